@@ -81,6 +81,8 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
         rc = -errno;
         goto err_after_lock;
     }
+    for (uint32_t i = 0; i < a->extents; i++)
+        a->extent[i].base = a->base + i * config->extent;
     if (madvise(a->base, a->extents * config->extent, MADV_HUGEPAGE) != 0)
         log_info("arena", "no-hugepages", "reason=\"%s\"",
                  errno == EINVAL ? "this kernel has no transparent huge pages" : strerror(errno));
@@ -183,13 +185,6 @@ static struct list *partial_for(struct arena *a, struct extent *e)
                : partial_of(a, e->slot_bytes, e->home);
 }
 
-char *arena_extent_base(const struct arena *a, uint32_t extent)
-{
-    return arena_extent_in_window(a, extent)
-               ? a->windows.base + (uint64_t)(extent - a->extents) * a->config.extent
-               : a->base + (uint64_t)extent * a->config.extent;
-}
-
 /* The thread that makes an extent ready touches all of it; until then none of it is poisoned. */
 static bool extent_is_ready(const struct arena *a, const struct extent *e)
 {
@@ -198,14 +193,14 @@ static bool extent_is_ready(const struct arena *a, const struct extent *e)
     return arena_extent_in_window(a, extent) || extent < a->ready;
 }
 
-static void *slot_memory(const struct arena *a, const struct extent *e, uint32_t slot)
+static char *slot_memory(const struct extent *e, uint32_t slot)
 {
-    return arena_extent_base(a, (uint32_t)(e - a->extent)) + slot * e->slot_bytes;
+    return e->base + slot * e->slot_bytes;
 }
 
 void arena_extent_unpoison(const struct arena *a, uint32_t extent)
 {
-    const char *base = arena_extent_base(a, extent);
+    const char *base = a->extent[extent].base;
 
     /* Without slots all of it is poisoned, or, if it never had any, nothing. */
     if (a->extent[extent].slots > 0 || poison_begins(base, 1) == 0)
@@ -240,7 +235,7 @@ int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
     e->slots = slots;
     free_slots_link(e);
     if (extent_is_ready(a, e))
-        poison(arena_extent_base(a, (uint32_t)(e - a->extent)), a->config.extent);
+        poison(e->base, a->config.extent);
     return 0;
 }
 
@@ -267,7 +262,7 @@ void arena_extent_ready(struct arena *a, uint32_t extent)
     free_slots_link(e);
     for (uint32_t i = 0; i < e->slots; i++)
         if (!arena_slot_used(e, i))
-            poison(slot_memory(a, e, i), e->slot_bytes);
+            poison(slot_memory(e, i), e->slot_bytes);
     home->used_bytes += (e->slots - e->n_free) * e->slot_bytes;
     if (e->slots == 0) {
         list_push_back(&home->free, &e->link);
@@ -344,7 +339,7 @@ slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t bytes, 
 {
     uint32_t slot = e->free_slot;
     uint64_t padding = e->slot_bytes - bytes;
-    char *p = slot_memory(a, e, slot);
+    char *p = slot_memory(e, slot);
 
     unpoison(p, e->slot_bytes);
     memset(p + bytes, 0, padding); /* it goes to a disk with the slot, whoever had that before */
@@ -382,7 +377,7 @@ static struct extent *extent_of(struct arena *a, slot_ref ref, uint32_t *slot)
 
     *slot = (ref - 1) & ((1u << a->slot_bits) - 1);
     assert(ref != 0 && extent < a->extents + a->windows.n && *slot < e->slots &&
-           arena_slot_used(e, *slot));
+           !(e->owner[*slot] & SLOT_FREE));
     return e;
 }
 
@@ -392,7 +387,7 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     struct extent *e = extent_of(a, ref, &slot);
 
     if (extent_is_ready(a, e))
-        poison(slot_memory(a, e, slot), e->slot_bytes);
+        poison(slot_memory(e, slot), e->slot_bytes);
     if (arena_extent_in_window(a, (uint32_t)(e - a->extent))) {
         arena_slot_retract(a, ref);
         slot_push_free(e, slot);
@@ -411,19 +406,19 @@ void arena_slot_free(struct arena *a, slot_ref ref)
         list_push_back(partial_of(a, e->slot_bytes, e->home), &e->link);
 }
 
-void *arena_memory(struct arena *a, slot_ref ref)
+void *arena_memory(struct arena *a, slot_ref ref, uint64_t *slot_bytes)
 {
     uint32_t slot;
     struct extent *e = extent_of(a, ref, &slot);
 
-    return slot_memory(a, e, slot);
+    if (slot_bytes)
+        *slot_bytes = e->slot_bytes;
+    return slot_memory(e, slot);
 }
 
-uint32_t arena_extent_of(struct arena *a, slot_ref ref)
+uint32_t arena_extent_of(const struct arena *a, slot_ref ref)
 {
-    uint32_t slot;
-
-    return (uint32_t)(extent_of(a, ref, &slot) - a->extent);
+    return (ref - 1) >> a->slot_bits;
 }
 
 uint64_t arena_slot_bytes(struct arena *a, slot_ref ref)
@@ -489,7 +484,7 @@ slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64
     if (e->slot_bytes != slot_bytes || arena_slot_used(e, slot))
         return 0;
     e->owner[slot] = 0;
-    poison((char *)slot_memory(a, e, slot) + bytes, slot_bytes - bytes);
+    poison(slot_memory(e, slot) + bytes, slot_bytes - bytes);
     a->used_slots++;
     a->used_bytes += slot_bytes;
     return ref_of(a, extent, slot);

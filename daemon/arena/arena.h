@@ -80,8 +80,9 @@ void arena_give_up(struct arena *a);
 slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node);
 void arena_slot_free(struct arena *a, slot_ref slot);
 
-void *arena_memory(struct arena *a, slot_ref slot);
-uint32_t arena_extent_of(struct arena *a,
+/* Where it lies; slot_bytes (NULL: none): how long it is, padded. */
+void *arena_memory(struct arena *a, slot_ref slot, uint64_t *slot_bytes);
+uint32_t arena_extent_of(const struct arena *a,
                          slot_ref slot); /* also the number of its registered buffer */
 uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
 uint64_t arena_padded(uint64_t bytes);

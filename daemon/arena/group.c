@@ -287,9 +287,9 @@ static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct arena_pl
 
 struct arena_group *arena_slot_group(struct arena *a, slot_ref slot)
 {
-    uint32_t extent = arena_extent_of(a, slot);
+    uint32_t extent = (slot - 1) >> a->slot_bits;
 
-    return arena_extent_in_window(a, extent) ? a->windows.window[extent - a->extents].group : NULL;
+    return extent >= a->extents ? a->windows.window[extent - a->extents].group : NULL;
 }
 
 void arena_slot_publish(struct arena *a, slot_ref slot)

@@ -14,8 +14,7 @@ static void extents_take(struct arena *a, uint32_t upto)
         uint32_t extent = a->ready++;
 
         arena_extent_ready(a, extent);
-        a->config.extent_ready_cb(a->config.ctx, extent,
-                                  a->base + (uint64_t)extent * a->config.extent, a->config.extent);
+        a->config.extent_ready_cb(a->config.ctx, extent, a->extent[extent].base, a->config.extent);
     }
 }
 
@@ -73,7 +72,7 @@ static void extent_place(struct arena *a, uint32_t extent)
 /* Where it really is: the node may have been full, or the file have the memory already. */
 static void extent_settle(struct arena *a, uint32_t extent)
 {
-    const char *base = a->base + (uint64_t)extent * a->config.extent;
+    const char *base = a->extent[extent].base;
 
     if (a->nodes > 0)
         a->extent[extent].home = arena_home_of(a, a->config.numa->where(base));

@@ -20,6 +20,7 @@ struct extent {
     /* In its home's free list, in arena.partial, or (full, closed, not ready) in none. A window extent: in its
      * class's partial list, in its group's empty list, or in none. */
     struct list link;
+    char *base;
     uint64_t *owner;     /* by slot */
     uint64_t slot_bytes; /* of each of its slots */
     uint32_t slots;      /* 0: it may take any slot size */
@@ -146,7 +147,6 @@ uint32_t arena_home_of(const struct arena *a, int node);
 int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes);
 /* Hands out a free slot of the extent for so many bytes. */
 slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t bytes, uint64_t owner);
-char *arena_extent_base(const struct arena *a, uint32_t extent);
 /* Its memory goes to somebody else. */
 void arena_extent_unpoison(const struct arena *a, uint32_t extent);
 

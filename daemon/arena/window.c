@@ -23,7 +23,7 @@
 
 static char *window_base(const struct arena *a, const struct window *w)
 {
-    return arena_extent_base(a, a->extents + arena_window_number(a, w));
+    return arena_window_extent(a, w)->base;
 }
 
 static void report(struct arena *a, const struct window *w, enum arena_window_event event)
@@ -339,6 +339,7 @@ static struct window *free_window(struct arena *a)
         struct window *w = &ws->window[ws->used++];
 
         list_init(&arena_window_extent(a, w)->link);
+        arena_window_extent(a, w)->base = ws->base + arena_window_number(a, w) * a->config.extent;
         list_init(&w->job);
         w->fd = -1;
         list_push_front(&ws->free, &w->link);

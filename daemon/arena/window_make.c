@@ -90,8 +90,8 @@ static void place(struct arena *a, const struct window *w)
 
 static int unmap(struct arena *a, const struct window *w)
 {
-    void *p = mmap(arena_extent_base(a, a->extents + arena_window_number(a, w)), a->config.extent,
-                   PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    void *p = mmap(arena_window_extent(a, w)->base, a->config.extent, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 
     return p == MAP_FAILED ? -errno : 0;
 }
@@ -100,7 +100,7 @@ static int unmap(struct arena *a, const struct window *w)
 static int window_map(struct arena *a, const struct window *w, int fd)
 {
     uint32_t extent = a->extents + arena_window_number(a, w);
-    char *base = arena_extent_base(a, extent);
+    char *base = a->extent[extent].base;
     int rc;
 
     if (mmap(base, a->config.extent, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==

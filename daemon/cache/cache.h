@@ -119,10 +119,9 @@ struct cache_leased {
     uint64_t index_bytes, bytes;
 };
 struct cache_leased cache_leased(const struct cache *c);
-/* Leases the blocks of refs[n] up to the first that is not found. tiers[i]: CACHE_DRAM, _NVME
- * or _SHARE, the lowest that a part of the block has to come from. Returns how many. */
-uint32_t cache_lease_found(struct cache *c, const block_ref *refs, uint32_t n, uint8_t *tiers);
-/* That tier of one block; 0 if it is not found, or the ref is 0. */
+/* Leases those of refs[n] that are found, and makes the others 0. Returns how many are. */
+uint32_t cache_lease_found(struct cache *c, block_ref *refs, uint32_t n);
+/* CACHE_DRAM, _NVME or _SHARE: the lowest tier that a part of the block has to come from; 0 if it is not found, or the ref is 0. */
 uint8_t cache_tier(const struct cache *c, block_ref ref);
 /* The same of each of refs[n]. stop_at_gap: what comes behind one that is not found is not, either. */
 void cache_tiers(const struct cache *c, const block_ref *refs, uint32_t n, bool stop_at_gap,
@@ -223,12 +222,14 @@ int cache_take(struct cache *c, block_ref ref, uint32_t part);
 int cache_get_shards(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
                      uint8_t priority, int node, struct cache_wait *w);
 void cache_shards_put(struct cache *c, struct cache_shards *s);
-/* Gives back a use that cache_get gave in this same callback: nobody who waits for space is told, as nothing became free that was not
- * before. */
-void cache_get_undo(struct cache *c, block_ref ref, uint32_t part);
 /* done_cb will not run. The read goes on for others. */
 void cache_get_cancel(struct cache *c, struct cache_wait *w);
 void cache_put(struct cache *c, block_ref ref, uint32_t part);
+/* The same for one of several, after which the caller calls cache_released. Who got the use in this same callback need not: nothing
+ * became free that was not before. */
+void cache_unuse(struct cache *c, block_ref ref, uint32_t part);
+/* Something was released. In the next turn of the loop those who wait for space try again, and writes begin. */
+void cache_released(struct cache *c);
 /* A prefetch brought a part of the block into DRAM, whose use, or eviction before one, is counted. */
 void cache_prefetched(struct cache *c, block_ref ref);
 void cache_prefetch_used(struct cache *c, block_ref ref);
@@ -305,6 +306,8 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
 /* The copy of n claimed shards ended. With ok false the fill and all its shards are dropped. When
  * all shards are there the part is published, and the fill is gone. */
 void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
+/* The same for one of several, after which the caller calls cache_released. */
+void cache_fill_end(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
 /* published_cb runs for each part that a fill has published, inside the call that did. It may lease the
  * block, and call nothing else of the cache but cache_wait_for a turn. */
 void cache_watch(struct cache *c,

@@ -5,6 +5,18 @@
 
 #include <assert.h>
 
+bool block_idle(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        const struct part *p = &b->part[i];
+
+        if (p->users > 0 || p->dram == PART_DRAM_FILLING || p->dram == PART_DRAM_FETCHING ||
+            p->nvme == PART_NVME_WRITING)
+            return false;
+    }
+    return true;
+}
+
 void block_drop_dram(struct cache *c, block_ref ref, bool evicted)
 {
     struct ns *ns;
@@ -70,25 +82,14 @@ void cache_discard(struct cache *c, block_ref ref)
 
 /* An incomplete block in DRAM may still be completed, or the policy evicts it. Nobody would ever find
  * one without anything in DRAM. */
-static bool worthless(const struct block *b, const struct ns *ns)
+void cache_settle(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns)
 {
-    return b->leases == 0 && block_idle(b, ns) &&
-           (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns)));
-}
-
-void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns)
-{
-    cache_reconsider(c, ref);
-    if (worthless(b, ns))
-        cache_discard(c, ref);
-}
-
-void cache_settle(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-
-    cache_settle_block(c, ref, b, ns);
+    if (policy_list(b) != POLICY_CANDIDATES)
+        cache_reconsider(c, ref);
+    if (b->leases == 0 &&
+        (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns))) &&
+        block_idle(b, ns))
+        block_remove(c, ref);
 }
 
 void cache_lease_undo(struct cache *c, block_ref ref)
@@ -97,9 +98,7 @@ void cache_lease_undo(struct cache *c, block_ref ref)
     const struct block *b = cache_block(c, ref, &ns);
 
     (void)cache_lease_end(c, ref);
-    cache_reconsider(c, ref);
-    if (worthless(b, ns))
-        block_remove(c, ref);
+    cache_settle(c, ref, b, ns);
 }
 
 /* The tiers in which something of it lies, or to which something is on its way. backed: leaving
@@ -189,7 +188,7 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     assert(part_loc(p) == loc);
     if (!tier_may_drop(c, owner))
         return false;
-    if (policy_heat(c->config.policy, ref) == 0)
+    if (policy_heat(index_block(c->config.index, ref)) == 0)
         admission_unused(ns_admission(cache_ns(c, ref)));
     cache_nvme_lost(c, ref, owner_part(owner), false);
     if (!part_whole(p))
@@ -203,12 +202,15 @@ static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
 {
     struct cache *c = ctx;
     block_ref ref = owner_block(owner);
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
 
-    if (!part_is_at(cache_part(c, ref, owner_part(owner)), loc))
+    if (!part_is_at(&b->part[owner_part(owner)], loc))
         return;
     cache_nvme_lost(c, ref, owner_part(owner), true);
     cache_write_again(c, ref);
-    cache_settle(c, ref);
+    cache_settle(c, ref, b, ns);
+    cache_released(c);
 }
 
 static unsigned tier_heat_cb(void *ctx, uint64_t owner)
@@ -219,7 +221,7 @@ static unsigned tier_heat_cb(void *ctx, uint64_t owner)
         return TIER_HEAT_BUSY;
     if (cache_quota_keeps_below(cache_ns(c, owner_block(owner))->tenant))
         return TIER_HEAT_KEPT;
-    return policy_heat(c->config.policy, owner_block(owner));
+    return policy_heat(index_block(c->config.index, owner_block(owner)));
 }
 
 static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to)

@@ -106,7 +106,7 @@ static int tier_start(struct part_op *f)
     if (span_slot(c, f->slot, ns_form(cache_ns(c, f->ref), f->part), &span) != 0)
         return -EIO;
     rc = op_tier(f, TIER_READ, &span);
-    if (rc == 0 && policy_heat(c->config.policy, f->ref) == HEAT_ONCE)
+    if (rc == 0 && policy_heat(index_block(c->config.index, f->ref)) == HEAT_ONCE)
         admission_returned(ns_admission(cache_ns(c, f->ref)));
     if (rc == 0 || rc == -EAGAIN || rc == -EINPROGRESS)
         return rc;
@@ -213,17 +213,6 @@ err_after_fetch:
     return rc;
 }
 
-int cache_take(struct cache *c, block_ref ref, uint32_t part)
-{
-    struct part *p = &index_block(c->config.index, ref)->part[part];
-
-    assert(p->dram == PART_DRAM_READY);
-    if (p->users >= PART_USERS_MAX)
-        return -EAGAIN; /* one key may come often in a request */
-    part_use(c, p);
-    return CACHE_READY;
-}
-
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
               struct cache_wait *w)
 {
@@ -259,22 +248,6 @@ void cache_get_cancel(struct cache *c, struct cache_wait *w)
     (void)c;
     list_remove(&w->link);
     cache_shards_cancel(w);
-}
-
-void cache_get_undo(struct cache *c, block_ref ref, uint32_t part)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    part_unuse(c, &b->part[part]);
-    if (b->part[part].users == 0)
-        cache_settle(c, ref);
-}
-
-void cache_put(struct cache *c, block_ref ref, uint32_t part)
-{
-    cache_get_undo(c, ref, part);
-    cache_released(c);
 }
 
 /* ---- verifying ---- */

@@ -14,25 +14,28 @@ void cache_fills_init(struct cache_fills *fills)
 }
 
 /* The slot and the part's state are the caller's. */
-static void fill_unlink(struct cache *c, struct cache_fill *f)
+static void fill_free(struct cache *c, struct cache_fill *f)
 {
     list_remove(&f->link);
     list_remove(&f->link_age);
     table_remove(&c->fills, f->number);
+    free(f);
 }
 
+/* The caller calls cache_released. */
 static void fill_abort(struct cache *c, struct cache_fill *f)
 {
     block_ref ref = f->ref;
+    slot_ref slot = f->slot;
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
 
     assert(f->copying == 0);
-    fill_unlink(c, f);
     part_set_dram(c, ref, f->part, PART_DRAM_NONE, 0);
-    arena_slot_free(c->arena, f->slot);
-    free(f);
+    fill_free(c, f);
+    arena_slot_free(c->arena, slot);
     c->config.metrics->dump_blocks_dropped++;
-    cache_settle(c, ref);
-    cache_released(c);
+    cache_settle(c, ref, b, ns);
 }
 
 static void fill_publish(struct cache *c, struct cache_fill *f)
@@ -42,18 +45,16 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    fill_unlink(c, f);
     part_set_dram(c, ref, part, PART_DRAM_READY, f->slot);
-    free(f);
+    fill_free(c, f);
     c->config.metrics->dump_blocks++;
     if (c->watch.published_cb)
         c->watch.published_cb(c->watch.published_ctx, ns, ref, part);
-    if (block_complete(b, ns)) {
+    if (c->tier && block_complete(b, ns))
         cache_write_stored(c, ref, WRITE_NVME);
+    if (c->share && block_complete(b, ns))
         cache_write_stored(c, ref, WRITE_SHARE);
-    }
-    cache_settle(c, ref);
-    cache_released(c);
+    cache_settle(c, ref, b, ns);
 }
 
 static int fill_new(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
@@ -108,13 +109,6 @@ static bool fill_take(struct cache_fill *f, uint32_t shard, uint32_t n)
     return true;
 }
 
-/* Who brings all shards does not go on with what was brought before: a dump by layers may have been cancelled midway. */
-static void fill_begin_anew(struct cache_fill *f)
-{
-    memset(f->claimed, 0, (f->shards + 63) / 64 * sizeof(f->claimed[0]));
-    f->done = 0;
-}
-
 int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
                      uint32_t shard, uint32_t n, int node, struct cache_fill **out)
 {
@@ -139,8 +133,11 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
     } else {
         f = table_get(&c->fills, part_fill(p));
     }
-    if (f->fills == fills && f->copying == 0 && n == f->shards)
-        fill_begin_anew(f);
+    /* Who brings all shards does not go on with what was brought before: a dump by layers may have been cancelled midway. */
+    if (f->fills == fills && f->copying == 0 && n == f->shards) {
+        memset(f->claimed, 0, (f->shards + 63) / 64 * sizeof(f->claimed[0]));
+        f->done = 0;
+    }
     if (f->fills != fills || f->broken || !fill_take(f, shard, n))
         return -EINPROGRESS;
     if (p->share == PART_SHARE_PRESUMED)
@@ -153,7 +150,7 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
     return 0;
 }
 
-void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
+void cache_fill_end(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
 {
     assert(f->copying >= n);
     f->copying -= n;
@@ -167,10 +164,14 @@ void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
         fill_abort(c, f);
     else if (f->done == f->shards && !f->broken)
         fill_publish(c, f);
-    else if (f->copying == 0) {
-        list_push_back(&c->fills_by_age, &f->link_age);
-        cache_released(c); /* who waits for a slot may take this one */
-    }
+    else if (f->copying == 0)
+        list_push_back(&c->fills_by_age, &f->link_age); /* who waits for a slot may take this one */
+}
+
+void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
+{
+    cache_fill_end(c, f, n, ok);
+    cache_released(c);
 }
 
 void cache_watch(struct cache *c,
@@ -185,8 +186,11 @@ void cache_fills_end(struct cache *c, struct cache_fills *fills)
 {
     struct list *node;
 
+    if (list_empty(&fills->list))
+        return;
     while ((node = fills->list.next) != &fills->list)
         fill_abort(c, LIST_ENTRY(node, struct cache_fill, link));
+    cache_released(c);
 }
 
 void cache_fills_break(struct cache *c, block_ref ref)
@@ -206,6 +210,7 @@ void cache_fills_break(struct cache *c, block_ref ref)
             fill_abort(c, f);
     }
     (void)cache_lease_end(c, ref);
+    cache_released(c);
 }
 
 bool cache_fill_reclaim(struct cache *c)
@@ -213,5 +218,6 @@ bool cache_fill_reclaim(struct cache *c)
     if (list_empty(&c->fills_by_age))
         return false;
     fill_abort(c, LIST_ENTRY(c->fills_by_age.next, struct cache_fill, link_age));
+    cache_released(c);
     return true;
 }

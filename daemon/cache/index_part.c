@@ -19,7 +19,7 @@ static unsigned worth(struct cache *c, block_ref ref)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    return block_complete(b, ns) ? 1 + policy_heat(c->config.policy, ref) : 0;
+    return block_complete(b, ns) ? 1 + policy_heat(b) : 0;
 }
 
 /* The namespace of the tenant where the search goes on. NULL: it has none with blocks from there to the last place. */

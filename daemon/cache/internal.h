@@ -13,6 +13,7 @@
 #include "daemon/cache/write.h"
 #include "daemon/index/policy.h"
 
+#include <assert.h>
 #include <uv.h>
 
 /* Operations under way at once; more are -EBUSY. */
@@ -112,14 +113,18 @@ struct cache {
 
 struct snapshot_part;
 
-struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
-/* The block's namespace, which for one of many is that of the block before; NULL: there is none before. */
-static inline const struct ns *cache_ns_again(const struct cache *c, const struct block *b,
-                                              const struct ns *before)
+static inline struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns)
 {
-    return before && before->id == b->ns ? before : index_ns(c->config.index, b->ns);
+    struct block *b = index_block(c->config.index, ref);
+
+    *ns = index_ns(c->config.index, b->ns);
+    assert(*ns);
+    return b;
 }
-struct part *cache_part(struct cache *c, block_ref ref, uint32_t part);
+static inline struct part *cache_part(struct cache *c, block_ref ref, uint32_t part)
+{
+    return &index_block(c->config.index, ref)->part[part];
+}
 
 static inline bool part_whole_local(const struct part *p)
 {
@@ -156,6 +161,15 @@ static inline uint64_t part_owner(block_ref ref, uint32_t part)
     return (uint64_t)ref << 16 | part;
 }
 
+/* Something waits for write-behind to that target, which may take it. */
+static inline bool cache_write_waits(const struct cache *c, enum write_to to)
+{
+    const struct write_target *t = &c->write[to];
+
+    return (t->n > 0 || (to == WRITE_NVME && !list_empty(&c->durables.waiting))) &&
+           t->writing_bytes < CACHE_WRITE_WINDOW && !t->full && !c->no_writes;
+}
+
 static inline block_ref owner_block(uint64_t owner)
 {
     return (block_ref)(owner >> 16);
@@ -177,8 +191,20 @@ void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct t
 void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct part_op *write);
 void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
                     share_root_id root);
-void part_use(struct cache *c, struct part *p);
-void part_unuse(struct cache *c, struct part *p);
+
+static inline void part_use(struct cache *c, struct part *p)
+{
+    assert(p->users < UINT16_MAX);
+    p->users++;
+    c->users++;
+}
+
+static inline void part_unuse(struct cache *c, struct part *p)
+{
+    assert(p->users > 0);
+    p->users--;
+    c->users--;
+}
 
 /* Somebody wants to know when the status of a block changes. */
 static inline bool cache_followed(const struct ns *ns)
@@ -209,9 +235,6 @@ static inline void cache_wake(struct cache *c, enum cache_chore chore)
 {
     chore_wake(&c->chore[chore]);
 }
-/* Something was released. In the next turn of the loop those who wait for space try again, and writes
- * begin. */
-void cache_released(struct cache *c);
 /* Less is under way, and nothing was released: if nothing is left, who waits for a release has to know. */
 void cache_less_under_way(struct cache *c);
 /* Who waits for write-behind may go on. */
@@ -253,9 +276,9 @@ void block_drop_dram(struct cache *c, block_ref ref, bool evicted);
 void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget);
 /* One lease less, without settling the block. True: it was the last one. */
 bool cache_lease_end(struct cache *c, block_ref ref);
-/* After a use or lease ended: removes a block that is doomed, or of which too little is left. */
-void cache_settle(struct cache *c, block_ref ref);
-void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns);
+/* After a use or lease ended: removes a block that is doomed, or of which too little is left. Who calls it calls
+ * cache_released, once for all. */
+void cache_settle(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns);
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);

@@ -38,8 +38,7 @@ static void compare(struct cache *c, struct choice *best, block_ref ref)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
-    struct choice is = {
-        .ref = ref, .heat = policy_heat(c->config.policy, ref), .written = written_at(c, b, ns)};
+    struct choice is = {.ref = ref, .heat = policy_heat(b), .written = written_at(c, b, ns)};
 
     if (best->ref == 0 || is.heat < best->heat ||
         (is.heat == best->heat && is.written < best->written))

@@ -126,11 +126,11 @@ static unsigned list_for(const struct space_search *s, block_ref ref)
 
 void cache_reconsider(struct cache *c, block_ref ref)
 {
-    unsigned was = policy_list(c->config.policy, ref), list;
+    unsigned was = policy_list(index_block(c->config.index, ref)), list;
     struct space_search s = {.cache = c, .drop = true};
 
     if (was == LIST_CANDIDATES || was == LIST_STUCK)
-        return;
+        return; /* it may leave, or does not depend on the block */
     s.spare = arena_grows(c);
     list = list_for(&s, ref);
     if (list != was)
@@ -522,7 +522,6 @@ static int most_keep(const struct space_search *of)
     struct space_search s = *of;
     const struct tenant *t = s.tenant;
 
-    s.only = t->group;
     s.any_size = true;
     s.spare = false;
     s.node = NUMA_NONE;
@@ -536,18 +535,6 @@ static int most_keep(const struct space_search *of)
         block_evict(s.cache, victim, false);
     }
     return 0;
-}
-
-static void slot_count(struct space_search *s, slot_ref slot)
-{
-    struct cache *c = s->cache;
-
-    if (slot == 0)
-        c->config.metrics->arena_full += !s->spare && !c->space.searching;
-    else if (s->node != NUMA_NONE && arena_slot_node(c->arena, slot) == s->node)
-        c->config.metrics->arena_slots_near++;
-    else if (s->node != NUMA_NONE)
-        c->config.metrics->arena_slots_far++;
 }
 
 slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node)
@@ -567,30 +554,52 @@ slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int 
     return slot;
 }
 
-int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out)
+/* As cache_slot, where there is none to be had at once. */
+static int slot_search(struct space_search *s, uint64_t bytes, uint64_t owner, slot_ref *out)
 {
-    struct space_search s = {.cache = c,
-                             .lose = !keep && c->dirty_bytes > c->config.backlog_bytes,
-                             .keep = keep,
-                             .spare = arena_grows(c),
-                             .looks = LOOKS,
-                             .slot_bytes = arena_padded(bytes),
-                             .tenant = owner ? cache_ns(c, owner_block(owner))->tenant : NULL,
-                             .node = arena_nodes(c->arena) > 0 ? node : NUMA_NONE};
-    slot_ref slot;
+    struct cache *c = s->cache;
     int rc;
 
-    if (s.slot_bytes > arena_extent_bytes(c->arena))
+    if (s->slot_bytes > arena_extent_bytes(c->arena))
         return -EFBIG;
-    rc = s.tenant && s.tenant->settings.dram_most > 0 && s.tenant->group ? most_keep(&s) : 0;
+    rc = s->only ? most_keep(s) : 0;
     if (rc != 0)
         return rc;
-    slot = arena_alloc(c->arena, bytes, owner, s.node);
-    while (slot == 0 && !c->space.searching && evict_some(&s))
-        slot = arena_alloc(c->arena, bytes, owner, s.node);
-    slot_count(&s, slot);
-    if (slot == 0)
-        return -EBUSY;
+    s->only = NULL;
+    *out = arena_alloc(c->arena, bytes, owner, s->node);
+    while (*out == 0 && !c->space.searching && evict_some(s))
+        *out = arena_alloc(c->arena, bytes, owner, s->node);
+    if (*out != 0)
+        return 0;
+    c->config.metrics->arena_full += !s->spare && !c->space.searching;
+    return -EBUSY;
+}
+
+int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out)
+{
+    struct tenant *t = owner ? cache_ns(c, owner_block(owner))->tenant : NULL;
+    struct policy_group *only = t && t->settings.dram_most > 0 ? t->group : NULL;
+    slot_ref slot = only ? 0 : arena_alloc(c->arena, bytes, owner, node);
+    int rc = 0;
+
+    if (slot == 0) {
+        struct space_search s = {.cache = c,
+                                 .lose = !keep && c->dirty_bytes > c->config.backlog_bytes,
+                                 .keep = keep,
+                                 .spare = arena_grows(c),
+                                 .looks = LOOKS,
+                                 .slot_bytes = arena_padded(bytes),
+                                 .tenant = t,
+                                 .only = only,
+                                 .node = arena_nodes(c->arena) > 0 ? node : NUMA_NONE};
+
+        rc = slot_search(&s, bytes, owner, &slot);
+    }
+    if (rc != 0)
+        return rc;
+    if (node != NUMA_NONE && arena_nodes(c->arena) > 0)
+        *(arena_slot_node(c->arena, slot) == node ? &c->config.metrics->arena_slots_near
+                                                  : &c->config.metrics->arena_slots_far) += 1;
     *out = slot;
     return 0;
 }

@@ -17,19 +17,20 @@ static int make(struct cache *c, slot_ref slot, uint64_t at, const struct form *
                 uint32_t first, uint32_t n, bool fill, struct span *out)
 {
     uint64_t len, slot_bytes;
+    uint8_t *memory;
 
     if (n == 0 || first >= form->shards || n > form->shards - first)
         return refuse(c, "no such shards", first, n);
     if (slot == 0 || __builtin_mul_overflow(n, form->shard_bytes, &len))
         return refuse(c, "no slot", first, n);
-    slot_bytes = arena_slot_bytes(c->arena, slot);
+    memory = arena_memory(c->arena, slot, &slot_bytes);
     if (at > slot_bytes || len > slot_bytes - at)
         return refuse(c, "behind the slot", first, n);
     *out = (struct span){.form = form,
                          .slot = slot,
                          .first = first,
                          .n = n,
-                         .origin = (uint8_t *)arena_memory(c->arena, slot) + at,
+                         .origin = memory + at,
                          .len = len,
                          .fill = fill};
     return 0;
@@ -59,7 +60,7 @@ int span_fill(struct cache *c, const struct cache_fill *f, uint32_t first, uint3
 
 int span_cut(struct cache *c, const struct span *from, uint32_t first, uint32_t n, struct span *out)
 {
-    const uint8_t *slot = arena_memory(c->arena, from->slot);
+    const uint8_t *slot = arena_memory(c->arena, from->slot, NULL);
 
     if (first < from->first || n > from->n || first - from->first > from->n - n)
         return refuse(c, "not in what it is cut from", first, n);

@@ -174,11 +174,12 @@ void cache_released(struct cache *c)
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (cache_write_waits(c, to))
             cache_wake(c, CHORE_WRITE_NVME + to);
-    if (c->relocations.n > 0 || c->windows.taking || cache_window_over(c))
+    if (c->relocations.n > 0 || c->windows.taking || c->windows.over)
         cache_wake(c, CHORE_WINDOWS);
     if (c->compact.slot_bytes > 0 || c->compact.n > 0)
         cache_wake(c, CHORE_COMPACT);
-    cache_less_dirty(c);
+    if (!list_empty(&c->waits[WAIT_PRESSURE]))
+        cache_less_dirty(c);
 }
 
 /* ---- waiting for space, and for write-behind ---- */

@@ -40,7 +40,7 @@ static int evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
         c->config.metrics->arena_candidates++;
         if (!cache_owner_may_leave(c, owner))
             continue;
-        heat = policy_heat(c->config.policy, owner_block(owner));
+        heat = policy_heat(index_block(c->config.index, owner_block(owner)));
         if (found++ == 0 || heat < best_heat) {
             best = owner;
             best_heat = heat;
@@ -175,15 +175,11 @@ int cache_window_slot(struct cache *c, struct arena_group *group, uint64_t bytes
     return rc == -ENOSPC && take_from_most(c, group) ? -EAGAIN : rc;
 }
 
-bool cache_window_over(const struct cache *c)
-{
-    return c->arena && arena_window_over(c->arena);
-}
-
 /* If more is lent than the budget: begins to empty an extent. */
 static void trim(struct cache *c)
 {
-    if (cache_window_over(c))
+    c->windows.over = c->arena && arena_window_over(c->arena);
+    if (c->windows.over)
         (void)take_from_most(c, NULL);
 }
 

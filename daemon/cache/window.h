@@ -18,6 +18,7 @@ struct cache_windows {
     const struct arena_group *group;
     uint32_t taking; /* 1 + the extent that is emptied for another group, or 0 */
     uint32_t taken;  /* where the search for such an extent goes on */
+    bool over;       /* more is lent than the budget */
 };
 
 /* ---- relocate.c ---- */
@@ -31,8 +32,6 @@ void cache_relocations_pump(struct cache *c);
  * they must. -EAGAIN: an extent comes, see arena_alloc_window. -ENOSPC: none may be had. Or another -errno. */
 int cache_window_slot(struct cache *c, struct arena_group *group, uint64_t bytes, uint64_t owner,
                       slot_ref *out);
-/* More is lent than the budget. */
-bool cache_window_over(const struct cache *c);
 /* Relocations go on, and an extent that is taken from its group is emptied. */
 bool cache_windows_run(void *ctx);
 bool cache_windows_ready(const void *ctx);

@@ -71,19 +71,18 @@ void writes_free(struct write_target *t);
 
 /* ---- write_behind.c ---- */
 
-/* The block has just become complete: it is written in its turn if it is worth that. */
+/* The block has just become complete, and there is such a tier: it is written in its turn if it is worth that. */
 void cache_write_stored(struct cache *c, block_ref ref, enum write_to to);
-/* These blocks of ns were used: with admission by reuse they may be worth writing now. 0 among them is
- * passed over. */
-void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
+/* Blocks of ns are written at their second use only. */
+bool cache_write_reused(const struct cache *c, enum write_to to, struct ns *ns);
+/* These blocks were used, of a namespace of which that is true: they may be worth writing now. 0 among them is passed over. */
+void cache_write_used(struct cache *c, enum write_to to, const block_ref *refs, uint32_t n);
 /* Its copy on NVMe turned out bad: what DRAM has of it takes its place. */
 void cache_write_again(struct cache *c, block_ref ref);
 /* A part of the block was read from the shared tier. */
 void cache_write_fetched(struct cache *c, block_ref ref);
 /* A part is on the shared tier: those behind it may follow. */
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
-/* Something waits, and the target may take it. */
-bool cache_write_waits(const struct cache *c, enum write_to to);
 /* Begin some writes. */
 bool cache_write_nvme_run(void *ctx);
 bool cache_write_nvme_ready(const void *ctx);

@@ -62,7 +62,7 @@ static void queued_set(struct cache *c, enum write_to to, block_ref ref, bool qu
 
 /* ---- which blocks are written ---- */
 
-static bool reused_only(const struct cache *c, enum write_to to, struct ns *ns)
+bool cache_write_reused(const struct cache *c, enum write_to to, struct ns *ns)
 {
     if (to != WRITE_NVME)
         return c->config.share_reused;
@@ -70,13 +70,13 @@ static bool reused_only(const struct cache *c, enum write_to to, struct ns *ns)
            (c->config.write_learned && admission_reused_only(ns_admission(ns)));
 }
 
-static bool admitted(struct cache *c, enum write_to to, block_ref ref, struct ns *ns)
+static bool admitted(struct cache *c, enum write_to to, const struct block *b, struct ns *ns)
 {
-    if (policy_heat(c->config.policy, ref) > 0)
+    if (policy_heat(b) > 0)
         return true;
     if (to == WRITE_NVME && c->config.write_learned)
         return admission_first(ns_admission(ns));
-    return !reused_only(c, to, ns);
+    return !cache_write_reused(c, to, ns);
 }
 
 /* Also of a block whose last part is there: a root may have lost another one. */
@@ -156,22 +156,18 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    if (admitted(c, to, ref, ns))
+    if (admitted(c, to, b, ns))
         write_later(c, to, ref);
     else if (writable(c, to, b, ns))
         *(to == WRITE_NVME ? &m->nvme_write_refused : &m->share_write_refused) +=
             cache_parts_missing(b, ns, to);
 }
 
-void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
+void cache_write_used(struct cache *c, enum write_to to, const block_ref *refs, uint32_t n)
 {
-    for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
-        if (!reused_only(c, to, ns))
-            continue;
-        for (uint32_t i = 0; i < n; i++)
-            if (refs[i] != 0 && policy_heat(c->config.policy, refs[i]) > 0)
-                write_later(c, to, refs[i]);
-    }
+    for (uint32_t i = 0; i < n; i++)
+        if (refs[i] != 0 && policy_heat(index_block(c->config.index, refs[i])) > 0)
+            write_later(c, to, refs[i]);
 }
 
 void cache_write_again(struct cache *c, block_ref ref)
@@ -188,8 +184,8 @@ void cache_write_fetched(struct cache *c, block_ref ref)
     if (!writable(c, WRITE_NVME, b, ns))
         return;
     cache_ns_record(c, ns);
-    if (reused_only(c, WRITE_NVME, ns))
-        cache_write_used(c, ns, &ref, 1);
+    if (cache_write_reused(c, WRITE_NVME, ns))
+        cache_write_used(c, WRITE_NVME, &ref, 1);
     else
         write_later(c, WRITE_NVME, ref);
 }
@@ -367,14 +363,6 @@ void cache_writes_abandon(struct cache *c)
     if (blocks[WRITE_NVME] + blocks[WRITE_SHARE] > 0)
         log_warn("cache", "write-behind-cut", "nvme_blocks=%u share_blocks=%u", blocks[WRITE_NVME],
                  blocks[WRITE_SHARE]);
-}
-
-bool cache_write_waits(const struct cache *c, enum write_to to)
-{
-    const struct write_target *t = &c->write[to];
-
-    return (t->n > 0 || (to == WRITE_NVME && !list_empty(&c->durables.waiting))) &&
-           t->writing_bytes < CACHE_WRITE_WINDOW && !t->full && !c->no_writes;
 }
 
 /* The end of recovery goes on. */

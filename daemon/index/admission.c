@@ -9,11 +9,8 @@
 #define STRETCH 1024u
 #define STRETCHES 16u
 
-static void count(struct admission *a, uint32_t *n, uint32_t more)
+static void halve(struct admission *a)
 {
-    *n += more;
-    if (*n < COUNT_MAX)
-        return;
     a->hits /= 2;
     a->stored /= 2;
     a->returned /= 2;
@@ -22,17 +19,21 @@ static void count(struct admission *a, uint32_t *n, uint32_t more)
 
 void admission_hits(struct admission *a, uint32_t n)
 {
-    count(a, &a->hits, n);
+    a->hits += n;
+    if (a->hits >= COUNT_MAX)
+        halve(a);
 }
 
 void admission_returned(struct admission *a)
 {
-    count(a, &a->returned, 1);
+    if (++a->returned >= COUNT_MAX)
+        halve(a);
 }
 
 void admission_unused(struct admission *a)
 {
-    count(a, &a->unused, 1);
+    if (++a->unused >= COUNT_MAX)
+        halve(a);
 }
 
 bool admission_reused_only(const struct admission *a)
@@ -45,6 +46,7 @@ bool admission_reused_only(const struct admission *a)
 
 bool admission_first(struct admission *a)
 {
-    count(a, &a->stored, 1);
+    if (++a->stored >= COUNT_MAX)
+        halve(a);
     return !admission_reused_only(a) || a->stored / STRETCH % STRETCHES == 0;
 }

@@ -146,10 +146,11 @@ void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref);
 /* index_block for the index and the policy, inlined. */
 static inline struct block *block_at(const struct index *ix, block_ref ref)
 {
+    const struct slab_place *at = &ix->slab.place[ref >> SLAB_CELL_BITS];
     struct block *b;
 
-    assert(ref >> SLAB_CELL_BITS < ix->slab.chunks && ix->slab.place[ref >> SLAB_CELL_BITS].base);
-    b = slab_block(&ix->slab, ref);
+    assert(ref >> SLAB_CELL_BITS < ix->slab.chunks && at->base);
+    b = (struct block *)(void *)(at->base + (size_t)(ref & (SLAB_CELLS - 1)) * at->record_bytes);
     assert(b->ns != 0);
     return b;
 }

@@ -394,7 +394,7 @@ struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERP
 
 struct ns *index_ns(struct index *ix, uint32_t id)
 {
-    struct ns *ns = id == 0 ? NULL : ix->ns.at[place_of(&ix->ns, id)];
+    struct ns *ns = ix->ns.at[(id - 1) & ix->ns.mask];
 
     return ns && ns->id == id ? ns : NULL;
 }

@@ -12,8 +12,7 @@
 
 /* What a block remembers: policy_data. As bit fields it made a lookup of 8,192 keys 7 % slower: compilers
  * write bytes of what they read as a word. */
-#define DATA_USES 0x7u
-#define DATA_ASIDE_SHIFT 3
+#define DATA_USES 0x7u          /* then 3 bits of POLICY_ASIDE */
 #define DATA_KNOWN (1u << 6)    /* was in DRAM before: coming back is a use */
 #define DATA_EXPECTED (1u << 7) /* and that is counted */
 #define DATA_STAMP_SHIFT 8      /* when it was inserted or a use was counted, wrapping */
@@ -96,25 +95,19 @@ static uint32_t uses_of(const struct block *b)
     return b->policy_data & DATA_USES;
 }
 
-static uint32_t aside_of(const struct block *b)
+static void set_uses(struct block *b, uint32_t uses)
 {
-    return b->policy_data >> DATA_ASIDE_SHIFT & (POLICY_LISTS - 1);
+    b->policy_data = (b->policy_data & ~DATA_USES) | (uses < USES_MAX ? uses : USES_MAX);
 }
 
 static void set_aside(struct block *b, uint32_t list)
 {
-    b->policy_data =
-        (b->policy_data & ~((POLICY_LISTS - 1u) << DATA_ASIDE_SHIFT)) | list << DATA_ASIDE_SHIFT;
+    b->policy_data = (b->policy_data & ~POLICY_ASIDE) | list << POLICY_ASIDE_SHIFT;
 }
 
 static void set_stamp(struct block *b, uint32_t stamp)
 {
     b->policy_data = (b->policy_data & ((1u << DATA_STAMP_SHIFT) - 1)) | stamp << DATA_STAMP_SHIFT;
-}
-
-static void set_uses(struct block *b, uint32_t uses)
-{
-    b->policy_data = (b->policy_data & ~DATA_USES) | (uses < USES_MAX ? uses : USES_MAX);
 }
 
 static uint32_t stamp_now(const struct policy *p)
@@ -123,27 +116,17 @@ static uint32_t stamp_now(const struct policy *p)
 }
 
 /* Stamps since the block was used last. */
-static uint32_t age_of(const struct policy *p, const struct block *b)
+static uint32_t age_of(const struct block *b, uint32_t now)
 {
-    return (stamp_now(p) - (b->policy_data >> DATA_STAMP_SHIFT)) & STAMP_MASK;
+    return (now - (b->policy_data >> DATA_STAMP_SHIFT)) & STAMP_MASK;
 }
 
 /* ---- lists ---- */
 
-static struct policy_group *tenant_group(const struct policy *p, const struct block *b)
-{
-    return index_ns(p->ix, b->ns)->tenant->group;
-}
-
-/* Where the block is, and where it belongs. */
-static struct policy_group *group_of(struct policy *p, const struct block *b)
-{
-    return b->grouped ? tenant_group(p, b) : &p->common;
-}
-
+/* Where the block belongs. One that is `grouped` is there already, the others are in the common group. */
 static struct policy_group *group_for(struct policy *p, const struct block *b)
 {
-    struct policy_group *g = p->grouped ? tenant_group(p, b) : NULL;
+    struct policy_group *g = p->grouped ? index_ns(p->ix, b->ns)->tenant->group : NULL;
 
     return g ? g : &p->common;
 }
@@ -160,37 +143,39 @@ void policy_group_made(struct policy *p)
 
 static struct block_list *list_in(struct policy_group *g, const struct block *b)
 {
-    uint32_t aside = aside_of(b);
+    uint32_t data = b->policy_data;
 
-    return aside ? &g->aside[aside] : &g->list[uses_of(b)];
+    return data & POLICY_ASIDE ? &g->aside[(data & POLICY_ASIDE) >> POLICY_ASIDE_SHIFT]
+                               : &g->list[data & DATA_USES];
 }
 
 /* Next to `behind`, on its colder side; 0: at the front. */
-static void link_behind(struct policy *p, block_ref ref, struct block *b, block_ref behind)
+static void link_behind(struct policy *p, struct policy_group *g, block_ref ref, struct block *b,
+                        block_ref behind)
 {
-    struct policy_group *g = group_for(p, b);
-
     block_list_insert(p->ix, list_in(g, b), ref, behind);
-    g->candidates += aside_of(b) == POLICY_CANDIDATES;
+    g->candidates += !(b->policy_data & POLICY_ASIDE);
     b->grouped = g != &p->common;
 }
 
 /* The coldest of its list. */
 static void link_last(struct policy *p, block_ref ref, struct block *b)
 {
-    link_behind(p, ref, b, list_in(group_for(p, b), b)->back);
+    struct policy_group *g = group_for(p, b);
+
+    link_behind(p, g, ref, b, list_in(g, b)->back);
 }
 
 static void unlink_block(struct policy *p, struct block *b)
 {
-    struct policy_group *g = group_of(p, b);
+    struct policy_group *g = b->grouped ? group_for(p, b) : &p->common;
+    block_ref *came = &g->came[b->policy_data & DATA_USES];
+    bool candidate = !(b->policy_data & POLICY_ASIDE);
 
-    block_ref *came = &g->came[uses_of(b)];
-
-    if (aside_of(b) == POLICY_CANDIDATES && *came && block_at(p->ix, *came) == b)
+    if (candidate && *came && block_at(p->ix, *came) == b)
         *came = b->list_next;
     block_list_remove(p->ix, list_in(g, b), b);
-    g->candidates -= aside_of(b) == POLICY_CANDIDATES;
+    g->candidates -= candidate;
 }
 
 /* ---- ghosts ---- */
@@ -243,7 +228,8 @@ static void refer(struct policy *p, const struct block *b)
 void policy_insert(struct policy *p, block_ref ref)
 {
     struct block *b = block_at(p->ix, ref), *before = p->run ? block_at(p->ix, p->run) : NULL;
-    bool follows = before && p->run_n < RUN_MAX && aside_of(before) == POLICY_CANDIDATES;
+    bool follows = before && p->run_n < RUN_MAX && !(before->policy_data & POLICY_ASIDE);
+    struct policy_group *g;
 
     assert(!(b->flags & BLOCK_IN_POLICY));
     if (!(b->policy_data & DATA_EXPECTED))
@@ -254,8 +240,10 @@ void policy_insert(struct policy *p, block_ref ref)
     if (p->chain_n++ % RUN_MAX == 0 && p->chain_n > 1)
         p->chain_stamp = stamp_now(p);
     set_stamp(b, p->chain_stamp);
-    follows = follows && uses_of(before) == uses_of(b) && group_of(p, before) == group_for(p, b);
-    link_behind(p, ref, b, follows ? p->run : 0);
+    g = group_for(p, b);
+    follows = follows && uses_of(before) == uses_of(b) &&
+              g == (before->grouped ? group_for(p, before) : &p->common);
+    link_behind(p, g, ref, b, follows ? p->run : 0);
     p->run_n = follows ? p->run_n + 1 : 1;
     p->run = ref;
     b->flags |= BLOCK_IN_POLICY;
@@ -263,45 +251,50 @@ void policy_insert(struct policy *p, block_ref ref)
     refer(p, b);
 }
 
-/* A use, unless the last one was just now. */
-static bool use(const struct policy *p, struct block *b)
+/* The block, which is in DRAM, comes to the front of the candidates. That is a use, unless the last one was just now: then true.
+ * `least` is how many uses the blocks behind it have. What it remembers is read once and written once. */
+static bool touch(struct policy *p, block_ref ref, struct block *b, uint32_t least)
 {
-    if (age_of(p, b) < p->count / WINDOW_FRACTION >> p->stamp_shift)
-        return false;
-    set_uses(b, uses_of(b) < USES_ONE ? USES_ONE : uses_of(b) + 1);
-    set_stamp(b, stamp_now(p));
-    return true;
+    uint32_t data = b->policy_data & ~POLICY_ASIDE, uses = data & DATA_USES, now = p->chain_stamp;
+    bool used = age_of(b, now) >= p->count / WINDOW_FRACTION >> p->stamp_shift;
+
+    unlink_block(p, b);
+    if (used) {
+        uses = uses < USES_ONE ? USES_ONE : uses < USES_MAX ? uses + 1 : USES_MAX;
+        data = (data & ((1u << DATA_STAMP_SHIFT) - 1)) | now << DATA_STAMP_SHIFT;
+    }
+    b->policy_data = (data & ~DATA_USES) | (uses > least ? uses : least);
+    link_behind(p, group_for(p, b), ref, b, 0);
+    if (used)
+        refer(p, b);
+    return used;
 }
 
-uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
+uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n, uint32_t *outside)
 {
     uint32_t least = 0, again = 0;
 
+    *outside = 0;
     p->run = 0;
     p->chain_stamp = stamp_now(p);
     p->chain_n = 0;
     /* From the tail: what is moved to the front last stays longest. */
     while (n-- > 0) {
         struct block *b = refs[n] ? block_at(p->ix, refs[n]) : NULL;
-        bool in_dram = b && b->flags & BLOCK_IN_POLICY, used = false;
 
         if (!b)
             continue;
-        if (in_dram) {
-            unlink_block(p, b);
-            set_aside(b, POLICY_CANDIDATES);
-            used = use(p, b);
-        } else if (!(b->policy_data & DATA_EXPECTED)) {
-            count_return(p, b);
-            again += b->whole_parts > 0;
+        if (b->flags & BLOCK_IN_POLICY) {
+            again += touch(p, refs[n], b, least);
+        } else {
+            ++*outside;
+            if (!(b->policy_data & DATA_EXPECTED)) {
+                count_return(p, b);
+                again += b->whole_parts > 0;
+            }
+            set_uses(b, uses_of(b) > least ? uses_of(b) : least);
         }
-        least = uses_of(b) > least ? uses_of(b) : least;
-        set_uses(b, least);
-        if (in_dram)
-            link_behind(p, refs[n], b, 0);
-        if (used)
-            refer(p, b);
-        again += used;
+        least = b->policy_data & DATA_USES;
     }
     return again;
 }
@@ -337,6 +330,7 @@ static int list_choose(const struct policy *p, const block_ref *at, bool first, 
 {
     const int32_t *bonus = learner_bonus(p->learner);
     int64_t best = 0, blocks = (int64_t)(p->count >> p->stamp_shift);
+    uint32_t now = stamp_now(p);
     int chosen = -1;
 
     for (int i = 0; i < (int)USES_CLASSES; i++) {
@@ -344,7 +338,7 @@ static int list_choose(const struct policy *p, const block_ref *at, bool first, 
 
         if (at[i] == 0)
             continue;
-        time = bonus[i] * blocks / BONUS_ONE - age_of(p, block_at(p->ix, at[i]));
+        time = bonus[i] * blocks / BONUS_ONE - age_of(block_at(p->ix, at[i]), now);
         if (chosen >= 0 && (first ? time >= best : time < best))
             continue;
         chosen = i;
@@ -390,13 +384,6 @@ int policy_coldest_group(const struct policy *p, struct policy_group *const *g, 
     return found;
 }
 
-unsigned policy_list(const struct policy *p, block_ref ref)
-{
-    const struct block *b = block_at(p->ix, ref);
-
-    return b->flags & BLOCK_IN_POLICY ? aside_of(b) : POLICY_CANDIDATES;
-}
-
 void policy_move(struct policy *p, block_ref ref, unsigned list)
 {
     struct block *b = block_at(p->ix, ref);
@@ -408,7 +395,7 @@ void policy_move(struct policy *p, block_ref ref, unsigned list)
     if (list == POLICY_CANDIDATES)
         link_last(p, ref, b);
     else
-        link_behind(p, ref, b, 0);
+        link_behind(p, group_for(p, b), ref, b, 0);
 }
 
 /* From the common group into its tenant's. */
@@ -418,14 +405,14 @@ static void come_over(struct policy *p, block_ref ref)
     struct policy_group *g = group_for(p, b);
     block_ref *came = &g->came[uses_of(b)];
 
-    if (aside_of(b) != POLICY_CANDIDATES) {
-        policy_move(p, ref, aside_of(b));
+    if (b->policy_data & POLICY_ASIDE) {
+        policy_move(p, ref, policy_list(b));
         return;
     }
     if (p->run == ref)
         p->run = 0;
     unlink_block(p, b);
-    link_behind(p, ref, b, *came ? block_at(p->ix, *came)->list_prev : list_in(g, b)->back);
+    link_behind(p, g, ref, b, *came ? block_at(p->ix, *came)->list_prev : list_in(g, b)->back);
     *came = ref;
 }
 
@@ -568,11 +555,11 @@ uint64_t policy_count(const struct policy *p)
     return p->count;
 }
 
-unsigned policy_heat(const struct policy *p, block_ref ref)
+unsigned policy_heat(const struct block *b)
 {
     static const unsigned heat[USES_MAX + 1] = {0, HEAT_ONCE, HEAT_ONCE, 2, 2, 3, 3, 3};
 
-    return heat[uses_of(block_at(p->ix, ref))];
+    return heat[uses_of(b)];
 }
 
 const char *policy_name(void)

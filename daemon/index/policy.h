@@ -18,6 +18,9 @@ struct policy;
  * the cache sets it before policy_group_made; blocks that are in the common group by then come over when they are
  * used, moved, or met by a search. */
 enum { POLICY_CANDIDATES = 0, POLICY_LISTS = 8 };
+/* In block.policy_data. */
+#define POLICY_ASIDE_SHIFT 3
+#define POLICY_ASIDE ((POLICY_LISTS - 1u) << POLICY_ASIDE_SHIFT)
 struct policy_group {
     struct block_list list[USES_CLASSES]; /* the candidates, by uses */
     struct block_list aside[POLICY_LISTS];
@@ -48,8 +51,9 @@ void policy_insert(struct policy *p, block_ref ref);
  * be dumped. Those that are not in DRAM will be inserted next, perhaps; what is known of their
  * earlier uses counts. Numbers that are 0 are passed over. A chain is worthless without its head: no
  * block gets fewer uses than those behind it. Touching again at once (a lookup, then its load) moves
- * the blocks but is no further use. Returns how many blocks are used again. */
-uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n);
+ * the blocks but is no further use. Returns how many blocks are used again;
+ * *outside: how many are not in DRAM. */
+uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n, uint32_t *outside);
 /* The block left DRAM. evicted: to make room; the policy remembers its uses. Clears
  * BLOCK_IN_POLICY. */
 void policy_remove(struct policy *p, block_ref ref, bool evicted);
@@ -65,7 +69,10 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted);
 block_ref policy_victim(struct policy *p, struct policy_group *g, unsigned from,
                         unsigned (*judge)(void *ctx, block_ref ref), void *ctx, int64_t *looks);
 /* The list of a block; POLICY_CANDIDATES for one that is not in the policy. */
-unsigned policy_list(const struct policy *p, block_ref ref);
+static inline unsigned policy_list(const struct block *b)
+{
+    return (b->policy_data & POLICY_ASIDE) >> POLICY_ASIDE_SHIFT;
+}
 /* Back among the candidates it is the coldest of them; in a list aside it is the last. */
 void policy_move(struct policy *p, block_ref ref, unsigned list);
 uint64_t policy_list_count(const struct policy_group *g, unsigned list);
@@ -83,7 +90,7 @@ void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref,
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses);
 /* How much the block is worth keeping on a slower tier, 0 (not used since it was stored) to 3. */
 enum { HEAT_ONCE = 1 };
-unsigned policy_heat(const struct policy *p, block_ref ref);
+unsigned policy_heat(const struct block *b);
 const char *policy_name(void);
 
 #endif

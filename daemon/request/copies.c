@@ -193,6 +193,7 @@ int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batc
 
 /* ---- the end of a job ---- */
 
+/* Who calls it calls cache_released, once for all items. */
 static void item_end(struct copy_batch *b, const struct batch_item *i, enum ucm_block_status status)
 {
     struct copies *c = b->c;
@@ -201,7 +202,7 @@ static void item_end(struct copy_batch *b, const struct batch_item *i, enum ucm_
     if (c->kind->put)
         c->kind->put(c, b, i, ok);
     else
-        cache_put(c->w.rooms->cache, c->w.refs[i->at], c->w.part);
+        cache_unuse(c->w.rooms->cache, c->w.refs[i->at], c->w.part);
     if (!ok)
         walk_status(&c->w, i->at, status);
     c->w.held_bytes -= b->slot_bytes;
@@ -219,6 +220,7 @@ void batch_add(struct copy_batch *b, int rc, const struct span *span, const stru
                           : device_job_add(&b->job, span, c->blocks[item->at]);
     if (rc != 0) {
         item_end(b, added, UCM_BLOCK_FAILED);
+        cache_released(c->w.rooms->cache);
         return;
     }
     if (b->turns)
@@ -285,6 +287,7 @@ void batch_end(struct copy_batch *b, enum ucm_block_status status)
     }
     if (status == UCM_BLOCK_OK)
         copied_count(b, copies * b->c->shards);
+    cache_released(b->c->w.rooms->cache);
     free(b);
 }
 

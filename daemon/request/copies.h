@@ -18,7 +18,7 @@ struct copy_kind {
     /* Adds the copies of an item out of, or into, that span. 0; or -EINVAL, and none was added. NULL: one copy. */
     int (*add)(const struct copies *c, uint32_t at, const struct span *span,
                struct device_job *job);
-    /* Ends the use of the item's slot. ok: it was copied. NULL: cache_put. */
+    /* Ends the use of the item's slot. ok: it was copied. NULL: cache_unuse. cache_released comes after the last item. */
     void (*put)(struct copies *c, const struct copy_batch *b, const struct batch_item *i, bool ok);
 };
 

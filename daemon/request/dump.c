@@ -199,7 +199,7 @@ static void dump_put(struct copies *c, const struct copy_batch *b, const struct 
 
     (void)b;
     /* A worker that is gone may have died before its bytes were final. */
-    cache_fill_done(c->w.rooms->cache, i->held.fill, c->shards, ok && !c->w.r.s->closing);
+    cache_fill_end(c->w.rooms->cache, i->held.fill, c->shards, ok && !c->w.r.s->closing);
     if (ok && c->w.ns->identity.parts > 1)
         view_part_stored(c->region,
                          c->w.refs[i->at]); /* other ranks' parts may lie in the other form */

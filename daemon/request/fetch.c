@@ -206,12 +206,13 @@ static void item_put(struct walk *w, uint32_t at, struct cache_shards *shards)
     if (shards)
         cache_shards_put(w->rooms->cache, shards);
     else
-        cache_put(w->rooms->cache, w->refs[at], w->part);
+        cache_unuse(w->rooms->cache, w->refs[at], w->part);
 }
 
 static void fetch_drop(struct walk *w, struct item_wait *iw)
 {
     item_put(w, iw->it.at, iw->w.shards);
+    cache_released(w->rooms->cache);
 }
 
 static int fetch_copy(const struct copies *c, uint32_t at, const struct span *span,

@@ -191,7 +191,7 @@ int method_inspect(struct call *call)
     proto_pack_flag(&pb.pk, "pinned", b->flags & BLOCK_PINNED);
     proto_pack_flag(&pb.pk, "doomed", b->flags & BLOCK_DOOMED);
     proto_pack_u64(&pb.pk, "leases", b->leases);
-    proto_pack_u64(&pb.pk, "heat", policy_heat(rq->rooms.policy, ref));
+    proto_pack_u64(&pb.pk, "heat", policy_heat(index_block(rq->rooms.index, ref)));
     proto_pack_str(&pb.pk, "parts");
     msgpack_pack_array(&pb.pk, ns->identity.parts);
     for (uint32_t i = 0; i < ns->identity.parts; i++)

@@ -82,13 +82,13 @@ static void prefix_take(struct walk *w, const uint8_t *keys)
         found.shared += tier == CACHE_SHARE;
         found.plain += ns != w->ns;
     }
+    cache_lease_many(w->rooms->cache, w->refs, w->n_keys);
     if (w->part == 0) /* other ranks look the same blocks up */
         lookup_counts_add(w->r.s->rq, w->ns, keys, &found);
 }
 
 uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
 {
-    struct cache *c = w->rooms->cache;
     uint32_t missed = 0;
 
     w->opened = w->n_keys;
@@ -100,14 +100,11 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
     trace_more(w->r.trace, TRACE_LOOKUP);
     if (prefix)
         prefix_take(w, keys);
-    for (uint32_t i = 0; i < w->n_keys && !prefix; i++) {
-        if (cache_found(c, w->refs[i]))
-            continue;
-        w->refs[i] = 0;
-        w->status[i] = UCM_BLOCK_MISS;
-        missed++;
-    }
-    cache_lease_many(c, w->refs, w->n_keys);
+    else
+        missed = w->n_keys - cache_lease_found(w->rooms->cache, w->refs, w->n_keys);
+    for (uint32_t i = 0; missed > 0 && i < w->n_keys; i++)
+        if (w->refs[i] == 0)
+            w->status[i] = UCM_BLOCK_MISS;
     view_touch(w->r.s->rq, &w->view, w->refs, w->n_keys);
     trace_less(w->r.trace, TRACE_LOOKUP);
     return missed;

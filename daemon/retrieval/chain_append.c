@@ -23,7 +23,7 @@ static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, b
     struct chain *ch = d->chain;
     struct view v = session_view(ch->s, ch->space->base);
     uint8_t *tiers = d->found + from;
-    uint32_t found;
+    uint32_t found = 0;
 
     *bypassed = !view_find(ch->s->rq, &v, d->keys + (size_t)from * d->w.ns->identity.key_bytes, n,
                            true, d->bases + from);
@@ -31,11 +31,12 @@ static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, b
         rooms_of(ch)->metrics->bypass_lookup_keys += n;
         return 0;
     }
-    found = cache_lease_found(rooms_of(ch)->cache, d->bases + from, n, tiers);
-    for (uint32_t i = 0; i < found; i++) {
-        tiers[i] = status[tiers[i]];
-        ch->blocks[ch->appended + i] = (struct chain_block){d->bases[from + i], 0};
+    cache_tiers(rooms_of(ch)->cache, d->bases + from, n, true, tiers);
+    for (; found < n && tiers[found] != 0; found++) {
+        tiers[found] = status[tiers[found]];
+        ch->blocks[ch->appended + found] = (struct chain_block){d->bases[from + found], 0};
     }
+    cache_lease_many(rooms_of(ch)->cache, d->bases + from, found);
     rooms_of(ch)->metrics->chain_blocks += found;
     return found;
 }

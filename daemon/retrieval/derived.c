@@ -286,7 +286,7 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
         cache_fill_done(c, b->fill, b->shards, false);
     if (rc != 0) {
         if (got == CACHE_READY)
-            cache_get_undo(c, base, part);
+            cache_unuse(c, base, part);
         else if (got == CACHE_PENDING)
             cache_get_cancel(c, &b->read); /* the next try finds it in DRAM */
         scratch_free(b);

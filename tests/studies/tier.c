@@ -64,6 +64,7 @@ struct place {
 
 static const struct rule *rule;
 static struct index *ix;
+static uint32_t outside; /* of policy_touch */
 static struct ns *ns;
 static struct policy *policy;
 static struct segment_table segments;
@@ -96,7 +97,7 @@ static bool drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     (void)ctx;
     if (p->loc != loc)
         abort();
-    if (policy_heat(policy, p->ref) == 0)
+    if (policy_heat(index_block(ix, p->ref)) == 0)
         admission_unused(&ns->admission);
     p->loc = 0;
     forget_if_gone(p);
@@ -110,7 +111,7 @@ static unsigned heat_cb(void *ctx, uint64_t owner)
     (void)ctx;
     if (p->busy == now && !p->in_dram)
         return TIER_HEAT_BUSY;
-    return rule->oldest_first ? 0 : policy_heat(policy, p->ref);
+    return rule->oldest_first ? 0 : policy_heat(index_block(ix, p->ref));
 }
 
 static const struct tier_callbacks callbacks = {.drop_cb = drop_cb, .heat_cb = heat_cb};
@@ -136,9 +137,9 @@ static bool worth_rewriting(const struct place *p)
     case REWRITE_READ:
         return p->read;
     case REWRITE_WARM:
-        return policy_heat(policy, p->ref) >= 1;
+        return policy_heat(index_block(ix, p->ref)) >= 1;
     case REWRITE_HOT:
-        return policy_heat(policy, p->ref) >= 2;
+        return policy_heat(index_block(ix, p->ref)) >= 2;
     case REWRITE_NONE:
         break;
     }
@@ -212,7 +213,7 @@ static void dram_evict(void)
     uint32_t id = number_of(ref);
 
     policy_remove(policy, ref, true);
-    if (rule->admission == ADMIT_EVICTED && policy_heat(policy, ref) >= 1)
+    if (rule->admission == ADMIT_EVICTED && policy_heat(index_block(ix, ref)) >= 1)
         nvme_write(id);
     places[id].in_dram = false;
     dram_n--;
@@ -236,15 +237,15 @@ static bool admit(uint32_t id, bool seen)
     case ADMIT_ALL:
         return true;
     case ADMIT_LEARNED:
-        return policy_heat(policy, places[id].ref) >= 1 || admission_first(&ns->admission);
+        return policy_heat(index_block(ix, places[id].ref)) >= 1 || admission_first(&ns->admission);
     case ADMIT_HALF:
         return now * 2654435761u >> 31 == 0;
     case ADMIT_QUARTER:
         return now * 2654435761u >> 30 == 0;
     case ADMIT_REUSE:
-        return policy_heat(policy, places[id].ref) >= 1;
+        return policy_heat(index_block(ix, places[id].ref)) >= 1;
     case ADMIT_SEEN:
-        return seen || policy_heat(policy, places[id].ref) >= 1;
+        return seen || policy_heat(index_block(ix, places[id].ref)) >= 1;
     case ADMIT_EVICTED:
         break;
     }
@@ -287,7 +288,7 @@ static void dump(const uint32_t *id, uint32_t n)
             block_make(id[i]);
         refs[i] = places[id[i]].ref;
     }
-    policy_touch(policy, refs, n);
+    policy_touch(policy, refs, n, &outside);
     for (uint32_t i = 0; i < n; i++)
         if (missing[i])
             store(id[i]);
@@ -312,8 +313,8 @@ static void use(const struct request *r, uint32_t n)
         policy_move(policy,
                     policy_victim(policy, policy_common(policy), BUSY, any_cb, NULL, &(int64_t){1}),
                     POLICY_CANDIDATES);
-    admission_hits(&ns->admission, policy_touch(policy, refs, n)); /* the lookup */
-    policy_touch(policy, refs, n);                                 /* the load */
+    admission_hits(&ns->admission, policy_touch(policy, refs, n, &outside)); /* the lookup */
+    policy_touch(policy, refs, n, &outside);                                 /* the load */
     free(refs);
     for (uint32_t i = 0; i < n; i++) {
         struct place *p = &places[r->id[i]];
@@ -322,10 +323,10 @@ static void use(const struct request *r, uint32_t n)
         p->read |= !p->in_dram;
         hits_below += !p->in_dram;
         if (!p->in_dram) {
-            if (policy_heat(policy, p->ref) == HEAT_ONCE)
+            if (policy_heat(index_block(ix, p->ref)) == HEAT_ONCE)
                 admission_returned(&ns->admission);
             dram_insert(r->id[i]);
-        } else if (admits_uses() && policy_heat(policy, p->ref) >= 1) {
+        } else if (admits_uses() && policy_heat(index_block(ix, p->ref)) >= 1) {
             nvme_write(r->id[i]);
         }
     }

@@ -91,11 +91,11 @@ Test(arena, padding_has_nothing_of_who_had_the_slot_before)
 
     open_arena(MIB, false);
     slot = arena_alloc(arena, 2 * ARENA_ALIGN, 0, NUMA_NONE);
-    p = arena_memory(arena, slot);
+    p = arena_memory(arena, slot, NULL);
     memset(p, 's', 2 * ARENA_ALIGN);
     arena_slot_free(arena, slot);
     slot = arena_alloc(arena, ARENA_ALIGN + 5, 0, NUMA_NONE);
-    cr_assert_eq(arena_memory(arena, slot), p);
+    cr_assert_eq(arena_memory(arena, slot, NULL), p);
     unpoison(p, 2 * ARENA_ALIGN);
     for (unsigned i = ARENA_ALIGN + 5; i < 2 * ARENA_ALIGN; i++)
         cr_assert_eq(p[i], 0);
@@ -111,7 +111,7 @@ Test(arena, what_is_no_slots_is_poisoned)
 
     open_arena(2 * MIB, false);
     slot = arena_alloc(arena, asked, 0, NUMA_NONE);
-    p = arena_memory(arena, slot);
+    p = arena_memory(arena, slot, NULL);
     memset(p, 1, asked);
 #ifdef POISON
     cr_expect_eq(poison_begins(p, whole), asked);
@@ -119,7 +119,7 @@ Test(arena, what_is_no_slots_is_poisoned)
     arena_slot_free(arena, slot);
     cr_expect_eq(poison_begins(p, 1), 0u, "the extent has no slots any more");
     slot = arena_alloc(arena, whole, 0, NUMA_NONE);
-    cr_expect_eq(arena_memory(arena, slot), p);
+    cr_expect_eq(arena_memory(arena, slot, NULL), p);
 #endif
     cr_expect_eq(poison_begins(p, whole), whole);
     close_arena();
@@ -138,7 +138,7 @@ Test(arena, large_ones_of_any_extent)
     cr_expect_eq(n, 20480u);
     for (slot_ref slot; (slot = arena_alloc(arena, MIB / 2, slots, NUMA_NONE)) != 0; slots++)
         if (slots % 1000 == 0)
-            memset(arena_memory(arena, slot), 1, 4096);
+            memset(arena_memory(arena, slot, NULL), 1, 4096);
     cr_expect_eq(slots, 2 * 20480u);
     cr_expect_eq(arena_bytes_used(arena), 20480 * MIB);
     arena_free(arena);
@@ -160,7 +160,7 @@ Test(arena, grows_behind)
         slot = arena_alloc(arena, MIB, 1, NUMA_NONE);
         cr_assert_eq(slot != 0, arena_bytes_ready(arena) > 0, "only what is ready is handed out");
         if (slot) {
-            memset(arena_memory(arena, slot), 1, MIB);
+            memset(arena_memory(arena, slot, NULL), 1, MIB);
             arena_slot_free(arena, slot);
         }
         uv_sleep(1);
@@ -260,7 +260,8 @@ static struct held {
 
 static void held_check(const struct held *h)
 {
-    uint8_t *p = arena_memory(arena, h->slot), *base = ready_base[arena_extent_of(arena, h->slot)];
+    uint8_t *p = arena_memory(arena, h->slot, NULL),
+            *base = ready_base[arena_extent_of(arena, h->slot)];
     uint64_t padded = arena_padded(h->bytes);
 
     cr_assert_eq((uintptr_t)p % ARENA_ALIGN, 0u);
@@ -319,7 +320,7 @@ Test(arena, random_ops_against_a_model)
             h->slot = arena_alloc(arena, h->bytes, h->owner, NUMA_NONE);
             fulls += !h->slot;
             if (h->slot) {
-                uint8_t *p = arena_memory(arena, h->slot);
+                uint8_t *p = arena_memory(arena, h->slot, NULL);
 
                 memcpy(p, &h->owner, 8);
                 memcpy(p + h->bytes - 8, &h->owner, 8);

@@ -210,7 +210,7 @@ Test(arena_nodes, a_kernel_that_refuses_stops_nothing)
     open_arena(4 * MIB, &fake_numa);
     cr_expect(node_at(0).ready_bytes == 0 && node_at(1).ready_bytes == 0);
     for (int i = 0; i < 4; i++)
-        memset(arena_memory(arena, slot_on(NODE_B, MIB, NUMA_NONE)), 1, MIB);
+        memset(arena_memory(arena, slot_on(NODE_B, MIB, NUMA_NONE), NULL), 1, MIB);
     cr_expect_eq(arena_bytes_used(arena), 4 * MIB);
     close_arena();
 }

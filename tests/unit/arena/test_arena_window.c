@@ -289,10 +289,10 @@ Test(arena_window, a_worker_reads_and_never_writes)
     slot = slot_of(a, MIB);
     fds[0] = arena_window_fd(arena, 0);
     fds[1] = arena_group_table(a, &(struct ucm_window_header){.epoch = 0});
-    memcpy(arena_memory(arena, slot), "secret of a", 12);
+    memcpy(arena_memory(arena, slot, NULL), "secret of a", 12);
     seen = worker_map(fds[0], MIB);
     cr_expect_str_eq(seen, "secret of a");
-    memcpy(arena_memory(arena, slot), "the daemon may", 15);
+    memcpy(arena_memory(arena, slot, NULL), "the daemon may", 15);
     cr_expect_str_eq(seen, "the daemon may", "its own mapping stays writable");
     cr_expect_lt(mprotect((void *)(uintptr_t)seen, MIB, PROT_READ | PROT_WRITE), 0);
     for (int i = 0; i < 2; i++) {
@@ -329,7 +329,7 @@ Test(arena_window, no_tenant_sees_another_ones_bytes)
 
     open_arena(MIB);
     slot = slot_of(a, MIB);
-    memset(arena_memory(arena, slot), 'a', MIB);
+    memset(arena_memory(arena, slot, NULL), 'a', MIB);
     fd = fcntl(arena_window_fd(arena, 0), F_DUPFD_CLOEXEC, 0);
     seen_a = worker_map(fd, MIB);
     cr_assert_eq(fstat(fd, &of_a), 0);
@@ -338,8 +338,8 @@ Test(arena_window, no_tenant_sees_another_ones_bytes)
 
     slot = slot_of(b, MIB);
     for (uint64_t i = 64; i < MIB; i++)
-        cr_assert_eq(((char *)arena_memory(arena, slot))[i], 0);
-    memset(arena_memory(arena, slot), 'b', MIB);
+        cr_assert_eq(((char *)arena_memory(arena, slot, NULL))[i], 0);
+    memset(arena_memory(arena, slot, NULL), 'b', MIB);
     cr_assert_eq(fstat(arena_window_fd(arena, 0), &of_b), 0);
     cr_expect_neq(of_a.st_ino, of_b.st_ino);
     seen_b = worker_map(arena_window_fd(arena, 0), MIB);
@@ -560,7 +560,7 @@ Test(arena_window, memory_that_cannot_be_had)
     cr_expect_eq(tried_again(-ENOSPC, &slot), -EAGAIN);
     await(&events[WINDOW_READY], 1);
     slot = slot_of(a, MIB);
-    memset(arena_memory(arena, slot), 1, MIB);
+    memset(arena_memory(arena, slot, NULL), 1, MIB);
     arena_slot_free(arena, slot);
     close_arena();
 }

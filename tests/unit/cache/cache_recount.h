@@ -60,9 +60,9 @@ static void recount(struct recount *r, block_ref ref)
               "a block that nobody would ever find");
     cr_assert(b->leases > 0 || !block_idle(b, ns) || !(b->flags & BLOCK_DOOMED));
     /* What went aside has come back if it may leave. */
-    aside = policy_list(rig.policy, ref);
+    aside = policy_list(index_block(rig.index, ref));
     cache_reconsider(rig.cache, ref);
-    now = policy_list(rig.policy, ref);
+    now = policy_list(index_block(rig.index, ref));
     cr_assert(now == aside || now == HELD || (now != POLICY_CANDIDATES && aside != HELD));
     r->complete += ready == ns->identity.parts;
     r->pinned += !!(b->flags & BLOCK_PINNED);

@@ -339,7 +339,7 @@ static inline uint8_t *memory_of(block_ref ref, uint32_t part)
 
 static inline uint8_t *memory_to_fill(const struct cache_fill *f)
 {
-    return arena_memory(rig.arena, f->slot);
+    return arena_memory(rig.arena, f->slot, NULL);
 }
 
 static inline bool marks_right(block_ref ref, uint32_t part)

@@ -329,7 +329,8 @@ Test(cache, what_did_not_come_about_wakes_nobody)
     ref = open_block(rig.one, 2);
     cache_lease_undo(rig.cache, ref);
     cr_expect_eq(find(rig.one, 2), 0u, "it was opened for this");
-    cache_unlease_many(rig.cache, (block_ref[2]){0}, 2); /* of a request that found none of its keys */
+    cache_unlease_many(rig.cache, (block_ref[2]){0},
+                       2); /* of a request that found none of its keys */
     cache_lease(rig.cache, kept);
     cache_lease_undo(rig.cache, kept);
     for (int i = 0; i < 5; i++)
@@ -581,17 +582,21 @@ Test(cache, holds_are_taken_of_what_is_in_dram)
             drop(refs[i]);
 }
 
-Test(cache, a_prefix_is_leased_up_to_what_is_not_found)
+Test(cache, what_is_found_is_leased)
 {
     block_ref refs[5] = {store(rig.one, 1), store_below(rig.one, 2), store(rig.one, 3),
                          open_block(rig.one, 4), store(rig.one, 5)};
-    uint8_t tiers[5];
+    block_ref found[6] = {refs[0], refs[1], refs[2], refs[3], 0, refs[4]};
+    uint8_t tiers[6];
 
-    cr_expect_eq(cache_lease_found(rig.cache, refs, 5, tiers), 3u, "4 is empty");
+    cache_tiers(rig.cache, found, 6, true, tiers);
     cr_expect(tiers[0] == CACHE_DRAM && tiers[1] == CACHE_NVME && tiers[2] == CACHE_DRAM);
+    cr_expect(tiers[3] == 0 && tiers[5] == 0, "4 is empty, and 5 is behind a gap");
+    cr_expect_eq(cache_lease_found(rig.cache, found, 6), 4u, "4 is empty");
+    cr_expect(found[2] == refs[2] && found[3] == 0 && found[4] == 0 && found[5] == refs[4]);
     cr_expect(block_of(refs[0])->leases == 2 && block_of(refs[3])->leases == 1);
     cr_expect_eq(cache_evict(rig.cache, refs[2], CACHE_ALL), CACHE_EVICT_LATER);
-    cr_expect_eq(cache_lease_found(rig.cache, refs, 5, tiers), 2u, "3 is doomed");
+    cr_expect_eq(cache_lease_found(rig.cache, found, 6), 3u, "3 is doomed");
     for (unsigned i = 0; i < 5; i++)
         for (uint32_t leases = block_of(refs[i])->leases; leases > 0; leases--)
             drop(refs[i]);

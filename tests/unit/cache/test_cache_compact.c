@@ -54,7 +54,7 @@ static void fill(struct ns *ns, uint64_t number)
 
     cache_touch(rig.cache, ns, &ref, 1);
     cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
-    memset(arena_memory(rig.arena, part_slot(cache_part(rig.cache, ref, 0))), 1 + (int)number,
+    memset(arena_memory(rig.arena, part_slot(cache_part(rig.cache, ref, 0)), NULL), 1 + (int)number,
            SLOT);
     drop(ref);
     settle();
@@ -83,7 +83,7 @@ static unsigned whole(uint64_t n)
 
         if (ref == 0 || !cache_in_dram(rig.cache, ref))
             continue;
-        at = arena_memory(rig.arena, part_slot(cache_part(rig.cache, ref, 0)));
+        at = arena_memory(rig.arena, part_slot(cache_part(rig.cache, ref, 0)), NULL);
         cr_expect(at[0] == 1 + i && memcmp(at, at + 1, SLOT - 1) == 0, "block %u", (unsigned)i);
         found++;
     }

@@ -295,7 +295,7 @@ Test(kept, slots_are_where_they_were)
     for (unsigned i = 0; i < 40; i++) {
         slots[i] = arena_alloc(arena, i % 2 ? MIB / 8 : MIB / 4 - 5, i, NUMA_NONE);
         cr_assert_neq(slots[i], 0u);
-        memset(arena_memory(arena, slots[i]), (int)i + 1, 100);
+        memset(arena_memory(arena, slots[i], NULL), (int)i + 1, 100);
         arena_slot_position(arena, slots[i], &extent[i], &number[i]);
     }
     arena_close();
@@ -318,7 +318,7 @@ Test(kept, slots_are_where_they_were)
         if (i == 1)
             continue;
         cr_expect_eq(arena_slot_ready(arena, kept[i]), 0);
-        cr_assert_eq(((uint8_t *)arena_memory(arena, kept[i]))[99], i + 1, "slot %u", i);
+        cr_assert_eq(((uint8_t *)arena_memory(arena, kept[i], NULL))[99], i + 1, "slot %u", i);
     }
     /* new ones lie between them, never on them */
     for (unsigned i = 0; i < 5; i++)
@@ -379,7 +379,7 @@ Test(kept, where_the_room_ends_the_arena_ends)
     for (unsigned i = 0; i < 3; i++) {
         slot = arena_alloc(arena, MIB, 1, NUMA_NONE);
         cr_assert_neq(slot, 0u);
-        memset(arena_memory(arena, slot), 1, MIB);
+        memset(arena_memory(arena, slot, NULL), 1, MIB);
     }
     cr_expect_eq(arena_alloc(arena, MIB, 1, NUMA_NONE), 0u);
     uv_close((uv_handle_t *)&awake, NULL);
@@ -427,7 +427,7 @@ Test(kept, what_goes_first_goes_first_again)
         refs[i] = index_insert(ix, ns, key);
         policy_insert(p, refs[i]);
         if (i % 7 == 3)
-            policy_touch(p, &refs[i / 2], 1);
+            policy_touch(p, &refs[i / 2], 1, &(uint32_t){0});
     }
     policy_walk(p, see_cb, NULL);
     cr_assert_eq(seen_n, 40u);

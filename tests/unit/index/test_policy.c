@@ -9,6 +9,7 @@
 #define N 4096
 
 static struct index *ix;
+static uint32_t outside;
 static struct ns *ns;
 static struct policy *p;
 static bool pinned[N];
@@ -124,7 +125,7 @@ Test(policy, a_touched_chain_goes_tail_first)
     for (uint32_t i = 10; i-- > 0;)
         refs[i + (i > 4)] = add(i);
     refs[5] = 0; /* a gap is passed over */
-    policy_touch(p, refs, 11);
+    policy_touch(p, refs, 11, &outside);
     for (uint32_t i = 10; i-- > 0;)
         cr_assert_eq(evict(), i);
 }
@@ -138,7 +139,7 @@ Test(policy, a_chain_that_was_found_in_part_goes_tail_first)
         head[i] = add(i);
     for (uint32_t i = 100; i < 164; i++)
         add(i);
-    policy_touch(p, head, 4);
+    policy_touch(p, head, 4, &outside);
     for (uint32_t i = 4; i < 8; i++)
         add(i);
     for (uint32_t i = 100; i < 164; i++)
@@ -153,11 +154,11 @@ Test(policy, the_chain_that_was_used_last_stays_longest)
 
     for (uint32_t i = 0; i < 4; i++)
         a[i] = add(i);
-    policy_touch(p, a, 4);
+    policy_touch(p, a, 4, &outside);
     for (uint32_t i = 0; i < 4; i++)
         b[i] = add(10 + i);
-    policy_touch(p, b, 4);
-    policy_touch(p, a, 4);
+    policy_touch(p, b, 4, &outside);
+    policy_touch(p, a, 4, &outside);
     for (uint32_t i = 0; i < 4; i++)
         cr_assert_geq(evict(), 10);
     for (uint32_t i = 4; i-- > 0;)
@@ -172,11 +173,11 @@ Test(policy, a_used_block_outlives_a_scan)
     for (uint32_t i = 1; i < 3000; i++) {
         add(i);
         if (i % 20 == 0)
-            policy_touch(p, &used, 1);
+            policy_touch(p, &used, 1, &outside);
         if (policy_count(p) > 64)
             cr_assert_neq(evict(), 0);
     }
-    cr_assert_eq(policy_heat(p, used), 3);
+    cr_assert_eq(policy_heat(index_block(ix, used)), 3);
 }
 
 Test(policy, a_block_that_is_used_no_more_goes_at_last)
@@ -186,7 +187,7 @@ Test(policy, a_block_that_is_used_no_more_goes_at_last)
 
     for (; i < 500; i++) {
         add(i);
-        policy_touch(p, &hot, 1);
+        policy_touch(p, &hot, 1, &outside);
         if (policy_count(p) > 32)
             cr_assert_neq(evict(), 0);
     }
@@ -204,7 +205,7 @@ Test(policy, a_block_that_comes_back_counts_as_used)
         add(i);
     for (uint32_t i = 0; i < 20; i++)
         evict();
-    cr_assert_eq(policy_heat(p, add(7)), 1);
+    cr_assert_eq(policy_heat(index_block(ix, add(7))), 1);
 }
 
 /* Twenty blocks, numbered from `first`, fill DRAM and leave. Returns how many were known. */
@@ -213,7 +214,7 @@ static uint32_t come_and_go(uint32_t first)
     uint32_t known = 0;
 
     for (uint32_t i = 0; i < 20; i++)
-        known += policy_heat(p, add(first + i)) > 0;
+        known += policy_heat(index_block(ix, add(first + i))) > 0;
     for (uint32_t i = 0; i < 20; i++)
         evict();
     return known;
@@ -246,10 +247,10 @@ Test(policy, the_head_of_a_chain_that_comes_back_counts_as_often_as_its_tail)
         key_make(key, i < 4 ? 20 + i : i - 4); /* 20 to 23 are new, 0 to 3 come back */
         refs[i] = index_insert(ix, ns, key);
     }
-    policy_touch(p, refs, 8);
+    policy_touch(p, refs, 8, &outside);
     for (uint32_t i = 0; i < 8; i++) {
         policy_insert(p, refs[i]);
-        cr_expect_eq(policy_heat(p, refs[i]), 1, "block %u", i);
+        cr_expect_eq(policy_heat(index_block(ix, refs[i])), 1, "block %u", i);
     }
     for (uint32_t i = 8; i-- > 0;)
         cr_expect_eq(evict(), i < 4 ? 20 + i : i - 4);
@@ -269,7 +270,7 @@ Test(policy, learns_to_keep_what_comes_back)
 
             hits += set[i] != 0 && turn >= 40;
             if (set[i])
-                policy_touch(p, &set[i], 1);
+                policy_touch(p, &set[i], 1, &outside);
             else
                 set[i] = add(number);
             for (uint32_t k = 0; k < BETWEEN; k++, other = other + 1 < N ? other + 1 : SET)
@@ -288,13 +289,13 @@ Test(policy, a_block_that_stays_on_a_slower_tier_keeps_its_heat)
 
     for (uint32_t i = 1; i < 100; i++) {
         add(i);
-        policy_touch(p, &ref, 1);
+        policy_touch(p, &ref, 1, &outside);
     }
-    cr_assert_eq(policy_heat(p, ref), 3);
+    cr_assert_eq(policy_heat(index_block(ix, ref)), 3);
     policy_remove(p, ref, true);
-    cr_assert_eq(policy_heat(p, ref), 3);
+    cr_assert_eq(policy_heat(index_block(ix, ref)), 3);
     policy_insert(p, ref);
-    cr_assert_eq(policy_heat(p, ref), 3);
+    cr_assert_eq(policy_heat(index_block(ix, ref)), 3);
 }
 
 Test(policy, lookup_and_load_are_one_use)
@@ -303,17 +304,17 @@ Test(policy, lookup_and_load_are_one_use)
 
     for (uint32_t i = 1; i <= 256; i++)
         before = add(i);
-    policy_touch(p, &before, 1); /* another request: what comes next is of its time */
+    policy_touch(p, &before, 1, &outside); /* another request: what comes next is of its time */
     ref = add(0);
-    cr_assert_eq(policy_heat(p, ref), 0);
+    cr_assert_eq(policy_heat(index_block(ix, ref)), 0);
     for (int i = 0; i < 10; i++)
-        policy_touch(p, &ref, 1);
-    cr_assert_eq(policy_heat(p, ref), 0);
+        policy_touch(p, &ref, 1, &outside);
+    cr_assert_eq(policy_heat(index_block(ix, ref)), 0);
     for (uint32_t i = 257; i <= 512; i++)
         add(i);
     for (int i = 0; i < 10; i++)
-        policy_touch(p, &ref, 1);
-    cr_assert_eq(policy_heat(p, ref), 1);
+        policy_touch(p, &ref, 1, &outside);
+    cr_assert_eq(policy_heat(index_block(ix, ref)), 1);
 }
 
 Test(policy, what_is_not_in_it_is_not_touched)
@@ -321,7 +322,7 @@ Test(policy, what_is_not_in_it_is_not_touched)
     block_ref ref = add(0);
 
     policy_remove(p, ref, false);
-    policy_touch(p, &ref, 1);
+    policy_touch(p, &ref, 1, &outside);
     cr_assert_eq(policy_count(p), 0);
     cr_assert_eq(victim(any_cb, NULL, 1), 0);
 }
@@ -368,14 +369,14 @@ Test(policy, what_comes_back_leaves_next)
     cr_expect_eq(evict(), 8u);
     cr_expect_eq(number_of(victim(unpinned_cb, NULL, 100)), 3u);
     for (uint32_t i = 4; i < 8; i++)
-        cr_expect_eq(policy_list(p, refs[i]), PINNED);
+        cr_expect_eq(policy_list(index_block(ix, refs[i])), PINNED);
     policy_move(p, refs[4], POLICY_CANDIDATES); /* head first, as a request lets go of its blocks */
     policy_move(p, refs[5], POLICY_CANDIDATES);
     cr_expect_eq(evict(), 5u);
     cr_expect_eq(evict(), 4u);
     cr_expect_eq(evict(), 3u);
-    policy_touch(p, &refs[6], 1); /* brings it back, too, as what was used last */
-    cr_expect_eq(policy_list(p, refs[6]), POLICY_CANDIDATES);
+    policy_touch(p, &refs[6], 1, &outside); /* brings it back, too, as what was used last */
+    cr_expect_eq(policy_list(index_block(ix, refs[6])), POLICY_CANDIDATES);
     for (uint32_t i = 3; i-- > 0;)
         cr_expect_eq(evict(), i);
     cr_expect_eq(evict(), 6u);
@@ -410,7 +411,7 @@ static void random_step(uint64_t r)
     case 4:
         for (uint32_t i = 0; i < 8; i++)
             refs[i] = in_dram[(number + i) % N];
-        policy_touch(p, refs, 8);
+        policy_touch(p, refs, 8, &outside);
         return;
     case 5:
         if (!in_dram[number])
@@ -421,7 +422,8 @@ static void random_step(uint64_t r)
         return;
     case 6:
         pinned[number] = !pinned[number] && number % 5 == 0;
-        if (!pinned[number] && in_dram[number] && policy_list(p, in_dram[number]) == PINNED)
+        if (!pinned[number] && in_dram[number] &&
+            policy_list(index_block(ix, in_dram[number])) == PINNED)
             policy_move(p, in_dram[number], POLICY_CANDIDATES);
         return;
     default:
