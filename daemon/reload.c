@@ -63,7 +63,7 @@ int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e)
             log_error("server", "tenant-settings", "reason=\"%s\"", "memory ran out");
         cache_tenants_changed(r->cache);
         arena_window_budget_set(r->arena, r->config->window_size);
-        cache_windows_changed(r->cache);
+        cache_groups_changed(r->cache);
         requests_window_size_changed(r->requests);
         changes_log(changes);
         config_free(&r->next);

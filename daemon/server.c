@@ -248,13 +248,13 @@ static void stop_tick_cb(uv_timer_t *timer)
         front_drop_all(s->front);
     /* Builds outlive the sessions that asked for them. */
     if (requests_active(s->requests) == 0 && requests_sessions(s->requests) == 0 &&
-        cache_tier_busy(s->cache) == 0 && cache_relocations(s->cache) == 0) {
+        cache_tier_busy(s->cache) == 0 && cache_moves(s->cache) == 0) {
         if (server_share_busy(s) == 0 || share_hangs(s->share) || late)
             stop_last(s);
     } else if (late) {
         log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u relocations=%u",
                   requests_active(s->requests), requests_sessions(s->requests),
-                  cache_tier_busy(s->cache), cache_relocations(s->cache));
+                  cache_tier_busy(s->cache), cache_moves(s->cache));
         log_flush();
         _exit(s->exit_status ? s->exit_status : 1);
     }
@@ -330,7 +330,7 @@ static void window_cb(void *ctx, enum arena_window_event event, uint32_t window,
         device_set_memory_remove(s->devices, base, bytes);
     else if (event == WINDOW_READY && device_set_memory_add(s->devices, base, bytes) != 0)
         log_warn("server", "unpinned", "window=%u reason=\"%s\"", window, "no memory to note it");
-    cache_windows_changed(s->cache);
+    cache_groups_changed(s->cache);
 }
 
 static void memory_removed_cb(void *ctx, void *base, uint64_t bytes)

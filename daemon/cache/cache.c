@@ -8,12 +8,36 @@
 #include <errno.h>
 #include <stdlib.h>
 
-struct ns *cache_ns(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
+/* ---- chores ---- */
 
-    cache_block(c, ref, &ns);
-    return ns;
+/* In this order: who waits for the extent that compact.c has emptied takes it before others come. */
+static const struct {
+    bool (*run_cb)(void *ctx);
+    bool (*ready_cb)(const void *ctx);
+} chores[CHORES] = {
+    [CHORE_COMPACT] = {cache_compact_run, cache_compact_ready},
+    [CHORE_SPACE] = {cache_space_run, cache_space_ready},
+    [CHORE_OTHER] = {cache_other_run, cache_other_ready},
+    [CHORE_TURN] = {cache_turn_run, cache_turn_ready},
+    [CHORE_SEEDS] = {cache_seeds_run, cache_seeds_ready},
+    [CHORE_WRITE_NVME] = {cache_write_nvme_run, cache_write_nvme_ready},
+    [CHORE_WRITE_SHARE] = {cache_write_share_run, cache_write_share_ready},
+    [CHORE_GROUPS] = {cache_groups_run, cache_groups_ready},
+    [CHORE_SWEEP] = {cache_list_sweep_run, cache_list_sweep_ready},
+    [CHORE_HINTS] = {cache_hints_run, NULL},
+    [CHORE_REGROUP] = {cache_quota_regroup_run, NULL},
+    [CHORE_TRIM] = {cache_quota_trim_run, NULL},
+    [CHORE_PRESSURE] = {cache_pressure_run, cache_pressure_ready},
+};
+
+static int chores_open(struct cache *c)
+{
+    int rc = chores_init(&c->chores, c->config.loop, c);
+
+    c->chores.idle.data = c;
+    for (unsigned i = 0; rc == 0 && i < CHORES; i++)
+        chore_add(&c->chores, &c->chore[i], chores[i].run_cb, chores[i].ready_cb);
+    return rc;
 }
 
 /* ---- life ---- */
@@ -26,8 +50,8 @@ int cache_new(const struct cache_config *config, struct cache **out)
     if (!c)
         return -ENOMEM;
     c->config = *config;
-    c->windows.change = 1;
-    rc = cache_chores_init(c);
+    c->groups.change = 1;
+    rc = chores_open(c);
     if (rc != 0) {
         free(c);
         return rc;
@@ -42,13 +66,13 @@ int cache_new(const struct cache_config *config, struct cache **out)
         list_init(&c->waits[what]);
     list_init(&c->firsts);
     list_init(&c->woken);
-    list_init(&c->relocations.ops);
+    list_init(&c->moves.ops);
     list_init(&c->compact.moves);
     c->compact.vain = UINT64_MAX;
     list_init(&c->hints.all);
     list_init(&c->hints.kept);
     list_init(&c->quotas.open);
-    c->relocations.most = CACHE_MOVES_MAX;
+    c->moves.most = CACHE_MOVES_MAX;
     *out = c;
     return 0;
 }
@@ -76,7 +100,7 @@ void cache_free(struct cache *c)
     for (enum wait_for what = 0; what < WAITS; what++)
         assert(list_empty(&c->waits[what]));
     assert(list_empty(&c->firsts) && list_empty(&c->woken));
-    assert(c->relocations.n == 0 && c->compact.n == 0 && c->hints.n == 0);
+    assert(c->moves.n == 0 && c->compact.n == 0 && c->hints.n == 0);
     cache_hints_close(c);
     cache_compact_disarm(c);
     cache_snapshot_forget(c); /* where no snapshot was written */
@@ -113,7 +137,8 @@ bool cache_written(const struct cache *c)
 void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
-    cache_writes_unstall(c); /* durables fail now */
+    cache_writes_unstall(c);
+    cache_durables_retry(c); /* they fail now */
     cache_writes_seeded(c);
     while (cache_writes_seed(c))
         ;
@@ -127,183 +152,110 @@ void cache_stats(const struct cache *c, struct cache_stats *out)
     out->shared_only = c->lists.shared.n;
 }
 
-/* ---- the state of a part ---- */
-
-/* What the counts depend on, before a change and after it: 0 or 1 each. */
-struct part_view {
-    int complete, whole, in_dram, on_nvme, to_nvme, on_share, local, dirty, slot;
-    uint8_t status; /* of the block, as lookups report it; 0 where nobody follows it */
-};
-
-struct part_change {
-    block_ref ref;
-    struct ns *ns;
-    struct block *b;
-    struct part *p;
-    struct part_view was;
-};
-
-static struct part_view part_view(struct cache *c, const struct part_change *k)
+void cache_arena_grew(struct cache *c)
 {
-    const struct block *b = k->b;
-    const struct part *p = k->p;
-
-    return (struct part_view){
-        .complete = block_complete(b, k->ns),
-        .whole = part_whole(p),
-        .in_dram = p->dram == PART_DRAM_READY,
-        .on_nvme = p->nvme == PART_NVME_READY,
-        .to_nvme = p->nvme == PART_NVME_WRITING,
-        .on_share = part_on_share(p),
-        .local = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
-        .slot = cache_quota_slot(c, p),
-        .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
-        .status = cache_followed(k->ns) ? cache_status(c, k->ref) : 0,
-    };
+    cache_snapshot_load_grew(c);
+    cache_released(c);
 }
 
-uint8_t cache_status(const struct cache *c, block_ref ref)
-{
-    static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
-                                       [CACHE_NVME] = UCM_LOOKUP_NVME,
-                                       [CACHE_SHARE] = UCM_LOOKUP_SHARED};
+/* ---- what requests ask ---- */
 
-    return statuses[cache_tier(c, ref)];
+block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
+{
+    block_ref ref = index_find(c->config.index, ns, key);
+
+    if (ref == 0)
+        ref = cache_insert(c, ns, key, INDEX_SPACE_DRAM);
+    if (ref != 0)
+        cache_lease(c, ref);
+    if (c->tier)
+        cache_ns_record(c, ns);
+    return ref;
 }
 
-void cache_follow(struct cache *c,
-                  void (*changed_cb)(void *ctx, const struct ns *ns, const uint8_t *key,
-                                     uint8_t was, uint8_t is),
-                  void *ctx)
+void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
 {
-    c->watch.changed_cb = changed_cb;
-    c->watch.changed_ctx = ctx;
+    uint32_t outside;
+
+    admission_hits(ns_admission(ns), policy_touch(c->config.policy, refs, n, &outside));
+    if (outside > 0)
+        cache_list_touch(c, refs, n);
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
+        if (cache_write_reused(c, to, ns))
+            cache_write_used(c, to, refs, n);
 }
 
-void cache_status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was)
+void cache_touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
 {
-    uint8_t is = cache_status(c, ref);
+    block_ref own[UCM_MAX_KEYS];
+    uint32_t some = 0;
 
-    if (is == was)
-        return;
-    if (ns->hints)
-        cache_hints_changed(c, ns, ref, was, is);
-    if (ns->tenant->events)
-        c->watch.changed_cb(c->watch.changed_ctx, ns, index_block(c->config.index, ref)->key, was,
-                            is);
+    assert(n <= UCM_MAX_KEYS);
+    for (uint32_t i = 0; i < n; i++) {
+        bool is = refs[i] != 0 && index_block(c->config.index, refs[i])->ns == ns->id;
+
+        own[i] = is ? refs[i] : 0;
+        some += is;
+    }
+    if (some > 0)
+        cache_touch(c, ns, own, n);
 }
 
-static struct part_change change_begin(struct cache *c, block_ref ref, uint32_t part)
+/* The tiers in which something of it lies, or to which something is on its way. backed: leaving
+ * DRAM loses nothing. */
+static unsigned block_tiers(const struct block *b, const struct ns *ns, bool *backed)
 {
-    struct part_change k = {.ref = ref};
+    unsigned tiers = b->dram_parts > 0 ? CACHE_DRAM : 0;
 
-    k.b = cache_block(c, ref, &k.ns);
-    assert(part < k.ns->identity.parts);
-    k.p = &k.b->part[part];
-    k.was = part_view(c, &k);
-    return k;
+    *backed = true;
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        const struct part *p = &b->part[i];
+
+        tiers |= p->nvme != PART_NVME_NONE ? CACHE_NVME : 0;
+        tiers |= p->share != PART_SHARE_NONE ? CACHE_SHARE : 0;
+        *backed = *backed && part_backed(p);
+    }
+    return tiers;
 }
 
-static void change_end(struct cache *c, const struct part_change *k)
-{
-    struct part_view was = k->was, is = part_view(c, k);
-    uint64_t part_bytes = ns_part_bytes(k->ns, (uint32_t)(k->p - k->b->part)),
-             slot_bytes = arena_padded(part_bytes);
-    struct tenant *t = k->ns->tenant;
-    struct block *b = k->b;
-    struct ns *ns = k->ns;
-
-    b->whole_parts = (uint16_t)(b->whole_parts + is.whole - was.whole);
-    b->dram_parts = (uint16_t)(b->dram_parts + is.in_dram - was.in_dram);
-    b->local_parts = (uint16_t)(b->local_parts + is.local - was.local);
-    ns->dram_bytes += slot_bytes * (uint64_t)(is.in_dram - was.in_dram);
-    ns->nvme_bytes += part_bytes * (uint64_t)(is.on_nvme - was.on_nvme);
-    ns->share_bytes += part_bytes * (uint64_t)(is.on_share - was.on_share);
-    t->nvme_bytes += part_bytes * (uint64_t)(is.on_nvme - was.on_nvme);
-    t->nvme_writing_bytes += part_bytes * (uint64_t)(is.to_nvme - was.to_nvme);
-    t->share_bytes += part_bytes * (uint64_t)(is.on_share - was.on_share);
-    if (was.slot != is.slot)
-        cache_quota_count(c, ns, slot_bytes * (uint64_t)(is.slot - was.slot));
-    c->dirty_bytes += slot_bytes * (uint64_t)(is.dirty - was.dirty);
-    if (was.dirty && !is.dirty)
-        cache_less_dirty(c);
-    c->stats.complete += (uint64_t)(block_complete(b, ns) - was.complete);
-    if (b->dram_parts == 0 || b->flags & (BLOCK_BELOW | BLOCK_SHARED_ONLY))
-        cache_list_update(c, k->ref);
-    if (policy_list(b) != POLICY_CANDIDATES)
-        cache_reconsider(c, k->ref);
-    if (cache_followed(ns))
-        cache_status_changed(c, ns, k->ref, was.status);
-}
-
-void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
-                   uint32_t number)
-{
-    struct part_change k = change_begin(c, ref, part);
-    struct part *p = k.p;
-
-    /* Workers read slots in windows by themselves: they miss this one before anything may change it. */
-    if (k.was.in_dram)
-        arena_slot_retract(c->arena, part_slot(p));
-    p->dram = dram;
-    p->dram_at.number = number; /* or slot */
-    if (dram == PART_DRAM_READY && !(k.b->flags & BLOCK_DOOMED))
-        arena_slot_publish(c->arena, number);
-    if (dram == PART_DRAM_NONE && p->nvme == PART_NVME_NONE)
-        p->checksum = 0; /* it came with a snapshot */
-    change_end(c, &k);
-    /* A block without parts in DRAM stays in the policy: eviction takes it out, and says why. */
-    if (k.b->dram_parts > 0 && !(k.b->flags & BLOCK_IN_POLICY))
-        policy_insert(c->config.policy, ref);
-}
-
-void block_retract(struct cache *c, block_ref ref)
+enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
 {
     struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
+    struct block *b = cache_block(c, ref, &ns);
+    bool all = tiers == CACHE_ALL, backed;
 
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].dram == PART_DRAM_READY)
-            arena_slot_retract(c->arena, part_slot(&b->part[i]));
+    if (b->whole_parts == 0 || !(block_tiers(b, ns, &backed) & tiers))
+        return CACHE_EVICT_NONE;
+    if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !backed))
+        return CACHE_EVICT_LATER;
+    if (all)
+        cache_fills_break(c, ref);
+    if (b->leases > 0 || !block_idle(b, ns)) {
+        if (all) {
+            uint8_t status = cache_followed(ns) ? cache_status(c, ref) : 0;
+
+            c->dooms += !(b->flags & BLOCK_DOOMED);
+            b->flags |= BLOCK_DOOMED;
+            if (cache_followed(ns))
+                cache_status_changed(c, ns, ref, status);
+            block_retract(c, ref);
+            cache_wake(c, CHORE_GROUPS);
+        }
+        return CACHE_EVICT_LATER;
+    }
+    if (tiers & CACHE_SHARE)
+        cache_shared_forget(c, ref);
+    if (tiers & CACHE_DRAM)
+        block_drop_dram(c, ref, false);
+    if (tiers & CACHE_NVME)
+        block_drop_nvme(c, ref);
+    if (!block_complete(b, ns))
+        cache_discard(c, ref);
+    cache_released(c);
+    return CACHE_EVICT_DONE;
 }
 
-static void nvme_set(struct cache *c, block_ref ref, uint32_t part, struct part to)
+uint64_t cache_dooms(const struct cache *c)
 {
-    struct part_change k = change_begin(c, ref, part);
-    struct part *p = k.p;
-
-    p->nvme = to.nvme;
-    p->nvme_at = to.nvme_at;
-    p->checksum = to.checksum;
-    p->sealed = to.sealed;
-    change_end(c, &k);
-}
-
-void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct tier_place *place)
-{
-    struct part to = {.nvme = PART_NVME_NONE};
-
-    if (place)
-        to = (struct part){.nvme = PART_NVME_READY,
-                           .nvme_at.loc = place->loc,
-                           .checksum = place->checksum,
-                           .sealed = place->sealed};
-    nvme_set(c, ref, part, to);
-}
-
-void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct part_op *write)
-{
-    nvme_set(c, ref, part, (struct part){.nvme = PART_NVME_WRITING, .nvme_at.write = write});
-}
-
-void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
-                    share_root_id root)
-{
-    struct part_change k = change_begin(c, ref, part);
-    struct part *p = k.p;
-
-    assert(root <= UCM_MAX_ROOTS);
-    p->share = share;
-    p->root = root;
-    change_end(c, &k);
+    return c->dooms;
 }

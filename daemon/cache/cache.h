@@ -261,18 +261,18 @@ struct cache_move {
  * or copies it and moves the part there once nobody else uses it. CACHE_READY: it does, and the caller has one
  * use of it. CACHE_PENDING: done_cb will run. As long as others use the part that takes; who can't wait any
  * longer cancels. Or -errno, as done_cb's. */
-int cache_relocate(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
-                   struct cache_move *m);
+int cache_move_into(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
+                    struct cache_move *m);
 /* done_cb will not run. If nobody else waits, a copy is dropped, and the part stays where it is. m->link is
  * initialised; m need not wait. */
-void cache_relocate_cancel(struct cache *c, struct cache_move *m);
+void cache_move_cancel(struct cache *c, struct cache_move *m);
 /* Where workers read the part, of which the caller has a use. False: it lies in no window slot, or was evicted
  * by name. */
-bool cache_window_place(struct cache *c, block_ref ref, uint32_t part, struct arena_place *out);
+bool cache_group_place(struct cache *c, block_ref ref, uint32_t part, struct arena_place *out);
 /* The arena's windows have more space, or less, or a loan failed. */
-void cache_windows_changed(struct cache *c);
+void cache_groups_changed(struct cache *c);
 /* Relocations under way; who copies may end at 0. */
-uint32_t cache_relocations(const struct cache *c);
+uint32_t cache_moves(const struct cache *c);
 
 /* One copy within DRAM. The cache allocates it, and leaves it alone until done_cb. */
 struct cache_copy {

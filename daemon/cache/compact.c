@@ -23,8 +23,7 @@
 #define MOVE_BYTES (16u << 20)
 /* Blocks that leave in one turn of the loop, and slots that are sought. */
 #define TURN 64u
-/* Without progress for so long it gives up; and for so long nothing is tried then, twice as long each time. */
-#define PATIENCE_MS 2000u
+/* When it has given up nothing is tried for so long, twice as long each time. */
 #define PAUSE_MS 250u
 #define PAUSE_MAX_MS 8000u
 /* What a part in use adds to an extent's cost, in parts that are moved. */
@@ -164,11 +163,6 @@ static struct survey survey(struct cache *c, uint32_t extent, struct survey s)
     return s;
 }
 
-static bool late(const struct cache *c)
-{
-    return uv_now(c->config.loop) - c->compact.progress_ms > PATIENCE_MS;
-}
-
 static void alarm_cb(struct deadline *d)
 {
     struct cache *c = LIST_ENTRY(d, struct cache, compact.alarm);
@@ -244,6 +238,7 @@ static void end(struct cache *c, bool in_vain)
         c->compact.pause_ms = PAUSE_MAX_MS;
     c->compact.vain = c->releases;
     c->compact.again_ms = uv_now(c->config.loop) + c->compact.pause_ms;
+    alarm_set(c, c->compact.again_ms); /* those who wait try again then */
 }
 
 /* True: there is more for the next turn of the loop. Else the end of a copy, or of what is in use, goes on. */
@@ -260,7 +255,7 @@ static bool step(struct cache *c)
     if (emptied(c)) {
         c->config.metrics->arena_extents_moved++;
         end(c, false);
-    } else if ((s.stuck && c->compact.n == 0 && !c->space.searching) || late(c)) {
+    } else if ((s.stuck && c->compact.n == 0 && !c->space.searching) || cache_compact_late(c)) {
         end(c, true);
     }
     return c->compact.slot_bytes > 0 && (evict || (s.stuck && c->space.searching));
@@ -268,7 +263,7 @@ static bool step(struct cache *c)
 
 static void moves_go_on(struct cache *c)
 {
-    bool give_up = c->no_writes || c->compact.slot_bytes == 0 || late(c);
+    bool give_up = c->no_writes || c->compact.slot_bytes == 0 || cache_compact_late(c);
     struct list *moves = &c->compact.moves, *node = moves->next, *next;
 
     for (; node != moves; node = next) {
@@ -305,7 +300,7 @@ bool cache_compact_run(void *ctx)
 
     /* Nothing else may happen meanwhile: who uses the part in the way may itself wait for room. */
     if (c->compact.extent > 0)
-        alarm_set(c, c->compact.progress_ms + PATIENCE_MS + 1);
+        alarm_set(c, c->compact.progress_ms + CACHE_COMPACT_PATIENCE_MS + 1);
     return more;
 }
 
@@ -314,23 +309,4 @@ bool cache_compact_ready(const void *ctx)
     const struct cache *c = ctx;
 
     return c->compact.slot_bytes > 0 && c->compact.extent == 0;
-}
-
-bool cache_compact(struct cache *c, uint64_t slot_bytes)
-{
-    if (c->compact.slot_bytes > 0) {
-        if (c->compact.extent > 0 && late(c))
-            cache_wake(c, CHORE_COMPACT);
-        return true;
-    }
-    if (!c->copier.copy || c->no_writes || c->compact.vain == c->releases)
-        return false;
-    if (uv_now(c->config.loop) < c->compact.again_ms) {
-        alarm_set(c, c->compact.again_ms);
-        return false;
-    }
-    c->compact.slot_bytes = slot_bytes;
-    c->compact.left = arena_extents(c->arena);
-    cache_wake(c, CHORE_COMPACT);
-    return true;
 }

@@ -1,21 +1,9 @@
-/* Blocks leave a tier: evicted by name, because their place is reclaimed, or because they are not
- * whole any more. */
+/* Parts and blocks leave: a tier, or all. Who decides that is above. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
 #include <assert.h>
-
-bool block_idle(const struct block *b, const struct ns *ns)
-{
-    for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        const struct part *p = &b->part[i];
-
-        if (p->users > 0 || p->dram == PART_DRAM_FILLING || p->dram == PART_DRAM_FETCHING ||
-            p->nvme == PART_NVME_WRITING)
-            return false;
-    }
-    return true;
-}
+#include <stdlib.h>
 
 void block_drop_dram(struct cache *c, block_ref ref, bool evicted)
 {
@@ -38,7 +26,7 @@ void block_drop_dram(struct cache *c, block_ref ref, bool evicted)
     cache_list_update(c, ref);
 }
 
-static void block_drop_nvme(struct cache *c, block_ref ref)
+void block_drop_nvme(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
@@ -57,6 +45,16 @@ void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
     part_set_nvme(c, ref, part, NULL);
     if (forget)
         c->tier_ops->forget(c->tier, &place, ns_part_bytes(ns, part));
+}
+
+void cache_shared_forget(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (part_on_share(&b->part[i]))
+            part_set_share(c, ref, i, PART_SHARE_NONE, 0);
 }
 
 static void block_remove(struct cache *c, block_ref ref)
@@ -92,162 +90,101 @@ void cache_settle(struct cache *c, block_ref ref, const struct block *b, const s
         block_remove(c, ref);
 }
 
-void cache_lease_undo(struct cache *c, block_ref ref)
+/* ---- fills ---- */
+
+/* The slot and the part's state are the caller's. */
+void cache_fill_free(struct cache *c, struct cache_fill *f)
 {
+    list_remove(&f->link);
+    list_remove(&f->link_age);
+    table_remove(&c->fills, f->number);
+    free(f);
+}
+
+/* The caller calls cache_released. */
+void cache_fill_abort(struct cache *c, struct cache_fill *f)
+{
+    block_ref ref = f->ref;
+    slot_ref slot = f->slot;
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    (void)cache_lease_end(c, ref);
+    assert(f->copying == 0);
+    part_set_dram(c, ref, f->part, PART_DRAM_NONE, 0);
+    cache_fill_free(c, f);
+    arena_slot_free(c->arena, slot);
+    c->config.metrics->dump_blocks_dropped++;
     cache_settle(c, ref, b, ns);
 }
 
-/* The tiers in which something of it lies, or to which something is on its way. backed: leaving
- * DRAM loses nothing. */
-static unsigned block_tiers(const struct block *b, const struct ns *ns, bool *backed)
-{
-    unsigned tiers = b->dram_parts > 0 ? CACHE_DRAM : 0;
-
-    *backed = true;
-    for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        const struct part *p = &b->part[i];
-
-        tiers |= p->nvme != PART_NVME_NONE ? CACHE_NVME : 0;
-        tiers |= p->share != PART_SHARE_NONE ? CACHE_SHARE : 0;
-        *backed = *backed && part_backed(p);
-    }
-    return tiers;
-}
-
-enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
+void cache_fills_break(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    bool all = tiers == CACHE_ALL, backed;
 
-    if (b->whole_parts == 0 || !(block_tiers(b, ns, &backed) & tiers))
-        return CACHE_EVICT_NONE;
-    if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !backed))
-        return CACHE_EVICT_LATER;
-    if (all)
-        cache_fills_break(c, ref);
-    if (b->leases > 0 || !block_idle(b, ns)) {
-        if (all) {
-            uint8_t status = cache_followed(ns) ? cache_status(c, ref) : 0;
+    b->leases++; /* fill_abort settles the block, which must outlive this loop */
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        struct cache_fill *f;
 
-            c->dooms += !(b->flags & BLOCK_DOOMED);
-            b->flags |= BLOCK_DOOMED;
-            if (cache_followed(ns))
-                cache_status_changed(c, ns, ref, status);
-            block_retract(c, ref);
-            cache_wake(c, CHORE_WINDOWS);
-        }
-        return CACHE_EVICT_LATER;
+        if (b->part[i].dram != PART_DRAM_FILLING)
+            continue;
+        f = table_get(&c->fills, part_fill(&b->part[i]));
+        f->broken = true;
+        if (f->copying == 0)
+            cache_fill_abort(c, f);
     }
-    if (tiers & CACHE_SHARE)
-        cache_shared_forget(c, ref);
-    if (tiers & CACHE_DRAM)
-        block_drop_dram(c, ref, false);
-    if (tiers & CACHE_NVME)
-        block_drop_nvme(c, ref);
-    if (!block_complete(b, ns))
-        cache_discard(c, ref);
+    b->leases--;
     cache_released(c);
-    return CACHE_EVICT_DONE;
 }
 
-uint64_t cache_dooms(const struct cache *c)
+bool cache_fill_reclaim(struct cache *c)
 {
-    return c->dooms;
-}
-
-bool cache_doomed(struct cache *c, block_ref ref)
-{
-    return index_block(c->config.index, ref)->flags & BLOCK_DOOMED;
-}
-
-/* ---- callbacks of the tier ---- */
-
-/* The part loses nothing when it lies in DRAM or on the shared tier, too, and is not being read. */
-static bool tier_may_drop(struct cache *c, uint64_t owner)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, owner_block(owner), &ns);
-    const struct part *p = &b->part[owner_part(owner)];
-
-    if (p->dram == PART_DRAM_READY || (p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE))
-        return true;
-    return b->leases == 0 && !(b->flags & BLOCK_PINNED) && block_idle(b, ns);
-}
-
-static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
-{
-    struct cache *c = ctx;
-    block_ref ref = owner_block(owner);
-    const struct part *p = cache_part(c, ref, owner_part(owner));
-
-    assert(part_loc(p) == loc);
-    if (!tier_may_drop(c, owner))
+    if (list_empty(&c->fills_by_age))
         return false;
-    if (policy_heat(index_block(c->config.index, ref)) == 0)
-        admission_unused(ns_admission(cache_ns(c, ref)));
-    cache_nvme_lost(c, ref, owner_part(owner), false);
-    if (!part_whole(p))
-        cache_discard(c, ref);
-    else
-        cache_shared_trim(c);
+    cache_fill_abort(c, LIST_ENTRY(c->fills_by_age.next, struct cache_fill, link_age));
+    cache_released(c);
     return true;
 }
 
-static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
+/* ---- what nobody needs ---- */
+
+/* A search for a block to drop looks at so many. Those that may not be dropped go to the front, so
+ * that the next search looks at others. */
+#define DROP_TRIES 64
+
+bool cache_may_drop(struct cache *c, block_ref ref)
 {
-    struct cache *c = ctx;
-    block_ref ref = owner_block(owner);
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    if (!part_is_at(&b->part[owner_part(owner)], loc))
-        return;
-    cache_nvme_lost(c, ref, owner_part(owner), true);
-    cache_write_again(c, ref);
-    cache_settle(c, ref, b, ns);
-    cache_released(c);
+    return b->leases == 0 && !(b->flags & BLOCK_PINNED) && block_idle(b, ns);
 }
 
-static unsigned tier_heat_cb(void *ctx, uint64_t owner)
+bool cache_list_drop(struct cache *c, struct block_list *l)
 {
-    struct cache *c = ctx;
+    for (unsigned i = 0; i < DROP_TRIES && l->back != 0; i++) {
+        block_ref ref = l->back;
 
-    if (!tier_may_drop(c, owner))
-        return TIER_HEAT_BUSY;
-    if (cache_quota_keeps_below(cache_ns(c, owner_block(owner))->tenant))
-        return TIER_HEAT_KEPT;
-    return policy_heat(index_block(c->config.index, owner_block(owner)));
+        if (cache_may_drop(c, ref) &&
+            (l != &c->lists.below || !cache_quota_keeps_below(cache_ns(c, ref)->tenant))) {
+            cache_discard(c, ref);
+            return true;
+        }
+        cache_list_front(c, ref);
+    }
+    return false;
 }
 
-static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to)
+/* False: with so much more in the index they would be too many. */
+bool cache_shared_room(struct cache *c, uint64_t more_bytes)
 {
-    struct cache *c = ctx;
-    block_ref ref = owner_block(owner);
-    uint32_t part = owner_part(owner);
-    const struct block *b = index_peek(c->config.index, ref);
-
-    /* Another block may have the number by now, but no other part was ever at `from`. */
-    if (!b || part >= index_ns(c->config.index, b->ns)->identity.parts ||
-        !part_is_at(&b->part[part], from))
-        return false;
-    part_set_nvme(c, ref, part, to);
+    while (c->lists.shared_index_bytes + more_bytes > c->config.shared_blocks * INDEX_BLOCK_BYTES)
+        if (!cache_list_drop(c, &c->lists.shared))
+            return false;
     return true;
 }
 
-struct tier_callbacks cache_tier_callbacks(struct cache *c)
+void cache_shared_trim(struct cache *c)
 {
-    return (struct tier_callbacks){.drop_cb = tier_drop_cb,
-                                   .heat_cb = tier_heat_cb,
-                                   .moved_cb = tier_moved_cb,
-                                   .restore_cb = cache_restore_cb,
-                                   .recovered_cb = cache_recovered_cb,
-                                   .describe_cb = cache_describe_cb,
-                                   .ns_known_cb = cache_ns_known_cb,
-                                   .lost_cb = tier_lost_cb,
-                                   .ctx = c};
+    (void)cache_shared_room(c, 0);
 }

@@ -190,7 +190,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
         goto err_after_fetch;
     /* The fetch holds the block: a search for a slot must not evict it. */
     cache_lease(c, ref);
-    rc = group ? cache_window_slot(c, group, bytes, owner, &f->slot)
+    rc = group ? cache_group_slot(c, group, bytes, owner, &f->slot)
                : cache_slot(c, bytes, owner, node, false, &f->slot);
     if (rc != 0)
         goto err_after_hold;
@@ -234,8 +234,8 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     return fetch_start(c, ref, part, priority, node, NULL, w);
 }
 
-int cache_get_window(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
-                     uint8_t priority, struct cache_wait *w)
+int cache_get_into(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
+                   uint8_t priority, struct cache_wait *w)
 {
     assert(cache_part(c, ref, part)->dram == PART_DRAM_NONE);
     list_init(&w->link);

@@ -13,31 +13,6 @@ void cache_fills_init(struct cache_fills *fills)
     fills->keep = false;
 }
 
-/* The slot and the part's state are the caller's. */
-static void fill_free(struct cache *c, struct cache_fill *f)
-{
-    list_remove(&f->link);
-    list_remove(&f->link_age);
-    table_remove(&c->fills, f->number);
-    free(f);
-}
-
-/* The caller calls cache_released. */
-static void fill_abort(struct cache *c, struct cache_fill *f)
-{
-    block_ref ref = f->ref;
-    slot_ref slot = f->slot;
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-
-    assert(f->copying == 0);
-    part_set_dram(c, ref, f->part, PART_DRAM_NONE, 0);
-    fill_free(c, f);
-    arena_slot_free(c->arena, slot);
-    c->config.metrics->dump_blocks_dropped++;
-    cache_settle(c, ref, b, ns);
-}
-
 static void fill_publish(struct cache *c, struct cache_fill *f)
 {
     block_ref ref = f->ref;
@@ -46,7 +21,7 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     struct block *b = cache_block(c, ref, &ns);
 
     part_set_dram(c, ref, part, PART_DRAM_READY, f->slot);
-    fill_free(c, f);
+    cache_fill_free(c, f);
     c->config.metrics->dump_blocks++;
     if (c->watch.published_cb)
         c->watch.published_cb(c->watch.published_ctx, ns, ref, part);
@@ -87,16 +62,6 @@ static int fill_new(struct cache *c, struct cache_fills *fills, block_ref ref, u
     part_set_dram(c, ref, part, PART_DRAM_FILLING, f->number);
     *out = f;
     return 0;
-}
-
-bool fill_claimed(const struct cache_fill *f, uint32_t shard, uint32_t n)
-{
-    if (shard > f->shards || n > f->shards - shard)
-        return false;
-    for (uint32_t s = shard; s < shard + n; s++)
-        if (!(f->claimed[s / 64] >> (s % 64) & 1))
-            return false;
-    return true;
 }
 
 static bool fill_take(struct cache_fill *f, uint32_t shard, uint32_t n)
@@ -161,7 +126,7 @@ void cache_fill_end(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
     else
         f->broken = true;
     if (f->broken && f->copying == 0)
-        fill_abort(c, f);
+        cache_fill_abort(c, f);
     else if (f->done == f->shards && !f->broken)
         fill_publish(c, f);
     else if (f->copying == 0)
@@ -189,35 +154,6 @@ void cache_fills_end(struct cache *c, struct cache_fills *fills)
     if (list_empty(&fills->list))
         return;
     while ((node = fills->list.next) != &fills->list)
-        fill_abort(c, LIST_ENTRY(node, struct cache_fill, link));
+        cache_fill_abort(c, LIST_ENTRY(node, struct cache_fill, link));
     cache_released(c);
-}
-
-void cache_fills_break(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    cache_lease(c, ref); /* fill_abort settles the block, which must outlive this loop */
-    for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        struct cache_fill *f;
-
-        if (b->part[i].dram != PART_DRAM_FILLING)
-            continue;
-        f = table_get(&c->fills, part_fill(&b->part[i]));
-        f->broken = true;
-        if (f->copying == 0)
-            fill_abort(c, f);
-    }
-    (void)cache_lease_end(c, ref);
-    cache_released(c);
-}
-
-bool cache_fill_reclaim(struct cache *c)
-{
-    if (list_empty(&c->fills_by_age))
-        return false;
-    fill_abort(c, LIST_ENTRY(c->fills_by_age.next, struct cache_fill, link_age));
-    cache_released(c);
-    return true;
 }

@@ -227,7 +227,7 @@ bool cache_hints_run(void *ctx)
 
 /* ---- following ---- */
 
-void cache_hints_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was, uint8_t is)
+static void table_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was, uint8_t is)
 {
     struct ns_hints *h = ns->hints;
     const uint8_t *key = index_block(c->config.index, ref)->key;
@@ -274,6 +274,7 @@ int cache_hints_use(struct cache *c, struct ns *ns)
     h->filling = h->table;
     list_push_back(&c->hints.all, &h->link);
     c->hints.n++;
+    c->hints.changed_cb = table_changed;
     ns->hints = h;
     cache_wake(c, CHORE_HINTS);
     return 0;

@@ -5,11 +5,11 @@
 #include "daemon/base/chore.h"
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
+#include "daemon/cache/group.h"
 #include "daemon/cache/move.h"
 #include "daemon/cache/op.h"
 #include "daemon/cache/space.h"
 #include "daemon/cache/span.h"
-#include "daemon/cache/window.h"
 #include "daemon/cache/write.h"
 #include "daemon/index/policy.h"
 
@@ -30,7 +30,7 @@ enum cache_chore {
     CHORE_SEEDS,
     CHORE_WRITE_NVME, /* + enum write_to */
     CHORE_WRITE_SHARE,
-    CHORE_WINDOWS,
+    CHORE_GROUPS,
     CHORE_SWEEP,
     CHORE_HINTS,
     CHORE_REGROUP,
@@ -51,6 +51,8 @@ struct cache_hint_tables {
     struct list all;  /* struct ns_hints */
     struct list kept; /* tables that ended, and that workers may still have */
     uint32_t n;
+    /* The status of a block has changed, of a namespace with a table. NULL: there was none yet. */
+    void (*changed_cb)(struct cache *c, struct ns *ns, block_ref ref, uint8_t was, uint8_t is);
 };
 
 /* Who hears of changes; NULL: nobody. */
@@ -105,13 +107,18 @@ struct cache {
     struct cache_quotas quotas;
     struct cache_lists lists;
     struct cache_copier copier;
-    struct cache_relocations relocations;
-    struct cache_windows windows;
+    struct cache_moves moves;
+    struct cache_groups groups;
     struct cache_hint_tables hints;
     struct cache_snapshot snapshot;
 };
 
 struct snapshot_part;
+
+static inline bool cache_compact_late(const struct cache *c)
+{
+    return uv_now(c->config.loop) - c->compact.progress_ms > CACHE_COMPACT_PATIENCE_MS;
+}
 
 static inline struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns)
 {
@@ -121,6 +128,19 @@ static inline struct block *cache_block(struct cache *c, block_ref ref, struct n
     assert(*ns);
     return b;
 }
+/* The block's namespace, which for one of many is that of the block before; NULL: there is none before. */
+static inline const struct ns *cache_ns_again(const struct cache *c, const struct block *b,
+                                              const struct ns *before)
+{
+    return before && before->id == b->ns ? before : index_ns(c->config.index, b->ns);
+}
+
+/* What a lookup may promise. */
+static inline bool block_found(const struct block *b, const struct ns *ns)
+{
+    return block_complete(b, ns) && !(b->flags & BLOCK_DOOMED);
+}
+
 static inline struct part *cache_part(struct cache *c, block_ref ref, uint32_t part)
 {
     return &index_block(c->config.index, ref)->part[part];
@@ -180,7 +200,7 @@ static inline uint32_t owner_part(uint64_t owner)
     return owner & 0xffff;
 }
 
-/* ---- cache.c ---- */
+/* ---- part.c ---- */
 
 /* Only these write a part's state; they keep every count that depends on it.
  * number: of the slot (READY), the fill (FILLING) or the fetch (FETCHING). */
@@ -217,20 +237,14 @@ void cache_status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t
 /* Workers miss the block's parts in their windows from now on. */
 void block_retract(struct cache *c, block_ref ref);
 
-/* No part of it is being read, written or filled. */
-bool block_idle(const struct block *b, const struct ns *ns);
-
 /* ---- hints.c ---- */
 
-/* The block's status has changed. Of a namespace with a table of hints. */
-void cache_hints_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was, uint8_t is);
 bool cache_hints_run(void *ctx); /* fills some */
 /* No table is in use. */
 void cache_hints_close(struct cache *c);
 
 /* ---- turn.c ---- */
 
-int cache_chores_init(struct cache *c);
 static inline void cache_wake(struct cache *c, enum cache_chore chore)
 {
     chore_wake(&c->chore[chore]);
@@ -239,6 +253,15 @@ static inline void cache_wake(struct cache *c, enum cache_chore chore)
 void cache_less_under_way(struct cache *c);
 /* Who waits for write-behind may go on. */
 void cache_less_dirty(struct cache *c);
+/* Chores: who waits tries again. */
+bool cache_space_run(void *ctx);
+bool cache_space_ready(const void *ctx);
+bool cache_other_run(void *ctx);
+bool cache_other_ready(const void *ctx);
+bool cache_turn_run(void *ctx);
+bool cache_turn_ready(const void *ctx);
+bool cache_pressure_run(void *ctx);
+bool cache_pressure_ready(const void *ctx);
 
 /* ---- fill.c ---- */
 
@@ -254,28 +277,37 @@ struct cache_fill {
     uint64_t claimed[];
 };
 
-/* Whether all of these shards are claimed; no others are the part's. */
-bool fill_claimed(const struct cache_fill *f, uint32_t shard, uint32_t n);
+/* ---- fetch.c ---- */
+
+/* As cache_get, of a part that is not in DRAM, into a slot of the group's window. -EAGAIN, -ENOSPC: also
+ * cache_group_slot. */
+int cache_get_into(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
+                   uint8_t priority, struct cache_wait *w);
+
+/* ---- use.c ---- */
+
+/* One lease less, without settling the block. True: it was the last one. */
+bool cache_lease_end(struct cache *c, block_ref ref);
+
+/* ---- evict.c ---- */
+
+/* The slot and the part's state are the caller's. */
+void cache_fill_free(struct cache *c, struct cache_fill *f);
+/* Drops it; no copy is writing it. The caller calls cache_released. */
+void cache_fill_abort(struct cache *c, struct cache_fill *f);
 /* Drops the block's fills; a fill that a copy is writing goes when the copy has ended. */
 void cache_fills_break(struct cache *c, block_ref ref);
 /* Drops the oldest fill that no copy is writing. False: there is none. */
 bool cache_fill_reclaim(struct cache *c);
 
-/* ---- fetch.c ---- */
-
-/* As cache_get, of a part that is not in DRAM, into a slot of the group's window. -EAGAIN, -ENOSPC: also
- * cache_window_slot. */
-int cache_get_window(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
-                     uint8_t priority, struct cache_wait *w);
-
-/* ---- evict.c ---- */
-
 /* Frees the slots of its READY parts; none of them may have a user. */
 void block_drop_dram(struct cache *c, block_ref ref, bool evicted);
+/* Drops what NVMe has of it. */
+void block_drop_nvme(struct cache *c, block_ref ref);
+/* Nothing of the block is believed to lie on the shared tier any more. */
+void cache_shared_forget(struct cache *c, block_ref ref);
 /* The part's copy on NVMe is gone, or not to be trusted. forget: the tier does not know yet. */
 void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget);
-/* One lease less, without settling the block. True: it was the last one. */
-bool cache_lease_end(struct cache *c, block_ref ref);
 /* After a use or lease ended: removes a block that is doomed, or of which too little is left. Who calls it calls
  * cache_released, once for all. */
 void cache_settle(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns);
@@ -297,16 +329,6 @@ void cache_snapshot_unloaded(struct cache *c,
                              void *ctx);
 /* Frees what is known of these. */
 void cache_snapshot_forget(struct cache *c);
-
-/* ---- recovery.c ---- */
-
-/* Parts of earlier runs may still turn up. What was dumped since waits: its copy of an earlier run
- * may have been promised, and a newer one that is not durable must not take its place. */
-bool cache_recovering(const struct cache *c);
-/* For tier_callbacks. */
-void cache_recovered_cb(void *ctx);
-uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
-bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
 
 /* ---- shards.c ---- */
 

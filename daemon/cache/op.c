@@ -1,10 +1,13 @@
 #include "daemon/cache/op.h"
 
 #include "daemon/cache/internal.h"
+#include "daemon/seal/seal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- names ---- */
 
 struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part)
 {
@@ -17,6 +20,49 @@ struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part)
     memcpy(name.key, b->key, sizeof(name.key));
     return name;
 }
+
+bool cache_sealed(const struct cache *c, const struct ns *ns)
+{
+    return seal_wanted(c->config.seal, ns->identity.tenant);
+}
+
+bool cache_seed_awaited(const struct cache *c, const struct ns *ns)
+{
+    const uint8_t *seed;
+
+    return cache_sealed(c, ns) && share_seed(c->share, ns->fingerprint, &seed) == -EAGAIN;
+}
+
+bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
+                              uint8_t out[UCM_FINGERPRINT_BYTES])
+{
+    const uint8_t *seed = NULL;
+    int rc = 0;
+
+    memcpy(out, ns->fingerprint, UCM_FINGERPRINT_BYTES);
+    if (!cache_sealed(c, ns))
+        return true;
+    if (c->share)
+        rc = share_seed(c->share, ns->fingerprint, &seed);
+    if (rc == 0)
+        rc = block_file_sealed_fingerprint(ns->fingerprint, seed, out);
+    if (rc < 0)
+        memset(out, 0, UCM_FINGERPRINT_BYTES); /* a name that no file has */
+    return rc == 0;
+}
+
+struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+    struct block_file_id id = {.key_bytes = ns->identity.key_bytes, .part = part};
+
+    (void)cache_shared_fingerprint(c, ns, id.fingerprint);
+    memcpy(id.key, b->key, ns->identity.key_bytes);
+    return id;
+}
+
+/* ---- life ---- */
 
 void op_init(struct part_op *op, struct cache *c, const struct op_kind *kind, block_ref ref,
              uint32_t part)
@@ -139,4 +185,14 @@ int op_share(struct part_op *op, bool write, const struct span *span)
     if (rc == -EAGAIN)
         c->write[WRITE_SHARE].full = true;
     return rc;
+}
+
+/* ---- what the tier does ---- */
+
+bool cache_recovering(const struct cache *c)
+{
+    struct tier_stats stats = {0};
+
+    c->tier_ops->stats(c->tier, &stats);
+    return stats.recovering;
 }

@@ -1,4 +1,4 @@
-/* Rings of blocks that wait to be written, and whose turn it is. */
+/* Blocks that wait to be written: their queues, whose turn it is, and what is counted of them. */
 #include "daemon/cache/internal.h"
 
 #include <errno.h>
@@ -101,4 +101,136 @@ void writes_free(struct write_target *t)
     for (uint32_t i = 0; i < FAIR_FLOWS_MAX; i++)
         free(t->lane[i].queue.entries);
     free(t->stalled.entries);
+}
+
+/* ---- what waits ---- */
+
+const uint16_t write_flags[WRITE_TARGETS] = {BLOCK_QUEUED, BLOCK_SHARE_QUEUED};
+
+uint64_t *write_dropped(struct cache *c, enum write_to to)
+{
+    struct metrics *m = c->config.metrics;
+
+    return to == WRITE_NVME ? &m->nvme_write_dropped : &m->share_write_dropped;
+}
+
+/* The bytes of the block that lie in DRAM and not on NVMe: dirty while it waits. */
+uint64_t cache_block_dirty(const struct block *b, const struct ns *ns)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].dram == PART_DRAM_READY && b->part[i].nvme == PART_NVME_NONE)
+            bytes += arena_padded(ns_part_bytes(ns, i));
+    return bytes;
+}
+
+void cache_queued_set(struct cache *c, enum write_to to, block_ref ref, bool queued)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    uint64_t dirty = to == WRITE_NVME ? cache_block_dirty(b, ns) : 0;
+
+    if (queued) {
+        b->flags |= write_flags[to];
+        c->dirty_bytes += dirty;
+    } else {
+        b->flags &= (uint16_t)~write_flags[to];
+        c->dirty_bytes -= dirty;
+        cache_less_dirty(c);
+        cache_reconsider(c, ref);
+    }
+}
+
+/* The block that `ref` named when it was queued may be gone, and another have its number. If that
+ * one waits too, it has its turn early. */
+bool cache_still_waits(struct cache *c, enum write_to to, block_ref ref)
+{
+    const struct block *b = index_peek(c->config.index, ref);
+
+    return b && b->flags & write_flags[to];
+}
+
+/* The block is not written: a queue is full. */
+void cache_write_give_up(struct cache *c, enum write_to to, block_ref ref)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    *write_dropped(c, to) += cache_parts_missing(b, ns, to);
+    cache_queued_set(c, to, ref, false);
+}
+
+/* ---- what a target lacks of a block ---- */
+
+enum part_below part_below(const struct part *p, enum write_to to)
+{
+    if (to == WRITE_NVME)
+        return p->nvme == PART_NVME_READY     ? COPY_THERE
+               : p->nvme == PART_NVME_WRITING ? COPY_WRITING
+                                              : COPY_NONE;
+    return p->share == PART_SHARE_KNOWN     ? COPY_THERE
+           : p->share == PART_SHARE_WRITING ? COPY_WRITING
+                                            : COPY_NONE;
+}
+
+bool block_share_writing(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].share == PART_SHARE_WRITING)
+            return true;
+    return false;
+}
+
+/* A part that left DRAM before its turn was counted for NVMe when it left (space.c). The end of the
+ * others' writes counts the last part of the shared tier (cache_write_next_part). */
+uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        n += part_below(&b->part[i], to) == COPY_NONE &&
+             (to == WRITE_SHARE || b->part[i].dram == PART_DRAM_READY);
+    return n - (n > 0 && to == WRITE_SHARE && block_share_writing(b, ns));
+}
+
+void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    if (part == ns->identity.parts - 1 || b->flags & (BLOCK_SHARE_QUEUED | BLOCK_DOOMED) ||
+        block_share_writing(b, ns))
+        return;
+    /* In front: the block's other parts are in DRAM now, and may not be later. */
+    if (!c->no_writes && writes_push(&c->write[WRITE_SHARE], ns->tenant, ref, true) == 0)
+        cache_queued_set(c, WRITE_SHARE, ref, true);
+    else
+        c->config.metrics->share_write_dropped++; /* the last part */
+}
+
+/* ---- what may not be written now ---- */
+
+void cache_write_unstall(struct cache *c, enum write_to to, block_ref ref)
+{
+    if (cache_still_waits(c, to, ref) &&
+        writes_push(&c->write[to], cache_ns(c, ref)->tenant, ref, true) != 0)
+        cache_write_give_up(c, to, ref);
+}
+
+void cache_writes_unstall(struct cache *c)
+{
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
+        while (c->write[to].stalled.n > 0)
+            cache_write_unstall(c, to, queue_pop_last(&c->write[to].stalled));
+    list_splice_front(&c->durables.waiting, &c->durables.stalled);
+    cache_released(c);
+    cache_wake(c, CHORE_WRITE_NVME); /* and durable parts */
+}
+
+void cache_writes_seeded(struct cache *c)
+{
+    c->seeded = c->unseeded.n;
+    cache_wake(c, CHORE_SEEDS);
+    cache_released(c);
 }

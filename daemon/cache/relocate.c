@@ -17,7 +17,7 @@
 #include <string.h>
 
 struct relocation {
-    struct list link; /* in cache.relocations.ops */
+    struct list link; /* in cache.moves.ops */
     struct cache *cache;
     struct arena_group *group; /* open */
     block_ref ref;             /* leased */
@@ -52,7 +52,7 @@ static void relocation_end(struct relocation *r, int status)
 
     p->moving = 0;
     list_remove(&r->link);
-    c->relocations.n--;
+    c->moves.n--;
     while ((node = list_pop_front(&r->waiters)) != NULL) {
         struct cache_move *m = LIST_ENTRY(node, struct cache_move, link);
         int rc = status == 0 && p->users >= PART_USERS_MAX ? -EBUSY : status;
@@ -101,7 +101,7 @@ static int window_slot_cb(struct slot_move *m, uint64_t bytes)
 {
     struct relocation *r = LIST_ENTRY(m, struct relocation, move);
 
-    return cache_window_slot(m->cache, r->group, bytes, part_owner(m->ref, m->part), &m->to);
+    return cache_group_slot(m->cache, r->group, bytes, part_owner(m->ref, m->part), &m->to);
 }
 
 /* Of a part that is READY, elsewhere. -EAGAIN: no slot yet. */
@@ -130,7 +130,7 @@ static int begin_read(struct relocation *r, bool small)
 
     r->wait = (struct cache_wait){.small = small, .done_cb = read_cb};
     rc = joined ? cache_get(c, r->ref, r->part, r->priority, NUMA_NONE, &r->wait)
-                : cache_get_window(c, r->ref, r->part, r->group, r->priority, &r->wait);
+                : cache_get_into(c, r->ref, r->part, r->group, r->priority, &r->wait);
     if (rc < 0)
         return rc;
     assert(rc == CACHE_PENDING);
@@ -162,7 +162,7 @@ static void read_cb(struct cache_wait *w, int status)
     /* A reader of its own chose another slot. */
     r->state = SLOT;
     cache_put(c, r->ref, r->part);
-    cache_wake(c, CHORE_WINDOWS);
+    cache_wake(c, CHORE_GROUPS);
 }
 
 /* ---- going on ---- */
@@ -186,11 +186,11 @@ static void try_begin(struct relocation *r)
 
 /* Who was called back may end relocations behind this one, but none that waits for something: those leave the
  * list here, or in callbacks of reads and copies. */
-void cache_relocations_pump(struct cache *c)
+static void relocations_pump(struct cache *c)
 {
-    struct list *ops = &c->relocations.ops, *node = ops->next, *next;
+    struct list *ops = &c->moves.ops, *node = ops->next, *next;
 
-    for (uint32_t n = c->relocations.n; n > 0 && node != ops; n--, node = next) {
+    for (uint32_t n = c->moves.n; n > 0 && node != ops; n--, node = next) {
         struct relocation *r = LIST_ENTRY(node, struct relocation, link);
 
         next = node->next;
@@ -205,12 +205,28 @@ void cache_relocations_pump(struct cache *c)
     }
 }
 
+bool cache_groups_run(void *ctx)
+{
+    struct cache *c = ctx;
+
+    c->groups.looks = 0;
+    c->groups.change++;
+    relocations_pump(c);
+    return cache_groups_step(c);
+}
+
+bool cache_groups_ready(const void *ctx)
+{
+    const struct cache *c = ctx;
+
+    return c->groups.taking;
+}
+
 /* ---- for requests ---- */
 
 static struct relocation *relocation_of(struct cache *c, block_ref ref, uint32_t part)
 {
-    for (struct list *node = c->relocations.ops.next; node != &c->relocations.ops;
-         node = node->next) {
+    for (struct list *node = c->moves.ops.next; node != &c->moves.ops; node = node->next) {
         struct relocation *r = LIST_ENTRY(node, struct relocation, link);
 
         if (r->ref == ref && r->part == part)
@@ -222,15 +238,14 @@ static struct relocation *relocation_of(struct cache *c, block_ref ref, uint32_t
 /* Tenants have equal parts of the bound: what one waits for keeps no other from its own. */
 static bool may_begin(struct cache *c, const struct arena_group *group)
 {
-    uint32_t part = c->relocations.most / arena_groups(c->arena), mine = 0;
+    uint32_t part = c->moves.most / arena_groups(c->arena), mine = 0;
 
     part = part > 0 ? part : 1;
-    if (c->relocations.n < part)
+    if (c->moves.n < part)
         return true;
-    for (struct list *node = c->relocations.ops.next; node != &c->relocations.ops;
-         node = node->next)
+    for (struct list *node = c->moves.ops.next; node != &c->moves.ops; node = node->next)
         mine += LIST_ENTRY(node, struct relocation, link)->group == group;
-    return mine < part && c->relocations.n < c->relocations.most;
+    return mine < part && c->moves.n < c->moves.most;
 }
 
 static int relocation_new(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
@@ -261,14 +276,14 @@ static int relocation_new(struct cache *c, block_ref ref, uint32_t part, struct 
     }
     arena_group_ref(group);
     cache_part(c, ref, part)->moving = 1;
-    list_push_back(&c->relocations.ops, &r->link);
-    c->relocations.n++;
+    list_push_back(&c->moves.ops, &r->link);
+    c->moves.n++;
     list_push_back(&r->waiters, &m->link);
     return CACHE_PENDING;
 }
 
-int cache_relocate(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
-                   struct cache_move *m)
+int cache_move_into(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
+                    struct cache_move *m)
 {
     struct part *p = cache_part(c, ref, part);
 
@@ -289,13 +304,13 @@ int cache_relocate(struct cache *c, block_ref ref, uint32_t part, struct arena_g
     return CACHE_READY;
 }
 
-void cache_relocate_cancel(struct cache *c, struct cache_move *m)
+void cache_move_cancel(struct cache *c, struct cache_move *m)
 {
     list_remove(&m->link);
-    cache_wake(c, CHORE_WINDOWS);
+    cache_wake(c, CHORE_GROUPS);
 }
 
-bool cache_window_place(struct cache *c, block_ref ref, uint32_t part, struct arena_place *out)
+bool cache_group_place(struct cache *c, block_ref ref, uint32_t part, struct arena_place *out)
 {
     const struct part *p = cache_part(c, ref, part);
 
@@ -303,7 +318,7 @@ bool cache_window_place(struct cache *c, block_ref ref, uint32_t part, struct ar
            arena_slot_place(c->arena, part_slot(p), out);
 }
 
-uint32_t cache_relocations(const struct cache *c)
+uint32_t cache_moves(const struct cache *c)
 {
-    return c->relocations.n + c->compact.n;
+    return c->moves.n + c->compact.n;
 }

@@ -4,24 +4,6 @@
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
-#include "daemon/seal/seal.h"
-
-#include <string.h>
-
-/* False: with so much more in the index they would be too many. */
-static bool make_space(struct cache *c, uint64_t more_bytes)
-{
-    while (c->lists.shared_index_bytes + more_bytes > c->config.shared_blocks * INDEX_BLOCK_BYTES)
-        if (!cache_list_drop(c, &c->lists.shared))
-            return false;
-    return true;
-}
-
-void cache_shared_trim(struct cache *c)
-{
-    (void)make_space(c, 0);
-}
-
 /* ---- what is known ---- */
 
 void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share_root_id root,
@@ -33,7 +15,7 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
 
     if (ns->purges > 0)
         return; /* the lookup found it before the purge removed it */
-    if (ref == 0 && !make_space(c, ns->index_bytes))
+    if (ref == 0 && !cache_shared_room(c, ns->index_bytes))
         return;
     if (ref == 0)
         ref = cache_insert(c, ns, key, INDEX_SPACE_BELOW);
@@ -47,16 +29,6 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
             (b->part[i].share == PART_SHARE_PRESUMED && asked))
             part_set_share(c, ref, i, asked && i == last ? PART_SHARE_KNOWN : PART_SHARE_PRESUMED,
                            root);
-}
-
-void cache_shared_forget(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (part_on_share(&b->part[i]))
-            part_set_share(c, ref, i, PART_SHARE_NONE, 0);
 }
 
 uint32_t cache_shared_roots(struct cache *c, block_ref ref)
@@ -78,49 +50,6 @@ void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part)
     if (c->tier && p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE &&
         !part_whole_local(p))
         part_set_share(c, ref, part, PART_SHARE_PRESUMED, p->root);
-}
-
-/* ---- names ---- */
-
-bool cache_sealed(const struct cache *c, const struct ns *ns)
-{
-    return seal_wanted(c->config.seal, ns->identity.tenant);
-}
-
-bool cache_seed_awaited(const struct cache *c, const struct ns *ns)
-{
-    const uint8_t *seed;
-
-    return cache_sealed(c, ns) && share_seed(c->share, ns->fingerprint, &seed) == -EAGAIN;
-}
-
-bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
-                              uint8_t out[UCM_FINGERPRINT_BYTES])
-{
-    const uint8_t *seed = NULL;
-    int rc = 0;
-
-    memcpy(out, ns->fingerprint, UCM_FINGERPRINT_BYTES);
-    if (!cache_sealed(c, ns))
-        return true;
-    if (c->share)
-        rc = share_seed(c->share, ns->fingerprint, &seed);
-    if (rc == 0)
-        rc = block_file_sealed_fingerprint(ns->fingerprint, seed, out);
-    if (rc < 0)
-        memset(out, 0, UCM_FINGERPRINT_BYTES); /* a name that no file has */
-    return rc == 0;
-}
-
-struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-    struct block_file_id id = {.key_bytes = ns->identity.key_bytes, .part = part};
-
-    (void)cache_shared_fingerprint(c, ns, id.fingerprint);
-    memcpy(id.key, b->key, ns->identity.key_bytes);
-    return id;
 }
 
 /* ---- attaching ---- */

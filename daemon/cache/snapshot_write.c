@@ -25,7 +25,7 @@ struct snapshot_write {
     uint8_t *snapshot, *parts; /* parts: behind the namespaces */
     struct sums_part *memory;  /* by part: where its bytes are */
     uint64_t n, cap, start_ns;
-    uint64_t in_windows, lost; /* parts in windows; of these, those that lie nowhere else */
+    uint64_t in_groups, lost; /* parts in windows; of these, those that lie nowhere else */
     struct sums sums;
 };
 
@@ -121,7 +121,7 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
         if (p->dram != PART_DRAM_READY)
             continue;
         if (arena_slot_group(c->arena, part_slot(p))) { /* memory that ends with the daemon */
-            w->in_windows++;
+            w->in_groups++;
             w->lost += !part_backed(p);
             continue;
         }
@@ -242,9 +242,9 @@ void cache_snapshot_finish(struct cache *c)
     rc = persist_commit(w->persist);
     if (rc == 0)
         log_info(ROOM, "snapshot-written",
-                 "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " in_windows=%" PRIu64
+                 "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " in_groups=%" PRIu64
                  " lost=%" PRIu64 " seconds=%.3f",
-                 head.parts, w->n, bytes, w->in_windows, w->lost,
+                 head.parts, w->n, bytes, w->in_groups, w->lost,
                  (double)(uv_hrtime() - w->start_ns) / 1e9);
     else
         log_warn(ROOM, "snapshot-not-written", "error=%s", strerror(-rc));

@@ -1,6 +1,6 @@
 /* Space in DRAM: which block leaves next, and when a whole extent changes its slot size.
  *
- * The policy orders the blocks; this file says which of them may leave. A block that a search meets
+ * The policy orders the blocks; leave.c says which of them may leave. A block that a search meets
  * and that may not leave goes into one of the policy's lists aside, and comes back when what kept
  * it there ends (cache_reconsider) or when it is used again. So a search looks at few blocks, and a
  * search that found nothing costs nothing until something was released. `arena_candidates` counts
@@ -9,24 +9,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-
-/* The lists of the policy. */
-enum {
-    LIST_CANDIDATES = POLICY_CANDIDATES,
-    /* In use, or nowhere else while it is leased, pinned, or being written. */
-    LIST_HELD,
-    /* Nowhere else, and waits to be written: leaves when nothing else may. */
-    LIST_UNWRITTEN,
-    /* Nowhere else, while the arena still grows. */
-    LIST_ONLY_COPY,
-    /* Leased or pinned with a copy below: may leave DRAM, but not the index. */
-    LIST_KEPT,
-    /* Of another slot size than was wanted, in an extent that could not be emptied. */
-    LIST_STUCK,
-    /* In windows only: its slots are of no use to others. cache/window.c empties these. */
-    LIST_WINDOW,
-};
-_Static_assert((int)LIST_WINDOW < (int)POLICY_LISTS, "the policy has too few lists");
 
 /* Looks of one search; it goes on in the next turn of the loop. */
 #define LOOKS 4096
@@ -41,18 +23,12 @@ _Static_assert((int)LIST_WINDOW < (int)POLICY_LISTS, "the policy has too few lis
  * NEAR_TRIES candidates, and at no more than a 1/NEAR_FRACTION of all. */
 #define NEAR_TRIES 16
 #define NEAR_FRACTION 32
-/* Memory that is waited for: a slow virtual machine was seen to touch 280 MiB a second. */
-#define SOON_BYTES (256u << 20)
-
 struct space_search {
     struct cache *cache;
-    bool lose;     /* blocks that lie nowhere else may leave though they wait to be written */
-    bool spare;    /* the arena has space in a moment: what lies nowhere else stays */
-    bool keep;     /* what waits to be written stays, whatever else does not help */
-    bool drop;     /* the block is to leave all tiers */
-    bool windows;  /* blocks in windows may leave, too */
-    bool any_size; /* of slots */
-    bool beside;   /* for a part that is moved: nothing else is begun for it */
+    struct leave may;
+    bool keep;                  /* what waits to be written stays, whatever else does not help */
+    bool any_size;              /* of slots */
+    bool beside;                /* for a part that is moved: nothing else is begun for it */
     struct tenant *tenant;      /* that the slot is for; NULL: nobody */
     struct policy_group *only;  /* whose blocks alone may leave; NULL: all */
     struct policy_group *group; /* at hand */
@@ -65,77 +41,6 @@ struct space_search {
     bool blocked;
     unsigned owners; /* of the extent at hand, so far */
 };
-
-/* ---- what may leave ---- */
-
-static bool arena_grows(const struct cache *c)
-{
-    return arena_space_comes(c->arena, SOON_BYTES);
-}
-
-static unsigned list_for_dram(const struct space_search *s, const struct block *b,
-                              const struct ns *ns)
-{
-    bool only_copy = false;
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        const struct part *p = &b->part[i];
-
-        if (p->users > 0)
-            return LIST_HELD;
-        only_copy = only_copy || (p->dram == PART_DRAM_READY && !part_backed(p));
-    }
-    if (!only_copy)
-        return LIST_CANDIDATES;
-    if (b->leases > 0 || b->flags & BLOCK_PINNED || !block_idle(b, ns))
-        return LIST_HELD;
-    if (s->spare)
-        return LIST_ONLY_COPY;
-    return b->flags & BLOCK_QUEUED && !s->lose ? LIST_UNWRITTEN : LIST_CANDIDATES;
-}
-
-/* None of its parts in DRAM has an ordinary slot. */
-static bool in_windows_only(struct cache *c, const struct block *b, const struct ns *ns)
-{
-    bool any = false;
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        if (b->part[i].dram != PART_DRAM_READY)
-            continue;
-        if (!arena_slot_group(c->arena, part_slot(&b->part[i])))
-            return false;
-        any = true;
-    }
-    return any;
-}
-
-static unsigned list_for(const struct space_search *s, block_ref ref)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(s->cache, ref, &ns);
-    unsigned list = list_for_dram(s, b, ns);
-
-    if (list == LIST_CANDIDATES && !s->windows && in_windows_only(s->cache, b, ns))
-        return LIST_WINDOW;
-    if (list != LIST_CANDIDATES || !s->drop)
-        return list;
-    if (b->leases > 0 || b->flags & BLOCK_PINNED || !block_idle(b, ns))
-        return LIST_KEPT;
-    return b->flags & BLOCK_QUEUED ? LIST_UNWRITTEN : LIST_CANDIDATES;
-}
-
-void cache_reconsider(struct cache *c, block_ref ref)
-{
-    unsigned was = policy_list(index_block(c->config.index, ref)), list;
-    struct space_search s = {.cache = c, .drop = true};
-
-    if (was == LIST_CANDIDATES || was == LIST_STUCK)
-        return; /* it may leave, or does not depend on the block */
-    s.spare = arena_grows(c);
-    list = list_for(&s, ref);
-    if (list != was)
-        policy_move(c->config.policy, ref, list);
-}
 
 /* ---- slots of the wanted size ---- */
 
@@ -161,25 +66,13 @@ static slot_ref block_slot(struct cache *c, block_ref ref, uint64_t slot_bytes)
     return any;
 }
 
-/* The slot can't be emptied now. Owner 0: it is not known to be a part's. */
-static bool owner_blocks(struct space_search *s, uint64_t owner)
-{
-    const struct block *b = index_peek(s->cache->config.index, owner_block(owner));
-    const struct ns *ns = b ? index_ns(s->cache->config.index, b->ns) : NULL;
-    uint32_t part = owner_part(owner);
-
-    return !b || part >= ns->identity.parts || b->part[part].dram != PART_DRAM_READY ||
-           list_for_dram(s, b, ns) != LIST_CANDIDATES ||
-           (!s->windows && cache_quota_keeps(ns->tenant));
-}
-
 static bool owner_blocked_cb(void *ctx, uint64_t owner)
 {
     struct space_search *s = ctx;
 
     s->looks--;
     s->cache->config.metrics->arena_candidates++;
-    s->blocked = owner == 0 || owner_blocks(s, owner);
+    s->blocked = owner == 0 || cache_leave_blocked(&s->may, owner);
     s->blocker = owner;
     return !s->blocked && ++s->owners < EXTENT_LOOKS;
 }
@@ -195,7 +88,7 @@ static bool extent_may_go(struct space_search *s, slot_ref slot)
         c->space.blockers = calloc(arena_extents(c->arena), sizeof(*c->space.blockers));
     if (c->space.blockers && c->space.blockers[extent] != 0 &&
         index_peek(c->config.index, owner_block(c->space.blockers[extent])) &&
-        owner_blocks(s, c->space.blockers[extent]))
+        cache_leave_blocked(&s->may, c->space.blockers[extent]))
         return false;
     s->blocked = false;
     s->blocker = 0;
@@ -210,7 +103,7 @@ static unsigned slot_list_cb(void *ctx, block_ref ref)
 {
     struct space_search *s = ctx;
     struct arena *a = s->cache->arena;
-    unsigned list = list_for(s, ref);
+    unsigned list = cache_leave_list(&s->may, ref);
     slot_ref slot;
 
     s->seen++;
@@ -233,7 +126,8 @@ static bool near_cb(void *ctx, block_ref ref)
 
     s->cache->config.metrics->arena_candidates++;
     return slot != 0 && arena_slot_node(a, slot) == s->node &&
-           arena_slot_bytes(a, slot) == s->slot_bytes && list_for(s, ref) == LIST_CANDIDATES;
+           arena_slot_bytes(a, slot) == s->slot_bytes &&
+           cache_leave_list(&s->may, ref) == LIST_CANDIDATES;
 }
 
 /* ---- searching ---- */
@@ -285,9 +179,9 @@ static block_ref victim_first(struct space_search *s)
 {
     block_ref ref = victim_near(s);
 
-    if (ref == 0 && s->lose)
+    if (ref == 0 && s->may.lose)
         ref = victim_from(s, LIST_UNWRITTEN);
-    if (ref == 0 && !s->spare)
+    if (ref == 0 && !s->may.spare)
         ref = victim_from(s, LIST_ONLY_COPY);
     if (ref == 0)
         ref = victim_from(s, LIST_KEPT);
@@ -325,8 +219,8 @@ static block_ref victim_among(struct space_search *s, struct policy_group **g, u
 {
     block_ref ref = groups_search(s, g, n, victim_first);
 
-    if (ref == 0 && !s->spare && !s->lose && !s->keep) {
-        s->lose = true;
+    if (ref == 0 && !s->may.spare && !s->may.lose && !s->keep) {
+        s->may.lose = true;
         ref = groups_search(s, g, n, victim_unwritten);
     }
     s->unseen = false;
@@ -341,7 +235,7 @@ static block_ref victim_find(struct space_search *s)
     bool unseen = s->unseen;
 
     /* Who holds no more than is guaranteed gives up its own when nobody else can, now or in a moment. */
-    if (ref == 0 && !s->spare && !s->only && s->tenant && s->tenant->group &&
+    if (ref == 0 && !s->may.spare && !s->only && s->tenant && s->tenant->group &&
         cache_quota_keeps(s->tenant)) {
         ref = victim_among(s, &s->tenant->group, 1);
         s->unseen |= unseen;
@@ -384,20 +278,12 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
 {
     struct space_search *s = ctx;
 
-    s->blocked = owner == 0 || owner_blocks(s, owner);
+    s->blocked = owner == 0 || cache_leave_blocked(&s->may, owner);
     if (s->blocked || s->owners >= EXTENT_EVICTIONS)
         return false;
     s->owners += 1 + cache_ns(s->cache, owner_block(owner))->identity.parts / PARTS_PER_EVICTION;
     block_evict(s->cache, owner_block(owner), false);
     return true;
-}
-
-bool cache_owner_may_leave(struct cache *c, uint64_t owner)
-{
-    struct space_search s = {
-        .cache = c, .lose = c->dirty_bytes > c->config.backlog_bytes, .windows = true};
-
-    return owner != 0 && !owner_blocks(&s, owner);
 }
 
 void cache_owner_evict(struct cache *c, uint64_t owner)
@@ -427,6 +313,22 @@ static bool extent_evict(struct space_search *s)
     return true;
 }
 
+/* Nothing else gives a slot of that size: an extent may be emptied for it (compact.c). Then who waits for space will be told. */
+static void compact_for(struct cache *c, uint64_t slot_bytes)
+{
+    if (c->compact.slot_bytes > 0) {
+        if (c->compact.extent > 0 && cache_compact_late(c))
+            cache_wake(c, CHORE_COMPACT);
+        return;
+    }
+    if (!c->copier.copy || c->no_writes || c->compact.vain == c->releases ||
+        uv_now(c->config.loop) < c->compact.again_ms)
+        return;
+    c->compact.slot_bytes = slot_bytes;
+    c->compact.left = arena_extents(c->arena);
+    cache_wake(c, CHORE_COMPACT);
+}
+
 /* Makes one step towards a slot. False: nothing more may leave now. */
 static bool evict_some(struct space_search *s)
 {
@@ -443,18 +345,18 @@ static bool evict_some(struct space_search *s)
     }
     if (victim == 0 && s->beside)
         return false;
-    if (victim == 0 && !s->spare && !s->keep && cache_fill_reclaim(c))
+    if (victim == 0 && !s->may.spare && !s->keep && cache_fill_reclaim(c))
         return true;
     if (victim == 0) {
-        if (!s->spare)
-            (void)cache_compact(c, s->slot_bytes);
+        if (!s->may.spare)
+            compact_for(c, s->slot_bytes);
         return false;
     }
     slot = block_slot(c, victim, s->slot_bytes);
     if (arena_slot_bytes(c->arena, slot) == s->slot_bytes) {
         /* What is stuck was colder. */
         if (!s->beside && c->quotas.guaranteed && policy_list_count(s->group, LIST_STUCK) > 0)
-            (void)cache_compact(c, s->slot_bytes);
+            compact_for(c, s->slot_bytes);
         block_evict(c, victim, false);
         return true;
     }
@@ -470,7 +372,7 @@ static unsigned drop_list_cb(void *ctx, block_ref ref)
     struct space_search *s = ctx;
 
     s->cache->config.metrics->arena_candidates++;
-    return list_for(s, ref);
+    return cache_leave_list(&s->may, ref);
 }
 
 static block_ref drop_find(struct space_search *s, unsigned list)
@@ -485,9 +387,9 @@ static block_ref drop_candidate(struct space_search *s)
     return ref ? ref : drop_find(s, LIST_STUCK);
 }
 
-static block_ref drop_in_window(struct space_search *s)
+static block_ref drop_in_group(struct space_search *s)
 {
-    return drop_find(s, LIST_WINDOW);
+    return drop_find(s, LIST_GROUPS);
 }
 
 void cache_drop(struct cache *c, block_ref ref)
@@ -500,14 +402,14 @@ void cache_drop(struct cache *c, block_ref ref)
 
 bool cache_coldest_drop(struct cache *c)
 {
-    struct space_search s = {.cache = c, .drop = true, .looks = LOOKS};
+    struct space_search s = {.cache = c, .may = {.cache = c, .drop = true}, .looks = LOOKS};
     struct policy_group *g[QUOTA_GROUPS];
     uint32_t n = cache_quota_groups(c, g);
     block_ref ref = groups_search(&s, g, n, drop_candidate);
 
-    s.windows = true;
+    s.may.groups = true;
     if (ref == 0)
-        ref = groups_search(&s, g, n, drop_in_window);
+        ref = groups_search(&s, g, n, drop_in_group);
     if (ref != 0)
         cache_drop(c, ref);
     return ref != 0;
@@ -523,7 +425,7 @@ static int most_keep(const struct space_search *of)
     const struct tenant *t = s.tenant;
 
     s.any_size = true;
-    s.spare = false;
+    s.may.spare = false;
     s.node = NUMA_NONE;
     while (t->dram_bytes + s.slot_bytes > t->settings.dram_most) {
         block_ref victim = s.cache->space.searching ? 0 : victim_find(&s);
@@ -540,7 +442,7 @@ static int most_keep(const struct space_search *of)
 slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node)
 {
     struct space_search s = {.cache = c,
-                             .lose = c->dirty_bytes > c->config.backlog_bytes,
+                             .may = {.cache = c, .lose = c->dirty_bytes > c->config.backlog_bytes},
                              .beside = true,
                              .looks = LOOKS,
                              .slot_bytes = arena_padded(bytes),
@@ -571,7 +473,7 @@ static int slot_search(struct space_search *s, uint64_t bytes, uint64_t owner, s
         *out = arena_alloc(c->arena, bytes, owner, s->node);
     if (*out != 0)
         return 0;
-    c->config.metrics->arena_full += !s->spare && !c->space.searching;
+    c->config.metrics->arena_full += !s->may.spare && !c->space.searching;
     return -EBUSY;
 }
 
@@ -584,9 +486,10 @@ int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool k
 
     if (slot == 0) {
         struct space_search s = {.cache = c,
-                                 .lose = !keep && c->dirty_bytes > c->config.backlog_bytes,
+                                 .may = {.cache = c,
+                                         .lose = !keep && c->dirty_bytes > c->config.backlog_bytes,
+                                         .spare = cache_arena_grows(c)},
                                  .keep = keep,
-                                 .spare = arena_grows(c),
                                  .looks = LOOKS,
                                  .slot_bytes = arena_padded(bytes),
                                  .tenant = t,

@@ -52,10 +52,71 @@ struct cache_lists {
 void cache_list_update(struct cache *c, block_ref ref);
 /* Takes it out of its list, if it is in one: the policy needs the links. */
 void cache_list_unlink(struct cache *c, block_ref ref);
+/* As if it had been used last. No effect on blocks in no list. */
+void cache_list_front(struct cache *c, block_ref ref);
 /* Blocks of one prefix were used, head first; 0 and blocks in no list are passed over. */
 void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n);
+
+/* ---- leave.c ---- */
+
+/* The lists of the policy. */
+enum {
+    LIST_CANDIDATES = POLICY_CANDIDATES,
+    /* In use, or nowhere else while it is leased, pinned, or being written. */
+    LIST_HELD,
+    /* Nowhere else, and waits to be written: leaves when nothing else may. */
+    LIST_UNWRITTEN,
+    /* Nowhere else, while the arena still grows. */
+    LIST_ONLY_COPY,
+    /* Leased or pinned with a copy below: may leave DRAM, but not the index. */
+    LIST_KEPT,
+    /* Of another slot size than was wanted, in an extent that could not be emptied. */
+    LIST_STUCK,
+    /* In windows only: its slots are of no use to others. cache/window.c empties these. */
+    LIST_GROUPS,
+};
+_Static_assert((int)LIST_GROUPS < (int)POLICY_LISTS, "the policy has too few lists");
+
+/* No part of it is being read, written or filled. */
+bool block_idle(const struct block *b, const struct ns *ns);
+
+/* Who asks whether a block may leave. */
+struct leave {
+    struct cache *cache;
+    bool lose;    /* those that lie nowhere else may leave though they wait to be written */
+    bool spare;   /* the arena has space in a moment: what lies nowhere else stays */
+    bool drop;    /* the block is to leave all tiers */
+    bool groups;  /* those in slots of groups may leave, too */
+};
+/* The list where the block belongs; LIST_CANDIDATES: it may leave. */
+unsigned cache_leave_list(const struct leave *l, block_ref ref);
+/* The owner's slot can't be emptied now. */
+bool cache_leave_blocked(const struct leave *l, uint64_t owner);
+/* The block in a slot of this owner may leave DRAM now without loss, or is not waiting to be written. */
+bool cache_owner_may_leave(struct cache *c, uint64_t owner);
+/* The block's state changed, and it may be one that may leave now. */
+void cache_reconsider(struct cache *c, block_ref ref);
+/* The arena has more space in a moment. */
+bool cache_arena_grows(const struct cache *c);
+
+/* ---- evict.c ---- */
+
+/* Nobody holds, uses or pinned it. */
+bool cache_may_drop(struct cache *c, block_ref ref);
 /* Drops the oldest block of the list that may be dropped. False: of those at its end none may. */
 bool cache_list_drop(struct cache *c, struct block_list *l);
+/* Drops the oldest of too many blocks that lie on the shared tier only, but none that is held. */
+void cache_shared_trim(struct cache *c);
+/* The same, so that there is room for so much more in the index. False: they would be too many. */
+bool cache_shared_room(struct cache *c, uint64_t more_bytes);
+
+/* ---- index_space.c ---- */
+
+/* Which blocks may be dropped for a new one in a full index: those on the shared tier only, also
+ * those that left DRAM, also the coldest in DRAM. */
+enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
+/* A new block; 0 when the index stays full. */
+block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from);
 /* During recovery, in a full index: drops a block that lies on NVMe only and was written before
  * `sequence`. False: none was found. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence);
@@ -64,18 +125,6 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence);
 void cache_list_sweep_begin(struct cache *c);
 bool cache_list_sweep_run(void *ctx);
 bool cache_list_sweep_ready(const void *ctx);
-/* Which blocks may be dropped for a new one in a full index: those on the shared tier only, also
- * those that left DRAM, also the coldest in DRAM. */
-enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
-/* A new block; 0 when the index stays full. */
-block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from);
-
-/* ---- index_part.c ---- */
-
-/* A new block of ns takes the place of its tenant's own ones only. */
-bool cache_index_gives(struct cache *c, const struct ns *ns);
-/* Drops one of them. False: none may be dropped. */
-bool cache_index_give(struct cache *c, const struct ns *ns);
 
 /* ---- space.c ---- */
 
@@ -92,21 +141,16 @@ bool cache_coldest_drop(struct cache *c);
  * - -EDQUOT: the owner's tenant gets no more, and nothing of its own may leave now.
  * owner: part_owner(), or 0 for a slot that holds no part. */
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out);
-/* The block in a slot of this owner may leave DRAM now without loss, or is not waiting to be written; and
- * leaves. */
-bool cache_owner_may_leave(struct cache *c, uint64_t owner);
+/* The block in a slot of this owner, which may leave, leaves DRAM. */
 void cache_owner_evict(struct cache *c, uint64_t owner);
-/* The block's state changed, and it may be one that may leave now. */
-void cache_reconsider(struct cache *c, block_ref ref);
 
 /* A slot for a part that moves out of a closed extent; blocks leave for it that may leave for anybody's. 0: there is none now. */
 slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node);
 
 /* ---- compact.c: extents emptied of blocks that stay ---- */
 
-/* Nothing else gives a slot of that size: an extent may be emptied for it. True: that is under way, and who waits for space will be
- * told. */
-bool cache_compact(struct cache *c, uint64_t slot_bytes);
+/* Without progress for so long it gives up. */
+#define CACHE_COMPACT_PATIENCE_MS 2000u
 bool cache_compact_run(void *ctx);
 bool cache_compact_ready(const void *ctx);
 void cache_compact_disarm(struct cache *c); /* its alarm */

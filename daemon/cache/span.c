@@ -48,6 +48,17 @@ int span_part(struct cache *c, block_ref ref, uint32_t part, struct span *out)
     return make(c, part_slot(p), 0, form, 0, form->shards, false, out);
 }
 
+/* Whether all of these shards are claimed; no others are the part's. */
+static bool fill_claimed(const struct cache_fill *f, uint32_t shard, uint32_t n)
+{
+    if (shard > f->shards || n > f->shards - shard)
+        return false;
+    for (uint32_t s = shard; s < shard + n; s++)
+        if (!(f->claimed[s / 64] >> (s % 64) & 1))
+            return false;
+    return true;
+}
+
 int span_fill(struct cache *c, const struct cache_fill *f, uint32_t first, uint32_t n,
               struct span *out)
 {

@@ -1,8 +1,7 @@
-/* What the cache puts off until the next turn of the loop; and who waits for a turn, for space or for write-behind. */
+/* Who waits: for a turn of the loop, for space, for write-behind. */
 #include "daemon/cache/cache.h"
 
 #include "daemon/cache/internal.h"
-#include "daemon/cache/snapshot.h"
 
 /* Of those who wait for something else than a slot, that try again in one turn of the loop. */
 #define OTHER_WAKES 16
@@ -20,7 +19,7 @@ static bool space_may_come(const struct cache *c)
     return c->space.searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
            c->shards.pieces > 0 || c->write[WRITE_SHARE].full || c->unseeded.n > 0 ||
            ((c->chore[CHORE_WRITE_NVME].due || c->chore[CHORE_WRITE_SHARE].due) && !c->no_writes) ||
-           c->relocations.n > 0 || c->compact.slot_bytes > 0 ||
+           c->moves.n > 0 || c->compact.slot_bytes > 0 ||
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }
 
@@ -39,7 +38,7 @@ static const struct list *first_retries(struct list *waits)
 
 /* Each waits for something of its own, so that one fails says nothing about the next: after a release
  * each tries once, some in each turn. */
-static bool other_run(void *ctx)
+bool cache_other_run(void *ctx)
 {
     struct cache *c = ctx;
 
@@ -48,7 +47,7 @@ static bool other_run(void *ctx)
     return !list_empty(&c->woken);
 }
 
-static bool other_ready(const void *ctx)
+bool cache_other_ready(const void *ctx)
 {
     const struct cache *c = ctx;
 
@@ -56,7 +55,7 @@ static bool other_ready(const void *ctx)
 }
 
 /* Something was released, or a search goes on. */
-static bool space_run(void *ctx)
+bool cache_space_run(void *ctx)
 {
     struct cache *c = ctx;
     struct list *slots = &c->waits[WAIT_SLOT];
@@ -78,7 +77,7 @@ static bool space_run(void *ctx)
 }
 
 /* Nothing is under way that could free a slot: who waits for one has to know. */
-static bool space_ready(const void *ctx)
+bool cache_space_ready(const void *ctx)
 {
     const struct cache *c = ctx;
 
@@ -87,14 +86,14 @@ static bool space_ready(const void *ctx)
 
 void cache_less_under_way(struct cache *c)
 {
-    if (space_ready(c))
+    if (cache_space_ready(c))
         cache_wake(c, CHORE_SPACE);
     if (c->users == 0 && !list_empty(&c->durables.waiting))
         cache_wake(c, CHORE_WRITE_NVME);
 }
 
 /* One a turn of the loop, each in its turn. */
-static bool turn_run(void *ctx)
+bool cache_turn_run(void *ctx)
 {
     struct cache *c = ctx;
 
@@ -102,14 +101,14 @@ static bool turn_run(void *ctx)
     return !list_empty(&c->waits[WAIT_TURN]);
 }
 
-static bool turn_ready(const void *ctx)
+bool cache_turn_ready(const void *ctx)
 {
     const struct cache *c = ctx;
 
     return !list_empty(&c->waits[WAIT_TURN]);
 }
 
-static bool pressure_run(void *ctx)
+bool cache_pressure_run(void *ctx)
 {
     struct cache *c = ctx;
 
@@ -118,7 +117,7 @@ static bool pressure_run(void *ctx)
     return false;
 }
 
-static bool pressure_ready(const void *ctx)
+bool cache_pressure_ready(const void *ctx)
 {
     const struct cache *c = ctx;
 
@@ -127,55 +126,23 @@ static bool pressure_ready(const void *ctx)
 
 void cache_less_dirty(struct cache *c)
 {
-    if (pressure_ready(c))
+    if (cache_pressure_ready(c))
         cache_wake(c, CHORE_PRESSURE);
-}
-
-/* ---- chores ---- */
-
-/* In this order: who waits for the extent that compact.c has emptied takes it before others come. */
-static const struct {
-    bool (*run_cb)(void *ctx);
-    bool (*ready_cb)(const void *ctx);
-} chores[CHORES] = {
-    [CHORE_COMPACT] = {cache_compact_run, cache_compact_ready},
-    [CHORE_SPACE] = {space_run, space_ready},
-    [CHORE_OTHER] = {other_run, other_ready},
-    [CHORE_TURN] = {turn_run, turn_ready},
-    [CHORE_SEEDS] = {cache_seeds_run, cache_seeds_ready},
-    [CHORE_WRITE_NVME] = {cache_write_nvme_run, cache_write_nvme_ready},
-    [CHORE_WRITE_SHARE] = {cache_write_share_run, cache_write_share_ready},
-    [CHORE_WINDOWS] = {cache_windows_run, cache_windows_ready},
-    [CHORE_SWEEP] = {cache_list_sweep_run, cache_list_sweep_ready},
-    [CHORE_HINTS] = {cache_hints_run, NULL},
-    [CHORE_REGROUP] = {cache_quota_regroup_run, NULL},
-    [CHORE_TRIM] = {cache_quota_trim_run, NULL},
-    [CHORE_PRESSURE] = {pressure_run, pressure_ready},
-};
-
-int cache_chores_init(struct cache *c)
-{
-    int rc = chores_init(&c->chores, c->config.loop, c);
-
-    c->chores.idle.data = c;
-    for (unsigned i = 0; rc == 0 && i < CHORES; i++)
-        chore_add(&c->chores, &c->chore[i], chores[i].run_cb, chores[i].ready_cb);
-    return rc;
 }
 
 void cache_released(struct cache *c)
 {
     c->lists.fruitless = 0;
     c->releases++;
-    c->windows.change++;
+    c->groups.change++;
     if (anybody_waits(c))
         cache_wake(c, CHORE_SPACE);
     c->write[WRITE_NVME].full = false; /* what was released may be an operation of the tier */
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (cache_write_waits(c, to))
             cache_wake(c, CHORE_WRITE_NVME + to);
-    if (c->relocations.n > 0 || c->windows.taking || c->windows.over)
-        cache_wake(c, CHORE_WINDOWS);
+    if (c->moves.n > 0 || c->groups.taking || c->groups.over)
+        cache_wake(c, CHORE_GROUPS);
     if (c->compact.slot_bytes > 0 || c->compact.n > 0)
         cache_wake(c, CHORE_COMPACT);
     if (!list_empty(&c->waits[WAIT_PRESSURE]))
@@ -206,12 +173,6 @@ bool cache_slot_awaited(const struct cache *c, const struct cache_retry *r)
     const struct list *first = list_empty(&c->firsts) ? &c->waits[WAIT_SLOT] : &c->firsts;
 
     return !list_empty(first) && first->next != &r->link;
-}
-
-void cache_arena_grew(struct cache *c)
-{
-    cache_snapshot_load_grew(c);
-    cache_released(c);
 }
 
 bool cache_back_pressure(const struct cache *c)

@@ -1,91 +1,9 @@
-/* What keeps blocks where they are: leases in some tier, uses of their parts in DRAM. Which of them are found, and where. */
+/* What keeps blocks where they are: leases in some tier, uses of their parts in DRAM. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
 #include <assert.h>
 #include <errno.h>
-
-/* ---- where they are ---- */
-
-/* The block's namespace, which for one of many is that of the block before; NULL: there is none before. */
-static const struct ns *ns_again(const struct cache *c, const struct block *b,
-                                 const struct ns *before)
-{
-    return before && before->id == b->ns ? before : index_ns(c->config.index, b->ns);
-}
-
-static bool found(const struct block *b, const struct ns *ns)
-{
-    return block_complete(b, ns) && !(b->flags & BLOCK_DOOMED);
-}
-
-bool cache_found(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    struct block *b = ref ? cache_block(c, ref, &ns) : NULL;
-
-    return b && found(b, ns);
-}
-
-bool cache_in_dram(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    return b->dram_parts == ns->identity.parts;
-}
-
-static bool on_share(const struct cache *c, const struct block *b, const struct ns *ns)
-{
-    if (b->flags & BLOCK_SHARED_ONLY)
-        return true;
-    for (uint32_t i = 0; c->share && i < ns->identity.parts; i++)
-        if (!part_whole_local(&b->part[i]))
-            return true;
-    return false;
-}
-
-bool cache_on_share(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    return on_share(c, b, ns);
-}
-
-static uint8_t tier_of(const struct cache *c, const struct block *b, const struct ns *ns)
-{
-    if (!found(b, ns))
-        return 0;
-    return b->dram_parts == ns->identity.parts ? CACHE_DRAM
-           : on_share(c, b, ns)                ? CACHE_SHARE
-                                               : CACHE_NVME;
-}
-
-uint8_t cache_tier(const struct cache *c, block_ref ref)
-{
-    const struct block *b = ref ? index_block(c->config.index, ref) : NULL;
-
-    return b ? tier_of(c, b, index_ns(c->config.index, b->ns)) : 0;
-}
-
-void cache_tiers(const struct cache *c, const block_ref *refs, uint32_t n, bool stop_at_gap,
-                 uint8_t *tiers)
-{
-    const struct ns *ns = NULL;
-    bool gap = false;
-
-    for (uint32_t i = 0; i < n; i++) {
-        const struct block *b = refs[i] && !gap ? index_block(c->config.index, refs[i]) : NULL;
-
-        tiers[i] = 0;
-        if (b) {
-            ns = ns_again(c, b, ns);
-            tiers[i] = tier_of(c, b, ns);
-        }
-        gap = gap || (stop_at_gap && tiers[i] == 0);
-    }
-}
 
 /* ---- leases ---- */
 
@@ -134,7 +52,7 @@ void cache_lease_many(struct cache *c, const block_ref *refs, uint32_t n)
 
         if (!b)
             continue;
-        ns = ns_again(c, b, ns);
+        ns = cache_ns_again(c, b, ns);
         lease_add(c, b, ns);
     }
 }
@@ -149,8 +67,8 @@ uint32_t cache_lease_found(struct cache *c, block_ref *refs, uint32_t n)
 
         if (!b)
             continue;
-        ns = ns_again(c, b, ns);
-        if (!found(b, ns)) {
+        ns = cache_ns_again(c, b, ns);
+        if (!block_found(b, ns)) {
             refs[i] = 0;
             continue;
         }
@@ -170,7 +88,7 @@ void cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n)
 
         if (!b)
             continue;
-        ns = ns_again(c, b, ns);
+        ns = cache_ns_again(c, b, ns);
         if (!lease_drop(c, b, ns))
             continue;
         cache_settle(c, refs[i], b, ns);
@@ -185,22 +103,18 @@ void cache_unlease(struct cache *c, block_ref ref)
     cache_unlease_many(c, &ref, 1);
 }
 
+void cache_lease_undo(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    (void)cache_lease_end(c, ref);
+    cache_settle(c, ref, b, ns);
+}
+
 struct cache_leased cache_leased(const struct cache *c)
 {
     return c->leased;
-}
-
-block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
-{
-    block_ref ref = index_find(c->config.index, ns, key);
-
-    if (ref == 0)
-        ref = cache_insert(c, ns, key, INDEX_SPACE_DRAM);
-    if (ref != 0)
-        lease_add(c, index_block(c->config.index, ref), ns);
-    if (c->tier)
-        cache_ns_record(c, ns);
-    return ref;
 }
 
 bool cache_pin(struct cache *c, block_ref ref, bool pinned)
@@ -284,35 +198,7 @@ void cache_unhold(struct cache *c, block_ref ref, uint32_t part)
     cache_put(c, ref, part);
 }
 
-/* ---- of requests ---- */
-
-void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
-{
-    uint32_t outside;
-
-    admission_hits(ns_admission(ns), policy_touch(c->config.policy, refs, n, &outside));
-    if (outside > 0)
-        cache_list_touch(c, refs, n);
-    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
-        if (cache_write_reused(c, to, ns))
-            cache_write_used(c, to, refs, n);
-}
-
-void cache_touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
-{
-    block_ref own[UCM_MAX_KEYS];
-    uint32_t some = 0;
-
-    assert(n <= UCM_MAX_KEYS);
-    for (uint32_t i = 0; i < n; i++) {
-        bool is = refs[i] != 0 && index_block(c->config.index, refs[i])->ns == ns->id;
-
-        own[i] = is ? refs[i] : 0;
-        some += is;
-    }
-    if (some > 0)
-        cache_touch(c, ns, own, n);
-}
+/* ---- what a prefetch brought ---- */
 
 void cache_prefetched(struct cache *c, block_ref ref)
 {

@@ -26,13 +26,13 @@ static int evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
     uint64_t best = 0, owner;
     unsigned best_heat = 0, found = 0;
 
-    if (!round || round->vain == c->windows.change)
+    if (!round || round->vain == c->groups.change)
         return -ENOSPC;
-    while (found < SAMPLE && round->looks < round->slots && c->windows.looks < LOOKS_TURN) {
+    while (found < SAMPLE && round->looks < round->slots && c->groups.looks < LOOKS_TURN) {
         unsigned heat;
 
         round->looks++;
-        c->windows.looks++;
+        c->groups.looks++;
         if (arena_group_next(c->arena, group, bytes, &owner) == 0) {
             round->looks = round->slots;
             break;
@@ -51,11 +51,11 @@ static int evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
         cache_owner_evict(c, best);
         return 0;
     }
-    cache_wake(c, CHORE_WINDOWS);
+    cache_wake(c, CHORE_GROUPS);
     if (round->looks < round->slots)
         return -EAGAIN;
     round->looks = 0;
-    round->vain = c->windows.change;
+    round->vain = c->groups.change;
     return -ENOSPC;
 }
 
@@ -90,7 +90,7 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
 /* The extent goes back to the arena with its last slot. True: there is more for the next turn of the loop. */
 static bool empty_some(struct cache *c)
 {
-    uint32_t extent = c->windows.taking - 1;
+    uint32_t extent = c->groups.taking - 1;
     struct owners o = {.cache = c};
 
     if (arena_extent_closed(c->arena, extent) &&
@@ -99,8 +99,8 @@ static bool empty_some(struct cache *c)
             return true;
         arena_extent_close(c->arena, extent, false); /* somebody came first */
     }
-    c->windows.taking = 0;
-    cache_windows_changed(c);
+    c->groups.taking = 0;
+    cache_groups_changed(c);
     return false;
 }
 
@@ -110,7 +110,7 @@ static bool take_from(struct cache *c, struct arena_group *from, struct owners *
     struct arena *a = c->arena;
 
     for (uint32_t i = 0; i < EXTENTS && o->all < OWNERS_ALL; i++) {
-        uint32_t extent = arena_group_extent(a, from, c->windows.taken++);
+        uint32_t extent = arena_group_extent(a, from, c->groups.taken++);
 
         if (extent == UINT32_MAX)
             continue;
@@ -120,8 +120,8 @@ static bool take_from(struct cache *c, struct arena_group *from, struct owners *
         if (o->blocked)
             continue;
         arena_extent_close(a, extent, true);
-        c->windows.taking = 1 + extent;
-        cache_released(c); /* and wakes CHORE_WINDOWS */
+        c->groups.taking = 1 + extent;
+        cache_released(c); /* and wakes CHORE_GROUPS */
         return true;
     }
     return false;
@@ -140,23 +140,23 @@ static bool take_from_most(struct cache *c, const struct arena_group *group)
     struct arena_group *from = NULL;
     struct owners o = {.cache = c};
 
-    if (c->windows.taking)
+    if (c->groups.taking)
         return true;
-    if (c->windows.untaken == c->windows.change && c->windows.group == group)
+    if (c->groups.untaken == c->groups.change && c->groups.group == group)
         return false;
     while (o.all < OWNERS_ALL && (from = arena_group_most(a, group, from)) != NULL &&
            (!group || arena_window_lent(a, from) > has(a, group)))
         if (take_from(c, from, &o))
             return true;
-    c->windows.untaken = c->windows.change;
-    c->windows.group = group;
+    c->groups.untaken = c->groups.change;
+    c->groups.group = group;
     return false;
 }
 
 /* ---- a slot ---- */
 
-int cache_window_slot(struct cache *c, struct arena_group *group, uint64_t bytes, uint64_t owner,
-                      slot_ref *out)
+int cache_group_slot(struct cache *c, struct arena_group *group, uint64_t bytes, uint64_t owner,
+                     slot_ref *out)
 {
     struct arena *a = c->arena;
     int rc = arena_alloc_window(a, group, bytes, owner, out);
@@ -178,31 +178,19 @@ int cache_window_slot(struct cache *c, struct arena_group *group, uint64_t bytes
 /* If more is lent than the budget: begins to empty an extent. */
 static void trim(struct cache *c)
 {
-    c->windows.over = c->arena && arena_window_over(c->arena);
-    if (c->windows.over)
+    c->groups.over = c->arena && arena_window_over(c->arena);
+    if (c->groups.over)
         (void)take_from_most(c, NULL);
 }
 
-bool cache_windows_run(void *ctx)
-{
-    struct cache *c = ctx;
-
-    c->windows.looks = 0;
-    c->windows.change++;
-    cache_relocations_pump(c);
-    trim(c);
-    return c->windows.taking && empty_some(c);
-}
-
-bool cache_windows_ready(const void *ctx)
-{
-    const struct cache *c = ctx;
-
-    return c->windows.taking;
-}
-
-void cache_windows_changed(struct cache *c)
+void cache_groups_changed(struct cache *c)
 {
     trim(c);
     cache_released(c);
+}
+
+bool cache_groups_step(struct cache *c)
+{
+    trim(c);
+    return c->groups.taking && empty_some(c);
 }

@@ -68,6 +68,32 @@ block_ref writes_pop(struct write_target *t, struct write_lane **lane);
 /* So many bytes of what was popped of the lane are being written; 0: nothing is. Once for each writes_pop. */
 void writes_charge(struct write_target *t, struct write_lane *lane, uint64_t bytes);
 void writes_free(struct write_target *t);
+extern const uint16_t write_flags[WRITE_TARGETS]; /* of a block that waits */
+uint64_t *write_dropped(struct cache *c, enum write_to to);
+/* The bytes of the block that lie in DRAM and not on NVMe: dirty while it waits. */
+uint64_t cache_block_dirty(const struct block *b, const struct ns *ns);
+/* It waits from now on, or no more. */
+void cache_queued_set(struct cache *c, enum write_to to, block_ref ref, bool queued);
+/* The block that `ref` named when it was queued may be gone, and another have its number. If that
+ * one waits too, it has its turn early. */
+bool cache_still_waits(struct cache *c, enum write_to to, block_ref ref);
+/* The block is not written: a queue is full. */
+void cache_write_give_up(struct cache *c, enum write_to to, block_ref ref);
+/* What a target has of a part. */
+enum part_below { COPY_NONE, COPY_WRITING, COPY_THERE };
+enum part_below part_below(const struct part *p, enum write_to to);
+bool block_share_writing(const struct block *b, const struct ns *ns);
+/* How many of its parts a write would bring to the target: they have no copy there, nor is one under
+ * way. */
+uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);
+/* A part is on the shared tier: those behind it may follow. */
+void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
+/* A namespace may be written again: what was stalled waits in front of its queue. */
+void cache_writes_unstall(struct cache *c);
+/* A seed has come, or can't be had: its blocks are put back in the next turns. */
+void cache_writes_seeded(struct cache *c);
+/* What was stalled waits in front of its queue again. */
+void cache_write_unstall(struct cache *c, enum write_to to, block_ref ref);
 
 /* ---- write_behind.c ---- */
 
@@ -81,23 +107,14 @@ void cache_write_used(struct cache *c, enum write_to to, const block_ref *refs, 
 void cache_write_again(struct cache *c, block_ref ref);
 /* A part of the block was read from the shared tier. */
 void cache_write_fetched(struct cache *c, block_ref ref);
-/* A part is on the shared tier: those behind it may follow. */
-void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
 /* Begin some writes. */
 bool cache_write_nvme_run(void *ctx);
 bool cache_write_nvme_ready(const void *ctx);
 bool cache_write_share_run(void *ctx);
 bool cache_write_share_ready(const void *ctx);
-/* A namespace may be written again: what was stalled waits in front of its queue. */
-void cache_writes_unstall(struct cache *c);
-/* A seed has come, or can't be had: its blocks are put back in the next turns. */
-void cache_writes_seeded(struct cache *c);
 bool cache_writes_seed(struct cache *c); /* some of these; are there more? */
 bool cache_seeds_run(void *ctx);
 bool cache_seeds_ready(const void *ctx);
-/* How many of its parts a write would bring to the target: they have no copy there, nor is one under
- * way. */
-uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);
 /* Empties the queues at a stop. Unstall first. */
 void cache_writes_abandon(struct cache *c);
 
@@ -116,25 +133,17 @@ void cache_durables_retry(struct cache *c);
  * is read, and written anew if it is not whole. */
 void cache_unverified(struct cache *c, block_ref ref, uint32_t part);
 
-/* ---- shared.c ---- */
-
-/* Drops the oldest of too many blocks that lie on the shared tier only, but none that is held. */
-void cache_shared_trim(struct cache *c);
-/* Nothing of the block is believed to lie on the shared tier any more. */
-void cache_shared_forget(struct cache *c, block_ref ref);
-/* The name of a part's file. */
-struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part);
-/* Its files have no names yet: cache_writes_seeded says when that is over. */
-bool cache_seed_awaited(const struct cache *c, const struct ns *ns);
-
 /* ---- ns_record.c ---- */
 
 /* Begins to write the namespace's record, unless there is one, or the last try failed a moment ago.
  * Its blocks wait until the try has ended. There must be a tier. */
 void cache_ns_record(struct cache *c, struct ns *ns);
+/* The same now; NULL: for its blocks, else for a purge of it. 0 or -ENOMEM. */
+int cache_ns_record_start(struct cache *c, struct ns *ns, struct cache_purge *p);
+/* The purge does not wait for its record any more. */
+void cache_ns_record_leave(struct cache_purge *p);
 void cache_ns_records_init(struct cache *c);
 /* False: its blocks have to wait. The end of what they wait for calls cache_writes_unstall. */
 bool cache_ns_writable(const struct ns *ns);
-bool cache_ns_known_cb(void *ctx, const uint8_t *fingerprint); /* for tier_callbacks */
 
 #endif

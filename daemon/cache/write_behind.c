@@ -23,43 +23,6 @@
 /* Blocks without a seed that one turn of the loop looks at. */
 #define SEED_LOOKS 256
 
-static const uint16_t queued_flag[WRITE_TARGETS] = {BLOCK_QUEUED, BLOCK_SHARE_QUEUED};
-
-static uint64_t *dropped(struct cache *c, enum write_to to)
-{
-    struct metrics *m = c->config.metrics;
-
-    return to == WRITE_NVME ? &m->nvme_write_dropped : &m->share_write_dropped;
-}
-
-/* The bytes of the block that lie in DRAM and not on NVMe: dirty while it waits. */
-static uint64_t block_dirty(const struct block *b, const struct ns *ns)
-{
-    uint64_t bytes = 0;
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].dram == PART_DRAM_READY && b->part[i].nvme == PART_NVME_NONE)
-            bytes += arena_padded(ns_part_bytes(ns, i));
-    return bytes;
-}
-
-static void queued_set(struct cache *c, enum write_to to, block_ref ref, bool queued)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-    uint64_t dirty = to == WRITE_NVME ? block_dirty(b, ns) : 0;
-
-    if (queued) {
-        b->flags |= queued_flag[to];
-        c->dirty_bytes += dirty;
-    } else {
-        b->flags &= (uint16_t)~queued_flag[to];
-        c->dirty_bytes -= dirty;
-        cache_less_dirty(c);
-        cache_reconsider(c, ref);
-    }
-}
-
 /* ---- which blocks are written ---- */
 
 bool cache_write_reused(const struct cache *c, enum write_to to, struct ns *ns)
@@ -94,43 +57,8 @@ static bool writable(const struct cache *c, enum write_to to, const struct block
     if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
         return false;
     if (to == WRITE_NVME)
-        return c->tier && block_dirty(b, ns) > 0;
+        return c->tier && cache_block_dirty(b, ns) > 0;
     return c->share && b->dram_parts == ns->identity.parts && share_lacks(b, ns);
-}
-
-/* ---- what is not written ---- */
-
-enum copy { COPY_NONE, COPY_WRITING, COPY_THERE };
-
-static enum copy copy_of(const struct part *p, enum write_to to)
-{
-    if (to == WRITE_NVME)
-        return p->nvme == PART_NVME_READY     ? COPY_THERE
-               : p->nvme == PART_NVME_WRITING ? COPY_WRITING
-                                              : COPY_NONE;
-    return p->share == PART_SHARE_KNOWN     ? COPY_THERE
-           : p->share == PART_SHARE_WRITING ? COPY_WRITING
-                                            : COPY_NONE;
-}
-
-static bool share_writing(const struct block *b, const struct ns *ns)
-{
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].share == PART_SHARE_WRITING)
-            return true;
-    return false;
-}
-
-/* A part that left DRAM before its turn was counted for NVMe when it left (space.c). The end of the
- * others' writes counts the last part of the shared tier (cache_write_next_part). */
-uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        n += copy_of(&b->part[i], to) == COPY_NONE &&
-             (to == WRITE_SHARE || b->part[i].dram == PART_DRAM_READY);
-    return n - (n > 0 && to == WRITE_SHARE && share_writing(b, ns));
 }
 
 /* ---- queueing them ---- */
@@ -140,13 +68,13 @@ static void write_later(struct cache *c, enum write_to to, block_ref ref)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    if (c->no_writes || b->flags & queued_flag[to] || !writable(c, to, b, ns))
+    if (c->no_writes || b->flags & write_flags[to] || !writable(c, to, b, ns))
         return;
     if (writes_push(&c->write[to], ns->tenant, ref, false) != 0) {
-        *dropped(c, to) += cache_parts_missing(b, ns, to);
+        *write_dropped(c, to) += cache_parts_missing(b, ns, to);
         return;
     }
-    queued_set(c, to, ref, true);
+    cache_queued_set(c, to, ref, true);
     cache_released(c);
 }
 
@@ -198,7 +126,7 @@ static int part_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t
                       unsigned *left)
 {
     const struct part *p = cache_part(c, ref, part);
-    enum copy copy = copy_of(p, to);
+    enum part_below copy = part_below(p, to);
     int rc;
 
     if (copy != COPY_NONE)
@@ -236,27 +164,12 @@ static int block_write(struct cache *c, enum write_to to, block_ref ref, unsigne
         if (rc == -EAGAIN)
             return rc;
         if (rc < 0) {
-            *dropped(c, to) += cache_parts_missing(b, ns, to);
+            *write_dropped(c, to) += cache_parts_missing(b, ns, to);
             return 0;
         }
         under_way |= rc == 0;
     }
     return 0;
-}
-
-void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-
-    if (part == ns->identity.parts - 1 || b->flags & (BLOCK_SHARE_QUEUED | BLOCK_DOOMED) ||
-        share_writing(b, ns))
-        return;
-    /* In front: the block's other parts are in DRAM now, and may not be later. */
-    if (!c->no_writes && writes_push(&c->write[WRITE_SHARE], ns->tenant, ref, true) == 0)
-        queued_set(c, WRITE_SHARE, ref, true);
-    else
-        c->config.metrics->share_write_dropped++; /* the last part */
 }
 
 /* Where its blocks have to wait now; NULL: they may be written. */
@@ -265,25 +178,6 @@ static struct block_queue *stalled_in(struct cache *c, const struct ns *ns, enum
     if (to == WRITE_NVME ? !cache_ns_writable(ns) : ns->purges > 0)
         return &c->write[to].stalled;
     return to == WRITE_SHARE && cache_seed_awaited(c, ns) ? &c->unseeded : NULL;
-}
-
-/* The block is not written: a queue is full. */
-static void give_up(struct cache *c, enum write_to to, block_ref ref)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-
-    *dropped(c, to) += cache_parts_missing(b, ns, to);
-    queued_set(c, to, ref, false);
-}
-
-/* The block that `ref` named when it was queued may be gone, and another have its number. If that
- * one waits too, it has its turn early. */
-static bool still_waits(struct cache *c, enum write_to to, block_ref ref)
-{
-    const struct block *b = index_peek(c->config.index, ref);
-
-    return b && b->flags & queued_flag[to];
 }
 
 /* What `begun` parts of a block are charged: its parts differ little in size. */
@@ -303,25 +197,25 @@ static bool block_take(struct cache *c, enum write_to to, block_ref ref, unsigne
     struct ns *ns;
     bool doomed, over;
 
-    if (!still_waits(c, to, ref))
+    if (!cache_still_waits(c, to, ref))
         return true;
     doomed = index_block(c->config.index, ref)->flags & BLOCK_DOOMED;
     stalled = doomed ? NULL : stalled_in(c, cache_ns(c, ref), to);
     if (stalled) {
         if (queue_push(stalled, ref) != 0)
-            give_up(c, to, ref);
+            cache_write_give_up(c, to, ref);
         else if (stalled == &c->unseeded && c->seeded > 0)
             c->seeded++; /* it is the last one, where the look goes on */
         return true;
     }
-    queued_set(c, to, ref, false);
+    cache_queued_set(c, to, ref, false);
     if (doomed)
         return true;
     ns = cache_ns(c, ref);
     over = block_write(c, to, ref, left) != -EAGAIN;
     *bytes = cost_of(ns, before - *left);
     if (!over) {
-        queued_set(c, to, ref, true);
+        cache_queued_set(c, to, ref, true);
         (void)writes_push(t, ns->tenant, ref, true); /* where it was: there is a place */
     }
     return over;
@@ -351,12 +245,12 @@ void cache_writes_abandon(struct cache *c)
             uint32_t parts;
 
             writes_charge(&c->write[to], lane, 0);
-            if (!still_waits(c, to, ref))
+            if (!cache_still_waits(c, to, ref))
                 continue;
             b = cache_block(c, ref, &ns);
             parts = b->flags & BLOCK_DOOMED ? 0 : cache_parts_missing(b, ns, to);
-            queued_set(c, to, ref, false);
-            *dropped(c, to) += parts;
+            cache_queued_set(c, to, ref, false);
+            *write_dropped(c, to) += parts;
             blocks[to] += parts > 0;
         }
     }
@@ -376,10 +270,10 @@ static bool write_some(struct cache *c, enum write_to to)
 {
     unsigned left = PUMP_PARTS;
 
+    if (to == WRITE_NVME)
+        cache_durables_retry(c); /* of these, what is on NVMe does not wait for the end of recovery */
     if (has_to_wait(c, to))
         return false;
-    if (to == WRITE_NVME)
-        cache_durables_retry(c);
     for (int i = 0; i < PUMP_BLOCKS && left > 0; i++)
         if (c->write[to].n == 0 || !cache_write_waits(c, to) || !queue_take(c, to, &left))
             break;
@@ -419,20 +313,6 @@ bool cache_write_share_ready(const void *ctx)
     return write_ready(ctx, WRITE_SHARE);
 }
 
-static void unstall(struct cache *c, enum write_to to, block_ref ref)
-{
-    if (still_waits(c, to, ref) &&
-        writes_push(&c->write[to], cache_ns(c, ref)->tenant, ref, true) != 0)
-        give_up(c, to, ref);
-}
-
-void cache_writes_seeded(struct cache *c)
-{
-    c->seeded = c->unseeded.n;
-    cache_wake(c, CHORE_SEEDS);
-    cache_released(c);
-}
-
 /* From the last one on, so that each comes to be in front of those that came behind it. */
 bool cache_writes_seed(struct cache *c)
 {
@@ -441,11 +321,11 @@ bool cache_writes_seed(struct cache *c)
     for (int i = 0; i < SEED_LOOKS && c->seeded > 0; i++, c->seeded--) {
         block_ref ref = queue_pop_last(q);
 
-        if (!c->no_writes && still_waits(c, WRITE_SHARE, ref) &&
+        if (!c->no_writes && cache_still_waits(c, WRITE_SHARE, ref) &&
             cache_seed_awaited(c, cache_ns(c, ref)))
             (void)queue_push_front(q, ref); /* there is a place */
         else
-            unstall(c, WRITE_SHARE, ref);
+            cache_write_unstall(c, WRITE_SHARE, ref);
     }
     cache_released(c);
     return c->seeded > 0;
@@ -461,14 +341,4 @@ bool cache_seeds_run(void *ctx)
 bool cache_seeds_ready(const void *ctx)
 {
     return ((const struct cache *)ctx)->seeded > 0;
-}
-
-void cache_writes_unstall(struct cache *c)
-{
-    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
-        while (c->write[to].stalled.n > 0)
-            unstall(c, to, queue_pop_last(&c->write[to].stalled));
-    list_splice_front(&c->durables.waiting, &c->durables.stalled);
-    cache_released(c);
-    cache_durables_retry(c);
 }

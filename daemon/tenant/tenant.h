@@ -38,7 +38,7 @@ struct tenant {
     struct {
         uint32_t place;
         uint64_t cursor;
-    } give;                       /* the same in a full index: cache/index_part.c */
+    } give;                       /* the same in a full index: cache/index_space.c */
     uint64_t block_max_bytes;     /* slots of its largest block, so far */
     struct policy_group *group;   /* from malloc; NULL: none */
     struct tenant_events *events; /* the events room's; NULL: nobody follows its blocks */

@@ -99,7 +99,7 @@ static bool place_of(const struct pin_request *q, uint32_t block, struct ucm_wir
 
     *out = (struct ucm_wire_place){.extent = UCM_PLACE_NONE};
     if (q->p->extent[block] == UCM_PLACE_NONE ||
-        !cache_window_place(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part, &place))
+        !cache_group_place(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part, &place))
         return false;
     *out = (struct ucm_wire_place){place.window, place.slot, place.generation};
     return true;
@@ -269,15 +269,15 @@ static int block_begin(struct pin_request *q, uint32_t block)
         return 0;
     }
     if (q->full &&
-        !cache_window_place(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part, &place))
+        !cache_group_place(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part, &place))
         return 0;
     pw = q->spare;
     *pw =
         (struct pin_wait){.q = q,
                           .block = block,
                           .m = {.priority = q->priority, .small = q->n <= 16, .done_cb = moved_cb}};
-    rc = cache_relocate(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part,
-                        q->w->tenant->group, &pw->m);
+    rc = cache_move_into(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part,
+                         q->w->tenant->group, &pw->m);
     if (rc == CACHE_READY) {
         block_take(q, block, &pw->m);
     } else if (rc == CACHE_PENDING) {
@@ -400,7 +400,7 @@ static void pin_stop_cb(struct request *r)
     while (!list_empty(&q->waits)) {
         struct pin_wait *pw = LIST_ENTRY(q->waits.next, struct pin_wait, link);
 
-        cache_relocate_cancel(cache_of_pin(q), &pw->m);
+        cache_move_cancel(cache_of_pin(q), &pw->m);
         wait_ended(q, pw);
         block_failed(q, -ETIMEDOUT);
         free(pw);

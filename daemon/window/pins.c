@@ -107,7 +107,7 @@ bool pins_add(struct window_pins *p, uint32_t block)
     struct arena_place place;
 
     assert(p->extent[block] == UCM_PLACE_NONE);
-    if (!window_may_pin(p->w) || !cache_window_place(cache_of_pins(p), ref, p->ch->part, &place) ||
+    if (!window_may_pin(p->w) || !cache_group_place(cache_of_pins(p), ref, p->ch->part, &place) ||
         extent_taken(ws, place.window, p->w->tenant, uv_now(p->w->s->rq->rooms.loop))) {
         cache_put(cache_of_pins(p), ref, p->ch->part);
         return false;

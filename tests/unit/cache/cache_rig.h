@@ -185,7 +185,7 @@ static inline void window_cb(void *ctx, enum arena_window_event event, uint32_t 
     if (event == WINDOW_GOES)
         arena_window_let_go(rig.arena, window);
     else
-        cache_windows_changed(rig.cache);
+        cache_groups_changed(rig.cache);
 }
 
 static inline struct ns *space_of(const char *tenant, const char *model, uint32_t parts,

@@ -56,7 +56,7 @@ static inline int move(struct mover *mv, block_ref ref, uint32_t part)
         strcmp(cache_ns(rig.cache, ref)->identity.tenant, "other") == 0 ? other_group : group;
 
     *mv = (struct mover){.m = {.done_cb = moved_cb}};
-    return cache_relocate(rig.cache, ref, part, g, &mv->m);
+    return cache_move_into(rig.cache, ref, part, g, &mv->m);
 }
 
 static uv_async_t awake; /* what windows wait for keeps no loop alive */
@@ -80,7 +80,7 @@ static inline void relocate_open(void)
 static inline void relocate_close(void)
 {
     turn(); /* cancelled ones end */
-    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    cr_expect_eq(cache_moves(rig.cache), 0u);
     cr_expect_eq(n_copies, 0u);
     arena_group_close(rig.arena, group);
     arena_group_close(rig.arena, other_group);
@@ -134,7 +134,7 @@ static inline struct arena_place moved(block_ref ref, uint32_t part)
     cr_assert_eq(mv.status, 0);
     cr_expect(mv.m.copied);
     cr_expect_not(mv.m.read);
-    cr_assert(cache_window_place(rig.cache, ref, part, &place));
+    cr_assert(cache_group_place(rig.cache, ref, part, &place));
     cr_expect(marks_right(ref, part));
     return place;
 }

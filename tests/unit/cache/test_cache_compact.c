@@ -243,6 +243,7 @@ static void waiter_open(void)
 static void waiter_close(void)
 {
     uv_close((uv_handle_t *)&waiter.limit, NULL);
+    cache_compact_disarm(rig.cache);
     deadlines_close(&waiter.deadlines);
 }
 
@@ -354,11 +355,11 @@ Test(cache_compact, a_stop_puts_the_extent_back)
     cr_assert_eq(want(0, &f), -EBUSY);
     turn();
     turn();
-    cr_assert_eq(cache_relocations(rig.cache), 2u);
+    cr_assert_eq(cache_moves(rig.cache), 2u);
     cache_stop_writing(rig.cache);
     copy_all();
     settle();
-    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    cr_expect_eq(cache_moves(rig.cache), 0u);
     cr_expect_eq(whole(4), 4u);
     cr_expect_eq(rig.cache->compact.slot_bytes, 0u);
 }

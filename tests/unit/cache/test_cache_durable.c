@@ -154,6 +154,7 @@ Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
     cr_assert(n && rig.tier.n_pending == 0);
     rig.tier.naming = NULL;
     n->done_cb(n, 0);
+    turn();
     expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, 0);
@@ -170,6 +171,7 @@ Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
     promise(&p, ref);
     rig.tier.naming->from_sequence = 77; /* as the tier does */
     rig.tier.naming->done_cb(rig.tier.naming, -ENOSPC);
+    turn();
     cr_expect_eq(p.status, -EIO);
     p = (struct promise){.d.done_cb = promise_cb, .status = NOT_YET};
     cr_expect_eq(cache_durable(rig.cache, &p.d, ref, 0), -EIO, "not at once");
@@ -177,6 +179,7 @@ Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
     promise(&p, ref);
     cr_expect_eq(rig.tier.naming->from_sequence, 77u);
     rig.tier.naming->done_cb(rig.tier.naming, 0);
+    turn();
     expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, 0);

@@ -8,11 +8,11 @@
 
 #include <stdio.h>
 
-TestSuite(cache_relocate, .init = relocate_open, .fini = relocate_close);
+TestSuite(cache_move_into, .init = relocate_open, .fini = relocate_close);
 
 /* ---- moving what is in DRAM ---- */
 
-Test(cache_relocate, one_copy_in_dram)
+Test(cache_move_into, one_copy_in_dram)
 {
     block_ref ref = stored(rig.one, 1);
     struct arena_place place = moved(ref, 0), again;
@@ -22,7 +22,7 @@ Test(cache_relocate, one_copy_in_dram)
     cr_expect_eq(arena_window_used(rig.arena), MIB / 4);
     cr_expect(readable(group, &place));
     cr_expect_eq(move(&mv, ref, 0), CACHE_READY);
-    cr_expect(cache_window_place(rig.cache, ref, 0, &again));
+    cr_expect(cache_group_place(rig.cache, ref, 0, &again));
     cr_expect_eq(memcmp(&again, &place, sizeof(place)), 0);
     cr_expect_eq(block_of(ref)->part[0].users, 2u);
     cache_put(rig.cache, ref, 0);
@@ -30,14 +30,14 @@ Test(cache_relocate, one_copy_in_dram)
     cr_expect(readable(group, &place), "until it leaves");
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     cr_expect_not(readable(group, &place), "evicted by name, though it is held");
-    cr_expect_not(cache_window_place(rig.cache, ref, 0, &again));
+    cr_expect_not(cache_group_place(rig.cache, ref, 0, &again));
     drop(ref);
     expect_nothing_held();
     cr_expect_eq(arena_window_used(rig.arena), 0u);
     await(WINDOW_GONE, 1);
 }
 
-Test(cache_relocate, it_waits_for_other_users)
+Test(cache_move_into, it_waits_for_other_users)
 {
     block_ref ref = stored(rig.one, 1);
     struct cache_wait w = {.done_cb = NULL};
@@ -51,21 +51,21 @@ Test(cache_relocate, it_waits_for_other_users)
     turn();
     cr_expect_eq(mv.calls, 0);
     cr_expect(marks_right(ref, 0));
-    cr_expect_not(cache_window_place(rig.cache, ref, 0, &place), "it is where it was");
+    cr_expect_not(cache_group_place(rig.cache, ref, 0, &place), "it is where it was");
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4);
     cache_put(rig.cache, ref, 0);
     cr_expect_eq(mv.calls, 0, "not inside the call");
     turn();
     cr_expect_eq(mv.calls, 1);
     cr_expect_eq(mv.status, 0);
-    cr_expect(cache_window_place(rig.cache, ref, 0, &place));
+    cr_expect(cache_group_place(rig.cache, ref, 0, &place));
     cr_expect(marks_right(ref, 0));
     cr_expect_eq(arena_bytes_used(rig.arena), 0u);
     cache_put(rig.cache, ref, 0);
     drop(ref);
 }
 
-Test(cache_relocate, a_hold_keeps_it_where_it_is)
+Test(cache_move_into, a_hold_keeps_it_where_it_is)
 {
     block_ref ref = stored(rig.one, 1);
     const void *memory;
@@ -78,10 +78,10 @@ Test(cache_relocate, a_hold_keeps_it_where_it_is)
     for (int i = 0; i < 5; i++)
         turn();
     cr_expect_eq(mv.calls, 0);
-    cache_relocate_cancel(rig.cache, &mv.m); /* its deadline */
+    cache_move_cancel(rig.cache, &mv.m); /* its deadline */
     turn();
     cr_expect_eq(mv.calls, 0);
-    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    cr_expect_eq(cache_moves(rig.cache), 0u);
     cr_expect_eq(arena_window_used(rig.arena), 0u, "the slot is given back");
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4);
     cr_expect_eq(block_of(ref)->part[0].users, 1u);
@@ -89,7 +89,7 @@ Test(cache_relocate, a_hold_keeps_it_where_it_is)
     drop(ref);
 }
 
-Test(cache_relocate, all_who_ask_get_it)
+Test(cache_move_into, all_who_ask_get_it)
 {
     block_ref ref = stored(rig.one, 1);
     struct mover mv[3];
@@ -99,7 +99,7 @@ Test(cache_relocate, all_who_ask_get_it)
     await(WINDOW_READY, 1);
     cr_assert_eq(move(&mv[2], ref, 0), CACHE_PENDING);
     cr_assert_eq(n_copies, 1u);
-    cache_relocate_cancel(rig.cache, &mv[1].m);
+    cache_move_cancel(rig.cache, &mv[1].m);
     copy_next();
     cr_expect_eq(mv[0].calls, 1);
     cr_expect_eq(mv[1].calls, 0);
@@ -110,25 +110,25 @@ Test(cache_relocate, all_who_ask_get_it)
     drop(ref);
 }
 
-Test(cache_relocate, nobody_waits_any_more)
+Test(cache_move_into, nobody_waits_any_more)
 {
     block_ref ref = stored(rig.one, 1);
     struct mover mv;
 
     /* For an extent. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    cache_relocate_cancel(rig.cache, &mv.m);
+    cache_move_cancel(rig.cache, &mv.m);
     turn();
-    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    cr_expect_eq(cache_moves(rig.cache), 0u);
     await(WINDOW_READY, 1);
     /* For the copy, which goes on. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    cache_relocate_cancel(rig.cache, &mv.m);
+    cache_move_cancel(rig.cache, &mv.m);
     turn();
-    cr_expect_eq(cache_relocations(rig.cache), 1u);
+    cr_expect_eq(cache_moves(rig.cache), 1u);
     cr_expect_eq(block_of(ref)->part[0].users, 1u);
     copy_next();
-    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    cr_expect_eq(cache_moves(rig.cache), 0u);
     cr_expect_eq(mv.calls, 0);
     cr_expect_eq(arena_window_used(rig.arena), 0u);
     cr_expect_eq(block_of(ref)->part[0].users, 0u);
@@ -136,7 +136,7 @@ Test(cache_relocate, nobody_waits_any_more)
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     if (n_copies == 0)
         await(WINDOW_READY, 2);
-    cache_relocate_cancel(rig.cache, &mv.m);
+    cache_move_cancel(rig.cache, &mv.m);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     turn();
     copy_next();
@@ -146,7 +146,7 @@ Test(cache_relocate, nobody_waits_any_more)
     drop(ref);
 }
 
-Test(cache_relocate, evicted_by_name_meanwhile)
+Test(cache_move_into, evicted_by_name_meanwhile)
 {
     block_ref ref = stored(rig.one, 1);
     struct mover mv, late;
@@ -165,7 +165,7 @@ Test(cache_relocate, evicted_by_name_meanwhile)
     cr_expect_eq(arena_window_used(rig.arena), 0u);
 }
 
-Test(cache_relocate, what_is_not_whole)
+Test(cache_move_into, what_is_not_whole)
 {
     block_ref ref = open_block(rig.one, 1);
     struct cache_fill *f;
@@ -181,7 +181,7 @@ Test(cache_relocate, what_is_not_whole)
 
 /* ---- reading ---- */
 
-Test(cache_relocate, read_straight_into_the_window)
+Test(cache_move_into, read_straight_into_the_window)
 {
     block_ref ref = store_below(rig.one, 1);
     struct arena_place place;
@@ -198,7 +198,7 @@ Test(cache_relocate, read_straight_into_the_window)
     cr_expect(mv.m.read);
     cr_expect_not(mv.m.copied);
     cr_expect(marks_right(ref, 0));
-    cr_assert(cache_window_place(rig.cache, ref, 0, &place));
+    cr_assert(cache_group_place(rig.cache, ref, 0, &place));
     cr_expect(readable(group, &place));
     cache_put(rig.cache, ref, 0);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER, "leased");
@@ -216,7 +216,7 @@ static void got_cb(struct cache_wait *w, int status)
     got_status = status;
 }
 
-Test(cache_relocate, somebody_else_reads_it_elsewhere)
+Test(cache_move_into, somebody_else_reads_it_elsewhere)
 {
     block_ref ref = store_below(rig.one, 1);
     struct cache_wait w = {.done_cb = got_cb};
@@ -241,7 +241,7 @@ Test(cache_relocate, somebody_else_reads_it_elsewhere)
     drop(ref);
 }
 
-Test(cache_relocate, a_read_that_fails)
+Test(cache_move_into, a_read_that_fails)
 {
     block_ref ref = store_below(rig.one, 1);
     struct mover mv;
@@ -256,16 +256,16 @@ Test(cache_relocate, a_read_that_fails)
     expect_nothing_held();
 }
 
-Test(cache_relocate, a_read_that_nobody_waits_for)
+Test(cache_move_into, a_read_that_nobody_waits_for)
 {
     block_ref ref = store_below(rig.one, 1);
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     await(WINDOW_READY, 1);
-    cache_relocate_cancel(rig.cache, &mv.m);
+    cache_move_cancel(rig.cache, &mv.m);
     turn();
-    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    cr_expect_eq(cache_moves(rig.cache), 0u);
     fake_next(&rig.tier, 0);
     cr_expect_eq(mv.calls, 0);
     cr_expect_eq(move(&mv, ref, 0), CACHE_READY, "it lies there now");
@@ -276,7 +276,7 @@ Test(cache_relocate, a_read_that_nobody_waits_for)
 /* ---- with other things that the cache does ---- */
 
 /* Write-behind reads window slots as any other. */
-Test(cache_relocate, written_from_the_window)
+Test(cache_move_into, written_from_the_window)
 {
     struct cache_wait w = {.done_cb = got_cb};
     block_ref ref;
@@ -302,7 +302,7 @@ Test(cache_relocate, written_from_the_window)
 }
 
 /* Their memory ends with the daemon. */
-Test(cache_relocate, a_snapshot_leaves_them_out)
+Test(cache_move_into, a_snapshot_leaves_them_out)
 {
     char folder[] = "/dev/shm/ucm-test-relocate-XXXXXX", why[PERSIST_WHY_BYTES], command[80];
     struct persist_identity id;
@@ -341,7 +341,7 @@ Test(cache_relocate, a_snapshot_leaves_them_out)
 }
 
 /* Blocks of two parts, of which one lies in a window. */
-Test(cache_relocate, one_part_of_two)
+Test(cache_move_into, one_part_of_two)
 {
     block_ref ref = stored(rig.two, 1);
     struct arena_place place;
@@ -363,7 +363,7 @@ Test(cache_relocate, one_part_of_two)
 }
 
 /* A full index drops blocks of windows, too, if there are no others. */
-Test(cache_relocate, the_index_needs_their_place)
+Test(cache_move_into, the_index_needs_their_place)
 {
     struct arena_place place;
     block_ref ref = stored(rig.one, 1);

@@ -92,7 +92,7 @@ static void tell(block_ref ref)
     struct told *t = &chaos.told[chaos.n_told++ % TOLD];
 
     *t = (struct told){.memory = memory_of(ref, 0), .mark = mark_of(block_of(ref), 0, 0)};
-    if (!cache_window_place(rig.cache, ref, 0, &t->place)) {
+    if (!cache_group_place(rig.cache, ref, 0, &t->place)) {
         cr_assert(cache_doomed(rig.cache, ref));
         t->memory = NULL;
         return;
@@ -154,7 +154,7 @@ static void some_move(void)
     if (m->waits) {
         if (below(4) > 0)
             return;
-        cache_relocate_cancel(rig.cache, &m->mv.m);
+        cache_move_cancel(rig.cache, &m->mv.m);
         m->waits = false;
         drop(m->ref);
         return;
@@ -212,7 +212,7 @@ static void some_evict(void)
 static void some_budget(void)
 {
     arena_window_budget_set(rig.arena, below(WINDOWS + 1) * MIB);
-    cache_windows_changed(rig.cache);
+    cache_groups_changed(rig.cache);
 }
 
 static void some_tier(void)
@@ -270,10 +270,10 @@ Test(cache_relocate_random, nobody_reads_other_bytes)
             usleep(50); /* for the arena's thread */
     }
     arena_window_budget_set(rig.arena, WINDOWS * MIB);
-    cache_windows_changed(rig.cache);
+    cache_groups_changed(rig.cache);
     for (unsigned i = 0; i < USES; i++)
         use_end(&chaos.use[i]);
-    for (int i = 0; i < 5000 && (cache_relocations(rig.cache) > 0 || rig.tier.n_pending > 0 ||
+    for (int i = 0; i < 5000 && (cache_moves(rig.cache) > 0 || rig.tier.n_pending > 0 ||
                                  n_copies > 0 || chaos.load.waits);
          i++) {
         turn();
@@ -285,7 +285,7 @@ Test(cache_relocate_random, nobody_reads_other_bytes)
             use_end(&chaos.use[j]);
         usleep(i < 4000 ? 0 : 1000);
     }
-    cr_assert_eq(cache_relocations(rig.cache), 0u, "somebody waits for ever");
+    cr_assert_eq(cache_moves(rig.cache), 0u, "somebody waits for ever");
     for (unsigned i = 0; i < MOVERS; i++)
         cr_assert_not(chaos.mover[i].waits);
     for (unsigned i = 0; i < USES; i++)

@@ -166,12 +166,12 @@ Test(cache_window, a_lower_budget_empties_extents)
 {
     fill_window(rig.one, 1, 8);
     arena_window_budget_set(rig.arena, MIB);
-    cache_windows_changed(rig.cache);
+    cache_groups_changed(rig.cache);
     await(WINDOW_GONE, 1);
     cr_expect_eq(arena_window_lent(rig.arena, NULL), MIB);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u);
     arena_window_budget_set(rig.arena, 0);
-    cache_windows_changed(rig.cache);
+    cache_groups_changed(rig.cache);
     await(WINDOW_GONE, 2);
     cr_expect_eq(arena_window_lent(rig.arena, NULL), 0u);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 8u);
@@ -185,7 +185,7 @@ Test(cache_window, a_lower_budget_waits_for_users)
     tier_finish_all();
     place = moved(ref, 0);
     arena_window_budget_set(rig.arena, 0);
-    cache_windows_changed(rig.cache);
+    cache_groups_changed(rig.cache);
     for (int i = 0; i < 5; i++)
         turn();
     cr_expect(readable(group, &place));
@@ -240,7 +240,7 @@ Test(cache_window, tenants_have_equal_parts_of_the_relocations)
     struct mover mine[3], others[3];
     block_ref ref[3], other_ref[3];
 
-    rig.cache->relocations.most = 4;
+    rig.cache->moves.most = 4;
     for (uint64_t i = 0; i < 3; i++) {
         ref[i] = stored(rig.one, 1 + i);
         other_ref[i] = stored(other, 1 + i);
