@@ -1,6 +1,6 @@
 #include "daemon/reload.h"
 
-#include "daemon/arena/arena.h"
+#include "daemon/arena/window.h"
 #include "daemon/base/log.h"
 #include "daemon/cache/cache.h"
 #include "daemon/index/index.h"

@@ -1,6 +1,6 @@
 #include "daemon/server.h"
 
-#include "daemon/arena/arena.h"
+#include "daemon/arena/window.h"
 #include "daemon/arena/persist.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/log.h"
@@ -321,14 +321,14 @@ static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t byt
 
 /* The tier reads and writes it unregistered, a few per cent dearer: registered, the kernel would hold the memory
  * after it was given back, and another tenant could not have it before all reads have ended. */
-static void window_cb(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, void *base,
                       uint64_t bytes)
 {
     struct server *s = ctx;
 
-    if (event == WINDOW_GOES)
+    if (event == LENT_GOES)
         device_set_memory_remove(s->devices, base, bytes);
-    else if (event == WINDOW_READY && device_set_memory_add(s->devices, base, bytes) != 0)
+    else if (event == LENT_READY && device_set_memory_add(s->devices, base, bytes) != 0)
         log_warn("server", "unpinned", "window=%u reason=\"%s\"", window, "no memory to note it");
     cache_groups_changed(s->cache);
 }
@@ -427,9 +427,9 @@ static int arena_init(struct server *s, struct ucm_error *e)
         .numa = numa_used(s),
         .deadlines = &s->deadlines,
         .ended_cb = arena_ended_cb,
-        .window = c->window_size,
-        .window_max = memory_total(),
-        .window_cb = window_cb,
+        .lent = c->window_size,
+        .lent_max = memory_total(),
+        .lent_cb = window_cb,
         .ctx = s,
     };
     bool warm = false;

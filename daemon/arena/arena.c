@@ -19,152 +19,6 @@ uint64_t arena_padded(uint64_t bytes)
     return (bytes + ARENA_ALIGN - 1) & ~(uint64_t)(ARENA_ALIGN - 1);
 }
 
-/* ---- life ---- */
-
-static int extents_count(struct arena *a)
-{
-    uint64_t n = a->config.size / a->config.extent, names;
-
-    while ((uint64_t)ARENA_ALIGN << a->slot_bits < a->config.extent)
-        a->slot_bits++;
-    names = UINT64_C(1) << (32 - a->slot_bits); /* 0 is none */
-    if (n == 0 || n >= names)
-        return -EINVAL;
-    a->extents = a->limit = (uint32_t)n;
-    n = a->config.window_max / a->config.extent;
-    n = n < UCM_MAX_WINDOW_EXTENTS ? n : UCM_MAX_WINDOW_EXTENTS;
-    a->windows.n = (uint32_t)(n < names - 1 - a->extents ? n : names - 1 - a->extents);
-    return 0;
-}
-
-static int homes_init(struct arena *a)
-{
-    const struct numa *numa = a->config.numa;
-
-    if (numa && numa->n > 1 && (a->config.prefault || a->config.file))
-        a->nodes = numa->n;
-    a->home = calloc(a->nodes + 1, sizeof(*a->home));
-    if (!a->home)
-        return -ENOMEM;
-    for (uint32_t i = 0; i <= a->nodes; i++)
-        list_init(&a->home[i].free);
-    return 0;
-}
-
-int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct arena **out)
-{
-    struct arena *a = calloc(1, sizeof(*a));
-    int rc;
-
-    if (!a)
-        return -ENOMEM;
-    a->config = *config;
-    a->loop = loop;
-    rc = extents_count(a);
-    if (rc != 0)
-        goto err_after_arena;
-    rc = homes_init(a);
-    if (rc != 0)
-        goto err_after_arena;
-    rc = -ENOMEM;
-    pthread_mutex_init(&a->lock, NULL);
-    a->extent = calloc((size_t)a->extents + a->windows.n, sizeof(*a->extent));
-    a->partial = calloc(config->extent / ARENA_ALIGN * (a->nodes + 1), sizeof(*a->partial));
-    if (!a->extent || !a->partial)
-        goto err_after_lock;
-    for (uint32_t i = 0; a->nodes > 0 && i < a->extents; i++)
-        a->extent[i].home = a->nodes; /* until its memory is touched */
-    a->base = mmap(NULL, a->extents * config->extent, PROT_READ | PROT_WRITE,
-                   config->file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   config->file ? config->fd : -1, 0);
-    if (a->base == MAP_FAILED) {
-        rc = -errno;
-        goto err_after_lock;
-    }
-    for (uint32_t i = 0; i < a->extents; i++)
-        a->extent[i].base = a->base + i * config->extent;
-    if (madvise(a->base, a->extents * config->extent, MADV_HUGEPAGE) != 0)
-        log_info("arena", "no-hugepages", "reason=\"%s\"",
-                 errno == EINVAL ? "this kernel has no transparent huge pages" : strerror(errno));
-    /* A core dump would be as large as the host's memory, and hold tenants' data. */
-    if (madvise(a->base, a->extents * config->extent, MADV_DONTDUMP) != 0)
-        log_info("arena", "in-core-dumps", "errno=%d", errno);
-    rc = arena_windows_init(a);
-    if (rc != 0)
-        goto err_after_map;
-    rc = config->file ? 0 : arena_grow(a);
-    if (rc != 0)
-        goto err_after_windows;
-    *out = a;
-    return 0;
-
-err_after_windows:
-    arena_windows_close(a);
-err_after_map:
-    munmap(a->base, a->extents * config->extent);
-err_after_lock:
-    pthread_mutex_destroy(&a->lock);
-    free(a->extent);
-    free(a->partial);
-    free(a->home);
-err_after_arena:
-    free(a);
-    return rc;
-}
-
-static void arena_release(struct arena *a)
-{
-    for (uint32_t i = 0; i < a->extents + a->windows.used; i++)
-        free(a->extent[i].owner);
-    free(a->extent);
-    free(a->partial);
-    free(a->home);
-    pthread_mutex_destroy(&a->lock);
-    free(a);
-}
-
-static void handle_closed_cb(uv_handle_t *handle)
-{
-    struct arena *a = handle->data;
-
-    if (--a->handles == 0)
-        arena_release(a);
-}
-
-static void handle_close(struct arena *a, uv_async_t *handle)
-{
-    a->handles++;
-    uv_close((uv_handle_t *)handle, handle_closed_cb);
-}
-
-void arena_free(struct arena *a)
-{
-    if (!a)
-        return;
-    arena_grow_stop(a);
-    arena_windows_stop(a);
-    for (uint32_t i = 0; i < a->extents + a->windows.used; i++)
-        arena_extent_unpoison(a, i);
-    arena_windows_close(a);
-    munmap(a->base, a->extents * a->config.extent);
-    if (a->threaded)
-        handle_close(a, &a->grown);
-    if (a->windows.open)
-        handle_close(a, &a->windows.done);
-    if (a->handles == 0)
-        arena_release(a);
-}
-
-void arena_give_up(struct arena *a)
-{
-    arena_grow_stop(a);
-    /* Memory of nobody's takes its place: a read that the kernel has yet to finish would else write
-     * into what the next daemon keeps there. */
-    if (mmap(a->base, a->extents * a->config.extent, PROT_READ | PROT_WRITE,
-             MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED)
-        abort(); /* rather than that */
-}
-
 /* ---- slots ---- */
 
 /* The extents at this home with a free slot of this size. */
@@ -177,20 +31,12 @@ static struct list *partial_of(const struct arena *a, uint64_t slot_bytes, uint3
     return l;
 }
 
-/* Where the extent is while it has free slots that may be handed out. */
-static struct list *partial_for(struct arena *a, struct extent *e)
-{
-    return arena_extent_in_window(a, (uint32_t)(e - a->extent))
-               ? arena_window_partial(a, e)
-               : partial_of(a, e->slot_bytes, e->home);
-}
-
 /* The thread that makes an extent ready touches all of it; until then none of it is poisoned. */
 static bool extent_is_ready(const struct arena *a, const struct extent *e)
 {
     uint32_t extent = (uint32_t)(e - a->extent);
 
-    return arena_extent_in_window(a, extent) || extent < a->ready;
+    return arena_extent_lent(a, extent) || extent < a->ready;
 }
 
 static char *slot_memory(const struct extent *e, uint32_t slot)
@@ -233,6 +79,7 @@ int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
     memset(e->owner, 0xff, slots * sizeof(*e->owner)); /* SLOT_FREE */
     e->slot_bytes = slot_bytes;
     e->slots = slots;
+    e->partial = partial_of(a, slot_bytes, e->home);
     free_slots_link(e);
     if (extent_is_ready(a, e))
         poison(e->base, a->config.extent);
@@ -258,6 +105,8 @@ void arena_extent_ready(struct arena *a, uint32_t extent)
     struct arena_home *home = &a->home[e->home];
 
     list_init(&e->link);
+    if (e->slots > 0)
+        e->partial = partial_of(a, e->slot_bytes, e->home); /* its home is known now */
     home->ready++;
     free_slots_link(e);
     for (uint32_t i = 0; i < e->slots; i++)
@@ -270,7 +119,7 @@ void arena_extent_ready(struct arena *a, uint32_t extent)
     } else if (e->n_free == e->slots) {
         extent_uncarve(a, e);
     } else if (e->n_free > 0) {
-        list_push_back(partial_of(a, e->slot_bytes, e->home), &e->link);
+        list_push_back(e->partial, &e->link);
     }
 }
 
@@ -326,7 +175,7 @@ static struct extent *extent_find(struct arena *a, uint64_t slot_bytes, int node
         return NULL;
     list_remove(&e->link);
     a->home[e->home].n_free--;
-    list_push_front(partial_of(a, slot_bytes, e->home), &e->link);
+    list_push_front(e->partial, &e->link);
     return e;
 }
 
@@ -376,7 +225,7 @@ static struct extent *extent_of(struct arena *a, slot_ref ref, uint32_t *slot)
     struct extent *e = &a->extent[extent];
 
     *slot = (ref - 1) & ((1u << a->slot_bits) - 1);
-    assert(ref != 0 && extent < a->extents + a->windows.n && *slot < e->slots &&
+    assert(ref != 0 && extent < a->extents + a->lent && *slot < e->slots &&
            !(e->owner[*slot] & SLOT_FREE));
     return e;
 }
@@ -388,10 +237,9 @@ void arena_slot_free(struct arena *a, slot_ref ref)
 
     if (extent_is_ready(a, e))
         poison(slot_memory(e, slot), e->slot_bytes);
-    if (arena_extent_in_window(a, (uint32_t)(e - a->extent))) {
-        arena_slot_retract(a, ref);
+    if (arena_extent_lent(a, (uint32_t)(e - a->extent))) {
         slot_push_free(e, slot);
-        arena_window_slot_freed(a, e);
+        a->lent_freed(a, e, slot);
         return;
     }
     a->used_slots--;
@@ -403,7 +251,7 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     if (e->n_free == e->slots)
         extent_uncarve(a, e);
     else if (e->n_free == 1 && !e->closed)
-        list_push_back(partial_of(a, e->slot_bytes, e->home), &e->link);
+        list_push_back(e->partial, &e->link);
 }
 
 void *arena_memory(struct arena *a, slot_ref ref, uint64_t *slot_bytes)
@@ -455,7 +303,7 @@ void arena_extent_close(struct arena *a, uint32_t extent, bool closed)
     list_remove(&e->link);
     e->closed = closed;
     if (!closed && e->n_free > 0)
-        list_push_back(partial_for(a, e), &e->link);
+        list_push_back(e->partial, &e->link);
 }
 
 bool arena_extent_closed(const struct arena *a, uint32_t extent)
@@ -465,8 +313,7 @@ bool arena_extent_closed(const struct arena *a, uint32_t extent)
 
 uint64_t arena_extent_slot_bytes(const struct arena *a, uint32_t extent)
 {
-    return arena_extent_in_window(a, extent) || extent >= a->ready ? 0
-                                                                   : a->extent[extent].slot_bytes;
+    return arena_extent_lent(a, extent) || extent >= a->ready ? 0 : a->extent[extent].slot_bytes;
 }
 
 /* ---- slots of an earlier run ---- */
@@ -547,7 +394,7 @@ uint64_t arena_extent_bytes(const struct arena *a)
 
 uint32_t arena_extents(const struct arena *a)
 {
-    return a->extents + a->windows.n;
+    return a->extents + a->lent;
 }
 
 uint32_t arena_nodes(const struct arena *a)

@@ -27,17 +27,20 @@
 typedef uint32_t slot_ref; /* 0 is none */
 
 struct arena;
-struct ucm_window_header;
 struct uv_loop_s;
 
-enum arena_window_event {
-    WINDOW_READY,  /* it has memory, and no slot was handed out */
-    WINDOW_FAILED, /* there was no memory for it */
+struct arena_group;
+struct arena_place;
+
+/* Of an extent that may be lent to a group (window.h). */
+enum arena_lent_event {
+    LENT_READY,  /* it has memory, and no slot was handed out */
+    LENT_FAILED, /* there was no memory for it */
     /* It has no slots any more. Whoever registered its memory undoes that; then arena_window_let_go, which may
      * be called at once. */
-    WINDOW_GOES,
-    WINDOW_KEPT, /* a worker did not let go of it: nobody waits for it any more */
-    WINDOW_GONE, /* its memory was given back */
+    LENT_GOES,
+    LENT_KEPT, /* a worker did not let go of it: nobody waits for it any more */
+    LENT_GONE, /* its memory was given back */
 };
 
 struct arena_config {
@@ -57,11 +60,11 @@ struct arena_config {
     void (*extent_ready_cb)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
     /* Runs when the file system was full: the arena has less than configured. May be NULL. */
     void (*ended_cb)(void *ctx);
-    /* Bytes that may be lent to windows at first; and that ever may, for which address space is reserved. */
-    uint64_t window, window_max;
-    /* Something happened to a window extent. On the loop. May be NULL if window_max is 0. */
-    void (*window_cb)(void *ctx, enum arena_window_event event, uint32_t window, void *base,
-                      uint64_t bytes);
+    /* Bytes that may be lent at first; and that ever may, for which address space is reserved. */
+    uint64_t lent, lent_max;
+    /* Something happened to the extent with that number of those that may be lent. On the loop. May be NULL if lent_max is 0. */
+    void (*lent_cb)(void *ctx, enum arena_lent_event event, uint32_t number, void *base,
+                    uint64_t bytes);
     void *ctx;
 };
 
@@ -96,7 +99,7 @@ bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *c
  * The extent has slots in use. */
 void arena_extent_close(struct arena *a, uint32_t extent, bool closed);
 bool arena_extent_closed(const struct arena *a, uint32_t extent);
-/* 0: it has no slots, is not ready, or is a window's. */
+/* 0: it has no slots, is not ready, or is lent. */
 uint64_t arena_extent_slot_bytes(const struct arena *a, uint32_t extent);
 
 /* Takes a slot of an earlier run, before arena_grow. It is in use from then on; its memory may be
@@ -116,61 +119,13 @@ uint64_t arena_bytes_configured(const struct arena *a); /* when it has grown */
  * earlier run. */
 bool arena_space_comes(const struct arena *a, uint64_t bytes);
 uint64_t arena_extent_bytes(const struct arena *a);
-uint32_t arena_extents(const struct arena *a); /* numbers of extents, those of windows included */
+uint32_t
+arena_extents(const struct arena *a); /* numbers of extents, those that may be lent included */
 
-/* ---- windows: extents that workers of one tenant map, and read by themselves ----
+/* ---- groups: some extents are lent to a tenant, whose workers read their slots by themselves (window.h) ----
  *
- * Window extents are numbered from 0, here and on the wire; where this header says `extent` they follow the
- * ordinary ones. One is lent to a group, which is a tenant: it gets memory of its own (a memfd), which never
- * holds another tenant's bytes. It is given back when it has no slot in use and no worker maps it; the next
- * loan of that number has another memfd. What is lent never exceeds the budget, memory included that only a
- * worker still maps.
- *
- * A slot of a window extent is a slot as any other. Its generation in the group's table (proto/window.h) is
- * even from arena_slot_publish until arena_slot_retract or arena_slot_free, and odd or 0 otherwise. */
-
-struct arena_group;
-
-/* Where workers read a slot. */
-struct arena_place {
-    uint32_t window, slot; /* numbers of the window extent, and of the slot in it */
-    uint64_t generation;
-};
-
-/* Finds or makes the group of that tenant, and its table. 0; -EOPNOTSUPP: the arena has no windows; or
- * -errno. */
-int arena_group_open(struct arena *a, const char *tenant, struct arena_group **out);
-/* One more open. */
-void arena_group_ref(struct arena_group *g);
-/* Once for each open. A group that extents are lent to lives on. */
-void arena_group_close(struct arena *a, struct arena_group *g);
-const char *arena_group_tenant(const struct arena_group *g);
-/* The table's descriptor, read-only and borrowed, and a copy of its header. */
-int arena_group_table(const struct arena_group *g, struct ucm_window_header *out);
-
-/* 0: a slot of an extent that is lent to the group. Else there is none now:
- * - -EAGAIN: an extent is being lent or given back; window_cb runs when that has ended;
- * - -ENOSPC: the budget is lent, and nothing of it comes back by itself;
- * - -EFBIG: no extent is as long; or an errno of the group's last loan, for a while after it failed. */
-int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t owner,
-                       slot_ref *out);
-/* The next slot of that size in use in the group's extents, round and round, and its owner; 0: there is none. */
-slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner);
-/* Who goes round these slots in several steps counts here. NULL: the group has no extent with slots of that size. */
-struct arena_round {
-    uint64_t slots; /* that there are, in use or not */
-    uint64_t looks; /* in a row that were in vain */
-    uint64_t vain;  /* the caller's own: when all were */
-};
-struct arena_round *arena_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes);
-/* Groups by what they have lent, the most first, `but` left out: the one behind that one (NULL: the first).
- * NULL: there are no more. */
-struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but,
-                                     const struct arena_group *behind);
-/* An extent of the group's with slots in use, for arena_extent_owners: the one at `i`, modulo how many extents
- * it has lent; UINT32_MAX: that one has no slots in use, or is closed. */
-uint32_t arena_group_extent(struct arena *a, const struct arena_group *g, uint32_t i);
-uint32_t arena_groups(const struct arena *a);
+ * They are numbered from 0 and, where this header says `extent`, follow the ordinary ones. A slot of one is a slot as any other; what it
+ * holds is told to readers. */
 
 /* Whose it is; NULL: it lies in an ordinary extent. */
 struct arena_group *arena_slot_group(struct arena *a, slot_ref slot);
@@ -181,33 +136,6 @@ void arena_slot_publish(struct arena *a, slot_ref slot);
 void arena_slot_retract(struct arena *a, slot_ref slot);
 /* False: the slot is not published. */
 bool arena_slot_place(struct arena *a, slot_ref slot, struct arena_place *out);
-
-/* The descriptor of a window extent that is lent, read-only and borrowed. */
-int arena_window_fd(struct arena *a, uint32_t window);
-/* A worker gets that descriptor. Until release the extent is lent to no other group. */
-void arena_window_map(struct arena *a, uint32_t window);
-void arena_window_release(struct arena *a, uint32_t window);
-/* revoke_cb runs when an extent without slots, which workers of its group map, is wanted by another one, or the
- * budget was lowered: they should release it. It runs on the loop, not inside a call of the arena. */
-void arena_window_watch(struct arena *a,
-                        void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window),
-                        void *ctx);
-bool arena_window_revoked(const struct arena *a, uint32_t window);
-/* The window extent at this address. */
-uint32_t arena_window_at(const struct arena *a, const void *base);
-/* After WINDOW_GOES. */
-void arena_window_let_go(struct arena *a, uint32_t window);
-
-/* A budget below what is lent takes effect as extents are given back. */
-void arena_window_budget_set(struct arena *a, uint64_t bytes);
-uint64_t arena_window_budget(const struct arena *a);
-/* More is lent than that, without what is being given back. */
-bool arena_window_over(const struct arena *a);
-/* Bytes lent to the group, or with NULL to all; what comes or goes counts. */
-uint64_t arena_window_lent(const struct arena *a, const struct arena_group *g);
-/* The same of extents that ended, and that workers keep mapped. A group that keeps some may have so much less. */
-uint64_t arena_window_kept(const struct arena *a, const struct arena_group *g);
-uint64_t arena_window_used(const struct arena *a); /* of them by slots */
 
 /* Nodes that the memory is spread over; 0: it is not. Memory that lies elsewhere counts for none.
  */

@@ -1,7 +1,6 @@
 /* Groups: tenants that window extents are lent to, and the tables that tell their workers which slots hold what
  * they were told. */
-#include "daemon/arena/arena.h"
-#include "daemon/arena/internal.h"
+#include "daemon/arena/window_internal.h"
 #include "daemon/base/memfd.h"
 #include "proto/window.h"
 
@@ -21,7 +20,7 @@ static void table_close(struct arena *a, struct arena_group *g)
 {
     if (g->header)
         munmap(g->header,
-               ucm_window_table_bytes(a->windows.n, (uint32_t)(a->config.extent / ARENA_ALIGN)));
+               ucm_window_table_bytes(a->lent, (uint32_t)(a->config.extent / ARENA_ALIGN)));
     if (g->read_fd >= 0)
         close(g->read_fd);
     if (g->fd >= 0)
@@ -44,7 +43,7 @@ void arena_group_free(struct arena *a, struct arena_group *g)
 static int table_open(struct arena *a, struct arena_group *g)
 {
     uint32_t slots = (uint32_t)(a->config.extent / ARENA_ALIGN);
-    uint64_t bytes = ucm_window_table_bytes(a->windows.n, slots);
+    uint64_t bytes = ucm_window_table_bytes(a->lent, slots);
     void *p;
     int rc = memfd_new("ucmd-window-table", bytes, &g->fd);
 
@@ -60,7 +59,7 @@ static int table_open(struct arena *a, struct arena_group *g)
     g->header->version = UCM_WINDOW_VERSION;
     g->header->slot_align = UCM_WINDOW_ALIGN;
     g->header->extent_bytes = a->config.extent;
-    g->header->extents = a->windows.n;
+    g->header->extents = a->lent;
     g->header->slots_per_extent = slots;
     g->read_fd = memfd_share(g->fd);
     return g->read_fd < 0 ? g->read_fd : 0;
@@ -86,14 +85,14 @@ static int group_new(struct arena *a, const char *tenant, struct arena_group **o
         arena_group_free(a, g);
         return rc;
     }
-    list_push_back(&a->windows.groups, &g->link);
+    list_push_back(&a->windows->groups, &g->link);
     *out = g;
     return 0;
 }
 
 static struct arena_group *group_find(const struct arena *a, const char *tenant)
 {
-    const struct list *groups = &a->windows.groups;
+    const struct list *groups = &a->windows->groups;
 
     for (struct list *node = groups->next; node != groups; node = node->next) {
         struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
@@ -109,7 +108,7 @@ int arena_group_open(struct arena *a, const char *tenant, struct arena_group **o
     struct arena_group *g;
     int rc = 0;
 
-    if (a->windows.n == 0)
+    if (a->lent == 0)
         return -EOPNOTSUPP;
     g = group_find(a, tenant);
     if (!g)
@@ -231,7 +230,7 @@ struct arena_round *arena_group_round(const struct arena *a, struct arena_group 
 struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but,
                                      const struct arena_group *behind)
 {
-    struct list *groups = &a->windows.groups;
+    struct list *groups = &a->windows->groups;
     struct arena_group *most = NULL;
     bool passed = false;
 
@@ -263,7 +262,7 @@ uint32_t arena_groups(const struct arena *a)
 {
     uint32_t n = 0;
 
-    for (const struct list *node = a->windows.groups.next; node != &a->windows.groups;
+    for (const struct list *node = a->windows->groups.next; node != &a->windows->groups;
          node = node->next)
         n++;
     return n;
@@ -289,7 +288,7 @@ struct arena_group *arena_slot_group(struct arena *a, slot_ref slot)
 {
     uint32_t extent = (slot - 1) >> a->slot_bits;
 
-    return extent >= a->extents ? a->windows.window[extent - a->extents].group : NULL;
+    return extent >= a->extents ? a->windows->window[extent - a->extents].group : NULL;
 }
 
 void arena_slot_publish(struct arena *a, slot_ref slot)
@@ -298,7 +297,7 @@ void arena_slot_publish(struct arena *a, slot_ref slot)
     _Atomic uint64_t *entry = entry_of(a, slot, &place);
 
     if (entry)
-        ucm_window_publish(entry, a->windows.generation += 2);
+        ucm_window_publish(entry, a->windows->generation += 2);
 }
 
 void arena_slot_retract(struct arena *a, slot_ref slot)

@@ -5,8 +5,7 @@
  *
  * A group has one extent in MAKING at a time. An extent without slots that workers still map stays with its
  * group, which may use it again; it is revoked when another group wants memory. */
-#include "daemon/arena/arena.h"
-#include "daemon/arena/internal.h"
+#include "daemon/arena/window_internal.h"
 
 #include "daemon/base/log.h"
 #include "proto/window.h"
@@ -26,30 +25,38 @@ static char *window_base(const struct arena *a, const struct window *w)
     return arena_window_extent(a, w)->base;
 }
 
-static void report(struct arena *a, const struct window *w, enum arena_window_event event)
+static void report(struct arena *a, const struct window *w, enum arena_lent_event event)
 {
-    a->config.window_cb(a->config.ctx, event, arena_window_number(a, w), window_base(a, w),
-                        a->config.extent);
+    a->config.lent_cb(a->config.ctx, event, arena_window_number(a, w), window_base(a, w),
+                      a->config.extent);
 }
+
+static void slot_freed(struct arena *a, struct extent *e, uint32_t slot);
 
 /* ---- life ---- */
 
-int arena_windows_init(struct arena *a)
+int arena_lent_init(struct arena *a)
 {
-    struct windows *ws = &a->windows;
-    uint64_t bytes = ws->n * a->config.extent, skip;
+    uint64_t bytes, skip;
+    struct windows *ws;
     char *p;
     int rc;
 
+    a->lent = a->lent < UCM_MAX_WINDOW_EXTENTS ? a->lent : UCM_MAX_WINDOW_EXTENTS;
+    bytes = a->lent * a->config.extent;
+    ws = a->windows = calloc(1, sizeof(*ws));
+    if (!ws)
+        return -ENOMEM;
+    a->lent_freed = slot_freed;
     list_init(&ws->free);
     list_init(&ws->groups);
     list_init(&ws->revokes);
     list_init(&ws->keeps);
     list_init(&ws->jobs);
     list_init(&ws->ended);
-    if (ws->n == 0)
+    if (a->lent == 0)
         return 0;
-    ws->window = calloc(ws->n, sizeof(*ws->window));
+    ws->window = calloc(a->lent, sizeof(*ws->window));
     if (!ws->window)
         return -ENOMEM;
     p = mmap(NULL, bytes + HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
@@ -58,17 +65,17 @@ int arena_windows_init(struct arena *a)
         rc = -errno;
         free(ws->window);
         ws->window = NULL;
-        ws->n = 0;
+        a->lent = 0;
         log_warn("arena", "no-windows", "bytes=%llu error=%s", (unsigned long long)bytes,
                  strerror(-rc));
-        return a->config.window > 0 ? rc : 0; /* a limit on address space, and nobody wants any */
+        return a->config.lent > 0 ? rc : 0; /* a limit on address space, and nobody wants any */
     }
     skip = HUGE_BYTES - (uintptr_t)p % HUGE_BYTES;
     munmap(p, skip);
     if (skip < HUGE_BYTES)
         munmap(p + skip + bytes, HUGE_BYTES - skip);
     ws->base = p + skip;
-    ws->budget = a->config.window;
+    ws->budget = a->config.lent;
     pthread_mutex_init(&ws->lock, NULL);
     pthread_cond_init(&ws->more, NULL);
     return 0;
@@ -87,13 +94,13 @@ static void windows_forget(struct list *windows)
     }
 }
 
-void arena_windows_close(struct arena *a)
+void arena_lent_close(struct arena *a)
 {
-    struct windows *ws = &a->windows;
+    struct windows *ws = a->windows;
 
-    if (!ws->base)
+    if (!ws || !ws->base)
         return;
-    munmap(ws->base, ws->n * a->config.extent);
+    munmap(ws->base, a->lent * a->config.extent);
     windows_forget(&ws->keeps);
     while (!list_empty(&ws->groups)) {
         struct arena_group *g = LIST_ENTRY(ws->groups.next, struct arena_group, link);
@@ -111,7 +118,7 @@ void arena_windows_close(struct arena *a)
 
 static void window_returns(struct arena *a, struct window *w)
 {
-    a->windows.returning += !w->returning;
+    a->windows->returning += !w->returning;
     w->returning = true;
 }
 
@@ -121,7 +128,7 @@ static void window_go(struct arena *a, struct window *w)
     list_remove(&arena_window_extent(a, w)->link);
     list_remove(&w->job);
     w->state = WINDOW_GOING;
-    report(a, w, WINDOW_GOES);
+    report(a, w, LENT_GOES);
 }
 
 static void window_revoke(struct arena *a, struct window *w)
@@ -131,9 +138,9 @@ static void window_revoke(struct arena *a, struct window *w)
     w->revoked = true;
     window_returns(a, w);
     list_remove(&arena_window_extent(a, w)->link);
-    list_push_back(&a->windows.revokes, &w->job);
+    list_push_back(&a->windows->revokes, &w->job);
     atomic_fetch_add_explicit(&g->header->epoch, 1, memory_order_release);
-    (void)uv_async_send(&a->windows.done);
+    (void)uv_async_send(&a->windows->done);
 }
 
 void arena_window_settle(struct arena *a, struct window *w)
@@ -158,11 +165,13 @@ static void class_leave(struct window *w)
     w->class = NULL;
 }
 
-void arena_window_slot_freed(struct arena *a, struct extent *e)
+static void slot_freed(struct arena *a, struct extent *e, uint32_t slot)
 {
     struct window *w = arena_extent_window(a, e);
 
-    a->windows.used_bytes -= e->slot_bytes;
+    arena_slot_retract(a, 1 + ((uint32_t)(e - a->extent) << a->slot_bits | slot));
+
+    a->windows->used_bytes -= e->slot_bytes;
     if (e->n_free == 1 && !e->closed)
         list_push_back(&w->class->partial, &e->link);
     if (e->n_free < e->slots)
@@ -179,7 +188,7 @@ void arena_window_slot_freed(struct arena *a, struct extent *e)
 
 uint32_t arena_window_at(const struct arena *a, const void *base)
 {
-    return (uint32_t)((uint64_t)((const char *)base - a->windows.base) / a->config.extent);
+    return (uint32_t)((uint64_t)((const char *)base - a->windows->base) / a->config.extent);
 }
 
 /* It is no more one of its group's. */
@@ -190,9 +199,9 @@ static void window_leave(struct arena *a, struct window *w)
     list_remove(&w->link);
     if (g->hand == w)
         g->hand = NULL;
-    a->windows.returning -= w->returning;
+    a->windows->returning -= w->returning;
     w->returning = false;
-    a->windows.lent--;
+    a->windows->lent--;
     g->lent--;
 }
 
@@ -215,16 +224,16 @@ static void kept_cb(struct loan *l)
     window_leave(a, w);
     w->kept = true;
     w->group->kept++;
-    a->windows.kept++;
-    list_push_back(&a->windows.keeps, &w->link);
-    report(a, w, WINDOW_KEPT);
+    a->windows->kept++;
+    list_push_back(&a->windows->keeps, &w->link);
+    report(a, w, LENT_KEPT);
 }
 
 static const struct loan_calls loan_calls = {unlent_cb, kept_cb};
 
 void arena_window_let_go(struct arena *a, uint32_t window)
 {
-    struct window *w = &a->windows.window[window];
+    struct window *w = &a->windows->window[window];
 
     assert(w->state == WINDOW_GOING);
     arena_extent_unpoison(a, a->extents + window);
@@ -235,7 +244,7 @@ void arena_window_let_go(struct arena *a, uint32_t window)
 /* Something that another group has lent and does not use. */
 static bool reclaim(struct arena *a, const struct arena_group *but)
 {
-    struct list *groups = &a->windows.groups;
+    struct list *groups = &a->windows->groups;
 
     for (struct list *node = groups->next; node != groups; node = node->next) {
         struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
@@ -259,11 +268,11 @@ static bool reclaim(struct arena *a, const struct arena_group *but)
  * kept. */
 static bool affordable(const struct arena *a, const struct arena_group *g)
 {
-    const struct windows *ws = &a->windows;
+    const struct windows *ws = a->windows;
     uint64_t most = ws->budget / a->config.extent;
 
     return ws->lent + g->kept + 1 <= most && ws->lent + ws->kept + 1 <= 2 * most &&
-           (!list_empty(&ws->free) || ws->used < ws->n);
+           (!list_empty(&ws->free) || a->lent_used < a->lent);
 }
 
 static void window_free(struct arena *a, struct window *w)
@@ -272,7 +281,7 @@ static void window_free(struct arena *a, struct window *w)
 
     if (w->kept) {
         list_remove(&w->link);
-        a->windows.kept--;
+        a->windows->kept--;
         g->kept--;
     } else {
         window_leave(a, w);
@@ -280,7 +289,7 @@ static void window_free(struct arena *a, struct window *w)
     w->state = WINDOW_FREE;
     w->revoked = w->kept = false;
     w->group = NULL;
-    list_push_front(&a->windows.free, &w->link);
+    list_push_front(&a->windows->free, &w->link);
     arena_group_settle(a, g);
 }
 
@@ -295,13 +304,13 @@ static void window_made(struct arena *a, struct window *w)
         log_warn("arena", "window-failed", "bytes=%llu error=%s",
                  (unsigned long long)a->config.extent, strerror(-w->status));
         window_free(a, w);
-        report(a, w, WINDOW_FAILED);
+        report(a, w, LENT_FAILED);
         return;
     }
     backoff_reset(&g->failed);
     w->state = WINDOW_LENT;
     list_push_front(&g->empty, &arena_window_extent(a, w)->link);
-    report(a, w, WINDOW_READY);
+    report(a, w, LENT_READY);
     /* Who asked for it has gone, or it is too much by now. */
     if ((g->opens == 0 || arena_window_over(a)) && arena_window_extent(a, w)->slots == 0)
         arena_window_settle(a, w);
@@ -320,23 +329,23 @@ static void done_cb(uv_async_t *async)
             if (w->status < 0)
                 log_warn("arena", "window-not-unmapped", "error=%s", strerror(-w->status));
             window_free(a, w);
-            report(a, w, WINDOW_GONE);
+            report(a, w, LENT_GONE);
         }
     }
-    while ((node = list_pop_front(&a->windows.revokes)) != NULL) {
+    while ((node = list_pop_front(&a->windows->revokes)) != NULL) {
         w = LIST_ENTRY(node, struct window, job);
-        if (a->windows.revoke_cb)
-            a->windows.revoke_cb(a->windows.revoke_ctx, w->group, arena_window_number(a, w));
+        if (a->windows->revoke_cb)
+            a->windows->revoke_cb(a->windows->revoke_ctx, w->group, arena_window_number(a, w));
     }
 }
 
 /* One that affordable() found. */
 static struct window *free_window(struct arena *a)
 {
-    struct windows *ws = &a->windows;
+    struct windows *ws = a->windows;
 
     if (list_empty(&ws->free)) {
-        struct window *w = &ws->window[ws->used++];
+        struct window *w = &ws->window[a->lent_used++];
 
         list_init(&arena_window_extent(a, w)->link);
         arena_window_extent(a, w)->base = ws->base + arena_window_number(a, w) * a->config.extent;
@@ -352,13 +361,13 @@ static int lend(struct arena *a, struct arena_group *g)
     struct window *w = free_window(a);
     int rc = 0;
 
-    if (!a->windows.open) {
-        rc = uv_async_init(a->loop, &a->windows.done, done_cb);
+    if (!a->windows->open) {
+        rc = uv_async_init(a->loop, &a->windows->done, done_cb);
         if (rc != 0)
             return rc;
-        a->windows.done.data = a;
-        uv_unref((uv_handle_t *)&a->windows.done);
-        a->windows.open = true;
+        a->windows->done.data = a;
+        uv_unref((uv_handle_t *)&a->windows->done);
+        a->windows->open = true;
     }
     w->state = WINDOW_MAKING;
     w->group = g;
@@ -372,7 +381,7 @@ static int lend(struct arena *a, struct arena_group *g)
     list_push_back(&g->windows, &w->link);
     g->making = true;
     g->lent++;
-    a->windows.lent++;
+    a->windows->lent++;
     return 0;
 }
 
@@ -389,9 +398,9 @@ static int lend_or_wait(struct arena *a, struct arena_group *g)
         rc = lend(a, g);
         return rc < 0 ? rc : -EAGAIN;
     }
-    if (a->windows.returning > 0)
+    if (a->windows->returning > 0)
         return -EAGAIN;
-    if ((uint64_t)(g->lent + g->kept + 1) * a->config.extent > a->windows.budget)
+    if ((uint64_t)(g->lent + g->kept + 1) * a->config.extent > a->windows->budget)
         return -ENOSPC; /* what others don't use is of no help */
     return reclaim(a, g) ? -EAGAIN : -ENOSPC;
 }
@@ -426,8 +435,9 @@ static int carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
         class_leave(w);
         return -ENOMEM;
     }
+    e->partial = &w->class->partial;
     list_remove(&e->link);
-    list_push_front(&w->class->partial, &e->link);
+    list_push_front(e->partial, &e->link);
     return 0;
 }
 
@@ -453,27 +463,22 @@ int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, u
     } else {
         e = LIST_ENTRY(k->partial.next, struct extent, link);
     }
-    a->windows.used_bytes += slot_bytes;
+    a->windows->used_bytes += slot_bytes;
     *out = arena_slot_hand_out(a, e, bytes, owner);
     return 0;
-}
-
-struct list *arena_window_partial(struct arena *a, struct extent *e)
-{
-    return &arena_extent_window(a, e)->class->partial;
 }
 
 /* ---- workers ---- */
 
 int arena_window_fd(struct arena *a, uint32_t window)
 {
-    assert(a->windows.window[window].state == WINDOW_LENT);
-    return a->windows.window[window].fd;
+    assert(a->windows->window[window].state == WINDOW_LENT);
+    return a->windows->window[window].fd;
 }
 
 void arena_window_map(struct arena *a, uint32_t window)
 {
-    struct window *w = &a->windows.window[window];
+    struct window *w = &a->windows->window[window];
 
     assert(w->state == WINDOW_LENT && w->mapped < UINT32_MAX);
     w->mapped++;
@@ -481,7 +486,7 @@ void arena_window_map(struct arena *a, uint32_t window)
 
 void arena_window_release(struct arena *a, uint32_t window)
 {
-    struct window *w = &a->windows.window[window];
+    struct window *w = &a->windows->window[window];
 
     assert(w->mapped > 0);
     if (--w->mapped == 0 && arena_window_extent(a, w)->slots == 0)
@@ -492,45 +497,50 @@ void arena_window_watch(struct arena *a,
                         void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window),
                         void *ctx)
 {
-    a->windows.revoke_cb = revoke_cb;
-    a->windows.revoke_ctx = ctx;
+    a->windows->revoke_cb = revoke_cb;
+    a->windows->revoke_ctx = ctx;
 }
 
 bool arena_window_revoked(const struct arena *a, uint32_t window)
 {
-    return a->windows.window[window].revoked;
+    return a->windows->window[window].revoked;
 }
 
 /* ---- the budget ---- */
 
 bool arena_window_over(const struct arena *a)
 {
-    return (a->windows.lent - a->windows.returning) * a->config.extent > a->windows.budget;
+    return (a->windows->lent - a->windows->returning) * a->config.extent > a->windows->budget;
 }
 
 void arena_window_budget_set(struct arena *a, uint64_t bytes)
 {
-    a->windows.budget = bytes;
+    a->windows->budget = bytes;
     while (arena_window_over(a) && reclaim(a, NULL))
         ;
 }
 
 uint64_t arena_window_budget(const struct arena *a)
 {
-    return a->windows.budget;
+    return a->windows->budget;
 }
 
 uint64_t arena_window_lent(const struct arena *a, const struct arena_group *g)
 {
-    return (g ? g->lent : a->windows.lent) * a->config.extent;
+    return (g ? g->lent : a->windows->lent) * a->config.extent;
 }
 
 uint64_t arena_window_kept(const struct arena *a, const struct arena_group *g)
 {
-    return (g ? g->kept : a->windows.kept) * a->config.extent;
+    return (g ? g->kept : a->windows->kept) * a->config.extent;
 }
 
 uint64_t arena_window_used(const struct arena *a)
 {
-    return a->windows.used_bytes;
+    return a->windows->used_bytes;
+}
+
+uv_async_t *arena_lent_handle(struct arena *a)
+{
+    return a->windows->open ? &a->windows->done : NULL;
 }

@@ -1,8 +1,7 @@
 /* The memory of window extents: a thread gets it and gives it back, since both take the kernel some 10 ms and more a
  * 64 MiB. It has others beside it while it gets memory, as one alone is slower than the copies that wait for it. Nobody
  * else touches the extent meanwhile. */
-#include "daemon/arena/arena.h"
-#include "daemon/arena/internal.h"
+#include "daemon/arena/window_internal.h"
 
 #include "daemon/base/log.h"
 #include "daemon/base/memfd.h"
@@ -72,8 +71,8 @@ static int table_populate(struct arena *a, const struct window *w)
     uint64_t upto = arena_padded(from + slots * sizeof(uint64_t));
 
     from -= from % ARENA_ALIGN;
-    if (upto > ucm_window_table_bytes(a->windows.n, (uint32_t)slots))
-        upto = ucm_window_table_bytes(a->windows.n, (uint32_t)slots); /* it may not grow */
+    if (upto > ucm_window_table_bytes(a->lent, (uint32_t)slots))
+        upto = ucm_window_table_bytes(a->lent, (uint32_t)slots); /* it may not grow */
     return fallocate(g->fd, 0, (off_t)from, (off_t)(upto - from)) < 0 ? -errno : 0;
 }
 
@@ -82,10 +81,10 @@ static void place(struct arena *a, const struct window *w)
     const struct numa *numa = a->config.numa;
     int rc = a->nodes > 0 ? numa->prefer(numa->node[arena_window_number(a, w) % a->nodes]) : 0;
 
-    if (rc < 0 && !a->windows.unplaced)
+    if (rc < 0 && !a->windows->unplaced)
         log_warn("arena", "not-placed", "window=%u error=%s", arena_window_number(a, w),
                  strerror(-rc));
-    a->windows.unplaced |= rc < 0;
+    a->windows->unplaced |= rc < 0;
 }
 
 static int unmap(struct arena *a, const struct window *w)
@@ -149,7 +148,7 @@ static int window_unmake(struct arena *a, struct window *w)
 static void *windows_thread(void *arg)
 {
     struct arena *a = arg;
-    struct windows *ws = &a->windows;
+    struct windows *ws = a->windows;
 
     pthread_mutex_lock(&ws->lock);
     while (!ws->stop) {
@@ -173,7 +172,7 @@ static void *windows_thread(void *arg)
 
 int arena_window_submit(struct arena *a, struct window *w)
 {
-    struct windows *ws = &a->windows;
+    struct windows *ws = a->windows;
     int rc = ws->threaded ? 0 : pthread_create(&ws->thread, NULL, windows_thread, a);
 
     if (rc != 0)
@@ -188,7 +187,7 @@ int arena_window_submit(struct arena *a, struct window *w)
 
 struct window *arena_window_ended(struct arena *a)
 {
-    struct windows *ws = &a->windows;
+    struct windows *ws = a->windows;
     struct list *node;
 
     pthread_mutex_lock(&ws->lock);
@@ -197,11 +196,11 @@ struct window *arena_window_ended(struct arena *a)
     return node ? LIST_ENTRY(node, struct window, job) : NULL;
 }
 
-void arena_windows_stop(struct arena *a)
+void arena_lent_stop(struct arena *a)
 {
-    struct windows *ws = &a->windows;
+    struct windows *ws = a->windows;
 
-    if (!ws->threaded)
+    if (!ws || !ws->threaded)
         return;
     pthread_mutex_lock(&ws->lock);
     ws->stop = true;

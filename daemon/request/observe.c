@@ -1,5 +1,6 @@
 /* What the daemon shows of itself, gathered from the rooms: only when somebody asks, or once a second. */
 #include "daemon/arena/persist.h"
+#include "daemon/arena/window.h"
 #include "daemon/base/numa.h"
 #include "daemon/cache/snapshot.h"
 #include "daemon/index/policy.h"

@@ -1,6 +1,6 @@
 /* The arena's memory spread over two NUMA nodes. */
 /* Sanitizers: thread */
-#include "daemon/arena/arena.h"
+#include "daemon/arena/window.h"
 #include "tests/unit/fake_numa.h"
 #include "tests/unit/random.h"
 
@@ -107,12 +107,12 @@ Test(arena_nodes, a_full_node_borrows_and_nothing_is_refused_while_there_is_room
 
 static unsigned windows_ready;
 
-static void window_cb(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, void *base,
                       uint64_t bytes)
 {
     (void)ctx, (void)base, (void)bytes;
-    windows_ready += event == WINDOW_READY;
-    if (event == WINDOW_GOES)
+    windows_ready += event == LENT_READY;
+    if (event == LENT_GOES)
         arena_window_let_go(arena, window);
 }
 
@@ -124,9 +124,9 @@ Test(arena_nodes, windows_are_spread_too)
                              .prefault = true,
                              .numa = &fake_numa,
                              .extent_ready_cb = ready_cb,
-                             .window = 4 * MIB,
-                             .window_max = 4 * MIB,
-                             .window_cb = window_cb};
+                             .lent = 4 * MIB,
+                             .lent_max = 4 * MIB,
+                             .lent_cb = window_cb};
     unsigned on[2] = {0, 0};
     struct arena_group *g;
     uv_async_t awake;

@@ -1,6 +1,6 @@
 /* Windows of the arena: memory that is lent to a tenant, who has it, and when it comes back. */
 /* Sanitizers: thread */
-#include "daemon/arena/arena.h"
+#include "daemon/arena/window.h"
 #include "proto/window.h"
 
 #include <criterion/criterion.h>
@@ -49,7 +49,7 @@ int fallocate(int fd, int mode, off_t offset, off_t length)
 static uv_loop_t loop;
 static struct arena *arena;
 static struct arena_group *a, *b;
-static unsigned events[WINDOW_GONE + 1];
+static unsigned events[LENT_GONE + 1];
 static uint64_t failed_ms; /* when memory could last not be had */
 static bool keep_going;    /* the device takes its time */
 static unsigned revokes;
@@ -61,18 +61,18 @@ static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
     (void)ctx, (void)extent, (void)base, (void)bytes;
 }
 
-static void window_cb(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, void *base,
                       uint64_t bytes)
 {
     cr_assert_eq(ctx, &loop);
     cr_assert_eq(bytes, MIB);
     cr_assert_lt(window, EXTENTS);
     events[event]++;
-    if (event == WINDOW_FAILED)
+    if (event == LENT_FAILED)
         failed_ms = uv_now(&loop);
-    if (event == WINDOW_READY)
+    if (event == LENT_READY)
         memset(base, 0, 64); /* a device reads and writes it from now on */
-    if (event == WINDOW_GOES) {
+    if (event == LENT_GOES) {
         going = window;
         if (!keep_going)
             arena_window_let_go(arena, window);
@@ -93,9 +93,9 @@ static void open_arena(uint64_t budget)
     struct arena_config c = {.size = 2 * MIB,
                              .extent = MIB,
                              .extent_ready_cb = ready_cb,
-                             .window = budget,
-                             .window_max = extents * MIB,
-                             .window_cb = window_cb,
+                             .lent = budget,
+                             .lent_max = extents * MIB,
+                             .lent_cb = window_cb,
                              .ctx = &loop};
 
     cr_assert_eq(uv_loop_init(&loop), 0);
@@ -137,7 +137,7 @@ static slot_ref slot_of(struct arena_group *g, uint64_t bytes)
     int rc = arena_alloc_window(arena, g, bytes, 7, &slot);
 
     if (rc == -EAGAIN) {
-        await(&events[WINDOW_READY], events[WINDOW_READY] + 1);
+        await(&events[LENT_READY], events[LENT_READY] + 1);
         rc = arena_alloc_window(arena, g, bytes, 7, &slot);
     }
     cr_assert_eq(rc, 0);
@@ -201,7 +201,7 @@ Test(arena_window, a_budget_of_nothing)
     cr_expect_eq(arena_window_used(arena), 4096u);
     cr_expect_eq(arena_bytes_used(arena), 0u, "ordinary slots");
     arena_slot_free(arena, slot);
-    await(&events[WINDOW_GONE], 1);
+    await(&events[LENT_GONE], 1);
     cr_expect_eq(arena_window_lent(arena, NULL), 0u);
     cr_expect_eq(arena_window_used(arena), 0u);
     close_arena();
@@ -334,7 +334,7 @@ Test(arena_window, no_tenant_sees_another_ones_bytes)
     seen_a = worker_map(fd, MIB);
     cr_assert_eq(fstat(fd, &of_a), 0);
     arena_slot_free(arena, slot); /* the worker keeps what it has, and says nothing */
-    await(&events[WINDOW_GONE], 1);
+    await(&events[LENT_GONE], 1);
 
     slot = slot_of(b, MIB);
     for (uint64_t i = 64; i < MIB; i++)
@@ -364,14 +364,14 @@ Test(arena_window, the_budget_holds)
     cr_expect_eq(arena_alloc_window(arena, b, 4096, 1, &none), -ENOSPC);
     arena_slot_free(arena, slot[1]);
     cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -EAGAIN, "it comes back");
-    await(&events[WINDOW_GONE], 1);
+    await(&events[LENT_GONE], 1);
     slot[1] = slot_of(a, MIB);
     cr_expect_eq(arena_window_lent(arena, a), 2 * MIB);
 
     arena_window_budget_set(arena, MIB);
     cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
     arena_slot_free(arena, slot[1]);
-    await(&events[WINDOW_GONE], 2);
+    await(&events[LENT_GONE], 2);
     cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
     arena_window_budget_set(arena, 3 * MIB);
     slot[1] = slot_of(a, MIB);
@@ -379,7 +379,7 @@ Test(arena_window, the_budget_holds)
     cr_expect_eq(arena_window_lent(arena, NULL), 3 * MIB);
     for (int i = 0; i < 3; i++)
         arena_slot_free(arena, slot[i]);
-    await(&events[WINDOW_GONE], 5);
+    await(&events[LENT_GONE], 5);
     close_arena();
 }
 
@@ -423,7 +423,7 @@ Test(arena_window, a_mapped_extent_stays_with_its_group)
     cr_expect_eq(arena_window_lent(arena, a), MIB, "two workers map it");
     cr_expect_eq(arena_alloc_window(arena, a, 4096, 1, &slot), 0, "and use it again");
     arena_slot_free(arena, slot);
-    cr_expect_eq(events[WINDOW_GOES], 0u);
+    cr_expect_eq(events[LENT_GOES], 0u);
 
     cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &none), -EAGAIN, "revoked");
     cr_expect_eq(revokes, 0u, "not inside the call");
@@ -432,9 +432,9 @@ Test(arena_window, a_mapped_extent_stays_with_its_group)
     cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -EAGAIN, "no more for a");
     cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &none), -EAGAIN);
     arena_window_release(arena, 0);
-    cr_expect_eq(events[WINDOW_GOES], 0u);
+    cr_expect_eq(events[LENT_GOES], 0u);
     arena_window_release(arena, 0);
-    await(&events[WINDOW_GONE], 1);
+    await(&events[LENT_GONE], 1);
     slot = slot_of(b, MIB);
     cr_expect_eq(arena_window_lent(arena, a), 0u);
     arena_slot_free(arena, slot);
@@ -449,13 +449,13 @@ Test(arena_window, devices_let_go_before_the_memory_does)
     keep_going = true;
     slot = slot_of(a, MIB);
     arena_slot_free(arena, slot);
-    cr_expect_eq(events[WINDOW_GOES], 1u);
+    cr_expect_eq(events[LENT_GOES], 1u);
     cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EAGAIN);
     uv_run(&loop, UV_RUN_NOWAIT);
-    cr_expect_eq(events[WINDOW_GONE], 0u);
+    cr_expect_eq(events[LENT_GONE], 0u);
     cr_expect_eq(arena_window_lent(arena, NULL), MIB);
     arena_window_let_go(arena, going);
-    await(&events[WINDOW_GONE], 1);
+    await(&events[LENT_GONE], 1);
     close_arena();
 }
 
@@ -468,7 +468,7 @@ Test(arena_window, who_asked_has_gone)
     cr_assert_eq(arena_group_open(arena, "c", &c), 0);
     cr_expect_eq(arena_alloc_window(arena, c, MIB, 1, &slot), -EAGAIN);
     arena_group_close(arena, c);
-    await(&events[WINDOW_GONE], 1);
+    await(&events[LENT_GONE], 1);
     cr_expect_eq(arena_window_lent(arena, NULL), 0u);
 
     cr_assert_eq(arena_group_open(arena, "c", &c), 0);
@@ -480,7 +480,7 @@ Test(arena_window, who_asked_has_gone)
     cr_expect_str_eq(arena_group_tenant(c), "c");
     arena_group_close(arena, c);
     arena_slot_free(arena, slot);
-    await(&events[WINDOW_GONE], 2);
+    await(&events[LENT_GONE], 2);
     close_arena();
 }
 
@@ -491,7 +491,7 @@ Test(arena_window, the_budget_is_lowered_while_memory_comes)
     open_arena(MIB);
     cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EAGAIN);
     arena_window_budget_set(arena, 0);
-    await(&events[WINDOW_GONE], 1);
+    await(&events[LENT_GONE], 1);
     cr_expect_eq(arena_window_lent(arena, NULL), 0u);
     cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -ENOSPC);
     close_arena();
@@ -518,7 +518,7 @@ Test(arena_window, other_sizes_and_the_hand)
     cr_expect_eq(arena_group_next(arena, b, MIB / 4, &owner), 0u);
     for (int i = 0; i < 5; i++)
         arena_slot_free(arena, slot[i]);
-    await(&events[WINDOW_GONE], 2);
+    await(&events[LENT_GONE], 2);
     close_arena();
 }
 
@@ -542,23 +542,23 @@ Test(arena_window, memory_that_cannot_be_had)
     open_arena(MIB);
     fault.memfd_error = EMFILE;
     cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EAGAIN);
-    await(&events[WINDOW_FAILED], 1);
+    await(&events[LENT_FAILED], 1);
     cr_expect_eq(fault.calls, 1u);
     cr_expect_eq(arena_window_lent(arena, NULL), 0u);
     if (uv_now(&loop) - failed_ms < 100) /* else this host stood still */
         cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EMFILE, "not again at once");
     cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &slot), -EAGAIN, "another one's trouble");
-    await(&events[WINDOW_FAILED], 2);
+    await(&events[LENT_FAILED], 2);
 
     fault.memfd_error = 0;
     fault.allocate_error = ENOSPC; /* of the table */
     cr_expect_eq(tried_again(-EMFILE, &slot), -EAGAIN);
-    await(&events[WINDOW_FAILED], 3);
+    await(&events[LENT_FAILED], 3);
     cr_expect_eq(arena_window_lent(arena, NULL), 0u);
 
     fault.allocate_error = 0;
     cr_expect_eq(tried_again(-ENOSPC, &slot), -EAGAIN);
-    await(&events[WINDOW_READY], 1);
+    await(&events[LENT_READY], 1);
     slot = slot_of(a, MIB);
     memset(arena_memory(arena, slot, NULL), 1, MIB);
     arena_slot_free(arena, slot);

@@ -2,6 +2,7 @@
 #ifndef UCMD_TESTS_CACHE_RIG_H
 #define UCMD_TESTS_CACHE_RIG_H
 
+#include "daemon/arena/window.h"
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 #include "proto/errors.h"
@@ -164,7 +165,7 @@ static struct {
     uint64_t extent;         /* set before rig_open: bytes of each of the two; 0: MIB */
     bool apart;              /* set before rig_open: `two` is tenant "u"'s */
     uint32_t windows;        /* set before rig_open: extents that may be lent */
-    unsigned window_events[WINDOW_GONE + 1];
+    unsigned window_events[LENT_GONE + 1];
 } rig;
 
 static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
@@ -175,14 +176,14 @@ static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint6
     (void)bytes;
 }
 
-static inline void window_cb(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+static inline void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, void *base,
                              uint64_t bytes)
 {
     (void)ctx;
     (void)base;
     (void)bytes;
     rig.window_events[event]++;
-    if (event == WINDOW_GOES)
+    if (event == LENT_GOES)
         arena_window_let_go(rig.arena, window);
     else
         cache_groups_changed(rig.cache);
@@ -230,9 +231,9 @@ static inline void rig_open(void)
                               .prefault = rig.numa != NULL,
                               .numa = rig.numa,
                               .extent_ready_cb = extent_ready_cb,
-                              .window = rig.windows * extent,
-                              .window_max = 2 * rig.windows * extent,
-                              .window_cb = window_cb};
+                              .lent = rig.windows * extent,
+                              .lent_max = 2 * rig.windows * extent,
+                              .lent_cb = window_cb};
 
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
     cr_assert_eq(index_new(rig.max_blocks > 0 ? rig.max_blocks : 1000, 32, &rig.index), 0);

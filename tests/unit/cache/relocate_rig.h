@@ -109,7 +109,7 @@ static inline block_ref stored(struct ns *ns, uint64_t number)
 }
 
 /* Until so many events of that kind have come. */
-static inline void await(enum arena_window_event event, unsigned n)
+static inline void await(enum arena_lent_event event, unsigned n)
 {
     for (int i = 0; i < 10000 && rig.window_events[event] < n; i++) {
         turn();
@@ -122,13 +122,13 @@ static inline void await(enum arena_window_event event, unsigned n)
 /* Moves a part of a block in DRAM that nobody else uses; the mover has a use. */
 static inline struct arena_place moved(block_ref ref, uint32_t part)
 {
-    unsigned ready = rig.window_events[WINDOW_READY];
+    unsigned ready = rig.window_events[LENT_READY];
     struct arena_place place;
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, part), CACHE_PENDING);
     if (n_copies == 0)
-        await(WINDOW_READY, ready + 1);
+        await(LENT_READY, ready + 1);
     copy_next();
     cr_assert_eq(mv.calls, 1);
     cr_assert_eq(mv.status, 0);

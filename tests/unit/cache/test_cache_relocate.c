@@ -34,7 +34,7 @@ Test(cache_move_into, one_copy_in_dram)
     drop(ref);
     expect_nothing_held();
     cr_expect_eq(arena_window_used(rig.arena), 0u);
-    await(WINDOW_GONE, 1);
+    await(LENT_GONE, 1);
 }
 
 Test(cache_move_into, it_waits_for_other_users)
@@ -46,7 +46,7 @@ Test(cache_move_into, it_waits_for_other_users)
 
     cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(WINDOW_READY, 1);
+    await(LENT_READY, 1);
     copy_next();
     turn();
     cr_expect_eq(mv.calls, 0);
@@ -73,7 +73,7 @@ Test(cache_move_into, a_hold_keeps_it_where_it_is)
 
     cr_assert_eq(cache_hold_ready(rig.cache, &ref, 1, 0, 1, &memory), 1u);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(WINDOW_READY, 1);
+    await(LENT_READY, 1);
     copy_next();
     for (int i = 0; i < 5; i++)
         turn();
@@ -96,7 +96,7 @@ Test(cache_move_into, all_who_ask_get_it)
 
     cr_assert_eq(move(&mv[0], ref, 0), CACHE_PENDING);
     cr_assert_eq(move(&mv[1], ref, 0), CACHE_PENDING);
-    await(WINDOW_READY, 1);
+    await(LENT_READY, 1);
     cr_assert_eq(move(&mv[2], ref, 0), CACHE_PENDING);
     cr_assert_eq(n_copies, 1u);
     cache_move_cancel(rig.cache, &mv[1].m);
@@ -120,7 +120,7 @@ Test(cache_move_into, nobody_waits_any_more)
     cache_move_cancel(rig.cache, &mv.m);
     turn();
     cr_expect_eq(cache_moves(rig.cache), 0u);
-    await(WINDOW_READY, 1);
+    await(LENT_READY, 1);
     /* For the copy, which goes on. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     cache_move_cancel(rig.cache, &mv.m);
@@ -135,7 +135,7 @@ Test(cache_move_into, nobody_waits_any_more)
     /* Somebody else asks while the copy goes on. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     if (n_copies == 0)
-        await(WINDOW_READY, 2);
+        await(LENT_READY, 2);
     cache_move_cancel(rig.cache, &mv.m);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     turn();
@@ -152,7 +152,7 @@ Test(cache_move_into, evicted_by_name_meanwhile)
     struct mover mv, late;
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(WINDOW_READY, 1);
+    await(LENT_READY, 1);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     cr_expect_eq(move(&late, ref, 0), -ENOENT);
     turn();
@@ -189,7 +189,7 @@ Test(cache_move_into, read_straight_into_the_window)
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     cr_expect_eq(rig.tier.n_pending, 0u, "there is no slot yet");
-    await(WINDOW_READY, 1);
+    await(LENT_READY, 1);
     cr_assert_eq(rig.tier.n_pending, 1u);
     cr_expect_eq(arena_bytes_used(rig.arena), 0u);
     fake_next(&rig.tier, 0);
@@ -228,7 +228,7 @@ Test(cache_move_into, somebody_else_reads_it_elsewhere)
     fake_next(&rig.tier, 0);
     cr_expect_eq(got_status, 0);
     cr_expect_eq(mv.calls, 0);
-    await(WINDOW_READY, 1);
+    await(LENT_READY, 1);
     copy_next();
     cr_expect_eq(mv.calls, 0);
     cache_put(rig.cache, ref, 0); /* the reader's */
@@ -247,7 +247,7 @@ Test(cache_move_into, a_read_that_fails)
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(WINDOW_READY, 1);
+    await(LENT_READY, 1);
     fake_next(&rig.tier, -EIO);
     cr_expect_eq(mv.calls, 1);
     cr_expect_eq(mv.status, -EIO);
@@ -262,7 +262,7 @@ Test(cache_move_into, a_read_that_nobody_waits_for)
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(WINDOW_READY, 1);
+    await(LENT_READY, 1);
     cache_move_cancel(rig.cache, &mv.m);
     turn();
     cr_expect_eq(cache_moves(rig.cache), 0u);

@@ -126,7 +126,7 @@ Test(cache_window, another_tenant_gets_what_is_not_used)
     cr_expect_eq(arena_window_lent(rig.arena, group), 2 * MIB);
     ref = stored(other, 1);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(WINDOW_READY, 3);
+    await(LENT_READY, 3);
     copy_next();
     cr_expect_eq(mv.status, 0);
     cr_expect(marks_right(ref, 0));
@@ -154,7 +154,7 @@ Test(cache_window, but_not_what_is)
     for (uint64_t i = 0; i < 8; i++)
         drop(ref[i]);
     cr_assert_eq(move(&mv, late, 0), CACHE_PENDING);
-    await(WINDOW_READY, 3);
+    await(LENT_READY, 3);
     copy_next();
     cr_expect_eq(mv.status, 0);
     cache_put(rig.cache, late, 0);
@@ -167,12 +167,12 @@ Test(cache_window, a_lower_budget_empties_extents)
     fill_window(rig.one, 1, 8);
     arena_window_budget_set(rig.arena, MIB);
     cache_groups_changed(rig.cache);
-    await(WINDOW_GONE, 1);
+    await(LENT_GONE, 1);
     cr_expect_eq(arena_window_lent(rig.arena, NULL), MIB);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u);
     arena_window_budget_set(rig.arena, 0);
     cache_groups_changed(rig.cache);
-    await(WINDOW_GONE, 2);
+    await(LENT_GONE, 2);
     cr_expect_eq(arena_window_lent(rig.arena, NULL), 0u);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 8u);
 }
@@ -191,7 +191,7 @@ Test(cache_window, a_lower_budget_waits_for_users)
     cr_expect(readable(group, &place));
     drop(ref);
     cache_put(rig.cache, ref, 0);
-    await(WINDOW_GONE, 1);
+    await(LENT_GONE, 1);
     cr_expect_not(readable(group, &place));
     cr_expect_not(in_dram(rig.one, 1));
 }
@@ -251,7 +251,7 @@ Test(cache_window, tenants_have_equal_parts_of_the_relocations)
     for (unsigned i = 0; i < 2; i++)
         cr_expect_eq(move(&others[i], other_ref[i], 0), CACHE_PENDING);
     cr_expect_eq(move(&others[2], other_ref[2], 0), -EBUSY);
-    await(WINDOW_READY, 2);
+    await(LENT_READY, 2);
     cr_assert_eq(n_copies, 4u);
     copy_next();
     cr_expect_eq(mine[0].calls + mine[1].calls, 1);

@@ -1,0 +1,118 @@
+/* Shared by window.c, which lends window extents, group.c, which has those that they are lent to, and window_make.c, which gets and gives
+ * back their memory. */
+#ifndef UCMD_ARENA_WINDOW_INTERNAL_H
+#define UCMD_ARENA_WINDOW_INTERNAL_H
+
+#include "daemon/arena/internal.h"
+#include "daemon/arena/window.h"
+
+#include "daemon/base/loan.h"
+#include "proto/backoff.h"
+
+#include <stdatomic.h>
+
+enum window_state {
+    WINDOW_FREE,   /* address space only */
+    WINDOW_MAKING, /* the thread gets its memory */
+    WINDOW_LENT,
+    WINDOW_GOING,  /* devices let go of it, until arena_window_let_go */
+    WINDOW_ENDING, /* workers let go of it, then the thread gives its memory back */
+};
+
+/* A window extent, beside its struct extent. */
+struct window {
+    enum window_state state;
+    bool revoked;     /* its workers are to release it; no slot of it is handed out */
+    bool returning;   /* counted in windows.returning */
+    bool kept;        /* in WINDOW_ENDING: counted in windows.kept, and no more in lent */
+    uint32_t mapped;  /* workers' descriptors */
+    struct list link; /* in windows.free or keeps, or in its group's list */
+    struct list job;  /* in one of the thread's lists, or in windows.revokes */
+    struct arena_group *group;
+    struct window_class *class; /* while it has slots */
+    int fd;                     /* read-only, the daemon's own; -1: none */
+    struct loan loan;           /* in WINDOW_ENDING: workers that still have the memory */
+    int status;                 /* what the thread says of the last job */
+};
+
+/* The extents of a group with slots of one size. */
+struct window_class {
+    struct list link; /* in arena_group.classes */
+    uint64_t slot_bytes;
+    uint32_t extents;
+    struct list partial; /* of extent.link: those with a free slot that may be handed out */
+    struct arena_round round;
+};
+
+struct arena_group {
+    struct list link; /* in windows.groups */
+    char *tenant;
+    uint32_t opens, lent; /* lent: window extents, in any state but FREE, less the kept ones */
+    uint32_t kept;        /* that workers keep after their end */
+    bool making;          /* one of `lent` */
+    struct list windows;  /* of window.link */
+    struct list classes;
+    struct list empty;     /* of extent.link: lent, without slots, and not revoked */
+    struct backoff failed; /* loans */
+    int failed_rc;
+    /* The table. fd: to write; read_fd: what is lent to workers. */
+    int fd, read_fd;
+    struct loan loan; /* of the table, when nobody has the group open */
+    struct ucm_window_header *header;
+    _Atomic uint64_t *generation;
+    /* Where arena_group_next goes on. */
+    struct window *hand;
+    uint32_t hand_slot;
+};
+
+struct windows {
+    uint32_t lent;      /* in any state but FREE, less the kept ones */
+    uint32_t kept;      /* that workers keep after their end */
+    uint32_t returning; /* of `lent`: GOING, ENDING or revoked */
+    char *base;
+    struct window *window;
+    uint64_t budget, used_bytes;
+    uint64_t generation;                      /* the last one that was given */
+    struct list free, groups, revokes, keeps; /* keeps: kept ones */
+    void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window);
+    void *revoke_ctx;
+    uv_async_t done; /* the thread has done a job, or revokes is not empty */
+    bool open;       /* done is a handle of the loop */
+    pthread_t thread;
+    bool threaded, unplaced; /* unplaced: as arena.unplaced */
+    pthread_mutex_t lock;    /* guards the three below */
+    pthread_cond_t more;
+    struct list jobs, ended; /* of window.job */
+    bool stop;
+};
+
+static inline uint32_t arena_window_number(const struct arena *a, const struct window *w)
+{
+    return (uint32_t)(w - a->windows->window);
+}
+
+static inline struct extent *arena_window_extent(const struct arena *a, const struct window *w)
+{
+    return &a->extent[a->extents + arena_window_number(a, w)];
+}
+
+static inline struct window *arena_extent_window(const struct arena *a, const struct extent *e)
+{
+    return &a->windows->window[(uint32_t)(e - a->extent) - a->extents];
+}
+
+/* The window has no slots: who wants it now? */
+void arena_window_settle(struct arena *a, struct window *w);
+
+/* group.c */
+void arena_group_free(struct arena *a, struct arena_group *g);
+/* Frees the group that nobody opened and nothing is lent to. */
+void arena_group_settle(struct arena *a, struct arena_group *g);
+
+/* window_make.c: the thread gets the window's memory, or gives it back (by w->state), and puts it into `ended`.
+ * 0 or -errno. */
+int arena_window_submit(struct arena *a, struct window *w);
+/* The windows whose job is done, one at a time; NULL: no more. */
+struct window *arena_window_ended(struct arena *a);
+
+#endif
