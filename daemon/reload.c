@@ -1,6 +1,5 @@
 #include "daemon/reload.h"
 
-#include "daemon/arena/window.h"
 #include "daemon/base/log.h"
 #include "daemon/cache/cache.h"
 #include "daemon/index/index.h"
@@ -62,9 +61,7 @@ int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e)
         if (tenant_set_configure(index_tenants(r->index), r->config) != 0)
             log_error("server", "tenant-settings", "reason=\"%s\"", "memory ran out");
         cache_tenants_changed(r->cache);
-        arena_window_budget_set(r->arena, r->config->window_size);
-        cache_groups_changed(r->cache);
-        requests_window_size_changed(r->requests);
+        requests_reloaded(r->requests);
         changes_log(changes);
         config_free(&r->next);
         r->next = fresh;

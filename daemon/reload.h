@@ -9,7 +9,6 @@
 
 #include "daemon/config/config.h"
 
-struct arena;
 struct cache;
 struct index;
 struct requests;
@@ -19,7 +18,6 @@ struct reload {
     struct config next; /* what the last reload read; without a file: there was none */
     const struct config_sources *sources;
     struct index *index;
-    struct arena *arena;
     struct cache *cache;
     struct requests *requests;
 };

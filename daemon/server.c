@@ -1,7 +1,7 @@
 #include "daemon/server.h"
 
-#include "daemon/arena/window.h"
 #include "daemon/arena/persist.h"
+#include "daemon/arena/window.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/log.h"
 #include "daemon/base/memory.h"
@@ -452,7 +452,6 @@ static int arena_init(struct server *s, struct ucm_error *e)
         return rc;
     cache_arena_attach(s->cache, s->arena);
     cache_copier_attach(s->cache, copier_copy, s->digests);
-    s->reload.arena = s->arena;
     s->reload.cache = s->cache;
     if (warm && cache_snapshot_load(s->cache, s->persist) != 0)
         log_warn("server", "snapshot-refused", "reason=\"%s\"", "no memory to take it over");
@@ -654,7 +653,6 @@ static void observe_fill_cb(void *ctx, struct observe_snapshot *out)
 {
     struct server *s = ctx;
 
-    cache_hints_beat(s->cache);
     requests_observe(s->requests, NULL, out);
 }
 

@@ -24,7 +24,6 @@ static const struct {
     [CHORE_WRITE_SHARE] = {cache_write_share_run, cache_write_share_ready},
     [CHORE_GROUPS] = {cache_groups_run, cache_groups_ready},
     [CHORE_SWEEP] = {cache_list_sweep_run, cache_list_sweep_ready},
-    [CHORE_HINTS] = {cache_hints_run, NULL},
     [CHORE_REGROUP] = {cache_quota_regroup_run, NULL},
     [CHORE_TRIM] = {cache_quota_trim_run, NULL},
     [CHORE_PRESSURE] = {cache_pressure_run, cache_pressure_ready},
@@ -69,8 +68,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->moves.ops);
     list_init(&c->compact.moves);
     c->compact.vain = UINT64_MAX;
-    list_init(&c->hints.all);
-    list_init(&c->hints.kept);
+    list_init(&c->followers);
     list_init(&c->quotas.open);
     c->moves.most = CACHE_MOVES_MAX;
     *out = c;
@@ -100,8 +98,7 @@ void cache_free(struct cache *c)
     for (enum wait_for what = 0; what < WAITS; what++)
         assert(list_empty(&c->waits[what]));
     assert(list_empty(&c->firsts) && list_empty(&c->woken));
-    assert(c->moves.n == 0 && c->compact.n == 0 && c->hints.n == 0);
-    cache_hints_close(c);
+    assert(c->moves.n == 0 && c->compact.n == 0 && list_empty(&c->followers));
     cache_compact_disarm(c);
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->handles = 2;

@@ -27,9 +27,8 @@ struct uv_loop_s;
 
 struct cache_config {
     struct uv_loop_s *loop;
-    struct deadlines
-        *deadlines;      /* borrowed; NULL: a table of hints ends at once (daemon/base/loan.h) */
-    struct index *index; /* borrowed, as are the next two */
+    struct deadlines *deadlines; /* borrowed; NULL: nothing waits for a time */
+    struct index *index;         /* borrowed, as are the next two */
     struct policy *policy;
     struct metrics *metrics;
     struct seal *seal;      /* NULL: nothing is encrypted */
@@ -155,31 +154,16 @@ bool cache_doomed(struct cache *c, block_ref ref);
 /* Returns whether it changed something. */
 bool cache_pin(struct cache *c, block_ref ref, bool pinned);
 
-/* changed_cb runs when the status of a block (enum ucm_lookup_status) changes whose tenant has events, inside what changed it. It
- * may call nothing of the cache. NULL: no more; then no tenant has events. */
-void cache_follow(struct cache *c,
-                  void (*changed_cb)(void *ctx, const struct ns *ns, const uint8_t *key,
-                                     uint8_t was, uint8_t is),
-                  void *ctx);
-
-/* ---- hints ---- */
-
-/* So many namespaces should have a table of hints: 1024, or a quarter of this process's descriptors. */
-uint32_t cache_hints_max(void);
-
-/* The namespace has a table of hints (proto/hint.h) while somebody uses it; it may have to be filled first, in turns of
- * the loop. The caller bounds how many have one. 0 or -errno. */
-int cache_hints_use(struct cache *c, struct ns *ns);
-void cache_hints_unuse(struct cache *c, struct ns *ns);
-/* What to give to readers of a namespace whose table somebody uses: a descriptor, which stays the cache's, and how long
- * the file is. */
-int cache_hints_table(const struct ns *ns, uint64_t *bytes);
-/* Tells readers that the daemon lives. */
-void cache_hints_beat(struct cache *c);
-struct cache_hints_stats {
-    uint64_t tables, bytes, left_out;
+/* Who follows blocks of some namespaces: those for which ns.follower or tenant.follower is set. */
+struct cache_follower {
+    struct list link;
+    /* The status of a block (enum ucm_lookup_status) changes of a namespace that somebody follows; runs inside what changed it, and may
+     * call nothing of the cache. */
+    void (*changed_cb)(struct cache_follower *f, const struct ns *ns, const uint8_t *key,
+                       uint8_t was, uint8_t is);
 };
-void cache_hints_stats(const struct cache *c, struct cache_hints_stats *out);
+void cache_follow(struct cache *c, struct cache_follower *f);
+void cache_unfollow(struct cache_follower *f); /* f->link is initialised; it need not follow */
 
 /* ---- the shared tier ---- */
 

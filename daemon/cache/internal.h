@@ -32,7 +32,6 @@ enum cache_chore {
     CHORE_WRITE_SHARE,
     CHORE_GROUPS,
     CHORE_SWEEP,
-    CHORE_HINTS,
     CHORE_REGROUP,
     CHORE_TRIM,
     CHORE_PRESSURE,
@@ -46,21 +45,10 @@ struct cache_stages {
     uint16_t sums[1u << CACHE_SHARD_SUM_BITS];
 };
 
-/* Tables of hints: hints.c. */
-struct cache_hint_tables {
-    struct list all;  /* struct ns_hints */
-    struct list kept; /* tables that ended, and that workers may still have */
-    uint32_t n;
-    /* The status of a block has changed, of a namespace with a table. NULL: there was none yet. */
-    void (*changed_cb)(struct cache *c, struct ns *ns, block_ref ref, uint8_t was, uint8_t is);
-};
-
-/* Who hears of changes; NULL: nobody. */
+/* Who hears of parts that a dump has published; NULL: nobody. */
 struct cache_watchers {
     void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part);
     void *published_ctx;
-    void (*changed_cb)(void *ctx, const struct ns *ns, const uint8_t *key, uint8_t was, uint8_t is);
-    void *changed_ctx;
 };
 
 struct cache_snapshot {
@@ -84,6 +72,7 @@ struct cache {
     uint64_t dooms;
     uint64_t releases; /* how often something was released */
     struct cache_watchers watch;
+    struct list followers; /* struct cache_follower */
     /* What is put off, and who waits. */
     struct chores chores;
     struct chore chore[CHORES];
@@ -109,7 +98,6 @@ struct cache {
     struct cache_copier copier;
     struct cache_moves moves;
     struct cache_groups groups;
-    struct cache_hint_tables hints;
     struct cache_snapshot snapshot;
 };
 
@@ -229,19 +217,13 @@ static inline void part_unuse(struct cache *c, struct part *p)
 /* Somebody wants to know when the status of a block changes. */
 static inline bool cache_followed(const struct ns *ns)
 {
-    return ns->hints || ns->tenant->events;
+    return ns->follower || ns->tenant->follower;
 }
 /* What may have changed it is over: it was `was` before. Of a namespace that is followed. */
 void cache_status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was);
 
 /* Workers miss the block's parts in their windows from now on. */
 void block_retract(struct cache *c, block_ref ref);
-
-/* ---- hints.c ---- */
-
-bool cache_hints_run(void *ctx); /* fills some */
-/* No table is in use. */
-void cache_hints_close(struct cache *c);
 
 /* ---- turn.c ---- */
 

@@ -134,26 +134,27 @@ uint8_t cache_status(const struct cache *c, block_ref ref)
     return statuses[cache_tier(c, ref)];
 }
 
-void cache_follow(struct cache *c,
-                  void (*changed_cb)(void *ctx, const struct ns *ns, const uint8_t *key,
-                                     uint8_t was, uint8_t is),
-                  void *ctx)
+void cache_follow(struct cache *c, struct cache_follower *f)
 {
-    c->watch.changed_cb = changed_cb;
-    c->watch.changed_ctx = ctx;
+    list_push_back(&c->followers, &f->link);
+}
+
+void cache_unfollow(struct cache_follower *f)
+{
+    list_remove(&f->link);
 }
 
 void cache_status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was)
 {
+    const uint8_t *key = index_block(c->config.index, ref)->key;
     uint8_t is = cache_status(c, ref);
 
-    if (is == was)
-        return;
-    if (ns->hints)
-        c->hints.changed_cb(c, ns, ref, was, is);
-    if (ns->tenant->events)
-        c->watch.changed_cb(c->watch.changed_ctx, ns, index_block(c->config.index, ref)->key, was,
-                            is);
+    for (struct list *node = c->followers.next; is != was && node != &c->followers;
+         node = node->next) {
+        struct cache_follower *f = LIST_ENTRY(node, struct cache_follower, link);
+
+        f->changed_cb(f, ns, key, was, is);
+    }
 }
 
 static struct part_change change_begin(struct cache *c, block_ref ref, uint32_t part)

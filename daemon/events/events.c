@@ -176,7 +176,7 @@ bool events_described(const struct events *es, const struct tenant_events *te, u
 void events_changed(struct events *es, const struct ns *ns, const uint8_t *key, uint8_t was,
                     uint8_t is)
 {
-    struct tenant_events *te = ns->tenant->events;
+    struct tenant_events *te = ns->tenant->follower;
     struct event e = {.ns = ns->id, .was = was, .is = is};
 
     key_pad(e.key, ns, key);
@@ -199,7 +199,7 @@ static void tenant_close(struct events *es, struct tenant_events *te)
         described_free(es, LIST_ENTRY(te->described.next, struct described, age));
     limit_give(te->owner, LIMIT_EVENTS, te->cap * sizeof(*te->ring));
     limit_owner_unref(te->owner);
-    te->tenant->events = NULL;
+    te->tenant->follower = NULL;
     /* A tenant whose ring comes back has missed events: no number of before is one of now. */
     if (te->last >= es->begin)
         es->begin = te->last + 1;
@@ -262,7 +262,7 @@ static int tenant_open(struct events *es, const char *name, uint64_t now_ms,
     list_init(&te->described);
     list_push_back(&es->tenants, &te->link);
     te->began = te->last = es->begin;
-    te->tenant->events = te;
+    te->tenant->follower = te;
     *out = te;
     return 0;
 }
@@ -273,8 +273,8 @@ int events_open(struct events *es, const char *tenant, uint64_t now_ms, struct t
     const struct tenant *t = tenant_find(es->config.tenants, tenant);
     int rc = 0;
 
-    if (t && t->events)
-        *out = t->events;
+    if (t && t->follower)
+        *out = t->follower;
     else
         rc = tenant_open(es, tenant, now_ms, out, e);
     if (rc == 0)

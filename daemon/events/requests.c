@@ -19,6 +19,7 @@
 
 /* What the daemon has of it. */
 struct following {
+    struct cache_follower follower;
     struct requests *rq;
     struct events *events; /* NULL: events.memory is 0 */
     struct list waits;     /* struct follow: requests that wait for an event */
@@ -410,10 +411,12 @@ int method_events_describe(struct call *call)
 
 /* ---- life ---- */
 
-static void changed_cb(void *ctx, const struct ns *ns, const uint8_t *key, uint8_t was, uint8_t is)
+static void changed_cb(struct cache_follower *f, const struct ns *ns, const uint8_t *key,
+                       uint8_t was, uint8_t is)
 {
-    if (strcmp(ns->identity.dtype, "digest") != 0) /* under the keys of its base's blocks */
-        events_changed(ctx, ns, key, was, is);
+    /* Digests have the keys of their base's blocks. */
+    if (ns->tenant->follower && strcmp(ns->identity.dtype, "digest") != 0)
+        events_changed(LIST_ENTRY(f, struct following, follower)->events, ns, key, was, is);
 }
 
 static int open_cb(struct requests *rq)
@@ -429,14 +432,17 @@ static int open_cb(struct requests *rq)
 
     of->rq = rq;
     list_init(&of->waits);
+    list_init(&of->follower.link);
     list_init(&of->rest.link);
     of->rest.retry_cb = rest_cb;
     if (config.memory == 0)
         return 0;
     rc = events_new(&config, &of->events);
-    if (rc == 0)
-        cache_follow(rq->rooms.cache, changed_cb, of->events);
-    return rc;
+    if (rc != 0)
+        return rc;
+    of->follower.changed_cb = changed_cb;
+    cache_follow(rq->rooms.cache, &of->follower);
+    return 0;
 }
 
 static void close_cb(struct requests *rq)
@@ -445,6 +451,7 @@ static void close_cb(struct requests *rq)
 
     deadline_disarm(rq->rooms.deadlines, &of->gather);
     cache_retry_cancel(&of->rest);
+    cache_unfollow(&of->follower);
     events_free(of->events);
     of->events = NULL;
 }
@@ -465,9 +472,15 @@ static void session_gone_cb(struct session *s)
     follower_of(s)->subscriber = false;
 }
 
+static void observe_cb(struct requests *rq, struct metrics *m)
+{
+    m->events_bytes = limits_used(rq->rooms.limits, LIMIT_EVENTS);
+}
+
 const struct feature events_feature = {.requests_bytes = sizeof(struct following),
                                        .session_bytes = sizeof(struct follower),
                                        .open_cb = open_cb,
                                        .drain_cb = drain_cb,
+                                       .observe_cb = observe_cb,
                                        .close_cb = close_cb,
                                        .session_gone_cb = session_gone_cb};

@@ -1,4 +1,5 @@
 /* hints.open: the memory in which a worker looks its namespace's keys up by itself. */
+#include "daemon/hints/tables.h"
 #include "daemon/request/internal.h"
 
 #include "daemon/base/memfd.h"
@@ -9,6 +10,16 @@
 /* A table of hints has a descriptor, and two while it is filled. */
 #define HINTS_DESCRIPTORS 2
 
+/* What the feature has of the daemon. */
+struct hints_room {
+    struct hint_tables *tables;
+};
+
+static struct hint_tables *tables_of(const struct requests *rq)
+{
+    return ((const struct hints_room *)rq->ext[FEATURE_HINTS])->tables;
+}
+
 static void hints_give(struct limit_owner *o)
 {
     limit_give(o, LIMIT_HINTS, 1);
@@ -18,11 +29,10 @@ static void hints_give(struct limit_owner *o)
 
 static void hints_unuse(struct session *s, struct ns *ns)
 {
-    cache_hints_unuse(s->rq->rooms.cache, ns);
-    if (ns->hints)
-        return;
-    hints_give(ns->hints_owner);
-    ns->hints_owner = NULL;
+    struct limit_owner *o = hint_tables_unuse(tables_of(s->rq), ns);
+
+    if (o)
+        hints_give(o);
 }
 
 /* A new table is that of who uses it first. 0; -EBUSY with *e, or another -errno. */
@@ -37,11 +47,9 @@ static int hints_make(struct session *s, struct ns *ns, struct ucm_error *e)
         limit_give(o, LIMIT_HINTS, 1);
         return -EBUSY;
     }
-    rc = cache_hints_use(s->rq->rooms.cache, ns);
-    if (rc == 0)
-        ns->hints_owner = limit_owner_ref(o);
-    else
-        hints_give(limit_owner_ref(o));
+    rc = hint_tables_use(tables_of(s->rq), ns, limit_owner_ref(o));
+    if (rc != 0)
+        hints_give(o);
     return rc;
 }
 
@@ -51,7 +59,7 @@ static int hints_use(struct session *s, struct ns *ns, struct ucm_error *e)
     int rc = 0;
 
     if (!(*flags & SESSION_NS_HINTS))
-        rc = ns->hints ? cache_hints_use(s->rq->rooms.cache, ns) : hints_make(s, ns, e);
+        rc = ns->follower ? hint_tables_use(tables_of(s->rq), ns, NULL) : hints_make(s, ns, e);
     if (rc == 0)
         *flags |= SESSION_NS_HINTS;
     return rc;
@@ -68,11 +76,37 @@ static void session_close_cb(struct session *s)
 
 static int open_cb(struct requests *rq)
 {
-    limits_set(rq->rooms.limits, LIMIT_HINTS, cache_hints_max());
-    return 0;
+    const struct hint_tables_config config = {.loop = rq->rooms.loop,
+                                              .deadlines = rq->rooms.deadlines,
+                                              .index = rq->rooms.index,
+                                              .cache = rq->rooms.cache};
+    struct hints_room *room = rq->ext[FEATURE_HINTS];
+
+    limits_set(rq->rooms.limits, LIMIT_HINTS, hint_tables_max());
+    return hint_tables_new(&config, &room->tables);
 }
 
-const struct feature hints_feature = {.open_cb = open_cb, .session_close_cb = session_close_cb};
+static void observe_cb(struct requests *rq, struct metrics *m)
+{
+    struct hint_tables_stats stats;
+
+    hint_tables_beat(tables_of(rq));
+    hint_tables_stats(tables_of(rq), &stats);
+    m->hint_tables = stats.tables;
+    m->hint_bytes = stats.bytes;
+    m->hint_left_out = stats.left_out;
+}
+
+static void close_cb(struct requests *rq)
+{
+    hint_tables_free(tables_of(rq));
+}
+
+const struct feature hints_feature = {.requests_bytes = sizeof(struct hints_room),
+                                      .open_cb = open_cb,
+                                      .observe_cb = observe_cb,
+                                      .close_cb = close_cb,
+                                      .session_close_cb = session_close_cb};
 
 /* ---- hints.open ---- */
 
@@ -106,7 +140,7 @@ int method_hints_open(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
                              "hints need a kernel that seals memory against writers: Linux 5.1");
     if (rc == 0) {
-        fd = memfd_lend(cache_hints_table(ns, &r.bytes));
+        fd = memfd_lend(hint_tables_fd(ns, &r.bytes));
         rc = fd < 0 ? fd : 0;
     }
     if (rc < 0)

@@ -28,7 +28,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct ns_hints;
 struct ucm_error;
 
 /* ---- blocks ---- */
@@ -192,9 +191,9 @@ struct ns {
     uint32_t purges;                              /* under way */
     uint64_t purged;                              /* how many began, and how many ended */
     uint8_t record;                               /* enum ns_record */
-    uint64_t record_from;            /* tier_ns_record.from_sequence of a record that failed */
-    struct ns_hints *hints;          /* NULL: nobody reads them; cache/hints.c */
-    struct limit_owner *hints_owner; /* the request room's: who made them */
+    uint64_t record_from; /* tier_ns_record.from_sequence of a record that failed */
+    void *
+        follower; /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
 };
 
 /* What part `part` of the namespace's blocks is. For good; where its identity names no encoding

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 struct call;
+struct metrics;
 struct requests;
 struct session;
 
@@ -29,7 +30,10 @@ struct feature {
     void (*drain_cb)(struct requests *rq); /* no new work is taken from now on */
     void (*stop_cb)(struct requests *rq);  /* what is under way ends soon */
     uint32_t (*active_cb)(const struct requests *rq); /* what a stop awaits, beside requests */
-    void (*close_cb)(struct requests *rq);            /* no session is left */
+    void (*reload_cb)(struct requests *rq);           /* settings may have changed */
+    void (*observe_cb)(struct requests *rq,
+                       struct metrics *m); /* its gauges: once a second, and when somebody asks */
+    void (*close_cb)(struct requests *rq); /* no session is left */
     int (*session_open_cb)(
         struct session *s); /* 0 or -errno, and session_close_cb does not follow */
     void (*session_gone_cb)(

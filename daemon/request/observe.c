@@ -1,6 +1,5 @@
 /* What the daemon shows of itself, gathered from the rooms: only when somebody asks, or once a second. */
 #include "daemon/arena/persist.h"
-#include "daemon/arena/window.h"
 #include "daemon/base/numa.h"
 #include "daemon/cache/snapshot.h"
 #include "daemon/index/policy.h"
@@ -28,13 +27,8 @@ static uint64_t write_amplification(const struct metrics *m)
 /* Gauges that other rooms own. */
 static void gauges_read(struct metrics *m, const struct request_rooms *r)
 {
-    struct cache_hints_stats hs;
     struct cache_stats cs;
 
-    cache_hints_stats(r->cache, &hs);
-    m->hint_tables = hs.tables;
-    m->hint_bytes = hs.bytes;
-    m->hint_left_out = hs.left_out;
     cache_stats(r->cache, &cs);
     m->blocks = cs.complete;
     m->blocks_partial = index_blocks(r->index) - cs.complete;
@@ -44,9 +38,6 @@ static void gauges_read(struct metrics *m, const struct request_rooms *r)
     m->arena_bytes_total = arena_bytes_ready(r->arena);
     m->arena_bytes_configured = arena_bytes_configured(r->arena);
     m->arena_bytes_used = arena_bytes_used(r->arena);
-    m->window_bytes = arena_window_lent(r->arena, NULL) + arena_window_kept(r->arena, NULL);
-    m->window_bytes_configured = arena_window_budget(r->arena);
-    m->events_bytes = limits_used(r->limits, LIMIT_EVENTS);
     m->limit_refusals = limits_refused(r->limits);
     m->client_descriptors = limits_used(r->limits, LIMIT_DESCRIPTORS) + reaper_refused(r->reaper);
     m->frame_bytes = limits_used(r->limits, LIMIT_FRAMES);
@@ -401,6 +392,9 @@ void requests_observe(struct requests *rq, const char *tenant, struct observe_sn
     x->uptime_ms = uv_now(rooms->loop) - rq->started_ms;
     x->metrics = *rooms->metrics;
     gauges_read(&x->metrics, rooms);
+    for (unsigned id = 0; id < FEATURES; id++)
+        if (rooms->features[id]->observe_cb)
+            rooms->features[id]->observe_cb(rq, &x->metrics);
     waiters_read(&x->metrics, rq);
     tiers_read(x, rooms);
     roots_read(x, rooms->share);

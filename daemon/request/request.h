@@ -69,8 +69,8 @@ void requests_drain(struct requests *rq);
 void requests_stop_all(struct requests *rq);
 uint32_t requests_active(const struct requests *rq);
 uint32_t requests_sessions(const struct requests *rq);
-/* The arena lends less or more than before: pins that do not fit any more end. */
-void requests_window_size_changed(struct requests *rq);
+/* Settings may have changed. */
+void requests_reloaded(struct requests *rq);
 /* Fills all of *out. It looks at gauges of every room: some microseconds. tenant: who asks, so that health's reasons
  * have no others' names; NULL: who may know them. */
 void requests_observe(struct requests *rq, const char *tenant, struct observe_snapshot *out);

@@ -112,6 +112,13 @@ static void features_stop(struct requests *rq)
             feature_of(rq, id)->stop_cb(rq);
 }
 
+void requests_reloaded(struct requests *rq)
+{
+    for (unsigned id = 0; id < FEATURES; id++)
+        if (feature_of(rq, id)->reload_cb)
+            feature_of(rq, id)->reload_cb(rq);
+}
+
 int requests_new(const struct request_rooms *rooms, struct requests **out)
 {
     struct requests *rq = calloc(1, sizeof(*rq));

@@ -13,7 +13,6 @@
 #include "daemon/observe/tenants.h"
 
 struct policy_group;
-struct tenant_events;
 
 struct tenant {
     uint32_t id; /* from 1; it is given again when the tenant is gone */
@@ -38,10 +37,11 @@ struct tenant {
     struct {
         uint32_t place;
         uint64_t cursor;
-    } give;                       /* the same in a full index: cache/index_space.c */
-    uint64_t block_max_bytes;     /* slots of its largest block, so far */
-    struct policy_group *group;   /* from malloc; NULL: none */
-    struct tenant_events *events; /* the events room's; NULL: nobody follows its blocks */
+    } give;                     /* the same in a full index: cache/index_space.c */
+    uint64_t block_max_bytes;   /* slots of its largest block, so far */
+    struct policy_group *group; /* from malloc; NULL: none */
+    void *
+        follower; /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
     struct tenant *chain;
     char name[];
 };

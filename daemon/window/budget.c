@@ -114,12 +114,16 @@ static struct window_tenant *tenant_most_pinned(const struct requests *rq)
 }
 
 /* Extents without pins leave by themselves. Of the others those go that don't fit, from whoever has most. */
-void requests_window_size_changed(struct requests *rq)
+void windows_reload(struct requests *rq)
 {
     struct arena *a = rq->rooms.arena;
-    uint64_t budget = arena_window_budget(a), pinned = pinned_count(rq);
-    bool enough = arena_window_lent(a, NULL) <= budget;
+    uint64_t budget = rq->rooms.config->window_size, pinned;
+    bool enough;
 
+    arena_window_budget_set(a, budget);
+    cache_groups_changed(rq->rooms.cache);
+    pinned = pinned_count(rq);
+    enough = arena_window_lent(a, NULL) <= budget;
     for (uint32_t i = 0; enough && i < windows_at(rq)->n_extents; i++)
         windows_at(rq)->extents[i].taken_ms = 0;
     for (; pinned > budget / arena_extent_bytes(a); pinned--) {

@@ -432,9 +432,19 @@ static void session_close_cb(struct session *s)
     table_close(&session_windows(s)->all);
 }
 
+static void observe_cb(struct requests *rq, struct metrics *m)
+{
+    const struct arena *a = rq->rooms.arena;
+
+    m->window_bytes = arena_window_lent(a, NULL) + arena_window_kept(a, NULL);
+    m->window_bytes_configured = arena_window_budget(a);
+}
+
 const struct feature windows_feature = {.requests_bytes = sizeof(struct windows),
                                         .session_bytes = sizeof(struct session_windows),
                                         .open_cb = open_cb,
+                                        .observe_cb = observe_cb,
+                                        .reload_cb = windows_reload,
                                         .close_cb = close_cb,
                                         .session_open_cb = session_open_cb,
                                         .session_end_cb = session_end_cb,

@@ -125,6 +125,9 @@ uint64_t window_slot_bytes(const struct window *w);
 
 /* ---- budget.c ---- */
 
+/* The arena lends less or more than before: pins that do not fit any more end. */
+void windows_reload(struct requests *rq);
+
 /* Begins to take an extent from a tenant that has more than its part of the budget, if the window's has less.
  * False: it has not, or nobody has more. */
 bool window_claim(const struct window *w);

@@ -22,7 +22,7 @@ FEATURES = {
                "proto/window.*"],
     "encoding": ["daemon/encoding/", "kernels/encoding/", "client/lib/encoding*"],
     "blend": ["daemon/request/load_turns.c", "daemon/device/region_rope.c", "kernels/rope/"],
-    "hints": ["daemon/hints/", "daemon/cache/hints.c", "proto/hint.*"],
+    "hints": ["daemon/hints/", "proto/hint.*"],
     "events": ["daemon/events/"],
     "encryption": ["daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c", "daemon/share/share_seed.c",
                    "daemon/share/seeds*"],

@@ -120,7 +120,7 @@ static void recount_cache(uint64_t copying)
         dram += ns_at(i)->dram_bytes;
         nvme += ns_at(i)->nvme_bytes;
         shared += ns_at(i)->share_bytes;
-        if (ns_at(i)->hints)
+        if (ns_at(i)->follower)
             hints_agree(ns_at(i), RECOUNT_KEYS);
     }
     tenant_recount(rig.one->tenant);

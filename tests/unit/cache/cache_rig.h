@@ -5,6 +5,7 @@
 #include "daemon/arena/window.h"
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
+#include "daemon/hints/tables.h"
 #include "proto/errors.h"
 #include "tests/unit/index/index_secret.h"
 
@@ -155,6 +156,7 @@ static struct {
     struct index *index;
     struct policy *policy;
     struct arena *arena;
+    struct hint_tables *hints;
     struct cache *cache;
     struct tier tier;
     struct ns *one, *two;
@@ -252,6 +254,11 @@ static inline void rig_open(void)
     rig.two = space_of(rig.apart ? "u" : "t", "two", 2, MIB / 8 / SHARDS);
     for (int i = 0; i < 3; i++)
         cache_fills_init(&rig.fills[i]);
+    cr_assert_eq(
+        hint_tables_new(
+            &(struct hint_tables_config){.loop = &rig.loop, .index = rig.index, .cache = rig.cache},
+            &rig.hints),
+        0);
 }
 
 static inline void turn(void)
@@ -265,6 +272,7 @@ static inline void rig_close(void)
 {
     while (!list_empty(&rig.tier.pending))
         fake_next(&rig.tier, 0);
+    hint_tables_free(rig.hints);
     cache_free(rig.cache);
     arena_free(rig.arena);
     uv_run(&rig.loop, UV_RUN_DEFAULT);

@@ -13,7 +13,7 @@ static inline struct ucm_hint_view hint_view(const struct ns *ns)
 {
     struct ucm_hint_view v;
     uint64_t bytes;
-    int fd = cache_hints_table(ns, &bytes);
+    int fd = hint_tables_fd(ns, &bytes);
     void *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
 
     cr_assert_neq(p, MAP_FAILED);

@@ -4,18 +4,7 @@
 static void open_reused(void)
 {
     rig_open();
-    cache_free(rig.cache);
-    uv_run(&rig.loop, UV_RUN_DEFAULT);
-    struct cache_config cc = {.loop = &rig.loop,
-                              .metrics = &rig.metrics,
-                              .index = rig.index,
-                              .policy = rig.policy,
-                              .write_reused = true,
-                              .backlog_bytes = MIB};
-    cr_assert_eq(cache_new(&cc, &rig.cache), 0);
-    rig.tier.callbacks = cache_tier_callbacks(rig.cache);
-    cache_tier_attach(rig.cache, &fake_ops, &rig.tier);
-    cache_arena_attach(rig.cache, rig.arena);
+    rig.cache->config.write_reused = true;
 }
 
 TestSuite(admission, .init = open_reused, .fini = rig_close);

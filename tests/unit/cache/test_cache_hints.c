@@ -18,7 +18,7 @@ Test(hints, follows_a_block_through_the_tiers)
     block_ref ref;
 
     drop(store(rig.one, 1)); /* it is there before */
-    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
     v = hint_view(rig.one);
     cr_expect_eq(hint_state(&v), UCM_HINT_FILLING);
     turns(5);
@@ -32,9 +32,9 @@ Test(hints, follows_a_block_through_the_tiers)
                  "it goes with its last lease, but is not found any more");
     drop(ref);
     cr_expect_eq(hint_found(&v, 2), UCM_LOOKUP_MISS);
-    cache_hints_beat(rig.cache);
+    hint_tables_beat(rig.hints);
     cr_expect_gt(atomic_load(&v.header->beat_ms), 0u);
-    cache_hints_unuse(rig.cache, rig.one);
+    hint_tables_unuse(rig.hints, rig.one);
     cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
     hint_view_close(&v);
 }
@@ -45,7 +45,7 @@ Test(hints, parts)
     block_ref ref = open_block(rig.two, 1);
     struct ucm_hint_view v;
 
-    cr_assert_eq(cache_hints_use(rig.cache, rig.two), 0);
+    cr_assert_eq(hint_tables_use(rig.hints, rig.two, NULL), 0);
     turns(5);
     v = hint_view(rig.two);
     cr_assert_eq(dump(ref, 1, 0, SHARDS), 0);
@@ -53,7 +53,7 @@ Test(hints, parts)
     cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
     cr_expect_eq(hint_found(&v, 1), UCM_LOOKUP_DRAM);
     drop(ref);
-    cache_hints_unuse(rig.cache, rig.two);
+    hint_tables_unuse(rig.hints, rig.two);
     hint_view_close(&v);
 }
 
@@ -62,8 +62,8 @@ Test(hints, a_table_that_is_crowded_is_superseded)
     struct ucm_hint_view first, v;
     uint64_t n = 0;
 
-    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
-    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
+    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
     turns(5);
     first = hint_view(rig.one);
     while (hint_state(&first) == UCM_HINT_LIVE) {
@@ -77,9 +77,9 @@ Test(hints, a_table_that_is_crowded_is_superseded)
     cr_expect_gt(v.mask, first.mask);
     cr_expect_neq(v.seed, first.seed);
     cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
-    cache_hints_unuse(rig.cache, rig.one);
+    hint_tables_unuse(rig.hints, rig.one);
     cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
-    cache_hints_unuse(rig.cache, rig.one);
+    hint_tables_unuse(rig.hints, rig.one);
     cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
     hint_view_close(&first);
     hint_view_close(&v);
@@ -105,10 +105,10 @@ Test(hints, no_memory_for_a_larger_table)
     struct ucm_hint_view v;
 
     files_limit(true);
-    cr_assert_lt(cache_hints_use(rig.cache, rig.one), 0);
-    cr_assert_null(rig.one->hints);
+    cr_assert_lt(hint_tables_use(rig.hints, rig.one, NULL), 0);
+    cr_assert_null(rig.one->follower);
     files_limit(false);
-    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
     turns(5);
     v = hint_view(rig.one);
     files_limit(true);
@@ -122,7 +122,7 @@ Test(hints, no_memory_for_a_larger_table)
     }
     cr_expect_lt(found, n);
     cr_expect_eq(found + atomic_load(&v.header->left_out), n);
-    cache_hints_unuse(rig.cache, rig.one);
+    hint_tables_unuse(rig.hints, rig.one);
     hint_view_close(&v);
 }
 
@@ -133,13 +133,13 @@ Test(hints, large_tables_end_beside_the_loop)
 
     for (unsigned i = 0; i < 3; i++) {
         rig.one->blocks += 100000; /* so large */
-        cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+        cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
         v = hint_view(rig.one);
         rig.one->blocks -= 100000;
         cr_expect_gt(v.mask, 16383u);
         turns(40);
         cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
-        cache_hints_unuse(rig.cache, rig.one);
+        hint_tables_unuse(rig.hints, rig.one);
         cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
         hint_view_close(&v);
     }
@@ -147,16 +147,16 @@ Test(hints, large_tables_end_beside_the_loop)
 
 Test(hints, tables_are_counted)
 {
-    struct cache_hints_stats stats;
+    struct hint_tables_stats stats;
 
-    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
-    cr_expect_eq(cache_hints_use(rig.cache, rig.one), 0, "it has one");
-    cr_assert_eq(cache_hints_use(rig.cache, rig.two), 0);
-    cache_hints_stats(rig.cache, &stats);
+    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
+    cr_expect_eq(hint_tables_use(rig.hints, rig.one, NULL), 0, "it has one");
+    cr_assert_eq(hint_tables_use(rig.hints, rig.two, NULL), 0);
+    hint_tables_stats(rig.hints, &stats);
     cr_expect(stats.tables == 2 && stats.bytes >= 2 * 8192 && stats.left_out == 0);
-    cache_hints_unuse(rig.cache, rig.one);
-    cache_hints_unuse(rig.cache, rig.one);
-    cache_hints_unuse(rig.cache, rig.two);
-    cache_hints_stats(rig.cache, &stats);
+    hint_tables_unuse(rig.hints, rig.one);
+    hint_tables_unuse(rig.hints, rig.one);
+    hint_tables_unuse(rig.hints, rig.two);
+    hint_tables_stats(rig.hints, &stats);
     cr_expect_eq(stats.tables, 0u);
 }

@@ -318,10 +318,10 @@ static void chaos_hints(void)
 {
     struct ns *ns = some_ns();
 
-    if (!ns->hints)
-        cr_assert_eq(cache_hints_use(rig.cache, ns), 0);
+    if (!ns->follower)
+        cr_assert_eq(hint_tables_use(rig.hints, ns, NULL), 0);
     else if (below(8) == 0)
-        cache_hints_unuse(rig.cache, ns);
+        hint_tables_unuse(rig.hints, ns);
 }
 
 static void chaos_quota(struct tenant *t)
@@ -369,8 +369,8 @@ static void chaos_end(void)
     }
     invariants(); /* the hints, too */
     for (unsigned i = 0; i < NAMESPACES; i++)
-        while (ns_at(i)->hints)
-            cache_hints_unuse(rig.cache, ns_at(i));
+        while (ns_at(i)->follower)
+            hint_tables_unuse(rig.hints, ns_at(i));
     expect_nothing_held();
     cr_expect(list_empty(&share.held) && rig.cache->write[WRITE_SHARE].writing_bytes == 0);
 }

@@ -5,12 +5,11 @@
  *
  * A table that gets blocks follows changes already. So a block that the scan has passed, or that came behind it, is there
  * when the scan ends. */
-#include "daemon/cache/cache.h"
+#include "daemon/hints/tables.h"
 
-#include "daemon/base/limit.h"
+#include "daemon/base/chore.h"
 #include "daemon/base/loan.h"
 #include "daemon/base/log.h"
-#include "daemon/cache/internal.h"
 #include "daemon/hints/table.h"
 #include "proto/messages.h"
 
@@ -28,9 +27,20 @@
 /* Between two tries to get memory for a table. */
 #define RETRY_MS 10000u
 
+struct hint_tables {
+    struct hint_tables_config config;
+    struct cache_follower follower;
+    struct chores chores;
+    struct chore filling;
+    struct list all;  /* struct ns_hints */
+    struct list kept; /* struct ending: tables that ended, and that workers may still have */
+    uint32_t n;
+};
+
 struct ns_hints {
-    struct list link; /* in cache.hints.all */
+    struct list link; /* in hint_tables.all */
     struct ns *ns;
+    struct limit_owner *owner; /* borrowed; NULL: nobody's */
     uint32_t uses;
     struct hints *table;   /* what readers get */
     struct hints *filling; /* the same, or what will take its place, or NULL */
@@ -50,10 +60,10 @@ static uint64_t now_ms(void)
 #define THREAD_BYTES (1u << 20)
 #define KEPT_BYTES_MIN (64u << 10)
 
-/* Until no worker has it, the table counts as its owner's. Then a thread of libuv's pool gives the memory back; the cache
+/* Until no worker has it, the table counts as its owner's. Then a thread of libuv's pool gives the memory back; the tables
  * may be gone by then. */
 struct ending {
-    struct list link; /* in cache.hints.kept */
+    struct list link; /* in hint_tables.kept */
     struct loan loan;
     struct limit_owner *owner; /* NULL: nobody's */
     uv_work_t work;
@@ -97,11 +107,11 @@ static void ending_settle(struct ending *e)
 static void unlent_cb(struct loan *l)
 {
     struct ending *e = LIST_ENTRY(l, struct ending, loan);
-    struct cache *c = l->ctx;
+    struct hint_tables *t = l->ctx;
 
     ending_settle(e);
     if (hints_bytes(e->table) > THREAD_BYTES &&
-        uv_queue_work(c->config.loop, &e->work, ending_run_cb, ending_done_cb) == 0)
+        uv_queue_work(t->config.loop, &e->work, ending_run_cb, ending_done_cb) == 0)
         return;
     hints_free(e->table, e->last);
     free(e);
@@ -116,7 +126,7 @@ static void kept_cb(struct loan *l)
 
 static const struct loan_calls loan_calls = {unlent_cb, kept_cb};
 
-static void table_end(struct cache *c, const struct ns *ns, struct hints *table,
+static void table_end(struct hint_tables *t, const struct ns_hints *h, struct hints *table,
                       enum ucm_hint_state last)
 {
     struct ending *e = calloc(1, sizeof(*e));
@@ -128,40 +138,29 @@ static void table_end(struct cache *c, const struct ns *ns, struct hints *table,
     hints_end(table, last);
     e->table = table;
     e->last = last;
-    if (ns->hints_owner) {
-        e->owner = limit_owner_ref(ns->hints_owner);
+    if (h->owner) {
+        e->owner = limit_owner_ref(h->owner);
         limit_add(e->owner, LIMIT_KEPT, kept_bytes(table));
         limit_add(e->owner, LIMIT_DESCRIPTORS, 1);
     }
-    list_push_back(&c->hints.kept, &e->link);
-    loan_end(&e->loan, c->config.deadlines, hints_fd(table), &loan_calls, c);
-}
-
-void cache_hints_close(struct cache *c)
-{
-    while (!list_empty(&c->hints.kept)) {
-        struct ending *e = LIST_ENTRY(c->hints.kept.next, struct ending, link);
-
-        ending_settle(e);
-        hints_free(e->table, e->last);
-        free(e);
-    }
+    list_push_back(&t->kept, &e->link);
+    loan_end(&e->loan, t->config.deadlines, hints_fd(table), &loan_calls, t);
 }
 
 /* ---- filling ---- */
 
 /* There was no memory: the first table waits for some, and one that should be larger stays as it is. */
-static void postpone(struct cache *c, struct ns_hints *h, int rc)
+static void postpone(struct hint_tables *t, struct ns_hints *h, int rc)
 {
     log_warn("hints", "no-memory", "ns=%u error=%s", h->ns->id, strerror(-rc));
     h->retry_ms = now_ms() + RETRY_MS;
     if (!h->filling || h->filling == h->table)
         return;
-    table_end(c, h->ns, h->filling, UCM_HINT_ENDED);
+    table_end(t, h, h->filling, UCM_HINT_ENDED);
     h->filling = NULL;
 }
 
-static void grow(struct cache *c, struct ns_hints *h)
+static void grow(struct hint_tables *t, struct ns_hints *h)
 {
     int rc;
 
@@ -169,26 +168,26 @@ static void grow(struct cache *c, struct ns_hints *h)
         return;
     rc = hints_new(h->ns->identity.key_bytes, h->ns->blocks, now_ms(), &h->filling);
     if (rc < 0) {
-        postpone(c, h, rc);
+        postpone(t, h, rc);
         return;
     }
     h->reserved = false;
     h->cursor = 0;
-    cache_wake(c, CHORE_HINTS);
+    chore_wake(&t->filling);
 }
 
-static void fill_end(struct cache *c, struct ns_hints *h)
+static void fill_end(struct hint_tables *t, struct ns_hints *h)
 {
     hints_begin(h->filling);
     if (h->filling != h->table) {
-        table_end(c, h->ns, h->table, UCM_HINT_SUPERSEDED);
+        table_end(t, h, h->table, UCM_HINT_SUPERSEDED);
         h->table = h->filling;
     }
     h->filling = NULL;
 }
 
 /* False: it waits. */
-static bool fill(struct cache *c, struct ns_hints *h)
+static bool fill(struct hint_tables *t, struct ns_hints *h)
 {
     block_ref refs[SCANNED_PER_TURN];
     uint32_t n;
@@ -199,51 +198,54 @@ static bool fill(struct cache *c, struct ns_hints *h)
         int rc = hints_reserve(h->filling);
 
         if (rc < 0)
-            postpone(c, h, rc);
+            postpone(t, h, rc);
         h->reserved = rc == 0;
         return rc >= 0;
     }
-    h->cursor = index_scan(c->config.index, h->ns, h->cursor, SCANNED_PER_TURN, refs, &n);
+    h->cursor = index_scan(t->config.index, h->ns, h->cursor, SCANNED_PER_TURN, refs, &n);
     for (uint32_t i = 0; i < n; i++) {
-        uint8_t is = cache_status(c, refs[i]);
+        uint8_t is = cache_status(t->config.cache, refs[i]);
 
         if (is != 0)
-            hints_set(h->filling, index_block(c->config.index, refs[i])->key, 0, is);
+            hints_set(h->filling, index_block(t->config.index, refs[i])->key, 0, is);
     }
     if (h->cursor == 0)
-        fill_end(c, h);
+        fill_end(t, h);
     return h->cursor != 0;
 }
 
-bool cache_hints_run(void *ctx)
+static bool fill_cb(void *ctx)
 {
-    struct cache *c = ctx;
+    struct hint_tables *t = ctx;
     bool more = false;
 
-    for (struct list *node = c->hints.all.next; node != &c->hints.all; node = node->next)
-        more = fill(c, LIST_ENTRY(node, struct ns_hints, link)) || more;
+    for (struct list *node = t->all.next; node != &t->all; node = node->next)
+        more = fill(t, LIST_ENTRY(node, struct ns_hints, link)) || more;
     return more;
 }
 
 /* ---- following ---- */
 
-static void table_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was, uint8_t is)
+static void changed_cb(struct cache_follower *f, const struct ns *ns, const uint8_t *key,
+                       uint8_t was, uint8_t is)
 {
-    struct ns_hints *h = ns->hints;
-    const uint8_t *key = index_block(c->config.index, ref)->key;
+    struct hint_tables *t = LIST_ENTRY(f, struct hint_tables, follower);
+    struct ns_hints *h = ns->follower;
 
+    if (!h)
+        return;
     if (h->table != h->filling)
         hints_set(h->table, key, was, is);
     if (h->filling && h->reserved)
         hints_set(h->filling, key, was, is);
     if (h->table != h->filling && hints_crowded(h->table))
-        grow(c, h);
+        grow(t, h);
 }
 
 /* ---- use ---- */
 
 /* A table has one descriptor, and two while it is filled. The others are for connections. */
-uint32_t cache_hints_max(void)
+uint32_t hint_tables_max(void)
 {
     struct rlimit limit;
 
@@ -252,9 +254,9 @@ uint32_t cache_hints_max(void)
     return (uint32_t)(limit.rlim_cur / 4);
 }
 
-int cache_hints_use(struct cache *c, struct ns *ns)
+int hint_tables_use(struct hint_tables *t, struct ns *ns, struct limit_owner *owner)
 {
-    struct ns_hints *h = ns->hints;
+    struct ns_hints *h = ns->follower;
     int rc;
 
     if (h) {
@@ -270,54 +272,58 @@ int cache_hints_use(struct cache *c, struct ns *ns)
         return rc;
     }
     h->ns = ns;
+    h->owner = owner;
     h->uses = 1;
     h->filling = h->table;
-    list_push_back(&c->hints.all, &h->link);
-    c->hints.n++;
-    c->hints.changed_cb = table_changed;
-    ns->hints = h;
-    cache_wake(c, CHORE_HINTS);
+    list_push_back(&t->all, &h->link);
+    t->n++;
+    ns->follower = h;
+    chore_wake(&t->filling);
     return 0;
 }
 
-void cache_hints_unuse(struct cache *c, struct ns *ns)
+struct limit_owner *hint_tables_unuse(struct hint_tables *t, struct ns *ns)
 {
-    struct ns_hints *h = ns->hints;
+    struct ns_hints *h = ns->follower;
+    struct limit_owner *owner = h->owner;
 
     if (--h->uses > 0)
-        return;
-    ns->hints = NULL;
+        return NULL;
+    ns->follower = NULL;
     list_remove(&h->link);
-    c->hints.n--;
+    t->n--;
     if (h->filling && h->filling != h->table)
-        table_end(c, ns, h->filling, UCM_HINT_ENDED);
-    table_end(c, ns, h->table, UCM_HINT_ENDED);
+        table_end(t, h, h->filling, UCM_HINT_ENDED);
+    table_end(t, h, h->table, UCM_HINT_ENDED);
     free(h);
+    return owner;
 }
 
-int cache_hints_table(const struct ns *ns, uint64_t *bytes)
+int hint_tables_fd(const struct ns *ns, uint64_t *bytes)
 {
-    *bytes = hints_bytes(ns->hints->table);
-    return hints_fd(ns->hints->table);
+    const struct ns_hints *h = ns->follower;
+
+    *bytes = hints_bytes(h->table);
+    return hints_fd(h->table);
 }
 
-void cache_hints_beat(struct cache *c)
+void hint_tables_beat(struct hint_tables *t)
 {
-    for (struct list *node = c->hints.all.next; node != &c->hints.all; node = node->next) {
+    for (struct list *node = t->all.next; node != &t->all; node = node->next) {
         struct ns_hints *h = LIST_ENTRY(node, struct ns_hints, link);
 
         hints_beat(h->table, now_ms());
         if (h->filling && h->filling != h->table)
             hints_beat(h->filling, now_ms());
         if (h->filling && h->retry_ms > 0 && h->retry_ms <= now_ms())
-            cache_wake(c, CHORE_HINTS); /* it waits for memory */
+            chore_wake(&t->filling); /* it waits for memory */
     }
 }
 
-void cache_hints_stats(const struct cache *c, struct cache_hints_stats *out)
+void hint_tables_stats(const struct hint_tables *t, struct hint_tables_stats *out)
 {
-    *out = (struct cache_hints_stats){.tables = c->hints.n};
-    for (const struct list *node = c->hints.all.next; node != &c->hints.all; node = node->next) {
+    *out = (struct hint_tables_stats){.tables = t->n};
+    for (const struct list *node = t->all.next; node != &t->all; node = node->next) {
         const struct ns_hints *h = LIST_ENTRY(node, struct ns_hints, link);
 
         out->bytes += hints_bytes(h->table);
@@ -325,6 +331,49 @@ void cache_hints_stats(const struct cache *c, struct cache_hints_stats *out)
             out->bytes += hints_bytes(h->filling);
         out->left_out += hints_left_out(h->table);
     }
-    for (const struct list *node = c->hints.kept.next; node != &c->hints.kept; node = node->next)
+    for (const struct list *node = t->kept.next; node != &t->kept; node = node->next)
         out->bytes += hints_bytes(LIST_ENTRY(node, struct ending, link)->table);
+}
+
+/* ---- life ---- */
+
+int hint_tables_new(const struct hint_tables_config *config, struct hint_tables **out)
+{
+    struct hint_tables *t = calloc(1, sizeof(*t));
+    int rc = t ? chores_init(&t->chores, config->loop, t) : -ENOMEM;
+
+    if (rc != 0) {
+        free(t);
+        return rc;
+    }
+    t->config = *config;
+    t->chores.idle.data = t;
+    chore_add(&t->chores, &t->filling, fill_cb, NULL);
+    list_init(&t->all);
+    list_init(&t->kept);
+    t->follower.changed_cb = changed_cb;
+    cache_follow(config->cache, &t->follower);
+    *out = t;
+    return 0;
+}
+
+static void closed_cb(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+void hint_tables_free(struct hint_tables *t)
+{
+    if (!t)
+        return;
+    assert(t->n == 0);
+    cache_unfollow(&t->follower);
+    while (!list_empty(&t->kept)) {
+        struct ending *e = LIST_ENTRY(t->kept.next, struct ending, link);
+
+        ending_settle(e);
+        hints_free(e->table, e->last);
+        free(e);
+    }
+    chores_close(&t->chores, closed_cb);
 }
