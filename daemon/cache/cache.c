@@ -177,9 +177,10 @@ void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t
     admission_hits(ns_admission(ns), policy_touch(c->config.policy, refs, n, &outside));
     if (outside > 0)
         cache_list_touch(c, refs, n);
-    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
-        if (cache_write_reused(c, to, ns))
-            cache_write_used(c, to, refs, n);
+    if (c->tier && cache_write_reused(c, WRITE_NVME, ns))
+        cache_write_used(c, WRITE_NVME, refs, n);
+    if (c->share && cache_write_reused(c, WRITE_SHARE, ns))
+        cache_write_used(c, WRITE_SHARE, refs, n);
 }
 
 void cache_touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)

@@ -219,10 +219,10 @@ static void count_return(struct policy *p, struct block *b)
     b->policy_data |= DATA_KNOWN | DATA_EXPECTED;
 }
 
+/* Once something was evicted: until then every block stays, and nothing can be learnt. */
 static void refer(struct policy *p, const struct block *b)
 {
-    if (p->full) /* until then every block stays, and nothing can be learnt */
-        learner_reference(p->learner, hash_of(p, b), uses_of(b), p->count);
+    learner_reference(p->learner, hash_of(p, b), uses_of(b), p->count);
 }
 
 void policy_insert(struct policy *p, block_ref ref)
@@ -248,15 +248,18 @@ void policy_insert(struct policy *p, block_ref ref)
     p->run = ref;
     b->flags |= BLOCK_IN_POLICY;
     p->count++;
-    refer(p, b);
+    if (p->full)
+        refer(p, b);
 }
 
 /* The block, which is in DRAM, comes to the front of the candidates. That is a use, unless the last one was just now: then true.
  * `least` is how many uses the blocks behind it have. What it remembers is read once and written once. */
 static bool touch(struct policy *p, block_ref ref, struct block *b, uint32_t least)
 {
+    struct policy_group *g = p->grouped ? group_for(p, b) : &p->common;
     uint32_t data = b->policy_data & ~POLICY_ASIDE, uses = data & DATA_USES, now = p->chain_stamp;
-    bool used = age_of(b, now) >= p->count / WINDOW_FRACTION >> p->stamp_shift;
+    uint32_t age = (now - (data >> DATA_STAMP_SHIFT)) & STAMP_MASK;
+    bool used = age >= p->count / WINDOW_FRACTION >> p->stamp_shift;
 
     unlink_block(p, b);
     if (used) {
@@ -264,8 +267,8 @@ static bool touch(struct policy *p, block_ref ref, struct block *b, uint32_t lea
         data = (data & ((1u << DATA_STAMP_SHIFT) - 1)) | now << DATA_STAMP_SHIFT;
     }
     b->policy_data = (data & ~DATA_USES) | (uses > least ? uses : least);
-    link_behind(p, group_for(p, b), ref, b, 0);
-    if (used)
+    link_behind(p, g, ref, b, 0);
+    if (used && p->full)
         refer(p, b);
     return used;
 }
