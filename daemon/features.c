@@ -4,10 +4,9 @@
 
 /* Windows end before the chains that they name. */
 const struct feature *const daemon_features[FEATURES] = {
-    [FEATURE_RETRIEVAL] = &retrieval_feature,
-    [FEATURE_WINDOWS] = &windows_feature,
-    [FEATURE_HINTS] = &hints_feature,
-    [FEATURE_EVENTS] = &events_feature,
+    [FEATURE_RETRIEVAL] = &retrieval_feature, [FEATURE_WINDOWS] = &windows_feature,
+    [FEATURE_HINTS] = &hints_feature,         [FEATURE_EVENTS] = &events_feature,
+    [FEATURE_TRACE] = &trace_feature,
 };
 
 const method_fn daemon_methods[] = {

@@ -62,7 +62,8 @@ void session_notify(struct session *s, const char *name, const struct proto_mess
 
 int call_reply(struct call *call, const void *result)
 {
-    trace_set(call->trace, TRACE_ANSWER, true);
+    if (call->trace)
+        span(call->trace, SPAN_ANSWER, SPAN_ON);
     session_reply(call->s, call->msgid, call->method, NULL, result);
     return 0;
 }

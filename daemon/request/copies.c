@@ -295,7 +295,8 @@ enum ucm_block_status job_ended(struct copies *c, const struct device_job *job, 
 {
     struct metrics_tenant *m = c->w.ns->tenant->metrics;
 
-    trace_less(c->w.r.trace, TRACE_COPY);
+    if (c->w.r.trace)
+        span(c->w.r.trace, SPAN_COPY, SPAN_LESS);
     m->bus_contended_bytes += job->got.contended;
     m->bus_due_bytes += job->got.due;
     if (status == 0)
@@ -344,7 +345,8 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     if (device->ops->submit(device, job) != 0)
         return false;
     c->jobs++;
-    trace_more(c->w.r.trace, TRACE_COPY);
+    if (c->w.r.trace)
+        span(c->w.r.trace, SPAN_COPY, SPAN_MORE);
     return true;
 }
 

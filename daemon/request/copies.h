@@ -29,7 +29,7 @@ struct copies {
     struct registered *region;
     uint32_t shard, shards;
     uint32_t n_copies, jobs; /* of all items; under way */
-    uint32_t *blocks;        /* of each key: to where, or from where; fetch.c's own there */
+    uint32_t *blocks; /* of each key: to where, or from where; pool/fetch.c has its own there */
     enum device_beside beside;
     struct copy_batch *open[2]; /* filling up; of blocks that go straight, and of the others */
     const uint8_t *event;       /* jobs wait for it; or NULL */
@@ -106,7 +106,7 @@ void load_add(struct copy_batch *b, const struct walk_item *it, struct cache_sha
 /* Of a load or fetch: a read has failed with that status; or 0, which counts it. */
 bool load_read(struct walk *w, struct item_wait *iw, int status);
 
-/* ---- load_turns.c: a load whose K turns ---- */
+/* ---- daemon/blend/turns.c: a load whose K turns ---- */
 
 /* Checks what a load of n keys says. 0 with *memory, the bytes that its tables take, or -code with call->error. */
 int turns_check(struct call *call, const struct registered *region, struct proto_u32s turns,

@@ -41,7 +41,8 @@ static void durable_done_cb(struct cache_durable *d, int status)
 
     list_remove(&dw->link);
     if (w) {
-        trace_less(w->r.trace, TRACE_DURABLE);
+        if (w->r.trace)
+            span(w->r.trace, SPAN_DURABLE, SPAN_LESS);
         walk_status(w, dw->at, status == 0 ? dw->status : UCM_BLOCK_NOT_DURABLE);
         w->waits_n--;
     }
@@ -67,7 +68,8 @@ static void item_durable(struct dump *d, uint32_t at, enum ucm_block_status stat
         dw->status = status;
         list_push_back(&d->durables, &dw->link);
         w->waits_n++;
-        trace_more(w->r.trace, TRACE_DURABLE);
+        if (w->r.trace)
+            span(w->r.trace, SPAN_DURABLE, SPAN_MORE);
         return;
     }
     free(dw);
@@ -84,7 +86,8 @@ static void durables_abandon(struct dump *d)
     while ((node = list_pop_front(&d->durables)) != NULL) {
         struct durable_wait *dw = LIST_ENTRY(node, struct durable_wait, link);
 
-        trace_less(w->r.trace, TRACE_DURABLE);
+        if (w->r.trace)
+            span(w->r.trace, SPAN_DURABLE, SPAN_LESS);
         walk_status(w, dw->at, UCM_BLOCK_NOT_DURABLE);
         w->waits_n--;
         dw->dump = NULL;
@@ -110,7 +113,8 @@ static void dump_open(struct walk *w)
     struct dump *d = LIST_ENTRY(w, struct dump, c.w);
     bool bypassed = bypass_on(w->r.s->rq, w->ns, BYPASS_STORE);
 
-    trace_set(w->r.trace, TRACE_LOOKUP, true);
+    if (w->r.trace)
+        span(w->r.trace, SPAN_LOOKUP, SPAN_ON);
     for (uint32_t opens = 0; w->opened < w->n_keys; w->opened++) {
         uint32_t i = w->opened;
         const uint8_t *key = d->keys + (size_t)i * w->ns->identity.key_bytes;
@@ -131,7 +135,8 @@ static void dump_open(struct walk *w)
     /* Another part's dump of the same blocks would look like a second use of them. */
     if (w->part == 0)
         cache_touch(w->rooms->cache, w->ns, w->refs, w->n_keys);
-    trace_set(w->r.trace, TRACE_LOOKUP, false);
+    if (w->r.trace)
+        span(w->r.trace, SPAN_LOOKUP, SPAN_OFF);
 }
 
 /* 0, or as cache_fill_claim. */
@@ -242,7 +247,8 @@ static bool dump_slows(struct dump *d)
     deadline_arm(rooms->deadlines, &d->pressure_end,
                  uv_now(rooms->loop) + rooms->config->nvme_pressure_ms, pressure_over_cb);
     d->slowed = true;
-    trace_more(w->r.trace, TRACE_BACK_PRESSURE);
+    if (w->r.trace)
+        span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_MORE);
     d->pressure.retry_cb = pressure_eased_cb;
     walk_release(w);
     (void)cache_wait_for(w->rooms->cache, &d->pressure, WAIT_PRESSURE);
@@ -271,7 +277,8 @@ static void dump_finish(struct walk *w)
     if (w->bytes > 0)
         dump_count(d);
     if (d->slowed) {
-        trace_less(w->r.trace, TRACE_BACK_PRESSURE);
+        if (w->r.trace)
+            span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_LESS);
         cache_retry_cancel(&d->pressure);
         deadline_disarm(w->rooms->deadlines, &d->pressure_end);
     }

@@ -20,6 +20,7 @@ enum feature_id {
     FEATURE_WINDOWS,
     FEATURE_HINTS,
     FEATURE_EVENTS,
+    FEATURE_TRACE,
     FEATURES,
 };
 
@@ -50,6 +51,7 @@ typedef const struct feature *const feature_table[FEATURES];
  * code. By enum ucm_method. */
 typedef int (*method_fn)(struct call *call);
 
-extern const struct feature retrieval_feature, windows_feature, hints_feature, events_feature;
+extern const struct feature retrieval_feature, windows_feature, hints_feature, events_feature,
+    trace_feature;
 
 #endif

@@ -8,10 +8,9 @@
 #include "daemon/device/device.h"
 #include "daemon/index/index.h"
 #include "daemon/observe/drops.h"
-#include "daemon/observe/reuse.h"
-#include "daemon/observe/trace.h"
 #include "daemon/request/feature.h"
 #include "daemon/request/request.h"
+#include "daemon/request/spans.h"
 
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)
@@ -25,14 +24,6 @@
 struct view {
     struct ns *ns[2]; /* the one that is named, and its base */
     uint32_t n;
-};
-
-/* trace.c */
-struct tracing {
-    struct session *session; /* whose trace it is; NULL: none */
-    struct deadline limit;
-    uv_prepare_t turn;
-    uint64_t woke_ns; /* of this turn of the loop; 0: it has handled no frame yet */
 };
 
 /* bypass.c */
@@ -86,10 +77,9 @@ struct requests {
     uv_idle_t sweep_turn;
     struct proto_buf out;             /* one answer at a time */
     struct observe_snapshot observed; /* for that answer */
-    uint32_t handles;                 /* the sweep_turn and the trace's: not closed yet */
-    struct trace trace;
-    struct tracing tracing;
-    struct reuse *reuse;
+    /* daemon/trace: of a call that may be traced, NULL: none is; of the keys of a lookup. */
+    void (*trace_cb)(struct call *call);
+    void (*looked_up_cb)(struct requests *rq, const struct ns *ns, const uint8_t *keys, uint32_t n);
     void *ext[FEATURES]; /* what features have */
 };
 
@@ -136,8 +126,8 @@ struct request {
     struct deadline deadline;
     uint64_t begun_ns; /* when its frame was there */
     size_t memory;
-    bool silent;                 /* not answered: the rest of a request that was */
-    struct trace_request *trace; /* NULL: not traced */
+    bool silent;          /* not answered: the rest of a request that was */
+    struct traced *trace; /* NULL: not traced */
     /* Runs when the request is cancelled, passes its deadline, or its session closes, and possibly
      * again. Ends the request now or soon, with what was done; may end no other request. */
     void (*stop_cb)(struct request *r);
@@ -149,8 +139,8 @@ struct call {
     uint32_t msgid;
     enum ucm_method method;
     uint64_t begun_ns;
-    union proto_any params;      /* decoded; views die with the call */
-    struct trace_request *trace; /* NULL: not traced, or passed on to a struct request */
+    union proto_any params; /* decoded; views die with the call */
+    struct traced *trace;   /* NULL: not traced, or passed on to a struct request */
     int *fds;
     uint32_t n_fds;
     struct ucm_error error;
@@ -159,8 +149,8 @@ struct call {
 /* daemon/seal/keys.c: what of NVMe which keys have sealed; *out had zeroes there. */
 void keys_observe(const struct request_rooms *r, struct metrics *out);
 
-/* observe.c: tells rq->reuse the tiers' sizes. */
-void reuse_update(struct requests *rq);
+/* daemon/trace/requests.c: the hit rates that other sizes would give. */
+void reuse_observe(struct requests *rq, struct metrics_reuse *out);
 /* copies.c: since when a load, dump or prefetch waits for a slot; 0: it does not, or is another request. */
 uint64_t walk_waits_since(const struct request *r);
 
@@ -248,11 +238,6 @@ void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadlin
 void request_end(struct request *r, const struct ucm_error *e, const void *result);
 /* Ends a request that its method refuses after all: the caller returns call->error. */
 void request_refuse(struct request *r);
-
-/* trace.c */
-void tracing_session_ended(struct session *s);
-/* While trace_writing: sets call->trace if the request may be chosen. */
-void call_trace_begin(struct call *call);
 
 /* lease.c */
 /* Counts keys that leases and chains of the session cover; negative: less. */

@@ -10,18 +10,10 @@
 struct found {
     struct view view;
     bool bypassed;
-    uint32_t n;                         /* keys */
-    uint32_t hits, dram, shared, plain; /* plain: in an encoded namespace's base */
-    block_ref refs[UCM_MAX_KEYS];       /* 0: a miss */
-    uint8_t status[UCM_MAX_KEYS];       /* enum ucm_lookup_status */
+    struct lookup_counts counts;
+    block_ref refs[UCM_MAX_KEYS]; /* 0: a miss */
+    uint8_t status[UCM_MAX_KEYS]; /* enum ucm_lookup_status */
 };
-
-/* Whose block it is. */
-static struct ns *found_ns(struct requests *rq, const struct found *f, block_ref ref)
-{
-    return f->view.n == 1 || ref == 0 ? f->view.ns[0]
-                                      : view_ns(&f->view, index_block(rq->rooms.index, ref));
-}
 
 /* Of the tiers in f->status. Without `each` the search ends at the first miss. */
 static void found_count(struct requests *rq, const struct msg_lookup *m, struct found *f)
@@ -31,27 +23,25 @@ static void found_count(struct requests *rq, const struct msg_lookup *m, struct 
                             [CACHE_DRAM] = UCM_LOOKUP_DRAM,
                             [CACHE_NVME] = UCM_LOOKUP_NVME,
                             [CACHE_SHARE] = m->shared ? UCM_LOOKUP_SHARED : UCM_LOOKUP_NVME};
-    uint32_t hits = 0, dram = 0, shared = 0, plain = 0;
+    struct lookup_counts counts = {.n = f->counts.n};
 
-    for (uint32_t i = 0; i < f->n; i++) {
+    for (uint32_t i = 0; i < counts.n; i++) {
         uint8_t tier = f->status[i];
 
         f->status[i] = told[tier];
-        hits += tier != 0;
-        dram += tier == CACHE_DRAM;
-        shared += tier == CACHE_SHARE;
-        if (tier != 0) {
-            plain += found_ns(rq, f, f->refs[i]) != f->view.ns[0];
+        if (tier == 0) {
+            f->refs[i] = 0;
+            if (!m->each)
+                break;
             continue;
         }
-        f->refs[i] = 0;
-        if (!m->each)
-            break;
+        counts.hits++;
+        counts.dram += tier == CACHE_DRAM;
+        counts.shared += tier == CACHE_SHARE;
+        if (f->view.n > 1)
+            counts.plain += index_block(rq->rooms.index, f->refs[i])->ns != f->view.ns[0]->id;
     }
-    f->hits = hits;
-    f->dram = dram;
-    f->shared = shared;
-    f->plain = plain;
+    f->counts = counts;
 }
 
 static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup *m, uint32_t n,
@@ -60,7 +50,7 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
     struct requests *rq = s->rq;
 
     f->view = session_view(s, ns);
-    f->n = n;
+    f->counts.n = n;
     f->bypassed = !view_find(rq, &f->view, m->keys.p, n, !m->each, f->refs);
     cache_tiers(rq->rooms.cache, f->refs, n, !m->each, f->status);
     found_count(rq, m, f);
@@ -70,12 +60,10 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
 static void keys_touch(struct requests *rq, const struct msg_lookup *m, const struct found *f,
                        uint32_t covered)
 {
-    if (!m->each) {
-        view_touch(rq, &f->view, f->refs, covered);
-        return;
-    }
-    for (uint32_t i = 0; i < covered; i++)
-        cache_touch(rq->rooms.cache, found_ns(rq, f, f->refs[i]), f->refs + i, 1);
+    uint32_t chain = m->each ? 1 : covered;
+
+    for (uint32_t i = 0; i < covered; i += chain)
+        view_touch(rq, &f->view, f->refs + i, chain);
 }
 
 void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
@@ -98,17 +86,7 @@ void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
     ns->traffic.lookups++;
     ns->traffic.lookup_keys += f->n;
     ns->traffic.lookup_hits += f->hits;
-    reuse_lookup(rq->reuse, ns->id, keys, ns->identity.key_bytes, f->n, ns->block_bytes,
-                 uv_now(rq->rooms.loop));
-}
-
-static void lookup_count(struct requests *rq, const uint8_t *keys, const struct found *f)
-{
-    if (f->bypassed) /* it says nothing about how well the cache does */
-        rq->rooms.metrics->bypass_lookup_keys += f->n;
-    else
-        lookup_counts_add(rq, f->view.ns[0], keys,
-                          &(struct lookup_counts){f->n, f->hits, f->dram, f->shared, f->plain});
+    rq->looked_up_cb(rq, ns, keys, f->n);
 }
 
 static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begun_ns)
@@ -121,10 +99,10 @@ static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begu
 
 static void found_tell(const struct msg_lookup *m, const struct found *f, struct msg_lookup_r *r)
 {
-    *r = (struct msg_lookup_r){.hits = f->hits,
-                               .dram = f->dram,
-                               .status = {f->status, m->each ? f->n : 0},
-                               .shared = m->shared ? f->shared : 0};
+    *r = (struct msg_lookup_r){.hits = f->counts.hits,
+                               .dram = f->counts.dram,
+                               .status = {f->status, m->each ? f->counts.n : 0},
+                               .shared = m->shared ? f->counts.shared : 0};
 }
 
 /* Takes the lease and fills *r. 0 or -code with call->error. */
@@ -132,18 +110,21 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
                          struct msg_lookup_r *r)
 {
     struct requests *rq = call->s->rq;
-    uint32_t covered = m->each ? f->n : f->hits, lease = 0;
+    uint32_t covered = m->each ? f->counts.n : f->counts.hits, lease = 0;
 
-    if (m->lease_ms > 0 && f->hits > 0) {
+    if (m->lease_ms > 0 && f->counts.hits > 0) {
         int rc = lease_new(call, f->refs, covered, m->lease_ms, &lease);
 
         if (rc != 0)
             return rc;
     }
     keys_touch(rq, m, f, covered);
-    lookup_count(rq, m->keys.p, f);
+    if (f->bypassed) /* it says nothing about how well the cache does */
+        rq->rooms.metrics->bypass_lookup_keys += f->counts.n;
+    else
+        lookup_counts_add(rq, f->view.ns[0], m->keys.p, &f->counts);
     if (call->trace)
-        trace_outcome(call->trace, f->hits, 0);
+        call->trace->ok = f->counts.hits;
     found_tell(m, f, r);
     r->lease = lease;
     return 0;
@@ -168,11 +149,14 @@ static void wait_end(struct lookup_wait *w)
     struct msg_lookup_r r = {0};
     struct found f;
 
-    trace_less(w->r.trace, TRACE_SHARED_LOOKUP);
+    if (w->r.trace)
+        span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_LESS);
     if (!s->closing) {
-        trace_more(w->r.trace, TRACE_LOOKUP);
+        if (w->r.trace)
+            span(w->r.trace, SPAN_LOOKUP, SPAN_MORE);
         keys_find(s, w->ns, &w->m, w->m.keys.n / w->ns->identity.key_bytes, &f);
-        trace_less(w->r.trace, TRACE_LOOKUP);
+        if (w->r.trace)
+            span(w->r.trace, SPAN_LOOKUP, SPAN_LESS);
         (void)lookup_result(&call, &w->m, &f, &r); /* its error is in call */
         lookup_timed(s->rq, w->ns, w->r.begun_ns);
     }
@@ -226,7 +210,7 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     struct shared_lookup *lookup;
     struct lookup_wait *w;
 
-    if (!view_look_begin(&look, m->keys, f->hits, &lookup))
+    if (!view_look_begin(&look, m->keys, f->counts.hits, &lookup))
         return false;
     w = request_new(call, sizeof(*w), 0,
                     lookup->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS, wait_stop_cb);
@@ -239,7 +223,8 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     w->look = look;
     w->m = *m;
     wait_on(w, lookup);
-    trace_more(w->r.trace, TRACE_SHARED_LOOKUP);
+    if (w->r.trace)
+        span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_MORE);
     rq->rooms.metrics->lookups_waited++;
     return true;
 }
@@ -248,7 +233,7 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
 static bool lookup_pends(struct call *call, const struct msg_lookup *m, const struct found *f,
                          struct msg_lookup_r *r)
 {
-    if (!lookup_later(call->s, &f->view, m, f->hits))
+    if (!lookup_later(call->s, &f->view, m, f->counts.hits))
         return false;
     found_tell(m, f, r);
     r->pending = true;
@@ -268,10 +253,12 @@ int method_lookup(struct call *call)
 
     if (n == 0)
         return -call->error.code;
-    trace_more(call->trace, TRACE_LOOKUP);
+    if (call->trace)
+        span(call->trace, SPAN_LOOKUP, SPAN_MORE);
     keys_find(call->s, ns, m, n, &f);
-    trace_less(call->trace, TRACE_LOOKUP);
-    lacks = f.hits < n;
+    if (call->trace)
+        span(call->trace, SPAN_LOOKUP, SPAN_LESS);
+    lacks = f.counts.hits < n;
     if (lacks && m->nowait == UCM_LOOKUP_WAIT && lookup_waits(call, ns, m, &f))
         return 0;
     if (!(lacks && m->nowait == UCM_LOOKUP_LATER && lookup_pends(call, m, &f, &r)))

@@ -180,20 +180,6 @@ static void waiters_read(struct metrics *m, const struct requests *rq)
         m->slot_wait_oldest_us = (uv_hrtime() - oldest_ns) / 1000;
 }
 
-void reuse_update(struct requests *rq)
-{
-    const struct request_rooms *rooms = &rq->rooms;
-    uint64_t bytes[REUSE_TIERS] = {arena_bytes_configured(rooms->arena), 0};
-
-    if (rooms->tier) {
-        struct tier_stats ts;
-
-        rooms->tier_ops->stats(rooms->tier, &ts);
-        bytes[REUSE_DRAM_NVME] = bytes[REUSE_DRAM] + ts.capacity_bytes;
-    }
-    reuse_sizes(rq->reuse, bytes);
-}
-
 /* ---- health ---- */
 
 /* A full root is no failure until collections had the time to make space. */
@@ -401,8 +387,7 @@ void requests_observe(struct requests *rq, const char *tenant, struct observe_sn
     devices_read(x, rooms->devices);
     nodes_read(x, rooms->arena);
     tenants_read(x, rooms->index);
-    reuse_update(rq);
-    reuse_read(rq->reuse, &x->reuse);
+    reuse_observe(rq, &x->reuse);
     health_read(out, rq, tenant);
     out->draining = rq->draining;
 }

@@ -81,8 +81,8 @@ void read_begun(struct item_wait *iw)
     struct fair_who who = tenant_who(iw->walk->ns->tenant);
 
     if (iw->walk->r.trace) {
-        iw->span = item_on_nvme(&iw->it) ? TRACE_NVME_READ : TRACE_SHARED_READ;
-        trace_span_more(iw->walk->r.trace, iw->span);
+        iw->span = item_on_nvme(&iw->it) ? SPAN_NVME_READ : SPAN_SHARED_READ;
+        span(iw->walk->r.trace, iw->span, SPAN_MORE);
     }
     iw->large = walk_large(iw->walk);
     if (!iw->large) {
@@ -99,7 +99,8 @@ void read_ended(const struct item_wait *iw)
 {
     struct requests *rq = iw->walk->r.s->rq;
 
-    trace_less(iw->walk->r.trace, iw->span);
+    if (iw->walk->r.trace)
+        span(iw->walk->r.trace, iw->span, SPAN_LESS);
     if (!iw->large)
         return;
     rq->large_reads--;

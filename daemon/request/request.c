@@ -104,7 +104,7 @@ void request_refuse(struct request *r)
     struct requests *rq = r->s->rq;
 
     if (r->trace)
-        trace_end(&rq->trace, r->trace, UCM_WIRE_INVALID);
+        r->trace->end_cb(r->trace, UCM_WIRE_INVALID);
     deadline_disarm(rq->rooms.deadlines, &r->deadline);
     list_remove(&r->link);
     list_remove(&r->link_all);
@@ -119,11 +119,12 @@ void request_end(struct request *r, const struct ucm_error *e, const void *resul
 {
     struct session *s = r->s;
 
-    trace_more(r->trace, TRACE_ANSWER);
+    if (r->trace)
+        span(r->trace, SPAN_ANSWER, SPAN_MORE);
     if (!r->silent)
         session_reply(s, r->msgid, r->method, e, result);
     if (r->trace)
-        trace_end(&s->rq->trace, r->trace, e ? (uint32_t)e->code : 0);
+        r->trace->end_cb(r->trace, e ? (uint32_t)e->code : 0);
     r->trace = NULL;
     request_refuse(r);
     if (s->closing)

@@ -20,21 +20,8 @@ static void handle_closed_cb(uv_handle_t *handle)
 {
     struct requests *rq = handle->data;
 
-    if (--rq->handles > 0)
-        return;
     proto_buf_free(&rq->out);
-    reuse_free(rq->reuse);
     free(rq);
-}
-
-static int secrets_new(struct requests *rq)
-{
-    uint64_t seed;
-
-    if (getrandom(rq->secret, sizeof(rq->secret), 0) != sizeof(rq->secret) ||
-        getrandom(&seed, sizeof(seed), 0) != sizeof(seed))
-        return -EIO;
-    return reuse_new(seed, &rq->reuse);
 }
 
 /* How many mappings the kernel lets a process have. */
@@ -126,16 +113,14 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
 
     if (!rq)
         return -ENOMEM;
-    rc = secrets_new(rq);
+    rc = getrandom(rq->secret, sizeof(rq->secret), 0) == sizeof(rq->secret) ? 0 : -EIO;
     if (rc == 0)
         rc = uv_idle_init(rooms->loop, &rq->sweep_turn);
     if (rc != 0) {
-        reuse_free(rq->reuse);
         free(rq);
         return rc;
     }
     rq->sweep_turn.data = rq;
-    rq->handles = 1;
     rq->rooms = *rooms;
     rq->started_ms = uv_now(rooms->loop);
     list_init(&rq->sessions);
@@ -150,11 +135,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
         uv_close((uv_handle_t *)&rq->sweep_turn, handle_closed_cb);
         return rc;
     }
-    uv_prepare_init(rooms->loop, &rq->tracing.turn); /* never fails */
-    rq->tracing.turn.data = rq;
-    rq->handles++;
     proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
-    reuse_update(rq);
     *out = rq;
     return 0;
 }
@@ -164,7 +145,6 @@ void requests_free(struct requests *rq)
     assert(rq->n_sessions == 0 && rq->n_active == 0);
     audits_close(rq);
     features_close(rq);
-    uv_close((uv_handle_t *)&rq->tracing.turn, handle_closed_cb);
     uv_close((uv_handle_t *)&rq->sweep_turn, handle_closed_cb);
 }
 

@@ -157,17 +157,16 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     return s;
 }
 
-/* Runs the method. 0 or its code, with call->error. */
-static int call_run(struct call *call)
+/* As the method does. */
+static int call_run_traced(struct call *call)
 {
-    struct trace *trace = &call->s->rq->trace;
+    struct requests *rq = call->s->rq;
     int rc;
 
-    if (trace_writing(trace))
-        call_trace_begin(call);
-    rc = call->s->rq->rooms.methods[call->method](call);
+    rq->trace_cb(call);
+    rc = rq->rooms.methods[call->method](call);
     if (call->trace)
-        trace_end(trace, call->trace, (uint32_t)-rc);
+        call->trace->end_cb(call->trace, (uint32_t)-rc);
     return rc;
 }
 
@@ -199,7 +198,8 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
                       "only region.register and ring.register take descriptors");
     } else if (proto_decode(proto_method_params(call.method), env, &call.params, &call.error) ==
                    0 &&
-               call_run(&call) == 0) {
+               (s->rq->trace_cb ? call_run_traced(&call)
+                                : s->rq->rooms.methods[call.method](&call)) == 0) {
         return;
     }
     session_reply(s, env->msgid, call.method, &call.error, NULL);
@@ -211,7 +211,6 @@ static void close_cb(void *session)
     struct list *node, *next;
 
     s->closing = true;
-    tracing_session_ended(s);
     features_gone(s);
     lookups_later_end(s);
     /* stop_cb may end the request at once; none of them frees a session that has requests left. */

@@ -27,8 +27,10 @@ static void retry_cb(struct cache_retry *r)
     struct walk *w = LIST_ENTRY(r, struct walk, retry);
 
     w->yielded = w->awaits_read = false;
-    trace_set(w->r.trace, TRACE_READ_TURN, false);
-    trace_set(w->r.trace, TRACE_SLOT_WAIT, false);
+    if (w->r.trace) {
+        span(w->r.trace, SPAN_READ_TURN, SPAN_OFF);
+        span(w->r.trace, SPAN_SLOT_WAIT, SPAN_OFF);
+    }
     walk_pump(w);
 }
 
@@ -97,7 +99,8 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
         w->rooms->metrics->bypass_load_blocks += w->n_keys;
         return 0;
     }
-    trace_more(w->r.trace, TRACE_LOOKUP);
+    if (w->r.trace)
+        span(w->r.trace, SPAN_LOOKUP, SPAN_MORE);
     if (prefix)
         prefix_take(w, keys);
     else
@@ -106,7 +109,8 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
         if (w->refs[i] == 0)
             w->status[i] = UCM_BLOCK_MISS;
     view_touch(w->r.s->rq, &w->view, w->refs, w->n_keys);
-    trace_less(w->r.trace, TRACE_LOOKUP);
+    if (w->r.trace)
+        span(w->r.trace, SPAN_LOOKUP, SPAN_LESS);
     return missed;
 }
 
@@ -121,7 +125,8 @@ static void looked_cb(struct shared_lookup *k)
         w->lookup->ctx = l;
         w->lookup->done_cb = looked_cb;
     } else {
-        trace_less(w->r.trace, TRACE_SHARED_LOOKUP);
+        if (w->r.trace)
+            span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_LESS);
         l->begin_cb(w, k->keys);
     }
     shared_lookup_free(k);
@@ -136,7 +141,8 @@ void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint6
         l->begin_cb(w, keys.p);
         return;
     }
-    trace_more(w->r.trace, TRACE_SHARED_LOOKUP);
+    if (w->r.trace)
+        span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_MORE);
     w->lookup->ctx = l;
     w->lookup->done_cb = looked_cb;
 }
@@ -172,8 +178,10 @@ void walk_close(struct walk *w)
 {
     assert(w->waits_n == 0);
     w->finished = true;
-    if (w->r.trace)
-        trace_outcome(w->r.trace, keys_ok(w), w->bytes);
+    if (w->r.trace) {
+        w->r.trace->ok = keys_ok(w);
+        w->r.trace->bytes = w->bytes;
+    }
     if (w->slot_wait_ns != 0)
         slot_wait_ended(w);
     walk_release(w);
@@ -358,7 +366,8 @@ static void walk_park(struct walk *w)
         return;
     w->retry.first = w->held_bytes == 0;
     if (cache_wait_for(w->rooms->cache, &w->retry, w->most ? WAIT_OTHER : WAIT_SLOT)) {
-        trace_set(w->r.trace, TRACE_SLOT_WAIT, true);
+        if (w->r.trace)
+            span(w->r.trace, SPAN_SLOT_WAIT, SPAN_ON);
         return;
     }
     give_up(w, UCM_BLOCK_NO_ROOM);
@@ -383,7 +392,8 @@ static int item_begin(struct walk *w)
     walk_look_at(w, w->cursor, &it);
     w->awaits_read = it.p->dram != PART_DRAM_READY && read_waits(w);
     if (w->awaits_read) {
-        trace_set(w->r.trace, TRACE_READ_TURN, true);
+        if (w->r.trace)
+            span(w->r.trace, SPAN_READ_TURN, SPAN_ON);
         return 1;
     }
     return w->kind->begin(w, &it);

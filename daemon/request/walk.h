@@ -90,7 +90,7 @@ struct item_wait {
     struct walk *walk;
     struct walk_item it;
     bool large;           /* counted in rq->large_reads */
-    enum trace_kind span; /* what it reads from */
+    enum span_kind span;  /* what it reads from */
     bool building, again; /* of digests: again: what a tier had of it could not be read */
 };
 

@@ -17,18 +17,18 @@ SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 #: Rooms of features.
 FEATURES = {
     "retrieval": ["daemon/retrieval/", "kernels/sparse/", "kernels/attend/"],
-    "pool": ["daemon/request/fetch.c", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
+    "pool": ["daemon/pool/", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
     "window": ["daemon/window/", "daemon/cache/window.c", "daemon/cache/relocate.c", "daemon/arena/window*", "daemon/arena/group.c",
                "proto/window.*"],
     "encoding": ["daemon/encoding/", "kernels/encoding/", "client/lib/encoding*"],
-    "blend": ["daemon/request/load_turns.c", "daemon/device/region_rope.c", "kernels/rope/"],
+    "blend": ["daemon/blend/", "daemon/device/region_rope.c", "kernels/rope/"],
     "hints": ["daemon/hints/", "proto/hint.*"],
     "events": ["daemon/events/"],
     "encryption": ["daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c", "daemon/share/share_seed.c",
                    "daemon/share/seeds*"],
     "process roots": ["daemon/share/process*", "daemon/share/backend.c", "daemon/backend/"],
     "collection on roots": ["daemon/share/gc*"],
-    "trace": ["daemon/request/trace.c", "daemon/observe/trace.*", "daemon/observe/reuse.*"],
+    "trace": ["daemon/trace/"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh"],
     "sparse client": ["client/lib/sparse/"],
 }
@@ -37,7 +37,7 @@ FEATURES = {
 CORE = {
     "front": ["daemon/front/"],
     "requests": [f"daemon/request/{name}" for name in (
-        "internal.h", "request.*", "room.c", "answer.c", "session*.c", "registered.c", "view.*", "lookup*.c", "lease.c", "shared_lookup.c", "bypass.c",
+        "internal.h", "request.*", "spans.h", "room.c", "answer.c", "session*.c", "registered.c", "view.*", "lookup*.c", "lease.c", "shared_lookup.c", "bypass.c",
         "walk.*", "reads.c", "copies.*", "load*.c", "dump.c", "prefetch.*")],
     "cache": ["daemon/cache/"],
     "index": ["daemon/index/"],

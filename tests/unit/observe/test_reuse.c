@@ -1,5 +1,5 @@
 /* The estimate beside an exact LRU stack, on the workloads of the eviction study; -v prints both. */
-#include "daemon/observe/reuse.h"
+#include "daemon/trace/reuse.h"
 #include "tests/reference/policy_workloads.h"
 
 #include <criterion/criterion.h>

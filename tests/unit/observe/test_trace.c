@@ -1,5 +1,5 @@
-/* The ring of daemon/observe/trace.h and what gets into it. */
-#include "daemon/observe/trace.h"
+/* The ring of daemon/trace/trace.h and what gets into it. */
+#include "daemon/trace/trace.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -44,9 +44,10 @@ static void start(struct trace_choice c)
 static bool one(const char *request, const char *tenant)
 {
     struct trace_about a = about(request, tenant);
-    struct trace_request *r = trace_begin(&t, &a);
+    struct traced *r = trace_begin(&t, &a);
 
-    trace_end(&t, r, 0);
+    if (r)
+        r->end_cb(r, 0);
     return r != NULL;
 }
 
@@ -71,7 +72,7 @@ static uint32_t count(void)
 
 Test(trace, nothing_is_written_while_it_is_off)
 {
-    cr_assert_not(trace_writing(&t));
+    cr_assert_not(t.writing);
     cr_assert_not(one("a", "b"));
     cr_assert_eq(trace_next_bytes(&t), 0);
     trace_stop(&t);
@@ -81,18 +82,19 @@ Test(trace, a_record_says_what_the_request_was_and_waited_for)
 {
     struct trace_about a = about("cmpl-1", "red");
     struct trace_record record;
-    struct trace_request *r;
+    struct traced *r;
     void *memory;
 
     start(choose("", ""));
     r = trace_begin(&t, &a);
-    trace_more(r, TRACE_NVME_READ);
-    trace_more(r, TRACE_NVME_READ);
-    trace_more(r, TRACE_COPY);
-    trace_less(r, TRACE_NVME_READ);
-    trace_less(r, TRACE_NVME_READ);
-    trace_outcome(r, 2, 4096);
-    trace_end(&t, r, 6);
+    span(r, SPAN_NVME_READ, SPAN_MORE);
+    span(r, SPAN_NVME_READ, SPAN_MORE);
+    span(r, SPAN_COPY, SPAN_MORE);
+    span(r, SPAN_NVME_READ, SPAN_LESS);
+    span(r, SPAN_NVME_READ, SPAN_LESS);
+    r->ok = 2;
+    r->bytes = 4096;
+    r->end_cb(r, 6);
 
     cr_assert(take(&record, &memory));
     cr_assert_eq(record.about.request.n, 6);
@@ -103,10 +105,10 @@ Test(trace, a_record_says_what_the_request_was_and_waited_for)
     cr_assert_eq(record.ok, 2);
     cr_assert_eq(record.bytes, 4096);
     cr_assert_eq(record.n_spans, 3);
-    cr_assert_eq(record.spans[0].kind, TRACE_QUEUE);
-    cr_assert_eq(record.spans[1].kind, TRACE_NVME_READ);
+    cr_assert_eq(record.spans[0].kind, SPAN_QUEUE);
+    cr_assert_eq(record.spans[1].kind, SPAN_NVME_READ);
     cr_assert_eq(record.spans[1].n, 2);
-    cr_assert_eq(record.spans[2].kind, TRACE_COPY, "it was open and ended with the request");
+    cr_assert_eq(record.spans[2].kind, SPAN_COPY, "it was open and ended with the request");
     cr_assert_eq(record.spans[2].end_ns, record.end_ns);
     free(memory);
     cr_assert_not(take(&record, &memory));
@@ -136,13 +138,15 @@ Test(trace, a_fast_request_is_not_written_if_slow_ones_are_wanted)
     struct trace_choice c = choose("", "");
     struct trace_about a = about("", "red");
     struct trace_record record;
+    struct traced *r;
     void *memory;
 
     c.slower_ns = 1000000000;
     start(c);
     cr_assert(one("fast", "red"));
     a.arrived_ns -= c.slower_ns;
-    trace_end(&t, trace_begin(&t, &a), 0);
+    r = trace_begin(&t, &a);
+    r->end_cb(r, 0);
     cr_assert(take(&record, &memory));
     cr_assert_geq(record.end_ns - record.about.arrived_ns, c.slower_ns);
     free(memory);
@@ -153,27 +157,27 @@ Test(trace, many_spans_of_one_kind_become_one)
 {
     struct trace_about a = about("", "");
     struct trace_record record;
-    struct trace_request *r;
-    uint32_t n[TRACE_KINDS] = {0};
+    struct traced *r;
+    uint32_t n[SPAN_KINDS] = {0};
     void *memory;
 
     start(choose("", ""));
     r = trace_begin(&t, &a);
     for (int i = 0; i < 1000; i++) {
-        trace_set(r, TRACE_SLOT_WAIT, true);
-        trace_set(r, TRACE_SLOT_WAIT, true);
-        trace_set(r, TRACE_SLOT_WAIT, false);
+        span(r, SPAN_SLOT_WAIT, SPAN_ON);
+        span(r, SPAN_SLOT_WAIT, SPAN_ON);
+        span(r, SPAN_SLOT_WAIT, SPAN_OFF);
     }
-    for (int kind = 0; kind < TRACE_KINDS; kind++)
-        trace_more(r, (enum trace_kind)kind);
-    trace_end(&t, r, 0);
+    for (int kind = 0; kind < SPAN_KINDS; kind++)
+        span(r, (enum span_kind)kind, SPAN_MORE);
+    r->end_cb(r, 0);
     cr_assert(take(&record, &memory));
     cr_assert_leq(record.n_spans, TRACE_MAX_SPANS);
     for (uint32_t i = 0; i < record.n_spans; i++)
         n[record.spans[i].kind] += record.spans[i].n;
-    cr_assert_eq(n[TRACE_SLOT_WAIT], 1001);
-    for (int kind = 0; kind < TRACE_KINDS; kind++)
-        cr_assert_gt(n[kind], 0, "%s", trace_kind_name((enum trace_kind)kind));
+    cr_assert_eq(n[SPAN_SLOT_WAIT], 1001);
+    for (int kind = 0; kind < SPAN_KINDS; kind++)
+        cr_assert_gt(n[kind], 0, "%d", kind);
     free(memory);
 }
 
@@ -233,17 +237,17 @@ Test(trace, keys_come_as_they_were_sent)
 Test(trace, a_request_that_outlives_its_trace_is_not_written_into_the_next)
 {
     struct trace_about a = about("old", "red");
-    struct trace_request *r, *late;
+    struct traced *r, *late;
 
     start(choose("", ""));
     r = trace_begin(&t, &a);
     late = trace_begin(&t, &a);
     trace_end_writing(&t);
-    trace_more(r, TRACE_COPY);
-    trace_end(&t, r, 0);
+    span(r, SPAN_COPY, SPAN_MORE);
+    r->end_cb(r, 0);
     cr_assert_eq(count(), 0);
     trace_stop(&t);
     start(choose("", ""));
-    trace_end(&t, late, 0);
+    late->end_cb(late, 0);
     cr_assert_eq(count(), 0);
 }

@@ -275,7 +275,8 @@ static void fetch_finish(struct walk *w)
         if (w->status[i] == UCM_BLOCK_MISS || w->status[i] == UCM_BLOCK_FAILED)
             w->rooms->metrics->fetch_items_missed += n;
     }
-    trace_outcome(w->r.trace, items_ok, w->bytes);
+    if (w->r.trace)
+        w->r.trace->ok = items_ok; /* walk_close counted blocks */
     request_end(&w->r, NULL, &r);
 }
 

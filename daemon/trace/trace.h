@@ -1,47 +1,22 @@
 /* Tracing: what chosen requests waited for, or which keys are asked for; for one reader.
  *
- * Off, which is the default, it holds no memory, and a step of a request costs a comparison with
- * NULL. On, there is one ring of fixed size. A record that does not fit is dropped and counted, and
+ * Off, which is the default, it holds no memory. On, there is one ring of fixed size. A record that does not fit is dropped and counted, and
  * the next one that fits says how many were lost before it. Nothing waits for the reader.
  *
- * A request that may be chosen gets a struct trace_request, whose spans grow as the request moves
- * on: trace_more when something begins, trace_less when it ends. What overlaps of one kind is one
- * span with a count: 500 reads side by side are one span of 500. trace_end decides whether the
- * request is chosen and writes its record.
+ * A request that may be chosen gets a struct traced, whose spans grow as the request moves on. What overlaps of one
+ * kind is one span with a count: 500 reads side by side are one span of 500. At its end it is decided whether the
+ * request is chosen, and its record is written.
  * Times are CLOCK_MONOTONIC nanoseconds. Thread: the loop only. */
-#ifndef UCMD_OBSERVE_TRACE_H
-#define UCMD_OBSERVE_TRACE_H
+#ifndef UCMD_TRACE_TRACE_H
+#define UCMD_TRACE_TRACE_H
 
+#include "daemon/request/spans.h"
 #include "proto/messages.h"
 
 #include <stddef.h>
 
 #define TRACE_RING_MIN (UINT32_C(1) << 16)
 #define TRACE_RING_DEFAULT (UINT32_C(4) << 20)
-
-/* X(NAME, "name") */
-#define TRACE_SPANS(X)                                                                             \
-    X(QUEUE, "queue")                 /* its turn among the frames that the loop found */          \
-    X(LOOKUP, "lookup")               /* finding keys in the index */                              \
-    X(SHARED_LOOKUP, "shared lookup") /* asking the roots which keys exist */                      \
-    X(READ_TURN, "read turn")         /* a large transfer, while small ones read */                \
-    X(SLOT_WAIT, "slot wait")         /* for a slot, or for the device's queue */                  \
-    X(NVME_READ, "NVMe read")                                                                      \
-    X(SHARED_READ, "shared read")                                                                  \
-    X(COPY, "copy")                   /* at the device, with its queue and the worker's event */   \
-    X(DURABLE, "durable")             /* a dump, until it is on stable storage */                  \
-    X(BACK_PRESSURE, "back-pressure") /* a dump, until write-behind has caught up */               \
-    X(ANSWER, "answer")               /* packing and queueing it */
-
-enum trace_kind {
-#define X(NAME, text) TRACE_##NAME,
-    TRACE_SPANS(X)
-#undef X
-        TRACE_KINDS
-};
-
-/* "NVMe read" for TRACE_NVME_READ. */
-const char *trace_kind_name(enum trace_kind kind);
 
 /* A record holds so many spans; further ones extend the last of their kind. */
 #define TRACE_MAX_SPANS 40
@@ -83,8 +58,6 @@ struct trace {
     struct trace_choice choice;
 };
 
-struct trace_request;
-
 /* A record as the reader gets it. Views into memory that trace_take returns. */
 struct trace_record {
     struct trace_about about;
@@ -107,11 +80,6 @@ void trace_end_writing(struct trace *t);
 /* Off: frees the ring. Harmless when off. */
 void trace_stop(struct trace *t);
 
-static inline bool trace_writing(const struct trace *t)
-{
-    return t->writing;
-}
-
 /* Takes the oldest record, if it has at most `room` bytes in the ring. Returns false when there is
  * none. *memory is for free(); *record points into it. -ENOMEM. */
 int trace_take(struct trace *t, size_t room, void **memory, struct trace_record *record,
@@ -127,35 +95,7 @@ void trace_keys(struct trace *t, const struct trace_about *about, struct proto_b
 
 /* ---- spans ---- */
 
-/* NULL: not to be chosen, or no memory. */
-struct trace_request *trace_begin(struct trace *t, const struct trace_about *about);
-/* Notes the outcome, for trace_end. */
-void trace_outcome(struct trace_request *r, uint32_t ok, uint64_t bytes);
-/* Spans that are open end now. Frees r. code: of the answer. */
-void trace_end(struct trace *t, struct trace_request *r, uint32_t code);
-
-void trace_span_more(struct trace_request *r, enum trace_kind kind);
-void trace_span_less(struct trace_request *r, enum trace_kind kind);
-void trace_span_set(struct trace_request *r, enum trace_kind kind, bool on);
-
-/* Requests that are not traced have NULL. */
-static inline void trace_more(struct trace_request *r, enum trace_kind kind)
-{
-    if (r)
-        trace_span_more(r, kind);
-}
-
-static inline void trace_less(struct trace_request *r, enum trace_kind kind)
-{
-    if (r)
-        trace_span_less(r, kind);
-}
-
-/* For what does not overlap with itself: harmless when it is so already. */
-static inline void trace_set(struct trace_request *r, enum trace_kind kind, bool on)
-{
-    if (r)
-        trace_span_set(r, kind, on);
-}
+/* NULL: not to be chosen, or no memory. Spans that are open when it ends end then. */
+struct traced *trace_begin(struct trace *t, const struct trace_about *about);
 
 #endif

@@ -11,8 +11,8 @@
  * (docs/eviction.md) hits a little more often. `test_reuse -v` prints the error beside an exact stack.
  *
  * Memory: some 250 KiB. Loop only. */
-#ifndef UCMD_OBSERVE_REUSE_H
-#define UCMD_OBSERVE_REUSE_H
+#ifndef UCMD_TRACE_REUSE_H
+#define UCMD_TRACE_REUSE_H
 
 #include "proto/metrics.h"
 

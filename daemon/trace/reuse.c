@@ -1,4 +1,4 @@
-#include "daemon/observe/reuse.h"
+#include "daemon/trace/reuse.h"
 
 #include <assert.h>
 #include <errno.h>

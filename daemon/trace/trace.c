@@ -1,4 +1,4 @@
-#include "daemon/observe/trace.h"
+#include "daemon/trace/trace.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -19,26 +19,17 @@ struct header {
 };
 
 struct trace_request {
+    struct traced traced;
+    struct trace *trace;
     struct header h;
     uint32_t run;
-    uint32_t open[TRACE_KINDS]; /* how many of a kind are under way */
-    uint64_t since_ns[TRACE_KINDS];
-    uint32_t n[TRACE_KINDS]; /* how many the open span stands for */
+    uint32_t open[SPAN_KINDS]; /* how many of a kind are under way */
+    uint64_t since_ns[SPAN_KINDS];
+    uint32_t n[SPAN_KINDS]; /* how many the open span stands for */
     struct trace_span span[TRACE_MAX_SPANS];
     char request[UCM_MAX_REQUEST_BYTES];
     char tenant[UCM_MAX_NAME_BYTES];
 };
-
-const char *trace_kind_name(enum trace_kind kind)
-{
-    static const char *const names[] = {
-#define X(NAME, text) text,
-        TRACE_SPANS(X)
-#undef X
-    };
-
-    return names[kind];
-}
 
 uint64_t trace_now(void)
 {
@@ -233,13 +224,13 @@ void trace_keys(struct trace *t, const struct trace_about *about, struct proto_b
 
 /* ---- requests ---- */
 
-static void span_add(struct trace_request *r, enum trace_kind kind, uint64_t end_ns)
+static void span_add(struct trace_request *r, enum span_kind kind, uint64_t end_ns)
 {
     struct header *h = &r->h;
     uint32_t i = h->n_spans;
 
     /* The last places are for kinds that have none yet. */
-    if (h->n_spans >= TRACE_MAX_SPANS - TRACE_KINDS)
+    if (h->n_spans >= TRACE_MAX_SPANS - SPAN_KINDS)
         while (i > 0 && r->span[i - 1].kind != kind)
             i--;
     else
@@ -254,7 +245,44 @@ static void span_add(struct trace_request *r, enum trace_kind kind, uint64_t end
         (struct trace_span){r->since_ns[kind], end_ns, r->n[kind], (uint8_t)kind};
 }
 
-struct trace_request *trace_begin(struct trace *t, const struct trace_about *about)
+static void span_cb(struct traced *traced, enum span_kind kind, enum span_change change)
+{
+    struct trace_request *r = (struct trace_request *)traced;
+
+    if (change == SPAN_LESS || change == SPAN_OFF) {
+        if (r->open[kind] > 0 && --r->open[kind] == 0)
+            span_add(r, kind, trace_now());
+        return;
+    }
+    if (change == SPAN_ON && r->open[kind] > 0)
+        return;
+    r->n[kind]++;
+    if (r->open[kind]++ > 0)
+        return;
+    r->since_ns[kind] = trace_now();
+    r->n[kind] = 1;
+}
+
+static void end_cb(struct traced *traced, uint32_t code)
+{
+    struct trace_request *r = (struct trace_request *)traced;
+    struct trace *t = r->trace;
+    uint64_t now = trace_now();
+
+    if (t->writing && r->run == t->run && now - r->h.arrived_ns >= t->choice.slower_ns) {
+        for (int kind = 0; kind < SPAN_KINDS; kind++)
+            if (r->open[kind] > 0)
+                span_add(r, (enum span_kind)kind, now);
+        r->h.end_ns = now;
+        r->h.code = code;
+        r->h.ok = r->traced.ok;
+        r->h.moved_bytes = r->traced.bytes;
+        record_write(t, &r->h, r->span, r->request, r->tenant, NULL);
+    }
+    free(r);
+}
+
+struct traced *trace_begin(struct trace *t, const struct trace_about *about)
 {
     struct trace_request *r;
 
@@ -266,65 +294,17 @@ struct trace_request *trace_begin(struct trace *t, const struct trace_about *abo
         t->lost_now++;
         return NULL;
     }
+    r->traced.span_cb = span_cb;
+    r->traced.end_cb = end_cb;
+    r->trace = t;
     r->h = header_of(about);
     r->run = t->run;
     if (about->request.n > 0)
         memcpy(r->request, about->request.p, about->request.n);
     if (about->tenant.n > 0)
         memcpy(r->tenant, about->tenant.p, about->tenant.n);
-    r->since_ns[TRACE_QUEUE] = about->arrived_ns;
-    r->n[TRACE_QUEUE] = 1;
-    span_add(r, TRACE_QUEUE, about->began_ns);
-    return r;
-}
-
-void trace_outcome(struct trace_request *r, uint32_t ok, uint64_t bytes)
-{
-    if (!r)
-        return;
-    r->h.ok = ok;
-    r->h.moved_bytes = bytes;
-}
-
-void trace_end(struct trace *t, struct trace_request *r, uint32_t code)
-{
-    uint64_t now;
-
-    if (!r)
-        return;
-    now = trace_now();
-    if (t->writing && r->run == t->run && now - r->h.arrived_ns >= t->choice.slower_ns) {
-        for (int kind = 0; kind < TRACE_KINDS; kind++)
-            if (r->open[kind] > 0)
-                span_add(r, (enum trace_kind)kind, now);
-        r->h.end_ns = now;
-        r->h.code = code;
-        record_write(t, &r->h, r->span, r->request, r->tenant, NULL);
-    }
-    free(r);
-}
-
-void trace_span_more(struct trace_request *r, enum trace_kind kind)
-{
-    r->n[kind]++;
-    if (r->open[kind]++ > 0)
-        return;
-    r->since_ns[kind] = trace_now();
-    r->n[kind] = 1;
-}
-
-void trace_span_less(struct trace_request *r, enum trace_kind kind)
-{
-    if (r->open[kind] > 0 && --r->open[kind] == 0)
-        span_add(r, kind, trace_now());
-}
-
-void trace_span_set(struct trace_request *r, enum trace_kind kind, bool on)
-{
-    if (on == (r->open[kind] > 0))
-        return;
-    if (on)
-        trace_span_more(r, kind);
-    else
-        trace_span_less(r, kind);
+    r->since_ns[SPAN_QUEUE] = about->arrived_ns;
+    r->n[SPAN_QUEUE] = 1;
+    span_add(r, SPAN_QUEUE, about->began_ns);
+    return &r->traced;
 }

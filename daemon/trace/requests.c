@@ -1,10 +1,13 @@
-/* trace: operators see what requests wait for (daemon/observe/trace.h). One trace at a time; it ends
- * with the connection that began it. */
+/* trace: operators see what requests wait for (trace.h). One trace at a time; it ends with the connection that began it.
+ * And what more DRAM would bring (reuse.h), of all lookups. */
 #include "daemon/request/internal.h"
-#include "daemon/request/request.h"
+#include "daemon/trace/reuse.h"
+#include "daemon/trace/trace.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 /* Without limit_ms. */
 #define TRACE_LIMIT_MS 60000
@@ -16,39 +19,51 @@
 #define SPAN_ELEMENTS 9
 #define PAGE_RECORDS 512
 
+struct tracing {
+    struct requests *rq;
+    struct trace trace;
+    struct session *session; /* whose trace it is; NULL: none */
+    struct deadline limit;
+    uv_prepare_t turn;
+    uint64_t woke_ns; /* of this turn of the loop; 0: it has handled no frame yet */
+    struct reuse *reuse;
+};
+
+static struct tracing *tracing_of(const struct requests *rq)
+{
+    return rq->ext[FEATURE_TRACE];
+}
+
 /* The first frame that a turn of the loop handles shows when the loop woke up. */
 static void turn_cb(uv_prepare_t *turn)
 {
-    struct requests *rq = turn->data;
-
-    rq->tracing.woke_ns = 0;
+    LIST_ENTRY(turn, struct tracing, turn)->woke_ns = 0;
 }
 
-static void tracing_end(struct requests *rq)
+static void tracing_end(struct tracing *tg)
 {
-    trace_end_writing(&rq->trace);
-    uv_prepare_stop(&rq->tracing.turn);
-    deadline_disarm(rq->rooms.deadlines, &rq->tracing.limit);
+    trace_end_writing(&tg->trace);
+    tg->rq->trace_cb = NULL;
+    uv_prepare_stop(&tg->turn);
+    deadline_disarm(tg->rq->rooms.deadlines, &tg->limit);
 }
 
-static void tracing_stop(struct requests *rq)
+static void tracing_stop(struct tracing *tg)
 {
-    tracing_end(rq);
-    trace_stop(&rq->trace);
-    rq->tracing.session = NULL;
+    tracing_end(tg);
+    trace_stop(&tg->trace);
+    tg->session = NULL;
 }
 
 static void limit_cb(struct deadline *d)
 {
-    struct tracing *tracing = LIST_ENTRY(d, struct tracing, limit);
-
-    tracing_end(LIST_ENTRY(tracing, struct requests, tracing));
+    tracing_end(LIST_ENTRY(d, struct tracing, limit));
 }
 
-void tracing_session_ended(struct session *s)
+static void session_gone(struct session *s)
 {
-    if (s->rq->tracing.session == s)
-        tracing_stop(s->rq);
+    if (tracing_of(s->rq)->session == s)
+        tracing_stop(tracing_of(s->rq));
 }
 
 /* ---- requests ---- */
@@ -124,15 +139,15 @@ static void call_keys_trace(struct call *call, const struct trace_about *a, stru
         return; /* a later layer of the same blocks */
     for (uint32_t part = 0; part < ns->identity.parts; part++)
         bytes += ns_part_bytes(ns, part);
-    trace_keys(&call->s->rq->trace, a, keys, ns->identity.key_bytes, bytes,
+    trace_keys(&tracing_of(call->s->rq)->trace, a, keys, ns->identity.key_bytes, bytes,
                ns->identity.block_tokens,
                call->method == UCM_METHOD_LOOKUP && call->params.lookup.each);
 }
 
-void call_trace_begin(struct call *call)
+static void call_trace(struct call *call)
 {
     struct session *s = call->s;
-    struct requests *rq = s->rq;
+    struct tracing *tg = tracing_of(s->rq);
     struct trace_about a = {.method = call->method,
                             .tenant = {s->peer.tenant, (uint32_t)strlen(s->peer.tenant)},
                             .uid = (uint32_t)s->peer.uid,
@@ -140,15 +155,15 @@ void call_trace_begin(struct call *call)
                             .began_ns = call->begun_ns};
     struct proto_bin keys;
 
-    if (rq->tracing.woke_ns == 0)
-        rq->tracing.woke_ns = a.began_ns;
+    if (tg->woke_ns == 0)
+        tg->woke_ns = a.began_ns;
     if (!call_about(call, &a, &keys))
         return;
-    a.arrived_ns = rq->tracing.woke_ns;
-    if (rq->trace.choice.keys)
+    a.arrived_ns = tg->woke_ns;
+    if (tg->trace.choice.keys)
         call_keys_trace(call, &a, keys);
     else
-        call->trace = trace_begin(&rq->trace, &a);
+        call->trace = trace_begin(&tg->trace, &a);
 }
 
 /* ---- the method ---- */
@@ -175,25 +190,26 @@ static int choice_read(struct call *call, const struct msg_trace *m, struct trac
 static int tracing_start(struct call *call, const struct msg_trace *m)
 {
     struct requests *rq = call->s->rq;
+    struct tracing *tg = tracing_of(rq);
     uint64_t limit_ms = m->limit_ms ? m->limit_ms : TRACE_LIMIT_MS;
     struct trace_choice choice;
     int rc = choice_read(call, m, &choice);
 
     if (rc != 0)
         return rc;
-    if (rq->tracing.session == call->s)
-        tracing_stop(rq);
-    if (rq->tracing.session)
+    if (tg->session == call->s)
+        tracing_stop(tg);
+    if (tg->session)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
                              "process %d traces already; the daemon writes one trace at a time",
-                             (int)rq->tracing.session->peer.pid);
-    if (trace_start(&rq->trace, &choice) != 0)
+                             (int)tg->session->peer.pid);
+    if (trace_start(&tg->trace, &choice) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a trace");
-    rq->tracing.session = call->s;
-    rq->tracing.woke_ns = 0;
-    uv_prepare_start(&rq->tracing.turn, turn_cb);
-    deadline_arm(rq->rooms.deadlines, &rq->tracing.limit, uv_now(rq->rooms.loop) + limit_ms,
-                 limit_cb);
+    rq->trace_cb = call_trace;
+    tg->session = call->s;
+    tg->woke_ns = 0;
+    uv_prepare_start(&tg->turn, turn_cb);
+    deadline_arm(rq->rooms.deadlines, &tg->limit, uv_now(rq->rooms.loop) + limit_ms, limit_cb);
     audit(call->s, call->method, "keys=%d slower_us=%llu sample=%llu limit_ms=%llu", m->keys,
           (unsigned long long)m->slower_us, (unsigned long long)m->sample,
           (unsigned long long)limit_ms);
@@ -214,13 +230,19 @@ static void pack_view(msgpack_packer *pk, const char *name, struct proto_str s)
 
 static void pack_spans(msgpack_packer *pk, const struct trace *t, const struct trace_record *r)
 {
+    static const char *const names[] = {
+#define X(NAME, text) text,
+        SPANS(X)
+#undef X
+    };
+
     proto_pack_str(pk, "spans");
     msgpack_pack_array(pk, r->n_spans);
     for (uint32_t i = 0; i < r->n_spans; i++) {
         const struct trace_span *span = &r->spans[i];
 
         msgpack_pack_map(pk, 4);
-        proto_pack_text(pk, "name", trace_kind_name((enum trace_kind)span->kind));
+        proto_pack_text(pk, "name", names[span->kind]);
         proto_pack_u64(pk, "start_us", since_start_us(t, span->start_ns));
         proto_pack_u64(pk, "us", (span->end_ns - span->start_ns) / 1000);
         proto_pack_u64(pk, "count", span->n);
@@ -279,7 +301,7 @@ static uint32_t page_take(struct trace *t, void **memory, struct trace_record *r
 
 static int page_reply(struct call *call)
 {
-    struct trace *t = &call->s->rq->trace;
+    struct trace *t = &tracing_of(call->s->rq)->trace;
     void *memory[PAGE_RECORDS];
     struct trace_record records[PAGE_RECORDS];
     struct proto_builder pb;
@@ -302,7 +324,7 @@ static int page_reply(struct call *call)
 
 int method_trace(struct call *call)
 {
-    struct requests *rq = call->s->rq;
+    struct tracing *tg = tracing_of(call->s->rq);
     const struct msg_trace *m = &call->params.trace;
     int rc = 0;
 
@@ -310,12 +332,79 @@ int method_trace(struct call *call)
         return -call->error.code;
     if (m->op == UCM_TRACE_START)
         rc = tracing_start(call, m);
-    else if (rq->tracing.session != call->s)
+    else if (tg->session != call->s)
         rc = ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
                            "this connection has begun no trace; call trace with op 1 first");
     else if (m->op == UCM_TRACE_STOP)
-        tracing_end(rq);
+        tracing_end(tg);
     if (rc == 0 && (m->op == UCM_TRACE_START || m->op == UCM_TRACE_STOP))
         audit(call->s, call->method, "op=%s", m->op == UCM_TRACE_START ? "start" : "stop");
     return rc != 0 ? rc : page_reply(call);
 }
+
+/* ---- reuse ---- */
+
+static void looked_up(struct requests *rq, const struct ns *ns, const uint8_t *keys, uint32_t n)
+{
+    reuse_lookup(tracing_of(rq)->reuse, ns->id, keys, ns->identity.key_bytes, n, ns->block_bytes,
+                 uv_now(rq->rooms.loop));
+}
+
+static void sizes_tell(struct requests *rq)
+{
+    const struct request_rooms *rooms = &rq->rooms;
+    uint64_t bytes[REUSE_TIERS] = {arena_bytes_configured(rooms->arena), 0};
+
+    if (rooms->tier) {
+        struct tier_stats ts;
+
+        rooms->tier_ops->stats(rooms->tier, &ts);
+        bytes[REUSE_DRAM_NVME] = bytes[REUSE_DRAM] + ts.capacity_bytes;
+    }
+    reuse_sizes(tracing_of(rq)->reuse, bytes);
+}
+
+void reuse_observe(struct requests *rq, struct metrics_reuse *out)
+{
+    sizes_tell(rq);
+    reuse_read(tracing_of(rq)->reuse, out);
+}
+
+/* ---- the feature ---- */
+
+static int trace_open(struct requests *rq)
+{
+    struct tracing *tg = tracing_of(rq);
+    uint64_t seed;
+    int rc;
+
+    tg->rq = rq;
+    uv_prepare_init(rq->rooms.loop, &tg->turn); /* never fails */
+    if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed))
+        return -EIO;
+    rc = reuse_new(seed, &tg->reuse);
+    if (rc != 0)
+        return rc;
+    sizes_tell(rq);
+    rq->looked_up_cb = looked_up;
+    return 0;
+}
+
+static void turn_closed_cb(uv_handle_t *turn)
+{
+    free(LIST_ENTRY(turn, struct tracing, turn));
+}
+
+static void trace_close(struct requests *rq)
+{
+    struct tracing *tg = tracing_of(rq);
+
+    reuse_free(tg->reuse);
+    rq->ext[FEATURE_TRACE] = NULL; /* turn_closed_cb frees it */
+    uv_close((uv_handle_t *)&tg->turn, turn_closed_cb);
+}
+
+const struct feature trace_feature = {.requests_bytes = sizeof(struct tracing),
+                                      .open_cb = trace_open,
+                                      .close_cb = trace_close,
+                                      .session_gone_cb = session_gone};
