@@ -2,7 +2,6 @@
 
 #include "daemon/request/internal.h"
 
-/* Windows end before the chains that they name. */
 const struct feature *const daemon_features[FEATURES] = {
     [FEATURE_RETRIEVAL] = &retrieval_feature, [FEATURE_WINDOWS] = &windows_feature,
     [FEATURE_HINTS] = &hints_feature,         [FEATURE_EVENTS] = &events_feature,

@@ -4,6 +4,19 @@
 
 #include "daemon/request/feature.h"
 
+/* Windows end before the chains that they name. */
+enum feature_id {
+    FEATURE_RETRIEVAL,
+    FEATURE_WINDOWS,
+    FEATURE_HINTS,
+    FEATURE_EVENTS,
+    FEATURE_TRACE,
+};
+_Static_assert(FEATURE_TRACE + 1 == FEATURES, "each feature has a number");
+
+extern const struct feature retrieval_feature, windows_feature, hints_feature, events_feature,
+    trace_feature;
+
 extern const struct feature *const daemon_features[FEATURES];
 extern const method_fn daemon_methods[];
 

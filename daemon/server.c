@@ -8,7 +8,6 @@
 #include "daemon/base/reaper.h"
 #include "daemon/cache/cache.h"
 #include "daemon/cache/snapshot.h"
-#include "daemon/copier.h"
 #include "daemon/device/device.h"
 #include "daemon/features.h"
 #include "daemon/front/front.h"
@@ -19,7 +18,6 @@
 #include "daemon/observe/turns.h"
 #include "daemon/reload.h"
 #include "daemon/request/request.h"
-#include "daemon/retrieval/pool.h"
 #include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
 #include "daemon/tier/tier.h"
@@ -67,7 +65,6 @@ struct server {
     struct share *share; /* NULL: nothing is shared with other hosts */
     struct seal *seal;   /* NULL: nothing is encrypted */
     struct device_set *devices;
-    struct digest_pool *digests;
     struct requests *requests;
     struct front *front;
     struct observe *observe; /* NULL: nobody may look */
@@ -179,7 +176,6 @@ static void rooms_free(struct server *s)
     observe_free(s->observe);
     front_free(s->front);
     requests_free(s->requests);
-    digest_pool_free(s->digests);
     tier_stop(s);
     share_close(s->share);
     seal_close(s->seal);
@@ -451,7 +447,6 @@ static int arena_init(struct server *s, struct ucm_error *e)
     if (rc != 0)
         return rc;
     cache_arena_attach(s->cache, s->arena);
-    cache_copier_attach(s->cache, copier_copy, s->digests);
     s->reload.cache = s->cache;
     if (warm && cache_snapshot_load(s->cache, s->persist) != 0)
         log_warn("server", "snapshot-refused", "reason=\"%s\"", "no memory to take it over");
@@ -600,7 +595,7 @@ static int devices_init(struct server *s, struct ucm_error *e)
 
     if (rc == 0 && note[0])
         log_info("server", "devices", "note=\"%s\"", note);
-    return rc == 0 ? digest_pool_new(&s->loop, s->config.cpu_threads, &s->digests) : rc;
+    return rc;
 }
 
 static int front_init(struct server *s, struct ucm_error *e)
@@ -619,7 +614,6 @@ static int front_init(struct server *s, struct ucm_error *e)
         .cache = s->cache,
         .policy = s->policy,
         .devices = s->devices,
-        .digests = s->digests,
         .tier_ops = s->tier_ops,
         .tier = s->tier,
         .share = s->share,

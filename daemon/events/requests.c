@@ -1,6 +1,7 @@
 /* events, events.list, events.describe: what happens to a tenant's blocks, for who routes requests (daemon/events). */
 #include "daemon/events/events.h"
 
+#include "daemon/features.h"
 #include "daemon/request/internal.h"
 
 #include <assert.h>
@@ -472,9 +473,9 @@ static void session_gone_cb(struct session *s)
     follower_of(s)->subscriber = false;
 }
 
-static void observe_cb(struct requests *rq, struct metrics *m)
+static void observe_cb(struct requests *rq, struct exposition *x)
 {
-    m->events_bytes = limits_used(rq->rooms.limits, LIMIT_EVENTS);
+    x->metrics.events_bytes = limits_used(rq->rooms.limits, LIMIT_EVENTS);
 }
 
 const struct feature events_feature = {.requests_bytes = sizeof(struct following),

@@ -1,4 +1,5 @@
 /* hints.open: the memory in which a worker looks its namespace's keys up by itself. */
+#include "daemon/features.h"
 #include "daemon/hints/tables.h"
 #include "daemon/request/internal.h"
 
@@ -86,15 +87,15 @@ static int open_cb(struct requests *rq)
     return hint_tables_new(&config, &room->tables);
 }
 
-static void observe_cb(struct requests *rq, struct metrics *m)
+static void observe_cb(struct requests *rq, struct exposition *x)
 {
     struct hint_tables_stats stats;
 
     hint_tables_beat(tables_of(rq));
     hint_tables_stats(tables_of(rq), &stats);
-    m->hint_tables = stats.tables;
-    m->hint_bytes = stats.bytes;
-    m->hint_left_out = stats.left_out;
+    x->metrics.hint_tables = stats.tables;
+    x->metrics.hint_bytes = stats.bytes;
+    x->metrics.hint_left_out = stats.left_out;
 }
 
 static void close_cb(struct requests *rq)

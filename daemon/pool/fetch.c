@@ -264,7 +264,7 @@ static void fetch_finish(struct walk *w)
 
     if (w->bytes > 0)
         fetch_count(f);
-    region_copies_ended(f->c.region);
+    region_copies_ended(f->c.region, &f->c.link);
     walk_close(w);
     for (uint32_t i = 0; i < w->n_keys; i++) {
         uint32_t first = f->c.blocks[i], n = pieces_of(w, i);
@@ -406,7 +406,7 @@ int method_fetch(struct call *call)
         return -call->error.code;
     }
     f->c.region = region;
-    region->users++;
+    list_push_back(&region->users, &f->c.link);
     f->c.w.rooms->metrics->fetches++;
     walk_pump(&f->c.w);
     return 0;

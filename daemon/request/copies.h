@@ -27,6 +27,7 @@ struct copies {
     struct walk w;
     const struct copy_kind *kind;
     struct registered *region;
+    struct list link; /* in region->users */
     uint32_t shard, shards;
     uint32_t n_copies, jobs; /* of all items; under way */
     uint32_t *blocks; /* of each key: to where, or from where; pool/fetch.c has its own there */
@@ -84,11 +85,15 @@ void copies_stop(struct walk *w);
 /* A place for that item in an open batch of its form; 0, -EAGAIN, -ENOMEM. -EXDEV: the region can't have that form; the item
  * misses, as it would if it was not there. */
 int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out);
-/* Puts it there. rc: 0, or why there is no span; then, or if it is none that the job may touch, it ends as FAILED. */
+
+/* ---- batch.c: one batch ---- */
+
+/* For `copies` at least; a job of it moves job_shards shards of a block. NULL: no memory. */
+struct copy_batch *batch_new(struct copies *c, const struct form *form, bool coded,
+                             uint64_t job_shards, uint32_t copies);
+/* Puts an item in its place. rc: 0, or why there is no span; then, or if it is none that the job may touch, it ends as FAILED. */
 void batch_add(struct copy_batch *b, int rc, const struct span *span,
                const struct batch_item *item);
-/* Sends an open batch as a device job. False: the device's queue is full; it stays open. */
-bool batch_send(struct copy_batch **open);
 /* Submits a job of the batch's items. False: the device's queue is full. */
 bool job_submit(struct copy_batch *b, struct device_job *job,
                 void (*done_cb)(struct device_job *job, int status));

@@ -282,7 +282,7 @@ static void dump_finish(struct walk *w)
         cache_retry_cancel(&d->pressure);
         deadline_disarm(w->rooms->deadlines, &d->pressure_end);
     }
-    region_copies_ended(d->c.region);
+    region_copies_ended(d->c.region, &d->c.link);
     walk_answer(w);
 }
 

@@ -11,18 +11,12 @@
 #include <stdint.h>
 
 struct call;
-struct metrics;
 struct requests;
 struct session;
 
-enum feature_id {
-    FEATURE_RETRIEVAL,
-    FEATURE_WINDOWS,
-    FEATURE_HINTS,
-    FEATURE_EVENTS,
-    FEATURE_TRACE,
-    FEATURES,
-};
+struct exposition;
+
+#define FEATURES 5u /* daemon/features.h names them */
 
 struct feature {
     /* The sizes of its zeroed memory: requests.ext[id], session.ext[id]. 0: it needs none. */
@@ -32,8 +26,8 @@ struct feature {
     void (*stop_cb)(struct requests *rq);  /* what is under way ends soon */
     uint32_t (*active_cb)(const struct requests *rq); /* what a stop awaits, beside requests */
     void (*reload_cb)(struct requests *rq);           /* settings may have changed */
-    void (*observe_cb)(struct requests *rq,
-                       struct metrics *m); /* its gauges: once a second, and when somebody asks */
+    /* Its gauges: once a second, and when somebody asks. */
+    void (*observe_cb)(struct requests *rq, struct exposition *x);
     void (*close_cb)(struct requests *rq); /* no session is left */
     int (*session_open_cb)(
         struct session *s); /* 0 or -errno, and session_close_cb does not follow */
@@ -45,13 +39,10 @@ struct feature {
         struct session *s); /* its leases and fills have ended; its namespaces are open yet */
 };
 
-/* By enum feature_id. */
+/* By number. */
 typedef const struct feature *const feature_table[FEATURES];
 /* A method: answers, now or later, and returns 0; or sets call->error and returns its negative
  * code. By enum ucm_method. */
 typedef int (*method_fn)(struct call *call);
-
-extern const struct feature retrieval_feature, windows_feature, hints_feature, events_feature,
-    trace_feature;
 
 #endif

@@ -127,6 +127,7 @@ struct request {
     uint64_t begun_ns; /* when its frame was there */
     size_t memory;
     bool silent;          /* not answered: the rest of a request that was */
+    bool gives_back;      /* as of its call */
     struct traced *trace; /* NULL: not traced */
     /* Runs when the request is cancelled, passes its deadline, or its session closes, and possibly
      * again. Ends the request now or soon, with what was done; may end no other request. */
@@ -141,6 +142,7 @@ struct call {
     uint64_t begun_ns;
     union proto_any params; /* decoded; views die with the call */
     struct traced *trace;   /* NULL: not traced, or passed on to a struct request */
+    bool gives_back; /* set by its method: it only ends things, also while the daemon drains */
     int *fds;
     uint32_t n_fds;
     struct ucm_error error;
@@ -148,11 +150,6 @@ struct call {
 
 /* daemon/seal/keys.c: what of NVMe which keys have sealed; *out had zeroes there. */
 void keys_observe(const struct request_rooms *r, struct metrics *out);
-
-/* daemon/trace/requests.c: the hit rates that other sizes would give. */
-void reuse_observe(struct requests *rq, struct metrics_reuse *out);
-/* copies.c: since when a load, dump or prefetch waits for a slot; 0: it does not, or is another request. */
-uint64_t walk_waits_since(const struct request *r);
 
 /* answer.c, session_ns.c */
 /* Both return 0. */
@@ -230,7 +227,7 @@ void audit_blocks(const struct session *s, enum ucm_method method, const struct 
 /* request.c */
 /* A request under way: `bytes` of zeroed memory that begin with a struct request. It has `more` beside them, which count
  * as its memory. deadline_ms 0 takes the default. NULL with call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon
- * drains (unregistering is still taken). */
+ * drains (what gives back is still taken). */
 void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
                   void (*stop_cb)(struct request *r));
 /* Answers as session_reply does, and frees r, and the session if r was the last thing that a closing
@@ -309,7 +306,7 @@ struct registered {
     struct session *s;
     struct table *table;   /* of the session's regions, or of its staging rings */
     uint32_t number, name; /* in that table, and on the wire */
-    uint32_t users;        /* that copy by the region */
+    struct list users;     /* copies.link: of those that copy by the region */
     enum { REGISTERED_OPENING, REGISTERED_OPEN, REGISTERED_CLOSING } state;
     bool close_sent;
     struct device *device;
@@ -323,7 +320,8 @@ struct registered {
 };
 /* The open region that the call names, or NULL with call->error. */
 struct registered *call_region(struct call *call, uint64_t name);
-void region_copies_ended(struct registered *r);
+/* One of r->users ends. */
+void region_copies_ended(struct registered *r, struct list *user);
 /* Begins to close all regions and staging rings of a session whose requests have ended. */
 void registered_close_all(struct session *s);
 
@@ -332,9 +330,6 @@ void sweeps_init(struct requests *rq);
 
 /* reads.c */
 void walks_init(struct requests *rq);
-/* copies.c */
-/* Stops the walks that copy by the region. */
-void copies_stop_region(struct registered *r);
 
 /* method_hello, method_ns_open, ...: one file a group */
 #define M(NAME, name, text, params, result) int method_##name(struct call *call);

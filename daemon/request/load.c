@@ -130,7 +130,7 @@ static void load_finish(struct walk *w)
 
     if (w->bytes > 0)
         load_count(l);
-    region_copies_ended(l->c.region);
+    region_copies_ended(l->c.region, &l->c.link);
     if (l->lease != 0)
         lease_end(w->r.s, l->lease);
     walk_answer(w);

@@ -3,8 +3,7 @@
 #include "daemon/base/numa.h"
 #include "daemon/cache/snapshot.h"
 #include "daemon/index/policy.h"
-#include "daemon/request/internal.h"
-#include "daemon/request/request.h"
+#include "daemon/request/walk.h"
 #include "daemon/seal/seal.h"
 
 #include <assert.h>
@@ -163,13 +162,28 @@ static void tenants_read(struct exposition *x, struct index *ix)
     memcpy(x->tenant, tenants->at, tenants->n * sizeof(x->tenant[0]));
 }
 
+/* Since when a request that begins items waits for a slot; 0: it does not, or is another one. */
+static uint64_t waits_since(const struct request *r)
+{
+    switch (r->method) {
+    case UCM_METHOD_LOAD:
+    case UCM_METHOD_LOAD_PREFIX:
+    case UCM_METHOD_DUMP:
+    case UCM_METHOD_FETCH:
+    case UCM_METHOD_PREFETCH:
+        return LIST_ENTRY(r, const struct walk, r)->slot_wait_ns;
+    default:
+        return 0;
+    }
+}
+
 static void waiters_read(struct metrics *m, const struct requests *rq)
 {
     uint64_t oldest_ns = UINT64_MAX;
 
     m->slot_waiters = m->slot_wait_oldest_us = 0;
     for (const struct list *n = rq->active.next; n != &rq->active; n = n->next) {
-        uint64_t since_ns = walk_waits_since(LIST_ENTRY(n, const struct request, link_all));
+        uint64_t since_ns = waits_since(LIST_ENTRY(n, const struct request, link_all));
 
         if (since_ns == 0)
             continue;
@@ -378,16 +392,15 @@ void requests_observe(struct requests *rq, const char *tenant, struct observe_sn
     x->uptime_ms = uv_now(rooms->loop) - rq->started_ms;
     x->metrics = *rooms->metrics;
     gauges_read(&x->metrics, rooms);
-    for (unsigned id = 0; id < FEATURES; id++)
-        if (rooms->features[id]->observe_cb)
-            rooms->features[id]->observe_cb(rq, &x->metrics);
     waiters_read(&x->metrics, rq);
     tiers_read(x, rooms);
     roots_read(x, rooms->share);
     devices_read(x, rooms->devices);
     nodes_read(x, rooms->arena);
     tenants_read(x, rooms->index);
-    reuse_observe(rq, &x->reuse);
+    for (unsigned id = 0; id < FEATURES; id++)
+        if (rooms->features[id]->observe_cb)
+            rooms->features[id]->observe_cb(rq, x);
     health_read(out, rq, tenant);
     out->draining = rq->draining;
 }

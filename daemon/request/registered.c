@@ -6,7 +6,7 @@
  *      `--failed--> gone
  *
  * A region sends its close when the last walk that copies by it has ended. */
-#include "daemon/request/view.h"
+#include "daemon/request/copies.h"
 
 #include "daemon/front/peer.h"
 
@@ -147,7 +147,7 @@ static void closed_cb(struct device_job *job, int status)
 
 static void close_try(struct registered *r)
 {
-    if (r->state != REGISTERED_CLOSING || r->users > 0 || r->close_sent)
+    if (r->state != REGISTERED_CLOSING || !list_empty(&r->users) || r->close_sent)
         return;
     r->close_sent = true;
     registered_submit(r, DEVICE_CLOSE, closed_cb);
@@ -161,10 +161,23 @@ static void registered_close(struct registered *r)
     close_try(r);
 }
 
-void region_copies_ended(struct registered *r)
+void region_copies_ended(struct registered *r, struct list *user)
 {
-    if (--r->users == 0 && r->state == REGISTERED_CLOSING)
+    list_remove(user);
+    if (r->state == REGISTERED_CLOSING)
         close_try(r);
+}
+
+static void users_stop(struct registered *region)
+{
+    struct list *node, *next;
+
+    for (node = region->users.next; node != &region->users; node = next) {
+        struct request *r = &LIST_ENTRY(node, struct copies, link)->w.r;
+
+        next = node->next;
+        r->stop_cb(r);
+    }
 }
 
 static void close_all(const struct table *t)
@@ -254,6 +267,7 @@ static struct registered *registered_new(struct call *call, struct proto_str nam
     r->s = call->s;
     r->device = device;
     list_init(&r->pending);
+    list_init(&r->users);
     return r;
 }
 
@@ -438,12 +452,16 @@ struct registered *call_region(struct call *call, uint64_t name)
 /* One that closes already is awaited: NOT_FOUND would mean that its memory is free. */
 static int unregister(struct call *call, struct registered *r)
 {
-    int rc = r ? pending_start(call, &r->pending) : -call->error.code;
+    int rc;
 
+    if (!r)
+        return -call->error.code;
+    call->gives_back = true;
+    rc = pending_start(call, &r->pending);
     if (rc != 0 || r->state == REGISTERED_CLOSING)
         return rc;
     if (r->region)
-        copies_stop_region(r);
+        users_stop(r);
     registered_close(r);
     return 0;
 }

@@ -11,13 +11,6 @@ static void expired_cb(struct deadline *d)
     r->stop_cb(r);
 }
 
-static bool gives_back(enum ucm_method method)
-{
-    return method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER ||
-           method == UCM_METHOD_CHAIN_CLOSE || method == UCM_METHOD_WINDOW_UNPIN ||
-           method == UCM_METHOD_WINDOW_CLOSE;
-}
-
 /* Counts one more request, which may begin, until limit_give. 0 or -code. */
 static int request_admit(struct call *call)
 {
@@ -25,7 +18,7 @@ static int request_admit(struct call *call)
     const struct requests *rq = s->rq;
     const struct config *config = rq->rooms.config;
 
-    if (rq->draining && !gives_back(call->method))
+    if (rq->draining && !call->gives_back)
         return ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
     if (s->n_requests >= config->max_requests_conn)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
@@ -87,6 +80,7 @@ void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadlin
     r->s = s;
     r->msgid = call->msgid;
     r->method = call->method;
+    r->gives_back = call->gives_back;
     r->begun_ns = call->begun_ns;
     r->memory = bytes + more;
     r->stop_cb = stop_cb;
@@ -141,8 +135,8 @@ int method_cancel(struct call *call)
         struct request *r = LIST_ENTRY(n, struct request, link);
 
         /* Mapping and unmapping can't be stopped half way; their ends are near. */
-        if (r->msgid != m->msgid || gives_back(r->method) ||
-            r->method == UCM_METHOD_REGION_REGISTER || r->method == UCM_METHOD_RING_REGISTER)
+        if (r->msgid != m->msgid || r->gives_back || r->method == UCM_METHOD_REGION_REGISTER ||
+            r->method == UCM_METHOD_RING_REGISTER)
             continue;
         r->stop_cb(r);
         result.cancelled = true;

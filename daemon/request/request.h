@@ -40,7 +40,6 @@ struct request_rooms {
     struct cache *cache;
     struct policy *policy;
     struct device_set *devices;
-    struct digest_pool *digests;
     const struct tier_ops *tier_ops;
     struct tier *tier;
     struct share *share;

@@ -5,7 +5,6 @@
  * lease's time; then its blocks go in turns of the loop. */
 #include "daemon/request/walk.h"
 #include "daemon/retrieval/digest.h"
-#include "daemon/window/window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,9 +24,29 @@ void chain_held_add(const struct chain *ch, int64_t digests)
 
     if (digests < 0)
         limit_give(ch->s->peer.owner, LIMIT_DIGESTS, (uint64_t)-digests * bytes);
-    else /* may_hold allowed them */
+    else /* chain_may_hold allowed them */
         limit_add(ch->s->peer.owner, LIMIT_DIGESTS, (uint64_t)digests * bytes);
     rooms_of(ch)->metrics->digest_held_bytes = limits_used(rooms_of(ch)->limits, LIMIT_DIGESTS);
+}
+
+uint32_t chain_may_hold(const struct chain *ch)
+{
+    return (uint32_t)(limit_room(ch->s->peer.owner, LIMIT_DIGESTS) / chain_slot_bytes(ch));
+}
+
+void chain_hold(struct chain *ch, uint32_t at, block_ref digest)
+{
+    struct cache *c = rooms_of(ch)->cache;
+    struct span span;
+
+    if (chain_may_hold(ch) == 0 || span_part(c, digest, ch->part, &span) != 0) {
+        cache_put(c, digest, ch->part);
+        return;
+    }
+    ch->digests->at[at] = span.origin;
+    ch->blocks[at].digest = digest;
+    cache_hold(c, digest, ch->part);
+    chain_held_add(ch, 1);
 }
 
 /* ---- memory ---- */
@@ -190,7 +209,7 @@ static void chain_drain(struct chain *ch)
 {
     if (ch->users > 0 || !list_empty(&ch->retry.link))
         return;
-    if (chain_pins_end_all(ch) && blocks_drop(ch))
+    if (retrieval_of(ch->s->rq)->pins.end_cb(ch) && blocks_drop(ch))
         chain_free(ch);
     else
         (void)cache_wait_for(rooms_of(ch)->cache, &ch->retry, WAIT_TURN);
@@ -210,7 +229,7 @@ static void chain_end(struct chain *ch)
     ch->users++;
     if (ch->append)
         walk_stop_cb(&ch->append->r);
-    pin_requests_stop(ch->s, NULL, ch);
+    retrieval_of(ch->s->rq)->pins.stop_cb(ch);
     ch->users--;
     chain_drain(ch);
 }
@@ -363,6 +382,7 @@ int method_chain_close(struct call *call)
 
     if (!ch)
         return -call->error.code;
+    call->gives_back = true;
     ch->close = request_new(call, sizeof(*ch->close), 0, 0, close_stop_cb);
     if (!ch->close)
         return -call->error.code;

@@ -41,12 +41,6 @@ static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, b
     return found;
 }
 
-/* How many more digests chains may hold. */
-static uint32_t may_hold(const struct chain *ch)
-{
-    return (uint32_t)(limit_room(ch->s->peer.owner, LIMIT_DIGESTS) / chain_slot_bytes(ch));
-}
-
 /* Holds those of the digests that are in DRAM; the others are the walk's, leased. Of `found` keys
  * whose bases were just appended. */
 static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
@@ -54,7 +48,7 @@ static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
     struct chain *ch = d->chain;
     struct cache *c = d->w.rooms->cache;
     const void **memory = &ch->digests->at[ch->appended];
-    uint32_t held = cache_hold_ready(c, d->w.refs + from, found, ch->part, may_hold(ch), memory);
+    uint32_t held = cache_hold_ready(c, d->w.refs + from, found, ch->part, chain_may_hold(ch), memory);
 
     chain_held_add(ch, held);
     cache_touch(c, d->w.ns, d->w.refs + from, found);
@@ -107,28 +101,6 @@ static void append_open(struct walk *w)
         w->cursor++;
     if (w->opened < w->n_keys)
         walk_yield(w);
-}
-
-bool append_may_hold(const struct digest_walk *d)
-{
-    return may_hold(d->chain) > 0;
-}
-
-void append_hold(struct digest_walk *d, const struct walk_item *it)
-{
-    struct chain *ch = d->chain;
-    struct cache *c = d->w.rooms->cache;
-    uint32_t at = d->chain_first + it->at;
-    struct span span;
-
-    if (!append_may_hold(d) || span_part(c, it->ref, ch->part, &span) != 0) {
-        cache_put(c, it->ref, ch->part);
-        return;
-    }
-    ch->digests->at[at] = span.origin;
-    ch->blocks[at].digest = it->ref;
-    cache_hold(c, it->ref, ch->part);
-    chain_held_add(ch, 1);
 }
 
 /* ---- the answer ---- */

@@ -192,7 +192,7 @@ static void build_end(struct derived_build *b, int status)
     }
     space_unref(space);
     free(b);
-    digests_pump(rq);
+    retrieval_of(rq)->derived.ended_cb(rq);
 }
 
 static void build_count(const struct derived_build *b)
@@ -232,7 +232,7 @@ static int build_submit(struct derived_build *b)
         rc = span_fill(cache_at(space), b->fill, 0, b->shards, &to);
     b->work.job.done_cb = build_done_cb;
     if (rc == 0)
-        rc = part_build_submit(space->rq->rooms.digests, &b->work, &from, &to);
+        rc = part_build_submit(retrieval_of(space->rq)->pool, &b->work, &from, &to);
     if (rc == 0 && retrieval_of(space->rq)->derived.stopping)
         digest_job_stop(&b->work.job);
     return rc;

@@ -1,10 +1,11 @@
 /* Derived namespaces: their blocks are made of a base namespace's blocks, under the same keys.
  *
  * A build reads a part of the base block and fills the same part of the derived block, as a dump would: the
- * fill's claim makes sure that one build serves all who want it. Threads of the digest room compute. */
+ * fill's claim makes sure that one build serves all who want it. Threads of the room's pool compute. */
 #ifndef UCMD_RETRIEVAL_DERIVED_H
 #define UCMD_RETRIEVAL_DERIVED_H
 
+#include "daemon/features.h"
 #include "daemon/request/internal.h"
 #include "daemon/retrieval/pool.h"
 #include "kernels/sparse/sparse.h"
@@ -15,6 +16,7 @@ struct derived {
     struct list tenants;      /* struct derived_tenant: of spaces */
     struct list builds;       /* struct derived_build */
     bool stopping;            /* builds */
+    void (*ended_cb)(struct requests *rq); /* a build has ended: others may begin */
     struct cache_fills fills; /* of builds */
 };
 
@@ -30,9 +32,18 @@ struct digests {
     struct cache_retry published_retry;
 };
 
+/* Pins of chains' blocks: the windows' own. */
+struct chain;
+struct chain_pins {
+    void (*stop_cb)(struct chain *ch); /* requests that pin or unpin blocks of it */
+    bool (*end_cb)(struct chain *ch);  /* ends some. True: it has none left */
+};
+
 /* What the daemon has of both. */
 struct retrieval {
     struct requests *rq;
+    struct digest_pool *pool;
+    struct chain_pins pins;
     struct derived derived;
     struct digests digests;
     struct list users; /* struct user */

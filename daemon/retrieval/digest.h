@@ -25,8 +25,6 @@ int digests_init(struct requests *rq); /* 0 or -ENOMEM */
 void digests_close(struct requests *rq);
 /* Builds of published parts that have not begun are left out. */
 void digests_drop(struct requests *rq);
-/* A build ended: others may begin. */
-void digests_pump(struct requests *rq);
 /* A session begins, or ends, to want digests of what is stored. */
 void space_watch(struct derived_space *space);
 void space_unwatch(struct derived_space *space);
@@ -95,6 +93,10 @@ static inline uint64_t chain_slot_bytes(const struct chain *ch)
 }
 /* Counts digests that the chain holds; negative: less. */
 void chain_held_add(const struct chain *ch, int64_t digests);
+/* How many more it may hold. */
+uint32_t chain_may_hold(const struct chain *ch);
+/* The digest of its block `at` is in DRAM; the chain takes the caller's use of it. */
+void chain_hold(struct chain *ch, uint32_t at, block_ref digest);
 
 struct walk;
 /* chain_prefetch.c */

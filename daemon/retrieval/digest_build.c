@@ -148,7 +148,7 @@ static struct derived_tenant *turn_next(struct requests *rq)
     return NULL;
 }
 
-void digests_pump(struct requests *rq)
+static void digests_pump(struct requests *rq)
 {
     struct digests *ds = &retrieval_of(rq)->digests;
     struct derived_tenant *tenant;
@@ -203,6 +203,7 @@ int digests_init(struct requests *rq)
 {
     struct digests *ds = &retrieval_of(rq)->digests;
 
+    retrieval_of(rq)->derived.ended_cb = digests_pump;
     /* First what digests_close looks at. */
     list_init(&ds->turns);
     list_init(&ds->published_free);

@@ -102,7 +102,7 @@ static void item_take(struct digest_walk *d, const struct walk_item *it, bool bu
 {
     d->built += built;
     if (d->chain)
-        append_hold(d, it);
+        chain_hold(d->chain, d->chain_first + it->at, it->ref);
     else
         cache_put(d->w.rooms->cache, it->ref, it->part);
     if (built)
@@ -124,7 +124,7 @@ static int item_source(struct digest_walk *d, const struct walk_item *it, struct
 static bool item_barred(const struct digest_walk *d, const struct walk_item *it)
 {
     return (it->p->dram == PART_DRAM_READY && it->p->users >= PART_USERS_MAX) ||
-           (d->chain && !append_may_hold(d));
+           (d->chain && chain_may_hold(d->chain) == 0);
 }
 
 int digest_begin(struct walk *w, const struct walk_item *it)

@@ -36,10 +36,4 @@ bool digest_ready(struct walk *w, struct item_wait *iw, int status);
 bool digest_again(struct walk *w);
 void digest_no_room(struct walk *w);
 
-/* chain_append.c */
-/* False: chains hold as much as they may, so no more digests are brought. */
-bool append_may_hold(const struct digest_walk *d);
-/* The digest of the item is in DRAM, and the walk has one use of it, which the chain takes. */
-void append_hold(struct digest_walk *d, const struct walk_item *it);
-
 #endif

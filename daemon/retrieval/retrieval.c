@@ -1,4 +1,6 @@
 /* The room's door. */
+#include "daemon/features.h"
+#include "daemon/retrieval/copier.h"
 #include "daemon/retrieval/digest.h"
 
 #include <errno.h>
@@ -10,15 +12,20 @@ static int open_cb(struct requests *rq)
 {
     uint64_t arena = arena_bytes_configured(rq->rooms.arena);
     struct limits *l = rq->rooms.limits;
+    struct retrieval *of = retrieval_of(rq);
+    int rc;
 
     limits_set(l, LIMIT_CHAINS, rq->rooms.config->max_frame_memory / CHAINS_FRACTION);
     limits_set(l, LIMIT_DIGESTS, arena / REQUESTS_HELD_FRACTION);
     limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
     limits_set(l, LIMIT_BUILDS_WAITING, DIGEST_PUBLISHED_MAX);
-    retrieval_of(rq)->rq = rq;
-    list_init(&retrieval_of(rq)->users);
+    of->rq = rq;
+    list_init(&of->users);
     derived_init(rq);
-    return digests_init(rq);
+    rc = digest_pool_new(rq->rooms.loop, rq->rooms.config->cpu_threads, &of->pool);
+    if (rc == 0)
+        cache_copier_attach(rq->rooms.cache, copier_copy, of->pool);
+    return rc == 0 ? digests_init(rq) : rc;
 }
 
 static uint32_t active_cb(const struct requests *rq)
@@ -30,6 +37,7 @@ static void close_cb(struct requests *rq)
 {
     digests_close(rq);
     derived_close(rq);
+    digest_pool_free(retrieval_of(rq)->pool);
 }
 
 static int session_open_cb(struct session *s)

@@ -461,7 +461,7 @@ static void *select_new(struct call *call, const struct msg_select *m,
     struct selection *s;
     uint8_t *at;
 
-    layout_make(&l, m, checked, caps->entries, digest_pool_threads(call->s->rq->rooms.digests));
+    layout_make(&l, m, checked, caps->entries, digest_pool_threads(retrieval_of(call->s->rq)->pool));
     sr = request_new(call, l.request, l.memory, m->deadline_ms, select_stop_cb);
     if (!sr)
         return NULL;
@@ -509,7 +509,7 @@ int method_select(struct call *call)
     lists_set(&sr->s, &caps);
     sr->prefetch = (uint8_t)m->prefetch;
     sr->s.job.done_cb = select_done_cb;
-    selection_submit(rq_of(sr)->rooms.digests, &session_retrieval(call->s)->user->selections,
+    selection_submit(retrieval_of(rq_of(sr))->pool, &session_retrieval(call->s)->user->selections,
                      &sr->s, work);
     return 0;
 }

@@ -1,5 +1,6 @@
 /* trace: operators see what requests wait for (trace.h). One trace at a time; it ends with the connection that began it.
  * And what more DRAM would bring (reuse.h), of all lookups. */
+#include "daemon/features.h"
 #include "daemon/request/internal.h"
 #include "daemon/trace/reuse.h"
 #include "daemon/trace/trace.h"
@@ -364,10 +365,10 @@ static void sizes_tell(struct requests *rq)
     reuse_sizes(tracing_of(rq)->reuse, bytes);
 }
 
-void reuse_observe(struct requests *rq, struct metrics_reuse *out)
+static void trace_observe(struct requests *rq, struct exposition *out)
 {
     sizes_tell(rq);
-    reuse_read(tracing_of(rq)->reuse, out);
+    reuse_read(tracing_of(rq)->reuse, &out->reuse);
 }
 
 /* ---- the feature ---- */
@@ -407,4 +408,5 @@ static void trace_close(struct requests *rq)
 const struct feature trace_feature = {.requests_bytes = sizeof(struct tracing),
                                       .open_cb = trace_open,
                                       .close_cb = trace_close,
+                                      .observe_cb = trace_observe,
                                       .session_gone_cb = session_gone};

@@ -424,6 +424,11 @@ void pin_requests_stop(struct session *s, const struct window *w, const struct c
     }
 }
 
+void chain_pins_stop(struct chain *ch)
+{
+    pin_requests_stop(ch->s, NULL, ch);
+}
+
 /* ---- the methods ---- */
 
 static int range_check(struct call *call, const struct window *w, const struct chain *ch,
@@ -494,8 +499,10 @@ int method_window_pin(struct call *call)
 int method_window_unpin(struct call *call)
 {
     const struct msg_window_unpin *m = &call->params.window_unpin;
-    struct pin_request *q = pin_request_new(call, m->window, m->chain, m->first, m->n, 0);
+    struct pin_request *q;
 
+    call->gives_back = true;
+    q = pin_request_new(call, m->window, m->chain, m->first, m->n, 0);
     if (!q)
         return -call->error.code;
     pin_pump(q);

@@ -1,5 +1,6 @@
 /* window.open, window.release, window.close: what a connection maps, and how it gives that back. */
 #include "daemon/window/window.h"
+#include "daemon/features.h"
 
 #include "daemon/base/log.h"
 #include "daemon/base/memfd.h"
@@ -257,6 +258,7 @@ int method_window_close(struct call *call)
 
     if (!w)
         return -call->error.code;
+    call->gives_back = true;
     w->close = request_new(call, sizeof(*w->close), 0, 0, close_stop_cb);
     if (!w->close)
         return -call->error.code;
@@ -408,6 +410,7 @@ static int open_cb(struct requests *rq)
     list_init(&ws->pins);
     list_init(&ws->sweeper.link);
     ws->sweeper.retry_cb = pins_sweep_cb;
+    retrieval_of(rq)->pins = (struct chain_pins){chain_pins_stop, chain_pins_end_all};
     if (rq->rooms.arena)
         arena_window_watch(rq->rooms.arena, revoke_cb, rq);
     return 0;
@@ -432,12 +435,12 @@ static void session_close_cb(struct session *s)
     table_close(&session_windows(s)->all);
 }
 
-static void observe_cb(struct requests *rq, struct metrics *m)
+static void observe_cb(struct requests *rq, struct exposition *x)
 {
     const struct arena *a = rq->rooms.arena;
 
-    m->window_bytes = arena_window_lent(a, NULL) + arena_window_kept(a, NULL);
-    m->window_bytes_configured = arena_window_budget(a);
+    x->metrics.window_bytes = arena_window_lent(a, NULL) + arena_window_kept(a, NULL);
+    x->metrics.window_bytes_configured = arena_window_budget(a);
 }
 
 const struct feature windows_feature = {.requests_bytes = sizeof(struct windows),

@@ -11,6 +11,7 @@
 #define UCMD_WINDOW_WINDOW_H
 
 #include "daemon/arena/window.h"
+#include "daemon/features.h"
 #include "daemon/retrieval/digest.h"
 #include "daemon/window/map.h"
 #include "proto/window.h"
@@ -159,5 +160,6 @@ void pins_sweep_cb(struct cache_retry *r);
 /* Stops the requests that bring blocks into that window, or of that chain (the other one is NULL), and those that
  * end their pins. */
 void pin_requests_stop(struct session *s, const struct window *w, const struct chain *ch);
+void chain_pins_stop(struct chain *ch);
 
 #endif

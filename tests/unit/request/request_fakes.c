@@ -47,6 +47,22 @@ void conn_free(struct conn *c)
     c->freed = true;
 }
 
+struct digest_pool pool;
+
+int digest_pool_new(struct uv_loop_s *loop, unsigned threads, struct digest_pool **out)
+{
+    (void)loop;
+    (void)threads;
+    list_init(&pool.jobs);
+    *out = &pool;
+    return 0;
+}
+
+void digest_pool_free(struct digest_pool *p)
+{
+    (void)p;
+}
+
 unsigned digest_pool_threads(const struct digest_pool *p)
 {
     (void)p;

@@ -28,4 +28,6 @@ struct digest_pool {
     struct list jobs;
 };
 
+extern struct digest_pool pool; /* of the test's requests */
+
 #endif

@@ -19,7 +19,6 @@ static struct {
     uint32_t msgid;
 } door;
 
-static struct digest_pool pool;
 
 /* False: no job is under way. */
 static inline bool pool_next(void)
@@ -67,8 +66,6 @@ static inline void open_door(void)
     rooms.policy = rig.policy;
     rooms.tier_ops = &fake_ops;
     rooms.tier = &rig.tier;
-    list_init(&pool.jobs);
-    rooms.digests = &pool;
     cr_assert_eq(requests_new(&rooms, &door.requests), 0);
     door.handler = requests_handler(door.requests);
     door.session = door.handler.open_cb(door.handler.ctx, &door.conn, &peer);

@@ -75,6 +75,7 @@ static uint32_t region_open(struct ns *ns, uint32_t blocks)
     r->number = table_add(&s->regions, r);
     r->name = session_name(&s->region_names, r->number);
     list_init(&r->pending);
+    list_init(&r->users);
     rig.metrics.regions++;
     return r->name;
 }

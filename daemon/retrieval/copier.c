@@ -1,4 +1,4 @@
-#include "daemon/copier.h"
+#include "daemon/retrieval/copier.h"
 
 #include "daemon/cache/cache.h"
 #include "daemon/retrieval/pool.h"

@@ -1,7 +1,7 @@
 /* Copies within DRAM for the cache, by the threads that build digests: after those who wait for a selection, and
  * in turns with builds. Thread: the loop's. */
-#ifndef UCMD_COPIER_H
-#define UCMD_COPIER_H
+#ifndef UCMD_RETRIEVAL_COPIER_H
+#define UCMD_RETRIEVAL_COPIER_H
 
 struct cache_copy;
 
