@@ -7,9 +7,10 @@
 
 #define JOB_BYTES (32u << 20)
 
-struct copy_batch *batch_new(struct copies *c, const struct form *form, bool coded,
+struct copy_batch *batch_new(struct copies *c, const struct form *form, enum copy_way way,
                              uint64_t job_shards, uint32_t copies)
 {
+    bool coded = way == WAY_CODED;
     bool refuses = coded && c->kind->op == DEVICE_DUMP && codec_refuses(form->codec);
     uint64_t fit = JOB_BYTES / (job_shards * form->shard_bytes), most = c->kind->job_items;
     uint32_t cap;

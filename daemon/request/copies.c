@@ -164,8 +164,7 @@ static bool batch_send(struct copy_batch **open)
 int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out)
 {
     enum copy_way way = region_way(c->region->region, it->form);
-    bool coded = way == WAY_CODED;
-    struct copy_batch **open = &c->open[coded];
+    struct copy_batch **open = &c->open[way == WAY_STRAIGHT];
     uint32_t copies = c->w.kind->weight ? c->w.kind->weight(&c->w, it->at) : 1;
 
     if (way == WAY_NONE) {
@@ -183,7 +182,7 @@ int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batc
         *open = NULL;
     }
     if (!*open)
-        *open = batch_new(c, it->form, coded,
+        *open = batch_new(c, it->form, way,
                           c->region->region->pool ? 1
                           : c->steps              ? steps_shards(c)
                                                   : it->form->shards,
@@ -222,7 +221,7 @@ static bool batch_flush(struct copies *c, struct copy_batch **open)
 int copies_send(struct walk *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
-    bool sent = batch_flush(c, &c->open[1]) && batch_flush(c, &c->open[0]);
+    bool sent = batch_flush(c, &c->open[0]) && batch_flush(c, &c->open[1]);
 
     if (c->steps) {
         sent = steps_pump(c) && sent;

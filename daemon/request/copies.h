@@ -32,9 +32,9 @@ struct copies {
     uint32_t n_copies, jobs; /* of all items; under way */
     uint32_t *blocks; /* of each key: to where, or from where; pool/fetch.c has its own there */
     enum device_beside beside;
-    struct copy_batch *open[2]; /* filling up; of blocks that go straight, and of the others */
-    const uint8_t *event;       /* jobs wait for it; or NULL */
-    struct steps *steps;        /* a load that goes layer by layer, else NULL */
+    struct copy_batch *open[2];          /* filling up; of blocks that go straight last */
+    const uint8_t *event;                /* jobs wait for it; or NULL */
+    struct steps *steps;                 /* a load that goes layer by layer, else NULL */
     const struct ucm_rope_angle **turns; /* a load: n_keys tables, NULL where K stays; NULL: all */
 };
 
@@ -89,7 +89,7 @@ int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batc
 /* ---- batch.c: one batch ---- */
 
 /* For `copies` at least; a job of it moves job_shards shards of a block. NULL: no memory. */
-struct copy_batch *batch_new(struct copies *c, const struct form *form, bool coded,
+struct copy_batch *batch_new(struct copies *c, const struct form *form, enum copy_way way,
                              uint64_t job_shards, uint32_t copies);
 /* Puts an item in its place. rc: 0, or why there is no span; then, or if it is none that the job may touch, it ends as FAILED. */
 void batch_add(struct copy_batch *b, int rc, const struct span *span,

@@ -19,9 +19,6 @@
 #include "daemon/tier/tier.h"
 #include "proto/metrics.h"
 
-/* Chains hold digests in this fraction of the arena at most; those of a tenant, of what it gets of DRAM (dram.most). */
-#define REQUESTS_HELD_FRACTION 4u
-
 struct persist;
 struct requests;
 

@@ -16,7 +16,7 @@ static int open_cb(struct requests *rq)
     int rc;
 
     limits_set(l, LIMIT_CHAINS, rq->rooms.config->max_frame_memory / CHAINS_FRACTION);
-    limits_set(l, LIMIT_DIGESTS, arena / REQUESTS_HELD_FRACTION);
+    limits_set(l, LIMIT_DIGESTS, arena / TENANT_HELD_FRACTION);
     limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
     limits_set(l, LIMIT_BUILDS_WAITING, DIGEST_PUBLISHED_MAX);
     of->rq = rq;

@@ -196,3 +196,49 @@ int tenant_give(struct tenant_set *set, const char *name, const struct tenant_se
     settings_renew(set);
     return 0;
 }
+
+/* ---- bounds ---- */
+
+static uint64_t bound_of(uint64_t setting)
+{
+    return setting > 0 ? setting : UINT64_MAX;
+}
+
+/* What settings bound, besides namespaces, which the index bounds. */
+uint64_t tenant_limit(void *ctx, const char *tenant, enum limit what)
+{
+    const struct tenant_set *set = ctx;
+    const struct tenant *t = tenant_find(set, tenant);
+    const struct tenant_settings *given = t ? &t->settings : &set->defaults;
+
+    switch (what) {
+    case LIMIT_CONNECTIONS:
+        return bound_of(given->connections);
+    case LIMIT_REQUESTS:
+        return bound_of(given->requests);
+    case LIMIT_MEMORY:
+        return bound_of(given->memory);
+    case LIMIT_LEASED:
+        return bound_of(given->leased);
+    case LIMIT_DIGESTS:
+        return bound_of(given->dram_most / TENANT_HELD_FRACTION);
+    default:
+        return UINT64_MAX;
+    }
+}
+
+bool tenant_share_quota(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most)
+{
+    const struct tenant_set *set = ctx;
+    const struct tenant_settings *s = tenant ? tenant_settings_of(set, tenant) : &set->defaults;
+    bool any = s->share_guaranteed > 0 || s->share_most > 0;
+
+    for (const struct tenant *t = tenant_next(set, NULL); !tenant && !any && t;
+         t = tenant_next(set, t))
+        any = t->settings.share_guaranteed > 0 || t->settings.share_most > 0;
+    if (tenant) {
+        *guaranteed = s->share_guaranteed;
+        *most = s->share_most;
+    }
+    return any;
+}

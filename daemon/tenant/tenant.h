@@ -8,6 +8,7 @@
 #define UCMD_TENANT_TENANT_H
 
 #include "daemon/base/fair_queue.h"
+#include "daemon/base/limit.h"
 #include "daemon/base/table.h"
 #include "daemon/config/tenants.h"
 #include "daemon/observe/tenants.h"
@@ -92,6 +93,13 @@ void tenants_kept_read(struct tenant_set *set, const struct config *c);
 
 /* What a tenant of that name has, or would. */
 const struct tenant_settings *tenant_settings_of(const struct tenant_set *set, const char *name);
+
+/* Chains hold digests in this fraction of what a tenant gets of DRAM at most, and of the arena. */
+#define TENANT_HELD_FRACTION 4u
+/* For limits_settings; ctx: the set. */
+uint64_t tenant_limit(void *ctx, const char *tenant, enum limit what);
+/* For share_quotas: what the tenant has by its settings, or would; ctx: the set. False: nobody has any. */
+bool tenant_share_quota(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most);
 
 /* NULL: there is none. */
 struct tenant *tenant_find(const struct tenant_set *set, const char *name);

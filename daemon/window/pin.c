@@ -424,9 +424,14 @@ void pin_requests_stop(struct session *s, const struct window *w, const struct c
     }
 }
 
-void chain_pins_stop(struct chain *ch)
+static void chain_pins_stop(struct chain *ch)
 {
     pin_requests_stop(ch->s, NULL, ch);
+}
+
+void pins_init(struct requests *rq)
+{
+    retrieval_of(rq)->pins = (struct chain_pins){chain_pins_stop, chain_pins_end_all};
 }
 
 /* ---- the methods ---- */

@@ -410,7 +410,7 @@ static int open_cb(struct requests *rq)
     list_init(&ws->pins);
     list_init(&ws->sweeper.link);
     ws->sweeper.retry_cb = pins_sweep_cb;
-    retrieval_of(rq)->pins = (struct chain_pins){chain_pins_stop, chain_pins_end_all};
+    pins_init(rq);
     if (rq->rooms.arena)
         arena_window_watch(rq->rooms.arena, revoke_cb, rq);
     return 0;

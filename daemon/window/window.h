@@ -160,6 +160,7 @@ void pins_sweep_cb(struct cache_retry *r);
 /* Stops the requests that bring blocks into that window, or of that chain (the other one is NULL), and those that
  * end their pins. */
 void pin_requests_stop(struct session *s, const struct window *w, const struct chain *ch);
-void chain_pins_stop(struct chain *ch);
+/* Chains tell of their ends from now on. */
+void pins_init(struct requests *rq);
 
 #endif

@@ -1,0 +1,51 @@
+/* What the server owns. server.c makes it, and stop.c ends it. */
+#ifndef UCMD_ROOMS_H
+#define UCMD_ROOMS_H
+
+#include "daemon/base/deadline.h"
+#include "daemon/base/numa.h"
+#include "daemon/config/config.h"
+#include "daemon/notify.h"
+#include "daemon/observe/turns.h"
+#include "daemon/reload.h"
+#include "daemon/tier/tier.h"
+#include "proto/metrics.h"
+
+struct server {
+    uv_loop_t loop;
+    struct config config;
+    struct reload reload;
+    const char *commit; /* that the program was built from */
+    struct metrics metrics;
+    struct deadlines deadlines;
+    struct limits *limits;
+    struct reaper *reaper;
+    struct index *index;
+    struct policy *policy;
+    struct cache *cache;
+    struct numa numa; /* no nodes: nothing is placed */
+    struct arena *arena;
+    struct persist *persist; /* the persistent arena; NULL: DRAM ends with the daemon */
+    const struct tier_ops *tier_ops;
+    struct tier *tier;   /* NULL, and tier_ops too: the configuration wants no tier */
+    struct share *share; /* NULL: nothing is shared with other hosts */
+    struct seal *seal;   /* NULL: nothing is encrypted */
+    struct device_set *devices;
+    struct requests *requests;
+    struct front *front;
+    struct observe *observe; /* NULL: nobody may look */
+    struct notify notify;
+    uv_signal_t term, intr, hup;
+    uv_timer_t stop_timer;
+    struct turns turns;
+    uint64_t stop_at_ms, progress_seen;
+    /* DRAINING: requests and write-behind have until stop_at_ms. DROPPING: what is left was stopped,
+     * connections end. SNAPSHOT: the list of parts in DRAM is being written. */
+    enum { SERVING, DRAINING, DROPPING, SNAPSHOT, STOPPED } state;
+    int exit_status;
+};
+
+/* Begins to stop; the loop ends when all has. */
+void server_stop(struct server *s, int exit_status);
+
+#endif

@@ -1,0 +1,216 @@
+/* How the daemon ends: in order, and all the same where a disk or a mounted folder does not answer. */
+#include "daemon/arena/arena.h"
+#include "daemon/arena/persist.h"
+#include "daemon/base/log.h"
+#include "daemon/base/reaper.h"
+#include "daemon/cache/cache.h"
+#include "daemon/cache/snapshot.h"
+#include "daemon/device/device.h"
+#include "daemon/front/front.h"
+#include "daemon/observe/observe.h"
+#include "daemon/request/request.h"
+#include "daemon/rooms.h"
+#include "daemon/seal/seal.h"
+#include "daemon/share/share.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STOP_TICK_MS 10
+
+static void unrecorded_tell(struct server *s)
+{
+    uint64_t bytes;
+    uint32_t n = cache_ns_unrecorded(s->cache, &bytes);
+
+    if (bytes == 0)
+        return;
+    log_error("server", "namespaces-not-recorded",
+              "namespaces=%u bytes=%" PRIu64
+              ": the next start does not find what the tier has of them",
+              n, bytes);
+    if (s->exit_status == 0)
+        s->exit_status = 1;
+}
+
+/* In a signal's handler: what can't be called there is not. */
+static void sync_late_cb(int number)
+{
+    static const char text[] =
+        "ucmd: error: a disk does not answer: what was written last may not be found again\n";
+    struct pollfd err = {.fd = STDERR_FILENO, .events = POLLOUT};
+
+    (void)number;
+    log_flush();
+    /* Who stopped reading is not waited for. */
+    if (poll(&err, 1, 0) != 1 || write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
+        _exit(2); /* nobody to tell */
+    _exit(1);
+}
+
+/* The exit status says when the last writes may not be found again. */
+static void tier_stop(struct server *s)
+{
+    if (!s->tier)
+        return;
+    unrecorded_tell(s);
+    (void)signal(SIGALRM, sync_late_cb);
+    (void)alarm((unsigned)(s->config.drain_ms / 1000) + 1); /* a disk may hang, too */
+    if (s->tier_ops->sync(s->tier) != 0) {
+        log_error("server", "sync-failed", "%s", "what was written last may not be found again");
+        if (s->exit_status == 0)
+            s->exit_status = 1;
+    }
+    (void)alarm((unsigned)(s->config.drain_ms / 1000) + 1); /* the same for what closing writes */
+    s->tier_ops->close(s->tier);
+    (void)alarm(0);
+}
+
+static uint32_t server_share_busy(const struct server *s)
+{
+    return s->share ? share_busy(s->share) : 0;
+}
+
+/* A thread hangs in a mounted folder and may still write to its slot, so nothing can be freed. The tier
+ * is synced and closed in order, then the process exits. Where not even that ends the thread, it holds what is
+ * left of the process: neither memory nor locks that the next daemon wants. */
+static void *descriptors_close(void *unused)
+{
+    (void)close_range(STDERR_FILENO + 1, ~0u, 0);
+    return unused;
+}
+
+/* Lowest first: the daemon's own before those of clients, whose close() may wait. */
+static void descriptors_close_awaited(void)
+{
+    struct timespec until;
+    pthread_t thread;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    if (pthread_create(&thread, NULL, descriptors_close, NULL) == 0)
+        (void)pthread_timedjoin_np(thread, NULL, &until); /* late: the process ends all the same */
+}
+
+static void stop_beside_share(struct server *s)
+{
+    log_error("server", "share-hangs", "operations=%u", server_share_busy(s));
+    front_free(s->front);
+    requests_free(s->requests);
+    tier_stop(s);
+    arena_give_up(s->arena);
+    persist_close(s->persist); /* from here on the memory is the next daemon's */
+    descriptors_close_awaited();
+    log_flush();
+    _exit(s->exit_status);
+}
+
+static void rooms_free(struct server *s)
+{
+    if (server_share_busy(s) > 0)
+        stop_beside_share(s);
+    s->state = STOPPED;
+    observe_free(s->observe);
+    front_free(s->front);
+    requests_free(s->requests);
+    tier_stop(s);
+    share_close(s->share);
+    seal_close(s->seal);
+    device_set_free(s->devices);
+    cache_free(s->cache);
+    arena_free(s->arena);
+    persist_close(s->persist);
+    deadlines_close(&s->deadlines);
+    notify_close(&s->notify);
+    reaper_stop(s->reaper);
+    uv_close((uv_handle_t *)&s->term, NULL);
+    uv_close((uv_handle_t *)&s->intr, NULL);
+    uv_close((uv_handle_t *)&s->hup, NULL);
+    uv_close((uv_handle_t *)&s->stop_timer, NULL);
+    turns_end(&s->turns);
+}
+
+/* Nobody uses the rooms any more. After a device failed there is no snapshot: it may have written where
+ * it should not. */
+static void stop_last(struct server *s)
+{
+    if (s->persist && s->exit_status == 0 && cache_snapshot_start(s->cache, s->persist) == 0) {
+        s->state = SNAPSHOT;
+        s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms;
+        return;
+    }
+    uv_timer_stop(&s->stop_timer);
+    rooms_free(s);
+}
+
+static void snapshot_tick(struct server *s, bool late)
+{
+    if (late)
+        cache_snapshot_cut(s->cache);
+    if (!cache_snapshot_ready(s->cache))
+        return;
+    cache_snapshot_finish(s->cache);
+    uv_timer_stop(&s->stop_timer);
+    rooms_free(s);
+}
+
+static void stop_tick_cb(uv_timer_t *timer)
+{
+    struct server *s = timer->data;
+    bool late = uv_now(&s->loop) >= s->stop_at_ms;
+
+    /* Waits for write-behind too: the next start finds what was written. */
+    if (s->state == DRAINING &&
+        ((requests_active(s->requests) == 0 && cache_written(s->cache)) || late)) {
+        if (requests_active(s->requests) > 0)
+            log_warn("server", "drain-cut", "requests=%u", requests_active(s->requests));
+        requests_stop_all(s->requests);
+        cache_stop_writing(s->cache);
+        if (s->share)
+            share_stop(s->share);
+        s->state = DROPPING;
+        /* As long again for copies under way; then the daemon exits even if one never ends. */
+        s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms + 1000;
+        return;
+    }
+    if (s->state == SNAPSHOT)
+        snapshot_tick(s, late);
+    if (s->state != DROPPING)
+        return;
+    if (requests_active(s->requests) == 0)
+        front_drop_all(s->front);
+    /* Builds outlive the sessions that asked for them. */
+    if (requests_active(s->requests) == 0 && requests_sessions(s->requests) == 0 &&
+        cache_tier_busy(s->cache) == 0 && cache_moves(s->cache) == 0) {
+        if (server_share_busy(s) == 0 || share_hangs(s->share) || late)
+            stop_last(s);
+    } else if (late) {
+        log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u relocations=%u",
+                  requests_active(s->requests), requests_sessions(s->requests),
+                  cache_tier_busy(s->cache), cache_moves(s->cache));
+        log_flush();
+        _exit(s->exit_status ? s->exit_status : 1);
+    }
+}
+
+void server_stop(struct server *s, int exit_status)
+{
+    if (s->state != SERVING)
+        return;
+    s->state = DRAINING;
+    s->exit_status = exit_status;
+    notify_stopping();
+    log_info("server", "stopping", "requests=%u", requests_active(s->requests));
+    front_stop(s->front);
+    requests_drain(s->requests);
+    cache_ns_records_last(s->cache);
+    observe_publish(s->observe);
+    s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms;
+    if (uv_timer_start(&s->stop_timer, stop_tick_cb, 0, STOP_TICK_MS) != 0)
+        abort(); /* libuv: only for a closing handle */
+}
