@@ -163,10 +163,18 @@ static bool batch_send(struct copy_batch **open)
 
 int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out)
 {
-    enum copy_way way = region_way(c->region->region, it->form);
-    struct copy_batch **open = &c->open[way == WAY_STRAIGHT];
     uint32_t copies = c->w.kind->weight ? c->w.kind->weight(&c->w, it->at) : 1;
+    struct copy_batch **open = &c->open[1];
+    enum copy_way way;
 
+    /* Nearly always the batch of the item before. */
+    if (*open && (*open)->form == it->form &&
+        (*open)->job.cap_items - (*open)->job.n_items >= copies) {
+        *out = *open;
+        return 0;
+    }
+    way = region_way(c->region->region, it->form);
+    open = &c->open[way == WAY_STRAIGHT];
     if (way == WAY_NONE) {
         walk_status(&c->w, it->at, UCM_BLOCK_MISS);
         return -EXDEV;

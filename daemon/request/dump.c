@@ -111,7 +111,8 @@ static bool store_bypassed(const struct dump *d, const uint8_t *key)
 static void dump_open(struct walk *w)
 {
     struct dump *d = LIST_ENTRY(w, struct dump, c.w);
-    bool bypassed = bypass_on(w->r.s->rq, w->ns, BYPASS_STORE);
+    const struct requests *rq = w->r.s->rq;
+    bool bypassed = rq->bypasses.n > 0 && bypass_on(rq, w->ns, BYPASS_STORE);
 
     if (w->r.trace)
         span(w->r.trace, SPAN_LOOKUP, SPAN_ON);

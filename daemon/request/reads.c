@@ -56,7 +56,7 @@ bool read_waits(struct walk *w)
     struct requests *rq = w->r.s->rq;
     struct fair_who who;
 
-    if (!walk_large(w) || !bound_reached(rq) || w->kind->fills)
+    if (!walk_large(w) || !bound_reached(rq))
         return false;
     who = tenant_who(w->ns->tenant);
     cache_retry_cancel(&w->retry);

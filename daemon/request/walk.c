@@ -390,7 +390,7 @@ static int item_begin(struct walk *w)
     if (w->refs[w->cursor / w->parts] == 0)
         return 0; /* its status was set at the start, or is the key's at the end */
     walk_look_at(w, w->cursor, &it);
-    w->awaits_read = it.p->dram != PART_DRAM_READY && read_waits(w);
+    w->awaits_read = !w->kind->fills && it.p->dram != PART_DRAM_READY && read_waits(w);
     if (w->awaits_read) {
         if (w->r.trace)
             span(w->r.trace, SPAN_READ_TURN, SPAN_ON);
