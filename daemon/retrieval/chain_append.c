@@ -48,7 +48,8 @@ static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
     struct chain *ch = d->chain;
     struct cache *c = d->w.rooms->cache;
     const void **memory = &ch->digests->at[ch->appended];
-    uint32_t held = cache_hold_ready(c, d->w.refs + from, found, ch->part, chain_may_hold(ch), memory);
+    uint32_t held =
+        cache_hold_ready(c, d->w.refs + from, found, ch->part, chain_may_hold(ch), memory);
 
     chain_held_add(ch, held);
     cache_touch(c, d->w.ns, d->w.refs + from, found);

@@ -12,12 +12,12 @@
 
 /* Derived namespaces. */
 struct derived {
-    struct list spaces;       /* struct derived_space */
-    struct list tenants;      /* struct derived_tenant: of spaces */
-    struct list builds;       /* struct derived_build */
-    bool stopping;            /* builds */
+    struct list spaces;                    /* struct derived_space */
+    struct list tenants;                   /* struct derived_tenant: of spaces */
+    struct list builds;                    /* struct derived_build */
+    bool stopping;                         /* builds */
     void (*ended_cb)(struct requests *rq); /* a build has ended: others may begin */
-    struct cache_fills fills; /* of builds */
+    struct cache_fills fills;              /* of builds */
 };
 
 /* Digests of what is stored. */

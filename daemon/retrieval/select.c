@@ -461,7 +461,8 @@ static void *select_new(struct call *call, const struct msg_select *m,
     struct selection *s;
     uint8_t *at;
 
-    layout_make(&l, m, checked, caps->entries, digest_pool_threads(retrieval_of(call->s->rq)->pool));
+    layout_make(&l, m, checked, caps->entries,
+                digest_pool_threads(retrieval_of(call->s->rq)->pool));
     sr = request_new(call, l.request, l.memory, m->deadline_ms, select_stop_cb);
     if (!sr)
         return NULL;

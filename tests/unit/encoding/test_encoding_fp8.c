@@ -101,24 +101,6 @@ Test(encoding_fp8, the_stated_error_holds_and_a_second_round_changes_nothing)
         }
 }
 
-/* Each 16-bit pattern is the element of a row by itself. */
-Test(encoding_fp8, every_element_by_itself)
-{
-    for (size_t i = 0; i < 2; i++) {
-        struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_FP8, dtypes[i], 256, 256, 1);
-        struct rig_section r = rig_section(&spec, 0, 0);
-
-        for (uint32_t h = 0; h < 65536; h++)
-            memcpy(r.plain + 2 * h, &(uint16_t){(uint16_t)h}, 2);
-        ucm_encode(&spec, 0, r.plain, r.coded);
-        ucm_decode(&spec, 0, r.coded, r.again);
-        for (uint32_t row = 0; row < 65536; row++)
-            check_row(&r, row);
-        check_again(&r);
-        rig_free(&r);
-    }
-}
-
 /* Every code with every scale byte: NaN, infinities, or the product, rounded and not past the
  * largest. */
 Test(encoding_fp8, any_bytes_decode)

@@ -91,27 +91,6 @@ Test(encoding_int8, the_stated_error_holds)
         }
 }
 
-/* Each 16-bit pattern is the element of a row, or the channel of a token, by itself. */
-Test(encoding_int8, every_element_by_itself)
-{
-    for (uint32_t i = 0; i < 4; i++) {
-        bool channel = i / 2;
-        struct ucm_encoding_spec spec =
-            rig_spec(UCM_ENCODING_INT8, dtypes[i % 2], channel ? 1 : 256, channel ? 64 : 256,
-                     channel ? 1024 : 1);
-        struct rig_section r;
-
-        spec.axis = channel;
-        r = rig_section(&spec, 0, 0);
-        for (uint32_t h = 0; h < 65536; h++)
-            memcpy(r.plain + 2 * h, &(uint16_t){(uint16_t)h}, 2);
-        ucm_encode(&spec, 0, r.plain, r.coded);
-        ucm_decode(&spec, 0, r.coded, r.again);
-        check_section(&r);
-        rig_free(&r);
-    }
-}
-
 /* A channel that stands out has a scale of its own. */
 Test(encoding_int8, channels_do_not_share_a_scale)
 {

@@ -19,7 +19,6 @@ static struct {
     uint32_t msgid;
 } door;
 
-
 /* False: no job is under way. */
 static inline bool pool_next(void)
 {

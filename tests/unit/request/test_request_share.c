@@ -39,18 +39,6 @@ static struct msg_lookup_r lookup_result(uint32_t msgid)
 
 /* ---- lookups ---- */
 
-Test(request_share, what_is_here_is_answered_at_once)
-{
-    struct msg_lookup_r r;
-
-    drop(store(rig.one, 1));
-    drop(store(rig.one, 2));
-    r = lookup_result(lookup(1, 2, false, 0));
-    cr_expect(r.hits == 2 && r.dram == 2 && r.shared == 0);
-    cr_expect_eq(share.lookups, 0u);
-    cr_expect_eq(rig.metrics.lookups_waited, 0u);
-}
-
 Test(request_share, a_prefix_goes_on_where_this_host_ends)
 {
     struct msg_lookup_r r;
@@ -83,41 +71,6 @@ Test(request_share, others_are_answered_while_one_waits)
     cr_expect_null(answer_of(slow));
     lookup_ends(0);
     cr_expect_eq(lookup_result(slow).hits, 0u);
-}
-
-Test(request_share, each_key_by_itself_is_told_apart)
-{
-    struct msg_lookup_r r;
-    uint32_t id;
-
-    drop(store(rig.one, 2));
-    id = lookup(1, 4, true, 0);
-    cr_assert(share.lookup && share.lookup->each);
-    share.lookup->answers[0] = SHARE_MISSING;
-    share.lookup->answers[1] = 1; /* key 3 */
-    share.lookup->answers[2] = SHARE_UNKNOWN;
-    struct share_lookup *p = share.lookup;
-    share.lookup = NULL;
-    p->done_cb(p);
-    r = lookup_result(id);
-    cr_assert_eq(r.status.n, 4u);
-    cr_expect_eq(r.status.p[0], UCM_LOOKUP_MISS);
-    cr_expect_eq(r.status.p[1], UCM_LOOKUP_DRAM);
-    cr_expect_eq(r.status.p[2], UCM_LOOKUP_SHARED);
-    cr_expect_eq(r.status.p[3], UCM_LOOKUP_MISS, "what is not known is a miss");
-    cr_expect(r.hits == 2 && r.shared == 1);
-}
-
-Test(request_share, who_does_not_know_the_tier_is_told_nothing_of_it)
-{
-    struct msg_lookup m = {.ns = rig.one->id, .keys = chain(1, 1), .each = true};
-    struct msg_lookup_r r;
-    uint32_t id = call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
-
-    lookup_ends(1);
-    r = lookup_result(id);
-    cr_expect_eq(r.status.p[0], UCM_LOOKUP_NVME);
-    cr_expect_eq(r.shared, 0u);
 }
 
 Test(request_share, the_wait_is_the_callers_or_the_configs_whichever_is_sooner)
@@ -326,37 +279,6 @@ static uint32_t prefetch(uint64_t first, uint32_t n)
     struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(first, n)};
 
     return call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
-}
-
-Test(request_share, a_prefetch_brings_what_other_hosts_hold)
-{
-    struct msg_blocks_r r;
-    uint32_t id;
-
-    peer_stores(rig.one, 1, 1);
-    peer_stores(rig.one, 2, 1);
-    id = prefetch(1, 3);
-    lookup_ends(2);
-    cr_expect_null(answer_of(id));
-    while (share.n_pending > 0)
-        fake_share_next(&share, 0);
-    result_of(id, &proto_blocks_r, &r);
-    cr_assert_eq(r.status.n, 3u);
-    cr_expect(r.status.p[0] == UCM_BLOCK_OK && r.status.p[1] == UCM_BLOCK_OK);
-    cr_expect_eq(r.status.p[2], UCM_BLOCK_MISS);
-    cr_expect(cache_in_dram(rig.cache, find(rig.one, 1)));
-}
-
-Test(request_share, what_is_gone_when_it_is_read_is_a_miss)
-{
-    struct msg_blocks_r r;
-    uint32_t id = prefetch(1, 1);
-
-    lookup_ends(1);
-    fake_share_next(&share, 0);
-    result_of(id, &proto_blocks_r, &r);
-    cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
-    cr_expect_eq(index_blocks(rig.index), 0u);
 }
 
 Test(request_share, a_prefetch_that_is_stopped_while_it_asks_moves_nothing)
