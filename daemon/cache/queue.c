@@ -225,7 +225,8 @@ void cache_writes_unstall(struct cache *c)
             cache_write_unstall(c, to, queue_pop_last(&c->write[to].stalled));
     list_splice_front(&c->durables.waiting, &c->durables.stalled);
     cache_released(c);
-    cache_wake(c, CHORE_WRITE_NVME); /* and durable parts */
+    if (!list_empty(&c->durables.waiting))
+        cache_wake(c, CHORE_WRITE_NVME);
 }
 
 void cache_writes_seeded(struct cache *c)
