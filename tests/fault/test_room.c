@@ -10,7 +10,7 @@ static struct worker w;
 /* 64 MiB of arena, blocks of 256 KiB: 256 slots. */
 static void open_host(bool nvme)
 {
-    host = (struct host){.nvme = nvme};
+    host = (struct host){.nvme = nvme, .sets = {"arena.size=64MiB"}};
     host_start(&host);
     worker_open(&w, &host, &(struct worker_options){.shard_bytes = 65536});
     arena_wait(w.client);

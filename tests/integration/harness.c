@@ -52,7 +52,7 @@ static void host_exec(const struct host *h)
     snprintf(socket, sizeof(socket), "socket=%s", h->socket);
     snprintf(nvme, sizeof(nvme), "nvme.paths=%s", h->dir);
     const char *fixed[] = {socket,
-                           "arena.size=64MiB",
+                           "arena.size=16MiB",
                            "arena.extent=1MiB",
                            "device.cuda=off",
                            "shutdown.drain=20s", /* what is written by then is there later */

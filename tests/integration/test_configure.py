@@ -104,7 +104,7 @@ class Get(Configured):
                  "source": "file", "where": self.daemon.config + ":2"}
         self.assertEqual(self.key("log.level"), level)
         self.assertEqual((self.key("nvme.pressure")["source"], self.key("nvme.pressure")["changed"]), ("default", False))
-        self.assertEqual((self.key("arena.size")["source"], self.key("arena.size")["value"]), ("command line", "64MiB"))
+        self.assertEqual((self.key("arena.size")["source"], self.key("arena.size")["value"]), ("command line", "16MiB"))
         self.reload("\n\nlog:\n  level: error\nnvme:\n  depth: 16\n")
         self.assertEqual(self.key("log.level"), dict(level, value="error", where=self.daemon.config + ":4"))
         depth = self.key("nvme.depth")
@@ -132,7 +132,7 @@ class Get(Configured):
         self.addCleanup(daemon.stop)
         keys = {key["key"]: (key["value"], key["where"]) for key in Client(daemon).call("config.get")["keys"]}
         self.assertEqual(keys["log.level"], ("debug", "UCMD_LOG_LEVEL"))
-        self.assertEqual((keys["nvme.depth"], keys["arena.size"]), (("9", "UCMD_NVME_DEPTH"), ("64MiB", "--set")))
+        self.assertEqual((keys["nvme.depth"], keys["arena.size"]), (("9", "UCMD_NVME_DEPTH"), ("16MiB", "--set")))
         daemon.configure("log:\n  level: error\n")
         self.assertEqual(Client(daemon).call("config.reload")["changes"], [])
         for variable, says in (("UCMD_ARENA_SISE=1GiB", "UCMD_ARENA_SISE: .* did you mean UCMD_ARENA_SIZE"),

@@ -41,7 +41,7 @@ static void open_keep(bool nvme)
     snprintf(keep, sizeof(keep), "/dev/shm/ucm-keep-XXXXXX");
     cr_assert(mkdtemp(keep), "no /dev/shm?");
     snprintf(keep_set, sizeof(keep_set), "arena.keep=%s", keep);
-    host = (struct host){.nvme = nvme, .sets = {keep_set}};
+    host = (struct host){.nvme = nvme, .sets = {"arena.size=64MiB", keep_set}};
     host_start(&host);
     worker_open(&w, &host, &(struct worker_options){0});
     arena_wait(w.client);
@@ -129,7 +129,7 @@ Test(keep, a_restart_is_no_use_of_a_block)
     open_keep(true);
     worker_leave();
     cr_assert_eq(host_stop(&host), 0);
-    host.sets[1] = "nvme.admission=reuse";
+    host.sets[2] = "nvme.admission=reuse";
     start_again();
     worker_store(&w, 0, BLOCKS);
     cr_expect_eq(metric(w.client, "nvme_write_refused"), BLOCKS);
@@ -216,7 +216,7 @@ Test(keep, restarts_in_a_hurry_lose_nothing)
         worker_store(&w, i * BLOCKS, BLOCKS);
     worker_leave();
     stop_clean(&host);
-    host.sets[1] = "shutdown.drain=0s";
+    host.sets[2] = "shutdown.drain=0s";
     for (unsigned i = 0; i < 10; i++) {
         host_restart_at_once(&host);
         stop_clean(&host);
@@ -343,13 +343,13 @@ Test(keep, a_damaged_manifest_is_a_cold_start)
 static void stop_and_resize(struct host *h)
 {
     stop_clean(h);
-    h->sets[1] = h->sets[1] ? NULL : "arena.size=65MiB";
+    h->sets[2] = h->sets[2] ? NULL : "arena.size=65MiB";
 }
 
 static void stop_and_reextend(struct host *h)
 {
     stop_clean(h);
-    h->sets[1] = h->sets[1] ? NULL : "arena.extent=2MiB";
+    h->sets[2] = h->sets[2] ? NULL : "arena.extent=2MiB";
 }
 
 Test(keep, another_arena_is_a_cold_start)

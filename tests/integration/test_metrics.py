@@ -53,7 +53,7 @@ def families(text):
 class Exposition(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.daemon = start()
+        cls.daemon = start(**{"arena.size": "64MiB"})
         replay(cls.daemon.socket, requests=300)
 
     @classmethod

@@ -235,7 +235,7 @@ class Plan(unittest.TestCase):
         self.addCleanup(daemon.stop)
         holds = self.json(socket=daemon.socket)["holds"]
         self.assertTrue(holds["from_daemon"])
-        self.assertEqual(holds["dram_bytes"], 64 << 20)
+        self.assertEqual(holds["dram_bytes"], 16 << 20)
         self.assertGreater(holds["nvme_bytes"], 200 << 20)
         self.assertIn("The daemon here:", self.plan(self.config, socket=daemon.socket).stdout)
 

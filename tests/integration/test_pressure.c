@@ -14,7 +14,8 @@ static const struct worker_options options = {.shard_bytes = 128 << 10, .blocks 
 
 static void open_host(const char *pressure, const char *wait)
 {
-    host = (struct host){.nvme = true, .sets = {"nvme.backlog=1MiB", pressure, wait}};
+    host = (struct host){.nvme = true,
+                         .sets = {"arena.size=64MiB", "nvme.backlog=1MiB", pressure, wait}};
     host_start(&host);
     worker_open(&w, &host, &options);
     arena_wait(w.client);

@@ -77,7 +77,7 @@ class Session(Case):
 
 
 class Frames(Case):
-    options = {"nvme": False, "request.handshake": "1s"}
+    options = {"nvme": False, "arena.size": "64MiB", "request.handshake": "1s"}
 
     def closes(self, data, msgid=None, code=INVALID, fds=()):
         """Sends what breaks the protocol; expects the error as the page says, and the end."""

@@ -13,6 +13,8 @@ from second_client import INVALID, NOT_FOUND, OK, keys, u32
 
 
 class Selections(Retrieval):
+    options = {"arena.size": "64MiB"}
+
     def expected(self, name, kv, layer, q, reduce="max", heads="per_head"):
         spec = spec_of(name)
         raw = methods.score(spec, methods.build(spec, kv[:, layer, 0], kv[:, layer, 1]), q.astype(np.float32))

@@ -186,7 +186,7 @@ class Turns(Stopping, Case):
 class AtOnce(Stopping, Case):
     """What comes due for many connections of one tenant in one moment is done in that tenant's turns."""
     connections, blocks, handshake_s = 200, 16384, 3
-    options = {"nvme": False, "request.handshake": f"{handshake_s}s", "events.memory": "64MiB"}
+    options = {"nvme": False, "arena.size": "64MiB", "request.handshake": f"{handshake_s}s", "events.memory": "64MiB"}
 
     def setUp(self):
         self.operator = self.client()
