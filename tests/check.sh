@@ -17,8 +17,8 @@ python3=/usr/bin/python3
 [ -x "$python3" ] || python3=python3
 passed=0 failed=0 skipped=0
 failures=()
-# What is installed is made there, and by users.
-plain=build fatbins=build/fatbin
+# What is installed is made there, and by users; or what make's BUILD names.
+plain=${BUILD:-build} fatbins=build/fatbin
 
 # ---- counting ----
 
@@ -73,7 +73,7 @@ without_kernels() {
     [ ! -e /dev/nvidiactl ] || return 0
     files=$("${make[@]}" -s FATBINS=build/no-kernels list-fatbins)
     [ -n "$files" ] || return 0
-    plain=build/plain fatbins=build/no-kernels
+    plain=$plain/plain fatbins=build/no-kernels
     mkdir -p "$fatbins"
     # shellcheck disable=SC2086
     "${make[@]}" -sq FATBINS="$fatbins" fatbins 2>/dev/null || touch $files

@@ -82,8 +82,15 @@ fuzz-live: setup ## tenants of daemons under AddressSanitizer look for each othe
 	+@$(SUBMAKE) -s BUILD=build/clang FATBINS=build/fatbin 'CC=$(CLANG)' SAN=address,undefined,fuzzer-no-link 'CFLAGS=-O1 -g1' build/clang/san-address/ucmd
 	UCMD=build/clang/san-address/ucmd /usr/bin/python3 -B tests/fuzz/live/fuzz_live.py --seconds $(or $(SECONDS_LONG),600) --seed $(or $(SEED),0) --jobs $(JOBS)
 
-# Functions are counted in a daemon without CUDA, in a folder of its own. gcc knows less of kernels that are counted.
-SHAPE_BUILD := BUILD=$(BUILD)/shape NVCC= CFLAGS='-O0 -fno-inline --coverage -Wno-maybe-uninitialized' LDFLAGS=--coverage
+# gcc knows less of kernels that are counted.
+COUNTED := --coverage -Wno-maybe-uninitialized
+coverage: setup-check ## lines and branches that check-plain runs with all long suites, by folder (FILES=yes: by file)
+	@mkdir -p $(BUILD)/coverage && find $(BUILD)/coverage -name '*.gcda' -delete
+	-+@$(SUBMAKE) BUILD=$(BUILD)/coverage LONG='$(TOPICS)' CFLAGS='-O0 -g $(COUNTED)' LDFLAGS=--coverage check-plain
+	@/usr/bin/python3 -B tests/coverage.py $(BUILD)/coverage $(if $(FILES),--files)
+
+# Functions are counted in a daemon without CUDA, in a folder of its own.
+SHAPE_BUILD := BUILD=$(BUILD)/shape NVCC= CFLAGS='-O0 -fno-inline $(COUNTED)' LDFLAGS=--coverage
 shape: setup-build ## the tree's measures: what a request runs, who knows which feature, circles of files, sizes
 	+@$(SUBMAKE) -s all
 	+@$(SUBMAKE) -s $(SHAPE_BUILD) $(BUILD)/shape/ucmd
@@ -208,5 +215,5 @@ list-fatbins:
 list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
-.PHONY: check check-plain check-long check-asan check-tsan check-kill check-hosts check-mooncake check-system check-chroot bench-gate fuzz fuzz-live shape lint \
+.PHONY: check check-plain check-long check-asan check-tsan check-kill check-hosts check-mooncake check-system check-chroot bench-gate fuzz fuzz-live coverage shape lint \
         build-tests build-daemon test-tools build-fuzz list-tests list-fuzz list-fatbins

@@ -1,0 +1,50 @@
+"""Lines and branches that tests ran, by folder: of the objects below a folder, which gcc counts with --coverage.
+
+    python3 tests/coverage.py build/coverage [--files]
+
+What runs in a process that is killed, or may not write, counts as not run.
+"""
+
+import collections
+import glob
+import json
+import os
+import subprocess
+import sys
+
+AT_ONCE = 100
+
+
+def counts(folder):
+    """{(file, line, branch): times}, with None for the line itself; what several objects have of a file is one."""
+    found = glob.glob(os.path.join(folder, "**/obj/**/*.gcno"), recursive=True)
+    merged = collections.Counter()
+    for at in range(0, len(found), AT_ONCE):
+        objects = [os.path.abspath(path) for path in found[at:at + AT_ONCE]]
+        out = subprocess.run(["gcov", "--branch-probabilities", "--json-format", "--stdout", *objects],
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
+        for report in map(json.loads, out.splitlines()):
+            for file in report["files"]:
+                name = os.path.relpath(os.path.join(report["current_working_directory"], file["file"]))
+                if not name.startswith(("daemon/", "client/", "proto/", "kernels/")):
+                    continue
+                for line in file["lines"]:
+                    merged[name, line["line_number"], None] += line["count"]
+                    for branch, taken in enumerate(line["branches"]):
+                        merged[name, line["line_number"], branch] += taken["count"]
+    return merged
+
+
+def main(folder, *options):
+    rooms = collections.defaultdict(lambda: [0] * 4)
+    for (name, _line, branch), times in counts(folder).items():
+        kind = 0 if branch is None else 2
+        for room in (name if options else os.path.dirname(name), "all"):
+            rooms[room][kind] += 1
+            rooms[room][kind + 1] += times > 0
+    print(f"{'':<36}{'lines':>7}{'run':>9}{'branches':>10}{'taken':>9}")
+    for room, (lines, run, branches, taken) in sorted(rooms.items(), key=lambda item: (item[0] == "all", item[0])):
+        print(f"{room:<36}{lines:>7}{100 * run / max(lines, 1):>8.1f}%{branches:>10}{100 * taken / max(branches, 1):>8.1f}%")
+
+
+main(*sys.argv[1:])
