@@ -112,7 +112,7 @@ $(patsubst %,$O/obj/tests/unit/%.o,$(addprefix sparse/test_,attend attend_stop) 
     override CFLAGS += -O1
 
 # The daemon with the kill points that tests/fault/test_kill.c asks for; never installed.
-KILL_OBJ := $(patsubst %.c,$O/obj/kill/%.o,$(shell grep -lsw KILL_POINT $(DAEMON_SRC)))
+KILL_OBJ := $(patsubst %.c,$O/obj/kill/%.o,$(shell grep -lsw KILL_POINT $(DAEMON_SRC) $(WIRE_SRC)))
 $O/obj/kill/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,CC)

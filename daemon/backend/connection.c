@@ -331,12 +331,6 @@ const struct wire_hello *ucm_backend_hello(const struct ucm_backend *b)
     return &b->hello;
 }
 
-void *ucm_backend_buffer(const struct ucm_backend *b, uint64_t *bytes)
-{
-    *bytes = b->hello.buffer;
-    return b->buffer;
-}
-
 enum wire_status ucm_backend_status(int error)
 {
     switch (error) {

@@ -49,8 +49,6 @@ struct ucm_backend_about {
 
 /* What the daemon said in its hello. Valid until ucm_backend_close. */
 const struct wire_hello *ucm_backend_hello(const struct ucm_backend *b);
-/* The whole buffer: for libraries that want its memory registered. */
-void *ucm_backend_buffer(const struct ucm_backend *b, uint64_t *bytes);
 
 /* Takes the socket that the daemon passed, waits for its hello, and answers it. 0 or -errno; -EPROTO: what
  * came is no hello of this protocol. */

@@ -16,7 +16,6 @@
 
 #define SEAL_KEY_BYTES 32u
 #define SEAL_TAG_BYTES 16u
-#define SEAL_SALT_BYTES 24u
 #define SEAL_ID_BYTES 8u
 #define SEAL_CONTEXT_MAX 256u
 

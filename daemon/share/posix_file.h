@@ -3,7 +3,7 @@
 #ifndef UCMD_SHARE_POSIX_FILE_H
 #define UCMD_SHARE_POSIX_FILE_H
 
-#include "daemon/backend/uncached.h"
+#include "daemon/backend/folder.h"
 #include "daemon/share/backend.h"
 
 /* After share_op_resolve. bounce: not used by anybody else meanwhile. Returns the status for op->done_cb. */

@@ -58,7 +58,7 @@ CORE = {
 DOORS = {
     "daemon/cuda/cuda.h": "GPUs are devices; daemon/cuda/none.c has it in a build without CUDA",
     "daemon/seal/seal.h": "the tag belongs to the format of a record, and the key to its namespace",
-    "daemon/backend/uncached.h": "a folder is read beside the page cache, in the daemon and in a process",
+    "daemon/backend/folder.h": "what is done in a folder, by threads of the daemon and in a process",
     "kernels/encoding/encoding.h": "a form says which codec its shards have (base/form.h), and a device runs it",
     "kernels/rope/rope.h": "a copy says how far it turns K",
 }

@@ -284,11 +284,3 @@ int nfs_conn_want(struct nfs *n)
     nfs_conn_settle(n);
     return c->state == NFS_DOWN ? c->refused : 0;
 }
-
-void nfs_conn_close(struct nfs *n)
-{
-    n->conn.state = NFS_DOWN;
-    rpc_close(&n->conn);
-    if (n->conn.addresses)
-        freeaddrinfo(n->conn.addresses);
-}

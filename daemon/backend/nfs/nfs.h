@@ -240,7 +240,6 @@ void nfs_conn_drop(struct nfs *n, int error, const char *said);
 void nfs_conn_settle(struct nfs *n);
 /* Each tick: is the server silent? */
 void nfs_conn_watch(struct nfs *n);
-void nfs_conn_close(struct nfs *n);
 
 /* ---- task.c ---- */
 

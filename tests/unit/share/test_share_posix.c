@@ -74,6 +74,38 @@ static void root_with_unreadable_files(struct contract *c)
 
 SHARE_CONTRACT(share_posix, folder_begin, folder_end)
 
+/* ---- what is durable ---- */
+
+static atomic_uint folders_synced;
+
+int fsync(int fd)
+{
+    struct stat st;
+
+    folders_synced += fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
+    return (int)syscall(SYS_fsync, fd);
+}
+
+/* A file that is synced is lost all the same where its name is not. */
+static void names_synced(struct contract *c)
+{
+    uint8_t *data = contract_data(5000, 1);
+    struct contract_op o = {.op = contract_of(SHARE_WRITE, 1, data, 5000)};
+
+    cr_assert_eq(contract_run(c, &o), 0);
+    cr_assert_eq(folders_synced, 0);
+    o.op = contract_of(SHARE_WRITE, 2, data, 5000);
+    o.op.sync = true;
+    cr_assert_eq(contract_run(c, &o), 0);
+    cr_assert_eq(folders_synced, 1);
+    free(data);
+}
+
+Test(share_posix, a_synced_write_syncs_the_name)
+{
+    contract_case(folder_begin, folder_end, names_synced);
+}
+
 /* ---- the page cache ---- */
 
 /* What a file system refuses: O_DIRECT itself, or the first transfer with it, as one that wants another alignment does. */

@@ -1,0 +1,347 @@
+#include "daemon/backend/folder.h"
+
+#include "daemon/base/kill_point.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define ATTEMPTS 3u /* of a call whose folder or file another host removes */
+#define NEW_FILE (O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC)
+#define NAME_BYTES 256u /* of one folder */
+
+static uint64_t mtime_ns(const struct stat *st)
+{
+    uint64_t s = st->st_mtim.tv_sec > 0 ? (uint64_t)st->st_mtim.tv_sec : 0;
+
+    if (s >= UINT64_MAX / 1000000000u)
+        return UINT64_MAX;
+    return s * 1000000000u + (uint64_t)st->st_mtim.tv_nsec;
+}
+
+/* ---- folders ---- */
+
+static int root_open(const char *path)
+{
+    int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+    return fd >= 0 ? fd : errno == ENOENT ? -ENODEV : -errno;
+}
+
+/* -EBADMSG: something else has its name. */
+static int below_open(int parent, const char *name, bool make)
+{
+    int fd;
+
+    if (make && mkdirat(parent, name, 0700) < 0 && errno != EEXIST)
+        return -errno;
+    fd = openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0)
+        return fd;
+    /* EBADMSG of the file system: it can't read the folder. */
+    return errno == EBADMSG ? -EIO : errno == ENOTDIR || errno == ELOOP ? -EBADMSG : -errno;
+}
+
+/* Makes what is missing if `make`. -ENOTDIR: a folder above the bucket is none, which says nothing about a file. */
+static int bucket_open(const char *root, const char *bucket, bool make)
+{
+    int fd = root_open(root);
+
+    while (fd >= 0 && *bucket) {
+        size_t n = strcspn(bucket, "/");
+        char name[NAME_BYTES];
+        int above = fd;
+
+        snprintf(name, sizeof(name), "%.*s", (int)n, bucket);
+        bucket += n + (bucket[n] == '/');
+        fd = below_open(above, name, make);
+        close(above);
+        if (fd == -EBADMSG && *bucket)
+            fd = -ENOTDIR;
+    }
+    return fd;
+}
+
+/* ---- one file ---- */
+
+static bool fits(const struct folder_file *f, const struct stat *st)
+{
+    return S_ISREG(st->st_mode) && (uint64_t)st->st_size == f->bytes;
+}
+
+static int find(struct folder_file *f, int folder)
+{
+    struct stat st;
+
+    if (fstatat(folder, f->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return -errno;
+    return fits(f, &st) ? 0 : -EBADMSG;
+}
+
+static int read_all(struct folder_file *f, int folder)
+{
+    /* O_NONBLOCK: a FIFO may lie there. */
+    int fd = openat(folder, f->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int err = -EBADMSG;
+    struct stat st;
+
+    if (fd < 0) /* a link, a socket, a device without a driver */
+        return errno == ELOOP || errno == ENXIO || errno == ENODEV ? -EBADMSG : -errno;
+    if (fstat(fd, &st) < 0)
+        err = -errno;
+    else if (fits(f, &st))
+        err = uncached_read(fd, f->pieces, f->n, f->bounce);
+    if (err == UNCACHED_SHORT)
+        err = -EBADMSG;
+    close(fd); /* nothing was written: it can't lose anything */
+    if (err == 0)
+        f->mtime_ns = mtime_ns(&st);
+    return err;
+}
+
+/* Not all file systems sync folders. */
+static int folder_sync(int folder)
+{
+    int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), err;
+
+    if (fd < 0)
+        return -errno;
+    err = fsync(fd) < 0 && errno != EINVAL ? -errno : 0;
+    close(fd);
+    return err;
+}
+
+/* A descriptor or -errno. */
+static int temp_open(const struct folder_file *f, int folder)
+{
+    int fd = openat(folder, f->temp, NEW_FILE, 0600);
+
+    if (fd < 0)
+        return errno == EEXIST ? -EIO : -errno; /* -EEXIST would mean that the file exists */
+    return fd;
+}
+
+/* A file server may report a full disk as late as at close. */
+static int temp_fill(const struct folder_file *f, int fd)
+{
+    int err;
+
+    KILL_POINT("share-write-begin");
+    KILL_POINT_WITH("share-write-torn", if (pwrite(fd, f->pieces[0].iov_base,
+                                                   f->pieces[0].iov_len / 2, 0) < 0) abort());
+    err = uncached_write(fd, f->pieces, f->n, f->bounce, f->sync);
+    if (close(fd) < 0 && err == 0)
+        err = -errno;
+    return err;
+}
+
+static int write_all(struct folder_file *f, int folder)
+{
+    int err = find(f, folder), fd;
+
+    if (err == 0)
+        return -EEXIST;
+    if (err != -ENOENT && err != -EBADMSG)
+        return err;
+    if (f->fill_cb)
+        f->fill_cb(f->ctx);
+    fd = temp_open(f, folder);
+    if (fd < 0)
+        return fd;
+    err = temp_fill(f, fd);
+    KILL_POINT("share-write-written");
+    if (err == 0 && renameat(folder, f->temp, folder, f->name) < 0)
+        err = errno == EISDIR ? -EBADMSG : -errno;
+    if (err < 0) {
+        unlinkat(folder, f->temp, 0); /* on failure garbage collection removes it when it is old */
+        return err;
+    }
+    KILL_POINT("share-write-named");
+    return f->sync ? folder_sync(folder) : 0;
+}
+
+static int remove_it(struct folder_file *f, int folder)
+{
+    if (unlinkat(folder, f->name, 0) < 0)
+        return errno == EISDIR ? -EBADMSG : -errno;
+    return 0;
+}
+
+/* NULL sets both times to the server's now, and needs no more than the right to write. */
+static int touch(struct folder_file *f, int folder)
+{
+    return utimensat(folder, f->name, NULL, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
+}
+
+static int in_bucket(struct folder_file *f, bool make,
+                     int (*run)(struct folder_file *f, int folder))
+{
+    int err = -ESTALE;
+
+    for (unsigned i = 0; i < ATTEMPTS && (err == -ESTALE || (make && err == -ENOENT)); i++) {
+        int folder = bucket_open(f->root, f->bucket, make);
+
+        err = folder < 0 ? folder : run(f, folder);
+        if (folder >= 0)
+            close(folder);
+    }
+    return err;
+}
+
+int folder_find(struct folder_file *f)
+{
+    return in_bucket(f, false, find);
+}
+
+int folder_read(struct folder_file *f)
+{
+    return in_bucket(f, false, read_all);
+}
+
+int folder_write(struct folder_file *f)
+{
+    int err = in_bucket(f, true, write_all);
+
+    /* Folders are removed again and again: no answer about the file. */
+    return err == -ENOENT || err == -ESTALE ? -EIO : err;
+}
+
+int folder_remove(struct folder_file *f)
+{
+    return in_bucket(f, false, remove_it);
+}
+
+int folder_touch(struct folder_file *f)
+{
+    return in_bucket(f, false, touch);
+}
+
+/* ---- the root ---- */
+
+/* Makes a file and removes it again. */
+static int check_writes(struct folder_file *f, int folder)
+{
+    size_t bytes = strlen(f->temp);
+    struct stat st = {0};
+    int fd = temp_open(f, folder), err;
+    ssize_t wrote;
+
+    if (fd < 0)
+        return fd;
+    wrote = pwrite(fd, f->temp, bytes, 0);
+    err = wrote == (ssize_t)bytes ? 0
+          : wrote < 0             ? -errno
+                                  : -EIO; /* a short write: the disk is full */
+    if (err == 0 && fdatasync(fd) < 0)
+        err = -errno;
+    /* Setting the times brings the server's clock; after a write alone a client may show its own. */
+    if (err == 0 && (futimens(fd, NULL) < 0 || fstat(fd, &st) < 0))
+        err = -errno;
+    if (close(fd) < 0 && err == 0)
+        err = -errno;
+    if (unlinkat(folder, f->temp, 0) < 0 && err == 0)
+        err = -errno;
+    if (err == 0)
+        f->mtime_ns = mtime_ns(&st);
+    return err;
+}
+
+int folder_check(struct folder_file *f)
+{
+    struct stat st;
+    int root = root_open(f->root), folder, err;
+
+    if (root < 0)
+        return root;
+    /* A client whose server hangs answers from memory for what exists, not for a name that never
+     * existed. */
+    err = fstatat(root, f->temp, &st, AT_SYMLINK_NOFOLLOW) < 0 && errno != ENOENT ? -errno : 0;
+    close(root);
+    if (err < 0)
+        return err;
+    folder = bucket_open(f->root, f->bucket, f->sync);
+    if (folder == -EBADMSG) /* would be an answer about a part */
+        return -ENOTDIR;
+    if (folder < 0)
+        return folder != -ENOENT ? folder : f->sync ? -ENODEV : 0;
+    err = f->sync ? check_writes(f, folder) : 0;
+    close(folder);
+    return err == -ENOENT || err == -ESTALE ? -ENODEV : err;
+}
+
+/* ---- listings ---- */
+
+/* -EBADMSG would mean that the bucket is no folder. */
+static int list_error(int error)
+{
+    return error == EBADMSG ? -EIO : -error;
+}
+
+/* Unreadable files are left out; any other error fails the list. */
+static int entry_unread(struct folder_listing *l, int error)
+{
+    bool bad =
+        error == EIO || error == EACCES || error == EPERM || error == EUCLEAN || error == EBADMSG;
+
+    if (error == ENOENT || error == ESTALE) /* gone meanwhile */
+        return 0;
+    l->unread += bad;
+    return bad ? 0 : list_error(error);
+}
+
+static int entry_add(struct folder_listing *l, int folder, const struct dirent *e)
+{
+    struct stat st;
+
+    if ((e->d_type != DT_REG && e->d_type != DT_UNKNOWN) || !l->wants_cb(e->d_name))
+        return 0;
+    if (fstatat(folder, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return entry_unread(l, errno);
+    if (!S_ISREG(st.st_mode))
+        return 0;
+    return l->add_cb(l->ctx, e->d_name, (uint64_t)st.st_size, mtime_ns(&st));
+}
+
+static int entries_add(struct folder_listing *l, int folder, DIR *dir)
+{
+    int rc = 0;
+
+    while (rc == 0) {
+        const struct dirent *e;
+
+        errno = 0;
+        e = readdir(dir);
+        if (!e)
+            return list_error(errno);
+        rc = entry_add(l, folder, e);
+    }
+    return rc;
+}
+
+int folder_list(struct folder_listing *l)
+{
+    int folder = -ESTALE, fd, rc;
+    DIR *dir;
+
+    for (unsigned i = 0; i < ATTEMPTS && folder == -ESTALE; i++)
+        folder = bucket_open(l->root, l->bucket, false);
+    if (folder < 0)
+        return folder == -ENOENT || folder == -EBADMSG ? 0 : folder;
+    fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    rc = fd < 0 ? list_error(errno) : 0;
+    dir = fd < 0 ? NULL : fdopendir(fd);
+    if (dir) {
+        rc = entries_add(l, folder, dir);
+        closedir(dir);
+    } else if (fd >= 0) {
+        close(fd);
+        rc = -ENOMEM;
+    }
+    close(folder);
+    return rc == -ENOENT ? 0 : rc; /* it went meanwhile */
+}
