@@ -17,6 +17,9 @@ static struct worker w;
 static char keep[64], keep_set[96], kill_ucmd[256];
 
 #define BLOCKS 64u
+#define PART 8192
+
+static const struct worker_options options = {.layers = 4, .shard_bytes = PART / 4};
 
 static void close_keep(void)
 {
@@ -41,9 +44,9 @@ static void open_keep(bool nvme)
     snprintf(keep, sizeof(keep), "/dev/shm/ucm-keep-XXXXXX");
     cr_assert(mkdtemp(keep), "no /dev/shm?");
     snprintf(keep_set, sizeof(keep_set), "arena.keep=%s", keep);
-    host = (struct host){.nvme = nvme, .sets = {"arena.size=64MiB", keep_set}};
+    host = (struct host){.nvme = nvme, .sets = {keep_set}};
     host_start(&host);
-    worker_open(&w, &host, &(struct worker_options){0});
+    worker_open(&w, &host, &options);
     arena_wait(w.client);
 }
 
@@ -62,7 +65,7 @@ static void worker_leave(void)
 static void start_again(void)
 {
     host_restart(&host);
-    worker_open(&w, &host, &(struct worker_options){0});
+    worker_open(&w, &host, &options);
     wait_ok();
     arena_wait(w.client);
 }
@@ -129,7 +132,7 @@ Test(keep, a_restart_is_no_use_of_a_block)
     open_keep(true);
     worker_leave();
     cr_assert_eq(host_stop(&host), 0);
-    host.sets[2] = "nvme.admission=reuse";
+    host.sets[1] = "nvme.admission=reuse";
     start_again();
     worker_store(&w, 0, BLOCKS);
     cr_expect_eq(metric(w.client, "nvme_write_refused"), BLOCKS);
@@ -170,7 +173,7 @@ Test(keep, dram_is_there_again_after_term)
         cr_expect_not(keep_has("ucmd.kept"), "a manifest serves once");
         cr_expect_eq(metric(w.client, "arena_kept_parts"), round * BLOCKS);
         cr_expect_eq(metric(w.client, "blocks"), round * BLOCKS);
-        cr_expect_eq(metric(w.client, "arena_bytes_used"), round * BLOCKS * 32768u);
+        cr_expect_eq(metric(w.client, "arena_bytes_used"), round * BLOCKS * PART);
         for (unsigned i = 0; i < round; i++)
             expect_all(i * BLOCKS, BLOCKS);
         worker_store(&w, round * BLOCKS, BLOCKS);
@@ -181,7 +184,7 @@ Test(keep, dram_is_there_again_after_term)
 /* Slots of two sizes, more than there is room for: what was in DRAM at the end is what is there. */
 Test(keep, a_full_arena_is_there_again)
 {
-    struct worker_options large = {.model = "large", .shard_bytes = 24576};
+    struct worker_options large = {.model = "large", .shard_bytes = 3 * PART / 4};
     uint64_t blocks, used;
 
     open_keep(false);
@@ -216,7 +219,7 @@ Test(keep, restarts_in_a_hurry_lose_nothing)
         worker_store(&w, i * BLOCKS, BLOCKS);
     worker_leave();
     stop_clean(&host);
-    host.sets[2] = "shutdown.drain=0s";
+    host.sets[1] = "shutdown.drain=0s";
     for (unsigned i = 0; i < 10; i++) {
         host_restart_at_once(&host);
         stop_clean(&host);
@@ -238,7 +241,7 @@ Test(keep, what_was_purged_does_not_come_back)
     worker_leave();
     stop_clean(&host);
     host_restart_at_once(&host);
-    worker_open(&w, &host, &(struct worker_options){0});
+    worker_open(&w, &host, &options);
     cr_assert_eq(ucm_call(w.client, "namespace.purge", first, sizeof(first) - 1, -1, &answer, &n),
                  0, "%s", ucm_errmsg());
     free(answer);
@@ -343,13 +346,13 @@ Test(keep, a_damaged_manifest_is_a_cold_start)
 static void stop_and_resize(struct host *h)
 {
     stop_clean(h);
-    h->sets[2] = h->sets[2] ? NULL : "arena.size=65MiB";
+    h->sets[1] = h->sets[1] ? NULL : "arena.size=17MiB";
 }
 
 static void stop_and_reextend(struct host *h)
 {
     stop_clean(h);
-    h->sets[2] = h->sets[2] ? NULL : "arena.extent=2MiB";
+    h->sets[1] = h->sets[1] ? NULL : "arena.extent=2MiB";
 }
 
 Test(keep, another_arena_is_a_cold_start)
@@ -370,8 +373,8 @@ static void stop_and_flip(struct host *h)
 
     stop_clean(h);
     fd = keep_file("ucmd.arena", O_RDWR);
-    for (off_t slot = 0; slot < 16; slot++) { /* the first 32 lie in the first extent */
-        off_t at = slot * 32768 + slot * 2047;
+    for (off_t slot = 0; slot < 16; slot++) { /* the first 128 lie in the first extent */
+        off_t at = slot * PART + slot * 511;
 
         cr_assert_eq(pread(fd, &byte, 1, at), 1);
         byte ^= 0x10;
@@ -445,7 +448,7 @@ static void kill_at(const char *point, bool at_start)
         cr_expect_not(host_try_restart(&host), "killed at %s", point);
     } else {
         host_restart(&host);
-        worker_open(&w, &host, &(struct worker_options){0});
+        worker_open(&w, &host, &options);
         worker_store(&w, 0, BLOCKS);
         worker_leave();
         cr_expect_eq(host_stop(&host), 128 + SIGKILL, "killed at %s", point);
@@ -481,7 +484,7 @@ Test(keep, a_second_daemon_is_refused)
     other = host;
     host_prepare(&other);
     snprintf(command, sizeof(command),
-             "timeout 20 %s --set socket=%s --set arena.size=64MiB --set arena.extent=1MiB "
+             "timeout 20 %s --set socket=%s --set arena.size=16MiB --set arena.extent=1MiB "
              "--set device.cuda=off --set %s 2>&1",
              ucmd ? ucmd : "build/ucmd", other.socket, keep_set);
     f = popen(command, "r");
