@@ -51,7 +51,7 @@ static struct deadline *siblings_meld(struct deadline *d)
 
 static void heap_remove(struct deadlines *ds, struct deadline *d)
 {
-    struct deadline *below = siblings_meld(d->child);
+    struct deadline *below = d->child ? siblings_meld(d->child) : NULL;
 
     if (d == ds->first) {
         ds->first = below;
@@ -75,26 +75,17 @@ static void heap_remove(struct deadlines *ds, struct deadline *d)
 
 static void timer_cb(uv_timer_t *timer);
 
-static void timer_start(struct deadlines *ds, uint64_t ms)
+/* For the first one's time, but not before least_ms. */
+static void timer_set(struct deadlines *ds, uint64_t least_ms)
 {
-    int rc = uv_timer_start(&ds->timer, timer_cb, ms, 0);
-
-    assert(rc == 0);
-    (void)rc;
-}
-
-static void timer_set(struct deadlines *ds)
-{
-    uint64_t now = uv_now(ds->timer.loop);
+    uint64_t now = uv_now(ds->timer.loop), ms = least_ms;
     int rc;
 
-    if (!ds->first) {
-        rc = uv_timer_stop(&ds->timer);
-        assert(rc == 0);
-        (void)rc;
-        return;
-    }
-    timer_start(ds, ds->first->at_ms > now ? ds->first->at_ms - now : 0);
+    if (ds->first && ds->first->at_ms > now + least_ms)
+        ms = ds->first->at_ms - now;
+    rc = ds->first ? uv_timer_start(&ds->timer, timer_cb, ms, 0) : uv_timer_stop(&ds->timer);
+    assert(rc == 0);
+    (void)rc;
 }
 
 static void timer_cb(uv_timer_t *timer)
@@ -110,11 +101,8 @@ static void timer_cb(uv_timer_t *timer)
         d->expired_cb(d);
     }
     ds->expiring = false;
-    if (ds->first && ds->first->at_ms <= now)
-        /* Not 0: libuv would run it again before anything else. */
-        timer_start(ds, 1);
-    else
-        timer_set(ds);
+    /* What is due in this moment waits 1 ms: of 0 libuv would run it again before anything else. */
+    timer_set(ds, ds->first && ds->first->at_ms <= now);
 }
 
 int deadlines_init(struct deadlines *ds, uv_loop_t *loop)
@@ -141,9 +129,9 @@ void deadline_arm(struct deadlines *ds, struct deadline *d, uint64_t at_ms,
     d->at_ms = at_ms;
     d->expired_cb = expired_cb;
     d->armed = true;
-    ds->first = heaps_meld(ds->first, d);
+    ds->first = ds->first ? heaps_meld(ds->first, d) : d;
     if (ds->first == d)
-        timer_set(ds);
+        timer_set(ds, 0);
 }
 
 void deadline_disarm(struct deadlines *ds, struct deadline *d)
@@ -152,5 +140,5 @@ void deadline_disarm(struct deadlines *ds, struct deadline *d)
         return;
     heap_remove(ds, d);
     if (!ds->first)
-        timer_set(ds);
+        timer_set(ds, 0);
 }

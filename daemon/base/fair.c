@@ -55,9 +55,10 @@ static bool contends(const struct fair_flow *flow)
 
 void fair_weigh(struct fair *f, struct fair_flow *flow, uint32_t weight)
 {
-    f->weights -= contends(flow) ? flow->weight : 0;
-    flow->weight = weight > 0 ? weight : 1;
-    f->weights += contends(flow) ? flow->weight : 0;
+    weight = weight > 0 ? weight : 1;
+    if (contends(flow))
+        f->weights += weight - (uint64_t)flow->weight;
+    flow->weight = weight;
 }
 
 void fair_add(struct fair *f, struct fair_flow *flow)
@@ -122,14 +123,6 @@ static void count_last(struct fair *f, const struct fair_flow *flow, uint64_t by
     f->served += bytes;
 }
 
-/* The least start that it may have: who waited while others passed keeps its place, up to its credit. */
-static uint64_t least_start(const struct fair *f, const struct fair_flow *flow)
-{
-    uint64_t credit = FAIR_CREDIT * f->burst / flow->weight;
-
-    return f->now > credit ? f->now - credit : 0;
-}
-
 static void settle(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got)
 {
     bool others = f->n - f->n_aside > 1;
@@ -149,12 +142,14 @@ static void settle(struct fair *f, struct fair_flow *flow, uint64_t bytes, struc
 void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got)
 {
     uint64_t weight = flow->weight, cost = flow->rest + bytes;
+    uint64_t credit = FAIR_CREDIT * f->burst / weight,
+             least = f->now > credit ? f->now - credit : 0;
 
     count_last(f, flow, bytes);
     settle(f, flow, bytes, got);
     flow->bytes += bytes;
-    if (flow->start < least_start(f, flow))
-        flow->start = least_start(f, flow);
+    if (flow->start < least)
+        flow->start = least; /* who waited while others passed keeps its place, up to its credit */
     if (flow->burst == 0 && flow->start > f->now)
         f->now = flow->start;
     flow->start += cost / weight;

@@ -29,21 +29,20 @@ static struct list *lane_first(const struct fair_queue *q, struct fair_lane *lan
     return NULL;
 }
 
-static struct fair_lane *lane_at(struct fair_flow *flow)
-{
-    return LIST_ENTRY(flow, struct fair_lane, flow);
-}
+#define LANE_OF(flow_) LIST_ENTRY(flow_, struct fair_lane, flow)
 
 void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                      struct list *node, bool front)
 {
+    uint32_t weight = who->weight > 0 ? who->weight : FAIR_WEIGHT;
     struct fair_lane *lane = lane_of(q, who);
 
     if (!lane_first(q, lane, 0)) {
         fair_remove(&q->fair, &lane->flow); /* the owner took out what it had waiting */
         fair_add(&q->fair, &lane->flow);
     }
-    fair_weigh(&q->fair, &lane->flow, who->weight > 0 ? who->weight : FAIR_WEIGHT);
+    if (lane->flow.weight != weight)
+        fair_weigh(&q->fair, &lane->flow, weight);
     if (front)
         list_push_front(&lane->classes[rank], node);
     else
@@ -55,7 +54,7 @@ struct list *fair_queue_first(struct fair_queue *q)
     struct fair_flow *flow;
 
     while ((flow = fair_first(&q->fair))) {
-        struct list *node = lane_first(q, lane_at(flow), 0);
+        struct list *node = lane_first(q, LANE_OF(flow), 0);
 
         if (node)
             return node;
@@ -70,7 +69,7 @@ struct list *fair_queue_first_unless(struct fair_queue *q,
     struct fair_flow *flow = fair_first(&q->fair);
 
     for (; flow; flow = fair_next(&q->fair, flow)) {
-        struct list *node = lane_first(q, lane_at(flow), 0);
+        struct list *node = lane_first(q, LANE_OF(flow), 0);
 
         if (node && !skip_cb(ctx, node))
             return node;
@@ -87,16 +86,18 @@ struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, u
         node->next != &lane->classes[rank] ? node->next : lane_first(q, lane, rank + 1);
 
     while (!next && (flow = fair_next(&q->fair, flow)))
-        next = lane_first(q, lane_at(flow), 0);
+        next = lane_first(q, LANE_OF(flow), 0);
     return next;
 }
 
 void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes,
                        struct fair_got *got)
 {
+    uint32_t weight = who->weight > 0 ? who->weight : FAIR_WEIGHT;
     struct fair_lane *lane = lane_of(q, who);
 
-    fair_weigh(&q->fair, &lane->flow, who->weight > 0 ? who->weight : FAIR_WEIGHT);
+    if (lane->flow.weight != weight)
+        fair_weigh(&q->fair, &lane->flow, weight);
     fair_charge(&q->fair, &lane->flow, bytes, got);
     if (!lane_first(q, lane, 0)) /* harmless if it is out already */
         fair_remove(&q->fair, &lane->flow);
@@ -110,7 +111,7 @@ bool fair_queue_bursts(struct fair_queue *q, const struct fair_who *who)
 void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node), void *ctx)
 {
     for (uint32_t at = 0; at < q->fair.n; at++) {
-        struct fair_lane *lane = lane_at(q->fair.heap[at]);
+        struct fair_lane *lane = LANE_OF(q->fair.heap[at]);
 
         for (unsigned i = 0; i < q->classes; i++) {
             struct list *head = &lane->classes[i], *next;

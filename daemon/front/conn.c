@@ -16,32 +16,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define OUT_HIGH_BYTES (1u << 20)
 #define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
-/* Of frames, in a turn of the loop. */
-#define TICK_NS 100000u
-#define SLICE_NS 200000u /* of one connection's among them */
-/* The same, and of a connection's slice, while several tenants use the loop: another one was served in the last SHARED_NS of
- * service. */
-#define SHARED_TICK_NS 30000u
-#define SHARED_NS 20000000u
-/* What a slice is charged at most, beyond what the dearest frame takes: the rest was a pause of the daemon or its machine. */
-#define CHARGED_NS 20000000u
 /* Of connections that are served out of their tenants' turns, in a turn of the loop: those that have ended, and answers
  * that wait to be written. */
 #define ASIDE_NS 200000u
 #define DRAIN_MS 1000 /* for a dropped peer to read its last answers */
 
 static void poll_cb(uv_poll_t *poll, int status, int events);
-static void out_free(struct conn *c);
-
-bool conn_backed_up(const struct conn *c)
-{
-    return c->out_n - c->out_at >= OUT_HIGH_BYTES;
-}
 
 /* ---- how many there may be ---- */
 
@@ -105,6 +90,38 @@ static void conn_interest(struct conn *c)
     c->events = events;
 }
 
+void conn_fds_drop(struct conn *c)
+{
+    for (uint32_t i = 0; i < c->n_fds; i++)
+        if (c->fds[i] >= 0)
+            reaper_close(c->front->reaper, c->fds[i], c->peer.owner);
+        else
+            limit_give(c->peer.owner, LIMIT_DESCRIPTORS,
+                       1); /* who took it has it counted himself */
+    c->n_fds = 0;
+}
+
+/* Gives whole pages back to the system before the heap gets the buffer: after a crowd of connections
+ * with large frames the heap can't, where one that stays lies above them. */
+static void pages_give_back(uint8_t *buffer, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t skip = (page - (uintptr_t)buffer % page) % page;
+
+    if (bytes > skip + page)
+        (void)madvise(buffer + skip, (bytes - skip) / page * page, MADV_DONTNEED); /* or it stays */
+}
+
+static void input_free(struct conn *c)
+{
+    conn_fds_drop(c);
+    if (c->in_cap > 16 * IN_FIRST_BYTES)
+        pages_give_back(c->in, c->in_cap);
+    free(c->in);
+    c->in = NULL;
+    c->in_at = c->in_n = c->in_cap = 0;
+}
+
 static void conn_release(struct conn *c)
 {
     reaper_close_socket(c->front->reaper, c->fd, c->peer.owner);
@@ -118,7 +135,7 @@ static void poll_closed_cb(uv_handle_t *handle)
     struct front *f = c->front;
 
     /* Freed only here: conn_close may run while one of these frames is being handled. */
-    conn_input_free(c);
+    input_free(c);
     c->polling = false;
     if (c->freed)
         conn_release(c);
@@ -153,8 +170,8 @@ void conn_close(struct conn *c, const char *reason, bool offence)
     limit_give(c->peer.owner, LIMIT_FRAMES, c->in_cap);
     f->n_conns--;
     f->metrics->connections = f->n_conns;
-    parcels_drop(c);
-    out_free(c);
+    conn_parcels_drop(c);
+    conn_out_free(c);
     if (c->polling)
         uv_close((uv_handle_t *)&c->poll, poll_closed_cb);
     if (c->session)
@@ -276,94 +293,43 @@ static void flusher_cb(uv_idle_t *idle)
     }
 }
 
-/* Writes what the peer takes now. 0, or -errno: the connection is broken. */
-static int out_write(struct conn *c)
+/* A peer that never gets an answer would wait for ever: end the connection instead. */
+static void answer_lost(struct conn *c, int rc)
 {
-    while (c->out_at < c->out_n) {
-        ssize_t n = list_empty(&c->parcels) ? send(c->fd, c->out + c->out_at, c->out_n - c->out_at,
-                                                   MSG_NOSIGNAL | MSG_DONTWAIT)
-                                            : parcels_send(c);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
-        c->out_at += (size_t)n;
-        c->sent += (uint64_t)n;
-    }
-    return 0;
-}
-
-/* Drops sent bytes before the buffer grows: a peer that is always a little behind never empties it. */
-static void out_compact(struct conn *c)
-{
-    if (c->out_at == 0)
-        return;
-    c->out_n -= c->out_at;
-    memmove(c->out, c->out + c->out_at, c->out_n);
-    c->out_at = 0;
-}
-
-/* 0, -ENOMEM, or -EUSERS: the peer's uid or tenant leaves too much unread. */
-static int out_grow(struct conn *c, size_t n)
-{
-    size_t cap = c->out_cap ? c->out_cap : 4096;
-    uint8_t *out;
-
-    while (cap < c->out_n + n)
-        cap *= 2;
-    if (!conn_take(c, LIMIT_FRAMES, cap - c->out_cap))
-        return -EUSERS;
-    out = realloc(c->out, cap);
-    if (!out) {
-        limit_give(c->peer.owner, LIMIT_FRAMES, cap - c->out_cap);
-        return -ENOMEM;
-    }
-    c->out = out;
-    c->out_cap = cap;
-    return 0;
-}
-
-static int out_append(struct conn *c, const uint8_t *p, size_t n)
-{
-    int rc = 0;
-
-    if (c->out_at > 0 && (c->out_at == c->out_n || c->out_n + n > c->out_cap))
-        out_compact(c);
-    if (c->out_n + n > c->out_cap)
-        rc = out_grow(c, n);
-    if (rc == -EUSERS) {    /* the peer may read, and the daemon did not write yet */
-        (void)out_write(c); /* the flusher sees an error, too */
-        out_compact(c);
-        rc = c->out_n + n > c->out_cap ? out_grow(c, n) : 0;
-    }
-    if (rc != 0)
-        return rc;
-    memcpy(c->out + c->out_n, p, n);
-    c->out_n += n;
-    return 0;
-}
-
-static void out_free(struct conn *c)
-{
-    limit_give(c->peer.owner, LIMIT_FRAMES, c->out_cap);
-    free(c->out);
-    c->out = NULL;
-    c->out_at = c->out_n = c->out_cap = 0;
+    conn_drop(c, rc == -EUSERS ? "its uid or tenant leaves more answers unread than it may"
+                               : "no memory or descriptors for an answer");
 }
 
 void conn_send(struct conn *c, struct proto_buf *b)
 {
     if (c->state != CONN_CLOSED && b->n > 0) {
-        int rc = out_append(c, b->p, b->n);
+        int rc = conn_out_add(c, b->p, b->n);
 
-        /* A peer that never gets an answer would wait for ever: end the connection instead. */
         if (rc != 0)
-            conn_drop(c, rc == -EUSERS ? "its uid or tenant leaves more answers unread than it may"
-                                       : "no memory for an answer");
+            answer_lost(c, rc);
         else
             flush_later(c);
     }
+    b->n = 0;
+}
+
+void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t n)
+{
+    bool open = c->state != CONN_CLOSED && b->n > 0;
+    int rc;
+
+    assert(n <= UCM_MAX_FRAME_FDS);
+    if (n == 0) {
+        conn_send(c, b);
+        return;
+    }
+    rc = open ? conn_out_add_fds(c, b->p, b->n, fds, n) : -ENOTCONN;
+    if (rc != 0)
+        conn_fds_close(fds, n);
+    if (open && rc != 0)
+        answer_lost(c, rc);
+    else if (open)
+        flush_later(c);
     b->n = 0;
 }
 
@@ -389,7 +355,7 @@ static void unread_expired_cb(struct deadline *d)
 {
     struct conn *c = LIST_ENTRY(d, struct conn, unread_deadline);
 
-    (void)out_write(c); /* first: it may have read, and the daemon did not look */
+    (void)conn_out_write(c); /* first: it may have read, and the daemon did not look */
     if (c->sent == c->sent_then && !peer_stopped(c->peer.pid))
         conn_close(c, "did not read its answers", true);
     else
@@ -403,10 +369,10 @@ void conn_flush(struct conn *c)
     list_remove(&c->link_unflushed);
     if (c->state == CONN_CLOSED)
         return;
-    rc = out_write(c);
+    rc = conn_out_write(c);
     if (rc != 0 && c->ready && c->state == CONN_OPEN) { /* gone; what it sent before that counts */
-        parcels_drop(c);
-        out_free(c);
+        conn_parcels_drop(c);
+        conn_out_free(c);
         rc = 0;
     }
     if (rc != 0) {
@@ -418,7 +384,7 @@ void conn_flush(struct conn *c)
         return;
     }
     if (c->out_at == c->out_n && c->out_cap > OUT_KEPT_BYTES)
-        out_free(c);
+        conn_out_free(c);
     unread_watch(c);
     if (c->stalled && c->state == CONN_OPEN && !conn_backed_up(c))
         conn_ready(c);
@@ -451,59 +417,15 @@ static void waker_cb(uv_idle_t *idle)
     (void)idle;
 }
 
-static void ready_push(struct conn *c)
-{
-    c->ready = true;
-    fair_queue_push(&c->front->ready, &c->who, 0, &c->link_ready, false);
-}
-
 void conn_ready(struct conn *c)
 {
-    if (!c->ready)
-        ready_push(c);
-    (void)uv_idle_start(&c->front->waker, waker_cb); /* fails without a callback only */
-}
+    struct front *f = c->front;
 
-static void ready_charge(struct front *f, const struct fair_who *who, uint64_t ns)
-{
-    fair_queue_charge(&f->ready, who, ns < CHARGED_NS ? ns : CHARGED_NS, NULL);
-}
-
-/* A slice of the connection whose turn it is. The time when it ended; it began at `now_ns`. */
-static uint64_t ready_serve(struct front *f, struct conn *c, uint64_t now_ns, bool shared)
-{
-    struct fair_who who = c->who; /* c may go */
-    bool more = conn_serve(c, now_ns + (shared ? SHARED_TICK_NS : SLICE_NS));
-    uint64_t served_ns = now_ns, ended_ns;
-
-    c->ready = false;
-    list_remove(&c->link_ready);
-    if (more && c->state == CONN_OPEN) {
-        served_ns = uv_hrtime();
-        ready_charge(f, &who, served_ns - now_ns); /* before it comes back */
-        ready_push(c);
+    if (!c->ready) {
+        c->ready = true;
+        fair_queue_push(&f->ready, &c->who, 0, &c->link_ready, false);
     }
-    conn_flush(c);
-    ended_ns = uv_hrtime();
-    ready_charge(f, &who, ended_ns - served_ns);
-    return ended_ns;
-}
-
-void front_serve_cb(uv_check_t *check)
-{
-    struct front *f = check->data;
-    struct list *node = fair_queue_first(&f->ready);
-    uint64_t begun_ns = node ? uv_hrtime() : 0, now_ns = begun_ns;
-    bool shared = fair_contended(&f->ready.fair, SHARED_NS);
-    uint64_t tick_ns = shared ? SHARED_TICK_NS : TICK_NS;
-
-    f->ended_ns = 0;
-    for (; node && now_ns - begun_ns < tick_ns; node = fair_queue_first(&f->ready))
-        now_ns = ready_serve(f, LIST_ENTRY(node, struct conn, link_ready), now_ns, shared);
-    if (node)
-        (void)uv_idle_start(&f->waker, waker_cb); /* fails without a callback only */
-    else
-        uv_idle_stop(&f->waker);
+    (void)uv_idle_start(&f->waker, waker_cb); /* fails without a callback only */
 }
 
 static bool nothing_unread(const struct conn *c)
@@ -541,4 +463,58 @@ static void poll_cb(uv_poll_t *poll, int status, int events)
     } else {
         conn_ready(c);
     }
+}
+
+/* ---- the time for hello, or for a frame ---- */
+
+static void frame_expired_cb(struct deadline *d);
+
+/* uv_now is rounded down, and the peer gets its whole time. */
+void conn_frame_clock(struct conn *c)
+{
+    struct front *f = c->front;
+
+    deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + 1 + f->config->handshake_ms,
+                 frame_expired_cb);
+}
+
+/* Its turn decides: the frame may have arrived in time, and the daemon did not look. */
+static void frame_expired_cb(struct deadline *d)
+{
+    struct conn *c = LIST_ENTRY(d, struct conn, frame_deadline);
+
+    c->overdue = true;
+    conn_ready(c);
+}
+
+void conn_watch(struct conn *c)
+{
+    struct front *f = c->front;
+
+    if (c->greeted && (c->stalled || c->in_n == c->in_at)) {
+        deadline_disarm(f->deadlines, &c->frame_deadline);
+        c->excused = false;
+    } else if (!deadline_armed(&c->frame_deadline)) {
+        conn_frame_clock(c);
+    }
+}
+
+/* ---- the front, whose memory goes with the last of its handles ---- */
+
+/* Peers whom nobody has accepted may have sent descriptors, too. systemd's socket may be an older daemon's next. */
+void front_release(struct front *f)
+{
+    if (f->socket.fd >= 0 && !f->socket.owns_path)
+        (void)rights_pass(f->socket.fd, true);
+    if (f->socket.fd >= 0)
+        reaper_close(f->reaper, f->socket.fd, NULL);
+    f->socket.fd = -1;
+    listener_close(&f->socket);
+    free(f);
+}
+
+void front_handle_closed(struct front *f)
+{
+    if (--f->handles == 0)
+        front_release(f);
 }

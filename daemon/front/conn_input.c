@@ -1,4 +1,5 @@
-/* A connection's input: bytes and descriptors become frames, which go to the session. */
+/* A connection's input: bytes and descriptors become frames, which go to the session. Connections have their turns here, a slice
+ * at a time. */
 #include "daemon/front/front.h"
 #include "daemon/front/internal.h"
 
@@ -8,45 +9,20 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define IN_FIRST_BYTES 4096
 /* What a connection gets at most before others have their turn. The frame that passes its time is handled whole. */
 #define SLICE_FRAMES 32u
-
-static void fds_close(struct conn *c)
-{
-    for (uint32_t i = 0; i < c->n_fds; i++)
-        if (c->fds[i] >= 0)
-            reaper_close(c->front->reaper, c->fds[i], c->peer.owner);
-        else
-            limit_give(c->peer.owner, LIMIT_DESCRIPTORS,
-                       1); /* who took it has it counted himself */
-    c->n_fds = 0;
-}
-
-/* Gives whole pages back to the system before the heap gets the buffer: after a crowd of connections
- * with large frames the heap can't, where one that stays lies above them. */
-static void pages_give_back(uint8_t *buffer, size_t bytes)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t skip = (page - (uintptr_t)buffer % page) % page;
-
-    if (bytes > skip + page)
-        (void)madvise(buffer + skip, (bytes - skip) / page * page, MADV_DONTNEED); /* or it stays */
-}
-
-void conn_input_free(struct conn *c)
-{
-    fds_close(c);
-    if (c->in_cap > 16 * IN_FIRST_BYTES)
-        pages_give_back(c->in, c->in_cap);
-    free(c->in);
-    c->in = NULL;
-    c->in_at = c->in_n = c->in_cap = 0;
-}
+/* Of frames, in a turn of the loop. */
+#define TICK_NS 100000u
+#define SLICE_NS 200000u /* of one connection's among them */
+/* The same, and of a connection's slice, while several tenants use the loop: another one was served in the last SHARED_NS of
+ * service. */
+#define SHARED_TICK_NS 30000u
+#define SHARED_NS 20000000u
+/* What a slice is charged at most, beyond what the dearest frame takes: the rest was a pause of the daemon or its machine. */
+#define CHARGED_NS 20000000u
 
 void conn_violation(struct conn *c, uint32_t msgid, bool answerable, const struct ucm_error *e)
 {
@@ -74,56 +50,6 @@ static void violate(struct conn *c, int code, const char *text)
 
     ucm_error_set(&e, code, "%s", text);
     conn_violation(c, 0, false, &e);
-}
-
-/* ---- deadlines ---- */
-
-static void frame_expired_cb(struct deadline *d);
-
-/* uv_now is rounded down, and the peer gets its whole time. */
-static void frame_clock_start(struct conn *c)
-{
-    struct front *f = c->front;
-
-    deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + 1 + f->config->handshake_ms,
-                 frame_expired_cb);
-}
-
-/* Its turn decides: the frame may have arrived in time, and the daemon did not look. */
-static void frame_expired_cb(struct deadline *d)
-{
-    struct conn *c = LIST_ENTRY(d, struct conn, frame_deadline);
-
-    c->overdue = true;
-    conn_ready(c);
-}
-
-/* What was due did not come, all that has come being handled. */
-static void frame_missed(struct conn *c)
-{
-    bool was_excused = c->excused;
-
-    /* The peer gets as long again if it is stopped, or if the daemon does not read from it, and once
-     * more after either has ended. */
-    c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
-    if (c->excused || was_excused)
-        frame_clock_start(c);
-    else
-        violate(c, UCM_WIRE_DEADLINE,
-                c->greeted ? "a frame was begun and not finished in time"
-                           : "hello did not come in time");
-}
-
-void conn_watch(struct conn *c)
-{
-    struct front *f = c->front;
-
-    if (c->greeted && (c->stalled || c->in_n == c->in_at)) {
-        deadline_disarm(f->deadlines, &c->frame_deadline);
-        c->excused = false;
-    } else if (!deadline_armed(&c->frame_deadline)) {
-        frame_clock_start(c);
-    }
 }
 
 /* ---- reading ---- */
@@ -159,8 +85,6 @@ static int in_reserve(struct conn *c, struct ucm_error *e)
     size_t cap = c->in_cap ? 2 * c->in_cap : IN_FIRST_BYTES;
     uint8_t *in;
 
-    if (c->in_n < c->in_cap)
-        return 0;
     if (cap > UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES)
         cap = UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES;
     while ((refuser = limit_refuser(c->peer.owner, LIMIT_FRAMES, cap - c->in_cap)))
@@ -178,11 +102,8 @@ static int in_reserve(struct conn *c, struct ucm_error *e)
 /* An idle connection keeps a small buffer only. */
 static void in_shrink(struct conn *c)
 {
-    uint8_t *in;
+    uint8_t *in = realloc(c->in, IN_FIRST_BYTES);
 
-    if (c->in_n > 0 || c->in_cap <= 16 * IN_FIRST_BYTES)
-        return;
-    in = realloc(c->in, IN_FIRST_BYTES);
     if (!in)
         return;
     limit_give(c->peer.owner, LIMIT_FRAMES, c->in_cap - IN_FIRST_BYTES);
@@ -224,17 +145,15 @@ static int fds_take(struct conn *c, struct msghdr *m, struct ucm_error *e)
     return rc == 0 && m->msg_flags & MSG_CTRUNC ? too_many_fds(e) : rc;
 }
 
-/* How much to read. Once descriptors have come, only up to the end of their frame, so that those of
- * the next one cannot mix with them. */
-static size_t in_wanted(const struct conn *c)
+/* How much there is to read of the first frame. Once descriptors have come no more is read, so that those of the next one
+ * cannot mix with them. */
+static size_t frame_rest(const struct conn *c)
 {
-    size_t space = c->in_cap - c->in_n, frame = PROTO_HEADER_BYTES;
+    size_t frame = PROTO_HEADER_BYTES;
 
-    if (c->n_fds == 0)
-        return space;
     if (c->in_n >= PROTO_HEADER_BYTES)
         frame += proto_frame_length(c->in);
-    return frame - c->in_n < space ? frame - c->in_n : space;
+    return frame - c->in_n;
 }
 
 /* Asks for room for the descriptors that a read would bring: the kernel closes in this thread what finds none in the table,
@@ -246,8 +165,7 @@ static ssize_t fds_admit(struct conn *c, const struct iovec *iov, struct ucm_err
     bool some;
     ssize_t n;
 
-    if (limit_few(c->peer.owner, LIMIT_DESCRIPTORS, RIGHTS_MOST) ||
-        limit_room(c->peer.owner, LIMIT_DESCRIPTORS) >= RIGHTS_MOST)
+    if (limit_room(c->peer.owner, LIMIT_DESCRIPTORS) >= RIGHTS_MOST)
         return (ssize_t)iov->iov_len;
     n = rights_peek(c->fd, iov->iov_base, iov->iov_len, &some);
     if (n <= 0 || !some)
@@ -266,14 +184,18 @@ static ssize_t in_receive(struct conn *c, bool *end, struct ucm_error *e)
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int) * RIGHTS_MOST)];
     } control;
-    struct iovec iov = {c->in + c->in_n, in_wanted(c)};
+    struct iovec iov = {c->in + c->in_n, c->in_cap - c->in_n};
     struct msghdr m = {.msg_iov = &iov,
                        .msg_iovlen = 1,
                        .msg_control = control.bytes,
                        .msg_controllen = sizeof(control.bytes)};
     uint32_t n_fds = c->n_fds;
-    ssize_t n = fds_admit(c, &iov, e);
+    ssize_t n;
 
+    if (n_fds > 0 && frame_rest(c) < iov.iov_len)
+        iov.iov_len = frame_rest(c);
+    n = limit_few(c->peer.owner, LIMIT_DESCRIPTORS, RIGHTS_MOST) ? (ssize_t)iov.iov_len
+                                                                 : fds_admit(c, &iov, e);
     if (n > 0) {
         iov.iov_len = (size_t)n;
         do
@@ -284,7 +206,7 @@ static ssize_t in_receive(struct conn *c, bool *end, struct ucm_error *e)
     *end = n == 0;
     if (n <= 0)
         return n == -EAGAIN ? 0 : n;
-    if (fds_take(c, &m, e) != 0)
+    if ((m.msg_controllen > 0 || m.msg_flags & MSG_CTRUNC) && fds_take(c, &m, e) != 0)
         return -EPROTO;
     c->in_n += (size_t)n;
     if (c->n_fds > n_fds)
@@ -306,14 +228,7 @@ static void frame_handle(struct conn *c, const uint8_t *body, size_t n, bool wit
     f->handler.frame_cb(c->session, &env, c->fds, with_fds ? c->n_fds : 0);
     proto_envelope_close(&env);
     if (with_fds)
-        fds_close(c);
-}
-
-/* The kernel ends a read with the bytes that descriptors were sent with; it may begin with earlier
- * frames. */
-static bool frame_has_fds(const struct conn *c, size_t begin, size_t end)
-{
-    return c->n_fds > 0 && begin < c->fds_end && c->fds_end <= end;
+        conn_fds_drop(c);
 }
 
 /* What is left of a slice. */
@@ -361,7 +276,9 @@ static bool frames_handle(struct conn *c, struct slice *slice)
             return false;
         slice->frames--;
         c->in_at = end;
-        frame_handle(c, c->in + at + PROTO_HEADER_BYTES, n, frame_has_fds(c, at, end));
+        /* The kernel ends a read with the bytes that descriptors were sent with; it may begin with earlier frames. */
+        frame_handle(c, c->in + at + PROTO_HEADER_BYTES, n,
+                     c->n_fds > 0 && at < c->fds_end && c->fds_end <= end);
         if (c->greeted && c->state == CONN_OPEN) {
             c->frames++;
             deadline_disarm(c->front->deadlines, &c->frame_deadline);
@@ -386,7 +303,7 @@ static size_t conn_read(struct conn *c)
 {
     struct ucm_error e;
     bool end = false;
-    ssize_t n = in_reserve(c, &e) == 0 ? in_receive(c, &end, &e) : -EPROTO;
+    ssize_t n = c->in_n < c->in_cap || in_reserve(c, &e) == 0 ? in_receive(c, &end, &e) : -EPROTO;
 
     if (n == -EPROTO)
         conn_violation(c, 0, false, &e);
@@ -395,42 +312,95 @@ static size_t conn_read(struct conn *c)
     return n > 0 ? (size_t)n : 0;
 }
 
-static bool input_serve(struct conn *c, uint64_t until_ns)
+/* What was due did not come, all that has come being handled. */
+static void frame_missed(struct conn *c)
+{
+    bool was_excused = c->excused;
+
+    /* The peer gets as long again if it is stopped, or if the daemon does not read from it, and once
+     * more after either has ended. */
+    c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
+    if (c->excused || was_excused)
+        conn_frame_clock(c);
+    else
+        violate(c, UCM_WIRE_DEADLINE,
+                c->greeted ? "a frame was begun and not finished in time"
+                           : "hello did not come in time");
+}
+
+bool conn_serve(struct conn *c, uint64_t until_ns)
 {
     struct slice slice = {until_ns, SLICE_FRAMES};
+    uint64_t frames = c->frames;
     size_t n = SIZE_MAX;
+    bool more;
 
     if (c->fds_unread > 0)
         conn_fds_refresh(c);
     for (;;) {
-        if (!frames_handle(c, &slice))
-            return true;
-        if (c->state != CONN_OPEN || c->stalled)
+        more = !frames_handle(c, &slice);
+        if (more || c->state != CONN_OPEN || c->stalled)
             break;
         if (c->in_at > 0)
             in_compact(c);
         if (c->in_n < c->in_cap && n < c->in_cap / 2)
             break; /* likely all there was; if not, the next event comes at once */
-        if (slice_over(&slice))
-            return true;
+        more = slice_over(&slice);
+        if (more)
+            break;
         n = conn_read(c);
         if (n == 0)
             break;
     }
-    if (c->state == CONN_OPEN) {
+    if (!more && c->state == CONN_OPEN) {
         conn_watch(c);
-        in_shrink(c);
+        if (c->in_n == 0 && c->in_cap > 16 * IN_FIRST_BYTES)
+            in_shrink(c);
     }
-    return false;
-}
-
-bool conn_serve(struct conn *c, uint64_t until_ns)
-{
-    uint64_t frames = c->frames;
-    bool more = input_serve(c, until_ns);
-
     if (c->overdue && c->state == CONN_OPEN && c->frames == frames)
         frame_missed(c);
     c->overdue = false;
     return more;
+}
+
+/* ---- turns ---- */
+
+static void ready_charge(struct front *f, const struct fair_who *who, uint64_t ns)
+{
+    fair_queue_charge(&f->ready, who, ns < CHARGED_NS ? ns : CHARGED_NS, NULL);
+}
+
+/* A slice of the connection whose turn it is. The time when it ended; it began at `now_ns`. */
+static uint64_t ready_serve(struct front *f, struct conn *c, uint64_t now_ns, bool shared)
+{
+    struct fair_who who = c->who; /* c may go */
+    bool more = conn_serve(c, now_ns + (shared ? SHARED_TICK_NS : SLICE_NS));
+    uint64_t served_ns = now_ns, ended_ns;
+
+    c->ready = false;
+    list_remove(&c->link_ready);
+    if (more && c->state == CONN_OPEN) {
+        served_ns = uv_hrtime();
+        ready_charge(f, &who, served_ns - now_ns); /* before it comes back */
+        conn_ready(c);
+    }
+    conn_flush(c);
+    ended_ns = uv_hrtime();
+    ready_charge(f, &who, ended_ns - served_ns);
+    return ended_ns;
+}
+
+void front_serve_cb(uv_check_t *check)
+{
+    struct front *f = check->data;
+    struct list *node = fair_queue_first(&f->ready);
+    uint64_t begun_ns = node ? uv_hrtime() : 0, now_ns = begun_ns;
+    bool shared = fair_contended(&f->ready.fair, SHARED_NS);
+    uint64_t tick_ns = shared ? SHARED_TICK_NS : TICK_NS;
+
+    f->ended_ns = 0;
+    for (; node && now_ns - begun_ns < tick_ns; node = fair_queue_first(&f->ready))
+        now_ns = ready_serve(f, LIST_ENTRY(node, struct conn, link_ready), now_ns, shared);
+    if (!node)
+        uv_idle_stop(&f->waker);
 }

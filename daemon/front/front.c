@@ -273,24 +273,6 @@ void front_drop_all(struct front *f)
     }
 }
 
-/* Peers whom nobody has accepted may have sent descriptors, too. systemd's socket may be an older daemon's next. */
-static void front_release(struct front *f)
-{
-    if (f->socket.fd >= 0 && !f->socket.owns_path)
-        (void)rights_pass(f->socket.fd, true);
-    if (f->socket.fd >= 0)
-        reaper_close(f->reaper, f->socket.fd, NULL);
-    f->socket.fd = -1;
-    listener_close(&f->socket);
-    free(f);
-}
-
-void front_handle_closed(struct front *f)
-{
-    if (--f->handles == 0)
-        front_release(f);
-}
-
 static void handle_closed_cb(uv_handle_t *handle)
 {
     front_handle_closed(handle->data);

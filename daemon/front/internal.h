@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #define CONNECTS_BITS 8
+#define IN_FIRST_BYTES 4096 /* of a connection's buffer for what comes */
 
 /* How often a uid has connected lately; of uids with one place the last. */
 struct connects {
@@ -107,13 +108,29 @@ static inline bool conn_take(struct conn *c, enum limit what, uint64_t n)
     return limit_take(c->peer.owner, what, n, NULL) == 0;
 }
 
-/* conn_fds.c */
+/* conn_out.c */
+/* Queues a frame: 0, -ENOMEM, or -EUSERS: the peer's uid or tenant leaves too much unread. */
+int conn_out_add(struct conn *c, const uint8_t *p, size_t n);
+/* The same of a frame with descriptors, which are the connection's then; or -EMFILE. */
+int conn_out_add_fds(struct conn *c, const uint8_t *bytes, size_t n, const int *fds,
+                     uint32_t n_fds);
+/* Writes what the peer takes now. 0, or -errno: the connection is broken. */
+int conn_out_write(struct conn *c);
+void conn_out_free(struct conn *c);
+/* Descriptors that wait, or that the peer has not read, count no more. */
+void conn_parcels_drop(struct conn *c);
 /* Which of the descriptors that were sent the peer has read by now. */
 void conn_fds_refresh(struct conn *c);
-void parcels_drop(struct conn *c);
-/* While there are parcels: sends some of what waits, as send() does: up to the next descriptors, or these with bytes of their frame. */
-ssize_t parcels_send(struct conn *c);
+void conn_fds_close(const int *fds, uint32_t n);
 
+/* conn.c */
+/* Those that came and that nobody has taken are closed. */
+void conn_fds_drop(struct conn *c);
+/* Arms or disarms the time for hello, or for the frame under way. */
+void conn_watch(struct conn *c);
+void conn_frame_clock(struct conn *c); /* it begins anew */
+/* When nothing of the front is with the loop any more. */
+void front_release(struct front *f);
 /* It may have something to read or to handle: it is served when its tenant's turn comes. */
 void conn_ready(struct conn *c);
 
@@ -121,9 +138,6 @@ void conn_ready(struct conn *c);
 /* Handles frames and reads, until there is nothing more, the peer must read answers first, or the slice is over.
  * True: there may be more. until_ns: when the slice is over, by uv_hrtime(). */
 bool conn_serve(struct conn *c, uint64_t until_ns);
-/* Arms or disarms the time for hello, or for the frame under way. */
-void conn_watch(struct conn *c);
-void conn_input_free(struct conn *c);
 void conn_violation(struct conn *c, uint32_t msgid, bool answerable, const struct ucm_error *e);
 
 #endif

@@ -138,18 +138,10 @@ static void flood(unsigned n)
     }
 }
 
-Test(fair, two_floods_have_their_shares)
+Test(fair, floods_have_their_shares)
 {
     flood(2);
-}
-
-Test(fair, ten_floods_have_their_shares)
-{
     flood(10);
-}
-
-Test(fair, a_hundred_floods_have_their_shares)
-{
     flood(100);
 }
 
@@ -324,14 +316,10 @@ static void pass_over(uint64_t burst, unsigned times)
               (unsigned)(had / KIB), (unsigned)(due / KIB), times);
 }
 
-Test(fair, who_is_passed_over_gets_what_it_missed)
+Test(fair, who_is_passed_over_gets_what_it_missed_up_to_its_credit)
 {
     pass_over(16 * MIB, 5);
     pass_over(16 * MIB, 60);
-}
-
-Test(fair, who_is_passed_over_for_long_gets_no_more_than_its_credit)
-{
     pass_over(16 * MIB, 1000);
     pass_over(0, 1000);
 }

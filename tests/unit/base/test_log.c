@@ -283,43 +283,6 @@ static void read_lines(int fd, const char *last, void (*line_cb)(const char *lin
     fclose(in);
 }
 
-struct seen {
-    unsigned n; /* lines, numbered from 0 on without a gap */
-    unsigned long long lost;
-};
-
-static void numbered_cb(const char *line, void *ctx)
-{
-    struct seen *seen = ctx;
-    const char *number = strstr(line, "number="), *lost = strstr(line, "log lost lines=");
-    unsigned i;
-
-    if (lost)
-        cr_assert_eq(sscanf(lost, "log lost lines=%llu", &seen->lost), 1);
-    if (!number)
-        return;
-    cr_assert_eq(sscanf(number, "number=%u", &i), 1);
-    cr_assert_eq(i, seen->n, "%u behind %u", i, seen->n);
-    seen->n++;
-}
-
-Test(log, nobody_waits_for_a_reader_that_stops, .timeout = 60)
-{
-    struct seen seen = {0};
-    int fd = pipe_made();
-    const unsigned n = 20000;
-
-    log_start();
-    for (unsigned i = 0; i < n; i++)
-        log_audit("a", "number=%u text=%0500d", i, 0);
-    log_flush(); /* its wait is bounded */
-    read_lines(fd, "log lost", numbered_cb, &seen);
-    dup2(saved_fd, STDERR_FILENO);
-    cr_assert_gt(seen.n, 1000);
-    cr_assert_gt(seen.lost, 0);
-    cr_assert_eq(seen.n + seen.lost, n);
-}
-
 static void last_cb(const char *line, void *ctx)
 {
     (void)line;

@@ -1,5 +1,5 @@
-/* The front's connections under a session that a test plays: when close_cb runs, and how many
- * connections a uid may have. */
+/* The front's connections under a session that a test plays: when close_cb runs, and descriptors that go to a peer. Bounds are told
+ * by tests/integration/test_limits.py. */
 /* Sanitizers: thread */
 #include "daemon/front/internal.h"
 
@@ -357,19 +357,6 @@ Test(conn, a_late_daemon_blames_no_peer)
     cr_expect_not(rig.closed);
 }
 
-Test(conn, who_says_no_hello_is_dropped)
-{
-    rig.config.handshake_ms = 20;
-    front_drop_all(rig.front);
-    close(rig.peer);
-    connect_peer();
-    for (int i = 0; i < 200 && !rig.closed; i++) {
-        uv_run(&rig.loop, UV_RUN_NOWAIT);
-        uv_sleep(5);
-    }
-    cr_expect(rig.closed);
-}
-
 /* ---- answers that nobody reads ---- */
 
 static void send_zeros(size_t bytes)
@@ -379,20 +366,6 @@ static void send_zeros(size_t bytes)
     cr_assert(b.p);
     conn_send(rig.conn, &b);
     free(b.p);
-}
-
-Test(conn, who_reads_no_answers_is_dropped)
-{
-    rig.config.unread_ms = 20;
-    rig.on_frame = greet;
-    send_frame();
-    send_zeros(2 << 20);
-    for (int i = 0; i < 400 && !rig.closed; i++) {
-        uv_run(&rig.loop, UV_RUN_NOWAIT);
-        uv_sleep(5);
-    }
-    cr_expect(rig.closed);
-    cr_expect_eq(rig.metrics.connections_dropped, 1u);
 }
 
 Test(conn, who_reads_slowly_is_not_dropped)
@@ -410,105 +383,4 @@ Test(conn, who_reads_slowly_is_not_dropped)
     }
     cr_expect(conn_backed_up(rig.conn));
     cr_expect_not(rig.closed);
-}
-
-/* An answer that its uid has no room for ends the connection, and the others' are not concerned. */
-Test(conn, unread_answers_are_bounded_by_uid)
-{
-    struct conn *mine = rig.conn;
-
-    limits_set(rig.limits, LIMIT_FRAMES, 16 << 20);
-    send_zeros(8 << 20);
-    cr_expect_eq(mine->state, CONN_OPEN);
-    send_zeros(8 << 20);
-    cr_expect_eq(mine->state, CONN_DRAINING);
-    cr_expect_leq(limits_used(rig.limits, LIMIT_FRAMES), 12u << 20);
-    front_drop_all(rig.front);
-    uv_run(&rig.loop, UV_RUN_NOWAIT);
-    cr_expect_eq(limits_used(rig.limits, LIMIT_FRAMES), 0u);
-}
-
-Test(conn, descriptors_are_bounded_by_uid)
-{
-    limits_set(rig.limits, LIMIT_DESCRIPTORS, 64);
-    cr_expect_eq(conn_fds_room(rig.conn), limit_room(rig.conn->peer.owner, LIMIT_DESCRIPTORS));
-    cr_expect_lt(conn_fds_room(rig.conn), 48u);
-    send_with_fds(1, 10, 30);
-    uv_run(&rig.loop, UV_RUN_NOWAIT);
-    cr_expect_eq(limits_used(rig.limits, LIMIT_DESCRIPTORS), 31u);
-}
-
-/* ---- how many a uid may have ---- */
-
-/* 0, or the refusal's code; its sentence must have `word`. */
-static int connect_as(uid_t uid, bool admin, const char *word)
-{
-    struct peer peer = {.uid = uid, .admin = admin, .pid = getpid()};
-    struct ucm_error e = {0};
-    int fds[2], rc;
-
-    snprintf(peer.tenant, sizeof(peer.tenant), "uid:%u", (unsigned)uid);
-    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
-    close(fds[1]);
-    peer.fd = fds[0];
-    rc = conn_new(rig.front, fds[0], &peer, &e);
-    if (rc != 0) {
-        close(fds[0]);
-        cr_expect_eq(e.code, UCM_WIRE_BUSY);
-        cr_expect(word && strstr(e.text, word), "%s", e.text);
-    }
-    return rc;
-}
-
-static unsigned connect_many(uid_t uid, bool greet, const char *word)
-{
-    unsigned n = 0;
-
-    while (connect_as(uid, false, word) == 0) {
-        n++;
-        if (greet)
-            conn_welcome(rig.conn);
-    }
-    return n;
-}
-
-/* The limit is 128; a connection of uid 1 is there already. */
-static void small_limit(void)
-{
-    front_drop_all(rig.front);
-    uv_run(&rig.loop, UV_RUN_NOWAIT);
-    limits_set(rig.limits, LIMIT_CONNECTIONS, 128);
-    limits_set(rig.limits, LIMIT_SILENT, 32);
-}
-
-Test(conn, silent_connections_of_one_uid_are_few)
-{
-    small_limit();
-    cr_expect_eq(connect_many(1000, false, "hello"), 24u);
-    cr_expect_eq(connect_as(1001, false, NULL), 0, "another uid is not concerned");
-}
-
-Test(conn, one_uid_leaves_some_and_the_last_are_for_operators)
-{
-    unsigned n = 0, last = 1;
-
-    small_limit();
-    cr_expect_eq(connect_many(1000, true, "uid:1000"), 94u);
-    cr_expect_eq(connect_many(1001, true, "limits.connections"), 24u);
-    for (uid_t uid = 1002; last > 0 && uid < 1100; uid++)
-        n += last = connect_many(uid, true, "limits.connections");
-    cr_expect_eq(n, 126u - 94 - 24);
-    cr_expect_eq(connect_as(1000, true, NULL), 0, "an operator is exempt");
-    cr_expect_eq(connect_as(0, true, NULL), 0);
-    cr_expect_eq(connect_as(0, true, "limits.connections"), -EUSERS);
-}
-
-Test(conn, who_leaves_makes_way)
-{
-    small_limit();
-    cr_expect_eq(connect_many(1000, false, "hello"), 24u);
-    front_drop_all(rig.front);
-    uv_run(&rig.loop, UV_RUN_NOWAIT);
-    cr_expect_eq(limits_used(rig.limits, LIMIT_CONNECTIONS), 0u);
-    cr_expect_eq(connect_many(1000, false, "hello"), 24u);
 }
