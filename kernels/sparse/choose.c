@@ -233,26 +233,6 @@ static void put_window(struct answer *a, uint32_t begin, uint32_t end)
         a->index[a->n++] = b;
 }
 
-/* Without branches that depend on scores. */
-uint32_t choose_put_plain(const uint32_t *restrict keys, uint32_t n, uint32_t above, uint32_t ties,
-                          uint32_t base, uint32_t *restrict index, uint32_t room)
-{
-    uint32_t put = 0, i = 0;
-
-    for (; ties > 0 && i < n && put < room; i++) {
-        uint32_t tie = keys[i] == above;
-
-        index[put] = base + i;
-        put += (keys[i] > above) | tie;
-        ties -= tie;
-    }
-    for (; i < n && put < room; i++) {
-        index[put] = base + i;
-        put += keys[i] > above;
-    }
-    return put;
-}
-
 static uint64_t sum_weights(const uint32_t *weights, uint32_t begin, uint32_t end)
 {
     uint64_t sum = 0;

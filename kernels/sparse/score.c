@@ -53,11 +53,6 @@ int ucm_score_check(const struct ucm_digest_plan *plan, const struct ucm_score_s
     return 0;
 }
 
-uint32_t ucm_score_lists(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec)
-{
-    return spec->heads == UCM_HEADS_EACH ? plan->spec.shape.kv_heads : 1;
-}
-
 static uint32_t query_heads(const struct ucm_score_spec *spec)
 {
     return spec->rows * spec->q_heads;

@@ -148,6 +148,26 @@ static uint64_t weigh(const float *scores, uint32_t n, float top, float beta, ui
     return sum;
 }
 
+/* Without branches that depend on scores. */
+uint32_t choose_put_plain(const uint32_t *restrict keys, uint32_t n, uint32_t above, uint32_t ties,
+                          uint32_t base, uint32_t *restrict index, uint32_t room)
+{
+    uint32_t put = 0, i = 0;
+
+    for (; ties > 0 && i < n && put < room; i++) {
+        uint32_t tie = keys[i] == above;
+
+        index[put] = base + i;
+        put += (keys[i] > above) | tie;
+        ties -= tie;
+    }
+    for (; i < n && put < room; i++) {
+        index[put] = base + i;
+        put += keys[i] > above;
+    }
+    return put;
+}
+
 const struct ucm_score_ops score_ops_base = {
     .query_floats = query_floats,
     .prepare = prepare,

@@ -1,5 +1,6 @@
-/* What a spec may say, its canonical form, and the plan made from it. */
+/* What a shape may be, and the canonical form of a spec. */
 #include "kernels/sparse/spec.h"
+#include "kernels/sparse/select.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -148,17 +149,6 @@ uint64_t ucm_kv_shape_extent(const struct ucm_kv_shape *shape, bool with_v)
 
 /* ---- digests ---- */
 
-int ucm_digest_check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
-{
-    const struct ucm_digest_method *method = ucm_digest_method(spec->method);
-    int r;
-
-    if (method == NULL)
-        return sparse_refuse(why, "there is no digest method %u", spec->method);
-    r = ucm_kv_shape_check(&spec->shape, why);
-    return r < 0 ? r : method->check(spec, why);
-}
-
 static bool reads_v(const struct ucm_digest_spec *spec)
 {
     return spec->method == UCM_DIGEST_STATS && spec->shape.v_head_dim > 0;
@@ -228,60 +218,9 @@ void ucm_digest_canonical(const struct ucm_digest_spec *spec,
         put_place(to, &v, s);
 }
 
-/* ---- plans ---- */
+/* ---- scores ---- */
 
-static void make_plan(struct ucm_digest_plan *plan, const struct ucm_digest_spec *spec)
+uint32_t ucm_score_lists(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec)
 {
-    *plan = (struct ucm_digest_plan){
-        .spec = *spec,
-        .method = ucm_digest_method(spec->method),
-        .vectors = 1,
-        .channels = spec->shape.head_dim,
-        .query_floats = spec->shape.head_dim,
-    };
-    plan->metrics = plan->method->metrics;
-    plan->method->plan(plan);
-    if (plan->vector_bytes == 0)
-        plan->vector_bytes = plan->channels;
-    plan->bytes = (plan->bytes + 3) / 4 * 4;
-    plan->query_floats = (plan->query_floats + 15) / 16 * 16;
-}
-
-int ucm_digest_plan_init(struct ucm_digest_plan *plan, const struct ucm_digest_spec *spec,
-                         char why[UCM_SPARSE_WHY])
-{
-    int r = ucm_digest_check(spec, why);
-
-    if (r == 0)
-        make_plan(plan, spec);
-    return r;
-}
-
-uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec)
-{
-    struct ucm_digest_plan plan;
-
-    make_plan(&plan, spec);
-    return plan.bytes;
-}
-
-/* ---- through the plan ---- */
-
-void ucm_digest_build(const struct ucm_digest_plan *plan, const void *shard, void *out)
-{
-    /* What the arrays leave of the last four bytes is 0. */
-    memset((uint8_t *)out + plan->bytes - 4, 0, 4);
-    plan->method->build(plan, shard, out);
-}
-
-void ucm_digest_query(const struct ucm_digest_plan *plan, const float *q, float *out)
-{
-    memset(out, 0, plan->query_floats * sizeof(*out));
-    plan->method->query(plan, q, out);
-}
-
-float ucm_digest_score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric,
-                       const float *query, const void *digest, uint32_t g)
-{
-    return plan->method->score(plan, metric, query, digest, g);
+    return spec->heads == UCM_HEADS_EACH ? plan->spec.shape.kv_heads : 1;
 }

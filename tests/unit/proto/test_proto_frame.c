@@ -1,4 +1,4 @@
-/* Frames and envelopes: what hostile bytes get, and how frames are built. */
+/* Frames and envelopes: what hostile bytes get, and how frames are built. tests/fuzz/fuzz_proto.c bends them at random. */
 #include "proto/proto.h"
 #include "tests/unit/proto/proto_samples.h"
 
@@ -503,75 +503,4 @@ static void add_a_byte(const uint8_t *body, size_t n, enum ucm_method method)
 Test(proto_frame, trailing_bytes_are_refused)
 {
     each_frame(add_a_byte);
-}
-
-static uint64_t xorshift(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
-/* Bends up to four bytes, or drops or doubles a stretch. Returns the new length, at most 2 n. */
-static size_t mutate(uint8_t *p, size_t n, uint64_t *rng)
-{
-    size_t from = xorshift(rng) % n, stretch = xorshift(rng) % (n - from) + 1;
-
-    switch (xorshift(rng) % 4) {
-    case 0:
-        memmove(p + from, p + from + stretch, n - from - stretch);
-        return n - stretch;
-    case 1:
-        memmove(p + from + stretch, p + from, n - from);
-        return n + stretch;
-    default:
-        for (uint64_t i = xorshift(rng) % 4 + 1; i > 0; i--)
-            p[xorshift(rng) % n] = (uint8_t)xorshift(rng);
-        return n;
-    }
-}
-
-/* Whatever comes of it, it is told soundly: what opens and decodes can be encoded again. */
-static void feed(const uint8_t *p, size_t n, enum ucm_method method)
-{
-    const struct proto_message *m;
-    struct opening o = open_bytes(p, n);
-    struct ucm_error e = {0};
-    uint64_t out[64];
-    struct proto_buf b;
-
-    if (o.rc) {
-        cr_assert_eq(o.rc, -UCM_WIRE_INVALID, "%s", o.error.text);
-        cr_assert_neq(o.error.text[0], '\0');
-        return;
-    }
-    m = o.env.type == PROTO_REQUEST ? proto_method_params(method) : proto_method_result(method);
-    if (proto_decode(m, &o.env, out, &e) == 0 && m != &proto_free_map) {
-        proto_buf_init(&b, LIMIT);
-        cr_assert_eq(proto_response(&b, 1, m, out, &e), 0, "%s", e.text);
-        proto_buf_free(&b);
-    }
-    proto_envelope_close(&o.env);
-}
-
-static void mutate_often(const uint8_t *body, size_t n, enum ucm_method method)
-{
-    uint64_t rng = 0x9e3779b97f4a7c15ull ^ (n << 8) ^ (uint64_t)method;
-    uint8_t *copy;
-    size_t bent;
-
-    for (int i = 0; i < 1000; i++) {
-        copy = malloc(2 * n);
-        memcpy(copy, body, n);
-        bent = mutate(copy, n, &rng);
-        copy = realloc(copy, bent ? bent : 1);
-        feed(copy, bent, method);
-        free(copy);
-    }
-}
-
-Test(proto_frame, mutations_are_survived)
-{
-    each_frame(mutate_often);
 }

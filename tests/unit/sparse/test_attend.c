@@ -117,13 +117,9 @@ static void compare_forms(enum ucm_isa isa)
     ucm_isa_limit(UCM_ISA_COUNT - 1);
 }
 
-Test(attend, the_bits_of_the_definition_with_avx2)
+Test(attend, the_bits_of_the_definition)
 {
     compare_forms(UCM_ISA_AVX2);
-}
-
-Test(attend, the_bits_of_the_definition_without_vectors)
-{
     compare_forms(UCM_ISA_BASE);
 }
 
@@ -384,52 +380,6 @@ Test(attend, a_block_that_is_not_there_is_not_skipped)
     close_step(&s);
 }
 
-/* ---- what is no number ---- */
-
-static void set(const struct rig_pool *p, int32_t slot, uint32_t g, bool value, float x)
-{
-    float y = x;
-
-    memcpy(rig_at(p, slot, g, 2, value, 3), &y, 4);
-}
-
-Test(attend, keys_and_values_that_are_no_numbers)
-{
-    struct ucm_attend_spec spec = rig_attend(UCM_KV_F32, 16, 2, 2, 64, 64, 0);
-    float bad[] = {NAN, INFINITY, -INFINITY}, *q = rig_normals(2 * 64, 1);
-    int32_t slots[] = {4, 5, 6};
-    struct rig_pool p;
-
-    q[3] = 1;
-    q[64 + 3] = -1;
-    rig_pool_open(&p, &spec, SLOTS);
-    for (uint32_t i = 0; i < 3; i++) {
-        float *out;
-
-        rig_pool_fill(&p, 1);
-        set(&p, 5, 1, false, bad[i]);
-        out = attend_list(&p, 1, q, slots, 3, 0, 3);
-        for (uint32_t h = 0; h < 2; h++) { /* an infinite logit on one side weighs nothing */
-            bool nan = i == 0 || (i == 1) == (h == 0);
-
-            for (uint32_t c = 0; c < 64; c++)
-                cr_assert_eq(isnan(out[h * 64 + c]), nan);
-            cr_assert_eq(isnan(out[128 + h]), nan);
-        }
-        free(out);
-        out = attend_list(&p, 0, q, slots, 3, 0, 3); /* the other head */
-        cr_assert(!isnan(out[0]) && !isnan(out[128]));
-        free(out);
-        rig_pool_fill(&p, 1);
-        set(&p, 5, 1, true, bad[i]);
-        out = attend_list(&p, 1, q, slots, 3, 0, 3);
-        cr_assert(!isfinite(out[3]) && isfinite(out[2]) && isfinite(out[128]));
-        free(out);
-    }
-    free(q);
-    free(p.bytes);
-}
-
 Test(attend, logits_far_apart)
 {
     struct ucm_attend_spec spec = rig_attend(UCM_KV_F32, 16, 1, 1, 64, 64, 0);
@@ -463,32 +413,6 @@ Test(attend, logits_far_apart)
     free(p.bytes);
 }
 
-/* FP8 with scales: as if K and V had been multiplied by them. */
-Test(attend, scales_of_keys_and_values)
-{
-    struct ucm_attend_spec spec = rig_attend(UCM_KV_FP8_E4M3, 16, 1, 2, 64, 64, 0);
-    float *q = rig_normals(2 * 64, 1), *plain, *scaled;
-    int32_t slots[] = {0, 1, 2, 3};
-    struct rig_pool p;
-    char why[UCM_SPARSE_WHY];
-
-    rig_pool_open(&p, &spec, SLOTS);
-    rig_pool_fill(&p, 1);
-    plain = attend_list(&p, 0, q, slots, 4, 5, 4);
-    spec.k_scale = 0.5f;
-    spec.v_scale = 4;
-    spec.scale = 0.25f; /* twice 1 / sqrt(64) */
-    cr_assert_eq(ucm_attend_plan_init(&p.plan, &spec, why), 0);
-    scaled = attend_list(&p, 0, q, slots, 4, 5, 4);
-    for (uint32_t i = 0; i < 2 * 64; i++)
-        cr_assert_eq(scaled[i], 4 * plain[i]);
-    cr_assert_eq(scaled[128], plain[128]);
-    free(plain);
-    free(scaled);
-    free(q);
-    free(p.bytes);
-}
-
 /* ---- what is refused ---- */
 
 Test(attend, refusals_are_sentences)
@@ -517,38 +441,4 @@ Test(attend, refusals_are_sentences)
     REFUSED(group, 129, "group is 129; 1 to 128 query heads of a KV head are allowed");
     REFUSED(shape.v_head_dim, 0, "v_head_dim is 0; for MLA give the channels of K that V is");
     REFUSED(shape.head_dim, 66, "head_dim is 66; multiples of 4 up to 1024 are allowed");
-}
-
-/* ---- merging ---- */
-
-/* Any cut of a list into parts gives the whole list's attention. */
-Test(attend, parts_merge_to_the_whole)
-{
-    for (uint32_t round = 0; round < 20; round++) {
-        const struct form *f = &forms[round % 6];
-        uint32_t rows = f->group, n = rows * (f->v_d + 1), cut = rig_below(13), cut2 = cut;
-        float *q, *part[3], *all;
-        struct ucm_attend_part parts[3];
-        struct rig_pool p;
-        int32_t slots[12];
-
-        open_form(&p, f, 2);
-        q = rig_normals((uint64_t)rows * f->d, 1);
-        random_list(slots, 12);
-        cut2 += rig_below(13 - cut);
-        all = attend_list(&p, 0, q, slots, 12, 0, 12);
-        part[0] = attend_list(&p, 0, q, slots, cut, 0, 12);
-        part[1] = attend_list(&p, 0, q, slots + cut, cut2 - cut, 0, 12);
-        part[2] = attend_list(&p, 0, q, slots + cut2, 12 - cut2, 0, 12);
-        for (uint32_t i = 0; i < 3; i++)
-            parts[i] = (struct ucm_attend_part){part[i], part[i] + rows * f->v_d};
-        ucm_attend_merge(parts, 3, rows, f->v_d, part[0], part[0] + rows * f->v_d);
-        for (uint32_t i = 0; i < n; i++)
-            cr_assert_float_eq(part[0][i], all[i], 4e-6f * (1 + fabsf(all[i])));
-        for (uint32_t i = 0; i < 3; i++)
-            free(part[i]);
-        free(all);
-        free(q);
-        free(p.bytes);
-    }
 }

@@ -1,5 +1,5 @@
 /* Digest specs: what is refused and with which sentence, sizes and extents, the canonical form; that a
- * build stays in its memory; poison. Values are compared with numpy in test_digest_numpy.py. */
+ * build stays in its memory. Values are compared with numpy in test_digest_numpy.py. */
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
 
@@ -371,44 +371,4 @@ Test(digest, a_spec_that_is_taken_can_be_built)
         free(out);
     }
     cr_assert_gt(built, 300u, "%u", built);
-}
-
-/* One bad value in K (stats: or in V) poisons its head and no other. */
-static void poison_head(const struct ucm_digest_plan *plan, uint16_t *kv, uint32_t at, uint16_t bad)
-{
-    static float q[64], query[256];
-    _Alignas(8) uint8_t out[2048];
-    uint16_t was = kv[at];
-    uint32_t head = at / 64 % 2;
-
-    kv[at] = bad;
-    ucm_digest_build(plan, kv, out);
-    kv[at] = was;
-    q[0] = 1;
-    ucm_digest_query(plan, q, query);
-    cr_assert_eq(ucm_digest_score(plan, UCM_METRIC_DOT, query, out, head), INFINITY, "%s at %u",
-                 plan->method->name, at);
-    cr_assert(isfinite(ucm_digest_score(plan, UCM_METRIC_DOT, query, out, 1 - head)), "%s at %u",
-              plan->method->name, at);
-}
-
-Test(digest, a_block_with_nan_or_infinities_is_poisoned)
-{
-    static uint16_t kv[4096];
-
-    for (uint32_t method = UCM_DIGEST_MEAN; method <= UCM_DIGEST_TOKENS; method++) {
-        struct ucm_digest_spec s = spec_of(method);
-        struct ucm_digest_plan plan;
-        char why[UCM_SPARSE_WHY];
-
-        for (uint32_t i = 0; i < 4096; i++)
-            kv[i] = (uint16_t)(0x3c00 + i * 7 % 1000);
-        cr_assert_eq(ucm_digest_plan_init(&plan, &s, why), 0);
-        cr_assert_leq(plan.bytes, 2048u);
-        for (uint32_t at = 0; at < (method == UCM_DIGEST_STATS ? 4096u : 2048u); at += 61) {
-            poison_head(&plan, kv, at, 0x7e00);
-            poison_head(&plan, kv, at, 0x7c00);
-            poison_head(&plan, kv, at, 0xfc00);
-        }
-    }
 }

@@ -75,26 +75,21 @@ static void compare_method(uint32_t method)
     }
 }
 
-Test(select, forms_of_mean_are_equal)
+Test(select, forms_of_every_method_are_equal)
 {
-    compare_method(UCM_DIGEST_MEAN);
+    for (uint32_t method = UCM_DIGEST_MEAN; method <= UCM_DIGEST_TOKENS; method++)
+        compare_method(method);
 }
 
-Test(select, forms_of_submean_are_equal)
+Test(select, forms_of_pruned_submean_are_equal)
 {
     struct ucm_digest_spec pruned = rig_spec(UCM_DIGEST_SUBMEAN, 16, 2, 96);
 
-    compare_method(UCM_DIGEST_SUBMEAN);
     pruned.keep_bytes = 96 / 16;
     for (uint32_t i = 0; i < pruned.keep_bytes; i++)
         pruned.keep[i] = (uint8_t)(i == 0 ? 0xff : 0x15);
     compare_modes(&pruned, 3, 2, 40, false);
     compare_modes(&pruned, 3, 2, 40, true);
-}
-
-Test(select, forms_of_box_are_equal)
-{
-    compare_method(UCM_DIGEST_BOX);
 }
 
 Test(select, forms_of_hash_are_equal)
@@ -107,17 +102,6 @@ Test(select, forms_of_hash_are_equal)
         compare_modes(&spec, 1, 4, 37, true);
         compare_modes(&odd, 1, 5, 19, false);
     }
-    compare_method(UCM_DIGEST_HASH);
-}
-
-Test(select, forms_of_stats_are_equal)
-{
-    compare_method(UCM_DIGEST_STATS);
-}
-
-Test(select, forms_of_tokens_are_equal)
-{
-    compare_method(UCM_DIGEST_TOKENS);
 }
 
 Test(select, forms_of_tokens_with_rest_are_equal)
@@ -132,34 +116,6 @@ Test(select, forms_of_tokens_with_rest_are_equal)
         compare_modes(&spec, 1 + i % 2, 1 + (uint32_t)i, 37, i % 2 == 0);
         compare_modes(&spec, 1, 4, 19, i % 2 != 0);
     }
-}
-
-/* docs/retrieval.md: a score is the logarithm of what the block weighs. One token and a rest of one are the
- * whole block, so it is exact but for 4 bits, which these keys fit. */
-Test(select, a_score_with_rest_is_the_logarithm_of_the_weight)
-{
-    struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_TOKENS, 2, 1, 4);
-    const float k[2][4] = {{7, -3, 0, 1}, {-2, 7, 5, -7}}, q[4] = {0.5f, 0.25f, -1, 2};
-    float query[16], sum = 0;
-    char why[UCM_SPARSE_WHY];
-    struct ucm_digest_plan plan;
-    uint32_t digest[64];
-
-    spec.rest = UCM_REST_MEAN;
-    spec.chosen = 1;
-    cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
-    cr_assert_leq(plan.bytes, sizeof(digest));
-    cr_assert_leq(plan.query_floats, 16);
-    ucm_digest_build(&plan, k, digest);
-    ucm_digest_query(&plan, q, query);
-    for (int t = 0; t < 2; t++) {
-        float x = 0;
-
-        for (int c = 0; c < 4; c++)
-            x += k[t][c] * q[c];
-        sum += expf(x / 2); /* beta is 1 / sqrt(4) */
-    }
-    cr_assert_float_eq(ucm_digest_score(&plan, UCM_METRIC_DOT, query, digest, 0), logf(sum), 1e-5);
 }
 
 /* q in some magnitudes, some of it much larger, or tiny. */
@@ -278,34 +234,6 @@ Test(select, blocks_at_a_stride_score_as_those_that_are_listed)
     rig_close(&r);
 }
 
-/* What is known of one list, whatever the reduce. */
-Test(select, a_block_that_cannot_be_judged_scores_infinity)
-{
-    for (uint32_t reduce = 0; reduce < 3; reduce++)
-        for (enum ucm_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
-            struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_MEAN, 16, 2, 32);
-            struct ucm_score_spec score = {.reduce = reduce, .rows = 1, .q_heads = 4};
-            uint16_t nan = 0x7fc0;
-            struct rig r;
-            float *scores;
-
-            rig_init(&r, &spec, &score, 20, false);
-            for (uint32_t b = 0; b < r.n; b++)
-                for (uint32_t g = 0; g < 2; g++)
-                    memset(r.at[b] + r.plan.scale[0] + 2 * g, 0x3c, 2);
-            memcpy(r.at[7] + r.plan.scale[0] + 2, &nan, 2);
-            free(r.at[3]);
-            r.at[3] = NULL;
-            scores = rig_score(&r, isa, 5);
-            for (uint32_t b = 0; b < r.n; b++) {
-                cr_assert_eq(isinf(scores[b]) != 0, b == 3);
-                cr_assert_eq(isinf(scores[r.n + b]) != 0, b == 3 || b == 7);
-            }
-            free(scores);
-            rig_close(&r);
-        }
-}
-
 /* As many as are scored at once, between others and at the end. */
 Test(select, many_blocks_in_a_row_without_a_digest)
 {
@@ -329,48 +257,6 @@ Test(select, many_blocks_in_a_row_without_a_digest)
         free(scores);
         rig_close(&r);
     }
-}
-
-Test(select, shares_of_a_softmax_add_up)
-{
-    struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_MEAN, 16, 2, 64);
-    struct ucm_score_spec score = {.reduce = UCM_REDUCE_SOFTMAX, .rows = 3, .q_heads = 8};
-    struct rig r;
-    float *scores;
-
-    rig_init(&r, &spec, &score, 1000, false);
-    scores = rig_score(&r, UCM_ISA_COUNT - 1, 0);
-    for (uint32_t g = 0; g < 2; g++) {
-        double sum = 0;
-
-        for (uint32_t b = 0; b < r.n; b++)
-            sum += isinf(scores[g * r.n + b]) ? 0 : (double)scores[g * r.n + b];
-        cr_assert_float_eq(sum, 12.0, 1e-4, "%f", sum); /* 3 rows x 4 heads */
-    }
-    free(scores);
-    rig_close(&r);
-}
-
-/* ESA averages the queries of a group, and opposed heads cancel; here they don't. */
-Test(select, opposed_heads_of_a_group_do_not_cancel)
-{
-    struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_MEAN, 16, 1, 32);
-    struct ucm_score_spec score = {.rows = 1, .q_heads = 2};
-    struct rig r;
-    float *scores;
-
-    rig_init(&r, &spec, &score, 1, false);
-    memset(r.at[0], 1, 32);
-    memset(r.at[0] + 32, 0, 2);
-    r.at[0][33] = 0x3f; /* 0x3f00: 0.5 */
-    for (uint32_t c = 0; c < 32; c++) {
-        r.q[c] = 1;
-        r.q[32 + c] = -1;
-    }
-    scores = rig_score(&r, UCM_ISA_COUNT - 1, 0);
-    cr_assert_eq(scores[0], 16.0f);
-    free(scores);
-    rig_close(&r);
 }
 
 static void refused(const struct ucm_digest_plan *plan, struct ucm_score_spec spec,

@@ -8,9 +8,9 @@
 
 #define STRANDS 3u
 #define NUMBERS 40u
-#define SLOTS 70u
+#define SLOTS 40u /* a step may want more, */
 #define REQUESTS 4u
-#define LIST 24u
+#define LIST 16u /* and a strand may miss more */
 #define NOBODY (-1)
 
 struct place {
@@ -245,8 +245,10 @@ static void between_steps(struct model *m, struct ucm_slots *s, unsigned *seed)
     compare(m, s);
 }
 
-static void random_steps(unsigned seed, uint32_t steps)
+/* -> what was seen of a step's flags. */
+static uint32_t random_steps(unsigned seed, uint32_t steps, uint32_t *broken)
 {
+    uint32_t flags = 0;
     struct ucm_slots_shape shape = {.strands = STRANDS,
                                     .numbers = NUMBERS,
                                     .slots = SLOTS,
@@ -265,13 +267,20 @@ static void random_steps(unsigned seed, uint32_t steps)
     for (uint32_t step = 0; step < steps; step++) {
         for (uint32_t strand = 0; strand < STRANDS; strand++)
             strand_of_both(&m, &s, &seed, strand);
+        flags |= s.step->flags;
+        *broken += s.step->floors_broken;
         between_steps(&m, &s, &seed);
     }
     free(memory);
+    return flags;
 }
 
 Test(slots_random, as_a_model_that_searches_for_everything)
 {
+    uint32_t flags = 0, broken = 0;
+
     for (unsigned seed = 1; seed <= 10; seed++)
-        random_steps(seed, 60);
+        flags |= random_steps(seed, 60, &broken);
+    cr_assert_eq(flags, UCM_SLOTS_UNSERVED | UCM_SLOTS_LIST_FULL | UCM_SLOTS_FULL, "%x", flags);
+    cr_assert_gt(broken, 0);
 }
