@@ -46,7 +46,8 @@ struct ucm_staging_order {
     uint32_t direction; /* 0 load, 1 dump */
     uint32_t region;    /* ring_region of region.register */
     uint32_t first_plane, n_planes, n_items;
-    uint32_t coded; /* not 0: items are in the encoding of the region's namespace, pages are not */
+    uint32_t
+        converts; /* not 0: items are in the encoding of the region's namespace, pages are not */
     /* Not 0: K of the items turns, by so many tables of angles. Block ids are then followed by a number for each
      * item: which of the tables its K turns by, or none (UCM_STAGING_STAYS); and these by the tables. */
     uint32_t tables;
@@ -57,8 +58,8 @@ struct ucm_staging_order {
 #define UCM_STAGING_TURN_WORDS 2u /* of an item in an order that turns */
 #define UCM_STAGING_STAYS UINT32_MAX
 
-#define UCM_STAGING_KNOWS_CODED 1u  /* orders with `coded` */
-#define UCM_STAGING_KNOWS_TURNED 2u /* and with `tables` */
+#define UCM_STAGING_KNOWS_CONVERSION 1u /* orders with `converts` */
+#define UCM_STAGING_KNOWS_TURNED 2u     /* and with `tables` */
 
 struct ucm_staging_words {
     _Atomic uint32_t generation; /* of this registration, 1 to 4095; by the daemon */

@@ -72,16 +72,16 @@ static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_
     const struct ucm_staging_order *o = &s->order;
     const struct ucm_copy_plane *first = &s->region->spec[o->first_plane];
     uint64_t offset =
-        o->coded ? s->region->coded_spec[o->first_plane].slot_offset : first->slot_offset;
+        o->converts ? s->region->coded_spec[o->first_plane].slot_offset : first->slot_offset;
     uint64_t begin = c->base + slice * c->slice_bytes - offset;
-    bool alone = o->coded && ucm_encoding_alone(&s->region->encoding, o->direction);
+    bool alone = o->converts && ucm_encoding_alone(&s->region->encoding, o->direction);
     CUstream stream = c->streams[o->direction][alone ? 0 : slice];
     CUresult r = CUDA_SUCCESS;
 
     for (uint32_t i = 0; i < o->n_items; i++)
         s->items[i] = (struct ucm_copy_item){.slot = begin + i * ucm_staging_pitch(item_bytes),
                                              .block = o->blocks[i]};
-    if (o->coded)
+    if (o->converts)
         r = companion_encoding_launch(s->region, o->first_plane, o->n_planes, s->items, o->n_items,
                                       o->direction, stream);
     else if (o->tables == 0)
@@ -110,9 +110,9 @@ static bool slice_begin(struct companion *c, uint32_t slice)
     if (s->order.region < 1 || s->order.region > COMPANION_REGIONS)
         return false;
     s->region = c->regions[s->order.region - 1];
-    if (!s->region || (s->order.coded && !s->region->coded_spec))
+    if (!s->region || (s->order.converts && !s->region->coded_spec))
         return false;
-    bytes = s->order.coded ? plane_coded : plane_chunk;
+    bytes = s->order.converts ? plane_coded : plane_chunk;
     if (atomic_load(&c->served->words.dead) ||
         !ucm_staging_order_sound(&s->order, c->slice_bytes, s->region->blocks, s->region->n_planes,
                                  bytes, s->region, &item_bytes) ||
@@ -228,7 +228,8 @@ static void *thread_run(void *arg)
 void companion_serve(struct companion *c, struct ucm_staging *staging)
 {
     if (staging)
-        atomic_store(&staging->words.knows, UCM_STAGING_KNOWS_CODED | UCM_STAGING_KNOWS_TURNED);
+        atomic_store(&staging->words.knows,
+                     UCM_STAGING_KNOWS_CONVERSION | UCM_STAGING_KNOWS_TURNED);
     pthread_mutex_lock(&c->mutex);
     if (c->served) {
         atomic_store(&c->served->words.dead, 1);

@@ -22,7 +22,7 @@ CUresult companion_rope_launch(const struct companion_region *r,
     CUdeviceptr at = r->rope_at + order->first_plane * sizeof(uint32_t);
     uint32_t n_planes = order->n_planes, n_items = order->n_items, n_tables = order->tables;
     uint32_t tiles = ucm_rope_tiles(&r->rope, ucm_copy_largest_chunk(first, n_planes));
-    uint32_t in_place = order->coded != 0;
+    uint32_t in_place = order->converts != 0;
     struct ucm_rope_spec spec = r->rope;
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &at,
                          &tables, &n_tables, &spec,  &tiles,   &in_place};

@@ -47,5 +47,9 @@ static inline bool codec_refuses(const struct codec *codec)
 {
     return ucm_encoding_method(codec->spec.encoding)->fits != NULL;
 }
+static inline bool form_refuses(const struct form *f)
+{
+    return f->codec && codec_refuses(f->codec);
+}
 
 #endif

@@ -209,17 +209,19 @@ static void file_write(const struct gpu *g, const char *of, const struct costs_t
         (void)unlink(fresh);
 }
 
-void gpu_calibrate(struct gpu *g, char *driver)
+void gpu_calibrate(struct gpu *g)
 {
     bool kept = g->config.calibration && g->config.calibration[0] != '\0';
     char of[128];
+    struct nvml seen;
     int version = 0;
 
+    nvml_read(&seen, g->work.stats.uuid);
     (void)cuda.cuDriverGetVersion(&version);
-    for (char *p = driver; *p; p++)
+    for (char *p = seen.driver; *p; p++)
         if (*p <= ' ')
             *p = '_';
-    snprintf(of, sizeof(of), "%d/%s", version, driver);
+    snprintf(of, sizeof(of), "%d/%s", version, seen.driver);
     if (kept && file_read(g, of, &g->costs) == 0)
         return;
     if (measure_all(g, &g->costs) < 0)

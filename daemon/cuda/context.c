@@ -126,8 +126,8 @@ void gpu_context_close(struct gpu *g)
         (void)cuda.cuMemFreeHost(g->items);
     if (g->module)
         (void)cuda.cuModuleUnload(g->module);
-    if (g->encoding_module)
-        (void)cuda.cuModuleUnload(g->encoding_module);
+    if (g->convert_module)
+        (void)cuda.cuModuleUnload(g->convert_module);
     if (g->tables)
         (void)cuda.cuMemFreeHost(g->tables);
     if (g->rope_module)
@@ -138,7 +138,7 @@ void gpu_context_close(struct gpu *g)
     g->uploads = g->turns = NULL;
     g->items = NULL;
     g->tables = NULL;
-    g->module = g->encoding_module = g->rope_module = NULL;
+    g->module = g->convert_module = g->rope_module = NULL;
     g->context = NULL;
 }
 
@@ -172,8 +172,16 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
     /* Roughly: other processes may have taken or freed memory meanwhile. */
     if (before.used_bytes != 0 && after.used_bytes > before.used_bytes)
         atomic_store(&g->context_bytes, after.used_bytes - before.used_bytes);
-    gpu_ipc_learn(g);
-    if (g->config.strategy != COPY_SM)
-        gpu_calibrate(g, after.driver);
     return 0;
+}
+
+CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
+                           struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
+                           uint32_t direction)
+{
+    uint32_t tiles = ucm_copy_tiles(largest_chunk);
+    void *arguments[] = {&planes, &n_planes, &items, &n_items, &tiles, &direction};
+
+    return cuda.cuLaunchKernel(g->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0, stream,
+                               arguments, NULL);
 }

@@ -88,6 +88,19 @@ static void close_region(struct gpu *g, struct device_region *region)
     gpu_region_close(region);
 }
 
+/* With the first OPEN. */
+static int begin(struct gpu *g, struct device_job *job)
+{
+    int rc = gpu_context_open(g, job);
+
+    if (rc < 0)
+        return rc;
+    gpu_ipc_learn(g);
+    if (g->config.strategy != COPY_SM)
+        gpu_calibrate(g);
+    return 0;
+}
+
 static bool run_control(struct gpu *g)
 {
     struct device_job *job = job_queue_pop_control(&g->queued, NULL, NULL);
@@ -104,7 +117,7 @@ static bool run_control(struct gpu *g)
     else if (atomic_load(&g->failed))
         rc = gpu_refuse_failed(g, job);
     else if (!g->context)
-        rc = gpu_context_open(g, job);
+        rc = begin(g, job);
     if (rc == 0 && job->op == DEVICE_OPEN)
         rc = job->staging ? gpu_staging_open(g, job) : gpu_region_open(g, job);
     work_finish(&g->work, job, rc);

@@ -130,7 +130,7 @@ struct gpu {
     CUcontext context; /* NULL until the first OPEN */
     CUmodule module;
     CUfunction kernel;
-    CUmodule encoding_module;    /* NULL until the first region that is encoded */
+    CUmodule convert_module;     /* NULL until the first region whose copies may convert */
     CUmodule rope_module;        /* NULL until the first region whose loads can turn K; the same: */
     CUstream turns;              /* turns K in pages that launches have filled */
     struct ucm_copy_item *items; /* of all launches */
@@ -156,7 +156,7 @@ struct gpu {
 
 /* ---- context.c ---- */
 
-/* With the first OPEN: context, kernel, streams. 0 or -errno, job->error filled. */
+/* Context, kernel, streams. 0 or -errno, job->error filled. */
 int gpu_context_open(struct gpu *g, struct device_job *job);
 void gpu_context_close(struct gpu *g);
 /* The context is lost: every job fails from now on, and the loop reports it (config.failed_cb). */
@@ -164,10 +164,13 @@ void gpu_fail(struct gpu *g, CUresult r, const char *what);
 /* Fills job->error with what CUDA refused; returns -EIO for a lost context, else `status`. */
 int gpu_refuse(struct gpu *g, struct device_job *job, int status, CUresult r, const char *what);
 int gpu_refuse_failed(struct gpu *g, struct device_job *job);
+/* The copy kernel over planes in GPU memory and pinned items. */
+CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
+                           struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
+                           uint32_t direction);
 
 /* ---- copy.c ---- */
 
-void gpu_finish(struct gpu *g, struct device_job *job, int status); /* a copy ends */
 /* After gpu_fail, in every round of the thread: ends all copies. Those whose slices companions have
  * claimed end last. */
 void gpu_abandon(struct gpu *g);
@@ -179,14 +182,18 @@ void gpu_expire(struct gpu *g);
 
 /* Once in each round of the thread: do several tenants use a direction? */
 void gpu_contended_look(struct gpu *g);
+
+/* ---- launch.c ---- */
+
+void gpu_finish(struct gpu *g, struct device_job *job, int status); /* a copy ends */
+/* A dump whose worker died meanwhile. */
+int gpu_refuse_dying(struct device_job *job);
 /* Bytes of one launch, at most. */
 uint64_t gpu_launch_bytes(const struct gpu *g, enum ucm_copy_direction direction);
 /* A place for one more launch; NULL: none now. One that is there stays until it is used. */
 struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction);
 /* Before a job's first piece: checks what must hold for all of them. 0 or -errno, job->error filled. */
 int gpu_job_check(struct gpu *g, struct device_job *job);
-/* The same, and picks their way. The stream has a place. */
-int gpu_job_begin(struct gpu *g, struct device_job *job);
 /* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
  * the slice or, when that is NULL, ends a piece of the job. */
 CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
@@ -209,10 +216,6 @@ void gpu_piece_end(struct gpu *g, struct device_job *job);
 void gpu_job_fail(struct gpu *g, struct device_job *job, int status);
 /* The same, when a piece has failed. */
 void gpu_piece_fail(struct gpu *g, struct device_job *job, int status);
-/* The copy kernel over planes in GPU memory and pinned items. */
-CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
-                           struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
-                           uint32_t direction);
 
 /* ---- express.c: small loads beside others' launches ---- */
 
@@ -255,9 +258,8 @@ void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const str
 
 /* ---- calibrate.c ---- */
 
-/* Fills g->costs: from the file, or by measuring for at most a second, or with defaults. driver: its
- * version, "" when not known. */
-void gpu_calibrate(struct gpu *g, char *driver);
+/* Fills g->costs: from the file, or by measuring for at most a second, or with defaults. */
+void gpu_calibrate(struct gpu *g);
 
 /* ---- dma.c ---- */
 
@@ -306,10 +308,10 @@ struct gpu_region {
     struct worker worker;
     const char *events_foreign; /* worker_events_foreign */
     CUdeviceptr planes;         /* struct ucm_copy_plane of all planes, in GPU memory */
-    /* Of a region that is encoded: struct ucm_encoding_plane of all planes, and the kernels by enum
+    /* Of a region whose copies may convert: where its sections lie, and the kernels by enum
      * ucm_copy_direction. */
-    CUdeviceptr coded;
-    CUfunction encoding[2];
+    CUdeviceptr sections;
+    CUfunction converts[2];
     /* Of a region whose loads can turn K: device_rope.at in GPU memory, and the kernel. */
     CUdeviceptr rope_at;
     CUfunction rope;
@@ -329,14 +331,14 @@ void gpu_region_close(struct device_region *region);
 int gpu_event_open(struct gpu *g, struct device_job *job);
 void gpu_event_close(struct device_job *job); /* harmless when none is open */
 
-/* ---- encoding.c ---- */
+/* ---- convert.c ---- */
 
-/* For a region with an encoding, as a part of its OPEN. 0 or -errno, job->error filled. */
-int gpu_encoding_open(struct gpu *g, struct device_job *job);
-void gpu_encoding_close(struct gpu_region *mapping); /* harmless when it is not open */
-/* Launches a coded piece straight between its slots and pages. */
-CUresult gpu_encoding_launch(struct gpu *g, const struct device_job *job,
-                             const struct job_piece *piece, struct ucm_copy_item *items);
+/* For a region with sections, as a part of its OPEN. 0 or -errno, job->error filled. */
+int gpu_convert_open(struct gpu *g, struct device_job *job);
+void gpu_convert_close(struct gpu_region *mapping); /* harmless when it is not open */
+/* Launches a piece that converts straight between its slots and pages. */
+CUresult gpu_convert_launch(struct gpu *g, const struct device_job *job,
+                            const struct job_piece *piece, struct ucm_copy_item *items);
 
 /* ---- rope.c ---- */
 
@@ -368,8 +370,8 @@ struct gpu_slice;
 
 int gpu_staging_open(struct gpu *g, struct device_job *job); /* 0 or -errno, job->error filled */
 void gpu_staging_close(struct device_staging *staging);
-/* Does it pay to pass the job through its staging ring? */
-bool gpu_staging_pays(struct gpu *g, struct device_job *job);
+/* As gpu_job_check, and picks the way. The stream has a place. */
+int gpu_job_begin(struct gpu *g, struct device_job *job);
 enum gpu_took { GPU_TOOK, GPU_FULL, GPU_PAUSED };
 /* Begins the job's next piece; the stream has a place for it. While several tenants use the direction, pieces of jobs that
  * wait behind it may go with it. FULL: no slice is free now. PAUSED: the ring

@@ -101,7 +101,7 @@ void gpu_region_close(struct device_region *region)
 
     if (mapping->planes)
         (void)cuda.cuMemFree(mapping->planes);
-    gpu_encoding_close(mapping);
+    gpu_convert_close(mapping);
     gpu_rope_close(mapping);
     for (uint32_t i = 0; i < mapping->n; i++) {
         if (mapping->maps[i].ipc)
@@ -157,8 +157,8 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
         region_mapped(region);
         rc = planes_upload(g, job, mapping);
     }
-    if (rc == 0 && region->codec)
-        rc = gpu_encoding_open(g, job);
+    if (rc == 0 && region->sections)
+        rc = gpu_convert_open(g, job);
     if (rc == 0 && region->rope)
         rc = gpu_rope_open(g, job);
     if (rc < 0)

@@ -64,7 +64,7 @@ static void slice_end(struct gpu *g, struct gpu_slice *slice)
     for (uint32_t i = 0; i < slice->n_parts; i++) {
         struct slice_part *part = &slice->parts[i];
 
-        if (part->job->coded && slice->direction == UCM_COPY_DUMP)
+        if (part->job->converts && slice->direction == UCM_COPY_DUMP)
             job_mark_unfit(part->job, &part->piece);
         gpu_piece_end(g, part->job);
     }
@@ -93,7 +93,7 @@ static void order_write(struct gpu_slice *slice)
     order->first_plane = slice->all.first_plane;
     order->n_planes = slice->all.n_planes;
     order->n_items = slice->all.n_items;
-    order->coded = first->job->coded;
+    order->converts = first->job->converts;
     gpu_rope_order(first->job, &first->piece, order); /* such a slice has one part */
     for (uint32_t i = 0; i < slice->n_parts; i++) {
         const struct slice_part *part = &slice->parts[i];
@@ -236,7 +236,7 @@ static bool slice_joins(const struct gpu_slice *slice, const struct device_job *
     const struct device_job *first = slice->parts[0].job;
 
     return job->region == first->region && job->staging == first->staging &&
-           job->coded == first->coded && job->first_plane == slice->all.first_plane &&
+           job->converts == first->converts && job->first_plane == slice->all.first_plane &&
            job->n_planes == slice->all.n_planes && job->next_plane == 0 && !job->turns &&
            !first->turns && job_item_bytes(job) <= room &&
            items_left(job, slice->staging, slice->all.n_items) > 0;
@@ -298,7 +298,8 @@ void gpu_staging_launched(struct gpu *g, struct gpu_slice *slice)
 {
     if (slice->state != SLICE_FILLING)
         slice_end(g, slice);
-    else if (job_deserted(slice->parts[0].job)) /* of all parts the worker is the same */
+    else if (worker_hung_up(
+                 slice->parts[0].job->region->peer_fd)) /* of all parts the worker is the same */
         slice_fail(g, slice, job_refuse_deserted(slice->parts[0].job));
     else
         slice_post(slice);
@@ -391,7 +392,7 @@ static bool slice_step(struct gpu *g, struct gpu_slice *slice)
     if ((slice->state != SLICE_GATHERED && slice->state != SLICE_STRAIGHT) ||
         atomic_load(&g->failed) || !gpu_launch_next(g, slice->direction))
         return moved;
-    if (job_deserted(slice->parts[0].job))
+    if (worker_hung_up(slice->parts[0].job->region->peer_fd))
         slice_fail(g, slice, job_refuse_deserted(slice->parts[0].job));
     else if (slice->state == SLICE_GATHERED)
         slice_move(g, slice);

@@ -221,8 +221,8 @@ static uint32_t largest_plane(const struct device_job *job)
 /* Does the companion know what the job asks of it? */
 static bool companion_knows(const struct gpu_staging *s, const struct device_job *job)
 {
-    uint32_t asks =
-        (job->coded ? UCM_STAGING_KNOWS_CODED : 0) | (job->turns ? UCM_STAGING_KNOWS_TURNED : 0);
+    uint32_t asks = (job->converts ? UCM_STAGING_KNOWS_CONVERSION : 0) |
+                    (job->turns ? UCM_STAGING_KNOWS_TURNED : 0);
 
     return (atomic_load(&s->shared->words.knows) & asks) == asks;
 }
@@ -230,12 +230,12 @@ static bool companion_knows(const struct gpu_staging *s, const struct device_job
 /* The other way of a coded job is the daemon's own kernel, over the bus: hardly faster than the engines on an
  * idle GPU, and hopeless beside others. Only narrow items of loads go there, which kernels of the driver
  * would move to a slice. */
-static bool coded_pays(const struct device_job *job)
+static bool conversion_pays(const struct device_job *job)
 {
     return job->op == DEVICE_DUMP || job_item_bytes(job) >= COSTS_RUN_LEAST;
 }
 
-bool gpu_staging_pays(struct gpu *g, struct device_job *job)
+static bool pays(struct gpu *g, struct device_job *job)
 {
     enum copy_strategy wanted = g->config.strategy;
     const struct gpu_staging *s = job->staging ? job->staging->mapping : NULL;
@@ -243,7 +243,16 @@ bool gpu_staging_pays(struct gpu *g, struct device_job *job)
     if (!s || wanted == COPY_DMA || wanted == COPY_SM || staging_paused(s) ||
         largest_plane(job) > s->slice_bytes || !companion_knows(s, job))
         return false;
-    if (job->coded)
-        return coded_pays(job);
+    if (job->converts)
+        return conversion_pays(job);
     return wanted == COPY_STAGED || staged_is_faster(g, job, s);
+}
+
+int gpu_job_begin(struct gpu *g, struct device_job *job)
+{
+    int rc = gpu_job_check(g, job);
+
+    job->begun = rc == 0;
+    job->staged = rc == 0 && pays(g, job);
+    return rc;
 }

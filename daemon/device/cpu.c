@@ -118,14 +118,12 @@ static bool held(const struct copier *k, uint64_t now_ms)
     return now_ms >= k->since_ms + CPU_BUSY_MS || !lacks_processor(k);
 }
 
+/* May one more work, though at_once do? Where so many are held up. */
 static bool has_room(const struct cpu *c)
 {
+    uint64_t now_ms = job_clock_ms();
     unsigned working = c->working;
-    uint64_t now_ms;
 
-    if (working < c->at_once)
-        return true;
-    now_ms = job_clock_ms();
     for (unsigned i = 0; i < c->n_copiers; i++)
         working -= held(&c->copiers[i], now_ms);
     return working < c->at_once;
@@ -270,26 +268,6 @@ static bool begin(struct cpu *c, struct device_job *job)
     return true;
 }
 
-/* Encodes or decodes between slots and pages. */
-static void code_piece(struct device_job *job, const struct job_piece *piece)
-{
-    const struct ucm_encoding_spec *encoding = &job->region->codec->spec;
-
-    for (uint32_t i = piece->first_item; i < piece->first_item + piece->n_items; i++)
-        for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++) {
-            const struct ucm_encoding_plane *plane = &job->region->coded[p];
-            void *slot = (void *)(uintptr_t)(job->items[i].slot + plane->slot_offset);
-            void *page = (void *)(uintptr_t)(plane->base + job->items[i].block * plane->stride);
-
-            if (job->op == DEVICE_LOAD)
-                ucm_decode(encoding, plane->section, slot, page);
-            else
-                ucm_encode(encoding, plane->section, page, slot);
-        }
-    if (job->op == DEVICE_DUMP)
-        job_mark_unfit(job, piece);
-}
-
 /* Turns K where it lies, in pages that the copy has just written. */
 static void turn_piece(struct device_job *job, const struct job_piece *piece)
 {
@@ -317,8 +295,8 @@ static void copy_cb(void *ctx)
     struct device_job *job = ((struct copy *)ctx)->job;
     const struct job_piece *piece = &((struct copy *)ctx)->piece;
 
-    if (job->coded)
-        code_piece(job, piece);
+    if (job->converts)
+        job_convert(job, piece);
     else
         ucm_copy_ref(&job->region->planes[piece->first_plane], piece->n_planes,
                      &job->items[piece->first_item], piece->n_items, job_direction(job));
@@ -346,11 +324,11 @@ static void copy_next(struct copier *k, struct device_job *job)
     job->pieces++;
     copier_begin(k, job);
     uv_mutex_unlock(&c->work.mutex);
-    deserted = job->op == DEVICE_LOAD && job_deserted(job);
+    deserted = job->op == DEVICE_LOAD && worker_hung_up(job->region->peer_fd);
     if (!deserted)
         whole = guard_run(job->region, copy_cb, &copy);
     if (job->op == DEVICE_DUMP)
-        deserted = job_deserted(job);
+        deserted = worker_hung_up(job->region->peer_fd);
     uv_mutex_lock(&c->work.mutex);
     copier_end(k);
     if (deserted || !whole) {
@@ -362,20 +340,11 @@ static void copy_next(struct copier *k, struct device_job *job)
         work_finish_locked(&c->work, job, job->status);
 }
 
-static struct device_job *next_copy(struct cpu *c)
-{
-    if (c->working < c->at_once)
-        return job_queue_first(&c->queue);
-    return job_queue_first_unless(&c->queue, has_copier_cb, c);
-}
-
 /* One thread at a time, those that are held up not counted: the others copy. */
 static struct device_job *next_control(struct cpu *c)
 {
     uint64_t now_ms = 0;
 
-    if (fair_queue_is_empty(&c->queue.control))
-        return NULL;
     for (unsigned i = 0; i < c->n_copiers; i++) {
         const struct copier *k = &c->copiers[i];
 
@@ -392,15 +361,17 @@ static struct device_job *next_control(struct cpu *c)
 /* Copies come between what one thread does for regions. controlled: was the thread's last job such a one? */
 static struct device_job *next_job(struct cpu *c, bool controlled)
 {
+    bool controls = !fair_queue_is_empty(&c->queue.control), stands_in = c->working >= c->at_once;
     struct device_job *job = NULL;
 
-    if (!has_room(c))
+    if (stands_in && !has_room(c))
         return NULL;
-    if (!controlled)
+    if (controls && !controlled)
         job = next_control(c);
     if (!job)
-        job = next_copy(c);
-    if (!job && controlled)
+        job = stands_in ? job_queue_first_unless(&c->queue, has_copier_cb, c)
+                        : job_queue_first(&c->queue);
+    if (!job && controls && controlled)
         job = next_control(c);
     return job;
 }

@@ -70,7 +70,7 @@ struct device_rope {
 };
 #define DEVICE_NO_K UINT32_MAX
 
-#define DEVICE_ENCODED_ALIGN 16u /* where a section begins in a page */
+#define DEVICE_SECTION_ALIGN 16u /* where a section begins in a page */
 
 /* A worker's registered memory. region_check fills it; the caller adds device, pid, connection, peer_fd,
  * proof and stranger before OPEN; the device adds addresses. */
@@ -96,8 +96,8 @@ struct device_region {
     struct ucm_copy_plane *planes;
     /* With a codec, when each plane is one section: where the sections lie in a coded slot
      * (n_planes of them). NULL: blocks are copied as they are. A region serves both forms, by
-     * device_job.coded. */
-    struct ucm_encoding_plane *coded;
+     * device_job.converts. */
+    struct ucm_encoding_plane *sections;
     struct device_rope *rope; /* NULL: loads can't turn K */
     struct device_users users;
     void *mapping; /* device's own */
@@ -124,13 +124,13 @@ struct device_staging {
 enum copy_way {
     WAY_NONE, /* it can't be had */
     WAY_STRAIGHT,
-    WAY_CODED,
+    WAY_CONVERTED,
 };
 static inline enum copy_way region_way(const struct device_region *r, const struct form *f)
 {
     if (f->shard_bytes == r->pages.shard_bytes && codec_same(f->codec, r->pages.codec))
         return WAY_STRAIGHT;
-    return f->codec && codec_same(f->codec, r->codec) ? WAY_CODED : WAY_NONE;
+    return f->codec && codec_same(f->codec, r->codec) ? WAY_CONVERTED : WAY_NONE;
 }
 
 /* Checks a registration against the form that its pages hold and the sizes of its handles:
@@ -140,7 +140,7 @@ static inline enum copy_way region_way(const struct device_region *r, const stru
  *   pages->shard_bytes;
  * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only;
  * - with a codec (pages are plain then; NULL: none): every plane is one section, in order, and
- *   begins at a multiple of DEVICE_ENCODED_ALIGN in every block;
+ *   begins at a multiple of DEVICE_SECTION_ALIGN in every block;
  * - with `rope`: the K of each shard lies whole in one plane's chunk.
  * Takes the descriptors that handles name out of fds and sets their entries to -1. Returns 0 and
  * *out; or -code with *e, and then takes nothing. */
@@ -192,7 +192,7 @@ struct device_job {
     uint8_t priority;     /* 0 to 7, among the tenant's own */
     enum device_beside beside;
     bool straight; /* never through a staging ring */
-    bool coded;    /* slots hold the region's encoding, and the device encodes or decodes */
+    bool converts; /* slots hold the region's codec's form, and the device encodes or decodes */
     /* Out, of a coded dump: set where a section of the item did not fit (ucm_encoding_fits), so that the
      * slot holds nothing of use. n_items, 0 at first; NULL: the encoding fits always. */
     atomic_uchar *unfit;
@@ -219,7 +219,7 @@ struct device_job {
 /* A load or dump of these shards of blocks, encoded or decoded, or as they are; the rest is zero.
  * The region has planes for them; of a pool there is shard 0. */
 void device_job_init(struct device_job *job, enum device_op op, struct device_region *region,
-                     bool coded, uint32_t shard, uint32_t shards);
+                     bool converts, uint32_t shard, uint32_t shards);
 /* Adds a copy between block `block` and the span, to items, where there are cap_items. 0; -EINVAL:
  * there is no such block, the span has not the job's shards, its form does not go the job's way, or
  * its bytes are not such that the job may read (write) them. Nobody else writes items. */

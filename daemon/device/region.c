@@ -150,51 +150,6 @@ static int check_shards(const struct msg_region_register *m, uint32_t shards, ui
     return 0;
 }
 
-/* ---- sections of an encoding ---- */
-
-static const char *section_name(const struct ucm_encoding_section *s)
-{
-    return s->kind == UCM_ENCODING_K ? "K" : "V";
-}
-
-static int check_section(const struct msg_region_register *m, uint32_t i,
-                         const struct ucm_encoding_spec *encoding, uint32_t section,
-                         struct ucm_error *e)
-{
-    const struct msg_plane *p = &m->planes.p[i];
-    uint64_t bytes = ucm_encoding_plain_bytes(encoding, section);
-
-    if (p->chunk != bytes)
-        return REFUSE(
-            e,
-            "plane %u: chunk is %" PRIu64 " bytes; in this encoded namespace a layer has %u "
-            "planes, and here its %s of %" PRIu64 " bytes belongs (K and V that lie side by "
-            "side are two planes of one stride)",
-            i, p->chunk, encoding->n_sections, section_name(&encoding->section[section]), bytes);
-    if ((m->handles.p[p->handle].offset + p->offset) % DEVICE_ENCODED_ALIGN != 0 ||
-        p->stride % DEVICE_ENCODED_ALIGN != 0)
-        return REFUSE(
-            e,
-            "plane %u: block 0 is at byte %" PRIu64 " of its memory and the stride is %" PRIu64
-            "; in an encoded namespace both are multiples of %u",
-            i, m->handles.p[p->handle].offset + p->offset, p->stride, DEVICE_ENCODED_ALIGN);
-    return 0;
-}
-
-/* check_shards has passed. */
-static int check_sections(const struct msg_region_register *m,
-                          const struct ucm_encoding_spec *encoding, struct ucm_error *e)
-{
-    int rc = 0;
-
-    for (uint32_t i = 0, section = 0; encoding && rc == 0 && i < m->planes.n; i++) {
-        section = i > 0 && m->planes.p[i].shard == m->planes.p[i - 1].shard ? section + 1 : 0;
-        /* Chunks of the right sizes can't be more than there are sections: they add up. */
-        rc = check_section(m, i, encoding, section, e);
-    }
-    return rc;
-}
-
 /* ---- overlap ---- */
 
 /* The memory from a plane's first byte to its last. */
@@ -326,7 +281,8 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
     struct device_region *r;
     const struct codec *kept = codec ? codec : pages->codec;
     size_t handles = n_handles * sizeof(*r->handles), planes = n_planes * sizeof(*r->planes);
-    size_t coded = codec ? n_planes * sizeof(*r->coded) : 0, kept_bytes = kept ? sizeof(*kept) : 0;
+    size_t coded = codec ? n_planes * sizeof(*r->sections) : 0,
+           kept_bytes = kept ? sizeof(*kept) : 0;
     char *at;
 
     r = calloc(1, sizeof(*r) + handles + planes + coded + kept_bytes +
@@ -338,7 +294,7 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
     r->planes = (struct ucm_copy_plane *)(at += handles);
     at += planes;
     if (codec)
-        r->coded = (struct ucm_encoding_plane *)at;
+        r->sections = (struct ucm_encoding_plane *)at;
     at += coded;
     if (kept)
         kept = memcpy(at, kept, kept_bytes);
@@ -397,26 +353,6 @@ static void fill_planes(struct device_region *r, const struct msg_region_registe
     }
 }
 
-/* Sections follow one another in a coded slot, as chunks do in a plain one. */
-static void fill_coded(struct device_region *r)
-{
-    for (uint32_t shard = 0; shard < r->pages.shards; shard++) {
-        uint64_t slot_offset = shard * ucm_encoding_shard_bytes(&r->codec->spec);
-
-        for (uint32_t i = r->shard_first[shard]; i < r->shard_first[shard + 1]; i++) {
-            uint32_t section = i - r->shard_first[shard];
-            uint64_t bytes = ucm_encoding_bytes(&r->codec->spec, section);
-
-            r->coded[i] = (struct ucm_encoding_plane){.base = r->planes[i].base,
-                                                      .stride = r->planes[i].stride,
-                                                      .slot_offset = slot_offset,
-                                                      .bytes = (uint32_t)bytes,
-                                                      .section = section};
-            slot_offset += bytes;
-        }
-    }
-}
-
 int region_check(const struct msg_region_register *m, const struct form *pages,
                  const struct codec *codec, int *fds, uint32_t n_fds, struct device_region **out,
                  struct ucm_error *e)
@@ -430,10 +366,6 @@ int region_check(const struct msg_region_register *m, const struct form *pages,
         rc = check_plane_bounds(m, i, e);
     if (rc == 0)
         rc = check_shards(m, pages->shards, pages->shard_bytes, e);
-    if (rc == 0)
-        rc = check_sections(m, codec ? &codec->spec : NULL, e);
-    if (rc == 0)
-        rc = check_overlap(m, fds, e);
     if (rc < 0)
         return rc;
     r = region_alloc(m->handles.n, m->planes.n, pages, codec);
@@ -446,9 +378,11 @@ int region_check(const struct msg_region_register *m, const struct form *pages,
     r->pool = m->pool;
     fill_handles(r, m);
     fill_planes(r, m);
-    if (codec)
-        fill_coded(r);
-    rc = region_rope(m, r, &r->rope, e);
+    rc = codec ? region_sections(m, r, e) : 0;
+    if (rc == 0)
+        rc = check_overlap(m, fds, e);
+    if (rc == 0)
+        rc = region_rope(m, r, &r->rope, e);
     if (rc < 0) {
         free(r);
         return rc;
@@ -475,8 +409,8 @@ void region_mapped(struct device_region *r)
 
         p->base += r->handles[p->memory].address;
         p->memory = mapping_of(r, p->memory);
-        if (r->coded)
-            r->coded[i].base = p->base;
+        if (r->sections)
+            r->sections[i].base = p->base;
     }
 }
 

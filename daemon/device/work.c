@@ -2,14 +2,7 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <linux/magic.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
-#include <unistd.h>
 
 #define AWAKE_NS 250000u         /* the loop stays awake for a job that ends soon */
 #define CONTROL_COST (16u << 20) /* counted as if it copied so many bytes */
@@ -25,17 +18,21 @@ void job_queue_init(struct job_queue *q, bool joint, uint64_t burst)
         fair_queue_init(&q->copies[i], joint ? 2 * JOB_PRIORITIES : JOB_PRIORITIES, burst);
 }
 
-static unsigned job_class(const struct job_queue *q, const struct device_job *job)
+/* Where the job waits, and its rank there. */
+static struct fair_queue *queue_of(struct job_queue *q, const struct device_job *job,
+                                   unsigned *rank)
 {
-    unsigned class = JOB_PRIORITIES - 1;
+    bool dump = job->op == DEVICE_DUMP;
 
-    class -= job->priority < JOB_PRIORITIES ? job->priority : class;
-    return q->joint ? 2 * class + (job->op == DEVICE_DUMP) : class;
-}
-
-static struct fair_queue *queue_of(struct job_queue *q, enum device_op op)
-{
-    return &q->copies[!q->joint && op == DEVICE_DUMP];
+    *rank = 0;
+    if (!job_is_copy(job))
+        return &q->control;
+    if (job->priority < JOB_PRIORITIES)
+        *rank = JOB_PRIORITIES - 1 - job->priority;
+    if (!q->joint)
+        return &q->copies[dump];
+    *rank = 2 * *rank + dump;
+    return &q->copies[0];
 }
 
 static struct device_job *job_at(struct list *node)
@@ -45,10 +42,10 @@ static struct device_job *job_at(struct list *node)
 
 void job_queue_push(struct job_queue *q, struct device_job *job)
 {
-    if (job_is_copy(job))
-        fair_queue_push(queue_of(q, job->op), &job->who, job_class(q, job), &job->link, false);
-    else
-        fair_queue_push(&q->control, &job->who, 0, &job->link, false);
+    unsigned rank;
+    struct fair_queue *waits = queue_of(q, job, &rank);
+
+    fair_queue_push(waits, &job->who, rank, &job->link, false);
 }
 
 struct device_job *job_queue_pop_control(struct job_queue *q,
@@ -67,12 +64,15 @@ struct device_job *job_queue_pop_control(struct job_queue *q,
 
 struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job)
 {
-    return job_at(fair_queue_next(queue_of(q, job->op), &job->who, job_class(q, job), &job->link));
+    unsigned rank;
+    struct fair_queue *waits = queue_of(q, job, &rank);
+
+    return job_at(fair_queue_next(waits, &job->who, rank, &job->link));
 }
 
 struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op)
 {
-    return job_at(fair_queue_first(queue_of(q, op)));
+    return job_at(fair_queue_first(&q->copies[!q->joint && op == DEVICE_DUMP]));
 }
 
 struct device_job *job_queue_first(struct job_queue *q)
@@ -85,7 +85,7 @@ struct device_job *job_queue_first(struct job_queue *q)
 struct device_job *job_queue_first_unless(struct job_queue *q,
                                           bool (*skip_cb)(void *ctx, struct list *link), void *ctx)
 {
-    return job_at(fair_queue_first_unless(queue_of(q, DEVICE_LOAD), skip_cb, ctx));
+    return job_at(fair_queue_first_unless(&q->copies[0], skip_cb, ctx));
 }
 
 bool job_queue_waits(struct job_queue *q)
@@ -95,12 +95,16 @@ bool job_queue_waits(struct job_queue *q)
 
 bool job_queue_bursts(struct job_queue *q, const struct device_job *job)
 {
-    return fair_queue_bursts(queue_of(q, job->op), &job->who);
+    unsigned rank;
+
+    return fair_queue_bursts(queue_of(q, job, &rank), &job->who);
 }
 
 void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t cost)
 {
-    fair_queue_charge(queue_of(q, job->op), &job->who, cost, &job->got);
+    unsigned rank;
+
+    fair_queue_charge(queue_of(q, job, &rank), &job->who, cost, &job->got);
 }
 
 struct expiry {
@@ -136,174 +140,12 @@ void job_queue_take(struct job_queue *q, struct list *jobs)
         job_queue_push(q, job_at(node));
 }
 
-/* ---- jobs ---- */
+/* ---- work ---- */
 
 uint64_t job_clock_ms(void)
 {
     return uv_hrtime() / 1000000;
 }
-
-int job_refuse_late(struct device_job *job)
-{
-    return job_refuse(job, -ETIMEDOUT, UCM_WIRE_DEADLINE,
-                      "the deadline passed before the copy could begin");
-}
-
-int job_refuse_deserted(struct device_job *job)
-{
-    return job_refuse(job, -ECANCELED, UCM_WIRE_CANCELLED,
-                      "the worker hung up: its memory may be in use for something else");
-}
-
-int job_check(struct device_job *job, uint64_t now_ms)
-{
-    const struct device_region *r = job->region;
-
-    if (job_late(job, now_ms))
-        return job_refuse_late(job);
-    if (job->n_items == 0 || job->n_planes == 0 || job->first_plane >= r->n_planes ||
-        job->n_planes > r->n_planes - job->first_plane)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "the copy names planes %u to %u; the region has %u", job->first_plane,
-                          job->first_plane + job->n_planes, r->n_planes);
-    if (job->coded && !r->codec)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "the region's blocks are not encoded");
-    for (uint32_t i = 0; i < job->n_items; i++)
-        if (job->items[i].block >= r->blocks)
-            return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                              "block id %u is out of range; the region has %u blocks",
-                              job->items[i].block, r->blocks);
-    return 0;
-}
-
-uint64_t job_plane_at(const struct device_job *job, uint32_t plane)
-{
-    return job->coded ? job->region->coded[plane].slot_offset
-                      : job->region->planes[plane].slot_offset;
-}
-
-uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane)
-{
-    return job->coded ? job->region->coded[plane].bytes : job->region->planes[plane].chunk;
-}
-
-uint64_t job_item_bytes(const struct device_job *job)
-{
-    uint32_t first = job->first_plane, last = first + job->n_planes - 1;
-
-    return job_plane_at(job, last) + job_plane_bytes(job, last) - job_plane_at(job, first);
-}
-
-uint64_t job_item_cost(const struct device_job *job)
-{
-    uint64_t bytes = job_item_bytes(job), least = (uint64_t)job->n_planes * JOB_CHUNK_COST;
-
-    return bytes > least ? bytes : least;
-}
-
-static uint64_t plane_cost(const struct device_job *job, uint32_t p)
-{
-    uint32_t bytes = job_plane_bytes(job, job->first_plane + p);
-
-    return bytes > JOB_CHUNK_COST ? bytes : JOB_CHUNK_COST;
-}
-
-/* One item is larger than a piece: takes as many of its planes as fit. */
-static void cut_planes(struct device_job *job, uint64_t max_cost, struct job_piece *out)
-{
-    uint32_t p = job->next_plane;
-
-    out->first_plane = job->first_plane + p;
-    out->n_items = 1;
-    out->bytes = out->cost = 0;
-    do {
-        out->cost += plane_cost(job, p);
-        out->bytes += job_plane_bytes(job, job->first_plane + p++);
-    } while (p < job->n_planes && out->cost + plane_cost(job, p) <= max_cost);
-    out->n_planes = p - job->next_plane;
-    job->next_plane = p % job->n_planes;
-    job->next_item += p == job->n_planes;
-}
-
-bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_items,
-                    struct job_piece *out)
-{
-    uint64_t item_cost = job_item_cost(job), n = max_cost / item_cost;
-
-    assert(job->next_item < job->n_items);
-    out->first_item = job->next_item;
-    if (n == 0 || job->next_plane != 0) { /* or a smaller piece has begun this item */
-        cut_planes(job, max_cost, out);
-        return job->next_item == job->n_items;
-    }
-    if (n > max_items)
-        n = max_items;
-    if (n > job->n_items - job->next_item)
-        n = job->n_items - job->next_item;
-    out->n_items = (uint32_t)n;
-    out->first_plane = job->first_plane;
-    out->n_planes = job->n_planes;
-    out->bytes = n * job_item_bytes(job);
-    out->cost = n * item_cost;
-    job->next_item += out->n_items;
-    return job->next_item == job->n_items;
-}
-
-static bool item_fits(const struct device_job *job, const struct job_piece *piece, uint32_t item)
-{
-    const struct device_region *r = job->region;
-
-    for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++) {
-        const struct ucm_encoding_plane *c = &r->coded[p];
-        const void *coded = (const void *)(uintptr_t)(job->items[item].slot + c->slot_offset);
-
-        if (!ucm_encoding_fits(&r->codec->spec, c->section, coded))
-            return false;
-    }
-    return true;
-}
-
-void job_mark_unfit(struct device_job *job, const struct job_piece *piece)
-{
-    if (!job->unfit)
-        return;
-    for (uint32_t i = piece->first_item; i < piece->first_item + piece->n_items; i++)
-        if (!item_fits(job, piece, i))
-            atomic_store_explicit(&job->unfit[i], 1, memory_order_relaxed);
-}
-
-/* Asks nothing that needs the lock of the file (SEEK_HOLE does): the peer may hold it. */
-int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t offset,
-                    uint64_t bytes)
-{
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), end = offset + bytes, there;
-    struct statfs fs;
-    struct stat st;
-    int seals = fcntl(fd, F_GET_SEALS);
-
-    if (seals < 0 || !(seals & F_SEAL_SHRINK))
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "%s is not a memfd sealed with F_SEAL_SHRINK", what);
-    if (fstatfs(fd, &fs) < 0 || fs.f_type != TMPFS_MAGIC)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "%s is not on tmpfs; a memfd without MFD_HUGETLB is right", what);
-    if (fstat(fd, &st) < 0)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "%s: %s", what, strerror(errno));
-    if (st.st_size < 0 || (uint64_t)st.st_size < end)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "%s: %" PRIu64 " bytes pass the memfd's %" PRIu64 " bytes", what, end,
-                          (uint64_t)st.st_size);
-    there = (uint64_t)st.st_blocks * 512 / page;
-    if (there < (end - 1) / page - offset / page + 1)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "%s: pages are missing: the memfd has %" PRIu64 " for %" PRIu64
-                          " bytes; write to all of its pages before it is registered, or make "
-                          "them by MADV_POPULATE_WRITE",
-                          what, there, bytes);
-    return 0;
-}
-
-/* ---- work ---- */
 
 #define WORK_OF(handle, member) LIST_ENTRY(handle, struct work, member)
 
@@ -398,49 +240,32 @@ err_after_mutex:
     return rc;
 }
 
-/* The open staging ring that the copy may pass through, or NULL. */
-static struct device_staging *staging_for(struct work *w, const struct device_job *job)
+/* The open staging ring of that connection, or NULL. */
+static struct device_staging *staging_of(struct work *w, uint64_t connection)
 {
-    if (job->straight || job->region->ring_region == 0)
-        return NULL;
     for (struct list *node = w->staging_open.next; node != &w->staging_open; node = node->next) {
         struct device_staging *s = LIST_ENTRY(node, struct device_staging, link);
 
-        if (s->connection == job->region->connection)
+        if (s->connection == connection)
             return s;
     }
     return NULL;
 }
 
-/* Under the mutex. A CLOSE stays out of the inbox while copies use what it closes. */
-static void submit_locked(struct work *w, struct device_job *job)
-{
-    if (job_is_copy(job)) {
-        job->region->users.jobs++;
-        if (job->staging)
-            job->staging->users.jobs++;
-    } else if (job->op == DEVICE_CLOSE) {
-        struct device_users *u = job->staging ? &job->staging->users : &job->region->users;
-
-        if (u->jobs > 0) {
-            u->close = job;
-            return;
-        }
-    }
-    list_push_back(&w->inbox, &job->link);
-    uv_cond_signal(&w->cond);
-}
-
 int work_submit(struct device *d, struct device_job *job)
 {
     struct work *w = (struct work *)d;
+    struct device_users *users = NULL;
+    bool copies = job_is_copy(job), closes = job->op == DEVICE_CLOSE;
 
-    if (job_is_copy(job)) {
-        if (w->accepted == DEVICE_QUEUE_MAX)
-            return -EAGAIN;
+    if (copies && w->accepted == DEVICE_QUEUE_MAX)
+        return -EAGAIN;
+    if (copies) {
         w->accepted++;
-        job->staging = staging_for(w, job);
-    } else if (job->op == DEVICE_CLOSE && job->staging) {
+        job->staging = job->straight || job->region->ring_region == 0
+                           ? NULL
+                           : staging_of(w, job->region->connection);
+    } else if (closes && job->staging) {
         list_remove(&job->staging->link);
     }
     list_init(&job->link);
@@ -453,7 +278,18 @@ int work_submit(struct device *d, struct device_job *job)
     job->error.code = 0;
     job->error.text[0] = '\0';
     uv_mutex_lock(&w->mutex);
-    submit_locked(w, job);
+    if (copies)
+        job->region->users.jobs++;
+    if (copies && job->staging)
+        job->staging->users.jobs++;
+    if (closes) /* comes behind the copies that use what it closes */
+        users = job->staging ? &job->staging->users : &job->region->users;
+    if (users && users->jobs > 0) {
+        users->close = job;
+    } else {
+        list_push_back(&w->inbox, &job->link);
+        uv_cond_signal(&w->cond);
+    }
     uv_mutex_unlock(&w->mutex);
     return 0;
 }

@@ -68,7 +68,7 @@ void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired
 /* Moves all jobs of a list there, in order. */
 void job_queue_take(struct job_queue *q, struct list *jobs);
 
-/* ---- jobs ---- */
+/* ---- jobs: job.c ---- */
 
 uint64_t job_clock_ms(void); /* the clock of uv_now(); any thread */
 static inline bool job_is_copy(const struct device_job *job)
@@ -98,11 +98,6 @@ uint64_t job_item_bytes(const struct device_job *job); /* of a slot that the job
 /* What such an item costs in turns and pieces, in bytes: a chunk takes as long as JOB_CHUNK_COST at least. */
 #define JOB_CHUNK_COST 512u
 uint64_t job_item_cost(const struct device_job *job);
-/* Has its worker hung up? */
-static inline bool job_deserted(const struct device_job *job)
-{
-    return worker_hung_up(job->region->peer_fd);
-}
 /* Checks that memory which a peer shares is safe to map up to offset + bytes: a memfd that can't shrink, on tmpfs,
  * whose missing pages kill nobody. That it has as many pages as are shared (bytes > 0, behind offset) finds honest
  * mistakes alone: a peer may have them elsewhere, or take them away (guard.h). Waits for nothing that a peer holds.
@@ -118,6 +113,15 @@ struct job_piece {
  * the last one, and is not called again after that. */
 bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_items,
                     struct job_piece *out);
+
+/* ---- convert.c ---- */
+
+/* Of a region with a codec: each plane must be one section, in order and aligned. Fills in where they lie in slots. 0, or -code
+ * with *e. r has its planes. */
+int region_sections(const struct msg_region_register *m, struct device_region *r,
+                    struct ucm_error *e);
+/* On the CPU: encodes or decodes a piece between slots and pages. */
+void job_convert(struct device_job *job, const struct job_piece *piece);
 /* Any thread that has encoded a piece: sets job->unfit where a section did not fit. */
 void job_mark_unfit(struct device_job *job, const struct job_piece *piece);
 

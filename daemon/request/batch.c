@@ -10,8 +10,8 @@
 struct copy_batch *batch_new(struct copies *c, const struct form *form, enum copy_way way,
                              uint64_t job_shards, uint32_t copies)
 {
-    bool coded = way == WAY_CODED;
-    bool refuses = coded && c->kind->op == DEVICE_DUMP && codec_refuses(form->codec);
+    bool converts = way == WAY_CONVERTED;
+    bool refuses = converts && c->kind->op == DEVICE_DUMP && form_refuses(form);
     uint64_t fit = JOB_BYTES / (job_shards * form->shard_bytes), most = c->kind->job_items;
     uint32_t cap;
     size_t turns = c->turns ? sizeof(*c->turns) : 0, unfit = refuses ? sizeof(atomic_uchar) : 0;
@@ -27,7 +27,7 @@ struct copy_batch *batch_new(struct copies *c, const struct form *form, enum cop
     list_init(&b->link);
     b->form = form;
     b->slot_bytes = arena_padded(form->shards * form->shard_bytes);
-    device_job_init(&b->job, c->kind->op, c->region->region, coded, c->shard, c->shards);
+    device_job_init(&b->job, c->kind->op, c->region->region, converts, c->shard, c->shards);
     b->job.items = (struct ucm_copy_item *)(b + 1);
     b->job.cap_items = cap;
     b->item = (struct batch_item *)(b->job.items + cap);
@@ -112,7 +112,7 @@ static void copied_count(struct copy_batch *b, uint64_t shards)
 
     b->c->w.bytes += bytes;
     *(load ? &m->load_bytes : &m->dump_bytes) += bytes;
-    if (b->job.coded) {
+    if (b->job.converts) {
         *(load ? &m->decode_bytes : &m->encode_bytes) += bytes;
         *(load ? &m->decode_plain_bytes : &m->encode_plain_bytes) +=
             shards * form_plain_shard_bytes(b->form);
@@ -152,7 +152,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     job->priority = copy_priority(&c->w);
     job->beside = c->beside;
     /* One chunk a slot is too narrow for slices; but beside others only a companion decodes. */
-    job->straight = c->steps != NULL && !job->coded;
+    job->straight = c->steps != NULL && !job->converts;
     job->done_cb = done_cb;
     if (device->ops->submit(device, job) != 0)
         return false;

@@ -104,6 +104,9 @@ class Proof(Case):
     def test_a_wrong_nonce(self):
         self.owner.call("region.challenge")
         self.assertRegex(str(self.denied(self.proven, self.owner, os.urandom(16))), "region.challenge")
+        for at in (1, -1):  # it stands elsewhere, or not whole
+            nonce = self.owner.call("region.challenge")["nonce"]
+            self.denied(self.proven, self.owner, b"x" + nonce[:-1] if at > 0 else nonce[:-1] + bytes([nonce[-1] ^ 1]))
 
     def test_no_nonce(self):
         self.assertRegex(str(self.denied(self.register, self.owner)), "clients of protocol version 5")
@@ -155,7 +158,8 @@ class Proof(Case):
 
     def test_altered_handles(self):
         """As far as the driver reads them: 16: the size, 24: pages of its block, 28: its place there."""
-        for at, value in ((16, 1 << 40), (16, 0), (24, 0), (24, 1), (28, 1), (28, 0xFFFFF000)):
+        for at, value in ((16, 1 << 40), (16, 0), (16, 1), (16, self.memory.size - 1), (16, (1 << 64) - 1), (24, 0), (24, 1), (28, 1), (28, 4096),
+                          (28, 0xFFFFF000)):
             width = 8 if at == 16 else 4
             ipc = self.memory.ipc[:at] + value.to_bytes(width, "little") + self.memory.ipc[at + width:]
             self.owner.call("region.challenge")

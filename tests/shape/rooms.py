@@ -20,7 +20,7 @@ FEATURES = {
     "pool": ["daemon/pool/", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
     "window": ["daemon/window/", "daemon/cache/window.c", "daemon/cache/relocate.c", "daemon/arena/window*", "daemon/arena/group.c",
                "proto/window.*"],
-    "encoding": ["daemon/encoding/", "kernels/encoding/", "client/lib/encoding*"],
+    "encoding": ["daemon/encoding/", "daemon/device/convert.c", "daemon/cuda/convert.c", "kernels/encoding/", "client/lib/encoding*"],
     "blend": ["daemon/blend/", "daemon/device/region_rope.c", "kernels/rope/"],
     "hints": ["daemon/hints/", "proto/hint.*"],
     "events": ["daemon/events/"],

@@ -228,23 +228,6 @@ static void punch(uint64_t offset, uint64_t bytes)
         0);
 }
 
-/* The kernel would charge pages that come into being to the daemon. */
-Test(device_cpu, memory_without_pages_is_refused)
-{
-    int fd = memfd_make(0, MFD_ALLOW_SEALING, F_SEAL_SHRINK);
-
-    cr_assert_eq(ftruncate(fd, MEMORY), 0);
-    open_refused(region_flat(fd, 0, MEMORY), "the memfd has 0 for 4194304 bytes");
-    cr_assert_eq(pwrite(fd, slots, MEMORY - 4096, 4096), MEMORY - 4096);
-    cr_assert_eq(lseek(fd, 17, SEEK_SET), 17);
-    open_refused(region_flat(fd, 0, MEMORY), "the memfd has 1023 for 4194304 bytes");
-    cr_assert_eq(lseek(fd, 0, SEEK_CUR), 17); /* the client's place in its file */
-    cr_assert_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 8192, 65536), 0);
-    open_refused(region_flat(fd, 65536, MEMORY - 65536), "pages are missing");
-    cr_assert_eq(pages_of(fd), MEMORY / 4096 - 17);
-    close(fd);
-}
-
 static void guard_or_skip(void)
 {
     int guard = guard_open();
@@ -254,89 +237,12 @@ static void guard_or_skip(void)
     close(guard);
 }
 
-/* As many as the region needs, behind the file's end. */
-Test(device_cpu, pages_that_are_elsewhere_are_not_made_here)
-{
-    static const enum device_op ops[] = {DEVICE_DUMP, DEVICE_LOAD};
-    struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots, .block = 5};
-    struct device_region *r;
-    struct test_job j;
-
-    guard_or_skip();
-    punch(0, MEMORY);
-    cr_assert_eq(fallocate(memfd, FALLOC_FL_KEEP_SIZE, MEMORY, MEMORY), 0);
-    r = region_flat(memfd, 0, MEMORY);
-    open_ok(r);
-    for (unsigned i = 0; i < 2; i++) {
-        job_init(&j, ops[i], r, &item, 1);
-        cr_assert_eq(job_run(&j), -EFAULT);
-        cr_assert_eq(pages_of(memfd), MEMORY / 4096);
-    }
-    close_ok(r);
-}
-
-struct holder {
-    int fd, fault;
-    uint8_t *page; /* comes when `fault` is closed */
-    atomic_bool done;
-};
-
 /* A userfaultfd that does not block; one that does can't be polled. */
 static bool fault_waits(int fault, int ms)
 {
     struct pollfd p = {.fd = fault, .events = POLLIN};
 
     return poll(&p, 1, ms) == 1 && p.revents == POLLIN;
-}
-
-static void hold_cb(void *arg)
-{
-    struct holder *h = arg;
-
-    (void)pwrite(h->fd, h->page, 4096, MEMORY);
-    atomic_store(&h->done, true);
-}
-
-static void holder_init(struct holder *h)
-{
-    struct uffdio_api api = {.api = UFFD_API};
-    struct uffdio_register range = {.range.len = 4096, .mode = UFFDIO_REGISTER_MODE_MISSING};
-
-    h->fault = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-    if (h->fault < 0)
-        cr_skip_test("no userfaultfd of the kernel's own faults here");
-    h->page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    cr_assert_neq(h->page, MAP_FAILED);
-    range.range.start = (uintptr_t)h->page;
-    cr_assert_eq(ioctl(h->fault, UFFDIO_API, &api), 0);
-    cr_assert_eq(ioctl(h->fault, UFFDIO_REGISTER, &range), 0);
-    h->fd = memfd_make(MEMORY, MFD_ALLOW_SEALING, F_SEAL_SHRINK);
-    cr_assert_eq(ftruncate(h->fd, 2 * MEMORY), 0);
-    atomic_init(&h->done, false);
-}
-
-/* The worker writes to its file what does not come: the kernel holds the file's lock meanwhile. */
-Test(device_cpu, a_file_whose_lock_its_worker_holds)
-{
-    struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots, .block = 5};
-    struct device_region *r;
-    struct holder h;
-    uv_thread_t thread;
-    struct test_job j;
-
-    holder_init(&h);
-    cr_assert_eq(uv_thread_create(&thread, hold_cb, &h), 0);
-    cr_assert(fault_waits(h.fault, 30000));
-    r = region_flat(h.fd, 0, MEMORY);
-    open_ok(r);
-    job_init(&j, DEVICE_DUMP, r, &item, 1);
-    cr_assert_eq(job_run(&j), 0);
-    close_ok(r);
-    cr_assert_not(atomic_load(&h.done));
-    close(h.fault);
-    uv_thread_join(&thread);
-    close(h.fd);
-    munmap(h.page, 4096);
 }
 
 /* Which is done slice by slice. */
@@ -374,37 +280,7 @@ Test(device_cpu, memory_around_a_region_may_lack_pages)
     cr_assert_eq(pages_of(memfd), (MEMORY - 65536) / 4096);
 }
 
-/* Made after the registration. Reading one makes a page, too. */
-Test(device_cpu, holes_are_not_filled)
-{
-    struct device_region *r = region_flat(memfd, 0, MEMORY);
-    struct ucm_copy_item items[2] = {
-        {.slot = (uint64_t)(uintptr_t)slots, .block = 5},
-        {.slot = (uint64_t)(uintptr_t)slots + 65536, .block = 6},
-    };
-    static const enum device_op ops[] = {DEVICE_DUMP, DEVICE_LOAD};
-    struct test_job j;
-
-    guard_or_skip();
-    open_ok(r);
-    bytes_random(memory, MEMORY, 5);
-    punch(5 * 65536 + 4096, 4096);
-    for (unsigned i = 0; i < 2; i++) {
-        job_init(&j, ops[i], r, items, 2);
-        cr_assert_eq(job_run(&j), -EFAULT);
-        cr_assert(strstr(j.job.error.text, "is not there"));
-        cr_assert_eq(pages_of(memfd), MEMORY / 4096 - 1);
-        job_init(&j, ops[i], r, items + 1, 1);
-        cr_assert_eq(job_run(&j), 0);
-    }
-    memory[5 * 65536 + 4096] = 77; /* the client makes it anew */
-    job_init(&j, DEVICE_DUMP, r, items, 2);
-    cr_assert_eq(job_run(&j), 0);
-    cr_assert_eq(slots[4096], 77);
-    close_ok(r);
-}
-
-/* However the hole and the copy meet. */
+/* tests/integration/test_region_memory.py has more of what workers do with their pages. */
 static void punch_cb(void *stop)
 {
     while (!atomic_load((atomic_bool *)stop)) {

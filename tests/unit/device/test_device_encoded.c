@@ -112,7 +112,7 @@ static void copy_check(struct device_region *r, enum device_op op, uint32_t firs
     memcpy(want_slots, slots, SLOTS);
     expect(first, n_planes, items, BLOCKS, op == DEVICE_LOAD);
     job_init(&j, op, r, items, BLOCKS);
-    j.job.coded = true;
+    j.job.converts = true;
     j.job.first_plane = first;
     j.job.n_planes = n_planes;
     cr_assert_eq(job_run(&j), 0, "%s", j.job.error.text);
@@ -166,7 +166,7 @@ Test(device_encoded, what_does_not_fit_is_marked)
             bytes_random(memory + planes[plane].offset + i * planes[plane].stride, SECTION, i + 9);
     }
     job_init(&j, DEVICE_DUMP, r, items, BLOCKS);
-    j.job.coded = true;
+    j.job.converts = true;
     j.job.unfit = unfit;
     cr_assert_eq(job_run(&j), 0, "%s", j.job.error.text);
     for (uint32_t i = 0; i < BLOCKS; i++)
@@ -201,7 +201,7 @@ Test(device_encoded, stats_count_coded_bytes)
 
     open_ok(r);
     job_init(&j, DEVICE_DUMP, r, &item, 1);
-    j.job.coded = true;
+    j.job.converts = true;
     cr_assert_eq(job_run(&j), 0);
     cpu->ops->stats(cpu, &stats);
     cr_assert_eq(stats.dump_bytes, slot_bytes());
@@ -216,7 +216,7 @@ Test(device_encoded, only_an_encoded_region_takes_coded_jobs)
 
     open_ok(r);
     job_init(&j, DEVICE_LOAD, r, &item, 1);
-    j.job.coded = true;
+    j.job.converts = true;
     cr_assert_eq(job_run(&j), -EINVAL);
     cr_assert(strstr(j.job.error.text, "not encoded"), "%s", j.job.error.text);
     close_ok(r);

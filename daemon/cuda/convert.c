@@ -14,27 +14,27 @@ static CUresult kernels_find(struct gpu *g, const struct ucm_encoding_spec *spec
     char name[UCM_ENCODING_KERNEL_NAME];
     CUresult r = CUDA_SUCCESS;
 
-    if (!g->encoding_module)
-        r = cuda.cuModuleLoadData(&g->encoding_module, ucm_encoding_fatbin);
+    if (!g->convert_module)
+        r = cuda.cuModuleLoadData(&g->convert_module, ucm_encoding_fatbin);
     for (unsigned i = 0; i < 2 && r == CUDA_SUCCESS; i++)
         r = ucm_encoding_kernel_name(spec, i, name)
-                ? cuda.cuModuleGetFunction(&mapping->encoding[i], g->encoding_module, name)
+                ? cuda.cuModuleGetFunction(&mapping->converts[i], g->convert_module, name)
                 : CUDA_ERROR_NOT_SUPPORTED;
     return r;
 }
 
-int gpu_encoding_open(struct gpu *g, struct device_job *job)
+int gpu_convert_open(struct gpu *g, struct device_job *job)
 {
     const struct device_region *region = job->region;
     struct gpu_region *mapping = region->mapping;
-    size_t size = region->n_planes * sizeof(*region->coded);
+    size_t size = region->n_planes * sizeof(*region->sections);
     CUresult r = kernels_find(g, &region->codec->spec, mapping);
 
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EINVAL, r, "no kernel encodes this namespace's blocks");
-    r = cuda.cuMemAlloc(&mapping->coded, size);
+    r = cuda.cuMemAlloc(&mapping->sections, size);
     if (r == CUDA_SUCCESS) /* not cuMemcpyHtoD: see planes_upload */
-        r = cuda.cuMemcpyHtoDAsync(mapping->coded, region->coded, size, g->uploads);
+        r = cuda.cuMemcpyHtoDAsync(mapping->sections, region->sections, size, g->uploads);
     if (r == CUDA_SUCCESS)
         r = cuda.cuStreamSynchronize(g->uploads);
     if (r != CUDA_SUCCESS)
@@ -42,24 +42,24 @@ int gpu_encoding_open(struct gpu *g, struct device_job *job)
     return 0;
 }
 
-void gpu_encoding_close(struct gpu_region *mapping)
+void gpu_convert_close(struct gpu_region *mapping)
 {
-    if (mapping->coded)
-        (void)cuda.cuMemFree(mapping->coded);
+    if (mapping->sections)
+        (void)cuda.cuMemFree(mapping->sections);
 }
 
-CUresult gpu_encoding_launch(struct gpu *g, const struct device_job *job,
-                             const struct job_piece *piece, struct ucm_copy_item *items)
+CUresult gpu_convert_launch(struct gpu *g, const struct device_job *job,
+                            const struct job_piece *piece, struct ucm_copy_item *items)
 {
     const struct gpu_region *mapping = job->region->mapping;
     enum ucm_copy_direction direction = job_direction(job);
-    CUdeviceptr planes = mapping->coded + piece->first_plane * sizeof(*job->region->coded);
+    CUdeviceptr planes = mapping->sections + piece->first_plane * sizeof(*job->region->sections);
     uint32_t n_planes = piece->n_planes, n_items = piece->n_items;
     struct ucm_encoding_spec spec = job->region->codec->spec;
     uint32_t tiles = ucm_encoding_tiles(&spec);
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &spec, &tiles};
 
-    return cuda.cuLaunchKernel(mapping->encoding[direction], ucm_encoding_ctas(&spec, direction), 1,
+    return cuda.cuLaunchKernel(mapping->converts[direction], ucm_encoding_ctas(&spec, direction), 1,
                                1, UCM_ENCODING_THREADS, 1, 1, 0, g->streams[direction].stream,
                                arguments, NULL);
 }

@@ -1,0 +1,111 @@
+/* Between the two forms that a region's blocks may have: pages hold KV as it was computed, slots may hold it in the form of the
+ * region's codec, section after section. */
+#include "daemon/device/work.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* ---- registrations ---- */
+
+static const char *section_name(const struct ucm_encoding_section *s)
+{
+    return s->kind == UCM_ENCODING_K ? "K" : "V";
+}
+
+static int check_section(const struct msg_region_register *m, uint32_t i,
+                         const struct ucm_encoding_spec *encoding, uint32_t section,
+                         struct ucm_error *e)
+{
+    const struct msg_plane *p = &m->planes.p[i];
+    uint64_t bytes = ucm_encoding_plain_bytes(encoding, section);
+
+    if (p->chunk != bytes)
+        return ucm_error_set(
+            e, UCM_WIRE_INVALID,
+            "plane %u: chunk is %" PRIu64 " bytes; in this encoded namespace a layer has %u "
+            "planes, and here its %s of %" PRIu64 " bytes belongs (K and V that lie side by "
+            "side are two planes of one stride)",
+            i, p->chunk, encoding->n_sections, section_name(&encoding->section[section]), bytes);
+    if ((m->handles.p[p->handle].offset + p->offset) % DEVICE_SECTION_ALIGN != 0 ||
+        p->stride % DEVICE_SECTION_ALIGN != 0)
+        return ucm_error_set(
+            e, UCM_WIRE_INVALID,
+            "plane %u: block 0 is at byte %" PRIu64 " of its memory and the stride is %" PRIu64
+            "; in an encoded namespace both are multiples of %u",
+            i, m->handles.p[p->handle].offset + p->offset, p->stride, DEVICE_SECTION_ALIGN);
+    return 0;
+}
+
+/* Sections follow one another in a slot, as chunks do in a plain one. */
+int region_sections(const struct msg_region_register *m, struct device_region *r,
+                    struct ucm_error *e)
+{
+    const struct ucm_encoding_spec *spec = &r->codec->spec;
+    uint64_t slot_offset = 0;
+
+    for (uint32_t i = 0, section = 0; i < r->n_planes; i++, section++) {
+        uint64_t shard = m->planes.p[i].shard;
+        int rc;
+
+        if (i == 0 || m->planes.p[i - 1].shard != shard) {
+            section = 0;
+            slot_offset = shard * ucm_encoding_shard_bytes(spec);
+        }
+        /* Chunks of the right sizes can't be more than there are sections: they add up to the shard's bytes. */
+        rc = check_section(m, i, spec, section, e);
+        if (rc < 0)
+            return rc;
+        r->sections[i] =
+            (struct ucm_encoding_plane){.base = r->planes[i].base,
+                                        .stride = r->planes[i].stride,
+                                        .slot_offset = slot_offset,
+                                        .bytes = (uint32_t)ucm_encoding_bytes(spec, section),
+                                        .section = section};
+        slot_offset += r->sections[i].bytes;
+    }
+    return 0;
+}
+
+/* ---- copies ---- */
+
+void job_convert(struct device_job *job, const struct job_piece *piece)
+{
+    const struct ucm_encoding_spec *encoding = &job->region->codec->spec;
+
+    for (uint32_t i = piece->first_item; i < piece->first_item + piece->n_items; i++)
+        for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++) {
+            const struct ucm_encoding_plane *plane = &job->region->sections[p];
+            void *slot = (void *)(uintptr_t)(job->items[i].slot + plane->slot_offset);
+            void *page = (void *)(uintptr_t)(plane->base + job->items[i].block * plane->stride);
+
+            if (job->op == DEVICE_LOAD)
+                ucm_decode(encoding, plane->section, slot, page);
+            else
+                ucm_encode(encoding, plane->section, page, slot);
+        }
+    if (job->op == DEVICE_DUMP)
+        job_mark_unfit(job, piece);
+}
+
+static bool item_fits(const struct device_job *job, const struct job_piece *piece, uint32_t item)
+{
+    const struct device_region *r = job->region;
+
+    for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++) {
+        const struct ucm_encoding_plane *c = &r->sections[p];
+        const void *coded = (const void *)(uintptr_t)(job->items[item].slot + c->slot_offset);
+
+        if (!ucm_encoding_fits(&r->codec->spec, c->section, coded))
+            return false;
+    }
+    return true;
+}
+
+void job_mark_unfit(struct device_job *job, const struct job_piece *piece)
+{
+    if (!job->unfit)
+        return;
+    for (uint32_t i = piece->first_item; i < piece->first_item + piece->n_items; i++)
+        if (!item_fits(job, piece, i))
+            atomic_store_explicit(&job->unfit[i], 1, memory_order_relaxed);
+}
