@@ -3,7 +3,7 @@ every choice is compared, bit for bit; and an engine."""
 
 from vllm_case import BLOCK, MODEL, Case, daemon, prompt, run  # sets the paths
 import numpy
-import kernels
+import decode_kernels as kernels
 import model
 from engine import Pool
 from engine_pages import HostPages

@@ -18,7 +18,6 @@ import chunks_in_vllm
 from daemon import Daemon
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]  # transformers looks for a package `kernels`
 
 import torch  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402

@@ -9,7 +9,6 @@ import unittest
 from types import SimpleNamespace
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]  # it has a module `kernels`
 sys.path[:0] = [os.path.join(TOP, "client/python")]
 
 import torch  # noqa: E402

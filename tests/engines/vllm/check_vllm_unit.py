@@ -4,7 +4,6 @@ them (backwards compatibility, load failures, invalid blocks, errors, cache poll
 a real daemon; the workers' reports are made up here, so that each failure comes when it is wanted. `make check-vllm`."""
 
 import dataclasses
-import importlib.util
 import inspect
 import json
 import os
@@ -14,10 +13,8 @@ import tempfile
 import unittest
 from types import SimpleNamespace
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-# transformers looks for a package `kernels`, which is not the module beside this file.
-sys.path[:] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")] + [f for f in sys.path if f != HERE]
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="1")
 
 import torch  # noqa: E402
@@ -43,6 +40,7 @@ from vllm.v1.request import Request, RequestStatus  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 
 from daemon import UCMCTL, Daemon  # noqa: E402
+import request_fields as known  # noqa: E402
 from extra import extra_of  # noqa: E402
 from ucmclient import BlockResult, Client, Plane  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
@@ -326,9 +324,6 @@ class Fields(unittest.TestCase):
     """Of each field of a request it was decided whether it is in keys (request_fields.py)."""
 
     def test_none_is_new(self):
-        spec = importlib.util.spec_from_file_location("request_fields", os.path.join(HERE, "request_fields.py"))
-        known = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(known)
         for of, fields in ((Request, known.REQUEST), (EngineCoreRequest, known.REQUEST), (SamplingParams, known.SAMPLING), (PoolingParams, known.POOLING),
                            (LoRARequest, known.LORA), (MultiModalFeatureSpec, known.FEATURE)):
             if of is Request:

@@ -13,7 +13,7 @@ import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-sys.path[:] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")] + [f for f in sys.path if f != HERE]
+sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1",
                   KMP_BLOCKTIME="0", VLLM_LOGGING_LEVEL="WARNING", PYTHONHASHSEED="0")
 

@@ -6,7 +6,6 @@
 
 import contextlib
 import faulthandler
-import importlib
 import itertools
 import json
 import os
@@ -18,10 +17,10 @@ import threading
 import time
 import traceback
 
+import step_times
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-if __name__ == "__main__":
-    sys.path[:] = [folder for folder in sys.path if folder != HERE]  # transformers looks for a package `kernels`
 #: Of engines.
 PATHS = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 sys.path += [folder for folder in PATHS if folder not in sys.path]
@@ -149,7 +148,9 @@ def started(options):
     """socket, sparse, settings: of the connector, if sparse is set. cpu: arguments of sparse_on_cpu.pretend()."""
     cpu = options.pop("cpu", None)
     if cpu is not None:
-        _beside("sparse_on_cpu").pretend(**cpu)
+        import sparse_on_cpu
+
+        sparse_on_cpu.pretend(**cpu)
     socket, sparse, settings = options.pop("socket", None), options.pop("sparse", None), options.pop("settings", {})
     from extra import extra_of
     from vllm import LLM
@@ -179,22 +180,13 @@ def answered(llm, asked, times):
     if asked.get("reset"):
         reset(llm)
     if asked.get("profile"):
-        return _beside("step_times").kernels(run, asked["outputs"], asked["profile"])
+        return step_times.kernels(run, asked["outputs"], asked["profile"])
     began = time.monotonic()
     done = stepping(llm, prompts, sampling, asked["events"]) if "events" in asked else run()
     return {"seconds": time.monotonic() - began, "cached": [o.num_cached_tokens or 0 for o in done],
             "tokens": [list(o.outputs[0].token_ids) for o in done],
             "logprobs": [[{str(t): p.logprob for t, p in of.items()} for of in o.outputs[0].logprobs or ()] for o in done],
             "counts": counts() if "ucmclient.engine.vllm.sparse_gpu" in sys.modules else {}, "times": times.table() if times is not None else {}}
-
-
-def _beside(name):
-    """A module of this folder, which is in no path of an engine."""
-    sys.path.append(HERE)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path[:] = [folder for folder in sys.path if folder != HERE]
 
 
 def serve(options):
@@ -210,7 +202,7 @@ def serve(options):
         traceback.print_exc()
         answer = {"error": f"{type(error).__name__}: {error}"}
     answers.write(json.dumps(answer) + "\n")
-    times = _beside("step_times").Times() if timed else None
+    times = step_times.Times() if timed else None
     for line in sys.stdin if "error" not in answer else ():
         try:
             answer = answered(llm, json.loads(line), times)

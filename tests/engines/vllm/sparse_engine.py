@@ -38,7 +38,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-import kernels
+import decode_kernels as kernels
 import model as M
 from engine import BLOCK, HOLE, LATER, Engine, Request
 from ucmclient.decode import Admission, Choices, Decoder, HeadBytes, Lost, Refused, Room

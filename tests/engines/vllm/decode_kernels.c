@@ -1,4 +1,4 @@
-/* kernels/slots and kernels/attend for tests/engines/vllm/kernels.py: functions that a ctypes call finds by name. */
+/* kernels/slots and kernels/attend for decode_kernels.py: functions that a ctypes call finds by name. */
 #include "kernels/attend/attend.h"
 #include "kernels/slots/slots.h"
 
