@@ -11,23 +11,6 @@ static void expired_cb(struct deadline *d)
     r->stop_cb(r);
 }
 
-/* Counts one more request, which may begin, until limit_give. 0 or -code. */
-static int request_admit(struct call *call)
-{
-    struct session *s = call->s;
-    const struct requests *rq = s->rq;
-    const struct config *config = rq->rooms.config;
-
-    if (rq->draining && !call->gives_back)
-        return ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
-    if (s->n_requests >= config->max_requests_conn)
-        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                             "this connection has %u requests under way, as many as "
-                             "limits.requests_per_connection allows",
-                             s->n_requests);
-    return limit_take(s->peer.owner, LIMIT_REQUESTS, 1, &call->error);
-}
-
 /* False with call->error: trying again would not help. */
 static bool memory_may_fit(struct call *call, size_t bytes)
 {
@@ -41,22 +24,26 @@ static bool memory_may_fit(struct call *call, size_t bytes)
     return bytes <= most;
 }
 
-/* NULL with call->error. */
-static struct request *request_alloc(struct call *call, size_t bytes, size_t more)
+/* Counts one more request and its memory, which may begin, until limit_give. 0 or -code. */
+static int request_admit(struct call *call, size_t memory)
 {
     struct session *s = call->s;
-    struct request *r;
+    const struct requests *rq = s->rq;
 
-    if ((!limit_few(s->peer.owner, LIMIT_MEMORY, bytes + more) &&
-         !memory_may_fit(call, bytes + more)) ||
-        limit_take(s->peer.owner, LIMIT_MEMORY, bytes + more, &call->error) != 0)
-        return NULL;
-    r = calloc(1, bytes);
-    if (!r) {
-        limit_give(s->peer.owner, LIMIT_MEMORY, bytes + more);
-        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
-    }
-    return r;
+    if (rq->draining && !call->gives_back)
+        return ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
+    if (s->n_requests >= rq->rooms.config->max_requests_conn)
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                             "this connection has %u requests under way, as many as "
+                             "limits.requests_per_connection allows",
+                             s->n_requests);
+    if (limit_take(s->peer.owner, LIMIT_REQUESTS, 1, &call->error) != 0)
+        return -call->error.code;
+    if ((limit_few(s->peer.owner, LIMIT_MEMORY, memory) || memory_may_fit(call, memory)) &&
+        limit_take(s->peer.owner, LIMIT_MEMORY, memory, &call->error) == 0)
+        return 0;
+    limit_give(s->peer.owner, LIMIT_REQUESTS, 1);
+    return -call->error.code;
 }
 
 void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
@@ -66,11 +53,13 @@ void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadlin
     struct requests *rq = s->rq;
     struct request *r;
 
-    if (request_admit(call) != 0)
+    if (request_admit(call, bytes + more) != 0)
         return NULL;
-    r = request_alloc(call, bytes, more);
+    r = calloc(1, bytes);
     if (!r) {
         limit_give(s->peer.owner, LIMIT_REQUESTS, 1);
+        limit_give(s->peer.owner, LIMIT_MEMORY, bytes + more);
+        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
         return NULL;
     }
     if (deadline_ms == 0)
