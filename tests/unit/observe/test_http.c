@@ -183,26 +183,6 @@ static bool is_over(int fd)
 
 /* ---- pages ---- */
 
-Test(http, each_page_on_both_sockets)
-{
-    for (int which = UNIX; which <= TCP; which++) {
-        cr_assert_eq(ask(which, "GET", "/", ""), 200);
-        cr_assert_not_null(strstr(body(), "/ready"));
-        cr_assert_eq(ask(which, "GET", "/live", ""), 200);
-        cr_assert_str_eq(body(), "ok\n");
-        cr_assert_eq(ask(which, "GET", "/ready?verbose", ""), 200);
-        cr_assert_str_eq(body(), "ok\n");
-        cr_assert_eq(ask(which, "GET", "/metrics", ""), 200);
-        cr_assert_not_null(strstr(answer, "text/plain; version=0.0.4"));
-        cr_assert_not_null(strstr(body(), "\nucmd_uptime_seconds "));
-        cr_assert_eq(ask(which, "GET", "/metrics", "Accept: application/openmetrics-text\r\n"),
-                     200);
-        cr_assert_not_null(strstr(answer, "application/openmetrics-text; version=1.0.0"));
-        cr_assert_not_null(strstr(body(), "\n# EOF\n"));
-        cr_assert_eq(ask(which, "GET", "/favicon.ico", ""), 404);
-    }
-}
-
 Test(http, only_get_and_head)
 {
     static const char *const others[] = {"POST", "PUT", "DELETE", "OPTIONS", "PATCH", "EVIL"};
@@ -229,24 +209,6 @@ Test(http, one_request_a_connection)
     cr_assert(!second || !strstr(second + 1, "HTTP/1.1"), "%s", answer);
     close(fd);
     cr_assert_eq(ask(TCP, "GET", "/live", ""), 200);
-}
-
-Test(http, the_answer_tells_of_now)
-{
-    double seconds = 0;
-
-    /* What start() published is old soon. A busy machine's loop may be late once. */
-    for (unsigned i = 0; i < 100 && seconds < 1000; i++) {
-        const char *at;
-
-        poll(NULL, 0, 2 * HTTP_FRESH_MS);
-        cr_assert_eq(ask(TCP, "GET", "/metrics", ""), 200);
-        at = strstr(body(), "\nucmd_uptime_seconds ");
-        cr_assert_not_null(at);
-        seconds = strtod(at + strlen("\nucmd_uptime_seconds "), NULL);
-    }
-    cr_assert_geq(seconds, 1000.0);
-    cr_assert_geq(atomic_load(&asks), 1);
 }
 
 Test(http, a_stuck_loop_delays_no_answer)

@@ -36,20 +36,6 @@ Test(pages, a_path_is_exact)
     cr_assert_eq(page_find(""), PAGE_NONE);
 }
 
-Test(pages, the_index_names_each_page_in_three_lines)
-{
-    struct page page = make(PAGE_INDEX, 50000);
-    int lines = 0;
-
-    for (size_t i = 0; i < page.n; i++)
-        lines += page.text[i] == '\n';
-    cr_assert_eq(lines, 3);
-    cr_assert_not_null(strstr(page.text, "/metrics"));
-    cr_assert_not_null(strstr(page.text, "/live"));
-    cr_assert_not_null(strstr(page.text, "/ready"));
-    free(page.text);
-}
-
 Test(pages, live_is_a_loop_that_turns_whatever_its_health)
 {
     snapshot.shown.health = HEALTH_FAILING;
