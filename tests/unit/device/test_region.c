@@ -141,28 +141,62 @@ Test(region, keeps_its_own_copy_of_ipc_handles)
     region_free(r);
 }
 
+/* One number is wrong at a time. */
+Test(region, each_number_has_its_bounds)
+{
+    static const struct {
+        uint64_t *at, value;
+        const char *word;
+    } wrong[] = {
+        {&m.blocks, 0, "blocks is 0"},
+        {&m.blocks, 1ull << 32, "blocks"},
+        {&handles[0].kind, UCM_HANDLE_CUDA_IPC, "device cpu takes memfds"},
+        {&handles[0].kind, UCM_HANDLE_CUDA_FD, "device cpu takes memfds"},
+        {&handles[0].kind, 3, "kind 3"},
+        {&handles[0].fd, 2, "descriptor 2"},
+        {&handles[0].fd, UINT64_MAX, "2 came with"},
+        {&handles[0].bytes, 0, "handle 0 has no bytes"},
+        {&handles[0].bytes, 4 * BLOCKS * CHUNK - 1, "plane 3: block 15"}, /* one too few */
+        {&planes[2].handle, 1, "plane 2 names handle 1"},
+        {&planes[2].handle, UINT64_MAX, "plane 2"},
+        {&planes[1].offset, UINT64_MAX, "plane 1: block 15"},
+        {&planes[1].offset, UINT64_MAX - 15 * CHUNK, "plane 1: block 15"},
+        {&planes[1].offset, (uint64_t)0 - 16 * CHUNK, "plane 1: block 15"}, /* 0 in 64 bits */
+        {&planes[1].stride, UINT64_MAX, "plane 1: block 15"},
+        {&planes[1].stride, UINT64_MAX / 15, "plane 1: block 15"},
+        {&planes[1].stride, UINT64_MAX / 15 + 1, "plane 1: block 15"},
+        {&planes[3].stride, CHUNK - 1, "plane 3: stride 1023"},
+        {&planes[3].stride, 0, "plane 3: stride 0"},
+        {&planes[3].chunk, 0, "plane 3: chunk is 0"},
+        {&planes[3].chunk, 1ull << 32, "plane 3: chunk"},
+        {&planes[3].shard, 2, "plane 3 is of shard 2; the namespace has 2"},
+        {&planes[3].shard, UINT64_MAX, "plane 3"},
+        {&planes[3].shard, 0, "plane 3 is of shard 0"},
+        {&planes[0].shard, 1, "plane 1 is of shard 0 where shard 1 has 1024 of its 2048"},
+        {&planes[1].shard, 1, "plane 1 is of shard 1 where shard 0 has 1024"},
+    };
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        uint64_t was = *wrong[i].at;
+
+        *wrong[i].at = wrong[i].value;
+        refused(wrong[i].word);
+        *wrong[i].at = was;
+    }
+    handles[0].bytes = 4 * BLOCKS * CHUNK;
+    accepted();
+}
+
 Test(region, device_and_kind_must_fit)
 {
     m.device = (struct proto_str){"xpu", 3};
     refused("\"cpu\" and \"cuda\"");
     m.device = (struct proto_str){"cuda", 4};
     refused("handle 0 is of kind 0");
-    m.device = (struct proto_str){"cpu", 3};
-    handles[0].kind = UCM_HANDLE_CUDA_IPC;
-    refused("device cpu takes memfds");
-    handles[0].kind = UCM_HANDLE_CUDA_FD;
-    refused("device cpu takes memfds");
-    handles[0].kind = 3;
-    refused("kind 3");
 }
 
 Test(region, counts_are_bounded)
 {
-    m.blocks = 0;
-    refused("blocks is 0");
-    m.blocks = 1ull << 32;
-    refused("blocks");
-    m.blocks = BLOCKS;
     m.handles.n = 0;
     refused("0 handles");
     m.handles.n = UCM_MAX_HANDLES + 1;
@@ -176,11 +210,6 @@ Test(region, counts_are_bounded)
 
 Test(region, descriptors_must_be_there)
 {
-    handles[0].fd = 2;
-    refused("descriptor 2");
-    handles[0].fd = UINT64_MAX;
-    refused("2 came with");
-    handles[0].fd = 1;
     n_fds = 0;
     refused("0 came with");
 }
@@ -221,8 +250,6 @@ Test(region, one_descriptor_has_one_handle)
 
 Test(region, handle_sizes_do_not_overflow)
 {
-    handles[0].bytes = 0;
-    refused("handle 0 has no bytes");
     handles[0].bytes = UINT64_MAX;
     handles[0].offset = 2;
     refused("past any memory");
@@ -250,77 +277,16 @@ Test(region, ipc_handle_has_room_for_a_nonce)
     refused("handle 0 has 15 bytes; a CUDA IPC handle has at least 16");
 }
 
-Test(region, plane_names_a_handle)
-{
-    planes[2].handle = 1;
-    refused("plane 2 names handle 1");
-    planes[2].handle = UINT64_MAX;
-    refused("plane 2");
-}
-
-Test(region, last_block_ends_inside_the_handle)
-{
-    handles[0].bytes = 4 * BLOCKS * CHUNK;
-    accepted();
-}
-
-Test(region, one_byte_too_few_is_refused)
-{
-    handles[0].bytes = 4 * BLOCKS * CHUNK - 1;
-    refused("plane 3: block 15");
-}
-
 Test(region, plane_arithmetic_does_not_overflow)
 {
-    planes[1].offset = UINT64_MAX;
-    refused("plane 1: block 15");
-    planes[1].offset = UINT64_MAX - 15 * CHUNK;
-    refused("plane 1: block 15");
-    planes[1].offset = 0;
-    planes[1].stride = UINT64_MAX;
-    refused("plane 1: block 15");
-    planes[1].stride = UINT64_MAX / 15;
-    refused("plane 1: block 15");
-    planes[1].stride = UINT64_MAX / 15 + 1;
-    refused("plane 1: block 15");
-    /* Would come out as 0 in 64 bits. */
-    planes[1].stride = CHUNK;
-    planes[1].offset = (uint64_t)0 - 16 * CHUNK;
-    refused("plane 1: block 15");
     m.blocks = UINT32_MAX;
     planes[1].offset = 0;
     planes[1].stride = 1ull << 33;
     refused("block 4294967294");
 }
 
-Test(region, chunk_and_stride_bounds)
-{
-    planes[3].chunk = 0;
-    refused("plane 3: chunk is 0");
-    planes[3].chunk = 1ull << 32;
-    refused("plane 3: chunk");
-    planes[3].chunk = CHUNK;
-    planes[3].stride = CHUNK - 1;
-    refused("plane 3: stride 1023");
-    planes[3].stride = 0;
-    refused("plane 3: stride 0");
-}
-
 Test(region, shards_are_filled_in_order)
 {
-    planes[3].shard = 2;
-    refused("plane 3 is of shard 2; the namespace has 2");
-    planes[3].shard = UINT64_MAX;
-    refused("plane 3");
-    planes[3].shard = 0;
-    refused("plane 3 is of shard 0");
-    planes[3].shard = 1;
-    planes[0].shard = 1;
-    refused("plane 1 is of shard 0 where shard 1 has 1024 of its 2048");
-    planes[0].shard = 0;
-    planes[1].shard = 1;
-    refused("plane 1 is of shard 1 where shard 0 has 1024");
-    planes[1].shard = 0;
     refused_as(2, 2 * CHUNK - 1, "plane 1: the chunks of shard 0 add up");
     refused_as(2, 2 * CHUNK + 1, "shard 0 has 2048 of its 2049");
     refused_as(2, 3 * CHUNK, "plane 2 is of shard 1 where shard 0 has 2048 of its 3072");
