@@ -50,10 +50,12 @@ class Tenants(Case):
         return client, ns, region
 
     def flood(self, workers, requests, names_of):
-        """All send `requests` loads, and have them all."""
-        for client, _, region in workers:
+        """All send `requests` loads while the daemon stands still, and have them all."""
+        halt(self.daemon.process.pid)
+        for _client, _, region in workers:
             for i in range(requests):
                 region.begin("load", names_of(i), range(len(names_of(i))), more=i + 1 < requests)
+        self.daemon.process.send_signal(signal.SIGCONT)
         for client, _, _ in workers:
             for msgid in range(client.msgid - requests + 1, client.msgid + 1):
                 self.assertEqual(set(client.wait(msgid)["status"]), {OK})
