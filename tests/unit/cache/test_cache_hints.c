@@ -1,5 +1,5 @@
-/* Tables of hints beside a cache: filled in turns, followed through every tier, grown, and ended. test_cache_random.c
- * compares them with lookups whatever happens. */
+/* Tables of hints beside a cache, without memory and with much of it. test_cache_random.c compares them with lookups whatever
+ * happens, tests/integration/test_hints.py has them grow. */
 #include "tests/unit/cache/hint_rig.h"
 
 #include <sys/resource.h>
@@ -10,79 +10,6 @@ static void turns(unsigned n)
 {
     while (n-- > 0)
         turn();
-}
-
-Test(hints, follows_a_block_through_the_tiers)
-{
-    struct ucm_hint_view v;
-    block_ref ref;
-
-    drop(store(rig.one, 1)); /* it is there before */
-    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
-    v = hint_view(rig.one);
-    cr_expect_eq(hint_state(&v), UCM_HINT_FILLING);
-    turns(5);
-    cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
-    cr_expect_eq(hint_found(&v, 1), UCM_LOOKUP_DRAM);
-    cr_expect_eq(hint_found(&v, 2), UCM_LOOKUP_MISS);
-    ref = store_below(rig.one, 2);
-    cr_expect_eq(hint_found(&v, 2), UCM_LOOKUP_NVME);
-    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
-    cr_expect_eq(hint_found(&v, 2), UCM_LOOKUP_MISS,
-                 "it goes with its last lease, but is not found any more");
-    drop(ref);
-    cr_expect_eq(hint_found(&v, 2), UCM_LOOKUP_MISS);
-    hint_tables_beat(rig.hints);
-    cr_expect_gt(atomic_load(&v.header->beat_ms), 0u);
-    hint_tables_unuse(rig.hints, rig.one);
-    cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
-    hint_view_close(&v);
-}
-
-/* A block of several parts is there with its last one. */
-Test(hints, parts)
-{
-    block_ref ref = open_block(rig.two, 1);
-    struct ucm_hint_view v;
-
-    cr_assert_eq(hint_tables_use(rig.hints, rig.two, NULL), 0);
-    turns(5);
-    v = hint_view(rig.two);
-    cr_assert_eq(dump(ref, 1, 0, SHARDS), 0);
-    cr_expect_eq(hint_found(&v, 1), UCM_LOOKUP_MISS);
-    cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
-    cr_expect_eq(hint_found(&v, 1), UCM_LOOKUP_DRAM);
-    drop(ref);
-    hint_tables_unuse(rig.hints, rig.two);
-    hint_view_close(&v);
-}
-
-Test(hints, a_table_that_is_crowded_is_superseded)
-{
-    struct ucm_hint_view first, v;
-    uint64_t n = 0;
-
-    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
-    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
-    turns(5);
-    first = hint_view(rig.one);
-    while (hint_state(&first) == UCM_HINT_LIVE) {
-        cr_assert_lt(n, 900u);
-        drop(store_below(rig.one, n++));
-        hints_agree(rig.one, n + 1);
-    }
-    cr_expect_eq(hint_state(&first), UCM_HINT_SUPERSEDED);
-    cr_expect_gt(n, 200u);
-    v = hint_view(rig.one);
-    cr_expect_gt(v.mask, first.mask);
-    cr_expect_neq(v.seed, first.seed);
-    cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
-    hint_tables_unuse(rig.hints, rig.one);
-    cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
-    hint_tables_unuse(rig.hints, rig.one);
-    cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
-    hint_view_close(&first);
-    hint_view_close(&v);
 }
 
 /* This process may open no more files from now on; 0: as many as before. */

@@ -202,27 +202,6 @@ Test(cache_quota, an_index_that_is_full_drops_no_guaranteed_block)
     rig.max_blocks = 0;
 }
 
-/* Without a guarantee. 1,024 bytes: 3 blocks of one part, and 4 of two. */
-Test(cache_quota, blocks_of_more_parts_push_none_of_others_out_of_a_full_index)
-{
-    struct ns *wide;
-
-    rig_close();
-    rig.max_blocks = 8;
-    rig.tier = (struct tier){0};
-    open_tenants();
-    wide = space_of("u", "wide", 2, SLOT / SHARDS);
-    cache_stop_writing(rig.cache);
-    stores(quiet, 0, 3);
-    stores(wide, 0, 20);
-    cr_expect_eq(in_dram(quiet, 0, 3), 3u);
-    cr_expect_eq(wide->blocks, 4u);
-    cr_expect_neq(find(wide, 19), 0u);
-    cr_expect_eq(rig.metrics.index_evicted, 16u);
-    cr_expect_eq(wide->tenant->index_bytes, 4 * wide->index_bytes);
-    rig.max_blocks = 0;
-}
-
 Test(cache_quota, what_is_guaranteed_below_is_moved_with_the_log)
 {
     const struct tier_callbacks *cb = &rig.tier.callbacks;
