@@ -42,14 +42,16 @@ static inline uint64_t form_plain_shard_bytes(const struct form *f)
     return f->codec ? f->codec->plain_shard_bytes : f->shard_bytes;
 }
 
-/* Whether it may refuse bytes (ucm_encoding_fits). */
-static inline bool codec_refuses(const struct codec *codec)
+/* What is read of it is what was computed, bit for bit. */
+static inline bool form_exact(const struct form *f)
 {
-    return ucm_encoding_method(codec->spec.encoding)->fits != NULL;
+    return !f->codec || f->codec->spec.encoding == UCM_ENCODING_LOSSLESS;
 }
+
+/* Whether it may refuse bytes (ucm_encoding_fits). */
 static inline bool form_refuses(const struct form *f)
 {
-    return f->codec && codec_refuses(f->codec);
+    return f->codec && ucm_encoding_method(f->codec->spec.encoding)->fits != NULL;
 }
 
 #endif

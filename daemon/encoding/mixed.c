@@ -45,8 +45,6 @@ static void complete(struct requests *rq, const struct view *v, block_ref ref, u
 
 void view_part_stored(const struct registered *r, block_ref ref)
 {
-    struct view view = r->view;
-
-    if (view.n > 1 && codec_refuses(r->region->codec))
-        complete(r->s->rq, &view, ref, r->region->part);
+    if (r->view.n > 1 && form_refuses(ns_form(r->view.ns[0], r->region->part)))
+        complete(r->s->rq, &r->view, ref, r->region->part);
 }

@@ -370,13 +370,12 @@ int method_region_register(struct call *call)
     if (!r)
         return -call->error.code;
     r->ns = ns;
+    r->view = view;
     r->job.who = tenant_who(ns->tenant);
     pages = *ns_form(view.ns[view.n - 1], (uint32_t)m->part);
     pages.shards = m->pool ? 1 : pages.shards;
     rc = region_check(m, &pages, view.n > 1 ? ns_codec(ns) : NULL, call->fds, call->n_fds,
                       &r->region, &call->error);
-    /* Pages that do not hold plain KV take what is in ns as it is: blocks of a base could not be had. */
-    r->view = rc == 0 && r->region->codec ? view : (struct view){.ns = {ns}, .n = 1};
     if (rc == 0 && has_ipc(m))
         rc = nonce_take(call, &r->region->proof);
     if (rc == 0)

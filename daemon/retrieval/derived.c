@@ -101,7 +101,7 @@ void space_unref(struct derived_space *space)
 
 bool space_decodes(const struct ns *base)
 {
-    return !ns_codec(base) || ns_codec(base)->spec.encoding == UCM_ENCODING_LOSSLESS;
+    return form_exact(ns_form(base, 0));
 }
 
 struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,

@@ -57,9 +57,7 @@ static uint32_t next_piece_cb(struct digest_job *job)
 static bool digest_fits(const struct ucm_digest_plan *plan, const struct form *from,
                         const struct form *to)
 {
-    bool exact = !from->codec || from->codec->spec.encoding == UCM_ENCODING_LOSSLESS;
-
-    return exact && !to->codec && to->shard_bytes == plan->bytes &&
+    return form_exact(from) && !to->codec && to->shard_bytes == plan->bytes &&
            ucm_digest_extent(&plan->spec) <= form_plain_shard_bytes(from);
 }
 
