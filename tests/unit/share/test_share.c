@@ -109,19 +109,6 @@ static int load(struct part *p, uint32_t number, share_root_id root)
     return status;
 }
 
-Test(share, what_was_written_is_read)
-{
-    struct part p;
-
-    open_roots(1, CONFIG_SPREAD_TIERED);
-    cr_assert_eq(load(&p, 5, 0), -ENOENT);
-    cr_assert_eq(move(&p, true, 5, 0), 0);
-    cr_assert_eq(p.io.root, 1);
-    cr_assert_eq(move(&p, true, 5, 0), 0, "it is there already: that is fine");
-    cr_assert_eq(load(&p, 5, 1), 0);
-    cr_assert_eq(p.io.root, 1);
-}
-
 Test(share, a_read_asks_the_other_roots_when_the_hint_is_wrong)
 {
     struct part p;
@@ -182,21 +169,6 @@ Test(share, a_root_that_keeps_the_memory_ends_the_read)
     cr_assert_eq(rig.servers[1].asked[SHARE_READ], 0);
     rig_let_go(&rig.servers[0]);
     cr_assert(rig_run(&p.released, 20000));
-}
-
-Test(share, a_damaged_file_is_a_miss_removed_and_written_anew)
-{
-    struct part p;
-
-    open_roots(1, CONFIG_SPREAD_TIERED);
-    rig_put(&rig.servers[0], 4);
-    rig.servers[0].files[4].damaged = true;
-    cr_assert_eq(move(&p, false, 4, 1), -ENOENT);
-    rig_run(NULL, 20);
-    cr_assert_not(rig.servers[0].files[4].there);
-    cr_assert_eq(rig.metrics.share_damaged, 1);
-    cr_assert_eq(move(&p, true, 4, 0), 0);
-    cr_assert_eq(load(&p, 4, 1), 0);
 }
 
 Test(share, a_damaged_file_of_a_read_only_root_stays_and_is_not_looked_for)
@@ -309,19 +281,6 @@ Test(share, touches_leave_room_for_others)
             most = share->roots[0]->queued[SHARE_BACKGROUND];
     }
     cr_expect_eq(most, 128u, "%u", most);
-}
-
-Test(share, removed_it_is_gone_from_every_root)
-{
-    struct block_file_id id = rig_id(8);
-
-    open_roots(2, CONFIG_SPREAD_TIERED);
-    rig_put(&rig.servers[0], 8);
-    rig_put(&rig.servers[1], 8);
-    share_remove(share, &id, &(struct fair_who){.tenant = 1});
-    rig_run(NULL, 10);
-    cr_assert_not(rig.servers[0].files[8].there);
-    cr_assert_not(rig.servers[1].files[8].there);
 }
 
 Test(share, nobody_is_asked_when_all_are_down)

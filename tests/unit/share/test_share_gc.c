@@ -334,21 +334,6 @@ Test(share_gc, temporary_files_of_the_dead_go_and_foreign_ones_stay)
     rig_end(&g);
 }
 
-Test(share_gc, a_root_that_is_read_only_is_left_alone)
-{
-    struct rig g;
-
-    rig_begin(&g, 1064);
-    for (unsigned i = 0; i < 20; i++)
-        rig_put(&g, 1, i, 0, 86400, 1064);
-    g.hosts[0].root->config.read_only = true;
-    cr_assert_eq(gc_run(g.hosts[0].gc), -EROFS);
-    rig_host_config(&g, 0, 1000);
-    rig_sleep(&g, 1600);
-    cr_assert_eq(rig_used(&g), 20 * 1064);
-    rig_end(&g);
-}
-
 /* Whenever a host dies: the next pass brings the root to where it should be. That is `low` percent of
  * the capacity when the dead hosts left more than the capacity, and what they left otherwise. */
 Test(share_gc, killed_in_a_pass_leaves_nothing_to_repair)
@@ -554,48 +539,6 @@ Test(share_gc, a_next_root_that_fails_holds_nothing_up)
 }
 
 /* ---- purge ---- */
-
-Test(share_gc, purge_takes_one_namespace_from_all_roots)
-{
-    struct rig g, other;
-    int status;
-
-    rig_begin(&g, 0);
-    rig_begin_beside(&other, &g);
-    for (unsigned i = 0; i < 300; i++) {
-        rig_put(&g, 1, i, i % 3, 10, 100);
-        rig_put(&g, 2, i, i % 3, 10, 100);
-        rig_put(&other, 1, i, 0, 10, 100);
-    }
-    rig_put_name(&g, 5, "README", 864000, 100);
-    cr_assert_eq(rig_purge(&g, &other, 1, &status), 600);
-    cr_assert_eq(status, 0);
-    cr_assert_eq(rig_used(&g), 300 * 100 + 100);
-    cr_assert_eq(rig_used(&other), 0);
-    for (unsigned i = 0; i < 300; i++)
-        cr_assert(rig_has(&g, 2, i, i % 3));
-    rig_end(&other);
-    rig_end(&g);
-}
-
-Test(share_gc, purge_tells_of_a_root_that_fails_and_sweeps_the_others)
-{
-    struct rig g, other;
-    int status;
-
-    rig_begin(&g, 0);
-    rig_begin_beside(&other, &g);
-    for (unsigned i = 0; i < 50; i++) {
-        rig_put(&g, 1, i, 0, 10, 100);
-        rig_put(&other, 1, i, 0, 10, 100);
-    }
-    rig_fail(&other, 0, SHARE_REMOVE, -EIO);
-    cr_assert_eq(rig_purge(&g, &other, 1, &status), 50);
-    cr_assert_eq(status, -EIO);
-    cr_assert_eq(rig_used(&g), 0);
-    rig_end(&other);
-    rig_end(&g);
-}
 
 Test(share_gc, purge_cancelled_tells_nobody)
 {

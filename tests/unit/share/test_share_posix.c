@@ -261,65 +261,6 @@ static void mount_begin(struct contract *c)
     }
 }
 
-static void small_begin(struct contract *c)
-{
-    mount_begin(c);
-    cr_assert_eq(mount("none", c->folder, "tmpfs", 0, "size=1m"), 0);
-}
-
-static void small_end(struct contract *c)
-{
-    cr_assert_eq(umount2(c->folder, MNT_DETACH), 0);
-    folder_end(c);
-}
-
-static void full_root(struct contract *c)
-{
-    uint8_t *data = contract_data(4 << 20, 1);
-    struct contract_op o = {.op = contract_of(SHARE_WRITE, 1, data, 4 << 20)};
-
-    for (unsigned i = 0; i < 2; i++) {
-        o.op.sync = i;
-        cr_assert_eq(contract_run(c, &o), -ENOSPC);
-        cr_assert_eq(contract_files(c->folder), 0, "its room is given back");
-    }
-    cr_assert_eq(contract_write(c, 2, 500000), 0);
-    cr_assert_eq(contract_read(c, 2, 500000), 0);
-    free(data);
-}
-
-Test(share_posix, full)
-{
-    contract_case(small_begin, small_end, full_root);
-}
-
-static void read_only_root(struct contract *c)
-{
-    struct share_listing l;
-    char name[BLOCK_FILE_NAME_CAP];
-    uint64_t now;
-
-    cr_assert_eq(contract_write(c, 1, 1000), 0);
-    cr_assert_eq(mount(NULL, c->folder, NULL, MS_REMOUNT | MS_RDONLY, NULL), 0);
-    cr_assert_eq(contract_read(c, 1, 1000), 0);
-    cr_assert_eq(contract_do(c, SHARE_FIND, 2, NULL, 1000), -ENOENT);
-    cr_assert_eq(contract_write(c, 1, 1000), -EEXIST);
-    cr_assert_eq(contract_write(c, 1, 1001), -EROFS);
-    cr_assert_eq(contract_write(c, 2, 1000), -EROFS, "in a bucket that is not there");
-    cr_assert_eq(contract_do(c, SHARE_REMOVE, 1, NULL, 0), -EROFS);
-    cr_assert_eq(contract_do(c, SHARE_TOUCH, 1, NULL, 0), -EROFS);
-    l = contract_list(c, contract_bucket(1, name));
-    cr_assert_eq(l.n, 1);
-    share_listing_free(&l);
-    cr_assert_eq(contract_check(c, false, &now), 0);
-    cr_assert_eq(contract_check(c, true, &now), -EROFS);
-}
-
-Test(share_posix, read_only)
-{
-    contract_case(small_begin, small_end, read_only_root);
-}
-
 /* The daemon began before the mount: what it writes from then on goes to the mount. */
 static void root_mounted_late(struct contract *c)
 {

@@ -35,32 +35,12 @@ static ssize_t fail(int error)
     return -1;
 }
 
-/* As much as a device that ends early would move: the first iovec, cut. */
-static ssize_t cut(long number, int fd, const struct iovec *iov, off_t offset)
-{
-    size_t n = iov->iov_len > NVME_PAGE ? iov->iov_len / 2 / NVME_PAGE * NVME_PAGE : iov->iov_len;
-    ssize_t rc = syscall(number, fd, iov->iov_base, n, offset);
-
-    return rc > (ssize_t)NVME_PAGE ? rc - fault.short_by : rc;
-}
-
-ssize_t preadv(int fd, const struct iovec *iov, int n, off_t offset)
-{
-    if (fault_take(&fault.reads_fail))
-        return fail(fault.read_error);
-    if (fault.short_by > 0)
-        return cut(SYS_pread64, fd, iov, offset);
-    return syscall(SYS_preadv, fd, iov, n, offset, 0);
-}
-
 ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t offset)
 {
     if (fault_take(&fault.writes_fail))
         return fail(fault.write_error);
     if (fault.headers_fail && iov->iov_len == NVME_PAGE && memcmp(iov->iov_base, "UCMG", 4) == 0)
         return fail(EIO);
-    if (fault.short_by > 0)
-        return cut(SYS_pwrite64, fd, iov, offset);
     return syscall(SYS_pwritev, fd, iov, n, offset, 0);
 }
 
@@ -98,16 +78,6 @@ static void *real(const char *name)
     if (!p)
         abort();
     return p;
-}
-
-int io_uring_queue_init_params(unsigned entries, struct io_uring *ring, struct io_uring_params *p)
-{
-    int (*f)(unsigned, struct io_uring *, struct io_uring_params *);
-
-    if (fault.setup_error)
-        return -fault.setup_error;
-    *(void **)&f = real("io_uring_queue_init_params");
-    return f(entries, ring, p);
 }
 
 int io_uring_submit(struct io_uring *ring)

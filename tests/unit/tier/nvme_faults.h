@@ -7,10 +7,9 @@
 
 /* How often the next calls fail, and with what; threads of the pool call these. */
 struct nvme_faults {
-    int read_error, write_error, open_error, allocate_error, sync_error, setup_error;
-    int reads_fail, writes_fail; /* that many, then well again */
-    bool headers_fail;           /* writes that begin with a segment's header */
-    int short_by;                /* transfers end early by up to that many bytes */
+    int write_error, open_error, allocate_error, sync_error;
+    int writes_fail;   /* that many, then well again */
+    bool headers_fail; /* writes that begin with a segment's header */
     int ring_submit_error, ring_error;
     const char *open_path;
     int syncs; /* counted */

@@ -1,9 +1,6 @@
 /* Sanitizers: thread */
 #include "tests/unit/tier/nvme_rig.h"
 
-#include <signal.h>
-#include <sys/wait.h>
-
 static struct rig rig;
 
 static const enum config_io engines[] = {CONFIG_IO_URING, CONFIG_IO_THREADS};
@@ -455,96 +452,6 @@ Test(nvme, sequences_grow_over_restarts)
             poke(&rig, 0, NVME_STATE_OFFSET(0) + 1024, "x", 1);
     }
     rig_close(&rig);
-}
-
-Test(nvme, second_daemon_is_refused)
-{
-    static struct rig other;
-
-    rig_init(&rig, 1, 5 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig_open(&rig);
-    rig_memory(&rig, 10, 50000);
-    rig_init(&other, 1, 5 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    other.items[0] = rig.folders[0];
-    cr_assert_eq(rig_try_open(&other), -EWOULDBLOCK);
-    cr_assert(strstr(other.error.text, "in use by another ucmd"), "%s", other.error.text);
-    cr_assert_eq(rig_write(&rig, 0, 10, 50000), 10);
-    cr_assert_eq(rig_verify(&rig), 10);
-    rig_close_tier(&rig);
-    rig_open(&other); /* and let in when the first one has gone */
-    rig_close(&other);
-    rig_close(&rig);
-}
-
-/* Writes for ever; killed by its parent. */
-static void victim(void)
-{
-    struct rig *r = &rig;
-
-    rig_open(r);
-    rig_memory(r, 64, 50000);
-    for (;;) {
-        for (unsigned i = 0; i < 64; i++)
-            if (r->parts[i].stored)
-                tier_nvme.forget(r->tier, &r->parts[i].place, 50000);
-        for (unsigned i = 0; i < 64; i++)
-            r->parts[i].stored = false;
-        rig_write(r, 0, 64, 50000);
-    }
-}
-
-static void successor(void)
-{
-    rig_open(&rig);
-    rig_memory(&rig, 60, 50000);
-    cr_assert_eq(rig_write(&rig, 0, 60, 50000), 60);
-    cr_assert_eq(rig_verify(&rig), 60);
-    /* nothing of the dead one's is taken for one of these, and all of these are there */
-    cr_assert_geq(read_by_the_text(&rig, MIB, 8), 60);
-    rig_close_tier(&rig);
-    _exit(0);
-}
-
-/* Forked by a process without threads: sanitizers want it so. */
-static int child(void (*run)(void), unsigned kill_after_us)
-{
-    pid_t pid = fork();
-    int status;
-
-    cr_assert_geq(pid, 0);
-    if (pid == 0) {
-        alarm(60); /* an assertion that fails in here may not return */
-        run();
-    }
-    if (kill_after_us > 0) {
-        usleep(kill_after_us);
-        cr_assert_eq(kill(pid, SIGKILL), 0);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return status;
-}
-
-Test(nvme, a_killed_daemon_leaves_a_sound_file)
-{
-    enum config_io io;
-
-    BOTH_ENGINES(io)
-    {
-        uint64_t last = 0;
-
-        rig_init(&rig, 1, 9 * MIB, 1 * MIB, io);
-        for (unsigned round = 0; round < 8; round++) {
-            int status = child(victim, 30000 + round * 3000);
-
-            cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "it died by itself");
-            /* at once: the lock of the dead goes with its last transfer */
-            status = child(successor, 0);
-            cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-            cr_assert_gt(first_sequence(&rig), last);
-            last = first_sequence(&rig);
-        }
-        rig_close(&rig);
-    }
 }
 
 static void refused(const char *sentence)

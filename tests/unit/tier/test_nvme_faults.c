@@ -106,119 +106,7 @@ Test(nvme_faults, truncated_file_threads)
     truncated(CONFIG_IO_THREADS);
 }
 
-/* The place is right, but an older write of it is what the disk gives. */
-Test(nvme_faults, lost_write_is_found)
-{
-    static char old[57344];
-    off_t at;
-    int fd;
-
-    stored(CONFIG_IO_AUTO, 1);
-    at = place_offset(&rig.parts[0].place);
-    fd = rig_fd(&rig, 0);
-    cr_assert_eq(pread(fd, old, sizeof(old), at), (ssize_t)sizeof(old));
-    tier_nvme.forget(rig.tier, &rig.parts[0].place, 50000);
-    rig.parts[0].stored = false;
-    rig.n = 1;
-    free(rig.memory);
-    rig_memory(&rig, 1000, 50000);
-    for (unsigned i = 1; i < 1000; i++) {
-        cr_assert_eq(rig_write(&rig, i, i + 1, 50000), 1);
-        if (place_offset(&rig.parts[i].place) != at)
-            continue;
-        cr_assert_eq(pwrite(fd, old, sizeof(old), at), (ssize_t)sizeof(old));
-        cr_assert_eq(part_read(&rig, i, 0), 0);
-        rig_run(&rig);
-        cr_assert_eq(rig.parts[i].status, -EBADMSG);
-        break;
-    }
-    cr_assert_eq(rig.metrics.nvme_corrupt, 1, "the place was never used again");
-    close(fd);
-    rig_close(&rig);
-}
-
 /* ---- the device fails ---- */
-
-Test(nvme_faults, short_transfers_are_continued)
-{
-    static const int by[] = {0, NVME_PAGE, 512, 1};
-
-    for (unsigned k = 1; k < 4; k++) {
-        stored(CONFIG_IO_THREADS, 1);
-        free(rig.memory);
-        rig_memory(&rig, 40, 50000);
-        fault.short_by = by[k];
-        cr_assert_eq(rig_write(&rig, 0, 40, 50000), 40);
-        for (unsigned round = 0; round < 2; round++) {
-            cr_assert_eq(rig_verify(&rig), 40);
-            fault.short_by = 0; /* the second round: did the writes arrive whole? */
-        }
-        rig_close(&rig);
-    }
-}
-
-Test(nvme_faults, passing_errors_are_ridden_out)
-{
-    static const int errors[] = {EIO, EAGAIN, EINTR};
-
-    for (unsigned k = 0; k < 3; k++) {
-        stored(CONFIG_IO_THREADS, 10);
-        fault.read_error = fault.write_error = errors[k];
-        fault.reads_fail = 2;
-        cr_assert_eq(rig_verify(&rig), 10);
-        fault.writes_fail = 2;
-        cr_assert_eq(rig_write(&rig, 0, 10, 50000), 10);
-        cr_assert_eq(rig.metrics.nvme_read_errors + rig.metrics.nvme_write_errors, 0);
-        rig_close(&rig);
-    }
-}
-
-Test(nvme_faults, lasting_read_errors_are_told)
-{
-    stored(CONFIG_IO_THREADS, 4);
-    fault.read_error = EIO;
-    fault.reads_fail = 1000;
-    for (unsigned i = 0; i < 4; i++)
-        cr_assert_eq(part_read(&rig, i, 0), 0);
-    rig_run(&rig);
-    for (unsigned i = 0; i < 4; i++)
-        cr_assert_eq(rig.parts[i].status, -EIO);
-    cr_assert_eq(rig.metrics.nvme_read_errors, 4);
-    fault.reads_fail = 0;
-    cr_assert_eq(rig_verify(&rig), 4); /* the device came back */
-    rig_close(&rig);
-}
-
-static void degraded_by(int error)
-{
-    struct tier_stats stats;
-
-    stored(CONFIG_IO_THREADS, 60);
-    fault.write_error = fault.sync_error = error; /* health checks fail, too: it stays off */
-    fault.writes_fail = 1000000;
-    for (unsigned i = 10; i < 60; i++) {
-        int rc = part_write(&rig, i, 40000);
-
-        cr_assert(rc == 0 || rc == -EROFS);
-        rig.parts[i].stored = false;
-        rig_run(&rig);
-        cr_assert_neq(rig.parts[i].status, 0);
-    }
-    cr_assert_eq(part_write(&rig, 20, 40000), -EROFS);
-    tier_nvme.stats(rig.tier, &stats);
-    cr_assert(stats.degraded);
-    cr_assert(strstr(stats.reason, strerror(error)), "%s", stats.reason);
-    cr_assert_gt(rig.metrics.nvme_write_errors, 0);
-    cr_assert_eq(rig_verify(&rig), 10); /* what was there is served on */
-    rig_close(&rig);
-}
-
-Test(nvme_faults, failing_writes_leave_a_tier_to_read_from)
-{
-    degraded_by(EIO);
-    degraded_by(ENOSPC);
-    degraded_by(EROFS);
-}
 
 Test(nvme_faults, other_files_go_on)
 {
@@ -315,16 +203,6 @@ Test(nvme_faults, no_room_at_start_is_said_and_leaves_nothing)
     rig_close(&rig);
 }
 
-Test(nvme_faults, a_failed_sync_is_told)
-{
-    stored(CONFIG_IO_AUTO, 1);
-    cr_assert_eq(tier_nvme.sync(rig.tier), 0);
-    fault.sync_error = EIO;
-    cr_assert_eq(tier_nvme.sync(rig.tier), -EIO);
-    fault.sync_error = 0;
-    rig_close(&rig);
-}
-
 /* ---- the ring fails ---- */
 
 static void engine_is(const char *name)
@@ -333,22 +211,6 @@ static void engine_is(const char *name)
 
     tier_nvme.stats(rig.tier, &stats);
     cr_assert_str_eq(stats.engine, name);
-}
-
-Test(nvme_faults, no_ring_at_start)
-{
-    memset(&fault, 0, sizeof(fault));
-    fault.setup_error = EPERM;
-    rig_init(&rig, 1, 17 * MIB, 1 * MIB, CONFIG_IO_URING);
-    cr_assert_eq(rig_try_open(&rig), -EPERM);
-    cr_assert(strstr(rig.error.text, "nvme.io"), "%s", rig.error.text);
-    rig.config.nvme_io = CONFIG_IO_AUTO;
-    rig_open(&rig);
-    engine_is("threads");
-    rig_memory(&rig, 20, 50000);
-    cr_assert_eq(rig_write(&rig, 0, 20, 50000), 20);
-    cr_assert_eq(rig_verify(&rig), 20);
-    rig_close(&rig);
 }
 
 Test(nvme_faults, a_ring_that_probes_badly)
@@ -392,18 +254,6 @@ Test(nvme_faults, a_ring_that_takes_no_more)
         cr_assert_eq(rig.metrics.nvme_read_errors + rig.metrics.nvme_write_errors, 0);
         rig_close(&rig);
     }
-}
-
-Test(nvme_faults, a_ring_that_fails_everything)
-{
-    stored(CONFIG_IO_AUTO, 40);
-    ring_or_skip();
-    fault.ring_error = EINVAL;
-    cr_assert_eq(rig_verify(&rig), 40);
-    engine_is("threads");
-    cr_assert_eq(rig_write(&rig, 0, 40, 50000), 40);
-    cr_assert_eq(rig_verify(&rig), 40);
-    rig_close(&rig);
 }
 
 Test(nvme_faults, one_hiccup_is_no_reason_to_leave_the_ring)
