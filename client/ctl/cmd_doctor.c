@@ -60,7 +60,8 @@ static pid_t daemon_pid(const msgpack_object *stats)
                : 0;
 }
 
-void doctor_daemon(struct doctor *d)
+/* Its health. */
+static void doctor_daemon(struct doctor *d)
 {
     const struct ctl *c = d->a->ctx;
     char status[32], why[400], up[HUMAN_BYTES];

@@ -45,7 +45,6 @@ bool doctor_line(const char *path, char *buf, size_t n);
 /* Seconds, for measuring. */
 double doctor_now(void);
 
-void doctor_daemon(struct doctor *d); /* its health */
 void doctor_keys(struct doctor *d);   /* of tenants whose blocks are encrypted */
 void doctor_host(struct doctor *d);   /* limits, io_uring, NUMA, huge pages */
 void doctor_memory(struct doctor *d); /* what there is, and what the cgroup allows */

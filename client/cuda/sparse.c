@@ -52,7 +52,8 @@ CUresult sparse_fill(CUdeviceptr at, uint8_t byte, size_t bytes)
     return stream_run(at, NULL, byte, bytes);
 }
 
-CUresult sparse_upload(CUdeviceptr *to, const void *from, size_t bytes)
+/* Allocates, copies and waits for it. Context entered. */
+static CUresult sparse_upload(CUdeviceptr *to, const void *from, size_t bytes)
 {
     CUdeviceptr at;
     CUresult r = cuMemAlloc(&at, bytes);

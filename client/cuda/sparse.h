@@ -32,8 +32,7 @@ void sparse_kernel_leave(void);
 /* The context is entered; leaves it. */
 void sparse_kernel_close(struct sparse_kernel *k);
 
-/* Allocates and copies; or fills memory. Both wait for it. Context entered. */
-CUresult sparse_upload(CUdeviceptr *to, const void *from, size_t bytes);
+/* Fills memory and waits for it. Context entered. */
 CUresult sparse_fill(CUdeviceptr at, uint8_t byte, size_t bytes);
 
 void sparse_segments(const struct ucm_digest_plan *plan, struct ucm_cuda_segment out[2]);

@@ -501,11 +501,6 @@ void arena_window_watch(struct arena *a,
     a->windows->revoke_ctx = ctx;
 }
 
-bool arena_window_revoked(const struct arena *a, uint32_t window)
-{
-    return a->windows->window[window].revoked;
-}
-
 /* ---- the budget ---- */
 
 bool arena_window_over(const struct arena *a)

@@ -66,7 +66,6 @@ void arena_window_release(struct arena *a, uint32_t window);
 void arena_window_watch(struct arena *a,
                         void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window),
                         void *ctx);
-bool arena_window_revoked(const struct arena *a, uint32_t window);
 /* The window extent at this address. */
 uint32_t arena_window_at(const struct arena *a, const void *base);
 /* After LENT_GOES. */

@@ -46,7 +46,7 @@ int queue_push_front(struct block_queue *q, block_ref ref)
     return 0;
 }
 
-block_ref queue_pop(struct block_queue *q)
+static block_ref queue_pop(struct block_queue *q)
 {
     block_ref ref = q->entries[q->head];
 

@@ -59,7 +59,6 @@ struct cache_records {
 int queue_push(struct block_queue *q, block_ref ref);
 int queue_push_front(struct block_queue *q, block_ref ref);
 /* The queue must not be empty. */
-block_ref queue_pop(struct block_queue *q);
 block_ref queue_pop_last(struct block_queue *q);
 /* A block of that tenant waits; front: before its others. 0 or -errno of its queue. */
 int writes_push(struct write_target *t, const struct tenant *of, block_ref ref, bool front);

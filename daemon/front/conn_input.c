@@ -24,7 +24,8 @@
 /* What a slice is charged at most, beyond what the dearest frame takes: the rest was a pause of the daemon or its machine. */
 #define CHARGED_NS 20000000u
 
-void conn_violation(struct conn *c, uint32_t msgid, bool answerable, const struct ucm_error *e)
+static void conn_violation(struct conn *c, uint32_t msgid, bool answerable,
+                           const struct ucm_error *e)
 {
     struct proto_buf b;
 

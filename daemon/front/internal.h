@@ -138,6 +138,5 @@ void conn_ready(struct conn *c);
 /* Handles frames and reads, until there is nothing more, the peer must read answers first, or the slice is over.
  * True: there may be more. until_ns: when the slice is over, by uv_hrtime(). */
 bool conn_serve(struct conn *c, uint64_t until_ns);
-void conn_violation(struct conn *c, uint32_t msgid, bool answerable, const struct ucm_error *e);
 
 #endif

@@ -198,7 +198,8 @@ void walk_answer(struct walk *w)
 
 /* ---- items ---- */
 
-void walk_look_at(const struct walk *w, uint32_t at, struct walk_item *it)
+/* Looks at an item whose block is held. */
+static void walk_look_at(const struct walk *w, uint32_t at, struct walk_item *it)
 {
     block_ref ref = w->refs[at / w->parts];
     const struct block *b = index_block(w->rooms->index, ref);

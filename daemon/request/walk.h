@@ -100,8 +100,6 @@ void *walk_new(struct call *call, const struct walk_kind *kind, const struct vie
 /* Finds and leases the blocks of all keys. prefix: up to the first that is not found, and counts them as a lookup does.
  * Returns how many are missed for that they are not there. */
 uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix);
-/* Looks at an item whose block is held. */
-void walk_look_at(const struct walk *w, uint32_t at, struct walk_item *it);
 /* Starts all that can be started now. May end and free the walk. */
 void walk_pump(struct walk *w);
 void walk_stop_cb(struct request *r);

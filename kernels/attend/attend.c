@@ -280,7 +280,8 @@ static int check_chain(const struct ucm_attend_plan *plan, const struct ucm_atte
                : -ENOENT;
 }
 
-int ucm_attend_check(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *batch)
+/* 0, or what ucm_attend refuses. */
+static int check_batch(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *batch)
 {
     int r = batch->lists == 1 || batch->lists == plan->spec.shape.kv_heads ? 0 : -EINVAL;
 
@@ -289,8 +290,9 @@ int ucm_attend_check(const struct ucm_attend_plan *plan, const struct ucm_attend
     return r;
 }
 
-void ucm_attend_one(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *b,
-                    uint32_t chain, uint32_t g, float *scratch)
+/* One KV head of one chain, of a batch that was checked. */
+static void attend_one(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *b,
+                       uint32_t chain, uint32_t g, float *scratch)
 {
     const struct ucm_kv_shape *s = &plan->spec.shape;
     uint64_t list = (uint64_t)chain * b->lists + (b->lists > 1 ? g : 0);
@@ -314,11 +316,11 @@ void ucm_attend_one(const struct ucm_attend_plan *plan, const struct ucm_attend_
 int ucm_attend(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *batch,
                float *scratch)
 {
-    int r = ucm_attend_check(plan, batch);
+    int r = check_batch(plan, batch);
 
     for (uint32_t chain = 0; r == 0 && chain < batch->chains; chain++)
         for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++)
-            ucm_attend_one(plan, batch, chain, g, scratch);
+            attend_one(plan, batch, chain, g, scratch);
     return r;
 }
 

@@ -116,13 +116,8 @@ struct ucm_attend_batch {
 
 /* Floats of scratch memory that a call needs, aligned to 64 bytes. */
 uint32_t ucm_attend_scratch_floats(const struct ucm_attend_plan *plan);
-/* 0, or what ucm_attend would refuse: -EINVAL: a list or a window does not fit its array; -ENOENT: a block is
- * not in its memory. A block that was chosen is never skipped. */
-int ucm_attend_check(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *batch);
-/* One KV head of one chain, of a batch that was checked. Threads may share the batch, not the scratch. */
-void ucm_attend_one(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *batch,
-                    uint32_t chain, uint32_t g, float *scratch);
-/* Checks the batch, then attends all of it. Writes nothing if it is refused. */
+/* Checks the batch, then attends all of it. Writes nothing if it is refused: -EINVAL: a list or a window does not fit
+ * its array; -ENOENT: a block is not in its memory. A block that was chosen is never skipped. */
 int ucm_attend(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *batch,
                float *scratch);
 

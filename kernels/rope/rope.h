@@ -99,8 +99,7 @@ bool ucm_rope_table(const struct ucm_rope_spec *spec, const struct ucm_rope_turn
                     struct ucm_rope_angle *out);
 
 uint32_t ucm_rope_element_bytes(const struct ucm_rope_spec *spec);
-uint32_t ucm_rope_tokens(const struct ucm_rope_spec *spec); /* of a row */
-uint64_t ucm_rope_bytes(const struct ucm_rope_spec *spec);  /* of a section */
+uint64_t ucm_rope_bytes(const struct ucm_rope_spec *spec); /* of a section */
 
 /* Turns a section by a table. `to` is `from`, or memory that does not overlap with it. */
 void ucm_rope_apply(const struct ucm_rope_spec *spec, const struct ucm_rope_angle *table,

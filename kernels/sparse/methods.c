@@ -28,14 +28,6 @@ const struct ucm_digest_method *ucm_digest_method(uint32_t number)
     return NULL;
 }
 
-const struct ucm_digest_method *ucm_digest_method_named(const char *name)
-{
-    for (const struct ucm_digest_method *const *m = methods(); *m != NULL; m++)
-        if (strcmp((*m)->name, name) == 0)
-            return *m;
-    return NULL;
-}
-
 int ucm_digest_check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
 {
     const struct ucm_digest_method *method = ucm_digest_method(spec->method);

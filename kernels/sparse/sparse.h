@@ -212,6 +212,5 @@ struct ucm_digest_method {
 
 /* NULL: no such method. */
 const struct ucm_digest_method *ucm_digest_method(uint32_t number);
-const struct ucm_digest_method *ucm_digest_method_named(const char *name);
 
 #endif
