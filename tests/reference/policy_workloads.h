@@ -1,12 +1,11 @@
-/* Workloads for the studies beside the recorded traces: written down, seeded, the same in each run.
- * Part of one program each, as policy_trace.h, whose requests they fill in order of time. */
+/* Workloads: written down, seeded, the same in each run: requests, each a chain of numbered blocks, in order of time. Part
+ * of one program each: plain state. */
 #ifndef UCM_TESTS_POLICY_WORKLOADS_H
 #define UCM_TESTS_POLICY_WORKLOADS_H
 
-#include "tests/reference/policy_trace.h"
-
 #include <math.h>
-#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define HOUR 3600.0
@@ -52,6 +51,50 @@ static uint32_t popular(uint32_t n)
 }
 
 /* ---- requests ---- */
+
+struct request {
+    uint32_t *id;
+    uint32_t n;
+};
+
+static struct request *requests;
+static uint32_t n_requests, n_ids, cap_requests;
+static uint64_t n_references;
+
+static void *zeroed(size_t n, size_t size)
+{
+    void *p = calloc(n ? n : 1, size);
+
+    if (!p)
+        abort();
+    return p;
+}
+
+static void request_add(const uint32_t *id, uint32_t n)
+{
+    struct request r = {.n = n};
+
+    r.id = zeroed(n, sizeof(*r.id));
+    memcpy(r.id, id, n * sizeof(*r.id));
+    n_references += n;
+    if (n_requests == cap_requests) {
+        cap_requests = cap_requests ? cap_requests * 2 : 1024;
+        requests = realloc(requests, cap_requests * sizeof(*requests));
+        if (!requests)
+            abort();
+    }
+    requests[n_requests++] = r;
+}
+
+static void trace_free(void)
+{
+    for (uint32_t i = 0; i < n_requests; i++)
+        free(requests[i].id);
+    free(requests);
+    requests = NULL;
+    n_requests = n_ids = cap_requests = 0;
+    n_references = 0;
+}
 
 static double *when_at;
 static uint32_t when_cap;
@@ -257,24 +300,13 @@ static void make_sessions(void)
 }
 
 static const struct {
-    const char *name, *what;
+    const char *name;
     void (*make)(void);
 } workloads[] = {
-    {"chat", "many users, turns about a minute apart", make_chat},
-    {"agents", "tens of turns over up to 100k tokens, seconds to minutes apart", make_agents},
-    {"few-shot", "60 prompts that all share", make_few_shot},
-    {"rag", "documents asked in bursts", make_rag},
-    {"batch", "jobs that never return, beside chat", make_batch},
-    {"sessions", "the shape of a trace of which only figures are known", make_sessions},
-    {"shift", "what is asked for changes within the hour", make_shift},
-    {"tenants", "chat, agents, documents and jobs side by side", make_tenants},
+    {"chat", make_chat},   {"agents", make_agents},   {"few-shot", make_few_shot},
+    {"rag", make_rag},     {"batch", make_batch},     {"sessions", make_sessions},
+    {"shift", make_shift}, {"tenants", make_tenants},
 };
-
-static void workload_list(FILE *out)
-{
-    for (size_t i = 0; i < sizeof(workloads) / sizeof(workloads[0]); i++)
-        fprintf(out, "  %-10s %s\n", workloads[i].name, workloads[i].what);
-}
 
 static int by_time(const void *a, const void *b)
 {
@@ -293,10 +325,8 @@ static void sort_by_time(void)
     for (uint32_t i = 0; i < n_requests; i++)
         order[i] = i;
     qsort(order, n_requests, sizeof(*order), by_time);
-    for (uint32_t i = 0; i < n_requests; i++) {
+    for (uint32_t i = 0; i < n_requests; i++)
         sorted[i] = requests[order[i]];
-        sorted[i].when = when_at[order[i]];
-    }
     memcpy(requests, sorted, n_requests * sizeof(*sorted));
     free(sorted);
     free(order);

@@ -3,6 +3,7 @@
 #include "tests/reference/policy_workloads.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 
 #define BLOCK_BYTES (1u << 20)
 #define ERROR_MAX 2.5 /* percent of the references, the mean of all sizes and samples */
@@ -328,12 +329,4 @@ Test(reuse, no_peer_chooses_what_is_sampled, .timeout = 20)
         cr_assert(m.sampled > 512 && m.sampled < 2048, "%lu", (unsigned long)m.sampled);
         reuse_free(r);
     }
-}
-
-/* What the workloads' header has and this program does not need. */
-Test(reuse, other_traces_are_for_the_studies)
-{
-    (void)workload_list;
-    (void)trace_read;
-    (void)trace_fits;
 }
