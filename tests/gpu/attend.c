@@ -1,11 +1,10 @@
-/* test_attend [--few | --speed] [PART]: compares; a part of the cases only; or measures, and prints tables. PART: heads or latents. */
+/* test_attend [--few]: compares; a part of the cases only. */
 #include "tests/gpu/attend.h"
 
 #include "kernels/arith.h"
 #include "kernels/encoding/arith.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -536,24 +535,12 @@ uint32_t problem_flags(const struct problem *p)
 
 int main(int argc, char **argv)
 {
-    const char *part = argc > 1 && argv[argc - 1][0] != '-' ? argv[argc - 1] : "";
-    bool speed = argc > 1 && strcmp(argv[1], "--speed") == 0;
-    bool heads = strcmp(part, "latents") != 0, mla = strcmp(part, "heads") != 0;
-
     gpu_begin();
     attend_open();
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
-    if (heads && speed) {
-        measure();
-        measure_beside();
-    } else if (heads) {
-        test_steps();
-        test_beside();
-        test_rounds();
-    }
-    if (mla && speed)
-        measure_latents();
-    else if (mla)
-        test_latents();
+    test_steps();
+    test_beside();
+    test_rounds();
+    test_latents();
     return gpu_end();
 }

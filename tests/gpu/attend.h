@@ -100,12 +100,5 @@ void test_steps(void);
 void test_beside(void);
 void test_rounds(void);
 void test_latents(void);
-void measure(void);
-void measure_beside(void);
-void measure_latents(void);
-
-/* Microseconds of a graph, the median of some replays with memory that no cache holds; before each of them `prepare`,
- * which is not measured. */
-float attend_median_us(CUgraph graph, void (*prepare)(void *), void *arg);
 
 #endif

@@ -1,10 +1,9 @@
 /* Attention beside the gather, in one stream: resolve, gather, attention that waits for what is on its way. Its bits are
- * those of attention behind the gather, whatever was resident. And what that saves. */
+ * those of attention behind the gather, whatever was resident. */
 #include "tests/gpu/attend.h"
 
 #include "kernels/slots/slots_cuda.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,7 +130,7 @@ static void beside_close(struct beside *b)
 
 /* ---- a layer's launches ---- */
 
-static void layer(struct beside *b, uint32_t wait, bool attend)
+static void layer(struct beside *b, uint32_t wait)
 {
     struct ucm_attend_cuda args = b->p.args;
     CUdeviceptr attended = 0;
@@ -143,23 +142,21 @@ static void layer(struct beside *b, uint32_t wait, bool attend)
            (void *[]){&b->pool, &strand, &b->lists});
     launch("ucm_slots_gather_warp", GATHER_BLOCKS, UCM_SLOTS_CUDA_GATHER,
            (void *[]){&b->pool, &b->gather});
-    if (attend)
-        problem_launch_as(&b->p, &args);
+    problem_launch_as(&b->p, &args);
 }
 
-static CUgraph captured(struct beside *b, uint32_t wait, bool attend)
+static CUgraph captured(struct beside *b)
 {
     CUgraph graph;
 
     must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "capture");
-    layer(b, wait, attend);
+    layer(b, 1);
     must(cuStreamEndCapture(gpu_stream, &graph), "capture");
     return graph;
 }
 
-static void forget(void *arg)
+static void forget(struct beside *b)
 {
-    struct beside *b = arg;
     int32_t *numbers = fresh(b->misses * 4 + 4);
 
     for (uint32_t i = 0; i < b->misses; i++)
@@ -196,7 +193,7 @@ static void lose(struct beside *b)
     gpu_put(b->places + number * sizeof(none), &none, sizeof(none));
     gpu_put(b->forgotten, &number, 4);
     launch("ucm_slots_forget_numbers", 32, 128, (void *[]){&b->pool, &b->forgotten, &one});
-    layer(b, 1, true);
+    layer(b, 1);
     gpu_sync();
     gpu_get(&step, (CUdeviceptr)b->pool.step, sizeof(step));
     check(step.flags == UCM_SLOTS_UNSERVED, "flags of the pool: %u", step.flags);
@@ -218,14 +215,14 @@ void test_beside_of(const struct attend_shape *shape, uint32_t tiles)
     want = answer_new(&b.p);
     behind = answer_new(&b.p);
     got = answer_new(&b.p);
-    layer(&b, 0, true); /* nothing was resident */
+    layer(&b, 0); /* nothing was resident */
     gpu_sync();
     answer_get(&b.p, &behind);
     read_pool(&b);
     answer_reference(&b.p, &want);
     answer_compare(&b.p, &want, &behind, "behind the gather");
     check(problem_flags(&b.p) == 0, "flags behind the gather");
-    made = captured(&b, 1, true);
+    made = captured(&b);
     must(cuGraphInstantiate(&graph, made, 0), "the graph");
     must(cuGraphDestroy(made), "the graph");
     for (uint32_t i = 0; i < (few ? 2 : 30); i++) {
@@ -234,7 +231,7 @@ void test_beside_of(const struct attend_shape *shape, uint32_t tiles)
         if (i % 2)
             must(cuGraphLaunch(graph, gpu_stream), "the graph");
         else
-            layer(&b, 1, true);
+            layer(&b, 1);
         gpu_sync();
         answer_get(&b.p, &got);
         answer_same(&b.p, &behind, &got, "beside the gather");
@@ -262,35 +259,4 @@ void test_beside(void)
         test_beside_of(&shapes[i], 3);
         test_beside_of(&shapes[i], 12);
     }
-}
-
-/* ---- speed ---- */
-
-/* Llama-3.1-8B's layer with 256 of 2,048 blocks for each KV head, some of which are missing. */
-void measure_beside(void)
-{
-    static const struct attend_shape shape = {UCM_KV_BF16, 16,   8,  4,  128, 1, 8,
-                                              256,         4096, 40, 32, 1,   0, 0};
-    static const uint32_t missing[] = {0, 16, 43, 128, 256};
-    struct beside b;
-
-    open_module();
-    beside_open(&b, &shape);
-    problem_cut(&b.p, 12);
-    for (uint32_t l = 0; l < shape.lists; l++)
-        b.p.count[l] = shape.room;
-    gpu_put(b.p.args.count, b.p.count, shape.lists * 4);
-    layer(&b, 0, true);
-    gpu_sync();
-    printf("\n| missing, about | resolve and gather, us | attention behind it | beside it |\n"
-           "|---|---|---|---|\n");
-    for (size_t i = 0; i < sizeof(missing) / sizeof(missing[0]); i++) {
-        b.misses = missing[i] * 2; /* one list in two has a number */
-        printf("| %u | %.1f | %.1f | %.1f |\n", missing[i],
-               (double)attend_median_us(captured(&b, 0, false), forget, &b),
-               (double)attend_median_us(captured(&b, 0, true), forget, &b),
-               (double)attend_median_us(captured(&b, 1, true), forget, &b));
-    }
-    check(problem_flags(&b.p) == 0, "flags");
-    beside_close(&b);
 }

@@ -1,4 +1,4 @@
-/* test_decode [--few | --speed]: decode steps of libucmclient_cuda beside the C of kernels/attend, over a window that this program plays. */
+/* test_decode [--few]: decode steps of libucmclient_cuda beside the C of kernels/attend, over a window that this program plays. */
 #include "tests/gpu/decode.h"
 
 #include "client/cuda/error.h"
@@ -473,10 +473,6 @@ int main(int argc, char **argv)
     };
 
     gpu_begin();
-    if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
-        measure_rounds();
-        return gpu_end();
-    }
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
         test_decode_steps(&specs[i]);

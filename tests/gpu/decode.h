@@ -105,6 +105,5 @@ uint32_t scene_strand(const struct scene *t, uint32_t layer, uint32_t list);
 void test_decode_steps(const struct scene_spec *spec);
 void test_decode_between(const struct scene_spec *spec);
 void test_decode_rounds(const struct scene_spec *spec);
-void measure_rounds(void);
 
 #endif

@@ -1,8 +1,6 @@
-/* test_encoding [--few | --speed [CASE]]: compares; a part of the cases only; or measures, and prints a table
- * (of the cases whose names begin so). */
+/* test_encoding [--few]: compares; a part of the cases only. */
 #include "tests/gpu/encoding.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -502,10 +500,6 @@ int main(int argc, char **argv)
     gpu_begin();
     must(cuModuleLoadData(&module, ucm_encoding_fatbin), "the kernels");
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
-    if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
-        measure(argc > 2 ? argv[2] : NULL);
-        return gpu_end();
-    }
     for (uint32_t i = 0; i < sizeof(methods) / sizeof(*methods); i++) {
         test_shapes(methods[i]);
         test_sections(methods[i]);

@@ -15,6 +15,4 @@ void encoding_launch(CUfunction kernel, uint32_t ctas, CUstream stream, CUdevice
 struct ucm_encoding_spec encoding_spec(uint32_t encoding, uint32_t dtype, uint32_t tokens,
                                        uint32_t heads, uint32_t dim, uint32_t order, uint32_t axis);
 
-void measure(const char *cases); /* NULL: all */
-
 #endif

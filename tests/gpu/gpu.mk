@@ -33,11 +33,11 @@ GPU_TESTS += $O/gpu/test_serve
 # Kernels on a GPU beside the same in C: digests and selections, encodings, attention.
 SPARSE_TEST_OBJ   := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/sparse*.c))
 ENCODING_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/encoding*.c))
-$O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/client/bench/fatbin.o $O/libucmclient_cuda.a $O/libucmclient.a
+$O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-$O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/client/bench/fatbin.o $O/obj/kernels/encoding/encoding_fatbin.o $O/libucmclient.a
+$O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/kernels/encoding/encoding_fatbin.o $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
@@ -89,7 +89,7 @@ gpu-bundle: $(BINS) $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmcli
 	-systemd-analyze syscall-filter --no-pager >$O/gpu/python/tests/gpu/syscall-groups.txt
 	-cp -L $$(/sbin/ldconfig -p | awk '/libseccomp.so.2/ {print $$NF; exit}') $O/gpu/lib
 	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
-	cp tests/gpu/run.sh tests/gpu/all.sh tests/gpu/table.py tests/gpu/attend_torch.py $(BINS) $O/gpu
+	cp tests/gpu/run.sh tests/gpu/all.sh tests/gpu/table.py $(BINS) $O/gpu
 	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/gpu/lib
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \

@@ -1,8 +1,7 @@
-/* test_rope [--few | --speed]: turned loads on a GPU beside the same in C, or what turning costs of a load's bandwidth. */
+/* test_rope [--few]: turned loads on a GPU beside the same in C. */
 #include "kernels/rope/rope_cuda.h"
 #include "tests/gpu/compare.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,9 +11,9 @@
 #define TABLES 2u
 #define GUARD 0xa5
 
-extern const unsigned char ucm_rope_fatbin[], ucm_copy_fatbin[];
+extern const unsigned char ucm_rope_fatbin[];
 
-static CUmodule rope_module, copy_module;
+static CUmodule rope_module;
 
 static CUfunction kernel_of(const struct ucm_rope_spec *spec)
 {
@@ -191,161 +190,11 @@ static void test_bits(void)
                 }
 }
 
-/* ---- speed ---- */
-
-#define RUNS 9
-#define TOTAL (256u << 20)
-
-static int by_value(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-
-    return (x > y) - (x < y);
-}
-
-struct speed {
-    struct work w;
-    struct ucm_rope_spec spec;
-    uint32_t ctas;
-    bool turns;
-};
-
-static float once(const struct speed *s)
-{
-    CUdeviceptr planes = s->w.planes, items = s->w.items;
-    uint32_t n_planes = s->w.n_planes, n_items = s->w.n_items, tiles = ucm_copy_tiles(s->w.largest),
-             direction = UCM_COPY_LOAD;
-    void *arguments[] = {&planes, &n_planes, &items, &n_items, &tiles, &direction};
-    CUevent begin, end;
-    CUfunction copy;
-    float ms = 0;
-
-    must(cuModuleGetFunction(&copy, copy_module, UCM_COPY_KERNEL), "the copy kernel");
-    must(cuEventCreate(&begin, 0), "an event");
-    must(cuEventCreate(&end, 0), "an event");
-    must(cuEventRecord(begin, gpu_stream), "recording");
-    if (s->turns)
-        launch(&s->w, &s->spec, s->ctas, 0);
-    else
-        must(cuLaunchKernel(copy, s->ctas, 1, 1, UCM_COPY_THREADS, 1, 1, 0, gpu_stream, arguments,
-                            NULL),
-             "a launch");
-    must(cuEventRecord(end, gpu_stream), "recording");
-    gpu_sync();
-    must(cuEventElapsedTime(&ms, begin, end), "a time");
-    cuEventDestroy(begin);
-    cuEventDestroy(end);
-    return ms;
-}
-
-static void speed_case(const char *name, const struct ucm_rope_spec *spec, uint32_t chunk, bool mla,
-                       bool host, uint32_t ctas)
-{
-    uint32_t layers = 32, n_planes = mla ? layers : 2 * layers, blocks;
-    uint64_t slot = (uint64_t)n_planes * chunk, half = spec->rotary / 2;
-    struct ucm_copy_plane *planes;
-    struct ucm_copy_item *items;
-    struct ucm_rope_angle table[UCM_ROPE_PAIRS_MAX];
-    uint32_t *at;
-    float plain[RUNS], turned[RUNS];
-    CUdeviceptr pages, slots;
-    void *pinned = NULL;
-    struct speed s = {.spec = *spec, .ctas = ctas};
-
-    blocks = (uint32_t)(TOTAL / slot);
-    pages = gpu_new(blocks * slot);
-    if (host) {
-        must(cuMemHostAlloc(&pinned, blocks * slot, CU_MEMHOSTALLOC_DEVICEMAP), "pinned memory");
-        memset(pinned, 0x3c, blocks * slot);
-        must(cuMemHostGetDevicePointer(&slots, pinned, 0), "its address");
-    } else {
-        slots = gpu_new(blocks * slot);
-    }
-    planes = fresh(n_planes * sizeof *planes);
-    at = fresh(n_planes * sizeof *at);
-    items = fresh(blocks * sizeof *items);
-    for (uint32_t p = 0; p < n_planes; p++) {
-        planes[p] = (struct ucm_copy_plane){pages + (uint64_t)p * blocks * chunk, chunk,
-                                            (uint64_t)p * chunk, chunk, 0};
-        at[p] = mla || p % 2 == 0 ? 0 : UCM_ROPE_NO_K;
-    }
-    for (uint32_t i = 0; i < blocks; i++)
-        items[i] = (struct ucm_copy_item){.slot = slots + i * slot,
-                                          .block = (uint32_t)((uint64_t)i * 7919 % blocks)};
-    ucm_rope_table(spec, &(struct ucm_rope_turn){0, 4096, 0, 0}, table);
-    s.w = (struct work){.planes = gpu_put(0, planes, n_planes * sizeof *planes),
-                        .items = gpu_put(0, items, blocks * sizeof *items),
-                        .at = gpu_put(0, at, n_planes * sizeof *at),
-                        .tables = gpu_put(0, table, half * sizeof *table),
-                        .n_planes = n_planes,
-                        .n_items = blocks,
-                        .n_tables = 1,
-                        .largest = chunk};
-    for (int i = -2; i < RUNS; i++)
-        for (int t = 0; t < 2; t++) {
-            s.turns = t;
-            (t ? turned : plain)[i < 0 ? 0 : i] = once(&s);
-        }
-    qsort(plain, RUNS, sizeof *plain, by_value);
-    qsort(turned, RUNS, sizeof *turned, by_value);
-    printf("%-28s %-5s %3u CTAs  copy %8.2f GB/s  turned %8.2f GB/s  ratio %.3f (%.3f to %.3f)\n",
-           name, host ? "host" : "HBM", ctas,
-           (double)(blocks * slot) / (double)plain[RUNS / 2] / 1e6,
-           (double)(blocks * slot) / (double)turned[RUNS / 2] / 1e6,
-           (double)(plain[RUNS / 2] / turned[RUNS / 2]), (double)(plain[0] / turned[RUNS - 1]),
-           (double)(plain[RUNS - 1] / turned[0]));
-    work_free(&s.w);
-    gpu_free(pages);
-    if (pinned)
-        must(cuMemFreeHost(pinned), "freeing");
-    else
-        gpu_free(slots);
-    free(planes);
-    free(at);
-    free(items);
-}
-
-static void test_speed(void)
-{
-    static const struct {
-        const char *name;
-        uint32_t dtype, rows, dim, first, rotary, pairs;
-    } cases[] = {
-        {"bf16 halves, 8 heads of 128", UCM_ROPE_BF16, 128, 128, 0, 128, 0},
-        {"bf16 neighbours", UCM_ROPE_BF16, 128, 128, 0, 128, 1},
-        {"f16 halves", UCM_ROPE_F16, 128, 128, 0, 128, 0},
-        {"fp8 halves", UCM_ROPE_FP8_E4M3, 128, 128, 0, 128, 0},
-        {"bf16 partial, 32 of 128", UCM_ROPE_BF16, 128, 128, 0, 32, 0},
-        {"bf16 MLA, 64 of 576", UCM_ROPE_BF16, 16, 576, 512, 64, 1},
-    };
-
-    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct ucm_rope_spec spec = {.dtype = cases[i].dtype,
-                                     .rows = cases[i].rows,
-                                     .dim = cases[i].dim,
-                                     .first = cases[i].first,
-                                     .rotary = cases[i].rotary,
-                                     .pairs = cases[i].pairs,
-                                     .base = 500000};
-        uint32_t chunk = spec.rows * ucm_rope_row_bytes(&spec);
-        bool mla = cases[i].dim == 576;
-
-        speed_case(cases[i].name, &spec, chunk, mla, true, UCM_COPY_CTAS);
-        if (i == 0)
-            speed_case(cases[i].name, &spec, chunk, mla, true, 8);
-        speed_case(cases[i].name, &spec, chunk, mla, false, 32);
-    }
-}
-
 int main(int argc, char **argv)
 {
     gpu_begin();
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
     must(cuModuleLoadFatBinary(&rope_module, ucm_rope_fatbin), "the turning kernels");
-    must(cuModuleLoadFatBinary(&copy_module, ucm_copy_fatbin), "the copy kernel");
-    if (argc > 1 && strcmp(argv[1], "--speed") == 0)
-        test_speed();
-    else
-        test_bits();
+    test_bits();
     return gpu_end();
 }

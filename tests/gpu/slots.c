@@ -1,4 +1,4 @@
-/* test_slots [--few | --speed]: the pool's kernels beside the C reference; a part of the cases only; or measures. */
+/* test_slots [--few]: the pool's kernels beside the C reference; a part of the cases only. */
 #include "tests/gpu/slots.h"
 
 #include <stdio.h>
@@ -318,15 +318,11 @@ int main(int argc, char **argv)
     gpu_begin();
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
     must(cuModuleLoadData(&module, ucm_slots_fatbin), "the kernels");
-    if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
-        measure();
-    } else {
-        test_one_by_one();
-        test_at_once(2000, 300); /* there is room for all */
-        test_at_once(700, 200);
-        test_at_once(300, 100); /* steps that don't fit */
-        test_gather();
-    }
+    test_one_by_one();
+    test_at_once(2000, 300); /* there is room for all */
+    test_at_once(700, 200);
+    test_at_once(300, 100); /* steps that don't fit */
+    test_gather();
     must(cuModuleUnload(module), "the kernels");
     return gpu_end();
 }

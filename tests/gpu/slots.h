@@ -26,6 +26,5 @@ void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
                  const struct ucm_slots_gather *g);
 
 void test_gather(void);
-void measure(void);
 
 #endif

@@ -1,11 +1,8 @@
-/* test_sparse [--few | --speed [WORD]]: compares; a part of the cases only; or measures, and prints a table, or its
- * rows that have WORD in their names. */
+/* test_sparse [--few]: compares; a part of the cases only. */
 #include "tests/gpu/sparse.h"
 
 #include "client/cuda/sparse.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 const char *method_name(uint32_t method)
@@ -74,13 +71,9 @@ int main(int argc, char **argv)
 {
     gpu_begin();
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
-    if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
-        measure(argc > 2 ? argv[2] : NULL);
-    } else {
-        test_digests();
-        test_selections();
-        if (!few)
-            test_graphs();
-    }
+    test_digests();
+    test_selections();
+    if (!few)
+        test_graphs();
     return gpu_end();
 }

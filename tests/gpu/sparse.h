@@ -17,6 +17,5 @@ const char *method_name(uint32_t method);
 void test_digests(void);
 void test_selections(void);
 void test_graphs(void);
-void measure(const char *only); /* what that word is part of; NULL: all */
 
 #endif
