@@ -149,8 +149,8 @@ $O/delay.so $O/hang.so: $O/%.so: tests/inject/%.c
 	$(call say,LINK)
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -o $@
 
-# The C of kernels/sparse and kernels/attend for test_digest_numpy.py, test_select_numpy.py and test_attend_numpy.py.
-$O/sparse_kernels.so: $(call obj,$(wildcard tests/reference/sparse/*.c) kernels/isa.c) $(SPARSE_OBJ) $(ATTEND_OBJ)
+# The C of kernels/sparse for test_digest_numpy.py and test_select_numpy.py.
+$O/sparse_kernels.so: $(call obj,$(wildcard tests/reference/sparse/*.c) kernels/isa.c) $(SPARSE_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 

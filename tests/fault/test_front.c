@@ -1,4 +1,4 @@
-/* The connection itself: who says nothing, who asks and reads late or never, and
+/* The connection itself: who says nothing, who sends half a frame, who asks and reads late or never, and
  * descriptors that arrive together with frames sent before theirs. */
 /* Sanitizers: address */
 #include "proto/proto.h"
@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const char stats_frame[] = "\x00\x00\x00\x0a\x94\x00\x02\xa5stats\x80";
@@ -97,15 +98,59 @@ Test(front, who_asks_without_hello_is_dropped)
     close(fd);
 }
 
-Test(front, who_never_says_hello_is_dropped)
-{
-    uint64_t start = now_ms();
-    int fd = raw_connect(&host);
+/* ---- frames that do not end ---- */
 
-    cr_expect(raw_closed(fd, 5000));
-    cr_expect_geq(now_ms() - start, 1900u);
-    cr_expect(connections_fall_to(1, 20000));
-    close(fd);
+/* A frame of a MiB, but for its end. */
+static pid_t hoarder(void)
+{
+    static uint8_t most[1 << 20];
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        int fd = raw_connect(&host);
+
+        raw_hello(fd);
+        most[1] = 0x10; /* the length, big-endian */
+        raw_write(fd, most, sizeof(most) - 64);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    cr_assert_eq(waitpid(pid, &status, WUNTRACED), pid);
+    return pid;
+}
+
+/* They are not to blame for being stopped, until others need what they hold. */
+Test(front, who_holds_memory_and_does_not_move_on_makes_way)
+{
+    enum { KEYS = 16384 };
+    static uint8_t keys[KEYS * WORKER_KEY_BYTES];
+    struct ucm_options options = {.socket = host.socket, .name = "watcher"};
+    struct ucm_lookup l = {.keys = keys, .n_keys = KEYS};
+    struct worker w;
+    pid_t pids[2];
+    uint32_t hits, lease;
+    int rc;
+
+    teardown();
+    host = (struct host){.sets = {"request.handshake=1s", "limits.frame_memory=2MiB"}};
+    host_start(&host);
+    cr_assert_eq(ucm_connect(&options, 5000, &watcher), 0);
+    worker_open(&w, &host, &(struct worker_options){0});
+    keys_make(1, KEYS, keys);
+    for (unsigned i = 0; i < 2; i++)
+        pids[i] = hoarder();
+    for (uint64_t end = now_ms() + 20000;; sleep_ms(100)) {
+        rc = ucm_lookup_prefix(w.ns, &l, -1, &hits, NULL, &lease);
+        if (rc == 0)
+            break;
+        cr_assert_lt(now_ms(), end, "%s", ucm_errmsg());
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        kill(pids[i], SIGKILL);
+        cr_assert_eq(waitpid(pids[i], NULL, 0), pids[i]);
+    }
+    worker_close(&w);
 }
 
 /* ---- answers that are not read ---- */

@@ -1,4 +1,4 @@
-/* A full arena, pins, leases, and evicting what is in use. */
+/* A full arena: what goes, and what stays. */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -24,18 +24,6 @@ static void close_host(void)
 
 TestSuite(room, .fini = close_host, .timeout = 90);
 
-static uint32_t lease_take(uint64_t first, uint32_t n, uint32_t lease_ms)
-{
-    uint8_t keys[512 * WORKER_KEY_BYTES];
-    struct ucm_lookup l = {.keys = keys, .n_keys = n, .lease_ms = lease_ms};
-    uint32_t hits, lease = 0;
-
-    keys_make(first, n, keys);
-    cr_assert_eq(ucm_lookup_prefix(w.ns, &l, -1, &hits, NULL, &lease), 0, "%s", ucm_errmsg());
-    cr_assert_eq(hits, n);
-    return lease;
-}
-
 static void store(uint64_t first, uint32_t n)
 {
     for (uint64_t i = first; i < first + n; i += 64)
@@ -52,40 +40,6 @@ Test(room, a_full_arena_evicts_the_oldest)
     key_make(319, key);
     cr_expect_eq(worker_hits(&w, key, 1), 1u);
     cr_expect_leq(metric(w.client, "arena_bytes_used"), 64u << 20);
-}
-
-Test(room, everything_leased_skips_the_store_at_once)
-{
-    uint8_t key[WORKER_KEY_BYTES], status;
-    uint32_t lease;
-    uint64_t start;
-
-    open_host(false);
-    store(0, 256);
-    lease = lease_take(0, 256, 60000);
-    cr_assert_neq(lease, 0u);
-    key_make(9999, key);
-    start = now_ms();
-    cr_assert_eq(worker_dump(&w, key, &(uint32_t){0}, 1, &status), 0);
-    cr_expect_eq(status, UCM_BLOCK_IS_NO_ROOM);
-    cr_expect_lt(now_ms() - start, 5000u);
-    cr_expect_geq(metric(w.client, "dump_blocks_skipped"), 1u);
-    cr_assert_eq(ucm_release(w.client, lease, -1), 0);
-    cr_assert_eq(worker_dump(&w, key, &(uint32_t){0}, 1, &status), 0);
-    cr_expect_eq(status, UCM_BLOCK_IS_OK);
-}
-
-Test(room, a_lease_ends_by_itself)
-{
-    uint8_t key[WORKER_KEY_BYTES], status;
-
-    open_host(false);
-    store(0, 256);
-    cr_assert_neq(lease_take(0, 256, 300), 0u);
-    cr_assert(metric_reaches(w.client, "leases_expired", 1, 5000));
-    key_make(9999, key);
-    cr_assert_eq(worker_dump(&w, key, &(uint32_t){0}, 1, &status), 0);
-    cr_expect_eq(status, UCM_BLOCK_IS_OK);
 }
 
 Test(room, pinned_blocks_stay)
@@ -124,55 +78,6 @@ Test(room, pinned_blocks_do_not_hide_those_that_may_go)
     for (uint64_t i = 100000; i < 110000; i += 64)
         worker_store(&small, i, 64); /* asserts that none is skipped */
     worker_close(&small);
-}
-
-/* A block that is evicted by name while leased: no new hit, also for who names the lease, whose end frees it. */
-Test(room, a_leased_block_that_is_evicted_by_name_goes_with_the_lease)
-{
-    struct ucm_transfer t;
-    struct ucm_task *task;
-    struct ucm_result r;
-    uint8_t key[WORKER_KEY_BYTES];
-    uint64_t changed, busy;
-    uint32_t lease;
-
-    open_host(false);
-    worker_store(&w, 5, 1);
-    key_make(5, key);
-    lease = lease_take(5, 1, 60000);
-    cr_assert_eq(ucm_evict(w.ns, key, 1, -1, &changed, &busy), 0);
-    cr_expect_eq(changed, 0u);
-    cr_expect_eq(busy, 1u);
-    cr_expect_eq(worker_hits(&w, key, 1), 0u);
-    worker_clear(&w);
-    t = (struct ucm_transfer){.keys = key, .blocks = &(uint32_t){7}, .n_keys = 1, .lease = lease};
-    cr_assert_eq(ucm_load(w.region, &t, -1, &task), 0);
-    cr_assert_eq(ucm_task_wait(task, 20000, &r), 0);
-    cr_expect_eq(r.result[0], UCM_BLOCK_IS_MISS);
-    ucm_task_free(task);
-    for (int i = 0; i < 2000 && metric(w.client, "arena_bytes_used") > 0; i++)
-        sleep_ms(10);
-    cr_expect_eq(metric(w.client, "arena_bytes_used"), 0u,
-                 "gone with the lease that the load ended");
-}
-
-Test(room, evict_and_purge_by_name)
-{
-    uint8_t keys[64 * WORKER_KEY_BYTES];
-    uint64_t changed, busy;
-
-    open_host(true);
-    store(0, 64);
-    keys_make(0, 64, keys);
-    cr_assert(metric_reaches(w.client, "nvme_writes", 64, 20000));
-    cr_assert_eq(ucm_evict(w.ns, keys, 10, -1, &changed, &busy), 0);
-    cr_expect_eq(changed + busy, 10u);
-    cr_expect_eq(worker_hits(&w, keys, 64), 0u, "the head is gone");
-    cr_expect_eq(worker_hits(&w, keys + 10 * WORKER_KEY_BYTES, 54), 54u);
-    cr_assert_eq(ucm_evict(w.ns, NULL, 0, -1, &changed, &busy), 0);
-    cr_expect_eq(changed + busy, 54u);
-    cr_expect_eq(metric(w.client, "blocks"), 0u);
-    cr_expect_eq(metric(w.client, "nvme_bytes_used"), 0u);
 }
 
 /* Two slot sizes: an arena full of one makes way for the other. */

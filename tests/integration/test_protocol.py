@@ -123,13 +123,14 @@ class Frames(Case):
         self.assertEqual(msgpack.unpackb(client.receive(), raw=False)[2][0], NO_METHOD)
 
     def test_clocks(self):
-        started = time.monotonic()
+        started, idle = time.monotonic(), self.client()
         self.closes(b"\0\0\0", code=DEADLINE)
         self.closes(b"\0\0\0\x20\x94\0\5\xa6heal", msgid=None, code=DEADLINE)
         self.assertGreater(time.monotonic() - started, 2)
         silent = self.client(hello=False)
         self.refused(DEADLINE, silent.next)
         self.assertRaises(Closed, silent.receive)
+        self.assertEqual(idle.call("health")["status"], "ok")  # between frames a client may be silent for ever
 
     def test_the_clock_stands_still_for_a_stopped_client(self):
         child = os.fork()
@@ -363,7 +364,8 @@ class Requests(Case):
             self.refused(INVALID, register, **wrong)
         for planes in ([two, one], [one, dict(one, offset=4095, shard=1)], [dict(one, chunk=4095), two],
                        [dict(one, stride=4095), dict(two, offset=1 << 19)], [one, dict(two, handle=1)],
-                       [one, two, dict(two, shard=2, offset=1 << 19)], [one, dict(two, offset=size - 4095)]):
+                       [one, two, dict(two, shard=2, offset=1 << 19)], [one, dict(two, offset=size - 4095)],
+                       [one, dict(two, offset=(1 << 63) - 4096)], [dict(one, stride=1 << 62), two]):  # these wrap round
             self.refused(INVALID, register, planes=planes)
         self.refused(NOT_FOUND, register, ns=4000000)
         handles = [{"kind": 1, "bytes": size, "ipc": bytes(64)}]
