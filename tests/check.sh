@@ -257,8 +257,8 @@ environment() {
 # pythons PHASE: the longest first. A sanitizer sees the daemon beside clients that mean no good; ThreadSanitizer where it has most threads.
 pythons() {
     local topic name file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,turns,proof,share_hangs,share_late_read,share_attempts}.py
-        integration/test_{retrieval_storm,window,events_zmq}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
-    local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{window,retrieval_storm,fetch_nvme,encoding_life,share_hangs}.py)
+        integration/test_{window,events_zmq}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
+    local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{window,fetch_nvme,encoding_life,share_hangs}.py)
     case $1 in
     asan) printf 'tests/%s\n' "${hostile[@]}" && return ;;
     tsan) printf 'tests/%s\n' "${threads[@]}" && return ;;

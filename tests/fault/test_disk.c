@@ -52,7 +52,7 @@ static void daemon_start(void)
     setenv("UCM_INJECT", fault_path, 1);
     setenv("LD_PRELOAD", library, 1);
     if (host.dir[0])
-        host_restart_at_once(&host);
+        host_restart(&host);
     else
         host_start(&host);
     unsetenv("LD_PRELOAD");
@@ -83,8 +83,6 @@ static void start_again(void)
     worker_close(&w);
     cr_assert_eq(host_stop(&host), 0);
     daemon_start();
-    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
 }
 
 static void store(uint64_t first)
@@ -95,35 +93,18 @@ static void store(uint64_t first)
     cr_assert(metric_reaches(w.client, "nvme_writes", before + BLOCKS, 20000));
 }
 
-/* How many are there; those are right. */
 static unsigned load_all(uint64_t first)
 {
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-    unsigned there = 0;
-
-    keys_make(first, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        blocks[i] = i;
-    worker_clear(&w);
-    cr_assert_eq(worker_load(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < BLOCKS; i++) {
-        if (status[i] != UCM_BLOCK_IS_OK)
-            continue;
-        there++;
-        cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has WRONG BYTES", i);
-    }
-    return there;
+    return worker_found(&w, first, BLOCKS, NULL);
 }
 
-static uint8_t dump_durable(uint64_t key)
+static uint8_t dump_durable(uint64_t number)
 {
-    uint8_t bytes[WORKER_KEY_BYTES], status;
-    uint32_t block = 0;
+    uint8_t key[WORKER_KEY_BYTES], status;
 
-    key_make(key, bytes);
-    worker_fill(&w, 0, key);
-    cr_assert_eq(worker_dump_durable(&w, bytes, &block, 1, &status), 0, "%s", ucm_errmsg());
+    key_make(number, key);
+    worker_fill(&w, 0, number);
+    cr_assert_eq(worker_dump_durable(&w, key, &(uint32_t){0}, 1, &status), 0, "%s", ucm_errmsg());
     return status;
 }
 
@@ -198,8 +179,6 @@ Test(disk, a_full_file_system_does_not_stop_a_restart)
     cr_assert_eq(host_stop(&host), 0);
     set(&fault->no_room, 1);
     daemon_start();
-    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
     cr_expect_eq(load_all(0), BLOCKS);
 }
 
@@ -250,8 +229,6 @@ Test(disk, a_failed_sync_is_not_durable)
     worker_close(&w);
     host_kill(&host);
     daemon_start();
-    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
 }
 
 Test(disk, a_stop_whose_sync_fails_says_so)
@@ -313,8 +290,7 @@ static void file_taken_away(void (*take_away)(const char *path), const char *rea
     worker_close(&w);
     host_kill(&host);
     daemon_start();
-    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "it does not begin anew");
+    wait_ok(w.client);
     cr_expect_eq(dump_durable(5), UCM_BLOCK_IS_OK);
 }
 
@@ -350,8 +326,6 @@ static void namespaces_taken_away(bool killed)
     else
         cr_assert_eq(host_stop(&host), 0);
     daemon_start();
-    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
     cr_expect_eq(load_all(0), killed ? 2u : 1u);
 }
 

@@ -39,12 +39,6 @@ static void drop_worker(void)
     w = (struct worker){0};
 }
 
-static void recovered(void)
-{
-    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
-}
-
 static int finish(int rc, struct ucm_task *task, uint32_t n, uint8_t *status)
 {
     struct ucm_result r;
@@ -192,7 +186,7 @@ static void kill_at(const char *point, unsigned n, uint64_t *next)
     host_restart(&host);
     unsetenv("UCMD_KILL_AT");
     worker_open(&w, &host, &(struct worker_options){0});
-    recovered();
+    wait_ok(w.client);
     base = *next;
     cr_assert_not(work(next), "%s: nothing is moved", at);
     reap();
@@ -215,7 +209,7 @@ Test(move_kill, what_is_moved_is_there_before_and_after, .timeout = 120)
         kill_at(points[i % 3], 1 + 5 * i, &next);
         host_restart(&host);
         worker_open(&w, &host, &(struct worker_options){0});
-        recovered();
+        wait_ok(w.client);
         expect_hot(next);
         next += BATCH; /* some of the last may be there */
         host_kill(&host);
@@ -251,7 +245,7 @@ static void power_round(struct oracle *o, uint64_t *next)
 
     host_restart(&host);
     worker_open(&w, &host, &(struct worker_options){0});
-    recovered();
+    wait_ok(w.client);
     expect_hot(*next);
     base = *next += BATCH; /* some of the last may be there */
     power.journal->sync_us = oracle_below(o, 2) * 3000;

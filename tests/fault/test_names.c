@@ -39,12 +39,6 @@ static void close_host(void)
 
 TestSuite(names, .fini = close_host, .timeout = 120);
 
-static void recovered(void)
-{
-    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
-}
-
 /* The daemon again, to die at `at` when that is given. */
 static void start_again(const char *at)
 {
@@ -53,7 +47,7 @@ static void start_again(const char *at)
     host_restart(&host);
     unsetenv("UCMD_KILL_AT");
     worker_open(&w, &host, &(struct worker_options){0});
-    recovered();
+    wait_ok(w.client);
 }
 
 /* Its daemon is gone. */

@@ -23,8 +23,7 @@ static void open_worker(void)
 {
     worker_open(&w, &host, &(struct worker_options){0});
     connected = true;
-    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
+    wait_ok(w.client);
 }
 
 static void drop_worker(void)
@@ -42,37 +41,6 @@ static void close_host(void)
 
 TestSuite(place, .fini = close_host, .timeout = 90);
 
-static void store_durable(uint64_t first)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-
-    keys_make(first, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++) {
-        blocks[i] = i;
-        worker_fill(&w, i, first + i);
-    }
-    cr_assert_eq(worker_dump_durable(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
-}
-
-static void expect_all(uint64_t first)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-
-    keys_make(first, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        blocks[i] = i;
-    worker_clear(&w);
-    cr_assert_eq(worker_load(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < BLOCKS; i++) {
-        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
-        cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has wrong bytes", i);
-    }
-}
-
 /* ---- two daemons ---- */
 
 /* The first notices nothing, the second says why it ends; when the first is gone, by a kill,
@@ -84,21 +52,21 @@ Test(place, of_two_daemons_on_one_folder_the_second_refuses)
     host = (struct host){.nvme = true};
     host_start(&host);
     open_worker();
-    store_durable(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     second = host;
     snprintf(second.socket, sizeof(second.socket), "%s/t", host.dir);
     cr_assert_not(host_try_restart(&second), "both run on one folder");
     cr_expect(WIFEXITED(second.status) && WEXITSTATUS(second.status) != 0, "status %#x",
               second.status);
-    expect_all(0);
-    store_durable(100);
+    worker_expect(&w, 0, BLOCKS);
+    worker_store_durable(&w, 100, BLOCKS, UCM_BLOCK_IS_OK);
     drop_worker();
     host_kill(&host);
     snprintf(host.socket, sizeof(host.socket), "%s/t", host.dir);
     host_restart(&host);
     open_worker();
-    expect_all(0);
-    expect_all(100);
+    worker_expect(&w, 0, BLOCKS);
+    worker_expect(&w, 100, BLOCKS);
 }
 
 /* A second one that comes while the first starts, again and again: one of them serves. */
@@ -123,8 +91,8 @@ Test(place, of_two_that_start_together_one_serves)
     }
     host_restart(&host);
     open_worker();
-    store_durable(0);
-    expect_all(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
+    worker_expect(&w, 0, BLOCKS);
 }
 
 /* ---- the clock ---- */
@@ -198,7 +166,7 @@ Test(place, nothing_expires_when_the_clock_is_set)
 
     start_with_clock();
     restart(false);
-    store_durable(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     for (unsigned i = 0; i < sizeof(jump_s) / sizeof(jump_s[0]); i++) {
         uint32_t lease = lease_take(60000);
         uint64_t end;
@@ -213,7 +181,7 @@ Test(place, nothing_expires_when_the_clock_is_set)
         for (end = now_ms() + 5000; metric(w.client, "leases") != 0; sleep_ms(5))
             cr_assert_lt(now_ms(), end, "a lease outlives its time");
         *offset_s += jump_s[i];
-        expect_all(0);
+        worker_expect(&w, 0, BLOCKS);
     }
     cr_expect_eq(metric(w.client, "requests_deadline"), 0u);
     cr_expect_eq(ucm_generation(w.client), 1u, "the connection was dropped");
@@ -229,19 +197,19 @@ Test(place, a_restart_with_the_clock_set_back_finds_everything)
     start_with_clock();
     *offset_s = 10 * YEARS;
     restart(false);
-    store_durable(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     *offset_s = -10 * YEARS;
     restart(true);
-    expect_all(0);
+    worker_expect(&w, 0, BLOCKS);
     cr_assert_eq(ucm_call(w.client, "namespace.purge", first, sizeof(first) - 1, -1, &answer, &n),
                  0, "%s", ucm_errmsg());
     free(answer);
-    store_durable(100);
+    worker_store_durable(&w, 100, BLOCKS, UCM_BLOCK_IS_OK);
     *offset_s = 5 * YEARS;
     restart(false);
     *offset_s = -30 * YEARS;
     restart(true);
     keys_make(0, BLOCKS, keys);
     cr_expect_eq(worker_hits(&w, keys, BLOCKS), 0u, "purged");
-    expect_all(100);
+    worker_expect(&w, 100, BLOCKS);
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Connections of two tenants do with digests, chains and selections whatever comes to mind, while blocks are evicted and
+"""Connections of two tenants do with digests, chains, selections and fetches whatever comes to mind, while blocks are evicted and
 purged, disks fill and lie, connections end and the daemon is killed.
 
 The oracle: a block's bytes follow from its name, so numpy (tests/reference/sparse/methods.py) knows every digest and every choice. A
@@ -28,7 +28,7 @@ from daemon import until
 from retrieval_oracle import (BASE, HEAD_DIM, K_BYTES, KV_HEADS, LAYERS, METHODS, MODELS, NAMES, ROUNDED, SHAPE, Oracle,
                               choice, settle)
 from second_client import (BUSY, CANCELLED, DEADLINE, EXISTS, FAILED, IN_PROGRESS, MISS, NO_ROOM, NOT_FOUND, OK,
-                           OTHER_UID, TIMEOUT_S, UCMD, Client, Daemon, Refused, Region, keys, u32)
+                           OTHER_UID, TIMEOUT_S, UCMD, Client, Daemon, Pool, Refused, Region, keys, u32)
 
 PLAIN = os.environ.get("UCM_PHASE", "plain") == "plain"
 SECONDS = float(os.environ.get("UCM_RETRIEVAL_SECONDS", "8" if PLAIN else "4"))
@@ -56,7 +56,7 @@ class Actor:
     def __init__(self, play, uid):
         self.play, self.random = play, play.random
         self.client = Client(play.daemon, uid=uid, timeout_s=TIMEOUT_S)
-        self.uid, self.pending, self.chains, self.regions = uid, [], [], {}
+        self.uid, self.pending, self.chains, self.regions, self.pools = uid, [], [], {}, {}
         self.ns, self.derived, self.cancelled, self.closed = {}, {}, set(), []
         for model, parts in MODELS.items():
             self.ns[model] = self.client.open(dict(BASE, model=model, parts=parts))
@@ -66,7 +66,7 @@ class Actor:
     def begin(self, method, check, **params):
         """check(result or None, code) runs when the answer is looked at."""
         if self.random.random() < 0.08 and method in ("load", "dump", "prefetch", "digest.build", "chain.append", "select",
-                                                      "chain.prefetch"):
+                                                      "chain.prefetch", "fetch"):
             params["deadline_ms"] = self.random.choice((1, 1, 2, 5, 20))
         msgid = self.client.begin(method, **params)
         self.pending.append((msgid, method, params, check))
@@ -315,6 +315,26 @@ class Actor:
             assert result is None or len(result["status"]) == len(index)
         self.begin("chain.prefetch", check, chain=chain.number, index=u32(*index), priority=self.random.randrange(8))
 
+    def fetch(self):
+        chain = self.random.choice(self.chains)
+        if not chain.blocks:
+            return
+        if any(p[1] == "fetch" for p in self.pending):  # its slots are still written
+            self.finish_all()
+        at, names = (chain.model, chain.part), [name for name, _ in chain.blocks]
+        if at not in self.pools:
+            self.pools[at] = Pool(self.client, self.ns[chain.model], 2 * K_BYTES, SLOTS, chain.part)
+        pool, kv = self.pools[at], self.play.oracle.blocks(*at)
+        items = [(self.random.randrange(len(names)), self.random.randrange(LAYERS), slot)
+                 for slot in self.random.sample(range(SLOTS), self.random.randint(1, SLOTS))]
+
+        def check(result, code):
+            for status, (index, layer, slot) in zip(result["status"] if result else (), items):
+                self.play.count("layers fetched", status == OK)
+                assert status != OK or pool.bytes(slot) == kv[names[index], layer].tobytes(), (at, names[index], layer)
+        self.begin("fetch", check, region=pool.number, items=u32(*(n for item in items for n in item)), priority=self.random.randrange(8),
+                   **({"chain": chain.number} if self.random.random() < 0.7 else {"keys": keys(*names)}))
+
     def close_chain(self):
         chain = self.chains.pop(self.random.randrange(len(self.chains)))
         self.closed.append(chain)  # selections of it may be under way
@@ -375,7 +395,7 @@ class Actor:
         acts = [(self.dump, 10), (self.load, 6), (self.open_digests, 3), (self.build, 4), (self.digest_bytes, 2),
                 (self.open_chain, 6), (self.cancel, 3), (self.lookup, 3), (self.evict, 3), (self.pin, 1)]
         if self.chains:
-            acts += [(self.append, 16), (self.select, 30), (self.prefetch, 4), (self.close_chain, 3)]
+            acts += [(self.append, 16), (self.select, 30), (self.prefetch, 4), (self.fetch, 6), (self.close_chain, 3)]
         self.random.choices([act for act, _ in acts], [weight for _, weight in acts])[0]()
         while len(self.pending) > PENDING or (self.pending and self.random.random() < 0.4):
             self.finish(self.random.randrange(len(self.pending)))
@@ -527,6 +547,7 @@ class RetrievalRandom(unittest.TestCase):
         try:
             play.run(SECONDS)
             self.assertGreater(play.counts.get("rows checked", 0), 10)
+            self.assertGreater(play.counts.get("layers fetched", 0), 10)
         except BaseException as broken:
             if play.daemon:
                 play.daemon.kill()

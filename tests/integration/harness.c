@@ -336,23 +336,91 @@ uint32_t worker_hits(struct worker *w, const uint8_t *keys, uint32_t n)
     return hits;
 }
 
+/* Blocks 0 to n - 1, under keys number first to first + n. */
+struct batch {
+    uint8_t *keys, *status;
+    uint32_t *blocks;
+};
+
+static struct batch batch_new(uint64_t first, uint32_t n)
+{
+    struct batch b = {.keys = malloc((size_t)n * WORKER_KEY_BYTES),
+                      .status = malloc(n),
+                      .blocks = malloc(n * sizeof(*b.blocks))};
+
+    cr_assert(b.keys && b.status && b.blocks);
+    keys_make(first, n, b.keys);
+    for (uint32_t i = 0; i < n; i++)
+        b.blocks[i] = i;
+    return b;
+}
+
+static void batch_free(struct batch *b)
+{
+    free(b->keys);
+    free(b->status);
+    free(b->blocks);
+}
+
+static void store(struct worker *w, uint64_t first, uint32_t n, bool durable, uint8_t expected)
+{
+    struct batch b = batch_new(first, n);
+
+    for (uint32_t i = 0; i < n; i++)
+        worker_fill(w, i, first + i);
+    cr_assert_eq((durable ? worker_dump_durable : worker_dump)(w, b.keys, b.blocks, n, b.status), 0,
+                 "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < n; i++)
+        cr_assert_eq(b.status[i], expected, "block %u: status %u", i, b.status[i]);
+    batch_free(&b);
+}
+
 void worker_store(struct worker *w, uint64_t first, uint32_t n)
 {
-    uint8_t *keys = malloc((size_t)n * WORKER_KEY_BYTES), *status = malloc(n);
-    uint32_t *blocks = malloc(n * sizeof(*blocks));
+    store(w, first, n, false, UCM_BLOCK_IS_OK);
+}
 
-    cr_assert(keys && blocks && status);
-    keys_make(first, n, keys);
-    for (uint32_t b = 0; b < n; b++) {
-        blocks[b] = b;
-        worker_fill(w, b, first + b);
+void worker_store_durable(struct worker *w, uint64_t first, uint32_t n, uint8_t expected)
+{
+    store(w, first, n, true, expected);
+}
+
+static uint32_t found(struct worker *w, uint64_t first, uint32_t n, uint8_t *status)
+{
+    struct batch b = batch_new(first, n);
+    uint32_t there = 0;
+
+    worker_clear(w);
+    cr_assert_eq(worker_load(w, b.keys, b.blocks, n, b.status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < n; i++) {
+        if (b.status[i] != UCM_BLOCK_IS_OK)
+            continue;
+        there++;
+        cr_assert_eq(worker_differs(w, i, first + i), 0u, "key %llu has WRONG BYTES",
+                     (unsigned long long)(first + i));
     }
-    cr_assert_eq(worker_dump(w, keys, blocks, n, status), 0, "%s", ucm_errmsg());
-    for (uint32_t b = 0; b < n; b++)
-        cr_assert_eq(status[b], UCM_BLOCK_IS_OK, "block %u: status %u", b, status[b]);
-    free(keys);
-    free(blocks);
-    free(status);
+    if (status)
+        memcpy(status, b.status, n);
+    batch_free(&b);
+    return there;
+}
+
+uint32_t worker_found(struct worker *w, uint64_t first, uint32_t n, uint8_t *status)
+{
+    uint32_t there = 0;
+
+    for (uint32_t at = 0; at < n; at += w->blocks)
+        there += found(w, first + at, n - at < w->blocks ? n - at : w->blocks,
+                       status ? status + at : NULL);
+    return there;
+}
+
+void worker_expect(struct worker *w, uint64_t first, uint32_t n)
+{
+    uint32_t there = worker_found(w, first, n, NULL);
+
+    cr_assert_eq(there, n, "%u of %u blocks from key %llu on are there", there, n,
+                 (unsigned long long)first);
 }
 
 /* ---- stats ---- */
@@ -421,6 +489,12 @@ bool health_is(struct ucm_client *c, const char *status)
     msgpack_unpacked_destroy(&unpacked);
     free(p);
     return is;
+}
+
+void wait_ok(struct ucm_client *c)
+{
+    for (uint64_t end = now_ms() + START_MS; !health_is(c, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "its health does not become ok");
 }
 
 bool health_says(struct ucm_client *c, const char *text)

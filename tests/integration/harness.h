@@ -88,6 +88,13 @@ int worker_dump_durable(struct worker *w, const uint8_t *keys, const uint32_t *b
                         uint8_t *status);
 int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                 uint8_t *status);
+/* Fills, dumps and waits until each lies on NVMe, or is `expected`. */
+void worker_store_durable(struct worker *w, uint64_t first, uint32_t n, uint8_t expected);
+/* Loads blocks number first to first + n into blocks 0 on. How many are there; each of them has its bytes.
+ * status: of each, or NULL. */
+uint32_t worker_found(struct worker *w, uint64_t first, uint32_t n, uint8_t *status);
+/* The same; all are there. */
+void worker_expect(struct worker *w, uint64_t first, uint32_t n);
 uint32_t worker_hits(struct worker *w, const uint8_t *keys, uint32_t n);
 /* Blocks b = 0..n-1 filled with seed first + b and dumped as keys first + b. */
 void worker_store(struct worker *w, uint64_t first, uint32_t n);
@@ -102,6 +109,7 @@ void arena_wait(struct ucm_client *c);
 
 /* What `health` says of the daemon. */
 bool health_is(struct ucm_client *c, const char *status);
+void wait_ok(struct ucm_client *c);
 /* Whether its answer has this text anywhere. */
 bool health_says(struct ucm_client *c, const char *text);
 /* Whether it may still find parts of an earlier run. */

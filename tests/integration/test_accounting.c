@@ -53,8 +53,7 @@ static void restart(bool kill)
         cr_assert_eq(host_stop(&host), 0);
     host_restart(&host);
     open_workers();
-    for (uint64_t end = now_ms() + 20000; !health_is(one.client, "ok"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
+    wait_ok(one.client);
 }
 
 /* ---- what the daemon says ---- */

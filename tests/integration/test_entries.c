@@ -121,8 +121,7 @@ static void open_worker(void)
 {
     worker_open(&w, &host, &(struct worker_options){0});
     connected = true;
-    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
+    wait_ok(w.client);
 }
 
 static void restart(bool kill)
@@ -137,60 +136,24 @@ static void restart(bool kill)
     open_worker();
 }
 
-static void dump_some(uint64_t first, uint32_t n)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-
-    keys_make(first, n, keys);
-    for (uint32_t i = 0; i < n; i++) {
-        blocks[i] = i;
-        worker_fill(&w, i, first + i);
-    }
-    cr_assert_eq(worker_dump_durable(&w, keys, blocks, n, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < n; i++)
-        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
-}
-
-static void dump_durable(uint64_t first)
-{
-    dump_some(first, BLOCKS);
-}
-
-static void expect_all(uint64_t first)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-
-    keys_make(first, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        blocks[i] = i;
-    worker_clear(&w);
-    cr_assert_eq(worker_load(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < BLOCKS; i++) {
-        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
-        cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has wrong bytes", i);
-    }
-}
-
 /* A cache like any other: over a kill, over a stop (with its checkpoint), filled to the brim. */
 static void expect_a_cache(uint64_t capacity_bytes)
 {
     host_restart(&host);
     open_worker();
     cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), capacity_bytes);
-    dump_durable(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     restart(true);
-    expect_all(0);
-    dump_durable(100);
+    worker_expect(&w, 0, BLOCKS);
+    worker_store_durable(&w, 100, BLOCKS, UCM_BLOCK_IS_OK);
     restart(false);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 2 * BLOCKS);
-    expect_all(0);
-    expect_all(100);
+    worker_expect(&w, 0, BLOCKS);
+    worker_expect(&w, 100, BLOCKS);
     for (unsigned i = 10; i < 60; i++)
-        dump_durable(i * 100);
+        worker_store_durable(&w, i * 100, BLOCKS, UCM_BLOCK_IS_OK);
     restart(true);
-    expect_all(5900);
+    worker_expect(&w, 5900, BLOCKS);
     cr_expect_leq(metric(w.client, "nvme_bytes_used"), capacity_bytes);
 }
 
@@ -248,8 +211,8 @@ Test(entries, what_is_somebody_elses_is_not_touched)
     cr_assert_eq(ctl_format(device, "--force --yes", out, sizeof(out)), 0, "%s", out);
     host_restart(&host);
     open_worker();
-    dump_durable(0);
-    expect_all(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
+    worker_expect(&w, 0, BLOCKS);
 }
 
 Test(entries, a_file_with_anything_in_it_is_not_touched)
@@ -276,14 +239,14 @@ Test(entries, one_that_runs_is_not_formatted_nor_shared)
     cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
     host_restart(&host);
     open_worker();
-    dump_durable(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     cr_expect_neq(ctl_format(device, "--force --yes", out, sizeof(out)), 0);
     other = host;
     snprintf(other.socket, sizeof(other.socket), "%s/t", host.dir);
     cr_expect_not(host_try_restart(&other));
-    expect_all(0);
+    worker_expect(&w, 0, BLOCKS);
     restart(true);
-    expect_all(0);
+    worker_expect(&w, 0, BLOCKS);
     /* a new beginning, when it is wanted */
     worker_close(&w);
     connected = false;
@@ -306,14 +269,14 @@ Test(entries, a_device_that_was_a_cache_before)
     cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
     host_restart(&host);
     open_worker();
-    dump_durable(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     worker_close(&w);
     connected = false;
     host_kill(&host);
     cr_assert_eq(ctl_format(device, "--force --yes", out, sizeof(out)), 0, "%s", out);
     host_restart(&host);
     open_worker();
-    dump_some(0, 3);
+    worker_store_durable(&w, 0, 3, UCM_BLOCK_IS_OK);
     restart(true);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 3u);
     cr_expect_eq(metric(w.client, "nvme_damaged_pages"), 0u);
@@ -336,7 +299,7 @@ static void offline_is_as_good_as_in_a_folder(const char *path)
     snprintf(with_state, sizeof(with_state), "--state %s", host.dir);
     host_restart(&host);
     open_worker();
-    dump_some(0, 8);
+    worker_store_durable(&w, 0, 8, UCM_BLOCK_IS_OK);
     cr_expect_eq(ctl_offline(path, salvage, out, sizeof(out)), 1, "it runs");
     worker_close(&w);
     connected = false;
@@ -384,14 +347,14 @@ Test(entries, with_a_folder_and_under_another_name)
     host_restart(&host);
     open_worker();
     cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), 2 * 63 * MIB);
-    dump_durable(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     restart(true);
-    expect_all(0);
+    worker_expect(&w, 0, BLOCKS);
     snprintf(link, sizeof(link), "%s/disk", host.dir);
     cr_assert_eq(symlink(device, link), 0);
     snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", link, host.dir);
     restart(false);
-    expect_all(0);
+    worker_expect(&w, 0, BLOCKS);
 }
 
 /* ---- an entry that can't be used ---- */
@@ -426,8 +389,8 @@ static void expect_back(void)
     open_worker();
     cr_expect_eq(metric(w.client, "nvme_files_lost"), 0u);
     cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), 2 * 63 * MIB);
-    expect_all(0);
-    expect_all(100);
+    worker_expect(&w, 0, BLOCKS);
+    worker_expect(&w, 100, BLOCKS);
 }
 
 Test(entries, one_that_is_gone_is_done_without)
@@ -438,13 +401,13 @@ Test(entries, one_that_is_gone_is_done_without)
     snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", image, host.dir);
     host_restart(&host);
     open_worker();
-    dump_durable(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     stop();
     snprintf(away, sizeof(away), "%s-away", image);
     cr_assert_eq(rename(image, away), 0);
     restart_without_image("No such file");
-    dump_durable(100);
-    expect_all(100);
+    worker_store_durable(&w, 100, BLOCKS, UCM_BLOCK_IS_OK);
+    worker_expect(&w, 100, BLOCKS);
     stop();
     cr_assert_eq(rename(away, image), 0);
     expect_back();
@@ -462,13 +425,13 @@ Test(entries, one_whose_superblock_is_damaged_is_done_without_and_left_alone)
     snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", image, host.dir);
     host_restart(&host);
     open_worker();
-    dump_durable(0);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     stop();
     write_at(image, 2000, "x", 1);
     cr_assert_eq(shell(sum[0], sizeof(sum[0]), "cksum %s %s", image, ""), 0);
     restart_without_image("superblock");
-    dump_durable(100);
-    expect_all(100);
+    worker_store_durable(&w, 100, BLOCKS, UCM_BLOCK_IS_OK);
+    worker_expect(&w, 100, BLOCKS);
     stop();
     cr_assert_eq(shell(sum[1], sizeof(sum[1]), "cksum %s %s", image, ""), 0);
     cr_expect_str_eq(sum[1], sum[0]);

@@ -38,27 +38,6 @@ static void store_written(uint64_t first)
     cr_assert(metric_reaches(w.client, "nvme_writes", written + BATCH, 20000));
 }
 
-static void expect_found(uint64_t first, uint32_t n)
-{
-    static uint8_t keys[MAX * WORKER_KEY_BYTES];
-    uint8_t status[BATCH];
-    uint32_t blocks[BATCH];
-
-    keys_make(first, n, keys);
-    cr_assert_eq(worker_hits(&w, keys, n), n);
-    for (uint32_t i = 0; i < BATCH; i++)
-        blocks[i] = i;
-    for (uint32_t at = 0; at < n; at += BATCH) {
-        worker_clear(&w);
-        cr_assert_eq(worker_load(&w, keys + at * WORKER_KEY_BYTES, blocks, BATCH, status), 0, "%s",
-                     ucm_errmsg());
-        for (uint32_t i = 0; i < BATCH; i++) {
-            cr_assert_eq(status[i], UCM_BLOCK_IS_OK);
-            cr_assert_eq(worker_differs(&w, i, first + at + i), 0u);
-        }
-    }
-}
-
 static void restart(bool orderly)
 {
     worker_close(&w);
@@ -68,8 +47,7 @@ static void restart(bool orderly)
         host_kill(&host);
     host_restart(&host);
     worker_open(&w, &host, &options);
-    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
+    wait_ok(w.client);
 }
 
 static void expect_gone(uint64_t first)
@@ -89,12 +67,12 @@ Test(index_full, what_left_dram_first_makes_way)
     cr_expect_eq(metric(w.client, "dump_blocks_skipped"), 0u);
     cr_expect_eq(metric(w.client, "index_evicted"), BATCHES * BATCH - MAX);
     cr_expect_eq(metric(w.client, "blocks"), MAX);
-    expect_found(BATCHES * BATCH - MAX, MAX);
+    worker_expect(&w, BATCHES * BATCH - MAX, MAX);
     expect_gone(BATCHES * BATCH - MAX - 1);
     restart(true);
-    expect_found(BATCHES * BATCH - MAX, MAX);
+    worker_expect(&w, BATCHES * BATCH - MAX, MAX);
     store_written(BATCHES * BATCH);
-    expect_found(BATCHES * BATCH, BATCH);
+    worker_expect(&w, BATCHES * BATCH, BATCH);
 }
 
 /* What was dropped still lies there; what was stored last counts more. */
@@ -105,7 +83,7 @@ Test(index_full, a_killed_daemons_newest_blocks_are_found)
         store_written(i * BATCH);
     restart(false);
     cr_expect_eq(metric(w.client, "blocks"), MAX);
-    expect_found(BATCHES * BATCH - MAX, MAX);
+    worker_expect(&w, BATCHES * BATCH - MAX, MAX);
 }
 
 Test(index_full, the_coldest_in_dram_makes_way)
@@ -116,7 +94,7 @@ Test(index_full, the_coldest_in_dram_makes_way)
     cr_expect_eq(metric(w.client, "dump_blocks_skipped"), 0u);
     cr_expect_eq(metric(w.client, "index_evicted"), BATCHES * BATCH - MAX);
     cr_expect_eq(metric(w.client, "blocks"), MAX);
-    expect_found((BATCHES - 1) * BATCH, BATCH);
+    worker_expect(&w, (BATCHES - 1) * BATCH, BATCH);
 }
 
 /* 1,024 blocks of two parts, which two workers store one after the other: after a kill none is left of
@@ -164,14 +142,14 @@ Test(index_full, blocks_of_many_parts_count_as_more)
     before = metric(w.client, "index_bytes");
     worker_open(&wide, &host, &wide_options);
     for (uint64_t i = 0; i < 4 * BATCHES; i++) {
-        expect_found(0, BATCH);
+        worker_expect(&w, 0, BATCH);
         worker_store(&wide, (1 + i) * BATCH, BATCH);
     }
     cr_expect_eq(metric(w.client, "dump_blocks_skipped"), 0u);
     cr_expect_leq(metric(w.client, "blocks_partial"), NARROW * 128 / (WIDE * 24));
     cr_expect_lt(metric(w.client, "index_bytes") - before, NARROW * 128 + (3u << 20));
-    expect_found(0, BATCH);
+    worker_expect(&w, 0, BATCH);
     worker_store(&w, 1000 * BATCH, BATCH);
-    expect_found(1000 * BATCH, BATCH);
+    worker_expect(&w, 1000 * BATCH, BATCH);
     worker_close(&wide);
 }

@@ -50,12 +50,6 @@ static void open_keep(bool nvme)
     arena_wait(w.client);
 }
 
-static void wait_ok(void)
-{
-    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "nothing is taken over any more, and it does not end");
-}
-
 static void worker_leave(void)
 {
     worker_close(&w);
@@ -66,7 +60,7 @@ static void start_again(void)
 {
     host_restart(&host);
     worker_open(&w, &host, &options);
-    wait_ok();
+    wait_ok(w.client);
     arena_wait(w.client);
 }
 
@@ -82,48 +76,14 @@ static void stop_clean(struct host *h)
     cr_assert_eq(host_stop(h), 0);
 }
 
-static uint32_t loaded; /* blocks that the last check_all found */
-
-/* Each is there with its bytes, or absent. */
-static void check_all(uint64_t first, uint32_t n)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-
-    loaded = 0;
-    for (uint32_t from = 0; from < n; from += BLOCKS) {
-        uint32_t some = n - from < BLOCKS ? n - from : BLOCKS;
-
-        keys_make(first + from, some, keys);
-        for (uint32_t i = 0; i < some; i++)
-            blocks[i] = i;
-        worker_clear(&w);
-        cr_assert_eq(worker_load(&w, keys, blocks, some, status), 0, "%s", ucm_errmsg());
-        for (uint32_t i = 0; i < some; i++) {
-            if (status[i] != UCM_BLOCK_IS_OK)
-                continue;
-            cr_assert_eq(worker_differs(&w, i, first + from + i), 0u, "block %u has WRONG BYTES",
-                         from + i);
-            loaded++;
-        }
-    }
-}
-
-static void expect_all(uint64_t first, uint32_t n)
-{
-    check_all(first, n);
-    cr_assert_eq(loaded, n, "%u of %u", loaded, n);
-}
-
 static void expect_cold(uint64_t first, uint32_t n)
 {
     cr_expect_eq(metric(w.client, "arena_kept_parts"), 0u);
-    check_all(first, n);
-    cr_expect_eq(loaded, 0u);
+    cr_expect_eq(worker_found(&w, first, n, NULL), 0u);
     /* and it works, and keeps */
     worker_store(&w, first, n);
     restart(stop_clean);
-    expect_all(first, n);
+    worker_expect(&w, first, n);
 }
 
 /* What was not worth a write when it was dumped is not after a restart either. */
@@ -140,7 +100,7 @@ Test(keep, a_restart_is_no_use_of_a_block)
     cr_expect_eq(metric(w.client, "arena_kept_parts"), BLOCKS);
     restart(stop_clean); /* after what was to be written was */
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 0u);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
 }
 
 static int keep_file(const char *name, int flags)
@@ -175,7 +135,7 @@ Test(keep, dram_is_there_again_after_term)
         cr_expect_eq(metric(w.client, "blocks"), round * BLOCKS);
         cr_expect_eq(metric(w.client, "arena_bytes_used"), round * BLOCKS * PART);
         for (unsigned i = 0; i < round; i++)
-            expect_all(i * BLOCKS, BLOCKS);
+            worker_expect(&w, i * BLOCKS, BLOCKS);
         worker_store(&w, round * BLOCKS, BLOCKS);
     }
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), 0u);
@@ -200,15 +160,14 @@ Test(keep, a_full_arena_is_there_again)
     cr_expect_eq(metric(w.client, "blocks"), blocks);
     cr_expect_eq(metric(w.client, "arena_bytes_used"), used);
     cr_expect_eq(metric(w.client, "arena_kept_refused"), 0u);
-    check_all(0, 24 * BLOCKS);
-    cr_expect_eq(loaded, blocks - 6 * BLOCKS);
+    cr_expect_eq(worker_found(&w, 0, 24 * BLOCKS, NULL), blocks - 6 * BLOCKS);
     worker_leave();
     worker_open(&w, &host, &large);
-    expect_all(0, 6 * BLOCKS);
+    worker_expect(&w, 0, 6 * BLOCKS);
     /* room is made in it as before */
     for (unsigned i = 6; i < 20; i++)
         worker_store(&w, i * BLOCKS, BLOCKS);
-    expect_all(16 * BLOCKS, 4 * BLOCKS);
+    worker_expect(&w, 16 * BLOCKS, 4 * BLOCKS);
 }
 
 /* A stop does not wait for the take-over, which the arena's growth holds up. */
@@ -225,7 +184,7 @@ Test(keep, restarts_in_a_hurry_lose_nothing)
         stop_clean(&host);
     }
     start_again();
-    expect_all(0, 24 * BLOCKS);
+    worker_expect(&w, 0, 24 * BLOCKS);
     cr_expect_eq(metric(w.client, "arena_kept_refused"), 0u);
 }
 
@@ -245,9 +204,8 @@ Test(keep, what_was_purged_does_not_come_back)
     cr_assert_eq(ucm_call(w.client, "namespace.purge", first, sizeof(first) - 1, -1, &answer, &n),
                  0, "%s", ucm_errmsg());
     free(answer);
-    wait_ok();
-    check_all(0, 24 * BLOCKS);
-    cr_expect_eq(loaded, 0u);
+    wait_ok(w.client);
+    cr_expect_eq(worker_found(&w, 0, 24 * BLOCKS, NULL), 0u);
     cr_expect_eq(metric(w.client, "arena_bytes_used"), 0u);
 }
 
@@ -265,14 +223,14 @@ Test(keep, with_a_tier_each_finds_its_own_and_nothing_is_written_again)
         cr_expect_eq(metric(w.client, "arena_kept_parts"), 8 * BLOCKS);
         cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 8 * BLOCKS);
         cr_expect_eq(metric(w.client, "blocks"), 8 * BLOCKS);
-        expect_all(0, 8 * BLOCKS);
+        worker_expect(&w, 0, 8 * BLOCKS);
         cr_expect_eq(metric(w.client, "load_blocks_nvme"), 0u);
         cr_expect_eq(metric(w.client, "nvme_writes"), 0u);
     }
     cr_assert_eq(ucm_call(w.client, "evict", dram, sizeof(dram) - 1, -1, &answer, &n), 0, "%s",
                  ucm_errmsg());
     free(answer);
-    expect_all(0, 8 * BLOCKS);
+    worker_expect(&w, 0, 8 * BLOCKS);
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), 8 * BLOCKS, "both copies were known");
 }
 
@@ -292,7 +250,7 @@ Test(keep, after_a_kill_dram_is_empty_and_nvme_is_there)
     restart(stop_clean);
     restart(host_kill);
     cr_expect_eq(metric(w.client, "arena_kept_parts"), 0u);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), BLOCKS);
 }
 
@@ -335,12 +293,11 @@ Test(keep, a_damaged_manifest_is_a_cold_start)
         damage_at = cases[i].at;
         restart(stop_and_damage);
         cr_expect_eq(metric(w.client, "arena_kept_parts"), 0u, "case %zu", i);
-        check_all(0, BLOCKS);
-        cr_assert_eq(loaded, 0u, "case %zu", i);
+        cr_assert_eq(worker_found(&w, 0, BLOCKS, NULL), 0u, "case %zu", i);
         worker_store(&w, 0, BLOCKS);
     }
     restart(stop_clean);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
 }
 
 static void stop_and_resize(struct host *h)
@@ -390,14 +347,13 @@ Test(keep, no_part_with_other_bytes_is_served)
     restart(stop_and_flip);
     cr_expect_eq(metric(w.client, "arena_kept_parts"), BLOCKS - 16);
     cr_expect_eq(metric(w.client, "arena_kept_refused"), 16u);
-    check_all(0, BLOCKS);
-    cr_expect_eq(loaded, BLOCKS - 16);
+    cr_expect_eq(worker_found(&w, 0, BLOCKS, NULL), BLOCKS - 16);
     /* with a copy on NVMe nothing is lost by it */
     close_keep();
     open_keep(true);
     worker_store(&w, 0, BLOCKS);
     restart(stop_and_flip);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), 16u);
 }
 
@@ -405,6 +361,7 @@ Test(keep, no_part_with_other_bytes_is_served)
 Test(keep, a_stale_manifest_brings_no_wrong_byte)
 {
     static uint8_t bytes[1 << 20];
+    uint32_t found;
     ssize_t n;
     int fd;
 
@@ -425,9 +382,9 @@ Test(keep, a_stale_manifest_brings_no_wrong_byte)
     cr_assert_eq(write(fd, bytes, (size_t)n), n);
     close(fd);
     start_again();
-    check_all(0, 40 * BLOCKS);
-    cr_expect_eq(loaded, metric(w.client, "arena_kept_parts"));
-    cr_expect_lt(loaded, BLOCKS);
+    found = worker_found(&w, 0, 40 * BLOCKS, NULL);
+    cr_expect_eq(found, metric(w.client, "arena_kept_parts"));
+    cr_expect_lt(found, BLOCKS);
 }
 
 /* ---- killed while it stops or starts ---- */
@@ -464,9 +421,9 @@ Test(keep, killed_at_any_step_it_is_warm_or_cold_and_never_wrong)
     kill_at("persist-written:1", false);
     expect_cold(0, BLOCKS);
     kill_at("persist-named:1", false);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
     kill_at("persist-take:1", true);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
     kill_at("persist-taken:1", true);
     expect_cold(0, BLOCKS);
 }
@@ -495,9 +452,9 @@ Test(keep, a_second_daemon_is_refused)
     cr_expect_not_null(strstr(out, "another daemon uses it"), "%s", out);
     other.pid = 0;
     host_remove(&other);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
     restart(stop_clean);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
 }
 
 /* A start that is refused for another reason leaves what is kept for the next try. */
@@ -514,5 +471,5 @@ Test(keep, a_start_that_fails_loses_nothing)
     cr_expect_not(host_try_restart(&host));
     memcpy(host.socket, socket, sizeof(socket));
     start_again();
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
 }

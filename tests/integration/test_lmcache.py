@@ -184,12 +184,6 @@ class LMCache(Case):
             self.assertEqual(self.store(adapter, keys(1), [huge]), -1)
         self.assertIn("a smaller --chunk-size", log.output[0])
 
-    def test_an_adapter_that_starts_before_the_daemon(self):
-        self.daemon.stop()
-        adapter, names = self.adapter(), keys(1)
-        self.assertEqual((self.store(adapter, names, [Object()]), self.look(adapter, names)), (-1, [0]))
-        self.assertEqual(adapter.report_status()["is_healthy"], False)
-
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

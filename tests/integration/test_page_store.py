@@ -8,7 +8,6 @@ import enum
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(TOP, "client/python")]
 os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
 
-from daemon import UCMCTL, Daemon, halt  # noqa: E402
+from daemon import UCMCTL, Daemon  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.engine.pages import Chunk, PageStore, key_of, settings_of  # noqa: E402
 from ucmclient.engine.vllm.identity import EngineIdentity  # noqa: E402
@@ -162,51 +161,6 @@ class Pages(Case):
         self.assertTrue(all(store.save(names, range(PAGES))))
         self.assertTrue(all(store.load(names, range(PAGES)[::-1])))
         self.assertEqual([pool.get(i) for i in range(PAGES)], before[::-1])
-
-    def test_a_daemon_that_goes_and_comes(self):
-        pool = Pool()
-        store, names = self.store(pool), [key_of(str(i)) for i in range(3)]
-        self.assertEqual(store.save(names, [0, 1, 2]), [True] * 3)
-        self.daemon.process.send_signal(signal.SIGKILL)
-        self.daemon.process.wait()
-        self.assertEqual((store.prefix(names), store.load(names, [0, 1, 2]), store.save(names, [0, 1, 2])), (0, [False] * 3, [False] * 3))
-        self.daemon.kept = True
-        self.daemon = Daemon(nvme=False, folder=self.daemon.folder)
-        self.addCleanup(self.daemon.stop)
-        self.eventually(lambda: all(store.save(names, [0, 1, 2])))
-        self.assertEqual(store.load(names, [3, 4, 5]), [True] * 3)
-        self.assertEqual(pool.get(3), pool.get(0))
-
-    def test_a_daemon_that_hangs(self):
-        pool = Pool()
-        store, names = self.store(pool, transfer_deadline=0.2, lookup_timeout=0.2, connect_timeout=0.5), [key_of(str(i)) for i in range(3)]
-        self.assertEqual(store.save(names, [0, 1, 2]), [True] * 3)
-        halt(self.daemon.process.pid)
-        before = [pool.get(page) for page in range(PAGES)]
-        try:
-            self.assertEqual((store.load(names, [3, 4, 5]), store.prefix(names), store.save(names, [0, 1, 2])), ([False] * 3, 0, [False] * 3))
-        finally:
-            self.daemon.process.send_signal(signal.SIGCONT)
-        self.eventually(lambda: store.prefix(names) == 3)
-        self.assertEqual([pool.get(page) for page in range(PAGES)], before, "nothing was written behind the answer")
-        self.eventually(lambda: store.load(names, [3, 4, 5]) == [True] * 3)
-
-    def test_an_engine_that_is_killed(self):
-        """Its region goes with it, and what it saved stays."""
-        program = ("import sys, test_page_store as t; pool = t.Pool(); s = t.settings_of({'socket': sys.argv[1]}, 'here'); "
-                   "store = t.PageStore(s, t.EngineIdentity('m', 'bf16', 'pages/1', 4, 128, (1,)), pool.chunks(), t.PAGES, 'test'); "
-                   "print(store.save([t.key_of('a')], [2]), pool.get(2).hex(), flush=True); sys.stdin.read()")
-        child = subprocess.Popen([sys.executable, "-B", "-c", program, self.daemon.socket], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                 cwd=os.path.dirname(os.path.abspath(__file__)))
-        saved, page = child.stdout.readline().rsplit(" ", 1)
-        self.assertEqual((saved, self.stats()["regions"]), ("[True]", 1))
-        child.kill()
-        child.communicate()
-        self.eventually(lambda: self.stats()["regions"] == 0)
-        self.assertEqual(self.stats()["leases"], 0)
-        pool = Pool()
-        self.assertEqual(self.store(pool).load([key_of("a")], [7]), [True])
-        self.assertEqual(pool.get(7).hex(), page.strip())
 
     def test_what_is_refused(self):
         pool = Pool()

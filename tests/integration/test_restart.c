@@ -39,8 +39,7 @@ static void restart(void (*stop)(struct host *h), const struct worker_options *o
     stop(&host);
     host_restart(&host);
     worker_open(&w, &host, o ? o : &(struct worker_options){0});
-    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
+    wait_ok(w.client);
 }
 
 static void stop_clean(struct host *h)
@@ -51,23 +50,6 @@ static void stop_clean(struct host *h)
 static void stop_kill(struct host *h)
 {
     host_kill(h);
-}
-
-static void expect_all(uint64_t first, uint32_t n)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-
-    keys_make(first, n, keys);
-    for (uint32_t i = 0; i < n; i++)
-        blocks[i] = i;
-    cr_expect_eq(worker_hits(&w, keys, n), n);
-    worker_clear(&w);
-    cr_assert_eq(worker_load(&w, keys, blocks, n, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < n; i++) {
-        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
-        cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has wrong bytes", i);
-    }
 }
 
 static void wait_written(uint64_t parts)
@@ -82,7 +64,7 @@ Test(restart, after_term_everything_is_there_again)
     restart(stop_clean, NULL);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), BLOCKS);
     cr_expect_eq(metric(w.client, "blocks"), BLOCKS);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
 }
 
 Test(restart, after_a_kill_what_was_written_is_there_again)
@@ -94,7 +76,7 @@ Test(restart, after_a_kill_what_was_written_is_there_again)
         restart(stop_kill, NULL);
         cr_expect_eq(metric(w.client, "nvme_recovered_parts"), (round + 1) * BLOCKS);
         for (unsigned i = 0; i <= round; i++)
-            expect_all(i * BLOCKS, BLOCKS);
+            worker_expect(&w, i * BLOCKS, BLOCKS);
     }
 }
 
@@ -125,7 +107,7 @@ Test(restart, without_its_names_the_cache_is_empty_and_works)
     worker_store(&w, 0, BLOCKS);
     wait_written(BLOCKS);
     restart(stop_kill, NULL);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
 }
 
 /* A torn record in front: what comes later is appended behind the last whole one. */
@@ -144,12 +126,12 @@ Test(restart, damaged_names_are_passed_over)
     cr_assert_eq(write(fd, junk, 1000), 1000);
     close(fd);
     restart(stop_kill, NULL);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
     restart(stop_kill, &(struct worker_options){.model = "second"});
     worker_store(&w, 500, BLOCKS);
     wait_written(BLOCKS);
     restart(stop_kill, &(struct worker_options){.model = "second"});
-    expect_all(500, BLOCKS);
+    worker_expect(&w, 500, BLOCKS);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 2 * BLOCKS);
 }
 
@@ -170,42 +152,27 @@ Test(restart, what_was_purged_does_not_come_back)
     restart(stop_kill, NULL);
     keys_make(0, BLOCKS, keys);
     cr_expect_eq(worker_hits(&w, keys, BLOCKS), 0u);
-    expect_all(500, BLOCKS);
+    worker_expect(&w, 500, BLOCKS);
 }
 
 /* ---- durability ---- */
 
-static void dump_durable(uint64_t first, uint32_t n, uint8_t expected)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-
-    keys_make(first, n, keys);
-    for (uint32_t i = 0; i < n; i++) {
-        blocks[i] = i;
-        worker_fill(&w, i, first + i);
-    }
-    cr_assert_eq(worker_dump_durable(&w, keys, blocks, n, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < n; i++)
-        cr_assert_eq(status[i], expected, "block %u: %u", i, status[i]);
-}
-
 Test(restart, what_was_acknowledged_as_durable_is_there_after_a_kill)
 {
     open_host();
-    dump_durable(0, BLOCKS, UCM_BLOCK_IS_OK);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     restart(stop_kill, NULL);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
     cr_expect_eq(metric(w.client, "nvme_syncs"), 0u);
     /* what is there already is made durable as well */
-    dump_durable(0, BLOCKS, UCM_BLOCK_IS_EXISTS);
+    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_EXISTS);
     cr_expect_geq(metric(w.client, "nvme_syncs"), 1u);
     worker_store(&w, 100, BLOCKS);
-    dump_durable(100, BLOCKS, UCM_BLOCK_IS_EXISTS);
+    worker_store_durable(&w, 100, BLOCKS, UCM_BLOCK_IS_EXISTS);
     cr_expect_eq(metric(w.client, "dump_blocks_durable"), 2 * BLOCKS);
     restart(stop_kill, NULL);
-    expect_all(0, BLOCKS);
-    expect_all(100, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
+    worker_expect(&w, 100, BLOCKS);
 }
 
 Test(restart, without_a_tier_nothing_is_durable)
@@ -213,8 +180,8 @@ Test(restart, without_a_tier_nothing_is_durable)
     host = (struct host){0};
     host_start(&host);
     worker_open(&w, &host, &(struct worker_options){0});
-    dump_durable(0, 8, UCM_BLOCK_IS_NOT_DURABLE);
-    expect_all(0, 8);
+    worker_store_durable(&w, 0, 8, UCM_BLOCK_IS_NOT_DURABLE);
+    worker_expect(&w, 0, 8);
 }
 
 /* ---- checkpoints ---- */
@@ -254,10 +221,10 @@ Test(restart, a_checkpoint_needs_no_slot_header)
     worker_store(&w, 0, BLOCKS);
     restart(stop_clean_and_wipe, NULL);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), BLOCKS);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
     /* the next one is written from what the last one said */
     restart(stop_clean, NULL);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
 }
 
 static void stop_clean_and_damage(struct host *h)
@@ -275,7 +242,7 @@ Test(restart, a_damaged_checkpoint_is_ignored)
     open_host();
     worker_store(&w, 0, BLOCKS);
     restart(stop_clean_and_damage, NULL);
-    expect_all(0, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
 }
 
 static void stop_kill_with_old_checkpoint(struct host *h)
@@ -301,8 +268,8 @@ Test(restart, the_tail_behind_a_checkpoint_is_scanned)
     wait_written(BLOCKS);
     restart(stop_kill_with_old_checkpoint, NULL);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 2 * BLOCKS);
-    expect_all(0, BLOCKS);
-    expect_all(500, BLOCKS);
+    worker_expect(&w, 0, BLOCKS);
+    worker_expect(&w, 500, BLOCKS);
 }
 
 /* Written while the daemon serves, when enough has been stored. */
@@ -319,7 +286,7 @@ Test(restart, a_running_daemon_writes_checkpoints)
     restart(stop_kill, NULL);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 41 * BLOCKS);
     for (unsigned i = 0; i <= 40; i++)
-        expect_all(i * BLOCKS, BLOCKS);
+        worker_expect(&w, i * BLOCKS, BLOCKS);
 }
 
 /* ---- the checker ---- */
@@ -384,5 +351,5 @@ Test(restart, a_full_file_goes_on)
         found += worker_hits(&w, keys, BLOCKS);
     }
     cr_expect_gt(found, 2000u);
-    expect_all((2 * 60 + 59) * BLOCKS, BLOCKS);
+    worker_expect(&w, (2 * 60 + 59) * BLOCKS, BLOCKS);
 }
