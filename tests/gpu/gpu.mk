@@ -52,13 +52,13 @@ $O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/attend*.c) $(wildcard kernels/slots/*.c))
-$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $(ATTEND_CUDA_OBJ) $O/obj/kernels/slots/slots_fatbin.o $(BENCH_OBJ)
+$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $(ATTEND_CUDA_OBJ) $(ATTEND_OBJ) $O/obj/kernels/slots/slots_fatbin.o $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/decode*.c)) \
                    $(patsubst %.c,$O/obj/%.o,kernels/slots/verify.c)
-$O/gpu/test_decode: $(DECODE_TEST_OBJ) $O/libucmclient_cuda.a $(BENCH_OBJ)
+$O/gpu/test_decode: $(DECODE_TEST_OBJ) $(ATTEND_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
