@@ -2,11 +2,13 @@
  * operation each. They are not libuv's: a mount that hangs holds its thread for as long as it likes,
  * and checksums must go on meanwhile. The root decides which operation begins when, and has `depth`
  * of them under way at most, so each finds a thread free; one more thread is for its health check. */
-#include "daemon/share/posix_file.h"
+#include "daemon/backend/folder.h"
+#include "daemon/share/backend.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -33,6 +35,104 @@ struct share_backend {
     unsigned begun; /* threads */
 };
 
+/* ---- one operation ---- */
+
+static void seal_cb(void *ctx)
+{
+    share_op_seal(ctx);
+}
+
+static int add_cb(void *ctx, const char *name, uint64_t bytes, uint64_t mtime_ns)
+{
+    struct share_listing *l = ctx;
+    int err = share_listing_add(l, name, bytes, mtime_ns);
+
+    return err < 0 ? err : l->cut;
+}
+
+static int list(const char *root, const char *bucket, struct share_op *op)
+{
+    struct share_listing found = {0};
+    struct folder_listing l = {.root = root,
+                               .bucket = bucket,
+                               .wants_cb = share_listing_wants,
+                               .add_cb = add_cb,
+                               .ctx = &found};
+    int rc = folder_list(&l);
+
+    if (rc >= 0)
+        rc = l.unread > SHARE_LISTING_UNREAD ? -EIO : 0;
+    found.unread = l.unread;
+    op->listing = found;
+    if (rc < 0)
+        share_listing_free(&op->listing);
+    return rc;
+}
+
+static int check(struct folder_file *f, const struct share_temp *temps, struct share_op *op)
+{
+    int err;
+
+    share_temp_next(temps, op->temp);
+    err = folder_check(f);
+    op->now_ns = f->mtime_ns;
+    return err;
+}
+
+static int read_file(struct folder_file *f, struct share_op *op)
+{
+    int err = folder_read(f);
+
+    if (err == 0)
+        err = share_op_verify(op);
+    if (err == 0)
+        op->mtime_ns = f->mtime_ns;
+    return err;
+}
+
+/* By blocking calls. After share_op_resolve; bounce: the thread's own. Returns the status for
+ * op->done_cb. */
+static int op_do(const char *root, const struct share_temp *temps,
+                 const struct uncached_bounce *bounce, struct share_op *op)
+{
+    /* The header, or header and seal; the payload. */
+    struct iovec pieces[2] = {{.iov_base = op->header, .iov_len = share_op_head_bytes(op)},
+                              {.iov_base = op->data, .iov_len = op->bytes}};
+    char bucket[] = "blocks/00";
+    struct folder_file f = {.root = root,
+                            .bucket = bucket,
+                            .name = op->name,
+                            .temp = op->temp,
+                            .bytes = share_op_file_bytes(op),
+                            .pieces = pieces,
+                            .n = 2,
+                            .bounce = bounce,
+                            .sync = op->sync,
+                            .fill_cb = seal_cb,
+                            .ctx = op};
+
+    snprintf(bucket, sizeof(bucket), "blocks/%02x", op->bucket);
+    switch (op->verb) {
+    case SHARE_FIND:
+        return folder_find(&f);
+    case SHARE_READ:
+        return read_file(&f, op);
+    case SHARE_WRITE:
+        share_temp_next(temps, op->temp);
+        return folder_write(&f);
+    case SHARE_REMOVE:
+        return folder_remove(&f);
+    case SHARE_TOUCH:
+        return folder_touch(&f);
+    case SHARE_LIST:
+        return list(root, bucket, op);
+    default:
+        return check(&f, temps, op);
+    }
+}
+
+/* ---- threads ---- */
+
 /* Locked, so that the async can't be closed before this returns. */
 static void op_ended(struct share_backend *b, struct share_op *op, int status)
 {
@@ -53,7 +153,7 @@ static void op_run(struct share_backend *b, const struct uncached_bounce *bounce
 
     op->state = SHARE_OP_BUSY;
     pthread_mutex_unlock(&b->lock);
-    status = posix_file_run(b->root, &b->temp, bounce, op);
+    status = op_do(b->root, &b->temp, bounce, op);
     pthread_mutex_lock(&b->lock);
     op_ended(b, op, status);
 }

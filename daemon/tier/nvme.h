@@ -330,7 +330,8 @@ static inline bool nvme_recovering(const struct tier *t)
     return t->recovery.state != RECOVERY_DONE;
 }
 
-/* The files from the lowest to the highest: each calls those above it here, and no other. nvme.c calls all. */
+/* The files from the lowest to the highest: each calls those above it here, and no other.
+ * nvme.c calls all. */
 
 /* ---- nvme_turn.c ---- */
 
@@ -343,8 +344,8 @@ void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run_cb)(struct 
 void nvme_turn_want(struct tier *t, unsigned what);
 /* May this turn of the loop begin another write? Otherwise the next turn pumps them. */
 bool nvme_turn_may_write(struct tier *t);
-/* A write of so many parts was begun. opened: with a segment of its own, so that others may have to be emptied before the next write
- * takes their space without asking: that waits for the next turn. */
+/* A write of so many parts was begun. opened: with a segment of its own, so that others may have to
+ * be emptied before the next write takes their space without asking: that waits for the next turn. */
 void nvme_turn_spend(struct tier *t, unsigned parts, bool opened);
 /* So many live records were dropped of a segment. */
 void nvme_turn_dropped(struct tier *t, uint64_t records);
@@ -501,7 +502,8 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 
 /* ---- nvme_move.c ---- */
 
-/* A write has begun, perhaps with the last free segment: others have to be emptied, and what they hold goes behind that write. */
+/* A write has begun, perhaps with the last free segment: others have to be emptied, and what they
+ * hold goes behind that write. */
 void nvme_move_check(struct tier *t);
 /* In the next turn. The caller pumps the writes. */
 void nvme_move_go_on(struct tier *t);
