@@ -1,5 +1,5 @@
-/* Attention over slots: the definition bit by bit, exact arithmetic within its bound, lists, windows, what is no number.
- * Compared with numpy in tests/integration/test_attend_numpy.py. */
+/* Attention over slots: the definition bit by bit, exact arithmetic within its bound, lists, windows,
+ * what is no number. */
 #include "tests/unit/sparse/attend_rig.h"
 
 #include <errno.h>
