@@ -39,12 +39,6 @@ static struct {
     struct config_process process; /* its backend */
 } store;
 
-static inline int store_wipe_cb(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    (void)st, (void)type, (void)at;
-    return remove(path);
-}
-
 static inline void store_fork(void)
 {
     int in[2], out[2];
@@ -89,7 +83,7 @@ static void __attribute__((destructor)) store_stop(void)
         (void)waitpid(store.pid, NULL, 0);
     }
     if (store.folder[0])
-        (void)nftw(store.folder, store_wipe_cb, 16, FTW_DEPTH | FTW_PHYS);
+        (void)contract_wipe(store.folder);
 }
 
 /* ---- its files, seen by another client ---- */
@@ -192,20 +186,18 @@ static void store_remove(const char *path)
 /* The backend's command, up to its target. Returns where that goes. */
 static inline char *store_begin(struct contract *c, const struct contract_remote *remote)
 {
-    const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
-    char *real = realpath(ucmd, NULL);
     struct config_process *p = &store.process;
+    char name[64], program[256];
     int n;
 
     if (store.why[0])
         cr_skip("%s", store.why);
-    cr_assert(real, "%s", ucmd);
     signal(SIGPIPE, SIG_IGN); /* as the daemon does */
-    snprintf(c->launcher, sizeof(c->launcher), "%s", real);
+    contract_built("ucmd", c->launcher);
+    snprintf(name, sizeof(name), "ucmd-backend-%s", store_kind.backend);
+    contract_built(name, program);
     snprintf(store.part, sizeof(store.part), "kv-%d", (int)getpid());
-    n = snprintf(p->command, sizeof(p->command), "%.*s/ucmd-backend-%s ",
-                 (int)(strrchr(real, '/') - real), real, store_kind.backend);
-    free(real);
+    n = snprintf(p->command, sizeof(p->command), "%s ", program);
     p->buffer_bytes = STORE_BUFFER_BYTES;
     p->network = true;
     strcpy(c->target, CONFIG_PROCESS "store");

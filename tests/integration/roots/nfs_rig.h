@@ -15,24 +15,12 @@ static struct nfs_server nfs_rig_server;
 static struct config_process nfs_rig_process;
 static struct nfs_relay relay; /* of tests that begin by it */
 
-/* An absolute path of what the build made, beside the daemon that is tested. */
-static inline void nfs_rig_built(const char *program, char out[256])
-{
-    const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
-    char *real = realpath(ucmd, NULL);
-
-    cr_assert(real, "%s", ucmd);
-    cr_assert_lt(snprintf(out, 256, "%.*s/%s", (int)(strrchr(real, '/') - real), real, program),
-                 256);
-    free(real);
-}
-
 /* Before the backend is opened. */
 static inline void nfs_rig_target(struct contract *c, const char *target)
 {
     char program[256];
 
-    nfs_rig_built("ucmd-backend-nfs", program);
+    contract_built("ucmd-backend-nfs", program);
     snprintf(c->target, sizeof(c->target), "%s", target);
     snprintf(nfs_rig_process.command, sizeof(nfs_rig_process.command), "%s %s %u %u", program,
              target, (unsigned)geteuid(), (unsigned)getegid());
@@ -65,7 +53,7 @@ static inline void nfs_rig_begin(struct contract *c)
     nfs_rig_server_begin();
     nfs_rig_process = (struct config_process){
         .buffer_bytes = 24u << 20, .memory_bytes = CONFIG_MEMORY, .network = true, .pause_ms = 10};
-    nfs_rig_built("ucmd", c->launcher);
+    contract_built("ucmd", c->launcher);
     nfs_rig_target(c, nfs_rig_server.url);
     c->process = &nfs_rig_process;
     c->ops = &share_nfs;

@@ -10,12 +10,6 @@
 
 static struct config_process process;
 
-static int wipe_cb(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    (void)st, (void)type, (void)at;
-    return remove(path);
-}
-
 static const char *how; /* VERB:HOW */
 /* How long the process that misbehaves has for its hello. Long, unless the test is about it: a busy machine starts
  * processes slowly. */
@@ -27,8 +21,7 @@ static void begin(struct contract *c)
     char here[256];
 
     signal(SIGPIPE, SIG_IGN); /* as the daemon does */
-    snprintf(c->folder, sizeof(c->folder), "/tmp/ucm-test-hostile-XXXXXX");
-    cr_assert(mkdtemp(c->folder));
+    contract_folder_begin(c, "/tmp");
     cr_assert(getcwd(here, sizeof(here)));
     snprintf(process.command, sizeof(process.command),
              "%s/tests/integration/hostile_backend.py %s %s", here, c->folder, how);
@@ -38,11 +31,6 @@ static void begin(struct contract *c)
     strcpy(c->target, CONFIG_PROCESS "hostile");
     c->process = &process;
     c->ops = &share_process;
-}
-
-static void end(struct contract *c)
-{
-    cr_assert_eq(nftw(c->folder, wipe_cb, 16, FTW_DEPTH | FTW_PHYS), 0);
 }
 
 /* Turns the loop until this is true. */
@@ -183,7 +171,7 @@ static void each(const char *const *ways, unsigned n, void (*body)(struct contra
 {
     for (unsigned i = 0; i < n; i++) {
         how = ways[i];
-        contract_case(begin, end, body);
+        contract_case(begin, contract_folder_end, body);
     }
 }
 #define EACH(ways, body) each(ways, sizeof(ways) / sizeof((ways)[0]), body)
@@ -208,7 +196,7 @@ Test(share_process_hostile, its_hello_hangs)
 {
     how = "hello:hang";
     hello_ms = HANG_MS;
-    contract_case(begin, end, hangs_and_comes_back);
+    contract_case(begin, contract_folder_end, hangs_and_comes_back);
 }
 
 Test(share_process_hostile, it_breaks_the_protocol)
@@ -249,7 +237,7 @@ static void scribbles(struct contract *c)
 Test(share_process_hostile, it_writes_to_the_buffer_behind_its_answer)
 {
     how = "read:scribble";
-    contract_case(begin, end, scribbles);
+    contract_case(begin, contract_folder_end, scribbles);
 }
 
 static unsigned descriptors(void)
@@ -282,7 +270,7 @@ static void sends_descriptors(struct contract *c)
 Test(share_process_hostile, its_descriptors_are_dropped)
 {
     how = "find:fds";
-    contract_case(begin, end, sends_descriptors);
+    contract_case(begin, contract_folder_end, sends_descriptors);
 }
 
 static pid_t holder(struct contract *c)
@@ -311,7 +299,7 @@ static void sends_what_lingers(struct contract *c)
 Test(share_process_hostile, a_descriptor_that_lingers_does_not_hold_up_the_loop)
 {
     how = "find:linger";
-    contract_case(begin, end, sends_what_lingers);
+    contract_case(begin, contract_folder_end, sends_what_lingers);
 }
 
 /* The child lives on with the socket and the old buffer. */
@@ -328,7 +316,7 @@ static void forks(struct contract *c)
 Test(share_process_hostile, its_child_writes_to_a_buffer_that_nobody_reads)
 {
     how = "read:fork";
-    contract_case(begin, end, forks);
+    contract_case(begin, contract_folder_end, forks);
 }
 
 /* A request that is given up gives its memory back at once, though the process has not answered it. */
@@ -353,7 +341,7 @@ static void is_given_up(struct contract *c)
 Test(share_process_hostile, what_is_given_up_is_free_at_once)
 {
     how = "read:hang";
-    contract_case(begin, end, is_given_up);
+    contract_case(begin, contract_folder_end, is_given_up);
 }
 
 static void is_not_there(struct contract *c)
@@ -373,5 +361,5 @@ static void is_not_there(struct contract *c)
 Test(share_process_hostile, its_command_is_not_there)
 {
     how = "x";
-    contract_case(begin, end, is_not_there);
+    contract_case(begin, contract_folder_end, is_not_there);
 }

@@ -66,6 +66,44 @@ struct contract_op {
     int status;
 };
 
+/* ---- where a root lies ---- */
+
+static inline int contract_wipe_cb(const char *path, const struct stat *st, int type,
+                                   struct FTW *at)
+{
+    (void)st, (void)type, (void)at;
+    return remove(path);
+}
+
+static inline int contract_wipe(const char *folder)
+{
+    return nftw(folder, contract_wipe_cb, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* A folder of the test's own, below that one; contract_folder_end removes it. */
+static inline void contract_folder_begin(struct contract *c, const char *below)
+{
+    snprintf(c->folder, sizeof(c->folder), "%s/ucm-test-share-XXXXXX", below);
+    cr_assert(mkdtemp(c->folder));
+}
+
+static inline void contract_folder_end(struct contract *c)
+{
+    cr_assert_eq(contract_wipe(c->folder), 0);
+}
+
+/* An absolute path of what the build made, beside the daemon that is tested. */
+static inline void contract_built(const char *program, char out[256])
+{
+    const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
+    char *real = realpath(ucmd, NULL);
+
+    cr_assert(real, "%s", ucmd);
+    cr_assert_lt(snprintf(out, 256, "%.*s/%s", (int)(strrchr(real, '/') - real), real, program),
+                 256);
+    free(real);
+}
+
 /* ---- running operations ---- */
 
 static inline void contract_late_cb(uv_timer_t *timer)

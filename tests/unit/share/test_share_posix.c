@@ -15,23 +15,11 @@
 
 #define BYTES 8192u /* whole pages, of what holds a thread */
 
-static int wipe_cb(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    (void)st, (void)type, (void)at;
-    return remove(path);
-}
-
 static void folder_begin(struct contract *c)
 {
-    snprintf(c->folder, sizeof(c->folder), "/tmp/ucm-test-share-XXXXXX");
-    cr_assert(mkdtemp(c->folder));
+    contract_folder_begin(c, "/tmp");
     strcpy(c->target, c->folder);
     c->ops = &share_posix;
-}
-
-static void folder_end(struct contract *c)
-{
-    cr_assert_eq(nftw(c->folder, wipe_cb, 16, FTW_DEPTH | FTW_PHYS), 0);
 }
 
 /* ---- files of which nothing can be learnt ---- */
@@ -72,7 +60,7 @@ static void root_with_unreadable_files(struct contract *c)
     unreadable = 0;
 }
 
-SHARE_CONTRACT(share_posix, folder_begin, folder_end)
+SHARE_CONTRACT(share_posix, folder_begin, contract_folder_end)
 
 /* ---- what is durable ---- */
 
@@ -103,7 +91,7 @@ static void names_synced(struct contract *c)
 
 Test(share_posix, a_synced_write_syncs_the_name)
 {
-    contract_case(folder_begin, folder_end, names_synced);
+    contract_case(folder_begin, contract_folder_end, names_synced);
 }
 
 /* ---- the page cache ---- */
@@ -199,40 +187,39 @@ static void disk_begin(struct contract *c)
     const char *disk = getenv("UCM_TEST_DISK");
     struct statfs fs;
 
-    snprintf(c->folder, sizeof(c->folder), "%s/ucm-test-share-XXXXXX", disk ? disk : "/var/tmp");
-    cr_assert(mkdtemp(c->folder));
+    contract_folder_begin(c, disk ? disk : "/var/tmp");
     strcpy(c->target, c->folder);
     c->ops = &share_posix;
     cr_assert_eq(statfs(c->folder, &fs), 0);
     if (fs.f_type == TMPFS_MAGIC) {
-        folder_end(c);
+        contract_folder_end(c);
         cr_skip_test("a tmpfs has its files nowhere else");
     }
 }
 
 Test(share_posix, the_page_cache_holds_nothing)
 {
-    contract_case(disk_begin, folder_end, nothing_stays_cached);
+    contract_case(disk_begin, contract_folder_end, nothing_stays_cached);
     cr_assert_gt(direct_transfers, 0);
 }
 
 Test(share_posix, the_page_cache_holds_nothing_without_o_direct)
 {
     direct = DIRECT_REFUSED;
-    contract_case(disk_begin, folder_end, nothing_stays_cached);
+    contract_case(disk_begin, contract_folder_end, nothing_stays_cached);
     cr_assert_eq(direct_transfers, 0);
 }
 
 Test(share_posix, the_page_cache_holds_nothing_where_direct_transfers_fail)
 {
     direct = DIRECT_FAILS;
-    contract_case(disk_begin, folder_end, nothing_stays_cached);
+    contract_case(disk_begin, contract_folder_end, nothing_stays_cached);
     cr_assert_gt(direct_transfers, 0);
 }
 
 Test(share_posix, unreadable_files)
 {
-    contract_case(folder_begin, folder_end, root_with_unreadable_files);
+    contract_case(folder_begin, contract_folder_end, root_with_unreadable_files);
 }
 
 Test(share_posix, a_target_is_an_absolute_path)
@@ -256,7 +243,7 @@ static void mount_begin(struct contract *c)
 {
     folder_begin(c);
     if (unshare(CLONE_NEWNS) < 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) {
-        folder_end(c);
+        contract_folder_end(c);
         cr_skip_test("no mounts of its own");
     }
 }
@@ -278,7 +265,7 @@ static void root_mounted_late(struct contract *c)
 
 Test(share_posix, mounted_late)
 {
-    contract_case(mount_begin, folder_end, root_mounted_late);
+    contract_case(mount_begin, contract_folder_end, root_mounted_late);
 }
 
 /* ---- devices ---- */
@@ -302,7 +289,7 @@ static void device_in_place(struct contract *c)
 
 Test(share_posix, a_device_is_no_file)
 {
-    contract_case(folder_begin, folder_end, device_in_place);
+    contract_case(folder_begin, contract_folder_end, device_in_place);
 }
 
 /* ---- threads ---- */
@@ -406,5 +393,5 @@ static void threads_stuck(struct contract *c)
 
 Test(share_posix, threads_that_hang_hold_only_themselves)
 {
-    contract_case(wide_begin, folder_end, threads_stuck);
+    contract_case(wide_begin, contract_folder_end, threads_stuck);
 }
