@@ -83,7 +83,7 @@ Test(durability, a_folder_that_took_no_name_is_asked_again)
     dump_as(0, UCM_DURABLE_ON_NVME, UCM_BLOCK_IS_NOT_DURABLE);
     cr_assert(metric_reaches(w.client, "nvme_writes", BLOCKS, 10000));
     cr_assert_eq(rmdir(path), 0);
-    sleep_ms(5200);
+    wait_ok(w.client); /* the folder was asked again */
     dump_as(100, UCM_DURABLE_ON_NVME, UCM_BLOCK_IS_OK);
     worker_close(&w);
     host_kill(&host);
