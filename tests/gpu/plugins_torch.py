@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """Plug-ins that get addresses of GPU memory, with tensors of PyTorch's and a real daemon: UCM's store, and the worker of TensorRT-LLM's connector.
-The engines' own classes are played. UCM_TEST_CUDA=auto python3 tests/gpu/plugins_torch.py; `speed` as its argument measures a load."""
+The engines' own classes are played. UCM_TEST_CUDA=auto python3 tests/gpu/plugins_torch.py."""
 
 import os
 import sys
-import time
 import unittest
 from types import SimpleNamespace
 from unittest import mock
@@ -44,11 +43,11 @@ class Gpu(unittest.TestCase):
         cls.daemon = Daemon(nvme=False, **{"arena.size": "4GiB", "arena.extent": "64MiB"})
         cls.addClassCleanup(cls.daemon.stop)
 
-    def store(self, layers=LAYERS, shards=1, tag=""):
+    def store(self, layers=LAYERS, shards=1):
         from ucmclient.engine.ucm.store_v1 import UcmdStore
         whole = layers * 2 * PIECE
         made = UcmdStore({"block_size": whole, "shard_size": whole // shards, "tensor_size_list": [PIECE] * (2 * layers // shards), "device_id": 0,
-                          "ucmd": {"socket": self.daemon.socket, "model": self.id() + tag, "shards": shards}})
+                          "ucmd": {"socket": self.daemon.socket, "model": self.id(), "shards": shards}})
         self.addCleanup(made.close)
         return made
 
@@ -115,46 +114,5 @@ class Gpu(unittest.TestCase):
         self.assertTrue(torch.equal(tensors[0][8:16], tensors[1][56:].flip(0)))
 
 
-def speed():
-    """Loads of 32 blocks beside copies of as many bytes from pinned memory, one after the other; medians. By layers: as UCM's connector asks for them
-    where nothing computes, one behind the other, and all at once. Addresses are made before, as the connector does."""
-    case = Gpu("test_layer_by_layer")  # for its stores
-    Gpu.setUpClass()
-    layers, n = cache(), 32
-    size = n * LAYERS * 2 * PIECE
-    pinned, flat = torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.empty(size, dtype=torch.uint8, device="cuda")
-    store, by_layer = case.store(tag="speed"), case.store(shards=LAYERS, tag="layers")
-    names, places, by_shard = ids(n, "s"), rows(layers, range(n)), [rows([one], range(n)) for one in layers]
-    torch.cuda.synchronize()
-
-    def layered(verb):
-        for task in [getattr(by_layer, verb)(names, [i] * n, one) for i, one in enumerate(by_shard)]:
-            by_layer.wait(task)
-
-    def in_turn():
-        for i, one in enumerate(by_shard):
-            by_layer.wait(by_layer.load_data(names, [i] * n, one))
-    store.wait(store.dump_data(names, [0] * n, places))
-    layered("dump_data")
-
-    def copy():
-        flat.copy_(pinned, non_blocking=True)
-        torch.cuda.synchronize()
-    ways = {"pinned memory, one copy": copy, "UCM's store, whole blocks": lambda: store.wait(store.load_data(names, [0] * n, places)),
-            "UCM's store, layers at once": lambda: layered("load_data"), "UCM's store, in turn": in_turn}
-    took = {name: [] for name in ways}
-    for _ in range(12):
-        for name, way in ways.items():
-            begin = time.perf_counter()
-            way()
-            took[name].append(time.perf_counter() - begin)
-    best = np.median(took["pinned memory, one copy"][2:])
-    for name, seconds in took.items():
-        median = np.median(seconds[2:])
-        print(f"{name:28} {size / 1e9:5.2f} GB in {median * 1e3:7.2f} ms, {size / median / 1e9:6.2f} GB/s, {best / median:5.3f} of the first")
-    case.doCleanups()
-    Gpu.doClassCleanups()
-
-
 if __name__ == "__main__":
-    speed() if sys.argv[1:] == ["speed"] else unittest.main(verbosity=2)
+    unittest.main(verbosity=2)

@@ -218,16 +218,9 @@ class Descriptors(Closing):
         self.until_closed()
 
     def test_one_out_of_band(self):
-        self.out_of_band(b"", b"")
-
-    def test_one_out_of_band_before_others(self):
-        self.out_of_band(b"", bytes(4))
-
-    def test_one_out_of_band_behind_others(self):
-        self.out_of_band(b"\0", b"")
-
-    def test_one_out_of_band_in_a_frame(self):
-        self.out_of_band(b"\0", b"\0\0")
+        for before, behind in ((b"", b""), (b"", bytes(4)), (b"\0", b""), (b"\0", b"\0\0")):
+            with self.subTest(before=before, behind=behind):
+                self.out_of_band(before, behind)
 
     def test_two_out_of_band(self):
         if not out_of_band():
