@@ -47,6 +47,11 @@ static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t 
 }
 
 /* The tenant may have what others leave of the budget, and its part at least. A block that two windows pin counts for both. */
+uint64_t window_slot_bytes(const struct window *w)
+{
+    return arena_padded(ns_part_bytes(w->ns, w->part));
+}
+
 bool window_may_pin(const struct window *w)
 {
     const struct arena *a = w->s->rq->rooms.arena;

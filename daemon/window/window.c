@@ -17,11 +17,6 @@ static struct request_rooms *rooms_of(const struct window *w)
     return &w->s->rq->rooms;
 }
 
-uint64_t window_slot_bytes(const struct window *w)
-{
-    return arena_padded(ns_part_bytes(w->ns, w->part));
-}
-
 /* ---- tenants ---- */
 
 static void window_tenant_unref(struct requests *rq, struct window_tenant *t)

@@ -121,13 +121,13 @@ static inline bool extent_taken(const struct windows *ws, uint32_t extent,
 struct window *call_window(struct call *call, uint64_t name);
 /* A request of the window has ended. */
 void window_unuse(struct window *w);
-/* What a slot of it takes. */
-uint64_t window_slot_bytes(const struct window *w);
 
 /* ---- budget.c ---- */
 
 /* The arena lends less or more than before: pins that do not fit any more end. */
 void windows_reload(struct requests *rq);
+/* What a slot of it takes. */
+uint64_t window_slot_bytes(const struct window *w);
 
 /* Begins to take an extent from a tenant that has more than its part of the budget, if the window's has less.
  * False: it has not, or nobody has more. */
