@@ -80,13 +80,16 @@ void cache_discard(struct cache *c, block_ref ref)
 
 /* An incomplete block in DRAM may still be completed, or the policy evicts it. Nobody would ever find
  * one without anything in DRAM. */
-void cache_settle(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns)
+void cache_settle(struct cache *c, block_ref ref, const struct block *b)
 {
+    const struct ns *ns;
+
     if (policy_list(b) != POLICY_CANDIDATES)
         cache_reconsider(c, ref);
-    if (b->leases == 0 &&
-        (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns))) &&
-        block_idle(b, ns))
+    if (b->leases > 0 || (!(b->flags & BLOCK_DOOMED) && b->dram_parts > 0))
+        return;
+    ns = index_ns(c->config.index, b->ns);
+    if ((b->flags & BLOCK_DOOMED || !block_complete(b, ns)) && block_idle(b, ns))
         block_remove(c, ref);
 }
 
@@ -114,7 +117,7 @@ void cache_fill_abort(struct cache *c, struct cache_fill *f)
     cache_fill_free(c, f);
     arena_slot_free(c->arena, slot);
     c->config.metrics->dump_blocks_dropped++;
-    cache_settle(c, ref, b, ns);
+    cache_settle(c, ref, b);
 }
 
 void cache_fills_break(struct cache *c, block_ref ref)

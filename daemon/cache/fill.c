@@ -29,13 +29,12 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
         cache_write_stored(c, ref, WRITE_NVME);
     if (c->share && block_complete(b, ns))
         cache_write_stored(c, ref, WRITE_SHARE);
-    cache_settle(c, ref, b, ns);
+    cache_settle(c, ref, b);
 }
 
-static int fill_new(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
-                    int node, struct cache_fill **out)
+static int fill_new(struct cache *c, struct cache_fills *fills, const struct ns *ns, block_ref ref,
+                    uint32_t part, int node, struct cache_fill **out)
 {
-    struct ns *ns = cache_ns(c, ref);
     uint32_t shards = ns->identity.shards[part];
     struct cache_fill *f = calloc(1, sizeof(*f) + (shards + 63) / 64 * sizeof(uint64_t));
     int rc;
@@ -92,7 +91,7 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
         (part_whole_local(p) || p->share == PART_SHARE_KNOWN || p->dram == PART_DRAM_FETCHING))
         return -EEXIST;
     if (p->dram == PART_DRAM_NONE) {
-        rc = fill_new(c, fills, ref, part, node, &f);
+        rc = fill_new(c, fills, ns, ref, part, node, &f);
         if (rc != 0)
             return rc;
     } else {

@@ -292,7 +292,7 @@ void cache_shared_forget(struct cache *c, block_ref ref);
 void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget);
 /* After a use or lease ended: removes a block that is doomed, or of which too little is left. Who calls it calls
  * cache_released, once for all. */
-void cache_settle(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns);
+void cache_settle(struct cache *c, block_ref ref, const struct block *b);
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);

@@ -64,6 +64,6 @@ void cache_list_front(struct cache *c, block_ref ref)
 void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n)
 {
     while (n-- > 0)
-        if (refs[n] != 0)
+        if (refs[n] != 0 && index_block(c->config.index, refs[n])->flags & BLOCK_LISTED)
             cache_list_front(c, refs[n]);
 }

@@ -103,6 +103,7 @@ struct part_change {
     struct ns *ns;
     struct block *b;
     struct part *p;
+    bool followed;
     struct part_view was;
 };
 
@@ -121,7 +122,7 @@ static struct part_view part_view(struct cache *c, const struct part_change *k)
         .local = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
         .slot = cache_quota_slot(c, p),
         .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
-        .status = cache_followed(k->ns) ? cache_status(c, k->ref) : 0,
+        .status = k->followed ? cache_status(c, k->ref) : 0,
     };
 }
 
@@ -164,6 +165,7 @@ static struct part_change change_begin(struct cache *c, block_ref ref, uint32_t 
     k.b = cache_block(c, ref, &k.ns);
     assert(part < k.ns->identity.parts);
     k.p = &k.b->part[part];
+    k.followed = cache_followed(k.ns);
     k.was = part_view(c, &k);
     return k;
 }
@@ -196,7 +198,7 @@ static void change_end(struct cache *c, const struct part_change *k)
         cache_list_update(c, k->ref);
     if (policy_list(b) != POLICY_CANDIDATES)
         cache_reconsider(c, k->ref);
-    if (cache_followed(ns))
+    if (k->followed)
         cache_status_changed(c, ns, k->ref, was.status);
 }
 

@@ -83,10 +83,10 @@ bool block_idle(const struct block *b, const struct ns *ns);
 /* Who asks whether a block may leave. */
 struct leave {
     struct cache *cache;
-    bool lose;    /* those that lie nowhere else may leave though they wait to be written */
-    bool spare;   /* the arena has space in a moment: what lies nowhere else stays */
-    bool drop;    /* the block is to leave all tiers */
-    bool groups;  /* those in slots of groups may leave, too */
+    bool lose;   /* those that lie nowhere else may leave though they wait to be written */
+    bool spare;  /* the arena has space in a moment: what lies nowhere else stays */
+    bool drop;   /* the block is to leave all tiers */
+    bool groups; /* those in slots of groups may leave, too */
 };
 /* The list where the block belongs; LIST_CANDIDATES: it may leave. */
 unsigned cache_leave_list(const struct leave *l, block_ref ref);

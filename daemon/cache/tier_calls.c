@@ -150,7 +150,7 @@ static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
         return;
     cache_nvme_lost(c, ref, owner_part(owner), true);
     cache_write_again(c, ref);
-    cache_settle(c, ref, b, ns);
+    cache_settle(c, ref, b);
     cache_released(c);
 }
 

@@ -91,7 +91,7 @@ void cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n)
         ns = cache_ns_again(c, b, ns);
         if (!lease_drop(c, b, ns))
             continue;
-        cache_settle(c, refs[i], b, ns);
+        cache_settle(c, refs[i], b);
         any = true;
     }
     if (any)
@@ -109,7 +109,7 @@ void cache_lease_undo(struct cache *c, block_ref ref)
     const struct block *b = cache_block(c, ref, &ns);
 
     (void)cache_lease_end(c, ref);
-    cache_settle(c, ref, b, ns);
+    cache_settle(c, ref, b);
 }
 
 struct cache_leased cache_leased(const struct cache *c)
@@ -151,7 +151,7 @@ void cache_unuse(struct cache *c, block_ref ref, uint32_t part)
 
     part_unuse(c, &b->part[part]);
     if (b->part[part].users == 0)
-        cache_settle(c, ref, b, index_ns(c->config.index, b->ns));
+        cache_settle(c, ref, b);
 }
 
 void cache_put(struct cache *c, block_ref ref, uint32_t part)

@@ -271,7 +271,8 @@ static bool write_some(struct cache *c, enum write_to to)
     unsigned left = PUMP_PARTS;
 
     if (to == WRITE_NVME)
-        cache_durables_retry(c); /* of these, what is on NVMe does not wait for the end of recovery */
+        cache_durables_retry(
+            c); /* of these, what is on NVMe does not wait for the end of recovery */
     if (has_to_wait(c, to))
         return false;
     for (int i = 0; i < PUMP_BLOCKS && left > 0; i++)

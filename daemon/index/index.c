@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+static_assert(offsetof(struct index, slab.places) == 0, "index_block takes it for that");
+
 int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
 {
     struct index *ix = calloc(1, sizeof(*ix));
@@ -78,7 +80,7 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
 
 void index_remove(struct index *ix, block_ref ref)
 {
-    struct block *b = block_at(ix, ref);
+    struct block *b = index_block(ix, ref);
     struct ns *ns = index_ns(ix, b->ns);
 
     assert(b->leases == 0 && !(b->flags & BLOCK_IN_POLICY));
@@ -93,18 +95,13 @@ void index_remove(struct index *ix, block_ref ref)
     ns->tenant->index_bytes -= ns->index_bytes;
 }
 
-struct block *index_block(struct index *ix, block_ref ref)
-{
-    return block_at(ix, ref);
-}
-
 struct block *index_peek(struct index *ix, block_ref ref)
 {
     uint32_t chunk = ref >> SLAB_CELL_BITS;
     struct block *b;
 
     /* The chunk's number may be another's by now, which has fewer records. */
-    if (chunk >= ix->slab.chunks || !ix->slab.place[chunk].base ||
+    if (chunk >= ix->slab.places.n || !ix->slab.places.at[chunk].base ||
         ref % SLAB_CELLS >= ix->slab.chunk[chunk].fresh)
         return NULL;
     b = slab_block(&ix->slab, ref);
@@ -115,9 +112,9 @@ struct block *index_peek(struct index *ix, block_ref ref)
 
 void block_list_insert(struct index *ix, struct block_list *l, block_ref ref, block_ref before)
 {
-    struct block *b = block_at(ix, ref);
-    block_ref *forth = before ? &block_at(ix, before)->list_next : &l->front;
-    block_ref *back = *forth ? &block_at(ix, *forth)->list_prev : &l->back;
+    struct block *b = index_block(ix, ref);
+    block_ref *forth = before ? &index_block(ix, before)->list_next : &l->front;
+    block_ref *back = *forth ? &index_block(ix, *forth)->list_prev : &l->back;
 
     b->list_prev = before;
     b->list_next = *forth;
@@ -127,8 +124,8 @@ void block_list_insert(struct index *ix, struct block_list *l, block_ref ref, bl
 
 void block_list_remove(struct index *ix, struct block_list *l, struct block *b)
 {
-    *(b->list_prev ? &block_at(ix, b->list_prev)->list_next : &l->front) = b->list_next;
-    *(b->list_next ? &block_at(ix, b->list_next)->list_prev : &l->back) = b->list_prev;
+    *(b->list_prev ? &index_block(ix, b->list_prev)->list_next : &l->front) = b->list_next;
+    *(b->list_next ? &index_block(ix, b->list_next)->list_prev : &l->back) = b->list_prev;
     b->list_prev = b->list_next = 0;
     l->n--;
 }
@@ -138,7 +135,7 @@ void block_list_remove(struct index *ix, struct block_list *l, struct block *b)
 uint64_t index_bytes(const struct index *ix)
 {
     return sizeof(*ix) + ns_set_bytes(&ix->ns) + ix->slab.size_bytes +
-           ix->slab.chunks * (sizeof(struct slab_place) + sizeof(struct slab_chunk));
+           ix->slab.places.n * (sizeof(struct index_chunk) + sizeof(struct slab_chunk));
 }
 
 uint64_t index_bytes_max(const struct index *ix)

@@ -288,7 +288,28 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key);
 /* The block must have no lease and no user, and be out of the policy. */
 void index_remove(struct index *ix, block_ref ref);
 
-struct block *index_block(struct index *ix, block_ref ref);
+/* A block_ref is a chunk's number above INDEX_CELL_BITS bits of position in it. */
+#define INDEX_CELL_BITS 15
+/* What finding a block needs: the head of struct index, whose rest is the room's own. */
+struct index_chunks {
+    struct index_chunk {
+        uint8_t *base;
+        uint32_t record_bytes;
+    } * at;     /* by number */
+    uint32_t n; /* numbers in use so far */
+};
+static inline struct block *index_block(const struct index *ix, block_ref ref)
+{
+    const struct index_chunks *chunks = (const struct index_chunks *)(const void *)ix;
+    const struct index_chunk *at = &chunks->at[ref >> INDEX_CELL_BITS];
+    struct block *b;
+
+    assert(ref >> INDEX_CELL_BITS < chunks->n && at->base);
+    b = (struct block *)(void *)(at->base +
+                                 (size_t)(ref & ((1u << INDEX_CELL_BITS) - 1)) * at->record_bytes);
+    assert(b->ns != 0);
+    return b;
+}
 /* For a number whose block may have been removed: NULL, or the block that has the number now. */
 struct block *index_peek(struct index *ix, block_ref ref);
 

@@ -35,16 +35,10 @@ void pages_free(void *p, size_t size_bytes);
 
 /* ---- slabs: records of one size, in the cells of chunks that never move ---- */
 
-/* A block_ref is a chunk's number above SLAB_CELL_BITS bits of position. Chunk 0 does not exist. */
-#define SLAB_CELL_BITS 15
+/* Chunk 0 does not exist. */
+#define SLAB_CELL_BITS INDEX_CELL_BITS
 #define SLAB_CELLS (1u << SLAB_CELL_BITS)
 #define SLAB_CHUNKS (1u << (32 - SLAB_CELL_BITS))
-
-/* What finding a record needs, apart from the rest, so that it stays in the first-level cache. */
-struct slab_place {
-    uint8_t *base;
-    uint32_t record_bytes;
-};
 
 struct slab_chunk {
     struct list link; /* in its class's open, or slab.free, or in none */
@@ -62,12 +56,12 @@ struct slab_class {
 };
 
 struct slab {
-    struct pages *pages; /* borrowed */
-    /* Both by chunk number. They have SLAB_CHUNKS entries, of which the kernel backs those in use. */
-    struct slab_place *place;
+    /* By chunk number, 0 included: SLAB_CHUNKS entries, of which the kernel backs those in use. What finding a record needs is
+     * apart from the rest, so that it stays in the first-level cache. */
+    struct index_chunks places;
     struct slab_chunk *chunk;
-    uint32_t chunks;  /* numbers in use so far, 0 included */
-    struct list free; /* numbers without a chunk */
+    struct pages *pages; /* borrowed */
+    struct list free;    /* numbers without a chunk */
     uint64_t size_bytes;
     struct slab_class class[UCM_MAX_PARTS + 1]; /* by parts */
 };
@@ -81,7 +75,7 @@ void slab_give(struct slab *s, block_ref ref);
 
 static inline struct block *slab_block(const struct slab *s, block_ref ref)
 {
-    const struct slab_place *at = &s->place[ref >> SLAB_CELL_BITS];
+    const struct index_chunk *at = &s->places.at[ref >> SLAB_CELL_BITS];
 
     return (struct block *)(void *)(at->base + (size_t)(ref & (SLAB_CELLS - 1)) * at->record_bytes);
 }
@@ -125,8 +119,8 @@ struct ns_set {
 };
 
 struct index {
+    struct slab slab; /* first, as it begins with struct index_chunks */
     struct pages pages;
-    struct slab slab;
     struct ns_set ns;
     struct tenant_set tenants;
     struct limits *limits; /* or NULL */
@@ -142,18 +136,6 @@ void ns_table_close(struct ns_table *t);
 /* The record's key is set. 0 or -ENOMEM. */
 int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref);
 void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref);
-
-/* index_block for the index and the policy, inlined. */
-static inline struct block *block_at(const struct index *ix, block_ref ref)
-{
-    const struct slab_place *at = &ix->slab.place[ref >> SLAB_CELL_BITS];
-    struct block *b;
-
-    assert(ref >> SLAB_CELL_BITS < ix->slab.chunks && at->base);
-    b = (struct block *)(void *)(at->base + (size_t)(ref & (SLAB_CELLS - 1)) * at->record_bytes);
-    assert(b->ns != 0);
-    return b;
-}
 
 /* ---- namespaces ---- */
 

@@ -172,7 +172,7 @@ static void unlink_block(struct policy *p, struct block *b)
     block_ref *came = &g->came[b->policy_data & DATA_USES];
     bool candidate = !(b->policy_data & POLICY_ASIDE);
 
-    if (candidate && *came && block_at(p->ix, *came) == b)
+    if (candidate && *came && index_block(p->ix, *came) == b)
         *came = b->list_next;
     block_list_remove(p->ix, list_in(g, b), b);
     g->candidates -= candidate;
@@ -227,7 +227,7 @@ static void refer(struct policy *p, const struct block *b)
 
 void policy_insert(struct policy *p, block_ref ref)
 {
-    struct block *b = block_at(p->ix, ref), *before = p->run ? block_at(p->ix, p->run) : NULL;
+    struct block *b = index_block(p->ix, ref), *before = p->run ? index_block(p->ix, p->run) : NULL;
     bool follows = before && p->run_n < RUN_MAX && !(before->policy_data & POLICY_ASIDE);
     struct policy_group *g;
 
@@ -283,7 +283,7 @@ uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n, uint3
     p->chain_n = 0;
     /* From the tail: what is moved to the front last stays longest. */
     while (n-- > 0) {
-        struct block *b = refs[n] ? block_at(p->ix, refs[n]) : NULL;
+        struct block *b = refs[n] ? index_block(p->ix, refs[n]) : NULL;
 
         if (!b)
             continue;
@@ -304,7 +304,7 @@ uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n, uint3
 
 void policy_remove(struct policy *p, block_ref ref, bool evicted)
 {
-    struct block *b = block_at(p->ix, ref);
+    struct block *b = index_block(p->ix, ref);
     uint64_t hash;
 
     assert(b->flags & BLOCK_IN_POLICY);
@@ -341,7 +341,7 @@ static int list_choose(const struct policy *p, const block_ref *at, bool first, 
 
         if (at[i] == 0)
             continue;
-        time = bonus[i] * blocks / BONUS_ONE - age_of(block_at(p->ix, at[i]), now);
+        time = bonus[i] * blocks / BONUS_ONE - age_of(index_block(p->ix, at[i]), now);
         if (chosen >= 0 && (first ? time >= best : time < best))
             continue;
         chosen = i;
@@ -389,7 +389,7 @@ int policy_coldest_group(const struct policy *p, struct policy_group *const *g, 
 
 void policy_move(struct policy *p, block_ref ref, unsigned list)
 {
-    struct block *b = block_at(p->ix, ref);
+    struct block *b = index_block(p->ix, ref);
 
     if (p->run == ref)
         p->run = 0;
@@ -404,7 +404,7 @@ void policy_move(struct policy *p, block_ref ref, unsigned list)
 /* From the common group into its tenant's. */
 static void come_over(struct policy *p, block_ref ref)
 {
-    struct block *b = block_at(p->ix, ref);
+    struct block *b = index_block(p->ix, ref);
     struct policy_group *g = group_for(p, b);
     block_ref *came = &g->came[uses_of(b)];
 
@@ -415,13 +415,13 @@ static void come_over(struct policy *p, block_ref ref)
     if (p->run == ref)
         p->run = 0;
     unlink_block(p, b);
-    link_behind(p, g, ref, b, *came ? block_at(p->ix, *came)->list_prev : list_in(g, b)->back);
+    link_behind(p, g, ref, b, *came ? index_block(p->ix, *came)->list_prev : list_in(g, b)->back);
     *came = ref;
 }
 
 void policy_come_over(struct policy *p, block_ref ref)
 {
-    const struct block *b = block_at(p->ix, ref);
+    const struct block *b = index_block(p->ix, ref);
 
     if (p->grouped && b->flags & BLOCK_IN_POLICY && !b->grouped && group_for(p, b) != &p->common)
         come_over(p, ref);
@@ -436,7 +436,7 @@ block_ref policy_victim(struct policy *p, struct policy_group *g, unsigned from,
         unsigned list;
 
         --*looks;
-        if (p->grouped && group_for(p, block_at(p->ix, ref)) != g) {
+        if (p->grouped && group_for(p, index_block(p->ix, ref)) != g) {
             come_over(p, ref);
             continue;
         }
@@ -464,7 +464,7 @@ block_ref policy_near(const struct policy *p, const struct policy_group *g,
     while (tries-- > 0 && (from = list_choose(p, at, true, &when)) >= 0) {
         if (like(ctx, at[from]))
             return at[from];
-        at[from] = block_at(p->ix, at[from])->list_prev;
+        at[from] = index_block(p->ix, at[from])->list_prev;
     }
     return 0;
 }
@@ -490,7 +490,7 @@ static block_ref walk_next(const struct policy *p, struct walk *w)
 {
     block_ref ref = w->at[w->from];
 
-    w->at[w->from] = block_at(p->ix, ref)->list_next;
+    w->at[w->from] = index_block(p->ix, ref)->list_next;
     w->from = list_choose(p, w->at, false, &w->when);
     return ref;
 }
@@ -509,13 +509,13 @@ static void groups_walk(const struct policy *p, struct walk *w, uint32_t n,
         if (!last)
             break;
         ref = walk_next(p, last);
-        visit(ctx, ref, uses_of(block_at(p->ix, ref)));
+        visit(ctx, ref, uses_of(index_block(p->ix, ref)));
     }
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t list = 1; list < POLICY_LISTS; list++)
             for (block_ref ref = w[i].g->aside[list].front; ref;
-                 ref = block_at(p->ix, ref)->list_next)
-                visit(ctx, ref, uses_of(block_at(p->ix, ref)));
+                 ref = index_block(p->ix, ref)->list_next)
+                visit(ctx, ref, uses_of(index_block(p->ix, ref)));
 }
 
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
@@ -542,7 +542,7 @@ void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref,
 /* As if they had been inserted one after the other before all that are there. */
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses)
 {
-    struct block *b = block_at(p->ix, ref);
+    struct block *b = index_block(p->ix, ref);
 
     assert(!(b->flags & BLOCK_IN_POLICY));
     set_uses(b, uses);

@@ -31,12 +31,12 @@ static uint32_t number_take(struct slab *s)
 
     if (link)
         return number_of(s, link);
-    return s->chunks < SLAB_CHUNKS ? s->chunks++ : 0;
+    return s->places.n < SLAB_CHUNKS ? s->places.n++ : 0;
 }
 
 static void number_give(struct slab *s, uint32_t number)
 {
-    s->place[number] = (struct slab_place){0};
+    s->places.at[number] = (struct index_chunk){0};
     list_push_front(&s->free, &s->chunk[number].link);
 }
 
@@ -56,7 +56,7 @@ static uint32_t chunk_new(struct slab *s, uint32_t parts)
         number_give(s, number);
         return 0;
     }
-    s->place[number] = (struct slab_place){base, record};
+    s->places.at[number] = (struct index_chunk){base, record};
     s->chunk[number] = (struct slab_chunk){
         .size_bytes = size_bytes,
         .records = records < SLAB_CELLS ? records : SLAB_CELLS,
@@ -78,7 +78,7 @@ static void chunk_free(struct slab *s, uint32_t number)
     class->chunks--;
     class->empty--;
     s->size_bytes -= c->size_bytes;
-    pages_free(s->place[number].base, c->size_bytes);
+    pages_free(s->places.at[number].base, c->size_bytes);
     number_give(s, number);
 }
 
@@ -108,7 +108,7 @@ block_ref slab_take(struct slab *s, uint32_t parts)
     c->used++;
     if (c->used == c->records)
         list_remove(&c->link);
-    memset(b, 0, s->place[number].record_bytes);
+    memset(b, 0, s->places.at[number].record_bytes);
     return ref;
 }
 
@@ -134,13 +134,13 @@ void slab_give(struct slab *s, block_ref ref)
 
 int slab_init(struct slab *s, struct pages *pages)
 {
-    *s = (struct slab){.pages = pages, .chunks = 1};
+    *s = (struct slab){.pages = pages, .places.n = 1};
     list_init(&s->free);
     for (uint32_t i = 0; i <= UCM_MAX_PARTS; i++)
         list_init(&s->class[i].open);
-    s->place = calloc(SLAB_CHUNKS, sizeof(*s->place));
+    s->places.at = calloc(SLAB_CHUNKS, sizeof(*s->places.at));
     s->chunk = calloc(SLAB_CHUNKS, sizeof(*s->chunk));
-    if (s->place && s->chunk)
+    if (s->places.at && s->chunk)
         return 0;
     slab_close(s);
     return -ENOMEM;
@@ -148,8 +148,8 @@ int slab_init(struct slab *s, struct pages *pages)
 
 void slab_close(struct slab *s)
 {
-    for (uint32_t i = 1; i < s->chunks; i++)
-        pages_free(s->place[i].base, s->chunk[i].size_bytes);
-    free(s->place);
+    for (uint32_t i = 1; i < s->places.n; i++)
+        pages_free(s->places.at[i].base, s->chunk[i].size_bytes);
+    free(s->places.at);
     free(s->chunk);
 }
