@@ -120,8 +120,8 @@ static int base_check(struct call *call, const struct ns *base)
     return 0;
 }
 
-static int derived_open(struct call *call, const struct ns *base,
-                        const struct ucm_encoding_spec *spec, struct ns **out)
+static int coded_open(struct call *call, const struct ns *base,
+                      const struct ucm_encoding_spec *spec, struct ns **out)
 {
     struct requests *rq = call->s->rq;
     struct ns_encoded_memory memory;
@@ -149,7 +149,7 @@ int method_encoding_open(struct call *call)
     if (rc == 0)
         rc = spec_take(call, m, base, &spec);
     if (rc == 0)
-        rc = derived_open(call, base, &spec, &coded);
+        rc = coded_open(call, base, &spec, &coded);
     if (rc == 0)
         rc = session_ns_open(call, coded);
     if (rc != 0)

@@ -10,16 +10,6 @@
 #include "daemon/request/view.h"
 #include "daemon/retrieval/derived.h"
 
-static void decode(struct requests *rq, const struct view *v, const uint8_t *key, uint32_t part)
-{
-    struct derived_space *space = space_open(rq, v->ns[0], v->ns[1], NULL);
-
-    if (!space || !build_queue(space, key, part))
-        rq->rooms.metrics->unfit_decode_failed++;
-    if (space)
-        space_unref(space);
-}
-
 /* part: which was stored now. */
 static void complete(struct requests *rq, const struct view *v, block_ref ref, uint32_t part)
 {
@@ -40,7 +30,8 @@ static void complete(struct requests *rq, const struct view *v, block_ref ref, u
     for (uint32_t i = 0; i < v->ns[1]->identity.parts; i++)
         if ((is_plain || i == part) && coded->part[i].dram == PART_DRAM_READY &&
             plain->part[i].dram == PART_DRAM_NONE && plain->part[i].nvme == PART_NVME_NONE)
-            decode(rq, v, stored->key, i);
+            rq->rooms.metrics->unfit_decode_failed +=
+                !build_plain(rq, v->ns[0], v->ns[1], stored->key, i);
 }
 
 void view_part_stored(const struct registered *r, block_ref ref)

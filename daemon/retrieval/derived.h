@@ -128,6 +128,9 @@ int derived_build(struct derived_space *space, block_ref base, block_ref derived
 /* Part `part` of the block of that key waits for its build, holding nothing: if base's has left DRAM by then
  * there is none. False: too many wait. */
 bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part);
+/* The same of a part that is decoded into the base of its namespace. False also without memory. */
+bool build_plain(struct requests *rq, struct ns *from, struct ns *base, const uint8_t *key,
+                 uint32_t part);
 
 void derived_init(struct requests *rq);
 /* Builds end soon, without their results. */

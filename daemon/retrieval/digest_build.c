@@ -39,6 +39,17 @@ bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part)
     return true;
 }
 
+bool build_plain(struct requests *rq, struct ns *from, struct ns *base, const uint8_t *key,
+                 uint32_t part)
+{
+    struct derived_space *space = space_open(rq, from, base, NULL);
+    bool queued = space && build_queue(space, key, part);
+
+    if (space)
+        space_unref(space);
+    return queued;
+}
+
 static void build_skipped(const struct derived_space *space)
 {
     struct metrics *m = space->rq->rooms.metrics;
