@@ -70,7 +70,7 @@ class Tree(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         """Where the fixtures ask for SGLang's files, storage_dir is the salt of a test."""
         extra = {"backend_name": "ucmd", "module_path": "ucmclient.engine.sglang.backend", "class_name": "UcmStorage", "interface_v1": 1,
                  "allocator": self.allocator, "prefetch_threshold": prefetch_threshold or 1,
-                 "ucm": {"socket": self.daemon.socket, "salt": storage_dir, "retry_interval": 0.05}}
+                 "ucm": {"socket": self.daemon.socket, "revision": "1", "salt": storage_dir, "retry_interval": 0.05}}
         args = mixins.ServerArgs
         with mock.patch.object(mixins, "ServerArgs", lambda **words: args(**{**words, "hicache_storage_backend_extra_config": json.dumps(extra)})):
             super()._init_hicache(cache, storage_backend="dynamic", **more)
