@@ -2,49 +2,10 @@
 #include "client/ctl/doctor.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
-const char *const verdict_names[] = {"ok", "skip", "warn", "fail"};
-
-void doctor_add(struct doctor *d, enum verdict verdict, const char *check, const char *remedy,
-                const char *format, ...)
-{
-    struct finding *f = &d->finding[d->n];
-    va_list ap;
-
-    if (d->n == DOCTOR_FINDINGS)
-        return;
-    d->n++;
-    f->verdict = verdict;
-    f->check = check;
-    f->remedy = remedy;
-    va_start(ap, format);
-    vsnprintf(f->text, sizeof f->text, format, ap);
-    va_end(ap);
-}
-
-bool doctor_line(const char *path, char *buf, size_t n)
-{
-    FILE *f = fopen(path, "r");
-    bool got = f != NULL && fgets(buf, (int)n, f) != NULL;
-
-    if (f != NULL)
-        fclose(f);
-    if (got)
-        buf[strcspn(buf, "\n")] = '\0';
-    return got;
-}
-
-double doctor_now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
+static const char *const verdict_names[] = {"ok", "skip", "warn", "fail"};
 
 /* ---- the daemon ---- */
 
@@ -60,8 +21,7 @@ static pid_t daemon_pid(const msgpack_object *stats)
                : 0;
 }
 
-/* Its health. */
-static void doctor_daemon(struct doctor *d)
+static void check_daemon(struct doctor *d)
 {
     const struct ctl *c = d->a->ctx;
     char status[32], why[400], up[HUMAN_BYTES];
@@ -141,7 +101,7 @@ static void print_text(const struct doctor *d, uint32_t from)
 
 int cmd_doctor(const struct args *a)
 {
-    static void (*const checks[])(struct doctor * d) = {doctor_daemon,  doctor_keys,  doctor_host,
+    static void (*const checks[])(struct doctor * d) = {check_daemon,   doctor_keys,  doctor_host,
                                                         doctor_memory,  doctor_disks, doctor_gpus,
                                                         doctor_trip_cpu};
     static const int status[] = {

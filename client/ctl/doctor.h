@@ -12,7 +12,6 @@
 #include <sys/types.h>
 
 enum verdict { DOCTOR_OK, DOCTOR_SKIP, DOCTOR_WARN, DOCTOR_FAIL };
-extern const char *const verdict_names[];
 
 #define DOCTOR_TEXT_BYTES 512
 

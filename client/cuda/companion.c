@@ -2,6 +2,7 @@
 
 #include "client/cuda/companion_encoding.h"
 #include "client/cuda/companion_rope.h"
+#include "client/cuda/context.h"
 
 #include "kernels/encoding/encoding_cuda.h"
 #include "kernels/rope/rope_cuda.h"
@@ -28,30 +29,6 @@ static CUresult kernel_launch(struct companion *c, CUdeviceptr planes, uint32_t 
 
     return cuLaunchKernel(c->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0, stream,
                           arguments, NULL);
-}
-
-/* ---- the context ---- */
-
-/* The mode to return to, of a thread between enter and leave. */
-static _Thread_local CUstreamCaptureMode capture_mode;
-
-CUresult ucm_context_enter(CUcontext context)
-{
-    CUresult r = cuCtxPushCurrent(context);
-
-    if (r != CUDA_SUCCESS)
-        return r;
-    capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    (void)cuThreadExchangeStreamCaptureMode(&capture_mode);
-    return r;
-}
-
-void ucm_context_leave(void)
-{
-    CUcontext old;
-
-    (void)cuThreadExchangeStreamCaptureMode(&capture_mode);
-    (void)cuCtxPopCurrent(&old);
 }
 
 /* ---- orders; on the thread, under the mutex ---- */
@@ -254,16 +231,6 @@ static void region_free(struct companion_region *r)
     free(r);
 }
 
-/* Done on return, since kernels of all streams read it. */
-CUresult companion_upload(struct companion *c, const void *from, size_t bytes, CUdeviceptr *out)
-{
-    CUresult r = cuMemAlloc(out, bytes);
-
-    if (r == CUDA_SUCCESS)
-        r = cuMemcpyHtoDAsync(*out, from, bytes, c->streams[0][0]);
-    return r == CUDA_SUCCESS ? cuStreamSynchronize(c->streams[0][0]) : r;
-}
-
 CUresult companion_prove(struct companion *c, const uint8_t nonce[UCM_NONCE_BYTES])
 {
     CUresult r = ucm_context_enter(c->context);
@@ -296,7 +263,8 @@ static CUresult region_new(struct companion *c, const struct ucm_copy_plane *pla
         r->spec[p].slot_offset = slot_offset;
         slot_offset += planes[p].chunk;
     }
-    rc = r->spec ? companion_upload(c, r->spec, bytes, &r->planes) : CUDA_ERROR_OUT_OF_MEMORY;
+    rc = r->spec ? ucm_upload(r->spec, bytes, c->streams[0][0], &r->planes)
+                 : CUDA_ERROR_OUT_OF_MEMORY;
     if (rc == CUDA_SUCCESS && skills.encoding)
         rc = companion_encoding_open(c, r, skills.encoding);
     if (rc == CUDA_SUCCESS && skills.rope)
@@ -388,25 +356,6 @@ uint32_t companion_region_find(struct companion *c, const void *user)
 }
 
 /* ---- init and close ---- */
-
-CUresult ucm_device_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *out)
-{
-    int n = 0;
-    CUresult r = cuInit(0);
-
-    if (r == CUDA_SUCCESS)
-        r = cuDeviceGetCount(&n);
-    for (int i = 0; r == CUDA_SUCCESS && i < n; i++) {
-        CUuuid found;
-
-        r = cuDeviceGet(out, i);
-        if (r == CUDA_SUCCESS)
-            r = cuDeviceGetUuid(&found, *out);
-        if (r == CUDA_SUCCESS && memcmp(found.bytes, uuid, UCM_UUID_BYTES) == 0)
-            return r;
-    }
-    return r == CUDA_SUCCESS ? CUDA_ERROR_NO_DEVICE : r;
-}
 
 /* Tokens wait for loads. None waits for a dump: it takes what the worker's kernels leave. */
 static CUresult streams_create(struct companion *c)

@@ -30,16 +30,6 @@ static inline int64_t companion_now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* The GPU with that UUID; initialises CUDA. NO_DEVICE if there is none. */
-CUresult ucm_device_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *out);
-
-/* Makes the worker's context current for the length of a call, whatever context the thread has. While
- * any thread of the process captures a graph, allocations and the like fail and spoil the capture
- * unless their thread is in relaxed mode: it is, until leave. Does not nest. On a CUDA error don't
- * leave. */
-CUresult ucm_context_enter(CUcontext context);
-void ucm_context_leave(void);
-
 struct companion_region {
     CUdeviceptr planes; /* struct ucm_copy_plane of all planes, in GPU memory */
     struct ucm_copy_plane *spec;
@@ -138,8 +128,5 @@ void companion_region_mark(struct companion *c, uint32_t number, void *user);
 uint32_t companion_region_find(struct companion *c, const void *user);
 /* Is the address on the slices' GPU? A CUDA error: on none. */
 CUresult companion_owns(struct companion *c, uint64_t address, bool *owns);
-
-/* For the files beside companion.c: copies to new memory of the GPU. */
-CUresult companion_upload(struct companion *c, const void *from, size_t bytes, CUdeviceptr *out);
 
 #endif

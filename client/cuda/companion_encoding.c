@@ -1,5 +1,6 @@
 #include "client/cuda/companion_encoding.h"
 
+#include "client/cuda/context.h"
 #include "kernels/encoding/encoding_cuda.h"
 
 #include <stdlib.h>
@@ -66,7 +67,7 @@ CUresult companion_encoding_open(struct companion *c, struct companion_region *r
                                                        .section = section};
         slot_offset += coded;
     }
-    rc = companion_upload(c, r->coded_spec, bytes, &r->coded);
+    rc = ucm_upload(r->coded_spec, bytes, c->streams[0][0], &r->coded);
     return rc == CUDA_SUCCESS ? coders_load(c, r) : rc;
 }
 

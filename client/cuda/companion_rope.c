@@ -1,5 +1,6 @@
 #include "client/cuda/companion_rope.h"
 
+#include "client/cuda/context.h"
 #include "kernels/rope/rope_cuda.h"
 
 #include <string.h>
@@ -64,7 +65,7 @@ CUresult companion_rope_open(struct companion *c, struct companion_region *r,
         if (rope->at[p] != UCM_ROPE_NO_K && rope->at[p] + bytes > r->spec[p].chunk)
             return CUDA_ERROR_INVALID_VALUE;
     r->rope = rope->spec;
-    rc = companion_upload(c, rope->at, r->n_planes * sizeof(rope->at[0]), &r->rope_at);
+    rc = ucm_upload(rope->at, r->n_planes * sizeof(rope->at[0]), c->streams[0][0], &r->rope_at);
     return rc == CUDA_SUCCESS ? turner_load(c, r) : rc;
 }
 

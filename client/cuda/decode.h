@@ -33,8 +33,16 @@ int decode_plan(struct decode_plan *plan, const struct ucm_cuda_decode_options *
 /* thread_block_bytes: of shared memory, that one can have. */
 int decode_plan_memory(struct decode_plan *plan, uint32_t multiprocessors,
                        uint32_t thread_block_bytes);
+#define DECODE_ALIGN 256u /* of what lies in the workspace */
+
 /* Room for so many bytes behind *end, which moves on: their offset. */
-uint64_t decode_plan_place(uint64_t *end, uint64_t bytes);
+static inline uint64_t decode_plan_place(uint64_t *end, uint64_t bytes)
+{
+    uint64_t at = *end;
+
+    *end = (at + bytes + DECODE_ALIGN - 1) / DECODE_ALIGN * DECODE_ALIGN;
+    return at;
+}
 
 enum decode_kernel {
     DECODE_NEXT,
@@ -87,7 +95,7 @@ struct ucm_cuda_decode {
     uint32_t n_mappings, mappings_room;
 };
 
-/* decode.c. Enters the context; after an error there is nothing to leave. */
+/* decode_launch.c. Enters the context; after an error there is nothing to leave. */
 int decode_enter(struct ucm_cuda_decode *d);
 void decode_leave(void);
 /* With the context entered. */

@@ -4,7 +4,6 @@
 #include "client/cuda/error.h"
 #include "kernels/sparse/arith.h"
 
-#define ALIGN 256u
 #define BATCH 16384u
 #define CUT_CHAINS 8u
 #define MISSES (1u << 20)
@@ -399,14 +398,6 @@ static int splits_plan(struct decode_plan *p, uint32_t multiprocessors, uint32_t
 }
 
 /* ---- memory ---- */
-
-uint64_t decode_plan_place(uint64_t *end, uint64_t bytes)
-{
-    uint64_t at = *end;
-
-    *end = (at + bytes + ALIGN - 1) / ALIGN * ALIGN;
-    return at;
-}
 
 int decode_plan_memory(struct decode_plan *p, uint32_t multiprocessors, uint32_t thread_block_bytes)
 {

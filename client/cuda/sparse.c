@@ -1,6 +1,6 @@
 #include "client/cuda/sparse.h"
 
-#include "client/cuda/companion.h"
+#include "client/cuda/context.h"
 #include "client/cuda/error.h"
 #include "client/lib/sparse/spec.h"
 

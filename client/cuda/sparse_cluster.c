@@ -1,4 +1,4 @@
-#include "client/cuda/companion.h"
+#include "client/cuda/context.h"
 #include "client/cuda/error.h"
 #include "client/cuda/sparse_select.h"
 

@@ -1,6 +1,7 @@
 #include "client/cuda/stream_wait.h"
 
 #include "client/cuda/companion.h"
+#include "client/cuda/context.h"
 #include "client/include/ucmclient.h"
 
 #include <sys/prctl.h>

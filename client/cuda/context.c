@@ -1,0 +1,53 @@
+#include "client/cuda/context.h"
+
+#include <string.h>
+
+CUresult ucm_device_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *out)
+{
+    int n = 0;
+    CUresult r = cuInit(0);
+
+    if (r == CUDA_SUCCESS)
+        r = cuDeviceGetCount(&n);
+    for (int i = 0; r == CUDA_SUCCESS && i < n; i++) {
+        CUuuid found;
+
+        r = cuDeviceGet(out, i);
+        if (r == CUDA_SUCCESS)
+            r = cuDeviceGetUuid(&found, *out);
+        if (r == CUDA_SUCCESS && memcmp(found.bytes, uuid, UCM_UUID_BYTES) == 0)
+            return r;
+    }
+    return r == CUDA_SUCCESS ? CUDA_ERROR_NO_DEVICE : r;
+}
+
+/* The mode to return to, of a thread between enter and leave. */
+static _Thread_local CUstreamCaptureMode capture_mode;
+
+CUresult ucm_context_enter(CUcontext context)
+{
+    CUresult r = cuCtxPushCurrent(context);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)cuThreadExchangeStreamCaptureMode(&capture_mode);
+    return r;
+}
+
+void ucm_context_leave(void)
+{
+    CUcontext old;
+
+    (void)cuThreadExchangeStreamCaptureMode(&capture_mode);
+    (void)cuCtxPopCurrent(&old);
+}
+
+CUresult ucm_upload(const void *from, size_t bytes, CUstream stream, CUdeviceptr *out)
+{
+    CUresult r = cuMemAlloc(out, bytes);
+
+    if (r == CUDA_SUCCESS)
+        r = cuMemcpyHtoDAsync(*out, from, bytes, stream);
+    return r == CUDA_SUCCESS ? cuStreamSynchronize(stream) : r;
+}
