@@ -2,10 +2,7 @@
 #ifndef UCM_PROTO_LIMITS_H
 #define UCM_PROTO_LIMITS_H
 
-/* 2: lookup, load, dump and prefetch take `request`. 3: load, load_prefix and dump take `computes`.
- * 4: lookup takes `nowait`. 5: CUDA IPC memory is registered with a proof (region.challenge), by clients of any
- * version. */
-#define UCM_PROTOCOL_VERSION 5
+#define UCM_PROTOCOL_VERSION 1
 #define UCM_PROTOCOL_VERSION_MIN 1
 
 #define UCM_TENANTS_OTHER "other"      /* in metrics: all tenants without a label of their own */

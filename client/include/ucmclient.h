@@ -321,7 +321,7 @@ UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
 /* From now on the region's loads and dumps tell the daemon that the worker's GPU computes meanwhile (not 0), or
  * that it does not (0, as at first). Beside a GPU that computes they give way to the worker's own small copies,
  * and take at most copy.beside percent of the bus. For an engine to call in every step: it stores a word and
- * sends nothing. A daemon that speaks version 2 of the protocol or older is not told. Any thread. */
+ * sends nothing. Any thread. */
 UCM_API void ucm_region_computes(struct ucm_region *region, int computes);
 
 /* Creates a memfd of `bytes` (at least 1), seals its size, maps it and makes all its pages: memory for a
@@ -393,8 +393,7 @@ struct ucm_lookup {
     uint32_t *pending;
 };
 
-/* What a lookup does where the shared tier may have what this host lacks. A daemon that speaks version 3 of the
- * protocol, or an older one, always waits: with UCM_NOWAIT_HERE for a millisecond. */
+/* What a lookup does where the shared tier may have what this host lacks. */
 enum ucm_nowait {
     UCM_NOWAIT_OFF = 0, /* waits for wait_ms */
     /* Answers at once with what this host has. *pending 1: the shared tier is being asked; the same lookup later, on this

@@ -49,7 +49,7 @@ static int handle_send(struct client_handle *h, int64_t deadline_ns)
 {
     int r;
 
-    if (client_prove_needed(h)) {
+    if (h->prove_cb) {
         client_writer_release(h->client);
         if (client_prove_begin(h))
             return 0;

@@ -103,9 +103,6 @@ struct client_request {
     struct client_handle *handle; /* must be ready before it is sent; NULL: none */
     uint64_t *handle_id;          /* the field of *params that receives its id */
     struct proto_str *request_id; /* the field that receives the thread's request id; NULL: none */
-    bool *computes;               /* the field that older daemons don't know; NULL: there is none */
-    struct msg_lookup *nowait; /* a lookup with `nowait`, which older daemons don't know; or NULL */
-    uint64_t wait_ms;          /* what that waits there for the shared tier */
     const int *fds;
     uint32_t n_fds;
     const char *name; /* not NULL: the method, with packed_bytes of packed parameters */
@@ -209,8 +206,6 @@ int client_begin_same(struct ucm_client *c, int64_t deadline_ns);
 /* ---- registering CUDA IPC memory: prove.c ---- */
 
 void client_prove_init(struct ucm_client *c);
-/* Does the daemon of now ask for a proof of it? */
-bool client_prove_needed(const struct client_handle *h);
 /* Begins to prove, if nobody else of this process does. False: after client_prove_turn it may be possible. */
 bool client_prove_begin(struct client_handle *h);
 /* 0 or -UCM_EDEADLINE. */
@@ -310,7 +305,6 @@ struct ucm_client {
     struct ucm_error farewell;       /* the daemon's error for the whole connection */
     struct client_call hello;
     struct ucm_server_info info;
-    uint32_t version; /* of the protocol, on this connection */
     uint32_t max_frame_bytes;
 
     bool reading, writing; /* a thread holds the token */

@@ -20,7 +20,6 @@ static int hello_take_cb(struct client_call *call, const union proto_any *any)
         return ucm_error_set(&call->error, UCM_EUNSUPPORTED,
                              "ucmd speaks version %u, this library %d to %d", (unsigned)m->version,
                              UCM_PROTOCOL_VERSION_MIN, UCM_PROTOCOL_VERSION);
-    c->version = (uint32_t)m->version;
     snprintf(c->info.server, sizeof c->info.server, "%.*s", (int)m->server.n, m->server.p);
     snprintf(c->info.tenant, sizeof c->info.tenant, "%.*s", (int)m->tenant.n, m->tenant.p);
     memcpy(c->info.instance, m->instance.p, sizeof c->info.instance);

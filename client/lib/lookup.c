@@ -108,9 +108,9 @@ static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)
     if (r)
         return r;
     deadline_ns = client_deadline(c, timeout_ms);
-    q.nowait = &m;
-    q.wait_ms = l->asked->nowait == UCM_NOWAIT_HERE ? 1 : lookup_wait_ms(l->asked, deadline_ns);
-    m.wait_ms = later ? wait_bounded(l->asked->wait_ms) : q.wait_ms;
+    m.wait_ms = l->asked->nowait == UCM_NOWAIT_HERE ? 1
+                : later                             ? wait_bounded(l->asked->wait_ms)
+                                                    : lookup_wait_ms(l->asked, deadline_ns);
     r = client_keys_check(c, ns, l->asked->keys, l->asked->n_keys, &m.keys);
     if (r == 0 && l->asked->lease_ms)
         r = client_lease_prepare(c);

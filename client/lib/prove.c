@@ -89,11 +89,6 @@ static const struct client_feature proving = {.down_cb = prove_down_cb,
 
 /* ---- proving ---- */
 
-bool client_prove_needed(const struct client_handle *h)
-{
-    return h->prove_cb && h->client->version >= 5;
-}
-
 bool client_prove_begin(struct client_handle *h)
 {
     struct ucm_client *c = h->client;

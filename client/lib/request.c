@@ -15,13 +15,7 @@ static int encode(struct ucm_client *c, uint32_t msgid, const struct client_requ
     if (q->handle)
         *q->handle_id = q->handle->id;
     if (q->request_id)
-        *q->request_id = c->version >= 2 ? client_request_id() : (struct proto_str){0};
-    if (q->computes)
-        *q->computes &= c->version >= 3;
-    if (q->nowait && c->version < 4) {
-        q->nowait->nowait = UCM_LOOKUP_WAIT;
-        q->nowait->wait_ms = q->wait_ms;
-    }
+        *q->request_id = client_request_id();
     if (!q->name)
         return proto_request(&c->out, msgid, q->method, proto_method_params(q->method), q->params,
                              e);

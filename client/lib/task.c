@@ -211,7 +211,7 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
 {
     struct msg_load m;
     struct client_request q = {UCM_METHOD_LOAD, &m, .handle_id = &m.region,
-                               .request_id = &m.request, .computes = &m.computes};
+                               .request_id = &m.request};
     int r = transfer_check(region, t, out);
 
     if (r == 0 && t->turns && t->n_turns > UCM_TURNS_MAX)
@@ -238,7 +238,7 @@ int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uin
 {
     struct msg_load_prefix m;
     struct client_request q = {UCM_METHOD_LOAD_PREFIX, &m, .handle_id = &m.region,
-                               .request_id = &m.request, .computes = &m.computes};
+                               .request_id = &m.request};
     int r = transfer_check(region, t, out);
 
     if (r == 0 && t->lease != 0)
@@ -265,7 +265,7 @@ static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool pl
 {
     struct msg_dump m;
     struct client_request q = {UCM_METHOD_DUMP, &m, .handle_id = &m.region,
-                               .request_id = &m.request, .computes = &m.computes};
+                               .request_id = &m.request};
     int r = transfer_check(region, t, out);
 
     if (r)

@@ -11,7 +11,7 @@ from vllm_case import BLOCK, GPU, Case, Request, daemon, prompt, watch, wild  # 
 import numpy
 import model
 from ucmclient import BlockResult, Plane, SharedMemory, sparse
-from ucmclient.errors import Status, UcmError
+from ucmclient.errors import UcmError
 from ucmclient.sparse import DigestNamespace
 
 LAYOUTS = ("split", "fused", "packed", "content")
@@ -119,16 +119,6 @@ class Stored(Digested):
         e = self.engine(digests="mean", store=False)
         self.assertIsNone(self.digests(e))
         self.check(e, Request("cold", prompt(502, 40)))
-
-    def test_an_old_daemon(self):
-        old = UcmError(Status.UNSUPPORTED, "this ucmd is older than digests")
-        with mock.patch("ucmclient.engine.vllm.link.DigestNamespace", side_effect=old):
-            with self.assertLogs("ucmclient.engine.vllm", "WARNING") as log:
-                e, _ = self.stored()
-            self.assertIn("stored without digests", log.output[0])
-            self.assertIsNone(self.digests(e))
-            with self.assertRaisesRegex(UcmError, "older than digests"):
-                self.engine(digests="mean", required=True)
 
 
 class Bfloat16(Digested):

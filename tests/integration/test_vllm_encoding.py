@@ -10,8 +10,8 @@ import vllm_case
 from vllm_case import BLOCK, GPU, Case, Request, daemon, engine, expected, model, prompt, run, watch, wild  # sets the paths
 import numpy
 import test_vllm_trouble
-from ucmclient import EncodedNamespace, Found, Namespace, Region
-from ucmclient.errors import Status, UcmError
+from ucmclient import EncodedNamespace, Found
+from ucmclient.errors import UcmError
 
 LAYOUTS = ("split", "fused", "packed", "content")
 #: Of the logits of a first output, relative to their length: three times what was measured.
@@ -198,46 +198,6 @@ class Fleet(Bfloat16):
         self.assertEqual(b.loaded_tokens, self.whole(200))
         self.check(plain, Request("whole", tokens))
         self.assertEqual(plain.loaded_tokens, 0, "its own hits, and nothing encoded")
-
-    def test_an_old_daemon(self):
-        old = UcmError(Status.UNSUPPORTED, "this ucmd is older than encodings")
-        with mock.patch.object(Namespace, "encoded", side_effect=old):
-            with self.assertLogs("ucmclient.engine.vllm", "WARNING") as log:
-                a, plain = self.engine(encoding="fp8"), self.engine()
-            self.assertIn("stored as they are, not as fp8", log.output[0])
-            self.assertIn("not as fp8", a.ranks[0].connector._worker.stored_as)
-            tokens = prompt(453, 100)
-            self.check(a, Request("cold", tokens))
-            self.check(plain, Request("warm", tokens))
-            self.assertEqual(plain.loaded_tokens, self.whole(100))
-            with self.assertRaisesRegex(UcmError, "older than encodings"):
-                self.engine(encoding="fp8", required=True)
-
-    def test_an_old_daemon_takes_its_place(self):
-        """From then on the engine stores blocks as they are."""
-        e, plain = self.engine(encoding="fp8"), self.engine()
-        old = UcmError(Status.UNSUPPORTED, "this ucmd is older than encodings")
-
-        def refuses(function):
-            def instead(handle, *args, **more):
-                ns = handle.ns if isinstance(handle, Region) else handle
-                if isinstance(ns, EncodedNamespace):
-                    raise old
-                return function(handle, *args, **more)
-            return instead
-        with mock.patch.object(Namespace, "encoded", side_effect=old), \
-                mock.patch.object(Namespace, "lookup_prefix", refuses(Namespace.lookup_prefix)), \
-                mock.patch.object(Namespace, "lookup_note", refuses(Namespace.lookup_note)), \
-                mock.patch.object(Region, "dump", refuses(Region.dump)):
-            self.check(e, Request("between", prompt(454, 60)))
-            tokens = prompt(455, 100)
-
-            def shared():
-                e.pool = engine.Pool(e.blocks)
-                self.check(e, Request(f"cold{e.steps}", tokens))
-                return self.loads(plain, tokens)
-            self.eventually(shared)
-        self.assertNotIsInstance(self.namespace(e), EncodedNamespace)
 
 
 class Policy(Bfloat16):

@@ -36,8 +36,7 @@ class Found(enum.IntEnum):
 
 
 class Nowait(enum.IntEnum):
-    """What a lookup does where the shared tier may have what this host lacks (enum ucm_nowait). A daemon that speaks an older
-    protocol than version 4 always waits."""
+    """What a lookup does where the shared tier may have what this host lacks (enum ucm_nowait)."""
 
     #: It waits.
     OFF = 0

@@ -49,7 +49,7 @@ FAKE_FN void fake_hello(struct fake *f, int conn, uint32_t msgid)
 {
     static const uint8_t instance[16] = {1, 2, 3};
     struct msg_hello_r m = {
-        .version = f->version ? f->version : 1,
+        .version = 1,
         .server = {"ucmd fake", 9},
         .instance = {instance, 16},
         .tenant = {"uid:7", 5},

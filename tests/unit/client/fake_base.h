@@ -58,7 +58,6 @@ struct fake {
     uint32_t last_cancelled; /* msgid */
     uint64_t last_request;   /* the first 8 bytes of the request id that came last */
     unsigned computing;      /* loads and dumps whose worker computes */
-    uint32_t version;        /* of the protocol; 0: 1 */
     uint32_t max_keys;
     uint8_t nonce
         [UCM_NONCE_BYTES]; /* of the last region.challenge, the number of which is its first byte */

@@ -82,44 +82,35 @@ static void *other_thread(void *ns)
     return ucm_lookup_prefix(ns, &l, -1, &hits, NULL, NULL) == 0 ? ns : NULL;
 }
 
-Test(client, a_request_id_goes_with_the_threads_requests_to_a_daemon_that_takes_it)
+Test(client, a_request_id_goes_with_the_threads_requests)
 {
     struct ucm_transfer t = {.keys = rig.keys, .n_keys = 1, .blocks = rig.blocks};
     char end[UCM_MAX_REQUEST_BYTES + 8];
     uint64_t cmpl_1 = 0, sent;
-    struct ucm_client *c;
-    struct ucm_namespace *ns;
     struct ucm_task *task;
     struct ucm_result result;
     pthread_t thread;
     void *done;
 
     memcpy(&cmpl_1, "cmpl-1", 6);
-    cr_expect_eq(looked_up_for(rig.ns, "cmpl-1"), 0, "the daemon speaks version 1 only");
-    pthread_mutex_lock(&rig.fake.lock);
-    rig.fake.version = 2;
-    pthread_mutex_unlock(&rig.fake.lock);
-    c = rig_connect(&rig.fake);
-    cr_assert_eq(rig_open(c, &ns), 0);
-    cr_expect_eq(looked_up_for(ns, "cmpl-1"), cmpl_1);
-    cr_assert_eq(ucm_prefetch(ns, &t, -1, &task), 0);
+    cr_expect_eq(looked_up_for(rig.ns, "cmpl-1"), cmpl_1);
+    cr_assert_eq(ucm_prefetch(rig.ns, &t, -1, &task), 0);
     cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
     cr_expect_eq(FAKE_GET(&rig.fake, last_request), cmpl_1);
-    cr_assert_eq(pthread_create(&thread, NULL, other_thread, ns), 0);
+    cr_assert_eq(pthread_create(&thread, NULL, other_thread, rig.ns), 0);
     cr_assert_eq(pthread_join(thread, &done), 0);
     cr_assert_not_null(done);
     cr_expect_eq(FAKE_GET(&rig.fake, last_request), 0, "another thread has none");
-    cr_expect_eq(looked_up_for(ns, NULL), 0);
+    cr_expect_eq(looked_up_for(rig.ns, NULL), 0);
 
     memset(end, 'x', sizeof(end));
     memcpy(end + UCM_MAX_REQUEST_BYTES - 1, "\xc3\xa9", 3); /* its last byte would be the 65th */
     memcpy(&sent, end, 8);
-    cr_expect_eq(looked_up_for(ns, end), sent, "it is cut before the character");
+    cr_expect_eq(looked_up_for(rig.ns, end), sent, "it is cut before the character");
     cr_expect_eq(ucm_set_request_id("a\nb"), -UCM_EINVALID);
     cr_expect_eq(ucm_set_request_id("\xff"), -UCM_EINVALID);
-    cr_assert_eq(pthread_create(&thread, NULL, other_thread, ns), 0);
+    cr_assert_eq(pthread_create(&thread, NULL, other_thread, rig.ns), 0);
     cr_assert_eq(pthread_join(thread, NULL), 0);
-    ucm_close(c);
 }
 
 /* How many of a load and a dump told that the worker computes. */
@@ -138,29 +129,14 @@ static unsigned told_by_copies(struct ucm_region *region)
     return FAKE_GET(&rig.fake, computing) - before;
 }
 
-Test(client, copies_tell_a_daemon_that_takes_it_whether_the_worker_computes)
+Test(client, copies_tell_whether_the_worker_computes)
 {
-    struct rig other = {.fd = rig.fd};
-    struct ucm_client *c;
-    struct ucm_namespace *ns;
-    struct ucm_region *region;
-
+    cr_expect_eq(told_by_copies(rig.region), 0);
     ucm_region_computes(rig.region, 1);
-    cr_expect_eq(told_by_copies(rig.region), 0, "the daemon speaks version 1 only");
-    pthread_mutex_lock(&rig.fake.lock);
-    rig.fake.version = 3;
-    pthread_mutex_unlock(&rig.fake.lock);
-    c = rig_connect(&rig.fake);
-    cr_assert_eq(rig_open(c, &ns), 0);
-    other.ns = ns;
-    cr_assert_eq(rig_register(&other, -1, &region), 0);
-    cr_expect_eq(told_by_copies(region), 0);
-    ucm_region_computes(region, 1);
-    cr_expect_eq(told_by_copies(region), 2);
-    ucm_region_computes(region, 0);
-    cr_expect_eq(told_by_copies(region), 0);
+    cr_expect_eq(told_by_copies(rig.region), 2);
+    ucm_region_computes(rig.region, 0);
+    cr_expect_eq(told_by_copies(rig.region), 0);
     ucm_region_computes(NULL, 1);
-    ucm_close(c);
 }
 
 static uint32_t leased_lookup(void)

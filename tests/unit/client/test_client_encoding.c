@@ -2,7 +2,6 @@
 #include "tests/unit/client/client_rig.h"
 
 static struct rig rig;
-static bool old; /* the daemon knows no encodings */
 static struct msg_encoding_open asked;
 static unsigned plain_dumps;
 
@@ -18,8 +17,6 @@ static bool hook(struct fake *f, int conn, int method, struct proto_envelope *en
     if (method == UCM_METHOD_DUMP) {
         plain_dumps += m.dump.plain;
         fake_reply_blocks(f, conn, env->msgid, m.dump.keys.n / 16, UCM_BLOCK_UNFIT);
-    } else if (old) {
-        fake_error(f, conn, env->msgid, UCM_WIRE_NO_METHOD, "whatever it says");
     } else {
         asked = m.encoding_open;
         cr_expect_eq(m.encoding_open.encoding.n, 3);
@@ -45,7 +42,6 @@ static void setup(void)
 {
     rig_up(&rig);
     rig.fake.hook = hook;
-    old = false;
 }
 
 static void teardown(void)
@@ -104,16 +100,6 @@ Test(client_encoding, refuses_what_the_library_does_not_know)
     cr_expect_eq(ucm_encoding_open(rig.ns, &f, -1, NULL), -UCM_EINVALID);
     cr_expect_eq(ucm_encoding_describe(NULL, NULL), -UCM_EINVALID);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_ENCODING_OPEN), 0);
-}
-
-Test(client_encoding, an_old_daemon_is_named)
-{
-    struct ucm_encoded_form f = form();
-    struct ucm_namespace *ns;
-
-    old = true;
-    cr_expect_eq(ucm_encoding_open(rig.ns, &f, -1, &ns), -UCM_EUNSUPPORTED);
-    cr_expect(strstr(ucm_errmsg(), "older than encoding.open"), "%s", ucm_errmsg());
 }
 
 Test(client_encoding, is_opened_again_after_a_reconnect)

@@ -97,7 +97,6 @@ static void setup(void)
     rig_up(&rig);
     ucm_close(rig.client);
     memset(memory, OWN, sizeof memory);
-    rig.fake.version = 5;
     rig.client = rig_connect(&rig.fake);
     cr_assert_eq(rig_open(rig.client, &rig.ns), 0, "%s", ucm_errmsg());
     atomic_store(&rig.fake.hook, look);
@@ -175,18 +174,6 @@ Test(client_prove, a_refusal_puts_the_bytes_back)
     cr_assert_eq(ipc_register(rig.ns, 1, prove_cb, -1, &region), -UCM_EDENIED);
     cr_expect_str_eq(ucm_errmsg(), "it is not yours");
     cr_expect(own());
-}
-
-Test(client_prove, an_older_daemon_asks_for_none)
-{
-    struct ucm_region *region;
-
-    rig.fake.version = 4;
-    restart();
-    cr_assert_eq(rig_lookup(&rig, -1), 0, "%s", ucm_errmsg());
-    cr_assert_eq(ipc_register(rig.ns, 1, prove_cb, -1, &region), 0, "%s", ucm_errmsg());
-    cr_expect_eq(calls, 0);
-    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_CHALLENGE), 0);
 }
 
 /* ---- what does not answer, or goes ---- */

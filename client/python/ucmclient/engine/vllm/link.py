@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional, TypeVar
 
-from ...client import Client, EncodedNamespace, Namespace, Region, on_behalf_of
+from ...client import Client, Namespace, Region, on_behalf_of
 from ...errors import Status, UcmError
 from ...sparse.chain import DigestNamespace
 from ...sparse.digest import Digest
@@ -100,33 +100,18 @@ class Link:
             raise
 
     def _encoded(self, base: Namespace, timeout: float) -> Namespace:
-        """The namespace of the engine's encoded blocks. A daemon that does not know the encoding stores blocks as they are:
-        they are right for engines of any encoding."""
+        """The namespace of the engine's encoded blocks."""
         of = self.identity.sections
         if of is None:
             return base
-        try:
-            return base.encoded(
-                self.identity.encoding, k=of.k, v=of.v or (), dtype=of.dtype, heads_first=bool(of.order),
-                per_channel=self.identity.per_channel, run=of.run if self.identity.per_channel else 0,
-                timeout=timeout,
-            )
-        except UcmError as error:
-            if self.settings.required or error.status != Status.UNSUPPORTED:
-                raise
-            logger.warning("blocks are stored as they are, not as %s: %s", self.identity.encoding, error)
-            return base
+        return base.encoded(
+            self.identity.encoding, k=of.k, v=of.v or (), dtype=of.dtype, heads_first=bool(of.order),
+            per_channel=self.identity.per_channel, run=of.run if self.identity.per_channel else 0,
+            timeout=timeout,
+        )
 
     def _digested(self, ns: Namespace, timeout: float) -> Optional[DigestNamespace]:
-        if self._digest is None:
-            return None
-        try:
-            return DigestNamespace(ns, self._digest, build=self._build, timeout=timeout)
-        except UcmError as error:
-            if self.settings.required or error.status != Status.UNSUPPORTED:
-                raise
-            logger.warning("blocks are stored without digests: %s", error)
-            return None
+        return None if self._digest is None else DigestNamespace(ns, self._digest, build=self._build, timeout=timeout)
 
     def _publish(
         self, client: Client, ns: Namespace, digests: Optional[DigestNamespace], region: Optional[Region]
@@ -216,8 +201,6 @@ class Link:
                 self._gone = now >= self._away_since + self.settings.retry_interval
         else:
             logger.error("ucmd refused a call: %s", error)
-            if error.status == Status.UNSUPPORTED and isinstance(self._ns, EncodedNamespace):
-                self.cut()  # an older daemon has taken its place: the next connection is to that
 
     def release(self, lease: int) -> None:
         """Waits for nobody. One that can't be given back runs out."""
