@@ -33,15 +33,12 @@
         "rounds", ARG_NUMBER, "N", "rounds", "7", 1, 1000                                          \
     }
 
-/* Prints "ucm-bench: sentence" and returns `code`. */
-int bench_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A rig's failure: its sentence, and the exit code for its status. */
 int bench_rig_fail(const struct rig *rig, int status);
 
 /* Fills in what every command's options say of the connection, and the sizes when the command has
  * BENCH_COPY_OPTIONS. */
 void bench_rig_options(const struct args *a, struct rig_options *out);
-const char *bench_socket(const struct args *a);
 
 /* Different keys for each (run, round, index): 32 bytes each. run: random for each start. */
 uint64_t bench_run_id(void);

@@ -1,44 +1,20 @@
 #include "client/bench/bench.h"
 #include "client/bench/workload.h"
 
-#include <stdarg.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-int bench_fail(int code, const char *format, ...)
-{
-    va_list ap;
-
-    fflush(stdout);
-    fprintf(stderr, "%s: ", program_name());
-    va_start(ap, format);
-    vfprintf(stderr, format, ap);
-    va_end(ap);
-    fputc('\n', stderr);
-    return code;
-}
 
 int bench_rig_fail(const struct rig *rig, int status)
 {
     bool gone = status == -UCM_ENODAEMON || status == -UCM_EDISCONNECTED;
 
-    return bench_fail(gone ? BENCH_NO_DAEMON : BENCH_FAILED, "%s", rig->error);
-}
-
-const char *bench_socket(const struct args *a)
-{
-    const char *path = args_text(a, "socket");
-
-    if (path == NULL)
-        path = getenv("UCM_SOCKET");
-    return path != NULL && path[0] != '\0' ? path : UCM_DEFAULT_SOCKET;
+    return program_fail(gone ? BENCH_NO_DAEMON : BENCH_FAILED, "%s", rig->error);
 }
 
 void bench_rig_options(const struct args *a, struct rig_options *out)
 {
     memset(out, 0, sizeof *out);
-    out->socket = bench_socket(a);
+    out->socket = program_socket(a);
     out->name = program_name();
     out->model = "ucm-bench";
     out->parts = 1;

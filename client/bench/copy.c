@@ -35,13 +35,13 @@ static int beside_dma(struct copy_bench *b, struct stream *s)
 {
     (void)s;
     return gpu_dma_repeat(&b->work, COPY_TOTAL, CHAIN_NS) < 0
-               ? bench_fail(BENCH_FAILED, "%s", b->gpu.why)
+               ? program_fail(BENCH_FAILED, "%s", b->gpu.why)
                : 0;
 }
 
 static int beside_loads(struct copy_bench *b, struct stream *s)
 {
-    return streams_run(s, 1, b->error) < 0 ? bench_fail(BENCH_FAILED, "%s", b->error) : 0;
+    return streams_run(s, 1, b->error) < 0 ? program_fail(BENCH_FAILED, "%s", b->error) : 0;
 }
 
 /* Medians of some rounds' medians and p99s, in us: one hiccup of the host makes one round's p99. */
@@ -53,15 +53,15 @@ static int chain_rounds(struct copy_bench *b, int (*beside)(struct copy_bench *,
 
     for (unsigned i = 0; i < CHAIN_ROUNDS && rc == 0; i++) {
         if (gpu_chain_start(&b->work) < 0) {
-            rc = bench_fail(BENCH_FAILED, "no thread");
+            rc = program_fail(BENCH_FAILED, "no thread");
             break;
         }
         rc = beside(b, s);
         if (gpu_chain_stop(&b->work) < 0)
-            rc = bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+            rc = program_fail(BENCH_FAILED, "%s", b->gpu.why);
         if (samples_add(&medians, samples_at(&b->work.chain_us, 0.5)) < 0 ||
             samples_add(&p99s, samples_at(&b->work.chain_us, 0.99)) < 0)
-            rc = bench_fail(BENCH_FAILED, "memory ran out");
+            rc = program_fail(BENCH_FAILED, "memory ran out");
     }
     *p50 = samples_at(&medians, 0.5);
     *p99 = samples_at(&p99s, 0.5);
@@ -77,7 +77,7 @@ static int measure_chain(struct copy_bench *b, struct rig *rig, struct copy_row 
     int rc;
 
     if (stream_store(&s) < 0)
-        return bench_fail(BENCH_FAILED, "%s", s.error);
+        return program_fail(BENCH_FAILED, "%s", s.error);
     s.warm_ms = COPY_SETTLE_MS;
     rc = chain_rounds(b, beside_loads, &s, &p50, &p99);
     row->chain_p50 = p50 / b->chain_p50;
@@ -131,7 +131,7 @@ static int measure_alone(struct copy_bench *b)
     unsigned long before;
 
     if (gpu_dma_measure(&b->work, COPY_TOTAL, &b->dma) < 0)
-        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+        return program_fail(BENCH_FAILED, "%s", b->gpu.why);
     report_number(&b->report, "one DMA to the GPU", b->dma.to_gpu);
     report_number(&b->report, "one DMA from the GPU", b->dma.from_gpu);
     report_number(&b->report, "DMA both ways", b->dma.both);
@@ -140,13 +140,13 @@ static int measure_alone(struct copy_bench *b)
         return 0;
     }
     if (gpu_busy_start(&b->work) < 0)
-        return bench_fail(BENCH_FAILED, "no thread");
+        return program_fail(BENCH_FAILED, "no thread");
     usleep(COPY_SETTLE_MS * 1000);
     before = gpu_busy_count(&b->work);
     usleep(1000000);
     b->multiplied = (double)(gpu_busy_count(&b->work) - before);
     if (gpu_busy_stop(&b->work) < 0)
-        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+        return program_fail(BENCH_FAILED, "%s", b->gpu.why);
     report_number(&b->report, "multiplications a second", b->multiplied);
     return measure_chain_alone(b);
 }
@@ -241,9 +241,9 @@ static int measure_on_gpu(struct copy_bench *b)
     int rc;
 
     if (gpu_open(&b->gpu, COPY_GPU_BYTES) < 0)
-        return bench_fail(BENCH_FAILED, "no GPU: %s", b->gpu.why);
+        return program_fail(BENCH_FAILED, "no GPU: %s", b->gpu.why);
     if (gpu_work_open(&b->work, &b->gpu, COPY_GPU_BYTES) < 0) {
-        rc = bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+        rc = program_fail(BENCH_FAILED, "%s", b->gpu.why);
     } else {
         rc = measure_alone(b);
         if (rc == 0)
@@ -261,13 +261,13 @@ static int measure_in_folder(struct copy_bench *b)
 
     b->daemon = (struct daemon){.path = args_text(b->args, "ucmd"), .dir = dir};
     if (access(b->daemon.path, X_OK) != 0)
-        return bench_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
-                          b->daemon.path, strerror(errno));
+        return program_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
+                            b->daemon.path, strerror(errno));
     if (!mkdtemp(dir))
-        return bench_fail(BENCH_FAILED, "no temporary folder: %s", strerror(errno));
+        return program_fail(BENCH_FAILED, "no temporary folder: %s", strerror(errno));
     rc = measure_on_gpu(b);
     if (daemon_folder_remove(dir) < 0)
-        bench_fail(0, "%s is left behind", dir);
+        program_fail(0, "%s is left behind", dir);
     return rc;
 }
 
@@ -277,12 +277,12 @@ int bench_copy(const struct args *a)
     int rc;
 
     if (chunks_parse(args_text(a, "chunks"), b.rows, 16) == 0)
-        return bench_fail(PROGRAM_EXIT_USAGE,
-                          "--chunks: powers of two from 4KiB to 4MiB, at most 16 of them, as "
-                          "\"4KiB,64KiB\"");
+        return program_fail(PROGRAM_EXIT_USAGE,
+                            "--chunks: powers of two from 4KiB to 4MiB, at most 16 of them, as "
+                            "\"4KiB,64KiB\"");
     /* Forks, which a process with a GPU open must not. */
     if (echo_start(&b.echo, 128, 32) < 0)
-        return bench_fail(BENCH_FAILED, "no echo");
+        return program_fail(BENCH_FAILED, "no echo");
     report_begin(&b.report, "copy", args_given(a, "json"));
     rc = measure_in_folder(&b);
     echo_stop(&b.echo);

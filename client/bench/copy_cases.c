@@ -19,12 +19,12 @@ static int with_processors(struct copy_bench *b, struct stream *s, const char *n
     int rc;
 
     if (s->load && stream_store(s) < 0)
-        return bench_fail(BENCH_FAILED, "%s", s->error);
+        return program_fail(BENCH_FAILED, "%s", s->error);
     cpu_s = daemon_cpu_s(&b->daemon);
     begin = clock_ns();
     rc = streams_run(s, 1, b->error);
     if (rc < 0)
-        return bench_fail(BENCH_FAILED, "%s", b->error);
+        return program_fail(BENCH_FAILED, "%s", b->error);
     *rate = streams_rate(s, 1);
     report_number(&b->report, name,
                   (daemon_cpu_s(&b->daemon) - cpu_s) / ((double)(clock_ns() - begin) * 1e-9));
@@ -101,7 +101,7 @@ static int latency_samples(struct copy_bench *b, struct rig *rig, struct samples
         if (i >= 20 && samples_add(us, (double)(clock_ns() - begin) / 1e3) < 0)
             rc = -UCM_ENOMEMORY;
     }
-    return rc < 0 ? bench_fail(BENCH_FAILED, "a load of 1 MiB: %s", ucm_errmsg()) : 0;
+    return rc < 0 ? program_fail(BENCH_FAILED, "a load of 1 MiB: %s", ucm_errmsg()) : 0;
 }
 
 static void report_latency(struct copy_bench *b, struct samples *us, struct samples *kernel,
@@ -129,9 +129,9 @@ int copy_latency(struct copy_bench *b)
     if (!gpu_work_kernels(&b->work))
         return 0;
     if (gpu_kernel_measure(&b->work, 32 * KIB, 32, true, 300, &kernel) < 0)
-        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+        return program_fail(BENCH_FAILED, "%s", b->gpu.why);
     if (echo_run(&b->echo, 2000, &echo) < 0)
-        return bench_fail(BENCH_FAILED, "the echo failed");
+        return program_fail(BENCH_FAILED, "the echo failed");
     rc = copy_rig_open(b, &rig, 32 * KIB, 0);
     if (rc == 0) {
         rc = latency_samples(b, &rig, &us);
@@ -236,11 +236,11 @@ static int nvme_round(struct from_nvme *f)
     if (rc < 0)
         return bench_rig_fail(&f->rig, rc);
     if (moved.ok != f->move.n)
-        return bench_fail(BENCH_FAILED, "%u of %u blocks came from NVMe", moved.ok, f->move.n);
+        return program_fail(BENCH_FAILED, "%u of %u blocks came from NVMe", moved.ok, f->move.n);
     if (samples_add(&f->rate, (double)moved.bytes / ((double)(clock_ns() - begin) * 1e-9)) < 0)
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     if (disk_run(&f->disk, false, f->b->run_ms / 1e3, &read) < 0 || samples_add(&f->read, read) < 0)
-        return bench_fail(BENCH_FAILED, "%s", f->disk.why);
+        return program_fail(BENCH_FAILED, "%s", f->disk.why);
     return 0;
 }
 
@@ -252,7 +252,7 @@ static int nvme_rounds(struct from_nvme *f, const char *folder)
     f->disk = (struct disk){
         .bytes = f->rig.memory_bytes, .block_bytes = f->rig.block_bytes, .depth = NVME_DEPTH};
     if (disk_make(&f->disk, folder, "baseline") < 0)
-        return bench_fail(BENCH_FAILED, "%s", f->disk.why);
+        return program_fail(BENCH_FAILED, "%s", f->disk.why);
     rc = nvme_store(f);
     for (unsigned i = 0; i < NVME_ROUNDS && rc == 0; i++)
         rc = nvme_round(f);
@@ -282,7 +282,7 @@ static int nvme_measure(struct copy_bench *b, const char *folder)
         bench_keys(b->run, 1, f.rig.blocks, f.keys);
         rc = nvme_rounds(&f, folder);
     } else {
-        rc = bench_fail(BENCH_FAILED, "memory ran out");
+        rc = program_fail(BENCH_FAILED, "memory ran out");
     }
     rig_close(&f.rig);
     free(f.keys);
@@ -298,7 +298,7 @@ int copy_from_nvme(struct copy_bench *b, const char *folder)
 
     snprintf(dir, sizeof dir, "%s/ucm-bench-XXXXXX", folder);
     if (!mkdtemp(dir))
-        return bench_fail(BENCH_FAILED, "no folder in %s", folder);
+        return program_fail(BENCH_FAILED, "no folder in %s", folder);
     snprintf(paths, sizeof paths, "nvme.paths=%s", dir);
     rc = copy_daemon_start(b, (const char *const[]){paths, "nvme.size=2GiB", NULL});
     if (rc == 0) {
@@ -308,6 +308,6 @@ int copy_from_nvme(struct copy_bench *b, const char *folder)
             rc = stopped;
     }
     if (daemon_folder_remove(dir) < 0)
-        bench_fail(0, "%s is left behind", dir);
+        program_fail(0, "%s is left behind", dir);
     return rc;
 }

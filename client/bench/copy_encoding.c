@@ -50,12 +50,12 @@ static int pages_fill(struct copy_bench *b, struct rig *rig)
     int rc = 0;
 
     if (!kv)
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     fill(kv, FILL_BYTES);
     for (size_t at = FILL_BYTES; at < bytes; at += FILL_BYTES)
         memcpy(kv + at, kv, bytes - at < FILL_BYTES ? bytes - at : FILL_BYTES);
     if (gpu_write(&rig->gpu, kv, bytes) < 0)
-        rc = bench_fail(BENCH_FAILED, "%s", rig->gpu.why);
+        rc = program_fail(BENCH_FAILED, "%s", rig->gpu.why);
     free(kv);
     (void)b;
     return rc;
@@ -80,7 +80,8 @@ static int rig_encoded(struct copy_bench *b, struct rig *rig, const char *encodi
 
     if (rc < 0)
         return bench_rig_fail(rig, rc);
-    rc = rig_wait_arena(rig) < 0 ? bench_fail(BENCH_FAILED, "%s", rig->error) : pages_fill(b, rig);
+    rc =
+        rig_wait_arena(rig) < 0 ? program_fail(BENCH_FAILED, "%s", rig->error) : pages_fill(b, rig);
     if (rc != 0)
         rig_close(rig);
     return rc;
@@ -167,7 +168,7 @@ static int still_round(struct copy_bench *b, const char *encoding, struct sample
     }
     stopped = copy_daemon_stop(b);
     if (rc == 0 && samples_add(keeps, with / without) < 0)
-        rc = bench_fail(BENCH_FAILED, "memory ran out");
+        rc = program_fail(BENCH_FAILED, "memory ran out");
     return rc != 0 ? rc : stopped;
 }
 
@@ -177,11 +178,11 @@ static int measure_still(struct copy_bench *b, const char *encoding)
     int rc = 0;
 
     if (gpu_busy_start(&b->work) < 0)
-        return bench_fail(BENCH_FAILED, "no thread");
+        return program_fail(BENCH_FAILED, "no thread");
     for (unsigned i = 0; i < STILL_ROUNDS && rc == 0; i++)
         rc = still_round(b, encoding, &keeps);
     if (gpu_busy_stop(&b->work) < 0 && rc == 0)
-        rc = bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+        rc = program_fail(BENCH_FAILED, "%s", b->gpu.why);
     if (rc == 0) {
         report_number(&b->report, "moves nothing, keeps at least", samples_at(&keeps, 0));
         report_number(&b->report, "moves nothing, keeps at most", samples_at(&keeps, 1));

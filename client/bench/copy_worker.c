@@ -26,21 +26,21 @@ int copy_daemon_start(struct copy_bench *b, const char *const *more)
         sets[n++] = *more;
     rc = daemon_start(&b->daemon, sets);
     if (rc < 0)
-        return bench_fail(BENCH_FAILED, "%s does not start: %s", b->daemon.path, strerror(-rc));
+        return program_fail(BENCH_FAILED, "%s does not start: %s", b->daemon.path, strerror(-rc));
     if (daemon_wait(&b->daemon, START_MS) == 0)
         return 0;
     daemon_stop(&b->daemon);
-    return bench_fail(BENCH_NO_DAEMON,
-                      "a daemon with %s does not answer; try %s with --set %s --set "
-                      "device.cuda=required",
-                      how, b->daemon.path, how);
+    return program_fail(BENCH_NO_DAEMON,
+                        "a daemon with %s does not answer; try %s with --set %s --set "
+                        "device.cuda=required",
+                        how, b->daemon.path, how);
 }
 
 int copy_daemon_stop(struct copy_bench *b)
 {
     return daemon_stop(&b->daemon) == 0
                ? 0
-               : bench_fail(BENCH_FAILED, "the daemon did not end in order");
+               : program_fail(BENCH_FAILED, "the daemon did not end in order");
 }
 
 int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t chunk, int ordinal)
@@ -92,9 +92,9 @@ int copy_stream_run(struct copy_bench *b, struct stream *s, unsigned n, double *
 
     for (unsigned i = 0; i < n && rc == 0; i++)
         if (s[i].load && stream_store(&s[i]) < 0)
-            rc = bench_fail(BENCH_FAILED, "%s", s[i].error);
+            rc = program_fail(BENCH_FAILED, "%s", s[i].error);
     if (rc == 0 && streams_run(s, n, b->error) < 0)
-        rc = bench_fail(BENCH_FAILED, "%s", b->error);
+        rc = program_fail(BENCH_FAILED, "%s", b->error);
     *rate = streams_rate(s, n);
     return rc;
 }
@@ -112,7 +112,7 @@ int copy_measure(struct copy_bench *b, struct rig *rig, unsigned d, struct copy_
     int rc;
 
     if (s.load && stream_store(&s) < 0)
-        return bench_fail(BENCH_FAILED, "%s", s.error);
+        return program_fail(BENCH_FAILED, "%s", s.error);
     before = gpu_busy_count(&b->work);
     begin = clock_ns();
     rc = streams_run(&s, 1, b->error);
@@ -120,7 +120,7 @@ int copy_measure(struct copy_bench *b, struct rig *rig, unsigned d, struct copy_
         out->keeps = (double)(gpu_busy_count(&b->work) - before) /
                      ((double)(clock_ns() - begin) * 1e-9) / b->multiplied;
     if (rc < 0)
-        return bench_fail(BENCH_FAILED, "%s", b->error);
+        return program_fail(BENCH_FAILED, "%s", b->error);
     out->rate = streams_rate(&s, 1);
     out->ratio = out->rate / dma_of(b, d);
     return 0;
@@ -131,11 +131,11 @@ int copy_measure_busy(struct copy_bench *b, struct rig *rig, struct copy_row *ro
     int rc = 0;
 
     if (gpu_busy_start(&b->work) < 0)
-        return bench_fail(BENCH_FAILED, "no thread");
+        return program_fail(BENCH_FAILED, "no thread");
     usleep(COPY_SETTLE_MS * 1000);
     for (unsigned d = 0; d < 2 && rc == 0; d++)
         rc = copy_measure(b, rig, d, &row->busy[d]);
     if (gpu_busy_stop(&b->work) < 0)
-        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+        return program_fail(BENCH_FAILED, "%s", b->gpu.why);
     return rc;
 }

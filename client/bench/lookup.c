@@ -64,14 +64,14 @@ static int lookup_once(struct lookups *l, const uint8_t *keys, uint32_t n, uint3
                                lease_ms != 0 ? &lease : NULL);
 
     if (rc < 0)
-        return bench_fail(BENCH_FAILED, "lookup: %s", ucm_errmsg());
+        return program_fail(BENCH_FAILED, "lookup: %s", ucm_errmsg());
     if (samples_add(us, (double)(clock_ns() - t) / 1e3) < 0)
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     if (hits != n)
-        return bench_fail(BENCH_FAILED,
-                          "a lookup of %u stored keys found %u; is the arena too small?", n, hits);
+        return program_fail(
+            BENCH_FAILED, "a lookup of %u stored keys found %u; is the arena too small?", n, hits);
     if (lease != 0 && ucm_release(l->rig.client, lease, l->rig.timeout_ms) < 0)
-        return bench_fail(BENCH_FAILED, "release: %s", ucm_errmsg());
+        return program_fail(BENCH_FAILED, "release: %s", ucm_errmsg());
     return 0;
 }
 
@@ -88,7 +88,7 @@ static int duel_round(struct lookups *l, struct duel *d, uint32_t n, uint32_t le
             return rc;
     }
     if (echo_run(&d->echo, d->calls, &d->echo_us) < 0 || duel_end_round(d) < 0)
-        return bench_fail(BENCH_FAILED, "the echo could not be measured");
+        return program_fail(BENCH_FAILED, "the echo could not be measured");
     return 0;
 }
 
@@ -133,15 +133,15 @@ static int hints_open(struct lookups *l, struct hints *h, uint32_t n_many)
 
     h->absent = malloc((size_t)n_many * RIG_KEY_BYTES);
     if (h->absent == NULL)
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     bench_keys(bench_run_id(), 1u << 30, n_many, h->absent);
     if (ucm_hints_open(l->rig.ns, l->rig.timeout_ms) < 0) {
-        bench_fail(0, "no hints: %s", ucm_errmsg());
+        program_fail(0, "no hints: %s", ucm_errmsg());
         return 0;
     }
     while (ucm_lookup_hint(l->rig.ns, l->keys, 1, NULL, &hint) == UCM_HINT_NONE)
         if (clock_ns() > until || ucm_hints_open(l->rig.ns, l->rig.timeout_ms) < 0)
-            return bench_fail(BENCH_FAILED, "the table of hints does not come");
+            return program_fail(BENCH_FAILED, "the table of hints does not come");
     h->there = true;
     return 0;
 }
@@ -158,7 +158,7 @@ static int hint_once(struct lookups *l, struct hints *h, const uint8_t *keys, ui
     struct ucm_hint hint;
 
     if (ucm_lookup_hint(l->rig.ns, keys, n, NULL, &hint) != 0)
-        return bench_fail(BENCH_FAILED, "the table of hints is of no use any more");
+        return program_fail(BENCH_FAILED, "the table of hints is of no use any more");
     h->asked += n;
     h->false_misses += n - hint.hits;
     return 0;
@@ -180,7 +180,7 @@ static int hints_time(struct lookups *l, struct hints *h, uint32_t n, unsigned c
             return rc;
     }
     return samples_add(us, (double)(clock_ns() - t) / 1e3 / calls) < 0
-               ? bench_fail(BENCH_FAILED, "memory ran out")
+               ? program_fail(BENCH_FAILED, "memory ran out")
                : 0;
 }
 
@@ -260,7 +260,7 @@ static int keep_present(struct lookups *l, uint32_t stored, uint32_t *present)
     uint32_t best = 0, best_first = 0, run = 0;
 
     if (found == NULL)
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     for (uint32_t at = 0, n; at < stored; at += n) {
         struct ucm_lookup lookup = {.keys = l->keys + (size_t)at * RIG_KEY_BYTES};
         uint32_t hits = 0;
@@ -269,7 +269,7 @@ static int keep_present(struct lookups *l, uint32_t stored, uint32_t *present)
         lookup.n_keys = n;
         if (ucm_lookup_each(l->rig.ns, &lookup, l->rig.timeout_ms, found, &hits, NULL) < 0) {
             free(found);
-            return bench_fail(BENCH_FAILED, "lookup: %s", ucm_errmsg());
+            return program_fail(BENCH_FAILED, "lookup: %s", ucm_errmsg());
         }
         for (uint32_t i = 0; i < n; i++) {
             run = found[i] != UCM_FOUND_NOT ? run + 1 : 0;
@@ -337,19 +337,19 @@ static int run(struct lookups *l, struct duel *one, struct duel *many, uint32_t 
         wanted = n_many;
     l->keys = malloc((size_t)wanted * RIG_KEY_BYTES);
     if (l->keys == NULL)
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     bench_keys(bench_run_id(), 0, wanted, l->keys);
     rc = populate(l, wanted, &stored);
     if (rc == 0)
         rc = keep_present(l, stored, &l->n_keys);
     if (rc == 0 && l->n_keys < n_many)
-        rc = bench_fail(BENCH_FAILED,
-                        "the daemon holds a run of %u blocks; %u are needed: its arena "
-                        "or index is too small",
-                        l->n_keys, n_many);
+        rc = program_fail(BENCH_FAILED,
+                          "the daemon holds a run of %u blocks; %u are needed: its arena "
+                          "or index is too small",
+                          l->n_keys, n_many);
     if (rc == 0 && l->n_keys < wanted)
-        bench_fail(0, "the daemon holds %u of %u blocks; each takes 4 KiB of its arena or NVMe",
-                   l->n_keys, wanted);
+        program_fail(0, "the daemon holds %u of %u blocks; each takes 4 KiB of its arena or NVMe",
+                     l->n_keys, wanted);
     if (rc == 0)
         rc = hints_open(l, &h, n_many);
     if (rc == 0)
@@ -359,7 +359,7 @@ static int run(struct lookups *l, struct duel *one, struct duel *many, uint32_t 
         report(l, &h, one, many, n_many, wanted);
     hints_free(&h);
     if (rig_evict(&l->rig, 0) < 0 && rc == 0)
-        rc = bench_fail(BENCH_FAILED, "evicting what was stored: %s", l->rig.error);
+        rc = program_fail(BENCH_FAILED, "evicting what was stored: %s", l->rig.error);
     free(l->keys);
     return rc;
 }
@@ -378,10 +378,10 @@ int bench_lookup(const struct args *a)
     o.blocks = REGION_BLOCKS;
     progress_begin(&l.progress, args_given(a, "quiet"));
     if (echo_start(&one.echo, REQUEST_BYTES(1), RESPONSE_BYTES) < 0)
-        return bench_fail(BENCH_FAILED, "the echo could not be started");
+        return program_fail(BENCH_FAILED, "the echo could not be started");
     if (echo_start(&many.echo, REQUEST_BYTES(n_many), RESPONSE_BYTES) < 0) {
         echo_stop(&one.echo);
-        return bench_fail(BENCH_FAILED, "the echo could not be started");
+        return program_fail(BENCH_FAILED, "the echo could not be started");
     }
     rc = rig_open(&l.rig, &o);
     if (rc < 0) {

@@ -42,10 +42,10 @@ static int dump_all(struct move *m, uint32_t round, double *seconds)
     *seconds = (double)(clock_ns() - t) / 1e9;
     m->unmoved += m->plan.n - moved.ok;
     if (moved.no_room > 0)
-        return bench_fail(BENCH_FAILED,
-                          "%u of %u blocks found no room in the daemon's arena: use a "
-                          "smaller --total or a larger arena.size",
-                          moved.no_room, m->plan.n);
+        return program_fail(BENCH_FAILED,
+                            "%u of %u blocks found no room in the daemon's arena: use a "
+                            "smaller --total or a larger arena.size",
+                            moved.no_room, m->plan.n);
     return 0;
 }
 
@@ -75,7 +75,7 @@ static int add(struct move *m, double seconds, double base)
 
     if (samples_add(&m->own, own) < 0 || samples_add(&m->base, base / 1e9) < 0 ||
         (base > 0 && samples_add(&m->ratio, own / (base / 1e9)) < 0))
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     return 0;
 }
 
@@ -153,8 +153,8 @@ static int measure(struct move *m)
     if (rig_evict(&m->rig, 0) < 0 && rc == 0)
         rc = bench_rig_fail(&m->rig, -UCM_EBUSY);
     if (rc == 0 && m->differing > 0)
-        rc = bench_fail(BENCH_DIFFERING, "%llu loaded blocks differ from what was stored",
-                        (unsigned long long)m->differing);
+        rc = program_fail(BENCH_DIFFERING, "%llu loaded blocks differ from what was stored",
+                          (unsigned long long)m->differing);
     return rc;
 }
 
@@ -165,11 +165,11 @@ static int run(struct move *m)
     m->keys = malloc((size_t)m->plan.n * RIG_KEY_BYTES);
     m->result = malloc(m->plan.n);
     if (m->keys == NULL || m->result == NULL)
-        rc = bench_fail(BENCH_FAILED, "memory ran out");
+        rc = program_fail(BENCH_FAILED, "memory ran out");
     else
         rc = copy_init(&m->copy, m->rig.memory, m->plan.n, m->rig.planes, m->rig.chunk,
                        (unsigned)args_number(m->args, "threads")) < 0
-                 ? bench_fail(BENCH_FAILED, "memory ran out")
+                 ? program_fail(BENCH_FAILED, "memory ran out")
                  : 0;
     m->plan.keys = m->keys;
     if (rc == 0) {

@@ -178,7 +178,7 @@ static int ids_write(struct record *r, uint64_t ns, const msgpack_object *keys, 
     for (uint64_t i = 0; i < n; i++) {
         if (block_id(r, ns, (const uint8_t *)keys->via.bin.ptr + i * key_bytes, key_bytes, &id) !=
             0)
-            return bench_fail(BENCH_FAILED, "memory ran out after %zu blocks", r->n_known);
+            return program_fail(BENCH_FAILED, "memory ran out after %zu blocks", r->n_known);
         fprintf(r->out, "%s%" PRIu64, i > 0 ? "," : "", id);
     }
     return 0;
@@ -199,7 +199,7 @@ static int record_write(struct record *r, const msgpack_object *record)
         fprintf(r->out, "{\"timestamp\":%" PRIu64 ",\"lost\":%" PRIu64 "}\n", ms, lost);
     dump = strcmp(answer_text(record, "method", method, sizeof method), "dump") == 0;
     if (keys == NULL || keys->type != MSGPACK_OBJECT_BIN || n == 0 || n > UCM_MAX_KEYS)
-        return bench_fail(BENCH_FAILED, "the daemon sent a record that is none");
+        return program_fail(BENCH_FAILED, "the daemon sent a record that is none");
     if (!dump && asked_again(r, record, keys)) {
         r->repeated++;
         return 0;
@@ -207,7 +207,7 @@ static int record_write(struct record *r, const msgpack_object *record)
     tenant = tenant_number(r, answer_text(record, "tenant", name, sizeof name));
     space = space_number(r, tenant, record);
     if (tenant == 0 || space == 0)
-        return bench_fail(BENCH_FAILED, "more than %d tenants or namespaces", NAMES_MAX);
+        return program_fail(BENCH_FAILED, "more than %d tenants or namespaces", NAMES_MAX);
     fprintf(r->out, "{\"timestamp\":%" PRIu64 ",\"%s\":[", ms,
             dump   ? "dumped_ids"
             : each ? "each_ids"
@@ -230,9 +230,9 @@ static int call(struct record *r, const struct msg_trace *m, struct answer *out)
     int rc = answer_call(r->client, UCM_METHOD_TRACE, m, (int)args_number(r->args, "timeout"), out);
 
     if (rc < 0)
-        return bench_fail(rc == -UCM_EDISCONNECTED || rc == -UCM_ENODAEMON ? BENCH_NO_DAEMON
-                                                                           : BENCH_FAILED,
-                          "%s", ucm_errmsg());
+        return program_fail(rc == -UCM_EDISCONNECTED || rc == -UCM_ENODAEMON ? BENCH_NO_DAEMON
+                                                                             : BENCH_FAILED,
+                            "%s", ucm_errmsg());
     return 0;
 }
 
@@ -293,7 +293,7 @@ static int record_file(struct record *r)
 
     r->out = fopen(r->path, "we");
     if (r->out == NULL)
-        return bench_fail(BENCH_FAILED, "%s: %s", r->path, strerror(errno));
+        return program_fail(BENCH_FAILED, "%s: %s", r->path, strerror(errno));
     fprintf(r->out, "{\"ucm_trace\":%d,\"program\":\"ucm-bench " UCM_VERSION "\"}\n",
             FORMAT_VERSION);
     rc = read_all(r);
@@ -302,7 +302,7 @@ static int record_file(struct record *r)
             ",\"repeated\":%" PRIu64 ",\"blocks\":%zu,\"lost\":%" PRIu64 "}\n",
             r->last_us / 1000, r->lookups, r->dumps, r->repeated, r->n_known, r->lost);
     if ((ferror(r->out) | fclose(r->out)) != 0 && rc == 0)
-        rc = bench_fail(BENCH_FAILED, "%s: %s", r->path, strerror(errno));
+        rc = program_fail(BENCH_FAILED, "%s: %s", r->path, strerror(errno));
     return rc != 0 ? rc : report(r);
 }
 
@@ -324,7 +324,7 @@ static int params_read(const struct args *a, struct msg_trace *m)
 static int record_open(struct record *r)
 {
     const struct args *a = r->args;
-    struct ucm_options options = {.socket = bench_socket(a),
+    struct ucm_options options = {.socket = program_socket(a),
                                   .name = program_name(),
                                   .default_timeout_ms = (int)args_number(a, "timeout")};
     struct msg_trace start;
@@ -334,9 +334,9 @@ static int record_open(struct record *r)
     if (rc != 0)
         return rc;
     if (getrandom(r->salt, sizeof r->salt, 0) != sizeof r->salt)
-        return bench_fail(BENCH_FAILED, "the kernel gives no random bytes");
+        return program_fail(BENCH_FAILED, "the kernel gives no random bytes");
     if (answer_connect(&options, options.default_timeout_ms, &r->client) < 0)
-        return bench_fail(BENCH_NO_DAEMON, "%s", ucm_errmsg());
+        return program_fail(BENCH_NO_DAEMON, "%s", ucm_errmsg());
     rc = call(r, &start, &answer);
     if (rc == 0)
         answer_close(&answer);
@@ -350,7 +350,7 @@ int bench_record(const struct args *a)
     int rc;
 
     if (r == NULL)
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     r->args = a;
     r->path = args_text(a, "out");
     progress_begin(&r->progress, args_given(a, "quiet"));

@@ -154,7 +154,7 @@ static int baselines(struct replay *r)
 
     if (echo_run(&r->echo, BASELINE_CALLS, &r->echo_us) < 0 || samples_add(&r->copy_in, in) < 0 ||
         samples_add(&r->copy_out, out) < 0)
-        return bench_fail(BENCH_FAILED, "the baselines could not be measured");
+        return program_fail(BENCH_FAILED, "the baselines could not be measured");
     return 0;
 }
 
@@ -213,7 +213,7 @@ static int play_all(struct replay *r)
         int got = workload_next(r->workload, &q, &e);
 
         if (got < 0)
-            return bench_fail(BENCH_FAILED, "%s", e.text);
+            return program_fail(BENCH_FAILED, "%s", e.text);
         if (got == 0)
             break;
         if (r->count.requests % BASELINE_EVERY == 0)
@@ -309,7 +309,7 @@ static int open_workload(struct replay *r)
     shape.conversations = (uint32_t)args_number(r->args, "conversations");
     rc = trace != NULL ? workload_trace(trace, &r->workload, &e)
                        : workload_generate(&shape, &r->workload, &e);
-    return rc < 0 ? bench_fail(BENCH_FAILED, "%s", e.text) : 0;
+    return rc < 0 ? program_fail(BENCH_FAILED, "%s", e.text) : 0;
 }
 
 static int run(struct replay *r)
@@ -319,10 +319,10 @@ static int run(struct replay *r)
     r->keys = malloc((size_t)WORKLOAD_MAX_BLOCKS * RIG_KEY_BYTES);
     r->lost_keys = malloc((size_t)WORKLOAD_MAX_BLOCKS * RIG_KEY_BYTES);
     if (r->keys == NULL || r->lost_keys == NULL) {
-        rc = bench_fail(BENCH_FAILED, "memory ran out");
+        rc = program_fail(BENCH_FAILED, "memory ran out");
     } else if (copy_init(&r->copy, r->rig.memory, r->rig.blocks, r->rig.planes, r->rig.chunk, 1) <
                0) {
-        rc = bench_fail(BENCH_FAILED, "memory ran out");
+        rc = program_fail(BENCH_FAILED, "memory ran out");
     } else {
         r->start_ns = clock_ns();
         rc = play_all(r);
@@ -333,8 +333,8 @@ static int run(struct replay *r)
     free(r->keys);
     free(r->lost_keys);
     if (rc == 0 && r->count.differing > 0)
-        rc = bench_fail(BENCH_DIFFERING, "%llu loaded blocks differ from what was stored",
-                        (unsigned long long)r->count.differing);
+        rc = program_fail(BENCH_DIFFERING, "%llu loaded blocks differ from what was stored",
+                          (unsigned long long)r->count.differing);
     return rc;
 }
 
@@ -365,7 +365,7 @@ int bench_replay(const struct args *a)
         return rc;
     if (echo_start(&r.echo, 1024, 24) < 0) {
         workload_free(r.workload);
-        return bench_fail(BENCH_FAILED, "the echo could not be started");
+        return program_fail(BENCH_FAILED, "the echo could not be started");
     }
     rc = rig_open(&r.rig, &o);
     if (rc < 0) {

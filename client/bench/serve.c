@@ -186,13 +186,13 @@ static int round_run(struct serve *s, struct cell *c, uint32_t e, uint64_t round
         if (sent < requests && under_way < c->at_once) {
             if (body_write(s, c, e, 1 + round * requests + sent) != 0 ||
                 completions_begin(s->http, s->url[e], s->body) != 0)
-                return bench_fail(BENCH_FAILED, "memory ran out");
+                return program_fail(BENCH_FAILED, "memory ran out");
             sent++;
             under_way++;
             continue;
         }
         if (completions_next(s->http, &done) != 1)
-            return bench_fail(BENCH_FAILED, "libcurl failed");
+            return program_fail(BENCH_FAILED, "libcurl failed");
         under_way--;
         completion_count(&c->served[e], &done);
         progress(s, c, e);
@@ -207,7 +207,7 @@ static int cell_warm(struct serve *s, struct cell *c, uint32_t e)
     struct completion done;
 
     if (body_write(s, c, e, 0) != 0 || completions_begin(s->http, s->url[e], s->body) != 0)
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     (void)completions_next(s->http, &done);
     return 0;
 }
@@ -361,7 +361,7 @@ static int report_json(struct serve *s)
         puts(text);
     cJSON_free(text);
     cJSON_Delete(j);
-    return text ? 0 : bench_fail(BENCH_FAILED, "memory ran out");
+    return text ? 0 : program_fail(BENCH_FAILED, "memory ran out");
 }
 
 static int report(struct serve *s)
@@ -375,7 +375,7 @@ static int report(struct serve *s)
     printf("seed %llu; times in milliseconds: to the first token, and for each further one\n\n",
            (unsigned long long)s->seed);
     rc = table_end(&s->table, stdout);
-    return rc == 0 ? 0 : bench_fail(BENCH_FAILED, "memory ran out");
+    return rc == 0 ? 0 : program_fail(BENCH_FAILED, "memory ran out");
 }
 
 /* ---- the command ---- */
@@ -391,7 +391,7 @@ static int cells_run(struct serve *s)
                 struct cell *c = calloc(1, sizeof *c);
 
                 if (c == NULL)
-                    return bench_fail(BENCH_FAILED, "memory ran out");
+                    return program_fail(BENCH_FAILED, "memory ran out");
                 c->tokens = s->tokens.v[t];
                 c->at_once = s->at_once.v[n];
                 c->hits = s->hits.v[h];
@@ -412,13 +412,13 @@ static int serve_open(struct serve *s)
     s->http =
         completions_new(AT_ONCE_MAX, args_number(s->args, "timeout"), getenv("OPENAI_API_KEY"));
     if (s->http == NULL)
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     for (uint32_t e = 0; e < s->endpoints; e++) {
         if (named)
             snprintf(s->model[e], MODEL_BYTES, "%s", named);
         else if (completions_model(s->http, s->url[e], s->model[e], MODEL_BYTES, error,
                                    sizeof error) != 0)
-            return bench_fail(BENCH_FAILED, "%s", error);
+            return program_fail(BENCH_FAILED, "%s", error);
     }
     return 0;
 }
@@ -443,7 +443,8 @@ static int serve_run(struct serve *s)
         cJSON_Delete(s->cells);
     else
         table_end(&s->table, NULL);
-    return rc == 0 && s->failed ? bench_fail(BENCH_FAILED, "a cell has not one whole answer") : rc;
+    return rc == 0 && s->failed ? program_fail(BENCH_FAILED, "a cell has not one whole answer")
+                                : rc;
 }
 
 int bench_serve(const struct args *a)

@@ -46,7 +46,7 @@ static int pair_add(struct pair *p, double own, double base)
 {
     if (samples_add(&p->own, own) < 0 || samples_add(&p->base, base) < 0 ||
         samples_add(&p->ratio, own / base) < 0)
-        return bench_fail(BENCH_FAILED, "memory ran out");
+        return program_fail(BENCH_FAILED, "memory ran out");
     return 0;
 }
 
@@ -99,7 +99,7 @@ static int daemon_close(struct tier *t)
     rig_close(&t->rig);
     rc = daemon_stop(&t->daemon);
     folder_empty(t);
-    return rc == 0 ? 0 : bench_fail(BENCH_FAILED, "the daemon did not end well");
+    return rc == 0 ? 0 : program_fail(BENCH_FAILED, "the daemon did not end well");
 }
 
 /* Starts a daemon on the empty folder, waits until it has its whole arena, and opens the rig on it. 0 or an exit
@@ -118,10 +118,10 @@ static int daemon_open(struct tier *t, struct rig_options *o)
     snprintf(backlog, sizeof(backlog), "nvme.backlog=%llu", arena_bytes);
     rc = daemon_start(&t->daemon, sets);
     if (rc < 0)
-        return bench_fail(BENCH_FAILED, "the daemon could not be started: %s", strerror(-rc));
+        return program_fail(BENCH_FAILED, "the daemon could not be started: %s", strerror(-rc));
     if (daemon_wait(&t->daemon, ANSWER_MS) < 0) {
         (void)daemon_stop(&t->daemon);
-        return bench_fail(BENCH_FAILED, "the daemon does not answer: %s", ucm_errmsg());
+        return program_fail(BENCH_FAILED, "the daemon does not answer: %s", ucm_errmsg());
     }
     o->socket = t->daemon.socket;
     rc = rig_open(&t->rig, o);
@@ -139,7 +139,7 @@ static int daemon_open(struct tier *t, struct rig_options *o)
 static int disk_slice(struct tier *t, bool write, double *rate)
 {
     return disk_run(&t->disk, write, t->seconds, rate) < 0
-               ? bench_fail(BENCH_FAILED, "%s", t->disk.why)
+               ? program_fail(BENCH_FAILED, "%s", t->disk.why)
                : 0;
 }
 
@@ -157,7 +157,7 @@ static int write_set(struct tier *t, uint64_t *ns)
     if (rc == 0)
         rc = rig_move(&t->rig, RIG_DUMP, &t->plan, NULL, &moved);
     if (rc == 0 && moved.ok < t->plan.n)
-        return bench_fail(BENCH_FAILED, "%u of %u blocks were stored", moved.ok, t->plan.n);
+        return program_fail(BENCH_FAILED, "%u of %u blocks were stored", moved.ok, t->plan.n);
     if (rc == 0)
         rc = rig_wait_written(&t->rig, before + t->plan.n);
     *ns = clock_ns() - start;
@@ -175,7 +175,7 @@ static int read_set(struct tier *t, enum rig_op op, uint64_t *ns)
         rc = rig_move(&t->rig, op, &t->plan, NULL, &moved);
     *ns = clock_ns() - start;
     if (rc == 0 && moved.ok < t->plan.n)
-        return bench_fail(BENCH_FAILED, "%u of %u blocks were read", moved.ok, t->plan.n);
+        return program_fail(BENCH_FAILED, "%u of %u blocks were read", moved.ok, t->plan.n);
     return rc < 0 ? bench_rig_fail(&t->rig, rc) : 0;
 }
 
@@ -256,9 +256,9 @@ static int measure_size(struct tier *t, uint64_t block_bytes)
         .bytes = t->total_bytes, .block_bytes = block_bytes, .depth = t->depth, .fio = t->fio};
     memset(t->rig.memory, 1, t->rig.memory_bytes);
     if (!t->keys)
-        rc = bench_fail(BENCH_FAILED, "memory ran out");
+        rc = program_fail(BENCH_FAILED, "memory ran out");
     else if (disk_make(&t->disk, t->folder, "baseline") < 0)
-        rc = bench_fail(BENCH_FAILED, "%s", t->disk.why);
+        rc = program_fail(BENCH_FAILED, "%s", t->disk.why);
     else
         rc = measure_rounds(t);
     if (daemon_close(t) != 0)
@@ -293,7 +293,7 @@ static int baseline_choose(struct tier *t)
 
     t->fio = strcmp(wanted, "loop") != 0 && disk_has_fio();
     if (strcmp(wanted, "fio") == 0 && !t->fio)
-        return bench_fail(BENCH_FAILED, "fio can't be run: install it, or use --baseline loop");
+        return program_fail(BENCH_FAILED, "fio can't be run: install it, or use --baseline loop");
     return 0;
 }
 
@@ -311,12 +311,12 @@ int bench_tier(const struct args *a)
     if (rc != 0)
         return rc;
     if (access(t.daemon.path, X_OK) != 0)
-        return bench_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
-                          t.daemon.path, strerror(errno));
+        return program_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
+                            t.daemon.path, strerror(errno));
     snprintf(t.folder, sizeof(t.folder), "%s/ucm-bench-XXXXXX", args_text(a, "dir"));
     if (!mkdtemp(t.folder))
-        return bench_fail(BENCH_FAILED, "%s: %s; name a folder on the disk with --dir", t.folder,
-                          strerror(errno));
+        return program_fail(BENCH_FAILED, "%s: %s; name a folder on the disk with --dir", t.folder,
+                            strerror(errno));
     t.daemon.dir = t.folder;
     progress_begin(&t.progress, args_given(a, "quiet"));
     report_begin(&t.report, "tier", args_given(a, "json"));

@@ -186,6 +186,7 @@ int cmd_verify(const struct args *a)
         return offline_verify(args_text(a, "offline"), args_text(a, "state"), args_given(a, "json"),
                               args_given(a, "salvage"), args_given(a, "lift-quarantine"));
     if (args_given(a, "salvage") || args_given(a, "lift-quarantine") || args_given(a, "state"))
-        return ctl_fail(CTL_USAGE, "--salvage, --lift-quarantine and --state need --offline PATH");
+        return program_fail(CTL_USAGE,
+                            "--salvage, --lift-quarantine and --state need --offline PATH");
     return verify(a);
 }

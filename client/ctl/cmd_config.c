@@ -29,8 +29,8 @@ static int reload_failed(const msgpack_object *result)
     answer_text(result, "file", file, sizeof file);
     if (answer_u64(result, "line") > 0)
         snprintf(line, sizeof line, ":%" PRIu64, answer_u64(result, "line"));
-    return ctl_fail(CTL_ERROR, "refused, and nothing changed: %s%s%s%s", file, line,
-                    file[0] != '\0' ? ": " : "", why);
+    return program_fail(CTL_ERROR, "refused, and nothing changed: %s%s%s%s", file, line,
+                        file[0] != '\0' ? ": " : "", why);
 }
 
 static int print_reload(const struct args *a, const msgpack_object *result)

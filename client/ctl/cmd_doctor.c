@@ -31,7 +31,7 @@ static void check_daemon(struct doctor *d)
     if (d->client == NULL) {
         doctor_add(d, DOCTOR_SKIP, "daemon",
                    "systemctl start ucmd, or name its socket with --socket",
-                   "none answers at %s: what needs one is left out", ctl_socket(d->a));
+                   "none answers at %s: what needs one is left out", program_socket(d->a));
         return;
     }
     if (answer_call(d->client, UCM_METHOD_HEALTH, NULL, (int)args_number(d->a, "timeout"),

@@ -76,24 +76,24 @@ static int target_open(struct target *t, const char *path)
     int rc;
 
     if (stat(path, &st) < 0)
-        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
+        return program_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
-        return ctl_fail(CTL_ERROR, "%s is neither a block device nor a file", path);
+        return program_fail(CTL_ERROR, "%s is neither a block device nor a file", path);
     t->fd = offline_take(path, S_ISBLK(st.st_mode));
     if (t->fd == -EBUSY || t->fd == -EWOULDBLOCK)
-        return ctl_fail(CTL_ERROR,
-                        "%s is in use: mounted, part of something else, or a daemon has it", path);
+        return program_fail(
+            CTL_ERROR, "%s is in use: mounted, part of something else, or a daemon has it", path);
     rc = t->fd < 0 ? t->fd : io_length(t->fd, &t->bytes);
     if (rc < 0)
-        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(-rc));
+        return program_fail(CTL_ERROR, "%s: %s", path, strerror(-rc));
     t->ends = t->bytes < ENDS ? (size_t)t->bytes : ENDS;
     t->first = calloc(1, ENDS);
     t->last = calloc(1, ENDS);
     if (!t->first || !t->last)
-        return ctl_fail(CTL_ERROR, "no memory");
+        return program_fail(CTL_ERROR, "no memory");
     rc = ends_transfer(t, false);
     if (rc < 0)
-        return ctl_fail(CTL_ERROR, "%s can't be read: %s", path, strerror(-rc));
+        return program_fail(CTL_ERROR, "%s can't be read: %s", path, strerror(-rc));
     return CTL_OK;
 }
 
@@ -121,8 +121,8 @@ static int target_format(struct target *t, const struct args *a, const char *pat
     int rc = CTL_OK;
 
     if (what && !args_given(a, "force"))
-        return ctl_fail(CTL_ERROR, "%s holds %s: nothing was done; --force destroys it", path,
-                        what);
+        return program_fail(CTL_ERROR, "%s holds %s: nothing was done; --force destroys it", path,
+                            what);
     if (what)
         rc = ctl_confirm(a, "%s holds %s. Destroy it?", path, what);
     if (rc != CTL_OK)
@@ -134,7 +134,7 @@ static int target_format(struct target *t, const struct args *a, const char *pat
     if (rc == 0)
         rc = mark_write(t);
     if (rc < 0)
-        return ctl_fail(CTL_ERROR, "%s can't be written: %s", path, strerror(-rc));
+        return program_fail(CTL_ERROR, "%s can't be written: %s", path, strerror(-rc));
     return format_print(a, t, path, what);
 }
 

@@ -424,7 +424,7 @@ static int print_text(const struct offline *o)
         table_cell(&t, "%" PRIu64, s->corrupt);
         table_cell(&t, "%" PRIu64, s->purged);
     }
-    return table_end(&t, stdout) == 0 ? CTL_OK : ctl_fail(CTL_ERROR, "no memory");
+    return table_end(&t, stdout) == 0 ? CTL_OK : program_fail(CTL_ERROR, "no memory");
 }
 
 static void walk(struct offline *o)
@@ -445,14 +445,14 @@ int offline_verify(const char *path, const char *state, bool json, bool salvage,
     if (rc == CTL_OK) {
         walk(&o);
         if (o.halt)
-            rc = ctl_fail(CTL_ERROR, "%s: verify ended before the end of the file", o.halt);
+            rc = program_fail(CTL_ERROR, "%s: verify ended before the end of the file", o.halt);
         else
             rc = json ? print_json(&o) : print_text(&o);
     }
     if (rc == CTL_OK && o.unread)
-        rc = ctl_fail(CTL_ERROR, "%s could not be read: %s", o.unread, strerror(-o.error));
+        rc = program_fail(CTL_ERROR, "%s could not be read: %s", o.unread, strerror(-o.error));
     else if (rc == CTL_OK && o.error != 0)
-        rc = ctl_fail(CTL_ERROR, "not all could be repaired: %s", strerror(-o.error));
+        rc = program_fail(CTL_ERROR, "not all could be repaired: %s", strerror(-o.error));
     else if (rc == CTL_OK && anything_wrong(&o))
         rc = CTL_CORRUPT;
     offline_close(&o);

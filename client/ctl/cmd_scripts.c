@@ -59,7 +59,7 @@ int ctl_script(const struct args *a, const char *name)
     int n = 0;
 
     if (!script_find(name, path))
-        return ctl_fail(CTL_ERROR, "%s: where ucmctl lies is not known", name);
+        return program_fail(CTL_ERROR, "%s: where ucmctl lies is not known", name);
     word[n++] = path;
     for (size_t i = 0; i < a->n_options; i++)
         n += option_words(a, i, names[i], numbers[i], &word[n]);
@@ -69,7 +69,7 @@ int ctl_script(const struct args *a, const char *name)
     word[n] = NULL;
     fflush(stdout);
     execv(path, word);
-    return ctl_fail(CTL_ERROR, "%s can't be run: %s; it needs python3", path, strerror(errno));
+    return program_fail(CTL_ERROR, "%s can't be run: %s; it needs python3", path, strerror(errno));
 }
 
 int cmd_plan(const struct args *a)

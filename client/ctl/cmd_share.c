@@ -57,7 +57,8 @@ static int root_find(const struct args *a, const char *word, uint64_t *root)
                    word) == 0)
             *root = i + 1;
     answer_close(&stats);
-    return *root > 0 ? CTL_OK : ctl_fail(CTL_ERROR, "no root is called %s: see ucmctl share", word);
+    return *root > 0 ? CTL_OK
+                     : program_fail(CTL_ERROR, "no root is called %s: see ucmctl share", word);
 }
 
 static int collect_print(const struct args *a, const msgpack_object *counts)

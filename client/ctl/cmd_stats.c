@@ -80,7 +80,7 @@ static int print_prometheus(const msgpack_object *stats)
     struct exposition *x = calloc(1, sizeof *x);
 
     if (x == NULL)
-        return ctl_fail(CTL_ERROR, "memory ran out");
+        return program_fail(CTL_ERROR, "memory ran out");
     answer_exposition(stats, x);
     exposition_write(x, EXPOSITION_PROMETHEUS, stdout);
     free(x);

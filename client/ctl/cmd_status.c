@@ -16,7 +16,7 @@ static cJSON *status_json(const struct args *a, const msgpack_object *stats,
     const struct ctl *c = a->ctx;
     cJSON *j = cJSON_CreateObject();
 
-    cJSON_AddStringToObject(j, "socket", ctl_socket(a));
+    cJSON_AddStringToObject(j, "socket", program_socket(a));
     cJSON_AddStringToObject(j, "tenant", c->server.tenant);
     cJSON_AddBoolToObject(j, "admin", c->server.admin);
     if (status != NULL)
@@ -205,7 +205,7 @@ static void print_status(const struct args *a, const msgpack_object *stats,
     const struct ctl *c = a->ctx;
     char up[HUMAN_BYTES], text[64];
 
-    printf("daemon     %s at %s, pid %" PRIu64 ", up %s\n", c->server.server, ctl_socket(a),
+    printf("daemon     %s at %s, pid %" PRIu64 ", up %s\n", c->server.server, program_socket(a),
            answer_u64(stats, "pid"), human_duration(up, answer_u64(stats, "uptime_ms")));
     answer_text(health, "status", text, sizeof text);
     printf("health     %s%s\n", text, recovers_too(health, text));
@@ -276,7 +276,7 @@ int cmd_health(const struct args *a)
     int rc;
 
     if (args_given(a, "live") && args_given(a, "ready"))
-        return ctl_fail(CTL_USAGE, "--live and --ready are two questions; ask one");
+        return program_fail(CTL_USAGE, "--live and --ready are two questions; ask one");
     rc = ctl_show(a, UCM_METHOD_HEALTH, NULL, print_health);
     if (rc != CTL_ERROR)
         return rc;

@@ -41,7 +41,7 @@ static int tenants_read(const struct args *a, cJSON ***out, uint32_t *n)
             grown[(*n)++] = answer_json(answer_at(page.root, "tenants", i));
         answer_close(&page);
         if (!grown)
-            return ctl_fail(CTL_ERROR, "memory ran out");
+            return program_fail(CTL_ERROR, "memory ran out");
     } while (cursor != 0);
     qsort(*out, *n, sizeof(**out), by_name);
     return CTL_OK;

@@ -44,7 +44,7 @@ static int print_frame(struct top *t, const struct top_frame *f)
     if (t->frames > 0)
         putchar('\n');
     if (top_print(f, stdout) != 0)
-        return ctl_fail(CTL_ERROR, "memory ran out");
+        return program_fail(CTL_ERROR, "memory ran out");
     fflush(stdout);
     return CTL_OK;
 }
@@ -60,12 +60,12 @@ static int show_frame(struct top *t, const struct top_frame *f)
         return print_frame(t, f);
     out = open_memstream(&text, &n);
     if (out == NULL)
-        return ctl_fail(CTL_ERROR, "memory ran out");
+        return program_fail(CTL_ERROR, "memory ran out");
     rc = top_print(f, out);
     if (fclose(out) == 0 && rc == 0)
         screen_show(text);
     free(text);
-    return rc == 0 ? CTL_OK : ctl_fail(CTL_ERROR, "memory ran out");
+    return rc == 0 ? CTL_OK : program_fail(CTL_ERROR, "memory ran out");
 }
 
 /* A daemon that went away may come back: the screen says so and goes on. */
@@ -75,7 +75,7 @@ static void show_trouble(const struct top *t, int status)
     char text[512];
 
     snprintf(text, sizeof text, "The daemon at %s does not answer: %s\nTrying again. q ends.\n",
-             ctl_socket(t->a), why[0] != '\0' ? why : ucm_strerror(status));
+             program_socket(t->a), why[0] != '\0' ? why : ucm_strerror(status));
     screen_show(text);
 }
 

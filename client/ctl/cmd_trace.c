@@ -332,7 +332,7 @@ static int file_begin(struct trace_file *f)
 {
     f->out = fopen(f->path, "we");
     if (!f->out)
-        return ctl_fail(CTL_ERROR, "%s: %s", f->path, strerror(errno));
+        return program_fail(CTL_ERROR, "%s: %s", f->path, strerror(errno));
     f->first = true;
     fprintf(f->out, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
     return CTL_OK;
@@ -350,8 +350,8 @@ static int file_end(struct trace_file *f, int rc)
     written = fclose(f->out) == 0 && written;
     free(f->group);
     if (rc == CTL_OK && !written)
-        return ctl_fail(CTL_ERROR, "%s: %s", f->path, strerror(errno));
-    return rc == CTL_OK && f->failed ? ctl_fail(CTL_ERROR, "memory ran out") : rc;
+        return program_fail(CTL_ERROR, "%s: %s", f->path, strerror(errno));
+    return rc == CTL_OK && f->failed ? program_fail(CTL_ERROR, "memory ran out") : rc;
 }
 
 static int report_json(const struct trace_file *f)

@@ -7,44 +7,22 @@
 #include <string.h>
 #include <unistd.h>
 
-int ctl_fail(int code, const char *format, ...)
-{
-    va_list ap;
-
-    fflush(stdout);
-    fprintf(stderr, "%s: ", program_name());
-    va_start(ap, format);
-    vfprintf(stderr, format, ap);
-    va_end(ap);
-    fputc('\n', stderr);
-    return code;
-}
-
-const char *ctl_socket(const struct args *a)
-{
-    const char *path = args_text(a, "socket");
-
-    if (path == NULL)
-        path = getenv("UCM_SOCKET");
-    return path != NULL && path[0] != '\0' ? path : UCM_DEFAULT_SOCKET;
-}
-
 static int fail_status(const struct args *a, int status, bool connecting)
 {
-    const char *text = ucm_errmsg(), *socket = ctl_socket(a);
+    const char *text = ucm_errmsg(), *socket = program_socket(a);
 
     if (status == -UCM_ENODAEMON)
-        return ctl_fail(CTL_NO_DAEMON,
-                        "no daemon listens on %s. Start it with 'systemctl start ucmd' or "
-                        "'ucmd --set socket=%s', or name another socket with --socket PATH or "
-                        "$UCM_SOCKET.",
-                        socket, socket);
+        return program_fail(CTL_NO_DAEMON,
+                            "no daemon listens on %s. Start it with 'systemctl start ucmd' or "
+                            "'ucmd --set socket=%s', or name another socket with --socket PATH or "
+                            "$UCM_SOCKET.",
+                            socket, socket);
     if (status == -UCM_EDISCONNECTED || (connecting && status == -UCM_EDEADLINE))
-        return ctl_fail(CTL_NO_DAEMON, "the daemon at %s does not answer: %s", socket,
-                        text[0] != '\0' ? text : ucm_strerror(status));
+        return program_fail(CTL_NO_DAEMON, "the daemon at %s does not answer: %s", socket,
+                            text[0] != '\0' ? text : ucm_strerror(status));
     if (text[0] == '\0')
-        return ctl_fail(CTL_ERROR, "%s", ucm_strerror(status));
-    return ctl_fail(CTL_ERROR, "%s (%s)", text, ucm_strerror(status));
+        return program_fail(CTL_ERROR, "%s", ucm_strerror(status));
+    return program_fail(CTL_ERROR, "%s (%s)", text, ucm_strerror(status));
 }
 
 int ctl_status(const struct args *a, int status)
@@ -61,7 +39,7 @@ int ctl_connect_quietly(const struct args *a)
 {
     struct ctl *c = a->ctx;
     const struct ucm_options options = {
-        .name = program_name(), .socket = ctl_socket(a), .default_timeout_ms = timeout_ms(a)};
+        .name = program_name(), .socket = program_socket(a), .default_timeout_ms = timeout_ms(a)};
     int rc = 0;
 
     if (c->client == NULL) {
@@ -123,7 +101,7 @@ int ctl_print_json(cJSON *document, bool one_line)
         text = one_line ? cJSON_PrintUnformatted(document) : cJSON_Print(document);
     cJSON_Delete(document);
     if (text == NULL)
-        return ctl_fail(CTL_ERROR, "memory ran out");
+        return program_fail(CTL_ERROR, "memory ran out");
     puts(text);
     fflush(stdout);
     cJSON_free(text);
@@ -209,7 +187,7 @@ void ctl_table_row(struct table *t, const struct ctl_column *columns, const msgp
 
 int ctl_table_end(struct table *t)
 {
-    return table_end(t, stdout) < 0 ? ctl_fail(CTL_ERROR, "memory ran out") : CTL_OK;
+    return table_end(t, stdout) < 0 ? program_fail(CTL_ERROR, "memory ran out") : CTL_OK;
 }
 
 int ctl_table(const msgpack_object *map, const char *array, const struct ctl_column *columns)
@@ -291,14 +269,14 @@ int ctl_namespace_find(const struct args *a, const char *name, struct ctl_namesp
     if (search.found == 1)
         return CTL_OK;
     if (search.found > 1)
-        return ctl_fail(CTL_ERROR,
-                        "%" PRIu32
-                        " namespaces have fingerprints that begin with '%s'; give more of it",
-                        search.found, name);
-    return ctl_fail(CTL_ERROR,
-                    "no namespace '%s': give its number or the first %d digits or more of its "
-                    "fingerprint, as '%s namespaces' shows them",
-                    name, CTL_FINGERPRINT_DIGITS, program_name());
+        return program_fail(CTL_ERROR,
+                            "%" PRIu32
+                            " namespaces have fingerprints that begin with '%s'; give more of it",
+                            search.found, name);
+    return program_fail(CTL_ERROR,
+                        "no namespace '%s': give its number or the first %d digits or more of its "
+                        "fingerprint, as '%s namespaces' shows them",
+                        name, CTL_FINGERPRINT_DIGITS, program_name());
 }
 
 static bool parse_hex(const char *text, uint8_t *out, size_t n)
@@ -321,7 +299,7 @@ int ctl_keys(const struct args *a, char **word, int n_words, const struct ctl_na
         return CTL_OK;
     p = calloc((size_t)n_words, ns->key_bytes);
     if (p == NULL)
-        return ctl_fail(CTL_ERROR, "memory ran out");
+        return program_fail(CTL_ERROR, "memory ran out");
     for (int i = 0; i < n_words; i++) {
         if (!parse_hex(word[i], p + (size_t)i * ns->key_bytes, ns->key_bytes)) {
             free(p);
@@ -349,6 +327,6 @@ int ctl_confirm(const struct args *a, const char *format, ...)
     va_end(ap);
     fprintf(stderr, " [y/N] ");
     if (fgets(line, sizeof line, stdin) == NULL || (line[0] != 'y' && line[0] != 'Y'))
-        return ctl_fail(CTL_ERROR, "nothing was done");
+        return program_fail(CTL_ERROR, "nothing was done");
     return CTL_OK;
 }

@@ -49,16 +49,11 @@ int ctl_connect_quietly(const struct args *a);
 /* Becomes the Python program `name`, with all options that have a value, and the words. Returns only
  * if that fails. */
 int ctl_script(const struct args *a, const char *name);
-/* The path of the daemon's socket. */
-const char *ctl_socket(const struct args *a);
 /* Prints and frees the document (NULL: memory ran out). */
 int ctl_print_json(cJSON *document, bool one_line);
 void ctl_json_u64(cJSON *object, const char *name, uint64_t v);
 /* Adds the counts of a result: a field that is absent is 0. NULL ends the list. */
 void ctl_json_counts(cJSON *object, const msgpack_object *map, const char *const *fields);
-
-/* Prints "ucmctl: sentence" and returns `code`. */
-int ctl_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- tables of the daemon's objects ---- */
 

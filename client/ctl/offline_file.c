@@ -39,8 +39,8 @@ static int file_open(struct offline *o)
     if (o->salvage || o->lift) {
         o->fd = offline_take(o->file, o->device);
         if (o->fd == -EBUSY || o->fd == -EWOULDBLOCK)
-            return ctl_fail(CTL_ERROR, "%s is in use: nothing was changed; stop ucmd first",
-                            o->file);
+            return program_fail(CTL_ERROR, "%s is in use: nothing was changed; stop ucmd first",
+                                o->file);
     } else {
         o->fd = open(o->file, O_RDONLY | O_CLOEXEC);
         if (o->fd < 0)
@@ -49,7 +49,7 @@ static int file_open(struct offline *o)
             fprintf(stderr, "%s is in use: what is being written now may seem corrupt\n", o->file);
     }
     if (o->fd < 0)
-        return ctl_fail(CTL_ERROR, "%s: %s", o->file, strerror(-o->fd));
+        return program_fail(CTL_ERROR, "%s: %s", o->file, strerror(-o->fd));
     return CTL_OK;
 }
 
@@ -59,28 +59,29 @@ static int super_read(struct offline *o)
     int rc = io_length(o->fd, &o->size);
 
     if (rc < 0)
-        return ctl_fail(CTL_ERROR, "%s: %s", o->file, strerror(-rc));
+        return program_fail(CTL_ERROR, "%s: %s", o->file, strerror(-rc));
     rc = io_read(o->fd, page, NVME_PAGE, NVME_SUPER_OFFSET);
     if (rc == 0)
         rc = nvme_super_decode(page, &o->super);
     if (rc == -EPROTONOSUPPORT)
-        return ctl_fail(CTL_ERROR,
-                        "%s has storage format version %u and this ucmctl reads %u: use the one "
-                        "that came with the ucmd that wrote it",
-                        o->file, nvme_super_version(page), NVME_FORMAT_VERSION);
+        return program_fail(
+            CTL_ERROR,
+            "%s has storage format version %u and this ucmctl reads %u: use the one "
+            "that came with the ucmd that wrote it",
+            o->file, nvme_super_version(page), NVME_FORMAT_VERSION);
     if (rc == -EBADMSG || (rc == 0 && o->super.data_offset > o->size))
-        return ctl_fail(CTL_CORRUPT,
-                        "%s: the superblock is damaged, and without it nothing can be found: %s "
-                        "to start empty",
-                        o->file,
-                        o->as_it_is ? "run 'ucmctl format --force' on it"
-                                    : "delete the folder's three files");
+        return program_fail(
+            CTL_CORRUPT,
+            "%s: the superblock is damaged, and without it nothing can be found: %s "
+            "to start empty",
+            o->file,
+            o->as_it_is ? "run 'ucmctl format --force' on it" : "delete the folder's three files");
     if (rc < 0)
-        return ctl_fail(CTL_ERROR, "%s is not a file of ucmd's NVMe tier", o->file);
+        return program_fail(CTL_ERROR, "%s is not a file of ucmd's NVMe tier", o->file);
     if ((o->size - o->super.data_offset) / o->super.segment_bytes > SEGMENTS_MAX)
-        return ctl_fail(CTL_ERROR, "%s is longer than a file of ucmd's can be", o->file);
+        return program_fail(CTL_ERROR, "%s is longer than a file of ucmd's can be", o->file);
     o->payload = malloc(o->super.segment_bytes);
-    return o->payload ? CTL_OK : ctl_fail(CTL_ERROR, "no memory");
+    return o->payload ? CTL_OK : program_fail(CTL_ERROR, "no memory");
 }
 
 /* nvme.state has a folder for it, named after its UUID. */
@@ -92,11 +93,11 @@ static int folder_find(struct offline *o, const char *state)
         return CTL_OK;
     nvme_uuid_text(o->super.uuid, name);
     if (snprintf(o->folder, sizeof(o->folder), "%s/%s", state, name) >= (int)sizeof(o->folder))
-        return ctl_fail(CTL_USAGE, "the name of the folder is too long");
+        return program_fail(CTL_USAGE, "the name of the folder is too long");
     if (access(o->folder, F_OK) == 0)
         return CTL_OK;
     if (o->salvage)
-        return ctl_fail(CTL_ERROR, "%s: %s; nothing was changed", o->folder, strerror(errno));
+        return program_fail(CTL_ERROR, "%s: %s; nothing was changed", o->folder, strerror(errno));
     fprintf(stderr, "%s: %s\n", o->folder, strerror(errno));
     return CTL_OK;
 }
@@ -108,25 +109,25 @@ static int entry_find(struct offline *o, const char *path, const char *state)
     int n;
 
     if (stat(path, &st) < 0)
-        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
+        return program_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
     o->as_it_is = !S_ISDIR(st.st_mode);
     n = snprintf(o->file, sizeof(o->file), "%s%s", path, o->as_it_is ? "" : "/" NVME_CACHE_FILE);
     if (n >= (int)sizeof(o->file))
-        return ctl_fail(CTL_USAGE, "the path is too long");
+        return program_fail(CTL_USAGE, "the path is too long");
     if (!o->as_it_is)
         memcpy(o->folder, path, strlen(path) + 1);
     if (!o->as_it_is && state)
-        return ctl_fail(CTL_USAGE, "%s is a folder, and needs no --state", path);
+        return program_fail(CTL_USAGE, "%s is a folder, and needs no --state", path);
     if (!o->as_it_is && stat(o->file, &st) < 0)
-        return ctl_fail(CTL_ERROR, "%s: %s", o->file, strerror(errno));
+        return program_fail(CTL_ERROR, "%s: %s", o->file, strerror(errno));
     o->device = S_ISBLK(st.st_mode);
     if (!o->device && !S_ISREG(st.st_mode))
-        return ctl_fail(CTL_ERROR, "%s is neither a regular file nor a block device", o->file);
+        return program_fail(CTL_ERROR, "%s is neither a regular file nor a block device", o->file);
     if (o->as_it_is && !state && o->salvage)
-        return ctl_fail(CTL_USAGE,
-                        "%s is no folder: --salvage needs --state FOLDER, "
-                        "the nvme.state of its daemon",
-                        path);
+        return program_fail(CTL_USAGE,
+                            "%s is no folder: --salvage needs --state FOLDER, "
+                            "the nvme.state of its daemon",
+                            path);
     return CTL_OK;
 }
 

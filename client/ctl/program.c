@@ -1,5 +1,6 @@
 #include "client/ctl/program.h"
 
+#include "client/include/ucmclient.h"
 #include "proto/units.h"
 
 #include <assert.h>
@@ -18,6 +19,28 @@ static const struct arg_option own_options[] = {{.name = "help"}, {.name = "vers
 const char *program_name(void)
 {
     return name_ != NULL ? name_ : "ucm";
+}
+
+int program_fail(int code, const char *format, ...)
+{
+    va_list ap;
+
+    fflush(stdout);
+    fprintf(stderr, "%s: ", program_name());
+    va_start(ap, format);
+    vfprintf(stderr, format, ap);
+    va_end(ap);
+    fputc('\n', stderr);
+    return code;
+}
+
+const char *program_socket(const struct args *a)
+{
+    const char *path = args_text(a, "socket");
+
+    if (path == NULL)
+        path = getenv("UCM_SOCKET");
+    return path != NULL && path[0] != '\0' ? path : UCM_DEFAULT_SOCKET;
 }
 
 /* ---- values ---- */

@@ -97,5 +97,9 @@ int program_usage_error(const struct args *a, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* The running program's name. */
 const char *program_name(void);
+/* Prints "NAME: sentence" and returns `code`. */
+int program_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The path of the daemon's socket: --socket, else $UCM_SOCKET, else the default. */
+const char *program_socket(const struct args *a);
 
 #endif

@@ -38,7 +38,6 @@ static int row_add(struct top_rows *rows, const msgpack_object *o, const char *n
     answer_text(o, name, row->name, sizeof row->name);
     answer_text(o, "tenant", row->tenant, sizeof row->tenant);
     row->ns = number != NULL ? answer_u64(o, number) : 0;
-    row->counted = answer_get(o, count_fields[TOP_LOAD]) != NULL;
     for (int i = 0; i < TOP_COUNTS; i++)
         row->count[i] = answer_u64(o, count_fields[i]);
     if (answer_get(o, "lookup_times") == NULL)
@@ -60,7 +59,6 @@ int top_read_stats(struct top_sample *s, const msgpack_object *stats)
         return -UCM_ENOMEMORY;
     answer_exposition(stats, s->x);
     answer_text(stats, "instance", s->instance, sizeof s->instance);
-    s->histograms = answer_count(stats, "histograms") > 0;
     for (uint32_t i = 0; rc == 0 && i < answer_count(stats, "tenants"); i++)
         rc = row_add(&s->tenants, answer_at(stats, "tenants", i), "name", NULL);
     return rc;
@@ -182,11 +180,9 @@ struct top_rates top_row_rates(const struct top_frame *f, const struct top_row *
                                const struct top_row *before)
 {
     const struct top_histograms *then = before != NULL ? before->histograms : NULL;
-    struct top_rates r = {TOP_UNKNOWN, TOP_UNKNOWN, TOP_UNKNOWN, TOP_UNKNOWN, no_times, no_times};
+    struct top_rates r = {.lookup = no_times, .load_times = no_times};
     double by[TOP_COUNTERS];
 
-    if (!row->counted)
-        return r;
     for (int i = 0; i < TOP_COUNTERS; i++)
         by[i] = grown(before != NULL ? before->count[i] : 0, row->count[i]) / f->seconds;
     r.load = by[TOP_LOAD];

@@ -1,7 +1,6 @@
 /* What `ucmctl top` shows: two samples of a daemon's counters, and what happened between them.
  *
- * Promise: what the daemon does not say (an older one has no histograms, and no counters by namespace)
- * is unknown, and neither 0 nor a failure. One thread. */
+ * Promise: a ratio of nothing and a time of no request are unknown, and not 0. One thread. */
 #ifndef UCM_CTL_TOP_H
 #define UCM_CTL_TOP_H
 
@@ -33,9 +32,8 @@ struct top_row {
     char name[160];  /* the tenant, or the namespace's model */
     char tenant[64]; /* of a namespace */
     uint64_t ns;     /* its number; 0: a tenant */
-    bool counted;    /* the counters are known */
     uint64_t count[TOP_COUNTS];
-    struct top_histograms *histograms; /* NULL: not known */
+    struct top_histograms *histograms; /* of a tenant; else NULL */
 };
 
 struct top_rows {
@@ -47,7 +45,6 @@ struct top_rows {
 struct top_sample {
     char instance[33];
     struct exposition *x;
-    bool histograms; /* the daemon has them */
     struct top_rows tenants, namespaces;
 };
 
@@ -69,7 +66,7 @@ struct top_times {
     double p50_us, p99_us; /* TOP_UNKNOWN without requests */
 };
 
-/* Of the whole daemon, or of one row. Rates are per second; TOP_UNKNOWN: not known. */
+/* Of the whole daemon, or of one row. Rates are per second; hits: TOP_UNKNOWN without lookups. */
 struct top_rates {
     double load, dump;                   /* bytes */
     double hits;                         /* 0 to 1 */

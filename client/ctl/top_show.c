@@ -1,5 +1,5 @@
 /* A frame of top as text and as JSON. */
-#include "client/ctl/table.h"
+#include "client/ctl/ctl.h"
 #include "client/ctl/top.h"
 
 #include <errno.h>
@@ -95,11 +95,8 @@ static void print_work(const struct top_frame *f, FILE *out)
                     micros(a, f->load_tier[i].p99_us), tiers[i]);
     fprintf(out, "\ndump      %8s GB/s  ", rate(a, f->all.dump));
     print_times(&f->dump, out);
-    if (f->to->histograms)
-        fprintf(out, "\nwaiting   %8" PRIu64 " for DRAM, the longest for %s; ", m->slot_waiters,
-                human_us(a, m->slot_wait_oldest_us));
-    else
-        fprintf(out, "\nwaiting          - for DRAM; ");
+    fprintf(out, "\nwaiting   %8" PRIu64 " for DRAM, the longest for %s; ", m->slot_waiters,
+            human_us(a, m->slot_wait_oldest_us));
     fprintf(out, "%" PRIu64 " have waited, p99 %s\n", f->slot_wait.n,
             micros(a, f->slot_wait.p99_us));
 }
@@ -237,17 +234,11 @@ static void json_number(cJSON *o, const char *name, double v)
     cJSON_AddItemToObject(o, name, v < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(v));
 }
 
-static void json_u64(cJSON *o, const char *name, uint64_t v)
-{
-    cJSON_AddItemToObject(o, name, answer_json_u64(v));
-}
-
-static cJSON *json_times(cJSON *j, const char *name, const struct top_frame *f,
-                         const struct top_times *t)
+static cJSON *json_times(cJSON *j, const char *name, const struct top_times *t)
 {
     cJSON *o = cJSON_AddObjectToObject(j, name);
 
-    json_number(o, "count", f->to->histograms ? (double)t->n : TOP_UNKNOWN);
+    ctl_json_u64(o, "count", t->n);
     json_number(o, "p50_us", t->p50_us);
     json_number(o, "p99_us", t->p99_us);
     return o;
@@ -273,7 +264,7 @@ static void json_rows(cJSON *j, const char *name, const struct top_frame *f,
         cJSON *o = cJSON_CreateObject();
 
         if (row->ns != 0) {
-            json_u64(o, "ns", row->ns);
+            ctl_json_u64(o, "ns", row->ns);
             cJSON_AddStringToObject(o, "tenant", row->tenant);
             cJSON_AddStringToObject(o, "model", row->name);
         } else {
@@ -281,11 +272,11 @@ static void json_rows(cJSON *j, const char *name, const struct top_frame *f,
         }
         json_rates(o, &r);
         if (row->histograms != NULL) {
-            json_times(o, "lookup", f, &r.lookup);
-            json_times(o, "load", f, &r.load_times);
+            json_times(o, "lookup", &r.lookup);
+            json_times(o, "load", &r.load_times);
         }
         for (int k = 0; k < TOP_COUNTS - TOP_DRAM; k++)
-            json_u64(o, gauges[k], row->count[TOP_DRAM + k]);
+            ctl_json_u64(o, gauges[k], row->count[TOP_DRAM + k]);
         cJSON_AddItemToArray(list, o);
     }
 }
@@ -298,8 +289,8 @@ static void json_tier(cJSON *list, const char *name, const char *root, uint64_t 
     cJSON_AddStringToObject(o, "tier", name);
     if (root != NULL)
         cJSON_AddStringToObject(o, "root", root);
-    json_u64(o, "used_bytes", used);
-    json_u64(o, "capacity_bytes", capacity);
+    ctl_json_u64(o, "used_bytes", used);
+    ctl_json_u64(o, "capacity_bytes", capacity);
     cJSON_AddItemToArray(list, o);
 }
 
@@ -315,7 +306,7 @@ static void json_reuse(cJSON *j, const struct metrics_reuse *r)
             continue;
         o = cJSON_CreateObject();
         cJSON_AddStringToObject(o, "tiers", reuse_tiers_names[t]);
-        json_u64(o, "bytes", r->bytes[t]);
+        ctl_json_u64(o, "bytes", r->bytes[t]);
         json_number(o, "hit_ratio", r->hit_permille[t][1] / 1000.0);
         json_number(o, "hit_ratio_twice", r->hit_permille[t][2] / 1000.0);
         json_number(o, "hit_ratio_four_times", r->hit_permille[t][3] / 1000.0);
@@ -331,26 +322,26 @@ cJSON *top_json(const struct top_frame *f)
 
     json_number(j, "seconds", f->seconds);
     cJSON_AddStringToObject(j, "instance", f->to->instance);
-    json_u64(j, "uptime_ms", x->uptime_ms);
+    ctl_json_u64(j, "uptime_ms", x->uptime_ms);
     cJSON_AddItemToObject(j, "health",
                           x->health < HEALTH_STATES ? cJSON_CreateString(health_names[x->health])
                                                     : cJSON_CreateNull());
     json_number(j, "requests_per_second", f->requests);
     json_number(j, "busy_per_second", f->busy);
-    json_u64(j, "requests_active", m->requests_active);
+    ctl_json_u64(j, "requests_active", m->requests_active);
     json_number(j, "lookups_per_second", f->lookups);
     json_rates(j, &f->all);
     json_number(j, "lost_blocks_per_second", f->evicted_lost);
     json_number(j, "nvme_read_bytes_per_second", f->nvme_read);
     json_number(j, "nvme_written_bytes_per_second", f->nvme_written);
-    json_times(j, "lookup", f, &f->lookup);
-    o = json_times(j, "load", f, &f->load);
+    json_times(j, "lookup", &f->lookup);
+    o = json_times(j, "load", &f->load);
     for (int i = 0; i < METRIC_TIERS; i++)
-        json_times(o, metric_tier_names[i], f, &f->load_tier[i]);
-    json_times(j, "dump", f, &f->dump);
-    o = json_times(j, "slot_wait", f, &f->slot_wait);
-    json_number(o, "waiting", f->to->histograms ? (double)m->slot_waiters : TOP_UNKNOWN);
-    json_number(o, "oldest_us", f->to->histograms ? (double)m->slot_wait_oldest_us : TOP_UNKNOWN);
+        json_times(o, metric_tier_names[i], &f->load_tier[i]);
+    json_times(j, "dump", &f->dump);
+    o = json_times(j, "slot_wait", &f->slot_wait);
+    ctl_json_u64(o, "waiting", m->slot_waiters);
+    ctl_json_u64(o, "oldest_us", m->slot_wait_oldest_us);
     o = cJSON_AddArrayToObject(j, "tiers");
     json_tier(o, "dram", NULL, m->arena_bytes_used,
               dram_bytes(m->arena_bytes_total, m->arena_bytes_configured));

@@ -375,8 +375,7 @@ static int step(struct publisher *p, struct ucm_client *client)
 
 static int out_of_memory(void)
 {
-    fprintf(stderr, "ucmevents: memory ran out\n");
-    return PROGRAM_EXIT_FAILED;
+    return program_fail(PROGRAM_EXIT_FAILED, "memory ran out");
 }
 
 /* A daemon that is away comes back, and a tenant may be unknown until its first engine is there; what else the daemon refuses it
@@ -397,10 +396,9 @@ static int run(struct publisher *p)
 
         if (rc == 0)
             rc = step(p, p->client);
-        if (rc < 0 && !may_pass(rc)) {
-            fprintf(stderr, "ucmevents: %s\n", ucm_errmsg()[0] ? ucm_errmsg() : ucm_strerror(rc));
-            return PROGRAM_EXIT_FAILED;
-        }
+        if (rc < 0 && !may_pass(rc))
+            return program_fail(PROGRAM_EXIT_FAILED, "%s",
+                                ucm_errmsg()[0] ? ucm_errmsg() : ucm_strerror(rc));
         if (rc < 0 && !away)
             fprintf(stderr, "ucmevents: trying again: %s\n",
                     ucm_errmsg()[0] ? ucm_errmsg() : ucm_strerror(rc));

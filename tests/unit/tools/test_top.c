@@ -9,8 +9,6 @@
 struct said {
     uint64_t uptime_ms, keys, hits, load_bytes;
     uint64_t slow; /* lookups of 8 ms; 92 lookups of 1 us besides */
-    bool old;      /* a daemon that has no histograms, tenants and counters of namespaces */
-    bool timed;    /* and one that has times of tenants */
     const char *instance;
 };
 
@@ -52,7 +50,7 @@ static void pack_histogram(msgpack_packer *pk, const struct said *said)
 
 static void pack_stats(msgpack_packer *pk, const struct said *said)
 {
-    msgpack_pack_map(pk, said->old ? 3 : 5);
+    msgpack_pack_map(pk, 5);
     field(pk, "uptime_ms", said->uptime_ms);
     text(pk, "instance");
     text(pk, said->instance != NULL ? said->instance : "i");
@@ -61,16 +59,14 @@ static void pack_stats(msgpack_packer *pk, const struct said *said)
     field(pk, "lookup_keys", said->keys);
     field(pk, "lookup_hits", said->hits);
     field(pk, "load_bytes", said->load_bytes);
-    if (said->old)
-        return;
     pack_histogram(pk, said);
     text(pk, "tenants");
     msgpack_pack_array(pk, 1);
-    msgpack_pack_map(pk, said->timed ? 4 : 2);
+    msgpack_pack_map(pk, 4);
     text(pk, "name");
     text(pk, "team-a");
     field(pk, "load_bytes", said->load_bytes);
-    for (int i = 0; said->timed && i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         text(pk, i == 0 ? "lookup_times" : "load_times");
         msgpack_pack_map(pk, 1);
         pack_buckets(pk, said);
@@ -84,13 +80,12 @@ static void pack_namespaces(msgpack_packer *pk, const struct said *said)
     text(pk, "namespaces");
     msgpack_pack_array(pk, 3);
     for (uint64_t i = 1; i <= 3; i++) {
-        msgpack_pack_map(pk, said->old ? 3 : 4);
+        msgpack_pack_map(pk, 4);
         field(pk, "ns", i);
         text(pk, "tenant");
         text(pk, "team-a");
         field(pk, "dram_bytes", 100 * i);
-        if (!said->old)
-            field(pk, "load_bytes", said->load_bytes >> i);
+        field(pk, "load_bytes", said->load_bytes >> i);
     }
 }
 
@@ -187,8 +182,8 @@ Test(top, times_are_of_what_was_counted_between)
 
 Test(top, a_tenant_has_times_of_its_own)
 {
-    struct pair p = pair(&(struct said){.uptime_ms = 1000, .slow = 5, .timed = true},
-                         &(struct said){.uptime_ms = 2000, .slow = 15, .timed = true});
+    struct pair p = pair(&(struct said){.uptime_ms = 1000, .slow = 5},
+                         &(struct said){.uptime_ms = 2000, .slow = 15});
     struct top_rates r;
     struct top_frame f;
     char *text;
@@ -221,33 +216,6 @@ Test(top, the_busiest_is_first_and_idle_ones_by_what_they_hold)
     cr_assert(top_frame(&p.from, &p.to, &f));
     top_order(&f, &p.from.namespaces, &p.to.namespaces, order);
     cr_assert(order[0] == 2 && order[1] == 1 && order[2] == 0);
-    pair_close(&p);
-}
-
-Test(top, what_an_older_daemon_does_not_say_is_unknown)
-{
-    struct pair p = pair(&(struct said){.uptime_ms = 1000, .old = true},
-                         &(struct said){.uptime_ms = 2000, .old = true, .load_bytes = 1000000000});
-    struct top_rates r;
-    struct top_frame f;
-    cJSON *j, *first;
-    char *text;
-
-    cr_assert(top_frame(&p.from, &p.to, &f));
-    r = top_row_rates(&f, &p.to.namespaces.row[0], &p.from.namespaces.row[0]);
-    cr_assert_float_eq(r.load, TOP_UNKNOWN, 1e-9);
-    text = printed(&f);
-    cr_assert(strstr(text, "load          1.00 GB/s  p50 -        p99 -\n") != NULL, "%s", text);
-    cr_assert(strstr(text, "waiting          - for DRAM") != NULL, "%s", text);
-    cr_assert(strstr(text, "TENANT  LOAD") != NULL, "of namespaces: %s", text);
-    free(text);
-    j = top_json(&f);
-    first = cJSON_GetArrayItem(cJSON_GetObjectItem(j, "namespaces"), 0);
-    cr_assert(cJSON_IsNull(cJSON_GetObjectItem(first, "load_bytes_per_second")));
-    cr_assert(cJSON_IsNull(cJSON_GetObjectItem(cJSON_GetObjectItem(j, "lookup"), "count")));
-    cr_assert_float_eq(cJSON_GetNumberValue(cJSON_GetObjectItem(j, "load_bytes_per_second")), 1e9,
-                       1);
-    cJSON_Delete(j);
     pair_close(&p);
 }
 
