@@ -20,38 +20,6 @@ static void teardown(void)
 
 TestSuite(client, .init = setup, .fini = teardown, .timeout = 60);
 
-Test(client, hello_tells_about_the_daemon)
-{
-    struct ucm_server_info info;
-
-    cr_assert_eq(ucm_server_info(rig.client, &info), 0);
-    cr_expect_str_eq(info.server, "ucmd fake");
-    cr_expect_str_eq(info.tenant, "uid:7");
-    cr_expect_eq(info.instance[1], 2);
-    cr_expect_eq(info.admin, 0);
-    cr_expect_eq(info.max_requests, 256);
-    cr_expect_eq(ucm_generation(rig.client), 1);
-}
-
-Test(client, fingerprint)
-{
-    uint8_t fingerprint[32] = {0};
-
-    ucm_namespace_fingerprint(rig.ns, fingerprint);
-    cr_expect_eq(fingerprint[0], 9);
-}
-
-Test(client, lookup_prefix)
-{
-    struct ucm_lookup l = {.keys = rig.keys[2], .n_keys = 5};
-    uint32_t hits = 0, in_dram = 7, lease = 7;
-
-    cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, &in_dram, &lease), 0);
-    cr_expect_eq(hits, 3);
-    cr_expect_eq(in_dram, 0);
-    cr_expect_eq(lease, 0, "none was asked for");
-}
-
 Test(client, lookup_each)
 {
     struct ucm_lookup l = {.keys = rig.keys[1], .n_keys = 4};
