@@ -461,19 +461,16 @@ next_sampled(const struct reuse *r, const uint8_t *key, uint32_t key_bytes, cons
 
 static void fade(struct reuse *r, uint64_t now_ms)
 {
-    if (now_ms - r->faded_ms < HALF_LIFE_MS)
-        return;
     r->faded_ms = now_ms;
     for (unsigned t = 0; t < REUSE_TIERS; t++)
         sums_scale(r, &r->stack[t], 0.5);
 }
 
+/* A second is over, or before that so many were sampled. */
 static void cost_bound(struct reuse *r, uint64_t now_ms)
 {
     bool soon = now_ms - r->window_ms < WINDOW_MS;
 
-    if (soon && r->window_sampled < SAMPLED_MOST)
-        return;
     if (soon)
         r->calm_ms = now_ms;
     for (unsigned t = 0; soon && t < REUSE_TIERS; t++) {
@@ -495,8 +492,10 @@ void reuse_lookup(struct reuse *r, uint32_t ns, const uint8_t *keys, uint32_t ke
 {
     const uint8_t *end = keys + (size_t)n * key_bytes;
 
-    fade(r, now_ms);
-    cost_bound(r, now_ms);
+    if (now_ms - r->faded_ms >= HALF_LIFE_MS)
+        fade(r, now_ms);
+    if (now_ms - r->window_ms >= WINDOW_MS || r->window_sampled >= SAMPLED_MOST)
+        cost_bound(r, now_ms);
     r->references += n;
     while ((keys = next_sampled(r, keys, key_bytes, end)) < end) {
         key_sampled(r, ns, keys, key_bytes, block_bytes);
