@@ -26,8 +26,8 @@ def counts(folder):
         for report in map(json.loads, out.splitlines()):
             for file in report["files"]:
                 name = os.path.relpath(os.path.join(report["current_working_directory"], file["file"]))
-                if not name.startswith(("daemon/", "client/", "proto/", "kernels/")):
-                    continue
+                if not name.startswith(("daemon/", "client/", "proto/", "kernels/")) or not os.path.exists(name):
+                    continue  # another project's, or of a source that is no more
                 for line in file["lines"]:
                     merged[name, line["line_number"], None] += line["count"]
                     for branch, taken in enumerate(line["branches"]):
