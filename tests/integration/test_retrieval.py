@@ -132,6 +132,8 @@ class Digests(Retrieval):
 
 
 class Chains(Retrieval):
+    options = {"arena.size": "64MiB"}
+
     def test_append_tells_tiers_and_digests(self):
         client, ns, _, _ = self.stored(10)
         derived = self.digests(client, ns)
