@@ -46,7 +46,7 @@ def owner():
 
 
 class Theft(Case):
-    options = {"device.cuda": "required", "nvme": False}
+    options = {"device.cuda": "required", "nvme": False, "arena.size": "64MiB"}
 
     def setUp(self):
         self.process = subprocess.Popen([sys.executable, "-B", __file__, "owner"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

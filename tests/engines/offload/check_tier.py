@@ -95,7 +95,7 @@ class Engine:
 
 class Tier(unittest.TestCase):
     def setUp(self):
-        self.daemon = Daemon(nvme=False)
+        self.daemon = Daemon(nvme=False, **{"arena.size": "64MiB"})
         self.addCleanup(self.daemon.stop)
         self.data = [os.urandom(2 * BYTES) for _ in range(CHUNKS)]
 
@@ -129,7 +129,7 @@ class Tier(unittest.TestCase):
         two = self.engine()
         self.assertEqual(two.look(names), [None] * 3)
         self.assertEqual(one.look(names), self.data[:3], "they are in vLLM's own memory")
-        self.daemon = Daemon(nvme=False, folder=self.daemon.folder)
+        self.daemon = Daemon(nvme=False, folder=self.daemon.folder, **{"arena.size": "64MiB"})
         self.addCleanup(self.daemon.stop)
         until = time.monotonic() + 60
         while two.tier._store.link.ns is None or one.tier._store.link.ns is None:

@@ -62,7 +62,7 @@ class Storages(unittest.TestCase):
     def setUpClass(cls):
         plugin.register()
         HookRegistry.apply_hooks()
-        cls.daemon = Daemon(nvme=False)
+        cls.daemon = Daemon(nvme=False, **{"arena.size": "64MiB"})
         cls.addClassCleanup(cls.daemon.stop)
 
     def storage(self, pool, ucm=(), **more):

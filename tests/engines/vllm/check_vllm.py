@@ -425,7 +425,7 @@ class RealVllm(unittest.TestCase):
         self.assertEqual(self.metrics()["load_bytes"], size, "each block comes once")
 
     def test_beside_another_connector(self):
-        other = Daemon(nvme=False)
+        other = Daemon(nvme=False, **{"arena.size": "64MiB"})
         self.addCleanup(other.stop)
         a, = self.engines(beside={"socket": other.socket, **PATIENT})
         prompts = [prompt(25 + i, 700) for i in range(2)]

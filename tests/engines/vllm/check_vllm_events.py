@@ -30,7 +30,7 @@ LIMIT_S = 60
 
 class Events(unittest.TestCase):
     def test_both_tell_of_the_same_blocks(self):
-        daemon = Daemon(**{"events.memory": "64MiB"})
+        daemon = Daemon(**{"arena.size": "64MiB", "events.memory": "64MiB"})
         self.addCleanup(daemon.stop)
         with tempfile.TemporaryDirectory(prefix="events.") as folder, socket.socket() as free:
             subprocess.run([sys.executable, os.path.join(HERE, "vllm_engine.py"), "models", folder + "/model", folder + "/wild"], check=True, cwd="/")

@@ -71,7 +71,7 @@ class Case(unittest.TestCase):
         cls.folder.cleanup()
 
     def setUp(self):
-        self.daemon = Daemon(nvme=False)
+        self.daemon = Daemon(nvme=False, **{"arena.size": "64MiB"})
         self.addCleanup(lambda: self.assertEqual(self.daemon.stop(), 0))
         self.worker = Client(self.daemon.socket)
         self.addCleanup(self.worker.close)
