@@ -1,5 +1,5 @@
-/* A staging ring and its slices, as staging.c (rings, and what they are good for) and slice.c (the way of a
- * slice) share them.
+/* A staging ring and its slices, as staging.c (rings open and close) and slice.c (when a slice pays, and its way) share
+ * them.
  *
  * A slice carries pieces of several jobs where more wait than the ring has slices. All of them are of one region, of the
  * same planes and in the same form, so one order says it all, and the companion knows nothing of jobs.
@@ -60,15 +60,5 @@ struct gpu_staging {
 void staging_mark_dead(struct gpu_staging *s); /* no kernel of the companion's may begin any more */
 bool staging_paused(
     const struct gpu_staging *s); /* it takes no new copies, for a while or for good */
-
-/* ---- slice.c ---- */
-
-/* How much of a slice is used: a worker with larger slices gets no more of the bus in one go. */
-uint64_t slice_use(const struct gpu *g, const struct gpu_staging *s,
-                   enum ucm_copy_direction direction);
-/* The job's next piece, of about `bytes` and as many items as a slice holds besides `had` others like these: at least
- * one more. As job_next_piece. */
-bool slice_next_piece(struct device_job *job, const struct gpu_staging *s, uint32_t had,
-                      uint64_t bytes, struct job_piece *out);
 
 #endif
