@@ -4,7 +4,6 @@
 #include "daemon/base/memfd.h"
 #include "proto/window.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -137,24 +136,6 @@ void arena_group_settle(struct arena *a, struct arena_group *g)
 {
     if (g->opens == 0 && g->lent == 0 && g->kept == 0)
         loan_end(&g->loan, a->config.deadlines, g->read_fd, &loan_calls, a);
-}
-
-void arena_group_close(struct arena *a, struct arena_group *g)
-{
-    struct list *node;
-
-    assert(g->opens > 0);
-    if (--g->opens > 0)
-        return;
-    g->opens = 1; /* it stays during this call */
-    for (node = g->empty.next; node != &g->empty;) {
-        struct extent *e = LIST_ENTRY(node, struct extent, link);
-
-        node = node->next;
-        arena_window_settle(a, arena_extent_window(a, e));
-    }
-    g->opens = 0;
-    arena_group_settle(a, g);
 }
 
 const char *arena_group_tenant(const struct arena_group *g)

@@ -143,7 +143,8 @@ static void window_revoke(struct arena *a, struct window *w)
     (void)uv_async_send(&a->windows->done);
 }
 
-void arena_window_settle(struct arena *a, struct window *w)
+/* The window has no slots: who wants it now? */
+static void window_settle(struct arena *a, struct window *w)
 {
     struct extent *e = arena_window_extent(a, w);
 
@@ -154,6 +155,24 @@ void arena_window_settle(struct arena *a, struct window *w)
         window_revoke(a, w);
     else if (!w->revoked && list_empty(&e->link))
         list_push_front(&w->group->empty, &e->link);
+}
+
+void arena_group_close(struct arena *a, struct arena_group *g)
+{
+    struct list *node;
+
+    assert(g->opens > 0);
+    if (--g->opens > 0)
+        return;
+    g->opens = 1; /* it stays during this call */
+    for (node = g->empty.next; node != &g->empty;) {
+        struct extent *e = LIST_ENTRY(node, struct extent, link);
+
+        node = node->next;
+        window_settle(a, arena_extent_window(a, e));
+    }
+    g->opens = 0;
+    arena_group_settle(a, g);
 }
 
 static void class_leave(struct window *w)
@@ -183,7 +202,7 @@ static void slot_freed(struct arena *a, struct extent *e, uint32_t slot)
     e->slots = e->n_free = 0;
     e->closed = false;
     class_leave(w);
-    arena_window_settle(a, w);
+    window_settle(a, w);
 }
 
 uint32_t arena_window_at(const struct arena *a, const void *base)
@@ -313,7 +332,7 @@ static void window_made(struct arena *a, struct window *w)
     report(a, w, LENT_READY);
     /* Who asked for it has gone, or it is too much by now. */
     if ((g->opens == 0 || arena_window_over(a)) && arena_window_extent(a, w)->slots == 0)
-        arena_window_settle(a, w);
+        window_settle(a, w);
 }
 
 static void done_cb(uv_async_t *async)
@@ -490,7 +509,7 @@ void arena_window_release(struct arena *a, uint32_t window)
 
     assert(w->mapped > 0);
     if (--w->mapped == 0 && arena_window_extent(a, w)->slots == 0)
-        arena_window_settle(a, w);
+        window_settle(a, w);
 }
 
 void arena_window_watch(struct arena *a,

@@ -101,9 +101,6 @@ static inline struct window *arena_extent_window(const struct arena *a, const st
     return &a->windows->window[(uint32_t)(e - a->extent) - a->extents];
 }
 
-/* The window has no slots: who wants it now? */
-void arena_window_settle(struct arena *a, struct window *w);
-
 /* group.c */
 void arena_group_free(struct arena *a, struct arena_group *g);
 /* Frees the group that nobody opened and nothing is lent to. */
