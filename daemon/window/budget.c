@@ -1,4 +1,4 @@
-/* Tenants' parts of window.size, and uids' parts of those: who gives extents up for whom, and who pins no more. */
+/* Tenants' parts of window.size: who gives extents up for whom. */
 #include "daemon/window/window.h"
 
 /* While an extent is wanted back nobody pins in it: so long, if nobody took it by then. */
@@ -44,22 +44,6 @@ static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t 
         }
     }
     return most;
-}
-
-/* The tenant may have what others leave of the budget, and its part at least. A block that two windows pin counts for both. */
-uint64_t window_slot_bytes(const struct window *w)
-{
-    return arena_padded(ns_part_bytes(w->ns, w->part));
-}
-
-bool window_may_pin(const struct window *w)
-{
-    const struct arena *a = w->s->rq->rooms.arena;
-    uint64_t budget = arena_window_budget(a), part = budget / windows_at(w->s->rq)->n_tenants;
-    uint64_t others = arena_window_lent(a, NULL) - arena_window_lent(a, w->tenant->group);
-    uint64_t most = budget > others + part ? budget - others : part;
-
-    return limit_room_within(w->s->peer.owner, LIMIT_PINNED, most) >= window_slot_bytes(w);
 }
 
 bool window_claim(const struct window *w)

@@ -99,6 +99,22 @@ void pins_put(struct window_pins *p)
 
 /* ---- a pin ---- */
 
+uint64_t window_slot_bytes(const struct window *w)
+{
+    return arena_padded(ns_part_bytes(w->ns, w->part));
+}
+
+/* The tenant may have what others leave of the budget, and its part at least. A block that two windows pin counts for both. */
+bool window_may_pin(const struct window *w)
+{
+    const struct arena *a = w->s->rq->rooms.arena;
+    uint64_t budget = arena_window_budget(a), part = budget / windows_at(w->s->rq)->n_tenants;
+    uint64_t others = arena_window_lent(a, NULL) - arena_window_lent(a, w->tenant->group);
+    uint64_t most = budget > others + part ? budget - others : part;
+
+    return limit_room_within(w->s->peer.owner, LIMIT_PINNED, most) >= window_slot_bytes(w);
+}
+
 bool pins_add(struct window_pins *p, uint32_t block)
 {
     struct windows *ws = windows_of(p->w);

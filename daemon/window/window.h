@@ -1,6 +1,6 @@
 /* Windows: blocks that a connection's process reads by itself. Shared by window.c (what a connection maps),
- * pins.c (which blocks are kept in it), pin.c (bringing them there) and budget.c (who gives
- * memory up for others).
+ * pins.c (which blocks are kept in it, and how many a uid may keep), pin.c (bringing them there) and budget.c (who
+ * gives memory up for others).
  *
  * A window is of one part of one namespace. Its extents belong to the tenant, not to it: two connections of a
  * tenant read the same slots. Which memory is lent, and to whom, is the arena's to count; here is who maps what, who
@@ -126,17 +126,17 @@ void window_unuse(struct window *w);
 
 /* The arena lends less or more than before: pins that do not fit any more end. */
 void windows_reload(struct requests *rq);
-/* What a slot of it takes. */
-uint64_t window_slot_bytes(const struct window *w);
 
 /* Begins to take an extent from a tenant that has more than its part of the budget, if the window's has less.
  * False: it has not, or nobody has more. */
 bool window_claim(const struct window *w);
-/* Whether the window's uid may pin a block more of what its tenant may have of the budget. */
-bool window_may_pin(const struct window *w);
 
 /* ---- pins.c ---- */
 
+/* What a slot of it takes. */
+uint64_t window_slot_bytes(const struct window *w);
+/* Whether the window's uid may pin a block more of what its tenant may have of the budget. */
+bool window_may_pin(const struct window *w);
 /* The window's pins of that chain, made if need be; NULL: no memory. Room for all of the chain's blocks. */
 struct window_pins *pins_get(struct window *w, struct chain *ch);
 /* Drops it if nothing is pinned and nobody works on it. */
