@@ -24,10 +24,13 @@ def counts(folder):
         out = subprocess.run(["gcov", "--branch-probabilities", "--json-format", "--stdout", *objects],
                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
         for report in map(json.loads, out.splitlines()):
-            for file in report["files"]:
-                name = os.path.relpath(os.path.join(report["current_working_directory"], file["file"]))
-                if not name.startswith(("daemon/", "client/", "proto/", "kernels/")) or not os.path.exists(name):
-                    continue  # another project's, or of a source that is no more
+            paths = [os.path.join(report["current_working_directory"], file["file"]) for file in report["files"]]
+            if not all(map(os.path.exists, paths)):
+                continue  # an object that a removed source left: headers had other lines then
+            for file, path in zip(report["files"], paths):
+                name = os.path.relpath(path)
+                if not name.startswith(("daemon/", "client/", "proto/", "kernels/")):
+                    continue
                 for line in file["lines"]:
                     merged[name, line["line_number"], None] += line["count"]
                     for branch, taken in enumerate(line["branches"]):
