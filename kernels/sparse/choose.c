@@ -4,6 +4,7 @@
 
 #include "kernels/sparse/spec.h"
 
+#include <assert.h>
 #include <string.h>
 
 /* The arrays and the sums lie in the scratch memory. Loops over them have no branches that depend on
@@ -166,21 +167,22 @@ static int skip_empty(const struct choose_sums *sums, int digit)
     return digit;
 }
 
-int choose_walk(const struct choose_sums *sums, bool weighed, struct choose_need *need)
+uint32_t choose_walk(const struct choose_sums *sums, bool weighed, struct choose_need *need)
 {
-    for (int digit = DIGITS - 1; digit >= 0; digit--) {
-        uint64_t mass = weighed ? sums->mass[digit] : 0;
+    for (int digit = DIGITS - 1;; digit--) {
+        uint64_t mass;
 
+        assert(digit >= 0);
         if (sums->count[digit] == 0) {
             digit = skip_empty(sums, digit);
             continue;
         }
+        mass = weighed ? sums->mass[digit] : 0;
         if (sums->count[digit] >= need->count || mass >= need->mass)
-            return digit;
+            return (uint32_t)digit;
         need->count -= sums->count[digit];
         need->mass -= mass;
     }
-    return -1;
 }
 
 uint32_t choose_ties(uint32_t n, uint64_t mass, const struct choose_need *need)
@@ -197,8 +199,7 @@ static struct choose_cut take(struct choice *c, struct choose_need need)
     static const uint32_t shift[] = {32, FIRST_SHIFT, 10, 0};
     const uint32_t *keys = c->keys + c->begin;
     const uint32_t *weights = c->weights != NULL ? c->weights + c->begin : NULL;
-    uint32_t prefix = 0, n = c->end - c->begin;
-    int digit = 0;
+    uint32_t prefix = 0, n = c->end - c->begin, digit = 0;
 
     for (unsigned level = 1; level < 4; level++) {
         if (level > 1) {
@@ -211,9 +212,7 @@ static struct choose_cut take(struct choice *c, struct choose_need need)
             add_digits(c->sums, keys, weights, n, shift[level], mask);
         }
         digit = choose_walk(c->sums, c->weights != NULL, &need);
-        if (digit < 0)
-            return (struct choose_cut){0, c->end - c->begin};
-        prefix |= (uint32_t)digit << shift[level];
+        prefix |= digit << shift[level];
     }
     return (struct choose_cut){
         prefix,

@@ -62,9 +62,9 @@ uint64_t choose_mass(const struct ucm_choose_spec *spec, uint64_t total, uint64_
  * but those. */
 struct choose_need choose_need(const struct ucm_choose_spec *spec, uint32_t n, uint32_t room,
                                uint32_t poisoned, uint64_t mass);
-/* The digit in which the taking ends; what the digits above it hold is taken off the need. -1: all
- * of them are taken. */
-int choose_walk(const struct choose_sums *sums, bool weighed, struct choose_need *need);
+/* The digit in which the taking ends; what the digits above it hold is taken off the need, which
+ * counts no more than all of them hold. */
+uint32_t choose_walk(const struct choose_sums *sums, bool weighed, struct choose_need *need);
 /* Of n blocks with one key, and so one weight: how many. */
 uint32_t choose_ties(uint32_t n, uint64_t mass, const struct choose_need *need);
 

@@ -209,22 +209,12 @@ static void put_poisoned(struct ucm_choose_job *job)
     put_begin(job, job->list.room - choose_windows(job->spec, job->list.n));
 }
 
-static void put_all(struct ucm_choose_job *job)
-{
-    job->cut = 0;
-    for (uint32_t i = 0; i < job->units; i++) {
-        job->chunks[i].above = 0;
-        job->chunks[i].ties = job->chunks[i].n;
-    }
-    put_begin(job, job->list.n);
-}
-
 /* Adds up the chunks' sums, and takes the digits above the one in which the taking ends. */
-static int digits_end(struct ucm_choose_job *job)
+static uint32_t digits_end(struct ucm_choose_job *job)
 {
     struct choose_sums *sums = job->sums;
     struct choose_need need = {job->need_count, job->need_mass};
-    int digit;
+    uint32_t digit;
 
     memset(sums, 0, sizeof(*sums));
     for (uint32_t i = 0; i < job->units; i++) {
@@ -239,7 +229,7 @@ static int digits_end(struct ucm_choose_job *job)
     job->need_count = need.count;
     job->need_mass = need.mass;
     for (uint32_t i = 0; i < job->units; i++)
-        for (uint32_t d = (uint32_t)(digit + 1); d < DIGITS; d++)
+        for (uint32_t d = digit + 1; d < DIGITS; d++)
             job->chunks[i].above += job->chunks[i].sums.count[d];
     return digit;
 }
@@ -250,7 +240,6 @@ static void digit_1_end(struct ucm_choose_job *job)
     struct choose_need need;
     uint64_t mass = UINT64_MAX, have = 0, total;
     uint32_t poisoned = 0;
-    int digit;
 
     for (uint32_t i = 0; i < job->units; i++)
         poisoned += job->chunks[i].poisoned;
@@ -272,16 +261,13 @@ static void digit_1_end(struct ucm_choose_job *job)
     }
     for (uint32_t i = 0; i < job->units; i++)
         job->chunks[i].above = job->chunks[i].poisoned;
-    digit = digits_end(job);
-    job->prefix = (uint32_t)digit;
+    job->prefix = digits_end(job);
     job->step = STEP_DIGIT_2;
-    if (digit < 0)
-        put_all(job);
 }
 
 static void digit_3_end(struct ucm_choose_job *job)
 {
-    uint32_t digit = (uint32_t)digits_end(job);
+    uint32_t digit = digits_end(job);
     struct choose_need need = {job->need_count, job->need_mass};
 
     job->cut = job->prefix << 10 | digit;
@@ -314,7 +300,7 @@ bool ucm_choose_next(struct ucm_choose_job *job, uint32_t *n)
         digit_1_end(job);
         return true;
     case STEP_DIGIT_2:
-        job->prefix = job->prefix << 11 | (uint32_t)digits_end(job);
+        job->prefix = job->prefix << 11 | digits_end(job);
         job->step = STEP_DIGIT_3;
         return true;
     case STEP_DIGIT_3:
