@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define ATTEMPTS 3u /* of a call whose folder or file another host removes */
@@ -132,8 +133,10 @@ static int temp_fill(const struct folder_file *f, int fd)
     int err;
 
     KILL_POINT("share-write-begin");
-    KILL_POINT_WITH("share-write-torn", if (pwrite(fd, f->pieces[0].iov_base,
-                                                   f->pieces[0].iov_len / 2, 0) < 0) abort());
+    KILL_POINT_WITH("share-write-torn", const struct iovec *last = f->pieces + f->n - 1;
+                    if (pwritev(fd, f->pieces, (int)f->n - 1, 0) < 0 ||
+                        pwrite(fd, last->iov_base, last->iov_len / 2,
+                               (off_t)(f->bytes - last->iov_len)) < 0) abort());
     err = uncached_write(fd, f->pieces, f->n, f->bounce, f->sync);
     if (close(fd) < 0 && err == 0)
         err = -errno;
@@ -148,8 +151,8 @@ static int write_all(struct folder_file *f, int folder)
         return -EEXIST;
     if (err != -ENOENT && err != -EBADMSG)
         return err;
-    if (f->fill_cb)
-        f->fill_cb(f->ctx);
+    if (f->begin_cb)
+        f->begin_cb(f->ctx);
     fd = temp_open(f, folder);
     if (fd < 0)
         return fd;

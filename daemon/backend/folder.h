@@ -30,7 +30,8 @@ struct folder_file {
     unsigned n;
     const struct uncached_bounce *bounce;
     bool sync; /* folder_write: durable, its name too. folder_check: does the root take writes? */
-    void (*fill_cb)(void *ctx); /* folder_write: before the bytes are read; NULL: they are there */
+    /* folder_write: before each attempt, which wants another temp, and before the bytes are read; NULL: all is there. */
+    void (*begin_cb)(void *ctx);
     void *ctx;
     uint64_t mtime_ns; /* out: folder_read; folder_check with sync: the server's time */
 };

@@ -17,6 +17,8 @@
  * time. */
 #define BOUNCE_BYTES ((size_t)1 << 20)
 
+#define LIST_ATTEMPTS 3u /* of a bucket that another host removes and makes anew */
+
 struct share_backend {
     uv_loop_t *loop;
     uv_async_t ended_async;
@@ -37,9 +39,17 @@ struct share_backend {
 
 /* ---- one operation ---- */
 
-static void seal_cb(void *ctx)
+struct writing {
+    struct share_op *op;
+    const struct share_temp *temps;
+};
+
+static void begin_cb(void *ctx)
 {
-    share_op_seal(ctx);
+    const struct writing *w = ctx;
+
+    share_op_seal(w->op);
+    share_temp_next(w->temps, w->op->temp);
 }
 
 static int add_cb(void *ctx, const char *name, uint64_t bytes, uint64_t mtime_ns)
@@ -58,8 +68,13 @@ static int list(const char *root, const char *bucket, struct share_op *op)
                                .wants_cb = share_listing_wants,
                                .add_cb = add_cb,
                                .ctx = &found};
-    int rc = folder_list(&l);
+    int rc = -ESTALE;
 
+    for (unsigned i = 0; i < LIST_ATTEMPTS && rc == -ESTALE; i++) {
+        share_listing_free(&found);
+        l.unread = 0;
+        rc = folder_list(&l);
+    }
     if (rc >= 0)
         rc = l.unread > SHARE_LISTING_UNREAD ? -EIO : 0;
     found.unread = l.unread;
@@ -98,6 +113,7 @@ static int op_do(const char *root, const struct share_temp *temps,
     /* The header, or header and seal; the payload. */
     struct iovec pieces[2] = {{.iov_base = op->header, .iov_len = share_op_head_bytes(op)},
                               {.iov_base = op->data, .iov_len = op->bytes}};
+    struct writing writing = {op, temps};
     char bucket[] = "blocks/00";
     struct folder_file f = {.root = root,
                             .bucket = bucket,
@@ -108,8 +124,8 @@ static int op_do(const char *root, const struct share_temp *temps,
                             .n = 2,
                             .bounce = bounce,
                             .sync = op->sync,
-                            .fill_cb = seal_cb,
-                            .ctx = op};
+                            .begin_cb = begin_cb,
+                            .ctx = &writing};
 
     snprintf(bucket, sizeof(bucket), "blocks/%02x", op->bucket);
     switch (op->verb) {
@@ -118,7 +134,6 @@ static int op_do(const char *root, const struct share_temp *temps,
     case SHARE_READ:
         return read_file(&f, op);
     case SHARE_WRITE:
-        share_temp_next(temps, op->temp);
         return folder_write(&f);
     case SHARE_REMOVE:
         return folder_remove(&f);

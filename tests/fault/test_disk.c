@@ -112,17 +112,24 @@ static uint8_t dump_durable(uint64_t number)
 
 Test(disk, errors_and_short_transfers_that_pass)
 {
+    static const int by[] = {4096, 512, 1}, errors[] = {EIO, EAGAIN, EINTR};
+
     open_host("nvme.io=threads");
-    set(&fault->short_by, 512);
-    store(0);
-    start_again();
-    cr_expect_eq(load_all(0), BLOCKS);
-    start_again();
-    set(&fault->short_by, 0);
-    set(&fault->read_error, EAGAIN);
-    set(&fault->reads, 2);
-    cr_expect_eq(load_all(0), BLOCKS);
-    cr_expect_eq(metric(w.client, "nvme_read_errors"), 0u);
+    for (unsigned k = 0; k < 3; k++) {
+        set(&fault->short_by, by[k]);
+        set(&fault->write_error, errors[k]);
+        set(&fault->writes, 2);
+        store(k * 1000);
+        start_again();
+        cr_expect_eq(load_all(k * 1000), BLOCKS);
+        start_again();
+        set(&fault->short_by, 0); /* did the writes arrive whole? */
+        set(&fault->read_error, errors[k]);
+        set(&fault->reads, 2);
+        cr_expect_eq(load_all(k * 1000), BLOCKS);
+        cr_expect_eq(metric(w.client, "nvme_read_errors"), 0u);
+        cr_expect_eq(metric(w.client, "nvme_write_errors"), 0u);
+    }
 }
 
 Test(disk, reads_that_fail_are_misses)
