@@ -169,7 +169,7 @@ static void alarm_cb(struct deadline *d)
 
     if (c->compact.extent > 0)
         cache_wake(c, CHORE_COMPACT);
-    else
+    else if (c->compact.vain != c->releases)
         cache_released(c); /* the pause is over: those who wait try again */
 }
 

@@ -242,7 +242,7 @@ void cache_snapshot_finish(struct cache *c)
     rc = persist_commit(w->persist);
     if (rc == 0)
         log_info(ROOM, "snapshot-written",
-                 "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " in_groups=%" PRIu64
+                 "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " in_windows=%" PRIu64
                  " lost=%" PRIu64 " seconds=%.3f",
                  head.parts, w->n, bytes, w->in_groups, w->lost,
                  (double)(uv_hrtime() - w->start_ns) / 1e9);

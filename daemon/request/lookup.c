@@ -60,10 +60,10 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
 static void keys_touch(struct requests *rq, const struct msg_lookup *m, const struct found *f,
                        uint32_t covered)
 {
-    uint32_t chain = m->each ? 1 : covered;
-
-    for (uint32_t i = 0; i < covered; i += chain)
-        view_touch(rq, &f->view, f->refs + i, chain);
+    if (!m->each)
+        view_touch(rq, &f->view, f->refs, covered);
+    for (uint32_t i = 0; m->each && i < covered; i++)
+        view_touch(rq, &f->view, f->refs + i, 1);
 }
 
 void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,

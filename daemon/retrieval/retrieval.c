@@ -22,10 +22,12 @@ static int open_cb(struct requests *rq)
     of->rq = rq;
     list_init(&of->users);
     derived_init(rq);
-    rc = digest_pool_new(rq->rooms.loop, rq->rooms.config->cpu_threads, &of->pool);
+    rc = digests_init(rq);
+    if (rc == 0)
+        rc = digest_pool_new(rq->rooms.loop, rq->rooms.config->cpu_threads, &of->pool);
     if (rc == 0)
         cache_copier_attach(rq->rooms.cache, copier_copy, of->pool);
-    return rc == 0 ? digests_init(rq) : rc;
+    return rc;
 }
 
 static uint32_t active_cb(const struct requests *rq)

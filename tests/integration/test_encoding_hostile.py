@@ -236,6 +236,8 @@ class Hostile(Mixed):
 class LittleDram(Mixed):
     """A daemon of its own: at the end it still has parts to decode, and no DRAM to spare."""
 
+    options = {"arena.size": "64MiB"}
+
     def test_many_mixed_blocks_at_once_in_little_dram(self):
         """More than the arena has: some are found, and none is wrong."""
         client, base, ns, parts = self.mixed(2)

@@ -3,6 +3,7 @@
 right, wrong, missing, old, used and of others; a thief; altered handles; the library, over a restart of the daemon."""
 
 import ctypes
+import fcntl
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import time
 import unittest
 
 from daemon import TIMEOUT_S, TOP, Daemon
-from second_client import BUSY, DENIED, INVALID, OK, Case, Client, Refused, keys, u32
+from second_client import BUSY, DENIED, INVALID, OK, Case, Client, Refused, keys, memfd, u32
 
 SIZE = 4096
 BLOCKS = 16
@@ -109,7 +110,7 @@ class Proof(Case):
             self.denied(self.proven, self.owner, b"x" + nonce[:-1] if at > 0 else nonce[:-1] + bytes([nonce[-1] ^ 1]))
 
     def test_no_nonce(self):
-        self.assertRegex(str(self.denied(self.register, self.owner)), "clients of protocol version 5")
+        self.assertRegex(str(self.denied(self.register, self.owner)), "needs region.challenge within")
 
     def test_a_nonce_serves_once(self):
         nonce = self.owner.call("region.challenge")["nonce"]
@@ -152,9 +153,11 @@ class Proof(Case):
 
     def test_rings(self):
         good = {"gpu": GPU, "ipc": Memory(2 << 16).ipc, "slice_bytes": 1 << 16, "slices": 2}
-        fd = os.memfd_create("ring", os.MFD_ALLOW_SEALING)
+        fd = memfd(139264, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self.addCleanup(os.close, fd)
-        self.denied(self.owner.call, "ring.register", [fd], **good)
+        self.assertIn("needs region.challenge", str(self.denied(self.owner.call, "ring.register", [fd], **good)))
+        self.owner.call("region.challenge")
+        self.assertIn("the ring's handle", str(self.denied(self.owner.call, "ring.register", [fd], **good)))
 
     def test_altered_handles(self):
         """As far as the driver reads them: 16: the size, 24: pages of its block, 28: its place there."""
