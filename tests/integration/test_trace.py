@@ -13,8 +13,8 @@ import subprocess
 import tempfile
 import unittest
 
-from second_client import (BIG, BUSY, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, TIMEOUT_S, TOP, UCMD, Case, Daemon,
-                           Refused, keys)
+from second_client import (BIG, BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, TIMEOUT_S, TOP, UCMD, Case, Daemon,
+                           Refused, Region, keys)
 
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 DELAY_MS = 300
@@ -154,7 +154,8 @@ class Trace(Traces):
         other = self.client(uid=OTHER_UID)
         theirs = other.open(dict(BIG, model=self.id()))
         for choice, wanted in (({}, 7), ({"request": "a-1"}, 2), ({"request": "nobody"}, 0), ({"sample": 3}, 3),
-                               ({"tenant": other.limits["tenant"]}, 2), ({"slower_us": 60000000}, 0)):
+                               ({"tenant": other.limits["tenant"]}, 2), ({"tenant": other.limits["tenant"][::-1]}, 0),
+                               ({"slower_us": 60000000}, 0)):
             self.start(operator, **choice)
             for request in ("a-1", "a-17", "a-2", "", "b"):
                 client.call("lookup", ns=ns, keys=keys(0), request=request)
@@ -173,7 +174,7 @@ class Trace(Traces):
         self.assertGreater(page["lost"], 0)
         rest = self.records(operator) if page["more"] else []
         self.assertEqual(len(page["records"]) + len(rest), page["written"])
-        self.start(operator, bytes=65536)
+        self.start(operator, bytes=1)  # it has room for a record all the same
         client.call("lookup", ns=ns, keys=keys(0))
         self.assertEqual([record["number"] for record in self.records(operator)], [1])
 
@@ -190,10 +191,41 @@ class Trace(Traces):
         client.call("lookup", ns=ns, keys=keys(0, 1, 2, 3))
         client.call("lookup", ns=ns, keys=keys(7), each=True)
         region.load([0], [0])  # says nothing that the lookup did not
-        dump, lookup, each = self.records(operator)
-        self.assertEqual([(record["method"], record["keys"], record["each"]) for record in (dump, lookup, each)],
-                         [("dump", keys(0, 1, 2), False), ("lookup", keys(0, 1, 2, 3), False), ("lookup", keys(7), True)])
-        self.assertEqual((lookup["block_bytes"], lookup["block_tokens"]), (region.size, BIG["block_tokens"]))
+        region.call("load_prefix", [0, 1, 8], range(3))  # which is one, too
+        found = self.records(operator)
+        self.assertEqual([(record["method"], record["keys"], record["each"]) for record in found],
+                         [("dump", keys(0, 1, 2), False), ("lookup", keys(0, 1, 2, 3), False), ("lookup", keys(7), True),
+                          ("load_prefix", keys(0, 1, 8), False)])
+        self.assertEqual((found[1]["block_bytes"], found[1]["block_tokens"]), (region.size, BIG["block_tokens"]))
+
+    def test_keys_come_once(self):
+        """Of a dump's first layer and first part; the others have the same."""
+        identity = dict(DEMO, model=self.id(), parts=2, shards=[2, 2])
+        client, operator = self.client(), self.client()
+        ns = client.open(identity)
+        first, second = (Region(client, ns, identity, 4, part) for part in range(2))
+        self.start(operator, keys=True)
+        for region, name in ((second, 6), (first, 5)):
+            for shard in range(2):
+                self.assertEqual(region.dump([name], [0], shard=shard, shards=1), [OK])
+        self.assertEqual([record["keys"] for record in self.records(operator)], [keys(5)])
+
+    def test_keys_of_a_tenant(self):
+        client, ns, _ = self.stored(1)
+        operator = self.client()
+        self.start(operator, keys=True, tenant="nobody")
+        client.call("lookup", ns=ns, keys=keys(0))
+        self.assertEqual(self.records(operator), [])
+
+    def test_what_names_nothing_is_not_traced(self):
+        client, ns, region = self.stored(1)
+        operator = self.client()
+        self.start(operator)
+        self.refused(INVALID, client.call, "lookup", ns=ns, keys=b"short")
+        self.refused(NOT_FOUND, client.call, "lookup", ns=ns + 100, keys=keys(0))
+        client.call("region.unregister", region=region.number)
+        self.refused(NOT_FOUND, region.load, [0], [0])
+        self.assertEqual(self.records(operator), [])
 
     def test_a_request_under_way_survives_the_end_of_its_trace(self):
         client, ns, region = self.stored(32)
