@@ -9,7 +9,7 @@ import unittest
 
 import encoding_case as coded
 from daemon import Daemon
-from second_client import DEMO, FAILED, OK, Case, Client, OwnDaemons, Pool, Region, keys
+from second_client import CANCELLED, DEMO, FAILED, OK, Case, Client, OwnDaemons, Pool, Region, keys
 
 SUITE_TIMEOUT_S = 300
 LAYERS, SHARD, BLOCKS, PAGE = 12, 9000, 16, 4096
@@ -57,6 +57,10 @@ class Layers(OwnDaemons, Case):
     def fetch(self, *items):
         """(block, layer) each, into slots 0, 1, ...: the statuses."""
         return self.pool.fetch([(block, layer, slot) for slot, (block, layer) in enumerate(items)], keys=keys(*range(BLOCKS)))
+
+    def nothing_is_held(self):
+        self.client.call("evict", ns=self.ns, tier=1)
+        return self.client.call("stats")["metrics"]["arena_bytes_used"] == 0
 
     def right(self, kv, *items):
         for slot, (block, layer) in enumerate(items):
@@ -167,11 +171,7 @@ class Layers(OwnDaemons, Case):
             pool = Pool(other, other.open(IDENTITY), SHARD, 8 * BLOCKS)
             begin_many(pool)
             other.close()
-
-        def nothing_is_held():  # the daemon reads what such a client has sent when it is that one's turn
-            self.client.call("evict", ns=self.ns, tier=1)
-            return self.client.call("stats")["metrics"]["arena_bytes_used"] == 0
-        self.until(nothing_is_held, "the end of all uses")
+        self.until(self.nothing_is_held, "the end of all uses")  # the daemon reads what such a client has sent when it is that one's turn
         self.assertEqual(self.fetch((1, 3)), [OK])
 
     def test_killed_while_it_fetches(self):
@@ -194,6 +194,23 @@ class Layers(OwnDaemons, Case):
             items = [(random.randrange(BLOCKS), random.randrange(LAYERS)) for _ in range(64)]
             self.assertEqual(self.fetch(*items), [OK] * 64)
             self.right(kv, *items)
+
+    def test_many_at_once_want_more_than_the_arena(self):
+        """Each waits for slots that others hold, or is cancelled meanwhile."""
+        kv, everything = self.stored(**{"arena.size": "1MiB"}), keys(*range(BLOCKS))
+        for cancelled in (range(0), range(0, BLOCKS, 2)) * 3:
+            self.client.call("evict", ns=self.ns, tier=1)
+            fetches = [self.pool.begin([(block, layer, 8 * block + layer % 2) for layer in (0, LAYERS - 1)], keys=everything)
+                       for block in range(BLOCKS)]
+            for block in cancelled:
+                self.client.call("cancel", msgid=fetches[block])
+            for block, fetch in enumerate(fetches):
+                status = list(self.client.wait(fetch)["status"])
+                self.assertIn(status, ([OK, OK], [CANCELLED] * 2) if block in cancelled else ([OK, OK],))
+                if status == [OK, OK]:
+                    self.assertEqual(self.pool.bytes(8 * block), kv[block][:SHARD])
+                    self.assertEqual(self.pool.bytes(8 * block + 1), kv[block][-SHARD:])
+        self.until(self.nothing_is_held, "the end of what was cancelled")
 
 
 if __name__ == "__main__":
