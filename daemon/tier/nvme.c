@@ -259,6 +259,7 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     list_init(&t->write_pool);
     fair_queue_init(&t->ns_writer.queue, 1, NVME_PAGE);
     list_init(&t->recovery.pool);
+    list_init(&t->recovery.reading);
     list_init(&t->recovery.duplicates);
     list_init(&t->mover.moved);
     for (unsigned i = 0; i < t->files; i++)

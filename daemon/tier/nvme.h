@@ -122,7 +122,7 @@ enum {
 /* One engine operation; in a pool of free ones otherwise. */
 struct nvme_op {
     struct engine_op e;
-    struct list link; /* in the pool */
+    struct list link; /* in the pool; recovery's, while they read, in its `reading` */
     struct tier *tier;
     void (*finish_cb)(struct nvme_op *op, int status); /* 0: all bytes were moved; or -errno */
     struct segment *segment;
@@ -131,6 +131,7 @@ struct nvme_op {
     uint64_t bytes;  /* of a read: all of it */
     unsigned attempts;
     bool ring_failed; /* an attempt of the ring did */
+    int scanned;      /* of recovery: its status; SCAN_UNDER_WAY */
     uint8_t *headers; /* pages: of a write to be written, of recovery to be read */
     unsigned n;       /* parts of a write; a read has one */
     struct tier_io *ios[NVME_MERGE_IOS];
@@ -161,7 +162,7 @@ struct nvme_recovery {
     struct nvme_op *ops;
     uint8_t *pages;
     struct list pool;
-    unsigned in_flight;
+    struct list reading;           /* in the order of the cursor */
     uint32_t file, number, record; /* the cursor */
     uint32_t numbers;              /* segments of the longest file */
     uint64_t before;               /* sequences of earlier runs are below this */

@@ -26,6 +26,7 @@
 #define ENTRIES_TURN 64u /* between two looks at the clock */
 #define PROGRESS_MS 5000
 #define SEGMENT_HEADER UINT32_MAX /* scan_op.record */
+#define SCAN_UNDER_WAY 1          /* scan_op.scanned */
 #define SEGMENTS_TURN 4096u       /* passed by in a turn of the loop */
 
 static void recover_pump(struct tier *t);
@@ -198,26 +199,43 @@ static void record_scanned(struct tier *t, struct segment *s, uint32_t record, c
 
 /* ---- reading ---- */
 
-static void scan_finish(struct nvme_op *op, int status)
+static void scan_take(struct nvme_op *op)
 {
     struct tier *t = op->tier;
     struct segment *s = op->segment;
+    int status = op->scanned;
 
-    nvme_hold(t);
-    list_push_back(&t->recovery.pool, &op->link);
-    t->recovery.in_flight--;
+    if (op->record != SEGMENT_HEADER)
+        record_scanned(t, s, op->record, status == 0 ? op->headers : NULL);
+    else if (status == 0)
+        segment_seen(t, s, op->headers);
+    else
+        segment_not_read(t, s);
+}
+
+/* What is read is taken over in the order of the cursor. A full index gives up what it found first: of a segment
+ * that was written first. */
+static void scan_finish(struct nvme_op *op, int status)
+{
+    struct tier *t = op->tier;
+    struct list *reading = &t->recovery.reading;
+
+    op->scanned = status;
     t->metrics->nvme_read_errors += status < 0;
-    if (!t->closing) {
-        if (op->record != SEGMENT_HEADER)
-            record_scanned(t, s, op->record, status == 0 ? op->headers : NULL);
-        else if (status == 0)
-            segment_seen(t, s, op->headers);
-        else
-            segment_not_read(t, s);
-        recover_pump(t);
+    nvme_hold(t);
+    while (!list_empty(reading)) {
+        op = LIST_ENTRY(reading->next, struct nvme_op, link);
+        if (op->scanned == SCAN_UNDER_WAY)
+            break;
+        list_remove(&op->link);
+        if (!t->closing)
+            scan_take(op);
+        list_push_back(&t->recovery.pool, &op->link);
+        nvme_release(t); /* the operation's */
     }
+    if (!t->closing)
+        recover_pump(t);
     nvme_release(t); /* this function's */
-    nvme_release(t); /* the operation's */
 }
 
 static void scan_start(struct tier *t, struct segment *s, uint32_t record)
@@ -226,10 +244,11 @@ static void scan_start(struct tier *t, struct segment *s, uint32_t record)
 
     op->segment = s;
     op->record = record;
+    op->scanned = SCAN_UNDER_WAY;
     op->iov[0] = (struct iovec){.iov_base = op->headers, .iov_len = NVME_PAGE};
     op->e.iov = op->iov;
     op->e.iovs = 1;
-    t->recovery.in_flight++;
+    list_push_back(&t->recovery.reading, &op->link);
     nvme_hold(t);
     nvme_op_begin(op, s->file,
                   record == SEGMENT_HEADER ? segment_offset(&t->segments, s)
@@ -418,7 +437,7 @@ static void headers_pump(struct tier *t)
         r->file++;
         scan_start(t, s, SEGMENT_HEADER);
     }
-    if (r->in_flight > 0 || cursor_segment(t))
+    if (!list_empty(&r->reading) || cursor_segment(t))
         return;
     r->state = RECOVERY_CHECKPOINT;
     t->metrics->nvme_recovering = r->segments;
@@ -451,7 +470,7 @@ static void records_pump(struct tier *t)
         else
             segment_known(t, s);
     }
-    if (r->in_flight == 0 && !cursor_segment(t))
+    if (list_empty(&r->reading) && !cursor_segment(t))
         r->state = RECOVERY_DUPLICATES;
 }
 

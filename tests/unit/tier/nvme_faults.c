@@ -7,12 +7,15 @@
 #include <fcntl.h>
 #include <liburing.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#define LATE_READS 3
 
 struct nvme_faults fault;
 static pthread_mutex_t fault_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -42,6 +45,20 @@ ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t offset)
     if (fault.headers_fail && iov->iov_len == NVME_PAGE && memcmp(iov->iov_base, "UCMG", 4) == 0)
         return fail(EIO);
     return syscall(SYS_pwritev, fd, iov, n, offset, 0);
+}
+
+ssize_t preadv(int fd, const struct iovec *iov, int n, off_t offset)
+{
+    bool among = offset >= fault.late_from && offset < fault.late_to;
+    ssize_t read;
+
+    while (among && offset == fault.late_from &&
+           __atomic_load_n(&fault.late_reads, __ATOMIC_RELAXED) < LATE_READS)
+        sched_yield();
+    read = syscall(SYS_preadv, fd, iov, n, offset, 0);
+    if (among)
+        __atomic_add_fetch(&fault.late_reads, 1, __ATOMIC_RELAXED);
+    return read;
 }
 
 int open(const char *path, int flags, ...)

@@ -4,6 +4,7 @@
 #define UCMD_TESTS_NVME_FAULTS_H
 
 #include <stdbool.h>
+#include <sys/types.h>
 
 /* How often the next calls fail, and with what; threads of the pool call these. */
 struct nvme_faults {
@@ -12,7 +13,9 @@ struct nvme_faults {
     bool headers_fail; /* writes that begin with a segment's header */
     int ring_submit_error, ring_error;
     const char *open_path;
-    int syncs; /* counted */
+    off_t late_from, late_to; /* of pages in there, the first is read when some others were */
+    int late_reads;           /* those others, counted */
+    int syncs;                /* counted */
 };
 
 extern struct nvme_faults fault;

@@ -51,6 +51,7 @@ struct rig {
     struct rig_part parts[RIG_PARTS_MAX];
     unsigned n, drops, moves, losses, done, under_way;
     bool close_when_done;
+    bool recovers; /* each part that is found has its order then */
 };
 
 static inline uint64_t rig_random(uint64_t *state)
@@ -129,6 +130,27 @@ static inline bool rig_ns_known_cb(void *ctx, const uint8_t *fingerprint)
     return true;
 }
 
+static inline uint64_t rig_restore_cb(void *ctx, const struct tier_found *f)
+{
+    struct rig *r = ctx;
+
+    for (unsigned i = 0; i < r->n; i++) {
+        struct rig_part *p = &r->parts[i];
+
+        if (memcmp(p->io.name.key, f->name->key, 32) == 0) {
+            cr_assert_eq(p->place.loc, f->place.loc);
+            p->order = r->done++;
+            return i + 1;
+        }
+    }
+    return 0;
+}
+
+static inline void rig_recovered_cb(void *ctx)
+{
+    (void)ctx;
+}
+
 static inline const char *rig_base(void)
 {
     const char *base = getenv("TMPDIR");
@@ -168,6 +190,8 @@ static inline int rig_try_open(struct rig *r)
                                              .lost_cb = rig_lost_cb,
                                              .moved_cb = rig_moved_cb,
                                              .ns_known_cb = rig_ns_known_cb,
+                                             .restore_cb = r->recovers ? rig_restore_cb : NULL,
+                                             .recovered_cb = rig_recovered_cb,
                                              .ctx = r};
 
     memset(&r->error, 0, sizeof(r->error));

@@ -106,6 +106,36 @@ Test(nvme_faults, truncated_file_threads)
     truncated(CONFIG_IO_THREADS);
 }
 
+/* ---- the device is slow ---- */
+
+/* A full index gives up what was found first. */
+Test(nvme_faults, what_is_read_late_is_found_in_its_turn)
+{
+    struct tier_ns_record name;
+    char path[128];
+
+    memset(&fault, 0, sizeof(fault));
+    rig_init(&rig, 1, 17 * MIB, 1 * MIB, CONFIG_IO_THREADS);
+    rig_open(&rig);
+    rig_name(&rig, &name, false);
+    rig_run(&rig);
+    rig_memory(&rig, 12, 50000);
+    cr_assert_eq(rig_write(&rig, 0, 12, 50000), 12);
+    rig_close_tier(&rig);
+    snprintf(path, sizeof(path), "%s/%s", rig.folders[0], NVME_INDEX_FILE);
+    (void)unlink(path); /* so that all headers are read */
+    fault.late_from = place_offset(&rig.parts[0].place);
+    fault.late_to = place_offset(&rig.parts[11].place) + 1;
+    rig.recovers = true;
+    rig.done = 0;
+    rig_open(&rig);
+    rig_run(&rig);
+    cr_assert_eq(rig.done, 12);
+    for (unsigned i = 0; i < 12; i++)
+        cr_expect_eq(rig.parts[i].order, i, "part %u was number %u", i, rig.parts[i].order);
+    rig_close(&rig);
+}
+
 /* ---- the device fails ---- */
 
 Test(nvme_faults, other_files_go_on)
