@@ -17,11 +17,11 @@ HUGE = (1, 16, 1 << 10, 1 << 11, 1 << 16, 1 << 21, 1 << 22, 1 << 31, (1 << 32) -
 
 
 class Mixed(EncodingCase):
-    def mixed(self, parts, model=""):
-        """A connection for each worker of one engine, and what of lossless lies in its namespaces and counters."""
+    def mixed(self, parts, model="", encoding="lossless"):
+        """A connection for each worker of one engine, and what of an encoding lies in its namespaces and counters."""
         clients = [self.client() for _ in range(parts)]
         bases = [client.open(dict(IDENTITY, model=self.id() + model, parts=parts, shards=[LAYERS])) for client in clients]
-        coded = [client.call("encoding.open", ns=base, encoding="lossless", **SIZES)["ns"] for client, base in zip(clients, bases)]
+        coded = [client.call("encoding.open", ns=base, encoding=encoding, **SIZES)["ns"] for client, base in zip(clients, bases)]
         return clients[0], bases[0], coded[0], [Pages(c, ns, 8, part=i) for i, (c, ns) in enumerate(zip(clients, coded))]
 
     def count(self, client):
@@ -208,6 +208,17 @@ class Hostile(Mixed):
         self.until(lambda: client.hits(ns, "x") == 1, "the last layer of the last part")
         self.assertEqual([part.load(["x"], [3]) for part in parts], [[OK]] * 3)
         self.assertEqual([part.bytes(3) for part in parts], [parts[0].bytes(1), parts[1].bytes(1), parts[2].bytes(0)])
+
+    def test_parts_of_two_forms_stay_where_all_fit(self):
+        """fp8 holds any bytes: who dumps a part plain meant it, and nothing is decoded for that."""
+        client, base, ns, parts = self.mixed(2, encoding="fp8")
+        before = self.count(client)
+        for part in parts:
+            part.fill(0)
+        self.assertEqual([parts[0].dump(["x"], [0]), parts[1].dump(["x"], [0], plain=True)], [[OK]] * 2)
+        self.assertEqual((client.hits(ns, "x"), client.hits(base, "x"), self.count(client)), (0, 0, before))
+        self.assertEqual(parts[1].dump(["x"], [0]), [OK])
+        self.assertEqual((client.hits(ns, "x"), client.hits(base, "x"), self.count(client)), (1, 0, before))
 
     def test_leases_of_both_forms_end_with_the_connection(self):
         engine = self.engine("fp8")
