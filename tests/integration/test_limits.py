@@ -294,5 +294,40 @@ class Flood(Case):
         self.assertIn('its setting "memory"', caught.exception.args[2])
 
 
+@unittest.skipUnless(os.geteuid() == 0, "several uids need root")
+class MakesWay(Case):
+    options = {"nvme": False, "limits.frame_memory": "16MiB"}
+
+    def behind(self, uid):
+        """A connection that reads none of its answers, for which the daemon has 2 MiB; and their numbers."""
+        client, before, n = self.client(uid=uid), self.metric("frame_bytes"), 400
+        asked = [client.begin("stats", more=i < n - 1) for i in range(n)]
+        self.until(lambda: self.metric("frame_bytes") - before > 2000000, "answers that wait to be read")
+        return client, asked
+
+    def metric(self, name):
+        return self.operator.call("stats")["metrics"][name]
+
+    def test_ones_own_make_way_and_others_stay(self):
+        self.operator = self.client()
+        other, asked = self.behind(OTHER)
+        own = [self.behind(FLOOD) for _ in range(5)]
+        client = self.client(uid=FLOOD)
+        ns = client.open(dict(DEMO, model=self.id(), key_bytes=32))
+        self.assertEqual(self.metric("connections_dropped"), 0)
+        self.assertEqual(client.call("lookup", ns=ns, keys=bytes(32 * 16384))["hits"], 0)
+        self.assertEqual(self.metric("connections_dropped"), 1)
+        for msgid in asked:
+            self.assertIn("metrics", other.wait(msgid))
+        ended = 0
+        for left, numbers in own:
+            try:
+                for msgid in numbers:
+                    left.wait(msgid)
+            except Closed:
+                ended += 1
+        self.assertEqual(ended, 1)
+
+
 if __name__ == "__main__":
     unittest.main()
