@@ -374,7 +374,7 @@ static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
     f->c.n_copies = n;
     if (pieces_take(call, f, m->items, b) != 0 || pieces_sort(call, f) != 0 ||
         pieces_group(call, f, most) != 0) {
-        request_refuse(&f->c.w.r);
+        request_drop(&f->c.w.r);
         return NULL;
     }
     f->c.kind = &fetch_kind;
@@ -402,7 +402,7 @@ int method_fetch(struct call *call)
     if (ch) {
         chain_find(f, ch);
     } else if (keys_find(call, f, m->keys.p) != 0) {
-        request_refuse(&f->c.w.r);
+        request_drop(&f->c.w.r);
         return -call->error.code;
     }
     f->c.region = region;

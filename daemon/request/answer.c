@@ -63,7 +63,7 @@ void session_notify(struct session *s, const char *name, const struct proto_mess
 int call_reply(struct call *call, const void *result)
 {
     if (call->trace)
-        span(call->trace, SPAN_ANSWER, SPAN_ON);
+        trace_span(call->trace, SPAN_ANSWER, SPAN_ON);
     session_reply(call->s, call->msgid, call->method, NULL, result);
     return 0;
 }

@@ -158,7 +158,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
         return false;
     c->jobs++;
     if (c->w.r.trace)
-        span(c->w.r.trace, SPAN_COPY, SPAN_MORE);
+        trace_span(c->w.r.trace, SPAN_COPY, SPAN_MORE);
     return true;
 }
 
@@ -167,7 +167,7 @@ enum ucm_block_status job_ended(struct copies *c, const struct device_job *job, 
     struct metrics_tenant *m = c->w.ns->tenant->metrics;
 
     if (c->w.r.trace)
-        span(c->w.r.trace, SPAN_COPY, SPAN_LESS);
+        trace_span(c->w.r.trace, SPAN_COPY, SPAN_LESS);
     m->bus_contended_bytes += job->got.contended;
     m->bus_due_bytes += job->got.due;
     if (status == 0)

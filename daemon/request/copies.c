@@ -113,7 +113,7 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
     c->kind = kind;
     c->blocks = (uint32_t *)((uint8_t *)c + blocks_at);
     if (ids_take(call, c, region->region, p->blocks) != 0) {
-        request_refuse(&c->w.r);
+        request_drop(&c->w.r);
         return NULL;
     }
     c->region = region;

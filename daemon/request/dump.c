@@ -42,7 +42,7 @@ static void durable_done_cb(struct cache_durable *d, int status)
     list_remove(&dw->link);
     if (w) {
         if (w->r.trace)
-            span(w->r.trace, SPAN_DURABLE, SPAN_LESS);
+            trace_span(w->r.trace, SPAN_DURABLE, SPAN_LESS);
         walk_status(w, dw->at, status == 0 ? dw->status : UCM_BLOCK_NOT_DURABLE);
         w->waits_n--;
     }
@@ -69,7 +69,7 @@ static void item_durable(struct dump *d, uint32_t at, enum ucm_block_status stat
         list_push_back(&d->durables, &dw->link);
         w->waits_n++;
         if (w->r.trace)
-            span(w->r.trace, SPAN_DURABLE, SPAN_MORE);
+            trace_span(w->r.trace, SPAN_DURABLE, SPAN_MORE);
         return;
     }
     free(dw);
@@ -87,7 +87,7 @@ static void durables_abandon(struct dump *d)
         struct durable_wait *dw = LIST_ENTRY(node, struct durable_wait, link);
 
         if (w->r.trace)
-            span(w->r.trace, SPAN_DURABLE, SPAN_LESS);
+            trace_span(w->r.trace, SPAN_DURABLE, SPAN_LESS);
         walk_status(w, dw->at, UCM_BLOCK_NOT_DURABLE);
         w->waits_n--;
         dw->dump = NULL;
@@ -115,7 +115,7 @@ static void dump_open(struct walk *w)
     bool bypassed = rq->bypasses.n > 0 && bypass_on(rq, w->ns, BYPASS_STORE);
 
     if (w->r.trace)
-        span(w->r.trace, SPAN_LOOKUP, SPAN_ON);
+        trace_span(w->r.trace, SPAN_LOOKUP, SPAN_ON);
     for (uint32_t opens = 0; w->opened < w->n_keys; w->opened++) {
         uint32_t i = w->opened;
         const uint8_t *key = d->keys + (size_t)i * w->ns->identity.key_bytes;
@@ -137,7 +137,7 @@ static void dump_open(struct walk *w)
     if (w->part == 0)
         cache_touch(w->rooms->cache, w->ns, w->refs, w->n_keys);
     if (w->r.trace)
-        span(w->r.trace, SPAN_LOOKUP, SPAN_OFF);
+        trace_span(w->r.trace, SPAN_LOOKUP, SPAN_OFF);
 }
 
 /* 0, or as cache_fill_claim. */
@@ -249,7 +249,7 @@ static bool dump_slows(struct dump *d)
                  uv_now(rooms->loop) + rooms->config->nvme_pressure_ms, pressure_over_cb);
     d->slowed = true;
     if (w->r.trace)
-        span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_MORE);
+        trace_span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_MORE);
     d->pressure.retry_cb = pressure_eased_cb;
     walk_release(w);
     (void)cache_wait_for(w->rooms->cache, &d->pressure, WAIT_PRESSURE);
@@ -279,7 +279,7 @@ static void dump_finish(struct walk *w)
         dump_count(d);
     if (d->slowed) {
         if (w->r.trace)
-            span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_LESS);
+            trace_span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_LESS);
         cache_retry_cancel(&d->pressure);
         deadline_disarm(w->rooms->deadlines, &d->pressure_end);
     }

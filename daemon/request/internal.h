@@ -234,7 +234,7 @@ void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadlin
  * one waited for. */
 void request_end(struct request *r, const struct ucm_error *e, const void *result);
 /* Ends a request that its method refuses after all: the caller returns call->error. */
-void request_refuse(struct request *r);
+void request_drop(struct request *r);
 
 /* lease.c */
 /* Counts keys that leases and chains of the session cover; negative: less. */

@@ -150,13 +150,13 @@ static void wait_end(struct lookup_wait *w)
     struct found f;
 
     if (w->r.trace)
-        span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_LESS);
+        trace_span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_LESS);
     if (!s->closing) {
         if (w->r.trace)
-            span(w->r.trace, SPAN_LOOKUP, SPAN_MORE);
+            trace_span(w->r.trace, SPAN_LOOKUP, SPAN_MORE);
         keys_find(s, w->ns, &w->m, w->m.keys.n / w->ns->identity.key_bytes, &f);
         if (w->r.trace)
-            span(w->r.trace, SPAN_LOOKUP, SPAN_LESS);
+            trace_span(w->r.trace, SPAN_LOOKUP, SPAN_LESS);
         (void)lookup_result(&call, &w->m, &f, &r); /* its error is in call */
         lookup_timed(s->rq, w->ns, w->r.begun_ns);
     }
@@ -224,7 +224,7 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     w->m = *m;
     wait_on(w, lookup);
     if (w->r.trace)
-        span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_MORE);
+        trace_span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_MORE);
     rq->rooms.metrics->lookups_waited++;
     return true;
 }
@@ -254,10 +254,10 @@ int method_lookup(struct call *call)
     if (n == 0)
         return -call->error.code;
     if (call->trace)
-        span(call->trace, SPAN_LOOKUP, SPAN_MORE);
+        trace_span(call->trace, SPAN_LOOKUP, SPAN_MORE);
     keys_find(call->s, ns, m, n, &f);
     if (call->trace)
-        span(call->trace, SPAN_LOOKUP, SPAN_LESS);
+        trace_span(call->trace, SPAN_LOOKUP, SPAN_LESS);
     lacks = f.counts.hits < n;
     if (lacks && m->nowait == UCM_LOOKUP_WAIT && lookup_waits(call, ns, m, &f))
         return 0;

@@ -82,7 +82,7 @@ void read_begun(struct item_wait *iw)
 
     if (iw->walk->r.trace) {
         iw->span = item_on_nvme(&iw->it) ? SPAN_NVME_READ : SPAN_SHARED_READ;
-        span(iw->walk->r.trace, iw->span, SPAN_MORE);
+        trace_span(iw->walk->r.trace, iw->span, SPAN_MORE);
     }
     iw->large = walk_large(iw->walk);
     if (!iw->large) {
@@ -100,7 +100,7 @@ void read_ended(const struct item_wait *iw)
     struct requests *rq = iw->walk->r.s->rq;
 
     if (iw->walk->r.trace)
-        span(iw->walk->r.trace, iw->span, SPAN_LESS);
+        trace_span(iw->walk->r.trace, iw->span, SPAN_LESS);
     if (!iw->large)
         return;
     rq->large_reads--;

@@ -82,7 +82,7 @@ void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadlin
     return r;
 }
 
-void request_refuse(struct request *r)
+void request_drop(struct request *r)
 {
     struct requests *rq = r->s->rq;
 
@@ -103,13 +103,13 @@ void request_end(struct request *r, const struct ucm_error *e, const void *resul
     struct session *s = r->s;
 
     if (r->trace)
-        span(r->trace, SPAN_ANSWER, SPAN_MORE);
+        trace_span(r->trace, SPAN_ANSWER, SPAN_MORE);
     if (!r->silent)
         session_reply(s, r->msgid, r->method, e, result);
     if (r->trace)
         r->trace->end_cb(r->trace, e ? (uint32_t)e->code : 0);
     r->trace = NULL;
-    request_refuse(r);
+    request_drop(r);
     if (s->closing)
         s->settle_cb(s);
 }

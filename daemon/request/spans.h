@@ -38,7 +38,7 @@ struct traced {
     uint32_t ok;                                     /* and keys that were found or moved */
 };
 
-static inline void span(struct traced *t, enum span_kind kind, enum span_change change)
+static inline void trace_span(struct traced *t, enum span_kind kind, enum span_change change)
 {
     t->span_cb(t, kind, change);
 }

@@ -28,8 +28,8 @@ static void retry_cb(struct cache_retry *r)
 
     w->yielded = w->awaits_read = false;
     if (w->r.trace) {
-        span(w->r.trace, SPAN_READ_TURN, SPAN_OFF);
-        span(w->r.trace, SPAN_SLOT_WAIT, SPAN_OFF);
+        trace_span(w->r.trace, SPAN_READ_TURN, SPAN_OFF);
+        trace_span(w->r.trace, SPAN_SLOT_WAIT, SPAN_OFF);
     }
     walk_pump(w);
 }
@@ -100,7 +100,7 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
         return 0;
     }
     if (w->r.trace)
-        span(w->r.trace, SPAN_LOOKUP, SPAN_MORE);
+        trace_span(w->r.trace, SPAN_LOOKUP, SPAN_MORE);
     if (prefix)
         prefix_take(w, keys);
     else
@@ -110,7 +110,7 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
             w->status[i] = UCM_BLOCK_MISS;
     view_touch(w->r.s->rq, &w->view, w->refs, w->n_keys);
     if (w->r.trace)
-        span(w->r.trace, SPAN_LOOKUP, SPAN_LESS);
+        trace_span(w->r.trace, SPAN_LOOKUP, SPAN_LESS);
     return missed;
 }
 
@@ -126,7 +126,7 @@ static void looked_cb(struct shared_lookup *k)
         w->lookup->done_cb = looked_cb;
     } else {
         if (w->r.trace)
-            span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_LESS);
+            trace_span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_LESS);
         l->begin_cb(w, k->keys);
     }
     shared_lookup_free(k);
@@ -142,7 +142,7 @@ void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint6
         return;
     }
     if (w->r.trace)
-        span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_MORE);
+        trace_span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_MORE);
     w->lookup->ctx = l;
     w->lookup->done_cb = looked_cb;
 }
@@ -368,7 +368,7 @@ static void walk_park(struct walk *w)
     w->retry.first = w->held_bytes == 0;
     if (cache_wait_for(w->rooms->cache, &w->retry, w->most ? WAIT_OTHER : WAIT_SLOT)) {
         if (w->r.trace)
-            span(w->r.trace, SPAN_SLOT_WAIT, SPAN_ON);
+            trace_span(w->r.trace, SPAN_SLOT_WAIT, SPAN_ON);
         return;
     }
     give_up(w, UCM_BLOCK_NO_ROOM);
@@ -394,7 +394,7 @@ static int item_begin(struct walk *w)
     w->awaits_read = !w->kind->fills && it.p->dram != PART_DRAM_READY && read_waits(w);
     if (w->awaits_read) {
         if (w->r.trace)
-            span(w->r.trace, SPAN_READ_TURN, SPAN_ON);
+            trace_span(w->r.trace, SPAN_READ_TURN, SPAN_ON);
         return 1;
     }
     return w->kind->begin(w, &it);

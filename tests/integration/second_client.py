@@ -220,12 +220,12 @@ class Client:
         self.answers[msgid] = message
         return msgid
 
-    def begin(self, name, fds=(), more=False, **params):
-        """Sends a request, together with those before it that had more behind them."""
+    def begin(self, name, fds=(), _more=False, **params):
+        """Sends a request, together with those before it that said that one more follows."""
         self.msgid += 1
         self.methods[self.msgid] = name
         self.output += frame([0, self.msgid, name, params])
-        if not more:
+        if not _more:
             data, self.output = self.output, b""
             self.send(data, fds)
         return self.msgid

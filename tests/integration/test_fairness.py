@@ -54,7 +54,7 @@ class Tenants(Case):
         halt(self.daemon.process.pid)
         for _client, _, region in workers:
             for i in range(requests):
-                region.begin("load", names_of(i), range(len(names_of(i))), more=i + 1 < requests)
+                region.begin("load", names_of(i), range(len(names_of(i))), _more=i + 1 < requests)
         self.daemon.process.send_signal(signal.SIGCONT)
         for client, _, _ in workers:
             for msgid in range(client.msgid - requests + 1, client.msgid + 1):
@@ -127,7 +127,7 @@ class Tenants(Case):
         self.operator.call("trace", op=1)
         halt(self.daemon.process.pid)  # when it goes on, all of them are there
         for i in range(100):
-            flood.begin("load", ["a"], [0], more=i < 99)
+            flood.begin("load", ["a"], [0], _more=i < 99)
         loads = [region.begin("load", ["b"], [0]) for _ in range(20)]
         self.daemon.process.send_signal(signal.SIGCONT)
         for msgid in loads:
@@ -174,7 +174,7 @@ class Hundred(Case):
 
     def ask(self, region, loads):
         for k in range(loads):
-            region.begin("load", ["a"], [0], more=k + 1 < loads)
+            region.begin("load", ["a"], [0], _more=k + 1 < loads)
 
     def stands_still(self, still):
         if still:

@@ -123,7 +123,7 @@ class Fetch(FetchCase):
         client.call("evict", ns=ns, tier=1)
         chain = self.chain(client, ns, range(BLOCKS))
         items = self.scattered(SLOTS)
-        fetch = client.begin("fetch", more=True, region=pool.number, chain=chain, items=u32(*(n for item in items for n in item)))
+        fetch = client.begin("fetch", _more=True, region=pool.number, chain=chain, items=u32(*(n for item in items for n in item)))
         client.call("chain.close", chain=chain)
         self.assertEqual(list(client.wait(fetch)["status"]), [OK] * len(items))
         self.right(pool, items, kv)
@@ -135,7 +135,7 @@ class Fetch(FetchCase):
         everything, items = keys(*range(BLOCKS)), [(i, 0, i) for i in range(BLOCKS)]
         for method in ("cancel", "region.unregister"):
             client.call("evict", ns=ns, tier=1)
-            fetch = client.begin("fetch", more=True, region=pool.number, keys=everything, items=u32(*(n for i in items for n in i)))
+            fetch = client.begin("fetch", _more=True, region=pool.number, keys=everything, items=u32(*(n for i in items for n in i)))
             client.call(method, **({"msgid": fetch} if method == "cancel" else {"region": pool.number}))
             self.assertLessEqual(set(client.wait(fetch)["status"]), {OK, CANCELLED})
         self.refused(NOT_FOUND, pool.fetch, items, keys=everything)

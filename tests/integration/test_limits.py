@@ -301,7 +301,7 @@ class MakesWay(Case):
     def behind(self, uid):
         """A connection that reads none of its answers, for which the daemon has 2 MiB; and their numbers."""
         client, before, n = self.client(uid=uid), self.metric("frame_bytes"), 400
-        asked = [client.begin("stats", more=i < n - 1) for i in range(n)]
+        asked = [client.begin("stats", _more=i < n - 1) for i in range(n)]
         self.until(lambda: self.metric("frame_bytes") - before > 2000000, "answers that wait to be read")
         return client, asked
 

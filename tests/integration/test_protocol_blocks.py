@@ -279,13 +279,13 @@ class Blocks(Case):
 
     def test_order_cancel_deadline(self):
         client, ns, region, before = self.stored(60)
-        many = region.begin("load", range(60), range(60), more=True)
+        many = region.begin("load", range(60), range(60), _more=True)
         last = client.begin("lookup", ns=ns, keys=keys(0))
         self.assertEqual([client.next(), client.next()], [last, many])  # in the order in which they are done
         self.assertEqual(client.wait(many)["bytes"], 60 * region.size)
         for method, stop in [(method, stop) for method in ("load", "prefetch") for stop in ("cancel", "deadline")]:
             client.call("evict", ns=ns, tier=1)
-            how = {"deadline_ms": 1} if stop == "deadline" else {"more": True}
+            how = {"deadline_ms": 1} if stop == "deadline" else {"_more": True}
             region.memory[:] = bytes(len(region.memory))
             if method == "load":
                 many = region.begin("load", range(60), range(60), **how)
@@ -314,8 +314,8 @@ class Blocks(Case):
     def test_unregister_again_is_answered_when_nothing_is_mapped(self):
         for turn in range(20):
             client, ns, region, _ = self.stored(60, dict(BIG, revision=str(turn)))
-            many = [region.begin("load", range(60), range(60), more=True)]
-            many += [client.begin("region.unregister", region=region.number, more=left > 0) for left in reversed(range(3))]
+            many = [region.begin("load", range(60), range(60), _more=True)]
+            many += [client.begin("region.unregister", region=region.number, _more=left > 0) for left in reversed(range(3))]
             self.assertEqual([client.next() for _ in many], many)
             self.assertLessEqual(set(client.wait(many[0])["status"]), {OK, CANCELLED})
             self.assertEqual(client.wait(many[1]), {})

@@ -195,7 +195,7 @@ class Shared(ShareCase):
             client.call("region.unregister", region=region.number)
         self.until(lambda: {part["shared"] for part in client.call("inspect", ns=ns, key=keys(0))["parts"]} == {"ready"}, "its writing")
         self.assertEqual(len(self.files()), 256)
-        evict = client.begin("evict", ns=ns, keys=os.urandom(16 * (FRAME - 1)) + keys(0), more=True)
+        evict = client.begin("evict", ns=ns, keys=os.urandom(16 * (FRAME - 1)) + keys(0), _more=True)
         lookup = client.begin("lookup", ns=ns, keys=keys(0))
         self.assertEqual([client.next(), client.next()], [lookup, evict])
         self.assertEqual(client.wait(lookup)["hits"], 1)

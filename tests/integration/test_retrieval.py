@@ -312,7 +312,7 @@ class Chains(Retrieval):
         self.refused(INVALID, client.call, "chain.append", chain=chain, keys=b"")
         self.assertEqual(client.call("chain.append", chain=chain, keys=bytes(16) * 16384)["missing"], 16384)
         for _ in range(100):  # the first append may end before the daemon reads the second
-            two = [client.begin("chain.append", more=more, chain=chain, keys=keys(0, 1) * 2000, build=True) for more in (True, False)]
+            two = [client.begin("chain.append", _more=more, chain=chain, keys=keys(0, 1) * 2000, build=True) for more in (True, False)]
             self.assertEqual(client.wait(two[0])["digests"], 4000)
             try:
                 self.assertEqual(client.wait(two[1])["digests"], 4000)

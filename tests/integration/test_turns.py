@@ -246,7 +246,7 @@ class AtOnce(Stopping, Case):
         def act():
             region.begin("dump", range(2048), range(2048))
             for each in others:
-                each.asked = [each.begin("stats", more=more) for more in [True] * 49 + [False]]
+                each.asked = [each.begin("stats", _more=more) for more in [True] * 49 + [False]]
         self.stopped(act)
         seen = [each.wait(msgid)["metrics"]["requests_active"] for each in others for msgid in each.asked]
         self.assertGreater(sum(0.1 * active < n < 0.9 * active for n in seen), 5)

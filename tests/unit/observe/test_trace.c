@@ -59,12 +59,12 @@ Test(trace, many_spans_of_one_kind_become_one)
     start();
     r = trace_begin(&t, &about);
     for (int i = 0; i < 1000; i++) {
-        span(r, SPAN_SLOT_WAIT, SPAN_ON);
-        span(r, SPAN_SLOT_WAIT, SPAN_ON);
-        span(r, SPAN_SLOT_WAIT, SPAN_OFF);
+        trace_span(r, SPAN_SLOT_WAIT, SPAN_ON);
+        trace_span(r, SPAN_SLOT_WAIT, SPAN_ON);
+        trace_span(r, SPAN_SLOT_WAIT, SPAN_OFF);
     }
     for (int kind = 0; kind < SPAN_KINDS; kind++)
-        span(r, (enum span_kind)kind, SPAN_MORE);
+        trace_span(r, (enum span_kind)kind, SPAN_MORE);
     r->end_cb(r, 0);
     cr_assert(take(&record, &memory));
     cr_assert_leq(record.n_spans, TRACE_MAX_SPANS);
@@ -114,7 +114,7 @@ Test(trace, a_request_that_outlives_its_trace_is_not_written_into_the_next)
     r = trace_begin(&t, &about);
     late = trace_begin(&t, &about);
     trace_end_writing(&t);
-    span(r, SPAN_COPY, SPAN_MORE);
+    trace_span(r, SPAN_COPY, SPAN_MORE);
     r->end_cb(r, 0);
     cr_assert_eq(count(), 0);
     trace_stop(&t);
