@@ -17,7 +17,7 @@
 
 static const uint64_t block_sizes[] = {512u << 10, 1u << 20, 4u << 20};
 
-/* What stands against the disk, over the rounds. */
+/* The ratios to the disk, one for each round. */
 struct pair {
     struct samples own, base, ratio;
 };

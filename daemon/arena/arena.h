@@ -124,8 +124,8 @@ arena_extents(const struct arena *a); /* numbers of extents, those that may be l
 
 /* ---- groups: some extents are lent to a tenant, whose workers read their slots by themselves (window.h) ----
  *
- * They are numbered from 0 and, where this header says `extent`, follow the ordinary ones. A slot of one is a slot as any other; what it
- * holds is told to readers. */
+ * They are numbered from 0 and, where this header says `extent`, follow the ordinary ones. A slot of one is a slot as any other, and the
+ * daemon tells readers what it holds. */
 
 /* Whose it is; NULL: it lies in an ordinary extent. */
 struct arena_group *arena_slot_group(struct arena *a, slot_ref slot);

@@ -71,7 +71,7 @@ uint32_t arena_window_at(const struct arena *a, const void *base);
 /* After LENT_GOES. */
 void arena_window_let_go(struct arena *a, uint32_t window);
 
-/* A budget below what is lent takes effect as extents are given back. */
+/* Where more is lent than the budget allows, tenants keep it until they give extents back. */
 void arena_window_budget_set(struct arena *a, uint64_t bytes);
 uint64_t arena_window_budget(const struct arena *a);
 /* More is lent than that, without what is being given back. */

@@ -47,7 +47,7 @@ int folder_check(struct folder_file *f);
 
 struct folder_listing {
     const char *root, *bucket;
-    bool (*wants_cb)(const char *name); /* is such a file to be told? */
+    bool (*wants_cb)(const char *name); /* should add_cb get a file of that name? */
     int (*add_cb)(void *ctx, const char *name, uint64_t bytes, uint64_t mtime_ns);
     void *ctx;
     uint32_t unread; /* out: files left out because nothing could be learnt of them */

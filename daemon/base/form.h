@@ -42,7 +42,7 @@ static inline uint64_t form_plain_shard_bytes(const struct form *f)
     return f->codec ? f->codec->plain_shard_bytes : f->shard_bytes;
 }
 
-/* What is read of it is what was computed, bit for bit. */
+/* A reader gets what the engine computed, bit for bit. */
 static inline bool form_exact(const struct form *f)
 {
     return !f->codec || f->codec->spec.encoding == UCM_ENCODING_LOSSLESS;
