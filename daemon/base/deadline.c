@@ -49,45 +49,12 @@ static struct deadline *siblings_meld(struct deadline *d)
     return all;
 }
 
-static void heap_remove(struct deadlines *ds, struct deadline *d)
-{
-    struct deadline *below = d->child ? siblings_meld(d->child) : NULL;
-
-    if (d == ds->first) {
-        ds->first = below;
-    } else {
-        if (d->back->child == d)
-            d->back->child = d->next;
-        else
-            d->back->next = d->next;
-        if (d->next)
-            d->next->back = d->back;
-        ds->first = heaps_meld(ds->first, below);
-    }
-    d->child = d->next = d->back = NULL;
-    d->armed = false;
-}
-
 /* ---- the timer ---- */
 
 /* Callbacks in one go; those of a client's thousand leases may be due in one moment. */
 #define TURN_NS 1000000u
 
-static void timer_cb(uv_timer_t *timer);
-
-/* For the first one's time, but not before least_ms. */
-static void timer_set(struct deadlines *ds, uint64_t least_ms)
-{
-    uint64_t now = uv_now(ds->timer.loop), ms = least_ms;
-    int rc;
-
-    if (ds->first && ds->first->at_ms > now + least_ms)
-        ms = ds->first->at_ms - now;
-    rc = ds->first ? uv_timer_start(&ds->timer, timer_cb, ms, 0) : uv_timer_stop(&ds->timer);
-    assert(rc == 0);
-    (void)rc;
-}
-
+/* uv_timer_start fails without a callback only, and uv_timer_stop never. */
 static void timer_cb(uv_timer_t *timer)
 {
     struct deadlines *ds = timer->data;
@@ -97,12 +64,14 @@ static void timer_cb(uv_timer_t *timer)
     while (ds->first && ds->first->at_ms <= now && uv_hrtime() - begun_ns < TURN_NS) {
         struct deadline *d = ds->first;
 
-        heap_remove(ds, d);
+        deadline_disarm(ds, d);
         d->expired_cb(d);
     }
     ds->expiring = false;
     /* What is due in this moment waits 1 ms: of 0 libuv would run it again before anything else. */
-    timer_set(ds, ds->first && ds->first->at_ms <= now);
+    if (ds->first)
+        (void)uv_timer_start(timer, timer_cb, ds->first->at_ms > now ? ds->first->at_ms - now : 1,
+                             0);
 }
 
 int deadlines_init(struct deadlines *ds, uv_loop_t *loop)
@@ -121,24 +90,40 @@ void deadlines_close(struct deadlines *ds)
 void deadline_arm(struct deadlines *ds, struct deadline *d, uint64_t at_ms,
                   void (*expired_cb)(struct deadline *d))
 {
-    if (d->armed)
-        heap_remove(ds, d);
+    uint64_t now = uv_now(ds->timer.loop);
+
+    deadline_disarm(ds, d);
     /* Not in this turn of timer_cb: the loop would spin there. */
-    if (ds->expiring && at_ms <= uv_now(ds->timer.loop))
-        at_ms = uv_now(ds->timer.loop) + 1;
+    if (ds->expiring && at_ms <= now)
+        at_ms = now + 1;
     d->at_ms = at_ms;
     d->expired_cb = expired_cb;
     d->armed = true;
     ds->first = ds->first ? heaps_meld(ds->first, d) : d;
-    if (ds->first == d)
-        timer_set(ds, 0);
+    if (ds->first == d && !ds->expiring)
+        (void)uv_timer_start(&ds->timer, timer_cb, at_ms > now ? at_ms - now : 0, 0);
 }
 
 void deadline_disarm(struct deadlines *ds, struct deadline *d)
 {
+    struct deadline *below;
+
     if (!d->armed)
         return;
-    heap_remove(ds, d);
+    below = d->child ? siblings_meld(d->child) : NULL;
+    if (d == ds->first) {
+        ds->first = below;
+    } else {
+        if (d->back->child == d)
+            d->back->child = d->next;
+        else
+            d->back->next = d->next;
+        if (d->next)
+            d->next->back = d->back;
+        ds->first = heaps_meld(ds->first, below);
+    }
+    d->child = d->next = d->back = NULL;
+    d->armed = false;
     if (!ds->first)
-        timer_set(ds, 0);
+        (void)uv_timer_stop(&ds->timer);
 }

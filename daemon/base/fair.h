@@ -23,13 +23,25 @@
  * - A flow that was passed over gets what it missed, up to FAIR_CREDIT bursts, as soon as its way is free.
  * - A flow that comes back and has had no more than its due (its start is at most now) gets `burst` bytes
  *   before any flow that waits without a burst gets one, and behind at most `burst` + L of each that has one.
- * - There is no clock, nothing is allocated, and each call takes O(log n), fair_next O(n).
+ * - There is no clock, and nothing is allocated. Those that wait stand in the order of their turns: of n of them a call looks at
+ *   O(log n), fair_next at all, and moves n pointers at most, which for all FAIR_FLOWS_MAX takes less than 2 us.
+ *
+ * A queue keeps what waits for the resource in a lane, and so a flow, for each tenant; within a lane the more urgent rank goes
+ * first, the oldest of a rank before the others.
+ *
+ * Tenants are told apart by their numbers, which are dense: below twice as many as there ever were at once. Each number below
+ * FAIR_LANES has a lane of its own; above, some share one, as in stochastic fairness queueing (McKenney, "Stochastic Fairness
+ * Queueing", INFOCOM 1990): together they get one tenant's part, with the weight of who came last. Tenant 0 is the daemon
+ * itself, and shares with nobody. Memory of a lane that nobody has used is not touched.
+ *
+ * A queue's objects have a list node each and stay their owner's: to take one out of the queue, remove its node.
  *
  * Threads: the owner's. */
 #ifndef UCMD_BASE_FAIR_H
 #define UCMD_BASE_FAIR_H
 
-#include <stdbool.h>
+#include "daemon/base/list.h"
+
 #include <stdint.h>
 
 #define FAIR_FLOWS_MAX 4096u
@@ -39,7 +51,7 @@
 /* All zero before its first use. */
 struct fair_flow {
     uint32_t weight; /* see fair_weigh */
-    uint32_t at;     /* its place among those that wait, from 1; 0: it has nothing waiting */
+    bool waits;      /* it has something waiting */
     bool aside;      /* set by the caller before its first use: it contends with nobody */
     uint64_t start;
     uint64_t rest;  /* bytes that `start` does not count yet: less than its weight */
@@ -67,7 +79,7 @@ struct fair {
     uint32_t n, n_aside; /* n_aside: of them, those that contend with nobody */
     uint64_t weights;    /* of those that wait and contend */
     double turn; /* bytes that were served while several waited, each by their weights' sum then */
-    struct fair_flow *heap[FAIR_FLOWS_MAX];
+    struct fair_flow *waiting[FAIR_FLOWS_MAX]; /* n of them: who is served first, and so on */
 };
 
 void fair_init(struct fair *f, uint64_t burst);
@@ -87,5 +99,50 @@ void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct 
 /* Does more than one flow use the resource: is another one waiting than was served last, or was another one served
  * within the last `window` bytes? Then as little as possible should be under way, as it is in nobody's order. */
 bool fair_contended(const struct fair *f, uint64_t window);
+
+/* ---- queues ---- */
+
+#define FAIR_LANES FAIR_FLOWS_MAX
+#define FAIR_CLASSES 16u
+/* Of the daemon's own work, and of tenants unless somebody gives them another. */
+#define FAIR_WEIGHT 100u
+
+/* For whom something is done. All zero: for the daemon itself. */
+struct fair_who {
+    uint32_t tenant, weight;
+};
+
+struct fair_lane {
+    struct fair_flow flow;
+    uint32_t used; /* a bit for each class that something was pushed into: only these are lists */
+    struct list classes[FAIR_CLASSES]; /* the most urgent first */
+};
+
+struct fair_queue {
+    struct fair fair; /* with fair.n == 0 nothing waits; else something may */
+    struct fair_lane lanes[FAIR_LANES];
+};
+
+/* On zeroed memory. */
+void fair_queue_init(struct fair_queue *q, uint64_t burst);
+/* Behind all of its rank, which is below FAIR_CLASSES, in its lane; front: before them. */
+void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned rank,
+                     struct list *node, bool front);
+/* What is to be served, left in the queue, or NULL. */
+struct list *fair_queue_first(struct fair_queue *q);
+/* What would be if the lanes whose first skip_cb names waited; or NULL. */
+struct list *fair_queue_first_unless(struct fair_queue *q,
+                                     bool (*skip_cb)(void *ctx, struct list *node), void *ctx);
+/* What would be if `node`, which waits, could not be; or NULL. */
+struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned rank,
+                             struct list *node);
+/* So many bytes begin of something that waits, or did. got: see fair_charge. */
+void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes,
+                       struct fair_got *got);
+/* Has who waits in that lane come back, with no more than his due so far, and some of his burst left? */
+bool fair_queue_bursts(struct fair_queue *q, const struct fair_who *who);
+/* Calls each for all that waits, which it may take out. */
+void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node),
+                     void *ctx);
 
 #endif

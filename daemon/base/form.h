@@ -31,9 +31,10 @@ struct form {
     const struct codec *codec; /* NULL: bytes as their writers have them */
 };
 
+/* Neither is NULL. */
 static inline bool codec_same(const struct codec *a, const struct codec *b)
 {
-    return a == b || (a && b && memcmp(a->identity, b->identity, sizeof(a->identity)) == 0);
+    return a == b || memcmp(a->identity, b->identity, sizeof(a->identity)) == 0;
 }
 
 /* Of a shard as KV was computed. */

@@ -388,8 +388,8 @@ int limit_take(struct limit_owner *o, enum limit what, uint64_t n, struct ucm_er
 {
     int rc = limit_few(o, what, n) ? 0 : limit_ask(o, what, n, e);
 
-    if (rc == 0)
-        limit_add(o, what, n);
+    for (; o && rc == 0; o = o->parent)
+        o->used[what] += n;
     return rc;
 }
 

@@ -75,7 +75,7 @@ int writes_push(struct write_target *t, const struct tenant *of, block_ref ref, 
     if (rc != 0)
         return rc;
     t->n++;
-    if (lane->flow.at == 0)
+    if (!lane->flow.waits)
         fair_add(&t->fair, &lane->flow);
     fair_weigh(&t->fair, &lane->flow, (uint32_t)of->settings.weight);
     return 0;

@@ -22,7 +22,7 @@ struct block_queue {
 };
 
 /* A tenant's blocks that wait to be written, in the order in which they became complete. Of more tenants than there are lanes
- * some share one, as in base/fair_queue.h. */
+ * some share one, as in base/fair.h. */
 struct write_lane {
     struct fair_flow flow;
     struct block_queue queue;

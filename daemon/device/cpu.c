@@ -361,7 +361,7 @@ static struct device_job *next_control(struct cpu *c)
 /* Copies come between what one thread does for regions. controlled: was the thread's last job such a one? */
 static struct device_job *next_job(struct cpu *c, bool controlled)
 {
-    bool controls = !fair_queue_is_empty(&c->queue.control), stands_in = c->working >= c->at_once;
+    bool controls = c->queue.control.fair.n > 0, stands_in = c->working >= c->at_once;
     struct device_job *job = NULL;
 
     if (stands_in && !has_room(c))

@@ -23,7 +23,7 @@
 #ifndef UCMD_DEVICE_DEVICE_H
 #define UCMD_DEVICE_DEVICE_H
 
-#include "daemon/base/fair_queue.h"
+#include "daemon/base/fair.h"
 #include "daemon/base/list.h"
 #include "daemon/base/numa.h"
 #include "daemon/base/span.h"
@@ -126,12 +126,7 @@ enum copy_way {
     WAY_STRAIGHT,
     WAY_CONVERTED,
 };
-static inline enum copy_way region_way(const struct device_region *r, const struct form *f)
-{
-    if (f->shard_bytes == r->pages.shard_bytes && codec_same(f->codec, r->pages.codec))
-        return WAY_STRAIGHT;
-    return f->codec && codec_same(f->codec, r->codec) ? WAY_CONVERTED : WAY_NONE;
-}
+enum copy_way region_way(const struct device_region *r, const struct form *f);
 
 /* Checks a registration against the form that its pages hold and the sizes of its handles:
  * - handles are of the device's kind;

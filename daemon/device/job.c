@@ -40,6 +40,18 @@ void device_job_cut(const struct device_job *from, uint32_t shard, uint32_t shar
     planes_of(out, shard, shards);
 }
 
+enum copy_way region_way(const struct device_region *r, const struct form *f)
+{
+    const struct codec *pages = r->pages.codec;
+    bool same = f->shard_bytes == r->pages.shard_bytes;
+
+    if (!f->codec)
+        return same && !pages ? WAY_STRAIGHT : WAY_NONE;
+    if (same && pages && codec_same(f->codec, pages))
+        return WAY_STRAIGHT;
+    return r->codec && codec_same(f->codec, r->codec) ? WAY_CONVERTED : WAY_NONE;
+}
+
 int device_job_add(struct device_job *job, const struct span *span, uint32_t block)
 {
     enum copy_way way = job->converts ? WAY_CONVERTED : WAY_STRAIGHT;

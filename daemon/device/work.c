@@ -12,10 +12,10 @@
 
 void job_queue_init(struct job_queue *q, bool joint, uint64_t burst)
 {
-    fair_queue_init(&q->control, 1, CONTROL_COST);
+    fair_queue_init(&q->control, CONTROL_COST);
     q->joint = joint;
     for (unsigned i = 0; i < 2; i++)
-        fair_queue_init(&q->copies[i], joint ? 2 * JOB_PRIORITIES : JOB_PRIORITIES, burst);
+        fair_queue_init(&q->copies[i], burst);
 }
 
 /* Where the job waits, and its rank there. */

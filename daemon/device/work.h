@@ -13,7 +13,7 @@
 #ifndef UCMD_DEVICE_WORK_H
 #define UCMD_DEVICE_WORK_H
 
-#include "daemon/base/fair_queue.h"
+#include "daemon/base/fair.h"
 #include "daemon/device/device.h"
 #include "daemon/device/worker.h"
 

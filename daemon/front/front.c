@@ -191,7 +191,7 @@ static int handles_start(struct front *f)
         return rc; /* only out of memory or a bad descriptor: the daemon does not start */
     f->flusher.data = f->waker.data = f->server.data = f->backoff.data = f->listener.data = f;
     f->handles = 5;
-    fair_queue_init(&f->ready, 1, BURST_NS);
+    fair_queue_init(&f->ready, BURST_NS);
     (void)uv_check_start(&f->server, front_serve_cb); /* fails without a callback only */
     return uv_poll_start(&f->listener, UV_READABLE, listener_cb);
 }

@@ -2,7 +2,7 @@
 #ifndef UCMD_FRONT_INTERNAL_H
 #define UCMD_FRONT_INTERNAL_H
 
-#include "daemon/base/fair_queue.h"
+#include "daemon/base/fair.h"
 #include "daemon/base/list.h"
 #include "daemon/base/listener.h"
 #include "daemon/front/front.h"

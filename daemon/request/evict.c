@@ -112,7 +112,7 @@ static void sweep_cb(uv_idle_t *idle)
 
 void sweeps_init(struct requests *rq)
 {
-    fair_queue_init(&rq->sweeps, 1, PAGE_COST);
+    fair_queue_init(&rq->sweeps, PAGE_COST);
 }
 
 /* It goes on in the next turn of the loop, and in those behind it until it leaves the queue. */

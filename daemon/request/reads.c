@@ -48,7 +48,7 @@ static bool item_on_nvme(const struct walk_item *it)
 
 void walks_init(struct requests *rq)
 {
-    fair_queue_init(&rq->readers, PRIORITY_MAX + 1, LARGE_BURST);
+    fair_queue_init(&rq->readers, LARGE_BURST);
 }
 
 bool read_waits(struct walk *w)

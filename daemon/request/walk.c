@@ -450,7 +450,7 @@ void walk_pump(struct walk *w)
     w->pumping = false;
     if (w->cursor == w->n_keys * w->parts && w->waits_n == 0 && sent == 0)
         w->kind->finish(w);
-    if (!fair_queue_is_empty(&rq->readers))
+    if (rq->readers.fair.n > 0)
         reader_wake(rq);
 }
 

@@ -318,7 +318,7 @@ int share_removals_init(struct share *s, uint32_t roots)
     list_init(&s->unnamed);
     s->removers = calloc(roots > 0 ? roots : 1, sizeof(*s->removers));
     for (uint32_t i = 0; s->removers && i < roots; i++)
-        fair_queue_init(&s->removers[i].queue, 1, BURST_BYTES);
+        fair_queue_init(&s->removers[i].queue, BURST_BYTES);
     return s->removers ? 0 : -ENOMEM;
 }
 

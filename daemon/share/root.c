@@ -366,7 +366,7 @@ int share_root_open(const struct share_root_config *config, struct share_root **
     r->config.target = r->config.host = NULL; /* borrowed */
     r->config.process = NULL;
     for (int c = 0; c < SHARE_CLASSES; c++)
-        fair_queue_init(&r->queue[c], 1, c == SHARE_BACKGROUND ? BACKGROUND_BURST : BURST_BYTES);
+        fair_queue_init(&r->queue[c], c == SHARE_BACKGROUND ? BACKGROUND_BURST : BURST_BYTES);
     root_health_init(r);
     target_show(config->target, r->shown);
     r->hash = XXH3_64bits(config->target, strlen(config->target));

@@ -15,7 +15,7 @@
 #define UCMD_SHARE_SHARE_H
 
 #include "daemon/base/deadline.h"
-#include "daemon/base/fair_queue.h"
+#include "daemon/base/fair.h"
 #include "daemon/base/list.h"
 #include "daemon/seal/seal.h"
 #include "daemon/share/block_file.h"

@@ -7,7 +7,7 @@
 #ifndef UCMD_TENANT_TENANT_H
 #define UCMD_TENANT_TENANT_H
 
-#include "daemon/base/fair_queue.h"
+#include "daemon/base/fair.h"
 #include "daemon/base/limit.h"
 #include "daemon/base/table.h"
 #include "daemon/config/tenants.h"

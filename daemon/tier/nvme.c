@@ -37,7 +37,7 @@ static void device_init(struct tier *t, struct nvme_device *d)
     (void)rc;
     d->tier = t;
     d->file.fd = -1;
-    fair_queue_init(&d->reads, NVME_PRIORITIES, NVME_BURST_BYTES);
+    fair_queue_init(&d->reads, NVME_BURST_BYTES);
     list_init(&d->idle_reads);
     list_init(&d->unchecked);
     list_init(&d->unsynced);
@@ -257,7 +257,7 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     list_init(&t->to_seal);
     list_init(&t->read_pool);
     list_init(&t->write_pool);
-    fair_queue_init(&t->ns_writer.queue, 1, NVME_PAGE);
+    fair_queue_init(&t->ns_writer.queue, NVME_PAGE);
     list_init(&t->recovery.pool);
     list_init(&t->recovery.reading);
     list_init(&t->recovery.duplicates);

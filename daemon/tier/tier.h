@@ -32,7 +32,7 @@
 #ifndef UCMD_TIER_TIER_H
 #define UCMD_TIER_TIER_H
 
-#include "daemon/base/fair_queue.h"
+#include "daemon/base/fair.h"
 #include "daemon/base/list.h"
 #include "proto/limits.h"
 #include "proto/metrics.h"

@@ -1,4 +1,4 @@
-#include "daemon/base/fair_queue.h"
+#include "daemon/base/fair.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -11,7 +11,7 @@ static struct fair_queue q;
 static void begin(void)
 {
     memset(&q, 0, sizeof(q));
-    fair_queue_init(&q, 3, 4 * MIB);
+    fair_queue_init(&q, 4 * MIB);
 }
 
 static struct fair_who who(uint32_t tenant)
@@ -96,7 +96,7 @@ Test(fair_queue, each_of_all_lanes_has_its_part)
     uint64_t all = 0, weights = 0;
 
     memset(&q, 0, sizeof(q));
-    fair_queue_init(&q, 1, 0);
+    fair_queue_init(&q, 0);
     for (uint32_t i = 0; i < TENANTS; i++) {
         struct fair_who t = {.tenant = i + 1, .weight = 100 + i % 7 * 50};
 
