@@ -20,7 +20,8 @@ void gpu_abandon(struct gpu *g)
         job = LIST_ENTRY(node, struct device_job, link);
         gpu_finish(g, job, gpu_refuse_failed(g, job));
     }
-    while ((job = job_queue_first(&g->queued)) != NULL)
+    while ((job = job_queue_first(&g->queued, DEVICE_LOAD)) != NULL ||
+           (job = job_queue_first(&g->queued, DEVICE_DUMP)) != NULL)
         gpu_job_fail(g, job, gpu_refuse_failed(g, job));
     gpu_stagings_abandon(g);
     if (g->turns)
@@ -67,7 +68,7 @@ static bool event_poll(struct gpu *g, struct device_job *job, uint64_t now_ms)
         rc = gpu_refuse(g, job, -EIO, r, "the worker's event failed");
     else if (!worker_alive(&mapping->worker))
         rc = gpu_refuse_dying(job);
-    else if (worker_hung_up(job->region->peer_fd))
+    else if (peer_hung_up(job->region->peer_fd))
         rc = job_refuse_deserted(job);
     else if (r == CUDA_ERROR_NOT_READY)
         rc = job_refuse(job, -ETIMEDOUT, UCM_WIRE_DEADLINE,
@@ -146,7 +147,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
 {
     enum device_op op = direction == UCM_COPY_DUMP ? DEVICE_DUMP : DEVICE_LOAD;
     bool moved = false;
-    struct device_job *job = job_queue_first_of(&g->queued, op);
+    struct device_job *job = job_queue_first(&g->queued, op);
     struct passed passed = {.rings = 0};
 
     while (job && !atomic_load(&g->failed)) {
@@ -157,7 +158,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
             break;
         if (!job->begun)
             rc = express ? gpu_job_check(g, job) : gpu_job_begin(g, job);
-        if (rc == 0 && worker_hung_up(job->region->peer_fd))
+        if (rc == 0 && peer_hung_up(job->region->peer_fd))
             rc = job_refuse_deserted(job);
         if (rc < 0) {
             gpu_job_fail(g, job, rc);
@@ -177,7 +178,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
         }
         moved = true;
         passed = (struct passed){.rings = 0};
-        job = job_queue_first_of(&g->queued, op);
+        job = job_queue_first(&g->queued, op);
     }
     return moved;
 }

@@ -73,7 +73,7 @@ static bool take(struct gpu *g)
     while ((node = list_pop_front(&jobs)) != NULL) {
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
 
-        if (job_is_copy(job))
+        if (job->op >= DEVICE_COPIES)
             take_copy(g, job);
         else
             job_queue_push(&g->queued, job);

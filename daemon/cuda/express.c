@@ -9,7 +9,10 @@
 
 static uint64_t load_cost(const struct device_job *job)
 {
-    return job->n_items * job_item_cost(job);
+    uint64_t cost;
+
+    (void)job_item_bytes(job, &cost);
+    return job->n_items * cost;
 }
 
 bool gpu_express_takes(struct gpu *g, const struct device_job *job)

@@ -42,7 +42,7 @@ struct gpu_launch {
     struct job_piece piece; /* of the job, unless a slice has it */
     struct ucm_copy_item *items;
     struct ucm_rope_angle *tables; /* of a load that turns K; pinned as well */
-    uint64_t cost;                 /* as job_item_cost */
+    uint64_t cost;                 /* as job_item_bytes has it */
     enum copy_strategy strategy;
     uint64_t begun_ns, cost_ns; /* cost_ns: estimated from the measured costs */
     uint64_t due_ns;            /* estimated end, counting the launches before it */

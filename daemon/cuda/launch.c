@@ -26,7 +26,7 @@ static void copy_done(struct gpu *g, struct device_job *job)
 
     if (job->status == 0 && job->op == DEVICE_DUMP && job->event && !worker_alive(&mapping->worker))
         job->status = gpu_refuse_dying(job);
-    if (job->status == 0 && job->op == DEVICE_DUMP && worker_hung_up(job->region->peer_fd))
+    if (job->status == 0 && job->op == DEVICE_DUMP && peer_hung_up(job->region->peer_fd))
         job->status = job_refuse_deserted(job);
     gpu_finish(g, job, job->status);
 }

@@ -142,7 +142,7 @@ static int need_range(struct gpu *g, struct device_job *job, uint64_t begin, uin
 int gpu_memory_need(struct gpu *g, struct device_job *job)
 {
     uint64_t offset = job_plane_at(job, job->first_plane);
-    uint64_t bytes = job_item_bytes(job);
+    uint64_t bytes = job_item_bytes(job, NULL);
     size_t last = 0;
     int rc = 0;
 

@@ -168,7 +168,7 @@ static uint64_t slice_use(const struct gpu *g, const struct gpu_staging *s,
 /* How many of the job's items fit beside so many others like them. */
 static uint32_t items_left(const struct device_job *job, const struct gpu_staging *s, uint32_t had)
 {
-    uint64_t fit = s->slice_bytes / ucm_staging_pitch(job_item_bytes(job));
+    uint64_t fit = s->slice_bytes / ucm_staging_pitch(job_item_bytes(job, NULL));
     uint32_t most = fit < UCM_STAGING_ITEMS ? (uint32_t)fit : UCM_STAGING_ITEMS;
 
     return most > had ? most - had : 0;
@@ -216,7 +216,7 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     uint32_t n;
 
     (void)slice_next_piece(&first, s, 0, slice_use(g, s, direction), &piece);
-    times = (double)job_item_bytes(job) * job->n_items / (double)piece.bytes;
+    times = (double)job_item_bytes(job, NULL) * job->n_items / (double)piece.bytes;
     memcpy(items, job->items, piece.n_items * sizeof(*items));
     n = gpu_dma_plan(g, job, &piece, items);
     idle_ns = times * costs_direct_ns(costs, extents, n, piece.bytes, g->slices > 0);
@@ -258,7 +258,7 @@ static bool companion_knows(const struct gpu_staging *s, const struct device_job
  * would move to a slice. */
 static bool conversion_pays(const struct device_job *job)
 {
-    return job->op == DEVICE_DUMP || job_item_bytes(job) >= COSTS_RUN_LEAST;
+    return job->op == DEVICE_DUMP || job_item_bytes(job, NULL) >= COSTS_RUN_LEAST;
 }
 
 static bool pays(struct gpu *g, struct device_job *job)
@@ -304,7 +304,7 @@ static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s)
  * time. */
 static uint64_t load_piece(struct gpu *g, struct device_job *job, const struct gpu_staging *s)
 {
-    uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job);
+    uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job, NULL);
     uint64_t whole = slice_use(g, s, UCM_COPY_LOAD), least = whole / STAGING_LAST_PART;
     bool more = job_queue_next_of(&g->queued, job);
 
@@ -345,7 +345,7 @@ static bool slice_joins(const struct gpu_slice *slice, const struct device_job *
     return job->region == first->region && job->staging == first->staging &&
            job->converts == first->converts && job->first_plane == slice->all.first_plane &&
            job->n_planes == slice->all.n_planes && job->next_plane == 0 && !job->turns &&
-           !first->turns && job_item_bytes(job) <= room &&
+           !first->turns && job_item_bytes(job, NULL) <= room &&
            items_left(job, slice->staging, slice->all.n_items) > 0;
 }
 
@@ -405,7 +405,7 @@ void gpu_staging_launched(struct gpu *g, struct gpu_slice *slice)
 {
     if (slice->state != SLICE_FILLING)
         slice_end(g, slice);
-    else if (worker_hung_up(
+    else if (peer_hung_up(
                  slice->parts[0].job->region->peer_fd)) /* of all parts the worker is the same */
         slice_fail(g, slice, job_refuse_deserted(slice->parts[0].job));
     else
@@ -499,7 +499,7 @@ static bool slice_step(struct gpu *g, struct gpu_slice *slice)
     if ((slice->state != SLICE_GATHERED && slice->state != SLICE_STRAIGHT) ||
         atomic_load(&g->failed) || !gpu_launch_next(g, slice->direction))
         return moved;
-    if (worker_hung_up(slice->parts[0].job->region->peer_fd))
+    if (peer_hung_up(slice->parts[0].job->region->peer_fd))
         slice_fail(g, slice, job_refuse_deserted(slice->parts[0].job));
     else if (slice->state == SLICE_GATHERED)
         slice_move(g, slice);

@@ -30,7 +30,7 @@ struct copier {
     uint64_t since_ms; /* when what it does now began; 0: it does nothing */
     uint64_t had_ns;   /* of a processor, then */
     uint32_t tenant;   /* for whom */
-    bool controls;     /* it opens or closes a region */
+    bool controls;     /* it opens or closes a region, or did so last */
 };
 
 /* `at_once` threads work at a time, and one more watches. For each that is held up another one stands in, which works
@@ -39,7 +39,7 @@ struct cpu {
     struct work work;
     struct job_queue queue; /* under its mutex */
     int guard;              /* see guard_open */
-    uv_cond_t watch_cond;   /* never signalled: see wait_for_work */
+    uv_cond_t watch_cond;   /* never signalled: see thread_cb */
     unsigned at_once;
     unsigned n_copiers, working; /* under the mutex; working: of them */
     struct copier copiers[CPU_THREADS_MAX + CPU_STAND_INS];
@@ -66,24 +66,6 @@ static uint64_t clock_ns(clockid_t clock)
 
     (void)clock_gettime(clock, &t); /* fails for no clock of a thread that is there */
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void copier_begin(struct copier *k, const struct device_job *job)
-{
-    struct cpu *c = k->cpu;
-
-    k->since_ms = job_clock_ms();
-    k->had_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
-    k->tenant = job->who.tenant;
-    k->controls = !job_is_copy(job);
-    if (++c->working == c->n_copiers && c->n_copiers < c->at_once + CPU_STAND_INS)
-        (void)copier_start(c); /* without it, who waits does so for one of the others */
-}
-
-static void copier_end(struct copier *k)
-{
-    k->since_ms = 0;
-    k->cpu->working--;
 }
 
 /* The letter of proc_pid_stat(5): 'R' runs or waits for a processor, 'S' and 'D' wait for something else.
@@ -226,21 +208,17 @@ static bool close_slice(struct device_job *job)
     return ++job->next_item == job->region->n_handles;
 }
 
-/* Called with the mutex held. */
-static void run_control(struct copier *k, struct device_job *job)
+static void run_control(struct cpu *c, struct device_job *job)
 {
-    struct cpu *c = k->cpu;
     bool done = true;
     int rc = 0;
 
-    copier_begin(k, job);
     uv_mutex_unlock(&c->work.mutex);
     if (job->op == DEVICE_OPEN)
         rc = region_open(c, job);
     else
         done = close_slice(job);
     uv_mutex_lock(&c->work.mutex);
-    copier_end(k);
     if (done)
         work_finish_locked(&c->work, job, rc);
     else
@@ -248,25 +226,6 @@ static void run_control(struct copier *k, struct device_job *job)
 }
 
 /* ---- copies; called with the mutex held ---- */
-
-/* The copy's first piece is next. False: it may not begin, and has ended. */
-static bool begin(struct cpu *c, struct device_job *job)
-{
-    int rc = job_check(job, job_clock_ms());
-
-    if (rc == 0 && job->event)
-        rc = job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                        "a cpu region has no events; dump when the memory is written");
-    if (rc < 0) {
-        list_remove(&job->link);
-        work_finish_locked(&c->work, job, rc);
-        return false;
-    }
-    job->begun = true;
-    if (job->n_items * job_item_cost(job) > CPU_PIECE_BYTES)
-        uv_cond_broadcast(&c->work.cond);
-    return true;
-}
 
 /* Turns K where it lies, in pages that the copy has just written. */
 static void turn_piece(struct device_job *job, const struct job_piece *piece)
@@ -299,7 +258,8 @@ static void copy_cb(void *ctx)
         job_convert(job, piece);
     else
         ucm_copy_ref(&job->region->planes[piece->first_plane], piece->n_planes,
-                     &job->items[piece->first_item], piece->n_items, job_direction(job));
+                     &job->items[piece->first_item], piece->n_items,
+                     job->op == DEVICE_DUMP ? UCM_COPY_DUMP : UCM_COPY_LOAD);
     if (job->turns)
         turn_piece(job, piece);
 }
@@ -312,25 +272,34 @@ static int refuse_hole(struct device_job *job)
         "away; keep all of them from before the registration until it is unregistered");
 }
 
-static void copy_next(struct copier *k, struct device_job *job)
+static void copy_next(struct cpu *c, struct device_job *job)
 {
-    struct cpu *c = k->cpu;
+    int rc = job->begun ? 0 : job_check(job, job_clock_ms());
     struct copy copy = {.job = job};
     bool deserted, whole = true;
 
+    if (rc == 0 && job->event)
+        rc = job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                        "a cpu region has no events; dump when the memory is written");
+    if (rc < 0) {
+        list_remove(&job->link);
+        work_finish_locked(&c->work, job, rc);
+        return;
+    }
     if (job_next_piece(job, CPU_PIECE_BYTES, UINT32_MAX, &copy.piece))
         list_remove(&job->link);
+    else if (!job->begun)
+        uv_cond_broadcast(&c->work.cond); /* others help */
+    job->begun = true;
     job_queue_charge(&c->queue, job, copy.piece.cost);
     job->pieces++;
-    copier_begin(k, job);
     uv_mutex_unlock(&c->work.mutex);
-    deserted = job->op == DEVICE_LOAD && worker_hung_up(job->region->peer_fd);
+    deserted = job->op == DEVICE_LOAD && peer_hung_up(job->region->peer_fd);
     if (!deserted)
         whole = guard_run(job->region, copy_cb, &copy);
     if (job->op == DEVICE_DUMP)
-        deserted = worker_hung_up(job->region->peer_fd);
+        deserted = peer_hung_up(job->region->peer_fd);
     uv_mutex_lock(&c->work.mutex);
-    copier_end(k);
     if (deserted || !whole) {
         list_remove(&job->link);
         job->next_item = job->n_items;
@@ -358,7 +327,7 @@ static struct device_job *next_control(struct cpu *c)
                                  c->working < c->at_once ? is_controlled_cb : has_copier_cb, c);
 }
 
-/* Copies come between what one thread does for regions. controlled: was the thread's last job such a one? */
+/* Copies come between what one thread does for regions. controlled: the thread's last job was such a one. */
 static struct device_job *next_job(struct cpu *c, bool controlled)
 {
     bool controls = c->queue.control.fair.n > 0, stands_in = c->working >= c->at_once;
@@ -370,24 +339,10 @@ static struct device_job *next_job(struct cpu *c, bool controlled)
         job = next_control(c);
     if (!job)
         job = stands_in ? job_queue_first_unless(&c->queue, has_copier_cb, c)
-                        : job_queue_first(&c->queue);
+                        : job_queue_first(&c->queue, DEVICE_LOAD);
     if (!job && controls && controlled)
         job = next_control(c);
     return job;
-}
-
-/* While jobs wait that this thread may not do, it looks again soon: the copier in their way may be held up
- * by then. If at_once copiers work, it does not wait at work.cond: that one's signals are for threads that
- * may work. at_once of these are there, since so many worked when this one came here. */
-static void wait_for_work(struct cpu *c)
-{
-    struct work *w = &c->work;
-
-    if (job_queue_waits(&c->queue))
-        (void)uv_cond_timedwait(c->working >= c->at_once ? &c->watch_cond : &w->cond, &w->mutex,
-                                CPU_HELD_MS * 1000000ull);
-    else
-        uv_cond_wait(&w->cond, &w->mutex);
 }
 
 static void thread_cb(void *arg)
@@ -396,24 +351,40 @@ static void thread_cb(void *arg)
     struct cpu *c = k->cpu;
     struct work *w = &c->work;
     struct device_job *job;
-    bool controlled = false;
+    struct list *node;
 
     uv_mutex_lock(&w->mutex);
     k->tid = gettid();
     for (;;) {
-        job_queue_take(&c->queue, &w->inbox);
-        job = next_job(c, controlled);
-        controlled = job && !job_is_copy(job);
-        if (controlled)
-            run_control(k, job);
-        else if (job && (job->begun || begin(c, job)))
-            copy_next(k, job);
-        else if (job)
-            continue;
-        else if (w->quit)
+        while ((node = list_pop_front(&w->inbox)) != NULL)
+            job_queue_push(&c->queue, LIST_ENTRY(node, struct device_job, link));
+        job = next_job(c, k->controls);
+        k->controls = job && job->op < DEVICE_COPIES;
+        if (!job && w->quit)
             break;
+        /* While jobs wait that this thread may not do, it looks again soon: the copier in their way may be held up
+         * by then. If at_once copiers work, it does not wait at work.cond: that one's signals are for threads that
+         * may work. at_once of these are there, since so many worked when this one came here. */
+        if (!job && c->queue.control.fair.n + c->queue.copies[0].fair.n > 0)
+            (void)uv_cond_timedwait(c->working >= c->at_once ? &c->watch_cond : &w->cond, &w->mutex,
+                                    CPU_HELD_MS * 1000000ull);
+        else if (!job)
+            uv_cond_wait(&w->cond, &w->mutex);
+        if (!job)
+            continue;
+        k->since_ms = job_clock_ms();
+        k->had_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+        k->tenant = job->who.tenant;
+        if (++c->working == c->n_copiers && c->n_copiers < c->at_once + CPU_STAND_INS)
+            (void)copier_start(c); /* without it, who waits does so for one of the others */
+        if (k->controls)
+            run_control(c, job);
         else
-            wait_for_work(c);
+            copy_next(c, job);
+        k->since_ms = 0;
+        c->working--;
+        if (!list_empty(&w->done))
+            uv_async_send(&w->async);
     }
     uv_mutex_unlock(&w->mutex);
 }

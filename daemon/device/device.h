@@ -150,10 +150,11 @@ int staging_check(const struct msg_ring_register *m, int *fds, uint32_t n_fds,
 void staging_free(struct device_staging *s); /* of one that is not open; NULL-safe */
 
 enum device_op {
-    DEVICE_OPEN,  /* map the memory of a region or a staging ring (cuda only) */
-    DEVICE_CLOSE, /* unmap it, after the copies that use it */
-    DEVICE_UNPIN, /* memory_add is undone */
-    DEVICE_LOAD,
+    DEVICE_OPEN,   /* map the memory of a region or a staging ring (cuda only) */
+    DEVICE_CLOSE,  /* unmap it, after the copies that use it */
+    DEVICE_UNPIN,  /* memory_add is undone */
+    DEVICE_COPIES, /* from here on: */
+    DEVICE_LOAD = DEVICE_COPIES,
     DEVICE_DUMP,
 };
 
@@ -211,19 +212,14 @@ struct device_job {
     void *scratch;
 };
 
-/* A load or dump of these shards of blocks, encoded or decoded, or as they are; the rest is zero.
- * The region has planes for them; of a pool there is shard 0. */
-void device_job_init(struct device_job *job, enum device_op op, struct device_region *region,
-                     bool converts, uint32_t shard, uint32_t shards);
+/* The load or dump is one of these shards of blocks. The region has planes for them; of a pool there is shard 0. */
+void device_job_shards(struct device_job *job, uint32_t shard, uint32_t shards);
 /* Adds a copy between block `block` and the span, to items, where there are cap_items. 0; -EINVAL:
  * there is no such block, the span has not the job's shards, its form does not go the job's way, or
  * its bytes are not such that the job may read (write) them. Nobody else writes items. */
 int device_job_add(struct device_job *job, const struct span *span, uint32_t block);
 /* By the slots' addresses. */
 void device_job_sort(struct device_job *job);
-/* The same copies of some of its shards. */
-void device_job_cut(const struct device_job *from, uint32_t shard, uint32_t shards,
-                    struct device_job *out);
 
 struct device_stats {
     char name[64]; /* "cpu", "NVIDIA H200" */

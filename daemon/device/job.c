@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,30 +15,15 @@
 
 /* ---- what it names ---- */
 
-static void planes_of(struct device_job *job, uint32_t shard, uint32_t shards)
+void device_job_shards(struct device_job *job, uint32_t shard, uint32_t shards)
 {
     const uint32_t *first = job->region->shard_first;
 
+    assert(shards > 0 && shard + shards <= job->region->pages.shards);
     job->first_shard = shard;
     job->n_shards = shards;
     job->first_plane = first[shard];
     job->n_planes = first[shard + shards] - first[shard];
-}
-
-void device_job_init(struct device_job *job, enum device_op op, struct device_region *region,
-                     bool converts, uint32_t shard, uint32_t shards)
-{
-    *job = (struct device_job){.op = op, .region = region, .converts = converts};
-    planes_of(job, shard, shards);
-}
-
-void device_job_cut(const struct device_job *from, uint32_t shard, uint32_t shards,
-                    struct device_job *out)
-{
-    assert(shards > 0 && shard >= from->first_shard &&
-           shard + shards <= from->first_shard + from->n_shards);
-    *out = *from;
-    planes_of(out, shard, shards);
 }
 
 enum copy_way region_way(const struct device_region *r, const struct form *f)
@@ -106,6 +92,11 @@ int job_refuse_deserted(struct device_job *job)
                       "the worker hung up: its memory may be in use for something else");
 }
 
+bool job_late(const struct device_job *job, uint64_t now_ms)
+{
+    return job->deadline_ms != 0 && now_ms >= job->deadline_ms;
+}
+
 int job_check(struct device_job *job, uint64_t now_ms)
 {
     const struct device_region *r = job->region;
@@ -127,6 +118,16 @@ int job_check(struct device_job *job, uint64_t now_ms)
     return 0;
 }
 
+bool peer_hung_up(const int *peer_fd)
+{
+    struct pollfd p = {.events = POLLRDHUP};
+
+    if (!peer_fd)
+        return false;
+    p.fd = *peer_fd;
+    return poll(&p, 1, 0) > 0;
+}
+
 uint64_t job_plane_at(const struct device_job *job, uint32_t plane)
 {
     return job->converts ? job->region->sections[plane].slot_offset
@@ -138,22 +139,20 @@ uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane)
     return job->converts ? job->region->sections[plane].bytes : job->region->planes[plane].chunk;
 }
 
-uint64_t job_item_bytes(const struct device_job *job)
+uint64_t job_item_bytes(const struct device_job *job, uint64_t *cost)
 {
     const struct device_region *r = job->region;
     uint32_t first = job->first_plane, last = first + job->n_planes - 1;
+    uint64_t least = (uint64_t)job->n_planes * JOB_CHUNK_COST, bytes;
 
     if (job->converts)
-        return r->sections[last].slot_offset + r->sections[last].bytes -
-               r->sections[first].slot_offset;
-    return r->planes[last].slot_offset + r->planes[last].chunk - r->planes[first].slot_offset;
-}
-
-uint64_t job_item_cost(const struct device_job *job)
-{
-    uint64_t bytes = job_item_bytes(job), least = (uint64_t)job->n_planes * JOB_CHUNK_COST;
-
-    return bytes > least ? bytes : least;
+        bytes = r->sections[last].slot_offset + r->sections[last].bytes -
+                r->sections[first].slot_offset;
+    else
+        bytes = r->planes[last].slot_offset + r->planes[last].chunk - r->planes[first].slot_offset;
+    if (cost)
+        *cost = bytes > least ? bytes : least;
+    return bytes;
 }
 
 static uint64_t plane_cost(const struct device_job *job, uint32_t p)
@@ -183,7 +182,7 @@ static void cut_planes(struct device_job *job, uint64_t max_cost, struct job_pie
 bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_items,
                     struct job_piece *out)
 {
-    uint64_t item_cost = job_item_cost(job), n = max_cost / item_cost;
+    uint64_t item_cost, item_bytes = job_item_bytes(job, &item_cost), n = max_cost / item_cost;
 
     assert(job->next_item < job->n_items);
     out->first_item = job->next_item;
@@ -198,7 +197,7 @@ bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_item
     out->n_items = (uint32_t)n;
     out->first_plane = job->first_plane;
     out->n_planes = job->n_planes;
-    out->bytes = n * job_item_bytes(job);
+    out->bytes = n * item_bytes;
     out->cost = n * item_cost;
     job->next_item += out->n_items;
     return job->next_item == job->n_items;

@@ -25,7 +25,7 @@ static struct fair_queue *queue_of(struct job_queue *q, const struct device_job 
     bool dump = job->op == DEVICE_DUMP;
 
     *rank = 0;
-    if (!job_is_copy(job))
+    if (job->op < DEVICE_COPIES)
         return &q->control;
     if (job->priority < JOB_PRIORITIES)
         *rank = JOB_PRIORITIES - 1 - job->priority;
@@ -70,16 +70,9 @@ struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job
     return job_at(fair_queue_next(waits, &job->who, rank, &job->link));
 }
 
-struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op)
+struct device_job *job_queue_first(struct job_queue *q, enum device_op op)
 {
     return job_at(fair_queue_first(&q->copies[!q->joint && op == DEVICE_DUMP]));
-}
-
-struct device_job *job_queue_first(struct job_queue *q)
-{
-    struct list *node = fair_queue_first(&q->copies[0]);
-
-    return job_at(node || q->joint ? node : fair_queue_first(&q->copies[1]));
 }
 
 struct device_job *job_queue_first_unless(struct job_queue *q,
@@ -90,7 +83,8 @@ struct device_job *job_queue_first_unless(struct job_queue *q,
 
 bool job_queue_waits(struct job_queue *q)
 {
-    return fair_queue_first(&q->control) || job_queue_first(q);
+    return fair_queue_first(&q->control) || job_queue_first(q, DEVICE_LOAD) ||
+           job_queue_first(q, DEVICE_DUMP);
 }
 
 bool job_queue_bursts(struct job_queue *q, const struct device_job *job)
@@ -132,14 +126,6 @@ void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired
         fair_queue_each(&q->copies[i], expire_cb, &e);
 }
 
-void job_queue_take(struct job_queue *q, struct list *jobs)
-{
-    struct list *node;
-
-    while ((node = list_pop_front(jobs)) != NULL)
-        job_queue_push(q, job_at(node));
-}
-
 /* ---- work ---- */
 
 uint64_t job_clock_ms(void)
@@ -149,33 +135,22 @@ uint64_t job_clock_ms(void)
 
 #define WORK_OF(handle, member) LIST_ENTRY(handle, struct work, member)
 
-static void users_drop(struct work *w, struct device_users *u)
-{
-    if (--u->jobs > 0 || !u->close)
-        return;
-    list_push_back(&w->inbox, &u->close->link);
-    u->close = NULL;
-    uv_cond_signal(&w->cond);
-}
-
-static void count_done(struct work *w, const struct device_job *job, int status)
+static void count(struct work *w, const struct device_job *job)
 {
     uint64_t *open = job->staging ? &w->stats.staging_rings : &w->stats.regions;
+    uint64_t *bytes = job->op == DEVICE_LOAD ? &w->stats.load_bytes : &w->stats.dump_bytes;
 
-    if (job_is_copy(job)) {
+    if (job->op >= DEVICE_COPIES) {
         w->accepted--;
         w->stats.jobs++;
+        *bytes += job->status == 0 ? job->n_items * job_item_bytes(job, NULL) : 0;
+    } else if (job->status == 0 && job->op == DEVICE_OPEN) {
+        (*open)++;
+        if (job->staging)
+            list_push_back(&w->staging_open, &job->staging->link);
+    } else if (job->status == 0 && job->op == DEVICE_CLOSE) {
+        (*open)--;
     }
-    if (status != 0 || job->op == DEVICE_UNPIN)
-        return;
-    if (job->op == DEVICE_LOAD)
-        w->stats.load_bytes += job->n_items * job_item_bytes(job);
-    else if (job->op == DEVICE_DUMP)
-        w->stats.dump_bytes += job->n_items * job_item_bytes(job);
-    else
-        *open += job->op == DEVICE_OPEN ? 1 : -UINT64_C(1);
-    if (job->op == DEVICE_OPEN && job->staging)
-        list_push_back(&w->staging_open, &job->staging->link);
 }
 
 static void awake_cb(uv_idle_t *awake)
@@ -204,10 +179,9 @@ static void deliver_cb(uv_async_t *async)
         stay_awake(w, list_empty(&done) ? AWAKE_NS : LINGER_NS);
     while ((node = list_pop_front(&done)) != NULL) {
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
-        int status = job->status;
 
-        count_done(w, job, status);
-        job->done_cb(job, status);
+        count(w, job);
+        job->done_cb(job, job->status);
     }
     if (w->delivered_cb)
         w->delivered_cb(w);
@@ -256,7 +230,7 @@ int work_submit(struct device *d, struct device_job *job)
 {
     struct work *w = (struct work *)d;
     struct device_users *users = NULL;
-    bool copies = job_is_copy(job), closes = job->op == DEVICE_CLOSE;
+    bool copies = job->op >= DEVICE_COPIES, closes = job->op == DEVICE_CLOSE;
 
     if (copies && w->accepted == DEVICE_QUEUE_MAX)
         return -EAGAIN;
@@ -294,28 +268,30 @@ int work_submit(struct device *d, struct device_job *job)
     return 0;
 }
 
-static void finish(struct work *w, struct device_job *job, int status)
-{
-    job->status = status;
-    if (job_is_copy(job)) {
-        users_drop(w, &job->region->users);
-        if (job->staging)
-            users_drop(w, &job->staging->users);
-    }
-    list_push_back(&w->done, &job->link);
-}
-
 void work_finish_locked(struct work *w, struct device_job *job, int status)
 {
-    finish(w, job, status);
-    uv_async_send(&w->async);
+    struct device_users *users[2] = {NULL, NULL};
+
+    job->status = status;
+    if (job->op >= DEVICE_COPIES) {
+        users[0] = &job->region->users;
+        users[1] = job->staging ? &job->staging->users : NULL;
+    }
+    list_push_back(&w->done, &job->link);
+    for (unsigned i = 0; i < 2; i++) {
+        if (!users[i] || --users[i]->jobs > 0 || !users[i]->close)
+            continue;
+        list_push_back(&w->inbox, &users[i]->close->link);
+        users[i]->close = NULL;
+        uv_cond_signal(&w->cond);
+    }
 }
 
 /* Wakes the loop after the mutex is free, which the loop takes next. */
 void work_finish(struct work *w, struct device_job *job, int status)
 {
     uv_mutex_lock(&w->mutex);
-    finish(w, job, status);
+    work_finish_locked(w, job, status);
     uv_mutex_unlock(&w->mutex);
     uv_async_send(&w->async);
 }

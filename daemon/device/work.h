@@ -49,14 +49,12 @@ void job_queue_push(struct job_queue *q, struct device_job *job);
 /* The first other job, out of the queue, if tenants wait whose firsts skip_cb (NULL: none) names; or NULL. */
 struct device_job *job_queue_pop_control(struct job_queue *q,
                                          bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
-/* The copy whose turn it is, left in the queue, or NULL. Where directions are apart: any, loads first. */
-struct device_job *job_queue_first(struct job_queue *q);
+/* The copy of that direction (of a joint queue, of either one) whose turn it is, left in the queue, or NULL. */
+struct device_job *job_queue_first(struct job_queue *q, enum device_op op);
 /* Of a joint queue: the copy whose turn it is if tenants wait whose first copies skip_cb names; or NULL. */
 struct device_job *job_queue_first_unless(struct job_queue *q,
                                           bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
 bool job_queue_waits(struct job_queue *q); /* does anything? */
-/* Of one direction only. */
-struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op);
 /* The next one of its direction after `job`, which waits; or NULL. */
 struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job);
 /* Is the job, which waits, of a tenant that has some of its burst left (base/fair.h)? */
@@ -65,24 +63,15 @@ bool job_queue_bursts(struct job_queue *q, const struct device_job *job);
 void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t cost);
 /* Moves every copy of which no piece was taken and whose deadline has passed to `expired`. */
 void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired);
-/* Moves all jobs of a list there, in order. */
-void job_queue_take(struct job_queue *q, struct list *jobs);
 
 /* ---- jobs: job.c ---- */
 
 uint64_t job_clock_ms(void); /* the clock of uv_now(); any thread */
-static inline bool job_is_copy(const struct device_job *job)
-{
-    return job->op == DEVICE_LOAD || job->op == DEVICE_DUMP;
-}
 static inline enum ucm_copy_direction job_direction(const struct device_job *job)
 {
     return job->op == DEVICE_DUMP ? UCM_COPY_DUMP : UCM_COPY_LOAD;
 }
-static inline bool job_late(const struct device_job *job, uint64_t now_ms)
-{
-    return job->deadline_ms != 0 && now_ms >= job->deadline_ms;
-}
+bool job_late(const struct device_job *job, uint64_t now_ms);
 /* Fills job->error and returns `status`: job_refuse(job, status, code, format, ...). */
 #define job_refuse(job, status, code, ...)                                                         \
     ((void)ucm_error_set(&(job)->error, code, __VA_ARGS__), (status))
@@ -91,13 +80,15 @@ int job_refuse_deserted(struct device_job *job); /* -ECANCELED */
 /* What must hold before a copy begins: it is not late, its planes and block ids are the region's.
  * 0 or -errno, job->error filled. */
 int job_check(struct device_job *job, uint64_t now_ms);
+/* Has the peer of that socket hung up? One system call. NULL: no. */
+bool peer_hung_up(const int *peer_fd);
 /* Of a plane in the job's slots, in the form that these have: where it begins, and its length. */
 uint64_t job_plane_at(const struct device_job *job, uint32_t plane);
 uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane);
-uint64_t job_item_bytes(const struct device_job *job); /* of a slot that the job's planes take */
-/* What such an item costs in turns and pieces, in bytes: a chunk takes as long as JOB_CHUNK_COST at least. */
+/* Of a slot that the job's planes take. *cost (or NULL): what such an item costs in turns and pieces, in bytes, as a chunk
+ * takes as long as JOB_CHUNK_COST at least. */
 #define JOB_CHUNK_COST 512u
-uint64_t job_item_cost(const struct device_job *job);
+uint64_t job_item_bytes(const struct device_job *job, uint64_t *cost);
 /* Checks that memory which a peer shares is safe to map up to offset + bytes: a memfd that can't shrink, on tmpfs,
  * whose missing pages kill nobody. That it has as many pages as are shared (bytes > 0, behind offset) finds honest
  * mistakes alone: a peer may have them elsewhere, or take them away (guard.h). Waits for nothing that a peer holds.
@@ -107,7 +98,7 @@ int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t o
 
 struct job_piece {
     uint32_t first_item, n_items, first_plane, n_planes;
-    uint64_t bytes, cost; /* cost: by job_item_cost */
+    uint64_t bytes, cost; /* cost: by job_item_bytes */
 };
 /* The next piece that costs about max_cost (at least one chunk) and has at most max_items. Returns true for
  * the last one, and is not called again after that. */
@@ -151,7 +142,7 @@ struct work {
 int work_init(struct work *w, uv_loop_t *loop, const struct device_ops *ops);
 /* Loop: struct device_ops's submit. */
 int work_submit(struct device *d, struct device_job *job);
-/* Any thread: the job is done. _locked: the caller holds the mutex. */
+/* Any thread: the job is done. _locked: the caller holds the mutex, and wakes the loop. */
 void work_finish(struct work *w, struct device_job *job, int status);
 void work_finish_locked(struct work *w, struct device_job *job, int status);
 /* Any thread: a job will be done within about 0.1 ms. Waking a sleeping processor takes up to half

@@ -1,11 +1,11 @@
 #include "daemon/device/worker.h"
 
 #include "daemon/base/text_file.h"
+#include "daemon/device/work.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -68,21 +68,11 @@ bool worker_alive(const struct worker *w)
     return w->fd >= 0 && stat_read(w->fd, &flags, &start) == 0 && !(flags & FLAG_EXITING);
 }
 
-bool worker_hung_up(const int *peer_fd)
-{
-    struct pollfd p = {.events = POLLRDHUP};
-
-    if (!peer_fd)
-        return false;
-    p.fd = *peer_fd;
-    return poll(&p, 1, 0) > 0;
-}
-
 bool worker_seen(struct worker *w, const int *peer_fd, uint64_t now_ms)
 {
     if (now_ms >= w->seen_ms + WORKER_SEEN_MS) {
         w->seen_ms = now_ms;
-        w->seen = worker_alive(w) && !worker_hung_up(peer_fd);
+        w->seen = worker_alive(w) && !peer_hung_up(peer_fd);
     }
     return w->seen;
 }

@@ -20,8 +20,6 @@ struct worker {
 /* 0, or -errno: the process is gone, or not visible from here. worker_close is harmless then. */
 int worker_open(struct worker *w, pid_t pid);
 bool worker_alive(const struct worker *w);
-/* Has the peer of that socket hung up? One system call. NULL: no. */
-bool worker_hung_up(const int *peer_fd);
 /* Alive, and not hung up. May be WORKER_SEEN_MS old. */
 #define WORKER_SEEN_MS 10
 bool worker_seen(struct worker *w, const int *peer_fd, uint64_t now_ms);

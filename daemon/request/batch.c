@@ -27,7 +27,10 @@ struct copy_batch *batch_new(struct copies *c, const struct form *form, enum cop
     list_init(&b->link);
     b->form = form;
     b->slot_bytes = arena_padded(form->shards * form->shard_bytes);
-    device_job_init(&b->job, c->kind->op, c->region->region, converts, c->shard, c->shards);
+    b->job.op = c->kind->op;
+    b->job.region = c->region->region;
+    b->job.converts = converts;
+    device_job_shards(&b->job, c->shard, c->shards);
     b->job.items = (struct ucm_copy_item *)(b + 1);
     b->job.cap_items = cap;
     b->item = (struct batch_item *)(b->job.items + cap);

@@ -114,7 +114,8 @@ static bool step_send(struct copies *c, struct copy_batch *b, struct step_job *s
         end = c->shard + c->shards;
     sj->batch = b;
     sj->step = b->next_step;
-    device_job_cut(&b->job, shard, end - shard, &sj->job);
+    sj->job = b->job;
+    device_job_shards(&sj->job, shard, end - shard);
     return job_submit(b, &sj->job, step_done_cb);
 }
 

@@ -268,11 +268,10 @@ Test(device_encoded, planes_are_aligned)
 static struct device_job any_job(struct device_region *r, enum device_op op, bool coded,
                                  uint32_t shard, uint32_t n, struct ucm_copy_item items[ADDED])
 {
-    struct device_job job;
+    struct device_job job = {
+        .op = op, .region = r, .converts = coded, .items = items, .cap_items = ADDED};
 
-    device_job_init(&job, op, r, coded, shard, n);
-    job.items = items;
-    job.cap_items = ADDED;
+    device_job_shards(&job, shard, n);
     return job;
 }
 

@@ -71,17 +71,13 @@ Test(device_work, queue_orders_by_priority_direction_and_age)
         {.op = DEVICE_DUMP, .priority = 7}, {.op = DEVICE_LOAD, .priority = 7},
         {.op = DEVICE_LOAD, .priority = 0}, {.op = DEVICE_CLOSE}};
     static const unsigned joint[] = {3, 2, 1, 4, 0}, loads[] = {3, 1, 4}, dumps[] = {2, 0};
-    struct list inbox;
 
-    list_init(&inbox);
     job_queue_init(&q, true, 0);
     for (unsigned i = 0; i < 6; i++)
-        list_push_back(&inbox, &jobs[i].link);
-    job_queue_take(&q, &inbox);
-    cr_assert(list_empty(&inbox));
+        job_queue_push(&q, &jobs[i]);
     for (unsigned i = 0; i < 5; i++)
-        cr_assert_eq(pop(job_queue_first(&q)), &jobs[joint[i]], "place %u", i);
-    cr_assert_null(job_queue_first(&q));
+        cr_assert_eq(pop(job_queue_first(&q, DEVICE_LOAD)), &jobs[joint[i]], "place %u", i);
+    cr_assert_null(job_queue_first(&q, DEVICE_LOAD));
     cr_assert_eq(job_queue_pop_control(&q, NULL, NULL), &jobs[5]);
     cr_assert_null(job_queue_pop_control(&q, NULL, NULL));
 
@@ -89,9 +85,9 @@ Test(device_work, queue_orders_by_priority_direction_and_age)
     for (unsigned i = 0; i < 5; i++)
         job_queue_push(&q, &jobs[i]);
     for (unsigned i = 0; i < 3; i++)
-        cr_assert_eq(pop(job_queue_first_of(&q, DEVICE_LOAD)), &jobs[loads[i]], "load %u", i);
+        cr_assert_eq(pop(job_queue_first(&q, DEVICE_LOAD)), &jobs[loads[i]], "load %u", i);
     for (unsigned i = 0; i < 2; i++)
-        cr_assert_eq(pop(job_queue_first_of(&q, DEVICE_DUMP)), &jobs[dumps[i]], "dump %u", i);
+        cr_assert_eq(pop(job_queue_first(&q, DEVICE_DUMP)), &jobs[dumps[i]], "dump %u", i);
 }
 
 static bool of_tenant_cb(void *ctx, struct list *link)
@@ -130,14 +126,14 @@ Test(device_work, a_tenant_waits_for_what_is_under_way_only)
         job_queue_push(&q, &flood[i]);
     }
     for (unsigned i = 0; i < 40; i++)
-        job_queue_charge(&q, job_queue_first(&q), 2 << 20);
+        job_queue_charge(&q, job_queue_first(&q, DEVICE_LOAD), 2 << 20);
     job_queue_push(&q, &small);
-    cr_assert_eq(job_queue_first(&q), &small, "whatever their priorities are");
+    cr_assert_eq(job_queue_first(&q, DEVICE_LOAD), &small, "whatever their priorities are");
     cr_assert_eq(job_queue_next_of(&q, &small), &flood[0]);
     (void)pop(&small);
     job_queue_charge(&q, &small, 1 << 20);
     for (unsigned i = 0; i < 8; i++)
-        cr_assert_eq(pop(job_queue_first(&q)), &flood[i]);
+        cr_assert_eq(pop(job_queue_first(&q, DEVICE_LOAD)), &flood[i]);
 }
 
 Test(device_work, only_what_does_not_move_expires)
@@ -161,9 +157,9 @@ Test(device_work, only_what_does_not_move_expires)
     cr_assert_eq(list_pop_front(&expired), &jobs[5].link,
                  "its time was looked at, and nothing of it moved");
     cr_assert_null(list_pop_front(&expired));
-    cr_assert_eq(pop(job_queue_first(&q)), &jobs[1]);
-    cr_assert_eq(pop(job_queue_first(&q)), &jobs[2]);
-    cr_assert_eq(pop(job_queue_first(&q)), &jobs[3]);
+    cr_assert_eq(pop(job_queue_first(&q, DEVICE_LOAD)), &jobs[1]);
+    cr_assert_eq(pop(job_queue_first(&q, DEVICE_LOAD)), &jobs[2]);
+    cr_assert_eq(pop(job_queue_first(&q, DEVICE_LOAD)), &jobs[3]);
 }
 
 static struct work *w;
