@@ -26,8 +26,12 @@ struct ucm_backend {
     struct wire_reader reader;
     bool reading; /* `packet` has messages that were not handed out */
     pthread_mutex_t lock;
-    struct wire_packet out; /* guarded by lock */
-    int broken;             /* the same: 0, -EPIPE */
+    pthread_cond_t sent;
+    /* Guarded by lock. */
+    struct wire_packet *out; /* what is answered is added to this one */
+    bool sending; /* a thread has the other one: it goes on until there is nothing to be sent */
+    int broken;   /* 0, -EPIPE */
+    struct wire_packet outs[2];
 };
 
 static int protocol_error(const struct ucm_error *e)
@@ -46,25 +50,38 @@ static uint64_t clock_ms(void)
 
 /* ---- sending ---- */
 
-/* Locked. */
-static int out_send(struct ucm_backend *b)
+static int packet_send(struct ucm_backend *b, struct wire_packet *packet)
 {
-    size_t n;
+    size_t n = wire_end(packet);
 
-    if (b->broken || b->out.messages == 0)
-        return b->broken;
-    n = wire_end(&b->out);
-    while (send(b->fd, b->out.bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+    while (send(b->fd, packet->bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
         struct pollfd p = {.fd = b->fd, .events = POLLOUT};
 
-        if (errno != EAGAIN && errno != EINTR) {
-            b->broken = -EPIPE;
-            break;
-        }
+        if (errno != EAGAIN && errno != EINTR)
+            return -EPIPE;
         (void)poll(&p, 1, 1000);
     }
-    wire_begin(&b->out);
-    return b->broken;
+    return 0;
+}
+
+/* Locked, but not while it sends: answers that come meanwhile go together. Nobody else sends. */
+static void out_send(struct ucm_backend *b)
+{
+    b->sending = true;
+    while (b->broken == 0 && b->out->messages > 0) {
+        struct wire_packet *packet = b->out;
+        int rc;
+
+        b->out = &b->outs[packet == b->outs];
+        wire_begin(b->out);
+        pthread_cond_broadcast(&b->sent);
+        pthread_mutex_unlock(&b->lock);
+        rc = packet_send(b, packet);
+        pthread_mutex_lock(&b->lock);
+        b->broken = rc;
+    }
+    b->sending = false;
+    pthread_cond_broadcast(&b->sent);
 }
 
 int ucm_backend_flush(struct ucm_backend *b)
@@ -72,23 +89,29 @@ int ucm_backend_flush(struct ucm_backend *b)
     int rc;
 
     pthread_mutex_lock(&b->lock);
-    rc = out_send(b);
+    if (!b->sending)
+        out_send(b);
+    rc = b->broken;
     pthread_mutex_unlock(&b->lock);
     return rc;
 }
 
-/* What does not fit behind others fits alone. */
+/* What does not fit behind others waits until these are sent. */
 static int answer_add(struct ucm_backend *b, const struct wire_answer *a,
                       const struct wire_file *files, uint32_t n)
 {
-    int rc = 0;
+    bool added;
+    int rc;
 
     pthread_mutex_lock(&b->lock);
-    if (!wire_add_answer(&b->out, a, files, n)) {
-        rc = out_send(b);
-        if (rc == 0 && !wire_add_answer(&b->out, a, files, n))
-            rc = -EMSGSIZE;
+    while (!(added = wire_add_answer(b->out, a, files, n)) && b->broken == 0 &&
+           b->out->messages > 0) {
+        if (b->sending)
+            pthread_cond_wait(&b->sent, &b->lock);
+        else
+            out_send(b);
     }
+    rc = b->broken ? b->broken : added ? 0 : -EMSGSIZE;
     pthread_mutex_unlock(&b->lock);
     return rc;
 }
@@ -282,8 +305,7 @@ static int hello_answer(struct ucm_backend *b, const struct ucm_backend_about *a
                                   .list = about->list};
 
     snprintf(h.name, sizeof(h.name), "%s", about->name);
-    wire_begin(&b->out);
-    (void)wire_add_hello_answer(&b->out, &h); /* it fits */
+    (void)wire_add_hello_answer(b->out, &h); /* it fits */
     return ucm_backend_flush(b);
 }
 
@@ -296,7 +318,10 @@ int ucm_backend_open(const struct ucm_backend_about *about, struct ucm_backend *
     if (!b)
         return text ? -ENOMEM : -EBADF;
     b->fd = atoi(text);
+    b->out = b->outs;
+    wire_begin(b->out);
     pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->sent, NULL);
     rc = fcntl(b->fd, F_SETFD, FD_CLOEXEC) < 0 ? -errno : hello_receive(b, &buffer_fd);
     if (rc == 0)
         rc = buffer_map(b, buffer_fd);
@@ -322,6 +347,7 @@ void ucm_backend_close(struct ucm_backend *b)
     if (b->buffer)
         munmap(b->buffer, b->hello.buffer);
     close(b->fd);
+    pthread_cond_destroy(&b->sent);
     pthread_mutex_destroy(&b->lock);
     free(b);
 }

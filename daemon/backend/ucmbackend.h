@@ -66,7 +66,7 @@ int ucm_backend_answer(struct ucm_backend *b, struct ucm_backend_request *r,
 /* Some of a list's files, before its answer; n at most 200. What no block file's name can be is left out. */
 int ucm_backend_files(struct ucm_backend *b, struct ucm_backend_request *r,
                       const struct wire_file *files, uint32_t n);
-/* Sends the answers that were kept back; may wait for the daemon to read. 0; -EPIPE. */
+/* Sends the answers that were kept back, or leaves them to a thread that is sending; may wait for the daemon to read. 0; -EPIPE. */
 int ucm_backend_flush(struct ucm_backend *b);
 
 /* Serves until the daemon is gone: handle_cb runs in one of `threads` threads for each request, and fills in
