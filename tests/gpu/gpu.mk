@@ -74,7 +74,7 @@ $(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libuc
 # they need beyond the C library, and run.sh.
 gpu-bundle: $(BINS) $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmclient.so.0 $O/encoding_kernels.so
 	rm -rf $O/gpu/python
-	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/engines $O/gpu/python/tests/studies
+	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/engines
 	cp -r client/python $O/gpu/python/client
 	cp $O/portable/libucmclient.so.0 $(PORTABLE_CUDA) $O/gpu/python/client/python/ucmclient
 	cp -r tests/engines/vllm $O/gpu/python/tests/engines
@@ -82,7 +82,6 @@ gpu-bundle: $(BINS) $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmcli
 	@mkdir -p $O/gpu/python/docs
 	cp docs/protocol.md $O/gpu/python/docs
 	cp $O/encoding_kernels.so $O/gpu
-	cp -r tests/studies/ttft $O/gpu/python/tests/studies
 	@mkdir -p $O/gpu/python/tests/gpu $O/gpu/python/systemd
 	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py tests/gpu/theft.py tests/gpu/turned.py $O/gpu/python/tests/gpu
 	cp systemd/ucmd.service $O/gpu/python/systemd

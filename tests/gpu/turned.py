@@ -14,14 +14,15 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
-import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(os.path.dirname(HERE), "studies/ttft"))
+TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path[:0] = [os.path.join(TOP, "tests/integration"), os.environ.get("UCM_PYTHON", os.path.join(TOP, "client/python"))]
 
-from engines import Daemon  # noqa: E402
+from daemon import UCMCTL, Daemon  # noqa: E402
 
 LAYERS, TOKENS = 32, 16
 #: name: dtype, heads, elements of a row, of these the first that turns and how many do, neighbours, V as large as K.
@@ -148,23 +149,22 @@ def main():
 
     torch.zeros(1, device="cuda")
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        socket = os.path.join(folder, "s")
-        daemon = Daemon({"socket": socket, "arena.size": "4GiB", "device.cuda": "required", "copy.strategy": words.strategy}, folder)
-        client = Client(socket, "turned")
-        companion = Companion(client, gpu_uuid(0), timeout=60)
-        run(client, companion, next(iter(CASES)), words.mib, 1)  # the first copies find sleeping clocks and unpinned memory
-        for name, encoding in [*((name, None) for name in CASES), (next(iter(CASES)), "fp8")]:
-            row = run(client, companion, name, words.mib, words.rounds, encoding)
-            rows.append(row)
-            print(f"{row['case']:28} {'same' if row['same'] else 'WRONG ' + str(row['straight_same']) + str(row['staged_same']) + str(row['differs_from_plain'])}", *(
-                f" {way}: plain {row[way]['plain_gb_s']:6.2f} turned {row[way]['turned_gb_s']:6.2f} GB/s, {row[way]['ratio']:.3f}"
-                for way in ("straight", "staged")), flush=True)
-        for device in json.loads(daemon.ctl("--json", "stats"))["devices"]:
-            print({key: value for key, value in device.items() if key in ("name", "dma_bytes", "sm_bytes", "staged_bytes")})
-        companion.close()
-        client.close()
-        daemon.stop()
+    daemon = Daemon(nvme=False, **{"arena.size": "4GiB", "arena.extent": "64MiB", "device.cuda": "required", "copy.strategy": words.strategy})
+    client = Client(daemon.socket, "turned")
+    companion = Companion(client, gpu_uuid(0), timeout=60)
+    run(client, companion, next(iter(CASES)), words.mib, 1)  # the first copies find sleeping clocks and unpinned memory
+    for name, encoding in [*((name, None) for name in CASES), (next(iter(CASES)), "fp8")]:
+        row = run(client, companion, name, words.mib, words.rounds, encoding)
+        rows.append(row)
+        print(f"{row['case']:28} {'same' if row['same'] else 'WRONG ' + str(row['straight_same']) + str(row['staged_same']) + str(row['differs_from_plain'])}", *(
+            f" {way}: plain {row[way]['plain_gb_s']:6.2f} turned {row[way]['turned_gb_s']:6.2f} GB/s, {row[way]['ratio']:.3f}"
+            for way in ("straight", "staged")), flush=True)
+    stats = subprocess.run([UCMCTL, "--socket", daemon.socket, "--json", "stats"], capture_output=True, check=True).stdout
+    for device in json.loads(stats)["devices"]:
+        print({key: value for key, value in device.items() if key in ("name", "dma_bytes", "sm_bytes", "staged_bytes")})
+    companion.close()
+    client.close()
+    daemon.stop()
     if words.json:
         with open(words.json, "w") as f:
             json.dump(rows, f, indent=1)
