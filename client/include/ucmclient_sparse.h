@@ -4,9 +4,8 @@
  * Digests are blocks of a namespace of their own, derived from that of the KV: they lie on every
  * tier, are shared by all workers of the tenant, and are found again after a restart. A *chain*
  * names the blocks of one sequence once, and keeps them in some tier and their digests in DRAM. A
- * *selection* scores the blocks of chains against queries and chooses some. A *prefetcher* brings
- * chosen blocks into DRAM before they are loaded. docs/retrieval.md has the methods, what they cost
- * and what they are worth, and when not to use any of this.
+ * *selection* scores the blocks of chains against queries and chooses some. docs/retrieval.md has the
+ * methods, what they cost and what they are worth, and when not to use any of this.
  *
  * The functions that end in _local compute on the caller's memory and need no daemon. Daemon, GPU
  * (libucmclient_cuda) and they give the same bits.
@@ -167,9 +166,8 @@ UCM_API int ucm_chain_append(struct ucm_chain *chain, const struct ucm_chain_key
 /* How many blocks the chain has, by what the library knows. */
 UCM_API uint32_t ucm_chain_blocks(struct ucm_chain *chain);
 
-/* Brings blocks of the chain into DRAM. index: n numbers below ucm_chain_blocks. See also the
- * prefetcher. -UCM_ENOTFOUND from the task: the daemon had ended the chain; the next call that names
- * it opens it again. */
+/* Brings blocks of the chain into DRAM. index: n numbers below ucm_chain_blocks. -UCM_ENOTFOUND from
+ * the task: the daemon had ended the chain; the next call that names it opens it again. */
 UCM_API int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, uint32_t n,
                                uint32_t priority, uint32_t deadline_ms, int timeout_ms,
                                struct ucm_task **out);
@@ -426,94 +424,6 @@ UCM_API int ucm_policy_budget_next(const struct ucm_policy *policy, uint32_t blo
 UCM_API int ucm_policy_choose(const struct ucm_policy *policy, uint32_t block_tokens,
                               uint32_t blocks, const struct ucm_policy_budget *budget,
                               struct ucm_sparse_choose *out);
-
-/* ---- the prefetcher ---- */
-
-/* Orders the prefetches of many sequences. The most urgent one leaves first, those of one urgency in
- * the order of their submission. It has no thread: whatever may leave leaves inside its calls, and
- * the daemon does the work. ucm_fd and ucm_process report the end of a prefetch as that of a task.
- * Loads go before prefetches if their priority is above 3.
- *
- * Bounds: max_pending_prefetch prefetches that have not ended; the bytes of those that were sent
- * and not freed; and how far ahead of the running batch they may be sent. */
-struct ucm_prefetcher;
-struct ucm_prefetch;
-
-enum ucm_prefetch_priority {
-    UCM_PREFETCH_URGENT = 0, /* next */
-    UCM_PREFETCH_HIGH = 1,   /* up to place 4 */
-    UCM_PREFETCH_NORMAL = 2, /* up to place 16 */
-    UCM_PREFETCH_LOW = 3,    /* a guess */
-};
-/* By the place of its request in the worker's queue, 0: next. */
-UCM_API enum ucm_prefetch_priority ucm_prefetch_priority(uint32_t place);
-
-struct ucm_prefetcher_options {
-    uint32_t max_pending_prefetch; /* 1 to 64; 0: 64 */
-    uint32_t prefetch_ahead;       /* batches; 0: 2 */
-    uint64_t prefetch_cache_size;  /* bytes; 0: 1 GiB */
-};
-/* options may be NULL. */
-UCM_API int ucm_prefetcher_open(struct ucm_client *client,
-                                const struct ucm_prefetcher_options *options,
-                                struct ucm_prefetcher **out);
-/* Frees the prefetcher and its prefetches, and cancels those that have not ended. Never blocks.
- * NULL is allowed. */
-UCM_API void ucm_prefetcher_close(struct ucm_prefetcher *prefetcher);
-
-struct ucm_prefetch_blocks {
-    struct ucm_chain *chain;
-    const uint32_t *index; /* n numbers below ucm_chain_blocks, such as a selection's */
-    uint32_t n;            /* 1 to ucm_server_info.max_keys */
-    uint32_t place;        /* see ucm_prefetch_priority */
-    uint64_t batch;        /* that will use the blocks, as ucm_prefetcher_advance counts */
-    uint32_t deadline_ms;  /* from now; then blocks that did not come count as missing; 0: 10000 */
-};
-/* Takes a prefetch into the queue and sends what may be sent. When max_pending_prefetch have not
- * ended, it takes the place of a less urgent one that still waits, which ends with nothing come; if
- * there is none, -UCM_EBUSY. */
-UCM_API int ucm_prefetcher_submit(struct ucm_prefetcher *prefetcher,
-                                  const struct ucm_prefetch_blocks *blocks, int timeout_ms,
-                                  struct ucm_prefetch **out);
-/* The worker begins this batch. Prefetches for batches up to batch + prefetch_ahead may be sent;
- * those for earlier ones that still wait end. Numbers never fall. */
-UCM_API int ucm_prefetcher_advance(struct ucm_prefetcher *prefetcher, uint64_t batch);
-
-struct ucm_prefetched {
-    uint32_t n;
-    uint32_t came, missing; /* `came` lie in DRAM now, unless evicted since */
-    uint64_t bytes;         /* read for this prefetch */
-    const uint8_t *result;  /* n of enum ucm_block_result; valid until ucm_prefetch_free */
-};
-/* 0 with *out: it has ended. -UCM_EPENDING: not yet. Another error: it failed as a whole, such as
- * -UCM_EDISCONNECTED, or -UCM_ENOTFOUND as for ucm_chain_prefetch. May be called again. */
-UCM_API int ucm_prefetch_check(struct ucm_prefetch *prefetch, struct ucm_prefetched *out);
-/* The same, but waits. -UCM_EDEADLINE after timeout_ms leaves the prefetch as it was. One that
- * cannot be sent yet (its batch is too far ahead, or others hold the bytes) waits for other
- * threads' calls, until its own deadline. */
-UCM_API int ucm_prefetch_wait(struct ucm_prefetch *prefetch, int timeout_ms,
-                              struct ucm_prefetched *out);
-/* Its request got another place in the worker's queue. No effect once it was sent. */
-UCM_API int ucm_prefetch_move(struct ucm_prefetch *prefetch, uint32_t place);
-/* Ends one that waits, and asks the daemon to stop one that was sent. What has come stays. */
-UCM_API int ucm_prefetch_cancel(struct ucm_prefetch *prefetch, int timeout_ms);
-/* Frees it, and gives its bytes back: call it when its blocks were loaded or are not wanted any
- * more. used: how many of the blocks that came were of use, for the counters. Cancels one that has
- * not ended. Never blocks. NULL is allowed. */
-UCM_API void ucm_prefetch_free(struct ucm_prefetch *prefetch, uint32_t used);
-
-struct ucm_prefetcher_stats {
-    uint64_t submitted, ended; /* prefetches */
-    uint64_t displaced;        /* of those: taken out by a more urgent one */
-    uint64_t late;             /* their batch began, or their deadline passed, before they left */
-    uint64_t came, missing;    /* blocks of those that ended */
-    uint64_t useful, useless;  /* blocks that came, by the caller's `used` in ucm_prefetch_free */
-    uint64_t bytes;            /* read */
-    uint32_t pending;          /* prefetches that have not ended */
-    uint64_t held_bytes;       /* of those that were sent and not freed */
-};
-UCM_API int ucm_prefetcher_stats(struct ucm_prefetcher *prefetcher,
-                                 struct ucm_prefetcher_stats *out);
 
 #ifdef __cplusplus
 }

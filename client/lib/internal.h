@@ -463,8 +463,6 @@ void client_lease_end_all(struct ucm_client *c);
 
 /* task.c */
 void client_task_free_all(struct ucm_client *c);
-/* Asks the daemon to stop a request that was sent, or has ended. */
-int client_call_cancel(struct client_call *call, int64_t deadline_ns);
 /* A request for blocks whose answer is blocks_r. ns: whose keys they are; keys: the field of the
  * parameters that receives them. */
 int client_task_start(const struct client_request *q, const struct ucm_namespace *ns,

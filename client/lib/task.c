@@ -377,7 +377,8 @@ int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int timeout_ms,
     return client_leave(c, 0);
 }
 
-int client_call_cancel(struct client_call *call, int64_t deadline_ns)
+/* Asks the daemon to stop a request that was sent, or has ended. */
+static int call_cancel(struct client_call *call, int64_t deadline_ns)
 {
     struct ucm_client *c = call->client;
     int r;
@@ -407,7 +408,7 @@ int ucm_task_cancel(struct ucm_task *task, int timeout_ms)
     r = client_enter(c);
     if (r)
         return r;
-    return client_leave(c, client_call_cancel(&task->call, client_deadline(c, timeout_ms)));
+    return client_leave(c, call_cancel(&task->call, client_deadline(c, timeout_ms)));
 }
 
 void ucm_task_free(struct ucm_task *task)

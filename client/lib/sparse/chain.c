@@ -422,7 +422,7 @@ uint32_t ucm_chain_blocks(struct ucm_chain *chain)
     return n;
 }
 
-int client_chain_index_check(const struct ucm_chain *chain, const uint32_t *index, uint32_t n)
+static int index_check(const struct ucm_chain *chain, const uint32_t *index, uint32_t n)
 {
     if (!index || n == 0 || n > chain->client->info.max_keys)
         return client_fail(UCM_EINVALID, "a prefetch has 1 to %u blocks, not %u%s",
@@ -492,7 +492,7 @@ int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, uint32_t 
     r = client_enter(c);
     if (r)
         return r;
-    r = client_chain_index_check(chain, index, n);
+    r = index_check(chain, index, n);
     if (r == 0)
         r = client_chain_task(chain, &m.chain, &q, n, client_deadline(c, timeout_ms), out);
     return client_leave(c, r);

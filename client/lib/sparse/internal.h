@@ -20,7 +20,7 @@ struct ucm_chain {
     struct client_door door;
     struct ucm_client *client;
     struct ucm_namespace *ns; /* of digests, referenced */
-    unsigned refs;            /* of the user, of threads that use it, of prefetches */
+    unsigned refs;            /* of the user, of threads that use it, of tasks */
     bool closed;              /* by the user */
     bool busy;                /* a thread opens it or appends to it: others wait for client->idle */
     bool reopening;
@@ -40,8 +40,6 @@ void client_chain_ref(struct ucm_chain *chain);
 void client_chain_unref(struct ucm_chain *chain);
 /* The daemon answered that it has no such chain: the next call opens it again. */
 void client_chain_forget(struct ucm_chain *chain);
-/* 0; or -UCM_EINVALID: one of the numbers is not a block of the chain. */
-int client_chain_index_check(const struct ucm_chain *chain, const uint32_t *index, uint32_t n);
 /* A task of n blocks of a chain; chain_id: the field that receives its id. */
 int client_chain_task(struct ucm_chain *chain, uint64_t *chain_id, const struct client_request *q,
                       uint32_t n, int64_t deadline_ns, struct ucm_task **out);

@@ -23,8 +23,8 @@ static struct {
     uint32_t cached; /* blocks of any chain that are cached */
     uint32_t chosen; /* blocks of a list, at most */
     uint64_t digest_bytes;
-    bool hold_prefetches, spoil; /* answers that do not fit */
-    uint32_t last_n_rows, last_limit, last_priority, last_prefetch_n;
+    bool spoil; /* answers that do not fit */
+    uint32_t last_n_rows, last_limit;
     uint64_t last_deadline_ms;
     uint32_t selects;
 } sparse;
@@ -163,19 +163,13 @@ FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struc
 FAKE_FN void sparse_prefetch(struct fake *f, int conn, uint32_t msgid,
                              const struct msg_chain_prefetch *m)
 {
-    bool known, hold;
+    bool known;
 
     pthread_mutex_lock(&f->lock);
     known = sparse_chain((uint32_t)m->chain, conn) >= 0;
-    hold = sparse.hold_prefetches;
-    sparse.last_priority = (uint32_t)m->priority;
-    sparse.last_deadline_ms = m->deadline_ms;
-    sparse.last_prefetch_n = m->index.n / 4;
     pthread_mutex_unlock(&f->lock);
     if (!known)
         sparse_unknown(f, conn, msgid);
-    else if (hold)
-        fake_hold(f, conn, msgid, m->index.n / 4);
     else
         fake_reply_blocks(f, conn, msgid, m->index.n / 4, UCM_BLOCK_OK);
 }

@@ -140,51 +140,6 @@ class Digests(Structure):
     ]
 
 
-class PrefetcherOptions(Structure):
-    _fields_ = [
-        ("max_pending_prefetch", c_uint32),
-        ("prefetch_ahead", c_uint32),
-        ("prefetch_cache_size", c_uint64),
-    ]
-
-
-class PrefetchBlocks(Structure):
-    _fields_ = [
-        ("chain", c_void_p),
-        ("index", c_void_p),
-        ("n", c_uint32),
-        ("place", c_uint32),
-        ("batch", c_uint64),
-        ("deadline_ms", c_uint32),
-    ]
-
-
-class Prefetched(Structure):
-    _fields_ = [
-        ("n", c_uint32),
-        ("came", c_uint32),
-        ("missing", c_uint32),
-        ("bytes", c_uint64),
-        ("result", POINTER(c_uint8)),
-    ]
-
-
-class PrefetcherStats(Structure):
-    _fields_ = [
-        ("submitted", c_uint64),
-        ("ended", c_uint64),
-        ("displaced", c_uint64),
-        ("late", c_uint64),
-        ("came", c_uint64),
-        ("missing", c_uint64),
-        ("useful", c_uint64),
-        ("useless", c_uint64),
-        ("bytes", c_uint64),
-        ("pending", c_uint32),
-        ("held_bytes", c_uint64),
-    ]
-
-
 LAYERS_MAX = 512
 
 
@@ -369,16 +324,6 @@ PROTOTYPES = {
     "ucm_window_mappings": (c_int, [c_void_p, POINTER(WindowMapping), c_uint32, POINTER(c_uint32)]),
     "ucm_window_release": (c_int, [c_void_p, c_void_p]),
     "ucm_window_info": (c_int, [c_void_p, POINTER(WindowInfo)]),
-    "ucm_prefetcher_open": (c_int, [c_void_p, POINTER(PrefetcherOptions), POINTER(c_void_p)]),
-    "ucm_prefetcher_close": (None, [c_void_p]),
-    "ucm_prefetcher_submit": (c_int, [c_void_p, POINTER(PrefetchBlocks), c_int, POINTER(c_void_p)]),
-    "ucm_prefetcher_advance": (c_int, [c_void_p, c_uint64]),
-    "ucm_prefetcher_stats": (c_int, [c_void_p, POINTER(PrefetcherStats)]),
-    "ucm_prefetch_check": (c_int, [c_void_p, POINTER(Prefetched)]),
-    "ucm_prefetch_wait": (c_int, [c_void_p, c_int, POINTER(Prefetched)]),
-    "ucm_prefetch_move": (c_int, [c_void_p, c_uint32]),
-    "ucm_prefetch_cancel": (c_int, [c_void_p, c_int]),
-    "ucm_prefetch_free": (None, [c_void_p, c_uint32]),
 }
 
 for _name, (_result, _arguments) in PROTOTYPES.items():

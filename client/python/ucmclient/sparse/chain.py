@@ -99,7 +99,7 @@ class Chain(_Handle):
         super().__init__(ns.client)
         out = c_void_p()
         check(lib.ucm_chain_open(ns.handle, part, _timeout(lease), _timeout(timeout), byref(out)))
-        self.ns = ns
+        self.ns, self.part = ns, part
         self._handle = out.value
 
     def __len__(self) -> int:
