@@ -13,7 +13,7 @@ simd_obj = $(foreach isa,$(2),$(patsubst kernels/$(1)/simd/%.c,$O/obj/kernels/$(
 SPARSE_OBJ := $(call obj,$(SPARSE_SRC)) $(call simd_obj,sparse,$(KERNEL_ISA))
 ENCODING_OBJ := $(call obj,$(ENCODING_SRC)) $(call simd_obj,encoding,$(filter-out base,$(KERNEL_ISA)))
 ROPE_OBJ := $(call obj,$(ROPE_SRC)) $(call simd_obj,rope,$(filter-out avx512,$(KERNEL_ISA)))
-ATTEND_OBJ := $(call obj,$(ATTEND_SRC)) $(call simd_obj,attend,$(filter-out avx512,$(KERNEL_ISA)))
+ATTEND_OBJ := $(call obj,$(ATTEND_SRC))
 
 # The same bits from every compiler, for every instruction set and on a GPU: nothing is contracted.
 # Digests and encodings must not slow a dump, so these are optimised in every build.
@@ -41,4 +41,3 @@ $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,sparse,$(isa),$(KERNEL_CFLAG
 $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,encoding,$(isa),$(KERNEL_CFLAGS_$(isa)) $(if $(filter avx512,$(isa)),$(UNDEFINED)))))
 # No instruction to fuse with: gcc 12 makes vfmaddsub of a pair's turn, whatever -ffp-contract says.
 $(foreach isa,$(filter-out avx512,$(KERNEL_ISA)),$(eval $(call simd_rule,rope,$(isa),$(KERNEL_CFLAGS_$(isa)) $(if $(filter avx%,$(isa)),-mno-fma) $(UNCOUNTED))))
-$(foreach isa,$(filter-out avx512,$(KERNEL_ISA)),$(eval $(call simd_rule,attend,$(isa),$(KERNEL_CFLAGS_$(isa)))))

@@ -1,8 +1,6 @@
-/* Plans, lists, steps and merges. */
+/* Plans, lists and bounds. */
 #include "kernels/attend/attend.h"
 
-#include "kernels/attend/ops.h"
-#include "kernels/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/spec.h"
 
@@ -11,17 +9,14 @@
 
 #define NAN_BITS 0x7fc00000u
 #define ALIGN_FLOATS 16u /* 64 bytes */
+/* Twenty times as fast where the processor fuses; the same bits. */
+#ifdef UCM_ISA_X86
+#define VECTORS __attribute__((target_clones("arch=haswell", "default")))
+#else
+#define VECTORS
+#endif
 
 /* ---- plans ---- */
-
-static const struct ucm_attend_ops *ops_of_host(void)
-{
-#ifdef UCM_ISA_X86
-    if (ucm_isa() >= UCM_ISA_AVX2)
-        return &attend_ops_avx2;
-#endif
-    return &attend_ops_base;
-}
 
 static int check_scale(const char *name, float scale, char why[UCM_SPARSE_WHY])
 {
@@ -66,11 +61,10 @@ int ucm_attend_plan_init(struct ucm_attend_plan *plan, const struct ucm_attend_s
 {
     int r = check_spec(spec, why);
     struct ucm_attend_spec *s;
-    uint32_t rows;
 
     if (r < 0)
         return r;
-    *plan = (struct ucm_attend_plan){.spec = *spec, .ops = ops_of_host()};
+    *plan = (struct ucm_attend_plan){.spec = *spec};
     s = &plan->spec;
     if (s->scale == 0)
         s->scale = 1.0f / ucm_sqrt((float)s->shape.head_dim);
@@ -79,9 +73,8 @@ int ucm_attend_plan_init(struct ucm_attend_plan *plan, const struct ucm_attend_s
     plan->logit_scale = s->scale * s->k_scale;
     plan->k_floats = round_up(s->shape.head_dim, UCM_DOT_LANES);
     plan->v_floats = round_up(s->shape.v_head_dim, ALIGN_FLOATS);
-    rows = round_up(s->group, ATTEND_HEADS);
-    plan->query_floats = rows * plan->k_floats;
-    plan->state_floats = round_up(2 * s->group, ALIGN_FLOATS) + rows * plan->v_floats;
+    plan->query_floats = s->group * plan->k_floats;
+    plan->state_floats = round_up(2 * s->group, ALIGN_FLOATS) + s->group * plan->v_floats;
     return 0;
 }
 
@@ -131,24 +124,108 @@ static void join(float *top, float *sum, float tile_top, float tile_sum, float *
     *top = most;
 }
 
-static void add_tile(const struct ucm_attend_plan *plan, const struct attend_rows *k,
-                     const struct attend_rows *v, const float *query,
-                     struct ucm_attend_state *state, struct attend_tile *tile)
+UCM_HD float element(uint32_t dtype, const uint8_t *row, uint32_t c)
 {
-    plan->ops->logits(plan, k, query, tile);
-    plan->ops->weigh(plan, k->count, tile);
-    for (uint32_t h = 0; h < plan->spec.group; h++)
-        join(&state->top[h], &state->sum[h], tile->top[h], tile->sum[h], &tile->keep[h],
-             &tile->more[h]);
-    plan->ops->values(plan, v, tile, state->out);
-    if (state->measure)
-        state->key_max = plan->ops->key_max(plan, k, state->key_max);
+    uint16_t half;
+    float x;
+
+    if (dtype == UCM_KV_FP8_E4M3)
+        return ucm_fp8_e4m3_decode(row[c]);
+    if (dtype == UCM_KV_F32) {
+        memcpy(&x, row + 4 * c, sizeof(x));
+        return x;
+    }
+    memcpy(&half, row + 2 * c, sizeof(half));
+    return dtype == UCM_KV_F16 ? ucm_f16_decode(half) : ucm_bf16_decode(half);
+}
+
+/* Rows of K or V, decoded; channels past the last are 0. */
+static void decode_rows(uint32_t dtype, const uint8_t *at, uint64_t stride, uint32_t n,
+                        uint32_t channels, float to[UCM_ATTEND_TILE][UCM_KV_HEAD_DIM_MAX])
+{
+    for (uint32_t t = 0; t < n; t++, at += stride) {
+        memset(to[t] + channels, 0, (round_up(channels, UCM_DOT_LANES) - channels) * sizeof(float));
+        for (uint32_t c = 0; c < channels; c++)
+            to[t][c] = element(dtype, at, c);
+    }
+}
+
+static float fold(float *x, uint32_t n)
+{
+    for (uint32_t half = n / 2; half > 0; half /= 2)
+        for (uint32_t i = 0; i < half; i++)
+            x[i] += x[i + half];
+    return x[0];
+}
+
+VECTORS static float dot(const float *q, const float *k, uint32_t n)
+{
+    float lane[UCM_DOT_LANES] = {0};
+
+    for (uint32_t c = 0; c < n; c += UCM_DOT_LANES)
+        for (uint32_t i = 0; i < UCM_DOT_LANES; i++)
+            lane[i] = __builtin_fmaf(q[c + i], k[c + i], lane[i]);
+    return fold(lane, UCM_DOT_LANES);
+}
+
+/* What a tile does to its list: by query heads. */
+struct tile {
+    uint32_t n; /* tokens, 1 to UCM_ATTEND_TILE */
+    float k[UCM_ATTEND_TILE][UCM_KV_HEAD_DIM_MAX], v[UCM_ATTEND_TILE][UCM_KV_HEAD_DIM_MAX];
+    float top[UCM_ATTEND_GROUP_MAX], sum[UCM_ATTEND_GROUP_MAX];
+};
+
+/* Weights of the tile's tokens for query head h; sum is NaN if a logit is NaN or +inf. */
+static void weigh(const struct ucm_attend_plan *plan, const float *query, uint32_t h,
+                  struct tile *tile, float e[UCM_ATTEND_TILE])
+{
+    float sums[UCM_ATTEND_TILE] = {0}, top = -ucm_inf();
+    bool bad = false;
+
+    for (uint32_t t = 0; t < tile->n; t++) {
+        e[t] = dot(query + h * plan->k_floats, tile->k[t], plan->k_floats) * plan->logit_scale;
+        bad |= !(e[t] < ucm_inf());
+        top = ucm_max(e[t], top);
+    }
+    for (uint32_t t = 0; t < tile->n; t++)
+        sums[t] = e[t] = ucm_exp(e[t] - top);
+    tile->top[h] = top;
+    tile->sum[h] = bad ? ucm_f32(NAN_BITS) : fold(sums, UCM_ATTEND_TILE);
+}
+
+/* out = tile's * more + out * keep. */
+VECTORS static void values(const struct tile *tile, uint32_t channels,
+                           const float e[UCM_ATTEND_TILE], float keep, float more, float *out)
+{
+    float x[UCM_KV_HEAD_DIM_MAX] = {0};
+
+    for (uint32_t t = 0; t < tile->n; t++)
+        for (uint32_t c = 0; c < channels; c++)
+            x[c] = __builtin_fmaf(e[t], tile->v[t][c], x[c]);
+    for (uint32_t c = 0; c < channels; c++)
+        out[c] = __builtin_fmaf(x[c], more, out[c] * keep);
+}
+
+static void add_tile(const struct ucm_attend_plan *plan, const float *query,
+                     struct ucm_attend_state *state, struct tile *tile)
+{
+    for (uint32_t h = 0; h < plan->spec.group; h++) {
+        float e[UCM_ATTEND_TILE], keep, more;
+
+        weigh(plan, query, h, tile, e);
+        join(&state->top[h], &state->sum[h], tile->top[h], tile->sum[h], &keep, &more);
+        values(tile, plan->spec.shape.v_head_dim, e, keep, more,
+               state->out + (uint64_t)h * plan->v_floats);
+    }
+    for (uint32_t t = 0; state->measure && t < tile->n; t++)
+        for (uint32_t c = 0; c < plan->spec.shape.head_dim; c++)
+            state->key_max = ucm_max(ucm_abs(tile->k[t][c]), state->key_max);
     state->tiles++;
 }
 
 /* A block's own weights: the same joins, from nothing. */
 struct block_sum {
-    float top[ATTEND_ROWS], sum[ATTEND_ROWS];
+    float top[UCM_ATTEND_GROUP_MAX], sum[UCM_ATTEND_GROUP_MAX];
 };
 
 static void block_begin(const struct ucm_attend_plan *plan, struct block_sum *b)
@@ -160,7 +237,7 @@ static void block_begin(const struct ucm_attend_plan *plan, struct block_sum *b)
 }
 
 static void block_add(const struct ucm_attend_plan *plan, struct block_sum *b,
-                      const struct attend_tile *tile)
+                      const struct tile *tile)
 {
     float keep, more;
 
@@ -180,17 +257,17 @@ static void add_block(const struct ucm_attend_plan *plan, const uint8_t *block, 
     const struct ucm_kv_shape *s = &plan->spec.shape;
     const uint8_t *k = block + s->k_offset + g * s->k_head_stride;
     const uint8_t *v = block + s->v_offset + g * s->v_head_stride;
-    struct attend_tile tile;
     struct block_sum sum;
+    struct tile tile;
 
-    memset(&tile, 0, sizeof(tile)); /* rows past the group are computed too */
     block_begin(plan, &sum);
     for (uint32_t t = 0; t < tokens; t += UCM_ATTEND_TILE) {
-        uint32_t n = tokens - t < UCM_ATTEND_TILE ? tokens - t : UCM_ATTEND_TILE;
-        struct attend_rows key = {k + t * s->k_token_stride, s->k_token_stride, n};
-        struct attend_rows value = {v + t * s->v_token_stride, s->v_token_stride, n};
-
-        add_tile(plan, &key, &value, query, state, &tile);
+        tile.n = tokens - t < UCM_ATTEND_TILE ? tokens - t : UCM_ATTEND_TILE;
+        decode_rows(s->dtype, k + t * s->k_token_stride, s->k_token_stride, tile.n, s->head_dim,
+                    tile.k);
+        decode_rows(s->dtype, v + t * s->v_token_stride, s->v_token_stride, tile.n, s->v_head_dim,
+                    tile.v);
+        add_tile(plan, query, state, &tile);
         if (log_weight != NULL)
             block_add(plan, &sum, &tile);
     }
@@ -233,163 +310,9 @@ void ucm_attend_end(const struct ucm_attend_plan *plan, const struct ucm_attend_
     }
 }
 
-/* ---- a step ---- */
-
 uint32_t ucm_attend_scratch_floats(const struct ucm_attend_plan *plan)
 {
     return round_up(plan->state_floats, ALIGN_FLOATS) + plan->query_floats;
-}
-
-static uint32_t window_blocks(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *b,
-                              uint32_t chain)
-{
-    uint32_t tokens = plan->spec.shape.tokens, blocks;
-
-    if (b->length == NULL)
-        return 0;
-    blocks = b->length[chain] / tokens + (b->length[chain] % tokens > 0);
-    return blocks > b->first[chain] ? blocks - b->first[chain] : 0;
-}
-
-static bool all_there(const struct ucm_attend_memory *memory, const int32_t *blocks, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        if (!is_there(memory, blocks[i]))
-            return false;
-    return true;
-}
-
-static int check_chain(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *b,
-                       uint32_t chain)
-{
-    uint32_t window = window_blocks(plan, b, chain);
-
-    for (uint64_t l = (uint64_t)chain * b->lists, end = l + b->lists; l < end; l++) {
-        if (b->count[l] > b->room)
-            return -EINVAL;
-        if (!all_there(&b->pool, b->slots + l * b->room, b->count[l]))
-            return -ENOENT;
-    }
-    if (window == 0)
-        return 0;
-    if ((uint64_t)b->first[chain] + window > b->table_stride)
-        return -EINVAL;
-    return all_there(&b->pages, b->table + (uint64_t)chain * b->table_stride + b->first[chain],
-                     window)
-               ? 0
-               : -ENOENT;
-}
-
-/* 0, or what ucm_attend refuses. */
-static int check_batch(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *batch)
-{
-    int r = batch->lists == 1 || batch->lists == plan->spec.shape.kv_heads ? 0 : -EINVAL;
-
-    for (uint32_t chain = 0; r == 0 && chain < batch->chains; chain++)
-        r = check_chain(plan, batch, chain);
-    return r;
-}
-
-/* One KV head of one chain, of a batch that was checked. */
-static void attend_one(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *b,
-                       uint32_t chain, uint32_t g, float *scratch)
-{
-    const struct ucm_kv_shape *s = &plan->spec.shape;
-    uint64_t list = (uint64_t)chain * b->lists + (b->lists > 1 ? g : 0);
-    uint64_t row = ((uint64_t)chain * s->kv_heads + g) * plan->spec.group;
-    float *query = scratch + round_up(plan->state_floats, ALIGN_FLOATS);
-    uint32_t window = window_blocks(plan, b, chain);
-    struct ucm_attend_state state;
-
-    ucm_attend_query(plan, b->q + row * s->head_dim, query);
-    ucm_attend_begin(plan, &state, scratch);
-    ucm_attend_add(plan, &b->pool, g, query, b->slots + list * b->room, b->count[list], 0, &state,
-                   NULL, 0);
-    if (window > 0)
-        ucm_attend_add(plan, &b->pages, g, query,
-                       b->table + (uint64_t)chain * b->table_stride + b->first[chain], window,
-                       b->length[chain] % s->tokens, &state, NULL, 0);
-    ucm_attend_end(plan, &state, b->out + row * s->v_head_dim,
-                   b->lse == NULL ? NULL : b->lse + row);
-}
-
-int ucm_attend(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *batch,
-               float *scratch)
-{
-    int r = check_batch(plan, batch);
-
-    for (uint32_t chain = 0; r == 0 && chain < batch->chains; chain++)
-        for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++)
-            attend_one(plan, batch, chain, g, scratch);
-    return r;
-}
-
-/* ---- merging ---- */
-
-static void fill(float *out, uint32_t n, float x)
-{
-    for (uint32_t i = 0; i < n; i++)
-        out[i] = x;
-}
-
-/* The largest lse of a row; NaN if one is NaN or +inf. */
-static float merge_top(const struct ucm_attend_part *parts, uint32_t n, uint32_t row)
-{
-    float top = -ucm_inf();
-
-    for (uint32_t p = 0; p < n; p++) {
-        float lse = parts[p].lse[row];
-
-        if (!(lse < ucm_inf()))
-            return ucm_f32(NAN_BITS);
-        top = ucm_max(lse, top);
-    }
-    return top;
-}
-
-#define CHUNK 64u /* channels at once: out may be a part's */
-
-static void merge_chunk(const struct ucm_attend_part *parts, uint32_t n, uint32_t row, uint64_t at,
-                        uint32_t channels, float top, float sum, float *out)
-{
-    float x[CHUNK] = {0};
-
-    for (uint32_t p = 0; p < n; p++) {
-        float lse = parts[p].lse[row], w = ucm_exp(lse - top);
-
-        if (lse == -ucm_inf())
-            continue;
-        for (uint32_t c = 0; c < channels; c++)
-            x[c] = ucm_fma(w, parts[p].out[at + c], x[c]);
-    }
-    for (uint32_t c = 0; c < channels; c++)
-        out[at + c] = x[c] / sum;
-}
-
-static void merge_row(const struct ucm_attend_part *parts, uint32_t n, uint32_t row,
-                      uint32_t channels, float *out, float *lse)
-{
-    float top = merge_top(parts, n, row), sum = 0.0f;
-    uint64_t at = (uint64_t)row * channels;
-
-    if (ucm_not_finite(top)) {
-        fill(out + at, channels, ucm_is_nan(top) ? top : 0.0f);
-        *lse = top;
-        return;
-    }
-    for (uint32_t p = 0; p < n; p++)
-        sum += ucm_exp(parts[p].lse[row] - top);
-    for (uint32_t c = 0; c < channels; c += CHUNK)
-        merge_chunk(parts, n, row, at + c, channels - c < CHUNK ? channels - c : CHUNK, top, sum,
-                    out);
-    *lse = top + ucm_log(sum);
-}
-
-void ucm_attend_merge(const struct ucm_attend_part *parts, uint32_t n, uint32_t rows,
-                      uint32_t channels, float *out, float *lse)
-{
-    for (uint32_t row = 0; row < rows; row++)
-        merge_row(parts, n, row, channels, out, &lse[row]);
 }
 
 /* ---- bounds ---- */

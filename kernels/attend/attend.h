@@ -55,7 +55,6 @@ struct ucm_attend_plan {
     uint32_t k_floats, v_floats; /* of a row in scratch memory */
     uint32_t query_floats;       /* of a prepared group of queries */
     uint32_t state_floats;       /* of a list's result */
-    const struct ucm_attend_ops *ops;
 };
 
 /* 0; or -EINVAL, and why says in a sentence which field is wrong and what would be right. */
@@ -93,49 +92,8 @@ int ucm_attend_add(const struct ucm_attend_plan *plan, const struct ucm_attend_m
 void ucm_attend_end(const struct ucm_attend_plan *plan, const struct ucm_attend_state *state,
                     float *out, float *lse);
 
-/* ---- a step ---- */
-
-/* Chosen blocks, all of them whole, and then a window: the chain's blocks from `first` on, up to its last
- * token. Lists are of each KV head, or one serves all heads of its chain. */
-struct ucm_attend_batch {
-    uint32_t chains;
-    uint32_t lists; /* of a chain: kv_heads or 1 */
-    const float *q; /* [chains][kv_heads][group][head_dim] */
-    struct ucm_attend_memory pool;
-    const int32_t *slots;  /* [chains][lists][room] */
-    const uint32_t *count; /* [chains][lists], each at most room */
-    uint32_t room;
-    struct ucm_attend_memory pages;
-    const int32_t *table; /* [chains][table_stride]: the page of each block of the chain */
-    uint32_t table_stride;
-    const uint32_t *first;  /* [chains]: the window's first block */
-    const uint32_t *length; /* [chains]: tokens of the chain; NULL: there is no window */
-    float *out;             /* [chains][kv_heads][group][v_head_dim] */
-    float *lse;             /* [chains][kv_heads][group]; may be NULL */
-};
-
-/* Floats of scratch memory that a call needs, aligned to 64 bytes. */
+/* Floats that a query and a state need together, the state first, aligned to 64 bytes. */
 uint32_t ucm_attend_scratch_floats(const struct ucm_attend_plan *plan);
-/* Checks the batch, then attends all of it. Writes nothing if it is refused: -EINVAL: a list or a window does not fit
- * its array; -ENOENT: a block is not in its memory. A block that was chosen is never skipped. */
-int ucm_attend(const struct ucm_attend_plan *plan, const struct ucm_attend_batch *batch,
-               float *scratch);
-
-/* ---- merging ---- */
-
-/* What some kernel says of one set of tokens: its output and log-sum-exp, natural logarithm. */
-struct ucm_attend_part {
-    const float *out; /* [rows][channels] */
-    const float *lse; /* [rows] */
-};
-
-/* The attention over all tokens of n parts, which have none in common: with top the largest lse and w =
- * ucm_exp(lse - top), sum adds the w in order, each channel is w * out by fma from 0 on, part by part,
- * then divided by sum; lse = top + ucm_log(sum). A part of lse -inf is empty, and its out is not read. A part of
- * lse NaN or +inf makes the row NaN. (FlashAttention 2 says +inf of a row without keys: write -inf there.)
- * out may be a part's. */
-void ucm_attend_merge(const struct ucm_attend_part *parts, uint32_t n, uint32_t rows,
-                      uint32_t channels, float *out, float *lse);
 
 /* ---- bounds ---- */
 

@@ -1,5 +1,4 @@
-/* For the tests of attention: random slots of any dtype, the definition of kernels/attend/attend.h written down
- * once more without vectors, and exact arithmetic. */
+/* For the tests of attention: random slots of any dtype, and exact arithmetic. */
 #ifndef UCM_TESTS_UNIT_ATTEND_RIG_H
 #define UCM_TESTS_UNIT_ATTEND_RIG_H
 
@@ -131,66 +130,9 @@ static inline void rig_pool_fill(const struct rig_pool *p, float size)
             }
 }
 
-/* ---- the definition, once more ---- */
+/* ---- exact arithmetic ---- */
 
 #define RIG_CHANNELS 640
-
-struct rig_result {
-    float out[RIG_CHANNELS], top, sum;
-};
-
-static inline float rig_fold(float *x, uint32_t n)
-{
-    for (uint32_t s = n / 2; s > 0; s /= 2)
-        for (uint32_t l = 0; l < s; l++)
-            x[l] += x[l + s];
-    return x[0];
-}
-
-static inline float rig_logit(const struct rig_pool *p, const float *q, int32_t slot, uint32_t g,
-                              uint32_t t)
-{
-    const struct ucm_kv_shape *s = &p->plan.spec.shape;
-    float lane[32] = {0};
-
-    for (uint32_t c = 0; c < s->head_dim; c++)
-        lane[c % 32] =
-            ucm_fma(q[c], rig_decode(s->dtype, rig_at(p, slot, g, t, false, c)), lane[c % 32]);
-    return rig_fold(lane, 32) * p->plan.logit_scale;
-}
-
-static inline void rig_tile(const struct rig_pool *p, const float *q, int32_t slot, uint32_t g,
-                            uint32_t t, uint32_t n, struct rig_result *r)
-{
-    const struct ucm_kv_shape *s = &p->plan.spec.shape;
-    float e[16], sums[16] = {0}, top = -INFINITY, most, keep, more;
-
-    for (uint32_t i = 0; i < n; i++)
-        top = fmaxf(top, e[i] = rig_logit(p, q, slot, g, t + i));
-    for (uint32_t i = 0; i < n; i++)
-        sums[i] = e[i] = ucm_exp(e[i] - top);
-    most = top > r->top ? top : r->top;
-    keep = ucm_exp(r->top - most);
-    more = ucm_exp(top - most);
-    r->sum = ucm_fma(rig_fold(sums, 16), more, r->sum * keep);
-    r->top = most;
-    for (uint32_t c = 0; c < s->v_head_dim; c++) {
-        float x = 0;
-
-        for (uint32_t i = 0; i < n; i++)
-            x = ucm_fma(e[i], rig_decode(s->dtype, rig_at(p, slot, g, t + i, true, c)), x);
-        r->out[c] = ucm_fma(x, more, r->out[c] * keep);
-    }
-}
-
-static inline void rig_add(const struct rig_pool *p, const float *q, int32_t slot, uint32_t g,
-                           uint32_t tokens, struct rig_result *r)
-{
-    for (uint32_t t = 0; t < tokens; t += 16)
-        rig_tile(p, q, slot, g, t, tokens - t < 16 ? tokens - t : 16, r);
-}
-
-/* ---- exact arithmetic ---- */
 
 struct rig_exact {
     double out[RIG_CHANNELS], top, sum, largest; /* largest: of |v| */

@@ -1,5 +1,4 @@
-/* Attention over slots: the definition bit by bit, exact arithmetic within its bound, lists, windows,
- * what is no number. */
+/* Attention over slots: exact arithmetic within its bound, lists, what is refused. */
 #include "tests/unit/sparse/attend_rig.h"
 
 #include <errno.h>
@@ -75,53 +74,6 @@ static void expect_same(const float *a, const float *b, uint64_t n)
 }
 
 /* ---- the arithmetic ---- */
-
-static void compare_with_definition(const struct rig_pool *p, uint32_t g, const float *q,
-                                    const int32_t *slots, uint32_t n, uint32_t tail)
-{
-    const struct ucm_kv_shape *s = &p->plan.spec.shape;
-    uint32_t rows = p->plan.spec.group, v_d = s->v_head_dim;
-    float *got = attend_list(p, g, q, slots, n, tail, n);
-
-    for (uint32_t h = 0; h < rows; h++) {
-        struct rig_result r = {.top = -INFINITY};
-        float lse;
-
-        for (uint32_t i = 0; i < n; i++)
-            rig_add(p, q + h * s->head_dim, slots[i], g, tail_tokens(i, n, tail, s->tokens), &r);
-        lse = r.top + ucm_log(r.sum);
-        for (uint32_t c = 0; c < v_d; c++)
-            r.out[c] = r.out[c] / r.sum;
-        expect_same(got + h * v_d, r.out, v_d);
-        expect_same(got + rows * v_d + h, &lse, 1);
-    }
-    free(got);
-}
-
-static void compare_forms(enum ucm_isa isa)
-{
-    ucm_isa_limit(isa);
-    for (uint32_t f = 0; f < FORMS; f++) {
-        struct rig_pool p;
-        int32_t slots[5];
-        float *q;
-
-        open_form(&p, &forms[f], f % 2 ? 1.0f : 3.0f);
-        q = rig_normals((uint64_t)forms[f].group * forms[f].d, 1.0f);
-        random_list(slots, 5);
-        for (uint32_t g = 0; g < forms[f].kv_heads; g++)
-            compare_with_definition(&p, g, q, slots, 1 + rig_below(5), rig_below(forms[f].tokens));
-        free(q);
-        free(p.bytes);
-    }
-    ucm_isa_limit(UCM_ISA_COUNT - 1);
-}
-
-Test(attend, the_bits_of_the_definition)
-{
-    compare_forms(UCM_ISA_AVX2);
-    compare_forms(UCM_ISA_BASE);
-}
 
 /* How far lse may be off by the slack that is told, and out by twice that and the division. */
 static void compare_with_exact(const struct rig_pool *p, const float *q, const int32_t *slots,
@@ -248,136 +200,33 @@ Test(attend, all_blocks_through_lists_are_dense_attention)
     }
 }
 
-struct step {
-    struct rig_pool pool, pages;
-    int32_t slots[3][2][9], table[3][12];
-    uint32_t count[3][2], first[3], length[3];
-    float *q, *scratch;
-    struct ucm_attend_batch batch;
-};
-
-static void open_step(struct step *s, uint32_t lists)
+Test(attend, an_empty_list_and_a_block_that_is_not_there)
 {
-    open_form(&s->pool, &forms[0], 1);
-    open_form(&s->pages, &forms[0], 1);
-    s->q = rig_normals((uint64_t)3 * 2 * 4 * 64, 1);
-    s->scratch = rig_floats(ucm_attend_scratch_floats(&s->pool.plan));
-    for (uint32_t chain = 0; chain < 3; chain++) {
-        for (uint32_t l = 0; l < 2; l++) {
-            random_list(s->slots[chain][l], 9);
-            s->count[chain][l] = rig_below(10);
-        }
-        random_list(s->table[chain], 12);
-        s->first[chain] = rig_below(12);
-        s->length[chain] = s->first[chain] * 16 + 1 + rig_below(12 * 16 - s->first[chain] * 16);
-    }
-    s->batch = (struct ucm_attend_batch){.chains = 3,
-                                         .lists = lists,
-                                         .q = s->q,
-                                         .pool = s->pool.memory,
-                                         .slots = s->slots[0][0],
-                                         .count = s->count[0],
-                                         .room = 9,
-                                         .pages = s->pages.memory,
-                                         .table = s->table[0],
-                                         .table_stride = 12,
-                                         .first = s->first,
-                                         .length = s->length,
-                                         .out = rig_floats((uint64_t)3 * 2 * 4 * 64),
-                                         .lse = rig_floats(3 * 2 * 4)};
-}
+    int32_t slots[] = {0, SLOTS, -1};
+    float *q = rig_normals(4 * 64, 1), *out, *query, *floats;
+    struct ucm_attend_state state;
+    struct rig_pool p;
 
-static void close_step(struct step *s)
-{
-    free(s->q);
-    free(s->scratch);
-    free(s->batch.out);
-    free(s->batch.lse);
-    free(s->pool.bytes);
-    free(s->pages.bytes);
-}
-
-static void expect_chain(const struct step *s, uint32_t chain, uint32_t g, uint32_t h)
-{
-    uint32_t list = chain * s->batch.lists + (s->batch.lists > 1 ? g : 0);
-    uint32_t row = (chain * 2 + g) * 4 + h, blocks = (s->length[chain] + 15) / 16;
-    struct rig_result r = {.top = -INFINITY};
-    float lse;
-
-    for (uint32_t i = 0; i < s->batch.count[list]; i++)
-        rig_add(&s->pool, s->q + row * 64, s->batch.slots[list * 9 + i], g, 16, &r);
-    for (uint32_t b = s->first[chain]; b < blocks; b++)
-        rig_add(&s->pages, s->q + row * 64, s->table[chain][b], g,
-                b + 1 == blocks && s->length[chain] % 16 ? s->length[chain] % 16 : 16, &r);
-    lse = r.sum == 0 ? -INFINITY : r.top + ucm_log(r.sum);
-    for (uint32_t c = 0; c < 64; c++)
-        r.out[c] = r.sum == 0 ? 0 : r.out[c] / r.sum;
-    expect_same(s->batch.out + row * 64, r.out, 64);
-    expect_same(s->batch.lse + row, &lse, 1);
-}
-
-Test(attend, chosen_blocks_and_then_the_window)
-{
-    for (uint32_t round = 0; round < 12; round++) {
-        struct step s;
-
-        open_step(&s, 1 + round % 2);
-        if (round % 3 == 2)
-            s.batch.length = NULL;
-        cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), 0);
-        for (uint32_t chain = 0; chain < 3; chain++)
-            for (uint32_t row = 0; row < 2 * 4; row++) {
-                if (s.batch.length == NULL)
-                    s.length[chain] = 0;
-                expect_chain(&s, chain, row / 4, row % 4);
-            }
-        close_step(&s);
-    }
-}
-
-Test(attend, an_empty_list)
-{
-    struct step s;
-
-    open_step(&s, 2);
-    memset(s.count, 0, sizeof(s.count));
-    s.batch.length = NULL;
-    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), 0);
-    for (uint32_t i = 0; i < 3 * 2 * 4 * 64; i++)
-        cr_assert_eq(s.batch.out[i], 0.0f);
-    for (uint32_t i = 0; i < 3 * 2 * 4; i++)
-        cr_assert_eq(s.batch.lse[i], -INFINITY);
-    close_step(&s);
-}
-
-Test(attend, a_block_that_is_not_there_is_not_skipped)
-{
-    struct step s;
-    float before;
-
-    open_step(&s, 2);
-    before = s.batch.out[0] = 5;
-    s.count[2][1] = 9;
-    s.slots[2][1][8] = -1;
-    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -ENOENT);
-    s.slots[2][1][8] = SLOTS;
-    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -ENOENT);
-    s.slots[2][1][8] = 0;
-    s.table[1][s.first[1]] = -2;
-    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -ENOENT);
-    s.table[1][s.first[1]] = 0;
-    s.length[0] = 12 * 16 + 1;
-    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -EINVAL);
-    s.length[0] = 12 * 16;
-    s.count[0][0] = 10;
-    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -EINVAL);
-    s.count[0][0] = 9;
-    s.batch.lists = 3;
-    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -EINVAL);
-    s.batch.lists = 2;
-    cr_assert_eq(s.batch.out[0], before);
-    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), 0);
-    close_step(&s);
+    open_form(&p, &forms[0], 1);
+    out = attend_list(&p, 0, q, slots, 0, 0, 1);
+    for (uint32_t i = 0; i < 4 * 64; i++)
+        cr_assert_eq(out[i], 0.0f);
+    for (uint32_t i = 0; i < 4; i++)
+        cr_assert_eq(out[4 * 64 + i], -INFINITY);
+    query = rig_floats(p.plan.query_floats);
+    floats = rig_floats(p.plan.state_floats);
+    ucm_attend_query(&p.plan, q, query);
+    ucm_attend_begin(&p.plan, &state, floats);
+    for (uint32_t first = 0; first < 2; first++)
+        cr_assert_eq(
+            ucm_attend_add(&p.plan, &p.memory, 0, query, slots + first, 2, 0, &state, NULL, 0),
+            -ENOENT);
+    cr_assert(state.tiles == 0 && state.sum[0] == 0, "none is skipped");
+    free(out);
+    free(q);
+    free(query);
+    free(floats);
+    free(p.bytes);
 }
 
 Test(attend, logits_far_apart)
