@@ -217,20 +217,22 @@ $O/examples/%: $O/obj/client/examples/%.o $O/libucmclient.a
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(CLIENT_LIBS) -o $@
 CTL_OBJ  := $O/libucmctl.a $O/libucmclient.a
-# What ucmctl becomes, in Python: it looks for them beside itself.
-CTL_SCRIPTS := $O/ucmctl-plan $O/ucmctl-import
-$(CTL_SCRIPTS): $O/%: client/ctl/%
+# What ucmctl and ucm-bench become, in Python: they look for them beside themselves.
+SCRIPTS := $O/ucmctl-plan $O/ucmctl-import $O/ucm-bench-serve
+$O/ucmctl-plan $O/ucmctl-import: $O/%: client/ctl/%
+$O/ucm-bench-serve: client/bench/ucm-bench-serve
+$(SCRIPTS):
 	@mkdir -p $(@D)
 	$(call say,COPY)
 	$(Q)install -m 755 $< $@
 BENCH_OBJ := $O/libucmbench.a $(CTL_OBJ)
-$O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(CTL_OBJ) | $(CTL_SCRIPTS)
+$O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(CTL_OBJ) | $(SCRIPTS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
 # ucm-bench answers what libucmclient_cuda asks of libucmclient.
-$O/ucm-bench: $(call obj,client/bench/ucm_bench.c) $(BUILD_OBJ) $(BENCH_OBJ)
+$O/ucm-bench: $(call obj,client/bench/ucm_bench.c) $(BUILD_OBJ) $(BENCH_OBJ) | $(SCRIPTS)
 	$(call say,LINK)
-	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(CTL_LIBS) -luring -lcurl -ldl -o $@
+	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(CTL_LIBS) -luring -ldl -o $@
 EVENTS_OBJ := $(call obj,$(EVENTS_SRC))
 $(EVENTS_OBJ) $(call obj,client/events/ucmevents.c): override CPPFLAGS += $(if $(HAVE_ZMQ),-DUCM_HAVE_ZMQ -I$(ZMQ_PREFIX)/include)
 $O/ucmevents: $(call obj,client/events/ucmevents.c) $(EVENTS_OBJ) $(BUILD_OBJ) $(CTL_OBJ)

@@ -25,7 +25,7 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 	    $(D)$(SYSTEMDUNITDIR) $(D)$(GENERATORDIR) $(D)$(SYSUSERSDIR) $(D)$(TMPFILESDIR)
 	install -m 755 $(BINS) $(D)$(BINDIR)
 	install -d $(D)$(LIBEXECDIR)
-	install -m 755 $(BACKENDS) $(CTL_SCRIPTS) $(D)$(LIBEXECDIR)
+	install -m 755 $(BACKENDS) $(SCRIPTS) $(D)$(LIBEXECDIR)
 	for lib in libucmclient $(patsubst $O/%.a,%,$(wildcard $O/libucmclient_cuda.a)); do \
 	    install -m 755 $O/$$lib.so.$(VERSION) $(D)$(LIBDIR) && \
 	    ln -sf $$lib.so.$(VERSION) $(D)$(LIBDIR)/$$lib.so.$(SO_VERSION) && \
@@ -59,12 +59,12 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 # Installing compiles nothing, as it mostly runs as root.
 check-built:
 	@[ -e $(BUILT) ] || { echo "Nothing is built in $O: run 'make' as yourself, then 'sudo make install'." >&2; exit 1; }
-	@changed=$$(find $(INSTALLED_FROM) -newer $(BUILT) \( -name '*.[chS]' -o -name 'ucmctl-*' -o -name pages.py -o -name 'main_*.py' \) -print -quit); [ -z "$$changed" ] || { \
+	@changed=$$(find $(INSTALLED_FROM) -newer $(BUILT) \( -name '*.[chS]' -o -name 'ucmctl-*' -o -name 'ucm-bench-*' -o -name pages.py -o -name 'main_*.py' \) -print -quit); [ -z "$$changed" ] || { \
 	    echo "$$changed is newer than what is built in $O: run 'make' as yourself first." >&2; exit 1; }
 
 uninstall: ## what install put there, but for the configuration
 	rm -f $(addprefix $(D)$(BINDIR)/,$(notdir $(BINS))) \
-	    $(addprefix $(D)$(LIBEXECDIR)/,$(notdir $(BACKENDS) $(CTL_SCRIPTS))) \
+	    $(addprefix $(D)$(LIBEXECDIR)/,$(notdir $(BACKENDS) $(SCRIPTS))) \
 	    $(addprefix $(D)$(LIBDIR)/,$(SO) $(SO).$(SO_VERSION) $(SO).$(VERSION) libucmclient.a) \
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient.h ucmclient_sparse.h ucmclient_window.h) \
 	    $(addprefix $(D)$(LIBDIR)/libucmclient_cuda.,so so.$(SO_VERSION) so.$(VERSION) a) \

@@ -44,3 +44,8 @@ void bench_keys(uint64_t run, uint32_t round, uint32_t n, uint8_t *keys)
         }
     }
 }
+
+int bench_serve(const struct args *a)
+{
+    return program_script(a, "ucm-bench-serve");
+}

@@ -108,6 +108,13 @@ int cmd_config(const struct args *a)
         return program_usage_error(a, "--import prints a configuration file, and takes neither "
                                       "--json nor --changed");
     if (args_given(a, "import"))
-        return ctl_script(a, "ucmctl-import");
+        return program_script(a, "ucmctl-import");
     return ctl_show(a, UCM_METHOD_CONFIG_GET, NULL, print_config);
+}
+
+int cmd_plan(const struct args *a)
+{
+    if (!args_given(a, "length") && (args_given(a, "requests") || args_given(a, "history")))
+        return program_usage_error(a, "--requests and --history go with --length");
+    return program_script(a, "ucmctl-plan");
 }

@@ -46,9 +46,6 @@ int ctl_status(const struct args *a, int status);
 int ctl_connect(const struct args *a);
 /* The same for one that can do without a daemon: 0 or a negative enum ucm_status, and prints nothing. */
 int ctl_connect_quietly(const struct args *a);
-/* Becomes the Python program `name`, with all options that have a value, and the words. Returns only
- * if that fails. */
-int ctl_script(const struct args *a, const char *name);
 /* Prints and frees the document (NULL: memory ran out). */
 int ctl_print_json(cJSON *document, bool one_line);
 void ctl_json_u64(cJSON *object, const char *name, uint64_t v);

@@ -1,6 +1,6 @@
-/* What Python programs beside ucmctl do: `plan`, and `config --import`. ucmctl checks the command
- * line, and becomes the program. */
-#include "client/ctl/ctl.h"
+/* A command that is a Python program beside this one, as `ucmctl plan` is. This program checks the command line, and
+ * becomes that one. */
+#include "client/ctl/program.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -12,7 +12,7 @@
 
 #define NUMBER_BYTES 24
 
-/* Beside ucmctl, or where `make install` puts it. False: nobody could say where this program lies. */
+/* Beside this program, or where `make install` puts it. False: nobody could say where this program lies. */
 static bool script_find(const char *name, char path[PATH_MAX + 64])
 {
     char self[PATH_MAX];
@@ -52,14 +52,15 @@ static int option_words(const struct args *a, size_t i, char name[64], char numb
     return 2;
 }
 
-int ctl_script(const struct args *a, const char *name)
+int program_script(const struct args *a, const char *name)
 {
     char path[PATH_MAX + 64] = "", names[ARGS_MAX_OPTIONS][64];
     char numbers[ARGS_MAX_OPTIONS][NUMBER_BYTES], *word[2 * ARGS_MAX_OPTIONS + 8];
     int n = 0;
 
     if (!script_find(name, path))
-        return program_fail(CTL_ERROR, "%s: where ucmctl lies is not known", name);
+        return program_fail(PROGRAM_EXIT_FAILED, "%s: where %s lies is not known", name,
+                            program_name());
     word[n++] = path;
     for (size_t i = 0; i < a->n_options; i++)
         n += option_words(a, i, names[i], numbers[i], &word[n]);
@@ -69,12 +70,6 @@ int ctl_script(const struct args *a, const char *name)
     word[n] = NULL;
     fflush(stdout);
     execv(path, word);
-    return program_fail(CTL_ERROR, "%s can't be run: %s; it needs python3", path, strerror(errno));
-}
-
-int cmd_plan(const struct args *a)
-{
-    if (!args_given(a, "length") && (args_given(a, "requests") || args_given(a, "history")))
-        return program_usage_error(a, "--requests and --history go with --length");
-    return ctl_script(a, "ucmctl-plan");
+    return program_fail(PROGRAM_EXIT_FAILED, "%s can't be run: %s; it needs python3", path,
+                        strerror(errno));
 }
