@@ -11,11 +11,13 @@ enum feature_id {
     FEATURE_HINTS,
     FEATURE_EVENTS,
     FEATURE_TRACE,
+    FEATURE_ENCODING,
+    FEATURE_BLEND,
 };
-_Static_assert(FEATURE_TRACE + 1 == FEATURES, "each feature has a number");
+_Static_assert(FEATURE_BLEND + 1 == FEATURES, "each feature has a number");
 
 extern const struct feature retrieval_feature, windows_feature, hints_feature, events_feature,
-    trace_feature;
+    trace_feature, encoding_feature, blend_feature;
 
 extern const struct feature *const daemon_features[FEATURES];
 extern const method_fn daemon_methods[];

@@ -1,4 +1,5 @@
 /* A load whose K turns: each run of keys has a table of angles, made when the request arrives. */
+#include "daemon/features.h"
 #include "daemon/request/copies.h"
 
 #include <string.h>
@@ -60,8 +61,8 @@ static int run_check(struct call *call, const struct ucm_rope_spec *spec,
     return 0;
 }
 
-int turns_check(struct call *call, const struct registered *region, struct proto_u32s turns,
-                uint32_t n_keys, size_t *memory)
+static int turns_check(struct call *call, const struct registered *region, struct proto_u32s turns,
+                       uint32_t n_keys, size_t *memory)
 {
     const struct device_rope *rope = region->region->rope;
     uint64_t keys = 0, end = 0;
@@ -91,7 +92,7 @@ int turns_check(struct call *call, const struct registered *region, struct proto
     return 0;
 }
 
-void turns_init(struct copies *c, struct proto_u32s turns, void *memory)
+static void turns_init(struct copies *c, struct proto_u32s turns, void *memory)
 {
     const struct ucm_rope_spec *spec = &c->region->region->rope->spec;
     struct ucm_rope_angle *table;
@@ -107,3 +108,13 @@ void turns_init(struct copies *c, struct proto_u32s turns, void *memory)
             c->turns[key] = turned ? table : NULL;
     }
 }
+
+static int blend_open(struct requests *rq)
+{
+    static const struct load_turns turns = {turns_check, turns_init};
+
+    rq->turns = &turns;
+    return 0;
+}
+
+const struct feature blend_feature = {.open_cb = blend_open};

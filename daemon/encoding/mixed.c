@@ -7,6 +7,7 @@
  * there are steps between a dump and its answer, keeps the pages of requests that have ended, moves the bytes over
  * the bus twice, and ends with a preemption. Here the bytes are at hand, and what UNFIT knows, `lossless`, decodes to
  * what was dumped. */
+#include "daemon/features.h"
 #include "daemon/request/view.h"
 #include "daemon/retrieval/derived.h"
 
@@ -34,8 +35,17 @@ static void complete(struct requests *rq, const struct view *v, block_ref ref, u
                 !build_plain(rq, v->ns[0], v->ns[1], stored->key, i);
 }
 
-void view_part_stored(const struct registered *r, block_ref ref)
+/* Where other parts lie in the other form only, those that are coded are decoded into the base. */
+static void part_stored_cb(const struct registered *r, block_ref ref)
 {
-    if (r->view.n > 1 && form_refuses(ns_form(r->view.ns[0], r->region->part)))
+    if (r->ns->identity.parts > 1 && form_refuses(ns_form(r->view.ns[0], r->region->part)))
         complete(r->s->rq, &r->view, ref, r->region->part);
 }
+
+static int encoding_open(struct requests *rq)
+{
+    rq->part_stored_cb = part_stored_cb;
+    return 0;
+}
+
+const struct feature encoding_feature = {.open_cb = encoding_open};

@@ -171,33 +171,29 @@ static int fetch_begin(struct walk *w, const struct walk_item *it)
 
     if (rc == 0)
         rc = batch_reserve(&f->c, it, &b);
-    if (rc == -EAGAIN || rc == -EXDEV)
-        return rc == -EAGAIN ? rc : 0;
-    if (rc == 0)
-        rc = walk_gives_way(w, it) ? -EBUSY : shards_get(f, it);
-    if (rc == CACHE_PENDING) {
+    if (rc != 0)
+        return rc;
+    rc = walk_gives_way(w, it) ? -EBUSY : shards_get(f, it);
+    if (rc == CACHE_PENDING)
         walk_wait(w, it);
-        return 0;
-    }
     if (rc != CACHE_READY)
-        return walk_not_got(w, it, rc);
-    w->held_bytes += it->slot_bytes;
+        return rc;
     cache_prefetch_used(w->rooms->cache, it->ref);
-    load_add(b, it, NULL);
+    batch_add(b, &(struct batch_item){.at = it->at});
     return 0;
 }
 
-static bool fetch_ready(struct walk *w, struct item_wait *iw, int status)
+static int fetch_ready(struct walk *w, struct item_wait *iw, int status)
 {
     struct fetch *f = fetch_of(w);
     uint8_t tier = iw->w.shared ? METRIC_SHARED : METRIC_NVME;
 
-    if (!load_read(w, iw, status))
-        return false;
+    if (status != 0)
+        return status;
     w->rooms->metrics->fetch_reads++;
     w->rooms->metrics->fetch_reads_partial += iw->w.shards != NULL;
     f->slowest = tier > f->slowest ? tier : f->slowest;
-    return true;
+    return 1;
 }
 
 /* Ends the use of what was read for an item. */
@@ -215,23 +211,24 @@ static void fetch_drop(struct walk *w, struct item_wait *iw)
     cache_released(w->rooms->cache);
 }
 
-static int fetch_copy(const struct copies *c, uint32_t at, const struct span *span,
-                      struct device_job *job)
+/* The copies of its pieces, each of one shard. */
+static int fetch_add(struct copy_batch *b, const struct batch_item *item)
 {
-    const struct fetch *f = LIST_ENTRY(c, const struct fetch, c);
-    const struct fetch_piece *p = &f->pieces[c->blocks[at]];
-    uint32_t before = job->n_items;
-    int rc = 0;
+    const struct fetch *f = LIST_ENTRY(b->c, const struct fetch, c);
+    const struct walk *w = &f->c.w;
+    const struct fetch_piece *p = &f->pieces[f->c.blocks[item->at]];
+    uint32_t before = b->job.n_items;
+    struct span span, shard;
+    int rc = item->held.shards ? span_piece(item->held.shards, &span)
+                               : span_part(w->rooms->cache, w->refs[item->at], w->part, &span);
 
-    for (uint32_t i = 0, n = pieces_of(&c->w, at); rc == 0 && i < n; i++) {
-        struct span shard;
-
-        rc = span_cut(c->w.rooms->cache, span, p[i].shard, 1, &shard);
+    for (uint32_t i = 0, n = pieces_of(w, item->at); rc == 0 && i < n; i++) {
+        rc = span_cut(w->rooms->cache, &span, p[i].shard, 1, &shard);
         if (rc == 0)
-            rc = device_job_add(job, &shard, p[i].slot);
+            rc = device_job_add(&b->job, &shard, p[i].slot);
     }
     if (rc != 0)
-        job->n_items = before;
+        b->job.n_items = before;
     return rc;
 }
 
@@ -264,8 +261,7 @@ static void fetch_finish(struct walk *w)
 
     if (w->bytes > 0)
         fetch_count(f);
-    region_copies_ended(f->c.region, &f->c.link);
-    walk_close(w);
+    copies_end(&f->c, NULL);
     for (uint32_t i = 0; i < w->n_keys; i++) {
         uint32_t first = f->c.blocks[i], n = pieces_of(w, i);
 
@@ -276,21 +272,21 @@ static void fetch_finish(struct walk *w)
             w->rooms->metrics->fetch_items_missed += n;
     }
     if (w->r.trace)
-        w->r.trace->ok = items_ok; /* walk_close counted blocks */
-    request_end(&w->r, NULL, &r);
+        w->r.trace->ok = items_ok;
+    walk_end(w, &r);
 }
 
 static const struct copy_kind fetch_kind = {.walk = {.weight = pieces_of,
                                                      .begin = fetch_begin,
                                                      .ready = fetch_ready,
-                                                     .again = load_again,
+                                                     .again = copies_again,
                                                      .drop = fetch_drop,
                                                      .send = copies_send,
                                                      .stop = copies_stop,
                                                      .finish = fetch_finish},
                                             .op = DEVICE_LOAD,
                                             .job_items = JOB_ITEMS,
-                                            .add = fetch_copy,
+                                            .add = fetch_add,
                                             .put = fetch_put};
 
 /* ---- the request ---- */
@@ -374,7 +370,7 @@ static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
     f->c.n_copies = n;
     if (pieces_take(call, f, m->items, b) != 0 || pieces_sort(call, f) != 0 ||
         pieces_group(call, f, most) != 0) {
-        request_drop(&f->c.w.r);
+        request_refuse(&f->c.w.r, call);
         return NULL;
     }
     f->c.kind = &fetch_kind;
@@ -402,7 +398,7 @@ int method_fetch(struct call *call)
     if (ch) {
         chain_find(f, ch);
     } else if (keys_find(call, f, m->keys.p) != 0) {
-        request_drop(&f->c.w.r);
+        request_refuse(&f->c.w.r, call);
         return -call->error.code;
     }
     f->c.region = region;

@@ -1,13 +1,18 @@
 #include "daemon/request/copies.h"
 
 #include "daemon/base/log.h"
+#include "daemon/observe/histogram.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define JOB_BYTES (32u << 20)
+
 /* ---- what a load or dump says ---- */
 
+/* Its shards, all of which the region must have memory for. 0 or -code with call->error. */
 static int range_check(struct call *call, const struct copy_params *p,
                        const struct device_region *r)
 {
@@ -80,29 +85,13 @@ struct registered *copies_check(struct call *call, const struct copy_params *p, 
     return region;
 }
 
-static int ids_take(struct call *call, struct copies *c, const struct device_region *region,
-                    struct proto_bin blocks)
-{
-    for (uint32_t i = 0; i < c->w.n_keys; i++) {
-        const uint8_t *p = blocks.p + 4 * (size_t)i;
-
-        c->blocks[i] = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-        if (c->blocks[i] >= region->blocks)
-            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                                 "blocks: block %u; this region has blocks 0 to %u", c->blocks[i],
-                                 region->blocks - 1);
-    }
-    if (c->kind->op != DEVICE_LOAD)
-        return 0;
-    return numbers_distinct(call, c->blocks, c->w.n_keys, 1, "blocks: block", "key of a load");
-}
-
 void *copies_new(struct call *call, const struct copy_kind *kind, const struct copy_params *p,
                  struct registered *region, uint32_t n_keys, size_t bytes)
 {
     size_t blocks_at = (bytes + 7) / 8 * 8;
     struct view view = region->view;
     struct copies *c;
+    int rc = 0;
 
     if (p->plain)
         view = (struct view){.ns = {view.ns[view.n - 1]}, .n = 1};
@@ -112,8 +101,19 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
         return NULL;
     c->kind = kind;
     c->blocks = (uint32_t *)((uint8_t *)c + blocks_at);
-    if (ids_take(call, c, region->region, p->blocks) != 0) {
-        request_drop(&c->w.r);
+    for (uint32_t i = 0; i < n_keys && rc == 0; i++) {
+        const uint8_t *id = p->blocks.p + 4 * (size_t)i;
+
+        c->blocks[i] = id[0] | (uint32_t)id[1] << 8 | (uint32_t)id[2] << 16 | (uint32_t)id[3] << 24;
+        if (c->blocks[i] >= region->region->blocks)
+            rc = ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                               "blocks: block %u; this region has blocks 0 to %u", c->blocks[i],
+                               region->region->blocks - 1);
+    }
+    if (rc == 0 && kind->op == DEVICE_LOAD)
+        rc = numbers_distinct(call, c->blocks, n_keys, 1, "blocks: block", "key of a load");
+    if (rc != 0) {
+        request_refuse(&c->w.r, call);
         return NULL;
     }
     c->region = region;
@@ -127,7 +127,208 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
     return c;
 }
 
-/* ---- batches ---- */
+void copies_end(struct copies *c, struct histogram took[METRIC_SIZES])
+{
+    const struct walk *w = &c->w;
+    enum metric_size size = w->bytes <= 1u << 20    ? METRIC_LE_1MIB
+                            : w->bytes <= 64u << 20 ? METRIC_LE_64MIB
+                                                    : METRIC_GT_64MIB;
+
+    if (took && w->bytes > 0)
+        histogram_count(&took[size], uv_hrtime() - w->r.begun_ns);
+    list_remove(&c->link);
+    if (c->region->state == REGISTERED_CLOSING)
+        registered_close(c->region);
+}
+
+/* ---- one batch ---- */
+
+/* For `copies` at least. NULL: no memory. */
+static struct copy_batch *batch_new(struct copies *c, const struct form *form, enum copy_way way,
+                                    uint32_t copies)
+{
+    /* A job moves so many shards of a block. */
+    uint64_t job_shards = c->region->region->pool ? 1 : c->steps ? steps_shards(c) : form->shards;
+    bool converts = way == WAY_CONVERTED;
+    bool refuses = converts && c->kind->op == DEVICE_DUMP && form_refuses(form);
+    uint64_t fit = JOB_BYTES / (job_shards * form->shard_bytes), most = c->kind->job_items;
+    uint32_t cap;
+    size_t turns = c->turns ? sizeof(*c->turns) : 0, unfit = refuses ? sizeof(atomic_uchar) : 0;
+    struct copy_batch *b;
+
+    most = fit > most ? most : fit == 0 ? 1 : fit;
+    most = most < c->n_copies ? most : c->n_copies;
+    cap = most > copies ? (uint32_t)most : copies;
+    b = calloc(1, sizeof(*b) + cap * (sizeof(*b->job.items) + sizeof(*b->item) + turns + unfit));
+    if (!b)
+        return NULL;
+    b->c = c;
+    list_init(&b->link);
+    b->form = form;
+    b->slot_bytes = arena_padded(form->shards * form->shard_bytes);
+    b->job.op = c->kind->op;
+    b->job.region = c->region->region;
+    b->job.converts = converts;
+    device_job_shards(&b->job, c->shard, c->shards);
+    b->job.items = (struct ucm_copy_item *)(b + 1);
+    b->job.cap_items = cap;
+    b->item = (struct batch_item *)(b->job.items + cap);
+    if (c->turns)
+        b->job.turns = b->turns = (const struct ucm_rope_angle **)(b->item + cap);
+    if (refuses)
+        b->job.unfit = (atomic_uchar *)(b->item + cap);
+    return b;
+}
+
+/* Who calls it calls cache_released, once for all items. */
+static void item_end(struct copy_batch *b, const struct batch_item *i, enum ucm_block_status status)
+{
+    struct copies *c = b->c;
+    bool ok = status == UCM_BLOCK_OK;
+
+    if (c->kind->put)
+        c->kind->put(c, b, i, ok);
+    else
+        cache_unuse(c->w.rooms->cache, c->w.refs[i->at], c->w.part);
+    if (!ok)
+        walk_status(&c->w, i->at, status);
+    c->w.held_bytes -= b->slot_bytes;
+}
+
+void batch_add(struct copy_batch *b, const struct batch_item *item)
+{
+    struct copies *c = b->c;
+    struct batch_item *added = &b->item[b->n];
+    uint32_t copy = b->job.n_items;
+    struct span span;
+    int rc;
+
+    *added = *item;
+    c->w.held_bytes += b->slot_bytes;
+    if (c->kind->add) {
+        rc = c->kind->add(b, added);
+    } else {
+        rc = span_part(c->w.rooms->cache, c->w.refs[item->at], c->w.part, &span);
+        if (rc == 0)
+            rc = device_job_add(&b->job, &span, c->blocks[item->at]);
+    }
+    if (rc != 0) {
+        item_end(b, added, UCM_BLOCK_FAILED);
+        cache_released(c->w.rooms->cache);
+        return;
+    }
+    if (b->turns)
+        b->turns[copy] = c->turns[item->at];
+    added->slot = b->job.items[copy].slot;
+    b->n++;
+}
+
+/* Which of the batch's items has that copy: of a dump, whose copies may have been sorted. */
+static struct batch_item *copy_item(const struct copy_batch *b, uint32_t copy)
+{
+    uint64_t slot = b->job.items[copy].slot;
+    uint32_t k = 0;
+
+    while (k < b->n && (!b->item[k].held.fill || b->item[k].slot != slot))
+        k++;
+    assert(k < b->n); /* batch_add has noted it */
+    return &b->item[k];
+}
+
+/* Ends the batch's items whose bytes the encoding could not hold. */
+static void unfit_end(struct copy_batch *b)
+{
+    for (uint32_t i = 0; i < b->job.n_items; i++) {
+        struct batch_item *item;
+
+        if (!atomic_load_explicit(&b->job.unfit[i], memory_order_relaxed))
+            continue;
+        item = copy_item(b, i);
+        b->c->w.rooms->metrics->encode_unfit++;
+        item_end(b, item, UCM_BLOCK_UNFIT);
+        item->held.fill = NULL;
+    }
+}
+
+void batch_end(struct copy_batch *b, enum ucm_block_status status)
+{
+    struct walk *w = &b->c->w;
+    struct metrics *m = w->rooms->metrics;
+    bool load = b->job.op == DEVICE_LOAD;
+    uint64_t copies = 0, bytes;
+
+    if (status == UCM_BLOCK_OK && b->job.unfit)
+        unfit_end(b);
+    for (uint32_t i = 0; i < b->n; i++) {
+        if (!load && !b->item[i].held.fill)
+            continue;
+        copies += w->kind->weight ? w->kind->weight(w, b->item[i].at) : 1;
+        item_end(b, &b->item[i], status);
+    }
+    cache_released(w->rooms->cache);
+    copies *= status == UCM_BLOCK_OK ? b->c->shards : 0;
+    bytes = copies * b->form->shard_bytes;
+    w->bytes += bytes;
+    *(load ? &m->load_bytes : &m->dump_bytes) += bytes;
+    if (b->job.converts) {
+        *(load ? &m->decode_bytes : &m->encode_bytes) += bytes;
+        *(load ? &m->decode_plain_bytes : &m->encode_plain_bytes) +=
+            copies * form_plain_shard_bytes(b->form);
+    }
+    free(b);
+}
+
+bool job_submit(struct copy_batch *b, struct device_job *job,
+                void (*done_cb)(struct device_job *job, int status))
+{
+    struct copies *c = b->c;
+    struct device *device = c->region->region->device;
+
+    /* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
+     * become one run of the copy to the worker's slices, where blocks may come in any order. The batch's items
+     * stay: they are looked at when all of them end alike. */
+    if (!c->steps && c->region->region->ring_region != 0 && !b->turns)
+        device_job_sort(job);
+    job->event = c->event;
+    job->deadline_ms = c->w.r.deadline.at_ms;
+    job->who = tenant_who(c->w.ns->tenant);
+    /* A device cuts jobs into pieces, and begins none of a large walk's while a small one waits. */
+    job->priority = c->w.priority;
+    if (!walk_large(&c->w) && c->w.priority < WALK_PRIORITY_MAX)
+        job->priority++;
+    job->beside = c->beside;
+    /* One chunk a slot is too narrow for slices; but beside others only a companion decodes. */
+    job->straight = c->steps != NULL && !job->converts;
+    job->done_cb = done_cb;
+    if (device->ops->submit(device, job) != 0)
+        return false;
+    c->jobs++;
+    if (c->w.r.trace)
+        trace_span(c->w.r.trace, SPAN_COPY, SPAN_MORE);
+    return true;
+}
+
+enum ucm_block_status job_ended(struct copies *c, const struct device_job *job, int status)
+{
+    struct metrics_tenant *m = c->w.ns->tenant->metrics;
+
+    if (c->w.r.trace)
+        trace_span(c->w.r.trace, SPAN_COPY, SPAN_LESS);
+    m->bus_contended_bytes += job->got.contended;
+    m->bus_due_bytes += job->got.due;
+    if (status == 0)
+        return UCM_BLOCK_OK;
+    if (status == -ECANCELED)
+        return UCM_BLOCK_CANCELLED;
+    if (status == -ETIMEDOUT) {
+        c->w.rooms->metrics->device_event_timeouts += c->event != NULL;
+        return UCM_BLOCK_CANCELLED;
+    }
+    c->w.rooms->metrics->device_errors++;
+    return UCM_BLOCK_DEVICE;
+}
+
+/* ---- for walk_kind ---- */
 
 static void batch_done_cb(struct device_job *job, int status)
 {
@@ -144,23 +345,6 @@ static void batch_done_cb(struct device_job *job, int status)
     walk_pump(&c->w);
 }
 
-/* False: the device's queue is full; it stays open. */
-static bool batch_send(struct copy_batch **open)
-{
-    struct copy_batch *b = *open;
-    struct copies *c = b->c;
-
-    /* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
-     * become one run of the copy to the worker's slices, where blocks may come in any order. The batch's items
-     * stay: they are looked at when all of them end alike. */
-    if (c->region->region->ring_region != 0 && !b->turns)
-        device_job_sort(&b->job);
-    if (!job_submit(b, &b->job, batch_done_cb))
-        return false;
-    *open = NULL;
-    return true;
-}
-
 int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out)
 {
     uint32_t copies = c->w.kind->weight ? c->w.kind->weight(&c->w, it->at) : 1;
@@ -175,62 +359,73 @@ int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batc
     }
     way = region_way(c->region->region, it->form);
     open = &c->open[way == WAY_STRAIGHT];
-    if (way == WAY_NONE) {
-        walk_status(&c->w, it->at, UCM_BLOCK_MISS);
+    if (way == WAY_NONE)
         return -EXDEV;
-    }
     if (*open && (*open)->n > 0 && (*open)->job.cap_items - (*open)->job.n_items < copies) {
         if (c->steps)
-            steps_add(open);
-        else if (!batch_send(open))
+            steps_add(*open);
+        else if (!job_submit(*open, &(*open)->job, batch_done_cb))
             return -EAGAIN;
+        *open = NULL;
     }
     if (*open && (*open)->job.cap_items < copies) { /* empty: what it was made for did not come */
         free(*open);
         *open = NULL;
     }
     if (!*open)
-        *open = batch_new(c, it->form, way,
-                          c->region->region->pool ? 1
-                          : c->steps              ? steps_shards(c)
-                                                  : it->form->shards,
-                          copies);
+        *open = batch_new(c, it->form, way, copies);
     *out = *open;
     return *open ? 0 : -ENOMEM;
 }
 
-/* ---- for walk_kind ---- */
-
-/* False: the device's queue is full. */
-static bool batch_flush(struct copies *c, struct copy_batch **open)
+int copies_again(struct walk *w)
 {
-    const struct walk *w = &c->w;
-    bool whole = w->cursor == w->n_keys && list_empty(&w->waits) && list_empty(&w->ready);
-    struct copy_batch *b = *open;
+    struct copies *c = LIST_ENTRY(w, struct copies, w);
 
-    if (b && b->n == 0) {
-        free(b);
-        *open = NULL;
-        return true;
+    while (!list_empty(&w->ready)) {
+        struct item_wait *iw = LIST_ENTRY(w->ready.next, struct item_wait, link);
+        struct copy_batch *b;
+        int rc = batch_reserve(c, &iw->it, &b);
+
+        if (rc == -EAGAIN)
+            return rc;
+        list_remove(&iw->link);
+        if (rc != 0) {
+            walk_drop(iw, rc == -EXDEV ? UCM_BLOCK_MISS : UCM_BLOCK_NO_ROOM);
+            continue;
+        }
+        w->held_bytes -= iw->slot_bytes;
+        w->waits_n--;
+        batch_add(b, &(struct batch_item){.at = iw->it.at, .held.shards = iw->w.shards});
+        free(iw);
     }
-    if (!b || w->yielded)
-        return true;
-    /* The last batch of a load in steps must not fall behind the others. */
-    if (c->steps && (whole || steps_sent(c))) {
-        steps_add(open);
-        return true;
-    }
-    /* While a job is under way the batch may grow: when the job ends, the pump comes here again. */
-    if (c->steps || (c->jobs > 0 && b->job.n_items < b->job.cap_items))
-        return true;
-    return batch_send(open);
+    return 0;
 }
 
 int copies_send(struct walk *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
-    bool sent = batch_flush(c, &c->open[0]) && batch_flush(c, &c->open[1]);
+    bool whole = w->cursor == w->n_keys && list_empty(&w->waits) && list_empty(&w->ready);
+    bool sent = true;
 
+    for (unsigned i = 0; i < 2 && sent; i++) {
+        struct copy_batch *b = c->open[i];
+
+        if (!b || (b->n > 0 && w->yielded))
+            continue;
+        if (b->n == 0)
+            free(b);
+        /* The last batch of a load in steps must not fall behind the others. */
+        else if (c->steps && (whole || steps_sent(c)))
+            steps_add(b);
+        /* While a job is under way the batch may grow: when the job ends, the pump comes here again. */
+        else if (c->steps || (c->jobs > 0 && b->job.n_items < b->job.cap_items))
+            continue;
+        else
+            sent = job_submit(b, &b->job, batch_done_cb);
+        if (sent)
+            c->open[i] = NULL;
+    }
     if (c->steps) {
         sent = steps_pump(c) && sent;
         steps_report(c);
@@ -253,11 +448,4 @@ void copies_stop(struct walk *w)
     }
     if (c->steps)
         steps_abandon(c);
-}
-
-enum metric_size copies_size(const struct copies *c)
-{
-    return c->w.bytes <= 1u << 20    ? METRIC_LE_1MIB
-           : c->w.bytes <= 64u << 20 ? METRIC_LE_64MIB
-                                     : METRIC_GT_64MIB;
 }

@@ -15,9 +15,8 @@ struct copy_kind {
     struct walk_kind walk; /* of a struct copies */
     enum device_op op;
     uint32_t job_items; /* at most */
-    /* Adds the copies of an item out of, or into, that span. 0; or -EINVAL, and none was added. NULL: one copy. */
-    int (*add)(const struct copies *c, uint32_t at, const struct span *span,
-               struct device_job *job);
+    /* Adds the copies of an item to its batch's job. 0; or -EINVAL, and none was added. NULL: one copy, of the whole part. */
+    int (*add)(struct copy_batch *b, const struct batch_item *i);
     /* Ends the use of the item's slot. ok: it was copied. NULL: cache_unuse. cache_released comes after the last item. */
     void (*put)(struct copies *c, const struct copy_batch *b, const struct batch_item *i, bool ok);
 };
@@ -76,48 +75,35 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
  * with call->error. */
 int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uint32_t step,
                      const char *what, const char *of);
-/* By how many bytes a histogram counts. */
-enum metric_size copies_size(const struct copies *c);
-/* As in walk_kind. */
+/* Its items have ended, and so has its use of the region. If it has copied anything, how long it took is counted in the histogram
+ * of its size. NULL: not here. */
+void copies_end(struct copies *c, struct histogram took[METRIC_SIZES]);
+/* As in walk_kind. `again` puts items that were read into open batches. */
+int copies_again(struct walk *w);
 int copies_send(struct walk *w);
 void copies_stop(struct walk *w);
 
 /* A place for that item in an open batch of its form; 0, -EAGAIN, -ENOMEM. -EXDEV: the region can't have that form; the item
  * misses, as it would if it was not there. */
 int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out);
-
-/* ---- batch.c: one batch ---- */
-
-/* For `copies` at least; a job of it moves job_shards shards of a block. NULL: no memory. */
-struct copy_batch *batch_new(struct copies *c, const struct form *form, enum copy_way way,
-                             uint64_t job_shards, uint32_t copies);
-/* Puts an item in its place. rc: 0, or why there is no span; then, or if it is none that the job may touch, it ends as FAILED. */
-void batch_add(struct copy_batch *b, int rc, const struct span *span,
-               const struct batch_item *item);
+/* Puts an item in its place, which counts as held from now on. It ends as FAILED if it has no span that the job may touch. */
+void batch_add(struct copy_batch *b, const struct batch_item *item);
 /* Submits a job of the batch's items. False: the device's queue is full. */
 bool job_submit(struct copy_batch *b, struct device_job *job,
                 void (*done_cb)(struct device_job *job, int status));
 /* A job has ended: what that means for its items. Counts errors, and what it got of the bus. */
 enum ucm_block_status job_ended(struct copies *c, const struct device_job *job, int status);
-/* Ends all its items, and frees it. */
+/* Ends all its items, counts what it copied, and frees it. */
 void batch_end(struct copy_batch *b, enum ucm_block_status status);
 
-/* ---- load.c ---- */
-
-/* Puts items that were read into open batches. As walk_kind.again, of load and fetch. */
-bool load_again(struct walk *w);
-/* Of a load or fetch: the item is in DRAM, or its shards were read; then it goes into its batch. */
-void load_add(struct copy_batch *b, const struct walk_item *it, struct cache_shards *shards);
-/* Of a load or fetch: a read has failed with that status; or 0, which counts it. */
-bool load_read(struct walk *w, struct item_wait *iw, int status);
-
-/* ---- daemon/blend/turns.c: a load whose K turns ---- */
-
-/* Checks what a load of n keys says. 0 with *memory, the bytes that its tables take, or -code with call->error. */
-int turns_check(struct call *call, const struct registered *region, struct proto_u32s turns,
-                uint32_t n_keys, size_t *memory);
-/* Fills in zeroed memory of so many bytes, as c->turns. */
-void turns_init(struct copies *c, struct proto_u32s turns, void *memory);
+/* A load whose K turns: requests.turns. */
+struct load_turns {
+    /* Checks what a load of n keys says. 0 with *memory, the bytes that its tables take, or -code with call->error. */
+    int (*check)(struct call *call, const struct registered *region, struct proto_u32s turns,
+                 uint32_t n_keys, size_t *memory);
+    /* Fills in zeroed memory of so many bytes, as c->turns. */
+    void (*init)(struct copies *c, struct proto_u32s turns, void *memory);
+};
 
 /* ---- load_steps.c: a load that goes layer by layer and reports progress ---- */
 
@@ -127,8 +113,8 @@ size_t steps_memory(uint32_t shards);
 void steps_init(struct copies *c, void *memory, uint32_t step);
 /* Shards in one step. */
 uint32_t steps_shards(const struct copies *c);
-/* Closes an open batch; steps_pump sends its steps. */
-void steps_add(struct copy_batch **open);
+/* A batch is full; steps_pump sends its steps. */
+void steps_add(struct copy_batch *b);
 /* Sends what may go now. False: the device's queue is full, and no job of this load is under way. */
 bool steps_pump(struct copies *c);
 /* Reports the steps that have landed since the last report. */

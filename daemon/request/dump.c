@@ -1,9 +1,7 @@
 /* dump: parts of blocks out of a worker's memory. */
-#include "daemon/observe/histogram.h"
 #include "daemon/observe/tenants.h"
 #include "daemon/request/copies.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,17 +138,6 @@ static void dump_open(struct walk *w)
         trace_span(w->r.trace, SPAN_LOOKUP, SPAN_OFF);
 }
 
-/* 0, or as cache_fill_claim. */
-static int fill_claim(struct dump *d, const struct walk_item *it, struct cache_fill **fill)
-{
-    struct walk *w = &d->c.w;
-
-    if (d->durable)
-        cache_shared_presume(w->rooms->cache, it->ref, it->part);
-    return cache_fill_claim(w->rooms->cache, &w->r.s->fills, it->ref, it->part, d->c.shard,
-                            d->c.shards, d->c.region->region->device->node, fill);
-}
-
 static void fill_refused(struct dump *d, const struct walk_item *it, int rc)
 {
     struct walk *w = &d->c.w;
@@ -174,28 +161,32 @@ static int dump_begin(struct walk *w, const struct walk_item *it)
     struct dump *d = LIST_ENTRY(w, struct dump, c.w);
     struct batch_item item = {.at = it->at};
     struct copy_batch *b;
-    struct span span;
-    int rc = walk_gives_way(w, it) ? -EBUSY : 0;
+    int rc;
 
-    if (rc == 0) {
-        rc = batch_reserve(&d->c, it, &b);
-        if (rc == -EAGAIN || rc == -EXDEV)
-            return rc == -EAGAIN ? rc : 0;
-    }
+    if (walk_gives_way(w, it))
+        return -EBUSY;
+    rc = batch_reserve(&d->c, it, &b);
+    if (rc == 0 && d->durable)
+        cache_shared_presume(w->rooms->cache, it->ref, it->part);
     if (rc == 0)
-        rc = fill_claim(d, it, &item.held.fill);
-    if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
-        w->no_slot = true;
+        rc = cache_fill_claim(w->rooms->cache, &w->r.s->fills, it->ref, it->part, d->c.shard,
+                              d->c.shards, d->c.region->region->device->node, &item.held.fill);
+    if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN || rc == -EXDEV)
         return rc;
-    }
-    if (rc != 0) {
+    if (rc == 0)
+        batch_add(b, &item);
+    else
         fill_refused(d, it, rc);
-        return 0;
-    }
-    w->held_bytes += it->slot_bytes;
-    rc = span_fill(w->rooms->cache, item.held.fill, d->c.shard, d->c.shards, &span);
-    batch_add(b, rc, &span, &item);
     return 0;
+}
+
+static int dump_add(struct copy_batch *b, const struct batch_item *i)
+{
+    const struct copies *c = b->c;
+    struct span span;
+    int rc = span_fill(c->w.rooms->cache, i->held.fill, c->shard, c->shards, &span);
+
+    return rc != 0 ? rc : device_job_add(&b->job, &span, c->blocks[i->at]);
 }
 
 static void dump_put(struct copies *c, const struct copy_batch *b, const struct batch_item *i,
@@ -206,9 +197,8 @@ static void dump_put(struct copies *c, const struct copy_batch *b, const struct 
     (void)b;
     /* A worker that is gone may have died before its bytes were final. */
     cache_fill_end(c->w.rooms->cache, i->held.fill, c->shards, ok && !c->w.r.s->closing);
-    if (ok && c->w.ns->identity.parts > 1)
-        view_part_stored(c->region,
-                         c->w.refs[i->at]); /* other ranks' parts may lie in the other form */
+    if (ok && c->region->view.n > 1) /* other ranks' parts may lie in the other form */
+        c->w.r.s->rq->part_stored_cb(c->region, c->w.refs[i->at]);
     if (ok && d->durable)
         item_durable(d, i->at, UCM_BLOCK_OK);
 }
@@ -234,8 +224,8 @@ static void pressure_over_cb(struct deadline *dl)
     walk_pump(&d->c.w);
 }
 
-/* Back-pressure: a dump's answer waits until write-behind catches up, for nvme.pressure at most. It
- * holds no slot, block or lease meanwhile. */
+/* Back-pressure: a dump's answer waits until write-behind catches up, for nvme.pressure at most. Its
+ * items have ended, so it holds no slot, block or lease meanwhile. */
 static bool dump_slows(struct dump *d)
 {
     struct walk *w = &d->c.w;
@@ -251,22 +241,9 @@ static bool dump_slows(struct dump *d)
     if (w->r.trace)
         trace_span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_MORE);
     d->pressure.retry_cb = pressure_eased_cb;
-    walk_release(w);
     (void)cache_wait_for(w->rooms->cache, &d->pressure, WAIT_PRESSURE);
     w->rooms->metrics->dumps_slowed++;
     return true;
-}
-
-static void dump_count(struct dump *d)
-{
-    struct walk *w = &d->c.w;
-
-    w->ns->tenant->metrics->dumps++;
-    w->ns->tenant->metrics->dump_bytes += w->bytes;
-    w->ns->traffic.dumps++;
-    w->ns->traffic.dump_bytes += w->bytes;
-    histogram_count(&w->rooms->metrics->histograms.dump[copies_size(&d->c)],
-                    uv_hrtime() - w->r.begun_ns);
 }
 
 static void dump_finish(struct walk *w)
@@ -275,16 +252,20 @@ static void dump_finish(struct walk *w)
 
     if (dump_slows(d))
         return;
-    if (w->bytes > 0)
-        dump_count(d);
+    if (w->bytes > 0) {
+        w->ns->tenant->metrics->dumps++;
+        w->ns->tenant->metrics->dump_bytes += w->bytes;
+        w->ns->traffic.dumps++;
+        w->ns->traffic.dump_bytes += w->bytes;
+    }
     if (d->slowed) {
         if (w->r.trace)
             trace_span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_LESS);
         cache_retry_cancel(&d->pressure);
         deadline_disarm(w->rooms->deadlines, &d->pressure_end);
     }
-    region_copies_ended(d->c.region, &d->c.link);
-    walk_answer(w);
+    copies_end(&d->c, w->rooms->metrics->histograms.dump);
+    walk_end(w, NULL);
 }
 
 static const struct copy_kind dump_kind = {.walk = {.fills = true,
@@ -295,6 +276,7 @@ static const struct copy_kind dump_kind = {.walk = {.fills = true,
                                                     .finish = dump_finish},
                                            .op = DEVICE_DUMP,
                                            .job_items = JOB_ITEMS,
+                                           .add = dump_add,
                                            .put = dump_put};
 
 /* ---- the request ---- */

@@ -406,8 +406,9 @@ static int change_all(struct call *call, struct ns *ns, const struct change *k)
     a->purge.only_shared = k->method == UCM_METHOD_EVICT;
     if (a->purges && cache_purge_begin(rq->rooms.cache, &a->purge, ns) != 0) {
         index_ns_unuse(rq->rooms.index, ns);
-        request_drop(&a->w.r);
-        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+        request_refuse(&a->w.r, call);
+        return -call->error.code;
     }
     sweep_go_on(&a->w);
     return 0;

@@ -12,6 +12,9 @@
 #include "daemon/request/request.h"
 #include "daemon/request/spans.h"
 
+struct load_turns;
+struct registered;
+
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)
 /* Of them, so many end in one turn of the loop, which takes about 1 ms, and the rest of one lease. */
@@ -68,7 +71,7 @@ struct requests {
     uint64_t started_ms;
     uint8_t secret[4]; /* keys hashes of what peers choose */
     bool draining;
-    /* reads.c */
+    /* walk.c: whose reads go first */
     struct fair_queue readers; /* of walk.retry.link: they wait for a turn to read */
     uint32_t large_reads;      /* reads of large walks that are under way */
     uint64_t large_bytes;      /* the slots of these */
@@ -80,6 +83,9 @@ struct requests {
     /* daemon/trace: of a call that may be traced, NULL: none is; of the keys of a lookup. */
     void (*trace_cb)(struct call *call);
     void (*looked_up_cb)(struct requests *rq, const struct ns *ns, const uint8_t *keys, uint32_t n);
+    const struct load_turns *turns; /* daemon/blend */
+    /* daemon/encoding: a dump by that region, which has two forms, has stored its part of the held block. */
+    void (*part_stored_cb)(const struct registered *r, block_ref ref);
     void *ext[FEATURES]; /* what features have */
 };
 
@@ -151,7 +157,7 @@ struct call {
 /* daemon/seal/keys.c: what of NVMe which keys have sealed; *out had zeroes there. */
 void keys_observe(const struct request_rooms *r, struct metrics *out);
 
-/* answer.c, session_ns.c */
+/* request.c, view.c */
 /* Both return 0. */
 int call_reply(struct call *call, const void *result);
 int call_reply_map(struct call *call, struct proto_builder *pb);
@@ -167,16 +173,12 @@ void session_notify(struct session *s, const char *name, const struct proto_mess
                     const void *params);
 /* Sends a load's progress. False: not sent, because the peer does not read. */
 bool session_progress(struct session *s, const struct msg_progress *m);
-/* An object's name on the wire: its number in a table of the session, with bits above it that count
- * up. So the name of an object that has ended is not its successor's, but for one in 2048. */
-#define SESSION_NUMBERS (UINT32_C(1) << 21)
+/* An object's name on the wire: its number in a table of the session (name & SESSION_NUMBERS), with bits above it that
+ * count up. So the name of an object that has ended is not its successor's, but for one in 2048. */
+#define SESSION_NUMBERS ((UINT32_C(1) << 21) - 1)
 static inline uint32_t session_name(uint32_t *names, uint32_t number)
 {
-    return number | ((*names)++ * UINT32_C(2654435761) & ~(SESSION_NUMBERS - 1));
-}
-static inline uint32_t session_number(uint64_t name)
-{
-    return (uint32_t)name & (SESSION_NUMBERS - 1);
+    return number | ((*names)++ * UINT32_C(2654435761) & ~SESSION_NUMBERS);
 }
 void session_ns_close_all(struct session *s); /* for its end */
 /* The namespace that a call names, if its session opened it (operators: any). NULL with
@@ -233,8 +235,8 @@ void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadlin
 /* Answers as session_reply does, and frees r, and the session if r was the last thing that a closing
  * one waited for. */
 void request_end(struct request *r, const struct ucm_error *e, const void *result);
-/* Ends a request that its method refuses after all: the caller returns call->error. */
-void request_drop(struct request *r);
+/* Ends a request that its method refuses after all: the caller returns call->error, which is set. */
+void request_refuse(struct request *r, const struct call *call);
 
 /* lease.c */
 /* Counts keys that leases and chains of the session cover; negative: less. */
@@ -320,15 +322,15 @@ struct registered {
 };
 /* The open region that the call names, or NULL with call->error. */
 struct registered *call_region(struct call *call, uint64_t name);
-/* One of r->users ends. */
-void region_copies_ended(struct registered *r, struct list *user);
+/* Closes it once the last of r->users has ended; whoever that is calls it again. */
+void registered_close(struct registered *r);
 /* Begins to close all regions and staging rings of a session whose requests have ended. */
 void registered_close_all(struct session *s);
 
 /* evict.c */
 void sweeps_init(struct requests *rq);
 
-/* reads.c */
+/* walk.c */
 void walks_init(struct requests *rq);
 
 /* method_hello, method_ns_open, ...: one file a group */

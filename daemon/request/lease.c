@@ -77,7 +77,7 @@ void memory_return(struct session *s, size_t bytes)
 
 void lease_end(struct session *s, uint32_t name)
 {
-    struct lease *l = table_get(&s->leases, session_number(name));
+    struct lease *l = table_get(&s->leases, name & SESSION_NUMBERS);
 
     if (!l || l->name != name)
         return;

@@ -65,11 +65,8 @@ static void batch_queue(struct steps *st, struct copy_batch *b)
     list_push_front(before, &b->link);
 }
 
-void steps_add(struct copy_batch **open)
+void steps_add(struct copy_batch *b)
 {
-    struct copy_batch *b = *open;
-
-    *open = NULL;
     b->c->steps->batches_n++;
     batch_queue(b->c->steps, b);
 }

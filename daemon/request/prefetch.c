@@ -18,33 +18,31 @@ static int prefetch_begin(struct walk *w, const struct walk_item *it)
 {
     int rc = is_enough(w, it) ? -ENOSPC : walk_get(w, it, NUMA_NONE);
 
-    if (rc == CACHE_PENDING)
-        return 0;
     if (rc != CACHE_READY)
-        return walk_not_got(w, it, rc);
+        return rc; /* CACHE_PENDING is 0 */
     cache_put(w->rooms->cache, it->ref, it->part);
     return 0;
 }
 
-static bool prefetch_ready(struct walk *w, struct item_wait *iw, int status)
+static int prefetch_ready(struct walk *w, struct item_wait *iw, int status)
 {
-    if (status != 0) {
-        walk_status(w, iw->it.at,
-                    status == -ENOENT  ? UCM_BLOCK_MISS
-                    : status == -EBUSY ? UCM_BLOCK_NO_ROOM
-                                       : UCM_BLOCK_FAILED);
-        return false;
-    }
+    if (status != 0)
+        return status;
     cache_put(w->rooms->cache, iw->it.ref, iw->it.part);
     w->rooms->metrics->prefetch_blocks++;
     if (LIST_ENTRY(w, struct prefetch, w)->marks)
         cache_prefetched(w->rooms->cache, iw->it.ref);
     w->bytes += iw->it.form->shards * iw->it.form->shard_bytes;
-    return false;
+    return 0;
+}
+
+static void prefetch_finish(struct walk *w)
+{
+    walk_end(w, NULL);
 }
 
 static const struct walk_kind prefetch_kind = {
-    .brings = true, .begin = prefetch_begin, .ready = prefetch_ready, .finish = walk_answer};
+    .brings = true, .begin = prefetch_begin, .ready = prefetch_ready, .finish = prefetch_finish};
 
 struct prefetch *prefetch_new(struct call *call, const struct view *v, uint32_t n_keys,
                               uint64_t priority, uint64_t deadline_ms)

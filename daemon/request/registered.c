@@ -145,27 +145,15 @@ static void closed_cb(struct device_job *job, int status)
     registered_end(r);
 }
 
-static void close_try(struct registered *r)
-{
-    if (r->state != REGISTERED_CLOSING || !list_empty(&r->users) || r->close_sent)
-        return;
-    r->close_sent = true;
-    registered_submit(r, DEVICE_CLOSE, closed_cb);
-}
-
-static void registered_close(struct registered *r)
+void registered_close(struct registered *r)
 {
     if (r->state == REGISTERED_OPENING)
         return; /* opened_cb sees that the session closes */
     r->state = REGISTERED_CLOSING;
-    close_try(r);
-}
-
-void region_copies_ended(struct registered *r, struct list *user)
-{
-    list_remove(user);
-    if (r->state == REGISTERED_CLOSING)
-        close_try(r);
+    if (!list_empty(&r->users) || r->close_sent)
+        return;
+    r->close_sent = true;
+    registered_submit(r, DEVICE_CLOSE, closed_cb);
 }
 
 static void users_stop(struct registered *region)
@@ -421,39 +409,30 @@ int method_ring_register(struct call *call)
 
 /* ---- unregister ---- */
 
-/* Open, or closing already. NULL with call->error. */
-static struct registered *find(struct call *call, const struct table *table, const char *kind,
-                               uint64_t name)
+struct registered *call_region(struct call *call, uint64_t name)
 {
-    struct registered *r = table_get(table, session_number(name));
+    struct registered *r = table_get(&call->s->regions, name & SESSION_NUMBERS);
+    bool there = r && r->name == name;
 
-    if (r && r->name == name && r->state != REGISTERED_OPENING)
+    if (there && r->state == REGISTERED_OPEN)
         return r;
-    ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "%s %llu is not registered on this connection",
-                  kind, (unsigned long long)name);
+    ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "region %llu is %s on this connection",
+                  (unsigned long long)name,
+                  there && r->state == REGISTERED_CLOSING ? "being unregistered"
+                                                          : "not registered");
     return NULL;
 }
 
-struct registered *call_region(struct call *call, uint64_t name)
-{
-    struct registered *r = find(call, &call->s->regions, "region", name);
-
-    if (r && r->state == REGISTERED_CLOSING) {
-        ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
-                      "region %llu is being unregistered on this connection",
-                      (unsigned long long)name);
-        return NULL;
-    }
-    return r;
-}
-
 /* One that closes already is awaited: NOT_FOUND would mean that its memory is free. */
-static int unregister(struct call *call, struct registered *r)
+static int unregister(struct call *call, const struct table *table, const char *kind, uint64_t name)
 {
+    struct registered *r = table_get(table, name & SESSION_NUMBERS);
     int rc;
 
-    if (!r)
-        return -call->error.code;
+    if (!r || r->name != name || r->state == REGISTERED_OPENING)
+        return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
+                             "%s %llu is not registered on this connection", kind,
+                             (unsigned long long)name);
     call->gives_back = true;
     rc = pending_start(call, &r->pending);
     if (rc != 0 || r->state == REGISTERED_CLOSING)
@@ -466,10 +445,10 @@ static int unregister(struct call *call, struct registered *r)
 
 int method_region_unregister(struct call *call)
 {
-    return unregister(call, find(call, &call->s->regions, "region", call->params.region.region));
+    return unregister(call, &call->s->regions, "region", call->params.region.region);
 }
 
 int method_ring_unregister(struct call *call)
 {
-    return unregister(call, find(call, &call->s->stagings, "ring", call->params.ring.ring));
+    return unregister(call, &call->s->stagings, "ring", call->params.ring.ring);
 }

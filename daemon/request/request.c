@@ -1,7 +1,104 @@
-/* Request objects. */
+/* What is answered: at once, or by a request, which ends with its answer. */
 #include "daemon/request/internal.h"
 
 #include <stdlib.h>
+#include <unistd.h>
+
+/* ---- answers and notifications ---- */
+
+static void reply_error(struct session *s, uint32_t msgid, const struct ucm_error *e)
+{
+    struct proto_buf *out = &s->rq->out;
+
+    s->rq->rooms.metrics->requests_failed++;
+    s->rq->rooms.metrics->requests_busy += e->code == UCM_WIRE_BUSY;
+    if (proto_response_error(out, msgid, e) != 0)
+        conn_drop(s->conn, "no memory for an answer");
+    else
+        conn_send(s->conn, out);
+}
+
+void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
+                   const struct ucm_error *e, const void *result)
+{
+    struct ucm_error unsent;
+
+    if (s->closing)
+        return;
+    if (e && e->code != 0)
+        reply_error(s, msgid, e);
+    else if (proto_response(&s->rq->out, msgid, proto_method_result(method), result, &unsent) != 0)
+        reply_error(s, msgid, &unsent);
+    else
+        conn_send(s->conn, &s->rq->out);
+}
+
+void session_reply_fds(struct session *s, uint32_t msgid, enum ucm_method method,
+                       const void *result, const int *fds, uint32_t n)
+{
+    struct ucm_error unsent;
+    bool sent = !s->closing && proto_response(&s->rq->out, msgid, proto_method_result(method),
+                                              result, &unsent) == 0;
+
+    if (sent) {
+        conn_send_fds(s->conn, &s->rq->out, fds, n);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        close(fds[i]);
+    if (!s->closing)
+        reply_error(s, msgid, &unsent);
+}
+
+void session_notify(struct session *s, const char *name, const struct proto_message *m,
+                    const void *params)
+{
+    struct ucm_error e;
+
+    if (s->closing)
+        return;
+    if (proto_notification(&s->rq->out, name, m, params, &e) != 0)
+        conn_drop(s->conn, "no memory for a notification");
+    else
+        conn_send(s->conn, &s->rq->out);
+}
+
+int call_reply(struct call *call, const void *result)
+{
+    if (call->trace)
+        trace_span(call->trace, SPAN_ANSWER, SPAN_ON);
+    session_reply(call->s, call->msgid, call->method, NULL, result);
+    return 0;
+}
+
+void call_map_begin(struct call *call, struct proto_builder *pb)
+{
+    proto_response_begin(pb, &call->s->rq->out, call->msgid);
+}
+
+int call_reply_map(struct call *call, struct proto_builder *pb)
+{
+    struct ucm_error e;
+
+    if (proto_response_end(pb, &e) != 0)
+        reply_error(call->s, call->msgid, &e);
+    else
+        conn_send(call->s->conn, &call->s->rq->out);
+    return 0;
+}
+
+bool session_progress(struct session *s, const struct msg_progress *m)
+{
+    struct ucm_error e;
+
+    if (s->closing || conn_backed_up(s->conn) ||
+        proto_notification(&s->rq->out, UCM_PROGRESS, &proto_progress, m, &e) != 0)
+        return false;
+    conn_send(s->conn, &s->rq->out);
+    return true;
+}
+
+/* ---- requests ---- */
 
 static void expired_cb(struct deadline *d)
 {
@@ -24,7 +121,7 @@ static bool memory_may_fit(struct call *call, size_t bytes)
     return bytes <= most;
 }
 
-/* Counts one more request and its memory, which may begin, until limit_give. 0 or -code. */
+/* Counts one more request and its memory, which may begin, until limit_give. 0 or -code with call->error. */
 static int request_admit(struct call *call, size_t memory)
 {
     struct session *s = call->s;
@@ -82,25 +179,10 @@ void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadlin
     return r;
 }
 
-void request_drop(struct request *r)
-{
-    struct requests *rq = r->s->rq;
-
-    if (r->trace)
-        r->trace->end_cb(r->trace, UCM_WIRE_INVALID);
-    deadline_disarm(rq->rooms.deadlines, &r->deadline);
-    list_remove(&r->link);
-    list_remove(&r->link_all);
-    r->s->n_requests--;
-    limit_give(r->s->peer.owner, LIMIT_MEMORY, r->memory);
-    limit_give(r->s->peer.owner, LIMIT_REQUESTS, 1);
-    rq->rooms.metrics->requests_active = --rq->n_active;
-    free(r);
-}
-
 void request_end(struct request *r, const struct ucm_error *e, const void *result)
 {
     struct session *s = r->s;
+    struct requests *rq = s->rq;
 
     if (r->trace)
         trace_span(r->trace, SPAN_ANSWER, SPAN_MORE);
@@ -108,10 +190,22 @@ void request_end(struct request *r, const struct ucm_error *e, const void *resul
         session_reply(s, r->msgid, r->method, e, result);
     if (r->trace)
         r->trace->end_cb(r->trace, e ? (uint32_t)e->code : 0);
-    r->trace = NULL;
-    request_drop(r);
+    deadline_disarm(rq->rooms.deadlines, &r->deadline);
+    list_remove(&r->link);
+    list_remove(&r->link_all);
+    s->n_requests--;
+    limit_give(s->peer.owner, LIMIT_MEMORY, r->memory);
+    limit_give(s->peer.owner, LIMIT_REQUESTS, 1);
+    rq->rooms.metrics->requests_active = --rq->n_active;
+    free(r);
     if (s->closing)
         s->settle_cb(s);
+}
+
+void request_refuse(struct request *r, const struct call *call)
+{
+    r->silent = true; /* the error is its call's answer */
+    request_end(r, &call->error, NULL);
 }
 
 int method_cancel(struct call *call)

@@ -172,7 +172,7 @@ static int change(struct call *call, const char *name, const struct tenant_setti
         return -call->error.code;
     if (tenant_give(set, name, s) != 0) {
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a tenant");
-        request_drop(&k->r);
+        request_refuse(&k->r, call);
         return -call->error.code;
     }
     cache_tenants_changed(rq->rooms.cache);

@@ -8,7 +8,7 @@
 
 #include "daemon/request/internal.h"
 
-/* session.c: the view that the session has of a namespace. */
+/* The view that the session has of a namespace. */
 struct view session_view(struct session *s, struct ns *ns);
 
 /* What a chain of that namespace may have, whatever its session sees. */
@@ -46,10 +46,5 @@ bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hit
                      struct shared_lookup **k);
 /* Begins the next round. False: there is none. *k is then as it was. */
 bool view_look_next(struct view_look *look, struct proto_bin keys, struct shared_lookup **k);
-
-/* daemon/encoding/mixed.c */
-/* A dump by that region has stored its part of the held block ref. Where other parts lie in the other form only, those that
- * are coded are decoded into the base. */
-void view_part_stored(const struct registered *r, block_ref ref);
 
 #endif

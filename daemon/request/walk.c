@@ -11,6 +11,14 @@
 /* Items begun in one turn of the loop, and of them those that are not in DRAM: others want their turn, too. */
 #define PUMP_ITEMS 512
 #define PUMP_SLOTS 64
+#define SMALL_ITEMS 16u
+#define FEW_READS 32u
+#define NARROW_READS 2048u
+/* The bound: as many reads, or as many bytes, but at least LARGE_MIN reads. */
+#define LARGE_MIN 2u
+#define LARGE_MAX 16u
+#define LARGE_BYTES (256u << 10)
+#define LARGE_BURST (2u << 20) /* see base/fair.h */
 
 void walk_status(struct walk *w, uint32_t at, enum ucm_block_status status)
 {
@@ -149,15 +157,6 @@ void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint6
 
 /* ---- the end ---- */
 
-void walk_release(struct walk *w)
-{
-    if (!w->refs)
-        return;
-    cache_retry_cancel(&w->retry);
-    cache_unlease_many(w->rooms->cache, w->refs, w->n_keys);
-    w->refs = NULL;
-}
-
 /* A wait for a slot ends when an item begins, or is given up. */
 static void slot_wait_ended(struct walk *w)
 {
@@ -174,45 +173,113 @@ static uint32_t keys_ok(const struct walk *w)
     return ok;
 }
 
-void walk_close(struct walk *w)
-{
-    assert(w->waits_n == 0);
-    w->finished = true;
-    if (w->r.trace) {
-        w->r.trace->ok = keys_ok(w);
-        w->r.trace->bytes = w->bytes;
-    }
-    if (w->slot_wait_ns != 0)
-        slot_wait_ended(w);
-    walk_release(w);
-    free(w->spare);
-}
-
-void walk_answer(struct walk *w)
+void walk_end(struct walk *w, const void *result)
 {
     struct msg_blocks_r r = {.status = {w->status, w->n_keys}, .bytes = w->bytes};
 
-    walk_close(w);
-    request_end(&w->r, NULL, &r);
+    assert(w->waits_n == 0 && !w->refs);
+    w->finished = true;
+    if (w->r.trace) {
+        w->r.trace->bytes = w->bytes;
+        if (!result)
+            w->r.trace->ok = keys_ok(w);
+    }
+    if (w->slot_wait_ns != 0)
+        slot_wait_ended(w);
+    free(w->spare);
+    request_end(&w->r, NULL, result ? result : &r);
+}
+
+/* ---- whose reads go first ----
+ *
+ * A walk of more than SMALL_ITEMS items is large. Large walks may fill the tier's queue, but
+ * then a client that wants one block waits for every read ahead of its own. So each read of a small
+ * one narrows the queue: the next NARROW_READS reads of large walks begin under a bound. Tenants
+ * share these turns by their weights, and of a tenant's large walks the more urgent ones go first. The bound is low enough for a small
+ * read to take at most three times as long as on an idle disk, and high enough to keep a disk busy
+ * with parts of 128 KiB and more. The tier does the same with writes (tier_io.small). */
+
+bool walk_large(const struct walk *w)
+{
+    return w->n_keys * w->parts > SMALL_ITEMS;
+}
+
+uint8_t read_priority(const struct walk *w)
+{
+    return (uint8_t)(2 * w->priority + (w->waits_n < FEW_READS));
+}
+
+static bool bound_reached(const struct requests *rq)
+{
+    return rq->narrow_reads > 0 && rq->large_reads >= LARGE_MIN &&
+           (rq->large_reads >= LARGE_MAX || rq->large_bytes >= LARGE_BYTES);
+}
+
+void walks_init(struct requests *rq)
+{
+    fair_queue_init(&rq->readers, LARGE_BURST);
+}
+
+/* True: the next item, which is not in DRAM, needs a read, and that may not begin now. The walk waits in the queue for its
+ * turn, then retry_cb runs. */
+static bool read_waits(struct walk *w)
+{
+    struct requests *rq = w->r.s->rq;
+    struct fair_who who;
+
+    if (!walk_large(w) || !bound_reached(rq))
+        return false;
+    who = tenant_who(w->ns->tenant);
+    cache_retry_cancel(&w->retry);
+    fair_queue_push(&rq->readers, &who, (unsigned)WALK_PRIORITY_MAX - w->priority, &w->retry.link,
+                    false);
+    return true;
+}
+
+/* The next walk gets its turn if a read may begin. */
+static void reader_wake(struct requests *rq)
+{
+    struct list *node = bound_reached(rq) ? NULL : fair_queue_first(&rq->readers);
+
+    if (!node)
+        return;
+    list_remove(node);
+    (void)cache_wait_for(rq->rooms.cache, LIST_ENTRY(node, struct cache_retry, link), WAIT_TURN);
+}
+
+static void read_begun(struct item_wait *iw)
+{
+    struct requests *rq = iw->walk->r.s->rq;
+    struct fair_who who = tenant_who(iw->walk->ns->tenant);
+
+    if (iw->walk->r.trace) {
+        iw->span = iw->it.p->nvme == PART_NVME_READY ? SPAN_NVME_READ : SPAN_SHARED_READ;
+        trace_span(iw->walk->r.trace, iw->span, SPAN_MORE);
+    }
+    iw->large = walk_large(iw->walk);
+    if (!iw->large) {
+        rq->narrow_reads = NARROW_READS;
+        return;
+    }
+    fair_queue_charge(&rq->readers, &who, iw->slot_bytes, NULL);
+    rq->large_reads++;
+    rq->large_bytes += iw->slot_bytes;
+    rq->narrow_reads -= rq->narrow_reads > 0;
+}
+
+static void read_ended(const struct item_wait *iw)
+{
+    struct requests *rq = iw->walk->r.s->rq;
+
+    if (iw->walk->r.trace)
+        trace_span(iw->walk->r.trace, iw->span, SPAN_LESS);
+    if (!iw->large)
+        return;
+    rq->large_reads--;
+    rq->large_bytes -= iw->slot_bytes;
 }
 
 /* ---- items ---- */
-
-/* Looks at an item whose block is held. */
-static void walk_look_at(const struct walk *w, uint32_t at, struct walk_item *it)
-{
-    block_ref ref = w->refs[at / w->parts];
-    const struct block *b = index_block(w->rooms->index, ref);
-    uint32_t part = w->part + at % w->parts;
-    const struct form *form = ns_form(w->view.n == 1 ? w->ns : view_ns(&w->view, b), part);
-
-    *it = (struct walk_item){.at = at,
-                             .part = part,
-                             .ref = ref,
-                             .p = &b->part[part],
-                             .form = form,
-                             .slot_bytes = arena_padded(form->shards * form->shard_bytes)};
-}
 
 int walk_reserve(struct walk *w)
 {
@@ -233,46 +300,44 @@ bool walk_gives_way(const struct walk *w, const struct walk_item *it)
 
 int walk_get(struct walk *w, const struct walk_item *it, int node)
 {
-    int rc;
+    int rc = walk_reserve(w);
 
-    if (it->p->dram == PART_DRAM_READY)
-        return cache_take(w->rooms->cache, it->ref, it->part);
-    rc = walk_reserve(w);
-    if (rc == 0 && walk_gives_way(w, it))
-        rc = -EBUSY;
     if (rc != 0)
         return rc;
+    if (walk_gives_way(w, it))
+        return -EBUSY;
     rc = cache_get(w->rooms->cache, it->ref, it->part, read_priority(w), node, &w->spare->w);
     if (rc == CACHE_PENDING)
         walk_wait(w, it);
     return rc;
 }
 
-int walk_not_got(struct walk *w, const struct walk_item *it, int rc)
+/* What an errno says of an item. */
+static void item_failed(struct walk *w, uint32_t at, int rc)
 {
-    if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
-        w->no_slot = rc != -EAGAIN;
-        return rc;
-    }
-    walk_status(w, it->at,
-                rc == -ENOENT ? UCM_BLOCK_MISS
-                : rc == -EIO  ? UCM_BLOCK_FAILED
-                              : UCM_BLOCK_NO_ROOM);
-    return 0;
+    walk_status(w, at,
+                rc == -ENOENT || rc == -EXDEV ? UCM_BLOCK_MISS
+                : rc == -EBUSY || rc == -ENOMEM || rc == -ENOSPC || rc == -EINPROGRESS
+                    ? UCM_BLOCK_NO_ROOM
+                    : UCM_BLOCK_FAILED);
 }
 
 static void read_done_cb(struct cache_wait *cw, int status)
 {
     struct item_wait *iw = LIST_ENTRY(cw, struct item_wait, w);
     struct walk *w = iw->walk;
+    int rc;
 
     list_remove(&iw->link);
     read_ended(iw);
-    if (w->kind->ready(w, iw, status)) {
+    rc = w->kind->ready(w, iw, status);
+    if (rc > 0) {
         list_push_back(&w->ready, &iw->link);
     } else {
+        if (rc < 0)
+            item_failed(w, iw->it.at, rc);
         w->waits_n--;
-        w->held_bytes -= iw->it.slot_bytes;
+        w->held_bytes -= iw->slot_bytes;
         free(iw);
     }
     walk_pump(w);
@@ -285,11 +350,12 @@ void walk_wait(struct walk *w, const struct walk_item *it)
     w->spare = NULL;
     iw->walk = w;
     iw->it = *it;
+    iw->slot_bytes = arena_padded(it->form->shards * it->form->shard_bytes);
     iw->w.done_cb = read_done_cb;
     list_push_back(&w->waits, &iw->link);
     read_begun(iw);
     w->waits_n++;
-    w->held_bytes += it->slot_bytes;
+    w->held_bytes += iw->slot_bytes;
 }
 
 static void item_drop(struct item_wait *iw, enum ucm_block_status status)
@@ -297,7 +363,7 @@ static void item_drop(struct item_wait *iw, enum ucm_block_status status)
     struct walk *w = iw->walk;
 
     walk_status(w, iw->it.at, status);
-    w->held_bytes -= iw->it.slot_bytes;
+    w->held_bytes -= iw->slot_bytes;
     w->waits_n--;
     free(iw);
 }
@@ -335,12 +401,11 @@ static void waits_abandon(struct walk *w)
 
 static bool needs_no_room(const struct walk *w)
 {
-    struct walk_item it;
+    block_ref ref = w->refs[w->cursor / w->parts];
 
-    if (!w->kind->brings || w->refs[w->cursor / w->parts] == 0)
-        return false;
-    walk_look_at(w, w->cursor, &it);
-    return it.p->dram == PART_DRAM_READY;
+    return w->kind->brings && ref != 0 &&
+           index_block(w->rooms->index, ref)->part[w->part + w->cursor % w->parts].dram ==
+               PART_DRAM_READY;
 }
 
 static void give_up(struct walk *w, enum ucm_block_status status)
@@ -357,16 +422,14 @@ static void give_up(struct walk *w, enum ucm_block_status status)
     }
 }
 
-/* Waits for a slot or for a place in a queue. Gives the rest up when nothing under way could free any.
+/* Waits for a slot (-EBUSY) or for a place in a queue. Gives the rest up when nothing under way could free any.
  * Of those who wait for a slot one that has nothing under way goes first: it needs little to get on. */
-static void walk_park(struct walk *w)
+static void walk_park(struct walk *w, int rc)
 {
-    if (w->no_slot && w->slot_wait_ns == 0)
-        w->slot_wait_ns = uv_hrtime();
     if (!list_empty(&w->retry.link))
         return;
     w->retry.first = w->held_bytes == 0;
-    if (cache_wait_for(w->rooms->cache, &w->retry, w->most ? WAIT_OTHER : WAIT_SLOT)) {
+    if (cache_wait_for(w->rooms->cache, &w->retry, rc == -EBUSY ? WAIT_SLOT : WAIT_OTHER)) {
         if (w->r.trace)
             trace_span(w->r.trace, SPAN_SLOT_WAIT, SPAN_ON);
         return;
@@ -383,73 +446,89 @@ void walk_yield(struct walk *w)
     (void)cache_wait_for(w->rooms->cache, &w->retry, WAIT_TURN);
 }
 
-/* Begins the next item. As walk_kind.begin; 1: its turn to read has not come. */
-static int item_begin(struct walk *w)
+/* Looks at the next item, whose block is held, and begins it. As walk_kind.begin; 1: its turn to read has not come. */
+static int item_begin(struct walk *w, block_ref ref)
 {
-    struct walk_item it;
+    uint32_t part = w->part + w->cursor % w->parts;
+    const struct block *b = index_block(w->rooms->index, ref);
+    struct walk_item it = {.at = w->cursor,
+                           .part = part,
+                           .ref = ref,
+                           .p = &b->part[part],
+                           .form = ns_form(w->view.n == 1 ? w->ns : view_ns(&w->view, b), part)};
 
-    if (w->refs[w->cursor / w->parts] == 0)
-        return 0; /* its status was set at the start, or is the key's at the end */
-    walk_look_at(w, w->cursor, &it);
     w->awaits_read = !w->kind->fills && it.p->dram != PART_DRAM_READY && read_waits(w);
-    if (w->awaits_read) {
-        if (w->r.trace)
-            trace_span(w->r.trace, SPAN_READ_TURN, SPAN_ON);
-        return 1;
-    }
-    return w->kind->begin(w, &it);
+    if (!w->awaits_read)
+        return w->kind->begin(w, &it);
+    if (w->r.trace)
+        trace_span(w->r.trace, SPAN_READ_TURN, SPAN_ON);
+    return 1;
 }
 
-/* Begins items. False: there is no slot, or no place in a batch, now. */
-static bool items_begin(struct walk *w)
+/* Begins as many items as this turn of the loop and the window have room for. 0: that is done, or what is under way goes
+ * on with it, or its turn to read. What the next item waits for else: -EBUSY: a slot; -EAGAIN: a place in a queue; -EDQUOT: its
+ * tenant gets no more slots, and nothing of the walk is under way whose end would bring one. */
+static int items_begin(struct walk *w)
 {
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS, n = w->n_keys * w->parts;
 
-    while (!w->stopping && !w->yielded && !w->awaits_read && w->cursor < n &&
+    while (!w->stopping && !w->yielded && w->cursor < n &&
            (w->held_bytes < w->held_most || w->held_bytes == 0)) {
         uint32_t waits = w->waits_n, weight = w->kind->weight ? w->kind->weight(w, w->cursor) : 1;
+        block_ref ref = w->refs[w->cursor / w->parts];
         int rc;
 
         if (items == 0 || slots == 0) {
             walk_yield(w);
             break;
         }
-        rc = item_begin(w);
-        w->most = rc == -EDQUOT || rc == -EAGAIN;
-        if (rc == -EBUSY || rc == -EAGAIN || (rc == -EDQUOT && w->held_bytes == 0))
-            return false;
-        if (rc != 0)
-            break; /* the end of what is under way goes on, or its turn to read */
+        /* Without a block its status was set at the start, or is the key's at the end. */
+        rc = ref != 0 ? item_begin(w, ref) : 0;
+        if (rc == 1)
+            break;
+        if (rc == -EBUSY || rc == -EAGAIN || rc == -EDQUOT) {
+            if (rc == -EDQUOT && w->held_bytes > 0)
+                break;
+            if (rc != -EAGAIN && w->slot_wait_ns == 0)
+                w->slot_wait_ns = uv_hrtime();
+            return rc;
+        }
+        if (rc < 0)
+            item_failed(w, w->cursor, rc);
         items -= weight < items ? weight : items;
         slots -= w->kind->fills || w->waits_n > waits;
         w->cursor++;
         if (w->slot_wait_ns != 0)
             slot_wait_ended(w);
     }
-    return true;
+    return 0;
 }
 
 void walk_pump(struct walk *w)
 {
     struct requests *rq = w->r.s->rq;
-    int sent;
-    bool busy;
+    int sent, rc;
 
     if (w->pumping || w->finished || w->lookup)
         return;
     w->pumping = true;
-    w->no_slot = w->most = false;
     if (w->opened < w->n_keys && !w->stopping && !w->yielded)
         w->kind->open(w);
-    busy = !(list_empty(&w->ready) || w->kind->again(w)) || !items_begin(w);
+    rc = list_empty(&w->ready) ? 0 : w->kind->again(w);
+    if (rc == 0 && !w->awaits_read)
+        rc = items_begin(w);
     sent = w->kind->send ? w->kind->send(w) : 0;
-    if (sent == -EAGAIN)
-        busy = w->most = true;
-    if (busy)
-        walk_park(w);
+    if (sent == -EAGAIN || rc != 0)
+        walk_park(w, sent == -EAGAIN ? sent : rc);
     w->pumping = false;
-    if (w->cursor == w->n_keys * w->parts && w->waits_n == 0 && sent == 0)
+    if (w->cursor == w->n_keys * w->parts && w->waits_n == 0 && sent == 0) {
+        if (w->refs) { /* NULL: it is the second end of a dump that was held back */
+            cache_retry_cancel(&w->retry);
+            cache_unlease_many(w->rooms->cache, w->refs, w->n_keys);
+            w->refs = NULL;
+        }
         w->kind->finish(w);
+    }
     if (rq->readers.fair.n > 0)
         reader_wake(rq);
 }

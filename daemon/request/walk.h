@@ -24,7 +24,6 @@ struct walk_item {
     block_ref ref;
     const struct part *p;
     const struct form *form; /* of the part */
-    uint64_t slot_bytes;     /* it counts as so many held bytes */
 };
 
 /* Functions that may be NULL say what that means. */
@@ -35,14 +34,14 @@ struct walk_kind {
     void (*open)(struct walk *w);
     /* What an item counts as in a turn of the loop. NULL: one. */
     uint32_t (*weight)(const struct walk *w, uint32_t at);
-    /* Begins an item. 0: begun, or ended with its status set; -EBUSY: no slot, or no place, now; -EAGAIN: a queue is
-     * full; -EDQUOT: its tenant gets no slot before something of this walk has ended. */
+    /* Begins an item. 0: begun, or ended with its status set; -EBUSY: no slot now; -EAGAIN: a queue is full; -EDQUOT: its
+     * tenant gets no slot before something of this walk has ended. The walk tries again. Another -errno ends the item. */
     int (*begin)(struct walk *w, const struct walk_item *it);
-    /* The read of an item has ended; with status 0 the walk has a use of its part, or iw->w.shards. True: it waits in
-     * w->ready now. False: the item has ended. */
-    bool (*ready)(struct walk *w, struct item_wait *iw, int status);
-    /* Goes on with what waits in w->ready. False: it can't now; w->most says why. */
-    bool (*again)(struct walk *w);
+    /* The read of an item has ended; with status 0 the walk has a use of its part, or iw->w.shards. 1: it waits in
+     * w->ready now. 0: the item has ended; -errno: with the status that this says. */
+    int (*ready)(struct walk *w, struct item_wait *iw, int status);
+    /* Goes on with what waits in w->ready. 0, or as `begin` what that waits for. */
+    int (*again)(struct walk *w);
     /* Gives back what an item in w->ready has. NULL: nothing. */
     void (*drop)(struct walk *w, struct item_wait *iw);
     /* There is no room for what has not begun. NULL: what waits in w->ready has its room. */
@@ -52,9 +51,11 @@ struct walk_kind {
     int (*send)(struct walk *w);
     /* Gives up what has not reached a device. NULL: there is nothing. */
     void (*stop)(struct walk *w);
-    /* All items have ended: calls walk_close, answers, and frees w. Or sees to it that the walk is pumped again. */
+    /* All items have ended, and so have their leases: calls walk_end. Or sees to it that the walk is pumped again. */
     void (*finish)(struct walk *w);
 };
+
+#define WALK_PRIORITY_MAX 7 /* of the wire and of devices */
 
 /* The first member of what a kind keeps. */
 struct walk {
@@ -72,15 +73,13 @@ struct walk {
     uint64_t slot_wait_ns;          /* since when it waits for a slot; 0: it does not */
     uint8_t priority;
     bool stopping, pumping, finished;
-    bool most;        /* a slot would not help: its tenant gets no more, or a queue is full */
-    bool no_slot;     /* in this pump its next item found no slot */
-    bool yielded;     /* begins no item before the next turn of the loop */
-    bool awaits_read; /* begins no item before its turn to read; in rq->readers */
+    bool yielded;                 /* begins no item before the next turn of the loop */
+    bool awaits_read;             /* begins no item before its turn to read; in rq->readers */
     struct list waits, ready;     /* struct item_wait */
     struct item_wait *spare;      /* the next item's, if it has to wait */
     struct cache_retry retry;     /* for space, for the next turn of the loop, or to read */
     struct shared_lookup *lookup; /* while it waits for the shared tier, else NULL */
-    block_ref *refs;              /* n_keys, leased; NULL: released */
+    block_ref *refs;              /* n_keys, leased; NULL: all items have ended */
     uint8_t *status;              /* n_keys: enum ucm_block_status */
 };
 
@@ -89,6 +88,7 @@ struct item_wait {
     struct list link;
     struct walk *walk;
     struct walk_item it;
+    uint64_t slot_bytes;  /* it counts as so many held bytes */
     bool large;           /* counted in rq->large_reads */
     enum span_kind span;  /* what it reads from */
     bool building, again; /* of digests: again: what a tier had of it could not be read */
@@ -107,12 +107,8 @@ void walk_stop_cb(struct request *r);
 void walk_yield(struct walk *w);
 /* A key's status is the worst of its parts'. */
 void walk_status(struct walk *w, uint32_t at, enum ucm_block_status status);
-/* For walk_kind.finish. Ends the leases. */
-void walk_release(struct walk *w);
-/* Of a walk whose items have ended; what is left is to answer. */
-void walk_close(struct walk *w);
-/* Closes it, and answers with msg_blocks_r. */
-void walk_answer(struct walk *w);
+/* Of a walk whose items have ended: answers with *result, or if that is NULL with msg_blocks_r; and frees the walk. */
+void walk_end(struct walk *w, const void *result);
 
 /* ---- for walk_kind.begin ---- */
 
@@ -124,28 +120,14 @@ bool walk_gives_way(const struct walk *w, const struct walk_item *it);
 int walk_get(struct walk *w, const struct walk_item *it, int node);
 /* The item waits by w->spare, whose cache_wait was taken. */
 void walk_wait(struct walk *w, const struct walk_item *it);
-/* What getting the item said, if it is neither there nor waits: as walk_kind.begin. */
-int walk_not_got(struct walk *w, const struct walk_item *it, int rc);
 /* An item in w->ready is given up, or all of them. */
 void walk_drop(struct item_wait *iw, enum ucm_block_status status);
 void walk_drop_ready(struct walk *w, enum ucm_block_status status);
-
-/* ---- reads.c: whose reads and copies go first ---- */
 
 bool walk_large(const struct walk *w);
 /* Of the walk's next read in the tier's queue: of one priority, those go first that have few
  * reads under way. */
 uint8_t read_priority(const struct walk *w);
-/* Of its jobs in the device's queue: a device cuts jobs into pieces, and begins none of a large
- * walk's while a small one waits. */
-uint8_t copy_priority(const struct walk *w);
-/* True: the next item, which is not in DRAM, needs a read, and that may not begin now. The walk waits in the queue for its
- * turn, then retry_cb runs. */
-bool read_waits(struct walk *w);
-/* Call when a pump has ended and somebody is in that queue: the next walk gets its turn if a read may begin. */
-void reader_wake(struct requests *rq);
-void read_begun(struct item_wait *iw);
-void read_ended(const struct item_wait *iw);
 
 /* ---- a walk that waits for the shared tier first ---- */
 

@@ -291,7 +291,7 @@ bool chains_close_all(struct session *s)
 
 struct chain *call_chain(struct call *call, uint64_t name)
 {
-    struct chain *ch = table_get(&session_retrieval(call->s)->chains, session_number(name));
+    struct chain *ch = table_get(&session_retrieval(call->s)->chains, name & SESSION_NUMBERS);
 
     if (ch && ch->name == name)
         return ch;

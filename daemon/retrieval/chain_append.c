@@ -137,12 +137,11 @@ static void append_finish(struct walk *w)
     struct chain *ch = d->chain;
     struct msg_chain_append_r r = {0};
 
-    walk_close(w);
     append_count(d, &r);
     chain_trim(ch);
     ch->append = NULL;
     chain_unuse(ch);
-    request_end(&w->r, NULL, &r);
+    walk_end(w, &r);
 }
 
 static const struct walk_kind append_kind = {.open = append_open,

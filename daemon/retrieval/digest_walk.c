@@ -88,7 +88,7 @@ void digests_look(struct digest_walk *d)
 
 /* ---- items ---- */
 
-static void item_failed(struct walk *w, const struct walk_item *it, int status)
+static void digest_failed(struct walk *w, const struct walk_item *it, int status)
 {
     walk_status(w, it->at,
                 status == -ENOENT                      ? UCM_BLOCK_MISS
@@ -146,12 +146,12 @@ int digest_begin(struct walk *w, const struct walk_item *it)
     } else if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
         return rc;
     } else {
-        item_failed(w, it, rc);
+        digest_failed(w, it, rc);
     }
     return 0;
 }
 
-bool digest_ready(struct walk *w, struct item_wait *iw, int status)
+int digest_ready(struct walk *w, struct item_wait *iw, int status)
 {
     struct digest_walk *d = digest_walk(w);
 
@@ -162,11 +162,11 @@ bool digest_ready(struct walk *w, struct item_wait *iw, int status)
     if (status == 0)
         item_take(d, &iw->it, iw->building);
     else
-        item_failed(w, &iw->it, status);
-    return false;
+        digest_failed(w, &iw->it, status);
+    return 0;
 }
 
-bool digest_again(struct walk *w)
+int digest_again(struct walk *w)
 {
     struct digest_walk *d = digest_walk(w);
 
@@ -175,12 +175,11 @@ bool digest_again(struct walk *w)
         struct walk_item it = iw->it;
         int rc = item_source(d, &it, &iw->w);
 
-        w->most = rc == -EDQUOT || rc == -EAGAIN;
-        if (rc == -EBUSY || w->most)
-            return false;
+        if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN)
+            return rc;
         list_remove(&iw->link);
         w->waits_n--;
-        w->held_bytes -= it.slot_bytes;
+        w->held_bytes -= iw->slot_bytes;
         if (rc == CACHE_PENDING) {
             free(w->spare);
             w->spare = iw;
@@ -191,10 +190,10 @@ bool digest_again(struct walk *w)
         if (rc == CACHE_READY)
             item_take(d, &it, false);
         else
-            item_failed(w, &it, rc);
+            digest_failed(w, &it, rc);
         free(iw);
     }
-    return true;
+    return 0;
 }
 
 /* No room for what they are built in. */
@@ -268,7 +267,7 @@ static void build_finish(struct walk *w)
     for (uint32_t i = 0; i < w->n_keys; i++)
         if (d->bases[i] != 0)
             cache_unlease(w->rooms->cache, d->bases[i]);
-    walk_answer(w);
+    walk_end(w, NULL);
 }
 
 static const struct walk_kind build_kind = {.open = build_open,

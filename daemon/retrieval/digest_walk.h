@@ -32,8 +32,8 @@ struct digest_walk *digest_walk_new(struct call *call, const struct walk_kind *k
 void digests_look(struct digest_walk *d);
 /* Functions of walk_kind. */
 int digest_begin(struct walk *w, const struct walk_item *it);
-bool digest_ready(struct walk *w, struct item_wait *iw, int status);
-bool digest_again(struct walk *w);
+int digest_ready(struct walk *w, struct item_wait *iw, int status);
+int digest_again(struct walk *w);
 void digest_no_room(struct walk *w);
 
 #endif

@@ -467,8 +467,8 @@ static void *select_new(struct call *call, const struct msg_select *m,
     if (!sr)
         return NULL;
     if (!spare_take(sr, l.memory)) {
-        request_drop(&sr->r);
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a selection");
+        request_refuse(&sr->r, call);
         return NULL;
     }
     s = &sr->s;

@@ -111,7 +111,7 @@ static bool call_about(struct call *call, struct trace_about *a, struct proto_bi
         return false;
     }
     if (region != 0) {
-        r = table_get(&call->s->regions, session_number(region));
+        r = table_get(&call->s->regions, region & SESSION_NUMBERS);
         if (!r || r->name != region || !r->region)
             return false;
         ns = r->ns->id;

@@ -479,7 +479,7 @@ static struct pin_request *pin_request_new(struct call *call, uint64_t window, u
         ucm_error_set(&call->error, UCM_WIRE_BUSY,
                       "requests and chains take as much memory as limits.frame_memory allows, or "
                       "this user's three quarters of it; try again");
-        request_drop(&q->r);
+        request_refuse(&q->r, call);
         return NULL;
     }
     q->p->requests++;

@@ -265,7 +265,7 @@ int method_window_close(struct call *call)
 
 struct window *call_window(struct call *call, uint64_t name)
 {
-    struct window *w = table_get(&session_windows(call->s)->all, session_number(name));
+    struct window *w = table_get(&session_windows(call->s)->all, name & SESSION_NUMBERS);
 
     if (w && w->name == name)
         return w;
