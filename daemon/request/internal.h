@@ -14,6 +14,7 @@
 
 struct load_turns;
 struct registered;
+struct reuse;
 
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)
@@ -80,9 +81,11 @@ struct requests {
     uv_idle_t sweep_turn;
     struct proto_buf out;             /* one answer at a time */
     struct observe_snapshot observed; /* for that answer */
-    /* daemon/trace: of a call that may be traced, NULL: none is; of the keys of a lookup. */
+    /* daemon/trace: of a call that may be traced, NULL: none is; of the keys of a lookup, as reuse_lookup. */
     void (*trace_cb)(struct call *call);
-    void (*looked_up_cb)(struct requests *rq, const struct ns *ns, const uint8_t *keys, uint32_t n);
+    struct reuse *reuse;
+    void (*looked_up_cb)(struct reuse *r, uint32_t ns, const uint8_t *keys, uint32_t key_bytes,
+                         uint32_t n, uint64_t block_bytes, uint64_t now_ms);
     const struct load_turns *turns; /* daemon/blend */
     /* daemon/encoding: a dump by that region, which has two forms, has stored its part of the held block. */
     void (*part_stored_cb)(const struct registered *r, block_ref ref);

@@ -26,21 +26,6 @@ void leased_add(struct session *s, int64_t keys)
         limit_add(s->peer.owner, LIMIT_LEASED, (uint64_t)keys); /* leased_check bounds it */
 }
 
-/* Bytes for blocks that are leased. */
-static uint64_t lease_room(const struct request_rooms *rooms)
-{
-    uint64_t room = arena_bytes_configured(rooms->arena);
-    struct tier_stats ts;
-
-    if (rooms->share)
-        return LEASES_UNBOUND; /* they may move there */
-    if (rooms->tier) {
-        rooms->tier_ops->stats(rooms->tier, &ts);
-        room += ts.capacity_bytes;
-    }
-    return room;
-}
-
 /* Several leases may cover one block: of what is leased, a session's user and tenant count as having the part that they
  * have of the leases' keys. */
 int leased_check(struct call *call)
@@ -51,12 +36,19 @@ int leased_check(struct call *call)
     struct limit_pool index = {"bytes of the index that leases and chains keep", "index.max_blocks",
                                index_bytes_max(rooms->index), leased.index_bytes, UINT64_MAX};
     struct limit_pool bytes = {"bytes that leases and chains keep", "the size of DRAM and NVMe",
-                               lease_room(rooms), leased.bytes,
+                               arena_bytes_configured(rooms->arena), leased.bytes,
                                limit_setting(s->peer.owner, LIMIT_LEASED)};
+    struct tier_stats ts;
     int rc;
 
     if (s->peer.admin)
         return 0;
+    if (rooms->share) {
+        bytes.all = LEASES_UNBOUND; /* they may move there */
+    } else if (rooms->tier) {
+        rooms->tier_ops->stats(rooms->tier, &ts);
+        bytes.all += ts.capacity_bytes;
+    }
     rc = limit_check(s->peer.owner, LIMIT_LEASED, &index, 1, &call->error);
     if (rc == 0)
         rc = limit_check(s->peer.owner, LIMIT_LEASED, &bytes, 1, &call->error);
@@ -85,7 +77,7 @@ void lease_end(struct session *s, uint32_t name)
     deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
     cache_unlease_many(s->rq->rooms.cache, l->refs, l->n);
     leased_add(s, -(int64_t)l->n);
-    memory_return(s, l->memory);
+    limit_give(s->peer.owner, LIMIT_MEMORY, l->memory);
     s->rq->rooms.metrics->leases--;
     free(l);
 }
@@ -107,50 +99,37 @@ static void lease_expired_cb(struct deadline *d)
     lease_end(l->s, l->name);
 }
 
-/* NULL with call->error. */
-static struct lease *lease_alloc(struct call *call, size_t memory)
-{
-    struct session *s = call->s;
-    struct lease *l;
-
-    if (limit_take(s->peer.owner, LIMIT_MEMORY, memory, &call->error) != 0)
-        return NULL;
-    l = malloc(memory);
-    if (!l) {
-        memory_return(s, memory);
-        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
-        return NULL;
-    }
-    *l = (struct lease){.s = s, .memory = memory};
-    return l;
-}
-
 int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
               uint32_t *name)
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
     uint64_t limit = rq->rooms.config->lease_max_ms;
+    size_t memory = sizeof(struct lease) + n * sizeof(*refs);
     struct lease *l;
+    uint32_t number;
 
     if (s->leased_keys + n > SESSION_MAX_LEASED_KEYS)
         return ucm_error_set(
             &call->error, UCM_WIRE_BUSY,
             "this connection's leases cover %u keys, at most %u may be; release some",
             s->leased_keys, SESSION_MAX_LEASED_KEYS);
-    if (leased_check(call) != 0)
+    if (leased_check(call) != 0 ||
+        limit_take(s->peer.owner, LIMIT_MEMORY, memory, &call->error) != 0)
         return -call->error.code;
-    l = lease_alloc(call, sizeof(*l) + n * sizeof(*refs));
-    if (!l)
-        return -call->error.code;
-    l->number = table_add(&s->leases, l);
-    if (l->number == 0) {
-        memory_return(s, l->memory);
+    l = malloc(memory);
+    number = l ? table_add(&s->leases, l) : 0;
+    if (number == 0) {
+        limit_give(s->peer.owner, LIMIT_MEMORY, memory);
+        if (!l)
+            return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
         free(l);
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
                              "this connection has %u leases, as many as one may have; release some",
                              table_count(&s->leases));
     }
+    *l = (struct lease){.s = s, .number = number, .memory = memory};
+    *name = l->name = session_name(&s->lease_names, number);
     deadline_arm(rq->rooms.deadlines, &l->deadline,
                  uv_now(rq->rooms.loop) + (lease_ms < limit ? lease_ms : limit), lease_expired_cb);
     for (uint32_t i = 0; i < n; i++)
@@ -159,7 +138,6 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     cache_lease_many(rq->rooms.cache, l->refs, l->n);
     leased_add(s, l->n);
     rq->rooms.metrics->leases++;
-    *name = l->name = session_name(&s->lease_names, l->number);
     return 0;
 }
 

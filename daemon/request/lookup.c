@@ -15,17 +15,22 @@ struct found {
     uint8_t status[UCM_MAX_KEYS]; /* enum ucm_lookup_status */
 };
 
-/* Of the tiers in f->status. Without `each` the search ends at the first miss. */
-static void found_count(struct requests *rq, const struct msg_lookup *m, struct found *f)
+/* Without m->each the search ends at the first miss. */
+static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup *m, uint32_t n,
+                      struct found *f)
 {
     /* A client that did not set `shared` may not know that status. */
     const uint8_t told[] = {[0] = UCM_LOOKUP_MISS,
                             [CACHE_DRAM] = UCM_LOOKUP_DRAM,
                             [CACHE_NVME] = UCM_LOOKUP_NVME,
                             [CACHE_SHARE] = m->shared ? UCM_LOOKUP_SHARED : UCM_LOOKUP_NVME};
-    struct lookup_counts counts = {.n = f->counts.n};
+    struct requests *rq = s->rq;
+    struct lookup_counts counts = {.n = n};
 
-    for (uint32_t i = 0; i < counts.n; i++) {
+    f->view = session_view(s, ns);
+    f->bypassed = !view_find(rq, &f->view, m->keys.p, n, !m->each, f->refs);
+    cache_tiers(rq->rooms.cache, f->refs, n, !m->each, f->status);
+    for (uint32_t i = 0; i < n; i++) {
         uint8_t tier = f->status[i];
 
         f->status[i] = told[tier];
@@ -42,28 +47,6 @@ static void found_count(struct requests *rq, const struct msg_lookup *m, struct 
             counts.plain += index_block(rq->rooms.index, f->refs[i])->ns != f->view.ns[0]->id;
     }
     f->counts = counts;
-}
-
-static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup *m, uint32_t n,
-                      struct found *f)
-{
-    struct requests *rq = s->rq;
-
-    f->view = session_view(s, ns);
-    f->counts.n = n;
-    f->bypassed = !view_find(rq, &f->view, m->keys.p, n, !m->each, f->refs);
-    cache_tiers(rq->rooms.cache, f->refs, n, !m->each, f->status);
-    found_count(rq, m, f);
-}
-
-/* The policy takes the keys of one call for one chain; with `each` they are none. */
-static void keys_touch(struct requests *rq, const struct msg_lookup *m, const struct found *f,
-                       uint32_t covered)
-{
-    if (!m->each)
-        view_touch(rq, &f->view, f->refs, covered);
-    for (uint32_t i = 0; m->each && i < covered; i++)
-        view_touch(rq, &f->view, f->refs + i, 1);
 }
 
 void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
@@ -86,7 +69,8 @@ void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
     ns->traffic.lookups++;
     ns->traffic.lookup_keys += f->n;
     ns->traffic.lookup_hits += f->hits;
-    rq->looked_up_cb(rq, ns, keys, f->n);
+    rq->looked_up_cb(rq->reuse, ns->id, keys, ns->identity.key_bytes, f->n, ns->block_bytes,
+                     uv_now(rq->rooms.loop));
 }
 
 static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begun_ns)
@@ -97,36 +81,41 @@ static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begu
     histogram_count(&ns->tenant->times->lookup, took_ns);
 }
 
-static void found_tell(const struct msg_lookup *m, const struct found *f, struct msg_lookup_r *r)
-{
-    *r = (struct msg_lookup_r){.hits = f->counts.hits,
-                               .dram = f->counts.dram,
-                               .status = {f->status, m->each ? f->counts.n : 0},
-                               .shared = m->shared ? f->counts.shared : 0};
-}
-
-/* Takes the lease and fills *r. 0 or -code with call->error. */
+/* Takes the lease, and fills *r. pending: its client asks again, so it takes no lease, counts nothing and moves no block in
+ * the policy. 0 or -code with call->error. */
 static int lookup_result(struct call *call, const struct msg_lookup *m, const struct found *f,
-                         struct msg_lookup_r *r)
+                         bool pending, struct msg_lookup_r *r)
 {
     struct requests *rq = call->s->rq;
     uint32_t covered = m->each ? f->counts.n : f->counts.hits, lease = 0;
 
+    *r = (struct msg_lookup_r){.hits = f->counts.hits,
+                               .dram = f->counts.dram,
+                               .status = {f->status, m->each ? f->counts.n : 0},
+                               .shared = m->shared ? f->counts.shared : 0,
+                               .pending = pending};
+    if (pending) {
+        rq->rooms.metrics->lookups_pending++;
+        return 0;
+    }
     if (m->lease_ms > 0 && f->counts.hits > 0) {
         int rc = lease_new(call, f->refs, covered, m->lease_ms, &lease);
 
         if (rc != 0)
             return rc;
+        r->lease = lease;
     }
-    keys_touch(rq, m, f, covered);
+    /* The policy takes the keys of one call for one chain; with `each` they are none. */
+    if (!m->each)
+        view_touch(rq, &f->view, f->refs, covered);
+    for (uint32_t i = 0; m->each && i < covered; i++)
+        view_touch(rq, &f->view, f->refs + i, 1);
     if (f->bypassed) /* it says nothing about how well the cache does */
         rq->rooms.metrics->bypass_lookup_keys += f->counts.n;
     else
         lookup_counts_add(rq, f->view.ns[0], m->keys.p, &f->counts);
     if (call->trace)
         call->trace->ok = f->counts.hits;
-    found_tell(m, f, r);
-    r->lease = lease;
     return 0;
 }
 
@@ -157,7 +146,7 @@ static void wait_end(struct lookup_wait *w)
         keys_find(s, w->ns, &w->m, w->m.keys.n / w->ns->identity.key_bytes, &f);
         if (w->r.trace)
             trace_span(w->r.trace, SPAN_LOOKUP, SPAN_LESS);
-        (void)lookup_result(&call, &w->m, &f, &r); /* its error is in call */
+        (void)lookup_result(&call, &w->m, &f, false, &r); /* its error is in call */
         lookup_timed(s->rq, w->ns, w->r.begun_ns);
     }
     request_end(&w->r, &call.error, &r);
@@ -229,18 +218,6 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     return true;
 }
 
-/* Its client asks again: so this one takes no lease, counts nothing and moves no block in the policy. */
-static bool lookup_pends(struct call *call, const struct msg_lookup *m, const struct found *f,
-                         struct msg_lookup_r *r)
-{
-    if (!lookup_later(call->s, &f->view, m, f->counts.hits))
-        return false;
-    found_tell(m, f, r);
-    r->pending = true;
-    call->s->rq->rooms.metrics->lookups_pending++;
-    return true;
-}
-
 int method_lookup(struct call *call)
 {
     const struct msg_lookup *m = &call->params.lookup;
@@ -248,8 +225,8 @@ int method_lookup(struct call *call)
     struct found f;
     struct ns *ns = call_namespace(call, m->ns);
     uint32_t n = ns ? call_keys(call, ns, m->keys) : 0;
-    bool lacks;
-    int rc = 0;
+    bool lacks, pending;
+    int rc;
 
     if (n == 0)
         return -call->error.code;
@@ -261,8 +238,9 @@ int method_lookup(struct call *call)
     lacks = f.counts.hits < n;
     if (lacks && m->nowait == UCM_LOOKUP_WAIT && lookup_waits(call, ns, m, &f))
         return 0;
-    if (!(lacks && m->nowait == UCM_LOOKUP_LATER && lookup_pends(call, m, &f, &r)))
-        rc = lookup_result(call, m, &f, &r);
+    pending =
+        lacks && m->nowait == UCM_LOOKUP_LATER && lookup_later(call->s, &f.view, m, f.counts.hits);
+    rc = lookup_result(call, m, &f, pending, &r);
     if (rc == 0)
         call_reply(call, &r);
     lookup_timed(call->s->rq, ns, call->begun_ns);

@@ -345,12 +345,6 @@ int method_trace(struct call *call)
 
 /* ---- reuse ---- */
 
-static void looked_up(struct requests *rq, const struct ns *ns, const uint8_t *keys, uint32_t n)
-{
-    reuse_lookup(tracing_of(rq)->reuse, ns->id, keys, ns->identity.key_bytes, n, ns->block_bytes,
-                 uv_now(rq->rooms.loop));
-}
-
 static void sizes_tell(struct requests *rq)
 {
     const struct request_rooms *rooms = &rq->rooms;
@@ -387,7 +381,8 @@ static int trace_open(struct requests *rq)
     if (rc != 0)
         return rc;
     sizes_tell(rq);
-    rq->looked_up_cb = looked_up;
+    rq->reuse = tg->reuse;
+    rq->looked_up_cb = reuse_lookup;
     return 0;
 }
 

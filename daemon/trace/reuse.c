@@ -399,12 +399,10 @@ static void growth_reference(struct reuse *r, unsigned t, uint64_t key, uint32_t
 
 /* ---- lookups ---- */
 
-static uint64_t word_at(const uint8_t *p)
+static void words_of(const uint8_t *key, uint32_t key_bytes, uint64_t word[KEY_WORDS])
 {
-    uint64_t v;
-
-    memcpy(&v, p, sizeof(v));
-    return v;
+    memcpy(word, key, 16);
+    memcpy(word + 2, key + key_bytes - 16, 16);
 }
 
 /* Which keys are sampled. Every word has a factor of its own, so that nobody can make keys that are all
@@ -412,20 +410,21 @@ static uint64_t word_at(const uint8_t *p)
 static inline uint32_t choose(const uint64_t factor[KEY_WORDS], const uint8_t *key,
                               uint32_t key_bytes)
 {
-    const uint8_t *end = key + key_bytes;
+    uint64_t word[KEY_WORDS], sum = 0;
 
-    return (uint32_t)((word_at(key) * factor[0] + word_at(key + 8) * factor[1] +
-                       word_at(end - 16) * factor[2] + word_at(end - 8) * factor[3]) >>
-                      32);
+    words_of(key, key_bytes, word);
+    for (unsigned i = 0; i < KEY_WORDS; i++)
+        sum += word[i] * factor[i];
+    return (uint32_t)(sum >> 32);
 }
 
 static uint64_t identify(uint32_t ns, const uint8_t *key, uint32_t key_bytes)
 {
-    const uint8_t *part[KEY_WORDS] = {key, key + 8, key + key_bytes - 16, key + key_bytes - 8};
-    uint64_t h = ns;
+    uint64_t word[KEY_WORDS], h = ns;
 
+    words_of(key, key_bytes, word);
     for (unsigned i = 0; i < KEY_WORDS; i++) {
-        h = (h ^ word_at(part[i])) * UINT64_C(0x9e3779b97f4a7c15);
+        h = (h ^ word[i]) * UINT64_C(0x9e3779b97f4a7c15);
         h ^= h >> 32;
     }
     return h;
