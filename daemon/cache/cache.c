@@ -172,9 +172,10 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
 
 void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
 {
-    uint32_t outside;
+    uint32_t outside, again = policy_touch(c->config.policy, refs, n, &outside);
 
-    admission_hits(ns_admission(ns), policy_touch(c->config.policy, refs, n, &outside));
+    if (c->tier)
+        admission_hits(ns_admission(ns), again);
     if (outside > 0)
         cache_list_touch(c, refs, n);
     if (c->tier && cache_write_reused(c, WRITE_NVME, ns))

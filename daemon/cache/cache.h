@@ -33,7 +33,7 @@ struct cache_config {
     struct metrics *metrics;
     struct seal *seal;      /* NULL: nothing is encrypted */
     bool write_reused;      /* NVMe gets only blocks that were used or stored before */
-    bool write_learned;     /* or those that daemon/index/admission.h lets in */
+    bool write_learned;     /* or those that daemon/learn/learn.h lets in */
     uint64_t backlog_bytes; /* dirty DRAM that eviction spares */
     bool share_reused;      /* as write_reused, for the shared tier */
     uint64_t

@@ -84,7 +84,7 @@ void cache_settle(struct cache *c, block_ref ref, const struct block *b)
 {
     const struct ns *ns;
 
-    if (policy_list(b) != POLICY_CANDIDATES)
+    if (b->policy_data & POLICY_ASIDE)
         cache_reconsider(c, ref);
     if (b->leases > 0 || (!(b->flags & BLOCK_DOOMED) && b->dram_parts > 0))
         return;

@@ -196,7 +196,7 @@ static void change_end(struct cache *c, const struct part_change *k)
     c->stats.complete += (uint64_t)(block_complete(b, ns) - was.complete);
     if (b->dram_parts == 0 || b->flags & (BLOCK_BELOW | BLOCK_SHARED_ONLY))
         cache_list_update(c, k->ref);
-    if (policy_list(b) != POLICY_CANDIDATES)
+    if (b->policy_data & POLICY_ASIDE)
         cache_reconsider(c, k->ref);
     if (k->followed)
         cache_status_changed(c, ns, k->ref, was.status);

@@ -19,7 +19,7 @@
 
 #include "daemon/base/form.h"
 #include "daemon/base/limit.h"
-#include "daemon/index/admission.h"
+#include "daemon/learn/learn.h"
 #include "daemon/tenant/tenant.h"
 #include "proto/limits.h"
 
@@ -266,12 +266,10 @@ void index_ns_use(struct index *ix, struct ns *ns);
 void index_ns_unuse(struct index *ix, struct ns *ns);
 /* ns is encoded: it holds blocks of `base` in another form, and keeps base alive. */
 void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base);
-/* These two return NULL when there is none. */
-struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES]);
-struct ns *index_ns(struct index *ix, uint32_t id);
+struct ns *index_ns_find(struct index *ix,
+                         const uint8_t fingerprint[UCM_FINGERPRINT_BYTES]); /* or NULL */
 /* For walks: a namespace has the same place, below index_ns_places, for as long as it lives.
  * index_ns_at returns NULL for a place without one. */
-uint32_t index_ns_place(const struct index *ix, const struct ns *ns);
 struct ns *index_ns_at(struct index *ix, uint32_t place);
 uint32_t index_ns_places(const struct index *ix);
 
@@ -290,26 +288,50 @@ void index_remove(struct index *ix, block_ref ref);
 
 /* A block_ref is a chunk's number above INDEX_CELL_BITS bits of position in it. */
 #define INDEX_CELL_BITS 15
-/* What finding a block needs: the head of struct index, whose rest is the room's own. */
-struct index_chunks {
+#define INDEX_CELLS (1u << INDEX_CELL_BITS)
+/* What finding a block or a namespace needs: the head of struct index, whose rest is the room's own. */
+struct index_head {
     struct index_chunk {
         uint8_t *base;
         uint32_t record_bytes;
-    } * at;     /* by number */
-    uint32_t n; /* numbers in use so far */
+    } * chunk;        /* by number */
+    uint32_t chunks;  /* numbers in use so far */
+    uint32_t ns_mask; /* places, less 1 */
+    struct ns **ns;   /* by place */
 };
+
+/* Where the block's record lies; nothing is read of it. */
+static inline struct block *index_cell(const struct index *ix, block_ref ref)
+{
+    const struct index_head *head = (const struct index_head *)(const void *)ix;
+    const struct index_chunk *in = &head->chunk[ref >> INDEX_CELL_BITS];
+
+    assert(ref >> INDEX_CELL_BITS < head->chunks && in->base);
+    return (struct block *)(void *)(in->base +
+                                    (size_t)(ref & (INDEX_CELLS - 1)) * in->record_bytes);
+}
+
 static inline struct block *index_block(const struct index *ix, block_ref ref)
 {
-    const struct index_chunks *chunks = (const struct index_chunks *)(const void *)ix;
-    const struct index_chunk *at = &chunks->at[ref >> INDEX_CELL_BITS];
-    struct block *b;
+    struct block *b = index_cell(ix, ref);
 
-    assert(ref >> INDEX_CELL_BITS < chunks->n && at->base);
-    b = (struct block *)(void *)(at->base +
-                                 (size_t)(ref & ((1u << INDEX_CELL_BITS) - 1)) * at->record_bytes);
     assert(b->ns != 0);
     return b;
 }
+static inline uint32_t index_ns_place(const struct index *ix, const struct ns *ns)
+{
+    return (ns->id - 1) & ((const struct index_head *)(const void *)ix)->ns_mask;
+}
+
+/* By id; NULL: there is none. */
+static inline struct ns *index_ns(const struct index *ix, uint32_t id)
+{
+    const struct index_head *head = (const struct index_head *)(const void *)ix;
+    struct ns *ns = head->ns[(id - 1) & head->ns_mask];
+
+    return ns && ns->id == id ? ns : NULL;
+}
+
 /* For a number whose block may have been removed: NULL, or the block that has the number now. */
 struct block *index_peek(struct index *ix, block_ref ref);
 

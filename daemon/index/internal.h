@@ -36,9 +36,7 @@ void pages_free(void *p, size_t size_bytes);
 /* ---- slabs: records of one size, in the cells of chunks that never move ---- */
 
 /* Chunk 0 does not exist. */
-#define SLAB_CELL_BITS INDEX_CELL_BITS
-#define SLAB_CELLS (1u << SLAB_CELL_BITS)
-#define SLAB_CHUNKS (1u << (32 - SLAB_CELL_BITS))
+#define SLAB_CHUNKS (1u << (32 - INDEX_CELL_BITS))
 
 struct slab_chunk {
     struct list link; /* in its class's open, or slab.free, or in none */
@@ -56,29 +54,13 @@ struct slab_class {
 };
 
 struct slab {
-    /* By chunk number, 0 included: SLAB_CHUNKS entries, of which the kernel backs those in use. What finding a record needs is
-     * apart from the rest, so that it stays in the first-level cache. */
-    struct index_chunks places;
-    struct slab_chunk *chunk;
-    struct pages *pages; /* borrowed */
-    struct list free;    /* numbers without a chunk */
+    struct slab_chunk *chunk; /* by number, as index_head.chunk */
+    struct list free;         /* numbers without a chunk */
     uint64_t size_bytes;
     struct slab_class class[UCM_MAX_PARTS + 1]; /* by parts */
 };
 
-int slab_init(struct slab *s, struct pages *pages); /* 0 or -ENOMEM */
-void slab_close(struct slab *s);
 uint32_t slab_record_bytes(uint32_t parts);
-/* A zeroed record for a block with this many parts; 0 without memory. */
-block_ref slab_take(struct slab *s, uint32_t parts);
-void slab_give(struct slab *s, block_ref ref);
-
-static inline struct block *slab_block(const struct slab *s, block_ref ref)
-{
-    const struct index_chunk *at = &s->places.at[ref >> SLAB_CELL_BITS];
-
-    return (struct block *)(void *)(at->base + (size_t)(ref & (SLAB_CELLS - 1)) * at->record_bytes);
-}
 
 /* ---- the table of a namespace: linear hashing over buckets of one cache line ---- */
 
@@ -99,7 +81,8 @@ struct bucket {
 struct ns_table {
     struct bucket **segment;
     uint32_t segments, segments_cap;
-    uint32_t buckets; /* 0 until the first insert */
+    uint32_t room;    /* buckets that the segments hold */
+    uint32_t buckets; /* in use; 0 until the first insert */
     uint32_t mask;    /* buckets rounded up to a power of 2, less 1 */
     uint32_t key_bytes;
     uint64_t blocks;
@@ -109,9 +92,7 @@ struct ns_table {
 #define HASH_SECRET_BYTES 192
 
 struct ns_set {
-    struct ns **at;    /* by place: (id - 1) & mask */
-    struct ns **chain; /* hash table by fingerprint */
-    uint32_t mask;     /* places and chains, max rounded up to a power of 2, less 1 */
+    struct ns **chain; /* hash table by fingerprint, with as many chains as there are places */
     uint32_t count, max;
     uint32_t last_id;
     uint64_t clock; /* of ns.used */
@@ -119,7 +100,10 @@ struct ns_set {
 };
 
 struct index {
-    struct slab slab; /* first, as it begins with struct index_chunks */
+    /* First. By number SLAB_CHUNKS chunks, 0 included, of which the kernel backs those in use. Apart from what the slabs know
+     * besides, so that it stays in the first-level cache. */
+    struct index_head head;
+    struct slab slab;
     struct pages pages;
     struct ns_set ns;
     struct tenant_set tenants;
@@ -152,9 +136,9 @@ int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory
 /* What the identity says of how blocks are encoded. False: nothing that this daemon can decode. */
 bool ns_codec_read(const struct ns_identity *identity, struct codec *out);
 
-int ns_set_init(struct ns_set *set, uint32_t max);
+int ns_set_init(struct index *ix, uint32_t max); /* 0 or -ENOMEM */
 /* Tenants are left alone. */
-void ns_set_close(struct ns_set *set);
-uint64_t ns_set_bytes(const struct ns_set *set);
+void ns_set_close(struct index *ix);
+uint64_t ns_set_bytes(const struct index *ix);
 
 #endif

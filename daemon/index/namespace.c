@@ -97,84 +97,81 @@ static void ns_free(struct ns *ns)
 
 /* ---- the set ---- */
 
-int ns_set_init(struct ns_set *set, uint32_t max)
+int ns_set_init(struct index *ix, uint32_t max)
 {
     uint32_t places = 1;
 
     max = max ? max : 1;
     while (places < max)
         places *= 2;
-    *set = (struct ns_set){.mask = places - 1, .max = max};
-    set->at = calloc(places, sizeof(set->at[0]));
-    set->chain = calloc(places, sizeof(set->chain[0]));
-    if (set->at && set->chain)
+    ix->ns = (struct ns_set){.max = max};
+    ix->head.ns_mask = places - 1;
+    ix->head.ns = calloc(places, sizeof(struct ns *));
+    ix->ns.chain = calloc(places, sizeof(struct ns *));
+    if (ix->head.ns && ix->ns.chain)
         return 0;
-    ns_set_close(set);
+    ns_set_close(ix);
     return -ENOMEM;
 }
 
-void ns_set_close(struct ns_set *set)
+void ns_set_close(struct index *ix)
 {
-    for (uint32_t i = 0; set->at && i <= set->mask; i++)
-        if (set->at[i]) {
-            owner_drop(set->at[i]);
-            ns_free(set->at[i]);
+    struct ns *ns;
+
+    for (uint32_t i = 0; ix->head.ns && i <= ix->head.ns_mask; i++)
+        if ((ns = ix->head.ns[i]) != NULL) {
+            owner_drop(ns);
+            ns_free(ns);
         }
-    free(set->at);
-    free(set->chain);
+    free(ix->head.ns);
+    free(ix->ns.chain);
 }
 
-uint64_t ns_set_bytes(const struct ns_set *set)
+uint64_t ns_set_bytes(const struct index *ix)
 {
-    uint64_t sum =
-        set->bytes + (set->mask + UINT64_C(1)) * (sizeof(set->at[0]) + sizeof(set->chain[0]));
+    uint64_t sum = ix->ns.bytes + (ix->head.ns_mask + UINT64_C(1)) * 2 * sizeof(struct ns *);
 
-    for (uint32_t i = 0; i <= set->mask; i++)
-        if (set->at[i])
-            sum += set->at[i]->table->size_bytes;
+    for (uint32_t i = 0; i <= ix->head.ns_mask; i++)
+        if (ix->head.ns[i])
+            sum += ix->head.ns[i]->table->size_bytes;
     return sum;
 }
 
-static struct ns **chain_of(const struct ns_set *set, const uint8_t *fingerprint)
+static struct ns **chain_of(const struct index *ix, const uint8_t *fingerprint)
 {
     uint32_t hash;
 
     memcpy(&hash, fingerprint, sizeof(hash));
-    return &set->chain[hash & set->mask];
-}
-
-static uint32_t place_of(const struct ns_set *set, uint32_t id)
-{
-    return (id - 1) & set->mask;
+    return &ix->ns.chain[hash & ix->head.ns_mask];
 }
 
 /* There is a free place. Ids grow, until they run out, so that one is not given again soon. */
-static void set_add(struct ns_set *set, struct ns *ns)
+static void set_add(struct index *ix, struct ns *ns)
 {
-    struct ns **chain = chain_of(set, ns->fingerprint);
+    struct ns **chain = chain_of(ix, ns->fingerprint);
+    struct ns_set *set = &ix->ns;
 
     do
         ns->id = ++set->last_id;
-    while (ns->id == 0 || set->at[place_of(set, ns->id)]);
+    while (ns->id == 0 || ix->head.ns[index_ns_place(ix, ns)]);
     ns->used = ++set->clock;
     ns->chain = *chain;
     *chain = ns;
-    set->at[place_of(set, ns->id)] = ns;
+    ix->head.ns[index_ns_place(ix, ns)] = ns;
     set->count++;
     set->bytes += ns_size_bytes(ns);
 }
 
 static void set_remove(struct index *ix, struct ns *ns)
 {
-    struct ns_set *set = &ix->ns;
-    struct ns **link = chain_of(set, ns->fingerprint);
+    struct ns **link = chain_of(ix, ns->fingerprint);
 
     while (*link != ns)
         link = &(*link)->chain;
     *link = ns->chain;
-    set->at[place_of(set, ns->id)] = NULL;
-    set->count--;
-    set->bytes -= ns_size_bytes(ns);
+    ix->head.ns[index_ns_place(ix, ns)] = NULL;
+    ix->ns.count--;
+    ix->ns.bytes -= ns_size_bytes(ns);
     if (ns->base)
         ns->base->uses--;
     ns->tenant->namespaces--;
@@ -185,13 +182,13 @@ static void set_remove(struct index *ix, struct ns *ns)
 
 /* The least recently used namespace without blocks and uses; of this tenant, or (NULL) of any; of these owners,
  * or (NULL) of any. */
-static struct ns *set_idle(const struct ns_set *set, const struct tenant *tenant,
+static struct ns *set_idle(const struct index *ix, const struct tenant *tenant,
                            const struct limit_owner *owners)
 {
     struct ns *oldest = NULL;
 
-    for (uint32_t i = 0; i <= set->mask; i++) {
-        struct ns *ns = set->at[i];
+    for (uint32_t i = 0; i <= ix->head.ns_mask; i++) {
+        struct ns *ns = ix->head.ns[i];
 
         if (ns && ns->blocks == 0 && ns->uses == 0 && (!oldest || ns->used < oldest->used) &&
             (!tenant || ns->tenant == tenant) && (!owners || limit_within(ns->owner, owners)))
@@ -209,7 +206,7 @@ static int set_make_space(struct index *ix, const struct tenant *tenant, bool bo
 
     if (!tenant_full && ix->ns.count < ix->ns.max)
         return 0;
-    idle = set_idle(&ix->ns, tenant_full ? tenant : NULL, NULL);
+    idle = set_idle(ix, tenant_full ? tenant : NULL, NULL);
     if (idle) {
         set_remove(ix, idle);
         return 0;
@@ -233,7 +230,7 @@ static int owner_make_space(struct index *ix, const struct limit_owner *owner, s
     struct ns *idle;
 
     while (owner && (refuser = limit_refuser(owner, LIMIT_NAMESPACES, 1))) {
-        idle = set_idle(&ix->ns, NULL, refuser);
+        idle = set_idle(ix, NULL, refuser);
         if (!idle)
             return limit_ask(owner, LIMIT_NAMESPACES, 1, e);
         set_remove(ix, idle);
@@ -274,7 +271,7 @@ static int ns_add(struct index *ix, const struct ns_identity *identity, const ui
         tenant->metrics = tenants_find(&ix->tenants.metrics, tenant->name);
         tenant->times = tenants_times(&ix->tenants.metrics, tenant->metrics);
     }
-    set_add(&ix->ns, ns);
+    set_add(ix, ns);
     *out = ns;
     return 0;
 }
@@ -385,31 +382,19 @@ void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base)
 
 struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES])
 {
-    struct ns *ns = *chain_of(&ix->ns, fingerprint);
+    struct ns *ns = *chain_of(ix, fingerprint);
 
     while (ns && memcmp(ns->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) != 0)
         ns = ns->chain;
     return ns;
 }
 
-struct ns *index_ns(struct index *ix, uint32_t id)
-{
-    struct ns *ns = ix->ns.at[(id - 1) & ix->ns.mask];
-
-    return ns && ns->id == id ? ns : NULL;
-}
-
-uint32_t index_ns_place(const struct index *ix, const struct ns *ns)
-{
-    return place_of(&ix->ns, ns->id);
-}
-
 struct ns *index_ns_at(struct index *ix, uint32_t place)
 {
-    return place <= ix->ns.mask ? ix->ns.at[place] : NULL;
+    return place <= ix->head.ns_mask ? ix->head.ns[place] : NULL;
 }
 
 uint32_t index_ns_places(const struct index *ix)
 {
-    return ix->ns.mask + 1;
+    return ix->head.ns_mask + 1;
 }

@@ -18,32 +18,23 @@ static_assert(HASH_SECRET_BYTES >= XXH3_SECRET_SIZE_MIN, "as XXH3 asks");
 /* Segments have 4, 4, 8, ... buckets, and SEGMENT_MAX after so many. */
 #define DOUBLINGS 13u
 static_assert(SEGMENT_MIN << DOUBLINGS == SEGMENT_MAX, "the doubling ends at the largest segment");
+#define HASH_TAG_SHIFT 56
 #define SEGMENT_PAGES_BYTES (64u << 10) /* segments of this length and more are from pages_new */
 
 /* ---- hashes and keys ---- */
 
-static inline uint64_t hash_of(const struct index *ix, const uint8_t *key, uint32_t key_bytes)
-{
-    return XXH3_64bits_withSecret(key, key_bytes, ix->secret, HASH_SECRET_BYTES);
-}
-
-/* For other files: in this one a lookup's hashes are inlined. */
+/* The low bits choose the bucket, the high byte is the entry's tag, and
+ * never 0. */
 uint64_t index_hash(const struct index *ix, const uint8_t *key, uint32_t key_bytes)
 {
-    return hash_of(ix, key, key_bytes);
+    uint64_t hash = XXH3_64bits_withSecret(key, key_bytes, ix->secret, HASH_SECRET_BYTES);
+
+    return hash >> HASH_TAG_SHIFT ? hash : hash | UINT64_C(1) << HASH_TAG_SHIFT;
 }
 
 static inline uint64_t record_hash(const struct index *ix, const struct ns_table *t, block_ref ref)
 {
-    return hash_of(ix, slab_block(&ix->slab, ref)->key, t->key_bytes);
-}
-
-/* The low bits of the hash choose the bucket, so the tag takes high ones. */
-static inline uint8_t hash_tag(uint64_t hash)
-{
-    uint8_t tag = (uint8_t)(hash >> 56);
-
-    return tag ? tag : 1;
+    return index_hash(ix, index_cell(ix, ref)->key, t->key_bytes);
 }
 
 /* A key has 16 to 32 bytes, so its first 16 and its last 16 cover it. */
@@ -60,66 +51,44 @@ static inline bool key_equal(const uint8_t *a, const uint8_t *b, uint32_t key_by
 
 /* ---- buckets ---- */
 
-static inline uint32_t high_bit(uint32_t v)
-{
-    return 31u - (uint32_t)__builtin_clz(v);
-}
-
-static inline uint32_t segment_of(uint32_t bucket)
-{
-    if (bucket >= SEGMENT_MAX)
-        return DOUBLINGS + bucket / SEGMENT_MAX;
-    return bucket < SEGMENT_MIN ? 0 : high_bit(bucket) - 1;
-}
-
-static inline uint32_t segment_first(uint32_t segment)
+/* A segment's buckets. */
+static uint32_t segment_buckets(uint32_t segment)
 {
     if (segment > DOUBLINGS)
-        return (segment - DOUBLINGS) * SEGMENT_MAX;
-    return segment == 0 ? 0 : SEGMENT_MIN << (segment - 1);
+        return SEGMENT_MAX;
+    return segment == 0 ? SEGMENT_MIN : SEGMENT_MIN << (segment - 1);
 }
 
-static uint32_t segment_bytes(uint32_t segment)
+/* Of a hash, or of a bucket's number. */
+static inline struct bucket *bucket_of(const struct ns_table *t, uint64_t hash)
 {
-    uint32_t n = SEGMENT_MAX;
+    uint32_t bucket = (uint32_t)hash & t->mask, high;
 
-    if (segment <= DOUBLINGS)
-        n = segment == 0 ? SEGMENT_MIN : SEGMENT_MIN << (segment - 1);
-    return n * (uint32_t)sizeof(struct bucket);
+    if (bucket >= t->buckets)
+        bucket &= t->mask >> 1;
+    if (bucket >= SEGMENT_MAX)
+        return &t->segment[DOUBLINGS + bucket / SEGMENT_MAX][bucket % SEGMENT_MAX];
+    if (bucket < SEGMENT_MIN)
+        return &t->segment[0][bucket];
+    high = 31u - (uint32_t)__builtin_clz(bucket);
+    return &t->segment[high - 1][bucket - (1u << high)];
 }
 
-static inline struct bucket *bucket_at(const struct ns_table *t, uint32_t bucket)
-{
-    uint32_t segment = segment_of(bucket);
-
-    return &t->segment[segment][bucket - segment_first(segment)];
-}
-
-static inline uint32_t bucket_of(const struct ns_table *t, uint64_t hash)
-{
-    uint32_t bucket = (uint32_t)hash & t->mask;
-
-    return bucket < t->buckets ? bucket : bucket & (t->mask >> 1);
-}
-
-/* Bit i is set where byte i of v is `tag`. */
-static inline uint32_t bytes_match(uint64_t v, uint8_t tag)
+/* Bit i is set where entry i has the tag: eight tags at once, then four. */
+static inline uint32_t entries_match(const struct bucket *b, uint64_t hash)
 {
     const uint64_t low = UINT64_C(0x7f7f7f7f7f7f7f7f);
-    uint64_t x = v ^ (UINT64_C(0x0101010101010101) * tag);
-    uint64_t zero = ~(((x & low) + low) | x | low);
-
-    return (uint32_t)(((zero >> 7) * UINT64_C(0x0102040810204080)) >> 56);
-}
-
-static inline uint32_t entries_match(const struct bucket *b, uint8_t tag)
-{
-    uint64_t first;
-    uint32_t last;
+    uint64_t tags = UINT64_C(0x0101010101010101) * (hash >> HASH_TAG_SHIFT), first, x;
+    uint32_t last, match;
 
     memcpy(&first, b->tag, sizeof(first));
     memcpy(&last, b->tag + sizeof(first), sizeof(last));
-    return bytes_match(le64toh(first), tag) | bytes_match(le32toh(last), tag) << 8;
+    x = le64toh(first) ^ tags;
+    x = ~(((x & low) + low) | x | low);
+    match = (uint32_t)(((x >> 7) * UINT64_C(0x0102040810204080)) >> 56);
+    x = le32toh(last) ^ tags;
+    x = ~(((x & low) + low) | x | low);
+    return match | (uint32_t)(((x >> 7) * UINT64_C(0x0102040810204080)) >> 56) << 8;
 }
 
 static uint32_t entries_used(const struct bucket *b)
@@ -131,17 +100,18 @@ static uint32_t entries_used(const struct bucket *b)
     return n;
 }
 
-static block_ref bucket_find(const struct index *ix, const struct ns_table *t,
-                             const struct bucket *b, uint8_t tag, const uint8_t *key)
+/* match: of entries_match. */
+static inline block_ref bucket_find(const struct index *ix, const struct ns_table *t,
+                                    const struct bucket *b, uint32_t match, const uint8_t *key)
 {
-    for (uint32_t m = entries_match(b, tag); m; m &= m - 1) {
-        block_ref ref = b->ref[__builtin_ctz(m)];
+    for (; match; match &= match - 1) {
+        block_ref ref = b->ref[__builtin_ctz(match)];
 
-        if (key_equal(slab_block(&ix->slab, ref)->key, key, t->key_bytes))
+        if (key_equal(index_cell(ix, ref)->key, key, t->key_bytes))
             return ref;
     }
     for (block_ref ref = b->overflow; ref;) {
-        const struct block *block = slab_block(&ix->slab, ref);
+        const struct block *block = index_cell(ix, ref);
 
         if (key_equal(block->key, key, t->key_bytes))
             return ref;
@@ -152,12 +122,12 @@ static block_ref bucket_find(const struct index *ix, const struct ns_table *t,
 
 static void bucket_put(const struct index *ix, struct bucket *b, block_ref ref, uint64_t hash)
 {
-    struct block *block = slab_block(&ix->slab, ref);
+    struct block *block = index_cell(ix, ref);
     uint32_t n = entries_used(b);
 
     block->hash_next = 0;
     if (n < BUCKET_ENTRIES) {
-        b->tag[n] = hash_tag(hash);
+        b->tag[n] = (uint8_t)(hash >> HASH_TAG_SHIFT);
         b->ref[n] = ref;
         return;
     }
@@ -168,7 +138,7 @@ static void bucket_put(const struct index *ix, struct bucket *b, block_ref ref, 
 static void bucket_prefetch(const struct index *ix, const struct bucket *b)
 {
     for (uint32_t i = 0; i < BUCKET_ENTRIES && b->ref[i]; i++)
-        __builtin_prefetch(slab_block(&ix->slab, b->ref[i]));
+        __builtin_prefetch(index_cell(ix, b->ref[i]));
 }
 
 /* Empties `from` and puts each of its blocks into `zero` or `one`, by a bit of the hash. */
@@ -186,7 +156,7 @@ static void bucket_deal(const struct index *ix, const struct ns_table *t, struct
         bucket_put(ix, hash & bit ? one : zero, old.ref[i], hash);
     }
     while (ref) {
-        block_ref next = slab_block(&ix->slab, ref)->hash_next;
+        block_ref next = index_cell(ix, ref)->hash_next;
         uint64_t hash = record_hash(ix, t, ref);
 
         bucket_put(ix, hash & bit ? one : zero, ref, hash);
@@ -198,7 +168,7 @@ static void bucket_deal(const struct index *ix, const struct ns_table *t, struct
 
 static int segment_add(struct pages *pages, struct ns_table *t)
 {
-    uint32_t size_bytes = segment_bytes(t->segments);
+    uint32_t n = segment_buckets(t->segments), size_bytes = n * (uint32_t)sizeof(struct bucket);
     struct bucket *p;
 
     if (t->segments == t->segments_cap) {
@@ -221,18 +191,20 @@ static int segment_add(struct pages *pages, struct ns_table *t)
     if (!p)
         return -ENOMEM;
     t->segment[t->segments++] = p;
+    t->room += n;
     t->size_bytes += size_bytes;
     return 0;
 }
 
 static void segment_drop(struct ns_table *t)
 {
-    uint32_t size_bytes = segment_bytes(--t->segments);
+    uint32_t n = segment_buckets(--t->segments), size_bytes = n * (uint32_t)sizeof(struct bucket);
 
     if (size_bytes >= SEGMENT_PAGES_BYTES)
         pages_free(t->segment[t->segments], size_bytes);
     else
         free(t->segment[t->segments]);
+    t->room -= n;
     t->size_bytes -= size_bytes;
 }
 
@@ -248,29 +220,29 @@ static int table_start(struct pages *pages, struct ns_table *t)
 /* A new bucket takes its blocks from an old one. Without memory the buckets get longer instead. */
 static void table_split(struct index *ix, struct ns_table *t)
 {
-    uint32_t fresh = t->buckets, bit = 1u << high_bit(fresh);
-    struct bucket *old, *new;
+    uint32_t fresh = t->buckets, bit;
+    struct bucket *old;
 
-    if (segment_of(fresh) == t->segments && segment_add(&ix->pages, t) != 0)
+    if (fresh == t->room && segment_add(&ix->pages, t) != 0)
         return;
-    old = bucket_at(t, fresh - bit);
-    new = bucket_at(t, fresh);
-    bucket_deal(ix, t, old, old, new, bit);
     t->buckets++;
     if (fresh > t->mask)
         t->mask = 2 * t->mask + 1;
+    bit = (t->mask + 1) / 2;
+    old = bucket_of(t, fresh - bit);
+    bucket_deal(ix, t, old, old, bucket_of(t, fresh), bit);
 }
 
 static void table_merge(const struct index *ix, struct ns_table *t)
 {
-    uint32_t last = t->buckets - 1, bit = 1u << high_bit(last);
-    struct bucket *into = bucket_at(t, last - bit);
+    uint32_t last = t->buckets - 1, bit = (t->mask + 1) / 2;
+    struct bucket *into = bucket_of(t, last - bit);
 
-    bucket_deal(ix, t, bucket_at(t, last), into, into, bit);
+    bucket_deal(ix, t, bucket_of(t, last), into, into, bit);
     t->buckets--;
     if (last == bit)
         t->mask >>= 1;
-    if (last == segment_first(t->segments - 1))
+    if (last == t->room - segment_buckets(t->segments - 1))
         segment_drop(t);
 }
 
@@ -286,24 +258,26 @@ void ns_table_close(struct ns_table *t)
 block_ref index_find(const struct index *ix, const struct ns *ns, const uint8_t *key)
 {
     const struct ns_table *t = ns->table;
+    const struct bucket *b;
     uint64_t hash;
 
     if (t->blocks == 0)
         return 0;
-    hash = hash_of(ix, key, t->key_bytes);
-    return bucket_find(ix, t, bucket_at(t, bucket_of(t, hash)), hash_tag(hash), key);
+    hash = index_hash(ix, key, t->key_bytes);
+    b = bucket_of(t, hash);
+    return bucket_find(ix, t, b, entries_match(b, hash), key);
 }
 
 int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref)
 {
-    const uint8_t *key = slab_block(&ix->slab, ref)->key;
-    uint64_t hash = hash_of(ix, key, t->key_bytes);
+    const uint8_t *key = index_cell(ix, ref)->key;
+    uint64_t hash = index_hash(ix, key, t->key_bytes);
     struct bucket *b;
 
     if (t->buckets == 0 && table_start(&ix->pages, t) != 0)
         return -ENOMEM;
-    b = bucket_at(t, bucket_of(t, hash));
-    assert(bucket_find(ix, t, b, hash_tag(hash), key) == 0);
+    b = bucket_of(t, hash);
+    assert(bucket_find(ix, t, b, entries_match(b, hash), key) == 0);
     bucket_put(ix, b, ref, hash);
     t->blocks++;
     if (t->blocks > (uint64_t)t->buckets * LOAD_MAX)
@@ -319,11 +293,11 @@ static void entry_clear(const struct index *ix, const struct ns_table *t, struct
     block_ref ref = b->overflow;
 
     if (ref) {
-        struct block *block = slab_block(&ix->slab, ref);
+        struct block *block = index_cell(ix, ref);
 
         b->overflow = block->hash_next;
         block->hash_next = 0;
-        b->tag[entry] = hash_tag(record_hash(ix, t, ref));
+        b->tag[entry] = (uint8_t)(record_hash(ix, t, ref) >> HASH_TAG_SHIFT);
         b->ref[entry] = ref;
         return;
     }
@@ -335,7 +309,7 @@ static void entry_clear(const struct index *ix, const struct ns_table *t, struct
 
 void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref)
 {
-    struct bucket *b = bucket_at(t, bucket_of(t, record_hash(ix, t, ref)));
+    struct bucket *b = bucket_of(t, record_hash(ix, t, ref));
     block_ref *link = &b->overflow;
     uint32_t entry = 0;
 
@@ -346,9 +320,9 @@ void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref)
     } else {
         while (*link != ref) {
             assert(*link != 0);
-            link = &slab_block(&ix->slab, *link)->hash_next;
+            link = &index_cell(ix, *link)->hash_next;
         }
-        *link = slab_block(&ix->slab, ref)->hash_next;
+        *link = index_cell(ix, ref)->hash_next;
     }
     t->blocks--;
     if (t->buckets > SEGMENT_MIN && t->blocks < (uint64_t)t->buckets * LOAD_MIN)
@@ -364,65 +338,40 @@ void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref)
 
 struct search {
     const struct bucket *bucket;
-    const struct block *block; /* first record with the tag, or NULL */
-    block_ref ref;
-    uint32_t others; /* further entries with the tag */
-    uint8_t tag;
+    uint64_t hash;
+    uint32_t match; /* entries with its tag */
 };
-
-static inline void search_hash(const struct index *ix, const struct ns_table *t, struct search *p,
-                               const uint8_t *key)
-{
-    uint64_t hash = hash_of(ix, key, t->key_bytes);
-
-    p->bucket = bucket_at(t, bucket_of(t, hash));
-    p->tag = hash_tag(hash);
-    __builtin_prefetch(p->bucket);
-}
-
-static inline void search_bucket(const struct index *ix, struct search *p)
-{
-    uint32_t match = entries_match(p->bucket, p->tag);
-
-    p->block = NULL;
-    p->others = match & (match - 1);
-    if (match == 0)
-        return;
-    p->ref = p->bucket->ref[__builtin_ctz(match)];
-    p->block = slab_block(&ix->slab, p->ref);
-    __builtin_prefetch(p->block);
-    /* The caller looks at the block's state next. */
-    __builtin_prefetch(&p->block->whole_parts);
-}
-
-static inline block_ref search_compare(const struct index *ix, const struct ns_table *t,
-                                       const struct search *p, const uint8_t *key)
-{
-    if (p->block && key_equal(p->block->key, key, t->key_bytes))
-        return p->ref;
-    if (p->others || p->bucket->overflow)
-        return bucket_find(ix, t, p->bucket, p->tag, key);
-    return 0;
-}
 
 void index_find_many(const struct index *ix, const struct ns *ns, const uint8_t *keys, uint32_t n,
                      bool stop_at_gap, block_ref *out)
 {
     const struct ns_table *t = ns->table;
-    struct search ring[RING];
+    struct search ring[RING], *p;
     uint32_t done = 0;
 
     for (uint32_t i = 0; t->blocks > 0 && done < n; i++) {
+        p = &ring[i % RING];
         if (i >= RING) {
-            out[done] = search_compare(ix, t, &ring[i % RING], keys + (size_t)done * t->key_bytes);
+            out[done] = bucket_find(ix, t, p->bucket, p->match, keys + (size_t)done * t->key_bytes);
             done++;
             if (stop_at_gap && out[done - 1] == 0)
                 break;
         }
-        if (i >= AHEAD && i - AHEAD < n)
-            search_bucket(ix, &ring[(i - AHEAD) % RING]);
-        if (i < n)
-            search_hash(ix, t, &ring[i % RING], keys + (size_t)i * t->key_bytes);
+        if (i < n) {
+            p->hash = index_hash(ix, keys + (size_t)i * t->key_bytes, t->key_bytes);
+            p->bucket = bucket_of(t, p->hash);
+            __builtin_prefetch(p->bucket);
+        }
+        p = &ring[(i - AHEAD) % RING];
+        if (i < AHEAD || i - AHEAD >= n)
+            continue;
+        p->match = entries_match(p->bucket, p->hash);
+        if (p->match) {
+            const struct block *b = index_cell(ix, p->bucket->ref[__builtin_ctz(p->match)]);
+
+            __builtin_prefetch(b);
+            __builtin_prefetch(&b->whole_parts); /* the caller looks at its state next */
+        }
     }
     memset(out + done, 0, (n - done) * sizeof(*out));
 }
@@ -467,7 +416,7 @@ static uint32_t bucket_sort(const struct index *ix, const struct ns_table *t,
         if (i < used)
             ref = b->ref[i];
         else
-            ref = i == used ? b->overflow : slab_block(&ix->slab, ref)->hash_next;
+            ref = i == used ? b->overflow : index_cell(ix, ref)->hash_next;
     }
     return n;
 }
@@ -475,7 +424,7 @@ static uint32_t bucket_sort(const struct index *ix, const struct ns_table *t,
 /* The position behind the last one that the bucket's hashes may have; 0 for the last bucket. */
 static uint64_t bucket_end(const struct ns_table *t, uint32_t bucket)
 {
-    uint32_t bits = high_bit(t->mask) + 1, half = (t->mask >> 1) + 1;
+    uint32_t bits = (uint32_t)__builtin_popcount(t->mask), half = (t->mask >> 1) + 1;
 
     if (bucket < half && bucket + half >= t->buckets)
         bits--; /* not split yet */
@@ -490,11 +439,13 @@ uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor
     *n = 0;
     while (*n < limit && t->blocks > 0) {
         uint32_t max = limit - *n < SORTED_MAX ? limit - *n : SORTED_MAX;
-        uint32_t bucket = bucket_of(t, reversed(cursor));
+        uint32_t bucket = (uint32_t)reversed(cursor) & t->mask;
         uint64_t positions[SORTED_MAX];
         uint32_t found =
-            bucket_sort(ix, t, bucket_at(t, bucket), cursor, max, refs + *n, positions);
+            bucket_sort(ix, t, bucket_of(t, bucket), cursor, max, refs + *n, positions);
 
+        if (bucket >= t->buckets)
+            bucket &= t->mask >> 1;
         *n += found;
         cursor = found == max ? positions[found - 1] + 1 : bucket_end(t, bucket);
         if (cursor == 0)

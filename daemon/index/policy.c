@@ -1,13 +1,11 @@
 #include "daemon/index/policy.h"
-#include "daemon/index/ghosts.h"
 #include "daemon/index/internal.h"
-#include "daemon/index/learner.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 /* LRU with bonuses. A block's time is up when as many blocks were inserted since its last use as DRAM
- * holds; with the bonus of its uses (learner.h), later or earlier. Blocks with as many uses are in one
+ * holds; with the bonus of its uses (daemon/learn), later or earlier. Blocks with as many uses are in one
  * list in the order of their last use, so that only the lists' ends are compared. */
 
 /* What a block remembers: policy_data. As bit fields it made a lookup of 8,192 keys 7 % slower: compilers
@@ -16,6 +14,7 @@
 #define DATA_KNOWN (1u << 6)    /* was in DRAM before: coming back is a use */
 #define DATA_EXPECTED (1u << 7) /* and that is counted */
 #define DATA_STAMP_SHIFT 8      /* when it was inserted or a use was counted, wrapping */
+#define DATA_BELOW_STAMP ((1u << DATA_STAMP_SHIFT) - 1)
 #define STAMP_MASK 0xffffffu
 
 /* While as many blocks are inserted as DRAM holds, 2^STAMPS_LOG2 stamps pass, or up to twice as many.
@@ -29,11 +28,7 @@
 /* Inserts without a touch between them are taken for one chain, head first, up to this many. */
 #define RUN_MAX 1024
 
-/* The first table of ghosts has SOON_FACTOR for each block in DRAM. The second remembers longer where DRAM
- * holds few blocks: LATE_FACTOR for each, but LATE_GHOSTS at most. */
-#define SOON_FACTOR 2
-#define LATE_FACTOR 32
-#define LATE_GHOSTS 131072u
+#define LIST_BACK UINT32_MAX /* for block_link */
 
 struct policy {
     struct index *ix;
@@ -41,6 +36,7 @@ struct policy {
     struct policy_group common;
     bool grouped;   /* some tenant has a group */
     uint64_t clock; /* inserts */
+    uint32_t now;   /* the stamp of that */
     unsigned stamp_shift;
     block_ref run; /* the last of the present run of inserts, or 0 */
     uint32_t run_n;
@@ -48,8 +44,6 @@ struct policy {
     uint32_t chain_n;     /* that have got it */
     bool full;            /* something was evicted */
     uint64_t count, restored;
-    uint64_t ghost_for; /* blocks in DRAM when the number of ghosts was chosen */
-    struct ghosts soon, late;
 };
 
 static unsigned log2_of(uint64_t n)
@@ -83,42 +77,7 @@ void policy_free(struct policy *p)
     if (!p)
         return;
     learner_free(p->learner);
-    free(p->soon.set);
-    free(p->late.set);
     free(p);
-}
-
-/* ---- what a block remembers ---- */
-
-static uint32_t uses_of(const struct block *b)
-{
-    return b->policy_data & DATA_USES;
-}
-
-static void set_uses(struct block *b, uint32_t uses)
-{
-    b->policy_data = (b->policy_data & ~DATA_USES) | (uses < USES_MAX ? uses : USES_MAX);
-}
-
-static void set_aside(struct block *b, uint32_t list)
-{
-    b->policy_data = (b->policy_data & ~POLICY_ASIDE) | list << POLICY_ASIDE_SHIFT;
-}
-
-static void set_stamp(struct block *b, uint32_t stamp)
-{
-    b->policy_data = (b->policy_data & ((1u << DATA_STAMP_SHIFT) - 1)) | stamp << DATA_STAMP_SHIFT;
-}
-
-static uint32_t stamp_now(const struct policy *p)
-{
-    return (uint32_t)(p->clock >> p->stamp_shift & STAMP_MASK);
-}
-
-/* Stamps since the block was used last. */
-static uint32_t age_of(const struct block *b, uint32_t now)
-{
-    return (now - (b->policy_data >> DATA_STAMP_SHIFT)) & STAMP_MASK;
 }
 
 /* ---- lists ---- */
@@ -141,109 +100,81 @@ void policy_group_made(struct policy *p)
     p->grouped = true;
 }
 
-static struct block_list *list_in(struct policy_group *g, const struct block *b)
+/* Into the list of the group that the block remembers: next to `behind`, on its colder side; 0: at the front, LIST_BACK: at the
+ * back. */
+static void block_link(struct policy *p, struct policy_group *g, block_ref ref, struct block *b,
+                       block_ref behind)
 {
-    uint32_t data = b->policy_data;
+    uint32_t aside = (b->policy_data & POLICY_ASIDE) >> POLICY_ASIDE_SHIFT;
+    struct block_list *l = aside ? &g->aside[aside] : &g->list[b->policy_data & DATA_USES];
 
-    return data & POLICY_ASIDE ? &g->aside[(data & POLICY_ASIDE) >> POLICY_ASIDE_SHIFT]
-                               : &g->list[data & DATA_USES];
-}
-
-/* Next to `behind`, on its colder side; 0: at the front. */
-static void link_behind(struct policy *p, struct policy_group *g, block_ref ref, struct block *b,
-                        block_ref behind)
-{
-    block_list_insert(p->ix, list_in(g, b), ref, behind);
-    g->candidates += !(b->policy_data & POLICY_ASIDE);
+    block_list_insert(p->ix, l, ref, behind == LIST_BACK ? l->back : behind);
+    g->candidates += !aside;
     b->grouped = g != &p->common;
 }
 
-/* The coldest of its list. */
-static void link_last(struct policy *p, block_ref ref, struct block *b)
-{
-    struct policy_group *g = group_for(p, b);
-
-    link_behind(p, g, ref, b, list_in(g, b)->back);
-}
-
-static void unlink_block(struct policy *p, struct block *b)
+static void block_unlink(struct policy *p, struct block *b)
 {
     struct policy_group *g = b->grouped ? group_for(p, b) : &p->common;
+    uint32_t aside = (b->policy_data & POLICY_ASIDE) >> POLICY_ASIDE_SHIFT;
     block_ref *came = &g->came[b->policy_data & DATA_USES];
-    bool candidate = !(b->policy_data & POLICY_ASIDE);
 
-    if (candidate && *came && index_block(p->ix, *came) == b)
+    if (!aside && *came && index_block(p->ix, *came) == b)
         *came = b->list_next;
-    block_list_remove(p->ix, list_in(g, b), b);
-    g->candidates -= candidate;
+    block_list_remove(p->ix, aside ? &g->aside[aside] : &g->list[b->policy_data & DATA_USES], b);
+    g->candidates -= !aside;
 }
 
-/* ---- ghosts ---- */
+/* ---- what happens ---- */
 
 static uint64_t hash_of(const struct policy *p, const struct block *b)
 {
     return index_hash(p->ix, b->key, UCM_MAX_KEY_BYTES) + b->ns * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* As many as the blocks in DRAM call for. */
-static void ghosts_renew(struct policy *p)
-{
-    uint64_t late = p->count * LATE_FACTOR;
-
-    ghosts_clear(&p->soon, p->count * SOON_FACTOR);
-    ghosts_clear(&p->late, late < LATE_GHOSTS ? late : LATE_GHOSTS);
-    p->ghost_for = p->count;
-}
-
-/* ---- what happens ---- */
-
 /* The block comes into DRAM. If it was there before, that is a use. Its uses before it left count half;
  * when it left long ago, nothing but that counts. */
 static void count_return(struct policy *p, struct block *b)
 {
-    int before = (int)uses_of(b);
-    bool late = false;
+    uint32_t uses = b->policy_data & DATA_USES;
+    bool known = b->policy_data & DATA_KNOWN, late = false;
 
-    if (!(b->policy_data & DATA_KNOWN)) {
-        uint64_t hash = hash_of(p, b);
+    if (!known && p->full) {
+        int before = learner_back(p->learner, hash_of(p, b), &late);
 
-        before = ghost_take(&p->soon, hash);
-        late = ghost_take(&p->late, hash) >= 0;
+        known = before >= 0;
+        uses = known ? (uint32_t)before : 0;
     }
-    if (before < 0 && b->whole_parts > b->dram_parts)
-        before = 0; /* an earlier run or another host stored it */
-    if (before >= 0)
-        set_uses(b, USES_ONE + (uint32_t)before / 2);
-    else
-        set_uses(b, late ? USES_LATE : 0);
-    b->policy_data |= DATA_KNOWN | DATA_EXPECTED;
+    known = known || b->whole_parts > b->dram_parts; /* an earlier run or another host stored it */
+    uses = known ? USES_ONE + uses / 2 : late ? USES_LATE : 0;
+    b->policy_data = (b->policy_data & ~DATA_USES) | uses | DATA_KNOWN | DATA_EXPECTED;
 }
 
 /* Once something was evicted: until then every block stays, and nothing can be learnt. */
 static void refer(struct policy *p, const struct block *b)
 {
-    learner_reference(p->learner, hash_of(p, b), uses_of(b), p->count);
+    learner_reference(p->learner, hash_of(p, b), b->policy_data & DATA_USES, p->count);
 }
 
 void policy_insert(struct policy *p, block_ref ref)
 {
     struct block *b = index_block(p->ix, ref), *before = p->run ? index_block(p->ix, p->run) : NULL;
-    bool follows = before && p->run_n < RUN_MAX && !(before->policy_data & POLICY_ASIDE);
-    struct policy_group *g;
+    struct policy_group *g = p->grouped ? group_for(p, b) : &p->common;
+    bool follows;
 
     assert(!(b->flags & BLOCK_IN_POLICY));
     if (!(b->policy_data & DATA_EXPECTED))
         count_return(p, b);
-    b->policy_data &= ~DATA_EXPECTED;
-    p->clock++;
+    p->now = (uint32_t)(++p->clock >> p->stamp_shift & STAMP_MASK);
     /* What a request finds and what it brings are of one time: then the head does not go first. */
     if (p->chain_n++ % RUN_MAX == 0 && p->chain_n > 1)
-        p->chain_stamp = stamp_now(p);
-    set_stamp(b, p->chain_stamp);
-    g = group_for(p, b);
-    follows = follows && uses_of(before) == uses_of(b) &&
+        p->chain_stamp = p->now;
+    b->policy_data = (b->policy_data & DATA_BELOW_STAMP & ~DATA_EXPECTED) | p->chain_stamp
+                                                                                << DATA_STAMP_SHIFT;
+    follows = before && p->run_n < RUN_MAX &&
+              ((before->policy_data ^ b->policy_data) & (POLICY_ASIDE | DATA_USES)) == 0 &&
               g == (before->grouped ? group_for(p, before) : &p->common);
-    link_behind(p, g, ref, b, follows ? p->run : 0);
+    block_link(p, g, ref, b, follows ? p->run : 0);
     p->run_n = follows ? p->run_n + 1 : 1;
     p->run = ref;
     b->flags |= BLOCK_IN_POLICY;
@@ -252,52 +183,47 @@ void policy_insert(struct policy *p, block_ref ref)
         refer(p, b);
 }
 
-/* The block, which is in DRAM, comes to the front of the candidates. That is a use, unless the last one was just now: then true.
- * `least` is how many uses the blocks behind it have. What it remembers is read once and written once. */
-static bool touch(struct policy *p, block_ref ref, struct block *b, uint32_t least)
-{
-    struct policy_group *g = p->grouped ? group_for(p, b) : &p->common;
-    uint32_t data = b->policy_data & ~POLICY_ASIDE, uses = data & DATA_USES, now = p->chain_stamp;
-    uint32_t age = (now - (data >> DATA_STAMP_SHIFT)) & STAMP_MASK;
-    bool used = age >= p->count / WINDOW_FRACTION >> p->stamp_shift;
-
-    unlink_block(p, b);
-    if (used) {
-        uses = uses < USES_ONE ? USES_ONE : uses < USES_MAX ? uses + 1 : USES_MAX;
-        data = (data & ((1u << DATA_STAMP_SHIFT) - 1)) | now << DATA_STAMP_SHIFT;
-    }
-    b->policy_data = (data & ~DATA_USES) | (uses > least ? uses : least);
-    link_behind(p, g, ref, b, 0);
-    if (used && p->full)
-        refer(p, b);
-    return used;
-}
-
+/* From the tail, and each to the front: what comes there last stays longest. What a block remembers is read once and written once. */
 uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n, uint32_t *outside)
 {
-    uint32_t least = 0, again = 0;
+    uint32_t least = 0, again = 0, apart = p->count / WINDOW_FRACTION >> p->stamp_shift;
 
     *outside = 0;
     p->run = 0;
-    p->chain_stamp = stamp_now(p);
+    p->chain_stamp = p->now;
     p->chain_n = 0;
-    /* From the tail: what is moved to the front last stays longest. */
     while (n-- > 0) {
         struct block *b = refs[n] ? index_block(p->ix, refs[n]) : NULL;
+        uint32_t data, uses;
+        bool used;
 
         if (!b)
             continue;
-        if (b->flags & BLOCK_IN_POLICY) {
-            again += touch(p, refs[n], b, least);
-        } else {
+        if (!(b->flags & BLOCK_IN_POLICY)) {
             ++*outside;
             if (!(b->policy_data & DATA_EXPECTED)) {
                 count_return(p, b);
                 again += b->whole_parts > 0;
             }
-            set_uses(b, uses_of(b) > least ? uses_of(b) : least);
+            if ((b->policy_data & DATA_USES) < least)
+                b->policy_data = (b->policy_data & ~DATA_USES) | least;
+            least = b->policy_data & DATA_USES;
+            continue;
         }
-        least = b->policy_data & DATA_USES;
+        data = b->policy_data & ~POLICY_ASIDE;
+        uses = data & DATA_USES;
+        used = ((p->now - (data >> DATA_STAMP_SHIFT)) & STAMP_MASK) >= apart;
+        if (used) {
+            uses = uses < USES_ONE ? USES_ONE : uses < USES_MAX ? uses + 1 : USES_MAX;
+            data = (data & DATA_BELOW_STAMP) | p->now << DATA_STAMP_SHIFT;
+        }
+        least = uses > least ? uses : least;
+        block_unlink(p, b);
+        b->policy_data = (data & ~DATA_USES) | least;
+        block_link(p, p->grouped ? group_for(p, b) : &p->common, refs[n], b, 0);
+        again += used;
+        if (used && p->full)
+            refer(p, b);
     }
     return again;
 }
@@ -305,23 +231,18 @@ uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n, uint3
 void policy_remove(struct policy *p, block_ref ref, bool evicted)
 {
     struct block *b = index_block(p->ix, ref);
-    uint64_t hash;
 
     assert(b->flags & BLOCK_IN_POLICY);
     if (p->run == ref)
         p->run = 0;
-    unlink_block(p, b);
-    set_aside(b, POLICY_CANDIDATES);
+    block_unlink(p, b);
+    b->policy_data &= ~POLICY_ASIDE;
     b->flags &= (uint16_t)~BLOCK_IN_POLICY;
     p->count--;
     if (!evicted)
         return;
-    if (!p->full || p->count > 2 * p->ghost_for)
-        ghosts_renew(p);
     p->full = true;
-    hash = hash_of(p, b);
-    ghost_put(&p->soon, hash, uses_of(b));
-    ghost_put(&p->late, hash, 0);
+    learner_gone(p->learner, hash_of(p, b), b->policy_data & DATA_USES, p->count);
 }
 
 /* ---- which goes ---- */
@@ -333,15 +254,17 @@ static int list_choose(const struct policy *p, const block_ref *at, bool first, 
 {
     const int32_t *bonus = learner_bonus(p->learner);
     int64_t best = 0, blocks = (int64_t)(p->count >> p->stamp_shift);
-    uint32_t now = stamp_now(p);
     int chosen = -1;
 
     for (int i = 0; i < (int)USES_CLASSES; i++) {
+        uint32_t stamp, age; /* stamps since the block was used last */
         int64_t time;
 
         if (at[i] == 0)
             continue;
-        time = bonus[i] * blocks / BONUS_ONE - age_of(index_block(p->ix, at[i]), now);
+        stamp = index_block(p->ix, at[i])->policy_data >> DATA_STAMP_SHIFT;
+        age = (p->now - stamp) & STAMP_MASK;
+        time = bonus[i] * blocks / BONUS_ONE - age;
         if (chosen >= 0 && (first ? time >= best : time < best))
             continue;
         chosen = i;
@@ -393,12 +316,9 @@ void policy_move(struct policy *p, block_ref ref, unsigned list)
 
     if (p->run == ref)
         p->run = 0;
-    unlink_block(p, b);
-    set_aside(b, list);
-    if (list == POLICY_CANDIDATES)
-        link_last(p, ref, b);
-    else
-        link_behind(p, group_for(p, b), ref, b, 0);
+    block_unlink(p, b);
+    b->policy_data = (b->policy_data & ~POLICY_ASIDE) | list << POLICY_ASIDE_SHIFT;
+    block_link(p, group_for(p, b), ref, b, list == POLICY_CANDIDATES ? LIST_BACK : 0);
 }
 
 /* From the common group into its tenant's. */
@@ -406,7 +326,7 @@ static void come_over(struct policy *p, block_ref ref)
 {
     struct block *b = index_block(p->ix, ref);
     struct policy_group *g = group_for(p, b);
-    block_ref *came = &g->came[uses_of(b)];
+    block_ref *came = &g->came[b->policy_data & DATA_USES];
 
     if (b->policy_data & POLICY_ASIDE) {
         policy_move(p, ref, policy_list(b));
@@ -414,8 +334,8 @@ static void come_over(struct policy *p, block_ref ref)
     }
     if (p->run == ref)
         p->run = 0;
-    unlink_block(p, b);
-    link_behind(p, g, ref, b, *came ? index_block(p->ix, *came)->list_prev : list_in(g, b)->back);
+    block_unlink(p, b);
+    block_link(p, g, ref, b, *came ? index_block(p->ix, *came)->list_prev : LIST_BACK);
     *came = ref;
 }
 
@@ -509,13 +429,13 @@ static void groups_walk(const struct policy *p, struct walk *w, uint32_t n,
         if (!last)
             break;
         ref = walk_next(p, last);
-        visit(ctx, ref, uses_of(index_block(p->ix, ref)));
+        visit(ctx, ref, index_block(p->ix, ref)->policy_data & DATA_USES);
     }
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t list = 1; list < POLICY_LISTS; list++)
             for (block_ref ref = w[i].g->aside[list].front; ref;
                  ref = index_block(p->ix, ref)->list_next)
-                visit(ctx, ref, uses_of(index_block(p->ix, ref)));
+                visit(ctx, ref, index_block(p->ix, ref)->policy_data & DATA_USES);
 }
 
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
@@ -543,12 +463,13 @@ void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref,
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses)
 {
     struct block *b = index_block(p->ix, ref);
+    uint32_t stamp;
 
     assert(!(b->flags & BLOCK_IN_POLICY));
-    set_uses(b, uses);
-    b->policy_data |= DATA_KNOWN;
-    set_stamp(b, (uint32_t)((p->clock - ++p->restored) >> p->stamp_shift));
-    link_last(p, ref, b);
+    stamp = (uint32_t)((p->clock - ++p->restored) >> p->stamp_shift);
+    b->policy_data = (b->policy_data & DATA_BELOW_STAMP & ~DATA_USES) |
+                     (uses < USES_MAX ? uses : USES_MAX) | DATA_KNOWN | stamp << DATA_STAMP_SHIFT;
+    block_link(p, group_for(p, b), ref, b, LIST_BACK);
     b->flags |= BLOCK_IN_POLICY;
     p->count++;
 }
@@ -562,7 +483,7 @@ unsigned policy_heat(const struct block *b)
 {
     static const unsigned heat[USES_MAX + 1] = {0, HEAT_ONCE, HEAT_ONCE, 2, 2, 3, 3, 3};
 
-    return heat[uses_of(b)];
+    return heat[b->policy_data & DATA_USES];
 }
 
 const char *policy_name(void)

@@ -1,4 +1,4 @@
-/* Which block leaves DRAM next: LRU, where a block's uses earn it more time, as much as learner.h
+/* Which block leaves DRAM next: LRU, where a block's uses earn it more time, as much as daemon/learn
  * finds to be best. docs/eviction.md compares it with others.
  *
  * Knows blocks by their numbers and keeps its few bytes a block inside struct block; knows nothing
@@ -9,7 +9,7 @@
 
 #include "daemon/base/list.h"
 #include "daemon/index/index.h"
-#include "daemon/index/learner.h"
+#include "daemon/learn/learn.h"
 
 struct policy;
 
@@ -18,7 +18,7 @@ struct policy;
  * the cache sets it before policy_group_made; blocks that are in the common group by then come over when they are
  * used, moved, or met by a search. */
 enum { POLICY_CANDIDATES = 0, POLICY_LISTS = 8 };
-/* In block.policy_data. */
+/* In block.policy_data; 0: the block is a candidate, or not in the policy. */
 #define POLICY_ASIDE_SHIFT 3
 #define POLICY_ASIDE ((POLICY_LISTS - 1u) << POLICY_ASIDE_SHIFT)
 struct policy_group {

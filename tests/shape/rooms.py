@@ -29,6 +29,7 @@ FEATURES = {
     "process roots": ["daemon/share/process*", "daemon/share/backend.c", "daemon/backend/"],
     "collection on roots": ["daemon/share/gc*"],
     "trace": ["daemon/trace/"],
+    "learning": ["daemon/learn/"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh"],
     "sparse client": ["client/lib/sparse/"],
 }
@@ -56,6 +57,7 @@ CORE = {
 
 #: Headers of features that the core may include, and why.
 DOORS = {
+    "daemon/learn/learn.h": "the policy asks what the traffic taught it, and a namespace counts for it",
     "daemon/cuda/cuda.h": "GPUs are devices; daemon/cuda/none.c has it in a build without CUDA",
     "daemon/seal/seal.h": "the tag belongs to the format of a record, and the key to its namespace",
     "daemon/backend/folder.h": "what is done in a folder, by threads of the daemon and in a process",

@@ -1,5 +1,5 @@
 /* Which first uses are worth a write is learnt from what NVMe let go. */
-#include "daemon/index/admission.h"
+#include "daemon/learn/learn.h"
 
 #include <criterion/criterion.h>
 

@@ -1,5 +1,5 @@
 /* What earns a block more time than LRU gives it is learnt from the references alone. */
-#include "daemon/index/learner.h"
+#include "daemon/learn/learn.h"
 
 #include <criterion/criterion.h>
 

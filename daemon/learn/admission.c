@@ -1,4 +1,4 @@
-#include "daemon/index/admission.h"
+#include "daemon/learn/learn.h"
 
 #define HITS_AT_STAKE 128u   /* one hit in so many may be lost */
 #define EVIDENCE 1024u       /* parts that NVMe let go of unused, before any block is refused */

@@ -1,10 +1,23 @@
-#include "daemon/index/learner.h"
+#include "daemon/learn/learn.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* A ghost is a word of 13 bits of hash above 3 bits of uses, in a set of 8, newest first. The first table of ghosts has SOON_FACTOR
+ * for each block in DRAM. The second remembers longer where DRAM holds few blocks: LATE_FACTOR for each, but LATE_GHOSTS at most. */
+#define GHOST_WAYS 8u
+#define GHOST_USES 0x7u
+#define SOON_FACTOR 2
+#define LATE_FACTOR 32
+#define LATE_GHOSTS 131072u
+
+struct ghosts {
+    uint32_t sets; /* 0: nothing was evicted yet, or there is no memory */
+    uint16_t (*set)[GHOST_WAYS];
+};
 
 /* The simulated DRAM of a trial holds this many blocks, or up to twice as many. */
 #define SAMPLE_BLOCKS 512u
@@ -51,6 +64,9 @@ struct trial {
 };
 
 struct learner {
+    struct ghosts soon, late;
+    bool remembers;     /* something was evicted */
+    uint64_t ghost_for; /* blocks in DRAM when the number of ghosts was chosen */
     struct trial trial[TRIALS];
     unsigned best;
     unsigned shift; /* one block in 1 << shift is sampled */
@@ -98,6 +114,10 @@ int learner_new(struct learner **out)
 
 void learner_free(struct learner *l)
 {
+    if (!l)
+        return;
+    free(l->soon.set);
+    free(l->late.set);
     free(l);
 }
 
@@ -326,4 +346,66 @@ void learner_reference(struct learner *l, uint64_t hash, uint32_t uses, uint64_t
     trials_evict(l, blocks);
     if (l->references % COMPARE_EVERY == 0)
         trials_compare(l, blocks);
+}
+
+/* ---- ghosts ---- */
+
+/* So many, all empty. */
+static void ghosts_clear(struct ghosts *g, uint64_t ghosts)
+{
+    uint64_t sets = ghosts / GHOST_WAYS + 1;
+
+    free(g->set);
+    g->set = calloc(sets, sizeof(*g->set));
+    g->sets = g->set ? (uint32_t)sets : 0;
+}
+
+static void ghost_put(struct ghosts *g, uint64_t hash, uint32_t uses)
+{
+    uint16_t *set;
+
+    if (g->sets == 0)
+        return;
+    set = g->set[(hash >> 32) * g->sets >> 32];
+    memmove(set + 1, set, (GHOST_WAYS - 1) * sizeof(*set));
+    set[0] = (uint16_t)((hash & ~(uint64_t)GHOST_USES) | uses);
+}
+
+static int ghost_take(struct ghosts *g, uint64_t hash)
+{
+    uint16_t *set;
+
+    if (g->sets == 0)
+        return -1;
+    set = g->set[(hash >> 32) * g->sets >> 32];
+    for (uint32_t i = 0; i < GHOST_WAYS; i++) {
+        uint16_t word = set[i];
+
+        if (word == 0 || (word ^ (uint16_t)hash) > GHOST_USES)
+            continue;
+        memmove(set + i, set + i + 1, (GHOST_WAYS - 1 - i) * sizeof(*set));
+        set[GHOST_WAYS - 1] = 0;
+        return word & (int)GHOST_USES;
+    }
+    return -1;
+}
+
+void learner_gone(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram)
+{
+    if (!l->remembers || in_dram > 2 * l->ghost_for) {
+        uint64_t late = in_dram * LATE_FACTOR;
+
+        ghosts_clear(&l->soon, in_dram * SOON_FACTOR);
+        ghosts_clear(&l->late, late < LATE_GHOSTS ? late : LATE_GHOSTS);
+        l->ghost_for = in_dram;
+        l->remembers = true;
+    }
+    ghost_put(&l->soon, hash, uses);
+    ghost_put(&l->late, hash, 0);
+}
+
+int learner_back(struct learner *l, uint64_t hash, bool *late)
+{
+    *late = ghost_take(&l->late, hash) >= 0;
+    return ghost_take(&l->soon, hash);
 }
