@@ -67,13 +67,13 @@ class Reference:
         outputs = kernels.over(self.kv[layer], q, position, lists, self.dtype)
         if chosen:
             self.compare(layer, q, position, lists, outputs)
-        return MODEL.after(layer, hidden, outputs)
+        return MODEL.after(layer, hidden, numpy.concatenate(outputs))
 
     def compare(self, layer, q, position, lists, outputs):
         for head, out in enumerate(outputs):
             blocks = range(position // BLOCK + 1) if lists is None else lists[head]
             tokens = [t for b in blocks for t in range(b * BLOCK, min((b + 1) * BLOCK, position + 1))]
-            k, v = (self.memory.get(self.kv[layer, :, i, :, head]).reshape(-1, model.HEAD)[tokens] for i in (0, 1))
+            k, v = (self.memory.get(self.kv[layer, :, i, :, head]).reshape(-1, 1, model.HEAD)[tokens] for i in (0, 1))
             numpy.testing.assert_allclose(out, model.attend(q[model.heads_of(head)], k, v), rtol=1e-4, atol=1e-5)
 
     def lists(self, layer, candidates, q):

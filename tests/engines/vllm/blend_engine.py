@@ -96,8 +96,7 @@ class BlendEngine(Engine):
                      if chooses or request.fresh(p)]
         for layer in range(M.LAYERS):
             deviation = {}
-            for request, position, hidden in work:
-                k, v = self.model.keys_values(layer, hidden, position)
+            for (request, position, _), k, v in zip(work, *self.model.keys_values(layer, *self._batch(work))):
                 before = self._read_row(layer, request, position)
                 deviation[request.request_id, position] = float(np.abs(k - before).sum())
                 self._write(layer, request, position, k, v)

@@ -404,20 +404,24 @@ class Engine:
         for layer in range(M.LAYERS):
             for connector in connectors:
                 connector.wait_for_layer_load(f"layers.{layer}")
-            for request, position, hidden in work:
-                self._write(layer, request, position, *self.model.keys_values(layer, hidden, position))
+            for (request, position, _), k, v in zip(work, *self.model.keys_values(layer, *self._batch(work))):
+                self._write(layer, request, position, k, v)
             self._attend_all(layer, work)
             for connector in connectors:
                 connector.save_kv_layer(f"layers.{layer}", None, None)
         return {request.request_id: self.model.logits(hidden) for request, position, hidden in work
                 if position == request.num_tokens - 1}
 
-    def _attend_all(self, layer, work):
-        for item in work:
-            item[2] = self._attend(layer, *item)
+    def _batch(self, work):
+        """Hidden states and positions, of none, too."""
+        return np.array([hidden for _, _, hidden in work], np.float32).reshape(-1, M.WIDTH), [position for _, position, _ in work]
 
-    def _attend(self, layer, request, position, hidden):
-        return self.model.layer(layer, hidden, position, *self._read(layer, request, position + 1))
+    def _attend_all(self, layer, work):
+        hidden, positions = self._batch(work)
+        outputs = [M.attend(q, *self._read(layer, request, position + 1))
+                   for (request, position, _), q in zip(work, self.model.queries(layer, hidden, positions))]
+        for item, after in zip(work, self.model.after(layer, hidden, np.array(outputs, np.float32))):
+            item[2] = after
 
     def _write(self, layer, request, position, k, v):
         block, row = self.pool.requests[request.request_id][position // BLOCK], position % BLOCK

@@ -1,17 +1,24 @@
 """A small decoder (RMSNorm, RoPE, grouped-query attention, SwiGLU) whose KV lies in an engine's pages.
 
 Every token is computed by itself, with the same operations on arrays of the same shapes whatever else is in the batch,
-so that its logits are the same bit for bit however its request was cut into steps.
+so that its logits are the same bit for bit however its request was cut into steps. Functions take one token, or as many as the
+first axis of hidden and position has.
 """
 
 import numpy as np
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY = 3, 64, 8, 4, 16, 96, 128
 PER_KV = HEADS // KV_HEADS
+POSITIONS = 8192
 
 
 def _unit(x):
-    return x / np.sqrt(x @ x / np.float32(x.size) + np.float32(1e-5))
+    return x / np.sqrt((x[..., None, :] @ x[..., None])[..., 0] / np.float32(x.shape[-1]) + np.float32(1e-5))
+
+
+def _times(matrix, x):
+    """A product of its own for each token: one of a matrix with all would add in another order."""
+    return (matrix @ x[..., None])[..., 0]
 
 
 def heads_of(kv_head):
@@ -20,10 +27,11 @@ def heads_of(kv_head):
 
 
 def attend(q, k, v):
-    """Softmax of queries that share a KV head over its tokens: q is [queries, HEAD], k and v [tokens, HEAD]."""
-    scores = np.ascontiguousarray(k) @ q.T / np.float32(HEAD**0.5)
-    weights = np.exp(scores - scores.max(axis=0))
-    return weights.T @ np.ascontiguousarray(v) / weights.sum(axis=0)[:, None]
+    """Softmax of queries over the tokens of the KV head that they share: k and v are [tokens, KV heads, HEAD], q is [query heads, HEAD], and so
+    is what it returns."""
+    scores = k.swapaxes(0, 1) @ q.reshape(k.shape[1], -1, HEAD).swapaxes(1, 2) / np.float32(HEAD**0.5)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return (weights.swapaxes(1, 2) @ v.swapaxes(0, 1) / weights.sum(axis=1)[:, :, None]).reshape(q.shape)
 
 
 class Model:
@@ -47,37 +55,31 @@ class Model:
             for _ in range(LAYERS)
         ]
         self.head = matrix(VOCABULARY, WIDTH)
-        self._turns = (np.float32(10000) ** (-np.arange(HEAD // 2, dtype=np.float32) / (HEAD // 2))).astype(np.float32)
+        turns = (np.float32(10000) ** (-np.arange(HEAD // 2, dtype=np.float32) / (HEAD // 2))).astype(np.float32)
+        angles = np.arange(POSITIONS, dtype=np.float32)[:, None, None] * turns
+        self._cosine, self._sine = np.cos(angles), np.sin(angles)
 
     def rotate(self, x, position):
-        """RoPE: x is [heads, HEAD]."""
-        angle = np.float32(position) * self._turns
-        cosine, sine = np.cos(angle), np.sin(angle)
-        a, b = x[:, : HEAD // 2], x[:, HEAD // 2:]
-        return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=1)
+        """RoPE: x is [..., heads, HEAD]."""
+        cosine, sine, a, b = self._cosine[position], self._sine[position], x[..., : HEAD // 2], x[..., HEAD // 2:]
+        return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
 
     def keys_values(self, layer, hidden, position):
-        """K and V of one token: [KV_HEADS, HEAD] each."""
-        w, x = self.layers[layer], _unit(hidden)
-        k = self.rotate((w["k"] @ x).reshape(KV_HEADS, HEAD), position)
-        return k, (w["v"] @ x).reshape(KV_HEADS, HEAD)
+        """K and V: [..., KV_HEADS, HEAD] each."""
+        w, x, shape = self.layers[layer], _unit(hidden), (*hidden.shape[:-1], KV_HEADS, HEAD)
+        return self.rotate(_times(w["k"], x).reshape(shape), position), _times(w["v"], x).reshape(shape)
 
     def queries(self, layer, hidden, position):
-        """Of one token: [HEADS, HEAD]."""
-        return self.rotate((self.layers[layer]["q"] @ _unit(hidden)).reshape(HEADS, HEAD), position)
-
-    def layer(self, layer, hidden, position, k, v):
-        """The token's next hidden state; k and v: [tokens up to it, KV_HEADS, HEAD]."""
-        q = self.queries(layer, hidden, position)
-        return self.after(layer, hidden, [attend(q[heads_of(g)], k[:, g], v[:, g]) for g in range(KV_HEADS)])
+        """[..., HEADS, HEAD]"""
+        return self.rotate(_times(self.layers[layer]["q"], _unit(hidden)).reshape(*hidden.shape[:-1], HEADS, HEAD), position)
 
     def after(self, layer, hidden, outputs):
-        """The token's next hidden state. outputs: of the attention of each KV head's query heads."""
+        """The next hidden state. outputs: of the attention of the query heads, [..., HEADS, HEAD]."""
         w = self.layers[layer]
-        hidden = hidden + w["o"] @ np.concatenate(outputs).reshape(-1)
+        hidden = hidden + _times(w["o"], outputs.reshape(*hidden.shape[:-1], HEADS * HEAD))
         x = _unit(hidden)
-        gate = w["gate"] @ x
-        return hidden + w["down"] @ (gate / (1 + np.exp(-gate)) * (w["up"] @ x))
+        gate = _times(w["gate"], x)
+        return hidden + _times(w["down"], gate / (1 + np.exp(-gate)) * _times(w["up"], x))
 
     def logits(self, hidden):
         return self.head @ _unit(hidden)

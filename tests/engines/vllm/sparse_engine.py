@@ -346,7 +346,7 @@ class SparseEngine(Engine):
     def _attend_all(self, layer, work):
         """First all choices of the layer, then all slots for them, then attention."""
         work_sparse = [item for item in work if self._is_sparse(*item[:2])]
-        queries = [self.model.queries(layer, hidden, position) for _, position, hidden in work_sparse]
+        queries = self.model.queries(layer, *self._batch(work_sparse))
         lists = [self._choose(layer, rank, work_sparse, queries) for rank in self.sparse]
         slots = [rank.decoder.resolve(layer, [(rank.decoder.open(r.request_id), self._away(r, of)) for (r, _, _), of in zip(work_sparse, chosen)])
                  for rank, chosen in zip(self.sparse, lists)]
@@ -355,7 +355,7 @@ class SparseEngine(Engine):
             outputs, pages = {}, self.pool.requests[request.request_id]
             for rank, chosen, at in zip(self.sparse, lists, slots):
                 outputs.update(rank.attended(layer, chosen[i], at[i], pages, position, q))
-            item[2] = self.model.after(layer, hidden, [outputs[head] for head in range(M.KV_HEADS)])
+            item[2] = self.model.after(layer, hidden, np.concatenate([outputs[head] for head in range(M.KV_HEADS)]))
         for item in work:
             if not self._is_sparse(*item[:2]):
                 item[2] = self._attend(layer, *item)
@@ -381,7 +381,7 @@ class SparseEngine(Engine):
         if request.request_id in self._spoiled:
             return hidden
         q, kv = self.model.queries(layer, hidden, position), self._dense(layer, request, self.pool.requests[request.request_id])
-        return hidden if kv is None else self.model.after(layer, hidden, kernels.over(kv, q, position))
+        return hidden if kv is None else self.model.after(layer, hidden, np.concatenate(kernels.over(kv, q, position)))
 
     def _dense(self, layer, request, pages):
         """K and V of the layer, read once a step; None: blocks did not come."""
