@@ -260,10 +260,10 @@ Test(front, answers_are_made_as_they_are_read)
 #ifdef __SANITIZE_THREAD__
 #define ROUNDS 5000
 #else
-#define ROUNDS 30000
+#define ROUNDS 15000
 #endif
 
-#define GROWTH (48u << 20) /* what a sanitizer keeps of freed memory; all answers are 120 MiB */
+#define GROWTH (48u << 20) /* what a sanitizer keeps of freed memory; all answers are 60 MiB */
 
 /* The backlog is never empty, and no longer than it was at first. */
 Test(front, a_peer_that_is_always_behind)

@@ -218,12 +218,13 @@ class Orders(Case):
             self.others += 1
 
     def every_order(self, below):
-        for name in FORMS:
+        for place, name in enumerate(FORMS):
             form = Form(self, name)
             if below:
                 self.settled(form.owner, form.base)
                 self.settled(form.owner, form.ns)
-            for number, order in enumerate(orders()):
+            # Reads from below are the same whoever asks: there the forms share the orders out.
+            for number, order in enumerate(orders()[place::len(FORMS)] if below else orders()):
                 with self.subTest(form=name, order=order):
                     stranger = Stranger(form, order)
                     try:

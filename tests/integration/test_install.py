@@ -62,11 +62,16 @@ class Build(unittest.TestCase):
 
 
 class Install(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="ucmd-test-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.root = pathlib.Path(folder.name) / "root"
+        make("install", f"DESTDIR={cls.root}", "PREFIX=/usr")
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory(prefix="ucmd-test-")
         self.addCleanup(self.folder.cleanup)
-        self.root = pathlib.Path(self.folder.name) / "root"
-        make("install", f"DESTDIR={self.root}", "PREFIX=/usr")
 
     def files(self):
         return {
@@ -135,12 +140,14 @@ class Install(unittest.TestCase):
         self.assertEqual(declared, exported)
 
     def test_units_name_the_prefix(self):
-        make("install", f"DESTDIR={self.root}", "PREFIX=/opt/ucm", "SYSCONFDIR=/opt/etc")
-        unit = (self.root / "opt/ucm/lib/systemd/system/ucmd.service").read_text()
+        make("install", f"DESTDIR={self.folder.name}", "PREFIX=/opt/ucm", "SYSCONFDIR=/opt/etc")
+        unit = (pathlib.Path(self.folder.name) / "opt/ucm/lib/systemd/system/ucmd.service").read_text()
         self.assertIn("ExecStart=/opt/ucm/bin/ucmd --config /opt/etc/ucmd/ucmd.yaml\n", unit)
 
     def test_a_changed_configuration_is_kept(self):
+        self.root = pathlib.Path(self.folder.name) / "root"  # of its own
         config = self.root / "etc/ucmd/ucmd.yaml"
+        config.parent.mkdir(parents=True)
         config.write_text("# mine\n")
         make("install", f"DESTDIR={self.root}", "PREFIX=/usr")
         self.assertEqual(config.read_text(), "# mine\n")

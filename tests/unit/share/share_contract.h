@@ -406,7 +406,7 @@ static inline void contract_listing(struct contract *c)
 /* More than one answer of a server has room for; every name once. */
 static inline void contract_long_listing(struct contract *c)
 {
-    const unsigned files = contract_remote ? 110 : 3000; /* pages of 50 there */
+    const unsigned files = contract_remote ? 110 : 1000; /* pages of 50 there, of some 400 here */
     char name[BLOCK_FILE_NAME_CAP], path[512];
     bool *seen = calloc(files, sizeof(*seen));
     struct share_listing l;
