@@ -1,4 +1,4 @@
-/* A connection's life and its output.
+/* A connection's life.
  *
  * conn_close runs the session's close_cb, which stops requests and may free the session. So it is
  * called from the loop's callbacks only. Functions that a session calls (conn_send, conn_offend,
@@ -8,25 +8,16 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/rights.h"
-#include "daemon/front/peer.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
-/* Of connections that are served out of their tenants' turns, in a turn of the loop: those that have ended, and answers
- * that wait to be written. */
-#define ASIDE_NS 200000u
 #define DRAIN_MS 1000 /* for a dropped peer to read its last answers */
-
-static void poll_cb(uv_poll_t *poll, int status, int events);
 
 /* ---- how many there may be ---- */
 
@@ -65,30 +56,6 @@ void conn_welcome(struct conn *c)
 }
 
 /* ---- life ---- */
-
-/* Reads while the peer reads, writes while there is something to write; nothing before the turn of what
- * is ready. While the peer does not read, the daemon does not ask for its half close: epoll would tell
- * of it again and again. A full close shows in the write. */
-static void conn_interest(struct conn *c)
-{
-    bool reads = !c->stalled && !conn_backed_up(c), writes = c->out_n > c->out_at;
-    int events = 0, rc;
-
-    if (!c->ready && (reads || !writes || c->state != CONN_OPEN))
-        events |= UV_DISCONNECT;
-    if (!c->ready && reads && c->state == CONN_OPEN)
-        events |= UV_READABLE;
-    if (!c->ready && writes)
-        events |= UV_WRITABLE;
-    if (events == c->events)
-        return;
-    rc = events ? uv_poll_start(&c->poll, events, poll_cb) : uv_poll_stop(&c->poll);
-    if (rc != 0) {
-        conn_close(c, uv_strerror(rc), false);
-        return;
-    }
-    c->events = events;
-}
 
 void conn_fds_drop(struct conn *c)
 {
@@ -252,143 +219,11 @@ int conn_new(struct front *f, int fd, const struct peer *from, struct ucm_error 
         conn_free(c);
         return 0; /* the descriptor is closed with the poll handle */
     }
-    conn_watch(c);
-    if (c->state == CONN_OPEN)
+    if (c->state == CONN_OPEN) {
+        conn_frame_clock(c); /* hello's */
         conn_interest(c);
+    }
     return 0;
-}
-
-/* ---- out ---- */
-
-static void flusher_cb(uv_idle_t *idle);
-
-/* The loop's next idle phase writes to the connection. */
-static void flush_later(struct conn *c)
-{
-    struct front *f = c->front;
-
-    if (!list_empty(&c->link_unflushed))
-        return;
-    list_push_back(&f->unflushed, &c->link_unflushed);
-    (void)uv_idle_start(&f->flusher, flusher_cb); /* fails without a callback only */
-}
-
-/* One round for each connection; of many the last ones in their tenants' turns. */
-static void flusher_cb(uv_idle_t *idle)
-{
-    struct front *f = idle->data;
-    uint64_t begun_ns = uv_hrtime();
-    struct list round, *node;
-
-    uv_idle_stop(idle);
-    list_init(&round);
-    list_splice_front(&round, &f->unflushed);
-    while ((node = list_pop_front(&round)) != NULL) {
-        struct conn *c = LIST_ENTRY(node, struct conn, link_unflushed);
-
-        if (uv_hrtime() - begun_ns < ASIDE_NS)
-            conn_flush(c);
-        else
-            conn_ready(c);
-    }
-}
-
-/* A peer that never gets an answer would wait for ever: end the connection instead. */
-static void answer_lost(struct conn *c, int rc)
-{
-    conn_drop(c, rc == -EUSERS ? "its uid or tenant leaves more answers unread than it may"
-                               : "no memory or descriptors for an answer");
-}
-
-void conn_send(struct conn *c, struct proto_buf *b)
-{
-    if (c->state != CONN_CLOSED && b->n > 0) {
-        int rc = conn_out_add(c, b->p, b->n);
-
-        if (rc != 0)
-            answer_lost(c, rc);
-        else
-            flush_later(c);
-    }
-    b->n = 0;
-}
-
-void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t n)
-{
-    bool open = c->state != CONN_CLOSED && b->n > 0;
-    int rc;
-
-    assert(n <= UCM_MAX_FRAME_FDS);
-    if (n == 0) {
-        conn_send(c, b);
-        return;
-    }
-    rc = open ? conn_out_add_fds(c, b->p, b->n, fds, n) : -ENOTCONN;
-    if (rc != 0)
-        conn_fds_close(fds, n);
-    if (open && rc != 0)
-        answer_lost(c, rc);
-    else if (open)
-        flush_later(c);
-    b->n = 0;
-}
-
-static void unread_expired_cb(struct deadline *d);
-
-/* A peer that is backed up has request.unread to read something. */
-static void unread_watch(struct conn *c)
-{
-    struct front *f = c->front;
-
-    if (!conn_backed_up(c)) {
-        deadline_disarm(f->deadlines, &c->unread_deadline);
-        return;
-    }
-    if (deadline_armed(&c->unread_deadline))
-        return;
-    c->sent_then = c->sent;
-    deadline_arm(f->deadlines, &c->unread_deadline, uv_now(f->loop) + 1 + f->config->unread_ms,
-                 unread_expired_cb);
-}
-
-static void unread_expired_cb(struct deadline *d)
-{
-    struct conn *c = LIST_ENTRY(d, struct conn, unread_deadline);
-
-    (void)conn_out_write(c); /* first: it may have read, and the daemon did not look */
-    if (c->sent == c->sent_then && !peer_stopped(c->peer.pid))
-        conn_close(c, "did not read its answers", true);
-    else
-        unread_watch(c);
-}
-
-void conn_flush(struct conn *c)
-{
-    int rc;
-
-    list_remove(&c->link_unflushed);
-    if (c->state == CONN_CLOSED)
-        return;
-    rc = conn_out_write(c);
-    if (rc != 0 && c->ready && c->state == CONN_OPEN) { /* gone; what it sent before that counts */
-        conn_parcels_drop(c);
-        conn_out_free(c);
-        rc = 0;
-    }
-    if (rc != 0) {
-        conn_close(c, strerror(-rc), false);
-        return;
-    }
-    if (c->out_at == c->out_n && c->state == CONN_DRAINING) {
-        conn_close(c, "drained", false);
-        return;
-    }
-    if (c->out_at == c->out_n && c->out_cap > OUT_KEPT_BYTES)
-        conn_out_free(c);
-    unread_watch(c);
-    if (c->stalled && c->state == CONN_OPEN && !conn_backed_up(c))
-        conn_ready(c);
-    conn_interest(c);
 }
 
 static void drain_expired_cb(struct deadline *d)
@@ -407,96 +242,7 @@ void conn_drop(struct conn *c, const char *reason)
              (int)c->peer.pid, (unsigned)c->peer.uid, reason);
     c->state = CONN_DRAINING;
     deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + DRAIN_MS, drain_expired_cb);
-    flush_later(c);
-}
-
-/* ---- turns ---- */
-
-static void waker_cb(uv_idle_t *idle)
-{
-    (void)idle;
-}
-
-void conn_ready(struct conn *c)
-{
-    struct front *f = c->front;
-
-    if (!c->ready) {
-        c->ready = true;
-        fair_queue_push(&f->ready, &c->who, 0, &c->link_ready, false);
-    }
-    (void)uv_idle_start(&f->waker, waker_cb); /* fails without a callback only */
-}
-
-static bool nothing_unread(const struct conn *c)
-{
-    int bytes;
-
-    return ioctl(c->fd, SIOCINQ, &bytes) == 0 && bytes == 0;
-}
-
-/* At once, as who connects next finds its place free; of many the last ones in their tenants' turns. */
-static void conn_ended(struct conn *c, const char *reason)
-{
-    struct front *f = c->front;
-    uint64_t begun_ns = uv_hrtime();
-
-    if (f->ended_ns >= ASIDE_NS) {
-        conn_ready(c);
-        return;
-    }
-    conn_close(c, reason, false);
-    f->ended_ns += uv_hrtime() - begun_ns;
-}
-
-static void poll_cb(uv_poll_t *poll, int status, int events)
-{
-    struct conn *c = poll->data;
-
-    if (status < 0) {
-        c->events = 0; /* libuv has stopped it */
-        conn_ended(c, uv_strerror(status));
-    } else if (c->ready) {
-        conn_interest(c); /* it was not served yet, and need not be told of again */
-    } else if (events & UV_DISCONNECT && (c->state != CONN_OPEN || nothing_unread(c))) {
-        conn_ended(c, "peer closed");
-    } else {
-        conn_ready(c);
-    }
-}
-
-/* ---- the time for hello, or for a frame ---- */
-
-static void frame_expired_cb(struct deadline *d);
-
-/* uv_now is rounded down, and the peer gets its whole time. */
-void conn_frame_clock(struct conn *c)
-{
-    struct front *f = c->front;
-
-    deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + 1 + f->config->handshake_ms,
-                 frame_expired_cb);
-}
-
-/* Its turn decides: the frame may have arrived in time, and the daemon did not look. */
-static void frame_expired_cb(struct deadline *d)
-{
-    struct conn *c = LIST_ENTRY(d, struct conn, frame_deadline);
-
-    c->overdue = true;
-    conn_ready(c);
-}
-
-void conn_watch(struct conn *c)
-{
-    struct front *f = c->front;
-
-    if (c->greeted && (c->stalled || c->in_n == c->in_at)) {
-        deadline_disarm(f->deadlines, &c->frame_deadline);
-        c->excused = false;
-    } else if (!deadline_armed(&c->frame_deadline)) {
-        conn_frame_clock(c);
-    }
+    conn_flush_later(c);
 }
 
 /* ---- the front, whose memory goes with the last of its handles ---- */

@@ -7,8 +7,10 @@
 #include "daemon/front/peer.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -43,14 +45,6 @@ static void conn_violation(struct conn *c, uint32_t msgid, bool answerable,
 void conn_offend(struct conn *c, const struct ucm_error *e)
 {
     conn_violation(c, 0, false, e);
-}
-
-static void violate(struct conn *c, int code, const char *text)
-{
-    struct ucm_error e;
-
-    ucm_error_set(&e, code, "%s", text);
-    conn_violation(c, 0, false, &e);
 }
 
 /* ---- reading ---- */
@@ -100,10 +94,13 @@ static int in_reserve(struct conn *c, struct ucm_error *e)
     return 0;
 }
 
-/* An idle connection keeps a small buffer only. */
+/* An idle connection keeps a small buffer only, of which all is handled. */
 static void in_shrink(struct conn *c)
 {
-    uint8_t *in = realloc(c->in, IN_FIRST_BYTES);
+    uint8_t *in;
+
+    c->in_at = c->in_n = c->fds_end = 0;
+    in = realloc(c->in, IN_FIRST_BYTES);
 
     if (!in)
         return;
@@ -178,74 +175,60 @@ static ssize_t fds_admit(struct conn *c, const struct iovec *iov, struct ucm_err
                : -EPROTO;
 }
 
-/* Returns the bytes read, 0 at the end or when there are none now, or -errno; or -EPROTO with *e. */
-static ssize_t in_receive(struct conn *c, bool *end, struct ucm_error *e)
+/* Bytes that came; 0: none now, or the connection has ended. */
+static size_t conn_read(struct conn *c)
 {
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int) * RIGHTS_MOST)];
     } control;
-    struct iovec iov = {c->in + c->in_n, c->in_cap - c->in_n};
-    struct msghdr m = {.msg_iov = &iov,
-                       .msg_iovlen = 1,
-                       .msg_control = control.bytes,
-                       .msg_controllen = sizeof(control.bytes)};
+    struct msghdr m = {.msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
+    struct iovec iov;
     uint32_t n_fds = c->n_fds;
-    ssize_t n;
+    size_t at = c->in_at;
+    struct ucm_error e;
+    ssize_t n = -EPROTO;
 
-    if (n_fds > 0 && frame_rest(c) < iov.iov_len)
-        iov.iov_len = frame_rest(c);
-    n = limit_few(c->peer.owner, LIMIT_DESCRIPTORS, RIGHTS_MOST) ? (ssize_t)iov.iov_len
-                                                                 : fds_admit(c, &iov, e);
+    if (at > 0) { /* what is not handled yet goes to the beginning */
+        memmove(c->in, c->in + at, c->in_n - at);
+        c->in_n -= at;
+        c->fds_end -= at < c->fds_end ? at : c->fds_end;
+        c->in_at = 0;
+    }
+    if (c->in_n < c->in_cap || in_reserve(c, &e) == 0) {
+        iov = (struct iovec){c->in + c->in_n, c->in_cap - c->in_n};
+        if (n_fds > 0 && frame_rest(c) < iov.iov_len)
+            iov.iov_len = frame_rest(c);
+        n = limit_few(c->peer.owner, LIMIT_DESCRIPTORS, RIGHTS_MOST) ? (ssize_t)iov.iov_len
+                                                                     : fds_admit(c, &iov, &e);
+    }
     if (n > 0) {
         iov.iov_len = (size_t)n;
+        m.msg_iov = &iov;
+        m.msg_iovlen = 1;
         do
             n = recvmsg(c->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         while (n < 0 && errno == EINTR);
         n = n < 0 ? -errno : n;
     }
-    *end = n == 0;
+    if (n > 0 && (m.msg_controllen > 0 || m.msg_flags & MSG_CTRUNC) && fds_take(c, &m, &e) != 0)
+        n = -EPROTO;
+    if (n == -EPROTO)
+        conn_violation(c, 0, false, &e);
+    else if (n <= 0 && n != -EAGAIN)
+        conn_close(c, n == 0 ? "peer closed" : strerror((int)-n), false);
     if (n <= 0)
-        return n == -EAGAIN ? 0 : n;
-    if ((m.msg_controllen > 0 || m.msg_flags & MSG_CTRUNC) && fds_take(c, &m, e) != 0)
-        return -EPROTO;
+        return 0;
     c->in_n += (size_t)n;
     if (c->n_fds > n_fds)
         c->fds_end = c->in_n;
-    return n;
+    return (size_t)n;
 }
 
-static void frame_handle(struct conn *c, const uint8_t *body, size_t n, bool with_fds)
-{
-    struct front *f = c->front;
-    struct proto_envelope env;
-    struct ucm_error e;
-    bool answerable = false;
+/* ---- frames ---- */
 
-    if (proto_envelope_open(&env, body, n, &answerable, &e) != 0) {
-        conn_violation(c, env.msgid, answerable, &e);
-        return;
-    }
-    f->handler.frame_cb(c->session, &env, c->fds, with_fds ? c->n_fds : 0);
-    proto_envelope_close(&env);
-    if (with_fds)
-        conn_fds_drop(c);
-}
-
-/* What is left of a slice. */
-struct slice {
-    uint64_t until_ns;
-    uint32_t frames;
-};
-
-/* Never before its first frame. */
-static bool slice_over(const struct slice *slice)
-{
-    return slice->frames == 0 || (slice->frames < SLICE_FRAMES && uv_hrtime() >= slice->until_ns);
-}
-
-/* The next whole frame's length, without its header; 0: there is none, or the header is refused. */
-static uint32_t frame_next(struct conn *c)
+/* How long the next frame is without its header, once all of it is here; 0: not yet; or -EPROTO: its header is refused. */
+static int frame_next(struct conn *c)
 {
     size_t have = c->in_n - c->in_at;
     struct ucm_error e;
@@ -255,153 +238,201 @@ static uint32_t frame_next(struct conn *c)
         return 0;
     n = proto_frame_length(c->in + c->in_at);
     if (n > 0 && n <= UCM_MAX_FRAME_BYTES)
-        return have - PROTO_HEADER_BYTES < n ? 0 : n;
+        return have - PROTO_HEADER_BYTES < n ? 0 : (int)n;
     ucm_error_set(&e, UCM_WIRE_INVALID, "a frame's body has 1 to %u bytes, this header says %u",
                   UCM_MAX_FRAME_BYTES, n);
     conn_violation(c, 0, false, &e);
-    return 0;
+    return -EPROTO;
 }
 
-/* Handles the whole frames in `in`. False: the slice is over. */
-static bool frames_handle(struct conn *c, struct slice *slice)
+static void frame_handle(struct conn *c, size_t n)
 {
-    uint32_t n;
-
-    while (c->state == CONN_OPEN && (n = frame_next(c)) > 0) {
-        size_t at = c->in_at, end = at + PROTO_HEADER_BYTES + n;
-
-        c->stalled = conn_backed_up(c);
-        if (c->stalled)
-            break;
-        if (slice_over(slice))
-            return false;
-        slice->frames--;
-        c->in_at = end;
-        /* The kernel ends a read with the bytes that descriptors were sent with; it may begin with earlier frames. */
-        frame_handle(c, c->in + at + PROTO_HEADER_BYTES, n,
-                     c->n_fds > 0 && at < c->fds_end && c->fds_end <= end);
-        if (c->greeted && c->state == CONN_OPEN) {
-            c->frames++;
-            deadline_disarm(c->front->deadlines, &c->frame_deadline);
-        }
-    }
-    return true;
-}
-
-/* Moves what is not handled yet to the beginning. */
-static void in_compact(struct conn *c)
-{
-    size_t at = c->in_at;
-
-    memmove(c->in, c->in + at, c->in_n - at);
-    c->in_n -= at;
-    c->fds_end -= at < c->fds_end ? at : c->fds_end;
-    c->in_at = 0;
-}
-
-/* Bytes that came; 0: none now, or the connection has ended. */
-static size_t conn_read(struct conn *c)
-{
+    size_t at = c->in_at, end = at + PROTO_HEADER_BYTES + n;
+    /* The kernel ends a read with the bytes that descriptors were sent with; it may begin with earlier frames. */
+    bool with_fds = c->n_fds > 0 && at < c->fds_end && c->fds_end <= end, answerable = false;
+    struct proto_envelope env;
     struct ucm_error e;
-    bool end = false;
-    ssize_t n = c->in_n < c->in_cap || in_reserve(c, &e) == 0 ? in_receive(c, &end, &e) : -EPROTO;
 
-    if (n == -EPROTO)
-        conn_violation(c, 0, false, &e);
-    else if (n < 0 || end)
-        conn_close(c, end ? "peer closed" : strerror((int)-n), false);
-    return n > 0 ? (size_t)n : 0;
+    c->in_at = end;
+    if (proto_envelope_open(&env, c->in + at + PROTO_HEADER_BYTES, n, &answerable, &e) != 0) {
+        conn_violation(c, env.msgid, answerable, &e);
+        return;
+    }
+    c->front->handler.frame_cb(c->session, &env, c->fds, with_fds ? c->n_fds : 0);
+    proto_envelope_close(&env);
+    if (with_fds)
+        conn_fds_drop(c);
+    if (c->greeted && c->state == CONN_OPEN)
+        c->frames++;
+}
+
+/* ---- the time for hello, or for a frame ---- */
+
+/* Its turn decides: the frame may have arrived in time, and the daemon did not look. */
+static void frame_expired_cb(struct deadline *d)
+{
+    struct conn *c = LIST_ENTRY(d, struct conn, frame_deadline);
+
+    c->overdue = true;
+    conn_ready(c);
+}
+
+/* uv_now is rounded down, and the peer gets its whole time. */
+void conn_frame_clock(struct conn *c)
+{
+    struct front *f = c->front;
+
+    deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + 1 + f->config->handshake_ms,
+                 frame_expired_cb);
 }
 
 /* What was due did not come, all that has come being handled. */
 static void frame_missed(struct conn *c)
 {
     bool was_excused = c->excused;
+    struct ucm_error e;
 
     /* The peer gets as long again if it is stopped, or if the daemon does not read from it, and once
      * more after either has ended. */
     c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
-    if (c->excused || was_excused)
+    if (c->excused || was_excused) {
         conn_frame_clock(c);
-    else
-        violate(c, UCM_WIRE_DEADLINE,
-                c->greeted ? "a frame was begun and not finished in time"
-                           : "hello did not come in time");
+        return;
+    }
+    ucm_error_set(&e, UCM_WIRE_DEADLINE, "%s",
+                  c->greeted ? "a frame was begun and not finished in time"
+                             : "hello did not come in time");
+    conn_violation(c, 0, false, &e);
 }
 
-bool conn_serve(struct conn *c, uint64_t until_ns)
+/* ---- turns ---- */
+
+/* Handles frames and reads, until there is nothing more, the peer must read answers first, or the slice is over.
+ * True: there may be more. until_ns: when the slice is over, by uv_hrtime(), but never before its first frame. */
+static bool conn_serve(struct conn *c, uint64_t until_ns)
 {
-    struct slice slice = {until_ns, SLICE_FRAMES};
     uint64_t frames = c->frames;
-    size_t n = SIZE_MAX;
-    bool more;
+    uint32_t left = SLICE_FRAMES;
+    size_t came = SIZE_MAX;
+    bool more = false, idle;
+    int n;
 
     if (c->fds_unread > 0)
         conn_fds_refresh(c);
-    for (;;) {
-        more = !frames_handle(c, &slice);
-        if (more || c->state != CONN_OPEN || c->stalled)
-            break;
-        if (c->in_at > 0)
-            in_compact(c);
-        if (c->in_n < c->in_cap && n < c->in_cap / 2)
+    while (c->state == CONN_OPEN && (n = frame_next(c)) >= 0) {
+        if (n > 0)
+            c->stalled = conn_backed_up(c);
+        else if (c->in_n < c->in_cap && came < c->in_cap / 2)
             break; /* likely all there was; if not, the next event comes at once */
-        more = slice_over(&slice);
+        if (c->stalled)
+            break;
+        more = left == 0 || (left < SLICE_FRAMES && uv_hrtime() >= until_ns);
         if (more)
             break;
-        n = conn_read(c);
-        if (n == 0)
+        if (n > 0) {
+            frame_handle(c, (size_t)n);
+            left--;
+        } else if ((came = conn_read(c)) == 0) {
             break;
+        }
     }
-    if (!more && c->state == CONN_OPEN) {
-        conn_watch(c);
-        if (c->in_n == 0 && c->in_cap > 16 * IN_FIRST_BYTES)
-            in_shrink(c);
-    }
-    if (c->overdue && c->state == CONN_OPEN && c->frames == frames)
+    if (c->state != CONN_OPEN)
+        return false;
+    idle = c->greeted && (c->stalled || c->in_n == c->in_at);
+    if (idle || c->frames != frames)
+        deadline_disarm(c->front->deadlines, &c->frame_deadline);
+    if (idle)
+        c->excused = false;
+    else if (!more && !deadline_armed(&c->frame_deadline))
+        conn_frame_clock(c);
+    if (!more && c->in_n == c->in_at && c->in_cap > 16 * IN_FIRST_BYTES)
+        in_shrink(c);
+    if (c->overdue && c->frames == frames)
         frame_missed(c);
     c->overdue = false;
     return more;
 }
 
-/* ---- turns ---- */
-
-static void ready_charge(struct front *f, const struct fair_who *who, uint64_t ns)
+static void waker_cb(uv_idle_t *idle)
 {
-    fair_queue_charge(&f->ready, who, ns < CHARGED_NS ? ns : CHARGED_NS, NULL);
+    (void)idle;
 }
 
-/* A slice of the connection whose turn it is. The time when it ended; it began at `now_ns`. */
-static uint64_t ready_serve(struct front *f, struct conn *c, uint64_t now_ns, bool shared)
+void conn_ready(struct conn *c)
 {
-    struct fair_who who = c->who; /* c may go */
-    bool more = conn_serve(c, now_ns + (shared ? SHARED_TICK_NS : SLICE_NS));
-    uint64_t served_ns = now_ns, ended_ns;
+    struct front *f = c->front;
 
-    c->ready = false;
-    list_remove(&c->link_ready);
-    if (more && c->state == CONN_OPEN) {
-        served_ns = uv_hrtime();
-        ready_charge(f, &who, served_ns - now_ns); /* before it comes back */
-        conn_ready(c);
+    if (!c->ready) {
+        c->ready = true;
+        fair_queue_push(&f->ready, &c->who, 0, &c->link_ready, false);
     }
-    conn_flush(c);
-    ended_ns = uv_hrtime();
-    ready_charge(f, &who, ended_ns - served_ns);
-    return ended_ns;
+    (void)uv_idle_start(&f->waker, waker_cb); /* fails without a callback only */
 }
 
+/* A slice for each connection whose turn it is, until the tick is over. */
 void front_serve_cb(uv_check_t *check)
 {
     struct front *f = check->data;
     struct list *node = fair_queue_first(&f->ready);
     uint64_t begun_ns = node ? uv_hrtime() : 0, now_ns = begun_ns;
-    bool shared = fair_contended(&f->ready.fair, SHARED_NS);
+    bool shared = node && fair_contended(&f->ready.fair, SHARED_NS);
     uint64_t tick_ns = shared ? SHARED_TICK_NS : TICK_NS;
 
     f->ended_ns = 0;
-    for (; node && now_ns - begun_ns < tick_ns; node = fair_queue_first(&f->ready))
-        now_ns = ready_serve(f, LIST_ENTRY(node, struct conn, link_ready), now_ns, shared);
+    for (; node && now_ns - begun_ns < tick_ns; node = fair_queue_first(&f->ready)) {
+        struct conn *c = LIST_ENTRY(node, struct conn, link_ready);
+        uint64_t then_ns = now_ns, ns;
+        bool more;
+
+        c->serving = true;
+        more = conn_serve(c, now_ns + (shared ? SHARED_TICK_NS : SLICE_NS));
+        c->serving = false;
+        list_remove(&c->link_ready);
+        c->ready = more;
+        conn_flush(c);
+        now_ns = uv_hrtime();
+        ns = now_ns - then_ns;
+        fair_queue_charge(&f->ready, &c->who, ns < CHARGED_NS ? ns : CHARGED_NS, NULL);
+        if (more && c->state == CONN_OPEN) /* charged before it comes back */
+            fair_queue_push(&f->ready, &c->who, 0, &c->link_ready, false);
+    }
     if (!node)
         uv_idle_stop(&f->waker);
+}
+
+static bool nothing_unread(const struct conn *c)
+{
+    int bytes;
+
+    return ioctl(c->fd, SIOCINQ, &bytes) == 0 && bytes == 0;
+}
+
+/* At once, as who connects next finds its place free; of many the last ones in their tenants' turns. */
+static void conn_ended(struct conn *c, const char *reason)
+{
+    struct front *f = c->front;
+    uint64_t begun_ns = uv_hrtime();
+
+    if (f->ended_ns >= ASIDE_NS) {
+        conn_ready(c);
+        return;
+    }
+    conn_close(c, reason, false);
+    f->ended_ns += uv_hrtime() - begun_ns;
+}
+
+void conn_poll_cb(uv_poll_t *poll, int status, int events)
+{
+    struct conn *c = poll->data;
+
+    if (status < 0) {
+        c->events = 0; /* libuv has stopped it */
+        conn_ended(c, uv_strerror(status));
+    } else if (c->ready) {
+        conn_interest(c); /* it was not served yet, and need not be told of again */
+    } else if (events & UV_DISCONNECT && (c->state != CONN_OPEN || nothing_unread(c))) {
+        conn_ended(c, "peer closed");
+    } else {
+        conn_ready(c);
+    }
 }

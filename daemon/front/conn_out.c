@@ -1,8 +1,10 @@
 /* What waits to be written to a peer: frames, and descriptors, each with the first byte of its frame, in a call that sends
- * nothing of another frame. */
+ * nothing of another frame. It is written at the end of the connection's turn, or by the flusher. */
 #include "daemon/front/front.h"
 #include "daemon/front/internal.h"
+#include "daemon/front/peer.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <linux/sockios.h>
 #include <stdlib.h>
@@ -12,12 +14,13 @@
 #include <unistd.h>
 
 #define OUT_HIGH_BYTES (1u << 20)
+#define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
 /* Of one connection, unread. */
 #define FDS_MAX (2u * UCM_MAX_FRAME_FDS)
 
 /* ---- descriptors ---- */
 
-void conn_fds_close(const int *fds, uint32_t n)
+static void fds_close(const int *fds, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         close(fds[i]);
@@ -26,7 +29,7 @@ void conn_fds_close(const int *fds, uint32_t n)
 static void parcel_free(struct conn *c, struct parcel *p)
 {
     list_remove(&p->link);
-    conn_fds_close(p->fds, p->n);
+    fds_close(p->fds, p->n);
     c->fds_waiting -= p->n;
     free(p);
 }
@@ -111,7 +114,8 @@ bool conn_backed_up(const struct conn *c)
     return c->out_n - c->out_at >= OUT_HIGH_BYTES;
 }
 
-int conn_out_write(struct conn *c)
+/* Writes what the peer takes now. 0, or -errno: the connection is broken. */
+static int out_write(struct conn *c)
 {
     while (c->out_at < c->out_n) {
         ssize_t n = list_empty(&c->parcels) ? send(c->fd, c->out + c->out_at, c->out_n - c->out_at,
@@ -129,14 +133,6 @@ int conn_out_write(struct conn *c)
     return 0;
 }
 
-/* Drops sent bytes before the buffer grows: a peer that is always a little behind never empties it. */
-static void out_compact(struct conn *c)
-{
-    c->out_n -= c->out_at;
-    memmove(c->out, c->out + c->out_at, c->out_n);
-    c->out_at = 0;
-}
-
 /* 0, -ENOMEM, or -EUSERS: the peer's uid or tenant leaves too much unread. */
 static int out_grow(struct conn *c, size_t n)
 {
@@ -145,7 +141,7 @@ static int out_grow(struct conn *c, size_t n)
 
     while (cap < c->out_n + n)
         cap *= 2;
-    if (!conn_take(c, LIMIT_FRAMES, cap - c->out_cap))
+    if (limit_take(c->peer.owner, LIMIT_FRAMES, cap - c->out_cap, NULL) != 0)
         return -EUSERS;
     out = realloc(c->out, cap);
     if (!out) {
@@ -157,48 +153,23 @@ static int out_grow(struct conn *c, size_t n)
     return 0;
 }
 
-int conn_out_add(struct conn *c, const uint8_t *p, size_t n)
+/* Drops sent bytes before the buffer grows: a peer that is always a little behind never empties it. As out_grow. */
+static int out_reserve(struct conn *c, size_t n)
 {
-    int rc = 0;
+    for (int tries = 0;; tries++) {
+        int rc = 0;
 
-    if (c->out_at > 0 && c->out_n + n > c->out_cap)
-        out_compact(c);
-    if (c->out_n + n > c->out_cap)
-        rc = out_grow(c, n);
-    if (rc == -EUSERS) {         /* the peer may read, and the daemon did not write yet */
-        (void)conn_out_write(c); /* the flusher sees an error, too */
+        c->out_n -= c->out_at;
         if (c->out_at > 0)
-            out_compact(c);
-        rc = c->out_n + n > c->out_cap ? out_grow(c, n) : 0;
+            memmove(c->out, c->out + c->out_at, c->out_n);
+        c->out_at = 0;
+        if (n > c->out_cap - c->out_n)
+            rc = out_grow(c, n);
+        if (rc != -EUSERS || tries > 0)
+            return rc;
+        (void)out_write(
+            c); /* the peer may read, and the daemon did not write yet; the flusher sees an error, too */
     }
-    if (rc != 0)
-        return rc;
-    memcpy(c->out + c->out_n, p, n);
-    c->out_n += n;
-    return 0;
-}
-
-int conn_out_add_fds(struct conn *c, const uint8_t *bytes, size_t n, const int *fds, uint32_t n_fds)
-{
-    struct parcel *p = malloc(sizeof(*p) + n_fds * sizeof(int));
-    int rc = p && conn_take(c, LIMIT_DESCRIPTORS, n_fds) ? 0 : -EMFILE;
-
-    if (rc == 0) {
-        rc = conn_out_add(c, bytes, n);
-        if (rc != 0)
-            limit_give(c->peer.owner, LIMIT_DESCRIPTORS, n_fds);
-    }
-    if (rc != 0) {
-        free(p);
-        return rc;
-    }
-    p->end = c->sent + (c->out_n - c->out_at);
-    p->at = p->end - n;
-    p->n = n_fds;
-    memcpy(p->fds, fds, n_fds * sizeof(int));
-    c->fds_waiting += n_fds;
-    list_push_back(&c->parcels, &p->link);
-    return 0;
 }
 
 void conn_out_free(struct conn *c)
@@ -207,4 +178,175 @@ void conn_out_free(struct conn *c)
     free(c->out);
     c->out = NULL;
     c->out_at = c->out_n = c->out_cap = 0;
+}
+
+/* ---- frames ---- */
+
+/* One round for each connection; of many the last ones in their tenants' turns. */
+static void flusher_cb(uv_idle_t *idle)
+{
+    struct front *f = idle->data;
+    uint64_t begun_ns = uv_hrtime();
+    struct list *node;
+
+    while ((node = list_pop_front(&f->unflushed)) != NULL) {
+        struct conn *c = LIST_ENTRY(node, struct conn, link_unflushed);
+
+        if (uv_hrtime() - begun_ns < ASIDE_NS)
+            conn_flush(c);
+        else
+            conn_ready(c);
+    }
+    uv_idle_stop(idle);
+}
+
+void conn_flush_later(struct conn *c)
+{
+    struct front *f = c->front;
+
+    if (c->serving || !list_empty(&c->link_unflushed))
+        return;
+    list_push_back(&f->unflushed, &c->link_unflushed);
+    (void)uv_idle_start(&f->flusher, flusher_cb); /* fails without a callback only */
+}
+
+/* A peer that never gets an answer would wait for ever: end the connection instead. */
+static void answer_lost(struct conn *c, int rc)
+{
+    conn_drop(c, rc == -EUSERS ? "its uid or tenant leaves more answers unread than it may"
+                               : "no memory or descriptors for an answer");
+}
+
+void conn_send(struct conn *c, struct proto_buf *b)
+{
+    int rc = 0;
+
+    if (c->state != CONN_CLOSED && b->n > 0) {
+        if (b->n > c->out_cap - c->out_n)
+            rc = out_reserve(c, b->n);
+        if (rc == 0) {
+            memcpy(c->out + c->out_n, b->p, b->n);
+            c->out_n += b->n;
+            conn_flush_later(c);
+        } else {
+            answer_lost(c, rc);
+        }
+    }
+    b->n = 0;
+}
+
+/* All bytes that were queued so far. */
+static uint64_t queued(const struct conn *c)
+{
+    return c->sent + (c->out_n - c->out_at);
+}
+
+void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t n)
+{
+    struct parcel *p = NULL;
+    uint64_t at = queued(c);
+
+    assert(n <= UCM_MAX_FRAME_FDS);
+    if (n > 0 && c->state != CONN_CLOSED && b->n > 0) {
+        p = malloc(sizeof(*p) + n * sizeof(int));
+        if (!p || limit_take(c->peer.owner, LIMIT_DESCRIPTORS, n, NULL) != 0) {
+            free(p);
+            p = NULL;
+            answer_lost(c, -EMFILE);
+            b->n = 0;
+        }
+    }
+    conn_send(c, b);
+    if (p && queued(c) > at) {
+        p->at = at;
+        p->end = queued(c);
+        p->n = n;
+        memcpy(p->fds, fds, n * sizeof(int));
+        c->fds_waiting += n;
+        list_push_back(&c->parcels, &p->link);
+        return;
+    }
+    fds_close(fds, n);
+    limit_give(c->peer.owner, LIMIT_DESCRIPTORS, p ? n : 0);
+    free(p);
+}
+
+/* ---- who does not read ---- */
+
+static void unread_expired_cb(struct deadline *d);
+
+/* A peer that is backed up has request.unread to read something. */
+static void unread_watch(struct conn *c)
+{
+    struct front *f = c->front;
+
+    c->behind = conn_backed_up(c);
+    if (!c->behind) {
+        deadline_disarm(f->deadlines, &c->unread_deadline);
+        return;
+    }
+    c->sent_then = c->sent;
+    deadline_arm(f->deadlines, &c->unread_deadline, uv_now(f->loop) + 1 + f->config->unread_ms,
+                 unread_expired_cb);
+}
+
+static void unread_expired_cb(struct deadline *d)
+{
+    struct conn *c = LIST_ENTRY(d, struct conn, unread_deadline);
+
+    (void)out_write(c); /* first: it may have read, and the daemon did not look */
+    if (c->sent == c->sent_then && !peer_stopped(c->peer.pid))
+        conn_close(c, "did not read its answers", true);
+    else
+        unread_watch(c);
+}
+
+/* Reads while the peer reads, writes while there is something to write; nothing before the turn of what
+ * is ready. While the peer does not read, the daemon does not ask for its half close: epoll would tell
+ * of it again and again. A full close shows in the write. */
+void conn_interest(struct conn *c)
+{
+    bool reads = !c->stalled && !c->behind, writes = c->out_n > c->out_at;
+    int events = 0, rc;
+
+    if (!c->ready && (reads || !writes || c->state != CONN_OPEN))
+        events |= UV_DISCONNECT;
+    if (!c->ready && reads && c->state == CONN_OPEN)
+        events |= UV_READABLE;
+    if (!c->ready && writes)
+        events |= UV_WRITABLE;
+    if (events == c->events)
+        return;
+    rc = events ? uv_poll_start(&c->poll, events, conn_poll_cb) : uv_poll_stop(&c->poll);
+    if (rc != 0) {
+        conn_close(c, uv_strerror(rc), false);
+        return;
+    }
+    c->events = events;
+}
+
+void conn_flush(struct conn *c)
+{
+    int rc;
+
+    list_remove(&c->link_unflushed);
+    if (c->state == CONN_CLOSED)
+        return;
+    rc = c->out_at < c->out_n ? out_write(c) : 0;
+    if (rc != 0 && c->ready && c->state == CONN_OPEN) { /* gone; what it sent before that counts */
+        conn_parcels_drop(c);
+        conn_out_free(c);
+        rc = 0;
+    }
+    if (rc != 0 || (c->out_at == c->out_n && c->state == CONN_DRAINING)) {
+        conn_close(c, rc ? strerror(-rc) : "drained", false);
+        return;
+    }
+    if (c->out_at == c->out_n && c->out_cap > OUT_KEPT_BYTES)
+        conn_out_free(c);
+    if (c->behind != conn_backed_up(c))
+        unread_watch(c);
+    if (c->stalled && c->state == CONN_OPEN && !c->behind)
+        conn_ready(c);
+    conn_interest(c);
 }

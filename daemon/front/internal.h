@@ -11,6 +11,9 @@
 
 #define CONNECTS_BITS 8
 #define IN_FIRST_BYTES 4096 /* of a connection's buffer for what comes */
+/* Of connections that are served out of their tenants' turns, in a turn of the loop: those that have ended, and answers
+ * that wait to be written. */
+#define ASIDE_NS 200000u
 
 /* How often a uid has connected lately; of uids with one place the last. */
 struct connects {
@@ -62,6 +65,7 @@ struct conn {
     uv_poll_t poll;
     bool polling, freed;
     bool ready;      /* waits in front.ready, and the loop asks nothing about it */
+    bool serving;    /* has its turn, at whose end it is flushed */
     bool greeted;    /* the peer has said hello */
     uint64_t frames; /* handled since hello */
     bool stalled;    /* whole frames wait in `in` until the peer has read its answers */
@@ -78,6 +82,7 @@ struct conn {
 
     uint8_t *out;
     size_t out_at, out_n, out_cap;
+    bool behind;                     /* backed up, when it was last flushed */
     uint64_t sent;                   /* bytes so far */
     uint64_t sent_then;              /* when unread_deadline was armed */
     struct deadline unread_deadline; /* while the peer is backed up */
@@ -94,49 +99,34 @@ struct parcel {
     int fds[];
 };
 
+/* conn.c */
 /* Takes fd. 0; or -EUSERS or -ENOMEM, and then fd is the caller's still. */
 int conn_new(struct front *f, int fd, const struct peer *peer, struct ucm_error *e);
 /* Runs close_cb. From the loop's callbacks only. */
 void conn_close(struct conn *c, const char *reason, bool offence);
-void conn_flush(struct conn *c);
+/* Descriptors that came and that nobody has taken are closed. */
+void conn_fds_drop(struct conn *c);
+/* When nothing of the front is with the loop any more. */
+void front_release(struct front *f);
 void front_handle_closed(struct front *f);
-void front_serve_cb(uv_check_t *check);
-
-/* Whether descriptors and bytes of frames may be taken; what is taken is given back by limit_give. */
-static inline bool conn_take(struct conn *c, enum limit what, uint64_t n)
-{
-    return limit_take(c->peer.owner, what, n, NULL) == 0;
-}
 
 /* conn_out.c */
-/* Queues a frame: 0, -ENOMEM, or -EUSERS: the peer's uid or tenant leaves too much unread. */
-int conn_out_add(struct conn *c, const uint8_t *p, size_t n);
-/* The same of a frame with descriptors, which are the connection's then; or -EMFILE. */
-int conn_out_add_fds(struct conn *c, const uint8_t *bytes, size_t n, const int *fds,
-                     uint32_t n_fds);
-/* Writes what the peer takes now. 0, or -errno: the connection is broken. */
-int conn_out_write(struct conn *c);
+/* Writes what the peer takes, and asks the loop for what comes next. From the loop's callbacks only. */
+void conn_flush(struct conn *c);
+/* The same in the loop's next idle phase, or at the end of its turn. */
+void conn_flush_later(struct conn *c);
+void conn_interest(struct conn *c);
 void conn_out_free(struct conn *c);
 /* Descriptors that wait, or that the peer has not read, count no more. */
 void conn_parcels_drop(struct conn *c);
 /* Which of the descriptors that were sent the peer has read by now. */
 void conn_fds_refresh(struct conn *c);
-void conn_fds_close(const int *fds, uint32_t n);
-
-/* conn.c */
-/* Those that came and that nobody has taken are closed. */
-void conn_fds_drop(struct conn *c);
-/* Arms or disarms the time for hello, or for the frame under way. */
-void conn_watch(struct conn *c);
-void conn_frame_clock(struct conn *c); /* it begins anew */
-/* When nothing of the front is with the loop any more. */
-void front_release(struct front *f);
-/* It may have something to read or to handle: it is served when its tenant's turn comes. */
-void conn_ready(struct conn *c);
 
 /* conn_input.c */
-/* Handles frames and reads, until there is nothing more, the peer must read answers first, or the slice is over.
- * True: there may be more. until_ns: when the slice is over, by uv_hrtime(). */
-bool conn_serve(struct conn *c, uint64_t until_ns);
+/* It may have something to read or to handle: it is served when its tenant's turn comes. */
+void conn_ready(struct conn *c);
+void conn_frame_clock(struct conn *c); /* the time for hello, or for a frame, begins anew */
+void conn_poll_cb(uv_poll_t *poll, int status, int events);
+void front_serve_cb(uv_check_t *check);
 
 #endif
