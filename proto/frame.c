@@ -1,6 +1,8 @@
-#include "proto/proto.h"
+/* Frames: walked and opened; and built. */
+#include "proto/tables.h"
 
 #include <assert.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* What one MessagePack value can take once unpacked: an object, of which a map entry has two.
@@ -8,6 +10,8 @@
 #define ZONE_VALUE_BYTES sizeof(msgpack_object)
 #define ZONE_SLACK_BYTES 64
 #define ZONE_MAX_CHUNK_BYTES 8192
+
+#define FIRST_BYTES 512 /* of a buffer */
 
 #define MAX_WIRE_CODE 99 /* the client library's own codes begin above */
 
@@ -180,19 +184,15 @@ static bool peek_request(const uint8_t *p, size_t n, uint32_t *msgid)
     return true;
 }
 
-static bool is_u32(const msgpack_object *o)
-{
-    return o->type == MSGPACK_OBJECT_POSITIVE_INTEGER && o->via.u64 <= UINT32_MAX;
-}
-
 /* [code, name, sentence]: the name follows from the code. */
 static int error_read(struct proto_envelope *env, const msgpack_object *from, struct ucm_error *e)
 {
     const msgpack_object *o = from->via.array.ptr;
     uint32_t n;
 
-    if (from->type != MSGPACK_OBJECT_ARRAY || from->via.array.size != 3 || !is_u32(&o[0]) ||
-        o[0].via.u64 == 0 || o[0].via.u64 > MAX_WIRE_CODE || o[1].type != MSGPACK_OBJECT_STR ||
+    if (from->type != MSGPACK_OBJECT_ARRAY || from->via.array.size != 3 ||
+        o[0].type != MSGPACK_OBJECT_POSITIVE_INTEGER || o[0].via.u64 == 0 ||
+        o[0].via.u64 > MAX_WIRE_CODE || o[1].type != MSGPACK_OBJECT_STR ||
         o[2].type != MSGPACK_OBJECT_STR)
         return refuse(e, "an error must be [code from 1 to 99, name, sentence]");
     n = o[2].via.str.size < sizeof(env->error.text) ? o[2].via.str.size
@@ -207,58 +207,22 @@ static int error_read(struct proto_envelope *env, const msgpack_object *from, st
     return 0;
 }
 
-static int method_read(struct proto_envelope *env, const msgpack_object *from, struct ucm_error *e)
+static int response_read(struct proto_envelope *env, const msgpack_object *error,
+                         struct ucm_error *e)
 {
-    if (from->type != MSGPACK_OBJECT_STR || from->via.str.size == 0)
-        return refuse(e, "the method must be text (MessagePack str), e.g. \"lookup\"");
-    env->method = (struct proto_str){from->via.str.ptr, from->via.str.size};
-    return 0;
-}
-
-static int request_read(struct proto_envelope *env, const msgpack_object *o, bool *answerable,
-                        struct ucm_error *e)
-{
-    if (!is_u32(&o[1]))
-        return refuse(e, "a request's msgid must be an unsigned integer below 2^32");
-    env->msgid = (uint32_t)o[1].via.u64;
-    *answerable = true;
-    if (o[3].type != MSGPACK_OBJECT_MAP)
-        return refuse(e, "a request's params must be a map; an empty one when there are none");
-    env->body = o[3];
-    return method_read(env, &o[2], e);
-}
-
-static int response_read(struct proto_envelope *env, const msgpack_object *o, struct ucm_error *e)
-{
-    if (!is_u32(&o[1]))
-        return refuse(e, "a response's msgid must be an unsigned integer below 2^32");
-    env->msgid = (uint32_t)o[1].via.u64;
-    env->body = o[3];
-    if (o[2].type == MSGPACK_OBJECT_NIL)
-        return o[3].type == MSGPACK_OBJECT_MAP ? 0 : refuse(e, "a response's result must be a map");
-    if (o[3].type != MSGPACK_OBJECT_NIL)
+    if (error->type == MSGPACK_OBJECT_NIL)
+        return env->body.type == MSGPACK_OBJECT_MAP
+                   ? 0
+                   : refuse(e, "a response's result must be a map");
+    if (env->body.type != MSGPACK_OBJECT_NIL)
         return refuse(e, "a response with an error must have nil as its result");
-    return error_read(env, &o[2], e);
-}
-
-static int notification_read(struct proto_envelope *env, const msgpack_object *o,
-                             struct ucm_error *e)
-{
-    static const char error_method[] = "error";
-    int rc = method_read(env, &o[1], e);
-
-    if (rc)
-        return rc;
-    env->body = o[2];
-    if (env->method.n == sizeof(error_method) - 1 &&
-        memcmp(env->method.p, error_method, env->method.n) == 0)
-        return error_read(env, &o[2], e);
-    return 0;
+    return error_read(env, error, e);
 }
 
 static int envelope_read(struct proto_envelope *env, bool *answerable, struct ucm_error *e)
 {
-    const msgpack_object *data = &env->unpacked.data, *o = data->via.array.ptr;
+    static const char error_method[] = "error";
+    const msgpack_object *data = &env->unpacked.data, *o = data->via.array.ptr, *method;
     uint32_t n = data->type == MSGPACK_OBJECT_ARRAY ? data->via.array.size : 0;
     uint64_t type =
         n > 0 && o[0].type == MSGPACK_OBJECT_POSITIVE_INTEGER ? o[0].via.u64 : UINT64_MAX;
@@ -267,39 +231,51 @@ static int envelope_read(struct proto_envelope *env, bool *answerable, struct uc
         return refuse(e, "a frame must be [0, msgid, method, params], [1, msgid, error, result] or "
                          "[2, method, params]");
     env->type = (enum proto_type)type;
-    if (env->type == PROTO_REQUEST)
-        return request_read(env, o, answerable, e);
-    return env->type == PROTO_RESPONSE ? response_read(env, o, e) : notification_read(env, o, e);
-}
-
-/* The walk has counted the values, so the zone can be as small as they need. */
-static int unpack(struct proto_envelope *env, const uint8_t *body, size_t n, uint32_t elements,
-                  struct ucm_error *e)
-{
-    size_t chunk = elements * ZONE_VALUE_BYTES + ZONE_SLACK_BYTES, at = 0;
-
-    env->unpacked.zone =
-        msgpack_zone_new(chunk < ZONE_MAX_CHUNK_BYTES ? chunk : ZONE_MAX_CHUNK_BYTES);
-    /* Bytes that the walk let pass are one value, so only memory can lack. */
-    if (env->unpacked.zone && msgpack_unpack((const char *)body, n, &at, env->unpacked.zone,
-                                             &env->unpacked.data) == MSGPACK_UNPACK_SUCCESS)
-        return 0;
-    return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a frame of %zu bytes", n);
+    env->body = o[n - 1];
+    if (type != PROTO_NOTIFICATION) {
+        if (o[1].type != MSGPACK_OBJECT_POSITIVE_INTEGER || o[1].via.u64 > UINT32_MAX)
+            return ucm_error_set(e, UCM_WIRE_INVALID,
+                                 "a %s's msgid must be an unsigned integer below 2^32",
+                                 type == PROTO_REQUEST ? "request" : "response");
+        env->msgid = (uint32_t)o[1].via.u64;
+        *answerable = type == PROTO_REQUEST;
+    }
+    method = &o[n - 2];
+    if (type == PROTO_RESPONSE)
+        return response_read(env, method, e);
+    if (type == PROTO_REQUEST && env->body.type != MSGPACK_OBJECT_MAP)
+        return refuse(e, "a request's params must be a map; an empty one when there are none");
+    if (method->type != MSGPACK_OBJECT_STR || method->via.str.size == 0)
+        return refuse(e, "the method must be text (MessagePack str), e.g. \"lookup\"");
+    env->method = (struct proto_str){method->via.str.ptr, method->via.str.size};
+    if (type == PROTO_NOTIFICATION && env->method.n == sizeof(error_method) - 1 &&
+        memcmp(env->method.p, error_method, env->method.n) == 0)
+        return error_read(env, &env->body, e);
+    return 0;
 }
 
 int proto_envelope_open(struct proto_envelope *env, const uint8_t *body, size_t n, bool *answerable,
                         struct ucm_error *e)
 {
+    size_t chunk, at = 0;
     uint32_t elements;
     int rc;
 
     memset(env, 0, sizeof(*env));
     *answerable = false;
     rc = proto_frame_check(body, n, &elements, e);
-    if (rc == 0)
-        rc = unpack(env, body, n, elements, e);
-    if (rc == 0)
-        rc = envelope_read(env, answerable, e);
+    if (rc == 0) {
+        /* The walk has counted the values, so the zone can be as small as they need. */
+        chunk = elements * ZONE_VALUE_BYTES + ZONE_SLACK_BYTES;
+        env->unpacked.zone =
+            msgpack_zone_new(chunk < ZONE_MAX_CHUNK_BYTES ? chunk : ZONE_MAX_CHUNK_BYTES);
+        /* Bytes that the walk let pass are one value, so only memory can lack. */
+        if (!env->unpacked.zone || msgpack_unpack((const char *)body, n, &at, env->unpacked.zone,
+                                                  &env->unpacked.data) != MSGPACK_UNPACK_SUCCESS)
+            rc = ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a frame of %zu bytes", n);
+        else
+            rc = envelope_read(env, answerable, e);
+    }
     if (rc) {
         *answerable = *answerable || peek_request(body, n, &env->msgid);
         proto_envelope_close(env);
@@ -310,4 +286,236 @@ int proto_envelope_open(struct proto_envelope *env, const uint8_t *body, size_t 
 void proto_envelope_close(struct proto_envelope *env)
 {
     msgpack_unpacked_destroy(&env->unpacked);
+}
+
+/* ---- the buffer ---- */
+
+void proto_buf_init(struct proto_buf *b, size_t limit)
+{
+    *b = (struct proto_buf){.limit = limit};
+}
+
+void proto_buf_free(struct proto_buf *b)
+{
+    free(b->p);
+    *b = (struct proto_buf){.limit = b->limit};
+}
+
+static int buf_grow(struct proto_buf *b, size_t more)
+{
+    size_t cap = b->cap ? b->cap : FIRST_BYTES;
+    uint8_t *p;
+
+    if (more > b->limit - b->n)
+        return UCM_WIRE_INVALID;
+    while (cap < b->n + more)
+        cap *= 2;
+    if (cap > b->limit)
+        cap = b->limit;
+    p = realloc(b->p, cap);
+    if (!p)
+        return UCM_WIRE_NO_MEMORY;
+    b->p = p;
+    b->cap = cap;
+    return 0;
+}
+
+/* What the packers write with. */
+static int append_cb(void *data, const char *p, size_t n)
+{
+    struct proto_buf *b = data;
+
+    if (!b->failed && n > b->cap - b->n)
+        b->failed = buf_grow(b, n);
+    if (b->failed)
+        return -1;
+    if (n > 0)
+        memcpy(b->p + b->n, p, n);
+    b->n += n;
+    return 0;
+}
+
+/* ---- building ---- */
+
+/* The length is not known yet: its four bytes are filled in at the end. */
+static void frame_begin(struct proto_builder *pb, struct proto_buf *b, enum proto_type type,
+                        uint32_t msgid, const char *method)
+{
+    static const char header[PROTO_HEADER_BYTES];
+
+    assert(!b->failed);
+    pb->buf = b;
+    pb->start = b->n;
+    msgpack_packer_init(&pb->pk, b, append_cb);
+    (void)append_cb(b, header, sizeof(header));
+    msgpack_pack_array(&pb->pk, type == PROTO_NOTIFICATION ? 3 : 4);
+    msgpack_pack_uint8(&pb->pk, type);
+    if (type != PROTO_NOTIFICATION)
+        msgpack_pack_uint32(&pb->pk, msgid);
+    if (method)
+        proto_pack_str(&pb->pk, method);
+}
+
+/* rc: of what was packed. The buffer is as before if that, or its end, fails. */
+static int frame_end(struct proto_builder *pb, int rc, struct ucm_error *e)
+{
+    struct proto_buf *b = pb->buf;
+    size_t n = b->n - pb->start - PROTO_HEADER_BYTES;
+
+    if (rc == 0 && b->failed == UCM_WIRE_NO_MEMORY)
+        rc = ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory to build a frame");
+    else if (rc == 0 && b->failed)
+        rc = ucm_error_set(e, UCM_WIRE_INVALID,
+                           "the frame does not fit: %zu bytes wait to be sent, of at most %zu; "
+                           "send less at once",
+                           pb->start, b->limit);
+    else if (rc == 0 && n > UCM_MAX_FRAME_BYTES)
+        rc = ucm_error_set(e, UCM_WIRE_INVALID,
+                           "the frame's body has %zu bytes; it must have at most %u: send less at "
+                           "once",
+                           n, UCM_MAX_FRAME_BYTES);
+    if (rc) {
+        b->n = pb->start;
+        b->failed = 0;
+        return rc;
+    }
+    for (unsigned i = 0; i < PROTO_HEADER_BYTES; i++)
+        b->p[pb->start + i] = (uint8_t)(n >> (24 - 8 * i));
+    return 0;
+}
+
+void proto_request_begin(struct proto_builder *pb, struct proto_buf *b, uint32_t msgid,
+                         const char *method)
+{
+    frame_begin(pb, b, PROTO_REQUEST, msgid, method);
+}
+
+void proto_response_begin(struct proto_builder *pb, struct proto_buf *b, uint32_t msgid)
+{
+    frame_begin(pb, b, PROTO_RESPONSE, msgid, NULL);
+    msgpack_pack_nil(&pb->pk);
+}
+
+void proto_notification_begin(struct proto_builder *pb, struct proto_buf *b, const char *method)
+{
+    frame_begin(pb, b, PROTO_NOTIFICATION, 0, method);
+}
+
+int proto_request(struct proto_buf *b, uint32_t msgid, enum ucm_method method,
+                  const struct proto_message *m, const void *params, struct ucm_error *e)
+{
+    struct proto_where where = {.e = e};
+    struct proto_builder pb;
+
+    frame_begin(&pb, b, PROTO_REQUEST, msgid, proto_methods[method].name.p);
+    return frame_end(&pb, proto_message_pack(&pb.pk, m, params, &where), e);
+}
+
+int proto_response(struct proto_buf *b, uint32_t msgid, const struct proto_message *m,
+                   const void *result, struct ucm_error *e)
+{
+    struct proto_where where = {.e = e};
+    struct proto_builder pb;
+
+    frame_begin(&pb, b, PROTO_RESPONSE, msgid, NULL);
+    msgpack_pack_nil(&pb.pk);
+    return frame_end(&pb, proto_message_pack(&pb.pk, m, result, &where), e);
+}
+
+int proto_notification(struct proto_buf *b, const char *method, const struct proto_message *m,
+                       const void *params, struct ucm_error *e)
+{
+    struct proto_where where = {.e = e};
+    struct proto_builder pb;
+
+    frame_begin(&pb, b, PROTO_NOTIFICATION, 0, method);
+    return frame_end(&pb, proto_message_pack(&pb.pk, m, params, &where), e);
+}
+
+/* An error without a sentence gets the table's. */
+static void error_pack(msgpack_packer *pk, const struct ucm_error *error)
+{
+    assert(error->code > 0);
+    msgpack_pack_array(pk, 3);
+    msgpack_pack_int(pk, error->code);
+    proto_pack_str(pk, ucm_error_name(error->code));
+    proto_pack_str(pk, error->text[0] ? error->text : ucm_error_sentence(error->code));
+}
+
+int proto_response_error(struct proto_buf *b, uint32_t msgid, const struct ucm_error *error)
+{
+    struct proto_builder pb;
+
+    frame_begin(&pb, b, PROTO_RESPONSE, msgid, NULL);
+    error_pack(&pb.pk, error);
+    msgpack_pack_nil(&pb.pk);
+    return frame_end(&pb, 0, NULL);
+}
+
+int proto_notification_error(struct proto_buf *b, const struct ucm_error *error)
+{
+    struct proto_builder pb;
+
+    frame_begin(&pb, b, PROTO_NOTIFICATION, 0, "error");
+    error_pack(&pb.pk, error);
+    return frame_end(&pb, 0, NULL);
+}
+
+/* Checks what the caller packed like a peer's frame: better an error here than a frame that the other
+ * side refuses. */
+int proto_response_end(struct proto_builder *pb, struct ucm_error *e)
+{
+    size_t body = pb->start + PROTO_HEADER_BYTES;
+    int rc = frame_end(pb, 0, e);
+    uint32_t elements;
+
+    if (rc == 0)
+        rc = proto_frame_check(pb->buf->p + body, pb->buf->n - body, &elements, e);
+    return rc ? frame_end(pb, rc, e) : 0;
+}
+
+/* ---- pieces of a message ---- */
+
+void proto_pack_raw(msgpack_packer *pk, const void *packed, size_t n)
+{
+    pk->callback(pk->data, packed, n);
+}
+
+void proto_pack_strn(msgpack_packer *pk, const char *s, size_t n)
+{
+    msgpack_pack_str(pk, n);
+    msgpack_pack_str_body(pk, s, n);
+}
+
+void proto_pack_str(msgpack_packer *pk, const char *s)
+{
+    proto_pack_strn(pk, s, strlen(s));
+}
+
+void proto_pack_u64(msgpack_packer *pk, const char *key, uint64_t v)
+{
+    proto_pack_str(pk, key);
+    msgpack_pack_uint64(pk, v);
+}
+
+void proto_pack_text(msgpack_packer *pk, const char *key, const char *text)
+{
+    proto_pack_str(pk, key);
+    proto_pack_str(pk, text);
+}
+
+void proto_pack_bin(msgpack_packer *pk, const char *key, const uint8_t *p, size_t n)
+{
+    proto_pack_str(pk, key);
+    msgpack_pack_bin(pk, n);
+    msgpack_pack_bin_body(pk, p, n);
+}
+
+void proto_pack_flag(msgpack_packer *pk, const char *key, bool on)
+{
+    proto_pack_str(pk, key);
+    if (on)
+        msgpack_pack_true(pk);
+    else
+        msgpack_pack_false(pk);
 }

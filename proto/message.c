@@ -1,4 +1,4 @@
-/* Messages by their tables: what a field may be, and fields out of and into MessagePack. */
+/* Messages: their tables, what a field may be, and fields out of and into MessagePack. */
 #include "proto/tables.h"
 
 #include <assert.h>
@@ -6,6 +6,52 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+/* ---- the tables ---- */
+
+#define NEED_REQ true
+#define NEED_OPT false
+#define FIELD(m, kind, name, need, min, max)                                                       \
+    {#name,      min, max, offsetof(struct msg_##m, name), sizeof(#name) - 1, PROTO_KIND_##kind,   \
+     NEED_##need},
+#define COUNT(m, kind, name, need, min, max) +1
+
+#define MESSAGE(suffix, list)                                                                      \
+    static_assert((0 list(COUNT, suffix)) <= PROTO_MAX_FIELDS, #suffix " has too many fields");    \
+    const struct proto_message proto_##suffix = {                                                  \
+        .name = #suffix,                                                                           \
+        .fields = (const struct proto_field[]){list(FIELD, suffix)},                               \
+        .n_fields = 0 list(COUNT, suffix),                                                         \
+        .bytes = sizeof(struct msg_##suffix),                                                      \
+    };
+
+MESSAGE(handle, UCM_MSG_HANDLE)
+MESSAGE(plane, UCM_MSG_PLANE)
+UCM_MESSAGES(MESSAGE)
+const struct proto_message proto_none = {.name = "none"};
+const struct proto_message proto_free_map = {.name = "free_map", .free = true};
+
+const struct proto_method proto_methods[UCM_METHOD_COUNT] = {
+#define M(NAME, name, text, params, result)                                                        \
+    [UCM_METHOD_##NAME] = {{text, sizeof(text) - 1}, &proto_##params, &proto_##result},
+    UCM_METHODS(M)
+#undef M
+};
+
+int proto_method_find(struct proto_str name)
+{
+    for (int i = 0; i < UCM_METHOD_COUNT; i++)
+        if (name.n == proto_methods[i].name.n &&
+            memcmp(name.p, proto_methods[i].name.p, name.n) == 0)
+            return i;
+    return -1;
+}
+
+const struct proto_message *proto_entry_message(enum proto_kind kind)
+{
+    assert(kind == PROTO_KIND_handles || kind == PROTO_KIND_planes);
+    return kind == PROTO_KIND_handles ? &proto_handle : &proto_plane;
+}
 
 #define SAME_SHAPE(type)                                                                           \
     static_assert(sizeof(struct type) == sizeof(struct proto_view) &&                              \
@@ -17,10 +63,11 @@ SAME_SHAPE(proto_u32s);
 SAME_SHAPE(proto_handles);
 SAME_SHAPE(proto_planes);
 
-/* What a field holds. */
+/* What a field holds, in the member of its kind. */
 struct value {
-    uint64_t amount; /* the number itself, or the length of the rest */
+    uint64_t amount; /* the number itself, or the length of the view */
     double real;
+    bool flag;
     struct proto_view view;
 };
 
@@ -34,19 +81,27 @@ static void where_prefix(const struct proto_where *where, char *out, size_t size
         out[0] = '\0';
 }
 
-/* The words of an error about a field of each kind: before and after the range of what it may be, and
- * the unit of what it is. */
+#define MEMBER(name) offsetof(struct value, name), sizeof(((struct value *)NULL)->name)
+
+/* Of each kind: the type in MessagePack; where struct value has it, and its bytes there and in a message's struct; and the
+ * words of an error: before and after the range of what it may be, and the unit of what it is. */
 static const struct {
+    uint8_t type, at, bytes;
     const char *before, *after, *counted;
 } kinds[] = {
-    [PROTO_KIND_u64] = {"an unsigned integer, ", "", ""},
-    [PROTO_KIND_str] = {"text (MessagePack str, UTF-8) of ", " bytes", " bytes"},
-    [PROTO_KIND_bin] = {"binary (MessagePack bin) of ", " bytes", " bytes"},
-    [PROTO_KIND_flag] = {"true or false", "", ""},
-    [PROTO_KIND_f64] = {"a float, ", "", ""},
-    [PROTO_KIND_u32s] = {"an array of ", " unsigned integers below 2^32", " entries"},
-    [PROTO_KIND_handles] = {"an array of ", " maps", " entries"},
-    [PROTO_KIND_planes] = {"an array of ", " maps", " entries"},
+    [PROTO_KIND_u64] = {MSGPACK_OBJECT_POSITIVE_INTEGER, MEMBER(amount), "an unsigned integer, ",
+                        "", ""},
+    [PROTO_KIND_str] = {MSGPACK_OBJECT_STR, MEMBER(view), "text (MessagePack str, UTF-8) of ",
+                        " bytes", " bytes"},
+    [PROTO_KIND_bin] = {MSGPACK_OBJECT_BIN, MEMBER(view), "binary (MessagePack bin) of ", " bytes",
+                        " bytes"},
+    [PROTO_KIND_flag] = {MSGPACK_OBJECT_BOOLEAN, MEMBER(flag), "true or false", "", ""},
+    [PROTO_KIND_f64] = {MSGPACK_OBJECT_FLOAT64, MEMBER(real), "a float, ", "", ""},
+    [PROTO_KIND_u32s] = {MSGPACK_OBJECT_ARRAY, MEMBER(view), "an array of ",
+                         " unsigned integers below 2^32", " entries"},
+    [PROTO_KIND_handles] = {MSGPACK_OBJECT_ARRAY, MEMBER(view), "an array of ", " maps",
+                            " entries"},
+    [PROTO_KIND_planes] = {MSGPACK_OBJECT_ARRAY, MEMBER(view), "an array of ", " maps", " entries"},
 };
 
 /* "16 to 32", "exactly 64" or "" */
@@ -97,20 +152,34 @@ static uint32_t utf8_next(const uint8_t *p, uint32_t n, uint32_t *c)
     return bytes;
 }
 
-int proto_check_text(const struct proto_field *f, const char *p, uint32_t n,
-                     const struct proto_where *where)
+uint32_t proto_text_span(const char *p, uint32_t n, uint32_t *control)
 {
-    uint32_t c = 0, bytes;
+    uint32_t c = 0, bytes, i;
 
-    for (uint32_t i = 0; i < n; i += bytes) {
+    *control = UINT32_MAX;
+    for (i = 0; i < n; i += bytes) {
         bytes = utf8_next((const uint8_t *)p + i, n - i, &c);
         if (bytes == 0)
-            return refuse(f, where, "is not UTF-8 at byte %" PRIu32, i);
-        if (c < 0x20 || (c >= 0x7f && c < 0xa0))
-            return refuse(f, where, "has the control character U+%04" PRIX32 " at byte %" PRIu32, c,
-                          i);
+            break;
+        if (c < 0x20 || (c >= 0x7f && c < 0xa0)) {
+            *control = c;
+            break;
+        }
     }
-    return 0;
+    return i;
+}
+
+static int text_check(const struct proto_field *f, const struct proto_view *v,
+                      const struct proto_where *where)
+{
+    uint32_t c, n = proto_text_span(v->p, v->n, &c);
+
+    if (n == v->n)
+        return 0;
+    return c != UINT32_MAX
+               ? refuse(f, where, "has the control character U+%04" PRIX32 " at byte %" PRIu32, c,
+                        n)
+               : refuse(f, where, "is not UTF-8 at byte %" PRIu32, n);
 }
 
 /* 0 or -UCM_WIRE_INVALID. */
@@ -126,19 +195,19 @@ static int value_check(const struct proto_field *f, const struct value *v,
     if (f->kind != PROTO_KIND_flag && (v->amount < f->min || v->amount > f->max))
         return refuse(f, where, "%s %" PRIu64 "%s", f->kind == PROTO_KIND_u64 ? "is" : "has",
                       v->amount, kinds[f->kind].counted);
-    return f->kind == PROTO_KIND_str ? proto_check_text(f, v->view.p, v->view.n, where) : 0;
+    return f->kind == PROTO_KIND_str ? text_check(f, &v->view, where) : 0;
 }
 
 void proto_clean(char *text)
 {
-    uint32_t n = (uint32_t)strlen(text), c = 0, bytes;
+    size_t n = strlen(text), at = 0;
+    uint32_t control;
 
-    for (uint32_t i = 0; i < n; i += bytes) {
-        bytes = utf8_next((const uint8_t *)text + i, n - i, &c);
-        if (bytes > 0 && c >= 0x20 && (c < 0x7f || c >= 0xa0))
-            continue;
-        memset(text + i, '?', bytes ? bytes : 1);
-        bytes += bytes == 0;
+    for (;;) {
+        at += proto_text_span(text + at, (uint32_t)(n - at), &control);
+        if (at == n)
+            return;
+        memset(text + at, '?', control != UINT32_MAX && control > 0x7f ? 2 : 1); /* its bytes */
     }
 }
 
@@ -222,56 +291,42 @@ static int array_decode(const struct proto_field *f, const msgpack_object_array 
                    : entries_decode(f, from, zone, memory, where);
 }
 
-static const uint8_t types[] = {
-    [PROTO_KIND_u64] = MSGPACK_OBJECT_POSITIVE_INTEGER,
-    [PROTO_KIND_str] = MSGPACK_OBJECT_STR,
-    [PROTO_KIND_bin] = MSGPACK_OBJECT_BIN,
-    [PROTO_KIND_flag] = MSGPACK_OBJECT_BOOLEAN,
-    [PROTO_KIND_f64] = MSGPACK_OBJECT_FLOAT64,
-    [PROTO_KIND_u32s] = MSGPACK_OBJECT_ARRAY,
-    [PROTO_KIND_handles] = MSGPACK_OBJECT_ARRAY,
-    [PROTO_KIND_planes] = MSGPACK_OBJECT_ARRAY,
-};
-
-/* For an empty value msgpack-c leaves a pointer that means nothing. */
-static void value_of_bytes(struct value *v, const char *p, uint32_t n)
-{
-    *v = (struct value){.amount = n, .view = {n ? p : "", n}};
-}
-
 static int field_decode(const struct proto_field *f, const msgpack_object *from, msgpack_zone *zone,
                         void *out, const struct proto_where *where)
 {
     struct value v = {0};
     int rc;
 
-    if (from->type != types[f->kind] &&
+    if (from->type != kinds[f->kind].type &&
         !(f->kind == PROTO_KIND_f64 && from->type == MSGPACK_OBJECT_FLOAT32))
         return type_refuse(f, from, where);
-    if (from->type == MSGPACK_OBJECT_STR)
-        value_of_bytes(&v, from->via.str.ptr, from->via.str.size);
-    else if (from->type == MSGPACK_OBJECT_BIN)
-        value_of_bytes(&v, from->via.bin.ptr, from->via.bin.size);
-    else if (from->type == MSGPACK_OBJECT_ARRAY)
-        v.amount = from->via.array.size;
-    else if (from->type == MSGPACK_OBJECT_POSITIVE_INTEGER)
+    switch ((enum proto_kind)f->kind) {
+    case PROTO_KIND_u64:
         v.amount = from->via.u64;
-    else if (f->kind == PROTO_KIND_f64)
+        break;
+    case PROTO_KIND_flag:
+        v.flag = from->via.boolean;
+        break;
+    case PROTO_KIND_f64:
         v.real = from->via.f64;
+        break;
+    case PROTO_KIND_str:
+    case PROTO_KIND_bin: /* for an empty value msgpack-c leaves a pointer that means nothing */
+        v.amount = from->via.bin.size;
+        v.view = (struct proto_view){v.amount ? from->via.bin.ptr : "", from->via.bin.size};
+        break;
+    case PROTO_KIND_u32s:
+    case PROTO_KIND_handles:
+    case PROTO_KIND_planes:
+        v.amount = from->via.array.size;
+        break;
+    }
     rc = value_check(f, &v, where);
     if (rc == 0 && from->type == MSGPACK_OBJECT_ARRAY)
         rc = array_decode(f, &from->via.array, zone, &v.view, where);
-    if (rc)
-        return rc;
-    if (f->kind == PROTO_KIND_u64)
-        memcpy(out, &v.amount, sizeof(v.amount));
-    else if (f->kind == PROTO_KIND_flag)
-        memcpy(out, &from->via.boolean, sizeof(from->via.boolean));
-    else if (f->kind == PROTO_KIND_f64)
-        memcpy(out, &v.real, sizeof(v.real));
-    else
-        memcpy(out, &v.view, sizeof(v.view));
-    return 0;
+    if (rc == 0)
+        memcpy(out, (const uint8_t *)&v + kinds[f->kind].at, kinds[f->kind].bytes);
+    return rc;
 }
 
 /* ---- maps ---- */
@@ -288,7 +343,7 @@ void proto_quote(struct proto_str s, char *out, size_t size)
 static int unknown_refuse(const struct proto_message *m, const msgpack_object_str *name,
                           const struct proto_where *where)
 {
-    const struct proto_field *fields = m->fields();
+    const struct proto_field *fields = m->fields;
     char prefix[32], word[33], known[160] = "";
     size_t n = 0;
 
@@ -302,20 +357,6 @@ static int unknown_refuse(const struct proto_message *m, const msgpack_object_st
                              word);
     return ucm_error_set(where->e, UCM_WIRE_INVALID, "field \"%s%s\" is not known; there are: %s",
                          prefix, word, known);
-}
-
-/* The field's place in the table; n_fields: it has none. Encoders keep the table's order, so the search begins at `from`. */
-static uint32_t field_find(const struct proto_message *m, const struct proto_field *fields,
-                           const msgpack_object_str *name, uint32_t from)
-{
-    for (uint32_t tries = 0, i = from; tries < m->n_fields; tries++, i++) {
-        if (i >= m->n_fields)
-            i = 0;
-        if (fields[i].name_bytes == name->size &&
-            memcmp(fields[i].name, name->ptr, name->size) == 0)
-            return i;
-    }
-    return m->n_fields;
 }
 
 static int not_a_map(const msgpack_object *from, const struct proto_where *where)
@@ -333,9 +374,10 @@ static int not_a_map(const msgpack_object *from, const struct proto_where *where
 static int map_decode(const struct proto_message *m, const msgpack_object *from, msgpack_zone *zone,
                       void *out, const struct proto_where *where)
 {
-    const struct proto_field *fields = m->fields();
+    const struct proto_field *fields = m->fields;
+    const msgpack_object_str *name;
     const msgpack_object_kv *kv;
-    uint32_t seen = 0, at = 0;
+    uint32_t seen = 0, at = 0, tries;
     int rc;
 
     if (from->type != MSGPACK_OBJECT_MAP)
@@ -347,9 +389,15 @@ static int map_decode(const struct proto_message *m, const msgpack_object *from,
             return ucm_error_set(where->e, UCM_WIRE_INVALID,
                                  "a field's name %s; it must be text (MessagePack str)",
                                  type_text(kv->key.type));
-        at = field_find(m, fields, &kv->key.via.str, at);
-        if (at == m->n_fields)
-            return unknown_refuse(m, &kv->key.via.str, where);
+        name = &kv->key.via.str;
+        for (tries = 0; tries < m->n_fields; tries++, at++) { /* encoders keep the table's order */
+            at = at < m->n_fields ? at : 0;
+            if (fields[at].name_bytes == name->size &&
+                memcmp(fields[at].name, name->ptr, name->size) == 0)
+                break;
+        }
+        if (tries == m->n_fields)
+            return unknown_refuse(m, name, where);
         if (seen & 1u << at)
             return refuse(&fields[at], where, "is given twice");
         seen |= 1u << at;
@@ -379,80 +427,6 @@ int proto_decode(const struct proto_message *m, struct proto_envelope *env, void
 }
 
 /* ---- into MessagePack ---- */
-
-void proto_pack_raw(msgpack_packer *pk, const void *packed, size_t n)
-{
-    pk->callback(pk->data, packed, n);
-}
-
-void proto_pack_strn(msgpack_packer *pk, const char *s, size_t n)
-{
-    msgpack_pack_str(pk, n);
-    msgpack_pack_str_body(pk, s, n);
-}
-
-void proto_pack_str(msgpack_packer *pk, const char *s)
-{
-    proto_pack_strn(pk, s, strlen(s));
-}
-
-void proto_pack_u64(msgpack_packer *pk, const char *key, uint64_t v)
-{
-    proto_pack_str(pk, key);
-    msgpack_pack_uint64(pk, v);
-}
-
-void proto_pack_text(msgpack_packer *pk, const char *key, const char *text)
-{
-    proto_pack_str(pk, key);
-    proto_pack_str(pk, text);
-}
-
-void proto_pack_bin(msgpack_packer *pk, const char *key, const uint8_t *p, size_t n)
-{
-    proto_pack_str(pk, key);
-    msgpack_pack_bin(pk, n);
-    msgpack_pack_bin_body(pk, p, n);
-}
-
-void proto_pack_flag(msgpack_packer *pk, const char *key, bool on)
-{
-    proto_pack_str(pk, key);
-    if (on)
-        msgpack_pack_true(pk);
-    else
-        msgpack_pack_false(pk);
-}
-
-static struct value value_read(const struct proto_field *f, const void *message)
-{
-    const uint8_t *at = (const uint8_t *)message + f->offset;
-    struct value v = {0};
-    bool flag;
-
-    switch ((enum proto_kind)f->kind) {
-    case PROTO_KIND_u64:
-        memcpy(&v.amount, at, sizeof(v.amount));
-        break;
-    case PROTO_KIND_flag:
-        memcpy(&flag, at, sizeof(flag));
-        v.amount = flag;
-        break;
-    case PROTO_KIND_f64:
-        memcpy(&v.real, at, sizeof(v.real));
-        break;
-    case PROTO_KIND_str:
-    case PROTO_KIND_bin:
-    case PROTO_KIND_u32s:
-    case PROTO_KIND_handles:
-    case PROTO_KIND_planes:
-        memcpy(&v.view, at, sizeof(v.view));
-        assert(v.view.n == 0 || v.view.p);
-        v.amount = v.view.n;
-        break;
-    }
-    return v;
-}
 
 static int entries_encode(msgpack_packer *pk, const struct proto_field *f,
                           const struct proto_view *v, const struct proto_where *where)
@@ -489,7 +463,7 @@ static int field_encode(msgpack_packer *pk, const struct proto_field *f, const s
         msgpack_pack_uint64(pk, v->amount);
         break;
     case PROTO_KIND_flag:
-        if (v->amount)
+        if (v->flag)
             msgpack_pack_true(pk);
         else
             msgpack_pack_false(pk);
@@ -517,23 +491,29 @@ static int field_encode(msgpack_packer *pk, const struct proto_field *f, const s
 int proto_message_pack(msgpack_packer *pk, const struct proto_message *m, const void *message,
                        const struct proto_where *where)
 {
-    const struct proto_field *fields = m->fields();
     struct value values[PROTO_MAX_FIELDS];
     uint32_t present = 0;
     int rc = 0;
 
     assert(!m->free);
     for (uint32_t i = 0; rc == 0 && i < m->n_fields; i++) {
-        values[i] = value_read(&fields[i], message);
-        if (!fields[i].required && values[i].amount == 0 && values[i].real == 0)
+        const struct proto_field *f = &m->fields[i];
+        struct value *v = &values[i];
+
+        *v = (struct value){0};
+        memcpy((uint8_t *)v + kinds[f->kind].at, (const uint8_t *)message + f->offset,
+               kinds[f->kind].bytes);
+        v->amount += v->view.n;
+        assert(v->view.n == 0 || v->view.p);
+        if (!f->required && v->amount == 0 && v->real == 0 && !v->flag)
             continue; /* 0 leaves an optional field out */
         present |= 1u << i;
-        rc = value_check(&fields[i], &values[i], where);
+        rc = value_check(f, v, where);
     }
     if (rc == 0)
         msgpack_pack_map(pk, (size_t)__builtin_popcount(present));
     for (uint32_t i = 0; rc == 0 && i < m->n_fields; i++)
         if (present & 1u << i)
-            rc = field_encode(pk, &fields[i], &values[i], where);
+            rc = field_encode(pk, &m->fields[i], &values[i], where);
     return rc;
 }

@@ -2,8 +2,9 @@
  * decoder (proto.h), so client and daemon cannot disagree. docs/protocol.md has the meaning of
  * methods and fields.
  *
- * F(kind, name, need, min, max)
+ * F(m, kind, name, need, min, max)
  *
+ * m: the message, as in struct msg_m
  * kind:
  * - u64: unsigned integer; min..max are its bounds
  * - str: UTF-8 text; min..max bound its length in bytes
@@ -38,12 +39,12 @@
 
 /* Memory of a worker. kind: enum ucm_handle_kind. fd: the descriptor's position among those that came
  * with the frame. */
-#define UCM_MSG_HANDLE(F)                                                                          \
-    F(u64, kind, REQ, 0, 2)                                                                        \
-    F(u64, bytes, REQ, 1, UINT64_MAX / 2)                                                          \
-    F(u64, offset, OPT, 0, UINT64_MAX / 2)                                                         \
-    F(bin, ipc, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                   \
-    F(u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
+#define UCM_MSG_HANDLE(F, m)                                                                       \
+    F(m, u64, kind, REQ, 0, 2)                                                                     \
+    F(m, u64, bytes, REQ, 1, UINT64_MAX / 2)                                                       \
+    F(m, u64, offset, OPT, 0, UINT64_MAX / 2)                                                      \
+    F(m, bin, ipc, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                \
+    F(m, u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
 
 enum ucm_handle_kind {
     UCM_HANDLE_MEMFD = 0,    /* sealed shared memory, by descriptor: device cpu */
@@ -53,160 +54,160 @@ enum ucm_handle_kind {
 
 /* Address of block b in a plane = base(handle) + offset + b * stride; chunk bytes are its KV.
  * Planes of one shard follow one another in a block's slot in the order of the list. */
-#define UCM_MSG_PLANE(F)                                                                           \
-    F(u64, handle, OPT, 0, UCM_MAX_HANDLES - 1)                                                    \
-    F(u64, offset, OPT, 0, UINT64_MAX / 2)                                                         \
-    F(u64, stride, REQ, 1, UINT64_MAX / 2)                                                         \
-    F(u64, chunk, REQ, 1, UINT32_MAX)                                                              \
-    F(u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)
+#define UCM_MSG_PLANE(F, m)                                                                        \
+    F(m, u64, handle, OPT, 0, UCM_MAX_HANDLES - 1)                                                 \
+    F(m, u64, offset, OPT, 0, UINT64_MAX / 2)                                                      \
+    F(m, u64, stride, REQ, 1, UINT64_MAX / 2)                                                      \
+    F(m, u64, chunk, REQ, 1, UINT32_MAX)                                                           \
+    F(m, u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)
 
 /* ---- requests and their results ---- */
 
-#define UCM_MSG_HELLO(F)                                                                           \
-    F(u64, version_min, REQ, 1, UCM_U32)                                                           \
-    F(u64, version_max, REQ, 1, UCM_U32)                                                           \
-    F(str, client, REQ, 1, UCM_MAX_NAME_BYTES)
-#define UCM_MSG_HELLO_R(F)                                                                         \
-    F(u64, version, REQ, 1, UCM_U32)                                                               \
-    F(str, server, REQ, 1, UCM_MAX_NAME_BYTES)                                                     \
-    F(bin, instance, REQ, 16, 16)                                                                  \
-    F(str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)                                                     \
-    F(flag, admin, OPT, 0, 0)                                                                      \
-    F(u64, max_frame_bytes, REQ, 1024, UCM_U32)                                                    \
-    F(u64, max_keys, REQ, 1, UCM_U32)                                                              \
-    F(u64, max_requests, REQ, 1, UCM_U32)                                                          \
-    F(u64, max_regions, REQ, 1, UCM_U32)                                                           \
-    F(u64, max_leases, REQ, 1, UCM_U32)                                                            \
-    F(u64, max_lease_ms, REQ, 1, UCM_U32)                                                          \
-    F(u64, max_deadline_ms, REQ, 1, UCM_U32)
+#define UCM_MSG_HELLO(F, m)                                                                        \
+    F(m, u64, version_min, REQ, 1, UCM_U32)                                                        \
+    F(m, u64, version_max, REQ, 1, UCM_U32)                                                        \
+    F(m, str, client, REQ, 1, UCM_MAX_NAME_BYTES)
+#define UCM_MSG_HELLO_R(F, m)                                                                      \
+    F(m, u64, version, REQ, 1, UCM_U32)                                                            \
+    F(m, str, server, REQ, 1, UCM_MAX_NAME_BYTES)                                                  \
+    F(m, bin, instance, REQ, 16, 16)                                                               \
+    F(m, str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)                                                  \
+    F(m, flag, admin, OPT, 0, 0)                                                                   \
+    F(m, u64, max_frame_bytes, REQ, 1024, UCM_U32)                                                 \
+    F(m, u64, max_keys, REQ, 1, UCM_U32)                                                           \
+    F(m, u64, max_requests, REQ, 1, UCM_U32)                                                       \
+    F(m, u64, max_regions, REQ, 1, UCM_U32)                                                        \
+    F(m, u64, max_leases, REQ, 1, UCM_U32)                                                         \
+    F(m, u64, max_lease_ms, REQ, 1, UCM_U32)                                                       \
+    F(m, u64, max_deadline_ms, REQ, 1, UCM_U32)
 
 /* shards: layers of each part; one number means all parts. durability: of this connection's dumps
  * that name none; not part of the identity. */
-#define UCM_MSG_NS_OPEN(F)                                                                         \
-    F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
-    F(str, model, REQ, 1, UCM_MAX_NAME_BYTES)                                                      \
-    F(str, revision, OPT, 0, UCM_MAX_NAME_BYTES)                                                   \
-    F(str, dtype, REQ, 1, UCM_MAX_NAME_BYTES)                                                      \
-    F(str, layout, REQ, 1, UCM_MAX_NAME_BYTES)                                                     \
-    F(u64, block_tokens, REQ, 1, 1u << 20)                                                         \
-    F(u64, key_bytes, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES)                                   \
-    F(u64, parts, REQ, 1, UCM_MAX_PARTS)                                                           \
-    F(u32s, shards, REQ, 1, UCM_MAX_PARTS)                                                         \
-    F(u64, shard_bytes, REQ, 1, 1u << 28)                                                          \
-    F(bin, salt, OPT, 0, UCM_MAX_SALT_BYTES)                                                       \
-    F(u64, durability, OPT, 0, 1)
-#define UCM_MSG_NS_OPEN_R(F)                                                                       \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
+#define UCM_MSG_NS_OPEN(F, m)                                                                      \
+    F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                  \
+    F(m, str, model, REQ, 1, UCM_MAX_NAME_BYTES)                                                   \
+    F(m, str, revision, OPT, 0, UCM_MAX_NAME_BYTES)                                                \
+    F(m, str, dtype, REQ, 1, UCM_MAX_NAME_BYTES)                                                   \
+    F(m, str, layout, REQ, 1, UCM_MAX_NAME_BYTES)                                                  \
+    F(m, u64, block_tokens, REQ, 1, 1u << 20)                                                      \
+    F(m, u64, key_bytes, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES)                                \
+    F(m, u64, parts, REQ, 1, UCM_MAX_PARTS)                                                        \
+    F(m, u32s, shards, REQ, 1, UCM_MAX_PARTS)                                                      \
+    F(m, u64, shard_bytes, REQ, 1, 1u << 28)                                                       \
+    F(m, bin, salt, OPT, 0, UCM_MAX_SALT_BYTES)                                                    \
+    F(m, u64, durability, OPT, 0, 1)
+#define UCM_MSG_NS_OPEN_R(F, m)                                                                    \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
 
 /* pool: `blocks` slots, each for one shard of any block, for fetch; planes are those of one shard.
  * rope: K of a shard, which loads may turn: its first byte, rows, elements of a row, and of these the
  * first that turns and how many do. The fields behind it are those of struct ucm_rope_spec
  * (kernels/rope/rope.h). */
-#define UCM_MSG_REGION_REGISTER(F)                                                                 \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                        \
-    F(u64, blocks, REQ, 1, UCM_U32)                                                                \
-    F(str, device, REQ, 3, 16)                                                                     \
-    F(bin, gpu, OPT, UCM_UUID_BYTES, UCM_UUID_BYTES)                                               \
-    F(handles, handles, REQ, 1, UCM_MAX_HANDLES)                                                   \
-    F(planes, planes, REQ, 1, UCM_MAX_PLANES)                                                      \
-    F(u64, ring_region, OPT, 0, UCM_U32)                                                           \
-    F(flag, pool, OPT, 0, 0)                                                                       \
-    F(u32s, rope, OPT, 0, UCM_ROPE_NUMBERS)                                                        \
-    F(str, rope_dtype, OPT, 0, 16)                                                                 \
-    F(flag, rope_interleaved, OPT, 0, 0)                                                           \
-    F(f64, rope_base, OPT, 0, UINT64_C(1000000000000))                                             \
-    F(str, rope_scaling, OPT, 0, 16)                                                               \
-    F(f64, rope_factor, OPT, 0, 1000000)                                                           \
-    F(u64, rope_trained, OPT, 0, UCM_U32)                                                          \
-    F(f64, rope_fast, OPT, 0, 1000000)                                                             \
-    F(f64, rope_slow, OPT, 0, 1000000)                                                             \
-    F(flag, rope_whole, OPT, 0, 0)
-#define UCM_MSG_REGION(F) F(u64, region, REQ, 1, UCM_U32)
+#define UCM_MSG_REGION_REGISTER(F, m)                                                              \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
+    F(m, u64, blocks, REQ, 1, UCM_U32)                                                             \
+    F(m, str, device, REQ, 3, 16)                                                                  \
+    F(m, bin, gpu, OPT, UCM_UUID_BYTES, UCM_UUID_BYTES)                                            \
+    F(m, handles, handles, REQ, 1, UCM_MAX_HANDLES)                                                \
+    F(m, planes, planes, REQ, 1, UCM_MAX_PLANES)                                                   \
+    F(m, u64, ring_region, OPT, 0, UCM_U32)                                                        \
+    F(m, flag, pool, OPT, 0, 0)                                                                    \
+    F(m, u32s, rope, OPT, 0, UCM_ROPE_NUMBERS)                                                     \
+    F(m, str, rope_dtype, OPT, 0, 16)                                                              \
+    F(m, flag, rope_interleaved, OPT, 0, 0)                                                        \
+    F(m, f64, rope_base, OPT, 0, UINT64_C(1000000000000))                                          \
+    F(m, str, rope_scaling, OPT, 0, 16)                                                            \
+    F(m, f64, rope_factor, OPT, 0, 1000000)                                                        \
+    F(m, u64, rope_trained, OPT, 0, UCM_U32)                                                       \
+    F(m, f64, rope_fast, OPT, 0, 1000000)                                                          \
+    F(m, f64, rope_slow, OPT, 0, 1000000)                                                          \
+    F(m, flag, rope_whole, OPT, 0, 0)
+#define UCM_MSG_REGION(F, m) F(m, u64, region, REQ, 1, UCM_U32)
 
-#define UCM_MSG_CHALLENGE_R(F) F(bin, nonce, REQ, UCM_NONCE_BYTES, UCM_NONCE_BYTES)
+#define UCM_MSG_CHALLENGE_R(F, m) F(m, bin, nonce, REQ, UCM_NONCE_BYTES, UCM_NONCE_BYTES)
 
 /* GPU memory of the worker that copies may pass through, see proto/staging.h. ipc and offset name the
  * first slice; fd is the shared memory. */
-#define UCM_MSG_RING_REGISTER(F)                                                                   \
-    F(bin, gpu, REQ, UCM_UUID_BYTES, UCM_UUID_BYTES)                                               \
-    F(bin, ipc, REQ, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                   \
-    F(u64, offset, OPT, 0, UINT64_MAX / 2)                                                         \
-    F(u64, slice_bytes, REQ, 1u << 16, 1u << 26)                                                   \
-    F(u64, slices, REQ, 2, UCM_MAX_SLICES)                                                         \
-    F(u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
-#define UCM_MSG_RING(F) F(u64, ring, REQ, 1, UCM_U32)
+#define UCM_MSG_RING_REGISTER(F, m)                                                                \
+    F(m, bin, gpu, REQ, UCM_UUID_BYTES, UCM_UUID_BYTES)                                            \
+    F(m, bin, ipc, REQ, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                \
+    F(m, u64, offset, OPT, 0, UINT64_MAX / 2)                                                      \
+    F(m, u64, slice_bytes, REQ, 1u << 16, 1u << 26)                                                \
+    F(m, u64, slices, REQ, 2, UCM_MAX_SLICES)                                                      \
+    F(m, u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
+#define UCM_MSG_RING(F, m) F(m, u64, ring, REQ, 1, UCM_U32)
 
 /* request, here and in load, dump and prefetch: the engine's id of the request on whose behalf this one
  * is; for tracing only. */
 /* keys: key_bytes each, the chain's head first. shared: report what only the shared tier has by a
  * status of its own. wait_ms: for the shared tier at most; 0: share.lookup_deadline. nowait: enum
  * ucm_lookup_nowait; with UCM_LOOKUP_LATER, 0 is share.deadline. */
-#define UCM_MSG_LOOKUP(F)                                                                          \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
-    F(flag, each, OPT, 0, 0)                                                                       \
-    F(u64, lease_ms, OPT, 0, UCM_U32)                                                              \
-    F(flag, shared, OPT, 0, 0)                                                                     \
-    F(u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                       \
-    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
-    F(u64, nowait, OPT, 0, UCM_LOOKUP_HERE)
-#define UCM_MSG_LOOKUP_R(F)                                                                        \
-    F(u64, hits, REQ, 0, UCM_MAX_KEYS)                                                             \
-    F(u64, dram, OPT, 0, UCM_MAX_KEYS)                                                             \
-    F(u64, lease, OPT, 0, UCM_U32)                                                                 \
-    F(bin, status, OPT, 0, UCM_MAX_KEYS)                                                           \
-    F(u64, shared, OPT, 0, UCM_MAX_KEYS)                                                           \
-    F(flag, pending, OPT, 0, 0)
+#define UCM_MSG_LOOKUP(F, m)                                                                       \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
+    F(m, flag, each, OPT, 0, 0)                                                                    \
+    F(m, u64, lease_ms, OPT, 0, UCM_U32)                                                           \
+    F(m, flag, shared, OPT, 0, 0)                                                                  \
+    F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                    \
+    F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
+    F(m, u64, nowait, OPT, 0, UCM_LOOKUP_HERE)
+#define UCM_MSG_LOOKUP_R(F, m)                                                                     \
+    F(m, u64, hits, REQ, 0, UCM_MAX_KEYS)                                                          \
+    F(m, u64, dram, OPT, 0, UCM_MAX_KEYS)                                                          \
+    F(m, u64, lease, OPT, 0, UCM_U32)                                                              \
+    F(m, bin, status, OPT, 0, UCM_MAX_KEYS)                                                        \
+    F(m, u64, shared, OPT, 0, UCM_MAX_KEYS)                                                        \
+    F(m, flag, pending, OPT, 0, 0)
 
-#define UCM_MSG_RELEASE(F) F(u64, lease, REQ, 1, UCM_U32)
+#define UCM_MSG_RELEASE(F, m) F(m, u64, lease, REQ, 1, UCM_U32)
 
 /* A load or a dump. keys[i] goes to or comes from block blocks[i] of the region (u32 each,
  * little-endian). shards: 0 means all from `shard` on. step: report progress every so many layers.
  * computes: the worker's GPU computes meanwhile, and copies give way to its own. The first list is what
  * both kinds of load have. */
-#define UCM_LOADED_FIELDS(F)                                                                       \
-    F(u64, region, REQ, 1, UCM_U32)                                                                \
-    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
-    F(bin, blocks, REQ, 4, UCM_BLOCKS_BYTES)                                                       \
-    F(u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)                                                      \
-    F(u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                         \
-    F(u64, priority, OPT, 0, 7)                                                                    \
-    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
-    F(u64, step, OPT, 0, UCM_MAX_SHARDS)                                                           \
-    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
-    F(flag, computes, OPT, 0, 0)
+#define UCM_LOADED_FIELDS(F, m)                                                                    \
+    F(m, u64, region, REQ, 1, UCM_U32)                                                             \
+    F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
+    F(m, bin, blocks, REQ, 4, UCM_BLOCKS_BYTES)                                                    \
+    F(m, u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)                                                   \
+    F(m, u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                      \
+    F(m, u64, priority, OPT, 0, 7)                                                                 \
+    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
+    F(m, u64, step, OPT, 0, UCM_MAX_SHARDS)                                                        \
+    F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
+    F(m, flag, computes, OPT, 0, 0)
 /* turns: runs of keys whose K turns, UCM_TURN_NUMBERS each: keys, old position, new position, old
  * length, new length. */
-#define UCM_MSG_LOAD(F)                                                                            \
-    UCM_LOADED_FIELDS(F)                                                                           \
-    F(u64, lease, OPT, 0, UCM_U32)                                                                 \
-    F(u32s, turns, OPT, 0, UCM_MAX_TURNS *UCM_TURN_NUMBERS)
+#define UCM_MSG_LOAD(F, m)                                                                         \
+    UCM_LOADED_FIELDS(F, m)                                                                        \
+    F(m, u64, lease, OPT, 0, UCM_U32)                                                              \
+    F(m, u32s, turns, OPT, 0, UCM_MAX_TURNS *UCM_TURN_NUMBERS)
 /* A lookup, its lease and a load in one: of the keys' prefix that is found. wait_ms: as in lookup. */
-#define UCM_MSG_LOAD_PREFIX(F)                                                                     \
-    UCM_LOADED_FIELDS(F)                                                                           \
-    F(u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)
+#define UCM_MSG_LOAD_PREFIX(F, m)                                                                  \
+    UCM_LOADED_FIELDS(F, m)                                                                        \
+    F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)
 /* The notification of a load with `step`: so many of its layers are loaded. status: as in the result;
  * left out while it has not changed since the last one (at first all OK). */
-#define UCM_MSG_PROGRESS(F)                                                                        \
-    F(u64, msgid, REQ, 0, UCM_U32)                                                                 \
-    F(u64, shards, REQ, 1, UCM_MAX_SHARDS)                                                         \
-    F(bin, status, OPT, 0, UCM_MAX_KEYS)
+#define UCM_MSG_PROGRESS(F, m)                                                                     \
+    F(m, u64, msgid, REQ, 0, UCM_U32)                                                              \
+    F(m, u64, shards, REQ, 1, UCM_MAX_SHARDS)                                                      \
+    F(m, bin, status, OPT, 0, UCM_MAX_KEYS)
 #define UCM_PROGRESS "progress"
-#define UCM_MSG_DUMP(F)                                                                            \
-    F(u64, region, REQ, 1, UCM_U32)                                                                \
-    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
-    F(bin, blocks, REQ, 4, UCM_BLOCKS_BYTES)                                                       \
-    F(u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)                                                      \
-    F(u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                         \
-    F(bin, event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                 \
-    F(u64, priority, OPT, 0, 7)                                                                    \
-    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
-    F(u64, durability, OPT, 0, 2)                                                                  \
-    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
-    F(flag, plain, OPT, 0, 0)                                                                      \
-    F(flag, computes, OPT, 0, 0)
+#define UCM_MSG_DUMP(F, m)                                                                         \
+    F(m, u64, region, REQ, 1, UCM_U32)                                                             \
+    F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
+    F(m, bin, blocks, REQ, 4, UCM_BLOCKS_BYTES)                                                    \
+    F(m, u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)                                                   \
+    F(m, u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                      \
+    F(m, bin, event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                              \
+    F(m, u64, priority, OPT, 0, 7)                                                                 \
+    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
+    F(m, u64, durability, OPT, 0, 2)                                                               \
+    F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
+    F(m, flag, plain, OPT, 0, 0)                                                                   \
+    F(m, flag, computes, OPT, 0, 0)
 
 enum ucm_durability {
     UCM_DURABILITY_DEFAULT = 0, /* as the connection opened the namespace; there 0 is DRAM */
@@ -215,108 +216,108 @@ enum ucm_durability {
 };
 
 /* part: 0 means all, else part - 1. */
-#define UCM_MSG_PREFETCH(F)                                                                        \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
-    F(u64, part, OPT, 0, UCM_MAX_PARTS)                                                            \
-    F(u64, priority, OPT, 0, 7)                                                                    \
-    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
-    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
+#define UCM_MSG_PREFETCH(F, m)                                                                     \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
+    F(m, u64, part, OPT, 0, UCM_MAX_PARTS)                                                         \
+    F(m, u64, priority, OPT, 0, 7)                                                                 \
+    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
+    F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
 /* status: one byte a key, enum ucm_block_status. bytes: copied or read for this request. */
-#define UCM_MSG_BLOCKS_R(F)                                                                        \
-    F(bin, status, REQ, 1, UCM_MAX_KEYS)                                                           \
-    F(u64, bytes, OPT, 0, UINT64_MAX)
+#define UCM_MSG_BLOCKS_R(F, m)                                                                     \
+    F(m, bin, status, REQ, 1, UCM_MAX_KEYS)                                                        \
+    F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
-#define UCM_MSG_CANCEL(F) F(u64, msgid, REQ, 0, UCM_U32)
-#define UCM_MSG_CANCEL_R(F) F(flag, cancelled, OPT, 0, 0)
+#define UCM_MSG_CANCEL(F, m) F(m, u64, msgid, REQ, 0, UCM_U32)
+#define UCM_MSG_CANCEL_R(F, m) F(m, flag, cancelled, OPT, 0, 0)
 
 /* No keys: every block of the namespace. */
-#define UCM_MSG_KEYS(F)                                                                            \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(bin, keys, OPT, 0, UCM_KEYS_BYTES)
+#define UCM_MSG_KEYS(F, m)                                                                         \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, bin, keys, OPT, 0, UCM_KEYS_BYTES)
 /* tier: 0 all, 1 dram only (a copy below stays), 2 nvme only, 3 shared only (of all hosts). */
-#define UCM_MSG_EVICT(F)                                                                           \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(bin, keys, OPT, 0, UCM_KEYS_BYTES)                                                           \
-    F(u64, tier, OPT, 0, 3)
+#define UCM_MSG_EVICT(F, m)                                                                        \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, bin, keys, OPT, 0, UCM_KEYS_BYTES)                                                        \
+    F(m, u64, tier, OPT, 0, 3)
 /* blocks: how many changed; busy: how many did not, being pinned, read, written or leased. */
-#define UCM_MSG_COUNT_R(F)                                                                         \
-    F(u64, blocks, REQ, 0, UINT64_MAX)                                                             \
-    F(u64, busy, OPT, 0, UINT64_MAX)                                                               \
-    F(u64, missing, OPT, 0, UINT64_MAX)
+#define UCM_MSG_COUNT_R(F, m)                                                                      \
+    F(m, u64, blocks, REQ, 0, UINT64_MAX)                                                          \
+    F(m, u64, busy, OPT, 0, UINT64_MAX)                                                            \
+    F(m, u64, missing, OPT, 0, UINT64_MAX)
 
 /* For operators. ls answers a page: next is the cursor of the following one, 0 at the end. */
-#define UCM_MSG_LS(F)                                                                              \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(u64, cursor, OPT, 0, UINT64_MAX)                                                             \
-    F(u64, limit, OPT, 0, 4096)
-#define UCM_MSG_KEY(F)                                                                             \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(bin, key, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES)
+#define UCM_MSG_LS(F, m)                                                                           \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, u64, cursor, OPT, 0, UINT64_MAX)                                                          \
+    F(m, u64, limit, OPT, 0, 4096)
+#define UCM_MSG_KEY(F, m)                                                                          \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, bin, key, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES)
 /* verify takes ls's message: it reads the page's parts that lie on NVMe and checks them. */
-#define UCM_MSG_VERIFY_R(F)                                                                        \
-    F(u64, checked, REQ, 0, UINT64_MAX)                                                            \
-    F(u64, corrupt, OPT, 0, UINT64_MAX)                                                            \
-    F(u64, failed, OPT, 0, UINT64_MAX)                                                             \
-    F(u64, skipped, OPT, 0, UINT64_MAX)                                                            \
-    F(u64, next, OPT, 0, UINT64_MAX)
+#define UCM_MSG_VERIFY_R(F, m)                                                                     \
+    F(m, u64, checked, REQ, 0, UINT64_MAX)                                                         \
+    F(m, u64, corrupt, OPT, 0, UINT64_MAX)                                                         \
+    F(m, u64, failed, OPT, 0, UINT64_MAX)                                                          \
+    F(m, u64, skipped, OPT, 0, UINT64_MAX)                                                         \
+    F(m, u64, next, OPT, 0, UINT64_MAX)
 
 /* root: of the shared tier, from 1; 0: each. roots: how many begin a collection; busy: how many have
  * one under way. */
-#define UCM_MSG_COLLECT(F) F(u64, root, OPT, 0, UCM_MAX_ROOTS)
-#define UCM_MSG_COLLECT_R(F)                                                                       \
-    F(u64, roots, REQ, 0, UCM_MAX_ROOTS)                                                           \
-    F(u64, busy, OPT, 0, UCM_MAX_ROOTS)
+#define UCM_MSG_COLLECT(F, m) F(m, u64, root, OPT, 0, UCM_MAX_ROOTS)
+#define UCM_MSG_COLLECT_R(F, m)                                                                    \
+    F(m, u64, roots, REQ, 0, UCM_MAX_ROOTS)                                                        \
+    F(m, u64, busy, OPT, 0, UCM_MAX_ROOTS)
 
 /* Of namespace ns, of all namespaces of `tenant`, or of all (neither). load, store: enum ucm_bypass. */
-#define UCM_MSG_BYPASS(F)                                                                          \
-    F(u64, ns, OPT, 0, UCM_U32)                                                                    \
-    F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
-    F(u64, load, OPT, 0, 2)                                                                        \
-    F(u64, store, OPT, 0, 2)
+#define UCM_MSG_BYPASS(F, m)                                                                       \
+    F(m, u64, ns, OPT, 0, UCM_U32)                                                                 \
+    F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                  \
+    F(m, u64, load, OPT, 0, 2)                                                                     \
+    F(m, u64, store, OPT, 0, 2)
 
 /* Of this tenant's source; empty: of all. */
-#define UCM_MSG_KEY_RELOAD(F) F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)
+#define UCM_MSG_KEY_RELOAD(F, m) F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)
 /* tenant: by name, or "*". settings: "KEY=VALUE KEY=VALUE". */
-#define UCM_MSG_TENANT_SET(F)                                                                      \
-    F(str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)                                                     \
-    F(str, settings, REQ, 1, UCM_MAX_SETTINGS_BYTES)
-#define UCM_MSG_TENANT(F) F(str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)
+#define UCM_MSG_TENANT_SET(F, m)                                                                   \
+    F(m, str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)                                                  \
+    F(m, str, settings, REQ, 1, UCM_MAX_SETTINGS_BYTES)
+#define UCM_MSG_TENANT(F, m) F(m, str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)
 
 /* Events behind number `since`, of the peer's tenant or, for operators, of `tenant`; wait_ms: until there is one. tokens: with
  * what blocks stand for. */
-#define UCM_MSG_EVENTS(F)                                                                          \
-    F(u64, since, OPT, 0, UINT64_MAX)                                                              \
-    F(u64, limit, OPT, 0, 2048)                                                                    \
-    F(u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                       \
-    F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
-    F(flag, tokens, OPT, 0, 0)
+#define UCM_MSG_EVENTS(F, m)                                                                       \
+    F(m, u64, since, OPT, 0, UINT64_MAX)                                                           \
+    F(m, u64, limit, OPT, 0, 2048)                                                                 \
+    F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                    \
+    F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                  \
+    F(m, flag, tokens, OPT, 0, 0)
 /* The keys' blocks follow one another in one sequence; parent: the key before them, if there is one. tokens: block_tokens u32 for
  * each key, little-endian. */
-#define UCM_MSG_EVENTS_DESCRIBE(F)                                                                 \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_DESCRIBED *UCM_MAX_KEY_BYTES)                     \
-    F(bin, tokens, REQ, 4, UCM_MAX_FRAME_BYTES / 2)                                                \
-    F(bin, parent, OPT, 0, UCM_MAX_KEY_BYTES)                                                      \
-    F(str, lora, OPT, 0, UCM_MAX_NAME_BYTES)
+#define UCM_MSG_EVENTS_DESCRIBE(F, m)                                                              \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_DESCRIBED *UCM_MAX_KEY_BYTES)                  \
+    F(m, bin, tokens, REQ, 4, UCM_MAX_FRAME_BYTES / 2)                                             \
+    F(m, bin, parent, OPT, 0, UCM_MAX_KEY_BYTES)                                                   \
+    F(m, str, lora, OPT, 0, UCM_MAX_NAME_BYTES)
 
 enum ucm_bypass { UCM_BYPASS_KEEP = 0, UCM_BYPASS_ON = 1, UCM_BYPASS_OFF = 2 };
 
 /* A page of namespaces, like ls. */
-#define UCM_MSG_PAGE(F)                                                                            \
-    F(u64, cursor, OPT, 0, UINT64_MAX)                                                             \
-    F(u64, limit, OPT, 0, 4096)
+#define UCM_MSG_PAGE(F, m)                                                                         \
+    F(m, u64, cursor, OPT, 0, UINT64_MAX)                                                          \
+    F(m, u64, limit, OPT, 0, 4096)
 
 /* For operators; see docs/protocol.md. op: enum ucm_trace_op; the other fields are of a start. */
-#define UCM_MSG_TRACE(F)                                                                           \
-    F(u64, op, OPT, 0, 2)                                                                          \
-    F(flag, keys, OPT, 0, 0)                                                                       \
-    F(u64, slower_us, OPT, 0, UCM_U32)                                                             \
-    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
-    F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
-    F(u64, sample, OPT, 0, UCM_U32)                                                                \
-    F(u64, limit_ms, OPT, 0, UCM_TRACE_MS)                                                         \
-    F(u64, bytes, OPT, 0, 1u << 28)
+#define UCM_MSG_TRACE(F, m)                                                                        \
+    F(m, u64, op, OPT, 0, 2)                                                                       \
+    F(m, flag, keys, OPT, 0, 0)                                                                    \
+    F(m, u64, slower_us, OPT, 0, UCM_U32)                                                          \
+    F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
+    F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                  \
+    F(m, u64, sample, OPT, 0, UCM_U32)                                                             \
+    F(m, u64, limit_ms, OPT, 0, UCM_TRACE_MS)                                                      \
+    F(m, u64, bytes, OPT, 0, 1u << 28)
 
 enum ucm_trace_op {
     UCM_TRACE_READ = 0, /* a page of records, which leave the daemon */
@@ -327,23 +328,23 @@ enum ucm_trace_op {
 /* Opens the namespace of the blocks of base namespace ns in another form. version: of the encoding's
  * definition; 0: the daemon's. k, v: tokens, heads and elements of a row; without v a layer is one section.
  * coded_bytes, plain_bytes: of a block with all its parts. */
-#define UCM_MSG_ENCODING_OPEN(F)                                                                   \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(str, encoding, REQ, 1, 16)                                                                   \
-    F(u64, version, OPT, 0, UCM_U32)                                                               \
-    F(str, dtype, REQ, 1, 16)                                                                      \
-    F(u32s, k, REQ, 3, 3)                                                                          \
-    F(u32s, v, OPT, 0, 3)                                                                          \
-    F(u64, order, OPT, 0, 1)                                                                       \
-    F(u64, axis, OPT, 0, 1)                                                                        \
-    F(u64, seed, OPT, 0, UINT64_MAX)                                                               \
-    F(u64, run, OPT, 0, UCM_U32)
-#define UCM_MSG_ENCODING_OPEN_R(F)                                                                 \
-    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
-    F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                         \
-    F(u64, version, REQ, 1, UCM_U32)                                                               \
-    F(u64, coded_bytes, REQ, 1, UINT64_MAX)                                                        \
-    F(u64, plain_bytes, REQ, 1, UINT64_MAX)
+#define UCM_MSG_ENCODING_OPEN(F, m)                                                                \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, str, encoding, REQ, 1, 16)                                                                \
+    F(m, u64, version, OPT, 0, UCM_U32)                                                            \
+    F(m, str, dtype, REQ, 1, 16)                                                                   \
+    F(m, u32s, k, REQ, 3, 3)                                                                       \
+    F(m, u32s, v, OPT, 0, 3)                                                                       \
+    F(m, u64, order, OPT, 0, 1)                                                                    \
+    F(m, u64, axis, OPT, 0, 1)                                                                     \
+    F(m, u64, seed, OPT, 0, UINT64_MAX)                                                            \
+    F(m, u64, run, OPT, 0, UCM_U32)
+#define UCM_MSG_ENCODING_OPEN_R(F, m)                                                              \
+    F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
+    F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                      \
+    F(m, u64, version, REQ, 1, UCM_U32)                                                            \
+    F(m, u64, coded_bytes, REQ, 1, UINT64_MAX)                                                     \
+    F(m, u64, plain_bytes, REQ, 1, UINT64_MAX)
 
 /* M(NAME, name, "method", params, result): the last two by the suffix that UCM_MESSAGES gives them, or none.
  * Results that are free_map are maps whose fields docs/protocol.md lists and which grow from
@@ -463,13 +464,13 @@ struct proto_u32s {
 #define UCM_FIELD_u32s(name) struct proto_u32s name;
 #define UCM_FIELD_handles(name) struct proto_handles name;
 #define UCM_FIELD_planes(name) struct proto_planes name;
-#define UCM_FIELD(kind, name, need, min, max) UCM_FIELD_##kind(name)
+#define UCM_FIELD(m, kind, name, need, min, max) UCM_FIELD_##kind(name)
 
 struct msg_handle {
-    UCM_MSG_HANDLE(UCM_FIELD)
+    UCM_MSG_HANDLE(UCM_FIELD, handle)
 };
 struct msg_plane {
-    UCM_MSG_PLANE(UCM_FIELD)
+    UCM_MSG_PLANE(UCM_FIELD, plane)
 };
 struct proto_handles {
     const struct msg_handle *p;
@@ -545,7 +546,7 @@ struct proto_planes {
 
 #define S(suffix, list)                                                                            \
     struct msg_##suffix {                                                                          \
-        list(UCM_FIELD)                                                                            \
+        list(UCM_FIELD, suffix)                                                                    \
     };
 UCM_MESSAGES(S)
 #undef S

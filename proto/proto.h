@@ -74,11 +74,18 @@ void proto_quote(struct proto_str s, char *out, size_t size);
 /* Makes a text fit for a str of the wire, in place: what is no UTF-8, or controls, becomes '?'. */
 void proto_clean(char *text);
 
+/* Of the bytes of a text, how many stand before the first that is no UTF-8, or a control character: names go into logs,
+ * tables and C strings. n: all is well. *control: that character, or UINT32_MAX. */
+uint32_t proto_text_span(const char *p, uint32_t n, uint32_t *control);
+
+/* By enum ucm_method. */
+struct proto_method {
+    struct proto_str name;
+    const struct proto_message *params, *result;
+};
+extern const struct proto_method proto_methods[UCM_METHOD_COUNT];
 /* enum ucm_method, or -1. */
-int proto_method_find(struct proto_str method);
-const char *proto_method_name(enum ucm_method method);
-const struct proto_message *proto_method_params(enum ucm_method method);
-const struct proto_message *proto_method_result(enum ucm_method method);
+int proto_method_find(struct proto_str name);
 
 /* ---- building frames ---- */
 

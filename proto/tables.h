@@ -27,7 +27,7 @@ struct proto_field {
 
 struct proto_message {
     const char *name;
-    const struct proto_field *(*fields)(void);
+    const struct proto_field *fields;
     uint32_t n_fields;
     uint32_t bytes; /* of the struct */
     bool free;      /* a map whose fields no table lists */
@@ -53,9 +53,6 @@ struct proto_where {
     struct ucm_error *e;
 };
 
-/* Valid UTF-8 without control characters: names go into logs, tables and C strings. 0 or -UCM_WIRE_INVALID. */
-int proto_check_text(const struct proto_field *f, const char *p, uint32_t n,
-                     const struct proto_where *where);
 /* Packs one message as a map. 0 or -UCM_WIRE_INVALID; the end of the frame reports a full buffer. */
 int proto_message_pack(msgpack_packer *pk, const struct proto_message *m, const void *message,
                        const struct proto_where *where);

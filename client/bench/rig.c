@@ -418,7 +418,7 @@ static int call(struct rig *rig, enum ucm_method method, const void *params, str
 {
     int rc = answer_call(rig->client, method, params, rig->timeout_ms, out);
 
-    return rc < 0 ? fail_call(rig, proto_method_name(method), rc) : 0;
+    return rc < 0 ? fail_call(rig, proto_methods[method].name.p, rc) : 0;
 }
 
 int rig_metric(struct rig *rig, const char *name, uint64_t *out)

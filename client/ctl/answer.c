@@ -32,12 +32,12 @@ int answer_call(struct ucm_client *client, enum ucm_method method, const void *p
 
     msgpack_sbuffer_init(&packed);
     msgpack_packer_init(&pk, &packed, msgpack_sbuffer_write);
-    if (proto_message_pack(&pk, proto_method_params(method), params, &where) < 0) {
+    if (proto_message_pack(&pk, proto_methods[method].params, params, &where) < 0) {
         msgpack_sbuffer_destroy(&packed);
         return -UCM_EPROTOCOL;
     }
-    rc = ucm_call(client, proto_method_name(method), packed.data, packed.size, timeout_ms, &bytes,
-                  &n);
+    rc = ucm_call(client, proto_methods[method].name.p, packed.data, packed.size, timeout_ms,
+                  &bytes, &n);
     msgpack_sbuffer_destroy(&packed);
     if (rc < 0)
         return rc;

@@ -86,7 +86,7 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env, struct cli
     if (env->error.code == UCM_WIRE_NO_METHOD) {
         r = ucm_error_set(&call->error, UCM_EUNSUPPORTED, "this ucmd is older than %s",
                           call->method == UCM_METHOD_COUNT ? "that method"
-                                                           : proto_method_name(call->method));
+                                                           : proto_methods[call->method].name.p);
     } else if (env->error.code) {
         call->error = env->error;
         /* A newer daemon may have codes that enum ucm_status lacks. */
@@ -95,7 +95,7 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env, struct cli
         call->answer = env;
         call->fds = fds;
         r = client_take(call->method == UCM_METHOD_COUNT ? &proto_free_map
-                                                         : proto_method_result(call->method),
+                                                         : proto_methods[call->method].result,
                         env, &m, &call->error);
         if (r == 0 && call->take_cb)
             r = call->take_cb(call, &m);

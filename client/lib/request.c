@@ -17,7 +17,7 @@ static int encode(struct ucm_client *c, uint32_t msgid, const struct client_requ
     if (q->request_id)
         *q->request_id = client_request_id();
     if (!q->name)
-        return proto_request(&c->out, msgid, q->method, proto_method_params(q->method), q->params,
+        return proto_request(&c->out, msgid, q->method, proto_methods[q->method].params, q->params,
                              e);
     proto_request_begin(&pb, &c->out, msgid, q->name);
     proto_pack_raw(&pb.pk, q->params, q->packed_bytes);
@@ -106,7 +106,7 @@ int client_call_orphan(struct client_call *call, const struct client_request *q)
     if ((registers || leases) && !orphan_new(call, registers) && registers)
         client_link_break(call->client, UCM_EDISCONNECTED, "ucmd answers no registration");
     return client_fail(UCM_EDEADLINE, "ucmd did not answer %s in time",
-                       q->name ? q->name : proto_method_name(q->method));
+                       q->name ? q->name : proto_methods[q->method].name.p);
 }
 
 /* A cancel may be lost, and a lease or a chain runs out; a mapping or a window would stay. */
@@ -116,7 +116,7 @@ void client_followup_params(struct ucm_client *c, enum ucm_method method, const 
 
     if (c->link != LINK_UP)
         return;
-    if (proto_request(&c->followups, client_msgid(c), method, proto_method_params(method), params,
+    if (proto_request(&c->followups, client_msgid(c), method, proto_methods[method].params, params,
                       &e) != 0 &&
         (method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER ||
          method == UCM_METHOD_WINDOW_CLOSE || method == UCM_METHOD_WINDOW_RELEASE))

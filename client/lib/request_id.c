@@ -1,7 +1,6 @@
 /* Of the thread, and not in struct ucm_lookup and struct ucm_transfer: programs that were compiled
  * before there were ids pass structs without them. Not of the client: threads share clients. */
 #include "client/lib/internal.h"
-#include "proto/tables.h"
 
 #include <string.h>
 
@@ -15,16 +14,14 @@ struct proto_str client_request_id(void)
 
 int ucm_set_request_id(const char *id)
 {
-    static const struct proto_field field = {.name = "id", .kind = PROTO_KIND_str};
-    struct ucm_error e = {0};
-    struct proto_where where = {.e = &e};
+    uint32_t control;
     size_t n = id ? strnlen(id, UCM_MAX_REQUEST_BYTES + 1) : 0;
 
     request_id_n = 0;
     if (n > UCM_MAX_REQUEST_BYTES)
         for (n = UCM_MAX_REQUEST_BYTES; n > 0 && ((unsigned char)id[n] & 0xc0) == 0x80;)
             n--;
-    if (proto_check_text(&field, id, (uint32_t)n, &where) != 0)
+    if (proto_text_span(id, (uint32_t)n, &control) != n)
         return client_fail(UCM_EINVALID, "a request id is UTF-8 without control characters");
     if (n > 0)
         memcpy(request_id, id, n);

@@ -17,8 +17,9 @@ void audit(const struct session *s, enum ucm_method method, const char *format, 
     va_start(args, format);
     vsnprintf(what, sizeof(what), format, args);
     va_end(args);
-    log_audit(proto_method_name(method), "uid=%u gid=%u pid=%d tenant=%s%s%s", (unsigned)peer->uid,
-              (unsigned)peer->gid, (int)peer->pid, peer->tenant, what[0] ? " " : "", what);
+    log_audit(proto_methods[method].name.p, "uid=%u gid=%u pid=%d tenant=%s%s%s",
+              (unsigned)peer->uid, (unsigned)peer->gid, (int)peer->pid, peer->tenant,
+              what[0] ? " " : "", what);
 }
 
 #define LINE_MS 100     /* a tenant's lines: one so often in the long run, */

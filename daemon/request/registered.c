@@ -227,7 +227,7 @@ static int nonce_take(struct call *call, struct device_proof *out)
     return ucm_error_set(&call->error, UCM_WIRE_DENIED,
                          "%s: memory by CUDA IPC handle needs region.challenge within the %d s "
                          "before, and its nonce over the memory's first %d bytes",
-                         proto_method_name(call->method), NONCE_MS / 1000, UCM_NONCE_BYTES);
+                         proto_methods[call->method].name.p, NONCE_MS / 1000, UCM_NONCE_BYTES);
 }
 
 static bool has_ipc(const struct msg_region_register *m)

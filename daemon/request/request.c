@@ -27,7 +27,7 @@ void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
         return;
     if (e && e->code != 0)
         reply_error(s, msgid, e);
-    else if (proto_response(&s->rq->out, msgid, proto_method_result(method), result, &unsent) != 0)
+    else if (proto_response(&s->rq->out, msgid, proto_methods[method].result, result, &unsent) != 0)
         reply_error(s, msgid, &unsent);
     else
         conn_send(s->conn, &s->rq->out);
@@ -37,7 +37,7 @@ void session_reply_fds(struct session *s, uint32_t msgid, enum ucm_method method
                        const void *result, const int *fds, uint32_t n)
 {
     struct ucm_error unsent;
-    bool sent = !s->closing && proto_response(&s->rq->out, msgid, proto_method_result(method),
+    bool sent = !s->closing && proto_response(&s->rq->out, msgid, proto_methods[method].result,
                                               result, &unsent) == 0;
 
     if (sent) {

@@ -196,7 +196,7 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
                method != UCM_METHOD_RING_REGISTER) {
         ucm_error_set(&call.error, UCM_WIRE_INVALID,
                       "only region.register and ring.register take descriptors");
-    } else if (proto_decode(proto_method_params(call.method), env, &call.params, &call.error) ==
+    } else if (proto_decode(proto_methods[call.method].params, env, &call.params, &call.error) ==
                    0 &&
                (s->rq->trace_cb ? call_run_traced(&call)
                                 : s->rq->rooms.methods[call.method](&call)) == 0) {

@@ -18,7 +18,7 @@ bool call_operator(struct call *call)
     if (!peer->admin)
         ucm_error_set(&call->error, UCM_WIRE_DENIED,
                       "%s is for operators: root, the daemon's own user, and whom `admins` names%s",
-                      proto_method_name(call->method), but[peer->place]);
+                      proto_methods[call->method].name.p, but[peer->place]);
     return peer->admin;
 }
 

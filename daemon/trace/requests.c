@@ -257,7 +257,7 @@ static void pack_record(msgpack_packer *pk, const struct trace *t, const struct 
     msgpack_pack_map(pk, t->choice.keys ? 14 : 16);
     proto_pack_u64(pk, "number", r->number);
     proto_pack_u64(pk, "lost", r->lost);
-    proto_pack_text(pk, "method", proto_method_name(a->method));
+    proto_pack_text(pk, "method", proto_methods[a->method].name.p);
     pack_view(pk, "request", a->request);
     pack_view(pk, "tenant", a->tenant);
     proto_pack_u64(pk, "uid", a->uid);

@@ -63,10 +63,10 @@ static void check_body(struct proto_envelope *env)
     if (env->type == PROTO_REQUEST) {
         method = proto_method_find(env->method);
         if (method >= 0)
-            check_decode(proto_method_params((enum ucm_method)method), env);
+            check_decode(proto_methods[method].params, env);
     } else if (env->type == PROTO_RESPONSE && env->error.code == 0) {
         for (int i = 0; i < UCM_METHOD_COUNT; i++)
-            check_decode(proto_method_result((enum ucm_method)i), env);
+            check_decode(proto_methods[i].result, env);
     }
 }
 

@@ -181,7 +181,7 @@ FAKE_FN bool sparse_hook(struct fake *f, int conn, int method, struct proto_enve
 
     if (method < UCM_METHOD_DIGEST_OPEN || method > UCM_METHOD_CHAIN_PREFETCH)
         return false;
-    cr_assert_eq(proto_decode(proto_method_params(method), env, &m, &e), 0, "%s", e.text);
+    cr_assert_eq(proto_decode(proto_methods[method].params, env, &m, &e), 0, "%s", e.text);
     switch (method) {
     case UCM_METHOD_DIGEST_OPEN:
         sparse_digest_open(f, conn, env->msgid);

@@ -13,7 +13,7 @@ static bool hook(struct fake *f, int conn, int method, struct proto_envelope *en
 
     if (method != UCM_METHOD_ENCODING_OPEN && method != UCM_METHOD_DUMP)
         return false;
-    cr_assert_eq(proto_decode(proto_method_params(method), env, &m, &e), 0, "%s", e.text);
+    cr_assert_eq(proto_decode(proto_methods[method].params, env, &m, &e), 0, "%s", e.text);
     if (method == UCM_METHOD_DUMP) {
         plain_dumps += m.dump.plain;
         fake_reply_blocks(f, conn, env->msgid, m.dump.keys.n / 16, UCM_BLOCK_UNFIT);

@@ -248,7 +248,7 @@ FAKE_FN bool window_hook(struct fake *f, int conn, int method, struct proto_enve
 
     if (method < UCM_METHOD_WINDOW_OPEN || method > UCM_METHOD_WINDOW_CLOSE)
         return sparse_hook(f, conn, method, env);
-    cr_assert_eq(proto_decode(proto_method_params(method), env, &m, &e), 0, "%s", e.text);
+    cr_assert_eq(proto_decode(proto_methods[method].params, env, &m, &e), 0, "%s", e.text);
     switch (method) {
     case UCM_METHOD_WINDOW_OPEN:
         window_answer_open(f, conn, env->msgid);

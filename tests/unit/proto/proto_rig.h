@@ -37,6 +37,18 @@ static inline void open_message(struct opened *o, const struct proto_message *m,
                  0, "%s: %s", m->name, e.text);
 }
 
+static inline void open_sample(struct opened *o, const struct proto_message *m)
+{
+    open_message(o, m, sample_of(m));
+}
+
+static inline void decode_message(struct opened *o, const struct proto_message *m, void *out)
+{
+    struct ucm_error e = {0};
+
+    cr_assert_eq(proto_decode(m, &o->env, out, &e), 0, "%s: %s", m->name, e.text);
+}
+
 static inline void close_message(struct opened *o)
 {
     proto_envelope_close(&o->env);

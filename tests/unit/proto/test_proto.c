@@ -3,7 +3,7 @@
 
 static void assert_same(const struct proto_message *m, const void *a, const void *b)
 {
-    const struct proto_field *f = m->fields();
+    const struct proto_field *f = m->fields;
     struct proto_view va, vb;
     size_t entry;
 
@@ -31,60 +31,49 @@ static void assert_same(const struct proto_message *m, const void *a, const void
 
 Test(proto, every_message_comes_back_as_it_was)
 {
-    struct ucm_error e = {0};
-
-    for (size_t i = 0; i < N_PROTO_SAMPLES; i++) {
-        const struct proto_message *m = proto_samples[i].m;
+    for (size_t i = 0; i < N_PROTO_MESSAGES; i++) {
+        const struct proto_message *m = proto_messages[i];
         void *out = calloc(1, m->bytes + 1);
         struct opened o;
 
-        open_message(&o, m, proto_samples[i].value);
-        cr_assert_eq(proto_decode(m, &o.env, out, &e), 0, "%s: %s", m->name, e.text);
-        assert_same(m, proto_samples[i].value, out);
+        open_sample(&o, m);
+        decode_message(&o, m, out);
+        assert_same(m, sample_of(m), out);
         close_message(&o);
         free(out);
     }
 }
 
-Test(proto, every_message_has_a_sample)
-{
-#define S(suffix, list) cr_assert_not_null(sample_of(&proto_##suffix), "no sample of msg_" #suffix);
-    UCM_MESSAGES(S)
-#undef S
-}
-
 /* What a sender leaves out reads as zero, and costs no byte. */
 Test(proto, optional_fields_are_left_out)
 {
-    struct msg_lookup in = {.ns = 1, .keys = {sample_keys, 16}}, out;
-    struct ucm_error e = {0};
+    struct msg_lookup in = {.ns = 1, .keys = {(const uint8_t *)"0123456789abcdef", 16}}, out;
     struct opened o;
 
     open_message(&o, &proto_lookup, &in);
     cr_assert_eq(o.env.body.via.map.size, 2);
     memset(&out, 0xff, sizeof(out));
-    cr_assert_eq(proto_decode(&proto_lookup, &o.env, &out, &e), 0, "%s", e.text);
+    decode_message(&o, &proto_lookup, &out);
     cr_assert(!out.each && out.lease_ms == 0);
     close_message(&o);
 }
 
 Test(proto, absent_views_are_null_and_empty_ones_are_not)
 {
-    struct msg_ns_open in = sample_ns_open, out;
-    struct ucm_error e = {0};
+    struct msg_ns_open in = *(const struct msg_ns_open *)sample_of(&proto_ns_open), out;
     struct opened o;
 
     in.tenant.n = in.revision.n = in.salt.n = 0;
     open_message(&o, &proto_ns_open, &in);
-    cr_assert_eq(proto_decode(&proto_ns_open, &o.env, &out, &e), 0, "%s", e.text);
+    decode_message(&o, &proto_ns_open, &out);
     cr_assert_null(out.tenant.p);
     cr_assert_null(out.salt.p);
     close_message(&o);
 
-    open_message(&o, &proto_ns_open, &sample_ns_open);
+    open_sample(&o, &proto_ns_open);
     o.env.body.via.map.ptr[0].val.via.str.size = 0;
     o.env.body.via.map.ptr[0].val.via.str.ptr = NULL;
-    cr_assert_eq(proto_decode(&proto_ns_open, &o.env, &out, &e), 0, "%s", e.text);
+    decode_message(&o, &proto_ns_open, &out);
     cr_assert_eq(out.tenant.n, 0);
     cr_assert_not_null(out.tenant.p);
     close_message(&o);
@@ -92,33 +81,31 @@ Test(proto, absent_views_are_null_and_empty_ones_are_not)
 
 Test(proto, views_point_into_the_frame)
 {
-    struct ucm_error e = {0};
     struct msg_load out;
     struct opened o;
 
-    open_message(&o, &proto_load, &sample_load);
-    cr_assert_eq(proto_decode(&proto_load, &o.env, &out, &e), 0, "%s", e.text);
+    open_sample(&o, &proto_load);
+    decode_message(&o, &proto_load, &out);
     cr_assert(out.keys.p > o.buf.p && out.keys.p + out.keys.n <= o.buf.p + o.buf.n);
     close_message(&o);
 }
 
 Test(proto, fields_come_in_any_order)
 {
-    struct ucm_error e = {0};
     struct msg_load out;
     struct opened o;
     msgpack_object_kv kv;
     uint32_t n;
 
-    open_message(&o, &proto_load, &sample_load);
+    open_sample(&o, &proto_load);
     n = o.env.body.via.map.size;
     for (uint32_t i = 0; i < n / 2; i++) {
         kv = o.env.body.via.map.ptr[i];
         o.env.body.via.map.ptr[i] = o.env.body.via.map.ptr[n - 1 - i];
         o.env.body.via.map.ptr[n - 1 - i] = kv;
     }
-    cr_assert_eq(proto_decode(&proto_load, &o.env, &out, &e), 0, "%s", e.text);
-    assert_same(&proto_load, &sample_load, &out);
+    decode_message(&o, &proto_load, &out);
+    assert_same(&proto_load, sample_of(&proto_load), &out);
     close_message(&o);
 }
 
@@ -127,15 +114,15 @@ Test(proto, fields_come_in_any_order)
 Test(proto, methods_are_found_by_name)
 {
     for (int i = 0; i < UCM_METHOD_COUNT; i++) {
-        const char *name = proto_method_name((enum ucm_method)i);
+        const char *name = proto_methods[i].name.p;
 
         cr_assert_eq(proto_method_find((struct proto_str){name, (uint32_t)strlen(name)}), i);
     }
     cr_assert_eq(proto_method_find((struct proto_str){"lookupx", 7}), -1);
     cr_assert_eq(proto_method_find((struct proto_str){"looku", 5}), -1);
     cr_assert_eq(proto_method_find((struct proto_str){NULL, 0}), -1);
-    cr_assert_eq(proto_method_params(UCM_METHOD_VERIFY), &proto_ls);
-    cr_assert_eq(proto_method_result(UCM_METHOD_STATS), &proto_free_map);
+    cr_assert_eq(proto_methods[UCM_METHOD_VERIFY].params, &proto_ls);
+    cr_assert_eq(proto_methods[UCM_METHOD_STATS].result, &proto_free_map);
 }
 
 /* ---- sizes ---- */
@@ -157,7 +144,7 @@ Test(proto, the_largest_requests_fit)
     for (size_t i = 0; i <= UCM_KEYS_BYTES; i++)
         keys[i] = (uint8_t)(i * 31);
     open_message(&o, &proto_load, &in);
-    cr_assert_eq(proto_decode(&proto_load, &o.env, &out, &e), 0, "%s", e.text);
+    decode_message(&o, &proto_load, &out);
     assert_same(&proto_load, &in, &out);
     close_message(&o);
 
@@ -176,23 +163,22 @@ Test(proto, the_largest_region_fits)
 {
     struct msg_handle *handles = calloc(UCM_MAX_HANDLES, sizeof(*handles));
     struct msg_plane *planes = calloc(UCM_MAX_PLANES, sizeof(*planes));
-    struct msg_region_register in = sample_region_register, out;
-    struct ucm_error e = {0};
+    static const uint8_t ipc[UCM_MAX_HANDLE_BYTES];
+    struct msg_region_register in = *(const struct msg_region_register *)sample_of(
+                                   &proto_region_register),
+                               out;
     struct opened o;
 
     for (uint32_t i = 0; i < UCM_MAX_HANDLES; i++)
-        handles[i] = (struct msg_handle){UCM_HANDLE_CUDA_IPC,
-                                         UINT64_MAX / 2,
-                                         UINT64_MAX / 2,
-                                         {sample_ipc, sizeof(sample_ipc)},
-                                         63};
+        handles[i] = (struct msg_handle){
+            UCM_HANDLE_CUDA_IPC, UINT64_MAX / 2, UINT64_MAX / 2, {ipc, sizeof(ipc)}, 63};
     for (uint32_t i = 0; i < UCM_MAX_PLANES; i++)
         planes[i] = (struct msg_plane){UCM_MAX_HANDLES - 1, UINT64_MAX / 2, UINT64_MAX / 2,
                                        UINT32_MAX, i % UCM_MAX_SHARDS};
     in.handles = (struct proto_handles){handles, UCM_MAX_HANDLES};
     in.planes = (struct proto_planes){planes, UCM_MAX_PLANES};
     open_message(&o, &proto_region_register, &in);
-    cr_assert_eq(proto_decode(&proto_region_register, &o.env, &out, &e), 0, "%s", e.text);
+    decode_message(&o, &proto_region_register, &out);
     assert_same(&proto_region_register, &in, &out);
     close_message(&o);
     free(handles);

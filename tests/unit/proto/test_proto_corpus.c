@@ -60,20 +60,21 @@ Test(proto_corpus, seeds_are_fresh)
         enum ucm_method method = (enum ucm_method)i;
 
         cr_assert_eq(sample_request(&b, method, 1, &e), 0, "%s", e.text);
-        seed(proto_method_name(method), "request", &b);
+        seed(proto_methods[method].name.p, "request", &b);
         cr_assert_eq(sample_response(&b, method, 1, &e), 0, "%s", e.text);
-        seed(proto_method_name(method), "response", &b);
+        seed(proto_methods[method].name.p, "response", &b);
     }
     ucm_error_set(&e, UCM_WIRE_BUSY, "256 requests are under way");
     cr_assert_eq(proto_response_error(&b, 1, &e), 0);
     seed("error", "response", &b);
     cr_assert_eq(proto_notification_error(&b, &e), 0);
     seed("error", "notification", &b);
-    cr_assert_eq(proto_notification(&b, UCM_PROGRESS, &proto_progress, &sample_progress, &e), 0);
-    seed(UCM_PROGRESS, "notification", &b);
     cr_assert_eq(
-        proto_notification(&b, UCM_WINDOW_REVOKE, &proto_window_revoke, &sample_window_revoke, &e),
-        0);
+        proto_notification(&b, UCM_PROGRESS, &proto_progress, sample_of(&proto_progress), &e), 0);
+    seed(UCM_PROGRESS, "notification", &b);
+    cr_assert_eq(proto_notification(&b, UCM_WINDOW_REVOKE, &proto_window_revoke,
+                                    sample_of(&proto_window_revoke), &e),
+                 0);
     seed(UCM_WINDOW_REVOKE, "notification", &b);
     proto_buf_free(&b);
 }

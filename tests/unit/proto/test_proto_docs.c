@@ -82,7 +82,7 @@ static char *section(const char *heading)
 
 static void assert_rows(const char *text, const char *where, const struct proto_message *m)
 {
-    const struct proto_field *f = m->fields();
+    const struct proto_field *f = m->fields;
     char row[200];
 
     for (uint32_t i = 0; i < m->n_fields; i++, f++) {
@@ -96,12 +96,12 @@ Test(proto_docs, every_method_and_field_is_told)
     char heading[64], *text;
 
     for (int i = 0; i < UCM_METHOD_COUNT; i++) {
-        const char *name = proto_method_name((enum ucm_method)i);
+        const char *name = proto_methods[i].name.p;
 
         snprintf(heading, sizeof(heading), "\n### `%s`\n", name);
         text = section(heading);
-        assert_rows(text, name, proto_method_params((enum ucm_method)i));
-        assert_rows(text, name, proto_method_result((enum ucm_method)i));
+        assert_rows(text, name, proto_methods[i].params);
+        assert_rows(text, name, proto_methods[i].result);
         if (i == UCM_METHOD_REGION_REGISTER) {
             assert_rows(text, name, &proto_handle);
             assert_rows(text, name, &proto_plane);
@@ -247,8 +247,8 @@ static void assert_request(const char *marker, uint32_t msgid, enum ucm_method m
     struct proto_buf b;
 
     proto_buf_init(&b, DOCS_PAGE_BYTES);
-    cr_assert_eq(proto_request(&b, msgid, method, proto_method_params(method), params, &e), 0, "%s",
-                 e.text);
+    cr_assert_eq(proto_request(&b, msgid, method, proto_methods[method].params, params, &e), 0,
+                 "%s", e.text);
     assert_hex(marker, b.p, b.n);
     proto_buf_free(&b);
 }
@@ -260,7 +260,7 @@ static void assert_response(const char *marker, uint32_t msgid, enum ucm_method 
     struct proto_buf b;
 
     proto_buf_init(&b, DOCS_PAGE_BYTES);
-    cr_assert_eq(proto_response(&b, msgid, proto_method_result(method), result, &e), 0, "%s",
+    cr_assert_eq(proto_response(&b, msgid, proto_methods[method].result, result, &e), 0, "%s",
                  e.text);
     assert_hex(marker, b.p, b.n);
     proto_buf_free(&b);

@@ -382,7 +382,7 @@ Test(proto_frame, several_frames_share_a_buffer)
 
 Test(proto_frame, a_frame_that_fails_leaves_the_buffer)
 {
-    struct msg_lookup bad = sample_lookup;
+    struct msg_lookup bad = {.ns = 1, .keys = {(const uint8_t *)"abc", 3}};
     struct ucm_error e = {0};
     uint8_t before[512];
     struct proto_buf b;
@@ -395,7 +395,6 @@ Test(proto_frame, a_frame_that_fails_leaves_the_buffer)
     cr_assert_eq(sample_request(&b, UCM_METHOD_LOAD, 2, &e), -UCM_WIRE_INVALID);
     cr_assert_not_null(strstr(e.text, "of at most 150"), "%s", e.text);
     cr_assert_eq(b.n, n);
-    bad.keys.n = 3;
     cr_assert_eq(proto_request(&b, 3, UCM_METHOD_LOOKUP, &proto_lookup, &bad, &e),
                  -UCM_WIRE_INVALID);
     cr_assert_not_null(strstr(e.text, "\"keys\" has 3 bytes"), "%s", e.text);
@@ -443,7 +442,9 @@ Test(proto_frame, packed_params_go_in_as_they_are)
 
     proto_buf_init(&a, LIMIT);
     proto_buf_init(&b, LIMIT);
-    cr_assert_eq(sample_request(&a, UCM_METHOD_RELEASE, 1, &e), 0);
+    cr_assert_eq(proto_request(&a, 1, UCM_METHOD_RELEASE, &proto_release,
+                               &(struct msg_release){.lease = 9}, &e),
+                 0);
     proto_request_begin(&pb, &b, 1, "release");
     proto_pack_raw(&pb.pk, BYTES("\x81\xa5lease\x09"));
     cr_assert_eq(proto_response_end(&pb, &e), 0, "%s", e.text);
@@ -479,7 +480,7 @@ static void truncate_everywhere(const uint8_t *body, size_t n, enum ucm_method m
     assert_sound(body, n);
     for (size_t cut = 0; cut < n; cut++)
         cr_assert_eq(check(body, cut, &e), -UCM_WIRE_INVALID, "%s cut at %zu",
-                     proto_method_name(method), cut);
+                     proto_methods[method].name.p, cut);
 }
 
 Test(proto_frame, truncation_is_refused_at_every_byte)
@@ -495,7 +496,8 @@ static void add_a_byte(const uint8_t *body, size_t n, enum ucm_method method)
     memcpy(longer, body, n);
     for (int last = 0; last < 256; last++) {
         longer[n] = (uint8_t)last;
-        cr_assert_eq(check(longer, n + 1, &e), -UCM_WIRE_INVALID, "%s", proto_method_name(method));
+        cr_assert_eq(check(longer, n + 1, &e), -UCM_WIRE_INVALID, "%s",
+                     proto_methods[method].name.p);
     }
     free(longer);
 }
