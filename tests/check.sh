@@ -88,15 +88,15 @@ build_of() {
         folder=$plain targets=(fatbins all build-tests)
         ;;
     # Fuzz targets are of the same objects.
-    # -g1: the lines that a report names.
+    # -g1: the lines that a report names. -O0: a sanitizer's checks take a compiler longer to optimise than tests to run.
     asan | fuzz)
-        arguments=(BUILD=build/clang FATBINS="$fatbins" "CC=${CLANG:-clang}" 'SAN=address,undefined,fuzzer-no-link' 'CFLAGS=-O1 -g1' SUITES=marked)
+        arguments=(BUILD=build/clang FATBINS="$fatbins" "CC=${CLANG:-clang}" 'SAN=address,undefined,fuzzer-no-link' 'CFLAGS=-O0 -g1' SUITES=marked)
         folder=build/clang/san-address targets=(build-daemon build-tests)
         [ "$1" = asan ] || targets=(build-fuzz)
         ;;
     # Kernels have no threads of their own: one instruction set.
     tsan)
-        arguments=(BUILD=build/tsan SAN=thread FATBINS="$fatbins" KERNEL_ISA=base 'CFLAGS=-O1 -g1' SUITES=marked)
+        arguments=(BUILD=build/tsan SAN=thread FATBINS="$fatbins" KERNEL_ISA=base 'CFLAGS=-O0 -g1' SUITES=marked)
         folder=build/tsan/san-thread targets=(build-daemon build-tests)
         ;;
     esac

@@ -79,7 +79,7 @@ fuzz: setup ## each fuzz target for FUZZ_SECONDS (60)
 	+@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} tests/check.sh '$(SUBMAKE)' fuzz
 
 fuzz-live: setup ## tenants of daemons under AddressSanitizer look for each other's bytes (SECONDS_LONG=600, SEED=N, JOBS=N daemons)
-	+@$(SUBMAKE) -s BUILD=build/clang FATBINS=build/fatbin 'CC=$(CLANG)' SAN=address,undefined,fuzzer-no-link 'CFLAGS=-O1 -g1' build/clang/san-address/ucmd
+	+@$(SUBMAKE) -s BUILD=build/clang FATBINS=build/fatbin 'CC=$(CLANG)' SAN=address,undefined,fuzzer-no-link 'CFLAGS=-O0 -g1' build/clang/san-address/ucmd
 	UCMD=build/clang/san-address/ucmd /usr/bin/python3 -B tests/fuzz/live/fuzz_live.py --seconds $(or $(SECONDS_LONG),600) --seed $(or $(SEED),0) --jobs $(JOBS)
 
 # gcc knows less of kernels that are counted.
@@ -110,6 +110,10 @@ $O/obj/tests/unit/%.o $O/obj/tests/integration/%.o $O/obj/tests/fault/%.o: overr
 # But for those whose own loops take longer than a compiler.
 $(patsubst %,$O/obj/tests/unit/%.o,$(addprefix sparse/test_,attend attend_stop) $(addprefix encoding/test_,encoding_forms rope) base/test_fair_ways observe/test_reuse): \
     override CFLAGS += -O1
+# And, of the product under a sanitizer, for rooms whose loops are long.
+ifneq ($(SAN),)
+$(patsubst %,$O/obj/%.o,daemon/base/% daemon/index/% daemon/format/% proto/% client/bench/%): override CFLAGS += -O1
+endif
 
 # The daemon with the kill points that tests/fault/test_kill.c asks for; never installed.
 KILL_OBJ := $(patsubst %.c,$O/obj/kill/%.o,$(shell grep -lsw KILL_POINT $(DAEMON_SRC) $(WIRE_SRC)))
