@@ -167,8 +167,8 @@ static int out_reserve(struct conn *c, size_t n)
             rc = out_grow(c, n);
         if (rc != -EUSERS || tries > 0)
             return rc;
-        (void)out_write(
-            c); /* the peer may read, and the daemon did not write yet; the flusher sees an error, too */
+        /* The peer may read, and the daemon did not write yet. The flusher sees an error, too. */
+        (void)out_write(c);
     }
 }
 
