@@ -1,7 +1,6 @@
 #include "daemon/server.h"
 
 #include "daemon/arena/persist.h"
-#include "daemon/arena/window.h"
 #include "daemon/base/log.h"
 #include "daemon/base/memory.h"
 #include "daemon/base/reaper.h"
@@ -17,6 +16,7 @@
 #include "daemon/rooms.h"
 #include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
+#include "daemon/window/lend.h"
 #include "proto/build.h"
 
 #include <assert.h>

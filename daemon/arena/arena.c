@@ -39,11 +39,6 @@ static bool extent_is_ready(const struct arena *a, const struct extent *e)
     return arena_extent_lent(a, extent) || extent < a->ready;
 }
 
-static char *slot_memory(const struct extent *e, uint32_t slot)
-{
-    return e->base + slot * e->slot_bytes;
-}
-
 void arena_extent_unpoison(const struct arena *a, uint32_t extent)
 {
     const char *base = a->extent[extent].base;
@@ -53,20 +48,16 @@ void arena_extent_unpoison(const struct arena *a, uint32_t extent)
         unpoison(base, a->config.extent);
 }
 
+static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
+{
+    return 1 + (extent << a->slot_bits | slot);
+}
+
 static void slot_push_free(struct extent *e, uint32_t slot)
 {
     e->owner[slot] = SLOT_FREE | e->free_slot;
     e->free_slot = slot;
     e->n_free++;
-}
-
-/* From the last on, so that neighbours are handed out in order. */
-static void free_slots_link(struct extent *e)
-{
-    e->n_free = 0;
-    for (uint32_t i = e->slots; i-- > 0;)
-        if (!arena_slot_used(e, i))
-            slot_push_free(e, i);
 }
 
 int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
@@ -79,8 +70,9 @@ int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
     memset(e->owner, 0xff, slots * sizeof(*e->owner)); /* SLOT_FREE */
     e->slot_bytes = slot_bytes;
     e->slots = slots;
+    e->n_free = slots;
+    e->fresh = 0;
     e->partial = partial_of(a, slot_bytes, e->home);
-    free_slots_link(e);
     if (extent_is_ready(a, e))
         poison(e->base, a->config.extent);
     return 0;
@@ -108,10 +100,14 @@ void arena_extent_ready(struct arena *a, uint32_t extent)
     if (e->slots > 0)
         e->partial = partial_of(a, e->slot_bytes, e->home); /* its home is known now */
     home->ready++;
-    free_slots_link(e);
-    for (uint32_t i = 0; i < e->slots; i++)
-        if (!arena_slot_used(e, i))
-            poison(slot_memory(e, i), e->slot_bytes);
+    e->n_free = 0;
+    e->fresh = e->slots;
+    for (uint32_t i = e->slots; i-- > 0;) { /* so that neighbours are handed out in order */
+        if (arena_slot_used(e, i))
+            continue;
+        slot_push_free(e, i);
+        poison(e->base + i * e->slot_bytes, e->slot_bytes);
+    }
     home->used_bytes += (e->slots - e->n_free) * e->slot_bytes;
     if (e->slots == 0) {
         list_push_back(&home->free, &e->link);
@@ -132,28 +128,22 @@ uint32_t arena_home_of(const struct arena *a, int node)
     return i;
 }
 
+/* Lists of `partial` that nobody has used are zeros. */
 static struct extent *first_of(const struct list *extents)
 {
-    return list_empty(extents) ? NULL : LIST_ENTRY(extents->next, struct extent, link);
-}
-
-/* An extent with a free slot of this size, or a free one. */
-static struct extent *extent_at_home(const struct arena *a, uint64_t slot_bytes, uint32_t home)
-{
-    struct extent *e = first_of(partial_of(a, slot_bytes, home));
-
-    return e ? e : first_of(&a->home[home].free);
+    return !extents->next || list_empty(extents) ? NULL
+                                                 : LIST_ENTRY(extents->next, struct extent, link);
 }
 
 /* A free extent of no node in particular comes first, then one of the node with most free extents,
  * so that no node runs out before the others. */
-static struct extent *extent_anywhere(const struct arena *a, uint64_t slot_bytes)
+static struct extent *extent_anywhere(const struct arena *a, const struct list *partial)
 {
     struct extent *e = NULL;
     uint32_t from = a->nodes;
 
     for (uint32_t i = 0; !e && i <= a->nodes; i++)
-        e = first_of(partial_of(a, slot_bytes, i));
+        e = first_of(&partial[i]);
     if (!e && a->home[from].n_free == 0)
         for (uint32_t i = 0; i < a->nodes; i++)
             if (a->home[i].n_free > a->home[from].n_free)
@@ -164,11 +154,14 @@ static struct extent *extent_anywhere(const struct arena *a, uint64_t slot_bytes
 /* An extent with a free slot of this size; NULL when there is none. */
 static struct extent *extent_find(struct arena *a, uint64_t slot_bytes, int node)
 {
-    uint32_t home = arena_home_of(a, node);
-    struct extent *e = home < a->nodes ? extent_at_home(a, slot_bytes, home) : NULL;
+    const struct list *partial = &a->partial[(slot_bytes / ARENA_ALIGN - 1) * (a->nodes + 1)];
+    uint32_t home = a->nodes > 0 ? arena_home_of(a, node) : 0;
+    struct extent *e = NULL;
 
+    if (home < a->nodes && !(e = first_of(&partial[home])))
+        e = first_of(&a->home[home].free);
     if (!e)
-        e = extent_anywhere(a, slot_bytes);
+        e = extent_anywhere(a, partial);
     if (!e || e->slots > 0)
         return e;
     if (arena_carve(a, e, slot_bytes) != 0)
@@ -179,22 +172,19 @@ static struct extent *extent_find(struct arena *a, uint64_t slot_bytes, int node
     return e;
 }
 
-static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
-{
-    return 1 + (extent << a->slot_bits | slot);
-}
-
 slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t bytes, uint64_t owner)
 {
-    uint32_t slot = e->free_slot;
+    bool fresh = e->n_free == e->slots - e->fresh; /* none was given back */
+    uint32_t slot = fresh ? e->fresh++ : e->free_slot;
     uint64_t padding = e->slot_bytes - bytes;
-    char *p = slot_memory(e, slot);
+    char *p = e->base + slot * e->slot_bytes;
 
     unpoison(p, e->slot_bytes);
     memset(p + bytes, 0, padding); /* it goes to a disk with the slot, whoever had that before */
     poison(p + bytes, padding);
 
-    e->free_slot = (uint32_t)e->owner[slot];
+    if (!fresh)
+        e->free_slot = (uint32_t)e->owner[slot];
     e->n_free--;
     e->owner[slot] = owner;
     if (e->n_free == 0)
@@ -219,33 +209,24 @@ slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node)
     return arena_slot_hand_out(a, e, bytes, owner);
 }
 
-static struct extent *extent_of(struct arena *a, slot_ref ref, uint32_t *slot)
-{
-    uint32_t extent = (ref - 1) >> a->slot_bits;
-    struct extent *e = &a->extent[extent];
-
-    *slot = (ref - 1) & ((1u << a->slot_bits) - 1);
-    assert(ref != 0 && extent < a->extents + a->lent && *slot < e->slots &&
-           !(e->owner[*slot] & SLOT_FREE));
-    return e;
-}
-
 void arena_slot_free(struct arena *a, slot_ref ref)
 {
-    uint32_t slot;
-    struct extent *e = extent_of(a, ref, &slot);
+    const void *memory = arena_memory(a, ref, NULL);
+    uint32_t extent, slot;
+    struct extent *e;
 
+    arena_slot_position(a, ref, &extent, &slot);
+    e = &a->extent[extent];
     if (extent_is_ready(a, e))
-        poison(slot_memory(e, slot), e->slot_bytes);
-    if (arena_extent_lent(a, (uint32_t)(e - a->extent))) {
-        slot_push_free(e, slot);
+        poison(memory, e->slot_bytes);
+    slot_push_free(e, slot);
+    if (arena_extent_lent(a, extent)) {
         a->lent_freed(a, e, slot);
         return;
     }
     a->used_slots--;
     a->used_bytes -= e->slot_bytes;
-    slot_push_free(e, slot);
-    if (e - a->extent >= a->ready)
+    if (extent >= a->ready)
         return; /* of an earlier run; arena_extent_ready lists the extent */
     a->home[e->home].used_bytes -= e->slot_bytes;
     if (e->n_free == e->slots)
@@ -256,12 +237,14 @@ void arena_slot_free(struct arena *a, slot_ref ref)
 
 void *arena_memory(struct arena *a, slot_ref ref, uint64_t *slot_bytes)
 {
-    uint32_t slot;
-    struct extent *e = extent_of(a, ref, &slot);
+    uint32_t extent = (ref - 1) >> a->slot_bits, slot = (ref - 1) & ((1u << a->slot_bits) - 1);
+    struct extent *e = &a->extent[extent];
 
+    assert(ref != 0 && extent < a->extents + a->lent && slot < e->slots &&
+           !(e->owner[slot] & SLOT_FREE));
     if (slot_bytes)
         *slot_bytes = e->slot_bytes;
-    return slot_memory(e, slot);
+    return e->base + slot * e->slot_bytes;
 }
 
 uint32_t arena_extent_of(const struct arena *a, slot_ref ref)
@@ -271,16 +254,22 @@ uint32_t arena_extent_of(const struct arena *a, slot_ref ref)
 
 uint64_t arena_slot_bytes(struct arena *a, slot_ref ref)
 {
-    uint32_t slot;
+    uint64_t bytes;
 
-    return extent_of(a, ref, &slot)->slot_bytes;
+    (void)arena_memory(a, ref, &bytes);
+    return bytes;
 }
 
-int arena_slot_node(struct arena *a, slot_ref ref)
+int arena_slot_node(const struct arena *a, slot_ref ref)
 {
-    uint32_t slot, home = extent_of(a, ref, &slot)->home;
+    uint32_t home = a->extent[arena_extent_of(a, ref)].home;
 
     return home < a->nodes ? a->config.numa->node[home] : NUMA_NONE;
+}
+
+struct arena_group *arena_slot_group(const struct arena *a, slot_ref ref)
+{
+    return a->extent[arena_extent_of(a, ref)].group;
 }
 
 bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *ctx, uint64_t owner),
@@ -331,7 +320,7 @@ slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64
     if (e->slot_bytes != slot_bytes || arena_slot_used(e, slot))
         return 0;
     e->owner[slot] = 0;
-    poison(slot_memory(e, slot) + bytes, slot_bytes - bytes);
+    poison(e->base + slot * slot_bytes + bytes, slot_bytes - bytes);
     a->used_slots++;
     a->used_bytes += slot_bytes;
     return ref_of(a, extent, slot);
@@ -345,9 +334,11 @@ void arena_slot_position(struct arena *a, slot_ref ref, uint32_t *extent, uint32
 
 void arena_slot_own(struct arena *a, slot_ref ref, uint64_t owner)
 {
-    uint32_t slot;
+    uint32_t extent, slot;
 
-    extent_of(a, ref, &slot)->owner[slot] = owner;
+    arena_slot_position(a, ref, &extent, &slot);
+    assert(arena_slot_used(&a->extent[extent], slot));
+    a->extent[extent].owner[slot] = owner;
 }
 
 int arena_slot_ready(struct arena *a, slot_ref ref)

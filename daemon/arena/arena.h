@@ -32,7 +32,7 @@ struct uv_loop_s;
 struct arena_group;
 struct arena_place;
 
-/* Of an extent that may be lent to a group (window.h). */
+/* Of an extent that may be lent to a group (daemon/window/lend.h). */
 enum arena_lent_event {
     LENT_READY,  /* it has memory, and no slot was handed out */
     LENT_FAILED, /* there was no memory for it */
@@ -89,7 +89,7 @@ uint32_t arena_extent_of(const struct arena *a,
                          slot_ref slot); /* also the number of its registered buffer */
 uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
 uint64_t arena_padded(uint64_t bytes);
-int arena_slot_node(struct arena *a, slot_ref slot); /* NUMA_NONE: not known */
+int arena_slot_node(const struct arena *a, slot_ref slot); /* NUMA_NONE: not known */
 
 /* To empty an extent for another size. visit runs for each slot in use and may free it. Once visit
  * returns false no more slots are visited, and arena_extent_owners returns false. A slot of an earlier run has the owner 0 until arena_slot_own. */
@@ -122,13 +122,13 @@ uint64_t arena_extent_bytes(const struct arena *a);
 uint32_t
 arena_extents(const struct arena *a); /* numbers of extents, those that may be lent included */
 
-/* ---- groups: some extents are lent to a tenant, whose workers read their slots by themselves (window.h) ----
+/* ---- groups: some extents are lent to a tenant, whose workers read their slots by themselves (daemon/window/lend.h) ----
  *
  * They are numbered from 0 and, where this header says `extent`, follow the ordinary ones. A slot of one is a slot as any other, and the
  * daemon tells readers what it holds. */
 
 /* Whose it is; NULL: it lies in an ordinary extent. */
-struct arena_group *arena_slot_group(struct arena *a, slot_ref slot);
+struct arena_group *arena_slot_group(const struct arena *a, slot_ref slot);
 /* The slot's bytes are whole, and do not change until arena_slot_retract: readers may use them. */
 void arena_slot_publish(struct arena *a, slot_ref slot);
 /* Readers miss the slot from now on. To be called before anybody is asked to write into it. Nothing of a slot

@@ -1,4 +1,4 @@
-/* Shared by the files of this room only: arena.c has the slots, grow.c makes extents ready, life.c begins and ends all; window_internal.h
+/* Shared by the files of this room only: arena.c has the slots, grow.c makes extents ready, life.c begins and ends all; daemon/window/lend_internal.h
  * has what lends extents to groups. */
 #ifndef UCMD_ARENA_INTERNAL_H
 #define UCMD_ARENA_INTERNAL_H
@@ -17,13 +17,16 @@ struct extent {
     /* In its home's free list, in `partial`, or (full, closed, not ready) in none. One that is lent may be in its group's empty list. */
     struct list link;
     char *base;
-    uint64_t *owner;      /* by slot */
-    struct list *partial; /* where it is while it has free slots that may be handed out */
-    uint64_t slot_bytes;  /* of each of its slots */
-    uint32_t slots;       /* 0: it may take any slot size */
-    uint32_t n_free, free_slot;
+    uint64_t *owner;            /* by slot */
+    struct list *partial;       /* where it is while it has free slots that may be handed out */
+    uint64_t slot_bytes;        /* of each of its slots */
+    uint32_t slots;             /* 0: it may take any slot size */
+    uint32_t n_free, free_slot; /* of the free ones, those that were given back: the first one */
+    uint32_t
+        fresh; /* the first one that was not handed out since it has slots of this size; slots: none */
     uint32_t home;
-    bool closed; /* it is being emptied: not in arena.partial */
+    struct arena_group *group; /* that it is lent to */
+    bool closed;               /* it is being emptied: not in arena.partial */
 };
 
 /* The extents of one NUMA node. The last home has those of no node in particular; without placement
@@ -54,7 +57,7 @@ struct arena {
     bool threaded;
     bool unplaced; /* the thread's: placing failed, and was logged */
 
-    struct windows *windows; /* window_internal.h */
+    struct windows *windows; /* daemon/window/lend_internal.h */
     uint32_t lent;           /* extents that may be lent to groups, behind `extents` */
     uint32_t lent_used; /* the first ones, which have been: no memory is touched for the others */
     void (*lent_freed)(struct arena *a, struct extent *e,
@@ -83,7 +86,7 @@ static inline bool arena_slot_used(const struct extent *e, uint32_t slot)
     return !(e->owner[slot] & SLOT_FREE);
 }
 
-/* window.c: address space for config.lent_max, or what there is. 0 or -errno. */
+/* daemon/window/lend.c: address space for config.lent_max, or what there is. 0 or -errno. */
 int arena_lent_init(struct arena *a);
 /* The thread has ended, and nobody uses or maps anything. */
 void arena_lent_close(struct arena *a);

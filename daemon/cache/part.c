@@ -209,11 +209,12 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
     struct part *p = k.p;
 
     /* Workers read slots in windows by themselves: they miss this one before anything may change it. */
-    if (k.was.in_dram)
+    if (k.was.in_dram && arena_slot_group(c->arena, part_slot(p)))
         arena_slot_retract(c->arena, part_slot(p));
     p->dram = dram;
     p->dram_at.number = number; /* or slot */
-    if (dram == PART_DRAM_READY && !(k.b->flags & BLOCK_DOOMED))
+    if (dram == PART_DRAM_READY && !(k.b->flags & BLOCK_DOOMED) &&
+        arena_slot_group(c->arena, number))
         arena_slot_publish(c->arena, number);
     if (dram == PART_DRAM_NONE && p->nvme == PART_NVME_NONE)
         p->checksum = 0; /* it came with a snapshot */
@@ -229,7 +230,8 @@ void block_retract(struct cache *c, block_ref ref)
     const struct block *b = cache_block(c, ref, &ns);
 
     for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].dram == PART_DRAM_READY)
+        if (b->part[i].dram == PART_DRAM_READY &&
+            arena_slot_group(c->arena, part_slot(&b->part[i])))
             arena_slot_retract(c->arena, part_slot(&b->part[i]));
 }
 

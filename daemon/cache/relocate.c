@@ -8,9 +8,9 @@
  * A part that is not in DRAM is read into the window. One that is has its bytes copied, while it is used where it
  * is; when the relocation's use is the only one, the part's slot is exchanged. So DRAM has one copy of it, and
  * whoever has a use finds the part where it was. When nobody waits any more the copy is dropped. */
-#include "daemon/arena/window.h"
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
+#include "daemon/window/lend.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* Slots in windows, and which blocks leave them for others. The policy's order is of no help: its coldest blocks
  * lie anywhere. So a search goes round the slots of the group, and takes the least used one of a few. */
-#include "daemon/arena/window.h"
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
+#include "daemon/window/lend.h"
 
 #include <errno.h>
 

@@ -10,9 +10,9 @@
 #ifndef UCMD_WINDOW_WINDOW_H
 #define UCMD_WINDOW_WINDOW_H
 
-#include "daemon/arena/window.h"
 #include "daemon/features.h"
 #include "daemon/retrieval/digest.h"
+#include "daemon/window/lend.h"
 #include "daemon/window/map.h"
 #include "proto/window.h"
 

@@ -18,7 +18,7 @@ SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 FEATURES = {
     "retrieval": ["daemon/retrieval/", "kernels/sparse/", "kernels/attend/"],
     "pool": ["daemon/pool/", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
-    "window": ["daemon/window/", "daemon/cache/window.c", "daemon/cache/relocate.c", "daemon/arena/window*", "daemon/arena/group.c",
+    "window": ["daemon/window/", "daemon/cache/window.c", "daemon/cache/relocate.c",
                "proto/window.*"],
     "encoding": ["daemon/encoding/", "daemon/device/convert.c", "daemon/cuda/convert.c", "kernels/encoding/", "client/lib/encoding*"],
     "blend": ["daemon/blend/", "daemon/device/region_rope.c", "kernels/rope/"],

@@ -1,6 +1,6 @@
 /* The arena's memory spread over two NUMA nodes. */
 /* Sanitizers: thread */
-#include "daemon/arena/window.h"
+#include "daemon/window/lend.h"
 #include "tests/unit/fake_numa.h"
 #include "tests/unit/random.h"
 

@@ -1,6 +1,6 @@
 /* Windows of the arena: memory that is lent to a tenant, who has it, and when it comes back. */
 /* Sanitizers: thread */
-#include "daemon/arena/window.h"
+#include "daemon/window/lend.h"
 #include "proto/window.h"
 
 #include <criterion/criterion.h>

@@ -2,10 +2,10 @@
 #ifndef UCMD_TESTS_CACHE_RIG_H
 #define UCMD_TESTS_CACHE_RIG_H
 
-#include "daemon/arena/window.h"
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 #include "daemon/hints/tables.h"
+#include "daemon/window/lend.h"
 #include "proto/errors.h"
 #include "tests/unit/index/index_secret.h"
 

@@ -8,8 +8,8 @@
  *
  * A slot of a window extent is a slot as any other. Its generation in the group's table (proto/window.h) is
  * even from arena_slot_publish until arena_slot_retract or arena_slot_free, and odd or 0 otherwise. */
-#ifndef UCMD_ARENA_WINDOW_H
-#define UCMD_ARENA_WINDOW_H
+#ifndef UCMD_WINDOW_LEND_H
+#define UCMD_WINDOW_LEND_H
 
 #include "daemon/arena/arena.h"
 

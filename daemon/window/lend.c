@@ -5,7 +5,7 @@
  *
  * A group has one extent in MAKING at a time. An extent without slots that workers still map stays with its
  * group, which may use it again; it is revoked when another group wants memory. */
-#include "daemon/arena/window_internal.h"
+#include "daemon/window/lend_internal.h"
 
 #include "daemon/base/log.h"
 #include "proto/window.h"
@@ -133,7 +133,7 @@ static void window_go(struct arena *a, struct window *w)
 
 static void window_revoke(struct arena *a, struct window *w)
 {
-    struct arena_group *g = w->group;
+    struct arena_group *g = arena_window_group(a, w);
 
     w->revoked = true;
     window_returns(a, w);
@@ -154,7 +154,7 @@ static void window_settle(struct arena *a, struct window *w)
     else if (!w->revoked && arena_window_over(a))
         window_revoke(a, w);
     else if (!w->revoked && list_empty(&e->link))
-        list_push_front(&w->group->empty, &e->link);
+        list_push_front(&arena_window_group(a, w)->empty, &e->link);
 }
 
 void arena_group_close(struct arena *a, struct arena_group *g)
@@ -213,7 +213,7 @@ uint32_t arena_window_at(const struct arena *a, const void *base)
 /* It is no more one of its group's. */
 static void window_leave(struct arena *a, struct window *w)
 {
-    struct arena_group *g = w->group;
+    struct arena_group *g = arena_window_group(a, w);
 
     list_remove(&w->link);
     if (g->hand == w)
@@ -238,11 +238,11 @@ static void kept_cb(struct loan *l)
     struct window *w = LIST_ENTRY(l, struct window, loan);
     struct arena *a = l->ctx;
 
-    log_warn("arena", "window-kept", "tenant=%s bytes=%llu", w->group->tenant,
+    log_warn("arena", "window-kept", "tenant=%s bytes=%llu", arena_window_group(a, w)->tenant,
              (unsigned long long)a->config.extent);
     window_leave(a, w);
     w->kept = true;
-    w->group->kept++;
+    arena_window_group(a, w)->kept++;
     a->windows->kept++;
     list_push_back(&a->windows->keeps, &w->link);
     report(a, w, LENT_KEPT);
@@ -296,7 +296,7 @@ static bool affordable(const struct arena *a, const struct arena_group *g)
 
 static void window_free(struct arena *a, struct window *w)
 {
-    struct arena_group *g = w->group;
+    struct arena_group *g = arena_window_group(a, w);
 
     if (w->kept) {
         list_remove(&w->link);
@@ -307,14 +307,14 @@ static void window_free(struct arena *a, struct window *w)
     }
     w->state = WINDOW_FREE;
     w->revoked = w->kept = false;
-    w->group = NULL;
+    arena_window_extent(a, w)->group = NULL;
     list_push_front(&a->windows->free, &w->link);
     arena_group_settle(a, g);
 }
 
 static void window_made(struct arena *a, struct window *w)
 {
-    struct arena_group *g = w->group;
+    struct arena_group *g = arena_window_group(a, w);
 
     g->making = false;
     if (w->status < 0) {
@@ -354,7 +354,8 @@ static void done_cb(uv_async_t *async)
     while ((node = list_pop_front(&a->windows->revokes)) != NULL) {
         w = LIST_ENTRY(node, struct window, job);
         if (a->windows->revoke_cb)
-            a->windows->revoke_cb(a->windows->revoke_ctx, w->group, arena_window_number(a, w));
+            a->windows->revoke_cb(a->windows->revoke_ctx, arena_window_group(a, w),
+                                  arena_window_number(a, w));
     }
 }
 
@@ -389,11 +390,11 @@ static int lend(struct arena *a, struct arena_group *g)
         a->windows->open = true;
     }
     w->state = WINDOW_MAKING;
-    w->group = g;
+    arena_window_extent(a, w)->group = g;
     rc = arena_window_submit(a, w);
     if (rc < 0) {
         w->state = WINDOW_FREE;
-        w->group = NULL;
+        arena_window_extent(a, w)->group = NULL;
         return rc;
     }
     list_remove(&w->link);
@@ -446,7 +447,7 @@ static int carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
 {
     struct window *w = arena_extent_window(a, e);
 
-    w->class = class_of(w->group, slot_bytes, true);
+    w->class = class_of(arena_window_group(a, w), slot_bytes, true);
     if (!w->class)
         return -ENOMEM;
     w->class->extents++;

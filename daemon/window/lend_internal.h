@@ -1,10 +1,10 @@
-/* Shared by window.c, which lends window extents, group.c, which has those that they are lent to, and window_make.c, which gets and gives
+/* Shared by lend.c, which lends window extents, group.c, which has those that they are lent to, and lend_memory.c, which gets and gives
  * back their memory. */
-#ifndef UCMD_ARENA_WINDOW_INTERNAL_H
-#define UCMD_ARENA_WINDOW_INTERNAL_H
+#ifndef UCMD_WINDOW_LEND_INTERNAL_H
+#define UCMD_WINDOW_LEND_INTERNAL_H
 
 #include "daemon/arena/internal.h"
-#include "daemon/arena/window.h"
+#include "daemon/window/lend.h"
 
 #include "daemon/base/loan.h"
 #include "proto/backoff.h"
@@ -22,13 +22,12 @@ enum window_state {
 /* A window extent, beside its struct extent. */
 struct window {
     enum window_state state;
-    bool revoked;     /* its workers are to release it; no slot of it is handed out */
-    bool returning;   /* counted in windows.returning */
-    bool kept;        /* in WINDOW_ENDING: counted in windows.kept, and no more in lent */
-    uint32_t mapped;  /* workers' descriptors */
-    struct list link; /* in windows.free or keeps, or in its group's list */
-    struct list job;  /* in one of the thread's lists, or in windows.revokes */
-    struct arena_group *group;
+    bool revoked;               /* its workers are to release it; no slot of it is handed out */
+    bool returning;             /* counted in windows.returning */
+    bool kept;                  /* in WINDOW_ENDING: counted in windows.kept, and no more in lent */
+    uint32_t mapped;            /* workers' descriptors */
+    struct list link;           /* in windows.free or keeps, or in its group's list */
+    struct list job;            /* in one of the thread's lists, or in windows.revokes */
     struct window_class *class; /* while it has slots */
     int fd;                     /* read-only, the daemon's own; -1: none */
     struct loan loan;           /* in WINDOW_ENDING: workers that still have the memory */
@@ -101,12 +100,17 @@ static inline struct window *arena_extent_window(const struct arena *a, const st
     return &a->windows->window[(uint32_t)(e - a->extent) - a->extents];
 }
 
+static inline struct arena_group *arena_window_group(const struct arena *a, const struct window *w)
+{
+    return arena_window_extent(a, w)->group;
+}
+
 /* group.c */
 void arena_group_free(struct arena *a, struct arena_group *g);
 /* Frees the group that nobody opened and nothing is lent to. */
 void arena_group_settle(struct arena *a, struct arena_group *g);
 
-/* window_make.c: the thread gets the window's memory, or gives it back (by w->state), and puts it into `ended`.
+/* lend_memory.c: the thread gets the window's memory, or gives it back (by w->state), and puts it into `ended`.
  * 0 or -errno. */
 int arena_window_submit(struct arena *a, struct window *w);
 /* The windows whose job is done, one at a time; NULL: no more. */

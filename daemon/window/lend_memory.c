@@ -1,7 +1,7 @@
 /* The memory of window extents: a thread gets it and gives it back, since both take the kernel some 10 ms and more a
  * 64 MiB. It has others beside it while it gets memory, as one alone is slower than the copies that wait for it. Nobody
  * else touches the extent meanwhile. */
-#include "daemon/arena/window_internal.h"
+#include "daemon/window/lend_internal.h"
 
 #include "daemon/base/log.h"
 #include "daemon/base/memfd.h"
@@ -65,7 +65,7 @@ static int extent_populate(const struct arena *a, int fd, char *base)
 /* The generations of all slots that the extent may have. */
 static int table_populate(struct arena *a, const struct window *w)
 {
-    const struct arena_group *g = w->group;
+    const struct arena_group *g = arena_window_group(a, w);
     uint64_t slots = a->config.extent / ARENA_ALIGN;
     uint64_t from = UCM_WINDOW_HEADER_BYTES + arena_window_number(a, w) * slots * sizeof(uint64_t);
     uint64_t upto = arena_padded(from + slots * sizeof(uint64_t));

@@ -1,7 +1,7 @@
 /* Groups: tenants that window extents are lent to, and the tables that tell their workers which slots hold what
  * they were told. */
-#include "daemon/arena/window_internal.h"
 #include "daemon/base/memfd.h"
+#include "daemon/window/lend_internal.h"
 #include "proto/window.h"
 
 #include <stdlib.h>
@@ -265,13 +265,6 @@ static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct arena_pl
                                            place->window, slot)];
 }
 
-struct arena_group *arena_slot_group(struct arena *a, slot_ref slot)
-{
-    uint32_t extent = (slot - 1) >> a->slot_bits;
-
-    return extent >= a->extents ? a->windows->window[extent - a->extents].group : NULL;
-}
-
 void arena_slot_publish(struct arena *a, slot_ref slot)
 {
     struct arena_place place;
@@ -292,14 +285,8 @@ void arena_slot_retract(struct arena *a, slot_ref slot)
 
 bool arena_slot_place(struct arena *a, slot_ref slot, struct arena_place *out)
 {
-    struct arena_place place;
-    _Atomic uint64_t *entry = entry_of(a, slot, &place);
+    _Atomic uint64_t *entry = entry_of(a, slot, out);
 
-    if (!entry)
-        return false;
-    place.generation = atomic_load_explicit(entry, memory_order_relaxed);
-    if (place.generation == 0 || place.generation & 1)
-        return false;
-    *out = place;
-    return true;
+    out->generation = entry ? atomic_load_explicit(entry, memory_order_relaxed) : 0;
+    return out->generation != 0 && !(out->generation & 1);
 }
