@@ -269,7 +269,7 @@ int arena_slot_node(const struct arena *a, slot_ref ref)
 
 struct arena_group *arena_slot_group(const struct arena *a, slot_ref ref)
 {
-    return a->extent[arena_extent_of(a, ref)].group;
+    return a->extent[(ref - 1) >> a->slot_bits].group;
 }
 
 bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *ctx, uint64_t owner),

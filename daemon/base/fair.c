@@ -23,7 +23,7 @@ static void place(struct fair *f, struct fair_flow *flow, bool waits)
 {
     uint32_t at = 0;
 
-    for (uint32_t upto = f->n; at < upto;) {
+    for (uint32_t upto = f->n; at < upto && f->waiting[at] != flow;) { /* mostly the first one */
         uint32_t middle = (at + upto) / 2;
 
         if (before(f->waiting[middle], flow))
@@ -90,38 +90,28 @@ struct fair_flow *fair_next(const struct fair *f, const struct fair_flow *flow)
     return NULL;
 }
 
-/* Who was served last, and what the flow got beside others. */
-static void count(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got)
-{
-    bool others = f->n - f->n_aside > 1;
-
-    if (f->last != flow) {
-        f->shared = f->last != NULL;
-        f->alone_from = f->served;
-        f->last = flow;
-    }
-    f->served += bytes;
-    if (!flow->waits)
-        return;
-    if (others)
-        f->turn += (double)bytes / (double)f->weights;
-    if (got) {
-        got->contended += others ? bytes : 0;
-        got->due += (uint64_t)((f->turn - flow->settled) * flow->weight + flow->owed + 0.5);
-        flow->owed = 0;
-    }
-    flow->settled = f->turn;
-}
-
 void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got)
 {
     uint64_t weight = flow->weight, cost = flow->rest + bytes;
     uint64_t credit = FAIR_CREDIT * f->burst / weight,
              least = f->now > credit ? f->now - credit : 0;
-    bool moves = flow->waits && f->n > 1;
+    bool others = f->n - f->n_aside > 1, moves = flow->waits && f->n > 1;
 
-    if (!flow->aside)
-        count(f, flow, bytes, got);
+    if (!flow->aside && f->last != flow) {
+        f->shared = f->last != NULL;
+        f->alone_from = f->served;
+        f->last = flow;
+    }
+    f->served += flow->aside ? 0 : bytes;
+    if (flow->waits && !flow->aside) { /* what it gets, and what is due to it */
+        f->turn += others ? (double)bytes / (double)f->weights : 0;
+        if (got) {
+            got->contended += others ? bytes : 0;
+            got->due += (uint64_t)((f->turn - flow->settled) * flow->weight + flow->owed + 0.5);
+            flow->owed = 0;
+        }
+        flow->settled = f->turn;
+    }
     if (moves)
         place(f, flow, false);
     flow->bytes += bytes;

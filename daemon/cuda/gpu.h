@@ -8,9 +8,9 @@
 #define UCMD_CUDA_GPU_H
 
 #include "daemon/cuda/api.h"
+#include "daemon/cuda/busy.h"
+#include "daemon/cuda/costs.h"
 #include "daemon/cuda/cuda.h"
-#include "daemon/device/busy.h"
-#include "daemon/device/costs.h"
 #include "daemon/device/work.h"
 #include "daemon/device/worker.h"
 #include "kernels/rope/rope_cuda.h"

@@ -27,7 +27,6 @@
 #include "daemon/base/list.h"
 #include "daemon/base/numa.h"
 #include "daemon/base/span.h"
-#include "daemon/device/plan.h"
 #include "kernels/copy.h"
 #include "kernels/encoding/encoding.h"
 #include "kernels/rope/rope.h"
@@ -220,6 +219,15 @@ void device_job_shards(struct device_job *job, uint32_t shard, uint32_t shards);
 int device_job_add(struct device_job *job, const struct span *span, uint32_t block);
 /* By the slots' addresses. */
 void device_job_sort(struct device_job *job);
+
+enum copy_strategy {
+    COPY_AUTO,   /* the planner decides */
+    COPY_DMA,    /* the copy engines, straight between slots and pages */
+    COPY_SM,     /* a kernel, straight between slots and pages */
+    COPY_STAGED, /* the copy engines to and from slices of the worker's memory, and its own kernel
+                    between slices and pages */
+    COPY_STRATEGIES
+};
 
 struct device_stats {
     char name[64]; /* "cpu", "NVIDIA H200" */

@@ -72,7 +72,9 @@ struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job
 
 struct device_job *job_queue_first(struct job_queue *q, enum device_op op)
 {
-    return job_at(fair_queue_first(&q->copies[!q->joint && op == DEVICE_DUMP]));
+    struct list *node = fair_queue_first(&q->copies[!q->joint && op == DEVICE_DUMP]);
+
+    return node ? LIST_ENTRY(node, struct device_job, link) : NULL;
 }
 
 struct device_job *job_queue_first_unless(struct job_queue *q,
@@ -135,24 +137,6 @@ uint64_t job_clock_ms(void)
 
 #define WORK_OF(handle, member) LIST_ENTRY(handle, struct work, member)
 
-static void count(struct work *w, const struct device_job *job)
-{
-    uint64_t *open = job->staging ? &w->stats.staging_rings : &w->stats.regions;
-    uint64_t *bytes = job->op == DEVICE_LOAD ? &w->stats.load_bytes : &w->stats.dump_bytes;
-
-    if (job->op >= DEVICE_COPIES) {
-        w->accepted--;
-        w->stats.jobs++;
-        *bytes += job->status == 0 ? job->n_items * job_item_bytes(job, NULL) : 0;
-    } else if (job->status == 0 && job->op == DEVICE_OPEN) {
-        (*open)++;
-        if (job->staging)
-            list_push_back(&w->staging_open, &job->staging->link);
-    } else if (job->status == 0 && job->op == DEVICE_CLOSE) {
-        (*open)--;
-    }
-}
-
 static void awake_cb(uv_idle_t *awake)
 {
     if (uv_hrtime() >= WORK_OF(awake, awake)->awake_until_ns)
@@ -179,8 +163,18 @@ static void deliver_cb(uv_async_t *async)
         stay_awake(w, list_empty(&done) ? AWAKE_NS : LINGER_NS);
     while ((node = list_pop_front(&done)) != NULL) {
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
+        uint64_t *open = job->staging ? &w->stats.staging_rings : &w->stats.regions;
+        uint64_t *bytes = job->op == DEVICE_LOAD ? &w->stats.load_bytes : &w->stats.dump_bytes;
 
-        count(w, job);
+        if (job->op >= DEVICE_COPIES) {
+            w->accepted--;
+            w->stats.jobs++;
+            *bytes += job->status == 0 ? job->n_items * job_item_bytes(job, NULL) : 0;
+        } else if (job->status == 0 && job->op != DEVICE_UNPIN) {
+            *open += job->op == DEVICE_OPEN ? 1 : -UINT64_C(1);
+        }
+        if (job->status == 0 && job->op == DEVICE_OPEN && job->staging)
+            list_push_back(&w->staging_open, &job->staging->link);
         job->done_cb(job, job->status);
     }
     if (w->delivered_cb)

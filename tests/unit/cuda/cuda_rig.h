@@ -7,7 +7,7 @@
 #include "client/cuda/companion.h"
 #include "client/include/ucmclient.h"
 #include "daemon/config/config.h"
-#include "daemon/device/costs.h"
+#include "daemon/cuda/costs.h"
 #include "daemon/device/device.h"
 #include "tests/runner/bytes.h"
 #include "tests/unit/cuda/fake_cuda.h"

@@ -1,4 +1,4 @@
-#include "daemon/device/busy.h"
+#include "daemon/cuda/busy.h"
 
 #include <criterion/criterion.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/device/plan.h"
+#include "daemon/cuda/plan.h"
 
 #include <stdbool.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/device/plan.h"
+#include "daemon/cuda/plan.h"
 
 #include <criterion/criterion.h>
 #include <stdint.h>

@@ -6,21 +6,12 @@
  *
  * Promise: extents cover exactly the bytes of the items and planes, each byte once, and none
  * crosses from one piece of memory to another (`memory` of planes and items). Any thread. */
-#ifndef UCMD_DEVICE_PLAN_H
-#define UCMD_DEVICE_PLAN_H
+#ifndef UCMD_CUDA_PLAN_H
+#define UCMD_CUDA_PLAN_H
 
 #include "kernels/copy.h"
 
 #include <stdint.h>
-
-enum copy_strategy {
-    COPY_AUTO,   /* the planner decides */
-    COPY_DMA,    /* the copy engines, straight between slots and pages */
-    COPY_SM,     /* a kernel, straight between slots and pages */
-    COPY_STAGED, /* the copy engines to and from slices of the worker's memory, and its own kernel
-                    between slices and pages */
-    COPY_STRATEGIES
-};
 
 /* The largest row pitch that every GPU accepts. */
 #define PLAN_PITCH_MAX 0x7fffffffull

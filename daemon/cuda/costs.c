@@ -1,4 +1,4 @@
-#include "daemon/device/costs.h"
+#include "daemon/cuda/costs.h"
 
 #include <errno.h>
 #include <stdio.h>

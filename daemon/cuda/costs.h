@@ -7,10 +7,11 @@
  * - the kernel costs kernel_ns to begin and kernel_byte_ns a byte. While other processes use the
  *   GPU's SMs, kernels take turns with theirs; the copy engines don't.
  * Pure computation. Any thread. */
-#ifndef UCMD_DEVICE_COSTS_H
-#define UCMD_DEVICE_COSTS_H
+#ifndef UCMD_CUDA_COSTS_H
+#define UCMD_CUDA_COSTS_H
 
-#include "daemon/device/plan.h"
+#include "daemon/cuda/plan.h"
+#include "daemon/device/device.h"
 
 #include <stdbool.h>
 

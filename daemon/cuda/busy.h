@@ -9,8 +9,8 @@
  *   be the host's fault). A kernel in time shows nothing.
  * The driver's utilisation is no source: it is up to a second old and counts our own kernels.
  * Pure computation. Any thread. */
-#ifndef UCMD_DEVICE_BUSY_H
-#define UCMD_DEVICE_BUSY_H
+#ifndef UCMD_CUDA_BUSY_H
+#define UCMD_CUDA_BUSY_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-#include "daemon/device/busy.h"
+#include "daemon/cuda/busy.h"
 
 #define SLOW 1.8 /* both directions at once, ours alone: 1.5 */
 #define SLOW_LAUNCHES 2u

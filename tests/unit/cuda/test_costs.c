@@ -1,4 +1,4 @@
-#include "daemon/device/costs.h"
+#include "daemon/cuda/costs.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
