@@ -56,7 +56,7 @@ static int hints_make(struct session *s, struct ns *ns, struct ucm_error *e)
 
 static int hints_use(struct session *s, struct ns *ns, struct ucm_error *e)
 {
-    uint8_t *flags = session_ns_flags(s, ns);
+    uint8_t *flags = &s->ns[index_ns_place(s->rq->rooms.index, ns)];
     int rc = 0;
 
     if (!(*flags & SESSION_NS_HINTS))

@@ -114,7 +114,7 @@ struct session {
     void (*settle_cb)(struct session *s);
     struct cache_retry retry; /* a closing session with leases left: the next turn of the loop */
     void *ext[FEATURES];      /* what features have */
-    uint8_t ns[];             /* of each namespace's place: enum session_ns */
+    uint8_t ns[];             /* by index_ns_place: enum session_ns */
 };
 
 /* DURABLE: its dumps are, unless they say otherwise. WITH_BASE: it was opened by encoding.open. */
@@ -195,8 +195,6 @@ struct ns *call_stored_namespace(struct call *call, uint64_t id);
 int session_ns_open(struct call *call, struct ns *ns);
 /* The session looks for blocks of ns in its base, too, and dumps to ns are as durable as those to the base. */
 void session_ns_with_base(struct session *s, const struct ns *ns, const struct ns *base);
-/* What the session has noted of the namespace: of enum session_ns. */
-uint8_t *session_ns_flags(struct session *s, const struct ns *ns);
 /* Whether a dump that asks for `durability` waits for stable storage. */
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability);
 /* How many keys `keys` holds; 0 with call->error: not a whole number of them, or too many. */

@@ -121,57 +121,53 @@ static bool memory_may_fit(struct call *call, size_t bytes)
     return bytes <= most;
 }
 
-/* Counts one more request and its memory, which may begin, until limit_give. 0 or -code with call->error. */
-static int request_admit(struct call *call, size_t memory)
-{
-    struct session *s = call->s;
-    const struct requests *rq = s->rq;
-
-    if (rq->draining && !call->gives_back)
-        return ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
-    if (s->n_requests >= rq->rooms.config->max_requests_conn)
-        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                             "this connection has %u requests under way, as many as "
-                             "limits.requests_per_connection allows",
-                             s->n_requests);
-    if (limit_take(s->peer.owner, LIMIT_REQUESTS, 1, &call->error) != 0)
-        return -call->error.code;
-    if ((limit_few(s->peer.owner, LIMIT_MEMORY, memory) || memory_may_fit(call, memory)) &&
-        limit_take(s->peer.owner, LIMIT_MEMORY, memory, &call->error) == 0)
-        return 0;
-    limit_give(s->peer.owner, LIMIT_REQUESTS, 1);
-    return -call->error.code;
-}
-
 void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
                   void (*stop_cb)(struct request *r))
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
+    struct limit_owner *owner = s->peer.owner;
+    size_t memory = bytes + more;
     struct request *r;
+    bool taken;
 
-    if (request_admit(call, bytes + more) != 0)
+    if (rq->draining && !call->gives_back) {
+        ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
         return NULL;
-    r = calloc(1, bytes);
+    }
+    if (s->n_requests >= rq->rooms.config->max_requests_conn) {
+        ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                      "this connection has %u requests under way, as many as "
+                      "limits.requests_per_connection allows",
+                      s->n_requests);
+        return NULL;
+    }
+    if (limit_take(owner, LIMIT_REQUESTS, 1, &call->error) != 0)
+        return NULL;
+    taken = (limit_few(owner, LIMIT_MEMORY, memory) || memory_may_fit(call, memory)) &&
+            limit_take(owner, LIMIT_MEMORY, memory, &call->error) == 0;
+    r = taken ? calloc(1, bytes) : NULL;
     if (!r) {
-        limit_give(s->peer.owner, LIMIT_REQUESTS, 1);
-        limit_give(s->peer.owner, LIMIT_MEMORY, bytes + more);
+        limit_give(owner, LIMIT_REQUESTS, 1);
+        if (!taken)
+            return NULL;
+        limit_give(owner, LIMIT_MEMORY, memory);
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
         return NULL;
     }
+    *r = (struct request){.s = s,
+                          .msgid = call->msgid,
+                          .method = call->method,
+                          .gives_back = call->gives_back,
+                          .begun_ns = call->begun_ns,
+                          .memory = memory,
+                          .stop_cb = stop_cb,
+                          .trace = call->trace};
+    call->trace = NULL;
     if (deadline_ms == 0)
         deadline_ms = rq->rooms.config->deadline_ms;
     deadline_arm(rq->rooms.deadlines, &r->deadline, uv_now(rq->rooms.loop) + deadline_ms,
                  expired_cb);
-    r->s = s;
-    r->msgid = call->msgid;
-    r->method = call->method;
-    r->gives_back = call->gives_back;
-    r->begun_ns = call->begun_ns;
-    r->memory = bytes + more;
-    r->stop_cb = stop_cb;
-    r->trace = call->trace;
-    call->trace = NULL;
     list_push_back(&s->requests, &r->link);
     list_push_back(&rq->active, &r->link_all);
     s->n_requests++;

@@ -22,15 +22,10 @@ bool call_operator(struct call *call)
     return peer->admin;
 }
 
-uint8_t *session_ns_flags(struct session *s, const struct ns *ns)
-{
-    return &s->ns[index_ns_place(s->rq->rooms.index, ns)];
-}
-
 int session_ns_open(struct call *call, struct ns *ns)
 {
     struct session *s = call->s;
-    uint8_t *flags = session_ns_flags(s, ns);
+    uint8_t *flags = &s->ns[index_ns_place(s->rq->rooms.index, ns)];
     uint32_t most = s->rq->rooms.config->max_namespaces_tenant / 4;
 
     if (*flags & SESSION_NS_OPEN)
@@ -64,15 +59,17 @@ struct view session_view(struct session *s, struct ns *ns)
 {
     struct view v = {.ns = {ns}, .n = 1};
 
-    if (*session_ns_flags(s, ns) & SESSION_NS_WITH_BASE)
+    if (s->ns[index_ns_place(s->rq->rooms.index, ns)] & SESSION_NS_WITH_BASE)
         v = (struct view){.ns = {ns, ns->base}, .n = 2};
     return v;
 }
 
 void session_ns_with_base(struct session *s, const struct ns *ns, const struct ns *base)
 {
-    *session_ns_flags(s, ns) |=
-        (uint8_t)(SESSION_NS_WITH_BASE | (*session_ns_flags(s, base) & SESSION_NS_DURABLE));
+    const struct index *ix = s->rq->rooms.index;
+
+    s->ns[index_ns_place(ix, ns)] |=
+        (uint8_t)(SESSION_NS_WITH_BASE | (s->ns[index_ns_place(ix, base)] & SESSION_NS_DURABLE));
 }
 
 struct ns *call_namespace(struct call *call, uint64_t id)
@@ -80,7 +77,7 @@ struct ns *call_namespace(struct call *call, uint64_t id)
     struct session *s = call->s;
     struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
 
-    if (ns && *session_ns_flags(s, ns) & SESSION_NS_OPEN)
+    if (ns && s->ns[index_ns_place(s->rq->rooms.index, ns)] & SESSION_NS_OPEN)
         return ns;
     if (ns && s->peer.admin)
         return session_ns_open(call, ns) == 0 ? ns : NULL;
@@ -200,7 +197,7 @@ static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struc
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability)
 {
     if (durability == UCM_DURABILITY_DEFAULT)
-        return *session_ns_flags(s, ns) & SESSION_NS_DURABLE;
+        return s->ns[index_ns_place(s->rq->rooms.index, ns)] & SESSION_NS_DURABLE;
     return durability == UCM_DURABILITY_NVME;
 }
 
@@ -208,7 +205,7 @@ int method_ns_open(struct call *call)
 {
     struct session *s = call->s;
     const struct msg_ns_open *m = &call->params.ns_open;
-    uint8_t names[UCM_FINGERPRINT_BYTES];
+    uint8_t names[UCM_FINGERPRINT_BYTES], *flags;
     struct msg_ns_open_r r;
     struct ns *ns;
     int rc;
@@ -226,9 +223,10 @@ int method_ns_open(struct call *call)
         return rc;
     /* Its names on shared roots, which may have to be read, are there for the first lookup then. */
     (void)cache_shared_fingerprint(s->rq->rooms.cache, ns, names);
-    *session_ns_flags(s, ns) &= (uint8_t)~SESSION_NS_DURABLE;
+    flags = &s->ns[index_ns_place(s->rq->rooms.index, ns)];
+    *flags &= (uint8_t)~SESSION_NS_DURABLE;
     if (m->durability == UCM_DURABILITY_NVME)
-        *session_ns_flags(s, ns) |= SESSION_NS_DURABLE;
+        *flags |= SESSION_NS_DURABLE;
     r = (struct msg_ns_open_r){.ns = ns->id,
                                .fingerprint = {ns->fingerprint, UCM_FINGERPRINT_BYTES}};
     return call_reply(call, &r);
