@@ -164,7 +164,7 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
     if (ref == 0)
         ref = cache_insert(c, ns, key, INDEX_SPACE_DRAM);
     if (ref != 0)
-        cache_lease(c, ref);
+        cache_lease_many(c, &ref, 1, false);
     if (c->tier)
         cache_ns_record(c, ns);
     return ref;
@@ -175,9 +175,11 @@ void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t
     uint32_t outside, again = policy_touch(c->config.policy, refs, n, &outside);
 
     if (c->tier)
-        admission_hits(ns_admission(ns), again);
-    if (outside > 0)
-        cache_list_touch(c, refs, n);
+        admission_hits(ns->admits, again);
+    /* The head of the prefix comes to the front of its list last, so it stays longest. */
+    for (uint32_t i = n; outside > 0 && i-- > 0;)
+        if (refs[i] != 0 && index_block(c->config.index, refs[i])->flags & BLOCK_LISTED)
+            cache_list_front(c, refs[i]);
     if (c->tier && cache_write_reused(c, WRITE_NVME, ns))
         cache_write_used(c, WRITE_NVME, refs, n);
     if (c->share && cache_write_reused(c, WRITE_SHARE, ns))
@@ -199,6 +201,17 @@ void cache_touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint
     if (some > 0)
         cache_touch(c, ns, own, n);
 }
+
+/* One with many parts takes the place of some with few. */
+block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from)
+{
+    while (index_full(c->config.index, ns))
+        if (!cache_index_drop(c, ns, from))
+            return 0;
+    return index_insert(c->config.index, ns, key);
+}
+
+/* ---- by name ---- */
 
 /* The tiers in which something of it lies, or to which something is on its way. backed: leaving
  * DRAM loses nothing. */
@@ -230,16 +243,8 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
     if (all)
         cache_fills_break(c, ref);
     if (b->leases > 0 || !block_idle(b, ns)) {
-        if (all) {
-            uint8_t status = cache_followed(ns) ? cache_status(c, ref) : 0;
-
-            c->dooms += !(b->flags & BLOCK_DOOMED);
-            b->flags |= BLOCK_DOOMED;
-            if (cache_followed(ns))
-                cache_status_changed(c, ns, ref, status);
-            block_retract(c, ref);
-            cache_wake(c, CHORE_GROUPS);
-        }
+        if (all)
+            block_doom(c, ref);
         return CACHE_EVICT_LATER;
     }
     if (tiers & CACHE_SHARE)

@@ -107,9 +107,11 @@ bool cache_on_share(struct cache *c, block_ref ref);
 /* A lease keeps the block in some tier until cache_unlease. */
 void cache_lease(struct cache *c, block_ref ref);
 void cache_unlease(struct cache *c, block_ref ref);
-/* The same of refs[n]; 0 is passed over. */
-void cache_lease_many(struct cache *c, const block_ref *refs, uint32_t n);
-void cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n);
+/* The same of refs[n]; 0 is passed over. found: leases those only that are found, and makes the others 0. Returns how many it has
+ * leased. */
+uint32_t cache_lease_many(struct cache *c, block_ref *refs, uint32_t n, bool found);
+/* True: something was released, and the caller calls cache_released. */
+bool cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n);
 /* Ends a lease that its caller took just now and does not need. It released nothing, so it wakes
  * nobody. */
 void cache_lease_undo(struct cache *c, block_ref ref);
@@ -118,8 +120,6 @@ struct cache_leased {
     uint64_t index_bytes, bytes;
 };
 struct cache_leased cache_leased(const struct cache *c);
-/* Leases those of refs[n] that are found, and makes the others 0. Returns how many are. */
-uint32_t cache_lease_found(struct cache *c, block_ref *refs, uint32_t n);
 /* CACHE_DRAM, _NVME or _SHARE: the lowest tier that a part of the block has to come from; 0 if it is not found, or the ref is 0. */
 uint8_t cache_tier(const struct cache *c, block_ref ref);
 /* The same of each of refs[n]. stop_at_gap: what comes behind one that is not found is not, either. */

@@ -107,7 +107,7 @@ static int tier_start(struct part_op *f)
         return -EIO;
     rc = op_tier(f, TIER_READ, &span);
     if (rc == 0 && policy_heat(index_block(c->config.index, f->ref)) == HEAT_ONCE)
-        admission_returned(ns_admission(cache_ns(c, f->ref)));
+        admission_returned(cache_ns(c, f->ref)->admits);
     if (rc == 0 || rc == -EAGAIN || rc == -EINPROGRESS)
         return rc;
     log_read_failed(&f->io.tier, rc);
@@ -205,8 +205,7 @@ err_after_slot:
     rc = rc == -EAGAIN && group ? -EBUSY : rc;
     arena_slot_free(c->arena, f->slot);
 err_after_hold:
-    (void)cache_lease_end(c, ref); /* as it was: nothing to settle */
-    cache_reconsider(c, ref);
+    cache_lease_undo(c, ref);
     table_remove(&c->fetches, f->number);
 err_after_fetch:
     free(f);

@@ -21,7 +21,9 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     struct block *b = cache_block(c, ref, &ns);
 
     part_set_dram(c, ref, part, PART_DRAM_READY, f->slot);
-    cache_fill_free(c, f);
+    list_remove(&f->link);
+    table_remove(&c->fills, f->number);
+    free(f);
     c->config.metrics->dump_blocks++;
     if (c->watch.published_cb)
         c->watch.published_cb(c->watch.published_ctx, ns, ref, part);
@@ -88,7 +90,7 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
     /* A fill goes on when recovery finds the part in the meantime. A part that is only PRESUMED is
      * taken: the worker that computed it anew may have missed it there. */
     if (p->dram != PART_DRAM_FILLING &&
-        (part_whole_local(p) || p->share == PART_SHARE_KNOWN || p->dram == PART_DRAM_FETCHING))
+        (p->dram != PART_DRAM_NONE || p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN))
         return -EEXIST;
     if (p->dram == PART_DRAM_NONE) {
         rc = fill_new(c, fills, ns, ref, part, node, &f);

@@ -93,7 +93,7 @@ static bool give(struct cache *c, const struct ns *ns)
 /* ---- a new block ---- */
 
 /* What is dropped of the list `shared` can be found on the shared tier again. */
-static bool index_drop(struct cache *c, const struct ns *ns, enum index_space from)
+bool cache_index_drop(struct cache *c, const struct ns *ns, enum index_space from)
 {
     bool own = from == INDEX_SPACE_DRAM && gives(c, ns);
 
@@ -108,15 +108,6 @@ static bool index_drop(struct cache *c, const struct ns *ns, enum index_space fr
     }
     c->lists.fruitless += from == INDEX_SPACE_DRAM && !own;
     return false;
-}
-
-/* One with many parts takes the place of some with few. */
-block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from)
-{
-    while (index_full(c->config.index, ns))
-        if (!index_drop(c, ns, from))
-            return 0;
-    return index_insert(c->config.index, ns, key);
 }
 
 /* ---- recovery ---- */

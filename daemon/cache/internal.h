@@ -108,54 +108,21 @@ static inline bool cache_compact_late(const struct cache *c)
     return uv_now(c->config.loop) - c->compact.progress_ms > CACHE_COMPACT_PATIENCE_MS;
 }
 
-static inline struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns)
-{
-    struct block *b = index_block(c->config.index, ref);
-
-    *ns = index_ns(c->config.index, b->ns);
-    assert(*ns);
-    return b;
-}
-/* The block's namespace, which for one of many is that of the block before; NULL: there is none before. */
-static inline const struct ns *cache_ns_again(const struct cache *c, const struct block *b,
-                                              const struct ns *before)
-{
-    return before && before->id == b->ns ? before : index_ns(c->config.index, b->ns);
-}
-
-/* What a lookup may promise. */
-static inline bool block_found(const struct block *b, const struct ns *ns)
-{
-    return block_complete(b, ns) && !(b->flags & BLOCK_DOOMED);
-}
+/* The block, and its namespace. */
+struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
 
 static inline struct part *cache_part(struct cache *c, block_ref ref, uint32_t part)
 {
     return &index_block(c->config.index, ref)->part[part];
 }
 
-static inline bool part_whole_local(const struct part *p)
-{
-    return p->dram == PART_DRAM_READY || p->nvme == PART_NVME_READY;
-}
-
 /* While a dump writes a part anew, the shared tier's copy does not count. */
-static inline bool part_whole(const struct part *p)
-{
-    return part_whole_local(p) || (part_on_share(p) && p->dram != PART_DRAM_FILLING);
-}
+bool part_whole(const struct part *p);
 
 /* Losing its slot loses nothing. A PRESUMED part may turn out not to be there. */
 static inline bool part_backed(const struct part *p)
 {
     return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
-}
-
-/* What decides which of its blocks are written to NVMe: both forms of a block count for the plain one's
- * namespace. */
-static inline struct admission *ns_admission(struct ns *ns)
-{
-    return ns->base ? &ns->base->admission : &ns->admission;
 }
 
 static inline struct tier_place part_place(const struct part *p)
@@ -164,24 +131,8 @@ static inline struct tier_place part_place(const struct part *p)
 }
 
 /* A part as the owner of a slot or of a place on NVMe. */
-static inline uint64_t part_owner(block_ref ref, uint32_t part)
-{
-    return (uint64_t)ref << 16 | part;
-}
-
-/* Something waits for write-behind to that target, which may take it. */
-static inline bool cache_write_waits(const struct cache *c, enum write_to to)
-{
-    const struct write_target *t = &c->write[to];
-
-    return (t->n > 0 || (to == WRITE_NVME && !list_empty(&c->durables.waiting))) &&
-           t->writing_bytes < CACHE_WRITE_WINDOW && !t->full && !c->no_writes;
-}
-
-static inline block_ref owner_block(uint64_t owner)
-{
-    return (block_ref)(owner >> 16);
-}
+uint64_t part_owner(block_ref ref, uint32_t part);
+block_ref owner_block(uint64_t owner);
 
 static inline uint32_t owner_part(uint64_t owner)
 {
@@ -214,16 +165,8 @@ static inline void part_unuse(struct cache *c, struct part *p)
     c->users--;
 }
 
-/* Somebody wants to know when the status of a block changes. */
-static inline bool cache_followed(const struct ns *ns)
-{
-    return ns->follower || ns->tenant->follower;
-}
-/* What may have changed it is over: it was `was` before. Of a namespace that is followed. */
-void cache_status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was);
-
-/* Workers miss the block's parts in their windows from now on. */
-void block_retract(struct cache *c, block_ref ref);
+/* It is found no more, and workers miss its parts in their windows from now on. */
+void block_doom(struct cache *c, block_ref ref);
 
 /* ---- turn.c ---- */
 
@@ -266,15 +209,12 @@ struct cache_fill {
 int cache_get_into(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
                    uint8_t priority, struct cache_wait *w);
 
-/* ---- use.c ---- */
+/* ---- hold.c ---- */
 
-/* One lease less, without settling the block. True: it was the last one. */
-bool cache_lease_end(struct cache *c, block_ref ref);
+/* After a use or lease ended: removes a block that is doomed, or of which too little is left. Who calls it calls
+ * cache_released, once for all. */
+void cache_settle(struct cache *c, block_ref ref, const struct block *b);
 
-/* ---- evict.c ---- */
-
-/* The slot and the part's state are the caller's. */
-void cache_fill_free(struct cache *c, struct cache_fill *f);
 /* Drops it; no copy is writing it. The caller calls cache_released. */
 void cache_fill_abort(struct cache *c, struct cache_fill *f);
 /* Drops the block's fills; a fill that a copy is writing goes when the copy has ended. */
@@ -290,9 +230,6 @@ void block_drop_nvme(struct cache *c, block_ref ref);
 void cache_shared_forget(struct cache *c, block_ref ref);
 /* The part's copy on NVMe is gone, or not to be trusted. forget: the tier does not know yet. */
 void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget);
-/* After a use or lease ended: removes a block that is doomed, or of which too little is left. Who calls it calls
- * cache_released, once for all. */
-void cache_settle(struct cache *c, block_ref ref, const struct block *b);
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);

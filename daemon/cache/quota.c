@@ -13,31 +13,6 @@
 /* Blocks that come over to their groups in one turn of the loop, when settings have changed. */
 #define REGROUP_TURN 256u
 
-/* ---- counting ---- */
-
-bool cache_quota_slot(struct cache *c, const struct part *p)
-{
-    const struct part_op *f;
-
-    switch ((enum part_dram)p->dram) {
-    case PART_DRAM_FILLING:
-        return true;
-    case PART_DRAM_FETCHING:
-        f = table_get(&c->fetches, part_fetch(p));
-        return !arena_slot_group(c->arena, f->slot);
-    case PART_DRAM_READY:
-        return !arena_slot_group(c->arena, part_slot(p));
-    case PART_DRAM_NONE:
-        break;
-    }
-    return false;
-}
-
-static bool has_quota(const struct tenant *t)
-{
-    return t->settings.dram_guaranteed > 0 || t->settings.dram_most > 0;
-}
-
 /* Whether it has more than its guarantee, even when its largest block leaves. A block counts as its guarantee at
  * most: whoever names huge blocks keeps twice as much, and not all there is. */
 static bool may_lose(const struct tenant *t)
@@ -48,12 +23,12 @@ static bool may_lose(const struct tenant *t)
     return guaranteed == 0 || t->dram_bytes >= guaranteed + block;
 }
 
-static void group_update(struct cache *c, struct tenant *t)
+void cache_quota_update(struct cache *c, struct tenant *t)
 {
     bool open;
 
     c->quotas.guaranteed = c->quotas.guaranteed || t->settings.dram_guaranteed > 0;
-    if (!t->group && has_quota(t)) {
+    if (!t->group && (t->settings.dram_guaranteed > 0 || t->settings.dram_most > 0)) {
         t->group = calloc(1, sizeof(*t->group));
         if (!t->group) {
             log_warn("cache", "quota-skipped", "tenant=%s reason=\"no memory\"", t->name);
@@ -72,19 +47,6 @@ static void group_update(struct cache *c, struct tenant *t)
         list_push_back(&c->quotas.open, &t->group->open);
     else
         list_remove(&t->group->open);
-}
-
-void cache_quota_count(struct cache *c, struct ns *ns, uint64_t more_bytes)
-{
-    struct tenant *t = ns->tenant;
-
-    if (ns->slot_bytes == 0)
-        for (uint32_t i = 0; i < ns->identity.parts; i++)
-            ns->slot_bytes += arena_padded(ns_part_bytes(ns, i));
-    t->dram_bytes += more_bytes;
-    if (ns->slot_bytes > t->block_max_bytes)
-        t->block_max_bytes = ns->slot_bytes;
-    group_update(c, t);
 }
 
 /* ---- whose blocks may leave ---- */
@@ -131,7 +93,7 @@ void cache_tenants_changed(struct cache *c)
     struct tenant_set *tenants = index_tenants(c->config.index);
 
     for (struct tenant *t = tenant_next(tenants, NULL); t; t = tenant_next(tenants, t)) {
-        group_update(c, t);
+        cache_quota_update(c, t);
         /* Of one that is only guaranteed something, searches bring over what they meet, in its order. */
         if (t->group && t->settings.dram_most > 0 && !t->group->whole) {
             t->group->whole = true;

@@ -270,8 +270,7 @@ static int relocation_new(struct cache *c, block_ref ref, uint32_t part, struct 
     cache_lease(c, ref); /* nothing of it leaves the index while a slot is sought */
     rc = begin(r, m->small);
     if (rc < 0 && rc != -EAGAIN) {
-        (void)cache_lease_end(c, ref); /* as it was */
-        cache_reconsider(c, ref);
+        cache_lease_undo(c, ref);
         free(r);
         return rc;
     }

@@ -236,7 +236,7 @@ static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t 
         return rc;
     }
     if (policy_heat(index_block(c->config.index, ref)) == HEAT_ONCE)
-        admission_returned(ns_admission(ns));
+        admission_returned(ns->admits);
     *sum_of(c, ref, part) += (uint16_t)share_of(ns, part, first, n);
     list_push_back(&s->op.waiters, &w->link);
     return CACHE_PENDING;

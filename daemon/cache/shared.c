@@ -48,7 +48,7 @@ void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part)
     const struct part *p = cache_part(c, ref, part);
 
     if (c->tier && p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE &&
-        !part_whole_local(p))
+        p->nvme != PART_NVME_READY)
         part_set_share(c, ref, part, PART_SHARE_PRESUMED, p->root);
 }
 

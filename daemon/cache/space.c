@@ -1,6 +1,6 @@
 /* Space in DRAM: which block leaves next, and when a whole extent changes its slot size.
  *
- * The policy orders the blocks; leave.c says which of them may leave. A block that a search meets
+ * The policy orders the blocks; part.c says which of them may leave. A block that a search meets
  * and that may not leave goes into one of the policy's lists aside, and comes back when what kept
  * it there ends (cache_reconsider) or when it is used again. So a search looks at few blocks, and a
  * search that found nothing costs nothing until something was released. `arena_candidates` counts

@@ -37,7 +37,6 @@ struct cache_quotas {
     uint64_t cursor;
 };
 
-/* lists.c */
 struct cache_lists {
     struct block_list below, shared; /* blocks with nothing in DRAM: some part on NVMe; none */
     uint64_t shared_index_bytes;     /* what those of `shared` count as in the index */
@@ -46,7 +45,9 @@ struct cache_lists {
     uint32_t fruitless; /* searches for space in the index since something was released */
 };
 
-/* ---- lists.c ---- */
+/* ---- part.c: lists of blocks that have nothing in DRAM ---- */
+
+#define BLOCK_LISTED (BLOCK_BELOW | BLOCK_SHARED_ONLY)
 
 /* After the block's state changed: puts it into the list where it belongs, or takes it out. */
 void cache_list_update(struct cache *c, block_ref ref);
@@ -54,10 +55,7 @@ void cache_list_update(struct cache *c, block_ref ref);
 void cache_list_unlink(struct cache *c, block_ref ref);
 /* As if it had been used last. No effect on blocks in no list. */
 void cache_list_front(struct cache *c, block_ref ref);
-/* Blocks of one prefix were used, head first; 0 and blocks in no list are passed over. */
-void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n);
-
-/* ---- leave.c ---- */
+/* ---- part.c: what may leave DRAM ---- */
 
 /* The lists of the policy. */
 enum {
@@ -99,7 +97,7 @@ void cache_reconsider(struct cache *c, block_ref ref);
 /* The arena has more space in a moment. */
 bool cache_arena_grows(const struct cache *c);
 
-/* ---- evict.c ---- */
+/* ---- hold.c ---- */
 
 /* Nobody holds, uses or pinned it. */
 bool cache_may_drop(struct cache *c, block_ref ref);
@@ -115,8 +113,10 @@ bool cache_shared_room(struct cache *c, uint64_t more_bytes);
 /* Which blocks may be dropped for a new one in a full index: those on the shared tier only, also
  * those that left DRAM, also the coldest in DRAM. */
 enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
-/* A new block; 0 when the index stays full. */
+/* A new block; 0 when the index stays full. In cache.c. */
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from);
+/* Drops one for it. False: none may be. */
+bool cache_index_drop(struct cache *c, const struct ns *ns, enum index_space from);
 /* During recovery, in a full index: drops a block that lies on NVMe only and was written before
  * `sequence`. False: none was found. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence);
@@ -157,10 +157,8 @@ void cache_compact_disarm(struct cache *c); /* its alarm */
 
 /* ---- quota.c: what tenants are guaranteed, and get at most ---- */
 
-/* Whether the part has a slot of ordinary DRAM, or fills one. */
-bool cache_quota_slot(struct cache *c, const struct part *p);
-/* A namespace's tenant has so much more of these slots; less: the negative number. */
-void cache_quota_count(struct cache *c, struct ns *ns, uint64_t more_bytes);
+/* What the tenant holds of ordinary DRAM, or may, has changed: of one that has, or may get, a group in the policy. */
+void cache_quota_update(struct cache *c, struct tenant *t);
 /* Its blocks stay in DRAM whoever else wants the space. */
 bool cache_quota_keeps(const struct tenant *t);
 /* Its blocks stay on NVMe. */

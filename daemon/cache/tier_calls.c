@@ -130,7 +130,7 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     if (!tier_may_drop(c, owner))
         return false;
     if (policy_heat(index_block(c->config.index, ref)) == 0)
-        admission_unused(ns_admission(cache_ns(c, ref)));
+        admission_unused(cache_ns(c, ref)->admits);
     cache_nvme_lost(c, ref, owner_part(owner), false);
     if (!part_whole(p))
         cache_discard(c, ref);

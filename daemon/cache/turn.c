@@ -138,9 +138,10 @@ void cache_released(struct cache *c)
     if (anybody_waits(c))
         cache_wake(c, CHORE_SPACE);
     c->write[WRITE_NVME].full = false; /* what was released may be an operation of the tier */
-    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
-        if (cache_write_waits(c, to))
-            cache_wake(c, CHORE_WRITE_NVME + to);
+    if (c->write[WRITE_NVME].n > 0 || !list_empty(&c->durables.waiting))
+        cache_wake(c, CHORE_WRITE_NVME);
+    if (c->write[WRITE_SHARE].n > 0)
+        cache_wake(c, CHORE_WRITE_SHARE);
     if (c->moves.n > 0 || c->groups.taking || c->groups.over)
         cache_wake(c, CHORE_GROUPS);
     if (c->compact.slot_bytes > 0 || c->compact.n > 0)

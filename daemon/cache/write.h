@@ -39,7 +39,7 @@ struct write_target {
     bool full; /* it refused an operation: no more before one has ended, or it says so */
 };
 
-/* durable.c */
+/* write_part.c: durable parts */
 struct cache_durables {
     struct list waiting; /* of cache_durable.link: for the tier */
     struct list stalled; /* likewise, of namespaces that may not be written now */
@@ -123,10 +123,6 @@ void cache_writes_abandon(struct cache *c);
 int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part, bool durable);
 int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
 
-/* ---- durable.c ---- */
-
-/* The write that these waited for ended; empties the list. */
-void cache_durables_written(struct cache *c, struct list *waiters, int status);
 void cache_durables_retry(struct cache *c);
 /* The part was dumped before its copy of an earlier run turned up. Once recovery is over that copy
  * is read, and written anew if it is not whole. */
@@ -137,10 +133,6 @@ void cache_unverified(struct cache *c, block_ref ref, uint32_t part);
 /* Begins to write the namespace's record, unless there is one, or the last try failed a moment ago.
  * Its blocks wait until the try has ended. There must be a tier. */
 void cache_ns_record(struct cache *c, struct ns *ns);
-/* The same now; NULL: for its blocks, else for a purge of it. 0 or -ENOMEM. */
-int cache_ns_record_start(struct cache *c, struct ns *ns, struct cache_purge *p);
-/* The purge does not wait for its record any more. */
-void cache_ns_record_leave(struct cache_purge *p);
 void cache_ns_records_init(struct cache *c);
 /* False: its blocks have to wait. The end of what they wait for calls cache_writes_unstall. */
 bool cache_ns_writable(const struct ns *ns);

@@ -29,8 +29,7 @@ bool cache_write_reused(const struct cache *c, enum write_to to, struct ns *ns)
 {
     if (to != WRITE_NVME)
         return c->config.share_reused;
-    return c->config.write_reused ||
-           (c->config.write_learned && admission_reused_only(ns_admission(ns)));
+    return c->config.write_reused || (c->config.write_learned && admission_reused_only(ns->admits));
 }
 
 static bool admitted(struct cache *c, enum write_to to, const struct block *b, struct ns *ns)
@@ -38,7 +37,7 @@ static bool admitted(struct cache *c, enum write_to to, const struct block *b, s
     if (policy_heat(b) > 0)
         return true;
     if (to == WRITE_NVME && c->config.write_learned)
-        return admission_first(ns_admission(ns));
+        return admission_first(ns->admits);
     return !cache_write_reused(c, to, ns);
 }
 
@@ -119,6 +118,15 @@ void cache_write_fetched(struct cache *c, block_ref ref)
 }
 
 /* ---- writing them ---- */
+
+/* Something waits for write-behind to that target, which may take it. */
+static bool write_waits(const struct cache *c, enum write_to to)
+{
+    const struct write_target *t = &c->write[to];
+
+    return (t->n > 0 || (to == WRITE_NVME && !list_empty(&c->durables.waiting))) &&
+           t->writing_bytes < CACHE_WRITE_WINDOW && !t->full && !c->no_writes;
+}
 
 /* 0: the part is being written. 1: nothing is to be done. -EAGAIN: the target takes no more now, or
  * *left, which counts the parts of this turn down, is 0. Another -errno: it can't be written. */
@@ -276,9 +284,9 @@ static bool write_some(struct cache *c, enum write_to to)
     if (has_to_wait(c, to))
         return false;
     for (int i = 0; i < PUMP_BLOCKS && left > 0; i++)
-        if (c->write[to].n == 0 || !cache_write_waits(c, to) || !queue_take(c, to, &left))
+        if (c->write[to].n == 0 || !write_waits(c, to) || !queue_take(c, to, &left))
             break;
-    return c->write[to].n > 0 && cache_write_waits(c, to);
+    return c->write[to].n > 0 && write_waits(c, to);
 }
 
 static bool write_run(struct cache *c, enum write_to to)
@@ -301,7 +309,7 @@ bool cache_write_share_run(void *ctx)
 
 static bool write_ready(const struct cache *c, enum write_to to)
 {
-    return c->write[to].n > 0 && cache_write_waits(c, to) && !has_to_wait(c, to);
+    return c->write[to].n > 0 && write_waits(c, to) && !has_to_wait(c, to);
 }
 
 bool cache_write_nvme_ready(const void *ctx)

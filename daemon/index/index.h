@@ -122,7 +122,7 @@ struct block {
     uint8_t key[UCM_MAX_KEY_BYTES]; /* the namespace's key_bytes, the rest 0 */
     uint32_t hash_next;             /* the index's */
     uint32_t list_prev, list_next;  /* in one block_list: the policy's with BLOCK_IN_POLICY,
-                                    * cache/lists.c's with BLOCK_BELOW or BLOCK_SHARED_ONLY */
+                                    * cache/part.c's with BLOCK_BELOW or BLOCK_SHARED_ONLY */
     uint32_t policy_data;           /* the policy's */
     uint32_t ns;                    /* id of its namespace */
     uint32_t leases;      /* of clients and running requests: while > 0 it stays in some tier */
@@ -187,10 +187,12 @@ struct ns {
     /* The cache's own. */
     uint64_t dram_bytes, nvme_bytes, share_bytes; /* of its parts in each tier */
     uint64_t slot_bytes;                          /* of a block's slots; 0: not summed up yet */
-    struct admission admission;                   /* to NVMe */
-    uint32_t purges;                              /* under way */
-    uint64_t purged;                              /* how many began, and how many ended */
-    uint8_t record;                               /* enum ns_record */
+    struct admission admission;                   /* to NVMe; */
+    struct admission *
+        admits; /* what decides: this, or its base's, as both forms of a block count for the plain one's */
+    uint32_t purges;      /* under way */
+    uint64_t purged;      /* how many began, and how many ended */
+    uint8_t record;       /* enum ns_record */
     uint64_t record_from; /* tier_ns_record.from_sequence of a record that failed */
     void *
         follower; /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
@@ -347,6 +349,12 @@ void block_list_remove(struct index *ix, struct block_list *l, struct block *b);
 static inline bool block_complete(const struct block *b, const struct ns *ns)
 {
     return b->whole_parts == ns->identity.parts;
+}
+
+/* Also not doomed: what a lookup may promise. */
+static inline bool block_found(const struct block *b, const struct ns *ns)
+{
+    return block_complete(b, ns) && !(b->flags & BLOCK_DOOMED);
 }
 
 static inline bool part_on_share(const struct part *p)

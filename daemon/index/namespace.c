@@ -56,6 +56,7 @@ static struct ns *ns_new(const struct ns_identity *from, const uint8_t *canonica
     m->size_bytes = size_bytes;
     m->ns.table = &m->table;
     m->ns.part_forms = m->forms;
+    m->ns.admits = &m->ns.admission;
     to = &m->ns.identity;
     *to = *from;
     to->shards = memcpy(at, from->shards, shards);
@@ -377,6 +378,7 @@ void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base)
 {
     assert(!ns->base);
     ns->base = base;
+    ns->admits = base->admits;
     index_ns_use(ix, base);
 }
 

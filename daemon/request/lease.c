@@ -75,7 +75,8 @@ void lease_end(struct session *s, uint32_t name)
         return;
     table_remove(&s->leases, l->number);
     deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
-    cache_unlease_many(s->rq->rooms.cache, l->refs, l->n);
+    if (cache_unlease_many(s->rq->rooms.cache, l->refs, l->n))
+        cache_released(s->rq->rooms.cache);
     leased_add(s, -(int64_t)l->n);
     limit_give(s->peer.owner, LIMIT_MEMORY, l->memory);
     s->rq->rooms.metrics->leases--;
@@ -135,7 +136,7 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     for (uint32_t i = 0; i < n; i++)
         if (refs[i] != 0)
             l->refs[l->n++] = refs[i];
-    cache_lease_many(rq->rooms.cache, l->refs, l->n);
+    (void)cache_lease_many(rq->rooms.cache, l->refs, l->n, false);
     leased_add(s, l->n);
     rq->rooms.metrics->leases++;
     return 0;

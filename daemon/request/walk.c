@@ -92,7 +92,7 @@ static void prefix_take(struct walk *w, const uint8_t *keys)
         found.shared += tier == CACHE_SHARE;
         found.plain += ns != w->ns;
     }
-    cache_lease_many(w->rooms->cache, w->refs, w->n_keys);
+    (void)cache_lease_many(w->rooms->cache, w->refs, w->n_keys, false);
     if (w->part == 0) /* other ranks look the same blocks up */
         lookup_counts_add(w->r.s->rq, w->ns, keys, &found);
 }
@@ -112,7 +112,7 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
     if (prefix)
         prefix_take(w, keys);
     else
-        missed = w->n_keys - cache_lease_found(w->rooms->cache, w->refs, w->n_keys);
+        missed = w->n_keys - cache_lease_many(w->rooms->cache, w->refs, w->n_keys, true);
     for (uint32_t i = 0; missed > 0 && i < w->n_keys; i++)
         if (w->refs[i] == 0)
             w->status[i] = UCM_BLOCK_MISS;
@@ -524,7 +524,8 @@ void walk_pump(struct walk *w)
     if (w->cursor == w->n_keys * w->parts && w->waits_n == 0 && sent == 0) {
         if (w->refs) { /* NULL: it is the second end of a dump that was held back */
             cache_retry_cancel(&w->retry);
-            cache_unlease_many(w->rooms->cache, w->refs, w->n_keys);
+            if (cache_unlease_many(w->rooms->cache, w->refs, w->n_keys))
+                cache_released(w->rooms->cache);
             w->refs = NULL;
         }
         w->kind->finish(w);

@@ -36,7 +36,7 @@ static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, b
         tiers[found] = status[tiers[found]];
         ch->blocks[ch->appended + found] = (struct chain_block){d->bases[from + found], 0};
     }
-    cache_lease_many(rooms_of(ch)->cache, d->bases + from, found);
+    (void)cache_lease_many(rooms_of(ch)->cache, d->bases + from, found, false);
     rooms_of(ch)->metrics->chain_blocks += found;
     return found;
 }
