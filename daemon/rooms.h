@@ -25,7 +25,7 @@ struct server {
     struct cache *cache;
     struct numa numa; /* no nodes: nothing is placed */
     struct arena *arena;
-    struct persist *persist; /* the persistent arena; NULL: DRAM ends with the daemon */
+    struct snapshot *snapshot; /* NULL: DRAM ends with the daemon */
     const struct tier_ops *tier_ops;
     struct tier *tier;   /* NULL, and tier_ops too: the configuration wants no tier */
     struct share *share; /* NULL: nothing is shared with other hosts */

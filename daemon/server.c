@@ -1,11 +1,9 @@
 #include "daemon/server.h"
 
-#include "daemon/arena/persist.h"
 #include "daemon/base/log.h"
 #include "daemon/base/memory.h"
 #include "daemon/base/reaper.h"
 #include "daemon/cache/cache.h"
-#include "daemon/cache/snapshot.h"
 #include "daemon/device/device.h"
 #include "daemon/features.h"
 #include "daemon/front/front.h"
@@ -16,6 +14,7 @@
 #include "daemon/rooms.h"
 #include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
+#include "daemon/snapshot/snapshot.h"
 #include "daemon/window/lend.h"
 #include "proto/build.h"
 
@@ -73,6 +72,7 @@ static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t byt
         s->tier_ops->buffer_add(s->tier, extent, base, bytes);
     if (device_set_memory_add(s->devices, base, bytes) != 0)
         log_warn("server", "unpinned", "extent=%u reason=\"%s\"", extent, "no memory to note it");
+    snapshot_grew(s->snapshot);
     cache_arena_grew(s->cache);
 }
 
@@ -102,6 +102,7 @@ static void arena_ended_cb(void *ctx)
 {
     struct server *s = ctx;
 
+    snapshot_grew(s->snapshot);
     cache_arena_grew(s->cache);
 }
 
@@ -189,29 +190,31 @@ static int arena_init(struct server *s, struct ucm_error *e)
         .lent_cb = window_cb,
         .ctx = s,
     };
-    bool warm = false;
     int rc = 0;
 
     if (c->arena_keep[0] != '\0') {
         char why[PERSIST_WHY_BYTES];
 
-        rc = persist_open(c->arena_keep, &s->persist, why);
+        rc = snapshot_open(c->arena_keep, ac.size, ac.extent, &s->snapshot, why);
         if (rc != 0)
-            return ucm_error_set(e, UCM_WIRE_IO, "%s", why);
-        rc = cache_snapshot_open(s->persist, ac.size, ac.extent, &warm);
-        if (rc != 0)
-            return rc;
+            return why[0] ? ucm_error_set(e, UCM_WIRE_IO, "%s", why) : rc;
         ac.file = true;
-        ac.fd = persist_fd(s->persist);
+        ac.fd = snapshot_fd(s->snapshot);
     }
     rc = arena_new(&s->loop, &ac, &s->arena);
     if (rc != 0)
         return rc;
     cache_arena_attach(s->cache, s->arena);
     s->reload.cache = s->cache;
-    if (warm && cache_snapshot_load(s->cache, s->persist) != 0)
-        log_warn("server", "snapshot-refused", "reason=\"%s\"", "no memory to take it over");
-    return s->persist ? arena_grow(s->arena) : 0;
+    if (!s->snapshot)
+        return 0;
+    snapshot_load(s->snapshot, &(struct snapshot_rooms){.loop = &s->loop,
+                                                        .cache = s->cache,
+                                                        .index = s->index,
+                                                        .policy = s->policy,
+                                                        .arena = s->arena,
+                                                        .metrics = &s->metrics});
+    return arena_grow(s->arena);
 }
 
 static int tier_init(struct server *s, struct ucm_error *e)
@@ -335,7 +338,7 @@ static int front_init(struct server *s, struct ucm_error *e)
         .tier = s->tier,
         .share = s->share,
         .seal = s->seal,
-        .persist = s->persist,
+        .snapshot = s->snapshot,
         .commit = ucm_build_commit,
         .options = ucm_build_options,
         .reload_cb = s->reload.sources->path ? reload_cb : NULL,
@@ -417,15 +420,15 @@ int server_new(struct config *config, const struct server_sources *sources, stru
         rc = share_init(s, e);
     if (rc == 0)
         rc = front_init(s, e);
-    if (rc == 0 && s->persist)
-        rc = persist_take(s->persist);
+    if (rc == 0)
+        rc = snapshot_take(s->snapshot);
     if (rc == 0)
         rc = observe_init(s);
     if (rc != 0) {
         if (e->code == 0)
             ucm_error_set(e, UCM_WIRE_INTERNAL, "cannot start: %s", uv_strerror(rc));
         arena_free(s->arena); /* joins its thread */
-        persist_close(s->persist);
+        snapshot_close(s->snapshot);
         return rc; /* the process exits: the kernel frees the rest */
     }
     *out = s;

@@ -1,10 +1,8 @@
 /* How the daemon ends: in order, and all the same where a disk or a mounted folder does not answer. */
 #include "daemon/arena/arena.h"
-#include "daemon/arena/persist.h"
 #include "daemon/base/log.h"
 #include "daemon/base/reaper.h"
 #include "daemon/cache/cache.h"
-#include "daemon/cache/snapshot.h"
 #include "daemon/device/device.h"
 #include "daemon/front/front.h"
 #include "daemon/observe/observe.h"
@@ -12,6 +10,7 @@
 #include "daemon/rooms.h"
 #include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
+#include "daemon/snapshot/snapshot.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -104,7 +103,7 @@ static void stop_beside_share(struct server *s)
     requests_free(s->requests);
     tier_stop(s);
     arena_give_up(s->arena);
-    persist_close(s->persist); /* from here on the memory is the next daemon's */
+    snapshot_close(s->snapshot); /* from here on the memory is the next daemon's */
     descriptors_close_awaited();
     log_flush();
     _exit(s->exit_status);
@@ -124,7 +123,7 @@ static void rooms_free(struct server *s)
     device_set_free(s->devices);
     cache_free(s->cache);
     arena_free(s->arena);
-    persist_close(s->persist);
+    snapshot_close(s->snapshot);
     deadlines_close(&s->deadlines);
     notify_close(&s->notify);
     reaper_stop(s->reaper);
@@ -139,7 +138,7 @@ static void rooms_free(struct server *s)
  * it should not. */
 static void stop_last(struct server *s)
 {
-    if (s->persist && s->exit_status == 0 && cache_snapshot_start(s->cache, s->persist) == 0) {
+    if (s->snapshot && s->exit_status == 0 && snapshot_start(s->snapshot) == 0) {
         s->state = SNAPSHOT;
         s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms;
         return;
@@ -151,10 +150,10 @@ static void stop_last(struct server *s)
 static void snapshot_tick(struct server *s, bool late)
 {
     if (late)
-        cache_snapshot_cut(s->cache);
-    if (!cache_snapshot_ready(s->cache))
+        snapshot_cut(s->snapshot);
+    if (!snapshot_ready(s->snapshot))
         return;
-    cache_snapshot_finish(s->cache);
+    snapshot_finish(s->snapshot);
     uv_timer_stop(&s->stop_timer);
     rooms_free(s);
 }
@@ -171,6 +170,7 @@ static void stop_tick_cb(uv_timer_t *timer)
             log_warn("server", "drain-cut", "requests=%u", requests_active(s->requests));
         requests_stop_all(s->requests);
         cache_stop_writing(s->cache);
+        snapshot_load_stop(s->snapshot);
         if (s->share)
             share_stop(s->share);
         s->state = DROPPING;

@@ -46,7 +46,7 @@ enum arena_lent_event {
 struct arena_config {
     uint64_t size, extent; /* bytes; size is rounded down to whole extents */
     bool prefault;
-    /* Map `fd`, borrowed (daemon/arena/persist.h). The thread takes the file's space extent by
+    /* Map `fd`, borrowed (daemon/snapshot/persist.h). The thread takes the file's space extent by
      * extent, as with prefault, so that none is missing under a slot. Where there is no more, the
      * arena ends. */
     bool file;

@@ -1,7 +1,6 @@
 #include "daemon/cache/cache.h"
 
 #include "daemon/cache/internal.h"
-#include "daemon/cache/snapshot.h"
 #include "proto/messages.h"
 
 #include <assert.h>
@@ -100,7 +99,6 @@ void cache_free(struct cache *c)
     assert(list_empty(&c->firsts) && list_empty(&c->woken));
     assert(c->moves.n == 0 && c->compact.n == 0 && list_empty(&c->followers));
     cache_compact_disarm(c);
-    cache_snapshot_forget(c); /* where no snapshot was written */
     c->handles = 2;
     chores_close(&c->chores, closed_cb);
     uv_close((uv_handle_t *)&c->records.timer, closed_cb);
@@ -127,8 +125,7 @@ bool cache_written(const struct cache *c)
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (c->write[to].n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
             return false;
-    return c->unseeded.n == 0 && c->durables.unverified == 0 && c->records.n == 0 &&
-           !c->snapshot.loading;
+    return c->unseeded.n == 0 && c->durables.unverified == 0 && c->records.n == 0 && !c->restoring;
 }
 
 void cache_stop_writing(struct cache *c)
@@ -140,7 +137,6 @@ void cache_stop_writing(struct cache *c)
     while (cache_writes_seed(c))
         ;
     cache_writes_abandon(c);
-    cache_snapshot_load_stop(c);
 }
 
 void cache_stats(const struct cache *c, struct cache_stats *out)
@@ -151,7 +147,6 @@ void cache_stats(const struct cache *c, struct cache_stats *out)
 
 void cache_arena_grew(struct cache *c)
 {
-    cache_snapshot_load_grew(c);
     cache_released(c);
 }
 

@@ -60,10 +60,9 @@ void cache_arena_attach(struct cache *c, struct arena *arena);
 
 /* Operations of the tier that are under way; it may be closed at 0. */
 uint32_t cache_tier_busy(const struct cache *c);
-/* Nothing waits to be written, and no snapshot is being loaded. */
+/* Nothing waits to be written, and no parts of an earlier run come. */
 bool cache_written(const struct cache *c);
-/* The daemon stops: no more writes. Blocks that wait for one are counted as dropped and logged. What
- * was not loaded of a snapshot stays in it. */
+/* The daemon stops: no more writes. Blocks that wait for one are counted as dropped and logged. */
 void cache_stop_writing(struct cache *c);
 
 /* ---- records of namespaces ---- */

@@ -151,7 +151,7 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
 
 void cache_list_sweep_begin(struct cache *c)
 {
-    if (!c->lists.torn || c->snapshot.loading || cache_recovering(c))
+    if (!c->lists.torn || c->restoring || cache_recovering(c))
         return;
     c->lists.torn = false;
     c->lists.sweep = c->lists.below.n;

@@ -51,12 +51,6 @@ struct cache_watchers {
     void *published_ctx;
 };
 
-struct cache_snapshot {
-    bool loading;                 /* that of the run before */
-    struct snapshot_load *load;   /* while loading; later what a stop left unloaded */
-    struct snapshot_write *write; /* while it is written, at the stop */
-};
-
 struct cache {
     struct cache_config config;
     const struct tier_ops *tier_ops;
@@ -98,10 +92,8 @@ struct cache {
     struct cache_copier copier;
     struct cache_moves moves;
     struct cache_groups groups;
-    struct cache_snapshot snapshot;
+    bool restoring; /* parts of an earlier run come into DRAM */
 };
-
-struct snapshot_part;
 
 static inline bool cache_compact_late(const struct cache *c)
 {
@@ -118,12 +110,6 @@ static inline struct part *cache_part(struct cache *c, block_ref ref, uint32_t p
 
 /* While a dump writes a part anew, the shared tier's copy does not count. */
 bool part_whole(const struct part *p);
-
-/* Losing its slot loses nothing. A PRESUMED part may turn out not to be there. */
-static inline bool part_backed(const struct part *p)
-{
-    return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
-}
 
 static inline struct tier_place part_place(const struct part *p)
 {
@@ -233,21 +219,6 @@ void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);
-
-/* ---- snapshot_load.c ---- */
-
-/* An extent may have become ready. */
-void cache_snapshot_load_grew(struct cache *c);
-/* Skips the namespace's parts that the snapshot has not loaded yet. */
-void cache_snapshot_load_drop(struct cache *c, const struct ns *ns);
-/* Calls `each` for every part that was not loaded because the load was stopped, hottest first. Its
- * bytes are where they were. ns is its namespace; part->ns is the number in the old snapshot. */
-void cache_snapshot_unloaded(struct cache *c,
-                             void (*each)(void *ctx, struct ns *ns,
-                                          const struct snapshot_part *part),
-                             void *ctx);
-/* Frees what is known of these. */
-void cache_snapshot_forget(struct cache *c);
 
 /* ---- shards.c ---- */
 

@@ -222,8 +222,7 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
 
     if (rc != 0)
         return rc;
-    if (!p->only_shared)
-        cache_snapshot_load_drop(c, ns);
+    ns->wiped += !p->only_shared;
     p->ns = ns;
     ns->purges++;
     ns->purged++;

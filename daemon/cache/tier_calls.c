@@ -1,5 +1,6 @@
-/* What the tier on NVMe asks and tells: which place it may reclaim, what it lost or moved, the parts that earlier runs wrote, what its
+/* What earlier runs left in DRAM, and what the tier on NVMe asks and tells: which place it may reclaim, what it lost or moved, the parts that earlier runs wrote, what its
  * checkpoints list. */
+#include "daemon/cache/extend.h"
 #include "daemon/cache/internal.h"
 
 #include "daemon/base/log.h"
@@ -85,6 +86,60 @@ static void recovered_cb(void *ctx)
     cache_wake(c, CHORE_TRIM);
     cache_released(c);
     cache_durables_retry(c);
+}
+
+/* ---- parts of an earlier run that are in DRAM ---- */
+
+void cache_restore_begin(struct cache *c)
+{
+    c->restoring = true;
+    c->tier_busy++;
+}
+
+void cache_restore_end(struct cache *c)
+{
+    c->restoring = false;
+    c->tier_busy--;
+    cache_list_sweep_begin(c);
+    cache_released(c);
+}
+
+/* What was dumped or found on NVMe since the start counts more. */
+static bool restored_wanted(const struct block *b, const struct cache_restored *r)
+{
+    const struct part *p = &b->part[r->part];
+
+    return !(b->flags & BLOCK_DOOMED) && p->dram == PART_DRAM_NONE &&
+           (p->nvme == PART_NVME_NONE ||
+            (p->nvme == PART_NVME_READY && (p->sealed || p->checksum == r->checksum)));
+}
+
+bool cache_restore(struct cache *c, const struct cache_restored *r)
+{
+    block_ref ref = index_find(c->config.index, r->ns, r->key);
+    struct block *b;
+
+    if (ref == 0)
+        ref = cache_insert(c, r->ns, r->key, INDEX_SPACE_BELOW);
+    if (ref == 0)
+        return false;
+    b = index_block(c->config.index, ref);
+    if (!restored_wanted(b, r))
+        return false;
+    arena_slot_own(c->arena, r->slot, part_owner(ref, r->part));
+    cache_list_unlink(c, ref);
+    if (!(b->flags & BLOCK_IN_POLICY))
+        policy_restore(c->config.policy, ref, r->uses);
+    part_set_dram(c, ref, r->part, PART_DRAM_READY, r->slot);
+    if (b->part[r->part].nvme == PART_NVME_NONE)
+        b->part[r->part].checksum = r->checksum;
+    if (!c->tier || !block_complete(b, r->ns) || b->part[r->part].nvme == PART_NVME_READY ||
+        (r->stored && cache_recovering(c)))
+        return true;
+    /* It has no copy on NVMe, or a full index dropped that copy. */
+    cache_ns_record(c, r->ns);
+    cache_write_stored(c, ref, WRITE_NVME);
+    return true;
 }
 
 /* ---- checkpoints ---- */

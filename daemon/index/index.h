@@ -192,6 +192,7 @@ struct ns {
         admits; /* what decides: this, or its base's, as both forms of a block count for the plain one's */
     uint32_t purges;      /* under way */
     uint64_t purged;      /* how many began, and how many ended */
+    uint64_t wiped;       /* how many began that spare no tier */
     uint8_t record;       /* enum ns_record */
     uint64_t record_from; /* tier_ns_record.from_sequence of a record that failed */
     void *
@@ -360,6 +361,12 @@ static inline bool block_found(const struct block *b, const struct ns *ns)
 static inline bool part_on_share(const struct part *p)
 {
     return p->share == PART_SHARE_KNOWN || p->share == PART_SHARE_PRESUMED;
+}
+
+/* Losing its slot loses nothing. A PRESUMED part may turn out not to be there. */
+static inline bool part_backed(const struct part *p)
+{
+    return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
 }
 
 /* A page of a namespace's blocks: up to `limit` from cursor on (0: the start) into refs, their number

@@ -1,10 +1,9 @@
 /* What the daemon shows of itself, gathered from the rooms: only when somebody asks, or once a second. */
-#include "daemon/arena/persist.h"
 #include "daemon/base/numa.h"
-#include "daemon/cache/snapshot.h"
 #include "daemon/index/policy.h"
 #include "daemon/request/walk.h"
 #include "daemon/seal/seal.h"
+#include "daemon/snapshot/snapshot.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -290,7 +289,7 @@ static void report_shares(struct observe_snapshot *o, const struct request_rooms
 
 static void report_kept(struct observe_snapshot *o, const struct request_rooms *rooms)
 {
-    if (rooms->persist && persist_removed(rooms->persist))
+    if (snapshot_removed(rooms->snapshot))
         report(o, HEALTH_DEGRADED,
                "arena.keep: a file of %s was removed: what DRAM has is lost when the daemon ends; "
                "restart "
@@ -373,7 +372,7 @@ static void health_read(struct observe_snapshot *o, struct requests *rq, const c
     report_kept(o, rooms);
     report_socket(o, rooms->socket);
     report_seal(o, rooms, tenant);
-    if (cache_snapshot_loading(rooms->cache, &done, &of))
+    if (snapshot_loading(rooms->snapshot, &done, &of))
         report(o, HEALTH_RECOVERING, "DRAM: %llu of %llu parts of the snapshot looked at",
                (unsigned long long)done, (unsigned long long)of);
     report_shares(o, rooms);

@@ -19,7 +19,7 @@
 #include "daemon/tier/tier.h"
 #include "proto/metrics.h"
 
-struct persist;
+struct snapshot;
 struct requests;
 
 /* Everything is borrowed. tier and share may be NULL: then there is none. */
@@ -41,7 +41,7 @@ struct request_rooms {
     struct tier *tier;
     struct share *share;
     struct seal *seal;             /* NULL: nothing is encrypted */
-    const struct persist *persist; /* NULL: DRAM ends with the daemon */
+    const struct snapshot *snapshot; /* NULL: DRAM ends with the daemon */
     const char *socket;            /* that the daemon made; NULL: it came with the start */
     uint8_t instance[16];
     const char *commit, *options; /* of the build; NULL: not shown */

@@ -30,6 +30,7 @@ FEATURES = {
     "collection on roots": ["daemon/share/gc*"],
     "trace": ["daemon/trace/"],
     "learning": ["daemon/learn/"],
+    "snapshot": ["daemon/snapshot/"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh"],
     "sparse client": ["client/lib/sparse/"],
 }

@@ -2,9 +2,9 @@
 /* Sanitizers: thread */
 #include "tests/unit/cache/relocate_rig.h"
 
-#include "daemon/arena/persist.h"
-#include "daemon/cache/snapshot.h"
-#include "daemon/cache/snapshot_format.h"
+#include "daemon/snapshot/format.h"
+#include "daemon/snapshot/persist.h"
+#include "daemon/snapshot/snapshot.h"
 
 #include <stdio.h>
 
@@ -307,14 +307,20 @@ Test(cache_move_into, a_snapshot_leaves_them_out)
     char folder[] = "/dev/shm/ucm-test-relocate-XXXXXX", why[PERSIST_WHY_BYTES], command[80];
     struct persist_identity id;
     struct snapshot_head head;
+    struct snapshot *s;
     struct persist *k;
     const uint8_t *p;
     size_t n, at;
     block_ref ref;
 
     cr_assert(mkdtemp(folder));
-    cr_assert_eq(persist_open(folder, &k, why), 0, "%s", why);
-    cr_assert_eq(persist_reset(k, 2 * MIB), 0);
+    cr_assert_eq(snapshot_open(folder, 2 * MIB, MIB, &s, why), 0, "%s", why);
+    snapshot_load(s, &(struct snapshot_rooms){.loop = &rig.loop,
+                                              .cache = rig.cache,
+                                              .index = rig.index,
+                                              .policy = rig.policy,
+                                              .arena = rig.arena,
+                                              .metrics = &rig.metrics});
     for (uint64_t i = 1; i <= 3; i++)
         drop(stored(rig.one, i));
     ref = find(rig.one, 2);
@@ -322,13 +328,13 @@ Test(cache_move_into, a_snapshot_leaves_them_out)
     (void)moved(ref, 0);
     cache_put(rig.cache, ref, 0);
     drop(ref);
-    cr_assert_eq(cache_snapshot_start(rig.cache, k), 0);
-    for (int i = 0; i < 5000 && !cache_snapshot_ready(rig.cache); i++) {
+    cr_assert_eq(snapshot_start(s), 0);
+    for (int i = 0; i < 5000 && !snapshot_ready(s); i++) {
         turn();
         uv_sleep(1);
     }
-    cache_snapshot_finish(rig.cache);
-    persist_close(k);
+    snapshot_finish(s);
+    snapshot_close(s);
     cr_assert_eq(persist_open(folder, &k, why), 0, "%s", why);
     p = persist_snapshot(k, &n);
     cr_assert(p);

@@ -2,8 +2,8 @@
  * files; slots that are taken before their memory is ready; the policy's order. The whole of it is
  * tests/integration/test_keep.c. */
 #include "daemon/arena/arena.h"
-#include "daemon/arena/persist.h"
-#include "daemon/cache/snapshot_format.h"
+#include "daemon/snapshot/persist.h"
+#include "daemon/snapshot/format.h"
 #include "daemon/config/config.h"
 #include "daemon/format/checksum.h"
 #include "daemon/index/policy.h"

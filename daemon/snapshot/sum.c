@@ -1,4 +1,4 @@
-#include "daemon/cache/snapshot_sum.h"
+#include "daemon/snapshot/sum.h"
 
 #include "daemon/format/checksum.h"
 

@@ -1,11 +1,8 @@
 /* Writing the snapshot at an orderly stop: all parts in DRAM, hottest first, with the checksums of
  * their bytes. A part that was written to NVMe has its checksum; the pool computes the others. */
-#include "daemon/cache/snapshot.h"
+#include "daemon/snapshot/internal.h"
 
 #include "daemon/base/log.h"
-#include "daemon/cache/internal.h"
-#include "daemon/cache/snapshot_format.h"
-#include "daemon/cache/snapshot_sum.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -14,11 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROOM "cache"
-
 struct snapshot_write {
-    struct cache *cache;
-    struct persist *persist;
+    struct snapshot *of;
     uint32_t *ns_number; /* by a namespace's place in the index: 1 + its number in the snapshot; 0:
                           * it is not listed */
     uint32_t namespaces;
@@ -38,7 +32,7 @@ static uint8_t *part_at(const struct snapshot_write *w, uint64_t i)
 
 static void ns_list(struct snapshot_write *w, const struct ns *ns)
 {
-    w->ns_number[index_ns_place(w->cache->config.index, ns)] = 1;
+    w->ns_number[index_ns_place(w->of->rooms.index, ns)] = 1;
 }
 
 static void ns_unloaded_cb(void *ctx, struct ns *ns, const struct snapshot_part *part)
@@ -50,10 +44,10 @@ static void ns_unloaded_cb(void *ctx, struct ns *ns, const struct snapshot_part 
 /* Numbers the namespaces that have something in DRAM. Returns the bytes that they take. */
 static size_t namespaces_number(struct snapshot_write *w)
 {
-    struct index *ix = w->cache->config.index;
+    struct index *ix = w->of->rooms.index;
     size_t bytes = 0;
 
-    cache_snapshot_unloaded(w->cache, ns_unloaded_cb, w);
+    snapshot_unloaded(w->of, ns_unloaded_cb, w);
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         const struct ns *ns = index_ns_at(ix, place);
 
@@ -69,7 +63,7 @@ static size_t namespaces_number(struct snapshot_write *w)
 
 static void namespaces_write(struct snapshot_write *w)
 {
-    struct index *ix = w->cache->config.index;
+    struct index *ix = w->of->rooms.index;
     uint8_t *at = w->snapshot + SNAPSHOT_HEAD_BYTES;
 
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
@@ -90,7 +84,7 @@ static void part_add(struct snapshot_write *w, const struct ns *ns, struct snaps
                      const void *data)
 {
     assert(w->n < w->cap);
-    part->ns = w->ns_number[index_ns_place(w->cache->config.index, ns)] - 1;
+    part->ns = w->ns_number[index_ns_place(w->of->rooms.index, ns)] - 1;
     snapshot_part_encode(part_at(w, w->n), part);
     w->memory[w->n++] = (struct sums_part){.data = data, .bytes = ns_part_bytes(ns, part->part)};
 }
@@ -106,13 +100,13 @@ static void part_unloaded_cb(void *ctx, struct ns *ns, const struct snapshot_par
 static void block_cb(void *ctx, block_ref ref, uint32_t uses)
 {
     struct snapshot_write *w = ctx;
-    struct cache *c = w->cache;
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
+    const struct snapshot_rooms *rooms = &w->of->rooms;
+    const struct block *b = index_block(rooms->index, ref);
+    const struct ns *ns = index_ns(rooms->index, b->ns);
     struct snapshot_part part = {.uses = uses};
     struct span span;
 
-    if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
+    if (!block_found(b, ns))
         return;
     memcpy(part.key, b->key, sizeof(part.key));
     for (part.part = 0; part.part < ns->identity.parts; part.part++) {
@@ -120,15 +114,15 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
 
         if (p->dram != PART_DRAM_READY)
             continue;
-        if (arena_slot_group(c->arena, part_slot(p))) { /* memory that ends with the daemon */
+        if (arena_slot_group(rooms->arena, part_slot(p))) { /* memory that ends with the daemon */
             w->in_groups++;
             w->lost += !part_backed(p);
             continue;
         }
         part.stored = p->nvme == PART_NVME_READY;
         part.checksum = p->sealed ? 0 : p->checksum; /* 0: not known */
-        arena_slot_position(c->arena, part_slot(p), &part.extent, &part.slot);
-        if (span_kept(c, part_slot(p), ns_form(ns, part.part), &span) == 0)
+        arena_slot_position(rooms->arena, part_slot(p), &part.extent, &part.slot);
+        if (span_kept(rooms->cache, part_slot(p), ns_form(ns, part.part), &span) == 0)
             part_add(w, ns, &part, part.checksum ? NULL : span.origin);
     }
 }
@@ -156,7 +150,7 @@ static void write_free(struct snapshot_write *w)
     free(w);
 }
 
-int cache_snapshot_start(struct cache *c, struct persist *k)
+int snapshot_start(struct snapshot *s)
 {
     struct snapshot_write *w = calloc(1, sizeof(*w));
     size_t head_bytes;
@@ -164,29 +158,28 @@ int cache_snapshot_start(struct cache *c, struct persist *k)
 
     if (!w)
         return rc;
-    w->cache = c;
-    w->persist = k;
+    w->of = s;
     w->start_ns = uv_hrtime();
-    w->cap = arena_slots_used(c->arena);
-    w->ns_number = calloc(index_ns_places(c->config.index), sizeof(*w->ns_number));
+    w->cap = arena_slots_used(s->rooms.arena);
+    w->ns_number = calloc(index_ns_places(s->rooms.index), sizeof(*w->ns_number));
     w->memory = calloc(w->cap + 1, sizeof(*w->memory));
     if (!w->ns_number || !w->memory)
         goto err_after_write;
     head_bytes = SNAPSHOT_HEAD_BYTES + namespaces_number(w);
-    rc = persist_create(k, head_bytes + w->cap * SNAPSHOT_PART_BYTES, &w->snapshot);
+    rc = persist_create(s->persist, head_bytes + w->cap * SNAPSHOT_PART_BYTES, &w->snapshot);
     if (rc < 0)
         goto err_after_write;
     w->parts = w->snapshot + head_bytes;
     namespaces_write(w);
-    policy_walk(c->config.policy, block_cb, w);
-    cache_snapshot_unloaded(c, part_unloaded_cb, w);
-    w->sums = (struct sums){.loop = c->config.loop,
+    policy_walk(s->rooms.policy, block_cb, w);
+    snapshot_unloaded(s, part_unloaded_cb, w);
+    w->sums = (struct sums){.loop = s->rooms.loop,
                             .pieces = SUMS_PIECES,
                             .n = w->n,
                             .part_cb = sum_part_cb,
                             .done_cb = sum_done_cb,
                             .ctx = w};
-    c->snapshot.write = w;
+    s->write = w;
     (void)sums_pump(&w->sums);
     return 0;
 
@@ -196,16 +189,16 @@ err_after_write:
     return rc;
 }
 
-void cache_snapshot_cut(struct cache *c)
+void snapshot_cut(struct snapshot *s)
 {
-    c->snapshot.write->sums.n = c->snapshot.write->sums.at;
+    s->write->sums.n = s->write->sums.at;
 }
 
-bool cache_snapshot_ready(const struct cache *c)
+bool snapshot_ready(const struct snapshot *s)
 {
-    const struct sums *s = &c->snapshot.write->sums;
+    const struct sums *sums = &s->write->sums;
 
-    return s->at == s->n && !sums_busy(s);
+    return sums->at == sums->n && !sums_busy(sums);
 }
 
 /* Leaves out the parts whose checksum was not computed in time. */
@@ -227,19 +220,19 @@ static uint64_t parts_pack(struct snapshot_write *w, uint64_t *bytes)
     return n;
 }
 
-void cache_snapshot_finish(struct cache *c)
+void snapshot_finish(struct snapshot *s)
 {
-    struct snapshot_write *w = c->snapshot.write;
+    struct snapshot_write *w = s->write;
     uint64_t bytes = 0;
-    struct snapshot_head head = {.arena = persist_identity(w->persist),
-                                 .extent = arena_extent_bytes(c->arena),
+    struct snapshot_head head = {.arena = persist_identity(s->persist),
+                                 .extent = arena_extent_bytes(s->rooms.arena),
                                  .parts = parts_pack(w, &bytes),
                                  .namespaces = w->namespaces};
     int rc;
 
     snprintf(head.program, sizeof(head.program), "ucmd %s", UCM_VERSION);
     snapshot_seal(w->snapshot, (size_t)(part_at(w, head.parts) - w->snapshot), &head);
-    rc = persist_commit(w->persist);
+    rc = persist_commit(s->persist);
     if (rc == 0)
         log_info(ROOM, "snapshot-written",
                  "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " in_windows=%" PRIu64
@@ -248,7 +241,7 @@ void cache_snapshot_finish(struct cache *c)
                  (double)(uv_hrtime() - w->start_ns) / 1e9);
     else
         log_warn(ROOM, "snapshot-not-written", "error=%s", strerror(-rc));
-    c->snapshot.write = NULL;
-    cache_snapshot_forget(c);
+    s->write = NULL;
+    snapshot_forget(s);
     write_free(w);
 }

@@ -1,4 +1,4 @@
-#include "daemon/arena/persist.h"
+#include "daemon/snapshot/persist.h"
 
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"

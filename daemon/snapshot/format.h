@@ -2,10 +2,10 @@
  *
  * Promise: a snapshot that passes snapshot_check is whole, of this format, and of the arena that
  * the caller named; every number in it is within its bounds. Slots may overlap. No I/O. */
-#ifndef UCMD_CACHE_SNAPSHOT_FORMAT_H
-#define UCMD_CACHE_SNAPSHOT_FORMAT_H
+#ifndef UCMD_SNAPSHOT_FORMAT_H
+#define UCMD_SNAPSHOT_FORMAT_H
 
-#include "daemon/arena/persist.h"
+#include "daemon/snapshot/persist.h"
 #include "proto/limits.h"
 
 #include <stdbool.h>

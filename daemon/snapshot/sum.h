@@ -1,7 +1,7 @@
 /* Checksums of parts in DRAM, for the snapshot. The pool computes them, a piece of some parts at a
  * time, while the loop goes on. Thread: the loop only. */
-#ifndef UCMD_CACHE_SNAPSHOT_SUM_H
-#define UCMD_CACHE_SNAPSHOT_SUM_H
+#ifndef UCMD_SNAPSHOT_SUM_H
+#define UCMD_SNAPSHOT_SUM_H
 
 #include <stdbool.h>
 #include <stdint.h>

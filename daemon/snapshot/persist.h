@@ -12,8 +12,8 @@
  *
  * Thread: the loop's, before the loop runs and after it has ended. The calls block for as long as
  * memory takes. */
-#ifndef UCMD_ARENA_PERSIST_H
-#define UCMD_ARENA_PERSIST_H
+#ifndef UCMD_SNAPSHOT_PERSIST_H
+#define UCMD_SNAPSHOT_PERSIST_H
 
 #include <stdbool.h>
 #include <stddef.h>

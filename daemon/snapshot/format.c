@@ -1,4 +1,4 @@
-#include "daemon/cache/snapshot_format.h"
+#include "daemon/snapshot/format.h"
 
 #include "daemon/format/bytes.h"
 #include "daemon/format/checksum.h"
