@@ -101,21 +101,21 @@ static uint32_t entries_used(const struct bucket *b)
 }
 
 /* match: of entries_match. */
-static inline block_ref bucket_find(const struct index *ix, const struct ns_table *t,
-                                    const struct bucket *b, uint32_t match, const uint8_t *key)
+static block_ref bucket_find(const struct index *ix, const struct ns_table *t,
+                             const struct bucket *b, uint32_t match, const uint8_t *key)
 {
-    for (; match; match &= match - 1) {
-        block_ref ref = b->ref[__builtin_ctz(match)];
+    block_ref more = b->overflow;
 
-        if (key_equal(index_cell(ix, ref)->key, key, t->key_bytes))
-            return ref;
-    }
-    for (block_ref ref = b->overflow; ref;) {
+    while (match || more) {
+        block_ref ref = match ? b->ref[__builtin_ctz(match)] : more;
         const struct block *block = index_cell(ix, ref);
 
         if (key_equal(block->key, key, t->key_bytes))
             return ref;
-        ref = block->hash_next;
+        if (match)
+            match &= match - 1;
+        else
+            more = block->hash_next;
     }
     return 0;
 }
@@ -339,38 +339,51 @@ void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref)
 struct search {
     const struct bucket *bucket;
     uint64_t hash;
-    uint32_t match; /* entries with its tag */
+    const struct block *block; /* first record with the tag, or NULL */
+    block_ref ref;
+    uint32_t others; /* further entries with the tag */
 };
 
 void index_find_many(const struct index *ix, const struct ns *ns, const uint8_t *keys, uint32_t n,
                      bool stop_at_gap, block_ref *out)
 {
     const struct ns_table *t = ns->table;
+    const uint8_t *key = keys; /* of `done` */
     struct search ring[RING], *p;
     uint32_t done = 0;
 
     for (uint32_t i = 0; t->blocks > 0 && done < n; i++) {
-        p = &ring[i % RING];
         if (i >= RING) {
-            out[done] = bucket_find(ix, t, p->bucket, p->match, keys + (size_t)done * t->key_bytes);
-            done++;
-            if (stop_at_gap && out[done - 1] == 0)
+            p = &ring[i % RING];
+            if (p->block && key_equal(p->block->key, key, t->key_bytes))
+                out[done] = p->ref;
+            else if (p->others || p->bucket->overflow)
+                out[done] = bucket_find(ix, t, p->bucket, p->others, key);
+            else
+                out[done] = 0;
+            key += t->key_bytes;
+            if (out[done++] == 0 && stop_at_gap)
                 break;
         }
+        if (i >= AHEAD && i - AHEAD < n) {
+            uint32_t match;
+
+            p = &ring[(i - AHEAD) % RING];
+            match = entries_match(p->bucket, p->hash);
+            p->others = match & (match - 1);
+            p->block = NULL;
+            if (match) {
+                p->ref = p->bucket->ref[__builtin_ctz(match)];
+                p->block = index_cell(ix, p->ref);
+                __builtin_prefetch(p->block);
+                __builtin_prefetch(&p->block->whole_parts); /* the caller looks at it next */
+            }
+        }
         if (i < n) {
+            p = &ring[i % RING];
             p->hash = index_hash(ix, keys + (size_t)i * t->key_bytes, t->key_bytes);
             p->bucket = bucket_of(t, p->hash);
             __builtin_prefetch(p->bucket);
-        }
-        p = &ring[(i - AHEAD) % RING];
-        if (i < AHEAD || i - AHEAD >= n)
-            continue;
-        p->match = entries_match(p->bucket, p->hash);
-        if (p->match) {
-            const struct block *b = index_cell(ix, p->bucket->ref[__builtin_ctz(p->match)]);
-
-            __builtin_prefetch(b);
-            __builtin_prefetch(&b->whole_parts); /* the caller looks at its state next */
         }
     }
     memset(out + done, 0, (n - done) * sizeof(*out));

@@ -1,4 +1,5 @@
-/* Inside of the NVMe tier: what its files share. Nobody else includes it.
+/* Inside of the NVMe tier: what its files share. Nobody else includes it, but what features add: daemon/seal/nvme_seal.c,
+ * daemon/pool/nvme_shards.c and daemon/scrub.
  *
  * A read:  submit -> its file's queue -> engine -> checksum -> done
  * A write: submit -> checksum -> summed -> a record; with its neighbours one engine operation ->
@@ -371,7 +372,7 @@ static inline bool nvme_sums_kept(const struct tier_io *io)
     return io->bytes > CHECKSUM_SMALL && nvme_shards_fit(io->bytes, io->shard_bytes);
 }
 
-/* ---- nvme_seal.c: on the loop, except nvme_sealed_sum ---- */
+/* ---- daemon/seal/nvme_seal.c: on the loop, except nvme_sealed_sum ---- */
 
 /* Does the namespace's tenant have keys? */
 bool nvme_seal_wanted(const struct tier *t, const uint8_t *fingerprint);
@@ -406,15 +407,7 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io);
 /* NULL-safe: of an io without one. */
 void nvme_sealed_drop(struct tier *t, struct tier_io *io);
 
-/* ---- nvme_shards.c ---- */
-
-/* Memory for the checksums of shards that nvme_sum computes, and merge_add writes: of a write, or of a read that becomes one. */
-void nvme_sums_reserve(struct tier_io *io);
-void nvme_sums_drop(struct tier_io *io);
-void nvme_sums_of(const struct tier_io *io, struct nvme_record_header *out);
-/* For the pool: the payload's checksum; of TIER_READ_SHARDS how many shards are wrong. */
-uint64_t nvme_sum(const struct tier_io *io);
-uint64_t nvme_sum_bytes(const struct tier_io *io);
+/* ---- daemon/pool/nvme_shards.c ---- */
 
 /* A read of shards: begin; next for each of its engine operations (false: there is another one); arrived when one has ended (false:
  * another one has not), with the read's status; verify with nvme_sum's answer. */
@@ -423,8 +416,17 @@ bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from);
 bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status);
 int nvme_shards_verify(struct tier *t, struct tier_io *io, uint64_t wrong);
 void nvme_known_close(struct tier *t);
+/* For the pool of threads: how many of the shards differ from the header's checksums of them. */
+uint64_t nvme_shards_wrong(const struct tier_io *io);
 
 /* ---- nvme_record.c ---- */
+
+/* Memory for the checksums of shards that nvme_sum computes, and merge_add writes: of a write, or of a read that becomes one. */
+void nvme_sums_reserve(struct tier_io *io);
+void nvme_sums_drop(struct tier_io *io);
+/* For the pool: the payload's checksum; of TIER_READ_SHARDS how many shards are wrong. */
+uint64_t nvme_sum(const struct tier_io *io);
+uint64_t nvme_sum_bytes(const struct tier_io *io);
 
 /* What the headers of a segment in use and of a record in it should say. */
 void nvme_segment_header_of(const struct tier *t, const struct segment *s,
@@ -509,7 +511,7 @@ void nvme_move_check(struct tier *t);
 /* In the next turn. The caller pumps the writes. */
 void nvme_move_go_on(struct tier *t);
 
-/* ---- nvme_scrub.c ---- */
+/* ---- daemon/scrub/nvme_scrub.c ---- */
 
 /* rate: bytes a second; 0: none. */
 void nvme_scrub_start(struct tier *t, uint64_t rate, uint64_t interval_ms);

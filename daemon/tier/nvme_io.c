@@ -407,7 +407,8 @@ static void merge_add(struct nvme_op *op, uint32_t record)
 
     segment_sequence_set(op->segment, record, (uintptr_t)io->scratch[NVME_IO_SEQUENCE]);
     nvme_record_header_of(t, op->segment, record, &d, &header);
-    nvme_sums_of(io, &header);
+    header.shard_sums = io->scratch[NVME_IO_SUMS];
+    header.shard_bytes = header.shard_sums ? io->shard_bytes : 0;
     if (nvme_sealed(io))
         nvme_sealed_header(io, &header, page);
     else

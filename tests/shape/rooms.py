@@ -17,20 +17,21 @@ SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 #: Rooms of features.
 FEATURES = {
     "retrieval": ["daemon/retrieval/", "kernels/sparse/", "kernels/attend/"],
-    "pool": ["daemon/pool/", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
+    "pool": ["daemon/pool/", "daemon/cache/shards.c", "kernels/slots/"],
     "window": ["daemon/window/", "daemon/cache/window.c", "daemon/cache/relocate.c",
                "proto/window.*"],
     "encoding": ["daemon/encoding/", "daemon/device/convert.c", "daemon/cuda/convert.c", "kernels/encoding/", "client/lib/encoding*"],
     "blend": ["daemon/blend/", "daemon/device/region_rope.c", "kernels/rope/"],
     "hints": ["daemon/hints/", "proto/hint.*"],
     "events": ["daemon/events/"],
-    "encryption": ["daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c", "daemon/share/share_seed.c",
+    "encryption": ["daemon/seal/", "daemon/share/share_seal.c", "daemon/share/share_seed.c",
                    "daemon/share/seeds*"],
     "process roots": ["daemon/share/process*", "daemon/share/backend.c", "daemon/backend/"],
     "collection on roots": ["daemon/share/gc*"],
     "trace": ["daemon/trace/"],
     "learning": ["daemon/learn/"],
     "snapshot": ["daemon/snapshot/"],
+    "scrub": ["daemon/scrub/"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh"],
     "sparse client": ["client/lib/sparse/"],
 }

@@ -1,4 +1,4 @@
-/* Reads of some shards of a record, and the checksums of shards in its header.
+/* Reads of some shards of a record of the NVMe tier: what a fetch needs of it.
  *
  * Such a read is two operations, side by side: the record's header, and the pages that the shards lie in. They are one where these
  * pages follow the header. What is read counts if the header is the one of this part and this write of it, and the shards agree
@@ -15,31 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- checksums ---- */
-
-void nvme_sums_reserve(struct tier_io *io)
-{
-    bool wanted = nvme_sums_kept(io);
-
-    /* Without memory the record has none. */
-    io->scratch[NVME_IO_SUMS] =
-        wanted ? malloc(io->bytes / io->shard_bytes * sizeof(uint64_t)) : NULL;
-}
-
-void nvme_sums_drop(struct tier_io *io)
-{
-    free(io->scratch[NVME_IO_SUMS]);
-    io->scratch[NVME_IO_SUMS] = NULL;
-}
-
-void nvme_sums_of(const struct tier_io *io, struct nvme_record_header *out)
-{
-    out->shard_sums = io->scratch[NVME_IO_SUMS];
-    out->shard_bytes = out->shard_sums ? io->shard_bytes : 0;
-}
-
-/* How many of the shards differ from the header's checksums of them. */
-static uint64_t shards_wrong(const struct tier_io *io)
+uint64_t nvme_shards_wrong(const struct tier_io *io)
 {
     const uint8_t *header = io->data, *at = header + tier_shards_at(io->shard_bytes, io->shard);
     uint64_t wrong = 0;
@@ -48,24 +24,6 @@ static uint64_t shards_wrong(const struct tier_io *io)
         wrong += checksum_of(at, io->shard_bytes) != nvme_shard_sum(header, io->shard + i);
     return wrong;
 }
-
-uint64_t nvme_sum_bytes(const struct tier_io *io)
-{
-    return io->op == TIER_READ_SHARDS ? io->shards * io->shard_bytes : io->bytes;
-}
-
-uint64_t nvme_sum(const struct tier_io *io)
-{
-    if (nvme_sealed(io))
-        return nvme_sealed_sum(io);
-    if (io->op == TIER_READ_SHARDS)
-        return shards_wrong(io);
-    if (io->scratch[NVME_IO_SUMS])
-        return checksum_pieces(io->data, io->bytes, io->shard_bytes, io->scratch[NVME_IO_SUMS]);
-    return checksum_of(io->data, io->bytes);
-}
-
-/* ---- a read ---- */
 
 static uintptr_t count(const struct tier_io *io, unsigned which)
 {
