@@ -45,7 +45,7 @@ void arena_extent_unpoison(const struct arena *a, uint32_t extent)
 
     /* Without slots all of it is poisoned, or, if it never had any, nothing. */
     if (a->extent[extent].slots > 0 || poison_begins(base, 1) == 0)
-        unpoison(base, a->config.extent);
+        poison(base, a->config.extent, a->config.extent);
 }
 
 static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
@@ -74,7 +74,7 @@ int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
     e->fresh = 0;
     e->partial = partial_of(a, slot_bytes, e->home);
     if (extent_is_ready(a, e))
-        poison(e->base, a->config.extent);
+        poison(e->base, a->config.extent, 0);
     return 0;
 }
 
@@ -106,7 +106,7 @@ void arena_extent_ready(struct arena *a, uint32_t extent)
         if (arena_slot_used(e, i))
             continue;
         slot_push_free(e, i);
-        poison(e->base + i * e->slot_bytes, e->slot_bytes);
+        poison(e->base + i * e->slot_bytes, e->slot_bytes, 0);
     }
     home->used_bytes += (e->slots - e->n_free) * e->slot_bytes;
     if (e->slots == 0) {
@@ -179,9 +179,9 @@ slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t bytes, 
     uint64_t padding = e->slot_bytes - bytes;
     char *p = e->base + slot * e->slot_bytes;
 
-    unpoison(p, e->slot_bytes);
+    poison(p, e->slot_bytes, e->slot_bytes);
     memset(p + bytes, 0, padding); /* it goes to a disk with the slot, whoever had that before */
-    poison(p + bytes, padding);
+    poison(p, e->slot_bytes, bytes);
 
     if (!fresh)
         e->free_slot = (uint32_t)e->owner[slot];
@@ -218,7 +218,7 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     arena_slot_position(a, ref, &extent, &slot);
     e = &a->extent[extent];
     if (extent_is_ready(a, e))
-        poison(memory, e->slot_bytes);
+        poison(memory, e->slot_bytes, 0);
     slot_push_free(e, slot);
     if (arena_extent_lent(a, extent)) {
         a->lent_freed(a, e, slot);
@@ -320,7 +320,7 @@ slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64
     if (e->slot_bytes != slot_bytes || arena_slot_used(e, slot))
         return 0;
     e->owner[slot] = 0;
-    poison(e->base + slot * slot_bytes + bytes, slot_bytes - bytes);
+    poison(e->base + slot * slot_bytes, slot_bytes, bytes);
     a->used_slots++;
     a->used_bytes += slot_bytes;
     return ref_of(a, extent, slot);

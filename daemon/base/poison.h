@@ -20,15 +20,11 @@
 
 #include <sanitizer/asan_interface.h>
 
-/* At is aligned to 8, as is its end for poison(). */
-static inline void poison(const void *at, uint64_t bytes)
+/* Of these bytes the first `open` may be touched, and no others. The first and the end are aligned to 8. */
+static inline void poison(const void *at, uint64_t bytes, uint64_t open)
 {
-    __asan_poison_memory_region(at, bytes);
-}
-
-static inline void unpoison(const void *at, uint64_t bytes)
-{
-    __asan_unpoison_memory_region(at, bytes);
+    __asan_unpoison_memory_region(at, open);
+    __asan_poison_memory_region((const char *)at + open, bytes - open);
 }
 
 /* How many of the bytes may be touched, from the first on. */
@@ -41,16 +37,11 @@ static inline uint64_t poison_begins(const void *at, uint64_t bytes)
 
 #else
 
-static inline void poison(const void *at, uint64_t bytes)
+static inline void poison(const void *at, uint64_t bytes, uint64_t open)
 {
     (void)at;
     (void)bytes;
-}
-
-static inline void unpoison(const void *at, uint64_t bytes)
-{
-    (void)at;
-    (void)bytes;
+    (void)open;
 }
 
 static inline uint64_t poison_begins(const void *at, uint64_t bytes)

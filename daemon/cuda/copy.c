@@ -111,7 +111,7 @@ static void launch_next(struct gpu *g, enum ucm_copy_direction direction, struct
     if (job_next_piece(job, gpu_launch_bytes(g, direction),
                        gpu_rope_items(job, GPU_LAUNCH_ITEMS, 0), &piece))
         list_remove(&job->link);
-    job_queue_charge(&g->queued, job, piece.cost);
+    fair_queue_charge(job->queue, &job->who, piece.cost, &job->got);
     job->pieces++;
     gpu_launch_piece(g, direction, job, &piece);
 }
@@ -131,7 +131,7 @@ static bool waits(const struct passed *p, const struct device_job *job)
     return full && (!job->begun || job->staged); /* a job that has not begun may yet be staged */
 }
 
-static struct device_job *next_to_try(struct gpu *g, struct device_job *job, struct passed *p)
+static struct device_job *next_to_try(struct device_job *job, struct passed *p)
 {
     if (!waits(p, job)) {
         if (p->rings == GPU_FULL_MAX)
@@ -139,7 +139,7 @@ static struct device_job *next_to_try(struct gpu *g, struct device_job *job, str
         p->full[p->rings++] = job->staging;
     }
     while (job && waits(p, job))
-        job = ++p->jobs < GPU_PASSED_MAX ? job_queue_next_of(&g->queued, job) : NULL;
+        job = ++p->jobs < GPU_PASSED_MAX ? job_queue_next(job) : NULL;
     return job;
 }
 
@@ -168,7 +168,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
             enum gpu_took took = gpu_staging_take(g, job);
 
             if (took == GPU_FULL) {
-                job = next_to_try(g, job, &passed);
+                job = next_to_try(job, &passed);
                 continue;
             }
             if (took == GPU_PAUSED) /* after TOOK the job may have failed, and be freed */

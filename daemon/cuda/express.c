@@ -27,8 +27,8 @@ bool gpu_express_takes(struct gpu *g, const struct device_job *job)
         job->n_items > GPU_LAUNCH_ITEMS || job->n_planes == 0 || job->first_plane >= r->n_planes ||
         job->n_planes > r->n_planes - job->first_plane)
         return false;
-    return load_cost(job) <= GPU_EXPRESS_BYTES - s->cost && job_queue_bursts(&g->queued, job) &&
-           !gpu_others_run(g);
+    return load_cost(job) <= GPU_EXPRESS_BYTES - s->cost &&
+           fair_queue_bursts(job->queue, &job->who) && !gpu_others_run(g);
 }
 
 void gpu_express_launch(struct gpu *g, struct device_job *job)
@@ -40,7 +40,7 @@ void gpu_express_launch(struct gpu *g, struct device_job *job)
     (void)job_next_piece(job, GPU_EXPRESS_BYTES, GPU_LAUNCH_ITEMS, &l->piece); /* it is the last */
     list_remove(&job->link);
     job->begun = true;
-    job_queue_charge(&g->queued, job, l->piece.cost);
+    fair_queue_charge(job->queue, &job->who, l->piece.cost, &job->got);
     job->pieces++;
     memcpy(l->items, job->items, l->piece.n_items * sizeof(*l->items));
     l->strategy = COPY_SM;

@@ -306,7 +306,7 @@ static uint64_t load_piece(struct gpu *g, struct device_job *job, const struct g
 {
     uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job, NULL);
     uint64_t whole = slice_use(g, s, UCM_COPY_LOAD), least = whole / STAGING_LAST_PART;
-    bool more = job_queue_next_of(&g->queued, job);
+    bool more = job_queue_next(job);
 
     if (more && left > whole && left < 2 * whole)
         return left / 2;
@@ -316,8 +316,7 @@ static uint64_t load_piece(struct gpu *g, struct device_job *job, const struct g
 }
 
 /* Puts the job's next piece into the slice. Returns true for its last one. */
-static bool slice_add(struct gpu *g, struct gpu_slice *slice, struct device_job *job,
-                      uint64_t bytes)
+static bool slice_add(struct gpu_slice *slice, struct device_job *job, uint64_t bytes)
 {
     struct slice_part *part = &slice->parts[slice->n_parts++];
     struct job_piece *all = &slice->all;
@@ -331,7 +330,7 @@ static bool slice_add(struct gpu *g, struct gpu_slice *slice, struct device_job 
     all->cost += part->piece.cost;
     if (last)
         list_remove(&job->link);
-    job_queue_charge(&g->queued, job, part->piece.cost);
+    fair_queue_charge(job->queue, &job->who, part->piece.cost, &job->got);
     job->pieces++;
     return last;
 }
@@ -365,10 +364,10 @@ static void slice_fill_up(struct gpu *g, struct gpu_slice *slice, struct device_
 
         if (job->who.tenant != tenant)
             break;
-        next = job_queue_next_of(&g->queued, job);
+        next = job_queue_next(job);
         if (slice_joins(slice, job, room) && (job->begun || gpu_job_begin(g, job) == 0) &&
             job->staged)
-            more = slice_add(g, slice, job, room) && slice->n_parts < SLICE_PARTS;
+            more = slice_add(slice, job, room) && slice->n_parts < SLICE_PARTS;
     }
 }
 
@@ -387,9 +386,9 @@ enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job)
     if (!slice)
         return GPU_FULL;
     if (g->contended[direction])
-        next = job_queue_next_of(&g->queued, job);
+        next = job_queue_next(job);
     bytes = load ? load_piece(g, job, s) : dump_piece(g, s);
-    if (slice_add(g, slice, job, bytes))
+    if (slice_add(slice, job, bytes))
         slice_fill_up(g, slice, next, bytes);
     order_write(slice);
     if (load)

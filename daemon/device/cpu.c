@@ -291,7 +291,7 @@ static void copy_next(struct cpu *c, struct device_job *job)
     else if (!job->begun)
         uv_cond_broadcast(&c->work.cond); /* others help */
     job->begun = true;
-    job_queue_charge(&c->queue, job, copy.piece.cost);
+    fair_queue_charge(job->queue, &job->who, copy.piece.cost, &job->got);
     job->pieces++;
     uv_mutex_unlock(&c->work.mutex);
     deserted = job->op == DEVICE_LOAD && peer_hung_up(job->region->peer_fd);

@@ -203,6 +203,8 @@ struct device_job {
     void (*done_cb)(struct device_job *job, int status);
     /* The device's own, from submit to done_cb. */
     struct list link;
+    struct fair_queue *queue; /* where it waits, or did, */
+    unsigned rank;            /* and its rank there */
     int status;
     bool begun, staged;
     uint32_t next_item, next_plane; /* where the next piece begins; of CLOSE (cpu): handle */

@@ -18,23 +18,6 @@ void job_queue_init(struct job_queue *q, bool joint, uint64_t burst)
         fair_queue_init(&q->copies[i], burst);
 }
 
-/* Where the job waits, and its rank there. */
-static struct fair_queue *queue_of(struct job_queue *q, const struct device_job *job,
-                                   unsigned *rank)
-{
-    bool dump = job->op == DEVICE_DUMP;
-
-    *rank = 0;
-    if (job->op < DEVICE_COPIES)
-        return &q->control;
-    if (job->priority < JOB_PRIORITIES)
-        *rank = JOB_PRIORITIES - 1 - job->priority;
-    if (!q->joint)
-        return &q->copies[dump];
-    *rank = 2 * *rank + dump;
-    return &q->copies[0];
-}
-
 static struct device_job *job_at(struct list *node)
 {
     return node ? LIST_ENTRY(node, struct device_job, link) : NULL;
@@ -42,10 +25,18 @@ static struct device_job *job_at(struct list *node)
 
 void job_queue_push(struct job_queue *q, struct device_job *job)
 {
-    unsigned rank;
-    struct fair_queue *waits = queue_of(q, job, &rank);
+    bool dump = job->op == DEVICE_DUMP;
 
-    fair_queue_push(waits, &job->who, rank, &job->link, false);
+    job->queue = &q->control;
+    job->rank = 0;
+    if (job->op >= DEVICE_COPIES) {
+        job->queue = &q->copies[dump && !q->joint];
+        if (job->priority < JOB_PRIORITIES)
+            job->rank = JOB_PRIORITIES - 1 - job->priority;
+        if (q->joint)
+            job->rank = 2 * job->rank + dump;
+    }
+    fair_queue_push(job->queue, &job->who, job->rank, &job->link, false);
 }
 
 struct device_job *job_queue_pop_control(struct job_queue *q,
@@ -62,12 +53,9 @@ struct device_job *job_queue_pop_control(struct job_queue *q,
     return job;
 }
 
-struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job)
+struct device_job *job_queue_next(struct device_job *job)
 {
-    unsigned rank;
-    struct fair_queue *waits = queue_of(q, job, &rank);
-
-    return job_at(fair_queue_next(waits, &job->who, rank, &job->link));
+    return job_at(fair_queue_next(job->queue, &job->who, job->rank, &job->link));
 }
 
 struct device_job *job_queue_first(struct job_queue *q, enum device_op op)
@@ -87,20 +75,6 @@ bool job_queue_waits(struct job_queue *q)
 {
     return fair_queue_first(&q->control) || job_queue_first(q, DEVICE_LOAD) ||
            job_queue_first(q, DEVICE_DUMP);
-}
-
-bool job_queue_bursts(struct job_queue *q, const struct device_job *job)
-{
-    unsigned rank;
-
-    return fair_queue_bursts(queue_of(q, job, &rank), &job->who);
-}
-
-void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t cost)
-{
-    unsigned rank;
-
-    fair_queue_charge(queue_of(q, job, &rank), &job->who, cost, &job->got);
 }
 
 struct expiry {

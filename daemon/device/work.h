@@ -55,12 +55,8 @@ struct device_job *job_queue_first(struct job_queue *q, enum device_op op);
 struct device_job *job_queue_first_unless(struct job_queue *q,
                                           bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
 bool job_queue_waits(struct job_queue *q); /* does anything? */
-/* The next one of its direction after `job`, which waits; or NULL. */
-struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job);
-/* Is the job, which waits, of a tenant that has some of its burst left (base/fair.h)? */
-bool job_queue_bursts(struct job_queue *q, const struct device_job *job);
-/* Of the job, which waits or did until now, a piece of that cost begins. */
-void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t cost);
+/* The next one after `job`, which waits; or NULL. What begins of a job is charged to its queue (fair_queue_charge). */
+struct device_job *job_queue_next(struct device_job *job);
 /* Moves every copy of which no piece was taken and whose deadline has passed to `expired`. */
 void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired);
 

@@ -19,14 +19,14 @@ static void padding_open(const struct engine_op *op, uint64_t usable[ENGINE_IOVE
 
         usable[i] = poison_begins(v->iov_base, v->iov_len);
         if (v->iov_len - usable[i] < PAGE_BYTES)
-            unpoison((char *)v->iov_base + usable[i], v->iov_len - usable[i]);
+            poison(v->iov_base, v->iov_len, v->iov_len);
     }
 }
 
 static void padding_close(const struct engine_op *op, const uint64_t usable[ENGINE_IOVECS])
 {
     for (unsigned i = 0; i < op->iovs; i++)
-        poison((char *)op->iov[i].iov_base + usable[i], op->iov[i].iov_len - usable[i]);
+        poison(op->iov[i].iov_base, op->iov[i].iov_len, usable[i]);
 }
 
 static void op_work_cb(uv_work_t *work)

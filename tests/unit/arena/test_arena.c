@@ -96,7 +96,7 @@ Test(arena, padding_has_nothing_of_who_had_the_slot_before)
     arena_slot_free(arena, slot);
     slot = arena_alloc(arena, ARENA_ALIGN + 5, 0, NUMA_NONE);
     cr_assert_eq(arena_memory(arena, slot, NULL), p);
-    unpoison(p, 2 * ARENA_ALIGN);
+    poison(p, 2 * ARENA_ALIGN, 2 * ARENA_ALIGN);
     for (unsigned i = ARENA_ALIGN + 5; i < 2 * ARENA_ALIGN; i++)
         cr_assert_eq(p[i], 0);
     close_arena();

@@ -69,56 +69,33 @@ static void layout_check(const struct msg_plane *planes, uint32_t n_planes, uint
 
 TestSuite(device_cpu, .init = setup, .fini = teardown, .timeout = 60);
 
-Test(device_cpu, split_k_and_v)
+/* Of each a number of planes; `together` of them lie `beside` bytes from one to the next, and those groups `apart`. */
+Test(device_cpu, layouts_of_engines)
 {
-    struct msg_plane planes[16];
+    static const struct {
+        uint32_t planes, shards, blocks, together;
+        uint64_t apart, beside, stride;
+        uint32_t chunk;
+    } of[] = {
+        {16, 8, 64, 1, 64 * 4096, 0, 4096, 4096},               /* K and V apart */
+        {8, 8, 61, 1, 61 * 8192, 0, 8192, 8192},                /* fused */
+        {8, 2, 40, 4, 40 * 8 * 2048, 2 * 2048, 8 * 2048, 2048}, /* heads of others between */
+        {4, 4, 13, 1, 13 * 73728, 0, 73728, 73728},             /* one latent a layer */
+        {32, 32, 32, 32, 0, 4096, 32 * 4096, 4096},             /* all layers of a block together */
+    };
 
-    for (uint32_t i = 0; i < 16; i++)
-        planes[i] = (struct msg_plane){
-            .offset = i * 64 * 4096ull, .stride = 4096, .chunk = 4096, .shard = i / 2};
-    layout_check(planes, 16, 64, 8, 8192);
-}
+    for (unsigned l = 0; l < sizeof(of) / sizeof(of[0]); l++) {
+        uint32_t each = of[l].planes / of[l].shards;
+        struct msg_plane planes[32];
 
-Test(device_cpu, fused_k_and_v)
-{
-    struct msg_plane planes[8];
-
-    for (uint32_t i = 0; i < 8; i++)
-        planes[i] = (struct msg_plane){
-            .offset = i * 61 * 8192ull, .stride = 8192, .chunk = 8192, .shard = i};
-    layout_check(planes, 8, 61, 8, 8192);
-}
-
-Test(device_cpu, heads_first_with_heads_of_others_between)
-{
-    struct msg_plane planes[8];
-
-    for (uint32_t i = 0; i < 8; i++)
-        planes[i] = (struct msg_plane){.offset = i / 4 * (40 * 8 * 2048ull) + i % 4 * 2 * 2048,
-                                       .stride = 8 * 2048,
-                                       .chunk = 2048,
-                                       .shard = i / 4};
-    layout_check(planes, 8, 40, 2, 8192);
-}
-
-Test(device_cpu, one_latent_a_layer)
-{
-    struct msg_plane planes[4];
-
-    for (uint32_t i = 0; i < 4; i++)
-        planes[i] = (struct msg_plane){
-            .offset = i * 13 * 73728ull, .stride = 73728, .chunk = 73728, .shard = i};
-    layout_check(planes, 4, 13, 4, 73728);
-}
-
-Test(device_cpu, all_layers_of_a_block_together)
-{
-    struct msg_plane planes[32];
-
-    for (uint32_t i = 0; i < 32; i++)
-        planes[i] = (struct msg_plane){
-            .offset = i * 4096ull, .stride = 32 * 4096, .chunk = 4096, .shard = i};
-    layout_check(planes, 32, 32, 32, 4096);
+        for (uint32_t i = 0; i < of[l].planes; i++)
+            planes[i] = (struct msg_plane){.offset = i / of[l].together * of[l].apart +
+                                                     i % of[l].together * of[l].beside,
+                                           .stride = of[l].stride,
+                                           .chunk = of[l].chunk,
+                                           .shard = i / each};
+        layout_check(planes, of[l].planes, of[l].blocks, of[l].shards, each * of[l].chunk);
+    }
 }
 
 Test(device_cpu, odd_sizes_and_places)
@@ -166,51 +143,31 @@ Test(device_cpu, an_item_of_many_pieces)
 
 /* ---- what is refused ---- */
 
-Test(device_cpu, memfd_must_be_sealed_against_shrinking)
+/* A file that is refused as all of a region's memory, with a sentence that has `word` in it. */
+static void memory_refused(int fd, const char *word)
 {
-    int plain = memfd_make(MEMORY, 0, 0);
-    int open_seals = memfd_make(MEMORY, MFD_ALLOW_SEALING, 0);
-    int wrong_seal = memfd_make(MEMORY, MFD_ALLOW_SEALING, F_SEAL_GROW);
-
-    open_refused(region_flat(plain, 0, MEMORY), "F_SEAL_SHRINK");
-    open_refused(region_flat(open_seals, 0, MEMORY), "F_SEAL_SHRINK");
-    open_refused(region_flat(wrong_seal, 0, MEMORY), "F_SEAL_SHRINK");
-    close(plain);
-    close(open_seals);
-    close(wrong_seal);
+    open_refused(region_flat(fd, 0, MEMORY), word);
+    close(fd);
 }
 
-Test(device_cpu, file_is_no_memfd)
+Test(device_cpu, memory_is_a_writable_memfd_that_can_not_shrink_and_is_as_long_as_said)
 {
     char path[] = "/tmp/ucmd-test-XXXXXX";
-    int fd = mkstemp(path), null = open("/dev/null", O_RDWR);
+    int fd = mkstemp(path);
 
+    memory_refused(memfd_make(MEMORY, 0, 0), "F_SEAL_SHRINK");
+    memory_refused(memfd_make(MEMORY, MFD_ALLOW_SEALING, 0), "F_SEAL_SHRINK");
+    memory_refused(memfd_make(MEMORY, MFD_ALLOW_SEALING, F_SEAL_GROW), "F_SEAL_SHRINK");
+    memory_refused(memfd_make(MEMORY, MFD_ALLOW_SEALING, F_SEAL_SHRINK | F_SEAL_WRITE),
+                   "must be writable");
+    memory_refused(memfd_make(MEMORY - 1, MFD_ALLOW_SEALING, F_SEAL_SHRINK),
+                   "pass the memfd's 4194303 bytes");
+    memory_refused(memfd_make(0, MFD_ALLOW_SEALING, F_SEAL_SHRINK), "pass the memfd's 0 bytes");
+    memory_refused(open("/dev/null", O_RDWR), "not a memfd");
     cr_assert_eq(ftruncate(fd, MEMORY), 0);
-    open_refused(region_flat(fd, 0, MEMORY), "not a memfd");
-    open_refused(region_flat(null, 0, MEMORY), "not a memfd");
+    memory_refused(fd, "not a memfd");
     unlink(path);
-    close(fd);
-    close(null);
-}
-
-Test(device_cpu, memfd_must_hold_what_is_said)
-{
-    int small = memfd_make(MEMORY - 1, MFD_ALLOW_SEALING, F_SEAL_SHRINK);
-    int empty = memfd_make(0, MFD_ALLOW_SEALING, F_SEAL_SHRINK);
-
-    open_refused(region_flat(small, 0, MEMORY), "pass the memfd's 4194303 bytes");
-    open_refused(region_flat(empty, 0, MEMORY), "pass the memfd's 0 bytes");
     open_refused(region_flat(memfd, 65536, MEMORY), "pass the memfd's");
-    close(small);
-    close(empty);
-}
-
-Test(device_cpu, memfd_must_be_writable)
-{
-    int fd = memfd_make(MEMORY, MFD_ALLOW_SEALING, F_SEAL_SHRINK | F_SEAL_WRITE);
-
-    open_refused(region_flat(fd, 0, MEMORY), "must be writable");
-    close(fd);
 }
 
 static blkcnt_t pages_of(int fd)

@@ -126,12 +126,12 @@ Test(device_work, a_tenant_waits_for_what_is_under_way_only)
         job_queue_push(&q, &flood[i]);
     }
     for (unsigned i = 0; i < 40; i++)
-        job_queue_charge(&q, job_queue_first(&q, DEVICE_LOAD), 2 << 20);
+        fair_queue_charge(&q.copies[0], &flood[0].who, 2 << 20, NULL);
     job_queue_push(&q, &small);
     cr_assert_eq(job_queue_first(&q, DEVICE_LOAD), &small, "whatever their priorities are");
-    cr_assert_eq(job_queue_next_of(&q, &small), &flood[0]);
+    cr_assert_eq(job_queue_next(&small), &flood[0]);
     (void)pop(&small);
-    job_queue_charge(&q, &small, 1 << 20);
+    fair_queue_charge(small.queue, &small.who, 1 << 20, NULL);
     for (unsigned i = 0; i < 8; i++)
         cr_assert_eq(pop(job_queue_first(&q, DEVICE_LOAD)), &flood[i]);
 }
