@@ -1,8 +1,8 @@
-/* Histograms of durations: their shape, on both sides of the wire. daemon/observe/histogram.h counts.
+/* Histograms of durations: their shape, on both sides of the wire, and counting.
  *
  * Buckets lie evenly on a logarithmic scale, four to each doubling, from 1 us to 67 s, so that a quantile
  * is known to within an eighth. Each bound is a whole number of microseconds and belongs to the bucket below it.
- * Threads: no state. */
+ * Threads: no state; who counts in one has it alone. */
 #ifndef UCM_PROTO_HISTOGRAM_H
 #define UCM_PROTO_HISTOGRAM_H
 
@@ -26,6 +26,13 @@ static inline uint32_t histogram_bucket(uint64_t ns)
     if (log2 >= HISTOGRAM_DOUBLINGS)
         return HISTOGRAM_BUCKETS - 1;
     return v < 4 ? (uint32_t)v : 4 * (log2 - 1) + (uint32_t)(v >> (log2 - 2) & 3);
+}
+
+/* No lock, no allocation, some nanoseconds. */
+static inline void histogram_count(struct histogram *h, uint64_t ns)
+{
+    h->sum_ns += ns;
+    h->bucket[histogram_bucket(ns)]++;
 }
 
 /* The upper bound of a bucket; UINT64_MAX for the last. */

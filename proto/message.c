@@ -63,11 +63,10 @@ SAME_SHAPE(proto_u32s);
 SAME_SHAPE(proto_handles);
 SAME_SHAPE(proto_planes);
 
-/* What a field holds, in the member of its kind. */
+/* What a field holds. */
 struct value {
     uint64_t amount; /* the number itself, or the length of the view */
     double real;
-    bool flag;
     struct proto_view view;
 };
 
@@ -81,27 +80,22 @@ static void where_prefix(const struct proto_where *where, char *out, size_t size
         out[0] = '\0';
 }
 
-#define MEMBER(name) offsetof(struct value, name), sizeof(((struct value *)NULL)->name)
-
-/* Of each kind: the type in MessagePack; where struct value has it, and its bytes there and in a message's struct; and the
- * words of an error: before and after the range of what it may be, and the unit of what it is. */
+/* Of each kind the type in MessagePack, and the words of an error: before and after the range of what it may be, and the
+ * unit of what it is. */
 static const struct {
-    uint8_t type, at, bytes;
+    uint8_t type;
     const char *before, *after, *counted;
 } kinds[] = {
-    [PROTO_KIND_u64] = {MSGPACK_OBJECT_POSITIVE_INTEGER, MEMBER(amount), "an unsigned integer, ",
-                        "", ""},
-    [PROTO_KIND_str] = {MSGPACK_OBJECT_STR, MEMBER(view), "text (MessagePack str, UTF-8) of ",
-                        " bytes", " bytes"},
-    [PROTO_KIND_bin] = {MSGPACK_OBJECT_BIN, MEMBER(view), "binary (MessagePack bin) of ", " bytes",
+    [PROTO_KIND_u64] = {MSGPACK_OBJECT_POSITIVE_INTEGER, "an unsigned integer, ", "", ""},
+    [PROTO_KIND_str] = {MSGPACK_OBJECT_STR, "text (MessagePack str, UTF-8) of ", " bytes",
                         " bytes"},
-    [PROTO_KIND_flag] = {MSGPACK_OBJECT_BOOLEAN, MEMBER(flag), "true or false", "", ""},
-    [PROTO_KIND_f64] = {MSGPACK_OBJECT_FLOAT64, MEMBER(real), "a float, ", "", ""},
-    [PROTO_KIND_u32s] = {MSGPACK_OBJECT_ARRAY, MEMBER(view), "an array of ",
-                         " unsigned integers below 2^32", " entries"},
-    [PROTO_KIND_handles] = {MSGPACK_OBJECT_ARRAY, MEMBER(view), "an array of ", " maps",
-                            " entries"},
-    [PROTO_KIND_planes] = {MSGPACK_OBJECT_ARRAY, MEMBER(view), "an array of ", " maps", " entries"},
+    [PROTO_KIND_bin] = {MSGPACK_OBJECT_BIN, "binary (MessagePack bin) of ", " bytes", " bytes"},
+    [PROTO_KIND_flag] = {MSGPACK_OBJECT_BOOLEAN, "true or false", "", ""},
+    [PROTO_KIND_f64] = {MSGPACK_OBJECT_FLOAT64, "a float, ", "", ""},
+    [PROTO_KIND_u32s] = {MSGPACK_OBJECT_ARRAY, "an array of ", " unsigned integers below 2^32",
+                         " entries"},
+    [PROTO_KIND_handles] = {MSGPACK_OBJECT_ARRAY, "an array of ", " maps", " entries"},
+    [PROTO_KIND_planes] = {MSGPACK_OBJECT_ARRAY, "an array of ", " maps", " entries"},
 };
 
 /* "16 to 32", "exactly 64" or "" */
@@ -277,7 +271,7 @@ static int entries_decode(const struct proto_field *f, const msgpack_object_arra
 
 /* The array's length has passed the field's bounds. */
 static int array_decode(const struct proto_field *f, const msgpack_object_array *from,
-                        msgpack_zone *zone, struct proto_view *out, const struct proto_where *where)
+                        msgpack_zone *zone, void *out, const struct proto_where *where)
 {
     bool numbers = f->kind == PROTO_KIND_u32s;
     size_t entry_bytes =
@@ -286,11 +280,12 @@ static int array_decode(const struct proto_field *f, const msgpack_object_array 
 
     if (!memory)
         return ucm_error_set(where->e, UCM_WIRE_NO_MEMORY, "no memory for field \"%s\"", f->name);
-    *out = (struct proto_view){memory, from->size};
+    memcpy(out, &(struct proto_view){memory, from->size}, sizeof(struct proto_view));
     return numbers ? u32s_decode(f, from, memory, where)
                    : entries_decode(f, from, zone, memory, where);
 }
 
+/* *out is the caller's to throw away where this fails. */
 static int field_decode(const struct proto_field *f, const msgpack_object *from, msgpack_zone *zone,
                         void *out, const struct proto_where *where)
 {
@@ -303,17 +298,20 @@ static int field_decode(const struct proto_field *f, const msgpack_object *from,
     switch ((enum proto_kind)f->kind) {
     case PROTO_KIND_u64:
         v.amount = from->via.u64;
+        memcpy(out, &v.amount, sizeof(v.amount));
         break;
     case PROTO_KIND_flag:
-        v.flag = from->via.boolean;
-        break;
+        memcpy(out, &from->via.boolean, sizeof(from->via.boolean));
+        return 0;
     case PROTO_KIND_f64:
         v.real = from->via.f64;
+        memcpy(out, &v.real, sizeof(v.real));
         break;
     case PROTO_KIND_str:
     case PROTO_KIND_bin: /* for an empty value msgpack-c leaves a pointer that means nothing */
         v.amount = from->via.bin.size;
         v.view = (struct proto_view){v.amount ? from->via.bin.ptr : "", from->via.bin.size};
+        memcpy(out, &v.view, sizeof(v.view));
         break;
     case PROTO_KIND_u32s:
     case PROTO_KIND_handles:
@@ -322,11 +320,9 @@ static int field_decode(const struct proto_field *f, const msgpack_object *from,
         break;
     }
     rc = value_check(f, &v, where);
-    if (rc == 0 && from->type == MSGPACK_OBJECT_ARRAY)
-        rc = array_decode(f, &from->via.array, zone, &v.view, where);
-    if (rc == 0)
-        memcpy(out, (const uint8_t *)&v + kinds[f->kind].at, kinds[f->kind].bytes);
-    return rc;
+    return rc == 0 && from->type == MSGPACK_OBJECT_ARRAY
+               ? array_decode(f, &from->via.array, zone, out, where)
+               : rc;
 }
 
 /* ---- maps ---- */
@@ -463,7 +459,7 @@ static int field_encode(msgpack_packer *pk, const struct proto_field *f, const s
         msgpack_pack_uint64(pk, v->amount);
         break;
     case PROTO_KIND_flag:
-        if (v->flag)
+        if (v->amount)
             msgpack_pack_true(pk);
         else
             msgpack_pack_false(pk);
@@ -498,14 +494,24 @@ int proto_message_pack(msgpack_packer *pk, const struct proto_message *m, const 
     assert(!m->free);
     for (uint32_t i = 0; rc == 0 && i < m->n_fields; i++) {
         const struct proto_field *f = &m->fields[i];
+        const uint8_t *at = (const uint8_t *)message + f->offset;
         struct value *v = &values[i];
+        bool flag;
 
         *v = (struct value){0};
-        memcpy((uint8_t *)v + kinds[f->kind].at, (const uint8_t *)message + f->offset,
-               kinds[f->kind].bytes);
-        v->amount += v->view.n;
-        assert(v->view.n == 0 || v->view.p);
-        if (!f->required && v->amount == 0 && v->real == 0 && !v->flag)
+        if (f->kind == PROTO_KIND_u64) {
+            memcpy(&v->amount, at, sizeof(v->amount));
+        } else if (f->kind == PROTO_KIND_flag) {
+            memcpy(&flag, at, sizeof(flag));
+            v->amount = flag;
+        } else if (f->kind == PROTO_KIND_f64) {
+            memcpy(&v->real, at, sizeof(v->real));
+        } else {
+            memcpy(&v->view, at, sizeof(v->view));
+            v->amount = v->view.n;
+            assert(v->amount == 0 || v->view.p);
+        }
+        if (!f->required && v->amount == 0 && v->real == 0)
             continue; /* 0 leaves an optional field out */
         present |= 1u << i;
         rc = value_check(f, v, where);

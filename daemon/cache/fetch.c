@@ -4,7 +4,7 @@
 #include "daemon/cache/internal.h"
 
 #include "daemon/base/log.h"
-#include "daemon/observe/histogram.h"
+#include "proto/histogram.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -11,7 +11,7 @@
 #include "daemon/cache/internal.h"
 
 #include "daemon/base/log.h"
-#include "daemon/observe/histogram.h"
+#include "proto/histogram.h"
 
 #include <errno.h>
 #include <stdlib.h>

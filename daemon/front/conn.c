@@ -2,7 +2,7 @@
  *
  * conn_close runs the session's close_cb, which stops requests and may free the session. So it is
  * called from the loop's callbacks only. Functions that a session calls (conn_send, conn_offend,
- * conn_drop) at most mark the connection CONN_DRAINING; the flusher closes it. */
+ * conn_drop) at most mark the connection CONN_DRAINING; their flush closes it. */
 #include "daemon/front/front.h"
 #include "daemon/front/internal.h"
 

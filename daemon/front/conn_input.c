@@ -353,11 +353,6 @@ static bool conn_serve(struct conn *c, uint64_t until_ns)
     return more;
 }
 
-static void waker_cb(uv_idle_t *idle)
-{
-    (void)idle;
-}
-
 void conn_ready(struct conn *c)
 {
     struct front *f = c->front;
@@ -366,7 +361,7 @@ void conn_ready(struct conn *c)
         c->ready = true;
         fair_queue_push(&f->ready, &c->who, 0, &c->link_ready, false);
     }
-    (void)uv_idle_start(&f->waker, waker_cb); /* fails without a callback only */
+    (void)uv_idle_start(&f->waker, front_flush_cb); /* fails without a callback only */
 }
 
 /* A slice for each connection whose turn it is, until the tick is over. */
@@ -396,7 +391,7 @@ void front_serve_cb(uv_check_t *check)
         if (more && c->state == CONN_OPEN) /* charged before it comes back */
             fair_queue_push(&f->ready, &c->who, 0, &c->link_ready, false);
     }
-    if (!node)
+    if (!node && list_empty(&f->unflushed))
         uv_idle_stop(&f->waker);
 }
 

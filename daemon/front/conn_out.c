@@ -1,5 +1,5 @@
 /* What waits to be written to a peer: frames, and descriptors, each with the first byte of its frame, in a call that sends
- * nothing of another frame. It is written at the end of the connection's turn, or by the flusher. */
+ * nothing of another frame. It is written at the end of the connection's turn, or in the next idle phase. */
 #include "daemon/front/front.h"
 #include "daemon/front/internal.h"
 #include "daemon/front/peer.h"
@@ -167,7 +167,7 @@ static int out_reserve(struct conn *c, size_t n)
             rc = out_grow(c, n);
         if (rc != -EUSERS || tries > 0)
             return rc;
-        /* The peer may read, and the daemon did not write yet. The flusher sees an error, too. */
+        /* The peer may read, and the daemon did not write yet. Who flushes sees an error, too. */
         (void)out_write(c);
     }
 }
@@ -183,10 +183,10 @@ void conn_out_free(struct conn *c)
 /* ---- frames ---- */
 
 /* One round for each connection; of many the last ones in their tenants' turns. */
-static void flusher_cb(uv_idle_t *idle)
+void front_flush_cb(uv_idle_t *idle)
 {
     struct front *f = idle->data;
-    uint64_t begun_ns = uv_hrtime();
+    uint64_t begun_ns = list_empty(&f->unflushed) ? 0 : uv_hrtime();
     struct list *node;
 
     while ((node = list_pop_front(&f->unflushed)) != NULL) {
@@ -197,7 +197,8 @@ static void flusher_cb(uv_idle_t *idle)
         else
             conn_ready(c);
     }
-    uv_idle_stop(idle);
+    if (f->ready.fair.n == 0)
+        uv_idle_stop(idle);
 }
 
 void conn_flush_later(struct conn *c)
@@ -207,7 +208,7 @@ void conn_flush_later(struct conn *c)
     if (c->serving || !list_empty(&c->link_unflushed))
         return;
     list_push_back(&f->unflushed, &c->link_unflushed);
-    (void)uv_idle_start(&f->flusher, flusher_cb); /* fails without a callback only */
+    (void)uv_idle_start(&f->waker, front_flush_cb); /* fails without a callback only */
 }
 
 /* A peer that never gets an answer would wait for ever: end the connection instead. */

@@ -177,10 +177,8 @@ static void listener_cb(uv_poll_t *poll, int status, int events)
 
 static int handles_start(struct front *f)
 {
-    int rc = uv_idle_init(f->loop, &f->flusher);
+    int rc = uv_idle_init(f->loop, &f->waker);
 
-    if (rc == 0)
-        rc = uv_idle_init(f->loop, &f->waker);
     if (rc == 0)
         rc = uv_check_init(f->loop, &f->server);
     if (rc == 0)
@@ -189,8 +187,8 @@ static int handles_start(struct front *f)
         rc = uv_poll_init(f->loop, &f->listener, f->socket.fd);
     if (rc != 0)
         return rc; /* only out of memory or a bad descriptor: the daemon does not start */
-    f->flusher.data = f->waker.data = f->server.data = f->backoff.data = f->listener.data = f;
-    f->handles = 5;
+    f->waker.data = f->server.data = f->backoff.data = f->listener.data = f;
+    f->handles = 4;
     fair_queue_init(&f->ready, BURST_NS);
     (void)uv_check_start(&f->server, front_serve_cb); /* fails without a callback only */
     return uv_poll_start(&f->listener, UV_READABLE, listener_cb);
@@ -286,7 +284,6 @@ void front_free(struct front *f)
         return;
     }
     uv_close((uv_handle_t *)&f->listener, handle_closed_cb);
-    uv_close((uv_handle_t *)&f->flusher, handle_closed_cb);
     uv_close((uv_handle_t *)&f->waker, handle_closed_cb);
     uv_close((uv_handle_t *)&f->server, handle_closed_cb);
     uv_close((uv_handle_t *)&f->backoff, handle_closed_cb);

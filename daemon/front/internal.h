@@ -33,10 +33,9 @@ struct front {
     struct metrics *metrics;
     struct front_handler handler;
     uv_poll_t listener;
-    uv_idle_t flusher;       /* runs for one turn while a connection has something to write */
-    uv_timer_t backoff;      /* out of descriptors: the listener rests */
-    uv_check_t server;       /* serves what is ready, behind each poll */
-    uv_idle_t waker;         /* runs while something is ready: the loop does not sleep */
+    uv_timer_t backoff; /* out of descriptors: the listener rests */
+    uv_check_t server;  /* serves what is ready, behind each poll */
+    uv_idle_t waker;    /* runs while something is ready or unflushed: the loop does not sleep */
     struct fair_queue ready; /* connections that may have frames to handle; charged in ns */
     struct listener socket;
     uint32_t handles; /* its own, and those of connections, that the loop still has */
@@ -115,6 +114,8 @@ void front_handle_closed(struct front *f);
 void conn_flush(struct conn *c);
 /* The same in the loop's next idle phase, or at the end of its turn. */
 void conn_flush_later(struct conn *c);
+/* The waker's callback: flushes those. */
+void front_flush_cb(uv_idle_t *idle);
 void conn_interest(struct conn *c);
 void conn_out_free(struct conn *c);
 /* Descriptors that wait, or that the peer has not read, count no more. */

@@ -1,6 +1,6 @@
 #include "daemon/observe/turns.h"
 
-#include "daemon/observe/histogram.h"
+#include "proto/histogram.h"
 
 static void before_poll_cb(uv_prepare_t *before_poll)
 {

@@ -4,9 +4,9 @@
  * DRAM, or from the first to the last of the shards that they name, if that is little of it
  * (cache_get_shards); and its pieces go in one batch. To a device a piece is a copy as any, of a
  * span of one shard, and the pool's planes are those of a part with one shard. */
-#include "daemon/observe/histogram.h"
 #include "daemon/request/copies.h"
 #include "daemon/retrieval/digest.h"
+#include "proto/histogram.h"
 
 #include <stdlib.h>
 #include <string.h>

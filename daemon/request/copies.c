@@ -1,7 +1,7 @@
 #include "daemon/request/copies.h"
 
 #include "daemon/base/log.h"
-#include "daemon/observe/histogram.h"
+#include "proto/histogram.h"
 
 #include <assert.h>
 #include <errno.h>

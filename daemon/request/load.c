@@ -1,7 +1,7 @@
 /* load, load_prefix: blocks' parts into a worker's memory. */
-#include "daemon/observe/histogram.h"
 #include "daemon/observe/tenants.h"
 #include "daemon/request/copies.h"
+#include "proto/histogram.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* lookup: which keys are found, and where; with a lease on what was found (lease.c). */
-#include "daemon/observe/histogram.h"
 #include "daemon/observe/tenants.h"
 #include "daemon/request/view.h"
+#include "proto/histogram.h"
 
 #include <stdlib.h>
 #include <string.h>

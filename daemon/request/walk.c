@@ -1,6 +1,6 @@
 #include "daemon/request/walk.h"
-#include "daemon/observe/histogram.h"
 #include "daemon/observe/tenants.h"
+#include "proto/histogram.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -17,8 +17,17 @@ static struct digest_pool *pool;
 static struct digest_turns tenants[2];
 static struct digest_queue queues[3];
 
+/* What jobs that tell their order did; and who holds a thread until all others wait. */
+static char order[64];
+static unsigned order_n, ordered_done;
+static uv_sem_t holds, held;
+
 static void open_pool(unsigned threads)
 {
+    order_n = ordered_done = 0;
+    memset(order, 0, sizeof(order));
+    cr_assert_eq(uv_sem_init(&holds, 0), 0);
+    cr_assert_eq(uv_sem_init(&held, 0), 0);
     for (unsigned i = 0; i < 2; i++)
         digest_turns_init(&tenants[i]);
     for (unsigned i = 0; i < 3; i++)
@@ -33,6 +42,8 @@ static void close_pool(void)
     digest_pool_free(pool);
     uv_run(&loop, UV_RUN_DEFAULT);
     cr_expect_eq(uv_loop_close(&loop), 0);
+    uv_sem_destroy(&holds);
+    uv_sem_destroy(&held);
 }
 
 /* ---- jobs ---- */
@@ -106,15 +117,10 @@ Test(digest_pool, every_piece_of_every_phase_runs_once)
     close_pool();
 }
 
-/* One thread, held by a first job until all others wait. */
 struct ordered {
     struct digest_job job;
     char name;
 };
-
-static char order[64];
-static unsigned order_n, ordered_done;
-static uv_sem_t holds, held;
 
 static void held_run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 {
@@ -156,10 +162,6 @@ static void expect_order(const char *jobs, const char *right)
     struct ordered o[8];
     unsigned n = 0;
 
-    order_n = ordered_done = 0;
-    memset(order, 0, sizeof(order));
-    cr_assert_eq(uv_sem_init(&holds, 0), 0);
-    cr_assert_eq(uv_sem_init(&held, 0), 0);
     open_pool(1);
     submit_ordered(&o[n++], '-', NULL, 1);
     for (const char *job = jobs; *job; job += 4 + (job[4] == ' '))
@@ -170,8 +172,6 @@ static void expect_order(const char *jobs, const char *right)
         uv_run(&loop, UV_RUN_ONCE);
     cr_expect_str_eq(order, right);
     close_pool();
-    uv_sem_destroy(&holds);
-    uv_sem_destroy(&held);
 }
 
 Test(digest_pool, urgent_jobs_first_and_in_turns)
@@ -204,10 +204,6 @@ Test(digest_pool, slow_pieces_leave_a_thread_to_the_others)
             .run_cb = held_run_cb, .done_cb = ordered_done_cb, .queue = &queues[0], .slow = true}};
     struct ordered o[3];
 
-    order_n = ordered_done = 0;
-    memset(order, 0, sizeof(order));
-    cr_assert_eq(uv_sem_init(&holds, 0), 0);
-    cr_assert_eq(uv_sem_init(&held, 0), 0);
     open_pool(2);
     digest_pool_submit(pool, &slow.job, 3);
     uv_sem_wait(&holds);
@@ -226,8 +222,6 @@ Test(digest_pool, slow_pieces_leave_a_thread_to_the_others)
     while (ordered_done < 4)
         uv_run(&loop, UV_RUN_ONCE);
     close_pool();
-    uv_sem_destroy(&holds);
-    uv_sem_destroy(&held);
 }
 
 /* There is no other thread: they run all the same. */
@@ -250,8 +244,6 @@ Test(digest_pool, what_was_stopped_does_no_more)
     struct ordered first;
     static struct counted c;
 
-    cr_assert_eq(uv_sem_init(&holds, 0), 0);
-    cr_assert_eq(uv_sem_init(&held, 0), 0);
     open_pool(1);
     submit_ordered(&first, '-', NULL, 1);
     counted_init(&c, &queues[0]);
@@ -264,8 +256,6 @@ Test(digest_pool, what_was_stopped_does_no_more)
     for (unsigned piece = 0; piece < PIECES; piece++)
         cr_assert_eq(atomic_load(&c.ran[piece]), 0u);
     close_pool();
-    uv_sem_destroy(&holds);
-    uv_sem_destroy(&held);
 }
 
 /* ---- selections ---- */
@@ -286,6 +276,12 @@ static float noise(void)
 
 static const uint32_t blocks_of[ROWS] = {BLOCKS, 0, 1, 13, BLOCKS, 2, 0, 400, 64};
 
+static const struct ucm_digest_spec spec = {.method = UCM_DIGEST_BOX,
+                                            .shape = {.tokens = 4,
+                                                      .kv_heads = 2,
+                                                      .head_dim = DIM,
+                                                      .k_token_stride = 2 * DIM * 4,
+                                                      .k_head_stride = DIM * 4}};
 static struct ucm_digest_plan plan;
 static const void *digests[BLOCKS];
 static float q[ROWS * Q_HEADS * DIM];
@@ -298,12 +294,6 @@ static void part_built_cb(struct digest_job *job)
 /* Digests of BLOCKS parts, built on the pool; each ninth block has none. */
 static void digests_build(void)
 {
-    struct ucm_digest_spec spec = {.method = UCM_DIGEST_BOX,
-                                   .shape = {.tokens = 4,
-                                             .kv_heads = 2,
-                                             .head_dim = DIM,
-                                             .k_token_stride = 2 * DIM * 4,
-                                             .k_head_stride = DIM * 4}};
     struct {
         struct part_build build;
         bool done;
@@ -350,12 +340,6 @@ Test(digest_pool, a_build_takes_its_own_forms_only)
         .dtype = UCM_ENCODING_BF16,
         .n_sections = 1,
         .section = {{.tokens = 4, .heads = 2, .dim = DIM}}};
-    struct ucm_digest_spec spec = {.method = UCM_DIGEST_BOX,
-                                   .shape = {.tokens = 4,
-                                             .kv_heads = 2,
-                                             .head_dim = DIM,
-                                             .k_token_stride = 2 * DIM * 4,
-                                             .k_head_stride = DIM * 4}};
     struct part_build b = {0};
     char why[UCM_SPARSE_WHY];
     uint8_t memory[1];

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,15 +30,12 @@ TestSuite(place, .init = setup);
 /* A socket whose peer is the caller: socketpair has both ends of the one that made it. */
 static int listener(char path[64])
 {
-    struct sockaddr_un {
-        sa_family_t family;
-        char path[108];
-    } at = {.family = AF_UNIX};
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     snprintf(path, 64, "/tmp/ucmd-place-%d", (int)getpid());
     unlink(path);
-    memcpy(at.path, path, strlen(path) + 1);
+    memcpy(at.sun_path, path, strlen(path) + 1);
     cr_assert_eq(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
     cr_assert_eq(chmod(path, 0666), 0);
     cr_assert_eq(listen(fd, 4), 0);
@@ -46,13 +44,10 @@ static int listener(char path[64])
 
 static int connect_to(const char *path)
 {
-    struct sockaddr_un {
-        sa_family_t family;
-        char path[108];
-    } at = {.family = AF_UNIX};
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
 
-    memcpy(at.path, path, strlen(path) + 1);
+    memcpy(at.sun_path, path, strlen(path) + 1);
     return fd >= 0 && connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0 ? fd : -1;
 }
 
