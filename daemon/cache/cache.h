@@ -265,7 +265,7 @@ struct cache_copy {
     void (*done_cb)(struct cache_copy *k); /* on the loop, not inside the call that asked */
     void *scratch[16];                     /* the copier's own */
 };
-/* copy: always begins, and does not block. Without it parts in DRAM stay where they are. */
+/* copy: always begins, and does not block. Without it (NULL) parts in DRAM stay where they are. */
 void cache_copier_attach(struct cache *c, void (*copy)(void *ctx, struct cache_copy *k), void *ctx);
 
 /* ---- filling a part ---- */

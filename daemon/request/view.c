@@ -299,7 +299,7 @@ bool view_find(struct requests *rq, const struct view *v, const uint8_t *keys, u
 
 void view_touch(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n)
 {
-    if (v->n == 1) {
+    if (v->n == 1 || n == 0) { /* of none, too: the policy's last chain ends */
         cache_touch(rq->rooms.cache, v->ns[0], refs, n);
         return;
     }

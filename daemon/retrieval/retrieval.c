@@ -39,6 +39,7 @@ static void close_cb(struct requests *rq)
 {
     digests_close(rq);
     derived_close(rq);
+    cache_copier_attach(rq->rooms.cache, NULL, NULL); /* which outlives the pool */
     digest_pool_free(retrieval_of(rq)->pool);
 }
 

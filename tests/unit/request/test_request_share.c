@@ -272,6 +272,41 @@ Test(request_share, a_share_that_can_not_be_asked_keeps_nobody_waiting)
     cr_expect_eq(share.lookups, 0u);
 }
 
+/* ---- the policy ---- */
+
+static bool any(void *ctx, block_ref ref)
+{
+    (void)ctx, (void)ref;
+    return true;
+}
+
+/* Blocks that come one after another are one chain to the policy, whose tail leaves first. A lookup between them, which found
+ * nothing, says that they are two. */
+static void expect_two_chains(bool base)
+{
+    if (base) { /* what encoding.open does */
+        index_ns_derive(rig.index, rig.one, space("base", 1, 1024));
+        cr_expect_eq(look(UCM_LOOKUP_HERE, 90, 1, false).hits, 0u); /* opens it */
+        session_ns_with_base(door.session, rig.one, rig.one->base);
+    }
+    for (uint64_t key = 1; key <= 2; key++) {
+        cr_expect_eq(look(UCM_LOOKUP_HERE, key, 2, false).hits, 0u);
+        drop(store(rig.one, key));
+    }
+    cr_expect_eq(policy_near(rig.policy, policy_common(rig.policy), any, NULL, 8), find(rig.one, 1),
+                 "the older chain leaves first");
+}
+
+Test(request_share, a_lookup_that_finds_nothing_ends_the_policys_chain)
+{
+    expect_two_chains(false);
+}
+
+Test(request_share, and_so_does_one_in_two_namespaces)
+{
+    expect_two_chains(true);
+}
+
 /* ---- prefetch ---- */
 
 static uint32_t prefetch(uint64_t first, uint32_t n)
