@@ -123,15 +123,14 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
 
 struct lookup_wait {
     struct request r;
-    struct shared_lookup *lookup;
     struct ns *ns;
     struct view_look look;
-    struct msg_lookup m; /* its keys are in lookup's copy */
+    struct msg_lookup m; /* its keys are in a copy that the look has */
 };
 
 /* Looks at all keys again: the shared tier's answer is noted in the cache now, and other blocks
  * came and went meanwhile. */
-static void wait_end(struct lookup_wait *w)
+static void wait_end(struct lookup_wait *w, const uint8_t *keys)
 {
     struct session *s = w->r.s;
     struct call call = {.s = s, .msgid = w->r.msgid, .method = w->r.method, .trace = w->r.trace};
@@ -140,6 +139,7 @@ static void wait_end(struct lookup_wait *w)
 
     if (w->r.trace)
         trace_span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_LESS);
+    w->m.keys.p = keys;
     if (!s->closing) {
         if (w->r.trace)
             trace_span(w->r.trace, SPAN_LOOKUP, SPAN_MORE);
@@ -152,34 +152,17 @@ static void wait_end(struct lookup_wait *w)
     request_end(&w->r, &call.error, &r);
 }
 
-static void wait_done_cb(struct shared_lookup *k);
-
-static void wait_on(struct lookup_wait *w, struct shared_lookup *k)
+static void wait_done_cb(struct view_look *look, const uint8_t *keys)
 {
-    w->lookup = k;
-    w->m.keys.p = k->keys;
-    k->ctx = w;
-    k->done_cb = wait_done_cb;
-}
-
-static void wait_done_cb(struct shared_lookup *k)
-{
-    struct lookup_wait *w = k->ctx;
-    struct shared_lookup *next;
-
-    if (!w->r.s->closing && view_look_next(&w->look, w->m.keys, &next))
-        wait_on(w, next);
-    else
-        wait_end(w);
-    shared_lookup_free(k);
+    wait_end(LIST_ENTRY(look, struct lookup_wait, look), keys);
 }
 
 static void wait_stop_cb(struct request *r)
 {
     struct lookup_wait *w = LIST_ENTRY(r, struct lookup_wait, r);
-    struct shared_lookup *k = w->lookup;
+    struct shared_lookup *k = w->look.k;
 
-    wait_end(w);
+    wait_end(w, k->keys);
     shared_lookup_cancel(k);
 }
 
@@ -195,23 +178,23 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     struct view_look look = {.s = call->s,
                              .view = f->view,
                              .each = m->each,
-                             .until_ms = shared_lookup_until(rq, m->wait_ms)};
-    struct shared_lookup *lookup;
+                             .until_ms = shared_lookup_until(rq, m->wait_ms),
+                             .done_cb = wait_done_cb};
     struct lookup_wait *w;
 
-    if (!view_look_begin(&look, m->keys, f->counts.hits, &lookup))
+    if (!view_look_begin(&look, m->keys, f->counts.hits))
         return false;
-    w = request_new(call, sizeof(*w), 0,
-                    lookup->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS, wait_stop_cb);
+    w = request_new(call, sizeof(*w), 0, look.until_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS,
+                    wait_stop_cb);
     if (!w) {
         call->error.code = 0;
-        shared_lookup_cancel(lookup);
+        view_look_cancel(&look);
         return false;
     }
     w->ns = ns;
-    w->look = look;
     w->m = *m;
-    wait_on(w, lookup);
+    w->look = look;
+    w->look.k->ctx = &w->look;
     if (w->r.trace)
         trace_span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_MORE);
     rq->rooms.metrics->lookups_waited++;

@@ -12,19 +12,16 @@
 
 struct later {
     struct list link;
-    uint64_t hash; /* of the keys: two lists with one hash cost a hit, no more */
-    uint32_t keys_bytes;
-    bool each;
-    struct view_look look;
-    struct shared_lookup *lookup; /* NULL: the shared tier has answered, at answered_ms */
+    uint64_t hash;         /* of the keys: two lists with one hash cost a hit, no more */
+    struct view_look look; /* none under way: the shared tier has answered, at answered_ms */
     uint64_t answered_ms;
     bool told; /* that it has answered */
 };
 
 static void later_free(struct session *s, struct later *l)
 {
-    if (l->lookup)
-        shared_lookup_cancel(l->lookup);
+    if (l->look.k)
+        view_look_cancel(&l->look);
     list_remove(&l->link);
     s->n_laters--;
     free(l);
@@ -36,35 +33,17 @@ void lookups_later_end(struct session *s)
         later_free(s, LIST_ENTRY(s->laters.next, struct later, link));
 }
 
-static void done_cb(struct shared_lookup *k);
-
-static void later_on(struct later *l, struct shared_lookup *k)
+static void done_cb(struct view_look *look, const uint8_t *keys)
 {
-    l->lookup = k;
-    k->ctx = l;
-    k->done_cb = done_cb;
-}
-
-static void done_cb(struct shared_lookup *k)
-{
-    struct later *l = k->ctx;
-    struct proto_bin keys = {k->keys, l->keys_bytes};
-    struct shared_lookup *next;
-
-    if (view_look_next(&l->look, keys, &next)) {
-        later_on(l, next);
-    } else {
-        l->lookup = NULL;
-        l->answered_ms = uv_now(k->s->rq->rooms.loop);
-    }
-    shared_lookup_free(k);
+    (void)keys;
+    LIST_ENTRY(look, struct later, look)->answered_ms = uv_now(look->s->rq->rooms.loop);
 }
 
 static bool later_holds(const struct session *s, const struct later *l)
 {
     uint64_t age_ms = uv_now(s->rq->rooms.loop) - l->answered_ms;
 
-    return l->lookup || (!l->told && age_ms < KEPT_MS) ||
+    return l->look.k || (!l->told && age_ms < KEPT_MS) ||
            age_ms < s->rq->rooms.config->share_negative_ms;
 }
 
@@ -75,7 +54,7 @@ static struct later *later_find(struct session *s, const struct later *like)
         struct later *l = LIST_ENTRY(node, struct later, link);
 
         if (l->look.view.ns[0] != like->look.view.ns[0] || l->hash != like->hash ||
-            l->keys_bytes != like->keys_bytes || l->each != like->each)
+            l->look.keys_bytes != like->look.keys_bytes || l->look.each != like->look.each)
             continue;
         if (later_holds(s, l))
             return l;
@@ -93,7 +72,7 @@ static bool room_make(struct session *s)
         struct later *l = LIST_ENTRY(node, struct later, link);
 
         next = node->next;
-        if (!l->lookup)
+        if (!l->look.k)
             later_free(s, l);
     }
     return s->n_laters < LATERS_MAX;
@@ -103,29 +82,28 @@ bool lookup_later(struct session *s, const struct view *v, const struct msg_look
                   uint32_t hits)
 {
     struct later like = {.hash = XXH3_64bits(m->keys.p, m->keys.n),
-                         .keys_bytes = m->keys.n,
-                         .each = m->each,
                          .look = {.s = s,
                                   .view = *v,
                                   .each = m->each,
-                                  .until_ms = shared_lookup_until_later(s->rq, m->wait_ms)}};
+                                  .keys_bytes = m->keys.n,
+                                  .until_ms = shared_lookup_until_later(s->rq, m->wait_ms),
+                                  .done_cb = done_cb}};
     struct later *l = later_find(s, &like);
-    struct shared_lookup *k;
 
     if (l) {
-        l->told = !l->lookup;
-        return l->lookup != NULL;
+        l->told = !l->look.k;
+        return l->look.k != NULL;
     }
-    if (!room_make(s) || !view_look_begin(&like.look, m->keys, hits, &k))
+    if (!room_make(s) || !view_look_begin(&like.look, m->keys, hits))
         return false;
     l = malloc(sizeof(*l));
     if (!l) {
-        shared_lookup_cancel(k);
+        view_look_cancel(&like.look);
         return false;
     }
     *l = like;
     list_push_back(&s->laters, &l->link);
     s->n_laters++;
-    later_on(l, k);
+    l->look.k->ctx = &l->look;
     return true;
 }

@@ -323,11 +323,24 @@ static uint32_t prefix_found(const struct view_look *look, struct proto_bin keys
     return hits;
 }
 
-bool view_look_next(struct view_look *look, struct proto_bin keys, struct shared_lookup **k)
+static void looked_cb(struct shared_lookup *k);
+
+static bool round_begin(struct view_look *look, struct ns *ns, struct proto_bin keys)
+{
+    if (shared_lookup_start(look->s, ns, keys, look->each ? 0 : look->hits, look->each,
+                            look->until_ms, &look->k) != 0)
+        return false;
+    look->k->ctx = look;
+    look->k->done_cb = looked_cb;
+    return true;
+}
+
+/* False: there is no other round. */
+static bool look_next(struct view_look *look, struct proto_bin keys)
 {
     uint32_t before = look->hits;
 
-    if (look->view.n == 1)
+    if (look->view.n == 1 || look->s->closing)
         return false;
     if (!look->each)
         look->hits = prefix_found(look, keys);
@@ -338,9 +351,7 @@ bool view_look_next(struct view_look *look, struct proto_bin keys, struct shared
         return false;
     while (look->rounds < (look->each ? 2 : ROUNDS_MAX) &&
            uv_now(look->s->rq->rooms.loop) < look->until_ms) {
-        struct ns *ns = look->view.ns[look->rounds++ % 2];
-
-        if (shared_lookup_start(look->s, ns, keys, look->hits, look->each, look->until_ms, k) == 0)
+        if (round_begin(look, look->view.ns[look->rounds++ % 2], keys))
             return true;
         if (look->rounds >= 2)
             return false;
@@ -348,11 +359,27 @@ bool view_look_next(struct view_look *look, struct proto_bin keys, struct shared
     return false;
 }
 
-bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hits,
-                     struct shared_lookup **k)
+static void looked_cb(struct shared_lookup *k)
 {
+    struct view_look *look = k->ctx;
+
+    look->k = NULL;
+    if (!look_next(look, (struct proto_bin){k->keys, look->keys_bytes}))
+        look->done_cb(look, k->keys);
+    shared_lookup_free(k);
+}
+
+bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hits)
+{
+    look->keys_bytes = keys.n;
     if (look->view.n > 1)
-        return view_look_next(look, keys, k);
-    return shared_lookup_start(look->s, look->view.ns[0], keys, look->each ? 0 : hits, look->each,
-                               look->until_ms, k) == 0;
+        return look_next(look, keys);
+    look->hits = hits;
+    return round_begin(look, look->view.ns[0], keys);
+}
+
+void view_look_cancel(struct view_look *look)
+{
+    shared_lookup_cancel(look->k);
+    look->k = NULL;
 }

@@ -38,13 +38,17 @@ struct view_look {
     struct view view;
     bool each;
     uint8_t rounds;
-    uint32_t hits;     /* of a chain */
-    uint64_t until_ms; /* all rounds together, by uv_now */
+    uint32_t hits;       /* of a chain */
+    uint32_t keys_bytes; /* of all its keys */
+    uint64_t until_ms;   /* all rounds together, by uv_now */
+    struct shared_lookup
+        *k; /* the round that is under way, whose `ctx` is the look; NULL: none is */
+    /* All rounds have ended. keys: all that were named; they die with it. */
+    void (*done_cb)(struct view_look *look, const uint8_t *keys);
 };
-/* Begins the first one for those keys, whose first `hits` are here. False: there is nothing to ask for. */
-bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hits,
-                     struct shared_lookup **k);
-/* Begins the next round. False: there is none. *k is then as it was. */
-bool view_look_next(struct view_look *look, struct proto_bin keys, struct shared_lookup **k);
+/* Begins for those keys, whose first `hits` are here. False: there is nothing to ask for, and done_cb will not run. */
+bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hits);
+/* done_cb will not run. There is a round under way. */
+void view_look_cancel(struct view_look *look);
 
 #endif

@@ -122,37 +122,31 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
     return missed;
 }
 
-static void looked_cb(struct shared_lookup *k)
+static void looked_cb(struct view_look *look, const uint8_t *keys)
 {
-    struct walk_look *l = k->ctx;
+    struct walk_look *l = LIST_ENTRY(look, struct walk_look, look);
     struct walk *w = l->walk;
-    struct proto_bin keys = {k->keys, w->n_keys * w->ns->identity.key_bytes};
 
-    w->lookup = NULL;
-    if (view_look_next(&l->look, keys, &w->lookup)) {
-        w->lookup->ctx = l;
-        w->lookup->done_cb = looked_cb;
-    } else {
-        if (w->r.trace)
-            trace_span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_LESS);
-        l->begin_cb(w, k->keys);
-    }
-    shared_lookup_free(k);
+    w->look = NULL;
+    if (w->r.trace)
+        trace_span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_LESS);
+    l->begin_cb(w, keys);
 }
 
 void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint64_t wait_ms)
 {
     l->walk = w;
-    l->look = (struct view_look){
-        .s = w->r.s, .view = w->view, .until_ms = shared_lookup_until(w->r.s->rq, wait_ms)};
-    if (!view_look_begin(&l->look, keys, 0, &w->lookup)) {
+    l->look = (struct view_look){.s = w->r.s,
+                                 .view = w->view,
+                                 .until_ms = shared_lookup_until(w->r.s->rq, wait_ms),
+                                 .done_cb = looked_cb};
+    if (!view_look_begin(&l->look, keys, 0)) {
         l->begin_cb(w, keys.p);
         return;
     }
+    w->look = &l->look;
     if (w->r.trace)
         trace_span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_MORE);
-    w->lookup->ctx = l;
-    w->lookup->done_cb = looked_cb;
 }
 
 /* ---- the end ---- */
@@ -509,7 +503,7 @@ void walk_pump(struct walk *w)
     struct requests *rq = w->r.s->rq;
     int sent, rc;
 
-    if (w->pumping || w->finished || w->lookup)
+    if (w->pumping || w->finished || w->look)
         return;
     w->pumping = true;
     if (w->opened < w->n_keys && !w->stopping && !w->yielded)
@@ -543,9 +537,9 @@ void walk_stop_cb(struct request *r)
     w->stopping = true;
     w->yielded = w->awaits_read = false;
     cache_retry_cancel(&w->retry);
-    if (w->lookup) {
-        shared_lookup_cancel(w->lookup);
-        w->lookup = NULL;
+    if (w->look) {
+        view_look_cancel(w->look);
+        w->look = NULL;
     }
     waits_abandon(w);
     if (w->kind->stop)

@@ -73,14 +73,14 @@ struct walk {
     uint64_t slot_wait_ns;          /* since when it waits for a slot; 0: it does not */
     uint8_t priority;
     bool stopping, pumping, finished;
-    bool yielded;                 /* begins no item before the next turn of the loop */
-    bool awaits_read;             /* begins no item before its turn to read; in rq->readers */
-    struct list waits, ready;     /* struct item_wait */
-    struct item_wait *spare;      /* the next item's, if it has to wait */
-    struct cache_retry retry;     /* for space, for the next turn of the loop, or to read */
-    struct shared_lookup *lookup; /* while it waits for the shared tier, else NULL */
-    block_ref *refs;              /* n_keys, leased; NULL: all items have ended */
-    uint8_t *status;              /* n_keys: enum ucm_block_status */
+    bool yielded;             /* begins no item before the next turn of the loop */
+    bool awaits_read;         /* begins no item before its turn to read; in rq->readers */
+    struct list waits, ready; /* struct item_wait */
+    struct item_wait *spare;  /* the next item's, if it has to wait */
+    struct cache_retry retry; /* for space, for the next turn of the loop, or to read */
+    struct view_look *look;   /* while it waits for the shared tier, else NULL */
+    block_ref *refs;          /* n_keys, leased; NULL: all items have ended */
+    uint8_t *status;          /* n_keys: enum ucm_block_status */
 };
 
 struct item_wait {

@@ -26,64 +26,41 @@ struct digest_walk *digest_walk_new(struct call *call, const struct walk_kind *k
 
 /* ---- the shared tier ---- */
 
-static struct proto_bin keys_of(const struct digest_walk *d)
+static void digests_looked_cb(struct view_look *look, const uint8_t *keys)
 {
-    return (struct proto_bin){d->keys, d->w.n_keys * d->w.ns->identity.key_bytes};
+    struct walk *w = &LIST_ENTRY(look, struct digest_walk, look)->w;
+
+    (void)keys;
+    w->look = NULL;
+    walk_pump(w);
 }
 
-static void digests_looked_cb(struct shared_lookup *k)
+static void digests_look_for(struct digest_walk *d, const struct view *view,
+                             void (*done_cb)(struct view_look *look, const uint8_t *keys))
 {
-    struct digest_walk *d = k->ctx;
+    struct session *s = d->w.r.s;
+    struct proto_bin keys = {d->keys, d->w.n_keys * d->w.ns->identity.key_bytes};
 
-    d->w.lookup = NULL;
-    shared_lookup_free(k);
-    walk_pump(&d->w);
+    d->look = (struct view_look){
+        .s = s, .view = *view, .until_ms = shared_lookup_until(s->rq, 0), .done_cb = done_cb};
+    d->w.look = &d->look;
+    if (!view_look_begin(&d->look, keys, 0))
+        done_cb(&d->look, keys.p);
 }
 
-static bool digests_look_own(struct digest_walk *d)
+static void bases_looked_cb(struct view_look *look, const uint8_t *keys)
 {
-    struct walk *w = &d->w;
+    struct digest_walk *d = LIST_ENTRY(look, struct digest_walk, look);
 
-    if (shared_lookup_start(w->r.s, w->ns, keys_of(d), 0, false, shared_lookup_until(w->r.s->rq, 0),
-                            &w->lookup) != 0)
-        return false;
-    w->lookup->ctx = d;
-    w->lookup->done_cb = digests_looked_cb;
-    return true;
-}
-
-static void bases_looked_cb(struct shared_lookup *k);
-
-static bool bases_look(struct digest_walk *d, bool first)
-{
-    struct walk *w = &d->w;
-
-    if (!(first ? view_look_begin(&d->look, keys_of(d), 0, &w->lookup)
-                : view_look_next(&d->look, keys_of(d), &w->lookup)))
-        return false;
-    w->lookup->ctx = d;
-    w->lookup->done_cb = bases_looked_cb;
-    return true;
-}
-
-static void bases_looked_cb(struct shared_lookup *k)
-{
-    struct digest_walk *d = k->ctx;
-
-    d->w.lookup = NULL;
-    shared_lookup_free(k);
-    if (!bases_look(d, false) && !digests_look_own(d))
-        walk_pump(&d->w);
+    (void)keys;
+    digests_look_for(d, &d->w.view, digests_looked_cb);
 }
 
 void digests_look(struct digest_walk *d)
 {
-    struct session *s = d->w.r.s;
+    struct view bases = session_view(d->w.r.s, d->space->base);
 
-    d->look = (struct view_look){
-        .s = s, .view = session_view(s, d->space->base), .until_ms = shared_lookup_until(s->rq, 0)};
-    if (!bases_look(d, true) && !digests_look_own(d))
-        walk_pump(&d->w);
+    digests_look_for(d, &bases, bases_looked_cb);
 }
 
 /* ---- items ---- */

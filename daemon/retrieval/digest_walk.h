@@ -9,7 +9,7 @@
 struct digest_walk {
     struct walk w;
     struct derived_space *space;
-    struct view_look look; /* for bases on the shared tier */
+    struct view_look look; /* for bases on the shared tier, then for digests */
     bool build;            /* digests that are nowhere are built */
     struct chain *chain;   /* of an append, else NULL */
     uint32_t chain_first;
