@@ -126,45 +126,19 @@ static void compare(const char *workload)
     trace_free();
 }
 
-Test(reuse, it_is_near_an_exact_stack_on_chat)
-{
-    compare("chat");
-}
-
-Test(reuse, it_is_near_an_exact_stack_on_agents)
-{
-    compare("agents");
-}
-
-Test(reuse, it_is_near_an_exact_stack_on_few_shot)
-{
-    compare("few-shot");
-}
-
-Test(reuse, it_is_near_an_exact_stack_on_rag)
-{
-    compare("rag");
-}
-
-Test(reuse, it_is_near_an_exact_stack_on_batch)
-{
-    compare("batch");
-}
-
-Test(reuse, it_is_near_an_exact_stack_on_sessions)
-{
-    compare("sessions");
-}
-
-Test(reuse, it_is_near_an_exact_stack_on_shift)
-{
-    compare("shift");
-}
-
-Test(reuse, it_is_near_an_exact_stack_on_tenants)
-{
-    compare("tenants");
-}
+#define NEAR(name, workload)                                                                       \
+    Test(reuse, it_is_near_an_exact_stack_on_##name)                                               \
+    {                                                                                              \
+        compare(workload);                                                                         \
+    }
+NEAR(chat, "chat")
+NEAR(agents, "agents")
+NEAR(few_shot, "few-shot")
+NEAR(rag, "rag")
+NEAR(batch, "batch")
+NEAR(sessions, "sessions")
+NEAR(shift, "shift")
+NEAR(tenants, "tenants")
 
 /* A million keys a second, each of them new or of a small set, and a clock that stands or goes on. */
 static uint64_t sampled_in_a_second(bool anew, uint64_t *all)

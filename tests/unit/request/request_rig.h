@@ -163,19 +163,25 @@ static inline struct answer *answer_of(uint32_t msgid)
     return NULL;
 }
 
+static inline void answer_open(uint32_t msgid, struct proto_envelope *env)
+{
+    struct answer *a = answer_of(msgid);
+    struct ucm_error e = {0};
+    bool answerable;
+
+    cr_assert(a, "no answer to %u", msgid);
+    cr_assert_eq(proto_envelope_open(env, a->frame + PROTO_HEADER_BYTES,
+                                     a->bytes - PROTO_HEADER_BYTES, &answerable, &e),
+                 0);
+}
+
 /* An error's code; 0: a result. */
 static inline int answer_code(uint32_t msgid)
 {
-    struct answer *a = answer_of(msgid);
     struct proto_envelope env;
-    struct ucm_error e = {0};
-    bool answerable;
     int code;
 
-    cr_assert(a, "no answer to %u", msgid);
-    cr_assert_eq(proto_envelope_open(&env, a->frame + PROTO_HEADER_BYTES,
-                                     a->bytes - PROTO_HEADER_BYTES, &answerable, &e),
-                 0);
+    answer_open(msgid, &env);
     code = env.error.code;
     proto_envelope_close(&env);
     return code;
@@ -184,15 +190,10 @@ static inline int answer_code(uint32_t msgid)
 /* What a result says; views into the answer's frame. */
 static inline void result_of(uint32_t msgid, const struct proto_message *m, void *out)
 {
-    struct answer *a = answer_of(msgid);
     struct proto_envelope env;
     struct ucm_error e = {0};
-    bool answerable;
 
-    cr_assert(a, "no answer to %u", msgid);
-    cr_assert_eq(proto_envelope_open(&env, a->frame + PROTO_HEADER_BYTES,
-                                     a->bytes - PROTO_HEADER_BYTES, &answerable, &e),
-                 0);
+    answer_open(msgid, &env);
     cr_assert_eq(env.error.code, 0, "%s", env.error.text);
     cr_assert_eq(proto_decode(m, &env, out, &e), 0, "%s", e.text);
     proto_envelope_close(&env);

@@ -135,6 +135,24 @@ static uint32_t load_many(struct ns *ns)
     return load_range(region_open(ns, MANY), 1, MANY);
 }
 
+/* The device and the tier do what they are asked for, until the answer is there. Returns how many of its blocks have that status. */
+static uint32_t answered_with(uint32_t id, enum ucm_block_status status)
+{
+    struct msg_blocks_r r;
+    uint32_t n = 0;
+
+    for (int i = 0; i < 200 && !answer_of(id); i++) {
+        turn();
+        gpu_finish_all();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+    }
+    result_of(id, &proto_blocks_r, &r);
+    for (uint32_t i = 0; i < r.status.n; i++)
+        n += r.status.p[i] == status;
+    return n;
+}
+
 /* A load begins some items a turn of the loop. */
 static void read_all(void)
 {
@@ -149,7 +167,6 @@ static void read_all(void)
 Test(request, a_full_device_makes_no_block_miss)
 {
     uint32_t id = load_many(store_many());
-    struct msg_blocks_r r;
 
     gpu.full = true;
     read_all();
@@ -157,15 +174,7 @@ Test(request, a_full_device_makes_no_block_miss)
     cr_assert_null(answer_of(id));
     gpu.full = false;
     cache_arena_grew(rig.cache); /* somebody else's copy ends */
-    for (int i = 0; i < 20 && !answer_of(id); i++) {
-        turn();
-        gpu_finish_all();
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
-    }
-    result_of(id, &proto_blocks_r, &r);
-    for (uint32_t i = 0; i < MANY; i++)
-        cr_assert_eq(r.status.p[i], UCM_BLOCK_OK, "block %u: %u", i, r.status.p[i]);
+    cr_expect_eq(answered_with(id, UCM_BLOCK_OK), (uint32_t)MANY);
     cr_expect_eq(gpu.copied, (unsigned)MANY);
 }
 
@@ -184,37 +193,24 @@ Test(request, what_waits_for_a_full_device_can_be_cancelled)
 
 Test(request, a_dump_opens_its_blocks_in_turns)
 {
-    uint32_t id = dump_many(space("small", 1, 1024 / SHARDS)), ok = 0;
-    struct msg_blocks_r r;
+    uint32_t id = dump_many(space("small", 1, 1024 / SHARDS));
 
     share.refuse = -EROFS;
     share.refuse_n = OPENED + 88;
     cr_expect_eq(index_blocks(rig.index), OPENED);
     turn();
     cr_expect_eq(index_blocks(rig.index), OPENED + 88);
-    for (int i = 0; i < 200 && !answer_of(id); i++) {
-        turn();
-        gpu_finish_all();
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
-    }
-    result_of(id, &proto_blocks_r, &r);
-    for (uint32_t i = 0; i < r.status.n; i++)
-        ok += r.status.p[i] == UCM_BLOCK_OK;
-    cr_expect_eq(ok, OPENED + 88);
+    cr_expect_eq(answered_with(id, UCM_BLOCK_OK), OPENED + 88);
 }
 
 Test(request, a_dump_that_is_cancelled_opens_no_more)
 {
-    uint32_t id = dump_many(space("small", 1, 1024 / SHARDS)), cancelled = 0;
-    struct msg_blocks_r r;
+    uint32_t id = dump_many(space("small", 1, 1024 / SHARDS));
 
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
     turn();
-    result_of(id, &proto_blocks_r, &r);
-    for (uint32_t i = 0; i < r.status.n; i++)
-        cancelled += r.status.p[i] == UCM_BLOCK_CANCELLED;
-    cr_expect_eq(cancelled, OPENED + 88);
+    cr_assert(answer_of(id));
+    cr_expect_eq(answered_with(id, UCM_BLOCK_CANCELLED), OPENED + 88);
     cr_expect_eq(index_blocks(rig.index), 0u);
 }
 
@@ -281,7 +277,6 @@ Test(request, large_loads_leave_the_tier_to_a_small_one)
 {
     enum { HALF = 200 };
     uint32_t region = region_open(store_many(), MANY), id[2], small = load_range(region, MANY, 1);
-    struct msg_blocks_r r;
 
     cr_assert_eq(reads_of(MANY, 1), 1u);
     cr_expect(fake_at(&rig.tier, 0)->small, "writes make way for it");
@@ -294,15 +289,9 @@ Test(request, large_loads_leave_the_tier_to_a_small_one)
     expect_turns(MANY, HALF);
     cr_expect_null(answer_of(small));
     fake_next(&rig.tier, 0);
-    turns();
-    gpu_finish_all();
-    for (int i = 0; i < 2; i++) {
-        result_of(id[i], &proto_blocks_r, &r);
-        for (uint32_t k = 0; k < HALF; k++)
-            cr_assert_eq(r.status.p[k], UCM_BLOCK_OK);
-    }
-    result_of(small, &proto_blocks_r, &r);
-    cr_expect_eq(r.status.p[0], UCM_BLOCK_OK);
+    for (int i = 0; i < 2; i++)
+        cr_expect_eq(answered_with(id[i], UCM_BLOCK_OK), (uint32_t)HALF);
+    cr_expect_eq(answered_with(small, UCM_BLOCK_OK), 1u);
 }
 
 /* Blocks in DRAM need no turn: their load ends while other large loads wait for theirs. */
@@ -311,7 +300,6 @@ Test(request, a_large_load_from_dram_waits_for_no_turn)
     enum { LARGE = 200 };
     struct ns *ns = store_many();
     uint32_t region = region_open(ns, MANY), reads, dram;
-    struct msg_blocks_r r;
 
     share.refuse_n = LARGE;
     for (uint64_t i = 1; i <= LARGE; i++)
@@ -324,9 +312,8 @@ Test(request, a_large_load_from_dram_waits_for_no_turn)
     turns();
     gpu_finish_all();
     cr_expect_null(answer_of(reads));
-    result_of(dram, &proto_blocks_r, &r);
-    for (uint32_t i = 0; i < LARGE; i++)
-        cr_assert_eq(r.status.p[i], UCM_BLOCK_OK);
+    cr_assert(answer_of(dram));
+    cr_expect_eq(answered_with(dram, UCM_BLOCK_OK), (uint32_t)LARGE);
 }
 
 /* The small load has ended long ago. */
@@ -532,35 +519,32 @@ Test(request, leases_of_a_closed_connection_end_in_turns)
 
 /* ---- blocks that are not there, and no room ---- */
 
+/* On the shared tier, or on NVMe. */
+static void expect_gone(void)
+{
+    uint32_t id = load_one(1, region_open(rig.one, 4), 0, 0);
+
+    cr_expect_eq(answered_with(id, UCM_BLOCK_MISS), 1u);
+    cr_expect_eq(rig.metrics.load_blocks_missed, 1u);
+}
+
 Test(request, a_load_counts_what_the_share_has_no_more)
 {
-    uint32_t region = region_open(rig.one, 4), id;
-    struct msg_blocks_r r;
-
     peer_stores(rig.one, 1, 1);
     note(rig.one, 1, 1, true);
     share.refuse = -ENOENT;
     share.refuse_n = 1;
-    id = load_one(1, region, 0, 0);
-    result_of(id, &proto_blocks_r, &r);
-    cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
-    cr_expect_eq(rig.metrics.load_blocks_missed, 1u);
+    expect_gone();
 }
 
 Test(request, a_load_of_what_nvme_knows_no_more_is_a_miss)
 {
-    uint32_t region = region_open(rig.one, 4), id;
-    struct msg_blocks_r r;
-
     share.refuse = -EROFS;
     share.refuse_n = 1;
     drop(store_below(rig.one, 1));
     rig.tier.refuse = -ESTALE;
     rig.tier.refuse_n = 1;
-    id = load_one(1, region, 0, 0);
-    result_of(id, &proto_blocks_r, &r);
-    cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
-    cr_expect_eq(rig.metrics.load_blocks_missed, 1u);
+    expect_gone();
 }
 
 /* Half of the arena is four parts. */

@@ -4,38 +4,6 @@
 
 TestSuite(digest_chain, .init = open_all, .fini = close_all);
 
-Test(digest_chain, a_digest_that_can_not_be_read_is_built)
-{
-    uint32_t name = open_chain(), msgid;
-
-    store_both_below();
-    msgid = append(name, 1, 1, true);
-    cr_assert_eq(rig.tier.n_pending, 1u, "the digest's read");
-    fake_next(&rig.tier, -EBADMSG);
-    settle();
-    cr_assert_eq(rig.tier.n_pending, 1u, "the base's");
-    fake_next(&rig.tier, 0);
-    work();
-    cr_expect_eq(appended(msgid).digests, 1u);
-    cr_expect_eq(appended(msgid).built, 1u);
-}
-
-Test(digest_chain, or_is_missing_where_nobody_builds)
-{
-    uint32_t name = open_chain(), msgid, asked;
-
-    store_both_below();
-    msgid = append(name, 1, 1, false);
-    fake_next(&rig.tier, -EBADMSG);
-    settle();
-    cr_expect_eq(appended(msgid).digests, 0u);
-    cr_expect_eq(rig.metrics.digest_missing, 1u);
-    asked = ask_best(name, 1);
-    work();
-    cr_expect_eq(selected(asked).index.n, 4u);
-    cr_expect_eq(selected(asked).no_digest, 1u);
-}
-
 Test(digest_chain, closing_a_chain_ends_its_append)
 {
     uint32_t name = open_chain(), msgid, closed;
@@ -172,21 +140,4 @@ Test(digest_chain, a_long_chain_ends_with_its_connection)
     cr_expect_not(door.conn.freed);
     settle();
     cr_expect(door.conn.freed);
-}
-
-Test(digest_chain, a_chain_that_nobody_uses_ends)
-{
-    struct msg_chain_open m = {.ns = derived->id, .lease_ms = 20};
-    struct msg_chain r;
-
-    store_base(1);
-    result_of(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &m), &proto_chain, &r);
-    append((uint32_t)r.chain, 1, 1, true);
-    work();
-    for (int i = 0; i < 5000 && rig.metrics.chains_expired == 0; i++) {
-        uv_sleep(1);
-        turn();
-    }
-    cr_expect_eq(rig.metrics.chains, 0u);
-    cr_expect_eq(answer_code(ask_best((uint32_t)r.chain, 1)), UCM_WIRE_NOT_FOUND);
 }

@@ -4,23 +4,6 @@
 
 TestSuite(digests, .init = open_all, .fini = close_all);
 
-Test(digests, one_build_serves_all_who_ask)
-{
-    uint32_t first, second, third;
-
-    store_base(2);
-    first = build(1, 2);
-    second = build(1, 2);
-    third = append(open_chain(), 1, 2, true);
-    cr_expect_null(answer_of(first));
-    work();
-    cr_expect(statuses(first, 2, UCM_BLOCK_OK, UCM_BLOCK_OK));
-    cr_expect(statuses(second, 2, UCM_BLOCK_OK, UCM_BLOCK_OK));
-    cr_expect_eq(appended(third).digests, 2u);
-    cr_expect_eq(rig.metrics.digest_builds, 2u);
-    cr_expect(statuses(build(1, 2), 2, UCM_BLOCK_EXISTS, UCM_BLOCK_EXISTS));
-}
-
 Test(digests, a_build_outlives_its_connection)
 {
     store_base(2);

@@ -158,26 +158,6 @@ Test(digest_bounds, a_chain_grows_under_a_selection_that_prefetches)
     cr_expect_eq(selected(asked).index.n, 4u);
 }
 
-Test(digest_bounds, a_prefetch_of_what_was_chosen_is_not_answered)
-{
-    uint32_t name = open_chain(), before;
-
-    store_both_below();
-    append(name, 1, 1, false);
-    fake_next(&rig.tier, 0);
-    settle();
-    before = door.conn.n;
-    ask_prefetch(&name, 1);
-    work();
-    cr_assert_eq(rig.tier.n_pending, 1u, "the block's read");
-    cr_expect_eq(requests_active(door.requests), 1u);
-    fake_next(&rig.tier, 0);
-    settle();
-    cr_expect_eq(door.conn.n, before + 1);
-    cr_expect_eq(requests_active(door.requests), 0u);
-    cr_expect(cache_in_dram(rig.cache, find(rig.one, 1)));
-}
-
 /* ---- a full index: a digest's block takes the place of another ---- */
 
 static void open_full(void)
