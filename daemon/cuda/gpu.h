@@ -11,8 +11,8 @@
 #include "daemon/cuda/busy.h"
 #include "daemon/cuda/costs.h"
 #include "daemon/cuda/cuda.h"
+#include "daemon/cuda/worker.h"
 #include "daemon/device/work.h"
-#include "daemon/device/worker.h"
 #include "kernels/rope/rope_cuda.h"
 
 #define GPU_LAUNCHES 16                /* under way in one direction */

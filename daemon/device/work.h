@@ -15,7 +15,6 @@
 
 #include "daemon/base/fair.h"
 #include "daemon/device/device.h"
-#include "daemon/device/worker.h"
 
 #include <stdatomic.h>
 #include <string.h>

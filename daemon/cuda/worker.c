@@ -1,4 +1,4 @@
-#include "daemon/device/worker.h"
+#include "daemon/cuda/worker.h"
 
 #include "daemon/base/text_file.h"
 #include "daemon/device/work.h"

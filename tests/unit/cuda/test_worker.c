@@ -1,4 +1,4 @@
-#include "daemon/device/worker.h"
+#include "daemon/cuda/worker.h"
 #include "tests/runner/halt.h"
 
 #include <criterion/criterion.h>

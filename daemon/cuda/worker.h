@@ -2,8 +2,8 @@
  *
  * Promise: worker_alive is true only while the process that had this pid at worker_open has not
  * begun to exit. Threads: one object at a time. */
-#ifndef UCMD_DEVICE_WORKER_H
-#define UCMD_DEVICE_WORKER_H
+#ifndef UCMD_CUDA_WORKER_H
+#define UCMD_CUDA_WORKER_H
 
 #include <stdbool.h>
 #include <stdint.h>
