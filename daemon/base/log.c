@@ -1,5 +1,7 @@
 #include "daemon/base/log.h"
 
+#include "daemon/base/detached.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -377,33 +379,18 @@ static void abort_cb(int number)
     (void)raise(number); /* a valid signal */
 }
 
-static int writer_start(void)
-{
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t all, before;
-    int rc = pthread_attr_init(&attr);
-
-    if (rc != 0)
-        return rc;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's */
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    rc = pthread_attr_setstacksize(&attr, STACK_BYTES);
-    if (rc == 0)
-        rc = pthread_create(&thread, &attr, writer_main, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
-    return rc;
-}
-
 void log_start(void)
 {
     struct sigaction action = {.sa_handler = abort_cb, .sa_flags = (int)SA_RESETHAND};
-    int rc = writer_start();
+    sigset_t all, before;
+    int rc;
 
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's */
+    rc = detached_start(STACK_BYTES, writer_main, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0) {
-        log_warn("log", "no-thread", "error=%s: lines wait for who reads them", strerror(rc));
+        log_warn("log", "no-thread", "error=%s: lines wait for who reads them", strerror(-rc));
         return;
     }
     (void)sigaction(SIGABRT, &action, NULL); /* a valid signal */
@@ -412,44 +399,44 @@ void log_start(void)
     pthread_mutex_unlock(&ring.lock);
 }
 
-void log_line(struct log_site *site, enum log_level level, const char *room, const char *event,
-              const char *format, ...)
+static void line_log(enum log_level level, const char *room, const char *event, uint32_t held,
+                     const char *format, struct arguments *args)
 {
     int saved_errno = errno;
     struct line l = {.n = 0};
-    struct arguments args;
-    uint32_t held;
 
-    if ((int)level > __atomic_load_n(&present_level, __ATOMIC_RELAXED) || !site_pass(site, &held))
-        return;
     line_begin(&l, level, room, event);
     if (held > 0)
         line_add(&l, " held=%u", held);
     if (format[0] != '\0') {
         line_add(&l, " ");
-        va_start(args.list, format);
-        line_add_format(&l, format, &args);
-        va_end(args.list);
+        line_add_format(&l, format, args);
     }
     line_end(&l);
     line_write(&l);
     errno = saved_errno;
 }
 
+void log_line(struct log_site *site, enum log_level level, const char *room, const char *event,
+              const char *format, ...)
+{
+    struct arguments args;
+    uint32_t held;
+
+    if ((int)level > __atomic_load_n(&present_level, __ATOMIC_RELAXED) || !site_pass(site, &held))
+        return;
+    va_start(args.list, format);
+    line_log(level, room, event, held, format, &args);
+    va_end(args.list);
+}
+
 void log_audit(const char *event, const char *format, ...)
 {
-    int saved_errno = errno;
-    struct line l = {.n = 0};
     struct arguments args;
 
-    line_begin(&l, LOG_INFO, "audit", event);
-    line_add(&l, " ");
     va_start(args.list, format);
-    line_add_format(&l, format, &args);
+    line_log(LOG_INFO, "audit", event, 0, format, &args);
     va_end(args.list);
-    line_end(&l);
-    line_write(&l);
-    errno = saved_errno;
 }
 
 const char *log_escape(const char *text, char *out, size_t size)

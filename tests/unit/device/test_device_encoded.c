@@ -1,65 +1,12 @@
 /* Regions of encoded namespaces, and copies of coded slots on the cpu device. */
-#include "tests/unit/device/device_rig.h"
-
-/* K and V of 16 tokens, 4 heads of 64: 8 KiB each, side by side in a page of 16 KiB; 4 layers. */
-#define LAYERS 4u
-#define BLOCKS 32u
-#define SECTION 8192u
+#include "tests/unit/device/kv_rig.h"
 
 static struct ucm_encoding_spec spec;
-static struct msg_plane planes[2 * LAYERS];
-static struct msg_handle handle;
-static struct msg_region_register m;
-static struct ucm_error e;
 
 static void encoded_setup(void)
 {
-    setup();
-    spec = (struct ucm_encoding_spec){
-        .encoding = UCM_ENCODING_FP8, .version = 1, .dtype = UCM_ENCODING_BF16, .n_sections = 2};
-    for (uint32_t s = 0; s < 2; s++)
-        spec.section[s] = (struct ucm_encoding_section){s, 16, 4, 64, UCM_ENCODING_NHD};
-    for (uint32_t p = 0; p < 2 * LAYERS; p++)
-        planes[p] = (struct msg_plane){.offset = p / 2 * (BLOCKS * 2 * SECTION) + p % 2 * SECTION,
-                                       .stride = 2 * SECTION,
-                                       .chunk = SECTION,
-                                       .shard = p / 2};
-    handle = (struct msg_handle){.kind = UCM_HANDLE_MEMFD, .bytes = MEMORY};
-    m = (struct msg_region_register){.ns = 1,
-                                     .blocks = BLOCKS,
-                                     .device = {"cpu", 3},
-                                     .handles = {&handle, 1},
-                                     .planes = {planes, 2 * LAYERS}};
-}
-
-static int ask(int *fds, struct device_region **r)
-{
-    struct codec codec;
-    struct form pages;
-
-    codec_init(&codec, &spec);
-    pages = (struct form){.shard_bytes = codec.plain_shard_bytes, .shards = LAYERS};
-    return region_check(&m, &pages, &codec, fds, 1, r, &e);
-}
-
-static struct device_region *region_encoded(void)
-{
-    struct device_region *r = NULL;
-    int fds[1] = {dup(memfd)};
-
-    cr_assert_eq(ask(fds, &r), 0, "%s", e.text);
-    r->device = cpu;
-    r->pid = getpid();
-    return r;
-}
-
-static void refused(const char *word)
-{
-    struct device_region *r = NULL;
-    int fds[1] = {memfd};
-
-    cr_assert_eq(ask(fds, &r), -UCM_WIRE_INVALID, "expected a refusal about: %s", word);
-    cr_assert(strstr(e.text, word), "\"%s\" does not say \"%s\"", e.text, word);
+    kv_setup();
+    spec = kv_encoding();
 }
 
 /* Small numbers, as KV has them. */
@@ -132,7 +79,7 @@ Test(device_encoded, every_method_gives_the_references_bytes)
         spec.encoding = method->number;
         spec.version = method->version;
         cr_assert_eq(ucm_encoding_check(&spec, why), 0, "%s", why);
-        r = region_encoded();
+        r = kv_region(&spec);
         open_ok(r);
         for (int op = DEVICE_LOAD; op <= DEVICE_DUMP; op++) {
             copy_check(r, op, 0, 2 * LAYERS);
@@ -153,7 +100,7 @@ Test(device_encoded, what_does_not_fit_is_marked)
     if (!ucm_encoding_method(UCM_ENCODING_LOSSLESS))
         return;
     spec.encoding = UCM_ENCODING_LOSSLESS;
-    r = region_encoded();
+    r = kv_region(&spec);
     open_ok(r);
     fill_kv(memory, MEMORY);
     for (uint32_t i = 0; i < BLOCKS; i++) {
@@ -176,7 +123,7 @@ Test(device_encoded, what_does_not_fit_is_marked)
 
 Test(device_encoded, a_region_serves_plain_blocks_too)
 {
-    struct device_region *r = region_encoded();
+    struct device_region *r = kv_region(&spec);
     struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots, .block = 7};
     struct test_job j;
 
@@ -194,7 +141,7 @@ Test(device_encoded, a_region_serves_plain_blocks_too)
 /* What moved is the coded form. */
 Test(device_encoded, stats_count_coded_bytes)
 {
-    struct device_region *r = region_encoded();
+    struct device_region *r = kv_region(&spec);
     struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots};
     struct device_stats stats;
     struct test_job j;
@@ -230,7 +177,8 @@ Test(device_encoded, every_plane_is_one_section)
                                        .chunk = 2 * SECTION,
                                        .shard = p};
     m.planes.n = LAYERS;
-    refused(
+    kv_refused(
+        &spec,
         "plane 0: chunk is 16384 bytes; in this encoded namespace a layer has 2 planes, and here "
         "its K of 8192 bytes belongs");
 }
@@ -240,17 +188,17 @@ Test(device_encoded, sections_of_different_sizes_are_in_order)
     spec.section[1].dim = 32;
     for (uint32_t p = 0; p < 2 * LAYERS; p++)
         planes[p].chunk = p % 2 ? SECTION / 2 : SECTION;
-    region_free(region_encoded());
+    region_free(kv_region(&spec));
     planes[2].chunk = SECTION / 2;
     planes[3].chunk = SECTION;
-    refused("plane 2: chunk is 4096 bytes");
+    kv_refused(&spec, "plane 2: chunk is 4096 bytes");
 }
 
 Test(device_encoded, planes_are_aligned)
 {
     planes[0].offset = 8;
     planes[1].offset = SECTION + 8;
-    refused("multiples of 16");
+    kv_refused(&spec, "multiples of 16");
     planes[0].offset = 0;
     planes[1].offset = SECTION;
     handle.offset = 4;
@@ -258,7 +206,7 @@ Test(device_encoded, planes_are_aligned)
     planes[2 * LAYERS - 1].offset -= 8;
     planes[2 * LAYERS - 2].offset -= 8;
     m.blocks = 16;
-    refused("multiples of 16");
+    kv_refused(&spec, "multiples of 16");
 }
 
 /* ---- what a job takes ---- */
@@ -288,7 +236,7 @@ static struct span any_span(const struct form *form, uint32_t first, uint32_t n,
 /* A block's form, the range, the block's number and the direction decide, each alone. */
 Test(device_encoded, a_job_takes_spans_of_its_own_kind)
 {
-    struct device_region *r = region_encoded();
+    struct device_region *r = kv_region(&spec);
     struct form plain = r->pages,
                 coded = {.shard_bytes = ucm_encoding_shard_bytes(&spec), .shards = LAYERS},
                 bytes = coded, other = coded, fewer = plain;
@@ -336,7 +284,7 @@ Test(device_encoded, a_job_takes_spans_of_its_own_kind)
 
 Test(device_encoded, a_pool_takes_single_shards)
 {
-    struct device_region *r = region_encoded();
+    struct device_region *r = kv_region(&spec);
     struct form plain = r->pages;
     struct ucm_copy_item items[ADDED];
     struct device_job job;

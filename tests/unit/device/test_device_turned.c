@@ -1,65 +1,19 @@
 /* Regions that say where K lies, and loads that turn it, on the cpu device: the reference's bits, and nothing
  * but K. */
-#include "tests/unit/device/device_rig.h"
+#include "tests/unit/device/kv_rig.h"
 
-/* K and V of 16 tokens, 4 heads of 64, BF16: 8 KiB each; 4 layers. K lies in every first plane. */
-#define LAYERS 4u
-#define BLOCKS 32u
-#define SECTION 8192u
-
-static struct msg_plane planes[2 * LAYERS];
-static struct msg_handle handle;
-static struct msg_region_register m;
-static struct ucm_error e;
+/* K lies in every first plane. */
 static uint32_t rope[] = {0, 64, 64, 0, 64, 1};
 static const struct ucm_rope_spec spec = {
     .dtype = UCM_ROPE_BF16, .rows = 64, .dim = 64, .rotary = 64, .base = 10000};
 
 static void turned_setup(void)
 {
-    setup();
-    for (uint32_t p = 0; p < 2 * LAYERS; p++)
-        planes[p] = (struct msg_plane){.offset = p / 2 * (BLOCKS * 2 * SECTION) + p % 2 * SECTION,
-                                       .stride = 2 * SECTION,
-                                       .chunk = SECTION,
-                                       .shard = p / 2};
-    handle = (struct msg_handle){.kind = UCM_HANDLE_MEMFD, .bytes = MEMORY};
-    m = (struct msg_region_register){.ns = 1,
-                                     .blocks = BLOCKS,
-                                     .device = {"cpu", 3},
-                                     .handles = {&handle, 1},
-                                     .planes = {planes, 2 * LAYERS},
-                                     .rope = {rope, 5},
-                                     .rope_dtype = {"bf16", 4},
-                                     .rope_base = 10000};
-}
-
-static const struct form pages = {.shard_bytes = 2 * SECTION, .shards = LAYERS};
-
-static struct device_region *region_turned(const struct ucm_encoding_spec *encoding)
-{
-    struct device_region *r = NULL;
-    int fds[1] = {dup(memfd)};
-    struct codec codec;
-
-    if (encoding)
-        codec_init(&codec, encoding);
-    cr_assert_eq(region_check(&m, &pages, encoding ? &codec : NULL, fds, 1, &r, &e), 0, "%s",
-                 e.text);
-    r->device = cpu;
-    r->pid = getpid();
-    return r;
-}
-
-static void refused(int code, const char *word)
-{
-    struct device_region *r = NULL;
-    int fds[1] = {memfd};
-
-    cr_assert_eq(region_check(&m, &pages, NULL, fds, 1, &r, &e), -code,
-                 "expected a refusal about: %s", word);
-    cr_assert(strstr(e.text, word), "\"%s\" does not say \"%s\"", e.text, word);
-    cr_assert_eq(fds[0], memfd, "a refusal takes no descriptor");
+    kv_setup();
+    m.rope.p = rope;
+    m.rope.n = 5;
+    m.rope_dtype = (struct proto_str){"bf16", 4};
+    m.rope_base = 10000;
 }
 
 static void load_check(struct device_region *r, bool coded)
@@ -100,7 +54,7 @@ TestSuite(device_turned, .init = turned_setup, .fini = teardown, .timeout = 60);
 
 Test(device_turned, a_load_turns_k_alone)
 {
-    struct device_region *r = region_turned(NULL);
+    struct device_region *r = kv_region(NULL);
 
     open_ok(r);
     load_check(r, false);
@@ -109,13 +63,9 @@ Test(device_turned, a_load_turns_k_alone)
 
 Test(device_turned, what_was_decoded_is_turned)
 {
-    struct ucm_encoding_spec encoding = {
-        .encoding = UCM_ENCODING_FP8, .version = 1, .dtype = UCM_ENCODING_BF16, .n_sections = 2};
-    struct device_region *r;
+    struct ucm_encoding_spec encoding = kv_encoding();
+    struct device_region *r = kv_region(&encoding);
 
-    for (uint32_t s = 0; s < 2; s++)
-        encoding.section[s] = (struct ucm_encoding_section){s, 16, 4, 64, UCM_ENCODING_NHD};
-    r = region_turned(&encoding);
     open_ok(r);
     load_check(r, true);
     close_ok(r);
@@ -124,31 +74,30 @@ Test(device_turned, what_was_decoded_is_turned)
 Test(device_turned, refuses_what_can_not_be)
 {
     m.rope.n = 4;
-    refused(UCM_WIRE_INVALID, "rope has 4 numbers; it has 6");
+    kv_refused(NULL, "rope has 4 numbers; it has 6");
     m.rope.n = 6;
     rope[5] = 65537;
-    refused(UCM_WIRE_INVALID, "rope: a row holds 65537 tokens of each channel; at most 65536");
+    kv_refused(NULL, "rope: a row holds 65537 tokens of each channel; at most 65536");
     rope[5] = 2;
-    refused(UCM_WIRE_INVALID, "rope: K is bytes 0 to 16384 of a shard, but the chunk of plane 0");
+    kv_refused(NULL, "rope: K is bytes 0 to 16384 of a shard, but the chunk of plane 0");
     rope[5] = 1;
     m.rope_dtype = (struct proto_str){"fp8_e5m2", 8};
-    refused(UCM_WIRE_INVALID,
-            "rope_dtype is \"fp8_e5m2\"; f32, f16, bf16 and fp8_e4m3 can be turned");
+    kv_refused(NULL, "rope_dtype is \"fp8_e5m2\"; f32, f16, bf16 and fp8_e4m3 can be turned");
     m.rope_dtype = (struct proto_str){"bf16", 4};
     m.rope_scaling = (struct proto_str){"longrope", 8};
-    refused(UCM_WIRE_INVALID,
-            "rope_scaling is \"longrope\"; default, linear, dynamic, yarn and llama3 are known");
+    kv_refused(NULL,
+               "rope_scaling is \"longrope\"; default, linear, dynamic, yarn and llama3 are known");
     m.rope_scaling = (struct proto_str){"linear", 6};
-    refused(UCM_WIRE_INVALID, "rope: the factor is 0; 1 to 1e6 are allowed");
+    kv_refused(NULL, "rope: the factor is 0; 1 to 1e6 are allowed");
     m.rope_scaling = (struct proto_str){"default", 7};
     rope[0] = 2;
-    refused(UCM_WIRE_INVALID, "rope: K is bytes 2 to 8194 of a shard, but the chunk of plane 0 "
-                              "ends at 8192; K must lie in one plane");
+    kv_refused(NULL, "rope: K is bytes 2 to 8194 of a shard, but the chunk of plane 0 "
+                     "ends at 8192; K must lie in one plane");
     rope[0] = 2 * SECTION;
-    refused(UCM_WIRE_INVALID, "rope: K begins at byte 16384 of a shard, which has 16384");
+    kv_refused(NULL, "rope: K begins at byte 16384 of a shard, which has 16384");
     rope[0] = 0;
     m.pool = true;
-    refused(UCM_WIRE_INVALID, "which does not turn K");
+    kv_refused(NULL, "which does not turn K");
 }
 
 Test(device_turned, refuses_rows_of_several_tokens_on_a_gpu)
@@ -160,8 +109,7 @@ Test(device_turned, refuses_rows_of_several_tokens_on_a_gpu)
     m.gpu = (struct proto_bin){id, 16};
     m.rope.n = 6;
     rope[5] = 2;
-    refused(UCM_WIRE_INVALID,
-            "rope: a row holds 2 tokens of each channel; on a GPU a row is one token");
+    kv_refused(NULL, "rope: a row holds 2 tokens of each channel; on a GPU a row is one token");
 }
 
 /* The second section of a shard, or a part of one plane, may be K as well. */
@@ -170,13 +118,13 @@ Test(device_turned, k_lies_where_the_registration_says)
     struct device_region *r;
 
     rope[0] = SECTION;
-    r = region_turned(NULL);
+    r = kv_region(NULL);
     cr_assert_eq(r->rope->at[0], DEVICE_NO_K);
     cr_assert_eq(r->rope->at[1], 0);
     region_free(r);
     rope[0] = SECTION + 128;
     rope[1] = 8;
-    r = region_turned(NULL);
+    r = kv_region(NULL);
     cr_assert_eq(r->rope->at[3], 128);
     region_free(r);
 }
