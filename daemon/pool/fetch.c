@@ -261,7 +261,7 @@ static void fetch_finish(struct walk *w)
 
     if (w->bytes > 0)
         fetch_count(f);
-    copies_end(&f->c, NULL);
+    (void)copies_end(&f->c, NULL);
     for (uint32_t i = 0; i < w->n_keys; i++) {
         uint32_t first = f->c.blocks[i], n = pieces_of(w, i);
 

@@ -127,18 +127,20 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
     return c;
 }
 
-void copies_end(struct copies *c, struct histogram took[METRIC_SIZES])
+uint64_t copies_end(struct copies *c, struct histogram took[METRIC_SIZES])
 {
     const struct walk *w = &c->w;
     enum metric_size size = w->bytes <= 1u << 20    ? METRIC_LE_1MIB
                             : w->bytes <= 64u << 20 ? METRIC_LE_64MIB
                                                     : METRIC_GT_64MIB;
+    uint64_t took_ns = took && w->bytes > 0 ? uv_hrtime() - w->r.begun_ns : 0;
 
-    if (took && w->bytes > 0)
-        histogram_count(&took[size], uv_hrtime() - w->r.begun_ns);
+    if (took_ns > 0)
+        histogram_count(&took[size], took_ns);
     list_remove(&c->link);
     if (c->region->state == REGISTERED_CLOSING)
         registered_close(c->region);
+    return took_ns;
 }
 
 /* ---- one batch ---- */

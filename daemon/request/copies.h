@@ -76,8 +76,8 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
 int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uint32_t step,
                      const char *what, const char *of);
 /* Its items have ended, and so has its use of the region. If it has copied anything, how long it took is counted in the histogram
- * of its size. NULL: not here. */
-void copies_end(struct copies *c, struct histogram took[METRIC_SIZES]);
+ * of its size, and returned; else 0. NULL: not here. */
+uint64_t copies_end(struct copies *c, struct histogram took[METRIC_SIZES]);
 /* As in walk_kind. `again` puts items that were read into open batches. */
 int copies_again(struct walk *w);
 int copies_send(struct walk *w);

@@ -264,7 +264,7 @@ static void dump_finish(struct walk *w)
         cache_retry_cancel(&d->pressure);
         deadline_disarm(w->rooms->deadlines, &d->pressure_end);
     }
-    copies_end(&d->c, w->rooms->metrics->histograms.dump);
+    (void)copies_end(&d->c, w->rooms->metrics->histograms.dump);
     walk_end(w, NULL);
 }
 

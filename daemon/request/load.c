@@ -62,15 +62,16 @@ static void load_finish(struct walk *w)
 {
     struct load *l = LIST_ENTRY(w, struct load, c.w);
     struct tenant *t = w->ns->tenant;
+    uint64_t took_ns =
+        copies_end(&l->c, &w->rooms->metrics->histograms.load[l->slowest * METRIC_SIZES]);
 
-    if (w->bytes > 0) {
-        histogram_count(&t->times->load, uv_hrtime() - w->r.begun_ns);
+    if (took_ns > 0) {
+        histogram_count(&t->times->load, took_ns);
         t->metrics->loads++;
         t->metrics->load_bytes += w->bytes;
         w->ns->traffic.loads++;
         w->ns->traffic.load_bytes += w->bytes;
     }
-    copies_end(&l->c, &w->rooms->metrics->histograms.load[l->slowest * METRIC_SIZES]);
     if (l->lease != 0)
         lease_end(w->r.s, l->lease);
     walk_end(w, NULL);
