@@ -218,8 +218,8 @@ $O/examples/%: $O/obj/client/examples/%.o $O/libucmclient.a
 	$(Q)$(LINK_TEST) $^ $(CLIENT_LIBS) -o $@
 CTL_OBJ  := $O/libucmctl.a $O/libucmclient.a
 # What ucmctl and ucm-bench become, in Python: they look for them beside themselves.
-SCRIPTS := $O/ucmctl-plan $O/ucmctl-import $O/ucm-bench-serve
-$O/ucmctl-plan $O/ucmctl-import: $O/%: client/ctl/%
+SCRIPTS := $O/ucmctl-plan $O/ucmctl-import $O/ucmctl-top $O/ucm-bench-serve
+$O/ucmctl-plan $O/ucmctl-import $O/ucmctl-top: $O/%: client/ctl/%
 $O/ucm-bench-serve: client/bench/ucm-bench-serve
 $(SCRIPTS):
 	@mkdir -p $(@D)

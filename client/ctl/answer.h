@@ -58,10 +58,7 @@ static inline uint64_t dram_bytes(uint64_t total, uint64_t configured)
 /* A result of `stats`, as exposition_write takes it. What this version does not know is left out, and what
  * an older daemon does not say is 0. */
 struct exposition;
-struct histogram;
 void answer_exposition(const msgpack_object *stats, struct exposition *x);
-/* Adds a histogram of it, by the fields that every one has. */
-void answer_histogram(const msgpack_object *o, struct histogram *h);
 /* The object itself as text, by the same rules. */
 const char *answer_object_text(const msgpack_object *o, char *buf, size_t n);
 /* Whole numbers stay exact, binary becomes hex. NULL without memory; owned by the caller. */

@@ -43,7 +43,7 @@ static unsigned find(const char *text, const char *const *names, unsigned n)
 }
 
 /* The daemon sends bounds, and counts of what is not empty. */
-void answer_histogram(const msgpack_object *o, struct histogram *h)
+static void histogram_add(const msgpack_object *o, struct histogram *h)
 {
     const msgpack_object *buckets = answer_get(o, "buckets");
 
@@ -76,8 +76,8 @@ static void histograms_read(const msgpack_object *stats, struct histograms *all)
             const struct histogram_info *info = &histogram_infos[i];
 
             if (strcmp(info->name, name) == 0 && t < info->tiers && s < info->sizes)
-                answer_histogram(o, (struct histogram *)((char *)all + info->offset) +
-                                        t * info->sizes + s);
+                histogram_add(o, (struct histogram *)((char *)all + info->offset) +
+                                     t * info->sizes + s);
         }
     }
 }

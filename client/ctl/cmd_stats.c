@@ -202,3 +202,8 @@ int cmd_stats(const struct args *a)
         return program_usage_error(a, "--prometheus goes with neither --watch nor --json");
     return args_given(a, "watch") ? watch(a) : ctl_show(a, UCM_METHOD_STATS, NULL, print_stats);
 }
+
+int cmd_top(const struct args *a)
+{
+    return program_script(a, "ucmctl-top");
+}

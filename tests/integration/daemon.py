@@ -1,12 +1,15 @@
 """A daemon for a test, in a folder of its own. $UCMD names another one than build/ucmd, $UCM_TEST_CUDA what it does with GPUs."""
 
 import ctypes
+import importlib.machinery
+import importlib.util
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -24,6 +27,15 @@ def until(true, what="it", limit_s=TIMEOUT_S):
             raise AssertionError(f"{what() if callable(what) else what} did not come about in {limit_s} s")
         time.sleep(0.02)
     return result
+
+
+def script_of(path):
+    """A Python program, by its place in the tree, as a module."""
+    sys.dont_write_bytecode = True
+    loader = importlib.machinery.SourceFileLoader(os.path.basename(path).replace("-", "_"), os.path.join(TOP, path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
 
 
 def listens(path):

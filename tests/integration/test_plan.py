@@ -1,19 +1,16 @@
 #!/usr/bin/python3
 """`ucmctl plan`: its arithmetic against what models' papers and vendors publish, and against the daemon; what it prints."""
 
-import importlib.machinery
-import importlib.util
 import json
 import math
 import os
 import random
 import re
 import subprocess
-import sys
 import tempfile
 import unittest
 
-from daemon import TOP, UCMCTL
+from daemon import TOP, UCMCTL, script_of
 from second_client import DEMO, Case, Daemon, Region
 
 OK, ERROR, USAGE = 0, 1, 2
@@ -72,16 +69,7 @@ WRONG = (([], "no JSON object"), ({}, "num_hidden_layers"), ({"num_hidden_layers
          ({"num_hidden_layers": 1, "layer_types": ["linear_attention"]}, "no layer"))
 
 
-def load(name):
-    """A script of client/ctl as a module."""
-    sys.dont_write_bytecode = True
-    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), os.path.join(TOP, "client/ctl", name))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
-    return module
-
-
-script = load("ucmctl-plan")
+script = script_of("client/ctl/ucmctl-plan")
 
 
 def sizes_of(name, tp=1, pp=1, block_tokens=16, bits=None):

@@ -15,7 +15,7 @@ import threading
 import time
 import unittest
 
-from daemon import TOP, Daemon
+from daemon import TOP, Daemon, script_of
 
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
@@ -182,6 +182,50 @@ class Top(unittest.TestCase):
         terminal.until("dram .*nvme ")
         terminal.write("q")
         self.ended(terminal, 0)
+
+
+class Frames(unittest.TestCase):
+    """What happened between two samples, in as few fields as a frame needs."""
+
+    script = script_of("client/ctl/ucmctl-top")
+
+    def sample(self, ms, keys=0, hits=0, loaded=0, slow=0, instance="i"):
+        """slow: lookups of 8 ms; 92 of 1 us besides. Of three namespaces each has loaded half as much as the one before it."""
+        names = ("requests_total", "requests_busy", "requests_active", "lookups", "dump_bytes", "arena_evicted_blocks", "arena_evicted_lost",
+                 "nvme_read_bytes", "nvme_written_bytes", "slot_waiters", "slot_wait_oldest_us", "arena_bytes_used", "arena_bytes_total")
+        metrics = dict.fromkeys(names, 0) | {"lookup_keys": keys, "lookup_hits": hits, "load_bytes": loaded}
+        times = {"buckets": [1, 92, 8192, slow]}
+        return ({"instance": instance, "uptime_ms": ms, "metrics": metrics, "histograms": [{"name": "lookup", "tier": "", **times}],
+                 "tenants": [{"name": "a", "load_bytes": loaded, "lookup_times": times}]},
+                [{"ns": n, "tenant": "a", "model": "m", "dram_bytes": 100 * n, "load_bytes": loaded >> n} for n in (1, 2, 3)])
+
+    def frame(self, before, after):
+        return self.script.frame_of(self.sample(**before), self.sample(**after))
+
+    def test_rates_are_of_the_time_between(self):
+        f = self.frame({"ms": 1000, "keys": 100, "hits": 100, "loaded": 1 << 20}, {"ms": 3000, "keys": 300, "hits": 150, "loaded": 5 << 20})
+        self.assertEqual((f["seconds"], f["load_bytes_per_second"], f["hit_ratio"]), (2, 2 << 20, 0.25))
+        self.assertEqual((f["tenants"][0]["load_bytes_per_second"], f["tenants"][0]["hit_ratio"]), (2 << 20, None))
+        fresh = self.script.rows([], [{"ns": 1, "load_bytes": 4 << 20}], 2, {"ns": "ns"})
+        self.assertEqual(fresh[0]["load_bytes_per_second"], 2 << 20, "one that is new has done it all in this time")
+
+    def test_times_are_of_what_was_counted_between(self):
+        f = self.frame({"ms": 1000, "slow": 5}, {"ms": 2000, "slow": 15})
+        for times in (f["lookup"], f["tenants"][0]["lookup"]):
+            self.assertEqual(times["count"], 10)
+            self.assertTrue(6144 < times["p50_us"] < times["p99_us"] <= 8192, times)
+        self.assertEqual(f["load"]["p99_us"], None)
+        bounds = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40]
+        self.assertEqual([self.script.below(bound) for bound in bounds], [0, *bounds[:-1]])
+
+    def test_the_busiest_is_first_and_idle_ones_by_what_they_hold(self):
+        for loaded, order in ((1 << 20, [1, 2, 3]), (0, [3, 2, 1])):
+            f = self.frame({"ms": 1000}, {"ms": 2000, "loaded": loaded})
+            self.assertEqual([row["ns"] for row in f["namespaces"]], order)
+
+    def test_a_restart_has_no_rates(self):
+        self.assertIsNone(self.frame({"ms": 1000}, {"ms": 9000, "instance": "b"}))
+        self.assertIsNone(self.frame({"ms": 1000}, {"ms": 1000}))
 
 
 class Gone(unittest.TestCase):
