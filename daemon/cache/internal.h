@@ -105,7 +105,10 @@ struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
 
 static inline struct part *cache_part(struct cache *c, block_ref ref, uint32_t part)
 {
-    return &index_block(c->config.index, ref)->part[part];
+    struct block *b = index_block(c->config.index, ref);
+
+    assert(part < index_ns(c->config.index, b->ns)->identity.parts);
+    return &b->part[part];
 }
 
 /* While a dump writes a part anew, the shared tier's copy does not count. */

@@ -215,6 +215,7 @@ static struct {
     struct deadlines deadlines;
     uv_timer_t limit;
     unsigned tries;
+    block_ref ref;
 } waiter;
 
 static void retry_cb(struct cache_retry *r)
@@ -303,7 +304,7 @@ static void want_again_cb(struct cache_retry *r)
 {
     struct cache_fill *f;
 
-    cr_assert_eq(want(0, &f), -EBUSY);
+    cr_assert_eq(claim(waiter.ref, 0, 0, 1, &f), -EBUSY); /* which releases nothing */
     cr_assert(cache_wait_for(rig.cache, r, WAIT_SLOT));
 }
 
@@ -318,6 +319,7 @@ Test(cache_compact, what_is_not_tried_for_a_moment_is_tried_behind_it, .init = w
 {
     mix(4 * SLOT);
     use_all(true);
+    waiter.ref = open_block(big, 0);
     waiter.retry.retry_cb = want_again_cb;
     want_again_cb(&waiter.retry);
     run_until_compacting(true);
@@ -326,7 +328,15 @@ Test(cache_compact, what_is_not_tried_for_a_moment_is_tried_behind_it, .init = w
     cache_released(rig.cache);
     run_until_compacting(true);
     cr_expect_geq(uv_now(&rig.loop), rig.cache->compact.again_ms);
+    /* Once: in the next pause nothing is released, and behind it nothing is tried. */
+    run_until_compacting(false);
+    while (uv_now(&rig.loop) < rig.cache->compact.again_ms + 100) {
+        uv_run(&rig.loop, UV_RUN_NOWAIT);
+        cr_assert_eq(rig.cache->compact.slot_bytes, 0u);
+        uv_sleep(5);
+    }
     cache_retry_cancel(&waiter.retry);
+    drop(waiter.ref);
     use_all(false);
 }
 
