@@ -182,7 +182,9 @@ struct cache_wait {
     struct list link;
     bool small;  /* in: the request is for few parts; as tier_io.small */
     bool shared; /* out, in done_cb: the part was read from the shared tier, not from NVMe */
-    struct cache_shards *shards; /* out, of cache_get_shards: the caller has these, and no use */
+    /* Of who reads part of it instead (daemon/pool): out: the caller has these, and no use. cancel_cb: also ends a wait; NULL: nothing. */
+    struct cache_shards *shards;
+    void (*cancel_cb)(struct cache_wait *w);
     /* 0: the caller has one use of the part. -errno: it has none; -ENOENT: the shared tier does not
      * have the part any more, or did not say in time; -EBUSY: too many users, or the copy on NVMe
      * failed and the shared tier takes no read now. */
@@ -199,12 +201,6 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
               struct cache_wait *w);
 /* The same of a part in DRAM: CACHE_READY or -EAGAIN. */
 int cache_take(struct cache *c, block_ref ref, uint32_t part);
-/* As cache_get, for who wants shards [first, first + n) of the part only and holds its block until done_cb or cancel. What lies on
- * NVMe alone may then be read in part: done_cb finds w->shards set, which is the caller's until cache_shards_put. If w->shards
- * is NULL he has a use of the part. */
-int cache_get_shards(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
-                     uint8_t priority, int node, struct cache_wait *w);
-void cache_shards_put(struct cache *c, struct cache_shards *s);
 /* done_cb will not run. The read goes on for others. */
 void cache_get_cancel(struct cache *c, struct cache_wait *w);
 void cache_put(struct cache *c, block_ref ref, uint32_t part);

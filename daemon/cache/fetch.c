@@ -106,8 +106,6 @@ static int tier_start(struct part_op *f)
     if (span_slot(c, f->slot, ns_form(cache_ns(c, f->ref), f->part), &span) != 0)
         return -EIO;
     rc = op_tier(f, TIER_READ, &span);
-    if (rc == 0 && policy_heat(index_block(c->config.index, f->ref)) == HEAT_ONCE)
-        admission_returned(cache_ns(c, f->ref)->admits);
     if (rc == 0 || rc == -EAGAIN || rc == -EINPROGRESS)
         return rc;
     log_read_failed(&f->io.tier, rc);
@@ -220,6 +218,7 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
 
     list_init(&w->link);
     w->shards = NULL;
+    w->cancel_cb = NULL;
     if (p->dram == PART_DRAM_READY)
         return cache_take(c, ref, part);
     if (p->dram == PART_DRAM_FETCHING) {
@@ -239,6 +238,7 @@ int cache_get_into(struct cache *c, block_ref ref, uint32_t part, struct arena_g
     assert(cache_part(c, ref, part)->dram == PART_DRAM_NONE);
     list_init(&w->link);
     w->shards = NULL;
+    w->cancel_cb = NULL;
     return fetch_start(c, ref, part, priority, NUMA_NONE, group, w);
 }
 
@@ -246,7 +246,8 @@ void cache_get_cancel(struct cache *c, struct cache_wait *w)
 {
     (void)c;
     list_remove(&w->link);
-    cache_shards_cancel(w);
+    if (w->cancel_cb)
+        w->cancel_cb(w);
 }
 
 /* ---- verifying ---- */

@@ -19,7 +19,6 @@
 /* Operations under way at once; more are -EBUSY. */
 #define CACHE_MAX_FILLS (1u << 20)
 #define CACHE_MAX_FETCHES (1u << 16)
-#define CACHE_SHARD_SUM_BITS 16
 
 /* What the cache puts off until the next turn of the loop, in the order in which it runs then. */
 enum cache_chore {
@@ -38,13 +37,6 @@ enum cache_chore {
     CHORES,
 };
 
-/* Reads of some shards: shards.c. */
-struct cache_stages {
-    struct cache_stage *stage; /* the one that pieces are taken of; NULL: none */
-    uint32_t pieces;           /* in use, of all stages */
-    uint16_t sums[1u << CACHE_SHARD_SUM_BITS];
-};
-
 /* Who hears of parts that a dump has published; NULL: nobody. */
 struct cache_watchers {
     void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part);
@@ -59,6 +51,7 @@ struct cache {
     struct arena *arena;
     uint32_t tier_busy, share_busy; /* operations under way */
     uint32_t users; /* of parts: copies, reads and writes, whose end may free a slot; no holds */
+    uint32_t lent;  /* slots that are nobody's part, by cache_slot_lend */
     struct table fills, fetches;
     struct list fills_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;
@@ -83,7 +76,6 @@ struct cache {
     uint64_t dirty_bytes; /* in DRAM, not on NVMe, and waiting to be written there */
     struct cache_durables durables;
     struct cache_records records;
-    struct cache_stages shards;
     /* Which block leaves. */
     struct cache_space space;
     struct cache_compact compact;
@@ -222,10 +214,5 @@ void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);
-
-/* ---- shards.c ---- */
-
-/* Who waits for the whole part, for want of a slot, waits no more. No effect on others. */
-void cache_shards_cancel(struct cache_wait *w);
 
 #endif

@@ -130,6 +130,9 @@ int op_tier(struct part_op *op, enum tier_op what, const struct span *span)
     op->begun_ns = uv_hrtime();
     rc = c->tier_ops->submit(c->tier, io);
     c->tier_busy += rc == 0;
+    if (rc == 0 && !op->check && (what == TIER_READ || what == TIER_READ_SHARDS) &&
+        policy_heat(index_block(c->config.index, op->ref)) == HEAT_ONCE)
+        admission_returned(ns->admits);
     return rc;
 }
 

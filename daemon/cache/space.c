@@ -5,6 +5,7 @@
  * it there ends (cache_reconsider) or when it is used again. So a search looks at few blocks, and a
  * search that found nothing costs nothing until something was released. `arena_candidates` counts
  * the looks. */
+#include "daemon/cache/extend.h"
 #include "daemon/cache/internal.h"
 
 #include <errno.h>
@@ -505,4 +506,18 @@ int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool k
                                                   : &c->config.metrics->arena_slots_far) += 1;
     *out = slot;
     return 0;
+}
+
+int cache_slot_lend(struct cache *c, uint64_t bytes, int node, slot_ref *out)
+{
+    int rc = cache_slot(c, bytes, 0, node, false, out);
+
+    c->lent += rc == 0;
+    return rc;
+}
+
+void cache_slot_return(struct cache *c, slot_ref slot)
+{
+    c->lent--;
+    arena_slot_free(c->arena, slot);
 }

@@ -15,8 +15,6 @@ int span_part(struct cache *c, block_ref ref, uint32_t part, struct span *out);
 /* Shards that the caller has claimed. */
 int span_fill(struct cache *c, const struct cache_fill *f, uint32_t first, uint32_t n,
               struct span *out);
-/* What was read of a part for the caller alone. */
-int span_piece(const struct cache_shards *s, struct span *out);
 /* Shards [first, first + n), counted in the part, of what `from` has. */
 int span_cut(struct cache *c, const struct span *from, uint32_t first, uint32_t n,
              struct span *out);

@@ -2,8 +2,10 @@
  *
  * The items of one block are the pieces of one item of the walk: one read brings the part into
  * DRAM, or from the first to the last of the shards that they name, if that is little of it
- * (cache_get_shards); and its pieces go in one batch. To a device a piece is a copy as any, of a
+ * (shards_get); and its pieces go in one batch. To a device a piece is a copy as any, of a
  * span of one shard, and the pool's planes are those of a part with one shard. */
+#include "daemon/features.h"
+#include "daemon/pool/shards.h"
 #include "daemon/request/copies.h"
 #include "daemon/retrieval/digest.h"
 #include "proto/histogram.h"
@@ -148,8 +150,27 @@ static int pieces_group(struct call *call, struct fetch *f, uint32_t most)
 
 /* ---- items ---- */
 
-/* From the first to the last of the shards that its pieces name. As cache_get_shards. */
-static int shards_get(struct fetch *f, const struct walk_item *it)
+static struct shard_reads *reads_at(struct requests *rq)
+{
+    return rq->ext[FEATURE_POOL];
+}
+
+static int pool_open(struct requests *rq)
+{
+    struct shard_reads *r = reads_at(rq);
+
+    r->cache = rq->rooms.cache;
+    r->index = rq->rooms.index;
+    r->arena = rq->rooms.arena;
+    r->metrics = rq->rooms.metrics;
+    return 0;
+}
+
+const struct feature pool_feature = {.requests_bytes = sizeof(struct shard_reads),
+                                     .open_cb = pool_open};
+
+/* From the first to the last of the shards that its pieces name. As shards_get. */
+static int item_get(struct fetch *f, const struct walk_item *it)
 {
     const struct fetch_piece *p = &f->pieces[f->c.blocks[it->at]];
     struct walk *w = &f->c.w;
@@ -159,8 +180,8 @@ static int shards_get(struct fetch *f, const struct walk_item *it)
         first = p[i].shard < first ? p[i].shard : first;
         last = p[i].shard > last ? p[i].shard : last;
     }
-    return cache_get_shards(w->rooms->cache, it->ref, it->part, first, last - first + 1,
-                            read_priority(w), f->c.region->region->device->node, &w->spare->w);
+    return shards_get(reads_at(w->r.s->rq), it->ref, it->part, first, last - first + 1,
+                      read_priority(w), f->c.region->region->device->node, &w->spare->w);
 }
 
 static int fetch_begin(struct walk *w, const struct walk_item *it)
@@ -173,7 +194,7 @@ static int fetch_begin(struct walk *w, const struct walk_item *it)
         rc = batch_reserve(&f->c, it, &b);
     if (rc != 0)
         return rc;
-    rc = walk_gives_way(w, it) ? -EBUSY : shards_get(f, it);
+    rc = walk_gives_way(w, it) ? -EBUSY : item_get(f, it);
     if (rc == CACHE_PENDING)
         walk_wait(w, it);
     if (rc != CACHE_READY)
@@ -200,7 +221,7 @@ static int fetch_ready(struct walk *w, struct item_wait *iw, int status)
 static void item_put(struct walk *w, uint32_t at, struct cache_shards *shards)
 {
     if (shards)
-        cache_shards_put(w->rooms->cache, shards);
+        shards_put(shards);
     else
         cache_unuse(w->rooms->cache, w->refs[at], w->part);
 }
@@ -219,7 +240,7 @@ static int fetch_add(struct copy_batch *b, const struct batch_item *item)
     const struct fetch_piece *p = &f->pieces[f->c.blocks[item->at]];
     uint32_t before = b->job.n_items;
     struct span span, shard;
-    int rc = item->held.shards ? span_piece(item->held.shards, &span)
+    int rc = item->held.shards ? shards_span(item->held.shards, &span)
                                : span_part(w->rooms->cache, w->refs[item->at], w->part, &span);
 
     for (uint32_t i = 0, n = pieces_of(w, item->at); rc == 0 && i < n; i++) {

@@ -17,7 +17,7 @@ SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 #: Rooms of features.
 FEATURES = {
     "retrieval": ["daemon/retrieval/", "kernels/sparse/", "kernels/attend/"],
-    "pool": ["daemon/pool/", "daemon/cache/shards.c", "kernels/slots/"],
+    "pool": ["daemon/pool/", "kernels/slots/"],
     "window": ["daemon/window/", "daemon/cache/window.c", "daemon/cache/relocate.c",
                "proto/window.*"],
     "encoding": ["daemon/encoding/", "daemon/device/convert.c", "daemon/cuda/convert.c", "kernels/encoding/", "client/lib/encoding*"],

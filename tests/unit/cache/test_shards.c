@@ -1,4 +1,6 @@
 /* Reads of some shards of a part that lies on NVMe alone. */
+#include "daemon/pool/shards.h"
+
 #include "tests/unit/cache/cache_rig.h"
 
 #define LAYERS 20u
@@ -11,6 +13,7 @@ struct waiter {
 };
 
 static struct ns *space_many;
+static struct shard_reads pool;
 
 static void open_cb(void)
 {
@@ -19,11 +22,13 @@ static void open_cb(void)
     struct ucm_error e;
 
     rig_open();
+    pool = (struct shard_reads){
+        .cache = rig.cache, .index = rig.index, .arena = rig.arena, .metrics = &rig.metrics};
     cr_assert_eq(index_ns_open(rig.index, &id, NULL, &space_many, &e), 0);
     space_many->record = NS_RECORD_WRITTEN;
 }
 
-TestSuite(cache_shards, .init = open_cb, .fini = rig_close);
+TestSuite(shards, .init = open_cb, .fini = rig_close);
 
 static void waiter_cb(struct cache_wait *w, int status)
 {
@@ -36,7 +41,7 @@ static void waiter_cb(struct cache_wait *w, int status)
 static int get(struct waiter *w, block_ref ref, uint32_t first, uint32_t n)
 {
     *w = (struct waiter){.w = {.done_cb = waiter_cb}};
-    return cache_get_shards(rig.cache, ref, 0, first, n, 0, NUMA_NONE, &w->w);
+    return shards_get(&pool, ref, 0, first, n, 0, NUMA_NONE, &w->w);
 }
 
 /* On the tier only; held. */
@@ -58,7 +63,7 @@ static bool right(const struct waiter *w, block_ref ref, uint32_t first, uint32_
 {
     struct span span;
 
-    cr_assert_eq(span_piece(w->w.shards, &span), 0);
+    cr_assert_eq(shards_span(w->w.shards, &span), 0);
     cr_assert(first >= span.first && first + n <= span.first + span.n);
     for (uint32_t s = first; s < first + n; s++) {
         const uint8_t *at = span.origin + (s - span.first) * SHARD;
@@ -77,15 +82,15 @@ static enum part_dram dram(block_ref ref)
 
 static void all_ended(block_ref ref)
 {
-    cr_expect_eq(rig.cache->shards.pieces, 0u);
-    cr_expect_null(rig.cache->shards.stage);
+    cr_expect_eq(rig.cache->lent, 0u);
+    cr_expect_null(pool.stage);
     cr_expect_eq(arena_slots_used(rig.arena), dram(ref) == PART_DRAM_READY ? 1u : 0u);
     drop(ref);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_DONE);
     expect_nothing_held();
 }
 
-Test(cache_shards, the_part_stays_where_it_is)
+Test(shards, the_part_stays_where_it_is)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -100,12 +105,12 @@ Test(cache_shards, the_part_stays_where_it_is)
         cr_expect(right(&w, ref, 9 * first, 2));
         cr_expect_eq(dram(ref), PART_DRAM_NONE);
         cr_expect_eq(block_of(ref)->part[0].users, 0u);
-        cache_shards_put(rig.cache, w.w.shards);
+        shards_put(w.w.shards);
     }
     all_ended(ref);
 }
 
-Test(cache_shards, pieces_share_a_slot)
+Test(shards, pieces_share_a_slot)
 {
     block_ref ref = below(1), other = below(2);
     struct waiter w[40];
@@ -120,14 +125,14 @@ Test(cache_shards, pieces_share_a_slot)
         fake_next(&rig.tier, 0);
     for (unsigned i = 0; i < 16; i++) {
         cr_expect(right(&w[i], i % 2 ? other : ref, i, 1), "%u", i);
-        cache_shards_put(rig.cache, w[i].w.shards);
+        shards_put(w[i].w.shards);
     }
     drop(other);
     cr_expect_eq(cache_evict(rig.cache, other, CACHE_ALL), CACHE_EVICT_DONE);
     all_ended(ref);
 }
 
-Test(cache_shards, who_cancels_gets_nothing)
+Test(shards, who_cancels_gets_nothing)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -142,7 +147,7 @@ Test(cache_shards, who_cancels_gets_nothing)
     all_ended(ref);
 }
 
-Test(cache_shards, what_can_not_be_had_so_is_read_whole)
+Test(shards, what_can_not_be_had_so_is_read_whole)
 {
     static const int why[] = {-ENODATA, -EBADMSG, -EIO};
 
@@ -165,7 +170,7 @@ Test(cache_shards, what_can_not_be_had_so_is_read_whole)
 }
 
 /* The read of the whole part says that the copy is bad. */
-Test(cache_shards, a_bad_copy_is_dropped)
+Test(shards, a_bad_copy_is_dropped)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -177,13 +182,13 @@ Test(cache_shards, a_bad_copy_is_dropped)
     cr_expect_eq(w.calls, 1);
     cr_expect_eq(w.status, -EBADMSG);
     cr_expect_eq(rig.tier.n_live, 0u);
-    cr_expect_eq(rig.cache->shards.pieces, 0u);
+    cr_expect_eq(rig.cache->lent, 0u);
     drop(ref);
     expect_nothing_held();
 }
 
 /* Somebody else had the part read meanwhile. */
-Test(cache_shards, the_part_came_to_dram_meanwhile)
+Test(shards, the_part_came_to_dram_meanwhile)
 {
     block_ref ref = below(1);
     struct waiter w, whole;
@@ -203,7 +208,7 @@ Test(cache_shards, the_part_came_to_dram_meanwhile)
     all_ended(ref);
 }
 
-Test(cache_shards, who_comes_again_gets_the_part)
+Test(shards, who_comes_again_gets_the_part)
 {
     block_ref ref = below(1);
     unsigned reads = 0;
@@ -215,7 +220,7 @@ Test(cache_shards, who_comes_again_gets_the_part)
         cr_assert_eq(w.status, 0);
         if (!w.w.shards)
             break;
-        cache_shards_put(rig.cache, w.w.shards);
+        shards_put(w.w.shards);
         cr_assert_lt(reads, LAYERS);
     }
     cr_expect_geq(reads, PART / (SHARD + 3 * TIER_ALIGN));
@@ -227,7 +232,7 @@ Test(cache_shards, who_comes_again_gets_the_part)
     all_ended(ref);
 }
 
-Test(cache_shards, neither_slot_nor_place_in_the_queue)
+Test(shards, neither_slot_nor_place_in_the_queue)
 {
     block_ref ref = below(1), used[10];
     struct waiter w, users[10];
@@ -251,12 +256,12 @@ Test(cache_shards, neither_slot_nor_place_in_the_queue)
     cr_expect_eq(get(&w, ref, 1, 1), CACHE_PENDING);
     fake_next(&rig.tier, 0);
     cr_expect(right(&w, ref, 1, 1));
-    cache_shards_put(rig.cache, w.w.shards);
+    shards_put(w.w.shards);
     drop(ref);
 }
 
 /* The tier knows before it reads. */
-Test(cache_shards, what_the_tier_refuses_is_read_whole_at_once)
+Test(shards, what_the_tier_refuses_is_read_whole_at_once)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -302,11 +307,11 @@ static void empty_the_arena(void)
     }
     fake_next(&rig.tier, 0);
     cr_expect_eq(full.piece.status, 0);
-    cache_shards_put(rig.cache, full.piece.w.shards);
+    shards_put(full.piece.w.shards);
     turn();
 }
 
-Test(cache_shards, without_a_slot_for_the_whole_part_he_waits)
+Test(shards, without_a_slot_for_the_whole_part_he_waits)
 {
     fail_in_a_full_arena();
     empty_the_arena();
@@ -320,7 +325,7 @@ Test(cache_shards, without_a_slot_for_the_whole_part_he_waits)
     drop(full.other);
 }
 
-Test(cache_shards, who_waits_for_a_slot_may_cancel)
+Test(shards, who_waits_for_a_slot_may_cancel)
 {
     fail_in_a_full_arena();
     cache_get_cancel(rig.cache, &full.w.w);
@@ -331,7 +336,7 @@ Test(cache_shards, who_waits_for_a_slot_may_cancel)
     drop(full.other);
 }
 
-Test(cache_shards, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
+Test(shards, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -348,7 +353,7 @@ Test(cache_shards, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
 }
 
 /* The tier has reused its place. */
-Test(cache_shards, a_place_that_is_gone_is_a_miss)
+Test(shards, a_place_that_is_gone_is_a_miss)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -356,7 +361,7 @@ Test(cache_shards, a_place_that_is_gone_is_a_miss)
     rig.tier.refuse = -ESTALE;
     rig.tier.refuse_n = 2;
     cr_expect_eq(get(&w, ref, 1, 1), -ENOENT);
-    cr_expect_eq(rig.cache->shards.pieces, 0u);
+    cr_expect_eq(rig.cache->lent, 0u);
     drop(ref);
     expect_nothing_held();
 }

@@ -7,26 +7,28 @@
  * Who comes back for other shards of the part again and again is better served by DRAM. So what was read of a part in this way is
  * summed up, and once that would be as much as the part has, the whole part is read: at most twice its bytes. The sums are few,
  * and parts may share one, which costs a read of a whole part now and then. */
-#include "daemon/cache/cache.h"
-#include "daemon/cache/internal.h"
+#include "daemon/pool/shards.h"
 
-#include "daemon/base/log.h"
+#include "daemon/cache/extend.h"
+#include "daemon/tier/tier.h"
 #include "proto/histogram.h"
+#include "proto/metrics.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* A slot that pieces are taken of, front to back. It is freed with its last piece. */
-struct cache_stage {
+struct shard_stage {
     slot_ref slot;
     uint64_t bytes, used;
     uint32_t pieces;
 };
 
 struct cache_shards {
+    struct shard_reads *of;
     struct part_op op; /* its waiter: who asked, unless he has cancelled */
-    struct cache_stage *stage;
+    struct shard_stage *stage;
     struct span span;         /* on the stage */
     struct cache_retry retry; /* without a stage: who asked waits for a slot for the whole part */
     int node;
@@ -36,11 +38,11 @@ struct cache_shards {
 
 /* ---- which parts ---- */
 
-static uint16_t *sum_of(struct cache *c, block_ref ref, uint32_t part)
+static uint16_t *sum_of(struct shard_reads *r, block_ref ref, uint32_t part)
 {
-    uint64_t mixed = part_owner(ref, part) * UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t mixed = ((uint64_t)ref << 16 | part) * UINT64_C(0x9e3779b97f4a7c15);
 
-    return &c->shards.sums[mixed >> (64 - CACHE_SHARD_SUM_BITS)];
+    return &r->sums[mixed >> (64 - SHARD_SUM_BITS)];
 }
 
 /* What a read of these shards adds to the part's sum. */
@@ -52,92 +54,101 @@ static uint32_t share_of(const struct ns *ns, uint32_t part, uint32_t first, uin
 }
 
 /* Little of the part, and not the last of many times. */
-static bool worth(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n)
+static bool worth(struct shard_reads *r, block_ref ref, uint32_t part, uint32_t first, uint32_t n)
 {
-    const struct part *p = cache_part(c, ref, part);
-    uint32_t share = share_of(cache_ns(c, ref), part, first, n);
+    const struct part *p = &index_block(r->index, ref)->part[part];
+    uint32_t share = share_of(cache_ns(r->cache, ref), part, first, n);
 
     if (p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_READY || share > WHOLE / 2)
         return false;
-    if (*sum_of(c, ref, part) + share <= WHOLE)
+    if (*sum_of(r, ref, part) + share <= WHOLE)
         return true;
-    *sum_of(c, ref, part) = 0;
+    *sum_of(r, ref, part) = 0;
     return false;
 }
 
 /* ---- stages ---- */
 
-static int stage_new(struct cache *c, uint64_t part_bytes, int node)
+static int stage_new(struct shard_reads *r, uint64_t part_bytes, int node)
 {
-    struct cache_stage *g = calloc(1, sizeof(*g));
-    int rc = g ? cache_slot(c, arena_padded(part_bytes), 0, node, false, &g->slot) : -ENOMEM;
+    struct shard_stage *g = calloc(1, sizeof(*g));
+    int rc = g ? cache_slot_lend(r->cache, part_bytes, node, &g->slot) : -ENOMEM;
 
     if (rc != 0) {
         free(g);
         return rc;
     }
-    g->bytes = arena_slot_bytes(c->arena, g->slot);
-    c->shards.stage = g;
+    g->bytes = arena_slot_bytes(r->arena, g->slot);
+    r->stage = g;
     return 0;
+}
+
+/* Was that the last one of it? */
+static bool stage_drop(struct shard_reads *r, struct shard_stage *g)
+{
+    if (--g->pieces > 0)
+        return false;
+    if (r->stage == g)
+        r->stage = NULL;
+    cache_slot_return(r->cache, g->slot);
+    free(g);
+    return true;
+}
+
+static void stage_put(struct shard_reads *r, struct shard_stage *g)
+{
+    if (stage_drop(r, g))
+        cache_released(r->cache);
 }
 
 /* 0; -EBUSY: no slot now; -ENOMEM; or -EINVAL. */
 static int stage_take(struct cache_shards *s, const struct form *form, uint32_t first, uint32_t n)
 {
-    struct cache *c = s->op.cache;
+    struct shard_reads *r = s->of;
     uint64_t part_bytes = form->shards * form->shard_bytes,
              room = tier_shards_room(form->shard_bytes, first, n);
-    struct cache_stage *g = c->shards.stage;
+    struct shard_stage *g = r->stage;
     int rc = 0;
 
-    if (!g || g->bytes != arena_padded(part_bytes) || g->bytes - g->used < room) {
-        rc = stage_new(c, part_bytes, s->node);
-        g = c->shards.stage;
-    }
-    if (rc == 0)
-        rc = span_stage(c, g->slot, g->used, form, first, n, &s->span);
+    if (!g || g->bytes != arena_padded(part_bytes) || g->bytes - g->used < room)
+        rc = stage_new(r, part_bytes, s->node);
     if (rc != 0)
         return rc;
+    g = r->stage;
+    g->pieces++;
+    rc = span_stage(r->cache, g->slot, g->used, form, first, n, &s->span);
+    if (rc != 0) {
+        stage_put(r, g);
+        return rc;
+    }
     s->stage = g;
     g->used += room;
-    g->pieces++;
-    c->shards.pieces++;
     return 0;
-}
-
-/* Was that the last one of it? */
-static bool stage_drop(struct cache *c, struct cache_stage *g)
-{
-    c->shards.pieces--;
-    if (--g->pieces > 0)
-        return false;
-    if (c->shards.stage == g)
-        c->shards.stage = NULL;
-    arena_slot_free(c->arena, g->slot);
-    free(g);
-    return true;
-}
-
-static void stage_put(struct cache *c, struct cache_stage *g)
-{
-    if (stage_drop(c, g))
-        cache_released(c);
 }
 
 /* ---- a read ---- */
 
-void cache_shards_put(struct cache *c, struct cache_shards *s)
+void shards_put(struct cache_shards *s)
 {
-    stage_put(c, s->stage);
+    stage_put(s->of, s->stage);
     free(s);
 }
 
-int span_piece(const struct cache_shards *s, struct span *out)
+int shards_span(const struct cache_shards *s, struct span *out)
 {
     if (!s->stage)
         return -EINVAL;
     *out = s->span;
     return 0;
+}
+
+static void cancel_cb(struct cache_wait *w)
+{
+    struct cache_shards *s = w->shards;
+
+    cache_retry_cancel(&s->retry);
+    free(s);
+    w->shards = NULL;
 }
 
 /* The whole part for who waits: he holds the block. Without a slot he waits on, before those who come now. */
@@ -150,6 +161,7 @@ static void whole_instead(struct cache_shards *s, struct cache_wait *w)
         (rc == -EAGAIN && cache_wait_for(c, &s->retry, WAIT_OTHER))) {
         list_push_back(&s->op.waiters, &w->link);
         w->shards = s;
+        w->cancel_cb = cancel_cb;
         return;
     }
     free(s);
@@ -166,34 +178,22 @@ static void whole_retry_cb(struct cache_retry *r)
     whole_instead(s, LIST_ENTRY(list_pop_front(&s->op.waiters), struct cache_wait, link));
 }
 
-void cache_shards_cancel(struct cache_wait *w)
-{
-    struct cache_shards *s = w->shards;
-
-    if (!s || s->stage)
-        return;
-    cache_retry_cancel(&s->retry);
-    free(s);
-    w->shards = NULL;
-}
-
 static void shards_cb(struct part_op *op, int status)
 {
     struct cache_shards *s = LIST_ENTRY(op, struct cache_shards, op);
     struct list *node = list_pop_front(&op->waiters);
-    struct cache *c = op->cache;
     struct cache_wait *w;
 
     if (status == 0)
-        histogram_count(c->config.metrics->histograms.nvme_read, uv_hrtime() - op->begun_ns);
+        histogram_count(s->of->metrics->histograms.nvme_read, uv_hrtime() - op->begun_ns);
     if (!node) {
-        cache_shards_put(c, s);
+        shards_put(s);
         return;
     }
     w = LIST_ENTRY(node, struct cache_wait, link); /* he holds the block */
     op_read_count(op, status == 0 ? s->span.len : 0);
     if (status != 0) {
-        stage_put(c, s->stage);
+        stage_put(s->of, s->stage);
         s->stage = NULL;
         whole_instead(s, w);
         return;
@@ -206,16 +206,17 @@ static const struct op_kind shards_kind = {.tier_cb = shards_cb};
 
 /* CACHE_PENDING; -EBUSY: no slot; -EAGAIN: the tier's queue is full; or another -errno: it can't be had
  * this way. */
-static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
-                        uint8_t priority, int node, struct cache_wait *w)
+static int shards_start(struct shard_reads *r, block_ref ref, uint32_t part, uint32_t first,
+                        uint32_t n, uint8_t priority, int node, struct cache_wait *w)
 {
     struct cache_shards *s = calloc(1, sizeof(*s));
-    struct ns *ns = cache_ns(c, ref);
+    const struct ns *ns = cache_ns(r->cache, ref);
     int rc;
 
     if (!s)
         return -ENOMEM;
-    op_init(&s->op, c, &shards_kind, ref, part);
+    s->of = r;
+    op_init(&s->op, r->cache, &shards_kind, ref, part);
     s->op.priority = priority;
     s->op.small = w->small;
     s->node = node;
@@ -231,28 +232,27 @@ static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t 
     if (rc != 0) {
         /* As it was: nothing was released. */
         s->stage->used -= tier_shards_room(ns_form(ns, part)->shard_bytes, first, n);
-        (void)stage_drop(c, s->stage);
+        (void)stage_drop(r, s->stage);
         free(s);
         return rc;
     }
-    if (policy_heat(index_block(c->config.index, ref)) == HEAT_ONCE)
-        admission_returned(ns->admits);
-    *sum_of(c, ref, part) += (uint16_t)share_of(ns, part, first, n);
+    *sum_of(r, ref, part) += (uint16_t)share_of(ns, part, first, n);
     list_push_back(&s->op.waiters, &w->link);
     return CACHE_PENDING;
 }
 
-int cache_get_shards(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
-                     uint8_t priority, int node, struct cache_wait *w)
+int shards_get(struct shard_reads *r, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
+               uint8_t priority, int node, struct cache_wait *w)
 {
     int rc;
 
     w->shards = NULL;
+    w->cancel_cb = NULL;
     list_init(&w->link);
-    if (worth(c, ref, part, first, n)) {
-        rc = shards_start(c, ref, part, first, n, priority, node, w);
+    if (worth(r, ref, part, first, n)) {
+        rc = shards_start(r, ref, part, first, n, priority, node, w);
         if (rc == CACHE_PENDING || rc == -EBUSY || rc == -EAGAIN)
             return rc;
     }
-    return cache_get(c, ref, part, priority, node, w);
+    return cache_get(r->cache, ref, part, priority, node, w);
 }
