@@ -128,18 +128,12 @@ bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from)
 /* 0: it is this part's, as this run knows it, and has checksums of such shards. */
 static int header_check(const struct tier *t, const struct tier_io *io)
 {
-    const struct segment *s = io->scratch[NVME_IO_SEGMENT];
-    uint32_t record = (uint32_t)count(io, NVME_IO_RECORD);
     struct nvme_record_header h;
 
-    if (nvme_record_header_decode(io->data, &h) < 0 ||
-        !nvme_record_belongs(&h, t->devices[s->file].file.uuid, s->number, record, s->sequence) ||
-        memcmp(h.fingerprint, io->name.fingerprint, sizeof(h.fingerprint)) != 0 ||
-        h.key_bytes != io->name.key_bytes || memcmp(h.key, io->name.key, h.key_bytes) != 0 ||
-        h.part != io->name.part || h.payload_bytes != io->bytes ||
-        h.checksum != io->place.checksum || h.shard_bytes != io->shard_bytes)
-        return -ENODATA;
-    return 0;
+    return nvme_record_header_decode(io->data, &h) == 0 && nvme_record_is(t, io, &h) &&
+                   h.shard_bytes == io->shard_bytes
+               ? 0
+               : -ENODATA;
 }
 
 bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status)

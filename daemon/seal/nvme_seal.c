@@ -275,22 +275,6 @@ unsigned nvme_sealed_read_next(const struct tier_io *io, struct iovec to[2])
     return 2;
 }
 
-static bool header_right(const struct tier *t, const struct tier_io *io,
-                         const struct nvme_record_header *h)
-{
-    const struct segment *s = io->scratch[NVME_IO_SEGMENT];
-    uint32_t record = (uint32_t)(uintptr_t)io->scratch[NVME_IO_RECORD];
-
-    return h->sealed &&
-           nvme_record_belongs(h, t->devices[s->file].file.uuid, s->number, record, s->sequence) &&
-           h->checksum == io->place.checksum && h->payload_bytes == io->bytes &&
-           h->part == io->name.part && h->sequence == s->sequences[record] &&
-           (io->name.key_bytes == 0 || /* a check knows the owner only */
-            (h->key_bytes == io->name.key_bytes &&
-             memcmp(h->key, io->name.key, h->key_bytes) == 0 &&
-             memcmp(h->fingerprint, io->name.fingerprint, sizeof(h->fingerprint)) == 0));
-}
-
 /* No key: the caller forgets the part, but its bytes stay until their segment's turn comes, and the next start finds them again. */
 static void record_keep(struct tier *t, const struct tier_io *io)
 {
@@ -310,7 +294,7 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io)
     struct nvme_sealed *x = sealed_of(io);
     int rc = nvme_record_header_decode(x->page, &x->header);
 
-    if (rc < 0 || !header_right(t, io, &x->header))
+    if (rc < 0 || !nvme_record_is(t, io, &x->header))
         return -EBADMSG;
     if (ns_records_purged(&t->ns_records, x->header.fingerprint, x->header.sequence))
         return -ESTALE; /* the seed that its key came from is gone, or goes now: its bytes are not wrong */

@@ -434,6 +434,10 @@ void nvme_segment_header_of(const struct tier *t, const struct segment *s,
 void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
                            const struct tier_described *d, struct nvme_record_header *out);
 
+/* Is the header that was read the one of this part and this write of it, as the io and the index know them? */
+bool nvme_record_is(const struct tier *t, const struct tier_io *io,
+                    const struct nvme_record_header *h);
+
 /* What the index knows of a record; false: it is not live, or not known. */
 bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t record,
                    struct tier_described *out);

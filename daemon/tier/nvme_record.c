@@ -63,6 +63,22 @@ void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32
     out->key_id[1] = (uint8_t)(s->tags[record] >> 8);
 }
 
+bool nvme_record_is(const struct tier *t, const struct tier_io *io,
+                    const struct nvme_record_header *h)
+{
+    const struct segment *s = io->scratch[NVME_IO_SEGMENT];
+    uint32_t record = (uint32_t)(uintptr_t)io->scratch[NVME_IO_RECORD];
+
+    return h->sealed == io->place.sealed &&
+           nvme_record_belongs(h, t->devices[s->file].file.uuid, s->number, record, s->sequence) &&
+           h->checksum == io->place.checksum && h->payload_bytes == io->bytes &&
+           h->part == io->name.part && h->sequence == s->sequences[record] &&
+           (io->name.key_bytes == 0 || /* a check knows the owner only */
+            (h->key_bytes == io->name.key_bytes &&
+             memcmp(h->key, io->name.key, h->key_bytes) == 0 &&
+             memcmp(h->fingerprint, io->name.fingerprint, sizeof(h->fingerprint)) == 0));
+}
+
 void nvme_segment_header_of(const struct tier *t, const struct segment *s,
                             struct nvme_segment_header *out)
 {

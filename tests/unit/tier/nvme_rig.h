@@ -24,11 +24,8 @@
 #define RIG_PARTS_MAX 4608
 #define PENDING 1 /* no status: 0 and -errno are */
 
-struct rig;
-
 struct rig_part {
     struct tier_io io;
-    struct rig *rig;
     uint32_t number;
     bool stored; /* what an index would know */
     bool pinned; /* drop says no */
@@ -53,6 +50,7 @@ struct rig {
     bool close_when_done;
     bool recovers; /* each part that is found has its order then */
 };
+static struct rig rig;
 
 static inline uint64_t rig_random(uint64_t *state)
 {
@@ -65,30 +63,29 @@ static inline uint64_t rig_random(uint64_t *state)
 
 static inline bool rig_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
 {
-    struct rig *r = ctx;
-    struct rig_part *p = &r->parts[owner - 1];
+    struct rig_part *p = &rig.parts[owner - 1];
 
+    (void)ctx;
     cr_assert(p->stored, "asked for a part that was never said to be stored");
     cr_assert_eq(p->place.loc, loc);
     if (p->pinned)
         return false;
     p->stored = false;
-    r->drops++;
+    rig.drops++;
     return true;
 }
 
 static inline unsigned rig_heat_cb(void *ctx, uint64_t owner)
 {
-    struct rig *r = ctx;
-
-    return r->parts[owner - 1].heat;
+    (void)ctx;
+    return rig.parts[owner - 1].heat;
 }
 
 static inline bool rig_describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
 {
-    struct rig *r = ctx;
-    const struct rig_part *p = &r->parts[owner - 1];
+    const struct rig_part *p = &rig.parts[owner - 1];
 
+    (void)ctx;
     cr_assert(p->stored);
     *out = (struct tier_described){.name = p->io.name,
                                    .bytes = p->io.bytes,
@@ -101,26 +98,26 @@ static inline bool rig_describe_cb(void *ctx, uint64_t owner, struct tier_descri
 static inline bool rig_moved_cb(void *ctx, uint64_t owner, uint64_t from,
                                 const struct tier_place *to)
 {
-    struct rig *r = ctx;
-    struct rig_part *p = &r->parts[owner - 1];
+    struct rig_part *p = &rig.parts[owner - 1];
 
+    (void)ctx;
     if (!p->stored || p->place.loc != from)
         return false;
     cr_assert_eq(p->place.checksum, to->checksum);
     p->place = *to;
-    r->moves++;
+    rig.moves++;
     return true;
 }
 
 static inline void rig_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
 {
-    struct rig *r = ctx;
-    struct rig_part *p = &r->parts[owner - 1];
+    struct rig_part *p = &rig.parts[owner - 1];
 
+    (void)ctx;
     cr_assert(p->stored && p->place.loc == loc);
     p->stored = false;
-    r->losses++;
-    tier_nvme.forget(r->tier, &p->place, p->io.bytes);
+    rig.losses++;
+    tier_nvme.forget(rig.tier, &p->place, p->io.bytes);
 }
 
 static inline bool rig_ns_known_cb(void *ctx, const uint8_t *fingerprint)
@@ -132,14 +129,14 @@ static inline bool rig_ns_known_cb(void *ctx, const uint8_t *fingerprint)
 
 static inline uint64_t rig_restore_cb(void *ctx, const struct tier_found *f)
 {
-    struct rig *r = ctx;
 
-    for (unsigned i = 0; i < r->n; i++) {
-        struct rig_part *p = &r->parts[i];
+    for (unsigned i = 0; i < rig.n; i++) {
+        struct rig_part *p = &rig.parts[i];
 
+        (void)ctx;
         if (memcmp(p->io.name.key, f->name->key, 32) == 0) {
             cr_assert_eq(p->place.loc, f->place.loc);
-            p->order = r->done++;
+            p->order = rig.done++;
             return i + 1;
         }
     }
@@ -163,26 +160,25 @@ static inline const char *rig_base(void)
 }
 
 /* Folders and a config; the tier is not open yet. */
-static inline void rig_init(struct rig *r, unsigned files, uint64_t size, uint64_t segment,
-                            enum config_io io)
+static inline void rig_init(unsigned files, uint64_t size, uint64_t segment, enum config_io io)
 {
-    memset(r, 0, sizeof(*r));
-    cr_assert_eq(uv_loop_init(&r->loop), 0);
+    memset(&rig, 0, sizeof(rig));
+    cr_assert_eq(uv_loop_init(&rig.loop), 0);
     for (unsigned i = 0; i < files; i++) {
-        snprintf(r->folders[i], sizeof(r->folders[i]), "%.40s/nvme-XXXXXX", rig_base());
-        cr_assert_not_null(mkdtemp(r->folders[i]));
-        r->items[i] = r->folders[i];
+        snprintf(rig.folders[i], sizeof(rig.folders[i]), "%.40s/nvme-XXXXXX", rig_base());
+        cr_assert_not_null(mkdtemp(rig.folders[i]));
+        rig.items[i] = rig.folders[i];
     }
-    r->config.nvme_paths = (struct config_list){.item = r->items, .n = files};
-    r->config.nvme_size = size;
-    r->config.nvme_segment = segment;
-    r->config.nvme_depth = 16;
-    r->config.nvme_io = io;
-    r->config.nvme_threads = 4;
-    r->config.nvme_backlog = 1024 * MIB;
+    rig.config.nvme_paths = (struct config_list){.item = rig.items, .n = files};
+    rig.config.nvme_size = size;
+    rig.config.nvme_segment = segment;
+    rig.config.nvme_depth = 16;
+    rig.config.nvme_io = io;
+    rig.config.nvme_threads = 4;
+    rig.config.nvme_backlog = 1024 * MIB;
 }
 
-static inline int rig_try_open(struct rig *r)
+static inline int rig_try_open(void)
 {
     const struct tier_callbacks callbacks = {.drop_cb = rig_drop_cb,
                                              .heat_cb = rig_heat_cb,
@@ -190,105 +186,116 @@ static inline int rig_try_open(struct rig *r)
                                              .lost_cb = rig_lost_cb,
                                              .moved_cb = rig_moved_cb,
                                              .ns_known_cb = rig_ns_known_cb,
-                                             .restore_cb = r->recovers ? rig_restore_cb : NULL,
+                                             .restore_cb = rig.recovers ? rig_restore_cb : NULL,
                                              .recovered_cb = rig_recovered_cb,
-                                             .ctx = r};
+                                             .ctx = NULL};
 
-    memset(&r->error, 0, sizeof(r->error));
-    return tier_nvme.open(&r->loop, &r->config, &callbacks, &r->metrics, &r->tier, &r->error);
+    memset(&rig.error, 0, sizeof(rig.error));
+    return tier_nvme.open(&rig.loop, &rig.config, &callbacks, &rig.metrics, &rig.tier, &rig.error);
 }
 
-static inline void rig_open(struct rig *r)
+static inline void rig_open(void)
 {
-    int rc = rig_try_open(r);
+    int rc = rig_try_open();
 
     if (rc == -EPERM || rc == -ENOSYS)
         cr_skip("io_uring is not allowed here");
-    cr_assert_eq(rc, 0, "%s", r->error.text);
+    cr_assert_eq(rc, 0, "%s", rig.error.text);
 }
 
 /* Memory for n parts of at most slot_bytes, as one registered buffer. */
-static inline void rig_memory(struct rig *r, unsigned n, uint64_t slot_bytes)
+static inline void rig_memory(unsigned n, uint64_t slot_bytes)
 {
-    r->n = n;
-    r->slot_bytes = nvme_padded(slot_bytes);
-    r->memory = aligned_alloc(NVME_PAGE, n * r->slot_bytes);
-    cr_assert_not_null(r->memory);
-    bytes_set(r->memory, n * r->slot_bytes, 0x5a);
-    if (r->tier)
-        tier_nvme.buffer_add(r->tier, 0, r->memory, n * r->slot_bytes);
+    rig.n = n;
+    rig.slot_bytes = nvme_padded(slot_bytes);
+    rig.memory = aligned_alloc(NVME_PAGE, n * rig.slot_bytes);
+    cr_assert_not_null(rig.memory);
+    bytes_set(rig.memory, n * rig.slot_bytes, 0x5a);
+    if (rig.tier)
+        tier_nvme.buffer_add(rig.tier, 0, rig.memory, n * rig.slot_bytes);
 }
 
-static inline void rig_close_tier(struct rig *r)
+/* All of that, with the rest of the configuration as rig_init has it. */
+static inline void rig_start(unsigned files, uint64_t size, uint64_t segment, enum config_io io,
+                             unsigned n, uint64_t slot_bytes)
 {
-    tier_nvme.close(r->tier);
-    r->tier = NULL;
-    cr_assert_eq(uv_run(&r->loop, UV_RUN_DEFAULT), 0);
+    rig_init(files, size, segment, io);
+    rig_open();
+    rig_memory(n, slot_bytes);
 }
 
-static inline void rig_path(const struct rig *r, unsigned file, char out[128])
+static inline void rig_close_tier(void)
 {
-    snprintf(out, 128, "%s/%s", r->folders[file], NVME_CACHE_FILE);
+    tier_nvme.close(rig.tier);
+    rig.tier = NULL;
+    cr_assert_eq(uv_run(&rig.loop, UV_RUN_DEFAULT), 0);
 }
 
-static inline void rig_close(struct rig *r)
+static inline void rig_path(unsigned file, char out[128])
+{
+    snprintf(out, 128, "%s/%s", rig.folders[file], NVME_CACHE_FILE);
+}
+
+/* What is open; also at a test's end, where it says so. */
+static inline void rig_close(void)
 {
     char path[128];
 
-    rig_close_tier(r);
-    cr_assert_eq(uv_loop_close(&r->loop), 0);
-    for (unsigned i = 0; i < r->config.nvme_paths.n; i++) {
-        rig_path(r, i, path);
+    if (rig.config.nvme_paths.n == 0)
+        return;
+    rig_close_tier();
+    cr_assert_eq(uv_loop_close(&rig.loop), 0);
+    for (unsigned i = 0; i < rig.config.nvme_paths.n; i++) {
+        rig_path(i, path);
         unlink(path);
-        snprintf(path, sizeof(path), "%s/%s", r->folders[i], NVME_INDEX_FILE);
+        snprintf(path, sizeof(path), "%s/%s", rig.folders[i], NVME_INDEX_FILE);
         unlink(path);
-        snprintf(path, sizeof(path), "%s/%s", r->folders[i], NVME_NS_FILE);
+        snprintf(path, sizeof(path), "%s/%s", rig.folders[i], NVME_NS_FILE);
         unlink(path);
-        rmdir(r->folders[i]);
+        rmdir(rig.folders[i]);
     }
-    free(r->memory);
+    free(rig.memory);
+    memset(&rig, 0, sizeof(rig));
 }
 
 static inline void rig_done_cb(struct tier_io *io, int status)
 {
     struct rig_part *p = LIST_ENTRY(io, struct rig_part, io);
-    struct rig *r = p->rig;
 
     cr_assert_eq(p->status, PENDING, "done twice");
     p->status = status;
-    p->order = r->done++;
+    p->order = rig.done++;
     if (io->op == TIER_WRITE && status == 0) {
         p->stored = true;
         p->place = io->place;
     }
-    if (--r->under_way == 0 && r->close_when_done) {
-        tier_nvme.close(r->tier);
-        r->tier = NULL;
+    if (--rig.under_way == 0 && rig.close_when_done) {
+        tier_nvme.close(rig.tier);
+        rig.tier = NULL;
     }
 }
 
-static inline char *part_data(struct rig *r, unsigned number)
+static inline char *part_data(unsigned number)
 {
-    return r->memory + number * r->slot_bytes;
+    return rig.memory + number * rig.slot_bytes;
 }
 
-static inline int part_submit(struct rig *r, unsigned number, enum tier_op op)
+static inline int part_submit(unsigned number, enum tier_op op)
 {
-    struct rig_part *p = &r->parts[number];
+    struct rig_part *p = &rig.parts[number];
     int rc;
 
-    p->rig = r;
     p->number = number;
     p->status = PENDING;
     p->io.op = op;
-    p->io.data = part_data(r, number);
+    p->io.data = part_data(number);
     p->io.buffer = 0;
     p->io.done_cb = rig_done_cb;
     p->io.place = p->place;
-    r->under_way++;
-    rc = tier_nvme.submit(r->tier, &p->io);
+    rig.under_way++;
+    rc = tier_nvme.submit(rig.tier, &p->io);
     if (rc < 0)
-        r->under_way--;
+        rig.under_way--;
     return rc;
 }
 
@@ -302,7 +309,7 @@ static inline void rig_named_cb(struct tier_ns_record *n, int status)
 
 /* The namespace of all parts is named, or what was stored for it so far purged. n: until it is
  * done. */
-static inline void rig_name(struct rig *r, struct tier_ns_record *n, bool forget)
+static inline void rig_name(struct tier_ns_record *n, bool forget)
 {
     static const uint8_t identity[16] = "the only one";
     static uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
@@ -313,12 +320,12 @@ static inline void rig_name(struct rig *r, struct tier_ns_record *n, bool forget
                                  .identity_bytes = sizeof(identity),
                                  .forget = forget,
                                  .done_cb = rig_named_cb};
-    tier_nvme.ns_record(r->tier, n);
+    tier_nvme.ns_record(rig.tier, n);
 }
 
-static inline int part_write(struct rig *r, unsigned number, uint64_t bytes)
+static inline int part_write(unsigned number, uint64_t bytes)
 {
-    struct rig_part *p = &r->parts[number];
+    struct rig_part *p = &rig.parts[number];
     uint64_t seed = number;
 
     p->io.bytes = bytes;
@@ -331,66 +338,94 @@ static inline int part_write(struct rig *r, unsigned number, uint64_t bytes)
 
         memcpy(p->io.name.key + i, &v, 8);
     }
-    bytes_put(part_data(r, number), bytes, number);
-    return part_submit(r, number, TIER_WRITE);
+    bytes_put(part_data(number), bytes, number);
+    return part_submit(number, TIER_WRITE);
 }
 
-static inline int part_read(struct rig *r, unsigned number, uint8_t priority)
+static inline int part_read(unsigned number, uint8_t priority)
 {
-    r->parts[number].io.priority = priority;
-    memset(part_data(r, number), 0xee, nvme_padded(r->parts[number].io.bytes));
-    return part_submit(r, number, TIER_READ);
+    rig.parts[number].io.priority = priority;
+    memset(part_data(number), 0xee, nvme_padded(rig.parts[number].io.bytes));
+    return part_submit(number, TIER_READ);
 }
 
-static inline void rig_run(struct rig *r)
+static inline void rig_run(void)
 {
-    cr_assert_eq(uv_run(&r->loop, UV_RUN_DEFAULT), 0);
-    cr_assert_eq(r->under_way, 0, "%u operations never ended", r->under_way);
+    cr_assert_eq(uv_run(&rig.loop, UV_RUN_DEFAULT), 0);
+    cr_assert_eq(rig.under_way, 0, "%u operations never ended", rig.under_way);
 }
 
-static inline bool part_right(struct rig *r, unsigned number)
+static inline bool part_right(unsigned number)
 {
-    return bytes_are(part_data(r, number), r->parts[number].io.bytes, number);
+    return bytes_are(part_data(number), rig.parts[number].io.bytes, number);
 }
 
 /* Writes parts [from, to) of `bytes` each and waits; how many were stored. */
-static inline unsigned rig_write(struct rig *r, unsigned from, unsigned to, uint64_t bytes)
+static inline unsigned rig_write(unsigned from, unsigned to, uint64_t bytes)
 {
     unsigned stored = 0;
 
     for (unsigned i = from; i < to; i++)
-        cr_assert_eq(part_write(r, i, bytes), 0);
-    rig_run(r);
+        cr_assert_eq(part_write(i, bytes), 0);
+    rig_run();
     for (unsigned i = from; i < to; i++)
-        stored += r->parts[i].status == 0;
+        stored += rig.parts[i].status == 0;
     return stored;
 }
 
 /* Reads all parts that are stored and checks each of them. */
-static inline unsigned rig_verify(struct rig *r)
+static inline unsigned rig_verify(void)
 {
     unsigned n = 0;
 
-    for (unsigned i = 0; i < r->n; i++)
-        if (r->parts[i].stored)
-            cr_assert_eq(part_read(r, i, (uint8_t)(i % 8)), 0);
-    rig_run(r);
-    for (unsigned i = 0; i < r->n; i++) {
-        if (!r->parts[i].stored)
+    for (unsigned i = 0; i < rig.n; i++)
+        if (rig.parts[i].stored)
+            cr_assert_eq(part_read(i, (uint8_t)(i % 8)), 0);
+    rig_run();
+    for (unsigned i = 0; i < rig.n; i++) {
+        if (!rig.parts[i].stored)
             continue;
-        cr_assert_eq(r->parts[i].status, 0, "part %u: %s", i, strerror(-r->parts[i].status));
-        cr_assert(part_right(r, i), "part %u has wrong bytes", i);
+        cr_assert_eq(rig.parts[i].status, 0, "part %u: %s", i, strerror(-rig.parts[i].status));
+        cr_assert(part_right(i), "part %u has wrong bytes", i);
         n++;
     }
     return n;
 }
 
-static inline int rig_fd(const struct rig *r, unsigned file)
+static inline void rig_read(unsigned from, unsigned to, uint8_t priority)
+{
+    for (unsigned i = from; i < to; i++)
+        cr_assert_eq(part_read(i, priority), 0);
+    rig_run();
+}
+
+/* Its status. */
+static inline int rig_read_one(unsigned number)
+{
+    rig_read(number, number + 1, 0);
+    return rig.parts[number].status;
+}
+
+static inline void rig_ended(unsigned from, unsigned to, int status)
+{
+    for (unsigned i = from; i < to; i++)
+        cr_assert_eq(rig.parts[i].status, status, "part %u: %s", i, strerror(-rig.parts[i].status));
+}
+
+static inline struct tier_stats rig_stats(void)
+{
+    struct tier_stats stats;
+
+    tier_nvme.stats(rig.tier, &stats);
+    return stats;
+}
+
+static inline int rig_fd(unsigned file)
 {
     char path[128];
     int fd;
 
-    rig_path(r, file, path);
+    rig_path(file, path);
     fd = open(path, O_RDWR | O_CLOEXEC);
     cr_assert_geq(fd, 0);
     return fd;
@@ -399,6 +434,19 @@ static inline int rig_fd(const struct rig *r, unsigned file)
 static inline off_t place_offset(const struct tier_place *place)
 {
     return (off_t)(nvme_loc_page(place->loc) * NVME_PAGE);
+}
+
+/* Another bit at this byte of the part's record, in the first file. */
+static inline void part_flip(unsigned number, off_t at)
+{
+    int fd = rig_fd(0);
+    char c;
+
+    at += place_offset(&rig.parts[number].place);
+    cr_assert_eq(pread(fd, &c, 1, at), 1);
+    c ^= 4;
+    cr_assert_eq(pwrite(fd, &c, 1, at), 1);
+    close(fd);
 }
 
 #endif

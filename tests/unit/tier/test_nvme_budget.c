@@ -2,17 +2,14 @@
  * end. A disk that a small request reads has few writes under way. */
 #include "tests/unit/tier/nvme_rig.h"
 
+TestSuite(nvme_budget, .fini = rig_close);
+
 #define PARTS 200u
 #define BUDGET_PARTS 8u
 
-static struct rig rig;
-
 static unsigned not_begun(void)
 {
-    struct tier_stats stats;
-
-    tier_nvme.stats(rig.tier, &stats);
-    return stats.queued;
+    return rig_stats().queued;
 }
 
 /* Writes all at once; no turn begins or ends more than its share. Ending is bounded by the pieces
@@ -20,7 +17,7 @@ static unsigned not_begun(void)
 static void expect_small_turns(uint64_t bytes)
 {
     for (unsigned i = 0; i < PARTS; i++)
-        cr_assert_eq(part_write(&rig, i, bytes), 0);
+        cr_assert_eq(part_write(i, bytes), 0);
     while (rig.under_way > 0) {
         unsigned queued = not_begun(), done = rig.done;
 
@@ -28,26 +25,20 @@ static void expect_small_turns(uint64_t bytes)
         cr_expect_leq(queued - not_begun(), 2 * BUDGET_PARTS - 1, "begun");
         cr_expect_leq(rig.done - done, 2 * BUDGET_PARTS - 1, "ended");
     }
-    rig_run(&rig);
-    cr_expect_eq(rig_verify(&rig), PARTS);
+    rig_run();
+    cr_expect_eq(rig_verify(), PARTS);
 }
 
 Test(nvme_budget, many_small_writes_take_many_turns)
 {
-    rig_init(&rig, 1, 33 * MIB, 4 * MIB, CONFIG_IO_URING);
-    rig_open(&rig);
-    rig_memory(&rig, PARTS, 4096);
+    rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING, PARTS, 4096);
     expect_small_turns(4096);
-    rig_close(&rig);
 }
 
 Test(nvme_budget, so_do_those_that_threads_sum)
 {
-    rig_init(&rig, 1, 33 * MIB, 4 * MIB, CONFIG_IO_URING);
-    rig_open(&rig);
-    rig_memory(&rig, PARTS, 64 << 10);
+    rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING, PARTS, 64 << 10);
     expect_small_turns(64 << 10);
-    rig_close(&rig);
 }
 
 /* ---- segments to be reused ---- */
@@ -61,26 +52,25 @@ static void expect_small_drops(unsigned rewrite)
 {
     unsigned most = 0;
 
-    rig_init(&rig, 1, 33 * MIB, 16 * MIB, CONFIG_IO_URING);
+    rig_init(1, 33 * MIB, 16 * MIB, CONFIG_IO_URING);
     rig.config.nvme_rewrite = rewrite;
-    rig_open(&rig);
-    rig_memory(&rig, 2 * RECORDS + 100, 4096);
+    rig_open();
+    rig_memory(2 * RECORDS + 100, 4096);
     for (unsigned i = 0; i < 2 * RECORDS + 100; i++)
-        cr_assert_eq(part_write(&rig, i, 4096), 0);
+        cr_assert_eq(part_write(i, 4096), 0);
     while (rig.under_way > 0) {
         unsigned drops = rig.drops;
 
         uv_run(&rig.loop, UV_RUN_ONCE);
         most = rig.drops - drops > most ? rig.drops - drops : most;
     }
-    rig_run(&rig);
+    rig_run();
     cr_expect_eq(most, DROPS);
     cr_expect_eq(rig.drops % RECORDS, 0u);
     cr_expect_gt(rig.drops, 0u);
     cr_expect_eq(rig.metrics.nvme_reclaimed_blocks, rig.drops);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
-    cr_expect_eq(rig_verify(&rig), 2 * RECORDS + 100 - rig.drops);
-    rig_close(&rig);
+    cr_expect_eq(rig_verify(), 2 * RECORDS + 100 - rig.drops);
 }
 
 Test(nvme_budget, a_segment_is_dropped_in_turns_when_room_is_needed)
@@ -112,7 +102,7 @@ static void look_cb(uv_prepare_t *handle)
     struct tier_stats stats;
 
     (void)handle;
-    tier_nvme.stats(rig.tier, &stats);
+    stats = rig_stats();
     seen.writes = stats.in_flight > seen.writes ? stats.in_flight : seen.writes;
     seen.parts = parts > seen.parts ? parts : seen.parts;
 }
@@ -123,11 +113,11 @@ static void watched_writes(unsigned first, unsigned n, uint64_t even, uint64_t o
     cr_assert_eq(uv_prepare_init(&rig.loop, &seen.prepare), 0);
     cr_assert_eq(uv_prepare_start(&seen.prepare, look_cb), 0);
     for (unsigned i = first; i < first + n; i++)
-        cr_assert_eq(part_write(&rig, i, i % 2 ? odd : even), 0);
+        cr_assert_eq(part_write(i, i % 2 ? odd : even), 0);
     while (rig.under_way > 0)
         uv_run(&rig.loop, UV_RUN_ONCE);
     uv_close((uv_handle_t *)&seen.prepare, NULL);
-    rig_run(&rig);
+    rig_run();
 }
 
 /* Neighbours differ in length, so that each needs a write of its own. */
@@ -140,31 +130,28 @@ static unsigned most_writes(unsigned first, unsigned n)
 /* A write that opens a segment is its turn's last. */
 static void open_segment(void)
 {
-    cr_assert_eq(rig_write(&rig, 0, 1, 100), 1u);
+    cr_assert_eq(rig_write(0, 1, 100), 1u);
 }
 
 static void read_first(bool small)
 {
     rig.parts[0].io.small = small;
-    cr_assert_eq(part_read(&rig, 0, 0), 0);
-    rig_run(&rig);
-    cr_assert_eq(rig.parts[0].status, 0);
+    cr_assert_eq(rig_read_one(0), 0);
 }
 
 Test(nvme_budget, a_disk_that_a_small_request_reads_has_few_writes)
 {
-    rig_init(&rig, 1, 129 * MIB, 4 * MIB, CONFIG_IO_URING);
+    rig_init(1, 129 * MIB, 4 * MIB, CONFIG_IO_URING);
     rig.config.nvme_depth = 128;
-    rig_open(&rig);
-    rig_memory(&rig, 1 + BEGUN + NARROW_WRITES + BEGUN, 8192);
+    rig_open();
+    rig_memory(1 + BEGUN + NARROW_WRITES + BEGUN, 8192);
     open_segment();
     cr_expect_eq(most_writes(1, BEGUN), WIDE_MAX, "nothing was read yet");
     read_first(true);
     cr_expect_eq(most_writes(1 + BEGUN, NARROW_WRITES), NARROW_MAX);
     cr_expect_eq(most_writes(1 + BEGUN + NARROW_WRITES, BEGUN), WIDE_MAX,
                  "no such read for a while");
-    cr_expect_eq(rig_verify(&rig), rig.n);
-    rig_close(&rig);
+    cr_expect_eq(rig_verify(), rig.n);
 }
 
 /* A write has 256 KiB, with headers, or one part. */
@@ -174,42 +161,38 @@ Test(nvme_budget, and_small_ones)
     static const unsigned merged[] = {4, 1};
 
     for (unsigned k = 0; k < 2; k++) {
-        rig_init(&rig, 1, 65 * MIB, 16 * MIB, CONFIG_IO_URING);
+        rig_init(1, 65 * MIB, 16 * MIB, CONFIG_IO_URING);
         rig.config.nvme_depth = 128;
-        rig_open(&rig);
-        rig_memory(&rig, 17, MIB);
-        cr_assert_eq(rig_write(&rig, 0, 1, sizes[k]), 1u);
+        rig_open();
+        rig_memory(17, MIB);
+        cr_assert_eq(rig_write(0, 1, sizes[k]), 1u);
         read_first(true);
         watched_writes(1, 16, sizes[k], sizes[k]);
         cr_expect_leq(seen.parts, NARROW_MAX * merged[k]);
-        cr_expect_eq(rig_verify(&rig), rig.n);
-        rig_close(&rig);
+        cr_expect_eq(rig_verify(), rig.n);
+        rig_close();
     }
 }
 
 Test(nvme_budget, large_requests_do_not_hold_up_writes)
 {
-    rig_init(&rig, 1, 33 * MIB, 4 * MIB, CONFIG_IO_URING);
+    rig_init(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING);
     rig.config.nvme_depth = 128;
-    rig_open(&rig);
-    rig_memory(&rig, 1 + 2 * BEGUN, 8192);
+    rig_open();
+    rig_memory(1 + 2 * BEGUN, 8192);
     open_segment();
     cr_assert_eq(most_writes(1, BEGUN), WIDE_MAX);
     read_first(false);
     cr_expect_eq(most_writes(1 + BEGUN, BEGUN), WIDE_MAX);
-    rig_close(&rig);
 }
 
 /* Nobody comes after it, and it is not forgotten for that. */
 Test(nvme_budget, a_single_write_does_not_wait_for_others)
 {
-    rig_init(&rig, 1, 33 * MIB, 4 * MIB, CONFIG_IO_AUTO);
-    rig_open(&rig);
-    rig_memory(&rig, 2, MIB);
-    cr_expect_eq(rig_write(&rig, 0, 1, 64 << 10), 1u);
-    cr_expect_eq(rig_write(&rig, 1, 2, 100), 1u);
-    cr_expect_eq(rig_verify(&rig), 2u);
-    rig_close(&rig);
+    rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_AUTO, 2, MIB);
+    cr_expect_eq(rig_write(0, 1, 64 << 10), 1u);
+    cr_expect_eq(rig_write(1, 2, 100), 1u);
+    cr_expect_eq(rig_verify(), 2u);
 }
 
 /* Summed on the loop or not: a flipped bit is found. */
@@ -217,30 +200,14 @@ Test(nvme_budget, small_parts_are_verified_too)
 {
     static const uint64_t sizes[] = {1, 4096, 16 << 10, (16 << 10) + 1};
     unsigned n = sizeof(sizes) / sizeof(sizes[0]);
-    int fd;
 
-    rig_init(&rig, 1, 33 * MIB, 4 * MIB, CONFIG_IO_AUTO);
-    rig_open(&rig);
-    rig_memory(&rig, n, 32 << 10);
+    rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_AUTO, n, 32 << 10);
     for (unsigned i = 0; i < n; i++)
-        cr_assert_eq(rig_write(&rig, i, i + 1, sizes[i]), 1u);
-    cr_expect_eq(rig_verify(&rig), n);
-    fd = rig_fd(&rig, 0);
-    for (unsigned i = 0; i < n; i++) {
-        off_t at = place_offset(&rig.parts[i].place) + NVME_PAGE;
-        char byte;
-
-        cr_assert_eq(pread(fd, &byte, 1, at), 1);
-        byte ^= 1;
-        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
-    }
-    cr_assert_eq(fsync(fd), 0);
-    close(fd);
+        cr_assert_eq(rig_write(i, i + 1, sizes[i]), 1u);
+    cr_expect_eq(rig_verify(), n);
     for (unsigned i = 0; i < n; i++)
-        cr_assert_eq(part_read(&rig, i, 0), 0);
-    rig_run(&rig);
-    for (unsigned i = 0; i < n; i++)
-        cr_expect_eq(rig.parts[i].status, -EBADMSG);
+        part_flip(i, NVME_PAGE);
+    rig_read(0, n, 0);
+    rig_ended(0, n, -EBADMSG);
     cr_expect_eq(rig.metrics.nvme_corrupt, n);
-    rig_close(&rig);
 }

@@ -2,7 +2,8 @@
 /* Sanitizers: thread */
 #include "tests/unit/tier/nvme_rig.h"
 
-static struct rig rig;
+TestSuite(nvme_close, .fini = rig_close);
+
 static uv_work_t blockers[128];
 
 static void sleep_cb(uv_work_t *work)
@@ -32,14 +33,14 @@ Test(nvme_close, the_scrub_asks_nobody_any_more)
 {
     struct tier_ns_record naming;
 
-    rig_init(&rig, 1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    rig_init(1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     rig.config.nvme_scrub = 1024 * MIB;
     rig.config.nvme_scrub_interval_ms = 100;
-    rig_open(&rig);
-    rig_memory(&rig, 30, 100000);
-    cr_assert_eq(rig_write(&rig, 0, 30, 100000), 30);
+    rig_open();
+    rig_memory(30, 100000);
+    cr_assert_eq(rig_write(0, 30, 100000), 30);
     pool_block();
-    rig_name(&rig, &naming, false); /* holds the tier for as long */
+    rig_name(&naming, false); /* holds the tier for as long */
     tier_nvme.close(rig.tier);
     rig.tier = NULL;
     /* the caller is gone: describe fails the test where it is asked of these */
@@ -47,5 +48,4 @@ Test(nvme_close, the_scrub_asks_nobody_any_more)
         rig.parts[i].stored = false;
     cr_assert_eq(uv_run(&rig.loop, UV_RUN_DEFAULT), 0);
     cr_expect_null(naming.identity);
-    rig_close(&rig);
 }

@@ -4,28 +4,15 @@
 #include "tests/unit/tier/nvme_faults.h"
 #include "tests/unit/tier/nvme_rig.h"
 
-static struct rig rig;
+TestSuite(nvme_faults, .fini = rig_close);
 
 /* ---- what lies on the disk is not what was written ---- */
 
 static void stored(enum config_io io, unsigned n)
 {
     memset(&fault, 0, sizeof(fault));
-    rig_init(&rig, 1, 17 * MIB, 1 * MIB, io);
-    rig_open(&rig);
-    rig_memory(&rig, n, 50000);
-    cr_assert_eq(rig_write(&rig, 0, n, 50000), n);
-}
-
-static void flip(off_t at)
-{
-    char c;
-    int fd = rig_fd(&rig, 0);
-
-    cr_assert_eq(pread(fd, &c, 1, at), 1);
-    c ^= 4;
-    cr_assert_eq(pwrite(fd, &c, 1, at), 1);
-    close(fd);
+    rig_start(1, 17 * MIB, 1 * MIB, io, n, 50000);
+    cr_assert_eq(rig_write(0, n, 50000), n);
 }
 
 Test(nvme_faults, flipped_bits_are_found)
@@ -34,17 +21,14 @@ Test(nvme_faults, flipped_bits_are_found)
 
     stored(CONFIG_IO_AUTO, 12);
     for (unsigned i = 0; i < 6; i++)
-        flip(place_offset(&rig.parts[i].place) + NVME_PAGE + at[i]);
-    flip(place_offset(&rig.parts[6].place) + NVME_PAGE + 50000); /* padding: nobody's bytes */
-    for (unsigned i = 0; i < 12; i++)
-        cr_assert_eq(part_read(&rig, i, 0), 0);
-    rig_run(&rig);
+        part_flip(i, NVME_PAGE + at[i]);
+    part_flip(6, NVME_PAGE + 50000); /* padding: nobody's bytes */
+    rig_read(0, 12, 0);
     for (unsigned i = 0; i < 12; i++) {
         cr_assert_eq(rig.parts[i].status, i < 6 ? -EBADMSG : 0);
-        cr_assert(i < 6 || part_right(&rig, i));
+        cr_assert(i < 6 || part_right(i));
     }
     cr_assert_eq(rig.metrics.nvme_corrupt, 6);
-    rig_close(&rig);
 }
 
 Test(nvme_faults, swapped_records_are_found)
@@ -54,7 +38,7 @@ Test(nvme_faults, swapped_records_are_found)
     int fd;
 
     stored(CONFIG_IO_AUTO, 4);
-    fd = rig_fd(&rig, 0);
+    fd = rig_fd(0);
     at_a = place_offset(&rig.parts[1].place);
     at_b = place_offset(&rig.parts[2].place);
     cr_assert_eq(pread(fd, a, sizeof(a), at_a), (ssize_t)sizeof(a));
@@ -62,12 +46,9 @@ Test(nvme_faults, swapped_records_are_found)
     cr_assert_eq(pwrite(fd, a, sizeof(a), at_b), (ssize_t)sizeof(a));
     cr_assert_eq(pwrite(fd, b, sizeof(b), at_a), (ssize_t)sizeof(b));
     close(fd);
-    for (unsigned i = 0; i < 4; i++)
-        cr_assert_eq(part_read(&rig, i, 0), 0);
-    rig_run(&rig);
+    rig_read(0, 4, 0);
     for (unsigned i = 0; i < 4; i++)
         cr_assert_eq(rig.parts[i].status, i == 1 || i == 2 ? -EBADMSG : 0);
-    rig_close(&rig);
 }
 
 static void truncated(enum config_io io)
@@ -77,32 +58,26 @@ static void truncated(enum config_io io)
     off_t cut_at;
 
     stored(io, 10);
-    rig_path(&rig, 0, path);
+    rig_path(0, path);
     /* part 5 loses its tail, those behind it everything */
     cut_at = place_offset(&rig.parts[5].place) + 3 * NVME_PAGE + 100;
     cr_assert_eq(truncate(path, cut_at), 0);
-    for (unsigned i = 0; i < 10; i++)
-        cr_assert_eq(part_read(&rig, i, 0), 0);
-    rig_run(&rig);
+    rig_read(0, 10, 0);
     for (unsigned i = 0; i < 10; i++) {
         bool whole = place_offset(&rig.parts[i].place) + (off_t)nvme_stride(50000) <= cut_at;
 
         lost += !whole;
         cr_assert_eq(rig.parts[i].status, whole ? 0 : -EIO, "part %u: %d", i, rig.parts[i].status);
-        cr_assert(!whole || part_right(&rig, i));
+        cr_assert(!whole || part_right(i));
     }
     cr_assert_geq(lost, 1);
     cr_assert_eq(rig.metrics.nvme_read_errors, lost);
-    rig_close(&rig);
 }
 
-Test(nvme_faults, truncated_file_uring)
+Test(nvme_faults, truncated_file)
 {
     truncated(CONFIG_IO_AUTO);
-}
-
-Test(nvme_faults, truncated_file_threads)
-{
+    rig_close();
     truncated(CONFIG_IO_THREADS);
 }
 
@@ -115,48 +90,41 @@ Test(nvme_faults, what_is_read_late_is_found_in_its_turn)
     char path[128];
 
     memset(&fault, 0, sizeof(fault));
-    rig_init(&rig, 1, 17 * MIB, 1 * MIB, CONFIG_IO_THREADS);
-    rig_open(&rig);
-    rig_name(&rig, &name, false);
-    rig_run(&rig);
-    rig_memory(&rig, 12, 50000);
-    cr_assert_eq(rig_write(&rig, 0, 12, 50000), 12);
-    rig_close_tier(&rig);
+    rig_init(1, 17 * MIB, 1 * MIB, CONFIG_IO_THREADS);
+    rig_open();
+    rig_name(&name, false);
+    rig_run();
+    rig_memory(12, 50000);
+    cr_assert_eq(rig_write(0, 12, 50000), 12);
+    rig_close_tier();
     snprintf(path, sizeof(path), "%s/%s", rig.folders[0], NVME_INDEX_FILE);
     (void)unlink(path); /* so that all headers are read */
     fault.late_from = place_offset(&rig.parts[0].place);
     fault.late_to = place_offset(&rig.parts[11].place) + 1;
     rig.recovers = true;
     rig.done = 0;
-    rig_open(&rig);
-    rig_run(&rig);
+    rig_open();
+    rig_run();
     cr_assert_eq(rig.done, 12);
     for (unsigned i = 0; i < 12; i++)
         cr_expect_eq(rig.parts[i].order, i, "part %u was number %u", i, rig.parts[i].order);
-    rig_close(&rig);
 }
 
 /* ---- the device fails ---- */
 
 Test(nvme_faults, other_files_go_on)
 {
-    struct tier_stats stats;
-
     memset(&fault, 0, sizeof(fault));
-    rig_init(&rig, 2, 17 * MIB, 1 * MIB, CONFIG_IO_THREADS);
-    rig_open(&rig);
-    rig_memory(&rig, 100, 50000);
-    cr_assert_eq(rig_write(&rig, 0, 20, 50000), 20);
+    rig_start(2, 17 * MIB, 1 * MIB, CONFIG_IO_THREADS, 100, 50000);
+    cr_assert_eq(rig_write(0, 20, 50000), 20);
     fault.write_error = fault.sync_error = EROFS; /* health checks fail, too: it stays off */
     fault.writes_fail = 3; /* one operation with its retries: one file is given up */
-    cr_assert_eq(rig_write(&rig, 20, 21, 50000), 0);
-    tier_nvme.stats(rig.tier, &stats);
-    cr_assert(stats.degraded);
-    cr_assert_eq(rig_write(&rig, 40, 100, 50000), 60);
+    cr_assert_eq(rig_write(20, 21, 50000), 0);
+    cr_assert(rig_stats().degraded);
+    cr_assert_eq(rig_write(40, 100, 50000), 60);
     for (unsigned i = 41; i < 100; i++)
         cr_assert_eq(nvme_loc_file(rig.parts[i].place.loc), nvme_loc_file(rig.parts[40].place.loc));
-    cr_assert_geq(rig_verify(&rig), 80);
-    rig_close(&rig);
+    cr_assert_geq(rig_verify(), 80);
 }
 
 Test(nvme_faults, under_systemd_a_read_only_folder_may_be_the_sandboxs)
@@ -167,12 +135,12 @@ Test(nvme_faults, under_systemd_a_read_only_folder_may_be_the_sandboxs)
     int kept = dup(2);
 
     memset(&fault, 0, sizeof(fault));
-    rig_init(&rig, 2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    rig_init(2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     fault.open_error = EROFS;
     fault.open_path = rig.folders[0];
     setenv("INVOCATION_ID", "0", 1);
     cr_assert(log && kept >= 0 && dup2(fileno(log), 2) == 2);
-    rig_open(&rig);
+    rig_open();
     dup2(kept, 2);
     unsetenv("INVOCATION_ID");
     rewind(log);
@@ -181,10 +149,9 @@ Test(nvme_faults, under_systemd_a_read_only_folder_may_be_the_sandboxs)
     cr_assert(strstr(text, "file-lost") && strstr(text, "systemctl daemon-reload"), "%s", text);
     fclose(log);
     close(kept);
-    rig_close_tier(&rig);
+    rig_close_tier();
     fault.open_error = 0;
-    rig_open(&rig);
-    rig_close(&rig);
+    rig_open();
 }
 
 Test(nvme_faults, a_read_only_disk_is_done_without)
@@ -192,25 +159,24 @@ Test(nvme_faults, a_read_only_disk_is_done_without)
     struct tier_stats stats;
 
     memset(&fault, 0, sizeof(fault));
-    rig_init(&rig, 2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    rig_init(2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     fault.open_error = EROFS;
     fault.open_path = rig.folders[0];
-    rig_open(&rig);
-    rig_memory(&rig, 10, 50000);
-    tier_nvme.stats(rig.tier, &stats);
+    rig_open();
+    rig_memory(10, 50000);
+    stats = rig_stats();
     cr_assert(stats.degraded);
     cr_assert(strstr(stats.reason, "Read-only"), "%s", stats.reason);
     cr_assert_eq(stats.capacity_bytes, 8 * MIB);
-    cr_assert_eq(rig_write(&rig, 0, 10, 50000), 10);
-    cr_assert_eq(rig_verify(&rig), 10);
-    rig_close_tier(&rig);
+    cr_assert_eq(rig_write(0, 10, 50000), 10);
+    cr_assert_eq(rig_verify(), 10);
+    rig_close_tier();
     fault.open_path = rig_base(); /* all of them */
-    rig_open(&rig);
-    cr_assert_eq(part_write(&rig, 0, 50000), -EROFS);
-    rig_close_tier(&rig);
+    rig_open();
+    cr_assert_eq(part_write(0, 50000), -EROFS);
+    rig_close_tier();
     fault.open_error = 0;
-    rig_open(&rig);
-    rig_close(&rig);
+    rig_open();
 }
 
 Test(nvme_faults, no_room_at_start_is_said_and_leaves_nothing)
@@ -219,46 +185,33 @@ Test(nvme_faults, no_room_at_start_is_said_and_leaves_nothing)
     struct stat st;
 
     memset(&fault, 0, sizeof(fault));
-    rig_init(&rig, 1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig_path(&rig, 0, path);
+    rig_init(1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    rig_path(0, path);
     fault.allocate_error = ENOSPC;
-    cr_assert_eq(rig_try_open(&rig), -ENOSPC);
+    cr_assert_eq(rig_try_open(), -ENOSPC);
     cr_assert(strstr(rig.error.text, "lower nvme.size"), "%s", rig.error.text);
     cr_assert_eq(stat(path, &st), -1);
     fault.allocate_error = EOPNOTSUPP; /* sparse then */
-    rig_open(&rig);
-    rig_memory(&rig, 10, 50000);
-    cr_assert_eq(rig_write(&rig, 0, 10, 50000), 10);
-    cr_assert_eq(rig_verify(&rig), 10);
-    rig_close(&rig);
+    rig_open();
+    rig_memory(10, 50000);
+    cr_assert_eq(rig_write(0, 10, 50000), 10);
+    cr_assert_eq(rig_verify(), 10);
 }
 
 /* ---- the ring fails ---- */
-
-static void engine_is(const char *name)
-{
-    struct tier_stats stats;
-
-    tier_nvme.stats(rig.tier, &stats);
-    cr_assert_str_eq(stats.engine, name);
-}
 
 Test(nvme_faults, a_ring_that_probes_badly)
 {
     memset(&fault, 0, sizeof(fault));
     fault.ring_submit_error = EPERM;
-    rig_init(&rig, 1, 17 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig_open(&rig);
-    engine_is("threads");
-    rig_close(&rig);
+    rig_init(1, 17 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    rig_open();
+    cr_assert_str_eq(rig_stats().engine, "threads");
 }
 
 static void ring_or_skip(void)
 {
-    struct tier_stats stats;
-
-    tier_nvme.stats(rig.tier, &stats);
-    if (strcmp(stats.engine, "io_uring") != 0)
+    if (strcmp(rig_stats().engine, "io_uring") != 0)
         cr_skip("io_uring is not allowed here");
 }
 
@@ -270,19 +223,19 @@ Test(nvme_faults, a_ring_that_takes_no_more)
         stored(CONFIG_IO_AUTO, 40);
         ring_or_skip();
         for (unsigned i = 0; i < 20; i++) /* in the kernel already, or about to be */
-            cr_assert_eq(part_read(&rig, i, 0), 0);
+            cr_assert_eq(part_read(i, 0), 0);
         if (k == 1)
             uv_run(&rig.loop, UV_RUN_NOWAIT);
         fault.ring_submit_error = errors[k];
-        rig_run(&rig);
+        rig_run();
         fault.ring_submit_error = errors[k];
-        cr_assert_eq(rig_verify(&rig), 40);
-        engine_is("threads");
+        cr_assert_eq(rig_verify(), 40);
+        cr_assert_str_eq(rig_stats().engine, "threads");
         fault.ring_submit_error = 0; /* once given up it stays so */
-        cr_assert_eq(rig_write(&rig, 0, 20, 50000), 20);
-        cr_assert_eq(rig_verify(&rig), 40);
+        cr_assert_eq(rig_write(0, 20, 50000), 20);
+        cr_assert_eq(rig_verify(), 40);
         cr_assert_eq(rig.metrics.nvme_read_errors + rig.metrics.nvme_write_errors, 0);
-        rig_close(&rig);
+        rig_close();
     }
 }
 
@@ -291,11 +244,10 @@ Test(nvme_faults, one_hiccup_is_no_reason_to_leave_the_ring)
     stored(CONFIG_IO_AUTO, 10);
     ring_or_skip();
     fault.ring_error = EIO;
-    cr_assert_eq(part_read(&rig, 0, 0), 0);
-    rig_run(&rig);
+    cr_assert_eq(part_read(0, 0), 0);
+    rig_run();
     fault.ring_error = 0;
     cr_assert_eq(rig.parts[0].status, 0);
-    cr_assert_eq(rig_verify(&rig), 10);
-    engine_is("io_uring");
-    rig_close(&rig);
+    cr_assert_eq(rig_verify(), 10);
+    cr_assert_str_eq(rig_stats().engine, "io_uring");
 }

@@ -4,7 +4,7 @@
 
 #include "daemon/format/checkpoint_format.h"
 
-static struct rig rig;
+TestSuite(nvme_move, .fini = rig_close);
 
 #define PART 100000u
 #define RECORDS 9u         /* in a segment of 1 MiB */
@@ -13,22 +13,20 @@ static struct rig rig;
 
 static void prepare_moving(unsigned files, uint64_t size, unsigned share)
 {
-    rig_init(&rig, files, size, 1 * MIB, CONFIG_IO_AUTO);
+    rig_init(files, size, 1 * MIB, CONFIG_IO_AUTO);
     rig.config.nvme_rewrite = share;
 }
 
 static void open_moving(unsigned files, uint64_t size, unsigned share)
 {
     prepare_moving(files, size, share);
-    rig_open(&rig);
-    rig_memory(&rig, 400, PART);
+    rig_open();
+    rig_memory(400, PART);
 }
 
 static void read_part(unsigned number)
 {
-    cr_assert_eq(part_read(&rig, number, 0), 0);
-    rig_run(&rig);
-    cr_assert_eq(rig.parts[number].status, 0);
+    cr_assert_eq(rig_read_one(number), 0);
 }
 
 static unsigned place_segment(const struct tier_place *place)
@@ -67,11 +65,11 @@ Test(nvme_move, what_was_read_stays)
     unsigned first[RECORDS];
 
     open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    cr_assert_eq(rig_write(0, FULL, PART), FULL);
     first_parts(first);
     for (unsigned i = 2; i < 5; i++)
         read_part(first[i]);
-    cr_assert_eq(rig_write(&rig, FULL, 10 * RECORDS, PART), 4 * RECORDS);
+    cr_assert_eq(rig_write(FULL, 10 * RECORDS, PART), 4 * RECORDS);
     for (unsigned i = 0; i < RECORDS; i++)
         cr_expect_eq(rig.parts[first[i]].stored, i >= 2 && i < 5, "part %u", first[i]);
     cr_expect_eq(rig.moves, 3u);
@@ -79,22 +77,20 @@ Test(nvme_move, what_was_read_stays)
     cr_expect_eq(rig.metrics.nvme_writes, 10 * RECORDS);
     cr_expect_eq(rig.metrics.nvme_stored_bytes, 10 * RECORDS * PART);
     cr_expect_geq(rig.metrics.nvme_syncs, 1u, "before their old places are written over");
-    cr_expect_gt(rig_verify(&rig), 5 * RECORDS);
-    rig_close(&rig);
+    cr_expect_gt(rig_verify(), 5 * RECORDS);
 }
 
 /* Being kept once is no reason to be kept again. */
 Test(nvme_move, it_must_be_read_again_to_stay_again)
 {
     open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    cr_assert_eq(rig_write(0, FULL, PART), FULL);
     read_part(3);
-    rig_write(&rig, FULL, 10 * RECORDS, PART);
+    rig_write(FULL, 10 * RECORDS, PART);
     cr_assert(rig.parts[3].stored);
-    rig_write(&rig, 10 * RECORDS, 30 * RECORDS, PART);
+    rig_write(10 * RECORDS, 30 * RECORDS, PART);
     cr_expect_not(rig.parts[3].stored);
     cr_expect_eq(rig.moves, 1u);
-    rig_close(&rig);
 }
 
 Test(nvme_move, at_most_its_share_is_kept)
@@ -102,18 +98,17 @@ Test(nvme_move, at_most_its_share_is_kept)
     unsigned kept = 0, first[RECORDS];
 
     open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    cr_assert_eq(rig_write(0, FULL, PART), FULL);
     first_parts(first);
     for (unsigned i = 0; i < FULL; i++)
         read_part(i);
-    rig_write(&rig, FULL, 7 * RECORDS, PART);
+    rig_write(FULL, 7 * RECORDS, PART);
     for (unsigned i = 0; i < RECORDS; i++)
         kept += rig.parts[first[i]].stored;
     cr_expect_eq(kept, RECORDS / 2);
     /* and the log goes on for ever */
-    cr_expect_eq(rig_write(&rig, 7 * RECORDS, 40 * RECORDS, PART), 33 * RECORDS);
-    rig_verify(&rig);
-    rig_close(&rig);
+    cr_expect_eq(rig_write(7 * RECORDS, 40 * RECORDS, PART), 33 * RECORDS);
+    rig_verify();
 }
 
 /* A third of what the tier holds, and all of one segment: nobody reads them, and they stay. */
@@ -122,30 +117,28 @@ Test(nvme_move, what_is_guaranteed_stays)
     unsigned first[RECORDS];
 
     open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    cr_assert_eq(rig_write(0, FULL, PART), FULL);
     first_parts(first);
     for (unsigned i = 0; i < RECORDS; i++)
         rig.parts[first[i]].heat = TIER_HEAT_KEPT;
     for (unsigned i = 2 * RECORDS; i < 3 * RECORDS; i++)
         rig.parts[i].heat = TIER_HEAT_KEPT;
-    cr_expect_eq(rig_write(&rig, FULL, 40 * RECORDS, PART), 34 * RECORDS);
+    cr_expect_eq(rig_write(FULL, 40 * RECORDS, PART), 34 * RECORDS);
     for (unsigned i = 0; i < FULL; i++)
         if (rig.parts[i].heat == TIER_HEAT_KEPT)
             cr_expect(rig.parts[i].stored, "part %u", i);
-    cr_expect_geq(rig_verify(&rig), 2 * RECORDS);
-    rig_close(&rig);
+    cr_expect_geq(rig_verify(), 2 * RECORDS);
 }
 
 Test(nvme_move, without_a_share_nothing_is_moved)
 {
     open_moving(1, 9 * MIB, 0);
-    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    cr_assert_eq(rig_write(0, FULL, PART), FULL);
     for (unsigned i = 0; i < RECORDS; i++)
         read_part(i);
-    rig_write(&rig, FULL, 20 * RECORDS, PART);
+    rig_write(FULL, 20 * RECORDS, PART);
     cr_expect_eq(rig.moves, 0u);
     cr_expect_eq(rig.metrics.nvme_rewritten, 0u);
-    rig_close(&rig);
 }
 
 Test(nvme_move, checking_a_part_is_no_use_of_it)
@@ -153,26 +146,24 @@ Test(nvme_move, checking_a_part_is_no_use_of_it)
     unsigned first[RECORDS];
 
     open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    cr_assert_eq(rig_write(0, FULL, PART), FULL);
     first_parts(first);
     rig.parts[first[3]].io.check = true;
     read_part(first[3]);
-    rig_write(&rig, FULL, 10 * RECORDS, PART);
+    rig_write(FULL, 10 * RECORDS, PART);
     cr_expect_not(rig.parts[first[3]].stored);
-    rig_close(&rig);
 }
 
 Test(nvme_move, several_files)
 {
     open_moving(3, 9 * MIB, 50);
-    rig_write(&rig, 0, 20 * RECORDS, PART);
+    rig_write(0, 20 * RECORDS, PART);
     for (unsigned i = 0; i < 20 * RECORDS; i += 7)
         if (rig.parts[i].stored)
             read_part(i);
-    rig_write(&rig, 20 * RECORDS, 40 * RECORDS, PART);
+    rig_write(20 * RECORDS, 40 * RECORDS, PART);
     cr_expect_gt(rig.moves, 0u);
-    cr_expect_gt(rig_verify(&rig), 12 * RECORDS);
-    rig_close(&rig);
+    cr_expect_gt(rig_verify(), 12 * RECORDS);
 }
 
 /* A part whose bytes on disk have changed is not spread further. */
@@ -182,19 +173,18 @@ Test(nvme_move, what_is_damaged_is_not_moved)
     int fd;
 
     open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    cr_assert_eq(rig_write(0, FULL, PART), FULL);
     first_parts(first);
     read_part(first[3]);
     read_part(first[4]);
-    fd = rig_fd(&rig, 0);
+    fd = rig_fd(0);
     cr_assert_eq(pwrite(fd, "x", 1, place_offset(&rig.parts[first[3]].place) + NVME_PAGE + 77), 1);
     close(fd);
-    rig_write(&rig, FULL, 10 * RECORDS, PART);
+    rig_write(FULL, 10 * RECORDS, PART);
     cr_expect_not(rig.parts[first[3]].stored);
     cr_expect(rig.parts[first[4]].stored);
     cr_expect_eq(rig.metrics.nvme_corrupt, 1u);
-    rig_verify(&rig);
-    rig_close(&rig);
+    rig_verify();
 }
 
 /* A bad block in the victim: it goes into quarantine, so dropping the rest would make no room. */
@@ -205,20 +195,19 @@ Test(nvme_move, what_is_sound_in_a_segment_that_goes_into_quarantine_stays)
 
     open_moving(1, 17 * MIB, 50);
     rig.config.nvme_quarantine = 100;
-    cr_assert_eq(rig_write(&rig, 0, 13 * RECORDS, PART), 13 * RECORDS);
+    cr_assert_eq(rig_write(0, 13 * RECORDS, PART), 13 * RECORDS);
     first_parts(first);
     read_part(first[0]);
-    fd = rig_fd(&rig, 0);
+    fd = rig_fd(0);
     cr_assert_eq(pwrite(fd, "x", 1, place_offset(&rig.parts[first[0]].place) + NVME_PAGE + 77), 1);
     close(fd);
-    rig_write(&rig, 13 * RECORDS, 40 * RECORDS, PART);
+    rig_write(13 * RECORDS, 40 * RECORDS, PART);
     cr_expect_eq(rig.metrics.nvme_quarantined_bytes, MIB);
     cr_expect_not(rig.parts[first[0]].stored);
     cr_expect_eq(rig.losses, 1u, "the callback of the part's user ran");
     for (unsigned i = 1; i < RECORDS; i++)
         cr_expect(rig.parts[first[i]].stored, "part %u", first[i]);
-    rig_verify(&rig);
-    rig_close(&rig);
+    rig_verify();
 }
 
 /* Turns of the loop until parts are being moved. */
@@ -227,7 +216,7 @@ static void run_until_moving(void)
     uint64_t reads = rig.metrics.nvme_reads;
 
     for (unsigned i = FULL; i < 10 * RECORDS; i++)
-        cr_assert_eq(part_write(&rig, i, PART), 0);
+        cr_assert_eq(part_write(i, PART), 0);
     while (rig.under_way > 0 && rig.metrics.nvme_reads == reads)
         uv_run(&rig.loop, UV_RUN_ONCE);
     cr_assert_gt(rig.metrics.nvme_reads, reads);
@@ -238,7 +227,7 @@ Test(nvme_move, what_is_forgotten_meanwhile_stays_forgotten)
     unsigned first[RECORDS];
 
     open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    cr_assert_eq(rig_write(0, FULL, PART), FULL);
     first_parts(first);
     for (unsigned i = 2; i < 5; i++)
         read_part(first[i]);
@@ -251,9 +240,8 @@ Test(nvme_move, what_is_forgotten_meanwhile_stays_forgotten)
         tier_nvme.forget(rig.tier, &p->place, PART);
         p->stored = false;
     }
-    rig_run(&rig);
-    rig_verify(&rig);
-    rig_close(&rig);
+    rig_run();
+    rig_verify();
 }
 
 /* A caller that waits for the backlog gets a callback when a write of its own ends, and of no other. */
@@ -261,21 +249,20 @@ Test(nvme_move, what_moves_is_not_in_the_backlog)
 {
     prepare_moving(1, 9 * MIB, 50);
     rig.config.nvme_backlog = PART;
-    rig_open(&rig);
-    rig_memory(&rig, 400, PART);
+    rig_open();
+    rig_memory(400, PART);
     for (unsigned i = 0; i < FULL; i++) {
-        rig_write(&rig, i, i + 1, PART);
+        rig_write(i, i + 1, PART);
         read_part(i);
     }
     for (unsigned i = FULL; i < 10 * RECORDS; i++) {
-        cr_assert_eq(part_write(&rig, i, PART), 0, "part %u", i);
+        cr_assert_eq(part_write(i, PART), 0, "part %u", i);
         while (rig.under_way > 0)
             uv_run(&rig.loop, UV_RUN_ONCE);
     }
     cr_expect_gt(rig.moves, 0u);
-    rig_run(&rig);
-    rig_verify(&rig);
-    rig_close(&rig);
+    rig_run();
+    rig_verify();
 }
 
 /* Records of the segment `number` that a file's checkpoint tells of. */
@@ -311,14 +298,14 @@ Test(nvme_move, a_checkpoint_is_silent_about_a_segment_that_is_being_emptied)
     unsigned file = 0;
 
     open_moving(2, 9 * MIB, 50);
-    cr_assert_eq(rig_write(&rig, 0, 2 * FULL, PART), 2 * FULL);
+    cr_assert_eq(rig_write(0, 2 * FULL, PART), 2 * FULL);
     for (unsigned i = 0; i < 2 * FULL; i++) {
         if (rig.parts[i].stored)
             read_part(i);
         before[i] = rig.parts[i].place;
     }
     for (unsigned i = 2 * FULL; i < 3 * FULL; i++)
-        cr_assert_eq(part_write(&rig, i, PART), 0);
+        cr_assert_eq(part_write(i, PART), 0);
     while (rig.moves == 0)
         uv_run(&rig.loop, UV_RUN_ONCE);
     for (unsigned i = 0; i < 2 * FULL; i++) {
@@ -329,24 +316,22 @@ Test(nvme_move, a_checkpoint_is_silent_about_a_segment_that_is_being_emptied)
     }
     cr_assert_eq(tier_nvme.sync(rig.tier), 0);
     cr_expect_eq(checkpoint_tells(file, number), 0u);
-    rig_run(&rig);
-    rig_close(&rig);
+    rig_run();
 }
 
 /* The last operation's end closes the tier, whatever is being moved then. */
 Test(nvme_move, closed_while_it_moves)
 {
     for (unsigned turns = 0; turns < 8; turns++) {
-        memset(&rig, 0, sizeof(rig));
         open_moving(1, 9 * MIB, 50);
-        cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+        cr_assert_eq(rig_write(0, FULL, PART), FULL);
         for (unsigned i = 0; i < FULL; i++)
             read_part(i);
         for (unsigned i = FULL; i < FULL + 1 + 3 * turns; i++)
-            cr_assert_eq(part_write(&rig, i, PART), 0);
+            cr_assert_eq(part_write(i, PART), 0);
         rig.close_when_done = true;
-        rig_run(&rig);
-        rig_close(&rig);
+        rig_run();
+        rig_close();
     }
 }
 
@@ -358,22 +343,21 @@ Test(nvme_move, what_is_purged_meanwhile_costs_no_room)
     unsigned there = 0;
 
     open_moving(1, 9 * MIB, 50);
-    rig_name(&rig, &naming, false);
-    rig_run(&rig);
+    rig_name(&naming, false);
+    rig_run();
     for (unsigned round = 0; round < 7; round++) {
         unsigned from = round * FULL;
 
-        cr_assert_eq(rig_write(&rig, from, from + FULL, PART), FULL, "round %u", round);
+        cr_assert_eq(rig_write(from, from + FULL, PART), FULL, "round %u", round);
         for (unsigned i = from; i < from + FULL; i++)
             if (rig.parts[i].stored)
                 read_part(i);
-        rig_name(&rig, &naming, true);
-        rig_run(&rig);
+        rig_name(&naming, true);
+        rig_run();
         cr_assert_null(naming.identity);
     }
     for (unsigned i = 6 * FULL; i < 7 * FULL; i++)
         there += rig.parts[i].stored;
     cr_expect_gt(there, 2 * RECORDS);
     cr_expect_gt(rig.moves, 0u);
-    rig_close(&rig);
 }

@@ -10,7 +10,6 @@ struct asked {
     unsigned place; /* when it was done, from 1 */
 };
 
-static struct rig rig;
 static struct asked asked[MANY];
 static unsigned done, again;
 
@@ -37,16 +36,11 @@ static void ask(struct asked *a, uint32_t tenant, unsigned number, bool forget)
 
 static void open_rig(void)
 {
-    rig_init(&rig, 1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig_open(&rig);
+    rig_init(1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    rig_open();
 }
 
-static void close_rig(void)
-{
-    rig_close(&rig);
-}
-
-TestSuite(nvme_ns_turns, .init = open_rig, .fini = close_rig);
+TestSuite(nvme_ns_turns, .init = open_rig, .fini = rig_close);
 
 /* One under way, and a batch that they share. */
 Test(nvme_ns_turns, who_asks_for_many_keeps_nobody_waiting)
@@ -56,7 +50,7 @@ Test(nvme_ns_turns, who_asks_for_many_keeps_nobody_waiting)
     for (unsigned i = 0; i < MANY; i++)
         ask(&asked[i], 1, i, i % 2 == 0);
     ask(&other, 2, MANY, false);
-    rig_run(&rig);
+    rig_run();
     cr_expect_eq(done, MANY + 1);
     cr_expect_leq(other.place, 1 + NVME_NS_BATCH);
     for (unsigned i = 1; i < MANY; i++)
@@ -83,7 +77,7 @@ Test(nvme_ns_turns, records_of_one_namespace_keep_their_order)
     rig.tier->record_sequence += 100;
     ask(&purge, 1, 7, true);
     ask(&second, 1, 7, false);
-    rig_run(&rig);
+    rig_run();
     cr_expect_eq(again, 1u);
     cr_expect(asked[1].place > 0);
     cr_expect(first.place < purge.place && purge.place < second.place);

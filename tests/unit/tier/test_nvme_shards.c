@@ -3,7 +3,7 @@
 #include "daemon/tier/nvme.h"
 #include "tests/unit/tier/nvme_rig.h"
 
-static struct rig rig;
+TestSuite(nvme_shards, .fini = rig_close);
 
 #define SHARD 21000u /* no multiple of a page */
 #define SHARDS 9u
@@ -14,14 +14,12 @@ static void write_parts(unsigned from, unsigned to, uint64_t bytes, uint64_t sha
 {
     for (unsigned i = from; i < to; i++)
         rig.parts[i].io.shard_bytes = shard_bytes;
-    cr_assert_eq(rig_write(&rig, from, to, bytes), to - from);
+    cr_assert_eq(rig_write(from, to, bytes), to - from);
 }
 
 static void stored(enum config_io io, unsigned n)
 {
-    rig_init(&rig, 1, 33 * MIB, 1 * MIB, io);
-    rig_open(&rig);
-    rig_memory(&rig, n, ROOM);
+    rig_start(1, 33 * MIB, 1 * MIB, io, n, ROOM);
     write_parts(0, n, PART, SHARD);
 }
 
@@ -31,8 +29,8 @@ static int shards_submit(unsigned number, uint32_t shard, uint32_t n)
 
     io->shard = shard;
     io->shards = n;
-    memset(part_data(&rig, number), 0xee, rig.slot_bytes);
-    return part_submit(&rig, number, TIER_READ_SHARDS);
+    memset(part_data(number), 0xee, rig.slot_bytes);
+    return part_submit(number, TIER_READ_SHARDS);
 }
 
 /* Also what of the part it brought. */
@@ -43,28 +41,16 @@ static int shards_read(unsigned number, uint32_t shard, uint32_t n)
     uint8_t *whole;
 
     cr_assert_eq(rc, 0, "%s", strerror(-rc));
-    rig_run(&rig);
+    rig_run();
     if (rig.parts[number].status != 0)
         return rig.parts[number].status;
     whole = malloc(io->bytes + 8);
     bytes_put(whole, io->bytes, number);
-    cr_assert_eq(memcmp(part_data(&rig, number) + tier_shards_at(io->shard_bytes, shard),
+    cr_assert_eq(memcmp(part_data(number) + tier_shards_at(io->shard_bytes, shard),
                         whole + shard * io->shard_bytes, n * io->shard_bytes),
                  0, "part %u, shards %u + %u", number, shard, n);
     free(whole);
     return 0;
-}
-
-static void flip(unsigned number, off_t at)
-{
-    int fd = rig_fd(&rig, 0);
-    char c;
-
-    at += place_offset(&rig.parts[number].place);
-    cr_assert_eq(pread(fd, &c, 1, at), 1);
-    c ^= 4;
-    cr_assert_eq(pwrite(fd, &c, 1, at), 1);
-    close(fd);
 }
 
 static void every_range(enum config_io io)
@@ -74,17 +60,13 @@ static void every_range(enum config_io io)
         for (uint32_t n = 1; first + n <= SHARDS; n++)
             cr_assert_eq(shards_read(1, first, n), 0);
     cr_assert_eq(rig.metrics.nvme_reads, SHARDS * (SHARDS + 1) / 2);
-    rig_close(&rig);
 }
 
-Test(nvme_shards, every_range_uring)
-{
-    every_range(CONFIG_IO_URING);
-}
-
-Test(nvme_shards, every_range_threads)
+Test(nvme_shards, every_range)
 {
     every_range(CONFIG_IO_THREADS);
+    rig_close();
+    every_range(CONFIG_IO_URING); /* skips the rest where it is not allowed */
 }
 
 /* Many side by side, of shards of several lengths, deeper than the queue, with whole parts between them. */
@@ -93,49 +75,42 @@ Test(nvme_shards, many_at_once)
     static const uint64_t shard_bytes[] = {4096, 65536, 600, 32768, 12345};
     unsigned n = 100;
 
-    rig_init(&rig, 2, 33 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    rig_init(2, 33 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     rig.config.nvme_depth = 3;
-    rig_open(&rig);
-    rig_memory(&rig, n, 4 * 65536 + 3 * NVME_PAGE);
+    rig_open();
+    rig_memory(n, 4 * 65536 + 3 * NVME_PAGE);
     for (unsigned i = 0; i < n; i++) {
         rig.parts[i].io.shard_bytes = shard_bytes[i % 5];
-        cr_assert_eq(part_write(&rig, i, 4 * shard_bytes[i % 5]), 0);
+        cr_assert_eq(part_write(i, 4 * shard_bytes[i % 5]), 0);
     }
-    rig_run(&rig);
+    rig_run();
     for (unsigned i = 0; i < n; i++) {
         bool small = i % 5 == 0 || i % 5 == 2; /* at most 16 KiB: without checksums of shards */
 
         if (i % 7 == 0)
-            cr_assert_eq(part_read(&rig, i, 3), 0);
+            cr_assert_eq(part_read(i, 3), 0);
         else
             cr_assert_eq(shards_submit(i, i % 4, 1), small ? -ENODATA : 0);
     }
-    rig_run(&rig);
+    rig_run();
     for (unsigned i = 0; i < n; i++)
         if (i % 7 == 0 || (i % 5 != 0 && i % 5 != 2))
             cr_assert_eq(rig.parts[i].status, 0, "part %u: %d", i, rig.parts[i].status);
-    cr_assert_eq(rig_verify(&rig), n);
-    rig_close(&rig);
+    cr_assert_eq(rig_verify(), n);
 }
 
 Test(nvme_shards, a_flipped_bit_matters_to_its_shard)
 {
-    struct tier_stats stats;
-
     stored(CONFIG_IO_AUTO, 2);
-    flip(0, NVME_PAGE + 4 * SHARD + 100);
+    part_flip(0, NVME_PAGE + 4 * SHARD + 100);
     for (uint32_t i = 0; i < SHARDS; i++)
         cr_assert_eq(shards_read(0, i, 1), i == 4 ? -EBADMSG : 0);
     cr_assert_eq(shards_read(0, 2, 2), 0);
     cr_assert_eq(shards_read(0, 3, 3), -EBADMSG);
     cr_assert_eq(rig.metrics.nvme_corrupt, 0, "the whole part has not been looked at");
-    cr_assert_eq(part_read(&rig, 0, 0), 0);
-    rig_run(&rig);
-    cr_assert_eq(rig.parts[0].status, -EBADMSG);
+    cr_assert_eq(rig_read_one(0), -EBADMSG);
     cr_assert_eq(rig.metrics.nvme_corrupt, 1);
-    tier_nvme.stats(rig.tier, &stats);
-    cr_assert_not(stats.degraded);
-    rig_close(&rig);
+    cr_assert_not(rig_stats().degraded);
 }
 
 /* The header says whose shards these are. */
@@ -147,9 +122,9 @@ Test(nvme_shards, a_header_that_is_damaged_or_anothers)
     for (unsigned k = 0; k < 3; k++) {
         static const off_t at[] = {40, 150, 4000};
 
-        flip(k, at[k]);
+        part_flip(k, at[k]);
         cr_assert_eq(shards_read(k, 1, 1), -ENODATA);
-        flip(k, at[k]);
+        part_flip(k, at[k]);
         cr_assert_eq(shards_read(k, 1, 1), 0);
     }
     rig.parts[3].io.shard_bytes = SHARD / 3;
@@ -165,7 +140,6 @@ Test(nvme_shards, a_header_that_is_damaged_or_anothers)
     cr_assert_eq(shards_read(3, 1, 1), -ENODATA);
     rig.parts[3].io.name.part--;
     cr_assert_eq(shards_read(3, 1, 1), 0);
-    rig_close(&rig);
 }
 
 /* What a header said of a part is known for a while, also when it is damaged meanwhile. What was written over is not taken for it. */
@@ -176,18 +150,17 @@ Test(nvme_shards, a_header_is_read_once)
     stored(CONFIG_IO_AUTO, 2);
     cr_assert_eq(shards_read(0, 3, 1), 0);
     cr_assert_eq(rig.metrics.nvme_read_bytes, tier_shards_room(SHARD, 3, 1));
-    flip(0, 150);
+    part_flip(0, 150);
     for (uint32_t first = 1; first < SHARDS; first++) {
         bytes = rig.metrics.nvme_read_bytes;
         cr_assert_eq(shards_read(0, first, 1), 0);
         cr_assert_eq(rig.metrics.nvme_read_bytes - bytes,
                      tier_shards_room(SHARD, first, 1) - NVME_PAGE);
     }
-    flip(0, NVME_PAGE + 4 * SHARD + 100);
+    part_flip(0, NVME_PAGE + 4 * SHARD + 100);
     cr_assert_eq(shards_read(0, 4, 1), -EBADMSG);
     cr_assert_eq(shards_read(0, 5, 4), 0);
     cr_assert_eq(shards_read(1, 5, 4), 0);
-    rig_close(&rig);
 }
 
 /* Others' checksums go when they would be more than the tier keeps. */
@@ -204,7 +177,6 @@ Test(nvme_shards, checksums_that_are_kept_are_bounded)
     }
     for (unsigned i = 0; i < 5; i++)
         cr_assert_eq(shards_read(i, 4, 2), 0);
-    rig_close(&rig);
 }
 
 Test(nvme_shards, records_without_them)
@@ -213,9 +185,7 @@ Test(nvme_shards, records_without_them)
         uint64_t bytes, shard_bytes;
     } without[] = {{PART, 0}, {PART, SHARD - 1}, {PART, PART}, {494 * 100, 100}, {16384, 4096}};
 
-    rig_init(&rig, 1, 33 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig_open(&rig);
-    rig_memory(&rig, 5, ROOM);
+    rig_start(1, 33 * MIB, 1 * MIB, CONFIG_IO_AUTO, 5, ROOM);
     for (unsigned i = 0; i < 5; i++) {
         write_parts(i, i + 1, without[i].bytes, without[i].shard_bytes);
         rig.parts[i].io.shard_bytes = without[i].bytes / 4;
@@ -227,8 +197,7 @@ Test(nvme_shards, records_without_them)
     cr_expect_eq(shards_submit(3, 1, 1), -ENODATA);
     rig.parts[4].io.shard_bytes = 4096;
     cr_expect_eq(shards_submit(4, 1, 1), -ENODATA);
-    cr_assert_eq(rig_verify(&rig), 5);
-    rig_close(&rig);
+    cr_assert_eq(rig_verify(), 5);
 }
 
 Test(nvme_shards, a_place_that_is_gone)
@@ -237,7 +206,6 @@ Test(nvme_shards, a_place_that_is_gone)
     tier_nvme.forget(rig.tier, &rig.parts[0].place, PART);
     rig.parts[0].stored = false;
     cr_assert_eq(shards_submit(0, 3, 1), -ESTALE);
-    rig_close(&rig);
 }
 
 /* The file ends behind the header, or before it. */
@@ -245,7 +213,7 @@ Test(nvme_shards, a_file_that_is_cut)
 {
     stored(CONFIG_IO_THREADS, 2);
     for (unsigned k = 0; k < 2; k++) {
-        int fd = rig_fd(&rig, 0);
+        int fd = rig_fd(0);
 
         cr_assert_eq(ftruncate(fd, place_offset(&rig.parts[1].place) + (k == 0 ? NVME_PAGE : 0)),
                      0);
@@ -253,24 +221,19 @@ Test(nvme_shards, a_file_that_is_cut)
         cr_assert_eq(shards_read(1, 5, 1), -EIO);
         cr_assert_eq(shards_read(1, 0, 2), -EIO);
     }
-    rig_close(&rig);
 }
 
 /* While it is read, its segment is not reused. */
 Test(nvme_shards, a_read_under_way_keeps_its_segment)
 {
-    rig_init(&rig, 1, 5 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig_open(&rig);
-    rig_memory(&rig, 100, ROOM);
+    rig_start(1, 5 * MIB, 1 * MIB, CONFIG_IO_AUTO, 100, ROOM);
     write_parts(0, 20, PART, SHARD);
     for (unsigned i = 0; i < 20; i++)
         cr_assert_eq(shards_submit(i, 4, 2), 0);
     for (unsigned i = 20; i < 100; i++)
-        cr_assert_eq(part_write(&rig, i, PART), 0);
-    rig_run(&rig);
-    for (unsigned i = 0; i < 20; i++)
-        cr_assert_eq(rig.parts[i].status, 0);
-    rig_close(&rig);
+        cr_assert_eq(part_write(i, PART), 0);
+    rig_run();
+    rig_ended(0, 20, 0);
 }
 
 /* A part that is moved before its segment is reused takes its checksums along. */
@@ -278,10 +241,10 @@ Test(nvme_shards, moved_parts_have_them)
 {
     unsigned moved = 0;
 
-    rig_init(&rig, 1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    rig_init(1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     rig.config.nvme_rewrite = 50;
-    rig_open(&rig);
-    rig_memory(&rig, 100, ROOM);
+    rig_open();
+    rig_memory(100, ROOM);
     write_parts(0, 30, PART, SHARD);
     for (unsigned i = 0; i < 30; i += 2)
         cr_assert_eq(shards_read(i, i % SHARDS, 1), 0);
@@ -294,5 +257,4 @@ Test(nvme_shards, moved_parts_have_them)
     }
     cr_assert_gt(rig.moves, 0u);
     cr_assert_gt(moved, 0u);
-    rig_close(&rig);
 }

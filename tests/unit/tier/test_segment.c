@@ -37,6 +37,13 @@ static unsigned heat_cb(void *ctx, uint64_t owner)
 
 static const struct tier_callbacks callbacks = {.drop_cb = drop_cb, .heat_cb = heat_cb};
 
+static void close_table(void)
+{
+    segment_table_close(&table);
+}
+
+TestSuite(segment, .fini = close_table);
+
 static void table_init(uint64_t a, uint64_t b)
 {
     uint64_t counts[] = {a, b};
@@ -86,7 +93,6 @@ Test(segment, records_follow_each_other_and_fill)
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 0, &s, &record), -ENOSPC);
     cr_assert_eq(segment_reserve(&table, 1, STRIDE, 0, &s, &record), -ENOSPC);
     cr_assert_eq(table.used_bytes, 2 * RECORDS * STRIDE);
-    segment_table_close(&table);
 }
 
 Test(segment, the_coldest_of_the_old_goes_first)
@@ -104,7 +110,6 @@ Test(segment, the_coldest_of_the_old_goes_first)
     cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_assert_not(holds(0));
     cr_assert(holds(RECORDS));
-    segment_table_close(&table);
 }
 
 /* What was acknowledged last is not lost because it lies in a segment with little else. */
@@ -119,7 +124,6 @@ Test(segment, who_drops_takes_the_oldest_however_full)
     cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_assert_eq(dropped, RECORDS);
     cr_expect_not(holds(0));
-    segment_table_close(&table);
 }
 
 Test(segment, who_moves_takes_the_emptiest_whose_records_have_a_place)
@@ -144,7 +148,6 @@ Test(segment, who_moves_takes_the_emptiest_whose_records_have_a_place)
         segment_forget(&table, &table.file[0].segments[4], k);
     cr_expect_eq(segment_victim(&table, &callbacks, &sparse), &table.file[0].segments[6]);
     cr_expect(sparse, "to what is open");
-    segment_table_close(&table);
 }
 
 /* A start finds segments by their places, and the newest may lie in front. */
@@ -166,7 +169,6 @@ Test(segment, what_a_start_found_goes_by_its_age)
         cr_expect_not(holds(i * RECORDS + 1), "%u", i);
     }
     cr_expect(holds(1));
-    segment_table_close(&table);
 }
 
 Test(segment, the_last_forgotten_record_frees_it)
@@ -179,7 +181,6 @@ Test(segment, the_last_forgotten_record_frees_it)
     }
     cr_assert_not(list_empty(&table.file[0].free));
     cr_assert_null(table.file[0].segments[0].owners, "memory is for segments in use");
-    segment_table_close(&table);
 }
 
 Test(segment, refusals_are_asked_for_a_bounded_number_of_times)
@@ -199,7 +200,6 @@ Test(segment, refusals_are_asked_for_a_bounded_number_of_times)
         if (segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped) == 0)
             break;
     cr_assert_not(holds(63 * RECORDS + 1));
-    segment_table_close(&table);
 }
 
 Test(segment, busy_neighbours_spare_the_others)
@@ -213,7 +213,6 @@ Test(segment, busy_neighbours_spare_the_others)
     cr_assert(holds(0));
     cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
     cr_assert_eq(dropped, 0);
-    segment_table_close(&table);
 }
 
 Test(segment, a_segment_leaves_in_as_many_calls_as_it_takes)
@@ -234,7 +233,6 @@ Test(segment, a_segment_leaves_in_as_many_calls_as_it_takes)
     cr_expect_eq(dropped, 1u);
     cr_expect_eq(s->state, SEGMENT_FREE);
     cr_expect(holds(RECORDS), "the other was not touched");
-    segment_table_close(&table);
 }
 
 /* A part of it comes into use, or it goes into quarantine, between two calls. */
@@ -284,7 +282,6 @@ Test(segment, what_is_under_way_is_not_reused)
     cr_assert_eq(s->state, SEGMENT_SEALED, "a read is under way");
     segment_read_end(&table, s);
     cr_assert_eq(s->state, SEGMENT_FREE);
-    segment_table_close(&table);
 }
 
 Test(segment, a_victim_is_left_as_it_is_until_it_is_taken)
@@ -312,7 +309,6 @@ Test(segment, a_victim_is_left_as_it_is_until_it_is_taken)
     cr_expect_eq(s->state, SEGMENT_SEALED);
     segment_read_end(&table, s);
     cr_expect_eq(s->state, SEGMENT_FREE);
-    segment_table_close(&table);
 }
 
 Test(segment, a_use_counts_for_one_opening)
@@ -335,7 +331,6 @@ Test(segment, a_use_counts_for_one_opening)
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
     cr_expect_eq(s->used[record], 0);
     segment_written(&table, s, record, true);
-    segment_table_close(&table);
 }
 
 /* More sizes than segments may be open: none is sealed after a record or two. */
@@ -356,7 +351,6 @@ Test(segment, many_strides_share)
         stored++;
     }
     cr_assert_eq(stored, 40);
-    segment_table_close(&table);
 }
 
 Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
@@ -374,7 +368,6 @@ Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
     cr_assert_not(segment_writable(&table));
     cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
     cr_assert_eq(segment_find(&table, loc, 1000, &s, &record), 0);
-    segment_table_close(&table);
 }
 
 /* Its segments stand before the others' in the lists. */
@@ -396,7 +389,6 @@ Test(segment, a_stopped_file_does_not_hide_the_others)
     segment_file_start(&table, 0);
     cr_expect_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_expect_not(holds(0), "its oldest is the oldest of all");
-    segment_table_close(&table);
 }
 
 /* Whatever state it is in when a bad block is found: it is read on, and never written to again. */
@@ -438,5 +430,4 @@ Test(segment, what_is_in_quarantine_is_not_reused)
     segment_forget(&table, s, 0);
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
     cr_assert_eq(s->number, 2);
-    segment_table_close(&table);
 }
