@@ -76,8 +76,6 @@ static const struct arg_option tier_options[] = {
     {"rounds", ARG_NUMBER, "N", "rounds", "7", 1, 1000},
     {"slice", ARG_SECONDS, "SECONDS", "how long each measures before it is the other's turn", "1s",
      50, 60000},
-    {"baseline", ARG_CHOICE, "auto|fio|loop",
-     "loop: a plain io_uring loop; auto: fio if it is there", "auto", 0, 0},
 };
 
 static const struct arg_option copy_options[] = {
@@ -139,11 +137,11 @@ static const struct program_command commands[] = {
      bench_dump},
     {"tier", "", "The NVMe tier against its disk: loads, prefetches, writes; needs no daemon",
      "Starts daemons of its own on a folder of the disk. Their reads and writes, with\n"
-     "checksums, stand against fio on the same disk at the same block size and depth, in\n"
-     "short slices by turns.\n\n"
+     "checksums, stand against a plain io_uring loop on the same disk at the same block size\n"
+     "and depth, in short slices by turns.\n\n"
      "Examples:\n"
      "  ucm-bench tier --dir /var/cache/ucmd\n"
-     "  ucm-bench tier --baseline loop --json\n",
+     "  ucm-bench tier --json\n",
      PROGRAM_OPTIONS(tier_options), 0, 0, bench_tier},
     {"copy", "", "Loads and dumps of a GPU, by strategy and chunk size, idle and beside a worker",
      "Starts a daemon for each strategy, in a temporary folder, and plays a worker whose\n"

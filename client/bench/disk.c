@@ -8,109 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
-
-#define FIO_OUTPUT_BYTES (256u << 10)
 
 static int disk_fail(struct disk *d, int code, const char *what)
 {
     snprintf(d->why, sizeof(d->why), "%s: %s", what, strerror(-code));
     return code;
 }
-
-/* ---- fio ---- */
-
-/* Runs fio and keeps what it prints. 0, or -errno. */
-static int fio_call(const char *const *argv, char *out, size_t bytes)
-{
-    size_t n = 0;
-    ssize_t got;
-    int pipes[2], status;
-    pid_t pid;
-
-    if (pipe2(pipes, O_CLOEXEC) < 0)
-        return -errno;
-    fflush(NULL);
-    pid = fork();
-    if (pid == 0) {
-        int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-
-        if (null < 0 || dup2(null, 0) < 0 || dup2(pipes[1], 1) < 0 || dup2(null, 2) < 0)
-            _exit(127);
-        /* Huge pages for its buffers, as the tier's are: fewer pieces for the disk. */
-        if (setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", 1) == 0)
-            execvp(argv[0], (char *const *)argv);
-        _exit(127);
-    }
-    close(pipes[1]);
-    if (pid > 0) {
-        while ((got = read(pipes[0], out + n, bytes - 1 - n)) > 0)
-            n += (size_t)got;
-        if (waitpid(pid, &status, 0) != pid || status != 0)
-            pid = -1;
-    }
-    close(pipes[0]);
-    out[n] = '\0';
-    return pid > 0 ? 0 : -ENOENT;
-}
-
-bool disk_has_fio(void)
-{
-    const char *argv[] = {"fio", "--version", NULL};
-    char version[64];
-
-    return fio_call(argv, version, sizeof(version)) == 0;
-}
-
-static int fio_rate(const char *text, bool write, double *rate)
-{
-    cJSON *root = cJSON_Parse(strchr(text, '{'));
-    const cJSON *job = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "jobs"), 0);
-    const cJSON *way = cJSON_GetObjectItem(job, write ? "write" : "read");
-    const cJSON *bytes = cJSON_GetObjectItem(way, "bw_bytes");
-
-    *rate = cJSON_IsNumber(bytes) ? bytes->valuedouble : 0;
-    cJSON_Delete(root);
-    return *rate > 0 ? 0 : -EIO;
-}
-
-static int fio_run(struct disk *d, bool write, double seconds, double *rate)
-{
-    char file[DISK_PATH_BYTES + 16], block[40], depth[40], size[40], runtime[40];
-    const char *argv[] = {"fio",
-                          "--name=disk",
-                          file,
-                          "--ioengine=io_uring",
-                          "--direct=1",
-                          write ? "--rw=write" : "--rw=randread",
-                          block,
-                          depth,
-                          size,
-                          runtime,
-                          "--time_based=1",
-                          "--fixedbufs=1",
-                          "--registerfiles=1",
-                          "--invalidate=0",
-                          "--allow_file_create=0",
-                          "--output-format=json",
-                          NULL};
-    char *out = malloc(FIO_OUTPUT_BYTES);
-    int rc;
-
-    snprintf(file, sizeof(file), "--filename=%s", d->path);
-    snprintf(block, sizeof(block), "--bs=%llu", (unsigned long long)d->block_bytes);
-    snprintf(depth, sizeof(depth), "--iodepth=%u", d->depth);
-    snprintf(size, sizeof(size), "--size=%llu", (unsigned long long)d->bytes);
-    snprintf(runtime, sizeof(runtime), "--runtime=%.0fms", seconds * 1e3);
-    rc = out ? fio_call(argv, out, FIO_OUTPUT_BYTES) : -ENOMEM;
-    if (rc == 0)
-        rc = fio_rate(out, write, rate);
-    free(out);
-    return rc < 0 ? disk_fail(d, rc, "fio") : 0;
-}
-
-/* ---- the loop ---- */
 
 struct loop {
     struct io_uring ring;
@@ -205,7 +109,7 @@ static int loop_open(struct loop *l)
     return disk_fail(d, rc, "io_uring of the disk's baseline");
 }
 
-static int loop_run(struct disk *d, bool write, double seconds, double *rate)
+int disk_run(struct disk *d, bool write, double seconds, double *rate)
 {
     struct loop l = {.disk = d, .write = write, .blocks = d->bytes / d->block_bytes};
     uint64_t start, done = 0;
@@ -220,11 +124,6 @@ static int loop_run(struct disk *d, bool write, double seconds, double *rate)
     io_uring_queue_exit(&l.ring);
     loop_close(&l);
     return rc < 0 ? disk_fail(d, rc, d->path) : 0;
-}
-
-int disk_run(struct disk *d, bool write, double seconds, double *rate)
-{
-    return d->fio ? fio_run(d, write, seconds, rate) : loop_run(d, write, seconds, rate);
 }
 
 int disk_make(struct disk *d, const char *folder, const char *name)

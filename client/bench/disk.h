@@ -1,6 +1,6 @@
 /* What a disk does without us: one file of it read at random places, or written from its beginning
- * to its end, with O_DIRECT at a given depth. By fio where it is installed, else by a bare io_uring
- * loop with registered buffers and files. Both go on for a given time.
+ * to its end, with O_DIRECT at a given depth, by a bare io_uring loop with registered buffers and
+ * files, for a given time.
  * Threads: one. */
 #ifndef UCM_BENCH_DISK_H
 #define UCM_BENCH_DISK_H
@@ -11,15 +11,11 @@
 
 #define DISK_PATH_BYTES 512
 
-/* One that can't be run is none. */
-bool disk_has_fio(void);
-
 struct disk {
     char path[DISK_PATH_BYTES];
     uint64_t bytes;
     uint64_t block_bytes; /* a multiple of 4096 */
     unsigned depth; /* so many blocks are a GiB at most: what the kernel registers in one piece */
-    bool fio;
     char why[DISK_PATH_BYTES + 128]; /* of a failure */
 };
 

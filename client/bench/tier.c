@@ -31,7 +31,6 @@ struct tier {
     uint64_t total_bytes;
     unsigned rounds, depth;
     double seconds;
-    bool fio;
     /* Of one size of blocks. */
     struct rig rig;
     struct disk disk;
@@ -63,15 +62,14 @@ static void pair_report(struct tier *t, struct pair *p, const char *what, double
 
     snprintf(name, sizeof(name), "%s, %llu KiB", what,
              (unsigned long long)t->rig.block_bytes >> 10);
-    report_figure(&t->report,
-                  &(struct figure){.name = name,
-                                   .unit = "GB/s",
-                                   .value = samples_at(&p->own, 0.5) / 1e9,
-                                   .baseline_name = t->fio ? "fio" : "a plain io_uring loop",
-                                   .baseline = samples_at(&p->base, 0.5) / 1e9,
-                                   .ratio = samples_at(&p->ratio, 0.5),
-                                   .target = target,
-                                   .more_is_better = true});
+    report_figure(&t->report, &(struct figure){.name = name,
+                                               .unit = "GB/s",
+                                               .value = samples_at(&p->own, 0.5) / 1e9,
+                                               .baseline_name = "a plain io_uring loop",
+                                               .baseline = samples_at(&p->base, 0.5) / 1e9,
+                                               .ratio = samples_at(&p->ratio, 0.5),
+                                               .target = target,
+                                               .more_is_better = true});
 }
 
 /* ---- the daemon and its folder ---- */
@@ -252,8 +250,7 @@ static int measure_size(struct tier *t, uint64_t block_bytes)
         return rc;
     t->keys = malloc((size_t)n * RIG_KEY_BYTES);
     t->plan = (struct rig_move){.keys = t->keys, .n = n, .batch = 32, .in_flight = 4};
-    t->disk = (struct disk){
-        .bytes = t->total_bytes, .block_bytes = block_bytes, .depth = t->depth, .fio = t->fio};
+    t->disk = (struct disk){.bytes = t->total_bytes, .block_bytes = block_bytes, .depth = t->depth};
     memset(t->rig.memory, 1, t->rig.memory_bytes);
     if (!t->keys)
         rc = program_fail(BENCH_FAILED, "memory ran out");
@@ -277,24 +274,13 @@ static int measure(struct tier *t)
     int rc = 0;
 
     report_text(&t->report, "baseline",
-                t->fio ? "fio, io_uring, O_DIRECT, registered buffers and files"
-                       : "a plain io_uring loop, O_DIRECT, registered buffers and files (no fio)");
+                "a plain io_uring loop, O_DIRECT, registered buffers and files");
     report_number(&t->report, "depth", t->depth);
     report_number(&t->report, "total_bytes", (double)t->total_bytes);
     report_number(&t->report, "rounds", t->rounds);
     for (unsigned i = 0; rc == 0 && i < sizeof(block_sizes) / sizeof(block_sizes[0]); i++)
         rc = measure_size(t, block_sizes[i]);
     return rc;
-}
-
-static int baseline_choose(struct tier *t)
-{
-    const char *wanted = args_text(t->args, "baseline");
-
-    t->fio = strcmp(wanted, "loop") != 0 && disk_has_fio();
-    if (strcmp(wanted, "fio") == 0 && !t->fio)
-        return program_fail(BENCH_FAILED, "fio can't be run: install it, or use --baseline loop");
-    return 0;
 }
 
 int bench_tier(const struct args *a)
@@ -306,10 +292,8 @@ int bench_tier(const struct args *a)
                      .rounds = (unsigned)args_number(a, "rounds"),
                      .depth = (unsigned)args_number(a, "depth"),
                      .seconds = (double)args_number(a, "slice") / 1e3};
-    int rc = baseline_choose(&t);
+    int rc;
 
-    if (rc != 0)
-        return rc;
     if (access(t.daemon.path, X_OK) != 0)
         return program_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
                             t.daemon.path, strerror(errno));

@@ -25,11 +25,6 @@ static int fail_status(const struct args *a, int status, bool connecting)
     return program_fail(CTL_ERROR, "%s (%s)", text, ucm_strerror(status));
 }
 
-int ctl_status(const struct args *a, int status)
-{
-    return fail_status(a, status, false);
-}
-
 static int timeout_ms(const struct args *a)
 {
     return (int)args_number(a, "timeout");

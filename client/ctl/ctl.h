@@ -40,8 +40,6 @@ int ctl_page(const struct args *a, enum ucm_method method, uint32_t ns, uint64_t
 /* Calls a method and has `show` print its result. */
 int ctl_show(const struct args *a, enum ucm_method method, const void *params,
              int (*show)(const struct args *a, const msgpack_object *result));
-/* For a call of the library itself that failed: prints a sentence, and returns an exit status. */
-int ctl_status(const struct args *a, int status);
 /* Connects, for a command that calls no method. */
 int ctl_connect(const struct args *a);
 /* The same for one that can do without a daemon: 0 or a negative enum ucm_status, and prints nothing. */

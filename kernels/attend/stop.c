@@ -45,20 +45,6 @@ float ucm_left_share(float top, float sum, float slack, const struct ucm_left *l
 
 /* ---- rounds ---- */
 
-int ucm_stop_check(const struct ucm_stop_spec *spec, char why[UCM_SPARSE_WHY])
-{
-    if (spec->rule > UCM_STOP_CERTIFIED)
-        return sparse_refuse(why,
-                             "rule %u is none of 0 (never), 1 (psa), 2 (estimated), 3 "
-                             "(certified)",
-                             spec->rule);
-    if (spec->every == 0)
-        return sparse_refuse(why, "every is 0; a round has at least one block");
-    if (!(spec->eps >= 0 && spec->eps <= 1))
-        return sparse_refuse(why, "eps is %g; 0 to 1 are allowed", (double)spec->eps);
-    return 0;
-}
-
 static int check_list(const struct ucm_stop_spec *stop, const struct ucm_stop_list *list)
 {
     const struct ucm_attend_memory *m = &list->memory;

@@ -52,9 +52,6 @@ struct ucm_stop_spec {
     float eps;      /* 0 to 1 */
 };
 
-/* 0; or -EINVAL, and why says in a sentence which field is wrong and what would be right. */
-int ucm_stop_check(const struct ucm_stop_spec *spec, char why[UCM_SPARSE_WHY]);
-
 /* One list, for `heads` KV heads from `first` on: their rows are [heads][group]. */
 struct ucm_stop_list {
     uint32_t first, heads;

@@ -3,7 +3,6 @@
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential python3 libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
              libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev libcurl4-openssl-dev libexpat1-dev libzmq3-dev
-PKG_BENCH := $(PKG_BUILD) fio
 PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3-msgpack python3-numpy python3-pip python3-yaml python3-zmq \
              nfs-ganesha nfs-ganesha-vfs python3-swift rpcbind iproute2 prometheus man-db groff-base lld
 # The test names runc: Debian's crun refuses to run where cgroup v1 and v2 are mixed.

@@ -2,7 +2,7 @@
 # No other target runs them.
 
 bench: ## ucm-bench's benchmarks on a private daemon; figures to standard output
-	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BENCH))
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BUILD))
 	+@$(SUBMAKE) all
 	tests/studies/bench.sh $O
 
