@@ -247,6 +247,8 @@ int leased_check(struct call *call);
 /* Counts `bytes` as LIMIT_MEMORY of the session's, until memory_return. False: that is too much. */
 bool memory_take(struct session *s, size_t bytes);
 void memory_return(struct session *s, size_t bytes);
+/* The same with zeroed memory, for free() and memory_return. NULL: that is too much, or there is none. */
+void *memory_alloc(struct session *s, size_t bytes);
 
 #define SHARED_LOOKUP_GONE 1024u
 /* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in

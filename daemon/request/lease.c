@@ -65,6 +65,16 @@ void memory_return(struct session *s, size_t bytes)
     limit_give(s->peer.owner, LIMIT_MEMORY, bytes);
 }
 
+void *memory_alloc(struct session *s, size_t bytes)
+{
+    bool taken = memory_take(s, bytes);
+    void *memory = taken ? calloc(1, bytes) : NULL;
+
+    if (taken && !memory)
+        memory_return(s, bytes);
+    return memory;
+}
+
 /* ---- leases ---- */
 
 void lease_end(struct session *s, uint32_t name)

@@ -40,9 +40,9 @@ struct request_rooms {
     const struct tier_ops *tier_ops;
     struct tier *tier;
     struct share *share;
-    struct seal *seal;             /* NULL: nothing is encrypted */
+    struct seal *seal;               /* NULL: nothing is encrypted */
     const struct snapshot *snapshot; /* NULL: DRAM ends with the daemon */
-    const char *socket;            /* that the daemon made; NULL: it came with the start */
+    const char *socket;              /* that the daemon made; NULL: it came with the start */
     uint8_t instance[16];
     const char *commit, *options; /* of the build; NULL: not shown */
     /* Reads the configuration again. 0; -EINVAL or another -errno with *e: nothing changed. NULL: it

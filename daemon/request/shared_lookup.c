@@ -92,13 +92,8 @@ static struct shared_lookup *lookup_new(struct session *s, struct ns *ns, struct
 
     if (limit_take(s->peer.owner, LIMIT_SHARED_LOOKUPS, 1, NULL) != 0)
         return NULL;
-    if (!memory_take(s, memory)) {
-        limit_give(s->peer.owner, LIMIT_SHARED_LOOKUPS, 1);
-        return NULL;
-    }
-    k = calloc(1, memory);
+    k = memory_alloc(s, memory);
     if (!k) {
-        memory_return(s, memory);
         limit_give(s->peer.owner, LIMIT_SHARED_LOOKUPS, 1);
         return NULL;
     }

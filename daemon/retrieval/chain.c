@@ -67,6 +67,16 @@ static void chain_memory_return(struct session *s, size_t bytes)
     memory_return(s, bytes);
 }
 
+static void *chain_alloc(struct session *s, size_t bytes)
+{
+    bool taken = chain_memory_take(s, bytes);
+    void *memory = taken ? calloc(1, bytes) : NULL;
+
+    if (taken && !memory)
+        chain_memory_return(s, bytes);
+    return memory;
+}
+
 void chain_digests_unref(struct chain_digests *d)
 {
     if (!d || --d->refs > 0)
@@ -77,16 +87,10 @@ void chain_digests_unref(struct chain_digests *d)
 
 static struct chain_digests *digests_new(struct session *s, uint32_t cap)
 {
-    size_t memory = sizeof(struct chain_digests) + cap * sizeof(void *);
-    struct chain_digests *d;
+    struct chain_digests *d = chain_alloc(s, sizeof(*d) + cap * sizeof(d->at[0]));
 
-    if (!chain_memory_take(s, memory))
+    if (!d)
         return NULL;
-    d = malloc(memory);
-    if (!d) {
-        chain_memory_return(s, memory);
-        return NULL;
-    }
     d->s = s;
     d->refs = 1;
     d->cap = cap;
@@ -315,13 +319,8 @@ bool chain_has(const struct chain *ch, uint32_t block)
 static struct chain *chain_new(struct call *call, struct derived_space *space)
 {
     struct session *s = call->s;
-    struct chain *ch = NULL;
+    struct chain *ch = chain_alloc(s, sizeof(*ch));
 
-    if (chain_memory_take(s, sizeof(*ch))) {
-        ch = calloc(1, sizeof(*ch));
-        if (!ch)
-            chain_memory_return(s, sizeof(*ch));
-    }
     if (!ch) {
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a chain");
         return NULL;

@@ -55,15 +55,10 @@ static void pins_free(struct window_pins *p)
 
 static struct window_pins *pins_new(struct window *w, struct chain *ch)
 {
-    struct window_pins *p;
+    struct window_pins *p = memory_alloc(w->s, sizeof(*p));
 
-    if (!memory_take(w->s, sizeof(*p)))
+    if (!p)
         return NULL;
-    p = calloc(1, sizeof(*p));
-    if (!p) {
-        memory_return(w->s, sizeof(*p));
-        return NULL;
-    }
     p->w = w;
     p->ch = ch;
     p->swept = windows_of(w)->sweep;

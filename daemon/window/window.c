@@ -319,13 +319,8 @@ static struct window *window_alloc(struct call *call, struct window_tenant *t)
 {
     struct session *s = call->s;
     size_t bytes = sizeof(struct window) + t->header.extents;
-    struct window *w = NULL;
+    struct window *w = memory_alloc(s, bytes);
 
-    if (memory_take(s, bytes)) {
-        w = calloc(1, bytes);
-        if (!w)
-            memory_return(s, bytes);
-    }
     if (!w) {
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a window");
         return NULL;

@@ -325,15 +325,6 @@ Test(request_share, evicting_a_key_that_is_not_known_here_removes_its_files)
     cr_expect(has_file(rig.one, 7, 0, 0), "from DRAM only");
 }
 
-Test(request_share, an_eviction_by_key_that_left_files_says_so)
-{
-    struct msg_keys m = {.ns = rig.one->id, .keys = chain(1, 3)};
-    uint32_t id = call(UCM_METHOD_NS_PURGE, &proto_keys, &m);
-
-    fake_removal_end(&share, -EHOSTDOWN);
-    cr_expect_eq(answer_code(id), UCM_WIRE_IO);
-}
-
 Test(request_share, an_eviction_by_key_is_cancelled)
 {
     struct msg_keys m = {.ns = rig.one->id, .keys = chain(1, 3)};
