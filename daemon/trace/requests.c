@@ -131,18 +131,18 @@ static bool call_about(struct call *call, struct trace_about *a, struct proto_bi
 static void call_keys_trace(struct call *call, const struct trace_about *a, struct proto_bin keys)
 {
     const struct ns *ns = index_ns(call->s->rq->rooms.index, a->ns);
-    uint64_t bytes = 0;
+    struct trace_record record = {.about = *a,
+                                  .keys = keys,
+                                  .block_bytes = ns->block_bytes,
+                                  .block_tokens = ns->identity.block_tokens};
 
     if (a->part != 0 || (call->method != UCM_METHOD_LOOKUP && call->method != UCM_METHOD_DUMP &&
                          call->method != UCM_METHOD_LOAD_PREFIX))
         return;
     if (call->method == UCM_METHOD_DUMP && call->params.dump.shard != 0)
         return; /* a later layer of the same blocks */
-    for (uint32_t part = 0; part < ns->identity.parts; part++)
-        bytes += ns_part_bytes(ns, part);
-    trace_keys(&tracing_of(call->s->rq)->trace, a, keys, ns->identity.key_bytes, bytes,
-               ns->identity.block_tokens,
-               call->method == UCM_METHOD_LOOKUP && call->params.lookup.each);
+    record.each = call->method == UCM_METHOD_LOOKUP && call->params.lookup.each;
+    trace_keys(&tracing_of(call->s->rq)->trace, &record);
 }
 
 static void call_trace(struct call *call)
@@ -281,19 +281,17 @@ static void pack_record(msgpack_packer *pk, const struct trace *t, const struct 
 }
 
 /* Takes records that together fit a frame. Returns how many. */
-static uint32_t page_take(struct trace *t, void **memory, struct trace_record *records)
+static uint32_t page_take(struct trace *t, struct trace_record **records)
 {
     size_t room = PAGE_BYTES, elements = UCM_MAX_ELEMENTS - 64;
     uint32_t n = 0;
-    bool taken = true;
 
-    while (n < PAGE_RECORDS && taken) {
+    while (n < PAGE_RECORDS && elements >= RECORD_ELEMENTS + SPAN_ELEMENTS * TRACE_MAX_SPANS) {
         size_t bytes = trace_next_bytes(t) + RECORD_PACKED;
 
-        if (bytes > room || elements < RECORD_ELEMENTS + SPAN_ELEMENTS * TRACE_MAX_SPANS ||
-            trace_take(t, room, &memory[n], &records[n], &taken) != 0 || !taken)
+        if (bytes > room || trace_take(t, room, &records[n]) != 0 || !records[n])
             break;
-        elements -= RECORD_ELEMENTS + SPAN_ELEMENTS * records[n].n_spans;
+        elements -= RECORD_ELEMENTS + SPAN_ELEMENTS * records[n]->n_spans;
         room -= bytes;
         n++;
     }
@@ -303,10 +301,9 @@ static uint32_t page_take(struct trace *t, void **memory, struct trace_record *r
 static int page_reply(struct call *call)
 {
     struct trace *t = &tracing_of(call->s->rq)->trace;
-    void *memory[PAGE_RECORDS];
-    struct trace_record records[PAGE_RECORDS];
+    struct trace_record *records[PAGE_RECORDS];
     struct proto_builder pb;
-    uint32_t n = t->ring ? page_take(t, memory, records) : 0;
+    uint32_t n = t->ring ? page_take(t, records) : 0;
 
     call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 5);
@@ -317,8 +314,8 @@ static int page_reply(struct call *call)
     proto_pack_str(&pb.pk, "records");
     msgpack_pack_array(&pb.pk, n);
     for (uint32_t i = 0; i < n; i++) {
-        pack_record(&pb.pk, t, &records[i]);
-        free(memory[i]);
+        pack_record(&pb.pk, t, records[i]);
+        free(records[i]);
     }
     return call_reply_map(call, &pb);
 }

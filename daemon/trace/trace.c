@@ -6,22 +6,10 @@
 #include <string.h>
 #include <time.h>
 
-/* What precedes a record's spans, texts and keys in the ring. */
-struct header {
-    uint32_t bytes; /* of the record, this included */
-    uint32_t method, code, ok;
-    uint32_t uid, pid, ns, part, n_keys;
-    uint32_t block_tokens, key_bytes, n_spans;
-    uint16_t request_n, tenant_n;
-    bool each;
-    uint64_t number, lost;
-    uint64_t arrived_ns, began_ns, end_ns, moved_bytes, block_bytes;
-};
-
 struct trace_request {
     struct traced traced;
     struct trace *trace;
-    struct header h;
+    struct trace_record record;
     uint32_t run;
     uint32_t open[SPAN_KINDS]; /* how many of a kind are under way */
     uint64_t since_ns[SPAN_KINDS];
@@ -96,26 +84,26 @@ static void ring_read(const struct trace *t, uint64_t from, void *to, size_t n)
 }
 
 /* Spans first: they are aligned in what trace_take copies out. */
-static void record_write(struct trace *t, struct header *h, const struct trace_span *spans,
-                         const char *request, const char *tenant, const uint8_t *keys)
+static void record_write(struct trace *t, struct trace_record *r)
 {
-    size_t keys_n = (size_t)h->key_bytes * h->n_keys;
-    uint64_t bytes = sizeof(*h) + h->n_spans * sizeof(*spans) + h->request_n + h->tenant_n + keys_n;
+    const struct trace_about *a = &r->about;
+    size_t spans_n = r->n_spans * sizeof(*r->spans);
+    uint64_t bytes = sizeof(*r) + spans_n + a->request.n + a->tenant.n + r->keys.n;
 
     if (bytes > t->size - (t->put - t->taken)) {
         t->lost++;
         t->lost_now++;
         return;
     }
-    h->bytes = (uint32_t)bytes;
-    h->number = ++t->records;
-    h->lost = t->lost_now;
+    r->ring_bytes = (uint32_t)bytes;
+    r->number = ++t->records;
+    r->lost = t->lost_now;
     t->lost_now = 0;
-    ring_write(t, h, sizeof(*h));
-    ring_write(t, spans, h->n_spans * sizeof(*spans));
-    ring_write(t, request, h->request_n);
-    ring_write(t, tenant, h->tenant_n);
-    ring_write(t, keys, keys_n);
+    ring_write(t, r, sizeof(*r));
+    ring_write(t, r->spans, spans_n);
+    ring_write(t, a->request.p, a->request.n);
+    ring_write(t, a->tenant.p, a->tenant.n);
+    ring_write(t, r->keys.p, r->keys.n);
 }
 
 size_t trace_next_bytes(const struct trace *t)
@@ -128,48 +116,25 @@ size_t trace_next_bytes(const struct trace *t)
     return bytes;
 }
 
-int trace_take(struct trace *t, size_t room, void **memory, struct trace_record *record,
-               bool *taken)
+int trace_take(struct trace *t, size_t room, struct trace_record **out)
 {
     size_t bytes = trace_next_bytes(t);
-    struct header *h;
-    const uint8_t *p;
+    struct trace_record *r;
+    const char *p;
 
-    *taken = false;
+    *out = NULL;
     if (bytes == 0 || bytes > room)
         return 0;
-    h = malloc(bytes);
-    if (!h)
+    r = *out = malloc(bytes);
+    if (!r)
         return -ENOMEM;
-    ring_read(t, t->taken, h, bytes);
+    ring_read(t, t->taken, r, bytes);
     t->taken += bytes;
-    p = (const uint8_t *)(h + 1) + h->n_spans * sizeof(struct trace_span);
-    *record = (struct trace_record){
-        .about = {.arrived_ns = h->arrived_ns,
-                  .began_ns = h->began_ns,
-                  .request = {(const char *)p, h->request_n},
-                  .tenant = {(const char *)p + h->request_n, h->tenant_n},
-                  .method = (enum ucm_method)h->method,
-                  .uid = h->uid,
-                  .pid = h->pid,
-                  .ns = h->ns,
-                  .part = h->part,
-                  .n_keys = h->n_keys},
-        .number = h->number,
-        .lost = h->lost,
-        .end_ns = h->end_ns,
-        .bytes = h->moved_bytes,
-        .code = h->code,
-        .ok = h->ok,
-        .n_spans = h->n_spans,
-        .block_bytes = h->block_bytes,
-        .block_tokens = h->block_tokens,
-        .each = h->each,
-        .spans = (const struct trace_span *)(h + 1),
-        .keys = {p + h->request_n + h->tenant_n, h->key_bytes * h->n_keys},
-    };
-    *memory = h;
-    *taken = true;
+    r->spans = (const struct trace_span *)(r + 1);
+    p = (const char *)(r->spans + r->n_spans);
+    r->about.request.p = p;
+    r->about.tenant.p = p + r->about.request.n;
+    r->keys.p = (const uint8_t *)r->about.tenant.p + r->about.tenant.n;
     return 0;
 }
 
@@ -189,48 +154,22 @@ static bool chosen(struct trace *t, const struct trace_about *about)
     return c->sample <= 1 || t->seen++ % c->sample == 0;
 }
 
-static struct header header_of(const struct trace_about *a)
+void trace_keys(struct trace *t, struct trace_record *record)
 {
-    return (struct header){
-        .method = a->method,
-        .uid = a->uid,
-        .pid = a->pid,
-        .ns = a->ns,
-        .part = a->part,
-        .n_keys = a->n_keys,
-        .request_n = (uint16_t)a->request.n,
-        .tenant_n = (uint16_t)a->tenant.n,
-        .arrived_ns = a->arrived_ns,
-        .began_ns = a->began_ns,
-    };
-}
-
-void trace_keys(struct trace *t, const struct trace_about *about, struct proto_bin keys,
-                uint32_t key_bytes, uint64_t block_bytes, uint32_t block_tokens, bool each)
-{
-    struct header h;
-
-    if (!t->writing || !chosen(t, about))
+    if (!t->writing || !chosen(t, &record->about))
         return;
-    h = header_of(about);
-    h.key_bytes = key_bytes;
-    h.n_keys = keys.n / key_bytes;
-    h.block_bytes = block_bytes;
-    h.block_tokens = block_tokens;
-    h.each = each;
-    h.end_ns = about->began_ns;
-    record_write(t, &h, NULL, about->request.p, about->tenant.p, keys.p);
+    record->end_ns = record->about.began_ns;
+    record_write(t, record);
 }
 
 /* ---- requests ---- */
 
 static void span_add(struct trace_request *r, enum span_kind kind, uint64_t end_ns)
 {
-    struct header *h = &r->h;
-    uint32_t i = h->n_spans;
+    uint32_t i = r->record.n_spans;
 
     /* The last places are for kinds that have none yet. */
-    if (h->n_spans >= TRACE_MAX_SPANS - SPAN_KINDS)
+    if (i >= TRACE_MAX_SPANS - SPAN_KINDS)
         while (i > 0 && r->span[i - 1].kind != kind)
             i--;
     else
@@ -240,8 +179,8 @@ static void span_add(struct trace_request *r, enum span_kind kind, uint64_t end_
         r->span[i - 1].n += r->n[kind];
         return;
     }
-    assert(h->n_spans < TRACE_MAX_SPANS);
-    r->span[h->n_spans++] =
+    assert(r->record.n_spans < TRACE_MAX_SPANS);
+    r->span[r->record.n_spans++] =
         (struct trace_span){r->since_ns[kind], end_ns, r->n[kind], (uint8_t)kind};
 }
 
@@ -269,15 +208,15 @@ static void end_cb(struct traced *traced, uint32_t code)
     struct trace *t = r->trace;
     uint64_t now = trace_now();
 
-    if (t->writing && r->run == t->run && now - r->h.arrived_ns >= t->choice.slower_ns) {
+    if (t->writing && r->run == t->run && now - r->record.about.arrived_ns >= t->choice.slower_ns) {
         for (int kind = 0; kind < SPAN_KINDS; kind++)
             if (r->open[kind] > 0)
                 span_add(r, (enum span_kind)kind, now);
-        r->h.end_ns = now;
-        r->h.code = code;
-        r->h.ok = r->traced.ok;
-        r->h.moved_bytes = r->traced.bytes;
-        record_write(t, &r->h, r->span, r->request, r->tenant, NULL);
+        r->record.end_ns = now;
+        r->record.code = code;
+        r->record.ok = r->traced.ok;
+        r->record.bytes = r->traced.bytes;
+        record_write(t, &r->record);
     }
     free(r);
 }
@@ -297,12 +236,12 @@ struct traced *trace_begin(struct trace *t, const struct trace_about *about)
     r->traced.span_cb = span_cb;
     r->traced.end_cb = end_cb;
     r->trace = t;
-    r->h = header_of(about);
+    r->record = (struct trace_record){.about = *about, .spans = r->span};
     r->run = t->run;
     if (about->request.n > 0)
-        memcpy(r->request, about->request.p, about->request.n);
+        r->record.about.request.p = memcpy(r->request, about->request.p, about->request.n);
     if (about->tenant.n > 0)
-        memcpy(r->tenant, about->tenant.p, about->tenant.n);
+        r->record.about.tenant.p = memcpy(r->tenant, about->tenant.p, about->tenant.n);
     r->since_ns[SPAN_QUEUE] = about->arrived_ns;
     r->n[SPAN_QUEUE] = 1;
     span_add(r, SPAN_QUEUE, about->began_ns);

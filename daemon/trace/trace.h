@@ -58,13 +58,15 @@ struct trace {
     struct trace_choice choice;
 };
 
-/* A record as the reader gets it. Views into memory that trace_take returns. */
+/* A record: in the ring, with what its views name behind it; and as the reader gets it, views into what
+ * stands behind it. */
 struct trace_record {
+    uint32_t ring_bytes; /* of all of it */
+    uint32_t code, ok;   /* enum ucm_wire_error; keys that were found or moved */
+    uint32_t n_spans;
     struct trace_about about;
     uint64_t number, lost; /* lost: records between the one before and this */
     uint64_t end_ns, bytes;
-    uint32_t code, ok; /* enum ucm_wire_error; keys that were found or moved */
-    uint32_t n_spans;
     uint64_t block_bytes; /* keys */
     uint32_t block_tokens;
     bool each; /* keys: a lookup of keys that are no chain */
@@ -80,18 +82,15 @@ void trace_end_writing(struct trace *t);
 /* Off: frees the ring. Harmless when off. */
 void trace_stop(struct trace *t);
 
-/* Takes the oldest record, if it has at most `room` bytes in the ring. Returns false when there is
- * none. *memory is for free(); *record points into it. -ENOMEM. */
-int trace_take(struct trace *t, size_t room, void **memory, struct trace_record *record,
-               bool *taken);
+/* Takes the oldest record, for free(), if it has at most `room` bytes in the ring. 0; *out NULL: there is none. -ENOMEM. */
+int trace_take(struct trace *t, size_t room, struct trace_record **out);
 /* Bytes of the oldest record, 0: there is none. */
 size_t trace_next_bytes(const struct trace *t);
 
 /* ---- keys ---- */
 
-/* Writes the keys of a lookup or a dump, if chosen. */
-void trace_keys(struct trace *t, const struct trace_about *about, struct proto_bin keys,
-                uint32_t key_bytes, uint64_t block_bytes, uint32_t block_tokens, bool each);
+/* Writes a record of keys, of a lookup or a dump, if chosen: its about, keys, block_bytes, block_tokens and each. */
+void trace_keys(struct trace *t, struct trace_record *record);
 
 /* ---- spans ---- */
 
