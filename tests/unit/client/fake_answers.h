@@ -158,27 +158,103 @@ FAKE_FN void fake_note_request(struct fake *f, struct proto_str id)
     pthread_mutex_unlock(&f->lock);
 }
 
+/* Requests about memory: regions and rings. False: it is none. */
+FAKE_FN bool fake_answer_memory(struct fake *f, int slot, int method, uint32_t id,
+                                const union proto_any *m)
+{
+    int conn = f->conns[slot];
+    struct msg_region region;
+    struct msg_ring ring;
+
+    switch (method) {
+    case UCM_METHOD_REGION_REGISTER:
+        region.region = fake_region_add(f, slot, (uint32_t)m->region_register.ns);
+        fake_reply(f, conn, id, &proto_region, &region);
+        return true;
+    case UCM_METHOD_REGION_CHALLENGE:
+        pthread_mutex_lock(&f->lock);
+        f->nonce[0]++;
+        pthread_mutex_unlock(&f->lock);
+        fake_reply(f, conn, id, &proto_challenge_r,
+                   &(struct msg_challenge_r){.nonce = {f->nonce, sizeof f->nonce}});
+        return true;
+    case UCM_METHOD_REGION_UNREGISTER:
+        fake_region_remove(f, (uint32_t)m->region.region);
+        fake_reply(f, conn, id, &proto_none, NULL);
+        return true;
+    case UCM_METHOD_RING_REGISTER:
+        fake_ring_register(f, slot, &ring);
+        fake_reply(f, conn, id, &proto_ring, &ring);
+        return true;
+    case UCM_METHOD_RING_UNREGISTER:
+        fake_ring_unregister(f, conn, id, (uint32_t)m->ring.ring);
+        return true;
+    default:
+        return false;
+    }
+}
+
+FAKE_FN void fake_answer_load(struct fake *f, int conn, uint32_t id, const struct msg_load *m)
+{
+    fake_note_request(f, m->request);
+    pthread_mutex_lock(&f->lock);
+    f->last_lease = (uint32_t)m->lease;
+    f->computing += m->computes;
+    pthread_mutex_unlock(&f->lock);
+    fake_reply_blocks(f, conn, id, m->keys.n / 16, UCM_BLOCK_OK);
+}
+
+FAKE_FN void fake_answer_dump(struct fake *f, int conn, uint32_t id, const struct msg_dump *m)
+{
+    fake_note_request(f, m->request);
+    pthread_mutex_lock(&f->lock);
+    f->computing += m->computes;
+    pthread_mutex_unlock(&f->lock);
+    fake_reply_blocks(f, conn, id, m->keys.n / 16, UCM_BLOCK_EXISTS);
+}
+
+/* Those that name blocks by their keys. False: it is none. */
+FAKE_FN bool fake_answer_keys(struct fake *f, int conn, int method, uint32_t id,
+                              const union proto_any *m)
+{
+    switch (method) {
+    case UCM_METHOD_LOOKUP:
+        fake_note_request(f, m->lookup.request);
+        fake_lookup(f, conn, id, &m->lookup, 16);
+        return true;
+    case UCM_METHOD_LOAD:
+        fake_answer_load(f, conn, id, &m->load);
+        return true;
+    case UCM_METHOD_DUMP:
+        fake_answer_dump(f, conn, id, &m->dump);
+        return true;
+    case UCM_METHOD_PREFETCH:
+        fake_note_request(f, m->prefetch.request);
+        fake_reply_blocks(f, conn, id, m->prefetch.keys.n / 16, UCM_BLOCK_MISS);
+        return true;
+    case UCM_METHOD_PIN:
+    case UCM_METHOD_UNPIN:
+        fake_reply(f, conn, id, &proto_count_r,
+                   &(struct msg_count_r){.blocks = m->keys.keys.n / 16});
+        return true;
+    case UCM_METHOD_EVICT:
+        fake_reply(f, conn, id, &proto_count_r, &(struct msg_count_r){.blocks = 3, .busy = 2});
+        return true;
+    default:
+        return false;
+    }
+}
+
 FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_envelope *env)
 {
     int conn = f->conns[slot];
     uint32_t id = env->msgid;
+    union proto_any m;
     struct ucm_error e;
-    union {
-        struct msg_region_register reg;
-        struct msg_region region;
-        struct msg_ring_register ring_register;
-        struct msg_ring ring;
-        struct msg_lookup lookup;
-        struct msg_load load;
-        struct msg_dump dump;
-        struct msg_prefetch prefetch;
-        struct msg_release release;
-        struct msg_cancel cancel;
-        struct msg_keys keys;
-        struct msg_evict evict;
-    } m;
 
-#define DECODE(name, at) cr_assert_eq(proto_decode(&proto_##name, env, &m.at, &e), 0, "%s", e.text)
+    cr_assert_eq(proto_decode(proto_methods[method].params, env, &m, &e), 0, "%s", e.text);
+    if (fake_answer_memory(f, slot, method, id, &m) || fake_answer_keys(f, conn, method, id, &m))
+        return;
     switch (method) {
     case UCM_METHOD_HELLO:
         fake_hello(f, conn, id);
@@ -186,87 +262,21 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
     case UCM_METHOD_NS_OPEN:
         fake_ns_open(f, conn, id);
         return;
-    case UCM_METHOD_REGION_REGISTER:
-        DECODE(region_register, reg);
-        m.region.region = fake_region_add(f, slot, (uint32_t)m.reg.ns);
-        fake_reply(f, conn, id, &proto_region, &m.region);
-        return;
-    case UCM_METHOD_REGION_CHALLENGE:
-        pthread_mutex_lock(&f->lock);
-        f->nonce[0]++;
-        pthread_mutex_unlock(&f->lock);
-        fake_reply(f, conn, id, &proto_challenge_r,
-                   &(struct msg_challenge_r){.nonce = {f->nonce, sizeof f->nonce}});
-        return;
-    case UCM_METHOD_REGION_UNREGISTER:
-        DECODE(region, region);
-        fake_region_remove(f, (uint32_t)m.region.region);
-        fake_reply(f, conn, id, &proto_none, NULL);
-        return;
-    case UCM_METHOD_RING_REGISTER:
-        DECODE(ring_register, ring_register);
-        fake_ring_register(f, slot, &m.ring);
-        fake_reply(f, conn, id, &proto_ring, &m.ring);
-        return;
-    case UCM_METHOD_RING_UNREGISTER:
-        DECODE(ring, ring);
-        fake_ring_unregister(f, conn, id, (uint32_t)m.ring.ring);
-        return;
-    case UCM_METHOD_LOOKUP:
-        DECODE(lookup, lookup);
-        fake_note_request(f, m.lookup.request);
-        fake_lookup(f, conn, id, &m.lookup, 16);
-        return;
     case UCM_METHOD_RELEASE:
-        DECODE(release, release);
         pthread_mutex_lock(&f->lock);
         f->last_lease = (uint32_t)m.release.lease;
         pthread_mutex_unlock(&f->lock);
         fake_reply(f, conn, id, &proto_none, NULL);
         return;
-    case UCM_METHOD_LOAD:
-        DECODE(load, load);
-        fake_note_request(f, m.load.request);
-        pthread_mutex_lock(&f->lock);
-        f->last_lease = (uint32_t)m.load.lease;
-        f->computing += m.load.computes;
-        pthread_mutex_unlock(&f->lock);
-        fake_reply_blocks(f, conn, id, m.load.keys.n / 16, UCM_BLOCK_OK);
-        return;
-    case UCM_METHOD_DUMP:
-        DECODE(dump, dump);
-        fake_note_request(f, m.dump.request);
-        pthread_mutex_lock(&f->lock);
-        f->computing += m.dump.computes;
-        pthread_mutex_unlock(&f->lock);
-        fake_reply_blocks(f, conn, id, m.dump.keys.n / 16, UCM_BLOCK_EXISTS);
-        return;
-    case UCM_METHOD_PREFETCH:
-        DECODE(prefetch, prefetch);
-        fake_note_request(f, m.prefetch.request);
-        fake_reply_blocks(f, conn, id, m.prefetch.keys.n / 16, UCM_BLOCK_MISS);
-        return;
     case UCM_METHOD_CANCEL:
-        DECODE(cancel, cancel);
         pthread_mutex_lock(&f->lock);
         f->last_cancelled = (uint32_t)m.cancel.msgid;
         pthread_mutex_unlock(&f->lock);
         fake_reply(f, conn, id, &proto_cancel_r, &(struct msg_cancel_r){.cancelled = true});
         return;
-    case UCM_METHOD_PIN:
-    case UCM_METHOD_UNPIN:
-        DECODE(keys, keys);
-        fake_reply(f, conn, id, &proto_count_r,
-                   &(struct msg_count_r){.blocks = m.keys.keys.n / 16});
-        return;
-    case UCM_METHOD_EVICT:
-        DECODE(evict, evict);
-        fake_reply(f, conn, id, &proto_count_r, &(struct msg_count_r){.blocks = 3, .busy = 2});
-        return;
     default:
         fake_error(f, conn, id, UCM_WIRE_UNSUPPORTED, "the fake does not know this method");
     }
-#undef DECODE
 }
 
 #endif
