@@ -79,6 +79,12 @@ struct reuse {
     uint64_t calm_ms;      /* when a second last cost too much */
     uint32_t most_sampled; /* in a second since then, or since the last growth */
     uint64_t references, sampled;
+    /* Of the last sampled key, the first in every stack's order: it was used so often again, which is yet to be counted. Who
+     * waits for a block looks the same keys up again and again. */
+    struct {
+        uint32_t ns, chosen, n;
+        uint64_t weight;
+    } again;
     struct stack stack[REUSE_TIERS];
     struct growth growth[REUSE_TIERS];
 };
@@ -154,8 +160,29 @@ static void sums_scale(const struct reuse *r, struct stack *s, double scale)
         s->hits[i] *= scale;
 }
 
+static void again_count(const struct reuse *r, struct stack *s)
+{
+    if (s->bytes == 0 || r->again.chosen >= s->threshold)
+        return;
+    s->sampled += r->again.n;
+    for (unsigned k = 0; k < REUSE_POINTS; k++)
+        s->hits[k] += (double)r->again.weight <= halves[k] / 2 * (double)s->bytes ? r->again.n : 0;
+}
+
+/* Before anything changes that it depends on. */
+static void again_end(struct reuse *r)
+{
+    for (unsigned t = 0; r->again.n > 0 && t < REUSE_TIERS; t++) {
+        again_count(r, &r->stack[t]);
+        again_count(r, &r->growth[t].next);
+    }
+    r->again.n = 0;
+    r->again.weight = 0;
+}
+
 void reuse_sizes(struct reuse *r, const uint64_t bytes[REUSE_TIERS])
 {
+    again_end(r);
     for (unsigned t = 0; t < REUSE_TIERS; t++)
         r->stack[t].bytes = r->growth[t].next.bytes = bytes[t];
     threshold_set(r);
@@ -433,11 +460,20 @@ static uint64_t identify(uint32_t ns, const uint8_t *key, uint32_t key_bytes)
 static void key_sampled(struct reuse *r, uint32_t ns, const uint8_t *key, uint32_t key_bytes,
                         uint64_t block_bytes)
 {
-    uint64_t id = identify(ns, key, key_bytes);
     uint32_t chosen = choose(r->factor, key, key_bytes);
+    uint64_t id;
 
     r->sampled++;
     r->window_sampled++;
+    if (chosen == r->again.chosen && ns == r->again.ns && block_bytes == r->again.weight) {
+        r->again.n++;
+        return;
+    }
+    again_end(r);
+    r->again.ns = ns;
+    r->again.chosen = chosen;
+    r->again.weight = block_bytes;
+    id = identify(ns, key, key_bytes);
     for (unsigned t = 0; t < REUSE_TIERS; t++)
         if (r->stack[t].bytes > 0 && chosen < r->stack[t].threshold)
             reference(r, &r->stack[t], id, chosen, block_bytes);
@@ -460,6 +496,7 @@ next_sampled(const struct reuse *r, const uint8_t *key, uint32_t key_bytes, cons
 
 static void fade(struct reuse *r, uint64_t now_ms)
 {
+    again_end(r);
     r->faded_ms = now_ms;
     for (unsigned t = 0; t < REUSE_TIERS; t++)
         sums_scale(r, &r->stack[t], 0.5);
@@ -470,6 +507,7 @@ static void cost_bound(struct reuse *r, uint64_t now_ms)
 {
     bool soon = now_ms - r->window_ms < WINDOW_MS;
 
+    again_end(r);
     if (soon)
         r->calm_ms = now_ms;
     for (unsigned t = 0; soon && t < REUSE_TIERS; t++) {
@@ -502,8 +540,9 @@ void reuse_lookup(struct reuse *r, uint32_t ns, const uint8_t *keys, uint32_t ke
     }
 }
 
-void reuse_read(const struct reuse *r, struct metrics_reuse *out)
+void reuse_read(struct reuse *r, struct metrics_reuse *out)
 {
+    again_end(r);
     *out = (struct metrics_reuse){.references = r->references, .sampled = r->sampled};
     for (unsigned t = 0; t < REUSE_TIERS; t++) {
         const struct stack *s = &r->stack[t];

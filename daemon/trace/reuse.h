@@ -27,6 +27,6 @@ void reuse_sizes(struct reuse *r, const uint64_t bytes[REUSE_TIERS]);
 void reuse_lookup(struct reuse *r, uint32_t ns, const uint8_t *keys, uint32_t key_bytes, uint32_t n,
                   uint64_t block_bytes, uint64_t now_ms);
 /* A size is 0 while there were too few references for an answer. */
-void reuse_read(const struct reuse *r, struct metrics_reuse *out);
+void reuse_read(struct reuse *r, struct metrics_reuse *out);
 
 #endif

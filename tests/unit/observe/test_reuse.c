@@ -181,6 +181,28 @@ Test(reuse, a_small_sample_stays)
     cr_assert_geq(last, 250 * 60, "%lu", (unsigned long)last); /* 250 lookups, 60 keys of each */
 }
 
+/* Each key is used ten times in a row, and never again: nine of ten are hits, whatever fits. */
+Test(reuse, what_is_used_again_at_once_is_a_hit)
+{
+    const uint64_t bytes[REUSE_TIERS] = {(uint64_t)BLOCK_BYTES << 10, 0};
+    struct metrics_reuse m;
+    struct reuse *r;
+    uint8_t key[32];
+
+    cr_assert_eq(reuse_new(UINT64_C(0x1234567890abcdef), &r), 0);
+    reuse_sizes(r, bytes);
+    for (uint32_t i = 0; i < 100000; i++) {
+        key_of(i / 10, key);
+        reuse_lookup(r, 1, key, 32, 1, BLOCK_BYTES, i);
+    }
+    reuse_read(r, &m);
+    reuse_free(r);
+    cr_expect_eq(m.sampled % 10, 0u);
+    for (unsigned k = 0; k < REUSE_POINTS; k++)
+        cr_expect(m.hit_permille[REUSE_DRAM][k] >= 890 && m.hit_permille[REUSE_DRAM][k] <= 910,
+                  "%u", m.hit_permille[REUSE_DRAM][k]);
+}
+
 /* Any of 16,384 keys, each as likely: an LRU cache hits as often as it holds a key. The burst's keys are of no
  * other use. */
 #define HOUR_S 3600u
@@ -225,7 +247,7 @@ static uint64_t uniform(struct day *d, unsigned seconds)
     return m.sampled - before;
 }
 
-static double uniform_error(const struct reuse *r)
+static double uniform_error(struct reuse *r)
 {
     static const double hit[REUSE_TIERS][REUSE_POINTS] = {{12.5, 25, 50, 100}, {25, 50, 100, 100}};
     struct metrics_reuse m;
