@@ -1,4 +1,4 @@
-#include "daemon/tier/segment_inside.h"
+#include "daemon/tier/segment.h"
 
 #include <assert.h>
 #include <errno.h>

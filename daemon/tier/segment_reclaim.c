@@ -1,5 +1,5 @@
 /* Which segment is emptied next, and its emptying. */
-#include "daemon/tier/segment_inside.h"
+#include "daemon/tier/segment.h"
 
 #include <errno.h>
 #include <stdlib.h>

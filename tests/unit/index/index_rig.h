@@ -21,22 +21,34 @@ static inline struct ns_identity identity(void)
     return (struct ns_identity){"t", "m", "r", "bf16", "nhd/1", 16, KEY, 1, shards, 4096, NULL, 0};
 }
 
-static inline struct ns *open_ns(struct index *ix, const struct ns_identity *id)
+/* The index of a test: index_begin is for its suite, the others are for a test that wants another one. */
+static struct index *ix;
+
+static inline void index_end(void)
+{
+    index_free(ix);
+    ix = NULL;
+}
+
+static inline void index_again(uint64_t max_blocks, uint32_t max_ns)
+{
+    index_end();
+    cr_assert_eq(index_new(max_blocks, max_ns, &ix), 0);
+    index_secret_fix(ix);
+}
+
+static inline void index_begin(void)
+{
+    index_again(2000000, 4096);
+}
+
+static inline struct ns *open_ns(const struct ns_identity *id)
 {
     struct ucm_error e = {0};
     struct ns *ns = NULL;
 
     cr_assert_eq(index_ns_open(ix, id, NULL, &ns, &e), 0, "%s", e.text);
     return ns;
-}
-
-static inline struct index *new_index(uint64_t max_blocks)
-{
-    struct index *ix = NULL;
-
-    cr_assert_eq(index_new(max_blocks, 4096, &ix), 0);
-    index_secret_fix(ix);
-    return ix;
 }
 
 static inline void key_make(uint8_t *key, uint64_t number)
@@ -46,7 +58,7 @@ static inline void key_make(uint8_t *key, uint64_t number)
     memcpy(key + 8, &number, sizeof(number));
 }
 
-static inline block_ref add(struct index *ix, struct ns *ns, uint64_t number)
+static inline block_ref add(struct ns *ns, uint64_t number)
 {
     uint8_t key[UCM_MAX_KEY_BYTES];
     block_ref ref;
@@ -57,13 +69,13 @@ static inline block_ref add(struct index *ix, struct ns *ns, uint64_t number)
     return ref;
 }
 
-static inline void remove_all(struct index *ix, const block_ref *refs, unsigned n)
+static inline void remove_all(const block_ref *refs, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
         index_remove(ix, refs[i]);
 }
 
-static inline block_ref find(struct index *ix, struct ns *ns, uint64_t number)
+static inline block_ref find(struct ns *ns, uint64_t number)
 {
     uint8_t key[UCM_MAX_KEY_BYTES];
 
@@ -87,7 +99,7 @@ static inline uint64_t random_next(uint64_t *state)
     return *state;
 }
 
-static inline uint32_t ns_count(struct index *ix)
+static inline uint32_t ns_count(void)
 {
     uint32_t n = 0;
 

@@ -1,35 +1,34 @@
 /* The index as its users see it: against a plain model, while it grows and shrinks, under scans. */
 #include "tests/unit/index/index_rig.h"
 
+TestSuite(index, .init = index_begin, .fini = index_end);
+
 /* The number of its chunk is that of one with fewer records. */
 Test(index, a_number_from_before_is_nobodys)
 {
     enum { MANY = 200000 };
     static block_ref refs[MANY];
-    struct index *ix = new_index(1 << 20);
     struct ns_identity id = identity(), other = identity();
-    struct ns *ns = open_ns(ix, &id), *wide;
+    struct ns *ns = open_ns(&id), *wide;
     unsigned found = 0;
 
     for (unsigned i = 0; i < MANY; i++)
-        refs[i] = add(ix, ns, i);
-    remove_all(ix, refs, MANY);
+        refs[i] = add(ns, i);
+    remove_all(refs, MANY);
     other.model = "wide";
     other.parts = 4;
-    wide = open_ns(ix, &other);
+    wide = open_ns(&other);
     for (unsigned i = 0; i < 1000; i++)
-        (void)add(ix, wide, i);
+        (void)add(wide, i);
     for (unsigned i = 0; i < MANY; i++)
         found += index_peek(ix, refs[i]) != NULL;
     cr_expect_leq(found, 1000u);
-    index_free(ix);
 }
 
 /* ---- blocks ---- */
 
 Test(index, a_new_block_is_all_zero_but_its_key)
 {
-    struct index *ix = new_index(10);
     struct ns_identity id = identity();
     struct ns *ns;
     struct block *b;
@@ -38,7 +37,7 @@ Test(index, a_new_block_is_all_zero_but_its_key)
 
     id.key_bytes = 20;
     id.parts = 3;
-    ns = open_ns(ix, &id);
+    ns = open_ns(&id);
     memset(key, 0xee, sizeof(key));
     for (int round = 0; round < 2; round++) { /* the second time in a used record */
         ref = index_insert(ix, ns, key);
@@ -59,12 +58,10 @@ Test(index, a_new_block_is_all_zero_but_its_key)
         index_remove(ix, ref);
         cr_assert_eq(index_find(ix, ns, key), 0);
     }
-    index_free(ix);
 }
 
 Test(index, every_length_of_key_tells_keys_apart_by_every_byte)
 {
-    struct index *ix = new_index(1000);
 
     for (uint32_t n = UCM_MIN_KEY_BYTES; n <= UCM_MAX_KEY_BYTES; n++) {
         struct ns_identity id = identity();
@@ -73,7 +70,7 @@ Test(index, every_length_of_key_tells_keys_apart_by_every_byte)
         block_ref ref[UCM_MAX_KEY_BYTES];
 
         id.key_bytes = n;
-        ns = open_ns(ix, &id);
+        ns = open_ns(&id);
         for (uint32_t i = 0; i < n; i++) {
             key[i] = 1;
             cr_assert_eq(index_find(ix, ns, key), 0);
@@ -86,11 +83,9 @@ Test(index, every_length_of_key_tells_keys_apart_by_every_byte)
             key[i] = 0;
         }
     }
-    index_free(ix);
 }
 
 struct model {
-    struct index *ix;
     struct ns *ns[3];
     block_ref ref[3][4096]; /* by namespace and number */
     uint64_t n;
@@ -112,11 +107,11 @@ static void model_check(struct model *m)
             memcpy(keys + (size_t)i * key_bytes, key, key_bytes);
             n += m->ref[s][i] != 0;
         }
-        index_find_many(m->ix, m->ns[s], keys, 4096, false, out);
+        index_find_many(ix, m->ns[s], keys, 4096, false, out);
         cr_assert_eq(memcmp(out, m->ref[s], sizeof(out)), 0);
         cr_assert_eq(m->ns[s]->blocks, n);
     }
-    cr_assert_eq(index_blocks(m->ix), m->n);
+    cr_assert_eq(index_blocks(ix), m->n);
 }
 
 Test(index, agrees_with_a_model)
@@ -124,25 +119,24 @@ Test(index, agrees_with_a_model)
     static struct model m;
     uint64_t seed = 88172645463325252u;
 
-    m.ix = new_index(100000);
     for (uint32_t s = 0; s < 3; s++) {
         struct ns_identity id = identity();
 
         id.key_bytes = 16 + 8 * s;
         id.parts = 1 + s;
-        m.ns[s] = open_ns(m.ix, &id);
+        m.ns[s] = open_ns(&id);
     }
     for (uint32_t step = 0; step < 300000; step++) {
         uint32_t s = (uint32_t)random_next(&seed) % 3, i = (uint32_t)random_next(&seed) % 4096;
         bool grow = step / 30000 % 2 == 0; /* by turns mostly inserts and mostly removals */
         bool add_one = random_next(&seed) % 8 != 0 ? grow : !grow;
 
-        cr_assert_eq(find(m.ix, m.ns[s], i), m.ref[s][i]);
+        cr_assert_eq(find(m.ns[s], i), m.ref[s][i]);
         if (m.ref[s][i] == 0 && add_one) {
-            m.ref[s][i] = add(m.ix, m.ns[s], i);
+            m.ref[s][i] = add(m.ns[s], i);
             m.n++;
         } else if (m.ref[s][i] != 0 && !add_one) {
-            index_remove(m.ix, m.ref[s][i]);
+            index_remove(ix, m.ref[s][i]);
             m.ref[s][i] = 0;
             m.n--;
         }
@@ -150,64 +144,63 @@ Test(index, agrees_with_a_model)
             model_check(&m);
     }
     model_check(&m);
-    index_free(m.ix);
 }
 
 Test(index, blocks_do_not_move_while_it_grows)
 {
-    struct index *ix = new_index(200000);
     struct ns_identity id = identity();
-    struct ns *ns = open_ns(ix, &id);
-    block_ref first = add(ix, ns, 0);
+    struct ns *ns = open_ns(&id);
+    block_ref first = add(ns, 0);
     struct block *b = index_block(ix, first);
 
     for (uint32_t i = 1; i < 200000; i++)
-        add(ix, ns, i);
+        add(ns, i);
     cr_assert_eq(index_block(ix, first), b);
     for (uint32_t i = 0; i < 200000; i++)
-        cr_assert_eq(number_of(index_block(ix, find(ix, ns, i))), i);
-    cr_assert_eq(find(ix, ns, 200000), 0);
-    index_free(ix);
+        cr_assert_eq(number_of(index_block(ix, find(ns, i))), i);
+    cr_assert_eq(find(ns, 200000), 0);
 }
 
 Test(index, keeps_to_max_blocks)
 {
-    struct index *ix = new_index(3);
     struct ns_identity id = identity();
-    struct ns *a = open_ns(ix, &id), *b;
     uint8_t key[UCM_MAX_KEY_BYTES];
+    struct ns *a, *b;
     block_ref ref;
 
+    index_again(3, 4096);
+    a = open_ns(&id);
     id.model = "other";
-    b = open_ns(ix, &id);
-    add(ix, a, 1);
-    ref = add(ix, a, 2);
-    add(ix, b, 1);
+    b = open_ns(&id);
+    add(a, 1);
+    ref = add(a, 2);
+    add(b, 1);
     key_make(key, 3);
     cr_assert_eq(index_insert(ix, b, key), 0);
     cr_assert_eq(index_find(ix, b, key), 0);
     index_remove(ix, ref);
-    add(ix, b, 3);
+    add(b, 3);
     cr_assert_eq(index_blocks(ix), 3);
-    index_free(ix);
 }
 
 /* 64 bytes and 24 for each part, in whole steps of 32, and 32 in the table. */
 Test(index, a_block_of_more_parts_counts_as_more)
 {
     uint32_t of_many[UCM_MAX_PARTS];
-    struct index *ix = new_index(1000);
     struct ns_identity id = identity();
-    struct ns *narrow = open_ns(ix, &id), *wide;
-    uint64_t bytes = index_bytes(ix), n = 0;
+    struct ns *narrow, *wide;
+    uint64_t bytes, n = 0;
     uint8_t key[UCM_MAX_KEY_BYTES];
     block_ref ref = 0, last = 0;
 
+    index_again(1000, 4096);
+    narrow = open_ns(&id);
+    bytes = index_bytes(ix);
     for (uint32_t i = 0; i < UCM_MAX_PARTS; i++)
         of_many[i] = 1;
     id.parts = UCM_MAX_PARTS;
     id.shards = of_many;
-    wide = open_ns(ix, &id);
+    wide = open_ns(&id);
     cr_expect_eq(narrow->index_bytes, INDEX_BLOCK_BYTES);
     cr_expect_eq(wide->index_bytes, 64u + 24 * UCM_MAX_PARTS + 32);
     for (key_make(key, n); (ref = index_insert(ix, wide, key)) != 0; key_make(key, ++n))
@@ -215,21 +208,19 @@ Test(index, a_block_of_more_parts_counts_as_more)
     cr_expect_eq(n, index_bytes_max(ix) / wide->index_bytes);
     cr_expect_lt(index_bytes(ix) - bytes, index_bytes_max(ix) + (256 << 10), "one chunk at most");
     while (!index_full(ix, narrow))
-        add(ix, narrow, n++);
+        add(narrow, n++);
     cr_expect(index_full(ix, wide));
     index_remove(ix, last);
-    add(ix, wide, n);
+    add(wide, n);
     cr_expect(index_full(ix, narrow) && index_full(ix, wide));
-    index_free(ix);
 }
 
 Test(index, find_many_stops_at_a_gap_and_leaves_0)
 {
     static uint8_t keys[500 * KEY];
     static block_ref out[500];
-    struct index *ix = new_index(1000);
     struct ns_identity id = identity();
-    struct ns *ns = open_ns(ix, &id);
+    struct ns *ns = open_ns(&id);
 
     for (uint32_t i = 0; i < 500; i++)
         key_make(keys + (size_t)i * KEY, i);
@@ -239,21 +230,20 @@ Test(index, find_many_stops_at_a_gap_and_leaves_0)
         cr_assert_eq(out[i], 0);
     for (uint32_t i = 0; i < 500; i++)
         if (i != 77)
-            add(ix, ns, i);
+            add(ns, i);
     for (uint32_t n = 0; n <= 500; n += 25) {
         memset(out, 0xff, sizeof(out));
         index_find_many(ix, ns, keys, n, true, out);
         for (uint32_t i = 0; i < n && i < 77; i++)
-            cr_assert_eq(out[i], find(ix, ns, i));
+            cr_assert_eq(out[i], find(ns, i));
         for (uint32_t i = 77; i < n; i++)
-            cr_assert(out[i] == 0 || (i > 77 && out[i] == find(ix, ns, i)));
+            cr_assert(out[i] == 0 || (i > 77 && out[i] == find(ns, i)));
         if (n < 500)
             cr_assert_eq(out[n], UINT32_MAX);
     }
     index_find_many(ix, ns, keys, 500, false, out);
     for (uint32_t i = 0; i < 500; i++)
-        cr_assert_eq(out[i], i == 77 ? 0 : find(ix, ns, i));
-    index_free(ix);
+        cr_assert_eq(out[i], i == 77 ? 0 : find(ns, i));
 }
 
 /* Keys that an attacker who knew the secret would choose. */
@@ -263,9 +253,8 @@ Test(index, stays_right_when_all_keys_fall_into_one_bucket)
     static uint32_t number[N];
     static uint8_t keys[N * KEY];
     static block_ref ref[N], out[N];
-    struct index *ix = new_index(10000);
     struct ns_identity id = identity();
-    struct ns *ns = open_ns(ix, &id);
+    struct ns *ns = open_ns(&id);
     uint32_t n = 0;
 
     for (uint32_t i = 0; n < N; i++) {
@@ -278,7 +267,7 @@ Test(index, stays_right_when_all_keys_fall_into_one_bucket)
         number[n++] = i;
     }
     for (uint32_t i = 0; i < N; i++)
-        ref[i] = add(ix, ns, number[i]);
+        ref[i] = add(ns, number[i]);
     for (uint32_t i = 1; i < N; i++)
         cr_assert_eq((index_hash(ix, keys + (size_t)i * KEY, KEY) ^ index_hash(ix, keys, KEY)) &
                          ns->table->mask,
@@ -296,38 +285,34 @@ Test(index, stays_right_when_all_keys_fall_into_one_bucket)
     index_find_many(ix, ns, keys, N, false, out);
     for (uint32_t i = 0; i < N; i++)
         cr_assert_eq(out[i], 0);
-    index_free(ix);
 }
 
 /* ---- memory ---- */
 
 Test(index, takes_at_most_128_bytes_a_block)
 {
-    struct index *ix = new_index(2000000);
     struct ns_identity id = identity();
-    struct ns *ns = open_ns(ix, &id);
+    struct ns *ns = open_ns(&id);
 
     for (uint32_t n = 1; n <= 1000000; n++) {
-        add(ix, ns, n);
+        add(ns, n);
         if (n % 200000 == 0)
             cr_assert_leq(index_bytes(ix), UINT64_C(128) * n, "%.1f bytes at %u",
                           (double)index_bytes(ix) / n, n);
     }
-    index_free(ix);
 }
 
 Test(index, gives_memory_back_when_blocks_go)
 {
     enum { N = 200000 };
     static block_ref ref[N];
-    struct index *ix = new_index(N);
     struct ns_identity id = identity();
-    struct ns *ns = open_ns(ix, &id);
+    struct ns *ns = open_ns(&id);
     uint64_t before = index_bytes(ix), most = 0;
 
     for (int round = 0; round < 3; round++) {
         for (uint32_t i = 0; i < N; i++)
-            ref[i] = add(ix, ns, i);
+            ref[i] = add(ns, i);
         if (round == 0)
             most = index_bytes(ix);
         cr_assert_leq(index_bytes(ix), most);
@@ -335,22 +320,19 @@ Test(index, gives_memory_back_when_blocks_go)
             index_remove(ix, ref[i]);
         cr_assert_leq(index_bytes(ix), before + (3u << 20));
     }
-    index_free(ix);
 }
 
 Test(index, many_namespaces_cost_little)
 {
-    struct index *ix = new_index(100000);
     struct ns_identity id = identity();
     char model[32];
 
     id.model = model;
     for (uint32_t i = 0; i < 4096; i++) {
         snprintf(model, sizeof(model), "model-%u", i);
-        add(ix, open_ns(ix, &id), i);
+        add(open_ns(&id), i);
     }
     cr_assert_leq(index_bytes(ix), 8u << 20);
-    index_free(ix);
 }
 
 /* ---- scans ---- */
@@ -360,8 +342,7 @@ struct seen {
     uint32_t n, limit;
 };
 
-static uint64_t scan_step(struct index *ix, struct ns *ns, uint64_t cursor, uint32_t limit,
-                          struct seen *s)
+static uint64_t scan_step(struct ns *ns, uint64_t cursor, uint32_t limit, struct seen *s)
 {
     static block_ref refs[20000];
 
@@ -377,28 +358,26 @@ Test(index, scan_meets_each_block_once)
 {
     static struct seen s;
     static const uint32_t limits[] = {1, 7, 100, 100000};
-    struct index *ix = new_index(20000);
     struct ns_identity id = identity();
-    struct ns *ns = open_ns(ix, &id), *other;
+    struct ns *ns = open_ns(&id), *other;
 
     id.dtype = "fp8";
-    other = open_ns(ix, &id);
-    cr_assert_eq(scan_step(ix, ns, 0, 10, &s), 0);
+    other = open_ns(&id);
+    cr_assert_eq(scan_step(ns, 0, 10, &s), 0);
     for (uint32_t i = 0; i < 5000; i++) {
-        add(ix, ns, i);
-        add(ix, other, 10000 + i);
+        add(ns, i);
+        add(other, 10000 + i);
     }
     for (size_t k = 0; k < sizeof(limits) / sizeof(limits[0]); k++) {
         uint64_t cursor = 0;
 
         memset(&s, 0, sizeof(s));
         do
-            cursor = scan_step(ix, ns, cursor, limits[k], &s);
+            cursor = scan_step(ns, cursor, limits[k], &s);
         while (cursor != 0);
         for (uint32_t i = 0; i < 20000; i++)
             cr_assert_eq(s.times[i], i < 5000);
     }
-    index_free(ix);
 }
 
 /* Those that stay all the time are met exactly once, those that come or go at most once. */
@@ -406,20 +385,21 @@ static void scan_under_change(bool growing)
 {
     static struct seen s;
     static block_ref ref[20000];
-    struct index *ix = new_index(20000);
     struct ns_identity id = identity();
-    struct ns *ns = open_ns(ix, &id);
     uint32_t from = growing ? 1000 : 20000, at = from;
     uint64_t cursor = 0;
+    struct ns *ns;
 
+    index_begin();
+    ns = open_ns(&id);
     memset(&s, 0, sizeof(s));
     for (uint32_t i = 0; i < from; i++)
-        ref[i] = add(ix, ns, i);
+        ref[i] = add(ns, i);
     do {
-        cursor = scan_step(ix, ns, cursor, 10, &s);
+        cursor = scan_step(ns, cursor, 10, &s);
         for (int i = 0; i < 100; i++) {
             if (growing && at < 20000)
-                add(ix, ns, at++);
+                add(ns, at++);
             else if (!growing && at > 1000)
                 index_remove(ix, ref[--at]);
         }
@@ -429,7 +409,6 @@ static void scan_under_change(bool growing)
         cr_assert_eq(s.times[i], 1, "%u met %u times", i, s.times[i]);
     for (uint32_t i = 1000; i < 20000; i++)
         cr_assert_leq(s.times[i], 1);
-    index_free(ix);
 }
 
 Test(index, scan_while_blocks_come_or_go)
@@ -441,9 +420,8 @@ Test(index, scan_while_blocks_come_or_go)
 Test(index, scan_of_an_overfull_bucket)
 {
     static struct seen s;
-    struct index *ix = new_index(20000);
     struct ns_identity id = identity();
-    struct ns *ns = open_ns(ix, &id);
+    struct ns *ns = open_ns(&id);
     uint64_t cursor = 0;
     uint32_t n = 0;
 
@@ -453,17 +431,16 @@ Test(index, scan_of_an_overfull_bucket)
         key_make(key, i);
         if ((index_hash(ix, key, KEY) & 0x7f) != 3)
             continue;
-        add(ix, ns, i);
+        add(ns, i);
         n++;
     }
     memset(&s, 0, sizeof(s));
     do
-        cursor = scan_step(ix, ns, cursor, 5, &s);
+        cursor = scan_step(ns, cursor, 5, &s);
     while (cursor != 0);
     for (uint32_t i = 0; i < 20000; i++) {
-        cr_assert_eq(s.times[i], find(ix, ns, i) != 0);
+        cr_assert_eq(s.times[i], find(ns, i) != 0);
         n -= s.times[i];
     }
     cr_assert_eq(n, 0);
-    index_free(ix);
 }

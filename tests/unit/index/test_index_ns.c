@@ -1,26 +1,26 @@
 /* Namespaces of the index: which are the same, how many there may be, what an earlier run left. */
 #include "tests/unit/index/index_rig.h"
 
+TestSuite(index_ns, .init = index_begin, .fini = index_end);
+
 /* ---- namespaces ---- */
 
 Test(index_ns, same_identity_same_namespace)
 {
-    struct index *ix = new_index(10);
     char model[] = "m";
     uint32_t mine[UCM_MAX_PARTS];
     struct ns_identity id = identity(), copy = id;
-    struct ns *ns = open_ns(ix, &id);
+    struct ns *ns = open_ns(&id);
 
     memcpy(mine, shards, sizeof(mine));
     copy.model = model;
     copy.shards = mine;
-    cr_assert_eq(open_ns(ix, &copy), ns);
+    cr_assert_eq(open_ns(&copy), ns);
     memset(model, 'x', 1);
     cr_assert_str_eq(ns->identity.model, "m");
-    cr_assert_eq(ns_count(ix), 1);
+    cr_assert_eq(ns_count(), 1);
     cr_assert_eq(index_ns(ix, ns->id), ns);
     cr_assert(!index_ns(ix, 0) && !index_ns(ix, 2));
-    index_free(ix);
 }
 
 Test(index_ns, any_other_field_is_another_namespace)
@@ -28,13 +28,12 @@ Test(index_ns, any_other_field_is_another_namespace)
     static const uint32_t other_shards[] = {32, 31};
     static const uint8_t salt[] = {0, 1};
     struct ns_identity base = identity(), id[16];
-    struct index *ix = new_index(100);
     uint32_t n = 0;
     struct ns *first;
 
     base.parts = 2;
-    first = open_ns(ix, &base);
-    add(ix, first, 1);
+    first = open_ns(&base);
+    add(first, 1);
     for (uint32_t i = 0; i < 16; i++)
         id[i] = base;
     id[n++].tenant = "u";
@@ -54,16 +53,15 @@ Test(index_ns, any_other_field_is_another_namespace)
     id[n].model = "mr"; /* the same letters, split otherwise */
     id[n++].revision = "";
     for (uint32_t i = 0; i < n; i++) {
-        struct ns *ns = open_ns(ix, &id[i]);
+        struct ns *ns = open_ns(&id[i]);
 
         cr_assert_eq(ns->id, i + 2);
-        cr_assert_eq(find(ix, ns, 1), 0);
+        cr_assert_eq(find(ns, 1), 0);
         for (uint32_t k = 1; k < ns->id; k++)
             cr_assert_neq(
                 memcmp(ns->fingerprint, index_ns(ix, k)->fingerprint, UCM_FINGERPRINT_BYTES), 0);
     }
-    cr_assert_neq(find(ix, first, 1), 0);
-    index_free(ix);
+    cr_assert_neq(find(first, 1), 0);
 }
 
 Test(index_ns, fingerprint_has_its_canonical_form)
@@ -102,7 +100,7 @@ static struct left left_of(const struct ns_identity *id)
     return l;
 }
 
-static int restore(struct index *ix, const struct left *l, struct ns **out)
+static int restore(const struct left *l, struct ns **out)
 {
     struct ucm_error e = {0};
 
@@ -111,29 +109,27 @@ static int restore(struct index *ix, const struct left *l, struct ns **out)
 
 Test(index_ns, what_an_earlier_run_left_of_a_namespace_is_taken_only_whole)
 {
-    struct index *ix = new_index(10);
     struct ns_identity id = identity();
     struct left l = left_of(&id);
     struct ns *ns = NULL;
 
     l.fingerprint[3] ^= 1;
-    cr_expect_eq(restore(ix, &l, &ns), -UCM_WIRE_INVALID, "the identity of another");
+    cr_expect_eq(restore(&l, &ns), -UCM_WIRE_INVALID, "the identity of another");
     l.fingerprint[3] ^= 1;
     l.n--;
-    cr_expect_eq(restore(ix, &l, &ns), -UCM_WIRE_INVALID, "no identity");
+    cr_expect_eq(restore(&l, &ns), -UCM_WIRE_INVALID, "no identity");
     l.n++;
-    cr_expect_eq(ns_count(ix), 0u);
-    cr_assert_eq(restore(ix, &l, &ns), 0);
-    cr_expect_eq(open_ns(ix, &id), ns);
+    cr_expect_eq(ns_count(), 0u);
+    cr_assert_eq(restore(&l, &ns), 0);
+    cr_expect_eq(open_ns(&id), ns);
     cr_expect_eq(ns->canonical_bytes, l.n);
     cr_expect_arr_eq(ns->canonical, l.canonical, l.n);
-    cr_expect_eq(restore(ix, &l, &ns), 0, "once more");
+    cr_expect_eq(restore(&l, &ns), 0, "once more");
     l.canonical[l.n - 1] ^= 1;
-    cr_expect_eq(restore(ix, &l, &ns), -UCM_WIRE_INVALID, "another identity under its fingerprint");
-    index_free(ix);
+    cr_expect_eq(restore(&l, &ns), -UCM_WIRE_INVALID, "another identity under its fingerprint");
 }
 
-static struct ns *open_model(struct index *ix, const char *tenant, unsigned number)
+static struct ns *open_model(const char *tenant, unsigned number)
 {
     struct ns_identity id = identity();
     struct ucm_error e = {0};
@@ -148,80 +144,75 @@ static struct ns *open_model(struct index *ix, const char *tenant, unsigned numb
 
 Test(index_ns, at_the_bound_the_namespace_that_rested_longest_gives_way)
 {
-    struct index *ix = NULL;
     struct ns *a, *b, *c;
     uint32_t second;
 
-    cr_assert_eq(index_new(100, 3, &ix), 0);
-    a = open_model(ix, "t", 1);
-    b = open_model(ix, "t", 2);
-    c = open_model(ix, "t", 3);
-    add(ix, a, 1);
+    index_again(100, 3);
+    a = open_model("t", 1);
+    b = open_model("t", 2);
+    c = open_model("t", 3);
+    add(a, 1);
     index_ns_use(ix, c);
     second = b->id;
-    b = open_model(ix, "t", 4);
+    b = open_model("t", 4);
     cr_assert_not_null(b);
     cr_assert_null(index_ns(ix, second), "a number does not come to mean another namespace");
     cr_assert_eq(index_ns(ix, b->id), b);
     cr_assert_eq(index_ns_at(ix, index_ns_place(ix, b)), b);
-    cr_assert_eq(ns_count(ix), 3u);
+    cr_assert_eq(ns_count(), 3u);
     /* a has a block, c is in use */
     index_ns_use(ix, b);
-    cr_assert_null(open_model(ix, "t", 5));
+    cr_assert_null(open_model("t", 5));
     index_ns_unuse(ix, c);
     index_ns_unuse(ix, b);
-    index_remove(ix, find(ix, a, 1));
+    index_remove(ix, find(a, 1));
     /* a has rested longest, then c */
-    cr_assert_not_null(open_model(ix, "t", 5));
-    cr_assert_eq(open_model(ix, "t", 3), c);
-    cr_assert_not_null(open_model(ix, "t", 6));
-    cr_assert_not_null(open_model(ix, "t", 7));
-    cr_assert_neq(open_model(ix, "t", 3), NULL);
-    cr_assert_eq(ns_count(ix), 3u);
-    index_free(ix);
+    cr_assert_not_null(open_model("t", 5));
+    cr_assert_eq(open_model("t", 3), c);
+    cr_assert_not_null(open_model("t", 6));
+    cr_assert_not_null(open_model("t", 7));
+    cr_assert_neq(open_model("t", 3), NULL);
+    cr_assert_eq(ns_count(), 3u);
 }
 
 Test(index_ns, a_tenant_has_a_bound_of_its_own)
 {
     struct ns_identity id = identity();
-    struct index *ix = NULL;
     struct ns *other, *ns = NULL;
     struct config config;
     struct left left;
 
-    cr_assert_eq(index_new(100, 8, &ix), 0);
+    index_again(100, 8);
     config_init(&config);
     config.max_namespaces_tenant = 2;
     cr_assert_eq(tenant_set_configure(index_tenants(ix), &config), 0);
     config_free(&config);
-    other = open_model(ix, "other", 1);
+    other = open_model("other", 1);
     for (unsigned i = 0; i < 2; i++)
-        index_ns_use(ix, open_model(ix, "t", i));
-    cr_assert_null(open_model(ix, "t", 2));
-    cr_assert_not_null(open_model(ix, "other", 2));
+        index_ns_use(ix, open_model("t", i));
+    cr_assert_null(open_model("t", 2));
+    cr_assert_not_null(open_model("other", 2));
     /* what an earlier run has left is taken all the same */
     id.tenant = "t";
     left = left_of(&id);
-    cr_assert_eq(restore(ix, &left, &ns), 0);
-    cr_assert_eq(ns_count(ix), 5u);
+    cr_assert_eq(restore(&left, &ns), 0);
+    cr_assert_eq(ns_count(), 5u);
     index_ns_use(ix, ns);
-    cr_assert_null(open_model(ix, "t", 3));
+    cr_assert_null(open_model("t", 3));
     /* its own idle one goes, never another tenant's */
     index_ns_unuse(ix, index_ns_at(ix, 1));
-    cr_assert_not_null(open_model(ix, "t", 3));
-    cr_assert_eq(open_model(ix, "other", 1), other);
-    index_free(ix);
+    cr_assert_not_null(open_model("t", 3));
+    cr_assert_eq(open_model("other", 1), other);
 }
 
 /* Thousands come and go: numbers stay apart, everything that is there is found. */
 Test(index_ns, namespaces_come_and_go)
 {
-    struct index *ix = NULL;
     uint32_t last[16] = {0};
 
-    cr_assert_eq(index_new(100, 16, &ix), 0);
+    index_again(100, 16);
     for (unsigned i = 0; i < 5000; i++) {
-        struct ns *ns = open_model(ix, "t", i);
+        struct ns *ns = open_model("t", i);
 
         cr_assert_not_null(ns);
         for (unsigned k = 0; k < 16; k++)
@@ -230,32 +221,29 @@ Test(index_ns, namespaces_come_and_go)
         cr_assert_eq(index_ns_find(ix, ns->fingerprint), ns);
         cr_assert_eq(index_ns(ix, ns->id), ns);
     }
-    cr_assert_eq(ns_count(ix), 16u);
+    cr_assert_eq(ns_count(), 16u);
     for (unsigned k = 0; k < 16; k++)
         cr_assert_not_null(index_ns(ix, last[k]));
-    index_free(ix);
 }
 
 Test(index_ns, refuses_what_is_out_of_bounds)
 {
-    struct index *ix = NULL;
     struct ns_identity id = identity(), bad = id;
     struct ucm_error e = {0};
     struct ns *ns = NULL;
 
-    cr_assert_eq(index_new(10, 1, &ix), 0);
+    index_again(10, 1);
     bad.parts = UCM_MAX_PARTS + 1;
     cr_assert_eq(index_ns_open(ix, &bad, NULL, &ns, &e), -UCM_WIRE_INVALID);
     bad = id;
     bad.key_bytes = 8;
     cr_assert_eq(index_ns_open(ix, &bad, NULL, &ns, &e), -UCM_WIRE_INVALID);
-    index_ns_use(ix, open_ns(ix, &id));
+    index_ns_use(ix, open_ns(&id));
     bad = id;
     bad.model = "one too many";
     cr_assert_eq(index_ns_open(ix, &bad, NULL, &ns, &e), -UCM_WIRE_BUSY);
     cr_assert_null(ns);
-    open_ns(ix, &id);
-    index_free(ix);
+    open_ns(&id);
     index_free(NULL);
 }
 
@@ -271,55 +259,51 @@ static const struct ucm_encoding_spec fp8 = {.encoding = UCM_ENCODING_FP8,
 Test(index_ns, an_identity_has_a_form)
 {
     struct ns_identity plain = identity(), id, other;
-    struct index *ix = new_index(100);
     struct ns_encoded_memory memory;
     uint8_t salt[NS_ENCODED_SALT_BYTES];
     struct ns *base, *coded;
 
     plain.parts = 2;
-    base = open_ns(ix, &plain);
+    base = open_ns(&plain);
     cr_assert_null(ns_codec(base));
     cr_assert_eq(ns_form(base, 1)->shard_bytes, 4096);
     ns_encoded_identity(base, &fp8, &memory, &id);
-    coded = open_ns(ix, &id);
+    coded = open_ns(&id);
     cr_assert(ns_codec(coded));
     cr_assert_eq(ns_form(coded, 1)->shard_bytes, 2048 + 16);
     cr_assert_eq(ns_form(coded, 1)->shards, 32);
     cr_assert_eq(form_plain_shard_bytes(ns_form(coded, 1)), 4096);
     other = id;
     other.shard_bytes++;
-    cr_assert_null(ns_codec(open_ns(ix, &other)));
+    cr_assert_null(ns_codec(open_ns(&other)));
     other = id;
     other.layout = "encoding/2/fp8";
-    cr_assert_null(ns_codec(open_ns(ix, &other)));
+    cr_assert_null(ns_codec(open_ns(&other)));
     other.layout = "encoding/1/int8";
-    cr_assert_null(ns_codec(open_ns(ix, &other)));
+    cr_assert_null(ns_codec(open_ns(&other)));
     other = id;
     other.dtype = "bf16";
-    cr_assert_null(ns_codec(open_ns(ix, &other)));
+    cr_assert_null(ns_codec(open_ns(&other)));
     other = id;
     other.salt = memcpy(salt, id.salt, sizeof(salt));
     salt[0] ^= 1; /* another base */
-    cr_assert(codec_same(ns_codec(open_ns(ix, &other)), ns_codec(coded)));
+    cr_assert(codec_same(ns_codec(open_ns(&other)), ns_codec(coded)));
     salt[UCM_FINGERPRINT_BYTES] ^= 1; /* with other shards */
-    cr_assert_null(ns_codec(open_ns(ix, &other)));
-    index_free(ix);
+    cr_assert_null(ns_codec(open_ns(&other)));
 }
 
 Test(index_ns, a_restored_one_has_it_too)
 {
-    struct index *ix = new_index(100), *later = new_index(100);
     struct ns_encoded_memory memory;
     struct ns_identity id, plain = identity();
-    struct ucm_error e = {0};
-    struct ns *coded, *restored = NULL;
+    struct ns *restored = NULL;
+    struct codec coded;
+    struct left left;
 
-    ns_encoded_identity(open_ns(ix, &plain), &fp8, &memory, &id);
-    coded = open_ns(ix, &id);
-    cr_assert_eq(index_ns_restore(later, coded->fingerprint, coded->canonical,
-                                  coded->canonical_bytes, &restored, &e),
-                 0, "%s", e.text);
-    cr_assert(codec_same(ns_codec(restored), ns_codec(coded)));
-    index_free(later);
-    index_free(ix);
+    ns_encoded_identity(open_ns(&plain), &fp8, &memory, &id);
+    coded = *ns_codec(open_ns(&id));
+    left = left_of(&id);
+    index_again(100, 4096);
+    cr_assert_eq(restore(&left, &restored), 0);
+    cr_assert(codec_same(ns_codec(restored), &coded));
 }
