@@ -3,14 +3,6 @@
 #include <assert.h>
 #include <string.h>
 
-/* ---- flows ---- */
-
-void fair_init(struct fair *f, uint64_t burst)
-{
-    memset(f, 0, sizeof(*f));
-    f->burst = burst;
-}
-
 static bool before(const struct fair_flow *a, const struct fair_flow *b)
 {
     if (a->burst > 0 || b->burst > 0)
@@ -18,114 +10,36 @@ static bool before(const struct fair_flow *a, const struct fair_flow *b)
     return a->start < b->start || (a->start == b->start && a->came < b->came);
 }
 
-/* The flow gets its place among those that wait, or leaves it. */
-static void place(struct fair *f, struct fair_flow *flow, bool waits)
+/* Where it stands among those that wait, from that place on, or would stand. */
+static uint32_t place_of(const struct fair *f, const struct fair_flow *flow, uint32_t from)
 {
-    uint32_t at = 0;
-
-    for (uint32_t upto = f->n; at < upto && f->waiting[at] != flow;) { /* mostly the first one */
-        uint32_t middle = (at + upto) / 2;
+    for (uint32_t upto = f->n; from < upto && f->waiting[from] != flow;) { /* mostly the first */
+        uint32_t middle = (from + upto) / 2;
 
         if (before(f->waiting[middle], flow))
-            at = middle + 1;
+            from = middle + 1;
         else
             upto = middle;
     }
-    if (waits) {
-        memmove(&f->waiting[at + 1], &f->waiting[at], (f->n++ - at) * sizeof(f->waiting[0]));
-        f->waiting[at] = flow;
-    } else {
-        memmove(&f->waiting[at], &f->waiting[at + 1], (--f->n - at) * sizeof(f->waiting[0]));
-    }
+    return from;
 }
 
-void fair_weigh(struct fair *f, struct fair_flow *flow, uint32_t weight)
+static void leave(struct fair *f, struct fair_flow *flow)
 {
-    weight = weight > 0 ? weight : 1;
-    if (flow->waits && !flow->aside)
-        f->weights += weight - (uint64_t)flow->weight;
-    flow->weight = weight;
-}
+    struct fair_flow **at;
 
-void fair_add(struct fair *f, struct fair_flow *flow)
-{
-    assert(!flow->waits && f->n < FAIR_FLOWS_MAX);
-    flow->burst = flow->start <= f->now ? f->burst : 0;
-    if (flow->start < f->now)
-        flow->start = f->now;
-    flow->came = ++f->arrivals;
-    flow->weight += flow->weight == 0; /* nobody has weighed it */
-    flow->waits = true;
-    f->n_aside += flow->aside;
-    f->weights += flow->aside ? 0 : flow->weight;
-    flow->settled = f->turn;
-    place(f, flow, true);
-}
-
-void fair_remove(struct fair *f, struct fair_flow *flow)
-{
     if (!flow->waits)
         return;
     if (!flow->aside) {
         flow->owed += (f->turn - flow->settled) * flow->weight;
         f->weights -= flow->weight;
     }
-    place(f, flow, false);
+    at = &f->waiting[place_of(f, flow, 0)];
+    memmove(at, at + 1, (size_t)(&f->waiting[--f->n] - at) * sizeof(*at));
     flow->waits = false;
     f->n_aside -= flow->aside;
     if (f->n == 0)
         f->now = f->latest; /* the end of a busy period: nobody waited, so nobody is in debt */
-}
-
-struct fair_flow *fair_first(const struct fair *f)
-{
-    return f->n > 0 ? f->waiting[0] : NULL;
-}
-
-struct fair_flow *fair_next(const struct fair *f, const struct fair_flow *flow)
-{
-    for (uint32_t i = 0; i < f->n; i++)
-        if (before(flow, f->waiting[i]))
-            return f->waiting[i];
-    return NULL;
-}
-
-void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got)
-{
-    uint64_t weight = flow->weight, cost = flow->rest + bytes;
-    uint64_t credit = FAIR_CREDIT * f->burst / weight,
-             least = f->now > credit ? f->now - credit : 0;
-    bool others = f->n - f->n_aside > 1, moves = flow->waits && f->n > 1;
-
-    if (!flow->aside && f->last != flow) {
-        f->shared = f->last != NULL;
-        f->alone_from = f->served;
-        f->last = flow;
-    }
-    f->served += flow->aside ? 0 : bytes;
-    if (flow->waits && !flow->aside) { /* what it gets, and what is due to it */
-        f->turn += others ? (double)bytes / (double)f->weights : 0;
-        if (got) {
-            got->contended += others ? bytes : 0;
-            got->due += (uint64_t)((f->turn - flow->settled) * flow->weight + flow->owed + 0.5);
-            flow->owed = 0;
-        }
-        flow->settled = f->turn;
-    }
-    if (moves)
-        place(f, flow, false);
-    flow->bytes += bytes;
-    if (flow->start < least)
-        flow->start = least; /* who waited while others passed keeps its place, up to its credit */
-    if (flow->burst == 0 && flow->start > f->now)
-        f->now = flow->start;
-    flow->start += cost / weight;
-    flow->rest = cost % weight;
-    if (flow->start > f->latest)
-        f->latest = flow->start;
-    flow->burst -= bytes < flow->burst ? bytes : flow->burst;
-    if (moves)
-        place(f, flow, true);
 }
 
 bool fair_contended(const struct fair *f, uint64_t window)
@@ -137,24 +51,24 @@ bool fair_contended(const struct fair *f, uint64_t window)
     return f->shared && f->served - f->alone_from < window;
 }
 
-/* ---- queues ---- */
-
 #define LANE_OF(flow_) LIST_ENTRY(flow_, struct fair_lane, flow)
 
 void fair_queue_init(struct fair_queue *q, uint64_t burst)
 {
-    fair_init(&q->fair, burst);
+    q->fair = (struct fair){.burst = burst};
     q->lanes[0].flow.aside = true;
 }
 
+/* With who's weight from now on. */
 static struct fair_lane *lane_of(struct fair_queue *q, const struct fair_who *who)
 {
     struct fair_lane *lane =
         &q->lanes[who->tenant == 0 ? 0 : 1 + (who->tenant - 1) % (FAIR_LANES - 1)];
     uint32_t weight = who->weight > 0 ? who->weight : FAIR_WEIGHT;
 
-    if (lane->flow.weight != weight)
-        fair_weigh(&q->fair, &lane->flow, weight);
+    if (lane->flow.waits && !lane->flow.aside)
+        q->fair.weights += weight - (uint64_t)lane->flow.weight;
+    lane->flow.weight = weight;
     return lane;
 }
 
@@ -175,11 +89,24 @@ void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned 
                      struct list *node, bool front)
 {
     struct fair_lane *lane = lane_of(q, who);
+    struct fair_flow *flow = &lane->flow;
+    struct fair *f = &q->fair;
+    struct fair_flow **at;
 
     assert(rank < FAIR_CLASSES);
     if (!lane_first(lane, 0)) {
-        fair_remove(&q->fair, &lane->flow); /* the owner took out what it had waiting */
-        fair_add(&q->fair, &lane->flow);
+        leave(f, flow); /* the owner took out what it had waiting */
+        flow->burst = flow->start <= f->now ? f->burst : 0;
+        if (flow->start < f->now)
+            flow->start = f->now;
+        flow->came = ++f->arrivals;
+        flow->waits = true;
+        f->n_aside += flow->aside;
+        f->weights += flow->aside ? 0 : flow->weight;
+        flow->settled = f->turn;
+        at = &f->waiting[place_of(f, flow, 0)];
+        memmove(at + 1, at, (size_t)(&f->waiting[f->n++] - at) * sizeof(*at));
+        *at = flow;
     }
     if (!(lane->used & 1u << rank))
         list_init(&lane->classes[rank]);
@@ -198,7 +125,7 @@ struct list *fair_queue_first(struct fair_queue *q)
 
         if (node)
             return node;
-        fair_remove(&q->fair, flow);
+        leave(&q->fair, flow);
     }
     return NULL;
 }
@@ -206,10 +133,8 @@ struct list *fair_queue_first(struct fair_queue *q)
 struct list *fair_queue_first_unless(struct fair_queue *q,
                                      bool (*skip_cb)(void *ctx, struct list *node), void *ctx)
 {
-    struct fair_flow *flow = fair_first(&q->fair);
-
-    for (; flow; flow = fair_next(&q->fair, flow)) {
-        struct list *node = lane_first(LANE_OF(flow), 0);
+    for (uint32_t i = 0; i < q->fair.n; i++) {
+        struct list *node = lane_first(LANE_OF(q->fair.waiting[i]), 0);
 
         if (node && !skip_cb(ctx, node))
             return node;
@@ -221,12 +146,12 @@ struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, u
                              struct list *node)
 {
     struct fair_lane *lane = lane_of(q, who);
-    struct fair_flow *flow = &lane->flow;
     struct list *next =
         node->next != &lane->classes[rank] ? node->next : lane_first(lane, rank + 1);
 
-    while (!next && (flow = fair_next(&q->fair, flow)))
-        next = lane_first(LANE_OF(flow), 0);
+    for (uint32_t i = 0; i < q->fair.n && !next; i++)
+        if (before(&lane->flow, q->fair.waiting[i]))
+            next = lane_first(LANE_OF(q->fair.waiting[i]), 0);
     return next;
 }
 
@@ -234,10 +159,45 @@ void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_
                        struct fair_got *got)
 {
     struct fair_lane *lane = lane_of(q, who);
+    struct fair_flow *flow = &lane->flow;
+    struct fair *f = &q->fair;
+    uint64_t cost = flow->rest + bytes, credit = FAIR_CREDIT * f->burst / flow->weight,
+             least = f->now > credit ? f->now - credit : 0;
+    bool others = f->n - f->n_aside > 1, moves = flow->waits && f->n > 1;
+    uint32_t at = moves ? place_of(f, flow, 0) : 0, to;
 
-    fair_charge(&q->fair, &lane->flow, bytes, got);
+    if (!flow->aside && f->last != flow) {
+        f->shared = f->last != NULL;
+        f->alone_from = f->served;
+        f->last = flow;
+    }
+    f->served += flow->aside ? 0 : bytes;
+    if (flow->waits && !flow->aside) { /* what it gets, and what is due to it */
+        f->turn += others ? (double)bytes / (double)f->weights : 0;
+        if (got) {
+            got->contended += others ? bytes : 0;
+            got->due += (uint64_t)((f->turn - flow->settled) * flow->weight + flow->owed + 0.5);
+            flow->owed = 0;
+        }
+        flow->settled = f->turn;
+    }
+    flow->bytes += bytes;
+    if (flow->start < least)
+        flow->start = least; /* who waited while others passed keeps its place, up to its credit */
+    if (flow->burst == 0 && flow->start > f->now)
+        f->now = flow->start;
+    flow->start += cost / flow->weight;
+    flow->rest = cost % flow->weight;
+    if (flow->start > f->latest)
+        f->latest = flow->start;
+    flow->burst -= bytes < flow->burst ? bytes : flow->burst;
+    if (moves) {
+        to = place_of(f, flow, at + 1) - 1;
+        memmove(&f->waiting[at], &f->waiting[at + 1], (to - at) * sizeof(f->waiting[0]));
+        f->waiting[to] = flow;
+    }
     if (!lane_first(lane, 0)) /* harmless if it is out already */
-        fair_remove(&q->fair, &lane->flow);
+        leave(f, flow);
 }
 
 bool fair_queue_bursts(struct fair_queue *q, const struct fair_who *who)

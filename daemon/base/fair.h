@@ -24,7 +24,7 @@
  * - A flow that comes back and has had no more than its due (its start is at most now) gets `burst` bytes
  *   before any flow that waits without a burst gets one, and behind at most `burst` + L of each that has one.
  * - There is no clock, and nothing is allocated. Those that wait stand in the order of their turns: of n of them a call looks at
- *   O(log n), fair_next at all, and moves n pointers at most, which for all FAIR_FLOWS_MAX takes less than 2 us.
+ *   O(log n), fair_queue_next and fair_queue_first_unless at all, and moves n pointers at most, which for all FAIR_FLOWS_MAX takes less than 2 us.
  *
  * A queue keeps what waits for the resource in a lane, and so a flow, for each tenant; within a lane the more urgent rank goes
  * first, the oldest of a rank before the others.
@@ -50,9 +50,9 @@
 
 /* All zero before its first use. */
 struct fair_flow {
-    uint32_t weight; /* see fair_weigh */
+    uint32_t weight; /* 1 to FAIR_WEIGHT_MAX */
     bool waits;      /* it has something waiting */
-    bool aside;      /* set by the caller before its first use: it contends with nobody */
+    bool aside;      /* the daemon's own: it contends with nobody */
     uint64_t start;
     uint64_t rest;  /* bytes that `start` does not count yet: less than its weight */
     uint64_t burst; /* bytes that it may still have at once */
@@ -82,20 +82,6 @@ struct fair {
     struct fair_flow *waiting[FAIR_FLOWS_MAX]; /* n of them: who is served first, and so on */
 };
 
-void fair_init(struct fair *f, uint64_t burst);
-/* 1 to FAIR_WEIGHT_MAX; 0 counts as 1, and is what a flow has before. At any time. */
-void fair_weigh(struct fair *f, struct fair_flow *flow, uint32_t weight);
-/* The flow has something waiting from now on. It must not have had. There are at most FAIR_FLOWS_MAX. */
-void fair_add(struct fair *f, struct fair_flow *flow);
-/* It has nothing waiting any more. Harmless if it had none. */
-void fair_remove(struct fair *f, struct fair_flow *flow);
-/* Who is to be served, or NULL. */
-struct fair_flow *fair_first(const struct fair *f);
-/* Who would be if that one, which waits, could not be served; or NULL. */
-struct fair_flow *fair_next(const struct fair *f, const struct fair_flow *flow);
-/* So many bytes of that flow begin. Anybody may be served, though only fair_first's answer keeps the promises, and
- * who was passed over goes first as soon as he can. Adds to *got, which may be NULL. */
-void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got);
 /* Does more than one flow use the resource: is another one waiting than was served last, or was another one served
  * within the last `window` bytes? Then as little as possible should be under way, as it is in nobody's order. */
 bool fair_contended(const struct fair *f, uint64_t window);
@@ -136,7 +122,8 @@ struct list *fair_queue_first_unless(struct fair_queue *q,
 /* What would be if `node`, which waits, could not be; or NULL. */
 struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                              struct list *node);
-/* So many bytes begin of something that waits, or did. got: see fair_charge. */
+/* So many bytes begin of something that waits, or did. Anybody may be served, though only the first one keeps the
+ * promises, and who was passed over goes first as soon as he can. Adds to *got, which may be NULL. */
 void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes,
                        struct fair_got *got);
 /* Has who waits in that lane come back, with no more than his due so far, and some of his burst left? */

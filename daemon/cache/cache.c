@@ -57,6 +57,8 @@ int cache_new(const struct cache_config *config, struct cache **out)
     cache_ns_records_init(c);
     table_init(&c->fills, CACHE_MAX_FILLS);
     table_init(&c->fetches, CACHE_MAX_FETCHES);
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
+        fair_queue_init(&c->write[to].turns, 0);
     list_init(&c->durables.waiting);
     list_init(&c->durables.stalled);
     list_init(&c->fills_by_age);

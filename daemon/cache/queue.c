@@ -62,43 +62,40 @@ block_ref queue_pop_last(struct block_queue *q)
 
 /* ---- tenants' queues ---- */
 
-static struct write_lane *lane_of(struct write_target *t, const struct tenant *of)
-{
-    return &t->lane[of->id % FAIR_FLOWS_MAX];
-}
-
 int writes_push(struct write_target *t, const struct tenant *of, block_ref ref, bool front)
 {
-    struct write_lane *lane = lane_of(t, of);
+    struct write_lane *lane = &t->lane[1 + (of->id - 1) % (FAIR_LANES - 1)];
     int rc = front ? queue_push_front(&lane->queue, ref) : queue_push(&lane->queue, ref);
 
     if (rc != 0)
         return rc;
     t->n++;
-    if (!lane->flow.waits)
-        fair_add(&t->fair, &lane->flow);
-    fair_weigh(&t->fair, &lane->flow, (uint32_t)of->settings.weight);
+    lane->who = tenant_who(of);
+    if (!lane->waits)
+        fair_queue_push(&t->turns, &lane->who, 0, &lane->link, false);
+    lane->waits = true;
     return 0;
 }
 
 block_ref writes_pop(struct write_target *t, struct write_lane **lane)
 {
-    *lane = LIST_ENTRY(fair_first(&t->fair), struct write_lane, flow);
+    *lane = LIST_ENTRY(fair_queue_first(&t->turns), struct write_lane, link);
     t->n--;
     return queue_pop(&(*lane)->queue);
 }
 
 void writes_charge(struct write_target *t, struct write_lane *lane, uint64_t bytes)
 {
+    lane->waits = lane->queue.n > 0;
+    if (!lane->waits)
+        list_remove(&lane->link);
     if (bytes > 0)
-        fair_charge(&t->fair, &lane->flow, bytes, NULL);
-    if (lane->queue.n == 0)
-        fair_remove(&t->fair, &lane->flow);
+        fair_queue_charge(&t->turns, &lane->who, bytes, NULL);
 }
 
 void writes_free(struct write_target *t)
 {
-    for (uint32_t i = 0; i < FAIR_FLOWS_MAX; i++)
+    for (uint32_t i = 0; i < FAIR_LANES; i++)
         free(t->lane[i].queue.entries);
     free(t->stalled.entries);
 }

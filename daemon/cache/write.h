@@ -24,18 +24,19 @@ struct block_queue {
 /* A tenant's blocks that wait to be written, in the order in which they became complete. Of more tenants than there are lanes
  * some share one, as in base/fair.h. */
 struct write_lane {
-    struct fair_flow flow;
+    struct list link; /* in write_target.turns */
+    bool waits;       /* it is there */
+    struct fair_who who;
     struct block_queue queue;
 };
 
 /* Write-behind to one target: tenants take turns by their weights. */
 struct write_target {
-    struct fair fair;
-    struct write_lane
-        lane[FAIR_FLOWS_MAX];   /* memory of those that nobody has used is not touched */
-    uint32_t n;                 /* that wait, in all lanes */
-    struct block_queue stalled; /* blocks of namespaces that may not be written now */
-    uint64_t writing_bytes;     /* of parts whose write is under way */
+    struct fair_queue turns;            /* of write_lane.link */
+    struct write_lane lane[FAIR_LANES]; /* memory of those that nobody has used is not touched */
+    uint32_t n;                         /* that wait, in all lanes */
+    struct block_queue stalled;         /* blocks of namespaces that may not be written now */
+    uint64_t writing_bytes;             /* of parts whose write is under way */
     bool full; /* it refused an operation: no more before one has ended, or it says so */
 };
 

@@ -10,8 +10,9 @@
 #define MIB (1ull << 20)
 #define BURST (16 * MIB)
 
-static struct fair fair;
-static struct fair_flow flows[N];
+static struct fair_queue q;
+static struct list node[N]; /* what a flow has waiting: one thing that never ends */
+static uint32_t weight[N];
 static uint64_t largest[N];     /* what a flow is charged at once, at most */
 static uint64_t since[N];       /* when it came; 0: it has nothing waiting */
 static uint64_t snapshot[N][N]; /* [i]: what all had had when i came */
@@ -23,37 +24,65 @@ static uint64_t random_to(uint64_t n)
     return 1 + ((uint64_t)rand() << 15 ^ (uint64_t)rand()) % n;
 }
 
+static struct fair_who who(unsigned i)
+{
+    return (struct fair_who){.tenant = i + 1, .weight = weight[i]};
+}
+
+static struct fair_flow *flow(unsigned i)
+{
+    return &q.lanes[i + 1].flow;
+}
+
 static void begin(uint64_t burst, unsigned seed)
 {
-    fair_init(&fair, burst);
-    memset(flows, 0, sizeof(flows));
+    memset(&q, 0, sizeof(q));
+    fair_queue_init(&q, burst);
     memset(since, 0, sizeof(since));
     memset(got, 0, sizeof(got));
+    for (unsigned i = 0; i < N; i++)
+        weight[i] = 100;
     steps = 0;
     srand(seed);
 }
 
 static void come(unsigned i)
 {
-    fair_add(&fair, &flows[i]);
+    struct fair_who w = who(i);
+
+    fair_queue_push(&q, &w, 0, &node[i], false);
     since[i] = ++steps;
     for (unsigned j = 0; j < N; j++)
-        snapshot[i][j] = flows[j].bytes;
+        snapshot[i][j] = flow(j)->bytes;
 }
 
 static void go(unsigned i)
 {
-    fair_remove(&fair, &flows[i]);
+    list_remove(&node[i]);
     since[i] = 0;
+}
+
+/* Whose turn it is; N: nobody's. */
+static unsigned first(void)
+{
+    struct list *at = fair_queue_first(&q);
+
+    return at ? (unsigned)(at - node) : N;
+}
+
+static void charge(unsigned i, uint64_t bytes, struct fair_got *to)
+{
+    struct fair_who w = who(i);
+
+    fair_queue_charge(&q, &w, bytes, to);
 }
 
 /* Serves once. Returns whom. */
 static unsigned serve(void)
 {
-    struct fair_flow *flow = fair_first(&fair);
-    unsigned i = (unsigned)(flow - flows);
+    unsigned i = first();
 
-    fair_charge(&fair, flow, random_to(largest[i]), &got[i]);
+    charge(i, random_to(largest[i]), &got[i]);
     return i;
 }
 
@@ -61,9 +90,9 @@ static unsigned serve(void)
 static void check_pair(unsigned i, unsigned j, uint64_t burst)
 {
     unsigned later = since[i] > since[j] ? i : j;
-    double wi = flows[i].weight, wj = flows[j].weight;
-    double had_i = (double)(flows[i].bytes - snapshot[later][i]) / wi;
-    double had_j = (double)(flows[j].bytes - snapshot[later][j]) / wj;
+    double wi = weight[i], wj = weight[j];
+    double had_i = (double)(flow(i)->bytes - snapshot[later][i]) / wi;
+    double had_j = (double)(flow(j)->bytes - snapshot[later][j]) / wj;
     double bound = (double)(burst + largest[i]) / wi + (double)(burst + largest[j]) / wj + 2 + 1e-6;
 
     cr_assert(had_i - had_j <= bound && had_j - had_i <= bound,
@@ -81,7 +110,7 @@ static void check_all(unsigned n, uint64_t burst)
 static void make(unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
-        flows[i].weight = 50 + (uint32_t)random_to(950);
+        weight[i] = 50 + (uint32_t)random_to(950);
         largest[i] = i % 3 == 0 ? 16 * KIB : i % 3 == 1 ? 256 * KIB : 2 * MIB;
     }
 }
@@ -92,9 +121,9 @@ static double slack(unsigned n, unsigned i)
     double most = 0;
 
     for (unsigned j = 0; j < n; j++)
-        if ((double)largest[j] / flows[j].weight > most)
-            most = (double)largest[j] / flows[j].weight;
-    return (double)largest[i] + flows[i].weight * most;
+        if ((double)largest[j] / weight[j] > most)
+            most = (double)largest[j] / weight[j];
+    return (double)largest[i] + weight[i] * most;
 }
 
 /* All want as much as they can get: each gets its part of all, whatever the sizes. Over an interval in which
@@ -107,34 +136,34 @@ static void flood(unsigned n)
     begin(BURST, n);
     make(n);
     for (unsigned i = 0; i < n; i++) {
-        weights += flows[i].weight;
+        weights += weight[i];
         come(i);
     }
-    while (fair_first(&fair)->burst > 0)
+    while (flow(first())->burst > 0)
         (void)serve();
-    for (uint64_t even = fair.latest; fair.now < even;) /* each has paid for its burst */
+    for (uint64_t even = q.fair.latest; q.fair.now < even;) /* each has paid for its burst */
         (void)serve();
     for (unsigned i = 0; i < n; i++)
-        before[i] = flows[i].bytes;
+        before[i] = flow(i)->bytes;
     while (!enough) {
         for (unsigned i = 0; i < 1000; i++)
             (void)serve();
         enough = true;
         for (unsigned i = 0; i < n; i++)
-            enough = enough && (double)(flows[i].bytes - before[i]) > 100 * slack(n, i);
+            enough = enough && (double)(flow(i)->bytes - before[i]) > 100 * slack(n, i);
     }
     check_all(n, BURST);
     for (unsigned i = 0; i < n; i++)
-        all += flows[i].bytes - before[i];
+        all += flow(i)->bytes - before[i];
     for (unsigned i = 0; i < n; i++) {
-        double due = (double)all * flows[i].weight / (double)weights;
-        double had = (double)(flows[i].bytes - before[i]);
+        double due = (double)all * weight[i] / (double)weights;
+        double had = (double)(flow(i)->bytes - before[i]);
 
         cr_assert(had > 0.98 * due && had < 1.02 * due, "flow %u of weight %u had %f, due %f", i,
-                  flows[i].weight, had, due);
+                  weight[i], had, due);
         /* and so it tells: of all, bursts included */
         cr_assert_leq(llabs((long long)(got[i].contended - got[i].due)), BURST + 2 * slack(n, i));
-        cr_assert_eq(got[i].contended, flows[i].bytes);
+        cr_assert_eq(got[i].contended, flow(i)->bytes);
     }
 }
 
@@ -157,7 +186,7 @@ static void churn(unsigned n, uint64_t burst)
             come(i);
         else if (since[i] && rand() % 16 == 0)
             go(i);
-        if (fair.n > 0)
+        if (first() < N)
             (void)serve();
         if (step % 1000 == 0)
             check_all(n, burst);
@@ -179,7 +208,7 @@ Test(fair, a_small_request_goes_before_what_others_queue)
 {
     begin(BURST, 1);
     for (unsigned i = 0; i < 10; i++) {
-        flows[i].weight = 100;
+        weight[i] = 100;
         largest[i] = 2 * MIB;
         if (i > 0)
             come(i);
@@ -193,8 +222,8 @@ Test(fair, a_small_request_goes_before_what_others_queue)
         while (left > 0) {
             uint64_t piece = left < 2 * MIB ? left : 2 * MIB;
 
-            cr_assert_eq(fair_first(&fair), &flows[0], "round %u, left %" PRIu64, round, left);
-            fair_charge(&fair, &flows[0], piece, NULL);
+            cr_assert_eq(first(), 0u, "round %u, left %" PRIu64, round, left);
+            charge(0, piece, NULL);
             left -= piece;
         }
         go(0);
@@ -208,18 +237,17 @@ Test(fair, a_small_request_goes_before_what_others_queue)
 Test(fair, small_requests_in_a_row_go_at_once)
 {
     begin(BURST, 1);
-    flows[0].weight = flows[1].weight = 1;
+    weight[0] = weight[1] = 1;
     largest[1] = 2 * MIB;
     come(1);
-    while (fair_first(&fair)->burst > 0)
+    while (flow(first())->burst > 0)
         (void)serve();
     for (unsigned round = 0; round < 1000; round++) {
         come(0);
-        cr_assert_eq(fair_first(&fair), &flows[0]);
-        fair_charge(&fair, &flows[0], 1 * MIB, NULL);
+        cr_assert_eq(first(), 0u);
+        charge(0, 1 * MIB, NULL);
         go(0);
-        fair_charge(&fair, &flows[1], 2 * MIB,
-                    NULL); /* two are under way at a time: it is served */
+        charge(1, 2 * MIB, NULL); /* two are under way at a time: it is served */
     }
 }
 
@@ -229,7 +257,7 @@ Test(fair, idle_saves_no_credit)
 
     begin(BURST, 1);
     for (unsigned i = 0; i < 3; i++) {
-        flows[i].weight = 100;
+        weight[i] = 100;
         largest[i] = 2 * MIB;
     }
     come(0);
@@ -237,32 +265,32 @@ Test(fair, idle_saves_no_credit)
     for (unsigned i = 0; i < 100000; i++)
         (void)serve();
     come(2); /* after all that */
-    had = flows[2].bytes;
-    all = flows[0].bytes + flows[1].bytes + had;
+    had = flow(2)->bytes;
+    all = flow(0)->bytes + flow(1)->bytes + had;
     for (unsigned i = 0; i < 3000; i++)
         (void)serve();
-    all = flows[0].bytes + flows[1].bytes + flows[2].bytes - all;
-    cr_assert_leq(flows[2].bytes - had, all / 3 + BURST + 2 * MIB);
-    cr_assert_geq(flows[2].bytes - had, all / 3 - 2 * MIB);
+    all = flow(0)->bytes + flow(1)->bytes + flow(2)->bytes - all;
+    cr_assert_leq(flow(2)->bytes - had, all / 3 + BURST + 2 * MIB);
+    cr_assert_geq(flow(2)->bytes - had, all / 3 - 2 * MIB);
 }
 
 Test(fair, a_short_pause_forgives_nothing)
 {
     begin(BURST, 1);
-    flows[0].weight = flows[1].weight = 100;
+    weight[0] = weight[1] = 100;
     come(1);
-    fair_charge(&fair, &flows[1], 1 * MIB, NULL); /* of its burst, as it came first */
-    fair_charge(&fair, &flows[1], BURST, NULL);
+    charge(1, 1 * MIB, NULL); /* of its burst, as it came first */
+    charge(1, BURST, NULL);
     for (unsigned i = 0; i < 100; i++) {
-        uint64_t had = flows[0].bytes;
+        uint64_t had = flow(0)->bytes;
 
         come(0);
-        while (fair_first(&fair) == &flows[0])
-            fair_charge(&fair, &flows[0], 1 * MIB, NULL);
-        cr_assert_leq(flows[0].bytes - had, BURST + 1 * MIB);
-        cr_assert_leq(flows[0].bytes, flows[1].bytes + BURST + 1 * MIB);
+        while (first() == 0)
+            charge(0, 1 * MIB, NULL);
+        cr_assert_leq(flow(0)->bytes - had, BURST + 1 * MIB);
+        cr_assert_leq(flow(0)->bytes, flow(1)->bytes + BURST + 1 * MIB);
         go(0);
-        fair_charge(&fair, &flows[1], 1 * MIB, NULL);
+        charge(1, 1 * MIB, NULL);
     }
 }
 
@@ -271,18 +299,18 @@ Test(fair, weights_change_at_once)
     uint64_t before[2];
 
     begin(BURST, 1);
-    flows[0].weight = flows[1].weight = 100;
+    weight[0] = weight[1] = 100;
     come(0);
     come(1);
     largest[0] = largest[1] = 1 * MIB;
     for (unsigned i = 0; i < 1000; i++)
         (void)serve();
-    fair_weigh(&fair, &flows[0], 300);
+    weight[0] = 300;
     for (unsigned i = 0; i < 2; i++)
-        before[i] = flows[i].bytes;
+        before[i] = flow(i)->bytes;
     for (unsigned i = 0; i < 10000; i++)
         (void)serve();
-    cr_assert_float_eq((double)(flows[0].bytes - before[0]) / (double)(flows[1].bytes - before[1]),
+    cr_assert_float_eq((double)(flow(0)->bytes - before[0]) / (double)(flow(1)->bytes - before[1]),
                        3.0, 0.05);
 }
 
@@ -294,24 +322,23 @@ static void pass_over(uint64_t burst, unsigned times)
 
     begin(burst, 1);
     for (unsigned i = 0; i < 2; i++) {
-        flows[i].weight = 100;
+        weight[i] = 100;
         largest[i] = 1;
         come(i);
     }
-    while (flows[0].burst > 0 || flows[1].burst > 0)
-        fair_charge(&fair, fair_first(&fair), 1 * MIB, NULL);
-    fair_charge(&fair, &flows[0], 1 * MIB, NULL);
+    while (flow(0)->burst > 0 || flow(1)->burst > 0)
+        charge(first(), 1 * MIB, NULL);
+    charge(0, 1 * MIB, NULL);
     for (unsigned i = 0; i < times; i++) {
-        struct fair_flow *first = fair_first(&fair);
+        struct fair_who w = who(1);
 
-        cr_assert_eq(fair_next(&fair, first == &flows[1] ? first : &flows[1]),
-                     first == &flows[1] ? &flows[0] : NULL);
-        fair_charge(&fair, &flows[0], 1 * MIB, NULL);
+        cr_assert_eq(fair_queue_next(&q, &w, 0, &node[1]), first() == 1 ? &node[0] : NULL);
+        charge(0, 1 * MIB, NULL);
     }
-    before = flows[1].bytes;
+    before = flow(1)->bytes;
     for (unsigned i = 0; i < 100; i++)
-        fair_charge(&fair, fair_first(&fair), 1 * MIB, NULL);
-    had = flows[1].bytes - before;
+        charge(first(), 1 * MIB, NULL);
+    had = flow(1)->bytes - before;
     cr_assert(had + 2 * MIB >= due && had <= due + 2 * MIB, "it had %u KiB of %u after %u",
               (unsigned)(had / KIB), (unsigned)(due / KIB), times);
 }
@@ -329,15 +356,15 @@ Test(fair, what_was_due_is_not_lost_with_what_is_taken_back)
 {
     begin(0, 1);
     for (unsigned i = 0; i < 2; i++) {
-        flows[i].weight = 100;
+        weight[i] = 100;
         come(i);
     }
     for (unsigned i = 0; i < 10; i++)
-        fair_charge(&fair, &flows[0], 1 * MIB, &got[0]);
+        charge(0, 1 * MIB, &got[0]);
     go(1);
     cr_assert_eq(got[1].due, 0);
     come(1);
-    fair_charge(&fair, &flows[1], 1 * MIB, &got[1]);
+    charge(1, 1 * MIB, &got[1]);
     cr_expect_eq(got[0].due, 5 * MIB);
     cr_expect_eq(got[1].due, 5 * MIB + MIB / 2);
     cr_expect_eq(got[1].contended, 1 * MIB);
@@ -347,15 +374,15 @@ Test(fair, one_alone_gets_all_and_contends_with_nobody)
 {
     begin(BURST, 1);
     for (unsigned i = 0; i < 1000; i++) {
-        cr_assert_not(fair_contended(&fair, UINT64_MAX));
+        cr_assert_not(fair_contended(&q.fair, UINT64_MAX));
         come(0);
         for (unsigned k = 0; k < 20; k++) {
-            cr_assert_eq(fair_first(&fair), &flows[0]);
-            fair_charge(&fair, &flows[0], 1 * MIB, NULL);
+            cr_assert_eq(first(), 0u);
+            charge(0, 1 * MIB, NULL);
         }
         go(0);
     }
-    cr_assert_null(fair_first(&fair));
+    cr_assert_eq(first(), N);
     cr_assert_eq(got[0].contended + got[0].due, 0);
 }
 
@@ -363,14 +390,14 @@ Test(fair, others_contend_while_they_wait_and_a_while_after)
 {
     begin(BURST, 1);
     come(0);
-    fair_charge(&fair, &flows[0], 1 * MIB, NULL);
+    charge(0, 1 * MIB, NULL);
     come(1);
-    cr_assert(fair_contended(&fair, 1));
-    fair_charge(&fair, &flows[1], 1 * MIB, NULL);
+    cr_assert(fair_contended(&q.fair, 1));
     go(1);
-    cr_assert(fair_contended(&fair, 10 * MIB), "the last one was not who waits");
-    fair_charge(&fair, &flows[0], 9 * MIB, NULL);
-    cr_assert(fair_contended(&fair, 10 * MIB));
-    fair_charge(&fair, &flows[0], 1 * MIB, NULL);
-    cr_assert_not(fair_contended(&fair, 10 * MIB));
+    charge(1, 1 * MIB, NULL);
+    cr_assert(fair_contended(&q.fair, 10 * MIB), "the last one was not who waits");
+    charge(0, 9 * MIB, NULL);
+    cr_assert(fair_contended(&q.fair, 10 * MIB));
+    charge(0, 1 * MIB, NULL);
+    cr_assert_not(fair_contended(&q.fair, 10 * MIB));
 }

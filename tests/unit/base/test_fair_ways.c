@@ -16,10 +16,12 @@
 #define PLACES 3u
 #define REQUESTS_A_LAUNCH 16u
 
-static struct fair fair;
+static struct fair_queue q;
 
 static struct tenant {
-    struct fair_flow flow;
+    struct list node;
+    struct fair_who who;
+    uint64_t bytes;         /* that it has had */
     uint64_t request, left; /* bytes; left: of the request at its queue's head, which never ends */
     unsigned under_way;
 } tenants[TENANTS];
@@ -33,31 +35,31 @@ static uint64_t now, busy_until, under_way, lag;
 
 static void begin(unsigned n, const unsigned *weights, const uint64_t *requests, uint64_t lag_bytes)
 {
-    fair_init(&fair, BURST);
+    memset(&q, 0, sizeof(q));
+    fair_queue_init(&q, BURST);
     memset(tenants, 0, sizeof(tenants));
     memset(launches, 0, sizeof(launches));
     now = busy_until = under_way = 0;
     lag = lag_bytes;
     n_tenants = n;
     for (unsigned i = 0; i < n; i++) {
-        fair_weigh(&fair, &tenants[i].flow, weights[i]);
+        tenants[i].who = (struct fair_who){.tenant = i + 1, .weight = weights[i]};
         tenants[i].request = tenants[i].left = requests[i];
-        fair_add(&fair, &tenants[i].flow);
+        fair_queue_push(&q, &tenants[i].who, 0, &tenants[i].node, false);
     }
 }
 
-static struct tenant *tenant_of(struct fair_flow *flow)
+static bool is_full_cb(void *ctx, struct list *node)
 {
-    return LIST_ENTRY(flow, struct tenant, flow);
+    (void)ctx;
+    return LIST_ENTRY(node, struct tenant, node)->under_way == PLACES;
 }
 
 static struct tenant *first_with_place(void)
 {
-    struct fair_flow *flow = fair_first(&fair);
+    struct list *node = fair_queue_first_unless(&q, is_full_cb, NULL);
 
-    while (flow && tenant_of(flow)->under_way == PLACES)
-        flow = fair_next(&fair, flow);
-    return flow ? tenant_of(flow) : NULL;
+    return node ? LIST_ENTRY(node, struct tenant, node) : NULL;
 }
 
 static uint64_t take(struct tenant *t, uint64_t room)
@@ -67,7 +69,8 @@ static uint64_t take(struct tenant *t, uint64_t room)
     t->left -= bytes;
     if (t->left == 0)
         t->left = t->request;
-    fair_charge(&fair, &t->flow, bytes, NULL);
+    t->bytes += bytes;
+    fair_queue_charge(&q, &t->who, bytes, NULL);
     return bytes;
 }
 
@@ -133,20 +136,20 @@ static void expect_shares(void)
 
     run_until(2048 * MIB); /* bursts are over */
     for (unsigned i = 0; i < n_tenants; i++)
-        before[i] = tenants[i].flow.bytes;
+        before[i] = tenants[i].bytes;
     run_until(16384 * MIB);
     for (unsigned i = 0; i < n_tenants; i++) {
-        all += tenants[i].flow.bytes - before[i];
-        weights += tenants[i].flow.weight;
+        all += tenants[i].bytes - before[i];
+        weights += tenants[i].who.weight;
     }
     for (unsigned i = 0; i < n_tenants; i++) {
-        double due = (double)all * tenants[i].flow.weight / (double)weights;
-        double had = (double)(tenants[i].flow.bytes - before[i]);
+        double due = (double)all * tenants[i].who.weight / (double)weights;
+        double had = (double)(tenants[i].bytes - before[i]);
 
         cr_expect(had > 0.9 * due && had < 1.1 * due,
                   "of %u tenants number %u, of weight %u and requests of %u KiB, lag %u KiB, had "
                   "%.2f of its due",
-                  n_tenants, i, tenants[i].flow.weight, (unsigned)(tenants[i].request >> 10),
+                  n_tenants, i, tenants[i].who.weight, (unsigned)(tenants[i].request >> 10),
                   (unsigned)(lag >> 10), had / due);
     }
 }
