@@ -278,7 +278,7 @@ pythons() {
 
 # shorten: of lines of files, those of long suites with the tests that they have this time (tests/long_suites).
 shorten() {
-    awk -v long=" ${LONG-encoding sparse blend connector} " '
+    awk -v long=" ${LONG-encoding sparse blend connector gate} " '
         NR == FNR { if (!/^#/ && !index(long, " " $1 " ")) { file = "tests/integration/" $2; $1 = $2 = ""; tests[file] = $0 } next }
         tests[$0] ~ /-$/ { next }
         { print $0 tests[$0] }' tests/long_suites -

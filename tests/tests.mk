@@ -21,7 +21,7 @@ TESTS      := $(addprefix $(TEST_DIR)/,$(notdir $(TEST_ROOMS)))
 MOONCAKE_VENV ?= $O/mooncake-venv
 
 # What runs in full of tests/long_suites: what changed, or topics that the command line names.
-TOPICS := encoding sparse blend connector
+TOPICS := encoding sparse blend connector gate
 LONG   ?= $(shell tests/changed.sh)
 
 check: setup-check ## the tests: whole programs, units under ASan+UBSan; hostile ones and threads under ASan and TSan, too; and a short fuzz run
@@ -30,7 +30,7 @@ check: setup-check ## the tests: whole programs, units under ASan+UBSan; hostile
 check-plain: setup-check ## the tests without sanitizers only
 	+@LONG='$(LONG)' tests/check.sh '$(SUBMAKE)' plain
 
-check-long: setup-check ## the long suites of encodings, sparse decoding, blend and the vLLM connector, in full (LONG=TOPIC)
+check-long: setup-check ## the long suites of encodings, sparse decoding, blend, the vLLM connector and bench-gate, in full (LONG=TOPIC)
 	+@LONG='$(if $(filter command line,$(origin LONG)),$(LONG),$(TOPICS))' tests/check.sh '$(SUBMAKE)' long
 
 check-asan: setup-check ## the tests under ASan+UBSan only

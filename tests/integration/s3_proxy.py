@@ -47,16 +47,22 @@ class Handler(BaseHTTPRequestHandler):
             server.close()
 
     def keep(self, body):
-        """As a server that takes conditions on PUT, which Swift does not."""
-        kept = self.server.objects.get(self.path)
+        """As a server that takes conditions on PUT, which Swift does not. What it answers, as forward() says it."""
+        kept, now = self.server.objects.get(self.path), (("Date", self.date_time_string()),)
+        xml = (*now, ("Content-Type", "application/xml"))
         if self.command == "PUT" and kept is not None and self.headers.get("If-None-Match") == "*":
-            return self.refuse(412, "PreconditionFailed")
+            return 412, xml, ERROR.format("PreconditionFailed").encode(), None
         if self.command == "PUT":
             self.server.objects[self.path] = body
-            return self.say(200, b"")
+            return 200, now, b"", None
+        if self.command == "DELETE":
+            self.server.objects.pop(self.path, None)
+            return 204, now, b"", None
+        if "list-type=2" in self.path:  # a garbage collection's, of each of 256 folders; it has no work here
+            return 200, xml, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", None
         if kept is None:
-            return self.refuse(404, "NoSuchKey")
-        return self.say(200, kept)
+            return 404, xml, ERROR.format("NoSuchKey").encode(), None
+        return 200, now, kept, None
 
     def handle_any(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -70,9 +76,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.connection.close()
         if harm == "slow":
             time.sleep(1)
-        if self.server.objects is not None and "/blocks/" in self.path:
-            return self.keep(body)
-        status, headers, data, length = self.forward(body)
+        kept = self.server.objects is not None and re.search("/blocks/|%2Fblocks%2F", self.path)
+        status, headers, data, length = self.keep(body) if kept else self.forward(body)
         if harm == "wrong bytes" and data:
             data = data[:-1] + bytes([data[-1] ^ 1])
         if harm == "wrong length":

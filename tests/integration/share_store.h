@@ -10,7 +10,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#define STORE_BUFFER_BYTES (20u << 20)
+#define STORE_BUFFER_BYTES (8u << 20)
 
 struct store_bytes {
     uint8_t *data;

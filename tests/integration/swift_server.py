@@ -58,7 +58,7 @@ s3_acl = false
 auth_pipeline_check = false
 allow_multipart_uploads = false
 storage_domain = localhost
-max_bucket_listing = 50
+max_bucket_listing = 20
 [filter:tempauth]
 use = egg:swift#tempauth
 user_test_tester = testing .admin

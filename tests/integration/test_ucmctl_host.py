@@ -190,12 +190,12 @@ class Doctor(unittest.TestCase):
 class Growing(unittest.TestCase):
     def test_dram_is_what_the_daemon_is_on_its_way_to(self):
         """One extent, so that nothing is ready until all is: the daemon serves meanwhile."""
-        daemon = Daemon(nvme=False, **{"arena.size": "512MiB", "arena.extent": "512MiB"})
+        daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "256MiB"})
         self.addCleanup(daemon.stop)
         line = re.search(r"(?m)^dram .*$", ctl("status", socket=daemon.socket).stdout)[0]
-        self.assertRegex(line, r"0 B of 512 MiB used \(0\.0 %\)(, growing: 0 B ready)?$")
+        self.assertRegex(line, r"0 B of 256 MiB used \(0\.0 %\)(, growing: 0 B ready)?$")
         frame = json.loads(ctl("top", "--json", "--interval", "0.2", socket=daemon.socket).stdout)
-        self.assertEqual([t["capacity_bytes"] for t in frame["tiers"]], [512 << 20])
+        self.assertEqual([t["capacity_bytes"] for t in frame["tiers"]], [256 << 20])
 
 
 @unittest.skipIf(os.environ.get("UCM_PHASE") == "tsan", "so slow a daemon keeps up with any disk")

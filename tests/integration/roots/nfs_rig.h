@@ -52,7 +52,7 @@ static inline void nfs_rig_begin(struct contract *c)
 {
     nfs_rig_server_begin();
     nfs_rig_process = (struct config_process){
-        .buffer_bytes = 24u << 20, .memory_bytes = CONFIG_MEMORY, .network = true, .pause_ms = 10};
+        .buffer_bytes = 8u << 20, .memory_bytes = CONFIG_MEMORY, .network = true, .pause_ms = 10};
     contract_built("ucmd", c->launcher);
     nfs_rig_target(c, nfs_rig_server.url);
     c->process = &nfs_rig_process;

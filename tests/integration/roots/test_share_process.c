@@ -15,7 +15,7 @@ static void begin(struct contract *c)
     signal(SIGPIPE, SIG_IGN); /* as the daemon does */
     contract_folder_begin(c, "/tmp");
     snprintf(process.command, sizeof(process.command), "%s %s", program, c->folder);
-    process.buffer_bytes = 20u << 20;
+    process.buffer_bytes = 8u << 20;
     strcpy(process.folder, c->folder); /* what it may write to, and no more */
     contract_built("ucmd", c->launcher);
     strcpy(c->target, CONFIG_PROCESS "folder");

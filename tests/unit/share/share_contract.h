@@ -10,7 +10,7 @@
 static inline void contract_round_trip(struct contract *c)
 {
     static const uint64_t sizes[] = {
-        1, 2, 63, 64, 65, 4031, 4032, 4033, 4096, 65536, 1 << 20, (1 << 20) + 1, 3000001, 16 << 20};
+        1, 2, 63, 64, 65, 4031, 4032, 4033, 4096, 65536, 1 << 20, (1 << 20) + 1, 3000001, 6 << 20};
     char path[512];
 
     for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
@@ -406,7 +406,7 @@ static inline void contract_listing(struct contract *c)
 /* More than one answer of a server has room for; every name once. */
 static inline void contract_long_listing(struct contract *c)
 {
-    const unsigned files = contract_remote ? 110 : 1000; /* pages of 50 there, of some 400 here */
+    const unsigned files = contract_remote ? 45 : 1000; /* pages of 20 there, of some 400 here */
     char name[BLOCK_FILE_NAME_CAP], path[512];
     bool *seen = calloc(files, sizeof(*seen));
     struct share_listing l;
