@@ -12,8 +12,14 @@
 #define NEED_REQ true
 #define NEED_OPT false
 #define FIELD(m, kind, name, need, min, max)                                                       \
-    {#name,      min, max, offsetof(struct msg_##m, name), sizeof(#name) - 1, PROTO_KIND_##kind,   \
-     NEED_##need},
+    {min,                                                                                          \
+     max,                                                                                          \
+     offsetof(struct msg_##m, name),                                                               \
+     PROTO_KIND_##kind,                                                                            \
+     NEED_##need,                                                                                  \
+     sizeof(#name) - 1,                                                                            \
+     0xa0 | (sizeof(#name) - 1),                                                                   \
+     #name},
 #define COUNT(m, kind, name, need, min, max) +1
 
 #define MESSAGE(suffix, list)                                                                      \
@@ -453,7 +459,7 @@ static void u32s_encode(msgpack_packer *pk, const struct proto_view *v)
 static int field_encode(msgpack_packer *pk, const struct proto_field *f, const struct value *v,
                         const struct proto_where *where)
 {
-    proto_pack_strn(pk, f->name, f->name_bytes);
+    proto_pack_raw(pk, (const uint8_t *)f + offsetof(struct proto_field, head), 1u + f->name_bytes);
     switch ((enum proto_kind)f->kind) {
     case PROTO_KIND_u64:
         msgpack_pack_uint64(pk, v->amount);

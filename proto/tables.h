@@ -16,13 +16,15 @@ enum proto_kind {
     PROTO_KIND_planes,
 };
 
+#define PROTO_NAME_BYTES 32 /* with a NUL; MessagePack's short form has 31 */
 struct proto_field {
-    const char *name;
     uint64_t min, max;
     uint16_t offset; /* in the message's struct */
-    uint8_t name_bytes;
-    uint8_t kind; /* enum proto_kind */
+    uint8_t kind;    /* enum proto_kind */
     bool required;
+    uint8_t name_bytes;
+    uint8_t head; /* of the name in MessagePack: with the name's bytes behind it it is packed */
+    char name[PROTO_NAME_BYTES];
 };
 
 struct proto_message {

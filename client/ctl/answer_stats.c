@@ -43,19 +43,20 @@ static unsigned find(const char *text, const char *const *names, unsigned n)
 }
 
 /* The daemon sends bounds, and counts of what is not empty. */
-static void histogram_add(const msgpack_object *o, struct histogram *h)
+static void buckets_read(const msgpack_object *o, struct histogram *h)
 {
     const msgpack_object *buckets = answer_get(o, "buckets");
+    uint64_t sum_ns = h->sum_ns + answer_u64(o, "sum_ns");
 
-    h->sum_ns += answer_u64(o, "sum_ns");
     for (uint32_t i = 0; i + 1 < answer_count(o, "buckets"); i += 2) {
         const msgpack_object *p = &buckets->via.array.ptr[i];
         uint64_t bound_us = p[0].type == MSGPACK_OBJECT_POSITIVE_INTEGER ? p[0].via.u64 : 0;
         uint64_t ns = bound_us < UINT64_MAX / 1000 ? bound_us * 1000 : UINT64_MAX;
 
         if (p[1].type == MSGPACK_OBJECT_POSITIVE_INTEGER)
-            h->bucket[histogram_bucket(ns)] += p[1].via.u64;
+            histogram_add(h, ns, p[1].via.u64);
     }
+    h->sum_ns = sum_ns; /* of the durations themselves, not of their bounds */
 }
 
 static void histograms_read(const msgpack_object *stats, struct histograms *all)
@@ -76,8 +77,8 @@ static void histograms_read(const msgpack_object *stats, struct histograms *all)
             const struct histogram_info *info = &histogram_infos[i];
 
             if (strcmp(info->name, name) == 0 && t < info->tiers && s < info->sizes)
-                histogram_add(o, (struct histogram *)((char *)all + info->offset) +
-                                     t * info->sizes + s);
+                buckets_read(o, (struct histogram *)((char *)all + info->offset) + t * info->sizes +
+                                    s);
         }
     }
 }

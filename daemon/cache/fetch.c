@@ -79,7 +79,7 @@ static void fetch_tier_cb(struct part_op *f, int status)
     int rc;
 
     op_read_count(f, status == 0 ? io->bytes : 0);
-    histogram_count(c->config.metrics->histograms.nvme_read, uv_hrtime() - f->begun_ns);
+    histogram_add(c->config.metrics->histograms.nvme_read, uv_hrtime() - f->begun_ns, 1);
     if (status != 0) {
         log_read_failed(io, status);
         /* A copy that can't be read must not stay a hit: engines would ask for it again and again.

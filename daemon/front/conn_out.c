@@ -205,7 +205,7 @@ void conn_flush_later(struct conn *c)
 {
     struct front *f = c->front;
 
-    if (c->serving || !list_empty(&c->link_unflushed))
+    if (!list_empty(&c->link_unflushed))
         return;
     list_push_back(&f->unflushed, &c->link_unflushed);
     (void)uv_idle_start(&f->waker, front_flush_cb); /* fails without a callback only */
@@ -228,7 +228,8 @@ void conn_send(struct conn *c, struct proto_buf *b)
         if (rc == 0) {
             memcpy(c->out + c->out_n, b->p, b->n);
             c->out_n += b->n;
-            conn_flush_later(c);
+            if (!c->serving)
+                conn_flush_later(c);
         } else {
             answer_lost(c, rc);
         }

@@ -112,7 +112,7 @@ void front_handle_closed(struct front *f);
 /* conn_out.c */
 /* Writes what the peer takes, and asks the loop for what comes next. From the loop's callbacks only. */
 void conn_flush(struct conn *c);
-/* The same in the loop's next idle phase, or at the end of its turn. */
+/* The same in the loop's next idle phase. */
 void conn_flush_later(struct conn *c);
 /* The waker's callback: flushes those. */
 void front_flush_cb(uv_idle_t *idle);

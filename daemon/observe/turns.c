@@ -8,7 +8,7 @@ static void before_poll_cb(uv_prepare_t *before_poll)
     uint64_t now_ns = uv_hrtime(), slept_ns = uv_metrics_idle_time(before_poll->loop);
     uint64_t took_ns = now_ns - t->at_ns, of_it_ns = slept_ns - t->slept_ns;
 
-    histogram_count(t->histogram, took_ns > of_it_ns ? took_ns - of_it_ns : 0);
+    histogram_add(t->histogram, took_ns > of_it_ns ? took_ns - of_it_ns : 0, 1);
     t->at_ns = now_ns;
     t->slept_ns = slept_ns;
 }

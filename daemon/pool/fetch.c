@@ -271,7 +271,7 @@ static void fetch_count(struct fetch *f)
 
     w->ns->tenant->metrics->load_bytes += w->bytes;
     w->ns->traffic.load_bytes += w->bytes;
-    histogram_count(&w->rooms->metrics->histograms.fetch[f->slowest], uv_hrtime() - w->r.begun_ns);
+    histogram_add(&w->rooms->metrics->histograms.fetch[f->slowest], uv_hrtime() - w->r.begun_ns, 1);
 }
 
 static void fetch_finish(struct walk *w)

@@ -185,7 +185,7 @@ static void shards_cb(struct part_op *op, int status)
     struct cache_wait *w;
 
     if (status == 0)
-        histogram_count(s->of->metrics->histograms.nvme_read, uv_hrtime() - op->begun_ns);
+        histogram_add(s->of->metrics->histograms.nvme_read, uv_hrtime() - op->begun_ns, 1);
     if (!node) {
         shards_put(s);
         return;

@@ -136,7 +136,7 @@ uint64_t copies_end(struct copies *c, struct histogram took[METRIC_SIZES])
     uint64_t took_ns = took && w->bytes > 0 ? uv_hrtime() - w->r.begun_ns : 0;
 
     if (took_ns > 0)
-        histogram_count(&took[size], took_ns);
+        histogram_add(&took[size], took_ns, 1);
     list_remove(&c->link);
     if (c->region->state == REGISTERED_CLOSING)
         registered_close(c->region);

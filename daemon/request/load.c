@@ -66,7 +66,7 @@ static void load_finish(struct walk *w)
         copies_end(&l->c, &w->rooms->metrics->histograms.load[l->slowest * METRIC_SIZES]);
 
     if (took_ns > 0) {
-        histogram_count(&t->times->load, took_ns);
+        histogram_add(&t->times->load, took_ns, 1);
         t->metrics->loads++;
         t->metrics->load_bytes += w->bytes;
         w->ns->traffic.loads++;

@@ -77,8 +77,8 @@ static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begu
 {
     uint64_t took_ns = uv_hrtime() - begun_ns;
 
-    histogram_count(rq->rooms.metrics->histograms.lookup, took_ns);
-    histogram_count(&ns->tenant->times->lookup, took_ns);
+    histogram_add(rq->rooms.metrics->histograms.lookup, took_ns, 1);
+    histogram_add(&ns->tenant->times->lookup, took_ns, 1);
 }
 
 /* Takes the lease, and fills *r. pending: its client asks again, so it takes no lease, counts nothing and moves no block in

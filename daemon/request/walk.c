@@ -154,7 +154,7 @@ void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint6
 /* A wait for a slot ends when an item begins, or is given up. */
 static void slot_wait_ended(struct walk *w)
 {
-    histogram_count(w->rooms->metrics->histograms.slot_wait, uv_hrtime() - w->slot_wait_ns);
+    histogram_add(w->rooms->metrics->histograms.slot_wait, uv_hrtime() - w->slot_wait_ns, 1);
     w->slot_wait_ns = 0;
 }
 

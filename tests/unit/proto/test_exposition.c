@@ -127,9 +127,9 @@ Test(exposition, buckets_are_cumulative)
 {
     struct histogram *h = &x.metrics.histograms.load[METRIC_NVME * METRIC_SIZES + METRIC_LE_64MIB];
 
-    h->bucket[histogram_bucket(900)] = 1;  /* 0.9 us */
-    h->bucket[histogram_bucket(5000)] = 2; /* 5 us */
-    h->bucket[histogram_bucket(UINT64_MAX)] = 1;
+    histogram_add(h, 900, 1);  /* 0.9 us */
+    histogram_add(h, 5000, 2); /* 5 us */
+    histogram_add(h, UINT64_MAX, 1);
     h->sum_ns = 1500000000;
 #define LABELS "tier=\"nvme\",size=\"le64MiB\""
     has(EXPOSITION_PROMETHEUS, "\nucmd_load_seconds_bucket{" LABELS ",le=\"4e-06\"} 1\n"
