@@ -1,21 +1,12 @@
 #!/usr/bin/env python3
 """Sparse decoding in a real vLLM on a GPU (`make check-vllm-gpu`, for who has both): small models with random weights, and a real daemon
 with a window. GPU kernels of different shapes round differently, so answers are compared by their log probabilities, and by their
-tokens where steps were alike.
+tokens where steps were alike."""
 
-    check_sparse_gpu.py [TEST...]          as any unittest
-    check_sparse_gpu.py --speed [FILE]     Llama-3.1-8B's shape, a prompt of 128k: time per token, dense and sparse, and where a step's time
-                                           goes; 40 GiB of DRAM
-"""
-
-import json
 import os
-import sys
-import tempfile
-import time
 import unittest
 
-from gpu_engine import Engine, Failed, llama, plugin, prompt
+from gpu_engine import prompt
 from sparse_scenarios import CLOSE, Scenarios, said
 
 os.environ["UCM_TEST_CUDA"] = "required"
@@ -124,84 +115,5 @@ class Sparse(Scenarios, unittest.TestCase):
             self.alike(said(e.generate(self.PROMPTS, reset=again)), first)
 
 
-#: Engines of speed(): vLLM's newer runner, its default for such a model, or the older one; and the policy. Sparse engines can't schedule
-#: asynchronously; what that alone costs, a dense one shows.
-TOPK = "topk:topk_tokens=4096"
-SPEEDS = {"dense": ("1", None), "sparse": ("1", TOPK), "sparse, older runner": ("0", TOPK), "dense, older runner": ("0", None),
-          "sparse, layers in pairs": ("1", TOPK + ",reuse=2"), "dense, synchronous": ("1", None)}
-
-
-def speed(file):
-    from daemon import Daemon  # gpu_engine sets the path
-
-    folder = tempfile.TemporaryDirectory()
-    plugin(os.path.join(folder.name, "plugin"))
-    longest = int(os.environ.get("UCM_SPEED_TOKENS", "131072"))
-    model = llama(os.path.join(folder.name, "llama"), 32, 4096, 14336, 32, 8, 128, 128256, longest)
-    kv, engines = longest * 131072, {}
-    common = {"load_format": "dummy", "max_model_len": longest, "max_num_batched_tokens": 8192, "max_num_seqs": 4, "gpu_memory_utilization": 0.3,
-              "kv_cache_memory_bytes": kv + (1 << 30), "compilation_config": {**GRAPHS, "cudagraph_capture_sizes": [1, 2, 4]}, "dtype": "bfloat16",
-              "timed": True}
-    memory = f"{(kv + kv // 8 >> 30) + 1}GiB"
-    daemon = Daemon(nvme=False, **{"arena.size": memory, "arena.extent": "512MiB", "window.size": memory})
-    for name in os.environ.get("UCM_SPEED_ENGINES", "dense;sparse;sparse, older runner").split(";"):
-        runner, policy = SPEEDS[name]
-        more = {"socket": daemon.socket, "sparse": policy, "settings": {"sparse_room": 1}} if policy else {}
-        if name.endswith(", synchronous"):
-            more["async_scheduling"] = False
-        engines[name] = Engine(model, name=name.replace(", older runner", "-older") + "-llama",
-                               environment={"VLLM_USE_V2_MODEL_RUNNER": runner}, **common, **more)
-    asked, rows, first = prompt(1, longest - 600), [], {}
-    for name, e in engines.items():
-        try:
-            first[name] = e.ready().generate([asked], 1, None)["seconds"]
-            print(name, "has the prompt after", round(first[name], 1), "s", flush=True)
-        except Failed as error:
-            print(name, "failed:", error, flush=True)
-    while os.path.exists(os.environ.get("UCM_SPEED_WAIT", "")):  # others use the GPU
-        time.sleep(0.1)
-    for name in first:
-        try:
-            rows.append({"engine": name, "start s": engines[name].started["start"], "first token s": first[name], **measured(engines[name], asked)})
-            print(json.dumps(rows[-1]), flush=True)
-        except Failed as error:
-            print(name, "failed:", error, flush=True)
-    for row in rows:
-        try:
-            row["gpu"] = profiled(engines[row["engine"]], asked, row["engine"])
-        except Failed as error:
-            print(row["engine"], "failed:", error, flush=True)
-        if file:
-            with open(file, "w") as out:
-                json.dump(rows, out)
-    for e in engines.values():
-        e.close()
-    daemon.stop()
-    folder.cleanup()
-
-
-def measured(e, asked):
-    """The first hit waits for what is copied into the window; the second finds it there."""
-    first, second = (e.generate([asked], 321, None) for _ in range(2))
-    for which, answer in ("first", first), ("second", second):
-        for part, row in answer["times"].items():
-            print("   ", which, part, row, flush=True)
-    steps = [answer["times"]["LLMEngine.step"] for answer in (first, second)]
-    return {"321 tokens s": [first["seconds"], second["seconds"]], "ms a token": [step["last mean ms"] for step in steps],
-            "median": [step["last median ms"] for step in steps], "first ms": [step["first ms"] for step in steps], "counts": second["counts"]}
-
-
-def profiled(e, asked, name):
-    logs = os.environ.get("UCM_CHECK_LOGS")
-    gpu = e.generate([asked], 16, None, profile=os.path.join(logs, f"{name}.json.gz") if logs else "/dev/null")
-    print(name, "busy ms", gpu["busy ms"], flush=True)
-    for kernel in gpu["kernels"]:
-        print("   ", *kernel, flush=True)
-    return gpu
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--speed"]:
-        speed(sys.argv[2] if len(sys.argv) > 2 else None)
-    else:
-        unittest.main(verbosity=2)
+    unittest.main(verbosity=2)

@@ -17,8 +17,6 @@ import threading
 import time
 import traceback
 
-import step_times
-
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 #: Of engines.
@@ -166,7 +164,7 @@ def started(options):
     return LLM(skip_tokenizer_init=True, **options)
 
 
-def answered(llm, asked, times):
+def answered(llm, asked):
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=asked["outputs"], detokenize=False, ignore_eos=True, logprobs=asked["logprobs"])
@@ -175,18 +173,13 @@ def answered(llm, asked, times):
     def run():
         return llm.generate(prompts, sampling, use_tqdm=False)
 
-    if times is not None:
-        times.start()
     if asked.get("reset"):
         reset(llm)
-    if asked.get("profile"):
-        return step_times.kernels(run, asked["outputs"], asked["profile"])
-    began = time.monotonic()
     done = stepping(llm, prompts, sampling, asked["events"]) if "events" in asked else run()
-    return {"seconds": time.monotonic() - began, "cached": [o.num_cached_tokens or 0 for o in done],
+    return {"cached": [o.num_cached_tokens or 0 for o in done],
             "tokens": [list(o.outputs[0].token_ids) for o in done],
             "logprobs": [[{str(t): p.logprob for t, p in of.items()} for of in o.outputs[0].logprobs or ()] for o in done],
-            "counts": counts() if "ucmclient.engine.vllm.sparse_gpu" in sys.modules else {}, "times": times.table() if times is not None else {}}
+            "counts": counts() if "ucmclient.engine.vllm.sparse_gpu" in sys.modules else {}}
 
 
 def serve(options):
@@ -194,18 +187,16 @@ def serve(options):
     faulthandler.dump_traceback_later(WAIT_S, repeat=True)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
-    began, timed = time.monotonic(), options.pop("timed", False)
     try:
         llm = started(options)
-        answer = {"start": time.monotonic() - began}
+        answer = {}
     except Exception as error:
         traceback.print_exc()
         answer = {"error": f"{type(error).__name__}: {error}"}
     answers.write(json.dumps(answer) + "\n")
-    times = step_times.Times() if timed else None
     for line in sys.stdin if "error" not in answer else ():
         try:
-            answer = answered(llm, json.loads(line), times)
+            answer = answered(llm, json.loads(line))
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
