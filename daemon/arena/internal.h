@@ -1,4 +1,4 @@
-/* Shared by the files of this room only: arena.c has the slots, grow.c makes extents ready, life.c begins and ends all; daemon/window/lend_internal.h
+/* Shared by the files of this room only: arena.c has the slots, life.c makes extents ready, and begins and ends all; daemon/window/lend_internal.h
  * has what lends extents to groups. */
 #ifndef UCMD_ARENA_INTERNAL_H
 #define UCMD_ARENA_INTERNAL_H
@@ -93,7 +93,5 @@ void arena_lent_close(struct arena *a);
 /* The handle of the loop that is to be closed; NULL: none. */
 uv_async_t *arena_lent_handle(struct arena *a);
 void arena_lent_stop(struct arena *a);
-/* grow.c: ends the thread. The caller closes `grown` if `threaded`. */
-void arena_grow_stop(struct arena *a);
 
 #endif

@@ -331,8 +331,8 @@ static void name_write(const struct limit_owner *o, char *out, size_t size)
     snprintf(out + n, size - (size_t)n, "tenant \"%.64s\"", o->tenant);
 }
 
-static int refuse(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
-                  uint64_t n, struct ucm_error *e)
+int limit_check(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
+                uint64_t n, struct ucm_error *e)
 {
     const struct limit_owner *refuser;
     unsigned long long all = pool->all, used = pool->used, more = n, has;
@@ -371,17 +371,11 @@ static int refuse(const struct limit_owner *o, enum limit what, const struct lim
                          who, has, all, pool->things, more, pool->source);
 }
 
-int limit_check(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
-                uint64_t n, struct ucm_error *e)
-{
-    return refuse(o, what, pool, n, e);
-}
-
 int limit_ask(const struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e)
 {
     struct limit_pool pool = pool_of(o, what);
 
-    return refuse(o, what, &pool, n, e);
+    return limit_check(o, what, &pool, n, e);
 }
 
 int limit_take(struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e)
