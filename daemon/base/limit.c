@@ -199,7 +199,7 @@ uint32_t limit_number(const struct limit_owner *o)
     return tenant_of(o)->number;
 }
 
-uint64_t limit_setting(const struct limit_owner *o, enum limit what)
+static uint64_t setting_of(const struct limit_owner *o, enum limit what)
 {
     const struct limits *l = o->limits;
 
@@ -213,7 +213,7 @@ static struct limit_pool pool_of(const struct limit_owner *o, enum limit what)
     const struct limits *l = o->limits;
 
     return (struct limit_pool){kinds[what].things, kinds[what].source, l->most[what],
-                               l->all.used[what], limit_setting(o, what)};
+                               l->all.used[what], true};
 }
 
 bool limit_few(const struct limit_owner *o, enum limit what, uint64_t n)
@@ -225,7 +225,7 @@ bool limit_few(const struct limit_owner *o, enum limit what, uint64_t n)
     /* With half of all free, a tenant of so little may have a third of all, and a uid of it a fifth. */
     return n <= all / FEW_PART && t->used[what] <= all / FEW_PART - n &&
            l->all.used[what] <= all / 2 - n &&
-           (!kinds[what].setting || o->admin || limit_setting(o, what) == UINT64_MAX);
+           (!kinds[what].setting || o->admin || setting_of(o, what) == UINT64_MAX);
 }
 
 /* What o has of what is taken of the pool. */
@@ -261,7 +261,8 @@ static uint64_t tenant_room(const struct limit_owner *o, enum limit what,
     if (o->admin)
         return free_now;
     has = part_of(tenant_of(o), what, pool);
-    return smaller(share_room(pool->all, free_now, has), less(pool->of_tenant, has));
+    return smaller(share_room(pool->all, free_now, has),
+                   pool->set ? less(setting_of(o, what), has) : UINT64_MAX);
 }
 
 static uint64_t owner_room(const struct limit_owner *o, enum limit what,
@@ -305,7 +306,7 @@ uint64_t limit_most(const struct limit_owner *o, enum limit what)
 
     if (o->admin)
         return all;
-    most = smaller(share_room(all, most, 0), limit_setting(o, what));
+    most = smaller(share_room(all, most, 0), setting_of(o, what));
     return o->alone || o == tenant_of(o) ? most : share_room(most, most, 0);
 }
 
@@ -335,7 +336,7 @@ int limit_check(const struct limit_owner *o, enum limit what, const struct limit
                 uint64_t n, struct ucm_error *e)
 {
     const struct limit_owner *refuser;
-    unsigned long long all = pool->all, used = pool->used, more = n, has;
+    unsigned long long all = pool->all, used = pool->used, more = n, has, of_tenant;
     char who[128];
 
     if (n <= owner_room(o, what, pool))
@@ -352,19 +353,19 @@ int limit_check(const struct limit_owner *o, enum limit what, const struct limit
             pool->source);
     name_write(refuser, who, sizeof(who));
     has = part_of(refuser, what, pool);
-    if (refuser == tenant_of(o) && has + n > pool->of_tenant)
+    of_tenant = pool->set ? setting_of(o, what) : UINT64_MAX;
+    if (refuser == tenant_of(o) && has + n > of_tenant)
         return ucm_error_set(e, UCM_WIRE_BUSY,
                              "%s has %llu %s, and with %llu more it would have more than the %llu "
                              "of its setting \"%s\" (ucmctl tenant set)",
-                             who, has, pool->things, more, (unsigned long long)pool->of_tenant,
-                             kinds[what].setting);
-    if (refuser != tenant_of(o) && pool->of_tenant < all)
+                             who, has, pool->things, more, of_tenant, kinds[what].setting);
+    if (refuser != tenant_of(o) && of_tenant < all)
         return ucm_error_set(
             e, UCM_WIRE_BUSY,
             "%s has %llu of the %llu %s that its tenant's setting \"%s\" gives, and "
             "with %llu more it would have more than three times what it leaves free "
             "of them (ucmctl tenant set)",
-            who, has, (unsigned long long)pool->of_tenant, pool->things, kinds[what].setting, more);
+            who, has, of_tenant, pool->things, kinds[what].setting, more);
     return ucm_error_set(e, UCM_WIRE_BUSY,
                          "%s has %llu of %llu %s, and with %llu more it would have more than three "
                          "times what it leaves free; %s sets how many there are",

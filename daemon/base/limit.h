@@ -100,9 +100,8 @@ void limit_give(struct limit_owner *o, enum limit what, uint64_t n);
 struct limit_pool {
     const char *things, *source; /* for the sentence */
     uint64_t all, used;
-    uint64_t of_tenant; /* its setting; UINT64_MAX: none */
+    bool set; /* the tenant's setting for `what` bounds it, too */
 };
-uint64_t limit_setting(const struct limit_owner *o, enum limit what);
 int limit_check(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
                 uint64_t n, struct ucm_error *e);
 /* The same rule among the uids of a tenant alone, for what the tenant is given elsewhere: it may have `all`, and all of its

@@ -34,10 +34,9 @@ int leased_check(struct call *call)
     const struct request_rooms *rooms = &s->rq->rooms;
     struct cache_leased leased = cache_leased(rooms->cache);
     struct limit_pool index = {"bytes of the index that leases and chains keep", "index.max_blocks",
-                               index_bytes_max(rooms->index), leased.index_bytes, UINT64_MAX};
+                               index_bytes_max(rooms->index), leased.index_bytes, false};
     struct limit_pool bytes = {"bytes that leases and chains keep", "the size of DRAM and NVMe",
-                               arena_bytes_configured(rooms->arena), leased.bytes,
-                               limit_setting(s->peer.owner, LIMIT_LEASED)};
+                               arena_bytes_configured(rooms->arena), leased.bytes, true};
     struct tier_stats ts;
     int rc;
 
