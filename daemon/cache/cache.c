@@ -110,6 +110,7 @@ void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier 
 {
     c->tier_ops = ops;
     c->tier = tier;
+    c->used_cb = cache_write_touched;
 }
 
 void cache_arena_attach(struct cache *c, struct arena *arena)
@@ -165,22 +166,6 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
     if (c->tier)
         cache_ns_record(c, ns);
     return ref;
-}
-
-void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
-{
-    uint32_t outside, again = policy_touch(c->config.policy, refs, n, &outside);
-
-    if (c->tier)
-        admission_hits(ns->admits, again);
-    /* The head of the prefix comes to the front of its list last, so it stays longest. */
-    for (uint32_t i = n; outside > 0 && i-- > 0;)
-        if (refs[i] != 0 && index_block(c->config.index, refs[i])->flags & BLOCK_LISTED)
-            cache_list_front(c, refs[i]);
-    if (c->tier && cache_write_reused(c, WRITE_NVME, ns))
-        cache_write_used(c, WRITE_NVME, refs, n);
-    if (c->share && cache_write_reused(c, WRITE_SHARE, ns))
-        cache_write_used(c, WRITE_SHARE, refs, n);
 }
 
 void cache_touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)

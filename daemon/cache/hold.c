@@ -142,6 +142,43 @@ void cache_shared_trim(struct cache *c)
     (void)cache_shared_room(c, 0);
 }
 
+/* ---- lookups ---- */
+
+void cache_tiers(const struct cache *c, const block_ref *refs, uint32_t n, bool stop_at_gap,
+                 uint8_t *tiers)
+{
+    const struct ns *ns = NULL;
+    bool gap = false;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct block *b = refs[i] && !gap ? index_block(c->config.index, refs[i]) : NULL;
+
+        if (b && (!ns || ns->id != b->ns))
+            ns = index_ns(c->config.index, b->ns);
+        if (!b)
+            tiers[i] = 0;
+        else if (b->dram_parts == ns->identity.parts && block_found(b, ns)) /* as most are */
+            tiers[i] = CACHE_DRAM;
+        else
+            tiers[i] = cache_tier(c, refs[i]);
+        gap = gap || (stop_at_gap && tiers[i] == 0);
+    }
+}
+
+void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
+{
+    uint32_t outside, again = policy_touch(c->config.policy, refs, n, &outside);
+
+    if (c->tier)
+        admission_hits(ns->admits, again);
+    /* The head of the prefix comes to the front of its list last, so it stays longest. */
+    for (uint32_t i = n; outside > 0 && i-- > 0;)
+        if (refs[i] != 0 && index_block(c->config.index, refs[i])->flags & BLOCK_LISTED)
+            cache_list_front(c, refs[i]);
+    if (c->used_cb)
+        c->used_cb(c, ns, refs, n);
+}
+
 /* ---- leases ---- */
 
 uint32_t cache_lease_many(struct cache *c, block_ref *refs, uint32_t n, bool found)

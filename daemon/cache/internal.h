@@ -45,6 +45,8 @@ struct cache_watchers {
 
 struct cache {
     struct cache_config config;
+    /* Write-behind hears of blocks that are used; NULL: there is nothing below DRAM. */
+    void (*used_cb)(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
     const struct tier_ops *tier_ops;
     struct tier *tier;   /* NULL: none */
     struct share *share; /* NULL: none */

@@ -81,33 +81,16 @@ bool cache_on_share(struct cache *c, block_ref ref)
     return on_share(c, b, ns);
 }
 
-void cache_tiers(const struct cache *c, const block_ref *refs, uint32_t n, bool stop_at_gap,
-                 uint8_t *tiers)
-{
-    const struct ns *ns = NULL;
-    bool gap = false;
-
-    for (uint32_t i = 0; i < n; i++) {
-        const struct block *b = refs[i] && !gap ? index_block(c->config.index, refs[i]) : NULL;
-
-        if (b && (!ns || ns->id != b->ns))
-            ns = index_ns(c->config.index, b->ns);
-        if (!b || !block_found(b, ns))
-            tiers[i] = 0;
-        else if (b->dram_parts == ns->identity.parts)
-            tiers[i] = CACHE_DRAM;
-        else
-            tiers[i] = on_share(c, b, ns) ? CACHE_SHARE : CACHE_NVME;
-        gap = gap || (stop_at_gap && tiers[i] == 0);
-    }
-}
-
 uint8_t cache_tier(const struct cache *c, block_ref ref)
 {
-    uint8_t tier;
+    const struct block *b = ref ? index_block(c->config.index, ref) : NULL;
+    const struct ns *ns = b ? index_ns(c->config.index, b->ns) : NULL;
 
-    cache_tiers(c, &ref, 1, false, &tier);
-    return tier;
+    if (!b || !block_found(b, ns))
+        return 0;
+    if (b->dram_parts == ns->identity.parts)
+        return CACHE_DRAM;
+    return on_share(c, b, ns) ? CACHE_SHARE : CACHE_NVME;
 }
 
 uint8_t cache_status(const struct cache *c, block_ref ref)

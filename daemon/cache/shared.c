@@ -70,5 +70,6 @@ static void ready_cb(void *ctx)
 void cache_share_attach(struct cache *c, struct share *share)
 {
     c->share = share;
+    c->used_cb = cache_write_touched;
     share_on_ready(share, ready_cb, seeds_cb, c);
 }

@@ -99,10 +99,9 @@ void cache_write_unstall(struct cache *c, enum write_to to, block_ref ref);
 
 /* The block has just become complete, and there is such a tier: it is written in its turn if it is worth that. */
 void cache_write_stored(struct cache *c, block_ref ref, enum write_to to);
-/* Blocks of ns are written at their second use only. */
-bool cache_write_reused(const struct cache *c, enum write_to to, struct ns *ns);
-/* These blocks were used, of a namespace of which that is true: they may be worth writing now. 0 among them is passed over. */
-void cache_write_used(struct cache *c, enum write_to to, const block_ref *refs, uint32_t n);
+/* These blocks were used, all of namespace ns: where blocks are written at their second use only they may be worth writing now. 0 among them is
+ * passed over. */
+void cache_write_touched(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
 /* Its copy on NVMe turned out bad: what DRAM has of it takes its place. */
 void cache_write_again(struct cache *c, block_ref ref);
 /* A part of the block was read from the shared tier. */

@@ -25,7 +25,7 @@
 
 /* ---- which blocks are written ---- */
 
-bool cache_write_reused(const struct cache *c, enum write_to to, struct ns *ns)
+static bool write_reused(const struct cache *c, enum write_to to, struct ns *ns)
 {
     if (to != WRITE_NVME)
         return c->config.share_reused;
@@ -38,7 +38,7 @@ static bool admitted(struct cache *c, enum write_to to, const struct block *b, s
         return true;
     if (to == WRITE_NVME && c->config.write_learned)
         return admission_first(ns->admits);
-    return !cache_write_reused(c, to, ns);
+    return !write_reused(c, to, ns);
 }
 
 /* Also of a block whose last part is there: a root may have lost another one. */
@@ -90,11 +90,18 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
             cache_parts_missing(b, ns, to);
 }
 
-void cache_write_used(struct cache *c, enum write_to to, const block_ref *refs, uint32_t n)
+static void write_used(struct cache *c, enum write_to to, const block_ref *refs, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         if (refs[i] != 0 && policy_heat(index_block(c->config.index, refs[i])) > 0)
             write_later(c, to, refs[i]);
+}
+
+void cache_write_touched(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
+{
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
+        if ((to == WRITE_NVME ? c->tier != NULL : c->share != NULL) && write_reused(c, to, ns))
+            write_used(c, to, refs, n);
 }
 
 void cache_write_again(struct cache *c, block_ref ref)
@@ -111,8 +118,8 @@ void cache_write_fetched(struct cache *c, block_ref ref)
     if (!writable(c, WRITE_NVME, b, ns))
         return;
     cache_ns_record(c, ns);
-    if (cache_write_reused(c, WRITE_NVME, ns))
-        cache_write_used(c, WRITE_NVME, &ref, 1);
+    if (write_reused(c, WRITE_NVME, ns))
+        write_used(c, WRITE_NVME, &ref, 1);
     else
         write_later(c, WRITE_NVME, ref);
 }
