@@ -268,6 +268,22 @@ static inline void turn(void)
     cr_assert_null(chore_asleep(&rig.cache->chores), "nobody would do it");
 }
 
+/* All that is under way there ends well. */
+static inline void tier_finish(void)
+{
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+}
+
+/* And what that begins. */
+static inline void settle(void)
+{
+    for (int i = 0; i < 10; i++) {
+        turn();
+        tier_finish();
+    }
+}
+
 static inline void rig_close(void)
 {
     while (!list_empty(&rig.tier.pending))
@@ -406,8 +422,7 @@ static inline block_ref store_below(struct ns *ns, uint64_t number)
     block_ref ref = store(ns, number);
 
     turn();
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     drop(ref);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cache_lease(rig.cache, ref);
@@ -421,6 +436,51 @@ static inline void expect_nothing_held(void)
     cr_expect_eq(rig.tier.n_live, 0u);
     cr_expect_eq(rig.cache->users, 0u);
     cr_expect_eq(rig.cache->dirty_bytes, 0u);
+}
+
+/* Who waits for a read. */
+struct waiter {
+    struct cache_wait w;
+    int calls, status;
+    struct waiter *cancels; /* when it has ended */
+};
+
+static inline void waiter_cb(struct cache_wait *w, int status)
+{
+    struct waiter *me = (struct waiter *)w;
+
+    me->calls++;
+    me->status = status;
+    if (me->cancels)
+        cache_get_cancel(rig.cache, &me->cancels->w);
+}
+
+static inline int get(struct waiter *w, block_ref ref, uint32_t part)
+{
+    *w = (struct waiter){.w = {.done_cb = waiter_cb}};
+    return cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w->w);
+}
+
+/* ---- a copier: copies when a test says so ---- */
+
+static struct cache_copy *copies[64];
+static unsigned n_copies;
+
+static inline void copy_cb(void *ctx, struct cache_copy *k)
+{
+    cr_assert_eq(ctx, &rig);
+    cr_assert_lt(n_copies, 64u);
+    copies[n_copies++] = k;
+}
+
+static inline void copy_next(void)
+{
+    struct cache_copy *k = copies[0];
+
+    cr_assert_gt(n_copies, 0u);
+    memmove(copies, copies + 1, --n_copies * sizeof(copies[0]));
+    memcpy(k->to, k->from, k->bytes);
+    k->done_cb(k);
 }
 
 /* Who waits for space. */

@@ -87,25 +87,6 @@ static inline block_ref shared_block(struct ns *ns, uint64_t number)
     return ref;
 }
 
-struct waiter {
-    struct cache_wait w;
-    int calls, status;
-};
-
-static inline void waiter_cb(struct cache_wait *w, int status)
-{
-    struct waiter *waiter = (struct waiter *)w;
-
-    waiter->calls++;
-    waiter->status = status;
-}
-
-static inline int get(struct waiter *w, block_ref ref, uint32_t part)
-{
-    *w = (struct waiter){.w = {.done_cb = waiter_cb}};
-    return cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w->w);
-}
-
 /* The block in DRAM, and nowhere else. */
 static inline block_ref store_dram(struct ns *ns, uint64_t number)
 {

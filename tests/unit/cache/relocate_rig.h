@@ -10,28 +10,6 @@
 
 #define WINDOWS 2u /* extents, of 4 parts of `one` each */
 
-/* ---- the copier: copies when a test says so ---- */
-
-static struct cache_copy *copies[64];
-static unsigned n_copies;
-
-static inline void copy(void *ctx, struct cache_copy *k)
-{
-    cr_assert_eq(ctx, &rig);
-    cr_assert_lt(n_copies, 64u);
-    copies[n_copies++] = k;
-}
-
-static inline void copy_next(void)
-{
-    struct cache_copy *k = copies[0];
-
-    cr_assert_gt(n_copies, 0u);
-    memmove(copies, copies + 1, --n_copies * sizeof(copies[0]));
-    memcpy(k->to, k->from, k->bytes);
-    k->done_cb(k);
-}
-
 /* ---- who wants a part in the window ---- */
 
 static struct arena_group *group, *other_group;
@@ -68,7 +46,7 @@ static inline void relocate_open_with(uint32_t extents)
     other = space_of("other", "one", 1, MIB / 4 / SHARDS);
     cr_assert_eq(arena_group_open(rig.arena, "t", &group), 0);
     cr_assert_eq(arena_group_open(rig.arena, "other", &other_group), 0);
-    cache_copier_attach(rig.cache, copy, &rig);
+    cache_copier_attach(rig.cache, copy_cb, &rig);
     cr_assert_eq(uv_async_init(&rig.loop, &awake, NULL), 0);
 }
 
@@ -90,21 +68,12 @@ static inline void relocate_close(void)
 
 /* ---- blocks ---- */
 
-static inline void tier_finish_all(void)
-{
-    turn();
-    while (rig.tier.n_pending > 0) {
-        fake_next(&rig.tier, 0);
-        turn();
-    }
-}
-
 /* In DRAM and below, so that nobody uses it; held. */
 static inline block_ref stored(struct ns *ns, uint64_t number)
 {
     block_ref ref = store(ns, number);
 
-    tier_finish_all();
+    settle();
     return ref;
 }
 

@@ -4,30 +4,6 @@
 
 TestSuite(cache, .init = rig_open, .fini = rig_close);
 
-/* ---- who waits for a read ---- */
-
-struct waiter {
-    struct cache_wait w;
-    int calls, status;
-    struct waiter *cancels;
-};
-
-static void waiter_cb(struct cache_wait *w, int status)
-{
-    struct waiter *me = (struct waiter *)w;
-
-    me->calls++;
-    me->status = status;
-    if (me->cancels)
-        cache_get_cancel(rig.cache, &me->cancels->w);
-}
-
-static int get(block_ref ref, uint32_t part, struct waiter *w)
-{
-    w->w.done_cb = waiter_cb;
-    return cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w->w);
-}
-
 /* ---- reads ---- */
 
 Test(cache, one_read_serves_all_who_wait)
@@ -37,7 +13,7 @@ Test(cache, one_read_serves_all_who_wait)
     unsigned before = rig.tier.submits;
 
     for (int i = 0; i < 3; i++)
-        cr_assert_eq(get(ref, 0, &w[i]), CACHE_PENDING);
+        cr_assert_eq(get(&w[i], ref, 0), CACHE_PENDING);
     cr_expect_eq(rig.tier.submits, before + 1);
     cr_expect_eq(rig.metrics.single_flight, 2u);
     cr_assert_not(cache_in_dram(rig.cache, ref));
@@ -61,14 +37,14 @@ Test(cache, a_read_that_fails_is_a_miss_for_all_and_for_ever)
         struct waiter w[3] = {0}, late = {0};
 
         for (int i = 0; i < 3; i++)
-            cr_assert_eq(get(ref, 0, &w[i]), CACHE_PENDING);
+            cr_assert_eq(get(&w[i], ref, 0), CACHE_PENDING);
         cache_get_cancel(rig.cache, &w[1].w);
         fake_next(&rig.tier, errors[e]);
         cr_expect(w[0].calls == 1 && w[0].status == errors[e]);
         cr_expect_eq(w[1].calls, 0);
         cr_expect(w[2].calls == 1 && w[2].status == errors[e]);
         cr_expect_not(cache_found(rig.cache, ref));
-        cr_expect_eq(get(ref, 0, &late), -ENOENT);
+        cr_expect_eq(get(&late, ref, 0), -ENOENT);
         drop(ref);
         expect_nothing_held();
     }
@@ -79,7 +55,7 @@ Test(cache, all_who_waited_are_gone_when_the_read_ends)
     block_ref ref = store_below(rig.one, 1);
     struct waiter w = {0};
 
-    cr_assert_eq(get(ref, 0, &w), CACHE_PENDING);
+    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
     cache_get_cancel(rig.cache, &w.w);
     drop(ref);
     fake_next(&rig.tier, 0);
@@ -93,10 +69,11 @@ Test(cache, all_who_waited_are_gone_when_the_read_ends)
 Test(cache, a_waiter_that_cancels_the_next)
 {
     block_ref ref = store_below(rig.one, 1);
-    struct waiter second = {0}, first = {.cancels = &second};
+    struct waiter second, first;
 
-    cr_assert_eq(get(ref, 0, &first), CACHE_PENDING);
-    cr_assert_eq(get(ref, 0, &second), CACHE_PENDING);
+    cr_assert_eq(get(&first, ref, 0), CACHE_PENDING);
+    cr_assert_eq(get(&second, ref, 0), CACHE_PENDING);
+    first.cancels = &second;
     fake_next(&rig.tier, 0);
     cr_expect(first.calls == 1 && second.calls == 0);
     cache_put(rig.cache, ref, 0);
@@ -110,7 +87,7 @@ Test(cache, evicted_while_it_is_read)
     block_ref ref = store_below(rig.one, 1);
     struct waiter w = {0};
 
-    cr_assert_eq(get(ref, 0, &w), CACHE_PENDING);
+    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     cr_expect_not(cache_found(rig.cache, ref));
     fake_next(&rig.tier, 0);
@@ -131,10 +108,10 @@ Test(cache, a_full_queue_of_the_tier_is_busy_and_holds_nothing)
 
     rig.tier.refuse = -EAGAIN;
     rig.tier.refuse_n = 1;
-    cr_expect_eq(get(ref, 0, &w), -EAGAIN);
+    cr_expect_eq(get(&w, ref, 0), -EAGAIN);
     cr_expect_eq(arena_bytes_used(rig.arena), used);
     cr_expect_eq(block_of(ref)->leases, leases);
-    cr_expect_eq(get(ref, 0, &w), CACHE_PENDING);
+    cr_expect_eq(get(&w, ref, 0), CACHE_PENDING);
     fake_next(&rig.tier, 0);
     cache_put(rig.cache, ref, 0);
     drop(ref);
@@ -147,8 +124,8 @@ Test(cache, a_place_that_the_tier_knows_no_more)
 
     rig.tier.refuse = -ESTALE;
     rig.tier.refuse_n = 1;
-    cr_expect_eq(get(ref, 0, &w), -ENOENT);
-    cr_expect_eq(get(ref, 0, &w), -ENOENT);
+    cr_expect_eq(get(&w, ref, 0), -ENOENT);
+    cr_expect_eq(get(&w, ref, 0), -ENOENT);
     cr_expect_eq(rig.tier.submits, 2u, "one write, one read");
     drop(ref);
     expect_nothing_held();
@@ -197,8 +174,7 @@ Test(cache, a_full_queue_of_the_tier_delays_writes_and_loses_none)
     rig.tier.refuse = -EAGAIN;
     turn();
     cr_assert_eq(rig.tier.n_pending, 4u);
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     drop(a);
     drop(b);
     a = store(rig.two, 3);
@@ -213,8 +189,7 @@ Test(cache, a_full_queue_of_the_tier_delays_writes_and_loses_none)
     fake_next(&rig.tier, 0);
     turn();
     cr_expect_eq(rig.tier.n_pending, 5u, "and tried again when another had ended");
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     turn();
     cr_expect_eq(rig.tier.n_live, 10u);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
@@ -260,8 +235,7 @@ Test(cache, a_namespace_that_is_purged_holds_up_no_other)
     turn();
     cr_expect_eq(rig.tier.n_pending, 2u, "both parts of the other one");
     cr_expect(block_of(a)->flags & BLOCK_QUEUED);
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     turn();
     cr_expect_eq(rig.tier.n_pending, 0u);
     cr_expect_not(cache_written(rig.cache));
@@ -304,12 +278,12 @@ Test(cache, uses_of_a_part_are_bounded)
     struct waiter w;
     unsigned n = 0;
 
-    while (get(ref, 0, &w) == CACHE_READY)
+    while (get(&w, ref, 0) == CACHE_READY)
         cr_assert_lt(++n, 1u << 17);
-    cr_expect_eq(get(ref, 0, &w), -EAGAIN);
+    cr_expect_eq(get(&w, ref, 0), -EAGAIN);
     cr_expect_eq(block_of(ref)->part[0].users, n);
     cache_put(rig.cache, ref, 0);
-    cr_expect_eq(get(ref, 0, &w), CACHE_READY);
+    cr_expect_eq(get(&w, ref, 0), CACHE_READY);
     while (n-- > 0)
         cache_put(rig.cache, ref, 0);
     drop(ref);
@@ -322,7 +296,7 @@ Test(cache, what_did_not_come_about_wakes_nobody)
     struct waiter w;
     struct asker a;
 
-    cr_assert_eq(get(kept, 0, &w), CACHE_READY); /* it may end, so others may wait */
+    cr_assert_eq(get(&w, kept, 0), CACHE_READY); /* it may end, so others may wait */
     turn();
     ask(&a);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_OTHER));
@@ -362,7 +336,7 @@ Test(cache, the_tier_may_not_drop_what_is_leased_pinned_or_read)
     struct waiter w = {0};
 
     cr_expect_not(fake_reclaim(&rig.tier, loc), "leased");
-    cr_assert_eq(get(ref, 0, &w), CACHE_PENDING);
+    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
     drop(ref);
     cr_expect_not(fake_reclaim(&rig.tier, loc), "read");
     fake_next(&rig.tier, 0);

@@ -25,8 +25,7 @@ Test(admission, a_block_is_written_at_its_second_use)
     cr_expect_eq(submitted(), 2u, "both parts");
     cache_touch(rig.cache, rig.two, &ref, 1);
     cr_expect_eq(submitted(), 2u, "and once");
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     cache_touch(rig.cache, rig.two, &ref, 1);
     cr_expect_eq(submitted(), 0u, "it is there");
     drop(ref);

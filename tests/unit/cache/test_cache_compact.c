@@ -7,24 +7,10 @@
 static struct ns *quiet, *noisy,
     *big; /* of three tenants; a block of `big` takes two slots of the others */
 
-static struct cache_copy *copies[64];
-static unsigned n_copies;
-
-static void copy_cb(void *ctx, struct cache_copy *k)
-{
-    (void)ctx;
-    cr_assert_lt(n_copies, 64u);
-    copies[n_copies++] = k;
-}
-
 static void copy_all(void)
 {
-    while (n_copies > 0) {
-        struct cache_copy *k = copies[--n_copies];
-
-        memcpy(k->to, k->from, k->bytes);
-        k->done_cb(k);
-    }
+    while (n_copies > 0)
+        copy_next();
 }
 
 static void compact_open(void)
@@ -38,15 +24,6 @@ static void compact_open(void)
 }
 
 TestSuite(cache_compact, .init = compact_open, .fini = rig_close);
-
-static void settle(void)
-{
-    for (int i = 0; i < 10; i++) {
-        turn();
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
-    }
-}
 
 static void fill(struct ns *ns, uint64_t number)
 {

@@ -71,19 +71,3 @@ Test(hints, large_tables_end_beside_the_loop)
         hint_view_close(&v);
     }
 }
-
-Test(hints, tables_are_counted)
-{
-    struct hint_tables_stats stats;
-
-    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
-    cr_expect_eq(hint_tables_use(rig.hints, rig.one, NULL), 0, "it has one");
-    cr_assert_eq(hint_tables_use(rig.hints, rig.two, NULL), 0);
-    hint_tables_stats(rig.hints, &stats);
-    cr_expect(stats.tables == 2 && stats.bytes >= 2 * 8192 && stats.left_out == 0);
-    hint_tables_unuse(rig.hints, rig.one);
-    hint_tables_unuse(rig.hints, rig.one);
-    hint_tables_unuse(rig.hints, rig.two);
-    hint_tables_stats(rig.hints, &stats);
-    cr_expect_eq(stats.tables, 0u);
-}

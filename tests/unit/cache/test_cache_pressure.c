@@ -40,29 +40,8 @@ static void tier_drain(void)
     cache_released(rig.cache);
     for (int i = 0; i < 20; i++) {
         turn();
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
+        tier_finish();
     }
-}
-
-Test(pressure, a_waiting_callback_runs_when_the_backlog_is_short_again)
-{
-    struct calm m, cancelled;
-
-    fill_and_wait(0, 4);
-    cr_expect_not(cache_back_pressure(rig.cache), "as much as may");
-    drop(store(rig.one, 4));
-    cr_expect(cache_back_pressure(rig.cache));
-    calm_ask(&m);
-    calm_ask(&cancelled);
-    cache_retry_cancel(&cancelled.w);
-    turn();
-    cr_expect_eq(m.calls, 0u);
-    tier_drain();
-    cr_expect_eq(m.calls, 1u);
-    cr_expect_eq(cancelled.calls, 0u);
-    cr_expect_not(cache_back_pressure(rig.cache));
-    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
 }
 
 Test(pressure, a_daemon_that_stops_keeps_nobody_waiting)
@@ -75,20 +54,6 @@ Test(pressure, a_daemon_that_stops_keeps_nobody_waiting)
     turn();
     cr_expect_eq(m.calls, 1u);
     rig.tier.refuse_n = 0;
-}
-
-/* 8 slots: what is stored past them drives out what waits, and each such part counts. */
-Test(pressure, what_leaves_unwritten_is_counted)
-{
-    fill_and_wait(0, 8);
-    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
-    for (unsigned i = 8; i < 11; i++)
-        drop(store(rig.one, i));
-    cr_expect_eq(rig.metrics.nvme_write_dropped, 3u);
-    cr_expect_eq(rig.metrics.arena_evicted_lost, 3u);
-    tier_drain();
-    cr_expect_eq(rig.tier.n_live, 8u, "the rest was written");
-    cr_expect_eq(rig.cache->dirty_bytes, 0u);
 }
 
 /* Part 0 of a block of two is lost on the tier, which then takes no writes: part 1 is still there. */

@@ -21,15 +21,6 @@ static void give(struct ns *ns, uint64_t guaranteed, uint64_t most)
     cache_tenants_changed(rig.cache);
 }
 
-static void settle(void)
-{
-    for (int i = 0; i < 10; i++) {
-        turn();
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
-    }
-}
-
 /* Stores blocks, each as a prefix of its own, and lets go of them; they are written below. */
 static void stores(struct ns *ns, uint64_t from, uint64_t n)
 {
@@ -53,15 +44,6 @@ static unsigned in_dram(struct ns *ns, uint64_t from, uint64_t n)
         found += ref != 0 && cache_in_dram(rig.cache, ref);
     }
     return found;
-}
-
-Test(cache_quota, without_quotas_who_stores_most_has_all)
-{
-    stores(quiet, 0, 3);
-    stores(noisy, 0, 50);
-    cr_expect_eq(in_dram(quiet, 0, 3), 0u);
-    cr_expect_eq(in_dram(noisy, 0, 50), 8u);
-    cr_expect_eq(noisy->tenant->dram_bytes, 8 * SLOT);
 }
 
 Test(cache_quota, what_is_guaranteed_stays)

@@ -275,32 +275,6 @@ Test(cache_move_into, a_read_that_nobody_waits_for)
 
 /* ---- with other things that the cache does ---- */
 
-/* Write-behind reads window slots as any other. */
-Test(cache_move_into, written_from_the_window)
-{
-    struct cache_wait w = {.done_cb = got_cb};
-    block_ref ref;
-
-    rig.tier.refuse = -EAGAIN;
-    rig.tier.refuse_n = 1u << 30;
-    ref = store(rig.one, 1);
-    (void)moved(ref, 0);
-    cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_NONE);
-    rig.tier.refuse_n = 0;
-    cache_put(rig.cache, ref, 0);
-    tier_finish_all();
-    cr_assert_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
-    drop(ref);
-    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
-    cr_expect_eq(arena_window_used(rig.arena), 0u);
-    cache_lease(rig.cache, ref);
-    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_PENDING);
-    fake_next(&rig.tier, 0);
-    cr_expect(marks_right(ref, 0));
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
-}
-
 /* Their memory ends with the daemon. */
 Test(cache_move_into, a_snapshot_leaves_them_out)
 {
@@ -352,7 +326,7 @@ Test(cache_move_into, one_part_of_two)
     block_ref ref = stored(rig.two, 1);
     struct arena_place place;
 
-    tier_finish_all();
+    settle();
     place = moved(ref, 1);
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 8);
     cr_expect_eq(arena_window_used(rig.arena), MIB / 8);
@@ -361,7 +335,7 @@ Test(cache_move_into, one_part_of_two)
     drop(ref);
     for (uint64_t i = 100; i < 140 && in_dram(rig.two, 1); i++) {
         drop(store(rig.two, i));
-        tier_finish_all();
+        settle();
     }
     cr_expect_not(in_dram(rig.two, 1), "for its ordinary slot");
     cr_expect_not(readable(group, &place));

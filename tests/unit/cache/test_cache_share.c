@@ -30,24 +30,6 @@ Test(cache_share, a_block_of_another_host_is_found_and_read_once)
     drop(ref);
 }
 
-Test(cache_share, a_file_that_is_gone_is_a_miss_and_its_block_forgotten)
-{
-    block_ref ref = shared_block(rig.two, 1);
-    struct block_file_id first = id_of(rig.two, 1, 0);
-    struct waiter w;
-
-    fake_file_remove(fake_file_find(&share, &first, 0));
-    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    fake_share_next(&share, 0);
-    cr_expect(w.calls == 1 && w.status == -ENOENT);
-    cr_expect_not(cache_found(rig.cache, ref));
-    cr_expect_eq(get(&w, ref, 1), -ENOENT, "nothing that failed stays a hit");
-    cr_expect_eq(rig.metrics.share_forgotten, 1u);
-    drop(ref);
-    expect_nothing_held();
-    expect_no_share_left();
-}
-
 Test(cache_share, what_a_root_says_is_an_error_is_a_miss_to_who_asked)
 {
     static const int errors[] = {-ETIMEDOUT, -EIO, -EACCES};
@@ -104,8 +86,7 @@ Test(cache_share, a_late_completion_lands_in_no_slot_that_is_used_again)
         if (find(rig.two, i))
             cache_evict(rig.cache, find(rig.two, i), CACHE_ALL);
     }
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     cr_expect_eq(arena_bytes_used(rig.arena), 0u);
 }
 
@@ -266,19 +247,6 @@ Test(cache_share, what_nvme_knows_no_more_is_read_from_the_share)
 
 /* ---- going ---- */
 
-Test(cache_share, evicted_by_name_it_is_known_on_no_root)
-{
-    block_ref ref = shared_block(rig.two, 1);
-
-    drop(ref);
-    cr_expect_eq(cache_shared_roots(rig.cache, ref), 1u);
-    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_DONE);
-    cr_expect_eq(find(rig.two, 1), 0u);
-    cr_expect_eq(share.removes, 0u, "who evicts has the files removed");
-    expect_nothing_held();
-    expect_no_share_left();
-}
-
 Test(cache_share, evicted_while_leased_it_can_be_loaded_until_the_end)
 {
     block_ref ref = shared_block(rig.one, 1);
@@ -302,6 +270,7 @@ Test(cache_share, leaving_the_share_alone_leaves_what_lies_here)
     fake_share_next(&share, 0);
     drop(ref);
     drop(other);
+    cr_expect_eq(cache_shared_roots(rig.cache, other), 1u);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_SHARE), CACHE_EVICT_DONE);
     cr_expect(cache_in_dram(rig.cache, ref));
     cr_expect_eq(cache_evict(rig.cache, other, CACHE_SHARE), CACHE_EVICT_DONE);

@@ -171,15 +171,6 @@ Test(cache_space, clean_blocks_go_before_those_that_wait_to_be_written)
 
 /* ---- slots of other sizes ---- */
 
-static void tier_finish_all(void)
-{
-    for (int i = 0; i < 10; i++) {
-        turn();
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
-    }
-}
-
 /* After a restart with a smaller arena.extent. */
 Test(cache_space, a_part_longer_than_an_extent_evicts_nothing)
 {
@@ -191,7 +182,7 @@ Test(cache_space, a_part_longer_than_an_extent_evicts_nothing)
 
     for (uint64_t i = 0; i < 8; i++)
         drop(store(rig.one, i));
-    tier_finish_all();
+    settle();
     ref = open_block(big, 1);
     cr_expect_eq(claim(ref, 0, 0, SHARDS, &f), -EFBIG);
     rig.tier.place[rig.tier.places++] =
@@ -348,8 +339,7 @@ Test(narrow, a_full_index_lets_go_the_coldest_in_dram)
         drop(store(rig.one, i));
     cr_assert(block_of(find(rig.one, 2))->flags & BLOCK_QUEUED);
     turn();
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     for (unsigned i = 0; i < 4; i++)
         held[i] = open_block(other, 100 + i);
     for (unsigned i = 4; i < 6; i++)
@@ -382,7 +372,7 @@ Test(cache_space, an_extent_that_is_verified_into_is_not_emptied)
 
     for (uint64_t i = 0; i < 8; i++)
         drop(ref[i] = store(rig.one, i));
-    tier_finish_all();
+    settle();
     cr_assert_eq(cache_evict(rig.cache, ref[1], CACHE_DRAM), CACHE_EVICT_DONE);
     cache_lease(rig.cache, ref[0]);
     cr_assert_eq(cache_verify(rig.cache, &k, ref[0], 0), 0);

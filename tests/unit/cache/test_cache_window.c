@@ -18,28 +18,6 @@ static void fill_window(struct ns *ns, uint64_t first, uint64_t n)
     }
 }
 
-Test(cache_window, unused_blocks_leave_for_others)
-{
-    struct mover mv;
-    block_ref ref;
-
-    fill_window(rig.one, 1, 8);
-    cr_expect_eq(arena_window_used(rig.arena), 2 * MIB);
-    ref = stored(rig.one, 9);
-    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    cr_assert_eq(n_copies, 1u, "at once");
-    copy_next();
-    cr_expect_eq(mv.status, 0);
-    cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
-    cr_expect_eq(arena_window_used(rig.arena), 2 * MIB);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
-    for (uint64_t i = 1, n = 0; i <= 9; i++) {
-        n += in_dram(rig.one, i);
-        cr_expect(i < 9 || n == 8);
-    }
-}
-
 /* Used slots lie before those that may leave, more than a search looks at in a turn of the loop. */
 Test(cache_window_wide, unused_blocks_behind_many_used_ones_leave)
 {
@@ -117,26 +95,6 @@ Test(cache_window, ordinary_space_comes_from_ordinary_slots)
     cr_expect_eq(arena_bytes_used(rig.arena), 2 * MIB);
 }
 
-Test(cache_window, another_tenant_gets_what_is_not_used)
-{
-    struct mover mv;
-    block_ref ref;
-
-    fill_window(rig.one, 1, 8);
-    cr_expect_eq(arena_window_lent(rig.arena, group), 2 * MIB);
-    ref = stored(other, 1);
-    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(LENT_READY, 3);
-    copy_next();
-    cr_expect_eq(mv.status, 0);
-    cr_expect(marks_right(ref, 0));
-    cr_expect_eq(arena_window_lent(rig.arena, group), MIB);
-    cr_expect_eq(arena_window_lent(rig.arena, other_group), MIB);
-    cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
-}
-
 Test(cache_window, but_not_what_is)
 {
     block_ref ref[8], late;
@@ -162,27 +120,12 @@ Test(cache_window, but_not_what_is)
     drop(late);
 }
 
-Test(cache_window, a_lower_budget_empties_extents)
-{
-    fill_window(rig.one, 1, 8);
-    arena_window_budget_set(rig.arena, MIB);
-    cache_groups_changed(rig.cache);
-    await(LENT_GONE, 1);
-    cr_expect_eq(arena_window_lent(rig.arena, NULL), MIB);
-    cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u);
-    arena_window_budget_set(rig.arena, 0);
-    cache_groups_changed(rig.cache);
-    await(LENT_GONE, 2);
-    cr_expect_eq(arena_window_lent(rig.arena, NULL), 0u);
-    cr_expect_eq(rig.metrics.arena_evicted_blocks, 8u);
-}
-
 Test(cache_window, a_lower_budget_waits_for_users)
 {
     block_ref ref = stored(rig.one, 1);
     struct arena_place place;
 
-    tier_finish_all();
+    settle();
     place = moved(ref, 0);
     arena_window_budget_set(rig.arena, 0);
     cache_groups_changed(rig.cache);

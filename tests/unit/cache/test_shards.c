@@ -7,11 +7,6 @@
 #define SHARD 10000u
 #define PART (LAYERS * SHARD)
 
-struct waiter {
-    struct cache_wait w;
-    int calls, status;
-};
-
 static struct ns *space_many;
 static struct shard_reads pool;
 
@@ -30,15 +25,7 @@ static void open_cb(void)
 
 TestSuite(shards, .init = open_cb, .fini = rig_close);
 
-static void waiter_cb(struct cache_wait *w, int status)
-{
-    struct waiter *me = (struct waiter *)w;
-
-    me->calls++;
-    me->status = status;
-}
-
-static int get(struct waiter *w, block_ref ref, uint32_t first, uint32_t n)
+static int some(struct waiter *w, block_ref ref, uint32_t first, uint32_t n)
 {
     *w = (struct waiter){.w = {.done_cb = waiter_cb}};
     return shards_get(&pool, ref, 0, first, n, 0, NUMA_NONE, &w->w);
@@ -51,8 +38,7 @@ static block_ref below(uint64_t number)
 
     cr_assert_eq(dump(ref, 0, 0, LAYERS), 0);
     turn();
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     drop(ref);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cache_lease(rig.cache, ref);
@@ -96,7 +82,7 @@ Test(shards, the_part_stays_where_it_is)
     struct waiter w;
 
     for (uint32_t first = 0; first < 3; first++) {
-        cr_assert_eq(get(&w, ref, 9 * first, 2), CACHE_PENDING);
+        cr_assert_eq(some(&w, ref, 9 * first, 2), CACHE_PENDING);
         cr_expect_eq(dram(ref), PART_DRAM_NONE);
         fake_next(&rig.tier, 0);
         cr_assert_eq(w.calls, 1);
@@ -116,10 +102,10 @@ Test(shards, pieces_share_a_slot)
     struct waiter w[40];
 
     for (unsigned i = 0; i < 4; i++)
-        cr_assert_eq(get(&w[i], i % 2 ? other : ref, i, 1), CACHE_PENDING);
+        cr_assert_eq(some(&w[i], i % 2 ? other : ref, i, 1), CACHE_PENDING);
     cr_expect_eq(arena_slots_used(rig.arena), 1u);
     for (unsigned i = 4; i < 16; i++) /* 12 to 16 KiB each, of 200 KiB */
-        cr_assert_eq(get(&w[i], i % 2 ? other : ref, i, 1), CACHE_PENDING);
+        cr_assert_eq(some(&w[i], i % 2 ? other : ref, i, 1), CACHE_PENDING);
     cr_expect_eq(arena_slots_used(rig.arena), 2u);
     for (unsigned i = 0; i < 16; i++)
         fake_next(&rig.tier, 0);
@@ -138,7 +124,7 @@ Test(shards, who_cancels_gets_nothing)
     struct waiter w;
 
     for (int status = 0; status >= -EIO; status -= EIO) {
-        cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+        cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
         cache_get_cancel(rig.cache, &w.w);
         fake_next(&rig.tier, status);
         cr_expect_eq(w.calls, 0);
@@ -155,7 +141,7 @@ Test(shards, what_can_not_be_had_so_is_read_whole)
         block_ref ref = below(1 + i);
         struct waiter w;
 
-        cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+        cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
         fake_next(&rig.tier, why[i]);
         cr_assert_eq(w.calls, 0);
         cr_expect_eq(dram(ref), PART_DRAM_FETCHING);
@@ -175,7 +161,7 @@ Test(shards, a_bad_copy_is_dropped)
     block_ref ref = below(1);
     struct waiter w;
 
-    cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+    cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
     fake_next(&rig.tier, -EBADMSG);
     cr_expect_eq(rig.tier.n_live, 1u);
     fake_next(&rig.tier, -EBADMSG);
@@ -193,8 +179,8 @@ Test(shards, the_part_came_to_dram_meanwhile)
     block_ref ref = below(1);
     struct waiter w, whole;
 
-    cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
-    cr_assert_eq(get(&whole, ref, 3, 15), CACHE_PENDING);
+    cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
+    cr_assert_eq(some(&whole, ref, 3, 15), CACHE_PENDING);
     fake_finish(&rig.tier, fake_at(&rig.tier, 1), 0);
     cr_expect_eq(whole.calls, 1);
     cr_expect_null(whole.w.shards);
@@ -215,7 +201,7 @@ Test(shards, who_comes_again_gets_the_part)
     struct waiter w;
 
     for (;; reads++) {
-        cr_assert_eq(get(&w, ref, reads % LAYERS, 1), CACHE_PENDING);
+        cr_assert_eq(some(&w, ref, reads % LAYERS, 1), CACHE_PENDING);
         fake_next(&rig.tier, 0);
         cr_assert_eq(w.status, 0);
         if (!w.w.shards)
@@ -226,7 +212,7 @@ Test(shards, who_comes_again_gets_the_part)
     cr_expect_geq(reads, PART / (SHARD + 3 * TIER_ALIGN));
     cr_expect_eq(dram(ref), PART_DRAM_READY);
     cache_put(rig.cache, ref, 0);
-    cr_expect_eq(get(&w, ref, 1, 1), CACHE_READY);
+    cr_expect_eq(some(&w, ref, 1, 1), CACHE_READY);
     cr_expect_null(w.w.shards);
     cache_put(rig.cache, ref, 0);
     all_ended(ref);
@@ -240,20 +226,20 @@ Test(shards, neither_slot_nor_place_in_the_queue)
 
     rig.tier.refuse = -EAGAIN;
     rig.tier.refuse_n = 1;
-    cr_expect_eq(get(&w, ref, 1, 1), -EAGAIN);
+    cr_expect_eq(some(&w, ref, 1, 1), -EAGAIN);
     for (; n < 10; n++) { /* until all slots are in use */
         used[n] = below(2 + n);
-        if (get(&users[n], used[n], 0, LAYERS) != CACHE_PENDING)
+        if (some(&users[n], used[n], 0, LAYERS) != CACHE_PENDING)
             break;
     }
     cr_assert_eq(n, 10u);
-    cr_expect_eq(get(&w, ref, 1, 1), -EBUSY);
+    cr_expect_eq(some(&w, ref, 1, 1), -EBUSY);
     fake_next(&rig.tier, 0); /* the last one; the others ended while blocks were stored */
     for (unsigned i = 0; i < n; i++) {
         cache_put(rig.cache, used[i], 0);
         drop(used[i]);
     }
-    cr_expect_eq(get(&w, ref, 1, 1), CACHE_PENDING);
+    cr_expect_eq(some(&w, ref, 1, 1), CACHE_PENDING);
     fake_next(&rig.tier, 0);
     cr_expect(right(&w, ref, 1, 1));
     shards_put(w.w.shards);
@@ -268,7 +254,7 @@ Test(shards, what_the_tier_refuses_is_read_whole_at_once)
 
     rig.tier.refuse = -ENODATA;
     rig.tier.refuse_n = 1;
-    cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+    cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
     cr_expect_eq(dram(ref), PART_DRAM_FETCHING);
     fake_next(&rig.tier, 0);
     cr_expect_eq(w.status, 0);
@@ -288,11 +274,11 @@ static void fail_in_a_full_arena(void)
     full.other = below(2);
     for (unsigned i = 0; i < 9; i++) {
         full.used[i] = below(3 + i);
-        cr_assert_eq(get(&full.users[i], full.used[i], 0, LAYERS), CACHE_PENDING);
+        cr_assert_eq(some(&full.users[i], full.used[i], 0, LAYERS), CACHE_PENDING);
         fake_next(&rig.tier, 0);
     }
-    cr_assert_eq(get(&full.w, full.ref, 3, 1), CACHE_PENDING);
-    cr_assert_eq(get(&full.piece, full.other, 3, 1), CACHE_PENDING);
+    cr_assert_eq(some(&full.w, full.ref, 3, 1), CACHE_PENDING);
+    cr_assert_eq(some(&full.piece, full.other, 3, 1), CACHE_PENDING);
     fake_finish(&rig.tier, fake_at(&rig.tier, 0), -ENODATA);
     turn();
     cr_assert_eq(full.w.calls, 0, "he waits for a slot");
@@ -343,7 +329,7 @@ Test(shards, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
 
     space_many->tenant->settings.dram_most = 1;
     cache_tenants_changed(rig.cache);
-    cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+    cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
     fake_finish(&rig.tier, fake_at(&rig.tier, 0), -ENODATA);
     turn();
     cr_expect_eq(w.calls, 1);
@@ -360,7 +346,7 @@ Test(shards, a_place_that_is_gone_is_a_miss)
 
     rig.tier.refuse = -ESTALE;
     rig.tier.refuse_n = 2;
-    cr_expect_eq(get(&w, ref, 1, 1), -ENOENT);
+    cr_expect_eq(some(&w, ref, 1, 1), -ENOENT);
     cr_expect_eq(rig.cache->lent, 0u);
     drop(ref);
     expect_nothing_held();

@@ -2,11 +2,11 @@
  * files; slots that are taken before their memory is ready; the policy's order. The whole of it is
  * tests/integration/test_keep.c. */
 #include "daemon/arena/arena.h"
-#include "daemon/snapshot/persist.h"
-#include "daemon/snapshot/format.h"
 #include "daemon/config/config.h"
 #include "daemon/format/checksum.h"
 #include "daemon/index/policy.h"
+#include "daemon/snapshot/format.h"
+#include "daemon/snapshot/persist.h"
 #include "tests/unit/index/index_secret.h"
 
 #include <criterion/criterion.h>
