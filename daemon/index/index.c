@@ -173,7 +173,7 @@ int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
     if (rc != 0)
         goto err_after_ns;
     pages_init(&ix->pages);
-    ix->counted_max = max_blocks * INDEX_BLOCK_BYTES;
+    ix->head.bytes_max = max_blocks * INDEX_BLOCK_BYTES;
     *out = ix;
     return 0;
 
@@ -255,28 +255,6 @@ struct block *index_peek(struct index *ix, block_ref ref)
     return b->ns != 0 ? b : NULL;
 }
 
-/* ---- lists of blocks ---- */
-
-void block_list_insert(struct index *ix, struct block_list *l, block_ref ref, block_ref before)
-{
-    struct block *b = index_block(ix, ref);
-    block_ref *forth = before ? &index_block(ix, before)->list_next : &l->front;
-    block_ref *back = *forth ? &index_block(ix, *forth)->list_prev : &l->back;
-
-    b->list_prev = before;
-    b->list_next = *forth;
-    *forth = *back = ref;
-    l->n++;
-}
-
-void block_list_remove(struct index *ix, struct block_list *l, struct block *b)
-{
-    *(b->list_prev ? &index_block(ix, b->list_prev)->list_next : &l->front) = b->list_next;
-    *(b->list_next ? &index_block(ix, b->list_next)->list_prev : &l->back) = b->list_prev;
-    b->list_prev = b->list_next = 0;
-    l->n--;
-}
-
 /* ---- what it holds ---- */
 
 uint64_t index_bytes(const struct index *ix)
@@ -285,19 +263,14 @@ uint64_t index_bytes(const struct index *ix)
            ix->head.chunks * (sizeof(struct index_chunk) + sizeof(struct slab_chunk));
 }
 
-uint64_t index_bytes_max(const struct index *ix)
-{
-    return ix->counted_max;
-}
-
 bool index_full(const struct index *ix, const struct ns *ns)
 {
-    return ix->counted + ns->index_bytes > ix->counted_max;
+    return ix->counted + ns->index_bytes > ix->head.bytes_max;
 }
 
 bool index_over_part(const struct index *ix, const struct tenant *t)
 {
-    return t->index_bytes > ix->counted_max / (ix->holders > 0 ? ix->holders : 1);
+    return t->index_bytes > ix->head.bytes_max / (ix->holders > 0 ? ix->holders : 1);
 }
 
 uint64_t index_blocks(const struct index *ix)

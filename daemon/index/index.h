@@ -297,10 +297,11 @@ struct index_head {
     struct index_chunk {
         uint8_t *base;
         uint32_t record_bytes;
-    } * chunk;        /* by number */
-    uint32_t chunks;  /* numbers in use so far */
-    uint32_t ns_mask; /* places, less 1 */
-    struct ns **ns;   /* by place */
+    } * chunk;          /* by number */
+    uint32_t chunks;    /* numbers in use so far */
+    uint32_t ns_mask;   /* places, less 1 */
+    struct ns **ns;     /* by place */
+    uint64_t bytes_max; /* of what blocks count as (ns.index_bytes) */
 };
 
 /* Where the block's record lies; nothing is read of it. */
@@ -344,8 +345,26 @@ struct block_list {
     uint64_t n;
 };
 /* Next behind `before`; 0: at the front. */
-void block_list_insert(struct index *ix, struct block_list *l, block_ref ref, block_ref before);
-void block_list_remove(struct index *ix, struct block_list *l, struct block *b);
+static inline void block_list_insert(struct index *ix, struct block_list *l, block_ref ref,
+                                     block_ref before)
+{
+    struct block *b = index_block(ix, ref);
+    block_ref *forth = before ? &index_block(ix, before)->list_next : &l->front;
+    block_ref *back = *forth ? &index_block(ix, *forth)->list_prev : &l->back;
+
+    b->list_prev = before;
+    b->list_next = *forth;
+    *forth = *back = ref;
+    l->n++;
+}
+
+static inline void block_list_remove(struct index *ix, struct block_list *l, struct block *b)
+{
+    *(b->list_prev ? &index_block(ix, b->list_prev)->list_next : &l->front) = b->list_next;
+    *(b->list_next ? &index_block(ix, b->list_next)->list_prev : &l->back) = b->list_prev;
+    b->list_prev = b->list_next = 0;
+    l->n--;
+}
 
 static inline bool block_complete(const struct block *b, const struct ns *ns)
 {
@@ -378,7 +397,10 @@ uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor
 uint64_t index_bytes(const struct index *ix); /* memory */
 uint64_t index_blocks(const struct index *ix);
 /* How much there may be of what blocks count as (ns.index_bytes). */
-uint64_t index_bytes_max(const struct index *ix);
+static inline uint64_t index_bytes_max(const struct index *ix)
+{
+    return ((const struct index_head *)(const void *)ix)->bytes_max;
+}
 bool index_full(const struct index *ix, const struct ns *ns); /* for one more block of ns */
 /* Do the tenant's blocks take more than an equal part of the index for each tenant that has some? */
 bool index_over_part(const struct index *ix, const struct tenant *t);

@@ -109,8 +109,8 @@ struct index {
     struct tenant_set tenants;
     struct limits *limits; /* or NULL */
     uint64_t blocks;
-    uint64_t counted, counted_max; /* bytes of blocks, by ns.index_bytes */
-    uint32_t holders;              /* tenants that have blocks */
+    uint64_t counted; /* bytes of blocks, by ns.index_bytes */
+    uint32_t holders; /* tenants that have blocks */
     uint8_t secret[HASH_SECRET_BYTES];
 };
 

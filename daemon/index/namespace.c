@@ -252,15 +252,26 @@ static int identity_check(const struct ns_identity *id, struct ucm_error *e)
     return 0;
 }
 
-/* Takes the reference to the tenant. */
 static int ns_add(struct index *ix, const struct ns_identity *identity, const uint8_t *canonical,
-                  size_t n, const uint8_t *fingerprint, struct tenant *tenant,
-                  struct limit_owner *owner, struct ns **out, struct ucm_error *e)
+                  size_t n, const uint8_t *fingerprint, struct limit_owner *owner, bool restored,
+                  struct ns **out, struct ucm_error *e)
 {
-    struct ns *ns = ns_new(identity, canonical, (uint32_t)n);
+    struct tenant *tenant = tenant_ref(&ix->tenants, identity->tenant);
+    struct ns *ns = NULL;
+    int rc = 0;
 
-    if (!ns)
-        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
+    if (!tenant)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a tenant");
+    if (!restored)
+        rc = owner_make_space(ix, owner, e);
+    if (rc == 0)
+        rc = set_make_space(ix, tenant, !restored, e);
+    if (rc == 0)
+        ns = ns_new(identity, canonical, (uint32_t)n);
+    if (!ns) {
+        tenant_unref(&ix->tenants, tenant);
+        return rc ? rc : ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
+    }
     memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
     ns->tenant = tenant;
     tenant->namespaces++;
@@ -275,26 +286,6 @@ static int ns_add(struct index *ix, const struct ns_identity *identity, const ui
     set_add(ix, ns);
     *out = ns;
     return 0;
-}
-
-static int ns_add_bounded(struct index *ix, const struct ns_identity *identity,
-                          const uint8_t *canonical, size_t n, const uint8_t *fingerprint,
-                          struct limit_owner *owner, bool restored, struct ns **out,
-                          struct ucm_error *e)
-{
-    struct tenant *tenant = tenant_ref(&ix->tenants, identity->tenant);
-    int rc;
-
-    if (!tenant)
-        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a tenant");
-    rc = restored ? 0 : owner_make_space(ix, owner, e);
-    if (rc == 0)
-        rc = set_make_space(ix, tenant, !restored, e);
-    if (rc == 0)
-        rc = ns_add(ix, identity, canonical, n, fingerprint, tenant, owner, out, e);
-    if (rc != 0)
-        tenant_unref(&ix->tenants, tenant);
-    return rc;
 }
 
 void index_limits(struct index *ix, struct limits *l)
@@ -320,8 +311,7 @@ int index_ns_open(struct index *ix, const struct ns_identity *identity, struct l
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
     ns = index_ns_find(ix, fingerprint);
     if (!ns)
-        return ns_add_bounded(ix, identity, canonical, (size_t)n, fingerprint, owner, false, out,
-                              e);
+        return ns_add(ix, identity, canonical, (size_t)n, fingerprint, owner, false, out, e);
     *out = ns;
     return 0;
 }
@@ -350,7 +340,7 @@ int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT
     if (memcmp(own, fingerprint, sizeof(own)) != 0)
         return ucm_error_set(e, UCM_WIRE_INVALID, "its identity has another fingerprint");
     owner = ix->limits ? limits_tenant(ix->limits, identity.tenant) : NULL;
-    rc = ns_add_bounded(ix, &identity, canonical, n, fingerprint, owner, true, out, e);
+    rc = ns_add(ix, &identity, canonical, n, fingerprint, owner, true, out, e);
     if (owner)
         limit_owner_unref(owner);
     return rc;
