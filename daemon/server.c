@@ -1,7 +1,7 @@
 #include "daemon/server.h"
 
 #include "daemon/base/log.h"
-#include "daemon/base/memory.h"
+#include "daemon/config/memory.h"
 #include "daemon/base/reaper.h"
 #include "daemon/cache/cache.h"
 #include "daemon/device/device.h"

@@ -1,5 +1,5 @@
 /* What no key of a configuration shows alone; see config_check. */
-#include "daemon/base/memory.h"
+#include "daemon/config/memory.h"
 #include "daemon/config/roots.h"
 #include "daemon/config/table.h"
 #include "daemon/config/tenants.h"

@@ -24,7 +24,7 @@ static inline bool text_is(struct proto_str s, const char *text)
 {
     return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
 }
-/* region_rope.c: what a registration says of K. 0 with *out (NULL: nothing), which region_free frees;
+/* daemon/blend/region.c: what a registration says of K. 0 with *out (NULL: nothing), which region_free frees;
  * or -code with *e. r has its planes. */
 int region_rope(const struct msg_region_register *m, const struct device_region *r,
                 struct device_rope **out, struct ucm_error *e);
@@ -100,7 +100,7 @@ struct job_piece {
 bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_items,
                     struct job_piece *out);
 
-/* ---- convert.c ---- */
+/* ---- daemon/encoding/convert.c ---- */
 
 /* Of a region with a codec: each plane must be one section, in order and aligned. Fills in where they lie in slots. 0, or -code
  * with *e. r has its planes. */

@@ -5,7 +5,7 @@
 #ifndef UCMD_SEAL_SOURCE_H
 #define UCMD_SEAL_SOURCE_H
 
-#include "daemon/base/aside.h"
+#include "daemon/seal/aside.h"
 #include "daemon/seal/seal.h"
 
 #define SOURCE_BYTES 4096u /* of the text */

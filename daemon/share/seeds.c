@@ -1,6 +1,6 @@
 #include "daemon/share/seeds.h"
 
-#include "daemon/base/aside.h"
+#include "daemon/seal/aside.h"
 #include "daemon/base/log.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "daemon/base/aside.h"
+#include "daemon/seal/aside.h"
 
 #include "daemon/base/detached.h"
 

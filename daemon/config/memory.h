@@ -1,7 +1,7 @@
 /* How much memory this process may still take before the kernel swaps, or ends somebody. Reads /proc and
  * the cgroup file systems, version 2 and 1. The main thread. */
-#ifndef UCMD_BASE_MEMORY_H
-#define UCMD_BASE_MEMORY_H
+#ifndef UCMD_CONFIG_MEMORY_H
+#define UCMD_CONFIG_MEMORY_H
 
 #include <stdint.h>
 

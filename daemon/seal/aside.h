@@ -6,8 +6,8 @@
  * - A struct aside has one such call at most: while it hangs no other one begins.
  *
  * Threads: the loop, except run_cb and free_cb. */
-#ifndef UCMD_BASE_ASIDE_H
-#define UCMD_BASE_ASIDE_H
+#ifndef UCMD_SEAL_ASIDE_H
+#define UCMD_SEAL_ASIDE_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* How much memory a daemon may take, from files as kernels of both cgroup versions show them. */
-#include "daemon/base/memory.h"
+#include "daemon/config/memory.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "daemon/base/memory.h"
+#include "daemon/config/memory.h"
 
 #include <ctype.h>
 #include <dirent.h>
