@@ -31,7 +31,7 @@ from second_client import (BUSY, CANCELLED, DEADLINE, EXISTS, FAILED, IN_PROGRES
                            OTHER_UID, TIMEOUT_S, UCMD, Client, Daemon, Pool, Refused, Region, keys, u32)
 
 PLAIN = os.environ.get("UCM_PHASE", "plain") == "plain"
-SECONDS = float(os.environ.get("UCM_RETRIEVAL_SECONDS", "8" if PLAIN else "4"))
+SECONDS = float(os.environ.get("UCM_RETRIEVAL_SECONDS", "5" if PLAIN else "4"))
 SEED = int(os.environ.get("UCM_SEED", "1")) or random.SystemRandom().randrange(1, 1 << 32)
 ROUND_S, PENDING, SLOTS = 4, 24, 48
 NO_MEMORY, CANCELLED_CODE = 10, 7

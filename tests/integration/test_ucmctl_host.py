@@ -208,7 +208,7 @@ class DroppedWrites(unittest.TestCase):
         self.addCleanup(daemon.stop)
         self.assertEqual(ctl("health", socket=daemon.socket).returncode, 0)
         said = ""
-        for _ in range(5):
+        for _ in range(3):
             subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "300", "--block-bytes", "64KiB",
                             "--chunk", "16KiB"], stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
             done = ctl("health", socket=daemon.socket)

@@ -2,8 +2,10 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define WORD sizeof(uint64_t)
+#define HUGE_BYTES ((size_t)2 << 20)
 
 static uint64_t word_of(uint64_t seed, size_t at)
 {
@@ -139,4 +141,15 @@ void bytes_random(void *memory, size_t n, uint64_t seed)
             for (size_t i = 0; at + i < n; i++)
                 p[at + i] = ((const uint8_t *)&x)[i];
     }
+}
+
+void *bytes_pages(size_t n)
+{
+    void *p = NULL;
+
+    if (posix_memalign(&p, n < HUGE_BYTES ? 4096 : HUGE_BYTES, n) != 0)
+        abort();
+    if (n >= HUGE_BYTES)
+        (void)madvise(p, n / HUGE_BYTES * HUGE_BYTES, MADV_HUGEPAGE); /* slower without */
+    return p;
 }

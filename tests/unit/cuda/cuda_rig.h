@@ -105,7 +105,7 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
     cr_assert_eq(device_set_new(&loop, &config, &set, note, &e), 0, "%s", e.text);
     cr_assert_eq(device_set_count(set), 1 + FAKE_GPUS);
     gpu = device_set_at(set, 1);
-    cr_assert_eq(posix_memalign((void **)&slots, 4096, slots_bytes), 0);
+    slots = bytes_pages(slots_bytes);
     memset(slots, 0, slots_bytes);
     cr_assert_eq(device_set_memory_add(set, slots, slots_bytes), 0);
 }

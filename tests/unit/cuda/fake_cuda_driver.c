@@ -3,6 +3,7 @@
 
 #include "daemon/cuda/api.h"
 #include "kernels/copy.h"
+#include "tests/runner/bytes.h"
 #include "tests/unit/cuda/fake_cuda_inside.h"
 
 #include <pthread.h>
@@ -63,8 +64,9 @@ CUdeviceptr fake_cuda_alloc(int ordinal, size_t bytes)
 {
     struct memory *m = calloc(1, sizeof(*m));
 
-    if (!m || posix_memalign((void **)&m->base, 4096, bytes) != 0)
+    if (!m)
         abort();
+    m->base = bytes_pages(bytes);
     m->size = bytes;
     m->ordinal = ordinal;
     pthread_mutex_lock(&mutex);

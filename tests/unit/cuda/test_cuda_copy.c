@@ -91,9 +91,8 @@ static void strategy_test(enum copy_strategy strategy, bool companion)
         worker_begin(&a, getpid(), shapes[s].planes, shapes[s].chunk, shapes[s].gap);
         if (companion)
             worker_companion(&a, 131072, 4);
-        want_slots = malloc(BLOCKS * a.slot_bytes);
-        want_memory = malloc(a.bytes);
-        cr_assert(want_slots && want_memory);
+        want_slots = bytes_pages(BLOCKS * a.slot_bytes);
+        want_memory = bytes_pages(a.bytes);
         for (unsigned round = 0; round < 3; round++)
             round_of(&a, 1 + 10 * s + round);
         free(want_slots);
@@ -130,8 +129,8 @@ Test(cuda_copy, staged_without_a_ring_goes_straight, .timeout = 60)
 {
     daemon_begin(COPY_STAGED, 6 * MIB);
     worker_begin(&a, getpid(), 4, 4096, 0);
-    want_slots = malloc(BLOCKS * a.slot_bytes);
-    want_memory = malloc(a.bytes);
+    want_slots = bytes_pages(BLOCKS * a.slot_bytes);
+    want_memory = bytes_pages(a.bytes);
     round_of(&a, 3);
     cr_assert_eq(staged_bytes(), 0);
     free(want_slots);

@@ -41,9 +41,8 @@ static void begin_with(enum copy_strategy strategy, unsigned does, uint32_t head
     w.encoding = does & ENCODED ? &spec : NULL;
     w.rope = does & TURNED ? &rope : NULL;
     worker_begin(&w, getpid(), PLANES, SECTION / 8 * heads, 64);
-    want_slots = malloc(slots_bytes);
-    want_memory = malloc(w.bytes);
-    cr_assert(want_slots && want_memory);
+    want_slots = bytes_pages(slots_bytes);
+    want_memory = bytes_pages(w.bytes);
 }
 
 static void begin(enum copy_strategy strategy, unsigned does)
