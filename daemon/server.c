@@ -102,6 +102,8 @@ static void arena_ended_cb(void *ctx)
 {
     struct server *s = ctx;
 
+    if (s->requests)
+        requests_arena_ended(s->requests);
     snapshot_grew(s->snapshot);
     cache_arena_grew(s->cache);
 }

@@ -101,6 +101,7 @@ static void stop_beside_share(struct server *s)
     log_error("server", "share-hangs", "operations=%u", server_share_busy(s));
     front_free(s->front);
     requests_free(s->requests);
+    s->requests = NULL;
     tier_stop(s);
     arena_give_up(s->arena);
     snapshot_close(s->snapshot); /* from here on the memory is the next daemon's */
@@ -117,6 +118,7 @@ static void rooms_free(struct server *s)
     observe_free(s->observe);
     front_free(s->front);
     requests_free(s->requests);
+    s->requests = NULL;
     tier_stop(s);
     share_close(s->share);
     seal_close(s->seal);

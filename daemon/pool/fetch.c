@@ -399,7 +399,7 @@ static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
     f->c.w.priority = (uint8_t)m->priority;
     f->c.beside = DEVICE_BESIDE_AWAITED;
     f->c.shards = 1;
-    f->c.w.held_most = arena_bytes_configured(call->s->rq->rooms.arena) / HELD_FRACTION;
+    f->c.w.held_most = call->s->rq->dram_bytes / HELD_FRACTION;
     return f;
 }
 

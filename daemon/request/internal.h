@@ -70,6 +70,8 @@ struct requests {
     struct list sessions, active, shared_lookups;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
+    uint64_t dram_bytes,
+        index_bytes;   /* of the arena when all of it is there; of the index at most */
     uint8_t secret[4]; /* keys hashes of what peers choose */
     bool draining;
     /* walk.c: whose reads go first */
@@ -179,10 +181,7 @@ bool session_progress(struct session *s, const struct msg_progress *m);
 /* An object's name on the wire: its number in a table of the session (name & SESSION_NUMBERS), with bits above it that
  * count up. So the name of an object that has ended is not its successor's, but for one in 2048. */
 #define SESSION_NUMBERS ((UINT32_C(1) << 21) - 1)
-static inline uint32_t session_name(uint32_t *names, uint32_t number)
-{
-    return number | ((*names)++ * UINT32_C(2654435761) & ~SESSION_NUMBERS);
-}
+uint32_t session_name(uint32_t *names, uint32_t number);
 void session_ns_close_all(struct session *s); /* for its end */
 /* The namespace that a call names, if its session opened it (operators: any). NULL with
  * call->error. */
@@ -239,7 +238,7 @@ void request_end(struct request *r, const struct ucm_error *e, const void *resul
 /* Ends a request that its method refuses after all: the caller returns call->error, which is set. */
 void request_refuse(struct request *r, const struct call *call);
 
-/* lease.c */
+/* lookup.c */
 /* Counts keys that leases and chains of the session cover; negative: less. */
 void leased_add(struct session *s, int64_t keys);
 /* May the session lease more of what this host can hold, by the rule of limit.h? 0, or -UCM_WIRE_BUSY with call->error. */
@@ -289,7 +288,6 @@ bool lookup_later(struct session *s, const struct view *v, const struct msg_look
 /* The session closes. */
 void lookups_later_end(struct session *s);
 
-/* lease.c */
 /* Leases refs[n]; skips zeroes. */
 int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
               uint32_t *name);
@@ -297,7 +295,6 @@ void lease_end(struct session *s, uint32_t name);
 /* Ends some of the session's leases, as many as one turn of the loop may. True: it has none left. */
 bool leases_end(struct session *s);
 
-/* lookup.c */
 /* What a lookup of n keys found, for the counts of the daemon and of ns; plain: in an encoded namespace's base. */
 struct lookup_counts {
     uint32_t n, hits, dram, shared, plain;

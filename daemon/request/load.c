@@ -119,7 +119,7 @@ static struct load *load_new(struct call *call, const struct msg_load *m)
     if (m->step > 0) {
         steps_init(&l->c, l + 1, (uint32_t)m->step);
         /* Layer 0 of all blocks can go first only if all blocks are in DRAM at once. */
-        l->c.w.held_most = arena_bytes_configured(call->s->rq->rooms.arena) / 2;
+        l->c.w.held_most = call->s->rq->dram_bytes / 2;
     }
     return l;
 }

@@ -7,8 +7,7 @@
  * in DRAM needs no slot. */
 static bool is_enough(const struct walk *w, const struct walk_item *it)
 {
-    uint64_t room = arena_bytes_configured(w->rooms->arena),
-             most = w->ns->tenant->settings.dram_most;
+    uint64_t room = w->r.s->rq->dram_bytes, most = w->ns->tenant->settings.dram_most;
 
     room = most > 0 && most < room ? most : room;
     return it->p->dram != PART_DRAM_READY && w->bytes + w->held_bytes >= room / 2;

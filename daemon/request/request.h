@@ -67,6 +67,8 @@ uint32_t requests_active(const struct requests *rq);
 uint32_t requests_sessions(const struct requests *rq);
 /* Settings may have changed. */
 void requests_reloaded(struct requests *rq);
+/* The arena has all the memory that it will have, which may be less than was configured. */
+void requests_arena_ended(struct requests *rq);
 /* Fills all of *out. It looks at gauges of every room: some microseconds. tenant: who asks, so that health's reasons
  * have no others' names; NULL: who may know them. */
 void requests_observe(struct requests *rq, const char *tenant, struct observe_snapshot *out);

@@ -48,7 +48,7 @@ static void limits_init(struct requests *rq)
 
     limits_set(l, LIMIT_REQUESTS, CONFIG_MAX_REQUESTS);
     limits_set(l, LIMIT_MEMORY, memory);
-    limits_set(l, LIMIT_KEPT, (64u << 20) + arena_bytes_configured(rq->rooms.arena) / 16);
+    limits_set(l, LIMIT_KEPT, (64u << 20) + rq->dram_bytes / 16);
     limits_set(l, LIMIT_MAPPINGS, mappings_max() / 2);
     limits_set(l, LIMIT_MAPPED, MAPPED_BYTES_MAX);
     limits_set(l, LIMIT_TOUCHED, touched_max());
@@ -106,6 +106,11 @@ void requests_reloaded(struct requests *rq)
             feature_of(rq, id)->reload_cb(rq);
 }
 
+void requests_arena_ended(struct requests *rq)
+{
+    rq->dram_bytes = arena_bytes_configured(rq->rooms.arena);
+}
+
 int requests_new(const struct request_rooms *rooms, struct requests **out)
 {
     struct requests *rq = calloc(1, sizeof(*rq));
@@ -123,6 +128,8 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     rq->sweep_turn.data = rq;
     rq->rooms = *rooms;
     rq->started_ms = uv_now(rooms->loop);
+    requests_arena_ended(rq);
+    rq->index_bytes = index_bytes_max(rooms->index);
     list_init(&rq->sessions);
     list_init(&rq->active);
     list_init(&rq->shared_lookups);

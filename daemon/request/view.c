@@ -22,6 +22,11 @@ bool call_operator(struct call *call)
     return peer->admin;
 }
 
+uint32_t session_name(uint32_t *names, uint32_t number)
+{
+    return number | ((*names)++ * UINT32_C(2654435761) & ~SESSION_NUMBERS);
+}
+
 int session_ns_open(struct call *call, struct ns *ns)
 {
     struct session *s = call->s;

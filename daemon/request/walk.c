@@ -60,7 +60,7 @@ void *walk_new(struct call *call, const struct walk_kind *kind, const struct vie
     w->ns = view->ns[0];
     w->n_keys = n_keys;
     w->parts = 1;
-    part = arena_bytes_configured(w->rooms->arena) / 4;
+    part = call->s->rq->dram_bytes / 4;
     w->held_most = part < HELD_BYTES ? part : HELD_BYTES;
     w->retry.retry_cb = retry_cb;
     list_init(&w->retry.link);

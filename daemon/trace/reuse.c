@@ -426,12 +426,6 @@ static void growth_reference(struct reuse *r, unsigned t, uint64_t key, uint32_t
 
 /* ---- lookups ---- */
 
-static void words_of(const uint8_t *key, uint32_t key_bytes, uint64_t word[KEY_WORDS])
-{
-    memcpy(word, key, 16);
-    memcpy(word + 2, key + key_bytes - 16, 16);
-}
-
 /* Which keys are sampled. Every word has a factor of its own, so that nobody can make keys that are all
  * chosen alike. */
 static inline uint32_t choose(const uint64_t factor[KEY_WORDS], const uint8_t *key,
@@ -439,7 +433,8 @@ static inline uint32_t choose(const uint64_t factor[KEY_WORDS], const uint8_t *k
 {
     uint64_t word[KEY_WORDS], sum = 0;
 
-    words_of(key, key_bytes, word);
+    memcpy(word, key, 16);
+    memcpy(word + 2, key + key_bytes - 16, 16);
     for (unsigned i = 0; i < KEY_WORDS; i++)
         sum += word[i] * factor[i];
     return (uint32_t)(sum >> 32);
@@ -449,7 +444,8 @@ static uint64_t identify(uint32_t ns, const uint8_t *key, uint32_t key_bytes)
 {
     uint64_t word[KEY_WORDS], h = ns;
 
-    words_of(key, key_bytes, word);
+    memcpy(word, key, 16);
+    memcpy(word + 2, key + key_bytes - 16, 16);
     for (unsigned i = 0; i < KEY_WORDS; i++) {
         h = (h ^ word[i]) * UINT64_C(0x9e3779b97f4a7c15);
         h ^= h >> 32;

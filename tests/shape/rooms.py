@@ -40,7 +40,7 @@ FEATURES = {
 CORE = {
     "front": ["daemon/front/"],
     "requests": [f"daemon/request/{name}" for name in (
-        "internal.h", "request.*", "spans.h", "room.c", "session.c", "registered.c", "view.*", "lookup*.c", "lease.c", "shared_lookup.c", "bypass.c",
+        "internal.h", "request.*", "spans.h", "room.c", "session.c", "registered.c", "view.*", "lookup*.c", "shared_lookup.c", "bypass.c",
         "walk.*", "copies.*", "load*.c", "dump.c", "prefetch.*")],
     "cache": ["daemon/cache/"],
     "index": ["daemon/index/"],
