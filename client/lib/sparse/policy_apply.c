@@ -3,7 +3,6 @@
 #include "client/lib/sparse/policy.h"
 
 #include "kernels/sparse/budget.h"
-#include "kernels/sparse/schedule.h"
 
 #include <math.h>
 #include <string.h>
