@@ -19,14 +19,9 @@ static const struct arg_option replay_options[] = {
      1000000},
     {"block-bytes", ARG_SIZE, "SIZE", "bytes of a block", "64KiB", 64, 1u << 26},
     {"chunk", ARG_SIZE, "SIZE", "bytes of a block that lie together", "16KiB", 8, 1u << 26},
-    {"verify", ARG_FLAG, NULL, "check every loaded byte; this is the default", NULL, 0, 0},
-    {"no-verify", ARG_FLAG, NULL, "do not", NULL, 0, 0},
     {"model", ARG_TEXT, "NAME", "of the namespace: the same name finds the same blocks again",
      "ucm-bench replay", 0, 0},
     {"seed", ARG_NUMBER, "N", "of a generated workload", "1", 0, UINT64_MAX},
-    {"conversations", ARG_NUMBER, "N", "going on at once in a generated workload", "32", 1, 65536},
-    {"keep-going", ARG_FLAG, NULL, "when the daemon is lost: count it, connect again, go on", NULL,
-     0, 0},
 };
 
 static const struct arg_option record_options[] = {

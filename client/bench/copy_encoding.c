@@ -1,10 +1,8 @@
-/* copy --encoding: loads and dumps of encoded blocks, as GB/s of the KV that the worker sees; and what a
- * worker that moves nothing keeps of its speed. */
+/* copy --encoding: loads and dumps of encoded blocks, as GB/s of the KV that the worker sees. */
 #include "client/bench/copy.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define LAYERS 32u
 #define TOKENS 16u
@@ -12,8 +10,6 @@
 #define DIM 128u
 #define SECTION (TOKENS * HEADS * DIM * 2) /* K or V of a layer, bf16 */
 #define FILL_BYTES (8u << 20)
-#define STILL_ROUNDS 5
-#define STILL_MS 400
 
 static const struct aims {
     const char *encoding;
@@ -137,73 +133,14 @@ static int measure_encoding(struct copy_bench *b, const char *encoding)
     return rc;
 }
 
-/* ---- a worker that moves nothing ---- */
-
-/* Multiplications a second, of the worker that multiplies already. */
-static double multiplied(struct copy_bench *b)
-{
-    unsigned long before;
-    uint64_t begin_ns;
-
-    usleep(STILL_MS * 1000); /* what went before is over */
-    before = gpu_busy_count(&b->work);
-    begin_ns = clock_ns();
-    usleep(STILL_MS * 1000);
-    return (double)(gpu_busy_count(&b->work) - before) / ((double)(clock_ns() - begin_ns) * 1e-9);
-}
-
-/* One turn without any daemon, and one with a daemon, a companion and an encoded region. */
-static int still_round(struct copy_bench *b, const char *encoding, struct samples *keeps)
-{
-    double without = multiplied(b), with = 0;
-    struct rig rig;
-    int rc = copy_daemon_start(b, NULL), stopped;
-
-    if (rc != 0)
-        return rc;
-    rc = rig_encoded(b, &rig, encoding);
-    if (rc == 0) {
-        with = multiplied(b);
-        rig_close(&rig);
-    }
-    stopped = copy_daemon_stop(b);
-    if (rc == 0 && samples_add(keeps, with / without) < 0)
-        rc = program_fail(BENCH_FAILED, "memory ran out");
-    return rc != 0 ? rc : stopped;
-}
-
-static int measure_still(struct copy_bench *b, const char *encoding)
-{
-    struct samples keeps = {.n = 0};
-    int rc = 0;
-
-    if (gpu_busy_start(&b->work) < 0)
-        return program_fail(BENCH_FAILED, "no thread");
-    for (unsigned i = 0; i < STILL_ROUNDS && rc == 0; i++)
-        rc = still_round(b, encoding, &keeps);
-    if (gpu_busy_stop(&b->work) < 0 && rc == 0)
-        rc = program_fail(BENCH_FAILED, "%s", b->gpu.why);
-    if (rc == 0) {
-        report_number(&b->report, "moves nothing, keeps at least", samples_at(&keeps, 0));
-        report_number(&b->report, "moves nothing, keeps at most", samples_at(&keeps, 1));
-        aim(b, encoding, "moves nothing, worker keeps", samples_at(&keeps, 0.5), 0.99);
-    }
-    samples_free(&keeps);
-    return rc;
-}
-
 int copy_encodings(struct copy_bench *b, char *names)
 {
-    char first[32];
     int rc = copy_daemon_start(b, NULL), stopped;
 
     if (rc != 0)
         return rc;
-    snprintf(first, sizeof first, "%.*s", (int)strcspn(names, ","), names);
     for (char *at = names, *name; rc == 0 && (name = strsep(&at, ",")) != NULL;)
         rc = measure_encoding(b, name);
     stopped = copy_daemon_stop(b);
-    if (rc == 0)
-        rc = stopped;
-    return rc == 0 && gpu_work_kernels(&b->work) ? measure_still(b, first) : rc;
+    return rc != 0 ? rc : stopped;
 }

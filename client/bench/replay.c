@@ -14,11 +14,10 @@
 #define IN_FLIGHT 4
 #define BASELINE_EVERY 64 /* requests between two looks at the machine's own figures */
 #define BASELINE_CALLS 64
-#define RECONNECT_MS 200
 
 struct counts {
     uint64_t requests, blocks, looked_up, hit, hit_dram, loaded, differing, differing_bytes, failed;
-    uint64_t dumped, existing, not_stored, errors, load_bytes, dump_bytes;
+    uint64_t dumped, existing, not_stored, load_bytes, dump_bytes;
 };
 
 struct replay {
@@ -27,7 +26,6 @@ struct replay {
     struct workload *workload;
     struct echo echo;
     struct copy copy;
-    bool verify;
     uint8_t *keys;      /* of the present request */
     uint8_t *lost_keys; /* promised by the lookup, but not loaded */
     uint8_t result[REGION_BLOCKS];
@@ -71,7 +69,7 @@ static void check_loaded(struct replay *r, const uint8_t *keys, uint32_t n, uint
             continue;
         }
         r->count.loaded++;
-        differ = r->verify ? rig_differ(&r->rig, b, key) : 0;
+        differ = rig_differ(&r->rig, b, key);
         r->count.differing += differ > 0;
         r->count.differing_bytes += differ;
     }
@@ -188,20 +186,6 @@ static void show(struct replay *r)
         (double)r->count.dump_bytes / 1e9, (unsigned long long)r->count.differing);
 }
 
-/* A request failed. Goes on when the daemon was lost and --keep-going says so. */
-static int survive(struct replay *r, int status)
-{
-    const struct timespec pause = {.tv_nsec = RECONNECT_MS * 1000000};
-    bool lost =
-        status == -UCM_EDISCONNECTED || status == -UCM_ENODAEMON || status == -UCM_ESHUTDOWN;
-
-    if (!lost || !args_given(r->args, "keep-going"))
-        return bench_rig_fail(&r->rig, status);
-    r->count.errors++;
-    nanosleep(&pause, NULL);
-    return 0;
-}
-
 static int play_all(struct replay *r)
 {
     uint64_t limit = args_number(r->args, "limit");
@@ -223,7 +207,7 @@ static int play_all(struct replay *r)
             int status = play(r, &q);
 
             r->count.requests++;
-            rc = status < 0 ? survive(r, status) : 0;
+            rc = status < 0 ? bench_rig_fail(&r->rig, status) : 0;
         }
         if (progress_due(&r->progress))
             show(r);
@@ -274,7 +258,6 @@ static int report(struct replay *r)
     report_number(&out, "dumped", (double)c->dumped);
     report_number(&out, "existing", (double)c->existing);
     report_number(&out, "not_stored", (double)c->not_stored);
-    report_number(&out, "errors", (double)c->errors);
     report_number(&out, "load_bytes", (double)c->load_bytes);
     report_number(&out, "dump_bytes", (double)c->dump_bytes);
     report_rates(&out, r);
@@ -306,7 +289,6 @@ static int open_workload(struct replay *r)
     int rc;
 
     shape.seed = args_number(r->args, "seed");
-    shape.conversations = (uint32_t)args_number(r->args, "conversations");
     rc = trace != NULL ? workload_trace(trace, &r->workload, &e)
                        : workload_generate(&shape, &r->workload, &e);
     return rc < 0 ? program_fail(BENCH_FAILED, "%s", e.text) : 0;
@@ -350,7 +332,7 @@ static void replay_free(struct replay *r)
 
 int bench_replay(const struct args *a)
 {
-    struct replay r = {.args = a, .verify = !args_given(a, "no-verify")};
+    struct replay r = {.args = a};
     struct rig_options o;
     int rc;
 

@@ -1,5 +1,4 @@
-/* box never scores below the product of a query with any key of its block, and what is certified from
- * it (docs/retrieval.md, "Certified mass") is never more than the true share of attention. */
+/* box never scores below the product of a query with any key of its block. What is certified from it: test_attend_stop.c. */
 #include "kernels/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
@@ -175,63 +174,4 @@ Test(digest_bound, quantised_bounds_are_outside)
         cr_assert((lo + 1.0) * (double)s > (double)x && (hi - 1.0) * (double)s < (double)x);
         cr_assert(lo >= -128 && hi <= 127, "%g %g", lo, hi);
     }
-}
-
-/* ---- certified mass ---- */
-
-#define BLOCKS 64
-#define DIM 32
-
-struct sums {
-    double in, left, bound; /* of e^(logit - shift): attended, left, and the bound of those left */
-};
-
-static struct sums sums_of(const float *k, const float *q, double beta, uint32_t attended,
-                           double shift)
-{
-    struct sums s = {0, 0, 0};
-
-    for (uint32_t b = 0; b < BLOCKS; b++) {
-        const float *block = k + b * TOKENS * DIM;
-        double mass = 0;
-
-        for (uint32_t t = 0; t < TOKENS; t++)
-            mass += exp(beta * product(q, block + t * DIM, DIM) - shift);
-        if (b < attended) {
-            s.in += mass;
-        } else {
-            s.left += mass;
-            s.bound += TOKENS * exp(beta * (double)box_score(block, q) - shift);
-        }
-    }
-    return s;
-}
-
-Test(digest_bound, certified_mass_is_never_more_than_the_true_share)
-{
-    static float k[BLOCKS * TOKENS * DIM], q[DIM];
-    double beta = 1 / sqrt(DIM), best = 0;
-
-    plan_box(DIM, TOKENS);
-    for (int round = 0; round < 60; round++) {
-        double spread = exp(2 * uniform()), center;
-
-        for (uint32_t i = 0; i < BLOCKS * TOKENS * DIM; i++) {
-            if (i % (TOKENS * DIM) < DIM) /* keys of a block lie near its first */
-                k[i] = (float)(3 * uniform());
-            else
-                k[i] = k[i - i % (TOKENS * DIM) + i % DIM] + (float)(0.1 * spread * uniform());
-        }
-        for (uint32_t c = 0; c < DIM; c++)
-            q[c] = k[(round % BLOCKS) * TOKENS * DIM + c] + (float)uniform();
-        center = beta * product(q, q, DIM);
-        for (uint32_t attended = 1; attended < BLOCKS; attended += 9) {
-            struct sums s = sums_of(k, q, beta, attended, center);
-            double share = s.in / (s.in + s.left), certified = s.in / (s.in + s.bound);
-
-            cr_assert_leq(certified, share, "%.17g of %.17g", certified, share);
-            best = fmax(best, certified);
-        }
-    }
-    cr_assert_gt(best, 0.5, "the certificate says nothing: %g", best);
 }
