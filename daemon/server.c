@@ -1,9 +1,9 @@
 #include "daemon/server.h"
 
 #include "daemon/base/log.h"
-#include "daemon/config/memory.h"
 #include "daemon/base/reaper.h"
 #include "daemon/cache/cache.h"
+#include "daemon/config/memory.h"
 #include "daemon/device/device.h"
 #include "daemon/features.h"
 #include "daemon/front/front.h"
