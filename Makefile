@@ -85,7 +85,7 @@ include tests/setup/setup.mk
 # ---- sources ----
 
 # build.c is for programs, not for libraries.
-PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c))
+PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c proto/memory/*.c))
 DAEMON_SRC := $(filter-out daemon/main.c daemon/backend/% $(OTHER_CUDA),$(wildcard daemon/*.c daemon/*/*.c))
 # Packets between the daemon and processes of roots, and targets; and the library for those, which has them too.
 WIRE_SRC   := $(wildcard daemon/backend/wire*.c) $(addprefix daemon/backend/,nfs_target.c folder.c uncached.c)

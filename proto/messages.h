@@ -128,7 +128,7 @@ enum ucm_handle_kind {
 
 #define UCM_MSG_CHALLENGE_R(F, m) F(m, bin, nonce, REQ, UCM_NONCE_BYTES, UCM_NONCE_BYTES)
 
-/* GPU memory of the worker that copies may pass through, see proto/staging.h. ipc and offset name the
+/* GPU memory of the worker that copies may pass through, see proto/memory/staging.h. ipc and offset name the
  * first slice; fd is the shared memory. */
 #define UCM_MSG_RING_REGISTER(F, m)                                                                \
     F(m, bin, gpu, REQ, UCM_UUID_BYTES, UCM_UUID_BYTES)                                            \

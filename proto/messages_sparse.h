@@ -28,7 +28,7 @@
 /* ---- windows ---- */
 
 /* Memory of the daemon that holds blocks of part `part` of namespace ns, for the client's process to read. The
- * answer brings one descriptor: the table of generations (proto/window.h). budget: window.size now, of all
+ * answer brings one descriptor: the table of generations (proto/memory/window.h). budget: window.size now, of all
  * tenants. */
 #define UCM_MSG_WINDOW_OPEN(F, m)                                                                  \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
@@ -77,7 +77,7 @@
 
 /* ---- hints ---- */
 
-/* The table of a namespace's blocks. The answer brings one descriptor: the table (proto/hint.h), of `bytes` bytes. shared:
+/* The table of a namespace's blocks. The answer brings one descriptor: the table (proto/memory/hint.h), of `bytes` bytes. shared:
  * a block that is not in the table may lie on the shared tier all the same. */
 #define UCM_MSG_HINTS_OPEN(F, m) F(m, u64, ns, REQ, 1, UCM_U32)
 #define UCM_MSG_HINTS_OPEN_R(F, m)                                                                 \

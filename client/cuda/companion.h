@@ -1,5 +1,5 @@
 /* The inside of the companion: slices of GPU memory, and a thread that moves what the daemon orders
- * between them and the worker's pages (proto/staging.h). It knows nothing of connections: its owner
+ * between them and the worker's pages (proto/memory/staging.h). It knows nothing of connections: its owner
  * hands it one shared memory after the other.
  *
  * Promises:
@@ -14,7 +14,7 @@
 #include "kernels/copy.h"
 #include "kernels/encoding/encoding.h"
 #include "kernels/rope/rope.h"
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 
 #include <cuda.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* A staging ring's registration lives and dies with one connection. Its shared memory never serves
  * another one, so an order that an old daemon still writes there reaches nobody. */
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 #include "client/lib/internal.h"
 
 #include <stdlib.h>

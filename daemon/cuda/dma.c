@@ -1,6 +1,6 @@
 #include "daemon/cuda/gpu.h"
 
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 
 /* item_bytes: of one slot, from the first plane's offset on. */
 static uint32_t plan(struct gpu *g, enum ucm_copy_direction direction,

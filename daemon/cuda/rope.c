@@ -3,7 +3,7 @@
  * does, whose orders hold the tables of angles. */
 #include "daemon/cuda/gpu.h"
 
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 
 #include <errno.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 
 #include "daemon/cuda/gpu.h"
 #include "proto/backoff.h"
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 
 #define SLICE_PARTS 16u /* jobs that share a slice */
 

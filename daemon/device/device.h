@@ -103,7 +103,7 @@ struct device_region {
 };
 
 /* A staging ring: slices of a worker's GPU memory that copies may pass through, and the memory that
- * it shares for that (proto/staging.h). staging_check fills it; the caller adds pid, connection and proof. The
+ * it shares for that (proto/memory/staging.h). staging_check fills it; the caller adds pid, connection and proof. The
  * device trusts nothing in it: a worker that breaks the rules delays its own copies, or gets wrong
  * bytes of its own. */
 struct device_staging {

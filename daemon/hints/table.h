@@ -1,4 +1,4 @@
-/* One table of hints (proto/hint.h), as the daemon has it: the memory that it shares, and the only writer.
+/* One table of hints (proto/memory/hint.h), as the daemon has it: the memory that it shares, and the only writer.
  *
  * Promises:
  * - A reader may map it at any time, and can't write to it, shrink it or grow it.
@@ -9,7 +9,7 @@
 #ifndef UCMD_HINTS_TABLE_H
 #define UCMD_HINTS_TABLE_H
 
-#include "proto/hint.h"
+#include "proto/memory/hint.h"
 
 struct hints;
 

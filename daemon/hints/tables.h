@@ -21,7 +21,7 @@ void hint_tables_free(struct hint_tables *t);
 
 /* So many namespaces should have a table: 1024, or a quarter of this process's descriptors. */
 uint32_t hint_tables_max(void);
-/* The namespace has a table (proto/hint.h) while somebody uses it; it may have to be filled first, in turns of the loop. The
+/* The namespace has a table (proto/memory/hint.h) while somebody uses it; it may have to be filled first, in turns of the loop. The
  * caller bounds how many have one. owner: whose the table is that this use makes, borrowed until its end; NULL: nobody's.
  * 0 or -errno. */
 int hint_tables_use(struct hint_tables *t, struct ns *ns, struct limit_owner *owner);

@@ -2,7 +2,7 @@
  * they were told. */
 #include "daemon/base/memfd.h"
 #include "daemon/window/lend_internal.h"
-#include "proto/window.h"
+#include "proto/memory/window.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #include "daemon/window/lend_internal.h"
 
 #include "daemon/base/log.h"
-#include "proto/window.h"
+#include "proto/memory/window.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -6,7 +6,7 @@
  * loan of that number has another memfd. What is lent never exceeds the budget, memory included that only a
  * worker still maps.
  *
- * A slot of a window extent is a slot as any other. Its generation in the group's table (proto/window.h) is
+ * A slot of a window extent is a slot as any other. Its generation in the group's table (proto/memory/window.h) is
  * even from arena_slot_publish until arena_slot_retract or arena_slot_free, and odd or 0 otherwise. */
 #ifndef UCMD_WINDOW_LEND_H
 #define UCMD_WINDOW_LEND_H

@@ -5,7 +5,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/memfd.h"
-#include "proto/window.h"
+#include "proto/memory/window.h"
 
 #include <errno.h>
 #include <fcntl.h>

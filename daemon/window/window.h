@@ -14,7 +14,7 @@
 #include "daemon/retrieval/digest.h"
 #include "daemon/window/lend.h"
 #include "daemon/window/map.h"
-#include "proto/window.h"
+#include "proto/memory/window.h"
 
 #define SESSION_MAX_WINDOWS 256
 /* Blocks that are looked at for pins to end in one turn of the loop. */

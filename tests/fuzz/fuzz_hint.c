@@ -1,6 +1,6 @@
 /* Any bytes as a table of hints: its header is refused, or a reader stays within the memory, whatever the buckets hold. What begins
  * with the right bytes gets a header that fits, so that buckets are reached. */
-#include "proto/hint.h"
+#include "proto/memory/hint.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* What a role of test_serve sees of its own ring: C, since C++ can't read the words. */
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 #include "tests/gpu/staging.h"
 
 #include "daemon/cuda/api.h"
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 #include "tests/gpu/worker_staging.h"
 
 #include <stdio.h>

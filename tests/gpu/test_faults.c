@@ -3,7 +3,7 @@
  * the context on purpose. */
 #include "tests/gpu/harness.h"
 
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -19,10 +19,10 @@ FEATURES = {
     "retrieval": ["daemon/retrieval/", "kernels/sparse/", "kernels/attend/"],
     "pool": ["daemon/pool/", "kernels/slots/"],
     "window": ["daemon/window/", "daemon/cache/window.c", "daemon/cache/relocate.c",
-               "proto/window.*"],
+               "proto/memory/window.*"],
     "encoding": ["daemon/encoding/", "daemon/cuda/convert.c", "kernels/encoding/", "client/lib/encoding*"],
     "blend": ["daemon/blend/", "kernels/rope/"],
-    "hints": ["daemon/hints/", "proto/hint.*"],
+    "hints": ["daemon/hints/", "proto/memory/hint.*"],
     "events": ["daemon/events/"],
     "encryption": ["daemon/seal/", "daemon/share/share_seal.c", "daemon/share/share_seed.c",
                    "daemon/share/seeds*"],
@@ -32,7 +32,7 @@ FEATURES = {
     "learning": ["daemon/learn/"],
     "snapshot": ["daemon/snapshot/"],
     "scrub": ["daemon/scrub/"],
-    "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh"],
+    "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh", "proto/memory/staging.*"],
     "sparse client": ["client/lib/sparse/"],
 }
 
@@ -65,6 +65,7 @@ DOORS = {
     "daemon/backend/folder.h": "what is done in a folder, by threads of the daemon and in a process",
     "kernels/encoding/encoding.h": "a form says which codec its shards have (base/form.h), and a device runs it",
     "kernels/rope/rope.h": "a copy says how far it turns K",
+    "proto/memory/staging.h": "a client registers the memory of a ring, and abandons it when its connection breaks",
 }
 
 #: What names every feature because it lists them, and what is another process.

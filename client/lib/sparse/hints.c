@@ -1,8 +1,8 @@
 /* Tables of hints: opening them, and looking keys up there. Nothing that the daemon writes leads a reader out of the mapping:
- * proto/hint.h. */
+ * proto/memory/hint.h. */
 #include "client/lib/sparse/internal.h"
 
-#include "proto/hint.h"
+#include "proto/memory/hint.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Windows: opening and giving back. window_pin.c pins, window_map.c maps and reads. */
 #include "client/lib/sparse/internal.h"
 
-#include "proto/window.h"
+#include "proto/memory/window.h"
 
 #include <stdlib.h>
 #include <string.h>

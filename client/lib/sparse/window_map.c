@@ -1,7 +1,7 @@
 /* What a window maps, and reading from it. Nothing that the daemon says or writes leads a reader out of a mapping: each is checked
  * before it is used, and every place against this process's own copy of the sizes. */
 #include "client/lib/sparse/internal.h"
-#include "proto/window.h"
+#include "proto/memory/window.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Windows: pins, and where what is pinned lies. */
 #include "client/lib/sparse/internal.h"
 
-#include "proto/window.h"
+#include "proto/memory/window.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Windows of the arena: memory that is lent to a tenant, who has it, and when it comes back. */
 /* Sanitizers: thread */
 #include "daemon/window/lend.h"
-#include "proto/window.h"
+#include "proto/memory/window.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

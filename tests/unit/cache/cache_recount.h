@@ -19,7 +19,7 @@ struct recount {
         fetching, only, only_bytes, below, index_bytes;
 };
 
-#define HELD 1u /* the list of what is in use, see leave.c */
+#define HELD 1u /* the list of what is in use, see space.c */
 
 static void recount(struct recount *r, block_ref ref)
 {

@@ -2,7 +2,7 @@
 #ifndef UCMD_TESTS_HINT_RIG_H
 #define UCMD_TESTS_HINT_RIG_H
 
-#include "proto/hint.h"
+#include "proto/memory/hint.h"
 #include "proto/messages.h"
 #include "tests/unit/cache/cache_rig.h"
 

@@ -3,7 +3,7 @@
 #ifndef UCMD_TESTS_RELOCATE_RIG_H
 #define UCMD_TESTS_RELOCATE_RIG_H
 
-#include "proto/window.h"
+#include "proto/memory/window.h"
 #include "tests/unit/cache/cache_rig.h"
 
 #include <sys/mman.h>

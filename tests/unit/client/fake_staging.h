@@ -3,7 +3,7 @@
 #ifndef UCM_TESTS_FAKE_RINGS_H
 #define UCM_TESTS_FAKE_RINGS_H
 
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

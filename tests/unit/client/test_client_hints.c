@@ -1,7 +1,7 @@
 /* The client library's half of hints, beside a daemon that is old, slow, wrong or hostile. What it hands out is memory that the
  * test writes. */
 /* Sanitizers: thread */
-#include "proto/hint.h"
+#include "proto/memory/hint.h"
 #include "tests/unit/client/client_rig.h"
 #include "tests/unit/random.h"
 

@@ -3,7 +3,7 @@
 #ifndef UCM_TESTS_WINDOW_RIG_H
 #define UCM_TESTS_WINDOW_RIG_H
 
-#include "proto/window.h"
+#include "proto/memory/window.h"
 #include "tests/unit/client/sparse_rig.h"
 
 #include <fcntl.h>

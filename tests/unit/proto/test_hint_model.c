@@ -11,7 +11,7 @@ static uint64_t model_load(const _Atomic uint64_t *p);
 static void model_store(_Atomic uint64_t *p, uint64_t value);
 #define UCM_HINT_LOAD(p) model_load(p)
 #define UCM_HINT_STORE(p, value) model_store(p, value)
-#include "proto/hint.h"
+#include "proto/memory/hint.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

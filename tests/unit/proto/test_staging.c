@@ -2,7 +2,7 @@
  * ring is never claimed again, and no order that would reach outside of slice or region is sound.
  */
 /* Sanitizers: thread */
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* The generations of a window: every order in which a writer's and a reader's steps may take effect, with what
- * the fences leave open; and the functions of proto/window.h, between threads. */
+ * the fences leave open; and the functions of proto/memory/window.h, between threads. */
 /* Sanitizers: thread */
-#include "proto/window.h"
+#include "proto/memory/window.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-#include "proto/hint.h"
+#include "proto/memory/hint.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "proto/staging.h"
+#include "proto/memory/staging.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
