@@ -88,7 +88,7 @@ include tests/setup/setup.mk
 PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c proto/memory/*.c))
 DAEMON_SRC := $(filter-out daemon/main.c daemon/backend/% $(OTHER_CUDA),$(wildcard daemon/*.c daemon/*/*.c))
 # Packets between the daemon and processes of roots, and targets; and the library for those, which has them too.
-WIRE_SRC   := $(wildcard daemon/backend/wire*.c) $(addprefix daemon/backend/,nfs_target.c folder.c uncached.c)
+WIRE_SRC   := $(wildcard daemon/backend/wire*.c) daemon/backend/nfs_target.c
 BACKEND_SRC := $(filter-out daemon/backend/main_%,$(wildcard daemon/backend/*.c))
 # daemon/backend/main_NAME.c, with the folder NAME beside it, is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
 BACKEND_MAIN := $(wildcard daemon/backend/main_*.c)

@@ -14,10 +14,8 @@
 
 #include <inttypes.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #define STOP_TICK_MS 10
@@ -75,45 +73,8 @@ static uint32_t server_share_busy(const struct server *s)
     return s->share ? share_busy(s->share) : 0;
 }
 
-/* A thread hangs in a mounted folder and may still write to its slot, so nothing can be freed. The tier
- * is synced and closed in order, then the process exits. Where not even that ends the thread, it holds what is
- * left of the process: neither memory nor locks that the next daemon wants. */
-static void *descriptors_close(void *unused)
-{
-    (void)close_range(STDERR_FILENO + 1, ~0u, 0);
-    return unused;
-}
-
-/* Lowest first: the daemon's own before those of clients, whose close() may wait. */
-static void descriptors_close_awaited(void)
-{
-    struct timespec until;
-    pthread_t thread;
-
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec++;
-    if (pthread_create(&thread, NULL, descriptors_close, NULL) == 0)
-        (void)pthread_timedjoin_np(thread, NULL, &until); /* late: the process ends all the same */
-}
-
-static void stop_beside_share(struct server *s)
-{
-    log_error("server", "share-hangs", "operations=%u", server_share_busy(s));
-    front_free(s->front);
-    requests_free(s->requests);
-    s->requests = NULL;
-    tier_stop(s);
-    arena_give_up(s->arena);
-    snapshot_close(s->snapshot); /* from here on the memory is the next daemon's */
-    descriptors_close_awaited();
-    log_flush();
-    _exit(s->exit_status);
-}
-
 static void rooms_free(struct server *s)
 {
-    if (server_share_busy(s) > 0)
-        stop_beside_share(s);
     s->state = STOPPED;
     observe_free(s->observe);
     front_free(s->front);
@@ -189,8 +150,10 @@ static void stop_tick_cb(uv_timer_t *timer)
     /* Builds outlive the sessions that asked for them. */
     if (requests_active(s->requests) == 0 && requests_sessions(s->requests) == 0 &&
         cache_tier_busy(s->cache) == 0 && cache_moves(s->cache) == 0) {
-        if (server_share_busy(s) == 0 || share_hangs(s->share) || late)
+        if (server_share_busy(s) == 0)
             stop_last(s);
+        else if (late)
+            share_give_up(s->share);
     } else if (late) {
         log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u relocations=%u",
                   requests_active(s->requests), requests_sessions(s->requests),

@@ -256,7 +256,7 @@ environment() {
 
 # pythons PHASE: the longest first. A sanitizer sees the daemon beside clients that mean no good; ThreadSanitizer where it has most threads.
 pythons() {
-    local topic name file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,turns,proof,share_hangs,share_late_read,share_attempts}.py
+    local topic name file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,turns,proof,share_hangs,share_attempts}.py
         integration/test_{window,events_zmq}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
     local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{window,fetch_nvme,encoding_life,share_hangs}.py)
     case $1 in

@@ -42,9 +42,9 @@ check-tsan: setup-check ## the tests under TSan only
 check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N)
 	+@$(SUBMAKE) all build-tests && tests/check_kill.sh $O
 
-check-hosts: setup ## three hosts and what they share (KIND='nfs posix s3 mooncake') die at random under load, ten minutes each (SECONDS_LONG=N)
+check-hosts: setup ## three hosts and what they share (KIND='nfs folder s3 mooncake') die at random under load, ten minutes each (SECONDS_LONG=N)
 	+@$(SUBMAKE) all
-	set -e; for kind in $(or $(KIND),nfs posix s3 mooncake); do \
+	set -e; for kind in $(or $(KIND),nfs folder s3 mooncake); do \
 	    UCMD=$O/ucmd UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_HOSTS_KIND=$$kind UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) /usr/bin/python3 -B tests/fault/test_hosts.py; done
 
 check-mooncake: setup ## roots that are Mooncake stores, with a real master; its client is fetched from PyPI (46 MB) into MOONCAKE_VENV
@@ -147,8 +147,8 @@ $O/gate-worker: $(call obj,$(GATE_SRC) $(PROTO_SRC)) $O/$(SO)
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $(filter %.o,$^) -L$O -lucmclient -lmsgpackc -lcjson -o $@
-# What slows a daemon's answers down, and what lets a folder hang, for their tests.
-$O/delay.so $O/hang.so: $O/%.so: tests/inject/%.c
+# What slows a daemon's answers down, for their tests.
+$O/delay.so: tests/inject/delay.c
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -o $@
@@ -179,6 +179,7 @@ TEST_OBJ_tools := $(BENCH_OBJ)
 TEST_OBJ_sparse := $(ATTEND_OBJ) $(call obj,$(SLOTS_SRC))
 TEST_OBJ_cache := $(call obj,tests/unit/share_fake.c)
 TEST_OBJ_request := $(TEST_OBJ_cache)
+TEST_OBJ_share := $(call obj,daemon/backend/folder.c daemon/backend/uncached.c)
 TEST_OBJ_cuda := $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ)
 TEST_OBJ_fault := $(call obj,tests/integration/harness.c)
 TEST_LIBS_cuda := -Wl,--wrap=job_clock_ms $(addprefix -Wl$(comma)--wrap=ucm_window_,info mappings release address)
@@ -208,7 +209,7 @@ build-tests: $(TESTS) test-tools
 # The daemon, with what tests ask it by.
 build-daemon: $O/ucmd $O/ucmctl $(if $(HAVE_ZMQ),$O/ucmevents) $(BACKENDS)
 # What tests use besides.
-test-tools: $O/ucmd-inject.so $O/hang.so $(if $(filter thread,$(SAN)),,$O/ucmd-kill) $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/gate-worker $O/delay.so)
+test-tools: $O/ucmd-inject.so $(if $(filter thread,$(SAN)),,$O/ucmd-kill) $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/gate-worker $O/delay.so)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 # Tests read their lists from here.

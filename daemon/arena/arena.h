@@ -74,9 +74,6 @@ int arena_grow(struct arena *a);
 /* Ends the thread and unmaps. Nobody may use a slot any more. NULL-safe. Closes its handles on the
  * loop: run that once more afterwards. */
 void arena_free(struct arena *a);
-/* The process ends now, but for threads that hang in the kernel and hold it: lets go of the memory of ordinary slots. What
- * such a thread still writes there reaches nobody, nor a file that the next daemon maps. */
-void arena_give_up(struct arena *a);
 
 /* A slot of at least `bytes`, on `node` if there is one. 0: no extent of that size has a free slot,
  * and no extent is free. owner: for arena_extent_owners; less than 2^63. */

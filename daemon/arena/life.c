@@ -290,13 +290,3 @@ void arena_free(struct arena *a)
     if (a->handles == 0)
         arena_release(a);
 }
-
-void arena_give_up(struct arena *a)
-{
-    grow_stop(a);
-    /* Memory of nobody's takes its place: a read that the kernel has yet to finish would else write
-     * into what the next daemon keeps there. */
-    if (mmap(a->base, a->extents * a->config.extent, PROT_READ | PROT_WRITE,
-             MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED)
-        abort(); /* rather than that */
-}

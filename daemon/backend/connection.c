@@ -180,9 +180,9 @@ int ucm_backend_fd(const struct ucm_backend *b)
     return b->fd;
 }
 
-static ssize_t packet_receive(struct ucm_backend *b)
+static ssize_t packet_receive(struct ucm_backend *b, int flags)
 {
-    ssize_t n = recv(b->fd, b->packet, sizeof(b->packet), MSG_DONTWAIT | MSG_TRUNC);
+    ssize_t n = recv(b->fd, b->packet, sizeof(b->packet), flags | MSG_TRUNC);
 
     if (n < 0)
         return errno == EAGAIN || errno == EINTR ? -EAGAIN : -EPIPE;
@@ -223,13 +223,13 @@ static int request_make(struct ucm_backend *b, struct ucm_backend_request **out)
     return 0;
 }
 
-int ucm_backend_next(struct ucm_backend *b, struct ucm_backend_request **out)
+static int next(struct ucm_backend *b, int flags, struct ucm_backend_request **out)
 {
     struct ucm_error e;
     int rc;
 
     if (!b->reading) {
-        ssize_t n = packet_receive(b);
+        ssize_t n = packet_receive(b, flags);
 
         if (n < 0)
             return (int)n;
@@ -242,6 +242,21 @@ int ucm_backend_next(struct ucm_backend *b, struct ucm_backend_request **out)
         wire_close(&b->reader);
         b->reading = false;
     }
+    return rc;
+}
+
+int ucm_backend_next(struct ucm_backend *b, struct ucm_backend_request **out)
+{
+    return next(b, MSG_DONTWAIT, out);
+}
+
+int ucm_backend_wait(struct ucm_backend *b, struct ucm_backend_request **out)
+{
+    int rc;
+
+    do
+        rc = next(b, 0, out);
+    while (rc == -EAGAIN); /* a signal came */
     return rc;
 }
 

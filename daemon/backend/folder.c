@@ -1,6 +1,6 @@
 #include "daemon/backend/folder.h"
 
-#include "daemon/base/kill_point.h"
+#include "daemon/backend/uncached.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #define ATTEMPTS 3u /* of a call whose folder or file another host removes */
@@ -96,7 +95,7 @@ static int read_all(struct folder_file *f, int folder)
     if (fstat(fd, &st) < 0)
         err = -errno;
     else if (fits(f, &st))
-        err = uncached_read(fd, f->pieces, f->n, f->bounce);
+        err = uncached_read(fd, f->memory, f->bytes);
     if (err == UNCACHED_SHORT)
         err = -EBADMSG;
     close(fd); /* nothing was written: it can't lose anything */
@@ -117,10 +116,22 @@ static int folder_sync(int folder)
     return err;
 }
 
-/* A descriptor or -errno. */
-static int temp_open(const struct folder_file *f, int folder)
+/* What an attempt left behind must not be in the way of the next one: the last digit is of another alphabet then. */
+static void temp_name(const struct folder_file *f, char out[NAME_BYTES])
 {
-    int fd = openat(folder, f->temp, NEW_FILE, 0600);
+    static const char digits[ATTEMPTS][17] = {"0123456789abcdef", "ghijklmnopqrstuv",
+                                              "GHIJKLMNOPQRSTUV"};
+    int n = snprintf(out, NAME_BYTES, "%.*s", (int)NAME_BYTES - 1, f->temp);
+    const char *last = n > 0 ? strchr(digits[0], out[n - 1]) : NULL;
+
+    if (last)
+        out[n - 1] = digits[f->attempt][last - digits[0]];
+}
+
+/* A descriptor or -errno. */
+static int temp_open(int folder, const char *temp)
+{
+    int fd = openat(folder, temp, NEW_FILE, 0600);
 
     if (fd < 0)
         return errno == EEXIST ? -EIO : -errno; /* -EEXIST would mean that the file exists */
@@ -130,14 +141,8 @@ static int temp_open(const struct folder_file *f, int folder)
 /* A file server may report a full disk as late as at close. */
 static int temp_fill(const struct folder_file *f, int fd)
 {
-    int err;
+    int err = uncached_write(fd, f->memory, f->bytes, f->sync);
 
-    KILL_POINT("share-write-begin");
-    KILL_POINT_WITH("share-write-torn", const struct iovec *last = f->pieces + f->n - 1;
-                    if (pwritev(fd, f->pieces, (int)f->n - 1, 0) < 0 ||
-                        pwrite(fd, last->iov_base, last->iov_len / 2,
-                               (off_t)(f->bytes - last->iov_len)) < 0) abort());
-    err = uncached_write(fd, f->pieces, f->n, f->bounce, f->sync);
     if (close(fd) < 0 && err == 0)
         err = -errno;
     return err;
@@ -145,26 +150,24 @@ static int temp_fill(const struct folder_file *f, int fd)
 
 static int write_all(struct folder_file *f, int folder)
 {
+    char temp[NAME_BYTES];
     int err = find(f, folder), fd;
 
     if (err == 0)
         return -EEXIST;
     if (err != -ENOENT && err != -EBADMSG)
         return err;
-    if (f->begin_cb)
-        f->begin_cb(f->ctx);
-    fd = temp_open(f, folder);
+    temp_name(f, temp);
+    fd = temp_open(folder, temp);
     if (fd < 0)
         return fd;
     err = temp_fill(f, fd);
-    KILL_POINT("share-write-written");
-    if (err == 0 && renameat(folder, f->temp, folder, f->name) < 0)
+    if (err == 0 && renameat(folder, temp, folder, f->name) < 0)
         err = errno == EISDIR ? -EBADMSG : -errno;
     if (err < 0) {
-        unlinkat(folder, f->temp, 0); /* on failure garbage collection removes it when it is old */
+        unlinkat(folder, temp, 0); /* on failure garbage collection removes it when it is old */
         return err;
     }
-    KILL_POINT("share-write-named");
     return f->sync ? folder_sync(folder) : 0;
 }
 
@@ -186,7 +189,8 @@ static int in_bucket(struct folder_file *f, bool make,
 {
     int err = -ESTALE;
 
-    for (unsigned i = 0; i < ATTEMPTS && (err == -ESTALE || (make && err == -ENOENT)); i++) {
+    for (f->attempt = 0; f->attempt < ATTEMPTS && (err == -ESTALE || (make && err == -ENOENT));
+         f->attempt++) {
         int folder = bucket_open(f->root, f->bucket, make);
 
         err = folder < 0 ? folder : run(f, folder);
@@ -231,7 +235,7 @@ static int check_writes(struct folder_file *f, int folder)
 {
     size_t bytes = strlen(f->temp);
     struct stat st = {0};
-    int fd = temp_open(f, folder), err;
+    int fd = temp_open(folder, f->temp), err;
     ssize_t wrote;
 
     if (fd < 0)
@@ -297,17 +301,38 @@ static int entry_unread(struct folder_listing *l, int error)
     return bad ? 0 : list_error(error);
 }
 
+/* 0, also when there are too many; -ENOMEM. */
+static int file_add(struct folder_listing *l, const char *name, const struct stat *st)
+{
+    struct wire_file *f;
+
+    if (l->n == FOLDER_FILES)
+        return 0;
+    if (l->n == l->cap) {
+        uint32_t cap = l->cap ? 2 * l->cap : 256;
+        struct wire_file *files = realloc(l->files, cap * sizeof(*files));
+
+        if (!files)
+            return -ENOMEM;
+        l->files = files;
+        l->cap = cap;
+    }
+    f = &l->files[l->n++];
+    snprintf(f->name, sizeof(f->name), "%.*s", (int)WIRE_KEY_BYTES, name);
+    f->bytes = (uint64_t)st->st_size;
+    f->mtime_ns = mtime_ns(st);
+    return 0;
+}
+
 static int entry_add(struct folder_listing *l, int folder, const struct dirent *e)
 {
     struct stat st;
 
-    if ((e->d_type != DT_REG && e->d_type != DT_UNKNOWN) || !l->wants_cb(e->d_name))
+    if ((e->d_type != DT_REG && e->d_type != DT_UNKNOWN) || strlen(e->d_name) > WIRE_KEY_BYTES)
         return 0;
     if (fstatat(folder, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return entry_unread(l, errno);
-    if (!S_ISREG(st.st_mode))
-        return 0;
-    return l->add_cb(l->ctx, e->d_name, (uint64_t)st.st_size, mtime_ns(&st));
+    return S_ISREG(st.st_mode) ? file_add(l, e->d_name, &st) : 0;
 }
 
 static int entries_add(struct folder_listing *l, int folder, DIR *dir)
@@ -326,13 +351,11 @@ static int entries_add(struct folder_listing *l, int folder, DIR *dir)
     return rc;
 }
 
-int folder_list(struct folder_listing *l)
+static int list_once(struct folder_listing *l)
 {
-    int folder = -ESTALE, fd, rc;
+    int folder = bucket_open(l->root, l->bucket, false), fd, rc;
     DIR *dir;
 
-    for (unsigned i = 0; i < ATTEMPTS && folder == -ESTALE; i++)
-        folder = bucket_open(l->root, l->bucket, false);
     if (folder < 0)
         return folder == -ENOENT || folder == -EBADMSG ? 0 : folder;
     fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -347,4 +370,16 @@ int folder_list(struct folder_listing *l)
     }
     close(folder);
     return rc == -ENOENT ? 0 : rc; /* it went meanwhile */
+}
+
+/* Of a bucket that another host removed and made anew while it was read. */
+int folder_list(struct folder_listing *l)
+{
+    int rc = -ESTALE;
+
+    for (unsigned i = 0; i < ATTEMPTS && rc == -ESTALE; i++) {
+        l->n = l->unread = 0;
+        rc = list_once(l);
+    }
+    return rc;
 }

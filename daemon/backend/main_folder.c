@@ -1,5 +1,5 @@
-/* ucmd-backend-folder FOLDER [THREADS]: keeps blocks in a folder of a mounted file system, as the daemon's own
- * threads do, but in a process: a mount that hangs or a file system's bug costs the process. */
+/* ucmd-backend-folder FOLDER [THREADS]: keeps blocks in a folder of a mounted file system: a mount that hangs or a file system's bug
+ * costs the process. */
 #include "daemon/backend/folder.h"
 #include "daemon/backend/ucmbackend.h"
 
@@ -21,52 +21,18 @@ static const char *key_split(const char *key, char folder[WIRE_KEY_BYTES + 1])
     return slash + 1;
 }
 
-/* ---- listings ---- */
-
-struct page {
-    struct ucm_backend *b;
-    struct ucm_backend_request *r;
-    struct wire_file files[FILES];
-    uint32_t n;
-};
-
-static bool wants_cb(const char *name)
-{
-    return strlen(name) <= WIRE_KEY_BYTES;
-}
-
-static int page_send(struct page *p)
-{
-    uint32_t n = p->n;
-
-    p->n = 0;
-    return n > 0 ? ucm_backend_files(p->b, p->r, p->files, n) : 0;
-}
-
-static int add_cb(void *ctx, const char *name, uint64_t bytes, uint64_t mtime_ns)
-{
-    struct page *p = ctx;
-    struct wire_file *f = &p->files[p->n++];
-
-    snprintf(f->name, sizeof(f->name), "%.128s", name);
-    f->bytes = bytes;
-    f->mtime_ns = mtime_ns;
-    return p->n == FILES ? page_send(p) : 0;
-}
-
 static int list(const char *root, const char *bucket, struct ucm_backend *b,
                 struct ucm_backend_request *r, struct ucm_backend_result *result)
 {
-    struct page p = {.b = b, .r = r};
-    struct folder_listing l = {
-        .root = root, .bucket = bucket, .wants_cb = wants_cb, .add_cb = add_cb, .ctx = &p};
+    struct folder_listing l = {.root = root, .bucket = bucket};
     int rc = folder_list(&l);
 
+    for (uint32_t at = 0; rc == 0 && at < l.n; at += FILES)
+        rc = ucm_backend_files(b, r, l.files + at, l.n - at < FILES ? l.n - at : FILES);
+    free(l.files);
     result->unread = l.unread;
-    return rc == 0 ? page_send(&p) : rc;
+    return rc;
 }
-
-/* ---- requests ---- */
 
 static int file_handle(struct folder_file *f, struct ucm_backend_request *r,
                        struct ucm_backend_result *result)
@@ -105,19 +71,13 @@ static enum wire_status status_of(int err)
 static void handle_cb(void *ctx, struct ucm_backend *b, struct ucm_backend_request *r,
                       struct ucm_backend_result *result)
 {
-    _Alignas(UNCACHED_ALIGN)
-        uint8_t memory[UNCACHED_ALIGN]; /* for the last bytes: spans are aligned */
-    const struct uncached_bounce bounce = {memory, sizeof(memory)};
-    const struct iovec span = {r->data, r->bytes};
     char folder[WIRE_KEY_BYTES + 1] = "";
     const char *key = r->verb == WIRE_CHECK ? r->temp : r->key, *name = key_split(key, folder);
     struct folder_file f = {.root = ctx,
                             .bucket = folder,
                             .name = name,
                             .bytes = r->bytes,
-                            .pieces = &span,
-                            .n = 1,
-                            .bounce = &bounce,
+                            .memory = r->data, /* spans are aligned, and so is the buffer */
                             .sync = r->sync};
     int err = -EINVAL;
 

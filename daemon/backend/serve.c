@@ -3,7 +3,6 @@
 #include "daemon/backend/ucmbackend.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -28,18 +27,11 @@ static uint64_t clock_ms(void)
 /* Waits for it. NULL: there is none any more. */
 static struct ucm_backend_request *request_take(struct serve *s)
 {
-    struct pollfd p = {.fd = ucm_backend_fd(s->b), .events = POLLIN};
     struct ucm_backend_request *r = NULL;
 
     pthread_mutex_lock(&s->receive);
-    while (s->rc == 0 && !r) {
-        int rc = ucm_backend_next(s->b, &r);
-
-        if (rc == -EAGAIN)
-            (void)poll(&p, 1, -1);
-        else
-            s->rc = rc;
-    }
+    if (s->rc == 0)
+        s->rc = ucm_backend_wait(s->b, &r);
     pthread_mutex_unlock(&s->receive);
     return r;
 }

@@ -60,6 +60,8 @@ void ucm_backend_close(struct ucm_backend *b);
 int ucm_backend_fd(const struct ucm_backend *b);
 /* 0 and a request; -EAGAIN: there is none now; -EPIPE: the daemon is gone, the process is to end; -EPROTO. */
 int ucm_backend_next(struct ucm_backend *b, struct ucm_backend_request **out);
+/* The same, but waits for one; the socket blocks, as the daemon made it. */
+int ucm_backend_wait(struct ucm_backend *b, struct ucm_backend_request **out);
 /* Answers the request, which is gone then. Kept back until ucm_backend_flush, unless a packet is full. 0; -EPIPE. */
 int ucm_backend_answer(struct ucm_backend *b, struct ucm_backend_request *r,
                        const struct ucm_backend_result *result);

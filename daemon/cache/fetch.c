@@ -39,8 +39,7 @@ static void fetch_report(struct part_op *f, int status)
     }
 }
 
-/* The last read ended. With status 0 the fetch has a use of the part; else its slot has no owner, as a
- * thread that hangs may still write into it. */
+/* The last read ended. With status 0 the fetch has a use of the part, else its slot has no owner, until fetch_release. */
 static void fetch_take(struct part_op *f, int status)
 {
     struct cache *c = f->cache;
@@ -56,7 +55,6 @@ static void fetch_take(struct part_op *f, int status)
     table_remove(&c->fetches, f->number);
 }
 
-/* Nobody writes into the slot any more. */
 static void fetch_release(struct part_op *f)
 {
     struct cache *c = f->cache;
@@ -137,7 +135,8 @@ static void fetch_share_cb(struct part_op *f, int status)
         share_missed(f); /* also if no root said so in time */
     }
     fetch_report(f, status == 0 ? 0 : -ENOENT);
-    cache_unlease(c, f->ref); /* fetch_release ends the fetch's use */
+    cache_unlease(c, f->ref);
+    fetch_release(f);
 }
 
 static int share_start(struct part_op *f)
@@ -167,7 +166,7 @@ static int fetch_read(struct part_op *f)
     return rc;
 }
 
-static const struct op_kind fetch_kind = {fetch_tier_cb, fetch_share_cb, fetch_release};
+static const struct op_kind fetch_kind = {fetch_tier_cb, fetch_share_cb};
 
 /* ---- for requests ---- */
 

@@ -156,13 +156,6 @@ static void share_done_cb(struct share_io *io, int status)
     op->kind->share_cb(op, status);
 }
 
-static void share_released_cb(struct share_io *io)
-{
-    struct part_op *op = LIST_ENTRY(io, struct part_op, io.share);
-
-    op->kind->released_cb(op);
-}
-
 int op_share(struct part_op *op, bool write, const struct span *span)
 {
     struct cache *c = op->cache;
@@ -181,8 +174,7 @@ int op_share(struct part_op *op, bool write, const struct span *span)
                                      .space = {.fingerprint = ns->fingerprint,
                                                .identity = ns->canonical,
                                                .identity_bytes = ns->canonical_bytes},
-                                     .done_cb = share_done_cb,
-                                     .released_cb = share_released_cb};
+                                     .done_cb = share_done_cb};
     rc = share_submit(c->share, &op->io.share);
     c->share_busy += rc == 0;
     if (rc == -EAGAIN)

@@ -7,12 +7,10 @@
 
 struct part_op;
 
-/* What ends one. The op is its callback's to free (share_cb's: released_cb's). */
+/* What ends one. The op is its callback's to free. */
 struct op_kind {
     void (*tier_cb)(struct part_op *op, int status);
     void (*share_cb)(struct part_op *op, int status);
-    void (*released_cb)(
-        struct part_op *op); /* no thread of the shared tier touches the slot any more */
 };
 
 struct part_op {
@@ -34,7 +32,7 @@ struct part_op {
     bool check; /* a read that nobody uses, at nobody's cost */
     /* Of a read into the part's slot. */
     uint32_t number; /* in cache.fetches */
-    bool failed;     /* reported; a thread of the shared tier may still write into the slot */
+    bool failed;     /* reported */
 };
 
 struct part_op *op_new(struct cache *c, const struct op_kind *kind, block_ref ref,

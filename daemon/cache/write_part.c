@@ -39,19 +39,15 @@ static void share_cb(struct part_op *w, int status)
         c->config.metrics->share_write_dropped++;
     }
     cache_released(c);
-}
-
-/* The slot stays until now, and the block with it. A file that was written while its block was evicted by name came too
- * late for the removal of the others; a write that failed may have left it, too. */
-static void share_released_cb(struct part_op *w)
-{
-    if (cache_doomed(w->cache, w->ref))
-        share_remove(w->cache->share, &w->io.share.id, &w->io.share.who);
-    cache_put(w->cache, w->ref, w->part);
+    /* A file that was written while its block was evicted by name came too late for the removal of the others; a write that
+     * failed may have left it, too. */
+    if (cache_doomed(c, w->ref))
+        share_remove(c->share, &w->io.share.id, &w->io.share.who);
+    cache_put(c, w->ref, w->part);
     free(w);
 }
 
-static const struct op_kind write_kind = {nvme_cb, share_cb, share_released_cb};
+static const struct op_kind write_kind = {nvme_cb, share_cb};
 
 /* 0: *out is under way, and has a use of the part. */
 static int write_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t part,

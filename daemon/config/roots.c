@@ -26,7 +26,6 @@
 #define MEMORY "memory="
 #define FOLDER "write="
 #define READ "read="
-#define APART "process" /* behind a folder */
 
 static bool is_nfs(const char *text)
 {
@@ -169,10 +168,14 @@ static int mooncake_process(const struct config *c, struct config_root *r, struc
 /* What it reads it may write to, too: a root that is "ro" gets no writes from the daemon. */
 static int folder_process(const struct config *c, struct config_root *r, struct config_error *e)
 {
+    uint64_t parts = c->share_threads * (c->arena_extent + 8192); /* one for each thread */
     char words[16];
 
-    snprintf(words, sizeof(words), " %u", (unsigned)c->share_threads);
+    /* The health check finds one that no other has. */
+    snprintf(words, sizeof(words), " %u", (unsigned)c->share_threads + 1);
     strcpy(r->process.folder, r->target);
+    if (parts < CONFIG_BUFFER)
+        r->process.buffer_bytes = parts;
     return own_process(c, r, "folder", words, e);
 }
 
@@ -239,10 +242,6 @@ static int word_take(const char *word, struct config_root *out, struct config_er
         return size_take(word, &out->capacity_bytes, out, e);
     if (process && process_word_take(word, out, &rc, e))
         return rc;
-    if (out->target[0] == '/' && strcmp(word, APART) == 0) {
-        out->apart = true;
-        return 0;
-    }
     if (strcmp(word, "ro") != 0)
         return config_refuse(e,
                              ROOTS ": \"%.40s\" behind %.80s is neither capacity=SIZE nor ro%s; "
@@ -250,8 +249,7 @@ static int word_take(const char *word, struct config_root *out, struct config_er
                              word, out->target,
                              process ? " nor buffer=SIZE, memory=SIZE, network, read=PATH or "
                                        "write=FOLDER; a command stands behind --"
-                             : out->target[0] == '/' ? " nor " APART
-                                                     : "");
+                                     : "");
     if (out->read_only)
         return config_refuse(e, ROOTS ": ro is given twice behind %.80s; leave one out",
                              out->target);
@@ -279,7 +277,7 @@ static int command_take(const char *rest, struct config_root *out, struct config
     return 0;
 }
 
-/* "TARGET [capacity=SIZE] [ro]", behind a folder "[process]", and of a process "[buffer=SIZE] -- COMMAND" */
+/* "TARGET [capacity=SIZE] [ro]", and of a process "[buffer=SIZE] -- COMMAND" */
 static int root_parse(const char *item, struct config_root *out, struct config_error *e)
 {
     char copy[CONFIG_ITEM_BYTES], *rest = copy;
@@ -300,7 +298,7 @@ static int root_parse(const char *item, struct config_root *out, struct config_e
 /* A part is as large as an extent at most; its header and seal lie in front of it. */
 static int buffer_check(const struct config *c, const struct config_root *r, struct config_error *e)
 {
-    if (!r->process.command[0] || r->process.buffer_bytes >= c->arena_extent + 4096)
+    if (r->process.buffer_bytes >= c->arena_extent + 4096)
         return 0;
     return config_refuse(e,
                          ROOTS
@@ -314,7 +312,7 @@ static int process_make(const struct config *c, struct config_root *r, struct co
     int rc = is_nfs(r->target)        ? nfs_process(c, r, e)
              : is_s3(r->target)       ? s3_process(c, r, e)
              : is_mooncake(r->target) ? mooncake_process(c, r, e)
-             : r->apart               ? folder_process(c, r, e)
+             : r->target[0] == '/'    ? folder_process(c, r, e)
                                       : 0;
 
     return rc < 0 ? rc : buffer_check(c, r, e);
@@ -436,11 +434,11 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
     for (uint32_t i = 0; i < n; i++) {
         const struct config_root *r = &roots[i];
         char file[CONFIG_COMMAND_BYTES] = ""; /* what is wrong, if not the target itself */
-        int status = r->process.command[0] ? process_look(r, file)
-                                           : config_root_look(r->target, !r->read_only);
-        bool there =
-            !r->process.command[0] &&
-            (status == -EROFS || ((status == -EACCES || status == -EPERM) && !r->read_only));
+        int status = r->target[0] == '/' ? config_root_look(r->target, !r->read_only) : 0;
+        bool there = status == -EROFS || ((status == -EACCES || status == -EPERM) && !r->read_only);
+
+        if (status == 0)
+            status = process_look(r, file);
 
         if (status == -ENOTDIR)
             return config_refuse(e,

@@ -6,10 +6,9 @@
 
 #define CONFIG_COMMAND_BYTES (2 * CONFIG_ITEM_BYTES)
 
-/* A root that is a process (docs/backends.md). One that is an NFS server, a bucket or a Mooncake
- * store, or a folder that is `apart`, is one of ucmd's own. */
+/* What serves a root (docs/backends.md). Without a command in the configuration it is one of ucmd's own. */
 struct config_process {
-    /* Words with single spaces between them; "": the root is no process. */
+    /* Words with single spaces between them. */
     char command[CONFIG_COMMAND_BYTES];
     uint64_t buffer_bytes; /* that daemon and process share */
     uint64_t memory_bytes; /* of its own, at most; 0: no bound */
@@ -26,7 +25,6 @@ struct config_root {
     char target[CONFIG_ITEM_BYTES];
     uint64_t capacity_bytes; /* 0: no bound */
     bool read_only;
-    bool apart; /* a folder that a process serves, not threads of the daemon */
     struct config_process process;
 };
 

@@ -349,9 +349,7 @@ const struct config_key config_keys[] = {
          "capacity=10TiB\", \"s3://bucket?region=eu-central-1\", \"mooncake://10.0.0.6:50051\"]. "
          "After the target "
          "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "
-         "(nothing is written there), and after a folder process: not threads of the daemon but a "
-         "process serves it, for mounts by FUSE (docs/shared-storage.md). And backends in "
-         "processes of their own: "
+         "(nothing is written there). And backends of your own: "
          "\"process:NAME capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
     {KEY("share.spread", ENUM, share_spread, "tiered"), .names = spread_names,
      .help =
@@ -369,7 +367,7 @@ const struct config_key config_keys[] = {
     {KEY("share.depth", INT, share_depth, "64"), RANGE(1, 1024),
      .help = "Requests in flight for each NFS server."},
     {KEY("share.threads", INT, share_threads, "16"), RANGE(2, 256),
-     .help = "Threads for each folder; each has one request in flight."},
+     .help = "Threads of each folder's process; each has one request in flight."},
     {KEY("share.admission", ENUM, share_admission, "all"), .names = admission_names,
      .help = "Which blocks are written: all, or as with nvme.admission: reuse."},
     {KEY("share.sync", BOOL, share_sync, "false"), .names = bool_names,

@@ -100,11 +100,9 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
     for (uint32_t i = 0; i < n; i++) {
         const struct config_process *process = &roots[i].process;
 
-        network = network || (process->command[0] ? process->network : roots[i].target[0] != '/');
-        if (process->folder[0] && !(roots[i].apart && roots[i].read_only))
+        network = network || process->network;
+        if (process->folder[0] && !(roots[i].target[0] == '/' && roots[i].read_only))
             print_folder(out, process->folder);
-        else if (roots[i].target[0] == '/' && !roots[i].read_only)
-            print_folder(out, roots[i].target);
     }
     if (c->socket_group[0]) {
         fputs("# For the socket that is given to socket_group\nSupplementaryGroups=", out);

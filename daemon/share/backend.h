@@ -129,7 +129,7 @@ struct share_backend_ops {
     void (*close)(struct share_backend *b);
     void (*start)(struct share_backend *b, struct share_op *op);
     /* True: done_cb will not run, and op and data are the caller's again. False: done_cb will run when
-     * the operation returns. */
+     * what is copied at this moment has been. */
     bool (*cancel)(struct share_backend *b, struct share_op *op);
     /* Why operations fail, better than their status says it; NULL: nothing is known. May be NULL. */
     const char *(*reason)(const struct share_backend *b);
@@ -137,8 +137,8 @@ struct share_backend_ops {
     void (*process)(const struct share_backend *b, struct share_process_stats *out);
 };
 
-extern const struct share_backend_ops share_posix, share_nfs, share_s3, share_mooncake,
-    share_folder, share_process;
+extern const struct share_backend_ops share_folder, share_nfs, share_s3, share_mooncake,
+    share_process;
 
 void share_listing_free(struct share_listing *l); /* one of zeroes too */
 

@@ -1,6 +1,7 @@
 /* Operations and calls of a root that is a process. */
 #include "daemon/share/process.h"
 
+#include "daemon/base/kill_point.h"
 #include "daemon/share/share.h"
 
 #include <assert.h>
@@ -15,7 +16,7 @@
 
 static void turn_cb(uv_idle_t *turn);
 
-void process_turn(struct share_backend *b)
+static void turn_wanted(struct share_backend *b)
 {
     (void)uv_idle_start(&b->turn, turn_cb); /* can't fail */
 }
@@ -26,7 +27,7 @@ static void op_ended(struct share_backend *b, struct share_op *op, int status)
     op->status = status;
     op->state = SHARE_OP_ENDED;
     list_push_back(&b->ended, &op->link);
-    process_turn(b);
+    turn_wanted(b);
 }
 
 static void call_free(struct process_call *c)
@@ -41,7 +42,7 @@ static void call_free(struct process_call *c)
     c->op = NULL;
     list_push_front(&b->free, &c->link);
     b->calls_used--;
-    process_turn(b);
+    turn_wanted(b);
 }
 
 static void call_end(struct process_call *c, int status)
@@ -60,7 +61,7 @@ static void call_end(struct process_call *c, int status)
         op_ended(b, op, status);
 }
 
-void process_calls_fail(struct process_run *run)
+static void calls_fail(struct process_run *run)
 {
     struct share_backend *b = run->b;
 
@@ -78,7 +79,7 @@ static void list_fail(struct share_backend *b, struct list *ops, int status)
         op_ended(b, LIST_ENTRY(node, struct share_op, link), status);
 }
 
-void process_queue_fail(struct share_backend *b, int status)
+static void queue_fail(struct share_backend *b, int status)
 {
     list_fail(b, &b->light, status);
     list_fail(b, &b->heavy, status);
@@ -132,12 +133,12 @@ static void copied(struct process_call *c)
 
     if (c->back) {
         call_end(c, c->status);
-    } else if (c->run->state == RUN_ENDING) {
-        call_end(c, -ECONNRESET);
+    } else if (c->given_up || c->run->state == RUN_ENDING) {
+        call_end(c, c->given_up ? -ECANCELED : -ECONNRESET);
     } else {
         c->stage = CALL_READY;
         list_push_back(&b->ready, &c->link);
-        process_turn(b);
+        turn_wanted(b);
     }
 }
 
@@ -162,6 +163,7 @@ static void copy_begin(struct process_call *c, bool back)
 {
     c->stage = CALL_COPIES;
     c->back = back;
+    c->given_up = false;
     if (c->op->bytes > PROCESS_INLINE_BYTES) {
         c->copy.data = c;
         if (uv_queue_work(c->run->b->loop, &c->copy, copy_cb, copied_cb) == 0) {
@@ -194,7 +196,7 @@ _Static_assert((int)SHARE_FIND == (int)WIRE_FIND && (int)SHARE_CHECK == (int)WIR
                    (int)SHARE_LIST == (int)WIRE_LIST,
                "verbs are numbered alike");
 
-void process_request_of(struct process_call *c, struct wire_request *out)
+static void request_of(struct process_call *c, struct wire_request *out)
 {
     const struct share_op *op = c->op;
 
@@ -211,10 +213,12 @@ void process_request_of(struct process_call *c, struct wire_request *out)
     snprintf(out->temp, sizeof(out->temp), FOLDER "/%02x/%s", op->bucket, op->temp);
 }
 
-void process_call_asked(struct process_call *c)
+static void call_asked(struct process_call *c)
 {
     struct share_backend *b = c->run->b;
 
+    if (c->verb == SHARE_WRITE)
+        KILL_POINT("share-write-asked");
     c->stage = CALL_ASKED;
     deadline_arm(b->deadlines, &c->hang, uv_now(b->loop) + ms_left(c) + b->config.patience_ms,
                  hang_cb);
@@ -320,13 +324,13 @@ static void pump(struct share_backend *b)
                   ? process_run_start(b)
                   : -ECONNREFUSED;
     if (err < 0)
-        process_queue_fail(b, err);
+        queue_fail(b, err);
     if (!b->run || b->run->state != RUN_UP)
         return;
     incapable_end(b->run);
     queue_begin(b->run, &b->light);
     queue_begin(b->run, &b->heavy);
-    process_io_flush(b->run);
+    process_run_flush(b->run);
 }
 
 static void turn_cb(uv_idle_t *turn)
@@ -350,21 +354,6 @@ static void turn_cb(uv_idle_t *turn)
 
 /* ---- answers ---- */
 
-static const int statuses[WIRE_STATUSES] = {
-    [WIRE_OK] = 0,
-    [WIRE_MORE] = 0,
-    [WIRE_MISSING] = -ENOENT,
-    [WIRE_EXISTS] = -EEXIST,
-    [WIRE_OTHER] = -EBADMSG,
-    [WIRE_ABSENT] = -ENODEV,
-    [WIRE_FULL] = -ENOSPC,
-    [WIRE_READ_ONLY] = -EROFS,
-    [WIRE_DENIED] = -EACCES,
-    [WIRE_UNREACHABLE] = -EHOSTUNREACH,
-    [WIRE_TIMEOUT] = -ETIMEDOUT,
-    [WIRE_FAILED] = -EIO,
-};
-
 static struct process_call *call_find(struct process_run *run, uint64_t id)
 {
     struct process_call *c = &run->b->calls[id % PROCESS_CALLS];
@@ -372,61 +361,6 @@ static struct process_call *call_find(struct process_run *run, uint64_t id)
     if (id % PROCESS_CALLS > run->b->depth || c->stage != CALL_ASKED || c->id != id)
         return NULL;
     return c;
-}
-
-/* NULL, or which rule the answer breaks. */
-static const char *rule_broken(const struct process_call *c, const struct wire_answer *a)
-{
-    bool ok = a->status == WIRE_OK;
-
-    if (!c)
-        return "it answered a request that is not under way";
-    if (a->status == WIRE_MORE && c->verb != SHARE_LIST)
-        return "\"more\" is for a list only";
-    if (a->status == WIRE_EXISTS && c->verb != SHARE_WRITE)
-        return "\"exists\" is for a write only";
-    if (a->files && c->verb != SHARE_LIST)
-        return "\"files\" are of a list only";
-    if (ok && (c->verb == SHARE_FIND || c->verb == SHARE_READ) && !a->has_bytes)
-        return "\"bytes\" is missing";
-    if (ok && c->verb == SHARE_CHECK && c->op && c->op->sync && !a->has_now)
-        return "\"now\" is missing";
-    return NULL;
-}
-
-/* 0, -ENOMEM, or -EPROTO with *why. */
-static int files_take(struct process_call *c, const struct wire_answer *a, const char **why)
-{
-    struct wire_file file;
-    struct ucm_error e;
-    int rc = 0;
-
-    for (uint32_t i = 0; rc == 0 && a->files && i < a->files->size; i++) {
-        if (wire_file_at(a, i, &file, &e) < 0) {
-            *why = "\"files\" has an entry that is not [name, bytes, mtime]";
-            return -EPROTO;
-        }
-        if (share_listing_wants(file.name))
-            rc = share_listing_add(&c->listing, file.name, file.bytes, file.mtime_ns);
-    }
-    c->listing.unread = a->unread < UINT32_MAX ? (uint32_t)a->unread : UINT32_MAX;
-    return rc;
-}
-
-/* An answer about a file says nothing about a root or a bucket. */
-static int status_of(struct process_call *c, const struct wire_answer *a)
-{
-    int status = statuses[a->status];
-    bool of_file = c->verb != SHARE_CHECK && c->verb != SHARE_LIST;
-
-    if (!of_file && (a->status == WIRE_MISSING || a->status == WIRE_OTHER))
-        return -EIO;
-    if (status == 0 && c->verb == SHARE_LIST && c->listing.unread > SHARE_LISTING_UNREAD)
-        return -EIO;
-    if (status == 0 && c->op && (c->verb == SHARE_FIND || c->verb == SHARE_READ) &&
-        a->bytes != share_op_file_bytes(c->op))
-        return -EBADMSG;
-    return status;
 }
 
 static void reason_take(struct share_backend *b, const struct wire_answer *a)
@@ -439,28 +373,26 @@ static void reason_take(struct share_backend *b, const struct wire_answer *a)
         b->reason[0] = '\0';
 }
 
-bool process_answered(struct process_run *run, const struct wire_answer *a, const char **why)
+static bool answered(struct process_run *run, const struct wire_answer *a, const char **why)
 {
     struct process_call *c = call_find(run, a->id);
-    int status;
+    int status = c ? process_answer_take(c, a, why) : -EPROTO;
 
-    *why = rule_broken(c, a);
-    if (*why)
-        return false;
-    reason_take(run->b, a);
-    status = c->verb == SHARE_LIST ? files_take(c, a, why) : 0;
+    if (!c)
+        *why = "it answered a request that is not under way";
     if (status == -EPROTO)
         return false;
-    if (status == 0 && a->status == WIRE_MORE)
+    reason_take(run->b, a);
+    if (status == PROCESS_MORE)
         return true;
-    if (status == 0)
-        status = status_of(c, a);
     if (status == 0 && c->op && c->verb == SHARE_CHECK && c->op->sync)
         c->op->now_ns = a->now_ns;
     if (c->verb == SHARE_CHECK)
         run->checks_failed = status < 0 ? run->checks_failed + 1 : 0;
     c->mtime_ns = a->mtime_ns;
     deadline_disarm(run->b->deadlines, &c->hang);
+    if (status == 0 && c->verb == SHARE_WRITE)
+        KILL_POINT("share-write-answered");
     if (status == 0 && c->op && c->verb == SHARE_READ)
         copy_begin(c, true);
     else
@@ -503,6 +435,23 @@ static void target_take(struct share_backend *b, const char *target)
     name_take(b->name, strncmp(target, CONFIG_PROCESS, scheme) == 0 ? target + scheme : b->shown);
 }
 
+static void turn_closed_cb(uv_handle_t *h)
+{
+    struct share_backend *b = h->data;
+
+    process_closing_free(b);
+    free(b->calls);
+    free(b);
+}
+
+static void close_last(struct share_backend *b)
+{
+    uv_close((uv_handle_t *)&b->turn, turn_closed_cb);
+}
+
+static const struct process_events events = {turn_wanted, request_of, call_asked, answered,
+                                             calls_fail,  queue_fail, close_last};
+
 static int process_open(const struct share_backend_config *config, struct share_backend **out)
 {
     struct share_backend *b;
@@ -512,6 +461,7 @@ static int process_open(const struct share_backend_config *config, struct share_
     b = calloc(1, sizeof(*b));
     if (!b)
         return -ENOMEM;
+    b->events = &events;
     b->loop = config->loop;
     b->deadlines = config->deadlines;
     b->config = *config->process;
@@ -541,20 +491,6 @@ static int process_open(const struct share_backend_config *config, struct share_
     return 0;
 }
 
-static void turn_closed_cb(uv_handle_t *h)
-{
-    struct share_backend *b = h->data;
-
-    process_closing_free(b);
-    free(b->calls);
-    free(b);
-}
-
-void process_close_last(struct share_backend *b)
-{
-    uv_close((uv_handle_t *)&b->turn, turn_closed_cb);
-}
-
 static void process_close(struct share_backend *b)
 {
     if (!b)
@@ -562,7 +498,7 @@ static void process_close(struct share_backend *b)
     assert(b->under_way == 0);
     b->closing = true;
     if (!b->run)
-        process_close_last(b);
+        close_last(b);
     else
         process_run_stop(b->run);
 }
@@ -572,7 +508,7 @@ static void process_op_start(struct share_backend *b, struct share_op *op)
     int err = share_op_resolve(op), now = err < 0 ? err : answer_now(b, op);
 
     b->under_way++;
-    process_turn(b);
+    turn_wanted(b);
     op->state = SHARE_OP_QUEUED;
     if (now <= 0)
         op_without(b, op, now);
@@ -588,7 +524,10 @@ static bool process_cancel(struct share_backend *b, struct share_op *op)
 
     if (op->state != SHARE_OP_BUSY) {
         list_remove(&op->link);
+        if (op->state == SHARE_OP_ENDED && op->verb == SHARE_LIST)
+            share_listing_free(&op->listing); /* which nobody has been told of */
     } else if (c->stage == CALL_COPIES) {
+        c->given_up = true;
         return false;
     } else if (c->stage == CALL_READY) {
         call_free(c);

@@ -7,7 +7,7 @@
  *   the call, and its span of the buffer, stay until the process has answered or the run ends.
  * - Slots are never in the buffer: what is read from there is copied first, then verified.
  *
- * process.c has operations and calls, process_run.c starts, watches and ends runs, process_io.c sends and
+ * process.c has operations and calls, process_answer.c says what answers mean. process_run.c, which tells it by process_events what happens, starts, watches and ends runs, sends and
  * receives packets, process_start.c makes processes, process_said.c reads what they say, process_close.c closes
  * what they leave. */
 #ifndef UCMD_SHARE_PROCESS_H
@@ -47,8 +47,9 @@ struct process_call {
     enum share_verb verb;
     uint64_t id, offset, span_bytes;
     uint64_t mtime_ns;
-    bool back;  /* CALL_COPIES: from the buffer */
-    int status; /* of the copy */
+    bool back;     /* CALL_COPIES: from the buffer */
+    bool given_up; /* the same, to it: nothing is asked when it has ended */
+    int status;    /* of the copy */
     uv_work_t copy;
     struct deadline hang;
     struct share_listing listing;
@@ -81,7 +82,23 @@ struct process_run {
     char why[160]; /* it ends */
 };
 
+/* What process.c does when something happens to a run. */
+struct process_events {
+    /* Does at the end of this turn of the loop what is to be done: starts, requests, ends. */
+    void (*turn)(struct share_backend *b);
+    void (*request)(struct process_call *c, struct wire_request *out);
+    void (*asked)(struct process_call *c); /* it was put into a packet */
+    /* The message of an answer. False: it breaks a rule, which *why then says. */
+    bool (*answered)(struct process_run *run, const struct wire_answer *a, const char **why);
+    /* The run ends: fails all calls of it but those that a thread copies. */
+    void (*calls_fail)(struct process_run *run);
+    /* All operations that wait for a call end with `status`. */
+    void (*queue_fail)(struct share_backend *b, int status);
+    void (*last)(struct share_backend *b); /* the run is gone and the backend closes */
+};
+
 struct share_backend {
+    const struct process_events *events;
     uv_loop_t *loop;
     struct deadlines *deadlines;
     struct config_process config;
@@ -109,22 +126,6 @@ struct share_backend {
     char reason[160];             /* of the last failure; "": none since the last start */
 };
 
-/* ---- process.c ---- */
-
-/* Does at the end of this turn of the loop what is to be done: starts, requests, ends. */
-void process_turn(struct share_backend *b);
-/* The message of an answer. False: it breaks a rule, which *why then says. */
-bool process_answered(struct process_run *run, const struct wire_answer *a, const char **why);
-/* The run ends: fails all calls of it but those that a thread copies. */
-void process_calls_fail(struct process_run *run);
-/* All operations that wait for a call end with `status`. */
-void process_queue_fail(struct share_backend *b, int status);
-void process_request_of(struct process_call *c, struct wire_request *out);
-/* It was put into a packet. */
-void process_call_asked(struct process_call *c);
-/* The run is gone and the backend closes. */
-void process_close_last(struct share_backend *b);
-
 /* ---- process_run.c ---- */
 
 /* There is none. 0, -ENOMEM. */
@@ -136,14 +137,16 @@ void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why
 void process_run_stop(struct process_run *run);
 /* A thread has ended. */
 void process_run_settle(struct process_run *run);
-void process_run_up(struct process_run *run, const struct wire_hello_answer *h);
-
-/* ---- process_io.c ---- */
-
-/* 0 or -errno. Begins with the hello. */
-int process_io_open(struct process_run *run);
+/* Its socket is there: watches it, and sends the hello. 0 or -errno. */
+int process_run_greet(struct process_run *run);
 /* Sends calls of `ready`. */
-void process_io_flush(struct process_run *run);
+void process_run_flush(struct process_run *run);
+
+/* ---- process_answer.c ---- */
+
+#define PROCESS_MORE 1
+/* The call's status; PROCESS_MORE: another answer follows; -EPROTO: it breaks a rule, which *why says. */
+int process_answer_take(struct process_call *c, const struct wire_answer *a, const char **why);
 
 /* ---- process_close.c ---- */
 

@@ -1,4 +1,4 @@
-/* One process at a time: started, watched, ended.
+/* One process at a time: started, watched, ended; and packets to and from it.
  *
  *   STARTING --thread--> GREETING --hello--> UP --> ENDING --reaped, threads done--> none
  *
@@ -6,6 +6,8 @@
 #include "daemon/share/process.h"
 
 #include "daemon/base/log.h"
+#include "daemon/base/rights.h"
+#include "daemon/share/process_sandbox.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -34,9 +36,9 @@ static void run_free(struct process_run *run)
     free(run);
     b->run = NULL;
     if (b->closing)
-        process_close_last(b);
+        b->events->last(b);
     else
-        process_turn(b);
+        b->events->turn(b);
 }
 
 /* The last reference to the buffer goes with it: pages by the ten thousand, which would hold up the loop for milliseconds. */
@@ -106,6 +108,9 @@ static void reap(struct process_run *run)
             snprintf(how, sizeof(how), "signal %d", WTERMSIG(status));
         else
             snprintf(how, sizeof(how), "exit status %d", WEXITSTATUS(status));
+        if (WIFEXITED(status) && WEXITSTATUS(status) == PROCESS_ABSENT)
+            snprintf(b->reason, sizeof(b->reason),
+                     "the folder that the backend may use does not exist: is it mounted?");
     }
     if (!b->closing)
         log_warn(
@@ -183,8 +188,8 @@ void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why
         (void)kill(-run->pid, SIGKILL);
     else if (run->pid > 0)
         (void)uv_timer_start(&run->limit, kill_cb, grace_ms, 0); /* can't fail */
-    process_calls_fail(run);
-    process_queue_fail(b, -ECONNREFUSED);
+    b->events->calls_fail(run);
+    b->events->queue_fail(b, -ECONNREFUSED);
     process_run_settle(run);
 }
 
@@ -196,7 +201,90 @@ void process_run_stop(struct process_run *run)
         process_run_end(run, PROCESS_STOP_MS, "the daemon stops");
 }
 
-void process_run_up(struct process_run *run, const struct wire_hello_answer *h)
+/* ---- sending ---- */
+
+static void io_cb(uv_poll_t *poll, int status, int events);
+
+/* 0; -EAGAIN: the socket is full; -errno. fd: goes with it; -1: none. */
+static int packet_send(struct process_run *run, size_t n, int fd)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec iov = {run->out.bytes, n};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    struct cmsghdr *h;
+
+    if (fd >= 0) {
+        m.msg_control = control.bytes;
+        m.msg_controllen = sizeof(control.bytes);
+        h = CMSG_FIRSTHDR(&m);
+        h->cmsg_level = SOL_SOCKET;
+        h->cmsg_type = SCM_RIGHTS;
+        h->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(h), &fd, sizeof(fd));
+    }
+    return sendmsg(run->socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -errno : 0;
+}
+
+static void writable_want(struct process_run *run, bool want)
+{
+    if (run->writable_wanted == want)
+        return;
+    run->writable_wanted = want;
+    if (uv_poll_start(&run->io, UV_READABLE | (want ? UV_WRITABLE : 0), io_cb) < 0)
+        process_run_end(run, 0, "its socket can't be watched");
+}
+
+/* Sends the packet that is whole. False: nothing more can be sent now. */
+static bool out_send(struct process_run *run)
+{
+    int rc = packet_send(run, wire_end(&run->out), -1);
+
+    run->out_waits = rc == -EAGAIN;
+    if (rc == 0)
+        return true;
+    if (rc == -EAGAIN)
+        writable_want(run, true);
+    else
+        process_run_end(run, PROCESS_EXIT_MS, "its socket: %s", strerror(-rc));
+    return false;
+}
+
+/* As many of the calls that are ready as one packet holds. */
+static void out_fill(struct process_run *run)
+{
+    struct share_backend *b = run->b;
+    struct wire_request request;
+
+    wire_begin(&run->out);
+    while (!list_empty(&b->ready)) {
+        struct process_call *c = LIST_ENTRY(b->ready.next, struct process_call, link);
+
+        b->events->request(c, &request);
+        if (!wire_add_request(&run->out, &request))
+            break;
+        list_remove(&c->link);
+        b->events->asked(c);
+    }
+}
+
+void process_run_flush(struct process_run *run)
+{
+    if (run->out_waits)
+        return;
+    while (!list_empty(&run->b->ready)) {
+        out_fill(run);
+        if (!out_send(run))
+            return;
+    }
+    writable_want(run, false);
+}
+
+/* ---- receiving ---- */
+
+static void run_up(struct process_run *run, const struct wire_hello_answer *h)
 {
     struct share_backend *b = run->b;
 
@@ -210,7 +298,125 @@ void process_run_up(struct process_run *run, const struct wire_hello_answer *h)
     b->reason[0] = '\0';
     log_info("share", "backend-up", "root=%s pid=%d backend=\"%s\" depth=%u", b->shown,
              (int)run->pid, run->name, run->depth);
-    process_turn(b);
+    b->events->turn(b);
+}
+
+static int hello_take(struct process_run *run, struct wire_reader *r, struct ucm_error *e)
+{
+    struct wire_hello_answer h;
+    int rc = wire_take_hello_answer(r, &h, e);
+
+    if (rc < 0)
+        return rc;
+    if (h.version != WIRE_VERSION)
+        return ucm_error_set(e, UCM_WIRE_INVALID, "field \"version\" is %llu; the daemon speaks %u",
+                             (unsigned long long)h.version, WIRE_VERSION);
+    run_up(run, &h);
+    return 0;
+}
+
+static int answer_take(struct process_run *run, struct wire_reader *r, struct ucm_error *e)
+{
+    struct wire_answer a;
+    const char *why = "";
+    int rc = wire_take_answer(r, &a, e);
+
+    if (rc < 0)
+        return rc;
+    return run->b->events->answered(run, &a, &why) ? 0
+                                                   : ucm_error_set(e, UCM_WIRE_INVALID, "%s", why);
+}
+
+/* A callback of an answer can't end the run: it may only start and cancel operations. */
+static void packet_take(struct process_run *run, const uint8_t *packet, size_t n)
+{
+    struct ucm_error e;
+    struct wire_reader r;
+    int rc = wire_open(&r, packet, n, &e);
+
+    if (rc == 0) {
+        if (run->state == RUN_GREETING)
+            rc = hello_take(run, &r, &e);
+        while (rc == 0 && wire_more(&r))
+            rc = answer_take(run, &r, &e);
+        wire_close(&r);
+    }
+    if (rc < 0)
+        process_run_end(run, 0, "it broke the protocol: %.110s", e.text);
+}
+
+/* The kernel would close descriptors that come here and now, and a process can make that wait: those stay in the socket, which
+ * a thread closes. -EPROTO: the next packet has some. */
+static ssize_t packet_receive(struct process_run *run, uint8_t packet[WIRE_PACKET_BYTES],
+                              int *flags)
+{
+    struct iovec iov = {packet, WIRE_PACKET_BYTES};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    bool some;
+    ssize_t n = rights_peek(run->socket, NULL, 0, &some);
+
+    if (n < 0 || some)
+        return some ? -EPROTO : n;
+    n = recvmsg(run->socket, &m, MSG_DONTWAIT);
+    *flags = m.msg_flags;
+    return n < 0 ? -errno : n;
+}
+
+static void io_cb(uv_poll_t *poll, int status, int events)
+{
+    struct process_run *run = poll->data;
+    struct share_backend *b = run->b;
+    uint8_t packet[WIRE_PACKET_BYTES];
+
+    (void)status;
+    for (unsigned i = 0; i < PROCESS_TURN_PACKETS && run->state != RUN_ENDING; i++) {
+        int flags = 0;
+        ssize_t n = packet_receive(run, packet, &flags);
+
+        if (n == -EAGAIN || n == -EINTR)
+            break;
+        if (n == -EPROTO)
+            process_run_end(run, 0, "it broke the protocol: it sent a descriptor");
+        else if (n < 0)
+            process_run_end(run, PROCESS_EXIT_MS, "its socket: %s", strerror((int)-n));
+        else if (n == 0)
+            process_run_end(run, PROCESS_EXIT_MS, "it closed its socket");
+        else if (flags & MSG_TRUNC)
+            process_run_end(run, 0, "it broke the protocol: a packet has more than %u bytes",
+                            WIRE_PACKET_BYTES);
+        else
+            packet_take(run, packet, (size_t)n);
+    }
+    if (run->state != RUN_ENDING && (events & UV_WRITABLE) && run->out_waits && out_send(run))
+        b->events->turn(b);
+    if (run->state == RUN_UP)
+        b->events->turn(b);
+}
+
+int process_run_greet(struct process_run *run)
+{
+    struct share_backend *b = run->b;
+    struct wire_hello h = {.version_min = WIRE_VERSION,
+                           .version_max = WIRE_VERSION,
+                           .buffer = run->buffer_bytes,
+                           .depth = b->depth,
+                           .read_only = b->read_only};
+    int err;
+
+    memcpy(h.root, b->name, sizeof(h.root));
+    memcpy(h.host, b->host, sizeof(h.host));
+    wire_begin(&run->out);
+    (void)wire_add_hello(&run->out, &h); /* it fits */
+    err = packet_send(run, wire_end(&run->out), run->buffer_fd);
+    if (err < 0)
+        return err;
+    err = uv_poll_init(b->loop, &run->io, run->socket);
+    if (err < 0)
+        return err;
+    run->io.data = run;
+    run->io_open = true;
+    run->handles++;
+    return uv_poll_start(&run->io, UV_READABLE, io_cb);
 }
 
 /* ---- starting ---- */
@@ -257,7 +463,7 @@ static void started_cb(uv_work_t *work, int status)
     if (err == 0) {
         err = exit_watch(run);
         if (err == 0)
-            err = process_io_open(run);
+            err = process_run_greet(run);
         if (err < 0)
             snprintf(why, sizeof(why), "its socket can't be watched: %s", strerror(-err));
     }

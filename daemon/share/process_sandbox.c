@@ -166,8 +166,10 @@ static int words_rules_add(int rules, char **words, uint64_t all)
         if (!write && strncmp(*words, "read=", 5) != 0)
             continue;
         rc = path ? rule_add(rules, path, write ? all : FS_READ) : -EINVAL;
-        if (rc < 0)
-            return fail(*words, -rc);
+        if (rc < 0) {
+            (void)fail(*words, -rc);
+            return rc == -ENOENT ? PROCESS_ABSENT : 1;
+        }
     }
     return 0;
 }

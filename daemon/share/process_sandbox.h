@@ -6,6 +6,7 @@
 
 #define PROCESS_SANDBOX "--backend"
 #define PROCESS_USER "ucmd-backend"
+#define PROCESS_ABSENT 66 /* exit status: a path that "read=" or "write=" names is not there */
 
 /* words: "network", "memory=BYTES", "read=PATH", "write=PATH", as many as there are, then "--" and the command,
  * then NULL. Returns only on failure, with a line on standard error: the exit status. */

@@ -19,14 +19,13 @@ struct remover {
     uint32_t under_way;
 };
 
-/* One file at one root. Outlives its removal when that is cancelled, and when the root is late. */
+/* One file at one root. Outlives its removal when that is cancelled. */
 struct removing {
     struct share_task task;
     struct share *share;
     struct share_removal *removal; /* NULL: nobody waits for it any more */
     struct list link;              /* in removal.under_way */
     uint32_t root, key;
-    bool late;
 };
 
 /* ---- a removal ---- */
@@ -127,15 +126,6 @@ static void removing_tell(struct removing *e, int status)
     way_go_on(r, e->root);
 }
 
-static void late_cb(struct share_task *t)
-{
-    struct removing *e = LIST_ENTRY(t, struct removing, task);
-
-    e->late = true;
-    removing_tell(e, -ETIMEDOUT);
-    pump(e->share, e->root);
-}
-
 static void released_cb(struct share_task *t)
 {
     struct removing *e = LIST_ENTRY(t, struct removing, task);
@@ -146,8 +136,7 @@ static void released_cb(struct share_task *t)
     /* A file that could not be removed blocks the writes of its part: do not call it missing. */
     share_remember(s, &t->op.id, root, false, gone ? s->settings.negative_ms : 0);
     s->removed++;
-    if (!e->late)
-        removing_tell(e, t->status);
+    removing_tell(e, t->status);
     free(e);
     pump(s, root);
 }
@@ -168,7 +157,6 @@ static int removing_begin(struct share *s, struct share_removal *r, uint32_t roo
     e->task.class = SHARE_BACKGROUND;
     e->task.who = r->who;
     e->task.deadline_ms = share_now(s) + s->settings.deadline_ms;
-    e->task.late_cb = late_cb;
     e->task.released_cb = released_cb;
     err = share_root_submit(s->roots[root], &e->task);
     if (err < 0) {

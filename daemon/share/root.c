@@ -7,7 +7,11 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define STORE_BYTES (64ull << 20)    /* of queued and begun writes, except a single larger one */
+#define STORE_BYTES (64ull << 20) /* of queued and begun writes, except a single larger one */
+#define SILENT_MS 1000u           /* without an answer, while lookups wait: no further ones */
+#define CHECK_MS 5000u
+#define CLOCK_KEPT_MS (3600u * 1000u)
+#define CLOCK_RETRY_MS (60u * 1000u)
 #define BACKGROUND_PATIENCE_MS 1000u /* then a background task goes before all else */
 /* Loads begun while several tenants load: what is begun is in nobody's order, so a tenant that comes waits for it.
  * An eighth of the depth at least. It holds for FAIR_WINDOW bytes of one tenant alone. */
@@ -124,8 +128,9 @@ static void task_unqueue(struct share_task *t)
 }
 
 /* The backend has it no more, or will give no answer to it that anybody waits for. */
-static void begun_less(struct share_root *r, const struct share_task *t)
+static void begun_less(struct share_root *r, struct share_task *t)
 {
+    list_remove(&t->link);
     r->begun[t->class]--;
     r->loading -= t->class == SHARE_LOAD ? t->cost : 0;
 }
@@ -162,6 +167,8 @@ static void ready_report(struct share_root *r)
     }
 }
 
+static void task_begin(struct share_root *r, struct share_task *t);
+
 static void queue_begin(struct share_root *r)
 {
     struct share_task *t;
@@ -169,7 +176,7 @@ static void queue_begin(struct share_root *r)
     while ((t = task_next(r))) {
         task_unqueue(t);
         fair_queue_charge(&r->queue[t->class], &t->who, t->cost, &t->got);
-        root_begin(r, t);
+        task_begin(r, t);
     }
 }
 
@@ -179,30 +186,74 @@ static void root_pump(struct share_root *r)
     ready_report(r);
 }
 
+static void check_plan(struct share_root *r);
+
+static void check_at_cb(struct deadline *d)
+{
+    struct share_root *r = LIST_ENTRY(d, struct share_root, check_at);
+
+    if (r->stopped || r->check.state != SHARE_TASK_NONE)
+        return; /* check_released_cb plans the next one */
+    if (breaker_try(&r->breaker, share_root_now(r)))
+        share_root_check(r);
+    else
+        check_plan(r);
+}
+
+/* The breaker is open: a check will run when its pause ends. */
+static void check_plan(struct share_root *r)
+{
+    if (r->stopped || r->check.state != SHARE_TASK_NONE || deadline_armed(&r->check_at))
+        return;
+    deadline_arm(r->config.deadlines, &r->check_at, r->breaker.backoff.until, check_at_cb);
+}
+
+static void queue_flush(struct share_root *r, enum share_class class, int status)
+{
+    while (r->queued[class] > 0) {
+        struct share_task *t = queue_first(r, class);
+
+        task_unqueue(t);
+        task_end(t, status);
+    }
+}
+
+static void root_flush(struct share_root *r)
+{
+    for (int c = 0; c < SHARE_CLASSES; c++)
+        queue_flush(r, (enum share_class)c, -EHOSTDOWN);
+}
+
+/* What waits ends with the root. */
+static void status_note(struct share_root *r, const struct share_task *t, int status)
+{
+    if (root_status_note(r, t, status)) {
+        check_plan(r);
+        root_flush(r);
+    } else if (breaker_closed(&r->breaker)) {
+        deadline_disarm(r->config.deadlines, &r->check_at);
+    }
+}
+
 static void backend_done_cb(struct share_op *op, int status)
 {
     struct share_task *t = LIST_ENTRY(op, struct share_task, op);
     struct share_root *r = t->root;
-    bool late = t->state == SHARE_TASK_LATE;
 
     begun_less(r, t);
-    r->late -= late;
     r->heard_ms = share_root_now(r);
-    if (!late) {
-        t->state = SHARE_TASK_ENDING; /* callbacks of flushed tasks can't cancel it */
-        root_status_note(r, t, status);
-    } else if (op->verb == SHARE_LIST && status == 0) {
-        share_listing_free(&op->listing); /* after the deadline: unused */
-    }
-    task_end(t, late ? -ETIMEDOUT : status);
+    t->state = SHARE_TASK_ENDING; /* callbacks of flushed tasks can't cancel it */
+    status_note(r, t, status);
+    task_end(t, status);
     root_pump(r);
 }
 
-void root_begin(struct share_root *r, struct share_task *t)
+static void task_begin(struct share_root *r, struct share_task *t)
 {
     if (r->begun[t->class]++ == 0 && t->class == SHARE_LOOKUP)
         r->heard_ms = share_root_now(r);
     r->loading += t->class == SHARE_LOAD ? t->cost : 0;
+    list_push_back(&r->under_way, &t->link);
     t->state = SHARE_TASK_BEGUN;
     t->begun_ns = uv_hrtime();
     t->op.done_cb = backend_done_cb;
@@ -210,45 +261,23 @@ void root_begin(struct share_root *r, struct share_task *t)
     r->config.ops->start(r->backend, &t->op);
 }
 
-/* The backend can't give the memory back: released_cb runs when it can. */
-static void task_late(struct share_task *t)
-{
-    t->root->late++;
-    if (t->late_cb)
-        t->late_cb(t);
-}
-
-/* All that is under way is late. A backend with few threads then ends nothing more, so the deadlines
- * of waiting tasks have to count as failures, or the breaker would never open. */
-static bool all_late(const struct share_root *r)
-{
-    return r->late > 0 && r->late == begun_all(r);
-}
-
 static void deadline_cb(struct deadline *d)
 {
     struct share_task *t = LIST_ENTRY(d, struct share_task, deadline);
     struct share_root *r = t->root;
-    bool waited = t->state == SHARE_TASK_QUEUED, fails = !waited || all_late(r);
-    bool given_back = waited || r->config.ops->cancel(r->backend, &t->op);
+    bool waited = t->state == SHARE_TASK_QUEUED;
 
     if (waited)
         task_unqueue(t);
-    else if (given_back)
+    else if (r->config.ops->cancel(r->backend, &t->op))
         begun_less(r, t);
-    t->state = given_back ? SHARE_TASK_ENDING : SHARE_TASK_LATE;
-    if (fails)
-        root_status_note(r, t, -ETIMEDOUT);
-    if (given_back)
-        task_end(t, -ETIMEDOUT);
     else
-        task_late(t);
+        return; /* its bytes are being copied: it ends when they are */
+    t->state = SHARE_TASK_ENDING;
+    if (!waited)
+        status_note(r, t, -ETIMEDOUT);
+    task_end(t, -ETIMEDOUT);
     root_pump(r);
-}
-
-void root_task_arm(struct share_task *t, uint64_t at_ms)
-{
-    deadline_arm(t->root->config.deadlines, &t->deadline, at_ms, deadline_cb);
 }
 
 static bool verb_changes(enum share_verb verb)
@@ -261,7 +290,7 @@ static int submit_refusal(struct share_root *r, const struct share_task *t)
     if (r->stopped && t->class >= SHARE_STORE)
         return -ECANCELED;
     if (!breaker_closed(&r->breaker)) {
-        root_check_plan(r);
+        check_plan(r);
         return -EHOSTDOWN;
     }
     if (r->config.read_only && verb_changes(t->op.verb))
@@ -283,7 +312,7 @@ int share_root_submit(struct share_root *r, struct share_task *t)
         return -EROFS;
     t->root = r;
     t->deadline = (struct deadline){0};
-    root_task_arm(t, t->deadline_ms);
+    deadline_arm(r->config.deadlines, &t->deadline, t->deadline_ms, deadline_cb);
     t->status = 0;
     t->state = SHARE_TASK_QUEUED;
     t->submitted_ms = share_root_now(r);
@@ -312,28 +341,106 @@ bool share_root_cancel(struct share_root *r, struct share_task *t)
     return true;
 }
 
-static void queue_flush(struct share_root *r, enum share_class class, int status)
-{
-    while (r->queued[class] > 0) {
-        struct share_task *t = queue_first(r, class);
+/* ---- checks ---- */
 
-        task_unqueue(t);
-        task_end(t, status);
+static uint64_t check_ms(const struct share_root *r)
+{
+    return r->config.deadline_ms < CHECK_MS ? r->config.deadline_ms : CHECK_MS;
+}
+
+void share_root_check(struct share_root *r)
+{
+    struct share_task *t = &r->check;
+
+    if (r->stopped || t->state != SHARE_TASK_NONE)
+        return;
+    t->op = (struct share_op){.verb = SHARE_CHECK};
+    deadline_arm(r->config.deadlines, &t->deadline, share_root_now(r) + check_ms(r), deadline_cb);
+    task_begin(r, t);
+}
+
+static void check_released_cb(struct share_task *t)
+{
+    if (!breaker_closed(&t->root->breaker))
+        check_plan(t->root);
+}
+
+static void check_stop(struct share_root *r)
+{
+    deadline_disarm(r->config.deadlines, &r->check_at);
+    (void)share_root_cancel(r, &r->check); /* if it can't, share_root_busy counts it */
+    (void)share_root_cancel(r, &r->clock);
+}
+
+bool share_root_takes_lookups(struct share_root *r)
+{
+    if (!breaker_closed(&r->breaker)) {
+        check_plan(r);
+        return false;
     }
+    if (r->begun[SHARE_LOOKUP] > 0 && share_root_now(r) - r->heard_ms > SILENT_MS)
+        return false;
+    return breaker_closed(&r->lookups) || breaker_try(&r->lookups, share_root_now(r));
 }
 
-void root_flush(struct share_root *r)
+/* ---- the server's time ---- */
+
+static void clock_released_cb(struct share_task *t)
 {
-    for (int c = 0; c < SHARE_CLASSES; c++)
-        queue_flush(r, (enum share_class)c, -EHOSTDOWN);
+    struct share_root *r = t->root;
+
+    if (t->status < 0 || t->op.now_ns == 0)
+        return;
+    r->clock_ahead_ns = (int64_t)(t->op.now_ns - uv_hrtime());
+    r->clock_known_ms = share_root_now(r);
 }
+
+int share_root_time(struct share_root *r, uint64_t *now_ns)
+{
+    uint64_t now = share_root_now(r);
+    bool known = r->clock_known_ms != 0;
+
+    if ((!known || now - r->clock_known_ms > CLOCK_KEPT_MS) && !r->config.read_only &&
+        r->clock.state == SHARE_TASK_NONE && now >= r->clock_again_ms) {
+        r->clock.op = (struct share_op){.verb = SHARE_CHECK, .sync = true};
+        r->clock.deadline_ms = now + check_ms(r);
+        r->clock_again_ms = now + CLOCK_RETRY_MS;
+        (void)share_root_submit(r, &r->clock); /* if it is refused, a later call tries again */
+    }
+    if (!known)
+        return -EAGAIN;
+    *now_ns = uv_hrtime() + (uint64_t)r->clock_ahead_ns;
+    return 0;
+}
+
+/* ---- the end ---- */
 
 void share_root_stop(struct share_root *r)
 {
     r->stopped = true;
-    root_check_stop(r);
+    check_stop(r);
     queue_flush(r, SHARE_STORE, -ECANCELED);
     queue_flush(r, SHARE_BACKGROUND, -ECANCELED);
+}
+
+void share_root_give_up(struct share_root *r)
+{
+    struct list left, *node;
+
+    share_root_stop(r);
+    root_flush(r);
+    list_init(&left);
+    list_splice_front(&left, &r->under_way);
+    while ((node = list_pop_front(&left)) != NULL) {
+        struct share_task *t = LIST_ENTRY(node, struct share_task, link);
+
+        list_push_back(&r->under_way, node);
+        if (!r->config.ops->cancel(r->backend, &t->op))
+            continue;
+        begun_less(r, t);
+        t->state = SHARE_TASK_ENDING;
+        task_end(t, -ECANCELED);
+    }
 }
 
 uint32_t share_root_busy(const struct share_root *r)
@@ -365,9 +472,14 @@ int share_root_open(const struct share_root_config *config, struct share_root **
     r->config = *config;
     r->config.target = r->config.host = NULL; /* borrowed */
     r->config.process = NULL;
+    list_init(&r->under_way);
     for (int c = 0; c < SHARE_CLASSES; c++)
         fair_queue_init(&r->queue[c], c == SHARE_BACKGROUND ? BACKGROUND_BURST : BURST_BYTES);
     root_health_init(r);
+    r->check =
+        (struct share_task){.class = SHARE_BACKGROUND, .released_cb = check_released_cb, .root = r};
+    r->clock =
+        (struct share_task){.class = SHARE_BACKGROUND, .released_cb = clock_released_cb, .root = r};
     target_show(config->target, r->shown);
     r->hash = XXH3_64bits(config->target, strlen(config->target));
     err = config->ops->open(&bc, &r->backend);
@@ -384,7 +496,7 @@ void share_root_close(struct share_root *r)
     if (!r)
         return;
     assert(share_root_busy(r) == 0);
-    root_check_stop(r);
+    check_stop(r);
     r->config.ops->close(r->backend);
     free(r);
 }

@@ -1,19 +1,15 @@
 /* One root of the shared tier: a backend behind queues, deadlines and breakers.
  *
  * Promises:
- * - released_cb of an accepted task runs once, by its deadline at the latest, unless the backend
- *   still uses the task's memory then (a thread that hangs in a mounted folder). Such a task is
- *   *late*: late_cb runs at the deadline, released_cb when the backend returns. Both run on the loop,
- *   never from inside the call that submitted the task.
- * - Late tasks count against `depth`, so a hung root holds no more.
+ * - released_cb of an accepted task runs once, by its deadline at the latest, or when what is copied at that
+ *   moment has been: on the loop, never from inside the call that submitted the task.
  * - Lookups begin before reads, reads before writes, the background last; no write begins while a
  *   read waits. Within a class tenants take turns by their weights. Queues are bounded.
  * - When the breaker opens, waiting tasks end with -EHOSTDOWN, and new ones are refused with it. A
  *   health check (CHECK) after each pause finds out that the root is back.
  * - No timer runs while nothing is under way and the root is well.
  *
- * A task: NONE -> QUEUED -> BEGUN -> ENDING -> NONE, and BEGUN -> LATE -> NONE when the backend can't
- * give the memory back at the deadline.
+ * A task: NONE -> QUEUED -> BEGUN -> ENDING -> NONE.
  *
  * Threads: the loop. */
 #ifndef UCMD_SHARE_ROOT_H
@@ -33,8 +29,6 @@ struct share_task {
     struct fair_who who;
     struct fair_got got;  /* out; 0 in */
     uint64_t deadline_ms; /* by uv_now */
-    /* The task is late: its status will be -ETIMEDOUT. May be NULL. */
-    void (*late_cb)(struct share_task *t);
     /* t->status is final; the memory of op is the caller's again, who may free t. */
     void (*released_cb)(struct share_task *t);
     /* -ETIMEDOUT at the deadline, -EHOSTDOWN when the breaker opened before the task began, else the
@@ -46,13 +40,7 @@ struct share_task {
     struct deadline deadline;
     uint64_t submitted_ms, begun_ns;
     uint64_t cost; /* bytes, as tenants are charged */
-    enum {
-        SHARE_TASK_NONE,
-        SHARE_TASK_QUEUED,
-        SHARE_TASK_BEGUN,
-        SHARE_TASK_LATE,
-        SHARE_TASK_ENDING
-    } state;
+    enum { SHARE_TASK_NONE, SHARE_TASK_QUEUED, SHARE_TASK_BEGUN, SHARE_TASK_ENDING } state;
 };
 
 struct gc;
@@ -83,18 +71,18 @@ struct share_root {
     struct gc *gc;                         /* NULL: it is not collected */
     void (*full_cb)(struct share_root *r); /* the collector's, or NULL */
 
-    struct breaker breaker;                               /* the root as such */
-    uint64_t broken_ns;                                   /* by uv_hrtime: when it opened last */
-    struct breaker writes;                                /* is it full or read-only? */
-    struct breaker lookups;                               /* does it answer in time for them? */
-    int writes_status;                                    /* why `writes` is open; 0 */
-    uint64_t writes_stopped_ms;                           /* by uv_now: since when it takes none */
-    struct fair_queue queue[SHARE_CLASSES];               /* of share_task.link */
-    uint32_t queued[SHARE_CLASSES], begun[SHARE_CLASSES]; /* begun: LATE ones too */
-    uint64_t loading;                                     /* bytes of begun loads */
-    uint32_t late;
-    uint64_t store_bytes; /* of writes that are queued or begun */
-    uint64_t heard_ms;    /* of the last answer, or of the first lookup under way */
+    struct breaker breaker;                 /* the root as such */
+    uint64_t broken_ns;                     /* by uv_hrtime: when it opened last */
+    struct breaker writes;                  /* is it full or read-only? */
+    struct breaker lookups;                 /* does it answer in time for them? */
+    int writes_status;                      /* why `writes` is open; 0 */
+    uint64_t writes_stopped_ms;             /* by uv_now: since when it takes none */
+    struct fair_queue queue[SHARE_CLASSES]; /* of share_task.link */
+    uint32_t queued[SHARE_CLASSES], begun[SHARE_CLASSES];
+    struct list under_way; /* of share_task.link: those begun */
+    uint64_t loading;      /* bytes of begun loads */
+    uint64_t store_bytes;  /* of writes that are queued or begun */
+    uint64_t heard_ms;     /* of the last answer, or of the first lookup under way */
     bool refused[SHARE_CLASSES], stopped;
 
     struct share_task check; /* the health check */
@@ -128,6 +116,8 @@ void share_root_close(struct share_root *r);
 /* Cancels the root's own checks where it can; no other begins. Waiting writes and background tasks
  * end with -ECANCELED. */
 void share_root_stop(struct share_root *r);
+/* The same, and nothing else goes on: what is under way ends with -ECANCELED, but for what is copied. */
+void share_root_give_up(struct share_root *r);
 /* Begins a health check now: when it fails, the breaker opens without waiting for other failures. */
 void share_root_check(struct share_root *r);
 /* Tasks that were not released yet, the root's own included. */

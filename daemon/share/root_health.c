@@ -1,4 +1,4 @@
-/* Health of a root: breakers, health checks, the server's time, counters. */
+/* Health of a root: breakers and counters. */
 #include "daemon/share/root_internal.h"
 
 #include "daemon/base/log.h"
@@ -9,13 +9,6 @@
 
 #define FAILURES 5u     /* in a row open the breaker */
 #define LATE_LOOKUPS 8u /* in a row open that of lookups */
-#define SILENT_MS 1000u /* without an answer, while lookups wait: no further ones */
-#define CHECK_MS 5000u
-#define CLOCK_KEPT_MS (3600u * 1000u)
-#define CLOCK_RETRY_MS (60u * 1000u)
-
-static void check_released_cb(struct share_task *t);
-static void clock_released_cb(struct share_task *t);
 
 void root_health_init(struct share_root *r)
 {
@@ -24,10 +17,6 @@ void root_health_init(struct share_root *r)
     breaker_init(&r->breaker, FAILURES, seed);
     breaker_init(&r->writes, 1, seed >> 3);
     breaker_init(&r->lookups, LATE_LOOKUPS, seed >> 7);
-    r->check =
-        (struct share_task){.class = SHARE_BACKGROUND, .released_cb = check_released_cb, .root = r};
-    r->clock =
-        (struct share_task){.class = SHARE_BACKGROUND, .released_cb = clock_released_cb, .root = r};
 }
 
 /* ---- answers ---- */
@@ -96,25 +85,23 @@ static void root_good(struct share_root *r, const struct share_task *t)
         return;
     if (!breaker_good(&r->breaker))
         return;
-    deadline_disarm(r->config.deadlines, &r->check_at);
     r->config.metrics->share_roots_down--;
     log_info("share", "root-up", "root=%s", r->shown);
 }
 
-/* A failed health check counts as much as FAILURES of other operations. */
-static void root_bad(struct share_root *r, const struct share_task *t, int status)
+/* A failed health check counts as much as FAILURES of other operations. True: the root goes down. */
+static bool root_bad(struct share_root *r, const struct share_task *t, int status)
 {
     uint64_t now = share_root_now(r);
 
     if (!(t == &r->check ? breaker_trip(&r->breaker, now) : breaker_bad(&r->breaker, now)))
-        return;
+        return false;
     r->broken_ns = uv_hrtime();
     r->stats.breaks++;
     r->config.metrics->share_breaks++;
     r->config.metrics->share_roots_down++;
     log_warn("share", "root-down", "root=%s reason=\"%s\"", r->shown, status_text(r, status));
-    root_check_plan(r);
-    root_flush(r);
+    return true;
 }
 
 static void writes_breaker_feed(struct share_root *r, const struct share_task *t, int status)
@@ -166,7 +153,7 @@ static void count(struct share_root *r, const struct share_task *t, int status)
     }
 }
 
-void root_status_note(struct share_root *r, const struct share_task *t, int status)
+bool root_status_note(struct share_root *r, const struct share_task *t, int status)
 {
     count(r, t, status);
     writes_breaker_feed(r, t, status);
@@ -175,57 +162,8 @@ void root_status_note(struct share_root *r, const struct share_task *t, int stat
     else if (status_answers(status) || status_stops_writes(t, status))
         root_good(r, t);
     else
-        root_bad(r, t, status);
-}
-
-/* ---- health checks ---- */
-
-static uint64_t check_ms(const struct share_root *r)
-{
-    return r->config.deadline_ms < CHECK_MS ? r->config.deadline_ms : CHECK_MS;
-}
-
-void share_root_check(struct share_root *r)
-{
-    struct share_task *t = &r->check;
-
-    if (r->stopped || t->state != SHARE_TASK_NONE)
-        return;
-    t->op = (struct share_op){.verb = SHARE_CHECK};
-    root_task_arm(t, share_root_now(r) + check_ms(r));
-    root_begin(r, t);
-}
-
-static void check_at_cb(struct deadline *d)
-{
-    struct share_root *r = LIST_ENTRY(d, struct share_root, check_at);
-
-    if (r->stopped || r->check.state != SHARE_TASK_NONE)
-        return; /* check_released_cb plans the next one */
-    if (breaker_try(&r->breaker, share_root_now(r)))
-        share_root_check(r);
-    else
-        root_check_plan(r);
-}
-
-static void check_released_cb(struct share_task *t)
-{
-    if (!breaker_closed(&t->root->breaker))
-        root_check_plan(t->root);
-}
-
-void root_check_plan(struct share_root *r)
-{
-    if (r->stopped || r->check.state != SHARE_TASK_NONE || deadline_armed(&r->check_at))
-        return;
-    deadline_arm(r->config.deadlines, &r->check_at, r->breaker.backoff.until, check_at_cb);
-}
-
-void root_check_stop(struct share_root *r)
-{
-    deadline_disarm(r->config.deadlines, &r->check_at);
-    (void)share_root_cancel(r, &r->check); /* if it can't, share_root_busy counts it */
-    (void)share_root_cancel(r, &r->clock);
+        return root_bad(r, t, status);
+    return false;
 }
 
 /* ---- is the root usable? ---- */
@@ -233,17 +171,6 @@ void root_check_stop(struct share_root *r)
 bool share_root_up(const struct share_root *r)
 {
     return breaker_closed(&r->breaker);
-}
-
-bool share_root_takes_lookups(struct share_root *r)
-{
-    if (!breaker_closed(&r->breaker)) {
-        root_check_plan(r);
-        return false;
-    }
-    if (r->begun[SHARE_LOOKUP] > 0 && share_root_now(r) - r->heard_ms > SILENT_MS)
-        return false;
-    return breaker_closed(&r->lookups) || breaker_try(&r->lookups, share_root_now(r));
 }
 
 void share_root_lookup_ended(struct share_root *r, enum share_lookup_end how)
@@ -281,36 +208,6 @@ enum share_health share_root_health(const struct share_root *r)
     if (breaker_closed(&r->writes))
         return SHARE_UP;
     return share_status_full(r->writes_status) ? SHARE_FULL : SHARE_READ_ONLY;
-}
-
-/* ---- the server's time ---- */
-
-static void clock_released_cb(struct share_task *t)
-{
-    struct share_root *r = t->root;
-
-    if (t->status < 0 || t->op.now_ns == 0)
-        return;
-    r->clock_ahead_ns = (int64_t)(t->op.now_ns - uv_hrtime());
-    r->clock_known_ms = share_root_now(r);
-}
-
-int share_root_time(struct share_root *r, uint64_t *now_ns)
-{
-    uint64_t now = share_root_now(r);
-    bool known = r->clock_known_ms != 0;
-
-    if ((!known || now - r->clock_known_ms > CLOCK_KEPT_MS) && !r->config.read_only &&
-        r->clock.state == SHARE_TASK_NONE && now >= r->clock_again_ms) {
-        r->clock.op = (struct share_op){.verb = SHARE_CHECK, .sync = true};
-        r->clock.deadline_ms = now + check_ms(r);
-        r->clock_again_ms = now + CLOCK_RETRY_MS;
-        (void)share_root_submit(r, &r->clock); /* if it is refused, a later call tries again */
-    }
-    if (!known)
-        return -EAGAIN;
-    *now_ns = uv_hrtime() + (uint64_t)r->clock_ahead_ns;
-    return 0;
 }
 
 void share_root_stats_get(const struct share_root *r, struct share_root_stats *out)

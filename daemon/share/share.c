@@ -87,11 +87,9 @@ int share_new(const struct share_settings *settings, struct share **out)
 /* config_roots lets absolute paths, nfs://, s3://, mooncake:// and process: pass, nothing else. */
 static const struct share_backend_ops *kind_of(const struct config_root *r)
 {
-    if (!r->process.command[0])
-        return &share_posix;
     if (strncmp(r->target, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) == 0)
         return &share_process;
-    if (r->apart)
+    if (r->target[0] == '/')
         return &share_folder;
     if (strncmp(r->target, "mooncake://", 11) == 0)
         return &share_mooncake;
@@ -179,16 +177,10 @@ uint32_t share_busy(const struct share *s)
     return n;
 }
 
-bool share_hangs(const struct share *s)
+void share_give_up(struct share *s)
 {
-    uint32_t late = 0;
-
-    for (uint32_t i = 0; i < s->n; i++) {
-        if (share_root_busy(s->roots[i]) != s->roots[i]->late)
-            return false;
-        late += s->roots[i]->late;
-    }
-    return late > 0 && s->n_lookups == 0 && s->sealing == 0 && list_empty(&s->removals);
+    for (uint32_t i = 0; i < s->n; i++)
+        share_root_give_up(s->roots[i]);
 }
 
 void share_close(struct share *s)

@@ -53,15 +53,15 @@ void share_close(struct share *s);
 void share_quotas(struct share *s, share_quota_fn quota_cb, void *ctx);
 /* Operations whose callback has not run, or whose memory is still in use. */
 uint32_t share_busy(const struct share *s);
-/* All of these have been reported; their threads hang in a mounted folder, and hold the memory. */
-bool share_hangs(const struct share *s);
 /* The daemon stops: garbage collection and writes end, reads and lookups go on. */
 void share_stop(struct share *s);
+/* Behind that: nobody waits any longer, and what is under way is given up. */
+void share_give_up(struct share *s);
 
 /* ---- parts ---- */
 
 /* One part read or written. Memory of the caller (embedded), which it does not touch from submit to
- * done_cb; `data` (a slot) from submit to released_cb. */
+ * done_cb, nor `data` (a slot). */
 struct share_io {
     bool write;
     struct block_file_id id;
@@ -83,9 +83,6 @@ struct share_io {
      * - -ETIMEDOUT, -EIO, ...: what a root reported
      * A write that fails may leave the whole file all the same, never a part of it. */
     void (*done_cb)(struct share_io *io, int status);
-    /* Nobody touches `data` or `io` any more. Runs after done_cb: at once in most cases, late when a
-     * thread hangs in a mounted folder. */
-    void (*released_cb)(struct share_io *io);
     /* The room's own. */
     struct list link;
     void *op;

@@ -19,7 +19,6 @@ struct part_io {
     uint64_t deadline_ms;
     uint64_t removed;       /* share.removed when it began */
     int status;             /* the worst so far */
-    bool late;              /* done_cb has run */
     struct share_seal seal; /* of io->sealed */
     struct list link;       /* in share.sealed */
 };
@@ -97,7 +96,6 @@ static void damaged_remove(struct share *s, uint32_t root, const struct share_ta
 
 /* ---- parts ---- */
 
-static void part_io_late_cb(struct share_task *t);
 static void part_io_released_cb(struct share_task *t);
 
 static uint32_t root_of(const struct part_io *m)
@@ -152,17 +150,7 @@ static void part_io_end(struct part_io *m, int status)
     io->got = m->task.got;
     part_io_free(m);
     io->done_cb(io, status);
-    io->released_cb(io);
     sealed_ready(s);
-}
-
-/* The root still uses the memory, so no other root can be asked. */
-static void part_io_late_cb(struct share_task *t)
-{
-    struct part_io *m = LIST_ENTRY(t, struct part_io, task);
-
-    m->late = true;
-    m->io->done_cb(m->io, -ETIMEDOUT);
 }
 
 static void read_answered(struct part_io *m, int status)
@@ -215,14 +203,7 @@ static void part_io_released_cb(struct share_task *t)
 {
     struct part_io *m = LIST_ENTRY(t, struct part_io, task);
 
-    if (m->late) {
-        struct share_io *io = m->io;
-        struct share *s = m->share;
-
-        part_io_free(m);
-        io->released_cb(io);
-        sealed_ready(s);
-    } else if (m->io->write) {
+    if (m->io->write) {
         write_answered(m, t->status);
     } else if (t->status == 0 && m->io->sealed) {
         (void)share_seal_begin(&m->seal); /* of a read: it always begins */
@@ -326,7 +307,6 @@ int share_submit(struct share *s, struct share_io *io)
     m->task.class = io->write ? SHARE_STORE : SHARE_LOAD;
     m->task.who = io->who;
     m->deadline_ms = share_now(s) + s->settings.deadline_ms;
-    m->task.late_cb = part_io_late_cb;
     m->task.released_cb = part_io_released_cb;
     m->task.op = (struct share_op){.verb = io->write ? SHARE_WRITE : SHARE_READ,
                                    .id = io->id,

@@ -85,16 +85,15 @@ class Plain:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Posix(Plain):
-    """A folder: threads serve it on hosts with an odd number, a process on the others."""
+class Folder(Plain):
 
     def begin(self):
         self.files, self.mount = os.path.join(self.folder, "kv"), None
         os.mkdir(self.files)
         self.accidents = {"folder away": self.away, "mount hangs": self.hangs}
 
-    def root(self, number):
-        return self.files + (" process" if number % 2 == 0 else "")
+    def root(self, _):
+        return self.files
 
     def away(self, _, chance):
         os.rename(self.files, self.files + ".away")
@@ -234,7 +233,7 @@ class Mooncake(Plain):
         self.server.stdout.close()
 
 
-KINDS = {"nfs": Nfs, "posix": Posix, "s3": S3, "mooncake": Mooncake}
+KINDS = {"nfs": Nfs, "folder": Folder, "s3": S3, "mooncake": Mooncake}
 
 
 def why_not(kind):

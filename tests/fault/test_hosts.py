@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Hosts and what they share die at random under load, and every byte that anybody loads is right.
 
-UCM_HOSTS_KIND is what they share: nfs, posix, s3 or mooncake (hosts_roots.py). UCM_HOSTS_SECONDS=600 makes it ten minutes (`make check-hosts`), UCM_SEED
+UCM_HOSTS_KIND is what they share: nfs, folder, s3 or mooncake (hosts_roots.py). UCM_HOSTS_SECONDS=600 makes it ten minutes (`make check-hosts`), UCM_SEED
 repeats a run's choices. The oracle: a
 block's bytes follow from its key, so that any host can tell whether what another stored came back whole.
 """

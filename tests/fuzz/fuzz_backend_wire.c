@@ -100,7 +100,7 @@ static int run_make(struct share_backend *b)
     run->handles = 1;
     run->state = RUN_GREETING;
     b->run = run;
-    must(process_io_open(run) == 0);
+    must(process_run_greet(run) == 0);
     return sockets[1];
 }
 

@@ -35,7 +35,6 @@ class Host:
 
 class ShareCase(OwnDaemons, Case):
     """One folder, and hosts over it that end in order."""
-    word = ""  # behind the folder, in share.roots
 
     def setUp(self):
         self.folder, self.identity, self.hosts = tempfile.mkdtemp(prefix="share."), dict(DEMO, model=self.id()), []
@@ -46,7 +45,7 @@ class ShareCase(OwnDaemons, Case):
         self.assertEqual(statuses, [0] * len(statuses))
 
     def host(self, blocks=16, **options):
-        self.hosts.append(Host(self.folder + self.word, self.identity, blocks, **options))
+        self.hosts.append(Host(self.folder, self.identity, blocks, **options))
         return self.hosts[-1]
 
     def files(self):

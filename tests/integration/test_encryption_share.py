@@ -242,7 +242,7 @@ class Shared(Sealed):
         kv = self.stored_by(self.host(self.one))
         with open(self.one, encoding="ascii") as file:
             lines = [file.read().strip()]
-        points = ("keys-read:2", "keys-taken:2", "share-write-begin:1", "share-write-torn:1", "share-write-written:1", "share-write-named:1")
+        points = ("keys-read:2", "keys-taken:2", "share-write-asked:1", "share-write-answered:1")
         for name, point in enumerate(points, 10):
             host = self.killed_host(point)
             lines.append(secrets.token_hex(32))
@@ -260,7 +260,7 @@ class Shared(Sealed):
                         self.assertNotIn(b"is known to me", file.read(), point)
             other = self.host(self.one)
             self.loads(other, kv)
-            self.assertEqual(other.load(name), [OK if point.startswith("share-write-named") else MISS], point)
+            self.assertEqual(other.load(name), [OK if point.startswith("share-write-answered") else MISS], point)
             self.assertEqual(other.metrics()["share_damaged"], 0)
 
     def test_a_purge_removes_encrypted_and_plain_files(self):

@@ -68,10 +68,6 @@ class Halves:
         self.mended(other, lost)
 
 
-class HalvesOfProcess(Halves, ShareCase):
-    word = " process"
-
-
 class Share(Halves, ShareCase):
     def test_what_one_host_stores_the_other_loads(self):
         one, other = self.host(), self.host()
@@ -184,7 +180,7 @@ class Share(Halves, ShareCase):
         self.stored(one, 2)
         roots = one.client.call("stats")["shares"]
         self.assertEqual([(root["name"], root["backend"], root["health"]) for root in roots],
-                         [(self.folder, "posix", "up")])
+                         [(self.folder, "folder", "up")])
         self.assertEqual(roots[0]["writes"], 2)
         listed = one.client.call("namespace.list")["namespaces"][0]
         self.assertEqual(listed["shared_bytes"], 2 * one.regions[0].size)

@@ -48,7 +48,7 @@ CORE = {
     "tenant": ["daemon/tenant/"],
     "tier": ["daemon/tier/"],
     "share": [f"daemon/share/{name}" for name in (
-        "backend.h", "share*.[ch]", "root*", "posix*", "lookup.c", "block_file.*", "remove.c", "breaker.*", "answer_cache.*")],
+        "backend.h", "share*.[ch]", "root*", "lookup.c", "block_file.*", "remove.c", "breaker.*", "answer_cache.*")],
     "device": ["daemon/device/"],
     "format": ["daemon/format/"],
     "base": ["daemon/base/"],
@@ -62,7 +62,6 @@ DOORS = {
     "daemon/learn/learn.h": "the policy asks what the traffic taught it, and a namespace counts for it",
     "daemon/cuda/cuda.h": "GPUs are devices; daemon/cuda/none.c has it in a build without CUDA",
     "daemon/seal/seal.h": "the tag belongs to the format of a record, and the key to its namespace",
-    "daemon/backend/folder.h": "what is done in a folder, by threads of the daemon and in a process",
     "kernels/encoding/encoding.h": "a form says which codec its shards have (base/form.h), and a device runs it",
     "kernels/rope/rope.h": "a copy says how far it turns K",
     "proto/memory/staging.h": "a client registers the memory of a ring, and abandons it when its connection breaks",

@@ -236,9 +236,9 @@ class Beside(Case):
 
 
 class Kinds(Beside):
-    def test_a_folder_with_a_process(self):
+    def test_a_folder(self):
         self.folder("/disk/kv")
-        self.stores_and_finds("/disk/kv process", EXPOSURE)
+        self.stores_and_finds("/disk/kv", EXPOSURE)
         self.assertEqual(self.files("/disk/kv"), "16")
 
     def test_an_nfs_server(self):

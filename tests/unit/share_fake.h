@@ -12,7 +12,6 @@
 #include <string.h>
 
 #define FAKE_FILES_MAX 8192
-#define FAKE_FAILED 0xff /* in `root` of a read that was reported as failed */
 
 struct fake_file {
     struct block_file_id id;
@@ -25,8 +24,7 @@ struct share {
     struct fake_file file[FAKE_FILES_MAX];
     uint32_t files;
     struct list pending; /* of share_io.link: accepted, not reported */
-    struct list held;    /* reported, not released: as when a thread hangs */
-    unsigned n_pending, n_held, submits, removes, lookups;
+    unsigned n_pending, submits, removes, lookups;
     int refuse;        /* what submit answers; 0: accepts */
     unsigned refuse_n; /* so often */
     bool refused;      /* ready_cb is owed */
@@ -151,7 +149,6 @@ static inline int fake_share_do(struct share *s, struct share_io *io, int status
         status = -ENOENT;
     if (!io->write && status != 0) {
         memset(io->data, 0xEE, io->bytes);
-        io->root = FAKE_FAILED;
     } else if (!io->write) {
         cr_assert_eq(f->bytes, io->bytes);
         memcpy(io->data, f->data, io->bytes);
@@ -163,28 +160,11 @@ static inline int fake_share_do(struct share *s, struct share_io *io, int status
     return status;
 }
 
-/* Tells its end, and keeps its memory for fake_share_release. */
-static inline void fake_share_tell(struct share *s, struct share_io *io, int status)
+static inline void fake_share_finish(struct share *s, struct share_io *io, int status)
 {
     list_remove(&io->link);
     s->n_pending--;
-    status = fake_share_do(s, io, status);
-    list_push_back(&s->held, &io->link);
-    s->n_held++;
-    io->done_cb(io, status);
-}
-
-static inline void fake_share_release(struct share *s, struct share_io *io)
-{
-    list_remove(&io->link);
-    s->n_held--;
-    io->released_cb(io);
-}
-
-static inline void fake_share_finish(struct share *s, struct share_io *io, int status)
-{
-    fake_share_tell(s, io, status);
-    fake_share_release(s, io);
+    io->done_cb(io, fake_share_do(s, io, status));
 }
 
 static inline void fake_share_next(struct share *s, int status)

@@ -34,7 +34,7 @@ static void swap(struct contract *c, const struct share_backend_ops **ops, struc
 
 static void other_root_serves(struct contract *c, unsigned number)
 {
-    const struct share_backend_ops *ops = &share_posix;
+    const struct share_backend_ops *ops = &share_folder;
 
     swap(c, &ops, &beside);
     cr_assert_eq(contract_write(c, number, BYTES), 0);
@@ -44,13 +44,19 @@ static void other_root_serves(struct contract *c, unsigned number)
 
 static void beside_open(struct contract *c)
 {
+    struct config_process process;
     char folder[160];
-    struct share_backend_config config = {
-        .loop = &c->loop, .deadlines = &c->deadlines, .target = folder, .host = "host", .depth = 2};
+    struct share_backend_config config = {.loop = &c->loop,
+                                          .deadlines = &c->deadlines,
+                                          .target = folder,
+                                          .host = "host",
+                                          .depth = 2,
+                                          .process = &process};
 
     snprintf(folder, sizeof(folder), "%s/beside", nfs_rig_server.folder);
-    cr_assert_eq(mkdir(folder, 0700), 0);
-    cr_assert_eq(share_posix.open(&config, &beside), 0);
+    cr_assert(mkdir(folder, 0700) == 0 || errno == EEXIST);
+    share_folder_process(&process, folder);
+    cr_assert_eq(share_folder.open(&config, &beside), 0);
 }
 
 /* ---- one operation ---- */
@@ -132,8 +138,10 @@ static void go_on(struct contract *c)
 
     c->ops->process(c->b, &stats);
     if (stats.ends > 0) {
+        share_folder.close(beside); /* its process keeps the loop alive */
         contract_close(c);
         contract_open(c);
+        beside_open(c);
     }
     (void)contract_check(c, false, &now);
 }
@@ -160,8 +168,7 @@ static void under(struct contract *c, unsigned n, void (*prepare_cb)(unsigned i)
     }
     serves(c);
     cr_assert_gt(whole, 0);
-    share_posix.close(beside);
-    uv_run(&c->loop, UV_RUN_NOWAIT);
+    share_folder.close(beside);
 }
 
 #define HOSTILE(name, n, prepare_cb)                                                               \

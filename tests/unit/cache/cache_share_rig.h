@@ -13,7 +13,6 @@ static inline void open_shared(void)
     rig_open();
     memset(&share, 0, sizeof(share));
     list_init(&share.pending);
-    list_init(&share.held);
     share.to = 1;
     rig.cache->config.shared_blocks = 8;
     cache_share_attach(rig.cache, &share);
@@ -23,8 +22,6 @@ static inline void close_shared(void)
 {
     while (share.n_pending > 0)
         fake_share_next(&share, 0);
-    while (!list_empty(&share.held))
-        fake_share_release(&share, LIST_ENTRY(share.held.next, struct share_io, link));
     rig_close();
     fake_share_close(&share);
 }

@@ -47,68 +47,6 @@ Test(cache_share, what_a_root_says_is_an_error_is_a_miss_to_who_asked)
     expect_no_share_left();
 }
 
-Test(cache_share, a_late_completion_lands_in_no_slot_that_is_used_again)
-{
-    block_ref ref = shared_block(rig.one, 100);
-    struct share_io *io;
-    struct waiter w;
-    uint8_t *slot;
-
-    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    io = fake_share_at(&share, 0);
-    slot = io->data;
-    fake_share_tell(&share, io, -ETIMEDOUT);
-    cr_assert_eq(w.status, -ENOENT);
-    drop(ref);
-    cr_expect_eq(index_blocks(rig.index), 0u, "the block is gone");
-    cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4, "the slot is not");
-    for (uint64_t i = 0; i < 20; i++)
-        drop(store(rig.one, i));
-    for (uint64_t i = 0; i < 20; i++)
-        drop(store(rig.two, i)); /* slots of another size: extents are moved */
-    memset(slot, 0x66, MIB / 4); /* the thread is back */
-    for (uint64_t i = 0; i < 20; i++)
-        for (int n = 0; n < 2; n++) {
-            struct ns *ns = n ? rig.two : rig.one;
-            block_ref at = find(ns, i);
-
-            for (uint32_t p = 0; at && p < ns->identity.parts; p++) {
-                if (get(&w, at, p) != CACHE_READY)
-                    continue;
-                cr_expect(marks_right(at, p));
-                cache_put(rig.cache, at, p);
-            }
-        }
-    fake_share_release(&share, io);
-    for (uint64_t i = 0; i < 20; i++) {
-        if (find(rig.one, i))
-            cache_evict(rig.cache, find(rig.one, i), CACHE_ALL);
-        if (find(rig.two, i))
-            cache_evict(rig.cache, find(rig.two, i), CACHE_ALL);
-    }
-    tier_finish();
-    cr_expect_eq(arena_bytes_used(rig.arena), 0u);
-}
-
-Test(cache_share, a_part_that_was_read_keeps_its_slot_until_it_is_released)
-{
-    block_ref ref = shared_block(rig.one, 1);
-    struct share_io *io;
-    struct waiter w;
-
-    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    io = fake_share_at(&share, 0);
-    fake_share_tell(&share, io, 0);
-    cr_assert_eq(w.status, 0);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
-    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
-    cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4);
-    fake_share_release(&share, io);
-    expect_nothing_held();
-    expect_no_share_left();
-}
-
 Test(cache_share, who_finds_the_share_full_is_woken)
 {
     block_ref ref = shared_block(rig.one, 1);
@@ -289,9 +227,8 @@ Test(cache_share, what_is_written_while_it_is_evicted_goes_again)
         cr_assert_eq(share.n_pending, 1u);
         drop(ref);
         cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
-        fake_share_tell(&share, fake_share_at(&share, 0), ends[i]);
         cr_expect_eq(share.removes, i, "the root may still write it");
-        fake_share_release(&share, LIST_ENTRY(share.held.next, struct share_io, link));
+        fake_share_next(&share, ends[i]);
         cr_expect_eq(share.removes, i + 1);
         cr_expect_not(has_file(rig.one, i, 0, 0));
         cr_expect_eq(find(rig.one, i), 0u);

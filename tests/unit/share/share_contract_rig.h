@@ -11,6 +11,7 @@
 #include "daemon/format/checksum.h"
 #include "daemon/share/backend.h"
 #include "tests/runner/bytes.h"
+#include "tests/unit/share/share_folder.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -90,18 +91,6 @@ static inline void contract_folder_begin(struct contract *c, const char *below)
 static inline void contract_folder_end(struct contract *c)
 {
     cr_assert_eq(contract_wipe(c->folder), 0);
-}
-
-/* An absolute path of what the build made, beside the daemon that is tested. */
-static inline void contract_built(const char *program, char out[256])
-{
-    const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
-    char *real = realpath(ucmd, NULL);
-
-    cr_assert(real, "%s", ucmd);
-    cr_assert_lt(snprintf(out, 256, "%.*s/%s", (int)(strrchr(real, '/') - real), real, program),
-                 256);
-    free(real);
 }
 
 /* ---- running operations ---- */

@@ -7,6 +7,7 @@
 #include "daemon/format/bytes.h"
 #include "daemon/share/gc.h"
 #include "daemon/share/share_internal.h"
+#include "tests/unit/share/share_folder.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -60,7 +61,7 @@ static inline uint64_t rig_random(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/* ---- the posix backend with faults ---- */
+/* ---- a folder with faults ---- */
 
 static struct {
     struct share_backend *b;
@@ -128,12 +129,12 @@ static inline void rig_op_start(struct share_backend *b, struct share_op *op)
     if (rig_faults[rig_fault_of(b)].hold_lists && op->verb == SHARE_LIST)
         rig_faults[rig_fault_of(b)].held = op;
     else
-        share_posix.start(b, op);
+        share_folder.start(b, op);
 }
 
 static inline bool rig_op_cancel(struct share_backend *b, struct share_op *op)
 {
-    bool cancelled = share_posix.cancel(b, op);
+    bool cancelled = share_folder.cancel(b, op);
 
     for (unsigned i = 0; cancelled && i < RIG_UNDER_WAY; i++)
         if (rig_under_way[i].op == op)
@@ -144,7 +145,7 @@ static inline bool rig_op_cancel(struct share_backend *b, struct share_op *op)
 static inline int rig_backend_open(const struct share_backend_config *config,
                                    struct share_backend **out)
 {
-    int err = share_posix.open(config, out);
+    int err = share_folder.open(config, out);
     unsigned i = 0;
 
     while (rig_faults[i].b)
@@ -157,10 +158,10 @@ static inline int rig_backend_open(const struct share_backend_config *config,
 static inline void rig_backend_close(struct share_backend *b)
 {
     rig_faults[rig_fault_of(b)].b = NULL;
-    share_posix.close(b);
+    share_folder.close(b);
 }
 
-static const struct share_backend_ops rig_backend = {.name = "posix",
+static const struct share_backend_ops rig_backend = {.name = "folder",
                                                      .open = rig_backend_open,
                                                      .close = rig_backend_close,
                                                      .start = rig_op_start,
@@ -188,7 +189,7 @@ static inline void rig_hold_lists(struct rig *g, unsigned host, bool hold)
     rig_faults[fault].hold_lists = hold;
     rig_faults[fault].held = NULL;
     if (held && !hold)
-        share_posix.start(rig_faults[fault].b, held);
+        share_folder.start(rig_faults[fault].b, held);
 }
 
 static inline void rig_clock_behind(struct rig *g, unsigned host, uint64_t seconds)
@@ -237,16 +238,19 @@ static inline void rig_ready_cb(void *ctx)
 
 static inline void rig_host(struct rig *g, unsigned host)
 {
+    struct config_process process;
     struct share_root_config config = {.loop = g->loop,
                                        .deadlines = g->deadlines,
                                        .metrics = &g->hosts[host].metrics,
                                        .ops = &rig_backend,
                                        .target = g->folder,
                                        .host = host ? "b" : "a",
+                                       .process = &process,
                                        .depth = 4,
                                        .deadline_ms = 5000,
                                        .ready_cb = rig_ready_cb};
 
+    share_folder_process(&process, g->folder);
     cr_assert_eq(share_root_open(&config, &g->hosts[host].root), 0);
     rig_host_config(g, host, 3600000);
 }

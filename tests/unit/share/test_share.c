@@ -10,7 +10,7 @@ struct part {
     struct share_io io;
     uint8_t data[RIG_BYTES];
     int status;
-    bool reported, released, refused;
+    bool reported, refused;
 };
 
 static void told_cb(struct share_io *io, int status)
@@ -20,15 +20,6 @@ static void told_cb(struct share_io *io, int status)
     cr_assert_not(p->reported);
     p->reported = true;
     p->status = status;
-}
-
-static void released_cb(struct share_io *io)
-{
-    struct part *p = LIST_ENTRY(io, struct part, io);
-
-    cr_assert(p->reported);
-    cr_assert_not(p->released);
-    p->released = true;
 }
 
 static struct share_settings settings_of(uint32_t roots, enum config_spread spread)
@@ -82,8 +73,7 @@ static int submit(struct part *p, bool write, uint32_t number, share_root_id roo
                               .id = rig_id(number),
                               .bytes = RIG_BYTES,
                               .root = root,
-                              .done_cb = told_cb,
-                              .released_cb = released_cb}};
+                              .done_cb = told_cb}};
     p->io.data = p->data;
     if (write)
         rig_fill(p->data, number);
@@ -94,7 +84,7 @@ static int move(struct part *p, bool write, uint32_t number, share_root_id root)
 {
     cr_assert_eq(submit(p, write, number, root), 0);
     cr_assert_not(p->reported, "done_cb ran inside the call");
-    cr_assert(rig_run(&p->released, 20000));
+    cr_assert(rig_run(&p->reported, 20000));
     return p->status;
 }
 
@@ -122,22 +112,6 @@ Test(share, a_read_asks_the_other_roots_when_the_hint_is_wrong)
     cr_assert_eq(load(&p, 10, 0), -EIO, "the root that failed might have it");
 }
 
-Test(share, a_hung_root_is_told_of_in_time_and_the_slot_kept_until_it_lets_go)
-{
-    struct part p;
-
-    open_roots(1, CONFIG_SPREAD_TIERED);
-    rig_put(&rig.servers[0], 3);
-    rig.servers[0].hangs = rig.servers[0].stuck = true;
-    cr_assert_eq(submit(&p, false, 3, 1), 0);
-    cr_assert(rig_run(&p.reported, 20000));
-    cr_assert_eq(p.status, -ETIMEDOUT);
-    cr_assert_not(p.released);
-    cr_assert_gt(share_busy(share), 0);
-    rig_let_go(&rig.servers[0]);
-    cr_assert(rig_run(&p.released, 20000));
-}
-
 Test(share, a_hung_root_leaves_time_for_those_behind_it)
 {
     struct part p;
@@ -152,23 +126,6 @@ Test(share, a_hung_root_leaves_time_for_those_behind_it)
     cr_assert_leq(uv_now(&rig.loop) - from, 200);
     cr_assert_eq(load(&p, 4, 1), -ETIMEDOUT, "one of those that hang might have it");
     cr_assert_leq(uv_now(&rig.loop) - from, 450);
-}
-
-/* No other root is let write to memory that a thread may still write to. */
-Test(share, a_root_that_keeps_the_memory_ends_the_read)
-{
-    struct part p;
-
-    open_roots(2, CONFIG_SPREAD_TIERED);
-    rig_put(&rig.servers[1], 3);
-    rig.servers[0].hangs = rig.servers[0].stuck = true;
-    cr_assert_eq(submit(&p, false, 3, 1), 0);
-    cr_assert(rig_run(&p.reported, 20000));
-    cr_assert_eq(p.status, -ETIMEDOUT);
-    cr_assert_not(rig_run(&p.released, 250));
-    cr_assert_eq(rig.servers[1].asked[SHARE_READ], 0);
-    rig_let_go(&rig.servers[0]);
-    cr_assert(rig_run(&p.released, 20000));
 }
 
 Test(share, a_damaged_file_of_a_read_only_root_stays_and_is_not_looked_for)
@@ -312,8 +269,8 @@ Test(share, stopped_it_reads_and_writes_no_more)
     cr_assert_eq(load(&p, 1, 1), 0);
 }
 
-/* Many of everything at once, with roots that fail, hang and come back: all are reported, all released,
- * and what is reported as read is right. */
+/* Many of everything at once, with roots that fail, hang and come back: all are reported, and
+ * what is reported as read is right. */
 Test(share, at_random)
 {
     enum { PARTS = 400 };
@@ -324,13 +281,13 @@ Test(share, at_random)
     open_roots(3, CONFIG_SPREAD_TIERED);
     for (int round = 0; round < 12; round++) {
         for (int i = 0; i < PARTS; i++)
-            parts[i].released = parts[i].reported = true;
+            parts[i].reported = true;
         for (int i = 0; i < PARTS; i++) {
             struct part *p = &parts[i];
 
             x ^= x << 13, x ^= x >> 7, x ^= x << 17;
             if (submit(p, x % 3 == 0, (uint32_t)(x >> 20) % 500, (share_root_id)(x >> 50) % 4) < 0)
-                p->reported = p->released = p->refused = true;
+                p->reported = p->refused = true;
         }
         for (int i = 0; i < RIG_ROOTS; i++) {
             struct rig_server *s = &rig.servers[i];
@@ -350,7 +307,7 @@ Test(share, at_random)
         for (int i = 0; i < PARTS; i++) {
             uint8_t right[RIG_BYTES];
 
-            cr_assert(parts[i].released, "%d of round %d", i, round);
+            cr_assert(parts[i].reported, "%d of round %d", i, round);
             if (parts[i].refused || parts[i].io.write || parts[i].status != 0)
                 continue;
             rig_fill(right, rig_number(&parts[i].io.id));

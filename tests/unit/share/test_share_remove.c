@@ -183,7 +183,7 @@ Test(share_remove, a_root_that_hangs_is_told_of_and_the_others_are_done)
     open_with(settings(2));
     put(0, 0, 500);
     put(1, 0, 500);
-    rig.servers[0].hangs = rig.servers[0].stuck = true;
+    rig.servers[0].hangs = true;
     begin(&one, 1, 0, 500, 1);
     cr_assert(rig_run(&one.done, 10000));
     cr_expect_eq(one.status, -ETIMEDOUT);
@@ -196,7 +196,7 @@ Test(share_remove, cancelled_while_a_root_hangs_it_is_the_callers_again)
 
     open_with(settings(1));
     put(0, 0, 500);
-    rig.servers[0].hangs = rig.servers[0].stuck = true;
+    rig.servers[0].hangs = true;
     begin(&one, 1, 0, 500, 1);
     begin(&two, 2, 500, 1, 1);
     id.part = 0;

@@ -12,7 +12,7 @@ struct item {
     struct share_task task;
     uint8_t data[RIG_BYTES];
     int status;
-    bool reported, released;
+    bool released;
 };
 
 static void ready_cb(void *ctx)
@@ -50,22 +50,12 @@ static void teardown(void)
 
 TestSuite(share_root, .init = setup, .fini = teardown, .timeout = 30);
 
-static void late_cb(struct share_task *t)
-{
-    struct item *it = LIST_ENTRY(t, struct item, task);
-
-    cr_assert_not(it->reported, "late twice");
-    it->reported = true;
-    it->status = -ETIMEDOUT;
-}
-
 static void released_cb(struct share_task *t)
 {
     struct item *it = LIST_ENTRY(t, struct item, task);
 
     cr_assert_not(it->released, "released twice");
-    cr_assert(!it->reported || t->status == -ETIMEDOUT);
-    it->reported = it->released = true;
+    it->released = true;
     it->status = t->status;
 }
 
@@ -78,7 +68,6 @@ static int submit(struct item *it, enum share_verb verb, enum share_class class,
     *it = (struct item){.task = {.class = class,
                                  .who = who,
                                  .deadline_ms = uv_now(&rig.loop) + ms,
-                                 .late_cb = late_cb,
                                  .released_cb = released_cb}};
     it->task.op.verb = verb;
     it->task.op.id = rig_id(number);
@@ -95,7 +84,7 @@ Test(share_root, answers_are_passed_on_and_never_from_inside)
 
     rig_put(server, 7);
     cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 7, 1000), 0);
-    cr_assert_not(it.reported);
+    cr_assert_not(it.released);
     cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, 0);
     cr_assert_eq(memcmp(it.data, server->files[7].data, RIG_BYTES), 0);
@@ -121,20 +110,18 @@ Test(share_root, what_can_be_taken_back_ends_at_its_deadline)
     cr_assert_eq(rig.metrics.share_timeouts, 1);
 }
 
-Test(share_root, what_a_thread_is_in_is_told_in_time_and_released_late)
+Test(share_root, what_is_copied_at_its_deadline_ends_when_it_has_been)
 {
     struct item it;
 
     server->hangs = server->stuck = true;
     rig_put(server, 1);
     cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 1, 20), 0);
-    cr_assert(rig_run(&it.reported, 20000));
-    cr_assert_eq(it.status, -ETIMEDOUT);
-    cr_assert_not(rig_run(&it.released, 50), "the thread still writes to its memory");
+    cr_assert_not(rig_run(&it.released, 50), "a thread still writes to its memory");
     cr_assert_eq(share_root_busy(root), 1);
     rig_let_go(server);
     cr_assert(rig_run(&it.released, 20000));
-    cr_assert_eq(it.status, -ETIMEDOUT);
+    cr_assert_eq(it.status, 0);
 }
 
 Test(share_root, a_root_that_hangs_holds_no_more_than_its_depth)
@@ -142,35 +129,30 @@ Test(share_root, a_root_that_hangs_holds_no_more_than_its_depth)
     static struct item items[DEPTH * 4];
     bool all = false;
 
-    server->hangs = server->stuck = true;
+    server->hangs = true;
     for (unsigned i = 0; i < DEPTH * 4; i++)
         (void)submit(&items[i], SHARE_READ, SHARE_LOAD, i, 30 + i % 2);
     rig_run(&all, 200);
     for (unsigned i = 0; i < DEPTH * 4; i++)
-        cr_assert(items[i].reported, "%u is not reported", i);
+        cr_assert(items[i].released, "%u is not released", i);
     cr_assert_lt(server->busy_max, DEPTH + 2, "and one check");
     cr_assert_eq(share_root_health(root), SHARE_DOWN);
-    rig_let_go(server);
-    rig_run(NULL, 20);
-    for (unsigned i = 0; i < DEPTH * 4; i++)
-        cr_assert(items[i].released);
 }
 
-Test(share_root, few_threads_that_all_hang_close_it_too)
+Test(share_root, given_up_it_holds_nothing)
 {
-    struct item items[8];
+    static struct item items[DEPTH * 4];
 
-    root->config.depth = 2;
-    server->hangs = server->stuck = true;
-    for (unsigned i = 0; i < 8; i++)
-        cr_assert_eq(submit(&items[i], SHARE_READ, SHARE_LOAD, i, 20 + i), 0);
-    rig_run(NULL, 100);
-    cr_assert_eq(share_root_health(root), SHARE_DOWN);
-    for (unsigned i = 0; i < 8; i++)
-        cr_assert(items[i].reported, "%u", i);
-    rig_let_go(server);
+    server->hangs = true;
+    for (unsigned i = 0; i < DEPTH * 4; i++)
+        cr_assert_eq(submit(&items[i], i % 4 ? SHARE_READ : SHARE_REMOVE,
+                            i % 4 ? SHARE_LOAD : SHARE_BACKGROUND, i, 60000),
+                     0);
     rig_run(NULL, 20);
-    cr_assert(items[0].released);
+    share_root_give_up(root);
+    cr_assert_eq(share_root_busy(root), 0);
+    for (unsigned i = 0; i < DEPTH * 4; i++)
+        cr_assert(items[i].released && items[i].status < 0, "%u", i);
 }
 
 Test(share_root, failures_in_a_row_close_it_and_a_check_opens_it)
@@ -408,7 +390,7 @@ Test(share_root, queues_have_an_end)
     cr_assert_geq(taken, 4096);
     rig_run(&items[taken - 1].released, 20000);
     for (unsigned i = 0; i < taken; i++)
-        reported += items[i].reported;
+        reported += items[i].released;
     cr_assert_eq(reported, taken);
     cr_assert_geq(readies, 1);
 }
@@ -426,7 +408,7 @@ Test(share_root, a_task_can_be_taken_back)
     cr_assert_eq(share_root_busy(root), 0);
     rig_run(NULL, 20);
     for (unsigned i = 0; i <= DEPTH; i++)
-        cr_assert_not(items[i].reported);
+        cr_assert_not(items[i].released);
 }
 
 static struct item takers[DEPTH];
@@ -456,7 +438,7 @@ Test(share_root, who_is_told_that_it_is_down_may_take_others_back)
     rig_run(NULL, 10);
     cr_assert_eq(taken_back, 2, "those that were under way, and not that which was ending");
     for (unsigned i = 0; i < DEPTH - 1; i++)
-        cr_assert_eq(takers[i].reported && takers[i].released, i < 5, "%u", i);
+        cr_assert_eq(takers[i].released && takers[i].released, i < 5, "%u", i);
     rig_let_go(server);
     cr_assert(rig_run(&between[3].released, 20000));
 }

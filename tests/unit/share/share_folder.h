@@ -1,0 +1,36 @@
+/* A root in a folder, for tests: the program that the build made, beside the daemon that is tested. */
+#ifndef UCMD_TESTS_SHARE_FOLDER_H
+#define UCMD_TESTS_SHARE_FOLDER_H
+
+#include "daemon/config/roots.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* An absolute path of what the build made. */
+static inline void share_built(const char *program, char out[256])
+{
+    const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
+    char *real = realpath(ucmd, NULL);
+
+    cr_assert(real, "%s", ucmd);
+    cr_assert_lt(snprintf(out, 256, "%.*s/%s", (int)(strrchr(real, '/') - real), real, program),
+                 256);
+    free(real);
+}
+
+static inline void share_folder_process(struct config_process *p, const char *folder)
+{
+    char program[256];
+
+    share_built("ucmd-backend-folder", program);
+    signal(SIGPIPE, SIG_IGN); /* as the daemon does */
+    *p = (struct config_process){.buffer_bytes = 8u << 20, .pause_ms = 10};
+    snprintf(p->command, sizeof(p->command), "%s %s", program, folder);
+    snprintf(p->folder, sizeof(p->folder), "%s", folder); /* what it may write to, and no more */
+}
+
+#endif
