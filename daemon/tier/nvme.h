@@ -1,5 +1,5 @@
 /* Inside of the NVMe tier: what its files share. Nobody else includes it, but what features add: daemon/seal/nvme_seal.c,
- * daemon/pool/nvme_shards.c and daemon/scrub.
+ * daemon/pool/nvme_shards.c, daemon/scrub and daemon/checkpoint.
  *
  * A read:  submit -> its file's queue -> engine -> checksum -> done
  * A write: submit -> checksum -> summed -> a record; with its neighbours one engine operation ->
@@ -332,6 +332,12 @@ static inline bool nvme_recovering(const struct tier *t)
     return t->recovery.state != RECOVERY_DONE;
 }
 
+/* Of the segments that were adopted, those that this run has not opened itself. */
+static inline bool nvme_to_recover(const struct tier *t, const struct segment *s)
+{
+    return s->state == SEGMENT_SEALED && s->sequence < t->recovery.before;
+}
+
 /* The files from the lowest to the highest: each calls those above it here, and no other.
  * nvme.c calls all. */
 
@@ -471,7 +477,7 @@ void nvme_write_worked(struct tier *t, unsigned file);
 /* The record does not hold what was written to it: its segment goes into quarantine. */
 void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t record);
 
-/* ---- nvme_checkpoint.c ---- */
+/* ---- daemon/checkpoint/nvme_checkpoint.c ---- */
 
 #define PATH_BYTES 4352u
 
@@ -522,11 +528,20 @@ void nvme_scrub_start(struct tier *t, uint64_t rate, uint64_t interval_ms);
 
 /* ---- nvme_duplicates.c ---- */
 
-void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
-                        const struct nvme_record_header *h);
+/* Recovery has found a record: offers it, and notes it where its part is known already. */
+void nvme_record_found(struct tier *t, struct segment *s, uint32_t record,
+                       const struct nvme_record_header *h);
 /* False: all have been compared. */
 bool nvme_duplicates_go_on(struct tier *t);
 void nvme_duplicates_drop(struct tier *t);
+
+/* ---- daemon/checkpoint/nvme_restore.c ---- */
+
+/* Begins to read the checkpoints. False: there is none, or no memory for it. */
+bool nvme_restore_start(struct tier *t);
+/* In a later turn. False: all that they have is taken over. */
+bool nvme_restore_go_on(struct tier *t);
+void nvme_restore_close(struct tier *t);
 
 /* ---- nvme_recover.c ---- */
 

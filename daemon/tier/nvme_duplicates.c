@@ -28,8 +28,8 @@ static void duplicate_free(struct tier *t, struct duplicate *w)
     t->recovery.duplicates_n--;
 }
 
-void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
-                        const struct nvme_record_header *h)
+static void duplicate_add(struct tier *t, struct segment *s, uint32_t record,
+                          const struct nvme_record_header *h)
 {
     struct duplicate *w = t->recovery.duplicates_n < DUPLICATES_MAX ? malloc(sizeof(*w)) : NULL;
 
@@ -39,6 +39,18 @@ void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
     segment_read_begin(s);
     list_push_back(&t->recovery.duplicates, &w->link);
     t->recovery.duplicates_n++;
+}
+
+void nvme_record_found(struct tier *t, struct segment *s, uint32_t record,
+                       const struct nvme_record_header *h)
+{
+    struct tier_duplicate other;
+
+    if (nvme_offer(t, s, record, h, &other))
+        return;
+    t->recovery.refused++;
+    if (other.owner != 0)
+        duplicate_add(t, s, record, h);
 }
 
 /* ---- one that is read ---- */

@@ -2,7 +2,7 @@
  *
  * 1. It reads the header of every segment. Writes wait until all are known, because a segment that
  *    seems free may not be.
- * 2. It reads the checkpoints, and takes their parts over, half a millisecond a turn of the loop.
+ * 2. It reads the checkpoints, and takes their parts over (daemon/checkpoint).
  * 3. It reads the headers of records that they do not cover, many at a time. A segment can be
  *    reclaimed as soon as its own records are known.
  * 4. It compares what it found twice (nvme_duplicates.c). */
@@ -11,19 +11,12 @@
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define ROOM "tier"
-#define CHECKPOINT_BUFFER (4u << 20)
-#define TURN_NS 500000u
-#define ENTRIES_TURN 64u /* between two looks at the clock */
 #define PROGRESS_MS 5000
 #define SEGMENT_HEADER UINT32_MAX /* scan_op.record */
 #define SCAN_UNDER_WAY 1          /* scan_op.scanned */
@@ -42,20 +35,10 @@ static void scans_free(struct nvme_recovery *r)
     r->pages = NULL;
 }
 
-static void checkpoints_close(struct tier *t)
-{
-    struct checkpoint_reader *reader = &t->recovery.restore.reader;
-
-    if (reader->buffer && reader->fd >= 0)
-        close(reader->fd);
-    free(reader->buffer);
-    reader->buffer = NULL;
-}
-
 void nvme_recover_close(struct tier *t)
 {
     nvme_duplicates_drop(t);
-    checkpoints_close(t);
+    nvme_restore_close(t);
     scans_free(&t->recovery);
 }
 
@@ -134,18 +117,6 @@ static bool record_is_ours(const struct tier *t, const struct segment *s, uint32
            nvme_stride(h->payload_bytes) <= (uint64_t)s->stride_pages * NVME_PAGE;
 }
 
-static void record_recover(struct tier *t, struct segment *s, uint32_t record,
-                           const struct nvme_record_header *h)
-{
-    struct tier_duplicate other;
-
-    if (nvme_offer(t, s, record, h, &other))
-        return;
-    t->recovery.refused++;
-    if (other.owner != 0)
-        nvme_duplicate_add(t, s, record, h);
-}
-
 /* The next start may be able to read it. */
 static void segment_not_read(struct tier *t, struct segment *s)
 {
@@ -180,7 +151,7 @@ static void record_seen(struct tier *t, struct segment *s, uint32_t record, cons
     if ((meant || rc == -EBADMSG) && record >= s->seen_to)
         s->seen_to = record + 1;
     if (ours)
-        record_recover(t, s, record, &h);
+        nvme_record_found(t, s, record, &h);
     /* not wanted, or emptied by a repair of the file */
     if (s->states[record] == RECORD_EMPTY && (ours || nvme_page_blank(page)))
         s->states[record] = RECORD_DEAD;
@@ -255,152 +226,6 @@ static void scan_start(struct tier *t, struct segment *s, uint32_t record)
                                            : segment_record_offset(&t->segments, s, record));
 }
 
-/* ---- the checkpoints: the pool reads and checks a piece, the loop takes its parts over ---- */
-
-static void checkpoint_read_run(struct nvme_job *job)
-{
-    struct nvme_restore *r = LIST_ENTRY(job, struct nvme_restore, job);
-    char path[PATH_BYTES];
-
-    if (r->reader.fd < 0) {
-        snprintf(path, sizeof(path), "%s/" NVME_INDEX_FILE,
-                 job->tier->devices[r->file].file.folder);
-        r->reader.fd = open(path, O_RDONLY | O_CLOEXEC);
-        r->reader.offset = 0;
-    }
-    if (r->reader.fd >= 0)
-        checkpoint_read(&r->reader);
-}
-
-static void checkpoint_end(struct tier *t, struct nvme_restore *r)
-{
-    t->metrics->nvme_damaged_pages += r->reader.damaged;
-    if (r->reader.damaged)
-        log_warn(ROOM, "checkpoint-damaged", "path=%s offset=%" PRIu64 ": scanning instead",
-                 t->devices[r->file].file.folder, r->reader.offset);
-    if (r->reader.fd >= 0)
-        close(r->reader.fd);
-    r->reader = (struct checkpoint_reader){
-        .fd = -1, .buffer = r->reader.buffer, .capacity = CHECKPOINT_BUFFER};
-    r->file++;
-}
-
-/* Of the segments that were adopted, those that this run has not opened itself. */
-static bool to_recover(const struct tier *t, const struct segment *s)
-{
-    return s->state == SEGMENT_SEALED && s->sequence < t->recovery.before;
-}
-
-/* The segment of a span, if it has not been opened again and the span follows the one before. */
-static struct segment *span_segment(struct tier *t, const struct nvme_restore *r)
-{
-    const struct checkpoint_span *c = &r->span;
-    struct segment *s;
-
-    if (memcmp(c->uuid, t->devices[r->file].file.uuid, sizeof(c->uuid)) != 0 ||
-        c->segment >= t->segments.file[r->file].count)
-        return NULL;
-    s = &t->segments.file[r->file].segments[c->segment];
-    /* it was in use, and its header is not there */
-    t->metrics->nvme_damaged_pages += s->state == SEGMENT_FREE && c->from == 0 && c->entries > 0;
-    t->devices[r->file].went_on |= to_recover(t, s) && s->sequence > c->sequence;
-    if (!to_recover(t, s) || s->sequence != c->sequence ||
-        (uint64_t)s->stride_pages * NVME_PAGE != c->stride || s->covered != c->from ||
-        c->to > s->records)
-        return NULL;
-    return s;
-}
-
-static void entry_take(struct tier *t, struct nvme_restore *r)
-{
-    struct segment *s = r->segment;
-    struct nvme_record_header h;
-
-    if (checkpoint_entry_decode(r->reader.buffer + r->at, r->entry, &h) &&
-        h.record >= r->span.from && h.record < r->span.to && s->states[h.record] == RECORD_EMPTY &&
-        nvme_stride(h.payload_bytes) <= r->span.stride)
-        record_recover(t, s, h.record, &h);
-    r->entry++;
-}
-
-/* Some entries, or the next span; false at the end of the buffer. */
-static bool entries_take(struct tier *t, struct nvme_restore *r)
-{
-    if (r->at == r->reader.good)
-        return false;
-    if (r->entry == 0) {
-        int rc = checkpoint_span_decode(r->reader.buffer + r->at, r->reader.good - r->at, &r->span);
-
-        assert(rc == 0); /* it passed in the pool */
-        (void)rc;
-        r->segment = span_segment(t, r);
-    }
-    for (unsigned i = 0; r->segment && i < ENTRIES_TURN && r->entry < r->span.entries; i++)
-        entry_take(t, r);
-    if (r->segment && r->entry < r->span.entries)
-        return true;
-    if (r->segment)
-        r->segment->covered = r->span.to;
-    r->at += checkpoint_span_bytes(r->span.entries);
-    r->entry = 0;
-    return true;
-}
-
-static void checkpoint_next(struct tier *t);
-
-static void checkpoint_go_on(struct tier *t)
-{
-    struct nvme_restore *r = &t->recovery.restore;
-    uint64_t end = uv_hrtime() + TURN_NS;
-    bool more = true;
-
-    while (more && uv_hrtime() < end)
-        more = entries_take(t, r);
-    if (more) {
-        nvme_turn_want(t, NVME_TURN_RECOVERY);
-        return;
-    }
-    if (r->reader.end || r->reader.fd < 0)
-        checkpoint_end(t, r);
-    checkpoint_next(t);
-}
-
-static void checkpoint_read_done(struct nvme_job *job)
-{
-    struct nvme_restore *r = LIST_ENTRY(job, struct nvme_restore, job);
-
-    r->at = 0;
-    r->entry = 0;
-    nvme_turn_want(job->tier, NVME_TURN_RECOVERY);
-}
-
-static void checkpoint_next(struct tier *t)
-{
-    struct nvme_restore *r = &t->recovery.restore;
-
-    while (r->file < t->files && t->devices[r->file].file.fd < 0)
-        r->file++;
-    if (r->file < t->files) {
-        nvme_job_start(t, &r->job, checkpoint_read_run, checkpoint_read_done);
-        return;
-    }
-    checkpoints_close(t);
-    records_start(t);
-}
-
-/* Without memory the records are scanned. */
-static void checkpoints_start(struct tier *t)
-{
-    struct nvme_restore *r = &t->recovery.restore;
-
-    r->reader = (struct checkpoint_reader){
-        .fd = -1, .buffer = malloc(CHECKPOINT_BUFFER), .capacity = CHECKPOINT_BUFFER};
-    if (r->reader.buffer)
-        checkpoint_next(t);
-    else
-        records_start(t);
-}
-
 /* ---- in which order ---- */
 
 /* The segment at the cursor, the files taking turns; NULL at the end. */
@@ -442,7 +267,8 @@ static void headers_pump(struct tier *t)
     r->state = RECOVERY_CHECKPOINT;
     t->metrics->nvme_recovering = r->segments;
     nvme_writes_go_on(t);
-    checkpoints_start(t);
+    if (!nvme_restore_start(t))
+        records_start(t);
 }
 
 static void records_pump(struct tier *t)
@@ -456,7 +282,7 @@ static void records_pump(struct tier *t)
             nvme_turn_want(t, NVME_TURN_RECOVERY);
             return;
         }
-        if (!to_recover(t, s) || r->record == s->records) {
+        if (!nvme_to_recover(t, s) || r->record == s->records) {
             r->file++;
             r->record = 0;
             continue;
@@ -491,10 +317,10 @@ void nvme_recover_go_on(struct tier *t)
 {
     if (t->closing)
         return;
-    if (t->recovery.state == RECOVERY_CHECKPOINT)
-        checkpoint_go_on(t);
-    else
+    if (t->recovery.state != RECOVERY_CHECKPOINT)
         recover_pump(t);
+    else if (!nvme_restore_go_on(t))
+        records_start(t);
 }
 
 static void records_start(struct tier *t)

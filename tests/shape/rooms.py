@@ -32,6 +32,7 @@ FEATURES = {
     "learning": ["daemon/learn/"],
     "snapshot": ["daemon/snapshot/"],
     "scrub": ["daemon/scrub/"],
+    "checkpoints": ["daemon/checkpoint/"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh", "proto/memory/staging.*"],
     "sparse client": ["client/lib/sparse/"],
 }
