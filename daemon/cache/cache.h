@@ -101,8 +101,6 @@ void cache_purge_end(struct cache *c, struct cache_purge *p);
 bool cache_found(struct cache *c, block_ref ref);
 /* Complete and every part in DRAM. */
 bool cache_in_dram(struct cache *c, block_ref ref);
-/* Complete, but some part has to be read from the shared tier. */
-bool cache_on_share(struct cache *c, block_ref ref);
 /* A lease keeps the block in some tier until cache_unlease. */
 void cache_lease(struct cache *c, block_ref ref);
 void cache_unlease(struct cache *c, block_ref ref);

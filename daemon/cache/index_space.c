@@ -12,68 +12,54 @@
 #define SWEEP_TURN 256
 /* Of so many, cache_list_drop_older takes the one that was written first. */
 #define OLDER_TRIES 16
-/* Blocks that a search looks at, and how many of those that may go it compares. */
+/* Blocks that a sample looks at, and how many it compares. */
 #define LOOKS 256u
 #define COMPARED 16u
 
-static bool may_go(const struct block *b, const struct ns *ns)
+void cache_sample(struct cache *c, const struct tenant *t, struct tenant_cursor *at,
+                  bool (*look_cb)(struct cache_sample *s, const struct ns *ns, block_ref ref),
+                  struct cache_sample *s)
 {
-    return b->leases == 0 && !(b->flags & (BLOCK_PINNED | BLOCK_QUEUED)) && block_idle(b, ns);
-}
+    /* All places once, and the rest of the one that it begins in. */
+    uint32_t looks = 0, compared = 0, left = index_ns_places(c->config.index) + 1;
 
-/* What is worth least is lowest. */
-static unsigned worth(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-
-    return block_complete(b, ns) ? 1 + policy_heat(b) : 0;
-}
-
-/* The namespace of the tenant where the search goes on. NULL: it has none with blocks from there to the last place. */
-static struct ns *next_ns(struct cache *c, struct tenant *t)
-{
-    for (; t->give.place < index_ns_places(c->config.index); t->give.place++, t->give.cursor = 0) {
-        struct ns *ns = index_ns_at(c->config.index, t->give.place);
-
-        if (ns && ns->tenant == t && ns->blocks > 0)
-            return ns;
-    }
-    t->give.place = 0;
-    t->give.cursor = 0;
-    return NULL;
-}
-
-static block_ref find(struct cache *c, struct tenant *t)
-{
-    uint32_t looks = 0, compared = 0, rounds = 0;
-    unsigned least = UINT32_MAX;
-    block_ref best = 0;
-
-    while (looks < LOOKS && compared < COMPARED && rounds < 2) {
-        struct ns *ns = next_ns(c, t);
+    s->cache = c;
+    while (looks < LOOKS && compared < COMPARED && left > 0) {
         block_ref refs[COMPARED];
         uint32_t n = 0;
+        struct ns *ns;
 
-        if (!ns) {
-            rounds++;
-            continue;
+        if (at->place >= index_ns_places(c->config.index))
+            *at = (struct tenant_cursor){0};
+        ns = index_ns_at(c->config.index, at->place);
+        if (ns && ns->tenant == t && (s->below ? ns->nvme_bytes : ns->blocks) > 0) {
+            at->cursor = index_scan(c->config.index, ns, at->cursor, COMPARED, refs, &n);
+            looks += n + 1;
+        } else {
+            at->cursor = 0;
         }
-        t->give.cursor = index_scan(c->config.index, ns, t->give.cursor, COMPARED, refs, &n);
-        t->give.place += t->give.cursor == 0;
-        looks += n + 1;
-        for (uint32_t i = 0; i < n; i++) {
-            unsigned is =
-                may_go(index_block(c->config.index, refs[i]), ns) ? worth(c, refs[i]) : UINT32_MAX;
-
-            compared += is < UINT32_MAX;
-            if (is < least) {
-                least = is;
-                best = refs[i];
-            }
+        for (uint32_t i = 0; i < n; i++)
+            compared += look_cb(s, ns, refs[i]);
+        if (at->cursor == 0) {
+            at->place++;
+            left--;
         }
     }
-    return best;
+}
+
+static bool look_cb(struct cache_sample *s, const struct ns *ns, block_ref ref)
+{
+    const struct block *b = index_block(s->cache->config.index, ref);
+    /* What is worth least is lowest. */
+    unsigned worth = block_complete(b, ns) ? 1 + policy_heat(b) : 0;
+
+    if (b->flags & BLOCK_QUEUED || !cache_may_drop(s->cache, ref))
+        return false;
+    if (s->best == 0 || worth < s->heat) {
+        s->heat = worth;
+        s->best = ref;
+    }
+    return true;
 }
 
 static bool gives(struct cache *c, const struct ns *ns)
@@ -83,11 +69,12 @@ static bool gives(struct cache *c, const struct ns *ns)
 
 static bool give(struct cache *c, const struct ns *ns)
 {
-    block_ref ref = find(c, ns->tenant);
+    struct cache_sample s = {.best = 0};
 
-    if (ref != 0)
-        cache_drop(c, ref);
-    return ref != 0;
+    cache_sample(c, ns->tenant, &ns->tenant->give, look_cb, &s);
+    if (s.best != 0)
+        cache_drop(c, s.best);
+    return s.best != 0;
 }
 
 /* ---- a new block ---- */

@@ -51,7 +51,7 @@ bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
     return rc == 0;
 }
 
-struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part)
+static struct block_file_id shared_id(struct cache *c, block_ref ref, uint32_t part)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
@@ -164,7 +164,7 @@ int op_share(struct part_op *op, bool write, const struct span *span)
 
     op->shared = true;
     op->io.share = (struct share_io){.write = write,
-                                     .id = cache_shared_id(c, op->ref, op->part),
+                                     .id = shared_id(c, op->ref, op->part),
                                      .data = span->origin,
                                      .bytes = span->len,
                                      .who = tenant_who(ns->tenant),

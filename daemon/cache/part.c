@@ -73,14 +73,6 @@ static bool on_share(const struct cache *c, const struct block *b, const struct 
     return false;
 }
 
-bool cache_on_share(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    return on_share(c, b, ns);
-}
-
 uint8_t cache_tier(const struct cache *c, block_ref ref)
 {
     const struct block *b = ref ? index_block(c->config.index, ref) : NULL;

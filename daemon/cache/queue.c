@@ -171,7 +171,7 @@ enum part_below part_below(const struct part *p, enum write_to to)
                                             : COPY_NONE;
 }
 
-bool block_share_writing(const struct block *b, const struct ns *ns)
+static bool share_writing(const struct block *b, const struct ns *ns)
 {
     for (uint32_t i = 0; i < ns->identity.parts; i++)
         if (b->part[i].share == PART_SHARE_WRITING)
@@ -188,7 +188,7 @@ uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum wr
     for (uint32_t i = 0; i < ns->identity.parts; i++)
         n += part_below(&b->part[i], to) == COPY_NONE &&
              (to == WRITE_SHARE || b->part[i].dram == PART_DRAM_READY);
-    return n - (n > 0 && to == WRITE_SHARE && block_share_writing(b, ns));
+    return n - (n > 0 && to == WRITE_SHARE && share_writing(b, ns));
 }
 
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
@@ -197,7 +197,7 @@ void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
     const struct block *b = cache_block(c, ref, &ns);
 
     if (part == ns->identity.parts - 1 || b->flags & (BLOCK_SHARE_QUEUED | BLOCK_DOOMED) ||
-        block_share_writing(b, ns))
+        share_writing(b, ns))
         return;
     /* In front: the block's other parts are in DRAM now, and may not be later. */
     if (!c->no_writes && writes_push(&c->write[WRITE_SHARE], ns->tenant, ref, true) == 0)

@@ -8,17 +8,8 @@
 
 #include <errno.h>
 
-/* Blocks that a search looks at, and how many of those that may go it compares. */
-#define LOOKS 256u
-#define COMPARED 16u
 /* Blocks that go in one turn of the loop when a tenant has more than it may. */
 #define TRIM_TURN 64u
-
-struct choice {
-    block_ref ref; /* 0: none yet */
-    unsigned heat;
-    uint64_t written;
-};
 
 static uint64_t written_at(struct cache *c, const struct block *b, const struct ns *ns)
 {
@@ -28,72 +19,28 @@ static uint64_t written_at(struct cache *c, const struct block *b, const struct 
     return UINT64_MAX;
 }
 
-static bool may_go(const struct block *b, const struct ns *ns, bool any)
+static bool look_cb(struct cache_sample *s, const struct ns *ns, block_ref ref)
 {
-    return b->leases == 0 && !(b->flags & BLOCK_PINNED) && block_idle(b, ns) &&
-           (any || b->dram_parts == 0);
-}
+    const struct block *b = index_block(s->cache->config.index, ref);
+    uint64_t written = written_at(s->cache, b, ns);
+    unsigned heat = policy_heat(b);
 
-static void compare(struct cache *c, struct choice *best, block_ref ref)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-    struct choice is = {.ref = ref, .heat = policy_heat(b), .written = written_at(c, b, ns)};
-
-    if (best->ref == 0 || is.heat < best->heat ||
-        (is.heat == best->heat && is.written < best->written))
-        *best = is;
-}
-
-static void next_place(struct tenant *t, uint32_t *left)
-{
-    t->below.cursor = 0;
-    t->below.place++;
-    --*left;
-}
-
-/* The next namespace of the tenant with something on NVMe, from its cursor on. NULL: no place is left to look at. */
-static struct ns *next_ns(struct cache *c, struct tenant *t, uint32_t *left)
-{
-    for (; *left > 0; next_place(t, left)) {
-        struct ns *ns;
-
-        if (t->below.place >= index_ns_places(c->config.index))
-            t->below.place = 0;
-        ns = index_ns_at(c->config.index, t->below.place);
-        if (ns && ns->tenant == t && ns->nvme_bytes > 0)
-            return ns;
+    if (written == UINT64_MAX || (!s->any && b->dram_parts > 0) || !cache_may_drop(s->cache, ref))
+        return false;
+    if (s->best == 0 || heat < s->heat || (heat == s->heat && written < s->written)) {
+        s->best = ref;
+        s->heat = heat;
+        s->written = written;
     }
-    return NULL;
+    return true;
 }
 
 static block_ref victim(struct cache *c, struct tenant *t, bool any)
 {
-    struct choice best = {.ref = 0};
-    /* All places once, and the rest of the one that it begins in. */
-    uint32_t looks = 0, compared = 0, left = index_ns_places(c->config.index) + 1;
+    struct cache_sample s = {.below = true, .any = any};
 
-    while (looks < LOOKS && compared < COMPARED) {
-        struct ns *ns = next_ns(c, t, &left);
-        block_ref refs[COMPARED];
-        uint32_t n = 0;
-
-        if (!ns)
-            break;
-        t->below.cursor = index_scan(c->config.index, ns, t->below.cursor, COMPARED, refs, &n);
-        for (uint32_t i = 0; i < n; i++) {
-            const struct block *b = index_block(c->config.index, refs[i]);
-
-            if (!may_go(b, ns, any) || written_at(c, b, ns) == UINT64_MAX)
-                continue;
-            compare(c, &best, refs[i]);
-            compared++;
-        }
-        if (t->below.cursor == 0)
-            next_place(t, &left);
-        looks += n + 1;
-    }
-    return best.ref;
+    cache_sample(c, t, &t->below, look_cb, &s);
+    return s.best;
 }
 
 static void give_up(struct cache *c, block_ref ref)

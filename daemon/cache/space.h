@@ -117,6 +117,19 @@ enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from);
 /* Drops one for it. False: none may be. */
 bool cache_index_drop(struct cache *c, const struct ns *ns, enum index_space from);
+/* Looks at some blocks of the tenant, in its namespaces in turn, from where the last sample ended, and has look_cb choose one of them. Redis
+ * samples so, too ("Key eviction", redis.io): no list is kept in order for that. */
+struct cache_sample {
+    struct cache *cache;
+    bool below; /* in: of namespaces with something on NVMe */
+    bool any;   /* look_cb's own, as is the rest: what DRAM has, too, may be chosen */
+    unsigned heat;
+    uint64_t written;
+    block_ref best; /* 0: none yet */
+};
+void cache_sample(struct cache *c, const struct tenant *t, struct tenant_cursor *at,
+                  bool (*look_cb)(struct cache_sample *s, const struct ns *ns, block_ref ref),
+                  struct cache_sample *s);
 /* During recovery, in a full index: drops a block that lies on NVMe only and was written before
  * `sequence`. False: none was found. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence);

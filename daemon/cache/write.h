@@ -82,7 +82,6 @@ void cache_write_give_up(struct cache *c, enum write_to to, block_ref ref);
 /* What a target has of a part. */
 enum part_below { COPY_NONE, COPY_WRITING, COPY_THERE };
 enum part_below part_below(const struct part *p, enum write_to to);
-bool block_share_writing(const struct block *b, const struct ns *ns);
 /* How many of its parts a write would bring to the target: they have no copy there, nor is one under
  * way. */
 uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);

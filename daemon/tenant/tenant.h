@@ -15,6 +15,12 @@
 
 struct policy_group;
 
+/* Of a walk through its namespaces: the place of one, and index_scan's cursor in it. */
+struct tenant_cursor {
+    uint32_t place;
+    uint64_t cursor;
+};
+
 struct tenant {
     uint32_t id; /* from 1; it is given again when the tenant is gone */
     uint32_t refs;
@@ -31,16 +37,10 @@ struct tenant {
         dram_bytes; /* of slots of its blocks, in windows not, those that are being filled too */
     uint64_t nvme_bytes, share_bytes; /* of its parts there */
     uint64_t nvme_writing_bytes;      /* of its parts on their way there */
-    struct {
-        uint32_t place;
-        uint64_t cursor;
-    } below; /* where the search for a block of it on NVMe goes on */
-    struct {
-        uint32_t place;
-        uint64_t cursor;
-    } give;                     /* the same in a full index: cache/index_space.c */
-    uint64_t block_max_bytes;   /* slots of its largest block, so far */
-    struct policy_group *group; /* from malloc; NULL: none */
+    struct tenant_cursor below;       /* where the search for a block of it on NVMe goes on */
+    struct tenant_cursor give;        /* the same in a full index */
+    uint64_t block_max_bytes;         /* slots of its largest block, so far */
+    struct policy_group *group;       /* from malloc; NULL: none */
     void *
         follower; /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
     struct tenant *chain;

@@ -12,7 +12,7 @@ Test(cache_share, a_block_of_another_host_is_found_and_read_once)
     block_ref ref = shared_block(rig.one, 1);
     struct waiter a, b;
 
-    cr_expect(cache_found(rig.cache, ref) && cache_on_share(rig.cache, ref));
+    cr_expect_eq(cache_tier(rig.cache, ref), CACHE_SHARE);
     cr_expect_not(cache_in_dram(rig.cache, ref));
     cr_assert_eq(get(&a, ref, 0), CACHE_PENDING);
     cr_assert_eq(get(&b, ref, 0), CACHE_PENDING);
@@ -21,7 +21,7 @@ Test(cache_share, a_block_of_another_host_is_found_and_read_once)
     cr_assert(a.calls == 1 && a.status == 0 && b.calls == 1 && b.status == 0);
     cr_expect(a.w.shared && b.w.shared);
     cr_expect(marks_right(ref, 0));
-    cr_expect(cache_in_dram(rig.cache, ref) && !cache_on_share(rig.cache, ref));
+    cr_expect_eq(cache_tier(rig.cache, ref), CACHE_DRAM);
     cache_put(rig.cache, ref, 0);
     cache_put(rig.cache, ref, 0);
     turn();
@@ -96,7 +96,7 @@ Test(cache_share, nvme_may_take_its_place_back_from_what_a_share_has)
     cr_expect_not(fake_reclaim(&rig.tier, 1));
     note(rig.one, 1, 1, true);
     cr_expect(fake_reclaim(&rig.tier, 1));
-    cr_expect(cache_found(rig.cache, ref) && cache_on_share(rig.cache, ref));
+    cr_expect_eq(cache_tier(rig.cache, ref), CACHE_SHARE);
     drop(ref);
     cr_expect(cache_found(rig.cache, ref));
 }
@@ -161,7 +161,7 @@ Test(cache_share, a_share_that_is_busy_keeps_the_copy_that_nvme_lost)
     share.refuse_n = 1;
     fake_next(&rig.tier, -EIO);
     cr_expect(w.calls == 1 && w.status == -EBUSY, "not now");
-    cr_expect(cache_found(rig.cache, ref) && cache_on_share(rig.cache, ref));
+    cr_expect_eq(cache_tier(rig.cache, ref), CACHE_SHARE);
     cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
     fake_share_next(&share, 0);
     cr_expect(w.status == 0 && marks_right(ref, 0));

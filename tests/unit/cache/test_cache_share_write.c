@@ -48,7 +48,7 @@ Test(cache_share_write, leaving_dram_loses_nothing_that_was_written)
     fake_share_next(&share, 0);
     drop(ref);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
-    cr_expect(cache_found(rig.cache, ref) && cache_on_share(rig.cache, ref));
+    cr_expect_eq(cache_tier(rig.cache, ref), CACHE_SHARE);
     cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
 }
 
