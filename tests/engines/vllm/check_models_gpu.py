@@ -11,7 +11,6 @@ import argparse
 import concurrent.futures
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -50,7 +49,7 @@ class Failed(Exception):
 class Case:
     """Engines of one model over a daemon of their own, and a row of the table."""
 
-    def __init__(self, name, models, logs, gpus, model="llama", least=0.5, near=NEAR, settings=(), arena="1GiB",
+    def __init__(self, name, models, logs, gpus, model="llama", least=0.5, near=NEAR, settings=(),
                  prompts=(3000, 2304), shared=(3400, 2400), **options):
         self.name, self.folder, self.logs, self.least = name, os.path.join(models, model), logs, least
         self.near, self.prompts, self.shared = near, prompts, shared
@@ -62,7 +61,7 @@ class Case:
         self.off = {True: 0.0, False: 0.0}
         self.like_hits = 0  # of those with as many
         self.noise = 0.0  # how far that engine's answers are from each other
-        self.daemon = Daemon(nvme=False, **{"arena.size": arena, "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, **{"arena.size": "1GiB", "arena.extent": "4MiB"})
 
     def engine(self, connector=True, settings=(), **more):
         if self.over:
@@ -93,7 +92,7 @@ class Case:
             got = e.answer()
         except (RuntimeError, OSError) as error:
             raise Failed(str(error).strip().splitlines()[-1][:300]) from None
-        return {"tokens": got["tokens"][0], "logs": got["logs"][0], "cached": got["cached"][0], "free": got["free"], "seconds": got["seconds"],
+        return {"tokens": got["tokens"][0], "logs": got["logs"][0], "cached": got["cached"][0], "free": got["free"],
                 "drafted": got["drafted"]}
 
     def stored(self, e):
@@ -248,29 +247,6 @@ def gathers(case):
     case.share(plain, a, b)
 
 
-def gathers_sooner(case):
-    """Time to the first token of a hit of 32,000 tokens of 61 layers of latents, with and without; weights are made up, and answers are compared by
-    the two alone."""
-    more = {"load_format": "dummy", "max_model_len": 33000, "kv_cache_memory_bytes": 6 << 30, "max_num_batched_tokens": 8192}
-    a, b = case.start(dict(more), {**more, "settings": {"gather_loads": True}})
-    p = prompt(1, 32000)
-    a.free = case.ask(a, TINY, 1)["free"]
-    cold = [case.ask(a, p, 1, reset=True)["seconds"]]
-    case.stored(a)
-    times = {"alone": [], "gathered": []}
-    for _ in range(7):
-        for name, e in (("alone", a), ("gathered", b)):
-            got = case.ask(e, p, 1, reset=True)
-            times[name].append(got["seconds"])
-            if got["cached"] < 31000:
-                raise Failed(f"{name}: {got['cached']} tokens were cached")
-    kept = [case.ask(b, p, 1)["seconds"] for _ in range(5)]
-    size = case.metrics()["dump_bytes"]
-    case.notes.append(f"{size / 1e9:.2f} GB; computed {cold[0] * 1e3:.0f} ms, hit {statistics.median(times['alone'][1:]) * 1e3:.1f} ms, "
-                      f"gathered {statistics.median(times['gathered'][1:]) * 1e3:.1f} ms, still on the GPU {statistics.median(kept) * 1e3:.1f} ms; each: "
-                      f"{[round(t * 1e3, 1) for t in times['alone']]} {[round(t * 1e3, 1) for t in times['gathered']]}")
-
-
 def by_heads(case):
     """Engines of two ranks and of one share by groups of heads, both ways."""
     plain, two, one = case.start(PLAIN, dict(TWO_RANKS), {})
@@ -313,13 +289,10 @@ ONE = {
 }
 TWO = {
     "gather": (gathers, {"model": "deepseek", **TWO_RANKS}),
-    "gather-32000": (gathers_sooner, {"model": "deep", "arena": "6GiB", **TWO_RANKS}),
     "head_groups-1-2": (by_heads, {"settings": {"head_groups": 2}}),
     "pipeline": (stages, {}),
 }
 CASES = {**ONE, **TWO}
-#: What measures, beside nothing else, and how long one of these may take.
-ALONE, ALONE_S = (gathers_sooner,), 75
 
 
 def make_models(folder):
@@ -378,20 +351,18 @@ def main():
         make_models(models)
         print(f"models written in {time.monotonic() - began:.0f} s; vLLM {version()}", flush=True)
         names = of.cases or list(table)
-        alone = [name for name in names if table[name][0] in ALONE]
-        for some, until in (([name for name in names if name not in alone], end - ALONE_S * len(alone)), (alone, end)):
-            pool = concurrent.futures.ThreadPoolExecutor(of.at_once if some is not alone else 1)
-            waiting = [pool.submit(run, name, of.gpus > 1, models, logs, rows, running) for name in some]
-            while time.monotonic() < until and not all(one.done() for one in waiting):
-                concurrent.futures.wait(waiting, 1)
-                if len(rows) >= 5 and all("start:" in outcome for outcome, *_ in rows.values()):
-                    until = end = 0.0  # this vLLM does not start here
-            pool.shutdown(wait=False, cancel_futures=True)
-            for case in list(running.values()):
-                case.over = True
-                case.keep_logs("late")
-                for e in case.engines:
-                    e.process.kill()
+        pool = concurrent.futures.ThreadPoolExecutor(of.at_once)
+        waiting = [pool.submit(run, name, of.gpus > 1, models, logs, rows, running) for name in names]
+        while time.monotonic() < end and not all(one.done() for one in waiting):
+            concurrent.futures.wait(waiting, 1)
+            if len(rows) >= 5 and all("start:" in outcome for outcome, *_ in rows.values()):
+                end = 0.0  # this vLLM does not start here
+        pool.shutdown(wait=False, cancel_futures=True)
+        for case in list(running.values()):
+            case.over = True
+            case.keep_logs("late")
+            for e in case.engines:
+                e.process.kill()
         print(f"\n{'case':24} {'outcome':8} {'s':>4}  what")
         for name in names:
             outcome, seconds, words = rows.get(name, ("FAILED: not ended in time", 0, ""))

@@ -105,9 +105,6 @@ def gpu_models(folder):
     }
     for name, model in models.items():
         model.bfloat16().save_pretrained(os.path.join(folder, name))
-    # For what a hit costs: as many latents as DeepSeek V3 has, in a small model whose weights vLLM makes up.
-    latent_config(DeepseekV3Config, "DeepseekV3ForCausalLM", num_hidden_layers=61, first_k_dense_replace=61,
-                  max_position_embeddings=65536).save_pretrained(os.path.join(folder, "deep"))
 
 
 def split_states():
