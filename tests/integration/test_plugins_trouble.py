@@ -381,7 +381,7 @@ class Trouble(test_page_store.Case):
                 plugin = kind(True, self.daemon.socket, QUICK)
                 self.addCleanup(plugin.close)
                 self.eventually(lambda: all(self.stored(plugin, names)))
-                for moment in (1, 3, 5):
+                for moment in (1, 4):
                     self.eventually(lambda: all(plugin.found(names)))
                     gone_on.clear()
                     strike = threading.Timer(0.002 * moment, self.stop)

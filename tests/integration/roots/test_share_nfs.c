@@ -259,6 +259,7 @@ static void load_turn(struct contract *c, struct contract_op *ops, unsigned *ran
         contract_start(c, o);
     }
     uv_run(&c->loop, UV_RUN_NOWAIT);
+    usleep(200); /* the others' turn */
 }
 
 static void load_for(struct contract *c, struct contract_op *ops, unsigned *random, uint64_t ms)

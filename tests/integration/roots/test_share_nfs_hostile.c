@@ -326,6 +326,7 @@ static void load_turn(struct contract *c, struct load *l, bool more)
         contract_start(c, o);
     }
     uv_run(&c->loop, UV_RUN_NOWAIT);
+    usleep(200); /* the others' turn */
 }
 
 static void killed(struct contract *c)
