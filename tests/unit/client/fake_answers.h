@@ -252,6 +252,10 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
     union proto_any m;
     struct ucm_error e;
 
+    if (method < 0) {
+        fake_error(f, conn, id, UCM_WIRE_UNSUPPORTED, "the fake knows no such method");
+        return;
+    }
     cr_assert_eq(proto_decode(proto_methods[method].params, env, &m, &e), 0, "%s", e.text);
     if (fake_answer_memory(f, slot, method, id, &m) || fake_answer_keys(f, conn, method, id, &m))
         return;
@@ -275,7 +279,7 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
         fake_reply(f, conn, id, &proto_cancel_r, &(struct msg_cancel_r){.cancelled = true});
         return;
     default:
-        fake_error(f, conn, id, UCM_WIRE_UNSUPPORTED, "the fake does not know this method");
+        fake_error(f, conn, id, UCM_WIRE_UNSUPPORTED, "the fake does not answer this method");
     }
 }
 
