@@ -47,7 +47,7 @@ static inline void open_all(void)
     open_digests(false);
 }
 
-static inline void settle(void)
+static inline void turns_pass(void)
 {
     for (int i = 0; i < 40; i++)
         turn();
@@ -57,10 +57,10 @@ static inline void close_all(void)
 {
     hang_up();
     while (pool_next())
-        settle();
+        turns_pass();
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
-    settle();
+    turns_pass();
     cr_expect_eq(taken(LIMIT_DIGESTS), 0u);
     cr_expect_eq(taken(LIMIT_MEMORY), 0u);
     cr_expect_eq(rig.metrics.chains + rig.metrics.chain_blocks, 0u);
@@ -155,7 +155,7 @@ static inline struct msg_select_r selected(uint32_t msgid)
 static inline void work(void)
 {
     while (pool_next())
-        settle();
+        turns_pass();
 }
 
 static inline uint32_t chain_of(uint32_t n)
@@ -177,7 +177,7 @@ static inline uint32_t append_same(uint32_t name, uint32_t n)
     for (uint32_t i = 0; i < n; i++)
         memcpy(same + 16 * i, chain(1, 1).p, 16);
     msgid = call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
-    settle();
+    turns_pass();
     return msgid;
 }
 
@@ -192,7 +192,7 @@ static inline void store_both_below(void)
     work();
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
-    settle();
+    turns_pass();
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
     ref = index_find(rig.index, derived, chain(1, 1).p);

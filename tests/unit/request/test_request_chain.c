@@ -116,12 +116,12 @@ Test(digest_chain, a_long_chain_ends_in_turns)
         memcpy(same + 16 * i, chain(1, 1).p, 16);
     msgid = call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
     cr_expect_null(answer_of(msgid), "the next turns");
-    settle();
+    turns_pass();
     cr_expect_eq(appended(msgid).blocks, 1u + UCM_MAX_KEYS);
     cr_expect_eq(appended(msgid).digests, HELD_MAX - 1, "a quarter of the arena");
     closed = close_chain(name);
     cr_expect_null(answer_of(closed));
-    settle();
+    turns_pass();
     cr_expect_eq(answer_code(closed), 0);
 }
 
@@ -133,11 +133,11 @@ Test(digest_chain, a_long_chain_ends_with_its_connection)
     for (uint32_t i = 0; i < UCM_MAX_KEYS; i++)
         memcpy(same + 16 * i, chain(1, 1).p, 16);
     call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
-    settle();
+    turns_pass();
     for (int i = 0; i < 20; i++)
         open_chain();
     hang_up();
     cr_expect_not(door.conn.freed);
-    settle();
+    turns_pass();
     cr_expect(door.conn.freed);
 }

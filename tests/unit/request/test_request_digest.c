@@ -27,7 +27,7 @@ Test(digests, a_base_that_can_not_be_read_has_none)
     msgid = build(1, 1);
     cr_expect_neq(index_find(rig.index, derived, chain(1, 1).p), 0u, "a fill");
     fake_next(&rig.tier, -EIO);
-    settle();
+    turns_pass();
     cr_expect(statuses(msgid, 1, UCM_BLOCK_FAILED));
     cr_expect_eq(rig.metrics.digest_build_failed, 1u);
     cr_expect_eq(index_find(rig.index, derived, chain(1, 1).p), 0u);
@@ -82,7 +82,7 @@ Test(digests, a_build_waits_for_a_slot)
         cr_assert_eq(get(&w[i], held[i], 0), CACHE_READY);
     }
     msgid = build(1, 1);
-    settle();
+    turns_pass();
     cr_expect_null(answer_of(msgid));
     cr_expect(list_empty(&pool.jobs));
     for (unsigned i = 0; i < 8; i++) {
@@ -92,7 +92,7 @@ Test(digests, a_build_waits_for_a_slot)
     for (int i = 0; i < 10; i++) {
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
-        settle();
+        turns_pass();
     }
     work();
     cr_expect(statuses(msgid, 1, UCM_BLOCK_OK));
@@ -103,17 +103,17 @@ Test(digests, what_is_stored_gets_one_while_somebody_wants_it)
     open_digests(true);
     open_digests(true);
     store_base(2);
-    settle();
+    turns_pass();
     work();
     cr_expect_eq(rig.metrics.digest_builds, 2u);
     drop(store(rig.one, 3));
     hang_up(); /* it waited for a turn of the loop */
-    settle();
+    turns_pass();
     work();
     cr_expect_eq(rig.metrics.digest_builds, 2u);
     cr_expect_eq(rig.metrics.digest_build_skipped, 1u);
     drop(store(rig.one, 4));
-    settle();
+    turns_pass();
     cr_expect(list_empty(&pool.jobs));
     cr_expect(list_empty(&retrieval_of(door.requests)->derived.spaces), "nobody uses the space");
 }
@@ -123,7 +123,7 @@ Test(digests, a_block_that_left_before_its_turn_is_passed_over)
     open_digests(true);
     store_base(2);
     cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_ALL), CACHE_EVICT_DONE);
-    settle();
+    turns_pass();
     work();
     cr_expect_eq(rig.metrics.digest_builds, 1u);
     cr_expect_eq(rig.metrics.digest_build_skipped, 1u);
@@ -135,7 +135,7 @@ Test(digests, a_draining_daemon_begins_none)
     store_base(2);
     requests_drain(door.requests);
     drop(store(rig.one, 3));
-    settle();
+    turns_pass();
     cr_expect(list_empty(&pool.jobs));
     cr_expect_eq(answer_code(build(1, 1)), UCM_WIRE_SHUTDOWN);
 }
@@ -180,7 +180,7 @@ Test(digests, nobody_waits_for_the_end_of_a_hold)
     for (int i = 0; i < 10; i++) {
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
-        settle();
+        turns_pass();
     }
     cr_expect_eq(rig.cache->users, 0u);
     ask(&a);
@@ -227,7 +227,7 @@ Test(digest_tenants, take_turns_with_what_they_stored)
         drop(store(ours, i));
     for (uint64_t i = 1; i <= 2; i++)
         drop(store(theirs, i));
-    settle();
+    turns_pass();
     for (int i = 0; i < 4; i++)
         cr_assert(pool_next());
     cr_expect_eq(digests_in_dram(our_digests, 20), 2u);
@@ -242,10 +242,10 @@ Test(digest_tenants, one_has_three_quarters_of_the_builds)
 
     for (uint64_t i = 1; i <= most + 8; i++)
         drop(store(ours, i));
-    settle();
+    turns_pass();
     cr_expect_eq(taken(LIMIT_BUILDS), most);
     drop(store(theirs, 1));
-    settle();
+    turns_pass();
     cr_expect_eq(taken(LIMIT_BUILDS), most + 1);
     work();
     cr_expect_eq(rig.metrics.digest_builds, most + 9);
@@ -262,13 +262,13 @@ Test(digest_tenants, an_append_waits_for_its_tenants_builds)
 
     for (uint64_t i = 1; i <= most; i++)
         drop(store(ours, i));
-    settle();
+    turns_pass();
     retrieval_of(door.requests)->digests.watchers = 0; /* what comes now is the append's */
     drop(store(ours, most + 1));
     retrieval_of(door.requests)->digests.watchers = 2;
     result_of(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open), &proto_chain, &r);
     asked = append((uint32_t)r.chain, most + 1, 1, true);
-    settle();
+    turns_pass();
     cr_expect_eq(taken(LIMIT_BUILDS), most);
     cr_expect(list_empty(&rig.cache->waits[WAIT_SLOT]), "it is in the way of who waits for space");
     work();
@@ -287,7 +287,7 @@ Test(digest_tenants, one_has_three_quarters_of_the_places_to_wait_in)
     drop(store(theirs, 1));
     cr_expect_eq(rig.metrics.digest_build_skipped, 5u);
     for (int i = 0; i < 4; i++)
-        settle();
+        turns_pass();
     work();
     cr_expect_eq(digests_in_dram(their_digests, 1), 1u);
     cr_expect_eq(rig.metrics.digest_build_skipped, most + 5);

@@ -110,7 +110,7 @@ Test(digest_bounds, a_user_leases_a_part_of_what_there_is)
     close_chain(name);
     cr_expect_eq(lease_code(1, 1), 0, "one block is free");
     hang_up();
-    settle();
+    turns_pass();
     cr_expect_eq(cache_leased(rig.cache).index_bytes + cache_leased(rig.cache).bytes, 0u);
 }
 
@@ -138,12 +138,12 @@ Test(digest_bounds, prefetches_of_a_selection_are_few)
     append(a, 1, 1, false);
     append(b, 1, 1, false);
     fake_next(&rig.tier, 0);
-    settle();
+    turns_pass();
     ask_prefetch(rows, 8);
     work();
     cr_expect_eq(requests_active(door.requests), 2u);
     fake_next(&rig.tier, 0);
-    settle();
+    turns_pass();
     cr_expect_eq(requests_active(door.requests), 0u);
 }
 
@@ -189,7 +189,7 @@ Test(digests_full, nor_one_that_an_append_found)
     for (int i = 0; i < 10; i++) {
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
-        settle();
+        turns_pass();
     }
     ref = index_find(rig.index, derived, chain(2, 1).p);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
@@ -208,7 +208,7 @@ Test(digests_full, what_is_stored_does_not_go_for_its_own_digest)
     for (uint64_t i = 1; i <= 6; i++) {
         drop(store(rig.one, i));
         for (int k = 0; k < 10; k++) {
-            settle();
+            turns_pass();
             work();
             while (rig.tier.n_pending > 0)
                 fake_next(&rig.tier, 0);

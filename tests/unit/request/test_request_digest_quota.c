@@ -15,7 +15,7 @@ static void written(void)
     for (int i = 0; i < 10; i++) {
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
-        settle();
+        turns_pass();
     }
 }
 
@@ -33,7 +33,7 @@ static void open_at_most(void)
     }
     written();
     give_most(2 * SLOT);
-    settle();
+    turns_pass();
 }
 
 static void let_go(unsigned i)
@@ -51,7 +51,7 @@ Test(digest_quota, a_build_waits_for_its_tenants_own_blocks)
     uint32_t first = build(1, 1), second = build(2, 1), other;
     struct msg_digest_build m = {.keys = chain(1, 1)};
 
-    settle();
+    turns_pass();
     cr_expect_null(answer_of(first));
     cr_expect_null(answer_of(second));
     cr_expect_not(rig.cache->chores.on, "the loop rests while they wait");
@@ -62,14 +62,14 @@ Test(digest_quota, a_build_waits_for_its_tenants_own_blocks)
     work();
     cr_expect(statuses(other, 1, UCM_BLOCK_OK), "nobody waits behind them");
     let_go(1);
-    settle();
+    turns_pass();
     work();
     written();
     work();
     cr_expect(statuses(first, 1, UCM_BLOCK_OK));
     cr_expect_null(answer_of(second), "its own block went for the first one's digest");
     let_go(0);
-    settle();
+    turns_pass();
     written();
     work();
     cr_expect(statuses(second, 1, UCM_BLOCK_OK));
@@ -99,7 +99,7 @@ Test(digest_quota, what_is_stored_goes_without_its_digest)
     drop(store(rig.one, 3));
     drop(store(theirs, 1));
     work();
-    settle();
+    turns_pass();
     work();
     cr_expect_eq(rig.metrics.digest_build_skipped, skipped + 1);
     cr_expect_eq(rig.metrics.digest_builds, 1u, "the other tenant's");
@@ -118,7 +118,7 @@ Test(digest_shares, an_unreadable_digest_beyond_what_its_tenant_gets_is_missing)
     cr_assert_eq(rig.tier.n_pending, 1u, "the digest's read");
     give_most(SLOT / 2);
     fake_next(&rig.tier, -EBADMSG);
-    settle();
+    turns_pass();
     cr_expect_eq(appended(asked).digests, 0u);
     cr_expect_eq(rig.metrics.digest_missing, 1u);
 }
