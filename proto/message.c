@@ -21,9 +21,11 @@
      0xa0 | (sizeof(#name) - 1),                                                                   \
      #name},
 #define COUNT(m, kind, name, need, min, max) +1
+#define SHORT(m, kind, name, need, min, max) &&sizeof(#name) <= PROTO_NAME_BYTES
 
 #define MESSAGE(suffix, list)                                                                      \
     static_assert((0 list(COUNT, suffix)) <= PROTO_MAX_FIELDS, #suffix " has too many fields");    \
+    static_assert(true list(SHORT, suffix), #suffix " has a name that is too long");               \
     const struct proto_message proto_##suffix = {                                                  \
         .name = #suffix,                                                                           \
         .fields = (const struct proto_field[]){list(FIELD, suffix)},                               \

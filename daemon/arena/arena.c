@@ -249,6 +249,7 @@ void *arena_memory(struct arena *a, slot_ref ref, uint64_t *slot_bytes)
 
 uint32_t arena_extent_of(const struct arena *a, slot_ref ref)
 {
+    assert(ref != 0);
     return (ref - 1) >> a->slot_bits;
 }
 

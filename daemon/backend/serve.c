@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+/* Of a thread: of many the default would be more than a process may have. */
+#define STACK_BYTES (1u << 20)
+
 struct serve {
     struct ucm_backend *b;
     void (*handle_cb)(void *ctx, struct ucm_backend *b, struct ucm_backend_request *r,
@@ -62,6 +65,7 @@ int ucm_backend_serve(const struct ucm_backend_about *about, unsigned threads,
 {
     struct serve s = {.handle_cb = handle_cb, .ctx = ctx};
     pthread_t *started = calloc(threads, sizeof(*started));
+    pthread_attr_t attr;
     unsigned n = 0;
     int rc = started ? ucm_backend_open(about, &s.b) : -ENOMEM;
 
@@ -70,8 +74,11 @@ int ucm_backend_serve(const struct ucm_backend_about *about, unsigned threads,
         return rc;
     }
     pthread_mutex_init(&s.receive, NULL);
-    while (n < threads && pthread_create(&started[n], NULL, thread_main, &s) == 0)
+    (void)pthread_attr_init(&attr); /* neither fails here */
+    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
+    while (n < threads && pthread_create(&started[n], &attr, thread_main, &s) == 0)
         n++;
+    (void)pthread_attr_destroy(&attr);
     for (unsigned i = 0; i < n; i++)
         pthread_join(started[i], NULL);
     rc = n > 0 ? s.rc : -EAGAIN;

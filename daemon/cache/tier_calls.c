@@ -1,5 +1,5 @@
-/* What earlier runs left in DRAM, and what the tier on NVMe asks and tells: which place it may reclaim, what it lost or moved, the parts that earlier runs wrote, what its
- * checkpoints list. */
+/* What earlier runs left in DRAM, and what the tier on NVMe asks and tells: which place it may reclaim, what it lost or
+ * moved, the parts that earlier runs wrote, what its checkpoints list. */
 #include "daemon/cache/extend.h"
 #include "daemon/cache/internal.h"
 

@@ -187,7 +187,7 @@ struct ns {
     /* The cache's own. */
     uint64_t dram_bytes, nvme_bytes, share_bytes; /* of its parts in each tier */
     uint64_t slot_bytes;                          /* of a block's slots; 0: not summed up yet */
-    struct admission admission;                   /* to NVMe; */
+    struct admission admission;                   /* to NVMe */
     struct admission *
         admits; /* what decides: this, or its base's, as both forms of a block count for the plain one's */
     uint32_t purges;      /* under way */

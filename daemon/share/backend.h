@@ -1,5 +1,5 @@
-/* How block files get to and from a root: one vtable, three kinds (posix, nfs, process). root.h bounds what
- * a backend is given.
+/* How block files get to and from a root: one vtable. root.h bounds what a
+ * backend is given.
  *
  * Promises:
  * - done_cb of a started operation runs once, on the loop, never from inside start; not after a

@@ -7,9 +7,9 @@
  *   the call, and its span of the buffer, stay until the process has answered or the run ends.
  * - Slots are never in the buffer: what is read from there is copied first, then verified.
  *
- * process.c has operations and calls, process_answer.c says what answers mean. process_run.c, which tells it by process_events what happens, starts, watches and ends runs, sends and
- * receives packets, process_start.c makes processes, process_said.c reads what they say, process_close.c closes
- * what they leave. */
+ * process.c has operations and calls; process_answer.c says what answers mean. process_run.c starts, watches and ends
+ * runs, sends and receives packets, and tells process.c by process_events what happens. process_start.c makes
+ * processes, process_said.c reads what they say, process_close.c closes what they leave. */
 #ifndef UCMD_SHARE_PROCESS_H
 #define UCMD_SHARE_PROCESS_H
 

@@ -130,8 +130,8 @@ uint32_t share_root_busy(const struct share_root *r);
  *   root takes none
  * - -ECANCELED: a SHARE_STORE or SHARE_BACKGROUND after share_root_stop */
 int share_root_submit(struct share_root *r, struct share_task *t);
-/* True: neither callback will run, the task is the caller's again. False: too late, the task goes on
- * as if nothing had happened. */
+/* True: neither callback will run, the task is the caller's again. False: too late, a thread copies; its callback will
+ * run, of a write that was not sent yet with -ECANCELED. */
 bool share_root_cancel(struct share_root *r, struct share_task *t);
 
 /* Is the breaker closed? */

@@ -1,7 +1,7 @@
 #include "daemon/share/seeds.h"
 
-#include "daemon/seal/aside.h"
 #include "daemon/base/log.h"
+#include "daemon/seal/aside.h"
 
 #include <errno.h>
 #include <openssl/crypto.h>

@@ -75,7 +75,7 @@ struct share_io {
     /* Encrypted, or not at all: `id` has the sealed fingerprint, `space` says whose keys. */
     bool sealed;
     struct seal_space space;
-    /* Runs by the deadline at the latest. Status:
+    /* Runs by the deadline at the latest, or as soon as a copy that is under way then has ended. Status:
      * - 0; a write of a part that exists already, too
      * - -ENOENT: a read; no root has the part, or what is there can't be trusted
      * - -ENOKEY: it is sealed with a key that is not there; the file stays

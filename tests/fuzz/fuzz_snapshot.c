@@ -1,7 +1,7 @@
 /* Any bytes as the manifest of kept DRAM: refused, or every number in it within its bounds. What
  * begins with the right head gets its checksums made right, so that what they cover is reached. */
-#include "daemon/snapshot/format.h"
 #include "daemon/index/index.h"
+#include "daemon/snapshot/format.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -97,7 +97,7 @@ static void begin(void)
     snprintf(folder, sizeof(folder), "/tmp/ucm-nowait-XXXXXX");
     cr_assert(mkdtemp(folder));
     snprintf(roots[0], sizeof(roots[0]), "share.roots=%s", folder);
-    snprintf(roots[1], sizeof(roots[1]), "share.roots=%s process", folder);
+    snprintf(roots[1], sizeof(roots[1]), "share.roots=%s", folder);
     host = (struct host){.sets = {roots[0], NULL}};
     host_start(&host);
     worker_open(&worker, &host, &OPTIONS);

@@ -47,7 +47,7 @@ class Slow:
         if self.folder is None:
             type(self).folder = tempfile.mkdtemp(prefix="ucm-shared-")
             self.store()
-        self.daemon = daemon(nvme=False, **{"share.roots": self.folder + " process", "share.deadline": "60s",
+        self.daemon = daemon(nvme=False, **{"share.roots": self.folder, "share.deadline": "60s",
                                             "share.lookup_deadline": "10s", "share.negative": "0ms"})
         self.addCleanup(self.stop)
         self.eventually(lambda: self.root()["health"] == "up" and self.root()["pid"])

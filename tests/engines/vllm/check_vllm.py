@@ -548,7 +548,7 @@ class RealVllm(unittest.TestCase):
         finally:
             first.close()
             host.stop()
-        host = Daemon(**options, **{"share.roots": folder + " process"})
+        host = Daemon(**options, **{"share.roots": folder})
         self.addCleanup(host.stop)
         server = Server(host.socket, self.model, {"shared_wait": float(WAIT_S)})
         self.addCleanup(server.close)
