@@ -72,7 +72,18 @@ $(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libuc
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.
-gpu-bundle: $(BINS) $O/ucmd-backend-folder $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmclient.so.0 $O/encoding_kernels.so
+# The daemon starts itself, and processes for folders, with an environment of their own: these find the bundle's libraries.
+BESIDE     := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib'
+GPU_DAEMON := $O/gpu/ucmd $O/gpu/ucmd-backend-folder
+$O/gpu/ucmd: $(call obj,daemon/main.c) $(DAEMON_OBJ) $(BUILD_OBJ)
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $(BESIDE) $^ $(DAEMON_LIBS) -o $@
+$O/gpu/ucmd-backend-folder: $O/obj/daemon/backend/main_folder.o $O/libucmbackend.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $(BESIDE) $^ -lmsgpackc -o $@
+gpu-bundle: $(BINS) $(GPU_DAEMON) $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmclient.so.0 $O/encoding_kernels.so
 	rm -rf $O/gpu/python
 	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/engines
 	cp -r client/python $O/gpu/python/client
@@ -88,8 +99,8 @@ gpu-bundle: $(BINS) $O/ucmd-backend-folder $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS
 	-systemd-analyze syscall-filter --no-pager >$O/gpu/python/tests/gpu/syscall-groups.txt
 	-cp -L $$(/sbin/ldconfig -p | awk '/libseccomp.so.2/ {print $$NF; exit}') $O/gpu/lib
 	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
-	cp tests/gpu/run.sh tests/gpu/all.sh tests/gpu/table.py $(BINS) $O/gpu
-	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/ucmd-backend-folder $O/gpu/lib
+	cp tests/gpu/run.sh tests/gpu/all.sh tests/gpu/table.py $(filter-out $O/ucmd,$(BINS)) $O/gpu
+	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/gpu/lib
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/gpu/lib

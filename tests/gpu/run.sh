@@ -25,9 +25,6 @@ for program in ucmd ucmctl; do
     printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "'$LD_LIBRARY_PATH'" "'$here/$program'" >"$here/bin/$program"
     chmod +x "$here/bin/$program"
 done
-# The daemon looks for it beside itself, and starts it with an environment of its own.
-printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "'$LD_LIBRARY_PATH'" "'$here/lib/ucmd-backend-folder'" >"$here/ucmd-backend-folder"
-chmod +x "$here/ucmd-backend-folder"
 python() {
     env -u LD_LIBRARY_PATH -u UCMCLIENT_LIB -u UCMCLIENT_CUDA_LIB UCMD="$here/bin/ucmd" UCMCTL="$here/bin/ucmctl" PYTHONHASHSEED=0 UCM_VLLM_GPU=1 \
         UCM_TEST_CUDA=required UCM_ENCODING_KERNELS="$here/encoding_kernels.so" UCM_COMPANIONS="$here/companions.so" python3 -B "$@"
