@@ -108,7 +108,8 @@ static void reap(struct process_run *run)
             snprintf(how, sizeof(how), "signal %d", WTERMSIG(status));
         else
             snprintf(how, sizeof(how), "exit status %d", WEXITSTATUS(status));
-        if (WIFEXITED(status) && WEXITSTATUS(status) == PROCESS_ABSENT)
+        b->absent = WIFEXITED(status) && WEXITSTATUS(status) == PROCESS_ABSENT;
+        if (b->absent)
             snprintf(b->reason, sizeof(b->reason),
                      "the folder that the backend may use does not exist: is it mounted?");
     }
@@ -172,7 +173,9 @@ void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why
     va_start(args, why);
     vsnprintf(run->why, sizeof(run->why), why, args);
     va_end(args);
-    snprintf(b->reason, sizeof(b->reason), "the backend: %.140s", run->why);
+    /* The socket may tell of an end before the exit status says why: what the run before said of its folder holds. */
+    if (!b->absent)
+        snprintf(b->reason, sizeof(b->reason), "the backend: %.140s", run->why);
     if (!b->closing) {
         if (run->state == RUN_UP && now - run->up_ms >= PROCESS_WELL_MS)
             backoff_reset(&b->pause);
@@ -296,6 +299,7 @@ static void run_up(struct process_run *run, const struct wire_hello_answer *h)
     memcpy(run->name, h->name, sizeof(run->name));
     (void)uv_timer_stop(&run->limit);
     b->reason[0] = '\0';
+    b->absent = false;
     log_info("share", "backend-up", "root=%s pid=%d backend=\"%s\" depth=%u", b->shown,
              (int)run->pid, run->name, run->depth);
     b->events->turn(b);

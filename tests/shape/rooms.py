@@ -78,7 +78,7 @@ NAMES = {
     "digests and chains": ("retrieval", r"digests?_\w+|chains?_\w+|\w+_(?:digest|chain)s?(?:_\w+)?|derived_\w+|digests|chains",
                            r"chain_(?:of|n|stamp|step)|derived_(?:drop|find|free|n|new|max)|(?:evp|xxh|ossl)\w*"),
     "hints": ("hints", r"hints?_\w+|\w+_hints?(?:_\w+)?|hints", r"\w*_hint"),
-    "events": ("events", r"events_\w+|\w+_events", r"events_foreign"),
+    "events": ("events", r"events_\w+|\w+_events", r"events_foreign|process_events"),
 }
 
 
