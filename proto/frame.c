@@ -1,4 +1,4 @@
-/* Frames: walked and opened; and built. */
+/* Frames: walked and opened; and built. What lies in them is message.c's. */
 #include "proto/tables.h"
 
 #include <assert.h>
@@ -407,6 +407,7 @@ int proto_request(struct proto_buf *b, uint32_t msgid, enum ucm_method method,
     struct proto_where where = {.e = e};
     struct proto_builder pb;
 
+    assert((unsigned)method < UCM_METHOD_COUNT);
     frame_begin(&pb, b, PROTO_REQUEST, msgid, proto_methods[method].name.p);
     return frame_end(&pb, proto_message_pack(&pb.pk, m, params, &where), e);
 }
@@ -463,7 +464,7 @@ int proto_notification_error(struct proto_buf *b, const struct ucm_error *error)
 
 /* Checks what the caller packed like a peer's frame: better an error here than a frame that the other
  * side refuses. */
-int proto_response_end(struct proto_builder *pb, struct ucm_error *e)
+int proto_frame_end(struct proto_builder *pb, struct ucm_error *e)
 {
     size_t body = pb->start + PROTO_HEADER_BYTES;
     int rc = frame_end(pb, 0, e);
@@ -472,50 +473,4 @@ int proto_response_end(struct proto_builder *pb, struct ucm_error *e)
     if (rc == 0)
         rc = proto_frame_check(pb->buf->p + body, pb->buf->n - body, &elements, e);
     return rc ? frame_end(pb, rc, e) : 0;
-}
-
-/* ---- pieces of a message ---- */
-
-void proto_pack_raw(msgpack_packer *pk, const void *packed, size_t n)
-{
-    pk->callback(pk->data, packed, n);
-}
-
-void proto_pack_strn(msgpack_packer *pk, const char *s, size_t n)
-{
-    msgpack_pack_str(pk, n);
-    msgpack_pack_str_body(pk, s, n);
-}
-
-void proto_pack_str(msgpack_packer *pk, const char *s)
-{
-    proto_pack_strn(pk, s, strlen(s));
-}
-
-void proto_pack_u64(msgpack_packer *pk, const char *key, uint64_t v)
-{
-    proto_pack_str(pk, key);
-    msgpack_pack_uint64(pk, v);
-}
-
-void proto_pack_text(msgpack_packer *pk, const char *key, const char *text)
-{
-    proto_pack_str(pk, key);
-    proto_pack_str(pk, text);
-}
-
-void proto_pack_bin(msgpack_packer *pk, const char *key, const uint8_t *p, size_t n)
-{
-    proto_pack_str(pk, key);
-    msgpack_pack_bin(pk, n);
-    msgpack_pack_bin_body(pk, p, n);
-}
-
-void proto_pack_flag(msgpack_packer *pk, const char *key, bool on)
-{
-    proto_pack_str(pk, key);
-    if (on)
-        msgpack_pack_true(pk);
-    else
-        msgpack_pack_false(pk);
 }

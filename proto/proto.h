@@ -128,7 +128,7 @@ void proto_request_begin(struct proto_builder *pb, struct proto_buf *b, uint32_t
 void proto_notification_begin(struct proto_builder *pb, struct proto_buf *b, const char *method);
 /* Ends any of the three. 0, or -code with *e: INVALID when the frame passes a limit of the wire or
  * of the buffer or is not one value, NO_MEMORY. */
-int proto_response_end(struct proto_builder *pb, struct ucm_error *e);
+int proto_frame_end(struct proto_builder *pb, struct ucm_error *e);
 
 /* Small helpers over msgpack_pack_*: a string; a key and its value. */
 void proto_pack_str(msgpack_packer *pk, const char *s);

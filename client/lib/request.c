@@ -21,7 +21,7 @@ static int encode(struct ucm_client *c, uint32_t msgid, const struct client_requ
                              e);
     proto_request_begin(&pb, &c->out, msgid, q->name);
     proto_pack_raw(&pb.pk, q->params, q->packed_bytes);
-    return proto_response_end(&pb, e);
+    return proto_frame_end(&pb, e);
 }
 
 int client_request(struct client_call *call, const struct client_request *q, int64_t deadline_ns)

@@ -192,7 +192,7 @@ static void follow_end(struct follow *f)
     if (!s->closing) {
         proto_response_begin(&pb, &s->rq->out, f->r.msgid);
         pack_page(&pb, s->rq, f);
-        if (proto_response_end(&pb, &e) != 0)
+        if (proto_frame_end(&pb, &e) != 0)
             session_reply(s, f->r.msgid, f->r.method, &e, NULL);
         else
             conn_send(s->conn, &s->rq->out);

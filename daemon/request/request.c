@@ -25,6 +25,7 @@ void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
 
     if (s->closing)
         return;
+    assert((e && e->code != 0) || (unsigned)method < UCM_METHOD_COUNT);
     if (e && e->code != 0)
         reply_error(s, msgid, e);
     else if (proto_response(&s->rq->out, msgid, proto_methods[method].result, result, &unsent) != 0)
@@ -80,7 +81,7 @@ int call_reply_map(struct call *call, struct proto_builder *pb)
 {
     struct ucm_error e;
 
-    if (proto_response_end(pb, &e) != 0)
+    if (proto_frame_end(pb, &e) != 0)
         reply_error(call->s, call->msgid, &e);
     else
         conn_send(call->s->conn, &call->s->rq->out);

@@ -231,7 +231,7 @@ static void ask_long(int fd)
     proto_pack_str(&pb.pk, "x");
     msgpack_pack_bin(&pb.pk, sizeof(zeroes));
     msgpack_pack_bin_body(&pb.pk, zeroes, sizeof(zeroes));
-    cr_assert_eq(proto_response_end(&pb, &e), 0, "%s", e.text);
+    cr_assert_eq(proto_frame_end(&pb, &e), 0, "%s", e.text);
     cr_assert(raw_write(fd, b.p, b.n));
     cr_assert_gt(raw_frame(fd, answer, sizeof(answer), 5000), 0);
     proto_buf_free(&b);

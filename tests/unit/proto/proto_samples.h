@@ -110,7 +110,7 @@ static inline int sample_health(struct proto_buf *b, uint32_t msgid, struct ucm_
     proto_pack_str(&pb.pk, "reasons");
     msgpack_pack_array(&pb.pk, 1);
     proto_pack_str(&pb.pk, "nvme: the file system is read-only");
-    return proto_response_end(&pb, e);
+    return proto_frame_end(&pb, e);
 }
 
 static inline int sample_request(struct proto_buf *b, enum ucm_method method, uint32_t msgid,

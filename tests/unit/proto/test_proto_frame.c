@@ -325,7 +325,7 @@ Test(proto_frame, foreign_error_texts_are_cut_and_cleaned)
     msgpack_pack_int(&pb.pk, 99);
     proto_pack_str(&pb.pk, "NEW");
     proto_pack_strn(&pb.pk, text, sizeof(text));
-    cr_assert_eq(proto_response_end(&pb, &e), 0, "%s", e.text);
+    cr_assert_eq(proto_frame_end(&pb, &e), 0, "%s", e.text);
     o = open_bytes(b.p + PROTO_HEADER_BYTES, b.n - PROTO_HEADER_BYTES);
     cr_assert_eq(o.rc, 0, "%s", o.error.text);
     cr_assert_eq(o.env.error.code, 99);
@@ -414,21 +414,21 @@ Test(proto_frame, a_builder_refuses_what_a_peer_would)
     proto_buf_init(&b, LIMIT);
     proto_response_begin(&pb, &b, 1);
     msgpack_pack_map(&pb.pk, 1);
-    cr_assert_eq(proto_response_end(&pb, &e), -UCM_WIRE_INVALID);
+    cr_assert_eq(proto_frame_end(&pb, &e), -UCM_WIRE_INVALID);
     proto_response_begin(&pb, &b, 1);
     msgpack_pack_map(&pb.pk, 0);
     msgpack_pack_map(&pb.pk, 0);
-    cr_assert_eq(proto_response_end(&pb, &e), -UCM_WIRE_INVALID);
+    cr_assert_eq(proto_frame_end(&pb, &e), -UCM_WIRE_INVALID);
     proto_response_begin(&pb, &b, 1);
     msgpack_pack_array(&pb.pk, UCM_MAX_ELEMENTS);
     for (unsigned i = 0; i < UCM_MAX_ELEMENTS; i++)
         msgpack_pack_nil(&pb.pk);
-    cr_assert_eq(proto_response_end(&pb, &e), -UCM_WIRE_INVALID);
+    cr_assert_eq(proto_frame_end(&pb, &e), -UCM_WIRE_INVALID);
     proto_response_begin(&pb, &b, 1);
     msgpack_pack_array(&pb.pk, 1u << 20);
     for (unsigned i = 0; i < 1u << 20; i++)
         msgpack_pack_nil(&pb.pk);
-    cr_assert_eq(proto_response_end(&pb, &e), -UCM_WIRE_INVALID);
+    cr_assert_eq(proto_frame_end(&pb, &e), -UCM_WIRE_INVALID);
     cr_assert_not_null(strstr(e.text, "at most 1048576"), "%s", e.text);
     cr_assert_eq(b.n, 0);
     proto_buf_free(&b);
@@ -447,7 +447,7 @@ Test(proto_frame, packed_params_go_in_as_they_are)
                  0);
     proto_request_begin(&pb, &b, 1, "release");
     proto_pack_raw(&pb.pk, BYTES("\x81\xa5lease\x09"));
-    cr_assert_eq(proto_response_end(&pb, &e), 0, "%s", e.text);
+    cr_assert_eq(proto_frame_end(&pb, &e), 0, "%s", e.text);
     cr_assert_eq(a.n, b.n);
     cr_assert_arr_eq(a.p, b.p, a.n);
     proto_buf_free(&a);

@@ -325,7 +325,7 @@ Test(proto, any_integer_encoding_that_is_not_negative_will_do)
         msgpack_pack_map(&pb.pk, 1);
         proto_pack_str(&pb.pk, "region");
         proto_pack_raw(&pb.pk, fives[i].p, fives[i].n);
-        cr_assert_eq(proto_response_end(&pb, &e), 0, "%s", e.text);
+        cr_assert_eq(proto_frame_end(&pb, &e), 0, "%s", e.text);
         cr_assert_eq(
             proto_envelope_open(&env, body_of(&b), b.n - PROTO_HEADER_BYTES, &answerable, &e), 0);
         cr_assert_eq(proto_decode(&proto_region, &env, &out, &e), 0, "%s", e.text);
