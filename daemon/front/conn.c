@@ -1,4 +1,4 @@
-/* A connection's life.
+/* A connection's beginning and end, and what it holds in between.
  *
  * conn_close runs the session's close_cb, which stops requests and may free the session. So it is
  * called from the loop's callbacks only. Functions that a session calls (conn_send, conn_offend,
@@ -16,8 +16,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#define DRAIN_MS 1000 /* for a dropped peer to read its last answers */
 
 /* ---- how many there may be ---- */
 
@@ -55,7 +53,32 @@ void conn_welcome(struct conn *c)
     c->greeted = true;
 }
 
-/* ---- life ---- */
+/* ---- what it holds ---- */
+
+void conn_parcel_free(struct conn *c, struct parcel *p)
+{
+    list_remove(&p->link);
+    for (uint32_t i = 0; i < p->n; i++)
+        close(p->fds[i]);
+    c->fds_waiting -= p->n;
+    free(p);
+}
+
+void conn_parcels_drop(struct conn *c)
+{
+    limit_give(c->peer.owner, LIMIT_DESCRIPTORS, c->fds_waiting + c->fds_unread);
+    c->fds_unread = 0;
+    while (!list_empty(&c->parcels))
+        conn_parcel_free(c, LIST_ENTRY(c->parcels.next, struct parcel, link));
+}
+
+void conn_out_free(struct conn *c)
+{
+    limit_give(c->peer.owner, LIMIT_FRAMES, c->out_cap);
+    free(c->out);
+    c->out = NULL;
+    c->out_at = c->out_n = c->out_cap = 0;
+}
 
 void conn_fds_drop(struct conn *c)
 {
@@ -68,8 +91,8 @@ void conn_fds_drop(struct conn *c)
     c->n_fds = 0;
 }
 
-/* Gives whole pages back to the system before the heap gets the buffer: after a crowd of connections
- * with large frames the heap can't, where one that stays lies above them. */
+/* Gives whole pages back to the system before the heap gets the buffer: after a crowd of
+ * connections with large frames the heap can't, where one that stays lies above them. */
 static void pages_give_back(uint8_t *buffer, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -88,6 +111,8 @@ static void input_free(struct conn *c)
     c->in = NULL;
     c->in_at = c->in_n = c->in_cap = 0;
 }
+
+/* ---- the end ---- */
 
 static void conn_release(struct conn *c)
 {
@@ -153,6 +178,8 @@ void conn_free(struct conn *c)
         conn_release(c);
 }
 
+/* ---- the beginning ---- */
+
 static int conn_alloc(struct front *f, int fd, const struct peer *peer, struct conn **out)
 {
     struct conn *c = calloc(1, sizeof(*c));
@@ -195,7 +222,8 @@ static int conn_begin(struct front *f, int fd, struct peer *peer, struct conn **
     return rc;
 }
 
-int conn_new(struct front *f, int fd, const struct peer *from, struct ucm_error *e)
+int conn_new(struct front *f, int fd, const struct peer *from, struct conn **out,
+             struct ucm_error *e)
 {
     struct peer peer = *from;
     struct conn *c;
@@ -216,38 +244,17 @@ int conn_new(struct front *f, int fd, const struct peer *from, struct ucm_error 
     c->session = f->handler.open_cb(f->handler.ctx, c, &c->peer);
     if (!c->session) {
         conn_close(c, "no memory for a session", false);
-        conn_free(c);
-        return 0; /* the descriptor is closed with the poll handle */
+        conn_free(c); /* the descriptor is closed with the poll handle */
+        c = NULL;
     }
-    if (c->state == CONN_OPEN) {
-        conn_frame_clock(c); /* hello's */
-        conn_interest(c);
-    }
+    *out = c;
     return 0;
-}
-
-static void drain_expired_cb(struct deadline *d)
-{
-    conn_close(LIST_ENTRY(d, struct conn, frame_deadline), "did not read its last answer", false);
-}
-
-void conn_drop(struct conn *c, const char *reason)
-{
-    struct front *f = c->front;
-
-    if (c->state != CONN_OPEN)
-        return;
-    f->metrics->connections_dropped++;
-    log_warn("front", "dropped", "conn=%llu pid=%d uid=%u reason=\"%s\"", (unsigned long long)c->id,
-             (int)c->peer.pid, (unsigned)c->peer.uid, reason);
-    c->state = CONN_DRAINING;
-    deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + DRAIN_MS, drain_expired_cb);
-    conn_flush_later(c);
 }
 
 /* ---- the front, whose memory goes with the last of its handles ---- */
 
-/* Peers whom nobody has accepted may have sent descriptors, too. systemd's socket may be an older daemon's next. */
+/* Peers whom nobody has accepted may have sent descriptors, too. systemd's socket may be an older
+ * daemon's next. */
 void front_release(struct front *f)
 {
     if (f->socket.fd >= 0 && !f->socket.owns_path)

@@ -1,5 +1,5 @@
-/* A connection's input: bytes and descriptors become frames, which go to the session. Connections have their turns here, a slice
- * at a time. */
+/* A connection's input: bytes and descriptors become frames, which go to the session. Connections
+ * have their turns here, a slice at a time. */
 #include "daemon/front/front.h"
 #include "daemon/front/internal.h"
 
@@ -7,23 +7,23 @@
 #include "daemon/front/peer.h"
 
 #include <errno.h>
-#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* What a connection gets at most before others have their turn. The frame that passes its time is handled whole. */
+/* What a connection gets at most before others have their turn. The frame that passes its time is
+ * handled whole. */
 #define SLICE_FRAMES 32u
 /* Of frames, in a turn of the loop. */
 #define TICK_NS 100000u
 #define SLICE_NS 200000u /* of one connection's among them */
-/* The same, and of a connection's slice, while several tenants use the loop: another one was served in the last SHARED_NS of
- * service. */
+/* The same, and of a connection's slice, while several tenants use the loop: another one was served
+ * in the last SHARED_NS of service. */
 #define SHARED_TICK_NS 30000u
 #define SHARED_NS 20000000u
-/* What a slice is charged at most, beyond what the dearest frame takes: the rest was a pause of the daemon or its machine. */
+/* What a slice is charged at most, beyond what the dearest frame takes: the rest was a pause of the
+ * daemon or its machine. */
 #define CHARGED_NS 20000000u
 
 static void conn_violation(struct conn *c, uint32_t msgid, bool answerable,
@@ -143,8 +143,8 @@ static int fds_take(struct conn *c, struct msghdr *m, struct ucm_error *e)
     return rc == 0 && m->msg_flags & MSG_CTRUNC ? too_many_fds(e) : rc;
 }
 
-/* How much there is to read of the first frame. Once descriptors have come no more is read, so that those of the next one
- * cannot mix with them. */
+/* How much there is to read of the first frame. Once descriptors have come no more is read, so that
+ * those of the next one cannot mix with them. */
 static size_t frame_rest(const struct conn *c)
 {
     size_t frame = PROTO_HEADER_BYTES;
@@ -154,9 +154,10 @@ static size_t frame_rest(const struct conn *c)
     return frame - c->in_n;
 }
 
-/* Asks for room for the descriptors that a read would bring: the kernel closes in this thread what finds none in the table,
- * and what one client has beyond its limit others lack. So what is too much stays in the socket. Returns what may be
- * read, 0 at the end, or -errno; or -EPROTO with *e. */
+/* Asks for room for the descriptors that a read would bring: the kernel closes in this thread what
+ * finds none in the table, and what one client has beyond its limit others lack. So what is too
+ * much stays in the socket. Returns what may be read, 0 at the end, or -errno; or -EPROTO with *e.
+ */
 static ssize_t fds_admit(struct conn *c, const struct iovec *iov, struct ucm_error *e)
 {
     uint32_t unread;
@@ -227,7 +228,8 @@ static size_t conn_read(struct conn *c)
 
 /* ---- frames ---- */
 
-/* How long the next frame is without its header, once all of it is here; 0: not yet; or -EPROTO: its header is refused. */
+/* How long the next frame is without its header, once all of it is here; 0: not yet; or -EPROTO:
+ * its header is refused. */
 static int frame_next(struct conn *c)
 {
     size_t have = c->in_n - c->in_at;
@@ -248,7 +250,8 @@ static int frame_next(struct conn *c)
 static void frame_handle(struct conn *c, size_t n)
 {
     size_t at = c->in_at, end = at + PROTO_HEADER_BYTES + n;
-    /* The kernel ends a read with the bytes that descriptors were sent with; it may begin with earlier frames. */
+    /* The kernel ends a read with the bytes that descriptors were sent with; it may begin with
+     * earlier frames. */
     bool with_fds = c->n_fds > 0 && at < c->fds_end && c->fds_end <= end, answerable = false;
     struct proto_envelope env;
     struct ucm_error e;
@@ -277,13 +280,21 @@ static void frame_expired_cb(struct deadline *d)
     conn_ready(c);
 }
 
-/* uv_now is rounded down, and the peer gets its whole time. */
-void conn_frame_clock(struct conn *c)
+/* The time begins anew. uv_now is rounded down, and the peer gets its whole time. */
+static void conn_frame_clock(struct conn *c)
 {
     struct front *f = c->front;
 
     deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + 1 + f->config->handshake_ms,
                  frame_expired_cb);
+}
+
+void conn_start(struct conn *c)
+{
+    if (c->state != CONN_OPEN)
+        return;
+    conn_frame_clock(c); /* hello's */
+    conn_interest(c);
 }
 
 /* What was due did not come, all that has come being handled. */
@@ -292,8 +303,8 @@ static void frame_missed(struct conn *c)
     bool was_excused = c->excused;
     struct ucm_error e;
 
-    /* The peer gets as long again if it is stopped, or if the daemon does not read from it, and once
-     * more after either has ended. */
+    /* The peer gets as long again if it is stopped, or if the daemon does not read from it, and
+     * once more after either has ended. */
     c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
     if (c->excused || was_excused) {
         conn_frame_clock(c);
@@ -307,8 +318,9 @@ static void frame_missed(struct conn *c)
 
 /* ---- turns ---- */
 
-/* Handles frames and reads, until there is nothing more, the peer must read answers first, or the slice is over.
- * True: there may be more. until_ns: when the slice is over, by uv_hrtime(), but never before its first frame. */
+/* Handles frames and reads, until there is nothing more, the peer must read answers first, or the
+ * slice is over. True: there may be more. until_ns: when the slice is over, by uv_hrtime(), but
+ * never before its first frame. */
 static bool conn_serve(struct conn *c, uint64_t until_ns)
 {
     uint64_t frames = c->frames;
@@ -353,17 +365,6 @@ static bool conn_serve(struct conn *c, uint64_t until_ns)
     return more;
 }
 
-void conn_ready(struct conn *c)
-{
-    struct front *f = c->front;
-
-    if (!c->ready) {
-        c->ready = true;
-        fair_queue_push(&f->ready, &c->who, 0, &c->link_ready, false);
-    }
-    (void)uv_idle_start(&f->waker, front_flush_cb); /* fails without a callback only */
-}
-
 /* A slice for each connection whose turn it is, until the tick is over. */
 void front_serve_cb(uv_check_t *check)
 {
@@ -393,41 +394,4 @@ void front_serve_cb(uv_check_t *check)
     }
     if (!node && list_empty(&f->unflushed))
         uv_idle_stop(&f->waker);
-}
-
-static bool nothing_unread(const struct conn *c)
-{
-    int bytes;
-
-    return ioctl(c->fd, SIOCINQ, &bytes) == 0 && bytes == 0;
-}
-
-/* At once, as who connects next finds its place free; of many the last ones in their tenants' turns. */
-static void conn_ended(struct conn *c, const char *reason)
-{
-    struct front *f = c->front;
-    uint64_t begun_ns = uv_hrtime();
-
-    if (f->ended_ns >= ASIDE_NS) {
-        conn_ready(c);
-        return;
-    }
-    conn_close(c, reason, false);
-    f->ended_ns += uv_hrtime() - begun_ns;
-}
-
-void conn_poll_cb(uv_poll_t *poll, int status, int events)
-{
-    struct conn *c = poll->data;
-
-    if (status < 0) {
-        c->events = 0; /* libuv has stopped it */
-        conn_ended(c, uv_strerror(status));
-    } else if (c->ready) {
-        conn_interest(c); /* it was not served yet, and need not be told of again */
-    } else if (events & UV_DISCONNECT && (c->state != CONN_OPEN || nothing_unread(c))) {
-        conn_ended(c, "peer closed");
-    } else {
-        conn_ready(c);
-    }
 }

@@ -1,8 +1,13 @@
-/* What waits to be written to a peer: frames, and descriptors, each with the first byte of its frame, in a call that sends
- * nothing of another frame. It is written at the end of the connection's turn, or in the next idle phase. */
+/* What waits to be written to a peer, and what the loop is asked for a connection.
+ *
+ * Frames wait, and descriptors, each of which goes with the first byte of its frame, in a call that
+ * sends nothing of another frame. They are written at the end of the connection's turn, or in the
+ * next idle phase. */
 #include "daemon/front/front.h"
 #include "daemon/front/internal.h"
 #include "daemon/front/peer.h"
+
+#include "daemon/base/log.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -13,34 +18,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define DRAIN_MS 1000 /* for a dropped peer to read its last answers */
 #define OUT_HIGH_BYTES (1u << 20)
 #define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
 /* Of one connection, unread. */
 #define FDS_MAX (2u * UCM_MAX_FRAME_FDS)
+/* Of connections that are served out of their tenants' turns, in a turn of the loop: those that
+ * have ended, and answers that wait to be written. */
+#define ASIDE_NS 200000u
 
 /* ---- descriptors ---- */
-
-static void fds_close(const int *fds, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        close(fds[i]);
-}
-
-static void parcel_free(struct conn *c, struct parcel *p)
-{
-    list_remove(&p->link);
-    fds_close(p->fds, p->n);
-    c->fds_waiting -= p->n;
-    free(p);
-}
-
-void conn_parcels_drop(struct conn *c)
-{
-    limit_give(c->peer.owner, LIMIT_DESCRIPTORS, c->fds_waiting + c->fds_unread);
-    c->fds_unread = 0;
-    while (!list_empty(&c->parcels))
-        parcel_free(c, LIST_ENTRY(c->parcels.next, struct parcel, link));
-}
 
 void conn_fds_refresh(struct conn *c)
 {
@@ -89,13 +76,13 @@ static ssize_t parcel_send(struct conn *c, struct parcel *p)
     n = sendmsg(c->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) {
         c->fds_unread += p->n;
-        parcel_free(c, p);
+        conn_parcel_free(c, p);
     }
     return n;
 }
 
-/* While there are parcels: sends some of what waits, as send() does: up to the next descriptors, or these with bytes of
- * their frame. */
+/* While there are parcels: sends some of what waits, as send() does: up to the next descriptors, or
+ * these with bytes of their frame. */
 static ssize_t parcels_send(struct conn *c)
 {
     struct parcel *p = LIST_ENTRY(c->parcels.next, struct parcel, link);
@@ -153,7 +140,8 @@ static int out_grow(struct conn *c, size_t n)
     return 0;
 }
 
-/* Drops sent bytes before the buffer grows: a peer that is always a little behind never empties it. As out_grow. */
+/* Drops sent bytes before the buffer grows: a peer that is always a little behind never empties it.
+ * As out_grow. */
 static int out_reserve(struct conn *c, size_t n)
 {
     for (int tries = 0;; tries++) {
@@ -172,15 +160,18 @@ static int out_reserve(struct conn *c, size_t n)
     }
 }
 
-void conn_out_free(struct conn *c)
-{
-    limit_give(c->peer.owner, LIMIT_FRAMES, c->out_cap);
-    free(c->out);
-    c->out = NULL;
-    c->out_at = c->out_n = c->out_cap = 0;
-}
+/* ---- what is to be done soon ---- */
 
-/* ---- frames ---- */
+void conn_ready(struct conn *c)
+{
+    struct front *f = c->front;
+
+    if (!c->ready) {
+        c->ready = true;
+        fair_queue_push(&f->ready, &c->who, 0, &c->link_ready, false);
+    }
+    (void)uv_idle_start(&f->waker, front_flush_cb); /* fails without a callback only */
+}
 
 /* One round for each connection; of many the last ones in their tenants' turns. */
 void front_flush_cb(uv_idle_t *idle)
@@ -201,7 +192,8 @@ void front_flush_cb(uv_idle_t *idle)
         uv_idle_stop(idle);
 }
 
-void conn_flush_later(struct conn *c)
+/* In the next idle phase. */
+static void conn_flush_later(struct conn *c)
 {
     struct front *f = c->front;
 
@@ -209,6 +201,27 @@ void conn_flush_later(struct conn *c)
         return;
     list_push_back(&f->unflushed, &c->link_unflushed);
     (void)uv_idle_start(&f->waker, front_flush_cb); /* fails without a callback only */
+}
+
+/* ---- frames ---- */
+
+static void drain_expired_cb(struct deadline *d)
+{
+    conn_close(LIST_ENTRY(d, struct conn, frame_deadline), "did not read its last answer", false);
+}
+
+void conn_drop(struct conn *c, const char *reason)
+{
+    struct front *f = c->front;
+
+    if (c->state != CONN_OPEN)
+        return;
+    f->metrics->connections_dropped++;
+    log_warn("front", "dropped", "conn=%llu pid=%d uid=%u reason=\"%s\"", (unsigned long long)c->id,
+             (int)c->peer.pid, (unsigned)c->peer.uid, reason);
+    c->state = CONN_DRAINING;
+    deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + DRAIN_MS, drain_expired_cb);
+    conn_flush_later(c);
 }
 
 /* A peer that never gets an answer would wait for ever: end the connection instead. */
@@ -268,7 +281,8 @@ void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t
         list_push_back(&c->parcels, &p->link);
         return;
     }
-    fds_close(fds, n);
+    for (uint32_t i = 0; i < n; i++)
+        close(fds[i]);
     limit_give(c->peer.owner, LIMIT_DESCRIPTORS, p ? n : 0);
     free(p);
 }
@@ -303,9 +317,13 @@ static void unread_expired_cb(struct deadline *d)
         unread_watch(c);
 }
 
-/* Reads while the peer reads, writes while there is something to write; nothing before the turn of what
- * is ready. While the peer does not read, the daemon does not ask for its half close: epoll would tell
- * of it again and again. A full close shows in the write. */
+/* ---- what the loop is asked, and says ---- */
+
+static void conn_poll_cb(uv_poll_t *poll, int status, int events);
+
+/* Reads while the peer reads, writes while there is something to write; nothing before the turn of
+ * what is ready. While the peer does not read, the daemon does not ask for its half close: epoll
+ * would tell of it again and again. A full close shows in the write. */
 void conn_interest(struct conn *c)
 {
     bool reads = !c->stalled && !c->behind, writes = c->out_n > c->out_at;
@@ -326,6 +344,46 @@ void conn_interest(struct conn *c)
     }
     c->events = events;
 }
+
+static bool nothing_unread(const struct conn *c)
+{
+    int bytes;
+
+    return ioctl(c->fd, SIOCINQ, &bytes) == 0 && bytes == 0;
+}
+
+/* At once, as who connects next finds its place free; of many the last ones in their tenants'
+ * turns. */
+static void conn_ended(struct conn *c, const char *reason)
+{
+    struct front *f = c->front;
+    uint64_t begun_ns = uv_hrtime();
+
+    if (f->ended_ns >= ASIDE_NS) {
+        conn_ready(c);
+        return;
+    }
+    conn_close(c, reason, false);
+    f->ended_ns += uv_hrtime() - begun_ns;
+}
+
+static void conn_poll_cb(uv_poll_t *poll, int status, int events)
+{
+    struct conn *c = poll->data;
+
+    if (status < 0) {
+        c->events = 0; /* libuv has stopped it */
+        conn_ended(c, uv_strerror(status));
+    } else if (c->ready) {
+        conn_interest(c); /* it was not served yet, and need not be told of again */
+    } else if (events & UV_DISCONNECT && (c->state != CONN_OPEN || nothing_unread(c))) {
+        conn_ended(c, "peer closed");
+    } else {
+        conn_ready(c);
+    }
+}
+
+/* ---- the end of a turn ---- */
 
 void conn_flush(struct conn *c)
 {

@@ -17,8 +17,8 @@
 #define BACKLOG 1024
 #define BACKOFF_MS 100
 #define ACCEPTS_PER_TURN 8
-/* Of a uid: so many connects at once, then so many a millisecond. To find out who a peer is takes the loop some 30 us, to
- * turn one away 5. */
+/* Of a uid: so many connects at once, then so many a millisecond. To find out who a peer is takes
+ * the loop some 30 us, to turn one away 5. */
 #define CONNECTS_AT_ONCE 512u
 #define CONNECTS_PER_MS 1u
 /* Of a tenant that has been idle, before the others' next turn. */
@@ -37,7 +37,8 @@ static void backoff_cb(uv_timer_t *timer)
         log_error("front", "listener-stopped", "%s", "");
 }
 
-/* Whose descriptor the socket of a refused peer is until it is closed. *peer: as far as it is known. NULL: no memory. */
+/* Whose descriptor the socket of a refused peer is until it is closed. *peer: as far as it is
+ * known. NULL: no memory. */
 static struct limit_owner *refused_owner(struct front *f, int fd, const struct peer *peer)
 {
     struct ucred cred = {.uid = UINT32_MAX};
@@ -52,8 +53,8 @@ static struct limit_owner *refused_owner(struct front *f, int fd, const struct p
     return limits_uid(f->limits, tenant, cred.uid, false);
 }
 
-/* A byte out of band is read like any other, with its descriptors. Otherwise the kernel skips it, and closes them in this
- * thread. */
+/* A byte out of band is read like any other, with its descriptors. Otherwise the kernel skips it,
+ * and closes them in this thread. */
 static bool oob_inline(int fd)
 {
     int on = 1;
@@ -61,7 +62,8 @@ static bool oob_inline(int fd)
     return setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof(on)) == 0;
 }
 
-/* Before Linux 6.16, or when it connected before the daemon listened, the peer may have sent descriptors already. */
+/* Before Linux 6.16, or when it connected before the daemon listened, the peer may have sent
+ * descriptors already. */
 static void refused_close(struct front *f, int fd, const struct peer *peer)
 {
     struct limit_owner *owner;
@@ -108,8 +110,9 @@ static int connects_check(struct front *f, uid_t uid, struct ucm_error *e)
     return 0;
 }
 
-/* Who connects too often is not asked further who he is. Who may be an operator by his uid is asked always: root of a container may not
- * keep that of the host out, and connects too often like anybody else. */
+/* Who connects too often is not asked further who he is. Who may be an operator by his uid is asked
+ * always: root of a container may not keep that of the host out, and connects too often like
+ * anybody else. */
 static int connects_admit(struct front *f, int fd, struct peer *peer, struct ucm_error *e)
 {
     struct ucred cred;
@@ -128,6 +131,7 @@ static int connects_admit(struct front *f, int fd, struct peer *peer, struct ucm
 
 static void admit(struct front *f, int fd)
 {
+    struct conn *c = NULL;
     struct peer peer = {0};
     struct ucm_error e;
     int rc = connects_admit(f, fd, &peer, &e);
@@ -135,9 +139,11 @@ static void admit(struct front *f, int fd)
     if (rc == 0 && !oob_inline(fd))
         rc = ucm_error_set(&e, UCM_WIRE_IO, "SO_OOBINLINE: %s", strerror(errno));
     if (rc == 0)
-        rc = conn_new(f, fd, &peer, &e);
+        rc = conn_new(f, fd, &peer, &c, &e);
     if (rc != 0)
         turn_away(f, fd, &peer, &e);
+    else if (c)
+        conn_start(c);
 }
 
 static void listener_rest(struct front *f)
@@ -194,8 +200,8 @@ static int handles_start(struct front *f)
     return uv_poll_start(&f->listener, UV_READABLE, listener_cb);
 }
 
-/* Descriptors: three quarters are clients', an eighth is for those of them that were refused. The others are the daemon's
- * own, for files, threads and devices. */
+/* Descriptors: three quarters are clients', an eighth is for those of them that were refused. The
+ * others are the daemon's own, for files, threads and devices. */
 static void limits_init(struct front *f)
 {
     uint64_t silent = f->config->max_connections / SILENT_PART;

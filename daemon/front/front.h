@@ -2,13 +2,13 @@
  * into bytes; knows peers by what the kernel says of them, and nothing of what frames mean.
  *
  * Promise: no peer makes memory grow past limits.connections and limits.frame_memory, or delays
- * another by more than a turn: connections that have sent something wait in a queue by tenant, which
- * is charged with the time that their frames take. hello, and later each frame, must arrive within request.handshake (the time that the
- * peer's process is stopped does not count); a peer that does not read is not read from, and is
- * dropped when it has read nothing for request.unread. The front drops the offender only, and says
- * why. Connections, those that have not said hello, descriptors, and the bytes that arrive or wait
- * to be read are bounded by uid and tenant (limit.h).
- * Thread: the loop only. */
+ * another by more than a turn: connections that have sent something wait in a queue by tenant,
+ * which is charged with the time that their frames take. hello, and later each frame, must arrive
+ * within request.handshake (the time that the peer's process is stopped does not count); a peer
+ * that does not read is not read from, and is dropped when it has read nothing for request.unread.
+ * The front drops the offender only, and says why. Connections, those that have not said hello,
+ * descriptors, and the bytes that arrive or wait to be read are bounded by uid and tenant
+ * (limit.h). Thread: the loop only. */
 #ifndef UCMD_FRONT_FRONT_H
 #define UCMD_FRONT_FRONT_H
 
@@ -51,8 +51,8 @@ struct front_handler {
 };
 
 /* Listens on config->socket, or on listen_fd when it is not -1 (socket activation). A socket that
- * another daemon serves is refused, a stale one replaced. 0 or -errno with *e. config, limits and reaper are
- * borrowed; the front sets what there is of the kinds that it counts. */
+ * another daemon serves is refused, a stale one replaced. 0 or -errno with *e. config, limits and
+ * reaper are borrowed; the front sets what there is of the kinds that it counts. */
 int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
               struct deadlines *deadlines, struct limits *limits, struct reaper *reaper,
               struct metrics *metrics, const struct front_handler *handler, struct front **out,
@@ -67,11 +67,12 @@ void front_free(struct front *f);
 /* Queues whole frames that the proto functions appended; takes what is in b and leaves b empty.
  * They are written at the end of this turn of the loop, or sooner. */
 void conn_send(struct conn *c, struct proto_buf *b);
-/* The same for one frame that n descriptors go with, at most UCM_MAX_FRAME_FDS. They are the front's from now
- * on: it closes them once they are sent, or can't be. */
+/* The same for one frame that n descriptors go with, at most UCM_MAX_FRAME_FDS. They are the
+ * front's from now on: it closes them once they are sent, or can't be. */
 void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t n);
-/* How many descriptors may be sent now. A peer that does not read keeps them open in the kernel, where they
- * count against the daemon and against what its uid and tenant may have: it gets no more until it has read all. */
+/* How many descriptors may be sent now. A peer that does not read keeps them open in the kernel,
+ * where they count against the daemon and against what its uid and tenant may have: it gets no more
+ * until it has read all. */
 uint32_t conn_fds_room(struct conn *c);
 /* The peer has said hello: from now on it may be silent between frames. */
 void conn_welcome(struct conn *c);

@@ -11,9 +11,6 @@
 
 #define CONNECTS_BITS 8
 #define IN_FIRST_BYTES 4096 /* of a connection's buffer for what comes */
-/* Of connections that are served out of their tenants' turns, in a turn of the loop: those that have ended, and answers
- * that wait to be written. */
-#define ASIDE_NS 200000u
 
 /* How often a uid has connected lately; of uids with one place the last. */
 struct connects {
@@ -28,8 +25,8 @@ struct front {
     struct deadlines *deadlines;
     struct limits *limits;
     struct reaper *reaper;
-    uint64_t
-        refused_most; /* refused sockets that wait for their close(); with more the listener rests */
+    uint64_t refused_most; /* refused sockets that wait for their close(); with more the listener
+                              rests */
     struct metrics *metrics;
     struct front_handler handler;
     uv_poll_t listener;
@@ -98,36 +95,46 @@ struct parcel {
     int fds[];
 };
 
-/* conn.c */
-/* Takes fd. 0; or -EUSERS or -ENOMEM, and then fd is the caller's still. */
-int conn_new(struct front *f, int fd, const struct peer *peer, struct ucm_error *e);
+/* Files from the lowest to the highest: each calls those above it here, and no other. front.c calls
+ * all. */
+
+/* ---- conn.c ---- */
+
+/* Takes fd. 0, and *out is to be started, or is NULL: its session was refused, and it has ended. Or
+ * -EUSERS or -ENOMEM with *e, and then fd is the caller's still. */
+int conn_new(struct front *f, int fd, const struct peer *peer, struct conn **out,
+             struct ucm_error *e);
 /* Runs close_cb. From the loop's callbacks only. */
 void conn_close(struct conn *c, const char *reason, bool offence);
 /* Descriptors that came and that nobody has taken are closed. */
 void conn_fds_drop(struct conn *c);
+/* It is sent, or never will be. */
+void conn_parcel_free(struct conn *c, struct parcel *p);
+/* Descriptors that wait, or that the peer has not read, count no more. */
+void conn_parcels_drop(struct conn *c);
+void conn_out_free(struct conn *c);
 /* When nothing of the front is with the loop any more. */
 void front_release(struct front *f);
 void front_handle_closed(struct front *f);
 
-/* conn_out.c */
-/* Writes what the peer takes, and asks the loop for what comes next. From the loop's callbacks only. */
+/* ---- conn_out.c ---- */
+
+/* It may have something to read or to handle: it is served when its tenant's turn comes. */
+void conn_ready(struct conn *c);
+/* Writes what the peer takes, and asks the loop for what comes next. From the loop's callbacks
+ * only. */
 void conn_flush(struct conn *c);
-/* The same in the loop's next idle phase. */
-void conn_flush_later(struct conn *c);
-/* The waker's callback: flushes those. */
+/* The waker's callback: flushes those that have answers. */
 void front_flush_cb(uv_idle_t *idle);
+/* Asks the loop for what comes next. */
 void conn_interest(struct conn *c);
-void conn_out_free(struct conn *c);
-/* Descriptors that wait, or that the peer has not read, count no more. */
-void conn_parcels_drop(struct conn *c);
 /* Which of the descriptors that were sent the peer has read by now. */
 void conn_fds_refresh(struct conn *c);
 
-/* conn_input.c */
-/* It may have something to read or to handle: it is served when its tenant's turn comes. */
-void conn_ready(struct conn *c);
-void conn_frame_clock(struct conn *c); /* the time for hello, or for a frame, begins anew */
-void conn_poll_cb(uv_poll_t *poll, int status, int events);
+/* ---- conn_input.c ---- */
+
+/* From now on it is read, and hello is due. */
+void conn_start(struct conn *c);
 void front_serve_cb(uv_check_t *check);
 
 #endif

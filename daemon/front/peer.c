@@ -24,8 +24,8 @@ static bool names_peer(const char *members, const struct ucred *cred)
     return false;
 }
 
-/* The length of the longest "cgroup:PATH" among the members that the peer's cgroup is, or lies in; 0:
- * none. */
+/* The length of the longest "cgroup:PATH" among the members that the peer's cgroup is, or lies in;
+ * 0: none. */
 static size_t names_cgroup(const char *members, const char *cgroup)
 {
     size_t best = 0, bytes;

@@ -1,12 +1,13 @@
 /* Peers: a process's tenant, whether it is an operator, and whether it is stopped.
  *
- * An operator is root, has the daemon's own uid, or is one of `admins`, and runs in the daemon's user
- * namespace: a uid of another one only looks like it. In another PID namespace, which is a container whose root
- * is the host's, it is one only if `container_admins` says so. One of whom that is not known is none.
+ * An operator is root, has the daemon's own uid, or is one of `admins`, and runs in the daemon's
+ * user namespace: a uid of another one only looks like it. In another PID namespace, which is a
+ * container whose root is the host's, it is one only if `container_admins` says so. One of whom
+ * that is not known is none.
  *
- * The tenant is that of the longest `cgroup:` member that the peer's cgroup lies in, or else of the first
- * that lists its uid or primary gid: root in a container may take any uid, but can't leave its cgroup. So
- * where there are such members, a peer whose cgroup is not known is turned away.
+ * The tenant is that of the longest `cgroup:` member that the peer's cgroup lies in, or else of the
+ * first that lists its uid or primary gid: root in a container may take any uid, but can't leave
+ * its cgroup. So where there are such members, a peer whose cgroup is not known is turned away.
  * Loop only. */
 #ifndef UCMD_FRONT_PEER_H
 #define UCMD_FRONT_PEER_H
@@ -15,7 +16,8 @@
 
 #include <sys/socket.h>
 
-/* Fills *peer with what the kernel says of the process that connected. 0, or a negative code with *e. */
+/* Fills *peer with what the kernel says of the process that connected. 0, or a negative code with
+ * *e. */
 int peer_identify(int fd, const struct config *config, struct peer *peer, struct ucm_error *e);
 /* Whether the peer is of the tenant that the daemon's own process would be. */
 bool peer_is_own(const struct peer *peer, const struct config *config);

@@ -20,7 +20,8 @@
 
 #define FILE_BYTES 16384
 
-/* Reads a file of a process's folder in /proc, as one text. Its length; 0: it is not there, or longer. */
+/* Reads a file of a process's folder in /proc, as one text. Its length; 0: it is not there, or
+ * longer. */
 static size_t file_read(int folder, const char *name, char text[FILE_BYTES])
 {
     ssize_t n = text_file_read(folder, name, 0, text, FILE_BYTES);
@@ -28,8 +29,8 @@ static size_t file_read(int folder, const char *name, char text[FILE_BYTES])
     return n > 0 && n < FILE_BYTES - 1 ? (size_t)n : 0;
 }
 
-/* The process's own number, and how many PID namespaces deep it lies below that of this /proc; 0: not
- * known. */
+/* The process's own number, and how many PID namespaces deep it lies below that of this /proc; 0:
+ * not known. */
 static unsigned pid_depth(int folder, pid_t *pid)
 {
     char text[FILE_BYTES], *line, *end;
@@ -77,9 +78,9 @@ static const struct own *own_read(void)
     return &own;
 }
 
-/* The maps decide, as this process may read those of all others. As read from inside, the maps of two
- * namespaces are alike only if both are the whole: for that, the namespaces themselves, where this
- * process may ask for them. */
+/* The maps decide, as this process may read those of all others. As read from inside, the maps of
+ * two namespaces are alike only if both are the whole: for that, the namespaces themselves, where
+ * this process may ask for them. */
 static bool user_ns_same(const struct own *own, int peer)
 {
     struct stat ns;
@@ -95,8 +96,8 @@ static bool user_ns_same(const struct own *own, int peer)
            (ns.st_dev == own->ns.st_dev && ns.st_ino == own->ns.st_ino);
 }
 
-/* The path behind "ID:CONTROLLERS:" in a line, if these are of the hierarchy. Cgroups may have any name, so
- * that nothing but the first two colons counts. */
+/* The path behind "ID:CONTROLLERS:" in a line, if these are of the hierarchy. Cgroups may have any
+ * name, so that nothing but the first two colons counts. */
 static const char *line_path(const char *line, const char *hierarchy)
 {
     const char *of = strchr(line, ':'), *path = of ? strchr(of + 1, ':') : NULL;
@@ -124,8 +125,8 @@ static void cgroup_read(int folder, char out[PLACE_CGROUP_BYTES])
         memcpy(out, v1, strlen(v1) + 1);
 }
 
-/* Whether nobody holds the other end any more. What ended before accept is not looked up by its number, which may be
- * another process's by now. */
+/* Whether nobody holds the other end any more. What ended before accept is not looked up by its
+ * number, which may be another process's by now. */
 static bool hung_up(int fd)
 {
     struct pollfd p = {.fd = fd};

@@ -69,12 +69,14 @@ static void close_cb(void *session)
 static void connect_peer(void)
 {
     struct peer peer = {.uid = 1, .pid = getpid(), .tenant = "t"};
+    struct conn *c;
     struct ucm_error e;
     int fds[2];
 
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
     peer.fd = fds[0];
-    cr_assert_eq(conn_new(rig.front, fds[0], &peer, &e), 0, "%s", e.text);
+    cr_assert_eq(conn_new(rig.front, fds[0], &peer, &c, &e), 0, "%s", e.text);
+    conn_start(c);
     rig.peer = fds[1];
 }
 
