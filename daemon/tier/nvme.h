@@ -372,11 +372,29 @@ void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset);
 /* A warning: where the operation was when it failed. status: -errno. */
 void nvme_op_log(const struct nvme_op *op, const char *event, int status);
 
+/* ---- nvme_record.c ---- */
+
 /* Whether records of such a part have checksums of its shards. */
 static inline bool nvme_sums_kept(const struct tier_io *io)
 {
     return io->bytes > CHECKSUM_SMALL && nvme_shards_fit(io->bytes, io->shard_bytes);
 }
+
+/* What the headers of a segment in use and of a record in it should say. */
+void nvme_segment_header_of(const struct tier *t, const struct segment *s,
+                            struct nvme_segment_header *out);
+void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
+                           const struct tier_described *d, struct nvme_record_header *out);
+
+/* Is the header that was read the one of this part and this write of it, as the io and the index know them? */
+bool nvme_record_is(const struct tier *t, const struct tier_io *io,
+                    const struct nvme_record_header *h);
+
+/* What the index knows of a record; false: it is not live, or not known. */
+bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t record,
+                   struct tier_described *out);
+/* As tier_ops has it. */
+void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes);
 
 /* ---- daemon/seal/nvme_seal.c: on the loop, except nvme_sealed_sum ---- */
 
@@ -425,7 +443,7 @@ void nvme_known_close(struct tier *t);
 /* For the pool of threads: how many of the shards differ from the header's checksums of them. */
 uint64_t nvme_shards_wrong(const struct tier_io *io);
 
-/* ---- nvme_record.c ---- */
+/* ---- nvme_sum.c ---- */
 
 /* Memory for the checksums of shards that nvme_sum computes, and merge_add writes: of a write, or of a read that becomes one. */
 void nvme_sums_reserve(struct tier_io *io);
@@ -433,26 +451,6 @@ void nvme_sums_drop(struct tier_io *io);
 /* For the pool: the payload's checksum; of TIER_READ_SHARDS how many shards are wrong. */
 uint64_t nvme_sum(const struct tier_io *io);
 uint64_t nvme_sum_bytes(const struct tier_io *io);
-
-/* What the headers of a segment in use and of a record in it should say. */
-void nvme_segment_header_of(const struct tier *t, const struct segment *s,
-                            struct nvme_segment_header *out);
-void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
-                           const struct tier_described *d, struct nvme_record_header *out);
-
-/* Is the header that was read the one of this part and this write of it, as the io and the index know them? */
-bool nvme_record_is(const struct tier *t, const struct tier_io *io,
-                    const struct nvme_record_header *h);
-
-/* What the index knows of a record; false: it is not live, or not known. */
-bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t record,
-                   struct tier_described *out);
-/* Offers the caller a record whose header is known. False: the part is known already, at `other`, or,
- * with owner 0, not wanted. */
-bool nvme_offer(struct tier *t, struct segment *s, uint32_t record,
-                const struct nvme_record_header *h, struct tier_duplicate *other);
-/* As tier_ops has it. */
-void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes);
 
 /* ---- nvme_ns_write.c ---- */
 

@@ -1,9 +1,10 @@
-/* Recovery's last step: parts that were found twice with one sequence. One is the moved copy of the
+/* Records that recovery has found, and its last step: parts that were found twice with one sequence. One is the moved copy of the
  * other. The run that moved it may have ended while it wrote the copy, or while it wrote over the
  * original, so either may be torn, and headers don't show which. So the place that was taken over
  * is read, and where its bytes are wrong or can't be read the other one takes its place. */
 #include "daemon/tier/nvme.h"
 
+#include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 
 #include <errno.h>
@@ -20,6 +21,46 @@ struct duplicate {
     struct nvme_record_header header;
     struct tier_duplicate other; /* the place that was taken over, while it is read */
 };
+
+/* Offers the caller a record whose header is known. False: the part is known already, at `other`, or,
+ * with owner 0, not wanted. */
+static bool record_offer(struct tier *t, struct segment *s, uint32_t record,
+                         const struct nvme_record_header *h, struct tier_duplicate *other)
+{
+    const struct nvme_ns_record *known = ns_records_find(&t->ns_records, h->fingerprint);
+    struct tier_name name = {.key_bytes = h->key_bytes, .part = h->part};
+    struct tier_found found = {
+        .name = &name,
+        .bytes = h->payload_bytes,
+        .sequence = h->sequence,
+        .place = {.loc = segment_loc(&t->segments, s, record),
+                  .checksum = h->checksum,
+                  .sealed = h->sealed},
+        .duplicate = other,
+    };
+    uint64_t owner = 0;
+
+    *other = (struct tier_duplicate){.owner = 0};
+    KILL_POINT("recover-record");
+    s->unknown |= !known && t->ns_records.unread;
+    if (known && !h->sealed && !nvme_plain_allowed(t, known)) {
+        t->recovery.plain++;
+    } else if (known && h->sequence >= known->from_sequence) {
+        memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
+        memcpy(name.key, h->key, h->key_bytes);
+        found.identity = known->identity;
+        found.identity_bytes = known->identity_bytes;
+        found.ns_record_unsynced = t->ns_records.unsynced;
+        owner = t->callbacks.restore_cb(t->callbacks.ctx, &found);
+    }
+    if (owner == 0)
+        return false;
+    segment_tag_set(s, record, h->sealed ? segment_tag(h->key_id) : 0);
+    segment_restore(&t->segments, s, record, owner, h->sequence);
+    t->metrics->nvme_recovered_parts++;
+    t->metrics->nvme_bytes_used = t->segments.used_bytes;
+    return true;
+}
 
 static void duplicate_free(struct tier *t, struct duplicate *w)
 {
@@ -46,7 +87,7 @@ void nvme_record_found(struct tier *t, struct segment *s, uint32_t record,
 {
     struct tier_duplicate other;
 
-    if (nvme_offer(t, s, record, h, &other))
+    if (record_offer(t, s, record, h, &other))
         return;
     t->recovery.refused++;
     if (other.owner != 0)
@@ -68,7 +109,7 @@ static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header
         if (segment_find(&t->segments, w->other.place.loc, w->header.payload_bytes, &s, &record) ==
             0)
             t->callbacks.lost_cb(t->callbacks.ctx, w->other.owner, w->other.place.loc);
-        (void)nvme_offer(t, w->segment, w->record, &w->header, &other);
+        (void)record_offer(t, w->segment, w->record, &w->header, &other);
     }
     duplicate_free(t, w);
     nvme_turn_want(t, NVME_TURN_RECOVERY);
@@ -100,7 +141,7 @@ bool nvme_duplicates_go_on(struct tier *t)
         int rc = 0;
 
         /* Once more: the other place may be known to be bad by now, or have been replaced. */
-        if (!nvme_offer(t, w->segment, w->record, &w->header, &other) && other.owner != 0)
+        if (!record_offer(t, w->segment, w->record, &w->header, &other) && other.owner != 0)
             rc = check_start(t, w, &other);
         if (rc == -EAGAIN && k->duplicate_reads > 0)
             break;
