@@ -3,6 +3,7 @@
  * An encoded namespace's identity is a function of the base's and of the encoding's spec, so whoever opens the
  * same spec finds the same blocks, and no others. Its geometry is that of the coded form: index, cache and tiers
  * hold, move and check coded bytes and know nothing of encodings. Devices encode and decode (device_job.converts). */
+#include "daemon/index/ns_form.h"
 #include "daemon/request/internal.h"
 
 #include <stdio.h>

@@ -9,8 +9,8 @@
  * - No operation takes longer because the table grows: linear hashing splits one bucket an insert,
  *   and memory is in chunks that never move. A thread touches up to 8 MiB of it ahead.
  * - Hashes have a secret of this process: a client that chooses keys can't make chains long.
- * - A block with one part takes at most INDEX_BLOCK_BYTES, its place in the table included. One with more
- *   parts counts as more (ns.index_bytes), so that the index's memory has a bound, too.
+ * - A block with one part takes at most INDEX_BLOCK_BYTES, its place in the table included. One
+ * with more parts counts as more (ns.index_bytes), so that the index's memory has a bound, too.
  * - A pointer to a block or part is valid until index_remove.
  *
  * Thread: the loop only. */
@@ -65,7 +65,7 @@ struct part {
         void *write;   /* WRITING: the cache's operation */
     } nvme_at;         /* by `nvme`; read by part_loc and part_write */
     uint64_t checksum; /* XXH3-64 of the payload of a copy on NVMe, or of bytes in DRAM that came
-                          * with a snapshot; 0: not known */
+                        * with a snapshot; 0: not known */
     union {
         uint32_t slot;   /* READY: in the arena */
         uint32_t number; /* FILLING, FETCHING: of the fill or fetch */
@@ -122,7 +122,7 @@ struct block {
     uint8_t key[UCM_MAX_KEY_BYTES]; /* the namespace's key_bytes, the rest 0 */
     uint32_t hash_next;             /* the index's */
     uint32_t list_prev, list_next;  /* in one block_list: the policy's with BLOCK_IN_POLICY,
-                                    * cache/part.c's with BLOCK_BELOW or BLOCK_SHARED_ONLY */
+                                     * cache/part.c's with BLOCK_BELOW or BLOCK_SHARED_ONLY */
     uint32_t policy_data;           /* the policy's */
     uint32_t ns;                    /* id of its namespace */
     uint32_t leases;      /* of clients and running requests: while > 0 it stays in some tier */
@@ -188,13 +188,13 @@ struct ns {
     uint64_t dram_bytes, nvme_bytes, share_bytes; /* of its parts in each tier */
     uint64_t slot_bytes;                          /* of a block's slots; 0: not summed up yet */
     struct admission admission;                   /* to NVMe */
-    struct admission *
-        admits; /* what decides: this, or its base's, as both forms of a block count for the plain one's */
-    uint32_t purges;      /* under way */
-    uint64_t purged;      /* how many began, and how many ended */
-    uint64_t wiped;       /* how many began that spare no tier */
-    uint8_t record;       /* enum ns_record */
-    uint64_t record_from; /* tier_ns_record.from_sequence of a record that failed */
+    struct admission *admits; /* what decides: this, or its base's, as both forms of a block count
+                                 for the plain one's */
+    uint32_t purges;          /* under way */
+    uint64_t purged;          /* how many began, and how many ended */
+    uint64_t wiped;           /* how many began that spare no tier */
+    uint8_t record;           /* enum ns_record */
+    uint64_t record_from;     /* tier_ns_record.from_sequence of a record that failed */
     void *
         follower; /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
 };
@@ -205,12 +205,6 @@ static inline const struct form *ns_form(const struct ns *ns, uint32_t part)
 {
     assert(part < ns->identity.parts);
     return &ns->part_forms[part];
-}
-
-/* How all of them are encoded; NULL: they are not. */
-static inline const struct codec *ns_codec(const struct ns *ns)
-{
-    return ns->part_forms[0].codec;
 }
 
 static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
@@ -224,37 +218,18 @@ int ns_identity_encode(const struct ns_identity *identity, uint8_t *out, size_t 
 /* SHA-256 of a canonical form. 0 or -ENOMEM. */
 int ns_fingerprint(const uint8_t *canonical, size_t n, uint8_t out[UCM_FINGERPRINT_BYTES]);
 
-/* The identity of an encoded namespace is a function of its base's and of the spec. *out points
- * into *m, and to what base's does. */
-#define NS_ENCODED_SALT_BYTES (UCM_FINGERPRINT_BYTES + 8 + UCM_ENCODING_IDENTITY_BYTES)
-struct ns_encoded_memory {
-    char layout[UCM_MAX_NAME_BYTES + 1];
-    uint8_t salt[NS_ENCODED_SALT_BYTES];
-};
-void ns_encoded_identity(const struct ns *base, const struct ucm_encoding_spec *spec,
-                         struct ns_encoded_memory *m, struct ns_identity *out);
-/* What it says. A client may have made it up: that it has this form proves nothing. */
-struct ns_encoded {
-    const char *encoding; /* name */
-    uint32_t version;
-    const uint8_t *base; /* fingerprint */
-    uint64_t plain_shard_bytes;
-};
-/* False: it is none. */
-bool ns_encoded(const struct ns_identity *identity, struct ns_encoded *out);
-
 struct index;
 
-/* 0 or -errno. There are never more than max_ns namespaces, and than max_blocks blocks of one part, or fewer of more
- * parts: max_blocks * INDEX_BLOCK_BYTES. */
+/* 0 or -errno. There are never more than max_ns namespaces, and than max_blocks blocks of one part,
+ * or fewer of more parts: max_blocks * INDEX_BLOCK_BYTES. */
 int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out);
 void index_free(struct index *ix); /* NULL-safe */
 
 /* Counts namespaces as LIMIT_NAMESPACES from now on, which is before the first one. Borrowed. */
 void index_limits(struct index *ix, struct limits *l);
-/* Finds the namespace with this identity, or makes it, which the owner (NULL: nobody) has then. 0, or -code
- * with *e: BUSY when the index, the tenant or the owner has as many as it may have, and all of them
- * have blocks or uses; of the others the least recently used one is freed. */
+/* Finds the namespace with this identity, or makes it, which the owner (NULL: nobody) has then. 0,
+ * or -code with *e: BUSY when the index, the tenant or the owner has as many as it may have, and
+ * all of them have blocks or uses; of the others the least recently used one is freed. */
 int index_ns_open(struct index *ix, const struct ns_identity *identity, struct limit_owner *owner,
                   struct ns **out, struct ucm_error *e);
 /* The same for a namespace of an earlier run, by bytes of unknown origin: its fingerprint, and n
@@ -283,8 +258,8 @@ block_ref index_find(const struct index *ix, const struct ns *ns, const uint8_t 
  * key that is not there, and leaves 0 for the rest. */
 void index_find_many(const struct index *ix, const struct ns *ns, const uint8_t *keys, uint32_t n,
                      bool stop_at_gap, block_ref *out);
-/* A new block, all zero but key and ns. The key must not be there. 0: the index is full, or there is no
- * memory. */
+/* A new block, all zero but key and ns. The key must not be there. 0: the index is full, or there
+ * is no memory. */
 block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key);
 /* The block must have no lease and no user, and be out of the policy. */
 void index_remove(struct index *ix, block_ref ref);
@@ -292,7 +267,8 @@ void index_remove(struct index *ix, block_ref ref);
 /* A block_ref is a chunk's number above INDEX_CELL_BITS bits of position in it. */
 #define INDEX_CELL_BITS 15
 #define INDEX_CELLS (1u << INDEX_CELL_BITS)
-/* What finding a block or a namespace needs: the head of struct index, whose rest is the room's own. */
+/* What finding a block or a namespace needs: the head of struct index, whose rest is the room's
+ * own. */
 struct index_head {
     struct index_chunk {
         uint8_t *base;
@@ -388,9 +364,9 @@ static inline bool part_backed(const struct part *p)
     return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
 }
 
-/* A page of a namespace's blocks: up to `limit` from cursor on (0: the start) into refs, their number
- * into *n. Returns the next cursor, 0 at the end. No block is met twice; blocks that come or go
- * between two calls may be missed. */
+/* A page of a namespace's blocks: up to `limit` from cursor on (0: the start) into refs, their
+ * number into *n. Returns the next cursor, 0 at the end. No block is met twice; blocks that come or
+ * go between two calls may be missed. */
 uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor, uint32_t limit,
                     block_ref *refs, uint32_t *n);
 
@@ -402,7 +378,8 @@ static inline uint64_t index_bytes_max(const struct index *ix)
     return ((const struct index_head *)(const void *)ix)->bytes_max;
 }
 bool index_full(const struct index *ix, const struct ns *ns); /* for one more block of ns */
-/* Do the tenant's blocks take more than an equal part of the index for each tenant that has some? */
+/* Do the tenant's blocks take more than an equal part of the index for each tenant that has some?
+ */
 bool index_over_part(const struct index *ix, const struct tenant *t);
 
 #endif

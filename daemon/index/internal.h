@@ -1,4 +1,8 @@
-/* Inside the index: slabs of records, the table of a namespace. Nobody else includes this. */
+/* Inside the index: slabs of records, the table of a namespace. Nobody else includes this.
+ *
+ * Files from the lowest to the highest, each of which calls those before it: pages.c, ns_table.c,
+ * blocks.c, ns_identity.c and ns_form.c, namespace.c, index.c; and policy.c, which sees blocks as
+ * anybody does. */
 #ifndef UCMD_INDEX_INTERNAL_H
 #define UCMD_INDEX_INTERNAL_H
 
@@ -60,7 +64,10 @@ struct slab {
     struct slab_class class[UCM_MAX_PARTS + 1]; /* by parts */
 };
 
+/* Of a block with so many parts. */
 uint32_t slab_record_bytes(uint32_t parts);
+int slab_init(struct index *ix); /* 0 or -ENOMEM */
+void slab_close(struct index *ix);
 
 /* ---- the table of a namespace: linear hashing over buckets of one cache line ---- */
 
@@ -100,8 +107,8 @@ struct ns_set {
 };
 
 struct index {
-    /* First. By number SLAB_CHUNKS chunks, 0 included, of which the kernel backs those in use. Apart from what the slabs know
-     * besides, so that it stays in the first-level cache. */
+    /* First. By number SLAB_CHUNKS chunks, 0 included, of which the kernel backs those in use.
+     * Apart from what the slabs know besides, so that it stays in the first-level cache. */
     struct index_head head;
     struct slab slab;
     struct pages pages;
@@ -133,8 +140,10 @@ struct ns_identity_memory {
 int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory *memory,
                        struct ns_identity *out);
 
-/* What the identity says of how blocks are encoded. False: nothing that this daemon can decode. */
-bool ns_codec_read(const struct ns_identity *identity, struct codec *out);
+/* The forms of a namespace's parts, as its identity has them, in memory of so many bytes that is
+ * aligned for any type. */
+size_t ns_forms_bytes(const struct ns_identity *identity);
+const struct form *ns_forms_fill(void *memory, const struct ns_identity *identity);
 
 int ns_set_init(struct index *ix, uint32_t max); /* 0 or -ENOMEM */
 /* Tenants are left alone. */

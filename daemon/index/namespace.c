@@ -15,8 +15,7 @@ struct ns_memory {
     struct ns ns;
     struct ns_table table;
     size_t size_bytes;
-    struct form forms
-        []; /* then the codec if there is one, shards, the canonical identity, and the strings */
+    max_align_t rest[]; /* the forms, then shards, the canonical identity, and the strings */
 };
 
 static const char *copy_text(uint8_t **at, const char *text)
@@ -28,34 +27,22 @@ static const char *copy_text(uint8_t **at, const char *text)
     return copy;
 }
 
-static void forms_fill(struct form *forms, const struct ns_identity *id, const struct codec *codec)
-{
-    for (uint32_t part = 0; part < id->parts; part++)
-        forms[part] = (struct form){
-            .shard_bytes = id->shard_bytes, .shards = id->shards[part], .codec = codec};
-}
-
 static struct ns *ns_new(const struct ns_identity *from, const uint8_t *canonical, uint32_t n)
 {
     /* No string is longer here than in the canonical form, which has 4 bytes for each length. */
-    struct codec read;
-    bool coded = ns_codec_read(from, &read);
-    size_t shards = from->parts * sizeof(uint32_t), forms = from->parts * sizeof(struct form),
-           codec = coded ? sizeof(read) : 0,
-           size_bytes = sizeof(struct ns_memory) + forms + codec + shards + 2 * (size_t)n;
+    size_t shards = from->parts * sizeof(uint32_t), forms = ns_forms_bytes(from),
+           size_bytes = sizeof(struct ns_memory) + forms + shards + 2 * (size_t)n;
     struct ns_memory *m = calloc(1, size_bytes);
     struct ns_identity *to;
     uint8_t *at;
 
     if (!m)
         return NULL;
-    at = (uint8_t *)m->forms + forms;
-    forms_fill(m->forms, from, coded ? memcpy(at, &read, codec) : NULL);
-    at += codec;
+    m->ns.part_forms = ns_forms_fill(m->rest, from);
+    at = (uint8_t *)m->rest + forms;
     m->table.key_bytes = from->key_bytes;
     m->size_bytes = size_bytes;
     m->ns.table = &m->table;
-    m->ns.part_forms = m->forms;
     m->ns.admits = &m->ns.admission;
     to = &m->ns.identity;
     *to = *from;
@@ -181,8 +168,8 @@ static void set_remove(struct index *ix, struct ns *ns)
     ns_free(ns);
 }
 
-/* The least recently used namespace without blocks and uses; of this tenant, or (NULL) of any; of these owners,
- * or (NULL) of any. */
+/* The least recently used namespace without blocks and uses; of this tenant, or (NULL) of any; of
+ * these owners, or (NULL) of any. */
 static struct ns *set_idle(const struct index *ix, const struct tenant *tenant,
                            const struct limit_owner *owners)
 {
@@ -224,7 +211,8 @@ static int set_make_space(struct index *ix, const struct tenant *tenant, bool bo
                          ix->ns.max);
 }
 
-/* Removes idle namespaces of the owner, its tenant or all, until nobody refuses it one more. 0, or -code with *e. */
+/* Removes idle namespaces of the owner, its tenant or all, until nobody refuses it one more. 0, or
+ * -code with *e. */
 static int owner_make_space(struct index *ix, const struct limit_owner *owner, struct ucm_error *e)
 {
     const struct limit_owner *refuser;

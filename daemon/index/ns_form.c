@@ -1,6 +1,5 @@
-/* Identities of encoded namespaces, and what they say of their blocks' bytes: docs/protocol.md,
- * "Encoded namespaces". */
-#include "daemon/index/index.h"
+/* What an identity says of its blocks' bytes. */
+#include "daemon/index/ns_form.h"
 
 #include "daemon/format/bytes.h"
 #include "daemon/index/internal.h"
@@ -49,7 +48,8 @@ bool ns_encoded(const struct ns_identity *id, struct ns_encoded *out)
     return true;
 }
 
-bool ns_codec_read(const struct ns_identity *id, struct codec *out)
+/* False: it says nothing that this daemon can decode. */
+static bool codec_read(const struct ns_identity *id, struct codec *out)
 {
     struct ucm_encoding_spec spec;
     struct ns_encoded said;
@@ -61,4 +61,25 @@ bool ns_codec_read(const struct ns_identity *id, struct codec *out)
         return false;
     codec_init(out, &spec);
     return true;
+}
+
+struct forms {
+    struct codec codec;
+    struct form form[];
+};
+
+size_t ns_forms_bytes(const struct ns_identity *id)
+{
+    return sizeof(struct forms) + id->parts * sizeof(struct form);
+}
+
+const struct form *ns_forms_fill(void *memory, const struct ns_identity *id)
+{
+    struct forms *forms = memory;
+    const struct codec *codec = codec_read(id, &forms->codec) ? &forms->codec : NULL;
+
+    for (uint32_t part = 0; part < id->parts; part++)
+        forms->form[part] = (struct form){
+            .shard_bytes = id->shard_bytes, .shards = id->shards[part], .codec = codec};
+    return forms->form;
 }

@@ -4,12 +4,12 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* LRU with bonuses. A block's time is up when as many blocks were inserted since its last use as DRAM
- * holds; with the bonus of its uses (daemon/learn), later or earlier. Blocks with as many uses are in one
- * list in the order of their last use, so that only the lists' ends are compared. */
+/* LRU with bonuses. A block's time is up when as many blocks were inserted since its last use as
+ * DRAM holds; with the bonus of its uses (daemon/learn), later or earlier. Blocks with as many uses
+ * are in one list in the order of their last use, so that only the lists' ends are compared. */
 
-/* What a block remembers: policy_data. As bit fields it made a lookup of 8,192 keys 7 % slower: compilers
- * write bytes of what they read as a word. */
+/* What a block remembers: policy_data. As bit fields it made a lookup of 8,192 keys 7 % slower:
+ * compilers write bytes of what they read as a word. */
 #define DATA_USES 0x7u          /* then 3 bits of POLICY_ASIDE */
 #define DATA_KNOWN (1u << 6)    /* was in DRAM before: coming back is a use */
 #define DATA_EXPECTED (1u << 7) /* and that is counted */
@@ -17,8 +17,8 @@
 #define DATA_BELOW_STAMP ((1u << DATA_STAMP_SHIFT) - 1)
 #define STAMP_MASK 0xffffffu
 
-/* While as many blocks are inserted as DRAM holds, 2^STAMPS_LOG2 stamps pass, or up to twice as many.
- * So a stamp wraps after 128 times the capacity at the earliest. */
+/* While as many blocks are inserted as DRAM holds, 2^STAMPS_LOG2 stamps pass, or up to twice as
+ * many. So a stamp wraps after 128 times the capacity at the earliest. */
 #define STAMPS_LOG2 16
 
 /* Lookup, load and what follows are one use: another counts only when this fraction of the capacity
@@ -82,7 +82,8 @@ void policy_free(struct policy *p)
 
 /* ---- lists ---- */
 
-/* Where the block belongs. One that is `grouped` is there already, the others are in the common group. */
+/* Where the block belongs. One that is `grouped` is there already, the others are in the common
+ * group. */
 static struct policy_group *group_for(struct policy *p, const struct block *b)
 {
     struct policy_group *g = p->grouped ? index_ns(p->ix, b->ns)->tenant->group : NULL;
@@ -100,8 +101,8 @@ void policy_group_made(struct policy *p)
     p->grouped = true;
 }
 
-/* Into the list of the group that the block remembers: next to `behind`, on its colder side; 0: at the front, LIST_BACK: at the
- * back. */
+/* Into the list of the group that the block remembers: next to `behind`, on its colder side; 0: at
+ * the front, LIST_BACK: at the back. */
 static void block_link(struct policy *p, struct policy_group *g, block_ref ref, struct block *b,
                        block_ref behind)
 {
@@ -132,8 +133,8 @@ static uint64_t hash_of(const struct policy *p, const struct block *b)
     return index_hash(p->ix, b->key, UCM_MAX_KEY_BYTES) + b->ns * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* The block comes into DRAM. If it was there before, that is a use. Its uses before it left count half;
- * when it left long ago, nothing but that counts. */
+/* The block comes into DRAM. If it was there before, that is a use. Its uses before it left count
+ * half; when it left long ago, nothing but that counts. */
 static void count_return(struct policy *p, struct block *b)
 {
     uint32_t uses = b->policy_data & DATA_USES;
@@ -183,7 +184,8 @@ void policy_insert(struct policy *p, block_ref ref)
         refer(p, b);
 }
 
-/* From the tail, and each to the front: what comes there last stays longest. What a block remembers is read once and written once. */
+/* From the tail, and each to the front: what comes there last stays longest. What a block remembers
+ * is read once and written once. */
 uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n, uint32_t *outside)
 {
     uint32_t least = 0, again = 0, apart = p->count / WINDOW_FRACTION >> p->stamp_shift;
@@ -248,8 +250,8 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
 /* ---- which goes ---- */
 
 /* Of the blocks at[], one of each list or 0, the one that goes first, or the one that goes last;
- * among equals the one with the fewest uses goes first. Returns the list, or -1. Time is what is left
- * until a block's time is up, in stamps, less what is the same for all. */
+ * among equals the one with the fewest uses goes first. Returns the list, or -1. Time is what is
+ * left until a block's time is up, in stamps, less what is the same for all. */
 static int list_choose(const struct policy *p, const block_ref *at, bool first, int64_t *when)
 {
     const int32_t *bonus = learner_bonus(p->learner);

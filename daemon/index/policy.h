@@ -1,5 +1,5 @@
-/* Which block leaves DRAM next: LRU, where a block's uses earn it more time, as much as daemon/learn
- * finds to be best. docs/eviction.md compares it with others.
+/* Which block leaves DRAM next: LRU, where a block's uses earn it more time, as much as
+ * daemon/learn finds to be best. docs/eviction.md compares it with others.
  *
  * Knows blocks by their numbers and keeps its few bytes a block inside struct block; knows nothing
  * of slots or tiers. The server has one; the cache reports to it what happens. Thread: the loop
@@ -13,10 +13,10 @@
 
 struct policy;
 
-/* The blocks of one tenant may be a group: a search looks at one group at a time, so the caller decides
- * whose blocks may leave. All others are in the common group. A tenant's group is tenant.group, where
- * the cache sets it before policy_group_made; blocks that are in the common group by then come over when they are
- * used, moved, or met by a search. */
+/* The blocks of one tenant may be a group: a search looks at one group at a time, so the caller
+ * decides whose blocks may leave. All others are in the common group. A tenant's group is
+ * tenant.group, where the cache sets it before policy_group_made; blocks that are in the common
+ * group by then come over when they are used, moved, or met by a search. */
 enum { POLICY_CANDIDATES = 0, POLICY_LISTS = 8 };
 /* In block.policy_data; 0: the block is a candidate, or not in the policy. */
 #define POLICY_ASIDE_SHIFT 3
@@ -25,8 +25,8 @@ struct policy_group {
     struct block_list list[USES_CLASSES]; /* the candidates, by uses */
     struct block_list aside[POLICY_LISTS];
     uint64_t candidates;
-    /* Of each list the first of those that came over from the common group. They came coldest first, and are colder
-     * than what was used since. 0: none is left. */
+    /* Of each list the first of those that came over from the common group. They came coldest
+     * first, and are colder than what was used since. 0: none is left. */
     block_ref came[USES_CLASSES];
     /* The cache's own: quota.c, space.c. */
     struct list open;
@@ -47,25 +47,25 @@ void policy_free(struct policy *p);
 /* The block came into DRAM (dumped or read). Sets BLOCK_IN_POLICY. Blocks that come without a touch
  * in between leave in the opposite order, since the head of a chain comes first. */
 void policy_insert(struct policy *p, block_ref ref);
-/* The blocks of one prefix are used, in the chain's order, head first: looked up, loaded, or about to
- * be dumped. Those that are not in DRAM will be inserted next, perhaps; what is known of their
- * earlier uses counts. Numbers that are 0 are passed over. A chain is worthless without its head: no
- * block gets fewer uses than those behind it. Touching again at once (a lookup, then its load) moves
- * the blocks but is no further use. Returns how many blocks are used again;
- * *outside: how many are not in DRAM. */
+/* The blocks of one prefix are used, in the chain's order, head first: looked up, loaded, or about
+ * to be dumped. Those that are not in DRAM will be inserted next, perhaps; what is known of their
+ * earlier uses counts. Numbers that are 0 are passed over. A chain is worthless without its head:
+ * no block gets fewer uses than those behind it. Touching again at once (a lookup, then its load)
+ * moves the blocks but is no further use. Returns how many blocks are used again; *outside: how
+ * many are not in DRAM. */
 uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n, uint32_t *outside);
 /* The block left DRAM. evicted: to make room; the policy remembers its uses. Clears
  * BLOCK_IN_POLICY. */
 void policy_remove(struct policy *p, block_ref ref, bool evicted);
-/* Every block is a candidate, or in one of the lists aside. Those hold the blocks that may not leave
- * now, so that no search meets them again. The caller says what each list means, and moves a block
- * back to the candidates when it may leave; policy_touch does so, too. */
+/* Every block is a candidate, or in one of the lists aside. Those hold the blocks that may not
+ * leave now, so that no search meets them again. The caller says what each list means, and moves a
+ * block back to the candidates when it may leave; policy_touch does so, too. */
 
-/* Looks for a block of the group that may leave, among the candidates or in a list aside, coldest first. judge
- * says in which list the block belongs. POLICY_CANDIDATES: the block may leave; policy_victim
- * returns it and leaves it where it is. Another list: the block moves there, behind the others. Each
- * call of judge takes one from *looks; judge itself may take more. Returns 0 when there is no block,
- * or no look, left. */
+/* Looks for a block of the group that may leave, among the candidates or in a list aside, coldest
+ * first. judge says in which list the block belongs. POLICY_CANDIDATES: the block may leave;
+ * policy_victim returns it and leaves it where it is. Another list: the block moves there, behind
+ * the others. Each call of judge takes one from *looks; judge itself may take more. Returns 0 when
+ * there is no block, or no look, left. */
 block_ref policy_victim(struct policy *p, struct policy_group *g, unsigned from,
                         unsigned (*judge)(void *ctx, block_ref ref), void *ctx, int64_t *looks);
 /* The list of a block; POLICY_CANDIDATES for one that is not in the policy. */
@@ -78,13 +78,14 @@ void policy_move(struct policy *p, block_ref ref, unsigned list);
 uint64_t policy_list_count(const struct policy_group *g, unsigned list);
 /* Which of these groups has the candidate that should leave first; -1: none has one. */
 int policy_coldest_group(const struct policy *p, struct policy_group *const *g, uint32_t n);
-/* The first candidate that the caller's `like` accepts, coldest first; 0 when it accepts none of the
- * `tries` coldest. All keep their places. */
+/* The first candidate that the caller's `like` accepts, coldest first; 0 when it accepts none of
+ * the `tries` coldest. All keep their places. */
 block_ref policy_near(const struct policy *p, const struct policy_group *g,
                       bool (*like)(void *ctx, block_ref ref), void *ctx, uint32_t tries);
 uint64_t policy_count(const struct policy *p);
 /* Over a restart. policy_walk visits the blocks, those first that should leave last, with the uses
- * that the next run needs; none without memory for some bytes a group. policy_restore puts a block of the run before behind all that are there. */
+ * that the next run needs; none without memory for some bytes a group. policy_restore puts a block
+ * of the run before behind all that are there. */
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
                  void *ctx);
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses);

@@ -9,6 +9,7 @@
 #include "daemon/request/copies.h"
 
 #include "daemon/front/peer.h"
+#include "daemon/index/ns_form.h"
 
 #include <assert.h>
 #include <stdlib.h>

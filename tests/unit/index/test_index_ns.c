@@ -1,4 +1,5 @@
 /* Namespaces of the index: which are the same, how many there may be, what an earlier run left. */
+#include "daemon/index/ns_form.h"
 #include "tests/unit/index/index_rig.h"
 
 TestSuite(index_ns, .init = index_begin, .fini = index_end);
