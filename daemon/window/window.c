@@ -1,6 +1,5 @@
-/* window.open, window.release, window.close: what a connection maps, and how it gives that back. */
+/* window.open and window.release: what a connection maps, and how it gives that back. */
 #include "daemon/window/window.h"
-#include "daemon/features.h"
 
 #include "daemon/base/log.h"
 #include "daemon/base/memfd.h"
@@ -125,7 +124,7 @@ static void extent_unmap(struct window *w, uint32_t extent)
 }
 
 /* The arena wants an extent that has no slot in use, and that somebody still maps. */
-static void revoke_cb(void *ctx, struct arena_group *group, uint32_t extent)
+void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t extent)
 {
     struct requests *rq = ctx;
     uint64_t now_ms = uv_now(rq->rooms.loop);
@@ -210,56 +209,11 @@ static void drain_cb(struct cache_retry *r)
     window_drain(LIST_ENTRY(r, struct window, retry));
 }
 
-/* Nobody finds it any more. Its pins end when the requests that use it have. */
-static void window_end(struct window *w)
-{
-    w->closing = true;
-    table_remove(&session_windows(w->s)->all, w->number);
-    w->requests++;
-    pin_requests_stop(w->s, w, NULL);
-    w->requests--;
-    window_drain(w);
-}
-
 void window_unuse(struct window *w)
 {
     w->requests--;
     if (w->closing)
         window_drain(w);
-}
-
-static bool session_end_cb(struct session *s)
-{
-    uint32_t number, ended = 0;
-
-    session_windows(s)->ending = true;
-    while (ended < 16 && (number = table_next(&session_windows(s)->all, 0)) != 0) {
-        window_end(table_get(&session_windows(s)->all, number));
-        ended++;
-    }
-    session_windows(s)->ending = false;
-    if (table_count(&session_windows(s)->all) > 0)
-        (void)cache_wait_for(s->rq->rooms.cache, &s->retry, WAIT_TURN);
-    return session_windows(s)->n == 0;
-}
-
-static void close_stop_cb(struct request *r)
-{
-    (void)r; /* it ends soon */
-}
-
-int method_window_close(struct call *call)
-{
-    struct window *w = call_window(call, call->params.window.window);
-
-    if (!w)
-        return -call->error.code;
-    call->gives_back = true;
-    w->close = request_new(call, sizeof(*w->close), 0, 0, close_stop_cb);
-    if (!w->close)
-        return -call->error.code;
-    window_end(w);
-    return 0;
 }
 
 /* ---- by name ---- */
@@ -388,58 +342,3 @@ int method_window_open(struct call *call)
     session_reply_fds(call->s, call->msgid, call->method, &r, &fd, 1);
     return 0;
 }
-
-/* ---- of the daemon ---- */
-
-static int open_cb(struct requests *rq)
-{
-    struct windows *ws = windows_at(rq);
-
-    ws->rq = rq;
-    list_init(&ws->all);
-    list_init(&ws->tenants);
-    list_init(&ws->pins);
-    list_init(&ws->sweeper.link);
-    ws->sweeper.retry_cb = pins_sweep_cb;
-    pins_init(rq);
-    if (rq->rooms.arena)
-        arena_window_watch(rq->rooms.arena, revoke_cb, rq);
-    return 0;
-}
-
-static void close_cb(struct requests *rq)
-{
-    cache_retry_cancel(&windows_at(rq)->sweeper);
-    if (rq->rooms.arena)
-        arena_window_watch(rq->rooms.arena, NULL, NULL);
-    free(windows_at(rq)->extents);
-}
-
-static int session_open_cb(struct session *s)
-{
-    table_init(&session_windows(s)->all, SESSION_MAX_WINDOWS);
-    return 0;
-}
-
-static void session_close_cb(struct session *s)
-{
-    table_close(&session_windows(s)->all);
-}
-
-static void observe_cb(struct requests *rq, struct exposition *x)
-{
-    const struct arena *a = rq->rooms.arena;
-
-    x->metrics.window_bytes = arena_window_lent(a, NULL) + arena_window_kept(a, NULL);
-    x->metrics.window_bytes_configured = arena_window_budget(a);
-}
-
-const struct feature windows_feature = {.requests_bytes = sizeof(struct windows),
-                                        .session_bytes = sizeof(struct session_windows),
-                                        .open_cb = open_cb,
-                                        .observe_cb = observe_cb,
-                                        .reload_cb = windows_reload,
-                                        .close_cb = close_cb,
-                                        .session_open_cb = session_open_cb,
-                                        .session_end_cb = session_end_cb,
-                                        .session_close_cb = session_close_cb};

@@ -1,6 +1,6 @@
-/* Windows: blocks that a connection's process reads by itself. Shared by window.c (what a connection maps),
- * pins.c (which blocks are kept in it, and how many a uid may keep), pin.c (bringing them there) and budget.c (who
- * gives memory up for others).
+/* Windows: blocks that a connection's process reads by itself. Shared by pins.c (which blocks are kept in a
+ * window, and how many a uid may keep), budget.c (who gives memory up for others), window.c (what a connection maps), pin.c (bringing
+ * blocks there) and feature.c (the door, and the end of windows): each calls those before it.
  *
  * A window is of one part of one namespace. Its extents belong to the tenant, not to it: two connections of a
  * tenant read the same slots. Which memory is lent, and to whom, is the arena's to count; here is who maps what, who
@@ -119,8 +119,10 @@ static inline bool extent_taken(const struct windows *ws, uint32_t extent,
 
 /* The window that the call names; NULL with call->error. */
 struct window *call_window(struct call *call, uint64_t name);
-/* A request of the window has ended. */
+/* A request of the window has ended. The last one of a window that is closing frees it, once its pins have ended. */
 void window_unuse(struct window *w);
+/* For arena_window_watch; ctx: the requests. */
+void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t extent);
 
 /* ---- budget.c ---- */
 
