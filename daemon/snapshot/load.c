@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,9 +71,16 @@ int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t extent, str
         free(s);
         return rc;
     }
-    *out = s;
     s->warm = snapshot_fits(s->persist, arena_bytes, extent);
-    return s->warm ? 0 : persist_reset(s->persist, arena_bytes);
+    rc = s->warm ? 0 : persist_reset(s->persist, arena_bytes);
+    if (rc < 0) {
+        snprintf(why, PERSIST_WHY_BYTES, "arena.keep: %.200s: no new file for the arena: %s",
+                 folder, strerror(-rc));
+        snapshot_close(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
 }
 
 int snapshot_fd(const struct snapshot *s)

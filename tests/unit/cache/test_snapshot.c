@@ -7,6 +7,7 @@
 #include "daemon/index/policy.h"
 #include "daemon/snapshot/format.h"
 #include "daemon/snapshot/persist.h"
+#include "daemon/snapshot/snapshot.h"
 #include "tests/unit/index/index_secret.h"
 
 #include <criterion/criterion.h>
@@ -17,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <uv.h>
 
@@ -230,6 +232,23 @@ Test(kept, a_file_of_others_is_not_used)
     folder_remove();
     cr_expect_eq(persist_open(folder, &k, why), -ENOENT);
     cr_expect_not_null(strstr(why, folder), "%s", why);
+}
+
+Test(kept, a_folder_that_takes_no_file_is_told_and_given_back)
+{
+    char path[128], why[PERSIST_WHY_BYTES];
+    struct snapshot *kept = NULL;
+
+    folder_make();
+    snprintf(path, sizeof(path), "%s/" CONFIG_KEEP_ARENA, folder);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    cr_expect_lt(snapshot_open(folder, MIB, MIB, &kept, why), 0);
+    cr_expect_null(kept);
+    cr_expect_not_null(strstr(why, folder), "%s", why);
+    cr_assert_eq(rmdir(path), 0);
+    cr_assert_eq(snapshot_open(folder, MIB, MIB, &kept, why), 0, "its lock is free: %s", why);
+    snapshot_close(kept);
+    folder_remove();
 }
 
 /* ---- slots ---- */
