@@ -117,9 +117,9 @@ static void warn_cb(const char *text)
     fprintf(stderr, "ucmd: warning: %s\n", text);
 }
 
-/* Fixed, or glibc raises both to multiples of the largest block ever freed, and the daemon keeps the
- * memory of its busiest moment. Above the largest frame: a buffer that is mapped and unmapped for
- * each request costs a long lookup a seventh of its time. */
+/* Fixed, or glibc raises both to multiples of the largest block ever freed, and the daemon keeps
+ * the memory of its busiest moment. Above the largest frame: a buffer that is mapped and unmapped
+ * for each request costs a long lookup a seventh of its time. */
 static void heap_bound(void)
 {
     if (mallopt(M_MMAP_THRESHOLD, 2 << 20) != 1 || mallopt(M_TRIM_THRESHOLD, 4 << 20) != 1)

@@ -9,8 +9,8 @@
 struct notify {
     uv_timer_t timer;
     bool timing;
-    /* Called before each watchdog message: whether work under way made progress since the last call.
-     * Without progress no message is sent, and systemd restarts the daemon. */
+    /* Called before each watchdog message: whether work under way made progress since the last
+     * call. Without progress no message is sent, and systemd restarts the daemon. */
     bool (*progress_cb)(void *ctx);
     void *ctx;
 };

@@ -1,8 +1,9 @@
 /* Reads the configuration again while the daemon runs, for `config.reload` and for SIGHUP.
  *
- * Promise: a mistake anywhere changes nothing; otherwise every key that is reloadable has its new value
- * when the call returns, and the log names the others that differ. Connections keep the tenant and the
- * rights that they had when they connected. It asks nothing of disks or servers but for the file itself.
+ * Promise: a mistake anywhere changes nothing; otherwise every key that is reloadable has its new
+ * value when the call returns, and the log names the others that differ. Connections keep the
+ * tenant and the rights that they had when they connected. It asks nothing of disks or servers but
+ * for the file itself.
  * Thread: the loop only. */
 #ifndef UCMD_RELOAD_H
 #define UCMD_RELOAD_H

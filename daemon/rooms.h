@@ -39,8 +39,8 @@ struct server {
     uv_timer_t stop_timer;
     struct turns turns;
     uint64_t stop_at_ms, progress_seen;
-    /* DRAINING: requests and write-behind have until stop_at_ms. DROPPING: what is left was stopped,
-     * connections end. SNAPSHOT: the list of parts in DRAM is being written. */
+    /* DRAINING: requests and write-behind have until stop_at_ms. DROPPING: what is left was
+     * stopped, connections end. SNAPSHOT: the list of parts in DRAM is being written. */
     enum { SERVING, DRAINING, DROPPING, SNAPSHOT, STOPPED } state;
     int exit_status;
 };

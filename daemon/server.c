@@ -76,8 +76,9 @@ static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t byt
     cache_arena_grew(s->cache);
 }
 
-/* The tier reads and writes it unregistered, a few per cent dearer: registered, the kernel would hold the memory
- * after it was given back, and another tenant could not have it before all reads have ended. */
+/* The tier reads and writes it unregistered, a few per cent dearer: registered, the kernel would
+ * hold the memory after it was given back, and another tenant could not have it before all reads
+ * have ended. */
 static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, void *base,
                       uint64_t bytes)
 {
@@ -238,8 +239,9 @@ static int tier_init(struct server *s, struct ucm_error *e)
     return 0;
 }
 
-/* Where DRAM is all there is, the smallest blocks of one part that fit there are the most that count; and some on their
- * way in. So blocks of which only a few parts are stored don't take more than that. */
+/* Where DRAM is all there is, the smallest blocks of one part that fit there are the most that
+ * count; and some on their way in. So blocks of which only a few parts are stored don't take more
+ * than that. */
 #define BLOCKS_COMING 65536u
 
 static uint64_t index_blocks_most(const struct config *c)

@@ -18,8 +18,8 @@
 struct server;
 struct ucm_error;
 
-/* What the program was built from, and where its configuration came from, to be read again by a reload.
- * Borrowed for the server's life. */
+/* What the program was built from, and where its configuration came from, to be read again by a
+ * reload. Borrowed for the server's life. */
 struct server_sources {
     const char *commit;
     struct config_sources config;

@@ -1,4 +1,5 @@
-/* How the daemon ends: in order, and all the same where a disk or a mounted folder does not answer. */
+/* How the daemon ends: in order, and all the same where a disk or a mounted folder does not
+ * answer. */
 #include "daemon/arena/arena.h"
 #include "daemon/base/log.h"
 #include "daemon/base/reaper.h"
@@ -97,8 +98,8 @@ static void rooms_free(struct server *s)
     turns_end(&s->turns);
 }
 
-/* Nobody uses the rooms any more. After a device failed there is no snapshot: it may have written where
- * it should not. */
+/* Nobody uses the rooms any more. After a device failed there is no snapshot: it may have written
+ * where it should not. */
 static void stop_last(struct server *s)
 {
     if (s->snapshot && s->exit_status == 0 && snapshot_start(s->snapshot) == 0) {

@@ -1,5 +1,5 @@
-/* ucmd's options, declared once: the command line's parser and --help read this table, and client/ctl/pages.py
- * makes ucmd(8) and the shells' completion of --help. For main only. */
+/* ucmd's options, declared once: the command line's parser and --help read this table, and
+ * client/ctl/pages.py makes ucmd(8) and the shells' completion of --help. For main only. */
 #ifndef UCMD_USAGE_H
 #define UCMD_USAGE_H
 

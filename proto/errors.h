@@ -26,8 +26,8 @@ enum ucm_wire_error {
 #undef X
 };
 
-/* An error for a peer: a stable code and a sentence that says what is wrong and what would be right.
- * code 0: none. */
+/* An error for a peer: a stable code and a sentence that says what is wrong and what would be
+ * right. code 0: none. */
 struct ucm_error {
     int code; /* enum ucm_wire_error */
     char text[240];

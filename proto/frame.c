@@ -99,8 +99,8 @@ static int token_read(struct token *t, const uint8_t *p, size_t left, size_t at,
     return 0;
 }
 
-/* Every value takes a byte at least, so a count beyond the bytes that are left is false; refused here,
- * it does not make msgpack-c allocate. */
+/* Every value takes a byte at least, so a count beyond the bytes that are left is false; refused
+ * here, it does not make msgpack-c allocate. */
 int proto_frame_check(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_error *e)
 {
     uint64_t wanted[UCM_MAX_DEPTH + 1] = {1}; /* values still to come, by depth */
@@ -160,8 +160,8 @@ static int refuse(struct ucm_error *e, const char *sentence)
     return ucm_error_set(e, UCM_WIRE_INVALID, "%s", sentence);
 }
 
-/* Is this the beginning of [0, msgid, ... as every encoder writes it? So a request which breaks a bound
- * further on is still answered under its number. */
+/* Is this the beginning of [0, msgid, ... as every encoder writes it? So a request which breaks a
+ * bound further on is still answered under its number. */
 static bool peek_request(const uint8_t *p, size_t n, uint32_t *msgid)
 {
     unsigned bytes;
@@ -462,8 +462,8 @@ int proto_notification_error(struct proto_buf *b, const struct ucm_error *error)
     return frame_end(&pb, 0, NULL);
 }
 
-/* Checks what the caller packed like a peer's frame: better an error here than a frame that the other
- * side refuses. */
+/* Checks what the caller packed like a peer's frame: better an error here than a frame that the
+ * other side refuses. */
 int proto_frame_end(struct proto_builder *pb, struct ucm_error *e)
 {
     size_t body = pb->start + PROTO_HEADER_BYTES;

@@ -1,7 +1,8 @@
 /* Histograms of durations: their shape, on both sides of the wire, and counting.
  *
- * Buckets lie evenly on a logarithmic scale, four to each doubling, from 1 us to 67 s, so that a quantile
- * is known to within an eighth. Each bound is a whole number of microseconds and belongs to the bucket below it.
+ * Buckets lie evenly on a logarithmic scale, four to each doubling, from 1 us to 67 s, so that a
+ * quantile is known to within an eighth. Each bound is a whole number of microseconds and belongs
+ * to the bucket below it.
  * Threads: no state; who counts in one has it alone. */
 #ifndef UCM_PROTO_HISTOGRAM_H
 #define UCM_PROTO_HISTOGRAM_H
@@ -35,8 +36,8 @@ uint64_t histogram_bound_us(uint32_t bucket);
 /* Of a bound that is a power of two, at least 4 us: the bucket below it. */
 uint32_t histogram_bucket_below(uint32_t log2_us);
 uint64_t histogram_total(const struct histogram *h);
-/* The duration that a fraction `of_1000` / 1000 of all does not exceed, interpolated in its bucket. 0: it is
- * empty. */
+/* The duration that a fraction `of_1000` / 1000 of all does not exceed, interpolated in its bucket.
+ * 0: it is empty. */
 uint64_t histogram_quantile_us(const struct histogram *h, uint32_t of_1000);
 
 #endif

@@ -17,8 +17,8 @@
  * need: REQ or OPT. An absent optional field is 0, false or empty; an encoder leaves such a field
  * out.
  *
- * A message is a MessagePack map from field name to value. The decoder refuses a field that the list
- * does not name, so that a misspelled option is an error. */
+ * A message is a MessagePack map from field name to value. The decoder refuses a field that the
+ * list does not name, so that a misspelled option is an error. */
 #ifndef UCM_PROTO_MESSAGES_H
 #define UCM_PROTO_MESSAGES_H
 
@@ -37,8 +37,8 @@
 
 /* ---- parts of messages ---- */
 
-/* Memory of a worker. kind: enum ucm_handle_kind. fd: the descriptor's position among those that came
- * with the frame. */
+/* Memory of a worker. kind: enum ucm_handle_kind. fd: the descriptor's position among those that
+ * came with the frame. */
 #define UCM_MSG_HANDLE(F, m)                                                                       \
     F(m, u64, kind, REQ, 0, 2)                                                                     \
     F(m, u64, bytes, REQ, 1, UINT64_MAX / 2)                                                       \
@@ -101,8 +101,8 @@ enum ucm_handle_kind {
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
 
 /* pool: `blocks` slots, each for one shard of any block, for fetch; planes are those of one shard.
- * rope: K of a shard, which loads may turn: its first byte, rows, elements of a row, and of these the
- * first that turns and how many do. The fields behind it are those of struct ucm_rope_spec
+ * rope: K of a shard, which loads may turn: its first byte, rows, elements of a row, and of these
+ * the first that turns and how many do. The fields behind it are those of struct ucm_rope_spec
  * (kernels/rope/rope.h). */
 #define UCM_MSG_REGION_REGISTER(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
@@ -128,8 +128,8 @@ enum ucm_handle_kind {
 
 #define UCM_MSG_CHALLENGE_R(F, m) F(m, bin, nonce, REQ, UCM_NONCE_BYTES, UCM_NONCE_BYTES)
 
-/* GPU memory of the worker that copies may pass through, see proto/memory/staging.h. ipc and offset name the
- * first slice; fd is the shared memory. */
+/* GPU memory of the worker that copies may pass through, see proto/memory/staging.h. ipc and offset
+ * name the first slice; fd is the shared memory. */
 #define UCM_MSG_RING_REGISTER(F, m)                                                                \
     F(m, bin, gpu, REQ, UCM_UUID_BYTES, UCM_UUID_BYTES)                                            \
     F(m, bin, ipc, REQ, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                \
@@ -139,8 +139,8 @@ enum ucm_handle_kind {
     F(m, u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
 #define UCM_MSG_RING(F, m) F(m, u64, ring, REQ, 1, UCM_U32)
 
-/* request, here and in load, dump and prefetch: the engine's id of the request on whose behalf this one
- * is; for tracing only. */
+/* request, here and in load, dump and prefetch: the engine's id of the request on whose behalf this
+ * one is; for tracing only. */
 /* keys: key_bytes each, the chain's head first. shared: report what only the shared tier has by a
  * status of its own. wait_ms: for the shared tier at most; 0: share.lookup_deadline. nowait: enum
  * ucm_lookup_nowait; with UCM_LOOKUP_LATER, 0 is share.deadline. */
@@ -165,8 +165,8 @@ enum ucm_handle_kind {
 
 /* A load or a dump. keys[i] goes to or comes from block blocks[i] of the region (u32 each,
  * little-endian). shards: 0 means all from `shard` on. step: report progress every so many layers.
- * computes: the worker's GPU computes meanwhile, and copies give way to its own. The first list is what
- * both kinds of load have. */
+ * computes: the worker's GPU computes meanwhile, and copies give way to its own. The first list is
+ * what both kinds of load have. */
 #define UCM_LOADED_FIELDS(F, m)                                                                    \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -184,12 +184,13 @@ enum ucm_handle_kind {
     UCM_LOADED_FIELDS(F, m)                                                                        \
     F(m, u64, lease, OPT, 0, UCM_U32)                                                              \
     F(m, u32s, turns, OPT, 0, UCM_MAX_TURNS *UCM_TURN_NUMBERS)
-/* A lookup, its lease and a load in one: of the keys' prefix that is found. wait_ms: as in lookup. */
+/* A lookup, its lease and a load in one: of the keys' prefix that is found. wait_ms: as in
+ * lookup. */
 #define UCM_MSG_LOAD_PREFIX(F, m)                                                                  \
     UCM_LOADED_FIELDS(F, m)                                                                        \
     F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)
-/* The notification of a load with `step`: so many of its layers are loaded. status: as in the result;
- * left out while it has not changed since the last one (at first all OK). */
+/* The notification of a load with `step`: so many of its layers are loaded. status: as in the
+ * result; left out while it has not changed since the last one (at first all OK). */
 #define UCM_MSG_PROGRESS(F, m)                                                                     \
     F(m, u64, msgid, REQ, 0, UCM_U32)                                                              \
     F(m, u64, shards, REQ, 1, UCM_MAX_SHARDS)                                                      \
@@ -262,14 +263,15 @@ enum ucm_durability {
     F(m, u64, skipped, OPT, 0, UINT64_MAX)                                                         \
     F(m, u64, next, OPT, 0, UINT64_MAX)
 
-/* root: of the shared tier, from 1; 0: each. roots: how many begin a collection; busy: how many have
- * one under way. */
+/* root: of the shared tier, from 1; 0: each. roots: how many begin a collection; busy: how many
+ * have one under way. */
 #define UCM_MSG_COLLECT(F, m) F(m, u64, root, OPT, 0, UCM_MAX_ROOTS)
 #define UCM_MSG_COLLECT_R(F, m)                                                                    \
     F(m, u64, roots, REQ, 0, UCM_MAX_ROOTS)                                                        \
     F(m, u64, busy, OPT, 0, UCM_MAX_ROOTS)
 
-/* Of namespace ns, of all namespaces of `tenant`, or of all (neither). load, store: enum ucm_bypass. */
+/* Of namespace ns, of all namespaces of `tenant`, or of all (neither). load, store: enum
+ * ucm_bypass. */
 #define UCM_MSG_BYPASS(F, m)                                                                       \
     F(m, u64, ns, OPT, 0, UCM_U32)                                                                 \
     F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                  \
@@ -284,16 +286,16 @@ enum ucm_durability {
     F(m, str, settings, REQ, 1, UCM_MAX_SETTINGS_BYTES)
 #define UCM_MSG_TENANT(F, m) F(m, str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)
 
-/* Events behind number `since`, of the peer's tenant or, for operators, of `tenant`; wait_ms: until there is one. tokens: with
- * what blocks stand for. */
+/* Events behind number `since`, of the peer's tenant or, for operators, of `tenant`; wait_ms: until
+ * there is one. tokens: with what blocks stand for. */
 #define UCM_MSG_EVENTS(F, m)                                                                       \
     F(m, u64, since, OPT, 0, UINT64_MAX)                                                           \
     F(m, u64, limit, OPT, 0, 2048)                                                                 \
     F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                    \
     F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                  \
     F(m, flag, tokens, OPT, 0, 0)
-/* The keys' blocks follow one another in one sequence; parent: the key before them, if there is one. tokens: block_tokens u32 for
- * each key, little-endian. */
+/* The keys' blocks follow one another in one sequence; parent: the key before them, if there is
+ * one. tokens: block_tokens u32 for each key, little-endian. */
 #define UCM_MSG_EVENTS_DESCRIBE(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_DESCRIBED *UCM_MAX_KEY_BYTES)                  \
@@ -325,9 +327,9 @@ enum ucm_trace_op {
     UCM_TRACE_STOP = 2,
 };
 
-/* Opens the namespace of the blocks of base namespace ns in another form. version: of the encoding's
- * definition; 0: the daemon's. k, v: tokens, heads and elements of a row; without v a layer is one section.
- * coded_bytes, plain_bytes: of a block with all its parts. */
+/* Opens the namespace of the blocks of base namespace ns in another form. version: of the
+ * encoding's definition; 0: the daemon's. k, v: tokens, heads and elements of a row; without v a
+ * layer is one section. coded_bytes, plain_bytes: of a block with all its parts. */
 #define UCM_MSG_ENCODING_OPEN(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, str, encoding, REQ, 1, 16)                                                                \
@@ -346,9 +348,9 @@ enum ucm_trace_op {
     F(m, u64, coded_bytes, REQ, 1, UINT64_MAX)                                                     \
     F(m, u64, plain_bytes, REQ, 1, UINT64_MAX)
 
-/* M(NAME, name, "method", params, result): the last two by the suffix that UCM_MESSAGES gives them, or none.
- * Results that are free_map are maps whose fields docs/protocol.md lists and which grow from
- * version to version (stats and what operators read). */
+/* M(NAME, name, "method", params, result): the last two by the suffix that UCM_MESSAGES gives them,
+ * or none. Results that are free_map are maps whose fields docs/protocol.md lists and which grow
+ * from version to version (stats and what operators read). */
 #define UCM_METHODS(M)                                                                             \
     M(HELLO, hello, "hello", hello, hello_r)                                                       \
     M(NS_OPEN, ns_open, "namespace.open", ns_open, ns_open_r)                                      \

@@ -74,8 +74,9 @@ void proto_quote(struct proto_str s, char *out, size_t size);
 /* Makes a text fit for a str of the wire, in place: what is no UTF-8, or controls, becomes '?'. */
 void proto_clean(char *text);
 
-/* Of the bytes of a text, how many stand before the first that is no UTF-8, or a control character: names go into logs,
- * tables and C strings. n: all is well. *control: that character, or UINT32_MAX. */
+/* Of the bytes of a text, how many stand before the first that is no UTF-8, or a control character:
+ * names go into logs, tables and C strings. n: all is well. *control: that character, or
+ * UINT32_MAX. */
 uint32_t proto_text_span(const char *p, uint32_t n, uint32_t *control);
 
 /* By enum ucm_method. */
@@ -89,9 +90,9 @@ int proto_method_find(struct proto_str name);
 
 /* ---- building frames ---- */
 
-/* A buffer that grows up to `limit` bytes. Owned by the caller; p is from malloc. An append that fails
- * sets `failed` until the frame ends: to check at the end of a frame is enough, and a frame that
- * failed leaves the buffer as it was. */
+/* A buffer that grows up to `limit` bytes. Owned by the caller; p is from malloc. An append that
+ * fails sets `failed` until the frame ends: to check at the end of a frame is enough, and a frame
+ * that failed leaves the buffer as it was. */
 struct proto_buf {
     uint8_t *p;
     size_t n, cap, limit;

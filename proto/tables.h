@@ -1,5 +1,5 @@
-/* The message tables that proto/messages.h expands to: for this room, and for tests that compare the
- * documentation with them. Constant data; any thread. */
+/* The message tables that proto/messages.h expands to: for this room, and for tests that compare
+ * the documentation with them. Constant data; any thread. */
 #ifndef UCM_PROTO_TABLES_H
 #define UCM_PROTO_TABLES_H
 
@@ -55,7 +55,8 @@ struct proto_where {
     struct ucm_error *e;
 };
 
-/* Packs one message as a map. 0 or -UCM_WIRE_INVALID; the end of the frame reports a full buffer. */
+/* Packs one message as a map. 0 or -UCM_WIRE_INVALID; the end of the frame reports a full
+ * buffer. */
 int proto_message_pack(msgpack_packer *pk, const struct proto_message *m, const void *message,
                        const struct proto_where *where);
 

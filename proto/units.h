@@ -1,6 +1,6 @@
-/* Sizes and durations as people write them, in the configuration and on command lines: whole numbers
- * with a unit. What may mean two things ("4GB", "5m") is refused with a sentence that says how to
- * write either. Pure functions, any thread. */
+/* Sizes and durations as people write them, in the configuration and on command lines: whole
+ * numbers with a unit. What may mean two things ("4GB", "5m") is refused with a sentence that says
+ * how to write either. Pure functions, any thread. */
 #ifndef UCM_PROTO_UNITS_H
 #define UCM_PROTO_UNITS_H
 

@@ -1,8 +1,10 @@
-/* Chores: work that its owner does some at a time, in each turn of the loop in which it is due. Who makes something for it to do
- * wakes it. Each has bounds of its own for one turn, in its own units: blocks, parts.
+/* Chores: work that its owner does some at a time, in each turn of the loop in which it is due. Who
+ * makes something for it to do wakes it. Each has bounds of its own for one turn, in its own units:
+ * blocks, parts.
  *
- * Promises: a chore that is due runs in the next turn of the loop, after those that were added before it. One that is woken while
- * another one runs comes in the same turn if its place is behind that one's. While none is due the loop rests.
+ * Promises: a chore that is due runs in the next turn of the loop, after those that were added
+ * before it. One that is woken while another one runs comes in the same turn if its place is behind
+ * that one's. While none is due the loop rests.
  * Nothing is allocated. Thread: the loop only. */
 #ifndef UCMD_BASE_CHORE_H
 #define UCMD_BASE_CHORE_H
@@ -15,8 +17,9 @@
 /* Embedded in its owner, zeroed. */
 struct chore {
     bool (*run_cb)(void *ctx); /* true: it stays due */
-    /* Whether it has something to do now; NULL: only who wakes it knows. After a turn what is ready is due. In between whoever makes
-     * it ready has to wake it: tests look for one that sleeps (chore_asleep). */
+    /* Whether it has something to do now; NULL: only who wakes it knows. After a turn what is ready
+     * is due. In between whoever makes it ready has to wake it: tests look for one that sleeps
+     * (chore_asleep). */
     bool (*ready_cb)(const void *ctx);
     bool due;   /* out: it runs in the next turn, or runs now */
     bool woken; /* while it runs */
@@ -38,7 +41,8 @@ void chores_close(struct chores *all, uv_close_cb closed_cb);
 void chore_add(struct chores *all, struct chore *k, bool (*run_cb)(void *ctx),
                bool (*ready_cb)(const void *ctx));
 void chore_wake(struct chore *k);
-/* The first one that has something to do and is not due: nobody would do it. NULL: there is none. */
+/* The first one that has something to do and is not due: nobody would do it. NULL: there is
+ * none. */
 const struct chore *chore_asleep(const struct chores *all);
 
 #endif

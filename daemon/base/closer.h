@@ -1,7 +1,8 @@
-/* close() of a descriptor that came from others, or of a socket in which some of theirs lie. They can make it wait: by a socket
- * that lingers, or by a file of a file system that they serve. The wait of the first kind ends soon: a socket is told not to
- * linger; one that lies unread in another can't be, and a signal to the thread, first after CLOSER_POKE_NS and then every
- * CLOSER_POKE_MS, ends that wait, and nothing else that matters. The second kind ends when the file system answers.
+/* close() of a descriptor that came from others, or of a socket in which some of theirs lie. They
+ * can make it wait: by a socket that lingers, or by a file of a file system that they serve. The
+ * wait of the first kind ends soon: a socket is told not to linger; one that lies unread in another
+ * can't be, and a signal to the thread, first after CLOSER_POKE_NS and then every CLOSER_POKE_MS,
+ * ends that wait, and nothing else that matters. The second kind ends when the file system answers.
  *
  * Threads: a closer is its thread's own. */
 #ifndef UCMD_BASE_CLOSER_H

@@ -1,4 +1,5 @@
-/* Threads that nobody joins, since what they wait for may never come; and what others wait for them with. */
+/* Threads that nobody joins, since what they wait for may never come; and what others wait for them
+ * with. */
 #ifndef UCMD_BASE_DETACHED_H
 #define UCMD_BASE_DETACHED_H
 

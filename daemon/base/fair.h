@@ -1,40 +1,49 @@
-/* Shares one resource among tenants by their weights: who of those that have something waiting is served next.
+/* Shares one resource among tenants by their weights: who of those that have something waiting is
+ * served next.
  *
- * Start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queuing: A Scheduling Algorithm for Integrated
- * Services Packet Switching Networks", SIGCOMM 1996). A flow's *start* counts the bytes that it has had, divided by its
- * weight; the flow with the lowest start is served. *Now* is the highest start of what was served. A flow that
- * comes back from idle starts at now, or behind what it has had: so nobody saves up credit, and nobody's debt is
- * forgiven by a short pause. The resource may do several things at a time; they count when they begin
- * (SFQ(D): Jin, Chase, Kaur, "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS 2004).
+ * Start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queuing: A Scheduling Algorithm for
+ * Integrated Services Packet Switching Networks", SIGCOMM 1996). A flow's *start* counts the bytes
+ * that it has had, divided by its weight; the flow with the lowest start is served. *Now* is the
+ * highest start of what was served. A flow that comes back from idle starts at now, or behind what
+ * it has had: so nobody saves up credit, and nobody's debt is forgiven by a short pause. The
+ * resource may do several things at a time; they count when they begin (SFQ(D): Jin, Chase, Kaur,
+ * "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS 2004).
  *
- * Two things are added. One is credit. A flow that waits but can't be served, because its own way is full, lets others
- * pass. It keeps its place, at most FAIR_CREDIT bursts behind what it would have had. Without that it would lose its
- * part of all such moments for good, though it had work waiting. (One burst is too little for a heavy flow beside light ones:
+ * Two things are added. One is credit. A flow that waits but can't be served, because its own way
+ * is full, lets others pass. It keeps its place, at most FAIR_CREDIT bursts behind what it would
+ * have had. Without that it would lose its part of all such moments for good, though it had work
+ * waiting. (One burst is too little for a heavy flow beside light ones:
  * tests/unit/base/test_fair_ways.c.)
  *
- * The other is the burst. A flow that comes back, and has had no more than its due, is served at once and may have up
- * to `burst` bytes before its turn ends: a request that small waits for what is under way and for other bursts, not for
- * its neighbours' queues. What it gets counts as all else.
+ * The other is the burst. A flow that comes back, and has had no more than its due, is served at
+ * once and may have up to `burst` bytes before its turn ends: a request that small waits for what
+ * is under way and for other bursts, not for its neighbours' queues. What it gets counts as all
+ * else.
  *
- * Promises, for flows i and j that have something waiting during an interval, with bytes W, weights w, and L the most
- * that is charged at once:
- * - |W_i/w_i - W_j/w_j| <= (burst + L)/w_i + (burst + L)/w_j + 2, however the others come and go, if neither is passed
- *   over. The 2 is rounding: starts are whole numbers.
- * - A flow that was passed over gets what it missed, up to FAIR_CREDIT bursts, as soon as its way is free.
- * - A flow that comes back and has had no more than its due (its start is at most now) gets `burst` bytes
- *   before any flow that waits without a burst gets one, and behind at most `burst` + L of each that has one.
- * - There is no clock, and nothing is allocated. Those that wait stand in the order of their turns: of n of them a call looks at
- *   O(log n), fair_queue_next and fair_queue_first_unless at all, and moves n pointers at most, which for all FAIR_FLOWS_MAX takes less than 2 us.
+ * Promises, for flows i and j that have something waiting during an interval, with bytes W, weights
+ * w, and L the most that is charged at once:
+ * - |W_i/w_i - W_j/w_j| <= (burst + L)/w_i + (burst + L)/w_j + 2, however the others come and go,
+ *   if neither is passed over. The 2 is rounding: starts are whole numbers.
+ * - A flow that was passed over gets what it missed, up to FAIR_CREDIT bursts, as soon as its way
+ *   is free.
+ * - A flow that comes back and has had no more than its due (its start is at most now) gets `burst`
+ *   bytes before any flow that waits without a burst gets one, and behind at most `burst` + L of
+ *   each that has one.
+ * - There is no clock, and nothing is allocated. Those that wait stand in the order of their turns:
+ *   of n of them a call looks at O(log n), fair_queue_next and fair_queue_first_unless at all, and
+ *   moves n pointers at most, which for all FAIR_FLOWS_MAX takes less than 2 us.
  *
- * A queue keeps what waits for the resource in a lane, and so a flow, for each tenant; within a lane the more urgent rank goes
- * first, the oldest of a rank before the others.
+ * A queue keeps what waits for the resource in a lane, and so a flow, for each tenant; within a
+ * lane the more urgent rank goes first, the oldest of a rank before the others.
  *
- * Tenants are told apart by their numbers, which are dense: below twice as many as there ever were at once. Each number below
- * FAIR_LANES has a lane of its own; above, some share one, as in stochastic fairness queueing (McKenney, "Stochastic Fairness
- * Queueing", INFOCOM 1990): together they get one tenant's part, with the weight of who came last. Tenant 0 is the daemon
- * itself, and shares with nobody. Memory of a lane that nobody has used is not touched.
+ * Tenants are told apart by their numbers, which are dense: below twice as many as there ever were
+ * at once. Each number below FAIR_LANES has a lane of its own; above, some share one, as in
+ * stochastic fairness queueing (McKenney, "Stochastic Fairness Queueing", INFOCOM 1990): together
+ * they get one tenant's part, with the weight of who came last. Tenant 0 is the daemon itself, and
+ * shares with nobody. Memory of a lane that nobody has used is not touched.
  *
- * A queue's objects have a list node each and stay their owner's: to take one out of the queue, remove its node.
+ * A queue's objects have a list node each and stay their owner's: to take one out of the queue,
+ * remove its node.
  *
  * Threads: the owner's. */
 #ifndef UCMD_BASE_FAIR_H
@@ -62,8 +71,8 @@ struct fair_flow {
     double owed;    /* bytes that were due to it and not told: what waited then was taken away */
 };
 
-/* What a flow got while others waited besides it, and what its weight's part of all that was served then is. Where the
- * scheduler keeps its promises these two become alike. */
+/* What a flow got while others waited besides it, and what its weight's part of all that was served
+ * then is. Where the scheduler keeps its promises these two become alike. */
 struct fair_got {
     uint64_t contended, due;
 };
@@ -82,8 +91,9 @@ struct fair {
     struct fair_flow *waiting[FAIR_FLOWS_MAX]; /* n of them: who is served first, and so on */
 };
 
-/* Does more than one flow use the resource: is another one waiting than was served last, or was another one served
- * within the last `window` bytes? Then as little as possible should be under way, as it is in nobody's order. */
+/* Does more than one flow use the resource: is another one waiting than was served last, or was
+ * another one served within the last `window` bytes? Then as little as possible should be under
+ * way, as it is in nobody's order. */
 bool fair_contended(const struct fair *f, uint64_t window);
 
 /* ---- queues ---- */
@@ -122,11 +132,13 @@ struct list *fair_queue_first_unless(struct fair_queue *q,
 /* What would be if `node`, which waits, could not be; or NULL. */
 struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                              struct list *node);
-/* So many bytes begin of something that waits, or did. Anybody may be served, though only the first one keeps the
- * promises, and who was passed over goes first as soon as he can. Adds to *got, which may be NULL. */
+/* So many bytes begin of something that waits, or did. Anybody may be served, though only the first
+ * one keeps the promises, and who was passed over goes first as soon as he can. Adds to *got, which
+ * may be NULL. */
 void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes,
                        struct fair_got *got);
-/* Has who waits in that lane come back, with no more than his due so far, and some of his burst left? */
+/* Has who waits in that lane come back, with no more than his due so far, and some of his burst
+ * left? */
 bool fair_queue_bursts(struct fair_queue *q, const struct fair_who *who);
 /* Calls each for all that waits, which it may take out. */
 void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node),

@@ -222,7 +222,8 @@ bool limit_few(const struct limit_owner *o, enum limit what, uint64_t n)
     const struct limit_owner *t = o->parent->parent ? o->parent : o;
     uint64_t all = l->most[what];
 
-    /* With half of all free, a tenant of so little may have a third of all, and a uid of it a fifth. */
+    /* With half of all free, a tenant of so little may have a third of all, and a uid of it a
+     * fifth. */
     return n <= all / FEW_PART && t->used[what] <= all / FEW_PART - n &&
            l->all.used[what] <= all / 2 - n &&
            (!kinds[what].setting || o->admin || setting_of(o, what) == UINT64_MAX);

@@ -1,17 +1,19 @@
-/* Limits: what clients have of each thing that the daemon has so much of, counted by uid and tenant, and whether
- * somebody may have more.
+/* Limits: what clients have of each thing that the daemon has so much of, counted by uid and
+ * tenant, and whether somebody may have more.
  *
- * One rule for all of it: **nobody may have more than three times what he leaves free.** One alone gets three quarters;
- * two that take all they can get three sevenths each, n of them 3 in 3n + 1; and whoever comes next finds some free,
- * without anybody having to know how many there are, or to be told a share. It is Choudhury and Hahne's dynamic
- * threshold with alpha = 3 ("Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on
- * Networking 6(2), 1998). It holds
+ * One rule for all of it: **nobody may have more than three times what he leaves free.** One alone
+ * gets three quarters; two that take all they can get three sevenths each, n of them 3 in 3n + 1;
+ * and whoever comes next finds some free, without anybody having to know how many there are, or to
+ * be told a share. It is Choudhury and Hahne's dynamic threshold with alpha = 3 ("Dynamic queue
+ * length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2),
+ * 1998). It holds
  *
- *   for a tenant, of all that there is, less the last 64th, which is for operators;
- *   for a uid of a tenant that may have several, of what the tenant may have by this rule and by its setting.
+ *   for a tenant, of all that there is, less the last 64th, which is for operators; for a uid of a
+ *   tenant that may have several, of what the tenant may have by this rule and by its setting.
  *
- * A 64th of all, but one at least, anybody may have while there is that much. The rule does not apply to operators.
- * What somebody has stays with him when others come, or when a limit falls: he only gets no more.
+ * A 64th of all, but one at least, anybody may have while there is that much. The rule does not
+ * apply to operators. What somebody has stays with him when others come, or when a limit falls: he
+ * only gets no more.
  *
  * Thread: the loop only. */
 #ifndef UCMD_BASE_LIMIT_H
@@ -24,8 +26,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* What is bounded: its name in sentences, what sets how much there is, and a tenant's setting that bounds it, too
- * (config/tenants.h). */
+/* What is bounded: its name in sentences, what sets how much there is, and a tenant's setting that
+ * bounds it, too (config/tenants.h). */
 #define LIMITS(X)                                                                                  \
     X(CONNECTIONS, "connections", "limits.connections", "connections")                             \
     X(SILENT, "connections that have not said hello", "a quarter of limits.connections", NULL)     \
@@ -81,22 +83,24 @@ struct limit_owner *limit_owner_ref(struct limit_owner *o);
 /* The last one: of an owner that has nothing any more. */
 void limit_owner_unref(struct limit_owner *o);
 
-/* The tenant's number among those that have an owner now: from 1, below twice as many as there ever were at once. */
+/* The tenant's number among those that have an owner now: from 1, below twice as many as there ever
+ * were at once. */
 uint32_t limit_number(const struct limit_owner *o);
 
 /* Who would not let the owner have n more: the owner, its tenant, or all; NULL: he may. */
 const struct limit_owner *limit_refuser(const struct limit_owner *o, enum limit what, uint64_t n);
 /* Whether o is `group`, or one of it. */
 bool limit_within(const struct limit_owner *o, const struct limit_owner *group);
-/* 0; or -UCM_WIRE_BUSY and nothing is taken. *e (or NULL) then says whose limit it was, and what sets it. */
+/* 0; or -UCM_WIRE_BUSY and nothing is taken. *e (or NULL) then says whose limit it was, and what
+ * sets it. */
 int limit_take(struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e);
 /* The same without taking. */
 int limit_ask(const struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e);
 /* Counts n more, also beyond what limit_take would allow. */
 void limit_add(struct limit_owner *o, enum limit what, uint64_t n);
 void limit_give(struct limit_owner *o, enum limit what, uint64_t n);
-/* The same rule for what is counted elsewhere: `used` of `all` is taken, of which each has the part that he has of all
- * that is counted as `what`. Takes nothing. 0, or -UCM_WIRE_BUSY with *e. */
+/* The same rule for what is counted elsewhere: `used` of `all` is taken, of which each has the part
+ * that he has of all that is counted as `what`. Takes nothing. 0, or -UCM_WIRE_BUSY with *e. */
 struct limit_pool {
     const char *things, *source; /* for the sentence */
     uint64_t all, used;
@@ -104,12 +108,12 @@ struct limit_pool {
 };
 int limit_check(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
                 uint64_t n, struct ucm_error *e);
-/* The same rule among the uids of a tenant alone, for what the tenant is given elsewhere: it may have `all`, and all of its
- * uids together have what they have of what is counted as `what`. How much more the owner may have; UINT64_MAX: he is the
- * tenant's only one, or an operator. */
+/* The same rule among the uids of a tenant alone, for what the tenant is given elsewhere: it may
+ * have `all`, and all of its uids together have what they have of what is counted as `what`. How
+ * much more the owner may have; UINT64_MAX: he is the tenant's only one, or an operator. */
 uint64_t limit_room_within(const struct limit_owner *o, enum limit what, uint64_t all);
-/* With n more the owner's tenant has so little, and so much is free, that nobody need count further: he may have them. False
- * says nothing. */
+/* With n more the owner's tenant has so little, and so much is free, that nobody need count
+ * further: he may have them. False says nothing. */
 bool limit_few(const struct limit_owner *o, enum limit what, uint64_t n);
 /* How much more the owner may have now; and how much in all if nobody else had any. */
 uint64_t limit_room(const struct limit_owner *o, enum limit what);

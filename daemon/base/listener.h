@@ -1,5 +1,5 @@
-/* Sockets that the daemon listens on: a path that one process at a time owns, and an address of TCP.
- * Errors come as a sentence in *e, and as -errno. */
+/* Sockets that the daemon listens on: a path that one process at a time owns, and an address of
+ * TCP. Errors come as a sentence in *e, and as -errno. */
 #ifndef UCMD_BASE_LISTENER_H
 #define UCMD_BASE_LISTENER_H
 
@@ -20,13 +20,14 @@ struct listener {
 };
 
 void listener_init(struct listener *l);
-/* Listens on the Unix socket `path` with these permissions, for `group` ("": the process's). PATH.lock is
- * locked for this process's life, so a socket whose lock is free is a dead process's, and is replaced.
- * What it accepts takes no descriptors until rights_pass allows them (Linux 6.16).
+/* Listens on the Unix socket `path` with these permissions, for `group` ("": the process's).
+ * PATH.lock is locked for this process's life, so a socket whose lock is free is a dead process's,
+ * and is replaced. What it accepts takes no descriptors until rights_pass allows them (Linux 6.16).
  * `key` is what the configuration calls the path. -EADDRINUSE: another process has the lock. */
 int listener_unix(struct listener *l, const char *key, const char *path, unsigned mode,
                   const char *group, int backlog, struct ucm_error *e);
-/* Takes a Unix socket that listens already, e.g. from systemd. The same holds for what connects from now on. */
+/* Takes a Unix socket that listens already, e.g. from systemd. The same holds for what connects
+ * from now on. */
 void listener_take(struct listener *l, int fd);
 /* Removes the path, if listener_unix made it. */
 void listener_close(struct listener *l);
@@ -37,8 +38,8 @@ union listener_address {
     struct sockaddr_in6 in6;
 };
 
-/* "127.0.0.1:9471", "[::1]:9471", or "9471", which is a port of 127.0.0.1. Numbers only; port 0 lets the
- * kernel choose. 0 or -EINVAL. */
+/* "127.0.0.1:9471", "[::1]:9471", or "9471", which is a port of 127.0.0.1. Numbers only; port 0
+ * lets the kernel choose. 0 or -EINVAL. */
 int listener_address_parse(const char *text, union listener_address *out);
 bool listener_address_loopback(const union listener_address *a);
 /* -EADDRINUSE: the port is taken. */

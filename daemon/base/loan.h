@@ -1,8 +1,9 @@
-/* Memory whose use here has ended, and that a process of a client may still have open or mapped: its pages take the
- * host's memory in the daemon's name until nobody has.
+/* Memory whose use here has ended, and that a process of a client may still have open or mapped:
+ * its pages take the host's memory in the daemon's name until nobody has.
  *
- * Promises: free_cb runs once, on the loop, when no other process has the memory; at once if none has it now. kept_cb
- * runs once before, when one has had it for LOAN_KEPT_MS. A client that keeps it costs one system call a second.
+ * Promises: free_cb runs once, on the loop, when no other process has the memory; at once if none
+ * has it now. kept_cb runs once before, when one has had it for LOAN_KEPT_MS. A client that keeps
+ * it costs one system call a second.
  *
  * Thread: the loop only. */
 #ifndef UCMD_BASE_LOAN_H
@@ -30,8 +31,8 @@ struct loan {
     void *ctx;
 };
 
-/* fd: from memfd_share, and given to others by memfd_lend only; it stays the caller's. deadlines may be NULL: then
- * nobody is waited for. */
+/* fd: from memfd_share, and given to others by memfd_lend only; it stays the caller's. deadlines
+ * may be NULL: then nobody is waited for. */
 void loan_end(struct loan *l, struct deadlines *deadlines, int fd, const struct loan_calls *calls,
               void *ctx);
 void loan_cancel(struct loan *l); /* harmless when not waiting */

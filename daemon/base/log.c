@@ -37,7 +37,8 @@ void log_set_level(enum log_level level)
     __atomic_store_n(&present_level, (int)level, __ATOMIC_RELAXED);
 }
 
-/* The variable alone is not enough: a child inherits it even if its standard error goes elsewhere. */
+/* The variable alone is not enough: a child inherits it even if its standard error goes
+ * elsewhere. */
 static void journal_detect(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");
@@ -371,8 +372,9 @@ void log_flush(void)
         (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-/* What led there is to be read. Then the process ends as it would without this, also where the signal is systemd's, whose
- * watchdog had no answer: the handler is gone, and the signal comes when it returns. */
+/* What led there is to be read. Then the process ends as it would without this, also where the
+ * signal is systemd's, whose watchdog had no answer: the handler is gone, and the signal comes when
+ * it returns. */
 static void abort_cb(int number)
 {
     log_flush();

@@ -1,11 +1,11 @@
 /* One line an event on standard error: "time level room event key=value ...", or without time and
- * with the journal's "<N>" prefix when $JOURNAL_STREAM says that it goes to the journal.
- * Behind "key=" a text is put into double quotes where it needs them; in quotes, of the format too, \"
- * and \\ stand for " and \. So a line splits at the spaces outside of quotes.
- * Any thread; a line is one write(2), of a thread from log_start on: then nobody waits for who reads
- * standard error. Lines that find no room in its ring of 1 MiB are lost, and "warn log lost lines=N"
- * says how many. Each call site passes at most LOG_BURST lines in 10 s, then counts; the next one that
- * passes says how many were held back. */
+ * with the journal's "<N>" prefix when $JOURNAL_STREAM says that it goes to the journal. Behind
+ * "key=" a text is put into double quotes where it needs them; in quotes, of the format too, \" and
+ * \\ stand for " and \. So a line splits at the spaces outside of quotes.
+ * Any thread; a line is one write(2), of a thread from log_start on: then nobody waits for who
+ * reads standard error. Lines that find no room in its ring of 1 MiB are lost, and "warn log lost
+ * lines=N" says how many. Each call site passes at most LOG_BURST lines in 10 s, then counts; the
+ * next one that passes says how many were held back. */
 #ifndef UCMD_BASE_LOG_H
 #define UCMD_BASE_LOG_H
 
@@ -33,10 +33,12 @@ void log_flush(void);
 void log_line(struct log_site *site, enum log_level level, const char *room, const char *event,
               const char *format, ...) __attribute__((format(printf, 5, 6)));
 
-/* "info audit EVENT key=value ...": what somebody changed, whatever the level is; never held back here. */
+/* "info audit EVENT key=value ...": what somebody changed, whatever the level is; never held back
+ * here. */
 void log_audit(const char *event, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* For a text that is formatted before it gets here, as audit() does it: a value that may hold anything, fit to stand between two '"': with '\\' before '"' and '\\', cut to fit.
- * Returns out. */
+/* For a text that is formatted before it gets here, as audit() does it: a value that may hold
+ * anything, fit to stand between two '"': with '\\' before '"' and '\\', cut to fit. Returns
+ * out. */
 const char *log_escape(const char *text, char *out, size_t size);
 
 #define LOG_AT(level, room, event, ...)                                                            \

@@ -51,8 +51,9 @@ int memfd_populate(int fd, uint64_t offset, char *p, uint64_t bytes)
     return 0;
 }
 
-/* Without FUTURE_WRITE (before Linux 5.1) nothing is shared: a worker that runs as the daemon's user could open the
- * file anew, and write. Sealed after the daemon has mapped it: its own mapping stays writable. */
+/* Without FUTURE_WRITE (before Linux 5.1) nothing is shared: a worker that runs as the daemon's
+ * user could open the file anew, and write. Sealed after the daemon has mapped it: its own mapping
+ * stays writable. */
 int memfd_share(int fd)
 {
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)

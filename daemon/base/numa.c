@@ -12,8 +12,8 @@
 
 #define LIST_BYTES 8192
 
-/* A cpu_set_t holds nodes here too: a kernel has at most CPU_SETSIZE of them. Processors beyond that
- * number are not used. */
+/* A cpu_set_t holds nodes here too: a kernel has at most CPU_SETSIZE of them. Processors beyond
+ * that number are not used. */
 
 /* ---- sysfs ---- */
 

@@ -1,4 +1,5 @@
-/* Memory that nobody may touch, for AddressSanitizer: it reports who does. Other builds have nothing of this.
+/* Memory that nobody may touch, for AddressSanitizer: it reports who does. Other builds have
+ * nothing of this.
  *
  * The kernel's own reads and writes are not seen. A call such as pwritev(2) is. */
 #ifndef UCMD_BASE_POISON_H
@@ -20,7 +21,8 @@
 
 #include <sanitizer/asan_interface.h>
 
-/* Of these bytes the first `open` may be touched, and no others. The first and the end are aligned to 8. */
+/* Of these bytes the first `open` may be touched, and no others. The first and the end are aligned
+ * to 8. */
 static inline void poison(const void *at, uint64_t bytes, uint64_t open)
 {
     __asan_unpoison_memory_region(at, open);

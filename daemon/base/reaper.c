@@ -1,5 +1,6 @@
-/* Lanes by tenant; each has a FIFO and at most one thread that works on it. `due` lists the lanes that wait for a thread,
- * in turns. What is closed goes to `done`, and the loop gives back its limits. */
+/* Lanes by tenant; each has a FIFO and at most one thread that works on it. `due` lists the lanes
+ * that wait for a thread, in turns. What is closed goes to `done`, and the loop gives back its
+ * limits. */
 #include "daemon/base/reaper.h"
 
 #include "daemon/base/closer.h"
@@ -89,7 +90,8 @@ static struct lane *lane_next(struct shared *s)
     return LIST_ENTRY(node, struct lane, link);
 }
 
-/* A thread for each lane that is due, as long as there may be more: any of those that close may do so for ever. */
+/* A thread for each lane that is due, as long as there may be more: any of those that close may do
+ * so for ever. */
 static void threads_suit(struct shared *s)
 {
     if (s->n_due > s->idle && thread_start(s) != 0)

@@ -47,7 +47,8 @@ bool rights_end(int fd)
     return (ioctl(fd, SIOCINQ, &bytes) == 0 && bytes == 0) || rights_unread(fd) == 0;
 }
 
-/* Without room for descriptors a peek drops the references that it took, which are never the last ones. */
+/* Without room for descriptors a peek drops the references that it took, which are never the last
+ * ones. */
 ssize_t rights_peek(int fd, void *p, size_t n, bool *some)
 {
     struct iovec iov = {p, n};

@@ -296,8 +296,8 @@ static uint64_t bytes_there(const char *folder, const char *name)
 #define BLOCK_BYTES (512u << 10)
 #define INDEX_BYTES 128u
 
-/* Memory beside the arena: the index of what DRAM and NVMe can hold, frames and unread answers, requests with what
- * they keep, checksums of layers, events. */
+/* Memory beside the arena: the index of what DRAM and NVMe can hold, frames and unread answers,
+ * requests with what they keep, checksums of layers, events. */
 static uint64_t beside_arena(const struct config *c)
 {
     uint64_t blocks = (c->arena_size + c->nvme_paths.n * c->nvme_size) / BLOCK_BYTES;
@@ -307,8 +307,8 @@ static uint64_t beside_arena(const struct config *c)
            (c->nvme_paths.n > 0 ? CONFIG_NVME_SUMS_BYTES : 0);
 }
 
-/* Of the arena: what an earlier run's file holds already, or all of it where it takes huge pages that
- * were set aside at boot; check_keep looks at these. */
+/* Of the arena: what an earlier run's file holds already, or all of it where it takes huge pages
+ * that were set aside at boot; check_keep looks at these. */
 static uint64_t arena_there(const struct config *c)
 {
     uint64_t there;

@@ -162,8 +162,9 @@ struct config_sources {
 int config_read_all(struct config *c, const struct config_sources *from, struct config_error *e);
 /* One "key=value", as --set takes it; a list is replaced by its comma-separated items. */
 int config_set(struct config *c, const char *assignment, struct config_error *e);
-/* Each "UCMD_SECTION_KEY=value", as config_set takes it; other variables are not looked at. One that
- * belongs to no key is refused, but for those that Kubernetes makes for a service named ucmd. */
+/* Each "UCMD_SECTION_KEY=value", as config_set takes it; other variables are not looked at. One
+ * that belongs to no key is refused, but for those that Kubernetes makes for a service named
+ * ucmd. */
 int config_environment(struct config *c, char *const *environment, struct config_error *e);
 /* The variable of a key: "UCMD_ARENA_SIZE" of "arena.size". Returns buf. */
 #define CONFIG_VARIABLE_BYTES 64
@@ -183,7 +184,8 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
 /* Begins *e with the location where the key was set. Returns -EINVAL. For what rooms find wrong. */
 int config_fail(const struct config *c, struct config_error *e, const char *key, const char *format,
                 ...) __attribute__((format(printf, 4, 5)));
-/* Whom "uid:N" or "gid:N" names, into *is_gid and *id. false when the n bytes of text are neither. */
+/* Whom "uid:N" or "gid:N" names, into *is_gid and *id. false when the n bytes of text are
+ * neither. */
 bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id);
 /* Whether the n bytes of text are a name that `tenants` takes. */
 bool config_tenant_named(const char *text, size_t n);
@@ -191,9 +193,9 @@ bool config_tenant_named(const char *text, size_t n);
 const char *config_cgroup(const char *text, size_t n, size_t *bytes);
 /* Whether any entry of nvme.paths exists. Then one that does not may be a disk that has died. */
 bool config_nvme_there(const struct config *c);
-/* Exchanges the values of reloadable keys that differ in c and `fresh`, so it can't fail half way, and
- * lists these and the others that differ, which need a restart. Keys that config_set set in c stay as
- * they are. */
+/* Exchanges the values of reloadable keys that differ in c and `fresh`, so it can't fail half way,
+ * and lists these and the others that differ, which need a restart. Keys that config_set set in c
+ * stay as they are. */
 void config_reload(struct config *c, struct config *fresh, struct config_changes *changes);
 /* Where a key's value comes from. */
 enum config_from { CONFIG_FROM_DEFAULT, CONFIG_FROM_FILE, CONFIG_FROM_ENV, CONFIG_FROM_SET };
@@ -214,8 +216,8 @@ struct config_entries {
     struct config_entry entry[CONFIG_MAX_KEYS];
 };
 
-/* Every key, those for tests and measurements only where they are set. next: as of the last reload, or
- * NULL. */
+/* Every key, those for tests and measurements only where they are set. next: as of the last reload,
+ * or NULL. */
 void config_entries(const struct config *c, const struct config *next, struct config_entries *out);
 /* Prints every key with its text and value to standard output, as YAML that config_read takes.
  * config/ucmd.yaml is what it prints for the defaults. */

@@ -27,8 +27,9 @@ static bool is_port_of_service(const char *text)
             strncmp(text + digits, "_SCTP", 5) == 0);
 }
 
-/* Kubernetes sets some for every service of a pod's namespace, one named ucmd or ucmd-metrics too: what it names
- * UCMD_METRICS_SERVICE_HOST, UCMD_METRICS_PORT and so on is nobody's mistake. UCMD_KILL_AT is the tests' own. */
+/* Kubernetes sets some for every service of a pod's namespace, one named ucmd or ucmd-metrics too:
+ * what it names UCMD_METRICS_SERVICE_HOST, UCMD_METRICS_PORT and so on is nobody's mistake.
+ * UCMD_KILL_AT is the tests' own. */
 static bool is_others(const char *variable, const char *value)
 {
     static const char service[] = "_SERVICE_", port[] = "_PORT";

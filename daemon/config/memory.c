@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The number behind `name` in a file of lines "name 123" or "name: 123 kB"; the whole file's first number
- * for "". UINT64_MAX: there is none, as in "max". */
+/* The number behind `name` in a file of lines "name 123" or "name: 123 kB"; the whole file's first
+ * number for "". UINT64_MAX: there is none, as in "max". */
 static uint64_t number_read(const char *path, const char *name)
 {
     uint64_t v = UINT64_MAX;
@@ -111,8 +111,9 @@ static int is_daemon(const char *root, const char *pid)
     return strcmp(name, "ucmd\n") == 0;
 }
 
-/* A check beside the running daemon, a reload, and a start while the kernel still frees what the last
- * daemon had: its memory is this one's. A second daemon's, of another file or socket, is not. */
+/* A check beside the running daemon, a reload, and a start while the kernel still frees what the
+ * last daemon had: its memory is this one's. A second daemon's, of another file or socket, is
+ * not. */
 static uint64_t daemons_bytes(const char *root)
 {
     struct identity own, other;
@@ -168,8 +169,8 @@ static uint64_t cgroup_room(const char *folder, const struct cgroup_files *files
     return limit > used ? limit - used : 0;
 }
 
-/* A cgroup and all above it; in a container the path may be one that only the host sees, and what is
- * mounted is the container's own. */
+/* A cgroup and all above it; in a container the path may be one that only the host sees, and what
+ * is mounted is the container's own. */
 static uint64_t cgroups_room(const char *root, const struct cgroup_files *files, char *group,
                              uint64_t own)
 {

@@ -1,17 +1,18 @@
-/* How much memory this process may still take before the kernel swaps, or ends somebody. Reads /proc and
- * the cgroup file systems, version 2 and 1. The main thread. */
+/* How much memory this process may still take before the kernel swaps, or ends somebody. Reads
+ * /proc and the cgroup file systems, version 2 and 1. The main thread. */
 #ifndef UCMD_CONFIG_MEMORY_H
 #define UCMD_CONFIG_MEMORY_H
 
 #include <stdint.h>
 
 struct memory_room {
-    uint64_t
-        host_bytes; /* available on the host, with what this daemon's earlier run would give back */
+    /* available on the host, with what this daemon's earlier run would give back */
+    uint64_t host_bytes;
     uint64_t cgroup_bytes; /* the least that this process's cgroups allow; UINT64_MAX: no limit */
 };
 
-/* root: "" or, for tests, what stands before /proc and /sys. 0, or -errno when the kernel does not say. */
+/* root: "" or, for tests, what stands before /proc and /sys. 0, or -errno when the kernel does not
+ * say. */
 int memory_room(const char *root, struct memory_room *out);
 
 /* The host's memory, whatever uses it. */

@@ -1,5 +1,5 @@
-/* YAML to configuration, in one pass over the parser's events. A configuration needs little of YAML,
- * and nothing else is taken: one document, sections of keys, scalars and lists of scalars; no
+/* YAML to configuration, in one pass over the parser's events. A configuration needs little of
+ * YAML, and nothing else is taken: one document, sections of keys, scalars and lists of scalars; no
  * anchors, aliases or tags. */
 #include "daemon/config/table.h"
 

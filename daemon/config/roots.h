@@ -6,7 +6,8 @@
 
 #define CONFIG_COMMAND_BYTES (2 * CONFIG_ITEM_BYTES)
 
-/* What serves a root (docs/backends.md). Without a command in the configuration it is one of ucmd's own. */
+/* What serves a root (docs/backends.md). Without a command in the configuration it is one of ucmd's
+ * own. */
 struct config_process {
     /* Words with single spaces between them. */
     char command[CONFIG_COMMAND_BYTES];
@@ -15,8 +16,8 @@ struct config_process {
     bool network;          /* it may use it */
     /* Absolute paths that it may write to and read besides; "": none. */
     char folder[CONFIG_ITEM_BYTES], read[CONFIG_ITEM_BYTES];
-    /* Not to be configured; 0: as docs/backends.md says. How long it may be silent beyond what is due; the
-     * shortest pause between starts. */
+    /* Not to be configured; 0: as docs/backends.md says. How long it may be silent beyond what is
+     * due; the shortest pause between starts. */
     unsigned patience_ms, pause_ms;
 };
 struct config_root {
@@ -33,7 +34,8 @@ struct config_root {
 #define CONFIG_BUFFER (128ull << 20)
 #define CONFIG_MEMORY (2ull << 30)
 
-/* A sanitizer reserves more memory than any bound allows. gcc says so by macros, clang by __has_feature. */
+/* A sanitizer reserves more memory than any bound allows. gcc says so by macros, clang by
+ * __has_feature. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #undef CONFIG_MEMORY
 #elif defined(__has_feature)
@@ -45,14 +47,15 @@ struct config_root {
 #define CONFIG_MEMORY 0ull
 #endif
 
-/* All of them, in order. 0 and *n; -EINVAL with *e. No I/O but to find the programs that ucmd brings. */
+/* All of them, in order. 0 and *n; -EINVAL with *e. No I/O but to find the programs that ucmd
+ * brings. */
 int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
                  struct config_error *e);
 
-/* What lies at the path of a folder's root: 0: a folder that this process may read or, with `write`,
- * make files in; -ENOTDIR: something else; -ENOENT: nothing; -EACCES, -EROFS; -ETIMEDOUT: the file
- * system does not answer within 2 s; -errno. Blocks; a thread makes the calls and, after a timeout,
- * stays behind until the file system answers. */
+/* What lies at the path of a folder's root: 0: a folder that this process may read or, with
+ * `write`, make files in; -ENOTDIR: something else; -ENOENT: nothing; -EACCES, -EROFS; -ETIMEDOUT:
+ * the file system does not answer within 2 s; -errno. Blocks; a thread makes the calls and, after a
+ * timeout, stays behind until the file system answers. */
 int config_root_look(const char *folder, bool write);
 
 #endif

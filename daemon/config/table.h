@@ -49,8 +49,8 @@ const struct config_key *config_key_find(const char *name);
 /* The known name nearest to this one, or NULL when none is near. */
 const char *config_key_nearest(const char *name);
 
-/* The caller of each function below that takes a config_error has set the error's file and line: the
- * text begins with the location, "FILE:LINE: ", or "FILE: " for line 0, or "--set: " for
+/* The caller of each function below that takes a config_error has set the error's file and line:
+ * the text begins with the location, "FILE:LINE: ", or "FILE: " for line 0, or "--set: " for
  * CONFIG_LINE_SET; nothing without a file. */
 
 /* Sets the location to where the key was set. */

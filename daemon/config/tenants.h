@@ -11,9 +11,9 @@
 
 #define TENANT_SIZE_MAX (UINT64_C(1) << 50)
 
-/* X(field, name, kind, min, max, initial): SIZE in bytes, or COUNT. What is guaranteed of a tier stays the
- * tenant's, whatever others store; it gets no more than `most`. Connections, requests, memory and leased bound what
- * base/limit.h counts. 0 is no bound. */
+/* X(field, name, kind, min, max, initial): SIZE in bytes, or COUNT. What is guaranteed of a tier
+ * stays the tenant's, whatever others store; it gets no more than `most`. Connections, requests,
+ * memory and leased bound what base/limit.h counts. 0 is no bound. */
 #define TENANT_SETTINGS(X)                                                                         \
     X(weight, "weight", COUNT, 1, 10000, 100)                                                      \
     X(dram_guaranteed, "dram.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                             \
@@ -57,7 +57,8 @@ void tenant_settings_over(struct tenant_settings *s, const struct tenant_setting
 
 /* Whether a tenant may have this name: as `tenants` of the configuration takes it, or uid:N. */
 bool tenant_name_possible(const char *name);
-/* Splits an entry of `tenant_settings` into a name and what it is given. The same results as above. */
+/* Splits an entry of `tenant_settings` into a name and what it is given. The same results as
+ * above. */
 int config_tenant(const char *item, char name[UCM_MAX_NAME_BYTES + 1], struct tenant_settings *s,
                   char why[TENANT_WHY_BYTES]);
 /* Of values that hold together: -EINVAL when a tenant is guaranteed more than it gets at most. */

@@ -16,8 +16,8 @@
 #define CPU_PIECE_BYTES (1u << 20) /* of one thread at a time, so that others help and overtake */
 #define CPU_BURST_BYTES (16ull << 20)
 #define CPU_SLICE_BYTES (16ull << 20) /* of pages, unmapped at a time: about 2 ms */
-/* A piece takes 1 ms. A copier is held up when its worker's memory has kept it for CPU_HELD_MS, or the
- * host's other work for CPU_BUSY_MS. */
+/* A piece takes 1 ms. A copier is held up when its worker's memory has kept it for CPU_HELD_MS, or
+ * the host's other work for CPU_BUSY_MS. */
 #define CPU_HELD_MS 5u
 #define CPU_BUSY_MS 50u
 #define CPU_STAND_INS 16u
@@ -33,8 +33,9 @@ struct copier {
     bool controls;     /* it opens or closes a region, or did so last */
 };
 
-/* `at_once` threads work at a time, and one more watches. For each that is held up another one stands in, which works
- * for tenants that have none. So a tenant holds up at_once threads, or one, and others wait CPU_HELD_MS for each. */
+/* `at_once` threads work at a time, and one more watches. For each that is held up another one
+ * stands in, which works for tenants that have none. So a tenant holds up at_once threads, or one,
+ * and others wait CPU_HELD_MS for each. */
 struct cpu {
     struct work work;
     struct job_queue queue; /* under its mutex */
@@ -68,8 +69,8 @@ static uint64_t clock_ns(clockid_t clock)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* The letter of proc_pid_stat(5): 'R' runs or waits for a processor, 'S' and 'D' wait for something else.
- * '?': it is not known. */
+/* The letter of proc_pid_stat(5): 'R' runs or waits for a processor, 'S' and 'D' wait for something
+ * else. '?': it is not known. */
 static char thread_state(pid_t tid)
 {
     const char *name_end;
@@ -82,9 +83,9 @@ static char thread_state(pid_t tid)
     return name_end && sscanf(name_end, ") %c", &state) == 1 ? state : '?';
 }
 
-/* Only a busy host keeps it waiting. A stand-in would then take turns with it as the kernel likes, and
- * not by tenants' weights. A thread that works in the kernel for long is held up: it frees a file's
- * pages, say. */
+/* Only a busy host keeps it waiting. A stand-in would then take turns with it as the kernel likes,
+ * and not by tenants' weights. A thread that works in the kernel for long is held up: it frees a
+ * file's pages, say. */
 static bool lacks_processor(const struct copier *k)
 {
     clockid_t clock;
@@ -143,8 +144,9 @@ static size_t map_bytes(const struct device_handle *h)
     return h->offset + h->bytes;
 }
 
-/* job_check_memfd keeps a peer from making the mapping shorter: touching a page behind its end would
- * kill the daemon. A mapping that can't be guarded would let its client fill the daemon's memory. */
+/* job_check_memfd keeps a peer from making the mapping shorter: touching a page behind its end
+ * would kill the daemon. A mapping that can't be guarded would let its client fill the daemon's
+ * memory. */
 static int map_handle(struct cpu *c, struct device_job *job, uint32_t i)
 {
     struct device_handle *h = &job->region->handles[i];
@@ -327,7 +329,8 @@ static struct device_job *next_control(struct cpu *c)
                                  c->working < c->at_once ? is_controlled_cb : has_copier_cb, c);
 }
 
-/* Copies come between what one thread does for regions. controlled: the thread's last job was such a one. */
+/* Copies come between what one thread does for regions. controlled: the thread's last job was such
+ * a one. */
 static struct device_job *next_job(struct cpu *c, bool controlled)
 {
     bool controls = c->queue.control.fair.n > 0, stands_in = c->working >= c->at_once;
@@ -362,9 +365,10 @@ static void thread_cb(void *arg)
         k->controls = job && job->op < DEVICE_COPIES;
         if (!job && w->quit)
             break;
-        /* While jobs wait that this thread may not do, it looks again soon: the copier in their way may be held up
-         * by then. If at_once copiers work, it does not wait at work.cond: that one's signals are for threads that
-         * may work. at_once of these are there, since so many worked when this one came here. */
+        /* While jobs wait that this thread may not do, it looks again soon: the copier in their way
+         * may be held up by then. If at_once copiers work, it does not wait at work.cond: that
+         * one's signals are for threads that may work. at_once of these are there, since so many
+         * worked when this one came here. */
         if (!job && c->queue.control.fair.n + c->queue.copies[0].fair.n > 0)
             (void)uv_cond_timedwait(c->working >= c->at_once ? &c->watch_cond : &w->cond, &w->mutex,
                                     CPU_HELD_MS * 1000000ull);

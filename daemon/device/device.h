@@ -56,8 +56,9 @@ struct device_handle {
     uint64_t address; /* of the mapping, whose first byte is the handle's offset 0; 0: none */
 };
 
-/* What a worker has written over the first bytes of the memory that its IPC handles name, to show that it is its own:
- * the bytes of a handle can be guessed, and the driver opens them for anybody. */
+/* What a worker has written over the first bytes of the memory that its IPC handles name, to show
+ * that it is its own: the bytes of a handle can be guessed, and the driver opens them for
+ * anybody. */
 struct device_proof {
     uint8_t nonce[UCM_NONCE_BYTES];
 };
@@ -71,8 +72,8 @@ struct device_rope {
 
 #define DEVICE_SECTION_ALIGN 16u /* where a section begins in a page */
 
-/* A worker's registered memory. region_check fills it; the caller adds device, pid, connection, peer_fd,
- * proof and stranger before OPEN; the device adds addresses. */
+/* A worker's registered memory. region_check fills it; the caller adds device, pid, connection,
+ * peer_fd, proof and stranger before OPEN; the device adds addresses. */
 struct device_region {
     struct device *device;
     pid_t pid;           /* of the worker, as the kernel names it; 0: not visible here */
@@ -88,9 +89,9 @@ struct device_region {
     uint32_t ring_region;      /* what orders of a staging ring call it; 0: never staged */
     uint32_t n_handles, n_planes;
     struct device_handle *handles;
-    uint32_t *
-        shard_first; /* pages.shards + 1 entries: planes [shard_first[s], shard_first[s+1]); none: the
-                              region has no memory for that shard */
+    /* pages.shards + 1 entries: planes [shard_first[s], shard_first[s+1]); none: the region has
+     * no memory for that shard */
+    uint32_t *shard_first;
     /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
     struct ucm_copy_plane *planes;
     /* With a codec, when each plane is one section: where the sections lie in a coded slot
@@ -103,9 +104,9 @@ struct device_region {
 };
 
 /* A staging ring: slices of a worker's GPU memory that copies may pass through, and the memory that
- * it shares for that (proto/memory/staging.h). staging_check fills it; the caller adds pid, connection and proof. The
- * device trusts nothing in it: a worker that breaks the rules delays its own copies, or gets wrong
- * bytes of its own. */
+ * it shares for that (proto/memory/staging.h). staging_check fills it; the caller adds pid,
+ * connection and proof. The device trusts nothing in it: a worker that breaks the rules delays its
+ * own copies, or gets wrong bytes of its own. */
 struct device_staging {
     pid_t pid;
     uint64_t connection;
@@ -157,7 +158,8 @@ enum device_op {
     DEVICE_DUMP,
 };
 
-/* What the worker's GPU does besides a copy, as the worker says. AWAITED: a step of it waits for this copy. */
+/* What the worker's GPU does besides a copy, as the worker says. AWAITED: a step of it waits for
+ * this copy. */
 enum device_beside {
     DEVICE_BESIDE_UNKNOWN,
     DEVICE_BESIDE_NOTHING,
@@ -165,8 +167,9 @@ enum device_beside {
     DEVICE_BESIDE_AWAITED,
 };
 
-/* One piece of work. The caller allocates it and does not touch it from submit until `done_cb`, which
- * may free it. A copy passes through the open staging ring of its region's connection where that pays. */
+/* One piece of work. The caller allocates it and does not touch it from submit until `done_cb`,
+ * which may free it. A copy passes through the open staging ring of its region's connection where
+ * that pays. */
 struct device_job {
     enum device_op op;
     struct device_region *region;   /* or, for OPEN and CLOSE: */
@@ -188,8 +191,8 @@ struct device_job {
     enum device_beside beside;
     bool straight; /* never through a staging ring */
     bool converts; /* slots hold the region's codec's form, and the device encodes or decodes */
-    /* Out, of a coded dump: set where a section of the item did not fit (ucm_encoding_fits), so that the
-     * slot holds nothing of use. n_items, 0 at first; NULL: the encoding fits always. */
+    /* Out, of a coded dump: set where a section of the item did not fit (ucm_encoding_fits), so
+     * that the slot holds nothing of use. n_items, 0 at first; NULL: the encoding fits always. */
     atomic_uchar *unfit;
     struct fair_got got;    /* out, of a copy */
     struct ucm_error error; /* out, when status is not 0 */
@@ -213,7 +216,8 @@ struct device_job {
     void *scratch;
 };
 
-/* The load or dump is one of these shards of blocks. The region has planes for them; of a pool there is shard 0. */
+/* The load or dump is one of these shards of blocks. The region has planes for them; of a pool
+ * there is shard 0. */
 void device_job_shards(struct device_job *job, uint32_t shard, uint32_t shards);
 /* Adds a copy between block `block` and the span, to items, where there are cap_items. 0; -EINVAL:
  * there is no such block, the span has not the job's shards, its form does not go the job's way, or
@@ -244,8 +248,8 @@ struct device_ops {
     /* 0, or -EAGAIN: its queue is full. Only copies are refused. */
     int (*submit)(struct device *d, struct device_job *job);
     /* Memory that slots will lie in: the device pins it for DMA. Returns at once; jobs submitted
-     * later may use it. It stays mapped until the device is closed, or an UNPIN is done. NULL: nothing to
-     * pin, and there is no UNPIN. */
+     * later may use it. It stays mapped until the device is closed, or an UNPIN is done. NULL:
+     * nothing to pin, and there is no UNPIN. */
     void (*memory_add)(struct device *d, void *base, uint64_t bytes);
     void (*stats)(struct device *d, struct device_stats *out);
     /* After all jobs are done and everything is closed. Joins the threads. */
@@ -264,8 +268,8 @@ struct device_config {
     unsigned cpu_threads;
     int cuda; /* enum config_cuda */
     enum copy_strategy strategy;
-    unsigned
-        beside_percent; /* of the bus, for loads beside a worker that computes; 100: as if it did not */
+    /* of the bus, for loads beside a worker that computes; 100: as if it did not */
+    unsigned beside_percent;
     const char *calibration; /* folder for the measured costs of GPUs; NULL or "": none; borrowed */
     const struct numa *numa; /* looks up GPUs' nodes, borrowed; NULL: they have none */
     /* Runs on the loop, once a device, when the device failed for good (a sticky CUDA error). */
@@ -273,8 +277,8 @@ struct device_config {
     /* Runs on the loop when the GPUs are known, if device_set_new did not wait for that; gpus may
      * be 0, note says why. May be NULL. */
     void (*found_cb)(void *ctx, uint32_t gpus, const char *note);
-    /* Runs on the loop: no device uses this memory any more (device_set_memory_remove). May be NULL if
-     * that is never called. */
+    /* Runs on the loop: no device uses this memory any more (device_set_memory_remove). May be NULL
+     * if that is never called. */
     void (*memory_removed_cb)(void *ctx, void *base, uint64_t bytes);
     void *ctx;
 };
@@ -298,8 +302,8 @@ struct device *device_set_find(struct device_set *s, struct proto_str name, stru
                                struct ucm_error *e);
 /* Gives memory to every device, those that appear later included. 0 or -ENOMEM. */
 int device_set_memory_add(struct device_set *s, void *base, uint64_t bytes);
-/* Undoes it: no copy may use the memory any more. memory_removed_cb runs, perhaps inside the call; until then
- * it stays mapped, and is not added again. */
+/* Undoes it: no copy may use the memory any more. memory_removed_cb runs, perhaps inside the call;
+ * until then it stays mapped, and is not added again. */
 void device_set_memory_remove(struct device_set *s, void *base, uint64_t bytes);
 
 #endif

@@ -11,7 +11,8 @@
 #include <unistd.h>
 #include <uv.h>
 
-/* Newer than headers and kernels in use: Linux 5.11 has it, and lets users without privileges open one with it. */
+/* Newer than headers and kernels in use: Linux 5.11 has it, and lets users without privileges open
+ * one with it. */
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
 #endif

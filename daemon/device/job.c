@@ -1,4 +1,5 @@
-/* Jobs: what a copy names, blocks of a region and spans of slots; what must hold before it begins; its pieces. */
+/* Jobs: what a copy names, blocks of a region and spans of slots; what must hold before it begins;
+ * its pieces. */
 #include "daemon/device/work.h"
 
 #include <assert.h>

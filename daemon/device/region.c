@@ -112,8 +112,8 @@ static int check_plane_bounds(const struct msg_region_register *m, uint32_t i, s
     return 0;
 }
 
-/* Shards come in order, some may be left out, and each adds up to shard_bytes, so a shard's chunks are
- * contiguous in a slot. */
+/* Shards come in order, some may be left out, and each adds up to shard_bytes, so a shard's chunks
+ * are contiguous in a slot. */
 static int check_shards(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
                         struct ucm_error *e)
 {

@@ -3,9 +3,9 @@
  *
  * Promises:
  * - A queue allocates nothing and never holds more than DEVICE_QUEUE_MAX loads and dumps.
- * - Copies of several tenants share what they wait for by the tenants' weights (base/fair.h); a tenant's own go by
- *   priority, loads before dumps where these two share it. Other jobs of several tenants take turns, a tenant's own in
- *   their order.
+ * - Copies of several tenants share what they wait for by the tenants' weights (base/fair.h); a
+ *   tenant's own go by priority, loads before dumps where these two share it. Other jobs of several
+ *   tenants take turns, a tenant's own in their order.
  * - Pieces of a job cover each (item, plane) once.
  * - work_finish runs `done_cb` of its job once, on the loop; a CLOSE reaches the threads only after
  *   every copy of its region or staging ring.
@@ -24,8 +24,8 @@ static inline bool text_is(struct proto_str s, const char *text)
 {
     return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
 }
-/* daemon/blend/region.c: what a registration says of K. 0 with *out (NULL: nothing), which region_free frees;
- * or -code with *e. r has its planes. */
+/* daemon/blend/region.c: what a registration says of K. 0 with *out (NULL: nothing), which
+ * region_free frees; or -code with *e. r has its planes. */
 int region_rope(const struct msg_region_register *m, const struct device_region *r,
                 struct device_rope **out, struct ucm_error *e);
 /* region.c, when all handles are mapped: gives planes their addresses. */
@@ -45,16 +45,20 @@ struct job_queue {
 /* burst: see base/fair.h. */
 void job_queue_init(struct job_queue *q, bool joint, uint64_t burst);
 void job_queue_push(struct job_queue *q, struct device_job *job);
-/* The first other job, out of the queue, if tenants wait whose firsts skip_cb (NULL: none) names; or NULL. */
+/* The first other job, out of the queue, if tenants wait whose firsts skip_cb (NULL: none) names;
+ * or NULL. */
 struct device_job *job_queue_pop_control(struct job_queue *q,
                                          bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
-/* The copy of that direction (of a joint queue, of either one) whose turn it is, left in the queue, or NULL. */
+/* The copy of that direction (of a joint queue, of either one) whose turn it is, left in the queue,
+ * or NULL. */
 struct device_job *job_queue_first(struct job_queue *q, enum device_op op);
-/* Of a joint queue: the copy whose turn it is if tenants wait whose first copies skip_cb names; or NULL. */
+/* Of a joint queue: the copy whose turn it is if tenants wait whose first copies skip_cb names; or
+ * NULL. */
 struct device_job *job_queue_first_unless(struct job_queue *q,
                                           bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
 bool job_queue_waits(struct job_queue *q); /* does anything? */
-/* The next one after `job`, which waits; or NULL. What begins of a job is charged to its queue (fair_queue_charge). */
+/* The next one after `job`, which waits; or NULL. What begins of a job is charged to its queue
+ * (fair_queue_charge). */
 struct device_job *job_queue_next(struct device_job *job);
 /* Moves every copy of which no piece was taken and whose deadline has passed to `expired`. */
 void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired);
@@ -80,14 +84,15 @@ bool peer_hung_up(const int *peer_fd);
 /* Of a plane in the job's slots, in the form that these have: where it begins, and its length. */
 uint64_t job_plane_at(const struct device_job *job, uint32_t plane);
 uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane);
-/* Of a slot that the job's planes take. *cost (or NULL): what such an item costs in turns and pieces, in bytes, as a chunk
- * takes as long as JOB_CHUNK_COST at least. */
+/* Of a slot that the job's planes take. *cost (or NULL): what such an item costs in turns and
+ * pieces, in bytes, as a chunk takes as long as JOB_CHUNK_COST at least. */
 #define JOB_CHUNK_COST 512u
 uint64_t job_item_bytes(const struct device_job *job, uint64_t *cost);
-/* Checks that memory which a peer shares is safe to map up to offset + bytes: a memfd that can't shrink, on tmpfs,
- * whose missing pages kill nobody. That it has as many pages as are shared (bytes > 0, behind offset) finds honest
- * mistakes alone: a peer may have them elsewhere, or take them away (guard.h). Waits for nothing that a peer holds.
- * 0, or -EINVAL with job->error, where `what` names the memory. */
+/* Checks that memory which a peer shares is safe to map up to offset + bytes: a memfd that can't
+ * shrink, on tmpfs, whose missing pages kill nobody. That it has as many pages as are shared (bytes
+ * > 0, behind offset) finds honest mistakes alone: a peer may have them elsewhere, or take them
+ * away (guard.h). Waits for nothing that a peer holds. 0, or -EINVAL with job->error, where `what`
+ * names the memory. */
 int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t offset,
                     uint64_t bytes);
 
@@ -95,15 +100,15 @@ struct job_piece {
     uint32_t first_item, n_items, first_plane, n_planes;
     uint64_t bytes, cost; /* cost: by job_item_bytes */
 };
-/* The next piece that costs about max_cost (at least one chunk) and has at most max_items. Returns true for
- * the last one, and is not called again after that. */
+/* The next piece that costs about max_cost (at least one chunk) and has at most max_items. Returns
+ * true for the last one, and is not called again after that. */
 bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_items,
                     struct job_piece *out);
 
 /* ---- daemon/encoding/convert.c ---- */
 
-/* Of a region with a codec: each plane must be one section, in order and aligned. Fills in where they lie in slots. 0, or -code
- * with *e. r has its planes. */
+/* Of a region with a codec: each plane must be one section, in order and aligned. Fills in where
+ * they lie in slots. 0, or -code with *e. r has its planes. */
 int region_sections(const struct msg_region_register *m, struct device_region *r,
                     struct ucm_error *e);
 /* On the CPU: encodes or decodes a piece between slots and pages. */

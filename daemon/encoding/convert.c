@@ -1,5 +1,5 @@
-/* Between the two forms that a region's blocks may have: pages hold KV as it was computed, slots may hold it in the form of the
- * region's codec, section after section. */
+/* Between the two forms that a region's blocks may have: pages hold KV as it was computed, slots
+ * may hold it in the form of the region's codec, section after section. */
 #include "daemon/device/work.h"
 
 #include <inttypes.h>
@@ -51,7 +51,8 @@ int region_sections(const struct msg_region_register *m, struct device_region *r
             section = 0;
             slot_offset = shard * ucm_encoding_shard_bytes(spec);
         }
-        /* Chunks of the right sizes can't be more than there are sections: they add up to the shard's bytes. */
+        /* Chunks of the right sizes can't be more than there are sections: they add up to the
+         * shard's bytes. */
         rc = check_section(m, i, spec, section, e);
         if (rc < 0)
             return rc;

@@ -1,12 +1,12 @@
-/* Mixed blocks: some parts of a block did not fit its encoding and were dumped plain, the others are coded. No
- * form has the block then, and the workers know nothing of each other. So the coded parts are decoded into the
- * base, by a build like any other: after it the block is there, plain. A build that can't be had leaves the
- * block a miss, which is counted.
+/* Mixed blocks: some parts of a block did not fit its encoding and were dumped plain, the others
+ * are coded. No form has the block then, and the workers know nothing of each other. So the coded
+ * parts are decoded into the base, by a build like any other: after it the block is there, plain. A
+ * build that can't be had leaves the block a miss, which is counted.
  *
- * The workers could dump the block again instead, if their scheduler told them to. That takes as many messages as
- * there are steps between a dump and its answer, keeps the pages of requests that have ended, moves the bytes over
- * the bus twice, and ends with a preemption. Here the bytes are at hand, and what UNFIT knows, `lossless`, decodes to
- * what was dumped. */
+ * The workers could dump the block again instead, if their scheduler told them to. That takes as
+ * many messages as there are steps between a dump and its answer, keeps the pages of requests that
+ * have ended, moves the bytes over the bus twice, and ends with a preemption. Here the bytes are at
+ * hand, and what UNFIT knows, `lossless`, decodes to what was dumped. */
 #include "daemon/features.h"
 #include "daemon/request/view.h"
 #include "daemon/retrieval/derived.h"

@@ -9,7 +9,8 @@
 #include <sys/random.h>
 #include <xxhash.h>
 
-/* A ring takes this part of all memory, so that some tenants have one each beside their descriptions. */
+/* A ring takes this part of all memory, so that some tenants have one each beside their
+ * descriptions. */
 #define RING_FRACTION 16
 #define RING_BYTES_MAX (16u << 20)
 #define RING_BYTES_MIN (16u << 10)
@@ -75,8 +76,8 @@ static void described_free(struct events *es, struct described *d)
     free(d);
 }
 
-/* Room for one more of the tenant's: its oldest give way. One that has more than it may, since others came, gives two for one
- * until it is within the rule. */
+/* Room for one more of the tenant's: its oldest give way. One that has more than it may, since
+ * others came, gives two for one until it is within the rule. */
 static bool make_room(struct events *es, struct tenant_events *te, uint64_t bytes)
 {
     uint64_t freed = 0;

@@ -1,12 +1,13 @@
-/* Events: what each tenant's blocks became, in the order in which it happened, and what the blocks stand for.
- * docs/events.md says what for.
+/* Events: what each tenant's blocks became, in the order in which it happened, and what the blocks
+ * stand for. docs/events.md says what for.
  *
- * A tenant that somebody follows has a ring of its latest events, numbered from 1 on. Who reads keeps a number and asks for what
- * came behind it: the daemon knows nothing of its readers but who waits, so a slow one costs nothing, loses what the ring has
- * overwritten, and sees so by the numbers.
+ * A tenant that somebody follows has a ring of its latest events, numbered from 1 on. Who reads
+ * keeps a number and asks for what came behind it: the daemon knows nothing of its readers but who
+ * waits, so a slow one costs nothing, loses what the ring has overwritten, and sees so by the
+ * numbers.
  *
- * Descriptions (a block's parent and tokens) come from engines, before the block or after it. They stay while the block is found
- * somewhere; where memory ends the oldest of the tenant goes first.
+ * Descriptions (a block's parent and tokens) come from engines, before the block or after it. They
+ * stay while the block is found somewhere; where memory ends the oldest of the tenant goes first.
  *
  * All of it together takes `memory` bytes at most, shared by tenants by the rule of limit.h.
  * Thread: the loop only. */
@@ -20,7 +21,8 @@
 
 struct events;
 
-/* was, is: enum ucm_lookup_status of the block before and after. Both alike: its description came later than the block. */
+/* was, is: enum ucm_lookup_status of the block before and after. Both alike: its description came
+ * later than the block. */
 struct event {
     uint32_t ns;
     uint8_t was, is;
@@ -40,8 +42,9 @@ struct tenant_events {
     struct list described; /* struct described, the oldest first */
 };
 
-/* memory: at least CONFIG_EVENTS_MIN. wake_cb: a tenant for whom somebody waits has an event; it runs inside what changed the
- * block, and once until events_awake. Everything else is borrowed. 0 or -errno. */
+/* memory: at least CONFIG_EVENTS_MIN. wake_cb: a tenant for whom somebody waits has an event; it
+ * runs inside what changed the block, and once until events_awake. Everything else is borrowed. 0
+ * or -errno. */
 struct events_config {
     uint64_t memory;
     struct limits *limits;
@@ -54,8 +57,8 @@ int events_new(const struct events_config *config, struct events **out);
 void events_free(struct events *es); /* NULL-safe; nobody may wait */
 void events_awake(struct events *es);
 
-/* From now on the tenant's events are kept. Takes away those of tenants of whom nobody has asked for an hour, if it must. 0, or
- * -code with *e: BUSY, NO_MEMORY. */
+/* From now on the tenant's events are kept. Takes away those of tenants of whom nobody has asked
+ * for an hour, if it must. 0, or -code with *e: BUSY, NO_MEMORY. */
 int events_open(struct events *es, const char *tenant, uint64_t now_ms, struct tenant_events **out,
                 struct ucm_error *e);
 
@@ -73,13 +76,15 @@ static inline const struct event *events_at(const struct tenant_events *te, uint
     return &te->ring[number & (te->cap - 1)];
 }
 
-/* What a block stands for. Views. parent: the key before it; empty: it begins a sequence. tokens: u32 each, little-endian. */
+/* What a block stands for. Views. parent: the key before it; empty: it begins a sequence. tokens:
+ * u32 each, little-endian. */
 struct events_description {
     struct proto_bin parent, tokens;
     struct proto_str lora;
 };
-/* Keeps a copy, in place of an earlier one. is: the block's status now; with one that is found, and was not described before, the
- * description is an event. False: there is no memory for it, which is counted. */
+/* Keeps a copy, in place of an earlier one. is: the block's status now; with one that is found, and
+ * was not described before, the description is an event. False: there is no memory for it, which is
+ * counted. */
 bool events_describe(struct events *es, struct tenant_events *te, const struct ns *ns,
                      const uint8_t *key, uint8_t is, const struct events_description *d);
 /* The views hold until the next call that changes something. */

@@ -1,4 +1,5 @@
-/* events, events.list, events.describe: what happens to a tenant's blocks, for who routes requests (daemon/events). */
+/* events, events.list, events.describe: what happens to a tenant's blocks, for who routes requests
+ * (daemon/events). */
 #include "daemon/events/events.h"
 
 #include "daemon/features.h"
@@ -135,7 +136,8 @@ static uint32_t event_bytes(const struct requests *rq, const struct follow *f, u
     return RECORD_BYTES + description_bytes(&d);
 }
 
-/* Events from *first on that together fit an answer; of those that are asked for, *lost are gone. */
+/* Events from *first on that together fit an answer; of those that are asked for, *lost are
+ * gone. */
 static uint32_t page_of(const struct requests *rq, const struct follow *f, uint64_t *first,
                         uint64_t *lost)
 {
@@ -211,8 +213,8 @@ static void waited_cb(struct deadline *d)
     follow_end((struct follow *)LIST_ENTRY(d, struct request, deadline));
 }
 
-/* Answers those who wait for what has happened. One that does not read what it was sent gets no more before its own time
- * is over: its events wait in the ring. */
+/* Answers those who wait for what has happened. One that does not read what it was sent gets no
+ * more before its own time is over: its events wait in the ring. */
 static void follows_end(struct requests *rq)
 {
     struct following *of = following_of(rq);

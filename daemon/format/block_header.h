@@ -1,11 +1,12 @@
-/* Headers of block files on shared roots, as docs/storage-format.md, "Block files", defines them. Pure functions, any thread.
+/* Headers of block files on shared roots, as docs/storage-format.md, "Block files", defines them.
+ * Pure functions, any thread.
  *
  * Promise: block_file_decode returns 0 only for the header of the wanted part: magic, version,
- * checksum of the header, identity (namespace, part and key) and length agree. The payload counts if
- * its checksum is the header's. Nothing else on a root is trusted.
+ * checksum of the header, identity (namespace, part and key) and length agree. The payload counts
+ * if its checksum is the header's. Nothing else on a root is trusted.
  *
- * The file of an encrypted part has a second header of 64 bytes behind the first, the *seal*, and its checksum is the seal's. The tag in
- * there says whether the rest is what was sealed. */
+ * The file of an encrypted part has a second header of 64 bytes behind the first, the *seal*, and
+ * its checksum is the seal's. The tag in there says whether the rest is what was sealed. */
 #ifndef UCMD_FORMAT_BLOCK_HEADER_H
 #define UCMD_FORMAT_BLOCK_HEADER_H
 
@@ -38,10 +39,12 @@ void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FIL
 /* The identity in the header, unchecked. */
 void block_file_identity(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
                          uint8_t identity[BLOCK_FILE_IDENTITY_BYTES]);
-/* Whoever's it is. 0; -EILSEQ: no block file; -EPROTONOSUPPORT: of another version; -EBADMSG: damaged. */
+/* Whoever's it is. 0; -EILSEQ: no block file; -EPROTONOSUPPORT: of another version; -EBADMSG:
+ * damaged. */
 int block_file_peek(const uint8_t in[BLOCK_FILE_HEADER_BYTES], struct block_file_header *out);
-/* wanted: all but checksum and `sealed`. 0 and *checksum of the payload, or of the seal; -EILSEQ: no block file;
- * -EPROTONOSUPPORT: of another version; -EBADMSG: damaged; -ESTALE: of another part. */
+/* wanted: all but checksum and `sealed`. 0 and *checksum of the payload, or of the seal; -EILSEQ:
+ * no block file; -EPROTONOSUPPORT: of another version; -EBADMSG: damaged; -ESTALE: of another
+ * part. */
 int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
                       const struct block_file_header *wanted, uint64_t *checksum);
 /* Of a header that passed: a seal follows it. */

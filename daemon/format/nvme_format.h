@@ -68,8 +68,8 @@ struct nvme_record_header {
     uint64_t shard_bytes; /* of the pieces that have a checksum each; 0: none has */
     /* Their checksums, to be encoded; decode says NULL, and nvme_shard_sum has them. */
     const uint64_t *shard_sums;
-    /* Sealed: the payload is encrypted, in one piece or a shard a piece. Then checksum is the first 8 bytes of the page's tag, and the
-     * pieces' tags take the place of their checksums. */
+    /* Sealed: the payload is encrypted, in one piece or a shard a piece. Then checksum is the first
+     * 8 bytes of the page's tag, and the pieces' tags take the place of their checksums. */
     bool sealed;
     uint8_t key_id[NVME_KEY_ID_BYTES], salt[NVME_SALT_BYTES];
 };
@@ -142,9 +142,11 @@ struct nvme_sealed_range {
 void nvme_sealed_ranges(const uint8_t page[NVME_PAGE], struct nvme_sealed_range out[2]);
 /* The page's own tag; zeros in a page that was encoded and not finished. */
 uint8_t *nvme_sealed_page_tag(uint8_t page[NVME_PAGE]);
-/* The tag is there: adds the page's checksum, and returns what the header's `checksum` is from now on. */
+/* The tag is there: adds the page's checksum, and returns what the header's `checksum` is from now
+ * on. */
 uint64_t nvme_sealed_finish(uint8_t page[NVME_PAGE]);
-/* Bytes that say what the record is, wherever it lies: out, at least NVME_SEALED_CONTEXT; returns how many. */
+/* Bytes that say what the record is, wherever it lies: out, at least NVME_SEALED_CONTEXT; returns
+ * how many. */
 #define NVME_SEALED_CONTEXT 128u
 size_t nvme_sealed_context(const struct nvme_record_header *in, uint8_t out[NVME_SEALED_CONTEXT]);
 /* In how many pieces the payload is sealed; 1: as a whole. */

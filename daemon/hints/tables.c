@@ -1,10 +1,10 @@
 /* Tables of hints: each follows what lookups of its namespace would find.
  *
- *   first use --> FILLING: memory, then blocks, some of both a turn --> LIVE --crowded--> SUPERSEDED by another one, which
- *   was filled beside it
+ *   first use --> FILLING: memory, then blocks, some of both a turn --> LIVE --crowded-->
+ *   SUPERSEDED by another one, which was filled beside it
  *
- * A table that gets blocks follows changes already. So a block that the scan has passed, or that came behind it, is there
- * when the scan ends. */
+ * A table that gets blocks follows changes already. So a block that the scan has passed, or that
+ * came behind it, is there when the scan ends. */
 #include "daemon/hints/tables.h"
 
 #include "daemon/base/chore.h"
@@ -60,8 +60,8 @@ static uint64_t now_ms(void)
 #define THREAD_BYTES (1u << 20)
 #define KEPT_BYTES_MIN (64u << 10)
 
-/* Until no worker has it, the table counts as its owner's. Then a thread of libuv's pool gives the memory back; the tables
- * may be gone by then. */
+/* Until no worker has it, the table counts as its owner's. Then a thread of libuv's pool gives the
+ * memory back; the tables may be gone by then. */
 struct ending {
     struct list link; /* in hint_tables.kept */
     struct loan loan;
@@ -149,7 +149,8 @@ static void table_end(struct hint_tables *t, const struct ns_hints *h, struct hi
 
 /* ---- filling ---- */
 
-/* There was no memory: the first table waits for some, and one that should be larger stays as it is. */
+/* There was no memory: the first table waits for some, and one that should be larger stays as it
+ * is. */
 static void postpone(struct hint_tables *t, struct ns_hints *h, int rc)
 {
     log_warn("hints", "no-memory", "ns=%u error=%s", h->ns->id, strerror(-rc));

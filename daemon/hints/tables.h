@@ -1,4 +1,5 @@
-/* The tables of hints of all namespaces that have one, beside a cache whose blocks they follow. Thread: the loop only. */
+/* The tables of hints of all namespaces that have one, beside a cache whose blocks they follow.
+ * Thread: the loop only. */
 #ifndef UCMD_HINTS_TABLES_H
 #define UCMD_HINTS_TABLES_H
 
@@ -21,14 +22,15 @@ void hint_tables_free(struct hint_tables *t);
 
 /* So many namespaces should have a table: 1024, or a quarter of this process's descriptors. */
 uint32_t hint_tables_max(void);
-/* The namespace has a table (proto/memory/hint.h) while somebody uses it; it may have to be filled first, in turns of the loop. The
- * caller bounds how many have one. owner: whose the table is that this use makes, borrowed until its end; NULL: nobody's.
+/* The namespace has a table (proto/memory/hint.h) while somebody uses it; it may have to be filled
+ * first, in turns of the loop. The caller bounds how many have one. owner: whose the table is that
+ * this use makes, borrowed until its end; NULL: nobody's.
  * 0 or -errno. */
 int hint_tables_use(struct hint_tables *t, struct ns *ns, struct limit_owner *owner);
 /* Returns whose the table was that ended with this use; NULL: others use it. */
 struct limit_owner *hint_tables_unuse(struct hint_tables *t, struct ns *ns);
-/* What to give to readers of a namespace whose table somebody uses (ns.follower): a descriptor, which stays the table's,
- * and how long the file is. */
+/* What to give to readers of a namespace whose table somebody uses (ns.follower): a descriptor,
+ * which stays the table's, and how long the file is. */
 int hint_tables_fd(const struct ns *ns, uint64_t *bytes);
 /* Tells readers that the daemon lives. */
 void hint_tables_beat(struct hint_tables *t);

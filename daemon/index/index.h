@@ -195,8 +195,8 @@ struct ns {
     uint64_t wiped;           /* how many began that spare no tier */
     uint8_t record;           /* enum ns_record */
     uint64_t record_from;     /* tier_ns_record.from_sequence of a record that failed */
-    void *
-        follower; /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
+    /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
+    void *follower;
 };
 
 /* What part `part` of the namespace's blocks is. For good; where its identity names no encoding

@@ -1,5 +1,6 @@
-/* What is learnt of traffic: how long a block is worth keeping after its last use, which blocks come back, and which are worth
- * writing to NVMe. The eviction policy and the cache ask; all of it only advises them. docs/eviction.md has what it gains.
+/* What is learnt of traffic: how long a block is worth keeping after its last use, which blocks
+ * come back, and which are worth writing to NVMe. The eviction policy and the cache ask; all of it
+ * only advises them. docs/eviction.md has what it gains.
  *
  * Memory: some 500 KiB, whatever DRAM's size, and the ghosts. Thread: the loop only. */
 #ifndef UCMD_LEARN_LEARN_H
@@ -8,8 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What is known of a block's uses. 0: none. USES_LATE: it was in DRAM before, long ago. USES_ONE: one
- * use, USES_ONE + 1: two, and so on. */
+/* What is known of a block's uses. 0: none. USES_LATE: it was in DRAM before, long ago. USES_ONE:
+ * one use, USES_ONE + 1: two, and so on. */
 #define USES_LATE 1u
 #define USES_ONE 2u
 #define USES_MAX 7u
@@ -24,10 +25,11 @@
  * policy's. (Miniature simulations: Waldspurger, Saemundsson, Ahmad, Park, "Cache Modeling and
  * Optimization using Miniature Simulations", USENIX ATC 2017.)
  *
- * Hashes are of keys, each time the same. in_dram: how many blocks DRAM holds, which for want of space
- * holds no more. Before the first eviction there is nothing to learn. */
+ * Hashes are of keys, each time the same. in_dram: how many blocks DRAM holds, which for want of
+ * space holds no more. Before the first eviction there is nothing to learn. */
 
-/* A bonus of one: a block stays as long again as it takes to insert as many blocks as DRAM holds. */
+/* A bonus of one: a block stays as long again as it takes to insert as many blocks as DRAM
+ * holds. */
 #define BONUS_ONE 256
 
 struct learner;
@@ -38,18 +40,20 @@ void learner_free(struct learner *l);  /* NULL-safe */
 void learner_reference(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram);
 /* USES_CLASSES bonuses, by uses; valid until the next reference. At first all are 0, as in LRU. */
 const int32_t *learner_bonus(const struct learner *l);
-/* A block was evicted: some of its hash and its uses are remembered, as its ghost. Without memory for ghosts it goes on without. */
+/* A block was evicted: some of its hash and its uses are remembered, as its ghost. Without memory
+ * for ghosts it goes on without. */
 void learner_gone(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram);
-/* Forgets the block's ghosts, as it is back, or will be: the uses that it had, or -1. *late: it left long ago. */
+/* Forgets the block's ghosts, as it is back, or will be: the uses that it had, or -1. *late: it
+ * left long ago. */
 int learner_back(struct learner *l, uint64_t hash, bool *late);
 
 /* ---- which blocks are worth writing to NVMe: one admission a namespace ----
  *
- * At first all are written. When NVMe has let go of enough parts before anybody used their block, the counts say what fraction of
- * the stored parts is read there at their block's first use. So many hits would be lost if blocks
- * were written only at their second use. Where that is under one hit in 128, blocks are written only
- * then: writing them earlier wears the disk and displaces better ones. One stretch of blocks in 16 is
- * written all the same, and shows when that changes. */
+ * At first all are written. When NVMe has let go of enough parts before anybody used their block,
+ * the counts say what fraction of the stored parts is read there at their block's first use. So
+ * many hits would be lost if blocks were written only at their second use. Where that is under one
+ * hit in 128, blocks are written only then: writing them earlier wears the disk and displaces
+ * better ones. One stretch of blocks in 16 is written all the same, and shows when that changes. */
 
 /* All zero at first. What is older counts less. */
 struct admission {

@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A ghost is a word of 13 bits of hash above 3 bits of uses, in a set of 8, newest first. The first table of ghosts has SOON_FACTOR
- * for each block in DRAM. The second remembers longer where DRAM holds few blocks: LATE_FACTOR for each, but LATE_GHOSTS at most. */
+/* A ghost is a word of 13 bits of hash above 3 bits of uses, in a set of 8, newest first. The first
+ * table of ghosts has SOON_FACTOR for each block in DRAM. The second remembers longer where DRAM
+ * holds few blocks: LATE_FACTOR for each, but LATE_GHOSTS at most. */
 #define GHOST_WAYS 8u
 #define GHOST_USES 0x7u
 #define SOON_FACTOR 2
@@ -26,17 +27,17 @@ struct ghosts {
 #define BUCKETS 4096u
 #define NONE UINT16_MAX
 
-/* A hit fades while HORIZON times as many sampled blocks are referenced as a trial holds, and no sooner
- * than HORIZON_LEAST blocks of the whole traffic: in a small DRAM a few requests make all hits. A trial
- * takes over when it has ADVANTAGE times the hits of the best one. */
+/* A hit fades while HORIZON times as many sampled blocks are referenced as a trial holds, and no
+ * sooner than HORIZON_LEAST blocks of the whole traffic: in a small DRAM a few requests make all
+ * hits. A trial takes over when it has ADVANTAGE times the hits of the best one. */
 #define HORIZON 16
 #define HORIZON_LEAST 32768
 #define ADVANTAGE 1.005f
 #define COMPARE_EVERY 64
 
 /* Bonuses that are tried: of a block with u uses, factor * sqrt(u); of one that was not used again,
- * minus the penalty. The root, since each further use says less than the one before. A block that was
- * in DRAM long ago is tried as one of each kind. */
+ * minus the penalty. The root, since each further use says less than the one before. A block that
+ * was in DRAM long ago is tried as one of each kind. */
 static const float factors[] = {0, 0.1f, 0.3f, 1, 3, 10};
 static const float penalties[] = {0, 0.9f};
 #define FACTORS (sizeof(factors) / sizeof(factors[0]))

@@ -1,8 +1,8 @@
 /* Whether too much of what should be written is dropped, of late. Loop only.
  *
- * More than one part in so many not written is less cache than was bought, as the alert UcmdDiskTooSlow has it. The
- * count begins anew every window, and the answer holds for a while after the last one, since a burst is over before
- * anybody asks. */
+ * More than one part in so many not written is less cache than was bought, as the alert
+ * UcmdDiskTooSlow has it. The count begins anew every window, and the answer holds for a while
+ * after the last one, since a burst is over before anybody asks. */
 #ifndef UCMD_OBSERVE_DROPS_H
 #define UCMD_OBSERVE_DROPS_H
 
@@ -28,7 +28,8 @@ static inline void drops_excuse(struct drops *d)
     d->begin = true;
 }
 
-/* Takes the counters, which never go back; at least as often as somebody asks. True: it is too much. */
+/* Takes the counters, which never go back; at least as often as somebody asks. True: it is too
+ * much. */
 static inline bool drops_count(struct drops *d, uint64_t now_ms, uint64_t dropped, uint64_t written)
 {
     uint64_t lost = d->begin ? 0 : dropped - d->dropped, of = lost + written - d->written;

@@ -214,9 +214,10 @@ static void waits_end(struct http *h, bool all)
 
 /* ---- arrivals ----
  *
- * Before Linux 6.16 peers can send descriptors to a Unix socket. libmicrohttpd would have the kernel close them in this
- * thread, and a peer can make that wait. So a request stays in the socket until it is whole; then the socket takes no more,
- * and libmicrohttpd gets it if no descriptor lies in it. */
+ * Before Linux 6.16 peers can send descriptors to a Unix socket. libmicrohttpd would have the
+ * kernel close them in this thread, and a peer can make that wait. So a request stays in the socket
+ * until it is whole; then the socket takes no more, and libmicrohttpd gets it if no descriptor lies
+ * in it. */
 
 static void arrival_end(struct place *p)
 {
@@ -229,7 +230,8 @@ static void arrival_end(struct place *p)
     p->fd = -1;
 }
 
-/* 1: the request is whole, without descriptors, and nothing comes any more; 0: not yet; or -errno. */
+/* 1: the request is whole, without descriptors, and nothing comes any more; 0: not yet; or
+ * -errno. */
 static int arrival_look(struct place *p)
 {
     char head[HTTP_HEAD_BYTES];

@@ -1,16 +1,20 @@
-/* The listener of monitoring: the pages of pages.h over HTTP, on a Unix socket and an address of TCP.
+/* The listener of monitoring: the pages of pages.h over HTTP, on a Unix socket and an address of
+ * TCP.
  *
- * One thread does all of it, by libmicrohttpd. It reads what the loop published and never waits for the
- * loop; the loop never waits for it. A connection carries one request.
+ * One thread does all of it, by libmicrohttpd. It reads what the loop published and never waits for
+ * the loop; the loop never waits for it. A connection carries one request.
  *
- * A page that tells of a publication older than HTTP_FRESH_MS asks the loop for a new one, and is answered
- * when it comes, or after as long again from what there is: a stuck loop delays no answer further.
+ * A page that tells of a publication older than HTTP_FRESH_MS asks the loop for a new one, and is
+ * answered when it comes, or after as long again from what there is: a stuck loop delays no answer
+ * further.
  *
  * Bounds, so that clients of any kind cost nobody else anything:
- * - HTTP_CONNECTIONS on each socket. At the bound a new one takes the place of the oldest that has not
- *   sent its request, else of the oldest that is older than HTTP_BUSY_MS; else it waits in the backlog.
+ * - HTTP_CONNECTIONS on each socket. At the bound a new one takes the place of the oldest that has
+ *   not sent its request, else of the oldest that is older than HTTP_BUSY_MS; else it waits in the
+ *   backlog.
  * - Each ends after HTTP_LIFE_MS, whatever it does; its request's head has HTTP_HEAD_BYTES.
- * - No close() of a descriptor that a client sends waits in the thread; one that does keeps its connection's place.
+ * - No close() of a descriptor that a client sends waits in the thread; one that does keeps its
+ *   connection's place.
  * - A text is rendered once for each publication, and shared by all that ask for it. */
 #ifndef UCMD_OBSERVE_HTTP_H
 #define UCMD_OBSERVE_HTTP_H

@@ -44,7 +44,8 @@ struct observe_snapshot *published_begin(struct published *p)
     return &p->buffer[p->filling].snapshot;
 }
 
-/* Each exchange releases the buffer that this thread gives away and acquires the one that it gets. */
+/* Each exchange releases the buffer that this thread gives away and acquires the one that it
+ * gets. */
 void published_commit(struct published *p)
 {
     p->buffer[p->filling].number = ++p->publications;

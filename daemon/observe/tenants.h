@@ -1,7 +1,8 @@
 /* Counters by tenant, for as many tenants as a scraper should get labels for. Loop only.
  *
- * A tenant keeps its place for good, since counters must not go back. What comes when all places are taken
- * is counted together, as UCM_TENANTS_OTHER, which the configuration lets no tenant be called. */
+ * A tenant keeps its place for good, since counters must not go back. What comes when all places
+ * are taken is counted together, as UCM_TENANTS_OTHER, which the configuration lets no tenant be
+ * called. */
 #ifndef UCMD_OBSERVE_TENANTS_H
 #define UCMD_OBSERVE_TENANTS_H
 
@@ -10,7 +11,8 @@
 
 #define TENANTS_MAX (EXPOSITION_TENANTS - 1)
 
-/* Durations of a tenant's requests. Not among the metrics: a scraper would get some hundred series of each. */
+/* Durations of a tenant's requests. Not among the metrics: a scraper would get some hundred series
+ * of each. */
 struct tenant_times {
     struct histogram lookup, load;
 };

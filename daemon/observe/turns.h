@@ -1,6 +1,6 @@
-/* How long the loop's turns take: from one poll for events to the next, without the time that it slept in the poll. What
- * becomes ready meanwhile waits for that long. It is time by the clock: where the host gave the processor to others, that
- * counts, too.
+/* How long the loop's turns take: from one poll for events to the next, without the time that it
+ * slept in the poll. What becomes ready meanwhile waits for that long. It is time by the clock:
+ * where the host gave the processor to others, that counts, too.
  *
  * Source: libuv's order of phases, and UV_METRICS_IDLE_TIME (docs.libuv.org, "Metrics operations").
  * Threads: the loop. */

@@ -1,10 +1,12 @@
-/* Seals and opens the pieces of one record or file: AES-256-GCM (NIST SP 800-38D) by OpenSSL's EVP, keys by HKDF-SHA256 (RFC 5869).
- * docs/security.md has the derivations and why no nonce repeats.
+/* Seals and opens the pieces of one record or file: AES-256-GCM (NIST SP 800-38D) by OpenSSL's EVP,
+ * keys by HKDF-SHA256 (RFC 5869). docs/security.md has the derivations and why no nonce repeats.
  *
  * Promises:
- * - Every box has a key of its own: of the namespace's key, 192 random bits and the context. A piece's nonce is its number, so one key
- *   never meets a nonce twice as long as the caller seals each number once.
- * - box_open says 0 only for the bytes that box_seal was given, under this key, context, number and associated data.
+ * - Every box has a key of its own: of the namespace's key, 192 random bits and the context. A
+ *   piece's nonce is its number, so one key never meets a nonce twice as long as the caller seals
+ *   each number once.
+ * - box_open says 0 only for the bytes that box_seal was given, under this key, context, number and
+ *   associated data.
  *
  * Threads: any, one at a time for a box. */
 #ifndef UCMD_SEAL_BOX_H
@@ -31,8 +33,8 @@ int seal_derive(const uint8_t key[SEAL_KEY_BYTES], const void *salt, size_t salt
 /* From the kernel, which is told when a virtual machine was cloned. 0 or -errno. */
 int seal_random(void *out, size_t bytes);
 
-/* context, at most SEAL_CONTEXT_MAX bytes: all that names the record, salt included. sealing: for box_seal, else for box_open. 0,
- * -ENOMEM; then seal_box_close. */
+/* context, at most SEAL_CONTEXT_MAX bytes: all that names the record, salt included. sealing: for
+ * box_seal, else for box_open. 0, -ENOMEM; then seal_box_close. */
 int seal_box_begin(struct seal_box *b, const uint8_t key[SEAL_KEY_BYTES], const void *context,
                    size_t context_bytes, bool sealing);
 /* NULL-safe for one of zeroes. */
@@ -42,14 +44,16 @@ struct seal_aad {
     const void *bytes;
     size_t n;
 };
-/* in and out are the same memory or apart; bytes may be 0: then only the associated data is sealed. 0 or -ENOMEM. */
+/* in and out are the same memory or apart; bytes may be 0: then only the associated data is sealed.
+ * 0 or -ENOMEM. */
 int seal_box_seal(struct seal_box *b, uint32_t number, const struct seal_aad *aad, unsigned n_aad,
                   const void *in, void *out, uint64_t bytes, uint8_t tag[SEAL_TAG_BYTES]);
 /* 0; -EBADMSG: it is not what was sealed, and what lies in `out` is nothing; -ENOMEM. */
 int seal_box_open(struct seal_box *b, uint32_t number, const struct seal_aad *aad, unsigned n_aad,
                   const void *in, void *out, uint64_t bytes, const uint8_t tag[SEAL_TAG_BYTES]);
 
-/* Memory for what was sealed, aligned to 4096: the next writes use it again. NULL: none. Any thread. */
+/* Memory for what was sealed, aligned to 4096: the next writes use it again. NULL: none. Any
+ * thread. */
 void *seal_memory_take(uint64_t bytes);
 void seal_memory_give(void *memory, uint64_t bytes);
 /* Gives back what is kept. */

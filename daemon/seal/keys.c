@@ -1,4 +1,5 @@
-/* key.list and key.reload: what operators see and change of tenants' keys. Never a key, only ids. */
+/* key.list and key.reload: what operators see and change of tenants' keys. Never a key, only
+ * ids. */
 #include "daemon/request/internal.h"
 #include "daemon/seal/seal.h"
 
@@ -15,8 +16,8 @@ static uint64_t sealed_by(const struct request_rooms *r, const uint8_t *id, uint
     return bytes;
 }
 
-/* Bytes of the keys that are current, or of those that are not, whose ids nobody has counted yet: one key may be of several tenants,
- * and ids count together when their first 16 bits agree. */
+/* Bytes of the keys that are current, or of those that are not, whose ids nobody has counted yet:
+ * one key may be of several tenants, and ids count together when their first 16 bits agree. */
 static uint64_t sealed_by_those(const struct request_rooms *r, bool current, uint8_t counted[8192])
 {
     struct seal_tenant_view v;

@@ -1,8 +1,10 @@
 /* Records of tenants with keys: sealed in the threads that compute checksums, and opened there.
  *
- * The payload is sealed in pieces, a shard a piece where the record has checksums of shards, else as a whole. Their tags stand in the
- * header's page, which has a tag of its own. That one is computed on the loop, over 4 KiB, since it covers the place, which the record
- * gets last. A read brings the page with the payload and opens that where it lies. docs/security.md says what is bound to what. */
+ * The payload is sealed in pieces, a shard a piece where the record has checksums of shards, else
+ * as a whole. Their tags stand in the header's page, which has a tag of its own. That one is
+ * computed on the loop, over 4 KiB, since it covers the place, which the record gets last. A read
+ * brings the page with the payload and opens that where it lies. docs/security.md says what is
+ * bound to what. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
@@ -22,8 +24,9 @@ struct nvme_sealed {
     struct seal_key *key;
     struct seal_box box;
     struct nvme_record_header header;
-    uint8_t *
-        page; /* of a read: the header's; of a write: its tags are. Owned by the io's memory for TIER_READ_SHARDS */
+    /* of a read: the header's; of a write: its tags are. Owned by the io's memory for
+     * TIER_READ_SHARDS */
+    uint8_t *page;
     void *cipher;    /* of a write: what goes to storage; NULL: it lies in the io's own memory */
     uint64_t padded; /* of cipher, counted in tier.sealed_bytes; 0: it has, or will have, none */
     int status;      /* of the thread */
@@ -275,7 +278,8 @@ unsigned nvme_sealed_read_next(const struct tier_io *io, struct iovec to[2])
     return 2;
 }
 
-/* No key: the caller forgets the part, but its bytes stay until their segment's turn comes, and the next start finds them again. */
+/* No key: the caller forgets the part, but its bytes stay until their segment's turn comes, and the
+ * next start finds them again. */
 static void record_keep(struct tier *t, const struct tier_io *io)
 {
     struct segment *s = io->scratch[NVME_IO_SEGMENT];
@@ -297,7 +301,7 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io)
     if (rc < 0 || !nvme_record_is(t, io, &x->header))
         return -EBADMSG;
     if (ns_records_purged(&t->ns_records, x->header.fingerprint, x->header.sequence))
-        return -ESTALE; /* the seed that its key came from is gone, or goes now: its bytes are not wrong */
+        return -ESTALE; /* the seed of its key is gone, or goes now: its bytes are not wrong */
     rc = key_take(t, x->header.fingerprint, x->header.key_id, &x->key);
     if (rc == -ENOKEY && io->op == TIER_READ && !io->check)
         record_keep(t, io);

@@ -63,7 +63,8 @@ static void locked_free(void *p, size_t bytes)
     CRYPTO_secure_clear_free(p, bytes, __FILE__, __LINE__);
 }
 
-/* OpenSSL's: between guard pages, locked, left out of core dumps. One for the process, and it stays. */
+/* OpenSSL's: between guard pages, locked, left out of core dumps. One for the process, and it
+ * stays. */
 static int locked_open(size_t sources)
 {
     size_t bytes = LOCKED_BYTES; /* OpenSSL wants a power of two */
@@ -93,8 +94,8 @@ static void derived_free(struct seal *s, struct seal_key *k)
     s->derived_n--;
 }
 
-/* Takes those that nobody uses, of this origin and with this id, or all, out of the table and frees them; what is in use goes with its
- * last user. */
+/* Takes those that nobody uses, of this origin and with this id, or all, out of the table and frees
+ * them; what is in use goes with its last user. */
 static void derived_drop(struct seal *s, const struct seal_origin *o, const uint8_t *id)
 {
     for (unsigned i = 0; i < BUCKETS; i++) {
@@ -191,7 +192,8 @@ static struct seal_origin *origin_of(const struct seal *s, const char *tenant, s
     return s ? s->others : NULL;
 }
 
-/* The tenant stands first in an identity: 16 bytes that say what this is, the name's length, the name. */
+/* The tenant stands first in an identity: 16 bytes that say what this is, the name's length, the
+ * name. */
 static struct seal_origin *origin_by(const struct seal *s, const uint8_t *identity, uint32_t bytes)
 {
     uint32_t n = bytes >= 20 ? get32(identity + 16) : UINT32_MAX;

@@ -1,13 +1,16 @@
 /* The keys of tenants whose blocks are encrypted on NVMe and on the shared tier (docs/security.md).
  *
- * A tenant's keys come from a source of the configuration: a file, a systemd credential or a command. The last one of the source
- * is the current one, with which everything new is sealed; the others open what they have sealed. A key's id, 8 bytes that say
- * nothing of it, stands in what it has sealed.
+ * A tenant's keys come from a source of the configuration: a file, a systemd credential or a
+ * command. The last one of the source is the current one, with which everything new is sealed; the
+ * others open what they have sealed. A key's id, 8 bytes that say nothing of it, stands in what it
+ * has sealed.
  *
  * Promises:
- * - What a tenant with a source stores is never written in the clear, whether its keys are there or not.
+ * - What a tenant with a source stores is never written in the clear, whether its keys are there or
+ *   not.
  * - A source that fails changes nothing: the keys that were there stay.
- * - Keys lie in memory that is locked, where the system allows it, and left out of core dumps, and are overwritten before it is freed.
+ * - Keys lie in memory that is locked, where the system allows it, and left out of core dumps, and
+ *   are overwritten before it is freed.
  *
  * Threads: the loop, except where said. */
 #ifndef UCMD_SEAL_SEAL_H
@@ -24,8 +27,9 @@ struct config;
 struct metrics;
 struct seal;
 
-/* Begins to read all sources, and waits up to 2 s for files and credentials. Logs what fails. 0, with *out NULL when nothing is to be
- * encrypted, or -ENOMEM. The configuration stays as long as it. */
+/* Begins to read all sources, and waits up to 2 s for files and credentials. Logs what fails. 0,
+ * with *out NULL when nothing is to be encrypted, or -ENOMEM. The configuration stays as long as
+ * it. */
 int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metrics,
               struct seal **out);
 /* Ends on the loop, once the last key that was taken is dropped. NULL-safe. */
@@ -51,15 +55,16 @@ struct seal_key {
     uint8_t salt[32];
     size_t salt_bytes;
 };
-/* What a namespace's key is derived of: the tenant by the identity; salt: at most 32 bytes that the namespace has in this place. */
+/* What a namespace's key is derived of: the tenant by the identity; salt: at most 32 bytes that the
+ * namespace has in this place. */
 struct seal_space {
     const uint8_t *fingerprint, *identity;
     uint32_t identity_bytes;
     const void *salt;
     size_t salt_bytes;
 };
-/* id NULL: the current one. 0 and *out, to be dropped; -ENOKEY: the tenant has no such key now, which is logged at most once in
- * ten seconds and counted; -ENOMEM. */
+/* id NULL: the current one. 0 and *out, to be dropped; -ENOKEY: the tenant has no such key now,
+ * which is logged at most once in ten seconds and counted; -ENOMEM. */
 int seal_key_take(struct seal *s, const struct seal_space *space, const uint8_t *id,
                   struct seal_key **out);
 void seal_key_drop(struct seal *s, struct seal_key *k);
@@ -74,10 +79,11 @@ struct seal_tenant_view {
 };
 /* False: there are at most i. A tenant "*" is all that have no source of their own. */
 bool seal_view(const struct seal *s, unsigned i, struct seal_tenant_view *out);
-/* Begins to read the tenant's source again, or with NULL all; `reading` says whether it has ended. How many sources, or -ENOENT: no such tenant. */
+/* Begins to read the tenant's source again, or with NULL all; `reading` says whether it has ended.
+ * How many sources, or -ENOENT: no such tenant. */
 int seal_reload(struct seal *s, const char *tenant);
-/* Why health is degraded; false: it is not. tenant: who asks, and is told no more of others than that there is something;
- * NULL: who may know all. */
+/* Why health is degraded; false: it is not. tenant: who asks, and is told no more of others than
+ * that there is something; NULL: who may know all. */
 #define SEAL_PROBLEM_BYTES 560u
 bool seal_problem(const struct seal *s, const char *tenant, char text[SEAL_PROBLEM_BYTES]);
 

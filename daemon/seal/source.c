@@ -296,7 +296,8 @@ static void exit_cb(uv_process_t *process, int64_t exit_status, int signal)
     s->exit_status = exit_status;
     s->signal = signal;
     close_once((uv_handle_t *)process);
-    /* What it wrote may still be in the pipe, which a child of it may keep open until the deadline. */
+    /* What it wrote may still be in the pipe, which a child of it may keep open until the
+     * deadline. */
     timer_close_last(s);
 }
 

@@ -1,5 +1,6 @@
-/* Where a tenant's keys come from: the text of a file, of a systemd credential, or of a command's output. One key a line, 64 hexadecimal
- * digits; empty lines and such that begin with '#' do not count. docs/security.md, "Keys".
+/* Where a tenant's keys come from: the text of a file, of a systemd credential, or of a command's
+ * output. One key a line, 64 hexadecimal digits; empty lines and such that begin with '#' do not
+ * count. docs/security.md, "Keys".
  *
  * Threads: the loop. */
 #ifndef UCMD_SEAL_SOURCE_H
@@ -13,7 +14,8 @@
 /* Length of the name in an item of encryption.tenants. */
 size_t source_name_bytes(const char *item);
 
-/* 0 and the number of keys, or -EINVAL with `why`. Keys that occur twice count once, at the last place. */
+/* 0 and the number of keys, or -EINVAL with `why`. Keys that occur twice count once, at the last
+ * place. */
 int source_parse(const char *text, size_t n, uint8_t keys[SEAL_KEYS_MAX][SEAL_KEY_BYTES],
                  unsigned *count, char why[160]);
 
@@ -39,9 +41,11 @@ struct source {
     int signal;
     char more; /* room for what is too much */
 };
-/* done_cb runs once, on the loop, inside the call where nothing can be begun: 0 with s->text and s->n, or -errno with a sentence. */
+/* done_cb runs once, on the loop, inside the call where nothing can be begun: 0 with s->text and
+ * s->n, or -errno with a sentence. */
 void source_read(struct source *s);
-/* Blocks for at most so long until a file has been read; then done_cb has run. Not for a command. */
+/* Blocks for at most so long until a file has been read; then done_cb has run. Not for a
+ * command. */
 void source_wait(struct source *s, uint64_t ms);
 /* Ends what is under way; done_cb runs. */
 void source_stop(struct source *s);

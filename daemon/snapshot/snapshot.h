@@ -5,7 +5,8 @@
  * earlier run had for them. The pool compares them, hottest first, while the daemon serves. What is
  * not certain is left out: a part, or the whole snapshot.
  *
- * Thread: the loop only; the pool reads slots. Where a function takes NULL, that is a daemon without arena.keep. */
+ * Thread: the loop only; the pool reads slots. Where a function takes NULL, that is a daemon
+ * without arena.keep. */
 #ifndef UCMD_SNAPSHOT_SNAPSHOT_H
 #define UCMD_SNAPSHOT_SNAPSHOT_H
 
@@ -28,13 +29,14 @@ struct snapshot_rooms {
 
 /* ---- at the start ---- */
 
-/* Takes the folder, and decides what the arena's file is, for an arena of this size: the one of the run before when
- * that left a snapshot which fits, else a new one. 0, or -errno with a sentence in `why`, which may be empty. */
+/* Takes the folder, and decides what the arena's file is, for an arena of this size: the one of the
+ * run before when that left a snapshot which fits, else a new one. 0, or -errno with a sentence in
+ * `why`, which may be empty. */
 int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t extent, struct snapshot **out,
                   char why[PERSIST_WHY_BYTES]);
 int snapshot_fd(const struct snapshot *s); /* of the arena's file */
-/* After cache_arena_attach and before arena_grow: takes the slots of the run before, if it left any. Their parts
- * follow as extents become ready. snapshot_take must come before the loop runs. */
+/* After cache_arena_attach and before arena_grow: takes the slots of the run before, if it left
+ * any. Their parts follow as extents become ready. snapshot_take must come before the loop runs. */
 void snapshot_load(struct snapshot *s, const struct snapshot_rooms *rooms);
 /* As persist_take. NULL: 0. */
 int snapshot_take(struct snapshot *s);

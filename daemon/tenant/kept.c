@@ -1,5 +1,5 @@
-/* Settings that operators give while the daemon runs, and the file that keeps them: a line for each tenant, as
- * `tenant_settings` has it. */
+/* Settings that operators give while the daemon runs, and the file that keeps them: a line for each
+ * tenant, as `tenant_settings` has it. */
 #include "daemon/tenant/tenant.h"
 
 #include "daemon/base/log.h"
@@ -20,7 +20,8 @@
 
 /* ---- what may be given ---- */
 
-/* What the tenant would have if `s` came on top of what was given to `name`; NULL: in place of it. */
+/* What the tenant would have if `s` came on top of what was given to `name`; NULL: in place of
+ * it. */
 static struct tenant_settings settings_with(const struct tenant_set *set, const struct tenant *t,
                                             const char *name, const struct tenant_settings *s)
 {

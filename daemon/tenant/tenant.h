@@ -33,16 +33,16 @@ struct tenant {
     struct metrics_tenant *metrics;
     struct tenant_times *times;
     /* The cache's own: cache/quota.c. */
-    uint64_t
-        dram_bytes; /* of slots of its blocks, in windows not, those that are being filled too */
+    /* of slots of its blocks, in windows not, those that are being filled too */
+    uint64_t dram_bytes;
     uint64_t nvme_bytes, share_bytes; /* of its parts there */
     uint64_t nvme_writing_bytes;      /* of its parts on their way there */
     struct tenant_cursor below;       /* where the search for a block of it on NVMe goes on */
     struct tenant_cursor give;        /* the same in a full index */
     uint64_t block_max_bytes;         /* slots of its largest block, so far */
     struct policy_group *group;       /* from malloc; NULL: none */
-    void *
-        follower; /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
+    /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
+    void *follower;
     struct tenant *chain;
     char name[];
 };
@@ -73,22 +73,23 @@ int tenant_set_configure(struct tenant_set *set, const struct config *c);
 
 #define TENANTS_KEPT_MAX 1024u
 
-/* Whether the tenant may be given this on top of what it has (NULL: instead of what was given so): by name, or TENANT_ALL. 0, or -EINVAL
- * with a sentence. */
+/* Whether the tenant may be given this on top of what it has (NULL: instead of what was given so):
+ * by name, or TENANT_ALL. 0, or -EINVAL with a sentence. */
 int tenant_give_check(struct tenant_set *set, const struct config *c, const char *name,
                       const struct tenant_settings *s, char why[TENANT_WHY_BYTES]);
-/* Whether a reload may give what `fresh` says, beside what operators have given: guarantees in sum against the sizes of the running
- * configuration. 0, or -EINVAL with a sentence. */
+/* Whether a reload may give what `fresh` says, beside what operators have given: guarantees in sum
+ * against the sizes of the running configuration. 0, or -EINVAL with a sentence. */
 int tenant_configure_check(const struct tenant_set *set, const struct config *running,
                            const struct config *fresh, char why[TENANT_WHY_BYTES]);
 /* What the check has passed; NULL: takes back all that was given. 0 or -ENOMEM. */
 int tenant_give(struct tenant_set *set, const char *name, const struct tenant_settings *s);
 /* What was given to all tenants, as a text from malloc; NULL: no memory. */
 char *tenants_kept_text(const struct tenant_set *set);
-/* Writes such a text into the folder: whole, or not at all. 0 or -errno. Waits for the disk; any thread. */
+/* Writes such a text into the folder: whole, or not at all. 0 or -errno. Waits for the disk; any
+ * thread. */
 int tenants_kept_write(const char *folder, const char *text);
-/* Takes over what an earlier run has written there. What can't be had, or does not hold with the configuration any more, is
- * left out, and the log says so. */
+/* Takes over what an earlier run has written there. What can't be had, or does not hold with the
+ * configuration any more, is left out, and the log says so. */
 void tenants_kept_read(struct tenant_set *set, const struct config *c);
 
 /* What a tenant of that name has, or would. */
@@ -98,7 +99,8 @@ const struct tenant_settings *tenant_settings_of(const struct tenant_set *set, c
 #define TENANT_HELD_FRACTION 4u
 /* For limits_settings; ctx: the set. */
 uint64_t tenant_limit(void *ctx, const char *tenant, enum limit what);
-/* For share_quotas: what the tenant has by its settings, or would; ctx: the set. False: nobody has any. */
+/* For share_quotas: what the tenant has by its settings, or would; ctx: the set. False: nobody has
+ * any. */
 bool tenant_share_quota(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most);
 
 /* NULL: there is none. */

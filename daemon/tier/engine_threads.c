@@ -10,8 +10,8 @@
 
 #define PAGE_BYTES 4096u
 
-/* The padding of a slot moves with its bytes, and nobody else may touch it. usable: of each iovec's bytes those that
- * were not poisoned. */
+/* The padding of a slot moves with its bytes, and nobody else may touch it. usable: of each iovec's
+ * bytes those that were not poisoned. */
 static void padding_open(const struct engine_op *op, uint64_t usable[ENGINE_IOVECS])
 {
     for (unsigned i = 0; i < op->iovs; i++) {

@@ -235,8 +235,9 @@ static bool seed_current(const struct ns_records *n, const struct batch *written
     return known && memcmp(known->seed, r->seed, NVME_SEED_BYTES) == 0;
 }
 
-/* Overwrites seeds that are not current any more, or all. Each such page is of no use but for its sequence, which a later page has,
- * too: one that is cut off is a damaged page, and is skipped. written: counts more than what is known in memory. */
+/* Overwrites seeds that are not current any more, or all. Each such page is of no use but for its
+ * sequence, which a later page has, too: one that is cut off is a damaged page, and is skipped.
+ * written: counts more than what is known in memory. */
 static int seeds_wipe(const struct ns_records *n, int fd, const struct batch *written, bool all)
 {
     struct nvme_ns_record r;

@@ -5,8 +5,9 @@
  * - Every later start finds what ns_records_write has written, whatever dies in between.
  * - Records are appended; a torn or damaged one is skipped.
  * - When most of a file is of no use any more, it is rewritten beside and renamed when it is whole.
- * - A seed that was replaced, as a purge does it, is overwritten in every file that has it, also in one that is being left behind by a
- *   rewrite. What a killed daemon did not come to, the next start does.
+ * - A seed that was replaced, as a purge does it, is overwritten in every file that has it, also in
+ *   one that is being left behind by a rewrite. What a killed daemon did not come to, the next
+ *   start does.
  * - A file that somebody removed or cut is rewritten, too: the records are in memory.
  *
  * Threads: ns_records_write and ns_records_restore in one thread at a time, away from the loop.
@@ -54,7 +55,8 @@ const struct nvme_ns_record *ns_records_at(const struct ns_records *n, uint32_t 
 int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r);
 /* In memory, of a namespace that has a record: the seed of its keys from now on. */
 void ns_records_seed(struct ns_records *n, const uint8_t *fingerprint, const uint8_t seed[16]);
-/* In memory, of a namespace that has a record: records of it wait on the disk for a key, so it is wanted until it is purged. */
+/* In memory, of a namespace that has a record: records of it wait on the disk for a key, so it is
+ * wanted until it is purged. */
 void ns_records_keep(struct ns_records *n, const uint8_t *fingerprint);
 /* In memory, of a namespace that has a record: parts before this sequence are purged. */
 void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_t from_sequence);
@@ -64,19 +66,21 @@ uint64_t ns_records_last_sequence(const struct ns_records *n);
 
 /* A file has grown so long that ns_records_prune is due. */
 bool ns_records_crowded(const struct ns_records *n);
-/* Drops records that are neither wanted nor kept from memory, and marks files that hold more than twice of what
- * is left to be rewritten. */
+/* Drops records that are neither wanted nor kept from memory, and marks files that hold more than
+ * twice of what is left to be rewritten. */
 void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint),
                       void *ctx);
-/* `count` records, each of another namespace, to stable storage in every folder with one sync, and then former seeds of these namespaces are
- * overwritten there; blocks. 0, or -errno when a folder has failed. *any: a folder has all of them, and the next start will go by it. */
+/* `count` records, each of another namespace, to stable storage in every folder with one sync, and
+ * then former seeds of these namespaces are overwritten there; blocks. 0, or -errno when a folder
+ * has failed. *any: a folder has all of them, and the next start will go by it. */
 int ns_records_write(struct ns_records *n, const struct nvme_ns_record *const *r, unsigned count,
                      bool *any);
 /* The file in this folder was removed, or there has been none yet. */
 bool ns_records_removed(const struct ns_records *n, unsigned file);
 /* Which file can't be read or written, and why; false: none. The loop, also while a write runs. */
 bool ns_records_trouble(const struct ns_records *n, char *text, size_t bytes);
-/* Rewrites files that were removed or cut, if there is any record; blocks. 0 or -errno, as ns_records_write. */
+/* Rewrites files that were removed or cut, if there is any record; blocks. 0 or -errno, as
+ * ns_records_write. */
 int ns_records_restore(struct ns_records *n);
 
 #endif

@@ -207,7 +207,8 @@ static int nvme_config_check(const struct config *c, struct config_error *e)
     return 0;
 }
 
-/* The order is that of need: what was gathered, segments to be emptied, and then the writes that go there. */
+/* The order is that of need: what was gathered, segments to be emptied, and then the writes that go
+ * there. */
 static void turn_cb(struct tier *t, unsigned due)
 {
     if (due & NVME_TURN_GATHERED)

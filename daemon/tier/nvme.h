@@ -1,5 +1,5 @@
-/* Inside of the NVMe tier: what its files share. Nobody else includes it, but what features add: daemon/seal/nvme_seal.c,
- * daemon/pool/nvme_shards.c, daemon/scrub and daemon/checkpoint.
+/* Inside of the NVMe tier: what its files share. Nobody else includes it, but what features add:
+ * daemon/seal/nvme_seal.c, daemon/pool/nvme_shards.c, daemon/scrub and daemon/checkpoint.
  *
  * A read:  submit -> its file's queue -> engine -> checksum -> done
  * A write: submit -> checksum -> summed -> a record; with its neighbours one engine operation ->
@@ -26,9 +26,10 @@
 
 #define NVME_PRIORITIES 16
 #define NVME_READS_QUEUED_MAX 65536u
-/* Reads under way at a file while several tenants read: what is under way is in nobody's order, so a tenant that comes
- * waits for it. So many bytes, but NVME_FAIR_READS at least: with a quarter of it a virtual disk lost half of its speed
- * and more, as each read waits for a turn of the loop, too. It holds for NVME_FAIR_WINDOW bytes of one tenant alone. */
+/* Reads under way at a file while several tenants read: what is under way is in nobody's order, so
+ * a tenant that comes waits for it. So many bytes, but NVME_FAIR_READS at least: with a quarter of
+ * it a virtual disk lost half of its speed and more, as each read waits for a turn of the loop,
+ * too. It holds for NVME_FAIR_WINDOW bytes of one tenant alone. */
 #define NVME_FAIR_BYTES (4u << 20)
 #define NVME_FAIR_READS 4u
 #define NVME_FAIR_WINDOW (1ull << 30)
@@ -266,7 +267,8 @@ struct nvme_checkpoint {
     int status;
 };
 
-/* Checksums of a part's shards, from a header that was read. They are counted as the daemon's memory by config_check. */
+/* Checksums of a part's shards, from a header that was read. They are counted as the daemon's
+ * memory by config_check. */
 #define NVME_KNOWN_BITS 14
 #define NVME_KNOWN_BYTES CONFIG_NVME_SUMS_BYTES
 struct nvme_known {
@@ -353,7 +355,8 @@ void nvme_turn_want(struct tier *t, unsigned what);
 /* May this turn of the loop begin another write? Otherwise the next turn pumps them. */
 bool nvme_turn_may_write(struct tier *t);
 /* A write of so many parts was begun. opened: with a segment of its own, so that others may have to
- * be emptied before the next write takes their space without asking: that waits for the next turn. */
+ * be emptied before the next write takes their space without asking: that waits for the next
+ * turn. */
 void nvme_turn_spend(struct tier *t, unsigned parts, bool opened);
 /* So many live records were dropped of a segment. */
 void nvme_turn_dropped(struct tier *t, uint64_t records);
@@ -364,10 +367,11 @@ void nvme_writes_go_on(struct tier *t);
 
 /* Whether io_uring is in use. */
 bool nvme_ring_usable(const struct tier *t);
-/* How many operations a file may have under way, reads and writes together, with the engine in use. */
+/* How many operations a file may have under way, reads and writes together, with the engine in
+ * use. */
 unsigned nvme_device_depth(const struct tier *t);
-/* Moves what op->e.iov says, in three attempts, the last by the threads, and then calls op->finish_cb, on the loop.
- * It changes op->e.iov and what that points to. */
+/* Moves what op->e.iov says, in three attempts, the last by the threads, and then calls
+ * op->finish_cb, on the loop. It changes op->e.iov and what that points to. */
 void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset);
 /* A warning: where the operation was when it failed. status: -errno. */
 void nvme_op_log(const struct nvme_op *op, const char *event, int status);
@@ -386,7 +390,8 @@ void nvme_segment_header_of(const struct tier *t, const struct segment *s,
 void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
                            const struct tier_described *d, struct nvme_record_header *out);
 
-/* Is the header that was read the one of this part and this write of it, as the io and the index know them? */
+/* Is the header that was read the one of this part and this write of it, as the io and the index
+ * know them? */
 bool nvme_record_is(const struct tier *t, const struct tier_io *io,
                     const struct nvme_record_header *h);
 
@@ -425,16 +430,17 @@ void nvme_sealed_header(struct tier_io *io, struct nvme_record_header *placed,
                         uint8_t page[NVME_PAGE]);
 /* Where a read of the whole record goes, from its header on. */
 unsigned nvme_sealed_read_next(const struct tier_io *io, struct iovec to[2]);
-/* The page is there: 0; -EBADMSG: it is not the record's; -ESTALE: its namespace was purged; -ENOKEY: the record stays, without its
- * owner. */
+/* The page is there: 0; -EBADMSG: it is not the record's; -ESTALE: its namespace was purged;
+ * -ENOKEY: the record stays, without its owner. */
 int nvme_sealed_arrived(struct tier *t, struct tier_io *io);
 /* NULL-safe: of an io without one. */
 void nvme_sealed_drop(struct tier *t, struct tier_io *io);
 
 /* ---- daemon/pool/nvme_shards.c ---- */
 
-/* A read of shards: begin; next for each of its engine operations (false: there is another one); arrived when one has ended (false:
- * another one has not), with the read's status; verify with nvme_sum's answer. */
+/* A read of shards: begin; next for each of its engine operations (false: there is another one);
+ * arrived when one has ended (false: another one has not), with the read's status; verify with
+ * nvme_sum's answer. */
 void nvme_shards_begin(const struct tier *t, struct tier_io *io);
 bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from);
 bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status);
@@ -445,7 +451,8 @@ uint64_t nvme_shards_wrong(const struct tier_io *io);
 
 /* ---- nvme_sum.c ---- */
 
-/* Memory for the checksums of shards that nvme_sum computes, and merge_add writes: of a write, or of a read that becomes one. */
+/* Memory for the checksums of shards that nvme_sum computes, and merge_add writes: of a write, or
+ * of a read that becomes one. */
 void nvme_sums_reserve(struct tier_io *io);
 void nvme_sums_drop(struct tier_io *io);
 /* For the pool: the payload's checksum; of TIER_READ_SHARDS how many shards are wrong. */
@@ -493,8 +500,8 @@ void nvme_write_finish(struct nvme_op *op, int status);
 /* idle: behind all other I/O of the host, and not counted. */
 int nvme_read(struct tier *t, struct tier_io *io, bool idle);
 int nvme_write(struct tier *t, struct tier_io *io);
-/* Writes a part that the mover has read: it keeps its sequence, and its checksum where it is not sealed. The caller pumps
- * the writes. 0, or what nvme_sealed_write_begin says. */
+/* Writes a part that the mover has read: it keeps its sequence, and its checksum where it is not
+ * sealed. The caller pumps the writes. 0, or what nvme_sealed_write_begin says. */
 int nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
 /* Begins writes that are summed, as far as the files and this turn of the loop allow. */
 void nvme_pump_writes(struct tier *t);

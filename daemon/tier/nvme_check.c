@@ -65,7 +65,8 @@ static int header_repair(struct check *c, int which, const uint8_t *want)
     }
 }
 
-/* The record's header is as it should be, whatever checksums of shards it has: the page passes, so they are what was written. */
+/* The record's header is as it should be, whatever checksums of shards it has: the page passes, so
+ * they are what was written. */
 static bool record_header_right(const struct check *c)
 {
     alignas(NVME_PAGE) uint8_t found[NVME_PAGE], want[NVME_PAGE];
@@ -75,8 +76,8 @@ static bool record_header_right(const struct check *c)
     if (io_read(c->fd, found, NVME_PAGE, c->offset[OF_RECORD]) < 0 ||
         nvme_record_header_decode(found, &h) < 0 || h.payload_bytes != header.payload_bytes)
         return false;
-    if (header
-            .sealed) /* the read that has just ended has opened it: this is the same page, as its tag says */
+    /* The read that has just ended has opened it: this is the same page, as its tag says. */
+    if (header.sealed)
         return h.sealed && h.checksum == header.checksum;
     for (uint32_t i = 0; h.shard_bytes > 0 && i < h.payload_bytes / h.shard_bytes; i++)
         sums[i] = nvme_shard_sum(found, i);

@@ -1,7 +1,8 @@
-/* Records that recovery has found, and its last step: parts that were found twice with one sequence. One is the moved copy of the
- * other. The run that moved it may have ended while it wrote the copy, or while it wrote over the
- * original, so either may be torn, and headers don't show which. So the place that was taken over
- * is read, and where its bytes are wrong or can't be read the other one takes its place. */
+/* Records that recovery has found, and its last step: parts that were found twice with one
+ * sequence. One is the moved copy of the other. The run that moved it may have ended while it wrote
+ * the copy, or while it wrote over the original, so either may be torn, and headers don't show
+ * which. So the place that was taken over is read, and where its bytes are wrong or can't be read
+ * the other one takes its place. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -22,8 +23,8 @@ struct duplicate {
     struct tier_duplicate other; /* the place that was taken over, while it is read */
 };
 
-/* Offers the caller a record whose header is known. False: the part is known already, at `other`, or,
- * with owner 0, not wanted. */
+/* Offers the caller a record whose header is known. False: the part is known already, at `other`,
+ * or, with owner 0, not wanted. */
 static bool record_offer(struct tier *t, struct segment *s, uint32_t record,
                          const struct nvme_record_header *h, struct tier_duplicate *other)
 {

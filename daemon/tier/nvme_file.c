@@ -176,8 +176,8 @@ static int file_rename(const char *from, const char *to)
     return rc < 0 ? -errno : 0;
 }
 
-/* Under another name until it is whole. The next daemon takes over what one that was killed meanwhile
- * has left, once it can lock it. */
+/* Under another name until it is whole. The next daemon takes over what one that was killed
+ * meanwhile has left, once it can lock it. */
 static int file_make(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
                      struct ucm_error *e)
 {

@@ -97,7 +97,8 @@ static bool device_may_read(struct tier *t, const struct nvme_device *d)
            d->in_flight - d->writes < NVME_FAIR_READS;
 }
 
-/* Where the read's next operation goes, at most two pieces of memory, and from where in the record. False: another one follows. */
+/* Where the read's next operation goes, at most two pieces of memory, and from where in the record.
+ * False: another one follows. */
 static bool read_next(struct tier_io *io, struct iovec *to, unsigned *n, uint64_t *from)
 {
     *n = 1;

@@ -1,14 +1,15 @@
-/* Parts that were read since they were written, and those that are guaranteed to stay, are moved before
- * their segment is reused, so that the log does not drop them with their neighbours. Of a segment that is at
- * most half live all parts are: a start seals the segments that were being filled, so that few parts, and the
- * newest, would hold many of them.
+/* Parts that were read since they were written, and those that are guaranteed to stay, are moved
+ * before their segment is reused, so that the log does not drop them with their neighbours. Of a
+ * segment that is at most half live all parts are: a start seals the segments that were being
+ * filled, so that few parts, and the newest, would hold many of them.
  *
- * When few segments are free, one is emptied ahead of need: a sparse one if there is any, else the oldest of the least warm. Up to a
- * percentage of its records, those that were read, and all that are guaranteed, or all of a sparse one, are read, written to the head of the log, and
- * synced; then the rest is dropped. Until then the segment is held as if read and not reused, so a
- * whole copy lies on storage at every moment. Where the sync fails the segment is not reused at
- * all. Writes that need its space wait meanwhile. That wait is bounded: a move that finds no space,
- * or fails, is given up. */
+ * When few segments are free, one is emptied ahead of need: a sparse one if there is any, else the
+ * oldest of the least warm. Up to a percentage of its records, those that were read, and all that
+ * are guaranteed, or all of a sparse one, are read, written to the head of the log, and synced;
+ * then the rest is dropped. Until then the segment is held as if read and not reused, so a whole
+ * copy lies on storage at every moment. Where the sync fails the segment is not reused at all.
+ * Writes that need its space wait meanwhile. That wait is bounded: a move that finds no space, or
+ * fails, is given up. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -177,8 +178,8 @@ static void sync_all(struct nvme_mover *m)
     m->active--;
 }
 
-/* Drops what is left. False: the next turn of the loop goes on. A withheld segment gives no space: its
- * sound parts stay. */
+/* Drops what is left. False: the next turn of the loop goes on. A withheld segment gives no space:
+ * its sound parts stay. */
 static bool rest_dropped(struct nvme_mover *m)
 {
     struct tier *t = m->tier;

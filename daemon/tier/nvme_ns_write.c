@@ -1,5 +1,5 @@
-/* Namespaces become known to later starts. Records that wait are written together, in the thread pool, with one sync; of
- * more than fit tenants take turns. */
+/* Namespaces become known to later starts. Records that wait are written together, in the thread
+ * pool, with one sync; of more than fit tenants take turns. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
@@ -72,7 +72,8 @@ static void restore_run(struct nvme_job *job)
     n->status = ns_records_restore(&n->tier->ns_records);
 }
 
-/* A purge replaces the seed, so that the keys of what was stored before can't be derived any more. */
+/* A purge replaces the seed, so that the keys of what was stored before can't be derived any
+ * more. */
 static int seed_choose(struct tier *t, const struct tier_ns_record *asked,
                        const struct nvme_ns_record *known, uint8_t seed[NVME_SEED_BYTES])
 {
@@ -180,7 +181,8 @@ void nvme_ns_restore(struct tier *t, struct tier_ns_record *asked)
     push(t, asked);
 }
 
-/* Namespaces from before their tenant had keys get their seed. Where it can't be written, nothing of them is stored. */
+/* Namespaces from before their tenant had keys get their seed. Where it can't be written, nothing
+ * of them is stored. */
 static void seeds_add(struct tier *t)
 {
     for (uint32_t i = 0; i < t->ns_records.count; i++) {

@@ -184,8 +184,8 @@ static void scan_take(struct nvme_op *op)
         segment_not_read(t, s);
 }
 
-/* What is read is taken over in the order of the cursor. A full index gives up what it found first: of a segment
- * that was written first. */
+/* What is read is taken over in the order of the cursor. A full index gives up what it found first:
+ * of a segment that was written first. */
 static void scan_finish(struct nvme_op *op, int status)
 {
     struct tier *t = op->tier;

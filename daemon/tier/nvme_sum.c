@@ -1,4 +1,5 @@
-/* A record's checksum, or what stands for it where it is sealed, or where some of its shards were read. */
+/* A record's checksum, or what stands for it where it is sealed, or where some of its shards were
+ * read. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/format/checksum.h"

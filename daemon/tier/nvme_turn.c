@@ -1,6 +1,6 @@
-/* What the rest of the tier stands on: who holds it, its jobs in the pool, and the next turn of the loop. How much
- * one turn does is bounded: a request waits while it lasts, and a load of a block in DRAM waits for two turns: for its
- * request, and for the end of its copy. */
+/* What the rest of the tier stands on: who holds it, its jobs in the pool, and the next turn of the
+ * loop. How much one turn does is bounded: a request waits while it lasts, and a load of a block in
+ * DRAM waits for two turns: for its request, and for the end of its copy. */
 #include "daemon/tier/nvme.h"
 
 #include <assert.h>

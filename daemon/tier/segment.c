@@ -8,8 +8,8 @@
 /* Strides that may be open in one file at a time, unless the file is small. */
 #define OPEN_MAX_STRIDES 64u
 
-/* Free segments that a file should have: a 1/SHORT_FRACTION of all, between SHORT_MIN and SHORT_MAX.
- * A file of fewer than SHORT_SMALL segments needs one. */
+/* Free segments that a file should have: a 1/SHORT_FRACTION of all, between SHORT_MIN and
+ * SHORT_MAX. A file of fewer than SHORT_SMALL segments needs one. */
 #define SHORT_FRACTION 32u
 #define SHORT_MIN 2u
 #define SHORT_MAX 4u

@@ -25,9 +25,9 @@ enum record_state { RECORD_EMPTY, RECORD_WRITING, RECORD_LIVE, RECORD_DEAD };
 struct segment {
     struct list link;  /* in the file's free or open list, in a list of sealed ones, or in none */
     uint64_t sequence; /* of its present opening */
-    uint64_t
-        *owners; /* records of them, then as many of the next three; none while FREE. 0: a record
-                          * that nobody can read now, kept until the segment is reclaimed */
+    /* records of them, then as many of the next three; none while FREE. 0: a record that nobody
+     * can read now, kept until the segment is reclaimed */
+    uint64_t *owners;
     uint64_t *sequences; /* of the writes, */
     uint64_t newest;     /* and of the last one that it got */
     uint8_t *states;
@@ -122,7 +122,8 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
 void segment_restore(struct segment_table *t, struct segment *s, uint32_t record, uint64_t owner,
                      uint64_t sequence);
 
-/* All records of earlier runs were added: of those that lie there segment_victim knows which are the oldest. */
+/* All records of earlier runs were added: of those that lie there segment_victim knows which are
+ * the oldest. */
 void segment_restored(struct segment_table *t);
 /* The record is being written, with that sequence. */
 void segment_sequence_set(struct segment *s, uint32_t record, uint64_t sequence);
@@ -144,15 +145,15 @@ void segment_forget(struct segment_table *t, struct segment *s, uint32_t record)
  * is in quarantine already. */
 bool segment_quarantine(struct segment_table *t, struct segment *s);
 
-/* Makes one segment of a writable file free, by dropping at most `most` live records. *dropped: so many
- * it dropped, also when it failed. 0; -ENOSPC; -EAGAIN: the next call goes on. */
+/* Makes one segment of a writable file free, by dropping at most `most` live records. *dropped: so
+ * many it dropped, also when it failed. 0; -ENOSPC; -EAGAIN: the next call goes on. */
 int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks, uint32_t most,
                     uint64_t *dropped);
 
 /* The segment to be reclaimed next, of a writable file and with nothing in use; NULL when there is
- * none: of the least warm ones the oldest. The caller may move parts out of it before segment_take. sparse, or
- * NULL: the caller would move all; *sparse: that takes less space than it frees, and nothing is lost. Those go
- * first, the emptiest before. */
+ * none: of the least warm ones the oldest. The caller may move parts out of it before segment_take.
+ * sparse, or NULL: the caller would move all; *sparse: that takes less space than it frees, and
+ * nothing is lost. Those go first, the emptiest before. */
 struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks,
                                bool *sparse);
 /* Drops what is left in it, if nothing is in use; it is free when its last read has ended, unless a

@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Bounds of reclaim: CANDIDATES_RANK segments of each rank, found in LOOK_RANK looks, each valued by
- * HEAT_SAMPLES records; VICTIM_TRIES of them are tried. */
+/* Bounds of reclaim: CANDIDATES_RANK segments of each rank, found in LOOK_RANK looks, each valued
+ * by HEAT_SAMPLES records; VICTIM_TRIES of them are tried. */
 #define CANDIDATES_RANK 8u
 #define CANDIDATES (SEGMENT_RANKS * CANDIDATES_RANK)
 #define LOOK_RANK 64u
@@ -18,8 +18,8 @@ struct candidate {
     uint64_t warmth;
 };
 
-/* How warm its live records are: by a sample of them, spread over the segment. In whole steps, so that of
- * segments that are as warm the oldest goes first, whatever one record was read. */
+/* How warm its live records are: by a sample of them, spread over the segment. In whole steps, so
+ * that of segments that are as warm the oldest goes first, whatever one record was read. */
 static uint64_t segment_warmth(const struct segment *s, const struct tier_callbacks *cb)
 {
     static const unsigned weights[] = {1, 3, 6, 10, 30}; /* the last: TIER_HEAT_KEPT */
@@ -77,8 +77,8 @@ static bool segment_may_open(const struct segment_table *t)
     return false;
 }
 
-/* Moving what is live in it takes less space than it frees: at once, or with another one that goes to the same
- * segment. */
+/* Moving what is live in it takes less space than it frees: at once, or with another one that goes
+ * to the same segment. */
 static bool candidate_sparse(const struct segment_table *t, const struct candidate *all, unsigned n,
                              unsigned i)
 {

@@ -9,8 +9,9 @@
  * - An accepted operation completes exactly once, on the loop, and never from inside submit.
  * - A refused operation never completes.
  * - While an operation is under way the tier keeps the loop alive.
- * - What a tenant with keys (daemon/seal) stores is encrypted. A read without the right key fails with -ENOKEY, a write with the
- *   same from submit; the bytes stay on storage, and a start with the key finds them again.
+ * - What a tenant with keys (daemon/seal) stores is encrypted. A read without the right key fails
+ *   with -ENOKEY, a write with the same from submit; the bytes stay on storage, and a start with
+ *   the key finds them again.
  * - The tier counts its own work in the nvme_* metrics; there are no others. It leaves
  *   nvme_write_refused and nvme_write_amplification to the cache and to the method stats.
  * - While operations are under way the watchdog counts on nvme_reads, nvme_writes,
@@ -53,7 +54,8 @@ struct tier;
  * and not `data`.
  * TIER_READ_SHARDS: some shards of the part, in tier_shards_room bytes of `data`, from
  * tier_shards_at on. It says nothing about the part as a whole: with -ENODATA the tier has no
- * checksums of shards for it, with -EBADMSG these shards differ; the caller reads the part instead. */
+ * checksums of shards for it, with -EBADMSG these shards differ; the caller reads the part
+ * instead. */
 enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC, TIER_READ_SHARDS };
 
 /* Where a stored part lies and how to recognize it. The index keeps it. */
@@ -62,7 +64,8 @@ struct tier_place {
     /* XXH3-64 of the payload's `bytes` bytes. Each write fills it: a snapshot compares the part's
      * bytes in DRAM with it. 0 says that nobody knows it: the snapshot then computes it. */
     uint64_t checksum;
-    /* Encrypted: `checksum` is 8 bytes of the record's tag, and says nothing about bytes in DRAM. */
+    /* Encrypted: `checksum` is 8 bytes of the record's tag, and says nothing about bytes in
+     * DRAM. */
     bool sealed;
 };
 
@@ -78,8 +81,8 @@ struct tier_name {
 };
 
 /* One operation. The caller allocates it (embedded in its own object) and leaves it alone from
- * submit until `done_cb` runs. `data` is a slot of the arena: 4096-aligned and padded to 4096 bytes. A
- * write stores the padding as it is, a read may overwrite it. */
+ * submit until `done_cb` runs. `data` is a slot of the arena: 4096-aligned and padded to 4096
+ * bytes. A write stores the padding as it is, a read may overwrite it. */
 struct tier_io {
     enum tier_op op;
     void *data;
@@ -157,8 +160,8 @@ struct tier_callbacks {
      * the place is the tier's. false: the part is in use or pinned, and heat_cb says so, too. Not
      * from inside submit. */
     bool (*drop_cb)(void *ctx, uint64_t owner, uint64_t loc);
-    /* How much the part deserves to stay when its neighbours go: 0 (cold) to 3. TIER_HEAT_KEPT: it is
-     * guaranteed to stay, so it is moved if it can be. TIER_HEAT_BUSY:
+    /* How much the part deserves to stay when its neighbours go: 0 (cold) to 3. TIER_HEAT_KEPT: it
+     * is guaranteed to stay, so it is moved if it can be. TIER_HEAT_BUSY:
      * drop_cb would refuse now; the tier then spares the neighbours. Not from inside submit. */
     unsigned (*heat_cb)(void *ctx, uint64_t owner);
     /* For each part of an earlier run, from open until stats no longer says `recovering`. Returns
@@ -182,8 +185,8 @@ struct tier_callbacks {
     struct seal *seal; /* keys of tenants; NULL: nothing is encrypted */
 };
 
-/* Makes a namespace known to later starts. The caller allocates it, as it does a tier_io, and keeps the
- * bytes that it points to until `done_cb` runs. */
+/* Makes a namespace known to later starts. The caller allocates it, as it does a tier_io, and keeps
+ * the bytes that it points to until `done_cb` runs. */
 struct tier_ns_record {
     const uint8_t *fingerprint, *identity;
     uint32_t identity_bytes; /* at most TIER_IDENTITY_BYTES */
@@ -238,14 +241,15 @@ struct tier_ops {
      * or sync of the place may be under way: it still completes, never with other bytes. */
     void (*forget)(struct tier *t, const struct tier_place *place, uint64_t bytes);
     void (*stats)(struct tier *t, struct tier_stats *out);
-    /* How many parts, and bytes, it has that the key with this id has sealed; NULL: that are sealed at all. They may count another
-     * key's too, whose id begins with the same 16 bits; never less. Any time. */
+    /* How many parts, and bytes, it has that the key with this id has sealed; NULL: that are sealed
+     * at all. They may count another key's too, whose id begins with the same 16 bits; never less.
+     * Any time. */
     void (*sealed)(const struct tier *t, const uint8_t *key_id, uint64_t *parts, uint64_t *bytes);
     /* A number that grows with each write: of the part at `loc`; 0 when there is none. */
     uint64_t (*sequence)(struct tier *t, uint64_t loc);
-    /* Later starts may not find parts of a namespace that were written before `done_cb` ran. Several
-     * may be under way, also of one namespace; they take effect in the order of the calls. `done_cb`
-     * never runs inside the call. */
+    /* Later starts may not find parts of a namespace that were written before `done_cb` ran.
+     * Several may be under way, also of one namespace; they take effect in the order of the calls.
+     * `done_cb` never runs inside the call. */
     void (*ns_record)(struct tier *t, struct tier_ns_record *n);
     /* Pushes written data to stable storage before an orderly stop. Blocks for as long as the
      * devices take. 0, or -errno when some of it may be lost. */

@@ -1,5 +1,5 @@
-/* trace: operators see what requests wait for (trace.h). One trace at a time; it ends with the connection that began it.
- * And what more DRAM would bring (reuse.h), of all lookups. */
+/* trace: operators see what requests wait for (trace.h). One trace at a time; it ends with the
+ * connection that began it. And what more DRAM would bring (reuse.h), of all lookups. */
 #include "daemon/features.h"
 #include "daemon/request/internal.h"
 #include "daemon/trace/reuse.h"
@@ -12,8 +12,9 @@
 
 /* Without limit_ms. */
 #define TRACE_LIMIT_MS 60000
-/* Of a page's frame: in bytes of the ring, with RECORD_PACKED for the names of each record's fields.
- * Spans take 2.5 times as much when packed, but then RECORD_ELEMENTS ends the page first. */
+/* Of a page's frame: in bytes of the ring, with RECORD_PACKED for the names of each record's
+ * fields. Spans take 2.5 times as much when packed, but then RECORD_ELEMENTS ends the page
+ * first. */
 #define PAGE_BYTES (UCM_MAX_FRAME_BYTES * 3 / 4)
 #define RECORD_PACKED 512
 #define RECORD_ELEMENTS 34

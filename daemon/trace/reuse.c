@@ -6,12 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A quarter of them lie within today's size: the estimate's error is about 1 % of the references. */
+/* A quarter of them lie within today's size: the estimate's error is about 1 % of the
+ * references. */
 #define SAMPLES 1024u
 #define BUCKETS 1024u
 #define NONE UINT16_MAX
-/* Places in the order of last use, of which SAMPLES at most are taken; in groups whose sums are in a
- * Fenwick tree. */
+/* Places in the order of last use, of which SAMPLES at most are taken; in groups whose sums are in
+ * a Fenwick tree. */
 #define PLACES 4096u
 #define GROUP 16u
 #define GROUPS (PLACES / GROUP)
@@ -20,7 +21,8 @@
 /* A sample that is full, or costs too much, loses this fraction. */
 #define SHRINK_FRACTION 8
 #define HALVING 5 /* losses that leave a half */
-/* It costs too much when so many references are sampled within a second. A sample this small stays. */
+/* It costs too much when so many references are sampled within a second. A sample this small
+ * stays. */
 #define SAMPLED_MOST 16384u
 #define WINDOW_MS 1000u
 #define SAMPLES_LEAST 128u
@@ -39,8 +41,8 @@ struct sample {
     uint16_t place, next;
 };
 
-/* One LRU stack, for the sizes of one set of tiers. Weights are of sampled blocks; divided by the rate
- * they are those of all. */
+/* One LRU stack, for the sizes of one set of tiers. Weights are of sampled blocks; divided by the
+ * rate they are those of all. */
 struct stack {
     uint64_t bytes; /* today's size */
     uint32_t threshold;
@@ -49,7 +51,8 @@ struct stack {
     uint16_t free, fresh;
     uint64_t weight; /* of all samples */
     bool expired;    /* some have left it: it reaches as far back as the largest size */
-    /* Of the references so far, faded: how many were expected to be sampled, were, and were hits. */
+    /* Of the references so far, faded: how many were expected to be sampled, were, and were
+     * hits. */
     double expected, sampled, hits[REUSE_POINTS];
     uint64_t expected_until;       /* reuse.references that `expected` is for */
     uint64_t group[GROUPS + 1];    /* Fenwick tree */
@@ -59,11 +62,12 @@ struct stack {
     struct sample sample[SAMPLES];
 };
 
-/* A larger sample that will take the place of a stack's. Keys that come in by a higher rate were last used
- * at a time that nobody noted: counted at once, they would be misses, whatever they are. So the larger sample
- * fills from nothing beside the other one, which goes on to answer, and what it counts meanwhile is forgotten. It
- * takes over when it reaches as far back as the largest size, or else an hour, of which references count half
- * anyway. What the smaller one has counted stays, scaled to the higher rate. */
+/* A larger sample that will take the place of a stack's. Keys that come in by a higher rate were
+ * last used at a time that nobody noted: counted at once, they would be misses, whatever they are.
+ * So the larger sample fills from nothing beside the other one, which goes on to answer, and what
+ * it counts meanwhile is forgotten. It takes over when it reaches as far back as the largest size,
+ * or else an hour, of which references count half anyway. What the smaller one has counted stays,
+ * scaled to the higher rate. */
 struct growth {
     struct stack next; /* threshold 0: there is none */
     uint64_t begun_ms, not_before_ms;
@@ -79,8 +83,8 @@ struct reuse {
     uint64_t calm_ms;      /* when a second last cost too much */
     uint32_t most_sampled; /* in a second since then, or since the last growth */
     uint64_t references, sampled;
-    /* Of the last sampled key, the first in every stack's order: it was used so often again, which is yet to be counted. Who
-     * waits for a block looks the same keys up again and again. */
+    /* Of the last sampled key, the first in every stack's order: it was used so often again, which
+     * is yet to be counted. Who waits for a block looks the same keys up again and again. */
     struct {
         uint32_t ns, chosen, n;
         uint64_t weight;
@@ -426,8 +430,8 @@ static void growth_reference(struct reuse *r, unsigned t, uint64_t key, uint32_t
 
 /* ---- lookups ---- */
 
-/* Which keys are sampled. Every word has a factor of its own, so that nobody can make keys that are all
- * chosen alike. */
+/* Which keys are sampled. Every word has a factor of its own, so that nobody can make keys that are
+ * all chosen alike. */
 static inline uint32_t choose(const uint64_t factor[KEY_WORDS], const uint8_t *key,
                               uint32_t key_bytes)
 {
@@ -546,8 +550,8 @@ void reuse_read(struct reuse *r, struct metrics_reuse *out)
 
         out->bytes[t] = expected >= SAMPLED_LEAST ? s->bytes : 0;
         for (unsigned k = 0; k < REUSE_POINTS && expected >= SAMPLED_LEAST; k++) {
-            /* Keys that are in the sample by chance and used all the time, or out of it, would count too
-             * much: the difference are hits at any size (SHARDS-adj). */
+            /* Keys that are in the sample by chance and used all the time, or out of it, would
+             * count too much: the difference are hits at any size (SHARDS-adj). */
             double hit = (s->hits[k] + expected - s->sampled) / expected;
 
             out->hit_permille[t][k] = hit <= 0 ? 0 : hit >= 1 ? 1000 : (uint32_t)(1000 * hit + 0.5);

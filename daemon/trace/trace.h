@@ -1,11 +1,12 @@
 /* Tracing: what chosen requests waited for, or which keys are asked for; for one reader.
  *
- * Off, which is the default, it holds no memory. On, there is one ring of fixed size. A record that does not fit is dropped and counted, and
- * the next one that fits says how many were lost before it. Nothing waits for the reader.
+ * Off, which is the default, it holds no memory. On, there is one ring of fixed size. A record that
+ * does not fit is dropped and counted, and the next one that fits says how many were lost before
+ * it. Nothing waits for the reader.
  *
- * A request that may be chosen gets a struct traced, whose spans grow as the request moves on. What overlaps of one
- * kind is one span with a count: 500 reads side by side are one span of 500. At its end it is decided whether the
- * request is chosen, and its record is written.
+ * A request that may be chosen gets a struct traced, whose spans grow as the request moves on. What
+ * overlaps of one kind is one span with a count: 500 reads side by side are one span of 500. At its
+ * end it is decided whether the request is chosen, and its record is written.
  * Times are CLOCK_MONOTONIC nanoseconds. Thread: the loop only. */
 #ifndef UCMD_TRACE_TRACE_H
 #define UCMD_TRACE_TRACE_H
@@ -58,8 +59,8 @@ struct trace {
     struct trace_choice choice;
 };
 
-/* A record: in the ring, with what its views name behind it; and as the reader gets it, views into what
- * stands behind it. */
+/* A record: in the ring, with what its views name behind it; and as the reader gets it, views into
+ * what stands behind it. */
 struct trace_record {
     uint32_t ring_bytes; /* of all of it */
     uint32_t code, ok;   /* enum ucm_wire_error; keys that were found or moved */
@@ -82,14 +83,16 @@ void trace_end_writing(struct trace *t);
 /* Off: frees the ring. Harmless when off. */
 void trace_stop(struct trace *t);
 
-/* Takes the oldest record, for free(), if it has at most `room` bytes in the ring. 0; *out NULL: there is none. -ENOMEM. */
+/* Takes the oldest record, for free(), if it has at most `room` bytes in the ring. 0; *out NULL:
+ * there is none. -ENOMEM. */
 int trace_take(struct trace *t, size_t room, struct trace_record **out);
 /* Bytes of the oldest record, 0: there is none. */
 size_t trace_next_bytes(const struct trace *t);
 
 /* ---- keys ---- */
 
-/* Writes a record of keys, of a lookup or a dump, if chosen: its about, keys, block_bytes, block_tokens and each. */
+/* Writes a record of keys, of a lookup or a dump, if chosen: its about, keys, block_bytes,
+ * block_tokens and each. */
 void trace_keys(struct trace *t, struct trace_record *record);
 
 /* ---- spans ---- */
