@@ -326,17 +326,18 @@ static uint64_t arena_there(const struct config *c)
  * twentieth stays free. */
 static int check_memory(const struct config *c, struct config_error *e)
 {
-    uint64_t there = arena_there(c), beside = beside_arena(c) + c->window_size, room, usable, fits;
+    uint64_t there = arena_there(c), beside = beside_arena(c) + c->window_size;
+    uint64_t wanted = c->arena_size - there + beside, room, usable, fits;
     char windows[64] = "";
     struct memory_room r;
     bool cgroup;
 
-    if (memory_room("", &r) < 0)
+    if (memory_room("", wanted + wanted / 16, &r) < 0)
         return 0;
     cgroup = r.cgroup_bytes < r.host_bytes;
     room = cgroup ? r.cgroup_bytes : r.host_bytes;
     usable = room - room / 20;
-    if (c->arena_size - there + beside <= usable)
+    if (wanted <= usable)
         return 0;
     if (c->window_size > 0)
         snprintf(windows, sizeof(windows), " with window.size, %s,", SHOWN(c, "window.size"));
@@ -345,8 +346,7 @@ static int check_memory(const struct config *c, struct config_error *e)
         c, e, "arena.size",
         "arena.size is %s,%s with the index and requests %llu MiB, and %s %llu MiB of "
         "memory available, of which a twentieth stays free; at most %lluMiB fit",
-        SHOWN(c, "arena.size"), windows,
-        (unsigned long long)((c->arena_size - there + beside) / MIB),
+        SHOWN(c, "arena.size"), windows, (unsigned long long)(wanted / MIB),
         cgroup ? "this cgroup's limit leaves" : "this host has", (unsigned long long)(room / MIB),
         (unsigned long long)fits);
 }

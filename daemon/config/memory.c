@@ -214,7 +214,7 @@ static uint64_t all_cgroups_room(const char *root, uint64_t own)
     return least;
 }
 
-int memory_room(const char *root, struct memory_room *out)
+int memory_room(const char *root, uint64_t enough, struct memory_room *out)
 {
     char path[PATH_MAX];
     uint64_t available;
@@ -223,7 +223,7 @@ int memory_room(const char *root, struct memory_room *out)
     available = number_read(path, "MemAvailable");
     if (available == UINT64_MAX)
         return -ENODATA;
-    out->host_bytes = available + daemons_bytes(root);
+    out->host_bytes = available < enough ? available + daemons_bytes(root) : available;
     out->cgroup_bytes = all_cgroups_room(root, anonymous_bytes(root, "self"));
     return 0;
 }

@@ -6,14 +6,16 @@
 #include <stdint.h>
 
 struct memory_room {
-    /* available on the host, with what this daemon's earlier run would give back */
+    /* Available on the host; where that is not enough, with what this daemon's earlier run would
+     * give back. */
     uint64_t host_bytes;
     uint64_t cgroup_bytes; /* the least that this process's cgroups allow; UINT64_MAX: no limit */
 };
 
-/* root: "" or, for tests, what stands before /proc and /sys. 0, or -errno when the kernel does not
- * say. */
-int memory_room(const char *root, struct memory_room *out);
+/* root: "" or, for tests, what stands before /proc and /sys. enough: bytes; a host that has them
+ * available is looked at no further, as it may have thousands of processes. 0, or -errno when the
+ * kernel does not say. */
+int memory_room(const char *root, uint64_t enough, struct memory_room *out);
 
 /* The host's memory, whatever uses it. */
 uint64_t memory_total(void);

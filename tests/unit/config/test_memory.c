@@ -59,7 +59,7 @@ static struct memory_room room(void)
 {
     struct memory_room r;
 
-    cr_assert_eq(memory_room(root, &r), 0);
+    cr_assert_eq(memory_room(root, UINT64_MAX, &r), 0);
     return r;
 }
 
@@ -107,6 +107,18 @@ Test(memory, a_running_daemon_gives_its_memory_back)
     cr_assert_eq(room().host_bytes, 5120 * MIB);
 }
 
+Test(memory, where_enough_is_available_no_process_is_looked_at)
+{
+    struct memory_room r;
+
+    file("/proc/17/comm", "ucmd\n");
+    file("/proc/17/status", "RssAnon:\t  1048576 kB\n");
+    cr_assert_eq(memory_room(root, 4096 * MIB, &r), 0);
+    cr_assert_eq(r.host_bytes, 4096 * MIB);
+    cr_assert_eq(memory_room(root, 4096 * MIB + 1, &r), 0);
+    cr_assert_eq(r.host_bytes, 5120 * MIB);
+}
+
 static void daemon_run(const char *pid, const char *words, size_t n)
 {
     char path[64];
@@ -139,7 +151,7 @@ Test(memory, a_kernel_that_does_not_say)
     struct memory_room r;
 
     file("/proc/meminfo", "MemTotal: 1 kB\n");
-    cr_assert_eq(memory_room(root, &r), -ENODATA);
+    cr_assert_eq(memory_room(root, UINT64_MAX, &r), -ENODATA);
 }
 
 Test(memory, huge_pages_that_are_free_and_not_promised)
