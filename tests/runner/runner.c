@@ -10,6 +10,7 @@
 #include <criterion/parameterized.h>
 
 #include <fnmatch.h>
+#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,7 +24,6 @@
 #define MAX_JOBS 16
 #define STATUS_FAILED 101
 #define STATUS_SKIPPED 102
-#define POLL_NS 2000000
 
 extern struct criterion_test *__start_cr_tst[], *__stop_cr_tst[];
 extern struct criterion_suite *__start_cr_sts[], *__stop_cr_sts[];
@@ -133,6 +133,7 @@ static struct {
     const char *filter;
     double timeout_s;
     unsigned jobs, passed, failed, skipped;
+    sigset_t mask, child_ended; /* the tests' mask; SIGCHLD, which waits to be taken */
 } run = {.timeout_s = 180, .jobs = 2};
 
 static double now_s(void)
@@ -164,6 +165,7 @@ static double timeout_of(const struct criterion_test *t)
 static _Noreturn void child(const struct criterion_test *t, FILE *output, pid_t runner)
 {
     setpgid(0, 0);
+    sigprocmask(SIG_SETMASK, &run.mask, NULL);
     /* A runner that is killed leaves no test behind, which could go on for ever. */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != runner)
         _exit(1);
@@ -238,31 +240,40 @@ static void finish(struct job *j, int status)
     j->pid = 0;
 }
 
-/* Waits until one of the jobs is free and returns it. */
+/* Looks at each job once: those that ended are finished, those that take too long are killed. The time of the next deadline;
+ * 0: none runs. */
+static double look(struct job *jobs)
+{
+    double now = now_s(), next = 0;
+
+    for (unsigned i = 0; i < run.jobs; i++) {
+        struct job *j = &jobs[i];
+        int status;
+
+        if (j->pid != 0 && waitpid(j->pid, &status, WNOHANG) == j->pid)
+            finish(j, status);
+        if (j->pid != 0 && !j->timed_out && now > j->deadline_s) {
+            j->timed_out = true;
+            kill(-j->pid, SIGKILL);
+        }
+        if (j->pid != 0 && (next == 0 || j->deadline_s < next))
+            next = j->deadline_s;
+    }
+    return next;
+}
+
+/* Waits until one of the jobs is free, or all are, and returns one. */
 static struct job *free_job(struct job *jobs, bool all)
 {
     for (;;) {
-        unsigned busy = 0;
+        double next = look(jobs), wait_s = next - now_s();
 
-        for (unsigned i = 0; i < run.jobs; i++) {
-            struct job *j = &jobs[i];
-            int status;
-
-            if (j->pid != 0 && waitpid(j->pid, &status, WNOHANG) == j->pid)
-                finish(j, status);
-            if (j->pid == 0 && !all)
-                return j;
-            if (j->pid == 0)
-                continue;
-            busy++;
-            if (!j->timed_out && now_s() > j->deadline_s) {
-                j->timed_out = true;
-                kill(-j->pid, SIGKILL);
-            }
-        }
-        if (busy == 0)
-            return NULL;
-        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+        for (unsigned i = 0; i < run.jobs; i++)
+            if (jobs[i].pid == 0 && (!all || next == 0))
+                return &jobs[i];
+        wait_s = wait_s < 0.01 ? 0.01 : wait_s;
+        sigtimedwait(&run.child_ended, NULL,
+                     &(struct timespec){(time_t)wait_s, (long)(fmod(wait_s, 1) * 1e9)});
     }
 }
 
@@ -302,6 +313,9 @@ int main(int argc, char **argv)
     struct job jobs[MAX_JOBS] = {0};
 
     options(argc, argv);
+    sigemptyset(&run.child_ended);
+    sigaddset(&run.child_ended, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &run.child_ended, &run.mask);
     for (struct criterion_test **t = __start_cr_tst; t < __stop_cr_tst; t++) {
         if (!*t || !wanted(*t))
             continue;
