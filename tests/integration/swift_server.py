@@ -4,6 +4,7 @@ that holds one copy of each object. Prints its port when it serves, and ends wit
 
 A file FOLDER/away-BUCKET makes that bucket look as if nobody had made it."""
 
+import json
 import os
 import signal
 import sys
@@ -50,6 +51,7 @@ account_autocreate = true
 use = egg:swift#catch_errors
 [filter:cache]
 paste.filter_factory = swift_server:cache_factory
+folder = {folder}
 [filter:listing_formats]
 use = egg:swift#listing_formats
 [filter:s3api]
@@ -71,19 +73,39 @@ folder = {folder}
 """
 
 
-class NoCache:
-    """Swift asks memcached for tokens and containers; without it everything is looked up."""
+class Cache:
+    """Swift asks memcached for accounts and containers; without it each request looks them up, by two requests of its own."""
 
-    def get(self, *_, **__):
+    def __init__(self):
+        self.texts = {}
+
+    def get(self, key, *_, **__):
+        text = self.texts.get(key)
+        return text and json.loads(text)
+
+    def set(self, key, value, *_, **__):
+        self.texts[key] = json.dumps(value)
+
+    def delete(self, key, *_, **__):
+        self.texts.pop(key, None)
+
+    def incr(self, *_, **__):
         return None
 
-    set = delete = incr = decr = get
+    decr = incr
 
 
-def cache_factory(_, **__):
+def is_away(folder, bucket):
+    return os.path.exists(os.path.join(folder, "away-" + bucket))
+
+
+def cache_factory(_, folder, **__):
+    cache = Cache()
+
     def made(app):
         def call(env, start):
-            env["swift.cache"] = NoCache()
+            bucket = env["PATH_INFO"].split("/")[1]
+            env["swift.cache"] = Cache() if is_away(folder, bucket) else cache
             return app(env, start)
         return call
     return made
@@ -93,7 +115,7 @@ def away_factory(_, folder, **__):
     def made(app):
         def call(env, start):
             words = env["PATH_INFO"].split("/")
-            if len(words) > 3 and os.path.exists(os.path.join(folder, "away-" + words[3])):
+            if len(words) > 3 and is_away(folder, words[3]):
                 words[3] = "gone"
                 env["PATH_INFO"] = "/".join(words)
             return app(env, start)
