@@ -119,9 +119,9 @@ FAKE_FN void sparse_chain_close(struct fake *f, int conn, uint32_t msgid, uint32
  * -b. */
 FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struct msg_select *m)
 {
-    uint32_t *counts = calloc(1 << 18, 4), *index = calloc(1 << 18, 4);
+    uint32_t *counts = malloc(4u << 18), *index = malloc(4u << 18);
     uint32_t per_row = m->heads == 0 ? SPARSE_KV_HEADS : 1, lists = 0, blocks = 0;
-    float *scores = calloc(1 << 18, 4);
+    float *scores = malloc(4u << 18);
     bool known = true;
     struct msg_select_r r;
 

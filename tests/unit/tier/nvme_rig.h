@@ -208,8 +208,7 @@ static inline void rig_memory(unsigned n, uint64_t slot_bytes)
 {
     rig.n = n;
     rig.slot_bytes = nvme_padded(slot_bytes);
-    rig.memory = aligned_alloc(NVME_PAGE, n * rig.slot_bytes);
-    cr_assert_not_null(rig.memory);
+    rig.memory = bytes_pages(n * rig.slot_bytes);
     bytes_set(rig.memory, n * rig.slot_bytes, 0x5a);
     if (rig.tier)
         tier_nvme.buffer_add(rig.tier, 0, rig.memory, n * rig.slot_bytes);
