@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python3 -IS
 """A backend that misbehaves: hostile_backend.py FOLDER [VERB:HOW]. It keeps files in FOLDER, flat, and behaves, but when the
 verb (or `hello`) comes for the first time ever: FOLDER/done says that it came."""
 
@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 
-import msgpack
+sys.path.append("/usr/lib/python3/dist-packages")  # without -S the interpreter's start takes half as long again
+import msgpack  # noqa: E402
 
 folder = sys.argv[1]
 verb, _, how = (sys.argv[2] if len(sys.argv) > 2 else "").partition(":")
