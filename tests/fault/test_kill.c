@@ -3,7 +3,7 @@
  * acknowledged looks at what is served afterwards: what was acknowledged as durable is there with
  * its bytes, everything else has its bytes or is absent.
  *
- * UCM_KILL_ROUNDS=N rounds (60; fewer under sanitizers), in groups of 20 on fresh files, those of
+ * UCM_KILL_ROUNDS=N rounds (40; fewer under sanitizers), in groups of 20 on fresh files, those of
  * odd seeds with DRAM that is kept over orderly stops (arena.keep). The seed
  * of a group that failed is printed: UCM_KILL_SEED=SEED UCM_KILL_ROUNDS=20 runs it again, with
  * UCM_KILL_LOG=1 telling more. */
@@ -39,7 +39,7 @@ static unsigned rounds_wanted(void)
 
     if (rounds)
         return (unsigned)strtoul(rounds, NULL, 10);
-    return phase && strcmp(phase, "plain") != 0 ? 20 : 60;
+    return phase && strcmp(phase, "plain") != 0 ? 20 : 40;
 }
 
 static const char *log_level(void)

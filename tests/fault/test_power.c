@@ -3,7 +3,7 @@
  * acknowledged: what was durable is there with its bytes, everything else has its bytes or is
  * absent.
  *
- * UCM_POWER_ROUNDS=N rounds (30), in groups of 20 on fresh files; every second group's disk also
+ * UCM_POWER_ROUNDS=N rounds (20), in groups of 20 on fresh files; every second group's disk also
  * fails syncs and writes. The seed of a group that failed is printed: UCM_POWER_SEED=SEED
  * UCM_POWER_ROUNDS=20 runs it again, with UCM_KILL_LOG=1 telling more. */
 #include "tests/fault/kill_worker.h"
@@ -213,7 +213,7 @@ static unsigned rounds_wanted(void)
 {
     const char *text = getenv("UCM_POWER_ROUNDS");
 
-    return text ? (unsigned)strtoul(text, NULL, 10) : 30;
+    return text ? (unsigned)strtoul(text, NULL, 10) : 20;
 }
 
 static void group_begin(uint64_t seed)
