@@ -55,6 +55,7 @@ static void host_exec(const struct host *h)
                            "arena.size=16MiB",
                            "arena.extent=1MiB",
                            "arena.prefault=false", /* most tests use little of it */
+                           "metrics.socket=",      /* test_observe.py has it */
                            "device.cuda=off",
                            "shutdown.drain=20s", /* what is written by then is there later */
                            h->nvme ? nvme : NULL,
