@@ -162,22 +162,9 @@ struct call {
 /* daemon/seal/keys.c: what of NVMe which keys have sealed; *out had zeroes there. */
 void keys_observe(const struct request_rooms *r, struct metrics *out);
 
-/* request.c, view.c */
-/* Both return 0. */
-int call_reply(struct call *call, const void *result);
-int call_reply_map(struct call *call, struct proto_builder *pb);
-/* For free maps: begin, pack, call_reply_map. */
-void call_map_begin(struct call *call, struct proto_builder *pb);
-/* Answers a request of that method, with *e if it is an error (NULL: none), else with the result. */
-void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
-                   const struct ucm_error *e, const void *result);
-/* The same of a result, with descriptors, which are the front's from now on. */
-void session_reply_fds(struct session *s, uint32_t msgid, enum ucm_method method,
-                       const void *result, const int *fds, uint32_t n);
-void session_notify(struct session *s, const char *name, const struct proto_message *m,
-                    const void *params);
-/* Sends a load's progress. False: not sent, because the peer does not read. */
-bool session_progress(struct session *s, const struct msg_progress *m);
+/* call.c */
+/* Whether the peer is an operator; false with call->error. */
+bool call_operator(struct call *call);
 /* An object's name on the wire: its number in a table of the session (name & SESSION_NUMBERS), with bits above it that
  * count up. So the name of an object that has ended is not its successor's, but for one in 2048. */
 #define SESSION_NUMBERS ((UINT32_C(1) << 21) - 1)
@@ -198,9 +185,38 @@ void session_ns_with_base(struct session *s, const struct ns *ns, const struct n
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability);
 /* How many keys `keys` holds; 0 with call->error: not a whole number of them, or too many. */
 uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys);
+/* Both return 0. */
+int call_reply(struct call *call, const void *result);
+int call_reply_map(struct call *call, struct proto_builder *pb);
+/* For free maps: begin, pack, call_reply_map. */
+void call_map_begin(struct call *call, struct proto_builder *pb);
+/* Answers a request of that method, with *e if it is an error (NULL: none), else with the result. */
+void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
+                   const struct ucm_error *e, const void *result);
+/* The same of a result, with descriptors, which are the front's from now on. */
+void session_reply_fds(struct session *s, uint32_t msgid, enum ucm_method method,
+                       const void *result, const int *fds, uint32_t n);
+void session_notify(struct session *s, const char *name, const struct proto_message *m,
+                    const void *params);
+/* Sends a load's progress. False: not sent, because the peer does not read. */
+bool session_progress(struct session *s, const struct msg_progress *m);
 
-/* Whether the peer is an operator; false with call->error. */
-bool call_operator(struct call *call);
+/* request.c */
+/* A request under way: `bytes` of zeroed memory that begin with a struct request. It has `more` beside them, which count
+ * as its memory. deadline_ms 0 takes the default. NULL with call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon
+ * drains (what gives back is still taken). */
+void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
+                  void (*stop_cb)(struct request *r));
+/* Answers as session_reply does, and frees r, and the session if r was the last thing that a closing
+ * one waited for. */
+void request_end(struct request *r, const struct ucm_error *e, const void *result);
+/* Ends a request that its method refuses after all: the caller returns call->error, which is set. */
+void request_refuse(struct request *r, const struct call *call);
+/* Counts `bytes` as LIMIT_MEMORY of the session's, until memory_return. False: that is too much. */
+bool memory_take(struct session *s, size_t bytes);
+void memory_return(struct session *s, size_t bytes);
+/* The same with zeroed memory, for free() and memory_return. NULL: that is too much, or there is none. */
+void *memory_alloc(struct session *s, size_t bytes);
 
 /* tenants.c */
 /* Whether anybody is, or could become, this tenant: a name that is mistyped must not pass for a change that was made. */
@@ -225,29 +241,6 @@ struct audit_blocks {
 /* The same for one that changed blocks of a namespace, within a tenant's bound of lines. */
 void audit_blocks(const struct session *s, enum ucm_method method, const struct ns *ns,
                   const struct audit_blocks *a);
-
-/* request.c */
-/* A request under way: `bytes` of zeroed memory that begin with a struct request. It has `more` beside them, which count
- * as its memory. deadline_ms 0 takes the default. NULL with call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon
- * drains (what gives back is still taken). */
-void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
-                  void (*stop_cb)(struct request *r));
-/* Answers as session_reply does, and frees r, and the session if r was the last thing that a closing
- * one waited for. */
-void request_end(struct request *r, const struct ucm_error *e, const void *result);
-/* Ends a request that its method refuses after all: the caller returns call->error, which is set. */
-void request_refuse(struct request *r, const struct call *call);
-
-/* lookup.c */
-/* Counts keys that leases and chains of the session cover; negative: less. */
-void leased_add(struct session *s, int64_t keys);
-/* May the session lease more of what this host can hold, by the rule of limit.h? 0, or -UCM_WIRE_BUSY with call->error. */
-int leased_check(struct call *call);
-/* Counts `bytes` as LIMIT_MEMORY of the session's, until memory_return. False: that is too much. */
-bool memory_take(struct session *s, size_t bytes);
-void memory_return(struct session *s, size_t bytes);
-/* The same with zeroed memory, for free() and memory_return. NULL: that is too much, or there is none. */
-void *memory_alloc(struct session *s, size_t bytes);
 
 #define SHARED_LOOKUP_GONE 1024u
 /* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in
@@ -288,6 +281,11 @@ bool lookup_later(struct session *s, const struct view *v, const struct msg_look
 /* The session closes. */
 void lookups_later_end(struct session *s);
 
+/* lookup.c */
+/* Counts keys that leases and chains of the session cover; negative: less. */
+void leased_add(struct session *s, int64_t keys);
+/* May the session lease more of what this host can hold, by the rule of limit.h? 0, or -UCM_WIRE_BUSY with call->error. */
+int leased_check(struct call *call);
 /* Leases refs[n]; skips zeroes. */
 int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
               uint32_t *name);

@@ -20,7 +20,7 @@ struct lease {
     block_ref refs[];
 };
 
-/* ---- what connections take of what all share, by the rule of limit.h: memory and leases ---- */
+/* ---- what connections take of what all share, by the rule of limit.h ---- */
 
 void leased_add(struct session *s, int64_t keys)
 {
@@ -57,26 +57,6 @@ int leased_check(struct call *call)
     if (rc == 0)
         rc = limit_check(s->peer.owner, LIMIT_LEASED, &bytes, 1, &call->error);
     return rc;
-}
-
-bool memory_take(struct session *s, size_t bytes)
-{
-    return limit_take(s->peer.owner, LIMIT_MEMORY, bytes, NULL) == 0;
-}
-
-void memory_return(struct session *s, size_t bytes)
-{
-    limit_give(s->peer.owner, LIMIT_MEMORY, bytes);
-}
-
-void *memory_alloc(struct session *s, size_t bytes)
-{
-    bool taken = memory_take(s, bytes);
-    void *memory = taken ? calloc(1, bytes) : NULL;
-
-    if (taken && !memory)
-        memory_return(s, bytes);
-    return memory;
 }
 
 /* ---- leases ---- */

@@ -137,7 +137,7 @@ int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys,
     struct shared_lookup *k;
     int rc;
 
-    if (!rooms->share || s->rq->draining || bypass_on(s->rq, ns, BYPASS_LOAD))
+    if (!rooms->share || s->rq->draining)
         return -ENOENT;
     k = lookup_new(s, ns, keys, from);
     if (!k)

@@ -41,8 +41,8 @@ FEATURES = {
 CORE = {
     "front": ["daemon/front/"],
     "requests": [f"daemon/request/{name}" for name in (
-        "internal.h", "request.*", "spans.h", "room.c", "session.c", "registered.c", "view.*", "lookup*.c", "shared_lookup.c", "bypass.c",
-        "walk.*", "copies.*", "load*.c", "dump.c", "prefetch.*")],
+        "internal.h", "request.*", "spans.h", "room.c", "session.c", "call.c", "namespace.c", "registered.c", "view.*",
+        "lookup*.c", "shared_lookup.c", "bypass.c", "walk.*", "copies.*", "load*.c", "dump.c", "prefetch.*")],
     "cache": ["daemon/cache/"],
     "index": ["daemon/index/"],
     "arena": ["daemon/arena/"],
