@@ -150,7 +150,7 @@ static struct copy_batch *batch_new(struct copies *c, const struct form *form, e
                                     uint32_t copies)
 {
     /* A job moves so many shards of a block. */
-    uint64_t job_shards = c->region->region->pool ? 1 : c->steps ? steps_shards(c) : form->shards;
+    uint64_t job_shards = c->region->region->pool ? 1 : c->step > 0 ? c->step : form->shards;
     bool converts = way == WAY_CONVERTED;
     bool refuses = converts && c->kind->op == DEVICE_DUMP && form_refuses(form);
     uint64_t fit = JOB_BYTES / (job_shards * form->shard_bytes), most = c->kind->job_items;
@@ -289,7 +289,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     /* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
      * become one run of the copy to the worker's slices, where blocks may come in any order. The batch's items
      * stay: they are looked at when all of them end alike. */
-    if (!c->steps && c->region->region->ring_region != 0 && !b->turns)
+    if (c->step == 0 && c->region->region->ring_region != 0 && !b->turns)
         device_job_sort(job);
     job->event = c->event;
     job->deadline_ms = c->w.r.deadline.at_ms;
@@ -300,7 +300,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
         job->priority++;
     job->beside = c->beside;
     /* One chunk a slot is too narrow for slices; but beside others only a companion decodes. */
-    job->straight = c->steps != NULL && !job->converts;
+    job->straight = c->step > 0 && !job->converts;
     job->done_cb = done_cb;
     if (device->ops->submit(device, job) != 0)
         return false;
@@ -347,6 +347,13 @@ static void batch_done_cb(struct device_job *job, int status)
     walk_pump(&c->w);
 }
 
+static bool batch_send(struct copy_batch *b)
+{
+    bool (*send)(struct copy_batch *) = b->c->kind->send_batch;
+
+    return send ? send(b) : job_submit(b, &b->job, batch_done_cb);
+}
+
 int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out)
 {
     uint32_t copies = c->w.kind->weight ? c->w.kind->weight(&c->w, it->at) : 1;
@@ -364,9 +371,7 @@ int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batc
     if (way == WAY_NONE)
         return -EXDEV;
     if (*open && (*open)->n > 0 && (*open)->job.cap_items - (*open)->job.n_items < copies) {
-        if (c->steps)
-            steps_add(*open);
-        else if (!job_submit(*open, &(*open)->job, batch_done_cb))
+        if (!batch_send(*open))
             return -EAGAIN;
         *open = NULL;
     }
@@ -404,37 +409,32 @@ int copies_again(struct walk *w)
     return 0;
 }
 
+struct copy_batch *batch_open(struct copies *c, unsigned open)
+{
+    struct copy_batch *b = c->open[open];
+
+    if (b && b->n == 0) {
+        free(b);
+        b = c->open[open] = NULL;
+    }
+    return c->w.yielded ? NULL : b;
+}
+
 int copies_send(struct walk *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
-    bool whole = w->cursor == w->n_keys && list_empty(&w->waits) && list_empty(&w->ready);
-    bool sent = true;
 
-    for (unsigned i = 0; i < 2 && sent; i++) {
-        struct copy_batch *b = c->open[i];
+    for (unsigned i = 0; i < 2; i++) {
+        struct copy_batch *b = batch_open(c, i);
 
-        if (!b || (b->n > 0 && w->yielded))
-            continue;
-        if (b->n == 0)
-            free(b);
-        /* The last batch of a load in steps must not fall behind the others. */
-        else if (c->steps && (whole || steps_sent(c)))
-            steps_add(b);
         /* While a job is under way the batch may grow: when the job ends, the pump comes here again. */
-        else if (c->steps || (c->jobs > 0 && b->job.n_items < b->job.cap_items))
+        if (!b || (c->jobs > 0 && b->job.n_items < b->job.cap_items))
             continue;
-        else
-            sent = job_submit(b, &b->job, batch_done_cb);
-        if (sent)
-            c->open[i] = NULL;
+        if (!batch_send(b))
+            return -EAGAIN;
+        c->open[i] = NULL;
     }
-    if (c->steps) {
-        sent = steps_pump(c) && sent;
-        steps_report(c);
-    }
-    if (!sent)
-        return -EAGAIN;
-    return c->jobs > 0 || c->open[0] || c->open[1] || (c->steps && !steps_sent(c));
+    return c->jobs > 0 || c->open[0] || c->open[1];
 }
 
 void copies_stop(struct walk *w)
@@ -448,6 +448,4 @@ void copies_stop(struct walk *w)
         if (b)
             batch_end(b, UCM_BLOCK_CANCELLED);
     }
-    if (c->steps)
-        steps_abandon(c);
 }

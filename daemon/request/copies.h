@@ -17,6 +17,8 @@ struct copy_kind {
     uint32_t job_items; /* at most */
     /* Adds the copies of an item to its batch's job. 0; or -EINVAL, and none was added. NULL: one copy, of the whole part. */
     int (*add)(struct copy_batch *b, const struct batch_item *i);
+    /* Sends a batch that gets no more items. False: the device's queue is full. NULL: as one job. */
+    bool (*send_batch)(struct copy_batch *b);
     /* Ends the use of the item's slot. ok: it was copied. NULL: cache_unuse. cache_released comes after the last item. */
     void (*put)(struct copies *c, const struct copy_batch *b, const struct batch_item *i, bool ok);
 };
@@ -28,12 +30,13 @@ struct copies {
     struct registered *region;
     struct list link; /* in region->users */
     uint32_t shard, shards;
+    uint32_t step;           /* shards that a job moves of a load in steps; 0: all of them */
     uint32_t n_copies, jobs; /* of all items; under way */
     uint32_t *blocks; /* of each key: to where, or from where; pool/fetch.c has its own there */
     enum device_beside beside;
     struct copy_batch *open[2];          /* filling up; of blocks that go straight last */
     const uint8_t *event;                /* jobs wait for it; or NULL */
-    struct steps *steps;                 /* a load that goes layer by layer, else NULL */
+    struct steps *steps;                 /* of a load in steps, else NULL */
     const struct ucm_rope_angle **turns; /* a load: n_keys tables, NULL where K stays; NULL: all */
 };
 
@@ -54,7 +57,7 @@ struct copy_batch {
     uint32_t n;                          /* items */
     struct batch_item *item;             /* n; this and the job's arrays are behind the struct */
     const struct ucm_rope_angle **turns; /* of copies; or NULL */
-    /* Of a load in steps. */
+    /* Of a load in steps, and load_steps.c's. */
     struct list link;         /* in steps->batches while a step of it is to be sent */
     uint32_t next_step, jobs; /* jobs: under way */
     enum ucm_block_status status;
@@ -86,6 +89,8 @@ void copies_stop(struct walk *w);
 /* A place for that item in an open batch of its form; 0, -EAGAIN, -ENOMEM. -EXDEV: the region can't have that form; the item
  * misses, as it would if it was not there. */
 int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out);
+/* What the open batch of that number has; NULL: it may still get items, or there is none. One without items is freed. */
+struct copy_batch *batch_open(struct copies *c, unsigned open);
 /* Puts an item in its place, which counts as held from now on. It ends as FAILED if it has no span that the job may touch. */
 void batch_add(struct copy_batch *b, const struct batch_item *item);
 /* Submits a job of the batch's items. False: the device's queue is full. */
@@ -111,17 +116,9 @@ struct load_turns {
 size_t steps_memory(uint32_t shards);
 /* Sets up zeroed memory of steps_memory bytes as c->steps. */
 void steps_init(struct copies *c, void *memory, uint32_t step);
-/* Shards in one step. */
-uint32_t steps_shards(const struct copies *c);
-/* A batch is full; steps_pump sends its steps. */
-void steps_add(struct copy_batch *b);
-/* Sends what may go now. False: the device's queue is full, and no job of this load is under way. */
-bool steps_pump(struct copies *c);
-/* Reports the steps that have landed since the last report. */
-void steps_report(struct copies *c);
-/* Whether every step of every closed batch was sent. */
-bool steps_sent(const struct copies *c);
-/* Gives up what was not sent. */
-void steps_abandon(struct copies *c);
+/* As in copy_kind, and in its walk_kind. */
+bool steps_send_batch(struct copy_batch *b);
+int steps_send(struct walk *w);
+void steps_stop(struct walk *w);
 
 #endif

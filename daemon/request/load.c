@@ -87,6 +87,17 @@ static const struct copy_kind load_kind = {.walk = {.begin = load_begin,
                                            .op = DEVICE_LOAD,
                                            .job_items = JOB_ITEMS};
 
+static const struct copy_kind steps_kind = {.walk = {.begin = load_begin,
+                                                     .ready = load_ready,
+                                                     .again = copies_again,
+                                                     .drop = load_drop,
+                                                     .send = steps_send,
+                                                     .stop = steps_stop,
+                                                     .finish = load_finish},
+                                            .op = DEVICE_LOAD,
+                                            .job_items = JOB_ITEMS,
+                                            .send_batch = steps_send_batch};
+
 /* ---- the requests ---- */
 
 /* NULL with call->error. */
@@ -111,7 +122,8 @@ static struct load *load_new(struct call *call, const struct msg_load *m)
         return NULL;
     if (m->step > 0)
         steps_bytes = steps_memory(region->region->pages.shards);
-    l = copies_new(call, &load_kind, &p, region, n, sizeof(*l) + steps_bytes + turns_bytes);
+    l = copies_new(call, m->step > 0 ? &steps_kind : &load_kind, &p, region, n,
+                   sizeof(*l) + steps_bytes + turns_bytes);
     if (!l)
         return NULL;
     if (turns)

@@ -8,6 +8,8 @@
  * A step has landed when every item has ended or is in a batch, and every batch has landed it. */
 #include "daemon/request/copies.h"
 
+#include <errno.h>
+
 #define STEP_JOBS 16u /* under way at once: the bus must not wait for the loop */
 
 struct step_job {
@@ -18,7 +20,7 @@ struct step_job {
 };
 
 struct steps {
-    uint32_t step, n;
+    uint32_t n;
     uint32_t reported, reported_failed; /* steps; keys whose status is not OK */
     uint32_t batches_n;
     struct list batches; /* by next_step */
@@ -38,18 +40,13 @@ void steps_init(struct copies *c, void *memory, uint32_t step)
 {
     struct steps *st = memory;
 
-    st->step = step < c->shards ? step : c->shards;
-    st->n = (c->shards - 1) / st->step + 1;
+    c->step = step < c->shards ? step : c->shards;
+    st->n = (c->shards - 1) / c->step + 1;
     list_init(&st->batches);
     list_init(&st->idle);
     for (uint32_t i = 0; i < STEP_JOBS; i++)
         list_push_back(&st->idle, &st->jobs[i].link);
     c->steps = st;
-}
-
-uint32_t steps_shards(const struct copies *c)
-{
-    return c->steps->step;
 }
 
 /* ---- batches ---- */
@@ -65,10 +62,11 @@ static void batch_queue(struct steps *st, struct copy_batch *b)
     list_push_front(before, &b->link);
 }
 
-void steps_add(struct copy_batch *b)
+bool steps_send_batch(struct copy_batch *b)
 {
     b->c->steps->batches_n++;
     batch_queue(b->c->steps, b);
+    return true;
 }
 
 /* No further step of it is sent. */
@@ -104,8 +102,7 @@ static void step_done_cb(struct device_job *job, int status)
 
 static bool step_send(struct copies *c, struct copy_batch *b, struct step_job *sj)
 {
-    const struct steps *st = c->steps;
-    uint32_t shard = c->shard + b->next_step * st->step, end = shard + st->step;
+    uint32_t shard = c->shard + b->next_step * c->step, end = shard + c->step;
 
     if (end > c->shard + c->shards)
         end = c->shard + c->shards;
@@ -116,7 +113,8 @@ static bool step_send(struct copies *c, struct copy_batch *b, struct step_job *s
     return job_submit(b, &sj->job, step_done_cb);
 }
 
-bool steps_pump(struct copies *c)
+/* Sends what may go now. False: the device's queue is full, and no job of this load is under way. */
+static bool steps_pump(struct copies *c)
 {
     struct steps *st = c->steps;
 
@@ -135,27 +133,10 @@ bool steps_pump(struct copies *c)
     return true;
 }
 
-bool steps_sent(const struct copies *c)
-{
-    return list_empty(&c->steps->batches);
-}
-
-void steps_abandon(struct copies *c)
-{
-    struct list *node;
-
-    while ((node = list_pop_front(&c->steps->batches)) != NULL) {
-        struct copy_batch *b = LIST_ENTRY(node, struct copy_batch, link);
-
-        batch_stop(c->steps, b, UCM_BLOCK_CANCELLED);
-        if (b->jobs == 0)
-            batch_end(b, b->status);
-    }
-}
-
 /* ---- reporting ---- */
 
-void steps_report(struct copies *c)
+/* Reports the steps that have landed since the last report. */
+static void steps_report(struct copies *c)
 {
     struct steps *st = c->steps;
     struct msg_progress m = {.msgid = c->w.r.msgid};
@@ -170,11 +151,51 @@ void steps_report(struct copies *c)
         return;
     for (uint32_t i = 0; i < c->w.n_keys; i++)
         failed += c->w.status[i] != UCM_BLOCK_OK;
-    m.shards = (uint64_t)done * st->step;
+    m.shards = (uint64_t)done * c->step;
     if (failed != st->reported_failed)
         m.status = (struct proto_bin){c->w.status, c->w.n_keys};
     if (!session_progress(c->w.r.s, &m))
         return;
     st->reported = done;
     st->reported_failed = failed;
+}
+
+/* ---- for walk_kind ---- */
+
+int steps_send(struct walk *w)
+{
+    struct copies *c = LIST_ENTRY(w, struct copies, w);
+    bool whole = w->cursor == w->n_keys && list_empty(&w->waits) && list_empty(&w->ready);
+    bool sent;
+
+    for (unsigned i = 0; i < 2; i++) {
+        struct copy_batch *b = batch_open(c, i);
+
+        /* The last batch must not fall behind the others. */
+        if (b && (whole || list_empty(&c->steps->batches))) {
+            (void)steps_send_batch(b);
+            c->open[i] = NULL;
+        }
+    }
+    sent = steps_pump(c);
+    steps_report(c);
+    if (!sent)
+        return -EAGAIN;
+    return c->jobs > 0 || c->open[0] || c->open[1] || !list_empty(&c->steps->batches);
+}
+
+/* Gives up what was not sent. */
+void steps_stop(struct walk *w)
+{
+    struct copies *c = LIST_ENTRY(w, struct copies, w);
+    struct list *node;
+
+    copies_stop(w);
+    while ((node = list_pop_front(&c->steps->batches)) != NULL) {
+        struct copy_batch *b = LIST_ENTRY(node, struct copy_batch, link);
+
+        batch_stop(c->steps, b, UCM_BLOCK_CANCELLED);
+        if (b->jobs == 0)
+            batch_end(b, b->status);
+    }
 }
