@@ -109,8 +109,8 @@ void cache_unlease(struct cache *c, block_ref ref);
 uint32_t cache_lease_many(struct cache *c, block_ref *refs, uint32_t n, bool found);
 /* True: something was released, and the caller calls cache_released. */
 bool cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n);
-/* Ends a lease that its caller took just now and does not need. It released nothing, so it wakes
- * nobody. */
+/* Ends a lease that its caller took just now and does not need. Others hold the block, as whoever gets a part does, or it was
+ * free to go before: nobody can have begun to wait for it in between, so this wakes nobody. */
 void cache_lease_undo(struct cache *c, block_ref ref);
 /* Of blocks that have leases, each once: what they count as in the index, and their bytes if they are complete. */
 struct cache_leased {

@@ -151,11 +151,20 @@ void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint6
 
 /* ---- the end ---- */
 
-/* A wait for a slot ends when an item begins, or is given up. */
+/* A wait for a slot ends when an item has one, or is given up. */
 static void slot_wait_ended(struct walk *w)
 {
     histogram_add(w->rooms->metrics->histograms.slot_wait, uv_hrtime() - w->slot_wait_ns, 1);
     w->slot_wait_ns = 0;
+}
+
+/* Whether something of the walk waits for a slot now. */
+static void slot_waits(struct walk *w, bool waits)
+{
+    if (waits && w->slot_wait_ns == 0)
+        w->slot_wait_ns = uv_hrtime();
+    if (!waits && w->slot_wait_ns != 0)
+        slot_wait_ended(w);
 }
 
 static uint32_t keys_ok(const struct walk *w)
@@ -306,14 +315,15 @@ int walk_get(struct walk *w, const struct walk_item *it, int node)
     return rc;
 }
 
-/* What an errno says of an item. */
-static void item_failed(struct walk *w, uint32_t at, int rc)
+/* FAILED says that a copy is gone: an item that could not begin has no room unless a copy of it was at fault, and one whose
+ * read ended with an error has lost its copy unless there was no room. */
+static void item_failed(struct walk *w, uint32_t at, int rc, enum ucm_block_status otherwise)
 {
     walk_status(w, at,
-                rc == -ENOENT || rc == -EXDEV ? UCM_BLOCK_MISS
-                : rc == -EBUSY || rc == -ENOMEM || rc == -ENOSPC || rc == -EINPROGRESS
-                    ? UCM_BLOCK_NO_ROOM
-                    : UCM_BLOCK_FAILED);
+                rc == -ENOENT || rc == -EXDEV   ? UCM_BLOCK_MISS
+                : rc == -EIO || rc == -EBADMSG  ? UCM_BLOCK_FAILED
+                : rc == -EBUSY || rc == -ENOSPC ? UCM_BLOCK_NO_ROOM
+                                                : otherwise);
 }
 
 static void read_done_cb(struct cache_wait *cw, int status)
@@ -329,7 +339,7 @@ static void read_done_cb(struct cache_wait *cw, int status)
         list_push_back(&w->ready, &iw->link);
     } else {
         if (rc < 0)
-            item_failed(w, iw->it.at, rc);
+            item_failed(w, iw->it.at, rc, UCM_BLOCK_FAILED);
         w->waits_n--;
         w->held_bytes -= iw->slot_bytes;
         free(iw);
@@ -440,28 +450,31 @@ void walk_yield(struct walk *w)
     (void)cache_wait_for(w->rooms->cache, &w->retry, WAIT_TURN);
 }
 
-/* Looks at the next item, whose block is held, and begins it. As walk_kind.begin; 1: its turn to read has not come. */
-static int item_begin(struct walk *w, block_ref ref)
+/* The next item, whose block is held. */
+static struct walk_item item_next(const struct walk *w, block_ref ref)
 {
     uint32_t part = w->part + w->cursor % w->parts;
     const struct block *b = index_block(w->rooms->index, ref);
-    struct walk_item it = {.at = w->cursor,
-                           .part = part,
-                           .ref = ref,
-                           .p = &b->part[part],
-                           .form = ns_form(w->view.n == 1 ? w->ns : view_ns(&w->view, b), part)};
 
-    w->awaits_read = !w->kind->fills && it.p->dram != PART_DRAM_READY && read_waits(w);
-    if (!w->awaits_read)
-        return w->kind->begin(w, &it);
-    if (w->r.trace)
-        trace_span(w->r.trace, SPAN_READ_TURN, SPAN_ON);
-    return 1;
+    return (struct walk_item){.at = w->cursor,
+                              .part = part,
+                              .ref = ref,
+                              .p = &b->part[part],
+                              .form = ns_form(w->view.n == 1 ? w->ns : view_ns(&w->view, b), part)};
 }
 
-/* Begins as many items as this turn of the loop and the window have room for. 0: that is done, or what is under way goes
- * on with it, or its turn to read. What the next item waits for else: -EBUSY: a slot; -EAGAIN: a place in a queue; -EDQUOT: its
- * tenant gets no more slots, and nothing of the walk is under way whose end would bring one. */
+/* Whether the item has to be read, and other walks' reads go first. */
+static bool item_awaits_read(struct walk *w, const struct walk_item *it)
+{
+    w->awaits_read = !w->kind->fills && it->p->dram != PART_DRAM_READY && read_waits(w);
+    if (w->awaits_read && w->r.trace)
+        trace_span(w->r.trace, SPAN_READ_TURN, SPAN_ON);
+    return w->awaits_read;
+}
+
+/* Begins as many items as this turn of the loop and the window have room for. 0: nobody has to wake the walk, for it has
+ * begun them all, or has something under way, or is in a queue for its next turn. Else what the next item waits for, as
+ * walk_kind.begin says it. */
 static int items_begin(struct walk *w)
 {
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS, n = w->n_keys * w->parts;
@@ -470,25 +483,25 @@ static int items_begin(struct walk *w)
            (w->held_bytes < w->held_most || w->held_bytes == 0)) {
         uint32_t waits = w->waits_n, weight = w->kind->weight ? w->kind->weight(w, w->cursor) : 1;
         block_ref ref = w->refs[w->cursor / w->parts];
-        int rc;
+        int rc = 0;
 
         if (items == 0 || slots == 0) {
             walk_yield(w);
             break;
         }
-        /* Without a block its status was set at the start, or is the key's at the end. */
-        rc = ref != 0 ? item_begin(w, ref) : 0;
-        if (rc == 1)
-            break;
-        if (rc == -EBUSY || rc == -EAGAIN || rc == -EDQUOT) {
-            if (rc == -EDQUOT && w->held_bytes > 0)
+        if (ref != 0) { /* else its status was set at the start, or is the key's at the end */
+            struct walk_item it = item_next(w, ref);
+
+            if (item_awaits_read(w, &it))
                 break;
-            if (rc != -EAGAIN && w->slot_wait_ns == 0)
-                w->slot_wait_ns = uv_hrtime();
-            return rc;
+            rc = w->kind->begin(w, &it);
         }
+        if (rc == -EDQUOT && w->held_bytes > 0)
+            break;
+        if (rc == -EBUSY || rc == -EAGAIN || rc == -EDQUOT)
+            return rc;
         if (rc < 0)
-            item_failed(w, w->cursor, rc);
+            item_failed(w, w->cursor, rc, UCM_BLOCK_NO_ROOM);
         items -= weight < items ? weight : items;
         slots -= w->kind->fills || w->waits_n > waits;
         w->cursor++;
@@ -511,6 +524,7 @@ void walk_pump(struct walk *w)
     rc = list_empty(&w->ready) ? 0 : w->kind->again(w);
     if (rc == 0 && !w->awaits_read)
         rc = items_begin(w);
+    slot_waits(w, rc == -EBUSY || rc == -EDQUOT);
     sent = w->kind->send ? w->kind->send(w) : 0;
     if (sent == -EAGAIN || rc != 0)
         walk_park(w, sent == -EAGAIN ? sent : rc);

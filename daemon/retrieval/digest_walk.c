@@ -134,7 +134,7 @@ int digest_ready(struct walk *w, struct item_wait *iw, int status)
 
     if (status != 0 && d->build && !iw->again && !iw->building) {
         iw->again = true; /* its copy is gone: the next source is a build */
-        return true;
+        return 1;
     }
     if (status == 0)
         item_take(d, &iw->it, iw->building);
