@@ -89,7 +89,7 @@ struct device_region {
     uint32_t ring_region;      /* what orders of a staging ring call it; 0: never staged */
     uint32_t n_handles, n_planes;
     struct device_handle *handles;
-    /* pages.shards + 1 entries: planes [shard_first[s], shard_first[s+1]); none: the region has
+    /* Of pages.shards + 1 entries: planes [shard_first[s], shard_first[s+1]); none: the region has
      * no memory for that shard */
     uint32_t *shard_first;
     /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
@@ -268,7 +268,7 @@ struct device_config {
     unsigned cpu_threads;
     int cuda; /* enum config_cuda */
     enum copy_strategy strategy;
-    /* of the bus, for loads beside a worker that computes; 100: as if it did not */
+    /* Of the bus, for loads beside a worker that computes; 100: as if it did not. */
     unsigned beside_percent;
     const char *calibration; /* folder for the measured costs of GPUs; NULL or "": none; borrowed */
     const struct numa *numa; /* looks up GPUs' nodes, borrowed; NULL: they have none */

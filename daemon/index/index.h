@@ -195,7 +195,7 @@ struct ns {
     uint64_t wiped;           /* how many began that spare no tier */
     uint8_t record;           /* enum ns_record */
     uint64_t record_from;     /* tier_ns_record.from_sequence of a record that failed */
-    /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
+    /* Who follows its blocks, and keeps what is needed for that here; NULL: nobody. */
     void *follower;
 };
 

@@ -24,8 +24,8 @@ struct nvme_sealed {
     struct seal_key *key;
     struct seal_box box;
     struct nvme_record_header header;
-    /* of a read: the header's; of a write: its tags are. Owned by the io's memory for
-     * TIER_READ_SHARDS */
+    /* Of a read: the header's; of a write: its tags are. Owned by the io's memory for
+     * TIER_READ_SHARDS. */
     uint8_t *page;
     void *cipher;    /* of a write: what goes to storage; NULL: it lies in the io's own memory */
     uint64_t padded; /* of cipher, counted in tier.sealed_bytes; 0: it has, or will have, none */

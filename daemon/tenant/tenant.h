@@ -33,7 +33,7 @@ struct tenant {
     struct metrics_tenant *metrics;
     struct tenant_times *times;
     /* The cache's own: cache/quota.c. */
-    /* of slots of its blocks, in windows not, those that are being filled too */
+    /* Of slots of its blocks, in windows not, those that are being filled too. */
     uint64_t dram_bytes;
     uint64_t nvme_bytes, share_bytes; /* of its parts there */
     uint64_t nvme_writing_bytes;      /* of its parts on their way there */
@@ -41,7 +41,7 @@ struct tenant {
     struct tenant_cursor give;        /* the same in a full index */
     uint64_t block_max_bytes;         /* slots of its largest block, so far */
     struct policy_group *group;       /* from malloc; NULL: none */
-    /* who follows its blocks, and keeps what is needed for that here; NULL: nobody */
+    /* Who follows its blocks, and keeps what is needed for that here; NULL: nobody. */
     void *follower;
     struct tenant *chain;
     char name[];

@@ -25,7 +25,7 @@ enum record_state { RECORD_EMPTY, RECORD_WRITING, RECORD_LIVE, RECORD_DEAD };
 struct segment {
     struct list link;  /* in the file's free or open list, in a list of sealed ones, or in none */
     uint64_t sequence; /* of its present opening */
-    /* records of them, then as many of the next three; none while FREE. 0: a record that nobody
+    /* Records of them, then as many of the next three; none while FREE. 0: a record that nobody
      * can read now, kept until the segment is reclaimed */
     uint64_t *owners;
     uint64_t *sequences; /* of the writes, */
