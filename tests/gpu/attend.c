@@ -323,20 +323,12 @@ static bool is_halved(const struct attend_shape *s)
     return !s->latent && s->d == 256 && s->group > 8;
 }
 
-void problem_open(struct problem *p, const struct attend_shape *s)
+/* What lies on the host, and the random bytes of pool and pages. */
+static void memory_new(struct problem *p)
 {
-    struct ucm_attend_cuda *a = &p->args;
-    uint32_t groups;
-    uint64_t lists;
+    const struct attend_shape *s = &p->shape;
+    uint64_t lists = n_lists(p);
 
-    *p = (struct problem){.shape = *s,
-                          .v = s->latent ? UCM_ATTEND_MLA_VALUES : s->d,
-                          .n_numbers = s->slots + s->slots / 2,
-                          .tables = s->apart ? s->lists : 1};
-    groups = s->latent ? ucm_attend_mla_groups(s->group) : s->kv_heads << is_halved(s);
-    plan_of(p);
-    lists = n_lists(p);
-    p->rows = (uint64_t)s->chains * s->kv_heads * s->group;
     p->pool = fresh(s->slots * p->slot);
     p->pages = fresh(s->pages * p->page + 16);
     if (s->narrow != CODED)
@@ -351,7 +343,16 @@ void problem_open(struct problem *p, const struct attend_shape *s)
     p->first = fresh(s->chains * 4);
     p->length = fresh(s->chains * 4);
     p->table = fresh((uint64_t)s->chains * s->window * 4 + 4);
-    *a = (struct ucm_attend_cuda){
+}
+
+/* What lies on the GPU, but for the pool. */
+static void args_new(struct problem *p)
+{
+    const struct attend_shape *s = &p->shape;
+    uint32_t groups = s->latent ? ucm_attend_mla_groups(s->group) : s->kv_heads << is_halved(s);
+    uint64_t lists = n_lists(p);
+
+    p->args = (struct ucm_attend_cuda){
         .kv_heads = groups,
         .group = s->kv_heads * s->group / groups,
         .halved = is_halved(s),
@@ -381,13 +382,25 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         .flags = gpu_new(4),
         .done = gpu_new((uint64_t)s->chains * groups * 4),
     };
-    gpu_clear(a->flags, 4);
-    gpu_clear(a->done, (uint64_t)s->chains * groups * 4);
+    gpu_clear(p->args.flags, 4);
+    gpu_clear(p->args.done, (uint64_t)s->chains * groups * 4);
+}
+
+void problem_open(struct problem *p, const struct attend_shape *s)
+{
+    *p = (struct problem){.shape = *s,
+                          .v = s->latent ? UCM_ATTEND_MLA_VALUES : s->d,
+                          .n_numbers = s->slots + s->slots / 2,
+                          .tables = s->apart ? s->lists : 1};
+    plan_of(p);
+    p->rows = (uint64_t)s->chains * s->kv_heads * s->group;
+    memory_new(p);
+    args_new(p);
     if (s->narrow == CODED) {
         coded_draw(p);
         pool_coded(p);
     } else {
-        a->pool =
+        p->args.pool =
             memory_of(&p->pool_plan, gpu_put(0, p->pool, s->slots * p->slot), p->slot, s->slots);
     }
 }

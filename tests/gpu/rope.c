@@ -85,76 +85,110 @@ static void turn_pages(const struct ucm_rope_spec *spec, const struct ucm_copy_p
         }
 }
 
-static void check_load(const struct ucm_rope_spec *spec, const struct shape *shape, uint32_t shift)
+/* A load into pages of a GPU, and the same on the host. */
+struct load {
+    struct ucm_copy_plane planes[2 * LAYERS], host[2 * LAYERS];
+    struct ucm_copy_item items[ITEMS], on_host[ITEMS];
+    uint32_t at[2 * LAYERS];
+    struct ucm_rope_angle *tables;
+    uint64_t page_bytes, slots_bytes;
+    uint8_t *pages, *slots, *found;
+    CUdeviceptr gpu_pages, gpu_slots;
+    struct work w;
+};
+
+/* K with other bytes before and behind it, and V, whose pages follow K's; all of it `shift` bytes
+ * from where it would be aligned. */
+static void load_place(struct load *l, const struct ucm_rope_spec *spec, const struct shape *shape,
+                       uint32_t shift)
 {
     uint32_t k = spec->rows * ucm_rope_row_bytes(spec), chunk = shape->before + k + shape->behind,
              v = 1000;
     uint64_t stride = (uint64_t)chunk + (shift ? 3 : 16 - chunk % 16),
-             slot = (uint64_t)LAYERS * (chunk + v) + (shift ? 5 : 0);
-    uint64_t layer = BLOCKS * stride + BLOCKS * 1024u, page_bytes = LAYERS * layer + 16,
-             slots_bytes = (slot + 16) / 16 * 16 * ITEMS + 16;
-    uint64_t slot_step = shift ? slot : (slot + 15) / 16 * 16;
-    uint8_t *pages = fresh(page_bytes), *slots = fresh(slots_bytes), *found = fresh(page_bytes);
-    struct ucm_copy_plane planes[2 * LAYERS], host[2 * LAYERS];
-    struct ucm_copy_item items[ITEMS], on_host[ITEMS];
-    uint32_t at[2 * LAYERS], half = spec->rotary / 2;
-    struct ucm_rope_angle *tables = fresh(TABLES * half * sizeof *tables);
-    CUdeviceptr gpu_pages = gpu_new(page_bytes), gpu_slots = gpu_new(slots_bytes);
-    struct work w = {.n_planes = 2 * LAYERS,
-                     .n_items = ITEMS,
-                     .n_tables = TABLES,
-                     .largest = chunk > v ? chunk : v};
+             slot = (uint64_t)LAYERS * (chunk + v) + (shift ? 5 : 0),
+             layer = BLOCKS * stride + BLOCKS * 1024u,
+             slot_step = shift ? slot : (slot + 15) / 16 * 16;
 
-    memset(pages, GUARD, page_bytes);
-    fill_rows(spec, slots + shift, slots_bytes - shift);
+    l->w.largest = chunk > v ? chunk : v;
+    l->page_bytes = LAYERS * layer + 16;
+    l->slots_bytes = (slot + 16) / 16 * 16 * ITEMS + 16;
+    l->pages = fresh(l->page_bytes);
+    l->slots = fresh(l->slots_bytes);
+    l->gpu_pages = gpu_new(l->page_bytes);
+    l->gpu_slots = gpu_new(l->slots_bytes);
     for (uint32_t p = 0; p < 2 * LAYERS; p++) {
         uint64_t base = p / 2 * layer + (p % 2 ? BLOCKS * stride : 0) + shift;
 
-        planes[p] = (struct ucm_copy_plane){gpu_pages + base, p % 2 ? 1024 : stride,
-                                            p / 2 * (chunk + v) + (p % 2 ? chunk : 0),
-                                            p % 2 ? v : chunk, 0};
-        host[p] = planes[p];
-        host[p].base = (uint64_t)(uintptr_t)pages + base;
-        at[p] = p % 2 ? UCM_ROPE_NO_K : shape->before;
+        l->planes[p] = (struct ucm_copy_plane){l->gpu_pages + base, p % 2 ? 1024 : stride,
+                                               p / 2 * (chunk + v) + (p % 2 ? chunk : 0),
+                                               p % 2 ? v : chunk, 0};
+        l->host[p] = l->planes[p];
+        l->host[p].base = (uint64_t)(uintptr_t)l->pages + base;
+        l->at[p] = p % 2 ? UCM_ROPE_NO_K : shape->before;
     }
     for (uint32_t i = 0; i < ITEMS; i++) {
-        items[i] = (struct ucm_copy_item){.slot = gpu_slots + shift + i * slot_step,
-                                          .block = (i * 5 + 2) % BLOCKS,
-                                          .memory = i == 2 ? UCM_ROPE_STAYS : i % TABLES};
-        on_host[i] = items[i];
-        on_host[i].slot = (uint64_t)(uintptr_t)slots + shift + i * slot_step;
+        l->items[i] = (struct ucm_copy_item){.slot = l->gpu_slots + shift + i * slot_step,
+                                             .block = (i * 5 + 2) % BLOCKS,
+                                             .memory = i == 2 ? UCM_ROPE_STAYS : i % TABLES};
+        l->on_host[i] = l->items[i];
+        l->on_host[i].slot = (uint64_t)(uintptr_t)l->slots + shift + i * slot_step;
     }
+}
+
+static void load_new(struct load *l, const struct ucm_rope_spec *spec, const struct shape *shape,
+                     uint32_t shift)
+{
+    uint32_t half = spec->rotary / 2;
+
+    *l = (struct load){.w = {.n_planes = 2 * LAYERS, .n_items = ITEMS, .n_tables = TABLES}};
+    load_place(l, spec, shape, shift);
+    l->found = fresh(l->page_bytes);
+    memset(l->pages, GUARD, l->page_bytes);
+    fill_rows(spec, l->slots + shift, l->slots_bytes - shift);
+    l->tables = fresh(TABLES * half * sizeof *l->tables);
     for (uint32_t i = 0; i < TABLES; i++)
         ucm_rope_table(spec, &(struct ucm_rope_turn){i * 70000u, 5 + rnd_below(1000000), 0, 0},
-                       tables + i * half);
-    w.planes = gpu_put(0, planes, sizeof planes);
-    w.items = gpu_put(0, items, sizeof items);
-    w.at = gpu_put(0, at, sizeof at);
-    w.tables = gpu_put(0, tables, TABLES * half * sizeof *tables);
-    gpu_put(gpu_pages, pages, page_bytes);
-    gpu_put(gpu_slots, slots, slots_bytes);
-    launch(&w, spec, 5, 0);
+                       l->tables + i * half);
+    l->w.planes = gpu_put(0, l->planes, sizeof l->planes);
+    l->w.items = gpu_put(0, l->items, sizeof l->items);
+    l->w.at = gpu_put(0, l->at, sizeof l->at);
+    l->w.tables = gpu_put(0, l->tables, TABLES * half * sizeof *l->tables);
+    gpu_put(l->gpu_pages, l->pages, l->page_bytes);
+    gpu_put(l->gpu_slots, l->slots, l->slots_bytes);
+}
+
+static void load_free(struct load *l)
+{
+    work_free(&l->w);
+    gpu_free(l->gpu_pages);
+    gpu_free(l->gpu_slots);
+    free(l->pages);
+    free(l->slots);
+    free(l->found);
+    free(l->tables);
+}
+
+static void check_load(const struct ucm_rope_spec *spec, const struct shape *shape, uint32_t shift)
+{
+    struct load l;
+
+    load_new(&l, spec, shape, shift);
+    launch(&l.w, spec, 5, 0);
     gpu_sync();
-    gpu_get(found, gpu_pages, page_bytes);
-    ucm_copy_ref(host, 2 * LAYERS, on_host, ITEMS, UCM_COPY_LOAD);
-    turn_pages(spec, host, at, items, tables);
-    check(memcmp(found, pages, page_bytes) == 0,
+    gpu_get(l.found, l.gpu_pages, l.page_bytes);
+    ucm_copy_ref(l.host, 2 * LAYERS, l.on_host, ITEMS, UCM_COPY_LOAD);
+    turn_pages(spec, l.host, l.at, l.items, l.tables);
+    check(memcmp(l.found, l.pages, l.page_bytes) == 0,
           "dtype %u, pairs %u, %u rows of %u, [%u, +%u), %u and %u bytes around, shifted by %u",
           spec->dtype, spec->pairs, spec->rows, spec->dim, spec->first, spec->rotary, shape->before,
           shape->behind, shift);
-    launch(&w, spec, 5, 1);
+    launch(&l.w, spec, 5, 1);
     gpu_sync();
-    gpu_get(found, gpu_pages, page_bytes);
-    turn_pages(spec, host, at, items, tables);
-    check(memcmp(found, pages, page_bytes) == 0, "in place: dtype %u, pairs %u, rows of %u",
+    gpu_get(l.found, l.gpu_pages, l.page_bytes);
+    turn_pages(spec, l.host, l.at, l.items, l.tables);
+    check(memcmp(l.found, l.pages, l.page_bytes) == 0, "in place: dtype %u, pairs %u, rows of %u",
           spec->dtype, spec->pairs, spec->dim);
-    work_free(&w);
-    gpu_free(gpu_pages);
-    gpu_free(gpu_slots);
-    free(pages);
-    free(slots);
-    free(found);
-    free(tables);
+    load_free(&l);
 }
 
 static void test_bits(void)
