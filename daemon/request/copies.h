@@ -71,7 +71,7 @@ struct copy_params {
 };
 /* Checks what a load or dump says, before anything moves: the region, or NULL with call->error. */
 struct registered *copies_check(struct call *call, const struct copy_params *p, uint32_t *n_keys);
-/* `bytes` of memory that begin with a struct copies, which use the region until region_copies_ended. NULL with call->error. */
+/* `bytes` of memory that begin with a struct copies, which use the region until copies_end. NULL with call->error. */
 void *copies_new(struct call *call, const struct copy_kind *kind, const struct copy_params *p,
                  struct registered *region, uint32_t n_keys, size_t bytes);
 /* Refuses numbers that come twice: of n that are `step` u32s apart, `what` each, one for each `of`. 0 or -code

@@ -119,12 +119,11 @@ struct session {
     uint8_t ns[];             /* by index_ns_place: enum session_ns */
 };
 
-/* DURABLE: its dumps are, unless they say otherwise. WITH_BASE: it was opened by encoding.open. */
 enum session_ns {
     SESSION_NS_OPEN = 1,
-    SESSION_NS_DURABLE = 2,
-    SESSION_NS_WITH_BASE = 4,
-    SESSION_NS_HINTS = 8, /* daemon/hints: it uses the namespace's table */
+    SESSION_NS_DURABLE = 2,   /* its dumps are, unless they say otherwise */
+    SESSION_NS_WITH_BASE = 4, /* it was opened by encoding.open */
+    SESSION_NS_HINTS = 8,     /* daemon/hints: it uses the namespace's table */
 };
 
 /* A request that is answered later: the first member of what its method keeps. request_new makes
@@ -236,7 +235,7 @@ struct audit_blocks {
     const char *tier;
     uint32_t keys; /* 0: the whole namespace */
     const struct msg_count_r *result;
-    int code; /* enum ucm_wire_code of how it ended; 0: done */
+    int code; /* enum ucm_wire_error of how it ended; 0: done */
 };
 /* The same for one that changed blocks of a namespace, within a tenant's bound of lines. */
 void audit_blocks(const struct session *s, enum ucm_method method, const struct ns *ns,

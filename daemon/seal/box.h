@@ -5,8 +5,8 @@
  * - Every box has a key of its own: of the namespace's key, 192 random bits and the context. A
  *   piece's nonce is its number, so one key never meets a nonce twice as long as the caller seals
  *   each number once.
- * - box_open says 0 only for the bytes that box_seal was given, under this key, context, number and
- *   associated data.
+ * - seal_box_open says 0 only for the bytes that seal_box_seal was given, under this key, context,
+ *   number and associated data.
  *
  * Threads: any, one at a time for a box. */
 #ifndef UCMD_SEAL_BOX_H
@@ -34,7 +34,7 @@ int seal_derive(const uint8_t key[SEAL_KEY_BYTES], const void *salt, size_t salt
 int seal_random(void *out, size_t bytes);
 
 /* context, at most SEAL_CONTEXT_MAX bytes: all that names the record, salt included. sealing: for
- * box_seal, else for box_open. 0, -ENOMEM; then seal_box_close. */
+ * seal_box_seal, else for seal_box_open. 0, -ENOMEM; then seal_box_close. */
 int seal_box_begin(struct seal_box *b, const uint8_t key[SEAL_KEY_BYTES], const void *context,
                    size_t context_bytes, bool sealing);
 /* NULL-safe for one of zeroes. */

@@ -18,8 +18,8 @@
 
 #define ROOM "tier"
 #define PROGRESS_MS 5000
-#define SEGMENT_HEADER UINT32_MAX /* scan_op.record */
-#define SCAN_UNDER_WAY 1          /* scan_op.scanned */
+#define SEGMENT_HEADER UINT32_MAX /* nvme_op.record */
+#define SCAN_UNDER_WAY 1          /* nvme_op.scanned */
 #define SEGMENTS_TURN 4096u       /* passed by in a turn of the loop */
 
 static void recover_pump(struct tier *t);

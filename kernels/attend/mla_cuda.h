@@ -10,7 +10,7 @@
  *   round, state, stop are 0: no rounds
  *
  * A step is ucm_attend_mla_*, and behind it, where splits is above 1, ucm_attend_mla_merge_*: a thread block for each query head
- * and ucm_attend_mla_merge_blocks of its channels. Lists that one split covers are complete without. The merge may be
+ * and UCM_ATTEND_MLA_MERGE_BLOCKS of its channels. Lists that one split covers are complete without. The merge may be
  * launched with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and then only right behind the first. */
 #ifndef UCM_KERNELS_ATTEND_MLA_CUDA_H
 #define UCM_KERNELS_ATTEND_MLA_CUDA_H
