@@ -1,13 +1,14 @@
 /* The server owns every room, connects them, starts and stops them in order.
  *
  * Start:
- * - devices, index, policy, cache, tier, arena (which grows on in the background), shared tier
- * - requests, then the front: the socket comes last, so that every client that connects is served
+ * - devices, keys, index, policy, cache, tier, arena (which grows on in the background), shared tier
+ * - requests, then the front: the socket comes after them, so that every client that connects is
+ *   served; and what observes
  *
  * Stop:
  * - the front accepts nobody, running requests have shutdown.drain to finish, the rest are stopped
  * - connections end, the snapshot of DRAM is written, the tier is synced
- * - the rooms close in reverse
+ * - the rooms close, each before those that it uses
  *
  * Thread: the one that calls server_run is the loop. */
 #ifndef UCMD_SERVER_H
