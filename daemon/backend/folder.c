@@ -47,7 +47,8 @@ static int below_open(int parent, const char *name, bool make)
     return errno == EBADMSG ? -EIO : errno == ENOTDIR || errno == ELOOP ? -EBADMSG : -errno;
 }
 
-/* Makes what is missing if `make`. -ENOTDIR: a folder above the bucket is none, which says nothing about a file. */
+/* Makes what is missing if `make`. -ENOTDIR: a folder above the bucket is none, which says nothing
+ * about a file. */
 static int bucket_open(const char *root, const char *bucket, bool make)
 {
     int fd = root_open(root);
@@ -116,7 +117,8 @@ static int folder_sync(int folder)
     return err;
 }
 
-/* What an attempt left behind must not be in the way of the next one: the last digit is of another alphabet then. */
+/* What an attempt left behind must not be in the way of the next one: the last digit is of another
+ * alphabet then. */
 static void temp_name(const struct folder_file *f, char out[NAME_BYTES])
 {
     static const char digits[ATTEMPTS][17] = {"0123456789abcdef", "ghijklmnopqrstuv",
@@ -246,7 +248,8 @@ static int check_writes(struct folder_file *f, int folder)
                                   : -EIO; /* a short write: the disk is full */
     if (err == 0 && fdatasync(fd) < 0)
         err = -errno;
-    /* Setting the times brings the server's clock; after a write alone a client may show its own. */
+    /* Setting the times brings the server's clock; after a write alone a client may show its
+     * own. */
     if (err == 0 && (futimens(fd, NULL) < 0 || fstat(fd, &st) < 0))
         err = -errno;
     if (close(fd) < 0 && err == 0)

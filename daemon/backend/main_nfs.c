@@ -1,6 +1,6 @@
-/* ucmd-backend-nfs nfs://SERVER[:PORT]/EXPORT[?OPTIONS] [UID GID]: keeps blocks on an NFS server, by libnfs. The daemon
- * starts it for a root nfs://; see docs/shared-storage.md. UID and GID are whom the server takes us for where the
- * target does not say it; without them it is who we are. */
+/* ucmd-backend-nfs nfs://SERVER[:PORT]/EXPORT[?OPTIONS] [UID GID]: keeps blocks on an NFS server,
+ * by libnfs. The daemon starts it for a root nfs://; see docs/shared-storage.md. UID and GID are
+ * whom the server takes us for where the target does not say it; without them it is who we are. */
 #include "daemon/backend/nfs/nfs.h"
 
 #include <errno.h>
@@ -64,7 +64,8 @@ static void cork(struct nfs *n, int on)
         (void)setsockopt(rpc_get_fd(n->conn.rpc), IPPROTO_TCP, TCP_CORK, &on, sizeof(on));
 }
 
-/* libnfs sends its calls now, not after another poll. It sends each by itself: small ones go into one packet. */
+/* libnfs sends its calls now, not after another poll. It sends each by itself: small ones go into
+ * one packet. */
 static void server_send(struct nfs *n)
 {
     bool many = n->unsent > 1;
@@ -108,7 +109,8 @@ static int turn(struct nfs *n)
     return rc == 0 && n->broken ? -EPIPE : rc;
 }
 
-/* libnfs allocates each packet: pages that went back to the kernel would come back one by one, as zeroes. */
+/* libnfs allocates each packet: pages that went back to the kernel would come back one by one, as
+ * zeroes. */
 static void memory_keep(void)
 {
     (void)mallopt(M_MMAP_THRESHOLD, PACKETS_BYTES / 2);

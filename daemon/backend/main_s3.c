@@ -1,5 +1,6 @@
-/* ucmd-backend-s3 TARGET: keeps blocks in a bucket of an S3 server (docs/s3.md). One thread: libcurl's transfers, the daemon's
- * requests, and the output of a command that prints credentials, over one epoll. */
+/* ucmd-backend-s3 TARGET: keeps blocks in a bucket of an S3 server (docs/s3.md). One thread:
+ * libcurl's transfers, the daemon's requests, and the output of a command that prints credentials,
+ * over one epoll. */
 #include "daemon/backend/s3/s3.h"
 
 #include <errno.h>

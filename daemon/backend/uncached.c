@@ -49,7 +49,8 @@ static int move_all(struct move *m)
     while (m->at < m->all) {
         ssize_t n;
 
-        /* A short transfer may end anywhere, and a file's last bytes are less than can be written directly. */
+        /* A short transfer may end anywhere, and a file's last bytes are less than can be written
+         * directly. */
         if (m->direct && (m->at % UNCACHED_ALIGN || (m->write && m->all - m->at < UNCACHED_ALIGN)))
             direct_end(m);
         n = transfer(m);
@@ -75,7 +76,8 @@ int uncached_read(int fd, void *memory, uint64_t bytes)
     return err;
 }
 
-/* Only pages that were written can be dropped. A file system that can't begin that drops them some other time. */
+/* Only pages that were written can be dropped. A file system that can't begin that drops them some
+ * other time. */
 static int written(int fd)
 {
     const unsigned flags =

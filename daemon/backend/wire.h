@@ -110,8 +110,8 @@ struct wire_reader {
     uint32_t at; /* the message that is next */
 };
 
-/* 0: the caller closes it. The packet must stay where it is until then. Else -code with *e, and nothing
- * is held. */
+/* 0: the caller closes it. The packet must stay where it is until then. Else -code with *e, and
+ * nothing is held. */
 int wire_open(struct wire_reader *r, const uint8_t *packet, size_t n, struct ucm_error *e);
 void wire_close(struct wire_reader *r);
 /* Is there another message? */

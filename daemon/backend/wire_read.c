@@ -7,8 +7,8 @@
 
 enum kind { NUMBER, FLAG, TEXT, KEY, ARRAY };
 
-/* One field that a message may have. `to` gets a uint64_t, a bool, a text of `max` bytes and its NUL, or
- * a pointer to the array. */
+/* One field that a message may have. `to` gets a uint64_t, a bool, a text of `max` bytes and its
+ * NUL, or a pointer to the array. */
 struct field {
     const char *name;
     enum kind kind;

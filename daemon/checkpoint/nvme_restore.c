@@ -1,5 +1,5 @@
-/* Recovery's second step: reads the checkpoints, and takes their parts over, half a millisecond a turn of the loop. The pool reads
- * and checks a piece, the loop takes what is in it. */
+/* Recovery's second step: reads the checkpoints, and takes their parts over, half a millisecond a
+ * turn of the loop. The pool reads and checks a piece, the loop takes what is in it. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"

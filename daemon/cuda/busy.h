@@ -26,9 +26,9 @@
 #define BUSY_PROBE_SLOW_NS 60000ull
 #define BUSY_PROBES_LATE 4u
 #define BUSY_PROBE_LATE_NS 25000ull
-/* A kernel that waits longer waits for a whole turn, 2 ms, of others who always have a kernel ready,
- * and shows them by itself. Among kernels of 50 us, each awaited by its host, one takes 0.2 to
- * 0.35 ms; so may the first after a companion's, as the GPU has to change contexts. */
+/* A kernel that waits longer waits for a whole turn, 2 ms, of others who always have a kernel
+ * ready, and shows them by itself. Among kernels of 50 us, each awaited by its host, one takes 0.2
+ * to 0.35 ms; so may the first after a companion's, as the GPU has to change contexts. */
 #define BUSY_PROBE_TURN_NS 700000ull
 
 struct busy {
@@ -49,7 +49,8 @@ bool busy_probes_show(const uint64_t *took_ns, unsigned n);
 void busy_unknown(struct busy *b, uint64_t now_ns);
 /* waited_ns: the longest of the probe's kernels. */
 void busy_probed(struct busy *b, uint64_t now_ns, bool others, uint64_t waited_ns);
-/* A copy kernel of ours ended. It took took_ns where due_ns were due; 0: too short to be measured. */
+/* A copy kernel of ours ended. It took took_ns where due_ns were due; 0: too short to be
+ * measured. */
 void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns);
 
 #endif

@@ -20,8 +20,8 @@
 #define COSTS_ROW_NARROW 4096u
 #define COSTS_ROW_WIDE 65536u
 #define COSTS_TEXT_BYTES 1024
-/* The driver moves narrower runs to the GPU with kernels of its own, not by the engines alone. Batches
- * of them took up to 0.3 of another process's speed, where rows took nothing. */
+/* The driver moves narrower runs to the GPU with kernels of its own, not by the engines alone.
+ * Batches of them took up to 0.3 of another process's speed, where rows took nothing. */
 #define COSTS_RUN_LEAST 32768u
 
 struct costs {                   /* doubles only: the text lists them in this order */

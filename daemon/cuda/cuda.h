@@ -1,5 +1,5 @@
-/* GPUs of the CUDA driver, as daemon/device sees them. It uses no CUDA type, so that device.c builds
- * without CUDA's headers; none.c takes the place of the driver there. */
+/* GPUs of the CUDA driver, as daemon/device sees them. It uses no CUDA type, so that device.c
+ * builds without CUDA's headers; none.c takes the place of the driver there. */
 #ifndef UCMD_CUDA_CUDA_H
 #define UCMD_CUDA_CUDA_H
 

@@ -21,13 +21,14 @@
 #define GPU_DMA_EXTENTS 4096u /* of one launch */
 /* Launched and not done, besides the newest launch: keeps the bus busy without a gap. */
 #define GPU_AHEAD_BYTES (32ull << 20)
-/* While several tenants use a direction: a launch, and what is launched besides the newest. What is launched is in
- * nobody's order any more, so a tenant that comes waits for that much. It holds for GPU_FAIR_WINDOW bytes of one
- * tenant alone, about 0.3 s. */
+/* While several tenants use a direction: a launch, and what is launched besides the newest. What is
+ * launched is in nobody's order any more, so a tenant that comes waits for that much. It holds for
+ * GPU_FAIR_WINDOW bytes of one tenant alone, about 0.3 s. */
 #define GPU_FAIR_BYTES (4ull << 20)
 #define GPU_FAIR_WINDOW (16ull << 30)
 #define GPU_BURST_BYTES (16ull << 20) /* see base/fair.h */
-/* Streams: by enum ucm_copy_direction, and one for small loads that overtake a full load stream (express.c). */
+/* Streams: by enum ucm_copy_direction, and one for small loads that overtake a full load stream
+ * (express.c). */
 #define GPU_EXPRESS 2u
 #define GPU_STREAMS 3u
 #define GPU_EXPRESS_BYTES (1ull << 20) /* under way in it, at most */
@@ -79,8 +80,8 @@ struct gpu_beside {
         const struct device_region *region; /* whose worker said so; only compared */
         uint64_t until_ms;
     } said[GPU_BESIDE_WORKERS]; /* of more workers the latest */
-    /* As this round of the thread sees them. What gpu_launch_next goes by must not change between a look whether
-     * there is a place and its use. */
+    /* As this round of the thread sees them. What gpu_launch_next goes by must not change between a
+     * look whether there is a place and its use. */
     bool now, hurry; /* hurry: the first load waits for no share of the bus */
 };
 
@@ -192,7 +193,8 @@ int gpu_refuse_dying(struct device_job *job);
 uint64_t gpu_launch_bytes(const struct gpu *g, enum ucm_copy_direction direction);
 /* A place for one more launch; NULL: none now. One that is there stays until it is used. */
 struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction);
-/* Before a job's first piece: checks what must hold for all of them. 0 or -errno, job->error filled. */
+/* Before a job's first piece: checks what must hold for all of them. 0 or -errno, job->error
+ * filled. */
 int gpu_job_check(struct gpu *g, struct device_job *job);
 /* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
  * the slice or, when that is NULL, ends a piece of the job. */
@@ -226,14 +228,14 @@ void gpu_express_launch(struct gpu *g, struct device_job *job);
 
 /* ---- beside.c: a worker computes, and its own small copies wait behind ours ---- */
 
-/* A load or dump has come: its worker says whether it computes. That holds until it says something else, or
- * nothing for a while. */
+/* A load or dump has come: its worker says whether it computes. That holds until it says something
+ * else, or nothing for a while. */
 void gpu_beside_told(struct gpu *g, const struct device_job *job);
 void gpu_beside_forget(struct gpu *g, const struct device_region *region); /* it is closed */
 /* Once in each round of the thread: what the functions below go by. */
 void gpu_beside_look(struct gpu *g);
-/* May a launch begin? Beside a worker that computes only when the one before has ended, so that the engine
- * turns to others, and loads not before the bus would be done at their share of it. */
+/* May a launch begin? Beside a worker that computes only when the one before has ended, so that the
+ * engine turns to others, and loads not before the bus would be done at their share of it. */
 bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction);
 void gpu_beside_launched(struct gpu *g, enum ucm_copy_direction direction, uint64_t bytes);
 /* When what waits for its share of the bus may begin; 0: nothing waits for that. */
@@ -244,8 +246,8 @@ bool gpu_beside_suffices(const struct gpu *g, enum ucm_copy_direction direction,
 
 /* ---- busy.c ---- */
 
-/* Do other processes' kernels run? While that is not known: yes, and a probe is wanted. While slices
- * are under way: what was known last. */
+/* Do other processes' kernels run? While that is not known: yes, and a probe is wanted. While
+ * slices are under way: what was known last. */
 bool gpu_others_run(struct gpu *g);
 /* The same; probes at once where a probe is due and possible. */
 bool gpu_others_look(struct gpu *g);
@@ -263,12 +265,12 @@ void gpu_calibrate(struct gpu *g);
 
 /* ---- dma.c ---- */
 
-/* Fills g->dma.extents with those of a piece between slots and pages, for gpu_dma_launch, and in the
- * items which memory their slots lie in. Returns how many; 0: too many for the copy engines. */
+/* Fills g->dma.extents with those of a piece between slots and pages, for gpu_dma_launch, and in
+ * the items which memory their slots lie in. Returns how many; 0: too many for the copy engines. */
 uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                       struct ucm_copy_item *items);
-/* The same between slots and the slice at that address, where items follow one another in the order of `items`:
- * writes their blocks. piece: of its planes, items and bytes. */
+/* The same between slots and the slice at that address, where items follow one another in the order
+ * of `items`: writes their blocks. piece: of its planes, items and bytes. */
 uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
                             const struct job_piece *piece, struct ucm_copy_item *items,
                             uint64_t slice);
@@ -298,8 +300,8 @@ struct gpu_ipc_wish {
 int gpu_ipc_get(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
                 const struct worker *worker, struct gpu_ipc **out);
 void gpu_ipc_put(struct gpu_ipc *ipc);
-/* Sees whether this driver's handles say how large their memory is, with memory of our own; once, behind
- * gpu_context_open. */
+/* Sees whether this driver's handles say how large their memory is, with memory of our own; once,
+ * behind gpu_context_open. */
 void gpu_ipc_learn(struct gpu *g);
 
 /* ---- region.c ---- */
@@ -349,14 +351,14 @@ int gpu_rope_open(struct gpu *g, struct device_job *job);
 void gpu_rope_close(struct gpu_region *mapping); /* harmless when it is not open */
 /* Does K of any item turn? */
 bool gpu_rope_turns(const struct device_job *job, const struct job_piece *piece);
-/* How many of the job's next items, at most `most`, have tables that fit: into a launch, or an order, where each item
- * takes so many words beside them. */
+/* How many of the job's next items, at most `most`, have tables that fit: into a launch, or an
+ * order, where each item takes so many words beside them. */
 uint32_t gpu_rope_items(const struct device_job *job, uint32_t most, uint32_t words);
 /* Launches a kernel that copies a piece and turns it. Writes the launch's items and tables. */
 CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                          struct gpu_launch *l);
-/* The same for a piece whose copy, or decoding, was launched: K turns behind that, and the launch ends there. After an
- * error nothing of the piece is under way. */
+/* The same for a piece whose copy, or decoding, was launched: K turns behind that, and the launch
+ * ends there. After an error nothing of the piece is under way. */
 CUresult gpu_rope_behind(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                          struct gpu_launch *l);
 /* What an order says of a piece's turns, tables and all. */
@@ -373,9 +375,9 @@ void gpu_staging_close(struct device_staging *staging);
 /* As gpu_job_check, and picks the way. The stream has a place. */
 int gpu_job_begin(struct gpu *g, struct device_job *job);
 enum gpu_took { GPU_TOOK, GPU_FULL, GPU_PAUSED };
-/* Begins the job's next piece; the stream has a place for it. While several tenants use the direction, pieces of jobs that
- * wait behind it may go with it. FULL: no slice is free now. PAUSED: the ring
- * takes nothing for a while, or never again. */
+/* Begins the job's next piece; the stream has a place for it. While several tenants use the
+ * direction, pieces of jobs that wait behind it may go with it. FULL: no slice is free now. PAUSED:
+ * the ring takes nothing for a while, or never again. */
 enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job);
 void gpu_staging_launched(struct gpu *g, struct gpu_slice *slice); /* a launch for it is done */
 void gpu_staging_lost(struct gpu *g, struct gpu_slice *slice);     /* the same, after gpu_fail */

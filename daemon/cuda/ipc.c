@@ -1,7 +1,8 @@
 /* IPC memory: opened once for a worker, counted, and only for who can write there.
  *
- * The driver opens a handle for whoever has its 64 bytes, most of which it ignores and the rest of which can be guessed.
- * So each handle of each registration is proven (struct device_proof), in one go with the opening. */
+ * The driver opens a handle for whoever has its 64 bytes, most of which it ignores and the rest of
+ * which can be guessed. So each handle of each registration is proven (struct device_proof), in one
+ * go with the opening. */
 #include "daemon/cuda/gpu.h"
 
 #include "daemon/base/log.h"
@@ -13,8 +14,9 @@
 
 /* ---- what a handle says ---- */
 
-/* The driver takes the size of memory from its handle, and a copy beyond what is there loses the context. These fields
- * are nowhere documented: gpu_ipc_learn sees whether a driver's handles have them. */
+/* The driver takes the size of memory from its handle, and a copy beyond what is there loses the
+ * context. These fields are nowhere documented: gpu_ipc_learn sees whether a driver's handles have
+ * them. */
 struct handle_layout {
     uint8_t other[16];
     uint64_t size;   /* of the allocation */

@@ -72,7 +72,8 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
     if (g->config.strategy == COPY_DMA || g->config.strategy == COPY_SM)
         return g->config.strategy;
     pick = costs_pick(c, g->dma.extents, extents, piece->bytes, false);
-    /* What the engines do best does not depend on others. A companion's kernels count as others'. */
+    /* What the engines do best does not depend on others. A companion's kernels count as
+     * others'. */
     if (pick == COPY_SM && (g->slices > 0 || gpu_others_run(g)))
         pick = costs_pick(c, g->dma.extents, extents, piece->bytes, true);
     return pick;

@@ -1,7 +1,7 @@
 /* Merges neighbouring chunks of a copy into extents. Pure computation, no CUDA, no allocation.
  *
- * An extent is `rows` runs of `width` bytes, a fixed pitch apart on each side. A copy engine moves it
- * with one command, at the bus's speed even for small rows. Layers of one allocation lie a fixed
+ * An extent is `rows` runs of `width` bytes, a fixed pitch apart on each side. A copy engine moves
+ * it with one command, at the bus's speed even for small rows. Layers of one allocation lie a fixed
  * distance apart, so a block is one extent; so are consecutive blocks in consecutive slots.
  *
  * Promise: extents cover exactly the bytes of the items and planes, each byte once, and none

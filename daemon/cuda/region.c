@@ -168,11 +168,12 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
 
 /* ---- events ---- */
 
-/* The driver takes numbers of an event's handle as places in the worker's file under /dev/shm: an altered one ends this
- * process. So events come only from workers that could end it anyway.
+/* The driver takes numbers of an event's handle as places in the worker's file under /dev/shm: an
+ * altered one ends this process. So events come only from workers that could end it anyway.
  *
- * Each dump opens the event again, after the worker recorded it: a worker that destroys an event and
- * creates another may get the same handle bytes, and an old opening could be taken for the new event.
+ * Each dump opens the event again, after the worker recorded it: a worker that destroys an event
+ * and creates another may get the same handle bytes, and an old opening could be taken for the new
+ * event.
  */
 int gpu_event_open(struct gpu *g, struct device_job *job)
 {

@@ -1,6 +1,6 @@
-/* Turned loads. Copy engines don't compute: the daemon's own kernel turns K in the pages that engines, or a decoding,
- * have just filled, while the next launch is under way; or it turns as it copies, where engines can't; or a companion
- * does, whose orders hold the tables of angles. */
+/* Turned loads. Copy engines don't compute: the daemon's own kernel turns K in the pages that
+ * engines, or a decoding, have just filled, while the next launch is under way; or it turns as it
+ * copies, where engines can't; or a companion does, whose orders hold the tables of angles. */
 #include "daemon/cuda/gpu.h"
 
 #include "proto/memory/staging.h"
@@ -10,8 +10,8 @@
 
 extern const unsigned char ucm_rope_fatbin[];
 
-/* A table has a cosine and a sine for each pair of channels, so as many words as channels turn. An order and a
- * launch have room for as many tables. */
+/* A table has a cosine and a sine for each pair of channels, so as many words as channels turn. An
+ * order and a launch have room for as many tables. */
 #define TABLES_WORDS (UCM_ROPE_TABLES_BYTES / sizeof(uint32_t))
 
 _Static_assert(TABLES_WORDS == UCM_STAGING_ITEMS, "what an order has beside its items are words");
@@ -143,7 +143,8 @@ void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
 
 /* ---- regions ---- */
 
-/* With the first region that turns: the kernels, and pinned memory for the tables of each load's launch. */
+/* With the first region that turns: the kernels, and pinned memory for the tables of each load's
+ * launch. */
 static CUresult tables_create(struct gpu *g)
 {
     size_t angles = UCM_ROPE_TABLES_BYTES / sizeof(*g->tables);

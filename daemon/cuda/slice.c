@@ -174,8 +174,8 @@ static uint32_t items_left(const struct device_job *job, const struct gpu_stagin
     return most > had ? most - had : 0;
 }
 
-/* The job's next piece, of about `bytes` and as many items as a slice holds besides `had` others like these: at least
- * one more. As job_next_piece. */
+/* The job's next piece, of about `bytes` and as many items as a slice holds besides `had` others
+ * like these: at least one more. As job_next_piece. */
 static bool slice_next_piece(struct device_job *job, const struct gpu_staging *s, uint32_t had,
                              uint64_t bytes, struct job_piece *out)
 {
@@ -253,9 +253,9 @@ static bool companion_knows(const struct gpu_staging *s, const struct device_job
     return (atomic_load(&s->shared->words.knows) & asks) == asks;
 }
 
-/* The other way of a coded job is the daemon's own kernel, over the bus: hardly faster than the engines on an
- * idle GPU, and hopeless beside others. Only narrow items of loads go there, which kernels of the driver
- * would move to a slice. */
+/* The other way of a coded job is the daemon's own kernel, over the bus: hardly faster than the
+ * engines on an idle GPU, and hopeless beside others. Only narrow items of loads go there, which
+ * kernels of the driver would move to a slice. */
 static bool conversion_pays(const struct device_job *job)
 {
     return job->op == DEVICE_DUMP || job_item_bytes(job, NULL) >= COSTS_RUN_LEAST;
@@ -299,9 +299,9 @@ static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s)
 
 /* A load is done only when its last slice is scattered. So the last slice is small, and the bus
  * fills it while those before are scattered. Where more loads follow, they keep the bus busy
- * instead. Halving ends after three slices, as many as one direction may have. Of several loads, what
- * is little more than a slice goes in two halves: a slice with a block or two costs a full one's
- * time. */
+ * instead. Halving ends after three slices, as many as one direction may have. Of several loads,
+ * what is little more than a slice goes in two halves: a slice with a block or two costs a full
+ * one's time. */
 static uint64_t load_piece(struct gpu *g, struct device_job *job, const struct gpu_staging *s)
 {
     uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job, NULL);
@@ -335,8 +335,8 @@ static bool slice_add(struct gpu_slice *slice, struct device_job *job, uint64_t 
     return last;
 }
 
-/* May a piece of the job join those in the slice? Whoever has a region has its ring, too. Turned loads stay alone:
- * their tables take the room that others' items would have. */
+/* May a piece of the job join those in the slice? Whoever has a region has its ring, too. Turned
+ * loads stay alone: their tables take the room that others' items would have. */
 static bool slice_joins(const struct gpu_slice *slice, const struct device_job *job, uint64_t room)
 {
     const struct device_job *first = slice->parts[0].job;
@@ -348,9 +348,10 @@ static bool slice_joins(const struct gpu_slice *slice, const struct device_job *
            items_left(job, slice->staging, slice->all.n_items) > 0;
 }
 
-/* A ring has few slices. With one small request in each, a tenant moves less than its due, however much of it waits.
- * So while several use the bus, the tenant's requests behind that in the ring's last free slice share it with that
- * one, rather than wait for another. next: behind it in the queue; bytes: of all in the slice. */
+/* A ring has few slices. With one small request in each, a tenant moves less than its due, however
+ * much of it waits. So while several use the bus, the tenant's requests behind that in the ring's
+ * last free slice share it with that one, rather than wait for another. next: behind it in the
+ * queue; bytes: of all in the slice. */
 static void slice_fill_up(struct gpu *g, struct gpu_slice *slice, struct device_job *next,
                           uint64_t bytes)
 {

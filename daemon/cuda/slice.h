@@ -1,8 +1,9 @@
-/* A staging ring and its slices, as staging.c (rings open and close) and slice.c (when a slice pays, and its way) share
- * them.
+/* A staging ring and its slices, as staging.c (rings open and close) and slice.c (when a slice
+ * pays, and its way) share them.
  *
- * A slice carries pieces of several jobs where more wait than the ring has slices. All of them are of one region, of the
- * same planes and in the same form, so one order says it all, and the companion knows nothing of jobs.
+ * A slice carries pieces of several jobs where more wait than the ring has slices. All of them are
+ * of one region, of the same planes and in the same form, so one order says it all, and the
+ * companion knows nothing of jobs.
  * Threads: the GPU's. */
 #ifndef UCMD_CUDA_SLICE_H
 #define UCMD_CUDA_SLICE_H

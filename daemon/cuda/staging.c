@@ -13,8 +13,8 @@
 #define STAGING_PAUSE_MS 1000         /* after it was too slow */
 #define STAGING_MEMFD_MOST (4u << 20) /* the last page may be a huge one */
 
-/* The GPU's thread touches the ring, and gives it back: a worker that punches holes in a large file, or lets the last
- * mapping of it go, would hold up all copies of that GPU. */
+/* The GPU's thread touches the ring, and gives it back: a worker that punches holes in a large
+ * file, or lets the last mapping of it go, would hold up all copies of that GPU. */
 static int shared_check(struct device_job *job, int fd, uint64_t bytes)
 {
     int rc = job_check_memfd(job, "the ring's descriptor", fd, 0, bytes);

@@ -79,8 +79,8 @@ bool worker_seen(struct worker *w, const int *peer_fd, uint64_t now_ms)
 
 /* ---- events ---- */
 
-/* How many pid namespaces, from ours on, the process has a number in; 1 when the kernel does not say. A worker
- * with very many groups pushes that line out of the buffer: not known. */
+/* How many pid namespaces, from ours on, the process has a number in; 1 when the kernel does not
+ * say. A worker with very many groups pushes that line out of the buffer: not known. */
 static int status_read(const struct worker *w, unsigned *uid)
 {
     char path[64], text[4096], *line;

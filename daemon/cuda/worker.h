@@ -23,9 +23,9 @@ bool worker_alive(const struct worker *w);
 /* Alive, and not hung up. May be WORKER_SEEN_MS old. */
 #define WORKER_SEEN_MS 10
 bool worker_seen(struct worker *w, const int *peer_fd, uint64_t now_ms);
-/* NULL: the CUDA driver finds the worker's events under their names. Otherwise why it may find none, or another
- * process's: it names them /dev/shm/cuda.shm.UID.PID.N, by the opener's user and the number that the worker has in its
- * own pid namespace. */
+/* NULL: the CUDA driver finds the worker's events under their names. Otherwise why it may find
+ * none, or another process's: it names them /dev/shm/cuda.shm.UID.PID.N, by the opener's user and
+ * the number that the worker has in its own pid namespace. */
 const char *worker_events_foreign(const struct worker *w);
 void worker_close(struct worker *w);
 

@@ -103,7 +103,8 @@ void nfs_look_step(struct nfs_task *t)
     nfs_ask(t, NFS_LOOKUP, &(struct nfs_args){.handle = &t->folder, .name = t->name}, look_cb);
 }
 
-/* Whether the handle still means the file shows when it is read: a task that fails by it begins anew without it. */
+/* Whether the handle still means the file shows when it is read: a task that fails by it begins
+ * anew without it. */
 void nfs_read_step(struct nfs_task *t)
 {
     const struct nfs_known *k = nfs_known_of(t);

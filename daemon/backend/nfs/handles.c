@@ -1,4 +1,5 @@
-/* Handles that are kept: of folders, and of files that were found or written. A read of such a file asks for its bytes at once. */
+/* Handles that are kept: of folders, and of files that were found or written. A read of such a file
+ * asks for its bytes at once. */
 #include "daemon/backend/nfs/nfs.h"
 
 #include <string.h>

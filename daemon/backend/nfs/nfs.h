@@ -1,15 +1,16 @@
 /* An NFS server as a root: operations as chains of requests, on one connection of libnfs.
  *
- * - A task is one request of the daemon. Each of its steps sends one call to the server, whose reply decides
- *   on the next step; a file's bytes are calls side by side.
- * - A task outlives its request when that is given up at its deadline: it ends when the replies that it awaits,
- *   which are then dropped, have come and its temporary file is removed. The span of the buffer is not
- *   touched any more.
+ * - A task is one request of the daemon. Each of its steps sends one call to the server, whose
+ *   reply decides on the next step; a file's bytes are calls side by side.
+ * - A task outlives its request when that is given up at its deadline: it ends when the replies
+ *   that it awaits, which are then dropped, have come and its temporary file is removed. The span
+ *   of the buffer is not touched any more.
  * - A call counts against the depth until its reply has come.
- * - Steps wait in two queues. Those of writes come after the others, except one step in sixteen, and have
- *   three quarters of the depth at most.
- * - What a reply says is checked as far as libnfs lets it be seen: handles' and data's lengths, counts,
- *   pages. libnfs 4.0 can be crashed by replies that it decodes before; that is why this is a process.
+ * - Steps wait in two queues. Those of writes come after the others, except one step in sixteen,
+ *   and have three quarters of the depth at most.
+ * - What a reply says is checked as far as libnfs lets it be seen: handles' and data's lengths,
+ *   counts, pages. libnfs 4.0 can be crashed by replies that it decodes before; that is why this is
+ *   a process.
  *
  * Threads: one. No function of the server's replies runs from inside a call that sends. */
 #ifndef UCM_BACKEND_NFS_NFS_H
@@ -107,7 +108,8 @@ struct nfs_reply {
 typedef void nfs_step(struct nfs_task *t);
 typedef void nfs_replied_cb(struct nfs_task *t, const struct nfs_reply *r);
 
-/* What a verb's task does: its first step; with its bucket's handle; with a temporary file that is left. */
+/* What a verb's task does: its first step; with its bucket's handle; with a temporary file that is
+ * left. */
 struct nfs_verb {
     nfs_step *first, *in_folder, *clean;
 };
@@ -165,8 +167,9 @@ struct nfs_known {
 
 enum nfs_state { NFS_DOWN, NFS_PORT, NFS_MOUNT, NFS_SERVER, NFS_UP };
 
-/* DOWN -> PORT (portmapper, unless the target names mountd's port) -> MOUNT (mountd) -> SERVER (limits) -> UP.
- * When nothing accepts a connection at one of the server's addresses, the steps are taken at the next one. */
+/* DOWN -> PORT (portmapper, unless the target names mountd's port) -> MOUNT (mountd) -> SERVER
+ * (limits) -> UP. When nothing accepts a connection at one of the server's addresses, the steps are
+ * taken at the next one. */
 struct nfs_conn {
     enum nfs_state state;
     struct rpc_context *rpc; /* from PORT on */
@@ -247,8 +250,8 @@ void nfs_conn_watch(struct nfs *n);
 void nfs_task_new(struct nfs *n, struct ucm_backend_request *request);
 /* Queues the step, before those of tasks that have not begun. */
 void nfs_task_next(struct nfs_task *t, nfs_step *step);
-/* Ends the task with 0 or -errno, once the replies that it awaits have come; the first call decides. After
- * -ESTALE, -NFS_LATER and -ECONNRESET it begins anew, a bounded number of times. */
+/* Ends the task with 0 or -errno, once the replies that it awaits have come; the first call
+ * decides. After -ESTALE, -NFS_LATER and -ECONNRESET it begins anew, a bounded number of times. */
 void nfs_task_end(struct nfs_task *t, int status);
 /* Answers, retries or frees a task that is over or was given up, when it awaits no reply. */
 void nfs_task_settle(struct nfs_task *t);
@@ -259,15 +262,15 @@ void nfs_tasks_watch(struct nfs *n);
 
 /* ---- call.c ---- */
 
-/* Sends one call. The task may have ended when this returns. replied_cb may be NULL; it does not run for a task
- * that is over or was given up. */
+/* Sends one call. The task may have ended when this returns. replied_cb may be NULL; it does not
+ * run for a task that is over or was given up. */
 void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_args *args,
              nfs_replied_cb *replied_cb);
 
 /* ---- folder.c ---- */
 
-/* Looks up the bucket's handle, then takes the verb's first step. A missing bucket is made by a WRITE or CHECK;
- * it ends other tasks with -ENOENT, a LIST with 0. */
+/* Looks up the bucket's handle, then takes the verb's first step. A missing bucket is made by a
+ * WRITE or CHECK; it ends other tasks with -ENOENT, a LIST with 0. */
 void nfs_folder_step(struct nfs_task *t);
 
 /* ---- what the verbs do in their bucket ---- */
@@ -280,13 +283,15 @@ void nfs_data_begin(struct nfs_task *t, nfs_step *then);
 void nfs_create_step(struct nfs_task *t);
 /* A WRITE may go on: no such file is there. */
 void nfs_write_looked(struct nfs_task *t);
-/* Two chains of steps can't be taken at once: the server tells less than others. Writes look first from now on. */
+/* Two chains of steps can't be taken at once: the server tells less than others. Writes look first
+ * from now on. */
 void nfs_not_eager(struct nfs_task *t);
 void nfs_check_step(struct nfs_task *t);
 void nfs_unlink_temp_step(struct nfs_task *t);
 /* file.c. FIND, READ, WRITE and TOUCH look the file up first. */
 void nfs_look_step(struct nfs_task *t);
-/* READ: by a handle that is kept, or as nfs_folder_step. What fails by a kept one begins anew without it. */
+/* READ: by a handle that is kept, or as nfs_folder_step. What fails by a kept one begins anew
+ * without it. */
 void nfs_read_step(struct nfs_task *t);
 void nfs_remove_step(struct nfs_task *t);
 

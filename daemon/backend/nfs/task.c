@@ -254,7 +254,8 @@ static void tasks_fail(struct nfs_tasks *queue, int error)
     }
 }
 
-/* Its deadline has passed: nobody waits any more, and the span may be the daemon's again at any time. */
+/* Its deadline has passed: nobody waits any more, and the span may be the daemon's again at any
+ * time. */
 static void give_up(struct nfs_task *t)
 {
     const struct ucm_backend_result late = {.status = WIRE_TIMEOUT,

@@ -148,7 +148,8 @@ static void created_cb(struct nfs_task *t, const struct nfs_reply *r)
     }
 }
 
-/* The name is this task's alone. A file of an earlier attempt, whose connection was lost, may have it. */
+/* The name is this task's alone. A file of an earlier attempt, whose connection was lost, may have
+ * it. */
 void nfs_create_step(struct nfs_task *t)
 {
     t->temp_made = true;

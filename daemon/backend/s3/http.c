@@ -1,8 +1,9 @@
 /* One HTTP request: this file gives it to libcurl, and judges the result.
  *
- * libcurl 7.88 signs, with these rules to keep: parameters are sorted and encoded here, since it signs them as they are; the payload's
- * hash is always a header of ours; no header is without a value (it signs "Expect:" though it does not send it); and no header's name
- * begins with another's and a dash (it would sort them wrong). */
+ * libcurl 7.88 signs, with these rules to keep: parameters are sorted and encoded here, since it
+ * signs them as they are; the payload's hash is always a header of ours; no header is without a
+ * value (it signs "Expect:" though it does not send it); and no header's name begins with another's
+ * and a dash (it would sort them wrong). */
 #include "daemon/backend/s3/s3.h"
 
 #include <errno.h>
@@ -192,7 +193,8 @@ static bool header_add(struct s3_job *j, const char *name, const char *value)
     return longer != NULL;
 }
 
-/* Of what is sent. Without a signature of the payload its hash is not needed: the daemon checks what it reads. */
+/* Of what is sent. Without a signature of the payload its hash is not needed: the daemon checks
+ * what it reads. */
 static bool payload_header(struct s3_job *j)
 {
     unsigned char hash[EVP_MAX_MD_SIZE];

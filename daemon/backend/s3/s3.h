@@ -1,10 +1,12 @@
-/* The requests of ucmd-backend-s3. A job is one request of the daemon's: one or more steps, each an HTTP request that is tried until
- * it gets an answer or the job's time is over.
+/* The requests of ucmd-backend-s3. A job is one request of the daemon's: one or more steps, each an
+ * HTTP request that is tried until it gets an answer or the job's time is over.
  *
  * Promises:
  * - A job is answered once, and when libcurl has let go of its span.
- * - "ok" of a read: the server said the right length and sent as many bytes. What they are is for the daemon to check.
- * - A step that failed in a way that may pass is tried again, with a pause that grows and is random, or as long as the server asked.
+ * - "ok" of a read: the server said the right length and sent as many bytes. What they are is for
+ *   the daemon to check.
+ * - A step that failed in a way that may pass is tried again, with a pause that grows and is
+ *   random, or as long as the server asked.
  * Threads: one, that of the loop. */
 #ifndef UCM_BACKEND_S3_S3_H
 #define UCM_BACKEND_S3_S3_H
@@ -98,7 +100,8 @@ struct s3 {
 
 /* Gives the step to libcurl. 0, or -ENOMEM. There are credentials. */
 int s3_http_begin(struct s3_job *j, const struct s3_key *key);
-/* libcurl is done with it. Fills in j->reason for what is a failure, and how long the server asked to wait. */
+/* libcurl is done with it. Fills in j->reason for what is a failure, and how long the server asked
+ * to wait. */
 enum s3_outcome s3_http_end(struct s3_job *j, CURLcode result, uint64_t *wait_ms);
 /* Of an answer; 0: unknown. */
 uint64_t s3_http_bytes(struct s3_job *j);
@@ -110,8 +113,8 @@ uint64_t s3_http_now_ns(struct s3_job *j);
 void s3_job_begin(struct s3 *s3, struct ucm_backend_request *r);
 /* libcurl is done with the step. */
 void s3_job_step_done(struct s3_job *j, CURLcode result);
-/* Goes on with jobs whose time has come; `fresh`: there are new credentials, or none will come. Returns when it is to be called
- * next. */
+/* Goes on with jobs whose time has come; `fresh`: there are new credentials, or none will come.
+ * Returns when it is to be called next. */
 uint64_t s3_jobs_turn(struct s3 *s3, bool fresh);
 
 #endif

@@ -1,4 +1,5 @@
-/* Where a backend's objects are, as "s3://BUCKET[/PREFIX][?OPTION=VALUE[&...]]" says it (docs/s3.md).
+/* Where a backend's objects are, as "s3://BUCKET[/PREFIX][?OPTION=VALUE[&...]]" says it
+ * (docs/s3.md).
  * Threads: no state. */
 #ifndef UCM_BACKEND_S3_TARGET_H
 #define UCM_BACKEND_S3_TARGET_H
@@ -27,7 +28,8 @@ struct s3_target {
 /* 0, or -EINVAL with a sentence in `why`. */
 int s3_target_parse(const char *text, struct s3_target *out, char why[S3_WHY_BYTES]);
 
-/* Appends what an URL's path, or with `query` a parameter, has for `text`, as signatures want it. False: no room, and *out is cut. */
+/* Appends what an URL's path, or with `query` a parameter, has for `text`, as signatures want it.
+ * False: no room, and *out is cut. */
 bool s3_encode(char *out, size_t cap, const char *text, bool query);
 
 #endif
