@@ -34,7 +34,7 @@ static struct {
     struct conn *conn;
     int peer; /* the other end of its socket */
     int calls;
-    bool in_call, closed;
+    bool in_call, closed, refuses;
     void (*on_frame)(void);
 } rig;
 
@@ -42,6 +42,8 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 {
     (void)ctx;
     (void)peer;
+    if (rig.refuses)
+        return NULL;
     rig.conn = conn;
     rig.closed = false;
     return conn;
@@ -169,6 +171,26 @@ Test(conn, without_memory_for_a_late_answer)
     rig.in_call = false;
     cr_expect_not(rig.closed);
     expect_closed();
+}
+
+/* teardown looks whether anything counts for it still. */
+Test(conn, without_a_session_it_ends_at_once)
+{
+    struct peer peer = {.uid = 2, .pid = getpid(), .tenant = "u"};
+    struct conn *c = rig.conn;
+    struct ucm_error e;
+    char byte;
+    int fds[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
+    peer.fd = fds[0];
+    rig.refuses = true;
+    cr_assert_eq(conn_new(rig.front, fds[0], &peer, &c, &e), 0, "%s", e.text);
+    cr_expect_null(c);
+    while (read(fds[1], &byte, 1) != 0)
+        uv_run(&rig.loop, UV_RUN_NOWAIT);
+    close(fds[1]);
+    cr_expect_not(rig.closed, "the other one stays");
 }
 
 static void offend(void)
