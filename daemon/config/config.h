@@ -32,7 +32,7 @@ enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 #define CONFIG_MAX_PATHS 16
 /* In arena.keep: the arena's memory, and what lies where in it. */
 #define CONFIG_KEEP_ARENA "ucmd.arena"
-#define CONFIG_KEEP_MANIFEST "ucmd.kept"
+#define CONFIG_KEEP_SNAPSHOT "ucmd.kept"
 
 /* Bounds that are no keys, since nobody needs others. */
 #define CONFIG_MAX_REQUESTS 4096u   /* in progress, of all clients */

@@ -50,11 +50,11 @@ void snapshot_checksum_put(uint8_t *part, uint64_t checksum);
 /* The last step: p begins with SNAPSHOT_HEAD_BYTES for the head, then namespaces and parts. */
 void snapshot_seal(uint8_t *p, size_t n, const struct snapshot_head *h);
 
-/* Is this a manifest that may be used for the arena `of`? 0, or -EBADMSG (damaged),
+/* Is this a snapshot that may be used for the arena `of`? 0, or -EBADMSG (damaged),
  * -EPROTONOSUPPORT (another format), -ESTALE (of another arena). *parts_at: where they begin. */
 int snapshot_check(const uint8_t *p, size_t n, const struct persist_identity *of, uint64_t extent,
                    struct snapshot_head *out, size_t *parts_at);
-/* The namespace at p of a manifest that was checked; returns its length. */
+/* The namespace at p of a snapshot that was checked; returns its length. */
 size_t snapshot_ns_decode(const uint8_t *p, struct snapshot_ns *out);
 
 #endif

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define ROOM "arena"
-#define NEW_SNAPSHOT CONFIG_KEEP_MANIFEST ".tmp"
+#define NEW_SNAPSHOT CONFIG_KEEP_SNAPSHOT ".tmp"
 
 struct map {
     uint8_t *p;
@@ -57,7 +57,7 @@ static int own_open(const struct persist *k, const char *name, struct stat *st)
 static void snapshot_map(struct persist *k)
 {
     struct stat st;
-    int fd = own_open(k, CONFIG_KEEP_MANIFEST, &st);
+    int fd = own_open(k, CONFIG_KEEP_SNAPSHOT, &st);
     void *p;
 
     if (fd < 0)
@@ -133,7 +133,7 @@ struct persist_identity persist_identity(const struct persist *k)
 int persist_take(struct persist *k)
 {
     KILL_POINT("persist-take");
-    if (unlinkat(k->folder, CONFIG_KEEP_MANIFEST, 0) < 0 && errno != ENOENT)
+    if (unlinkat(k->folder, CONFIG_KEEP_SNAPSHOT, 0) < 0 && errno != ENOENT)
         return -errno;
     k->ours = true;
     KILL_POINT("persist-taken");
@@ -208,7 +208,7 @@ int persist_commit(struct persist *k)
 {
     map_close(&k->fresh);
     KILL_POINT("persist-written");
-    if (renameat(k->folder, NEW_SNAPSHOT, k->folder, CONFIG_KEEP_MANIFEST) < 0)
+    if (renameat(k->folder, NEW_SNAPSHOT, k->folder, CONFIG_KEEP_SNAPSHOT) < 0)
         return -errno;
     KILL_POINT("persist-named");
     k->committed = true;

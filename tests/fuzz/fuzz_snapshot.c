@@ -1,4 +1,4 @@
-/* Any bytes as the manifest of kept DRAM: refused, or every number in it within its bounds. What
+/* Any bytes as the snapshot of kept DRAM: refused, or every number in it within its bounds. What
  * begins with the right head gets its checksums made right, so that what they cover is reached. */
 #include "daemon/index/index.h"
 #include "daemon/snapshot/format.h"
@@ -23,7 +23,7 @@ static void must(bool right)
         abort();
 }
 
-static void manifest_walk(const uint8_t *p, size_t n, const struct snapshot_head *h,
+static void snapshot_walk(const uint8_t *p, size_t n, const struct snapshot_head *h,
                           size_t parts_at)
 {
     size_t at = SNAPSHOT_HEAD_BYTES;
@@ -45,13 +45,13 @@ static void manifest_walk(const uint8_t *p, size_t n, const struct snapshot_head
     must(memchr(h->program, '\0', sizeof(h->program)) != NULL);
 }
 
-static void manifest_try(const uint8_t *p, size_t n)
+static void snapshot_try(const uint8_t *p, size_t n)
 {
     struct snapshot_head h;
     size_t parts_at;
 
     if (snapshot_check(p, n, &arena, EXTENT, &h, &parts_at) == 0)
-        manifest_walk(p, n, &h, parts_at);
+        snapshot_walk(p, n, &h, parts_at);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -60,7 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t *p;
     size_t n;
 
-    manifest_try(data, size);
+    snapshot_try(data, size);
     if (size < COUNTS || size > BODY_MAX)
         return 0;
     n = SNAPSHOT_HEAD_BYTES + size - COUNTS;
@@ -71,7 +71,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (unsigned i = 1; i < COUNTS; i++)
         h.parts = h.parts << 8 | data[i];
     snapshot_seal(p, n, &h);
-    manifest_try(p, n);
+    snapshot_try(p, n);
     free(p);
     return 0;
 }

@@ -130,7 +130,7 @@ Test(keep, dram_is_there_again_after_term)
     worker_store(&w, 0, BLOCKS);
     for (unsigned round = 1; round <= 3; round++) {
         restart(stop_clean);
-        cr_expect_not(keep_has("ucmd.kept"), "a manifest serves once");
+        cr_expect_not(keep_has("ucmd.kept"), "a snapshot serves once");
         cr_expect_eq(metric(w.client, "arena_kept_parts"), round * BLOCKS);
         cr_expect_eq(metric(w.client, "blocks"), round * BLOCKS);
         cr_expect_eq(metric(w.client, "arena_bytes_used"), round * BLOCKS * PART);
@@ -274,7 +274,7 @@ static void stop_and_damage(struct host *h)
     close(fd);
 }
 
-Test(keep, a_damaged_manifest_is_a_cold_start)
+Test(keep, a_damaged_snapshot_is_a_cold_start)
 {
     static const struct {
         unsigned kind;
@@ -357,8 +357,8 @@ Test(keep, no_part_with_other_bytes_is_served)
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), 16u);
 }
 
-/* A manifest that somebody saved and puts back behind a run that was killed. */
-Test(keep, a_stale_manifest_brings_no_wrong_byte)
+/* A snapshot that somebody saved and puts back behind a run that was killed. */
+Test(keep, a_stale_snapshot_brings_no_wrong_byte)
 {
     static uint8_t bytes[1 << 20];
     uint32_t found;

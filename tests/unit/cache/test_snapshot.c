@@ -1,4 +1,4 @@
-/* DRAM over a restart, each piece by itself: the manifest's bytes, whole and damaged; the folder's
+/* DRAM over a restart, each piece by itself: the snapshot's bytes, whole and damaged; the folder's
  * files; slots that are taken before their memory is ready; the policy's order. The whole of it is
  * tests/integration/test_keep.c. */
 #include "daemon/arena/arena.h"
@@ -24,14 +24,14 @@
 
 #define MIB (1ull << 20)
 
-/* ---- the manifest ---- */
+/* ---- the snapshot ---- */
 
 #define PARTS 5u
 
-static uint8_t manifest[8192];
+static uint8_t snapshot[8192];
 static struct persist_identity identity = {.boot = {1, 2, 3}, .inode = 77, .bytes = 8 * MIB};
 
-static size_t manifest_make(void)
+static size_t snapshot_make(void)
 {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES] = {9};
     struct snapshot_ns ns = {fingerprint, (const uint8_t *)"one and a bit", 13};
@@ -39,10 +39,10 @@ static size_t manifest_make(void)
         .arena = identity, .extent = MIB, .parts = PARTS, .namespaces = 2, .program = "ucmd test"};
     size_t at = SNAPSHOT_HEAD_BYTES;
 
-    memset(manifest, 0, sizeof(manifest));
-    at += snapshot_ns_encode(manifest + at, &ns);
+    memset(snapshot, 0, sizeof(snapshot));
+    at += snapshot_ns_encode(snapshot + at, &ns);
     ns.identity_bytes = 8;
-    at += snapshot_ns_encode(manifest + at, &ns);
+    at += snapshot_ns_encode(snapshot + at, &ns);
     for (uint32_t i = 0; i < PARTS; i++, at += SNAPSHOT_PART_BYTES) {
         struct snapshot_part p = {.ns = i % 2,
                                   .part = i,
@@ -53,9 +53,9 @@ static size_t manifest_make(void)
                                   .stored = i == 3 || i == 5};
 
         p.key[31] = (uint8_t)i;
-        snapshot_part_encode(manifest + at, &p);
+        snapshot_part_encode(snapshot + at, &p);
     }
-    snapshot_seal(manifest, at, &h);
+    snapshot_seal(snapshot, at, &h);
     return at;
 }
 
@@ -67,64 +67,64 @@ static int check(const uint8_t *p, size_t n)
     return snapshot_check(p, n, &identity, MIB, &h, &at);
 }
 
-Test(kept, manifests_come_back)
+Test(kept, snapshots_come_back)
 {
-    size_t n = manifest_make(), at;
+    size_t n = snapshot_make(), at;
     struct snapshot_head h;
     struct snapshot_part p;
     struct snapshot_ns ns;
 
-    cr_assert_eq(snapshot_check(manifest, n, &identity, MIB, &h, &at), 0);
+    cr_assert_eq(snapshot_check(snapshot, n, &identity, MIB, &h, &at), 0);
     cr_expect_eq(h.parts, PARTS);
     cr_expect_eq(h.namespaces, 2u);
     cr_expect_str_eq(h.program, "ucmd test");
-    cr_expect_eq(snapshot_ns_decode(manifest + SNAPSHOT_HEAD_BYTES, &ns), 40u + 16u);
+    cr_expect_eq(snapshot_ns_decode(snapshot + SNAPSHOT_HEAD_BYTES, &ns), 40u + 16u);
     cr_expect_eq(ns.identity_bytes, 13u);
     cr_expect_eq(ns.fingerprint[0], 9u);
     cr_expect_eq(memcmp(ns.identity, "one and a bit", 13), 0);
     for (uint32_t i = 0; i < PARTS; i++) {
-        snapshot_part_decode(manifest + at + i * SNAPSHOT_PART_BYTES, &p);
+        snapshot_part_decode(snapshot + at + i * SNAPSHOT_PART_BYTES, &p);
         cr_expect(p.ns == i % 2 && p.part == i && p.extent == i && p.slot == 10 + i);
         cr_expect(p.checksum == 1000 + i && p.uses == i && p.stored == (i == 3 || i == 5));
         cr_expect_eq(p.key[31], i);
     }
     /* a file system's pages may be longer */
-    cr_expect_eq(check(manifest, sizeof(manifest)), 0);
+    cr_expect_eq(check(snapshot, sizeof(snapshot)), 0);
 }
 
 Test(kept, no_damage_passes)
 {
-    size_t n = manifest_make();
+    size_t n = snapshot_make();
 
     for (size_t i = 0; i < n; i++) {
-        cr_assert_neq(check(manifest, i), 0, "cut at %zu", i);
+        cr_assert_neq(check(snapshot, i), 0, "cut at %zu", i);
         for (unsigned bit = 0; bit < 8; bit++) {
-            manifest[i] ^= (uint8_t)(1u << bit);
-            cr_assert_neq(check(manifest, n), 0, "byte %zu, bit %u", i, bit);
-            manifest[i] ^= (uint8_t)(1u << bit);
+            snapshot[i] ^= (uint8_t)(1u << bit);
+            cr_assert_neq(check(snapshot, n), 0, "byte %zu, bit %u", i, bit);
+            snapshot[i] ^= (uint8_t)(1u << bit);
         }
     }
-    cr_expect_eq(check(manifest, n), 0);
+    cr_expect_eq(check(snapshot, n), 0);
 }
 
 /* Of another boot, file, size, extent, version. */
-Test(kept, manifests_of_others_are_told)
+Test(kept, snapshots_of_others_are_told)
 {
-    size_t n = manifest_make(), at;
+    size_t n = snapshot_make(), at;
     struct persist_identity other = identity;
     struct snapshot_head h;
 
     other.boot[15] = 1;
-    cr_expect_eq(snapshot_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
+    cr_expect_eq(snapshot_check(snapshot, n, &other, MIB, &h, &at), -ESTALE);
     other = identity;
     other.inode++;
-    cr_expect_eq(snapshot_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
+    cr_expect_eq(snapshot_check(snapshot, n, &other, MIB, &h, &at), -ESTALE);
     other = identity;
     other.bytes += MIB;
-    cr_expect_eq(snapshot_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
-    cr_expect_eq(snapshot_check(manifest, n, &identity, 2 * MIB, &h, &at), -ESTALE);
-    manifest[8]++;
-    cr_expect_eq(check(manifest, n), -EPROTONOSUPPORT);
+    cr_expect_eq(snapshot_check(snapshot, n, &other, MIB, &h, &at), -ESTALE);
+    cr_expect_eq(snapshot_check(snapshot, n, &identity, 2 * MIB, &h, &at), -ESTALE);
+    snapshot[8]++;
+    cr_expect_eq(check(snapshot, n), -EPROTONOSUPPORT);
 }
 
 /* Sealed well, but with numbers that lead out of the arena or the lists. */
@@ -137,20 +137,20 @@ Test(kept, numbers_out_of_bounds_are_refused)
         .arena = identity, .extent = MIB, .parts = PARTS, .namespaces = 2, .program = "ucmd test"};
 
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-        size_t n = manifest_make();
-        uint8_t *p = manifest + n - SNAPSHOT_PART_BYTES + wrong[i].offset;
+        size_t n = snapshot_make();
+        uint8_t *p = snapshot + n - SNAPSHOT_PART_BYTES + wrong[i].offset;
 
         p[0] = (uint8_t)wrong[i].value;
         p[1] = (uint8_t)(wrong[i].value >> 8);
-        snapshot_seal(manifest, n, &h);
-        cr_expect_eq(check(manifest, n), -EBADMSG, "case %zu", i);
+        snapshot_seal(snapshot, n, &h);
+        cr_expect_eq(check(snapshot, n), -EBADMSG, "case %zu", i);
     }
     for (uint32_t namespaces = 0; namespaces < 40; namespaces++) {
-        size_t n = manifest_make();
+        size_t n = snapshot_make();
 
         h.namespaces = namespaces;
-        snapshot_seal(manifest, n, &h);
-        cr_expect_eq(check(manifest, n) == 0, namespaces == 2);
+        snapshot_seal(snapshot, n, &h);
+        cr_expect_eq(check(snapshot, n) == 0, namespaces == 2);
     }
 }
 
@@ -178,7 +178,7 @@ static struct persist *folder_open(void)
     return k;
 }
 
-Test(kept, a_manifest_is_found_once)
+Test(kept, a_snapshot_is_found_once)
 {
     struct persist_identity before;
     struct persist *k;
@@ -208,7 +208,7 @@ Test(kept, a_manifest_is_found_once)
     cr_assert_eq(persist_take(k), 0);
     cr_expect_eq(memcmp(persist_snapshot(k, &n) + 4990, "end", 3), 0, "its bytes stay");
     persist_forget(k);
-    persist_close(k); /* without a manifest: the arena's file goes */
+    persist_close(k); /* without a snapshot: the arena's file goes */
     k = folder_open();
     cr_expect_null(persist_snapshot(k, &n));
     cr_expect_eq(persist_identity(k).inode, 0u);
