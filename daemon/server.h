@@ -1,7 +1,8 @@
 /* The server owns every room, connects them, starts and stops them in order.
  *
  * Start:
- * - devices, keys, index, policy, cache, tier, arena (which grows on in the background), shared tier
+ * - devices, keys, index, policy, cache, tier, arena (which grows on in the background), shared
+ *   tier
  * - requests, then the front: the socket comes after them, so that every client that connects is
  *   served; and what observes
  *

@@ -44,7 +44,8 @@ void client_handle_drop(struct client_handle *h)
     client_handle_unref(h);
 }
 
-/* Sends its open or register, or begins to prove its memory before. The writer's token is held, and given back. */
+/* Sends its open or register, or begins to prove its memory before. The writer's token is held, and
+ * given back. */
 static int handle_send(struct client_handle *h, int64_t deadline_ns)
 {
     int r;
@@ -156,8 +157,8 @@ static int restore_step(struct ucm_client *c, int64_t deadline_ns)
     return r == -UCM_EDEADLINE ? r : 1;
 }
 
-/* After a refusal that may pass, the next call that needs the handle tries again, and what the handle
- * is of with it. */
+/* After a refusal that may pass, the next call that needs the handle tries again, and what the
+ * handle is of with it. */
 static int refused(struct client_handle *h)
 {
     int status = h->call.status;

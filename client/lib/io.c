@@ -186,8 +186,8 @@ struct arrival {
     bool fds_lost;
 };
 
-/* How much to read: with descriptors at hand only up to the end of their frame, or the next one's would
- * mix with them. */
+/* How much to read: with descriptors at hand only up to the end of their frame, or the next one's
+ * would mix with them. */
 static size_t in_wanted(const struct ucm_client *c)
 {
     size_t have = c->in.end - c->in.begin, space = c->in.cap - c->in.end;
@@ -218,7 +218,8 @@ static void receive(struct ucm_client *c, struct arrival *a)
     if (a->got < 0)
         return;
     a->fds_lost = m.msg_flags & MSG_CTRUNC;
-    /* The control buffer has room for UCM_MAX_FRAME_FDS in one header; nothing else is asked for. */
+    /* The control buffer has room for UCM_MAX_FRAME_FDS in one header; nothing else is asked
+     * for. */
     for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h; h = CMSG_NXTHDR(&m, h)) {
         if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
             continue;

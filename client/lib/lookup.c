@@ -175,7 +175,8 @@ int ucm_release(struct ucm_client *c, uint32_t lease, int timeout_ms)
     return client_leave(c, release(c, lease, client_deadline(c, timeout_ms)));
 }
 
-/* A followup leaves on the way out, or with a later call if the socket is full; one that is lost runs out. */
+/* A followup leaves on the way out, or with a later call if the socket is full; one that is lost
+ * runs out. */
 int ucm_release_soon(struct ucm_client *c, uint32_t lease)
 {
     uint32_t wire;

@@ -10,8 +10,8 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* All pages at once: the daemon takes no memory whose pages would come into being when it touches them. Before Linux
- * 5.14 the file is asked for them. */
+/* All pages at once: the daemon takes no memory whose pages would come into being when it touches
+ * them. Before Linux 5.14 the file is asked for them. */
 static int populate(int fd, void *p, size_t bytes)
 {
     int r = madvise(p, bytes, MADV_POPULATE_WRITE);

@@ -77,8 +77,8 @@ static int region_prove_cb(struct client_handle *h, const uint8_t *nonce)
     return 0;
 }
 
-/* The handle begins with the lowest plane: what lies before may be others' of this process, and must not be written
- * to. */
+/* The handle begins with the lowest plane: what lies before may be others' of this process, and
+ * must not be written to. */
 static uint64_t lowest_plane(const struct ucm_region *region, uint32_t memory, uint64_t bytes)
 {
     uint64_t lowest = UINT64_MAX;

@@ -77,8 +77,8 @@ static void orphan_done_cb(struct client_call *call)
     free(call);
 }
 
-/* Takes the place of a call that was given up in the table, to undo what its late answer brings. Lookups and chains
- * leave places to registrations. */
+/* Takes the place of a call that was given up in the table, to undo what its late answer brings.
+ * Lookups and chains leave places to registrations. */
 static bool orphan_new(const struct client_call *call, bool registers)
 {
     struct ucm_client *c = call->client;

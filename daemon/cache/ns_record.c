@@ -193,7 +193,8 @@ bool cache_ns_writable(const struct ns *ns)
     return ns->record != NS_RECORD_PENDING && ns->purges == 0;
 }
 
-/* ---- purges: a namespace leaves every tier, and no later start finds what was stored for it ---- */
+/* ---- purges: a namespace leaves every tier, and no later start finds what was stored for it
+ * ---- */
 
 bool cache_purge_done(const struct cache_purge *p)
 {

@@ -1,5 +1,5 @@
-/* Coded jobs without a companion: the daemon's own kernel encodes or decodes straight between pinned
- * slots and pages. Copy engines can't. */
+/* Coded jobs without a companion: the daemon's own kernel encodes or decodes straight between
+ * pinned slots and pages. Copy engines can't. */
 #include "daemon/cuda/gpu.h"
 
 #include "kernels/encoding/encoding_cuda.h"

@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A fetch takes this fraction of the arena at most. More than a load may: of each part that it holds it
- * copies little. */
+/* A fetch takes this fraction of the arena at most. More than a load may: of each part that it
+ * holds it copies little. */
 #define HELD_FRACTION 4
 #define JOB_ITEMS 4096u /* as many as a device launches at once: pieces are small */
 
@@ -368,7 +368,8 @@ static void chain_find(struct fetch *f, struct chain *ch)
     chain_unuse(ch);
 }
 
-/* Everything that is checked before anything moves; blocks are not looked for yet. NULL with call->error. */
+/* Everything that is checked before anything moves; blocks are not looked for yet. NULL with
+ * call->error. */
 static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
                                struct registered *region, const struct fetch_bounds *b)
 {

@@ -1,11 +1,13 @@
 /* Reads of some shards of a record of the NVMe tier: what a fetch needs of it.
  *
- * Such a read is two operations, side by side: the record's header, and the pages that the shards lie in. They are one where these
- * pages follow the header. What is read counts if the header is the one of this part and this write of it, and the shards agree
- * with its checksums of them. Whatever else is found changes nothing: the caller reads the whole part, which has the last word.
+ * Such a read is two operations, side by side: the record's header, and the pages that the shards
+ * lie in. They are one where these pages follow the header. What is read counts if the header is
+ * the one of this part and this write of it, and the shards agree with its checksums of them.
+ * Whatever else is found changes nothing: the caller reads the whole part, which has the last word.
  *
- * A header's checksums of shards are kept for a while. Who reads other shards of the part, layer after layer, then needs these alone.
- * They belong to the payload's checksum, by which the index knows the part: whatever lies there now, they are right. */
+ * A header's checksums of shards are kept for a while. Who reads other shards of the part, layer
+ * after layer, then needs these alone. They belong to the payload's checksum, by which the index
+ * knows the part: whatever lies there now, they are right. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
@@ -35,7 +37,8 @@ static struct nvme_known *known_at(const struct tier *t, const struct tier_io *i
     return &t->known[io->place.loc * UINT64_C(0x9e3779b97f4a7c15) >> (64 - NVME_KNOWN_BITS)];
 }
 
-/* The checksums that the header has of these shards go where a read would bring them. False: they are not known. */
+/* The checksums that the header has of these shards go where a read would bring them. False: they
+ * are not known. */
 static bool known_use(const struct tier *t, struct tier_io *io)
 {
     const struct nvme_known *k = t->known ? known_at(t, io) : NULL;

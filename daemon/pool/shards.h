@@ -1,4 +1,5 @@
-/* Reads of some shards of a part that lies on NVMe alone, into pieces of slots that are nobody's part. Thread: the loop only. */
+/* Reads of some shards of a part that lies on NVMe alone, into pieces of slots that are nobody's
+ * part. Thread: the loop only. */
 #ifndef UCMD_POOL_SHARDS_H
 #define UCMD_POOL_SHARDS_H
 
@@ -17,9 +18,9 @@ struct shard_reads {
     uint16_t sums[1u << SHARD_SUM_BITS];
 };
 
-/* As cache_get, for who wants shards [first, first + n) of the part only and holds its block until done_cb or cancel. What lies on
- * NVMe alone may then be read in part: done_cb finds w->shards set, which is the caller's until shards_put. If w->shards
- * is NULL he has a use of the part. */
+/* As cache_get, for who wants shards [first, first + n) of the part only and holds its block until
+ * done_cb or cancel. What lies on NVMe alone may then be read in part: done_cb finds w->shards set,
+ * which is the caller's until shards_put. If w->shards is NULL he has a use of the part. */
 int shards_get(struct shard_reads *r, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
                uint8_t priority, int node, struct cache_wait *w);
 void shards_put(struct cache_shards *s);

@@ -287,8 +287,8 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     struct device *device = c->region->region->device;
 
     /* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
-     * become one run of the copy to the worker's slices, where blocks may come in any order. The batch's items
-     * stay: they are looked at when all of them end alike. */
+     * become one run of the copy to the worker's slices, where blocks may come in any order. The
+     * batch's items stay: they are looked at when all of them end alike. */
     if (c->step == 0 && c->region->region->ring_region != 0 && !b->turns)
         device_job_sort(job);
     job->event = c->event;
@@ -427,7 +427,8 @@ int copies_send(struct walk *w)
     for (unsigned i = 0; i < 2; i++) {
         struct copy_batch *b = batch_open(c, i);
 
-        /* While a job is under way the batch may grow: when the job ends, the pump comes here again. */
+        /* While a job is under way the batch may grow: when the job ends, the pump comes here
+         * again. */
         if (!b || (c->jobs > 0 && b->job.n_items < b->job.cap_items))
             continue;
         if (!batch_send(b))

@@ -1,5 +1,6 @@
-/* Walks whose items a device copies: load, dump and fetch. An item that has its slot joins an open batch of its form; a
- * batch becomes one device job, or of a load in steps several; when the job ends, the slots are given back.
+/* Walks whose items a device copies: load, dump and fetch. An item that has its slot joins an open
+ * batch of its form; a batch becomes one device job, or of a load in steps several; when the job
+ * ends, the slots are given back.
  *
  * Jobs are awaited whatever happens, since the device may still touch the worker's pages. */
 #ifndef UCMD_REQUEST_COPIES_H
@@ -15,11 +16,14 @@ struct copy_kind {
     struct walk_kind walk; /* of a struct copies */
     enum device_op op;
     uint32_t job_items; /* at most */
-    /* Adds the copies of an item to its batch's job. 0; or -EINVAL, and none was added. NULL: one copy, of the whole part. */
+    /* Adds the copies of an item to its batch's job. 0; or -EINVAL, and none was added. NULL: one
+     * copy, of the whole part. */
     int (*add)(struct copy_batch *b, const struct batch_item *i);
-    /* Sends a batch that gets no more items. False: the device's queue is full. NULL: as one job. */
+    /* Sends a batch that gets no more items. False: the device's queue is full. NULL: as one
+     * job. */
     bool (*send_batch)(struct copy_batch *b);
-    /* Ends the use of the item's slot. ok: it was copied. NULL: cache_unuse. cache_released comes after the last item. */
+    /* Ends the use of the item's slot. ok: it was copied. NULL: cache_unuse. cache_released comes
+     * after the last item. */
     void (*put)(struct copies *c, const struct copy_batch *b, const struct batch_item *i, bool ok);
 };
 
@@ -71,27 +75,30 @@ struct copy_params {
 };
 /* Checks what a load or dump says, before anything moves: the region, or NULL with call->error. */
 struct registered *copies_check(struct call *call, const struct copy_params *p, uint32_t *n_keys);
-/* `bytes` of memory that begin with a struct copies, which use the region until copies_end. NULL with call->error. */
+/* `bytes` of memory that begin with a struct copies, which use the region until copies_end. NULL
+ * with call->error. */
 void *copies_new(struct call *call, const struct copy_kind *kind, const struct copy_params *p,
                  struct registered *region, uint32_t n_keys, size_t bytes);
-/* Refuses numbers that come twice: of n that are `step` u32s apart, `what` each, one for each `of`. 0 or -code
- * with call->error. */
+/* Refuses numbers that come twice: of n that are `step` u32s apart, `what` each, one for each `of`.
+ * 0 or -code with call->error. */
 int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uint32_t step,
                      const char *what, const char *of);
-/* Its items have ended, and so has its use of the region. If it has copied anything, how long it took is counted in the histogram
- * of its size, and returned; else 0. NULL: not here. */
+/* Its items have ended, and so has its use of the region. If it has copied anything, how long it
+ * took is counted in the histogram of its size, and returned; else 0. NULL: not here. */
 uint64_t copies_end(struct copies *c, struct histogram took[METRIC_SIZES]);
 /* As in walk_kind. `again` puts items that were read into open batches. */
 int copies_again(struct walk *w);
 int copies_send(struct walk *w);
 void copies_stop(struct walk *w);
 
-/* A place for that item in an open batch of its form; 0, -EAGAIN, -ENOMEM. -EXDEV: the region can't have that form; the item
- * misses, as it would if it was not there. */
+/* A place for that item in an open batch of its form; 0, -EAGAIN, -ENOMEM. -EXDEV: the region can't
+ * have that form; the item misses, as it would if it was not there. */
 int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out);
-/* What the open batch of that number has; NULL: it may still get items, or there is none. One without items is freed. */
+/* What the open batch of that number has; NULL: it may still get items, or there is none. One
+ * without items is freed. */
 struct copy_batch *batch_open(struct copies *c, unsigned open);
-/* Puts an item in its place, which counts as held from now on. It ends as FAILED if it has no span that the job may touch. */
+/* Puts an item in its place, which counts as held from now on. It ends as FAILED if it has no span
+ * that the job may touch. */
 void batch_add(struct copy_batch *b, const struct batch_item *item);
 /* Submits a job of the batch's items. False: the device's queue is full. */
 bool job_submit(struct copy_batch *b, struct device_job *job,
@@ -103,7 +110,8 @@ void batch_end(struct copy_batch *b, enum ucm_block_status status);
 
 /* A load whose K turns: requests.turns. */
 struct load_turns {
-    /* Checks what a load of n keys says. 0 with *memory, the bytes that its tables take, or -code with call->error. */
+    /* Checks what a load of n keys says. 0 with *memory, the bytes that its tables take, or -code
+     * with call->error. */
     int (*check)(struct call *call, const struct registered *region, struct proto_u32s turns,
                  uint32_t n_keys, size_t *memory);
     /* Fills in zeroed memory of so many bytes, as c->turns. */

@@ -113,7 +113,8 @@ static bool step_send(struct copies *c, struct copy_batch *b, struct step_job *s
     return job_submit(b, &sj->job, step_done_cb);
 }
 
-/* Sends what may go now. False: the device's queue is full, and no job of this load is under way. */
+/* Sends what may go now. False: the device's queue is full, and no job of this load is under
+ * way. */
 static bool steps_pump(struct copies *c)
 {
     struct steps *st = c->steps;

@@ -1,7 +1,7 @@
 /* lookup: which keys are found, and where; with a lease on what was found.
  *
- * A lease's blocks stay in some tier until their client releases them, by name or with the load that uses them, until the
- * lease's time is over, or until its connection closes. */
+ * A lease's blocks stay in some tier until their client releases them, by name or with the load
+ * that uses them, until the lease's time is over, or until its connection closes. */
 #include "daemon/observe/tenants.h"
 #include "daemon/request/view.h"
 #include "proto/histogram.h"
@@ -31,8 +31,8 @@ void leased_add(struct session *s, int64_t keys)
         limit_add(s->peer.owner, LIMIT_LEASED, (uint64_t)keys); /* leased_check bounds it */
 }
 
-/* Several leases may cover one block: of what is leased, a session's user and tenant count as having the part that they
- * have of the leases' keys. */
+/* Several leases may cover one block: of what is leased, a session's user and tenant count as
+ * having the part that they have of the leases' keys. */
 int leased_check(struct call *call)
 {
     const struct session *s = call->s;
@@ -221,8 +221,8 @@ static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begu
     histogram_add(&ns->tenant->times->lookup, took_ns, 1);
 }
 
-/* Takes the lease, and fills *r. pending: its client asks again, so it takes no lease, counts nothing and moves no block in
- * the policy. 0 or -code with call->error. */
+/* Takes the lease, and fills *r. pending: its client asks again, so it takes no lease, counts
+ * nothing and moves no block in the policy. 0 or -code with call->error. */
 static int lookup_result(struct call *call, const struct msg_lookup *m, const struct found *f,
                          bool pending, struct msg_lookup_r *r)
 {
@@ -309,8 +309,8 @@ static void wait_stop_cb(struct request *r)
 /* The shared tier ends a lookup at its deadline; this is for a tier that does not. */
 #define WAIT_GRACE_MS 1000
 
-/* False: there is nothing to wait for, or no memory for one more request. Then what this host has is
- * the answer. */
+/* False: there is nothing to wait for, or no memory for one more request. Then what this host has
+ * is the answer. */
 static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_lookup *m,
                          const struct found *f)
 {

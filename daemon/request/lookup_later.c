@@ -1,4 +1,5 @@
-/* Lookups that don't wait for the shared tier: what a session has asked it, for clients that come back. */
+/* Lookups that don't wait for the shared tier: what a session has asked it, for clients that come
+ * back. */
 #include "daemon/request/view.h"
 
 #include <stdlib.h>
@@ -6,8 +7,9 @@
 
 /* Of a session; the oldest that was answered makes room. */
 #define LATERS_MAX 64u
-/* How long the shared tier's answer waits for its client, whatever the caches below keep of it. Once the client has
- * had it, it holds for share.negative. Behind that the shared tier is asked once more. */
+/* How long the shared tier's answer waits for its client, whatever the caches below keep of it.
+ * Once the client has had it, it holds for share.negative. Behind that the shared tier is asked
+ * once more. */
 #define KEPT_MS 1000u
 
 struct later {

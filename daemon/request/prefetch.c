@@ -3,8 +3,8 @@
 
 #include <errno.h>
 
-/* A prefetch larger than the arena, or than what its tenant gets of that, would evict its own blocks. What is
- * in DRAM needs no slot. */
+/* A prefetch larger than the arena, or than what its tenant gets of that, would evict its own
+ * blocks. What is in DRAM needs no slot. */
 static bool is_enough(const struct walk *w, const struct walk_item *it)
 {
     uint64_t room = w->r.s->rq->dram_bytes, most = w->ns->tenant->settings.dram_most;

@@ -294,7 +294,8 @@ static int registered_open(struct call *call, struct registered *r, struct table
     return 0;
 }
 
-/* Memory of the host is mapped from the file's beginning on. No sum of them passes the type's end. */
+/* Memory of the host is mapped from the file's beginning on. No sum of them passes the type's
+ * end. */
 static uint64_t mapped_bytes(const struct device_handle *h)
 {
     uint64_t bytes = h->kind == UCM_HANDLE_MEMFD ? h->offset + h->bytes : h->bytes;
@@ -323,7 +324,8 @@ static int region_take(struct call *call, struct registered *r)
     return taken_take(call, r, wanted);
 }
 
-/* A slot of a pool takes any shard, so there is one place for all of them. 0, or -code with call->error. */
+/* A slot of a pool takes any shard, so there is one place for all of them. 0, or -code with
+ * call->error. */
 static int pool_check(struct call *call, const struct msg_region_register *m)
 {
     for (uint32_t i = 0; i < m->planes.n; i++)

@@ -1,4 +1,5 @@
-/* Sessions: a connection's life, from hello on. Each frame is decoded here and goes to its method. */
+/* Sessions: a connection's life, from hello on. Each frame is decoded here and goes to its
+ * method. */
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 

@@ -1,6 +1,6 @@
-/* What a request waits for, as who traces it is told. Who traces is a feature (daemon/trace): while it does it sets
- * requests.trace_cb, which gives some calls a struct traced, and that goes on with the request. A request that is not
- * traced has NULL: a step of it costs a comparison. */
+/* What a request waits for, as who traces it is told. Who traces is a feature (daemon/trace): while
+ * it does it sets requests.trace_cb, which gives some calls a struct traced, and that goes on with
+ * the request. A request that is not traced has NULL: a step of it costs a comparison. */
 #ifndef UCMD_REQUEST_SPANS_H
 #define UCMD_REQUEST_SPANS_H
 
@@ -27,7 +27,8 @@ enum span_kind {
         SPAN_KINDS
 };
 
-/* One more or one less of what may overlap with itself; or, of what does not, whether it is there. */
+/* One more or one less of what may overlap with itself; or, of what does not, whether it is
+ * there. */
 enum span_change { SPAN_MORE, SPAN_LESS, SPAN_ON, SPAN_OFF };
 
 /* What is kept of a traced request: the first member of its tracer's. */

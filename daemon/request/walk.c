@@ -8,7 +8,8 @@
 #include <string.h>
 
 #define HELD_BYTES (256u << 20)
-/* Items begun in one turn of the loop, and of them those that are not in DRAM: others want their turn, too. */
+/* Items begun in one turn of the loop, and of them those that are not in DRAM: others want their
+ * turn, too. */
 #define PUMP_ITEMS 512
 #define PUMP_SLOTS 64
 #define SMALL_ITEMS 16u
@@ -195,12 +196,13 @@ void walk_end(struct walk *w, const void *result)
 
 /* ---- whose reads go first ----
  *
- * A walk of more than SMALL_ITEMS items is large. Large walks may fill the tier's queue, but
- * then a client that wants one block waits for every read ahead of its own. So each read of a small
- * one narrows the queue: the next NARROW_READS reads of large walks begin under a bound. Tenants
- * share these turns by their weights, and of a tenant's large walks the more urgent ones go first. The bound is low enough for a small
- * read to take at most three times as long as on an idle disk, and high enough to keep a disk busy
- * with parts of 128 KiB and more. The tier does the same with writes (tier_io.small). */
+ * A walk of more than SMALL_ITEMS items is large. Large walks may fill the tier's queue, but then a
+ * client that wants one block waits for every read ahead of its own. So each read of a small one
+ * narrows the queue: the next NARROW_READS reads of large walks begin under a bound. Tenants share
+ * these turns by their weights, and of a tenant's large walks the more urgent ones go first. The
+ * bound is low enough for a small read to take at most three times as long as on an idle disk, and
+ * high enough to keep a disk busy with parts of 128 KiB and more. The tier does the same with
+ * writes (tier_io.small). */
 
 bool walk_large(const struct walk *w)
 {
@@ -223,8 +225,8 @@ void walks_init(struct requests *rq)
     fair_queue_init(&rq->readers, LARGE_BURST);
 }
 
-/* True: the next item, which is not in DRAM, needs a read, and that may not begin now. The walk waits in the queue for its
- * turn, then retry_cb runs. */
+/* True: the next item, which is not in DRAM, needs a read, and that may not begin now. The walk
+ * waits in the queue for its turn, then retry_cb runs. */
 static bool read_waits(struct walk *w)
 {
     struct requests *rq = w->r.s->rq;
@@ -315,8 +317,8 @@ int walk_get(struct walk *w, const struct walk_item *it, int node)
     return rc;
 }
 
-/* FAILED says that a copy is gone: an item that could not begin has no room unless a copy of it was at fault, and one whose
- * read ended with an error has lost its copy unless there was no room. */
+/* FAILED says that a copy is gone: an item that could not begin has no room unless a copy of it was
+ * at fault, and one whose read ended with an error has lost its copy unless there was no room. */
 static void item_failed(struct walk *w, uint32_t at, int rc, enum ucm_block_status otherwise)
 {
     walk_status(w, at,
@@ -426,8 +428,9 @@ static void give_up(struct walk *w, enum ucm_block_status status)
     }
 }
 
-/* Waits for a slot (-EBUSY) or for a place in a queue. Gives the rest up when nothing under way could free any.
- * Of those who wait for a slot one that has nothing under way goes first: it needs little to get on. */
+/* Waits for a slot (-EBUSY) or for a place in a queue. Gives the rest up when nothing under way
+ * could free any. Of those who wait for a slot one that has nothing under way goes first: it needs
+ * little to get on. */
 static void walk_park(struct walk *w, int rc)
 {
     if (!list_empty(&w->retry.link))
@@ -472,9 +475,9 @@ static bool item_awaits_read(struct walk *w, const struct walk_item *it)
     return w->awaits_read;
 }
 
-/* Begins as many items as this turn of the loop and the window have room for. 0: nobody has to wake the walk, for it has
- * begun them all, or has something under way, or is in a queue for its next turn. Else what the next item waits for, as
- * walk_kind.begin says it. */
+/* Begins as many items as this turn of the loop and the window have room for. 0: nobody has to wake
+ * the walk, for it has begun them all, or has something under way, or is in a queue for its next
+ * turn. Else what the next item waits for, as walk_kind.begin says it. */
 static int items_begin(struct walk *w)
 {
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS, n = w->n_keys * w->parts;

@@ -1,12 +1,13 @@
-/* Walks: load, dump, prefetch, fetch, digest.build and chain.append go through their items, a part of a block
- * each, in order, with a cursor. An item that is not in DRAM waits for its read while later ones begin. The bytes under
- * way are bounded, so that a walk larger than the arena flows through it. Without a slot a walk waits until somebody
- * releases one; if nobody has one that he will release, it gives up the rest.
+/* Walks: load, dump, prefetch, fetch, digest.build and chain.append go through their items, a part
+ * of a block each, in order, with a cursor. An item that is not in DRAM waits for its read while
+ * later ones begin. The bytes under way are bounded, so that a walk larger than the arena flows
+ * through it. Without a slot a walk waits until somebody releases one; if nobody has one that he
+ * will release, it gives up the rest.
  *
  *   begun -> [waits for its read] -> [read, waits for its kind] -> ended
  *
- * What an item's beginning and end are is its kind's. Stopping (cancel, deadline, connection closed) ends what is not
- * with a device.
+ * What an item's beginning and end are is its kind's. Stopping (cancel, deadline, connection
+ * closed) ends what is not with a device.
  *
  * Thread: the loop only. */
 #ifndef UCMD_REQUEST_WALK_H
@@ -30,15 +31,18 @@ struct walk_item {
 struct walk_kind {
     bool fills;  /* its items are written, not read */
     bool brings; /* an item that is in DRAM is done */
-    /* Opens blocks of keys from w->opened on; calls walk_yield if some are left. NULL: all are found at the start. */
+    /* Opens blocks of keys from w->opened on; calls walk_yield if some are left. NULL: all are
+     * found at the start. */
     void (*open)(struct walk *w);
     /* What an item counts as in a turn of the loop. NULL: one. */
     uint32_t (*weight)(const struct walk *w, uint32_t at);
-    /* Begins an item. 0: begun, or ended with its status set; -EBUSY: no slot now; -EAGAIN: a queue is full; -EDQUOT: its
-     * tenant gets no slot before something of this walk has ended. The walk tries again. Another -errno ends the item. */
+    /* Begins an item. 0: begun, or ended with its status set; -EBUSY: no slot now; -EAGAIN: a queue
+     * is full; -EDQUOT: its tenant gets no slot before something of this walk has ended. The walk
+     * tries again. Another -errno ends the item. */
     int (*begin)(struct walk *w, const struct walk_item *it);
-    /* The read of an item has ended; with status 0 the walk has a use of its part, or iw->w.shards. 1: it waits in
-     * w->ready now. 0: the item has ended; -errno: with the status that this says. */
+    /* The read of an item has ended; with status 0 the walk has a use of its part, or iw->w.shards.
+     * 1: it waits in w->ready now. 0: the item has ended; -errno: with the status that this
+     * says. */
     int (*ready)(struct walk *w, struct item_wait *iw, int status);
     /* Goes on with what waits in w->ready. 0, or as `begin` what that waits for. */
     int (*again)(struct walk *w);
@@ -46,12 +50,13 @@ struct walk_kind {
     void (*drop)(struct walk *w, struct item_wait *iw);
     /* There is no room for what has not begun. NULL: what waits in w->ready has its room. */
     void (*no_room)(struct walk *w);
-    /* Sends to devices what may go. -EAGAIN: a queue is full; 1: something is with a device, or about to be; 0: nothing is.
-     * NULL: it sends nothing. */
+    /* Sends to devices what may go. -EAGAIN: a queue is full; 1: something is with a device, or
+     * about to be; 0: nothing is. NULL: it sends nothing. */
     int (*send)(struct walk *w);
     /* Gives up what has not reached a device. NULL: there is nothing. */
     void (*stop)(struct walk *w);
-    /* All items have ended, and so have their leases: calls walk_end. Or sees to it that the walk is pumped again. */
+    /* All items have ended, and so have their leases: calls walk_end. Or sees to it that the walk
+     * is pumped again. */
     void (*finish)(struct walk *w);
 };
 
@@ -97,8 +102,8 @@ struct item_wait {
 /* Zeroed memory of `bytes` that begin with a walk, of all parts' first. NULL with call->error. */
 void *walk_new(struct call *call, const struct walk_kind *kind, const struct view *view,
                uint32_t n_keys, uint64_t deadline_ms, size_t bytes);
-/* Finds and leases the blocks of all keys. prefix: up to the first that is not found, and counts them as a lookup does.
- * Returns how many are missed for that they are not there. */
+/* Finds and leases the blocks of all keys. prefix: up to the first that is not found, and counts
+ * them as a lookup does. Returns how many are missed for that they are not there. */
 uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix);
 /* Starts all that can be started now. May end and free the walk. */
 void walk_pump(struct walk *w);
@@ -107,7 +112,8 @@ void walk_stop_cb(struct request *r);
 void walk_yield(struct walk *w);
 /* A key's status is the worst of its parts'. */
 void walk_status(struct walk *w, uint32_t at, enum ucm_block_status status);
-/* Of a walk whose items have ended: answers with *result, or if that is NULL with msg_blocks_r; and frees the walk. */
+/* Of a walk whose items have ended: answers with *result, or if that is NULL with msg_blocks_r; and
+ * frees the walk. */
 void walk_end(struct walk *w, const void *result);
 
 /* ---- for walk_kind.begin ---- */
@@ -131,8 +137,8 @@ uint8_t read_priority(const struct walk *w);
 
 /* ---- a walk that waits for the shared tier first ---- */
 
-/* Asks the shared tier for keys that are not here, if there is one, and then runs begin_cb, now or later; keys die
- * with it. */
+/* Asks the shared tier for keys that are not here, if there is one, and then runs begin_cb, now or
+ * later; keys die with it. */
 struct walk_look {
     struct walk *walk;
     struct view_look look;

@@ -1,8 +1,8 @@
 /* chain.open, chain.close: blocks of one prefix, named once. chain_append.c brings the blocks.
  *
  * A chain leases each base block and holds the digests that are in DRAM, so that selections need no
- * look at the cache. It ends with its connection, when it is closed, or when nothing used it for its
- * lease's time; then its blocks go in turns of the loop. */
+ * look at the cache. It ends with its connection, when it is closed, or when nothing used it for
+ * its lease's time; then its blocks go in turns of the loop. */
 #include "daemon/request/walk.h"
 #include "daemon/retrieval/digest.h"
 

@@ -1,5 +1,6 @@
-/* chain.append: finds the blocks of keys up to the first that is not there, leases them, and holds their
- * digests. What has to be read or built is a walk; the rest of a long append waits for turns of the loop. */
+/* chain.append: finds the blocks of keys up to the first that is not there, leases them, and holds
+ * their digests. What has to be read or built is a walk; the rest of a long append waits for turns
+ * of the loop. */
 #include "daemon/retrieval/digest_walk.h"
 
 #include <string.h>
@@ -14,7 +15,8 @@ static struct request_rooms *rooms_of(const struct chain *ch)
 
 /* ---- bases and digests ---- */
 
-/* Appends the blocks of keys [from, from + n) up to the first that is not found. Returns how many. */
+/* Appends the blocks of keys [from, from + n) up to the first that is not found. Returns how
+ * many. */
 static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, bool *bypassed)
 {
     static const uint8_t status[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
@@ -67,8 +69,8 @@ static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
     }
 }
 
-/* Makes blocks for digests that are to be built. Only when all that were found are held: a new block
- * may take the place of one that is not. */
+/* Makes blocks for digests that are to be built. Only when all that were found are held: a new
+ * block may take the place of one that is not. */
 static void digests_make(struct digest_walk *d, uint32_t from, uint32_t found)
 {
     uint32_t key_bytes = d->w.ns->identity.key_bytes;

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* Blocks of the chain's base, of which only the chain's part is brought. A block that was evicted by
- * name is a miss. NULL with call->error. */
+/* Blocks of the chain's base, of which only the chain's part is brought. A block that was evicted
+ * by name is a miss. NULL with call->error. */
 static struct walk *blocks_new(struct call *call, struct chain *ch, uint32_t n, uint64_t priority,
                                uint64_t deadline_ms)
 {

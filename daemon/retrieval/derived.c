@@ -1,10 +1,10 @@
-/* Builds: a part of a base block is read up if need be, a thread of the pool computes what is made of it into
- * a slot of the derived block, and the part is published.
+/* Builds: a part of a base block is read up if need be, a thread of the pool computes what is made
+ * of it into a slot of the derived block, and the part is published.
  *
  *   begun -> [waits for the base's read] -> in the pool -> published -> waiters get a use
  *
- * A build belongs to no request: it goes on when its waiters leave. When the daemon stops, the build ends
- * without publishing. */
+ * A build belongs to no request: it goes on when its waiters leave. When the daemon stops, the
+ * build ends without publishing. */
 #include "daemon/retrieval/derived.h"
 
 #include "daemon/cache/span.h"

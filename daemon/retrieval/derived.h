@@ -1,7 +1,8 @@
 /* Derived namespaces: their blocks are made of a base namespace's blocks, under the same keys.
  *
- * A build reads a part of the base block and fills the same part of the derived block, as a dump would: the
- * fill's claim makes sure that one build serves all who want it. Threads of the room's pool compute. */
+ * A build reads a part of the base block and fills the same part of the derived block, as a dump
+ * would: the fill's claim makes sure that one build serves all who want it. Threads of the room's
+ * pool compute. */
 #ifndef UCMD_RETRIEVAL_DERIVED_H
 #define UCMD_RETRIEVAL_DERIVED_H
 
@@ -69,8 +70,8 @@ static inline struct session_retrieval *session_retrieval(const struct session *
 /* Builds under way. Each has a thread's work ahead of it, and the slots of two parts. */
 #define DERIVED_BUILDS_MAX 256
 
-/* Of all the spaces and sessions of one tenant. Tenants take turns with the parts that wait for their builds, and with their
- * selections. */
+/* Of all the spaces and sessions of one tenant. Tenants take turns with the parts that wait for
+ * their builds, and with their selections. */
 struct derived_tenant {
     struct list link;
     struct limit_owner *owner; /* of builds, and of the parts that wait for them */
@@ -87,8 +88,8 @@ struct derived_tenant {
 struct derived_tenant *derived_tenant_ref(struct requests *rq, const char *name);
 void derived_tenant_unref(struct derived_tenant *t);
 
-/* What the blocks of a derived namespace are made of. There is one for each while sessions, chains or builds
- * use it. */
+/* What the blocks of a derived namespace are made of. There is one for each while sessions, chains
+ * or builds use it. */
 struct derived_space {
     struct list link;
     struct requests *rq;
@@ -99,8 +100,8 @@ struct derived_space {
     bool digests;                /* else base's blocks, which are encoded, as they are */
     struct ucm_digest_plan plan; /* of digests */
 };
-/* The space of that derived namespace, with one more reference. plan: NULL: base is encoded, and derived
- * is its base. NULL: no memory. */
+/* The space of that derived namespace, with one more reference. plan: NULL: base is encoded, and
+ * derived is its base. NULL: no memory. */
 struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
                                  const struct ucm_digest_plan *plan);
 struct derived_space *space_ref(struct derived_space *space);
@@ -112,21 +113,22 @@ static inline const struct part *space_part(const struct derived_space *space, b
     return &index_block(space->rq->rooms.index, ref)->part[part];
 }
 
-/* Whether the daemon can build digests of that base's blocks: of those that are plain, or coded without loss. */
+/* Whether the daemon can build digests of that base's blocks: of those that are plain, or coded
+ * without loss. */
 bool space_decodes(const struct ns *base);
 /* As cache_get of part `part` of the held block `derived`, with one more source: if the part is
- * nowhere, it is built from the held block `base` (0: from nothing). That is one of space->base, or, for digests
- * of an encoded namespace, of the one that this is derived from. Further: -ENOENT: neither is whole;
- * -EINPROGRESS: a worker's dump is writing the part; -EAGAIN also with DERIVED_BUILDS_MAX builds, or the
- * tenant's part of them (limit.h). */
+ * nowhere, it is built from the held block `base` (0: from nothing). That is one of space->base,
+ * or, for digests of an encoded namespace, of the one that this is derived from. Further: -ENOENT:
+ * neither is whole; -EINPROGRESS: a worker's dump is writing the part; -EAGAIN also with
+ * DERIVED_BUILDS_MAX builds, or the tenant's part of them (limit.h). */
 int derived_get(struct derived_space *space, block_ref base, block_ref derived, uint32_t part,
                 uint8_t priority, struct cache_wait *w);
 /* Begins to build that part, which nobody waits for. 0, or -errno as above, also -EEXIST. */
 int derived_build(struct derived_space *space, block_ref base, block_ref derived, uint32_t part);
 
 /* digest_build.c */
-/* Part `part` of the block of that key waits for its build, holding nothing: if base's has left DRAM by then
- * there is none. False: too many wait. */
+/* Part `part` of the block of that key waits for its build, holding nothing: if base's has left
+ * DRAM by then there is none. False: too many wait. */
 bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part);
 /* The same of a part that is decoded into the base of its namespace. False also without memory. */
 bool build_plain(struct requests *rq, struct ns *from, struct ns *base, const uint8_t *key,

@@ -1,5 +1,5 @@
-/* digest.open: namespaces of digests. A digest namespace's identity is a function of the base's and of
- * the digests' spec, so a client that opens the same spec again finds the same blocks. */
+/* digest.open: namespaces of digests. A digest namespace's identity is a function of the base's and
+ * of the digests' spec, so a client that opens the same spec again finds the same blocks. */
 #include "daemon/retrieval/digest.h"
 #include "daemon/index/ns_form.h"
 #include "daemon/request/view.h"

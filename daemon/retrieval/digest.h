@@ -1,5 +1,5 @@
-/* Digests, chains and selections: shared by the files of this room that serve them. Digests are blocks of a
- * derived namespace (derived.h). */
+/* Digests, chains and selections: shared by the files of this room that serve them. Digests are
+ * blocks of a derived namespace (derived.h). */
 #ifndef UCMD_RETRIEVAL_DIGEST_H
 #define UCMD_RETRIEVAL_DIGEST_H
 
@@ -10,7 +10,8 @@
 
 /* The space of a namespace that this session opened by digest.open. NULL with call->error. */
 struct derived_space *call_space(struct call *call, uint64_t ns);
-/* Whether the daemon builds digests of that base's blocks for this connection. 0, or -code with call->error. */
+/* Whether the daemon builds digests of that base's blocks for this connection. 0, or -code with
+ * call->error. */
 int space_builds(struct call *call, struct ns *base);
 /* Forgets what the session opened. */
 void spaces_close_all(struct session *s);
@@ -73,8 +74,8 @@ struct chain {
 struct chain *call_chain(struct call *call, uint64_t name);
 void chain_use(struct chain *ch);
 void chain_unuse(struct chain *ch);
-/* Closes chains of a session whose requests have ended, as many as one turn of the loop may. True: none
- * is left; otherwise session.settle_cb runs again. */
+/* Closes chains of a session whose requests have ended, as many as one turn of the loop may. True:
+ * none is left; otherwise session.settle_cb runs again. */
 bool chains_close_all(struct session *s);
 /* Whether any block was evicted by name since the chain was opened. */
 bool chain_doomed(const struct chain *ch);
@@ -100,13 +101,14 @@ void chain_hold(struct chain *ch, uint32_t at, block_ref digest);
 
 struct walk;
 /* chain_prefetch.c */
-/* Key i of a walk is that block of the chain, which the walk leases. One that was evicted by name, or whose
- * loads are bypassed, is a miss. */
+/* Key i of a walk is that block of the chain, which the walk leases. One that was evicted by name,
+ * or whose loads are bypassed, is a miss. */
 void chain_block_set(struct walk *w, const struct chain *ch, uint32_t i, uint32_t block);
-/* Sets a bit for each block of index[n], until `most` were set that were not before. Returns how many. */
+/* Sets a bit for each block of index[n], until `most` were set that were not before. Returns how
+ * many. */
 uint32_t chain_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits);
-/* Brings the n blocks whose bits are set into DRAM, by a request that has the msgid of `from` and is not
- * answered. False: no request could begin. */
+/* Brings the n blocks whose bits are set into DRAM, by a request that has the msgid of `from` and
+ * is not answered. False: no request could begin. */
 bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t *bits, uint32_t n,
                     uint8_t priority);
 

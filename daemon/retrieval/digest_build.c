@@ -1,5 +1,5 @@
-/* Parts that wait for their build, by their keys: each that is published while a session wants digests of what is
- * stored, and those of mixed blocks (daemon/encoding/mixed.c). */
+/* Parts that wait for their build, by their keys: each that is published while a session wants
+ * digests of what is stored, and those of mixed blocks (daemon/encoding/mixed.c). */
 #include "daemon/retrieval/digest.h"
 
 #include <assert.h>

@@ -1,4 +1,5 @@
-/* What is made of one part, layer by layer: its digest, of its coded form too; or of that the plain one.
+/* What is made of one part, layer by layer: its digest, of its coded form too; or of that the plain
+ * one.
  * Threads of the pool compute.
  * Thread: the loop. */
 #ifndef UCMD_RETRIEVAL_PART_BUILD_H

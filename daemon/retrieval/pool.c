@@ -42,7 +42,8 @@ static struct digest_job *job_of(const struct digest_pool *p, const struct diges
     return NULL;
 }
 
-/* The first queue of the tenant with a job that may run, which goes to the end of the list; or NULL. */
+/* The first queue of the tenant with a job that may run, which goes to the end of the list; or
+ * NULL. */
 static struct digest_job *turns_take(const struct digest_pool *p, struct digest_turns *turns,
                                      struct digest_queue **queue)
 {
@@ -60,8 +61,8 @@ static struct digest_job *turns_take(const struct digest_pool *p, struct digest_
     return NULL;
 }
 
-/* The job whose turn it is; NULL: no piece may run now. Its tenant, if it is urgent, goes to the end of the
- * list. */
+/* The job whose turn it is; NULL: no piece may run now. Its tenant, if it is urgent, goes to the
+ * end of the list. */
 static struct digest_job *job_take(struct digest_pool *p, struct digest_queue **queue)
 {
     struct digest_job *other = job_of(p, &p->others), *job;

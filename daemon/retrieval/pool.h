@@ -1,10 +1,10 @@
 /* Threads that build digests and score them, on memory that the loop gave.
  *
- * A job is cut into pieces that threads run at the same time. When all pieces of a phase have ended, the
- * thread that ended the last one may set up another phase. Tenants take turns, piece by piece, so do the queues of
- * one tenant, and the jobs of one queue. Urgent jobs (somebody waits for the answer to a query) go before the others, but for
- * every POOL_OTHERS_TURN-th piece. Slow pieces run on all threads but one, if there are two, so a piece
- * that is not slow never waits for one.
+ * A job is cut into pieces that threads run at the same time. When all pieces of a phase have
+ * ended, the thread that ended the last one may set up another phase. Tenants take turns, piece by
+ * piece, so do the queues of one tenant, and the jobs of one queue. Urgent jobs (somebody waits for
+ * the answer to a query) go before the others, but for every POOL_OTHERS_TURN-th piece. Slow pieces
+ * run on all threads but one, if there are two, so a piece that is not slow never waits for one.
  *
  * Promises:
  * - Every job that was submitted comes back once through done_cb, on the loop, never inside
@@ -26,8 +26,8 @@
 struct digest_pool;
 struct uv_loop_s;
 
-/* Queues that share one turn among those of others: one tenant's. Its owner's memory, which stays while a job of it is
- * under way; the fields are the pool's own. */
+/* Queues that share one turn among those of others: one tenant's. Its owner's memory, which stays
+ * while a job of it is under way; the fields are the pool's own. */
 struct digest_turns {
     struct list link;   /* in the pool, while there are jobs */
     struct list queues; /* with jobs */
@@ -43,8 +43,8 @@ struct digest_queue {
 struct digest_job {
     /* On any thread of the pool, which has that number, from 0. */
     void (*run_cb)(struct digest_job *job, uint32_t piece, unsigned thread);
-    /* On the thread that ended the phase's last piece, and no other runs one of the job then. Sets up
-     * the next phase and returns its pieces; 0: the job is done. NULL: there is one phase. */
+    /* On the thread that ended the phase's last piece, and no other runs one of the job then. Sets
+     * up the next phase and returns its pieces; 0: the job is done. NULL: there is one phase. */
     uint32_t (*phase_cb)(struct digest_job *job);
     void (*done_cb)(struct digest_job *job); /* on the loop; may free the job */
     struct digest_queue *queue;              /* NULL: not urgent */

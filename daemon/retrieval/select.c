@@ -1,5 +1,6 @@
-/* select: which blocks of its chains a query wants. Everything is checked here; threads score and choose
- * over digests that the chains hold; the loop leaves out what was evicted by name, and answers. */
+/* select: which blocks of its chains a query wants. Everything is checked here; threads score and
+ * choose over digests that the chains hold; the loop leaves out what was evicted by name, and
+ * answers. */
 #include "daemon/retrieval/digest.h"
 #include "daemon/retrieval/selection.h"
 
@@ -184,8 +185,8 @@ static struct requests *rq_of(const struct select_request *sr)
 
 /* ---- memory ---- */
 
-/* The memory of a selection is kept for the next one: that of a long chain would be new pages for each,
- * which cost a tenth of its time. */
+/* The memory of a selection is kept for the next one: that of a long chain would be new pages for
+ * each, which cost a tenth of its time. */
 static bool spare_take(struct select_request *sr, size_t bytes)
 {
     struct digests *ds = &retrieval_of(rq_of(sr))->digests;
@@ -298,8 +299,8 @@ static uint32_t chosen_mark(const struct select_request *sr, const struct chain 
     return marked;
 }
 
-/* Brings the chosen blocks of the chains into DRAM, in a request for each chain that is not answered: what
- * they can't bring, a load reads. */
+/* Brings the chosen blocks of the chains into DRAM, in a request for each chain that is not
+ * answered: what they can't bring, a load reads. */
 static void chosen_prefetch(struct select_request *sr)
 {
     uint32_t budget = UCM_MAX_KEYS;
@@ -383,7 +384,8 @@ static size_t padded(size_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Bytes of each part of the request, in this order, which are zeroed; and of its memory, which is not. */
+/* Bytes of each part of the request, in this order, which are zeroed; and of its memory, which is
+ * not. */
 struct layout {
     size_t head, rows, chains, digests, lists, blocks, counts, next, request;
     size_t q, index, chosen, work, memory;

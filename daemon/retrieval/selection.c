@@ -10,7 +10,8 @@
 #define CHUNK_BYTES (512u << 10)
 #define CHUNK_WORK (4u << 20)
 #define CHUNK_MIN 8u
-/* A softmax of more blocks, one piece, is slow: 0.1 ms. A choice from more is cut into pieces of so many. */
+/* A softmax of more blocks, one piece, is slow: 0.1 ms. A choice from more is cut into pieces of so
+ * many. */
 #define LONG_BLOCKS (1u << 16)
 #define LONG_CHUNK (1u << 15)
 
@@ -96,8 +97,8 @@ size_t selection_bytes(const struct selection *s, unsigned threads)
 
 /* ---- steps, on threads ---- */
 
-/* BEGIN for each row, each step of the scores, CHOOSE for each list of rows that are not long, LONG for one
- * list of a long row after the other; then the next group. */
+/* BEGIN for each row, each step of the scores, CHOOSE for each list of rows that are not long, LONG
+ * for one list of a long row after the other; then the next group. */
 enum { PHASE_BEGIN, PHASE_SCORE };
 
 static uint32_t phase_choose(const struct selection *s)
@@ -265,8 +266,8 @@ static void group_begin(struct selection *s, uint32_t first)
     }
 }
 
-/* The choice from the list s->long_list of s->long_row, or the first one behind it. 0: there is none in the
- * group. */
+/* The choice from the list s->long_list of s->long_row, or the first one behind it. 0: there is
+ * none in the group. */
 static uint32_t long_begin(struct selection *s)
 {
     for (; s->long_row < s->end; s->long_row++, s->long_list = 0) {

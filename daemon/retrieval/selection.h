@@ -1,9 +1,9 @@
-/* A selection: for each row (one layer of one chain) the blocks' scores, and the best of them for each
- * list. Rows are worked on in groups, so that scratch memory stays small; of a group, all threads share
- * each step.
+/* A selection: for each row (one layer of one chain) the blocks' scores, and the best of them for
+ * each list. Rows are worked on in groups, so that scratch memory stays small; of a group, all
+ * threads share each step.
  *
- * Promise: reads the digests that the rows name and the memory that the caller gave, writes only the
- * latter, and allocates nothing.
+ * Promise: reads the digests that the rows name and the memory that the caller gave, writes only
+ * the latter, and allocates nothing.
  * Thread: the loop; between submit and done_cb the pool's. */
 #ifndef UCMD_RETRIEVAL_SELECTION_H
 #define UCMD_RETRIEVAL_SELECTION_H
@@ -44,7 +44,8 @@ struct selection {
     struct select_list *lists; /* n_rows * selection_lists() */
     uint32_t *index;
     float *chosen; /* scores of index, or NULL */
-    /* out: the first element of q that is not finite; UINT64_MAX: all are, and lists are filled in. */
+    /* out: the first element of q that is not finite; UINT64_MAX: all are, and lists are filled
+     * in. */
     _Atomic uint64_t bad;
     /* The selection's own. */
     uint32_t first, end; /* the group */

@@ -1,5 +1,6 @@
-/* Answers of the last seconds in a table of fixed size: from a tag, which is a hash of 64 bits, to a
- * small number, until a time. A new answer that finds no free entry replaces the one that ends soonest.
+/* Answers of the last seconds in a table of fixed size: from a tag, which is a hash of 64 bits, to
+ * a small number, until a time. A new answer that finds no free entry replaces the one that ends
+ * soonest.
  * Thread: its owner's. */
 #ifndef UCMD_SHARE_ANSWER_CACHE_H
 #define UCMD_SHARE_ANSWER_CACHE_H

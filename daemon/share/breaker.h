@@ -1,5 +1,5 @@
-/* A circuit breaker: after `limit` failures in a row a root is left alone for a pause; then one trial
- * at a time finds out whether it is back. Pauses double from BREAKER_PAUSE_MS to
+/* A circuit breaker: after `limit` failures in a row a root is left alone for a pause; then one
+ * trial at a time finds out whether it is back. Pauses double from BREAKER_PAUSE_MS to
  * BREAKER_PAUSE_MAX_MS and are up to a quarter longer at random, so that hosts do not return all at
  * once. The caller passes the clock; no I/O, no timer.
  *
@@ -22,8 +22,8 @@ struct breaker {
 void breaker_init(struct breaker *b, uint32_t limit, uint64_t seed);
 /* A success. True: the breaker was not closed and is now. */
 bool breaker_good(struct breaker *b);
-/* A failure. True: the breaker was closed and is open now. A failure from before the pause, reported
- * while it is open, changes nothing. */
+/* A failure. True: the breaker was closed and is open now. A failure from before the pause,
+ * reported while it is open, changes nothing. */
 bool breaker_bad(struct breaker *b, uint64_t now_ms);
 /* As breaker_bad, without waiting for `limit` failures. */
 bool breaker_trip(struct breaker *b, uint64_t now_ms);

@@ -8,9 +8,10 @@
  *
  * With `each` every key is asked for, LOOKUP_WAVE at a time.
  *
- * A key's block may lack parts: a root lost a file, or a store evicts objects one by one. Where every key
- * is asked for, and in the wave that asks for all that are left of a chain, a root that has the highest
- * part is asked for the others, too. A block that is not there costs one question all the same. */
+ * A key's block may lack parts: a root lost a file, or a store evicts objects one by one. Where
+ * every key is asked for, and in the wave that asks for all that are left of a chain, a root that
+ * has the highest part is asked for the others, too. A block that is not there costs one question
+ * all the same. */
 #include "daemon/share/share_internal.h"
 
 #include <errno.h>
@@ -23,8 +24,8 @@
 
 struct key_state {
     uint32_t number; /* which key of the request */
-    uint16_t
-        pending; /* finds that have not ended: of the highest part by root, then of the others by part */
+    /* Finds that have not ended: of the highest part by root, then of the others by part */
+    uint16_t pending;
     uint8_t found; /* a share_root_id: where the highest part is; 0: none so far */
     bool failed;   /* a root that could have the part gave no answer */
     bool lacks;    /* another part is on no root */
@@ -84,8 +85,8 @@ static void find_detach(struct find *f)
     f->lookup = NULL;
 }
 
-/* Detaches the finds that have not ended, of one key or of ALL_KEYS. One that the backend has goes on,
- * for the answer cache; one that waits is cancelled. */
+/* Detaches the finds that have not ended, of one key or of ALL_KEYS. One that the backend has goes
+ * on, for the answer cache; one that waits is cancelled. */
 static void finds_leave(struct lookup *p, uint32_t key)
 {
     struct list *next;
@@ -173,7 +174,8 @@ static void key_found(struct lookup *p, uint32_t key)
         key_answered(p, key);
 }
 
-/* A find of a key that has no answer yet has ended. others: roots that are to be asked for the part next. */
+/* A find of a key that has no answer yet has ended. others: roots that are to be asked for the part
+ * next. */
 static void key_heard(struct lookup *p, uint32_t key, uint32_t part, share_roots_mask others,
                       int status)
 {

@@ -13,8 +13,9 @@
 #define CLOCK_KEPT_MS (3600u * 1000u)
 #define CLOCK_RETRY_MS (60u * 1000u)
 #define BACKGROUND_PATIENCE_MS 1000u /* then a background task goes before all else */
-/* Loads begun while several tenants load: what is begun is in nobody's order, so a tenant that comes waits for it.
- * An eighth of the depth at least. It holds for FAIR_WINDOW bytes of one tenant alone. */
+/* Loads begun while several tenants load: what is begun is in nobody's order, so a tenant that
+ * comes waits for it. An eighth of the depth at least. It holds for FAIR_WINDOW bytes of one tenant
+ * alone. */
 #define FAIR_BYTES (4ull << 20)
 #define FAIR_WINDOW (1ull << 30)
 #define BURST_BYTES (4ull << 20)                /* see base/fair.h */
@@ -56,7 +57,8 @@ static uint32_t at_least_one(uint32_t n)
     return n > 0 ? n : 1;
 }
 
-/* Half of the depth while reads are under way, else three quarters: a new read can begin at once. */
+/* Half of the depth while reads are under way, else three quarters: a new read can begin at
+ * once. */
 static uint32_t stores_max(const struct share_root *r)
 {
     uint32_t depth = r->config.depth;

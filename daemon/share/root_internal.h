@@ -5,7 +5,8 @@
 #include "daemon/share/root.h"
 
 void root_health_init(struct share_root *r);
-/* Counts the end of a task, and feeds the breakers with it; -ETIMEDOUT: its deadline passed. True: the root goes down. */
+/* Counts the end of a task, and feeds the breakers with it; -ETIMEDOUT: its deadline passed. True:
+ * the root goes down. */
 bool root_status_note(struct share_root *r, const struct share_task *t, int status);
 /* May a WRITE be accepted now? If the breaker of writes is open, this write is its trial. */
 bool root_write_try(struct share_root *r);

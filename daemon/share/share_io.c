@@ -214,7 +214,8 @@ static void part_io_released_cb(struct share_task *t)
 
 /* ---- encrypted parts ---- */
 
-/* A root's queue may be full: the part waits until one says that it is not, or its deadline has passed. */
+/* A root's queue may be full: the part waits until one says that it is not, or its deadline has
+ * passed. */
 static void sealed_write(struct part_io *m)
 {
     int err = m->share->stopped ? -ECANCELED : part_io_begin(m);

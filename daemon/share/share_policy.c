@@ -45,9 +45,9 @@ enum share_known share_recall(const struct share *s, const struct block_file_id 
 
 /* ---- rendezvous ---- */
 
-/* Each root has its own weight for each block; the root with the highest weight has the block, with all
- * its parts. When a root leaves, only its own blocks move. Returns the root among the writable ones of
- * `asked`; UCM_MAX_ROOTS: there is none. */
+/* Each root has its own weight for each block; the root with the highest weight has the block, with
+ * all its parts. When a root leaves, only its own blocks move. Returns the root among the writable
+ * ones of `asked`; UCM_MAX_ROOTS: there is none. */
 static uint32_t hashed_root(const struct share *s, const struct block_file_id *id,
                             share_roots_mask asked)
 {

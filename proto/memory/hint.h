@@ -1,17 +1,19 @@
-/* The table of hints that the daemon shares with the workers of a namespace: which of its blocks are complete, and in
- * which tier. The daemon writes it, in a memfd; workers map it read-only and look keys up without asking.
- * docs/protocol.md, "Hints", describes it.
+/* The table of hints that the daemon shares with the workers of a namespace: which of its blocks
+ * are complete, and in which tier. The daemon writes it, in a memfd; workers map it read-only and
+ * look keys up without asking. docs/protocol.md, "Hints", describes it.
  *
- * A bucket is a cache line: how far behind it entries lie that belong into it, and 7 entries, each one atomic word. A
- * key's entry is in its own bucket or, if that was full, in one of the 15 behind it: so many that a table of 100 million
- * entries has room for each until 3 of 5 are taken. It never moves, and changes by single stores. So at every moment,
- * also when the daemon dies amid a change, a reader finds each entry that stays, and no half of one. What a reader
- * concludes is a hint all the same: the block may go at the next moment.
+ * A bucket is a cache line: how far behind it entries lie that belong into it, and 7 entries, each
+ * one atomic word. A key's entry is in its own bucket or, if that was full, in one of the 15 behind
+ * it: so many that a table of 100 million entries has room for each until 3 of 5 are taken. It
+ * never moves, and changes by single stores. So at every moment, also when the daemon dies amid a
+ * change, a reader finds each entry that stays, and no half of one. What a reader concludes is a
+ * hint all the same: the block may go at the next moment.
  *
- * Nothing in the table leads a reader out of it: it masks each position by its own copy of the size.
+ * Nothing in the table leads a reader out of it: it masks each position by its own copy of the
+ * size.
  *
- * Threads: one writes; readers anywhere. Stores are releases and loads acquires, so a reader that sees a store sees
- * those before it. */
+ * Threads: one writes; readers anywhere. Stores are releases and loads acquires, so a reader that
+ * sees a store sees those before it. */
 #ifndef UCM_PROTO_HINT_H
 #define UCM_PROTO_HINT_H
 
@@ -30,7 +32,8 @@
 #define UCM_HINT_MIN_BUCKETS 64u
 #define UCM_HINT_MAX_BUCKETS (1u << 30)
 
-/* The daemon beats once a second. A reader that finds the beat this much behind takes the daemon for dead or stuck. */
+/* The daemon beats once a second. A reader that finds the beat this much behind takes the daemon
+ * for dead or stuck. */
 #define UCM_HINT_BEAT_MS 1000u
 #define UCM_HINT_STALE_MS 5000u
 
@@ -52,16 +55,18 @@ struct ucm_hint_header {
     _Atomic uint64_t beat_ms;  /* CLOCK_MONOTONIC of the daemon when it beat last */
 };
 
-/* An entry: the tier (enum ucm_lookup_status) in bits 0 and 1, a generation in bits 2 to 15, and the 48 high bits of the
- * key's hash. The generation is that of the block's latest entry into the table, so one that came back has another. */
+/* An entry: the tier (enum ucm_lookup_status) in bits 0 and 1, a generation in bits 2 to 15, and
+ * the 48 high bits of the key's hash. The generation is that of the block's latest entry into the
+ * table, so one that came back has another. */
 #define UCM_HINT_TIER_MASK UINT64_C(3)
 #define UCM_HINT_GENERATION_SHIFT 2
 #define UCM_HINT_GENERATION_MASK UINT64_C(0xfffc)
 #define UCM_HINT_PRINT_MASK (~UINT64_C(0xffff))
 
-/* Byte i of the tags is 0 while entry i is empty, else 0x80 and bits 57 to 63 of its hash. Of byte 7 the low half counts the
- * entries whose own bucket is this one, but that lie behind it; once it is 15 it stays. The high half is how many buckets
- * behind it the furthest of them has lain since the count was 0. */
+/* Byte i of the tags is 0 while entry i is empty, else 0x80 and bits 57 to 63 of its hash. Of byte
+ * 7 the low half counts the entries whose own bucket is this one, but that lie behind it; once it
+ * is 15 it stays. The high half is how many buckets behind it the furthest of them has lain since
+ * the count was 0. */
 struct ucm_hint_bucket {
     _Atomic uint64_t tags;
     _Atomic uint64_t entry[UCM_HINT_ENTRIES];
@@ -100,7 +105,8 @@ struct ucm_hint_view {
     uint32_t key_bytes;
 };
 
-/* Copies and checks the header of a mapping of `bytes` bytes. False: it is no table of keys of key_bytes that fits there.
+/* Copies and checks the header of a mapping of `bytes` bytes. False: it is no table of keys of
+ * key_bytes that fits there.
  */
 bool ucm_hint_open(const void *mapping, uint64_t bytes, uint32_t key_bytes,
                    struct ucm_hint_view *out);
@@ -148,8 +154,9 @@ static inline uint64_t ucm_hint_find(const struct ucm_hint_view *v, uint64_t has
     return entry;
 }
 
-/* found[i]: the tier of keys + i * key_bytes as enum ucm_lookup_status, 0 for none. stop_at_gap: looks no further than
- * the first that has none, and leaves what is behind it 0. Returns how many were found. */
+/* found[i]: the tier of keys + i * key_bytes as enum ucm_lookup_status, 0 for none. stop_at_gap:
+ * looks no further than the first that has none, and leaves what is behind it 0. Returns how many
+ * were found. */
 uint32_t ucm_hint_find_many(const struct ucm_hint_view *v, const uint8_t *keys, uint32_t n,
                             bool stop_at_gap, uint8_t *found);
 
@@ -188,7 +195,8 @@ static inline void ucm_hint_back(struct ucm_hint_bucket *own)
     UCM_HINT_STORE(&own->tags, tags);
 }
 
-/* How far behind its own bucket the one lies that has the entry, and the entry's number; UCM_HINT_PROBES: none has. */
+/* How far behind its own bucket the one lies that has the entry, and the entry's number;
+ * UCM_HINT_PROBES: none has. */
 static inline uint32_t ucm_hint_place(const struct ucm_hint_bucket *buckets, uint64_t mask,
                                       uint64_t hash, uint32_t *i)
 {
@@ -223,8 +231,8 @@ static inline uint32_t ucm_hint_room(const struct ucm_hint_bucket *buckets, uint
 
 enum ucm_hint_change { UCM_HINT_SAME, UCM_HINT_ADDED, UCM_HINT_REMOVED, UCM_HINT_FULL };
 
-/* The block has that tier now; 0: it is not found any more. FULL: it should have an entry, and has none. SAME: the
- * number of entries did not change. */
+/* The block has that tier now; 0: it is not found any more. FULL: it should have an entry, and has
+ * none. SAME: the number of entries did not change. */
 static inline enum ucm_hint_change ucm_hint_set(struct ucm_hint_bucket *buckets, uint64_t mask,
                                                 uint64_t hash, uint64_t tier, uint64_t generation)
 {

@@ -46,10 +46,11 @@ struct ucm_staging_order {
     uint32_t direction; /* 0 load, 1 dump */
     uint32_t region;    /* ring_region of region.register */
     uint32_t first_plane, n_planes, n_items;
-    uint32_t
-        converts; /* not 0: items are in the encoding of the region's namespace, pages are not */
-    /* Not 0: K of the items turns, by so many tables of angles. Block ids are then followed by a number for each
-     * item: which of the tables its K turns by, or none (UCM_STAGING_STAYS); and these by the tables. */
+    /* Not 0: items are in the encoding of the region's namespace, pages are not */
+    uint32_t converts;
+    /* Not 0: K of the items turns, by so many tables of angles. Block ids are then followed by a
+     * number for each item: which of the tables its K turns by, or none (UCM_STAGING_STAYS); and
+     * these by the tables. */
     uint32_t tables;
     uint32_t unused[9];
     uint32_t blocks[UCM_STAGING_ITEMS]; /* item i begins at i * ucm_staging_pitch() */
@@ -67,8 +68,8 @@ struct ucm_staging_words {
     _Atomic uint32_t bell;       /* counts posts; a futex */
     _Atomic uint32_t asleep;     /* not 0: the companion waits for the bell */
     _Atomic uint32_t soon;       /* not 0: orders are near, sleep lightly; by the daemon */
-    /* Bits of UCM_STAGING_KNOWS_, by the companion: an older one would move such an order's items as
-     * they are, so it gets none. */
+    /* Bits of UCM_STAGING_KNOWS_, by the companion: an older one would move such an order's items
+     * as they are, so it gets none. */
     _Atomic uint32_t knows;
     uint8_t unused[40];
     struct ucm_staging_slice slices[UCM_MAX_SLICES];
@@ -137,8 +138,8 @@ bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t sli
                              uint32_t blocks, uint32_t planes,
                              uint32_t (*chunk)(const void *ctx, uint32_t plane), const void *ctx,
                              uint64_t *item_bytes);
-/* The same of an order that is sound so far, and its turns: do the tables, of so many words each, fit behind their
- * numbers, and are these right? table_words 0: the region's K does not turn. */
+/* The same of an order that is sound so far, and its turns: do the tables, of so many words each,
+ * fit behind their numbers, and are these right? table_words 0: the region's K does not turn. */
 bool ucm_staging_turns_sound(const struct ucm_staging_order *order, uint32_t table_words);
 
 #endif

@@ -1,10 +1,12 @@
-/* The table of generations that the daemon and a worker with a window share. The daemon writes it, in a
- * memfd of the tenant's own; workers map it read-only. docs/protocol.md, "Windows", describes it.
+/* The table of generations that the daemon and a worker with a window share. The daemon writes it,
+ * in a memfd of the tenant's own; workers map it read-only. docs/protocol.md, "Windows", describes
+ * it.
  *
- * Each slot of the tenant's extents has a generation. An even one other than 0 names bytes that do not change
- * while it stands; an odd one says that they may change. The daemon makes it odd before it lets anything write
- * into the slot, and gives each value once. So a reader that finds the generation of its place before and
- * after it copied has the bytes of that place, whatever the daemon did meanwhile; otherwise it has a miss.
+ * Each slot of the tenant's extents has a generation. An even one other than 0 names bytes that do
+ * not change while it stands; an odd one says that they may change. The daemon makes it odd before
+ * it lets anything write into the slot, and gives each value once. So a reader that finds the
+ * generation of its place before and after it copied has the bytes of that place, whatever the
+ * daemon did meanwhile; otherwise it has a miss.
  *
  * Threads: the daemon's loop writes; readers anywhere. */
 #ifndef UCM_PROTO_WINDOW_H
@@ -50,8 +52,8 @@ static inline uint64_t ucm_window_entry(uint32_t slots_per_extent, uint32_t exte
 #pragma GCC diagnostic ignored "-Wtsan"
 #endif
 
-/* A reader copies between these two, and has the bytes of the place told with this generation if both return
- * true. It has checked the place against its own copy of the header. */
+/* A reader copies between these two, and has the bytes of the place told with this generation if
+ * both return true. It has checked the place against its own copy of the header. */
 static inline bool ucm_window_begin(const _Atomic uint64_t *generation, uint64_t told)
 {
     return told != 0 && !(told & 1) &&

@@ -48,7 +48,8 @@ static void spec_to_wire(const struct ucm_sparse_digest *d, struct msg_digest_op
     };
 }
 
-/* A namespace like the base, whose strings and numbers it borrows: the handle references the base. */
+/* A namespace like the base, whose strings and numbers it borrows: the handle references the
+ * base. */
 static struct ucm_namespace *digests_new(struct ucm_namespace *base,
                                          const struct ucm_sparse_digest *d, uint64_t bytes,
                                          bool build)

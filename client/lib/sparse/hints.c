@@ -1,5 +1,5 @@
-/* Tables of hints: opening them, and looking keys up there. Nothing that the daemon writes leads a reader out of the mapping:
- * proto/memory/hint.h. */
+/* Tables of hints: opening them, and looking keys up there. Nothing that the daemon writes leads a
+ * reader out of the mapping: proto/memory/hint.h. */
 #include "client/lib/sparse/internal.h"
 
 #include "proto/memory/hint.h"
@@ -21,8 +21,8 @@ struct client_hints {
     void *p;             /* NULL: none is mapped */
     uint64_t bytes;
     struct ucm_hint_view view;
-    uint64_t
-        behind_ms; /* the clock of this process less the daemon's beat, when the table was mapped */
+    /* The clock of this process less the daemon's beat, when the table was mapped. */
+    uint64_t behind_ms;
     bool shared;
 };
 

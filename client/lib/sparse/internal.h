@@ -1,5 +1,5 @@
-/* What the files of this folder share. As for client/lib/internal.h, the caller of each function holds the client's lock
- * unless a comment says otherwise. */
+/* What the files of this folder share. As for client/lib/internal.h, the caller of each function
+ * holds the client's lock unless a comment says otherwise. */
 #ifndef UCM_CLIENT_SPARSE_INTERNAL_H
 #define UCM_CLIENT_SPARSE_INTERNAL_H
 
@@ -32,8 +32,8 @@ struct ucm_chain {
     uint32_t n_blocks, room;
 };
 
-/* As client_begin of `h`, or NULL; and the daemon of the present connection knows all of the chains, each by
- * its id. They are of one client. May return CLIENT_AGAIN. */
+/* As client_begin of `h`, or NULL; and the daemon of the present connection knows all of the
+ * chains, each by its id. They are of one client. May return CLIENT_AGAIN. */
 int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, struct client_handle *h,
                         int64_t deadline_ns);
 void client_chain_ref(struct ucm_chain *chain);
@@ -46,8 +46,8 @@ int client_chain_task(struct ucm_chain *chain, uint64_t *chain_id, const struct 
 
 /* ---- memory of the daemon: map.c ---- */
 
-/* Maps a descriptor that the daemon sent, read-only, after it has checked that reading there can't kill this process.
- * what: "a window". 0 or -code with *e. Without the lock. */
+/* Maps a descriptor that the daemon sent, read-only, after it has checked that reading there can't
+ * kill this process. what: "a window". 0 or -code with *e. Without the lock. */
 int client_memory_map(int fd, uint64_t bytes, const char *what, void **out, struct ucm_error *e);
 
 /* ---- windows: window.c, window_pin.c, window_map.c ---- */
@@ -67,8 +67,8 @@ struct client_geometry {
     uint64_t budget;
 };
 
-/* The daemon's memory as this process maps it. Readers take `lock` alone, so a call that holds it waits for nothing
- * but their copies. Who changes it also holds the client's lock. */
+/* The daemon's memory as this process maps it. Readers take `lock` alone, so a call that holds it
+ * waits for nothing but their copies. Who changes it also holds the client's lock. */
 struct client_maps {
     pthread_rwlock_t lock;
     _Atomic uint64_t opened; /* whose places may be read; 0: none */
@@ -81,14 +81,15 @@ struct client_maps {
 
 int client_maps_init(struct client_maps *m);
 void client_maps_free(struct client_maps *m); /* unmaps all */
-/* A new opening: maps the table. fd stays the caller's. 0 or -code with *e: what the daemon sent does not fit, or
- * there is no memory. */
+/* A new opening: maps the table. fd stays the caller's. 0 or -code with *e: what the daemon sent
+ * does not fit, or there is no memory. */
 int client_maps_open(struct client_maps *m, uint64_t opened, const struct client_geometry *g,
                      int fd, struct ucm_error *e);
 /* Maps an extent of the present opening, which must not be mapped. */
 int client_maps_add(struct client_maps *m, uint32_t extent, int fd, struct ucm_error *e);
 bool client_maps_has(const struct client_maps *m, uint32_t extent);
-/* No place is worth anything any more. keep: the mappings stay until each is released; else they go now. */
+/* No place is worth anything any more. keep: the mappings stay until each is released; else they go
+ * now. */
 void client_maps_end(struct client_maps *m, bool keep);
 /* Unmaps an extent of the present opening. */
 void client_maps_remove(struct client_maps *m, uint32_t extent);
@@ -119,7 +120,8 @@ void client_window_abandon(struct ucm_window *w);
 int client_window_send_open(struct ucm_window *w, int64_t deadline_ns);
 /* Whether n descriptors came with the answer. 0 or -code with call->error. */
 int client_window_fds_check(struct client_call *call, uint32_t n);
-/* 0: the caller has entered the client and has its turn, until client_window_leave, which returns the status. */
+/* 0: the caller has entered the client and has its turn, until client_window_leave, which returns
+ * the status. */
 int client_window_enter(struct ucm_window *w, int timeout_ms, int64_t *deadline_ns);
 int client_window_leave(struct ucm_window *w, int status);
 

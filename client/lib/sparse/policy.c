@@ -1,6 +1,6 @@
-/* Policies as text. A key is named once, in policy_table.c: reading, writing and the sentences that refuse
- * follow the table. Numbers are read and written by hand, since the locale of an engine's process may have
- * a comma where C has a point. */
+/* Policies as text. A key is named once, in policy_table.c: reading, writing and the sentences that
+ * refuse follow the table. Numbers are read and written by hand, since the locale of an engine's
+ * process may have a comma where C has a point. */
 #include "client/lib/sparse/policy.h"
 
 #include <inttypes.h>
@@ -357,7 +357,8 @@ static struct word cut(const char **text, char until)
     return w;
 }
 
-/* One pass over "key=value,...": the first sets `digest` only, for the others' defaults depend on it. */
+/* One pass over "key=value,...": the first sets `digest` only, for the others' defaults depend on
+ * it. */
 static int read_keys(struct ucm_policy *p, const char *text, bool digest)
 {
     bool ratio = false, tokens = false;
@@ -420,7 +421,8 @@ static int apply(struct ucm_policy *p, const char *keys)
     return r ? r : read_keys(p, keys, false);
 }
 
-/* The tables are right, which tests/unit/client/test_client_policy.c checks; so nothing is refused here. */
+/* The tables are right, which tests/unit/client/test_client_policy.c checks; so nothing is refused
+ * here. */
 static void preset_policy(const struct policy_preset *preset, struct ucm_policy *out)
 {
     memset(out, 0, sizeof *out);

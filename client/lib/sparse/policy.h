@@ -1,5 +1,5 @@
-/* Policies: their keys and presets as tables (policy_table.c), their text (policy.c), and what follows from
- * them (policy_apply.c). */
+/* Policies: their keys and presets as tables (policy_table.c), their text (policy.c), and what
+ * follows from them (policy_apply.c). */
 #ifndef UCM_CLIENT_POLICY_H
 #define UCM_CLIENT_POLICY_H
 

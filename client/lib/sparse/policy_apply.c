@@ -1,5 +1,5 @@
-/* What follows from a policy: the digest, score, schedule and choice that the other calls take, and the
- * budget that moves from step to step. */
+/* What follows from a policy: the digest, score, schedule and choice that the other calls take, and
+ * the budget that moves from step to step. */
 #include "client/lib/sparse/policy.h"
 
 #include "kernels/sparse/budget.h"

@@ -37,8 +37,8 @@ static const char *const choices[] = {"topk", "mass", "psa", "estimated", "certi
     }
 
 const struct policy_key policy_keys[] = {
-    /* `tokens` with rest and softmax cover the most mass for their bytes (docs/retrieval.md, In short), and estimate
-     * it; 8 of them find what 4 lose (docs/sparse.md, Quality). */
+    /* `tokens` with rest and softmax cover the most mass for their bytes (docs/retrieval.md, In
+     * short), and estimate it; 8 of them find what 4 lose (docs/sparse.md, Quality). */
     NAME(digest, "tokens", digests, "method of the digest; sets the method's usual parameters"),
     NAME(kind, "mean", kinds, "which mean", .digests = DIGEST(MEAN)),
     COUNT(run, "4", 1, 1024, "tokens of a mean", .digests = DIGEST(SUBMEAN)),
@@ -74,14 +74,15 @@ const struct policy_key policy_keys[] = {
     COUNT(microbatch, "4", 1, BLOCKS, "blocks of a round", .choices = ROUNDS),
     /* Seed 001, 7.2: best above 4K. */
     COUNT(dense_below, "4096", 0, UINT32_MAX, "tokens: shorter sequences are dense"),
-    /* None: dense first layers gained nothing (docs/retrieval.md, Stop rules), and one of 32 takes as much
-     * memory as 1/32 of all layers. */
+    /* None: dense first layers gained nothing (docs/retrieval.md, Stop rules), and one of 32 takes
+     * as much memory as 1/32 of all layers. */
     COUNT(dense_first, "0", 0, UCM_SPARSE_LAYERS_MAX, "first layers that are dense"),
     COUNT(dense_last, "0", 0, UCM_SPARSE_LAYERS_MAX, "last layers that are dense"),
     COUNT(reuse, "1", 1, UCM_SPARSE_LAYERS_MAX, "layers that share a choice"),
     COUNT(retrieval_stride, "1", 1, 1024, "steps that share a choice"),
     COUNT(lag, "0", 0, 1024, "steps until a choice serves"),
-    /* docs/sparse.md, How often a step misses: 2 to 4 % of the accesses at twice what a step needs. */
+    /* docs/sparse.md, How often a step misses: 2 to 4 % of the accesses at twice what a step
+     * needs. */
     REAL(slots, "2", 1024, "a request's floor in the pool, in steps' worth of blocks"),
     /* docs/sparse.md, Quality, has what these five were measured on. */
     REAL(goal, "0", 1, "share that budgets follow; 0: fixed top k", .choices = CHOICE(TOPK)),
@@ -108,22 +109,22 @@ const struct policy_preset policy_presets[] = {
     /* Seed 003 (arXiv 2503.00392), algorithm 1; its metadata are means or boxes. */
     {"psa", "PSA as published: what is left weighs as much as the lightest attended block, each",
      "digest=box,choice=psa"},
-    /* Seed 001 and chapter 8: the mean of the keys, the sum over all heads, one list; the choice serves from
-     * the step behind the one whose queries made it (8.3.1). */
+    /* Seed 001 and chapter 8: the mean of the keys, the sum over all heads, one list; the choice
+     * serves from the step behind the one whose queries made it (8.3.1). */
     {"esa", "ESA: means, one list for all heads, 0.3 of the blocks, every 5 steps, a step late",
      "digest=mean,reduce=mean,heads=sum,retrieval_stride=5,lag=1"},
-    /* Chapter 9: minus the L2 distance, summed over the heads (9.2.1; here of squares), windows of 9.3; not the
-     * eviction of 9.4, which is no policy's: docs/sparse.md, Which rule. How many means a block has it doesn't say. The engine predicts (seed 000, 1.2): a step
-     * ahead. */
+    /* Chapter 9: minus the L2 distance, summed over the heads (9.2.1; here of squares), windows of
+     * 9.3; not the eviction of 9.4, which is no policy's: docs/sparse.md, Which rule. How many
+     * means a block has it doesn't say. The engine predicts (seed 000, 1.2): a step ahead. */
     {"gsa", "GSA: two means a block by distance, one list, 0.3 of the blocks, a step ahead",
      "digest=submean,run=8,metric=l2,reduce=mean,heads=sum,init_window_sz=4,local_window_sz=8,"
      "lag=1"},
-    /* Chapters 10 and 11.5.3; the windows count among the 4,096 tokens (10.3). It averages q over a group, so
-     * that opposed heads cancel: here the nearest head counts. */
+    /* Chapters 10 and 11.5.3; the windows count among the 4,096 tokens (10.3). It averages q over a
+     * group, so that opposed heads cancel: here the nearest head counts. */
     {"gsa-device", "GSA on the device: hashes of all tokens, 4,096 tokens, 64 and 512 always",
      "digest=hash,reduce=max,topk_tokens=4096,init_window_tokens=64,local_window_tokens=512"},
-    /* Chapter 11.2.2. Its half of the channels, those with the largest mean |K|, differs from text to text;
-     * a digest that requests share has the slower half of the pairs. */
+    /* Chapter 11.2.2. Its half of the channels, those with the largest mean |K|, differs from text
+     * to text; a digest that requests share has the slower half of the pairs. */
     {"kvstar", "KVStar as written: means of 4 tokens, 8 queries' softmax without 1 / sqrt(d)",
      "digest=submean,run=4,keep=0.5,rows=8,beta=1,init_window_sz=2,local_window_sz=4,"
      "retrieval_stride=8"},

@@ -120,8 +120,8 @@ int ucm_sparse_room(const struct ucm_sparse_select *s, uint32_t *lists, uint32_t
 
 /* ---- pieces ---- */
 
-/* A piece of one row, whose answer would be too long if every block were chosen: its lists are limited
- * to what fits, if the policy asks for no more. */
+/* A piece of one row, whose answer would be too long if every block were chosen: its lists are
+ * limited to what fits, if the policy asks for no more. */
 static int piece_limit(struct selection *sel, uint64_t room)
 {
     uint64_t list = room / sel->lists, fits = list < 4 ? 0 : (list - 4) / sel->block_bytes;

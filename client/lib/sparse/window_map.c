@@ -1,5 +1,6 @@
-/* What a window maps, and reading from it. Nothing that the daemon says or writes leads a reader out of a mapping: each is checked
- * before it is used, and every place against this process's own copy of the sizes. */
+/* What a window maps, and reading from it. Nothing that the daemon says or writes leads a reader
+ * out of a mapping: each is checked before it is used, and every place against this process's own
+ * copy of the sizes. */
 #include "client/lib/sparse/internal.h"
 #include "proto/memory/window.h"
 
@@ -44,7 +45,8 @@ static void mapping_drop(struct client_maps *m, struct client_mapping *mapping)
 
 /* ---- the life of an opening ---- */
 
-/* By default readers that overlap keep a writer out for as long as they go on, and with it the whole client. */
+/* By default readers that overlap keep a writer out for as long as they go on, and with it the
+ * whole client. */
 int client_maps_init(struct client_maps *m)
 {
     pthread_rwlockattr_t attr;

@@ -131,7 +131,8 @@ static void pinned_add(struct ucm_window_pinned *sum, const struct ucm_window_pi
     sum->missing += more->missing;
 }
 
-/* The daemon does not know the chain any more, or if that was not it, the window. False: it knew both. */
+/* The daemon does not know the chain any more, or if that was not it, the window. False: it knew
+ * both. */
 static bool forget(struct ucm_window *w, struct ucm_chain *chain, uint32_t tries)
 {
     if (tries == 0)
