@@ -5,6 +5,7 @@
 #include "daemon/snapshot/format.h"
 #include "daemon/snapshot/persist.h"
 #include "daemon/snapshot/snapshot.h"
+#include "tests/runner/wipe.h"
 
 #include <stdio.h>
 
@@ -278,7 +279,7 @@ Test(cache_move_into, a_read_that_nobody_waits_for)
 /* Their memory ends with the daemon. */
 Test(cache_move_into, a_snapshot_leaves_them_out)
 {
-    char folder[] = "/dev/shm/ucm-test-relocate-XXXXXX", why[PERSIST_WHY_BYTES], command[80];
+    char folder[] = "/dev/shm/ucm-test-relocate-XXXXXX", why[PERSIST_WHY_BYTES];
     struct persist_identity id;
     struct snapshot_head head;
     struct snapshot *s;
@@ -316,8 +317,7 @@ Test(cache_move_into, a_snapshot_leaves_them_out)
     cr_assert_eq(snapshot_check(p, n, &id, MIB, &head, &at), 0);
     cr_expect_eq(head.parts, 2u);
     persist_close(k);
-    snprintf(command, sizeof(command), "rm -r %s", folder);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(wipe(folder), 0);
 }
 
 /* Blocks of two parts, of which one lies in a window. */

@@ -10,6 +10,7 @@
 #include "daemon/cuda/costs.h"
 #include "daemon/device/device.h"
 #include "tests/runner/bytes.h"
+#include "tests/runner/wipe.h"
 #include "tests/unit/cuda/fake_cuda.h"
 
 #include <criterion/criterion.h>
@@ -112,15 +113,11 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
 
 static inline void daemon_end(void)
 {
-    char path[160], command[200];
-
     device_set_free(set);
     cr_assert_eq(uv_run(&loop, UV_RUN_DEFAULT), 0);
     cr_assert_eq(uv_loop_close(&loop), 0);
     free(slots);
-    snprintf(path, sizeof(path), "%s", folder);
-    snprintf(command, sizeof(command), "rm -r %s", path);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(wipe(folder), 0);
 }
 
 /* ---- jobs ---- */

@@ -4,6 +4,7 @@
 #include "tests/unit/share/share_rig.h"
 
 #include "daemon/seal/seal.h"
+#include "tests/runner/wipe.h"
 
 #define KEYS 5000u
 #define PARTS 4u
@@ -292,7 +293,7 @@ static void open_with_seeds(const char *folder)
 
 Test(share_remove, a_name_that_is_not_known_yet_is_waited_for)
 {
-    char folder[] = "/tmp/seeds.XXXXXX", command[64];
+    char folder[] = "/tmp/seeds.XXXXXX";
 
     cr_assert(mkdtemp(folder));
     open_with_seeds(folder);
@@ -300,8 +301,7 @@ Test(share_remove, a_name_that_is_not_known_yet_is_waited_for)
     cr_expect_eq(one.status, 0);
     cr_expect_neq(memcmp(one.r.name, one.r.fingerprint, sizeof(one.r.name)), 0);
     cr_expect_eq(left(0), 0u);
-    snprintf(command, sizeof(command), "rm -rf %s 2>/dev/null", folder);
-    while (system(command) != 0) /* the thread may still be removing its temporary file there */
+    while (wipe(folder) != 0) /* the thread may still be removing its temporary file there */
         ;
 }
 

@@ -1,6 +1,7 @@
 /* Seeds in a folder: one for all who use it, another one behind a purge, and what becomes of questions when it can't be had. */
 /* Sanitizers: thread */
 #include "daemon/share/seeds.h"
+#include "tests/runner/wipe.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -42,14 +43,11 @@ static void setup(void)
 
 static void teardown(void)
 {
-    char command[128];
-
     seeds_close(one);
     seeds_close(two);
     uv_run(&loop, UV_RUN_DEFAULT);
     cr_expect_eq(uv_loop_close(&loop), 0);
-    snprintf(command, sizeof(command), "rm -rf %s 2>/dev/null", folder);
-    while (system(command) != 0) /* a thread that was given up may still be writing there */
+    while (wipe(folder) != 0) /* a thread that was given up may still be writing there */
         ;
 }
 

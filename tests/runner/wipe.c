@@ -1,0 +1,15 @@
+#include "tests/runner/wipe.h"
+
+#include <ftw.h>
+#include <stdio.h>
+
+static int remove_cb(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st, (void)type, (void)ftw;
+    return remove(path);
+}
+
+int wipe(const char *folder)
+{
+    return nftw(folder, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
+}
