@@ -136,11 +136,11 @@ static int serve(struct config *config, const struct server_sources *sources)
     log_set_level(config->log_level);
     signal(SIGPIPE, SIG_IGN);
     descriptors_raise();
-    heap_bound();
     if (threads_set(config->nvme_threads) != 0 || server_new(config, sources, &server, &e) != 0) {
         fprintf(stderr, "ucmd: %s\n", e.text);
         return 1;
     }
+    heap_bound(); /* what stays for good is mapped: the heap would clear it, which touches it */
     log_start();
     status = server_run(server);
     server_free(server);

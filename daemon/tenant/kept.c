@@ -187,12 +187,14 @@ void tenants_kept_read(struct tenant_set *set, const struct config *c)
 
     if (c->state[0] == '\0')
         return;
+    snprintf(path, sizeof(path), "%s/" FILE_NAME, c->state);
+    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
+        return;
     text = malloc(TEXT_BYTES + 1);
     if (!text) {
         log_error("tenant", "kept-settings-refused", "reason=\"%s\"", "memory ran out");
         return;
     }
-    snprintf(path, sizeof(path), "%s/" FILE_NAME, c->state);
     n = text_file_read(AT_FDCWD, path, O_NOFOLLOW | O_NONBLOCK, text, TEXT_BYTES + 1);
     if (n < 0 && n != -ENOENT)
         log_error("tenant", "kept-settings-refused", "file=\"%s\" reason=\"%s\"", path,
