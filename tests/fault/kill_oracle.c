@@ -88,6 +88,14 @@ static void flip(struct oracle *o, const struct file *f, uint64_t from)
     put(f, &byte, 1, at);
 }
 
+/* Pages from `at` on that were never written, up to the file's end. */
+static uint64_t pages_unwritten(const struct file *f, uint64_t at)
+{
+    off_t data = lseek(f->fd, (off_t)at, SEEK_DATA);
+
+    return ((data < 0 ? f->bytes : (uint64_t)data) - at) / PAGE;
+}
+
 /* Offset of a slot's header, by chance the first behind a random place; 0: there is none. */
 static uint64_t slot_find(struct oracle *o, const struct file *f)
 {
@@ -95,8 +103,12 @@ static uint64_t slot_find(struct oracle *o, const struct file *f)
     char magic[4];
 
     for (uint64_t i = 0; i < pages; i++) {
-        uint64_t at = DATA + (start + i) % pages * PAGE;
+        uint64_t at = DATA + (start + i) % pages * PAGE, unwritten = pages_unwritten(f, at);
 
+        if (unwritten > 0) {
+            i += unwritten - 1;
+            continue;
+        }
         get(f, magic, sizeof(magic), at);
         if (memcmp(magic, "UCMS", 4) == 0 && at + SLOT_BYTES <= f->bytes)
             return at;

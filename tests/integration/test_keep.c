@@ -39,12 +39,14 @@ static void close_keep(void)
 
 TestSuite(keep, .fini = close_keep, .timeout = 120);
 
+static const char *arena_size; /* of the next; NULL: as ever */
+
 static void open_keep(bool nvme)
 {
     snprintf(keep, sizeof(keep), "/dev/shm/ucm-keep-XXXXXX");
     cr_assert(mkdtemp(keep), "no /dev/shm?");
     snprintf(keep_set, sizeof(keep_set), "arena.keep=%s", keep);
-    host = (struct host){.nvme = nvme, .sets = {keep_set}};
+    host = (struct host){.nvme = nvme, .sets = {keep_set, arena_size}};
     host_start(&host);
     worker_open(&w, &host, &options);
     arena_wait(w.client);
@@ -286,6 +288,7 @@ Test(keep, a_damaged_snapshot_is_a_cold_start)
         {2, 90}, {1, 900}, {3, 4090}, {4, 4100}, {5, 4400}, {1, 4096 + 400},
     };
 
+    arena_size = "arena.size=4MiB"; /* each start reads all of it */
     open_keep(false);
     worker_store(&w, 0, BLOCKS);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -417,6 +420,7 @@ static void kill_at(const char *point, bool at_start)
 
 Test(keep, killed_at_any_step_it_is_warm_or_cold_and_never_wrong)
 {
+    arena_size = "arena.size=4MiB";
     open_keep(false);
     kill_at("persist-written:1", false);
     expect_cold(0, BLOCKS);
