@@ -50,7 +50,7 @@ class Encrypted(OwnDaemons, Case):
         self.identity = identity or self.identity
         tenants = [f"* file:{self.key_file}"] if tenants is None else tenants
         self.daemon = Daemon(folder=self.folder, config=config(*tenants, **(more or {})),
-                             **{"arena.size": "16MiB", "nvme.size": "64MiB", **options})
+                             **{"arena.size": "16MiB", "nvme.size": "20MiB", "nvme.segment": "1MiB", **options})
         self.client = Client(self.daemon)
         self.ns = self.client.open(self.identity)
         self.region = Region(self.client, self.ns, self.identity, BLOCKS)
