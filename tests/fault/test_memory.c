@@ -11,7 +11,7 @@
 #define KEYS 16384u /* the most of one request */
 #define BATCHES 64u
 #define CROWD 64
-#define ROUNDS 2
+#define ROUNDS 3
 
 #define SLACK_BYTES (8u << 20)
 
