@@ -1,4 +1,4 @@
-/* Attention over slots: exact arithmetic within its bound, lists, what is refused. */
+/* Attention over slots: exact arithmetic within its bound, lists, what is no number, scales, what is refused. */
 #include "tests/unit/sparse/attend_rig.h"
 
 #include <errno.h>
@@ -258,6 +258,72 @@ Test(attend, logits_far_apart)
         cr_assert_float_eq((double)out[c], mean, 1e-5);
     }
     free(out);
+    free(q);
+    free(p.bytes);
+}
+
+/* ---- what is no number, and scales ---- */
+
+Test(attend, keys_and_values_that_are_no_numbers)
+{
+    struct ucm_attend_spec spec = rig_attend(UCM_KV_F32, 16, 2, 2, 64, 64, 0);
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    float *q = rig_normals(2 * 64, 1), *key, *value, *other;
+    int32_t slots[] = {4, 5, 6};
+    struct rig_pool p;
+
+    q[3] = 1;
+    q[64 + 3] = -1;
+    rig_pool_open(&p, &spec, SLOTS);
+    for (uint32_t i = 0; i < 3; i++) {
+        rig_pool_fill(&p, 1);
+        memcpy(rig_at(&p, 5, 1, 2, false, 3), &bad[i], 4);
+        key = attend_list(&p, 1, q, slots, 3, 0, 3);
+        other = attend_list(&p, 0, q, slots, 3, 0, 3); /* of the other KV head */
+        rig_pool_fill(&p, 1);
+        memcpy(rig_at(&p, 5, 1, 2, true, 3), &bad[i], 4);
+        value = attend_list(&p, 1, q, slots, 3, 0, 3);
+        for (uint32_t h = 0; h < 2; h++) { /* an infinite logit on one side weighs nothing */
+            bool nan = i == 0 || (i == 1) == (h == 0);
+
+            cr_assert_eq(isnan(key[128 + h]), nan);
+            cr_assert(isfinite(other[128 + h]) && isfinite(value[128 + h]));
+            for (uint32_t c = 0; c < 64; c++) {
+                cr_assert_eq(isnan(key[h * 64 + c]), nan);
+                cr_assert(isfinite(other[h * 64 + c]));
+                cr_assert_eq(isfinite(value[h * 64 + c]) == 0, c == 3);
+            }
+        }
+        free(key);
+        free(value);
+        free(other);
+    }
+    free(q);
+    free(p.bytes);
+}
+
+/* As if K and V had been multiplied by them. */
+Test(attend, scales_of_keys_and_values)
+{
+    struct ucm_attend_spec spec = rig_attend(UCM_KV_FP8_E4M3, 16, 1, 2, 64, 64, 0);
+    float *q = rig_normals(2 * 64, 1), *plain, *scaled;
+    int32_t slots[] = {0, 1, 2, 3};
+    struct rig_pool p;
+    char why[UCM_SPARSE_WHY];
+
+    rig_pool_open(&p, &spec, SLOTS);
+    rig_pool_fill(&p, 1);
+    plain = attend_list(&p, 0, q, slots, 4, 5, 4);
+    spec.k_scale = 0.5f;
+    spec.v_scale = 4;
+    spec.scale = 0.25f; /* twice 1 / sqrt(64) */
+    cr_assert_eq(ucm_attend_plan_init(&p.plan, &spec, why), 0);
+    scaled = attend_list(&p, 0, q, slots, 4, 5, 4);
+    for (uint32_t i = 0; i < 2 * 64; i++)
+        cr_assert_eq(scaled[i], 4 * plain[i]);
+    expect_same(scaled + 128, plain + 128, 2);
+    free(plain);
+    free(scaled);
     free(q);
     free(p.bytes);
 }
