@@ -13,6 +13,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(
 from ucmclient import Status, UcmError  # noqa: E402
 from ucmclient.region import BlockResult, TaskResult  # noqa: E402
 from ucmclient.sparse import Prefetcher  # noqa: E402
+from ucmclient.sparse.prefetch import Priority  # noqa: E402
 
 BLOCK = 100
 
@@ -110,6 +111,36 @@ class PrefetcherTest(unittest.TestCase):
         self.refused(Status.INVALID, f.advance, 9)
         self.assertEqual(f.submit(self.chain, [0], batch=19, deadline=0.02).wait().missing, 1)
         self.assertEqual(len(self.chain.sent), 2)
+
+    def test_a_batch_too_far_ahead_holds_nobody_up(self):
+        f = self.prefetcher(0, 1)
+        far, near = f.submit(self.chain, [0, 1], batch=2), f.submit(self.chain, [0], place=30, batch=1)
+        self.assertEqual((near.check().came, far.check()), (1, None))
+        f.advance(1)
+        self.assertEqual([task.n for task in self.chain.sent], [1, 2])
+
+    def test_what_was_sent_expires_with_the_daemon_only(self):
+        f, self.chain.held = self.prefetcher(0, 1), True
+        sent, waits = f.submit(self.chain, [0], deadline=0.01), f.submit(self.chain, [0], batch=2, deadline=0.01)
+        self.assertEqual(waits.wait().missing, 1)
+        f.advance(9)
+        self.assertEqual((sent.check(), f.stats().late, f.stats().pending), (None, 1, 1))
+        self.chain.sent[0].answer = BlockResult.OK
+        self.assertEqual(sent.check().came, 1)
+
+    def test_places_have_priorities(self):
+        for place, priority in ((0, Priority.URGENT), (1, Priority.HIGH), (4, Priority.HIGH), (5, Priority.NORMAL), (16, Priority.NORMAL),
+                                (17, Priority.LOW), (1 << 40, Priority.LOW)):
+            self.assertEqual(Priority.of(place), priority, place)
+
+    def test_of_one_priority_the_oldest_goes_first_and_the_newest_makes_way(self):
+        f, self.chain.held = self.prefetcher(4, 1), True
+        waits = [f.submit(self.chain, range(n), place=place, batch=2) for n, place in ((1, 30), (2, 3), (3, 40), (4, 4))]
+        urgent = f.submit(self.chain, range(5), batch=2)
+        self.assertEqual([p.check() is None for p in waits], [True, True, False, True], "the newest of the least urgent")
+        f.advance(1)
+        self.assertEqual([task.n for task in self.chain.sent], [5, 2, 4, 1])
+        self.assertIsNone(urgent.check())
 
     def test_the_most_urgent_first_and_moves(self):
         f = self.prefetcher(0, 1)
