@@ -169,6 +169,25 @@ Test(cache_quota, an_extent_with_guaranteed_blocks_keeps_its_slots)
     drop(ref);
 }
 
+Test(cache_quota, blocks_of_more_parts_push_none_of_others_out_of_a_full_index)
+{
+    struct ns *wide;
+
+    rig_close();
+    rig.max_blocks = 8;
+    rig.tier = (struct tier){0};
+    open_tenants();
+    wide = space_of("u", "wide", 2, SLOT / SHARDS);
+    cache_stop_writing(rig.cache);
+    stores(quiet, 0, 3);
+    stores(wide, 0, 20);
+    cr_expect_eq(in_dram(quiet, 0, 3), 3u);
+    cr_expect_eq(wide->blocks, 4u);
+    cr_expect_neq(find(wide, 19), 0u);
+    cr_expect_eq(rig.metrics.index_evicted, 16u);
+    rig.max_blocks = 0;
+}
+
 Test(cache_quota, an_index_that_is_full_drops_no_guaranteed_block)
 {
     rig_close();
