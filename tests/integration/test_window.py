@@ -9,10 +9,10 @@ import signal
 import unittest
 
 import numpy as np
-from retrieval_case import IDENTITY, LAYERS, ON_NVME, SHAPE, SUITE_TIMEOUT_S, Retrieval, random_kv
+from retrieval_case import IDENTITY, LAYERS, ON_NVME, ON_SHARE, SHAPE, SUITE_TIMEOUT_S, Retrieval, random_kv
 from second_client import BUSY, INVALID, NOT_FOUND, OK, OTHER_UID, UNSUPPORTED, Closed, OwnDaemons, Region, keys
-from window_case import EXTENT, PART, SLOTS, Case, Reader, Window
-from daemon import Daemon
+from window_case import EXTENT, PART, SLOTS, WINDOWS, Case, Reader, Window
+from daemon import Daemon, halt
 
 
 class Pins(Case):
@@ -451,6 +451,40 @@ class Padding(Case):
         self.assertEqual(window.last.get("read", 0), 8)
         for extent in window.extents.values():
             self.assertNotIn(b"secret!", extent[:])
+
+
+class Stops(OwnDaemons, Case):
+    def test_what_ends_pins_whose_reads_last(self):
+        """Of blocks on a root whose process stands still."""
+        self.daemon = Daemon(nvme=False, **WINDOWS, **{"share.roots": self.folder, "share.deadline": "600s"})
+        self.addCleanup(self.daemon.stop)
+        client, ns, _, kv = self.stored(8)
+        names = range(8)
+        self.until(lambda: self.metrics(client)["share_writes"] >= 8, "the files")
+        client.call("evict", ns=ns, tier=1)
+        self.assertEqual(list(client.call("lookup", ns=ns, keys=keys(*names), each=True, shared=True)["status"]), [ON_SHARE] * 8)
+        pid = client.call("stats")["shares"][0]["pid"]
+        halt(pid)
+        self.addCleanup(os.kill, pid, signal.SIGCONT)
+        for end in ("cancel", "window.close", "chain.close", "the connection's end"):
+            reader = self.client()
+            ns = reader.open(dict(IDENTITY, model=self.id()))
+            chain, _ = self.chain(reader, self.digests(reader, ns), names)
+            window = Window(reader, ns)
+            pin = reader.begin("window.pin", window=window.number, chain=chain, first=0, n=8)
+            self.until(lambda: client.call("stats")["shares"][0]["in_flight"] >= 8, "the reads")
+            if end == "the connection's end":
+                reader.close()
+                continue
+            named = {"cancel": {"msgid": pin}, "window.close": {"window": window.number}, "chain.close": {"chain": chain}}
+            reader.call(end, **named[end])
+            self.assertEqual(window.take(reader.wait(pin)), [None] * 8, end)
+        os.kill(pid, signal.SIGCONT)
+        reader = self.client()
+        ns = reader.open(dict(IDENTITY, model=self.id()))
+        chain, _ = self.chain(reader, self.digests(reader, ns), names)
+        window = Window(reader, ns)
+        self.assert_read(window, window.pin(chain, 8), kv)
 
 
 if __name__ == "__main__":
