@@ -141,11 +141,11 @@ FAKE_FN void fake_lookup(struct fake *f, int conn, uint32_t msgid, const struct 
         memset(status, UCM_LOOKUP_DRAM, r.hits);
         r.status = (struct proto_bin){status, n};
     }
-    if (m->lease_ms && r.hits) {
-        pthread_mutex_lock(&f->lock);
+    pthread_mutex_lock(&f->lock);
+    f->last_wait_ms = m->wait_ms;
+    if (m->lease_ms && r.hits)
         r.lease = f->next_lease++;
-        pthread_mutex_unlock(&f->lock);
-    }
+    pthread_mutex_unlock(&f->lock);
     fake_reply(f, conn, msgid, &proto_lookup_r, &r);
 }
 

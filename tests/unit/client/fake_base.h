@@ -57,6 +57,7 @@ struct fake {
     uint32_t last_lease;     /* that a load or a release named */
     uint32_t last_cancelled; /* msgid */
     uint64_t last_request;   /* the first 8 bytes of the request id that came last */
+    uint64_t last_wait_ms;   /* that a lookup named */
     unsigned computing;      /* loads and dumps whose worker computes */
     uint32_t max_keys;
     uint8_t nonce

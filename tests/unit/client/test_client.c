@@ -32,6 +32,28 @@ Test(client, lookup_each)
     cr_expect_eq(found[2], UCM_FOUND_NOT);
 }
 
+/* As long as the caller allows, and half of the time that it has itself. */
+Test(client, a_lookup_says_how_long_the_daemon_may_wait)
+{
+    static const struct {
+        uint32_t wait_ms;
+        int timeout_ms;
+        uint64_t least, most;
+    } rows[] = {{50, -1, 50, 50}, {0, 40000, 1, 20000}, {UINT32_MAX, 40000, 1, 20000}};
+
+    for (unsigned i = 0; i < 3; i++) {
+        struct ucm_lookup l = {.keys = rig.keys[2], .n_keys = 5, .wait_ms = rows[i].wait_ms};
+        uint32_t hits = 0, in_dram = 7, lease = 7;
+        uint64_t told;
+
+        cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, rows[i].timeout_ms, &hits, &in_dram, &lease), 0);
+        cr_expect(hits == 3 && in_dram == 0 && lease == 0, "none was asked for");
+        told = FAKE_GET(&rig.fake, last_wait_ms);
+        cr_expect(told >= rows[i].least && told <= rows[i].most, "%u: %lu ms", i,
+                  (unsigned long)told);
+    }
+}
+
 static uint64_t looked_up_for(struct ucm_namespace *ns, const char *id)
 {
     struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1};
