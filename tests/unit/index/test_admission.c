@@ -81,3 +81,23 @@ Test(admission_counts, old_counts_fade)
     cr_expect_lt(a.unused, 1u << 19);
     cr_expect_leq(a.hits, 1u << 22);
 }
+
+Test(admission_counts, all_count_half_before_one_is_too_large)
+{
+    uint32_t *const counts[] = {&a.hits, &a.returned, &a.unused, &a.stored};
+
+    for (unsigned i = 0; i < 4; i++) {
+        a = (struct admission){.hits = 8, .stored = 8, .returned = 8, .unused = 8};
+        *counts[i] = (1u << 22) - 1;
+        if (i == 0)
+            admission_hits(&a, 1);
+        else if (i == 1)
+            admission_returned(&a);
+        else if (i == 2)
+            admission_unused(&a);
+        else
+            (void)admission_first(&a);
+        for (unsigned k = 0; k < 4; k++)
+            cr_expect_eq(*counts[k], k == i ? 1u << 21 : 4u, "%u of %u", k, i);
+    }
+}

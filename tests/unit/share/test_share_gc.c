@@ -540,6 +540,25 @@ Test(share_gc, a_next_root_that_fails_holds_nothing_up)
 
 /* ---- purge ---- */
 
+Test(share_gc, purge_tells_of_a_root_that_fails_and_sweeps_the_others)
+{
+    struct rig g, other;
+    int status;
+
+    rig_begin(&g, 0);
+    rig_begin_beside(&other, &g);
+    for (unsigned i = 0; i < 50; i++) {
+        rig_put(&g, 1, i, 0, 10, 100);
+        rig_put(&other, 1, i, 0, 10, 100);
+    }
+    rig_fail(&other, 0, SHARE_REMOVE, -EIO);
+    cr_assert_eq(rig_purge(&g, &other, 1, &status), 50);
+    cr_assert_eq(status, -EIO);
+    cr_assert_eq(rig_used(&g), 0);
+    rig_end(&other);
+    rig_end(&g);
+}
+
 Test(share_gc, purge_cancelled_tells_nobody)
 {
     struct rig g, other;
