@@ -2,7 +2,7 @@
 
     python3 tests/coverage.py build/coverage [--files]
 
-What runs in a process that is killed, or may not write, counts as not run.
+What runs in a process that is killed, that may not write, or that becomes another program counts as not run.
 """
 
 import collections
