@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define BLOCKS 64u
@@ -40,7 +41,7 @@ static void fault_map(void)
     close(fd);
 }
 
-static void daemon_start(void)
+static void preload(void)
 {
     const char *ucmd = getenv("UCMD"), *asan = getenv("ASAN_OPTIONS");
     char library[256], options[512];
@@ -51,6 +52,11 @@ static void daemon_start(void)
     setenv("ASAN_OPTIONS", options, 1);
     setenv("UCM_INJECT", fault_path, 1);
     setenv("LD_PRELOAD", library, 1);
+}
+
+static void daemon_start(void)
+{
+    preload();
     if (host.dir[0])
         host_restart(&host);
     else
@@ -360,6 +366,23 @@ Test(disk, a_ring_refused_and_back_the_same_bytes)
     start_again();
     cr_expect_eq(load_all(0), BLOCKS);
     cr_expect_eq(load_all(1000), BLOCKS);
+}
+
+/* Who names io_uring does not get threads in its place, as `auto` does. */
+Test(disk, a_ring_that_is_named_and_refused_ends_the_start)
+{
+    open_host("nvme.io=auto");
+    store(0);
+    worker_close(&w);
+    cr_assert_eq(host_stop(&host), 0);
+    set(&fault->setup_error, EPERM);
+    host.sets[0] = "nvme.io=uring";
+    preload();
+    cr_expect_not(host_try_restart(&host));
+    cr_expect(WIFEXITED(host.status) && WEXITSTATUS(host.status) != 0, "%#x", host.status);
+    host.sets[0] = "nvme.io=auto";
+    daemon_start();
+    cr_expect_eq(load_all(0), BLOCKS);
 }
 
 Test(disk, a_ring_that_breaks_while_it_is_used)
