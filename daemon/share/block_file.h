@@ -49,7 +49,7 @@ struct block_file_name {
 int block_file_name_parse(const char *name, struct block_file_name *out);
 bool block_file_name_valid(const char *name);
 bool block_file_temp_valid(const char *name);
-/* ".tenant-<32 hex digits of the fingerprint>", in one bucket: its payload says whose the namespace is (share_tenant.c). Such files
+/* ".tenant-<32 hex digits of the fingerprint>", in one bucket: its payload says whose the namespace is (gc/notes.c). Such files
  * are no block files, and not counted. */
 #define BLOCK_FILE_TENANT_BUCKET 0u
 void block_file_tenant_name(const uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES],

@@ -1,5 +1,5 @@
-/* What share.c (opening, closing, counters), share_policy.c (which root), share_io.c (parts), lookup.c (keys),
- * remove.c (removals) and gc_roots.c (collectors) share. */
+/* What share.c (opening, closing, counters), share_policy.c (which root), share_io.c (parts), lookup.c (keys)
+ * and daemon/gc (what goes from roots) share. */
 #ifndef UCMD_SHARE_SHARE_INTERNAL_H
 #define UCMD_SHARE_SHARE_INTERNAL_H
 
@@ -49,9 +49,9 @@ struct share {
     uint64_t seed;
     struct answer_cache answers;
     struct list lookups; /* of lookup.c: done_cb has not run */
-    struct list purges;  /* of purge.c; each until the last of its operations has ended */
+    struct list purges;  /* of gc/purge.c; each until the last of its operations has ended */
     uint32_t n_lookups;
-    struct remover *removers; /* of remove.c, by root */
+    struct remover *removers; /* of gc/remove.c, by root */
     struct list removals;     /* of share_removal.link: done_cb has not run */
     struct list unnamed;      /* of them, those that wait for a seed */
     uint32_t alone;           /* of share_remove, under way */
@@ -79,7 +79,7 @@ static inline uint64_t share_now(const struct share *s)
 /* share.c */
 int share_new(const struct share_settings *settings, struct share **out);
 
-/* gc_roots.c */
+/* gc/roots.c */
 
 /* A collector for each root, if the settings say so. 0 or -ENOMEM; then share_collectors_close all the same. */
 int share_collectors_open(struct share *s);
@@ -89,12 +89,12 @@ void share_collectors_close(struct share *s);
 /* What the root holds, as of the last collection. */
 void share_collectors_stats(const struct share *s, uint32_t root, struct share_root_stats *out);
 
-/* purge.c */
+/* gc/purge.c */
 
 /* Ends all purges: done_cb runs with -ECANCELED. */
 void share_purges_stop(struct share *s);
 
-/* remove.c */
+/* gc/remove.c */
 
 int share_removals_init(struct share *s, uint32_t roots);
 /* A root may take some again, or a seed has come. */
@@ -147,7 +147,7 @@ void share_seal_end(struct share_seal *x);
 int share_seeds_open(struct share *s, void (*changed_cb)(void *ctx));
 void share_seeds_close(struct share *s);
 
-/* share_tenant.c */
+/* gc/notes.c */
 
 /* A part was written: notes whose its namespace is, on roots where this host has not done so lately. Best effort. */
 void share_tenant_note(struct share *s, const struct share_io *io);

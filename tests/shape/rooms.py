@@ -27,7 +27,7 @@ FEATURES = {
     "encryption": ["daemon/seal/", "daemon/share/share_seal.c", "daemon/share/share_seed.c",
                    "daemon/share/seeds*"],
     "process roots": ["daemon/share/process*", "daemon/share/backend.c", "daemon/backend/"],
-    "collection on roots": ["daemon/share/gc*"],
+    "collection on roots": ["daemon/gc/"],
     "trace": ["daemon/trace/"],
     "learning": ["daemon/learn/"],
     "snapshot": ["daemon/snapshot/"],
@@ -49,7 +49,7 @@ CORE = {
     "tenant": ["daemon/tenant/"],
     "tier": ["daemon/tier/"],
     "share": [f"daemon/share/{name}" for name in (
-        "backend.h", "share*.[ch]", "root*", "lookup.c", "block_file.*", "remove.c", "breaker.*", "answer_cache.*")],
+        "backend.h", "share*.[ch]", "root*", "lookup.c", "block_file.*", "breaker.*", "answer_cache.*")],
     "device": ["daemon/device/"],
     "format": ["daemon/format/"],
     "base": ["daemon/base/"],

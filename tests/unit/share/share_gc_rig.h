@@ -5,7 +5,7 @@
 #define UCMD_TESTS_SHARE_GC_RIG_H
 
 #include "daemon/format/bytes.h"
-#include "daemon/share/gc.h"
+#include "daemon/gc/gc.h"
 #include "daemon/share/share_internal.h"
 #include "tests/unit/share/share_folder.h"
 

@@ -1,9 +1,9 @@
 /* Sanitizers: thread */
-#include "daemon/share/gc.h"
+#include "daemon/gc/gc.h"
 
-#include "daemon/share/gc_ages.h"
-#include "daemon/share/gc_parts.h"
-#include "daemon/share/gc_sweep.h"
+#include "daemon/gc/ages.h"
+#include "daemon/gc/parts.h"
+#include "daemon/gc/sweep.h"
 #include "tests/unit/share/share_gc_rig.h"
 
 /* ---- ages ---- */

@@ -12,8 +12,8 @@
  * - done_cb runs once, when nothing is under way any more, never from inside start.
  *
  * Threads: the loop. */
-#ifndef UCMD_SHARE_GC_SWEEP_H
-#define UCMD_SHARE_GC_SWEEP_H
+#ifndef UCMD_GC_SWEEP_H
+#define UCMD_GC_SWEEP_H
 
 #include "daemon/share/root.h"
 

@@ -1,4 +1,4 @@
-#include "daemon/share/gc_parts.h"
+#include "daemon/gc/parts.h"
 
 #include <string.h>
 

@@ -5,8 +5,8 @@
  * keys: in a root that was filled in one go all files are of one class, and the groups still say
  * which of them go. All parts of a block are in one group. Hosts that count the same files find the
  * same cut. 256 KiB, however many files there are. */
-#ifndef UCMD_SHARE_GC_AGES_H
-#define UCMD_SHARE_GC_AGES_H
+#ifndef UCMD_GC_AGES_H
+#define UCMD_GC_AGES_H
 
 #include <stddef.h>
 #include <stdint.h>

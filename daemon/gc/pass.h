@@ -2,14 +2,14 @@
  * so; gc.c says when.
  *
  * Threads: the loop. */
-#ifndef UCMD_SHARE_GC_PASS_H
-#define UCMD_SHARE_GC_PASS_H
+#ifndef UCMD_GC_PASS_H
+#define UCMD_GC_PASS_H
 
-#include "daemon/share/gc.h"
-#include "daemon/share/gc_ages.h"
-#include "daemon/share/gc_parts.h"
-#include "daemon/share/gc_quota.h"
-#include "daemon/share/gc_sweep.h"
+#include "daemon/gc/ages.h"
+#include "daemon/gc/gc.h"
+#include "daemon/gc/parts.h"
+#include "daemon/gc/quota.h"
+#include "daemon/gc/sweep.h"
 
 /* The sweeps of a pass:
  * - GC_ADD: adds up bytes by age, removes old temporary files

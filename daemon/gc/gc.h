@@ -2,7 +2,7 @@
  * time and without locks.
  *
  * A pass asks the server for its time, lists all buckets and adds up bytes by age. When the root
- * holds more than it may, the pass finds which files go to bring it to `low` percent (gc_ages.h),
+ * holds more than it may, the pass finds which files go to bring it to `low` percent (ages.h),
  * lists all buckets again and removes them. No pass relies on anything that an earlier one wrote:
  * a host that dies in a pass leaves nothing to repair. Hosts that run at once find the same files; a
  * file that another host removed counts as removed.
@@ -19,8 +19,8 @@
  * nothing else.
  *
  * Threads: the loop. */
-#ifndef UCMD_SHARE_GC_H
-#define UCMD_SHARE_GC_H
+#ifndef UCMD_GC_GC_H
+#define UCMD_GC_GC_H
 
 #include "daemon/share/root.h"
 
@@ -52,7 +52,7 @@ void gc_full(struct gc *gc);
 /* Begins a pass now, whatever the marker says. 0; -EALREADY; -EROFS; -ECANCELED after gc_stop. */
 int gc_run(struct gc *gc);
 
-/* Tenants' quotas, which passes keep from the next one on: gc_quota.h. */
+/* Tenants' quotas, which passes keep from the next one on: quota.h. */
 void gc_quotas(struct gc *gc, share_quota_fn quota_cb, void *ctx);
 
 struct gc_usage {

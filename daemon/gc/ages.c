@@ -1,4 +1,4 @@
-#include "daemon/share/gc_ages.h"
+#include "daemon/gc/ages.h"
 
 #include <xxhash.h>
 

@@ -1,8 +1,8 @@
-#include "daemon/share/gc.h"
+#include "daemon/gc/gc.h"
 
 #include "daemon/base/log.h"
 #include "daemon/format/bytes.h"
-#include "daemon/share/gc_pass.h"
+#include "daemon/gc/pass.h"
 
 #include <errno.h>
 #include <inttypes.h>

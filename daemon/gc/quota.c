@@ -1,7 +1,7 @@
-#include "daemon/share/gc_quota.h"
+#include "daemon/gc/quota.h"
 
 #include "daemon/base/log.h"
-#include "daemon/share/gc_sweep.h"
+#include "daemon/gc/sweep.h"
 
 #include <errno.h>
 #include <stddef.h>

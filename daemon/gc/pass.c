@@ -1,4 +1,4 @@
-#include "daemon/share/gc_pass.h"
+#include "daemon/gc/pass.h"
 
 #include "daemon/base/log.h"
 

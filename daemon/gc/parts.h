@@ -3,8 +3,8 @@
  * of fixed size. In a namespace that finds no entry in the table every part counts as the highest.
  *
  * Thread: its owner's. */
-#ifndef UCMD_SHARE_GC_PARTS_H
-#define UCMD_SHARE_GC_PARTS_H
+#ifndef UCMD_GC_PARTS_H
+#define UCMD_GC_PARTS_H
 
 #include "daemon/share/block_file.h"
 

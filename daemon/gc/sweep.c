@@ -1,4 +1,4 @@
-#include "daemon/share/gc_sweep.h"
+#include "daemon/gc/sweep.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,28 +1,28 @@
 /* Whose the files of a root are, and what of it tenants are guaranteed and get at most: for garbage collection.
  *
  * A file's name has its namespace's fingerprint, but no tenant, and most hosts know few of the namespaces on a root. So each host
- * that writes parts of a namespace leaves a *tenant file* for it on each root (share_tenant.c), and before a pass the host
+ * that writes parts of a namespace leaves a *tenant file* for it on each root (notes.c), and before a pass the host
  * that collects reads those of the namespaces that it does not know yet. If it can't, the pass fails: it would take what is
  * guaranteed for anybody's. Quotas are the collecting host's settings, so hosts that share a root should have the same.
  *
  * Promises of a pass, for files of tenants that are known:
  * - for space of the root no file goes of a tenant that would hold less than it is guaranteed then, by what the pass has listed;
  * - a tenant that holds more than it gets at most is brought to `low` percent of that, its oldest first;
- * - of both kinds no file goes that is younger than gc_ages.h says.
+ * - of both kinds no file goes that is younger than ages.h says.
  * Between passes a tenant may exceed its bound by what all hosts write, as a root its capacity.
  *
  * 128 KiB, and 32 KiB for each tenant with a quota. Thread: the loop. */
-#ifndef UCMD_SHARE_GC_QUOTA_H
-#define UCMD_SHARE_GC_QUOTA_H
+#ifndef UCMD_GC_QUOTA_H
+#define UCMD_GC_QUOTA_H
 
-#include "daemon/share/gc_ages.h"
+#include "daemon/gc/ages.h"
 #include "daemon/share/root.h"
 
 #define GC_OWNERS 1024u /* tenants that are known; others count as without a quota */
 #define GC_SPACES 4096u /* namespaces, likewise */
 #define GC_TENANT_AGE_NS                                                                           \
     (86400ull * 1000000000u) /* of a tenant file that may go with its namespace's last file */
-/* Ages of a tenant's files are counted in classes of 8 of gc_ages.h. */
+/* Ages of a tenant's files are counted in classes of 8 of ages.h. */
 #define GC_OWNER_CELLS ((1 + (GC_AGES - 1 + 7) / 8) * GC_GROUPS)
 
 struct gc_owner {

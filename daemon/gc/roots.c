@@ -1,5 +1,5 @@
 /* The collectors of a share's roots: the share's side of gc.h. */
-#include "daemon/share/gc.h"
+#include "daemon/gc/gc.h"
 #include "daemon/share/share_internal.h"
 
 #include <errno.h>
