@@ -1,7 +1,7 @@
 /* An operator's purge: removes all files of a namespace from every root, side by side. A root that is
  * down or refuses is reported, and the others are swept all the same. */
 #include "daemon/gc/sweep.h"
-#include "daemon/share/seeds.h"
+#include "daemon/seal/seeds.h"
 #include "daemon/share/share_internal.h"
 
 #include <errno.h>

@@ -121,7 +121,7 @@ share_roots_mask share_roots_up(const struct share *s);
 uint32_t share_write_roots(struct share *s, const struct block_file_id *id,
                            uint8_t out[UCM_MAX_ROOTS]);
 
-/* share_seal.c */
+/* seal/share_seal.c */
 
 /* One part that is sealed or opened in a thread. Memory of the caller, embedded. */
 struct share_seal {
@@ -141,7 +141,7 @@ int share_seal_begin(struct share_seal *x);
 /* Gives up its memory and key; of one of zeroes, too. */
 void share_seal_end(struct share_seal *x);
 
-/* share_seed.c */
+/* seal/share_seed.c */
 
 /* Opens the folder of seeds, where the settings have one; changed_cb(s): a seed has come, or another one. 0 or -ENOMEM. */
 int share_seeds_open(struct share *s, void (*changed_cb)(void *ctx));

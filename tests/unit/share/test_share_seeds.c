@@ -1,6 +1,6 @@
 /* Seeds in a folder: one for all who use it, another one behind a purge, and what becomes of questions when it can't be had. */
 /* Sanitizers: thread */
-#include "daemon/share/seeds.h"
+#include "daemon/seal/seeds.h"
 #include "tests/runner/wipe.h"
 
 #include <criterion/criterion.h>

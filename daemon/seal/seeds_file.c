@@ -1,4 +1,4 @@
-#include "daemon/share/seeds_file.h"
+#include "daemon/seal/seeds_file.h"
 
 #include "daemon/base/kill_point.h"
 #include "daemon/format/bytes.h"

@@ -1,4 +1,4 @@
-#include "daemon/share/seeds.h"
+#include "daemon/seal/seeds.h"
 #include "daemon/share/share_internal.h"
 
 int share_seeds_open(struct share *s, void (*changed_cb)(void *ctx))

@@ -1,4 +1,4 @@
-#include "daemon/share/seeds.h"
+#include "daemon/seal/seeds.h"
 
 #include "daemon/base/log.h"
 #include "daemon/seal/aside.h"

@@ -9,11 +9,11 @@
  * - A folder that can't be used is told of from the start on, whether anybody needs a seed or not, until it can.
  *
  * Thread: the loop. */
-#ifndef UCMD_SHARE_SEEDS_H
-#define UCMD_SHARE_SEEDS_H
+#ifndef UCMD_SEAL_SEEDS_H
+#define UCMD_SEAL_SEEDS_H
 
 #include "daemon/base/list.h"
-#include "daemon/share/seeds_file.h"
+#include "daemon/seal/seeds_file.h"
 
 #include <uv.h>
 
