@@ -86,7 +86,7 @@ include tests/setup/setup.mk
 
 # build.c is for programs, not for libraries.
 PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c proto/memory/*.c))
-DAEMON_SRC := $(filter-out daemon/main.c daemon/backend/% $(OTHER_CUDA),$(wildcard daemon/*.c daemon/*/*.c))
+DAEMON_SRC := $(filter-out daemon/main.c daemon/backend/% $(OTHER_CUDA),$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c))
 # Packets between the daemon and processes of roots, and targets; and the library for those, which has them too.
 WIRE_SRC   := $(wildcard daemon/backend/wire*.c) daemon/backend/nfs_target.c
 BACKEND_SRC := $(filter-out daemon/backend/main_%,$(wildcard daemon/backend/*.c))

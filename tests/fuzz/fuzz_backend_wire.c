@@ -1,7 +1,7 @@
 /* Any packets as what a root's process sends, while requests of each verb await their answers: each operation ends
  * once, a read that succeeds has the bytes of its part, and nothing is written but what the operation gave. Each packet
  * is also read as a daemon's, as the library for backends reads it. Traps on any break of these promises. */
-#include "daemon/share/process.h"
+#include "daemon/share/process/process.h"
 
 #include "daemon/base/log.h"
 

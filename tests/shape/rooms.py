@@ -25,7 +25,8 @@ FEATURES = {
     "hints": ["daemon/hints/", "proto/memory/hint.*"],
     "events": ["daemon/events/"],
     "encryption": ["daemon/seal/"],
-    "process roots": ["daemon/share/process*", "daemon/share/backend.c", "daemon/backend/"],
+    "other roots": ["daemon/backend/nfs/", "daemon/backend/nfs_target.*", "daemon/backend/s3/", "daemon/backend/main_nfs.c",
+                    "daemon/backend/main_s3.c", "daemon/backend/main_mooncake.py"],
     "collection on roots": ["daemon/gc/"],
     "trace": ["daemon/trace/"],
     "learning": ["daemon/learn/"],
@@ -47,8 +48,9 @@ CORE = {
     "arena": ["daemon/arena/"],
     "tenant": ["daemon/tenant/"],
     "tier": ["daemon/tier/"],
-    "share": [f"daemon/share/{name}" for name in (
-        "backend.h", "share*.[ch]", "root*", "lookup.c", "block_file.*", "breaker.*", "answer_cache.*")],
+    # A folder root is a process: how the daemon speaks with it, and what it does, are the core's.
+    "folder root": ["daemon/share/process/", "daemon/backend/"],
+    "share": ["daemon/share/"],
     "device": ["daemon/device/"],
     "format": ["daemon/format/"],
     "base": ["daemon/base/"],

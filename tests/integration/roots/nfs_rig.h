@@ -6,7 +6,7 @@
 #include "tests/integration/roots/nfs_server.h"
 #include "tests/unit/share/share_contract_rig.h"
 
-#include "daemon/share/process.h"
+#include "daemon/share/process/process.h"
 #include "daemon/share/share.h"
 
 #include <signal.h>

@@ -2,7 +2,7 @@
 /* Sanitizers: address */
 #include "tests/unit/share/share_contract_rig.h"
 
-#include "daemon/share/process.h"
+#include "daemon/share/process/process.h"
 
 #include <dirent.h>
 #include <signal.h>

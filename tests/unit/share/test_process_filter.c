@@ -1,6 +1,6 @@
 /* The filter by itself: where Landlock does not keep signals inside, and numbers that no header knows. What else it lets
  * through is tried from inside a daemon's sandbox: tests/integration/test_share_attempts.py. */
-#include "daemon/share/process_filter.h"
+#include "daemon/share/process/filter.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "daemon/share/process_filter.h"
+#include "daemon/share/process/filter.h"
 
 #include <asm/ioctls.h>
 #include <asm/sockios.h>

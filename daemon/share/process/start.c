@@ -1,7 +1,7 @@
-#include "daemon/share/process.h"
+#include "daemon/share/process/process.h"
 
 #include "daemon/base/memfd.h"
-#include "daemon/share/process_sandbox.h"
+#include "daemon/share/process/sandbox.h"
 
 #include <errno.h>
 #include <fcntl.h>

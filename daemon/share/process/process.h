@@ -7,11 +7,11 @@
  *   the call, and its span of the buffer, stay until the process has answered or the run ends.
  * - Slots are never in the buffer: what is read from there is copied first, then verified.
  *
- * process.c has operations and calls; process_answer.c says what answers mean. process_run.c starts, watches and ends
- * runs, sends and receives packets, and tells process.c by process_events what happens. process_start.c makes
- * processes, process_said.c reads what they say, process_close.c closes what they leave. */
-#ifndef UCMD_SHARE_PROCESS_H
-#define UCMD_SHARE_PROCESS_H
+ * process.c has operations and calls; answer.c says what answers mean. run.c starts, watches and ends
+ * runs, sends and receives packets, and tells process.c by process_events what happens. start.c makes
+ * processes, said.c reads what they say, close.c closes what they leave. */
+#ifndef UCMD_SHARE_PROCESS_PROCESS_H
+#define UCMD_SHARE_PROCESS_PROCESS_H
 
 #include "daemon/backend/wire.h"
 #include "daemon/config/roots.h"
@@ -127,7 +127,7 @@ struct share_backend {
     bool absent;                  /* the last run ended for that its folder is not there */
 };
 
-/* ---- process_run.c ---- */
+/* ---- run.c ---- */
 
 /* There is none. 0, -ENOMEM. */
 int process_run_start(struct share_backend *b);
@@ -143,13 +143,13 @@ int process_run_greet(struct process_run *run);
 /* Sends calls of `ready`. */
 void process_run_flush(struct process_run *run);
 
-/* ---- process_answer.c ---- */
+/* ---- answer.c ---- */
 
 #define PROCESS_MORE 1
 /* The call's status; PROCESS_MORE: another answer follows; -EPROTO: it breaks a rule, which *why says. */
 int process_answer_take(struct process_call *c, const struct wire_answer *a, const char **why);
 
-/* ---- process_close.c ---- */
+/* ---- close.c ---- */
 
 /* 0 or -ENOMEM. */
 int process_closing_new(struct share_backend *b);
@@ -163,13 +163,13 @@ void process_closing_drop(struct process_closing *c);
 /* NULL-safe; what is not closed yet will be. */
 void process_closing_free(struct share_backend *b);
 
-/* ---- process_said.c ---- */
+/* ---- said.c ---- */
 
 /* For a process that starts: what it writes to *out, which is the caller's to close, gets into the log, cut to
  * PROCESS_LINE_BYTES and PROCESS_LINES, until nobody can write any more. 0 or -errno. Any thread; waits for nobody. */
 int process_said_begin(struct share_backend *b, int *out);
 
-/* ---- process_start.c ---- */
+/* ---- start.c ---- */
 
 /* In a thread: buffer, socket and process. 0, or -errno and what failed in `why`. */
 int process_make(struct process_run *run);

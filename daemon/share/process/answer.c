@@ -1,5 +1,5 @@
 /* What a process answers: which rules it must keep, and what its answer means. */
-#include "daemon/share/process.h"
+#include "daemon/share/process/process.h"
 
 static const int statuses[WIRE_STATUSES] = {
     [WIRE_OK] = 0,

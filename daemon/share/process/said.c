@@ -3,7 +3,7 @@
  * would bring descriptors.) */
 #include "daemon/base/detached.h"
 #include "daemon/base/log.h"
-#include "daemon/share/process.h"
+#include "daemon/share/process/process.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
-#include "daemon/share/process_sandbox.h"
+#include "daemon/share/process/sandbox.h"
 
-#include "daemon/share/process_filter.h"
+#include "daemon/share/process/filter.h"
 
 #include <errno.h>
 #include <fcntl.h>

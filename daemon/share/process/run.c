@@ -3,11 +3,11 @@
  *   STARTING --thread--> GREETING --hello--> UP --> ENDING --reaped, threads done--> none
  *
  * Every state may go to ENDING. */
-#include "daemon/share/process.h"
+#include "daemon/share/process/process.h"
 
 #include "daemon/base/log.h"
 #include "daemon/base/rights.h"
-#include "daemon/share/process_sandbox.h"
+#include "daemon/share/process/sandbox.h"
 
 #include <errno.h>
 #include <signal.h>

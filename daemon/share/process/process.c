@@ -1,5 +1,5 @@
 /* Operations and calls of a root that is a process. */
-#include "daemon/share/process.h"
+#include "daemon/share/process/process.h"
 
 #include "daemon/base/kill_point.h"
 #include "daemon/share/share.h"
