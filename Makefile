@@ -88,12 +88,12 @@ include tests/setup/setup.mk
 PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c proto/memory/*.c))
 DAEMON_SRC := $(filter-out daemon/main.c daemon/backend/% $(OTHER_CUDA),$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c))
 # Packets between the daemon and processes of roots, and targets; and the library for those, which has them too.
-WIRE_SRC   := $(wildcard daemon/backend/wire*.c) daemon/backend/nfs_target.c
-BACKEND_SRC := $(filter-out daemon/backend/main_%,$(wildcard daemon/backend/*.c))
-# daemon/backend/main_NAME.c, with the folder NAME beside it, is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
-BACKEND_MAIN := $(wildcard daemon/backend/main_*.c)
-# daemon/backend/main_NAME.py is one, too.
-BACKEND_SCRIPTS := $(wildcard daemon/backend/main_*.py)
+WIRE_SRC   := $(wildcard daemon/backend/wire*.c) daemon/backend/nfs/target.c
+BACKEND_SRC := $(wildcard daemon/backend/*.c)
+# daemon/backend/NAME/main.c, with what lies beside it, is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
+BACKEND_MAIN := $(wildcard daemon/backend/*/main.c)
+# daemon/backend/NAME/main.py is one, too.
+BACKEND_SCRIPTS := $(wildcard daemon/backend/*/main.py)
 BACKEND_LIBS_nfs := -lnfs
 BACKEND_LIBS_s3 := -lcurl -lexpat -lcjson -lcrypto
 CLIENT_SRC := $(wildcard client/lib/*.c client/lib/sparse/*.c)
@@ -114,7 +114,7 @@ CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) k
 BUILT := $O/built
 NO_GPU := $(if $(HAVE_CUDA),, without GPU support ($(if $(filter no,$(GPU)),GPU=no,no CUDA toolkit found)))
 
-BACKENDS := $(patsubst daemon/backend/main_%.c,$O/ucmd-backend-%,$(BACKEND_MAIN)) $(patsubst daemon/backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS))
+BACKENDS := $(patsubst daemon/backend/%/main.c,$O/ucmd-backend-%,$(BACKEND_MAIN)) $(patsubst daemon/backend/%/main.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS))
 BINS := $O/ucmd $O/ucmctl $O/ucm-bench $(if $(HAVE_ZMQ),$O/ucmevents)
 # Manual pages and completion, of the programs' own --help.
 PAGES := $O/pages/made
@@ -164,11 +164,11 @@ $O/libucmclient.a: $(CLIENT_OBJ)
 $O/libucmbackend.a: $(call obj,$(BACKEND_SRC) $(PROTO_SRC))
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
-$(foreach name,$(patsubst daemon/backend/main_%.c,%,$(BACKEND_MAIN)),$(eval $O/ucmd-backend-$(name): $(call obj,$(wildcard daemon/backend/$(name)/*.c))))
-$O/ucmd-backend-%: $O/obj/daemon/backend/main_%.o $O/libucmbackend.a
+$(foreach name,$(patsubst daemon/backend/%/main.c,%,$(BACKEND_MAIN)),$(eval $O/ucmd-backend-$(name): $(call obj,$(wildcard daemon/backend/$(name)/*.c))))
+$O/ucmd-backend-%: $O/obj/daemon/backend/%/main.o $O/libucmbackend.a
 	$(call say,LINK)
 	$(Q)$(LINK) $(filter %.o,$^) $(filter %.a,$^) $(BACKEND_LIBS_$*) -lmsgpackc -o $@
-$(patsubst daemon/backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS)): $O/ucmd-backend-%: daemon/backend/main_%.py
+$(patsubst daemon/backend/%/main.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS)): $O/ucmd-backend-%: daemon/backend/%/main.py
 	@mkdir -p $(@D)
 	$(call say,COPY)
 	$(Q)install -m 755 $< $@

@@ -1,6 +1,6 @@
 #include "daemon/config/roots.h"
 
-#include "daemon/backend/nfs_target.h"
+#include "daemon/backend/nfs/target.h"
 #include "daemon/config/unit.h"
 #include "proto/units.h"
 

@@ -79,7 +79,7 @@ $O/gpu/ucmd: $(call obj,daemon/main.c) $(DAEMON_OBJ) $(BUILD_OBJ)
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $(BESIDE) $^ $(DAEMON_LIBS) -o $@
-$O/gpu/ucmd-backend-folder: $O/obj/daemon/backend/main_folder.o $O/libucmbackend.a
+$O/gpu/ucmd-backend-folder: $(call obj,$(wildcard daemon/backend/folder/*.c)) $O/libucmbackend.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $(BESIDE) $^ -lmsgpackc -o $@

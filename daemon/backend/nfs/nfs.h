@@ -16,7 +16,7 @@
 #ifndef UCM_BACKEND_NFS_NFS_H
 #define UCM_BACKEND_NFS_NFS_H
 
-#include "daemon/backend/nfs_target.h"
+#include "daemon/backend/nfs/target.h"
 #include "daemon/backend/ucmbackend.h"
 
 #include <netdb.h>

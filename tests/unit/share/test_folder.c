@@ -1,6 +1,6 @@
 /* What is done in a folder: the page cache, what is durable, and what another host does meanwhile. */
-#include "daemon/backend/folder.h"
-#include "daemon/backend/uncached.h"
+#include "daemon/backend/folder/folder.h"
+#include "daemon/backend/folder/uncached.h"
 #include "tests/runner/bytes.h"
 
 #include <criterion/criterion.h>

@@ -1,5 +1,5 @@
 /* What targets of NFS mean, and what is said of those that are none. */
-#include "daemon/backend/nfs_target.h"
+#include "daemon/backend/nfs/target.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* ucmd-backend-folder FOLDER [THREADS]: keeps blocks in a folder of a mounted file system: a mount
  * that hangs or a file system's bug costs the process. */
-#include "daemon/backend/folder.h"
+#include "daemon/backend/folder/folder.h"
 #include "daemon/backend/ucmbackend.h"
 
 #include <errno.h>

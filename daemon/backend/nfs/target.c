@@ -1,4 +1,4 @@
-#include "daemon/backend/nfs_target.h"
+#include "daemon/backend/nfs/target.h"
 
 #include "proto/units.h"
 

@@ -1,6 +1,6 @@
-#include "daemon/backend/folder.h"
+#include "daemon/backend/folder/folder.h"
 
-#include "daemon/backend/uncached.h"
+#include "daemon/backend/folder/uncached.h"
 
 #include <dirent.h>
 #include <errno.h>

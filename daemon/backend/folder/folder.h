@@ -14,8 +14,8 @@
  * - -ENODEV: the root does not exist
  *
  * Threads: any. */
-#ifndef UCM_BACKEND_FOLDER_H
-#define UCM_BACKEND_FOLDER_H
+#ifndef UCM_BACKEND_FOLDER_FOLDER_H
+#define UCM_BACKEND_FOLDER_FOLDER_H
 
 #include "daemon/backend/wire.h"
 
