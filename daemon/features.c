@@ -7,6 +7,7 @@ const struct feature *const daemon_features[FEATURES] = {
     [FEATURE_HINTS] = &hints_feature,         [FEATURE_EVENTS] = &events_feature,
     [FEATURE_TRACE] = &trace_feature,         [FEATURE_ENCODING] = &encoding_feature,
     [FEATURE_BLEND] = &blend_feature,         [FEATURE_POOL] = &pool_feature,
+    [FEATURE_ADMIN] = &admin_feature,
 };
 
 const method_fn daemon_methods[] = {

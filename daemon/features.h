@@ -14,11 +14,12 @@ enum feature_id {
     FEATURE_ENCODING,
     FEATURE_BLEND,
     FEATURE_POOL,
+    FEATURE_ADMIN,
 };
-_Static_assert(FEATURE_POOL + 1 == FEATURES, "each feature has a number");
+_Static_assert(FEATURE_ADMIN + 1 == FEATURES, "each feature has a number");
 
 extern const struct feature retrieval_feature, windows_feature, hints_feature, events_feature,
-    trace_feature, encoding_feature, blend_feature, pool_feature;
+    trace_feature, encoding_feature, blend_feature, pool_feature, admin_feature;
 
 extern const struct feature *const daemon_features[FEATURES];
 extern const method_fn daemon_methods[];

@@ -1,4 +1,5 @@
 #include "daemon/server.h"
+#include "daemon/admin/admin.h"
 
 #include "daemon/base/log.h"
 #include "daemon/base/reaper.h"

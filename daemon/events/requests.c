@@ -1,5 +1,6 @@
 /* events, events.list, events.describe: what happens to a tenant's blocks, for who routes requests
  * (daemon/events). */
+#include "daemon/admin/admin.h"
 #include "daemon/events/events.h"
 
 #include "daemon/features.h"

@@ -1,7 +1,7 @@
 /* What the daemon shows of itself at one moment: plain data, copied from the loop to whoever
  * renders it.
  *
- * request/stats.c fills it (requests_observe), on the loop; `stats` and `health` answer from it,
+ * admin/observe.c fills it (requests_observe), on the loop; `stats` and `health` answer from it,
  * and the loop publishes it. */
 #ifndef UCMD_OBSERVE_SNAPSHOT_H
 #define UCMD_OBSERVE_SNAPSHOT_H

@@ -16,7 +16,7 @@ struct session;
 
 struct exposition;
 
-#define FEATURES 8u /* daemon/features.h names them */
+#define FEATURES 9u /* daemon/features.h names them */
 
 struct feature {
     /* The sizes of its zeroed memory: requests.ext[id], session.ext[id]. 0: it needs none. */

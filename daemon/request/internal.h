@@ -7,7 +7,6 @@
 #include "daemon/cache/cache.h"
 #include "daemon/device/device.h"
 #include "daemon/index/index.h"
-#include "daemon/observe/drops.h"
 #include "daemon/request/feature.h"
 #include "daemon/request/request.h"
 #include "daemon/request/spans.h"
@@ -30,7 +29,7 @@ struct view {
     uint32_t n;
 };
 
-/* bypass.c */
+/* What operators have switched off (daemon/admin/bypass.c). */
 enum bypass_what { BYPASS_LOAD = 1, BYPASS_STORE = 2 };
 #define BYPASSES_MAX 64u
 
@@ -48,25 +47,9 @@ struct bypasses {
     struct bypass at[BYPASSES_MAX];
 };
 
-/* audit.c: lines of tenants' calls, by tenant; the last place is of all that find none. */
-#define AUDIT_TENANTS 16u
-struct audit_tenant {
-    char name[UCM_MAX_NAME_BYTES + 1];
-    uint64_t full_ms;             /* when it may write a whole burst again */
-    uint64_t calls, blocks, busy; /* whose lines were held back, since that was told */
-};
-
-struct audits {
-    struct audit_tenant tenant[AUDIT_TENANTS + 1];
-    struct deadline tell;
-};
-
 struct requests {
     struct request_rooms rooms;
-    struct drops drops; /* of writes to NVMe */
     struct bypasses bypasses;
-    bool keeping; /* tenants.c: a thread writes what tenants were given */
-    struct audits audits;
     struct list sessions, active, shared_lookups;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
@@ -79,10 +62,7 @@ struct requests {
     uint32_t large_reads;      /* reads of large walks that are under way */
     uint64_t large_bytes;      /* the slots of these */
     uint32_t narrow_reads;     /* so many of them still begin under the bound */
-    struct fair_queue sweeps;  /* evict.c: of sweep.link */
-    uv_idle_t sweep_turn;
-    struct proto_buf out;             /* one answer at a time */
-    struct observe_snapshot observed; /* for that answer */
+    struct proto_buf out;      /* one answer at a time */
     /* daemon/trace: of a call that may be traced, NULL: none is; of the keys of a lookup, as reuse_lookup. */
     void (*trace_cb)(struct call *call);
     struct reuse *reuse;
@@ -217,29 +197,8 @@ void memory_return(struct session *s, size_t bytes);
 /* The same with zeroed memory, for free() and memory_return. NULL: that is too much, or there is none. */
 void *memory_alloc(struct session *s, size_t bytes);
 
-/* tenants.c */
-/* Whether anybody is, or could become, this tenant: a name that is mistyped must not pass for a change that was made. */
-bool tenant_known(const struct requests *rq, const char *name);
-
-/* bypass.c */
+/* Whether an operator's bypass of loads or of stores holds for the namespace. */
 bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what what);
-/* The field `bypassed` of a map: what the peer may see. */
-void bypass_pack(msgpack_packer *pk, const struct requests *rq, const struct peer *peer);
-
-/* audit.c */
-void audits_close(struct requests *rq); /* tells of the lines that were held back */
-/* Writes the line of a method that changed something: who called it, and what `format` says. */
-void audit(const struct session *s, enum ucm_method method, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-struct audit_blocks {
-    const char *tier;
-    uint32_t keys; /* 0: the whole namespace */
-    const struct msg_count_r *result;
-    int code; /* enum ucm_wire_error of how it ended; 0: done */
-};
-/* The same for one that changed blocks of a namespace, within a tenant's bound of lines. */
-void audit_blocks(const struct session *s, enum ucm_method method, const struct ns *ns,
-                  const struct audit_blocks *a);
 
 #define SHARED_LOOKUP_GONE 1024u
 /* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in
@@ -323,9 +282,6 @@ struct registered *call_region(struct call *call, uint64_t name);
 void registered_close(struct registered *r);
 /* Begins to close all regions and staging rings of a session whose requests have ended. */
 void registered_close_all(struct session *s);
-
-/* evict.c */
-void sweeps_init(struct requests *rq);
 
 /* walk.c */
 void walks_init(struct requests *rq);

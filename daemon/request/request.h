@@ -14,7 +14,6 @@
 #include "daemon/base/deadline.h"
 #include "daemon/config/config.h"
 #include "daemon/front/front.h"
-#include "daemon/observe/snapshot.h"
 #include "daemon/request/feature.h"
 #include "daemon/tier/tier.h"
 #include "proto/metrics.h"
@@ -53,7 +52,7 @@ struct request_rooms {
 };
 
 int requests_new(const struct request_rooms *rooms, struct requests **out);
-/* No session may be left. Closes its handles on the loop. */
+/* No session may be left. */
 void requests_free(struct requests *rq);
 
 /* The front's side of every session. */
@@ -69,8 +68,4 @@ uint32_t requests_sessions(const struct requests *rq);
 void requests_reloaded(struct requests *rq);
 /* The arena has all the memory that it will have, which may be less than was configured. */
 void requests_arena_ended(struct requests *rq);
-/* Fills all of *out. It looks at gauges of every room: some microseconds. tenant: who asks, so that health's reasons
- * have no others' names; NULL: who may know them. */
-void requests_observe(struct requests *rq, const char *tenant, struct observe_snapshot *out);
-
 #endif

@@ -16,14 +16,6 @@
 #define MAPPED_BYTES_MAX (UINT64_C(1) << 46)
 #define MAPPINGS_USUAL 65530u
 
-static void handle_closed_cb(uv_handle_t *handle)
-{
-    struct requests *rq = handle->data;
-
-    proto_buf_free(&rq->out);
-    free(rq);
-}
-
 /* How many mappings the kernel lets a process have. */
 static uint64_t mappings_max(void)
 {
@@ -118,14 +110,10 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
 
     if (!rq)
         return -ENOMEM;
-    rc = getrandom(rq->secret, sizeof(rq->secret), 0) == sizeof(rq->secret) ? 0 : -EIO;
-    if (rc == 0)
-        rc = uv_idle_init(rooms->loop, &rq->sweep_turn);
-    if (rc != 0) {
+    if (getrandom(rq->secret, sizeof(rq->secret), 0) != sizeof(rq->secret)) {
         free(rq);
-        return rc;
+        return -EIO;
     }
-    rq->sweep_turn.data = rq;
     rq->rooms = *rooms;
     rq->started_ms = uv_now(rooms->loop);
     requests_arena_ended(rq);
@@ -134,12 +122,11 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->active);
     list_init(&rq->shared_lookups);
     walks_init(rq);
-    sweeps_init(rq);
     limits_init(rq);
     rc = features_open(rq);
     if (rc != 0) {
         features_close(rq);
-        uv_close((uv_handle_t *)&rq->sweep_turn, handle_closed_cb);
+        free(rq);
         return rc;
     }
     proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
@@ -150,9 +137,9 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
 void requests_free(struct requests *rq)
 {
     assert(rq->n_sessions == 0 && rq->n_active == 0);
-    audits_close(rq);
     features_close(rq);
-    uv_close((uv_handle_t *)&rq->sweep_turn, handle_closed_cb);
+    proto_buf_free(&rq->out);
+    free(rq);
 }
 
 void requests_drain(struct requests *rq)

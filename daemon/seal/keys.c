@@ -1,5 +1,6 @@
 /* key.list and key.reload: what operators see and change of tenants' keys. Never a key, only
  * ids. */
+#include "daemon/admin/admin.h"
 #include "daemon/request/internal.h"
 #include "daemon/seal/seal.h"
 

@@ -1,5 +1,6 @@
 /* trace: operators see what requests wait for (trace.h). One trace at a time; it ends with the
  * connection that began it. And what more DRAM would bring (reuse.h), of all lookups. */
+#include "daemon/admin/admin.h"
 #include "daemon/features.h"
 #include "daemon/request/internal.h"
 #include "daemon/trace/reuse.h"

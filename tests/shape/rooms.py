@@ -28,6 +28,7 @@ FEATURES = {
     "other roots": ["daemon/backend/nfs/", "daemon/backend/s3/", "daemon/backend/mooncake/"],
     "collection on roots": ["daemon/gc/"],
     "trace": ["daemon/trace/"],
+    "operators": ["daemon/admin/"],
     "learning": ["daemon/learn/"],
     "snapshot": ["daemon/snapshot/"],
     "scrub": ["daemon/scrub/"],
@@ -39,9 +40,7 @@ FEATURES = {
 #: Parts of the core.
 CORE = {
     "front": ["daemon/front/"],
-    "requests": [f"daemon/request/{name}" for name in (
-        "internal.h", "request.*", "spans.h", "room.c", "session.c", "call.c", "namespace.c", "registered.c", "view.*",
-        "lookup*.c", "shared_lookup.c", "bypass.c", "walk.*", "copies.*", "load*.c", "dump.c", "prefetch.*")],
+    "requests": ["daemon/request/"],
     "cache": ["daemon/cache/"],
     "index": ["daemon/index/"],
     "arena": ["daemon/arena/"],

@@ -2,8 +2,7 @@
  * stored blocks. A page a turn of the loop, so that many of them delay nobody. By key the first page goes at once, and
  * files on shared roots go behind the last. Meanwhile lookups may find such a file, and loads read it: so all keys have
  * a second look once the files are gone. */
-#include "daemon/request/internal.h"
-#include "daemon/request/request.h"
+#include "daemon/admin/admin.h"
 #include "daemon/window/window.h"
 
 #include <errno.h>
@@ -71,7 +70,7 @@ static void change_audit(const struct session *s, const struct change *k, const 
 
 struct sweep {
     struct request r;
-    struct list link; /* in rq->sweeps while there is a page to do */
+    struct list link; /* in admin.sweeps while there is a page to do */
     struct ns *ns;
     struct change change;
     uint32_t keys;                    /* named; 0: the whole namespace */
@@ -93,8 +92,8 @@ static struct fair_who who_of(const struct sweep *w)
 
 static void sweep_cb(uv_idle_t *idle)
 {
-    struct requests *rq = idle->data;
-    struct list *node = fair_queue_first(&rq->sweeps);
+    struct admin *a = LIST_ENTRY(idle, struct admin, sweep_turn);
+    struct list *node = fair_queue_first(&a->sweeps);
     struct fair_who who;
     struct sweep *w;
 
@@ -105,26 +104,26 @@ static void sweep_cb(uv_idle_t *idle)
     w = LIST_ENTRY(node, struct sweep, link);
     who = who_of(w);
     list_remove(node);
-    fair_queue_push(&rq->sweeps, &who, 0, node, false);
-    fair_queue_charge(&rq->sweeps, &who, PAGE_COST, NULL);
+    fair_queue_push(&a->sweeps, &who, 0, node, false);
+    fair_queue_charge(&a->sweeps, &who, PAGE_COST, NULL);
     w->step_cb(w);
 }
 
 void sweeps_init(struct requests *rq)
 {
-    fair_queue_init(&rq->sweeps, PAGE_COST);
+    fair_queue_init(&admin_of(rq)->sweeps, PAGE_COST);
 }
 
 /* It goes on in the next turn of the loop, and in those behind it until it leaves the queue. */
 static void sweep_go_on(struct sweep *w)
 {
-    struct requests *rq = w->r.s->rq;
+    struct admin *a = admin_of(w->r.s->rq);
     struct fair_who who = who_of(w);
 
     if (!list_empty(&w->link))
         return;
-    fair_queue_push(&rq->sweeps, &who, 0, &w->link, false);
-    if (uv_idle_start(&rq->sweep_turn, sweep_cb) != 0)
+    fair_queue_push(&a->sweeps, &who, 0, &w->link, false);
+    if (uv_idle_start(&a->sweep_turn, sweep_cb) != 0)
         abort(); /* libuv: only fails for a NULL callback */
 }
 

@@ -1,4 +1,5 @@
 /* config.get and config.reload: what operators see and change of the daemon itself. */
+#include "daemon/admin/admin.h"
 #include "daemon/base/log.h"
 #include "daemon/window/window.h"
 

@@ -1,4 +1,5 @@
 /* What the daemon shows of itself, gathered from the rooms: only when somebody asks, or once a second. */
+#include "daemon/admin/admin.h"
 #include "daemon/base/numa.h"
 #include "daemon/index/policy.h"
 #include "daemon/request/walk.h"
@@ -218,7 +219,7 @@ report(struct observe_snapshot *o, enum health health, const char *format, ...)
 static void report_drops(struct observe_snapshot *o, struct requests *rq)
 {
     const struct metrics *m = rq->rooms.metrics;
-    struct drops *d = &rq->drops;
+    struct drops *d = &admin_of(rq)->drops;
 
     if (drops_count(d, uv_now(rq->rooms.loop), m->nvme_write_dropped, m->nvme_writes))
         report(o, HEALTH_DEGRADED,
@@ -257,7 +258,7 @@ static void report_tier(struct observe_snapshot *o, struct requests *rq)
     report_records(o, rooms, stats.records);
     if (stats.reason[0]) {
         report(o, HEALTH_DEGRADED, "tier %s: %s", rooms->tier_ops->name, stats.reason);
-        drops_excuse(&rq->drops);
+        drops_excuse(&admin_of(rq)->drops);
     } else {
         report_drops(o, rq);
     }

@@ -1,4 +1,5 @@
 /* What operators read of all namespaces, and tenants of their own: namespace.list, ls, inspect, verify. */
+#include "daemon/admin/admin.h"
 #include "daemon/index/ns_form.h"
 #include "daemon/index/policy.h"
 #include "daemon/request/view.h"

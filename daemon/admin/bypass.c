@@ -4,25 +4,10 @@
  * With loads bypassed, a lookup and what appends to chains find nothing, loads and prefetches are misses, and
  * the shared tier is not asked. With stores bypassed, a dump skips what it would have begun to store: a
  * part of which some layers are stored already is finished. What is under way goes on. */
-#include "daemon/request/internal.h"
+#include "daemon/admin/admin.h"
 
 #include <stdio.h>
 #include <string.h>
-
-static bool is_of(const struct bypass *b, const struct ns *ns)
-{
-    if (b->of_ns)
-        return memcmp(b->fingerprint, ns->fingerprint, sizeof(b->fingerprint)) == 0;
-    return b->tenant[0] == '\0' || strcmp(b->tenant, ns->identity.tenant) == 0;
-}
-
-bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what what)
-{
-    for (uint32_t i = 0; i < rq->bypasses.n; i++)
-        if (rq->bypasses.at[i].what & what && is_of(&rq->bypasses.at[i], ns))
-            return true;
-    return false;
-}
 
 /* ---- the list ---- */
 

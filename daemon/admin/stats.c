@@ -1,6 +1,5 @@
 /* stats and health: what requests_observe gathers, on the wire. */
-#include "daemon/request/internal.h"
-#include "daemon/request/request.h"
+#include "daemon/admin/admin.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -207,13 +206,14 @@ static void call_observe(struct call *call)
 {
     const struct peer *peer = &call->s->peer;
 
-    requests_observe(call->s->rq, peer->admin ? NULL : peer->tenant, &call->s->rq->observed);
+    requests_observe(call->s->rq, peer->admin ? NULL : peer->tenant,
+                     &admin_of(call->s->rq)->observed);
 }
 
 int method_stats(struct call *call)
 {
     struct requests *rq = call->s->rq;
-    struct exposition *x = &rq->observed.shown;
+    struct exposition *x = &admin_of(rq)->observed.shown;
     struct proto_builder pb;
 
     call_observe(call);
@@ -227,7 +227,7 @@ int method_stats(struct call *call)
     proto_pack_u64(&pb.pk, "pid", (uint64_t)getpid());
     proto_pack_text(&pb.pk, "policy", x->policy);
     proto_pack_text(&pb.pk, "health", health_names[x->health]);
-    proto_pack_flag(&pb.pk, "recovering", rq->observed.recovering);
+    proto_pack_flag(&pb.pk, "recovering", admin_of(rq)->observed.recovering);
     pack_metrics(&pb.pk, x);
     pack_tiers(&pb.pk, x, &rq->rooms);
     pack_shares(&pb.pk, x, rq->rooms.share);
@@ -242,7 +242,7 @@ int method_stats(struct call *call)
 
 int method_health(struct call *call)
 {
-    struct observe_snapshot *o = &call->s->rq->observed;
+    struct observe_snapshot *o = &admin_of(call->s->rq)->observed;
     struct proto_builder pb;
 
     call_observe(call);

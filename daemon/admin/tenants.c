@@ -1,6 +1,5 @@
 /* tenant.list, tenant.set, tenant.reset: what tenants are given, and what they have. */
-#include "daemon/request/internal.h"
-
+#include "daemon/admin/admin.h"
 #include "daemon/base/log.h"
 
 #include <stdlib.h>
@@ -117,7 +116,7 @@ static void keep_done_cb(uv_work_t *work, int status)
     struct ucm_error e = {0};
     int rc = status != 0 ? status : k->rc;
 
-    k->r.s->rq->keeping = false;
+    admin_of(k->r.s->rq)->keeping = false;
     if (rc != 0)
         ucm_error_set(&e, UCM_WIRE_IO,
                       "it is in force, but ends with the daemon: %.100s can't be written: %s; see "
@@ -149,7 +148,7 @@ static int change_check(struct call *call, const char *name, const struct tenant
             name);
     if (tenant_give_check(set, rq->rooms.config, name, s, why) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
-    if (rq->keeping)
+    if (admin_of(rq)->keeping)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
                              "another change is being written; try again");
     return 0;
@@ -185,7 +184,7 @@ static int change(struct call *call, const char *name, const struct tenant_setti
     else if (!k->text || uv_queue_work(rq->rooms.loop, &k->work, keep_work_cb, keep_done_cb) != 0)
         keep_done_cb(&k->work, -ENOMEM);
     else
-        rq->keeping = true;
+        admin_of(rq)->keeping = true;
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /* Audit lines: who changed what, and how much. Every method that changes stored blocks or the daemon for others
  * comes here, once for each call that changed something or began to. */
+#include "daemon/admin/admin.h"
 #include "daemon/base/log.h"
-#include "daemon/request/internal.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -45,8 +45,10 @@ static void tell_cb(struct deadline *d)
 
 void audits_close(struct requests *rq)
 {
-    deadline_disarm(rq->rooms.deadlines, &rq->audits.tell);
-    tell_cb(&rq->audits.tell);
+    struct audits *a = &admin_of(rq)->audits;
+
+    deadline_disarm(rq->rooms.deadlines, &a->tell);
+    tell_cb(&a->tell);
 }
 
 /* Who may write all of its burst, and has nothing to be told of, needs no place. */
@@ -86,18 +88,19 @@ static bool held(const struct session *s, const struct audit_blocks *a)
     struct requests *rq = s->rq;
     uint64_t now_ms = uv_now(rq->rooms.loop);
     bool idle = r->blocks == 0 && r->busy == 0 && !(rq->rooms.share && a->keys == 0);
+    struct audits *all = &admin_of(rq)->audits;
     struct audit_tenant *t;
 
     if (s->peer.admin)
         return false;
-    t = tenant_of(&rq->audits, s->peer.tenant, now_ms);
+    t = tenant_of(all, s->peer.tenant, now_ms);
     if (line_passes(t, now_ms, idle))
         return false;
     t->calls++;
     t->blocks += r->blocks;
     t->busy += r->busy;
-    if (!deadline_armed(&rq->audits.tell))
-        deadline_arm(rq->rooms.deadlines, &rq->audits.tell, now_ms + TELL_MS, tell_cb);
+    if (!deadline_armed(&all->tell))
+        deadline_arm(rq->rooms.deadlines, &all->tell, now_ms + TELL_MS, tell_cb);
     return true;
 }
 

@@ -1,0 +1,28 @@
+/* The door of what operators do. */
+#include "daemon/admin/admin.h"
+
+#include <stdlib.h>
+
+static int admin_open(struct requests *rq)
+{
+    uv_idle_init(rq->rooms.loop, &admin_of(rq)->sweep_turn); /* never fails */
+    sweeps_init(rq);
+    return 0;
+}
+
+static void turn_closed_cb(uv_handle_t *turn)
+{
+    free(LIST_ENTRY(turn, struct admin, sweep_turn));
+}
+
+static void admin_close(struct requests *rq)
+{
+    struct admin *a = admin_of(rq);
+
+    audits_close(rq);
+    rq->ext[FEATURE_ADMIN] = NULL; /* turn_closed_cb frees it */
+    uv_close((uv_handle_t *)&a->sweep_turn, turn_closed_cb);
+}
+
+const struct feature admin_feature = {
+    .requests_bytes = sizeof(struct admin), .open_cb = admin_open, .close_cb = admin_close};
