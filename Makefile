@@ -96,7 +96,7 @@ BACKEND_MAIN := $(wildcard daemon/backend/*/main.c)
 BACKEND_SCRIPTS := $(wildcard daemon/backend/*/main.py)
 BACKEND_LIBS_nfs := -lnfs
 BACKEND_LIBS_s3 := -lcurl -lexpat -lcjson -lcrypto
-CLIENT_SRC := $(wildcard client/lib/*.c client/lib/sparse/*.c)
+CLIENT_SRC := $(wildcard client/lib/*.c client/lib/*/*.c)
 # The tools, but for their mains. ucmctl's offline commands read the NVMe tier's format on disk.
 CTL_SRC    := $(filter-out client/ctl/ucmctl.c,$(wildcard client/ctl/*.c)) $(wildcard daemon/format/*.c)
 BENCH_SRC  := $(filter-out client/bench/ucm_bench.c,$(wildcard client/bench/*.c))

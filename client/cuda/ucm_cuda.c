@@ -3,7 +3,7 @@
 #include "client/cuda/companion.h"
 #include "client/cuda/error.h"
 #include "client/cuda/stream_wait.h"
-#include "client/lib/encoding_spec.h"
+#include "client/lib/features/encoding_spec.h"
 #include "kernels/rope/rope_cuda.h"
 
 #include <errno.h>

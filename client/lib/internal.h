@@ -203,7 +203,7 @@ int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline
  * Never connects. */
 int client_begin_same(struct ucm_client *c, int64_t deadline_ns);
 
-/* ---- registering CUDA IPC memory: prove.c ---- */
+/* ---- registering CUDA IPC memory: features/prove.c ---- */
 
 void client_prove_init(struct ucm_client *c);
 /* Begins to prove, if nobody else of this process does. False: after client_prove_turn it may be possible. */

@@ -20,7 +20,7 @@ FEATURES = {
     "pool": ["daemon/pool/", "kernels/slots/"],
     "window": ["daemon/window/", "daemon/cache/window.c", "daemon/cache/relocate.c",
                "proto/memory/window.*"],
-    "encoding": ["daemon/encoding/", "daemon/cuda/convert.c", "kernels/encoding/", "client/lib/encoding*"],
+    "encoding": ["daemon/encoding/", "daemon/cuda/convert.c", "kernels/encoding/"],
     "blend": ["daemon/blend/", "kernels/rope/"],
     "hints": ["daemon/hints/", "proto/memory/hint.*"],
     "events": ["daemon/events/"],
@@ -34,6 +34,7 @@ FEATURES = {
     "scrub": ["daemon/scrub/"],
     "checkpoints": ["daemon/checkpoint/"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh", "proto/memory/staging.*"],
+    "features of the client": ["client/lib/features/"],
     "sparse client": ["client/lib/sparse/"],
 }
 

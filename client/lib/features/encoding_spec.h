@@ -1,7 +1,7 @@
 /* From the public description of an encoding to that of kernels/encoding: for libucmclient and
  * libucmclient_cuda. */
-#ifndef UCM_CLIENT_ENCODING_SPEC_H
-#define UCM_CLIENT_ENCODING_SPEC_H
+#ifndef UCM_CLIENT_FEATURES_ENCODING_SPEC_H
+#define UCM_CLIENT_FEATURES_ENCODING_SPEC_H
 
 #include "client/include/ucmclient.h"
 #include "kernels/encoding/encoding.h"

@@ -1,4 +1,4 @@
-#include "client/lib/encoding_spec.h"
+#include "client/lib/features/encoding_spec.h"
 #include "client/lib/internal.h"
 
 #include <stdlib.h>
