@@ -108,7 +108,7 @@ DEMO_SRC   := $(wildcard tests/demo/*.c)
 DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(WIRE_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ) $(ROPE_OBJ) $(CUDA_OBJ)
 # What only shows metrics is the tools', not every worker's.
 SHOWN_SRC  := proto/exposition.c proto/histogram.c
-CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) kernels/isa.c) $(SPARSE_OBJ) $(ENCODING_OBJ)
+CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) kernels/simd/isa.c) $(SPARSE_OBJ) $(ENCODING_OBJ)
 
 # Made when all of it is built; `make install` compares the sources with it.
 BUILT := $O/built

@@ -91,7 +91,7 @@ LIBS        += $O/libucmclient_cuda.a $O/$(CUDA_SO).$(VERSION) $O/$(CUDA_SO).$(S
 $O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/memory/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ)
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
-$O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/memory/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO) $(SPARSE_OBJ) $(ENCODING_OBJ) $(call obj,kernels/isa.c)
+$O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/memory/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO) $(SPARSE_OBJ) $(ENCODING_OBJ) $(call obj,kernels/simd/isa.c)
 	$(call say,LINK)
 	$(Q)$(CC) $(SANFLAGS) -shared -pthread $(if $(SAN),,-Wl,-z,defs) -Wl,-soname,$(CUDA_SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
 	    -Wl,--version-script=client/cuda/libucmclient_cuda.map -Wl,-rpath,'$$ORIGIN' $(LDFLAGS) $(filter %.o,$^) \

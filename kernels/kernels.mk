@@ -1,6 +1,6 @@
 # Kernels in C: digests and selection, encodings, turns and attention. A simd/ is compiled for each instruction set.
 
-KERNEL_SRC   := $(wildcard kernels/*.c)
+KERNEL_SRC   := $(wildcard kernels/*.c kernels/simd/*.c)
 SPARSE_SRC   := $(wildcard kernels/sparse/*.c)
 ENCODING_SRC := $(wildcard kernels/encoding/*.c)
 ROPE_SRC     := $(wildcard kernels/rope/*.c)
@@ -23,7 +23,7 @@ KERNEL_CFLAGS_base   :=
 KERNEL_CFLAGS_avx2   := -mavx2 -mfma -mf16c -mpopcnt
 KERNEL_CFLAGS_avx512 := $(KERNEL_CFLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vpopcntdq \
                         -mprefer-vector-width=512
-$(call obj,kernels/isa.c $(SPARSE_SRC) $(ENCODING_SRC) $(ROPE_SRC) $(ATTEND_SRC)): override CFLAGS += $(KERNEL_CFLAGS)
+$(call obj,kernels/simd/isa.c $(SPARSE_SRC) $(ENCODING_SRC) $(ROPE_SRC) $(ATTEND_SRC)): override CFLAGS += $(KERNEL_CFLAGS)
 # simd_rule ROOM ISA FLAGS
 define simd_rule
 $O/obj/kernels/$(1)/$(2)/%.o: kernels/$(1)/simd/%.c

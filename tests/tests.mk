@@ -154,17 +154,17 @@ $O/delay.so: tests/inject/delay.c
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -o $@
 
 # The C of kernels/sparse for test_digest_numpy.py and test_select_numpy.py.
-$O/sparse_kernels.so: $(call obj,$(wildcard tests/reference/sparse/*.c) kernels/isa.c) $(SPARSE_OBJ)
+$O/sparse_kernels.so: $(call obj,$(wildcard tests/reference/sparse/*.c) kernels/simd/isa.c) $(SPARSE_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 
 # The same of kernels/encoding, for test_encoding_numpy.py and encoding_case.py.
-$O/encoding_kernels.so: $(call obj,$(wildcard tests/reference/encoding/*.c) kernels/isa.c) $(ENCODING_OBJ)
+$O/encoding_kernels.so: $(call obj,$(wildcard tests/reference/encoding/*.c) kernels/simd/isa.c) $(ENCODING_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 
 # kernels/slots and kernels/attend for the small engine of tests/engines/vllm.
-$O/decode_kernels.so: $(call obj,tests/engines/vllm/decode_kernels.c $(SLOTS_SRC) kernels/isa.c) $(ATTEND_OBJ) $(SPARSE_OBJ)
+$O/decode_kernels.so: $(call obj,tests/engines/vllm/decode_kernels.c $(SLOTS_SRC) kernels/simd/isa.c) $(ATTEND_OBJ) $(SPARSE_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -lm -o $@
 

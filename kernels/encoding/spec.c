@@ -2,7 +2,7 @@
 #include "kernels/encoding/arith.h"
 #include "kernels/encoding/method.h"
 #include "kernels/encoding/simd/forms.h"
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 
 #include <errno.h>
 #include <stddef.h>

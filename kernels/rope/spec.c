@@ -1,8 +1,8 @@
 /* Frequencies of each kind of scaling, and angles. */
 #include "kernels/rope/rope.h"
 
-#include "kernels/isa.h"
 #include "kernels/rope/simd/forms.h"
+#include "kernels/simd/isa.h"
 
 #include <errno.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* The methods, in the form that this host runs; a spec checked by its method, and the plan made from it. */
 #include "kernels/sparse/simd/methods.h"
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "kernels/sparse/spec.h"
 
 #include <stddef.h>

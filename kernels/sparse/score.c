@@ -1,7 +1,7 @@
 /* Jobs: what a score needs, its steps, and which form of simd/score.c runs them. */
 #include "kernels/sparse/select.h"
 
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/score_ops.h"
 #include "kernels/sparse/spec.h"

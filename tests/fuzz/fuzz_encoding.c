@@ -3,7 +3,7 @@
  * within the section's memory; what is lossless and fits comes back as it was; fp8 encodes what it
  * decoded to the same bytes. Traps on any break of these promises. */
 #include "kernels/encoding/encoding.h"
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 
 #include <stdlib.h>
 #include <string.h>

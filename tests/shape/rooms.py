@@ -35,6 +35,7 @@ FEATURES = {
     "checkpoints": ["daemon/checkpoint/"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh", "proto/memory/staging.*"],
     "features of the client": ["client/lib/features/"],
+    "arithmetic": ["kernels/arith.h", "kernels/simd/"],
     "sparse client": ["client/lib/sparse/"],
 }
 

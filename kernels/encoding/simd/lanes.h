@@ -5,8 +5,8 @@
 
 #include "kernels/encoding/arith.h"
 #include "kernels/encoding/method.h"
-#include "kernels/isa.h"
-#include "kernels/vec.h"
+#include "kernels/simd/isa.h"
+#include "kernels/simd/vec.h"
 
 #define FORM(name)                                                                                 \
     void UCM_ISA_NAME(name)(const struct ucm_encoding_spec *spec, uint32_t section,                \

@@ -1,8 +1,8 @@
 /* Rows, a run of channels at a time: to float32, turned, and back. Each loop is without a branch, so
  * that compilers make vectors of it; its bits are those of kernels/rope/arith.h. */
-#include "kernels/isa.h"
 #include "kernels/rope/arith.h"
 #include "kernels/rope/simd/forms.h"
+#include "kernels/simd/isa.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* box: the smallest and the largest value of each channel, rounded outward: no key of the block has a
  * larger product with a query than the box's score says. */
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"
 

@@ -1,6 +1,6 @@
 /* hash: the signs of each key after a random rotation. Two Hadamard transforms with random signs
  * stand for the orthogonal matrix, so that the seed alone names it. */
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"
 

@@ -4,8 +4,8 @@
 #ifndef UCM_KERNELS_SPARSE_LANES_H
 #define UCM_KERNELS_SPARSE_LANES_H
 
+#include "kernels/simd/vec.h"
 #include "kernels/sparse/arith.h"
-#include "kernels/vec.h"
 
 #if VEC > 4
 #define UCM_LANES VEC

@@ -1,5 +1,5 @@
 /* mean: one vector a head: the mean of its keys, their largest values, or the normalised mean. */
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"
 

@@ -1,6 +1,6 @@
 #include "kernels/sparse/simd/methods.h"
 
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 
 #include <stddef.h>
 

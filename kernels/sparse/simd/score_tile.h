@@ -3,7 +3,7 @@
 #ifndef UCM_KERNELS_SPARSE_SCORE_TILE_H
 #define UCM_KERNELS_SPARSE_SCORE_TILE_H
 
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "kernels/sparse/score_ops.h"
 #include "kernels/sparse/simd/lanes.h"
 

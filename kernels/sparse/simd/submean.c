@@ -1,5 +1,5 @@
 /* submean: a mean for each run of tokens, of the channels that the namespace keeps. */
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"
 

@@ -1,10 +1,10 @@
-/* Elements of all types, rows and dot products, over the vectors of kernels/vec.h. */
+/* Elements of all types, rows and dot products, over the vectors of kernels/simd/vec.h. */
 #ifndef UCM_KERNELS_SPARSE_VEC_H
 #define UCM_KERNELS_SPARSE_VEC_H
 
+#include "kernels/simd/vec.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
-#include "kernels/vec.h"
 
 /* The sum of a dot product's lanes: halves are added to halves. */
 VEC_INLINE float vec_fold(vec_f sum[UCM_DOT_LANES / VEC])

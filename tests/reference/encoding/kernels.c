@@ -1,6 +1,6 @@
 /* The encodings of kernels/encoding for Python tests: functions that a ctypes call finds by name. */
 #include "kernels/encoding/encoding.h"
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 
 #include <stddef.h>
 

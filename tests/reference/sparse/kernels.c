@@ -1,5 +1,5 @@
 /* The digests of kernels/sparse for Python tests: functions that a ctypes call finds by name. */
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
 

@@ -1,6 +1,6 @@
 /* What ucm_encode and ucm_decode run for each instruction set gives the bits of the reference:
  * every encoding, element, size, and any coded bytes. */
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "tests/unit/encoding/encoding_rig.h"
 
 static const char *const isas[UCM_ISA_COUNT] = {"base", "avx2", "avx512"};

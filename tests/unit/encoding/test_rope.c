@@ -1,6 +1,6 @@
 /* Turning K: beside rotations from scratch in long double, and what never changes. */
-#include "kernels/isa.h"
 #include "kernels/rope/arith.h"
+#include "kernels/simd/isa.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -2,7 +2,7 @@
 #ifndef UCM_TESTS_UNIT_SELECT_RIG_H
 #define UCM_TESTS_UNIT_SELECT_RIG_H
 
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "kernels/sparse/select.h"
 
 #include <criterion/criterion.h>

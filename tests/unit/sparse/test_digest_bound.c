@@ -1,5 +1,5 @@
 /* box never scores below the product of a query with any key of its block. What is certified from it: test_attend_stop.c. */
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
 

@@ -1,7 +1,7 @@
 /* Vectors of channels, in every instruction set: the compiler's vector types, and intrinsics for
  * what these lack. Each lane's arithmetic is arith.h's. For the files of simd/ folders only. */
-#ifndef UCM_KERNELS_VEC_H
-#define UCM_KERNELS_VEC_H
+#ifndef UCM_KERNELS_SIMD_VEC_H
+#define UCM_KERNELS_SIMD_VEC_H
 
 #include "kernels/arith.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/isa.h"
+#include "kernels/simd/isa.h"
 
 #include <stdatomic.h>
 

@@ -3,8 +3,8 @@
  * The files in their simd/ are compiled once for each, with UCM_ISA set to its name, and give the
  * same bits in each. What they define for others carries that name, so that all forms can be linked
  * into one program. Any thread. */
-#ifndef UCM_KERNELS_ISA_H
-#define UCM_KERNELS_ISA_H
+#ifndef UCM_KERNELS_SIMD_ISA_H
+#define UCM_KERNELS_SIMD_ISA_H
 
 enum ucm_isa {
     UCM_ISA_BASE = 0,
