@@ -85,7 +85,7 @@ include tests/setup/setup.mk
 # ---- sources ----
 
 # build.c is for programs, not for libraries.
-PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c proto/memory/*.c))
+PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c proto/*/*.c))
 DAEMON_SRC := $(filter-out daemon/main.c daemon/backend/% $(OTHER_CUDA),$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c))
 # Packets between the daemon and processes of roots, and targets; and the library for those, which has them too.
 WIRE_SRC   := $(wildcard daemon/backend/wire*.c) daemon/backend/nfs/target.c
@@ -107,7 +107,7 @@ DEMO_SRC   := $(wildcard tests/demo/*.c)
 
 DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(WIRE_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ) $(ROPE_OBJ) $(CUDA_OBJ)
 # What only shows metrics is the tools', not every worker's.
-SHOWN_SRC  := proto/exposition.c proto/histogram.c
+SHOWN_SRC  := proto/metrics/exposition.c proto/histogram.c
 CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) kernels/simd/isa.c) $(SPARSE_OBJ) $(ENCODING_OBJ)
 
 # Made when all of it is built; `make install` compares the sources with it.

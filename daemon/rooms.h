@@ -9,7 +9,7 @@
 #include "daemon/observe/turns.h"
 #include "daemon/reload.h"
 #include "daemon/tier/tier.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 struct server {
     uv_loop_t loop;

@@ -1,5 +1,5 @@
 #include "client/ctl/answer.h"
-#include "proto/exposition.h"
+#include "proto/metrics/exposition.h"
 
 #include <string.h>
 

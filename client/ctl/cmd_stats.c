@@ -1,6 +1,6 @@
 /* stats: every counter, as a table, as deltas while watching, as JSON or for Prometheus. */
 #include "client/ctl/ctl.h"
-#include "proto/exposition.h"
+#include "proto/metrics/exposition.h"
 
 #include <inttypes.h>
 #include <stdio.h>

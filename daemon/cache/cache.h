@@ -20,7 +20,7 @@
 #include "daemon/index/index.h"
 #include "daemon/share/share.h"
 #include "daemon/tier/tier.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 struct cache;
 struct uv_loop_s;

@@ -17,7 +17,7 @@
 #include "daemon/base/limit.h"
 #include "daemon/index/index.h"
 #include "proto/messages.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 struct events;
 

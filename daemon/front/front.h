@@ -17,7 +17,7 @@
 #include "daemon/base/reaper.h"
 #include "daemon/config/config.h"
 #include "daemon/front/place.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 #include "proto/proto.h"
 
 #include <sys/types.h>

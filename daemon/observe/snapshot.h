@@ -6,7 +6,7 @@
 #ifndef UCMD_OBSERVE_SNAPSHOT_H
 #define UCMD_OBSERVE_SNAPSHOT_H
 
-#include "proto/exposition.h"
+#include "proto/metrics/exposition.h"
 
 #include <stdbool.h>
 

@@ -6,8 +6,8 @@
 #ifndef UCMD_OBSERVE_TENANTS_H
 #define UCMD_OBSERVE_TENANTS_H
 
-#include "proto/exposition.h"
 #include "proto/histogram.h"
+#include "proto/metrics/exposition.h"
 
 #define TENANTS_MAX (EXPOSITION_TENANTS - 1)
 

@@ -12,7 +12,7 @@
 #include "daemon/cache/extend.h"
 #include "daemon/tier/tier.h"
 #include "proto/histogram.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -16,7 +16,7 @@
 #include "daemon/front/front.h"
 #include "daemon/request/feature.h"
 #include "daemon/tier/tier.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 struct snapshot;
 struct requests;

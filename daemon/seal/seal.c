@@ -5,7 +5,7 @@
 #include "daemon/config/config.h"
 #include "daemon/format/bytes.h"
 #include "daemon/seal/source.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -20,7 +20,7 @@
 #include "daemon/seal/seal.h"
 #include "daemon/share/block_file.h"
 #include "proto/limits.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 #include <stdbool.h>
 #include <stdint.h>

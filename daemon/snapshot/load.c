@@ -5,7 +5,7 @@
 
 #include "daemon/base/log.h"
 #include "proto/errors.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -36,7 +36,7 @@
 #include "daemon/base/fair.h"
 #include "daemon/base/list.h"
 #include "proto/limits.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -18,7 +18,7 @@
 #ifndef UCMD_TRACE_REUSE_H
 #define UCMD_TRACE_REUSE_H
 
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 struct reuse;
 

@@ -71,7 +71,7 @@ def config_keys():
 
 @functools.cache
 def messages():
-    text = "".join(header.read_text() for header in (TOP / "proto").glob("messages*.h"))
+    text = "".join(header.read_text() for header in [TOP / "proto/messages.h", *(TOP / "proto/features").glob("*.h")])
     return set(re.findall(r'"([a-z]+\.[a-z_]+)"', text))
 
 

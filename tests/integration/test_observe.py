@@ -326,7 +326,7 @@ class RealPrometheus(unittest.TestCase):
 
     def sometimes(self):
         """Families that a daemon shows only with something behind them, which this one lacks."""
-        text = (TOP / "proto/exposition.c").read_text()
+        text = (TOP / "proto/metrics/exposition.c").read_text()
         return set(re.findall(r'"(ucmd_reuse_hit_ratio)"', text))
 
     def resolved(self, text):

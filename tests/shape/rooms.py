@@ -35,6 +35,8 @@ FEATURES = {
     "checkpoints": ["daemon/checkpoint/"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh", "proto/memory/staging.*"],
     "features of the client": ["client/lib/features/"],
+    "messages of features": ["proto/features/"],
+    "metrics": ["proto/metrics/"],
     "arithmetic": ["kernels/arith.h", "kernels/simd/"],
     "sparse client": ["client/lib/sparse/"],
 }
@@ -65,6 +67,11 @@ DOORS = {
     "daemon/cuda/cuda.h": "GPUs are devices; daemon/cuda/none.c has it in a build without CUDA",
     "daemon/seal/seal.h": "the tag belongs to the format of a record, and the key to its namespace",
     "kernels/encoding/encoding.h": "a form says which codec its shards have (base/form.h), and a device runs it",
+    "proto/metrics/metrics.h": "a room counts what it does in the one table of counters",
+    "proto/features/encoding.h": "one table has all messages of the wire",
+    "proto/features/operators.h": "the same",
+    "proto/features/retrieval.h": "the same",
+    "proto/features/sparse.h": "the same",
     "kernels/rope/rope.h": "a copy says how far it turns K",
     "proto/memory/staging.h": "a client registers the memory of a ring, and abandons it when its connection breaks",
 }

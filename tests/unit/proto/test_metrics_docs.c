@@ -1,6 +1,6 @@
 /* docs/metrics.md against the tables, in both directions: each metric has its row, and each row its
  * metric. A failure says what the page should hold. */
-#include "proto/exposition.h"
+#include "proto/metrics/exposition.h"
 #include "tests/unit/proto/docs_page.h"
 
 #include <criterion/criterion.h>

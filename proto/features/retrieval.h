@@ -1,6 +1,6 @@
 /* The messages of retrieval: namespaces of digests, chains, selections. As messages.h, which includes this. */
-#ifndef UCM_PROTO_MESSAGES_RETRIEVAL_H
-#define UCM_PROTO_MESSAGES_RETRIEVAL_H
+#ifndef UCM_PROTO_FEATURES_RETRIEVAL_H
+#define UCM_PROTO_FEATURES_RETRIEVAL_H
 
 #include "proto/limits.h"
 

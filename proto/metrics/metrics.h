@@ -1,8 +1,8 @@
 /* Counters, gauges and histograms, declared once: the structs, `stats`, `ucmctl stats`, and the text for
- * Prometheus (proto/exposition.h) come from these tables. The names are part of the
+ * Prometheus (proto/metrics/exposition.h) come from these tables. The names are part of the
  * wire. The server has one struct metrics; only the loop writes to it. */
-#ifndef UCM_PROTO_METRICS_H
-#define UCM_PROTO_METRICS_H
+#ifndef UCM_PROTO_METRICS_METRICS_H
+#define UCM_PROTO_METRICS_METRICS_H
 
 #include "proto/histogram.h"
 

@@ -4,11 +4,11 @@
  * Names: `ucmd_`, the metric's name, its unit (bytes, seconds, ratio), and `_total` for a counter alone. Every family has HELP and TYPE, and its samples stand together.
  * Promise: `promtool check metrics` has no complaint. No state, no clock: equal structs give equal text.
  * Threads: any, one struct at a time. */
-#ifndef UCM_PROTO_EXPOSITION_H
-#define UCM_PROTO_EXPOSITION_H
+#ifndef UCM_PROTO_METRICS_EXPOSITION_H
+#define UCM_PROTO_METRICS_EXPOSITION_H
 
 #include "proto/limits.h"
-#include "proto/metrics.h"
+#include "proto/metrics/metrics.h"
 
 #include <stddef.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* The messages of workers that decode sparsely: fetches into pools, and windows; and those that tell of memory that the
  * daemon shares: windows and hints. As messages.h, which includes this. */
-#ifndef UCM_PROTO_MESSAGES_SPARSE_H
-#define UCM_PROTO_MESSAGES_SPARSE_H
+#ifndef UCM_PROTO_FEATURES_SPARSE_H
+#define UCM_PROTO_FEATURES_SPARSE_H
 
 #include "proto/limits.h"
 

@@ -1,4 +1,4 @@
-#include "proto/exposition.h"
+#include "proto/metrics/exposition.h"
 
 #include "proto/proto.h"
 
