@@ -122,7 +122,6 @@ struct share_backend_config {
 };
 
 struct share_backend_ops {
-    const char *name;
     /* 0, -ENOMEM, -EINVAL for a target that this kind can't use. */
     int (*open)(const struct share_backend_config *config, struct share_backend **out);
     /* Nothing may be under way. Ends on the loop; NULL-safe. */
@@ -137,8 +136,7 @@ struct share_backend_ops {
     void (*process)(const struct share_backend *b, struct share_process_stats *out);
 };
 
-extern const struct share_backend_ops share_folder, share_nfs, share_s3, share_mooncake,
-    share_process;
+extern const struct share_backend_ops share_process; /* each root's but those of tests */
 
 void share_listing_free(struct share_listing *l); /* one of zeroes too */
 

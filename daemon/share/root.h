@@ -52,6 +52,7 @@ struct share_root_config {
     struct deadlines *deadlines;
     struct metrics *metrics;
     const struct share_backend_ops *ops;
+    const char *kind;                     /* what users know it by */
     const char *target, *host;            /* borrowed during open */
     const struct config_process *process; /* the same; NULL: it is none */
     const char *launcher;                 /* see backend.h */

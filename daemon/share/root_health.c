@@ -214,7 +214,7 @@ void share_root_stats_get(const struct share_root *r, struct share_root_stats *o
 {
     *out = r->stats;
     out->target = r->shown;
-    out->backend = r->config.ops->name;
+    out->backend = r->config.kind;
     if (r->config.ops->process)
         r->config.ops->process(r->backend, &out->process);
     out->backend_starts = out->process.starts;

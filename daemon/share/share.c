@@ -85,32 +85,30 @@ int share_new(const struct share_settings *settings, struct share **out)
 }
 
 /* config_roots lets absolute paths, nfs://, s3://, mooncake:// and process: pass, nothing else. */
-static const struct share_backend_ops *kind_of(const struct config_root *r)
+static const char *kind_of(const struct config_root *r)
 {
     if (strncmp(r->target, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) == 0)
-        return &share_process;
+        return "process";
     if (r->target[0] == '/')
-        return &share_folder;
+        return "folder";
     if (strncmp(r->target, "mooncake://", 11) == 0)
-        return &share_mooncake;
-    return strncmp(r->target, "s3://", 5) == 0 ? &share_s3 : &share_nfs;
+        return "mooncake";
+    return strncmp(r->target, "s3://", 5) == 0 ? "s3" : "nfs";
 }
 
 static void roots_take(const struct config *c, const struct config_root *roots,
                        struct share_settings *settings)
 {
-    for (uint32_t i = 0; i < settings->n; i++) {
-        const struct share_backend_ops *ops = kind_of(&roots[i]);
-
+    for (uint32_t i = 0; i < settings->n; i++)
         settings->roots[i] = (struct share_root_config){
-            .ops = ops,
+            .ops = &share_process,
+            .kind = kind_of(&roots[i]),
             .target = roots[i].target,
             .process = &roots[i].process,
             .launcher = "/proc/self/exe",
             .depth = roots[i].target[0] == '/' ? c->share_threads : c->share_depth,
             .capacity_bytes = roots[i].capacity_bytes,
             .read_only = roots[i].read_only};
-    }
 }
 
 int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *c,

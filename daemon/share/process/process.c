@@ -553,15 +553,9 @@ static void process_stats(const struct share_backend *b, struct share_process_st
     snprintf(out->name, sizeof(out->name), "%s", b->run ? b->run->name : "");
 }
 
-#define PROCESS_OPS(kind)                                                                          \
-    {                                                                                              \
-        .name = (kind), .open = process_open, .close = process_close, .start = process_op_start,   \
-        .cancel = process_cancel, .reason = process_reason, .process = process_stats,              \
-    }
-
-const struct share_backend_ops share_process = PROCESS_OPS("process");
-/* The same, but users know them by what they speak to. */
-const struct share_backend_ops share_nfs = PROCESS_OPS("nfs");
-const struct share_backend_ops share_s3 = PROCESS_OPS("s3");
-const struct share_backend_ops share_folder = PROCESS_OPS("folder");
-const struct share_backend_ops share_mooncake = PROCESS_OPS("mooncake");
+const struct share_backend_ops share_process = {.open = process_open,
+                                                .close = process_close,
+                                                .start = process_op_start,
+                                                .cancel = process_cancel,
+                                                .reason = process_reason,
+                                                .process = process_stats};

@@ -21,25 +21,20 @@ static void begin(struct contract *c)
 }
 
 /* The other root takes the place of the one that is tested, and gives it back. */
-static void swap(struct contract *c, const struct share_backend_ops **ops, struct share_backend **b)
+static void swap(struct contract *c, struct share_backend **b)
 {
-    const struct share_backend_ops *other_ops = *ops;
     struct share_backend *other = *b;
 
-    *ops = c->ops;
     *b = c->b;
-    c->ops = other_ops;
     c->b = other;
 }
 
 static void other_root_serves(struct contract *c, unsigned number)
 {
-    const struct share_backend_ops *ops = &share_folder;
-
-    swap(c, &ops, &beside);
+    swap(c, &beside);
     cr_assert_eq(contract_write(c, number, BYTES), 0);
     cr_assert_eq(contract_read(c, number, BYTES), 0);
-    swap(c, &ops, &beside);
+    swap(c, &beside);
 }
 
 static void beside_open(struct contract *c)
@@ -56,7 +51,7 @@ static void beside_open(struct contract *c)
     snprintf(folder, sizeof(folder), "%s/beside", nfs_rig_server.folder);
     cr_assert(mkdir(folder, 0700) == 0 || errno == EEXIST);
     share_folder_process(&process, folder);
-    cr_assert_eq(share_folder.open(&config, &beside), 0);
+    cr_assert_eq(share_process.open(&config, &beside), 0);
 }
 
 /* ---- one operation ---- */
@@ -138,7 +133,7 @@ static void go_on(struct contract *c)
 
     c->ops->process(c->b, &stats);
     if (stats.ends > 0) {
-        share_folder.close(beside); /* its process keeps the loop alive */
+        share_process.close(beside); /* its process keeps the loop alive */
         contract_close(c);
         contract_open(c);
         beside_open(c);
@@ -168,7 +163,7 @@ static void under(struct contract *c, unsigned n, void (*prepare_cb)(unsigned i)
     }
     serves(c);
     cr_assert_gt(whole, 0);
-    share_folder.close(beside);
+    share_process.close(beside);
 }
 
 #define HOSTILE(name, n, prepare_cb)                                                               \

@@ -10,7 +10,7 @@ static void begin(struct contract *c)
     share_built("ucmd", c->launcher);
     strcpy(c->target, c->folder);
     c->process = &process;
-    c->ops = &share_folder;
+    c->ops = &share_process;
 }
 
 SHARE_CONTRACT(share_process, begin, contract_folder_end)

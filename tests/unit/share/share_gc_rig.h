@@ -129,12 +129,12 @@ static inline void rig_op_start(struct share_backend *b, struct share_op *op)
     if (rig_faults[rig_fault_of(b)].hold_lists && op->verb == SHARE_LIST)
         rig_faults[rig_fault_of(b)].held = op;
     else
-        share_folder.start(b, op);
+        share_process.start(b, op);
 }
 
 static inline bool rig_op_cancel(struct share_backend *b, struct share_op *op)
 {
-    bool cancelled = share_folder.cancel(b, op);
+    bool cancelled = share_process.cancel(b, op);
 
     for (unsigned i = 0; cancelled && i < RIG_UNDER_WAY; i++)
         if (rig_under_way[i].op == op)
@@ -145,7 +145,7 @@ static inline bool rig_op_cancel(struct share_backend *b, struct share_op *op)
 static inline int rig_backend_open(const struct share_backend_config *config,
                                    struct share_backend **out)
 {
-    int err = share_folder.open(config, out);
+    int err = share_process.open(config, out);
     unsigned i = 0;
 
     while (rig_faults[i].b)
@@ -158,11 +158,10 @@ static inline int rig_backend_open(const struct share_backend_config *config,
 static inline void rig_backend_close(struct share_backend *b)
 {
     rig_faults[rig_fault_of(b)].b = NULL;
-    share_folder.close(b);
+    share_process.close(b);
 }
 
-static const struct share_backend_ops rig_backend = {.name = "folder",
-                                                     .open = rig_backend_open,
+static const struct share_backend_ops rig_backend = {.open = rig_backend_open,
                                                      .close = rig_backend_close,
                                                      .start = rig_op_start,
                                                      .cancel = rig_op_cancel};
@@ -189,7 +188,7 @@ static inline void rig_hold_lists(struct rig *g, unsigned host, bool hold)
     rig_faults[fault].hold_lists = hold;
     rig_faults[fault].held = NULL;
     if (held && !hold)
-        share_folder.start(rig_faults[fault].b, held);
+        share_process.start(rig_faults[fault].b, held);
 }
 
 static inline void rig_clock_behind(struct rig *g, unsigned host, uint64_t seconds)

@@ -210,7 +210,7 @@ static inline void rig_close(struct share_backend *b)
 }
 
 static const struct share_backend_ops rig_backend = {
-    .name = "rig", .open = rig_open, .close = rig_close, .start = rig_start, .cancel = rig_cancel};
+    .open = rig_open, .close = rig_close, .start = rig_start, .cancel = rig_cancel};
 
 static inline void rig_setup(void)
 {
