@@ -54,7 +54,7 @@ struct arena_config {
     /* Nodes to spread the memory over, borrowed; NULL: do not. Needs prefault or file: memory is
      * placed by its first touch, which otherwise is another thread's. */
     const struct numa *numa;
-    /* Borrowed: an extent or table of windows ends when no worker has its memory any more (daemon/base/loan.h). NULL: at once. */
+    /* Borrowed: an extent or table of windows ends when no worker has its memory any more (daemon/window/loan.h). NULL: at once. */
     struct deadlines *deadlines;
     /* Runs on the loop when an extent is ready, before any slot of it is handed out. */
     void (*extent_ready_cb)(void *ctx, uint32_t extent, void *base, uint64_t bytes);

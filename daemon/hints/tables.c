@@ -8,7 +8,7 @@
 #include "daemon/hints/tables.h"
 
 #include "daemon/base/chore.h"
-#include "daemon/base/loan.h"
+#include "daemon/window/loan.h"
 #include "daemon/base/log.h"
 #include "daemon/hints/table.h"
 #include "proto/messages.h"

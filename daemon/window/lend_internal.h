@@ -6,7 +6,7 @@
 #include "daemon/arena/internal.h"
 #include "daemon/window/lend.h"
 
-#include "daemon/base/loan.h"
+#include "daemon/window/loan.h"
 #include "proto/backoff.h"
 
 #include <stdatomic.h>

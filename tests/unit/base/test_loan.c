@@ -1,6 +1,6 @@
-/* Memory that is over here, and that others may still have: daemon/base/loan.h. */
+/* Memory that is over here, and that others may still have: daemon/window/loan.h. */
 #include "daemon/base/list.h"
-#include "daemon/base/loan.h"
+#include "daemon/window/loan.h"
 #include "daemon/base/memfd.h"
 
 #include <criterion/criterion.h>

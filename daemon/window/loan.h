@@ -6,8 +6,8 @@
  * it costs one system call a second.
  *
  * Thread: the loop only. */
-#ifndef UCMD_BASE_LOAN_H
-#define UCMD_BASE_LOAN_H
+#ifndef UCMD_WINDOW_LOAN_H
+#define UCMD_WINDOW_LOAN_H
 
 #include "daemon/base/deadline.h"
 

@@ -1,4 +1,4 @@
-#include "daemon/base/loan.h"
+#include "daemon/window/loan.h"
 
 #include "daemon/base/list.h"
 #include "daemon/base/memfd.h"
