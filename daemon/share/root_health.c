@@ -98,7 +98,6 @@ static bool root_bad(struct share_root *r, const struct share_task *t, int statu
         return false;
     r->broken_ns = uv_hrtime();
     r->stats.breaks++;
-    r->config.metrics->share_breaks++;
     r->config.metrics->share_roots_down++;
     log_warn("share", "root-down", "root=%s reason=\"%s\"", r->shown, status_text(r, status));
     return true;
@@ -125,7 +124,6 @@ static void writes_breaker_feed(struct share_root *r, const struct share_task *t
 
 static void count(struct share_root *r, const struct share_task *t, int status)
 {
-    struct metrics *m = r->config.metrics;
     uint64_t us = (uv_hrtime() - t->begun_ns) / 1000;
 
     if (t->op.verb == SHARE_FIND && status_answers(status))
@@ -133,24 +131,18 @@ static void count(struct share_root *r, const struct share_task *t, int status)
     if (t->op.verb == SHARE_READ && status == 0 && !t->op.note) {
         r->stats.reads++;
         r->stats.read_bytes += t->op.bytes;
-        m->share_reads++;
-        m->share_read_bytes += t->op.bytes;
     } else if (t->op.verb == SHARE_WRITE && status == 0 && !t->op.note) {
         r->stats.writes++;
         r->stats.write_bytes += t->op.bytes;
-        m->share_writes++;
-        m->share_write_bytes += t->op.bytes;
+        r->config.metrics->share_writes++;
     }
     if (status_answers(status) || status_local(status))
         return;
     reason_note(r, status);
-    if (status == -ETIMEDOUT) {
+    if (status == -ETIMEDOUT)
         r->stats.timeouts++;
-        m->share_timeouts++;
-    } else {
+    else
         r->stats.failures++;
-        m->share_failures++;
-    }
 }
 
 bool root_status_note(struct share_root *r, const struct share_task *t, int status)

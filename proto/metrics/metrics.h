@@ -143,15 +143,8 @@
     X(share_write_waits, counter, "times", "writes postponed because a root took none")            \
     X(share_remove_dropped, counter, "parts",                                                      \
       "parts written while evicted by name, whose files stay")                                     \
-    X(share_reads, counter, "parts", "parts read from shared roots")                               \
-    X(share_read_bytes, counter, "bytes", "bytes read from shared roots")                          \
     X(share_writes, counter, "parts", "parts written to shared roots")                             \
-    X(share_write_bytes, counter, "bytes", "bytes written to shared roots")                        \
     X(share_damaged, counter, "parts", "damaged files found on shared roots")                      \
-    X(share_failures, counter, "operations", "operations that failed on a shared root")            \
-    X(share_timeouts, counter, "operations",                                                       \
-      "operations given up at their deadline on a shared root")                                    \
-    X(share_breaks, counter, "times", "times a shared root went down after failures in a row")     \
     X(share_roots_down, gauge, "roots", "shared roots that are down")                              \
     X(share_probes, counter, "requests", "shared lookups: searches for keys on shared roots")      \
     X(share_gc_passes, counter, "passes", "garbage collections of shared roots that ended")        \

@@ -92,7 +92,7 @@ Test(share_root, answers_are_passed_on_and_never_from_inside)
     cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, -ENOENT);
     cr_assert_eq(share_root_health(root), SHARE_UP);
-    cr_assert_eq(rig.metrics.share_reads, 1);
+    cr_assert_eq(root->stats.reads, 1);
 }
 
 Test(share_root, what_can_be_taken_back_ends_at_its_deadline)
@@ -107,7 +107,7 @@ Test(share_root, what_can_be_taken_back_ends_at_its_deadline)
     rig_let_go(server);
     rig_run(NULL, 20);
     cr_assert_eq(it.data[1], 0, "its memory was written to after it had been given back");
-    cr_assert_eq(rig.metrics.share_timeouts, 1);
+    cr_assert_eq(root->stats.timeouts, 1);
 }
 
 Test(share_root, what_is_copied_at_its_deadline_ends_when_it_has_been)
@@ -180,7 +180,7 @@ Test(share_root, failures_in_a_row_close_it_and_a_check_opens_it)
     rig_run(NULL, 1400);
     cr_assert(share_root_up(root), "nobody noticed that it is back");
     cr_assert_eq(rig.metrics.share_roots_down, 0);
-    cr_assert_eq(rig.metrics.share_breaks, 1);
+    cr_assert_eq(root->stats.breaks, 1);
     cr_assert_eq(submit(&last, SHARE_READ, SHARE_LOAD, 1, 100), 0);
     cr_assert(rig_run(&last.released, 20000));
 }
