@@ -1,5 +1,6 @@
 #include "daemon/reload.h"
 
+#include "daemon/admin/kept.h"
 #include "daemon/base/log.h"
 #include "daemon/cache/cache.h"
 #include "daemon/index/index.h"

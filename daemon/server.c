@@ -1,5 +1,6 @@
 #include "daemon/server.h"
 #include "daemon/admin/admin.h"
+#include "daemon/admin/kept.h"
 
 #include "daemon/base/log.h"
 #include "daemon/base/reaper.h"

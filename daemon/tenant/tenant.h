@@ -69,28 +69,9 @@ void tenant_set_close(struct tenant_set *set);
  * have settings of before. */
 int tenant_set_configure(struct tenant_set *set, const struct config *c);
 
-/* ---- settings that operators give, and that are kept over a restart: kept.c ---- */
-
-#define TENANTS_KEPT_MAX 1024u
-
-/* Whether the tenant may be given this on top of what it has (NULL: instead of what was given so):
- * by name, or TENANT_ALL. 0, or -EINVAL with a sentence. */
-int tenant_give_check(struct tenant_set *set, const struct config *c, const char *name,
-                      const struct tenant_settings *s, char why[TENANT_WHY_BYTES]);
-/* Whether a reload may give what `fresh` says, beside what operators have given: guarantees in sum
- * against the sizes of the running configuration. 0, or -EINVAL with a sentence. */
-int tenant_configure_check(const struct tenant_set *set, const struct config *running,
-                           const struct config *fresh, char why[TENANT_WHY_BYTES]);
-/* What the check has passed; NULL: takes back all that was given. 0 or -ENOMEM. */
+/* What tenant_give_check has passed (daemon/admin/kept.h); NULL: takes back all that was given. 0 or
+ * -ENOMEM. */
 int tenant_give(struct tenant_set *set, const char *name, const struct tenant_settings *s);
-/* What was given to all tenants, as a text from malloc; NULL: no memory. */
-char *tenants_kept_text(const struct tenant_set *set);
-/* Writes such a text into the folder: whole, or not at all. 0 or -errno. Waits for the disk; any
- * thread. */
-int tenants_kept_write(const char *folder, const char *text);
-/* Takes over what an earlier run has written there. What can't be had, or does not hold with the
- * configuration any more, is left out, and the log says so. */
-void tenants_kept_read(struct tenant_set *set, const struct config *c);
 
 /* What a tenant of that name has, or would. */
 const struct tenant_settings *tenant_settings_of(const struct tenant_set *set, const char *name);

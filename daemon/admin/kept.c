@@ -1,6 +1,6 @@
 /* Settings that operators give while the daemon runs, and the file that keeps them: a line for each
  * tenant, as `tenant_settings` has it. */
-#include "daemon/tenant/tenant.h"
+#include "daemon/admin/kept.h"
 
 #include "daemon/base/log.h"
 #include "daemon/base/text_file.h"
