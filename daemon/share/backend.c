@@ -41,13 +41,6 @@ static uint64_t sum_of(const struct share_op *op, bool sealed)
     return checksum_of(op->data, sealed ? BLOCK_FILE_SEAL_BYTES : op->bytes);
 }
 
-void share_op_seal(struct share_op *op)
-{
-    op->file.sealed = op->sealed || op->copy_sealed;
-    op->file.checksum = sum_of(op, op->file.sealed);
-    block_file_encode(&op->file, op->header);
-}
-
 /* All but the payload, whose checksum it says. */
 static bool header_take(struct share_op *op, bool sealed, uint64_t *checksum)
 {

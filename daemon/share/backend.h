@@ -144,8 +144,6 @@ void share_listing_free(struct share_listing *l); /* one of zeroes too */
 
 /* Fills in bucket, name and the expected header, or validates a given name. 0 or -errno. */
 int share_op_resolve(struct share_op *op);
-/* Makes the header of a WRITE; computes the payload's checksum. */
-void share_op_seal(struct share_op *op);
 /* Are header and payload those of the part? 0 or -EBADMSG. */
 int share_op_verify(struct share_op *op);
 /* The same with a copy between slot and `file`, which has share_op_file_bytes(op) bytes and may be changed by others at any time: the
