@@ -98,7 +98,7 @@ BACKEND_LIBS_nfs := -lnfs
 BACKEND_LIBS_s3 := -lcurl -lexpat -lcjson -lcrypto
 CLIENT_SRC := $(wildcard client/lib/*.c client/lib/*/*.c)
 # The tools, but for their mains. ucmctl's offline commands read the NVMe tier's format on disk.
-CTL_SRC    := $(filter-out client/ctl/ucmctl.c,$(wildcard client/ctl/*.c)) $(wildcard daemon/format/*.c)
+CTL_SRC    := $(filter-out client/ctl/ucmctl.c,$(wildcard client/ctl/*.c)) $(wildcard daemon/format/*.c) daemon/checkpoint/format.c daemon/checkpoint/read.c
 BENCH_SRC  := $(filter-out client/bench/ucm_bench.c,$(wildcard client/bench/*.c))
 # Of them, what plays workers, for the demo and bench-gate.
 RIG_SRC    := $(addprefix client/bench/,companion.c daemon.c figure.c gpu.c pattern.c rig.c) client/ctl/answer.c

@@ -3,8 +3,9 @@
 #include "client/ctl/ctl.h"
 #include "client/ctl/offline.h"
 #include "client/ctl/table.h"
+#include "daemon/checkpoint/format.h"
+#include "daemon/checkpoint/read.h"
 #include "daemon/format/bytes.h"
-#include "daemon/format/checkpoint_format.h"
 #include "daemon/format/checksum.h"
 #include "daemon/format/io.h"
 

@@ -6,7 +6,7 @@
 
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
-#include "daemon/format/checkpoint_format.h"
+#include "daemon/checkpoint/format.h"
 #include "daemon/format/io.h"
 
 #include <errno.h>

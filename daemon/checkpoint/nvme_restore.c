@@ -1,8 +1,9 @@
 /* Recovery's second step: reads the checkpoints, and takes their parts over, half a millisecond a
  * turn of the loop. The pool reads and checks a piece, the loop takes what is in it. */
-#include "daemon/tier/nvme.h"
-
 #include "daemon/base/log.h"
+#include "daemon/checkpoint/format.h"
+#include "daemon/checkpoint/read.h"
+#include "daemon/tier/nvme.h"
 
 #include <assert.h>
 #include <fcntl.h>
@@ -17,14 +18,29 @@
 #define TURN_NS 500000u
 #define ENTRIES_TURN 64u /* between two looks at the clock */
 
+/* The checkpoint that recovery reads. */
+struct nvme_restore {
+    struct nvme_job job;
+    unsigned file;
+    struct checkpoint_reader reader;
+    /* What of its buffer is taken over. */
+    size_t at;
+    uint32_t entry;
+    struct segment *segment; /* of the span at `at`; NULL: to be skipped */
+    struct checkpoint_span span;
+};
+
 void nvme_restore_close(struct tier *t)
 {
-    struct checkpoint_reader *reader = &t->recovery.restore.reader;
+    struct nvme_restore *r = t->recovery.restore;
 
-    if (reader->buffer && reader->fd >= 0)
-        close(reader->fd);
-    free(reader->buffer);
-    reader->buffer = NULL;
+    if (!r)
+        return;
+    if (r->reader.buffer && r->reader.fd >= 0)
+        close(r->reader.fd);
+    free(r->reader.buffer);
+    free(r);
+    t->recovery.restore = NULL;
 }
 
 static void checkpoint_read_run(struct nvme_job *job)
@@ -122,7 +138,7 @@ static void checkpoint_read_done(struct nvme_job *job)
 /* A piece is read. False: there is no other. */
 static bool checkpoint_next(struct tier *t)
 {
-    struct nvme_restore *r = &t->recovery.restore;
+    struct nvme_restore *r = t->recovery.restore;
 
     while (r->file < t->files && t->devices[r->file].file.fd < 0)
         r->file++;
@@ -136,8 +152,11 @@ static bool checkpoint_next(struct tier *t)
 
 bool nvme_restore_start(struct tier *t)
 {
-    struct nvme_restore *r = &t->recovery.restore;
+    struct nvme_restore *r = calloc(1, sizeof(*r));
 
+    if (!r)
+        return false;
+    t->recovery.restore = r;
     r->reader = (struct checkpoint_reader){
         .fd = -1, .buffer = malloc(CHECKPOINT_BUFFER), .capacity = CHECKPOINT_BUFFER};
     return r->reader.buffer && checkpoint_next(t);
@@ -145,7 +164,7 @@ bool nvme_restore_start(struct tier *t)
 
 bool nvme_restore_go_on(struct tier *t)
 {
-    struct nvme_restore *r = &t->recovery.restore;
+    struct nvme_restore *r = t->recovery.restore;
     uint64_t end = uv_hrtime() + TURN_NS;
     bool more = true;
 

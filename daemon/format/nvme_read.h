@@ -28,18 +28,4 @@ struct nvme_copies nvme_quarantine_read(int fd, const uint8_t uuid[NVME_UUID_BYT
  * the rest of a file that is no whole number of pages; -errno. */
 int nvme_ns_record_read(int fd, uint64_t i, struct nvme_ns_record *out);
 
-/* Reads ucmd.index piece by piece. */
-struct checkpoint_reader {
-    int fd;
-    uint64_t offset; /* behind the spans that were read */
-    uint8_t *buffer;
-    size_t capacity;
-    size_t good;  /* bytes of whole spans in the buffer, all of which pass */
-    bool damaged; /* what follows them does not pass */
-    bool end;     /* nothing that counts follows them */
-};
-
-/* Fills the buffer with the next spans. */
-void checkpoint_read(struct checkpoint_reader *r);
-
 #endif

@@ -14,7 +14,6 @@
 #define UCMD_TIER_NVME_H
 
 #include "daemon/config/config.h"
-#include "daemon/format/checkpoint_format.h"
 #include "daemon/format/nvme_read.h"
 #include "daemon/tier/checksum_pool.h"
 #include "daemon/tier/engine.h"
@@ -140,18 +139,6 @@ struct nvme_op {
     struct iovec iov[NVME_IOVECS];
 };
 
-/* The checkpoint that recovery reads. */
-struct nvme_restore {
-    struct nvme_job job;
-    unsigned file;
-    struct checkpoint_reader reader;
-    /* What of its buffer is taken over. */
-    size_t at;
-    uint32_t entry;
-    struct segment *segment; /* of the span at `at`; NULL: to be skipped */
-    struct checkpoint_span span;
-};
-
 struct nvme_recovery {
     enum {
         RECOVERY_DONE,
@@ -160,7 +147,7 @@ struct nvme_recovery {
         RECOVERY_RECORDS,
         RECOVERY_DUPLICATES
     } state;
-    struct nvme_restore restore;
+    struct nvme_restore *restore; /* daemon/checkpoint: the checkpoint that is being read */
     struct nvme_op *ops;
     uint8_t *pages;
     struct list pool;

@@ -1,6 +1,6 @@
 /* The bytes that restarts depend on: checkpoint spans, names and identities, whole and damaged.
  */
-#include "daemon/format/checkpoint_format.h"
+#include "daemon/checkpoint/format.h"
 #include "daemon/index/internal.h"
 
 #include <criterion/criterion.h>

@@ -2,7 +2,7 @@
 /* Sanitizers: thread */
 #include "tests/unit/tier/nvme_rig.h"
 
-#include "daemon/format/checkpoint_format.h"
+#include "daemon/checkpoint/format.h"
 
 TestSuite(nvme_move, .fini = rig_close);
 

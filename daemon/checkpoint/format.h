@@ -3,8 +3,8 @@
  *
  * Promise: a span passes only when all of it agrees with its checksum and its numbers are within
  * their bounds. */
-#ifndef UCMD_FORMAT_CHECKPOINT_FORMAT_H
-#define UCMD_FORMAT_CHECKPOINT_FORMAT_H
+#ifndef UCMD_CHECKPOINT_FORMAT_H
+#define UCMD_CHECKPOINT_FORMAT_H
 
 #include "daemon/format/nvme_format.h"
 

@@ -1,4 +1,4 @@
-#include "daemon/format/checkpoint_format.h"
+#include "daemon/checkpoint/format.h"
 
 #include "daemon/format/bytes.h"
 #include "daemon/format/checksum.h"
