@@ -1,4 +1,5 @@
-/* Reading ucmd.index: the daemon's recovery and ucmctl's offline tools share it. Any thread; it blocks. */
+/* Reading ucmd.index: the daemon's recovery and ucmctl's offline tools share it. Any thread; it
+ * blocks. */
 #ifndef UCMD_CHECKPOINT_READ_H
 #define UCMD_CHECKPOINT_READ_H
 

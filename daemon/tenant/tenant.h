@@ -69,8 +69,8 @@ void tenant_set_close(struct tenant_set *set);
  * have settings of before. */
 int tenant_set_configure(struct tenant_set *set, const struct config *c);
 
-/* What tenant_give_check has passed (daemon/admin/kept.h); NULL: takes back all that was given. 0 or
- * -ENOMEM. */
+/* What tenant_give_check has passed (daemon/admin/kept.h); NULL: takes back all that was given. 0
+ * or -ENOMEM. */
 int tenant_give(struct tenant_set *set, const char *name, const struct tenant_settings *s);
 
 /* What a tenant of that name has, or would. */
