@@ -90,7 +90,6 @@ static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, v
         device_set_memory_remove(s->devices, base, bytes);
     else if (event == LENT_READY && device_set_memory_add(s->devices, base, bytes) != 0)
         log_warn("server", "unpinned", "window=%u reason=\"%s\"", window, "no memory to note it");
-    cache_groups_changed(s->cache);
 }
 
 static void memory_removed_cb(void *ctx, void *base, uint64_t bytes)
@@ -98,7 +97,7 @@ static void memory_removed_cb(void *ctx, void *base, uint64_t bytes)
     struct server *s = ctx;
 
     (void)bytes;
-    arena_window_let_go(s->arena, arena_window_at(s->arena, base));
+    lend_let_go(s->arena, lend_at(s->arena, base));
 }
 
 static void arena_ended_cb(void *ctx)

@@ -30,13 +30,12 @@ struct arena;
 struct uv_loop_s;
 
 struct arena_group;
-struct arena_place;
 
 /* Of an extent that may be lent to a group (daemon/window/lend.h). */
 enum arena_lent_event {
     LENT_READY,  /* it has memory, and no slot was handed out */
     LENT_FAILED, /* there was no memory for it */
-    /* It has no slots any more. Whoever registered its memory undoes that; then arena_window_let_go, which may
+    /* It has no slots any more. Whoever registered its memory undoes that; then lend_let_go, which may
      * be called at once. */
     LENT_GOES,
     LENT_KEPT, /* a worker did not let go of it: nobody waits for it any more */
@@ -131,8 +130,6 @@ void arena_slot_publish(struct arena *a, slot_ref slot);
 /* Readers miss the slot from now on. To be called before anybody is asked to write into it. Nothing of a slot
  * that is not published. Both: nothing of a slot in an ordinary extent. */
 void arena_slot_retract(struct arena *a, slot_ref slot);
-/* False: the slot is not published. */
-bool arena_slot_place(struct arena *a, slot_ref slot, struct arena_place *out);
 
 /* Nodes that the memory is spread over; 0: it is not. Memory that lies elsewhere counts for none.
  */

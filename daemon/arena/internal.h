@@ -57,8 +57,8 @@ struct arena {
     bool threaded;
     bool unplaced; /* the thread's: placing failed, and was logged */
 
-    struct windows *windows; /* daemon/window/lend_internal.h */
-    uint32_t lent;           /* extents that may be lent to groups, behind `extents` */
+    struct lender *lender; /* daemon/window/lend_internal.h */
+    uint32_t lent;         /* extents that may be lent to groups, behind `extents` */
     uint32_t lent_used; /* the first ones, which have been: no memory is touched for the others */
     void (*lent_freed)(struct arena *a, struct extent *e,
                        uint32_t slot); /* one of theirs is free */

@@ -232,7 +232,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
 err_after_lent:
     arena_lent_close(a);
 err_after_map:
-    free(a->windows);
+    free(a->lender);
     munmap(a->base, a->extents * config->extent);
 err_after_lock:
     pthread_mutex_destroy(&a->lock);
@@ -251,7 +251,7 @@ static void arena_release(struct arena *a)
     free(a->extent);
     free(a->partial);
     free(a->home);
-    free(a->windows);
+    free(a->lender);
     pthread_mutex_destroy(&a->lock);
     free(a);
 }

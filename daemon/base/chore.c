@@ -15,14 +15,14 @@ static void start(struct chores *all)
 
 static bool is_ready(const struct chore *k)
 {
-    return k->ready_cb && k->ready_cb(k->of->ctx);
+    return k->ready_cb && k->ready_cb(k->ctx);
 }
 
 /* It stays due while it runs: what asks whether it is gets the truth. */
 static void run(struct chore *k)
 {
     k->woken = false;
-    k->due = k->run_cb(k->of->ctx) || k->woken;
+    k->due = k->run_cb(k->ctx) || k->woken;
 }
 
 static void idle_cb(uv_idle_t *idle)
@@ -47,9 +47,9 @@ static void idle_cb(uv_idle_t *idle)
     all->on = more;
 }
 
-int chores_init(struct chores *all, uv_loop_t *loop, void *ctx)
+int chores_init(struct chores *all, uv_loop_t *loop)
 {
-    *all = (struct chores){.ctx = ctx};
+    *all = (struct chores){.on = false};
     list_init(&all->all);
     return uv_idle_init(loop, &all->idle);
 }
@@ -61,10 +61,15 @@ void chores_close(struct chores *all, uv_close_cb closed_cb)
 }
 
 void chore_add(struct chores *all, struct chore *k, bool (*run_cb)(void *ctx),
-               bool (*ready_cb)(const void *ctx))
+               bool (*ready_cb)(const void *ctx), void *ctx)
 {
-    *k = (struct chore){.run_cb = run_cb, .ready_cb = ready_cb, .of = all};
+    *k = (struct chore){.ctx = ctx, .run_cb = run_cb, .ready_cb = ready_cb, .of = all};
     list_push_back(&all->all, &k->link);
+}
+
+void chore_remove(struct chore *k)
+{
+    list_remove(&k->link);
 }
 
 void chore_wake(struct chore *k)

@@ -16,6 +16,7 @@
 
 /* Embedded in its owner, zeroed. */
 struct chore {
+    void *ctx;                 /* what its callbacks get */
     bool (*run_cb)(void *ctx); /* true: it stays due */
     /* Whether it has something to do now; NULL: only who wakes it knows. After a turn what is ready
      * is due. In between whoever makes it ready has to wake it: tests look for one that sleeps
@@ -30,16 +31,17 @@ struct chore {
 struct chores {
     uv_idle_t idle; /* idle.data is the owner's */
     struct list all;
-    void *ctx;
     bool on, closing;
 };
 
-/* ctx: what all callbacks get. 0 or -errno. */
-int chores_init(struct chores *all, uv_loop_t *loop, void *ctx);
+/* 0 or -errno. */
+int chores_init(struct chores *all, uv_loop_t *loop);
 /* Wakes do nothing from now on. */
 void chores_close(struct chores *all, uv_close_cb closed_cb);
 void chore_add(struct chores *all, struct chore *k, bool (*run_cb)(void *ctx),
-               bool (*ready_cb)(const void *ctx));
+               bool (*ready_cb)(const void *ctx), void *ctx);
+/* It runs no more. Not inside a chore. */
+void chore_remove(struct chore *k);
 void chore_wake(struct chore *k);
 /* The first one that has something to do and is not due: nobody would do it. NULL: there is
  * none. */

@@ -21,7 +21,6 @@ static const struct {
     [CHORE_SEEDS] = {cache_seeds_run, cache_seeds_ready},
     [CHORE_WRITE_NVME] = {cache_write_nvme_run, cache_write_nvme_ready},
     [CHORE_WRITE_SHARE] = {cache_write_share_run, cache_write_share_ready},
-    [CHORE_GROUPS] = {cache_groups_run, cache_groups_ready},
     [CHORE_SWEEP] = {cache_list_sweep_run, cache_list_sweep_ready},
     [CHORE_REGROUP] = {cache_quota_regroup_run, NULL},
     [CHORE_TRIM] = {cache_quota_trim_run, NULL},
@@ -30,11 +29,11 @@ static const struct {
 
 static int chores_open(struct cache *c)
 {
-    int rc = chores_init(&c->chores, c->config.loop, c);
+    int rc = chores_init(&c->chores, c->config.loop);
 
     c->chores.idle.data = c;
     for (unsigned i = 0; rc == 0 && i < CHORES; i++)
-        chore_add(&c->chores, &c->chore[i], chores[i].run_cb, chores[i].ready_cb);
+        chore_add(&c->chores, &c->chore[i], chores[i].run_cb, chores[i].ready_cb, c);
     return rc;
 }
 
@@ -48,7 +47,6 @@ int cache_new(const struct cache_config *config, struct cache **out)
     if (!c)
         return -ENOMEM;
     c->config = *config;
-    c->groups.change = 1;
     rc = chores_open(c);
     if (rc != 0) {
         free(c);
@@ -66,12 +64,10 @@ int cache_new(const struct cache_config *config, struct cache **out)
         list_init(&c->waits[what]);
     list_init(&c->firsts);
     list_init(&c->woken);
-    list_init(&c->moves.ops);
     list_init(&c->compact.moves);
     c->compact.vain = UINT64_MAX;
     list_init(&c->followers);
     list_init(&c->quotas.open);
-    c->moves.most = CACHE_MOVES_MAX;
     *out = c;
     return 0;
 }
@@ -99,7 +95,7 @@ void cache_free(struct cache *c)
     for (enum wait_for what = 0; what < WAITS; what++)
         assert(list_empty(&c->waits[what]));
     assert(list_empty(&c->firsts) && list_empty(&c->woken));
-    assert(c->moves.n == 0 && c->compact.n == 0 && list_empty(&c->followers));
+    assert(cache_moves(c) == 0 && !c->mover && list_empty(&c->followers));
     cache_compact_disarm(c);
     c->handles = 2;
     chores_close(&c->chores, closed_cb);

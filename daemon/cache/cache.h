@@ -219,48 +219,9 @@ void cache_unhold(struct cache *c, block_ref ref, uint32_t part); /* ends hold a
 uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, uint32_t part,
                           uint32_t most, const void **memory);
 
-/* ---- windows: relocate.c ---- */
-
-/* Somebody wants a part to lie where workers of its tenant read it by themselves. The caller's memory. */
-struct cache_move {
-    uint8_t priority;  /* in: of a read, if there must be one, as cache_get's */
-    bool small;        /* in: likewise, as cache_wait.small */
-    bool read, copied; /* out: it was read from below; it was copied within DRAM */
-    /* 0: the part lies in a slot of the group's window, and the caller has one use of it. Else it has none:
-     * -ENOSPC: no slot of the window may be had; -ENOENT, -EIO, -EBUSY: as cache_get's; or what the kernel said
-     * when it was asked for memory. */
-    void (*done_cb)(struct cache_move *m, int status);
-    /* The cache's own. */
-    struct list link;
-};
-#define CACHE_MOVES_MAX 1024u /* under way */
-/* Makes part `part` of a held block of the group's tenant lie in a slot of the group's window: reads it into one,
- * or copies it and moves the part there once nobody else uses it. CACHE_READY: it does, and the caller has one
- * use of it. CACHE_PENDING: done_cb will run. As long as others use the part that takes; who can't wait any
- * longer cancels. Or -errno, as done_cb's. */
-int cache_move_into(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
-                    struct cache_move *m);
-/* done_cb will not run. If nobody else waits, a copy is dropped, and the part stays where it is. m->link is
- * initialised; m need not wait. */
-void cache_move_cancel(struct cache *c, struct cache_move *m);
-/* Where workers read the part, of which the caller has a use. False: it lies in no window slot, or was evicted
- * by name. */
-bool cache_group_place(struct cache *c, block_ref ref, uint32_t part, struct arena_place *out);
-/* The arena's windows have more space, or less, or a loan failed. */
-void cache_groups_changed(struct cache *c);
-/* Relocations under way; who copies may end at 0. */
+/* Parts on their way into other slots. Who copies may end at 0. */
 uint32_t cache_moves(const struct cache *c);
-
-/* One copy within DRAM. The cache allocates it, and leaves it alone until done_cb. */
-struct cache_copy {
-    void *to;
-    const void *from;
-    uint64_t bytes;
-    void (*done_cb)(struct cache_copy *k); /* on the loop, not inside the call that asked */
-    void *scratch[16];                     /* the copier's own */
-};
-/* copy: always begins, and does not block. Without it (NULL) parts in DRAM stay where they are. */
-void cache_copier_attach(struct cache *c, void (*copy)(void *ctx, struct cache_copy *k), void *ctx);
+#define CACHE_MOVES_MAX 1024u /* that features may have under way */
 
 /* ---- filling a part ---- */
 

@@ -31,7 +31,7 @@
 
 struct compact_move {
     struct list link; /* in cache.compact.moves */
-    struct slot_move move;
+    struct cache_move move;
 };
 
 /* What stands in an extent's way. */
@@ -77,18 +77,18 @@ static void move_end(struct compact_move *cm)
     list_remove(&cm->link);
     c->compact.n--;
     c->compact.bytes -= cm->move.copy.bytes;
-    slot_move_end(&cm->move);
+    cache_move_end(&cm->move);
     free(cm);
 }
 
 /* The part lies there from now on; or, when somebody is about to move or evict it, the copy is dropped. */
 static void move_go_on(struct compact_move *cm, bool give_up)
 {
-    struct slot_move *m = &cm->move;
+    struct cache_move *m = &cm->move;
     struct cache *c = m->cache;
     bool wanted = !cache_part(c, m->ref, m->part)->moving && !cache_doomed(c, m->ref);
 
-    if (wanted && slot_move_exchange(m)) {
+    if (wanted && cache_move_exchange(m)) {
         c->config.metrics->arena_parts_moved++;
         c->compact.progress_ms = uv_now(c->config.loop);
         move_end(cm);
@@ -97,12 +97,12 @@ static void move_go_on(struct compact_move *cm, bool give_up)
     }
 }
 
-static void copied_cb(struct slot_move *m)
+static void copied_cb(struct cache_move *m)
 {
     cache_wake(m->cache, CHORE_COMPACT);
 }
 
-static int slot_beside_cb(struct slot_move *m, uint64_t bytes)
+static int slot_beside_cb(struct cache_move *m, uint64_t bytes)
 {
     struct cache *c = m->cache;
     slot_ref from = part_slot(cache_part(c, m->ref, m->part));
@@ -119,9 +119,9 @@ static int move_begin(struct cache *c, uint64_t owner)
 
     if (!cm)
         return -EBUSY;
-    cm->move = (struct slot_move){
+    cm->move = (struct cache_move){
         .cache = c, .ref = owner_block(owner), .part = owner_part(owner), .copied_cb = copied_cb};
-    if (slot_move_begin(&cm->move, slot_beside_cb) != 0) {
+    if (cache_move_begin(&cm->move, slot_beside_cb) != 0) {
         free(cm);
         return -EBUSY;
     }

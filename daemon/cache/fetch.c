@@ -170,11 +170,12 @@ static const struct op_kind fetch_kind = {fetch_tier_cb, fetch_share_cb};
 
 /* ---- for requests ---- */
 
-/* group: the slot lies in its window; NULL: in an ordinary extent. */
+/* slot_cb: NULL: an ordinary slot, on the node. */
 static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
-                       struct arena_group *group, struct cache_wait *w)
+                       int (*slot_cb)(struct cache_wait *w, uint64_t bytes, slot_ref *out),
+                       struct cache_wait *w)
 {
-    uint64_t bytes = ns_part_bytes(cache_ns(c, ref), part), owner = part_owner(ref, part);
+    uint64_t bytes = ns_part_bytes(cache_ns(c, ref), part);
     struct part_op *f = op_new(c, &fetch_kind, ref, part);
     int rc = -EBUSY;
 
@@ -187,8 +188,8 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
         goto err_after_fetch;
     /* The fetch holds the block: a search for a slot must not evict it. */
     cache_lease(c, ref);
-    rc = group ? cache_group_slot(c, group, bytes, owner, &f->slot)
-               : cache_slot(c, bytes, owner, node, false, &f->slot);
+    rc = slot_cb ? slot_cb(w, bytes, &f->slot)
+                 : cache_slot(c, bytes, part_owner(ref, part), node, false, &f->slot);
     if (rc != 0)
         goto err_after_hold;
     rc = fetch_read(f);
@@ -199,7 +200,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
     return CACHE_PENDING;
 
 err_after_slot:
-    rc = rc == -EAGAIN && group ? -EBUSY : rc;
+    rc = rc == -EAGAIN && slot_cb ? -EBUSY : rc;
     arena_slot_free(c->arena, f->slot);
 err_after_hold:
     cache_lease_undo(c, ref);
@@ -209,8 +210,9 @@ err_after_fetch:
     return rc;
 }
 
-int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
-              struct cache_wait *w)
+static int get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
+               int (*slot_cb)(struct cache_wait *w, uint64_t bytes, slot_ref *out),
+               struct cache_wait *w)
 {
     struct part *p = cache_part(c, ref, part);
     struct part_op *f;
@@ -228,17 +230,20 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     }
     if (!part_whole(p) || p->dram == PART_DRAM_FILLING)
         return -ENOENT;
-    return fetch_start(c, ref, part, priority, node, NULL, w);
+    return fetch_start(c, ref, part, priority, node, slot_cb, w);
 }
 
-int cache_get_into(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
-                   uint8_t priority, struct cache_wait *w)
+int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
+              struct cache_wait *w)
 {
-    assert(cache_part(c, ref, part)->dram == PART_DRAM_NONE);
-    list_init(&w->link);
-    w->shards = NULL;
-    w->cancel_cb = NULL;
-    return fetch_start(c, ref, part, priority, NUMA_NONE, group, w);
+    return get(c, ref, part, priority, node, NULL, w);
+}
+
+int cache_get_into(struct cache *c, block_ref ref, uint32_t part, uint8_t priority,
+                   int (*slot_cb)(struct cache_wait *w, uint64_t bytes, slot_ref *out),
+                   struct cache_wait *w)
+{
+    return get(c, ref, part, priority, NUMA_NONE, slot_cb, w);
 }
 
 void cache_get_cancel(struct cache *c, struct cache_wait *w)

@@ -5,9 +5,7 @@
 #include "daemon/base/chore.h"
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
-#include "daemon/cache/group.h"
-#include "daemon/cache/move.h"
-#include "daemon/cache/op.h"
+#include "daemon/cache/extend.h"
 #include "daemon/cache/space.h"
 #include "daemon/cache/span.h"
 #include "daemon/cache/write.h"
@@ -29,7 +27,6 @@ enum cache_chore {
     CHORE_SEEDS,
     CHORE_WRITE_NVME, /* + enum write_to */
     CHORE_WRITE_SHARE,
-    CHORE_GROUPS,
     CHORE_SWEEP,
     CHORE_REGROUP,
     CHORE_TRIM,
@@ -84,9 +81,9 @@ struct cache {
     struct cache_quotas quotas;
     struct cache_lists lists;
     struct cache_copier copier;
-    struct cache_moves moves;
-    struct cache_groups groups;
-    bool restoring; /* parts of an earlier run come into DRAM */
+    struct cache_mover *mover; /* NULL: nobody */
+    uint32_t moving;           /* parts that are claimed to move */
+    bool restoring;            /* parts of an earlier run come into DRAM */
 };
 
 static inline bool cache_compact_late(const struct cache *c)
@@ -112,10 +109,6 @@ static inline struct tier_place part_place(const struct part *p)
 {
     return (struct tier_place){part_loc(p), p->checksum, p->sealed};
 }
-
-/* A part as the owner of a slot or of a place on NVMe. */
-uint64_t part_owner(block_ref ref, uint32_t part);
-block_ref owner_block(uint64_t owner);
 
 static inline uint32_t owner_part(uint64_t owner)
 {
@@ -148,7 +141,7 @@ static inline void part_unuse(struct cache *c, struct part *p)
     c->users--;
 }
 
-/* It is found no more, and workers miss its parts in their windows from now on. */
+/* It is found no more, and readers of slots that are lent miss its parts from now on. */
 void block_doom(struct cache *c, block_ref ref);
 
 /* ---- turn.c ---- */
@@ -184,13 +177,6 @@ struct cache_fill {
     bool broken;      /* dropped when the last copy has ended */
     uint64_t claimed[];
 };
-
-/* ---- fetch.c ---- */
-
-/* As cache_get, of a part that is not in DRAM, into a slot of the group's window. -EAGAIN, -ENOSPC: also
- * cache_group_slot. */
-int cache_get_into(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
-                   uint8_t priority, struct cache_wait *w);
 
 /* ---- hold.c ---- */
 

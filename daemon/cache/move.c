@@ -5,25 +5,27 @@
 #include <assert.h>
 #include <errno.h>
 
-static struct part *part_of(const struct slot_move *m)
+static struct part *part_of(const struct cache_move *m)
 {
     return cache_part(m->cache, m->ref, m->part);
 }
 
 static void copied_cb(struct cache_copy *k)
 {
-    struct slot_move *m = LIST_ENTRY(k, struct slot_move, copy);
+    struct cache_move *m = LIST_ENTRY(k, struct cache_move, copy);
 
     m->copied = true;
     m->copied_cb(m);
 }
 
-int slot_move_begin(struct slot_move *m, int (*slot_cb)(struct slot_move *m, uint64_t bytes))
+int cache_move_begin(struct cache_move *m, int (*slot_cb)(struct cache_move *m, uint64_t bytes))
 {
     struct cache *c = m->cache;
     struct part *p = part_of(m);
     int rc;
 
+    if (!c->copier.copy)
+        return -ENOSPC;
     if (p->users >= PART_USERS_MAX)
         return -EBUSY;
     part_use(c, p); /* whatever leaves for the slot, it is not this part */
@@ -45,7 +47,7 @@ int slot_move_begin(struct slot_move *m, int (*slot_cb)(struct slot_move *m, uin
     return 0;
 }
 
-bool slot_move_exchange(struct slot_move *m)
+bool cache_move_exchange(struct cache_move *m)
 {
     struct cache *c = m->cache;
     struct part *p = part_of(m);
@@ -60,7 +62,7 @@ bool slot_move_exchange(struct slot_move *m)
     return true;
 }
 
-void slot_move_end(struct slot_move *m)
+void cache_move_end(struct cache_move *m)
 {
     assert(m->copied);
     if (m->to != 0)
@@ -72,4 +74,47 @@ void slot_move_end(struct slot_move *m)
 void cache_copier_attach(struct cache *c, void (*copy)(void *ctx, struct cache_copy *k), void *ctx)
 {
     c->copier = (struct cache_copier){copy, ctx};
+}
+
+bool cache_move_claim(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct part *p = cache_part(c, ref, part);
+
+    if (p->moving)
+        return false;
+    p->moving = 1;
+    c->moving++;
+    return true;
+}
+
+void cache_move_unclaim(struct cache *c, block_ref ref, uint32_t part)
+{
+    assert(cache_part(c, ref, part)->moving);
+    cache_part(c, ref, part)->moving = 0;
+    c->moving--;
+}
+
+uint32_t cache_moves(const struct cache *c)
+{
+    return c->moving + c->compact.n;
+}
+
+void cache_mover_attach(struct cache *c, struct cache_mover *m, bool (*run_cb)(void *ctx),
+                        bool (*ready_cb)(const void *ctx), void *ctx)
+{
+    assert(!c->mover);
+    chore_add(&c->chores, &m->chore, run_cb, ready_cb, ctx);
+    c->mover = m;
+}
+
+void cache_mover_detach(struct cache *c)
+{
+    if (c->mover)
+        chore_remove(&c->mover->chore);
+    c->mover = NULL;
+}
+
+uint64_t cache_releases(const struct cache *c)
+{
+    return c->releases;
 }

@@ -1,35 +1,46 @@
-/* A part's way into another slot of DRAM, for windows (relocate.c) and for extents that are emptied (compact.c):
+/* MOVE: a part's way into another slot of DRAM, for extents that are emptied (compact.c) and for features that want parts in slots of
+ * their own (extend.h):
  *
  *   begun, with a use of the part ----> copied ----> exchanged, once that use is the only one
  *
- * Whoever uses the part meanwhile finds it where it was; so DRAM has one copy of it. For the files of this room only. */
+ * Whoever uses the part meanwhile finds it where it was; so DRAM has one copy of it. Thread: the loop only. */
 #ifndef UCMD_CACHE_MOVE_H
 #define UCMD_CACHE_MOVE_H
 
 #include "daemon/cache/cache.h"
 
+/* One copy within DRAM. The cache allocates it, and leaves it alone until done_cb. */
+struct cache_copy {
+    void *to;
+    const void *from;
+    uint64_t bytes;
+    void (*done_cb)(struct cache_copy *k); /* on the loop, not inside the call that asked */
+    void *scratch[16];                     /* the copier's own */
+};
 struct cache_copier {
     void (*copy)(void *ctx, struct cache_copy *k); /* NULL: nobody copies */
     void *ctx;
 };
+/* copy: always begins, and does not block. Without it (NULL) parts in DRAM stay where they are. */
+void cache_copier_attach(struct cache *c, void (*copy)(void *ctx, struct cache_copy *k), void *ctx);
 
 /* Embedded in who moves the part. */
-struct slot_move {
+struct cache_move {
     struct cache *cache;
     block_ref ref;
     uint32_t part;
     slot_ref to; /* the move's until the exchange; then 0 */
     bool copied;
-    void (*copied_cb)(struct slot_move *m);
+    void (*copied_cb)(struct cache_move *m);
     struct cache_copy copy;
 };
 
-/* Begins to copy a READY part into the slot that slot_cb finds; on zeroed memory with cache, ref, part and copied_cb. There must be a
- * copier. 0; -EBUSY: too many uses; or slot_cb's -errno. */
-int slot_move_begin(struct slot_move *m, int (*slot_cb)(struct slot_move *m, uint64_t bytes));
+/* Begins to copy a READY part into the slot that slot_cb finds; on zeroed memory with cache, ref, part and copied_cb. 0; -ENOSPC: nobody
+ * copies; -EBUSY: too many uses; or slot_cb's -errno. */
+int cache_move_begin(struct cache_move *m, int (*slot_cb)(struct cache_move *m, uint64_t bytes));
 /* The part lies in the other slot from now on. False: it is not copied yet, or others use it. */
-bool slot_move_exchange(struct slot_move *m);
+bool cache_move_exchange(struct cache_move *m);
 /* Its use of the part ends, and without an exchange its copy is dropped. It must be copied. */
-void slot_move_end(struct slot_move *m);
+void cache_move_end(struct cache_move *m);
 
 #endif

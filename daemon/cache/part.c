@@ -373,7 +373,7 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
     const struct part_view was = part_view(c, ref, part);
     struct part *p = was.p;
 
-    /* Workers read slots in windows by themselves: they miss this one before anything may change it. */
+    /* Readers of a slot that is lent read it by themselves: they miss it before anything may change it. */
     if (was.in_dram && !was.slot)
         arena_slot_retract(c->arena, part_slot(p));
     p->dram = dram;
@@ -403,7 +403,8 @@ void block_doom(struct cache *c, block_ref ref)
         if (b->part[i].dram == PART_DRAM_READY &&
             arena_slot_group(c->arena, part_slot(&b->part[i])))
             arena_slot_retract(c->arena, part_slot(&b->part[i]));
-    cache_wake(c, CHORE_GROUPS);
+    if (c->mover && c->mover->waits)
+        chore_wake(&c->mover->chore);
 }
 
 static void nvme_set(struct cache *c, block_ref ref, uint32_t part, struct part to)

@@ -70,7 +70,7 @@ enum {
     LIST_KEPT,
     /* Of another slot size than was wanted, in an extent that could not be emptied. */
     LIST_STUCK,
-    /* In windows only: its slots are of no use to others. cache/window.c empties these. */
+    /* In slots that are lent only: these are of no use to others. Who lends them empties them. */
     LIST_GROUPS,
 };
 _Static_assert((int)LIST_GROUPS < (int)POLICY_LISTS, "the policy has too few lists");
@@ -90,8 +90,6 @@ struct leave {
 unsigned cache_leave_list(const struct leave *l, block_ref ref);
 /* The owner's slot can't be emptied now. */
 bool cache_leave_blocked(const struct leave *l, uint64_t owner);
-/* The block in a slot of this owner may leave DRAM now without loss, or is not waiting to be written. */
-bool cache_owner_may_leave(struct cache *c, uint64_t owner);
 /* The block's state changed, and it may be one that may leave now. */
 void cache_reconsider(struct cache *c, block_ref ref);
 /* The arena has more space in a moment. */
@@ -154,8 +152,6 @@ bool cache_coldest_drop(struct cache *c);
  * - -EDQUOT: the owner's tenant gets no more, and nothing of its own may leave now.
  * owner: part_owner(), or 0 for a slot that holds no part. */
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out);
-/* The block in a slot of this owner, which may leave, leaves DRAM. */
-void cache_owner_evict(struct cache *c, uint64_t owner);
 
 /* A slot for a part that moves out of a closed extent; blocks leave for it that may leave for anybody's. 0: there is none now. */
 slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node);

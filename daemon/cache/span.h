@@ -10,6 +10,8 @@
 #include "daemon/base/span.h"
 #include "daemon/cache/cache.h"
 
+struct cache_copy;
+
 /* All of a part in DRAM, of which the caller has a use. */
 int span_part(struct cache *c, block_ref ref, uint32_t part, struct span *out);
 /* Shards that the caller has claimed. */

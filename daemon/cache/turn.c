@@ -19,7 +19,7 @@ static bool space_may_come(const struct cache *c)
     return c->space.searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
            c->lent > 0 || c->write[WRITE_SHARE].full || c->unseeded.n > 0 ||
            ((c->chore[CHORE_WRITE_NVME].due || c->chore[CHORE_WRITE_SHARE].due) && !c->no_writes) ||
-           c->moves.n > 0 || c->compact.slot_bytes > 0 ||
+           c->moving > 0 || c->compact.slot_bytes > 0 ||
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }
 
@@ -134,7 +134,6 @@ void cache_released(struct cache *c)
 {
     c->lists.fruitless = 0;
     c->releases++;
-    c->groups.change++;
     if (anybody_waits(c))
         cache_wake(c, CHORE_SPACE);
     c->write[WRITE_NVME].full = false; /* what was released may be an operation of the tier */
@@ -142,8 +141,8 @@ void cache_released(struct cache *c)
         cache_wake(c, CHORE_WRITE_NVME);
     if (c->write[WRITE_SHARE].n > 0)
         cache_wake(c, CHORE_WRITE_SHARE);
-    if (c->moves.n > 0 || c->groups.taking || c->groups.over)
-        cache_wake(c, CHORE_GROUPS);
+    if (c->mover && c->mover->waits)
+        chore_wake(&c->mover->chore);
     if (c->compact.slot_bytes > 0 || c->compact.n > 0)
         cache_wake(c, CHORE_COMPACT);
     if (!list_empty(&c->waits[WAIT_PRESSURE]))

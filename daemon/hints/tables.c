@@ -341,7 +341,7 @@ void hint_tables_stats(const struct hint_tables *t, struct hint_tables_stats *ou
 int hint_tables_new(const struct hint_tables_config *config, struct hint_tables **out)
 {
     struct hint_tables *t = calloc(1, sizeof(*t));
-    int rc = t ? chores_init(&t->chores, config->loop, t) : -ENOMEM;
+    int rc = t ? chores_init(&t->chores, config->loop) : -ENOMEM;
 
     if (rc != 0) {
         free(t);
@@ -349,7 +349,7 @@ int hint_tables_new(const struct hint_tables_config *config, struct hint_tables 
     }
     t->config = *config;
     t->chores.idle.data = t;
-    chore_add(&t->chores, &t->filling, fill_cb, NULL);
+    chore_add(&t->chores, &t->filling, fill_cb, NULL, t);
     list_init(&t->all);
     list_init(&t->kept);
     t->follower.changed_cb = changed_cb;

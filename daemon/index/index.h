@@ -74,7 +74,7 @@ struct part {
     uint16_t nvme : 2;   /* enum part_nvme */
     uint16_t share : 2;  /* enum part_share */
     uint16_t root : 4;   /* share_root_id of what is PRESUMED or KNOWN; 0: not known */
-    uint16_t moving : 1; /* into a window: cache/relocate.c */
+    uint16_t moving : 1; /* somebody moves it: cache_move_claim */
     uint16_t sealed : 1; /* the copy on NVMe is encrypted: `checksum` is 8 bytes of its tag */
     uint16_t users;      /* copies, reads and writes under way: the slot stays meanwhile */
 };

@@ -1,6 +1,6 @@
 #include "daemon/retrieval/copier.h"
 
-#include "daemon/cache/cache.h"
+#include "daemon/cache/move.h"
 #include "daemon/retrieval/pool.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* The room's door. */
+#include "daemon/cache/move.h"
 #include "daemon/features.h"
 #include "daemon/retrieval/copier.h"
 #include "daemon/retrieval/digest.h"

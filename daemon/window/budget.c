@@ -36,7 +36,7 @@ static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t 
     *lent = 0;
     for (struct list *node = tenants->next; node != tenants; node = node->next) {
         struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
-        uint64_t bytes = arena_window_lent(rq->rooms.arena, t->group);
+        uint64_t bytes = lend_bytes(rq->rooms.arena, t->group);
 
         if (!most || bytes > *lent) {
             most = t;
@@ -50,8 +50,8 @@ bool window_claim(const struct window *w)
 {
     struct requests *rq = w->s->rq;
     struct arena *a = rq->rooms.arena;
-    uint64_t part = arena_window_budget(a) / windows_at(rq)->n_tenants, lent;
-    uint64_t mine = arena_window_lent(a, w->tenant->group) + arena_window_kept(a, w->tenant->group);
+    uint64_t part = lend_budget(a) / windows_at(rq)->n_tenants, lent;
+    uint64_t mine = lend_bytes(a, w->tenant->group) + lend_kept_bytes(a, w->tenant->group);
     struct window_tenant *from = tenant_largest(rq, &lent);
     struct windows *ws = windows_at(rq);
     uint64_t now_ms = uv_now(rq->rooms.loop);
@@ -109,10 +109,10 @@ void windows_reload(struct requests *rq)
     uint64_t budget = rq->rooms.config->window_size, pinned;
     bool enough;
 
-    arena_window_budget_set(a, budget);
-    cache_groups_changed(rq->rooms.cache);
+    lend_budget_set(a, budget);
+    window_slots_changed(&windows_at(rq)->relocations);
     pinned = pinned_count(rq);
-    enough = arena_window_lent(a, NULL) <= budget;
+    enough = lend_bytes(a, NULL) <= budget;
     for (uint32_t i = 0; enough && i < windows_at(rq)->n_extents; i++)
         windows_at(rq)->extents[i].taken_ms = 0;
     for (; pinned > budget / arena_extent_bytes(a); pinned--) {

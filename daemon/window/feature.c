@@ -51,6 +51,11 @@ int method_window_close(struct call *call)
 
 /* ---- of the daemon ---- */
 
+static void changed_cb(void *ctx)
+{
+    window_slots_changed(&windows_at(ctx)->relocations);
+}
+
 static int open_cb(struct requests *rq)
 {
     struct windows *ws = windows_at(rq);
@@ -62,16 +67,24 @@ static int open_cb(struct requests *rq)
     list_init(&ws->sweeper.link);
     ws->sweeper.retry_cb = pins_sweep_cb;
     pins_init(rq);
-    if (rq->rooms.arena)
-        arena_window_watch(rq->rooms.arena, window_revoke_cb, rq);
+    if (!rq->rooms.arena)
+        return 0;
+    ws->relocations = (struct relocations){.cache = rq->rooms.cache,
+                                           .arena = rq->rooms.arena,
+                                           .index = rq->rooms.index,
+                                           .metrics = rq->rooms.metrics};
+    relocations_open(&ws->relocations);
+    lend_watch(rq->rooms.arena, &(struct lend_watcher){window_revoke_cb, changed_cb, rq});
     return 0;
 }
 
 static void close_cb(struct requests *rq)
 {
     cache_retry_cancel(&windows_at(rq)->sweeper);
-    if (rq->rooms.arena)
-        arena_window_watch(rq->rooms.arena, NULL, NULL);
+    if (windows_at(rq)->relocations.arena) {
+        lend_watch(rq->rooms.arena, NULL);
+        relocations_close(&windows_at(rq)->relocations);
+    }
     free(windows_at(rq)->extents);
 }
 
@@ -90,8 +103,8 @@ static void observe_cb(struct requests *rq, struct exposition *x)
 {
     const struct arena *a = rq->rooms.arena;
 
-    x->metrics.window_bytes = arena_window_lent(a, NULL) + arena_window_kept(a, NULL);
-    x->metrics.window_bytes_configured = arena_window_budget(a);
+    x->metrics.window_bytes = lend_bytes(a, NULL) + lend_kept_bytes(a, NULL);
+    x->metrics.window_bytes_configured = lend_budget(a);
 }
 
 const struct feature windows_feature = {.requests_bytes = sizeof(struct windows),

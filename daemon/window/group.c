@@ -26,7 +26,7 @@ static void table_close(struct arena *a, struct arena_group *g)
         close(g->fd);
 }
 
-void arena_group_free(struct arena *a, struct arena_group *g)
+void lend_group_free(struct arena *a, struct arena_group *g)
 {
     struct list *node;
 
@@ -81,17 +81,17 @@ static int group_new(struct arena *a, const char *tenant, struct arena_group **o
     if (g->tenant)
         rc = table_open(a, g);
     if (rc < 0) {
-        arena_group_free(a, g);
+        lend_group_free(a, g);
         return rc;
     }
-    list_push_back(&a->windows->groups, &g->link);
+    list_push_back(&a->lender->groups, &g->link);
     *out = g;
     return 0;
 }
 
 static struct arena_group *group_find(const struct arena *a, const char *tenant)
 {
-    const struct list *groups = &a->windows->groups;
+    const struct list *groups = &a->lender->groups;
 
     for (struct list *node = groups->next; node != groups; node = node->next) {
         struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
@@ -102,7 +102,7 @@ static struct arena_group *group_find(const struct arena *a, const char *tenant)
     return NULL;
 }
 
-int arena_group_open(struct arena *a, const char *tenant, struct arena_group **out)
+int lend_group_open(struct arena *a, const char *tenant, struct arena_group **out)
 {
     struct arena_group *g;
     int rc = 0;
@@ -120,30 +120,30 @@ int arena_group_open(struct arena *a, const char *tenant, struct arena_group **o
     return 0;
 }
 
-void arena_group_ref(struct arena_group *g)
+void lend_group_ref(struct arena_group *g)
 {
     g->opens++;
 }
 
 static void unlent_cb(struct loan *l)
 {
-    arena_group_free(l->ctx, LIST_ENTRY(l, struct arena_group, loan));
+    lend_group_free(l->ctx, LIST_ENTRY(l, struct arena_group, loan));
 }
 
 static const struct loan_calls loan_calls = {unlent_cb, NULL};
 
-void arena_group_settle(struct arena *a, struct arena_group *g)
+void lend_group_settle(struct arena *a, struct arena_group *g)
 {
     if (g->opens == 0 && g->lent == 0 && g->kept == 0)
         loan_end(&g->loan, a->config.deadlines, g->read_fd, &loan_calls, a);
 }
 
-const char *arena_group_tenant(const struct arena_group *g)
+const char *lend_group_tenant(const struct arena_group *g)
 {
     return g->tenant;
 }
 
-int arena_group_table(const struct arena_group *g, struct ucm_window_header *out)
+int lend_group_table(const struct arena_group *g, struct ucm_window_header *out)
 {
     memcpy(out->magic, g->header->magic, sizeof(out->magic));
     out->version = g->header->version;
@@ -166,7 +166,7 @@ static struct window *window_behind(struct arena_group *g, struct window *w)
     return next == &g->windows ? NULL : LIST_ENTRY(next, struct window, link);
 }
 
-slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner)
+slot_ref lend_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner)
 {
     uint64_t slot_bytes = arena_padded(bytes);
 
@@ -177,7 +177,7 @@ slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes
 
         if (!w)
             return 0;
-        e = arena_window_extent(a, w);
+        e = lend_extent(a, w);
         g->hand = w;
         while (e->slot_bytes == slot_bytes && g->hand_slot < e->slots) {
             uint32_t slot = g->hand_slot++;
@@ -193,7 +193,7 @@ slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes
     return 0;
 }
 
-struct arena_round *arena_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes)
+struct lend_round *lend_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes)
 {
     uint64_t slot_bytes = arena_padded(bytes);
 
@@ -208,10 +208,10 @@ struct arena_round *arena_group_round(const struct arena *a, struct arena_group 
     return NULL;
 }
 
-struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but,
-                                     const struct arena_group *behind)
+struct arena_group *lend_group_most(struct arena *a, const struct arena_group *but,
+                                    const struct arena_group *behind)
 {
-    struct list *groups = &a->windows->groups;
+    struct list *groups = &a->lender->groups;
     struct arena_group *most = NULL;
     bool passed = false;
 
@@ -226,7 +226,7 @@ struct arena_group *arena_group_most(struct arena *a, const struct arena_group *
     return most;
 }
 
-uint32_t arena_group_extent(struct arena *a, const struct arena_group *g, uint32_t i)
+uint32_t lend_group_extent(struct arena *a, const struct arena_group *g, uint32_t i)
 {
     const struct list *node = g->windows.next;
     const struct extent *e;
@@ -235,15 +235,15 @@ uint32_t arena_group_extent(struct arena *a, const struct arena_group *g, uint32
         return UINT32_MAX;
     for (i %= g->lent; i > 0; i--)
         node = node->next;
-    e = arena_window_extent(a, LIST_ENTRY(node, struct window, link));
+    e = lend_extent(a, LIST_ENTRY(node, struct window, link));
     return e->slots > 0 && !e->closed ? (uint32_t)(e - a->extent) : UINT32_MAX;
 }
 
-uint32_t arena_groups(const struct arena *a)
+uint32_t lend_groups(const struct arena *a)
 {
     uint32_t n = 0;
 
-    for (const struct list *node = a->windows->groups.next; node != &a->windows->groups;
+    for (const struct list *node = a->lender->groups.next; node != &a->lender->groups;
          node = node->next)
         n++;
     return n;
@@ -252,7 +252,7 @@ uint32_t arena_groups(const struct arena *a)
 /* ---- generations ---- */
 
 /* The entry of a slot in a window; NULL: it lies elsewhere. */
-static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct arena_place *place)
+static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct lend_place *place)
 {
     const struct arena_group *g = arena_slot_group(a, ref);
     uint32_t extent, slot;
@@ -260,30 +260,30 @@ static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct arena_pl
     if (!g)
         return NULL;
     arena_slot_position(a, ref, &extent, &slot);
-    *place = (struct arena_place){.window = extent - a->extents, .slot = slot};
+    *place = (struct lend_place){.window = extent - a->extents, .slot = slot};
     return &g->generation[ucm_window_entry((uint32_t)(a->config.extent / ARENA_ALIGN),
                                            place->window, slot)];
 }
 
 void arena_slot_publish(struct arena *a, slot_ref slot)
 {
-    struct arena_place place;
+    struct lend_place place;
     _Atomic uint64_t *entry = entry_of(a, slot, &place);
 
     if (entry)
-        ucm_window_publish(entry, a->windows->generation += 2);
+        ucm_window_publish(entry, a->lender->generation += 2);
 }
 
 void arena_slot_retract(struct arena *a, slot_ref slot)
 {
-    struct arena_place place;
+    struct lend_place place;
     _Atomic uint64_t *entry = entry_of(a, slot, &place);
 
     if (entry)
         ucm_window_retract(entry);
 }
 
-bool arena_slot_place(struct arena *a, slot_ref slot, struct arena_place *out)
+bool lend_place(struct arena *a, slot_ref slot, struct lend_place *out)
 {
     _Atomic uint64_t *entry = entry_of(a, slot, out);
 

@@ -22,13 +22,14 @@
 
 static char *window_base(const struct arena *a, const struct window *w)
 {
-    return arena_window_extent(a, w)->base;
+    return lend_extent(a, w)->base;
 }
 
 static void report(struct arena *a, const struct window *w, enum arena_lent_event event)
 {
-    a->config.lent_cb(a->config.ctx, event, arena_window_number(a, w), window_base(a, w),
-                      a->config.extent);
+    a->config.lent_cb(a->config.ctx, event, lend_number(a, w), window_base(a, w), a->config.extent);
+    if (a->lender->watcher.changed_cb)
+        a->lender->watcher.changed_cb(a->lender->watcher.ctx);
 }
 
 static void slot_freed(struct arena *a, struct extent *e, uint32_t slot);
@@ -38,33 +39,33 @@ static void slot_freed(struct arena *a, struct extent *e, uint32_t slot);
 int arena_lent_init(struct arena *a)
 {
     uint64_t bytes, skip;
-    struct windows *ws;
+    struct lender *l;
     char *p;
     int rc;
 
     a->lent = a->lent < UCM_MAX_WINDOW_EXTENTS ? a->lent : UCM_MAX_WINDOW_EXTENTS;
     bytes = a->lent * a->config.extent;
-    ws = a->windows = calloc(1, sizeof(*ws));
-    if (!ws)
+    l = a->lender = calloc(1, sizeof(*l));
+    if (!l)
         return -ENOMEM;
     a->lent_freed = slot_freed;
-    list_init(&ws->free);
-    list_init(&ws->groups);
-    list_init(&ws->revokes);
-    list_init(&ws->keeps);
-    list_init(&ws->jobs);
-    list_init(&ws->ended);
+    list_init(&l->free);
+    list_init(&l->groups);
+    list_init(&l->revokes);
+    list_init(&l->keeps);
+    list_init(&l->jobs);
+    list_init(&l->ended);
     if (a->lent == 0)
         return 0;
-    ws->window = calloc(a->lent, sizeof(*ws->window));
-    if (!ws->window)
+    l->window = calloc(a->lent, sizeof(*l->window));
+    if (!l->window)
         return -ENOMEM;
     p = mmap(NULL, bytes + HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
              0);
     if (p == MAP_FAILED) {
         rc = -errno;
-        free(ws->window);
-        ws->window = NULL;
+        free(l->window);
+        l->window = NULL;
         a->lent = 0;
         log_warn("arena", "no-windows", "bytes=%llu error=%s", (unsigned long long)bytes,
                  strerror(-rc));
@@ -74,10 +75,10 @@ int arena_lent_init(struct arena *a)
     munmap(p, skip);
     if (skip < HUGE_BYTES)
         munmap(p + skip + bytes, HUGE_BYTES - skip);
-    ws->base = p + skip;
-    ws->budget = a->config.lent;
-    pthread_mutex_init(&ws->lock, NULL);
-    pthread_cond_init(&ws->more, NULL);
+    l->base = p + skip;
+    l->budget = a->config.lent;
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->more, NULL);
     return 0;
 }
 
@@ -96,36 +97,36 @@ static void windows_forget(struct list *windows)
 
 void arena_lent_close(struct arena *a)
 {
-    struct windows *ws = a->windows;
+    struct lender *l = a->lender;
 
-    if (!ws || !ws->base)
+    if (!l || !l->base)
         return;
-    munmap(ws->base, a->lent * a->config.extent);
-    windows_forget(&ws->keeps);
-    while (!list_empty(&ws->groups)) {
-        struct arena_group *g = LIST_ENTRY(ws->groups.next, struct arena_group, link);
+    munmap(l->base, a->lent * a->config.extent);
+    windows_forget(&l->keeps);
+    while (!list_empty(&l->groups)) {
+        struct arena_group *g = LIST_ENTRY(l->groups.next, struct arena_group, link);
 
         windows_forget(&g->windows);
-        arena_group_free(a, g);
+        lend_group_free(a, g);
     }
-    free(ws->window);
-    pthread_cond_destroy(&ws->more);
-    pthread_mutex_destroy(&ws->lock);
-    ws->base = NULL;
+    free(l->window);
+    pthread_cond_destroy(&l->more);
+    pthread_mutex_destroy(&l->lock);
+    l->base = NULL;
 }
 
 /* ---- giving back ---- */
 
 static void window_returns(struct arena *a, struct window *w)
 {
-    a->windows->returning += !w->returning;
+    a->lender->returning += !w->returning;
     w->returning = true;
 }
 
 static void window_go(struct arena *a, struct window *w)
 {
     window_returns(a, w);
-    list_remove(&arena_window_extent(a, w)->link);
+    list_remove(&lend_extent(a, w)->link);
     list_remove(&w->job);
     w->state = WINDOW_GOING;
     report(a, w, LENT_GOES);
@@ -133,31 +134,31 @@ static void window_go(struct arena *a, struct window *w)
 
 static void window_revoke(struct arena *a, struct window *w)
 {
-    struct arena_group *g = arena_window_group(a, w);
+    struct arena_group *g = lend_group(a, w);
 
     w->revoked = true;
     window_returns(a, w);
-    list_remove(&arena_window_extent(a, w)->link);
-    list_push_back(&a->windows->revokes, &w->job);
+    list_remove(&lend_extent(a, w)->link);
+    list_push_back(&a->lender->revokes, &w->job);
     atomic_fetch_add_explicit(&g->header->epoch, 1, memory_order_release);
-    (void)uv_async_send(&a->windows->done);
+    (void)uv_async_send(&a->lender->done);
 }
 
 /* The window has no slots: who wants it now? */
 static void window_settle(struct arena *a, struct window *w)
 {
-    struct extent *e = arena_window_extent(a, w);
+    struct extent *e = lend_extent(a, w);
 
     assert(w->state == WINDOW_LENT && e->slots == 0);
     if (w->mapped == 0)
         window_go(a, w);
-    else if (!w->revoked && arena_window_over(a))
+    else if (!w->revoked && lend_over(a))
         window_revoke(a, w);
     else if (!w->revoked && list_empty(&e->link))
-        list_push_front(&arena_window_group(a, w)->empty, &e->link);
+        list_push_front(&lend_group(a, w)->empty, &e->link);
 }
 
-void arena_group_close(struct arena *a, struct arena_group *g)
+void lend_group_close(struct arena *a, struct arena_group *g)
 {
     struct list *node;
 
@@ -169,10 +170,10 @@ void arena_group_close(struct arena *a, struct arena_group *g)
         struct extent *e = LIST_ENTRY(node, struct extent, link);
 
         node = node->next;
-        window_settle(a, arena_extent_window(a, e));
+        window_settle(a, lend_window(a, e));
     }
     g->opens = 0;
-    arena_group_settle(a, g);
+    lend_group_settle(a, g);
 }
 
 static void class_leave(struct window *w)
@@ -186,11 +187,11 @@ static void class_leave(struct window *w)
 
 static void slot_freed(struct arena *a, struct extent *e, uint32_t slot)
 {
-    struct window *w = arena_extent_window(a, e);
+    struct window *w = lend_window(a, e);
 
     arena_slot_retract(a, 1 + ((uint32_t)(e - a->extent) << a->slot_bits | slot));
 
-    a->windows->used_bytes -= e->slot_bytes;
+    a->lender->used_bytes -= e->slot_bytes;
     if (e->n_free == 1 && !e->closed)
         list_push_back(&w->class->partial, &e->link);
     if (e->n_free < e->slots)
@@ -205,22 +206,22 @@ static void slot_freed(struct arena *a, struct extent *e, uint32_t slot)
     window_settle(a, w);
 }
 
-uint32_t arena_window_at(const struct arena *a, const void *base)
+uint32_t lend_at(const struct arena *a, const void *base)
 {
-    return (uint32_t)((uint64_t)((const char *)base - a->windows->base) / a->config.extent);
+    return (uint32_t)((uint64_t)((const char *)base - a->lender->base) / a->config.extent);
 }
 
 /* It is no more one of its group's. */
 static void window_leave(struct arena *a, struct window *w)
 {
-    struct arena_group *g = arena_window_group(a, w);
+    struct arena_group *g = lend_group(a, w);
 
     list_remove(&w->link);
     if (g->hand == w)
         g->hand = NULL;
-    a->windows->returning -= w->returning;
+    a->lender->returning -= w->returning;
     w->returning = false;
-    a->windows->lent--;
+    a->lender->lent--;
     g->lent--;
 }
 
@@ -228,7 +229,7 @@ static void unlent_cb(struct loan *l)
 {
     struct window *w = LIST_ENTRY(l, struct window, loan);
 
-    if (arena_window_submit(l->ctx, w) < 0)
+    if (lend_submit(l->ctx, w) < 0)
         abort(); /* the thread that got the memory is there */
 }
 
@@ -238,21 +239,21 @@ static void kept_cb(struct loan *l)
     struct window *w = LIST_ENTRY(l, struct window, loan);
     struct arena *a = l->ctx;
 
-    log_warn("arena", "window-kept", "tenant=%s bytes=%llu", arena_window_group(a, w)->tenant,
+    log_warn("arena", "window-kept", "tenant=%s bytes=%llu", lend_group(a, w)->tenant,
              (unsigned long long)a->config.extent);
     window_leave(a, w);
     w->kept = true;
-    arena_window_group(a, w)->kept++;
-    a->windows->kept++;
-    list_push_back(&a->windows->keeps, &w->link);
+    lend_group(a, w)->kept++;
+    a->lender->kept++;
+    list_push_back(&a->lender->keeps, &w->link);
     report(a, w, LENT_KEPT);
 }
 
 static const struct loan_calls loan_calls = {unlent_cb, kept_cb};
 
-void arena_window_let_go(struct arena *a, uint32_t window)
+void lend_let_go(struct arena *a, uint32_t window)
 {
-    struct window *w = &a->windows->window[window];
+    struct window *w = &a->lender->window[window];
 
     assert(w->state == WINDOW_GOING);
     arena_extent_unpoison(a, a->extents + window);
@@ -263,7 +264,7 @@ void arena_window_let_go(struct arena *a, uint32_t window)
 /* Something that another group has lent and does not use. */
 static bool reclaim(struct arena *a, const struct arena_group *but)
 {
-    struct list *groups = &a->windows->groups;
+    struct list *groups = &a->lender->groups;
 
     for (struct list *node = groups->next; node != groups; node = node->next) {
         struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
@@ -272,10 +273,10 @@ static bool reclaim(struct arena *a, const struct arena_group *but)
         if (g == but || list_empty(&g->empty))
             continue;
         e = LIST_ENTRY(g->empty.next, struct extent, link);
-        if (arena_extent_window(a, e)->mapped > 0)
-            window_revoke(a, arena_extent_window(a, e));
+        if (lend_window(a, e)->mapped > 0)
+            window_revoke(a, lend_window(a, e));
         else
-            window_go(a, arena_extent_window(a, e));
+            window_go(a, lend_window(a, e));
         return true;
     }
     return false;
@@ -287,34 +288,34 @@ static bool reclaim(struct arena *a, const struct arena_group *but)
  * kept. */
 static bool affordable(const struct arena *a, const struct arena_group *g)
 {
-    const struct windows *ws = a->windows;
-    uint64_t most = ws->budget / a->config.extent;
+    const struct lender *l = a->lender;
+    uint64_t most = l->budget / a->config.extent;
 
-    return ws->lent + g->kept + 1 <= most && ws->lent + ws->kept + 1 <= 2 * most &&
-           (!list_empty(&ws->free) || a->lent_used < a->lent);
+    return l->lent + g->kept + 1 <= most && l->lent + l->kept + 1 <= 2 * most &&
+           (!list_empty(&l->free) || a->lent_used < a->lent);
 }
 
 static void window_free(struct arena *a, struct window *w)
 {
-    struct arena_group *g = arena_window_group(a, w);
+    struct arena_group *g = lend_group(a, w);
 
     if (w->kept) {
         list_remove(&w->link);
-        a->windows->kept--;
+        a->lender->kept--;
         g->kept--;
     } else {
         window_leave(a, w);
     }
     w->state = WINDOW_FREE;
     w->revoked = w->kept = false;
-    arena_window_extent(a, w)->group = NULL;
-    list_push_front(&a->windows->free, &w->link);
-    arena_group_settle(a, g);
+    lend_extent(a, w)->group = NULL;
+    list_push_front(&a->lender->free, &w->link);
+    lend_group_settle(a, g);
 }
 
 static void window_made(struct arena *a, struct window *w)
 {
-    struct arena_group *g = arena_window_group(a, w);
+    struct arena_group *g = lend_group(a, w);
 
     g->making = false;
     if (w->status < 0) {
@@ -328,10 +329,10 @@ static void window_made(struct arena *a, struct window *w)
     }
     backoff_reset(&g->failed);
     w->state = WINDOW_LENT;
-    list_push_front(&g->empty, &arena_window_extent(a, w)->link);
+    list_push_front(&g->empty, &lend_extent(a, w)->link);
     report(a, w, LENT_READY);
     /* Who asked for it has gone, or it is too much by now. */
-    if ((g->opens == 0 || arena_window_over(a)) && arena_window_extent(a, w)->slots == 0)
+    if ((g->opens == 0 || lend_over(a)) && lend_extent(a, w)->slots == 0)
         window_settle(a, w);
 }
 
@@ -341,7 +342,7 @@ static void done_cb(uv_async_t *async)
     struct window *w;
     struct list *node;
 
-    while ((w = arena_window_ended(a)) != NULL) {
+    while ((w = lend_ended(a)) != NULL) {
         if (w->state == WINDOW_MAKING) {
             window_made(a, w);
         } else {
@@ -351,29 +352,29 @@ static void done_cb(uv_async_t *async)
             report(a, w, LENT_GONE);
         }
     }
-    while ((node = list_pop_front(&a->windows->revokes)) != NULL) {
+    while ((node = list_pop_front(&a->lender->revokes)) != NULL) {
         w = LIST_ENTRY(node, struct window, job);
-        if (a->windows->revoke_cb)
-            a->windows->revoke_cb(a->windows->revoke_ctx, arena_window_group(a, w),
-                                  arena_window_number(a, w));
+        if (a->lender->watcher.revoke_cb)
+            a->lender->watcher.revoke_cb(a->lender->watcher.ctx, lend_group(a, w),
+                                         lend_number(a, w));
     }
 }
 
 /* One that affordable() found. */
 static struct window *free_window(struct arena *a)
 {
-    struct windows *ws = a->windows;
+    struct lender *l = a->lender;
 
-    if (list_empty(&ws->free)) {
-        struct window *w = &ws->window[a->lent_used++];
+    if (list_empty(&l->free)) {
+        struct window *w = &l->window[a->lent_used++];
 
-        list_init(&arena_window_extent(a, w)->link);
-        arena_window_extent(a, w)->base = ws->base + arena_window_number(a, w) * a->config.extent;
+        list_init(&lend_extent(a, w)->link);
+        lend_extent(a, w)->base = l->base + lend_number(a, w) * a->config.extent;
         list_init(&w->job);
         w->fd = -1;
-        list_push_front(&ws->free, &w->link);
+        list_push_front(&l->free, &w->link);
     }
-    return LIST_ENTRY(ws->free.next, struct window, link);
+    return LIST_ENTRY(l->free.next, struct window, link);
 }
 
 static int lend(struct arena *a, struct arena_group *g)
@@ -381,27 +382,27 @@ static int lend(struct arena *a, struct arena_group *g)
     struct window *w = free_window(a);
     int rc = 0;
 
-    if (!a->windows->open) {
-        rc = uv_async_init(a->loop, &a->windows->done, done_cb);
+    if (!a->lender->open) {
+        rc = uv_async_init(a->loop, &a->lender->done, done_cb);
         if (rc != 0)
             return rc;
-        a->windows->done.data = a;
-        uv_unref((uv_handle_t *)&a->windows->done);
-        a->windows->open = true;
+        a->lender->done.data = a;
+        uv_unref((uv_handle_t *)&a->lender->done);
+        a->lender->open = true;
     }
     w->state = WINDOW_MAKING;
-    arena_window_extent(a, w)->group = g;
-    rc = arena_window_submit(a, w);
+    lend_extent(a, w)->group = g;
+    rc = lend_submit(a, w);
     if (rc < 0) {
         w->state = WINDOW_FREE;
-        arena_window_extent(a, w)->group = NULL;
+        lend_extent(a, w)->group = NULL;
         return rc;
     }
     list_remove(&w->link);
     list_push_back(&g->windows, &w->link);
     g->making = true;
     g->lent++;
-    a->windows->lent++;
+    a->lender->lent++;
     return 0;
 }
 
@@ -418,9 +419,9 @@ static int lend_or_wait(struct arena *a, struct arena_group *g)
         rc = lend(a, g);
         return rc < 0 ? rc : -EAGAIN;
     }
-    if (a->windows->returning > 0)
+    if (a->lender->returning > 0)
         return -EAGAIN;
-    if ((uint64_t)(g->lent + g->kept + 1) * a->config.extent > a->windows->budget)
+    if ((uint64_t)(g->lent + g->kept + 1) * a->config.extent > a->lender->budget)
         return -ENOSPC; /* what others don't use is of no help */
     return reclaim(a, g) ? -EAGAIN : -ENOSPC;
 }
@@ -445,9 +446,9 @@ static struct window_class *class_of(struct arena_group *g, uint64_t slot_bytes,
 
 static int carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
 {
-    struct window *w = arena_extent_window(a, e);
+    struct window *w = lend_window(a, e);
 
-    w->class = class_of(arena_window_group(a, w), slot_bytes, true);
+    w->class = class_of(lend_group(a, w), slot_bytes, true);
     if (!w->class)
         return -ENOMEM;
     w->class->extents++;
@@ -461,8 +462,7 @@ static int carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
     return 0;
 }
 
-int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t owner,
-                       slot_ref *out)
+int lend_slot(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t owner, slot_ref *out)
 {
     uint64_t slot_bytes = arena_padded(bytes);
     struct window_class *k;
@@ -471,7 +471,7 @@ int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, u
     assert(bytes > 0 && !(owner & SLOT_FREE));
     if (slot_bytes > a->config.extent)
         return -EFBIG;
-    if (arena_window_over(a))
+    if (lend_over(a))
         return -ENOSPC;
     k = class_of(g, slot_bytes, false);
     if (!k || list_empty(&k->partial)) {
@@ -483,79 +483,76 @@ int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, u
     } else {
         e = LIST_ENTRY(k->partial.next, struct extent, link);
     }
-    a->windows->used_bytes += slot_bytes;
+    a->lender->used_bytes += slot_bytes;
     *out = arena_slot_hand_out(a, e, bytes, owner);
     return 0;
 }
 
 /* ---- workers ---- */
 
-int arena_window_fd(struct arena *a, uint32_t window)
+int lend_fd(struct arena *a, uint32_t window)
 {
-    assert(a->windows->window[window].state == WINDOW_LENT);
-    return a->windows->window[window].fd;
+    assert(a->lender->window[window].state == WINDOW_LENT);
+    return a->lender->window[window].fd;
 }
 
-void arena_window_map(struct arena *a, uint32_t window)
+void lend_map(struct arena *a, uint32_t window)
 {
-    struct window *w = &a->windows->window[window];
+    struct window *w = &a->lender->window[window];
 
     assert(w->state == WINDOW_LENT && w->mapped < UINT32_MAX);
     w->mapped++;
 }
 
-void arena_window_release(struct arena *a, uint32_t window)
+void lend_release(struct arena *a, uint32_t window)
 {
-    struct window *w = &a->windows->window[window];
+    struct window *w = &a->lender->window[window];
 
     assert(w->mapped > 0);
-    if (--w->mapped == 0 && arena_window_extent(a, w)->slots == 0)
+    if (--w->mapped == 0 && lend_extent(a, w)->slots == 0)
         window_settle(a, w);
 }
 
-void arena_window_watch(struct arena *a,
-                        void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window),
-                        void *ctx)
+void lend_watch(struct arena *a, const struct lend_watcher *w)
 {
-    a->windows->revoke_cb = revoke_cb;
-    a->windows->revoke_ctx = ctx;
+    a->lender->watcher = w ? *w : (struct lend_watcher){.ctx = NULL};
 }
 
 /* ---- the budget ---- */
 
-bool arena_window_over(const struct arena *a)
+bool lend_over(const struct arena *a)
 {
-    return (a->windows->lent - a->windows->returning) * a->config.extent > a->windows->budget;
+    return (a->lender->lent - a->lender->returning) * a->config.extent > a->lender->budget;
 }
 
-void arena_window_budget_set(struct arena *a, uint64_t bytes)
+void lend_budget_set(struct arena *a, uint64_t bytes)
 {
-    a->windows->budget = bytes;
-    while (arena_window_over(a) && reclaim(a, NULL))
+    a->lender->budget = bytes;
+    while (lend_over(a) && reclaim(a, NULL))
         ;
 }
 
-uint64_t arena_window_budget(const struct arena *a)
+uint64_t lend_budget(const struct arena *a)
 {
-    return a->windows->budget;
+    return a->lender->budget;
 }
 
-uint64_t arena_window_lent(const struct arena *a, const struct arena_group *g)
+uint64_t lend_bytes(const struct arena *a, const struct arena_group *g)
 {
-    return (g ? g->lent : a->windows->lent) * a->config.extent;
+    return (g ? g->lent : a->lender->lent) * a->config.extent;
 }
 
-uint64_t arena_window_kept(const struct arena *a, const struct arena_group *g)
+uint64_t lend_kept_bytes(const struct arena *a, const struct arena_group *g)
 {
-    return (g ? g->kept : a->windows->kept) * a->config.extent;
+    return (g ? g->kept : a->lender->kept) * a->config.extent;
 }
 
-uint64_t arena_window_used(const struct arena *a)
+uint64_t lend_used_bytes(const struct arena *a)
 {
-    return a->windows->used_bytes;
+    return a->lender->used_bytes;
 }
 
 uv_async_t *arena_lent_handle(struct arena *a)
 {
-    return a->windows->open ? &a->windows->done : NULL;
+    return a->lender->open ? &a->lender->done : NULL;
 }

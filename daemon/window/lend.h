@@ -16,70 +16,78 @@
 struct ucm_window_header;
 
 /* Where workers read a slot. */
-struct arena_place {
+struct lend_place {
     uint32_t window, slot; /* numbers of the window extent, and of the slot in it */
     uint64_t generation;
 };
 
 /* Finds or makes the group of that tenant, and its table. 0; -EOPNOTSUPP: the arena has no windows; or
  * -errno. */
-int arena_group_open(struct arena *a, const char *tenant, struct arena_group **out);
+int lend_group_open(struct arena *a, const char *tenant, struct arena_group **out);
 /* One more open. */
-void arena_group_ref(struct arena_group *g);
+void lend_group_ref(struct arena_group *g);
 /* Once for each open. A group that extents are lent to lives on. */
-void arena_group_close(struct arena *a, struct arena_group *g);
-const char *arena_group_tenant(const struct arena_group *g);
+void lend_group_close(struct arena *a, struct arena_group *g);
+const char *lend_group_tenant(const struct arena_group *g);
 /* The table's descriptor, read-only and borrowed, and a copy of its header. */
-int arena_group_table(const struct arena_group *g, struct ucm_window_header *out);
+int lend_group_table(const struct arena_group *g, struct ucm_window_header *out);
 
 /* 0: a slot of an extent that is lent to the group. Else there is none now:
  * - -EAGAIN: an extent is being lent or given back; lent_cb runs when that has ended;
  * - -ENOSPC: the budget is lent, and nothing of it comes back by itself;
  * - -EFBIG: no extent is as long; or an errno of the group's last loan, for a while after it failed. */
-int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t owner,
-                       slot_ref *out);
+int lend_slot(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t owner,
+              slot_ref *out);
 /* The next slot of that size in use in the group's extents, round and round, and its owner; 0: there is none. */
-slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner);
+slot_ref lend_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner);
 /* Who goes round these slots in several steps counts here. NULL: the group has no extent with slots of that size. */
-struct arena_round {
+struct lend_round {
     uint64_t slots; /* that there are, in use or not */
     uint64_t looks; /* in a row that were in vain */
     uint64_t vain;  /* the caller's own: when all were */
 };
-struct arena_round *arena_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes);
+struct lend_round *lend_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes);
 /* Groups by what they have lent, the most first, `but` left out: the one behind that one (NULL: the first).
  * NULL: there are no more. */
-struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but,
-                                     const struct arena_group *behind);
+struct arena_group *lend_group_most(struct arena *a, const struct arena_group *but,
+                                    const struct arena_group *behind);
 /* An extent of the group's with slots in use, for arena_extent_owners: the one at `i`, modulo how many extents
  * it has lent; UINT32_MAX: that one has no slots in use, or is closed. */
-uint32_t arena_group_extent(struct arena *a, const struct arena_group *g, uint32_t i);
-uint32_t arena_groups(const struct arena *a);
+uint32_t lend_group_extent(struct arena *a, const struct arena_group *g, uint32_t i);
+uint32_t lend_groups(const struct arena *a);
+
+/* Where workers read the slot. False: it is not published, or ordinary. */
+bool lend_place(struct arena *a, slot_ref slot, struct lend_place *out);
 
 /* The descriptor of a window extent that is lent, read-only and borrowed. */
-int arena_window_fd(struct arena *a, uint32_t window);
+int lend_fd(struct arena *a, uint32_t window);
 /* A worker gets that descriptor. Until release the extent is lent to no other group. */
-void arena_window_map(struct arena *a, uint32_t window);
-void arena_window_release(struct arena *a, uint32_t window);
-/* revoke_cb runs when an extent without slots, which workers of its group map, is wanted by another one, or the
- * budget was lowered: they should release it. It runs on the loop, not inside a call of the arena. */
-void arena_window_watch(struct arena *a,
-                        void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window),
-                        void *ctx);
+void lend_map(struct arena *a, uint32_t window);
+void lend_release(struct arena *a, uint32_t window);
+/* Who hears of what is lent, on the loop. */
+struct lend_watcher {
+    /* An extent without slots, which workers of its group map, is wanted by another one, or the budget was lowered: they should release
+     * it. Not inside a call of the arena. */
+    void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window);
+    /* There is more space to lend, or less, or a loan failed: behind arena_config.lent_cb. */
+    void (*changed_cb)(void *ctx);
+    void *ctx;
+};
+void lend_watch(struct arena *a, const struct lend_watcher *w); /* NULL: nobody */
 /* The window extent at this address. */
-uint32_t arena_window_at(const struct arena *a, const void *base);
+uint32_t lend_at(const struct arena *a, const void *base);
 /* After LENT_GOES. */
-void arena_window_let_go(struct arena *a, uint32_t window);
+void lend_let_go(struct arena *a, uint32_t window);
 
 /* Where more is lent than the budget allows, tenants keep it until they give extents back. */
-void arena_window_budget_set(struct arena *a, uint64_t bytes);
-uint64_t arena_window_budget(const struct arena *a);
+void lend_budget_set(struct arena *a, uint64_t bytes);
+uint64_t lend_budget(const struct arena *a);
 /* More is lent than that, without what is being given back. */
-bool arena_window_over(const struct arena *a);
+bool lend_over(const struct arena *a);
 /* Bytes lent to the group, or with NULL to all; what comes or goes counts. */
-uint64_t arena_window_lent(const struct arena *a, const struct arena_group *g);
+uint64_t lend_bytes(const struct arena *a, const struct arena_group *g);
 /* The same of extents that ended, and that workers keep mapped. A group that keeps some may have so much less. */
-uint64_t arena_window_kept(const struct arena *a, const struct arena_group *g);
-uint64_t arena_window_used(const struct arena *a); /* of them by slots */
+uint64_t lend_kept_bytes(const struct arena *a, const struct arena_group *g);
+uint64_t lend_used_bytes(const struct arena *a); /* of them by slots */
 
 #endif

@@ -15,7 +15,7 @@ enum window_state {
     WINDOW_FREE,   /* address space only */
     WINDOW_MAKING, /* the thread gets its memory */
     WINDOW_LENT,
-    WINDOW_GOING,  /* devices let go of it, until arena_window_let_go */
+    WINDOW_GOING,  /* devices let go of it, until lend_let_go */
     WINDOW_ENDING, /* workers let go of it, then the thread gives its memory back */
 };
 
@@ -23,11 +23,11 @@ enum window_state {
 struct window {
     enum window_state state;
     bool revoked;               /* its workers are to release it; no slot of it is handed out */
-    bool returning;             /* counted in windows.returning */
-    bool kept;                  /* in WINDOW_ENDING: counted in windows.kept, and no more in lent */
+    bool returning;             /* counted in lender.returning */
+    bool kept;                  /* in WINDOW_ENDING: counted in lender.kept, and no more in lent */
     uint32_t mapped;            /* workers' descriptors */
-    struct list link;           /* in windows.free or keeps, or in its group's list */
-    struct list job;            /* in one of the thread's lists, or in windows.revokes */
+    struct list link;           /* in lender.free or keeps, or in its group's list */
+    struct list job;            /* in one of the thread's lists, or in lender.revokes */
     struct window_class *class; /* while it has slots */
     int fd;                     /* read-only, the daemon's own; -1: none */
     struct loan loan;           /* in WINDOW_ENDING: workers that still have the memory */
@@ -40,11 +40,11 @@ struct window_class {
     uint64_t slot_bytes;
     uint32_t extents;
     struct list partial; /* of extent.link: those with a free slot that may be handed out */
-    struct arena_round round;
+    struct lend_round round;
 };
 
 struct arena_group {
-    struct list link; /* in windows.groups */
+    struct list link; /* in lender.groups */
     char *tenant;
     uint32_t opens, lent; /* lent: window extents, in any state but FREE, less the kept ones */
     uint32_t kept;        /* that workers keep after their end */
@@ -59,12 +59,12 @@ struct arena_group {
     struct loan loan; /* of the table, when nobody has the group open */
     struct ucm_window_header *header;
     _Atomic uint64_t *generation;
-    /* Where arena_group_next goes on. */
+    /* Where lend_group_next goes on. */
     struct window *hand;
     uint32_t hand_slot;
 };
 
-struct windows {
+struct lender {
     uint32_t lent;      /* in any state but FREE, less the kept ones */
     uint32_t kept;      /* that workers keep after their end */
     uint32_t returning; /* of `lent`: GOING, ENDING or revoked */
@@ -73,8 +73,7 @@ struct windows {
     uint64_t budget, used_bytes;
     uint64_t generation;                      /* the last one that was given */
     struct list free, groups, revokes, keeps; /* keeps: kept ones */
-    void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window);
-    void *revoke_ctx;
+    struct lend_watcher watcher;              /* its callbacks NULL: nobody */
     uv_async_t done; /* the thread has done a job, or revokes is not empty */
     bool open;       /* done is a handle of the loop */
     pthread_t thread;
@@ -85,35 +84,35 @@ struct windows {
     bool stop;
 };
 
-static inline uint32_t arena_window_number(const struct arena *a, const struct window *w)
+static inline uint32_t lend_number(const struct arena *a, const struct window *w)
 {
-    return (uint32_t)(w - a->windows->window);
+    return (uint32_t)(w - a->lender->window);
 }
 
-static inline struct extent *arena_window_extent(const struct arena *a, const struct window *w)
+static inline struct extent *lend_extent(const struct arena *a, const struct window *w)
 {
-    return &a->extent[a->extents + arena_window_number(a, w)];
+    return &a->extent[a->extents + lend_number(a, w)];
 }
 
-static inline struct window *arena_extent_window(const struct arena *a, const struct extent *e)
+static inline struct window *lend_window(const struct arena *a, const struct extent *e)
 {
-    return &a->windows->window[(uint32_t)(e - a->extent) - a->extents];
+    return &a->lender->window[(uint32_t)(e - a->extent) - a->extents];
 }
 
-static inline struct arena_group *arena_window_group(const struct arena *a, const struct window *w)
+static inline struct arena_group *lend_group(const struct arena *a, const struct window *w)
 {
-    return arena_window_extent(a, w)->group;
+    return lend_extent(a, w)->group;
 }
 
 /* group.c */
-void arena_group_free(struct arena *a, struct arena_group *g);
+void lend_group_free(struct arena *a, struct arena_group *g);
 /* Frees the group that nobody opened and nothing is lent to. */
-void arena_group_settle(struct arena *a, struct arena_group *g);
+void lend_group_settle(struct arena *a, struct arena_group *g);
 
 /* lend_memory.c: the thread gets the window's memory, or gives it back (by w->state), and puts it into `ended`.
  * 0 or -errno. */
-int arena_window_submit(struct arena *a, struct window *w);
+int lend_submit(struct arena *a, struct window *w);
 /* The windows whose job is done, one at a time; NULL: no more. */
-struct window *arena_window_ended(struct arena *a);
+struct window *lend_ended(struct arena *a);
 
 #endif

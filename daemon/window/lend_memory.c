@@ -65,9 +65,9 @@ static int extent_populate(const struct arena *a, int fd, char *base)
 /* The generations of all slots that the extent may have. */
 static int table_populate(struct arena *a, const struct window *w)
 {
-    const struct arena_group *g = arena_window_group(a, w);
+    const struct arena_group *g = lend_group(a, w);
     uint64_t slots = a->config.extent / ARENA_ALIGN;
-    uint64_t from = UCM_WINDOW_HEADER_BYTES + arena_window_number(a, w) * slots * sizeof(uint64_t);
+    uint64_t from = UCM_WINDOW_HEADER_BYTES + lend_number(a, w) * slots * sizeof(uint64_t);
     uint64_t upto = arena_padded(from + slots * sizeof(uint64_t));
 
     from -= from % ARENA_ALIGN;
@@ -79,17 +79,16 @@ static int table_populate(struct arena *a, const struct window *w)
 static void place(struct arena *a, const struct window *w)
 {
     const struct numa *numa = a->config.numa;
-    int rc = a->nodes > 0 ? numa->prefer(numa->node[arena_window_number(a, w) % a->nodes]) : 0;
+    int rc = a->nodes > 0 ? numa->prefer(numa->node[lend_number(a, w) % a->nodes]) : 0;
 
-    if (rc < 0 && !a->windows->unplaced)
-        log_warn("arena", "not-placed", "window=%u error=%s", arena_window_number(a, w),
-                 strerror(-rc));
-    a->windows->unplaced |= rc < 0;
+    if (rc < 0 && !a->lender->unplaced)
+        log_warn("arena", "not-placed", "window=%u error=%s", lend_number(a, w), strerror(-rc));
+    a->lender->unplaced |= rc < 0;
 }
 
 static int unmap(struct arena *a, const struct window *w)
 {
-    void *p = mmap(arena_window_extent(a, w)->base, a->config.extent, PROT_NONE,
+    void *p = mmap(lend_extent(a, w)->base, a->config.extent, PROT_NONE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 
     return p == MAP_FAILED ? -errno : 0;
@@ -98,7 +97,7 @@ static int unmap(struct arena *a, const struct window *w)
 /* Maps and fills the file; the descriptor for workers, or -errno. */
 static int window_map(struct arena *a, const struct window *w, int fd)
 {
-    uint32_t extent = a->extents + arena_window_number(a, w);
+    uint32_t extent = a->extents + lend_number(a, w);
     char *base = a->extent[extent].base;
     int rc;
 
@@ -148,64 +147,64 @@ static int window_unmake(struct arena *a, struct window *w)
 static void *windows_thread(void *arg)
 {
     struct arena *a = arg;
-    struct windows *ws = a->windows;
+    struct lender *l = a->lender;
 
-    pthread_mutex_lock(&ws->lock);
-    while (!ws->stop) {
-        struct list *node = list_pop_front(&ws->jobs);
+    pthread_mutex_lock(&l->lock);
+    while (!l->stop) {
+        struct list *node = list_pop_front(&l->jobs);
         struct window *w;
 
         if (!node) {
-            pthread_cond_wait(&ws->more, &ws->lock);
+            pthread_cond_wait(&l->more, &l->lock);
             continue;
         }
-        pthread_mutex_unlock(&ws->lock);
+        pthread_mutex_unlock(&l->lock);
         w = LIST_ENTRY(node, struct window, job);
         w->status = w->state == WINDOW_MAKING ? window_make(a, w) : window_unmake(a, w);
-        pthread_mutex_lock(&ws->lock);
-        list_push_back(&ws->ended, &w->job);
-        (void)uv_async_send(&ws->done);
+        pthread_mutex_lock(&l->lock);
+        list_push_back(&l->ended, &w->job);
+        (void)uv_async_send(&l->done);
     }
-    pthread_mutex_unlock(&ws->lock);
+    pthread_mutex_unlock(&l->lock);
     return NULL;
 }
 
-int arena_window_submit(struct arena *a, struct window *w)
+int lend_submit(struct arena *a, struct window *w)
 {
-    struct windows *ws = a->windows;
-    int rc = ws->threaded ? 0 : pthread_create(&ws->thread, NULL, windows_thread, a);
+    struct lender *l = a->lender;
+    int rc = l->threaded ? 0 : pthread_create(&l->thread, NULL, windows_thread, a);
 
     if (rc != 0)
         return -rc;
-    ws->threaded = true;
-    pthread_mutex_lock(&ws->lock);
-    list_push_back(&ws->jobs, &w->job);
-    pthread_cond_signal(&ws->more);
-    pthread_mutex_unlock(&ws->lock);
+    l->threaded = true;
+    pthread_mutex_lock(&l->lock);
+    list_push_back(&l->jobs, &w->job);
+    pthread_cond_signal(&l->more);
+    pthread_mutex_unlock(&l->lock);
     return 0;
 }
 
-struct window *arena_window_ended(struct arena *a)
+struct window *lend_ended(struct arena *a)
 {
-    struct windows *ws = a->windows;
+    struct lender *l = a->lender;
     struct list *node;
 
-    pthread_mutex_lock(&ws->lock);
-    node = list_pop_front(&ws->ended);
-    pthread_mutex_unlock(&ws->lock);
+    pthread_mutex_lock(&l->lock);
+    node = list_pop_front(&l->ended);
+    pthread_mutex_unlock(&l->lock);
     return node ? LIST_ENTRY(node, struct window, job) : NULL;
 }
 
 void arena_lent_stop(struct arena *a)
 {
-    struct windows *ws = a->windows;
+    struct lender *l = a->lender;
 
-    if (!ws || !ws->threaded)
+    if (!l || !l->threaded)
         return;
-    pthread_mutex_lock(&ws->lock);
-    ws->stop = true;
-    pthread_cond_signal(&ws->more);
-    pthread_mutex_unlock(&ws->lock);
-    pthread_join(ws->thread, NULL);
-    ws->threaded = false;
+    pthread_mutex_lock(&l->lock);
+    l->stop = true;
+    pthread_cond_signal(&l->more);
+    pthread_mutex_unlock(&l->lock);
+    pthread_join(l->thread, NULL);
+    l->threaded = false;
 }

@@ -41,7 +41,7 @@ struct pin_request {
 };
 
 struct pin_wait {
-    struct cache_move m;
+    struct window_move m;
     struct list link;
     struct pin_request *q;
     uint32_t block;
@@ -55,6 +55,11 @@ static struct request_rooms *rooms_of(const struct pin_request *q)
 static struct cache *cache_of_pin(const struct pin_request *q)
 {
     return rooms_of(q)->cache;
+}
+
+static struct relocations *relocations_of(const struct pin_request *q)
+{
+    return &windows_of(q->w)->relocations;
 }
 
 static void pin_pump(struct pin_request *q);
@@ -85,7 +90,7 @@ static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, 
             return 1;
     if (l->n == room)
         return 0;
-    fd = memfd_lend(arena_window_fd(rooms_of(q)->arena, extent));
+    fd = memfd_lend(lend_fd(rooms_of(q)->arena, extent));
     if (fd < 0)
         return -EMFILE;
     l->extents[l->n] = extent;
@@ -95,11 +100,11 @@ static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, 
 
 static bool place_of(const struct pin_request *q, uint32_t block, struct ucm_wire_place *out)
 {
-    struct arena_place place;
+    struct lend_place place;
 
     *out = (struct ucm_wire_place){.extent = UCM_PLACE_NONE};
     if (q->p->extent[block] == UCM_PLACE_NONE ||
-        !cache_group_place(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part, &place))
+        !window_place(relocations_of(q), q->ch->blocks[block].base, q->ch->part, &place))
         return false;
     *out = (struct ucm_wire_place){place.window, place.slot, place.generation};
     return true;
@@ -151,7 +156,7 @@ static bool pin_answer(struct pin_request *q, struct ucm_error *e)
     }
     for (uint32_t i = 0; i < l.n; i++) {
         window_map_lend(&q->w->map, l.extents[i]);
-        arena_window_map(rooms_of(q)->arena, l.extents[i]);
+        lend_map(rooms_of(q)->arena, l.extents[i]);
     }
     if (n == q->n && none > q->missing)
         rooms_of(q)->metrics->window_full += none - q->missing;
@@ -193,7 +198,7 @@ static void pin_finish(struct pin_request *q)
 /* ---- blocks ---- */
 
 /* The request has one use of the block's part, which lies in a window slot. */
-static void block_take(struct pin_request *q, uint32_t block, const struct cache_move *m)
+static void block_take(struct pin_request *q, uint32_t block, const struct window_move *m)
 {
     struct metrics *metrics = rooms_of(q)->metrics;
 
@@ -225,7 +230,7 @@ static void wait_ended(struct pin_request *q, struct pin_wait *pw)
     limit_give(q->r.s->peer.owner, LIMIT_MOVES, 1);
 }
 
-static void moved_cb(struct cache_move *m, int status)
+static void moved_cb(struct window_move *m, int status)
 {
     struct pin_wait *pw = LIST_ENTRY(m, struct pin_wait, m);
     struct pin_request *q = pw->q;
@@ -249,7 +254,7 @@ static bool spare_reserve(struct pin_request *q)
 /* 0: begun, or ended; -EBUSY: no slot now. */
 static int block_begin(struct pin_request *q, uint32_t block)
 {
-    struct arena_place place;
+    struct lend_place place;
     struct pin_wait *pw;
     int rc;
 
@@ -268,16 +273,15 @@ static int block_begin(struct pin_request *q, uint32_t block)
         q->missing++;
         return 0;
     }
-    if (q->full &&
-        !cache_group_place(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part, &place))
+    if (q->full && !window_place(relocations_of(q), q->ch->blocks[block].base, q->ch->part, &place))
         return 0;
     pw = q->spare;
     *pw =
         (struct pin_wait){.q = q,
                           .block = block,
                           .m = {.priority = q->priority, .small = q->n <= 16, .done_cb = moved_cb}};
-    rc = cache_move_into(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part,
-                         q->w->tenant->group, &pw->m);
+    rc = window_move(relocations_of(q), q->ch->blocks[block].base, q->ch->part, q->w->tenant->group,
+                     &pw->m);
     if (rc == CACHE_READY) {
         block_take(q, block, &pw->m);
     } else if (rc == CACHE_PENDING) {
@@ -400,7 +404,7 @@ static void pin_stop_cb(struct request *r)
     while (!list_empty(&q->waits)) {
         struct pin_wait *pw = LIST_ENTRY(q->waits.next, struct pin_wait, link);
 
-        cache_move_cancel(cache_of_pin(q), &pw->m);
+        window_move_cancel(relocations_of(q), &pw->m);
         wait_ended(q, pw);
         block_failed(q, -ETIMEDOUT);
         free(pw);

@@ -103,8 +103,8 @@ uint64_t window_slot_bytes(const struct window *w)
 bool window_may_pin(const struct window *w)
 {
     const struct arena *a = w->s->rq->rooms.arena;
-    uint64_t budget = arena_window_budget(a), part = budget / windows_at(w->s->rq)->n_tenants;
-    uint64_t others = arena_window_lent(a, NULL) - arena_window_lent(a, w->tenant->group);
+    uint64_t budget = lend_budget(a), part = budget / windows_at(w->s->rq)->n_tenants;
+    uint64_t others = lend_bytes(a, NULL) - lend_bytes(a, w->tenant->group);
     uint64_t most = budget > others + part ? budget - others : part;
 
     return limit_room_within(w->s->peer.owner, LIMIT_PINNED, most) >= window_slot_bytes(w);
@@ -115,10 +115,11 @@ bool pins_add(struct window_pins *p, uint32_t block)
     struct windows *ws = windows_of(p->w);
     block_ref ref = p->ch->blocks[block].base;
     struct window_extent *e;
-    struct arena_place place;
+    struct lend_place place;
 
     assert(p->extent[block] == UCM_PLACE_NONE);
-    if (!window_may_pin(p->w) || !cache_group_place(cache_of_pins(p), ref, p->ch->part, &place) ||
+    if (!window_may_pin(p->w) ||
+        !window_place(&windows_of(p->w)->relocations, ref, p->ch->part, &place) ||
         extent_taken(ws, place.window, p->w->tenant, uv_now(p->w->s->rq->rooms.loop))) {
         cache_put(cache_of_pins(p), ref, p->ch->part);
         return false;

@@ -28,7 +28,7 @@ static void window_tenant_unref(struct requests *rq, struct window_tenant *t)
             windows_at(rq)->extents[i].tenant = NULL;
     if (windows_at(rq)->taking.from == t)
         windows_at(rq)->taking.from = NULL;
-    arena_group_close(rq->rooms.arena, t->group);
+    lend_group_close(rq->rooms.arena, t->group);
     list_remove(&t->link);
     windows_at(rq)->n_tenants--;
     free(t);
@@ -53,15 +53,15 @@ static struct window_tenant *tenant_new(struct requests *rq, const char *name, i
 {
     struct window_tenant *t = calloc(1, sizeof(*t));
 
-    *rc = t ? arena_group_open(rq->rooms.arena, name, &t->group) : -ENOMEM;
+    *rc = t ? lend_group_open(rq->rooms.arena, name, &t->group) : -ENOMEM;
     if (*rc != 0) {
         free(t);
         return NULL;
     }
-    if (arena_group_table(t->group, &t->header) < 0 ||
+    if (lend_group_table(t->group, &t->header) < 0 ||
         !extents_reserve(windows_at(rq), t->header.extents)) {
         *rc = -ENOMEM;
-        arena_group_close(rq->rooms.arena, t->group);
+        lend_group_close(rq->rooms.arena, t->group);
         free(t);
         return NULL;
     }
@@ -77,7 +77,7 @@ static struct window_tenant *window_tenant_ref(struct requests *rq, const char *
 
     for (struct list *node = tenants->next; node != tenants && !t; node = node->next) {
         t = LIST_ENTRY(node, struct window_tenant, link);
-        if (strcmp(arena_group_tenant(t->group), name) != 0)
+        if (strcmp(lend_group_tenant(t->group), name) != 0)
             t = NULL;
     }
     if (!t)
@@ -120,7 +120,7 @@ static void extent_unmap(struct window *w, uint32_t extent)
 {
     window_map_release(&w->map, extent);
     revoke_time(w);
-    arena_window_release(rooms_of(w)->arena, extent);
+    lend_release(rooms_of(w)->arena, extent);
 }
 
 /* The arena wants an extent that has no slot in use, and that somebody still maps. */
@@ -318,11 +318,10 @@ int method_window_open(struct call *call)
     if (conn_fds_room(call->s->conn) == 0)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY, "read the answers before this one");
     rc = -EOPNOTSUPP;
-    t = arena_window_budget(rq->rooms.arena) > 0 ? window_tenant_ref(rq, call->s->peer.tenant, &rc)
-                                                 : NULL;
+    t = lend_budget(rq->rooms.arena) > 0 ? window_tenant_ref(rq, call->s->peer.tenant, &rc) : NULL;
     if (!t)
         return open_refused(call, rc);
-    fd = memfd_lend(arena_group_table(t->group, &header));
+    fd = memfd_lend(lend_group_table(t->group, &header));
     w = fd >= 0 ? window_alloc(call, t) : NULL;
     if (!w) {
         if (fd < 0)
@@ -338,7 +337,7 @@ int method_window_open(struct call *call)
                                    .extent_bytes = t->header.extent_bytes,
                                    .slot_bytes = window_slot_bytes(w),
                                    .extents = t->header.extents,
-                                   .budget = arena_window_budget(rq->rooms.arena)};
+                                   .budget = lend_budget(rq->rooms.arena)};
     session_reply_fds(call->s, call->msgid, call->method, &r, &fd, 1);
     return 0;
 }

@@ -1,19 +1,21 @@
-/* Windows: blocks that a connection's process reads by itself. Shared by pins.c (which blocks are kept in a
- * window, and how many a uid may keep), budget.c (who gives memory up for others), window.c (what a connection maps), pin.c (bringing
- * blocks there) and feature.c (the door, and the end of windows): each calls those before it.
+/* Windows: blocks that a connection's process reads by itself. Shared by pins.c (which blocks are
+ * kept in a window, and how many a uid may keep), budget.c (who gives memory up for others),
+ * window.c (what a connection maps), pin.c (bringing blocks there) and feature.c (the door, and the
+ * end of windows): each calls those before it.
  *
- * A window is of one part of one namespace. Its extents belong to the tenant, not to it: two connections of a
- * tenant read the same slots. Which memory is lent, and to whom, is the arena's to count; here is who maps what, who
- * pins what, and who has to give some back.
+ * A window is of one part of one namespace. Its extents belong to the tenant, not to it: two
+ * connections of a tenant read the same slots. Which memory is lent, and to whom, is the arena's to
+ * count; here is who maps what, who pins what, and who has to give some back.
  *
- * A pin is a hold of a part that lies in a window slot of its tenant. Its chain leases the block. */
+ * A pin is a hold of a part that lies in a window slot of its tenant. Its chain leases the
+ * block. */
 #ifndef UCMD_WINDOW_WINDOW_H
 #define UCMD_WINDOW_WINDOW_H
 
 #include "daemon/features.h"
 #include "daemon/retrieval/digest.h"
-#include "daemon/window/lend.h"
 #include "daemon/window/map.h"
+#include "daemon/window/relocate.h"
 #include "proto/memory/window.h"
 
 #define SESSION_MAX_WINDOWS 256
@@ -23,6 +25,7 @@
 /* What the daemon has of them. */
 struct windows {
     struct requests *rq;
+    struct relocations relocations; /* relocations.arena: NULL: there are none */
     struct list all, tenants, pins; /* struct window, window_tenant, window_pins */
     uint32_t n_tenants;
     struct window_extent *extents; /* n_extents */
@@ -119,9 +122,10 @@ static inline bool extent_taken(const struct windows *ws, uint32_t extent,
 
 /* The window that the call names; NULL with call->error. */
 struct window *call_window(struct call *call, uint64_t name);
-/* A request of the window has ended. The last one of a window that is closing frees it, once its pins have ended. */
+/* A request of the window has ended. The last one of a window that is closing frees it, once its
+ * pins have ended. */
 void window_unuse(struct window *w);
-/* For arena_window_watch; ctx: the requests. */
+/* For lend_watch; ctx: the requests. */
 void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t extent);
 
 /* ---- budget.c ---- */
@@ -129,8 +133,8 @@ void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t extent);
 /* The arena lends less or more than before: pins that do not fit any more end. */
 void windows_reload(struct requests *rq);
 
-/* Begins to take an extent from a tenant that has more than its part of the budget, if the window's has less.
- * False: it has not, or nobody has more. */
+/* Begins to take an extent from a tenant that has more than its part of the budget, if the window's
+ * has less. False: it has not, or nobody has more. */
 bool window_claim(const struct window *w);
 
 /* ---- pins.c ---- */
@@ -139,16 +143,20 @@ bool window_claim(const struct window *w);
 uint64_t window_slot_bytes(const struct window *w);
 /* Whether the window's uid may pin a block more of what its tenant may have of the budget. */
 bool window_may_pin(const struct window *w);
-/* The window's pins of that chain, made if need be; NULL: no memory. Room for all of the chain's blocks. */
+/* The window's pins of that chain, made if need be; NULL: no memory. Room for all of the chain's
+ * blocks. */
 struct window_pins *pins_get(struct window *w, struct chain *ch);
 /* Drops it if nothing is pinned and nobody works on it. */
 void pins_put(struct window_pins *p);
-/* The caller has one use of the block's part. True: it is pinned now. False: it can't be (evicted by name, in an extent
- * that is wanted back, or its uid has pinned what it may), and the use has ended. */
+/* The caller has one use of the block's part. True: it is pinned now. False: it can't be (evicted
+ * by name, in an extent that is wanted back, or its uid has pinned what it may), and the use has
+ * ended. */
 bool pins_add(struct window_pins *p, uint32_t block);
-/* Ends pins of blocks from *at up to `end`, and looks at `*most` blocks at most, which falls. True: *at is `end`. */
+/* Ends pins of blocks from *at up to `end`, and looks at `*most` blocks at most, which falls. True:
+ * *at is `end`. */
 bool pins_end(struct window_pins *p, uint32_t *at, uint32_t end, uint32_t *most);
-/* Ends some of the pins of a window, or of a chain, for which no request works any more. True: none is left. */
+/* Ends some of the pins of a window, or of a chain, for which no request works any more. True: none
+ * is left. */
 bool window_pins_end_all(struct window *w);
 bool chain_pins_end_all(struct chain *ch);
 /* Blocks may have been evicted by name: their pins end. */
@@ -159,8 +167,8 @@ void pins_sweep_cb(struct cache_retry *r);
 
 /* ---- pin.c ---- */
 
-/* Stops the requests that bring blocks into that window, or of that chain (the other one is NULL), and those that
- * end their pins. */
+/* Stops the requests that bring blocks into that window, or of that chain (the other one is NULL),
+ * and those that end their pins. */
 void pin_requests_stop(struct session *s, const struct window *w, const struct chain *ch);
 /* Chains tell of their ends from now on. */
 void pins_init(struct requests *rq);

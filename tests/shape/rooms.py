@@ -18,8 +18,7 @@ SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 FEATURES = {
     "retrieval": ["daemon/retrieval/", "kernels/sparse/", "kernels/attend/"],
     "pool": ["daemon/pool/", "kernels/slots/"],
-    "window": ["daemon/window/", "daemon/cache/window.c", "daemon/cache/relocate.c",
-               "proto/memory/window.*"],
+    "window": ["daemon/window/", "proto/memory/window.*"],
     "encoding": ["daemon/encoding/", "daemon/cuda/convert.c", "kernels/encoding/"],
     "blend": ["daemon/blend/", "kernels/rope/"],
     "hints": ["daemon/hints/", "proto/memory/hint.*"],

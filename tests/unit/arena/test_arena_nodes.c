@@ -113,7 +113,7 @@ static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, v
     (void)ctx, (void)base, (void)bytes;
     windows_ready += event == LENT_READY;
     if (event == LENT_GOES)
-        arena_window_let_go(arena, window);
+        lend_let_go(arena, window);
 }
 
 /* Windows are spread as the arena is, and count in no node's memory of it. */
@@ -135,21 +135,21 @@ Test(arena_nodes, windows_are_spread_too)
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);
     wait_ready(2 * MIB);
-    cr_assert_eq(arena_group_open(arena, "a", &g), 0);
+    cr_assert_eq(lend_group_open(arena, "a", &g), 0);
     cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
     for (unsigned i = 0; i < 4; i++) {
-        cr_assert_eq(arena_alloc_window(arena, g, MIB, 1, &slot), -EAGAIN);
+        cr_assert_eq(lend_slot(arena, g, MIB, 1, &slot), -EAGAIN);
         for (int turns = 0; turns < 5000 && windows_ready == i; turns++) {
             uv_run(&loop, UV_RUN_NOWAIT);
             uv_sleep(1);
         }
-        cr_assert_eq(arena_alloc_window(arena, g, MIB, 1, &slot), 0);
+        cr_assert_eq(lend_slot(arena, g, MIB, 1, &slot), 0);
         on[arena_slot_node(arena, slot) == NODE_B]++;
     }
     cr_expect(on[0] == 2 && on[1] == 2);
     cr_expect(node_at(0).ready_bytes == MIB && node_at(0).used_bytes == 0);
     uv_close((uv_handle_t *)&awake, NULL);
-    arena_group_close(arena, g);
+    lend_group_close(arena, g);
     close_arena();
 }
 

@@ -49,10 +49,10 @@ static bool c_ready(const void *ctx)
 static void open_chores(void)
 {
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
-    cr_assert_eq(chores_init(&rig.all, &rig.loop, rig.ran), 0);
-    chore_add(&rig.all, &rig.a, a_run, NULL);
-    chore_add(&rig.all, &rig.b, b_run, NULL);
-    chore_add(&rig.all, &rig.c, c_run, c_ready);
+    cr_assert_eq(chores_init(&rig.all, &rig.loop), 0);
+    chore_add(&rig.all, &rig.a, a_run, NULL, rig.ran);
+    chore_add(&rig.all, &rig.b, b_run, NULL, rig.ran);
+    chore_add(&rig.all, &rig.c, c_run, c_ready, rig.ran);
 }
 
 static void close_chores(void)
@@ -117,5 +117,14 @@ Test(chore, what_is_ready_after_a_turn_is_due)
     cr_expect_str_eq(turn(), "a");
     cr_expect_null(chore_asleep(&rig.all));
     cr_expect_str_eq(turn(), "c");
+    cr_expect(rests());
+}
+
+Test(chore, what_is_removed_runs_no_more)
+{
+    chore_wake(&rig.a);
+    chore_wake(&rig.b);
+    chore_remove(&rig.a);
+    cr_expect_str_eq(turn(), "b");
     cr_expect(rests());
 }

@@ -200,9 +200,7 @@ static inline void window_cb(void *ctx, enum arena_lent_event event, uint32_t wi
     (void)bytes;
     rig.window_events[event]++;
     if (event == LENT_GOES)
-        arena_window_let_go(rig.arena, window);
-    else
-        cache_groups_changed(rig.cache);
+        lend_let_go(rig.arena, window);
 }
 
 static inline struct ns *space_of(const char *tenant, const char *model, uint32_t parts,

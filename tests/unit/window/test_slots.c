@@ -1,10 +1,10 @@
 /* A full window: who leaves it for others, of the tenant and of another one, and how hard that is looked for. */
 /* Sanitizers: thread */
-#include "tests/unit/cache/relocate_rig.h"
+#include "tests/unit/window/relocate_rig.h"
 
 #include <stdlib.h>
 
-TestSuite(cache_window, .init = relocate_open, .fini = relocate_close);
+TestSuite(window_slots, .init = relocate_open, .fini = relocate_close);
 
 /* Stored, written below, moved into the window, and released. */
 static void fill_window(struct ns *ns, uint64_t first, uint64_t n)
@@ -19,7 +19,7 @@ static void fill_window(struct ns *ns, uint64_t first, uint64_t n)
 }
 
 /* Used slots lie before those that may leave, more than a search looks at in a turn of the loop. */
-Test(cache_window_wide, unused_blocks_behind_many_used_ones_leave)
+Test(window_slots_wide, unused_blocks_behind_many_used_ones_leave)
 {
     uint32_t slots = 6 * 256, used = slots - 100;
     block_ref *ref = calloc(used, sizeof(*ref)), late;
@@ -52,7 +52,7 @@ Test(cache_window_wide, unused_blocks_behind_many_used_ones_leave)
     relocate_close();
 }
 
-Test(cache_window, what_is_used_or_waits_to_be_written_stays)
+Test(window_slots, what_is_used_or_waits_to_be_written_stays)
 {
     struct mover mv;
     block_ref ref[8], late;
@@ -81,7 +81,7 @@ Test(cache_window, what_is_used_or_waits_to_be_written_stays)
 }
 
 /* Ordinary searches pass over blocks in windows, whose slots are of no use to them. */
-Test(cache_window, ordinary_space_comes_from_ordinary_slots)
+Test(window_slots, ordinary_space_comes_from_ordinary_slots)
 {
     block_ref ref;
 
@@ -95,7 +95,7 @@ Test(cache_window, ordinary_space_comes_from_ordinary_slots)
     cr_expect_eq(arena_bytes_used(rig.arena), 2 * MIB);
 }
 
-Test(cache_window, but_not_what_is)
+Test(window_slots, but_not_what_is)
 {
     block_ref ref[8], late;
     struct mover mv;
@@ -120,15 +120,15 @@ Test(cache_window, but_not_what_is)
     drop(late);
 }
 
-Test(cache_window, a_lower_budget_waits_for_users)
+Test(window_slots, a_lower_budget_waits_for_users)
 {
     block_ref ref = stored(rig.one, 1);
-    struct arena_place place;
+    struct lend_place place;
 
     settle();
     place = moved(ref, 0);
-    arena_window_budget_set(rig.arena, 0);
-    cache_groups_changed(rig.cache);
+    lend_budget_set(rig.arena, 0);
+    window_slots_changed(&relocations);
     for (int i = 0; i < 5; i++)
         turn();
     cr_expect(readable(group, &place));
@@ -142,7 +142,7 @@ Test(cache_window, a_lower_budget_waits_for_users)
 /* ---- bounds ---- */
 
 /* A search that found nothing is not repeated in its turn of the loop, unless something was released. */
-Test(cache_window, what_was_in_vain_is_remembered_for_a_turn)
+Test(window_slots, what_was_in_vain_is_remembered_for_a_turn)
 {
     block_ref used[8], late[3];
     struct mover mv;
@@ -178,12 +178,12 @@ Test(cache_window, what_was_in_vain_is_remembered_for_a_turn)
 }
 
 /* However much one tenant begins, the other may begin as much. */
-Test(cache_window, tenants_have_equal_parts_of_the_relocations)
+Test(window_slots, tenants_have_equal_parts_of_the_relocations)
 {
     struct mover mine[3], others[3];
     block_ref ref[3], other_ref[3];
 
-    rig.cache->moves.most = 4;
+    relocations.most = 4;
     for (uint64_t i = 0; i < 3; i++) {
         ref[i] = stored(rig.one, 1 + i);
         other_ref[i] = stored(other, 1 + i);

@@ -3,6 +3,7 @@
 #ifndef UCMD_TESTS_RELOCATE_RIG_H
 #define UCMD_TESTS_RELOCATE_RIG_H
 
+#include "daemon/window/relocate.h"
 #include "proto/memory/window.h"
 #include "tests/unit/cache/cache_rig.h"
 
@@ -12,15 +13,16 @@
 
 /* ---- who wants a part in the window ---- */
 
+static struct relocations relocations;
 static struct arena_group *group, *other_group;
 static struct ns *other;
 
 struct mover {
-    struct cache_move m;
+    struct window_move m;
     int calls, status;
 };
 
-static inline void moved_cb(struct cache_move *m, int status)
+static inline void moved_cb(struct window_move *m, int status)
 {
     struct mover *mv = (struct mover *)m;
 
@@ -34,7 +36,12 @@ static inline int move(struct mover *mv, block_ref ref, uint32_t part)
         strcmp(cache_ns(rig.cache, ref)->identity.tenant, "other") == 0 ? other_group : group;
 
     *mv = (struct mover){.m = {.done_cb = moved_cb}};
-    return cache_move_into(rig.cache, ref, part, g, &mv->m);
+    return window_move(&relocations, ref, part, g, &mv->m);
+}
+
+static void changed_cb(void *ctx)
+{
+    window_slots_changed(ctx);
 }
 
 static uv_async_t awake; /* what windows wait for keeps no loop alive */
@@ -43,9 +50,13 @@ static inline void relocate_open_with(uint32_t extents)
 {
     rig.windows = extents;
     rig_open();
+    relocations = (struct relocations){
+        .cache = rig.cache, .arena = rig.arena, .index = rig.index, .metrics = &rig.metrics};
+    relocations_open(&relocations);
+    lend_watch(rig.arena, &(struct lend_watcher){.changed_cb = changed_cb, .ctx = &relocations});
     other = space_of("other", "one", 1, MIB / 4 / SHARDS);
-    cr_assert_eq(arena_group_open(rig.arena, "t", &group), 0);
-    cr_assert_eq(arena_group_open(rig.arena, "other", &other_group), 0);
+    cr_assert_eq(lend_group_open(rig.arena, "t", &group), 0);
+    cr_assert_eq(lend_group_open(rig.arena, "other", &other_group), 0);
     cache_copier_attach(rig.cache, copy_cb, &rig);
     cr_assert_eq(uv_async_init(&rig.loop, &awake, NULL), 0);
 }
@@ -60,8 +71,10 @@ static inline void relocate_close(void)
     turn(); /* cancelled ones end */
     cr_expect_eq(cache_moves(rig.cache), 0u);
     cr_expect_eq(n_copies, 0u);
-    arena_group_close(rig.arena, group);
-    arena_group_close(rig.arena, other_group);
+    lend_group_close(rig.arena, group);
+    lend_group_close(rig.arena, other_group);
+    lend_watch(rig.arena, NULL);
+    relocations_close(&relocations);
     uv_close((uv_handle_t *)&awake, NULL);
     rig_close();
 }
@@ -89,10 +102,10 @@ static inline void await(enum arena_lent_event event, unsigned n)
 }
 
 /* Moves a part of a block in DRAM that nobody else uses; the mover has a use. */
-static inline struct arena_place moved(block_ref ref, uint32_t part)
+static inline struct lend_place moved(block_ref ref, uint32_t part)
 {
     unsigned ready = rig.window_events[LENT_READY];
-    struct arena_place place;
+    struct lend_place place;
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, part), CACHE_PENDING);
@@ -103,7 +116,7 @@ static inline struct arena_place moved(block_ref ref, uint32_t part)
     cr_assert_eq(mv.status, 0);
     cr_expect(mv.m.copied);
     cr_expect_not(mv.m.read);
-    cr_assert(cache_group_place(rig.cache, ref, part, &place));
+    cr_assert(window_place(&relocations, ref, part, &place));
     cr_expect(marks_right(ref, part));
     return place;
 }
@@ -116,10 +129,10 @@ static inline bool in_dram(struct ns *ns, uint64_t number)
 }
 
 /* Does a worker that was told the place find its bytes there? */
-static inline bool readable(struct arena_group *g, const struct arena_place *place)
+static inline bool readable(struct arena_group *g, const struct lend_place *place)
 {
     struct ucm_window_header h;
-    int fd = arena_group_table(g, &h);
+    int fd = lend_group_table(g, &h);
     uint64_t bytes = ucm_window_table_bytes(h.extents, h.slots_per_extent);
     char *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
     const _Atomic uint64_t *table = (const _Atomic uint64_t *)(p + UCM_WINDOW_HEADER_BYTES);

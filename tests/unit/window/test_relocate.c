@@ -1,6 +1,6 @@
 /* Parts move into windows: read there, or copied and exchanged once nobody else uses them. */
 /* Sanitizers: thread */
-#include "tests/unit/cache/relocate_rig.h"
+#include "tests/unit/window/relocate_rig.h"
 
 #include "daemon/snapshot/format.h"
 #include "daemon/snapshot/persist.h"
@@ -9,21 +9,21 @@
 
 #include <stdio.h>
 
-TestSuite(cache_move_into, .init = relocate_open, .fini = relocate_close);
+TestSuite(relocate, .init = relocate_open, .fini = relocate_close);
 
 /* ---- moving what is in DRAM ---- */
 
-Test(cache_move_into, one_copy_in_dram)
+Test(relocate, one_copy_in_dram)
 {
     block_ref ref = stored(rig.one, 1);
-    struct arena_place place = moved(ref, 0), again;
+    struct lend_place place = moved(ref, 0), again;
     struct mover mv;
 
     cr_expect_eq(arena_bytes_used(rig.arena), 0u, "the ordinary slot is free");
-    cr_expect_eq(arena_window_used(rig.arena), MIB / 4);
+    cr_expect_eq(lend_used_bytes(rig.arena), MIB / 4);
     cr_expect(readable(group, &place));
     cr_expect_eq(move(&mv, ref, 0), CACHE_READY);
-    cr_expect(cache_group_place(rig.cache, ref, 0, &again));
+    cr_expect(window_place(&relocations, ref, 0, &again));
     cr_expect_eq(memcmp(&again, &place, sizeof(place)), 0);
     cr_expect_eq(block_of(ref)->part[0].users, 2u);
     cache_put(rig.cache, ref, 0);
@@ -31,18 +31,18 @@ Test(cache_move_into, one_copy_in_dram)
     cr_expect(readable(group, &place), "until it leaves");
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     cr_expect_not(readable(group, &place), "evicted by name, though it is held");
-    cr_expect_not(cache_group_place(rig.cache, ref, 0, &again));
+    cr_expect_not(window_place(&relocations, ref, 0, &again));
     drop(ref);
     expect_nothing_held();
-    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
     await(LENT_GONE, 1);
 }
 
-Test(cache_move_into, it_waits_for_other_users)
+Test(relocate, it_waits_for_other_users)
 {
     block_ref ref = stored(rig.one, 1);
     struct cache_wait w = {.done_cb = NULL};
-    struct arena_place place;
+    struct lend_place place;
     struct mover mv;
 
     cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
@@ -52,21 +52,21 @@ Test(cache_move_into, it_waits_for_other_users)
     turn();
     cr_expect_eq(mv.calls, 0);
     cr_expect(marks_right(ref, 0));
-    cr_expect_not(cache_group_place(rig.cache, ref, 0, &place), "it is where it was");
+    cr_expect_not(window_place(&relocations, ref, 0, &place), "it is where it was");
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4);
     cache_put(rig.cache, ref, 0);
     cr_expect_eq(mv.calls, 0, "not inside the call");
     turn();
     cr_expect_eq(mv.calls, 1);
     cr_expect_eq(mv.status, 0);
-    cr_expect(cache_group_place(rig.cache, ref, 0, &place));
+    cr_expect(window_place(&relocations, ref, 0, &place));
     cr_expect(marks_right(ref, 0));
     cr_expect_eq(arena_bytes_used(rig.arena), 0u);
     cache_put(rig.cache, ref, 0);
     drop(ref);
 }
 
-Test(cache_move_into, a_hold_keeps_it_where_it_is)
+Test(relocate, a_hold_keeps_it_where_it_is)
 {
     block_ref ref = stored(rig.one, 1);
     const void *memory;
@@ -79,18 +79,18 @@ Test(cache_move_into, a_hold_keeps_it_where_it_is)
     for (int i = 0; i < 5; i++)
         turn();
     cr_expect_eq(mv.calls, 0);
-    cache_move_cancel(rig.cache, &mv.m); /* its deadline */
+    window_move_cancel(&relocations, &mv.m); /* its deadline */
     turn();
     cr_expect_eq(mv.calls, 0);
     cr_expect_eq(cache_moves(rig.cache), 0u);
-    cr_expect_eq(arena_window_used(rig.arena), 0u, "the slot is given back");
+    cr_expect_eq(lend_used_bytes(rig.arena), 0u, "the slot is given back");
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4);
     cr_expect_eq(block_of(ref)->part[0].users, 1u);
     cache_unhold(rig.cache, ref, 0);
     drop(ref);
 }
 
-Test(cache_move_into, all_who_ask_get_it)
+Test(relocate, all_who_ask_get_it)
 {
     block_ref ref = stored(rig.one, 1);
     struct mover mv[3];
@@ -100,7 +100,7 @@ Test(cache_move_into, all_who_ask_get_it)
     await(LENT_READY, 1);
     cr_assert_eq(move(&mv[2], ref, 0), CACHE_PENDING);
     cr_assert_eq(n_copies, 1u);
-    cache_move_cancel(rig.cache, &mv[1].m);
+    window_move_cancel(&relocations, &mv[1].m);
     copy_next();
     cr_expect_eq(mv[0].calls, 1);
     cr_expect_eq(mv[1].calls, 0);
@@ -111,33 +111,33 @@ Test(cache_move_into, all_who_ask_get_it)
     drop(ref);
 }
 
-Test(cache_move_into, nobody_waits_any_more)
+Test(relocate, nobody_waits_any_more)
 {
     block_ref ref = stored(rig.one, 1);
     struct mover mv;
 
     /* For an extent. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    cache_move_cancel(rig.cache, &mv.m);
+    window_move_cancel(&relocations, &mv.m);
     turn();
     cr_expect_eq(cache_moves(rig.cache), 0u);
     await(LENT_READY, 1);
     /* For the copy, which goes on. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    cache_move_cancel(rig.cache, &mv.m);
+    window_move_cancel(&relocations, &mv.m);
     turn();
     cr_expect_eq(cache_moves(rig.cache), 1u);
     cr_expect_eq(block_of(ref)->part[0].users, 1u);
     copy_next();
     cr_expect_eq(cache_moves(rig.cache), 0u);
     cr_expect_eq(mv.calls, 0);
-    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
     cr_expect_eq(block_of(ref)->part[0].users, 0u);
     /* Somebody else asks while the copy goes on. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     if (n_copies == 0)
         await(LENT_READY, 2);
-    cache_move_cancel(rig.cache, &mv.m);
+    window_move_cancel(&relocations, &mv.m);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     turn();
     copy_next();
@@ -147,7 +147,7 @@ Test(cache_move_into, nobody_waits_any_more)
     drop(ref);
 }
 
-Test(cache_move_into, evicted_by_name_meanwhile)
+Test(relocate, evicted_by_name_meanwhile)
 {
     block_ref ref = stored(rig.one, 1);
     struct mover mv, late;
@@ -163,10 +163,10 @@ Test(cache_move_into, evicted_by_name_meanwhile)
     cr_expect_eq(mv.status, -ENOENT);
     drop(ref);
     expect_nothing_held();
-    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
 }
 
-Test(cache_move_into, what_is_not_whole)
+Test(relocate, what_is_not_whole)
 {
     block_ref ref = open_block(rig.one, 1);
     struct cache_fill *f;
@@ -182,10 +182,10 @@ Test(cache_move_into, what_is_not_whole)
 
 /* ---- reading ---- */
 
-Test(cache_move_into, read_straight_into_the_window)
+Test(relocate, read_straight_into_the_window)
 {
     block_ref ref = store_below(rig.one, 1);
-    struct arena_place place;
+    struct lend_place place;
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
@@ -199,14 +199,14 @@ Test(cache_move_into, read_straight_into_the_window)
     cr_expect(mv.m.read);
     cr_expect_not(mv.m.copied);
     cr_expect(marks_right(ref, 0));
-    cr_assert(cache_group_place(rig.cache, ref, 0, &place));
+    cr_assert(window_place(&relocations, ref, 0, &place));
     cr_expect(readable(group, &place));
     cache_put(rig.cache, ref, 0);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER, "leased");
     drop(ref);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cr_expect_not(readable(group, &place));
-    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
 }
 
 static int got_status;
@@ -217,7 +217,7 @@ static void got_cb(struct cache_wait *w, int status)
     got_status = status;
 }
 
-Test(cache_move_into, somebody_else_reads_it_elsewhere)
+Test(relocate, somebody_else_reads_it_elsewhere)
 {
     block_ref ref = store_below(rig.one, 1);
     struct cache_wait w = {.done_cb = got_cb};
@@ -242,7 +242,7 @@ Test(cache_move_into, somebody_else_reads_it_elsewhere)
     drop(ref);
 }
 
-Test(cache_move_into, a_read_that_fails)
+Test(relocate, a_read_that_fails)
 {
     block_ref ref = store_below(rig.one, 1);
     struct mover mv;
@@ -252,19 +252,19 @@ Test(cache_move_into, a_read_that_fails)
     fake_next(&rig.tier, -EIO);
     cr_expect_eq(mv.calls, 1);
     cr_expect_eq(mv.status, -EIO);
-    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
     drop(ref);
     expect_nothing_held();
 }
 
-Test(cache_move_into, a_read_that_nobody_waits_for)
+Test(relocate, a_read_that_nobody_waits_for)
 {
     block_ref ref = store_below(rig.one, 1);
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     await(LENT_READY, 1);
-    cache_move_cancel(rig.cache, &mv.m);
+    window_move_cancel(&relocations, &mv.m);
     turn();
     cr_expect_eq(cache_moves(rig.cache), 0u);
     fake_next(&rig.tier, 0);
@@ -277,7 +277,7 @@ Test(cache_move_into, a_read_that_nobody_waits_for)
 /* ---- with other things that the cache does ---- */
 
 /* Their memory ends with the daemon. */
-Test(cache_move_into, a_snapshot_leaves_them_out)
+Test(relocate, a_snapshot_leaves_them_out)
 {
     char folder[] = "/dev/shm/ucm-test-relocate-XXXXXX", why[PERSIST_WHY_BYTES];
     struct persist_identity id;
@@ -321,15 +321,15 @@ Test(cache_move_into, a_snapshot_leaves_them_out)
 }
 
 /* Blocks of two parts, of which one lies in a window. */
-Test(cache_move_into, one_part_of_two)
+Test(relocate, one_part_of_two)
 {
     block_ref ref = stored(rig.two, 1);
-    struct arena_place place;
+    struct lend_place place;
 
     settle();
     place = moved(ref, 1);
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 8);
-    cr_expect_eq(arena_window_used(rig.arena), MIB / 8);
+    cr_expect_eq(lend_used_bytes(rig.arena), MIB / 8);
     cr_expect(cache_in_dram(rig.cache, ref));
     cache_put(rig.cache, ref, 1);
     drop(ref);
@@ -339,13 +339,13 @@ Test(cache_move_into, one_part_of_two)
     }
     cr_expect_not(in_dram(rig.two, 1), "for its ordinary slot");
     cr_expect_not(readable(group, &place));
-    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
 }
 
 /* A full index drops blocks of windows, too, if there are no others. */
-Test(cache_move_into, the_index_needs_their_place)
+Test(relocate, the_index_needs_their_place)
 {
-    struct arena_place place;
+    struct lend_place place;
     block_ref ref = stored(rig.one, 1);
 
     place = moved(ref, 0);

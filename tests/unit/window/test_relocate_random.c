@@ -1,13 +1,13 @@
 /* Everything that happens to parts in windows, at random: whoever was told a place finds its bytes there, or
  * another generation; and nothing is left over. UCM_SEED repeats a run. */
-#include "tests/unit/cache/relocate_rig.h"
 #include "tests/unit/random.h"
+#include "tests/unit/window/relocate_rig.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <unistd.h>
 
-TestSuite(cache_relocate_random, .init = relocate_open, .fini = relocate_close);
+TestSuite(relocate_random, .init = relocate_open, .fini = relocate_close);
 
 #define KEYS 10u
 #define MOVERS 6u
@@ -33,7 +33,7 @@ static struct {
     } load;
     struct told {
         struct arena_group *group;
-        struct arena_place place;
+        struct lend_place place;
         const uint8_t *memory;
         uint64_t mark;
     } told[TOLD];
@@ -92,13 +92,13 @@ static void tell(block_ref ref)
     struct told *t = &chaos.told[chaos.n_told++ % TOLD];
 
     *t = (struct told){.memory = memory_of(ref, 0), .mark = mark_of(block_of(ref), 0, 0)};
-    if (!cache_group_place(rig.cache, ref, 0, &t->place)) {
+    if (!window_place(&relocations, ref, 0, &t->place)) {
         cr_assert(cache_doomed(rig.cache, ref));
         t->memory = NULL;
         return;
     }
     t->group = arena_slot_group(rig.arena, part_slot(&block_of(ref)->part[0]));
-    cr_assert_str_eq(arena_group_tenant(t->group), cache_ns(rig.cache, ref)->identity.tenant);
+    cr_assert_str_eq(lend_group_tenant(t->group), cache_ns(rig.cache, ref)->identity.tenant);
 }
 
 static void told_check(void)
@@ -141,7 +141,7 @@ static void mover_took(struct one_mover *m, int status)
     use_keep(m->ref);
 }
 
-static void mover_cb(struct cache_move *m, int status)
+static void mover_cb(struct window_move *m, int status)
 {
     mover_took((struct one_mover *)m, status);
 }
@@ -154,7 +154,7 @@ static void some_move(void)
     if (m->waits) {
         if (below(4) > 0)
             return;
-        cache_move_cancel(rig.cache, &m->mv.m);
+        window_move_cancel(&relocations, &m->mv.m);
         m->waits = false;
         drop(m->ref);
         return;
@@ -211,8 +211,8 @@ static void some_evict(void)
 
 static void some_budget(void)
 {
-    arena_window_budget_set(rig.arena, below(WINDOWS + 1) * MIB);
-    cache_groups_changed(rig.cache);
+    lend_budget_set(rig.arena, below(WINDOWS + 1) * MIB);
+    window_slots_changed(&relocations);
 }
 
 static void some_tier(void)
@@ -260,7 +260,7 @@ static void step(void)
     told_check();
 }
 
-Test(cache_relocate_random, nobody_reads_other_bytes)
+Test(relocate_random, nobody_reads_other_bytes)
 {
     random_state = random_seed(uv_hrtime() | 1);
     fprintf(stderr, "UCM_SEED=%" PRIu64 "\n", random_state);
@@ -269,8 +269,8 @@ Test(cache_relocate_random, nobody_reads_other_bytes)
         if (i % 64 == 0)
             usleep(50); /* for the arena's thread */
     }
-    arena_window_budget_set(rig.arena, WINDOWS * MIB);
-    cache_groups_changed(rig.cache);
+    lend_budget_set(rig.arena, WINDOWS * MIB);
+    window_slots_changed(&relocations);
     for (unsigned i = 0; i < USES; i++)
         use_end(&chaos.use[i]);
     for (int i = 0; i < 5000 && (cache_moves(rig.cache) > 0 || rig.tier.n_pending > 0 ||
@@ -310,7 +310,7 @@ Test(cache_relocate_random, nobody_reads_other_bytes)
                 (void)cache_evict(rig.cache, ref, CACHE_ALL);
         }
     expect_nothing_held();
-    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
     cr_expect(chaos.copied > 0 && chaos.read > 0 && chaos.stale > 0 && chaos.right > 0,
               "copied %u read %u failed %u stale %u right %u", chaos.copied, chaos.read,
               chaos.failed, chaos.stale, chaos.right);

@@ -75,7 +75,7 @@ static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, v
     if (event == LENT_GOES) {
         going = window;
         if (!keep_going)
-            arena_window_let_go(arena, window);
+            lend_let_go(arena, window);
     }
 }
 
@@ -99,9 +99,9 @@ static void open_arena(uint64_t budget)
 
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);
-    cr_assert_eq(arena_group_open(arena, "a", &a), 0);
-    cr_assert_eq(arena_group_open(arena, "b", &b), 0);
-    arena_window_watch(arena, revoke_cb, &revoked);
+    cr_assert_eq(lend_group_open(arena, "a", &a), 0);
+    cr_assert_eq(lend_group_open(arena, "b", &b), 0);
+    lend_watch(arena, &(struct lend_watcher){.revoke_cb = revoke_cb, .ctx = &revoked});
 }
 
 /* Turns of the loop until *count is n. */
@@ -122,8 +122,8 @@ static void await(const unsigned *count, unsigned n)
 
 static void close_arena(void)
 {
-    arena_group_close(arena, a);
-    arena_group_close(arena, b);
+    lend_group_close(arena, a);
+    lend_group_close(arena, b);
     arena_free(arena);
     uv_run(&loop, UV_RUN_DEFAULT);
     cr_expect_eq(uv_loop_close(&loop), 0);
@@ -133,22 +133,22 @@ static void close_arena(void)
 static slot_ref slot_of(struct arena_group *g, uint64_t bytes)
 {
     slot_ref slot = 0;
-    int rc = arena_alloc_window(arena, g, bytes, 7, &slot);
+    int rc = lend_slot(arena, g, bytes, 7, &slot);
 
     if (rc == -EAGAIN) {
         await(&events[LENT_READY], events[LENT_READY] + 1);
-        rc = arena_alloc_window(arena, g, bytes, 7, &slot);
+        rc = lend_slot(arena, g, bytes, 7, &slot);
     }
     cr_assert_eq(rc, 0);
     cr_assert_eq(arena_slot_group(arena, slot), g);
     return slot;
 }
 
-static struct arena_place place_of(slot_ref slot)
+static struct lend_place place_of(slot_ref slot)
 {
-    struct arena_place p;
+    struct lend_place p;
 
-    cr_assert(arena_slot_place(arena, slot, &p));
+    cr_assert(lend_place(arena, slot, &p));
     return p;
 }
 
@@ -164,7 +164,7 @@ static const void *worker_map(int fd, uint64_t bytes)
 static const _Atomic uint64_t *worker_table(const struct arena_group *g,
                                             struct ucm_window_header *header)
 {
-    int fd = arena_group_table(g, header);
+    int fd = lend_group_table(g, header);
     const char *p =
         worker_map(fd, ucm_window_table_bytes(header->extents, header->slots_per_extent));
 
@@ -173,44 +173,44 @@ static const _Atomic uint64_t *worker_table(const struct arena_group *g,
 
 /* ---- tests ---- */
 
-Test(arena_window, none_without_address_space)
+Test(lend, none_without_address_space)
 {
     struct arena_config c = {.size = MIB, .extent = MIB, .extent_ready_cb = ready_cb};
     struct arena_group *g;
 
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);
-    cr_expect_eq(arena_group_open(arena, "a", &g), -EOPNOTSUPP);
+    cr_expect_eq(lend_group_open(arena, "a", &g), -EOPNOTSUPP);
     arena_free(arena);
     cr_expect_eq(uv_loop_close(&loop), 0);
 }
 
-Test(arena_window, a_budget_of_nothing)
+Test(lend, a_budget_of_nothing)
 {
     slot_ref slot;
 
     open_arena(0);
-    cr_expect_eq(arena_alloc_window(arena, a, 4096, 1, &slot), -ENOSPC);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB + 1, 1, &slot), -EFBIG);
-    arena_window_budget_set(arena, MIB);
+    cr_expect_eq(lend_slot(arena, a, 4096, 1, &slot), -ENOSPC);
+    cr_expect_eq(lend_slot(arena, a, MIB + 1, 1, &slot), -EFBIG);
+    lend_budget_set(arena, MIB);
     slot = slot_of(a, 4096);
-    cr_expect_eq(arena_window_lent(arena, NULL), MIB);
-    cr_expect_eq(arena_window_lent(arena, a), MIB);
-    cr_expect_eq(arena_window_lent(arena, b), 0u);
-    cr_expect_eq(arena_window_used(arena), 4096u);
+    cr_expect_eq(lend_bytes(arena, NULL), MIB);
+    cr_expect_eq(lend_bytes(arena, a), MIB);
+    cr_expect_eq(lend_bytes(arena, b), 0u);
+    cr_expect_eq(lend_used_bytes(arena), 4096u);
     cr_expect_eq(arena_bytes_used(arena), 0u, "ordinary slots");
     arena_slot_free(arena, slot);
     await(&events[LENT_GONE], 1);
-    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
-    cr_expect_eq(arena_window_used(arena), 0u);
+    cr_expect_eq(lend_bytes(arena, NULL), 0u);
+    cr_expect_eq(lend_used_bytes(arena), 0u);
     close_arena();
 }
 
-Test(arena_window, generations_of_a_place)
+Test(lend, generations_of_a_place)
 {
     struct ucm_window_header h;
     const _Atomic uint64_t *table;
-    struct arena_place p, q;
+    struct lend_place p, q;
     slot_ref slot, other;
     uint64_t entry;
 
@@ -225,7 +225,7 @@ Test(arena_window, generations_of_a_place)
 
     slot = slot_of(a, 3 * 4096);
     other = slot_of(a, 3 * 4096);
-    cr_expect_not(arena_slot_place(arena, slot, &p), "nothing is in it");
+    cr_expect_not(lend_place(arena, slot, &p), "nothing is in it");
     arena_slot_publish(arena, slot);
     p = place_of(slot);
     entry = ucm_window_entry(h.slots_per_extent, p.window, p.slot);
@@ -241,7 +241,7 @@ Test(arena_window, generations_of_a_place)
     cr_expect_eq(table[entry] % 2, 1u);
     cr_expect_gt(table[entry], p.generation);
     cr_expect_not(ucm_window_end(&table[entry], p.generation));
-    cr_expect_not(arena_slot_place(arena, slot, &q));
+    cr_expect_not(lend_place(arena, slot, &q));
     arena_slot_retract(arena, slot);
     cr_expect_eq(table[entry] % 2, 1u, "twice is once");
 
@@ -260,9 +260,9 @@ Test(arena_window, generations_of_a_place)
     close_arena();
 }
 
-Test(arena_window, ordinary_slots_have_none)
+Test(lend, ordinary_slots_have_none)
 {
-    struct arena_place p;
+    struct lend_place p;
     slot_ref slot;
 
     open_arena(MIB);
@@ -270,13 +270,13 @@ Test(arena_window, ordinary_slots_have_none)
     cr_assert_neq(slot, 0u);
     cr_expect_null(arena_slot_group(arena, slot));
     arena_slot_publish(arena, slot);
-    cr_expect_not(arena_slot_place(arena, slot, &p));
+    cr_expect_not(lend_place(arena, slot, &p));
     arena_slot_retract(arena, slot);
     arena_slot_free(arena, slot);
     close_arena();
 }
 
-Test(arena_window, a_worker_reads_and_never_writes)
+Test(lend, a_worker_reads_and_never_writes)
 {
     slot_ref slot;
     struct stat st;
@@ -286,8 +286,8 @@ Test(arena_window, a_worker_reads_and_never_writes)
 
     open_arena(MIB);
     slot = slot_of(a, MIB);
-    fds[0] = arena_window_fd(arena, 0);
-    fds[1] = arena_group_table(a, &(struct ucm_window_header){.epoch = 0});
+    fds[0] = lend_fd(arena, 0);
+    fds[1] = lend_group_table(a, &(struct ucm_window_header){.epoch = 0});
     memcpy(arena_memory(arena, slot, NULL), "secret of a", 12);
     seen = worker_map(fds[0], MIB);
     cr_expect_str_eq(seen, "secret of a");
@@ -319,7 +319,7 @@ Test(arena_window, a_worker_reads_and_never_writes)
 }
 
 /* An extent of a is given back and lent to b, at the same number and the same address. */
-Test(arena_window, no_tenant_sees_another_ones_bytes)
+Test(lend, no_tenant_sees_another_ones_bytes)
 {
     struct stat of_a, of_b;
     const char *seen_a, *seen_b;
@@ -329,7 +329,7 @@ Test(arena_window, no_tenant_sees_another_ones_bytes)
     open_arena(MIB);
     slot = slot_of(a, MIB);
     memset(arena_memory(arena, slot, NULL), 'a', MIB);
-    fd = fcntl(arena_window_fd(arena, 0), F_DUPFD_CLOEXEC, 0);
+    fd = fcntl(lend_fd(arena, 0), F_DUPFD_CLOEXEC, 0);
     seen_a = worker_map(fd, MIB);
     cr_assert_eq(fstat(fd, &of_a), 0);
     arena_slot_free(arena, slot); /* the worker keeps what it has, and says nothing */
@@ -339,9 +339,9 @@ Test(arena_window, no_tenant_sees_another_ones_bytes)
     for (uint64_t i = 64; i < MIB; i++)
         cr_assert_eq(((char *)arena_memory(arena, slot, NULL))[i], 0);
     memset(arena_memory(arena, slot, NULL), 'b', MIB);
-    cr_assert_eq(fstat(arena_window_fd(arena, 0), &of_b), 0);
+    cr_assert_eq(fstat(lend_fd(arena, 0), &of_b), 0);
     cr_expect_neq(of_a.st_ino, of_b.st_ino);
-    seen_b = worker_map(arena_window_fd(arena, 0), MIB);
+    seen_b = worker_map(lend_fd(arena, 0), MIB);
     for (uint64_t i = 0; i < MIB; i++)
         cr_assert(seen_a[i] == 'a' && seen_b[i] == 'b');
     cr_assert_eq(munmap((void *)(uintptr_t)seen_a, MIB), 0);
@@ -352,30 +352,30 @@ Test(arena_window, no_tenant_sees_another_ones_bytes)
     close_arena();
 }
 
-Test(arena_window, the_budget_holds)
+Test(lend, the_budget_holds)
 {
     slot_ref slot[3], none;
 
     open_arena(2 * MIB);
     slot[0] = slot_of(a, MIB);
     slot[1] = slot_of(b, MIB);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
-    cr_expect_eq(arena_alloc_window(arena, b, 4096, 1, &none), -ENOSPC);
+    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -ENOSPC);
+    cr_expect_eq(lend_slot(arena, b, 4096, 1, &none), -ENOSPC);
     arena_slot_free(arena, slot[1]);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -EAGAIN, "it comes back");
+    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -EAGAIN, "it comes back");
     await(&events[LENT_GONE], 1);
     slot[1] = slot_of(a, MIB);
-    cr_expect_eq(arena_window_lent(arena, a), 2 * MIB);
+    cr_expect_eq(lend_bytes(arena, a), 2 * MIB);
 
-    arena_window_budget_set(arena, MIB);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
+    lend_budget_set(arena, MIB);
+    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -ENOSPC);
     arena_slot_free(arena, slot[1]);
     await(&events[LENT_GONE], 2);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
-    arena_window_budget_set(arena, 3 * MIB);
+    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -ENOSPC);
+    lend_budget_set(arena, 3 * MIB);
     slot[1] = slot_of(a, MIB);
     slot[2] = slot_of(b, MIB);
-    cr_expect_eq(arena_window_lent(arena, NULL), 3 * MIB);
+    cr_expect_eq(lend_bytes(arena, NULL), 3 * MIB);
     for (int i = 0; i < 3; i++)
         arena_slot_free(arena, slot[i]);
     await(&events[LENT_GONE], 5);
@@ -383,21 +383,21 @@ Test(arena_window, the_budget_holds)
 }
 
 /* Address space for EXTENTS, whatever the budget says. */
-Test(arena_window, no_more_than_there_are_numbers)
+Test(lend, no_more_than_there_are_numbers)
 {
     slot_ref slot[EXTENTS], none;
 
     open_arena(100 * MIB);
     for (uint32_t i = 0; i < EXTENTS; i++)
         slot[i] = slot_of(i % 2 ? a : b, MIB);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
+    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -ENOSPC);
     for (uint32_t i = 0; i < EXTENTS; i++)
         arena_slot_free(arena, slot[i]);
     close_arena();
 }
 
 /* Of so small extents the table ends within a page. */
-Test(arena_window, the_last_of_an_odd_number)
+Test(lend, the_last_of_an_odd_number)
 {
     slot_ref slot[EXTENTS - 1];
 
@@ -410,37 +410,37 @@ Test(arena_window, the_last_of_an_odd_number)
     close_arena();
 }
 
-Test(arena_window, a_mapped_extent_stays_with_its_group)
+Test(lend, a_mapped_extent_stays_with_its_group)
 {
     slot_ref slot, none;
 
     open_arena(MIB);
     slot = slot_of(a, MIB);
-    arena_window_map(arena, 0);
-    arena_window_map(arena, 0);
+    lend_map(arena, 0);
+    lend_map(arena, 0);
     arena_slot_free(arena, slot);
-    cr_expect_eq(arena_window_lent(arena, a), MIB, "two workers map it");
-    cr_expect_eq(arena_alloc_window(arena, a, 4096, 1, &slot), 0, "and use it again");
+    cr_expect_eq(lend_bytes(arena, a), MIB, "two workers map it");
+    cr_expect_eq(lend_slot(arena, a, 4096, 1, &slot), 0, "and use it again");
     arena_slot_free(arena, slot);
     cr_expect_eq(events[LENT_GOES], 0u);
 
-    cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &none), -EAGAIN, "revoked");
+    cr_expect_eq(lend_slot(arena, b, MIB, 1, &none), -EAGAIN, "revoked");
     cr_expect_eq(revokes, 0u, "not inside the call");
     await(&revokes, 1);
     cr_expect_eq(revoked, 0u);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -EAGAIN, "no more for a");
-    cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &none), -EAGAIN);
-    arena_window_release(arena, 0);
+    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -EAGAIN, "no more for a");
+    cr_expect_eq(lend_slot(arena, b, MIB, 1, &none), -EAGAIN);
+    lend_release(arena, 0);
     cr_expect_eq(events[LENT_GOES], 0u);
-    arena_window_release(arena, 0);
+    lend_release(arena, 0);
     await(&events[LENT_GONE], 1);
     slot = slot_of(b, MIB);
-    cr_expect_eq(arena_window_lent(arena, a), 0u);
+    cr_expect_eq(lend_bytes(arena, a), 0u);
     arena_slot_free(arena, slot);
     close_arena();
 }
 
-Test(arena_window, devices_let_go_before_the_memory_does)
+Test(lend, devices_let_go_before_the_memory_does)
 {
     slot_ref slot;
 
@@ -449,54 +449,54 @@ Test(arena_window, devices_let_go_before_the_memory_does)
     slot = slot_of(a, MIB);
     arena_slot_free(arena, slot);
     cr_expect_eq(events[LENT_GOES], 1u);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EAGAIN);
+    cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -EAGAIN);
     uv_run(&loop, UV_RUN_NOWAIT);
     cr_expect_eq(events[LENT_GONE], 0u);
-    cr_expect_eq(arena_window_lent(arena, NULL), MIB);
-    arena_window_let_go(arena, going);
+    cr_expect_eq(lend_bytes(arena, NULL), MIB);
+    lend_let_go(arena, going);
     await(&events[LENT_GONE], 1);
     close_arena();
 }
 
-Test(arena_window, who_asked_has_gone)
+Test(lend, who_asked_has_gone)
 {
     struct arena_group *c;
     slot_ref slot;
 
     open_arena(2 * MIB);
-    cr_assert_eq(arena_group_open(arena, "c", &c), 0);
-    cr_expect_eq(arena_alloc_window(arena, c, MIB, 1, &slot), -EAGAIN);
-    arena_group_close(arena, c);
+    cr_assert_eq(lend_group_open(arena, "c", &c), 0);
+    cr_expect_eq(lend_slot(arena, c, MIB, 1, &slot), -EAGAIN);
+    lend_group_close(arena, c);
     await(&events[LENT_GONE], 1);
-    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
+    cr_expect_eq(lend_bytes(arena, NULL), 0u);
 
-    cr_assert_eq(arena_group_open(arena, "c", &c), 0);
+    cr_assert_eq(lend_group_open(arena, "c", &c), 0);
     slot = slot_of(c, MIB / 2);
-    arena_group_close(arena, c);
-    cr_expect_eq(arena_window_lent(arena, NULL), MIB, "its slot lives on");
-    cr_assert_eq(arena_group_open(arena, "c", &c), 0);
+    lend_group_close(arena, c);
+    cr_expect_eq(lend_bytes(arena, NULL), MIB, "its slot lives on");
+    cr_assert_eq(lend_group_open(arena, "c", &c), 0);
     cr_expect_eq(arena_slot_group(arena, slot), c);
-    cr_expect_str_eq(arena_group_tenant(c), "c");
-    arena_group_close(arena, c);
+    cr_expect_str_eq(lend_group_tenant(c), "c");
+    lend_group_close(arena, c);
     arena_slot_free(arena, slot);
     await(&events[LENT_GONE], 2);
     close_arena();
 }
 
-Test(arena_window, the_budget_is_lowered_while_memory_comes)
+Test(lend, the_budget_is_lowered_while_memory_comes)
 {
     slot_ref slot;
 
     open_arena(MIB);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EAGAIN);
-    arena_window_budget_set(arena, 0);
+    cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -EAGAIN);
+    lend_budget_set(arena, 0);
     await(&events[LENT_GONE], 1);
-    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -ENOSPC);
+    cr_expect_eq(lend_bytes(arena, NULL), 0u);
+    cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -ENOSPC);
     close_arena();
 }
 
-Test(arena_window, other_sizes_and_the_hand)
+Test(lend, other_sizes_and_the_hand)
 {
     slot_ref slot[5], next;
     uint64_t owner;
@@ -506,15 +506,15 @@ Test(arena_window, other_sizes_and_the_hand)
         slot[i] = slot_of(a, MIB / 4);
     slot[3] = slot_of(a, MIB / 2);
     slot[4] = slot_of(a, MIB / 4);
-    cr_expect_eq(arena_window_lent(arena, a), 2 * MIB);
+    cr_expect_eq(lend_bytes(arena, a), 2 * MIB);
     for (int i = 0; i < 8; i++) {
-        next = arena_group_next(arena, a, MIB / 4, &owner);
+        next = lend_group_next(arena, a, MIB / 4, &owner);
         cr_expect_eq(owner, 7u);
         cr_expect_eq(next, i % 4 == 3 ? slot[4] : slot[i % 4]);
     }
-    cr_expect_eq(arena_group_next(arena, a, MIB / 2, &owner), slot[3]);
-    cr_expect_eq(arena_group_next(arena, a, MIB, &owner), 0u);
-    cr_expect_eq(arena_group_next(arena, b, MIB / 4, &owner), 0u);
+    cr_expect_eq(lend_group_next(arena, a, MIB / 2, &owner), slot[3]);
+    cr_expect_eq(lend_group_next(arena, a, MIB, &owner), 0u);
+    cr_expect_eq(lend_group_next(arena, b, MIB / 4, &owner), 0u);
     for (int i = 0; i < 5; i++)
         arena_slot_free(arena, slot[i]);
     await(&events[LENT_GONE], 2);
@@ -524,36 +524,36 @@ Test(arena_window, other_sizes_and_the_hand)
 /* What asking says once it says that no more. */
 static int tried_again(int error, slot_ref *out)
 {
-    int rc = arena_alloc_window(arena, a, MIB, 1, out);
+    int rc = lend_slot(arena, a, MIB, 1, out);
 
     for (int i = 0; i < 10000 && rc == error; i++) {
         uv_sleep(1);
         uv_update_time(&loop);
-        rc = arena_alloc_window(arena, a, MIB, 1, out);
+        rc = lend_slot(arena, a, MIB, 1, out);
     }
     return rc;
 }
 
-Test(arena_window, memory_that_cannot_be_had)
+Test(lend, memory_that_cannot_be_had)
 {
     slot_ref slot;
 
     open_arena(MIB);
     fault.memfd_error = EMFILE;
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EAGAIN);
+    cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -EAGAIN);
     await(&events[LENT_FAILED], 1);
     cr_expect_eq(fault.calls, 1u);
-    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
+    cr_expect_eq(lend_bytes(arena, NULL), 0u);
     if (uv_now(&loop) - failed_ms < 100) /* else this host stood still */
-        cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EMFILE, "not again at once");
-    cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &slot), -EAGAIN, "another one's trouble");
+        cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -EMFILE, "not again at once");
+    cr_expect_eq(lend_slot(arena, b, MIB, 1, &slot), -EAGAIN, "another one's trouble");
     await(&events[LENT_FAILED], 2);
 
     fault.memfd_error = 0;
     fault.allocate_error = ENOSPC; /* of the table */
     cr_expect_eq(tried_again(-EMFILE, &slot), -EAGAIN);
     await(&events[LENT_FAILED], 3);
-    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
+    cr_expect_eq(lend_bytes(arena, NULL), 0u);
 
     fault.allocate_error = 0;
     cr_expect_eq(tried_again(-ENOSPC, &slot), -EAGAIN);
@@ -564,25 +564,25 @@ Test(arena_window, memory_that_cannot_be_had)
     close_arena();
 }
 
-Test(arena_window, a_table_that_cannot_be_had)
+Test(lend, a_table_that_cannot_be_had)
 {
     struct arena_group *c;
 
     open_arena(MIB);
     fault.memfd_error = EMFILE;
-    cr_expect_eq(arena_group_open(arena, "c", &c), -EMFILE);
+    cr_expect_eq(lend_group_open(arena, "c", &c), -EMFILE);
     close_arena();
 }
 
-Test(arena_window, closing_while_memory_comes_and_goes)
+Test(lend, closing_while_memory_comes_and_goes)
 {
     slot_ref slot, none;
 
     open_arena(3 * MIB);
     slot = slot_of(a, MIB);
     arena_slot_free(arena, slot);
-    cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &none), -EAGAIN);
+    cr_expect_eq(lend_slot(arena, b, MIB, 1, &none), -EAGAIN);
     slot = slot_of(b, MIB);
-    arena_window_map(arena, arena_extent_of(arena, slot) - 2);
+    lend_map(arena, arena_extent_of(arena, slot) - 2);
     close_arena();
 }

@@ -1,8 +1,9 @@
 /* Slots in windows, and which blocks leave them for others. The policy's order is of no help: its coldest blocks
  * lie anywhere. So a search goes round the slots of the group, and takes the least used one of a few. */
-#include "daemon/cache/cache.h"
-#include "daemon/cache/internal.h"
-#include "daemon/window/lend.h"
+#include "daemon/window/relocate.h"
+
+#include "daemon/index/policy.h"
+#include "proto/metrics/metrics.h"
 
 #include <errno.h>
 
@@ -18,30 +19,36 @@
 #define OWNERS_ALL 16384u
 #define EVICTIONS_TURN 256u
 
+/* Another number: what was in vain may not be any more. */
+static uint64_t changes(const struct relocations *rs)
+{
+    return rs->search.turns + cache_releases(rs->cache);
+}
+
 /* ---- within the group ---- */
 
 /* Evicts one block. -ENOSPC: none may leave; -EAGAIN: the search goes on in the next turn of the loop. */
-static int evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
+static int evict_one(struct relocations *rs, struct arena_group *group, uint64_t bytes)
 {
-    struct arena_round *round = arena_group_round(c->arena, group, bytes);
+    struct lend_round *round = lend_group_round(rs->arena, group, bytes);
     uint64_t best = 0, owner;
     unsigned best_heat = 0, found = 0;
 
-    if (!round || round->vain == c->groups.change)
+    if (!round || round->vain == changes(rs))
         return -ENOSPC;
-    while (found < SAMPLE && round->looks < round->slots && c->groups.looks < LOOKS_TURN) {
+    while (found < SAMPLE && round->looks < round->slots && rs->search.looks < LOOKS_TURN) {
         unsigned heat;
 
         round->looks++;
-        c->groups.looks++;
-        if (arena_group_next(c->arena, group, bytes, &owner) == 0) {
+        rs->search.looks++;
+        if (lend_group_next(rs->arena, group, bytes, &owner) == 0) {
             round->looks = round->slots;
             break;
         }
-        c->config.metrics->arena_candidates++;
-        if (!cache_owner_may_leave(c, owner))
+        rs->metrics->arena_candidates++;
+        if (!cache_owner_may_leave(rs->cache, owner))
             continue;
-        heat = policy_heat(index_block(c->config.index, owner_block(owner)));
+        heat = policy_heat(index_block(rs->index, owner_block(owner)));
         if (found++ == 0 || heat < best_heat) {
             best = owner;
             best_heat = heat;
@@ -49,14 +56,14 @@ static int evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
     }
     if (found > 0) {
         round->looks = 0;
-        cache_owner_evict(c, best);
+        cache_owner_evict(rs->cache, best);
         return 0;
     }
-    cache_wake(c, CHORE_GROUPS);
+    chore_wake(&rs->mover.chore);
     if (round->looks < round->slots)
         return -EAGAIN;
     round->looks = 0;
-    round->vain = c->groups.change;
+    round->vain = changes(rs);
     return -ENOSPC;
 }
 
@@ -89,29 +96,29 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
 }
 
 /* The extent goes back to the arena with its last slot. True: there is more for the next turn of the loop. */
-static bool empty_some(struct cache *c)
+static bool empty_some(struct relocations *rs)
 {
-    uint32_t extent = c->groups.taking - 1;
-    struct owners o = {.cache = c};
+    uint32_t extent = rs->search.taking - 1;
+    struct owners o = {.cache = rs->cache};
 
-    if (arena_extent_closed(c->arena, extent) &&
-        !arena_extent_owners(c->arena, extent, owner_evict_cb, &o)) {
+    if (arena_extent_closed(rs->arena, extent) &&
+        !arena_extent_owners(rs->arena, extent, owner_evict_cb, &o)) {
         if (!o.blocked)
             return true;
-        arena_extent_close(c->arena, extent, false); /* somebody came first */
+        arena_extent_close(rs->arena, extent, false); /* somebody came first */
     }
-    c->groups.taking = 0;
-    cache_groups_changed(c);
+    rs->search.taking = 0;
+    window_slots_changed(rs);
     return false;
 }
 
 /* An extent of that group is being emptied from now on. False: none may be, as far as was looked. */
-static bool take_from(struct cache *c, struct arena_group *from, struct owners *o)
+static bool take_from(struct relocations *rs, struct arena_group *from, struct owners *o)
 {
-    struct arena *a = c->arena;
+    struct arena *a = rs->arena;
 
     for (uint32_t i = 0; i < EXTENTS && o->all < OWNERS_ALL; i++) {
-        uint32_t extent = arena_group_extent(a, from, c->groups.taken++);
+        uint32_t extent = lend_group_extent(a, from, rs->search.taken++);
 
         if (extent == UINT32_MAX)
             continue;
@@ -121,8 +128,9 @@ static bool take_from(struct cache *c, struct arena_group *from, struct owners *
         if (o->blocked)
             continue;
         arena_extent_close(a, extent, true);
-        c->groups.taking = 1 + extent;
-        cache_released(c); /* and wakes CHORE_GROUPS */
+        rs->search.taking = 1 + extent;
+        rs->mover.waits = true;
+        cache_released(rs->cache); /* and wakes the chore */
         return true;
     }
     return false;
@@ -130,68 +138,69 @@ static bool take_from(struct cache *c, struct arena_group *from, struct owners *
 
 static uint64_t has(const struct arena *a, const struct arena_group *group)
 {
-    return arena_window_lent(a, group) + arena_window_kept(a, group);
+    return lend_bytes(a, group) + lend_kept_bytes(a, group);
 }
 
 /* An extent of a group that has more, those that have most first, is being emptied, or will be from now on.
  * False: none may be. */
-static bool take_from_most(struct cache *c, const struct arena_group *group)
+static bool take_from_most(struct relocations *rs, const struct arena_group *group)
 {
-    struct arena *a = c->arena;
+    struct arena *a = rs->arena;
     struct arena_group *from = NULL;
-    struct owners o = {.cache = c};
+    struct owners o = {.cache = rs->cache};
 
-    if (c->groups.taking)
+    if (rs->search.taking)
         return true;
-    if (c->groups.untaken == c->groups.change && c->groups.group == group)
+    if (rs->search.untaken == changes(rs) && rs->search.group == group)
         return false;
-    while (o.all < OWNERS_ALL && (from = arena_group_most(a, group, from)) != NULL &&
-           (!group || arena_window_lent(a, from) > has(a, group)))
-        if (take_from(c, from, &o))
+    while (o.all < OWNERS_ALL && (from = lend_group_most(a, group, from)) != NULL &&
+           (!group || lend_bytes(a, from) > has(a, group)))
+        if (take_from(rs, from, &o))
             return true;
-    c->groups.untaken = c->groups.change;
-    c->groups.group = group;
+    rs->search.untaken = changes(rs);
+    rs->search.group = group;
     return false;
 }
 
 /* ---- a slot ---- */
 
-int cache_group_slot(struct cache *c, struct arena_group *group, uint64_t bytes, uint64_t owner,
-                     slot_ref *out)
+int window_slot(struct relocations *rs, struct arena_group *group, uint64_t bytes, uint64_t owner,
+                slot_ref *out)
 {
-    struct arena *a = c->arena;
-    int rc = arena_alloc_window(a, group, bytes, owner, out);
+    struct arena *a = rs->arena;
+    int rc = lend_slot(a, group, bytes, owner, out);
 
     /* A group below its share of the budget gets what others don't use before its own blocks leave. */
-    if (rc == -ENOSPC &&
-        has(a, group) + arena_extent_bytes(a) <= arena_window_budget(a) / arena_groups(a) &&
-        take_from_most(c, group))
+    if (rc == -ENOSPC && has(a, group) + arena_extent_bytes(a) <= lend_budget(a) / lend_groups(a) &&
+        take_from_most(rs, group))
         return -EAGAIN;
     for (uint32_t i = 0; rc == -ENOSPC && i < EVICTIONS; i++) {
-        rc = evict_one(c, group, bytes);
+        rc = evict_one(rs, group, bytes);
         if (rc != 0)
             break;
-        rc = arena_alloc_window(a, group, bytes, owner, out);
+        rc = lend_slot(a, group, bytes, owner, out);
     }
-    return rc == -ENOSPC && take_from_most(c, group) ? -EAGAIN : rc;
+    return rc == -ENOSPC && take_from_most(rs, group) ? -EAGAIN : rc;
 }
 
 /* If more is lent than the budget: begins to empty an extent. */
-static void trim(struct cache *c)
+static void trim(struct relocations *rs)
 {
-    c->groups.over = c->arena && arena_window_over(c->arena);
-    if (c->groups.over)
-        (void)take_from_most(c, NULL);
+    rs->search.over = lend_over(rs->arena);
+    if (!rs->search.over)
+        return;
+    rs->mover.waits = true;
+    (void)take_from_most(rs, NULL);
 }
 
-void cache_groups_changed(struct cache *c)
+bool window_slots_step(struct relocations *rs)
 {
-    trim(c);
-    cache_released(c);
+    trim(rs);
+    return rs->search.taking && empty_some(rs);
 }
 
-bool cache_groups_step(struct cache *c)
+void window_slots_changed(struct relocations *rs)
 {
-    trim(c);
-    return c->groups.taking && empty_some(c);
+    trim(rs);
+    cache_released(rs->cache);
 }
