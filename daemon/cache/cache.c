@@ -9,7 +9,8 @@
 
 /* ---- chores ---- */
 
-/* In this order: who waits for the extent that compact.c has emptied takes it before others come. */
+/* In this order: who waits for the extent that compact.c has emptied takes it before others
+ * come. */
 static const struct {
     bool (*run_cb)(void *ctx);
     bool (*ready_cb)(const void *ctx);

@@ -52,8 +52,8 @@ void cache_share_attach(struct cache *c, struct share *share);
 
 /* Are the namespace's blocks encrypted below DRAM? */
 bool cache_sealed(const struct cache *c, const struct ns *ns);
-/* The fingerprint that its files have in their names: another one if it is encrypted. False: that is not known now, and *out is one that
- * no file has. */
+/* The fingerprint that its files have in their names: another one if it is encrypted. False: that
+ * is not known now, and *out is one that no file has. */
 bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
                               uint8_t out[UCM_FINGERPRINT_BYTES]);
 void cache_arena_attach(struct cache *c, struct arena *arena);
@@ -69,8 +69,8 @@ void cache_stop_writing(struct cache *c);
 
 /* The daemon is about to stop: records that could not be written are tried once more. */
 void cache_ns_records_last(struct cache *c);
-/* Namespaces without a record on stable storage, because it could not be written, and their parts on NVMe: no later
- * start finds them. */
+/* Namespaces without a record on stable storage, because it could not be written, and their parts
+ * on NVMe: no later start finds them. */
 uint32_t cache_ns_unrecorded(const struct cache *c, uint64_t *bytes);
 
 /* ---- purges ---- */
@@ -104,36 +104,40 @@ bool cache_in_dram(struct cache *c, block_ref ref);
 /* A lease keeps the block in some tier until cache_unlease. */
 void cache_lease(struct cache *c, block_ref ref);
 void cache_unlease(struct cache *c, block_ref ref);
-/* The same of refs[n]; 0 is passed over. found: leases those only that are found, and makes the others 0. Returns how many it has
- * leased. */
+/* The same of refs[n]; 0 is passed over. found: leases those only that are found, and makes the
+ * others 0. Returns how many it has leased. */
 uint32_t cache_lease_many(struct cache *c, block_ref *refs, uint32_t n, bool found);
 /* True: something was released, and the caller calls cache_released. */
 bool cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n);
 /* Ends a lease that its caller took just now and does not need. Others hold the block, as whoever gets a part does, or it was
  * free to go before: nobody can have begun to wait for it in between, so this wakes nobody. */
 void cache_lease_undo(struct cache *c, block_ref ref);
-/* Of blocks that have leases, each once: what they count as in the index, and their bytes if they are complete. */
+/* Of blocks that have leases, each once: what they count as in the index, and their bytes if they
+ * are complete. */
 struct cache_leased {
     uint64_t index_bytes, bytes;
 };
 struct cache_leased cache_leased(const struct cache *c);
-/* CACHE_DRAM, _NVME or _SHARE: the lowest tier that a part of the block has to come from; 0 if it is not found, or the ref is 0. */
+/* CACHE_DRAM, _NVME or _SHARE: the lowest tier that a part of the block has to come from; 0 if it
+ * is not found, or the ref is 0. */
 uint8_t cache_tier(const struct cache *c, block_ref ref);
-/* The same of each of refs[n]. stop_at_gap: what comes behind one that is not found is not, either. */
+/* The same of each of refs[n]. stop_at_gap: what comes behind one that is not found is not,
+ * either. */
 void cache_tiers(const struct cache *c, const block_ref *refs, uint32_t n, bool stop_at_gap,
                  uint8_t *tiers);
 /* The same as lookups report it: enum ucm_lookup_status. */
 uint8_t cache_status(const struct cache *c, block_ref ref);
 /* Finds or makes the block of a key, and holds it. 0: the index is full. */
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key);
-/* A request uses these blocks of one prefix in namespace ns, head first, or is about to store them; 0
- * among them is passed over. */
+/* A request uses these blocks of one prefix in namespace ns, head first, or is about to store them;
+ * 0 among them is passed over. */
 void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
-/* The same of those among them that are of ns: a chain may have blocks of two. At most UCM_MAX_KEYS. */
+/* The same of those among them that are of ns: a chain may have blocks of two. At most
+ * UCM_MAX_KEYS. */
 void cache_touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
 
-/* Tiers to evict from. CACHE_SHARE: what is known of the block there is forgotten. Its files are the caller's to remove
- * (share_removal), but those that are being written meanwhile. */
+/* Tiers to evict from. CACHE_SHARE: what is known of the block there is forgotten. Its files are
+ * the caller's to remove (share_removal), but those that are being written meanwhile. */
 enum { CACHE_DRAM = 1, CACHE_NVME = 2, CACHE_SHARE = 4 };
 #define CACHE_ALL (CACHE_DRAM | CACHE_NVME | CACHE_SHARE)
 
@@ -154,8 +158,8 @@ bool cache_pin(struct cache *c, block_ref ref, bool pinned);
 /* Who follows blocks of some namespaces: those for which ns.follower or tenant.follower is set. */
 struct cache_follower {
     struct list link;
-    /* The status of a block (enum ucm_lookup_status) changes of a namespace that somebody follows; runs inside what changed it, and may
-     * call nothing of the cache. */
+    /* The status of a block (enum ucm_lookup_status) changes of a namespace that somebody follows;
+     * runs inside what changed it, and may call nothing of the cache. */
     void (*changed_cb)(struct cache_follower *f, const struct ns *ns, const uint8_t *key,
                        uint8_t was, uint8_t is);
 };
@@ -171,7 +175,8 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
 /* A KNOWN part that is nowhere else becomes PRESUMED, so that a dump of it is taken: the dump asks
  * for stable storage, which the shared tier is not. */
 void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part);
-/* Where something of the block lies, as far as this host knows: bit i for root i + 1; all, if the root is not known. */
+/* Where something of the block lies, as far as this host knows: bit i for root i + 1; all, if the
+ * root is not known. */
 uint32_t cache_shared_roots(struct cache *c, block_ref ref);
 
 /* ---- reading a part ---- */
@@ -180,7 +185,8 @@ struct cache_wait {
     struct list link;
     bool small;  /* in: the request is for few parts; as tier_io.small */
     bool shared; /* out, in done_cb: the part was read from the shared tier, not from NVMe */
-    /* Of who reads part of it instead (daemon/pool): out: the caller has these, and no use. cancel_cb: also ends a wait; NULL: nothing. */
+    /* Of who reads part of it instead (daemon/pool): out: the caller has these, and no use.
+     * cancel_cb: also ends a wait; NULL: nothing. */
     struct cache_shards *shards;
     void (*cancel_cb)(struct cache_wait *w);
     /* 0: the caller has one use of the part. -errno: it has none; -ENOENT: the shared tier does not
@@ -202,20 +208,22 @@ int cache_take(struct cache *c, block_ref ref, uint32_t part);
 /* done_cb will not run. The read goes on for others. */
 void cache_get_cancel(struct cache *c, struct cache_wait *w);
 void cache_put(struct cache *c, block_ref ref, uint32_t part);
-/* The same for one of several, after which the caller calls cache_released. Who got the use in this same callback need not: nothing
- * became free that was not before. */
+/* The same for one of several, after which the caller calls cache_released. Who got the use in this
+ * same callback need not: nothing became free that was not before. */
 void cache_unuse(struct cache *c, block_ref ref, uint32_t part);
-/* Something was released. In the next turn of the loop those who wait for space try again, and writes begin. */
+/* Something was released. In the next turn of the loop those who wait for space try again, and
+ * writes begin. */
 void cache_released(struct cache *c);
-/* A prefetch brought a part of the block into DRAM, whose use, or eviction before one, is counted. */
+/* A prefetch brought a part of the block into DRAM, whose use, or eviction before one, is
+ * counted. */
 void cache_prefetched(struct cache *c, block_ref ref);
 void cache_prefetch_used(struct cache *c, block_ref ref);
 
 /* Makes the caller's use a hold: it may last, so nobody waits for space to come from its end. */
 void cache_hold(struct cache *c, block_ref ref, uint32_t part);
 void cache_unhold(struct cache *c, block_ref ref, uint32_t part); /* ends hold and use */
-/* Takes a use and hold of this part of each block in refs[n] that has it in DRAM, of `most` at most;
- * memory[i]: where it lies, or NULL; 0 in refs is passed over. Returns how many. */
+/* Takes a use and hold of this part of each block in refs[n] that has it in DRAM, of `most` at
+ * most; memory[i]: where it lies, or NULL; 0 in refs is passed over. Returns how many. */
 uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, uint32_t part,
                           uint32_t most, const void **memory);
 
@@ -236,9 +244,9 @@ void cache_fills_end(struct cache *c, struct cache_fills *fills);
 
 struct cache_fill;
 /* Claims shards [shard, shard + n) of a part for one copy; the caller holds the block. -EEXIST: the
- * part is whole. -EINPROGRESS: another connection fills it, or one of the shards is claimed; all of them
- * may be claimed anew while none is being copied. -EBUSY: no slot now, see WAIT_SLOT. node: as in
- * cache_get. */
+ * part is whole. -EINPROGRESS: another connection fills it, or one of the shards is claimed; all of
+ * them may be claimed anew while none is being copied. -EBUSY: no slot now, see WAIT_SLOT. node: as
+ * in cache_get. */
 int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
                      uint32_t shard, uint32_t n, int node, struct cache_fill **out);
 /* The copy of n claimed shards ended. With ok false the fill and all its shards are dropped. When
@@ -246,8 +254,8 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
 void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
 /* The same for one of several, after which the caller calls cache_released. */
 void cache_fill_end(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
-/* published_cb runs for each part that a fill has published, inside the call that did. It may lease the
- * block, and call nothing else of the cache but cache_wait_for a turn. */
+/* published_cb runs for each part that a fill has published, inside the call that did. It may lease
+ * the block, and call nothing else of the cache but cache_wait_for a turn. */
 void cache_watch(struct cache *c,
                  void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part),
                  void *ctx);
@@ -282,8 +290,9 @@ struct cache_retry {
     void (*retry_cb)(struct cache_retry *r);
     bool first; /* WAIT_SLOT: before those without, in the order in which they came */
 };
-/* False: retry_cb will not run. Only for WAIT_SLOT and WAIT_OTHER, whose retry_cb runs when something was released: nothing is under
- * way that could be (a copy, a read, a write, the arena's growth). */
+/* False: retry_cb will not run. Only for WAIT_SLOT and WAIT_OTHER, whose retry_cb runs when
+ * something was released: nothing is under way that could be (a copy, a read, a write, the arena's
+ * growth). */
 bool cache_wait_for(struct cache *c, struct cache_retry *r, enum wait_for what);
 void cache_retry_cancel(struct cache_retry *r); /* r is initialised; it need not wait */
 /* Others wait for a slot, and none of them is r, or r is not the first. */

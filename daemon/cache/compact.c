@@ -1,21 +1,23 @@
-/* Empties an extent in which lies what may not leave, for slots of another size: guaranteed blocks, and those of which another part is in
- * use, as some of a block of many parts mostly is. It moves their parts into slots of their own size in other extents, a few at a time, and
- * then lets the others leave. A search for space begins it when it has found nothing else, or passed over colder blocks that are stuck beside
- * guaranteed ones (space.c); a chore goes on with it.
+/* Empties an extent in which lies what may not leave, for slots of another size: guaranteed blocks,
+ * and those of which another part is in use, as some of a block of many parts mostly is. It moves
+ * their parts into slots of their own size in other extents, a few at a time, and then lets the
+ * others leave. A search for space begins it when it has found nothing else, or passed over colder
+ * blocks that are stuck beside guaranteed ones (space.c); a chore goes on with it.
  *
  *   choose the extent with the fewest parts that stay ---> copy these ---> exchange each one's slot when nobody else uses it
  *   ---> nothing that stays is left: evict the rest ---> the extent is free
  *
- * Where the others' slots in other extents are wanted, their coldest blocks leave, as for any slot. So a guarantee keeps as many bytes as it
- * says, and not the extents in which they came to lie. It gives up, and puts the extent back, when a part stays in use or no slot is to be had;
- * then nothing is tried for a moment, nor before something was released. */
+ * Where the others' slots in other extents are wanted, their coldest blocks leave, as for any slot.
+ * So a guarantee keeps as many bytes as it says, and not the extents in which they came to lie. It
+ * gives up, and puts the extent back, when a part stays in use or no slot is to be had; then
+ * nothing is tried for a moment, nor before something was released. */
 #include "daemon/cache/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* Looks of a search for an extent in one turn of the loop. An extent may have more owners: one of a block of so many parts is
- * a look more, as all of them say whether it may leave. */
+/* Looks of a search for an extent in one turn of the loop. An extent may have more owners: one of a
+ * block of so many parts is a look more, as all of them say whether it may leave. */
 #define LOOKS 4096
 #define PARTS_PER_LOOK 16u
 /* Parts on their way at once, and bytes, or one part. */
@@ -81,7 +83,8 @@ static void move_end(struct compact_move *cm)
     free(cm);
 }
 
-/* The part lies there from now on; or, when somebody is about to move or evict it, the copy is dropped. */
+/* The part lies there from now on; or, when somebody is about to move or evict it, the copy is
+ * dropped. */
 static void move_go_on(struct compact_move *cm, bool give_up)
 {
     struct cache_move *m = &cm->move;
@@ -241,7 +244,8 @@ static void end(struct cache *c, bool in_vain)
     alarm_set(c, c->compact.again_ms); /* those who wait try again then */
 }
 
-/* True: there is more for the next turn of the loop. Else the end of a copy, or of what is in use, goes on. */
+/* True: there is more for the next turn of the loop. Else the end of a copy, or of what is in use,
+ * goes on. */
 static bool step(struct cache *c)
 {
     uint32_t extent = c->compact.extent - 1;

@@ -1,5 +1,5 @@
-/* What features see of the cache, beside what requests do: those that bring parts into it, read them in another way, or move them.
- * Thread: the loop only. */
+/* What features see of the cache, beside what requests do: those that bring parts into it, read
+ * them in another way, or move them. Thread: the loop only. */
 #ifndef UCMD_CACHE_EXTEND_H
 #define UCMD_CACHE_EXTEND_H
 
@@ -9,7 +9,8 @@
 
 /* ---- parts of an earlier run ---- */
 
-/* Parts of an earlier run come into DRAM from now on: the tier stays open, and blocks that lack parts stay, until the end. */
+/* Parts of an earlier run come into DRAM from now on: the tier stays open, and blocks that lack
+ * parts stay, until the end. */
 void cache_restore_begin(struct cache *c);
 void cache_restore_end(struct cache *c);
 
@@ -23,31 +24,36 @@ struct cache_restored {
     uint32_t uses; /* of its block, by policy_walk */
     bool stored;   /* it lay on NVMe as well */
 };
-/* The part is READY, and the slot the cache's. False: it is there, or is not wanted, or the index is full. */
+/* The part is READY, and the slot the cache's. False: it is there, or is not wanted, or the index
+ * is full. */
 bool cache_restore(struct cache *c, const struct cache_restored *r);
 
 /* ---- slots that are nobody's part ---- */
 
-/* Blocks leave for it as for any. 0; -EBUSY, -EFBIG: see cache_slot. Until it is given back, after which the
- * caller calls cache_released, space may come. */
+/* Blocks leave for it as for any. 0; -EBUSY, -EFBIG: see cache_slot. Until it is given back, after
+ * which the caller calls cache_released, space may come. */
 int cache_slot_lend(struct cache *c, uint64_t bytes, int node, slot_ref *out);
 void cache_slot_return(struct cache *c, slot_ref slot);
 
 /* ---- moving parts ----
  *
- * A feature that wants parts in slots of its own choice has the intent: which part, for whom, into which slot, and when it is given up. The
- * cache has one part's way there, whoever wants it, and needs to know no reason. So it gives:
+ * A feature that wants parts in slots of its own choice has the intent: which part, for whom, into
+ * which slot, and when it is given up. The cache has one part's way there, and needs to know no
+ * reason. So it gives:
  * - a claim of the part, one at a time: nothing else moves it, and a stop waits for the claim's end;
- * - two ways: MOVE (move.h) of a part in DRAM, and a read of any other into the slot (cache_get_into);
- * - the slots: who may leave one for the part, and its leaving;
- * - a chore, woken when something is released, or evicted by name: the end of somebody else's use lets a MOVE exchange. */
+ * - two ways: a MOVE (move.h) of a part in DRAM, and a read of any other into the slot;
+ * - the slots: whose blocks may leave one for the part, and their leaving;
+ * - a chore, woken when something is released, or evicted by name: the end of somebody else's use
+ *   lets a MOVE exchange. */
 
-/* False: somebody has claimed it. The caller leases the block until the claim ends; then it calls cache_released. */
+/* False: somebody has claimed it. The caller leases the block until the claim ends; then it calls
+ * cache_released. */
 bool cache_move_claim(struct cache *c, block_ref ref, uint32_t part);
 void cache_move_unclaim(struct cache *c, block_ref ref, uint32_t part);
 
-/* As cache_get, of a part that is not READY; a read that has to begin goes into the slot that slot_cb finds. -ENOENT: also a part that is
- * being filled. -EBUSY instead of -EAGAIN; or slot_cb's -errno. */
+/* As cache_get, of a part that is not READY; a read that has to begin goes into the slot that
+ * slot_cb finds. -ENOENT: also a part that is being filled. -EBUSY instead of -EAGAIN; or slot_cb's
+ * -errno. */
 int cache_get_into(struct cache *c, block_ref ref, uint32_t part, uint8_t priority,
                    int (*slot_cb)(struct cache_wait *w, uint64_t bytes, slot_ref *out),
                    struct cache_wait *w);
@@ -55,7 +61,8 @@ int cache_get_into(struct cache *c, block_ref ref, uint32_t part, uint8_t priori
 /* A part as the owner of a slot or of a place on NVMe. */
 uint64_t part_owner(block_ref ref, uint32_t part);
 block_ref owner_block(uint64_t owner);
-/* The block in a slot of this owner may leave DRAM now without loss, or is not waiting to be written. */
+/* The block in a slot of this owner may leave DRAM now without loss, or is not waiting to be
+ * written. */
 bool cache_owner_may_leave(struct cache *c, uint64_t owner);
 /* That block leaves DRAM. */
 void cache_owner_evict(struct cache *c, uint64_t owner);
@@ -65,7 +72,8 @@ struct cache_mover {
     struct chore chore;
     bool waits; /* the chore is woken when something is released, or evicted by name */
 };
-/* run_cb, ready_cb: of the chore, among the cache's own. Until detached, which is no callback's to do. */
+/* run_cb, ready_cb: of the chore, among the cache's own. Until detached, which is no callback's to
+ * do. */
 void cache_mover_attach(struct cache *c, struct cache_mover *m, bool (*run_cb)(void *ctx),
                         bool (*ready_cb)(const void *ctx), void *ctx);
 void cache_mover_detach(struct cache *c);

@@ -39,7 +39,8 @@ static void fetch_report(struct part_op *f, int status)
     }
 }
 
-/* The last read ended. With status 0 the fetch has a use of the part, else its slot has no owner, until fetch_release. */
+/* The last read ended. With status 0 the fetch has a use of the part, else its slot has no owner,
+ * until fetch_release. */
 static void fetch_take(struct part_op *f, int status)
 {
     struct cache *c = f->cache;
@@ -152,7 +153,8 @@ static int share_start(struct part_op *f)
 }
 
 /* Reads the copy on NVMe, or if there is none that can be read, the one on the shared tier. 0: the
- * read is under way; -EAGAIN: the tier's queue is full; -EINPROGRESS: its key is being read; -ENOENT,
+ * read is under way; -EAGAIN: the tier's queue is full; -EINPROGRESS: its key is being read;
+ * -ENOENT,
  * -EIO: no copy is left. */
 static int fetch_read(struct part_op *f)
 {

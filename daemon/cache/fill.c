@@ -99,7 +99,8 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
     } else {
         f = table_get(&c->fills, part_fill(p));
     }
-    /* Who brings all shards does not go on with what was brought before: a dump by layers may have been cancelled midway. */
+    /* Who brings all shards does not go on with what was brought before: a dump by layers may have
+     * been cancelled midway. */
     if (f->fills == fills && f->copying == 0 && n == f->shards) {
         memset(f->claimed, 0, (f->shards + 63) / 64 * sizeof(f->claimed[0]));
         f->done = 0;

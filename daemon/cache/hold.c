@@ -1,5 +1,6 @@
-/* What keeps blocks where they are, leases in some tier, uses of their parts in DRAM, and how they leave: a tier, or all; who decides that
- * is above. And spans (span.h), which name the bytes of a part for who has a use of it. */
+/* What keeps blocks where they are, leases in some tier, uses of their parts in DRAM, and how they
+ * leave: a tier, or all; who decides that is above. And spans (span.h), which name the bytes of a
+ * part for who has a use of it. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -84,8 +85,8 @@ void cache_discard(struct cache *c, block_ref ref)
     cache_released(c);
 }
 
-/* An incomplete block in DRAM may still be completed, or the policy evicts it. Nobody would ever find
- * one without anything in DRAM. */
+/* An incomplete block in DRAM may still be completed, or the policy evicts it. Nobody would ever
+ * find one without anything in DRAM. */
 void cache_settle(struct cache *c, block_ref ref, const struct block *b)
 {
     const struct ns *ns;

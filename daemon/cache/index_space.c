@@ -1,9 +1,11 @@
-/* Which blocks make way for a new one in a full index: those on the shared tier only, those that left DRAM, the coldest in DRAM.
+/* Which blocks make way for a new one in a full index: those on the shared tier only, those that
+ * left DRAM, the coldest in DRAM.
  *
- * A block of many parts costs little DRAM while few of them are stored, and much of the
- * index: with such blocks a tenant would soon have pushed out what all others have. So one that has more than an equal part of
- * the index gives way to itself when it adds a block of several parts: of some of its blocks, one that lacks parts goes, else
- * the least used. Redis samples so, too ("Key eviction", redis.io). */
+ * A block of many parts costs little DRAM while few of them are stored, and much of the index: with
+ * such blocks a tenant would soon have pushed out what all others have. So one that has more than
+ * an equal part of the index gives way to itself when it adds a block of several parts: of some of
+ * its blocks, one that lacks parts goes, else the least used. Redis samples so, too ("Key
+ * eviction", redis.io). */
 #include "daemon/cache/internal.h"
 
 /* After so many searches that found none, no more before something is released. */

@@ -150,7 +150,8 @@ static inline void cache_wake(struct cache *c, enum cache_chore chore)
 {
     chore_wake(&c->chore[chore]);
 }
-/* Less is under way, and nothing was released: if nothing is left, who waits for a release has to know. */
+/* Less is under way, and nothing was released: if nothing is left, who waits for a release has to
+ * know. */
 void cache_less_under_way(struct cache *c);
 /* Who waits for write-behind may go on. */
 void cache_less_dirty(struct cache *c);
@@ -180,8 +181,8 @@ struct cache_fill {
 
 /* ---- hold.c ---- */
 
-/* After a use or lease ended: removes a block that is doomed, or of which too little is left. Who calls it calls
- * cache_released, once for all. */
+/* After a use or lease ended: removes a block that is doomed, or of which too little is left. Who
+ * calls it calls cache_released, once for all. */
 void cache_settle(struct cache *c, block_ref ref, const struct block *b);
 
 /* Drops it; no copy is writing it. The caller calls cache_released. */

@@ -1,5 +1,5 @@
-/* Operations of the tiers, each on one part, from its start to its end; for the files of this room, and for features by
- * extend.h. */
+/* Operations of the tiers, each on one part, from its start to its end; for the files of this room,
+ * and for features by extend.h. */
 #ifndef UCMD_CACHE_OP_H
 #define UCMD_CACHE_OP_H
 
@@ -24,7 +24,8 @@ struct part_op {
     struct cache *cache;
     block_ref ref;
     uint32_t part;
-    /* Those for whom it is: cache_wait.link of a read, cache_durable.link of a write to NVMe or a sync, cache_check.link. */
+    /* Those for whom it is: cache_wait.link of a read, cache_durable.link of a write to NVMe or a
+     * sync, cache_check.link. */
     struct list waiters;
     slot_ref slot;     /* of a read or check: its target */
     uint64_t begun_ns; /* when it was submitted to NVMe */
@@ -41,11 +42,13 @@ struct part_op *op_new(struct cache *c, const struct op_kind *kind, block_ref re
 /* The same in its owner's memory. */
 void op_init(struct part_op *op, struct cache *c, const struct op_kind *kind, block_ref ref,
              uint32_t part);
-/* Submits it to NVMe, to the shared tier. span: source or target, which also says which shards TIER_READ_SHARDS reads; NULL: none. 0 or the tier's -errno; then op is the caller's. */
+/* Submits it to NVMe, to the shared tier. span: source or target, which also says which shards
+ * TIER_READ_SHARDS reads; NULL: none. 0 or the tier's -errno; then op is the caller's. */
 int op_tier(struct part_op *op, enum tier_op what, const struct span *span);
 int op_share(struct part_op *op, bool write, const struct span *span);
 
-/* Counts a read from NVMe for a request, which has ended and brought so many bytes. The block must be there. */
+/* Counts a read from NVMe for a request, which has ended and brought so many bytes. The block must
+ * be there. */
 void op_read_count(const struct part_op *op, uint64_t bytes);
 /* Parts of earlier runs may still turn up. What was dumped since waits: its copy of an earlier run
  * may have been promised, and a newer one that is not durable must not take its place. */

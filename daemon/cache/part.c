@@ -1,5 +1,5 @@
-/* The state of parts, and of the blocks that they make up, and what is counted of it. Who else has to know that it changed is told
- * here. */
+/* The state of parts, and of the blocks that they make up, and what is counted of it. Who else has
+ * to know that it changed is told here. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -373,7 +373,8 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
     const struct part_view was = part_view(c, ref, part);
     struct part *p = was.p;
 
-    /* Readers of a slot that is lent read it by themselves: they miss it before anything may change it. */
+    /* Readers of a slot that is lent read it by themselves: they miss it before anything may change
+     * it. */
     if (was.in_dram && !was.slot)
         arena_slot_retract(c->arena, part_slot(p));
     p->dram = dram;

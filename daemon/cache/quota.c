@@ -1,9 +1,9 @@
 /* What tenants are guaranteed of DRAM, and what they get at most; what they are guaranteed of NVMe.
  *
- * A tenant with either has a group of its own in the policy. What it holds is counted when a slot becomes its, or
- * is given back. While that is no more than it is guaranteed, its group is closed: searches for space pass it over. What
- * it holds beyond is everybody's: the open groups and the common one give what is coldest. One that may
- * get no more gives way to itself. */
+ * A tenant with either has a group of its own in the policy. What it holds is counted when a slot
+ * becomes its, or is given back. While that is no more than it is guaranteed, its group is closed:
+ * searches for space pass it over. What it holds beyond is everybody's: the open groups and the
+ * common one give what is coldest. One that may get no more gives way to itself. */
 #include "daemon/cache/internal.h"
 
 #include "daemon/base/log.h"
@@ -13,8 +13,8 @@
 /* Blocks that come over to their groups in one turn of the loop, when settings have changed. */
 #define REGROUP_TURN 256u
 
-/* Whether it has more than its guarantee, even when its largest block leaves. A block counts as its guarantee at
- * most: whoever names huge blocks keeps twice as much, and not all there is. */
+/* Whether it has more than its guarantee, even when its largest block leaves. A block counts as its
+ * guarantee at most: whoever names huge blocks keeps twice as much, and not all there is. */
 static bool may_lose(const struct tenant *t)
 {
     uint64_t guaranteed = t->settings.dram_guaranteed,
@@ -94,7 +94,8 @@ void cache_tenants_changed(struct cache *c)
 
     for (struct tenant *t = tenant_next(tenants, NULL); t; t = tenant_next(tenants, t)) {
         cache_quota_update(c, t);
-        /* Of one that is only guaranteed something, searches bring over what they meet, in its order. */
+        /* Of one that is only guaranteed something, searches bring over what they meet, in its
+         * order. */
         if (t->group && t->settings.dram_most > 0 && !t->group->whole) {
             t->group->whole = true;
             c->quotas.place = 0;

@@ -1,9 +1,10 @@
-/* What tenants get of NVMe at most. A tenant that would pass it gives up its own: of some of its blocks there that have
- * nothing in DRAM, the least used one, and of those the one that was written first. Redis samples so, too ("Key
- * eviction", redis.io): no list of its own is kept in order for that, and what an earlier run left needs none.
+/* What tenants get of NVMe at most. A tenant that would pass it gives up its own: of some of its
+ * blocks there that have nothing in DRAM, the least used one, and of those the one that was written
+ * first. Redis samples so, too ("Key eviction", redis.io): no list of its own is kept in order for
+ * that, and what an earlier run left needs none.
  *
- * A copy on NVMe of what DRAM has, too, goes for a durable part only: without it the block would be lost when it leaves
- * DRAM, which is before all that is newer. */
+ * A copy on NVMe of what DRAM has, too, goes for a durable part only: without it the block would be
+ * lost when it leaves DRAM, which is before all that is newer. */
 #include "daemon/cache/internal.h"
 
 #include <errno.h>

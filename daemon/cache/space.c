@@ -235,7 +235,8 @@ static block_ref victim_find(struct space_search *s)
     block_ref ref = victim_among(s, g, n);
     bool unseen = s->unseen;
 
-    /* Who holds no more than is guaranteed gives up its own when nobody else can, now or in a moment. */
+    /* Who holds no more than is guaranteed gives up its own when nobody else can, now or in a
+     * moment. */
     if (ref == 0 && !s->may.spare && !s->only && s->tenant && s->tenant->group &&
         cache_quota_keeps(s->tenant)) {
         ref = victim_among(s, &s->tenant->group, 1);
@@ -246,7 +247,8 @@ static block_ref victim_find(struct space_search *s)
 
 /* ---- evicting ---- */
 
-/* The search has looked at as many blocks as it may in one turn of the loop: those who wait for space try again in the next. */
+/* The search has looked at as many blocks as it may in one turn of the loop: those who wait for
+ * space try again in the next. */
 static void search_later(struct cache *c)
 {
     c->space.searching = true;
@@ -314,7 +316,8 @@ static bool extent_evict(struct space_search *s)
     return true;
 }
 
-/* Nothing else gives a slot of that size: an extent may be emptied for it (compact.c). Then who waits for space will be told. */
+/* Nothing else gives a slot of that size: an extent may be emptied for it (compact.c). Then who
+ * waits for space will be told. */
 static void compact_for(struct cache *c, uint64_t slot_bytes)
 {
     if (c->compact.slot_bytes > 0) {

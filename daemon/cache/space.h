@@ -115,8 +115,9 @@ enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from);
 /* Drops one for it. False: none may be. */
 bool cache_index_drop(struct cache *c, const struct ns *ns, enum index_space from);
-/* Looks at some blocks of the tenant, in its namespaces in turn, from where the last sample ended, and has look_cb choose one of them. Redis
- * samples so, too ("Key eviction", redis.io): no list is kept in order for that. */
+/* Looks at some blocks of the tenant, in its namespaces in turn, from where the last sample ended,
+ * and has look_cb choose one of them. Redis samples so, too ("Key eviction", redis.io): no list is
+ * kept in order for that. */
 struct cache_sample {
     struct cache *cache;
     bool below; /* in: of namespaces with something on NVMe */
@@ -145,15 +146,16 @@ void cache_drop(struct cache *c, block_ref ref);
 /* Drops the coldest block in DRAM that is not held, used or waiting to be written to NVMe. False:
  * none may be dropped. */
 bool cache_coldest_drop(struct cache *c);
-/* A slot, on the node if that costs nothing; evicts what must leave. keep: nothing that waits to be written
- * leaves for it. 0, or
+/* A slot, on the node if that costs nothing; evicts what must leave. keep: nothing that waits to be
+ * written leaves for it. 0, or
  * - -EBUSY: everything is in use, or lies nowhere else while the arena has more space in a moment;
  * - -EFBIG: no extent is as long;
  * - -EDQUOT: the owner's tenant gets no more, and nothing of its own may leave now.
  * owner: part_owner(), or 0 for a slot that holds no part. */
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out);
 
-/* A slot for a part that moves out of a closed extent; blocks leave for it that may leave for anybody's. 0: there is none now. */
+/* A slot for a part that moves out of a closed extent; blocks leave for it that may leave for
+ * anybody's. 0: there is none now. */
 slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node);
 
 /* ---- compact.c: extents emptied of blocks that stay ---- */
@@ -166,22 +168,23 @@ void cache_compact_disarm(struct cache *c); /* its alarm */
 
 /* ---- quota.c: what tenants are guaranteed, and get at most ---- */
 
-/* What the tenant holds of ordinary DRAM, or may, has changed: of one that has, or may get, a group in the policy. */
+/* What the tenant holds of ordinary DRAM, or may, has changed: of one that has, or may get, a group
+ * in the policy. */
 void cache_quota_update(struct cache *c, struct tenant *t);
 /* Its blocks stay in DRAM whoever else wants the space. */
 bool cache_quota_keeps(const struct tenant *t);
 /* Its blocks stay on NVMe. */
 bool cache_quota_keeps_below(const struct tenant *t);
-/* The groups among which a search may choose, the one with the coldest candidate first: of more than these, some,
- * in turn. Returns their number. */
+/* The groups among which a search may choose, the one with the coldest candidate first: of more
+ * than these, some, in turn. Returns their number. */
 #define QUOTA_GROUPS 17u
 uint32_t cache_quota_groups(struct cache *c, struct policy_group *out[QUOTA_GROUPS]);
 bool cache_quota_regroup_run(void *ctx); /* brings some blocks into their groups */
 
 /* ---- quota_below.c: what tenants get of NVMe at most ---- */
 
-/* Makes room for a part of the tenant's, of its own blocks there. 0, or -EDQUOT: none may go now. durable: for a part that
- * somebody waits for. */
+/* Makes room for a part of the tenant's, of its own blocks there. 0, or -EDQUOT: none may go now.
+ * durable: for a part that somebody waits for. */
 int cache_quota_below(struct cache *c, struct tenant *t, uint64_t bytes, bool durable);
 bool cache_quota_trim_run(void *ctx); /* drops some of what tenants have too much */
 

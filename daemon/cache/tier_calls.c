@@ -1,5 +1,5 @@
-/* What earlier runs left in DRAM, and what the tier on NVMe asks and tells: which place it may reclaim, what it lost or
- * moved, the parts that earlier runs wrote, what its checkpoints list. */
+/* What earlier runs left in DRAM, and what the tier on NVMe asks and tells: which place it may
+ * reclaim, what it lost or moved, the parts that earlier runs wrote, what its checkpoints list. */
 #include "daemon/cache/extend.h"
 #include "daemon/cache/internal.h"
 
@@ -58,8 +58,8 @@ static uint64_t restore_cb(void *ctx, const struct tier_found *f)
     ref = index_find(c->config.index, ns, f->name->key);
     if (ref == 0)
         ref = cache_insert(c, ns, f->name->key, INDEX_SPACE_SHARED);
-    /* The tier may find a block that a full index dropped in an earlier run before it finds the newer
-     * block that took its place. */
+    /* The tier may find a block that a full index dropped in an earlier run before it finds the
+     * newer block that took its place. */
     while (ref == 0 && index_full(c->config.index, ns) && cache_list_drop_older(c, f->sequence))
         ref = cache_insert(c, ns, f->name->key, INDEX_SPACE_SHARED);
     if (ref == 0)

@@ -36,8 +36,8 @@ static const struct list *first_retries(struct list *waits)
     return node;
 }
 
-/* Each waits for something of its own, so that one fails says nothing about the next: after a release
- * each tries once, some in each turn. */
+/* Each waits for something of its own, so that one fails says nothing about the next: after a
+ * release each tries once, some in each turn. */
 bool cache_other_run(void *ctx)
 {
     struct cache *c = ctx;
@@ -65,7 +65,8 @@ bool cache_space_run(void *ctx)
     do {
         c->trying = list_empty(&c->firsts) ? slots->next : c->firsts.next;
         node = first_retries(list_empty(&c->firsts) ? slots : &c->firsts);
-        /* Who waits again has too little, and so have those behind. This compares the address only: r may be freed. */
+        /* Who waits again has too little, and so have those behind. This compares the address only:
+         * r may be freed. */
     } while (node && c->firsts.next != node && slots->prev != node && slots->next != node);
     c->trying = NULL;
     /* Who has not tried since the last one is first. */

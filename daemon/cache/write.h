@@ -21,8 +21,8 @@ struct block_queue {
     uint32_t head, n, cap;
 };
 
-/* A tenant's blocks that wait to be written, in the order in which they became complete. Of more tenants than there are lanes
- * some share one, as in base/fair.h. */
+/* A tenant's blocks that wait to be written, in the order in which they became complete. Of more
+ * tenants than there are lanes some share one, as in base/fair.h. */
 struct write_lane {
     struct list link; /* in write_target.turns */
     bool waits;       /* it is there */
@@ -65,7 +65,8 @@ block_ref queue_pop_last(struct block_queue *q);
 int writes_push(struct write_target *t, const struct tenant *of, block_ref ref, bool front);
 /* The next block, which leaves its queue, and the lane that it was in. Something must wait. */
 block_ref writes_pop(struct write_target *t, struct write_lane **lane);
-/* So many bytes of what was popped of the lane are being written; 0: nothing is. Once for each writes_pop. */
+/* So many bytes of what was popped of the lane are being written; 0: nothing is. Once for each
+ * writes_pop. */
 void writes_charge(struct write_target *t, struct write_lane *lane, uint64_t bytes);
 void writes_free(struct write_target *t);
 extern const uint16_t write_flags[WRITE_TARGETS]; /* of a block that waits */
@@ -82,8 +83,8 @@ void cache_write_give_up(struct cache *c, enum write_to to, block_ref ref);
 /* What a target has of a part. */
 enum part_below { COPY_NONE, COPY_WRITING, COPY_THERE };
 enum part_below part_below(const struct part *p, enum write_to to);
-/* How many of its parts a write would bring to the target: they have no copy there, nor is one under
- * way. */
+/* How many of its parts a write would bring to the target: they have no copy there, nor is one
+ * under way. */
 uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);
 /* A part is on the shared tier: those behind it may follow. */
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
@@ -96,10 +97,11 @@ void cache_write_unstall(struct cache *c, enum write_to to, block_ref ref);
 
 /* ---- write_behind.c ---- */
 
-/* The block has just become complete, and there is such a tier: it is written in its turn if it is worth that. */
+/* The block has just become complete, and there is such a tier: it is written in its turn if it is
+ * worth that. */
 void cache_write_stored(struct cache *c, block_ref ref, enum write_to to);
-/* These blocks were used, all of namespace ns: where blocks are written at their second use only they may be worth writing now. 0 among them is
- * passed over. */
+/* These blocks were used, all of namespace ns: where blocks are written at their second use only
+ * they may be worth writing now. 0 among them is passed over. */
 void cache_write_touched(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
 /* Its copy on NVMe turned out bad: what DRAM has of it takes its place. */
 void cache_write_again(struct cache *c, block_ref ref);

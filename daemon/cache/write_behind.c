@@ -1,11 +1,12 @@
-/* Write-behind: two queues of complete blocks, one for each target, NVMe and the shared tier.
- * A tenant's blocks are written from DRAM in the order in which they became complete, a bounded window of
- * bytes at a time; tenants take turns by their weights, in bytes. A part that has left DRAM before its turn is not read back, and not written.
+/* Write-behind: two queues of complete blocks, one for each target, NVMe and the shared tier. A
+ * tenant's blocks are written from DRAM in the order in which they became complete, a bounded
+ * window of bytes at a time; tenants take turns by their weights, in bytes. A part that has left
+ * DRAM before its turn is not read back, and not written.
  *
  * A namespace may be closed to writes for a while (its record is not on stable storage yet, or it
  * is purged, which may take as long as the shared tier does). Its blocks and durable parts are
- * stalled: they step aside, so that no other namespace waits for them. So do blocks for the shared tier
- * while the seed of their namespace is being read.
+ * stalled: they step aside, so that no other namespace waits for them. So do blocks for the shared
+ * tier while the seed of their namespace is being read.
  *
  * The shared tier gets a block's last part when it has all others: a host that finds the last part
  * may count on them. */
@@ -201,8 +202,8 @@ static uint64_t cost_of(const struct ns *ns, unsigned begun)
     return ns->block_bytes / ns->identity.parts * begun;
 }
 
-/* Takes a block out of its queue. False: it has to stay there, and the target takes no more now. *bytes: of its parts whose write
- * has begun. */
+/* Takes a block out of its queue. False: it has to stay there, and the target takes no more now.
+ * *bytes: of its parts whose write has begun. */
 static bool block_take(struct cache *c, enum write_to to, block_ref ref, unsigned *left,
                        uint64_t *bytes)
 {

@@ -1,5 +1,6 @@
-/* Writing one part from its DRAM slot to NVMe or to the shared tier: the operation has a use of the part until it ends. And durable parts:
- * a dump may ask for a part on stable storage; it is written at once, before the queue of write-behind, and then synced together with others. */
+/* Writing one part from its DRAM slot to NVMe or to the shared tier: the operation has a use of the
+ * part until it ends. And durable parts: a dump may ask for a part on stable storage; it is written
+ * at once, before the queue of write-behind, and then synced together with others. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -39,8 +40,8 @@ static void share_cb(struct part_op *w, int status)
         c->config.metrics->share_write_dropped++;
     }
     cache_released(c);
-    /* A file that was written while its block was evicted by name came too late for the removal of the others; a write that
-     * failed may have left it, too. */
+    /* A file that was written while its block was evicted by name came too late for the removal of
+     * the others; a write that failed may have left it, too. */
     if (cache_doomed(c, w->ref))
         share_remove(c->share, &w->io.share.id, &w->io.share.who);
     cache_put(c, w->ref, w->part);
@@ -166,8 +167,8 @@ static int sync_begin(struct cache *c, struct cache_durable *d)
     return rc;
 }
 
-/* Begins the next step. 0: it is under way. -EAGAIN: it has to wait. -EBUSY: so it has, but others need not
- * wait with it. Another -errno: the end. */
+/* Begins the next step. 0: it is under way. -EAGAIN: it has to wait. -EBUSY: so it has, but others
+ * need not wait with it. Another -errno: the end. */
 static int durable_begin(struct cache *c, struct cache_durable *d)
 {
     struct ns *ns;

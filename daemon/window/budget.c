@@ -4,14 +4,16 @@
 /* While an extent is wanted back nobody pins in it: so long, if nobody took it by then. */
 #define TAKEN_MS (2 * (uint64_t)WINDOW_REVOKE_MS)
 
-/* Pins of a tenant's end in that extent, and nobody pins in it for a while: the cache can empty it. */
+/* Pins of a tenant's end in that extent, and nobody pins in it for a while: the cache can empty
+ * it. */
 static void extent_take(struct requests *rq, uint32_t extent)
 {
     windows_at(rq)->extents[extent].taken_ms = uv_now(rq->rooms.loop) + TAKEN_MS;
     pins_sweep(rq);
 }
 
-/* The extent of that tenant with the fewest pins, but some; UINT32_MAX: there is none, or all are taken. */
+/* The extent of that tenant with the fewest pins, but some; UINT32_MAX: there is none, or all are
+ * taken. */
 static uint32_t extent_choose(const struct requests *rq, const struct window_tenant *t)
 {
     const struct windows *ws = windows_at(rq);
@@ -102,7 +104,8 @@ static struct window_tenant *tenant_most_pinned(const struct requests *rq)
     return most;
 }
 
-/* Extents without pins leave by themselves. Of the others those go that don't fit, from whoever has most. */
+/* Extents without pins leave by themselves. Of the others those go that don't fit, from whoever has
+ * most. */
 void windows_reload(struct requests *rq)
 {
     struct arena *a = rq->rooms.arena;

@@ -1,5 +1,5 @@
-/* Groups: tenants that window extents are lent to, and the tables that tell their workers which slots hold what
- * they were told. */
+/* Groups: tenants that window extents are lent to, and the tables that tell their workers which
+ * slots hold what they were told. */
 #include "daemon/base/memfd.h"
 #include "daemon/window/lend_internal.h"
 #include "proto/memory/window.h"

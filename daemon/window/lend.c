@@ -3,8 +3,8 @@
  *   FREE --asked for--> MAKING --thread: has memory--> LENT --no slots, all have released it--> GOING
  *        <--thread: given back-- ENDING: until nobody has it mapped <--devices let go--'
  *
- * A group has one extent in MAKING at a time. An extent without slots that workers still map stays with its
- * group, which may use it again; it is revoked when another group wants memory. */
+ * A group has one extent in MAKING at a time. An extent without slots that workers still map stays
+ * with its group, which may use it again; it is revoked when another group wants memory. */
 #include "daemon/window/lend_internal.h"
 
 #include "daemon/base/log.h"
@@ -284,8 +284,8 @@ static bool reclaim(struct arena *a, const struct arena_group *but)
 
 /* ---- lending ---- */
 
-/* What a worker keeps is its group's of the budget, and nobody else's, up to the budget once more for all that is
- * kept. */
+/* What a worker keeps is its group's of the budget, and nobody else's, up to the budget once more
+ * for all that is kept. */
 static bool affordable(const struct arena *a, const struct arena_group *g)
 {
     const struct lender *l = a->lender;

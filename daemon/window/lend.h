@@ -1,13 +1,14 @@
 /* Windows: extents that workers of one tenant map, and read by themselves.
  *
- * Window extents are numbered from 0, here and on the wire; where arena.h says `extent` they follow the
- * ordinary ones. One is lent to a group, which is a tenant: it gets memory of its own (a memfd), which never
- * holds another tenant's bytes. It is given back when it has no slot in use and no worker maps it; the next
- * loan of that number has another memfd. What is lent never exceeds the budget, memory included that only a
- * worker still maps.
+ * Window extents are numbered from 0, here and on the wire; where arena.h says `extent` they follow
+ * the ordinary ones. One is lent to a group, which is a tenant: it gets memory of its own (a
+ * memfd), which never holds another tenant's bytes. It is given back when it has no slot in use and
+ * no worker maps it; the next loan of that number has another memfd. What is lent never exceeds the
+ * budget, memory included that only a worker still maps.
  *
- * A slot of a window extent is a slot as any other. Its generation in the group's table (proto/memory/window.h) is
- * even from arena_slot_publish until arena_slot_retract or arena_slot_free, and odd or 0 otherwise. */
+ * A slot of a window extent is a slot as any other. Its generation in the group's table
+ * (proto/memory/window.h) is even from arena_slot_publish until arena_slot_retract or
+ * arena_slot_free, and odd or 0 otherwise. */
 #ifndef UCMD_WINDOW_LEND_H
 #define UCMD_WINDOW_LEND_H
 
@@ -21,7 +22,8 @@ struct lend_place {
     uint64_t generation;
 };
 
-/* Finds or makes the group of that tenant, and its table. 0; -EOPNOTSUPP: the arena has no windows; or
+/* Finds or makes the group of that tenant, and its table. 0; -EOPNOTSUPP: the arena has no windows;
+ * or
  * -errno. */
 int lend_group_open(struct arena *a, const char *tenant, struct arena_group **out);
 /* One more open. */
@@ -35,24 +37,27 @@ int lend_group_table(const struct arena_group *g, struct ucm_window_header *out)
 /* 0: a slot of an extent that is lent to the group. Else there is none now:
  * - -EAGAIN: an extent is being lent or given back; lent_cb runs when that has ended;
  * - -ENOSPC: the budget is lent, and nothing of it comes back by itself;
- * - -EFBIG: no extent is as long; or an errno of the group's last loan, for a while after it failed. */
+ * - -EFBIG: no extent is as long; or an errno of the group's last loan, for a while after it
+ *   failed. */
 int lend_slot(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t owner,
               slot_ref *out);
-/* The next slot of that size in use in the group's extents, round and round, and its owner; 0: there is none. */
+/* The next slot of that size in use in the group's extents, round and round, and its owner; 0:
+ * there is none. */
 slot_ref lend_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner);
-/* Who goes round these slots in several steps counts here. NULL: the group has no extent with slots of that size. */
+/* Who goes round these slots in several steps counts here. NULL: the group has no extent with slots
+ * of that size. */
 struct lend_round {
     uint64_t slots; /* that there are, in use or not */
     uint64_t looks; /* in a row that were in vain */
     uint64_t vain;  /* the caller's own: when all were */
 };
 struct lend_round *lend_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes);
-/* Groups by what they have lent, the most first, `but` left out: the one behind that one (NULL: the first).
- * NULL: there are no more. */
+/* Groups by what they have lent, the most first, `but` left out: the one behind that one (NULL: the
+ * first). NULL: there are no more. */
 struct arena_group *lend_group_most(struct arena *a, const struct arena_group *but,
                                     const struct arena_group *behind);
-/* An extent of the group's with slots in use, for arena_extent_owners: the one at `i`, modulo how many extents
- * it has lent; UINT32_MAX: that one has no slots in use, or is closed. */
+/* An extent of the group's with slots in use, for arena_extent_owners: the one at `i`, modulo how
+ * many extents it has lent; UINT32_MAX: that one has no slots in use, or is closed. */
 uint32_t lend_group_extent(struct arena *a, const struct arena_group *g, uint32_t i);
 uint32_t lend_groups(const struct arena *a);
 
@@ -66,8 +71,8 @@ void lend_map(struct arena *a, uint32_t window);
 void lend_release(struct arena *a, uint32_t window);
 /* Who hears of what is lent, on the loop. */
 struct lend_watcher {
-    /* An extent without slots, which workers of its group map, is wanted by another one, or the budget was lowered: they should release
-     * it. Not inside a call of the arena. */
+    /* An extent without slots, which workers of its group map, is wanted by another one, or the
+     * budget was lowered: they should release it. Not inside a call of the arena. */
     void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window);
     /* There is more space to lend, or less, or a loan failed: behind arena_config.lent_cb. */
     void (*changed_cb)(void *ctx);
@@ -86,7 +91,8 @@ uint64_t lend_budget(const struct arena *a);
 bool lend_over(const struct arena *a);
 /* Bytes lent to the group, or with NULL to all; what comes or goes counts. */
 uint64_t lend_bytes(const struct arena *a, const struct arena_group *g);
-/* The same of extents that ended, and that workers keep mapped. A group that keeps some may have so much less. */
+/* The same of extents that ended, and that workers keep mapped. A group that keeps some may have so
+ * much less. */
 uint64_t lend_kept_bytes(const struct arena *a, const struct arena_group *g);
 uint64_t lend_used_bytes(const struct arena *a); /* of them by slots */
 

@@ -1,5 +1,5 @@
-/* Shared by lend.c, which lends window extents, group.c, which has those that they are lent to, and lend_memory.c, which gets and gives
- * back their memory. */
+/* Shared by lend.c, which lends window extents, group.c, which has those that they are lent to, and
+ * lend_memory.c, which gets and gives back their memory. */
 #ifndef UCMD_WINDOW_LEND_INTERNAL_H
 #define UCMD_WINDOW_LEND_INTERNAL_H
 
@@ -109,8 +109,8 @@ void lend_group_free(struct arena *a, struct arena_group *g);
 /* Frees the group that nobody opened and nothing is lent to. */
 void lend_group_settle(struct arena *a, struct arena_group *g);
 
-/* lend_memory.c: the thread gets the window's memory, or gives it back (by w->state), and puts it into `ended`.
- * 0 or -errno. */
+/* lend_memory.c: the thread gets the window's memory, or gives it back (by w->state), and puts it
+ * into `ended`. 0 or -errno. */
 int lend_submit(struct arena *a, struct window *w);
 /* The windows whose job is done, one at a time; NULL: no more. */
 struct window *lend_ended(struct arena *a);

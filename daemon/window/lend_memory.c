@@ -1,6 +1,6 @@
-/* The memory of window extents: a thread gets it and gives it back, since both take the kernel some 10 ms and more a
- * 64 MiB. It has others beside it while it gets memory, as one alone is slower than the copies that wait for it. Nobody
- * else touches the extent meanwhile. */
+/* The memory of window extents: a thread gets it and gives it back, since both take the kernel some
+ * 10 ms and more a 64 MiB. It has others beside it while it gets memory, as one alone is slower
+ * than the copies that wait for it. Nobody else touches the extent meanwhile. */
 #include "daemon/window/lend_internal.h"
 
 #include "daemon/base/log.h"

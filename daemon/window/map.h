@@ -1,11 +1,12 @@
-/* Which extents of a window its client maps, and which of them are wanted back by when. Nothing here reads a clock or
- * waits: whoever owns the map has one timer, for map.due_ms.
+/* Which extents of a window its client maps, and which of them are wanted back by when. Nothing
+ * here reads a clock or waits: whoever owns the map has one timer, for map.due_ms.
  *
  *   UNMAPPED --lend--> MAPPED --revoke--> REVOKED --the timer--> DUE --the timer--> overdue
  *   any but UNMAPPED --release--> UNMAPPED
  *
- * One timer serves all: an extent that is wanted back while it runs is due at its next end. So a client has
- * WINDOW_REVOKE_MS for each extent at least, and less than twice as much, whatever else is wanted back. */
+ * One timer serves all: an extent that is wanted back while it runs is due at its next end. So a
+ * client has WINDOW_REVOKE_MS for each extent at least, and less than twice as much, whatever else
+ * is wanted back. */
 #ifndef UCMD_WINDOW_MAP_H
 #define UCMD_WINDOW_MAP_H
 
@@ -29,8 +30,8 @@ bool window_map_lend(struct window_map *m, uint32_t extent);
 bool window_map_revoke(struct window_map *m, uint32_t extent, uint64_t now_ms);
 /* Of an extent that it has. */
 void window_map_release(struct window_map *m, uint32_t extent);
-/* Whether the extents are all mapped, and none named twice; if not, *bad is the place of the first that is wrong, and
- * *twice says why. */
+/* Whether the extents are all mapped, and none named twice; if not, *bad is the place of the first
+ * that is wrong, and *twice says why. */
 bool window_map_names(struct window_map *m, const uint32_t *extents, uint32_t n, uint32_t *bad,
                       bool *twice);
 /* Runs at due_ms. How many extents were not released in time; 0: due_ms is the next time, or 0. */

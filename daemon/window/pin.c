@@ -1,9 +1,9 @@
-/* window.pin and window.unpin. A pin walks its blocks with a cursor: one that lies in a window slot of the tenant is
- * pinned at once, any other waits until the cache has moved or read it there. In a turn of the loop a pin begins a
- * bounded number, and a bounded number of its bytes are under way.
+/* window.pin and window.unpin. A pin walks its blocks with a cursor: one that lies in a window slot
+ * of the tenant is pinned at once, any other waits until the cache has moved or read it there. In a
+ * turn of the loop a pin begins a bounded number, and a bounded number of its bytes are under way.
  *
- * When all have a place or can't get one, or the deadline is here, the answer lists the places, and brings the
- * descriptors of extents that the window does not map yet. */
+ * When all have a place or can't get one, or the deadline is here, the answer lists the places, and
+ * brings the descriptors of extents that the window does not map yet. */
 #include "daemon/window/window.h"
 
 #include "daemon/base/memfd.h"
@@ -77,8 +77,8 @@ static void lent_close(struct lent *l)
         close(l->fds[i]);
 }
 
-/* Adds that extent, if the window does not map it and it is not there yet. 1: it is; 0: there is no room for it in
- * this answer; -EMFILE. */
+/* Adds that extent, if the window does not map it and it is not there yet. 1: it is; 0: there is no
+ * room for it in this answer; -EMFILE. */
 static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, uint32_t extent)
 {
     int fd;
@@ -110,8 +110,8 @@ static bool place_of(const struct pin_request *q, uint32_t block, struct ucm_wir
     return true;
 }
 
-/* The first places of the answer, as many as have their extents' descriptors: how many. *none: of them are not
- * in the window. Or -errno. */
+/* The first places of the answer, as many as have their extents' descriptors: how many. *none: of
+ * them are not in the window. Or -errno. */
 static int64_t places_list(struct pin_request *q, struct lent *l, uint32_t *none)
 {
     uint32_t room = conn_fds_room(q->r.s->conn);
@@ -330,8 +330,8 @@ static void pin_yield(struct pin_request *q)
     (void)cache_wait_for(cache_of_pin(q), &q->retry, WAIT_TURN);
 }
 
-/* Waits for a place among its tenant's relocations. Passes over a block if nothing under way could free
- * one. */
+/* Waits for a place among its tenant's relocations. Passes over a block if nothing under way could
+ * free one. */
 static void pin_park(struct pin_request *q)
 {
     if (!list_empty(&q->retry.link) || cache_wait_for(cache_of_pin(q), &q->retry, WAIT_OTHER))

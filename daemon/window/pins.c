@@ -1,5 +1,5 @@
-/* Which blocks windows pin, and how pins end: by name, with their chain or window, or because the daemon wants
- * memory back. */
+/* Which blocks windows pin, and how pins end: by name, with their chain or window, or because the
+ * daemon wants memory back. */
 #include "daemon/window/window.h"
 
 #include <assert.h>
@@ -99,7 +99,8 @@ uint64_t window_slot_bytes(const struct window *w)
     return arena_padded(ns_part_bytes(w->ns, w->part));
 }
 
-/* The tenant may have what others leave of the budget, and its part at least. A block that two windows pin counts for both. */
+/* The tenant may have what others leave of the budget, and its part at least. A block that two
+ * windows pin counts for both. */
 bool window_may_pin(const struct window *w)
 {
     const struct arena *a = w->s->rq->rooms.arena;
@@ -246,7 +247,8 @@ void windows_doomed(struct requests *rq)
     struct windows *ws = windows_at(rq);
     uint64_t dooms = cache_dooms(rq->rooms.cache);
 
-    /* A sweep under way is finished first: one who evicts without end would keep it at the beginning. */
+    /* A sweep under way is finished first: one who evicts without end would keep it at the
+     * beginning. */
     if (dooms == ws->dooms || list_empty(&ws->pins) || !list_empty(&ws->sweeper.link))
         return;
     ws->dooms = dooms;

@@ -1,13 +1,14 @@
-/* Parts move into windows. A relocation has one part on its way into a slot of its tenant's window, for all who
- * ask for it:
+/* Parts move into windows. A relocation has one part on its way into a slot of its tenant's window,
+ * for all who ask for it:
  *
  *   SLOT ----> COPYING --copied--> SWITCHING --nobody else uses it--> done
  *   READING --into a slot of the window--> done
  *   READING --into another one, for somebody else--> SLOT
  *
- * A part that is not in DRAM is read into the window. One that is has its bytes copied, while it is used where it
- * is; when the relocation's use is the only one, the part's slot is exchanged. So DRAM has one copy of it, and
- * whoever has a use finds the part where it was. When nobody waits any more the copy is dropped. */
+ * A part that is not in DRAM is read into the window. One that is has its bytes copied, while it is
+ * used where it is; when the relocation's use is the only one, the part's slot is exchanged. So
+ * DRAM has one copy of it, and whoever has a use finds the part where it was. When nobody waits any
+ * more the copy is dropped. */
 #include "daemon/window/relocate.h"
 
 #include "daemon/index/index.h"
@@ -49,8 +50,8 @@ static bool in_window(const struct relocations *rs, const struct part *p,
 
 /* ---- the end ---- */
 
-/* With status 0 the relocation has a use of the part, in the window. A waiter's callback may cancel others, and
- * begin other relocations. */
+/* With status 0 the relocation has a use of the part, in the window. A waiter's callback may cancel
+ * others, and begin other relocations. */
 static void relocation_end(struct relocation *r, int status)
 {
     struct relocations *rs = r->of;
@@ -188,8 +189,8 @@ static void try_begin(struct relocation *r)
     relocation_end(r, rc);
 }
 
-/* Who was called back may end relocations behind this one, but none that waits for something: those leave the
- * list here, or in callbacks of reads and copies. */
+/* Who was called back may end relocations behind this one, but none that waits for something: those
+ * leave the list here, or in callbacks of reads and copies. */
 static void relocations_pump(struct relocations *rs)
 {
     struct list *node = rs->all.next, *next;

@@ -1,5 +1,6 @@
-/* Parts on their way into windows (relocate.c), and the window slots for them (slots.c). The cache has one part's way (daemon/cache/move.h,
- * extend.h); here is why it goes, for whom, which of its tenant's slots it gets and when it is given up.
+/* Parts on their way into windows (relocate.c), and the window slots for them (slots.c). The cache
+ * has one part's way (daemon/cache/move.h, extend.h); here is why it goes, for whom, which of its
+ * tenant's slots it gets and when it is given up.
  *
  * A relocation is of one part, for all who ask for it. Thread: the loop only. */
 #ifndef UCMD_WINDOW_RELOCATE_H
@@ -39,39 +40,43 @@ void relocations_open(struct relocations *rs);
 /* None is under way. */
 void relocations_close(struct relocations *rs);
 
-/* Somebody wants a part to lie where workers of its tenant read it by themselves. The caller's memory. */
+/* Somebody wants a part to lie where workers of its tenant read it by themselves. The caller's
+ * memory. */
 struct window_move {
     uint8_t priority;  /* in: of a read, if there must be one, as cache_get's */
     bool small;        /* in: likewise, as cache_wait.small */
     bool read, copied; /* out: it was read from below; it was copied within DRAM */
-    /* 0: the part lies in a slot of the group's window, and the caller has one use of it. Else it has none:
-     * -ENOSPC: no slot of the window may be had; -ENOENT, -EIO, -EBUSY: as cache_get's; or what the kernel said
-     * when it was asked for memory. */
+    /* 0: the part lies in a slot of the group's window, and the caller has one use of it. Else it
+     * has none:
+     * -ENOSPC: no slot of the window may be had; -ENOENT, -EIO, -EBUSY: as cache_get's; or what the
+     * kernel said when it was asked for memory. */
     void (*done_cb)(struct window_move *m, int status);
     /* The relocation's own. */
     struct list link;
 };
-/* Makes part `part` of a held block of the group's tenant lie in a slot of the group's window: reads it into one,
- * or copies it and moves the part there once nobody else uses it. CACHE_READY: it does, and the caller has one
- * use of it. CACHE_PENDING: done_cb will run. As long as others use the part that takes; who can't wait any
- * longer cancels. Or -errno, as done_cb's. */
+/* Makes part `part` of a held block of the group's tenant lie in a slot of the group's window:
+ * reads it into one, or copies it and moves the part there once nobody else uses it. CACHE_READY:
+ * it does, and the caller has one use of it. CACHE_PENDING: done_cb will run. As long as others use
+ * the part that takes; who can't wait any longer cancels. Or -errno, as done_cb's. */
 int window_move(struct relocations *rs, block_ref ref, uint32_t part, struct arena_group *group,
                 struct window_move *m);
-/* done_cb will not run. If nobody else waits, a copy is dropped, and the part stays where it is. m->link is
- * initialised; m need not wait. */
+/* done_cb will not run. If nobody else waits, a copy is dropped, and the part stays where it is.
+ * m->link is initialised; m need not wait. */
 void window_move_cancel(struct relocations *rs, struct window_move *m);
-/* Where workers read the part, of which the caller has a use. False: it lies in no window slot, or was evicted
- * by name. */
+/* Where workers read the part, of which the caller has a use. False: it lies in no window slot, or
+ * was evicted by name. */
 bool window_place(const struct relocations *rs, block_ref ref, uint32_t part,
                   struct lend_place *out);
 
 /* ---- slots.c ---- */
 
-/* A slot of the group's window; blocks that nobody uses leave it, or make an extent of another group free, if
- * they must. -EAGAIN: an extent comes, see lend_slot. -ENOSPC: none may be had. Or another -errno. */
+/* A slot of the group's window; blocks that nobody uses leave it, or make an extent of another
+ * group free, if they must. -EAGAIN: an extent comes, see lend_slot. -ENOSPC: none may be had. Or
+ * another -errno. */
 int window_slot(struct relocations *rs, struct arena_group *group, uint64_t bytes, uint64_t owner,
                 slot_ref *out);
-/* An extent that is taken from its group is emptied. True: there is more for the next turn of the loop. */
+/* An extent that is taken from its group is emptied. True: there is more for the next turn of the
+ * loop. */
 bool window_slots_step(struct relocations *rs);
 /* There is more space to lend, or less, or a loan failed. */
 void window_slots_changed(struct relocations *rs);

@@ -1,5 +1,6 @@
-/* Slots in windows, and which blocks leave them for others. The policy's order is of no help: its coldest blocks
- * lie anywhere. So a search goes round the slots of the group, and takes the least used one of a few. */
+/* Slots in windows, and which blocks leave them for others. The policy's order is of no help: its
+ * coldest blocks lie anywhere. So a search goes round the slots of the group, and takes the least
+ * used one of a few. */
 #include "daemon/window/relocate.h"
 
 #include "daemon/index/policy.h"
@@ -7,13 +8,14 @@
 
 #include <errno.h>
 
-/* Slots that searches look at in a turn of the loop; of the blocks that may leave, so many are compared. */
+/* Slots that searches look at in a turn of the loop; of the blocks that may leave, so many are
+ * compared. */
 #define LOOKS_TURN 1024u
 #define SAMPLE 8u
 /* Blocks that leave for one slot, at most: one does, unless extents are closed meanwhile. */
 #define EVICTIONS 4u
-/* Extents of another group that are looked at; owners of one, and in all; blocks that leave one in one turn of
- * the loop. */
+/* Extents of another group that are looked at; owners of one, and in all; blocks that leave one in
+ * one turn of the loop. */
 #define EXTENTS 16u
 #define OWNERS 4096u
 #define OWNERS_ALL 16384u
@@ -27,7 +29,8 @@ static uint64_t changes(const struct relocations *rs)
 
 /* ---- within the group ---- */
 
-/* Evicts one block. -ENOSPC: none may leave; -EAGAIN: the search goes on in the next turn of the loop. */
+/* Evicts one block. -ENOSPC: none may leave; -EAGAIN: the search goes on in the next turn of the
+ * loop. */
 static int evict_one(struct relocations *rs, struct arena_group *group, uint64_t bytes)
 {
     struct lend_round *round = lend_group_round(rs->arena, group, bytes);
@@ -95,7 +98,8 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
     return !o->blocked;
 }
 
-/* The extent goes back to the arena with its last slot. True: there is more for the next turn of the loop. */
+/* The extent goes back to the arena with its last slot. True: there is more for the next turn of
+ * the loop. */
 static bool empty_some(struct relocations *rs)
 {
     uint32_t extent = rs->search.taking - 1;
@@ -112,7 +116,8 @@ static bool empty_some(struct relocations *rs)
     return false;
 }
 
-/* An extent of that group is being emptied from now on. False: none may be, as far as was looked. */
+/* An extent of that group is being emptied from now on. False: none may be, as far as was
+ * looked. */
 static bool take_from(struct relocations *rs, struct arena_group *from, struct owners *o)
 {
     struct arena *a = rs->arena;
@@ -141,8 +146,8 @@ static uint64_t has(const struct arena *a, const struct arena_group *group)
     return lend_bytes(a, group) + lend_kept_bytes(a, group);
 }
 
-/* An extent of a group that has more, those that have most first, is being emptied, or will be from now on.
- * False: none may be. */
+/* An extent of a group that has more, those that have most first, is being emptied, or will be from
+ * now on. False: none may be. */
 static bool take_from_most(struct relocations *rs, const struct arena_group *group)
 {
     struct arena *a = rs->arena;
@@ -170,7 +175,8 @@ int window_slot(struct relocations *rs, struct arena_group *group, uint64_t byte
     struct arena *a = rs->arena;
     int rc = lend_slot(a, group, bytes, owner, out);
 
-    /* A group below its share of the budget gets what others don't use before its own blocks leave. */
+    /* A group below its share of the budget gets what others don't use before its own blocks
+     * leave. */
     if (rc == -ENOSPC && has(a, group) + arena_extent_bytes(a) <= lend_budget(a) / lend_groups(a) &&
         take_from_most(rs, group))
         return -EAGAIN;
