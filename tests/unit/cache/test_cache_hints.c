@@ -53,6 +53,38 @@ Test(hints, no_memory_for_a_larger_table)
     hint_view_close(&v);
 }
 
+static uint64_t bytes_of_tables(void)
+{
+    struct hint_tables_stats stats;
+
+    hint_tables_stats(rig.hints, &stats);
+    return stats.bytes;
+}
+
+/* Both are counted, and both end with the last who follows. */
+Test(hints, a_larger_table_that_is_being_filled)
+{
+    struct ucm_hint_view v;
+    uint64_t before, n = 0;
+
+    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
+    turns(5);
+    v = hint_view(rig.one);
+    before = bytes_of_tables();
+    while (bytes_of_tables() == before) {
+        cr_assert_lt(n, 900u);
+        drop(store_below(rig.one, n++));
+    }
+    cr_assert_eq(hint_state(&v), UCM_HINT_LIVE, "the larger one has begun");
+    for (uint64_t was = atomic_load(&v.header->beat_ms); atomic_load(&v.header->beat_ms) == was;)
+        hint_tables_beat(rig.hints);
+    hints_agree(rig.one, n);
+    hint_tables_unuse(rig.hints, rig.one);
+    cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
+    turns(5);
+    hint_view_close(&v);
+}
+
 /* A thread gives the memory of a large one back, and the next one is there meanwhile. */
 Test(hints, large_tables_end_beside_the_loop)
 {
