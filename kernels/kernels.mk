@@ -15,10 +15,17 @@ ENCODING_OBJ := $(call obj,$(ENCODING_SRC)) $(call simd_obj,encoding,$(filter-ou
 ROPE_OBJ := $(call obj,$(ROPE_SRC)) $(call simd_obj,rope,$(filter-out avx512,$(KERNEL_ISA)))
 ATTEND_OBJ := $(call obj,$(ATTEND_SRC))
 
+# Where variables of inlined vectors lie takes a compiler a quarter of its time: lines only.
+KERNEL_DEBUG := $(if $(filter -g%,$(CFLAGS)),-g1)
+# AddressSanitizer's checks are calls here: inline, they take a compiler up to four times as long.
+ifneq ($(findstring address,$(SAN)),)
+KERNEL_CHECKS := $(if $(findstring clang,$(CC)),-mllvm -,--param=)asan-instrumentation-with-call-threshold=0
+endif
+
 # The same bits from every compiler, for every instruction set and on a GPU: nothing is contracted.
 # Digests and encodings must not slow a dump, so these are optimised in every build.
 KERNEL_CFLAGS := -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math \
-                 $(if $(filter avx2,$(KERNEL_ISA)),-DUCM_ISA_X86)
+                 $(if $(filter avx2,$(KERNEL_ISA)),-DUCM_ISA_X86) $(KERNEL_DEBUG) $(KERNEL_CHECKS)
 KERNEL_CFLAGS_base   :=
 KERNEL_CFLAGS_avx2   := -mavx2 -mfma -mf16c -mpopcnt
 KERNEL_CFLAGS_avx512 := $(KERNEL_CFLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vpopcntdq \
