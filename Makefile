@@ -50,7 +50,9 @@ CFLAGS   ?= -O1 -g
 else
 O        := $(BUILD)
 SANFLAGS :=
-CFLAGS   ?= -O2 -g -D_FORTIFY_SOURCE=2 -fstack-protector-strong
+# -g1 where nobody opens a debugger: the lines of a backtrace.
+SYMBOLS  ?= -g
+CFLAGS   ?= -O2 $(SYMBOLS) -D_FORTIFY_SOURCE=2 -fstack-protector-strong
 endif
 
 WARN   := -Wall -Wextra -Wpedantic -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
@@ -135,7 +137,7 @@ all: $(LIBS) $(BINS) $(BACKENDS) $(EXAMPLES) $(PAGES) | missing-packages ## daem
 # In a folder of its own: what it runs, kernels for a GPU only where this host has one, and those that it does not run anyway for one
 # instruction set. All of them take longer than all the rest.
 demo: setup-build ## the main job, end to end on this machine (TRACE=file replays another trace)
-	+@$(SUBMAKE) BUILD=$(BUILD)/demo FATBINS=$(FATBINS) KERNEL_ISA=base $(if $(wildcard /dev/nvidiactl),,GPU=no) run-demo
+	+@$(SUBMAKE) BUILD=$(BUILD)/demo FATBINS=$(FATBINS) SYMBOLS=-g1 KERNEL_ISA=base $(if $(wildcard /dev/nvidiactl),,GPU=no) run-demo
 
 run-demo: build-demo
 	$O/ucm-demo $(TRACE)

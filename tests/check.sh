@@ -18,7 +18,7 @@ python3=/usr/bin/python3
 passed=0 failed=0 skipped=0
 failures=()
 # What is installed is made there, and by users; or what make's BUILD names.
-plain=${BUILD:-build} fatbins=build/fatbin
+plain=${BUILD:-build} fatbins=build/fatbin symbols=-g
 
 # ---- counting ----
 
@@ -73,7 +73,7 @@ without_kernels() {
     [ ! -e /dev/nvidiactl ] || return 0
     files=$("${make[@]}" -s FATBINS=build/no-kernels list-fatbins)
     [ -n "$files" ] || return 0
-    plain=$plain/plain fatbins=build/no-kernels
+    plain=$plain/plain fatbins=build/no-kernels symbols=-g1
     mkdir -p "$fatbins"
     # shellcheck disable=SC2086
     "${make[@]}" -sq FATBINS="$fatbins" fatbins 2>/dev/null || touch $files
@@ -84,7 +84,7 @@ build_of() {
     case $1 in
     # What takes a compiler a minute comes first: it must not be alone at the end.
     plain | system | long)
-        arguments=(BUILD="$plain" FATBINS="$fatbins")
+        arguments=(BUILD="$plain" FATBINS="$fatbins" SYMBOLS="$symbols")
         folder=$plain targets=(fatbins all build-tests)
         ;;
     # Fuzz targets are of the same objects.
@@ -121,7 +121,7 @@ start_build() {
     mkdir -p "$results/$phase"
     {
         started=$SECONDS
-        { [ ${#used[@]} = 0 ] || "$@" "${make[@]}" -s BUILD="$plain" FATBINS="$fatbins" "${used[@]}"; } &&
+        { [ ${#used[@]} = 0 ] || "$@" "${make[@]}" -s BUILD="$plain" FATBINS="$fatbins" SYMBOLS="$symbols" "${used[@]}"; } &&
             "$@" "${make[@]}" -k "${arguments[@]}" "${targets[@]}"
         echo "$? $((SECONDS - started))" >"$results/$phase/build.status"
     } >"$results/$phase/build.log" 2>&1 </dev/null &
@@ -170,7 +170,8 @@ python() {
     local label=$1 name words start=$SECONDS rc ran bad=0 skip n log
     read -ra words <<<"$2"
     name=${words[0]##*/} log=$results/$label/${words[0]##*/}
-    timeout -k 10 "${TEST_SECONDS:-300}" "$python3" -B "${words[@]}" >"$log.log" 2>&1 </dev/null
+    # What the first of them compiles the others find.
+    timeout -k 10 "${TEST_SECONDS:-300}" "$python3" "${words[@]}" >"$log.log" 2>&1 </dev/null
     rc=$?
     ran=$(sed -nE 's/^Ran ([0-9]+) tests?.*/\1/p' "$log.log" | tail -n 1)
     skip=$(sed -nE 's/^(OK|FAILED) \(.*skipped=([0-9]+).*/\2/p' "$log.log" | tail -n 1)
@@ -269,8 +270,9 @@ pythons() {
         return
         ;;
     esac
-    for file in tests/integration/test_{vllm_encoding,vllm_hybrid,share_s3_hosts,plugins_trouble,share_roots,vllm_trouble,vllm_chunks,vllm_stages}.py \
-        tests/fault/test_hosts.py tests/integration/test_{bench_serve,vllm_layer_stores,install,vllm_connector,encryption_share}.py \
+    for file in tests/integration/test_{vllm_trouble,install,plugins_trouble,share_roots,share_s3_hosts,encryption_share,turns}.py \
+        tests/integration/test_{encryption,encryption_keys,bench_serve,vllm_layer_stores,events,limits,vllm_stages,ucmctl_host}.py \
+        tests/fault/test_hosts.py tests/integration/test_{vllm_hybrid,fairness,forms,tenants,purge,few_files,vllm_encoding}.py \
         tests/integration/*.py tests/fault/*.py; do
         ! grep -qs 'unittest\.main' "$file" || echo "$file"
     done | awk '!seen[$0]++' | shorten
