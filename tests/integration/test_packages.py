@@ -11,7 +11,7 @@ from daemon import TOP
 SCRIPT = os.path.join(TOP, "tests/setup/packages.sh")
 FAKES = {
     "dpkg-query": '''case $1 in
--W) for last; do :; done; [ -e "$FOLDER/installed.$last" ] && echo installed ;;
+-W) shift 3; for package; do [ ! -e "$FOLDER/installed.$package" ] || printf '%s:installed ' "$package"; done ;;
 -L) printf '/usr/bin/%s\\n/lib/systemd/system/%s.service\\n/lib/systemd/system/%s@.service\\n' "$2" "$2" "$2" ;;
 esac''',
     # A package's script starts its service unless policy-rc.d forbids it, as invoke-rc.d and deb-systemd-invoke do.

@@ -21,9 +21,9 @@ if ! command -v dpkg-query >/dev/null; then
     sentence "this is no Debian-like system, so nothing can be installed here" "$*"
 fi
 missing=
+known=$(dpkg-query -W -f '${Package}:${db:Status-Status} ' "$@" 2>/dev/null) || : "some are not known at all"
 for package in "$@"; do
-    status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) || status=none
-    [ "$status" = installed ] || missing="$missing $package"
+    case " $known" in *" $package:installed "*) ;; *) missing="$missing $package" ;; esac
 done
 [ -n "$missing" ] || exit 0
 if [ $only_name = yes ]; then
