@@ -156,7 +156,7 @@ class Client:
         finally:
             if uid is not None:
                 os.seteuid(0)
-        self.input, self.output, self.answers, self.methods, self.progress, self.msgid = b"", b"", {}, {}, {}, 0
+        self.input, self.output, self.answers, self.methods, self.progress, self.msgid = bytearray(), b"", {}, {}, {}, 0
         daemon.clients.append(self)
         try:
             if hello:
@@ -200,7 +200,8 @@ class Client:
             if not data:
                 raise Closed
             self.input += data
-        body, self.input = self.input[4:need], self.input[need:]
+        body = bytes(self.input[4:need])
+        del self.input[:need]  # in place: a flood of answers is not copied for each
         return body
 
     def next(self):

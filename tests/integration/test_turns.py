@@ -2,6 +2,7 @@
 """Who is served when, if clients send more than the daemon's loop can answer: connections and tenants take turns, and no pause of the daemon is
 charged to anybody."""
 
+import functools
 import os
 import re
 import selectors
@@ -17,6 +18,11 @@ from second_client import DEADLINE, DEMO, TIMEOUT_S, TOP, Case, Client, Daemon, 
 from test_held_up import Lingering, Stopping
 
 
+@functools.cache
+def tiny(n):
+    return b"".join(frame([0, i, "lookup", {"ns": 1, "keys": b""}]) for i in range(n))
+
+
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
 class Turns(Stopping, Case):
     """Connections take turns, and tenants do: counted in requests, by what the daemon has received when it answers."""
@@ -27,13 +33,10 @@ class Turns(Stopping, Case):
     def received(self):
         return self.operator.call("stats")["metrics"]["requests_total"]
 
-    def tiny(self, first, n):
-        return b"".join(frame([0, first + i, "lookup", {"ns": 1, "keys": b""}]) for i in range(n))
-
     def fill(self, client, data):
         """As much of it as the socket takes."""
         client.socket.setblocking(False)
-        sent = 0
+        data, sent = memoryview(data), 0
         try:
             while sent < len(data):
                 sent += client.socket.send(data[sent:])
@@ -50,7 +53,7 @@ class Turns(Stopping, Case):
         """How many of a flood's requests are received before one that came behind all of them; and how many there were. data: frames of that
         size."""
         flood = [self.client(uid=uids[i % len(uids)]) for i in range(connections)]
-        data, queued = data or self.tiny(0, 20000), []
+        data, queued = data or tiny(20000), []
         size = size or len(data) // 20000
         before = self.received()
 
@@ -70,7 +73,7 @@ class Turns(Stopping, Case):
 
     def test_a_pause_is_no_tenants_work(self):
         """The daemon stands still while it serves one of two tenants. That tenant waits no longer afterwards."""
-        data = self.tiny(0, 20000)
+        data = tiny(20000)
         size = len(data) // 20000
         for _ in range(4):  # in half of these it serves the other one
             busy, one = [self.client(uid=1002), self.client(uid=1001)], self.client(uid=1002)
@@ -125,7 +128,7 @@ class Turns(Stopping, Case):
     def test_connections_of_a_tenant_take_turns(self):
         """A request of the flooding tenant's own other connection waits for a turn of each, not for all that they have sent."""
         flood, one, own = self.client(uid=1001), self.client(uid=1001), self.client(uid=1001)
-        data, queued = self.tiny(0, 20000), []
+        data, queued = tiny(20000), []
 
         def act():
             for each in (flood, one):
@@ -143,14 +146,14 @@ class Turns(Stopping, Case):
 
     def test_fifty_thousand_frames_of_one_write(self):
         client, n = self.client(uid=1001), 50000
-        sender = threading.Thread(target=client.socket.sendall, args=(self.tiny(0, n),))
+        sender = threading.Thread(target=client.socket.sendall, args=(tiny(n),))
         sender.start()
         self.assertEqual(self.answered(client, n), list(range(n)))
         sender.join()
 
     def test_frames_before_a_disconnect_are_all_handled(self):
         """Of peers that have gone when the daemon looks."""
-        clients, data = [self.client(uid=1001) for _ in range(8)], self.tiny(0, 3000)
+        clients, data = [self.client(uid=1001) for _ in range(8)], tiny(3000)
         before = self.received()
 
         def act():
@@ -166,7 +169,7 @@ class Turns(Stopping, Case):
     def test_a_frame_in_pieces_beside_a_flood(self):
         client, flood = self.client(uid=1000), self.client(uid=1001)
         whole = frame([0, 5, "hello", {"version_min": 1, "version_max": 1, "client": "pieces"}])
-        self.fill(flood, self.tiny(0, 20000))
+        self.fill(flood, tiny(20000))
         for byte in range(len(whole)):
             client.send(whole[byte:byte + 1])
         self.assertEqual(self.answered(client, 1), [5])

@@ -36,7 +36,8 @@ class Reader(Client):
             self.fds += fds
             self.flags |= flags
             self.input += data
-        body, self.input = self.input[4:need], self.input[need:]
+        body = bytes(self.input[4:need])
+        del self.input[:need]
         message = msgpack.unpackb(body, raw=False)
         if message[0] == 2 and message[1] == "window.revoke":
             PAGE.check_map("window.release", "in a revocation", message[2])
