@@ -260,11 +260,11 @@ class Prefix(Case):
             self.until(lambda: client.call("stats")["metrics"]["share_writes"] >= 8)
             self.assertTrue(Table(client, ns).wait(LIVE).shared)
             first.stop()
-            other = Daemon(nvme=False, **{"share.roots": root})
+            other = Daemon(nvme=False, **{"share.roots": root, "share.lookup_deadline": "10s", "share.deadline": "30s"})
             try:
                 client = Reader(other)
                 region = Region(client, client.open(dict(DEMO, model=self.id())), DEMO, 16)
-                answer = region.call("load_prefix", range(12), range(12), wait_ms=5000)
+                answer = region.call("load_prefix", range(12), range(12), wait_ms=60000)
                 self.assertEqual(list(answer["status"]), [0] * 8 + [1] * 4)
                 self.assertEqual([region.bytes(block) for block in range(8)], want)
             finally:
