@@ -1,6 +1,6 @@
 #!/bin/bash
-# lint.sh MAKE CLANG: formatting, what the core may include, a build with clang, and cppcheck and shellcheck where they are
-# installed. Exits non-zero at the first that has something to say.
+# lint.sh MAKE CLANG: formatting, lines of 100 columns, what the core may include, a build with clang, and cppcheck and
+# shellcheck where they are installed. Exits non-zero at the first that has something to say.
 set -eu
 read -ra make <<<"$1"
 
@@ -10,6 +10,12 @@ if command -v clang-format >/dev/null; then
     echo "clang-format: ${#c_files[@]} files"
 else
     echo "clang-format is not installed: formatting not looked at"
+fi
+
+# clang-format leaves comments as they are.
+if git grep -nE '^.{101,}' -- 'daemon/*.[ch]' 'proto/*.[ch]' 'client/lib/*.[ch]'; then
+    echo "these lines have over 100 columns"
+    exit 1
 fi
 
 python3 -B tests/shape/includes.py

@@ -134,8 +134,8 @@ struct client_handle {
     _Atomic(void *)
         ext; /* what a feature keeps of it, or NULL; the feature reads it without the lock */
     void (*free_cb)(struct client_handle *h); /* frees that, before the handle; NULL: nothing */
-    /* Of one that takes CUDA IPC memory: writes the nonce (0, or not 0 and nothing is written), or, NULL, puts all
-     * back. Without the lock. */
+    /* Of one that takes CUDA IPC memory: writes the nonce (0, or not 0 and nothing is written), or,
+     * NULL, puts all back. Without the lock. */
     int (*prove_cb)(struct client_handle *h, const uint8_t *nonce);
     bool once; /* a reconnect does not register it again */
     TAILQ_ENTRY(client_handle) node;
@@ -169,8 +169,8 @@ struct ucm_region {
     char device[16];
     uint8_t gpu[UCM_UUID_BYTES];
     struct client_proof *proofs; /* behind the planes; NULL: no memory needs any */
-    struct msg_plane
-        planes[]; /* then a struct msg_handle, a proof and an IPC handle for each memory */
+    /* Then a struct msg_handle, a proof and an IPC handle for each memory. */
+    struct msg_plane planes[];
 };
 
 struct client_proof {
@@ -187,7 +187,8 @@ void client_handle_init(struct client_handle *h, struct ucm_client *c,
                         const struct client_request *request, client_take_cb take_cb);
 /* Opens or registers a new handle for the user. On failure the handle is dropped. */
 int client_handle_open(struct client_handle *h, int64_t deadline_ns);
-/* Waits until its open or register is answered, and moves that on. 0 or -UCM_EDEADLINE, without ucm_errmsg. */
+/* Waits until its open or register is answered, and moves that on. 0 or -UCM_EDEADLINE, without
+ * ucm_errmsg. */
 int client_handle_wait(struct client_handle *h, int64_t deadline_ns);
 void client_handle_ref(struct client_handle *h);
 void client_handle_unref(struct client_handle *h); /* the last one frees */
@@ -206,7 +207,8 @@ int client_begin_same(struct ucm_client *c, int64_t deadline_ns);
 /* ---- registering CUDA IPC memory: features/prove.c ---- */
 
 void client_prove_init(struct ucm_client *c);
-/* Begins to prove, if nobody else of this process does. False: after client_prove_turn it may be possible. */
+/* Begins to prove, if nobody else of this process does. False: after client_prove_turn it may be
+ * possible. */
 bool client_prove_begin(struct client_handle *h);
 /* 0 or -UCM_EDEADLINE. */
 int client_prove_turn(struct ucm_client *c, int64_t deadline_ns);
@@ -214,18 +216,20 @@ int client_prove_turn(struct ucm_client *c, int64_t deadline_ns);
 bool client_proves(const struct client_handle *h);
 /* Moves that on. 0, also when it has ended, or -UCM_EDEADLINE, which loses nothing. */
 int client_prove_step(struct client_handle *h, int64_t deadline_ns);
-/* Its call is done. What was written is put back by the next thread that rests. Harmless when it does not prove. */
+/* Its call is done. What was written is put back by the next thread that rests. Harmless when it
+ * does not prove. */
 void client_prove_end(struct client_handle *h);
 /* Returns when nothing of the handle, whose call is done or given up, stands in memory any more. */
 void client_prove_settle(struct client_handle *h);
 
 /* ---- what features and others keep of a client: door.c ---- */
 
-/* An object whose life ends with the connection or the client, such as a window, has a door as a member. Callbacks may
- * be NULL, and hold the lock. */
+/* An object whose life ends with the connection or the client, such as a window, has a door as a
+ * member. Callbacks may be NULL, and hold the lock. */
 struct client_door;
 struct client_feature {
-    /* The connection breaks: true when nothing of it moves this process's bytes any more. It is asked again. */
+    /* The connection breaks: true when nothing of it moves this process's bytes any more. It is
+     * asked again. */
     bool (*settled_cb)(struct client_door *d);
     void (*down_cb)(struct client_door *d);   /* the connection is gone */
     void (*forked_cb)(struct client_door *d); /* in a forked child, where the client is of no use */
@@ -328,8 +332,8 @@ struct ucm_client {
     bool stale;                    /* some listed handle may be STALE */
     struct {
         struct client_door door;
-        /* The one that proves its memory, referenced, until its register is answered and the memory has its own bytes
-         * back; NULL: none. */
+        /* The one that proves its memory, referenced, until its register is answered and the memory
+         * has its own bytes back; NULL: none. */
         struct client_handle *handle;
         bool over;    /* it was answered */
         bool written; /* the nonce stands in its memory */
@@ -338,7 +342,8 @@ struct ucm_client {
         uint8_t nonce[UCM_NONCE_BYTES];
         int64_t nonce_ns; /* when it was asked for; 0: there is none */
     } prover;
-    /* What each thread does that has waited or leaves, and holds no token; it may drop the lock. NULL: nothing. */
+    /* What each thread does that has waited or leaves, and holds no token; it may drop the lock.
+     * NULL: nothing. */
     void (*rest_cb)(struct ucm_client *c);
     struct client_tasks tasks;
     struct client_doors doors;
@@ -364,8 +369,8 @@ int64_t client_now_ns(void);
 int64_t client_deadline(const struct ucm_client *c, int timeout_ms);
 /* 0 or ETIMEDOUT. */
 int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns);
-/* Calls of several requests on one object take turns, inside the client: *busy is the object's. what: what the message
- * of a deadline says that another thread does. */
+/* Calls of several requests on one object take turns, inside the client: *busy is the object's.
+ * what: what the message of a deadline says that another thread does. */
 int client_turn(struct ucm_client *c, bool *busy, const char *what, int64_t deadline_ns);
 void client_turn_end(struct ucm_client *c, bool *busy);
 /* Makes ucm_fd readable. */
@@ -439,8 +444,8 @@ void client_followup_flush(struct ucm_client *c);
 
 /* exchange.c: a request and its answer. */
 
-/* From client_begin to the answer, on as many links as it takes. Inits and closes the call. When the
- * deadline passes, the library drops the answer, and undoes what it would leave behind in the
+/* From client_begin to the answer, on as many links as it takes. Inits and closes the call. When
+ * the deadline passes, the library drops the answer, and undoes what it would leave behind in the
  * daemon. */
 int client_exchange(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
                     const struct client_request *q, int64_t deadline_ns);

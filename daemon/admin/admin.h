@@ -1,7 +1,7 @@
 /* What operators do: the feature's state, and what other features ask of it.
  *
- * Nothing here is on the way of a lookup, a load or a dump. Whether a bypass makes them miss they ask
- * themselves (bypass_on, of request/view.c). Thread: the loop. */
+ * Nothing here is on the way of a lookup, a load or a dump. Whether a bypass makes them miss they
+ * ask themselves (bypass_on, of request/view.c). Thread: the loop. */
 #ifndef UCMD_ADMIN_ADMIN_H
 #define UCMD_ADMIN_ADMIN_H
 
@@ -43,8 +43,8 @@ static inline struct admin *admin_of(const struct requests *rq)
 void requests_observe(struct requests *rq, const char *tenant, struct observe_snapshot *out);
 
 /* tenants.c */
-/* Whether anybody is, or could become, this tenant: a name that is mistyped must not pass for a change
- * that was made. */
+/* Whether anybody is, or could become, this tenant: a name that is mistyped must not pass for a
+ * change that was made. */
 bool tenant_known(const struct requests *rq, const char *name);
 
 /* bypass.c */

@@ -1,5 +1,5 @@
-/* Audit lines: who changed what, and how much. Every method that changes stored blocks or the daemon for others
- * comes here, once for each call that changed something or began to. */
+/* Audit lines: who changed what, and how much. Every method that changes stored blocks or the
+ * daemon for others comes here, once for each call that changed something or began to. */
 #include "daemon/admin/admin.h"
 #include "daemon/base/log.h"
 
@@ -67,9 +67,10 @@ static struct audit_tenant *tenant_of(struct audits *a, const char *name, uint64
     return spare;
 }
 
-/* A call that found nothing to change costs the client nothing: it has a line only where that takes no change's place.
- * With roots all that name a whole namespace count as changes: its files there may have gone, of which the count tells
- * nothing. By key such a call asks for the files of its own keys only. */
+/* A call that found nothing to change costs the client nothing: it has a line only where that takes
+ * no change's place. With roots all that name a whole namespace count as changes: its files there
+ * may have gone, of which the count tells nothing. By key such a call asks for the files of its own
+ * keys only. */
 static bool line_passes(struct audit_tenant *t, uint64_t now_ms, bool idle)
 {
     uint64_t from_ms = t->full_ms > now_ms ? t->full_ms : now_ms;
@@ -80,8 +81,9 @@ static bool line_passes(struct audit_tenant *t, uint64_t now_ms, bool idle)
     return true;
 }
 
-/* The journal drops what a unit writes beyond 10,000 lines in 30 s. So that those of operators, who have all theirs, are
- * not among these, tenants' are bounded; what that leaves out is told in sum. */
+/* The journal drops what a unit writes beyond 10,000 lines in 30 s. So that those of operators, who
+ * have all theirs, are not among these, tenants' are bounded; what that leaves out is told in
+ * sum. */
 static bool held(const struct session *s, const struct audit_blocks *a)
 {
     const struct msg_count_r *r = a->result;

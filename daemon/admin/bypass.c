@@ -1,9 +1,11 @@
-/* The incident switch: loads find nothing, or dumps store nothing, of a namespace, a tenant or all, until an
- * operator turns that off or the daemon ends. Engines go on, and compute what they would have loaded.
+/* The incident switch: loads find nothing, or dumps store nothing, of a namespace, a tenant or all,
+ * until an operator turns that off or the daemon ends. Engines go on, and compute what they would
+ * have loaded.
  *
- * With loads bypassed, a lookup and what appends to chains find nothing, loads and prefetches are misses, and
- * the shared tier is not asked. With stores bypassed, a dump skips what it would have begun to store: a
- * part of which some layers are stored already is finished. What is under way goes on. */
+ * With loads bypassed, a lookup and what appends to chains find nothing, loads and prefetches are
+ * misses, and the shared tier is not asked. With stores bypassed, a dump skips what it would have
+ * begun to store: a part of which some layers are stored already is finished. What is under way
+ * goes on. */
 #include "daemon/admin/admin.h"
 
 #include <stdio.h>
@@ -17,8 +19,8 @@ static bool is_visible(const struct bypass *b, const struct peer *peer)
            strcmp(b->tenant, peer->tenant) == 0;
 }
 
-/* Of a namespace that left the index, the number that the operator named: it goes on to name the bypass, which
- * is there for when an engine opens the namespace again. */
+/* Of a namespace that left the index, the number that the operator named: it goes on to name the
+ * bypass, which is there for when an engine opens the namespace again. */
 static uint32_t number_of(const struct requests *rq, const struct bypass *b)
 {
     const struct ns *ns = b->of_ns ? index_ns_find(rq->rooms.index, b->fingerprint) : NULL;

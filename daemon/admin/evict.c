@@ -1,7 +1,7 @@
 /* pin, unpin, evict, namespace.purge and share.collect: what operators and clients change about
- * stored blocks. A page a turn of the loop, so that many of them delay nobody. By key the first page goes at once, and
- * files on shared roots go behind the last. Meanwhile lookups may find such a file, and loads read it: so all keys have
- * a second look once the files are gone. */
+ * stored blocks. A page a turn of the loop, so that many of them delay nobody. By key the first
+ * page goes at once, and files on shared roots go behind the last. Meanwhile lookups may find such
+ * a file, and loads read it: so all keys have a second look once the files are gone. */
 #include "daemon/admin/admin.h"
 #include "daemon/window/window.h"
 
@@ -195,7 +195,8 @@ static uint8_t *key_at(const struct keys_sweep *k, uint32_t i)
     return k->keys + (size_t)i * k->w.ns->identity.key_bytes;
 }
 
-/* Its files go. Another host may have stored a block that this one does not know: then they are asked for. */
+/* Its files go. Another host may have stored a block that this one does not know: then they are
+ * asked for. */
 static void key_removes(struct keys_sweep *k, const uint8_t *key, uint32_t roots)
 {
     memmove(key_at(k, k->removal.n), key, k->w.ns->identity.key_bytes);
@@ -219,8 +220,9 @@ static void key_change(struct keys_sweep *k, const uint8_t *key)
         key_removes(k, key, roots);
 }
 
-/* The key's files are gone. What came of them in the meantime goes, too: blocks that a lookup found or a load read, and
- * what lookups under way are about to note. What was stored anew stays, unless it has been written below. */
+/* The key's files are gone. What came of them in the meantime goes, too: blocks that a lookup found
+ * or a load read, and what lookups under way are about to note. What was stored anew stays, unless
+ * it has been written below. */
 static void key_again(struct keys_sweep *k, const uint8_t *key)
 {
     struct requests *rq = k->w.r.s->rq;

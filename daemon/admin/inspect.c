@@ -1,4 +1,5 @@
-/* What operators read of all namespaces, and tenants of their own: namespace.list, ls, inspect, verify. */
+/* What operators read of all namespaces, and tenants of their own: namespace.list, ls, inspect,
+ * verify. */
 #include "daemon/admin/admin.h"
 #include "daemon/index/ns_form.h"
 #include "daemon/index/policy.h"
@@ -23,7 +24,8 @@ static void pack_encoding(msgpack_packer *pk, struct index *ix, const struct ns 
 
     if (ns_encoded(&ns->identity, &encoded))
         base = index_ns_find(ix, encoded.base);
-    /* By namespace.open a client may name any base: other tenants must not learn whether it exists. */
+    /* By namespace.open a client may name any base: other tenants must not learn whether it
+     * exists. */
     if (base && strcmp(base->identity.tenant, ns->identity.tenant) != 0)
         base = NULL;
     proto_pack_text(pk, "encoding", encoded.encoding);

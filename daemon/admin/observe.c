@@ -1,4 +1,5 @@
-/* What the daemon shows of itself, gathered from the rooms: only when somebody asks, or once a second. */
+/* What the daemon shows of itself, gathered from the rooms: only when somebody asks, or once a
+ * second. */
 #include "daemon/admin/admin.h"
 #include "daemon/base/numa.h"
 #include "daemon/index/policy.h"
@@ -317,8 +318,8 @@ static void report_seal(struct observe_snapshot *o, const struct request_rooms *
         report(o, HEALTH_DEGRADED, "%s", problem);
 }
 
-/* Engines compute what the cache would have served, and that is easily forgotten. Whose the others are is not for
- * everybody. */
+/* Engines compute what the cache would have served, and that is easily forgotten. Whose the others
+ * are is not for everybody. */
 static void report_bypasses(struct observe_snapshot *o, const struct requests *rq)
 {
     uint32_t others = 0;

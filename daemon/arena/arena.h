@@ -8,7 +8,8 @@
  * counts for the node that its first page came to lie on.
  *
  * Promises:
- * - A slot is 4096-aligned, and as long as asked, padded to 4096. The padding is zeros when the slot is handed out.
+ * - A slot is 4096-aligned, and as long as asked, padded to 4096. The padding is zeros when the
+ *   slot is handed out.
  * - Slot memory does not move and is not unmapped before arena_free.
  * - Capacity is exact: bytes used are the sum of the padded slots.
  * - AddressSanitizer reports who touches a free slot, or the padding behind what was asked for.
@@ -35,8 +36,8 @@ struct arena_group;
 enum arena_lent_event {
     LENT_READY,  /* it has memory, and no slot was handed out */
     LENT_FAILED, /* there was no memory for it */
-    /* It has no slots any more. Whoever registered its memory undoes that; then lend_let_go, which may
-     * be called at once. */
+    /* It has no slots any more. Whoever registered its memory undoes that; then lend_let_go, which
+     * may be called at once. */
     LENT_GOES,
     LENT_KEPT, /* a worker did not let go of it: nobody waits for it any more */
     LENT_GONE, /* its memory was given back */
@@ -53,7 +54,8 @@ struct arena_config {
     /* Nodes to spread the memory over, borrowed; NULL: do not. Needs prefault or file: memory is
      * placed by its first touch, which otherwise is another thread's. */
     const struct numa *numa;
-    /* Borrowed: an extent or table of windows ends when no worker has its memory any more (daemon/window/loan.h). NULL: at once. */
+    /* Borrowed: an extent or table of windows ends when no worker has its memory any more
+     * (daemon/window/loan.h). NULL: at once. */
     struct deadlines *deadlines;
     /* Runs on the loop when an extent is ready, before any slot of it is handed out. */
     void (*extent_ready_cb)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
@@ -61,7 +63,8 @@ struct arena_config {
     void (*ended_cb)(void *ctx);
     /* Bytes that may be lent at first; and that ever may, for which address space is reserved. */
     uint64_t lent, lent_max;
-    /* Something happened to the extent with that number of those that may be lent. On the loop. May be NULL if lent_max is 0. */
+    /* Something happened to the extent with that number of those that may be lent. On the loop. May
+     * be NULL if lent_max is 0. */
     void (*lent_cb)(void *ctx, enum arena_lent_event event, uint32_t number, void *base,
                     uint64_t bytes);
     void *ctx;
@@ -88,7 +91,8 @@ uint64_t arena_padded(uint64_t bytes);
 int arena_slot_node(const struct arena *a, slot_ref slot); /* NUMA_NONE: not known */
 
 /* To empty an extent for another size. visit runs for each slot in use and may free it. Once visit
- * returns false no more slots are visited, and arena_extent_owners returns false. A slot of an earlier run has the owner 0 until arena_slot_own. */
+ * returns false no more slots are visited, and arena_extent_owners returns false. A slot of an
+ * earlier run has the owner 0 until arena_slot_own. */
 bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *ctx, uint64_t owner),
                          void *ctx);
 /* closed: no slot of the extent is handed out until its last slot is freed, or it is opened again.
@@ -118,17 +122,18 @@ uint64_t arena_extent_bytes(const struct arena *a);
 uint32_t
 arena_extents(const struct arena *a); /* numbers of extents, those that may be lent included */
 
-/* ---- groups: some extents are lent to a tenant, whose workers read their slots by themselves (daemon/window/lend.h) ----
+/* ---- groups: some extents are lent to a tenant, whose workers read their slots by themselves
+ * (daemon/window/lend.h) ----
  *
- * They are numbered from 0 and, where this header says `extent`, follow the ordinary ones. A slot of one is a slot as any other, and the
- * daemon tells readers what it holds. */
+ * They are numbered from 0 and, where this header says `extent`, follow the ordinary ones. A slot
+ * of one is a slot as any other, and the daemon tells readers what it holds. */
 
 /* Whose it is; NULL: it lies in an ordinary extent. */
 struct arena_group *arena_slot_group(const struct arena *a, slot_ref slot);
 /* The slot's bytes are whole, and do not change until arena_slot_retract: readers may use them. */
 void arena_slot_publish(struct arena *a, slot_ref slot);
-/* Readers miss the slot from now on. To be called before anybody is asked to write into it. Nothing of a slot
- * that is not published. Both: nothing of a slot in an ordinary extent. */
+/* Readers miss the slot from now on. To be called before anybody is asked to write into it. Nothing
+ * of a slot that is not published. Both: nothing of a slot in an ordinary extent. */
 void arena_slot_retract(struct arena *a, slot_ref slot);
 
 /* Nodes that the memory is spread over; 0: it is not. Memory that lies elsewhere counts for none.

@@ -1,5 +1,5 @@
-/* Shared by the files of this room only: arena.c has the slots, life.c makes extents ready, and begins and ends all; daemon/window/lend_internal.h
- * has what lends extents to groups. */
+/* Shared by the files of this room only: arena.c has the slots, life.c makes extents ready, and
+ * begins and ends all; daemon/window/lend_internal.h has what lends extents to groups. */
 #ifndef UCMD_ARENA_INTERNAL_H
 #define UCMD_ARENA_INTERNAL_H
 
@@ -14,7 +14,8 @@
 #define SLOT_FREE (UINT64_C(1) << 63)
 
 struct extent {
-    /* In its home's free list, in `partial`, or (full, closed, not ready) in none. One that is lent may be in its group's empty list. */
+    /* In its home's free list, in `partial`, or (full, closed, not ready) in none. One that is lent
+     * may be in its group's empty list. */
     struct list link;
     char *base;
     uint64_t *owner;            /* by slot */
@@ -22,8 +23,8 @@ struct extent {
     uint64_t slot_bytes;        /* of each of its slots */
     uint32_t slots;             /* 0: it may take any slot size */
     uint32_t n_free, free_slot; /* of the free ones, those that were given back: the first one */
-    uint32_t
-        fresh; /* the first one that was not handed out since it has slots of this size; slots: none */
+    /* The first one that was not handed out since it has slots of this size; slots: none. */
+    uint32_t fresh;
     uint32_t home;
     struct arena_group *group; /* that it is lent to */
     bool closed;               /* it is being emptied: not in arena.partial */

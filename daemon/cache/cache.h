@@ -36,8 +36,8 @@ struct cache_config {
     bool write_learned;     /* or those that daemon/learn/learn.h lets in */
     uint64_t backlog_bytes; /* dirty DRAM that eviction spares */
     bool share_reused;      /* as write_reused, for the shared tier */
-    uint64_t
-        shared_blocks; /* as many, of one part, may be known that lie on the shared tier only */
+    /* As many, of one part, may be known that lie on the shared tier only. */
+    uint64_t shared_blocks;
 };
 
 int cache_new(const struct cache_config *config, struct cache **out);
@@ -109,8 +109,9 @@ void cache_unlease(struct cache *c, block_ref ref);
 uint32_t cache_lease_many(struct cache *c, block_ref *refs, uint32_t n, bool found);
 /* True: something was released, and the caller calls cache_released. */
 bool cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n);
-/* Ends a lease that its caller took just now and does not need. Others hold the block, as whoever gets a part does, or it was
- * free to go before: nobody can have begun to wait for it in between, so this wakes nobody. */
+/* Ends a lease that its caller took just now and does not need. Others hold the block, as whoever
+ * gets a part does, or it was free to go before: nobody can have begun to wait for it in between,
+ * so this wakes nobody. */
 void cache_lease_undo(struct cache *c, block_ref ref);
 /* Of blocks that have leases, each once: what they count as in the index, and their bytes if they
  * are complete. */
@@ -279,8 +280,11 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
 
 enum wait_for {
     WAIT_TURN, /* the next turn of the loop, as enough was done in this one: one goes on in each */
-    WAIT_SLOT, /* a slot (-EBUSY), in the order in which they came: who still has too little lets nobody pass */
-    WAIT_OTHER, /* something else that is full: a queue (-EAGAIN), the tenant's DRAM (-EDQUOT). Nobody waits behind it */
+    /* A slot (-EBUSY), in the order in which they came: who has too little lets nobody pass. */
+    WAIT_SLOT,
+    /* Something else that is full: a queue (-EAGAIN), the tenant's DRAM (-EDQUOT). Nobody waits
+     * behind it. */
+    WAIT_OTHER,
     WAIT_PRESSURE, /* the end of cache_back_pressure */
     WAITS,
 };

@@ -40,7 +40,8 @@ void cache_slot_return(struct cache *c, slot_ref slot);
  * A feature that wants parts in slots of its own choice has the intent: which part, for whom, into
  * which slot, and when it is given up. The cache has one part's way there, and needs to know no
  * reason. So it gives:
- * - a claim of the part, one at a time: nothing else moves it, and a stop waits for the claim's end;
+ * - a claim of the part, one at a time: nothing else moves it, and a stop waits for the claim's
+ *   end;
  * - two ways: a MOVE (move.h) of a part in DRAM, and a read of any other into the slot;
  * - the slots: whose blocks may leave one for the part, and their leaving;
  * - a chore, woken when something is released, or evicted by name: the end of somebody else's use

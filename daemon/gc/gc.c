@@ -335,7 +335,8 @@ static void renewed_cb(struct share_task *t)
     (void)t; /* it saves work and nothing else */
 }
 
-/* A pass may take longer than it is from pass to pass. With a marker of its beginning all other hosts would list the root, too. */
+/* A pass may take longer than it is from pass to pass. With a marker of its beginning all other
+ * hosts would list the root, too. */
 static void renew(struct gc *gc)
 {
     if (gc->renewal.state == SHARE_TASK_NONE && task_make(&gc->renewal, SHARE_TOUCH) == 0)

@@ -3,8 +3,8 @@
  *
  * A pass asks the server for its time, lists all buckets and adds up bytes by age. When the root
  * holds more than it may, the pass finds which files go to bring it to `low` percent (ages.h),
- * lists all buckets again and removes them. No pass relies on anything that an earlier one wrote:
- * a host that dies in a pass leaves nothing to repair. Hosts that run at once find the same files; a
+ * lists all buckets again and removes them. No pass relies on anything that an earlier one wrote: a
+ * host that dies in a pass leaves nothing to repair. Hosts that run at once find the same files; a
  * file that another host removed counts as removed.
  *
  * A block's highest part goes first, in a sweep before that of its other parts, because hosts look
@@ -15,8 +15,8 @@
  *
  * The marker is a block file of no namespace. Its time says when a host last began or ended a pass,
  * its payload what the root held then; a pass touches it while it goes on. Hosts that find it young
- * leave the pass to that host, unless the root holds more than they allow. The marker saves work and
- * nothing else.
+ * leave the pass to that host, unless the root holds more than they allow. The marker saves work
+ * and nothing else.
  *
  * Threads: the loop. */
 #ifndef UCMD_GC_GC_H

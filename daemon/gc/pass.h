@@ -1,5 +1,5 @@
-/* One pass of garbage collection over a root: adds up bytes by age and tenant, finds which files go, and removes them. gc.h says why
- * so; gc.c says when.
+/* One pass of garbage collection over a root: adds up bytes by age and tenant, finds which files
+ * go, and removes them. gc.h says why so; gc.c says when.
  *
  * Threads: the loop. */
 #ifndef UCMD_GC_PASS_H
@@ -37,7 +37,8 @@ struct gc_pass {
 /* Embedded in its owner. All zero before its first pass, but for config and ended_cb. */
 struct gc_walk {
     const struct gc_config *config;
-    /* 0: the pass is over, perhaps with what pass.partly says; else -errno. Perhaps from inside gc_walk_begin. */
+    /* 0: the pass is over, perhaps with what pass.partly says; else -errno. Perhaps from inside
+     * gc_walk_begin. */
     void (*ended_cb)(struct gc_walk *w, int status);
     bool stopped;
     struct gc_pass pass;
@@ -48,7 +49,8 @@ struct gc_walk {
 };
 
 void gc_walk_begin(struct gc_walk *w, uint64_t now_ns, bool for_full);
-/* Ends a pass, if there is one: ended_cb runs with -ECANCELED when nothing is under way any more. */
+/* Ends a pass, if there is one: ended_cb runs with -ECANCELED when nothing is under way any
+ * more. */
 void gc_walk_stop(struct gc_walk *w);
 bool gc_walk_busy(const struct gc_walk *w);
 void gc_walk_free(struct gc_walk *w);

@@ -1,5 +1,5 @@
-/* An operator's purge: removes all files of a namespace from every root, side by side. A root that is
- * down or refuses is reported, and the others are swept all the same. */
+/* An operator's purge: removes all files of a namespace from every root, side by side. A root that
+ * is down or refuses is reported, and the others are swept all the same. */
 #include "daemon/gc/sweep.h"
 #include "daemon/seal/seeds.h"
 #include "daemon/share/share_internal.h"
@@ -141,7 +141,8 @@ static void seed_replaced_cb(struct seeds_purge *seed, int status)
     sweep_ended(p);
 }
 
-/* First of all: without its seed a file that is still there, or that a server has a copy of, can't be opened. */
+/* First of all: without its seed a file that is still there, or that a server has a copy of, can't
+ * be opened. */
 static void seed_replace(struct purge *p, const struct share_purge *request)
 {
     if (!p->share->seeds || memcmp(request->fingerprint, request->sealed_fingerprint,

@@ -268,7 +268,8 @@ void gc_quota_add(struct gc_owner *o, uint32_t cell, uint64_t bytes)
     o->cells[owner_cell(cell)] += bytes;
 }
 
-/* The lowest cell from which on all cells hold together at least `bytes`, or (spare) at most that. GC_CELLS: none. */
+/* The lowest cell from which on all cells hold together at least `bytes`, or (spare) at most that.
+ * GC_CELLS: none. */
 static uint32_t cut_of(const struct gc_owner *o, uint64_t bytes, bool spare)
 {
     uint32_t i = GC_OWNER_CELLS, cut = GC_CELLS;

@@ -1,13 +1,18 @@
-/* Whose the files of a root are, and what of it tenants are guaranteed and get at most: for garbage collection.
+/* Whose the files of a root are, and what of it tenants are guaranteed and get at most: for garbage
+ * collection.
  *
- * A file's name has its namespace's fingerprint, but no tenant, and most hosts know few of the namespaces on a root. So each host
- * that writes parts of a namespace leaves a *tenant file* for it on each root (notes.c), and before a pass the host
- * that collects reads those of the namespaces that it does not know yet. If it can't, the pass fails: it would take what is
- * guaranteed for anybody's. Quotas are the collecting host's settings, so hosts that share a root should have the same.
+ * A file's name has its namespace's fingerprint, but no tenant, and most hosts know few of the
+ * namespaces on a root. So each host that writes parts of a namespace leaves a *tenant file* for it
+ * on each root (notes.c), and before a pass the host that collects reads those of the namespaces
+ * that it does not know yet. If it can't, the pass fails: it would take what is guaranteed for
+ * anybody's. Quotas are the collecting host's settings, so hosts that share a root should have the
+ * same.
  *
  * Promises of a pass, for files of tenants that are known:
- * - for space of the root no file goes of a tenant that would hold less than it is guaranteed then, by what the pass has listed;
- * - a tenant that holds more than it gets at most is brought to `low` percent of that, its oldest first;
+ * - for space of the root no file goes of a tenant that would hold less than it is guaranteed then,
+ *   by what the pass has listed;
+ * - a tenant that holds more than it gets at most is brought to `low` percent of that, its oldest
+ *   first;
  * - of both kinds no file goes that is younger than ages.h says.
  * Between passes a tenant may exceed its bound by what all hosts write, as a root its capacity.
  *
@@ -31,8 +36,8 @@ struct gc_owner {
     uint64_t guaranteed, most; /* as of this pass */
     uint64_t bytes, pending;   /* of its files that are there; of those, that are being removed */
     uint64_t target;           /* what it is brought to; UINT64_MAX: it may keep all */
-    uint32_t most_cut,
-        spare_cut; /* files of these cells and above go to bring it there; may go for others' space */
+    uint32_t most_cut;         /* files of this cell and above go to bring it there */
+    uint32_t spare_cut;        /* those of this one and above may go for others' space */
 };
 
 struct gc_space {
@@ -62,8 +67,8 @@ struct gc_quota {
 };
 
 void gc_quota_free(struct gc_quota *q);
-/* Reads what the host does not know yet; nothing, if no tenant has a quota. learned_cb runs with 0 or -errno, perhaps from
- * inside. */
+/* Reads what the host does not know yet; nothing, if no tenant has a quota. learned_cb runs with 0
+ * or -errno, perhaps from inside. */
 void gc_quota_learn(struct gc_quota *q, struct share_root *root,
                     void (*learned_cb)(struct gc_quota *q, int status));
 bool gc_quota_busy(const struct gc_quota *q);
@@ -75,11 +80,12 @@ void gc_quota_begin(struct gc_quota *q);
 /* counts: the file is listed for the first time in this pass. */
 struct gc_owner *gc_quota_owner(struct gc_quota *q,
                                 const uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES], bool counts);
-/* The cell that an owner's file counts for, which is as old, or up to an eighth of a doubling younger. */
+/* The cell that an owner's file counts for, which is as old, or up to an eighth of a doubling
+ * younger. */
 uint32_t gc_quota_cell(uint32_t cell);
 void gc_quota_add(struct gc_owner *o, uint32_t cell, uint64_t bytes);
-/* All is added: finds out which files go, and adds those that may go for space to *ages. Returns the bytes of those that go as
- * their owners have too much. */
+/* All is added: finds out which files go, and adds those that may go for space to *ages. Returns
+ * the bytes of those that go as their owners have too much. */
 uint64_t gc_quota_cut(struct gc_quota *q, unsigned low, struct gc_ages *ages);
 /* Whether the file goes because its owner has too much; and may go for space. */
 bool gc_quota_goes(const struct gc_owner *o, uint32_t cell);

@@ -1,13 +1,15 @@
-/* Removals by key: which file is next is found when a root has room for it, so a request of many keys and parts
- * takes no more memory than its keys. Each root goes its own way through them, first through the highest parts:
- * lookups ask for these, so without them nobody reads the others. Tenants take turns at each root. */
+/* Removals by key: which file is next is found when a root has room for it, so a request of many
+ * keys and parts takes no more memory than its keys. Each root goes its own way through them, first
+ * through the highest parts: lookups ask for these, so without them nobody reads the others.
+ * Tenants take turns at each root. */
 #include "daemon/share/share_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What a root has of them at a time, queued or begun: the rest of its queue is for what else goes in the background. */
+/* What a root has of them at a time, queued or begun: the rest of its queue is for what else goes
+ * in the background. */
 #define REMOVING_MAX 64u
 #define OPERATION_COST 4096u
 #define BURST_BYTES (16u * OPERATION_COST)
@@ -85,8 +87,8 @@ static void way_passes(struct share_removal_way *way)
         way->key++;
 }
 
-/* It waits in its tenant's lane while there is a file to remove. Else it waits for answers: those about the highest
- * parts say where others are. */
+/* It waits in its tenant's lane while there is a file to remove. Else it waits for answers: those
+ * about the highest parts say where others are. */
 static void way_go_on(struct share_removal *r, uint32_t root)
 {
     struct share_removal_way *way = &r->way[root];

@@ -1,6 +1,6 @@
-/* One walk over the buckets of a root: lists each, asks its owner about each file, copies those that
- * are to go to the next root if there is one, and removes them. The only walk there is: garbage
- * collection, demotion and purges use it.
+/* One walk over the buckets of a root: lists each, asks its owner about each file, copies those
+ * that are to go to the next root if there is one, and removes them. The only walk there is:
+ * garbage collection, demotion and purges use it.
  *
  * Promises:
  * - One bucket's listing in memory at a time; one LIST, or GC_REMOVALS files under way.

@@ -1,12 +1,14 @@
 /* Reading some shards of a part from NVMe for one who wants little of it.
  *
- * The shards come into a piece of a staging slot, which has the size of the part's own slots, so that no extent changes its size for
- * it. The part stays where it is: nobody finds these bytes in DRAM, and nothing is learned of the part as a whole. Whatever keeps
- * the tier from delivering them, the part is read as by cache_get, which knows what to do with a copy that is bad or gone.
+ * The shards come into a piece of a staging slot, which has the size of the part's own slots, so
+ * that no extent changes its size for it. The part stays where it is: nobody finds these bytes in
+ * DRAM, and nothing is learned of the part as a whole. Whatever keeps the tier from delivering
+ * them, the part is read as by cache_get, which knows what to do with a copy that is bad or gone.
  *
- * Who comes back for other shards of the part again and again is better served by DRAM. So what was read of a part in this way is
- * summed up, and once that would be as much as the part has, the whole part is read: at most twice its bytes. The sums are few,
- * and parts may share one, which costs a read of a whole part now and then. */
+ * Who comes back for other shards of the part again and again is better served by DRAM. So what was
+ * read of a part in this way is summed up, and once that would be as much as the part has, the
+ * whole part is read: at most twice its bytes. The sums are few, and parts may share one, which
+ * costs a read of a whole part now and then. */
 #include "daemon/pool/shards.h"
 
 #include "daemon/cache/extend.h"
@@ -151,7 +153,8 @@ static void cancel_cb(struct cache_wait *w)
     w->shards = NULL;
 }
 
-/* The whole part for who waits: he holds the block. Without a slot he waits on, before those who come now. */
+/* The whole part for who waits: he holds the block. Without a slot he waits on, before those who
+ * come now. */
 static void whole_instead(struct cache_shards *s, struct cache_wait *w)
 {
     struct cache *c = s->op.cache;
@@ -204,8 +207,8 @@ static void shards_cb(struct part_op *op, int status)
 
 static const struct op_kind shards_kind = {.tier_cb = shards_cb};
 
-/* CACHE_PENDING; -EBUSY: no slot; -EAGAIN: the tier's queue is full; or another -errno: it can't be had
- * this way. */
+/* CACHE_PENDING; -EBUSY: no slot; -EAGAIN: the tier's queue is full; or another -errno: it can't be
+ * had this way. */
 static int shards_start(struct shard_reads *r, block_ref ref, uint32_t part, uint32_t first,
                         uint32_t n, uint8_t priority, int node, struct cache_wait *w)
 {

@@ -94,8 +94,8 @@ static void durables_abandon(struct dump *d)
 
 /* ---- items ---- */
 
-/* Whether a dump with stores bypassed leaves this block out. A part of which it has stored some layers is
- * finished: it would hold its slot as long as the connection lives. */
+/* Whether a dump with stores bypassed leaves this block out. A part of which it has stored some
+ * layers is finished: it would hold its slot as long as the connection lives. */
 static bool store_bypassed(const struct dump *d, const uint8_t *key)
 {
     const struct walk *w = &d->c.w;
@@ -224,8 +224,8 @@ static void pressure_over_cb(struct deadline *dl)
     walk_pump(&d->c.w);
 }
 
-/* Back-pressure: a dump's answer waits until write-behind catches up, for nvme.pressure at most. Its
- * items have ended, so it holds no slot, block or lease meanwhile. */
+/* Back-pressure: a dump's answer waits until write-behind catches up, for nvme.pressure at most.
+ * Its items have ended, so it holds no slot, block or lease meanwhile. */
 static bool dump_slows(struct dump *d)
 {
     struct walk *w = &d->c.w;

@@ -1,8 +1,8 @@
-/* What a feature adds to requests: its door. daemon/features.c lists all of them, and who makes the room gives it that list;
- * the room itself names none.
+/* What a feature adds to requests: its door. daemon/features.c lists all of them, and who makes the
+ * room gives it that list; the room itself names none.
  *
- * A feature keeps what it has of the daemon in requests.ext, and of a connection in session.ext, each under its own number.
- * Callbacks may be NULL. Thread: the loop only. */
+ * A feature keeps what it has of the daemon in requests.ext, and of a connection in session.ext,
+ * each under its own number. Callbacks may be NULL. Thread: the loop only. */
 #ifndef UCMD_REQUEST_FEATURE_H
 #define UCMD_REQUEST_FEATURE_H
 
@@ -33,7 +33,8 @@ struct feature {
         struct session *s); /* 0 or -errno, and session_close_cb does not follow */
     void (*session_gone_cb)(
         struct session *s); /* its peer has gone; its requests are yet to be stopped */
-    /* Its requests and regions have ended. False: the feature goes on, and calls session.settle_cb. */
+    /* Its requests and regions have ended. False: the feature goes on, and calls
+     * session.settle_cb. */
     bool (*session_end_cb)(struct session *s);
     void (*session_close_cb)(
         struct session *s); /* its leases and fills have ended; its namespaces are open yet */

@@ -17,13 +17,15 @@ struct reuse;
 
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)
-/* Of them, so many end in one turn of the loop, which takes about 1 ms, and the rest of one lease. */
+/* Of them, so many end in one turn of the loop, which takes about 1 ms, and the rest of one
+ * lease. */
 #define LEASED_KEYS_PER_TURN (1u << 15)
-/* Namespaces that one connection holds open: a quarter of limits.namespaces_per_tenant, but at least
- * so many. An operator's may hold all. */
+/* Namespaces that one connection holds open: a quarter of limits.namespaces_per_tenant, but at
+ * least so many. An operator's may hold all. */
 #define SESSION_MIN_NAMESPACES 16
 
-/* Where a session looks for blocks (view.h). A value: it lasts as long as the session has ns[0] open. */
+/* Where a session looks for blocks (view.h). A value: it lasts as long as the session has ns[0]
+ * open. */
 struct view {
     struct ns *ns[2]; /* the one that is named, and its base */
     uint32_t n;
@@ -63,13 +65,15 @@ struct requests {
     uint64_t large_bytes;      /* the slots of these */
     uint32_t narrow_reads;     /* so many of them still begin under the bound */
     struct proto_buf out;      /* one answer at a time */
-    /* daemon/trace: of a call that may be traced, NULL: none is; of the keys of a lookup, as reuse_lookup. */
+    /* daemon/trace: of a call that may be traced, NULL: none is; of the keys of a lookup, as
+     * reuse_lookup. */
     void (*trace_cb)(struct call *call);
     struct reuse *reuse;
     void (*looked_up_cb)(struct reuse *r, uint32_t ns, const uint8_t *keys, uint32_t key_bytes,
                          uint32_t n, uint64_t block_bytes, uint64_t now_ms);
     const struct load_turns *turns; /* daemon/blend */
-    /* daemon/encoding: a dump by that region, which has two forms, has stored its part of the held block. */
+    /* daemon/encoding: a dump by that region, which has two forms, has stored its part of the held
+     * block. */
     void (*part_stored_cb)(const struct registered *r, block_ref ref);
     void *ext[FEATURES]; /* what features have */
 };
@@ -92,7 +96,8 @@ struct session {
     uint8_t nonce[UCM_NONCE_BYTES]; /* of region.challenge */
     uint64_t nonce_until_ms;        /* uv_now; 0: there is none */
     struct cache_fills fills;
-    /* session.c's, for whoever ended something of it. Frees a closing session that has nothing left. */
+    /* session.c's, for whoever ended something of it. Frees a closing session that has nothing
+     * left. */
     void (*settle_cb)(struct session *s);
     struct cache_retry retry; /* a closing session with leases left: the next turn of the loop */
     void *ext[FEATURES];      /* what features have */
@@ -144,8 +149,9 @@ void keys_observe(const struct request_rooms *r, struct metrics *out);
 /* call.c */
 /* Whether the peer is an operator; false with call->error. */
 bool call_operator(struct call *call);
-/* An object's name on the wire: its number in a table of the session (name & SESSION_NUMBERS), with bits above it that
- * count up. So the name of an object that has ended is not its successor's, but for one in 2048. */
+/* An object's name on the wire: its number in a table of the session (name & SESSION_NUMBERS), with
+ * bits above it that count up. So the name of an object that has ended is not its successor's, but
+ * for one in 2048. */
 #define SESSION_NUMBERS ((UINT32_C(1) << 21) - 1)
 uint32_t session_name(uint32_t *names, uint32_t number);
 void session_ns_close_all(struct session *s); /* for its end */
@@ -153,12 +159,14 @@ void session_ns_close_all(struct session *s); /* for its end */
  * call->error. */
 struct ns *call_namespace(struct call *call, uint64_t id);
 /* The namespace whose stored blocks a call reads or drops: any of the peer's tenant, open or not
- * (operators: any). It may go with the next namespace.open: a request that outlives the call keeps it by
- * index_ns_use. NULL with call->error, which for another tenant's is that of one that does not exist. */
+ * (operators: any). It may go with the next namespace.open: a request that outlives the call keeps
+ * it by index_ns_use. NULL with call->error, which for another tenant's is that of one that does
+ * not exist. */
 struct ns *call_stored_namespace(struct call *call, uint64_t id);
 /* It stays while the connection lives. 0 or -code with call->error. */
 int session_ns_open(struct call *call, struct ns *ns);
-/* The session looks for blocks of ns in its base, too, and dumps to ns are as durable as those to the base. */
+/* The session looks for blocks of ns in its base, too, and dumps to ns are as durable as those to
+ * the base. */
 void session_ns_with_base(struct session *s, const struct ns *ns, const struct ns *base);
 /* Whether a dump that asks for `durability` waits for stable storage. */
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability);
@@ -169,7 +177,8 @@ int call_reply(struct call *call, const void *result);
 int call_reply_map(struct call *call, struct proto_builder *pb);
 /* For free maps: begin, pack, call_reply_map. */
 void call_map_begin(struct call *call, struct proto_builder *pb);
-/* Answers a request of that method, with *e if it is an error (NULL: none), else with the result. */
+/* Answers a request of that method, with *e if it is an error (NULL: none), else with the
+ * result. */
 void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
                    const struct ucm_error *e, const void *result);
 /* The same of a result, with descriptors, which are the front's from now on. */
@@ -181,20 +190,22 @@ void session_notify(struct session *s, const char *name, const struct proto_mess
 bool session_progress(struct session *s, const struct msg_progress *m);
 
 /* request.c */
-/* A request under way: `bytes` of zeroed memory that begin with a struct request. It has `more` beside them, which count
- * as its memory. deadline_ms 0 takes the default. NULL with call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon
- * drains (what gives back is still taken). */
+/* A request under way: `bytes` of zeroed memory that begin with a struct request. It has `more`
+ * beside them, which count as its memory. deadline_ms 0 takes the default. NULL with call->error:
+ * NO_MEMORY, BUSY, or SHUTDOWN while the daemon drains (what gives back is still taken). */
 void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
                   void (*stop_cb)(struct request *r));
-/* Answers as session_reply does, and frees r, and the session if r was the last thing that a closing
- * one waited for. */
+/* Answers as session_reply does, and frees r, and the session if r was the last thing that a
+ * closing one waited for. */
 void request_end(struct request *r, const struct ucm_error *e, const void *result);
-/* Ends a request that its method refuses after all: the caller returns call->error, which is set. */
+/* Ends a request that its method refuses after all: the caller returns call->error, which is
+ * set. */
 void request_refuse(struct request *r, const struct call *call);
 /* Counts `bytes` as LIMIT_MEMORY of the session's, until memory_return. False: that is too much. */
 bool memory_take(struct session *s, size_t bytes);
 void memory_return(struct session *s, size_t bytes);
-/* The same with zeroed memory, for free() and memory_return. NULL: that is too much, or there is none. */
+/* The same with zeroed memory, for free() and memory_return. NULL: that is too much, or there is
+ * none. */
 void *memory_alloc(struct session *s, size_t bytes);
 
 /* Whether an operator's bypass of loads or of stores holds for the namespace. */
@@ -209,19 +220,19 @@ struct shared_lookup {
     struct session *s; /* whose memory it takes */
     struct ns *ns;
     uint64_t purged; /* ns->purged when it began */
-    uint64_t
-        gone[SHARED_LOOKUP_GONE / 64]; /* bit by hash: keys that were evicted since, and more */
+    /* Bit by hash: keys that were evicted since, and more. */
+    uint64_t gone[SHARED_LOOKUP_GONE / 64];
     void (*done_cb)(struct shared_lookup *k); /* calls shared_lookup_free */
     void *ctx;
     size_t memory;       /* counted against limits.frame_memory */
     const uint8_t *keys; /* a copy of all that were named */
 };
-/* Until when to ask for a client that waits so long (0: the most), at most for share.lookup_deadline; for one
- * that comes back later, at most for share.deadline. By uv_now. */
+/* Until when to ask for a client that waits so long (0: the most), at most for
+ * share.lookup_deadline; for one that comes back later, at most for share.deadline. By uv_now. */
 uint64_t shared_lookup_until(const struct requests *rq, uint64_t wait_ms);
 uint64_t shared_lookup_until_later(const struct requests *rq, uint64_t wait_ms);
-/* Asks for those of keys[from, n) that are not found here: one chain, or each by itself. 0: done_cb will
- * run, at until_ms at the latest. Otherwise there is nothing to wait for. */
+/* Asks for those of keys[from, n) that are not found here: one chain, or each by itself. 0: done_cb
+ * will run, at until_ms at the latest. Otherwise there is nothing to wait for. */
 int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,
                         bool each, uint64_t until_ms, struct shared_lookup **out);
 void shared_lookup_free(struct shared_lookup *k);
@@ -230,10 +241,11 @@ void shared_lookup_cancel(struct shared_lookup *k);
 /* The key's files are gone: what lookups under way have found of it is not noted. */
 void shared_lookups_forget(struct requests *rq, const struct ns *ns, const uint8_t *key);
 
-/* lookup_later.c: lookups that don't wait for the shared tier, and whose client comes back for its answer. A
- * session remembers which keys it has asked for, and for some time that the answer has come. */
-/* Whether the shared tier is being asked for keys that this host lacks (it has the first `hits`, if they are a
- * chain); begins that if need be. False: it has answered, or can't be asked now. */
+/* lookup_later.c: lookups that don't wait for the shared tier, and whose client comes back for its
+ * answer. A session remembers which keys it has asked for, and for some time that the answer has
+ * come. */
+/* Whether the shared tier is being asked for keys that this host lacks (it has the first `hits`, if
+ * they are a chain); begins that if need be. False: it has answered, or can't be asked now. */
 bool lookup_later(struct session *s, const struct view *v, const struct msg_lookup *m,
                   uint32_t hits);
 /* The session closes. */
@@ -242,16 +254,19 @@ void lookups_later_end(struct session *s);
 /* lookup.c */
 /* Counts keys that leases and chains of the session cover; negative: less. */
 void leased_add(struct session *s, int64_t keys);
-/* May the session lease more of what this host can hold, by the rule of limit.h? 0, or -UCM_WIRE_BUSY with call->error. */
+/* May the session lease more of what this host can hold, by the rule of limit.h? 0, or
+ * -UCM_WIRE_BUSY with call->error. */
 int leased_check(struct call *call);
 /* Leases refs[n]; skips zeroes. */
 int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
               uint32_t *name);
 void lease_end(struct session *s, uint32_t name);
-/* Ends some of the session's leases, as many as one turn of the loop may. True: it has none left. */
+/* Ends some of the session's leases, as many as one turn of the loop may. True: it has none
+ * left. */
 bool leases_end(struct session *s);
 
-/* What a lookup of n keys found, for the counts of the daemon and of ns; plain: in an encoded namespace's base. */
+/* What a lookup of n keys found, for the counts of the daemon and of ns; plain: in an encoded
+ * namespace's base. */
 struct lookup_counts {
     uint32_t n, hits, dram, shared, plain;
 };

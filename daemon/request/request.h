@@ -2,8 +2,8 @@
  *
  * A session is a connection's state: who the peer is, which namespaces it opened, its regions,
  * leases and requests under way. Most methods answer at once; load, dump, prefetch, region.* and
- * what changes stored blocks by name are request objects that answer when they are done. There are at
- * most CONFIG_MAX_REQUESTS of them, and each has a deadline; past the limit the answer is BUSY.
+ * what changes stored blocks by name are request objects that answer when they are done. There are
+ * at most CONFIG_MAX_REQUESTS of them, and each has a deadline; past the limit the answer is BUSY.
  *
  * A session ends in order: its requests are stopped, copies under way are awaited, then its
  * unfinished fills vanish, its leases end, its regions are unmapped, and only then its memory goes.
@@ -44,8 +44,8 @@ struct request_rooms {
     const char *socket;              /* that the daemon made; NULL: it came with the start */
     uint8_t instance[16];
     const char *commit, *options; /* of the build; NULL: not shown */
-    /* Reads the configuration again. 0; -EINVAL or another -errno with *e: nothing changed. NULL: it
-     * came from no file. */
+    /* Reads the configuration again. 0; -EINVAL or another -errno with *e: nothing changed. NULL:
+     * it came from no file. */
     int (*reload_cb)(void *ctx, struct config_changes *changes, struct config_error *e);
     void *reload_ctx;
     const struct config *next; /* as of the last reload, for the next start; without a file: none */

@@ -26,8 +26,9 @@ static uint64_t mappings_max(void)
     return MAPPINGS_USUAL;
 }
 
-/* Page tables of host memory are charged to the daemon, 8 bytes for 4096. Each registration has its own, and they stay
- * until it ends, even where the client has taken the pages away. So they take a 64th of the host's memory at most. */
+/* Page tables of host memory are charged to the daemon, 8 bytes for 4096. Each registration has its
+ * own, and they stay until it ends, even where the client has taken the pages away. So they take a
+ * 64th of the host's memory at most. */
 static uint64_t touched_max(void)
 {
     return 8 * (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);

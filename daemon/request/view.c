@@ -38,8 +38,8 @@ static bool is_bypassed(const struct requests *rq, const struct view *v)
            (v->n == 1 || bypass_on(rq, v->ns[1], BYPASS_LOAD));
 }
 
-/* Adds blocks of ns: where there is none yet, and where that one has to be read and this one has not.
- * Returns how many keys have no block in DRAM; *missing: none at all. */
+/* Adds blocks of ns: where there is none yet, and where that one has to be read and this one has
+ * not. Returns how many keys have no block in DRAM; *missing: none at all. */
 static uint32_t find_in(struct requests *rq, const struct ns *ns, const uint8_t *keys, uint32_t n,
                         block_ref *refs, uint32_t *missing)
 {

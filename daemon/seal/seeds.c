@@ -26,7 +26,8 @@ struct entry {
     uint64_t used_ms;
 };
 
-/* One call to the folder: a purge, seeds to be read, or with neither a look at the folder itself. */
+/* One call to the folder: a purge, seeds to be read, or with neither a look at the folder
+ * itself. */
 struct job {
     char *folder;
     bool replace;
@@ -53,8 +54,8 @@ struct seeds {
     struct entry entry[SETS][WAYS];
     uint64_t told_ms;
     bool check_due;
-    int checked,
-        read; /* of the last look at the folder (seeds_file_check), and of the last seeds: 0 or -errno */
+    /* Of the last look at the folder (seeds_file_check), and of the last seeds: 0 or -errno. */
+    int checked, read;
     char problem[320];
 };
 
@@ -208,7 +209,8 @@ static void health_take(struct seeds *s, const struct job *j, int status)
     problem_find(s);
 }
 
-/* status: 0 with the seed that was read, or why there is none. True: who asked has something new to see. */
+/* status: 0 with the seed that was read, or why there is none. True: who asked has something new to
+ * see. */
 static bool entry_settle(struct seeds *s, struct entry *e, int status, const uint8_t *seed,
                          uint64_t began_ms)
 {
@@ -329,7 +331,8 @@ static void pump(struct seeds *s)
     if (j)
         free_cb(j);
     problem_find(s);
-    /* The call before hangs still. A later seeds_find tries again; who waits hears of it in the next turn. */
+    /* The call before hangs still. A later seeds_find tries again; who waits hears of it in the
+     * next turn. */
     for (unsigned i = 0; i < SETS * WAYS; i++) {
         struct entry *e = &s->entry[i / WAYS][i % WAYS];
 

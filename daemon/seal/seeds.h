@@ -1,12 +1,14 @@
-/* Seeds of encrypted namespaces on the shared tier: without a namespace's seed nobody can derive the keys of its files, and a purge puts a
- * new one in its place. They lie in a folder of their own, encryption.seeds, which hosts have in common and of which no snapshots are
- * kept (docs/security.md, "A purge on shared roots").
+/* Seeds of encrypted namespaces on the shared tier: without a namespace's seed nobody can derive
+ * the keys of its files, and a purge puts a new one in its place. They lie in a folder of their
+ * own, encryption.seeds, which hosts have in common and of which no snapshots are kept
+ * (docs/security.md, "A purge on shared roots").
  *
  * Promises:
- * - All hosts that use the folder get the same seed of a namespace. One that another host has replaced is given up within
- *   SEEDS_FRESH_MS, also where the folder does not answer any more.
+ * - All hosts that use the folder get the same seed of a namespace. One that another host has
+ *   replaced is given up within SEEDS_FRESH_MS, also where the folder does not answer any more.
  * - No call waits for the folder: calls to it run in a thread, one at a time, with a deadline.
- * - A folder that can't be used is told of from the start on, whether anybody needs a seed or not, until it can.
+ * - A folder that can't be used is told of from the start on, whether anybody needs a seed or not,
+ *   until it can.
  *
  * Thread: the loop. */
 #ifndef UCMD_SEAL_SEEDS_H
@@ -22,14 +24,15 @@
 
 struct seeds;
 
-/* changed_cb: a seed has come, or another one. The folder is looked at soon. It is copied. 0 or -ENOMEM. */
+/* changed_cb: a seed has come, or another one. The folder is looked at soon. It is copied. 0 or
+ * -ENOMEM. */
 int seeds_open(uv_loop_t *loop, const char *folder, uint64_t deadline_ms,
                void (*changed_cb)(void *ctx), void *ctx, struct seeds **out);
 /* Calls back for what is under way, with -ECANCELED. Its handles end on the loop. NULL-safe. */
 void seeds_close(struct seeds *s);
 
-/* 0 and *seed, which stays until the next turn of the loop; -EAGAIN: it is being read, and changed_cb says when that is over; -ENOKEY: it
- * can't be had now. */
+/* 0 and *seed, which stays until the next turn of the loop; -EAGAIN: it is being read, and
+ * changed_cb says when that is over; -ENOKEY: it can't be had now. */
 int seeds_find(struct seeds *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                const uint8_t **seed);
 

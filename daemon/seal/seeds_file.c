@@ -136,7 +136,8 @@ int seeds_file_get(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_B
     return rc;
 }
 
-/* Only what has a seed's length: whoever may write to the folder could have linked something else there. */
+/* Only what has a seed's length: whoever may write to the folder could have linked something else
+ * there. */
 static int old_wipe(int fd)
 {
     static const uint8_t zeros[FILE_BYTES];

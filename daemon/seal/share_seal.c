@@ -1,6 +1,8 @@
-/* Parts of tenants with keys, sealed before they go to a root and opened when they come from one, in libuv's threads.
+/* Parts of tenants with keys, sealed before they go to a root and opened when they come from one,
+ * in libuv's threads.
  *
- * A write is sealed into memory of its own, since its slot serves meanwhile; a read is opened in its slot. */
+ * A write is sealed into memory of its own, since its slot serves meanwhile; a read is opened in
+ * its slot. */
 #include "daemon/share/share_internal.h"
 
 #include "daemon/format/bytes.h"

@@ -44,8 +44,8 @@ enum share_verb {
     SHARE_CHECK
 };
 
-/* Of one bucket: regular files with the name of a block file or a temporary file. Empty for a bucket
- * that does not exist; zeroes are an empty one. Freed by share_listing_free. */
+/* Of one bucket: regular files with the name of a block file or a temporary file. Empty for a
+ * bucket that does not exist; zeroes are an empty one. Freed by share_listing_free. */
 #define SHARE_LISTING_FILES (1u << 19) /* more are left out, and `cut` is set */
 #define SHARE_LISTING_UNREAD 16u       /* more unread files fail the LIST */
 struct share_file {
@@ -77,11 +77,12 @@ struct share_op {
     uint64_t mtime_ns;            /* out: READ with 0: by the server's clock; 0: unknown */
     void *data;                   /* of READ and WRITE */
     uint64_t bytes;               /* of the payload; of FIND too */
-    /* READ and WRITE, not by_name: data is encrypted, and the seal, behind the header, is the caller's: it fills it for a WRITE,
-     * and opens what a READ brings. */
+    /* READ and WRITE, not by_name: data is encrypted, and the seal, behind the header, is the
+     * caller's: it fills it for a WRITE, and opens what a READ brings. */
     bool sealed;
     bool sync; /* WRITE: on stable storage before done_cb. CHECK: see above */
-    /* When the caller will cancel it, by uv_now; 0: it may not. A backend may give up by itself then. */
+    /* When the caller will cancel it, by uv_now; 0: it may not. A backend may give up by itself
+     * then. */
     uint64_t deadline_ms;
     void (*done_cb)(struct share_op *op, int status);
     /* The backend's own. */
@@ -127,10 +128,11 @@ struct share_backend_ops {
     /* Nothing may be under way. Ends on the loop; NULL-safe. */
     void (*close)(struct share_backend *b);
     void (*start)(struct share_backend *b, struct share_op *op);
-    /* True: done_cb will not run, and op and data are the caller's again. False: done_cb will run when
-     * what is copied at this moment has been. */
+    /* True: done_cb will not run, and op and data are the caller's again. False: done_cb will run
+     * when what is copied at this moment has been. */
     bool (*cancel)(struct share_backend *b, struct share_op *op);
-    /* Why operations fail, better than their status says it; NULL: nothing is known. May be NULL. */
+    /* Why operations fail, better than their status says it; NULL: nothing is known. May be
+     * NULL. */
     const char *(*reason)(const struct share_backend *b);
     /* NULL: the root is no process. */
     void (*process)(const struct share_backend *b, struct share_process_stats *out);
@@ -146,8 +148,8 @@ void share_listing_free(struct share_listing *l); /* one of zeroes too */
 int share_op_resolve(struct share_op *op);
 /* Are header and payload those of the part? 0 or -EBADMSG. */
 int share_op_verify(struct share_op *op);
-/* The same with a copy between slot and `file`, which has share_op_file_bytes(op) bytes and may be changed by others at any time: the
- * checksum is of the slot. */
+/* The same with a copy between slot and `file`, which has share_op_file_bytes(op) bytes and may be
+ * changed by others at any time: the checksum is of the slot. */
 void share_op_pack(struct share_op *op, uint8_t *file);
 int share_op_unpack(struct share_op *op, const uint8_t *file);
 

@@ -1,5 +1,5 @@
-/* Names of block files, and whose parts they are, as docs/storage-format.md, "Block files", defines them; their headers are in
- * daemon/format/block_header.h. Pure functions, any thread. */
+/* Names of block files, and whose parts they are, as docs/storage-format.md, "Block files", defines
+ * them; their headers are in daemon/format/block_header.h. Pure functions, any thread. */
 #ifndef UCMD_SHARE_BLOCK_FILE_H
 #define UCMD_SHARE_BLOCK_FILE_H
 
@@ -28,14 +28,14 @@ struct block_file_id {
 
 #define BLOCK_FILE_SEED_BYTES 16u
 
-/* The fingerprint that the files of an encrypted namespace have in their names, so that they are never taken for plain ones. seed: 16
- * bytes, or NULL: there is none.
+/* The fingerprint that the files of an encrypted namespace have in their names, so that they are
+ * never taken for plain ones. seed: 16 bytes, or NULL: there is none.
  * Returns 0 or -ENOMEM. */
 int block_file_sealed_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                                   const uint8_t *seed, uint8_t out[UCM_FINGERPRINT_BYTES]);
 
-/* The part's identity, whose first byte is its bucket, and its name. 0, or -EINVAL for an id that no
- * namespace has. */
+/* The part's identity, whose first byte is its bucket, and its name. 0, or -EINVAL for an id that
+ * no namespace has. */
 int block_file_locate(const struct block_file_id *id, uint8_t identity[BLOCK_FILE_IDENTITY_BYTES],
                       char name[BLOCK_FILE_NAME_CAP]);
 /* What the name of a block file says. */
@@ -45,12 +45,13 @@ struct block_file_name {
     size_t key_chars; /* the name begins with so many digits of the key */
 };
 /* 0, or -EINVAL for another name, a temporary file's too. Only files with such a name, or with one
- * that block_file_temp_valid or block_file_tenant_parse accepts, are looked at or removed; none leads out of the bucket. */
+ * that block_file_temp_valid or block_file_tenant_parse accepts, are looked at or removed; none
+ * leads out of the bucket. */
 int block_file_name_parse(const char *name, struct block_file_name *out);
 bool block_file_name_valid(const char *name);
 bool block_file_temp_valid(const char *name);
-/* ".tenant-<32 hex digits of the fingerprint>", in one bucket: its payload says whose the namespace is (gc/notes.c). Such files
- * are no block files, and not counted. */
+/* ".tenant-<32 hex digits of the fingerprint>", in one bucket: its payload says whose the namespace
+ * is (gc/notes.c). Such files are no block files, and not counted. */
 #define BLOCK_FILE_TENANT_BUCKET 0u
 void block_file_tenant_name(const uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES],
                             char out[BLOCK_FILE_NAME_CAP]);

@@ -1,8 +1,9 @@
 /* One root of the shared tier: a backend behind queues, deadlines and breakers.
  *
  * Promises:
- * - released_cb of an accepted task runs once, by its deadline at the latest, or when what is copied at that
- *   moment has been: on the loop, never from inside the call that submitted the task.
+ * - released_cb of an accepted task runs once, by its deadline at the latest, or when what is
+ *   copied at that moment has been: on the loop, never from inside the call that submitted the
+ *   task.
  * - Lookups begin before reads, reads before writes, the background last; no write begins while a
  *   read waits. Within a class tenants take turns by their weights. Queues are bounded.
  * - When the breaker opens, waiting tasks end with -EHOSTDOWN, and new ones are refused with it. A
@@ -31,8 +32,8 @@ struct share_task {
     uint64_t deadline_ms; /* by uv_now */
     /* t->status is final; the memory of op is the caller's again, who may free t. */
     void (*released_cb)(struct share_task *t);
-    /* -ETIMEDOUT at the deadline, -EHOSTDOWN when the breaker opened before the task began, else the
-     * backend's. */
+    /* -ETIMEDOUT at the deadline, -EHOSTDOWN when the breaker opened before the task began, else
+     * the backend's. */
     int status;
     /* The root's own. */
     struct share_root *root;
@@ -117,22 +118,25 @@ void share_root_close(struct share_root *r);
 /* Cancels the root's own checks where it can; no other begins. Waiting writes and background tasks
  * end with -ECANCELED. */
 void share_root_stop(struct share_root *r);
-/* The same, and nothing else goes on: what is under way ends with -ECANCELED, but for what is copied. */
+/* The same, and nothing else goes on: what is under way ends with -ECANCELED, but for what is
+ * copied. */
 void share_root_give_up(struct share_root *r);
-/* Begins a health check now: when it fails, the breaker opens without waiting for other failures. */
+/* Begins a health check now: when it fails, the breaker opens without waiting for other
+ * failures. */
 void share_root_check(struct share_root *r);
 /* Tasks that were not released yet, the root's own included. */
 uint32_t share_root_busy(const struct share_root *r);
 
 /* 0: accepted. Otherwise:
- * - -EAGAIN: the queue is full, or (SHARE_STORE) reads wait or too many bytes wait: ready_cb will run
+ * - -EAGAIN: the queue is full, or (SHARE_STORE) reads wait or too many bytes wait: ready_cb will
+ *   run
  * - -EHOSTDOWN: the breaker is open
  * - -EROFS: a WRITE, REMOVE or TOUCH of a root that is configured read-only; a WRITE while the
  *   root takes none
  * - -ECANCELED: a SHARE_STORE or SHARE_BACKGROUND after share_root_stop */
 int share_root_submit(struct share_root *r, struct share_task *t);
-/* True: neither callback will run, the task is the caller's again. False: too late, a thread copies; its callback will
- * run, of a write that was not sent yet with -ECANCELED. */
+/* True: neither callback will run, the task is the caller's again. False: too late, a thread
+ * copies; its callback will run, of a write that was not sent yet with -ECANCELED. */
 bool share_root_cancel(struct share_root *r, struct share_task *t);
 
 /* Is the breaker closed? */

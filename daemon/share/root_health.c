@@ -89,7 +89,8 @@ static void root_good(struct share_root *r, const struct share_task *t)
     log_info("share", "root-up", "root=%s", r->shown);
 }
 
-/* A failed health check counts as much as FAILURES of other operations. True: the root goes down. */
+/* A failed health check counts as much as FAILURES of other operations. True: the root goes
+ * down. */
 static bool root_bad(struct share_root *r, const struct share_task *t, int status)
 {
     uint64_t now = share_root_now(r);

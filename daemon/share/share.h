@@ -2,8 +2,8 @@
  * writes parts here; requests ask which keys exist.
  *
  * Promises:
- * - A read delivers the bytes that were written for exactly this namespace, key and part; everything
- *   else is -ENOENT.
+ * - A read delivers the bytes that were written for exactly this namespace, key and part;
+ *   everything else is -ENOENT.
  * - A root that is slow, hung, full, read-only or lying costs its own hits only. Every operation
  *   reports by its deadline, and a root whose breaker is open refuses at once. What this host does
  *   not know by a deadline is a miss, never an error.
@@ -38,8 +38,8 @@ typedef uint8_t share_root_id;
 #define SHARE_LOOKUPS_MAX 512u /* under way */
 #define SHARE_SEED_BYTES 16u   /* of an encrypted namespace */
 
-/* What the tenant of that name is guaranteed of each root, and gets at most there (0: no bound). tenant NULL: nothing is set.
- * Returns whether it is given either; NULL: whether anybody may be. */
+/* What the tenant of that name is guaranteed of each root, and gets at most there (0: no bound).
+ * tenant NULL: nothing is set. Returns whether it is given either; NULL: whether anybody may be. */
 typedef bool (*share_quota_fn)(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most);
 
 /* Opens the roots of config->share_roots. Does no I/O on them, so no server delays the start; a
@@ -75,7 +75,8 @@ struct share_io {
     /* Encrypted, or not at all: `id` has the sealed fingerprint, `space` says whose keys. */
     bool sealed;
     struct seal_space space;
-    /* Runs by the deadline at the latest, or as soon as a copy that is under way then has ended. Status:
+    /* Runs by the deadline at the latest, or as soon as a copy that is under way then has ended.
+     * Status:
      * - 0; a write of a part that exists already, too
      * - -ENOENT: a read; no root has the part, or what is there can't be trusted
      * - -ENOKEY: it is sealed with a key that is not there; the file stays
@@ -88,8 +89,9 @@ struct share_io {
     void *op;
 };
 
-/* The seed of an encrypted namespace's names and keys here. 0 and *seed, until the next turn of the loop, or NULL where seeds are not in
- * use; -EAGAIN: it is being read; -ENOKEY: it can't be had now. */
+/* The seed of an encrypted namespace's names and keys here. 0 and *seed, until the next turn of the
+ * loop, or NULL where seeds are not in use; -EAGAIN: it is being read; -ENOKEY: it can't be had
+ * now. */
 int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                const uint8_t **seed);
 /* Why the folder of seeds can't be used, for health; NULL: it can, or there is none. */
@@ -98,8 +100,8 @@ const char *share_seeds_problem(const struct share *s);
  * -ENOENT: a read, and no root that could have the part is usable now. -EROFS: no root takes writes
  * now. -ENOKEY: a write, and there is no key. -ENOMEM. */
 int share_submit(struct share *s, struct share_io *io);
-/* ready_cb runs when a submit that returned -EAGAIN may be accepted; seeds_cb before it, when a seed that share_seed was asked for has
- * been read, or can't be had. One caller: the cache. */
+/* ready_cb runs when a submit that returned -EAGAIN may be accepted; seeds_cb before it, when a
+ * seed that share_seed was asked for has been read, or can't be had. One caller: the cache. */
 void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void (*seeds_cb)(void *ctx),
                     void *ctx);
 
@@ -142,8 +144,9 @@ struct share_removal_way {
     bool rest;                     /* it has passed the highest parts */
 };
 
-/* Removes blocks' files from every root that is not configured read-only, in the background: tenants take turns at
- * each root. Memory of the caller, with keys and whole, until done_cb or cancel. */
+/* Removes blocks' files from every root that is not configured read-only, in the background:
+ * tenants take turns at each root. Memory of the caller, with keys and whole, until done_cb or
+ * cancel. */
 struct share_removal {
     struct fair_who who;
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES]; /* the namespace's */
@@ -153,11 +156,12 @@ struct share_removal {
     bool alone;          /* no other part goes */
     uint32_t n;          /* keys */
     const uint8_t *keys; /* n of key_bytes each */
-    /* n. Bit i: all parts of the key's block are removed from root i (from 0). Else only the highest is, and the others
-     * where that was there: its bit is set then. */
+    /* n. Bit i: all parts of the key's block are removed from root i (from 0). Else only the
+     * highest is, and the others where that was there: its bit is set then. */
     uint32_t *whole;
-    /* Runs once, when all roots have answered. 0: the files are gone; -ENOKEY: their names can't be known now;
-     * -ECANCELED: the share was stopped; or the first failure of any root, which may still have some of them. */
+    /* Runs once, when all roots have answered. 0: the files are gone; -ENOKEY: their names can't be
+     * known now; -ECANCELED: the share was stopped; or the first failure of any root, which may
+     * still have some of them. */
     void (*done_cb)(struct share_removal *r, int status);
     /* The room's own. */
     struct list link, under_way;
@@ -173,21 +177,21 @@ void share_removal_begin(struct share *s, struct share_removal *r);
 /* done_cb will not run; what a root has begun goes on. Harmless behind done_cb. */
 void share_removal_cancel(struct share *s, struct share_removal *r);
 
-/* Removes one part, whose id has the fingerprint of the file's name, from every root. Nobody waits for it; what fails is
- * counted. */
+/* Removes one part, whose id has the fingerprint of the file's name, from every root. Nobody waits
+ * for it; what fails is counted. */
 void share_remove(struct share *s, const struct block_file_id *id, const struct fair_who *who);
 
 /* ---- for operators ---- */
 
 /* Removes all files of a namespace from every root that is not configured read-only. What a bucket
- * held when it was listed is removed: hosts that still write the namespace may write behind that, and
- * a file that is being written has no namespace in its name yet. Memory of the caller. */
+ * held when it was listed is removed: hosts that still write the namespace may write behind that,
+ * and a file that is being written has no namespace in its name yet. Memory of the caller. */
 struct share_purge {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
     uint8_t sealed_fingerprint
         [UCM_FINGERPRINT_BYTES]; /* of its encrypted files; or once more the same */
-    /* Runs once, at the latest when no root has made progress for 90 s. status: the first failure of
-     * any root, or 0. files: how many were removed. */
+    /* Runs once, at the latest when no root has made progress for 90 s. status: the first failure
+     * of any root, or 0. files: how many were removed. */
     void (*done_cb)(struct share_purge *p, int status, uint64_t files);
     void *op; /* the room's own */
 };

@@ -1,5 +1,5 @@
-/* What share.c (opening, closing, counters), share_policy.c (which root), share_io.c (parts), lookup.c (keys)
- * and daemon/gc (what goes from roots) share. */
+/* What share.c (opening, closing, counters), share_policy.c (which root), share_io.c (parts),
+ * lookup.c (keys) and daemon/gc (what goes from roots) share. */
 #ifndef UCMD_SHARE_SHARE_INTERNAL_H
 #define UCMD_SHARE_SHARE_INTERNAL_H
 
@@ -81,7 +81,8 @@ int share_new(const struct share_settings *settings, struct share **out);
 
 /* gc/roots.c */
 
-/* A collector for each root, if the settings say so. 0 or -ENOMEM; then share_collectors_close all the same. */
+/* A collector for each root, if the settings say so. 0 or -ENOMEM; then share_collectors_close all
+ * the same. */
 int share_collectors_open(struct share *s);
 void share_collectors_stop(struct share *s);
 uint32_t share_collectors_busy(const struct share *s); /* how many are */
@@ -107,7 +108,8 @@ void share_removals_stop(struct share *s);
 /* Remembers an answer. "It exists" is not remembered while a namespace is purged. */
 void share_remember(struct share *s, const struct block_file_id *id, uint32_t root, bool found,
                     uint64_t for_ms);
-/* The same of a file that an operation found which began when s->removed was `removed`: it may be gone by now. */
+/* The same of a file that an operation found which began when s->removed was `removed`: it may be
+ * gone by now. */
 void share_remember_found(struct share *s, const struct block_file_id *id, uint32_t root,
                           uint64_t removed);
 enum share_known { SHARE_KNOWN_NOT, SHARE_KNOWN_FOUND, SHARE_KNOWN_MISSING };
@@ -136,20 +138,23 @@ struct share_seal {
     int status;
     void (*done_cb)(struct share_seal *x, int status);
 };
-/* 0: done_cb will run, on the loop. A write: -EAGAIN: too much waits, and ready_cb will say when not; -ENOKEY. */
+/* 0: done_cb will run, on the loop. A write: -EAGAIN: too much waits, and ready_cb will say when
+ * not; -ENOKEY. */
 int share_seal_begin(struct share_seal *x);
 /* Gives up its memory and key; of one of zeroes, too. */
 void share_seal_end(struct share_seal *x);
 
 /* seal/share_seed.c */
 
-/* Opens the folder of seeds, where the settings have one; changed_cb(s): a seed has come, or another one. 0 or -ENOMEM. */
+/* Opens the folder of seeds, where the settings have one; changed_cb(s): a seed has come, or
+ * another one. 0 or -ENOMEM. */
 int share_seeds_open(struct share *s, void (*changed_cb)(void *ctx));
 void share_seeds_close(struct share *s);
 
 /* gc/notes.c */
 
-/* A part was written: notes whose its namespace is, on roots where this host has not done so lately. Best effort. */
+/* A part was written: notes whose its namespace is, on roots where this host has not done so
+ * lately. Best effort. */
 void share_tenant_note(struct share *s, const struct share_io *io);
 
 /* share_io.c */

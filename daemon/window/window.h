@@ -77,8 +77,8 @@ struct window {
 
 /* The pins that a window has of one chain. */
 struct window_pins {
-    struct list
-        link; /* in rq->windows.pins: those that the present sweep has not finished come first */
+    /* In rq->windows.pins: those that the present sweep has not finished come first. */
+    struct list link;
     struct list of_window, of_chain;
     struct window *w;
     struct chain *ch;

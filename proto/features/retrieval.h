@@ -1,4 +1,5 @@
-/* The messages of retrieval: namespaces of digests, chains, selections. As messages.h, which includes this. */
+/* The messages of retrieval: namespaces of digests, chains, selections. As messages.h, which
+ * includes this. */
 #ifndef UCM_PROTO_FEATURES_RETRIEVAL_H
 #define UCM_PROTO_FEATURES_RETRIEVAL_H
 
@@ -6,10 +7,10 @@
 
 #include <stdint.h>
 
-/* Opens the namespace of the digests that `method` and its parameters make of base namespace ns. The
- * fields behind `method` are its parameters; the last ones are the shape of a layer's KV in its shard
- * (bytes from the shard's start). build: while this connection lives, digests are built of parts that
- * are stored in ns. */
+/* Opens the namespace of the digests that `method` and its parameters make of base namespace ns.
+ * The fields behind `method` are its parameters; the last ones are the shape of a layer's KV in its
+ * shard (bytes from the shard's start). build: while this connection lives, digests are built of
+ * parts that are stored in ns. */
 #define UCM_MSG_DIGEST_OPEN(F, m)                                                                  \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, method, REQ, 1, 255)                                                                 \
@@ -54,8 +55,8 @@
     F(m, u64, lease_ms, OPT, 0, UCM_U32)
 #define UCM_MSG_CHAIN(F, m) F(m, u64, chain, REQ, 1, UCM_U32)
 
-/* Appends the prefix of the keys whose blocks are found in the base namespace. build: digests that are
- * missing are built. */
+/* Appends the prefix of the keys whose blocks are found in the base namespace. build: digests that
+ * are missing are built. */
 #define UCM_MSG_CHAIN_APPEND(F, m)                                                                 \
     F(m, u64, chain, REQ, 1, UCM_U32)                                                              \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -74,15 +75,15 @@
     F(m, u64, built, OPT, 0, UCM_MAX_KEYS)                                                         \
     F(m, bin, status, REQ, 1, UCM_MAX_KEYS)
 
-/* One byte a key in chain.append's status: enum ucm_lookup_status of its block, UCM_LOOKUP_MISS for one
- * that was not appended, and this bit if the chain holds its digest. */
+/* One byte a key in chain.append's status: enum ucm_lookup_status of its block, UCM_LOOKUP_MISS for
+ * one that was not appended, and this bit if the chain holds its digest. */
 #define UCM_CHAIN_DIGEST 4
 
-/* Row i asks for layer shards[i] of chain chains[i]. q: of each row `rows` queries of q_heads heads, in
- * the chains' head_dim; q_dtype: F32, F16 or BF16 of enum ucm_kv_dtype. The fields from `metric` to `beta`
- * say how blocks are scored, those from `policy` to `local_window_sz` which are chosen. limit: blocks of
- * a list, at most; 0: no limit. prefetch: 0, or priority + 1, then the chosen blocks are brought into
- * DRAM. */
+/* Row i asks for layer shards[i] of chain chains[i]. q: of each row `rows` queries of q_heads
+ * heads, in the chains' head_dim; q_dtype: F32, F16 or BF16 of enum ucm_kv_dtype. The fields from
+ * `metric` to `beta` say how blocks are scored, those from `policy` to `local_window_sz` which are
+ * chosen. limit: blocks of a list, at most; 0: no limit. prefetch: 0, or priority + 1, then the
+ * chosen blocks are brought into DRAM. */
 #define UCM_MSG_SELECT(F, m)                                                                       \
     F(m, u32s, chains, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
     F(m, u32s, shards, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
@@ -106,9 +107,10 @@
     F(m, flag, scores, OPT, 0, 0)                                                                  \
     F(m, u64, prefetch, OPT, 0, 8)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
-/* Lists by row, then by KV head unless `heads` made one of them. counts: u32 a list; index: u32 a chosen
- * block, scores: f32 a chosen block, list behind list. gone: chosen blocks that were left out because
- * they were evicted by name meanwhile. no_digest: blocks of the rows that have no digest. */
+/* Lists by row, then by KV head unless `heads` made one of them. counts: u32 a list; index: u32 a
+ * chosen block, scores: f32 a chosen block, list behind list. gone: chosen blocks that were left
+ * out because they were evicted by name meanwhile. no_digest: blocks of the rows that have no
+ * digest. */
 #define UCM_MSG_SELECT_R(F, m)                                                                     \
     F(m, bin, counts, REQ, 4, UCM_MAX_FRAME_BYTES)                                                 \
     F(m, bin, index, REQ, 0, UCM_MAX_FRAME_BYTES)                                                  \

@@ -1,5 +1,5 @@
-/* The messages of workers that decode sparsely: fetches into pools, and windows; and those that tell of memory that the
- * daemon shares: windows and hints. As messages.h, which includes this. */
+/* The messages of workers that decode sparsely: fetches into pools, and windows; and those that
+ * tell of memory that the daemon shares: windows and hints. As messages.h, which includes this. */
 #ifndef UCM_PROTO_FEATURES_SPARSE_H
 #define UCM_PROTO_FEATURES_SPARSE_H
 
@@ -11,8 +11,8 @@
 
 /* ---- fetches ---- */
 
-/* Copies shards into slots of a pool. items: u32 index, shard, slot each, little-endian. index counts the
- * chain's blocks or, without a chain, the keys. */
+/* Copies shards into slots of a pool. items: u32 index, shard, slot each, little-endian. index
+ * counts the chain's blocks or, without a chain, the keys. */
 #define UCM_MSG_FETCH(F, m)                                                                        \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, u64, chain, OPT, 0, UCM_U32)                                                              \
@@ -27,9 +27,9 @@
 
 /* ---- windows ---- */
 
-/* Memory of the daemon that holds blocks of part `part` of namespace ns, for the client's process to read. The
- * answer brings one descriptor: the table of generations (proto/memory/window.h). budget: window.size now, of all
- * tenants. */
+/* Memory of the daemon that holds blocks of part `part` of namespace ns, for the client's process
+ * to read. The answer brings one descriptor: the table of generations (proto/memory/window.h).
+ * budget: window.size now, of all tenants. */
 #define UCM_MSG_WINDOW_OPEN(F, m)                                                                  \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)
@@ -49,9 +49,10 @@
     F(m, u64, n, REQ, 1, UCM_MAX_KEYS)                                                             \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
-/* places: struct ucm_wire_place for each block. lent: extents of the window whose descriptors come with the
- * answer, in this order. more: the answer covers only the first blocks; ask for the others again. moved, read:
- * blocks that were copied within DRAM, that were read from a lower tier. missing: that are not cached. */
+/* places: struct ucm_wire_place for each block. lent: extents of the window whose descriptors come
+ * with the answer, in this order. more: the answer covers only the first blocks; ask for the others
+ * again. moved, read: blocks that were copied within DRAM, that were read from a lower tier.
+ * missing: that are not cached. */
 #define UCM_MSG_WINDOW_PIN_R(F, m)                                                                 \
     F(m, bin, places, REQ, 0, UCM_PLACES_BYTES)                                                    \
     F(m, u32s, lent, OPT, 0, UCM_MAX_FRAME_FDS)                                                    \
@@ -77,8 +78,9 @@
 
 /* ---- hints ---- */
 
-/* The table of a namespace's blocks. The answer brings one descriptor: the table (proto/memory/hint.h), of `bytes` bytes. shared:
- * a block that is not in the table may lie on the shared tier all the same. */
+/* The table of a namespace's blocks. The answer brings one descriptor: the table
+ * (proto/memory/hint.h), of `bytes` bytes. shared: a block that is not in the table may lie on the
+ * shared tier all the same. */
 #define UCM_MSG_HINTS_OPEN(F, m) F(m, u64, ns, REQ, 1, UCM_U32)
 #define UCM_MSG_HINTS_OPEN_R(F, m)                                                                 \
     F(m, u64, bytes, REQ, 4096, 1ull << 40)                                                        \

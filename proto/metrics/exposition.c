@@ -152,7 +152,8 @@ static void put_head(const struct writer *w, const char *name, const char *kind,
         fprintf(w->f, "# UNIT %s %s\n", name, unit);
 }
 
-/* One value that is no UTF-8, as of a path that was cut, would have the scraper refuse the whole page. */
+/* One value that is no UTF-8, as of a path that was cut, would have the scraper refuse the whole
+ * page. */
 static void put_label(const struct writer *w, bool first, const char *label, const char *value)
 {
     char clean[LABEL_BYTES];

@@ -1,8 +1,10 @@
-/* What the daemon counts, as text for Prometheus: the same families for `/metrics` of the daemon and for
- * `ucmctl stats --prometheus`.
+/* What the daemon counts, as text for Prometheus: the same families for `/metrics` of the daemon
+ * and for `ucmctl stats --prometheus`.
  *
- * Names: `ucmd_`, the metric's name, its unit (bytes, seconds, ratio), and `_total` for a counter alone. Every family has HELP and TYPE, and its samples stand together.
- * Promise: `promtool check metrics` has no complaint. No state, no clock: equal structs give equal text.
+ * Names: `ucmd_`, the metric's name, its unit (bytes, seconds, ratio), and `_total` for a counter
+ * alone. Every family has HELP and TYPE, and its samples stand together.
+ * Promise: `promtool check metrics` has no complaint. No state, no clock: equal structs give equal
+ * text.
  * Threads: any, one struct at a time. */
 #ifndef UCM_PROTO_METRICS_EXPOSITION_H
 #define UCM_PROTO_METRICS_EXPOSITION_H

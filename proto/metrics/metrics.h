@@ -1,6 +1,6 @@
-/* Counters, gauges and histograms, declared once: the structs, `stats`, `ucmctl stats`, and the text for
- * Prometheus (proto/metrics/exposition.h) come from these tables. The names are part of the
- * wire. The server has one struct metrics; only the loop writes to it. */
+/* Counters, gauges and histograms, declared once: the structs, `stats`, `ucmctl stats`, and the
+ * text for Prometheus (proto/metrics/exposition.h) come from these tables. The names are part of
+ * the wire. The server has one struct metrics; only the loop writes to it. */
 #ifndef UCM_PROTO_METRICS_METRICS_H
 #define UCM_PROTO_METRICS_METRICS_H
 
@@ -288,7 +288,8 @@ struct metrics {
     X(total_bytes, gauge, "bytes", "DRAM ready for slots on a NUMA node")                          \
     X(used_bytes, gauge, "bytes", "DRAM in slots that hold a part on a NUMA node")
 
-/* Blocks and bytes are of the namespaces that exist now; the counters also of those that are gone. */
+/* Blocks and bytes are of the namespaces that exist now; the counters also of those that are
+ * gone. */
 #define UCMD_TENANT_METRICS(X)                                                                     \
     X(lookups, counter, "requests", "lookups of a tenant")                                         \
     X(lookup_keys, counter, "blocks", "keys that a tenant looked up")                              \

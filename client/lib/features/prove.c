@@ -1,18 +1,19 @@
-/* Registering memory by CUDA IPC handle. The daemon gives a nonce, the user's callbacks write it over the memory's first
- * bytes, and the register is sent; when that is answered, they put the bytes back.
+/* Registering memory by CUDA IPC handle. The daemon gives a nonce, the user's callbacks write it
+ * over the memory's first bytes, and the register is sent; when that is answered, they put the
+ * bytes back.
  *
- * A client proves for one handle at a time, as it has one nonce. Regions of several clients may share memory, so one
- * client of the process does at a time, too. Each step is done by whichever thread is there, so a short deadline loses
- * nothing. Callbacks run without the lock, as a thread that forks takes it and may have what they need (Python's). */
+ * A client proves for one handle at a time, as it has one nonce. Regions of several clients may
+ * share memory, so one client of the process does at a time, too. Each step is done by whichever
+ * thread is there, so a short deadline loses nothing. Callbacks run without the lock, as a thread
+ * that forks takes it and may have what they need (Python's). */
 #include "client/lib/internal.h"
 
 #include <string.h>
 
-#define FRESH_NS                                                                                   \
-    INT64_C(                                                                                       \
-        5000000000) /* a nonce that was asked for longer ago is not used: ucmd forgets it after 10 s */
-#define CLAIM_NS                                                                                   \
-    INT64_C(20000000000) /* after that others don't wait any more for a client that nobody calls */
+/* A nonce that was asked for longer ago is not used: ucmd forgets it after 10 s. */
+#define FRESH_NS INT64_C(5000000000)
+/* After that others don't wait any more for a client that nobody calls. */
+#define CLAIM_NS INT64_C(20000000000)
 #define LOOK_NS 1000000
 
 static _Atomic(struct ucm_client *) claimed; /* by this client */

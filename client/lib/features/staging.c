@@ -15,7 +15,8 @@ struct ucm_ring_registration {
     uint32_t id; /* 0: the daemon does not know it, or not any more */
 };
 
-/* A handle for as long as it is registered: with it, the ring's memory is proven as a region's is. */
+/* A handle for as long as it is registered: with it, the ring's memory is proven as a region's
+ * is. */
 struct ring_request {
     struct client_handle handle; /* frees this */
     struct ucm_ring_registration *ring;

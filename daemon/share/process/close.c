@@ -1,5 +1,6 @@
-/* A process's socket, in which descriptors may lie that it sent, as no process may. It can make their close() wait, by a
- * socket that lingers or a file of a mount that hangs. So a thread closes it that nothing waits for but the next start. */
+/* A process's socket, in which descriptors may lie that it sent, as no process may. It can make
+ * their close() wait, by a socket that lingers or a file of a mount that hangs. So a thread closes
+ * it that nothing waits for but the next start. */
 #include "daemon/share/process/process.h"
 
 #include "daemon/base/closer.h"

@@ -31,15 +31,17 @@
     (CLONE_NEWCGROUP | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUSER |  \
      CLONE_NEWUTS)
 
-/* What programs live on, and what reaches no process but their own. Any other number is refused: EPERM where the
- * headers of this build know it, ENOSYS where it is newer, so that a C library does what it did before. Left out:
- * - other processes: ptrace, process_vm_*, process_madvise, kcmp, pidfd_getfd, pidfd_send_signal, get_robust_list,
- *   migrate_pages, perf_event_open;
- * - the larger doors: io_uring makes sockets that this filter would not see; bpf, userfaultfd, keys, modules;
+/* What programs live on, and what reaches no process but their own. Any other number is refused:
+ * EPERM where the headers of this build know it, ENOSYS where it is newer, so that a C library does
+ * what it did before. Left out:
+ * - other processes: ptrace, process_vm_*, process_madvise, kcmp, pidfd_getfd, pidfd_send_signal,
+ *   get_robust_list, migrate_pages, perf_event_open;
+ * - the larger doors: io_uring makes sockets that this filter would not see; bpf, userfaultfd,
+ *   keys, modules;
  * - mounts, namespaces, users, the machine's clock and name;
  * - setsid, setpgid: who leaves the group would outlive it;
- * - memory that RLIMIT_DATA does not count, and what can be shared by name: memfd_create, memfd_secret, shmget; queues,
- *   semaphores. */
+ * - memory that RLIMIT_DATA does not count, and what can be shared by name: memfd_create,
+ *   memfd_secret, shmget; queues, semaphores. */
 static const int frequent[] = {SYS_futex,         SYS_read,     SYS_write,    SYS_recvmsg,
                                SYS_sendmsg,       SYS_recvfrom, SYS_sendto,   SYS_epoll_pwait,
                                SYS_ppoll,         SYS_pread64,  SYS_pwrite64, SYS_readv,
@@ -222,8 +224,8 @@ static const struct {
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "ARGUMENT_LOW");
 
-/* Calls that are allowed where an argument's bits under the mask are the value, or are not. Numbers of processes are
- * 32 bits wide, and the kernel looks at no more of the flags. */
+/* Calls that are allowed where an argument's bits under the mask are the value, or are not. Numbers
+ * of processes are 32 bits wide, and the kernel looks at no more of the flags. */
 struct rule {
     int call;
     unsigned argument;
@@ -251,7 +253,8 @@ struct rule {
 
 /* The rules of one call stand together; all must hold. */
 static const struct rule rules[] = {
-    /* 0 is the caller. A library that names its own threads by number is refused, and does without. */
+    /* 0 is the caller. A library that names its own threads by number is refused, and does
+     * without. */
     ONLY(SYS_prlimit64, 0, 0),
     ONLY(SYS_sched_setaffinity, 0, 0),
     ONLY(SYS_sched_setattr, 0, 0),
@@ -277,8 +280,8 @@ static const struct rule rules[] = {
     /* RLIMIT_DATA counts neither. */
     {SYS_mmap, 3, MAP_TYPE | MAP_ANONYMOUS, MAP_SHARED | MAP_ANONYMOUS, false},
     NONE_OF(SYS_mmap, 3, MAP_GROWSDOWN),
-    /* A child of the daemon's nobody would wait for. clone3 has its flags in memory that no filter sees;
-     * without it the C library uses clone. */
+    /* A child of the daemon's nobody would wait for. clone3 has its flags in memory that no filter
+     * sees; without it the C library uses clone. */
     NONE_OF(SYS_clone, 0, NAMESPACES | CLONE_PARENT),
     /* SOCK_STREAM or SOCK_SEQPACKET, which are bound to their peer. A datagram has an address. */
     ONLY(SYS_socketpair, 0, AF_UNIX),
@@ -336,8 +339,8 @@ static void add_rules(struct program *p)
     }
 }
 
-/* No local sockets: the daemon would take the process for an operator of its own user. Netlink is the resolver's, and
- * RDMA's, whose two protocols reach the kernel alone. */
+/* No local sockets: the daemon would take the process for an operator of its own user. Netlink is
+ * the resolver's, and RDMA's, whose two protocols reach the kernel alone. */
 static void add_socket(struct program *p, bool network)
 {
     if (!network) {

@@ -229,7 +229,8 @@ static bool moves(const struct share_op *op)
     return op->verb == SHARE_READ || op->verb == SHARE_WRITE;
 }
 
-/* The health check has a call of its own: it must find out about a process that has no other left. */
+/* The health check has a call of its own: it must find out about a process that has no other
+ * left. */
 static bool call_room(const struct process_run *run, const struct share_op *op)
 {
     return run->b->calls_used < run->depth + (op->verb == SHARE_CHECK);
@@ -397,7 +398,8 @@ static bool answered(struct process_run *run, const struct wire_answer *a, const
         copy_begin(c, true);
     else
         call_end(c, status);
-    /* Its connections and its sandbox may be of a time that has passed: a folder was mounted anew. */
+    /* Its connections and its sandbox may be of a time that has passed: a folder was mounted
+     * anew. */
     if (run->checks_failed >= PROCESS_CHECKS)
         process_run_end(run, PROCESS_STOP_MS, "its health check failed %u times in a row",
                         PROCESS_CHECKS);

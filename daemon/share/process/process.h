@@ -1,15 +1,16 @@
-/* The process backend: a root that is a process of its own, which docs/backends.md describes. This room's
- * own, behind backend.h.
+/* The process backend: a root that is a process of its own, which docs/backends.md describes. This
+ * room's own, behind backend.h.
  *
- * - A run is one process with its socket and its buffer. There is one at a time, and all that it had is
- *   gone before the next one starts.
- * - A call is one request to a run. Its operation may be cancelled at any time but while a thread copies:
- *   the call, and its span of the buffer, stay until the process has answered or the run ends.
+ * - A run is one process with its socket and its buffer. There is one at a time, and all that it
+ *   had is gone before the next one starts.
+ * - A call is one request to a run. Its operation may be cancelled at any time but while a thread
+ *   copies: the call, and its span of the buffer, stay until the process has answered or the run
+ *   ends.
  * - Slots are never in the buffer: what is read from there is copied first, then verified.
  *
- * process.c has operations and calls; answer.c says what answers mean. run.c starts, watches and ends
- * runs, sends and receives packets, and tells process.c by process_events what happens. start.c makes
- * processes, said.c reads what they say, close.c closes what they leave. */
+ * process.c has operations and calls; answer.c says what answers mean. run.c starts, watches and
+ * ends runs, sends and receives packets, and tells process.c by process_events what happens.
+ * start.c makes processes, said.c reads what they say, close.c closes what they leave. */
 #ifndef UCMD_SHARE_PROCESS_PROCESS_H
 #define UCMD_SHARE_PROCESS_PROCESS_H
 
@@ -70,8 +71,8 @@ struct process_run {
     unsigned handles;       /* that are open or closing */
     unsigned checks_failed; /* in a row */
     unsigned copying;       /* threads that use the buffer */
-    uv_timer_t
-        limit; /* of the greeting, and of the end, which the daemon's deadlines may not outlive */
+    /* Of the greeting, and of the end, which the daemon's deadlines may not outlive. */
+    uv_timer_t limit;
     struct list spans; /* of process_call.span_link */
     struct wire_packet out;
     bool out_waits; /* it is whole, and the socket took it not */
@@ -131,7 +132,8 @@ struct share_backend {
 
 /* There is none. 0, -ENOMEM. */
 int process_run_start(struct share_backend *b);
-/* Ends it, for this reason (a sentence's end: "it ..."). grace_ms: to end by itself; 0: it is killed at once. */
+/* Ends it, for this reason (a sentence's end: "it ..."). grace_ms: to end by itself; 0: it is
+ * killed at once. */
 void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why, ...)
     __attribute__((format(printf, 3, 4)));
 /* The backend closes. */
@@ -146,7 +148,8 @@ void process_run_flush(struct process_run *run);
 /* ---- answer.c ---- */
 
 #define PROCESS_MORE 1
-/* The call's status; PROCESS_MORE: another answer follows; -EPROTO: it breaks a rule, which *why says. */
+/* The call's status; PROCESS_MORE: another answer follows; -EPROTO: it breaks a rule, which *why
+ * says. */
 int process_answer_take(struct process_call *c, const struct wire_answer *a, const char **why);
 
 /* ---- close.c ---- */
@@ -165,8 +168,9 @@ void process_closing_free(struct share_backend *b);
 
 /* ---- said.c ---- */
 
-/* For a process that starts: what it writes to *out, which is the caller's to close, gets into the log, cut to
- * PROCESS_LINE_BYTES and PROCESS_LINES, until nobody can write any more. 0 or -errno. Any thread; waits for nobody. */
+/* For a process that starts: what it writes to *out, which is the caller's to close, gets into the
+ * log, cut to PROCESS_LINE_BYTES and PROCESS_LINES, until nobody can write any more. 0 or -errno.
+ * Any thread; waits for nobody. */
 int process_said_begin(struct share_backend *b, int *out);
 
 /* ---- start.c ---- */

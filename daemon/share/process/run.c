@@ -41,7 +41,8 @@ static void run_free(struct process_run *run)
         b->events->turn(b);
 }
 
-/* The last reference to the buffer goes with it: pages by the ten thousand, which would hold up the loop for milliseconds. */
+/* The last reference to the buffer goes with it: pages by the ten thousand, which would hold up the
+ * loop for milliseconds. */
 static void buffer_drop(struct process_run *run)
 {
     if (run->buffer)
@@ -95,7 +96,8 @@ void process_run_settle(struct process_run *run)
         run_drop(run);
 }
 
-/* The group, which nobody can leave, is killed while its first process, a zombie now, keeps its number from being used again. */
+/* The group, which nobody can leave, is killed while its first process, a zombie now, keeps its
+ * number from being used again. */
 static void reap(struct process_run *run)
 {
     struct share_backend *b = run->b;
@@ -133,8 +135,8 @@ static void exit_cb(uv_poll_t *poll, int status, int events)
     handle_close(&run->exit_open, &run->exit);
 }
 
-/* SIGKILL does not end a call in a file system whose server has taken the request and does not answer. The daemon ends all the same;
- * the process does when the call returns. */
+/* SIGKILL does not end a call in a file system whose server has taken the request and does not
+ * answer. The daemon ends all the same; the process does when the call returns. */
 static void left_cb(uv_timer_t *timer)
 {
     struct process_run *run = timer->data;
@@ -173,7 +175,8 @@ void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why
     va_start(args, why);
     vsnprintf(run->why, sizeof(run->why), why, args);
     va_end(args);
-    /* The socket may tell of an end before the exit status says why: what the run before said of its folder holds. */
+    /* The socket may tell of an end before the exit status says why: what the run before said of
+     * its folder holds. */
     if (!b->absent)
         snprintf(b->reason, sizeof(b->reason), "the backend: %.140s", run->why);
     if (!b->closing) {
@@ -349,8 +352,8 @@ static void packet_take(struct process_run *run, const uint8_t *packet, size_t n
         process_run_end(run, 0, "it broke the protocol: %.110s", e.text);
 }
 
-/* The kernel would close descriptors that come here and now, and a process can make that wait: those stay in the socket, which
- * a thread closes. -EPROTO: the next packet has some. */
+/* The kernel would close descriptors that come here and now, and a process can make that wait:
+ * those stay in the socket, which a thread closes. -EPROTO: the next packet has some. */
 static ssize_t packet_receive(struct process_run *run, uint8_t packet[WIRE_PACKET_BYTES],
                               int *flags)
 {
@@ -444,8 +447,8 @@ static int exit_watch(struct process_run *run)
     return uv_poll_start(&run->exit, UV_READABLE, exit_cb);
 }
 
-/* It was started and can't be watched: it is killed, and waited for here. It does not take long, as SIGKILL
- * ends what has not done anything yet. */
+/* It was started and can't be watched: it is killed, and waited for here. It does not take long, as
+ * SIGKILL ends what has not done anything yet. */
 static void kill_unwatched(struct process_run *run)
 {
     (void)kill(-run->pid, SIGKILL);

@@ -1,6 +1,6 @@
-/* What a process says: its standard output and error, line by line in the daemon's log. By a pipe, which a thread reads: a
- * writer holds the pipe's lock while a page of what it writes does not come, and whoever reads would wait with it. (A socket
- * would bring descriptors.) */
+/* What a process says: its standard output and error, line by line in the daemon's log. By a pipe,
+ * which a thread reads: a writer holds the pipe's lock while a page of what it writes does not
+ * come, and whoever reads would wait with it. (A socket would bring descriptors.) */
 #include "daemon/base/detached.h"
 #include "daemon/base/log.h"
 #include "daemon/share/process/process.h"

@@ -58,8 +58,8 @@ static int fail(const char *what, int err)
 
 /* ---- files ---- */
 
-/* What programs read: libraries, what the C library looks up, certificates. Not /dev/zero: mapped as shared it is memory
- * that no limit counts, by reading it, too. */
+/* What programs read: libraries, what the C library looks up, certificates. Not /dev/zero: mapped
+ * as shared it is memory that no limit counts, by reading it, too. */
 static const char *const readable[] = {"/usr",
                                        "/lib",
                                        "/lib64",
@@ -154,8 +154,8 @@ static struct ruleset ruleset_of(int version)
     return r;
 }
 
-/* Rules of words "read=" and "write=". What the configuration names must be there, or it would be forbidden
- * once it comes: the daemon tries again later. */
+/* Rules of words "read=" and "write=". What the configuration names must be there, or it would be
+ * forbidden once it comes: the daemon tries again later. */
 static int words_rules_add(int rules, char **words, uint64_t all)
 {
     for (; strcmp(*words, "--") != 0; words++) {
@@ -174,7 +174,8 @@ static int words_rules_add(int rules, char **words, uint64_t all)
     return 0;
 }
 
-/* Files, signals to others and, without `network`, TCP; and no process outside can be traced or read. */
+/* Files, signals to others and, without `network`, TCP; and no process outside can be traced or
+ * read. */
 static int landlock_enter(char **words, struct wants *w)
 {
     int version =
@@ -224,7 +225,8 @@ static int limit_set(int what, const char *name, uint64_t to)
     return setrlimit(what, &l) < 0 ? fail(name, errno) : 0;
 }
 
-/* Of what root had: a port below 1024, which some file servers want. Who may not keep it does without. */
+/* Of what root had: a port below 1024, which some file servers want. Who may not keep it does
+ * without. */
 static void port_keep(void)
 {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -251,8 +253,9 @@ static int user_change(bool network)
     return 0;
 }
 
-/* Of root: what remains is about the files that Landlock allows, memory that a network card reads and, with
- * `network`, ports below 1024. The program gets no more than the bounding set when it is executed. */
+/* Of root: what remains is about the files that Landlock allows, memory that a network card reads
+ * and, with `network`, ports below 1024. The program gets no more than the bounding set when it is
+ * executed. */
 static int capabilities_drop(bool network)
 {
     for (int c = 0; prctl(PR_CAPBSET_READ, c) >= 0; c++) {
@@ -279,8 +282,8 @@ static int words_read(char **words, struct wants *w)
     return 0;
 }
 
-/* A host or unit that runs out of memory ends a backend before the daemon, unless the daemon has more than half of it: the
- * unit makes the daemon a candidate, too. */
+/* A host or unit that runs out of memory ends a backend before the daemon, unless the daemon has
+ * more than half of it: the unit makes the daemon a candidate, too. */
 static void candidate_be(void)
 {
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);

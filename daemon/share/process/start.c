@@ -100,7 +100,8 @@ static int command_words(struct words *w, const char *command)
     return rc;
 }
 
-/* What the process has: its socket as WIRE_FD, `said` as standard output and error, and no other descriptor. */
+/* What the process has: its socket as WIRE_FD, `said` as standard output and error, and no other
+ * descriptor. */
 static int actions_init(posix_spawn_file_actions_t *actions, int socket, int said)
 {
     int err = posix_spawn_file_actions_init(actions);
