@@ -442,10 +442,10 @@ void copies_stop(struct walk *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
 
-    for (unsigned form = 0; form < 2; form++) {
-        struct copy_batch *b = c->open[form];
+    for (unsigned i = 0; i < 2; i++) {
+        struct copy_batch *b = c->open[i];
 
-        c->open[form] = NULL;
+        c->open[i] = NULL;
         if (b)
             batch_end(b, UCM_BLOCK_CANCELLED);
     }

@@ -163,16 +163,13 @@ static void prefix_begin(struct walk *w, const uint8_t *keys)
 int method_load_prefix(struct call *call)
 {
     const struct msg_load_prefix *m = &call->params.load_prefix;
-    struct load *l = load_new(call, &(struct msg_load){.region = m->region,
-                                                       .shard = m->shard,
-                                                       .shards = m->shards,
-                                                       .step = m->step,
-                                                       .priority = m->priority,
-                                                       .deadline_ms = m->deadline_ms,
-                                                       .keys = m->keys,
-                                                       .blocks = m->blocks,
-                                                       .computes = m->computes});
+    struct msg_load load = {0};
+    struct load *l;
 
+#define COPY(m, type, name, ...) load.name = (m)->name;
+    UCM_LOADED_FIELDS(COPY, m)
+#undef COPY
+    l = load_new(call, &load);
     if (!l)
         return -call->error.code;
     l->look.begin_cb = prefix_begin;

@@ -113,7 +113,7 @@ void walk_yield(struct walk *w);
 /* A key's status is the worst of its parts'. */
 void walk_status(struct walk *w, uint32_t at, enum ucm_block_status status);
 /* Of a walk whose items have ended: answers with *result, or if that is NULL with msg_blocks_r; and
- * frees the walk. */
+ * frees the walk. Who has a result has told r.trace, if there is one, how much of it was ok. */
 void walk_end(struct walk *w, const void *result);
 
 /* ---- for walk_kind.begin ---- */
