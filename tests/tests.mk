@@ -197,7 +197,7 @@ $(TEST_DIR)/$(2): $(call obj,$(filter-out tests/$(1)/test_%,$(wildcard tests/$(1
                   $(TEST_OBJ_$(2)) $(RUNNER) $O/libucmclient.a $O/libucmdaemon.a
 	@mkdir -p $$(@D)
 	$$(call say,LINK)
-	$$(Q)$$(LINK_TEST) $$^ $$(DAEMON_LIBS) -lcjson $(TEST_LIBS_$(2)) -o $$@
+	$$(Q)$$(LINK_TEST) $$^ $$(DAEMON_LIBS) -lcjson $(TEST_LIBS_$(2)) -lcriterion -o $$@
 endef
 $(foreach room,$(TEST_ROOMS),$(eval $(call test_program,$(room),$(notdir $(room)))))
 
