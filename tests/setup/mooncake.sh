@@ -10,12 +10,13 @@ if [ "$(cat "$venv/ucmd.wanted" 2>/dev/null)" = "$wanted" ]; then
 fi
 rm -rf "$venv"
 # Debian's Python: the backend's sandbox shows it /usr.
-if /usr/bin/python3 -m venv "$venv" 2>/dev/null; then
-    pip="$venv/bin/pip"
-else
-    rm -rf "$venv"
+# Installing a pip for it alone takes a processor four seconds.
+if /usr/bin/python3 -m pip --python /usr/bin/python3 --version >/dev/null 2>&1; then
     /usr/bin/python3 -m venv --without-pip "$venv"
-    pip="python3 -m pip --python $venv/bin/python"
+    pip="/usr/bin/python3 -m pip --python $venv/bin/python"
+else
+    /usr/bin/python3 -m venv "$venv"
+    pip="$venv/bin/pip"
 fi
 echo "ucmd: fetching $wanted"
 # shellcheck disable=SC2086
