@@ -1,7 +1,7 @@
 /* What operators do: the feature's state, and what other features ask of it.
  *
  * Nothing here is on the way of a lookup, a load or a dump. Whether a bypass makes them miss they
- * ask themselves (bypass_on, of request/view.c). Thread: the loop. */
+ * ask themselves (bypass_on, of request/call.c). Thread: the loop. */
 #ifndef UCMD_ADMIN_ADMIN_H
 #define UCMD_ADMIN_ADMIN_H
 

@@ -1,4 +1,4 @@
-/* One call: what it names of its session, and its answer. */
+/* One call: what it names of its session, its answer, and what an operator keeps it from. */
 #include "daemon/request/internal.h"
 
 #include <assert.h>
@@ -215,4 +215,21 @@ bool session_progress(struct session *s, const struct msg_progress *m)
         return false;
     conn_send(s->conn, &s->rq->out);
     return true;
+}
+
+/* ---- what it may not touch ---- */
+
+static bool is_of(const struct bypass *b, const struct ns *ns)
+{
+    if (b->of_ns)
+        return memcmp(b->fingerprint, ns->fingerprint, sizeof(b->fingerprint)) == 0;
+    return b->tenant[0] == '\0' || strcmp(b->tenant, ns->identity.tenant) == 0;
+}
+
+bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what what)
+{
+    for (uint32_t i = 0; i < rq->bypasses.n; i++)
+        if (rq->bypasses.at[i].what & what && is_of(&rq->bypasses.at[i], ns))
+            return true;
+    return false;
 }

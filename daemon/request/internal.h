@@ -186,6 +186,8 @@ void session_reply_fds(struct session *s, uint32_t msgid, enum ucm_method method
                        const void *result, const int *fds, uint32_t n);
 void session_notify(struct session *s, const char *name, const struct proto_message *m,
                     const void *params);
+/* Whether an operator's bypass of loads or of stores holds for the namespace. */
+bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what what);
 /* Sends a load's progress. False: not sent, because the peer does not read. */
 bool session_progress(struct session *s, const struct msg_progress *m);
 
@@ -207,9 +209,6 @@ void memory_return(struct session *s, size_t bytes);
 /* The same with zeroed memory, for free() and memory_return. NULL: that is too much, or there is
  * none. */
 void *memory_alloc(struct session *s, size_t bytes);
-
-/* Whether an operator's bypass of loads or of stores holds for the namespace. */
-bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what what);
 
 #define SHARED_LOOKUP_GONE 1024u
 /* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in

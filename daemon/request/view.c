@@ -17,21 +17,6 @@ struct view session_view(struct session *s, struct ns *ns)
 
 #define FIND_KEYS 256u
 
-static bool is_of(const struct bypass *b, const struct ns *ns)
-{
-    if (b->of_ns)
-        return memcmp(b->fingerprint, ns->fingerprint, sizeof(b->fingerprint)) == 0;
-    return b->tenant[0] == '\0' || strcmp(b->tenant, ns->identity.tenant) == 0;
-}
-
-bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what what)
-{
-    for (uint32_t i = 0; i < rq->bypasses.n; i++)
-        if (rq->bypasses.at[i].what & what && is_of(&rq->bypasses.at[i], ns))
-            return true;
-    return false;
-}
-
 static bool is_bypassed(const struct requests *rq, const struct view *v)
 {
     return bypass_on(rq, v->ns[0], BYPASS_LOAD) &&
