@@ -110,7 +110,7 @@ static void dump_open(struct walk *w)
 {
     struct dump *d = LIST_ENTRY(w, struct dump, c.w);
     const struct requests *rq = w->r.s->rq;
-    bool bypassed = rq->bypasses.n > 0 && bypass_on(rq, w->ns, BYPASS_STORE);
+    bool bypassed = bypass_on(rq, w->ns, BYPASS_STORE);
 
     if (w->r.trace)
         trace_span(w->r.trace, SPAN_LOOKUP, SPAN_ON);
