@@ -171,7 +171,7 @@ Test(fair, floods_have_their_shares)
 {
     flood(2);
     flood(10);
-    flood(100);
+    flood(40);
 }
 
 /* Who has something waiting keeps to its share against each other one, while others come and go. */
