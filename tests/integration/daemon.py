@@ -3,6 +3,7 @@
 import ctypes
 import importlib.machinery
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -84,6 +85,12 @@ def threads_named(folder, name):
             pass
 
 
+def ctl(socket, *words, **options):
+    """What `ucmctl` does with these words at the daemon of this socket: its output, its complaint and its exit status."""
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 2 * TIMEOUT_S, **options}
+    return subprocess.run([UCMCTL, "--socket", socket, *map(str, words)], **options)
+
+
 class Daemon:
     """stderr: in place of its log. before: words before its command. folder: one that is to outlive it, and may hold what another left; with
     recovered, the daemon has found all of that when this returns. config: the text of its configuration file, which
@@ -125,9 +132,17 @@ class Daemon:
     def answers(self):
         return listens(self.socket)
 
+    def ctl(self, *words, **options):
+        return ctl(self.socket, *words, **options)
+
     def health(self):
-        return subprocess.run([UCMCTL, "--socket", self.socket, "health"], capture_output=True, text=True, timeout=TIMEOUT_S,
-                              check=False).stdout
+        return self.ctl("health").stdout
+
+    def stats(self):
+        return json.loads(self.ctl("stats", "--json", check=True).stdout)
+
+    def metrics(self):
+        return self.stats()["metrics"]
 
     def configure(self, text):
         with open(self.config, "w", encoding="utf-8") as file:

@@ -4,10 +4,11 @@ import os
 import shutil
 import tempfile
 
-from second_client import DEMO, OK, Case, Client, Daemon, OwnDaemons, Region, keys
+from second_client import DEMO, MISS, OK, Case, Client, Daemon, OwnDaemons, Region, keys, until
 
 ABSENT, IN_DRAM, ON_NVME, ON_SHARE = 0, 1, 2, 3
 HEADER = 64
+SMALL = {"arena.size": "8MiB", "arena.extent": "1MiB"}
 
 
 class Host:
@@ -29,8 +30,38 @@ class Host:
     def parts(self, name):
         return self.client.call("inspect", ns=self.ns, key=keys(name))["parts"]
 
+    def shared(self, name):
+        return self.parts(name)[0]["shared"]
+
     def metrics(self):
         return self.client.call("stats")["metrics"]
+
+    def root(self, number=0):
+        return self.client.call("stats")["shares"][number]
+
+    def dumped(self, names):
+        """What these blocks of the first region hold."""
+        right = {name: self.regions[0].fill(block) for block, name in enumerate(names)}
+        status = self.regions[0].dump(names, range(len(right)))
+        assert set(status) == {OK}, status
+        return right
+
+    def written(self, names):
+        right = self.dumped(names)
+        until(lambda: all(self.shared(name) == "ready" for name in right), "their writing")
+        return right
+
+    def loaded(self, right):
+        """How many of these came. What came is right."""
+        region, n = self.regions[0], 0
+        self.look(*right, each=True)
+        for name, data in right.items():
+            region.fill(1)
+            status = region.load([name], [1])[0]
+            assert status in (OK, MISS), status
+            assert status == MISS or region.bytes(1) == data, f"wrong bytes of {name}"
+            n += status == OK
+        return n
 
 
 class ShareCase(OwnDaemons, Case):

@@ -13,11 +13,10 @@ import tempfile
 import time
 import unittest
 
-from daemon import halt
-from second_client import (BUSY, DEMO, DENIED, EXISTS, INVALID, MISS, NO_ROOM, NOT_FOUND, OK, TIMEOUT_S, TOP, UCMD, UNSUPPORTED,
-                           Case, Client, Daemon, OwnDaemons, Region, keys, u32)
+from daemon import UCMCTL, halt
+from second_client import (BUSY, DEMO, DENIED, EXISTS, INVALID, MISS, NO_ROOM, NOT_FOUND, OK, TIMEOUT_S, UCMD,
+                           UNSUPPORTED, Case, Client, Daemon, OwnDaemons, Region, keys, u32)
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 USERS = {"a": 1001, "b": 1002}
 
 
@@ -34,8 +33,7 @@ class Configured(OwnDaemons, Case):
         self.assertEqual(self.daemon.stop(), 0)
 
     def ctl(self, *words, **options):
-        return subprocess.run([UCMCTL, "--socket", self.daemon.socket, *words], stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=TIMEOUT_S, check=False, **options)
+        return self.daemon.ctl(*words, **options)
 
     def reload(self, text):
         self.daemon.configure(text)

@@ -2,11 +2,9 @@
 """GpuDecoder on a GPU, against a real daemon: what is attended comes from the window, by fetches, or is a miss, and is never wrong.
 Skipped where torch has no GPU."""
 
-import json
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import unittest
 from dataclasses import replace
@@ -237,11 +235,7 @@ class OnGpu(unittest.TestCase):
         return both
 
     def stats(self):
-        from daemon import UCMCTL
-
-        said = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "stats", "--json"], capture_output=True, text=True, timeout=30,
-                              check=True)
-        return json.loads(said.stdout)["metrics"]
+        return self.daemon.metrics()
 
     eventually = staticmethod(until)
 

@@ -7,7 +7,6 @@ import hashlib
 import os
 import random
 import struct
-import subprocess
 import unittest
 
 from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SIZES, SUITE_TIMEOUT_S,
@@ -15,7 +14,6 @@ from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTI
 from second_client import (EXISTS, INVALID, MISS, NOT_FOUND, OK, OTHER_UID, UNSUPPORTED, Region, fingerprint_form, keys)
 
 IN_DRAM, ON_NVME = 1, 2
-UCMCTL = os.environ.get("UCMCTL", os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/ucmctl"))
 
 
 class Encodings(EncodingCase):
@@ -77,7 +75,7 @@ class Encodings(EncodingCase):
 
     def test_ucmctl_shows_base_and_ratio(self):
         engine = self.engine("fp8")
-        done = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "namespaces"], capture_output=True, text=True, check=True)
+        done = self.daemon.ctl("namespaces", check=True)
         listed, base = engine.listed(), engine.listed(engine.base)
         ratio = f"{SHARD / listed['shard_bytes']:.2f}"
         self.assertRegex(done.stdout, rf"(?m)^ *{engine.ns} .* encoding/1/fp8 .* {ratio} +{base['fingerprint'].hex()[:12]} *$")

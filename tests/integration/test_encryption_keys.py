@@ -9,12 +9,11 @@ import re
 import secrets
 import shutil
 import signal
-import subprocess
 import threading
 import unittest
 
 import daemon
-from daemon import UCMCTL, UCMD
+from daemon import UCMD
 from encryption_case import BLOCKS, MISSING, ON_NVME, STRIDE, Encrypted
 from second_client import DEMO, FAILED, MISS, NO_ROOM, OK, TOP, Client, keys
 
@@ -24,8 +23,7 @@ LEASE_MS = 600000
 
 class Keys(Encrypted):
     def ctl(self, *words, status=0):
-        done = subprocess.run([UCMCTL, "--socket", self.daemon.socket, *words], capture_output=True, text=True, timeout=60,
-                              check=False)
+        done = self.daemon.ctl(*words)
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -92,8 +90,7 @@ class Keys(Encrypted):
         self.store()
 
         def findings():
-            done = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "doctor", "--quick", "--json"], capture_output=True,
-                                  text=True, timeout=60, check=False)
+            done = self.daemon.ctl("doctor", "--quick", "--json")
             return [(one["verdict"], one["text"]) for one in json.loads(done.stdout)["findings"] if one["check"] == "keys"]
 
         self.assertEqual(findings(), [("ok", "tenant *: 1, the last is current")])
@@ -182,8 +179,7 @@ class Keys(Encrypted):
             while not stop.is_set() and len(self.keys) < 16:
                 self.keys.append(secrets.token_hex(32))
                 self.write_keys()
-                if subprocess.run([UCMCTL, "--socket", self.daemon.socket, "key", "rotate", "*"], capture_output=True,
-                                  check=False).returncode:
+                if self.daemon.ctl("key", "rotate", "*").returncode:
                     wrong.append(self.keys[-1])
 
         thread = threading.Thread(target=rotate)

@@ -364,7 +364,7 @@ class Seeded(Sealed):
         host = self.host(self.one)
 
         def health():
-            return subprocess.run([UCMCTL, "--socket", host.daemon.socket, "health"], capture_output=True, text=True, timeout=60)
+            return host.daemon.ctl("health")
         self.until(lambda: f"encryption.seeds {self.seeds}: No such file or directory" in health().stdout, "health to say it")
         self.assertIn("degraded", health().stdout)
         self.assertNotEqual(health().returncode, 0)

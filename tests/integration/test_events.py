@@ -2,14 +2,11 @@
 """Events for routers, against a real daemon: what each step of a block's life tells, replay, readers that are slow, and who sees what."""
 
 import json
-import os
-import subprocess
 import unittest
 
-from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, TIMEOUT_S, TOP, UNSUPPORTED, Case, Daemon,
+from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, TIMEOUT_S, UNSUPPORTED, Case, Daemon,
                            OwnDaemons, Region, keys, u32)
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 MISS, DRAM, NVME = range(3)
 WAIT = 1000 * TIMEOUT_S
 END = 2 ** 64 - 1
@@ -160,11 +157,11 @@ class Events(Case):
         region.dump(["a"], [0])
         self.settled(client, ns)
         client.call("evict", ns=ns, keys=keys("a"))
-        words = [UCMCTL, "--socket", self.daemon.socket, "events", "--since", str(self.begun)]
-        run = subprocess.run([*words, "--follow", "--count", "3", "--json", "--tokens"], capture_output=True, text=True, timeout=TIMEOUT_S)
+        words = ["events", "--since", self.begun]
+        run = self.daemon.ctl(*words, "--follow", "--count", 3, "--json", "--tokens")
         shown = [json.loads(line) for line in run.stdout.splitlines()]
         self.assertEqual([(event["key"], event["is"]) for event in shown], [(keys("a").hex(), now) for now in (DRAM, NVME, MISS)])
-        run = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
+        run = self.daemon.ctl(*words)
         self.assertEqual(run.stdout.splitlines()[0], f"{self.begun + 1}  {ns}  {keys('a').hex()}  gone -> dram")
 
 

@@ -7,13 +7,12 @@ import faulthandler
 import mmap
 import os
 import shutil
-import subprocess
 import tempfile
 import unittest
 
 from second_client import DEMO, OK, Case, Client, Daemon, OwnDaemons, Region, keys
 from test_trace import Inject
-from daemon import UCMCTL, UCMD
+from daemon import UCMD
 
 SUITE_TIMEOUT_S = 240
 ON, OFF = 1, 2
@@ -149,7 +148,7 @@ class Health(OwnDaemons, Case):
     # ---- what is not served ----
 
     def ctl(self, *words):
-        done = subprocess.run([UCMCTL, "--socket", self.daemon.socket, *words], capture_output=True, text=True, timeout=60, check=False)
+        done = self.daemon.ctl(*words)
         return done.returncode, done.stdout
 
     def test_a_bypass_for_all(self):

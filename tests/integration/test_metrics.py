@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import unittest
 
-from test_ucmctl import ctl, replay, start
+from test_ucmctl import replay, start
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\})? ([-+0-9.einfEINF]+)')
@@ -61,7 +61,7 @@ class Exposition(unittest.TestCase):
         cls.daemon.stop()
 
     def text(self):
-        done = ctl(self.daemon.socket, "stats", "--prometheus")
+        done = self.daemon.ctl("stats", "--prometheus")
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
@@ -112,20 +112,14 @@ class Exposition(unittest.TestCase):
         # A name in the text is that of the wire but for its suffix and the place of its unit.
         units = {"total", "bytes", "seconds", "us", "ratio"}
         words = {tuple(sorted(set(name.split("_")) - {"ucmd", *units})) for name in text}
-        for name in self.daemon_metrics():
+        for name in self.daemon.metrics():
             if name != "connections_total":
                 self.assertIn(tuple(sorted(set(name.split("_")) - units)), words, name)
         self.assertGreater(text["ucmd_lookups_total"].samples["ucmd_lookups_total", None], 0)
 
-    def daemon_metrics(self):
-        return self.stats()["metrics"]
-
-    def stats(self):
-        return json.loads(ctl(self.daemon.socket, "--json", "stats").stdout)
-
     def test_what_was_served_is_in_the_histograms(self):
         """The replay's lookups, loads and dumps, each once, in the wire's and in the text's."""
-        stats, text = self.stats(), families(self.text())
+        stats, text = self.daemon.stats(), families(self.text())
         metrics = stats["metrics"]
         count = {}
         for h in stats["histograms"]:
@@ -147,7 +141,7 @@ class Exposition(unittest.TestCase):
                 self.assertEqual(told, n)
 
     def test_what_more_memory_would_bring(self):
-        stats, text = self.stats(), families(self.text())
+        stats, text = self.daemon.stats(), families(self.text())
         metrics, reuse = stats["metrics"], stats["reuse"]
         self.assertEqual(reuse["references"], metrics["lookup_keys"])
         self.assertEqual(reuse["factor_permille"], [500, 1000, 2000, 4000])
@@ -162,11 +156,11 @@ class Exposition(unittest.TestCase):
         self.assertEqual(metrics["arena_evicted_blocks"], 0)
         self.assertAlmostEqual(reuse["curves"][0]["hit_permille"][1] / 1000,
                                metrics["lookup_hits"] / metrics["lookup_keys"], delta=0.15)
-        status = ctl(self.daemon.socket, "status").stdout
+        status = self.daemon.ctl("status").stdout
         self.assertRegex(status, r"(?m)^reuse      dram: [0-9.]+ % .* 2x \(128 MiB\) [0-9.]+ %, 4x \(256 MiB\) [0-9.]+ %$")
 
     def test_a_tenant_s_counters_are_the_daemon_s_where_there_is_one_tenant(self):
-        stats = self.stats()
+        stats = self.daemon.stats()
         (tenant,) = stats["tenants"]
         self.assertEqual(tenant["name"], f"uid:{os.getuid()}")
         for name in ("lookups", "lookup_keys", "lookup_hits", "lookup_hits_dram", "lookup_hits_shared", "load_bytes",
@@ -176,7 +170,7 @@ class Exposition(unittest.TestCase):
         self.assertEqual(tenant["blocks"], stats["metrics"]["blocks"] + stats["metrics"]["blocks_partial"])
         self.assertGreaterEqual(stats["metrics"]["lookup_hits"], stats["metrics"]["lookup_hits_dram"])
         self.assertGreater(stats["metrics"]["lookup_hits_dram"], 0)
-        (ns,) = json.loads(ctl(self.daemon.socket, "--json", "namespaces").stdout)["namespaces"]
+        (ns,) = json.loads(self.daemon.ctl("--json", "namespaces").stdout)["namespaces"]
         for name in ("lookups", "lookup_keys", "lookup_hits", "loads", "load_bytes", "dumps", "dump_bytes",
                      "evicted_blocks"):
             self.assertEqual(ns[name], tenant[name], name)

@@ -5,10 +5,8 @@ backend over them with SGLang's classes played (check_sglang.py has the real one
 import contextlib
 import ctypes
 import enum
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,7 +21,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(TOP, "client/python")]
 os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
 
-from daemon import UCMCTL, Daemon  # noqa: E402
+from daemon import Daemon  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.engine.pages import Chunk, PageStore, key_of, settings_of  # noqa: E402
 from ucmclient.engine.vllm.identity import EngineIdentity  # noqa: E402
@@ -119,8 +117,7 @@ class Case(unittest.TestCase):
         return settings_of({"socket": self.daemon.socket, "retry_interval": 0.05, "connect_timeout": 5.0, **more}, "here")
 
     def stats(self):
-        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True, timeout=60).stdout
-        return json.loads(out)["metrics"]
+        return self.daemon.metrics()
 
     def eventually(self, condition):
         self.daemon.deadline = time.monotonic() + 30

@@ -13,9 +13,8 @@ import subprocess
 import time
 import unittest
 
-from daemon import TOP, UCMD, Daemon
+from daemon import TOP, UCMCTL, UCMD, Daemon
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 PAGES = pathlib.Path(UCMCTL).parent / "pages"
 EVENTS = ("ucmevents",) if (PAGES.parent / "ucmevents").exists() else ()  # where libzmq3-dev was

@@ -6,11 +6,10 @@ import math
 import os
 import random
 import re
-import subprocess
 import tempfile
 import unittest
 
-from daemon import TOP, UCMCTL, script_of
+from daemon import TOP, ctl, script_of
 from second_client import DEMO, Case, Daemon, Region
 
 OK, ERROR, USAGE = 0, 1, 2
@@ -150,11 +149,6 @@ class TheDaemonsOwn(Case):
             client.call("namespace.purge", ns=ns)
 
 
-def ctl(*words, socket=NOWHERE):
-    return subprocess.run([UCMCTL, "--socket", socket, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=TIMEOUT_S, check=False)
-
-
 class Plan(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -166,7 +160,7 @@ class Plan(unittest.TestCase):
             json.dump(LLAMA, file)
 
     def plan(self, *words, socket=NOWHERE, code=OK):
-        done = ctl("plan", *words, socket=socket)
+        done = ctl(socket, "plan", *words)
         self.assertEqual(done.returncode, code, done.stderr)
         return done
 

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import unittest
 
-from daemon import UCMCTL, UCMD, until
+from daemon import UCMD, ctl, until
 
 TIMEOUT_S = 30
 SMALL = ["--set", "arena.size=16MiB", "--set", "arena.extent=1MiB", "--set", "device.cuda=off",
@@ -50,7 +50,7 @@ class Service(unittest.TestCase):
             return log.read()
 
     def healthy(self):
-        until(lambda: subprocess.run([UCMCTL, "--socket", self.socket, "health"], capture_output=True, timeout=TIMEOUT_S).returncode == 0, self.log)
+        until(lambda: ctl(self.socket, "health").returncode == 0, self.log)
 
     def log_says(self, words):
         until(lambda: words in self.log(), self.log)
@@ -86,8 +86,7 @@ class Service(unittest.TestCase):
 
     def test_health_answers_a_supervisor(self):
         def health(*how):
-            return subprocess.run([UCMCTL, "--socket", self.socket, "health", *how], capture_output=True,
-                                  timeout=TIMEOUT_S).returncode
+            return ctl(self.socket, "health", *how).returncode
         self.start("--set", "share.roots=/nonexistent/kv")
         until(lambda: health() == 4, self.log)
         self.assertEqual([health("--live"), health("--ready"), health("--live", "--ready")], [0, 0, 2])

@@ -6,15 +6,13 @@ import faulthandler
 import json
 import os
 import signal
-import subprocess
 import time
 import unittest
 
 from daemon import UCMD
-from second_client import MISS, OK, TIMEOUT_S, TOP
-from share_case import Host, ShareCase
+from second_client import OK
+from share_case import SMALL, Host, ShareCase
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 FOLDER = os.path.join(os.path.dirname(os.path.realpath(UCMD)), "ucmd-backend-folder")
 FIRST = """# What a backend has open when it starts, before it opens files of its own.
 import json, os
@@ -36,7 +34,6 @@ FLOODS = """if os.fork() == 0:
     while True:
         os.write(2, b"again and again\\n" * 4096)
 """
-SMALL = {"arena.size": "8MiB", "arena.extent": "1MiB", "share.lookup_deadline": "10s", "share.deadline": "30s"}
 
 
 def runs(pid):
@@ -53,41 +50,20 @@ class Backends(ShareCase):
         self.hosts.append(Host(root, self.identity, blocks, **{**SMALL, **options}))
         return self.hosts[-1]
 
-    def root(self, host):
-        return host.client.call("stats")["shares"][0]
-
-    def ctl(self, host, *words):
-        argv = [UCMCTL, "--socket", host.daemon.socket, *words]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
-
-    def loaded(self, host, names):
-        """How many of these blocks came; none that came is wrong."""
-        region, n = host.regions[0], 0
-        host.look(*names, each=True)
-        for name in names:
-            region.fill(0)
-            status = region.load([name], [1])[0]
-            self.assertIn(status, (OK, MISS))
-            n += status == OK
-            if status == OK:
-                self.assertEqual(region.bytes(1), self.right[name])
-        return n
-
     def written(self, host, count):
-        self.right = {name: host.regions[0].fill(name) for name in range(count)}
-        self.assertEqual(set(host.regions[0].dump(range(count), range(count))), {OK})
+        self.right = host.dumped(range(count))
         self.until(lambda: len(self.files()) == count, "their writing")
 
     def test_another_host_reads_what_one_wrote(self):
         self.identity["parts"], self.identity["shards"] = 1, self.identity["shards"][:1]
         self.written(self.host(), 8)
         other = self.host()
-        self.assertEqual(self.loaded(other, range(8)), 8)
-        root = self.root(other)
+        self.assertEqual(other.loaded(self.right), 8)
+        root = other.root()
         self.assertEqual((root["backend"], root["program"], root["health"]), ("process", "folder", "up"))
         self.assertEqual((root["backend_starts"], root["backend_ends"]), (1, 0))
-        self.assertRegex(self.ctl(other, "status"), rf"share +process:cold: up, .*, folder with pid {root['pid']}\n")
-        self.assertIn(str(root["pid"]), self.ctl(other, "share"))
+        self.assertRegex(other.daemon.ctl("status").stdout, rf"share +process:cold: up, .*, folder with pid {root['pid']}\n")
+        self.assertIn(str(root["pid"]), other.daemon.ctl("share").stdout)
 
     def test_what_the_process_inherits(self):
         pid = self.until_up(self.host(command=self.program(FIRST)))
@@ -134,8 +110,8 @@ class Backends(ShareCase):
         self.assertEqual([line.partition(" text=")[2] for line in self.said(host)[:2]], ['"first"', '"no such bucket"'])
 
     def until_up(self, host):
-        self.until(lambda: self.root(host)["health"] == "up" and self.root(host)["program"], "its process")
-        return self.root(host)["pid"]
+        self.until(lambda: host.root()["health"] == "up" and host.root()["program"], "its process")
+        return host.root()["pid"]
 
     def test_a_killed_process_costs_its_own_hits(self):
         self.identity["parts"], self.identity["shards"] = 1, self.identity["shards"][:1]
@@ -144,12 +120,12 @@ class Backends(ShareCase):
         for _ in range(3):
             pid = self.until_up(host)
             os.kill(pid, signal.SIGKILL)
-            self.assertEqual(self.loaded(host, range(8)), 8)  # DRAM serves meanwhile
-            self.until(lambda: self.root(host)["pid"] not in (0, pid) or self.poke(host), "the next process")
-        self.assertEqual(self.root(host)["backend_ends"], 3)
-        self.assertEqual(self.root(host)["backend_kills"], 0)
+            self.assertEqual(host.loaded(self.right), 8)  # DRAM serves meanwhile
+            self.until(lambda: host.root()["pid"] not in (0, pid) or self.poke(host), "the next process")
+        self.assertEqual(host.root()["backend_ends"], 3)
+        self.assertEqual(host.root()["backend_kills"], 0)
         other = self.host()
-        self.assertEqual(self.loaded(other, range(8)), 8)
+        self.assertEqual(other.loaded(self.right), 8)
 
     def poke(self, host):
         """Asks the root, which starts a process when the pause is over."""
@@ -158,9 +134,9 @@ class Backends(ShareCase):
 
     def test_a_command_that_ends_at_once(self):
         host = self.host(command="/bin/false")
-        self.until(lambda: self.root(host)["health"] == "down", "its failure")
-        self.assertRegex(self.root(host)["reason"], "the backend: ")
-        self.assertIn("no process", self.ctl(host, "status"))
+        self.until(lambda: host.root()["health"] == "down", "its failure")
+        self.assertRegex(host.root()["reason"], "the backend: ")
+        self.assertIn("no process", host.daemon.ctl("status").stdout)
         self.assertEqual(set(host.regions[0].dump(range(4), range(4))), {OK})
 
     def test_the_process_ends_with_the_daemon(self):

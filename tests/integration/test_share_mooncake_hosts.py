@@ -15,14 +15,12 @@ import time
 import unittest
 import urllib.parse
 
-from second_client import DEMO, MISS, OK, TIMEOUT_S, TOP, Case, OwnDaemons, keys
-from share_case import Host
+from second_client import DEMO, TIMEOUT_S, TOP, Case, OwnDaemons
+from share_case import SMALL, Host
 
 HERE = os.path.join(TOP, "tests/integration")
 REAL = os.environ.get("UCM_MOONCAKE_PYTHON")
 PYTHON = REAL or os.path.join(HERE, "mooncake_played/python")
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
-SMALL = {"arena.size": "8MiB", "arena.extent": "1MiB", "share.lookup_deadline": "10s", "share.deadline": "30s"}
 BLOCKS = 4
 store = {}
 
@@ -68,39 +66,21 @@ class Stores(OwnDaemons, Case):
         self.addCleanup(lambda: self.assertEqual(host.daemon.stop(), 0))
         return host
 
-    def root(self, host):
-        return host.client.call("stats")["shares"][0]
-
-    def ctl(self, host, *words):
-        return self.ran(host, *words).stdout
-
-    def ran(self, host, *words):
-        argv = [UCMCTL, "--socket", host.daemon.socket, *words]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S)
-
-    def shared(self, host, name):
-        return host.client.call("inspect", ns=host.ns, key=keys(name))["parts"][0]["shared"]
-
     def dumped(self, host, first=0):
-        names = range(first, first + BLOCKS)
-        right = {name: host.regions[0].fill(name - first) for name in names}
-        self.assertEqual(set(host.regions[0].dump(names, range(BLOCKS))), {OK})
-        return right
+        return host.dumped(range(first, first + BLOCKS))
 
     def written(self, host, first=0):
-        right = self.dumped(host, first)
-        self.until(lambda: all(self.shared(host, name) == "ready" for name in right), "their writing")
-        return right
+        return host.written(range(first, first + BLOCKS))
 
     def written_anew(self, host):
         """Blocks that a store has taken which took none: such writes are given up, and others follow."""
         first, right = itertools.count(BLOCKS, BLOCKS), {}
 
         def given_up():
-            return host.client.call("stats")["metrics"]["share_write_dropped"]
+            return host.metrics()["share_write_dropped"]
 
         def ready():
-            return all(self.shared(host, name) == "ready" for name in right)
+            return all(host.shared(name) == "ready" for name in right)
 
         def taken():
             before = given_up()
@@ -111,38 +91,25 @@ class Stores(OwnDaemons, Case):
         self.until(taken, "a store that takes blocks")
         return right
 
-    def loaded(self, host, right):
-        """How many came. What came is right."""
-        region, n = host.regions[0], 0
-        host.look(*right, each=True)
-        for name in right:
-            region.fill(1)
-            status = region.load([name], [1])[0]
-            self.assertIn(status, (OK, MISS))
-            n += status == OK
-            if status == OK:
-                self.assertEqual(region.bytes(1), right[name])
-        return n
-
     def test_another_host_reads_what_one_wrote(self):
         right = self.written(self.host())
         other = self.host()
-        self.assertEqual(self.loaded(other, right), BLOCKS)
-        root = self.root(other)
+        self.assertEqual(other.loaded(right), BLOCKS)
+        root = other.root()
         self.assertEqual((root["backend"], root["program"], root["health"], root["backend_ends"], root["failures"]), ("mooncake", "mooncake", "up", 0, 0))
-        self.assertIn(f"{store['target']}/{self.prefix}", self.ctl(other, "share"))
+        self.assertIn(f"{store['target']}/{self.prefix}", other.daemon.ctl("share").stdout)
         self.assertGreaterEqual(int(ask("GET", f"?count={self.prefix}")[1]), BLOCKS)
 
     def test_a_killed_process_is_started_again(self):
         host = self.host()
         right = self.written(host)
         reader = self.host()
-        self.assertEqual(self.loaded(reader, right), BLOCKS)
-        pid = self.root(reader)["pid"]
+        self.assertEqual(reader.loaded(right), BLOCKS)
+        pid = reader.root()["pid"]
         os.kill(pid, signal.SIGKILL)
         more = self.written(host, first=BLOCKS)
-        self.until(lambda: self.loaded(reader, more) == BLOCKS, "its next process")
-        self.assertEqual((self.root(reader)["backend_ends"], self.root(reader)["backend_kills"]), (1, 0))
+        self.until(lambda: reader.loaded(more) == BLOCKS, "its next process")
+        self.assertEqual((reader.root()["backend_ends"], reader.root()["backend_kills"]), (1, 0))
 
     def test_a_purge_says_that_objects_are_left(self):
         """What docs/mooncake.md tells an operator to do then takes those of the namespace only."""
@@ -150,28 +117,28 @@ class Stores(OwnDaemons, Case):
         right = self.written(host)
         self.identity = dict(self.identity, model="another")
         others = self.written(self.host())
-        purged = self.ran(host, "purge", str(host.ns), "--yes")
+        purged = host.daemon.ctl("purge", str(host.ns), "--yes")
         self.assertEqual(purged.returncode, 1)
         self.assertRegex(purged.stderr, "gone from this host.*lists no files.*remove them at the store")
-        self.until(lambda: self.loaded(host, right) == BLOCKS, "their return")
-        listed = json.loads(self.ctl(host, "namespaces", "--json"))["namespaces"]
+        self.until(lambda: host.loaded(right) == BLOCKS, "their return")
+        listed = json.loads(host.daemon.ctl("namespaces", "--json").stdout)["namespaces"]
         fingerprint = next(ns["fingerprint"] for ns in listed if ns["ns"] == host.ns)
         pattern = f"^{self.prefix}/blocks/../[0-9a-f]+-{fingerprint[:32]}-..$"
         self.assertEqual(ask("DELETE", f"?matching={urllib.parse.quote(pattern)}"), (200, str(BLOCKS).encode()))
-        self.assertEqual(self.loaded(self.host(), others), BLOCKS)
+        self.assertEqual(self.host().loaded(others), BLOCKS)
         self.identity = dict(self.identity, model=self.id())
-        self.assertEqual(self.loaded(self.host(), right), 0)
+        self.assertEqual(self.host().loaded(right), 0)
 
     def test_no_client_is_said(self):
         host = self.host(options="host=127.0.0.1&python=/usr/bin/python3")
-        self.until(lambda: self.root(host)["health"] == "down", "its failure")
-        self.assertRegex(self.root(host)["reason"], "no Mooncake client for .*: pip install mooncake-transfer-engine")
-        self.assertRegex(self.ctl(host, "share"), "pip install mooncake-transfer-engine")
+        self.until(lambda: host.root()["health"] == "down", "its failure")
+        self.assertRegex(host.root()["reason"], "no Mooncake client for .*: pip install mooncake-transfer-engine")
+        self.assertRegex(host.daemon.ctl("share").stdout, "pip install mooncake-transfer-engine")
         self.dumped(host)
 
     def test_a_wrong_target_is_said(self):
         host = self.host(options="protocl=tcp")
-        self.until(lambda: self.root(host)["health"] == "down", "its failure")
+        self.until(lambda: host.root()["health"] == "down", "its failure")
         self.until(lambda: "protocl= is no option, or there twice" in host.daemon.log(), "its line")
 
     def keys_of(self):
@@ -190,8 +157,8 @@ class Stores(OwnDaemons, Case):
         data[-1] ^= 1
         self.assertEqual(ask("PUT", damaged, bytes(data))[0], 200)
         self.assertEqual(ask("PUT", short, bytes(data[:1000]))[0], 200)
-        self.assertEqual(self.loaded(host, right), BLOCKS - 3)
-        self.assertEqual((self.root(host)["health"], self.root(host)["failures"]), ("up", 0))
+        self.assertEqual(host.loaded(right), BLOCKS - 3)
+        self.assertEqual((host.root()["health"], host.root()["failures"]), ("up", 0))
         self.until(lambda: len(self.keys_of()) == BLOCKS - 3 + (ask("GET", short)[0] == 200), "the removal of what was damaged")
 
     def harm(self, name):
@@ -205,9 +172,9 @@ class Stores(OwnDaemons, Case):
     def test_a_client_that_throws_is_tried_again(self):
         self.harm("throws")
         host = self.host()
-        self.until(lambda: "the client throws" in self.root(host)["reason"], "its failure")
+        self.until(lambda: "the client throws" in host.root()["reason"], "its failure")
         self.heal("throws")
-        self.until(lambda: self.root(host)["health"] == "up", "the next try")
+        self.until(lambda: host.root()["health"] == "up", "the next try")
         self.written(host)
 
     @unittest.skipIf(REAL, "its leases are long")
@@ -215,7 +182,7 @@ class Stores(OwnDaemons, Case):
         right = self.written(self.host())
         host = self.host()
         self.harm("lease")
-        self.assertEqual(self.loaded(host, right), BLOCKS)
+        self.assertEqual(host.loaded(right), BLOCKS)
         self.assertFalse(os.path.exists(os.path.join(store["folder"], f"lease-{self.prefix}")))
 
     @unittest.skipIf(REAL, "its store has room")
@@ -225,8 +192,8 @@ class Stores(OwnDaemons, Case):
                 host = self.host()
                 self.harm(name)
                 self.dumped(host)
-                self.until(lambda: self.root(host)["failures"] > 0 or self.root(host)["health"] != "up", "a failure")
-                self.assertNotIn("ready", [self.shared(host, n) for n in range(BLOCKS)])
+                self.until(lambda: host.root()["failures"] > 0 or host.root()["health"] != "up", "a failure")
+                self.assertNotIn("ready", [host.shared(n) for n in range(BLOCKS)])
                 self.heal(name)
 
     @unittest.skipUnless(REAL, "a real master")
@@ -234,37 +201,37 @@ class Stores(OwnDaemons, Case):
         host = self.host()
         right = self.written(host)
         ask("POST", "end-master")
-        self.until(lambda: host.look(time.time_ns() % 10**9, each=True) and self.root(host)["health"] == "down", "its end")
-        self.assertEqual(self.loaded(host, right), BLOCKS, "DRAM serves meanwhile")
+        self.until(lambda: host.look(time.time_ns() % 10**9, each=True) and host.root()["health"] == "down", "its end")
+        self.assertEqual(host.loaded(right), BLOCKS, "DRAM serves meanwhile")
         ask("POST", "begin-master")
-        self.until(lambda: self.root(host)["health"] == "up", "its return")
+        self.until(lambda: host.root()["health"] == "up", "its return")
         right = self.written_anew(host)  # once the store's process has lent its memory again
-        self.assertEqual(self.loaded(self.host(), right), BLOCKS)
-        self.assertEqual(self.root(host)["backend_kills"], 0)
+        self.assertEqual(self.host().loaded(right), BLOCKS)
+        self.assertEqual(host.root()["backend_kills"], 0)
 
     @unittest.skipUnless(REAL, "a real store")
     def test_a_process_of_the_store_that_is_killed(self):
         host, right = self.host(), None
         right = self.written(host)
         ask("POST", "end-lender")
-        self.assertEqual(self.loaded(self.host(), right), 0)
+        self.assertEqual(self.host().loaded(right), 0)
         ask("POST", "begin-lender")
         reader = self.host()
-        self.assertEqual(self.loaded(reader, self.written_anew(host)), BLOCKS)
+        self.assertEqual(reader.loaded(self.written_anew(host)), BLOCKS)
 
     @unittest.skipUnless(REAL, "a real store")
     def test_a_process_of_the_store_that_hangs(self):
         """Calls of who has spoken to it end by MC_TCP_STATUS_TIMEOUT_SEC, before the daemon takes the backend for hung."""
         right = self.written(self.host())
         host = self.host()
-        self.assertEqual(self.loaded(host, {0: right.pop(0)}), 1)
+        self.assertEqual(host.loaded({0: right.pop(0)}), 1)
         ask("POST", "hang-lender")
         try:
-            self.assertEqual(self.loaded(host, right), 0)
-            self.assertGreater(self.root(host)["failures"], 0)
+            self.assertEqual(host.loaded(right), 0)
+            self.assertGreater(host.root()["failures"], 0)
         finally:
             ask("POST", "wake-lender")
-        self.assertEqual((self.root(host)["backend_ends"], self.root(host)["backend_kills"], self.root(host)["timeouts"]), (0, 0, 0))
+        self.assertEqual((host.root()["backend_ends"], host.root()["backend_kills"], host.root()["timeouts"]), (0, 0, 0))
 
 
 if __name__ == "__main__":

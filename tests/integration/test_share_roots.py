@@ -23,14 +23,8 @@ from share_case import HEADER, Host, ShareCase
 
 SUITE_TIMEOUT_S = 300
 DEADLINE_S = 4  # share.deadline where a server hangs
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 FILE = re.compile(r"[0-9a-f]+-[0-9a-f]{32}-[0-9a-f]{2}$")
 BIG = dict(DEMO, shard_bytes=262144)
-
-
-def ctl(host, *words):
-    argv = [UCMCTL, "--socket", host.daemon.socket, *map(str, words)]
-    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def block_files(folder):
@@ -53,11 +47,8 @@ class RootsCase(ShareCase):
         self.hosts.append(Host("", self.identity, blocks, **{**words, **options}))
         return self.hosts[-1]
 
-    def root(self, host, number=0):
-        return host.client.call("stats")["shares"][number]
-
     def health(self, host, number=0):
-        return self.root(host, number)["health"]
+        return host.root(number)["health"]
 
     def dumped(self, host, names):
         """Their bytes, by name."""
@@ -68,7 +59,7 @@ class RootsCase(ShareCase):
         return bytes_of
 
     def written(self, host, names):
-        self.until(lambda: all(host.parts(name)[0]["shared"] == "ready" for name in names), "their writing")
+        self.until(lambda: all(host.shared(name) == "ready" for name in names), "their writing")
 
     def good(self, host, bytes_of):
         """The names that it loads; of these no byte is wrong, and of the others none came."""
@@ -107,7 +98,7 @@ class Missing(RootsCase):
         os.rmdir(self.roots[0])
         one = self.over(self.roots[:2], **{"share.spread": "tiered"})
         self.until(lambda: self.health(one) == "down", "its health")
-        self.until(lambda: "does not exist" in self.root(one)["reason"], "why")
+        self.until(lambda: "does not exist" in one.root()["reason"], "why")
         self.assertEqual(one.client.call("health")["status"], "degraded")
         os.mkdir(self.roots[0])
         self.until(lambda: self.health(one) == "up", "its return")
@@ -173,12 +164,12 @@ class Missing(RootsCase):
         first = len(block_files(self.roots[0]))
         self.assertTrue(0 < first < 48)
         os.rename(self.roots[0], self.roots[0] + ".away")
-        done = ctl(one, "purge", one.ns, "--yes")
+        done = one.daemon.ctl("purge", one.ns, "--yes")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, "gone from this host.*left on the shared tier.*try again")
         self.assertEqual((block_files(self.roots[1]), len(block_files(self.roots[0] + ".away"))), ([], first))
         os.rename(self.roots[0] + ".away", self.roots[0])
-        self.until(lambda: ctl(one, "purge", one.ns, "--yes").returncode == 0, "a purge that is whole")
+        self.until(lambda: one.daemon.ctl("purge", one.ns, "--yes").returncode == 0, "a purge that is whole")
         self.assertEqual(block_files(self.roots[0]), [])
         self.assertEqual(one.look(0, 1, 2, 3)["hits"], 0)
 
@@ -320,7 +311,7 @@ class Room(RootsCase):
         self.assertEqual(self.good(other, bytes_of), [0, 1, 2, 3])
         self.dumped(other, ["z"])
         other.client.call("evict", ns=other.ns, keys=keys(0))
-        self.assertNotEqual(ctl(other, "purge", other.ns, "--yes").returncode, 0, "files are left")
+        self.assertNotEqual(other.daemon.ctl("purge", other.ns, "--yes").returncode, 0, "files are left")
         self.assertEqual({path: os.stat(path).st_mtime_ns for path in block_files(self.roots[0])}, before)
         refused = self.refused(UNSUPPORTED, other.client.call, "share.collect", root=1)
         self.assertIn("read-only", str(refused))
@@ -338,7 +329,7 @@ class Room(RootsCase):
 
         def within():
             return 0 < len(block_files(self.roots[0])) * (HEADER + one.regions[0].size) <= 256 << 10
-        self.until(lambda: within() and self.root(one).get("files", 0) > 0, "its capacity")
+        self.until(lambda: within() and one.root().get("files", 0) > 0, "its capacity")
         other = self.over(self.roots[:1])
         self.assertEqual(self.good(other, {name: bytes_of[name] for name in range(15)}), [], "older than all that stay")
         self.assertGreaterEqual(len(self.good(other, more)), 20)
@@ -352,19 +343,19 @@ class Room(RootsCase):
         with open(dead, "wb") as file:
             file.write(b"half")
         os.utime(dead, (time.time() - 7200,) * 2)
-        self.assertEqual(json.loads(ctl(one, "--json", "share", "collect").stdout), {"roots": 2, "busy": 0})
+        self.assertEqual(json.loads(one.daemon.ctl("--json", "share", "collect").stdout), {"roots": 2, "busy": 0})
         self.until(lambda: not os.path.exists(dead), "the dead host's file")
-        self.until(lambda: self.root(one).get("files") == 4 and one.metrics()["share_gc_passes"] == 2, "both roots' end")
+        self.until(lambda: one.root().get("files") == 4 and one.metrics()["share_gc_passes"] == 2, "both roots' end")
         begins = "garbage collection begins on 1 root\n"
-        self.until(lambda: ctl(one, "share", "collect", self.roots[1]).stdout == begins, "the end of the pass behind its marker")
-        shown = ctl(one, "share").stdout.splitlines()
+        self.until(lambda: one.daemon.ctl("share", "collect", self.roots[1]).stdout == begins, "the end of the pass behind its marker")
+        shown = one.daemon.ctl("share").stdout.splitlines()
         self.assertEqual(shown[0].split()[:3], ["ROOT", "KIND", "HEALTH"])
         self.assertRegex(shown[1], rf"^{self.roots[0]} +folder +up +32\.\d KiB +1\.0 MiB +4 ")
         self.assertRegex(shown[2], rf"^{self.roots[1]} +folder +up .* - ")
-        self.assertIn("has no root 3", ctl(one, "share", "collect", 3).stderr)
-        self.assertIn("no root is called /x", ctl(one, "share", "collect", "/x").stderr)
-        self.assertIn("no root is called 100", ctl(one, "share", "collect", 100).stderr)
-        self.assertEqual(ctl(one, "share", "sweep").returncode, 2)
+        self.assertIn("has no root 3", one.daemon.ctl("share", "collect", 3).stderr)
+        self.assertIn("no root is called /x", one.daemon.ctl("share", "collect", "/x").stderr)
+        self.assertIn("no root is called 100", one.daemon.ctl("share", "collect", 100).stderr)
+        self.assertEqual(one.daemon.ctl("share", "sweep").returncode, 2)
         self.refused(NOT_FOUND, one.client.call, "share.collect", root=3)
         if os.geteuid() == 0:
             other = Client(one.daemon, uid=OTHER_UID)
@@ -408,12 +399,12 @@ class HungFolder(RootsCase):
             names = range(first, first + 4)
             bytes_of = self.dumped(host, names)
             self.until(lambda: self.settled(host), "the end of their writing")
-            if all(host.parts(name)[0]["shared"] == "ready" for name in names):
+            if all(host.shared(name) == "ready" for name in names):
                 return host, bytes_of
         self.fail("the disk writes no four blocks within share.deadline")
 
     def settled(self, host):
-        root = self.root(host)
+        root = host.root()
         return root["health"] == "up" and root["queued"] == root["in_flight"] == 0
 
     def ended(self, host):
@@ -430,8 +421,8 @@ class HungFolder(RootsCase):
         host, bytes_of = self.begun()
         mount = self.hung(takes=True)
         self.serves_beside(host, bytes_of)
-        pid = self.root(host)["pid"]
-        self.assertEqual(self.root(host)["backend"], "folder")
+        pid = host.root()["pid"]
+        self.assertEqual(host.root()["backend"], "folder")
         host.daemon.process.send_signal(signal.SIGTERM)
         self.assertEqual(host.daemon.process.wait(TIMEOUT_S), 0, "it ends while the mount hangs")
         self.assertIn("backend-left", host.daemon.log())

@@ -12,13 +12,11 @@ import tempfile
 import time
 import unittest
 
-from second_client import DEMO, MISS, OK, TIMEOUT_S, TOP, Case, OwnDaemons, keys
+from second_client import DEMO, TIMEOUT_S, TOP, Case, OwnDaemons
 from s3_proxy import Proxy
-from share_case import Host
+from share_case import SMALL, Host
 from swift_case import Swift, key_write
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
-SMALL = {"arena.size": "8MiB", "arena.extent": "1MiB", "share.lookup_deadline": "10s", "share.deadline": "30s"}
 BLOCKS = 4
 swift = {}
 
@@ -63,37 +61,16 @@ class Buckets(OwnDaemons, Case):
         self.addCleanup(lambda: self.assertNotIn("testing", host.daemon.log()))
         return host
 
-    def root(self, host):
-        return host.client.call("stats")["shares"][0]
-
     def written(self, host, first=0):
-        names = range(first, first + BLOCKS)
-        right = {name: host.regions[0].fill(name - first) for name in names}
-        self.assertEqual(set(host.regions[0].dump(names, range(BLOCKS))), {OK})
-        self.until(lambda: all(host.client.call("inspect", ns=host.ns, key=keys(name))["parts"][0]["shared"] == "ready"
-                               for name in names), "their writing")
-        return right
-
-    def loaded(self, host, right):
-        """How many came. What came is right."""
-        region, n = host.regions[0], 0
-        host.look(*right, each=True)
-        for name in right:
-            region.fill(1)
-            status = region.load([name], [1])[0]
-            self.assertIn(status, (OK, MISS))
-            n += status == OK
-            if status == OK:
-                self.assertEqual(region.bytes(1), right[name])
-        return n
+        return host.written(range(first, first + BLOCKS))
 
     def test_another_host_reads_what_one_wrote(self):
         right = self.written(self.host(swift["port"]))
         other = self.host(swift["port"], query=f"&credentials={self.secret}/credentials&style=virtual", name="localhost")
-        self.assertEqual(self.loaded(other, right), BLOCKS)
-        root = self.root(other)
+        self.assertEqual(other.loaded(right), BLOCKS)
+        root = other.root()
         self.assertEqual((root["backend"], root["program"], root["health"], root["backend_ends"]), ("s3", "s3", "up", 0))
-        shown = subprocess.run([UCMCTL, "--socket", other.daemon.socket, "share"], capture_output=True, text=True, timeout=TIMEOUT_S).stdout
+        shown = other.daemon.ctl("share").stdout
         self.assertIn(f"s3://{self.bucket}/a/b", shown)
         self.assertNotIn("testing", shown)
 
@@ -110,7 +87,7 @@ class Buckets(OwnDaemons, Case):
         asked(*["PUT"] * cost["WRITE"] * BLOCKS)
         hosts[1].look(*right, 100, 101, 102, each=True)
         asked(*["HEAD"] * cost["FIND"] * (BLOCKS + 3))
-        self.assertEqual(self.loaded(hosts[1], right), BLOCKS)
+        self.assertEqual(hosts[1].loaded(right), BLOCKS)
         asked(*["GET"] * cost["READ"] * BLOCKS)
         self.written(self.host())
         asked(*["PUT"] * cost["AGAIN_PUT"] * BLOCKS, *["HEAD"] * cost["AGAIN_HEAD"] * BLOCKS)
@@ -131,11 +108,11 @@ class Buckets(OwnDaemons, Case):
         port = self.made(Proxy(swift["port"], made)).port
         query = f"&credentials={self.secret}/credentials"
         right = self.written(self.host(port, scheme="https", query=f"{query}&ca={trusted}&payload=signed"))
-        self.assertEqual(self.loaded(self.host(port, scheme="https", query=f"{query}&ca={trusted}"), right), BLOCKS)
+        self.assertEqual(self.host(port, scheme="https", query=f"{query}&ca={trusted}").loaded(right), BLOCKS)
         doubting = self.host(port, scheme="https", query=query)
-        self.until(lambda: self.root(doubting)["health"] == "down", "its doubt")
-        self.assertIn("certificate", self.root(doubting)["reason"])
-        self.assertEqual(self.loaded(doubting, right), 0)
+        self.until(lambda: doubting.root()["health"] == "down", "its doubt")
+        self.assertIn("certificate", doubting.root()["reason"])
+        self.assertEqual(doubting.loaded(right), 0)
 
     def test_what_passes_is_tried_again(self):
         kinds = "503", "drop", "cut", "slow"
@@ -144,16 +121,16 @@ class Buckets(OwnDaemons, Case):
         for kind in kinds:
             with self.subTest(kind):
                 self.proxy.harm(kind, ("GET",), BLOCKS)
-                self.assertEqual(self.loaded(host, right[kind]), BLOCKS)
+                self.assertEqual(host.loaded(right[kind]), BLOCKS)
                 self.assertGreater(self.proxy.done, 0)
-                self.assertEqual((self.root(host)["health"], self.root(host)["failures"]), ("up", 0))
+                self.assertEqual((host.root()["health"], host.root()["failures"]), ("up", 0))
         self.assertIn("GET is tried again in ", host.daemon.log())
         for i, kind in enumerate(kinds[:2]):
             with self.subTest(kind, what="writes"):
                 self.proxy.harm(kind, ("PUT",), 2)
                 more = self.written(writer, first=100 + BLOCKS * i)
                 self.assertEqual(self.proxy.done, 2)
-                self.assertEqual(self.loaded(host, more), BLOCKS)
+                self.assertEqual(host.loaded(more), BLOCKS)
 
     def test_wrong_answers_are_misses(self):
         writer, host = self.host(), self.host()
@@ -161,39 +138,39 @@ class Buckets(OwnDaemons, Case):
             with self.subTest(kind):
                 right = self.written(writer, first=BLOCKS * i)
                 self.proxy.harm(kind, ("GET",), 2)
-                self.assertEqual(self.loaded(host, right), BLOCKS - 2)
-                self.assertEqual(self.root(host)["health"], "up")
+                self.assertEqual(host.loaded(right), BLOCKS - 2)
+                self.assertEqual(host.root()["health"], "up")
 
     def test_a_server_that_fails_for_long(self):
         right = self.written(self.host())
         host = self.host(**{"share.deadline": "2s", "share.lookup_deadline": "2s"})
-        self.until(lambda: self.root(host)["health"] == "up")
+        self.until(lambda: host.root()["health"] == "up")
         self.proxy.harm("503", ("GET",), 1 << 30)
-        self.assertEqual(self.loaded(host, right), 0)
-        root = self.root(host)
+        self.assertEqual(host.loaded(right), 0)
+        root = host.root()
         self.assertGreater(root["failures"] + root["timeouts"], 0)
         self.assertIn("503: SlowDown", host.daemon.log())
         self.proxy.harm(None)
-        self.until(lambda: self.loaded(host, right) == BLOCKS, "its recovery")
+        self.until(lambda: host.loaded(right) == BLOCKS, "its recovery")
 
     def test_keys_that_expire_are_fetched_anew(self):
         right = self.written(self.host())
         host = self.host()
-        self.until(lambda: self.root(host)["health"] == "up")
+        self.until(lambda: host.root()["health"] == "up")
         self.credentials("test:tester3", "testing3")
         self.proxy.expired = {"test:tester"}
-        self.until(lambda: self.root(host)["failures"] > 0 or self.loaded(host, right) == BLOCKS, "the new key")
-        self.assertEqual(self.root(host)["failures"], 0, "a lookup's answer has no word of why")
+        self.until(lambda: host.root()["failures"] > 0 or host.loaded(right) == BLOCKS, "the new key")
+        self.assertEqual(host.root()["failures"], 0, "a lookup's answer has no word of why")
         self.assertIn("test:tester3", self.proxy.keys)
 
     def test_no_keys(self):
         os.unlink(os.path.join(self.secret, "credentials"))
         host = self.host()
-        self.until(lambda: self.root(host)["health"] == "down")
-        self.assertIn("No such file", self.root(host)["reason"])
+        self.until(lambda: host.root()["health"] == "down")
+        self.assertIn("No such file", host.root()["reason"])
         self.credentials("test:tester", "testing")
-        self.until(lambda: self.root(host)["health"] == "up", "its key")
-        self.assertEqual(self.loaded(self.host(), self.written(host)), BLOCKS)
+        self.until(lambda: host.root()["health"] == "up", "its key")
+        self.assertEqual(self.host().loaded(self.written(host)), BLOCKS)
 
     def test_a_command_brings_keys_again_and_again(self):
         command = os.path.join(self.secret, "keys.sh")
@@ -212,7 +189,7 @@ class Buckets(OwnDaemons, Case):
             host.look(time.time_ns() % 10**9, each=True)
             return "test:tester3" in self.proxy.keys
         self.until(other, "the next key")
-        self.assertEqual(self.loaded(self.host(query=f"&command={command}"), right), BLOCKS)
+        self.assertEqual(self.host(query=f"&command={command}").loaded(right), BLOCKS)
 
 
 if __name__ == "__main__":

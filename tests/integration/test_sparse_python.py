@@ -1,7 +1,6 @@
 #!/usr/bin/python3
 """ucmclient.sparse over a real daemon: digests, chains, selections, prefetches, the example and the lines in docs/retrieval.md."""
 
-import json
 import os
 import pathlib
 import re
@@ -19,7 +18,7 @@ os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
 
 import numpy as np  # noqa: E402
 
-from daemon import UCMCTL, Daemon, until  # noqa: E402
+from daemon import Daemon, until  # noqa: E402
 from ucmclient import BlockResult, Client, Found, Identity, Plane, SharedMemory, Status, UcmError, keys, sparse  # noqa: E402
 
 import retrieve_documents  # noqa: E402
@@ -292,8 +291,7 @@ class Selections(Case):
         worker.dump()
         with worker.digests() as digests, digests.chain(names(), build=True, lease=0.05) as chain:
             before = plain(chain.select(0, query()))
-            stats = [UCMCTL, "--socket", self.daemon.socket, "stats", "--json"]
-            until(lambda: json.loads(subprocess.run(stats, capture_output=True, check=True).stdout)["metrics"]["chains"] == 0, "the chain's end")
+            until(lambda: self.daemon.metrics()["chains"] == 0, "the chain's end")
             self.assertEqual(plain(chain.select(0, query())), before)
 
     def test_blocks_that_are_evicted_by_name_are_counted(self):

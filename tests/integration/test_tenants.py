@@ -8,14 +8,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import time
 import unittest
 
-from second_client import BIG, DENIED, INVALID, NOT_FOUND, OK, TIMEOUT_S, TOP, Case, Daemon, OwnDaemons, Region, keys
+from second_client import BIG, DENIED, INVALID, NOT_FOUND, OK, Case, Daemon, OwnDaemons, Region, keys
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 QUIET, NOISY = 1001, 1002
 DRAM = 1  # of a lookup's status
 MIB = 1 << 20
@@ -38,7 +36,7 @@ class Own(OwnDaemons, Case):
         return metrics["arena_bytes_total"] == metrics["arena_bytes_configured"]
 
     def ctl(self, *words):
-        return subprocess.run([UCMCTL, "--socket", self.daemon.socket, *words], capture_output=True, text=True, timeout=TIMEOUT_S)
+        return self.daemon.ctl(*words)
 
     def tenants(self):
         return {each["tenant"]: each for each in json.loads(self.ctl("tenants", "--json").stdout)["tenants"]}

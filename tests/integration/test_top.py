@@ -15,9 +15,8 @@ import threading
 import time
 import unittest
 
-from daemon import TOP, Daemon, script_of
+from daemon import TOP, UCMCTL, Daemon, ctl, script_of
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 TIMEOUT_S = 120
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
@@ -74,7 +73,7 @@ class Top(unittest.TestCase):
         return [UCMCTL, "--socket", self.daemon.socket, "top", *map(str, words)]
 
     def top(self, *words):
-        return subprocess.run(self.words(*words), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
+        return self.daemon.ctl("top", *words, check=True).stdout
 
     def replay(self, stop=None):
         while True:
@@ -124,7 +123,7 @@ class Top(unittest.TestCase):
         self.assertRegex(text, r"(?m)^ *\d+ .*of the test$")
 
     def test_no_daemon(self):
-        done = subprocess.run([UCMCTL, "--socket", "/nonexistent/s", "top"], capture_output=True, text=True, check=False)
+        done = ctl("/nonexistent/s", "top")
         self.assertEqual(done.returncode, 3)
         self.assertIn("no daemon listens", done.stderr)
 

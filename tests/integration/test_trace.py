@@ -13,10 +13,10 @@ import subprocess
 import tempfile
 import unittest
 
-from second_client import (BIG, BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, TIMEOUT_S, TOP, UCMD, Case, Daemon,
+from daemon import UCMCTL
+from second_client import (BIG, BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, TIMEOUT_S, UCMD, Case, Daemon,
                            Refused, Region, keys)
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 DELAY_MS = 300
 
 

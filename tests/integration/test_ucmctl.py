@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import unittest
 
-from daemon import TOP, UCMCTL, Daemon, until
+from daemon import TOP, UCMCTL, Daemon, ctl, until
 
 UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 
@@ -29,11 +29,6 @@ def start(**more):
     daemon = Daemon(**{"arena.extent": "4MiB", "nvme.size": "128MiB", "window.size": "8MiB"} | more)
     until(lambda: "growing" not in ctl(daemon.socket, "status").stdout, "the arena")
     return daemon
-
-
-def ctl(socket, *words, environment=None, stdin=subprocess.DEVNULL):
-    return subprocess.run([UCMCTL, "--socket", socket, *map(str, words)], stdin=stdin, capture_output=True,
-                          text=True, timeout=TIMEOUT_S, env=environment)
 
 
 def replay(socket, model="test", requests=REQUESTS):
@@ -68,8 +63,7 @@ class CommandLine(unittest.TestCase):
             os.chmod(path, 0)
             os.chmod(folder, 0o755)
             for how in ([], ["--live"], ["--ready"]):
-                done = subprocess.run([UCMCTL, "--socket", path, "health", *how], stdin=subprocess.DEVNULL, capture_output=True,
-                                      text=True, timeout=TIMEOUT_S, **({"user": 1001} if os.geteuid() == 0 else {}))
+                done = ctl(path, "health", *how, **({"user": 1001} if os.geteuid() == 0 else {}))
                 self.assertEqual(done.returncode, ERROR, done.stderr)
                 self.assertIn("may not connect", done.stderr)
 
@@ -156,7 +150,7 @@ class WithDaemon(unittest.TestCase):
         self.model = "test/" + self.id().rsplit(".", 1)[1]
 
     def run_ctl(self, *words, code=OK):
-        done = ctl(self.daemon.socket, *words)
+        done = self.daemon.ctl(*words)
         self.assertEqual(done.returncode, code, f"{words}: {done.stdout}{done.stderr}")
         return done
 
@@ -397,14 +391,14 @@ class Corruption(unittest.TestCase):
 
     def test_verify_finds_flipped_bits_and_says_so_with_its_exit_code(self):
         replay(self.daemon.socket, requests=200)
-        until(lambda: all(b["nvme"] for b in json.loads(ctl(self.daemon.socket, "--json", "ls", 1, "--limit", 1000000).stdout)["blocks"]), "blocks on NVMe")
+        until(lambda: all(b["nvme"] for b in json.loads(self.daemon.ctl("--json", "ls", 1, "--limit", 1000000).stdout)["blocks"]), "blocks on NVMe")
         self.flip_bits()
-        done = ctl(self.daemon.socket, "--json", "verify")
+        done = self.daemon.ctl("--json", "verify")
         self.assertEqual(done.returncode, CORRUPT, done.stdout + done.stderr)
         counts = json.loads(done.stdout)
         self.assertGreater(counts["corrupt"], 0)
         # What was found corrupt has been dropped.
-        done = ctl(self.daemon.socket, "--json", "verify")
+        done = self.daemon.ctl("--json", "verify")
         self.assertEqual(done.returncode, OK, done.stdout + done.stderr)
         # And nothing of it is ever served.
         self.assertEqual(replay(self.daemon.socket, requests=200)["differing"], 0)
@@ -412,7 +406,7 @@ class Corruption(unittest.TestCase):
     def test_the_daemon_going_away_is_told(self):
         self.daemon.process.kill()
         self.daemon.process.wait()
-        done = ctl(self.daemon.socket, "status")
+        done = self.daemon.ctl("status")
         self.assertEqual(done.returncode, NO_DAEMON)
         self.assertIn("no daemon listens", done.stderr)
 

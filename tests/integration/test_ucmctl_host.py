@@ -6,12 +6,10 @@ import os
 import re
 import subprocess
 import tempfile
-import time
 import unittest
 
-from daemon import TOP, Daemon
+from daemon import TOP, UCMCTL, Daemon, ctl, until
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 OK, ERROR, USAGE = 0, 1, 2
 NOWHERE = "/nonexistent/ucmd.sock"
@@ -23,11 +21,6 @@ LLAMA = {"model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, 
 DRIVER = os.path.join(TOP, "tests/integration/driver/libcuda.c")
 
 
-def ctl(*words, socket=NOWHERE):
-    return subprocess.run([UCMCTL, "--socket", socket, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=TIMEOUT_S, check=False)
-
-
 #: Others have one thread, or the threads of test_with_a_daemon and of the round trip.
 once = unittest.skipIf(os.environ.get("UCM_PHASE") == "tsan", "no thread that the two others lack")
 plainly = unittest.skipUnless(os.environ.get("UCM_PHASE", "plain") == "plain", "no code that the two others lack")
@@ -37,7 +30,7 @@ class Doctor(unittest.TestCase):
     """What a check finds depends on the machine; that it is looked at, and what a fault that is made here does, does not."""
 
     def findings(self, *words, socket=NOWHERE):
-        done = ctl("doctor", "--json", *words, socket=socket)
+        done = ctl(socket, "doctor", "--json", *words)
         self.assertEqual(done.stderr, "")
         document = json.loads(done.stdout)
         verdicts = [f["verdict"] for f in document["findings"]]
@@ -67,9 +60,9 @@ class Doctor(unittest.TestCase):
         # Beside the cache, where the daemon has it; and nothing is left there, nor in the cache.
         self.assertIn(daemon.store, found["disk speed"]["text"])
         self.assertLessEqual({*os.listdir(daemon.store)}, {"ucmd.cache", "ucmd.index", "ucmd.namespaces"})
-        (ns,) = json.loads(ctl("namespaces", "--json", socket=daemon.socket).stdout)["namespaces"]
+        (ns,) = json.loads(daemon.ctl("namespaces", "--json").stdout)["namespaces"]
         self.assertEqual((ns["model"], ns["blocks"]), ("ucmctl doctor", 0))
-        text = ctl("doctor", "--quick", socket=daemon.socket).stdout
+        text = daemon.ctl("doctor", "--quick").stdout
         self.assertRegex(text, r"(?m)^ok +round trip +16 MiB dumped, found, loaded and equal")
 
     @plainly
@@ -78,7 +71,7 @@ class Doctor(unittest.TestCase):
         self.addCleanup(daemon.stop)
         subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "200", "--block-bytes", "64KiB", "--chunk", "16KiB"],
                        stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
-        ctl("pin", "1", socket=daemon.socket)
+        daemon.ctl("pin", "1")
         found = self.findings("--quick", socket=daemon.socket)
         self.assertEqual(found["round trip"]["verdict"], "fail")
         self.assertRegex(found["round trip"]["text"], "dump: ")
@@ -87,12 +80,12 @@ class Doctor(unittest.TestCase):
     def test_a_bypass_is_named_as_the_cause(self):
         daemon = Daemon(nvme=False)
         self.addCleanup(daemon.stop)
-        ctl("bypass", "load", "on", socket=daemon.socket)
+        daemon.ctl("bypass", "load", "on")
         found = self.findings("--quick", socket=daemon.socket)
         self.assertEqual((found["bypass"]["verdict"], found["round trip"]["verdict"]), ("warn", "fail"))
         self.assertIn("turned 1 on", found["bypass"]["text"])
         self.assertIn("a bypass is on", found["round trip"]["text"])
-        ctl("bypass", "load", "off", socket=daemon.socket)
+        daemon.ctl("bypass", "load", "off")
         self.assertNotIn("bypass", self.findings("--quick", socket=daemon.socket))
 
     def driver(self):
@@ -103,8 +96,7 @@ class Doctor(unittest.TestCase):
         return folder.name
 
     def gpu_findings(self, folder, *words, socket=NOWHERE, **more):
-        done = subprocess.run([UCMCTL, "--socket", socket, "doctor", "--json", *words], capture_output=True, text=True, timeout=TIMEOUT_S,
-                              check=False, env={**os.environ, "LD_LIBRARY_PATH": folder, **more})
+        done = ctl(socket, "doctor", "--json", *words, env={**os.environ, "LD_LIBRARY_PATH": folder, **more})
         found = [(f["check"], f["verdict"], f["text"]) for f in json.loads(done.stdout)["findings"] if "gpu" in f["check"]]
         return [f for f in found if "/dev/nvidia-uvm" not in f[2]]
 
@@ -138,11 +130,11 @@ class Doctor(unittest.TestCase):
         daemon = self.daemon_with(folder, DRIVER_SLOW_MS="3000")
         if daemon is None:
             self.skipTest("ucmd was built without CUDA")
-        self.assertEqual(len(self.stats(daemon)["devices"]), 1)
+        self.assertEqual(len(daemon.stats()["devices"]), 1)
         _driver, (check, verdict, text) = self.gpu_findings(folder, "--quick", socket=daemon.socket)
         self.assertEqual((check, verdict), ("gpu 0", "ok"), text)
         self.assertRegex(text, r"16 MiB dumped, found, loaded and equal: [\d.]+ GB/s out")
-        (gpu,) = [d for d in self.stats(daemon)["devices"] if d["cuda"]]
+        (gpu,) = [d for d in daemon.stats()["devices"] if d["cuda"]]
         self.assertGreaterEqual((gpu["dump_bytes"], gpu["load_bytes"]), (16 << 20, 16 << 20))
         self.assertEqual(gpu["regions"], 0)
         # One of two GPUs of the host.
@@ -159,9 +151,6 @@ class Doctor(unittest.TestCase):
         found = self.gpu_findings(folder, "--quick", socket=daemon.socket)
         self.assertEqual(found[1], ("gpu 0", "fail", "registering memory: the GPU gives no context: CUDA_ERROR_MADE_HERE (made here)"))
 
-    def stats(self, daemon):
-        return json.loads(ctl("stats", "--json", socket=daemon.socket).stdout)
-
     @plainly
     def test_a_folder_of_ones_own(self):
         with tempfile.TemporaryDirectory(prefix="ucmctl.") as folder:
@@ -176,10 +165,7 @@ class Doctor(unittest.TestCase):
     def test_a_degraded_daemon_is_a_warning(self):
         daemon = Daemon(**{"share.roots": "/nonexistent/kv"})
         self.addCleanup(daemon.stop)
-        deadline = time.monotonic() + 60
-        while "degraded" not in ctl("health", socket=daemon.socket).stdout:
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.05)
+        until(lambda: "degraded" in daemon.health(), "its word")
         found = self.findings("--quick", socket=daemon.socket)
         self.assertEqual(found["daemon"]["verdict"], "warn")
         self.assertIn("/nonexistent/kv", found["daemon"]["text"])
@@ -192,9 +178,9 @@ class Growing(unittest.TestCase):
         """One extent, so that nothing is ready until all is: the daemon serves meanwhile."""
         daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "256MiB"})
         self.addCleanup(daemon.stop)
-        line = re.search(r"(?m)^dram .*$", ctl("status", socket=daemon.socket).stdout)[0]
+        line = re.search(r"(?m)^dram .*$", daemon.ctl("status").stdout)[0]
         self.assertRegex(line, r"0 B of 256 MiB used \(0\.0 %\)(, growing: 0 B ready)?$")
-        frame = json.loads(ctl("top", "--json", "--interval", "0.2", socket=daemon.socket).stdout)
+        frame = json.loads(daemon.ctl("top", "--json", "--interval", "0.2").stdout)
         self.assertEqual([t["capacity_bytes"] for t in frame["tiers"]], [256 << 20])
 
 
@@ -206,16 +192,16 @@ class DroppedWrites(unittest.TestCase):
         daemon = Daemon(**{"arena.size": "16MiB", "nvme.backlog": "1MiB", "nvme.depth": "1", "nvme.threads": "1", "nvme.io": "threads",
                            "nvme.admission": "all"})
         self.addCleanup(daemon.stop)
-        self.assertEqual(ctl("health", socket=daemon.socket).returncode, 0)
+        self.assertEqual(daemon.ctl("health").returncode, 0)
         said = ""
         for _ in range(3):
             subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "300", "--block-bytes", "64KiB",
                             "--chunk", "16KiB"], stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
-            done = ctl("health", socket=daemon.socket)
+            done = daemon.ctl("health")
             said = done.stdout
             if done.returncode == 4:
                 break
-        metrics = json.loads(ctl("stats", "--json", socket=daemon.socket).stdout)["metrics"]
+        metrics = daemon.metrics()
         if metrics["nvme_write_dropped"] * 9 < metrics["nvme_writes"] and said == "ok\n":
             self.skipTest("the disk here is faster than the dumps; tests/unit/observe/test_drops.c has the rule")
         self.assertRegex(said, r"^degraded\n +tier nvme: \d+ of \d+ parts were not written \(nvme_write_dropped\): the disks are slower")
@@ -235,7 +221,7 @@ class Json(unittest.TestCase):
         subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "5", "--block-bytes", "16KiB", "--chunk", "4KiB"],
                        stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
         names = {"FILE": os.path.join(daemon.folder, "disk"), "CONFIG": os.path.join(daemon.folder, "config.json"),
-                 "KEY": json.loads(ctl("ls", "1", "--json", socket=daemon.socket).stdout)["blocks"][0]["key"]}
+                 "KEY": json.loads(daemon.ctl("ls", "1", "--json").stdout)["blocks"][0]["key"]}
         with open(names["FILE"], "wb") as file:
             file.truncate(64 << 20)
         with open(names["CONFIG"], "w") as file:
@@ -247,7 +233,7 @@ class Json(unittest.TestCase):
             if command not in self.WORDS and (words.strip() or command == "help"):
                 continue
             with self.subTest(command):
-                done = ctl(command, "--json", *(names.get(w, w) for w in self.WORDS.get(command, [])), socket=daemon.socket)
+                done = daemon.ctl(command, "--json", *(names.get(w, w) for w in self.WORDS.get(command, [])))
                 if done.stdout or done.returncode == 0:
                     json.loads(done.stdout)
                 else:

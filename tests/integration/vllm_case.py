@@ -2,11 +2,9 @@
 compared with those that it has without a cache."""
 
 import contextlib
-import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -15,7 +13,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from vllm_paths import TOP  # sets the paths of the others
+import vllm_paths  # sets the paths of the others
 
 import numpy
 
@@ -27,7 +25,6 @@ from ucmclient.engine.vllm.connector import UcmConnector
 from ucmclient.engine.weights import before_reading
 
 SUITE_TIMEOUT_S = 280
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 MODEL = model.Model()
 EXPECTED = {}
 GPU = "UCM_VLLM_GPU" in os.environ  # KV in a GPU's memory, through CUDA IPC
@@ -123,11 +120,10 @@ class Case(unittest.TestCase):
         self.assertTrue(e.pool.idle(), "blocks were never given back")
 
     def all_stats(self):
-        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True)
-        return json.loads(out.stdout)
+        return self.daemon.stats()
 
     def stats(self):
-        return self.all_stats()["metrics"]
+        return self.daemon.metrics()
 
     eventually = staticmethod(until)
 

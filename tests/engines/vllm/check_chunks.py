@@ -3,10 +3,8 @@
 `ucmclient.blend.transformers` answers them with the same chunks and policy, and all others as without a cache. vLLM's kernels for CPUs keep the tokens of a
 channel side by side, those for GPUs the channels of a token, as the attention of rows_on_cpu.py does. Runs in a Python that has vLLM."""
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -29,7 +27,6 @@ from ucmclient.blend.transformers import Runner  # noqa: E402
 from ucmclient.engine.vllm import chunk_rope, chunk_rules  # noqa: E402
 from ucmclient.engine.vllm.identity import Unsupported  # noqa: E402
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(real.TOP, "build/ucmctl"))
 BLOCK = 32
 #: Of log probabilities: kernels add up in another order where a batch has another shape.
 NEAR = 2e-3
@@ -113,8 +110,7 @@ class Chunks(unittest.TestCase):
         return e.ready()
 
     def stored(self):
-        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True)
-        return json.loads(out.stdout)["metrics"]["dump_blocks"]
+        return self.daemon.metrics()["dump_blocks"]
 
     def fill(self, e, *chunks, ranks=1):
         before = self.stored()

@@ -2,7 +2,6 @@
 """Models whose layers keep their KV in several ways, in a real vLLM, a part of `make check-vllm`: what an engine generates, and how
 probable it finds that, is the same with the cache and without."""
 
-import json
 import os
 import subprocess
 import tempfile
@@ -12,7 +11,6 @@ import check_vllm as real
 from check_vllm import BLOCK, Engine, Refused, prompt
 from daemon import Daemon
 
-UCMCTL = os.environ.get("UCMCTL", os.path.join(real.TOP, "build/ucmctl"))
 #: Of log probabilities: kernels add up in another order where a batch has another shape.
 NEAR = 2e-5
 #: Qwen3-Next's kernels for CPUs take bfloat16 only, and vLLM then has blocks of so many tokens.
@@ -57,8 +55,7 @@ class Hybrid(unittest.TestCase):
         return self.without[name]
 
     def metrics(self):
-        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True)
-        return json.loads(out.stdout)["metrics"]
+        return self.daemon.metrics()
 
     @staticmethod
     def ask(e, prompts, outputs):

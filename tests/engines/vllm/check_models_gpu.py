@@ -24,7 +24,6 @@ from check_vllm import Engine, prompt  # noqa: E402
 from daemon import Daemon  # noqa: E402
 
 real.WAIT_S = 300  # of an engine, to start or to answer: kernels are compiled meanwhile
-UCMCTL = os.environ.get("UCMCTL", os.path.join(real.TOP, "build/ucmctl"))
 #: Between log probabilities in BF16.
 NEAR = 0.3
 #: So many times further must an answer be that has another beginning; else a wrong KV would go unseen.
@@ -127,11 +126,10 @@ class Case:
         return got
 
     def metrics(self):
-        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True, timeout=30)
-        return json.loads(out.stdout)["metrics"]
+        return self.daemon.metrics()
 
     def dumps(self):
-        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "stats", "--prometheus"], capture_output=True, check=True, text=True)
+        out = self.daemon.ctl("stats", "--prometheus", check=True)
         return sum(float(line.split()[-1]) for line in out.stdout.splitlines() if line.startswith("ucmd_dump_seconds_count"))
 
     def share(self, plain, a, b):

@@ -5,9 +5,7 @@ a real daemon; the workers' reports are made up here, so that each failure comes
 
 import dataclasses
 import inspect
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -39,7 +37,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 
-from daemon import UCMCTL, Daemon  # noqa: E402
+from daemon import Daemon  # noqa: E402
 import request_fields as known  # noqa: E402
 from extra import extra_of  # noqa: E402
 from ucmclient import BlockResult, Client, Plane  # noqa: E402
@@ -130,8 +128,7 @@ class Case(unittest.TestCase):
         return scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
 
     def metric(self, name):
-        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True)
-        return json.loads(out.stdout)["metrics"][name]
+        return self.daemon.metrics()[name]
 
     def idle(self, scheduler):
         self.assertFalse(scheduler.requests)
