@@ -2,6 +2,7 @@
 """Hints: an outsider who reads the table as docs/protocol.md says, and the client library, beside lookups: through the tiers,
 growth, a daemon that ends or is killed, and clients that would write."""
 
+import contextlib
 import fcntl
 import faulthandler
 import mmap
@@ -14,7 +15,8 @@ import threading
 import time
 import unittest
 
-from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, Case, Daemon, OwnDaemons, Refused, Region, keys, u32)
+from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, Case, Daemon, OwnDaemons, Refused, Region, keys, u32,
+                           until)
 from window_case import Reader
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -25,7 +27,6 @@ from ucmclient import Client as Library, Identity, Plane, SharedMemory, UcmError
 SUITE_TIMEOUT_S = 240
 FILLING, LIVE, SUPERSEDED, ENDED = range(4)
 MASK = (1 << 64) - 1
-WAIT_S = 60
 
 
 def xxh3(key, seed):
@@ -61,10 +62,7 @@ class Table:
         return struct.unpack("<QQQ", self.memory[32:56])
 
     def wait(self, state):
-        until = time.monotonic() + WAIT_S
-        while self.header()[0] != state:
-            assert time.monotonic() < until, self.header()
-            time.sleep(0.001)
+        until(lambda: self.header()[0] == state, self.header)
         return self
 
     def bucket(self, number):
@@ -306,12 +304,12 @@ class ByLibrary(OwnDaemons, Case):
     @staticmethod
     def hint(ns, names, look=None):
         """Waits for the table, which is of no use while it is filled, or if the daemon had no turn for 5 s."""
-        until = time.monotonic() + WAIT_S
-        while (hint := (look or ns.lookup_hint)(names)) is None:
-            assert time.monotonic() < until
-            ns.hints_open()
-            time.sleep(0.001)
-        return hint
+        def usable():
+            hint = (look or ns.lookup_hint)(names)
+            if hint is None:
+                ns.hints_open()
+            return hint
+        return until(usable, "a hint")
 
     def open(self, ns):
         return self.hint(ns, self.names(0))
@@ -414,27 +412,20 @@ class ByLibrary(OwnDaemons, Case):
         self.open(ns)
         some = self.names(*range(1000))
         region.dump(some, range(1000)).wait()
-        until = time.monotonic() + WAIT_S
-        while True:
-            self.assertLess(time.monotonic(), until)
-            hint = ns.lookup_hint(some)
-            if hint is not None and hint.certain:
-                self.assertEqual(hint.blocks, 1000)
-                break
-            ns.hints_open()
+
+        def certain(names):
+            hint = ns.lookup_hint(names)
+            return hint if hint is not None and hint.certain else None
+        self.assertEqual(self.hint(ns, some, certain).blocks, 1000)
         daemon.kill()
         self.start()
-        until = time.monotonic() + WAIT_S
-        while True:
-            self.assertLess(time.monotonic(), until)
-            try:
+
+        def opened():
+            with contextlib.suppress(UcmError):
                 ns.hints_open(timeout=1)
-            except UcmError:
-                continue
-            hint = ns.lookup_hint(some)
-            if hint is not None:
-                self.assertEqual(hint.blocks, ns.lookup_prefix(some).blocks)
-                break
+                return True
+        until(opened, "the new daemon's table")
+        self.assertEqual(self.hint(ns, some).blocks, ns.lookup_prefix(some).blocks)
 
     def test_a_child_has_none(self):
         client, ns, region = self.worker(self.start())

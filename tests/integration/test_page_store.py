@@ -21,7 +21,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(TOP, "client/python")]
 os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
 
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, until  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.engine.pages import Chunk, PageStore, key_of, settings_of  # noqa: E402
 from ucmclient.engine.vllm.identity import EngineIdentity  # noqa: E402
@@ -119,9 +119,7 @@ class Case(unittest.TestCase):
     def stats(self):
         return self.daemon.metrics()
 
-    def eventually(self, condition):
-        self.daemon.deadline = time.monotonic() + 30
-        self.daemon.until(condition, "was not found again")
+    eventually = staticmethod(until)
 
 
 class Pages(Case):

@@ -25,7 +25,7 @@ import numpy  # noqa: E402
 
 import fake_companion  # noqa: E402
 import second_client  # noqa: E402
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, until  # noqa: E402
 from ucmclient import (BlockResult, Client, Companion, CompanionMissing, Found, Identity, MemoryKind, Memory,  # noqa: E402
                        Nowait, Plane, SharedMemory, Status, UcmError, data_pointer)
 from ucmclient import _native, companion as companions, keys as chains  # noqa: E402
@@ -516,10 +516,7 @@ class Restart(Case):
         self.assertTrue(error.away)
         restarted = Daemon(**{"socket": self.daemon.socket, "nvme.paths": self.daemon.store})
         self.addCleanup(restarted.stop)
-        deadline = time.monotonic() + 60
-        while ns.lookup_prefix(key("r")).blocks == 0:
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.02)
+        until(lambda: ns.lookup_prefix(key("r")).blocks, "the block's return")
         self.assertEqual(ns.client.generation, 2)
         self.assertTrue(region.load(key("r"), [4]).wait().all_ok)
         self.assertEqual(self.bytes(shared, 4), stored)

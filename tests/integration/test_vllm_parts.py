@@ -7,7 +7,6 @@ import json
 import os
 import re
 import tempfile
-import time
 import unittest
 from dataclasses import fields
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ import numpy
 
 import engine
 import engine_pages
+from daemon import until
 from engine import BLOCK, Request
 import ucmclient
 from ucmclient import BlockResult, Hint, PrefixHits, SharedMemory, Status, UcmError
@@ -409,9 +409,7 @@ class Moves(unittest.TestCase):
         half.close()
         half.link, half._events_refused = SimpleNamespace(region=SimpleNamespace(dump=None, computes=lambda now: None)), True
         half.start_stores(Plan(stores=[Copy("a", b"a", [0])], ended={"a"}))
-        deadline = time.monotonic() + 10
-        while half.finished() != ({"a"}, set()):
-            self.assertLess(time.monotonic(), deadline)
+        until(lambda: half.finished() == ({"a"}, set()), "the store's end")
 
 
 class Companions(unittest.TestCase):

@@ -13,7 +13,7 @@ import numpy as np
 from retrieval_case import IDENTITY, LAYERS, SHAPE, SUITE_TIMEOUT_S
 from second_client import OwnDaemons, keys
 from window_case import PART, SLOTS, Case
-from daemon import Daemon
+from daemon import Daemon, until
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "client/python"))
@@ -107,15 +107,15 @@ class ByLibrary(OwnDaemons, Case):
         thread.start()
         self.daemon.kill()
         self.start()
-        # What is lost of the chain is told once; then all is as before.
-        deadline = time.monotonic() + 30
-        while True:
+
+        def pin():
+            """What is lost of the chain is told once; then all is as before."""
             try:
-                again = worker.window.pin(worker.chain)
-                break
+                return worker.window.pin(worker.chain)
             except UcmError as error:
                 self.assertTrue(error.away, error)
-                self.assertLess(time.monotonic(), deadline)
+                return None
+        again = until(pin, "a pin")
         stop.set()
         thread.join()
         self.assertEqual(failed, [])

@@ -12,7 +12,7 @@ import uuid
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 
-from daemon import Daemon, halt  # noqa: E402
+from daemon import Daemon, halt, until  # noqa: E402
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key  # noqa: E402
 from vllm.v1.kv_offload.config import (  # noqa: E402
     OffloadingCacheConfig, OffloadingConfig, OffloadingGroupConfig, OffloadingModelConfig, OffloadingParallelConfig)
@@ -131,10 +131,7 @@ class Tier(unittest.TestCase):
         self.assertEqual(one.look(names), self.data[:3], "they are in vLLM's own memory")
         self.daemon = Daemon(nvme=False, folder=self.daemon.folder, **{"arena.size": "64MiB"})
         self.addCleanup(self.daemon.stop)
-        until = time.monotonic() + 60
-        while two.tier._store.link.ns is None or one.tier._store.link.ns is None:
-            self.assertLess(time.monotonic(), until)
-            time.sleep(0.02)
+        until(lambda: two.tier._store.link.ns is not None and one.tier._store.link.ns is not None, "the connections")
         again = keys(2, 9)
         one.store(again, self.data[5:7])
         self.assertEqual(two.look(again), self.data[5:7])
@@ -155,10 +152,7 @@ class Tier(unittest.TestCase):
         finally:
             self.daemon.process.send_signal(signal.SIGCONT)
         two.tier._store.load = real
-        until = time.monotonic() + 60
-        while not all(two.tier._store.each([key_of(name) for name in names])):
-            self.assertLess(time.monotonic(), until)
-            time.sleep(0.02)
+        until(lambda: all(two.tier._store.each([key_of(name) for name in names])), "their return")
         self.assertEqual(two.memory(), before)
         self.assertEqual(two.look(names), self.data[:3])
 
