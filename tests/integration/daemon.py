@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
@@ -171,3 +172,17 @@ class Daemon:
         finally:
             if not self.kept:
                 shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class DaemonCase(unittest.TestCase):
+    """One daemon for each class, which must outlive its tests and end in order."""
+    options = {}
+
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon(**cls.options)
+
+    @classmethod
+    def tearDownClass(cls):
+        status = cls.daemon.stop()
+        assert status == 0, f"the daemon ended with {status}"

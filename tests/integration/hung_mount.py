@@ -28,6 +28,23 @@ class HungMount:
             self.server.stdout.close()
             raise OSError(said)
 
+    @classmethod
+    def within(cls, test, folder, **how):
+        """Until the end of a test, which is skipped where there can be none."""
+        try:
+            mount = cls(folder, **how)
+        except OSError as e:
+            test.skipTest(str(e))
+        test.addCleanup(mount.close)
+        return mount
+
+    @classmethod
+    def file_within(cls, test, folder):
+        """Also a file of it, whose close() hangs."""
+        os.makedirs(folder, exist_ok=True)
+        mount = cls.within(test, folder, opens=True)
+        return mount, os.open(os.path.join(folder, "file"), os.O_RDWR)
+
     def close(self):
         """Who hangs there gets an error."""
         if self.server.returncode is None:

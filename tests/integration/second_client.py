@@ -16,11 +16,10 @@ import socket
 import struct
 import tempfile
 import time
-import unittest
 
 import msgpack
 
-from daemon import TIMEOUT_S, UCMD, Daemon, until  # noqa: F401  for those who import both
+from daemon import TIMEOUT_S, UCMD, Daemon, DaemonCase, until  # noqa: F401  for those who import both
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DEMO = {"model": "demo", "dtype": "bf16", "layout": "nhd/1", "block_tokens": 16, "key_bytes": 16, "parts": 1,
@@ -334,19 +333,7 @@ def memfd(size, seals=fcntl.F_SEAL_SHRINK):
     return fd
 
 
-class Case(unittest.TestCase):
-    """One daemon for each class, which must outlive its tests and end in order."""
-    options = {}
-
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = Daemon(**cls.options)
-
-    @classmethod
-    def tearDownClass(cls):
-        status = cls.daemon.stop()
-        assert status == 0, f"the daemon ended with {status}"
-
+class Case(DaemonCase):
     def client(self, **how):
         client = Client(self.daemon, **how)
         self.addCleanup(client.close)

@@ -16,7 +16,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "client/python"))
 os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
 
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, DaemonCase  # noqa: E402
 from ucmclient import Client, Identity, Plane, Rope, SharedMemory, UcmError, blend, keys  # noqa: E402
 from ucmclient.blend import Asked, BlendedError, First, Found, Hkvd, Nothing, Span  # noqa: E402
 
@@ -294,16 +294,7 @@ class Turning(unittest.TestCase):
             pages._region.load(names, range(3), turns=[(3, 0, 16, 0, 66)]).wait()
 
 
-class Storing(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = Daemon()
-
-    @classmethod
-    def tearDownClass(cls):
-        status = cls.daemon.stop()
-        assert status == 0, f"the daemon ended with {status}"
-
+class Storing(DaemonCase):
     def setUp(self):
         self.client = Client(socket=self.daemon.socket, name="blend")
         self.addCleanup(self.client.close)

@@ -159,14 +159,8 @@ class Few(Case):
 
     def test_of_a_file_whose_server_does_not_answer(self):
         """None of them is closed while the flood lasts."""
-        folder = self.daemon.folder + "/mount"
-        os.makedirs(folder, exist_ok=True)
-        try:
-            mount = HungMount(folder, opens=True)
-        except OSError as e:
-            self.skipTest(str(e))
-        self.addCleanup(mount.close)
-        self.flooded(8, os.open(folder + "/file", os.O_RDWR))
+        _, file = HungMount.file_within(self, self.daemon.folder + "/mount")
+        self.flooded(8, file)
 
 
 class FewMore(Few):

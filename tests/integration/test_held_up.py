@@ -233,14 +233,7 @@ class Descriptors(Closing):
 
     def test_a_file_whose_server_does_not_answer(self):
         """Tenants with descriptors to close, all but one with such a file: its close() goes on, the other's is done."""
-        folder = self.daemon.folder + "/mount"
-        os.makedirs(folder, exist_ok=True)
-        try:
-            mount = HungMount(folder, opens=True)
-        except OSError as e:
-            self.skipTest(str(e))
-        self.addCleanup(mount.close)
-        file = os.open(folder + "/file", os.O_RDWR)
+        mount, file = HungMount.file_within(self, self.daemon.folder + "/mount")
         clients, other = [self.client(uid=1010 + i) for i in range(40)], self.client(uid=1002)
         n, before = len(clients), self.descriptors()
         for client in clients:
@@ -323,14 +316,7 @@ class MonitoringBefore616(Monitoring):
 
     @unittest.skipUnless(os.geteuid() == 0, "a file system needs root")
     def test_a_file_whose_server_does_not_answer(self):
-        folder = self.daemon.folder + "/mount"
-        os.makedirs(folder, exist_ok=True)
-        try:
-            mount = HungMount(folder, opens=True)
-        except OSError as e:
-            self.skipTest(str(e))
-        self.addCleanup(mount.close)
-        file = os.open(folder + "/file", os.O_RDWR)
+        mount, file = HungMount.file_within(self, self.daemon.folder + "/mount")
         for _ in range(6):  # each has one of the socket's 8 places until the server's end
             self.assertTrue(self.given([], lambda one: socket.send_fds(one, [b"x"], [file])))
         mount.close()

@@ -25,7 +25,7 @@ import numpy  # noqa: E402
 
 import fake_companion  # noqa: E402
 import second_client  # noqa: E402
-from daemon import Daemon, until  # noqa: E402
+from daemon import Daemon, DaemonCase, until  # noqa: E402
 from ucmclient import (BlockResult, Client, Companion, CompanionMissing, Found, Identity, MemoryKind, Memory,  # noqa: E402
                        Nowait, Plane, SharedMemory, Status, UcmError, data_pointer)
 from ucmclient import _native, companion as companions, keys as chains  # noqa: E402
@@ -76,16 +76,7 @@ def key(*names):
     return b"".join(hashlib.sha256(str(name).encode()).digest() for name in names)
 
 
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = Daemon()
-
-    @classmethod
-    def tearDownClass(cls):
-        status = cls.daemon.stop()
-        assert status == 0, f"the daemon ended with {status}"
-
+class Case(DaemonCase):
     def client(self, **more):
         client = Client(socket=self.daemon.socket, name="python", **more)
         self.addCleanup(client.close)

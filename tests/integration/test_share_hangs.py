@@ -122,11 +122,7 @@ class Hangs(OwnDaemons, Case):
         daemon, client, self.ns, region = self.start()
         bytes_of = self.dumped(region, 0)
         timeouts = self.well(client)
-        try:
-            mount = HungMount(self.root, True)
-        except OSError as e:
-            self.skipTest(str(e))
-        self.addCleanup(mount.close)
+        HungMount.within(self, self.root)
         bytes_of.update(self.hung(client, region, timeouts))
         self.ends(daemon, bytes_of)
         self.assertIn("backend-left", daemon.log())

@@ -17,7 +17,7 @@ os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
 
 import numpy as np  # noqa: E402
 
-from daemon import Daemon, until  # noqa: E402
+from daemon import Daemon, DaemonCase, until  # noqa: E402
 from ucmclient import BlockResult, Client, Found, Identity, Plane, SharedMemory, Status, UcmError, keys, sparse  # noqa: E402
 
 import retrieve_documents  # noqa: E402
@@ -79,16 +79,7 @@ def plain(selection):
     return [list(each) for each in selection.lists], [list(each) for each in selection.scores]
 
 
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = Daemon()
-
-    @classmethod
-    def tearDownClass(cls):
-        status = cls.daemon.stop()
-        assert status == 0, f"the daemon ended with {status}"
-
+class Case(DaemonCase):
     def refused(self, status, call, *args, **named):
         with self.assertRaises(UcmError) as caught:
             call(*args, **named)
