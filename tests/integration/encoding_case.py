@@ -169,7 +169,7 @@ class Engine:
         return self.client.call("lookup", ns=self.ns, keys=keys(*names), **more)["hits"]
 
     def metrics(self):
-        return self.client.call("stats")["metrics"]
+        return self.client.metrics()
 
     def listed(self, ns=None):
         entries = self.client.call("namespace.list", limit=4096)["namespaces"]

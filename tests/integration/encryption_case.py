@@ -87,7 +87,7 @@ class Encrypted(OwnDaemons, Case):
         self.client.call("evict", ns=self.ns, keys=keys(*range(256)), tier=1)
 
     def metrics(self):
-        return self.client.call("stats")["metrics"]
+        return self.client.metrics()
 
     def disk(self):
         with open(os.path.join(self.daemon.store, "ucmd.cache"), "rb") as file:

@@ -79,9 +79,6 @@ class Retrieval(Case):
         chain = client.call("chain.open", ns=derived)["chain"]
         return chain, client.call("chain.append", chain=chain, keys=keys(*names), **more)
 
-    def metrics(self, client):
-        return client.call("stats")["metrics"]
-
     def query(self, rows=1, heads=4, seed=2):
         return np.random.default_rng(seed).standard_normal((rows, heads, HEAD_DIM)).astype(np.float16)
 

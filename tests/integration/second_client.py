@@ -249,6 +249,9 @@ class Client:
     def call(self, name, fds=(), **params):
         return self.wait(self.begin(name, fds, **params))
 
+    def metrics(self):
+        return self.call("stats")["metrics"]
+
     def open(self, identity):
         return self.call("namespace.open", **identity)["ns"]
 

@@ -34,7 +34,7 @@ class Host:
         return self.parts(name)[0]["shared"]
 
     def metrics(self):
-        return self.client.call("stats")["metrics"]
+        return self.client.metrics()
 
     def root(self, number=0):
         return self.client.call("stats")["shares"][number]

@@ -241,13 +241,13 @@ class Bypass(Configured):
         return client, ns, Region(client, ns, identity, 8)
 
     def counted(self, client):
-        return {name: value for name, value in client.call("stats")["metrics"].items() if "bypass" in name and value}
+        return {name: value for name, value in client.metrics().items() if "bypass" in name and value}
 
     def test_loads(self):
         client, ns, region = self.worker()
         self.assertEqual(region.dump("abc", range(3)), [OK] * 3)
         lease = client.call("lookup", ns=ns, keys=keys("a", "b"), lease_ms=60000)["lease"]
-        hits = client.call("stats")["metrics"]["lookup_keys"]
+        hits = client.metrics()["lookup_keys"]
         entry = self.client().call("bypass", ns=ns, load=1)["bypassed"]
         self.assertEqual([(each["ns"], each["load"], each["store"]) for each in entry], [(ns, True, False)])
         self.assertEqual(client.call("lookup", ns=ns, keys=keys("a", "b"), lease_ms=60000), {"hits": 0})
@@ -256,8 +256,8 @@ class Bypass(Configured):
         self.assertEqual(list(client.call("prefetch", ns=ns, keys=keys("a"))["status"]), [MISS])
         self.assertEqual(region.dump("ad", [0, 3]), [EXISTS, OK])
         self.assertEqual(self.counted(client), {"bypasses": 1, "bypass_lookup_keys": 5, "bypass_load_blocks": 3})
-        self.assertEqual(client.call("stats")["metrics"]["lookup_keys"], hits)
-        self.assertEqual(client.call("stats")["metrics"]["leases"], 0)
+        self.assertEqual(client.metrics()["lookup_keys"], hits)
+        self.assertEqual(client.metrics()["leases"], 0)
         self.assertEqual(client.call("bypass", ns=ns, load=2), {"bypassed": []})
         self.assertEqual((client.hits(ns, *"abcd"), region.load("abcd", range(4, 8))), (4, [OK] * 4))
 
@@ -282,8 +282,8 @@ class Bypass(Configured):
         self.assertEqual(region.dump("b", [1], durability=1), [NO_ROOM])
         self.assertEqual(region.dump("ab", [0, 1], shard=1, shards=1), [OK, NO_ROOM])  # the part that had begun
         self.assertEqual((client.hits(ns, "a"), region.load("a", [4])), (1, [OK]))
-        self.assertEqual(client.call("stats")["metrics"]["bypass_dump_blocks"], 4)
-        self.assertEqual(client.call("stats")["metrics"]["blocks_partial"], 0)
+        self.assertEqual(client.metrics()["bypass_dump_blocks"], 4)
+        self.assertEqual(client.metrics()["blocks_partial"], 0)
         client.call("bypass", tenant=client.limits["tenant"], store=2)
         self.assertEqual(region.dump("bc", [1, 2]), [OK, OK])
 

@@ -25,7 +25,7 @@ class Mixed(EncodingCase):
         return clients[0], bases[0], coded[0], [Pages(c, ns, 8, part=i) for i, (c, ns) in enumerate(zip(clients, coded))]
 
     def count(self, client):
-        metrics = client.call("stats")["metrics"]
+        metrics = client.metrics()
         return metrics["unfit_decoded"] + metrics["unfit_decode_failed"]
 
 
@@ -168,7 +168,7 @@ class Hostile(Mixed):
         for unfit, order in (((1,), (0, 1)), ((1,), (1, 0)), ((0, 2), (0, 1, 2)), ((0, 2), (1, 2, 0)), ((2,), (2, 1, 0))):
             with self.subTest(unfit=unfit, order=order):
                 client, base, ns, parts = self.mixed(len(order), f"{unfit}{order}")
-                before = client.call("stats")["metrics"]
+                before = client.metrics()
                 plain = [os.urandom(part.size) if i in unfit else part.fill(0) for i, part in enumerate(parts)]
                 for i in order:
                     parts[i].put(0, plain[i])
@@ -182,7 +182,7 @@ class Hostile(Mixed):
                 self.assertEqual(client.hits(base, "x"), 1)
                 self.assertEqual([part.load(["x"], [2]) for part in parts], [[OK]] * len(parts))
                 self.assertEqual([part.bytes(2) for part in parts], plain)
-                after = client.call("stats")["metrics"]
+                after = client.metrics()
                 self.assertEqual(after["unfit_decoded"] - before["unfit_decoded"], len(parts) - len(unfit))
                 self.assertEqual(after["unfit_decode_failed"], before["unfit_decode_failed"])
                 self.settled(client, base)

@@ -83,7 +83,7 @@ class Events(Case):
         self.assertEqual((page["lost"], page["events"][0]["number"]), (last - 1024 - self.begun - 1, last - 1023))
         self.assertEqual((len(page["events"]), page["next"]), (1024, last))
         self.assertEqual(self.reader.wait(waits)["lost"], 0, "it was answered at once, and has not read that")
-        self.assertGreaterEqual(client.call("stats")["metrics"]["events_lost"], page["lost"])
+        self.assertGreaterEqual(client.metrics()["events_lost"], page["lost"])
 
     def test_descriptions_before_and_after_the_block(self):
         client, ns, region = self.worker()
@@ -99,12 +99,12 @@ class Events(Case):
 
     def test_a_description_goes_with_its_block(self):
         client, ns, region = self.worker()
-        before = client.call("stats")["metrics"]["events_described"]
+        before = client.metrics()["events_described"]
         client.call("events.describe", ns=ns, keys=keys("a", "b"), tokens=tokens(1, 2))
         region.dump(["a", "b"], [0, 1])
-        self.assertEqual(client.call("stats")["metrics"]["events_described"], before + 2)
+        self.assertEqual(client.metrics()["events_described"], before + 2)
         client.call("evict", ns=ns, keys=keys("a"))
-        self.assertEqual(client.call("stats")["metrics"]["events_described"], before + 1)
+        self.assertEqual(client.metrics()["events_described"], before + 1)
 
     def test_the_list_has_what_lookups_find(self):
         client, ns, region = self.worker()
@@ -122,7 +122,7 @@ class Events(Case):
         client.call("events.describe", ns=ns, keys=keys("old"), tokens=tokens(1))
         for at in range(0, 8192, 1024):
             client.call("events.describe", ns=ns, keys=keys(*range(at, at + 1024)), tokens=tokens(*range(1024)))
-        metrics = client.call("stats")["metrics"]
+        metrics = client.metrics()
         self.assertGreater(metrics["events_undescribed"], 0)
         self.assertLessEqual(metrics["events_bytes"], 1 << 20)
         self.assertNotIn("tokens", client.call("events.list", ns=ns)["blocks"][0])

@@ -35,9 +35,6 @@ class FetchCase(Case):
         client.call("chain.append", chain=chain, keys=keys(*names))
         return chain
 
-    def metrics(self, client):
-        return client.call("stats")["metrics"]
-
     def right(self, pool, items, kv, status=None):
         """The slots of items that are OK hold their shards, and no other slot holds anything."""
         named = {slot: (kv[index], shard) for i, (index, shard, slot) in enumerate(items) if not status or status[i] == OK}
@@ -54,14 +51,14 @@ class Fetch(FetchCase):
     def test_scattered_layers_by_chain_and_by_keys(self):
         client, ns, pool, kv = self.stored()
         chain = self.chain(client, ns, range(BLOCKS))
-        before = self.metrics(client)
+        before = client.metrics()
         for source in ({"chain": chain}, {"keys": keys(*range(BLOCKS))}, {"chain": chain, "priority": 7, "deadline_ms": 5000}):
             for items in (self.scattered(40), sorted(self.scattered(40)), [(7, 3, 60)], [(2, layer, layer) for layer in range(LAYERS)],
                           [(2, 4, 0), (2, 4, 9), (3, 4, 1)]):
                 pool.clear()
                 self.assertEqual(pool.fetch(items, **source), [OK] * len(items))
                 self.right(pool, items, kv)
-        after = self.metrics(client)
+        after = client.metrics()
         grown = {name: after[name] - before[name] for name in after if isinstance(after[name], int)}
         count = 3 * (40 + 40 + 1 + LAYERS + 3)
         self.assertEqual((grown["fetches"], grown["fetch_items"], grown["fetch_bytes"], grown["load_bytes"]),
@@ -73,12 +70,12 @@ class Fetch(FetchCase):
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
         chain = self.chain(client, ns, range(BLOCKS))
-        before = self.metrics(client)
+        before = client.metrics()
         items = [(index, layer, (index - 4) * LAYERS + layer) for index in range(4, 12) for layer in range(LAYERS)]
         random.shuffle(items)
         self.assertEqual(pool.fetch(items, chain=chain), [OK] * len(items))
         self.right(pool, items, kv)
-        after = self.metrics(client)
+        after = client.metrics()
         self.assertEqual([after[name] - before[name] for name in ("nvme_reads", "fetch_reads", "fetch_items")], [8, 8, len(items)])
         self.assertEqual(client.tiers(ns, 3, 4, 11, 12), [2, 1, 1, 2], "what was read stays in DRAM")
 
@@ -89,11 +86,11 @@ class Fetch(FetchCase):
         client.call("evict", ns=ns, keys=keys(6))
         items = [(index, layer, index * LAYERS + layer) for index in range(5) for layer in range(LAYERS)]
         random.shuffle(items)
-        missed = self.metrics(client)["fetch_items_missed"]
+        missed = client.metrics()["fetch_items_missed"]
         status = pool.fetch(items, keys=keys(*names))
         self.assertEqual(status, [OK if index in (0, 2) else MISS for index, _, _ in items])
         self.right(pool, items, [kv[name] if name in (3, 5) else None for name in names], status)
-        self.assertEqual(self.metrics(client)["fetch_items_missed"] - missed, 3 * LAYERS)
+        self.assertEqual(client.metrics()["fetch_items_missed"] - missed, 3 * LAYERS)
 
     def test_evicted_by_name_in_between(self):
         client, ns, pool, kv = self.stored()
@@ -142,7 +139,7 @@ class Fetch(FetchCase):
 
     def test_a_client_that_dies(self):
         other = self.client()
-        regions = self.metrics(other)["regions"]
+        regions = other.metrics()["regions"]
         fetches = 20
         client, ns, pool, kv = self.stored(client=Client(self.daemon), slots=fetches * SLOTS)
         self.settled(client, ns)
@@ -150,7 +147,7 @@ class Fetch(FetchCase):
         for i in range(fetches):  # each into slots of its own: threads write them, in any order
             pool.begin([(block, layer, i * SLOTS + slot) for block, layer, slot in self.scattered(SLOTS)], keys=keys(*range(BLOCKS)))
         client.close()
-        self.until(lambda: self.metrics(other)["regions"] == regions and self.metrics(other)["requests_active"] == 0)
+        self.until(lambda: other.metrics()["regions"] == regions and other.metrics()["requests_active"] == 0)
         pool = Pool(other, other.open(dict(IDENTITY, model=self.id())), SHARD, SLOTS)
         items = self.scattered(SLOTS)
         self.assertEqual(set(pool.fetch(items, keys=keys(*range(BLOCKS)))), {OK})

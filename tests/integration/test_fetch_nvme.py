@@ -60,15 +60,15 @@ class Layers(OwnDaemons, Case):
 
     def nothing_is_held(self):
         self.client.call("evict", ns=self.ns, tier=1)
-        return self.client.call("stats")["metrics"]["arena_bytes_used"] == 0
+        return self.client.metrics()["arena_bytes_used"] == 0
 
     def right(self, kv, *items):
         for slot, (block, layer) in enumerate(items):
             self.assertEqual(self.pool.bytes(slot), kv[block][layer * SHARD:(layer + 1) * SHARD], (block, layer))
 
     def grown(self, call):
-        before = self.client.call("stats")["metrics"]
-        result, after = call(), self.client.call("stats")["metrics"]
+        before = self.client.metrics()
+        result, after = call(), self.client.metrics()
         return result, {name: after[name] - before[name] for name in after if isinstance(after[name], int)}
 
     def spoil(self, kv, block, layer, at=100):
@@ -102,7 +102,7 @@ class Layers(OwnDaemons, Case):
         self.assertEqual(self.client.tiers(self.ns, 15), [1])
         status, grown = self.grown(lambda: self.fetch((15, 9)))
         self.assertEqual((status, grown["nvme_read_bytes"]), ([OK], 0))
-        self.assertEqual(self.client.call("stats")["metrics"]["nvme_corrupt"], 0)
+        self.assertEqual(self.client.metrics()["nvme_corrupt"], 0)
 
     def test_who_comes_again_gets_the_part_into_dram(self):
         kv = self.stored()

@@ -124,7 +124,7 @@ class Few(Case):
         client.close()
 
     def turned_away(self):
-        metrics = self.operator.call("stats")["metrics"]
+        metrics = self.operator.metrics()
         return metrics["connections_dropped"] + metrics["connections_refused"]
 
     def flooded(self, fds, file=None):
@@ -145,7 +145,7 @@ class Few(Case):
 
     def tearDown(self):
         operator = self.client()
-        self.until(lambda: operator.call("stats")["metrics"]["client_descriptors"] == 1, "the end of what was to be closed")
+        self.until(lambda: operator.metrics()["client_descriptors"] == 1, "the end of what was to be closed")
 
     def test_a_messages_most(self):
         self.flooded(AT_ONCE)

@@ -92,7 +92,7 @@ class Closing(Stopping, Case):
         self.until_closed()
 
     def descriptors(self):
-        return self.operator.call("stats")["metrics"]["client_descriptors"]
+        return self.operator.metrics()["client_descriptors"]
 
     def bystander(self):
         """Anything that the loop does for another tenant. It would wait for an hour."""

@@ -115,7 +115,7 @@ class ByThePage(Case):
 
     def test_tables_that_a_client_keeps_are_counted(self):
         client, ns, region = self.open()
-        kept, before = [], client.call("stats")["metrics"]["hint_bytes"]
+        kept, before = [], client.metrics()["hint_bytes"]
 
         def keep():
             other = Reader(self.daemon, uid=OTHER_UID)  # limits are not for operators
@@ -129,10 +129,10 @@ class ByThePage(Case):
         self.assertEqual(refused.exception.code, BUSY)
         self.assertIn("tables that ended", str(refused.exception))
         self.assertGreater(len(kept), 100)
-        self.assertLessEqual(client.call("stats")["metrics"]["hint_bytes"], 68 << 20)
+        self.assertLessEqual(client.metrics()["hint_bytes"], 68 << 20)
         for fd in kept:
             os.close(fd)
-        self.until(lambda: client.call("stats")["metrics"]["hint_bytes"] <= before, "the end of all tables")
+        self.until(lambda: client.metrics()["hint_bytes"] <= before, "the end of all tables")
         keep()
         os.close(kept[-1])
 
@@ -220,13 +220,13 @@ class Prefix(Case):
         for block in range(16, 32):
             region.fill(block)
         behind = [region.bytes(block) for block in range(21, 26)]
-        before = client.call("stats")["metrics"]
+        before = client.metrics()
         answer = region.call("load_prefix", range(10), range(16, 26))
         self.assertEqual(list(answer["status"]), [0] * 5 + [1] * 5)
         self.assertEqual(answer["bytes"], 5 * region.size)
         self.assertEqual([region.bytes(16 + i) for i in range(5)], want[:5])
         self.assertEqual([region.bytes(block) for block in range(21, 26)], behind, "behind the gap nothing moved")
-        after = client.call("stats")["metrics"]
+        after = client.metrics()
         changed = {name: after[name] - before[name] for name in ("lookups", "lookup_keys", "lookup_hits", "leases", "load_blocks_missed")}
         self.assertEqual(changed, {"lookups": 1, "lookup_keys": 10, "lookup_hits": 5, "leases": 0, "load_blocks_missed": 0})
         self.assertEqual(list(region.call("load_prefix", range(50, 53), range(3))["status"]), [1] * 3)
@@ -255,7 +255,7 @@ class Prefix(Case):
             region = Region(client, ns, DEMO, 8)
             want = [region.fill(block) for block in range(8)]
             region.dump(range(8), range(8))
-            self.until(lambda: client.call("stats")["metrics"]["share_writes"] >= 8)
+            self.until(lambda: client.metrics()["share_writes"] >= 8)
             self.assertTrue(Table(client, ns).wait(LIVE).shared)
             first.stop()
             other = Daemon(nvme=False, **{"share.roots": root, "share.lookup_deadline": "10s", "share.deadline": "30s"})
@@ -359,14 +359,14 @@ class ByLibrary(OwnDaemons, Case):
         client, ns, region = self.worker(daemon)
         region.dump(self.names(*range(4)), range(4)).wait()
         seen = Reader(daemon)
-        before = seen.call("stats")["metrics"]["lookup_keys"]
+        before = seen.metrics()["lookup_keys"]
         for _ in range(300):
             try:
                 ns.lookup_note(self.names(*range(8)))
             except UcmError:
                 client.process()
         ns.lookup_prefix(self.names(0))
-        counted = seen.call("stats")["metrics"]["lookup_keys"] - before
+        counted = seen.metrics()["lookup_keys"] - before
         self.assertGreater(counted, 8 * 256)
         self.assertLessEqual(counted, 8 * 300 + 1)
 

@@ -31,7 +31,7 @@ class Flood(Case):
 
     def holds(self):
         client = Client(self.daemon)
-        metrics = client.call("stats")["metrics"]
+        metrics = client.metrics()
         client.close()
         return {name: metrics[name] for name in HOLDS}
 
@@ -63,15 +63,12 @@ class Flood(Case):
         client.call("release", lease=found["lease"])
         client.close()
 
-    def stats(self):
-        return self.operator.call("stats")["metrics"]
-
     def silent(self, client):
         """Connects; the daemon has looked at it when this returns."""
         self.connects += 1
 
         def looked():
-            metrics = self.stats()
+            metrics = self.operator.metrics()
             return metrics["connections_total"] + metrics["connections_refused"] >= self.connects
         self.until(looked, "the daemon's look at a connection")
         if select.select([client.socket], [], [], 0)[0]:
@@ -79,7 +76,7 @@ class Flood(Case):
 
     def test_silent_connections(self):
         self.operator = self.client()
-        metrics = self.stats()
+        metrics = self.operator.metrics()
         self.connects = metrics["connections_total"] + metrics["connections_refused"]
         clients, why = self.flood(FLOOD, self.silent)
         self.assertLess(len(clients), 16)
@@ -150,7 +147,7 @@ class Flood(Case):
         self.works()
 
         def frame_bytes():
-            return self.client().call("stats")["metrics"]["frame_bytes"]
+            return self.client().metrics()["frame_bytes"]
         self.until(lambda: frame_bytes() < 7 << 20)
 
     def test_answers_that_nobody_reads(self):
@@ -180,13 +177,13 @@ class Flood(Case):
         self.operator, fd = self.client(), os.open("/dev/null", os.O_RDONLY)
         self.addCleanup(os.close, fd)
         clients = [self.client(uid=FLOOD) for _ in range(12)]
-        before = self.stats()
+        before = self.operator.metrics()
 
         def dropped():
-            return self.stats()["connections_dropped"] - before["connections_dropped"]
+            return self.operator.metrics()["connections_dropped"] - before["connections_dropped"]
 
         def looked():  # each is dropped, or has 60 in the daemon
-            taken = self.stats()["client_descriptors"] - before["client_descriptors"] + dropped()
+            taken = self.operator.metrics()["client_descriptors"] - before["client_descriptors"] + dropped()
             return taken == 60 * (12 - dropped())
         for client in clients:  # each begins a frame
             client.send(b"\0", [fd] * 60)
@@ -198,7 +195,7 @@ class Flood(Case):
                     client.next()
                 self.assertIn("descriptors", caught.exception.args[2])
         self.works()
-        self.assertLess(self.stats()["client_descriptors"], 384)
+        self.assertLess(self.operator.metrics()["client_descriptors"], 384)
 
     def test_namespaces(self):
         opened, sentence = 0, ""
@@ -267,7 +264,7 @@ class Flood(Case):
 
         def register():
             # Those of the registration before have been closed.
-            self.until(lambda: operator.call("stats")["metrics"]["client_descriptors"] < 2 * handles, "the close of descriptors")
+            self.until(lambda: operator.metrics()["client_descriptors"] < 2 * handles, "the close of descriptors")
             fds = [os.dup(fd) for _ in range(handles)]
             try:
                 client.call("region.register", fds, ns=ns, part=0, blocks=1, device="cpu",
@@ -300,13 +297,10 @@ class MakesWay(Case):
 
     def behind(self, uid):
         """A connection that reads none of its answers, for which the daemon has 2 MiB; and their numbers."""
-        client, before, n = self.client(uid=uid), self.metric("frame_bytes"), 400
+        client, before, n = self.client(uid=uid), self.operator.metrics()["frame_bytes"], 400
         asked = [client.begin("stats", _more=i < n - 1) for i in range(n)]
-        self.until(lambda: self.metric("frame_bytes") - before > 2000000, "answers that wait to be read")
+        self.until(lambda: self.operator.metrics()["frame_bytes"] - before > 2000000, "answers that wait to be read")
         return client, asked
-
-    def metric(self, name):
-        return self.operator.call("stats")["metrics"][name]
 
     def test_ones_own_make_way_and_others_stay(self):
         self.operator = self.client()
@@ -314,9 +308,9 @@ class MakesWay(Case):
         own = [self.behind(FLOOD) for _ in range(5)]
         client = self.client(uid=FLOOD)
         ns = client.open(dict(DEMO, model=self.id(), key_bytes=32))
-        self.assertEqual(self.metric("connections_dropped"), 0)
+        self.assertEqual(self.operator.metrics()["connections_dropped"], 0)
         self.assertEqual(client.call("lookup", ns=ns, keys=bytes(32 * 16384))["hits"], 0)
-        self.assertEqual(self.metric("connections_dropped"), 1)
+        self.assertEqual(self.operator.metrics()["connections_dropped"], 1)
         for msgid in asked:
             self.assertIn("metrics", other.wait(msgid))
         ended = 0

@@ -116,7 +116,7 @@ class Listener(unittest.TestCase):
         def on_the_page():
             return int(re.search(r"\nucmd_requests_total (\d+)", get(address_of(daemon), "/metrics")[1])[1])
         for _ in range(3):
-            counted = client.call("stats")["metrics"]["requests_total"]
+            counted = client.metrics()["requests_total"]
             until(lambda: on_the_page() == counted)  # noqa: B023
 
     def test_a_taken_port_is_a_warning(self):

@@ -140,8 +140,8 @@ class TheDaemonsOwn(Case):
                 for part in range(parts):
                     Region(client, ns, identity, n, part=part).dump(range(first, first + n), range(n))
                 self.settled(client, ns)
-                return client.call("stats")["metrics"]
-            before, after = client.call("stats")["metrics"], dump(0, 256)
+                return client.metrics()
+            before, after = client.metrics(), dump(0, 256)
             for name, size in (("arena_bytes_used", s.slot), ("nvme_bytes_used", s.record)):
                 self.assertEqual(after[name] - before[name], size * parts * 256, name)
             # As many as index.max_blocks lets in: one of more parts counts as more.

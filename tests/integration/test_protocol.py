@@ -210,7 +210,7 @@ class Few(Case):
         self.refused(BUSY, one_more.next)
         self.assertRaises(Closed, one_more.next)
         others[0].close()
-        self.until(lambda: client.call("stats")["metrics"]["connections"] == 2, "the end of a connection")
+        self.until(lambda: client.metrics()["connections"] == 2, "the end of a connection")
         self.client()
 
 

@@ -163,7 +163,7 @@ class Shared(ShareCase):
         ns = flood.open(dict(DEMO, model="flood"))
         for _ in range(8):
             flood.begin("namespace.purge", ns=ns, keys=os.urandom(16 * FRAME))
-        self.until(lambda: host.client.call("stats")["metrics"]["requests_active"] == 8, "the flood")
+        self.until(lambda: host.client.metrics()["requests_active"] == 8, "the flood")
         self.purged(host)
         self.assertEqual(select.select([flood.socket], [], [], 0)[0], [], "the flood is not over")
 

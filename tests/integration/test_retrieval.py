@@ -69,15 +69,15 @@ class Digests(Retrieval):
         other, other_ns = self.again()
         derived, other_derived = self.digests(client, ns), self.digests(other, other_ns)
         self.assertEqual(derived, other_derived)
-        before = self.metrics(client)["digest_builds"]
+        before = client.metrics()["digest_builds"]
         both = [c.begin("digest.build", ns=derived, keys=keys(*range(self.blocks))) for c in (client, other)]
         statuses = [list(c.wait(msgid)["status"]) for c, msgid in zip((client, other), both)]
         self.assertTrue(set(sum(statuses, [])) <= {OK, EXISTS}, statuses)
-        self.assertEqual(self.metrics(client)["digest_builds"] - before, self.blocks)
+        self.assertEqual(client.metrics()["digest_builds"] - before, self.blocks)
         self.assertEqual(self.build(other, derived, range(self.blocks)), [EXISTS] * self.blocks)
         _, answer = self.chain(other, derived, range(self.blocks), build=True)
         self.assertEqual((answer["digests"], answer.get("built", 0)), (self.blocks, 0))
-        self.assertEqual(self.metrics(client)["digest_builds"] - before, self.blocks)
+        self.assertEqual(client.metrics()["digest_builds"] - before, self.blocks)
 
     def test_built_as_blocks_are_stored(self):
         client, ns = self.again()
@@ -88,11 +88,11 @@ class Digests(Retrieval):
         right = methods.pack(spec_of("mean"), methods.build(spec_of("mean"), kv[:, 1, 0]))
         np.testing.assert_array_equal(raw[:, 1], right)
         client.close()  # nobody wants them any more
-        self.until(lambda: worker.call("stats")["metrics"]["connections"] == 1)
+        self.until(lambda: worker.metrics()["connections"] == 1)
         region = Region(worker, worker.open(dict(IDENTITY, model=self.id())), IDENTITY, 1)
-        builds = self.metrics(worker)["digest_builds"]
+        builds = worker.metrics()["digest_builds"]
         self.assertEqual(region.dump(["later"], [0]), [OK])
-        self.assertEqual(self.metrics(worker)["digest_builds"], builds)
+        self.assertEqual(worker.metrics()["digest_builds"], builds)
 
     def test_what_can_not_be_built(self):
         client, ns, region, _ = self.stored(2)
@@ -104,9 +104,9 @@ class Digests(Retrieval):
         by_hand, _ = self.again()
         self.refused(NOT_FOUND, by_hand.call, "digest.build", ns=derived, keys=keys(0))
         client.call("evict", ns=ns, keys=keys(0))
-        orphans = self.metrics(client)["digest_orphans"]
+        orphans = client.metrics()["digest_orphans"]
         self.assertEqual(self.build(client, derived, [0]), [EXISTS])
-        self.assertEqual(self.metrics(client)["digest_orphans"], orphans + 1)
+        self.assertEqual(client.metrics()["digest_orphans"], orphans + 1)
 
     def test_a_worker_dumps_them_itself(self):
         client, ns, _, kv = self.stored(4)
@@ -143,11 +143,11 @@ class Chains(Retrieval):
                                   "status": bytes([IN_DRAM | HELD, IN_DRAM] * 5 + [0, 0])})
         more = client.call("chain.append", chain=chain, keys=keys(3, 4, 5), build=True)
         self.assertEqual(more, {"blocks": 13, "dram": 3, "digests": 3, "built": 2, "status": bytes([IN_DRAM | HELD] * 3)})
-        stats = self.metrics(client)
+        stats = client.metrics()
         self.assertEqual((stats["chains"], stats["chain_blocks"]), (1, 13))
         self.assertGreater(stats["digest_held_bytes"], 0)
         client.call("chain.close", chain=chain)
-        stats = self.metrics(client)
+        stats = client.metrics()
         self.assertEqual((stats["chains"], stats["chain_blocks"], stats["digest_held_bytes"]), (0, 0, 0))
         for method in ("chain.close", "chain.append", "chain.prefetch"):
             more = {"chain.append": {"keys": keys(1)}, "chain.prefetch": {"index": u32(0)}}.get(method, {})
@@ -161,10 +161,10 @@ class Chains(Retrieval):
         self.settled(client, derived)
         client.call("evict", ns=ns, tier=1)
         client.call("evict", ns=derived, tier=1)
-        builds = self.metrics(client)["digest_builds"]
+        builds = client.metrics()["digest_builds"]
         _, answer = self.chain(client, derived, range(30), build=True)
         self.assertEqual(answer, {"blocks": 30, "nvme": 30, "digests": 30, "status": bytes([ON_NVME | HELD] * 30)})
-        self.assertEqual(self.metrics(client)["digest_builds"], builds)
+        self.assertEqual(client.metrics()["digest_builds"], builds)
 
     def test_a_damaged_digest_is_built_anew_or_missing(self):
         client, ns, _, kv = self.stored(6)
@@ -175,10 +175,10 @@ class Chains(Retrieval):
         client.call("evict", ns=derived, tier=1)
         for block in (2, 4):
             self.spoil(raw[block].tobytes()[:64])
-        corrupt = self.metrics(client)["nvme_corrupt"]
+        corrupt = client.metrics()["nvme_corrupt"]
         chain, answer = self.chain(client, derived, range(4))
         self.assertEqual(answer["status"], bytes([IN_DRAM | HELD, IN_DRAM | HELD, IN_DRAM, IN_DRAM | HELD]))
-        self.assertEqual(self.metrics(client)["nvme_corrupt"], corrupt + 1)
+        self.assertEqual(client.metrics()["nvme_corrupt"], corrupt + 1)
         picked = self.select(client, chain, self.query(), min_blocks=1)
         self.assertTrue(all(2 in blocks for blocks in lists_of(picked)))
         self.assertEqual(picked["no_digest"], 1)
@@ -233,7 +233,7 @@ class Chains(Retrieval):
                 self.assertEqual((refused.code, time.monotonic() - used > 0.2), (NOT_FOUND, True))
                 break
             used = asked
-        self.until(lambda: self.metrics(client)["chains_expired"] > 0)
+        self.until(lambda: client.metrics()["chains_expired"] > 0)
         self.refused(NOT_FOUND, self.select, client, chain, self.query())
 
     def test_a_chain_keeps_its_blocks_and_what_it_holds(self):
@@ -296,8 +296,8 @@ class Chains(Retrieval):
             client.begin("digest.build", ns=derived, keys=keys(*range(self.blocks)))
         client.close()
         other, _ = self.again()
-        self.until(lambda: self.metrics(other)["chains"] == 0 and self.metrics(other)["requests_active"] == 0)
-        self.assertEqual(self.metrics(other)["digest_held_bytes"], 0)
+        self.until(lambda: other.metrics()["chains"] == 0 and other.metrics()["requests_active"] == 0)
+        self.assertEqual(other.metrics()["digest_held_bytes"], 0)
 
     def test_bounds(self):
         client, ns, _, _ = self.stored(2)
@@ -326,13 +326,13 @@ class Chains(Retrieval):
         derived = self.digests(client, ns)
         chain = client.call("chain.open", ns=derived)["chain"]
         answer = client.call("chain.append", chain=chain, keys=keys(0) * 16384, build=True)
-        held = self.metrics(client)["digest_held_bytes"]
+        held = client.metrics()["digest_held_bytes"]
         self.assertEqual((answer["dram"], answer["digests"]), (16384, (16 << 20) * answer["digests"] // held))
         self.assertLessEqual(held, 16 << 20)
         self.assertGreater(held, 15 << 20)
         self.assertEqual(self.select(client, chain, self.query(), limit=100)["no_digest"], 16384 - answer["digests"])
         client.call("chain.close", chain=chain)
-        self.assertEqual(self.metrics(client)["digest_held_bytes"], 0)
+        self.assertEqual(client.metrics()["digest_held_bytes"], 0)
 
 
 if __name__ == "__main__":

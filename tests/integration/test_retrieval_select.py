@@ -130,7 +130,7 @@ class Selections(Retrieval):
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
         chain, _ = self.chain(client, derived, range(self.blocks))
-        before = self.metrics(client)
+        before = client.metrics()
         answer = self.select(client, chain, self.query(), min_blocks=6, prefetch=8)
         wanted = sorted(set(sum(lists_of(answer), [])))
         self.until(lambda: client.tiers(ns, *wanted) == [IN_DRAM] * len(wanted), "the chosen blocks")
@@ -143,7 +143,7 @@ class Selections(Retrieval):
         self.assertEqual(answer["status"], bytes([OK] * 6))
         client.call("chain.close", chain=chain)  # its leases
         client.call("evict", ns=ns, tier=1)
-        after = self.metrics(client)
+        after = client.metrics()
         self.assertEqual(after["prefetch_useful"] - before["prefetch_useful"], len(wanted))
         self.assertEqual(after["prefetch_useless"] - before["prefetch_useless"], 5)
 
@@ -162,7 +162,7 @@ class Selections(Retrieval):
         wanted = {order[i // 2] * third + block for i, blocks in enumerate(lists_of(answer)) for block in blocks}
         self.assertLess(len(wanted), self.blocks)
         self.until(lambda: client.tiers(ns, *wanted) == [IN_DRAM] * len(wanted), "the chosen blocks")
-        self.until(lambda: not self.metrics(client)["requests_active"], "the end of all prefetches")
+        self.until(lambda: not client.metrics()["requests_active"], "the end of all prefetches")
         self.assertEqual(client.tiers(ns, *range(self.blocks)).count(IN_DRAM), len(wanted))
 
     def test_cancel_and_deadline(self):

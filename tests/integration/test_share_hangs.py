@@ -74,7 +74,7 @@ class Hangs(OwnDaemons, Case):
         self.assertEqual(region.load(list(bytes_of), range(len(bytes_of))), [OK] * len(bytes_of))
         self.assertEqual([region.bytes(i) for i in range(len(bytes_of))], list(bytes_of.values()))
         if self.kept:
-            self.assertEqual(client.call("stats")["metrics"]["arena_kept_parts"], len(bytes_of), "DRAM was kept")
+            self.assertEqual(client.metrics()["arena_kept_parts"], len(bytes_of), "DRAM was kept")
 
     @contextlib.contextmanager
     def hanging(self, client):

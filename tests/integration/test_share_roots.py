@@ -462,7 +462,7 @@ class Hung(unittest.TestCase):
             return all(client.call("inspect", ns=ns, key=keys(name))["parts"][0]["shared"] == "ready" for name in names)
 
         def given_up():
-            return client.call("stats")["metrics"]["share_write_dropped"]
+            return client.metrics()["share_write_dropped"]
         for turn in range(20):
             names, before = [f"{turn}: {i}" for i in range(8)], given_up()
             bytes_of = [region.fill(block) for block in range(8)]

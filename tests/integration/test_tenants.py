@@ -32,7 +32,7 @@ class Own(OwnDaemons, Case):
 
     def grown(self, client):
         """What is cached may leave while the arena is smaller than it will be."""
-        metrics = client.call("stats")["metrics"]
+        metrics = client.metrics()
         return metrics["arena_bytes_total"] == metrics["arena_bytes_configured"]
 
     def ctl(self, *words):
@@ -239,7 +239,7 @@ class NoisyNeighbour(Own):
         self.assertEqual([client.tiers(ns, f"quiet {i}")[0] for i in range(16)], [DRAM] * 16)
         self.assertEqual(region.load(["quiet 15"], [1]), [OK])
         self.assertEqual(region.bytes(1), said)
-        self.assertGreater(client.call("stats")["metrics"]["arena_parts_moved"], 0)
+        self.assertGreater(client.metrics()["arena_parts_moved"], 0)
 
     def test_a_guarantee_that_is_set_live_and_kept_over_a_kill(self):
         self.start()

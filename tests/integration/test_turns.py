@@ -31,7 +31,7 @@ class Turns(Stopping, Case):
         self.operator = self.client()
 
     def received(self):
-        return self.operator.call("stats")["metrics"]["requests_total"]
+        return self.operator.metrics()["requests_total"]
 
     def fill(self, client, data):
         """As much of it as the socket takes."""
@@ -90,7 +90,7 @@ class Turns(Stopping, Case):
             self.assertLess(one.wait(self.msgid)["metrics"]["requests_total"] - before, sum(sent) / 2)
             for each in flood + busy + [one]:
                 each.close()
-            self.until(lambda: self.operator.call("stats")["metrics"]["connections"] == 1, "the floods' end")
+            self.until(lambda: self.operator.metrics()["connections"] == 1, "the floods' end")
 
     def turns(self):
         histograms = self.operator.call("stats")["histograms"]
@@ -110,7 +110,7 @@ class Turns(Stopping, Case):
         client.socket.shutdown(socket.SHUT_WR)
         self.until(self.sleeps, "the loop sleeps")
         client.close()
-        self.until(lambda: self.operator.call("stats")["metrics"]["connections"] == 1, "its end")
+        self.until(lambda: self.operator.metrics()["connections"] == 1, "its end")
 
     def test_a_request_passes_the_floods_of_several_tenants(self):
         """Each has a turn before."""
@@ -162,7 +162,7 @@ class Turns(Stopping, Case):
                 each.close()
         self.stopped(act)
         asked = 0
-        while self.operator.call("stats")["metrics"]["connections"] > 1:
+        while self.operator.metrics()["connections"] > 1:
             asked += 1
         self.assertEqual(self.received() - before - asked, 3000 * len(clients) + 2)
 
@@ -195,7 +195,7 @@ class AtOnce(Stopping, Case):
         self.operator = self.client()
 
     def metrics(self):
-        return self.operator.call("stats")["metrics"]
+        return self.operator.metrics()
 
     def ahead(self, act):
         """What the daemon has counted when it answers a request that came behind all that `act` does while it stands still."""

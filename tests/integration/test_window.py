@@ -18,11 +18,11 @@ from daemon import Daemon, halt
 class Pins(Case):
     def test_blocks_in_dram_move_and_are_read(self):
         client, _, window, chain, kv = self.pinned()
-        before = self.metrics(client)
+        before = client.metrics()
         places = window.pin(chain, self.blocks)
         self.assert_read(window, places, kv)
         self.assertEqual(window.last.get("moved", 0), self.blocks)
-        metrics = self.metrics(client)
+        metrics = client.metrics()
         self.assertEqual(metrics["window_moves"] - before["window_moves"], self.blocks)
         self.assertEqual((metrics["window_pins"], metrics["window_pinned_bytes"]), (self.blocks, self.blocks * PART))
         self.assertGreaterEqual(metrics["window_bytes"], metrics["window_pinned_bytes"])
@@ -30,7 +30,7 @@ class Pins(Case):
         self.assertEqual(again, places, "a pin that stands tells its place")
         self.assertEqual((window.last.get("moved", 0), window.last.get("lent", [])), (0, []))
         client.call("window.close", window=window.number)
-        self.assertEqual(self.metrics(client)["window_pins"], 0)
+        self.assertEqual(client.metrics()["window_pins"], 0)
 
     def test_what_lies_in_a_window_is_loaded_as_ever(self):
         client, ns, window, chain, kv = self.pinned(8)
@@ -75,24 +75,24 @@ class Pins(Case):
         client.call("evict", ns=ns, keys=keys(3))
         self.assertIsNone(window.read(places[3]))
         self.assert_read(window, places[4:], kv[4:])
-        self.until(lambda: self.metrics(client)["window_pins"] == 11, "the end of its pin")
+        self.until(lambda: client.metrics()["window_pins"] == 11, "the end of its pin")
         again = window.pin(chain, 12)
         self.assertEqual((again[3], window.last["missing"]), (None, 1))
         client.call("namespace.purge", ns=ns)
         self.assertEqual([window.read(place) for place in places], [None] * 12)
-        self.until(lambda: self.metrics(client)["window_pins"] == 0, "the end of all pins")
+        self.until(lambda: client.metrics()["window_pins"] == 0, "the end of all pins")
 
     def test_unpin(self):
         client, _, window, chain, kv = self.pinned(12)
         places = window.pin(chain, 12)
         client.call("window.unpin", window=window.number, chain=chain, first=2, n=4)
-        self.assertEqual(self.metrics(client)["window_pins"], 8)
+        self.assertEqual(client.metrics()["window_pins"], 8)
         client.call("window.unpin", window=window.number, chain=chain, first=2, n=1048576)
         client.call("window.unpin", window=window.number, chain=chain, first=2, n=1048576)
-        self.assertEqual(self.metrics(client)["window_pins"], 2)
+        self.assertEqual(client.metrics()["window_pins"], 2)
         self.assert_read(window, places[:2], kv)
         client.call("chain.close", chain=chain)
-        self.assertEqual(self.metrics(client)["window_pins"], 0)
+        self.assertEqual(client.metrics()["window_pins"], 0)
 
     def test_a_chain_with_pins_does_not_run_out(self):
         client, ns, _, _ = self.stored(4)
@@ -101,8 +101,8 @@ class Pins(Case):
         client.call("chain.append", chain=chain, keys=keys(*range(4)))
         window.pin(chain, 4)
         idle = client.call("chain.open", ns=derived, lease_ms=100)["chain"]
-        expired = self.metrics(client)["chains_expired"]
-        self.until(lambda: self.metrics(client)["chains_expired"] > expired, "the end of the other chain")
+        expired = client.metrics()["chains_expired"]
+        self.until(lambda: client.metrics()["chains_expired"] > expired, "the end of the other chain")
         self.refused(NOT_FOUND, client.call, "chain.close", chain=idle)
         self.assertEqual(len(window.pin(chain, 4)), 4)
 
@@ -112,8 +112,8 @@ class Pins(Case):
         self.assertEqual(sum(place is not None for place in places), 4 * SLOTS)
         self.assertEqual(window.last.get("missing", 0), 0)
         self.assert_read(window, [p for p in places if p], [b for p, b in zip(places, kv) if p])
-        self.assertEqual(self.metrics(client)["window_bytes"], 4 * EXTENT)
-        full = self.metrics(client)["window_full"]
+        self.assertEqual(client.metrics()["window_bytes"], 4 * EXTENT)
+        full = client.metrics()["window_full"]
         self.assertGreaterEqual(full, SLOTS)
         client.call("window.unpin", window=window.number, chain=chain, n=SLOTS)
         places = window.pin(chain, SLOTS, 4 * SLOTS)
@@ -126,7 +126,7 @@ class Pins(Case):
             Window(client, ns, part=i % 2)
             if i % 10 == 9:  # a connection holds few namespaces
                 client = self.client()
-        self.assertGreaterEqual(self.metrics(client)["windows"], 100)
+        self.assertGreaterEqual(client.metrics()["windows"], 100)
 
     def test_parts(self):
         client = self.client()
@@ -262,7 +262,7 @@ class Tenants(OwnDaemons, Case):
         self.assertFalse({p[0] for p in a_places} & {p[0] for p in b_places}, "an extent is of one tenant")
         # A's extents go to B, which gets no byte of them.
         a.close()
-        self.until(lambda: self.metrics(b)["windows"] == 1)
+        self.until(lambda: b.metrics()["windows"] == 1)
         mine = b_kv.tobytes()
         for extent in b_window.extents.values():
             for at in range(0, EXTENT, PART):
@@ -279,14 +279,14 @@ class Tenants(OwnDaemons, Case):
         self.assertEqual(pins(a_window, a_chain), most)
         b, _, b_window, b_chain, b_kv = self.of(2004, 4 * SLOTS, 6, "b")
         self.assertEqual(pins(b_window, b_chain), (4 * EXTENT - most * a_window.slot_bytes) * 3 // 4 // a_window.slot_bytes)
-        before = self.metrics(b)["window_pins"]
+        before = b.metrics()["window_pins"]
         a.close()
-        self.until(lambda: self.metrics(b)["window_pins"] == before - most, "the end of the first one's pins")
+        self.until(lambda: b.metrics()["window_pins"] == before - most, "the end of the first one's pins")
         places = b_window.pin(b_chain, 4 * SLOTS, deadline_ms=20000)
         self.assertEqual(sum(place is not None for place in places), most)
         self.assert_read(b_window, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
         b.close()
-        self.until(lambda: self.metrics(self.client())["window_pins"] == 0, "the end of all pins")
+        self.until(lambda: self.client().metrics()["window_pins"] == 0, "the end of all pins")
 
     def test_a_tenant_gets_its_part_from_another_that_has_more(self):
         self.start()
@@ -311,8 +311,8 @@ class Tenants(OwnDaemons, Case):
         left = [(p, k) for p, k in zip(a_places, a_kv) if p[0] in a_window.extents]
         self.assertEqual(len(left), 2 * SLOTS)
         self.assert_read(a_window, *zip(*left))
-        self.assertEqual(self.metrics(b)["window_bytes"], 4 * EXTENT)
-        self.assertGreaterEqual(self.metrics(b)["window_revocations"], 2)
+        self.assertEqual(b.metrics()["window_bytes"], 4 * EXTENT)
+        self.assertGreaterEqual(b.metrics()["window_revocations"], 2)
 
     def test_who_does_not_release_is_dropped(self):
         self.start()
@@ -323,7 +323,7 @@ class Tenants(OwnDaemons, Case):
         self.assert_read(b_window, places, b_kv)
         with self.assertRaises(Closed):
             self.until(lambda: a.call("health") is None, "the end of the connection")
-        self.assertGreaterEqual(self.metrics(b)["window_overdue_bytes"], EXTENT)
+        self.assertGreaterEqual(b.metrics()["window_overdue_bytes"], EXTENT)
         self.assertIn("overdue", self.daemon.log())
 
     def test_a_client_that_dies_gives_all_back(self):
@@ -332,8 +332,8 @@ class Tenants(OwnDaemons, Case):
         a_window.pin(a_chain, 4 * SLOTS, deadline_ms=20000)
         a.close()
         b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
-        self.until(lambda: self.metrics(b)["windows"] == 1)
-        self.assertEqual(self.metrics(b)["window_pins"], 0)
+        self.until(lambda: b.metrics()["windows"] == 1)
+        self.assertEqual(b.metrics()["window_pins"], 0)
         # What nobody pins is DRAM of its tenant, up to that one's part.
         places = b_window.pin(b_chain, 4 * SLOTS, deadline_ms=20000)
         self.assertGreaterEqual(sum(place is not None for place in places), 2 * SLOTS)
@@ -356,10 +356,10 @@ class Tenants(OwnDaemons, Case):
         b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
         places = b_window.pin(b_chain, 4 * SLOTS, deadline_ms=20000)
         self.assert_read(b_window, places, b_kv)
-        self.assertEqual(self.metrics(b)["window_bytes"], 8 * EXTENT)
+        self.assertEqual(b.metrics()["window_bytes"], 8 * EXTENT)
         for memory in a_window.extents.values():
             memory.close()
-        self.until(lambda: self.metrics(b)["window_bytes"] == 4 * EXTENT, "the end of what was kept")
+        self.until(lambda: b.metrics()["window_bytes"] == 4 * EXTENT, "the end of what was kept")
         b.close()
         _, _, window, chain, kv = self.of(None, SLOTS, 8, "at last")
         self.assert_read(window, window.pin(chain, SLOTS, deadline_ms=20000), kv)
@@ -379,7 +379,7 @@ class Tenants(OwnDaemons, Case):
         self.daemon.configure(config.format(1))
         reload(a)
         self.until(lambda: self.give_back(window) == 1, "the release of all but one extent")
-        self.until(lambda: self.metrics(a)["window_bytes"] == EXTENT)
+        self.until(lambda: a.metrics()["window_bytes"] == EXTENT)
         left = [(p, k) for p, k in zip(places, kv) if p[0] in window.extents]
         self.assertEqual(len(left), SLOTS)
         self.assert_read(window, *zip(*left))
@@ -393,7 +393,7 @@ class Tenants(OwnDaemons, Case):
         self.daemon.configure(config)
         how()
         size = int(config.split()[-1].removesuffix("MiB"))
-        self.until(lambda: [self.give_back(window) for window in windows] and self.metrics(windows[0].client)["window_bytes"] <= size * EXTENT,
+        self.until(lambda: [self.give_back(window) for window in windows] and windows[0].client.metrics()["window_bytes"] <= size * EXTENT,
                    "the release of what does not fit")
         return [len(window.extents) for window in windows]
 
@@ -415,7 +415,7 @@ class Tenants(OwnDaemons, Case):
         for i in set(range(4 * SLOTS)) - set(kept):
             a.call("window.unpin", window=window.number, chain=chain, first=i, n=1)
         self.lower(config.format(2), lambda: a.call("config.reload"), window)
-        self.assertEqual(self.metrics(a)["window_pins"], len(kept))
+        self.assertEqual(a.metrics()["window_pins"], len(kept))
         self.assert_read(window, [places[i] for i in kept], [kv[i] for i in kept])
 
     def test_each_tenant_gives_some(self):
@@ -460,7 +460,7 @@ class Stops(OwnDaemons, Case):
         self.addCleanup(self.daemon.stop)
         client, ns, _, kv = self.stored(8)
         names = range(8)
-        self.until(lambda: self.metrics(client)["share_writes"] >= 8, "the files")
+        self.until(lambda: client.metrics()["share_writes"] >= 8, "the files")
         client.call("evict", ns=ns, tier=1)
         self.assertEqual(list(client.call("lookup", ns=ns, keys=keys(*names), each=True, shared=True)["status"]), [ON_SHARE] * 8)
         pid = client.call("stats")["shares"][0]["pid"]
