@@ -121,8 +121,7 @@ static int append_take_cb(struct client_call *call, const union proto_any *any)
     return 0;
 }
 
-/* The daemon stops in time for its answer: what came too late for a digest is then told as such. */
-static uint64_t append_deadline_ms(uint32_t asked_ms, int64_t deadline_ns)
+uint64_t client_answer_ms(uint32_t asked_ms, int64_t deadline_ns)
 {
     int64_t left_ms = (deadline_ns - client_now_ns()) / 1000000 * 7 / 8;
 
@@ -155,7 +154,7 @@ static int chain_send_append(struct ucm_chain *chain, const struct ucm_chain_key
     }
     if (r == 0) {
         m.chain = chain->id;
-        m.deadline_ms = append_deadline_ms(keys->deadline_ms, deadline_ns);
+        m.deadline_ms = client_answer_ms(keys->deadline_ms, deadline_ns);
         r = client_request_wait(&a->call, &q, deadline_ns);
     }
     client_call_close(&a->call);

@@ -36,6 +36,9 @@ struct ucm_chain {
  * chains, each by its id. They are of one client. May return CLIENT_AGAIN. */
 int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, struct client_handle *h,
                         int64_t deadline_ns);
+/* What a request tells the daemon, so that it stops in time for its answer and says what came too
+ * late. asked_ms: less, or 0. */
+uint64_t client_answer_ms(uint32_t asked_ms, int64_t deadline_ns);
 void client_chain_ref(struct ucm_chain *chain);
 void client_chain_unref(struct ucm_chain *chain);
 /* The daemon answered that it has no such chain: the next call opens it again. */

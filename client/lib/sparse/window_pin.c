@@ -71,18 +71,6 @@ static int pin_take_cb(struct client_call *call, const union proto_any *any)
     return 0;
 }
 
-/* The daemon answers in time with what it has. */
-static uint64_t pin_deadline_ms(uint32_t asked_ms, int64_t deadline_ns)
-{
-    int64_t left_ms = (deadline_ns - client_now_ns()) / 1000000 * 7 / 8;
-
-    if (left_ms < 1)
-        left_ms = 1;
-    if (asked_ms > 0 && asked_ms < left_ms)
-        return asked_ms;
-    return left_ms < UCM_DEADLINE_MS ? (uint64_t)left_ms : UCM_DEADLINE_MS;
-}
-
 /* As client_begin: the daemon of the present connection knows the window and the chain. */
 static int window_begin(struct ucm_window *w, struct ucm_chain *chain, int64_t deadline_ns)
 {
@@ -114,7 +102,7 @@ static int pin_send(struct pin_call *pin, const struct ucm_window_pin *what, uin
     if (r == 0) {
         m.window = w->id;
         m.chain = what->chain->id;
-        m.deadline_ms = pin_deadline_ms(what->deadline_ms, deadline_ns);
+        m.deadline_ms = client_answer_ms(what->deadline_ms, deadline_ns);
         r = client_request_wait(&pin->call, &q, deadline_ns);
         if (r < 0 && r != -UCM_EBUSY && r != -UCM_EINVALID && r != -UCM_ENOTFOUND)
             client_window_abandon(w);
