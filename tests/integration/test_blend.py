@@ -4,21 +4,16 @@
 import array
 import math
 import os
-import pathlib
 import random
 import shutil
 import struct
-import sys
 import tempfile
 import unittest
 
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "client/python"))
-os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
-
-from daemon import Daemon, DaemonCase  # noqa: E402
-from ucmclient import Client, Identity, Plane, Rope, SharedMemory, UcmError, blend, keys  # noqa: E402
-from ucmclient.blend import Asked, BlendedError, First, Found, Hkvd, Nothing, Span  # noqa: E402
+import client_paths  # noqa: F401  sets the paths of the others
+from daemon import Daemon, DaemonCase
+from ucmclient import Client, Identity, Plane, Rope, SharedMemory, UcmError, blend, keys
+from ucmclient.blend import Asked, BlendedError, First, Found, Hkvd, Nothing, Span
 
 B, CHUNK, BLOCKS = 16, 4096, 32
 A, C, QUESTION = list(range(100, 150)), list(range(500, 580)), list(range(900, 910))  # 50, 80 and 10 tokens

@@ -7,22 +7,17 @@ import fcntl
 import faulthandler
 import mmap
 import os
-import pathlib
 import struct
-import sys
 import tempfile
 import threading
 import time
 import unittest
 
+import client_paths  # noqa: F401  sets the paths of the others
 from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, Case, Daemon, OwnDaemons, Refused, Region, keys, u32,
                            until)
 from window_case import Reader
-
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "client/python"))
-os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
-from ucmclient import Client as Library, Identity, Plane, SharedMemory, UcmError  # noqa: E402
+from ucmclient import Client as Library, Identity, Plane, SharedMemory, UcmError
 
 SUITE_TIMEOUT_S = 240
 FILLING, LIVE, SUPERSEDED, ENDED = range(4)

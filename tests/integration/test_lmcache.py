@@ -9,11 +9,8 @@ import types
 import unittest
 from collections import namedtuple
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(TOP, "client/python")]
-os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
-
-from test_page_store import Case, module  # noqa: E402
+import client_paths  # noqa: F401  sets the paths of the others
+from test_page_store import Case, module
 
 Key = namedtuple("Key", "chunk_hash model_name kv_rank object_group_id cache_salt", defaults=("m", 0, 0, ""))
 

@@ -17,15 +17,12 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(TOP, "client/python")]
-os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
-
-from daemon import Daemon, until  # noqa: E402
-from ucmclient.memory import SharedMemory  # noqa: E402
-from ucmclient.engine.pages import Chunk, PageStore, key_of, settings_of  # noqa: E402
-from ucmclient.engine.vllm.identity import EngineIdentity  # noqa: E402
-from ucmclient.engine.weights import Weights  # noqa: E402
+import client_paths  # noqa: F401  sets the paths of the others
+from daemon import Daemon, until
+from ucmclient.memory import SharedMemory
+from ucmclient.engine.pages import Chunk, PageStore, key_of, settings_of
+from ucmclient.engine.vllm.identity import EngineIdentity
+from ucmclient.engine.weights import Weights
 
 PAGES, SIZES = 12, (96, 32)
 

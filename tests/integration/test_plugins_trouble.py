@@ -18,20 +18,17 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(TOP, "client/python")]
-os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
-
-import test_lmcache  # noqa: E402
-import test_page_store  # noqa: E402
-import test_trtllm  # noqa: E402
-import test_ucm_store  # noqa: E402
-import test_vllm_tier  # noqa: E402
-from daemon import Daemon, halt  # noqa: E402
-from ucmclient.engine import pages  # noqa: E402
-from ucmclient.memory import SharedMemory  # noqa: E402
-from ucmclient.region import Task  # noqa: E402
-from ucmclient.engine.vllm.link import Link  # noqa: E402
+import client_paths  # noqa: F401  sets the paths of the others
+import test_lmcache
+import test_page_store
+import test_trtllm
+import test_ucm_store
+import test_vllm_tier
+from daemon import Daemon, halt
+from ucmclient.engine import pages
+from ucmclient.memory import SharedMemory
+from ucmclient.region import Task
+from ucmclient.engine.vllm.link import Link
 
 PAGES, SIZE = 24, 4096
 test_trtllm.PAGES, test_trtllm.SIZE, test_vllm_tier.SIZE = PAGES, SIZE, SIZE

@@ -16,19 +16,17 @@ import time
 import unittest
 from unittest import mock
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(TOP, "client/python"))
-os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
+import numpy
 
-import ucmclient  # noqa: E402
-import numpy  # noqa: E402
+from client_paths import TOP  # sets the paths of the others
+import ucmclient
 
-import fake_companion  # noqa: E402
-import second_client  # noqa: E402
-from daemon import Daemon, DaemonCase, until  # noqa: E402
-from ucmclient import (BlockResult, Client, Companion, CompanionMissing, Found, Identity, MemoryKind, Memory,  # noqa: E402
+import fake_companion
+import second_client
+from daemon import Daemon, DaemonCase, until
+from ucmclient import (BlockResult, Client, Companion, CompanionMissing, Found, Identity, MemoryKind, Memory,
                        Nowait, Plane, SharedMemory, Status, UcmError, data_pointer)
-from ucmclient import _native, companion as companions, keys as chains  # noqa: E402
+from ucmclient import _native, companion as companions, keys as chains
 
 SUITE_TIMEOUT_S = 280
 LAYERS, CHUNK, BLOCKS = 3, 8192, 32
@@ -281,7 +279,7 @@ class Manners(Case):
     def test_a_client_is_closed_while_another_thread_is_about_to_call(self):
         """Between a handle's look-up and the library's call. In a process of its own, whose freed memory is scribbled over."""
         child = subprocess.run([sys.executable, "-B", "-X", "faulthandler", "-c", ABOUT_TO_CALL, self.daemon.socket], capture_output=True, text=True, timeout=60,
-                               env={**os.environ, "MALLOC_PERTURB_": "165", "PYTHONPATH": os.path.join(TOP, "client/python")}, check=False)
+                               env={**os.environ, "MALLOC_PERTURB_": "165", "PYTHONPATH": str(TOP / "client/python")}, check=False)
         self.assertEqual((child.returncode, child.stdout), (0, "DISCONNECTED\n" * 3), child.stderr)
 
     def test_shared_memory_outlives_its_object(self):
@@ -350,7 +348,7 @@ class Manners(Case):
     def test_the_library_is_asked_for_by_name(self):
         words = subprocess.run([sys.executable, "-c", "import ucmclient"], capture_output=True, text=True,
                                env=dict(os.environ, UCMCLIENT_LIB="/nonexistent.so",
-                                        PYTHONPATH=os.path.join(TOP, "client/python")))
+                                        PYTHONPATH=str(TOP / "client/python")))
         self.assertNotEqual(words.returncode, 0)
         self.assertIn("UCMCLIENT_LIB", words.stderr)
 
@@ -535,7 +533,7 @@ class Structures(unittest.TestCase):
                   "int main(void) {" + "\n".join(lines) + "}")
         with tempfile.TemporaryDirectory() as folder:
             program = os.path.join(folder, "sizes")
-            subprocess.run(["cc", "-I", os.path.join(TOP, "client/include"), "-x", "c", "-", "-o", program], input=source.encode(), check=True)
+            subprocess.run(["cc", "-I", str(TOP / "client/include"), "-x", "c", "-", "-o", program], input=source.encode(), check=True)
             told = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
         for name, line in zip(self.NAMES.values(), told):
             structure = getattr(_native, name)

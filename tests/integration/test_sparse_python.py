@@ -6,21 +6,16 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "client/python"))
-sys.path.insert(0, str(TOP / "client/python/examples"))
-os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
+import numpy as np
 
-import numpy as np  # noqa: E402
+from client_paths import TOP  # sets the paths of the others
+from daemon import Daemon, DaemonCase, until
+from ucmclient import BlockResult, Client, Found, Identity, Plane, SharedMemory, Status, UcmError, keys, sparse
 
-from daemon import Daemon, DaemonCase, until  # noqa: E402
-from ucmclient import BlockResult, Client, Found, Identity, Plane, SharedMemory, Status, UcmError, keys, sparse  # noqa: E402
-
-import retrieve_documents  # noqa: E402
+import retrieve_documents
 
 LAYERS, TOKENS, HEADS, DIM, BLOCKS = 2, 16, 2, 32, 40
 SHAPE = sparse.Shape("float32", TOKENS, HEADS, DIM, v_head_dim=DIM)

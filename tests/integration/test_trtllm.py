@@ -15,12 +15,9 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(TOP, "client/python")]
-os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
-
-from test_page_store import Case, Ranks, module  # noqa: E402
-from ucmclient.memory import SharedMemory  # noqa: E402
+import client_paths  # noqa: F401  sets the paths of the others
+from test_page_store import Case, Ranks, module
+from ucmclient.memory import SharedMemory
 
 BLOCK, SIZE, PAGES = 4, 96, 40
 WORKER = ("register_kv_caches", "start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "get_finished")

@@ -9,14 +9,11 @@ import unittest
 
 import numpy as np
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(TOP, "client/python")]
-os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
-
-from daemon import Daemon  # noqa: E402
-from test_page_store import Case, module  # noqa: E402
-from ucmclient.memory import SharedMemory  # noqa: E402
-from ucmclient.engine.places import _GROUPS  # noqa: E402
+import client_paths  # noqa: F401  sets the paths of the others
+from daemon import Daemon
+from test_page_store import Case, module
+from ucmclient.memory import SharedMemory
+from ucmclient.engine.places import _GROUPS
 
 LAYERS, BLOCKS, SIZE = 3, 6, 64
 

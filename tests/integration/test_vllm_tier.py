@@ -13,11 +13,8 @@ import unittest
 from collections import namedtuple
 from unittest import mock
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(TOP, "client/python")]
-os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
-
-from test_page_store import Case, module  # noqa: E402
+import client_paths  # noqa: F401  sets the paths of the others
+from test_page_store import Case, module
 
 SIZE, CHUNKS = 512, 6
 Job = namedtuple("Job", "job_id keys chunk_ids")

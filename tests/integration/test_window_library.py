@@ -2,23 +2,18 @@
 """Windows through the client library: other threads read while slots are reused, and while the daemon is killed."""
 
 import faulthandler
-import os
-import pathlib
-import sys
 import threading
 import time
 import unittest
 
 import numpy as np
+
+import client_paths  # noqa: F401  sets the paths of the others
 from retrieval_case import IDENTITY, LAYERS, SHAPE, SUITE_TIMEOUT_S
 from second_client import OwnDaemons, keys
 from window_case import PART, SLOTS, Case
 from daemon import Daemon, until
-
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "client/python"))
-os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
-from ucmclient import Client as Library, Identity, Plane, SharedMemory, UcmError, sparse  # noqa: E402
+from ucmclient import Client as Library, Identity, Plane, SharedMemory, UcmError, sparse
 
 
 class Worker:
