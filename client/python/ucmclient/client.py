@@ -19,7 +19,7 @@ from ._native import lib
 from .buffers import Blocks, Keys, keys as borrow_keys, uint32s
 from .errors import check
 from .handle import _Handle, _text, _timeout, on_behalf_of  # noqa: F401  here for who imports it from here
-from .region import BlockResult, Region, Rope, Task, TaskResult, region_spec  # noqa: F401  likewise
+from .region import BlockResult, Region, Rope, Task, TaskResult, region_spec, transfer  # noqa: F401  likewise
 
 if TYPE_CHECKING:
     from .companion import Companion
@@ -392,7 +392,7 @@ class Namespace(_Handle):
     ) -> "Task":
         """Reads blocks into DRAM; part None: all parts."""
         one = 0 if part is None else part + 1
-        return Task(lib.ucm_prefetch, self, self, keys, None, timeout, deadline, priority=priority, part=one)
+        return transfer(lib.ucm_prefetch, self, self, keys, None, timeout, deadline, priority=priority, part=one)
 
     def _change(self, function: Any, keys: Optional[Keys], timeout: Optional[float], *more: Any) -> int:
         changed = c_uint64()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -17,7 +17,7 @@ from .errors import Status, UcmError, check
 from .handle import _Handle, _timeout, check_uuid
 
 if TYPE_CHECKING:
-    from .client import Memory, Namespace, Plane
+    from .client import Client, Memory, Namespace, Plane
     from .sparse.chain import Chain
 
 
@@ -205,7 +205,7 @@ class Region(_Handle):
         if turns is not None:
             packed, n = uint32s([number for run in turns for number in (*run, 0, 0)[:5]])
             fields.update(turns=packed.address, n_turns=n // 5)
-        return Task(lib.ucm_load, self, self.ns, keys, blocks, timeout, deadline, **fields)
+        return transfer(lib.ucm_load, self, self.ns, keys, blocks, timeout, deadline, **fields)
 
     def load_prefix(
         self,
@@ -224,10 +224,10 @@ class Region(_Handle):
         without a gap. The other keys' results are MISS. wait: as for lookup_prefix."""
         fields = {"shard": shard, "n_shards": shards, "priority": priority, "step": step}
 
-        def call(handle: int, transfer: Any, timeout_ms: int, out: Any) -> int:
-            return lib.ucm_load_prefix(handle, transfer, _timeout(wait), timeout_ms, out)
+        def call(handle: int, what: Any, timeout_ms: int, out: Any) -> int:
+            return lib.ucm_load_prefix(handle, what, _timeout(wait), timeout_ms, out)
 
-        return Task(call, self, self.ns, keys, blocks, timeout, deadline, **fields)
+        return transfer(call, self, self.ns, keys, blocks, timeout, deadline, **fields)
 
     def fetch(
         self,
@@ -241,7 +241,14 @@ class Region(_Handle):
         """Copies single layers of blocks into slots of a pool (Namespace.register with pool=True). items: (block, layer,
         slot) each; packed as three uint32, such as numpy's uint32[n][3], or tuples. Blocks count from the beginning of
         source, a ucmclient.sparse.Chain of this namespace or keys. The result has a BlockResult's number for each item."""
-        return _FetchTask(self, source, items, priority, deadline, timeout)
+        packed, n = triples(items)
+        spec = native.FetchSpec(items=packed.address, n_items=n, priority=priority, deadline_ms=_timeout(deadline))
+        if isinstance(source, _Handle):
+            spec.chain = source.handle
+        else:
+            borrowed, spec.n_keys = borrow_keys(source, self.ns.identity.key_bytes)
+            spec.keys = borrowed.address
+        return Task(self.client, n, lambda out: lib.ucm_fetch(self.handle, byref(spec), _timeout(timeout), out))
 
     def dump(
         self,
@@ -265,7 +272,7 @@ class Region(_Handle):
         fields = {"shard": shard, "n_shards": shards, "priority": priority, "event": event}
         durability = 0 if durable is None else 1 if durable else 2
         call = lib.ucm_dump_plain if plain else lib.ucm_dump
-        return Task(call, self, self.ns, keys, blocks, timeout, deadline, durability=durability, **fields)
+        return transfer(call, self, self.ns, keys, blocks, timeout, deadline, durability=durability, **fields)
 
 
 class Task(_Handle):
@@ -273,30 +280,12 @@ class Task(_Handle):
 
     _free = lib.ucm_task_free
 
-    def __init__(
-        self,
-        function: Any,
-        owner: _Handle,
-        ns: Namespace,
-        keys: Keys,
-        blocks: Optional[Blocks],
-        timeout: Optional[float],
-        deadline: float,
-        **fields: Any,
-    ):
-        """fields: the others of native.Transfer."""
-        super().__init__(ns.client)
-        borrowed, n = borrow_keys(keys, ns.identity.key_bytes)
-        transfer = native.Transfer(keys=borrowed.address, n_keys=n, deadline_ms=_timeout(deadline), **fields)
-        if blocks is not None:
-            ids, n_ids = uint32s(blocks)
-            if n_ids != n:
-                raise ValueError(f"{n} keys and {n_ids} block ids were given; each key needs one")
-            transfer.blocks = ids.address
+    def __init__(self, client: Client, keys: int, begin: Callable[[Any], int]):
+        """begin: calls the library, which puts the task there; it is of so many keys or items."""
+        super().__init__(client)
         out = c_void_p()
-        check(function(owner.handle, byref(transfer), _timeout(timeout), byref(out)))
-        self._keys = n
-        self._handle = out.value
+        check(begin(byref(out)))
+        self._keys, self._handle = keys, out.value
 
     def _result(self, result: native.Result) -> TaskResult:
         return TaskResult(result.bytes, result.n_ok, ctypes.string_at(result.result, result.n_keys))
@@ -328,27 +317,22 @@ class Task(_Handle):
         check(lib.ucm_task_cancel(self.handle, _timeout(timeout)))
 
 
-class _FetchTask(Task):
-    def __init__(
-        self,
-        pool: Region,
-        source: Union[Chain, Keys],
-        items: Items,
-        priority: int,
-        deadline: float,
-        timeout: Optional[float],
-    ):
-        _Handle.__init__(self, pool.client)
-        packed, n = triples(items)
-        spec = native.FetchSpec(
-            items=packed.address, n_items=n, priority=priority, deadline_ms=_timeout(deadline)
-        )
-        if isinstance(source, _Handle):
-            spec.chain = source.handle
-        else:
-            borrowed, spec.n_keys = borrow_keys(source, pool.ns.identity.key_bytes)
-            spec.keys = borrowed.address
-        out = c_void_p()
-        check(lib.ucm_fetch(pool.handle, byref(spec), _timeout(timeout), byref(out)))
-        self._keys = n
-        self._handle = out.value
+def transfer(
+    function: Any,
+    owner: _Handle,
+    ns: Namespace,
+    keys: Keys,
+    blocks: Optional[Blocks],
+    timeout: Optional[float],
+    deadline: float,
+    **fields: Any,
+) -> Task:
+    """Of keys, by this function of the library. fields: the others of native.Transfer."""
+    borrowed, n = borrow_keys(keys, ns.identity.key_bytes)
+    what = native.Transfer(keys=borrowed.address, n_keys=n, deadline_ms=_timeout(deadline), **fields)
+    if blocks is not None:
+        ids, n_ids = uint32s(blocks)
+        if n_ids != n:
+            raise ValueError(f"{n} keys and {n_ids} block ids were given; each key needs one")
+        what.blocks = ids.address
+    return Task(ns.client, n, lambda out: function(owner.handle, byref(what), _timeout(timeout), out))

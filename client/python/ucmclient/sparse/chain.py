@@ -13,7 +13,7 @@ from ..buffers import Blocks, Keys, keys as borrow_keys, uint32s
 from ..client import Client, Namespace
 from ..errors import check
 from ..handle import _Handle, _timeout
-from ..region import Task
+from ..region import Task, transfer
 from . import _native as native
 from .choice import Choice, Score, Selection, TopK, query_of, split
 from .digest import Digest
@@ -51,7 +51,7 @@ class DigestNamespace(Namespace):
     ) -> Task:
         """Has the daemon compute digests of blocks that are stored already; part None: of all parts."""
         one = 0 if part is None else part + 1
-        return Task(lib.ucm_sparse_digest_build, self, self, keys, None, timeout, deadline, priority=priority, part=one)
+        return transfer(lib.ucm_sparse_digest_build, self, self, keys, None, timeout, deadline, priority=priority, part=one)
 
     def chain(
         self,
@@ -144,21 +144,11 @@ class Chain(_Handle):
         self, index: Blocks, *, priority: int = 0, deadline: float = 0.0, timeout: Optional[float] = None
     ) -> Task:
         """Brings blocks of the chain into DRAM. See also Prefetcher."""
-        return _ChainTask(self, index, priority, deadline, timeout)
-
-
-class _ChainTask(Task):
-    def __init__(self, chain: Chain, index: Blocks, priority: int, deadline: float, timeout: Optional[float]):
-        _Handle.__init__(self, chain.client)
         borrowed, n = uint32s(index)
-        out = c_void_p()
-        check(
-            lib.ucm_chain_prefetch(
-                chain.handle, borrowed.address, n, priority, _timeout(deadline), _timeout(timeout), byref(out)
-            )
+        limits = _timeout(deadline), _timeout(timeout)
+        return Task(
+            self.client, n, lambda out: lib.ucm_chain_prefetch(self.handle, borrowed.address, n, priority, *limits, out)
         )
-        self._keys = n
-        self._handle = out.value
 
 
 def select(
