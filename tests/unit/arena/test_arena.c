@@ -1,24 +1,15 @@
 /* The arena against a model: no two slots overlap, owners stay with their slots, what is counted is
  * what is held, and extents change their slot size when they are empty. */
-#include "daemon/arena/arena.h"
-
 #include "daemon/base/poison.h"
+#include "tests/unit/arena/arena_rig.h"
 #include "tests/unit/random.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-#include <uv.h>
+TestSuite(arena, .init = begin, .fini = end);
 
-#define MIB (1ull << 20)
-
-static uv_loop_t loop;
-static struct arena *arena;
 static uint32_t ready_n;
 static uint8_t *ready_base[64];
 
-static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+static void in_turn_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
 {
     cr_assert_eq(ctx, &loop);
     cr_assert_eq(extent, ready_n, "one after the other");
@@ -28,21 +19,8 @@ static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
 
 static void open_arena(uint64_t size, bool prefault)
 {
-    struct arena_config c = {.size = size,
-                             .extent = MIB,
-                             .prefault = prefault,
-                             .extent_ready_cb = ready_cb,
-                             .ctx = &loop};
-
-    cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
-}
-
-static void close_arena(void)
-{
-    arena_free(arena);
-    uv_run(&loop, UV_RUN_DEFAULT);
-    cr_expect_eq(uv_loop_close(&loop), 0);
+    open_arena_as((struct arena_config){
+        .size = size, .prefault = prefault, .extent_ready_cb = in_turn_cb, .ctx = &loop});
 }
 
 Test(arena, sizes)
@@ -55,7 +33,6 @@ Test(arena, sizes)
     cr_expect_eq(arena_padded(1), 4096u);
     cr_expect_eq(arena_padded(4096), 4096u);
     cr_expect_eq(arena_padded(4097), 8192u);
-    close_arena();
     arena_free(NULL);
 }
 
@@ -63,23 +40,18 @@ Test(arena, refusals)
 {
     struct arena_config c = {.size = MIB - 1, .extent = MIB, .extent_ready_cb = ready_cb};
 
-    cr_assert_eq(uv_loop_init(&loop), 0);
     cr_expect_eq(arena_new(&loop, &c, &arena), -EINVAL, "not one extent");
-    cr_assert_eq(uv_loop_close(&loop), 0);
     open_arena(2 * MIB, false);
     cr_expect_eq(arena_alloc(arena, MIB + 1, 0, NUMA_NONE), 0u, "longer than an extent");
     cr_expect_neq(arena_alloc(arena, MIB, 0, NUMA_NONE), 0u);
     cr_expect_neq(arena_alloc(arena, MIB, 0, NUMA_NONE), 0u);
     cr_expect_eq(arena_alloc(arena, 1, 0, NUMA_NONE), 0u, "full");
     cr_expect_eq(arena_bytes_used(arena), 2 * MIB);
-    close_arena();
 }
 
 static void count_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
 {
-    (void)extent;
-    (void)base;
-    (void)bytes;
+    (void)extent, (void)base, (void)bytes;
     ++*(uint32_t *)ctx;
 }
 
@@ -99,7 +71,6 @@ Test(arena, padding_has_nothing_of_who_had_the_slot_before)
     poison(p, 2 * ARENA_ALIGN, 2 * ARENA_ALIGN);
     for (unsigned i = ARENA_ALIGN + 5; i < 2 * ARENA_ALIGN; i++)
         cr_assert_eq(p[i], 0);
-    close_arena();
 }
 
 /* Where AddressSanitizer is there, it reports the first touch behind what was asked for, or of a slot that is free. */
@@ -130,22 +101,19 @@ Test(arena, what_is_no_slots_is_poisoned)
 Test(arena, large_ones_of_any_extent)
 {
     uint32_t n = 0, slots = 0;
-    struct arena_config c = {
-        .size = 20480 * MIB, .extent = MIB, .extent_ready_cb = count_cb, .ctx = &n};
+    struct arena_config c = {.size = 20480 * MIB, .extent_ready_cb = count_cb, .ctx = &n};
 
-    cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    open_arena_as(c);
     cr_expect_eq(n, 20480u);
     for (slot_ref slot; (slot = arena_alloc(arena, MIB / 2, slots, NUMA_NONE)) != 0; slots++)
         if (slots % 1000 == 0)
             memset(arena_memory(arena, slot, NULL), 1, 4096);
     cr_expect_eq(slots, 2 * 20480u);
     cr_expect_eq(arena_bytes_used(arena), 20480 * MIB);
-    arena_free(arena);
+    close_arena();
+    c.extent = MIB;
     c.size = 16384 * 1024 * MIB;
     cr_expect_eq(arena_new(&loop, &c, &arena), -EINVAL, "16 TiB: more than slots have names");
-    uv_run(&loop, UV_RUN_DEFAULT);
-    cr_expect_eq(uv_loop_close(&loop), 0);
 }
 
 Test(arena, grows_behind)
@@ -168,13 +136,12 @@ Test(arena, grows_behind)
     cr_expect_eq(arena_bytes_ready(arena), 16 * MIB);
     cr_expect_eq(ready_n, 16u);
     uv_close((uv_handle_t *)&keep, NULL);
-    close_arena();
+    uv_run(&loop, UV_RUN_NOWAIT);
 }
 
 Test(arena, closed_while_it_grows)
 {
     open_arena(256 * MIB, true);
-    close_arena();
 }
 
 Test(arena, an_empty_extent_takes_another_size)
@@ -192,7 +159,6 @@ Test(arena, an_empty_extent_takes_another_size)
     big = arena_alloc(arena, 8192, 0, NUMA_NONE);
     cr_assert_neq(big, 0u);
     cr_expect_eq(arena_slot_bytes(arena, big), 8192u);
-    close_arena();
 }
 
 /* ---- owners ---- */
@@ -231,7 +197,6 @@ Test(arena, owners_of_an_extent_may_be_emptied_on_the_way)
     arena_extent_owners(arena, arena_extent_of(arena, v.slot[0]), visit_cb, &v);
     cr_expect_eq(v.n, 4u);
     cr_expect_eq(arena_bytes_used(arena), MIB / 4);
-    close_arena();
 }
 
 /* As with blocks of several parts: who visits one slot may free its neighbour with it. */
@@ -245,7 +210,6 @@ Test(arena, a_slot_that_went_with_another_is_not_visited)
     arena_extent_owners(arena, arena_extent_of(arena, v.slot[0]), visit_cb, &v);
     cr_expect_eq(v.n, 2u);
     cr_expect_eq(arena_bytes_used(arena), 0u);
-    close_arena();
 }
 
 /* ---- random ops ---- */
@@ -342,5 +306,4 @@ Test(arena, random_ops_against_a_model)
     cr_expect_eq(arena_bytes_used(arena), 0u);
     for (uint32_t i = 0; i < EXTENTS; i++)
         cr_expect_neq(arena_alloc(arena, MIB, i, NUMA_NONE), 0u, "every extent is whole again");
-    close_arena();
 }

@@ -1,52 +1,19 @@
 /* The arena's memory spread over two NUMA nodes. */
 /* Sanitizers: thread */
 #include "daemon/window/lend.h"
+#include "tests/unit/arena/arena_rig.h"
 #include "tests/unit/fake_numa.h"
 #include "tests/unit/random.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
-#include <uv.h>
 
-#define MIB (1ull << 20)
-
-static uv_loop_t loop;
-static struct arena *arena;
-
-static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
-{
-    (void)ctx, (void)extent, (void)base, (void)bytes;
-}
-
-static void wait_ready(uint64_t bytes)
-{
-    uv_async_t awake; /* growing alone keeps no loop alive */
-
-    cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
-    for (int i = 0; i < 5000 && arena_bytes_ready(arena) < bytes; i++) {
-        uv_run(&loop, UV_RUN_NOWAIT);
-        uv_sleep(1);
-    }
-    cr_assert_eq(arena_bytes_ready(arena), bytes);
-    uv_close((uv_handle_t *)&awake, NULL);
-    uv_run(&loop, UV_RUN_NOWAIT);
-}
+TestSuite(arena_nodes, .init = begin, .fini = end);
 
 static void open_arena(uint64_t size, const struct numa *numa)
 {
-    struct arena_config c = {
-        .size = size, .extent = MIB, .prefault = true, .numa = numa, .extent_ready_cb = ready_cb};
-
-    cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
-    wait_ready(size);
-}
-
-static void close_arena(void)
-{
-    arena_free(arena);
-    uv_run(&loop, UV_RUN_DEFAULT);
-    cr_expect_eq(uv_loop_close(&loop), 0);
+    open_arena_as((struct arena_config){.size = size, .prefault = true, .numa = numa});
+    await_ready(size);
 }
 
 static struct arena_node node_at(uint32_t i)
@@ -83,7 +50,6 @@ Test(arena_nodes, memory_is_spread_evenly_and_slots_lie_where_they_are_wanted)
     cr_expect(node_at(0).used_bytes == MIB / 2 && node_at(1).used_bytes == MIB / 4);
     arena_slot_free(arena, a);
     cr_expect_eq(arena_bytes_used(arena), MIB / 4);
-    close_arena();
 }
 
 Test(arena_nodes, a_full_node_borrows_and_nothing_is_refused_while_there_is_room)
@@ -102,7 +68,6 @@ Test(arena_nodes, a_full_node_borrows_and_nothing_is_refused_while_there_is_room
     arena_slot_free(arena, borrowed);
     slot_on(NODE_A, MIB / 2, NODE_B);
     cr_expect_eq(arena_bytes_used(arena), 4 * MIB);
-    close_arena();
 }
 
 static unsigned windows_ready;
@@ -120,10 +85,8 @@ static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, v
 Test(arena_nodes, windows_are_spread_too)
 {
     struct arena_config c = {.size = 2 * MIB,
-                             .extent = MIB,
                              .prefault = true,
                              .numa = &fake_numa,
-                             .extent_ready_cb = ready_cb,
                              .lent = 4 * MIB,
                              .lent_max = 4 * MIB,
                              .lent_cb = window_cb};
@@ -132,9 +95,8 @@ Test(arena_nodes, windows_are_spread_too)
     uv_async_t awake;
     slot_ref slot;
 
-    cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
-    wait_ready(2 * MIB);
+    open_arena_as(c);
+    await_ready(2 * MIB);
     cr_assert_eq(lend_group_open(arena, "a", &g), 0);
     cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
     for (unsigned i = 0; i < 4; i++) {
@@ -149,8 +111,8 @@ Test(arena_nodes, windows_are_spread_too)
     cr_expect(on[0] == 2 && on[1] == 2);
     cr_expect(node_at(0).ready_bytes == MIB && node_at(0).used_bytes == 0);
     uv_close((uv_handle_t *)&awake, NULL);
+    uv_run(&loop, UV_RUN_NOWAIT);
     lend_group_close(arena, g);
-    close_arena();
 }
 
 /* An extent that is not full comes before a fresh one, wherever it lies. */
@@ -168,7 +130,6 @@ Test(arena_nodes, wanted_nowhere_in_particular)
         cr_assert_neq(arena_alloc(arena, MIB, 1, 5), 0u, "a node that is none of the arena's");
     cr_expect(node_at(0).used_bytes == 2 * MIB && node_at(1).used_bytes == 2 * MIB,
               "both nodes keep room");
-    close_arena();
 }
 
 Test(arena_nodes, an_empty_extent_takes_another_size_on_its_node)
@@ -183,7 +144,6 @@ Test(arena_nodes, an_empty_extent_takes_another_size_on_its_node)
     for (int i = 0; i < 4; i++)
         arena_slot_free(arena, slot[i]);
     slot_on(NODE_A, MIB, NODE_B);
-    close_arena();
 }
 
 Test(arena_nodes, memory_counts_where_it_came_to_lie)
@@ -201,7 +161,6 @@ Test(arena_nodes, memory_counts_where_it_came_to_lie)
     slot_on(NODE_A, MIB, NODE_A);
     slot_on(NODE_A, MIB, NODE_A);
     slot_on(NODE_A, MIB, NUMA_NONE);
-    close_arena();
 }
 
 Test(arena_nodes, a_kernel_that_refuses_stops_nothing)
@@ -212,7 +171,6 @@ Test(arena_nodes, a_kernel_that_refuses_stops_nothing)
     for (int i = 0; i < 4; i++)
         memset(arena_memory(arena, slot_on(NODE_B, MIB, NUMA_NONE), NULL), 1, MIB);
     cr_expect_eq(arena_bytes_used(arena), 4 * MIB);
-    close_arena();
 }
 
 Test(arena_nodes, one_node_is_none)
@@ -225,45 +183,34 @@ Test(arena_nodes, one_node_is_none)
     slot_on(NODE_A, MIB, NUMA_NONE);
     slot_on(NODE_B, MIB, NUMA_NONE);
     cr_expect_eq(fake_memory.prefers, 0u, "the kernel is not troubled");
-    close_arena();
 }
 
 /* Memory that others touch first can't be placed. */
 Test(arena_nodes, without_prefault_nothing_is_placed)
 {
-    struct arena_config c = {
-        .size = 4 * MIB, .extent = MIB, .numa = &fake_numa, .extent_ready_cb = ready_cb};
-
-    cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    open_arena_as((struct arena_config){.size = 4 * MIB, .numa = &fake_numa});
     cr_expect_eq(arena_nodes(arena), 0u);
     cr_expect_eq(fake_memory.prefers, 0u);
     slot_on(NODE_B, MIB, NUMA_NONE);
-    close_arena();
 }
 
 /* A file's memory is there from the run before, maybe not where this run would have put it. */
 Test(arena_nodes, kept_memory_counts_where_it_lies)
 {
     static const int lies[] = {NODE_B, NODE_A, NODE_B, NODE_B};
-    struct arena_config c = {.size = 4 * MIB,
-                             .extent = MIB,
-                             .file = true,
-                             .fd = memfd_create("arena", 0),
-                             .numa = &fake_numa,
-                             .extent_ready_cb = ready_cb};
+    struct arena_config c = {
+        .size = 4 * MIB, .file = true, .fd = memfd_create("arena", 0), .numa = &fake_numa};
     slot_ref early, kept;
 
     cr_assert(c.fd >= 0 && ftruncate(c.fd, 4 * MIB) == 0);
-    cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    open_arena_as(c);
     kept = arena_slot_take(arena, 2, 1, MIB / 4);
     early = arena_slot_take(arena, 3, 1, MIB / 4);
     cr_assert(kept != 0 && early != 0);
     arena_slot_free(arena, early);
     fake_memory.lies = lies;
     cr_assert_eq(arena_grow(arena), 0);
-    wait_ready(4 * MIB);
+    await_ready(4 * MIB);
     cr_expect(node_at(0).ready_bytes == MIB && node_at(1).ready_bytes == 3 * MIB);
     cr_expect(node_at(0).used_bytes == 0 && node_at(1).used_bytes == MIB / 4);
     cr_expect_eq(arena_slot_node(arena, kept), NODE_B);
@@ -306,5 +253,4 @@ Test(arena_nodes, who_gets_another_node_could_not_have_his)
         }
         cr_assert(node_at(0).used_bytes == used[0] && node_at(1).used_bytes == used[1]);
     }
-    close_arena();
 }

@@ -2,19 +2,14 @@
 /* Sanitizers: thread */
 #include "daemon/window/lend.h"
 #include "proto/memory/window.h"
+#include "tests/unit/arena/arena_rig.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <uv.h>
 
-#define MIB (1ull << 20)
 #define EXTENTS 8u
 
 /* ---- what the kernel may refuse ---- */
@@ -46,8 +41,6 @@ int fallocate(int fd, int mode, off_t offset, off_t length)
 
 /* ---- the rig ---- */
 
-static uv_loop_t loop;
-static struct arena *arena;
 static struct arena_group *a, *b;
 static unsigned events[LENT_GONE + 1];
 static uint64_t failed_ms; /* when memory could last not be had */
@@ -55,11 +48,6 @@ static bool keep_going;    /* the device takes its time */
 static unsigned revokes;
 static uint32_t revoked, going;
 static uint32_t extents = EXTENTS;
-
-static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
-{
-    (void)ctx, (void)extent, (void)base, (void)bytes;
-}
 
 static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, void *base,
                       uint64_t bytes)
@@ -89,16 +77,11 @@ static void revoke_cb(void *ctx, struct arena_group *g, uint32_t window)
 
 static void open_arena(uint64_t budget)
 {
-    struct arena_config c = {.size = 2 * MIB,
-                             .extent = MIB,
-                             .extent_ready_cb = ready_cb,
-                             .lent = budget,
-                             .lent_max = extents * MIB,
-                             .lent_cb = window_cb,
-                             .ctx = &loop};
-
-    cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    open_arena_as((struct arena_config){.size = 2 * MIB,
+                                        .lent = budget,
+                                        .lent_max = extents * MIB,
+                                        .lent_cb = window_cb,
+                                        .ctx = &loop});
     cr_assert_eq(lend_group_open(arena, "a", &a), 0);
     cr_assert_eq(lend_group_open(arena, "b", &b), 0);
     lend_watch(arena, &(struct lend_watcher){.revoke_cb = revoke_cb, .ctx = &revoked});
@@ -120,14 +103,16 @@ static void await(const unsigned *count, unsigned n)
     uv_run(&loop, UV_RUN_NOWAIT);
 }
 
-static void close_arena(void)
+static void teardown(void)
 {
-    lend_group_close(arena, a);
-    lend_group_close(arena, b);
-    arena_free(arena);
-    uv_run(&loop, UV_RUN_DEFAULT);
-    cr_expect_eq(uv_loop_close(&loop), 0);
+    if (a)
+        lend_group_close(arena, a);
+    if (b)
+        lend_group_close(arena, b);
+    end();
 }
+
+TestSuite(lend, .init = begin, .fini = teardown);
 
 /* A slot of a group, whose extent may have to be lent first. */
 static slot_ref slot_of(struct arena_group *g, uint64_t bytes)
@@ -175,14 +160,10 @@ static const _Atomic uint64_t *worker_table(const struct arena_group *g,
 
 Test(lend, none_without_address_space)
 {
-    struct arena_config c = {.size = MIB, .extent = MIB, .extent_ready_cb = ready_cb};
     struct arena_group *g;
 
-    cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    open_arena_as((struct arena_config){.size = MIB});
     cr_expect_eq(lend_group_open(arena, "a", &g), -EOPNOTSUPP);
-    arena_free(arena);
-    cr_expect_eq(uv_loop_close(&loop), 0);
 }
 
 Test(lend, a_budget_of_nothing)
@@ -203,7 +184,6 @@ Test(lend, a_budget_of_nothing)
     await(&events[LENT_GONE], 1);
     cr_expect_eq(lend_bytes(arena, NULL), 0u);
     cr_expect_eq(lend_used_bytes(arena), 0u);
-    close_arena();
 }
 
 Test(lend, generations_of_a_place)
@@ -257,7 +237,6 @@ Test(lend, generations_of_a_place)
     arena_slot_free(arena, slot); /* without retract */
     cr_expect_eq(table[entry] % 2, 1u);
     arena_slot_free(arena, other);
-    close_arena();
 }
 
 Test(lend, ordinary_slots_have_none)
@@ -273,7 +252,6 @@ Test(lend, ordinary_slots_have_none)
     cr_expect_not(lend_place(arena, slot, &p));
     arena_slot_retract(arena, slot);
     arena_slot_free(arena, slot);
-    close_arena();
 }
 
 Test(lend, a_worker_reads_and_never_writes)
@@ -315,7 +293,6 @@ Test(lend, a_worker_reads_and_never_writes)
     }
     cr_expect_str_eq(seen, "the daemon may");
     arena_slot_free(arena, slot);
-    close_arena();
 }
 
 /* An extent of a is given back and lent to b, at the same number and the same address. */
@@ -349,7 +326,6 @@ Test(lend, no_tenant_sees_another_ones_bytes)
     cr_expect_eq(seen_a[MIB - 1], 'a', "the old descriptor names the old memory");
     close(fd);
     arena_slot_free(arena, slot);
-    close_arena();
 }
 
 Test(lend, the_budget_holds)
@@ -379,7 +355,6 @@ Test(lend, the_budget_holds)
     for (int i = 0; i < 3; i++)
         arena_slot_free(arena, slot[i]);
     await(&events[LENT_GONE], 5);
-    close_arena();
 }
 
 /* Address space for EXTENTS, whatever the budget says. */
@@ -393,7 +368,6 @@ Test(lend, no_more_than_there_are_numbers)
     cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -ENOSPC);
     for (uint32_t i = 0; i < EXTENTS; i++)
         arena_slot_free(arena, slot[i]);
-    close_arena();
 }
 
 /* Of so small extents the table ends within a page. */
@@ -407,7 +381,6 @@ Test(lend, the_last_of_an_odd_number)
         slot[i] = slot_of(a, MIB);
     for (uint32_t i = 0; i < extents; i++)
         arena_slot_free(arena, slot[i]);
-    close_arena();
 }
 
 Test(lend, a_mapped_extent_stays_with_its_group)
@@ -437,7 +410,6 @@ Test(lend, a_mapped_extent_stays_with_its_group)
     slot = slot_of(b, MIB);
     cr_expect_eq(lend_bytes(arena, a), 0u);
     arena_slot_free(arena, slot);
-    close_arena();
 }
 
 Test(lend, devices_let_go_before_the_memory_does)
@@ -455,7 +427,6 @@ Test(lend, devices_let_go_before_the_memory_does)
     cr_expect_eq(lend_bytes(arena, NULL), MIB);
     lend_let_go(arena, going);
     await(&events[LENT_GONE], 1);
-    close_arena();
 }
 
 Test(lend, who_asked_has_gone)
@@ -480,7 +451,6 @@ Test(lend, who_asked_has_gone)
     lend_group_close(arena, c);
     arena_slot_free(arena, slot);
     await(&events[LENT_GONE], 2);
-    close_arena();
 }
 
 Test(lend, the_budget_is_lowered_while_memory_comes)
@@ -493,7 +463,6 @@ Test(lend, the_budget_is_lowered_while_memory_comes)
     await(&events[LENT_GONE], 1);
     cr_expect_eq(lend_bytes(arena, NULL), 0u);
     cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -ENOSPC);
-    close_arena();
 }
 
 Test(lend, other_sizes_and_the_hand)
@@ -518,7 +487,6 @@ Test(lend, other_sizes_and_the_hand)
     for (int i = 0; i < 5; i++)
         arena_slot_free(arena, slot[i]);
     await(&events[LENT_GONE], 2);
-    close_arena();
 }
 
 /* What asking says once it says that no more. */
@@ -561,7 +529,6 @@ Test(lend, memory_that_cannot_be_had)
     slot = slot_of(a, MIB);
     memset(arena_memory(arena, slot, NULL), 1, MIB);
     arena_slot_free(arena, slot);
-    close_arena();
 }
 
 Test(lend, a_table_that_cannot_be_had)
@@ -571,7 +538,6 @@ Test(lend, a_table_that_cannot_be_had)
     open_arena(MIB);
     fault.memfd_error = EMFILE;
     cr_expect_eq(lend_group_open(arena, "c", &c), -EMFILE);
-    close_arena();
 }
 
 Test(lend, closing_while_memory_comes_and_goes)
@@ -584,5 +550,4 @@ Test(lend, closing_while_memory_comes_and_goes)
     cr_expect_eq(lend_slot(arena, b, MIB, 1, &none), -EAGAIN);
     slot = slot_of(b, MIB);
     lend_map(arena, arena_extent_of(arena, slot) - 2);
-    close_arena();
 }
