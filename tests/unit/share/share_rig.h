@@ -265,4 +265,48 @@ static inline bool rig_run(const bool *flag, uint64_t ms)
     return flag && *flag;
 }
 
+/* ---- the tier over them ---- */
+
+static struct share *share;
+
+static inline struct share_settings settings_of(uint32_t roots)
+{
+    static const char *const targets[RIG_ROOTS] = {"/0", "/1", "/2"};
+    struct share_settings s = {.loop = &rig.loop,
+                               .deadlines = &rig.deadlines,
+                               .metrics = &rig.metrics,
+                               .host = "h",
+                               .negative_ms = 2000,
+                               .deadline_ms = 200,
+                               .collect_ms = 600000,
+                               .touch_ms = 3600000,
+                               .n = roots};
+
+    for (uint32_t i = 0; i < roots; i++)
+        s.roots[i] =
+            (struct share_root_config){.ops = &rig_backend, .target = targets[i], .depth = 16};
+    return s;
+}
+
+static inline void open_with(struct share_settings s)
+{
+    cr_assert_eq(share_new(&s, &share), 0);
+}
+
+static inline void close_it(void)
+{
+    share_stop(share);
+    for (int i = 0; i < RIG_ROOTS; i++)
+        rig_let_go(&rig.servers[i]);
+    rig_run(NULL, 50);
+    cr_assert_eq(share_busy(share), 0);
+    share_close(share);
+}
+
+static inline void share_teardown(void)
+{
+    close_it();
+    rig_teardown();
+}
+
 #endif

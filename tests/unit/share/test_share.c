@@ -4,8 +4,6 @@
 
 #define BLOCKS 600u
 
-static struct share *share;
-
 struct part {
     struct share_io io;
     uint8_t data[RIG_BYTES];
@@ -22,50 +20,15 @@ static void told_cb(struct share_io *io, int status)
     p->status = status;
 }
 
-static struct share_settings settings_of(uint32_t roots, enum config_spread spread)
-{
-    struct share_settings s = {.loop = &rig.loop,
-                               .deadlines = &rig.deadlines,
-                               .metrics = &rig.metrics,
-                               .host = "h",
-                               .spread = spread,
-                               .negative_ms = 2000,
-                               .deadline_ms = 200,
-                               .collect_ms = 600000,
-                               .touch_ms = 3600000,
-                               .n = roots};
-    static const char *const targets[] = {"/0", "/1", "/2"};
-
-    for (uint32_t i = 0; i < roots; i++)
-        s.roots[i] =
-            (struct share_root_config){.ops = &rig_backend, .target = targets[i], .depth = 16};
-    return s;
-}
-
 static void open_roots(uint32_t roots, enum config_spread spread)
 {
-    struct share_settings s = settings_of(roots, spread);
+    struct share_settings s = settings_of(roots);
 
-    cr_assert_eq(share_new(&s, &share), 0);
+    s.spread = spread;
+    open_with(s);
 }
 
-static void close_it(void)
-{
-    share_stop(share);
-    for (int i = 0; i < RIG_ROOTS; i++)
-        rig_let_go(&rig.servers[i]);
-    rig_run(NULL, 30);
-    cr_assert_eq(share_busy(share), 0);
-    share_close(share);
-}
-
-static void teardown(void)
-{
-    close_it();
-    rig_teardown();
-}
-
-TestSuite(share, .init = rig_setup, .fini = teardown, .timeout = 30);
+TestSuite(share, .init = rig_setup, .fini = share_teardown, .timeout = 30);
 
 static int submit(struct part *p, bool write, uint32_t number, share_root_id root)
 {
@@ -130,12 +93,12 @@ Test(share, a_hung_root_leaves_time_for_those_behind_it)
 
 Test(share, a_damaged_file_of_a_read_only_root_stays_and_is_not_looked_for)
 {
-    struct share_settings s = settings_of(1, CONFIG_SPREAD_TIERED);
+    struct share_settings s = settings_of(1);
     struct block_file_id id = rig_id(4);
     struct part p;
 
     s.roots[0].read_only = true;
-    cr_assert_eq(share_new(&s, &share), 0);
+    open_with(s);
     rig_put(&rig.servers[0], 4);
     rig.servers[0].files[4].damaged = true;
     cr_assert_eq(move(&p, false, 4, 1), -ENOENT);
@@ -162,11 +125,12 @@ Test(share, tiered_writes_to_the_first_that_takes_it)
 /* Where each block goes with the roots of `spec`. */
 static void hashed_places(const char *const *targets, uint32_t n, const char *places[BLOCKS])
 {
-    struct share_settings s = settings_of(n, CONFIG_SPREAD_HASHED);
+    struct share_settings s = settings_of(n);
 
+    s.spread = CONFIG_SPREAD_HASHED;
     for (uint32_t i = 0; i < n; i++)
         s.roots[i].target = targets[i];
-    cr_assert_eq(share_new(&s, &share), 0);
+    open_with(s);
     for (uint32_t i = 0; i < BLOCKS; i++) {
         struct block_file_id id = rig_id(i);
         uint8_t root[UCM_MAX_ROOTS];

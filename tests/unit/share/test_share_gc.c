@@ -20,7 +20,7 @@ static uint64_t bytes_from(uint32_t cell)
     return sum;
 }
 
-Test(share_gc, cut_gives_what_was_asked_for_and_a_cell_at_most_more)
+Test(share_gc_ages, cut_gives_what_was_asked_for_and_a_cell_at_most_more)
 {
     uint64_t state = 7;
 
@@ -40,7 +40,7 @@ Test(share_gc, cut_gives_what_was_asked_for_and_a_cell_at_most_more)
     cr_assert_eq(gc_ages_cut(&ages, 0), GC_CELLS);
 }
 
-Test(share_gc, files_of_some_minutes_never_go)
+Test(share_gc_ages, files_of_some_minutes_never_go)
 {
     uint32_t cell = gc_cell(GC_AGE_LEAST_NS, "k", 1);
 
@@ -51,7 +51,7 @@ Test(share_gc, files_of_some_minutes_never_go)
 }
 
 /* Each edge of a class is where the one before it ends. */
-Test(share_gc, classes_have_no_gaps)
+Test(share_gc_ages, classes_have_no_gaps)
 {
     uint64_t edge = GC_AGE_LEAST_NS;
 
@@ -67,7 +67,7 @@ Test(share_gc, classes_have_no_gaps)
 }
 
 /* Of a root that was filled in one go not all goes, and each block goes with all its parts. */
-Test(share_gc, groups_of_keys_split_a_class)
+Test(share_gc_ages, groups_of_keys_split_a_class)
 {
     uint64_t day = 1ull << 46; /* 19.5 hours, where a class begins */
     uint32_t cut;
@@ -80,7 +80,7 @@ Test(share_gc, groups_of_keys_split_a_class)
     cr_assert_eq(gc_cell(day, "key", 3), gc_cell(day + 5, "key", 3));
 }
 
-Test(share_gc, a_time_far_ahead_counts_as_the_oldest)
+Test(share_gc_ages, a_time_far_ahead_counts_as_the_oldest)
 {
     uint64_t now = 1700000000ull * 1000000000u;
 
@@ -89,7 +89,7 @@ Test(share_gc, a_time_far_ahead_counts_as_the_oldest)
     cr_assert_gt(gc_age(now, now + GC_AGE_AHEAD_NS + 1), 200ull * 365 * 86400 * 1000000000u);
 }
 
-Test(share_gc, names_say_whose_and_which_part)
+Test(share_gc_ages, names_say_whose_and_which_part)
 {
     static struct gc_parts parts;
     struct block_file_id id = rig_id(7, 3, 5);
@@ -115,6 +115,44 @@ Test(share_gc, names_say_whose_and_which_part)
 
 /* ---- passes over a real folder ---- */
 
+static struct rig g, beside; /* `beside` is another root of the same daemon */
+
+static void teardown(void)
+{
+    if (beside.loop)
+        rig_end(&beside);
+    if (g.loop)
+        rig_end(&g);
+}
+
+TestSuite(share_gc, .fini = teardown);
+
+/* Blocks of one part each, a minute older from one to the next. */
+static void lay(unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        rig_put(&g, 1, i, 0, 3600 + i * 60, 1064);
+}
+
+/* Files that are read and copied, each ten minutes younger than the one before. */
+static void lay_whole(unsigned n, uint64_t bytes)
+{
+    for (unsigned i = 0; i < n; i++)
+        rig_write(&g, 1, i, 0, 86400 - i * 600, bytes);
+}
+
+/* Both roots, of which what leaves the first goes to the beside. */
+static void begin_both(void)
+{
+    rig_begin(&g, 0);
+    rig_begin_beside(&beside, &g);
+}
+
+static void capacity(uint64_t bytes)
+{
+    g.hosts[0].root->config.capacity_bytes = bytes;
+}
+
 static uint64_t bytes_with_marker(uint64_t bytes)
 {
     return bytes + 64 + 16;
@@ -122,14 +160,13 @@ static uint64_t bytes_with_marker(uint64_t bytes)
 
 Test(share_gc, brought_to_low_percent_the_coldest_first)
 {
-    struct rig g;
     uint64_t state = 3, total = 0, target, used;
 
     rig_begin(&g, 0);
     for (unsigned i = 0; i < 3000; i++)
         total += rig_put(&g, 1, i, 0, 600 + rig_random(&state) % 864000, 64 + 1000);
     target = total / 2 / 100 * 90;
-    g.hosts[0].root->config.capacity_bytes = total / 2;
+    capacity(total / 2);
     rig_pass(&g, 0);
     used = rig_used(&g);
     cr_assert_leq(used, bytes_with_marker(target));
@@ -138,13 +175,10 @@ Test(share_gc, brought_to_low_percent_the_coldest_first)
     cr_assert_leq(rig_inversion(&g), total / 64);
     cr_assert_eq(gc_usage(g.hosts[0].gc).bytes, used - 80);
     cr_assert_eq(gc_usage(g.hosts[0].gc).files, used / 1064);
-    rig_end(&g);
 }
 
 Test(share_gc, nothing_goes_below_capacity_and_usage_is_known)
 {
-    struct rig g;
-
     rig_begin(&g, 1 << 20);
     for (unsigned i = 0; i < 100; i++)
         rig_put(&g, 1, i, i % 4, 86400, 1064);
@@ -155,12 +189,10 @@ Test(share_gc, nothing_goes_below_capacity_and_usage_is_known)
     rig_pass(&g, 0);
     cr_assert_eq(gc_usage(g.hosts[0].gc).files, 100, "the marker does not count");
     cr_assert_eq(gc_usage(g.hosts[0].gc).bytes, 100 * 1064);
-    rig_end(&g);
 }
 
 Test(share_gc, the_highest_part_goes_first_and_blocks_stay_whole)
 {
-    struct rig g;
     unsigned promised = 0, whole = 0;
 
     rig_begin(&g, 400 * 1064);
@@ -177,12 +209,10 @@ Test(share_gc, the_highest_part_goes_first_and_blocks_stay_whole)
     cr_assert_leq(rig_used(&g), bytes_with_marker(400 * 1064));
     cr_assert_gt(promised, 50);
     cr_assert_eq(promised, whole, "%u of %u are whole", whole, promised);
-    rig_end(&g);
 }
 
 Test(share_gc, two_hosts_at_once_remove_no_more_than_one)
 {
-    struct rig g;
     uint64_t state = 5, total = 0, target;
 
     rig_begin(&g, 0);
@@ -197,13 +227,10 @@ Test(share_gc, two_hosts_at_once_remove_no_more_than_one)
     rig_wait(&g, 1);
     cr_assert_leq(rig_used(&g), bytes_with_marker(target));
     cr_assert_geq(rig_used(&g), target - total / 64);
-    rig_end(&g);
 }
 
 Test(share_gc, a_young_marker_leaves_the_pass_to_the_other)
 {
-    struct rig g;
-
     rig_begin(&g, 1 << 20);
     rig_put(&g, 1, 1, 0, 86400, 1064);
     rig_pass(&g, 0);
@@ -216,10 +243,9 @@ Test(share_gc, a_young_marker_leaves_the_pass_to_the_other)
     rig_sleep(&g, 200); /* a pass would have begun */
     cr_assert_eq(gc_usage(g.hosts[1].gc).files, 1);
     cr_assert_eq(g.hosts[1].metrics.share_gc_passes, 0);
-    rig_end(&g);
 }
 
-static uint64_t marker_mtime_ns(const struct rig *g)
+static uint64_t marker_mtime_ns(void)
 {
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
     const struct block_file_id id = {.key_bytes = UCM_MIN_KEY_BYTES};
@@ -227,7 +253,7 @@ static uint64_t marker_mtime_ns(const struct rig *g)
     struct stat st;
 
     cr_assert_eq(block_file_locate(&id, identity, name), 0);
-    snprintf(path, sizeof(path), "%s/blocks/%02x/%s", g->folder, identity[0], name);
+    snprintf(path, sizeof(path), "%s/blocks/%02x/%s", g.folder, identity[0], name);
     cr_assert_eq(stat(path, &st), 0, "%s", path);
     return (uint64_t)st.st_mtim.tv_sec * NS + (uint64_t)st.st_mtim.tv_nsec;
 }
@@ -235,7 +261,6 @@ static uint64_t marker_mtime_ns(const struct rig *g)
 /* Others would begin one, too, when the marker is as old as it is from pass to pass. */
 Test(share_gc, a_long_pass_keeps_its_marker_young)
 {
-    struct rig g;
     unsigned renewed = 0;
     uint64_t last;
 
@@ -245,52 +270,42 @@ Test(share_gc, a_long_pass_keeps_its_marker_young)
     rig_host_config(&g, 0, 400);
     g.hosts[0].root->config.depth = 8; /* a quarter of it for collection: a LIST and the touch */
     rig_hold_lists(&g, 0, true);
-    last = marker_mtime_ns(&g);
+    last = marker_mtime_ns();
     for (rig_timer(&g, RIG_WAIT_MS); renewed < 4;) {
         uv_run(g.loop, UV_RUN_ONCE);
         cr_assert_not(g.timed_out, "it was touched when the pass began, and not again");
-        renewed += marker_mtime_ns(&g) > last;
-        last = marker_mtime_ns(&g);
+        renewed += marker_mtime_ns() > last;
+        last = marker_mtime_ns();
     }
     rig_hold_lists(&g, 0, false);
     rig_wait(&g, 0);
     cr_assert_eq(g.hosts[0].metrics.share_gc_passes, 2);
-    rig_end(&g);
 }
 
 Test(share_gc, passes_whose_markers_are_touched_at_any_moment_end)
 {
-    struct rig g;
-
     rig_begin(&g, 1 << 20);
     rig_put(&g, 1, 1, 0, 86400, 1064);
     rig_pass(&g, 0);
     rig_host_config(&g, 0, 4);
     for (unsigned i = 0; i < 20; i++)
         rig_wait(&g, 0);
-    rig_end(&g);
 }
 
 Test(share_gc, the_smaller_of_two_capacities_counts)
 {
-    struct rig g;
-
     rig_begin(&g, 1 << 20);
-    for (unsigned i = 0; i < 100; i++)
-        rig_put(&g, 1, i, 0, 3600 + i * 60, 1064);
+    lay(100);
     rig_pass(&g, 0);
     rig_host(&g, 1);
     g.hosts[1].root->config.capacity_bytes = 50 * 1064;
     rig_host_first(&g, 1, 3600000, 100);
     rig_wait(&g, 1); /* by itself, though the marker is young */
     cr_assert_leq(rig_used(&g), bytes_with_marker(45 * 1064));
-    rig_end(&g);
 }
 
 Test(share_gc, a_full_server_brings_it_to_low_percent_of_what_is_there)
 {
-    struct rig g;
-
     rig_begin(&g, 0);
     for (unsigned i = 0; i < 1000; i++)
         rig_put(&g, 1, i, 0, 3600 + i * 600, 1064);
@@ -301,25 +316,19 @@ Test(share_gc, a_full_server_brings_it_to_low_percent_of_what_is_there)
     rig_wait(&g, 0);
     cr_assert_leq(rig_used(&g), bytes_with_marker(900 * 1064));
     cr_assert_geq(rig_used(&g), 880 * 1064);
-    rig_end(&g);
 }
 
 Test(share_gc, young_files_stay_though_it_is_over_capacity)
 {
-    struct rig g;
-
     rig_begin(&g, 10 * 1064);
     for (unsigned i = 0; i < 100; i++)
         rig_put(&g, 1, i, 0, 60, 1064);
     rig_pass(&g, 0);
     cr_assert_eq(rig_used(&g), bytes_with_marker(100 * 1064));
-    rig_end(&g);
 }
 
 Test(share_gc, temporary_files_of_the_dead_go_and_foreign_ones_stay)
 {
-    struct rig g;
-
     rig_begin(&g, 64);
     rig_put_name(&g, 5, ".tmp-dead-00000001-0000000000000001-0000000000000001", 3700, 100);
     rig_put_name(&g, 5, ".tmp-live-00000001-0000000000000001-0000000000000002", 3500, 100);
@@ -331,7 +340,6 @@ Test(share_gc, temporary_files_of_the_dead_go_and_foreign_ones_stay)
     cr_assert(rig_has_name(&g, 5, "README"));
     cr_assert(rig_has_name(&g, 5, "0123-4"));
     cr_assert_eq(g.hosts[0].metrics.share_gc_removed, 0);
-    rig_end(&g);
 }
 
 /* Whenever a host dies: the next pass brings the root to where it should be. That is `low` percent of
@@ -340,7 +348,6 @@ Test(share_gc, killed_in_a_pass_leaves_nothing_to_repair)
 {
     const uint64_t marker = bytes_with_marker(0);
     uint64_t total = 0, target, left;
-    struct rig g;
 
     rig_folder(&g);
     for (unsigned i = 0; i < 1000; i++)
@@ -366,13 +373,11 @@ Test(share_gc, killed_in_a_pass_leaves_nothing_to_repair)
     cr_assert_leq(rig_used(&g), left > total / 2 + marker ? target + marker : left + marker);
     for (unsigned i = 0; i < 500; i++)
         cr_assert(!rig_has(&g, 1, i, 1) || rig_has(&g, 1, i, 0), "block %u", i);
-    rig_end(&g);
 }
 
 /* A server whose clock is ten years behind: nothing of ours is compared with it. */
 Test(share_gc, only_the_servers_time_counts)
 {
-    struct rig g;
     const uint64_t behind = 315360000;
 
     rig_begin(&g, 0);
@@ -380,21 +385,17 @@ Test(share_gc, only_the_servers_time_counts)
     for (unsigned i = 0; i < 100; i++)
         rig_put(&g, 1, i, 0, i < 50 ? 60 : 3600 + i, 1064);
     rig_put_name(&g, 5, ".tmp-live-00000001-0000000000000001-0000000000000002", 3500, 100);
-    g.hosts[0].root->config.capacity_bytes = 20 * 1064;
+    capacity(20 * 1064);
     rig_pass(&g, 0);
     for (unsigned i = 0; i < 100; i++)
         cr_assert_eq(rig_has(&g, 1, i, 0), i < 50, "file %u", i);
     cr_assert(rig_has_name(&g, 5, ".tmp-live-00000001-0000000000000001-0000000000000002"));
-    rig_end(&g);
 }
 
 Test(share_gc, a_root_that_fails_ends_the_pass_and_the_next_one_does_the_rest)
 {
-    struct rig g;
-
     rig_begin(&g, 50 * 1064);
-    for (unsigned i = 0; i < 100; i++)
-        rig_put(&g, 1, i, 0, 3600 + i * 60, 1064);
+    lay(100);
     rig_fail(&g, 0, SHARE_REMOVE, -EIO);
     cr_assert_eq(gc_run(g.hosts[0].gc), 0);
     rig_wait(&g, 0);
@@ -403,195 +404,157 @@ Test(share_gc, a_root_that_fails_ends_the_pass_and_the_next_one_does_the_rest)
     rig_fail(&g, 0, SHARE_REMOVE, 0);
     rig_pass(&g, 0);
     cr_assert_leq(rig_used(&g), bytes_with_marker(45 * 1064));
-    rig_end(&g);
 }
 
 /* Bytes in the bucket, and which it is: that of the first file. */
-static uint64_t bucket_bytes(const struct rig *g, uint8_t *bucket)
+static uint64_t bucket_bytes(uint8_t *bucket)
 {
-    const char *name = strstr(g->files[0].path, "/blocks/") + strlen("/blocks/");
+    const char *name = strstr(g.files[0].path, "/blocks/") + strlen("/blocks/");
     uint64_t bytes = 0;
 
     *bucket = (uint8_t)strtoul(name, NULL, 16);
-    for (unsigned i = 0; i < g->n; i++)
-        if (strncmp(strstr(g->files[i].path, "/blocks/") + strlen("/blocks/"), name, 3) == 0)
-            bytes += g->files[i].bytes;
+    for (unsigned i = 0; i < g.n; i++)
+        if (strncmp(strstr(g.files[i].path, "/blocks/") + strlen("/blocks/"), name, 3) == 0)
+            bytes += g.files[i].bytes;
     return bytes;
 }
 
 Test(share_gc, a_folder_that_can_not_be_listed_is_left_out_of_a_pass)
 {
-    struct rig g;
     uint64_t left;
     uint8_t bucket;
 
     rig_begin(&g, 50 * 1064);
-    for (unsigned i = 0; i < 100; i++)
-        rig_put(&g, 1, i, 0, 3600 + i * 60, 1064);
-    left = bucket_bytes(&g, &bucket);
+    lay(100);
+    left = bucket_bytes(&bucket);
     rig_fail_lists(&g, 0, bucket, GC_TRIES); /* in the first of its sweeps */
     rig_pass(&g, 0);
     cr_assert_eq(g.hosts[0].metrics.share_gc_failed, 1);
     cr_assert_leq(rig_used(&g), bytes_with_marker(45 * 1064) + left);
     rig_pass(&g, 0);
     cr_assert_eq(g.hosts[0].metrics.share_gc_failed, 1);
-    rig_end(&g);
 }
 
 Test(share_gc, purge_tells_of_a_folder_that_can_not_be_listed)
 {
-    struct rig g, other;
     uint64_t left;
     uint8_t bucket;
     int status;
 
-    rig_begin(&g, 0);
-    rig_begin_beside(&other, &g);
+    begin_both();
     for (unsigned i = 0; i < 100; i++)
         rig_put(&g, 1, i, 0, 10, 100);
-    left = bucket_bytes(&g, &bucket);
+    left = bucket_bytes(&bucket);
     rig_fail_lists(&g, 0, bucket, GC_TRIES);
-    cr_assert_eq(rig_purge(&g, &other, 1, &status), 100 - left / 100);
+    cr_assert_eq(rig_purge(&g, &beside, 1, &status), 100 - left / 100);
     cr_assert_eq(status, -EIO);
     cr_assert_eq(rig_used(&g), left);
-    rig_end(&other);
-    rig_end(&g);
 }
 
 Test(share_gc, stopped_in_a_pass_it_ends)
 {
-    struct rig g;
-
     rig_begin(&g, 50 * 1064);
-    for (unsigned i = 0; i < 2000; i++)
-        rig_put(&g, 1, i, 0, 3600 + i * 60, 1064);
+    lay(2000);
     cr_assert_eq(gc_run(g.hosts[0].gc), 0);
-    rig_sleep(&g, 15);
-    rig_end(&g); /* stops it and waits until it is not busy */
+    rig_sleep(&g, 15); /* the suite stops it and waits until it is not busy */
 }
 
 /* ---- to the next root ---- */
 
 Test(share_gc, demoted_files_keep_their_bytes)
 {
-    struct rig g, cold;
     uint64_t demoted = 0;
 
-    rig_begin(&g, 0);
-    rig_begin_beside(&cold, &g);
+    begin_both();
     for (unsigned i = 0; i < 60; i++)
         rig_write(&g, 1, i, i % 2, 86400 - i * 600, 200000 + i);
-    rig_write(&cold, 1, 0, 0, 60, 200000);   /* one that is there already */
+    rig_write(&beside, 1, 0, 0, 60, 200000); /* one that is there already */
     rig_put(&g, 1, 1000, 0, 864000, 200000); /* one that is no block file but in name */
-    rig_next(&g, 0, cold.hosts[0].root);
-    g.hosts[0].root->config.capacity_bytes = 30 * 200000;
+    rig_next(&g, 0, beside.hosts[0].root);
+    capacity(30 * 200000);
     rig_pass(&g, 0);
     cr_assert_leq(rig_used(&g), bytes_with_marker(27 * 200000));
     for (unsigned i = 0; i < 60; i++) {
-        bool there = rig_read(&cold, 1, i, i % 2, 200000 + i) == 0;
+        bool there = rig_read(&beside, 1, i, i % 2, 200000 + i) == 0;
 
         demoted += there;
         cr_assert(there || rig_read(&g, 1, i, i % 2, 200000 + i) == 0, "block %u is lost", i);
     }
     cr_assert_geq(demoted, 32);
     cr_assert_eq(g.hosts[0].metrics.share_gc_demoted, demoted - 1);
-    cr_assert_not(rig_has(&cold, 1, 1000, 0));
-    rig_end(&cold);
-    rig_end(&g);
+    cr_assert_not(rig_has(&beside, 1, 1000, 0));
 }
 
 Test(share_gc, stopped_while_files_are_copied_it_ends)
 {
-    struct rig g, cold;
-
     for (unsigned ms = 0; ms < 60; ms += 12) {
-        rig_begin(&g, 0);
-        rig_begin_beside(&cold, &g);
-        for (unsigned i = 0; i < 40; i++)
-            rig_write(&g, 1, i, 0, 86400 - i * 600, 500000);
-        rig_next(&g, 0, cold.hosts[0].root);
-        g.hosts[0].root->config.capacity_bytes = 500000;
+        begin_both();
+        lay_whole(40, 500000);
+        rig_next(&g, 0, beside.hosts[0].root);
+        capacity(500000);
         cr_assert_eq(gc_run(g.hosts[0].gc), 0);
         rig_sleep(&g, 20 + ms);
         rig_host_end(&g, &g.hosts[0]);
         memset(&g.hosts[0], 0, sizeof(g.hosts[0]));
-        rig_end(&cold);
-        rig_end(&g);
+        teardown();
+        g.loop = beside.loop = NULL;
     }
 }
 
 Test(share_gc, a_next_root_that_fails_holds_nothing_up)
 {
-    struct rig g, cold;
-
-    rig_begin(&g, 0);
-    rig_begin_beside(&cold, &g);
-    for (unsigned i = 0; i < 40; i++)
-        rig_write(&g, 1, i, 0, 86400 - i * 600, 100000);
-    rig_next(&g, 0, cold.hosts[0].root);
-    rig_fail(&cold, 0, SHARE_WRITE, -ENOSPC);
-    g.hosts[0].root->config.capacity_bytes = 20 * 100000;
+    begin_both();
+    lay_whole(40, 100000);
+    rig_next(&g, 0, beside.hosts[0].root);
+    rig_fail(&beside, 0, SHARE_WRITE, -ENOSPC);
+    capacity(20 * 100000);
     rig_pass(&g, 0);
     cr_assert_leq(rig_used(&g), bytes_with_marker(18 * 100064));
     cr_assert_eq(g.hosts[0].metrics.share_gc_demoted, 0);
-    rig_end(&cold);
-    rig_end(&g);
 }
 
 /* ---- purge ---- */
 
 Test(share_gc, purge_tells_of_a_root_that_fails_and_sweeps_the_others)
 {
-    struct rig g, other;
     int status;
 
-    rig_begin(&g, 0);
-    rig_begin_beside(&other, &g);
+    begin_both();
     for (unsigned i = 0; i < 50; i++) {
         rig_put(&g, 1, i, 0, 10, 100);
-        rig_put(&other, 1, i, 0, 10, 100);
+        rig_put(&beside, 1, i, 0, 10, 100);
     }
-    rig_fail(&other, 0, SHARE_REMOVE, -EIO);
-    cr_assert_eq(rig_purge(&g, &other, 1, &status), 50);
+    rig_fail(&beside, 0, SHARE_REMOVE, -EIO);
+    cr_assert_eq(rig_purge(&g, &beside, 1, &status), 50);
     cr_assert_eq(status, -EIO);
     cr_assert_eq(rig_used(&g), 0);
-    rig_end(&other);
-    rig_end(&g);
 }
 
 Test(share_gc, purge_cancelled_tells_nobody)
 {
-    struct rig g, other;
     struct rig_purge p;
     struct share share;
 
-    rig_begin(&g, 0);
-    rig_begin_beside(&other, &g);
+    begin_both();
     for (unsigned i = 0; i < 500; i++)
         rig_put(&g, 1, i, 0, 10, 100);
-    rig_purge_begin(&g, &other, 1, &p, &share);
+    rig_purge_begin(&g, &beside, 1, &p, &share);
     rig_sleep(&g, 10);
     share_purge_cancel(&share, &p.purge);
     share_purge_cancel(&share, &p.purge); /* harmless */
     rig_purge_wait(&g, &share);
     cr_assert_eq(p.reports, 0);
-    rig_end(&other);
-    rig_end(&g);
 }
 
 Test(share_gc, purges_end_when_the_daemon_stops)
 {
-    struct rig g, other;
     struct rig_purge p;
     struct share share;
 
-    rig_begin(&g, 0);
-    rig_begin_beside(&other, &g);
-    rig_purge_begin(&g, &other, 1, &p, &share);
+    begin_both();
+    rig_purge_begin(&g, &beside, 1, &p, &share);
     share_purges_stop(&share);
     rig_purge_wait(&g, &share);
     cr_assert_eq(p.reports, 1);
     cr_assert_eq(p.status, -ECANCELED);
-    rig_end(&other);
-    rig_end(&g);
 }

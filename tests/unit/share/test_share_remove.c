@@ -9,8 +9,6 @@
 #define KEYS 5000u
 #define PARTS 4u
 
-static struct share *share;
-
 struct job {
     struct share_removal r;
     uint8_t keys[KEYS][32];
@@ -52,40 +50,14 @@ static void begin(struct job *j, uint32_t tenant, uint32_t first, uint32_t n, ui
     cr_assert_eq(j->calls, 0, "done_cb ran inside the call");
 }
 
-static struct share_settings settings(uint32_t roots)
+TestSuite(share_remove, .init = rig_setup, .fini = share_teardown, .timeout = 60);
+
+/* How it ended; at the latest in `ms` of the loop. */
+static int outcome(struct job *j, uint64_t ms)
 {
-    static const char *const targets[] = {"/0", "/1", "/2"};
-    struct share_settings s = {.loop = &rig.loop,
-                               .deadlines = &rig.deadlines,
-                               .metrics = &rig.metrics,
-                               .host = "h",
-                               .negative_ms = 2000,
-                               .deadline_ms = 200,
-                               .n = roots};
-
-    for (uint32_t i = 0; i < roots; i++)
-        s.roots[i] =
-            (struct share_root_config){.ops = &rig_backend, .target = targets[i], .depth = 16};
-    return s;
+    cr_assert(rig_run(&j->done, ms));
+    return j->status;
 }
-
-static void open_with(struct share_settings s)
-{
-    cr_assert_eq(share_new(&s, &share), 0);
-}
-
-static void teardown(void)
-{
-    share_stop(share);
-    for (int i = 0; i < RIG_ROOTS; i++)
-        rig_let_go(&rig.servers[i]);
-    rig_run(NULL, 30);
-    cr_assert_eq(share_busy(share), 0);
-    share_close(share);
-    rig_teardown();
-}
-
-TestSuite(share_remove, .init = rig_setup, .fini = teardown, .timeout = 60);
 
 static void put(uint32_t root, uint32_t first, uint32_t n)
 {
@@ -110,14 +82,13 @@ static unsigned asked(uint32_t root)
 /* The first is known nowhere and lies on root 0, the second is known on root 1, the third is nowhere. */
 Test(share_remove, all_parts_are_asked_for_where_the_highest_was)
 {
-    open_with(settings(2));
+    open_with(settings_of(2));
     put(0, 0, 1);
     put(1, 1, 1);
     job_init(&one, 1, 0, 3, PARTS);
     one.whole[1] = 2;
     share_removal_begin(share, &one.r);
-    cr_assert(rig_run(&one.done, 1000));
-    cr_expect_eq(one.status, 0);
+    cr_expect_eq(outcome(&one, 1000), 0);
     cr_expect_eq(asked(0), PARTS + 1 + 1);
     cr_expect_eq(asked(1), 1 + PARTS + 1);
     cr_expect_eq(left(0) + left(1), 0u);
@@ -125,7 +96,7 @@ Test(share_remove, all_parts_are_asked_for_where_the_highest_was)
 
 Test(share_remove, few_of_many_wait_at_the_root)
 {
-    open_with(settings(1));
+    open_with(settings_of(1));
     put(0, 0, KEYS);
     begin(&one, 1, 0, KEYS, 1);
     cr_expect_eq(asked(0) + share->roots[0]->queued[SHARE_BACKGROUND], 64u);
@@ -136,7 +107,7 @@ Test(share_remove, few_of_many_wait_at_the_root)
 
 Test(share_remove, a_tenant_does_not_wait_for_what_another_one_has_queued)
 {
-    open_with(settings(1));
+    open_with(settings_of(1));
     put(0, 0, KEYS + 8);
     rig.servers[0].latency_ms = 1;
     begin(&one, 1, 0, KEYS, 1);
@@ -152,7 +123,7 @@ Test(share_remove, a_tenant_does_not_wait_for_what_another_one_has_queued)
 
 Test(share_remove, jobs_of_one_tenant_take_turns)
 {
-    open_with(settings(1));
+    open_with(settings_of(1));
     put(0, 0, KEYS + 8);
     rig.servers[0].latency_ms = 1;
     begin(&one, 1, 0, KEYS, 1);
@@ -165,7 +136,7 @@ Test(share_remove, a_full_queue_is_waited_for)
 {
     struct block_file_id id = rig_id(1);
 
-    open_with(settings(1));
+    open_with(settings_of(1));
     put(0, 0, 10);
     rig.servers[0].hangs = true;
     while (share_submit_background(share, 0, SHARE_TOUCH, &id, 0) == 0)
@@ -174,20 +145,18 @@ Test(share_remove, a_full_queue_is_waited_for)
     rig_run(NULL, 20);
     cr_expect_eq(asked(0), 0u);
     rig_let_go(&rig.servers[0]);
-    cr_assert(rig_run(&one.done, 1000));
-    cr_expect_eq(one.status, 0);
+    cr_expect_eq(outcome(&one, 1000), 0);
     cr_expect_eq(left(0), 0u);
 }
 
 Test(share_remove, a_root_that_hangs_is_told_of_and_the_others_are_done)
 {
-    open_with(settings(2));
+    open_with(settings_of(2));
     put(0, 0, 500);
     put(1, 0, 500);
     rig.servers[0].hangs = true;
     begin(&one, 1, 0, 500, 1);
-    cr_assert(rig_run(&one.done, 10000));
-    cr_expect_eq(one.status, -ETIMEDOUT);
+    cr_expect_eq(outcome(&one, 10000), -ETIMEDOUT);
     cr_expect_eq(left(1), 0u);
 }
 
@@ -195,7 +164,7 @@ Test(share_remove, cancelled_while_a_root_hangs_it_is_the_callers_again)
 {
     struct block_file_id id = rig_id(50); /* it waits */
 
-    open_with(settings(1));
+    open_with(settings_of(1));
     put(0, 0, 500);
     rig.servers[0].hangs = true;
     begin(&one, 1, 0, 500, 1);
@@ -214,44 +183,39 @@ Test(share_remove, cancelled_while_a_root_hangs_it_is_the_callers_again)
 
 Test(share_remove, a_root_that_fails_is_told_of_and_asked_no_more)
 {
-    open_with(settings(2));
+    open_with(settings_of(2));
     put(1, 0, KEYS);
     rig.servers[0].fails[SHARE_REMOVE] = rig.servers[0].fails[SHARE_CHECK] = -EIO;
     begin(&one, 1, 0, KEYS, PARTS);
-    cr_assert(rig_run(&one.done, 60000));
-    cr_expect_eq(one.status, -EIO);
+    cr_expect_eq(outcome(&one, 60000), -EIO);
     cr_expect_lt(asked(0), 64u);
     cr_expect_eq(left(1), 0u);
     begin(&two, 1, 0, 1, 1);
-    cr_assert(rig_run(&two.done, 1000));
-    cr_expect_eq(two.status, -EHOSTDOWN);
+    cr_expect_eq(outcome(&two, 1000), -EHOSTDOWN);
 }
 
 Test(share_remove, a_root_that_is_read_only_is_left_alone)
 {
-    struct share_settings s = settings(2);
+    struct share_settings s = settings_of(2);
 
     s.roots[0].read_only = true;
     open_with(s);
     put(0, 0, 3);
     put(1, 0, 3);
     begin(&one, 1, 0, 3, 1);
-    cr_assert(rig_run(&one.done, 1000));
-    cr_expect_eq(one.status, 0);
+    cr_expect_eq(outcome(&one, 1000), 0);
     cr_expect(left(0) == 3 && left(1) == 0);
 }
 
 Test(share_remove, a_stop_ends_it)
 {
-    open_with(settings(1));
+    open_with(settings_of(1));
     put(0, 0, 500);
     begin(&one, 1, 0, 500, 1);
     share_stop(share);
     begin(&two, 1, 0, 500, 1);
-    cr_assert(rig_run(&one.done, 1000));
-    cr_expect_eq(one.status, -ECANCELED);
-    cr_assert(rig_run(&two.done, 1000));
-    cr_expect_eq(two.status, -ECANCELED);
+    cr_expect_eq(outcome(&one, 1000), -ECANCELED);
+    cr_expect_eq(outcome(&two, 1000), -ECANCELED);
 }
 
 /* What a lookup had found before is not remembered behind the removal. */
@@ -259,7 +223,7 @@ Test(share_remove, what_was_found_before_is_not_known_afterwards)
 {
     struct block_file_id id = rig_id(1);
 
-    open_with(settings(1));
+    open_with(settings_of(1));
     share_remember_found(share, &id, 0, share->removed);
     cr_expect_eq(share_recall(share, &id, 0), SHARE_KNOWN_FOUND);
     put(0, 1, 1);
@@ -276,7 +240,7 @@ Test(share_remove, what_was_found_before_is_not_known_afterwards)
 
 static void open_with_seeds(const char *folder)
 {
-    struct share_settings s = settings(1);
+    struct share_settings s = settings_of(1);
 
     rig_clock_ns = 0; /* a thread reads the folder */
     uv_update_time(&rig.loop);
@@ -297,8 +261,7 @@ Test(share_remove, a_name_that_is_not_known_yet_is_waited_for)
 
     cr_assert(mkdtemp(folder));
     open_with_seeds(folder);
-    cr_assert(rig_run(&one.done, 20000));
-    cr_expect_eq(one.status, 0);
+    cr_expect_eq(outcome(&one, 20000), 0);
     cr_expect_neq(memcmp(one.r.name, one.r.fingerprint, sizeof(one.r.name)), 0);
     cr_expect_eq(left(0), 0u);
     while (wipe(folder) != 0) /* the thread may still be removing its temporary file there */
@@ -308,7 +271,6 @@ Test(share_remove, a_name_that_is_not_known_yet_is_waited_for)
 Test(share_remove, a_name_that_can_not_be_known_is_told_of)
 {
     open_with_seeds("/nonexistent/seeds");
-    cr_assert(rig_run(&one.done, 20000));
-    cr_expect_eq(one.status, -ENOKEY);
+    cr_expect_eq(outcome(&one, 20000), -ENOKEY);
     cr_expect_eq(left(0), 3u);
 }
