@@ -2,7 +2,21 @@
 #include "daemon/config/table.h"
 #include "tests/unit/config/config_rig.h"
 
-TestSuite(config, .init = setup, .fini = teardown);
+static struct config fresh; /* another one, with the defaults until a test changes it */
+
+static void begin(void)
+{
+    setup();
+    config_init(&fresh);
+}
+
+static void end(void)
+{
+    config_free(&fresh);
+    teardown();
+}
+
+TestSuite(config, .init = begin, .fini = end);
 
 /* The text is refused in this line, and what it says has `says` in it. */
 static void refused(const char *text, unsigned line, const char *says)
@@ -66,14 +80,10 @@ Test(config, the_table_is_sound)
 
 Test(config, the_file_that_ships_holds_the_defaults_and_every_key)
 {
-    struct config fresh;
-
-    config_init(&fresh);
     cr_assert_eq(config_read(&c, "config/ucmd.yaml", &e), 0, "%s", e.text);
     all_equal(&c, &fresh);
     for (size_t i = 0; i < config_key_count; i++)
         cr_assert_eq(c.origin.line[i] == 0, config_keys[i].internal, "%s", config_keys[i].name);
-    config_free(&fresh);
 }
 
 /* Standard output of config_print; the caller frees it. */
@@ -115,7 +125,6 @@ Test(config, the_file_that_ships_is_what_print_prints)
 
 Test(config, what_is_printed_reads_back_the_same)
 {
-    struct config back;
     char *text;
 
     set("socket=/tmp/with \"quotes\" and \\ and #/a: b.sock");
@@ -134,12 +143,10 @@ Test(config, what_is_printed_reads_back_the_same)
     text = printed(&c);
     write_bytes(text, strlen(text));
     free(text);
-    config_init(&back);
-    cr_assert_eq(config_read(&back, file, &e), 0, "%s", e.text);
-    all_equal(&back, &c);
-    cr_assert_eq(back.arena_size, 1048577);
-    cr_assert_str_eq(back.socket_group, "null");
-    config_free(&back);
+    cr_assert_eq(config_read(&fresh, file, &e), 0, "%s", e.text);
+    all_equal(&fresh, &c);
+    cr_assert_eq(fresh.arena_size, 1048577);
+    cr_assert_str_eq(fresh.socket_group, "null");
 }
 
 /* ---- values ---- */
@@ -269,8 +276,6 @@ Test(config, set_wants_a_known_key_and_a_value)
 
 Test(config, a_file_changes_what_it_names_and_nothing_else)
 {
-    struct config fresh;
-
     cr_assert_eq(read_text("# a comment\n"
                            "arena:\n"
                            "  size: 8GiB\n"
@@ -286,12 +291,10 @@ Test(config, a_file_changes_what_it_names_and_nothing_else)
     cr_assert_eq(c.socket_mode, 0600);
     cr_assert_eq(c.nvme_paths.n, 2);
     cr_assert_str_eq(c.nvme_paths.item[1], "/b c");
-    config_init(&fresh);
     set("arena.size=4GiB");
     set("socket_mode=0660");
     set("nvme.paths=");
     all_equal(&c, &fresh);
-    config_free(&fresh);
 }
 
 Test(config, empty_files_mean_the_defaults)
@@ -438,9 +441,6 @@ static void assert_change(const char *key, bool restart, const char *from, const
 
 Test(config, reload_takes_what_is_reloadable_and_names_the_rest)
 {
-    struct config fresh;
-
-    config_init(&fresh);
     cr_assert_eq(config_set(&fresh, "log.level=debug", &e), 0);
     cr_assert_eq(config_set(&fresh, "request.deadline=5s", &e), 0);
     config_reload(&c, &fresh, &changes);
@@ -448,14 +448,10 @@ Test(config, reload_takes_what_is_reloadable_and_names_the_rest)
     assert_change("log.level", false, "info", "debug");
     cr_assert_eq(c.log_level, LOG_DEBUG);
     cr_assert_eq(c.deadline_ms, 5000);
-    config_free(&fresh);
 }
 
 Test(config, reload_names_every_key_that_needs_a_restart)
 {
-    struct config fresh;
-
-    config_init(&fresh);
     cr_assert_eq(config_set(&fresh, "arena.size=8GiB", &e), 0);
     cr_assert_eq(config_set(&fresh, "nvme.paths=/a", &e), 0);
     cr_assert_eq(config_set(&fresh, "arena.keep=/dev/shm/ucmd", &e), 0);
@@ -470,15 +466,11 @@ Test(config, reload_names_every_key_that_needs_a_restart)
     cr_assert_eq(c.arena_size, 4ull << 30);
     cr_assert_eq(c.nvme_paths.n, 0);
     cr_assert_eq(fresh.arena_size, 8ull << 30, "what the next start will find");
-    config_free(&fresh);
 }
 
 Test(config, reload_takes_over_tenants_and_admins)
 {
-    struct config fresh;
-
     write_bytes("tenants: [a uid:1, b uid:2 gid:3]\nadmins: [\"uid:7\"]\n", 51);
-    config_init(&fresh);
     cr_assert_eq(config_read(&fresh, file, &e), 0, "%s", e.text);
     config_reload(&c, &fresh, &changes);
     cr_assert_eq(changes.n, 2);
@@ -491,15 +483,12 @@ Test(config, reload_takes_over_tenants_and_admins)
     config_reload(&c, &fresh, &changes);
     assert_change("tenants", false, "[a uid:1, b uid:2 gid:3]", "[]");
     cr_assert_eq(c.tenants.n, 0);
-    config_free(&fresh);
 }
 
 Test(config, reload_shows_a_long_list_in_part)
 {
-    struct config fresh;
     char text[40];
 
-    config_init(&fresh);
     for (unsigned i = 0; i < 1000; i++) {
         snprintf(text, sizeof(text), "tenant-%u uid:%u", i, i);
         cr_assert_eq(config_list_add(&fresh.tenants, text), 0);
@@ -509,15 +498,11 @@ Test(config, reload_shows_a_long_list_in_part)
     cr_assert_not_null(strstr(changes.change[0].to, "tenant-0 uid:0, tenant-1 uid:1, "));
     cr_assert_not_null(strstr(changes.change[0].to, " more]"));
     cr_assert_eq(c.tenants.n, 1000);
-    config_free(&fresh);
 }
 
 Test(config, reload_keeps_where_each_key_was_set)
 {
-    struct config fresh;
-
     cr_assert_eq(read_text("log:\n  level: warn\narena:\n  size: 2GiB\n"), 0);
-    config_init(&fresh);
     write_bytes("\n\nlog:\n  level: warn\narena:\n  size: 1GiB\n", 41);
     cr_assert_eq(config_read(&fresh, file, &e), 0, "%s", e.text);
     config_reload(&c, &fresh, &changes);
@@ -525,19 +510,14 @@ Test(config, reload_keeps_where_each_key_was_set)
     cr_assert_eq(c.origin.line[config_key_index(config_key_find("log.level"))], 4);
     cr_assert_eq(c.origin.line[config_key_index(config_key_find("arena.size"))],
                  CONFIG_LINE_EARLIER);
-    config_free(&fresh);
 }
 
 Test(config, reload_leaves_what_the_command_line_set)
 {
-    struct config fresh;
-
-    config_init(&fresh);
     set("log.level=debug");
     set("arena.size=8GiB");
     config_reload(&c, &fresh, &changes);
     cr_assert_eq(changes.n, 0);
     cr_assert_eq(c.log_level, LOG_DEBUG);
     cr_assert_eq(c.arena_size, 8ull << 30);
-    config_free(&fresh);
 }

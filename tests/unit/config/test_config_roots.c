@@ -35,21 +35,27 @@ static void check_refused(const char *begin, const char *right)
     cr_assert_not_null(strstr(e.text, right), "%s", e.text);
 }
 
-static uint32_t roots_of(struct config_root out[UCM_MAX_ROOTS])
+static void set_refused(const char *text, const char *begin, const char *right)
+{
+    set(text);
+    check_refused(begin, right);
+}
+
+static struct config_root roots[UCM_MAX_ROOTS];
+
+static uint32_t roots_read(void)
 {
     uint32_t n;
 
-    cr_assert_eq(config_roots(&c, out, &n, &e), 0, "%s", e.text);
+    cr_assert_eq(config_roots(&c, roots, &n, &e), 0, "%s", e.text);
     return n;
 }
 
 Test(config_roots, a_folder_is_a_process)
 {
-    struct config_root roots[UCM_MAX_ROOTS];
-
     set("share.threads=5");
     set("share.roots=/mnt/kv capacity=1TiB,/b");
-    cr_assert_eq(roots_of(roots), 2);
+    cr_assert_eq(roots_read(), 2);
     cr_assert_str_eq(roots[0].target, "/mnt/kv");
     cr_assert_eq(roots[0].capacity_bytes, 1ull << 40);
     cr_assert_str_eq(roots[0].process.folder, "/mnt/kv");
@@ -58,20 +64,18 @@ Test(config_roots, a_folder_is_a_process)
     cr_assert_not_null(strstr(roots[1].process.command, "/ucmd-backend-folder /b 6"));
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
     set("arena.extent=1MiB");
-    cr_assert_eq(roots_of(roots), 2);
+    cr_assert_eq(roots_read(), 2);
     cr_assert_eq(roots[0].process.buffer_bytes, 5 * ((1u << 20) + 8192));
-    set("share.roots=/a/with space");
-    check_refused("--set: share.roots: \"space\" behind /a/with", "capacity=SIZE nor ro");
+    set_refused("share.roots=/a/with space", "--set: share.roots: \"space\" behind /a/with",
+                "capacity=SIZE nor ro");
 }
 
 Test(config_roots, roots)
 {
-    struct config_root roots[UCM_MAX_ROOTS];
-
-    cr_assert_eq(roots_of(roots), 0);
+    cr_assert_eq(roots_read(), 0);
     set("share.roots=/mnt/kv/ capacity=10TiB,nfs://10.0.0.5/export/kv?version=3 ro,/b ro "
         "capacity=1GiB");
-    cr_assert_eq(roots_of(roots), 3);
+    cr_assert_eq(roots_read(), 3);
     cr_assert_str_eq(roots[0].target, "/mnt/kv");
     cr_assert_eq(roots[0].capacity_bytes, 10ull << 40);
     cr_assert_not(roots[0].read_only);
@@ -82,12 +86,10 @@ Test(config_roots, roots)
 
 Test(config_roots, processes)
 {
-    struct config_root roots[UCM_MAX_ROOTS];
-
     set("share.roots=process:cold capacity=1TiB network write=/mnt/kv read=/etc/x memory=3GiB "
         "buffer=1GiB -- /usr/x -- y,"
         "process:b ro -- /usr/z");
-    cr_assert_eq(roots_of(roots), 2);
+    cr_assert_eq(roots_read(), 2);
     cr_assert_str_eq(roots[0].target, "process:cold");
     cr_assert_str_eq(roots[0].process.command, "/usr/x -- y");
     cr_assert_str_eq(roots[0].process.folder, "/mnt/kv");
@@ -103,43 +105,30 @@ Test(config_roots, processes)
 
 Test(config_roots, processes_that_are_refused)
 {
-    set("share.roots=process: -- /x");
-    check_refused("", "a name of 1 to 63");
-    set("share.roots=process:a/b -- /x");
-    check_refused("", "a name of 1 to 63");
-    set("share.roots=process:a");
-    check_refused("", "behind its options stand --");
-    set("share.roots=process:a --");
-    check_refused("", "behind its options stand --");
-    set("share.roots=process:a -- x");
-    check_refused("", "an absolute path");
-    set("share.roots=process:a fast -- /x");
-    check_refused("", "read=PATH or write=FOLDER");
-    set("share.roots=process:a buffer=1MiB -- /x");
-    check_refused("", "write buffer=67112960");
-    set("share.roots=process:a write=b -- /x");
-    check_refused("", "an absolute path");
-    set("share.roots=/a network");
-    check_refused("", "neither capacity=SIZE nor ro;");
-    set("share.roots=process:a -- /x,process:a -- /y");
-    check_refused("", "there twice");
+    set_refused("share.roots=process: -- /x", "", "a name of 1 to 63");
+    set_refused("share.roots=process:a/b -- /x", "", "a name of 1 to 63");
+    set_refused("share.roots=process:a", "", "behind its options stand --");
+    set_refused("share.roots=process:a --", "", "behind its options stand --");
+    set_refused("share.roots=process:a -- x", "", "an absolute path");
+    set_refused("share.roots=process:a fast -- /x", "", "read=PATH or write=FOLDER");
+    set_refused("share.roots=process:a buffer=1MiB -- /x", "", "write buffer=67112960");
+    set_refused("share.roots=process:a write=b -- /x", "", "an absolute path");
+    set_refused("share.roots=/a network", "", "neither capacity=SIZE nor ro;");
+    set_refused("share.roots=process:a -- /x,process:a -- /y", "", "there twice");
 }
 
 Test(config_roots, roots_that_make_no_sense)
 {
-    set("share.roots=/a capacity=10GB");
-    check_refused("--set: share.roots: \"10GB\"", "write 10GiB");
-    set("share.roots=/a rw");
-    check_refused("--set: share.roots: \"rw\" behind /a", "capacity=SIZE nor ro");
-    set("share.roots=/a,/a/");
-    check_refused("--set: share.roots: /a is there twice", "once");
-    set("share.roots=nfs://server");
-    check_refused("--set: share.roots: \"nfs://server\": write the path", "nfs://server/export");
-    set("share.roots=b");
-    check_refused("--set: share.roots: \"b\" is neither", "absolute path");
+    set_refused("share.roots=/a capacity=10GB", "--set: share.roots: \"10GB\"", "write 10GiB");
+    set_refused("share.roots=/a rw", "--set: share.roots: \"rw\" behind /a",
+                "capacity=SIZE nor ro");
+    set_refused("share.roots=/a,/a/", "--set: share.roots: /a is there twice", "once");
+    set_refused("share.roots=nfs://server", "--set: share.roots: \"nfs://server\": write the path",
+                "nfs://server/export");
+    set_refused("share.roots=b", "--set: share.roots: \"b\" is neither", "absolute path");
     set("share.roots=/b");
-    set("share.deadline=20ms");
-    check_refused("--set: share.deadline (20ms) is smaller than share.lookup_deadline", "raise it");
+    set_refused("share.deadline=20ms",
+                "--set: share.deadline (20ms) is smaller than share.lookup_deadline", "raise it");
 }
 
 /* What the start would refuse, the check refuses, and says where it was set. */
@@ -208,11 +197,9 @@ Test(config_roots, a_folder_that_takes_no_writes_is_warned_of)
 
 Test(config_roots, a_bucket_is_a_process)
 {
-    struct config_root roots[UCM_MAX_ROOTS];
-
     set("share.roots=s3://kv/a?region=eu-1&endpoint=https://h:9 capacity=1GiB memory=1GiB,s3://b "
         "read=/srv/key buffer=1GiB");
-    cr_assert_eq(roots_of(roots), 2);
+    cr_assert_eq(roots_read(), 2);
     cr_assert_str_eq(strstr(roots[0].process.command, "/ucmd-backend-s3"),
                      "/ucmd-backend-s3 s3://kv/a?region=eu-1&endpoint=https://h:9");
     cr_assert(roots[0].process.network && roots[1].process.network);
@@ -221,20 +208,16 @@ Test(config_roots, a_bucket_is_a_process)
     cr_assert_eq(roots[0].process.memory_bytes, 1u << 30);
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
     cr_assert_eq(roots[1].process.buffer_bytes, 1u << 30);
-    set("share.roots=s3:///prefix");
-    check_refused("", "s3://BUCKET");
-    set("share.roots=s3://b buffer=1MiB");
-    check_refused("", "larger than arena.extent");
+    set_refused("share.roots=s3:///prefix", "", "s3://BUCKET");
+    set_refused("share.roots=s3://b buffer=1MiB", "", "larger than arena.extent");
 }
 
 Test(config_roots, a_mooncake_store_is_a_process)
 {
-    struct config_root roots[UCM_MAX_ROOTS];
-
     set("share.roots=mooncake://10.0.0.6:50051/kv?protocol=rdma&python=/srv/m/bin/python "
         "read=/srv/m "
         "ro");
-    cr_assert_eq(roots_of(roots), 1);
+    cr_assert_eq(roots_read(), 1);
     cr_assert_str_eq(strstr(roots[0].process.command, "/ucmd-backend-mooncake"),
                      "/ucmd-backend-mooncake "
                      "mooncake://10.0.0.6:50051/kv?protocol=rdma&python=/srv/m/bin/python");
@@ -242,19 +225,17 @@ Test(config_roots, a_mooncake_store_is_a_process)
     cr_assert(roots[0].read_only);
     cr_assert_str_eq(roots[0].process.read, "/srv/m");
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
-    set("share.roots=mooncake://10.0.0.6");
-    check_refused("", "mooncake://MASTER:PORT");
+    set_refused("share.roots=mooncake://10.0.0.6", "", "mooncake://MASTER:PORT");
 }
 
 /* It is a process of ucmd's own, which lies beside the daemon, or where it is installed: here is none. */
 Test(config_roots, an_nfs_server_is_a_process)
 {
-    struct config_root roots[UCM_MAX_ROOTS];
     char words[300];
     const char *path;
 
     set("share.roots=nfs://192.0.2.1/kv?version=3 capacity=1GiB ro");
-    cr_assert_eq(roots_of(roots), 1);
+    cr_assert_eq(roots_read(), 1);
     snprintf(words, sizeof(words), "/ucmd-backend-nfs nfs://192.0.2.1/kv?version=3 %u %u",
              (unsigned)geteuid(), (unsigned)getegid());
     path = strstr(roots[0].process.command, "/libexec/ucmd/ucmd-backend-nfs");
@@ -265,7 +246,7 @@ Test(config_roots, an_nfs_server_is_a_process)
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
     set("arena.size=1GiB");
     set("arena.extent=256MiB");
-    roots_of(roots);
+    roots_read();
     cr_assert_eq(roots[0].process.buffer_bytes, (256u << 20) + 4096, "it holds any part");
     cr_assert_eq(config_check_roots(&c, keep_cb, &e), 0, "%s", e.text);
     cr_assert_not_null(strstr(last, "/libexec/ucmd/ucmd-backend-nfs: No such file"), "%s", last);
