@@ -114,10 +114,12 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
 static inline void daemon_end(void)
 {
     device_set_free(set);
+    set = NULL;
     cr_assert_eq(uv_run(&loop, UV_RUN_DEFAULT), 0);
     cr_assert_eq(uv_loop_close(&loop), 0);
     free(slots);
     cr_assert_eq(wipe(folder), 0);
+    cr_assert_eq(fake_cuda_left(), 0);
 }
 
 /* ---- jobs ---- */
@@ -151,6 +153,19 @@ static inline int job_wait(struct test_job *j)
         uv_run(&loop, UV_RUN_ONCE);
     fake_cuda_fence();
     return j->status;
+}
+
+/* On the first GPU. */
+static inline void job_run(struct test_job *j)
+{
+    job_submit(j, gpu);
+    cr_assert_eq(job_wait(j), 0, "%s", j->job.error.text);
+}
+
+static inline void job_fails(struct test_job *j, int status, const char *part)
+{
+    cr_assert_eq(job_wait(j), status, "%d: %s", j->status, j->job.error.text);
+    cr_assert(strstr(j->job.error.text, part), "%s", j->job.error.text);
 }
 
 /* Lets the daemon's clock pass until the job is done. */
@@ -203,6 +218,15 @@ static inline int control(enum device_op op, struct device_region *region,
         memcpy(p.at, p.kept, sizeof(p.kept));
     *e = j.job.error;
     return rc;
+}
+
+static inline void open_refused(struct device_region *region, struct device_staging *ring,
+                                int status, const char *part)
+{
+    struct ucm_error e = {0};
+
+    cr_assert_eq(control(DEVICE_OPEN, region, ring, &e), status, "%s", e.text);
+    cr_assert(strstr(e.text, part), "%s", e.text);
 }
 
 static inline void loop_for(unsigned ms)
@@ -371,6 +395,8 @@ static inline void worker_end(struct worker_side *w)
 {
     struct ucm_error e = {0};
 
+    if (!w->region)
+        return; /* has ended */
     if (w->shared)
         ring_close(w);
     if (w->served)
@@ -379,6 +405,7 @@ static inline void worker_end(struct worker_side *w)
         cr_assert_eq(cuMemFree(w->slices), CUDA_SUCCESS);
     cr_assert_eq(control(DEVICE_CLOSE, w->region, NULL, &e), 0, "%s", e.text);
     region_free(w->region);
+    w->region = NULL;
     cr_assert_eq(cuMemFree(w->memory), CUDA_SUCCESS);
 }
 
@@ -439,6 +466,69 @@ static inline void copy_half(struct test_job *j, struct worker_side *w, enum dev
     copy_init(j, w, op);
     for (uint32_t i = half_first(op); i < BLOCKS; i += 2)
         copy_add(j, w, i, i);
+}
+
+/* Every block, to the slot of its number. */
+static inline void copy_all(struct test_job *j, struct worker_side *w, enum device_op op)
+{
+    copy_init(j, w, op);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        copy_add(j, w, i, i);
+}
+
+/* What a worker's copies may wait for. */
+struct worker_event {
+    CUevent event;
+    uint8_t handle[64];
+};
+
+static inline void event_begin(struct worker_event *e, bool signalled)
+{
+    cr_assert_eq(cuEventCreate(&e->event, 0), CUDA_SUCCESS);
+    fake_cuda_event_signal(e->event, signalled);
+    fake_cuda_event_handle(e->event, e->handle);
+}
+
+static inline void copy_half_behind(struct test_job *j, struct worker_side *w, enum device_op op,
+                                    struct worker_event *e, uint64_t ms)
+{
+    copy_half(j, w, op);
+    j->job.event = e->handle;
+    j->job.deadline_ms = fake_clock_ms() + ms;
+    job_submit(j, gpu);
+}
+
+/* ---- orders, as a companion sees them ---- */
+
+/* How many of this direction there are in this phase; -1: of any. */
+static inline unsigned orders_in(const struct worker_side *w, enum ucm_staging_phase phase,
+                                 int direction)
+{
+    const struct ucm_staging *ring = w->shared;
+    unsigned n = 0;
+
+    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++)
+        if (ucm_staging_phase_of(atomic_load(&ring->words.slices[i].state)) == phase)
+            n += direction < 0 || (ring->orders[i].direction & 1) == (uint32_t)direction;
+    return n;
+}
+
+static inline void orders_await(const struct worker_side *w, enum ucm_staging_phase phase,
+                                int direction)
+{
+    while (orders_in(w, phase, direction) == 0)
+        uv_run(&loop, UV_RUN_NOWAIT);
+}
+
+/* Takes posted orders to `to`. Having seen the first of them revoked, the daemon may revoke the next itself. */
+static inline void orders_move(const struct worker_side *w, enum ucm_staging_phase to)
+{
+    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
+        uint64_t state = atomic_load(&w->shared->words.slices[i].state);
+
+        if (ucm_staging_phase_of(state) == STAGING_POSTED)
+            (void)ucm_staging_move(w->shared, i, ucm_staging_tag_of(state), STAGING_POSTED, to);
+    }
 }
 
 /* The same copy between shadows of slots and memory. */

@@ -31,4 +31,14 @@ static inline void refused(int r, const char *part)
                        part);
 }
 
+/* The call is refused while one field of what it takes is another. */
+#define REFUSED_WITH(good, field, value, call, part)                                               \
+    do {                                                                                           \
+        __typeof__(good) was = good;                                                               \
+                                                                                                   \
+        good.field = value;                                                                        \
+        refused(call, part);                                                                       \
+        good = was;                                                                                \
+    } while (0)
+
 #endif

@@ -5,7 +5,17 @@
 #include "tests/unit/cuda/cuda_rig.h"
 
 static struct worker_side a, b;
-static uint8_t *want_slots, *want_memory;
+
+static void end(void)
+{
+    if (!set)
+        return; /* the test did it */
+    worker_end(&a);
+    worker_end(&b);
+    daemon_end();
+}
+
+TestSuite(cuda_copy, .fini = end, .timeout = 60);
 
 /* ---- random copies ---- */
 
@@ -56,6 +66,7 @@ static void round_of(struct worker_side *w, uint64_t seed)
 {
     static struct test_job jobs[JOBS_MAX];
     unsigned n = jobs_make(jobs, w, &seed);
+    uint8_t *want_slots = bytes_pages(BLOCKS * w->slot_bytes), *want_memory = bytes_pages(w->bytes);
 
     bytes_random(slots, BLOCKS * w->slot_bytes, seed);
     bytes_random((void *)(uintptr_t)w->memory, w->bytes, seed + 1);
@@ -69,6 +80,8 @@ static void round_of(struct worker_side *w, uint64_t seed)
         cr_assert_eq(job_wait(&jobs[i]), 0, "%s", jobs[i].job.error.text);
     cr_assert_eq(memcmp(slots, want_slots, BLOCKS * w->slot_bytes), 0, "slots");
     cr_assert_eq(memcmp((void *)(uintptr_t)w->memory, want_memory, w->bytes), 0, "memory");
+    free(want_slots);
+    free(want_memory);
 }
 
 static uint64_t staged_bytes(void)
@@ -91,65 +104,52 @@ static void strategy_test(enum copy_strategy strategy, bool companion)
         worker_begin(&a, getpid(), shapes[s].planes, shapes[s].chunk, shapes[s].gap);
         if (companion)
             worker_companion(&a, 131072, 4);
-        want_slots = bytes_pages(BLOCKS * a.slot_bytes);
-        want_memory = bytes_pages(a.bytes);
         for (unsigned round = 0; round < 3; round++)
             round_of(&a, 1 + 10 * s + round);
-        free(want_slots);
-        free(want_memory);
         worker_end(&a);
     }
     if (strategy == COPY_STAGED)
         cr_assert_gt(staged_bytes(), 0);
-    daemon_end();
-    cr_assert_eq(fake_cuda_left(), 0);
 }
 
-Test(cuda_copy, by_the_engines, .timeout = 60)
+Test(cuda_copy, by_the_engines)
 {
     strategy_test(COPY_DMA, false);
 }
 
-Test(cuda_copy, by_the_kernel, .timeout = 60)
+Test(cuda_copy, by_the_kernel)
 {
     strategy_test(COPY_SM, false);
 }
 
-Test(cuda_copy, through_slices, .timeout = 60)
+Test(cuda_copy, through_slices)
 {
     strategy_test(COPY_STAGED, true);
 }
 
-Test(cuda_copy, as_the_planner_likes, .timeout = 60)
+Test(cuda_copy, as_the_planner_likes)
 {
     strategy_test(COPY_AUTO, true);
 }
 
-Test(cuda_copy, staged_without_a_ring_goes_straight, .timeout = 60)
+Test(cuda_copy, staged_without_a_ring_goes_straight)
 {
     daemon_begin(COPY_STAGED, 6 * MIB);
     worker_begin(&a, getpid(), 4, 4096, 0);
-    want_slots = bytes_pages(BLOCKS * a.slot_bytes);
-    want_memory = bytes_pages(a.bytes);
     round_of(&a, 3);
     cr_assert_eq(staged_bytes(), 0);
-    free(want_slots);
-    free(want_memory);
-    worker_end(&a);
-    daemon_end();
 }
 
 static void expect_staged(struct test_job *j, bool staged)
 {
     uint64_t before = staged_bytes();
 
-    job_submit(j, gpu);
-    cr_assert_eq(job_wait(j), 0, "%s", j->job.error.text);
+    job_run(j);
     cr_expect_eq(staged_bytes() > before, staged);
 }
 
 /* The device finds the staging ring by the region's connection. */
-Test(cuda_copy, only_the_owners_ring_is_used, .timeout = 60)
+Test(cuda_copy, only_the_owners_ring_is_used)
 {
     static struct test_job j;
 
@@ -168,15 +168,11 @@ Test(cuda_copy, only_the_owners_ring_is_used, .timeout = 60)
     ring_close(&a);
     copy_half(&j, &a, DEVICE_LOAD);
     expect_staged(&j, false);
-    worker_end(&a);
-    worker_end(&b);
-    daemon_end();
-    cr_assert_eq(fake_cuda_left(), 0);
 }
 
 /* ---- two regions on two rings of one GPU ---- */
 
-Test(cuda_copy, two_workers_share_the_streams, .timeout = 60)
+Test(cuda_copy, two_workers_share_the_streams)
 {
     static struct test_job jobs[2][4];
 
@@ -191,9 +187,7 @@ Test(cuda_copy, two_workers_share_the_streams, .timeout = 60)
         for (unsigned k = 0; k < 2; k++) {
             struct worker_side *w = k ? &b : &a;
 
-            copy_init(&jobs[k][i], w, DEVICE_LOAD);
-            for (uint32_t n = 0; n < BLOCKS; n++)
-                copy_add(&jobs[k][i], w, n, n);
+            copy_all(&jobs[k][i], w, DEVICE_LOAD);
             job_submit(&jobs[k][i], gpu);
         }
     for (unsigned i = 0; i < 4; i++)
@@ -204,10 +198,6 @@ Test(cuda_copy, two_workers_share_the_streams, .timeout = 60)
             cr_assert_eq(memcmp((uint8_t *)(uintptr_t)b.memory + (p * BLOCKS + n) * 8256,
                                 slots + n * b.slot_bytes + p * 8192, 8192),
                          0);
-    worker_end(&a);
-    worker_end(&b);
-    daemon_end();
-    cr_assert_eq(fake_cuda_left(), 0);
 }
 
 /* ---- bounds ---- */
@@ -228,22 +218,17 @@ static uint64_t most_of_an_order(void)
 
 /* A worker that offers larger slices gets no more of the bus in one go. A load of 37 MiB takes four
  * orders, and the last two are small. */
-Test(cuda_copy, one_order_moves_16_mib_at_most, .timeout = 60)
+Test(cuda_copy, one_order_moves_16_mib_at_most)
 {
     static struct test_job j;
 
     daemon_begin(COPY_STAGED, 40 * MIB);
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
     worker_companion(&a, 20u << 20, SLICES);
-    copy_init(&j, &a, DEVICE_LOAD);
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        copy_add(&j, &a, i, i);
-    job_submit(&j, gpu);
-    cr_assert_eq(job_wait(&j), 0);
+    copy_all(&j, &a, DEVICE_LOAD);
+    job_run(&j);
     cr_assert_gt(most_of_an_order(), 8u << 20);
     cr_assert_leq(most_of_an_order(), 16u << 20);
-    worker_end(&a);
-    daemon_end();
 }
 
 /* ---- beside a worker that computes ---- */
@@ -254,14 +239,11 @@ static void launches_of(struct test_job *j, struct worker_side *w, enum device_o
 {
     struct device_stats before, after;
 
-    copy_init(j, w, op);
+    copy_all(j, w, op);
     j->job.beside = beside;
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        copy_add(j, w, i, i);
     gpu->ops->stats(gpu, &before);
     (void)fake_cuda_most_events();
-    job_submit(j, gpu);
-    cr_assert_eq(job_wait(j), 0, "%s", j->job.error.text);
+    job_run(j);
     gpu->ops->stats(gpu, &after);
     *launches = (unsigned)(after.launches[COPY_DMA] - before.launches[COPY_DMA]);
     *at_once = fake_cuda_most_events();
@@ -286,7 +268,7 @@ static void expect_gaps(enum device_op op, enum device_beside beside, bool gaps)
 
 /* The engine's own copies get their turn between two launches. What a worker says holds for all copies, also
  * of those who say nothing, until it says something else, or nothing for a while, or its region is closed. */
-Test(cuda_copy, beside_steps_copies_leave_gaps, .timeout = 60)
+Test(cuda_copy, beside_steps_copies_leave_gaps)
 {
     daemon_begin(COPY_DMA, 40 * MIB);
     fake_cuda_delay(2000);
@@ -304,12 +286,10 @@ Test(cuda_copy, beside_steps_copies_leave_gaps, .timeout = 60)
     worker_end(&a);
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
     expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
-    worker_end(&a);
-    daemon_end();
 }
 
 /* One that is idle, or leaves, takes nothing from another. */
-Test(cuda_copy, beside_one_of_two_that_compute, .timeout = 60)
+Test(cuda_copy, beside_one_of_two_that_compute)
 {
     daemon_begin(COPY_DMA, 40 * MIB);
     fake_cuda_delay(2000);
@@ -328,11 +308,10 @@ Test(cuda_copy, beside_one_of_two_that_compute, .timeout = 60)
             worker_end(&b);
         worker_end(&a);
     }
-    daemon_end();
 }
 
 /* By this calibration the share of each launch lasts 6 s. */
-Test(cuda_copy, who_is_in_a_hurry_waits_for_no_share, .timeout = 60)
+Test(cuda_copy, who_is_in_a_hurry_waits_for_no_share)
 {
     static struct test_job urgent, awaited, other;
     struct test_job *jobs[] = {&urgent, &awaited};
@@ -342,71 +321,53 @@ Test(cuda_copy, who_is_in_a_hurry_waits_for_no_share, .timeout = 60)
     daemon_begin(COPY_DMA, 40 * MIB);
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
     for (unsigned k = 0; k < 2; k++) {
-        copy_init(jobs[k], &a, DEVICE_LOAD);
-        for (uint32_t i = 0; i < BLOCKS; i++)
-            copy_add(jobs[k], &a, i, i);
+        copy_all(jobs[k], &a, DEVICE_LOAD);
     }
     copy_half(&other, &a, DEVICE_DUMP);
     other.job.beside = urgent.job.beside = DEVICE_BESIDE_STEPS;
     urgent.job.deadline_ms = fake_clock_ms() + 1000;
     awaited.job.beside = DEVICE_BESIDE_AWAITED;
-    job_submit(&urgent, gpu);
-    cr_expect_eq(job_wait(&urgent), 0, "%s", urgent.job.error.text);
-    job_submit(&other, gpu);
-    cr_expect_eq(job_wait(&other), 0, "%s", other.job.error.text);
-    job_submit(&awaited, gpu);
-    cr_expect_eq(job_wait(&awaited), 0, "%s", awaited.job.error.text);
-    worker_end(&a);
-    daemon_end();
+    job_run(&urgent);
+    job_run(&other);
+    job_run(&awaited);
 }
 
-Test(cuda_copy, loads_first_if_the_site_wants_that, .timeout = 60)
+Test(cuda_copy, loads_first_if_the_site_wants_that)
 {
     beside_percent = 100;
     daemon_begin(COPY_DMA, 40 * MIB);
     fake_cuda_delay(2000);
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
     expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_STEPS, false);
-    worker_end(&a);
-    daemon_end();
 }
 
 /* A dump behind an event reads what was there when it came, and a staged one too. */
-Test(cuda_copy, a_dump_waits_for_its_event, .timeout = 60)
+Test(cuda_copy, a_dump_waits_for_its_event)
 {
     static struct test_job j, other;
-    uint8_t handle[64];
-    CUevent event;
+    struct worker_event event;
 
     daemon_begin(COPY_STAGED, 6 * MIB);
     worker_begin(&a, getpid(), 4, 4096, 0);
     worker_companion(&a, 65536, 4);
-    cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
-    fake_cuda_event_signal(event, false);
-    fake_cuda_event_handle(event, handle);
-    copy_half(&j, &a, DEVICE_DUMP);
-    j.job.event = handle;
-    j.job.deadline_ms = fake_clock_ms() + 20000;
-    job_submit(&j, gpu);
+    event_begin(&event, false);
+    copy_half_behind(&j, &a, DEVICE_DUMP, &event, 20000);
     copy_half(&other, &a, DEVICE_LOAD);
     job_submit(&other, gpu);
     cr_assert_eq(job_wait(&other), 0, "others go on");
     cr_assert_not(j.done);
     bytes_random((void *)(uintptr_t)a.memory, a.bytes, 5);
-    fake_cuda_event_signal(event, true);
+    fake_cuda_event_signal(event.event, true);
     cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
     for (uint32_t n = half_first(DEVICE_DUMP); n < BLOCKS; n += 2)
         cr_assert_eq(memcmp(slots + n * a.slot_bytes + 4096,
                             (uint8_t *)(uintptr_t)a.memory + (BLOCKS + n) * 4096, 4096),
                      0);
-    cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
-    worker_end(&a);
-    daemon_end();
-    cr_assert_eq(fake_cuda_left(), 0);
+    cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
 }
 
 /* Memory that is given back: no GPU has it registered, and copies there are refused until it is added again. */
-Test(cuda_copy, memory_comes_and_goes, .timeout = 60)
+Test(cuda_copy, memory_comes_and_goes)
 {
     static struct test_job j;
     unsigned before;
@@ -416,8 +377,7 @@ Test(cuda_copy, memory_comes_and_goes, .timeout = 60)
     worker_begin(&a, getpid(), 4, 4096, 0);
     for (unsigned round = 1; round <= 3; round++) {
         copy_half(&j, &a, DEVICE_LOAD);
-        job_submit(&j, gpu);
-        cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+        job_run(&j);
         cr_expect_gt(fake_cuda_registered(), before);
         device_set_memory_remove(set, slots, slots_bytes);
         cr_expect_eq(removals, round - 1, "not inside the call");
@@ -429,8 +389,6 @@ Test(cuda_copy, memory_comes_and_goes, .timeout = 60)
         cr_expect_eq(job_wait(&j), -EINVAL);
         cr_assert_eq(device_set_memory_add(set, slots, slots_bytes), 0);
     }
-    worker_end(&a);
-    daemon_end();
-    cr_assert_eq(fake_cuda_left(), 0);
+    end();
     cr_expect_eq(fake_cuda_registered(), before);
 }

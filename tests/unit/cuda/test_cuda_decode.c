@@ -115,6 +115,7 @@ static void option_refused(const struct ucm_cuda_decode_options *o, const char *
     cr_expect_null(d);
 }
 
+/* Of a copy of the options in which one field is another. */
 #define REFUSED(field, value, part)                                                                \
     do {                                                                                           \
         struct ucm_cuda_decode_options o = options;                                                \
@@ -293,54 +294,31 @@ Test(cuda_decode, rounds)
     ucm_cuda_decode_close(d);
 }
 
+#define LAYER_REFUSED(field, value, part)                                                          \
+    REFUSED_WITH(good, field, value, ucm_cuda_decode_layer(d, &good, stream), part)
+
 Test(cuda_decode, layers)
 {
-    struct ucm_cuda_decode_layer good = {.layer = 2,
-                                         .chains = 2,
-                                         .index = 4096,
-                                         .count = 4096,
-                                         .table = 4096,
-                                         .table_stride = 300,
-                                         .request = 4096,
-                                         .pages = 4096,
-                                         .page_stride = 8192,
-                                         .page_bound = 10,
-                                         .page_table = 4096,
-                                         .page_table_stride = 300,
-                                         .first = 4096,
-                                         .length = 4096,
-                                         .q = 4096,
-                                         .out = 4096},
-                                 l;
+    struct ucm_cuda_decode_layer good = layer_right();
     struct ucm_cuda_decode *d = opened();
 
+    good.layer = 2;
+    good.pages = good.page_table = good.first = good.length = 4096;
+    good.page_stride = 8192;
+    good.page_bound = 10;
+    good.page_table_stride = 300;
     cr_expect_eq(ucm_cuda_decode_begin(d, stream), 0, "%s", ucm_cuda_errmsg());
     cr_expect_eq(ucm_cuda_decode_layer(d, &good, stream), 0, "%s", ucm_cuda_errmsg());
     cr_expect_eq(ucm_cuda_decode_end(d, stream), 0, "%s", ucm_cuda_errmsg());
-    l = good;
-    l.layer = 3;
-    refused(ucm_cuda_decode_layer(d, &l, stream), "layer is 3 of 3");
-    l = good;
-    l.chains = 3;
-    refused(ucm_cuda_decode_layer(d, &l, stream), "chains is 3; the handle is for 2");
-    l = good;
-    l.request = 0;
-    refused(ucm_cuda_decode_layer(d, &l, stream), "index, count, table or request is 0");
-    l = good;
-    l.table_stride = 1ull << 32;
-    refused(ucm_cuda_decode_layer(d, &l, stream), "table_stride is 4294967296");
-    l = good;
-    l.out = 4104;
-    refused(ucm_cuda_decode_layer(d, &l, stream), "out none of 16");
-    l = good;
-    l.first = 0;
-    refused(ucm_cuda_decode_layer(d, &l, stream), "length is not 0, but first");
-    l = good;
-    l.page_stride = 8;
-    refused(ucm_cuda_decode_layer(d, &l, stream), "pages or page_stride");
-    l = good;
-    l.length = l.first = l.page_table = l.pages = 0;
-    cr_expect_eq(ucm_cuda_decode_layer(d, &l, stream), 0, "without a window: %s",
+    LAYER_REFUSED(layer, 3, "layer is 3 of 3");
+    LAYER_REFUSED(chains, 3, "chains is 3; the handle is for 2");
+    LAYER_REFUSED(request, 0, "index, count, table or request is 0");
+    LAYER_REFUSED(table_stride, 1ull << 32, "table_stride is 4294967296");
+    LAYER_REFUSED(out, 4104, "out none of 16");
+    LAYER_REFUSED(first, 0, "length is not 0, but first");
+    LAYER_REFUSED(page_stride, 8, "pages or page_stride");
+    good.length = good.first = good.page_table = good.pages = 0;
+    cr_expect_eq(ucm_cuda_decode_layer(d, &good, stream), 0, "without a window: %s",
                  ucm_cuda_errmsg());
     refused(ucm_cuda_decode_begin(NULL, stream), "NULL");
     ucm_cuda_decode_close(d);

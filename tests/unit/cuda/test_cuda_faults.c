@@ -22,8 +22,7 @@ static void still_sound(void)
     copy_init(&j, &good, DEVICE_DUMP);
     for (uint32_t n = 0; n < BLOCKS; n++)
         copy_add(&j, &good, GOOD_SLOT + n, n);
-    job_submit(&j, gpu);
-    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    job_run(&j);
     for (uint32_t n = 0; n < BLOCKS; n++)
         cr_assert_eq(memcmp(first + n * good.slot_bytes,
                             (uint8_t *)(uintptr_t)good.memory + n * (uint64_t)good.chunk,
@@ -40,36 +39,43 @@ static void begin(void)
 static void end(void)
 {
     still_sound();
+    worker_end(&bad);
     worker_end(&good);
     daemon_end();
-    cr_assert_eq(fake_cuda_left(), 0);
     cr_assert_eq(failures, 0);
 }
 
+TestSuite(cuda_faults, .init = begin, .fini = end, .timeout = 60);
+
+/* Its ring is served by nobody. */
+static void bad_begin(pid_t pid)
+{
+    worker_begin(&bad, pid, 2, 4096, 0);
+    worker_ring(&bad, pid, 65536, 4);
+}
+
+static void bad_begin_served(void)
+{
+    worker_begin(&bad, getpid(), 2, 4096, 0);
+    worker_companion(&bad, 65536, 4);
+}
+
+/* A region of the bad one that is not open; to end it is the test's, unless it opens it. */
+static void bad_region(int ordinal)
+{
+    bad = (struct worker_side){.n_planes = 0};
+    worker_memory(&bad, ordinal, 2, 4096, 0);
+    bad.region = region_of(&bad, gpu, getpid(), 0);
+}
+
+static void bad_region_free(void)
+{
+    region_free(bad.region);
+    bad.region = NULL;
+    cr_assert_eq(cuMemFree(bad.memory), CUDA_SUCCESS);
+}
+
 /* ---- orders ---- */
-
-/* Of which directions orders are posted: bits. */
-static unsigned posted(const struct ucm_staging *ring)
-{
-    unsigned directions = 0;
-
-    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++)
-        if (ucm_staging_phase_of(atomic_load(&ring->words.slices[i].state)) == STAGING_POSTED)
-            directions |= 1u << (ring->orders[i].direction & 1);
-    return directions;
-}
-
-/* Takes posted orders to `to`, as a companion would. Having seen the first of them revoked, the
- * daemon may revoke the next itself. */
-static void orders_move(struct ucm_staging *ring, enum ucm_staging_phase to)
-{
-    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
-        uint64_t state = atomic_load(&ring->words.slices[i].state);
-
-        if (ucm_staging_phase_of(state) == STAGING_POSTED)
-            (void)ucm_staging_move(ring, i, ucm_staging_tag_of(state), STAGING_POSTED, to);
-    }
-}
 
 /* Begins a load and a dump, and moves an order of each. The clock stands still: none is revoked. */
 static void copies_begin(struct test_job j[2], enum ucm_staging_phase to)
@@ -78,71 +84,54 @@ static void copies_begin(struct test_job j[2], enum ucm_staging_phase to)
         copy_half(&j[i], &bad, i ? DEVICE_DUMP : DEVICE_LOAD);
         job_submit(&j[i], gpu);
     }
-    while (posted(bad.shared) != 3)
-        uv_run(&loop, UV_RUN_NOWAIT);
-    orders_move(bad.shared, to);
+    for (int direction = 0; direction < 2; direction++)
+        orders_await(&bad, STAGING_POSTED, direction);
+    orders_move(&bad, to);
 }
 
-Test(cuda_faults, nobody_serves_the_ring, .timeout = 60)
+Test(cuda_faults, nobody_serves_the_ring)
 {
     static struct test_job j;
 
-    begin();
-    worker_begin(&bad, getpid(), 2, 4096, 0);
-    worker_ring(&bad, getpid(), 65536, 4);
+    bad_begin(getpid());
     bytes_random(slots, BLOCKS * bad.slot_bytes, 9);
     copy_half(&j, &bad, DEVICE_LOAD);
     job_submit(&j, gpu);
-    while (posted(bad.shared) == 0)
-        uv_run(&loop, UV_RUN_NOWAIT);
+    orders_await(&bad, STAGING_POSTED, -1);
     loop_for(5);
     cr_assert_not(j.done, "the companion has 20 ms");
     cr_assert_eq(job_wait_passing(&j), 0, "%s", j.job.error.text);
     cr_assert_eq(memcmp((uint8_t *)(uintptr_t)bad.memory + 4096, slots + bad.slot_bytes, 4096), 0,
                  "it went straight");
-    worker_end(&bad);
-    end();
 }
 
-static void died_in(enum ucm_staging_phase phase)
+Test(cuda_faults, died_with_orders_that_are_claimed_or_refused)
 {
+    static const enum ucm_staging_phase phases[] = {STAGING_CLAIMED, STAGING_REFUSED};
     static struct test_job j[2];
-    pid_t pid;
 
-    begin();
-    pid = child_begin(NULL, NULL);
-    worker_begin(&bad, pid, 2, 4096, 0);
-    worker_ring(&bad, pid, 65536, 4);
-    copies_begin(j, phase);
-    child_end(pid);
-    for (unsigned i = 0; i < 2; i++) {
-        (void)job_wait_passing(&j[i]);
-        if (phase == STAGING_CLAIMED)
-            cr_assert(j[i].status == -EIO && strstr(j[i].job.error.text, "died"), "%s",
-                      j[i].job.error.text);
+    for (unsigned k = 0; k < 2; k++) {
+        pid_t pid = child_begin(NULL, NULL);
+
+        bad_begin(pid);
+        copies_begin(j, phases[k]);
+        child_end(pid);
+        for (unsigned i = 0; i < 2; i++) {
+            (void)job_wait_passing(&j[i]);
+            if (phases[k] == STAGING_CLAIMED)
+                job_fails(&j[i], -EIO, "died");
+        }
+        still_sound();
+        worker_end(&bad);
     }
-    worker_end(&bad);
-    end();
 }
 
-Test(cuda_faults, died_with_claimed_orders, .timeout = 60)
-{
-    died_in(STAGING_CLAIMED);
-}
-
-Test(cuda_faults, died_with_refused_orders, .timeout = 60)
-{
-    died_in(STAGING_REFUSED);
-}
-
-Test(cuda_faults, claims_and_does_nothing, .timeout = 60)
+Test(cuda_faults, claims_and_does_nothing)
 {
     static struct test_job j[2], k;
     uint64_t begin_ms;
 
-    begin();
-    worker_begin(&bad, getpid(), 2, 4096, 0);
-    worker_ring(&bad, getpid(), 65536, 4);
+    bad_begin(getpid());
     begin_ms = fake_clock_ms();
     copies_begin(j, STAGING_CLAIMED);
     copy_half(&k, &bad, DEVICE_LOAD);
@@ -155,18 +144,14 @@ Test(cuda_faults, claims_and_does_nothing, .timeout = 60)
                   j[i].job.error.text);
     cr_assert_geq(fake_clock_ms(), begin_ms + 5000);
     cr_assert_eq(atomic_load(&bad.shared->words.dead), 1, "the ring has ended");
-    worker_end(&bad);
-    end();
 }
 
-Test(cuda_faults, an_abandoned_ring_fails_its_copies, .timeout = 60)
+Test(cuda_faults, an_abandoned_ring_fails_its_copies)
 {
     static struct test_job j[2];
     unsigned failed = 0;
 
-    begin();
-    worker_begin(&bad, getpid(), 2, 4096, 0);
-    worker_ring(&bad, getpid(), 65536, 4);
+    bad_begin(getpid());
     copies_begin(j, STAGING_REVOKED);
     for (unsigned i = 0; i < 2; i++) {
         cr_assert(job_wait(&j[i]) == 0 ||
@@ -175,20 +160,16 @@ Test(cuda_faults, an_abandoned_ring_fails_its_copies, .timeout = 60)
         failed += j[i].status != 0;
     }
     cr_assert_gt(failed, 0, "the daemon revokes the other orders once it has seen the first");
-    worker_end(&bad);
-    end();
 }
 
 /* The companion's kernel runs, and no event shows its end: the companion must not refuse the order
  * before the kernel has ended, which would write to a slice of somebody else. */
-Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended, .timeout = 60)
+Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended)
 {
     static struct test_job j;
     uint8_t *page;
 
-    begin();
-    worker_begin(&bad, getpid(), 2, 4096, 0);
-    worker_companion(&bad, 65536, 4);
+    bad_begin_served();
     page = (uint8_t *)(uintptr_t)bad.memory;
     bytes_random(slots, BLOCKS * bad.slot_bytes, 9);
     fake_cuda_hold(true);
@@ -207,8 +188,6 @@ Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended, .timeout = 60)
     for (uint64_t i = 0; i < bad.bytes; i++)
         cr_assert_eq(page[i], 0x5A, "written after the answer");
     fake_cuda_fail_records(0);
-    worker_end(&bad);
-    end();
 }
 
 /* A process that writes anything anywhere in the shared memory, while copies go through it. */
@@ -232,11 +211,10 @@ static void scribble(struct ucm_staging *ring)
     }
 }
 
-Test(cuda_faults, memory_that_changes_underneath, .timeout = 60)
+Test(cuda_faults, memory_that_changes_underneath)
 {
     static struct test_job j[8];
 
-    begin();
     fake_cuda_delay(20);
     for (unsigned round = 0; round < 2; round++) {
         uint8_t *guard = slots + BLOCKS * UINT64_C(65536);
@@ -265,21 +243,18 @@ Test(cuda_faults, memory_that_changes_underneath, .timeout = 60)
         still_sound();
         worker_end(&bad);
     }
-    end();
 }
 
 /* ---- registrations ---- */
 
-Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 60)
+Test(cuda_faults, one_memory_has_one_ring_at_a_time)
 {
     static struct test_job j[2];
     struct device_staging second;
     uint32_t generation;
     void *memory;
 
-    begin();
-    worker_begin(&bad, getpid(), 2, 4096, 0);
-    worker_companion(&bad, 65536, 4);
+    bad_begin_served();
     generation = atomic_load(&bad.shared->words.generation);
     second = (struct device_staging){.pid = getpid(),
                                      .connection = bad.ring.connection + 1,
@@ -288,11 +263,9 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 60)
                                      .slices = bad.ring.slices};
     memcpy(second.ipc, bad.ring.ipc, sizeof(second.ipc));
     cr_assert_eq(ucm_shared_memory(sizeof(*bad.shared), &second.fd, &memory), 0);
-    cr_assert_eq(control(DEVICE_OPEN, NULL, &second, &e), -EBUSY);
-    cr_assert(strstr(e.text, "older connection"), "%s", e.text);
+    open_refused(NULL, &second, -EBUSY, "older connection");
     second.connection = bad.ring.connection;
-    cr_assert_eq(control(DEVICE_OPEN, NULL, &second, &e), -EBUSY);
-    cr_assert(strstr(e.text, "unregister it first"), "%s", e.text);
+    open_refused(NULL, &second, -EBUSY, "unregister it first");
     close(second.fd);
     munmap(memory, sizeof(*bad.shared));
     for (unsigned i = 0; i < 2; i++) {
@@ -307,12 +280,9 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 60)
         companion_serve(&bad.companion, bad.shared);
         generation += atomic_load(&bad.shared->words.generation) == generation;
         copy_half(&j[0], &bad, DEVICE_LOAD);
-        job_submit(&j[0], gpu);
-        cr_assert_eq(job_wait(&j[0]), 0);
+        job_run(&j[0]);
         ring_close(&bad);
     }
-    worker_end(&bad);
-    end();
 }
 
 static void ring_refused(off_t bytes, off_t behind, int seals, const char *word)
@@ -324,17 +294,15 @@ static void ring_refused(off_t bytes, off_t behind, int seals, const char *word)
     cr_assert_eq(fallocate(fd, 0, 0, bytes), 0);
     cr_assert(behind == 0 || fallocate(fd, FALLOC_FL_KEEP_SIZE, bytes, behind) == 0);
     cr_assert_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
-    cr_assert_eq(control(DEVICE_OPEN, NULL, &bad.ring, &e), -EINVAL);
-    cr_assert(strstr(e.text, word), "%s", e.text);
+    open_refused(NULL, &bad.ring, -EINVAL, word);
     close(fd);
 }
 
 /* Of another size, or one that a worker could change, and so hold up the GPU's thread. */
-Test(cuda_faults, shared_memory_of_another_size_is_refused, .timeout = 60)
+Test(cuda_faults, shared_memory_of_another_size_is_refused)
 {
     const off_t bytes = sizeof(struct ucm_staging);
 
-    begin();
     worker_begin(&bad, getpid(), 2, 4096, 0);
     ring_refused(bytes, 0, 0, "F_SEAL_SHRINK");
     ring_refused(bytes, 0, F_SEAL_GROW, "F_SEAL_SHRINK");
@@ -342,16 +310,13 @@ Test(cuda_faults, shared_memory_of_another_size_is_refused, .timeout = 60)
     ring_refused(bytes - 4096, 0, F_SEAL_SHRINK | F_SEAL_GROW, "pass the memfd's");
     ring_refused(bytes + 1, 0, F_SEAL_SHRINK | F_SEAL_GROW, "must have 139264 bytes");
     ring_refused(bytes, 16 << 20, F_SEAL_SHRINK | F_SEAL_GROW, "no pages behind its end");
-    worker_end(&bad);
-    end();
 }
 
 /* A worker that the daemon can't see has no ring, and no part in another one's memory. */
-Test(cuda_faults, workers_that_are_not_visible_are_told_apart, .timeout = 60)
+Test(cuda_faults, workers_that_are_not_visible_are_told_apart)
 {
     struct device_region *again, *other;
 
-    begin();
     bad = (struct worker_side){.n_planes = 0};
     worker_memory(&bad, 0, 2, 4096, 0);
     bad.region = region_of(&bad, gpu, 0, 0);
@@ -361,8 +326,7 @@ Test(cuda_faults, workers_that_are_not_visible_are_told_apart, .timeout = 60)
     other->connection = 2;
     cr_assert_eq(control(DEVICE_OPEN, bad.region, NULL, &e), 0, "%s", e.text);
     cr_assert_eq(control(DEVICE_OPEN, again, NULL, &e), 0, "%s", e.text);
-    cr_assert_eq(control(DEVICE_OPEN, other, NULL, &e), -EBUSY);
-    cr_assert(strstr(e.text, "another process"), "%s", e.text);
+    open_refused(other, NULL, -EBUSY, "another process");
     cr_assert_eq(ring_open(&bad, 0, &e), -EINVAL);
     cr_assert(strstr(e.text, "can't be seen"), "%s", e.text);
     close(bad.ring.fd);
@@ -371,107 +335,71 @@ Test(cuda_faults, workers_that_are_not_visible_are_told_apart, .timeout = 60)
     cr_assert_eq(control(DEVICE_CLOSE, again, NULL, &e), 0);
     region_free(again);
     region_free(other);
-    worker_end(&bad);
-    end();
 }
 
-Test(cuda_faults, memory_of_another_gpu_is_refused, .timeout = 60)
+Test(cuda_faults, memory_of_another_gpu_is_refused)
 {
     bool owns = true;
 
-    begin();
     worker_companion(&good, 65536, 2);
-    bad = (struct worker_side){.n_planes = 0};
-    worker_memory(&bad, 1, 2, 4096, 0);
-    bad.region = region_of(&bad, gpu, getpid(), 0);
-    cr_assert_eq(control(DEVICE_OPEN, bad.region, NULL, &e), -EINVAL);
-    cr_assert(strstr(e.text, "another GPU"), "%s", e.text);
-    region_free(bad.region);
+    bad_region(1);
+    open_refused(bad.region, NULL, -EINVAL, "another GPU");
     cr_assert_eq(companion_owns(&good.companion, bad.memory, &owns), CUDA_SUCCESS);
     cr_assert_not(owns, "the companion knows it, too");
     cr_assert_eq(companion_owns(&good.companion, good.memory, &owns), CUDA_SUCCESS);
     cr_assert(owns);
     cr_assert_neq(companion_owns(&good.companion, 4096, &owns), CUDA_SUCCESS);
-    cr_assert_eq(cuMemFree(bad.memory), CUDA_SUCCESS);
-    end();
+    bad_region_free();
 }
 
 /* ---- events ---- */
 
-Test(cuda_faults, an_event_that_never_comes, .timeout = 60)
+Test(cuda_faults, an_event_that_never_comes)
 {
     static struct test_job j;
-    uint8_t handle[64];
-    CUevent event;
+    struct worker_event event;
 
-    begin();
-    cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
-    fake_cuda_event_signal(event, false);
-    fake_cuda_event_handle(event, handle);
-    copy_half(&j, &good, DEVICE_DUMP);
-    j.job.event = handle;
-    j.job.deadline_ms = fake_clock_ms() + 200;
-    job_submit(&j, gpu);
+    event_begin(&event, false);
+    copy_half_behind(&j, &good, DEVICE_DUMP, &event, 200);
     still_sound();
     fake_clock_pass(199);
     loop_for(5);
     cr_assert_not(j.done);
     fake_clock_pass(1);
     cr_assert_eq(job_wait(&j), -ETIMEDOUT, "%s", j.job.error.text);
-    cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
-    end();
+    cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
 }
 
 /* A dying worker's events may read as signalled. */
-Test(cuda_faults, an_event_of_a_dead_worker_says_nothing, .timeout = 60)
+Test(cuda_faults, an_event_of_a_dead_worker_says_nothing)
 {
     static struct test_job j;
-    uint8_t handle[64];
-    CUevent event;
+    struct worker_event event;
     pid_t pid;
 
-    begin();
     pid = child_begin(NULL, NULL);
     worker_begin(&bad, pid, 2, 4096, 0);
-    cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
-    fake_cuda_event_signal(event, false);
-    fake_cuda_event_handle(event, handle);
-    copy_half(&j, &bad, DEVICE_DUMP);
-    j.job.event = handle;
-    j.job.deadline_ms = fake_clock_ms() + 20000;
-    job_submit(&j, gpu);
+    event_begin(&event, false);
+    copy_half_behind(&j, &bad, DEVICE_DUMP, &event, 20000);
     child_end(pid);
-    fake_cuda_event_signal(event, true);
-    cr_assert_eq(job_wait(&j), -EIO);
-    cr_assert(strstr(j.job.error.text, "exiting"), "%s", j.job.error.text);
-    cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
-    worker_end(&bad);
-    end();
+    fake_cuda_event_signal(event.event, true);
+    job_fails(&j, -EIO, "exiting");
+    cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
 }
 
 /* Its name could be that of another worker's event, which has come already. */
-Test(cuda_faults, an_event_of_a_foreign_worker_is_not_opened, .timeout = 60)
+Test(cuda_faults, an_event_of_a_foreign_worker_is_not_opened)
 {
     static struct test_job j;
-    uint8_t handle[64];
-    CUevent event;
+    struct worker_event event;
 
-    begin();
     worker_begin(&bad, 0, 2, 4096, 0);
-    cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
-    fake_cuda_event_signal(event, true);
-    fake_cuda_event_handle(event, handle);
+    event_begin(&event, true);
+    copy_half_behind(&j, &bad, DEVICE_DUMP, &event, 20000);
+    job_fails(&j, -EINVAL, "wait for the event in the worker");
     copy_half(&j, &bad, DEVICE_DUMP);
-    j.job.event = handle;
-    job_submit(&j, gpu);
-    cr_assert_eq(job_wait(&j), -EINVAL);
-    cr_assert(strstr(j.job.error.text, "wait for the event in the worker"), "%s", j.job.error.text);
-    copy_half(&j, &bad, DEVICE_DUMP);
-    job_submit(&j, gpu);
-    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
-    cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
-    worker_end(&bad);
-    end();
+    job_run(&j);
+    cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
 }
 
 /* What the driver says when daemon and worker are process 1, each in a pid namespace of its own. */
@@ -481,28 +409,29 @@ static CUresult open_own_number(CUdeviceptr *out, CUipcMemHandle handle, unsigne
     return CUDA_ERROR_INVALID_CONTEXT;
 }
 
-Test(cuda_faults, a_handle_of_the_daemons_own_number_says_what_to_do, .timeout = 60)
+Test(cuda_faults, a_handle_of_the_daemons_own_number_says_what_to_do)
 {
-    begin();
-    bad = (struct worker_side){.n_planes = 0};
-    worker_memory(&bad, 0, 2, 4096, 0);
-    bad.region = region_of(&bad, gpu, getpid(), 0);
+    bad_region(0);
     cuda.cuIpcOpenMemHandle = open_own_number;
-    cr_assert_eq(control(DEVICE_OPEN, bad.region, NULL, &e), -EINVAL);
-    cr_assert(strstr(e.text, "hostPID"), "%s", e.text);
-    region_free(bad.region);
-    cr_assert_eq(cuMemFree(bad.memory), CUDA_SUCCESS);
-    end();
+    open_refused(bad.region, NULL, -EINVAL, "hostPID");
+    bad_region_free();
 }
 
 /* ---- a lost context ---- */
 
-Test(cuda_faults, a_lost_context_ends_every_copy, .timeout = 60)
+static void end_lost(void)
+{
+    worker_end(&good);
+    daemon_end();
+}
+
+TestSuite(cuda_faults_lost, .init = begin, .fini = end_lost, .timeout = 60);
+
+Test(cuda_faults_lost, a_lost_context_ends_every_copy)
 {
     static struct test_job j[16], later;
     unsigned failed = 0;
 
-    begin();
     worker_companion(&good, 65536, 4);
     fake_cuda_delay(2000);
     for (unsigned i = 0; i < 16; i++) {
@@ -516,15 +445,11 @@ Test(cuda_faults, a_lost_context_ends_every_copy, .timeout = 60)
     cr_assert_gt(failed, 0);
     copy_half(&later, &good, DEVICE_LOAD);
     job_submit(&later, gpu);
-    cr_assert_eq(job_wait(&later), -EIO);
-    cr_assert(strstr(later.job.error.text, "restart"), "%s", later.job.error.text);
+    job_fails(&later, -EIO, "restart");
     while (failures == 0)
         uv_run(&loop, UV_RUN_ONCE);
     loop_for(20);
     cr_assert_eq(failures, 1, "reported once");
     cr_assert_eq(atomic_load(&good.shared->words.dead), 1, "no companion begins anything more");
     fake_cuda_lose(CUDA_SUCCESS);
-    worker_end(&good);
-    daemon_end();
-    cr_assert_eq(fake_cuda_left(), 0);
 }

@@ -6,7 +6,7 @@
 
 #include <sys/socket.h>
 
-static struct worker_side w;
+static struct worker_side w, other;
 static int connection[2]; /* the daemon's end, the worker's */
 
 static void begin(enum copy_strategy strategy)
@@ -20,11 +20,13 @@ static void begin(enum copy_strategy strategy)
 
 static void end(void)
 {
+    worker_end(&other);
     worker_end(&w);
     daemon_end();
     close(connection[0]);
-    cr_assert_eq(fake_cuda_left(), 0);
 }
+
+TestSuite(cuda_hangup, .fini = end, .timeout = 60);
 
 /* As the client library does it. */
 static void hang_up(void)
@@ -35,8 +37,7 @@ static void hang_up(void)
 
 static void expect_given_up(struct test_job *j)
 {
-    cr_expect_eq(job_wait(j), -ECANCELED, "%d: %s", j->status, j->job.error.text);
-    cr_expect(strstr(j->job.error.text, "hung up"), "%s", j->job.error.text);
+    job_fails(j, -ECANCELED, "hung up");
 }
 
 static void nothing_is_copied(enum copy_strategy strategy)
@@ -57,31 +58,25 @@ static void nothing_is_copied(enum copy_strategy strategy)
     for (unsigned i = 0; i < 2; i++)
         expect_given_up(&j[i]);
     cr_expect_eq(memcmp(before, (void *)(uintptr_t)w.memory, w.bytes), 0);
-    end();
 }
 
-Test(cuda_hangup, nothing_is_copied_by_engines, .timeout = 60)
+Test(cuda_hangup, nothing_is_copied_by_engines)
 {
     nothing_is_copied(COPY_DMA);
 }
 
-Test(cuda_hangup, nothing_is_copied_by_kernels, .timeout = 60)
+Test(cuda_hangup, nothing_is_copied_by_kernels)
 {
     nothing_is_copied(COPY_SM);
 }
 
-Test(cuda_hangup, nothing_is_copied_through_slices, .timeout = 60)
+Test(cuda_hangup, nothing_is_copied_through_slices)
 {
     nothing_is_copied(COPY_STAGED);
 }
 
-static bool posted(const struct worker_side *of)
-{
-    return ucm_staging_phase_of(atomic_load(&of->shared->words.slices[0].state)) == STAGING_POSTED;
-}
-
 /* A revoked order's piece goes straight, but not to a worker that is gone. */
-Test(cuda_hangup, what_is_revoked_goes_nowhere, .timeout = 60)
+Test(cuda_hangup, what_is_revoked_goes_nowhere)
 {
     static const uint8_t zeros[BLOCKS * 8192];
     static struct test_job j;
@@ -90,48 +85,30 @@ Test(cuda_hangup, what_is_revoked_goes_nowhere, .timeout = 60)
     worker_ring(&w, getpid(), MIB, 4);
     copy_half(&j, &w, DEVICE_LOAD);
     job_submit(&j, gpu);
-    while (!posted(&w))
-        uv_run(&loop, UV_RUN_NOWAIT);
+    orders_await(&w, STAGING_POSTED, -1);
     hang_up();
     (void)job_wait_passing(&j);
     expect_given_up(&j);
     cr_expect_eq(memcmp(zeros, (void *)(uintptr_t)w.memory, w.bytes), 0);
-    end();
 }
 
 /* Otherwise the region could not be closed before the deadline. */
-Test(cuda_hangup, its_event_is_not_waited_for, .timeout = 60)
+Test(cuda_hangup, its_event_is_not_waited_for)
 {
     static struct test_job j;
-    uint8_t handle[64];
-    CUevent event;
+    struct worker_event event;
 
     begin(COPY_AUTO);
-    cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
-    fake_cuda_event_signal(event, false);
-    fake_cuda_event_handle(event, handle);
-    copy_half(&j, &w, DEVICE_DUMP);
-    j.job.event = handle;
-    j.job.deadline_ms = fake_clock_ms() + 3600000;
-    job_submit(&j, gpu);
+    event_begin(&event, false);
+    copy_half_behind(&j, &w, DEVICE_DUMP, &event, 3600000);
     loop_for(20);
     hang_up();
     (void)job_wait_passing(&j);
     expect_given_up(&j);
-    cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
-    end();
+    cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
 }
 
 /* ---- claimed orders ---- */
-
-static bool claimed(const struct worker_side *of)
-{
-    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++)
-        if (ucm_staging_phase_of(atomic_load(&of->shared->words.slices[i].state)) ==
-            STAGING_CLAIMED)
-            return true;
-    return false;
-}
 
 /* A copy of which the companion has claimed an order; its kernel does not begin yet. The clock
  * stands still, so the companion is never too late. */
@@ -141,11 +118,11 @@ static void begin_claimed(struct test_job *j, enum device_op op)
     fake_cuda_hold(true);
     copy_half(j, &w, op);
     job_submit(j, gpu);
-    while (!claimed(&w) || !fake_cuda_holds())
+    while (orders_in(&w, STAGING_CLAIMED, -1) == 0 || !fake_cuda_holds())
         uv_run(&loop, UV_RUN_NOWAIT);
 }
 
-Test(cuda_hangup, what_is_gathered_afterwards_is_not_stored, .timeout = 60)
+Test(cuda_hangup, what_is_gathered_afterwards_is_not_stored)
 {
     static struct test_job j;
 
@@ -154,13 +131,11 @@ Test(cuda_hangup, what_is_gathered_afterwards_is_not_stored, .timeout = 60)
     hang_up();
     fake_cuda_hold(false);
     expect_given_up(&j);
-    end();
 }
 
 /* The kernel runs in the worker, whose own context is fine: the copy ends when the kernel does. */
-Test(cuda_hangup, a_lost_context_waits_for_what_companions_claimed, .timeout = 60)
+Test(cuda_hangup, a_lost_context_waits_for_what_companions_claimed)
 {
-    static struct worker_side other;
     static struct test_job j, k;
 
     begin(COPY_STAGED);
@@ -174,19 +149,16 @@ Test(cuda_hangup, a_lost_context_waits_for_what_companions_claimed, .timeout = 6
     cr_expect(!j.done, "its kernel may still write");
     fake_cuda_hold(false);
     cr_expect_eq(job_wait(&j), -EIO, "%s", j.job.error.text);
-    cr_expect(!claimed(&w));
+    cr_expect_eq(orders_in(&w, STAGING_CLAIMED, -1), 0);
     fake_cuda_lose(CUDA_SUCCESS);
-    worker_end(&other);
-    end();
 }
 
 /* ---- others ---- */
 
 #define MANY 40u
 
-Test(cuda_hangup, copies_that_wait_for_slices_hold_up_nobody, .timeout = 60)
+Test(cuda_hangup, copies_that_wait_for_slices_hold_up_nobody)
 {
-    static struct worker_side other;
     static struct test_job many[MANY], one;
 
     begin(COPY_STAGED);
@@ -199,14 +171,11 @@ Test(cuda_hangup, copies_that_wait_for_slices_hold_up_nobody, .timeout = 60)
         job_submit(&many[i], gpu);
     }
     copy_half(&one, &other, DEVICE_LOAD);
-    job_submit(&one, gpu);
-    cr_assert_eq(job_wait(&one), 0, "%s", one.job.error.text);
+    job_run(&one);
     for (unsigned i = 0; i < MANY; i++)
         cr_expect_not(many[i].done);
     fake_cuda_hold(false);
     for (unsigned i = 0; i < MANY; i++)
         cr_assert_eq(job_wait(&many[i]), 0, "%s", many[i].job.error.text);
-    worker_end(&other);
-    end();
     hang_up();
 }

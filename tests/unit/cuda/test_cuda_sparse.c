@@ -43,24 +43,17 @@ Test(cuda_sparse, builds)
                                          .stride = 4096,
                                          .out_stride = 1024,
                                          .bound = 10,
-                                         .out_bound = 10},
-                                 b;
+                                         .out_bound = 10};
     struct ucm_cuda_digest *d;
 
     cr_assert_eq(ucm_cuda_digest_open(uuid, &digest, &d), 0, "%s", ucm_cuda_errmsg());
     cr_expect_eq(ucm_cuda_digest(d, &good, NULL), 0, "%s", ucm_cuda_errmsg());
-    b = good;
-    b.out_stride = 512;
-    refused(ucm_cuda_digest(d, &b, NULL), "out_stride is 512; multiples of 4 from 520 on");
-    b = good;
-    b.stride = 4097;
-    refused(ucm_cuda_digest(d, &b, NULL), "stride is no multiple");
-    b = good;
-    b.numbers = 0;
-    refused(ucm_cuda_digest(d, &b, NULL), "numbers is 0");
-    b = good;
-    b.n_layers = UCM_CUDA_DIGEST_LAYERS + 1;
-    refused(ucm_cuda_digest(d, &b, NULL), "n_layers is 129");
+    REFUSED_WITH(good, out_stride, 512, ucm_cuda_digest(d, &good, NULL),
+                 "out_stride is 512; multiples of 4 from 520 on");
+    REFUSED_WITH(good, stride, 4097, ucm_cuda_digest(d, &good, NULL), "stride is no multiple");
+    REFUSED_WITH(good, numbers, 0, ucm_cuda_digest(d, &good, NULL), "numbers is 0");
+    REFUSED_WITH(good, n_layers, UCM_CUDA_DIGEST_LAYERS + 1, ucm_cuda_digest(d, &good, NULL),
+                 "n_layers is 129");
     layer.k = 4097;
     refused(ucm_cuda_digest(d, &good, NULL), "layer 0");
     ucm_cuda_digest_close(d);
@@ -94,8 +87,7 @@ Test(cuda_sparse, selections)
                                          .n_blocks = 4096,
                                          .q = 4096,
                                          .count = 4096,
-                                         .index = 4096},
-                                 l;
+                                         .index = 4096};
     struct ucm_cuda_select_info info;
     struct ucm_cuda_select *s;
 
@@ -104,18 +96,11 @@ Test(cuda_sparse, selections)
     cr_expect_eq(info.lists, 2);
     cr_expect_eq(info.room, 250);
     cr_expect_eq(ucm_cuda_select(s, &good, NULL), 0, "%s", ucm_cuda_errmsg());
-    l = good;
-    l.chains = 5;
-    refused(ucm_cuda_select(s, &l, NULL), "chains is 5; the handle is for 4");
-    l = good;
-    l.stride = 521;
-    refused(ucm_cuda_select(s, &l, NULL), "multiple of 4");
-    l = good;
-    l.table_stride = 999;
-    refused(ucm_cuda_select(s, &l, NULL), "table_stride 999");
-    l = good;
-    l.q = 0;
-    refused(ucm_cuda_select(s, &l, NULL), "q, count or index is 0");
+    REFUSED_WITH(good, chains, 5, ucm_cuda_select(s, &good, NULL),
+                 "chains is 5; the handle is for 4");
+    REFUSED_WITH(good, stride, 521, ucm_cuda_select(s, &good, NULL), "multiple of 4");
+    REFUSED_WITH(good, table_stride, 999, ucm_cuda_select(s, &good, NULL), "table_stride 999");
+    REFUSED_WITH(good, q, 0, ucm_cuda_select(s, &good, NULL), "q, count or index is 0");
     ucm_cuda_select_close(s);
     ucm_cuda_select_close(NULL);
 }
@@ -156,31 +141,20 @@ Test(cuda_sparse, launches_of_few_chains_take_clusters)
     }
 }
 
+#define OPTION_REFUSED(field, value, part)                                                         \
+    REFUSED_WITH(options, field, value, ucm_cuda_select_open(uuid, &digest, &options, &s), part)
+
 Test(cuda_sparse, options_that_are_wrong)
 {
-    struct ucm_cuda_select_options o = options;
     struct ucm_cuda_select *s = NULL;
 
-    o.q_dtype = UCM_SPARSE_FP8_E4M3;
-    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "q_dtype 3");
-    o = options;
-    o.score.q_heads = 7;
-    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "q_heads is 7");
-    o = options;
-    o.score.metric = UCM_SPARSE_L2;
-    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "metric 1 is not defined for hash");
-    o = options;
-    o.choose.sparse_ratio = 2;
-    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "sparse_ratio");
-    o = options;
-    o.chains = 0;
-    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "chains is 0");
-    o = options;
-    o.max_blocks = 1u << 20;
-    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "max_blocks is 1048576");
-    o = options;
-    o.score.rows = 64;
-    o.score.q_heads = 64;
-    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "64 rows of 64 query heads");
+    OPTION_REFUSED(q_dtype, UCM_SPARSE_FP8_E4M3, "q_dtype 3");
+    OPTION_REFUSED(score.q_heads, 7, "q_heads is 7");
+    OPTION_REFUSED(score.metric, UCM_SPARSE_L2, "metric 1 is not defined for hash");
+    OPTION_REFUSED(choose.sparse_ratio, 2, "sparse_ratio");
+    OPTION_REFUSED(chains, 0, "chains is 0");
+    OPTION_REFUSED(max_blocks, 1u << 20, "max_blocks is 1048576");
+    options.score.rows = 64;
+    OPTION_REFUSED(score.q_heads, 64, "64 rows of 64 query heads");
     cr_expect_null(s);
 }
