@@ -428,6 +428,13 @@ static inline void drop(block_ref ref)
     cache_unlease(rig.cache, ref);
 }
 
+/* By who uses the part and holds the block. */
+static inline void put_and_drop(block_ref ref, uint32_t part)
+{
+    cache_put(rig.cache, ref, part);
+    drop(ref);
+}
+
 /* A whole block that lies on the tier only; returned held. */
 static inline block_ref store_below(struct ns *ns, uint64_t number)
 {

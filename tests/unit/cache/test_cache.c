@@ -76,8 +76,7 @@ Test(cache, a_waiter_that_cancels_the_next)
     first.cancels = &second;
     fake_next(&rig.tier, 0);
     cr_expect(first.calls == 1 && second.calls == 0);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_DONE);
     expect_nothing_held();
 }
@@ -113,8 +112,7 @@ Test(cache, a_full_queue_of_the_tier_is_busy_and_holds_nothing)
     cr_expect_eq(block_of(ref)->leases, leases);
     cr_expect_eq(get(&w, ref, 0), CACHE_PENDING);
     fake_next(&rig.tier, 0);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 Test(cache, a_place_that_the_tier_knows_no_more)

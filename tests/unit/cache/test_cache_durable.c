@@ -32,39 +32,59 @@ static block_ref store_both(uint64_t number)
     return ref;
 }
 
+static uint64_t loc_of(block_ref ref)
+{
+    return part_loc(&block_of(ref)->part[0]);
+}
+
 static void move(block_ref ref)
 {
     struct tier *t = &rig.tier;
-    struct place *from = &t->place[part_loc(&block_of(ref)->part[0]) - 1];
+    struct place *from = &t->place[loc_of(ref) - 1];
     struct tier_place to = {.loc = t->places + 1, .checksum = from->bytes};
 
     t->place[t->places++] = *from;
     from->live = false;
-    cr_assert(t->callbacks.moved_cb(t->callbacks.ctx, from->owner,
-                                    part_loc(&block_of(ref)->part[0]), &to));
+    cr_assert(t->callbacks.moved_cb(t->callbacks.ctx, from->owner, loc_of(ref), &to));
 }
 
-static void expect_next(enum tier_op op, uint64_t loc)
+/* The one thing that is under way is this, of the place if it is one; it ends with the status. */
+static void finish_next(enum tier_op op, uint64_t loc, int status)
 {
     cr_assert_eq(rig.tier.n_pending, 1u);
     cr_expect_eq(fake_at(&rig.tier, 0)->op, op);
     cr_expect(loc == 0 || fake_at(&rig.tier, 0)->place.loc == loc);
+    fake_next(&rig.tier, status);
+}
+
+/* All that is missing is a sync of the block where it lies now. */
+static void expect_kept_by_sync(struct promise *p, block_ref ref)
+{
+    cr_assert_eq(p->status, NOT_YET);
+    finish_next(TIER_SYNC, loc_of(ref), 0);
+    cr_expect_eq(p->status, 0);
+    drop(ref);
+}
+
+static void expect_written_again(block_ref ref)
+{
+    turn();
+    finish_next(TIER_WRITE, 0, 0);
+    cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
+    drop(ref);
 }
 
 Test(cache_durable, a_sync_of_the_place_that_it_has_left_is_none)
 {
     block_ref ref = store_both(1);
     struct promise p;
+    uint64_t left;
 
     promise(&p, ref);
-    expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
+    left = loc_of(ref);
     move(ref);
-    fake_next(&rig.tier, 0);
-    cr_assert_eq(p.status, NOT_YET, "its new place has not been synced");
-    expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
-    fake_next(&rig.tier, 0);
-    cr_expect_eq(p.status, 0);
-    drop(ref);
+    finish_next(TIER_SYNC, left, 0);
+    expect_kept_by_sync(&p, ref);
 }
 
 Test(cache_durable, what_was_reclaimed_meanwhile_is_written_again)
@@ -73,15 +93,11 @@ Test(cache_durable, what_was_reclaimed_meanwhile_is_written_again)
     struct promise p;
 
     promise(&p, ref);
-    cr_assert(fake_reclaim(&rig.tier, part_loc(&block_of(ref)->part[0])));
+    cr_assert(fake_reclaim(&rig.tier, loc_of(ref)));
     fake_next(&rig.tier, 0);
     cr_assert_eq(p.status, NOT_YET, "nothing of it is there");
-    expect_next(TIER_WRITE, 0);
-    fake_next(&rig.tier, 0);
-    expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
-    fake_next(&rig.tier, 0);
-    cr_expect_eq(p.status, 0);
-    drop(ref);
+    finish_next(TIER_WRITE, 0, 0);
+    expect_kept_by_sync(&p, ref);
 }
 
 Test(cache_durable, of_two_who_wait_for_a_copy_that_is_none_both_are_served)
@@ -95,8 +111,7 @@ Test(cache_durable, of_two_who_wait_for_a_copy_that_is_none_both_are_served)
     fake_next(&rig.tier, -EBADMSG); /* the first has read it, */
     fake_next(&rig.tier, -ESTALE);  /* so it is gone for the second */
     cr_expect_eq(rig.tier.forgets, 1u);
-    expect_next(TIER_WRITE, 0);
-    fake_next(&rig.tier, 0);
+    finish_next(TIER_WRITE, 0, 0);
     tier_finish();
     cr_expect_eq(p[0].status, 0);
     cr_expect_eq(p[1].status, 0);
@@ -111,10 +126,9 @@ Test(cache_durable, a_sync_that_finds_no_place_waits)
 
     promise(&p[0], ref);
     promise(&p[1], ref);
-    expect_next(TIER_WRITE, 0);
     rig.tier.refuse = -EAGAIN;
     rig.tier.refuse_n = 3;
-    fake_next(&rig.tier, 0);
+    finish_next(TIER_WRITE, 0, 0);
     cr_expect_eq(p[0].status, NOT_YET);
     cr_expect_eq(p[1].status, NOT_YET);
     rig.tier.refuse_n = 0;
@@ -134,7 +148,7 @@ Test(cache_durable, what_is_gone_everywhere_is_not_promised)
     struct promise p;
 
     promise(&p, ref);
-    cr_assert(fake_reclaim(&rig.tier, part_loc(&block_of(ref)->part[0])));
+    cr_assert(fake_reclaim(&rig.tier, loc_of(ref)));
     block_drop_dram(rig.cache, ref, true);
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, -ENOENT);
@@ -154,10 +168,7 @@ Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
     rig.tier.naming = NULL;
     n->done_cb(n, 0);
     turn();
-    expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
-    fake_next(&rig.tier, 0);
-    cr_expect_eq(p.status, 0);
-    drop(ref);
+    expect_kept_by_sync(&p, ref);
 }
 
 /* What was stored since the first try counts, too. */
@@ -179,10 +190,7 @@ Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
     cr_expect_eq(rig.tier.naming->from_sequence, 77u);
     rig.tier.naming->done_cb(rig.tier.naming, 0);
     turn();
-    expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
-    fake_next(&rig.tier, 0);
-    cr_expect_eq(p.status, 0);
-    drop(ref);
+    expect_kept_by_sync(&p, ref);
 }
 
 /* ---- copies that are found bad while nobody asks ---- */
@@ -191,25 +199,21 @@ Test(cache_durable, what_the_tier_has_lost_is_written_again_from_dram)
 {
     block_ref ref = store_both(1);
     struct tier *t = &rig.tier;
-    const struct place *p = &t->place[part_loc(&block_of(ref)->part[0]) - 1];
+    const struct place *p = &t->place[loc_of(ref) - 1];
 
-    t->callbacks.lost_cb(t->callbacks.ctx, p->owner, part_loc(&block_of(ref)->part[0]));
+    t->callbacks.lost_cb(t->callbacks.ctx, p->owner, loc_of(ref));
     cr_expect_eq(t->forgets, 1u);
-    turn();
-    expect_next(TIER_WRITE, 0);
-    fake_next(t, 0);
-    cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
-    drop(ref);
+    expect_written_again(ref);
 }
 
 Test(cache_durable, of_what_lay_nowhere_else_nothing_is_written)
 {
     block_ref ref = store_below(rig.one, 1);
     struct tier *t = &rig.tier;
-    const struct place *p = &t->place[part_loc(&block_of(ref)->part[0]) - 1];
+    const struct place *p = &t->place[loc_of(ref) - 1];
 
     drop(ref);
-    t->callbacks.lost_cb(t->callbacks.ctx, p->owner, part_loc(&block_of(ref)->part[0]));
+    t->callbacks.lost_cb(t->callbacks.ctx, p->owner, loc_of(ref));
     turn();
     cr_expect_eq(t->n_pending, 0u);
     cr_expect_eq(find(rig.one, 1), 0u);
@@ -228,9 +232,5 @@ Test(cache_durable, what_a_check_finds_corrupt_is_written_again_from_dram)
 
     cr_assert_eq(cache_verify(rig.cache, &k, ref, 0), 0);
     fake_next(&rig.tier, -EBADMSG);
-    turn();
-    expect_next(TIER_WRITE, 0);
-    fake_next(&rig.tier, 0);
-    cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
-    drop(ref);
+    expect_written_again(ref);
 }

@@ -93,8 +93,7 @@ Test(pressure, reads_find_room)
     cr_expect_eq(cache_get(rig.cache, below, 0, 0, NUMA_NONE, &w), CACHE_PENDING);
     fake_next(&rig.tier, 0);
     cr_expect(marks_right(below, 0));
-    cache_put(rig.cache, below, 0);
-    drop(below);
+    put_and_drop(below, 0);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
     tier_drain();
 }

@@ -304,8 +304,7 @@ Test(cache_quota, durable_beyond_at_most_on_nvme_keeps_nobody_waiting)
     cr_expect_eq(p[5].status, 0, "the other tenant's");
     for (unsigned i = 0; i < 5; i++)
         cr_expect_eq(p[i].status, 1);
-    cache_put(rig.cache, leased, 0);
-    drop(leased);
+    put_and_drop(leased, 0);
     settle();
     for (unsigned i = 0; i < 6; i++)
         drop(refs[i]);

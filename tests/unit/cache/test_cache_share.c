@@ -132,8 +132,7 @@ Test(cache_share, a_copy_on_nvme_that_fails_makes_way_for_the_one_on_the_share)
     cr_expect(a.calls == 1 && a.status == 0 && a.w.shared && marks_right(ref, 0));
     cr_expect(b.calls == 1 && b.status == 0 && b.w.shared);
     cache_put(rig.cache, ref, 0);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 Test(cache_share, a_read_that_fails_everywhere_fails_and_leaves_nothing)
@@ -165,8 +164,7 @@ Test(cache_share, a_share_that_is_busy_keeps_the_copy_that_nvme_lost)
     cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
     fake_share_next(&share, 0);
     cr_expect(w.status == 0 && marks_right(ref, 0));
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 Test(cache_share, what_nvme_knows_no_more_is_read_from_the_share)
@@ -179,8 +177,7 @@ Test(cache_share, what_nvme_knows_no_more_is_read_from_the_share)
     cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
     fake_share_next(&share, 0);
     cr_expect(w.status == 0 && w.w.shared && marks_right(ref, 0));
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 /* ---- going ---- */
@@ -195,8 +192,7 @@ Test(cache_share, evicted_while_leased_it_can_be_loaded_until_the_end)
     cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
     fake_share_next(&share, 0);
     cr_expect(w.status == 0 && marks_right(ref, 0));
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
     expect_nothing_held();
     expect_no_share_left();
 }
@@ -341,8 +337,7 @@ Test(cache_share, what_is_read_and_evicted_again_stays_within_the_bound)
         cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
         fake_share_next(&share, 0);
         cr_assert_eq(w.status, 0);
-        cache_put(rig.cache, ref, 0);
-        drop(ref);
+        put_and_drop(ref, 0);
         turn();
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, -ENOSPC);

@@ -86,8 +86,7 @@ Test(cache_share_write, making_room_takes_leased_blocks_that_are_known_to_be_the
         fake_share_next(&share, 0);
     cr_assert_eq(w.status, 0);
     cr_expect(marks_right(ref, 0));
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 Test(cache_share_write, what_was_evicted_before_its_turn_is_not_written)

@@ -77,8 +77,7 @@ Test(cache_span, is_cut_within_itself)
     refused(span_cut(rig.cache, &one, 1, 2, &out));
     cr_assert_eq(span_cut(rig.cache, &one, 1, 1, &out), 0);
     cr_expect_eq(out.origin, one.origin);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 /* Whatever somebody takes a part's form for, bytes behind the slot are out of reach. */

@@ -236,8 +236,7 @@ Test(shards, neither_slot_nor_place_in_the_queue)
     cr_expect_eq(some(&w, ref, 1, 1), -EBUSY);
     fake_next(&rig.tier, 0); /* the last one; the others ended while blocks were stored */
     for (unsigned i = 0; i < n; i++) {
-        cache_put(rig.cache, used[i], 0);
-        drop(used[i]);
+        put_and_drop(used[i], 0);
     }
     cr_expect_eq(some(&w, ref, 1, 1), CACHE_PENDING);
     fake_next(&rig.tier, 0);

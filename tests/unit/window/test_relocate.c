@@ -62,8 +62,7 @@ Test(relocate, it_waits_for_other_users)
     cr_expect(window_place(&relocations, ref, 0, &place));
     cr_expect(marks_right(ref, 0));
     cr_expect_eq(arena_bytes_used(rig.arena), 0u);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 Test(relocate, a_hold_keeps_it_where_it_is)
@@ -107,8 +106,7 @@ Test(relocate, all_who_ask_get_it)
     cr_expect_eq(mv[2].calls, 1);
     cr_expect_eq(block_of(ref)->part[0].users, 2u);
     cache_put(rig.cache, ref, 0);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 Test(relocate, nobody_waits_any_more)
@@ -143,8 +141,7 @@ Test(relocate, nobody_waits_any_more)
     copy_next();
     cr_expect_eq(mv.calls, 1);
     cr_expect_eq(mv.status, 0);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 Test(relocate, evicted_by_name_meanwhile)
@@ -238,8 +235,7 @@ Test(relocate, somebody_else_reads_it_elsewhere)
     cr_expect_eq(mv.status, 0);
     cr_expect_not(mv.m.read);
     cr_expect(mv.m.copied);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 Test(relocate, a_read_that_fails)
@@ -270,8 +266,7 @@ Test(relocate, a_read_that_nobody_waits_for)
     fake_next(&rig.tier, 0);
     cr_expect_eq(mv.calls, 0);
     cr_expect_eq(move(&mv, ref, 0), CACHE_READY, "it lies there now");
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 /* ---- with other things that the cache does ---- */
@@ -301,8 +296,7 @@ Test(relocate, a_snapshot_leaves_them_out)
     ref = find(rig.one, 2);
     cache_lease(rig.cache, ref);
     (void)moved(ref, 0);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
     cr_assert_eq(snapshot_start(s), 0);
     for (int i = 0; i < 5000 && !snapshot_ready(s); i++) {
         turn();
@@ -331,8 +325,7 @@ Test(relocate, one_part_of_two)
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 8);
     cr_expect_eq(lend_used_bytes(rig.arena), MIB / 8);
     cr_expect(cache_in_dram(rig.cache, ref));
-    cache_put(rig.cache, ref, 1);
-    drop(ref);
+    put_and_drop(ref, 1);
     for (uint64_t i = 100; i < 140 && in_dram(rig.two, 1); i++) {
         drop(store(rig.two, i));
         settle();
@@ -349,8 +342,7 @@ Test(relocate, the_index_needs_their_place)
     block_ref ref = stored(rig.one, 1);
 
     place = moved(ref, 0);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
     cr_expect(cache_coldest_drop(rig.cache) || cache_coldest_drop(rig.cache));
     cr_expect_eq(find(rig.one, 1), 0u);
     cr_expect_not(readable(group, &place));

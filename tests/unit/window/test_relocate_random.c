@@ -73,8 +73,7 @@ static void use_keep(block_ref ref)
         *u = (struct use){ref, true};
         return;
     }
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
+    put_and_drop(ref, 0);
 }
 
 static void use_end(struct use *u)

@@ -13,8 +13,7 @@ static void fill_window(struct ns *ns, uint64_t first, uint64_t n)
         block_ref ref = stored(ns, i);
 
         (void)moved(ref, 0);
-        cache_put(rig.cache, ref, 0);
-        drop(ref);
+        put_and_drop(ref, 0);
     }
 }
 
@@ -42,11 +41,9 @@ Test(window_slots_wide, unused_blocks_behind_many_used_ones_leave)
     copy_next();
     cr_expect_eq(mv.status, 0);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
-    cache_put(rig.cache, late, 0);
-    drop(late);
+    put_and_drop(late, 0);
     for (uint32_t i = 0; i < used; i++) {
-        cache_put(rig.cache, ref[i], 0);
-        drop(ref[i]);
+        put_and_drop(ref[i], 0);
     }
     free(ref);
     relocate_close();
@@ -64,8 +61,7 @@ Test(window_slots, what_is_used_or_waits_to_be_written_stays)
         ref[i] = store(rig.one, i);
         (void)moved(ref[i], 0);
         if (i >= 4) {
-            cache_put(rig.cache, ref[i], 0);
-            drop(ref[i]);
+            put_and_drop(ref[i], 0);
         }
     }
     late = store(rig.one, 8);
@@ -74,8 +70,7 @@ Test(window_slots, what_is_used_or_waits_to_be_written_stays)
     cr_expect_eq(block_of(late)->part[0].users, 0u);
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4, "it stays where it is");
     for (uint64_t i = 0; i < 4; i++) {
-        cache_put(rig.cache, ref[i], 0);
-        drop(ref[i]);
+        put_and_drop(ref[i], 0);
     }
     drop(late);
 }
@@ -162,16 +157,14 @@ Test(window_slots, what_was_in_vain_is_remembered_for_a_turn)
     turn();
     cr_expect_eq(move(&mv, late[1], 0), -ENOSPC);
     cr_expect_eq(rig.metrics.arena_candidates, looks + 16, "in the next one");
-    cache_put(rig.cache, used[5], 0);
-    drop(used[5]);
+    put_and_drop(used[5], 0);
     cr_expect_eq(move(&mv, late[2], 0), CACHE_PENDING, "one was released in this turn");
     copy_next();
     cr_expect_eq(mv.status, 0);
     cache_put(rig.cache, late[2], 0);
     for (uint64_t i = 0; i < 8; i++)
         if (i != 5) {
-            cache_put(rig.cache, used[i], 0);
-            drop(used[i]);
+            put_and_drop(used[i], 0);
         }
     for (uint64_t i = 0; i < 3; i++)
         drop(late[i]);
@@ -204,10 +197,8 @@ Test(window_slots, tenants_have_equal_parts_of_the_relocations)
         copy_next();
     for (unsigned i = 0; i < 3; i++) {
         cr_expect_eq(mine[i].status, 0);
-        cache_put(rig.cache, ref[i], 0);
-        drop(ref[i]);
+        put_and_drop(ref[i], 0);
         if (i < 2)
-            cache_put(rig.cache, other_ref[i], 0);
-        drop(other_ref[i]);
+            put_and_drop(other_ref[i], 0);
     }
 }
