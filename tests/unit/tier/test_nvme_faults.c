@@ -89,7 +89,6 @@ Test(nvme_faults, what_is_read_late_is_found_in_its_turn)
     struct tier_ns_record name;
     char path[128];
 
-    memset(&fault, 0, sizeof(fault));
     rig_init(1, 17 * MIB, 1 * MIB, CONFIG_IO_THREADS);
     rig_open();
     rig_name(&name, false);
@@ -114,7 +113,6 @@ Test(nvme_faults, what_is_read_late_is_found_in_its_turn)
 
 Test(nvme_faults, other_files_go_on)
 {
-    memset(&fault, 0, sizeof(fault));
     rig_start(2, 17 * MIB, 1 * MIB, CONFIG_IO_THREADS, 100, 50000);
     cr_assert_eq(rig_write(0, 20, 50000), 20);
     fault.write_error = fault.sync_error = EROFS; /* health checks fail, too: it stays off */
@@ -134,7 +132,6 @@ Test(nvme_faults, under_systemd_a_read_only_folder_may_be_the_sandboxs)
     FILE *log = tmpfile();
     int kept = dup(2);
 
-    memset(&fault, 0, sizeof(fault));
     rig_init(2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     fault.open_error = EROFS;
     fault.open_path = rig.folders[0];
@@ -158,7 +155,6 @@ Test(nvme_faults, a_read_only_disk_is_done_without)
 {
     struct tier_stats stats;
 
-    memset(&fault, 0, sizeof(fault));
     rig_init(2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     fault.open_error = EROFS;
     fault.open_path = rig.folders[0];
@@ -184,7 +180,6 @@ Test(nvme_faults, no_room_at_start_is_said_and_leaves_nothing)
     char path[128];
     struct stat st;
 
-    memset(&fault, 0, sizeof(fault));
     rig_init(1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     rig_path(0, path);
     fault.allocate_error = ENOSPC;
@@ -202,7 +197,6 @@ Test(nvme_faults, no_room_at_start_is_said_and_leaves_nothing)
 
 Test(nvme_faults, a_ring_that_probes_badly)
 {
-    memset(&fault, 0, sizeof(fault));
     fault.ring_submit_error = EPERM;
     rig_init(1, 17 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     rig_open();

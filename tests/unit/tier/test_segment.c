@@ -17,13 +17,13 @@ static unsigned asked, looked, lost;
 
 static bool drop_cb(void *ctx, uint64_t owner, uint64_t loc)
 {
-    struct segment *s;
-    uint32_t record;
+    struct segment *of;
+    uint32_t at;
 
     (void)ctx;
     asked++;
-    cr_assert_eq(segment_find(&table, loc, 1, &s, &record), 0);
-    cr_assert_eq(s->owners[record], owner);
+    cr_assert_eq(segment_find(&table, loc, 1, &of, &at), 0);
+    cr_assert_eq(of->owners[at], owner);
     lost += !refuse[owner];
     return !refuse[owner];
 }
@@ -51,25 +51,48 @@ static void table_init(uint64_t a, uint64_t b)
     cr_assert_eq(segment_table_init(&table, MIB, 1000, counts, 2), 0);
 }
 
+static struct segment *s; /* where the last record lies */
+static uint32_t record;
+static uint64_t dropped;
+
+static void put(uint32_t file, uint64_t owner)
+{
+    cr_assert_eq(segment_reserve(&table, file, STRIDE, owner, &s, &record), 0);
+    segment_written(&table, s, record, true);
+}
+
 /* Fills whole segments of file 0; owner: a running number. */
 static void fill(unsigned from, unsigned segments)
 {
-    struct segment *s;
-    uint32_t record;
+    for (unsigned i = 0; i < segments * RECORDS; i++)
+        put(0, from + i);
+}
 
-    for (unsigned i = 0; i < segments * RECORDS; i++) {
-        cr_assert_eq(segment_reserve(&table, 0, STRIDE, from + i, &s, &record), 0);
-        segment_written(&table, s, record, true);
-    }
+static void full(unsigned segments)
+{
+    table_init(segments, 0);
+    fill(0, segments);
+}
+
+static int reclaim(uint32_t most)
+{
+    return segment_reclaim(&table, &callbacks, most, &dropped);
+}
+
+/* All records of it but the last `left`. */
+static void forget(unsigned segment, unsigned left)
+{
+    for (unsigned k = 0; k < RECORDS - left; k++)
+        segment_forget(&table, &table.file[0].segments[segment], k);
 }
 
 static bool holds(uint64_t owner)
 {
     for (unsigned i = 0; i < table.file[0].count; i++) {
-        const struct segment *s = &table.file[0].segments[i];
+        const struct segment *it = &table.file[0].segments[i];
 
-        for (unsigned k = 0; s->state != SEGMENT_FREE && k < s->next; k++)
-            if (s->owners[k] == owner && s->states[k] == RECORD_LIVE)
+        for (unsigned k = 0; it->state != SEGMENT_FREE && k < it->next; k++)
+            if (it->owners[k] == owner && it->states[k] == RECORD_LIVE)
                 return true;
     }
     return false;
@@ -77,8 +100,7 @@ static bool holds(uint64_t owner)
 
 Test(segment, records_follow_each_other_and_fill)
 {
-    struct segment *s, *first = NULL;
-    uint32_t record;
+    struct segment *first = NULL;
 
     table_init(2, 0);
     for (unsigned i = 0; i < 2 * RECORDS; i++) {
@@ -97,17 +119,14 @@ Test(segment, records_follow_each_other_and_fill)
 
 Test(segment, the_coldest_of_the_old_goes_first)
 {
-    uint64_t dropped;
-
-    table_init(8, 0);
-    fill(0, 8);
+    full(8);
     for (unsigned i = 0; i < 8 * RECORDS; i++)
         heat[i] = i / RECORDS == 2 ? 0 : 3;
-    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
+    cr_assert_eq(reclaim(UINT32_MAX), 0);
     cr_assert_eq(dropped, RECORDS);
     cr_assert_not(holds(2 * RECORDS));
     memset(heat, 0, sizeof(heat)); /* all alike: the oldest */
-    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
+    cr_assert_eq(reclaim(UINT32_MAX), 0);
     cr_assert_not(holds(0));
     cr_assert(holds(RECORDS));
 }
@@ -115,35 +134,26 @@ Test(segment, the_coldest_of_the_old_goes_first)
 /* What was acknowledged last is not lost because it lies in a segment with little else. */
 Test(segment, who_drops_takes_the_oldest_however_full)
 {
-    uint64_t dropped;
-
-    table_init(8, 0);
-    fill(0, 8);
-    for (unsigned k = 0; k < RECORDS - 1; k++) /* of the youngest but one */
-        segment_forget(&table, &table.file[0].segments[6], k);
-    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
+    full(8);
+    forget(6, 1); /* of the youngest but one */
+    cr_assert_eq(reclaim(UINT32_MAX), 0);
     cr_assert_eq(dropped, RECORDS);
     cr_expect_not(holds(0));
 }
 
 Test(segment, who_moves_takes_the_emptiest_whose_records_have_a_place)
 {
-    struct segment *s;
-    uint32_t record;
     bool sparse;
 
     table_init(8, 0);
     fill(0, 7);
-    for (unsigned k = 0; k < RECORDS - 1; k++)
-        segment_forget(&table, &table.file[0].segments[6], k);
+    forget(6, 1);
     cr_expect_eq(segment_victim(&table, &callbacks, &sparse), &table.file[0].segments[0]);
     cr_expect_not(sparse, "a segment would be opened for what it frees");
-    for (unsigned k = 0; k < RECORDS - 3; k++)
-        segment_forget(&table, &table.file[0].segments[4], k);
+    forget(4, 3);
     cr_expect_eq(segment_victim(&table, &callbacks, &sparse), &table.file[0].segments[6]);
     cr_expect(sparse, "both go into one");
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 500, &s, &record), 0);
-    segment_written(&table, s, record, true);
+    put(0, 500);
     for (unsigned k = RECORDS - 3; k < RECORDS; k++)
         segment_forget(&table, &table.file[0].segments[4], k);
     cr_expect_eq(segment_victim(&table, &callbacks, &sparse), &table.file[0].segments[6]);
@@ -153,9 +163,6 @@ Test(segment, who_moves_takes_the_emptiest_whose_records_have_a_place)
 /* A start finds segments by their places, and the newest may lie in front. */
 Test(segment, what_a_start_found_goes_by_its_age)
 {
-    struct segment *s;
-    uint64_t dropped;
-
     table_init(64, 0);
     for (unsigned i = 0; i < 64; i++) {
         cr_assert_eq(segment_adopt(&table, 0, i, i + 1, STRIDE, &s), 0);
@@ -165,7 +172,7 @@ Test(segment, what_a_start_found_goes_by_its_age)
     }
     segment_restored(&table);
     for (unsigned i = 64; i-- > 60;) {
-        cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
+        cr_assert_eq(reclaim(UINT32_MAX), 0);
         cr_expect_not(holds(i * RECORDS + 1), "%u", i);
     }
     cr_expect(holds(1));
@@ -173,8 +180,7 @@ Test(segment, what_a_start_found_goes_by_its_age)
 
 Test(segment, the_last_forgotten_record_frees_it)
 {
-    table_init(2, 0);
-    fill(0, 2);
+    full(2);
     for (unsigned k = 0; k < RECORDS; k++) {
         cr_assert(list_empty(&table.file[0].free));
         segment_forget(&table, &table.file[0].segments[0], k);
@@ -185,51 +191,41 @@ Test(segment, the_last_forgotten_record_frees_it)
 
 Test(segment, refusals_are_asked_for_a_bounded_number_of_times)
 {
-    uint64_t dropped;
-
-    table_init(64, 0);
-    fill(0, 64);
+    full(64);
     for (unsigned i = 0; i < 64; i++)
         refuse[i * RECORDS + 1] = true; /* 0 is no owner */
-    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
+    cr_assert_eq(reclaim(UINT32_MAX), -ENOSPC);
     cr_assert_eq(asked, 0);
     cr_assert_leq(looked, 16 * RECORDS);
     cr_assert_eq(lost, dropped);
     refuse[63 * RECORDS + 1] = false; /* those that refused are not asked for ever */
     for (unsigned i = 0; i < 100; i++)
-        if (segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped) == 0)
+        if (reclaim(UINT32_MAX) == 0)
             break;
     cr_assert_not(holds(63 * RECORDS + 1));
 }
 
 Test(segment, busy_neighbours_spare_the_others)
 {
-    uint64_t dropped;
-
-    table_init(2, 0);
-    fill(0, 2);
+    full(2);
     heat[3] = TIER_HEAT_BUSY;
-    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
+    cr_assert_eq(reclaim(UINT32_MAX), 0);
     cr_assert(holds(0));
-    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
+    cr_assert_eq(reclaim(UINT32_MAX), -ENOSPC);
     cr_assert_eq(dropped, 0);
 }
 
 Test(segment, a_segment_leaves_in_as_many_calls_as_it_takes)
 {
-    struct segment *s;
-    uint64_t dropped;
-
-    table_init(2, 0);
-    fill(0, 2);
+    full(2);
     s = &table.file[0].segments[0];
-    cr_assert_eq(segment_reclaim(&table, &callbacks, 3, &dropped), -EAGAIN);
+    cr_assert_eq(reclaim(3), -EAGAIN);
     cr_expect_eq(dropped, 3u);
     segment_forget(&table, s, 4);
     cr_expect_eq(segment_victim(&table, &callbacks, NULL), &table.file[0].segments[1]);
-    cr_assert_eq(segment_reclaim(&table, &callbacks, 2, &dropped), -EAGAIN);
+    cr_assert_eq(reclaim(2), -EAGAIN);
     cr_expect_eq(dropped, 2u);
-    cr_assert_eq(segment_reclaim(&table, &callbacks, 2, &dropped), 0);
+    cr_assert_eq(reclaim(2), 0);
     cr_expect_eq(dropped, 1u);
     cr_expect_eq(s->state, SEGMENT_FREE);
     cr_expect(holds(RECORDS), "the other was not touched");
@@ -238,20 +234,18 @@ Test(segment, a_segment_leaves_in_as_many_calls_as_it_takes)
 /* A part of it comes into use, or it goes into quarantine, between two calls. */
 Test(segment, what_can_leave_no_more_stays_and_another_goes)
 {
-    uint64_t dropped;
-
     for (int withheld = 0; withheld < 2; withheld++) {
         table_init(2, 0);
         fill(0, 2);
-        cr_assert_eq(segment_reclaim(&table, &callbacks, 3, &dropped), -EAGAIN);
+        cr_assert_eq(reclaim(3), -EAGAIN);
         if (withheld)
             cr_assert(segment_quarantine(&table, &table.file[0].segments[0]));
         else
             refuse[5] = true;
-        cr_assert_eq(segment_reclaim(&table, &callbacks, 100, &dropped), -EAGAIN);
+        cr_assert_eq(reclaim(100), -EAGAIN);
         cr_expect(holds(5));
         cr_expect_eq(table.file[0].segments[0].reads, 0u);
-        cr_assert_eq(segment_reclaim(&table, &callbacks, 100, &dropped), 0);
+        cr_assert_eq(reclaim(100), 0);
         cr_expect_eq(dropped, RECORDS);
         cr_expect(holds(5));
         refuse[5] = false;
@@ -261,34 +255,28 @@ Test(segment, what_can_leave_no_more_stays_and_another_goes)
 
 Test(segment, what_is_under_way_is_not_reused)
 {
-    struct segment *s, *w;
-    uint64_t dropped;
-    uint32_t record;
+    struct segment *emptied;
 
     table_init(2, 0);
-    s = &table.file[0].segments[0];
+    emptied = &table.file[0].segments[0];
     fill(0, 1);
     for (unsigned i = 0; i < RECORDS; i++)
-        cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100 + i, &w, &record), 0);
-    segment_read_begin(s);
-    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
+        cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100 + i, &s, &record), 0);
+    segment_read_begin(emptied);
+    cr_assert_eq(reclaim(UINT32_MAX), -ENOSPC);
     cr_assert_eq(asked, 0);
     for (unsigned i = 0; i < RECORDS; i++)
-        segment_written(&table, w, i, i > 0);
-    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
+        segment_written(&table, s, i, i > 0);
+    cr_assert_eq(reclaim(UINT32_MAX), 0);
     cr_assert_eq(dropped, RECORDS - 1);
-    for (unsigned i = 0; i < RECORDS; i++)
-        segment_forget(&table, s, i);
-    cr_assert_eq(s->state, SEGMENT_SEALED, "a read is under way");
-    segment_read_end(&table, s);
-    cr_assert_eq(s->state, SEGMENT_FREE);
+    forget(0, 0);
+    cr_assert_eq(emptied->state, SEGMENT_SEALED, "a read is under way");
+    segment_read_end(&table, emptied);
+    cr_assert_eq(emptied->state, SEGMENT_FREE);
 }
 
 Test(segment, a_victim_is_left_as_it_is_until_it_is_taken)
 {
-    uint64_t dropped;
-    struct segment *s;
-
     table_init(8, 0);
     cr_expect_not(segment_short(&table));
     fill(0, 6);
@@ -313,17 +301,12 @@ Test(segment, a_victim_is_left_as_it_is_until_it_is_taken)
 
 Test(segment, a_use_counts_for_one_opening)
 {
-    struct segment *s = NULL;
-    uint32_t record;
-
     table_init(1, 0);
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
-    segment_written(&table, s, record, true);
+    put(0, 1);
     cr_expect_eq(s->used[record], 0);
     s->used[record] = 1;
     for (unsigned i = 1; i < RECORDS; i++) {
-        cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
-        segment_written(&table, s, record, true);
+        put(0, 1);
     }
     for (unsigned i = 0; i < RECORDS; i++)
         segment_forget(&table, s, i);
@@ -336,8 +319,6 @@ Test(segment, a_use_counts_for_one_opening)
 /* More sizes than segments may be open: none is sealed after a record or two. */
 Test(segment, many_strides_share)
 {
-    struct segment *s;
-    uint32_t record;
     unsigned stored = 0;
 
     table_init(8, 0);
@@ -355,48 +336,39 @@ Test(segment, many_strides_share)
 
 Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
 {
-    struct segment *s;
-    uint64_t dropped, loc;
-    uint32_t record;
+    uint64_t loc;
 
     table_init(4, 0);
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
-    segment_written(&table, s, record, true);
+    put(0, 1);
     loc = segment_loc(&table, s, record);
     segment_file_stop(&table, 0);
     cr_assert_not(segment_has_space(&table, 0, STRIDE, 0));
     cr_assert_not(segment_writable(&table));
-    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
+    cr_assert_eq(reclaim(UINT32_MAX), -ENOSPC);
     cr_assert_eq(segment_find(&table, loc, 1000, &s, &record), 0);
 }
 
 /* Its segments stand before the others' in the lists. */
 Test(segment, a_stopped_file_does_not_hide_the_others)
 {
-    struct segment *s;
-    uint64_t dropped;
-    uint32_t record;
-
     table_init(400, 3);
     fill(0, 399);
     for (unsigned i = 0; i < 3 * RECORDS; i++) {
-        cr_assert_eq(segment_reserve(&table, 1, STRIDE, 3000 + i, &s, &record), 0);
-        segment_written(&table, s, record, true);
+        put(1, 3000 + i);
     }
     segment_file_stop(&table, 0);
-    cr_expect_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
+    cr_expect_eq(reclaim(UINT32_MAX), 0);
     cr_expect_eq(dropped, RECORDS);
     segment_file_start(&table, 0);
-    cr_expect_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
+    cr_expect_eq(reclaim(UINT32_MAX), 0);
     cr_expect_not(holds(0), "its oldest is the oldest of all");
 }
 
 /* Whatever state it is in when a bad block is found: it is read on, and never written to again. */
 Test(segment, what_is_in_quarantine_is_not_reused)
 {
-    struct segment *free_one, *open_one, *sealed, *s;
-    uint64_t dropped, capacity;
-    uint32_t record;
+    struct segment *free_one, *open_one, *sealed;
+    uint64_t capacity;
 
     table_init(4, 0);
     capacity = table.capacity_bytes;
@@ -420,7 +392,7 @@ Test(segment, what_is_in_quarantine_is_not_reused)
     segment_forget(&table, open_one, 0);
     cr_assert_eq(sealed->state, SEGMENT_FREE);
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), -ENOSPC);
-    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
+    cr_assert_eq(reclaim(UINT32_MAX), 0);
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
     cr_assert_eq(s->number, 2);
     /* an earlier run's records are found again in it, and it stays where it is */
