@@ -23,34 +23,43 @@ static void key_make(uint8_t *key, uint64_t number)
     memcpy(key, &number, sizeof(number));
 }
 
-static struct hints *table_new(uint64_t blocks)
+static struct hints *h;        /* the table, */
+static struct ucm_hint_view v; /* and a reader's view of it */
+
+/* One that is being filled. */
+static void open_table(uint64_t blocks)
 {
-    struct hints *h = NULL;
+    void *p;
     int rc;
 
     cr_assert_eq(hints_new(KEY, blocks, 7, &h), 0);
     while ((rc = hints_reserve(h)) > 0)
         ;
     cr_assert_eq(rc, 0);
-    return h;
-}
-
-static struct ucm_hint_view view_of(const struct hints *h)
-{
-    void *p = mmap(NULL, hints_bytes(h), PROT_READ, MAP_SHARED, hints_fd(h), 0);
-    struct ucm_hint_view v;
-
+    p = mmap(NULL, hints_bytes(h), PROT_READ, MAP_SHARED, hints_fd(h), 0);
     cr_assert_neq(p, MAP_FAILED);
     cr_assert(ucm_hint_open(p, hints_bytes(h), KEY, &v));
-    return v;
 }
 
-static void view_close(const struct ucm_hint_view *v)
+static void open_live(uint64_t blocks)
 {
-    munmap((void *)(uintptr_t)v->header, ucm_hint_bytes(v->mask + 1));
+    open_table(blocks);
+    hints_begin(h);
 }
 
-static void set(struct hints *h, uint64_t number, uint8_t was, uint8_t is)
+static void close_table(void)
+{
+    if (v.header)
+        munmap((void *)(uintptr_t)v.header, ucm_hint_bytes(v.mask + 1));
+    if (h)
+        hints_free(h, UCM_HINT_ENDED);
+    v.header = NULL;
+    h = NULL;
+}
+
+TestSuite(hint, .fini = close_table);
+
+static void set(uint64_t number, uint8_t was, uint8_t is)
 {
     uint8_t key[KEY];
 
@@ -58,12 +67,12 @@ static void set(struct hints *h, uint64_t number, uint8_t was, uint8_t is)
     hints_set(h, key, was, is);
 }
 
-static uint8_t find(const struct ucm_hint_view *v, uint64_t number)
+static uint8_t find(uint64_t number)
 {
     uint8_t key[KEY], found;
 
     key_make(key, number);
-    (void)ucm_hint_find_many(v, key, 1, true, &found);
+    (void)ucm_hint_find_many(&v, key, 1, true, &found);
     return found;
 }
 
@@ -82,52 +91,46 @@ static uint64_t random_next(uint64_t *state)
 Test(hint, a_reader_finds_what_was_set)
 {
     static uint8_t tiers[NUMBERS];
-    struct hints *h = table_new(NUMBERS / 2); /* up to six sevenths full */
-    struct ucm_hint_view v = view_of(h);
     uint64_t state = 1, entries = 0;
 
     memset(tiers, 0, sizeof(tiers));
-    hints_begin(h);
+
+    open_live(NUMBERS / 2); /* up to six sevenths full */
     for (unsigned i = 0; i < 200000; i++) {
         uint64_t r = random_next(&state);
         uint32_t n = (uint32_t)(r >> 8) % NUMBERS;
         uint8_t is = (uint8_t)(r & 3);
 
         if (is != tiers[n])
-            set(h, n, tiers[n], is);
+            set(n, tiers[n], is);
         tiers[n] = is;
         n = (uint32_t)(r >> 40) % NUMBERS;
         if (hints_left_out(h) == 0)
-            cr_assert_eq(find(&v, n), tiers[n]);
+            cr_assert_eq(find(n), tiers[n]);
         else
-            cr_assert(find(&v, n) == tiers[n] || find(&v, n) == 0);
+            cr_assert(find(n) == tiers[n] || find(n) == 0);
     }
     for (uint32_t n = 0; n < NUMBERS; n++)
-        entries += find(&v, n) != 0;
+        entries += find(n) != 0;
     cr_expect_eq(entries, hints_entries(h));
     for (uint32_t n = 0; n < NUMBERS; n++)
         if (tiers[n] != 0)
-            set(h, n, tiers[n], 0);
+            set(n, tiers[n], 0);
     cr_expect_eq(hints_entries(h), 0u);
     cr_expect_eq(hints_left_out(h), 0u);
     for (uint32_t n = 0; n < NUMBERS; n++)
-        cr_assert_eq(find(&v, n), 0u);
-    view_close(&v);
-    hints_free(h, UCM_HINT_ENDED);
+        cr_assert_eq(find(n), 0u);
 }
 
 Test(hint, of_many_keys_each_or_the_prefix)
 {
     enum { N = 1000, GAP = 777 };
     static uint8_t keys[N * KEY], found[N + 1];
-    struct hints *h = table_new(N);
-    struct ucm_hint_view v = view_of(h);
-
-    hints_begin(h);
+    open_live(N);
     for (uint32_t i = 0; i < N; i++) {
         key_make(keys + i * KEY, i);
         if (i != GAP)
-            set(h, i, 0, 1 + i % 3);
+            set(i, 0, 1 + i % 3);
     }
     for (uint32_t n = 1; n <= N; n = n < 100 ? n + 1 : n + 100) {
         memset(found, 9, sizeof(found));
@@ -141,82 +144,71 @@ Test(hint, of_many_keys_each_or_the_prefix)
             cr_assert_eq(found[i], i < GAP ? 1 + i % 3 : 0);
         cr_assert_eq(found[n], 9u);
     }
-    view_close(&v);
-    hints_free(h, UCM_HINT_ENDED);
 }
 
 /* A reader may take what it misses for a miss only while none is left out. */
 Test(hint, a_large_table_has_room_for_each_until_it_is_crowded)
 {
-    struct hints *h = table_new(1000000);
-    struct ucm_hint_view v = view_of(h);
     uint64_t n = 0;
 
-    hints_begin(h);
+    open_live(1000000);
     while (!hints_crowded(h))
-        set(h, n++, 0, 1);
+        set(n++, 0, 1);
     cr_expect_gt(n, 1050000u);
     cr_expect_eq(hints_left_out(h), 0u);
     cr_expect_eq(hints_entries(h), n);
     for (uint64_t i = 0; i < n; i += 97)
-        cr_assert_eq(find(&v, i), 1u);
+        cr_assert_eq(find(i), 1u);
     for (uint64_t i = 0; i < n; i += 97)
-        cr_assert_eq(find(&v, n + i), 0u);
-    view_close(&v);
-    hints_free(h, UCM_HINT_ENDED);
+        cr_assert_eq(find(n + i), 0u);
 }
 
 /* More than there is room for: none is lost without a word. */
 Test(hint, what_has_no_room_is_counted)
 {
-    struct hints *h = table_new(1);
-    struct ucm_hint_view v = view_of(h);
     uint32_t room = UCM_HINT_MIN_BUCKETS * UCM_HINT_ENTRIES, found = 0;
 
-    hints_begin(h);
+    open_live(1);
     for (uint32_t n = 0; n < 2 * room; n++)
-        set(h, n, 0, 1);
+        set(n, 0, 1);
     for (uint32_t n = 0; n < 2 * room; n++)
-        found += find(&v, n) != 0;
+        found += find(n) != 0;
     cr_expect(hints_crowded(h));
     cr_expect_eq(found, hints_entries(h));
     cr_expect_eq(found + atomic_load(&v.header->left_out), 2 * room);
     cr_expect_gt(found, room * 9 / 10);
     for (uint32_t n = 0; n < 2 * room; n++)
-        set(h, n, 1, 0);
+        set(n, 1, 0);
     cr_expect_eq(hints_entries(h), 0u);
     cr_expect_eq(atomic_load(&v.header->left_out), 0u);
-    view_close(&v);
-    hints_free(h, UCM_HINT_ENDED);
 }
 
 Test(hint, states_and_beats_are_seen_after_the_table_is_gone)
 {
-    struct hints *h = table_new(1);
-    struct ucm_hint_view v = view_of(h);
 
+    open_table(1);
     cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_FILLING);
     cr_expect_eq(atomic_load(&v.header->beat_ms), 7u);
     hints_begin(h);
     cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_LIVE);
     hints_beat(h, 1234);
     cr_expect_eq(atomic_load(&v.header->beat_ms), 1234u);
-    set(h, 5, 0, 2);
+    set(5, 0, 2);
     hints_free(h, UCM_HINT_SUPERSEDED);
+    h = NULL;
     cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_SUPERSEDED);
-    cr_expect_eq(find(&v, 5), 2u);
-    view_close(&v);
+    cr_expect_eq(find(5), 2u);
 }
 
 /* ---- a hostile client ---- */
 
 Test(hint, nobody_else_writes)
 {
-    struct hints *h = table_new(1);
     char path[64];
     void *p;
     int fd;
 
+    open_table(1);
     cr_expect_eq(fcntl(hints_fd(h), F_GETFL) & O_ACCMODE, O_RDONLY);
     cr_expect_eq(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, hints_fd(h), 0), MAP_FAILED);
     p = mmap(NULL, hints_bytes(h), PROT_READ, MAP_SHARED, hints_fd(h), 0);
@@ -237,7 +229,6 @@ Test(hint, nobody_else_writes)
         close(fd);
     }
     munmap(p, hints_bytes(h));
-    hints_free(h, UCM_HINT_ENDED);
 }
 
 /* ---- a hostile daemon ---- */
@@ -245,28 +236,28 @@ Test(hint, nobody_else_writes)
 Test(hint, a_header_that_does_not_fit_is_refused)
 {
     static _Alignas(64) uint8_t memory[UCM_HINT_HEADER_BYTES + 64 * 64];
-    struct ucm_hint_header *h = (void *)memory;
-    struct ucm_hint_view v;
+    struct ucm_hint_header *header = (void *)memory;
+    struct ucm_hint_view view;
 
     memset(memory, 0, sizeof(memory));
-    cr_expect_not(ucm_hint_open(memory, sizeof(memory), KEY, &v));
-    memcpy(h->magic, UCM_HINT_MAGIC, sizeof(h->magic));
-    h->version = UCM_HINT_VERSION;
-    h->key_bytes = KEY;
-    h->buckets = 64;
-    cr_expect(ucm_hint_open(memory, sizeof(memory), KEY, &v));
-    cr_expect_not(ucm_hint_open(memory, sizeof(memory), 16, &v));
-    cr_expect_not(ucm_hint_open(memory, sizeof(memory) - 1, KEY, &v));
-    cr_expect_not(ucm_hint_open(memory, 10, KEY, &v));
+    cr_expect_not(ucm_hint_open(memory, sizeof(memory), KEY, &view));
+    memcpy(header->magic, UCM_HINT_MAGIC, sizeof(header->magic));
+    header->version = UCM_HINT_VERSION;
+    header->key_bytes = KEY;
+    header->buckets = 64;
+    cr_expect(ucm_hint_open(memory, sizeof(memory), KEY, &view));
+    cr_expect_not(ucm_hint_open(memory, sizeof(memory), 16, &view));
+    cr_expect_not(ucm_hint_open(memory, sizeof(memory) - 1, KEY, &view));
+    cr_expect_not(ucm_hint_open(memory, 10, KEY, &view));
     for (unsigned shift = 0; shift < 64; shift++) {
-        h->buckets = UINT64_C(1) << shift;
-        cr_expect_eq(ucm_hint_open(memory, sizeof(memory), KEY, &v), shift == 6);
+        header->buckets = UINT64_C(1) << shift;
+        cr_expect_eq(ucm_hint_open(memory, sizeof(memory), KEY, &view), shift == 6);
     }
-    h->buckets = 63;
-    cr_expect_not(ucm_hint_open(memory, UCM_HINT_HEADER_BYTES + 63 * 64, KEY, &v));
-    h->buckets = 64;
-    h->version = UCM_HINT_VERSION + 1;
-    cr_expect_not(ucm_hint_open(memory, sizeof(memory), KEY, &v));
+    header->buckets = 63;
+    cr_expect_not(ucm_hint_open(memory, UCM_HINT_HEADER_BYTES + 63 * 64, KEY, &view));
+    header->buckets = 64;
+    header->version = UCM_HINT_VERSION + 1;
+    cr_expect_not(ucm_hint_open(memory, sizeof(memory), KEY, &view));
 }
 
 /* ---- beside a writer ---- */
@@ -281,48 +272,42 @@ static void *churn(void *arg)
     for (unsigned i = 0; i < 100000; i++) {
         uint32_t n = STABLE + (uint32_t)(random_next(&state) % STABLE);
 
-        set(arg, n, 0, 1 + n % 3);
-        set(arg, n % STABLE, 1, 1 + (uint8_t)(state >> 33) % 3); /* its tier alone */
-        set(arg, n, 1, 0);
+        set(n, 0, 1 + n % 3);
+        set(n % STABLE, 1, 1 + (uint8_t)(state >> 33) % 3); /* its tier alone */
+        set(n, 1, 0);
     }
-    return NULL;
+    return arg;
 }
 
-static void look(const struct ucm_hint_view *v)
+static void look(void)
 {
     uint8_t moving;
 
     for (uint32_t n = 0; n < STABLE; n++) {
-        cr_assert_neq(find(v, n), 0u, "%u is there", n);
-        moving = find(v, STABLE + n);
+        cr_assert_neq(find(n), 0u, "%u is there", n);
+        moving = find(STABLE + n);
         cr_assert(moving == 0 || moving == 1 + (STABLE + n) % 3);
-        cr_assert_eq(find(v, 2 * STABLE + n), 0u, "%u never was", n);
+        cr_assert_eq(find(2 * STABLE + n), 0u, "%u never was", n);
     }
 }
 
-static struct hints *churned(void)
+static void open_churned(void)
 {
-    struct hints *h = table_new(1); /* 448 entries: many lie behind their own bucket */
-
-    hints_begin(h);
+    open_live(1); /* 448 entries: many lie behind their own bucket */
     for (uint32_t n = 0; n < STABLE; n++)
-        set(h, n, 0, 1);
-    return h;
+        set(n, 0, 1);
 }
 
 Test(hint, a_reader_beside_a_writer)
 {
-    struct hints *h = churned();
-    struct ucm_hint_view v = view_of(h);
     pthread_t thread;
 
-    cr_assert_eq(pthread_create(&thread, NULL, churn, h), 0);
+    open_churned();
+    cr_assert_eq(pthread_create(&thread, NULL, churn, NULL), 0);
     for (unsigned i = 0; i < 20; i++)
-        look(&v);
+        look();
     cr_assert_eq(pthread_join(thread, NULL), 0);
-    look(&v);
-    view_close(&v);
-    hints_free(h, UCM_HINT_ENDED);
+    look();
 }
 
 /* The writer is a process that is killed somewhere in an update; what it leaves is a table all the same. */
@@ -331,22 +316,21 @@ Test(hint, a_writer_that_is_killed)
     uint64_t state = 1;
 
     for (unsigned round = 0; round < 20; round++) {
-        struct hints *h = churned();
-        struct ucm_hint_view v = view_of(h);
-        pid_t pid = fork();
+        pid_t pid;
         int status;
 
+        open_churned();
+        pid = fork();
         cr_assert_geq(pid, 0);
         if (pid == 0)
             for (;;)
-                churn(h);
+                churn(NULL);
         usleep((unsigned)(random_next(&state) % 1000));
-        look(&v);
+        look();
         cr_assert_eq(kill(pid, SIGKILL), 0);
         cr_assert_eq(waitpid(pid, &status, 0), pid);
-        look(&v);
+        look();
         cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_LIVE, "its beat alone tells");
-        view_close(&v);
-        hints_free(h, UCM_HINT_ENDED);
+        close_table();
     }
 }

@@ -1,14 +1,23 @@
 /* The index as its users see it: against a plain model, while it grows and shrinks, under scans. */
 #include "tests/unit/index/index_rig.h"
 
-TestSuite(index, .init = index_begin, .fini = index_end);
+static struct ns_identity
+    id; /* what a test changes of it holds for the namespaces that it opens then */
+
+static void begin(void)
+{
+    index_begin();
+    id = identity();
+}
+
+TestSuite(index, .init = begin, .fini = index_end);
 
 /* The number of its chunk is that of one with fewer records. */
 Test(index, a_number_from_before_is_nobodys)
 {
     enum { MANY = 200000 };
     static block_ref refs[MANY];
-    struct ns_identity id = identity(), other = identity();
+    struct ns_identity other = id;
     struct ns *ns = open_ns(&id), *wide;
     unsigned found = 0;
 
@@ -29,7 +38,6 @@ Test(index, a_number_from_before_is_nobodys)
 
 Test(index, a_new_block_is_all_zero_but_its_key)
 {
-    struct ns_identity id = identity();
     struct ns *ns;
     struct block *b;
     uint8_t key[UCM_MAX_KEY_BYTES];
@@ -62,9 +70,7 @@ Test(index, a_new_block_is_all_zero_but_its_key)
 
 Test(index, every_length_of_key_tells_keys_apart_by_every_byte)
 {
-
     for (uint32_t n = UCM_MIN_KEY_BYTES; n <= UCM_MAX_KEY_BYTES; n++) {
-        struct ns_identity id = identity();
         uint8_t key[UCM_MAX_KEY_BYTES] = {0};
         struct ns *ns;
         block_ref ref[UCM_MAX_KEY_BYTES];
@@ -120,8 +126,6 @@ Test(index, agrees_with_a_model)
     uint64_t seed = 88172645463325252u;
 
     for (uint32_t s = 0; s < 3; s++) {
-        struct ns_identity id = identity();
-
         id.key_bytes = 16 + 8 * s;
         id.parts = 1 + s;
         m.ns[s] = open_ns(&id);
@@ -148,7 +152,6 @@ Test(index, agrees_with_a_model)
 
 Test(index, blocks_do_not_move_while_it_grows)
 {
-    struct ns_identity id = identity();
     struct ns *ns = open_ns(&id);
     block_ref first = add(ns, 0);
     struct block *b = index_block(ix, first);
@@ -163,7 +166,6 @@ Test(index, blocks_do_not_move_while_it_grows)
 
 Test(index, keeps_to_max_blocks)
 {
-    struct ns_identity id = identity();
     uint8_t key[UCM_MAX_KEY_BYTES];
     struct ns *a, *b;
     block_ref ref;
@@ -187,7 +189,6 @@ Test(index, keeps_to_max_blocks)
 Test(index, a_block_of_more_parts_counts_as_more)
 {
     uint32_t of_many[UCM_MAX_PARTS];
-    struct ns_identity id = identity();
     struct ns *narrow, *wide;
     uint64_t bytes, n = 0;
     uint8_t key[UCM_MAX_KEY_BYTES];
@@ -219,7 +220,6 @@ Test(index, find_many_stops_at_a_gap_and_leaves_0)
 {
     static uint8_t keys[500 * KEY];
     static block_ref out[500];
-    struct ns_identity id = identity();
     struct ns *ns = open_ns(&id);
 
     for (uint32_t i = 0; i < 500; i++)
@@ -253,7 +253,6 @@ Test(index, stays_right_when_all_keys_fall_into_one_bucket)
     static uint32_t number[N];
     static uint8_t keys[N * KEY];
     static block_ref ref[N], out[N];
-    struct ns_identity id = identity();
     struct ns *ns = open_ns(&id);
     uint32_t n = 0;
 
@@ -291,7 +290,6 @@ Test(index, stays_right_when_all_keys_fall_into_one_bucket)
 
 Test(index, takes_at_most_128_bytes_a_block)
 {
-    struct ns_identity id = identity();
     struct ns *ns = open_ns(&id);
 
     for (uint32_t n = 1; n <= 1000000; n++) {
@@ -306,7 +304,6 @@ Test(index, gives_memory_back_when_blocks_go)
 {
     enum { N = 200000 };
     static block_ref ref[N];
-    struct ns_identity id = identity();
     struct ns *ns = open_ns(&id);
     uint64_t before = index_bytes(ix), most = 0;
 
@@ -324,7 +321,6 @@ Test(index, gives_memory_back_when_blocks_go)
 
 Test(index, many_namespaces_cost_little)
 {
-    struct ns_identity id = identity();
     char model[32];
 
     id.model = model;
@@ -358,7 +354,6 @@ Test(index, scan_meets_each_block_once)
 {
     static struct seen s;
     static const uint32_t limits[] = {1, 7, 100, 100000};
-    struct ns_identity id = identity();
     struct ns *ns = open_ns(&id), *other;
 
     id.dtype = "fp8";
@@ -385,7 +380,6 @@ static void scan_under_change(bool growing)
 {
     static struct seen s;
     static block_ref ref[20000];
-    struct ns_identity id = identity();
     uint32_t from = growing ? 1000 : 20000, at = from;
     uint64_t cursor = 0;
     struct ns *ns;
@@ -420,7 +414,6 @@ Test(index, scan_while_blocks_come_or_go)
 Test(index, scan_of_an_overfull_bucket)
 {
     static struct seen s;
-    struct ns_identity id = identity();
     struct ns *ns = open_ns(&id);
     uint64_t cursor = 0;
     uint32_t n = 0;
