@@ -60,6 +60,30 @@ static inline void rig_encode(uint32_t dtype, float x, uint8_t *p)
     memcpy(p, &h, 2);
 }
 
+/* ---- memory ---- */
+
+static void **rig_taken;
+static size_t rig_n_taken;
+
+/* Until rig_give_back, which a suite calls when a test has ended. */
+static inline void *rig_take(size_t bytes)
+{
+    void *p = malloc(bytes);
+
+    rig_taken = realloc(rig_taken, (rig_n_taken + 1) * sizeof(*rig_taken));
+    cr_assert(p && rig_taken);
+    rig_taken[rig_n_taken++] = p;
+    return p;
+}
+
+static inline void rig_give_back(void)
+{
+    while (rig_n_taken > 0)
+        free(rig_taken[--rig_n_taken]);
+    free(rig_taken);
+    rig_taken = NULL;
+}
+
 /* ---- slots ---- */
 
 struct rig_pool {
@@ -99,8 +123,7 @@ static inline void rig_pool_open(struct rig_pool *p, const struct ucm_attend_spe
     cr_assert_eq(ucm_attend_plan_init(&p->plan, spec, why), 0, "%s", why);
     /* The last slot ends where its shape does: who reads more is seen by a sanitizer. */
     p->memory = (struct ucm_attend_memory){.stride = extent + 64, .blocks = n};
-    p->bytes = malloc((n - 1) * p->memory.stride + extent);
-    cr_assert(p->bytes);
+    p->bytes = rig_take((n - 1) * p->memory.stride + extent);
     memset(p->bytes, 0xff, (n - 1) * p->memory.stride + extent); /* NaN, where nothing is named */
     p->memory.base = p->bytes;
 }
@@ -171,10 +194,7 @@ static inline void rig_exact_add(const struct rig_pool *p, const float *q, int32
 
 static inline float *rig_floats(uint64_t n)
 {
-    float *x = malloc(n * sizeof(*x) + 4);
-
-    cr_assert(x);
-    return x;
+    return rig_take(n * sizeof(float) + 4);
 }
 
 static inline float *rig_normals(uint64_t n, float size)

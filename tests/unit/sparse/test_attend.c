@@ -5,6 +5,8 @@
 
 #define SLOTS 24u
 
+TestSuite(attend, .fini = rig_give_back);
+
 struct form {
     uint32_t dtype, tokens, kv_heads, group, d, v_d, gap;
 };
@@ -61,8 +63,6 @@ static float *attend_list(const struct rig_pool *p, uint32_t g, const float *q,
                      0);
     }
     ucm_attend_end(plan, &state, out, out + rows * v_d);
-    free(query);
-    free(floats);
     return out;
 }
 
@@ -107,9 +107,6 @@ static void compare_with_exact(const struct rig_pool *p, const float *q, const i
                                (2 * slack + 1e-6) * r.largest);
         cr_assert_lt(slack, 0.01);
     }
-    free(query);
-    free(floats);
-    free(out);
 }
 
 Test(attend, exact_arithmetic_within_the_bound)
@@ -124,8 +121,6 @@ Test(attend, exact_arithmetic_within_the_bound)
         q = rig_normals((uint64_t)f->group * f->d, round % 3 == 1 ? 4.0f : 1.0f);
         random_list(slots, 12);
         compare_with_exact(&p, q, slots, 1 + rig_below(12), rig_below(f->tokens));
-        free(q);
-        free(p.bytes);
     }
 }
 
@@ -156,10 +151,6 @@ Test(attend, weights_of_blocks)
         }
         cr_assert_float_eq(all, (double)state.sum[h], 1e-4 * all);
     }
-    free(q);
-    free(query);
-    free(floats);
-    free(p.bytes);
 }
 
 /* ---- lists ---- */
@@ -192,11 +183,6 @@ Test(attend, all_blocks_through_lists_are_dense_attention)
         a = attend_list(&dense, 0, q, in_order, SLOTS, tail, SLOTS);
         b = attend_list(&sparse, 0, q, anywhere, SLOTS, tail, 1 + rig_below(SLOTS));
         expect_same(a, b, n);
-        free(a);
-        free(b);
-        free(q);
-        free(dense.bytes);
-        free(sparse.bytes);
     }
 }
 
@@ -222,11 +208,6 @@ Test(attend, an_empty_list_and_a_block_that_is_not_there)
             ucm_attend_add(&p.plan, &p.memory, 0, query, slots + first, 2, 0, &state, NULL, 0),
             -ENOENT);
     cr_assert(state.tiles == 0 && state.sum[0] == 0, "none is skipped");
-    free(out);
-    free(q);
-    free(query);
-    free(floats);
-    free(p.bytes);
 }
 
 Test(attend, logits_far_apart)
@@ -257,9 +238,6 @@ Test(attend, logits_far_apart)
         }
         cr_assert_float_eq((double)out[c], mean, 1e-5);
     }
-    free(out);
-    free(q);
-    free(p.bytes);
 }
 
 /* ---- what is no number, and scales ---- */
@@ -294,12 +272,7 @@ Test(attend, keys_and_values_that_are_no_numbers)
                 cr_assert_eq(isfinite(value[h * 64 + c]) == 0, c == 3);
             }
         }
-        free(key);
-        free(value);
-        free(other);
     }
-    free(q);
-    free(p.bytes);
 }
 
 /* As if K and V had been multiplied by them. */
@@ -322,10 +295,6 @@ Test(attend, scales_of_keys_and_values)
     for (uint32_t i = 0; i < 2 * 64; i++)
         cr_assert_eq(scaled[i], 4 * plain[i]);
     expect_same(scaled + 128, plain + 128, 2);
-    free(plain);
-    free(scaled);
-    free(q);
-    free(p.bytes);
 }
 
 /* ---- what is refused ---- */

@@ -7,6 +7,8 @@
 
 /* ---- a sequence: window, blocks in the order of their scores, blocks in no list ---- */
 
+TestSuite(attend_stop, .fini = rig_give_back);
+
 #define BLOCKS 14u
 #define ROWS 3u
 
@@ -56,14 +58,6 @@ static void open_sequence(struct sequence *s, uint32_t dtype, uint32_t tokens, u
     s->floats = rig_floats(s->pool.plan.state_floats);
     for (uint32_t i = 0; i < BLOCKS; i++)
         s->blocks[i] = (int32_t)i;
-}
-
-static void close_sequence(struct sequence *s)
-{
-    free(s->pool.bytes);
-    free(s->q);
-    free(s->query);
-    free(s->floats);
 }
 
 static const struct sequence *sorted;
@@ -263,7 +257,6 @@ static struct seen try_keys(enum keys kind, uint32_t rounds)
             cr_assert_leq((double)r.certificate, least_covered(&s, r.blocks));
             compare_rows(&s, &r, &seen);
         }
-        close_sequence(&s);
     }
     return seen;
 }
@@ -306,7 +299,6 @@ Test(attend_stop, nothing_is_known_of_keys_that_are_no_numbers)
         r = attend(&s, stop);
         cr_assert(r.blocks == 5 && r.share == 0 && r.certificate == 0);
     }
-    close_sequence(&s);
 }
 
 /* ---- what is left ---- */
@@ -381,7 +373,6 @@ Test(attend_stop, the_estimate_is_near_where_keys_are_normal)
         worst = fmax(worst, e);
         stopped += r.blocks < BLOCKS - 1;
         cr_assert(r.share >= 0.8f);
-        close_sequence(&s);
     }
     cr_assert_gt(stopped, n / 2);
     cr_assert(error < 0.02 && worst < 0.12, "mean %.4f, worst %.4f", error, worst);
@@ -409,7 +400,6 @@ Test(attend_stop, the_estimate_does_not_see_one_planted_key_and_the_certificate_
     cr_assert_gt(r.share, 0.9f);
     cr_assert_lt(least_covered(&s, 2), 0.85);
     cr_assert_leq((double)r.certificate, least_covered(&s, 2));
-    close_sequence(&s);
 }
 
 /* ---- PSA's rule ---- */
@@ -442,7 +432,6 @@ Test(attend_stop, psa_is_right_where_the_order_is)
     cr_assert(r.blocks < BLOCKS && r.blocks % 2 == 0 && r.rounds == r.blocks / 2);
     cr_assert_geq(r.share, 0.95f);
     cr_assert_geq(least_covered(&s, r.blocks), (double)r.share);
-    close_sequence(&s);
 }
 
 /* Its flaw: the lightest block so far bounds nothing. The heaviest block comes last, and PSA's rule stops before
@@ -469,7 +458,6 @@ Test(attend_stop, psa_trusts_an_order_that_is_wrong)
         cr_assert_eq(r.blocks, BLOCKS);
         cr_assert(r.share == 1 && r.certificate == 1);
     }
-    close_sequence(&s);
 }
 
 /* The same with a light window: it does not count as the lightest block. */
@@ -486,7 +474,6 @@ Test(attend_stop, the_window_is_no_choice)
     make_list(&s, BLOCKS - 1, 1, false);
     r = attend(&s, stop);
     cr_assert_eq(r.blocks, 12); /* of 13 alike: 12 / 13 is above .9 */
-    close_sequence(&s);
 }
 
 /* ---- rounds ---- */
@@ -511,8 +498,6 @@ Test(attend_stop, rounds_do_not_change_the_bits)
         ucm_attend_add(&s.pool.plan, &s.pool.memory, 0, s.query, s.blocks, r.blocks, 0, &s.state,
                        NULL, 0);
         cr_assert_eq(memcmp(once, s.floats, s.pool.plan.state_floats * sizeof(float)), 0);
-        free(once);
-        close_sequence(&s);
     }
 }
 
@@ -552,10 +537,6 @@ Test(attend_stop, one_list_for_all_heads_ends_with_the_last_of_them)
     cr_assert_geq(both.blocks, each[0].blocks);
     cr_assert_geq(both.blocks, each[1].blocks);
     cr_assert_eq(both.certificate, 0.0f); /* no bounds were given */
-    free(q);
-    free(query);
-    free(floats);
-    free(p.bytes);
 }
 
 Test(attend_stop, edges)
@@ -584,5 +565,4 @@ Test(attend_stop, edges)
     s.blocks[10] = 0;
     stop.every = 0;
     cr_assert_eq(ucm_attend_rounds(&s.pool.plan, &stop, &s.list, &s.state, s.rows, &r), -EINVAL);
-    close_sequence(&s);
 }
