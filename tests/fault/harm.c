@@ -52,159 +52,91 @@ off_t harm_slot(int fd, uint64_t number)
     return 0;
 }
 
-static off_t segment_of(off_t at)
-{
-    return at / DATA * DATA;
-}
-
-static void harm_payload(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    harm_flip(fd, victim + HARM_PAGE + 12345);
-}
-
-static void harm_header(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    harm_flip(fd, victim + 104);
-}
-
-static void harm_magic(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    harm_flip(fd, victim + 1);
-}
-
-static void swap(int fd, off_t a_at, off_t b_at, size_t skip)
+static void swap(int fd, off_t a_at, off_t b_at, off_t skip)
 {
     static uint8_t a[HARM_SLOT_BYTES], b[HARM_SLOT_BYTES];
+    size_t n = HARM_SLOT_BYTES - (size_t)skip;
 
-    harm_get(fd, a, HARM_SLOT_BYTES - skip, a_at + (off_t)skip);
-    harm_get(fd, b, HARM_SLOT_BYTES - skip, b_at + (off_t)skip);
-    harm_put(fd, b, HARM_SLOT_BYTES - skip, a_at + (off_t)skip);
-    harm_put(fd, a, HARM_SLOT_BYTES - skip, b_at + (off_t)skip);
+    harm_get(fd, a, n, a_at + skip);
+    harm_get(fd, b, n, b_at + skip);
+    harm_put(fd, b, n, a_at + skip);
+    harm_put(fd, a, n, b_at + skip);
 }
 
-static void harm_swap(int fd, off_t victim, off_t other)
+static void overwrite(int fd, off_t to, off_t from)
 {
-    swap(fd, victim, other, 0);
+    static uint8_t slot[HARM_SLOT_BYTES];
+
+    harm_get(fd, slot, HARM_SLOT_BYTES, from);
+    harm_put(fd, slot, HARM_SLOT_BYTES, to);
 }
 
-static void harm_swap_payloads(int fd, off_t victim, off_t other)
-{
-    swap(fd, victim, other, HARM_PAGE);
-}
-
-static void harm_misdirected(int fd, off_t victim, off_t other)
-{
-    static uint8_t a[HARM_SLOT_BYTES];
-
-    harm_get(fd, a, HARM_SLOT_BYTES, other);
-    harm_put(fd, a, HARM_SLOT_BYTES, victim);
-}
-
-static void harm_cut(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    cr_assert_eq(ftruncate(fd, victim + HARM_PAGE + 5000), 0);
-}
-
-static void harm_segment(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    harm_flip(fd, segment_of(victim) + 33);
-}
-
-static void harm_segment_magic(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    harm_flip(fd, segment_of(victim));
-}
-
-/* The newer copy: the older one knows only an earlier start. */
-static void harm_state(int fd, off_t victim, off_t other)
+/* Of the two: the older one knows only an earlier start. */
+static off_t newer_state(int fd)
 {
     uint64_t a, b;
 
-    (void)victim;
-    (void)other;
     harm_get(fd, &a, 8, HARM_PAGE + 32);
     harm_get(fd, &b, 8, 2 * HARM_PAGE + 32);
-    harm_flip(fd, (a > b ? HARM_PAGE : 2 * HARM_PAGE) + 40);
-}
-
-static void harm_states(int fd, off_t victim, off_t other)
-{
-    (void)victim;
-    (void)other;
-    harm_flip(fd, HARM_PAGE + 40);
-    harm_flip(fd, 2 * HARM_PAGE + 3);
-}
-
-static void harm_index(int fd, off_t victim, off_t other)
-{
-    (void)victim;
-    (void)other;
-    harm_flip(fd, 777);
-}
-
-static void harm_index_cut(int fd, off_t victim, off_t other)
-{
-    (void)victim;
-    (void)other;
-    cr_assert_eq(ftruncate(fd, 3000), 0);
-}
-
-static void harm_name(int fd, off_t victim, off_t other)
-{
-    (void)victim;
-    (void)other;
-    harm_flip(fd, 90);
-}
-
-static void harm_name_cut(int fd, off_t victim, off_t other)
-{
-    (void)victim;
-    (void)other;
-    cr_assert_eq(ftruncate(fd, 1000), 0);
+    return a > b ? HARM_PAGE : 2 * HARM_PAGE;
 }
 
 const struct harm harms[HARMS] = {
-    {.name = "a bit of a payload flipped", .do_it = harm_payload},
-    {.name = "a bit of a slot's header flipped", .do_it = harm_header, .scan_only = true},
-    {.name = "a bit of a slot's magic flipped", .do_it = harm_magic, .scan_only = true},
-    {.name = "two slots swapped", .do_it = harm_swap},
-    {.name = "two payloads swapped", .do_it = harm_swap_payloads},
-    {.name = "a slot written over another", .do_it = harm_misdirected},
-    {.name = "the file cut in a slot", .do_it = harm_cut},
-    {.name = "a bit of a segment's header flipped", .do_it = harm_segment, .rebuilt = true},
+    {.name = "a bit of a payload flipped", .of = OF_VICTIM, .at = HARM_PAGE + 12345},
+    {.name = "a bit of a slot's header flipped", .of = OF_VICTIM, .at = 104, .scan_only = true},
+    {.name = "a bit of a slot's magic flipped", .of = OF_VICTIM, .at = 1, .scan_only = true},
+    {.name = "two slots swapped", .what = HARM_SWAPS},
+    {.name = "two payloads swapped", .what = HARM_SWAPS, .at = HARM_PAGE},
+    {.name = "a slot written over another", .what = HARM_OVERWRITES},
+    {.name = "the file cut in a slot", .what = HARM_CUTS, .of = OF_VICTIM, .at = HARM_PAGE + 5000},
+    {.name = "a bit of a segment's header flipped", .of = OF_SEGMENT, .at = 33, .rebuilt = true},
     {.name = "a bit of a segment's magic flipped",
-     .do_it = harm_segment_magic,
+     .of = OF_SEGMENT,
      .checkpoint_only = true,
      .rebuilt = true},
-    {.name = "a bit of the newer state page flipped", .do_it = harm_state, .harmless = true},
-    {.name = "both state pages damaged", .do_it = harm_states, .harmless = true},
+    {.name = "a bit of the newer state page flipped",
+     .what = HARM_FLIPS_STATE,
+     .at = 40,
+     .harmless = true},
+    {.name = "both state pages damaged",
+     .at = HARM_PAGE + 40,
+     .and_at = 2 * HARM_PAGE + 3,
+     .harmless = true},
     {.name = "a bit of the checkpoint flipped",
      .file = "ucmd.index",
-     .do_it = harm_index,
+     .at = 777,
      .checkpoint_only = true,
      .harmless = true},
     {.name = "the checkpoint cut",
      .file = "ucmd.index",
-     .do_it = harm_index_cut,
+     .what = HARM_CUTS,
+     .at = 3000,
      .checkpoint_only = true,
      .harmless = true},
-    {.name = "a bit of the namespaces flipped", .file = "ucmd.namespaces", .do_it = harm_name},
-    {.name = "the namespaces cut", .file = "ucmd.namespaces", .do_it = harm_name_cut},
+    {.name = "a bit of the namespaces flipped", .file = "ucmd.namespaces", .at = 90},
+    {.name = "the namespaces cut", .file = "ucmd.namespaces", .what = HARM_CUTS, .at = 1000},
 };
 
 void harm_do(const struct host *host, const struct harm *h)
 {
-    int cache = harm_file(host, "ucmd.cache"),
-        fd = harm_file(host, h->file ? h->file : "ucmd.cache");
+    int fd = harm_file(host, h->file ? h->file : "ucmd.cache");
+    off_t victim = h->file ? 0 : harm_slot(fd, HARM_VICTIM), at = h->at;
 
-    h->do_it(fd, h->file ? 0 : harm_slot(cache, HARM_VICTIM),
-             h->file ? 0 : harm_slot(cache, OTHER));
+    if (h->of == OF_VICTIM)
+        at += victim;
+    else if (h->of == OF_SEGMENT)
+        at += victim / DATA * DATA;
+    else if (h->what == HARM_FLIPS_STATE)
+        at += newer_state(fd);
+    if (h->what == HARM_CUTS)
+        cr_assert_eq(ftruncate(fd, at), 0);
+    else if (h->what == HARM_SWAPS)
+        swap(fd, victim, harm_slot(fd, OTHER), at);
+    else if (h->what == HARM_OVERWRITES)
+        overwrite(fd, victim, harm_slot(fd, OTHER));
+    else
+        harm_flip(fd, at);
+    if (h->and_at)
+        harm_flip(fd, h->and_at);
     close(fd);
-    close(cache);
 }

@@ -15,7 +15,19 @@
 
 struct harm {
     const char *name, *file; /* NULL: the cache file */
-    void (*do_it)(int fd, off_t victim, off_t other);
+    enum {
+        HARM_FLIPS,       /* a bit of the byte at `at`, */
+        HARM_FLIPS_STATE, /* or at `at` in the newer state page, */
+        HARM_CUTS,        /* the file there, */
+        HARM_SWAPS,       /* the slot with another from `at` on, */
+        HARM_OVERWRITES,  /* or writes that one over it */
+    } what;
+    enum {
+        OF_FILE,
+        OF_VICTIM,
+        OF_SEGMENT
+    } of;                            /* where `at` begins: at the victim's slot or its segment */
+    off_t at, and_at;                /* and_at: another bit; 0: none */
     bool checkpoint_only, scan_only; /* needs a checkpoint; or is only felt where there is none */
     bool harmless;                   /* nothing is lost */
     bool rebuilt;                    /* or not after a repair */

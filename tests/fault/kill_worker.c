@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -80,20 +79,7 @@ bool kill_worker_connect(struct kill_worker *k, const struct host *h)
     return worker_region_try(&k->w) == 0;
 }
 
-void kill_worker_drop(struct kill_worker *k)
-{
-    if (k->w.region)
-        (void)ucm_region_unregister(k->w.region, 1000); /* its daemon is gone */
-    if (k->w.ns)
-        ucm_namespace_close(k->w.ns);
-    if (k->w.client)
-        ucm_close(k->w.client);
-    if (k->w.memory)
-        munmap(k->w.memory, k->w.memory_bytes);
-    k->w = (struct worker){0};
-}
-
-static int task_run(int rc, struct ucm_task *task, uint32_t n, uint8_t *status)
+int kill_task_run(int rc, struct ucm_task *task, uint32_t n, uint8_t *status)
 {
     struct ucm_result r;
 
@@ -147,7 +133,7 @@ static bool dump(struct kill_worker *k, uint32_t first, uint32_t n, bool durable
     }
     transfer_make(&t, first, n, durable);
     rc = ucm_dump(k->w.region, &t, client_ms(k), &task);
-    if (task_run(rc, task, n, status) != 0)
+    if (kill_task_run(rc, task, n, status) != 0)
         return false;
     for (uint32_t i = 0; i < n; i++)
         dump_told(k, first + i, status[i], durable, weak);
@@ -224,7 +210,7 @@ bool kill_worker_check(struct kill_worker *k)
         worker_clear(&k->w);
         transfer_make(&t, first, n, false);
         rc = ucm_load(k->w.region, &t, client_ms(k), &task);
-        if (task_run(rc, task, n, status) != 0)
+        if (kill_task_run(rc, task, n, status) != 0)
             return false;
         for (uint32_t i = 0; i < n; i++)
             key_check(k, first + i, i, status[i]);

@@ -33,8 +33,10 @@ void killer_start(struct killer *k, const struct host *h);
 /* Waits for the daemon's end, by that signal or SIGKILL, and reports to the oracle. */
 void killer_reap(struct killer *k, struct host *h, struct oracle *o);
 
+/* What a task ended with that a call gave, or did not: `rc`. Its statuses, one a key. */
+int kill_task_run(int rc, struct ucm_task *task, uint32_t n, uint8_t *status);
+
 bool kill_worker_connect(struct kill_worker *k, const struct host *h);
-void kill_worker_drop(struct kill_worker *k);
 /* New keys, durable or not by chance. */
 bool kill_worker_dump(struct kill_worker *k, uint32_t n);
 /* Keys that were dumped before. */

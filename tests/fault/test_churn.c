@@ -188,20 +188,6 @@ static bool fds_fall_to(unsigned most)
     return true;
 }
 
-static uint64_t daemon_rss_bytes(void)
-{
-    char path[64];
-    unsigned long pages = 0;
-    FILE *f;
-
-    snprintf(path, sizeof(path), "/proc/%d/statm", (int)host.pid);
-    f = fopen(path, "r");
-    cr_assert(f);
-    cr_assert_eq(fscanf(f, "%*u %lu", &pages), 1);
-    fclose(f);
-    return pages * 4096;
-}
-
 /* Sanitizers keep what was freed for a while. */
 #ifdef SANITIZED
 #define RSS_SLACK_BYTES (400u << 20)
@@ -250,13 +236,13 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
         cr_assert_eq(ucm_connect(&options, CHURN_WAIT_MS, &c), 0, "%s", ucm_errmsg());
         expect_nothing_left(c);
         fprintf(stderr, "round %u: %u processes, fds %u, rss %llu KiB", round, started,
-                daemon_fds(), (unsigned long long)daemon_rss_bytes() / 1024);
+                daemon_fds(), (unsigned long long)host_rss_bytes(&host) / 1024);
         for (size_t i = 0; i < sizeof(progress) / sizeof(progress[0]); i++)
             fprintf(stderr, ", %s %llu", progress[i], (unsigned long long)metric(c, progress[i]));
         fputc('\n', stderr);
         if (round == 0) {
             fds = daemon_fds();
-            rss = daemon_rss_bytes();
+            rss = host_rss_bytes(&host);
         }
         if (round + 1 == rounds) {
             /* Else nothing of what this test is about has happened. */
@@ -264,7 +250,7 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
             cr_expect_gt(metric(c, "arena_evicted_blocks"), 0u);
         }
         cr_expect(fds_fall_to(fds), "descriptors leak: %u, %u before", daemon_fds(), fds);
-        cr_expect_leq(daemon_rss_bytes(), rss + RSS_SLACK_BYTES, "memory leaks");
+        cr_expect_leq(host_rss_bytes(&host), rss + RSS_SLACK_BYTES, "memory leaks");
         ucm_close(c);
     }
     cr_expect_eq(host_stop(&host), 0, "the daemon's exit status");

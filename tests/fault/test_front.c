@@ -49,20 +49,6 @@ static void teardown(void)
 
 TestSuite(front, .init = setup, .fini = teardown, .timeout = 60);
 
-static size_t daemon_rss_bytes(void)
-{
-    char path[64];
-    unsigned long pages = 0;
-    FILE *f;
-
-    snprintf(path, sizeof(path), "/proc/%d/statm", (int)host.pid);
-    f = fopen(path, "r");
-    cr_assert(f);
-    cr_assert_eq(fscanf(f, "%*u %lu", &pages), 1);
-    fclose(f);
-    return pages * 4096;
-}
-
 static bool connections_fall_to(uint64_t n, int timeout_ms)
 {
     for (uint64_t end = now_ms() + (uint64_t)timeout_ms; now_ms() < end; sleep_ms(10))
@@ -241,16 +227,17 @@ static void ask_long(int fd)
  * Each is answered in the end. */
 Test(front, answers_are_made_as_they_are_read)
 {
-    size_t before, sent, n;
+    size_t sent, n;
+    uint64_t before;
     int fd = raw_connect(&host);
 
     raw_hello(fd);
     ask_long(fd);
-    before = daemon_rss_bytes();
+    before = host_rss_bytes(&host);
     sent = ask_until_full(fd);
     cr_assert_gt(sent, 100000u);
-    cr_expect_lt(daemon_rss_bytes(), before + (32u << 20), "the daemon grew by %zu bytes",
-                 daemon_rss_bytes() - before);
+    cr_expect_lt(host_rss_bytes(&host), before + (32u << 20), "the daemon grew by %llu bytes",
+                 (unsigned long long)(host_rss_bytes(&host) - before));
     n = sent / STATS_BYTES;
     for (size_t i = 0; i < n; i++)
         expect_result(fd);
@@ -268,19 +255,19 @@ Test(front, answers_are_made_as_they_are_read)
 /* The backlog is never empty, and no longer than it was at first. */
 Test(front, a_peer_that_is_always_behind)
 {
-    size_t before;
+    uint64_t before;
     int fd = raw_connect(&host);
 
     raw_hello(fd);
     ask(fd, BEHIND);
     wait_until_it_stops(fd);
-    before = daemon_rss_bytes();
+    before = host_rss_bytes(&host);
     for (int i = 0; i < ROUNDS; i++) {
         ask(fd, 1);
         expect_result(fd);
     }
-    cr_expect_lt(daemon_rss_bytes(), before + GROWTH, "the daemon grew by %zu bytes",
-                 daemon_rss_bytes() - before);
+    cr_expect_lt(host_rss_bytes(&host), before + GROWTH, "the daemon grew by %llu bytes",
+                 (unsigned long long)(host_rss_bytes(&host) - before));
     for (int i = 0; i < BEHIND; i++)
         expect_result(fd);
     close(fd);

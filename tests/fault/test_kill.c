@@ -99,7 +99,7 @@ static void one_round(void)
     killer_start(&k, &host);
     work();
     killer_reap(&k, &host, &oracle);
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     if (oracle_below(&oracle, 4) > 0)
         return;
     damages++;
@@ -143,7 +143,7 @@ static void names_fill(void)
     w.patient = true;
     cr_assert(kill_worker_connect(&w, &host));
     kill_worker_purges(&w, 60);
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     host_kill(&host);
 }
 
@@ -154,7 +154,7 @@ static void last_look(void)
     w.patient = true;
     cr_assert(kill_worker_connect(&w, &host) && kill_worker_recovered(&w) && kill_worker_check(&w));
     cr_assert_eq(metric(w.w.client, "nvme_reclaimed_blocks"), 0u, "the test's keys must all fit");
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     host_remove(&host);
     keep_end();
 }

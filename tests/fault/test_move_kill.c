@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,29 +28,6 @@ static struct worker w;
 static char ucmd_kill[256];
 static uint64_t base; /* the first block of this run: what was read before is not known any more */
 
-static void drop_worker(void)
-{
-    if (w.region)
-        (void)ucm_region_unregister(w.region, 1000); /* its daemon is gone */
-    ucm_namespace_close(w.ns);
-    ucm_close(w.client);
-    munmap(w.memory, w.memory_bytes);
-    w = (struct worker){0};
-}
-
-static int finish(int rc, struct ucm_task *task, uint32_t n, uint8_t *status)
-{
-    struct ucm_result r;
-
-    if (rc != 0)
-        return rc;
-    rc = ucm_task_wait(task, 20000, &r);
-    if (rc == 0)
-        memcpy(status, r.result, n);
-    ucm_task_free(task);
-    return rc;
-}
-
 /* False: the daemon is gone. */
 static bool dump(uint64_t first)
 {
@@ -68,7 +44,7 @@ static bool dump(uint64_t first)
         worker_fill(&w, i, first + i);
     }
     rc = ucm_dump(w.region, &t, CLIENT_MS, &task);
-    if (finish(rc, task, BATCH, status) != 0)
+    if (kill_task_run(rc, task, BATCH, status) != 0)
         return false;
     for (uint32_t i = 0; i < BATCH; i++)
         cr_assert(status[i] == UCM_BLOCK_IS_OK || status[i] == UCM_BLOCK_IS_EXISTS, "%u",
@@ -124,7 +100,7 @@ static bool hot_are_right(uint64_t next)
     if (!leave_dram(keys, n))
         return false;
     rc = ucm_load(w.region, &t, CLIENT_MS, &task);
-    if (finish(rc, task, n, status) != 0)
+    if (kill_task_run(rc, task, n, status) != 0)
         return false;
     for (uint32_t i = 0; i < n; i++) {
         cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %llu of %llu is lost: %u",
@@ -168,15 +144,6 @@ static void expect_hot(uint64_t next)
         cr_assert(!gone() && now_ms() < end, "no answer");
 }
 
-static void reap(void)
-{
-    int status;
-
-    cr_assert_eq(waitpid(host.pid, &status, 0), host.pid);
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "status %#x", status);
-    host.pid = 0;
-}
-
 static void kill_at(const char *point, unsigned n, uint64_t *next)
 {
     char at[64];
@@ -189,8 +156,8 @@ static void kill_at(const char *point, unsigned n, uint64_t *next)
     wait_ok(w.client);
     base = *next;
     cr_assert_not(work(next), "%s: nothing is moved", at);
-    reap();
-    drop_worker();
+    host_killed(&host);
+    worker_drop(&w);
 }
 
 Test(move_kill, what_is_moved_is_there_before_and_after, .timeout = 120)
@@ -213,7 +180,7 @@ Test(move_kill, what_is_moved_is_there_before_and_after, .timeout = 120)
         expect_hot(next);
         next += BATCH; /* some of the last may be there */
         host_kill(&host);
-        drop_worker();
+        worker_drop(&w);
     }
     host_remove(&host);
 }
@@ -253,8 +220,8 @@ static void power_round(struct oracle *o, uint64_t *next)
     power.journal->kill_at = power.journal->steps + 400 + oracle_below(o, 600);
     cr_assert_not(work(next));
     power.journal->kill_at = 0;
-    reap();
-    drop_worker();
+    host_killed(&host);
+    worker_drop(&w);
     if (oracle_below(o, 8) > 0)
         power_fail(&power, o, &loss);
 }

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -50,24 +49,10 @@ static void start_again(const char *at)
     wait_ok(w.client);
 }
 
-/* Its daemon is gone. */
-static void drop_worker(void)
-{
-    (void)ucm_region_unregister(w.region, 100);
-    ucm_namespace_close(w.ns);
-    ucm_close(w.client);
-    munmap(w.memory, w.memory_bytes);
-    w = (struct worker){0};
-}
-
 static void expect_killed(void)
 {
-    int status;
-
-    cr_assert_eq(waitpid(host.pid, &status, 0), host.pid);
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "status %#x", status);
-    host.pid = 0;
-    drop_worker();
+    host_killed(&host);
+    worker_drop(&w);
 }
 
 static void restart_killed(void)

@@ -145,7 +145,7 @@ static void one_round(void)
     if (w.disk_fails) /* what a failed sync lost no clean stop keeps */
         memset(oracle.held, 0, sizeof(oracle.held));
     killer_reap(&k, &host, &oracle);
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     if (small)
         oracle_doubt(&oracle);
     power_goes();
@@ -165,7 +165,7 @@ static void last_look(void)
     run_and_check();
     if (!small)
         cr_assert_eq(metric(w.w.client, "nvme_reclaimed_blocks"), 0u, "all keys must fit");
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
 }
 
 static void host_make(unsigned disks, bool tmpfile)
@@ -268,7 +268,7 @@ static void unreadable_once(unsigned spared)
     host_make(1, true);
     run_and_check();
     cr_assert(kill_worker_dump(&w, KILL_BATCH) && kill_worker_dump_again(&w, KILL_BATCH, true));
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     host_kill(&host);
     power.journal->page_reads_spared = spared;
     power.journal->page_reads_failing = 15; /* five, each tried three times */
@@ -279,10 +279,10 @@ static void unreadable_once(unsigned spared)
     for (unsigned i = 0; i < 4; i++)
         cr_assert(kill_worker_dump(&w, 8));
     memset(oracle.held, 0, sizeof(oracle.held));
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     cr_assert_eq(host_stop(&host), 0);
     run_and_check();
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     host_stop(&host);
     host_drop();
 }
@@ -309,7 +309,7 @@ Test(power, a_name_in_doubt_is_written_once_more, .timeout = 60)
     power.journal->syncs_failing = 1; /* of the name */
     cr_assert(kill_worker_dump(&w, 4));
     cr_assert_eq(power.journal->syncs_failing, 0u);
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     host_kill(&host);
     power.journal->syncs_spared = 2; /* of the folder and of the state page */
     power.journal->syncs_failing = 2;
@@ -318,12 +318,12 @@ Test(power, a_name_in_doubt_is_written_once_more, .timeout = 60)
     cr_assert_eq(power.journal->syncs_failing, 0u);
     w.disk_fails = false;
     cr_assert(kill_worker_dump_again(&w, 4, true));
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     host_kill(&host);
     power_fail(&power, NULL, &loss);
     run_and_check();
     cr_assert_geq(w.durable_checked, 4u);
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     host_stop(&host);
     host_drop();
 }
@@ -342,15 +342,15 @@ static void killed_at_first_start(unsigned step, bool tmpfile)
         if (kill_worker_connect(&w, &host))
             (void)kill_worker_dump(&w, 4);
         host_kill(&host);
-        kill_worker_drop(&w);
+        worker_drop(&w.w);
     }
     run_and_check();
     cr_assert(kill_worker_dump(&w, 4) && kill_worker_dump_again(&w, 8, true));
     host_kill(&host);
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     power_fail(&power, NULL, &loss);
     run_and_check();
-    kill_worker_drop(&w);
+    worker_drop(&w.w);
     host_stop(&host);
     host_drop();
 }

@@ -154,6 +154,29 @@ void host_kill(struct host *h)
     h->pid = 0;
 }
 
+void host_killed(struct host *h)
+{
+    int status;
+
+    cr_assert_eq(waitpid(h->pid, &status, 0), h->pid);
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "status %#x", status);
+    h->pid = 0;
+}
+
+uint64_t host_rss_bytes(const struct host *h)
+{
+    unsigned long pages = 0;
+    char path[64];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%d/statm", (int)h->pid);
+    f = fopen(path, "r");
+    cr_assert(f);
+    cr_assert_eq(fscanf(f, "%*u %lu", &pages), 1);
+    fclose(f);
+    return pages * UINT64_C(4096);
+}
+
 static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
     (void)st;
@@ -234,6 +257,19 @@ void worker_close(struct worker *w)
     ucm_namespace_close(w->ns);
     ucm_close(w->client);
     munmap(w->memory, w->memory_bytes);
+}
+
+void worker_drop(struct worker *w)
+{
+    if (w->region)
+        (void)ucm_region_unregister(w->region, 1000);
+    if (w->ns)
+        ucm_namespace_close(w->ns);
+    if (w->client)
+        ucm_close(w->client);
+    if (w->memory)
+        munmap(w->memory, w->memory_bytes);
+    *w = (struct worker){0};
 }
 
 /* ---- patterns ---- */

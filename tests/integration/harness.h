@@ -34,6 +34,9 @@ void host_restart_at_once(struct host *h);
 bool host_try_restart(struct host *h);
 int host_stop(struct host *h); /* SIGTERM; its exit status */
 void host_kill(struct host *h);
+/* It has been killed by another, or by itself. */
+void host_killed(struct host *h);
+uint64_t host_rss_bytes(const struct host *h);
 void host_remove(struct host *h); /* stops it if need be and removes the folder */
 
 /* Built with AddressSanitizer or ThreadSanitizer: gcc says so by macros, clang by __has_feature. */
@@ -71,6 +74,8 @@ void worker_open(struct worker *w, const struct host *h, const struct worker_opt
 /* Memory and region of a worker whose other fields are set. Returns what register returned. */
 int worker_region_try(struct worker *w);
 void worker_close(struct worker *w);
+/* What is open of it, whose daemon is gone. */
+void worker_drop(struct worker *w);
 
 /* Keys that are told apart by a number; block i of a worker's memory filled with a pattern of seed,
  * or compared with it: the number of bytes that differ. */
