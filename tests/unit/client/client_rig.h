@@ -20,6 +20,8 @@ struct rig {
     uint32_t blocks[RIG_KEYS];
 };
 
+static struct rig rig;
+
 FAKE_FN struct ucm_client *rig_connect(struct fake *f)
 {
     struct ucm_options o = {.socket = f->path, .name = "test", .default_timeout_ms = 10000};
@@ -119,6 +121,27 @@ FAKE_FN bool rig_hold_loads(struct fake *f, int conn, int method, struct proto_e
     cr_assert_eq(proto_decode(&proto_load, env, &m, &e), 0);
     fake_hold(f, conn, env->msgid, m.keys.n / 16);
     return true;
+}
+
+FAKE_FN void rig_setup(void)
+{
+    rig_up(&rig);
+}
+
+FAKE_FN void rig_teardown(void)
+{
+    rig_down(&rig);
+}
+
+/* The first load that is held. */
+FAKE_FN struct ucm_task *rig_load_held(uint32_t n_keys)
+{
+    struct ucm_task *task = NULL;
+
+    atomic_store(&rig.fake.hook, rig_hold_loads);
+    cr_assert_eq(rig_load(&rig, n_keys, 0, &task), 0, "%s", ucm_errmsg());
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    return task;
 }
 
 /* Of the load that is held at that place. */

@@ -222,7 +222,6 @@ FAKE_FN struct ucm_sparse_digest sparse_mean(void)
 
 /* ---- what every test has ---- */
 
-static struct rig rig;
 static struct ucm_namespace *digests;
 
 FAKE_FN void sparse_up(void)

@@ -6,19 +6,7 @@
 #include <fcntl.h>
 #include <sys/wait.h>
 
-static struct rig rig;
-
-static void setup(void)
-{
-    rig_up(&rig);
-}
-
-static void teardown(void)
-{
-    rig_down(&rig);
-}
-
-TestSuite(client, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(client, .init = rig_setup, .fini = rig_teardown, .timeout = 60);
 
 Test(client, lookup_each)
 {

@@ -1,7 +1,6 @@
 /* The client library's encoded namespaces, against a daemon of the test's own. */
 #include "tests/unit/client/client_rig.h"
 
-static struct rig rig;
 static struct msg_encoding_open asked;
 static unsigned plain_dumps;
 
@@ -44,12 +43,7 @@ static void setup(void)
     rig.fake.hook = hook;
 }
 
-static void teardown(void)
-{
-    rig_down(&rig);
-}
-
-TestSuite(client_encoding, .init = setup, .fini = teardown, .timeout = 120);
+TestSuite(client_encoding, .init = setup, .fini = rig_teardown, .timeout = 120);
 
 Test(client_encoding, says_what_was_opened)
 {

@@ -7,19 +7,7 @@
 #include <dirent.h>
 #include <poll.h>
 
-static struct rig rig;
-
-static void setup(void)
-{
-    rig_up(&rig);
-}
-
-static void teardown(void)
-{
-    rig_down(&rig);
-}
-
-TestSuite(client_faults, .init = setup, .fini = teardown, .timeout = 120);
+TestSuite(client_faults, .init = rig_setup, .fini = rig_teardown, .timeout = 120);
 
 /* ---- absent ---- */
 
@@ -339,11 +327,8 @@ Test(client_faults, both_directions_full)
 /* A task freed while the socket is full: its cancel goes out later. */
 Test(client_faults, a_cancel_waits_for_room)
 {
-    struct ucm_task *task;
+    struct ucm_task *task = rig_load_held(1);
 
-    rig.fake.hook = rig_hold_loads;
-    cr_assert_eq(rig_load(&rig, 1, 0, &task), 0);
-    fake_await(&rig.fake, &rig.fake.n_held, 1);
     rig.fake.hook = FAKE_NO_HOOK;
     pause_daemon(true);
     while (rig_lookup(&rig, 0), !strstr(ucm_errmsg(), "read the request"))
@@ -457,6 +442,16 @@ static void *wait_for_task(void *arg)
     return NULL;
 }
 
+/* Each waits for a load of its own, which is held. */
+static void run_waiters(struct worker *w)
+{
+    rig.fake.hook = rig_hold_loads;
+    for (unsigned i = 0; i < THREADS; i++)
+        cr_assert_eq(rig_load(&rig, 1, 0, &w[i].task), 0);
+    run(w, wait_for_task);
+    fake_await(&rig.fake, &rig.fake.n_held, THREADS);
+}
+
 static unsigned count_status(const struct worker *w, int status)
 {
     unsigned n = 0;
@@ -499,11 +494,7 @@ Test(client_faults, the_reading_is_passed_on)
 {
     struct worker w[THREADS] = {{0}};
 
-    rig.fake.hook = rig_hold_loads;
-    for (unsigned i = 0; i < THREADS; i++)
-        cr_assert_eq(rig_load(&rig, 1, 0, &w[i].task), 0);
-    run(w, wait_for_task);
-    fake_await(&rig.fake, &rig.fake.n_held, THREADS);
+    run_waiters(w);
     for (unsigned i = 0; i < THREADS; i++) {
         fake_sleep_ms(5);
         fake_answer_held(&rig.fake, (i * 3) % THREADS, UCM_BLOCK_OK);
@@ -518,11 +509,7 @@ Test(client_faults, close_ends_what_is_under_way)
 {
     struct worker w[THREADS] = {{0}};
 
-    rig.fake.hook = rig_hold_loads;
-    for (unsigned i = 0; i < THREADS; i++)
-        cr_assert_eq(rig_load(&rig, 1, 0, &w[i].task), 0);
-    run(w, wait_for_task);
-    fake_await(&rig.fake, &rig.fake.n_held, THREADS);
+    run_waiters(w);
     await_users(rig.client, THREADS); /* a thread that came later would use a freed client */
     ucm_close(rig.client);            /* frees the tasks, namespaces and regions too */
     rig.client = NULL;
@@ -538,11 +525,7 @@ Test(client_faults, disconnect_ends_what_is_under_way_and_frees_nothing)
     struct ucm_task *task;
     unsigned accepted;
 
-    rig.fake.hook = rig_hold_loads;
-    for (unsigned i = 0; i < THREADS; i++)
-        cr_assert_eq(rig_load(&rig, 1, 0, &w[i].task), 0);
-    run(w, wait_for_task);
-    fake_await(&rig.fake, &rig.fake.n_held, THREADS);
+    run_waiters(w);
     accepted = rig.fake.accepted;
     ucm_disconnect(rig.client);
     join(w);

@@ -27,7 +27,6 @@ enum spoil {
     SPOIL_LAST = SPOIL_KEY_BYTES,
 };
 
-static struct rig rig;
 static struct {
     int fd;
     struct ucm_hint_header *header;

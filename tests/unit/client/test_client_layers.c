@@ -1,20 +1,13 @@
 /* ucm_task_wait_layers: a load of which the daemon reports how far it has come. */
 #include "tests/unit/client/client_rig.h"
 
-static struct rig rig;
-
 static void setup(void)
 {
     rig_up(&rig);
     rig.fake.hook = rig_hold_loads;
 }
 
-static void teardown(void)
-{
-    rig_down(&rig);
-}
-
-TestSuite(client_layers, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(client_layers, .init = setup, .fini = rig_teardown, .timeout = 60);
 
 static struct ucm_task *load_in_steps(uint32_t step)
 {

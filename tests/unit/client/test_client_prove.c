@@ -5,8 +5,6 @@
 
 #include <pthread.h>
 
-static struct rig rig;
-
 #define OWN 0x5A
 #define PLACE 8192u /* of the lowest plane in the allocation */
 

@@ -2,19 +2,7 @@
 /* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
-static struct rig rig;
-
-static void setup(void)
-{
-    rig_up(&rig);
-}
-
-static void teardown(void)
-{
-    rig_down(&rig);
-}
-
-TestSuite(client_reconnect, .init = setup, .fini = teardown, .timeout = 120);
+TestSuite(client_reconnect, .init = rig_setup, .fini = rig_teardown, .timeout = 120);
 
 static void restart(void)
 {

@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 
-static struct rig rig;
 static struct ucm_ring_registration *ring;
 static struct ucm_staging *memory;
 
@@ -59,6 +58,20 @@ TestSuite(client_staging, .init = setup, .fini = teardown, .timeout = 60);
 static enum ucm_staging_phase phase(uint32_t slice)
 {
     return ucm_staging_phase_of(atomic_load(&memory->words.slices[slice].state));
+}
+
+/* An order of the first connection that a companion has, and its end. */
+static void order_claim(uint32_t slice)
+{
+    ucm_staging_post(memory, slice, ucm_staging_tag(1, 1));
+    cr_assert(
+        ucm_staging_move(memory, slice, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
+}
+
+static void order_end(uint32_t slice)
+{
+    cr_assert(
+        ucm_staging_move(memory, slice, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE));
 }
 
 /* The library finds out with the next answer that it waits for. */
@@ -232,14 +245,10 @@ static void *companion(void *arg)
 Test(client_staging, no_task_fails_before_what_was_claimed_has_ended)
 {
     struct ucm_result result;
-    struct ucm_task *task;
+    struct ucm_task *task = rig_load_held(2);
     pthread_t thread;
 
-    atomic_store(&rig.fake.hook, rig_hold_loads);
-    cr_assert_eq(rig_load(&rig, 2, 0, &task), 0);
-    fake_await(&rig.fake, &rig.fake.n_held, 1);
-    ucm_staging_post(memory, 2, ucm_staging_tag(1, 1));
-    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
+    order_claim(2);
     cr_assert_eq(pthread_create(&thread, NULL, companion, NULL), 0);
     fake_hang_up(&rig.fake);
     cr_assert_eq(ucm_task_wait(task, -1, &result), -UCM_EDISCONNECTED);
@@ -259,15 +268,11 @@ static void *wait_for_task(void *task)
 Test(client_staging, a_claimed_turn_holds_nobody_beyond_its_deadline)
 {
     struct ucm_result result;
-    struct ucm_task *task;
+    struct ucm_task *task = rig_load_held(2);
     pthread_t thread;
     void *status;
 
-    atomic_store(&rig.fake.hook, rig_hold_loads);
-    cr_assert_eq(rig_load(&rig, 2, 0, &task), 0);
-    fake_await(&rig.fake, &rig.fake.n_held, 1);
-    ucm_staging_post(memory, 2, ucm_staging_tag(1, 1));
-    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
+    order_claim(2);
     cr_assert_eq(pthread_create(&thread, NULL, wait_for_task, task), 0);
     fake_hang_up(&rig.fake);
     while (atomic_load(&memory->words.dead) == 0) /* the thread has found the break */
@@ -281,7 +286,7 @@ Test(client_staging, a_claimed_turn_holds_nobody_beyond_its_deadline)
     cr_assert_eq(ucm_task_cancel(task, 5), 0, "it ends anyway");
     cr_assert_eq(ucm_region_unregister(rig.region, 5), -UCM_EDEADLINE);
     cr_assert_eq(ucm_ring_unregister(ring, 5), -UCM_EDEADLINE);
-    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE));
+    order_end(2);
     pthread_join(thread, &status);
     cr_assert_eq((intptr_t)status, -UCM_EDISCONNECTED);
     cr_assert_eq(ucm_ring_unregister(ring, -1), -UCM_EDISCONNECTED);
@@ -295,17 +300,13 @@ Test(client_staging, ucm_fd_reports_the_end_of_a_claimed_turn)
 {
     struct pollfd p = {.fd = ucm_fd(rig.client), .events = POLLIN};
     struct ucm_result result;
-    struct ucm_task *task;
+    struct ucm_task *task = rig_load_held(2);
 
-    atomic_store(&rig.fake.hook, rig_hold_loads);
-    cr_assert_eq(rig_load(&rig, 2, 0, &task), 0);
-    fake_await(&rig.fake, &rig.fake.n_held, 1);
-    ucm_staging_post(memory, 2, ucm_staging_tag(1, 1));
-    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
+    order_claim(2);
     fake_hang_up(&rig.fake);
     cr_assert_eq(poll(&p, 1, 20000), 1);
     cr_assert_eq(ucm_process(rig.client), 0);
-    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE));
+    order_end(2);
     cr_assert_eq(poll(&p, 1, 20000), 1);
     cr_assert_eq(ucm_process(rig.client), 1);
     cr_assert_eq(ucm_task_check(task, &result), -UCM_EDISCONNECTED);
@@ -319,8 +320,7 @@ Test(client_staging, ucm_fd_does_not_spin_while_a_claimed_turn_runs)
     struct timespec begin, now;
     unsigned looks = 0;
 
-    ucm_staging_post(memory, 2, ucm_staging_tag(1, 1));
-    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
+    order_claim(2);
     fake_hang_up(&rig.fake);
     cr_assert_eq(poll(&p, 1, 20000), 1);
     clock_gettime(CLOCK_MONOTONIC, &begin);
@@ -331,7 +331,7 @@ Test(client_staging, ucm_fd_does_not_spin_while_a_claimed_turn_runs)
         clock_gettime(CLOCK_MONOTONIC, &now);
     } while ((now.tv_sec - begin.tv_sec) * 1000 + (now.tv_nsec - begin.tv_nsec) / 1000000 < 100);
     cr_assert_leq(looks, 101);
-    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE));
+    order_end(2);
     cr_assert_eq(poll(&p, 1, 20000), 1);
     cr_assert_eq(ucm_process(rig.client), -UCM_EDISCONNECTED);
     cr_assert_eq(poll(&p, 1, 0), 0, "a link that is down has nothing to do");
@@ -339,8 +339,7 @@ Test(client_staging, ucm_fd_does_not_spin_while_a_claimed_turn_runs)
 
 Test(client_staging, a_companion_that_hangs_is_not_awaited_for_ever, .timeout = 30)
 {
-    ucm_staging_post(memory, 1, ucm_staging_tag(1, 1));
-    cr_assert(ucm_staging_move(memory, 1, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
+    order_claim(1);
     lose_connection(); /* returns */
     cr_assert_eq(atomic_load(&memory->words.dead), 1);
 }

@@ -2,28 +2,13 @@
 /* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
-static struct rig rig;
-
-static void setup(void)
-{
-    rig_up(&rig);
-}
-
-static void teardown(void)
-{
-    rig_down(&rig);
-}
-
-TestSuite(client_tasks, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(client_tasks, .init = rig_setup, .fini = rig_teardown, .timeout = 60);
 
 Test(client_tasks, a_load_is_reported_once)
 {
-    struct ucm_task *task;
+    struct ucm_task *task = rig_load_held(4);
     struct ucm_result result;
 
-    rig.fake.hook = rig_hold_loads;
-    cr_assert_eq(rig_load(&rig, 4, 0, &task), 0);
-    fake_await(&rig.fake, &rig.fake.n_held, 1);
     cr_expect_eq(ucm_task_check(task, &result), -UCM_EPENDING);
     cr_expect_eq(ucm_task_wait(task, 5, &result), -UCM_EDEADLINE);
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
@@ -49,9 +34,7 @@ Test(client_tasks, an_answer_that_comes_later_than_ever)
         cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
         ucm_task_free(task);
     }
-    rig.fake.hook = rig_hold_loads;
-    cr_assert_eq(rig_load(&rig, 4, 0, &task), 0);
-    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    task = rig_load_held(4);
     cr_expect_eq(ucm_task_wait(task, 0, &result), -UCM_EDEADLINE);
     cr_expect_eq(ucm_task_wait(task, 1, &result), -UCM_EDEADLINE);
     cr_expect_eq(ucm_task_wait(task, 50, &result), -UCM_EDEADLINE);
@@ -147,11 +130,8 @@ Test(client_tasks, cancel)
 
 Test(client_tasks, free_of_a_task_under_way_cancels_it)
 {
-    struct ucm_task *task;
+    struct ucm_task *task = rig_load_held(2);
 
-    rig.fake.hook = rig_hold_loads;
-    cr_assert_eq(rig_load(&rig, 2, 0, &task), 0);
-    fake_await(&rig.fake, &rig.fake.n_held, 1);
     ucm_task_free(task);
     fake_await(&rig.fake, &rig.fake.count[UCM_METHOD_CANCEL], 1);
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
@@ -201,13 +181,10 @@ Test(client_tasks, polling)
 
 Test(client_tasks, polling_sees_the_end)
 {
-    struct ucm_task *task;
+    struct ucm_task *task = rig_load_held(1);
     struct ucm_result result;
     int fd = ucm_fd(rig.client);
 
-    rig.fake.hook = rig_hold_loads;
-    cr_assert_eq(rig_load(&rig, 1, 0, &task), 0);
-    fake_await(&rig.fake, &rig.fake.n_held, 1);
     fake_hang_up(&rig.fake);
     cr_assert_eq(readable(fd, 5000), 1);
     cr_expect_eq(ucm_process(rig.client), 1);

@@ -4,7 +4,6 @@
 #include "tests/unit/client/client_rig.h"
 #include "tests/unit/cuda/fake_cuda.h"
 
-static struct rig rig;
 static struct ucm_cuda *cuda;
 
 static void setup(void)

@@ -11,7 +11,6 @@
 #define SOON_MS 2000       /* much more than it takes, much less than the waits' timeouts */
 #define NEVER_MS 60000
 
-static struct rig rig;
 static struct ucm_cuda *cuda;
 static CUstream stream;
 static unsigned left_before;
