@@ -419,7 +419,7 @@ static inline block_ref store(struct ns *ns, uint64_t number)
     block_ref ref = open_block(ns, number);
 
     for (uint32_t p = 0; p < ns->identity.parts; p++)
-        cr_assert_eq(dump(ref, p, 0, SHARDS), 0);
+        cr_assert_eq(dump(ref, p, 0, ns->identity.shards[p]), 0);
     return ref;
 }
 

@@ -31,18 +31,9 @@ static int some(struct waiter *w, block_ref ref, uint32_t first, uint32_t n)
     return shards_get(&pool, ref, 0, first, n, 0, NUMA_NONE, &w->w);
 }
 
-/* On the tier only; held. */
 static block_ref below(uint64_t number)
 {
-    block_ref ref = open_block(space_many, number);
-
-    cr_assert_eq(dump(ref, 0, 0, LAYERS), 0);
-    turn();
-    tier_finish();
-    drop(ref);
-    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
-    cache_lease(rig.cache, ref);
-    return ref;
+    return store_below(space_many, number);
 }
 
 static bool right(const struct waiter *w, block_ref ref, uint32_t first, uint32_t n)
@@ -235,9 +226,8 @@ Test(shards, neither_slot_nor_place_in_the_queue)
     cr_assert_eq(n, 10u);
     cr_expect_eq(some(&w, ref, 1, 1), -EBUSY);
     fake_next(&rig.tier, 0); /* the last one; the others ended while blocks were stored */
-    for (unsigned i = 0; i < n; i++) {
+    for (unsigned i = 0; i < n; i++)
         put_and_drop(used[i], 0);
-    }
     cr_expect_eq(some(&w, ref, 1, 1), CACHE_PENDING);
     fake_next(&rig.tier, 0);
     cr_expect(right(&w, ref, 1, 1));
