@@ -1,28 +1,21 @@
 /* DRAM over a restart, each piece by itself: the snapshot's bytes, whole and damaged; the folder's
  * files; slots that are taken before their memory is ready; the policy's order. The whole of it is
  * tests/integration/test_keep.c. */
-#include "daemon/arena/arena.h"
 #include "daemon/config/config.h"
 #include "daemon/format/checksum.h"
 #include "daemon/index/policy.h"
 #include "daemon/snapshot/format.h"
 #include "daemon/snapshot/persist.h"
 #include "daemon/snapshot/snapshot.h"
+#include "tests/unit/arena/arena_rig.h"
 #include "tests/unit/index/index_secret.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <uv.h>
-
-#define MIB (1ull << 20)
 
 /* ---- the snapshot ---- */
 
@@ -253,51 +246,26 @@ Test(kept, a_folder_that_takes_no_file_is_told_and_given_back)
 
 /* ---- slots ---- */
 
-static uv_loop_t loop;
-static struct arena *arena;
 static uint32_t ready_n;
 
-static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+static void in_turn_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
 {
     (void)ctx, (void)base, (void)bytes;
     cr_assert_eq(extent, ready_n++);
 }
 
-static void ready_any_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
-{
-    (void)ctx, (void)extent, (void)base, (void)bytes;
-}
-
 static void arena_open(int fd, uint64_t size)
 {
-    struct arena_config c = {
-        .size = size, .extent = MIB, .file = true, .fd = fd, .extent_ready_cb = ready_cb};
-
     ready_n = 0;
-    cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    begin();
+    open_arena_as(
+        (struct arena_config){.size = size, .file = true, .fd = fd, .extent_ready_cb = in_turn_cb});
 }
 
-static void arena_wait(uint64_t bytes)
+static void arena_grow_all(uint64_t bytes)
 {
-    uv_async_t awake; /* growing alone keeps no loop alive */
-
-    cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
     cr_assert_eq(arena_grow(arena), 0);
-    for (int i = 0; i < 5000 && arena_bytes_ready(arena) < bytes; i++) {
-        uv_run(&loop, UV_RUN_NOWAIT);
-        uv_sleep(1);
-    }
-    cr_assert_eq(arena_bytes_ready(arena), bytes);
-    uv_close((uv_handle_t *)&awake, NULL);
-    uv_run(&loop, UV_RUN_NOWAIT);
-}
-
-static void arena_close(void)
-{
-    arena_free(arena);
-    uv_run(&loop, UV_RUN_DEFAULT);
-    cr_expect_eq(uv_loop_close(&loop), 0);
+    await_ready(bytes);
 }
 
 Test(kept, slots_are_where_they_were)
@@ -310,14 +278,14 @@ Test(kept, slots_are_where_they_were)
     k = folder_open();
     cr_assert_eq(persist_reset(k, 8 * MIB), 0);
     arena_open(persist_fd(k), 8 * MIB);
-    arena_wait(8 * MIB);
+    arena_grow_all(8 * MIB);
     for (unsigned i = 0; i < 40; i++) {
         slots[i] = arena_alloc(arena, i % 2 ? MIB / 8 : MIB / 4 - 5, i, NUMA_NONE);
         cr_assert_neq(slots[i], 0u);
         memset(arena_memory(arena, slots[i], NULL), (int)i + 1, 100);
         arena_slot_position(arena, slots[i], &extent[i], &number[i]);
     }
-    arena_close();
+    end();
     arena_open(persist_fd(k), 8 * MIB);
     for (unsigned i = 0; i < 40; i++) {
         kept[i] = arena_slot_take(arena, extent[i], number[i], i % 2 ? MIB / 8 : MIB / 4 - 5);
@@ -331,7 +299,7 @@ Test(kept, slots_are_where_they_were)
     cr_expect_eq(arena_slot_take(arena, 7, 0, 2 * MIB), 0u, "longer than an extent");
     cr_expect_eq(arena_alloc(arena, 4096, 0, NUMA_NONE), 0u, "nothing is ready");
     arena_slot_free(arena, kept[1]); /* before its extent is ready */
-    arena_wait(8 * MIB);
+    arena_grow_all(8 * MIB);
     cr_expect_eq(arena_bytes_used(arena), 20 * (MIB / 4) + 19 * (MIB / 8));
     for (unsigned i = 0; i < 40; i++) {
         if (i == 1)
@@ -347,7 +315,7 @@ Test(kept, slots_are_where_they_were)
         if (i != 1)
             arena_slot_free(arena, kept[i]);
     cr_expect_eq(arena_bytes_used(arena), 5 * MIB / 8);
-    arena_close();
+    end();
     persist_close(k);
     folder_remove();
 }
@@ -361,11 +329,7 @@ static void ended_cb(void *ctx)
 Test(kept, where_the_room_ends_the_arena_ends)
 {
     unsigned ended = 0;
-    struct arena_config c = {.size = 8 * MIB,
-                             .extent = MIB,
-                             .file = true,
-                             .extent_ready_cb = ready_any_cb,
-                             .ended_cb = ended_cb};
+    struct arena_config c = {.size = 8 * MIB, .file = true, .ended_cb = ended_cb, .ctx = &ended};
     uv_async_t awake;
     struct persist *k;
     slot_ref slot;
@@ -379,10 +343,9 @@ Test(kept, where_the_room_ends_the_arena_ends)
     k = folder_open();
     cr_assert_eq(persist_reset(k, 8 * MIB), 0);
     c.fd = persist_fd(k);
-    c.ctx = &ended;
-    cr_assert_eq(uv_loop_init(&loop), 0);
+    begin();
     cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
-    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    open_arena_as(c);
     slot = arena_slot_take(arena, 7, 0, MIB);
     cr_assert_neq(slot, 0u);
     cr_assert_eq(arena_grow(arena), 0);
@@ -402,7 +365,7 @@ Test(kept, where_the_room_ends_the_arena_ends)
     }
     cr_expect_eq(arena_alloc(arena, MIB, 1, NUMA_NONE), 0u);
     uv_close((uv_handle_t *)&awake, NULL);
-    arena_close();
+    end();
     persist_close(k);
     cr_expect_eq(umount(folder), 0);
     folder_remove();

@@ -78,6 +78,15 @@ static int submit(struct item *it, enum share_verb verb, enum share_class class,
     return share_root_submit(root, &it->task);
 }
 
+/* What it ends with, once it is released. */
+static int outcome(struct item *it, enum share_verb verb, enum share_class class, uint32_t number,
+                   uint64_t ms)
+{
+    cr_assert_eq(submit(it, verb, class, number, ms), 0);
+    cr_assert(rig_run(&it->released, 20000));
+    return it->status;
+}
+
 Test(share_root, answers_are_passed_on_and_never_from_inside)
 {
     struct item it;
@@ -88,9 +97,7 @@ Test(share_root, answers_are_passed_on_and_never_from_inside)
     cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, 0);
     cr_assert_eq(memcmp(it.data, server->files[7].data, RIG_BYTES), 0);
-    cr_assert_eq(submit(&it, SHARE_FIND, SHARE_LOOKUP, 8, 1000), 0);
-    cr_assert(rig_run(&it.released, 20000));
-    cr_assert_eq(it.status, -ENOENT);
+    cr_assert_eq(outcome(&it, SHARE_FIND, SHARE_LOOKUP, 8, 1000), -ENOENT);
     cr_assert_eq(share_root_health(root), SHARE_UP);
     cr_assert_eq(root->stats.reads, 1);
 }
@@ -101,9 +108,7 @@ Test(share_root, what_can_be_taken_back_ends_at_its_deadline)
 
     server->hangs = true;
     rig_put(server, 1);
-    cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 1, 20), 0);
-    cr_assert(rig_run(&it.released, 20000));
-    cr_assert_eq(it.status, -ETIMEDOUT);
+    cr_assert_eq(outcome(&it, SHARE_READ, SHARE_LOAD, 1, 20), -ETIMEDOUT);
     rig_let_go(server);
     rig_run(NULL, 20);
     cr_assert_eq(it.data[1], 0, "its memory was written to after it had been given back");
@@ -181,8 +186,7 @@ Test(share_root, failures_in_a_row_close_it_and_a_check_opens_it)
     cr_assert(share_root_up(root), "nobody noticed that it is back");
     cr_assert_eq(rig.metrics.share_roots_down, 0);
     cr_assert_eq(root->stats.breaks, 1);
-    cr_assert_eq(submit(&last, SHARE_READ, SHARE_LOAD, 1, 100), 0);
-    cr_assert(rig_run(&last.released, 20000));
+    (void)outcome(&last, SHARE_READ, SHARE_LOAD, 1, 100);
 }
 
 Test(share_root, what_began_before_it_failed_does_not_open_it)
@@ -210,8 +214,7 @@ Test(share_root, nothing_runs_while_it_is_well)
 {
     struct item it;
 
-    cr_assert_eq(submit(&it, SHARE_FIND, SHARE_LOOKUP, 1, 5000), 0);
-    cr_assert(rig_run(&it.released, 20000));
+    (void)outcome(&it, SHARE_FIND, SHARE_LOOKUP, 1, 5000);
     uv_run(&rig.loop, UV_RUN_DEFAULT);
     cr_assert_not(uv_loop_alive(&rig.loop), "an idle root wakes the daemon up");
 }
@@ -223,8 +226,7 @@ Test(share_root, what_is_not_there_says_nothing_against_it)
 
     for (unsigned i = 0; i < 60; i++) {
         server->fails[SHARE_READ] = answers[i % 3];
-        cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 1, 1000), 0);
-        cr_assert(rig_run(&it.released, 20000));
+        (void)outcome(&it, SHARE_READ, SHARE_LOAD, 1, 1000);
     }
     cr_assert_eq(share_root_health(root), SHARE_UP);
 }
@@ -235,20 +237,14 @@ Test(share_root, full_stops_writes_only_and_is_tried_again)
 
     rig_put(server, 3);
     server->fails[SHARE_WRITE] = -ENOSPC;
-    cr_assert_eq(submit(&it, SHARE_WRITE, SHARE_STORE, 1, 1000), 0);
-    cr_assert(rig_run(&it.released, 20000));
-    cr_assert_eq(it.status, -ENOSPC);
+    cr_assert_eq(outcome(&it, SHARE_WRITE, SHARE_STORE, 1, 1000), -ENOSPC);
     cr_assert_eq(share_root_health(root), SHARE_FULL);
     cr_assert_eq(submit(&it, SHARE_WRITE, SHARE_STORE, 1, 1000), -EROFS);
-    cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 3, 1000), 0);
-    cr_assert(rig_run(&it.released, 20000));
-    cr_assert_eq(it.status, 0);
+    cr_assert_eq(outcome(&it, SHARE_READ, SHARE_LOAD, 3, 1000), 0);
     server->fails[SHARE_WRITE] = 0;
     rig_run(NULL, 650);
     cr_assert(share_root_takes_writes(root));
-    cr_assert_eq(submit(&it, SHARE_WRITE, SHARE_STORE, 1, 1000), 0);
-    cr_assert(rig_run(&it.released, 20000));
-    cr_assert_eq(it.status, 0);
+    cr_assert_eq(outcome(&it, SHARE_WRITE, SHARE_STORE, 1, 1000), 0);
     cr_assert_eq(share_root_health(root), SHARE_UP);
 }
 
