@@ -93,8 +93,6 @@ Test(hint, a_reader_finds_what_was_set)
     static uint8_t tiers[NUMBERS];
     uint64_t state = 1, entries = 0;
 
-    memset(tiers, 0, sizeof(tiers));
-
     open_live(NUMBERS / 2); /* up to six sevenths full */
     for (unsigned i = 0; i < 200000; i++) {
         uint64_t r = random_next(&state);
@@ -126,6 +124,7 @@ Test(hint, of_many_keys_each_or_the_prefix)
 {
     enum { N = 1000, GAP = 777 };
     static uint8_t keys[N * KEY], found[N + 1];
+
     open_live(N);
     for (uint32_t i = 0; i < N; i++) {
         key_make(keys + i * KEY, i);

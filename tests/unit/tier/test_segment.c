@@ -235,8 +235,7 @@ Test(segment, a_segment_leaves_in_as_many_calls_as_it_takes)
 Test(segment, what_can_leave_no_more_stays_and_another_goes)
 {
     for (int withheld = 0; withheld < 2; withheld++) {
-        table_init(2, 0);
-        fill(0, 2);
+        full(2);
         cr_assert_eq(reclaim(3), -EAGAIN);
         if (withheld)
             cr_assert(segment_quarantine(&table, &table.file[0].segments[0]));
@@ -305,9 +304,8 @@ Test(segment, a_use_counts_for_one_opening)
     put(0, 1);
     cr_expect_eq(s->used[record], 0);
     s->used[record] = 1;
-    for (unsigned i = 1; i < RECORDS; i++) {
+    for (unsigned i = 1; i < RECORDS; i++)
         put(0, 1);
-    }
     for (unsigned i = 0; i < RECORDS; i++)
         segment_forget(&table, s, i);
     cr_assert_eq(s->state, SEGMENT_FREE);
