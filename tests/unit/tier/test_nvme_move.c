@@ -41,32 +41,38 @@ static unsigned part_segment(unsigned number)
 
 /* The parts of the segment that is emptied first, whose last part came before the others'. That need not be the
  * first in the file: writes overtake one another. */
-static void first_parts(unsigned out[RECORDS])
+static unsigned first[RECORDS];
+
+static void first_parts(void)
 {
-    unsigned last[SEGMENTS_MAX] = {0}, first, n = 0;
+    unsigned last[SEGMENTS_MAX] = {0}, segment, n = 0;
 
     for (unsigned i = 0; i < rig.n && rig.parts[i].stored; i++) {
         cr_assert_lt(part_segment(i), SEGMENTS_MAX);
         last[part_segment(i)] = i;
     }
-    first = part_segment(0);
+    segment = part_segment(0);
     for (unsigned s = 0; s < SEGMENTS_MAX; s++)
-        if (last[s] > 0 && last[s] < last[first])
-            first = s;
+        if (last[s] > 0 && last[s] < last[segment])
+            segment = s;
     for (unsigned i = 0; i < rig.n && rig.parts[i].stored; i++)
-        if (part_segment(i) == first)
-            out[n++ % RECORDS] = i;
+        if (part_segment(i) == segment)
+            first[n++ % RECORDS] = i;
     cr_assert_eq(n, RECORDS);
+}
+
+/* One file, as full as it may be without anything emptied. */
+static void open_full(unsigned share)
+{
+    open_moving(1, 9 * MIB, share);
+    cr_assert_eq(rig_write(0, FULL, PART), FULL);
+    first_parts();
 }
 
 /* Three parts of a segment are read, and writing goes on until it must have been reused. */
 Test(nvme_move, what_was_read_stays)
 {
-    unsigned first[RECORDS];
-
-    open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(0, FULL, PART), FULL);
-    first_parts(first);
+    open_full(50);
     for (unsigned i = 2; i < 5; i++)
         read_part(first[i]);
     cr_assert_eq(rig_write(FULL, 10 * RECORDS, PART), 4 * RECORDS);
@@ -83,8 +89,7 @@ Test(nvme_move, what_was_read_stays)
 /* Being kept once is no reason to be kept again. */
 Test(nvme_move, it_must_be_read_again_to_stay_again)
 {
-    open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(0, FULL, PART), FULL);
+    open_full(50);
     read_part(3);
     rig_write(FULL, 10 * RECORDS, PART);
     cr_assert(rig.parts[3].stored);
@@ -95,11 +100,9 @@ Test(nvme_move, it_must_be_read_again_to_stay_again)
 
 Test(nvme_move, at_most_its_share_is_kept)
 {
-    unsigned kept = 0, first[RECORDS];
+    unsigned kept = 0;
 
-    open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(0, FULL, PART), FULL);
-    first_parts(first);
+    open_full(50);
     for (unsigned i = 0; i < FULL; i++)
         read_part(i);
     rig_write(FULL, 7 * RECORDS, PART);
@@ -114,11 +117,7 @@ Test(nvme_move, at_most_its_share_is_kept)
 /* A third of what the tier holds, and all of one segment: nobody reads them, and they stay. */
 Test(nvme_move, what_is_guaranteed_stays)
 {
-    unsigned first[RECORDS];
-
-    open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(0, FULL, PART), FULL);
-    first_parts(first);
+    open_full(50);
     for (unsigned i = 0; i < RECORDS; i++)
         rig.parts[first[i]].heat = TIER_HEAT_KEPT;
     for (unsigned i = 2 * RECORDS; i < 3 * RECORDS; i++)
@@ -132,8 +131,7 @@ Test(nvme_move, what_is_guaranteed_stays)
 
 Test(nvme_move, without_a_share_nothing_is_moved)
 {
-    open_moving(1, 9 * MIB, 0);
-    cr_assert_eq(rig_write(0, FULL, PART), FULL);
+    open_full(0);
     for (unsigned i = 0; i < RECORDS; i++)
         read_part(i);
     rig_write(FULL, 20 * RECORDS, PART);
@@ -143,11 +141,7 @@ Test(nvme_move, without_a_share_nothing_is_moved)
 
 Test(nvme_move, checking_a_part_is_no_use_of_it)
 {
-    unsigned first[RECORDS];
-
-    open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(0, FULL, PART), FULL);
-    first_parts(first);
+    open_full(50);
     rig.parts[first[3]].io.check = true;
     read_part(first[3]);
     rig_write(FULL, 10 * RECORDS, PART);
@@ -169,17 +163,10 @@ Test(nvme_move, several_files)
 /* A part whose bytes on disk have changed is not spread further. */
 Test(nvme_move, what_is_damaged_is_not_moved)
 {
-    unsigned first[RECORDS];
-    int fd;
-
-    open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(0, FULL, PART), FULL);
-    first_parts(first);
+    open_full(50);
     read_part(first[3]);
     read_part(first[4]);
-    fd = rig_fd(0);
-    cr_assert_eq(pwrite(fd, "x", 1, place_offset(&rig.parts[first[3]].place) + NVME_PAGE + 77), 1);
-    close(fd);
+    part_flip(first[3], NVME_PAGE + 77);
     rig_write(FULL, 10 * RECORDS, PART);
     cr_expect_not(rig.parts[first[3]].stored);
     cr_expect(rig.parts[first[4]].stored);
@@ -190,17 +177,12 @@ Test(nvme_move, what_is_damaged_is_not_moved)
 /* A bad block in the victim: it goes into quarantine, so dropping the rest would make no room. */
 Test(nvme_move, what_is_sound_in_a_segment_that_goes_into_quarantine_stays)
 {
-    unsigned first[RECORDS];
-    int fd;
-
     open_moving(1, 17 * MIB, 50);
     rig.config.nvme_quarantine = 100;
     cr_assert_eq(rig_write(0, 13 * RECORDS, PART), 13 * RECORDS);
-    first_parts(first);
+    first_parts();
     read_part(first[0]);
-    fd = rig_fd(0);
-    cr_assert_eq(pwrite(fd, "x", 1, place_offset(&rig.parts[first[0]].place) + NVME_PAGE + 77), 1);
-    close(fd);
+    part_flip(first[0], NVME_PAGE + 77);
     rig_write(13 * RECORDS, 40 * RECORDS, PART);
     cr_expect_eq(rig.metrics.nvme_quarantined_bytes, MIB);
     cr_expect_not(rig.parts[first[0]].stored);
@@ -224,11 +206,7 @@ static void run_until_moving(void)
 
 Test(nvme_move, what_is_forgotten_meanwhile_stays_forgotten)
 {
-    unsigned first[RECORDS];
-
-    open_moving(1, 9 * MIB, 50);
-    cr_assert_eq(rig_write(0, FULL, PART), FULL);
-    first_parts(first);
+    open_full(50);
     for (unsigned i = 2; i < 5; i++)
         read_part(first[i]);
     run_until_moving();
@@ -323,8 +301,7 @@ Test(nvme_move, a_checkpoint_is_silent_about_a_segment_that_is_being_emptied)
 Test(nvme_move, closed_while_it_moves)
 {
     for (unsigned turns = 0; turns < 8; turns++) {
-        open_moving(1, 9 * MIB, 50);
-        cr_assert_eq(rig_write(0, FULL, PART), FULL);
+        open_full(50);
         for (unsigned i = 0; i < FULL; i++)
             read_part(i);
         for (unsigned i = FULL; i < FULL + 1 + 3 * turns; i++)
