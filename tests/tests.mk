@@ -112,7 +112,7 @@ $(patsubst %,$O/obj/tests/unit/%.o,$(addprefix sparse/test_,attend attend_stop) 
     override CFLAGS += -O1
 # And, of the product under a sanitizer, for rooms whose loops are long.
 ifneq ($(SAN),)
-$(patsubst %,$O/obj/%.o,daemon/base/% daemon/index/% daemon/format/% proto/% client/bench/%): override CFLAGS += -O1
+$(patsubst %,$O/obj/%.o,daemon/base/% daemon/index/% daemon/learn/% daemon/format/% proto/% client/bench/%): override CFLAGS += -O1
 endif
 
 # The daemon with the kill points that tests/fault/test_kill.c asks for; never installed.
