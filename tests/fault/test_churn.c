@@ -224,9 +224,9 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
     fprintf(stderr, "UCM_SEED=%#llx UCM_CHURN_SECONDS=%llu\n", (unsigned long long)seed,
             (unsigned long long)seconds);
     alarm((unsigned)(4 * seconds + 300));
-    host = (struct host){
-        .nvme = true,
-        .sets = {"arena.size=16MiB", "nvme.size=24MiB", "nvme.segment=2MiB", "nvme.backlog=8MiB"}};
+    host = (struct host){.nvme = true,
+                         .sets = {"arena.size=16MiB", "arena.prefault=true", "nvme.size=24MiB",
+                                  "nvme.segment=2MiB", "nvme.backlog=8MiB"}};
     host_start(&host);
     for (unsigned round = 0; round < rounds; round++) {
         struct ucm_options options = {.socket = host.socket, .name = "counter"};

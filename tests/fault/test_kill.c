@@ -3,9 +3,9 @@
  * acknowledged looks at what is served afterwards: what was acknowledged as durable is there with
  * its bytes, everything else has its bytes or is absent.
  *
- * UCM_KILL_ROUNDS=N rounds (40; fewer under sanitizers), in groups of 20 on fresh files, those of
+ * UCM_KILL_ROUNDS=N rounds (42; fewer under sanitizers), in groups of 14 on fresh files, those of
  * odd seeds with DRAM that is kept over orderly stops (arena.keep). The seed
- * of a group that failed is printed: UCM_KILL_SEED=SEED UCM_KILL_ROUNDS=20 runs it again, with
+ * of a group that failed is printed: UCM_KILL_SEED=SEED UCM_KILL_ROUNDS=14 runs it again, with
  * UCM_KILL_LOG=1 telling more. */
 #include "tests/fault/kill_worker.h"
 
@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#define GROUP 20u
+#define GROUP 14u
 
 static struct host host;
 static struct oracle oracle;
@@ -170,6 +170,7 @@ Test(kill, what_was_acknowledged_survives, .timeout = 3600)
         host = (struct host){.nvme = true,
                              .ucmd = ucmd_kill,
                              .sets = {"nvme.size=128MiB", "nvme.segment=1MiB", "arena.size=16MiB",
+                                      "arena.prefault=true",
                                       "nvme.quarantine=100", /* damage shall not stop the writes */
                                       "nvme.scrub=1GiB", "nvme.scrub_interval=10ms", log_level()}};
         oracle = (struct oracle){.seed = seed, .keeps = seed % 2};

@@ -3,9 +3,9 @@
  * acknowledged: what was durable is there with its bytes, everything else has its bytes or is
  * absent.
  *
- * UCM_POWER_ROUNDS=N rounds (20), in groups of 20 on fresh files; every second group's disk also
+ * UCM_POWER_ROUNDS=N rounds (20), in groups of 10 on fresh files; every second group's disk also
  * fails syncs and writes. The seed of a group that failed is printed: UCM_POWER_SEED=SEED
- * UCM_POWER_ROUNDS=20 runs it again, with UCM_KILL_LOG=1 telling more. */
+ * UCM_POWER_ROUNDS=10 runs it again, with UCM_KILL_LOG=1 telling more. */
 #include "tests/fault/kill_worker.h"
 #include "tests/fault/power.h"
 
@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#define GROUP 20u
+#define GROUP 10u
 #define DUMP 16u
 
 static struct host host;

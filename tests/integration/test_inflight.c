@@ -397,7 +397,7 @@ static void expect_durable(void)
 
 static void stop_and_start(void (*stop)(void))
 {
-    host = (struct host){.nvme = true, .sets = {"nvme.segment=1MiB"}};
+    host = (struct host){.nvme = true, .sets = {"nvme.segment=1MiB", "arena.prefault=true"}};
     host_start(&host);
     engines_open();
     for (unsigned round = 0; round < ROUNDS; round++) {

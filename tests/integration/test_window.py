@@ -471,10 +471,13 @@ class Stops(OwnDaemons, Case):
             ns = reader.open(dict(IDENTITY, model=self.id()))
             chain, _ = self.chain(reader, self.digests(reader, ns), names)
             window = Window(reader, ns)
-            pin = reader.begin("window.pin", window=window.number, chain=chain, first=0, n=8)
+            # Nothing but that end ends it: its deadline is far.
+            pin = reader.begin("window.pin", window=window.number, chain=chain, first=0, n=8, deadline_ms=600000)
+            self.until(lambda: client.metrics()["requests_active"] >= 1, "the pin")
             self.until(lambda: client.call("stats")["shares"][0]["in_flight"] >= 8, "the reads")
             if end == "the connection's end":
                 reader.close()
+                self.until(lambda: client.metrics()["requests_active"] == 0, end)
                 continue
             named = {"cancel": {"msgid": pin}, "window.close": {"window": window.number}, "chain.close": {"chain": chain}}
             reader.call(end, **named[end])

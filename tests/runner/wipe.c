@@ -2,6 +2,7 @@
 
 #include <ftw.h>
 #include <stdio.h>
+#include <unistd.h>
 
 static int remove_cb(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
@@ -11,5 +12,5 @@ static int remove_cb(const char *path, const struct stat *st, int type, struct F
 
 int wipe(const char *folder)
 {
-    return nftw(folder, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
+    return access(folder, F_OK) != 0 ? 0 : nftw(folder, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
 }

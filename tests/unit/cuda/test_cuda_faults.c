@@ -38,8 +38,8 @@ static void begin(void)
 
 static void end(void)
 {
-    still_sound();
     worker_end(&bad);
+    still_sound();
     worker_end(&good);
     daemon_end();
     cr_assert_eq(failures, 0);
