@@ -59,7 +59,7 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 # Installing compiles nothing, as it mostly runs as root.
 check-built:
 	@[ -e $(BUILT) ] || { echo "Nothing is built in $O: run 'make' as yourself, then 'sudo make install'." >&2; exit 1; }
-	@changed=$$(find $(INSTALLED_FROM) -newer $(BUILT) \( -name '*.[chS]' -o -name 'ucmctl-*' -o -name 'ucm-bench-*' -o -name pages.py -o -name 'main_*.py' \) -print -quit); [ -z "$$changed" ] || { \
+	@changed=$$(find $(INSTALLED_FROM) -newer $(BUILT) \( -name '*.[chS]' -o -name 'ucmctl-*' -o -name 'ucm-bench-*' -o -name pages.py -o -name 'main.py' \) -print -quit); [ -z "$$changed" ] || { \
 	    echo "$$changed is newer than what is built in $O: run 'make' as yourself first." >&2; exit 1; }
 
 uninstall: ## what install put there, but for the configuration

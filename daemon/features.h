@@ -14,7 +14,7 @@ enum feature_id {
     FEATURE_ENCODING,
     FEATURE_BLEND,
     FEATURE_POOL,
-    FEATURE_ADMIN,
+    FEATURE_ADMIN, /* closes first: no other close_cb calls audit_blocks or requests_observe */
 };
 _Static_assert(FEATURE_ADMIN + 1 == FEATURES, "each feature has a number");
 

@@ -16,7 +16,7 @@ ROPE_OBJ := $(call obj,$(ROPE_SRC)) $(call simd_obj,rope,$(filter-out avx512,$(K
 ATTEND_OBJ := $(call obj,$(ATTEND_SRC))
 
 # Where variables of inlined vectors lie takes a compiler a quarter of its time: lines only.
-KERNEL_DEBUG := $(if $(filter -g%,$(CFLAGS)),-g1)
+KERNEL_DEBUG := $(if $(filter-out -g0,$(filter -g%,$(CFLAGS))),-g1)
 # AddressSanitizer's checks are calls here: inline, they take a compiler up to four times as long.
 ifneq ($(findstring address,$(SAN)),)
 KERNEL_CHECKS := $(if $(findstring clang,$(CC)),-mllvm -,--param=)asan-instrumentation-with-call-threshold=0

@@ -168,10 +168,6 @@ $O/decode_kernels.so: $(call obj,tests/engines/vllm/decode_kernels.c $(SLOTS_SRC
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -lm -o $@
 
-# What only asks, a compiler need not optimise: that takes it three times as long.
-UNOPTIMISED := -O0 -U_FORTIFY_SOURCE
-$O/obj/tests/unit/%.o $O/obj/tests/integration/%.o $O/obj/tests/fault/%.o: override CFLAGS += $(UNOPTIMISED)
-
 # A runner of our own takes the place of Criterion's main: see its head.
 RUNNER := $(call obj,$(wildcard tests/runner/*.c))
 # Loops over a test's memory: see bytes.h.

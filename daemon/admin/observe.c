@@ -172,6 +172,9 @@ static uint64_t waits_since(const struct request *r)
     case UCM_METHOD_DUMP:
     case UCM_METHOD_FETCH:
     case UCM_METHOD_PREFETCH:
+    case UCM_METHOD_DIGEST_BUILD:
+    case UCM_METHOD_CHAIN_APPEND:
+    case UCM_METHOD_CHAIN_PREFETCH:
         return LIST_ENTRY(r, const struct walk, r)->slot_wait_ns;
     default:
         return 0;

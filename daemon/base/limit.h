@@ -8,8 +8,9 @@
  * length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2),
  * 1998). It holds
  *
- *   for a tenant, of all that there is, less the last 64th, which is for operators; for a uid of a
- *   tenant that may have several, of what the tenant may have by this rule and by its setting.
+ * - for a tenant, of all that there is, less the last 64th, which is for operators;
+ * - for a uid of a tenant that may have several, of what the tenant may have by this rule and by
+ *   its setting.
  *
  * A 64th of all, but one at least, anybody may have while there is that much. The rule does not
  * apply to operators. What somebody has stays with him when others come, or when a limit falls: he

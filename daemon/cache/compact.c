@@ -4,9 +4,9 @@
  * others leave. A search for space begins it when it has found nothing else, or passed over colder
  * blocks that are stuck beside guaranteed ones (space.c); a chore goes on with it.
  *
- *   choose the extent with the fewest parts that stay ---> copy these ---> exchange each one's slot
- *   when nobody else uses it ---> nothing that stays is left: evict the rest ---> the extent is
- *   free
+ *   choose the extent with the fewest parts that stay ---> copy these
+ *   ---> exchange each one's slot when nobody else uses it
+ *   ---> nothing that stays is left: evict the rest ---> the extent is free
  *
  * Where the others' slots in other extents are wanted, their coldest blocks leave, as for any slot.
  * So a guarantee keeps as many bytes as it says, and not the extents in which they came to lie. It

@@ -47,8 +47,8 @@ void cache_slot_return(struct cache *c, slot_ref slot);
  * - a chore, woken when something is released, or evicted by name: the end of somebody else's use
  *   lets a MOVE exchange. */
 
-/* False: somebody has claimed it. The caller leases the block until the claim ends; then it calls
- * cache_released. */
+/* False: somebody has claimed it. The caller holds the block until the claim ends. Behind a claim
+ * that lasted longer than the call it calls cache_released. */
 bool cache_move_claim(struct cache *c, block_ref ref, uint32_t part);
 void cache_move_unclaim(struct cache *c, block_ref ref, uint32_t part);
 

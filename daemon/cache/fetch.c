@@ -154,8 +154,7 @@ static int share_start(struct part_op *f)
 
 /* Reads the copy on NVMe, or if there is none that can be read, the one on the shared tier. 0: the
  * read is under way; -EAGAIN: the tier's queue is full; -EINPROGRESS: its key is being read;
- * -ENOENT,
- * -EIO: no copy is left. */
+ * -ENOENT, -EIO: no copy is left. */
 static int fetch_read(struct part_op *f)
 {
     const struct part *p = cache_part(f->cache, f->ref, f->part);

@@ -10,7 +10,7 @@
  *   and memory is in chunks that never move. A thread touches up to 8 MiB of it ahead.
  * - Hashes have a secret of this process: a client that chooses keys can't make chains long.
  * - A block with one part takes at most INDEX_BLOCK_BYTES, its place in the table included. One
- * with more parts counts as more (ns.index_bytes), so that the index's memory has a bound, too.
+ *   with more parts counts as more (ns.index_bytes), so that the index's memory has a bound, too.
  * - A pointer to a block or part is valid until index_remove.
  *
  * Thread: the loop only. */

@@ -404,8 +404,8 @@ static uint64_t reversed(uint64_t v)
 /* So many of a bucket's blocks are sorted at once: as many as most buckets have. */
 #define SORTED_MAX 16u
 
-/* The blocks of the bucket with the lowest positions from `from` on, in their order, at most `max`.
- */
+/* The blocks of the bucket with the lowest positions from `from` on, in their order, at most
+ * `max`. */
 static uint32_t bucket_sort(const struct index *ix, const struct ns_table *t,
                             const struct bucket *b, uint64_t from, uint32_t max, block_ref *refs,
                             uint64_t *positions)

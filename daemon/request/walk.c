@@ -152,7 +152,8 @@ void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint6
 
 /* ---- the end ---- */
 
-/* A wait for a slot ends when an item has one, or is given up. */
+/* A wait for a slot ends when an item has one or is given up, or the walk waits for something else
+ * first: its turn to read, or a device. */
 static void slot_wait_ended(struct walk *w)
 {
     histogram_add(w->rooms->metrics->histograms.slot_wait, uv_hrtime() - w->slot_wait_ns, 1);

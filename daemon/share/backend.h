@@ -148,8 +148,9 @@ void share_listing_free(struct share_listing *l); /* one of zeroes too */
 int share_op_resolve(struct share_op *op);
 /* Are header and payload those of the part? 0 or -EBADMSG. */
 int share_op_verify(struct share_op *op);
-/* The same with a copy between slot and `file`, which has share_op_file_bytes(op) bytes and may be
- * changed by others at any time: the checksum is of the slot. */
+/* Between slot and `file`, which has share_op_file_bytes(op) bytes and may be changed by others at
+ * any time; so the checksum is of the slot. pack: makes the header of a WRITE, and copies both to
+ * the file. unpack: copies both from it, and verifies. */
 void share_op_pack(struct share_op *op, uint8_t *file);
 int share_op_unpack(struct share_op *op, const uint8_t *file);
 

@@ -1,8 +1,7 @@
 /* Windows: extents that are lent to one tenant each.
  *
- *   FREE --asked for--> MAKING --thread: has memory--> LENT --no slots, all have released it-->
- *   GOING
- *        <--thread: given back-- ENDING: until nobody has it mapped <--devices let go--'
+ *   FREE --asked for--> MAKING --thread: has memory--> LENT --no slots, all released it--> GOING
+ *        <--thread: given back-- ENDING: until nobody has it mapped <----devices let go----'
  *
  * A group has one extent in MAKING at a time. An extent without slots that workers still map stays
  * with its group, which may use it again; it is revoked when another group wants memory. */

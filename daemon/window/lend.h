@@ -23,8 +23,7 @@ struct lend_place {
 };
 
 /* Finds or makes the group of that tenant, and its table. 0; -EOPNOTSUPP: the arena has no windows;
- * or
- * -errno. */
+ * or -errno. */
 int lend_group_open(struct arena *a, const char *tenant, struct arena_group **out);
 /* One more open. */
 void lend_group_ref(struct arena_group *g);

@@ -59,7 +59,7 @@ struct window_tenant {
 };
 
 struct window {
-    struct list link; /* in rq->windows.all */
+    struct list link; /* in all windows of the daemon */
     struct session *s;
     struct window_tenant *tenant;
     struct ns *ns;
@@ -77,7 +77,7 @@ struct window {
 
 /* The pins that a window has of one chain. */
 struct window_pins {
-    /* In rq->windows.pins: those that the present sweep has not finished come first. */
+    /* In all pins of the daemon: those that the present sweep has not finished come first. */
     struct list link;
     struct list of_window, of_chain;
     struct window *w;

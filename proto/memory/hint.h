@@ -106,8 +106,7 @@ struct ucm_hint_view {
 };
 
 /* Copies and checks the header of a mapping of `bytes` bytes. False: it is no table of keys of
- * key_bytes that fits there.
- */
+ * key_bytes that fits there. */
 bool ucm_hint_open(const void *mapping, uint64_t bytes, uint32_t key_bytes,
                    struct ucm_hint_view *out);
 
