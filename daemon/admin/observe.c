@@ -163,22 +163,10 @@ static void tenants_read(struct exposition *x, struct index *ix)
     memcpy(x->tenant, tenants->at, tenants->n * sizeof(x->tenant[0]));
 }
 
-/* Since when a request that begins items waits for a slot; 0: it does not, or is another one. */
+/* Since when a walk waits for a slot; 0: it does not, or the request is no walk. */
 static uint64_t waits_since(const struct request *r)
 {
-    switch (r->method) {
-    case UCM_METHOD_LOAD:
-    case UCM_METHOD_LOAD_PREFIX:
-    case UCM_METHOD_DUMP:
-    case UCM_METHOD_FETCH:
-    case UCM_METHOD_PREFETCH:
-    case UCM_METHOD_DIGEST_BUILD:
-    case UCM_METHOD_CHAIN_APPEND:
-    case UCM_METHOD_CHAIN_PREFETCH:
-        return LIST_ENTRY(r, const struct walk, r)->slot_wait_ns;
-    default:
-        return 0;
-    }
+    return r->stop_cb == walk_stop_cb ? LIST_ENTRY(r, const struct walk, r)->slot_wait_ns : 0;
 }
 
 static void waiters_read(struct metrics *m, const struct requests *rq)
