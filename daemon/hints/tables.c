@@ -8,9 +8,9 @@
 #include "daemon/hints/tables.h"
 
 #include "daemon/base/chore.h"
-#include "daemon/window/loan.h"
 #include "daemon/base/log.h"
 #include "daemon/hints/table.h"
+#include "daemon/window/loan.h"
 #include "proto/messages.h"
 
 #include <assert.h>

@@ -47,8 +47,8 @@ struct window_move {
     bool small;        /* in: likewise, as cache_wait.small */
     bool read, copied; /* out: it was read from below; it was copied within DRAM */
     /* 0: the part lies in a slot of the group's window, and the caller has one use of it. Else it
-     * has none. -ENOSPC: no slot of the window may be had; -ENOENT, -EIO, -EBUSY: as cache_get's; or what the
-     * kernel said when it was asked for memory. */
+     * has none. -ENOSPC: no slot of the window may be had; -ENOENT, -EIO, -EBUSY: as cache_get's;
+     * or what the kernel said when it was asked for memory. */
     void (*done_cb)(struct window_move *m, int status);
     /* The relocation's own. */
     struct list link;
