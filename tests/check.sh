@@ -308,7 +308,7 @@ mix() {
 
 # suite PHASE: programs that wait for disks, deadlines and servers begin, and Python does so beside what computes.
 suite() {
-    local phase=$1 arguments folder targets program work=() waits=() tests
+    local phase=$1 arguments folder targets program work=() waits=() tests workers=$((2 * $(nproc)))
     build_of "$phase"
     for program in $("${make[@]}" -s "${arguments[@]}" list-tests); do
         runs "$phase" "$program" || continue
@@ -319,7 +319,9 @@ suite() {
     done
     mapfile -t -O "${#waits[@]}" waits < <(pythons "$phase")
     mapfile -t tests < <(printf '%s\n' ${work[@]+"${work[@]}"} | grep . | mix "${waits[@]}")
-    together "$phase/workers" 4 "one $phase $folder" "${tests[@]}"
+    # Without a sanitizer they wait more than they work.
+    [[ $phase != @(plain|system|long) ]] || workers=$((3 * $(nproc)))
+    together "$phase/workers" "$workers" "one $phase $folder" "${tests[@]}"
 }
 
 # fuzz PROGRAM

@@ -21,6 +21,7 @@
 
 #define SECONDS 5
 #define ROUNDS 3
+#define MORE_ROUNDS 20
 #define PROCESSES 6
 
 static struct host host;
@@ -218,6 +219,7 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
     uint64_t seed = number_from("UCM_SEED", now_ms() * 1000003 + (uint64_t)getpid());
     unsigned rounds = seconds > 20 * ROUNDS ? (unsigned)(seconds / 20) : ROUNDS, fds = 0;
     uint64_t rss = 0;
+    bool enough = false;
 
     churn_leave_on_sigterm();
     churn_seed(seed);
@@ -228,7 +230,8 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
                          .sets = {"arena.size=16MiB", "arena.prefault=true", "nvme.size=24MiB",
                                   "nvme.segment=2MiB", "nvme.backlog=8MiB"}};
     host_start(&host);
-    for (unsigned round = 0; round < rounds; round++) {
+    /* Where a machine is slow, more rounds follow until what this test is about has happened. */
+    for (unsigned round = 0; round < rounds || (!enough && round < rounds + MORE_ROUNDS); round++) {
         struct ucm_options options = {.socket = host.socket, .name = "counter"};
         unsigned started = churn(now_ms() + seconds * 1000 / rounds);
         struct ucm_client *c;
@@ -244,14 +247,11 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
             fds = daemon_fds();
             rss = host_rss_bytes(&host);
         }
-        if (round + 1 == rounds) {
-            /* Else nothing of what this test is about has happened. */
-            cr_expect_gt(metric(c, "load_blocks_nvme"), 0u);
-            cr_expect_gt(metric(c, "arena_evicted_blocks"), 0u);
-        }
+        enough = metric(c, "load_blocks_nvme") > 0 && metric(c, "arena_evicted_blocks") > 0;
         cr_expect(fds_fall_to(fds), "descriptors leak: %u, %u before", daemon_fds(), fds);
         cr_expect_leq(host_rss_bytes(&host), rss + RSS_SLACK_BYTES, "memory leaks");
         ucm_close(c);
     }
+    cr_expect(enough, "no block was loaded from NVMe, or none was evicted from DRAM");
     cr_expect_eq(host_stop(&host), 0, "the daemon's exit status");
 }
