@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector with a companion in its workers (docs/vllm.md, "Small chunks"), in the small engine of
+"""The vLLM connector with a companion in its workers (docs/vllm.md, "Small fragments"), in the small engine of
 tests/engines/vllm: on a GPU (UCM_VLLM_GPU) the real one, else one that needs none."""
 
 import os
