@@ -20,6 +20,7 @@
 #   kernels/cuda.mk          GPU code, if there is nvcc      tests/gpu/gpu.mk           those that need a GPU
 #   config/install.mk        install, deb, wheel             tests/engines/engines.mk   those in real engines
 #   tests/setup/setup.mk     packages that builds need       tests/studies/studies.mk   measurements and studies
+#   docs/docs.mk             generated pages
 
 VERSION    := 0.1.0
 SO_VERSION := 0
@@ -250,6 +251,7 @@ $O/ucm-demo: $(call obj,$(DEMO_SRC) $(RIG_SRC) client/bench/workload.c) $O/libuc
 	$(Q)$(LINK_TEST) $^ $(CLIENT_LIBS) -lcjson -o $@
 
 include config/install.mk
+include docs/docs.mk
 include tests/tests.mk
 include tests/gpu/gpu.mk
 include tests/engines/engines.mk

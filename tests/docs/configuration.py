@@ -1,0 +1,110 @@
+"""docs/configuration.md: each key of config/ucmd.yaml, a tenant's settings, and limits that no key sets."""
+
+import re
+
+import text as md
+
+SETTINGS = {
+    "weight": "What the tenant gets of a busy device, against the weights of the others.",
+    "dram.guaranteed": "Bytes in DRAM that other tenants cannot evict.",
+    "dram.most": "Bytes in DRAM that the tenant cannot exceed. Beyond them its own coldest blocks are evicted.",
+    "nvme.guaranteed": "Bytes on NVMe that stay. All guarantees together are at most half of the tier.",
+    "nvme.most": "Bytes on NVMe that the tenant cannot exceed.",
+    "share.guaranteed": "Bytes on each shared root that garbage collection keeps.",
+    "share.most": "Bytes on each shared root that garbage collection leaves.",
+    "namespaces": "Namespaces; instead of `limits.namespaces_per_tenant`.",
+    "connections": "Connections.",
+    "requests": "Requests in progress.",
+    "memory": "Memory of requests, leases and sequences.",
+    "leased": "Bytes of blocks that leases and sequences protect.",
+}
+
+FIXED = (  # what, constant, its file, beyond it
+    ("requests in progress, of all clients", "CONFIG_MAX_REQUESTS", "daemon/config/config.h", "BUSY"),
+    ("regions of one connection", "CONFIG_MAX_REGIONS_CONN", "daemon/config/config.h", "BUSY"),
+    ("leases of one connection", "CONFIG_MAX_LEASES_CONN", "daemon/config/config.h", "BUSY"),
+    ("bytes of one frame", "UCM_MAX_FRAME_BYTES", "proto/limits.h", "the connection ends"),
+    ("keys of one request", "UCM_MAX_KEYS", "proto/limits.h", "INVALID"),
+    ("parts of a block", "UCM_MAX_PARTS", "proto/limits.h", "INVALID"),
+    ("layers of a part", "UCM_MAX_SHARDS", "proto/limits.h", "INVALID"),
+    ("blocks of one sequence", "UCM_MAX_CHAIN_BLOCKS", "proto/limits.h", "INVALID"),
+    ("entries of `nvme.paths`", "CONFIG_MAX_PATHS", "daemon/config/config.h", "the daemon does not start"),
+    ("shared roots", "UCM_MAX_ROOTS", "proto/limits.h", "the daemon does not start"),
+)
+
+
+def number(value):
+    return f"{value:,}"
+
+
+def key_text(key, mark):
+    default, _, rest = key.facts.partition("; ")
+    reloadable = key.facts.endswith("(reloadable)")
+    bounds = rest.removesuffix(" (reloadable)").removesuffix(".")
+    default = default.removesuffix(" (reloadable)").removesuffix(".")
+    facts = f"Default `{default}`" + (f"; {bounds}" if bounds else "") + "." + " Reloadable." * reloadable
+    return f"\n### {key.name}\n\n" + md.wrap(mark(key.help)) + "\n" + md.wrap(facts)
+
+
+def keys_text(mark):
+    _, sections = md.pages.read_config(md.TOP / "config/ucmd.yaml")
+    for name, comment, keys in sections:
+        yield f"\n## {name or 'Keys without a section'}\n"
+        if name:
+            yield "\n" + md.wrap(mark(comment))
+        for key in keys:
+            yield key_text(key, mark)
+
+
+def size(value):
+    for shift, unit in ((50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB")):
+        if value and value % (1 << shift) == 0:
+            return f"{value >> shift}{unit}"
+    return number(value)
+
+
+def settings_text():
+    rows = []
+    for _, name, kind, low, high, initial in md.x_rows("TENANT_SETTINGS", "daemon/config/tenants.h"):
+        high = size(1 << 50) if high == "TENANT_SIZE_MAX" else number(int(high))
+        initial = "the key" if name == "namespaces" else "no bound" if initial == "0" and not name.endswith("guaranteed") else initial
+        rows.append([f"`{name}`", kind.lower(), initial, f"{low} to {high}", SETTINGS[name]])
+    yield "\n## Settings of a tenant\n\n"
+    yield md.wrap("An entry of `tenant_settings` and the command `ucmctl tenant set` take these settings.")
+    yield "\n" + md.table(("setting", "kind", "default", "range", "meaning"), rows)
+
+
+def limits_text():
+    yield "\n## Limits that no key sets\n\n"
+    yield md.table(("what", "limit", "beyond it"), [(what, number(md.defined(name, path)), beyond) for what, name, path, beyond in FIXED])
+    yield "\n## How clients share a limit\n\n"
+    yield md.wrap("The daemon counts these resources by user and by tenant. A dynamic threshold (alpha = 3) divides each one: a tenant may hold at most "
+                  "three times what it leaves free. One tenant alone gets three quarters, two get three sevenths each, and a newcomer always finds some. "
+                  "Inside a tenant that `tenants` names, the same rule divides the tenant's part between its users.")
+    yield "\n"
+    yield md.wrap("Operators are exempt, and the last 64th of each resource is theirs. Anybody may have one 64th while there is that much. A client over the "
+                  "threshold keeps what it has and gets no more: the daemon answers BUSY with a sentence that names the limit and its key. "
+                  "`limit_refusals` counts those answers.")
+    rows = []
+    for _, things, source, setting in md.x_rows("LIMITS", "daemon/base/limit.h"):
+        source = re.sub(r"^nothing$", "`index.max_blocks`", source).rstrip(",")
+        source = re.sub(r"\b(?:limits|arena|window|events)\.[a-z_]+|vm\.max_map_count", r"`\g<0>`", source) if "`" not in source else source
+        rows.append((things, source, f"`{setting}`" if setting != "NULL" else ""))
+    yield "\n" + md.table(("resource", "how much there is", "setting of a tenant"), rows)
+
+
+def page():
+    mark = md.Marker()
+    about, sections = md.pages.read_config(md.TOP / "config/ucmd.yaml")
+    reloadable = [key.name for _, _, keys in sections for key in keys if key.facts.endswith("(reloadable)")]
+    yield md.begin("Configuration", "the table in `daemon/config/table.c`",
+                   "For operators: every key of `ucmd.yaml` with its default and its range. [operations.md](operations.md#configure) says how to change, "
+                   "check and reload them.")
+    yield "\n## How to write them\n\n"
+    yield md.wrap(mark(about.partition(". ")[2]))
+    yield "\nA key is written in its section of the file, on the command line, or as a variable:\n"
+    yield "\n```yaml\narena:\n  size: 16GiB\n```\n\n```sh\nucmd --set arena.size=16GiB\nUCMD_ARENA_SIZE=16GiB ucmd\n```\n"
+    yield "\n" + md.wrap("The command line wins over variables, and these win over the file. Reloadable are: " + ", ".join(f"`{name}`" for name in reloadable) + ".")
+    yield from keys_text(mark)
+    yield from settings_text()
+    yield from limits_text()

@@ -1,0 +1,153 @@
+"""docs/metrics.md: every metric of proto/metrics/metrics.h, in groups, and the alerts of config/observe/alerts.yml."""
+
+import re
+
+import text as md
+
+HEADER = "proto/metrics/metrics.h"
+ALERTS = "config/observe/alerts.yml"
+HEAD = ("Prometheus", "in `stats`", "unit", "kind", "meaning", "alerts")
+
+#: Title, what a reader should know of the group, and the names in it: a metric belongs to the first group that has it.
+GROUPS = (
+    ("Bypass", "Above 0, an operator has turned the cache off for somebody with `ucmctl bypass`.", r"bypass.*"),
+    ("Lookups", "The hit rate is `lookup_hits` by `lookup_keys`, as rates over time. A hit on NVMe is one that is neither in DRAM nor shared.",
+     r"lookup(?!_hits_plain).*"),
+    ("Loads and prefetches", "", r"load_.*|prefetch_.*|single_flight|span_refused|regions"),
+    ("Gathers", "", r"fetch(es|_.*)"),
+    ("Dumps", "", r"dumps?_.*"),
+    ("Encodings", "Raw bytes by encoded bytes are the compression ratio. All other metrics count encoded bytes.",
+     r"lookup_hits_plain|encode_.*|decode_.*|encode_unfit|unfit_.*"),
+    ("DRAM", "", r"arena_.*|slot_.*|leases.*"),
+    ("Index", "", r"blocks|blocks_(partial|pinned)|index_.*"),
+    ("NVMe", "", r"nvme_.*"),
+    ("Encryption", "", r"seal_.*"),
+    ("Shared tier", "", r"share_.*|blocks_shared"),
+    ("Retrieval", "", r"digest.*|chain.*|select.*"),
+    ("Shared mappings", "", r"window.*"),
+    ("Lookup tables", "", r"hint_.*"),
+    ("Cache events", "", r"events_.*"),
+    ("Connections and requests", "", r"connections.*|limit_refusals|client_descriptors|frame_bytes|request.*|device_.*"),
+)
+
+#: The table in the header, the array in `stats`, the prefix on Prometheus, the title, and what a reader should know.
+LISTS = (
+    ("UCMD_TENANT_METRICS", "tenants", "tenant_", "By tenant",
+     "Label `tenant`. The first 64 tenants have their own label until the daemon ends; the label `other` sums up the rest. An operator reads all of "
+     "them in `stats`, another client its own."),
+    ("UCMD_TIER_METRICS", "tiers", "tier_", "By tier", "Label `tier`."),
+    ("UCMD_ROOT_METRICS", "shares", "share_root_", "By shared root", "Labels `root` and `index`, its number from 0."),
+    ("UCMD_DEVICE_METRICS", "devices", "device_", "By device", "Labels `device`, which is `cpu` or the name of a GPU, and `index`."),
+    ("UCMD_NODE_METRICS", "nodes", "arena_node_", "By NUMA node", "Label `node`. Present where the arena spans several nodes."),
+)
+
+UNITS = {"us": "seconds", "1/1000": "ratio", "bytes": "bytes"}
+
+
+def prometheus(prefix, name, kind, unit):
+    """As exposition_name() of proto/metrics/exposition.c has it; a unit test compares both."""
+    if (prefix, name) == ("", "connections_total"):
+        name = "connections_accepted"
+    if (prefix, name) == ("device_", "jobs"):
+        name = "copy_jobs"
+    if kind == "counter":
+        name = name.removesuffix("_total")
+    if unit == "us":
+        name = name.removesuffix("_us")
+    base = UNITS.get(unit, "")
+    if base and not name.endswith(base):
+        name = (name.replace(base + "_", "", 1) if base in name else name) + "_" + base
+    return f"ucmd_{prefix}{name}" + "_total" * (kind == "counter")
+
+
+# ---- alerts ----
+
+
+class Alert:
+    def __init__(self, text):
+        def field(name, default=""):
+            return (re.search(rf"^ +{name}: (.*)$", text, re.M) or ["", default])[1].strip('"')
+        self.name, self.expression, self.wait = field("- alert"), field("expr"), field("for", "0m")
+        self.severity = re.search(r"severity: (\w+)", text)[1]
+        self.link = re.sub(r"^docs/", "", field("docs") or field("runbook_url"))
+        self.metrics = {re.sub("_seconds_bucket$", "_seconds", name) for name in re.findall(r"ucmd_\w+", self.expression)}
+
+
+def alerts():
+    return [Alert(text) for text in re.split(r"\n(?= +- alert:)", md.read(ALERTS))[1:]]
+
+
+def alert_names(of, name):
+    return ", ".join(f"`{alert.name}`" for alert in of if name in alert.metrics)
+
+
+def alerts_text(of):
+    yield "\n## Alerts\n\n"
+    yield md.wrap(f"`{ALERTS}` has these rules. Each name links to what to do.")
+    yield "\n" + md.table(("alert", "severity", "when", "for"),
+                          [(f"[{a.name}]({a.link})", a.severity, f"`{a.expression}`", a.wait) for a in of])
+
+
+# ---- metrics ----
+
+
+def row(prefix, cells, mark, of):
+    name, kind, unit, meaning = cells
+    shown = prometheus(prefix, name, kind, unit)
+    return f"`{shown}`", f"`{name}`", UNITS.get(unit, unit), kind, mark(meaning), alert_names(of, shown)
+
+
+def histograms_text(mark, of):
+    yield "\n## Durations\n\n"
+    yield md.wrap("These are histograms in seconds. `ucmctl stats` prints the count, the median and the 99th percentile since the start. "
+                  "Label `tier` names the slowest tier that the request read: `dram`, `nvme` or `shared`. Label `size` is the class of "
+                  "the bytes that it copied: `le1MiB`, `le64MiB` or `gt64MiB`. Requests that copied nothing do not count.")
+    rows = []
+    for name, tiers, sizes, meaning in md.x_rows("UCMD_HISTOGRAMS", HEADER):
+        labels = ["`tier`"] * (tiers != "1") + ["`size`"] * (sizes != "1")
+        rows.append((f"`ucmd_{name}_seconds`", f"`{name}`", ", ".join(labels), "histogram", mark(meaning), alert_names(of, f"ucmd_{name}_seconds")))
+    yield "\n" + md.table(("Prometheus", "in `stats`", "labels", "kind", "meaning", "alerts"), rows)
+
+
+def groups_text(mark, of):
+    rows = {title: [] for title, _, _ in GROUPS}
+    for cells in md.x_rows("UCMD_METRICS", HEADER):
+        title = next((title for title, _, names in GROUPS if re.fullmatch(names, cells[0])), None)
+        if not title:
+            raise SystemExit(f"{cells[0]} of {HEADER} belongs to no group of {__file__}")
+        rows[title].append(row("", cells, mark, of))
+    for title, about, _ in GROUPS:
+        yield f"\n## {title}\n\n" + (md.wrap(about) + "\n") * bool(about) + md.table(HEAD, rows[title])
+
+
+def lists_text(mark, of):
+    for name, wire, prefix, title, about in LISTS:
+        yield f"\n## {title}\n\n" + md.wrap(f"{about} In `stats`: `{wire}`.") + "\n"
+        yield md.table(HEAD, [row(prefix, cells, mark, of) for cells in md.x_rows(name, HEADER)])
+
+
+def reuse_text():
+    yield "\n## Reuse\n\n"
+    yield md.wrap("The daemon estimates the hit rate that other cache sizes would give. `ucmctl status` prints it. Label `tiers` is `dram` or "
+                  "`dram_nvme`; label `factor` is the size against today's: `0.5`, `1`, `2` or `4`.")
+    yield "\n" + md.table(HEAD, (
+        ("`ucmd_reuse_references_total`", "`reuse.references`", "blocks", "counter", "keys looked up", ""),
+        ("`ucmd_reuse_hit_ratio`", "`reuse.curves`", "ratio", "gauge", "estimated hit rate at `factor` times today's size of `tiers`", "")))
+
+
+def page():
+    mark, of = md.Marker(), alerts()
+    yield md.begin("Metrics", f"`{HEADER}` and `{ALERTS}`",
+                   "For operators: every counter, gauge and histogram of the daemon, and the alerts that read them. [monitoring.md](monitoring.md) "
+                   "says how to scrape them and which to look at first.")
+    yield "\n"
+    yield md.wrap("`ucmctl stats` prints all of them, and `ucmctl stats --watch 1` their rates. Counters start at 0 with the daemon. "
+                  "A `flag` is 0 or 1. The units on Prometheus are bytes and seconds.")
+    yield "\n"
+    yield md.wrap("A scraper also reads `ucmd_health{state}`, 1 for the state that `ucmctl health` prints; `ucmd_share_root_health{root,index,state}`; "
+                  "`ucmd_build_info{version,commit,options,policy}`, always 1; and `ucmd_uptime_seconds`.")
+    yield from alerts_text(of)
+    yield from histograms_text(mark, of)
+    yield from groups_text(mark, of)
+    yield from lists_text(mark, of)
+    yield from reuse_text()

@@ -1,0 +1,30 @@
+"""Words of each page, by what the page is for."""
+
+import re
+
+import text as md
+
+GENERATED = ("docs/configuration.md", "docs/metrics.md", "docs/commands.md", "docs/methods.md")
+
+
+def kind(name):
+    return ("generated" if name in GENERATED else "lab" if name.startswith("docs/lab/") else
+            "design" if name.startswith("docs/design/") or name == "docs/architecture.md" else "user")
+
+
+def names():
+    """README, CONTRIBUTING, CHANGELOG and all of docs, from the top folder."""
+    paths = [md.TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((md.TOP / "docs").rglob("*.md"))
+    return [path.relative_to(md.TOP).as_posix() for path in paths]
+
+
+def count(text):
+    """What lies between spaces and has a letter or a digit: so no bars or dashes of tables."""
+    return sum(bool(re.search(r"[^\W_]", word)) for word in text.split())
+
+
+def by_kind():
+    found = {"user": {}, "generated": {}, "design": {}, "lab": {}}
+    for name in names():
+        found[kind(name)][name] = count(md.read(name))
+    return found
