@@ -142,12 +142,12 @@ static const struct program_command commands[] = {
      "Starts a daemon for each strategy, in a temporary folder, and plays a worker whose\n"
      "GPU does nothing, multiplies matrices without pause, or runs a chain of short\n"
      "kernels. Baselines are one large DMA transfer, and the worker alone. Two GPUs are\n"
-     "measured side by side where there are two. --json is what docs/plot_copy.py reads.\n"
+     "measured side by side where there are two. docs/design/plot_copy.py reads --json.\n"
      "The companion is libucmclient_cuda's; staged always has one.\n\n"
      "Examples:\n"
      "  ucm-bench copy --nvme-dir /var/cache/ucmd\n"
      "  ucm-bench copy --encoding fp8,q4,lossless\n"
-     "  ucm-bench copy --json >copy.json && docs/plot_copy.py copy.json >docs/copy.svg\n",
+     "  ucm-bench copy --json >copy.json && docs/design/plot_copy.py copy.json >copy.svg\n",
      PROGRAM_OPTIONS(copy_options), 0, 0, bench_copy},
 };
 

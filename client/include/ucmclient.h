@@ -279,7 +279,7 @@ struct ucm_plane {
  * one plane; of a row, elements [first, first + rotary) turn. A row is a token of a KV head; of MLA a token,
  * with the latent before the rotary part; where K and V of a token and head lie side by side, both. With `run`
  * above 1 a row is `run` tokens of a head, and has those of a channel side by side: `dim` times `run` elements.
- * docs/blend.md defines the arithmetic and says what the kinds of scaling are. */
+ * docs/design/blend.md defines the arithmetic and says what the kinds of scaling are. */
 struct ucm_rope {
     uint32_t offset, rows, dim, first, rotary;
     uint32_t interleaved; /* not 0: pairs are neighbours; 0: the halves of the rotary part (neox) */

@@ -1,8 +1,8 @@
 /* A copy engine serves what it has been given one behind the other, whatever streams and priorities
  * it comes from: a small load that comes while others keep the bus busy waits for their launches, 8
  * MiB at most. A kernel in another stream waits for none of that. Both share the bus meanwhile
- * (docs/fairness.md has the figures). So the load of a tenant that comes back goes that way if it
- * is small, while nobody else's kernels run. */
+ * (docs/design/fairness.md has the figures). So the load of a tenant that comes back goes that way
+ * if it is small, while nobody else's kernels run. */
 #include "daemon/cuda/gpu.h"
 
 #include <errno.h>

@@ -53,7 +53,7 @@ struct ucm_attend_cuda_plane {
 struct ucm_attend_cuda_memory {
     uint64_t base, stride;
     uint32_t blocks; /* numbers from here on are not in that memory */
-    /* Not 0: each row of K and V has a scale byte, as the encoding `fp8` has it (docs/encodings.md). A block is one KV head, its
+    /* Not 0: each row of K and V has a scale byte, as the encoding `fp8` has it (docs/design/encodings.md). A block is one KV head, its
      * rows lie one behind the other, and `scales` bytes from its begin, a multiple of 16, are those of K's tokens, then
      * those of V's. E4M3 only. */
     uint32_t scales;

@@ -2,7 +2,7 @@
  *
  * A shard is one or two sections, K then V (MLA: one). A section is tokens x heads rows of dim
  * elements, contiguous. Its encoded form is contiguous, as long for any contents, and a multiple of
- * 16 bytes; the forms of a shard's sections follow one another. docs/encodings.md, "Bytes", defines
+ * 16 bytes; the forms of a shard's sections follow one another. docs/design/encodings.md defines
  * every byte and every rounding, so that this code, its SIMD and CUDA forms and implementations by
  * others give the same bits. The scalar arithmetic that C and CUDA share is in
  * kernels/encoding/arith.h.
@@ -93,9 +93,19 @@ uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t secti
 uint64_t ucm_encoding_plain_shard_bytes(const struct ucm_encoding_spec *spec);
 uint64_t ucm_encoding_shard_bytes(const struct ucm_encoding_spec *spec);
 
-/* The spec in fixed-width little-endian fields, for hashing into a namespace's identity. Fields
- * that do not change the coded bytes are 0 in it, so specs that mean the same have the same
- * form. */
+/* The spec in fixed-width little-endian fields, which encoding.open hashes into a namespace's
+ * fingerprint. Fields that do not change the encoded bytes are 0 in it, so specs that mean the same
+ * have the same form. By offset; u32 unless noted:
+ *   0   1, the version of this list
+ *   4   number of the encoding, and 8 its version
+ *   12  dtype of raw elements
+ *   16  sections: 1 or 2
+ *   20  axis (int8)
+ *   24  u64 seed (q4)
+ *   32  section 0: kind, tokens, heads, dim, order (5 fields)
+ *   52  section 1: the same, or 0
+ *   72  run (int8 with axis 1), if it is less than K's tokens
+ *   76  0 up to the end */
 #define UCM_ENCODING_IDENTITY_BYTES 96
 void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
                            uint8_t out[UCM_ENCODING_IDENTITY_BYTES]);

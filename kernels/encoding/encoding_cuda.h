@@ -96,7 +96,7 @@ static inline bool ucm_lossless_long(const struct ucm_encoding_spec *spec)
 }
 
 /* q4's loads and lossless dumps compute most. q4's dumps compute more still: fewer CTAs have several units for each
- * warp, and disturb a worker's kernels less (docs/encodings.md). */
+ * warp, and disturb a worker's kernels less: 256 let matrix products on an H200 keep 0.86, 384 0.83. */
 UCM_HD uint32_t ucm_encoding_ctas(const struct ucm_encoding_spec *spec,
                                   enum ucm_copy_direction direction)
 {

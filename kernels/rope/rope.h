@@ -5,7 +5,7 @@
  * another by a turn through the difference, so a block's K serves at any position, V at all of them.
  * A factor that the model multiplies rotated K with (YaRN's) stays in it.
  *
- * docs/blend.md, "Bytes", defines the angles, every rounding, and the error. This code and its CUDA
+ * docs/design/blend.md defines the angles, every rounding, and the error. This code and its CUDA
  * form give the same bits. Angles are computed here, on the host; kernels read tables of them.
  *
  * Promise: nothing here allocates, locks or keeps state, so any number of threads may call it.

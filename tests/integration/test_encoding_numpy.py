@@ -147,7 +147,7 @@ class Encodings(unittest.TestCase):
 
 class Identity(unittest.TestCase):
     def test_fields(self):
-        """Field by field as docs/encodings.md lists them."""
+        """Field by field as kernels/encoding/encoding.h lists them."""
         out = (ctypes.c_uint8 * 96)()
         for name, axis, order, seed, run in (("fp8", 0, 0, 0, 0), ("int8", 1, 1, 0, 5), ("int8", 1, 1, 0, 16), ("int8", 0, 0, 0, 5),
                                              ("q4", 0, 1, 12345678901234567890, 5), ("lossless", 0, 1, 0, 5)):

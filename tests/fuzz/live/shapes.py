@@ -1,4 +1,4 @@
-"""Identities of namespaces and what follows from them, as docs/protocol.md and docs/encodings.md say."""
+"""Identities of namespaces and what follows from them, as docs/protocol.md and kernels/encoding/encoding.h say."""
 
 import hashlib
 import struct

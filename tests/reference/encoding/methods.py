@@ -1,4 +1,4 @@
-"""The encodings of docs/encodings.md in numpy, written from "Bytes" there and not from our C, so that the two can be compared bit by bit.
+"""The encodings of docs/design/encodings.md in numpy, written from that page and not from our C, so that the two can be compared bit by bit.
 
 x is the plain form of n sections, uint16[n, tokens, heads, dim], whatever the order of rows in a page. encode() gives the arrays of a
 section's form, decode() takes them; pack() and unpack() make bytes of them and back, in a page's order. cupy may stand in for numpy: set
@@ -44,7 +44,7 @@ def bf16(bits):
 
 
 def from_f32(dtype, x):
-    """"to dtype" of docs/encodings.md."""
+    """"to dtype" of docs/design/encodings.md."""
     with errstate(over="ignore"):
         if dtype == "f16":
             bits = np.clip(x, -65504, 65504).astype(np.float16).view(u16)

@@ -113,7 +113,7 @@ static struct pair rotated(struct pair raw, long double angle)
                          raw.x * sinl(angle) + raw.y * cosl(angle)};
 }
 
-/* docs/blend.md, "The error": what storing rounded, seen from any side, and what the turn rounds. */
+/* docs/design/blend.md, "Error": the rounding of storing, and of the shift. */
 static void check_pair(const struct ucm_rope_spec *s, struct pair raw, struct pair want, float x,
                        float y)
 {

@@ -5,7 +5,7 @@
     found = chunks.lookup(tokens, spans, lease=10)
     plan = blend.plan(found, blend.First(16))
 
-plan says which blocks to load where, and which tokens to compute. docs/blend.md defines everything, and says what it is worth.
+plan says which blocks to load where, and which tokens to compute. docs/blend.md says how to use it.
 """
 
 from .chunks import ChunkPages, Chunks, Found, chunk_identity, chunk_keys, store_prefix

@@ -1,6 +1,6 @@
 """How an engine's model rotates K, for the setting `chunks`: from what vLLM says of the model, compared with the tables that it rotates by.
 
-Reads vLLM's objects by attribute, without importing vLLM. docs/blend.md has the kinds of scaling.
+Reads vLLM's objects by attribute, without importing vLLM. docs/design/blend.md has the kinds of scaling.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _alike(of: Turning, table: Any) -> bool:
 
 
 def frequencies(of: Turning) -> list[float]:
-    """Radians a position of each pair, as docs/blend.md has them."""
+    """Radians a position of each pair, as docs/design/blend.md has them."""
     rope, d = of.rope, of.rope.rotary
     base = rope.base
     if rope.scaling == "dynamic" and of.length > rope.trained:

@@ -21,11 +21,11 @@ from .settings import Settings
 
 logger = logging.getLogger("ucmclient.engine.vllm")
 
-#: Chunks of this size and more need no companion (docs/copy.md).
+#: Chunks of this size and more need no companion (docs/design/copy.md).
 _LARGE = 512 << 10
 
 #: By encoding: slices of the ring, and bytes of each. `q4` takes the bus so little time that more of its slices must be
-#: under way while the worker's kernels run (docs/encodings.md, "On a GPU"). Others: the library's.
+#: under way while the worker's kernels run (docs/design/copy.md). Others: the library's.
 _RINGS = {"q4": (8, 8 << 20)}
 
 

@@ -37,7 +37,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Sections:
-    """The chunks of each shard as encodings see them (docs/encodings.md, "Bytes"): tokens, heads, dim of the first one, and
+    """The chunks of each shard as encodings see them (docs/design/encodings.md): tokens, heads, dim of the first one, and
     of the second one. A section may hold more than one layer's K, or K and V, as long as its rows are of one head each."""
 
     dtype: str
