@@ -101,7 +101,7 @@ static const struct program_command commands[] = {
      "Blocks become numbers in the order of their first appearance, tenants and namespaces\n"
      "too, and times count from the start. Ends after --seconds, or with Ctrl-C. What the\n"
      "daemon's ring could not hold is counted in the file. For operators. replay reads\n"
-     "the file; docs/measuring.md has its format.\n\n"
+     "the file; docs/capacity.md has its format.\n\n"
      "Examples:\n"
      "  ucm-bench record --out site.jsonl --seconds 1h\n"
      "  ucm-bench replay --trace site.jsonl --speed 100\n",

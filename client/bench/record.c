@@ -1,5 +1,5 @@
 /* record: what a site's engines look up and store, as a trace that names no key. The daemon streams
- * the keys to this operator's connection, through the bounded ring of `trace`. docs/measuring.md
+ * the keys to this operator's connection, through the bounded ring of `trace`. docs/capacity.md
  * has the format.
  *
  * A block's number is the order of its first appearance. To find it again the recorder keeps salted

@@ -153,7 +153,7 @@ static int trace_parse(struct workload *w, const cJSON *j, struct workload_reque
         return NO_REQUEST;
     }
     if (w->recorded && cJSON_IsObject(j) && ids == NULL)
-        return NO_REQUEST; /* docs/measuring.md: a definition, a dump, what was lost, the end */
+        return NO_REQUEST; /* docs/capacity.md: a definition, a dump, what was lost, the end */
     if (!cJSON_IsArray(ids))
         return trace_bad(w, e, "wanted a JSON object with an array \"hash_ids\"");
     if (at != NULL && !whole_number(at, &timestamp))

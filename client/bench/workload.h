@@ -1,6 +1,6 @@
 /* Requests of inference, as a cache sees them: each a chain of block ids, the prefix first. From a
  * trace in Mooncake's format (one JSON object a line: timestamp, hash_ids) or in that of `ucm-bench
- * record`, which is the same with further lines (docs/measuring.md); or generated: many
+ * record`, which is the same with further lines (docs/capacity.md); or generated: many
  * conversations that share a few system prompts and grow turn by turn.
  *
  * Promise: the same file, or the same shape and seed, gives the same requests everywhere; a line
