@@ -170,7 +170,7 @@ const struct config_section config_sections[] = {
     {"log", "One line for each event, on standard error."},
     {"metrics",
      "What monitoring reads over HTTP: /metrics for Prometheus, /live and /ready for probes "
-     "(docs/operations.md)."},
+     "(docs/monitoring.md)."},
     {"arena", "DRAM: the staging buffers of all transfers, and the first tier of the cache."},
     {"window", "DRAM that workers read by themselves (docs/operations.md)."},
     {"index", "What is cached, and where."},
