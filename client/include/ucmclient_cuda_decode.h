@@ -74,9 +74,24 @@ struct ucm_cuda_decode_layout {
     uint64_t v_offset, v_token_stride, v_head_stride;
 };
 
-/* When a list stops: docs/sparse.md, "Rounds". Its blocks are attended in the order of their scores, a round after the other,
- * until the share that they cover, over that and what is left, reaches eps. What a list attends follows from its queries
- * and its chain's blocks alone. Blocks that are not attended are not copied. */
+/* When a list stops. Its blocks are attended in the order of their scores, a round after the other,
+ * until the share that they cover, over that and what is left, reaches eps for all query heads of
+ * the list. What a list attends follows from its queries and its chain's blocks alone. Blocks that
+ * are not attended are not copied.
+ *
+ * A layer is then one launch that sorts its lists, and up to `rounds` times resolve, gather and
+ * attention. The first round attends the local window and `first` blocks. After a round that covers
+ * too little, the next one ends where
+ *   ESTIMATED  the share would reach eps if the blocks until there weigh what is estimated,
+ *   CERTIFIED  it would reach eps if they weigh nothing,
+ *   PSA        twice as many blocks are attended,
+ * at least an eighth more, and at a multiple of `every`. The last round takes what is left of the
+ * list. A missing block stops all lists after their round, since the step does not count: each run
+ * gets a round further. One round (rounds 1) attends all that was chosen and reports its share,
+ * which budgets follow.
+ *
+ * Rounds save copies, and no time where everything is resident: on an H200 three rounds take 2.5
+ * times as long as UCM_CUDA_DECODE_ALL over three times the blocks. */
 enum ucm_cuda_decode_rule {
     UCM_CUDA_DECODE_ALL = 0, /* all that was chosen is attended */
     UCM_CUDA_DECODE_PSA =

@@ -1,6 +1,6 @@
-/* libucmclient_cuda: digests and selections on the worker's GPU. ucmclient_sparse.h says what they are,
- * docs/retrieval.md what each method computes; these kernels give the same bits as the daemon and as
- * the functions of ucmclient_sparse.h that end in _local. No connection is needed.
+/* libucmclient_cuda: digests and selections on the worker's GPU. ucmclient_sparse.h says what they
+ * are, docs/design/retrieval.md what each method computes; these kernels give the same bits as the
+ * daemon and as the functions of ucmclient_sparse.h that end in _local. No connection is needed.
  *
  * A worker builds digests of blocks as it stores them, into a region of the digests' namespace in its
  * own memory, and dumps them like any blocks; or it loads them there. Each step and layer it then

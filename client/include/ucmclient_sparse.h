@@ -4,7 +4,7 @@
  * Digests are blocks of a namespace of their own, derived from that of the KV: they lie on every
  * tier, are shared by all workers of the tenant, and are found again after a restart. A *chain*
  * names the blocks of one sequence once, and keeps them in some tier and their digests in DRAM. A
- * *selection* scores the blocks of chains against queries and chooses some. docs/retrieval.md has the
+ * *selection* scores the blocks of chains against queries and chooses some. docs/sparse.md has the
  * methods, what they cost and what they are worth, and when not to use any of this.
  *
  * The functions that end in _local compute on the caller's memory and need no daemon. Daemon, GPU

@@ -1,5 +1,5 @@
 /* Which block leaves DRAM next: LRU, where a block's uses earn it more time, as much as
- * daemon/learn finds to be best. docs/eviction.md compares it with others.
+ * daemon/learn finds to be best. docs/design/eviction.md compares it with others.
  *
  * Knows blocks by their numbers and keeps its few bytes a block inside struct block; knows nothing
  * of slots or tiers. The server has one; the cache reports to it what happens. Thread: the loop

@@ -11,8 +11,8 @@
  * half.
  *
  * It models LRU, in which a looked-up key that is missing will be stored. The daemon's own policy
- * (docs/eviction.md) hits a little more often. `test_reuse -v` prints the error beside an exact
- * stack.
+ * (docs/design/eviction.md) hits a little more often. `test_reuse -v` prints the error beside an
+ * exact stack.
  *
  * Memory: some 250 KiB. Loop only. */
 #ifndef UCMD_TRACE_REUSE_H

@@ -5,8 +5,8 @@
  * is up to 16 consecutive tokens of a block; the last tile of a block, and of the tail block, may have
  * fewer. All arithmetic is IEEE float32 as kernels/arith.h says, in this order:
  *
- * 1. Of each token: logit = scale * dot(q, k), the dot product of 32 lanes that docs/retrieval.md
- *    defines. scale is the spec's, times k_scale, rounded once.
+ * 1. Of each token: logit = scale * dot(q, k), the dot product of 32 lanes that
+ *    docs/design/retrieval.md defines. scale is the spec's, times k_scale, rounded once.
  * 2. Of a tile: top is the largest logit, e = ucm_exp(logit - top) of each token, sum is the e in dot
  *    order, and channel c of out is e * v[c] by fma from 0 on, token by token. ucm_exp(NaN) is 0, so a tile
  *    whose logits are all -inf weighs nothing.

@@ -221,7 +221,7 @@ static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim, uint32_t elemen
 /* For the most tiles that a list of a captured launch can have, its window's included, and its number of lists: chains
  * times KV heads. places: of all multiprocessors. least: tiles of a split that is worth its cost. Results depend on the cut, so it comes from
  * what is fixed when a graph is captured. The fewest splits that keep nine tenths of the GPU's places busy to the end, or fill them
- * three times. docs/sparse.md has measurements. */
+ * three times. */
 static inline struct ucm_attend_cuda_cut ucm_attend_cuda_cut_of(uint32_t lists, uint32_t tiles,
                                                                 uint64_t places, uint32_t least)
 {

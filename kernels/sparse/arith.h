@@ -40,9 +40,10 @@ UCM_HD float ucm_box_high(float x, float s)
 
 /* ---- scores of single blocks, after the sums over channels ---- */
 
-/* box: dot is of q with hi where q >= 0 and lo elsewhere, abs_sum the sum of |q|. 2^-11 * abs_sum is
- * more than the sums' rounding errors: see docs/retrieval.md. 2^-149 does the same for the last
- * product where it is denormal. What overflowed bounds nothing, so it counts as +inf. */
+/* box: dot is of q with hi where q >= 0 and lo elsewhere, abs_sum the sum of |q|. 2^-11 * abs_sum
+ * is more than the sums' rounding errors, at most (d / 32 + 5) * 2^-24 * 128 * abs_sum <= 2^-11.8 *
+ * abs_sum for d up to 1,024, and the product's with s. 2^-149 does the same for the last product
+ * where it is denormal. What overflowed bounds nothing, so it counts as +inf. */
 UCM_HD float ucm_box_score(float s, float dot, float abs_sum)
 {
     float y = ucm_fma(s, ucm_fma(0x1p-11f, abs_sum, dot), 0x1p-149f);

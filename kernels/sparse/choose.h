@@ -1,9 +1,10 @@
 /* Shared by the two forms of a choice: choose.c makes it from one list on one thread, choose_job.c from a
  * long one in steps.
  *
- * In the order of docs/retrieval.md the blocks outside the windows are taken from the best on, until
- * enough are taken (top k) or until their weights and the windows' suffice (mass). A *cut* says where
- * that ends: the key of the last block taken, and how many blocks of that key, the lowest first. */
+ * In the order of docs/design/retrieval.md the blocks outside the windows are taken from the best
+ * on, until enough are taken (top k) or until their weights and the windows' suffice (mass). A
+ * *cut* says where that ends: the key of the last block taken, and how many blocks of that key, the
+ * lowest first. */
 #ifndef UCM_KERNELS_SPARSE_CHOOSE_H
 #define UCM_KERNELS_SPARSE_CHOOSE_H
 

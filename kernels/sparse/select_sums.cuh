@@ -1,8 +1,8 @@
 /* Sums over channels, and scores of vectors from them.
  *
- * Sums are defined with 32 lanes (docs/retrieval.md). A team of 8 threads computes one: thread t has lanes 4t ..
- * 4t + 3, a word of int8 in each 32 channels. For four queries at a time each step of the fold halves the queries
- * whose sums a thread keeps. */
+ * Sums are defined with 32 lanes (docs/design/retrieval.md). A team of 8 threads computes one:
+ * thread t has lanes 4t .. 4t + 3, a word of int8 in each 32 channels. For four queries at a time
+ * each step of the fold halves the queries whose sums a thread keeps. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_SUMS_CUH
 #define UCM_KERNELS_SPARSE_SELECT_SUMS_CUH
 

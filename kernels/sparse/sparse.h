@@ -1,7 +1,7 @@
 /* Digests: a few bytes for each layer of a block that say which queries want the block.
  *
  * A digest is computed from one layer's K (for `stats` also V) of one block, and later scored
- * against queries. docs/retrieval.md, "Digests", defines every byte and every rounding, so that this
+ * against queries. docs/design/retrieval.md defines every byte and every rounding, so that this
  * code, the CUDA form and implementations by others give the same bits. The scalar arithmetic that C
  * and CUDA share is in arith.h; scoring many blocks and choosing among them is in select.h.
  *
@@ -113,8 +113,18 @@ int ucm_digest_check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY
  * it. */
 uint64_t ucm_digest_extent(const struct ucm_digest_spec *spec);
 
-/* The spec in fixed-width little-endian fields, for hashing into a namespace's identity. Fields that
- * do not change a digest's bytes are 0 in it, so specs that mean the same digest have the same form. */
+/* The spec in fixed-width little-endian fields, for hashing into a namespace's identity. Fields
+ * that do not change a digest's bytes are 0 in it, so specs that mean the same digest have the same
+ * form:
+ *
+ *   at 0    u32 version (1), method, kind (mean) or rest (tokens), run (submean)
+ *   at 16   u32 pairs (submean, with a bitmap that leaves a pair out), bits, rope_bits (hash)
+ *   at 28   u32 chosen (tokens)
+ *   at 32   u64 seed (hash)
+ *   at 40   u8 keep[64] (submean; 0 if it keeps all pairs)
+ *   at 104  u32 dtype, tokens, kv_heads, head_dim, v_head_dim (stats), rope_dim (hash)
+ *   at 128  u64 k_offset, k_token_stride (0 for one token), k_head_stride (0 for one KV head)
+ *   at 152  the same of V (stats with V) */
 #define UCM_DIGEST_CANONICAL_BYTES 176
 void ucm_digest_canonical(const struct ucm_digest_spec *spec,
                           uint8_t out[UCM_DIGEST_CANONICAL_BYTES]);
@@ -140,9 +150,9 @@ struct ucm_digest_plan {
     const struct ucm_digest_method *method;
     uint32_t bytes; /* of a digest: one layer of one block */
 
-    /* The arrays of a digest, as byte offsets in the order of docs/retrieval.md's table: vector j of
-     * head g of array a begins at array[a] + (g * vectors + j) * vector_bytes. hash has 32-bit
-     * poison words at array[1] + 4 * g. */
+    /* The arrays of a digest, as byte offsets in the order of docs/design/retrieval.md's table:
+     * vector j of head g of array a begins at array[a] + (g * vectors + j) * vector_bytes. hash has
+     * 32-bit poison words at array[1] + 4 * g. */
     uint32_t array[UCM_DIGEST_ARRAYS];
     uint32_t scale[UCM_DIGEST_ARRAYS]; /* bf16: scale[a] + 2 * (g * vectors + j); aligned to 2 */
     uint32_t vectors;  /* a head: 1; submean: tokens / run; hash: tokens; tokens: chosen + rest */
@@ -173,7 +183,7 @@ uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec);
 void ucm_digest_build(const struct ucm_digest_plan *plan, const void *shard, void *out);
 
 enum ucm_score_metric {
-    UCM_METRIC_DOT = 0, /* the scores of the table in docs/retrieval.md */
+    UCM_METRIC_DOT = 0, /* the scores of the table in docs/design/retrieval.md */
     UCM_METRIC_L2 = 1,  /* minus the squared distance; mean, submean and tokens without rest only */
     UCM_METRIC_ROUNDED =
         2, /* UCM_METRIC_DOT of ucm_digest_round's query; mean, submean and tokens only */

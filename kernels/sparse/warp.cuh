@@ -1,7 +1,7 @@
-/* Rows of channels in a warp: a lane has the channels lane, lane + 32, ... That is the order in which
- * sums over channels are defined (docs/retrieval.md), so a sum's last step is a tree of shuffles, and
- * the bits are those of simd/rows.h. N: values a lane, compile-time, so that they stay in registers;
- * those past the last channel are 0. */
+/* Rows of channels in a warp: a lane has the channels lane, lane + 32, ... That is the order in
+ * which sums over channels are defined (docs/design/retrieval.md), so a sum's last step is a tree
+ * of shuffles, and the bits are those of simd/rows.h. N: values a lane, compile-time, so that they
+ * stay in registers; those past the last channel are 0. */
 #ifndef UCM_KERNELS_SPARSE_WARP_CUH
 #define UCM_KERNELS_SPARSE_WARP_CUH
 

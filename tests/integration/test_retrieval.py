@@ -47,7 +47,7 @@ class Digests(Retrieval):
         identity = dict(IDENTITY, model=self.id(), dtype="digest", layout="digest/1/mean", shard_bytes=one["shard_bytes"],
                         salt=hashlib.sha256(base["fingerprint"] + spec).digest())
         form = fingerprint_form(client.limits["tenant"], identity)
-        self.assertEqual(hashlib.sha256(form).digest(), one["fingerprint"], "as docs/retrieval.md and the page say")
+        self.assertEqual(hashlib.sha256(form).digest(), one["fingerprint"], "as kernels/sparse/sparse.h says")
         self.assertEqual((entry["dtype"], entry["layout"], entry["model"], entry["shard_bytes"]),
                          ("digest", "digest/1/mean", self.id(), one["shard_bytes"]))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmclient.sparse over a real daemon: digests, chains, selections, prefetches, the example and the lines in docs/retrieval.md."""
+"""ucmclient.sparse over a real daemon: digests, chains, selections, prefetches, the example and the lines in docs/sparse.md."""
 
 import os
 import pathlib
@@ -537,20 +537,20 @@ class Restart(unittest.TestCase):
 
 class Document(Case):
     def test_the_lines_of_the_page(self):
-        page = (TOP / "docs/retrieval.md").read_text()
+        page = (TOP / "docs/sparse.md").read_text()
         block = re.search(r"```python\n(.*?)```", page, re.S)[1]
         self.assertLessEqual(len(block.splitlines()), 10)
         worker = self.worker()
         worker.dump()
         scope = {"ns": worker.ns, "region": worker.region, "keys": names(), "q": query(), "layer": 1}
         block = block.replace('"bf16", tokens=16, kv_heads=8, head_dim=128', f'"f32", {TOKENS}, {HEADS}, {DIM}')
-        exec(compile(block, "docs/retrieval.md", "exec"), scope)
+        exec(compile(block, "docs/sparse.md", "exec"), scope)
         self.assertGreaterEqual(len(scope["blocks"]), 12)
         self.assertEqual(scope["loaded"].ok, len(scope["blocks"]))
 
     def test_the_program_in_c(self):
         source = (TOP / "client/examples/select_blocks.c").read_text()
-        self.assertIn(re.search(r"```c\n(.*?)```", (TOP / "docs/retrieval.md").read_text(), re.S)[1], source)
+        self.assertIn(re.search(r"```c\n(.*?)```", (TOP / "docs/sparse.md").read_text(), re.S)[1], source)
         program = pathlib.Path(os.environ["UCMCLIENT_LIB"]).parent / "examples/select_blocks"
         environment = dict(os.environ, UCM_SOCKET=self.daemon.socket)
         for stored, built in ((524288, 64), (0, 0)):

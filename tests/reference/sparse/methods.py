@@ -1,4 +1,4 @@
-"""Digests, scores and choices of docs/retrieval.md in numpy, written from their definitions and not from our C, so that the
+"""Digests, scores and choices of docs/design/retrieval.md in numpy, written from their definitions and not from our C, so that the
 two can be compared. Integers, scales and float32 results are meant to be equal bit by bit: fma() rounds once, as the
 C library's does. Only what needs exp() or log() holds within a tolerance: the scores of `tokens` with rest,
 reduce_group(..., "softmax"), weights() and the choices by mass made of them; `stats` and `tokens` with rest add the correctly

@@ -6,7 +6,7 @@
         chain.prefetch(chosen.union()).wait()
 
 Tensors are numpy's, torch's or any buffer; results are memoryviews, which both take without a copy. Neither library is
-imported. ucmclient_sparse.h defines everything; docs/retrieval.md says what it is worth. On a worker's GPU:
+imported. ucmclient_sparse.h defines everything; docs/sparse.md says what it is worth. On a worker's GPU:
 ucmclient.sparse.cuda.
 """
 

@@ -1,4 +1,4 @@
-"""The setting `digests`: which digest of stored blocks is kept (docs/retrieval.md), from where K and V of a layer lie in a block."""
+"""The setting `digests`: which digest of stored blocks is kept (docs/sparse.md), from where K and V of a layer lie in a block."""
 
 from __future__ import annotations
 

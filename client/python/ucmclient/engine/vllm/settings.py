@@ -38,7 +38,7 @@ class Settings:
     head_groups: int = 0
     #: How stored blocks are encoded (docs/encodings.md): "none", "fp8", "int8" (a scale for each channel of K), "q4", "lossless".
     encoding: str = "none"
-    #: The digest that ucmd builds of each stored block (docs/retrieval.md); None: none.
+    #: The digest that ucmd builds of each stored block (docs/sparse.md); None: none.
     digests: Optional[DigestSettings] = None
     #: A policy of sparse decoding (docs/sparse.md) with --attention-backend CUSTOM; None: all decoding is dense.
     sparse: Optional[str] = None
