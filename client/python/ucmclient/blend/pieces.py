@@ -1,4 +1,4 @@
-"""A prompt with chunks for vLLM, which takes a hit as one run of tokens from the first one on (docs/vllm.md, "Chunks").
+"""A prompt with chunks for vLLM, which takes a hit as one run of tokens from the first one on (docs/blend.md).
 
     for piece in pieces(tokens, spans, First(128), block_tokens=128, salt=uuid4().hex):
         answer = complete(prompt=piece.tokens, max_tokens=500 if piece.last else 1, **piece.body)

@@ -1,4 +1,4 @@
-"""The setting `chunks`: which engines can have it, and where K lies in their pages (docs/vllm.md, "Chunks").
+"""The setting `chunks`: which engines can have it, and where K lies in their pages (docs/blend.md).
 
 Reads vLLM's configuration objects by attribute, without importing vLLM.
 """

@@ -1,4 +1,4 @@
-"""The scheduler's half for chunks (docs/vllm.md, "Chunks"): which requests load or store them, and which blocks of a chunk stand where in a prompt.
+"""The scheduler's half for chunks (docs/blend.md): which requests load or store them, and which blocks of a chunk stand where in a prompt.
 
 Promises: only a request whose cache salt begins with SALT loads turned blocks, and nothing of such a request is stored under any key. So vLLM's own
 prefix cache has blended KV under such salts alone, and a chunk is stored only of a request that has another salt, or none, and is the chunk from its

@@ -42,7 +42,7 @@ class Settings:
     digests: Optional[DigestSettings] = None
     #: A policy of sparse decoding (docs/sparse.md) with --attention-backend CUSTOM; None: all decoding is dense.
     sparse: Optional[str] = None
-    #: Requests may name chunks, which are loaded to where they stand in a prompt (docs/vllm.md, "Chunks").
+    #: Requests may name chunks, which are loaded to where they stand in a prompt (docs/blend.md).
     chunks: bool = False
     #: Separates this engine's cache from others with the same model, for reasons that the namespace can't know.
     salt: str = ""
