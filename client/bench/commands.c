@@ -63,8 +63,8 @@ static const struct arg_option move_options[] = {
 
 static const struct arg_option tier_options[] = {
     {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
-    {"dir", ARG_TEXT, "DIR", "a folder on the disk; takes --total about four times", "/var/tmp", 0,
-     0},
+    {"dir", ARG_TEXT, "DIR", "a directory on the disk; takes --total about four times", "/var/tmp",
+     0, 0},
     {"total", ARG_SIZE, "SIZE", "bytes that are written and read", "1GiB", 64u << 20,
      BENCH_MAX_BYTES},
     {"depth", ARG_NUMBER, "N", "operations at the disk at once", "32", 1, 256},
@@ -76,16 +76,16 @@ static const struct arg_option tier_options[] = {
 static const struct arg_option copy_options[] = {
     {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
     {"strategies", ARG_TEXT, "LIST",
-     "of copy.strategy, +ring: with a companion; the last is held against the aims",
+     "of copy.strategy, +ring: with a copy agent; the last is compared with the targets",
      "dma,sm,staged,auto,auto+ring", 0, 0},
     {"chunks", ARG_TEXT, "LIST", "bytes of a block that lie together",
      "4KiB,16KiB,32KiB,64KiB,256KiB,512KiB,2MiB,4MiB", 0, 0},
     {"encoding", ARG_TEXT, "LIST",
-     "instead of strategies: blocks stored as fp8, int8, q4 or lossless, with a companion", NULL, 0,
-     0},
+     "instead of strategies: blocks stored as fp8, int8, q4 or lossless, with a copy agent", NULL,
+     0, 0},
     {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "300ms", 50, 60000},
-    {"nvme-dir", ARG_TEXT, "DIR", "measure loads from NVMe too, in a folder of this one", NULL, 0,
-     0},
+    {"nvme-dir", ARG_TEXT, "DIR", "measure loads from NVMe too, in a directory below this one",
+     NULL, 0, 0},
 };
 
 static const struct program_command commands[] = {
@@ -118,7 +118,7 @@ static const struct program_command commands[] = {
      PROGRAM_OPTIONS(serve_options), 1, 2, bench_serve},
     {"lookup", "", "Latency of lookups: one key, and a long prefix with a lease",
      "The baseline is an echo of frames of the same size between two processes over a\n"
-     "Unix socket. The same keys are looked up in the table of hints, too, beside these\n"
+     "Unix socket. The same keys are also looked up in the lookup table, in turn with these\n"
      "round trips.\n\n"
      "Example:\n"
      "  ucm-bench lookup --blocks 100000\n",
@@ -131,19 +131,19 @@ static const struct program_command commands[] = {
      "Example:\n  ucm-bench dump --total 128MiB\n", PROGRAM_OPTIONS(move_options), 0, 0,
      bench_dump},
     {"tier", "", "The NVMe tier against its disk: loads, prefetches, writes; needs no daemon",
-     "Starts daemons of its own on a folder of the disk. Their reads and writes, with\n"
+     "Starts daemons of its own in a directory on the disk. Their reads and writes, with\n"
      "checksums, stand against a plain io_uring loop on the same disk at the same block size\n"
      "and depth, in short slices by turns.\n\n"
      "Examples:\n"
      "  ucm-bench tier --dir /var/cache/ucmd\n"
      "  ucm-bench tier --json\n",
      PROGRAM_OPTIONS(tier_options), 0, 0, bench_tier},
-    {"copy", "", "Loads and dumps of a GPU, by strategy and chunk size, idle and beside a worker",
-     "Starts a daemon for each strategy, in a temporary folder, and plays a worker whose\n"
+    {"copy", "", "Loads and dumps of a GPU, by strategy and chunk size, idle and next to a worker",
+     "Starts a daemon for each strategy, in a temporary directory, and plays a worker whose\n"
      "GPU does nothing, multiplies matrices without pause, or runs a chain of short\n"
      "kernels. Baselines are one large DMA transfer, and the worker alone. Two GPUs are\n"
      "measured side by side where there are two. docs/design/plot_copy.py reads --json.\n"
-     "The companion is libucmclient_cuda's; staged always has one.\n\n"
+     "The copy agent is libucmclient_cuda's; staged always has one.\n\n"
      "Examples:\n"
      "  ucm-bench copy --nvme-dir /var/cache/ucmd\n"
      "  ucm-bench copy --encoding fp8,q4,lossless\n"

@@ -190,5 +190,5 @@ int cmd_key(const struct args *a)
     if (strcmp(what, "files") == 0 && a->n_words == 2)
         return key_files(a, a->word[1]);
     return program_usage_error(
-        a, "'key' wants list, files FOLDER, reload TENANT, rotate TENANT or forget TENANT ID");
+        a, "'key' wants list, files DIR, reload TENANT, rotate TENANT or forget TENANT ID");
 }

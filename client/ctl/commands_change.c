@@ -39,43 +39,44 @@ static const struct program_command commands[] = {
      MAX_KEY_WORDS, cmd_unpin},
     {"purge", "NS [KEY...]", "Drop blocks from every tier, pinned ones too",
      "Without keys: the whole namespace. It asks first; without a terminal it needs\n"
-     "--yes. Lookups no longer find a block that a worker is using, and it goes with its\n"
-     "last user.\n\n"
+     "--yes. Lookups no longer find a block that a worker is using; it is dropped when the\n"
+     "last worker releases it.\n\n"
      "Example:\n"
      "  ucmctl purge 3fa94c --yes\n",
      PROGRAM_OPTIONS(purge_options), 1, MAX_KEY_WORDS, cmd_purge},
-    {"bypass", "[load|store on|off]", "Have engines go on without the cache, at once",
+    {"bypass", "[load|store on|off]", "Let engines run without the cache, at once",
      "load on: lookups find nothing and loads are misses, so engines compute what they would\n"
      "have loaded. store on: dumps store nothing. Engines need no restart. Without --tenant\n"
-     "or --ns it is for all. What is cached stays; off brings it back. The daemon's end turns\n"
-     "all off. Without words: what is bypassed now. For operators.\n\n"
+     "or --ns it is for all. Cached blocks stay; off brings them back. All bypasses end with\n"
+     "the daemon. Without words it shows what is bypassed now. For operators.\n\n"
      "Examples:\n"
      "  ucmctl bypass load on --tenant team-a\n"
      "  ucmctl bypass store on --ns 3fa94c\n"
      "  ucmctl bypass\n"
      "  ucmctl bypass load off --tenant team-a\n",
      PROGRAM_OPTIONS(bypass_options), 0, 2, cmd_bypass},
-    {"key", "[list | files FOLDER | reload TENANT | rotate TENANT | forget TENANT ID]",
+    {"key", "[list | files DIR | reload TENANT | rotate TENANT | forget TENANT ID]",
      "Show the keys of encrypted tenants, or read their source again",
-     "list: each key's id, the current one first, and what of this host's NVMe it has sealed.\n"
-     "files: what each key has sealed on a shared root, by reading the beginning of each file; "
-     "FOLDER is\n"
-     "where the root is mounted, here or on any other host. It asks no daemon and needs no key.\n"
-     "It passes over what can't be listed, says so, and exits with 5: the counts are too low.\n"
-     "reload: reads the source again, after one that failed. rotate: write the new key as the\n"
-     "source's last line first; the daemon then reads it and seals with that key. forget: remove\n"
-     "the key's line first; the daemon then reads the source, and what the key has sealed is a\n"
-     "miss from now on. Where the source still says the same, rotate and forget exit with 1.\n"
-     "TENANT is as in encryption.tenants. For operators.\n\n"
+     "list: each key's id, the current one first, and how much of this host's NVMe it encrypts.\n\n"
+     "files: how much of a shared root each key encrypts, from the beginning of each file.\n"
+     "DIR is where the root is mounted, here or on any other host. It asks no daemon and needs\n"
+     "no key. It skips what it can't list, says so, and exits with 5: the counts are too low.\n\n"
+     "reload: reads the source again, after a read that failed.\n\n"
+     "rotate: first write the new key as the source's last line. The daemon then reads the\n"
+     "source and encrypts with that key.\n\n"
+     "forget: first remove the key's line. The daemon then reads the source, and what the key\n"
+     "encrypted is a miss from now on.\n\n"
+     "If the source has not changed, rotate and forget exit with 1. TENANT is as in\n"
+     "encryption.tenants. For operators.\n\n"
      "Examples:\n"
      "  openssl rand -hex 32 >> /etc/ucmd/team-a.keys && ucmctl key rotate team-a\n"
      "  ucmctl key files /mnt/kv\n"
      "  ucmctl key forget team-a 5f3c09a1b2c4d6e8\n",
      NULL, 0, 0, 3, cmd_key},
     {"tenant", "set|reset NAME [KEY=VALUE...]", "Change what a tenant is given, at once",
-     "Over what tenant_settings of the configuration gives, and kept over a restart of the\n"
-     "daemon, until reset. NAME is one of tenants, uid:N, or '*' for all whose own settings\n"
-     "say nothing. 'ucmctl tenants' shows what each has. For operators.\n\n"
+     "These settings win over tenant_settings of the configuration. They survive a restart of\n"
+     "the daemon, until reset. NAME is one of tenants, uid:N, or '*' for every tenant whose own\n"
+     "settings do not name the key. 'ucmctl tenants' shows what each has. For operators.\n\n"
      "Examples:\n"
      "  ucmctl tenant set team-a dram.guaranteed=64GiB weight=300\n"
      "  ucmctl tenant set '*' dram.most=200GiB\n"

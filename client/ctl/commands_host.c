@@ -4,7 +4,7 @@
 static const struct arg_option verify_options[] = {
     {"page", ARG_NUMBER, "N", "check N blocks in one call", "64", 1, 4096},
     {"offline", ARG_TEXT, "PATH", "check this entry of nvme.paths, without a daemon", NULL, 0, 0},
-    {"state", ARG_TEXT, "FOLDER", "nvme.state, if PATH is a device or a file", NULL, 0, 0},
+    {"state", ARG_TEXT, "DIR", "nvme.state, if PATH is a device or a file", NULL, 0, 0},
     {"salvage", ARG_FLAG, NULL, "repair what is found (with --offline)", NULL, 0, 0},
     {"lift-quarantine", ARG_FLAG, NULL, "allow writes to bad segments again (with --offline)", NULL,
      0, 0},
@@ -16,7 +16,7 @@ static const struct arg_option format_options[] = {
 };
 
 static const struct arg_option doctor_options[] = {
-    {"dir", ARG_TEXT, "FOLDER", "measure here, not beside the daemon's cache", NULL, 0, 0},
+    {"dir", ARG_TEXT, "DIR", "measure here, not next to the daemon's cache", NULL, 0, 0},
     {"quick", ARG_FLAG, NULL, "measure nothing: a second instead of some", NULL, 0, 0},
 };
 
@@ -49,13 +49,13 @@ static const struct program_command commands[] = {
      "  ucmctl doctor --quick --json | jq -r .verdict\n",
      PROGRAM_OPTIONS(doctor_options), 0, 0, cmd_doctor},
     {"plan", "MODEL-CONFIG.json", "What a model's KV takes, what a host holds, what to buy",
-     "Reads a config.json as Hugging Face's model repositories have it, or the folder that\n"
-     "it lies in: full attention, grouped heads, sliding windows, MLA. No daemon is needed.\n"
-     "Without --dram, --nvme and --length it takes the sizes of the daemon that runs here.\n"
+     "Reads a config.json as Hugging Face's model repositories have it, or its directory:\n"
+     "full attention, grouped heads, sliding windows, MLA. No daemon is needed. Without\n"
+     "--dram, --nvme and --length it takes the sizes of the daemon that runs here.\n\n"
      "--length asks the other way round: what to buy for so many requests and so long a\n"
-     "history. Prompts that share a beginning need less: nothing shared is assumed. All\n"
-     "ranks are taken to be on this host. --trace reads what `ucm-bench record` wrote of a\n"
-     "site, and says which share of its lookups' blocks such sizes would hit, by LRU.\n\n"
+     "history. It assumes that all ranks are on this host, and that prompts share nothing;\n"
+     "prompts that share a beginning need less. --trace reads what 'ucm-bench record' wrote\n"
+     "at a site, and says what part of its lookups' blocks such sizes would hit under LRU.\n\n"
      "Examples:\n"
      "  ucmctl plan config.json --tp 4 --kv-dtype fp8\n"
      "  ucmctl plan config.json --dram 512GiB --nvme 15TiB\n"
@@ -66,12 +66,12 @@ static const struct program_command commands[] = {
      "Without a namespace: all of them. The daemon drops corrupt parts and never serves\n"
      "them. The exit status is 5 if any was corrupt or unreadable.\n\n"
      "--offline checks the files of a daemon that does not run. PATH is an entry of\n"
-     "nvme.paths: a folder, or a device or file; for these --state names the folder with\n"
+     "nvme.paths: a directory, or a device or file; for these --state names the directory with\n"
      "the namespaces. It counts live records, corrupt headers and corrupt payloads. After\n"
      "a kill, records that were being written may be corrupt; none of these had been\n"
      "acknowledged as durable.\n\n"
      "Only --salvage writes. It drops what is corrupt, restores damaged segment headers\n"
-     "from the records behind them, writes the list of namespaces again without damaged\n"
+     "from the records after them, writes the list of namespaces again without damaged\n"
      "entries, and removes a checkpoint that names anything damaged. The exit status is for\n"
      "what it found; run it again to see that the damage is gone.\n\n"
      "Examples:\n"
@@ -81,7 +81,7 @@ static const struct program_command commands[] = {
      "  ucmctl verify --offline /dev/nvme1n1 --state /var/lib/ucmd/state\n",
      PROGRAM_OPTIONS(verify_options), 0, 1, cmd_verify},
     {"format", "PATH", "Prepare a block device, or a file, for ucmd",
-     "PATH is an entry of nvme.paths that is no folder, and no daemon may use it. A device\n"
+     "PATH is an entry of nvme.paths that is no directory, and no daemon may use it. A device\n"
      "that holds something is refused; --force destroys the contents, after asking.\n\n"
      "Example:\n"
      "  ucmctl format /dev/nvme1n1\n",

@@ -32,7 +32,7 @@ static const struct arg_option trace_options[] = {
 static const struct arg_option events_options[] = {
     {"follow", ARG_FLAG, NULL, "go on, from what happens from now on if --since is not given", NULL,
      0, 0},
-    {"since", ARG_NUMBER, "N", "those behind number N", NULL, 0, UINT64_MAX},
+    {"since", ARG_NUMBER, "N", "those after number N", NULL, 0, UINT64_MAX},
     {"count", ARG_NUMBER, "N", "stop after N events", NULL, 1, UINT64_MAX},
     {"tenant", ARG_TEXT, "NAME", "of this tenant, for operators", NULL, 0, 0},
     {"tokens", ARG_FLAG, NULL, "with each block's parent and tokens, where they are known", NULL, 0,
@@ -64,7 +64,7 @@ static const struct program_command commands[] = {
      "  ucmctl stats --json | jq .metrics.lookup_hits\n",
      PROGRAM_OPTIONS(stats_options), 0, 0, cmd_stats},
     {"top", "", "What happens now, by tenant and namespace, on a live screen",
-     "GB/s, hits, times, what DRAM and the other tiers hold, evictions, and who waits for\n"
+     "GB/s, hits, times, what DRAM and the other tiers hold, evictions, and waits for\n"
      "DRAM. Rates are of the last interval; busiest first; \"-\" is not known. q ends it.\n"
      "Without a terminal it prints one frame. With --json each frame is one line.\n\n"
      "Examples:\n"
@@ -80,7 +80,7 @@ static const struct program_command commands[] = {
      "  ucmctl namespaces\n",
      NULL, 0, 0, 0, cmd_namespaces},
     {"tenants", "", "What each tenant has, and is given",
-     "GIVEN is what of the tier before it is guaranteed, and what the tenant gets at most: see\n"
+     "GIVEN shows the guaranteed and the maximum size on the tier to its left: see\n"
      "tenant_settings in ucmd.yaml(5), and 'ucmctl tenant'.\n\n"
      "Example:\n"
      "  ucmctl tenants --json | jq '.tenants[] | {tenant, nvme_bytes}'\n",
@@ -101,40 +101,41 @@ static const struct program_command commands[] = {
      "  ucmctl share collect 1\n",
      NULL, 0, 0, 2, cmd_share},
     {"trace", "", "What requests wait for, as a file for Perfetto (ui.perfetto.dev)",
-     "A row for each lookup, load, fetch, dump and prefetch, below the id of the engine's\n"
-     "request (fetches, which serve many, below their process): its queue, lookups, reads, waits "
-     "for DRAM, copies and answer. Ends after --seconds,\n"
-     "or with Ctrl-C; the file is complete either way. For operators, one at a time.\n\n"
+     "The file has a row for each lookup, load, gather, dump and prefetch, below the id of the\n"
+     "engine's request. Gathers, which serve many requests, are below their process. A row\n"
+     "shows the request's queue, lookups, reads, waits for DRAM, copies and answer. The trace\n"
+     "ends after --seconds or with Ctrl-C; the file is complete either way. For operators, one\n"
+     "at a time.\n\n"
      "Examples:\n"
      "  ucmctl trace --out slow.json --slower 50ms --seconds 60\n"
      "  ucmctl trace --out one.json --request cmpl-7f3a\n",
      PROGRAM_OPTIONS(trace_options), 0, 0, cmd_trace},
-    {"events", "", "What became of which block: stored, moved between tiers, gone",
+    {"events", "", "Cache events: blocks stored, moved between tiers, evicted",
      "One line an event, with its number, namespace and key. Without --follow it prints what the\n"
-     "daemon still has. Says how many events were lost where there is a gap. The daemon\n"
-     "keeps events only with events.memory set, and of a tenant from the first time that somebody\n"
-     "asked for them. With --json each line is a JSON document.\n\n"
+     "daemon still has. At a gap it says how many events were lost. The daemon keeps events\n"
+     "only if events.memory is set, and those of a tenant from the first request for them on.\n"
+     "With --json each line is a JSON document.\n\n"
      "Examples:\n"
      "  ucmctl events --follow\n"
      "  ucmctl events --since 4000 --json --tokens\n",
      PROGRAM_OPTIONS(events_options), 0, 0, cmd_events},
     {"health", "", "ok, recovering, degraded or failing, and why; for monitoring",
-     "The exit status is 0 for ok and recovering, 4 for degraded (a disk or a shared root is\n"
-     "lost: less cache, and a restart mends nothing), 6 for failing, 3 without an answer, 1\n"
-     "if this user may not connect.\n\n"
+     "The exit status is 0 for ok and recovering, 4 for degraded, and 6 for failing. It is 3\n"
+     "without an answer, and 1 if this user may not connect. Degraded means that a disk or a\n"
+     "shared root is lost: there is less cache, and a restart does not help.\n\n"
      "--live and --ready are the questions of supervisors: 'must it be restarted?' and 'may\n"
      "engines use it?'. Both are 0 while it is degraded.\n\n"
      "Examples:\n"
      "  ucmctl health\n"
      "  ucmctl health --live --timeout 10 || systemctl restart ucmd\n"
-     "  ucmctl health --ready && start-engine\n",
+     "  ucmctl health --ready && systemctl start engine\n",
      PROGRAM_OPTIONS(health_options), 0, 0, cmd_health},
     {"config", "", "What the daemon runs with, and where each value came from",
      "A value's source is the default, FILE:LINE, a variable such as UCMD_ARENA_SIZE, or\n"
-     "--set. A key that a reload could not change says what the next start will take. For\n"
+     "--set. A key that a reload can't change shows what the next start will take. For\n"
      "operators.\n\n"
-     "--import reads a configuration of UCM and prints what both have in common, and a comment\n"
-     "for each line that has no counterpart.\n\n"
+     "--import reads a configuration of UCM. It prints the settings that both have, and a\n"
+     "comment for each line that has no counterpart.\n\n"
      "Examples:\n"
      "  ucmctl config --changed\n"
      "  ucmctl config --import ucm_config.yaml > ucmd.yaml\n"

@@ -65,7 +65,8 @@ class Key:
 
 def read_config(path):
     """Of config/ucmd.yaml: what is above all keys, and for each section its name, its comment and its keys."""
-    paragraphs = open(path, encoding="utf-8").read().strip("\n").split("\n\n")
+    with open(path, encoding="utf-8") as file:
+        paragraphs = file.read().strip("\n").split("\n\n")
     about, sections = comment_of(paragraphs[0])[0], [("", "", [])]
     for paragraph in paragraphs[1:]:
         comment, rest = comment_of(paragraph)

@@ -9,13 +9,14 @@ static const struct arg_option common_options[] = {
 
 static const struct arg_option publish_options[] = {
     {"endpoint", ARG_TEXT, "URI", "where subscribers connect to", "tcp://127.0.0.1:5557", 0, 0},
-    {"replay", ARG_TEXT, "URI", "where they ask for what they missed; \"\": nowhere",
+    {"replay", ARG_TEXT, "URI", "where subscribers ask for missed batches; \"\": nowhere",
      "tcp://127.0.0.1:5558", 0, 0},
-    {"topic", ARG_TEXT, "TOPICS",
-     "under which; {model} is a namespace's model; several with commas between", "kv-events", 0, 0},
-    {"tenant", ARG_TEXT, "NAME", "whose blocks, for operators; the own tenant's", NULL, 0, 0},
-    {"namespace", ARG_TEXT, "DIGITS", "only of the namespace whose fingerprint begins so", NULL, 0,
-     0},
+    {"topic", ARG_TEXT, "TOPICS", "topics with commas between; {model} is a namespace's model",
+     "kv-events", 0, 0},
+    {"tenant", ARG_TEXT, "NAME", "whose blocks, for operators; otherwise the caller's own tenant's",
+     NULL, 0, 0},
+    {"namespace", ARG_TEXT, "DIGITS", "only the namespace whose fingerprint begins with DIGITS",
+     NULL, 0, 0},
     {"format", ARG_CHOICE, "map|array", "events as vLLM packs them now, or as older vLLM did",
      "map", 0, 0},
     {"hashes", ARG_CHOICE, "int|bytes",
@@ -24,17 +25,16 @@ static const struct arg_option publish_options[] = {
      "dram=CPU,nvme=STORAGE,shared=STORAGE", 0, 0},
     {"rank", ARG_NUMBER, "N", "data_parallel_rank of batches", "0", 0, 65535},
     {"steps", ARG_NUMBER, "N", "batches that are kept for replay", "10000", 1, 1000000},
-    {"memory", ARG_SIZE, "SIZE", "and their bytes", "256MiB", 1 << 20, UINT64_C(1) << 40},
+    {"memory", ARG_SIZE, "SIZE", "memory for these batches", "256MiB", 1 << 20, UINT64_C(1) << 40},
 };
 
 static const struct program_command commands[] = {
     {"publish", "", "Tells routers where blocks lie, until it is stopped",
-     "Publishes on ZeroMQ what ucmd tells of one tenant's blocks, in the format of vLLM's own "
-     "events, so that\n"
-     "routers which read those (llm-d, Dynamo) read these. It tells all blocks when it starts, "
-     "when\n"
-     "somebody subscribes, and after a gap. The daemon must have events.memory set.\n\n"
-     "There is no password: who reaches the endpoint reads tokens of prompts.\n\n"
+     "Publishes the cache events of one tenant on ZeroMQ, in the format of vLLM's own events.\n"
+     "Routers that read those, such as llm-d and Dynamo, can read these. It publishes all blocks\n"
+     "when it starts, when somebody subscribes, and after a gap. The daemon must have\n"
+     "events.memory set.\n\n"
+     "There is no password: anybody who reaches the endpoint reads tokens of prompts.\n\n"
      "Examples:\n"
      "  ucmevents publish --endpoint tcp://10.0.0.5:5557 --topic 'kv@10.0.0.5@{model}'\n"
      "  ucmevents publish --tenant team-a --format array\n",

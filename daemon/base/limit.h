@@ -36,23 +36,24 @@
     X(FRAMES, "bytes of frames that arrive and of answers that wait to be read",                   \
       "limits.frame_memory", NULL)                                                                 \
     X(NAMESPACES, "namespaces", "limits.namespaces", NULL)                                         \
-    X(REQUESTS, "requests under way", "the daemon's bound", "requests")                            \
-    X(MEMORY, "bytes of requests, leases and chains", "limits.frame_memory", "memory")             \
-    X(CHAINS, "bytes of chains", "half of limits.frame_memory", NULL)                              \
-    X(DIGESTS, "bytes of digests that chains hold", "a quarter of arena.size", "dram.most")        \
-    X(LEASED, "keys under leases and in chains", "nothing", "leased")                              \
-    X(HINTS, "tables of hints", "a quarter of the daemon's limit of open files, or 1024,", NULL)   \
+    X(REQUESTS, "requests in progress", "the daemon's bound", "requests")                          \
+    X(MEMORY, "bytes of requests, leases and sequences", "limits.frame_memory", "memory")          \
+    X(CHAINS, "bytes of sequences", "half of limits.frame_memory", NULL)                           \
+    X(DIGESTS, "bytes of block summaries that sequences keep", "a quarter of arena.size",          \
+      "dram.most")                                                                                 \
+    X(LEASED, "keys under leases and in sequences", "nothing", "leased")                           \
+    X(HINTS, "lookup tables", "a quarter of the daemon's limit of open files, or 1024,", NULL)     \
     X(KEPT, "bytes of tables that ended here and that processes still have mapped",                \
       "64 MiB and a 16th of arena.size", NULL)                                                     \
     X(MAPPINGS, "mappings of workers' memory", "half of the kernel's vm.max_map_count", NULL)      \
     X(MAPPED, "bytes of workers' memory that the daemon maps", "the address space", NULL)          \
     X(TOUCHED, "bytes of workers' host memory", "eight times the host's", NULL)                    \
-    X(MOVES, "parts on their way into windows", "the daemon's bound", NULL)                        \
-    X(PINNED, "bytes that windows pin", "window.size", NULL)                                       \
+    X(MOVES, "parts being copied into shared mappings", "the daemon's bound", NULL)                \
+    X(PINNED, "bytes pinned in shared mappings", "window.size", NULL)                              \
     X(SHARED_LOOKUPS, "lookups that wait for the shared tier", "the daemon's bound", NULL)         \
-    X(BUILDS, "builds under way", "the daemon's bound", NULL)                                      \
+    X(BUILDS, "builds in progress", "the daemon's bound", NULL)                                    \
     X(BUILDS_WAITING, "parts that wait for their builds", "the daemon's bound", NULL)              \
-    X(EVENTS, "bytes of events and descriptions", "events.memory", NULL)
+    X(EVENTS, "bytes of cache events and block metadata", "events.memory", NULL)
 
 enum limit {
 #define X(NAME, things, source, setting) LIMIT_##NAME,

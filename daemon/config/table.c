@@ -161,90 +161,88 @@ static const char *item_encryption(const char *text)
 #define RANGE(min_, max_) .min = min_, .max = max_
 
 const struct config_section config_sections[] = {
-    {"",
-     "Configuration of ucmd. Each key's comment ends with its default. Sizes are whole numbers "
-     "with B, KiB, MiB, GiB or TiB (none: bytes), durations whole numbers with ms, s, min or "
-     "h. ucmd --check --config FILE checks a changed file. 'ucmctl reload' (and SIGHUP) reloads "
-     "the keys that are marked (reloadable); the others take effect at the next start."},
-    {"encryption", "What is encrypted on NVMe and on the shared tier (docs/security.md)."},
-    {"log", "One line for each event, on standard error."},
-    {"metrics",
-     "What monitoring reads over HTTP: /metrics for Prometheus, /live and /ready for probes "
-     "(docs/monitoring.md)."},
+    {"", "Configuration of ucmd. Each key's comment ends with its default. Sizes are whole numbers "
+         "with B, KiB, MiB, GiB or TiB (none: bytes). Durations are whole numbers with ms, s, min "
+         "or h. 'ucmd --check --config FILE' checks a changed file. 'ucmctl reload' and SIGHUP "
+         "reload the keys that are marked (reloadable). The others take effect at the next start."},
+    {"encryption", "Encryption of blocks on NVMe and on the shared tier (docs/security.md)."},
+    {"log", "The log, on standard error: one line for each event."},
+    {"metrics", "HTTP for monitoring: /metrics for Prometheus, /live and /ready for probes "
+                "(docs/monitoring.md)."},
     {"arena", "DRAM: the staging buffers of all transfers, and the first tier of the cache."},
-    {"window", "DRAM that workers read by themselves (docs/operations.md)."},
-    {"index", "What is cached, and where."},
+    {"window", "DRAM that workers map and read without a copy."},
+    {"index", "The index of all cached blocks."},
     {"nvme", "The tier on local disks. Without paths there is none."},
-    {"share", "The tier that several hosts have in common. Without roots there is none."},
-    {"device", "The GPUs."},
-    {"copy", "How bytes get into and out of GPUs."},
-    {"events", "What routers follow: where which block lies (docs/events.md)."},
-    {"limits", "Hard bounds. A client that reaches one is answered BUSY, or turned away."},
-    {"lease", "How long a lookup may protect what it found."},
-    {"request", "How long requests may take."},
-    {"shutdown", "What happens on SIGTERM."},
+    {"share",
+     "The tier that several hosts share (docs/shared-tier.md). Without roots there is none."},
+    {"device", "GPUs."},
+    {"copy", "Copies into and out of GPUs."},
+    {"events", "Cache events, which tell routers where each block lies (docs/events.md)."},
+    {"limits", "Hard limits. A client that reaches one gets BUSY, or its connection is refused."},
+    {"lease", "Leases, which protect what a lookup found."},
+    {"request", "Timeouts of requests."},
+    {"shutdown", "The end of the daemon on SIGTERM."},
 };
 const size_t config_section_count = sizeof(config_sections) / sizeof(config_sections[0]);
 
 const struct config_key config_keys[] = {
     {KEY("socket", STRING, socket, "/run/ucmd/ucmd.sock"), RANGE(1, SOCKET_BYTES),
      .item_cb = item_path,
-     .help = "Path of the Unix socket that workers connect to. Its folder must exist. Not used "
+     .help = "Path of the Unix socket that workers connect to. Its directory must exist. Not used "
              "when systemd passes the socket (ucmd.socket)."},
     {KEY("socket_mode", OCTAL, socket_mode, "0660"), RANGE(0, 0777),
      .help = "Permissions of the socket."},
     {KEY("socket_group", STRING, socket_group, ""), RANGE(0, 64),
-     .help = "Group that owns the socket; \"\": the daemon's own."},
+     .help = "Group that owns the socket. \"\" is the daemon's own."},
     {KEY("tenants", LIST, tenants, ""), RANGE(0, 4096), .item_cb = item_tenant, .reloadable = true,
-     .help =
-         "Who shares cache with whom: a list of \"NAME uid:N gid:N cgroup:/PATH\", with any "
-         "number of members behind the name. A client belongs to the tenant with the longest PATH "
-         "that its cgroup is or lies in, else to the first that lists its uid or its primary "
-         "gid. One that no tenant lists is a tenant by itself, named uid:N."},
+     .help = "Tenants, whose members share a cache: a list of \"NAME uid:N gid:N cgroup:/PATH\", "
+             "with any number of members after the name. A client belongs to the tenant with the "
+             "longest PATH that contains its cgroup. Otherwise it belongs to the first tenant that "
+             "lists its uid or its primary gid. A client that no tenant lists is a tenant by "
+             "itself, named uid:N."},
     {KEY("tenant_settings", LIST, tenant_settings, ""), RANGE(0, 4096), .reloadable = true,
-     .help =
-         "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\", where NAME is one of "
-         "tenants or uid:N, or * for all, where their own entry says nothing else. weight=N: "
-         "the share of what tenants wait for, against others' weights (100); namespaces=N: in "
-         "place of limits.namespaces_per_tenant; dram.guaranteed=SIZE: of the cache in DRAM stays "
-         "the tenant's, whatever others store; dram.most=SIZE: it gets no more (0: no bound); "
-         "nvme.guaranteed=SIZE, nvme.most=SIZE: the same of NVMe, guarantees at most half of it; "
-         "share.guaranteed=SIZE, share.most=SIZE: of each shared root, kept by garbage collection. "
-         "docs/operations.md has more."},
+     .help = "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\". NAME is one of "
+             "tenants, or uid:N, or * for every tenant whose own entry does not set the key. The "
+             "keys are weight (its part of a busy device, against the weights of others), "
+             "namespaces (instead of limits.namespaces_per_tenant), and the sizes dram.guaranteed, "
+             "dram.most, nvme.guaranteed, nvme.most, share.guaranteed and share.most. Others "
+             "cannot evict what is guaranteed. A tenant gets no more than most; 0 is no bound. "
+             "Guarantees on NVMe are at most half of it. Garbage collection keeps both sizes on "
+             "each shared root. docs/configuration.md lists all settings."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
-     .help = "Who may use operators' calls besides root and the daemon's own user: a list of "
-             "uid:N and gid:N, where gid is a client's primary group. In another user namespace "
-             "nobody may."},
+     .help =
+         "Operators, besides root and the daemon's own user: a list of uid:N and gid:N, where gid "
+         "is a client's primary group. A client in another user namespace is never an operator."},
     {KEY("container_admins", BOOL, container_admins, "false"), .names = bool_names,
      .reloadable = true,
-     .help = "Whether they may in a container, too, which is another PID namespace than the "
-             "daemon's: a root there, that is the host's, takes any uid."},
+     .help = "Whether a client in a container, which is another PID namespace than the daemon's, "
+             "may be an operator. The host's root in a container can take any uid."},
 
     {KEY("state", STRING, state, "/var/lib/ucmd"), RANGE(0, 160),
-     .help =
-         "Folder that keeps what 'ucmctl tenant set' has set, over a restart; \"\": it ends with "
-         "the daemon."},
+     .help = "Directory that keeps what 'ucmctl tenant set' has set, over a restart. \"\": such "
+             "settings end with the daemon."},
 
     {KEY("encryption.tenants", LIST, encryption_tenants, ""), RANGE(0, 4096),
      .item_cb = item_encryption,
-     .help = "Whose blocks are encrypted, and where the keys come from: a list of \"NAME "
-             "file:/PATH\", \"NAME credential:NAME\" (of systemd) and \"NAME command:/PATH "
-             "WORDS\"; for * as a name, all that are not in the list. A key is a line of 64 "
+     .help = "The tenants whose blocks are encrypted, and the sources of their keys: a list of "
+             "\"NAME file:/PATH\", \"NAME credential:NAME\" (of systemd) and \"NAME command:/PATH "
+             "WORDS\". The name * is every tenant that is not in the list. A key is a line of 64 "
              "hexadecimal digits; the last line is the current key."},
     {KEY("encryption.plain", BOOL, encryption_plain, "false"), .names = bool_names,
-     .help = "Whether parts that NVMe has of such a tenant in the clear, from before, are still "
-             "read. With true a restart with encryption is not cold, and whoever writes to the "
-             "disk can plant blocks; with false they are left out at the start."},
+     .help = "Whether the daemon still reads unencrypted parts of such a tenant that NVMe has from "
+             "before. With true a restart with encryption is not cold, but a person who can write "
+             "to the disk can plant blocks. With false they are left out at the start."},
     {KEY("encryption.kept", BOOL, encryption_kept, "false"), .names = bool_names,
      .help = "Whether arena.keep may keep blocks of such tenants in memory that outlives the "
-             "daemon, where they lie in the clear. With false both together are refused."},
+             "daemon, where they are not encrypted. With false the daemon refuses both together."},
     {KEY("encryption.seeds", STRING, encryption_seeds, ""), RANGE(0, 1024),
-     .help = "Folder for the seeds of namespaces on shared roots, which a purge replaces, so that "
-             "what a server keeps of their files opens no more: the same for all hosts, and on "
-             "storage that keeps no snapshots; \"\": none, and a purge there removes files alone."},
+     .help = "Directory for the secrets of namespaces on shared roots. A purge replaces the "
+             "secret, so that what a server keeps of the files can never be decrypted. Give all "
+             "hosts the same directory, on storage that keeps no snapshots. \"\": no secrets, and "
+             "a purge there only removes files."},
     {KEY("encryption.deadline", DURATION, encryption_deadline_ms, "10s"), RANGE(10, 60 * SECOND),
      .internal = true,
-     .help = "How long a source of keys may take: then a command is killed, and a file or "
+     .help = "How long a source of keys may take. Then a command is killed, and a file or "
              "credential, whose mount may hang, counts as not read."},
 
     {KEY("log.level", ENUM, log_level, "info"), .names = level_names, .reloadable = true,
@@ -252,56 +250,54 @@ const struct config_key config_keys[] = {
 
     {KEY("metrics.socket", STRING, metrics_socket, "metrics.sock"), RANGE(0, SOCKET_BYTES),
      .item_cb = item_socket,
-     .help = "Unix socket for it: a path, or a name for one in the folder of `socket`; \"\": none. "
-             "It belongs to socket_group."},
+     .help = "Unix socket for it: a path, or a name for one in the directory of `socket`; \"\": "
+             "none. It belongs to socket_group."},
     {KEY("metrics.socket_mode", OCTAL, metrics_socket_mode, "0660"), RANGE(0, 0777),
      .help = "Permissions of that socket."},
     {KEY("metrics.listen", STRING, metrics_listen, ""), RANGE(0, 64), .item_cb = item_address,
-     .help =
-         "Address for it, 127.0.0.1:9471 or [::1]:9471; a bare port is one of 127.0.0.1, port 0 "
-         "lets the kernel choose and the log say it; \"\": none. There is no password: any "
-         "address but those of this host's loopback draws a warning."},
+     .help = "Address for it, such as 127.0.0.1:9471 or [::1]:9471; \"\": none. A bare port is one "
+             "of 127.0.0.1. With port 0 the kernel chooses and the log says which. There is no "
+             "password: any address but those of this host's loopback draws a warning."},
 
     {KEY("arena.size", SIZE, arena_size, "4GiB"), RANGE(MIB, 15 * TIB),
-     .help = "DRAM that the daemon takes, rounded down to whole extents."},
+     .help = "DRAM that the daemon takes, rounded down to whole slabs."},
     {KEY("arena.extent", SIZE, arena_extent, "64MiB"), RANGE(MIB, GIB),
-     .help = "Unit in which DRAM moves between slot sizes; a power of two. No part of a block may "
-             "be larger."},
+     .help = "Size of a slab, the unit in which DRAM moves between slot sizes; a power of two. No "
+             "part of a block may be larger."},
     {KEY("arena.prefault", BOOL, arena_prefault, "true"), .names = bool_names, .internal = true,
-     .help = "Touch all DRAM at start, behind the open socket; false touches a page at its first "
+     .help = "Touch all DRAM at start, after the socket is open; false touches a page at its first "
              "use, and places nothing on NUMA nodes."},
     {KEY("arena.keep", STRING, arena_keep, ""), RANGE(0, 160),
-     .help = "Folder on a tmpfs or hugetlbfs, best one of its own, that keeps DRAM over an "
+     .help = "Directory on a tmpfs or hugetlbfs, best one of its own, that keeps DRAM over an "
              "orderly stop and start (docs/operations.md). \"\": DRAM ends with the daemon."},
     {KEY("arena.numa", ENUM, arena_numa, "auto"), .names = numa_names,
-     .help = "On a host of several NUMA nodes: auto spreads DRAM over them and puts a block on "
-             "the node of the GPU that asks for it, where there is space; off leaves that to the "
-             "kernel. So does auto when the daemon was given a memory policy (numactl, "
+     .help = "On a host with several NUMA nodes: auto spreads DRAM over them and puts a block on "
+             "the node of the GPU that asks for it, where there is space; off leaves placement to "
+             "the kernel. auto does the same when the daemon was given a memory policy (numactl, "
              "NUMAPolicy=)."},
 
     {KEY("window.size", SIZE, window_size, "0"), RANGE(0, 15 * TIB), .reloadable = true,
-     .help =
-         "DRAM beside arena.size, in whole extents, that is lent to tenants whose workers read "
-         "blocks by themselves (docs/operations.md); never more than the host's memory. 0: such "
-         "workers are refused."},
+     .help = "DRAM, in addition to arena.size and in whole slabs, for shared mappings: tenants "
+             "whose workers read blocks in place get it. Never more than the host's memory. 0: "
+             "such workers are refused."},
 
     {KEY("index.max_blocks", INT, index_max_blocks, "16777216"), RANGE(1024, 1ull << 31),
-     .help =
-         "Blocks that the index holds at most, over all tiers, at 128 bytes each. A block of more "
-         "parts counts as more: 24 bytes for each part beyond the first. Without nvme.paths and "
-         "share.roots there are never more than one for each 4 KiB of arena.size, and 65536. "
-         "A full index drops the blocks that were not used for longest, from NVMe too "
-         "(index_evicted in the stats)."},
+     .help = "Blocks that the index holds at most, over all tiers, at 128 bytes each. Each part of "
+             "a block beyond its first costs 24 bytes more, and counts in proportion. Without "
+             "nvme.paths and share.roots the limit is at most one block for each 4 KiB of "
+             "arena.size, plus 65536. A full index drops the least recently used blocks, from NVMe "
+             "too (index_evicted in the stats)."},
 
     {KEY("nvme.paths", LIST, nvme_paths, ""), RANGE(0, CONFIG_MAX_PATHS), .item_cb = item_folder,
-     .help = "Folders, best one a disk, in each of which the daemon makes one file: "
+     .help = "Directories, best one a disk, in each of which the daemon makes one file: "
              "[/var/lib/ucmd/nvme0, ...]; or block devices, and files, on which 'ucmctl format' "
              "was run."},
     {KEY("nvme.state", STRING, nvme_state, ""), RANGE(0, 1024),
-     .help = "Folder for a few small files that belong to the devices and files of nvme.paths. "
-             "Devices and files need it; folders do not."},
+     .help = "Directory for a few small files that belong to the devices and files of nvme.paths. "
+             "Devices and files need it; directories do not."},
     {KEY("nvme.size", SIZE, nvme_size, "64GiB"), RANGE(4 * MIB, 16 * TIB),
-     .help = "Size of the file in each folder; how much of a device or file is used at most."},
+     .help =
+         "Size of the file in each directory, or the most that is used of each device or file."},
     {KEY("nvme.segment", SIZE, nvme_segment, "64MiB"), RANGE(MIB, GIB),
      .help = "Unit in which the files are written and reclaimed; a power of two. A file keeps the "
              "one that it was made with."},
@@ -316,8 +312,8 @@ const struct config_key config_keys[] = {
      .help = "Bytes in DRAM that may wait to be written, at most half of arena.size. Beyond that, "
              "DRAM may drop what waits."},
     {KEY("nvme.scrub", SIZE, nvme_scrub, "32MiB"), RANGE(0, TIB),
-     .help = "Bytes a second that are read and verified in the background, behind all other work; "
-             "0: none."},
+     .help = "Bytes a second that the scrub reads and verifies in the background, after all other "
+             "work; 0: none."},
     {KEY("nvme.scrub_interval", DURATION, nvme_scrub_interval_ms, "24h"),
      RANGE(10, 365 * 24 * HOUR), .internal = true,
      .help = "From the beginning of one scrub to the beginning of the next."},
@@ -325,88 +321,83 @@ const struct config_key config_keys[] = {
      .help = "Percent of a file's segments that may be in quarantine for bad blocks. Beyond that "
              "(and beyond one segment) the file takes no more writes."},
     {KEY("nvme.pressure", ENUM, nvme_pressure, "drop"), .names = pressure_names,
-     .help = "Beyond nvme.backlog, drop answers dumps at once, and what DRAM has no space for is "
-             "not written; slow delays the answers of dumps, each by 200 ms at most, so that "
-             "engines dump no faster than the disks write."},
+     .help = "What happens beyond nvme.backlog. drop answers dumps at once, and what DRAM has no "
+             "space for is not written. slow delays the answer of each dump by at most 200 ms, so "
+             "that engines dump no faster than the disks write."},
     {KEY("nvme.pressure_wait", DURATION, nvme_pressure_ms, "200ms"), RANGE(1, 60 * SECOND),
      .internal = true, .help = "How long slow delays one answer at most."},
     {KEY("nvme.admission", ENUM, nvme_admission, "learned"), .names = nvme_admission_names,
-     .help =
-         "Which blocks are written. all: all that are dumped. reuse: only those that are used or "
-         "dumped a second time; that is mostly a tenth to half as much, and loses what DRAM drops "
-         "before its second use. learned: as all, but as reuse for a namespace whose blocks "
-         "prove to be hardly ever read back at their first use. Dumps that ask for durability "
-         "are always written."},
+     .help = "Which blocks are written. all: every dumped block. reuse: only blocks that are used "
+             "or dumped a second time. That is mostly a tenth to half as much, and loses what DRAM "
+             "drops before its second use. learned: as all, but as reuse for a namespace whose "
+             "blocks are hardly ever read back at their first use. Dumps that ask for durability "
+             "are always written."},
     {KEY("nvme.rewrite", INT, nvme_rewrite, "50"), RANGE(0, 75), .internal = true,
      .help = "Percent of a segment that may be written again before the segment is reused: parts "
              "that were read since they were written."},
 
     {KEY("share.roots", LIST, share_roots, ""), RANGE(0, UCM_MAX_ROOTS),
      .help =
-         "Folders of mounted file systems, NFS servers, which need no mount, buckets of S3 "
-         "servers (docs/s3.md) and Mooncake stores (docs/mooncake.md): [/mnt/kv, "
-         "\"nfs://10.0.0.5/export/kv?version=3 "
+         "Directories of mounted file systems, NFS servers, which need no mount, buckets of S3 "
+         "servers and Mooncake stores: [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 "
          "capacity=10TiB\", \"s3://bucket?region=eu-central-1\", \"mooncake://10.0.0.6:50051\"]. "
-         "After the target "
-         "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "
-         "(nothing is written there). And backends of your own: "
-         "\"process:NAME capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
+         "After the target may follow capacity=SIZE (beyond it the oldest files are removed; none: "
+         "no bound) and ro (nothing is written there). A backend of your own is \"process:NAME "
+         "capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
     {KEY("share.spread", ENUM, share_spread, "tiered"), .names = spread_names,
-     .help =
-         "How blocks are spread over several roots. tiered: to the first root that takes writes; "
-         "what garbage collection would remove from it is copied to the next one. hashed: each "
-         "block has one root, by its key; for servers that are alike."},
+     .help = "How blocks are spread over several roots. tiered: to the first root that takes "
+             "writes; what garbage collection would remove from it is copied to the next one. "
+             "hashed: each block has one root, by its key; for servers that are alike."},
     {KEY("share.lookup_deadline", DURATION, share_lookup_ms, "50ms"), RANGE(1, 10 * SECOND),
      .help = "How long a lookup waits for the roots at most. Blocks whose search has not ended by "
              "then count as missing."},
     {KEY("share.negative", DURATION, share_negative_ms, "2s"), RANGE(0, HOUR), .internal = true,
      .help = "How long the daemon remembers that a block is not there."},
     {KEY("share.deadline", DURATION, share_deadline_ms, "5s"), RANGE(10, 600 * SECOND),
-     .help = "How long one read or write may take. Of several roots that may have a block, one "
-             "that does not answer leaves half of this time to the others."},
+     .help = "How long one read or write may take. If several roots may have a block, one that "
+             "does not answer leaves half of this time to the others."},
     {KEY("share.depth", INT, share_depth, "64"), RANGE(1, 1024),
      .help = "Requests in flight for each NFS server."},
     {KEY("share.threads", INT, share_threads, "16"), RANGE(2, 256),
-     .help = "Threads of each folder's process; each has one request in flight."},
+     .help = "Threads of each directory's process; each has one request in flight."},
     {KEY("share.admission", ENUM, share_admission, "all"), .names = admission_names,
      .help = "Which blocks are written: all, or as with nvme.admission: reuse."},
     {KEY("share.sync", BOOL, share_sync, "false"), .names = bool_names,
-     .help = "Have the server make each file durable before it gets its name. Without, a crash of "
-             "the server may leave files that are cut short; loads take them for misses."},
+     .help = "Have the server make each file durable before it gets its name. Without it, a crash "
+             "of the server may leave truncated files; loads count them as misses."},
     {KEY("share.collect", DURATION, share_collect_ms, "10min"), RANGE(SECOND, 24 * HOUR),
-     .help = "From one garbage collection of a root to the next; 'ucmctl share collect' begins "
-             "one at once."},
+     .help = "Time from one garbage collection of a root to the next. 'ucmctl share collect' "
+             "begins one at once."},
     {KEY("share.touch", DURATION, share_touch_ms, "1h"), RANGE(0, 365 * 24 * HOUR),
      .internal = true,
-     .help = "A file that is read gets a new modification time when the old one is older than "
-             "this."},
+     .help =
+         "A file that is read gets a new modification time when the old one is older than this."},
 
     {KEY("device.cuda", ENUM, cuda, "auto"), .names = cuda_names,
-     .help =
-         "NVIDIA GPUs: auto uses them where there are any; required refuses to start without one. "
-         "--check looks for the driver only."},
+     .help = "NVIDIA GPUs: auto uses them where there are any; required refuses to start without "
+             "one. --check looks for the driver only."},
     {KEY("device.cpu_threads", INT, cpu_threads, "2"), RANGE(1, 64), .internal = true,
      .help = "Threads that copy for workers whose KV memory is host memory; as many again build "
-             "digests and select."},
+             "block summaries and select."},
 
     {KEY("copy.strategy", ENUM, copy_strategy, "auto"), .names = copy_names, .internal = true,
-     .help = "dma: the GPU's copy engines, which leave its processors to the engine; sm: a "
-             "kernel, which is faster for small scattered chunks; staged: through slices of the "
-             "worker's memory, where the worker has a companion. auto takes for each copy what "
+     .help = "dma: the GPU's copy engines, which leave its processors to the engine; sm: a kernel, "
+             "which is faster for small scattered chunks; staged: through the staging ring in the "
+             "worker's memory, where the worker has a copy agent. auto takes for each copy what "
              "costs least."},
     {KEY("copy.beside", INT, copy_beside, "85"), RANGE(5, 100),
      .help = "Percent of the bus that loads take at most while their worker's engine computes, as "
-             "the vLLM connector tells. Copies then leave gaps for the engine's own small copies. "
-             "100: loads first, without gaps, which makes the engine's steps a quarter longer."},
+             "the vLLM connector tells the daemon. Copies then leave gaps for the engine's own "
+             "small copies. 100: loads go first, without gaps, which makes the engine's steps a "
+             "quarter longer."},
     {KEY("copy.calibration", STRING, copy_calibration, "/var/lib/ucmd"), RANGE(0, 160),
      .internal = true,
-     .help = "Folder that keeps what auto measured at a GPU's first use; \"\" measures at every "
-             "start, as does a folder that can't be written to."},
+     .help = "Directory that keeps what auto measured at a GPU's first use; \"\" measures at every "
+             "start, as does a directory that can't be written to."},
 
     {KEY("events.memory", SIZE, events_memory, "0"), RANGE(0, TIB),
-     .help = "Memory for events, and for the tokens that they tell of blocks: about 200 bytes a "
-             "block, all "
-             "tenants together. 0: nobody may follow them, and no tokens are kept."},
+     .help = "Memory for events and for the tokens of blocks: about 200 bytes a block, all tenants "
+             "together. 0: no events, and no tokens are kept."},
 
     {KEY("limits.connections", INT, max_connections, "1024"), RANGE(1, 65536),
      .help = "Clients connected at once."},
@@ -416,8 +407,8 @@ const struct config_key config_keys[] = {
      .help = "Namespaces known at once, over all tenants."},
     {KEY("limits.namespaces_per_tenant", INT, max_namespaces_tenant, "1024"), RANGE(1, 32768),
      .reloadable = true,
-     .help = "How many of these one tenant may have. At either bound the namespace that was used "
-             "least recently goes, if it is not open and holds no blocks."},
+     .help = "How many of these one tenant may have. At either limit the least recently used "
+             "namespace is dropped that is not open and holds no blocks."},
     {KEY("limits.frame_memory", SIZE, max_frame_memory, "256MiB"),
      RANGE(2 * UCM_MAX_FRAME_BYTES, TIB), .internal = true,
      .help = "Memory of the frames of all requests in progress."},
@@ -426,7 +417,7 @@ const struct config_key config_keys[] = {
      .help = "Longest lease that a lookup may take."},
 
     {KEY("request.deadline", DURATION, deadline_ms, "30s"), RANGE(1, UCM_DEADLINE_MS),
-     .reloadable = true, .help = "Deadline of a request that names none."},
+     .reloadable = true, .help = "Timeout of a request that names none."},
     {KEY("request.handshake", DURATION, handshake_ms, "10s"), RANGE(10, HOUR), .internal = true,
      .help = "Time until a client must have said hello, and for a frame that has begun to arrive "
              "whole."},

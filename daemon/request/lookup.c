@@ -38,9 +38,9 @@ int leased_check(struct call *call)
     const struct session *s = call->s;
     const struct request_rooms *rooms = &s->rq->rooms;
     struct cache_leased leased = cache_leased(rooms->cache);
-    struct limit_pool index = {"bytes of the index that leases and chains keep", "index.max_blocks",
-                               s->rq->index_bytes, leased.index_bytes, false};
-    struct limit_pool bytes = {"bytes that leases and chains keep", "the size of DRAM and NVMe",
+    struct limit_pool index = {"bytes of the index that leases and sequences keep",
+                               "index.max_blocks", s->rq->index_bytes, leased.index_bytes, false};
+    struct limit_pool bytes = {"bytes that leases and sequences keep", "the size of DRAM and NVMe",
                                s->rq->dram_bytes, leased.bytes, true};
     struct tier_stats ts;
     int rc;

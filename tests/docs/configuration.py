@@ -42,6 +42,8 @@ def key_text(key, mark):
     reloadable = key.facts.endswith("(reloadable)")
     bounds = rest.removesuffix(" (reloadable)").removesuffix(".")
     default = default.removesuffix(" (reloadable)").removesuffix(".")
+    if re.fullmatch(r"[a-z]+\.[a-z]+", default):  # no key
+        default = f'"{default}"'
     facts = f"Default `{default}`" + (f"; {bounds}" if bounds else "") + "." + " Reloadable." * reloadable
     return f"\n### {key.name}\n\n" + md.wrap(mark(key.help)) + "\n" + md.wrap(facts)
 
