@@ -353,7 +353,7 @@ static void all_end(struct ns_sweep *a)
         ucm_error_set(&e, UCM_WIRE_IO,
                       "the blocks are gone from this host, but a root of the shared tier lists no "
                       "files: those there are left, and come back; remove them at the store "
-                      "(docs/mooncake.md, docs/s3.md)");
+                      "(docs/shared-tier.md)");
     else if (shared != 0)
         left_error(shared, &e);
     if (a->purges)

@@ -357,7 +357,7 @@ const struct config_key config_keys[] = {
      .help = "How long one read or write may take. If several roots may have a block, one that "
              "does not answer leaves half of this time to the others."},
     {KEY("share.depth", INT, share_depth, "64"), RANGE(1, 1024),
-     .help = "Requests in flight for each NFS server."},
+     .help = "Requests in flight for each root that is not a directory."},
     {KEY("share.threads", INT, share_threads, "16"), RANGE(2, 256),
      .help = "Threads of each directory's process; each has one request in flight."},
     {KEY("share.admission", ENUM, share_admission, "all"), .names = admission_names,

@@ -1,5 +1,6 @@
 /* Seals and opens the pieces of one record or file: AES-256-GCM (NIST SP 800-38D) by OpenSSL's EVP,
- * keys by HKDF-SHA256 (RFC 5869). docs/security.md has the derivations and why no nonce repeats.
+ * keys by HKDF-SHA256 (RFC 5869). docs/design/encryption.md has the derivations and why no
+ * nonce repeats.
  *
  * Promises:
  * - Every box has a key of its own: of the namespace's key, 192 random bits and the context. A

@@ -3,8 +3,8 @@
  * The payload is sealed in pieces, a shard a piece where the record has checksums of shards, else
  * as a whole. Their tags stand in the header's page, which has a tag of its own. That one is
  * computed on the loop, over 4 KiB, since it covers the place, which the record gets last. A read
- * brings the page with the payload and opens that where it lies. docs/security.md says what is
- * bound to what. */
+ * brings the page with the payload and opens that where it lies. docs/design/encryption.md says
+ * what is bound to what. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"

@@ -1,7 +1,7 @@
 /* Seeds of encrypted namespaces on the shared tier: without a namespace's seed nobody can derive
  * the keys of its files, and a purge puts a new one in its place. They lie in a folder of their
  * own, encryption.seeds, which hosts have in common and of which no snapshots are kept
- * (docs/security.md, "A purge on shared roots").
+ * (docs/security.md, "Purge").
  *
  * Promises:
  * - All hosts that use the folder get the same seed of a namespace. One that another host has

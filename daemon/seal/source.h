@@ -1,6 +1,6 @@
 /* Where a tenant's keys come from: the text of a file, of a systemd credential, or of a command's
  * output. One key a line, 64 hexadecimal digits; empty lines and such that begin with '#' do not
- * count. docs/security.md, "Keys".
+ * count. docs/security.md, "Encrypt a tenant's blocks".
  *
  * Threads: the loop. */
 #ifndef UCMD_SEAL_SOURCE_H

@@ -112,7 +112,7 @@ class Stores(OwnDaemons, Case):
         self.assertEqual((reader.root()["backend_ends"], reader.root()["backend_kills"]), (1, 0))
 
     def test_a_purge_says_that_objects_are_left(self):
-        """What docs/mooncake.md tells an operator to do then takes those of the namespace only."""
+        """What docs/shared-tier.md tells an operator to do then takes those of the namespace only."""
         host = self.host()
         right = self.written(host)
         self.identity = dict(self.identity, model="another")

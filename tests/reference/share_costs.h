@@ -1,4 +1,4 @@
-/* How many requests an operation of the shared tier makes of its server, as docs/scale.md counts them. Tests count the same on real servers:
+/* How many requests an operation of the shared tier makes of its server. Tests count the same on real servers:
  * of S3 tests/integration/test_share_s3_hosts.py, of NFS tests/integration/roots/test_share_nfs.c. */
 #ifndef UCM_TESTS_SHARE_COSTS_H
 #define UCM_TESTS_SHARE_COSTS_H

@@ -247,7 +247,7 @@ class Kinds(Beside):
         self.assertEqual(self.files("/disk/export"), "16")
 
     def test_a_bucket(self):
-        """With the key where docs/s3.md has it laid."""
+        """With the key where docs/shared-tier.md has it laid."""
         try:
             server = swift_case.Swift(self.beside())
         except RuntimeError as e:
@@ -262,7 +262,7 @@ class Kinds(Beside):
 @unittest.skipUnless(os.path.isdir(os.path.join(os.path.dirname(MOONCAKE), "../lib/python3.11/site-packages/mooncake")),
                      "no Mooncake client for the machine's Python: `make setup` fetches it from PyPI")
 class Mooncake(Beside):
-    """Its client lies where docs/mooncake.md has it installed."""
+    """Its client lies where docs/shared-tier.md has it installed."""
 
     @classmethod
     def setUpClass(cls):

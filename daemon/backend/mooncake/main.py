@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmd-backend-mooncake TARGET: keeps blocks as objects of a Mooncake store (docs/mooncake.md).
+"""ucmd-backend-mooncake TARGET: keeps blocks as objects of a Mooncake store (docs/shared-tier.md).
 
 Three workers: for finds, removals and checks, for reads, for writes. Each takes all that waits, up to a bound, and makes one call of
 Mooncake's client of it: several threads inside the client at once are slower than that.
@@ -18,8 +18,8 @@ import urllib.parse
 
 USAGE = "mooncake://MASTER:PORT[/PREFIX][?protocol=tcp|rdma&devices=NAMES&metadata=URL&host=ADDRESS&replicas=N&tenant=NAME&python=PATH]"
 OPTIONS = {"protocol", "devices", "metadata", "host", "replicas", "tenant", "python"}
-PYTHON = "/opt/mooncake/bin/python"  # where docs/mooncake.md has the client installed
-INSTALL = "no Mooncake client for %s: pip install mooncake-transfer-engine (docs/mooncake.md)"
+PYTHON = "/opt/mooncake/bin/python"  # where docs/shared-tier.md has the client installed
+INSTALL = "no Mooncake client for %s: pip install mooncake-transfer-engine (docs/shared-tier.md)"
 # Of the client, in milliseconds and seconds: it has no deadline for each call. Below what the daemon waits before it kills us.
 ENVIRONMENT = {"MC_RPC_TIMEOUT_MS": "3000", "MC_RPC_CONNECT_TIMEOUT_MS": "2000", "MC_TCP_STATUS_TIMEOUT_SEC": "5",
                "MC_STORE_CLIENT_SETUP_RETRIES": "1", "GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
@@ -320,7 +320,7 @@ class Backend:
 
 def main():
     if len(sys.argv) != 2:
-        sys.exit(f"Usage: ucmd-backend-mooncake {USAGE}, which ucmd starts: see docs/mooncake.md")
+        sys.exit(f"Usage: ucmd-backend-mooncake {USAGE}, which ucmd starts: see docs/shared-tier.md")
     try:
         target = Target(sys.argv[1])
     except Wrong as e:

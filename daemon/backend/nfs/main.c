@@ -1,5 +1,5 @@
 /* ucmd-backend-nfs nfs://SERVER[:PORT]/EXPORT[?OPTIONS] [UID GID]: keeps blocks on an NFS server,
- * by libnfs. The daemon starts it for a root nfs://; see docs/shared-storage.md. UID and GID are
+ * by libnfs. The daemon starts it for a root nfs://; see docs/shared-tier.md. UID and GID are
  * whom the server takes us for where the target does not say it; without them it is who we are. */
 #include "daemon/backend/nfs/nfs.h"
 

@@ -1,6 +1,6 @@
-/* ucmd-backend-s3 TARGET: keeps blocks in a bucket of an S3 server (docs/s3.md). One thread:
- * libcurl's transfers, the daemon's requests, and the output of a command that prints credentials,
- * over one epoll. */
+/* ucmd-backend-s3 TARGET: keeps blocks in a bucket of an S3 server (docs/shared-tier.md). One
+ * thread serves libcurl's transfers, the daemon's requests, and the output of a command that prints
+ * credentials, over one epoll. */
 #include "daemon/backend/s3/s3.h"
 
 #include <errno.h>
@@ -213,7 +213,7 @@ int main(int argc, char **argv)
 
     if (argc != 2) {
         fprintf(stderr, "Usage: ucmd-backend-s3 s3://BUCKET[/PREFIX][?OPTION=VALUE[&...]], which "
-                        "ucmd starts: see docs/s3.md\n");
+                        "ucmd starts: see docs/shared-tier.md\n");
         return 2;
     }
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)

@@ -1,5 +1,5 @@
 /* Where a backend's objects are, as "s3://BUCKET[/PREFIX][?OPTION=VALUE[&...]]" says it
- * (docs/s3.md).
+ * (docs/shared-tier.md).
  * Threads: no state. */
 #ifndef UCM_BACKEND_S3_TARGET_H
 #define UCM_BACKEND_S3_TARGET_H

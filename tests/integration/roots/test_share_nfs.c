@@ -9,7 +9,7 @@
 #include <sys/mount.h>
 
 #define PAUSE_MS 250u                           /* between attempts to connect */
-#define LARGE (2u * COST_NFS_MOVE_BYTES + 5000) /* of bytes; docs/scale.md counts so */
+#define LARGE (2u * COST_NFS_MOVE_BYTES + 5000) /* of bytes */
 #define LARGE_MOVES 3
 
 /* RFC 1813's. */
