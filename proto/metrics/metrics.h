@@ -37,33 +37,32 @@
     X(leases, gauge, "leases", "leases held now")                                                  \
     X(leases_expired, counter, "leases",                                                           \
       "leases that ended by timeout: clients are slow, or do not release them")                    \
-    X(load_blocks_dram, counter, "blocks", "parts loaded that lay in DRAM")                        \
-    X(load_blocks_nvme, counter, "blocks", "parts loaded that were read from NVMe")                \
-    X(load_blocks_missed, counter, "blocks", "parts that a load named and that were not cached")   \
+    X(load_blocks_dram, counter, "parts", "parts loaded that lay in DRAM")                         \
+    X(load_blocks_nvme, counter, "parts", "parts loaded that were read from NVMe")                 \
+    X(load_blocks_missed, counter, "parts", "parts that a load named and that were not cached")    \
     X(load_bytes, counter, "bytes", "bytes copied into workers' memory")                           \
-    X(dump_blocks, counter, "blocks", "parts stored")                                              \
-    X(dump_blocks_existing, counter, "blocks", "parts of dumps that were stored already")          \
-    X(dump_blocks_skipped, counter, "blocks",                                                      \
-      "parts of dumps not stored because no slot was free")                                        \
-    X(dump_blocks_dropped, counter, "blocks",                                                      \
+    X(dump_blocks, counter, "parts", "parts stored")                                               \
+    X(dump_blocks_existing, counter, "parts", "parts of dumps that were stored already")           \
+    X(dump_blocks_skipped, counter, "parts", "parts of dumps not stored because no slot was free") \
+    X(dump_blocks_dropped, counter, "parts",                                                       \
       "unfinished parts dropped: the worker disconnected, or the copy failed")                     \
-    X(dump_blocks_durable, counter, "blocks", "parts that a dump awaited on stable storage")       \
+    X(dump_blocks_durable, counter, "parts", "parts that a dump awaited on stable storage")        \
     X(dumps_slowed, counter, "requests",                                                           \
       "dumps answered late because of back-pressure (nvme.pressure)")                              \
     X(dump_bytes, counter, "bytes", "bytes copied out of workers' memory")                         \
-    X(prefetch_blocks, counter, "blocks", "parts brought into DRAM by prefetch")                   \
+    X(prefetch_blocks, counter, "parts", "parts brought into DRAM by prefetch")                    \
     X(fetches, counter, "requests", "gathers of single layers of blocks")                          \
     X(fetch_items, counter, "items", "layers of blocks that gathers copied into GPU block pools")  \
     X(fetch_items_missed, counter, "items",                                                        \
       "items of gathers whose block was not cached or could not be read")                          \
-    X(fetch_reads, counter, "blocks", "parts that gathers read from NVMe or the shared tier")      \
-    X(fetch_reads_partial, counter, "blocks",                                                      \
+    X(fetch_reads, counter, "parts", "parts that gathers read from NVMe or the shared tier")       \
+    X(fetch_reads_partial, counter, "parts",                                                       \
       "of those, parts of which only some layers were read from NVMe")                             \
     X(fetch_bytes, counter, "bytes", "bytes of load_bytes that gathers copied")                    \
     X(span_refused, counter, "refusals",                                                           \
       "copies, reads, writes and builds refused because they would leave their part's bytes; "     \
       "above 0 is a bug of the daemon")                                                            \
-    X(single_flight, counter, "blocks",                                                            \
+    X(single_flight, counter, "parts",                                                             \
       "reads saved because another request was reading the same part")                             \
     X(blocks, gauge, "blocks", "complete blocks, in any tier")                                     \
     X(blocks_partial, gauge, "blocks", "blocks with missing parts")                                \
@@ -137,7 +136,7 @@
     X(lookups_waited, counter, "requests", "lookups that waited for the shared tier")              \
     X(lookups_pending, counter, "requests",                                                        \
       "lookups answered before the shared tier had answered: their clients asked again")           \
-    X(load_blocks_shared, counter, "blocks", "parts loaded that were read from the shared tier")   \
+    X(load_blocks_shared, counter, "parts", "parts loaded that were read from the shared tier")    \
     X(share_forgotten, counter, "blocks",                                                          \
       "unverified blocks of the shared tier that a read did not find")                             \
     X(share_write_dropped, counter, "parts",                                                       \

@@ -37,6 +37,12 @@ def number(value):
     return f"{value:,}"
 
 
+def named(text, names):
+    """Values of the key are code, too: outside of code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(rf"\b({'|'.join(names)})\b(?!-)", r"`\1`", part) for part in parts)
+
+
 def key_text(key, mark):
     default, _, rest = key.facts.partition("; ")
     reloadable = key.facts.endswith("(reloadable)")
@@ -45,7 +51,10 @@ def key_text(key, mark):
     if re.fullmatch(r"[a-z]+\.[a-z]+", default):  # no key
         default = f'"{default}"'
     facts = f"Default `{default}`" + (f"; {bounds}" if bounds else "") + "." + " Reloadable." * reloadable
-    return f"\n### {key.name}\n\n" + md.wrap(mark(key.help)) + "\n" + md.wrap(facts)
+    text = mark(key.help.replace("docs/configuration.md", "[This table](#settings-of-a-tenant)"))
+    if bounds.startswith("one of ") and key.name != "log.level":
+        text = named(text, bounds.removeprefix("one of ").split(", "))
+    return f"\n### {key.name}\n\n" + md.wrap(text) + "\n" + md.wrap(facts)
 
 
 def keys_text(mark):
@@ -78,22 +87,8 @@ def settings_text():
 
 def limits_text():
     yield "\n## Limits that no key sets\n\n"
-    yield md.table(("what", "limit", "beyond it"), [(what, number(md.defined(name, path)), beyond) for what, name, path, beyond in FIXED])
-    yield "\n## How clients share a limit\n\n"
-    yield md.wrap("The daemon counts these resources by user and by tenant. A dynamic threshold (alpha = 3) divides each one: a tenant may hold at most "
-                  "three times what it leaves free. One tenant alone gets three quarters, two get three sevenths each, and a newcomer always finds some. "
-                  "Inside a tenant that `tenants` names, the same rule divides the tenant's part between its users.")
-    yield "\n"
-    yield md.wrap("Operators are exempt, and the last 64th of each resource is theirs. Anybody may have one 64th while there is that much. A client over the "
-                  "threshold keeps what it has and gets no more: the daemon answers BUSY with a sentence that names the limit and its key. "
-                  "`limit_refusals` counts those answers.")
-    rows = []
-    for _, things, source, setting in md.x_rows("LIMITS", "daemon/base/limit.h"):
-        source = re.sub(r"^nothing$", "`index.max_blocks`", source).rstrip(",")
-        source = re.sub(r"\b(?:limits|arena|window|events)\.[a-z_]+|vm\.max_map_count", r"`\g<0>`", source) if "`" not in source else source
-        rows.append((things, source, f"`{setting}`" if setting != "NULL" else ""))
-    yield "\n" + md.table(("resource", "how much there is", "setting of a tenant"), rows)
-
+    yield md.wrap("[operations.md](operations.md#who-may-have-how-much) says how tenants share what clients use together.")
+    yield "\n" + md.table(("what", "limit", "beyond it"), [(what, number(md.defined(name, path)), beyond) for what, name, path, beyond in FIXED])
 
 def page():
     mark = md.Marker()

@@ -30,12 +30,14 @@ CODE = re.compile("|".join((
     r"`[^`]+`",                                  # code already
     r"'(?P<command>ucm[\w-]* [^']+)'",           # 'ucmctl reload'
     r"docs/(?P<page>[\w/-]+)\.md",               # a page: a link
+    r"\[[^\]]*\]\([^)]*\)",                      # a link already
     r'"[^"]*"',                                  # a value
     r"\[[^\]\s]*/[^\]]*\]",                      # a list of paths
     r"--[a-z][\w-]*",                            # an option
     r"\$[A-Z_]+",                                # a variable
     r"\b(?:KEYS)\b(?:=[A-Z]+)?",                 # a key of the configuration
     r"\b[a-z][\w.]*=[\w.:]*[\w]",                # one with its value
+    r"(?<!\])\b[a-z]+(?:_[a-z0-9]+)+\b",         # a name
     r"\b(?:uid|gid):N\b",
     r"(?<![\w.])/(?:[a-z][\w.-]*/?)+(?<![.])",   # a path
 )))
@@ -65,7 +67,7 @@ class Marker:
                 return f"`{found['command']}`"
             if found["page"]:
                 return f"[{found['page'].rpartition('/')[2]}]({found['page']}.md)"
-            return found[0] if found[0].startswith("`") else f"`{found[0]}`"
+            return found[0] if found[0][0] == "`" or found[0].endswith(")") else f"`{found[0]}`"
         return self.pattern.sub(mark, text)
 
 
