@@ -270,9 +270,9 @@ pythons() {
         return
         ;;
     esac
-    for file in tests/integration/test_{vllm_trouble,install,plugins_trouble,share_roots,share_s3_hosts,encryption_share,turns}.py \
-        tests/integration/test_{encryption,encryption_keys,bench_serve,vllm_layer_stores,events,limits,vllm_stages,ucmctl_host}.py \
-        tests/fault/test_hosts.py tests/integration/test_{vllm_hybrid,fairness,forms,tenants,purge,few_files,vllm_encoding}.py \
+    for file in tests/integration/test_{share_s3_hosts,share_roots,plugins_trouble,health,bench_serve,encryption_share,vllm_trouble,install,turns}.py \
+        tests/integration/test_{forms,encryption,encryption_keys,tenants,share_hangs,window,vllm_connector,purge,trtllm,observe,service,vllm_layer_stores,events,limits,vllm_stages,ucmctl_host}.py \
+        tests/fault/test_hosts.py tests/integration/test_{vllm_hybrid,fairness,few_files,vllm_encoding}.py \
         tests/integration/*.py tests/fault/*.py; do
         ! grep -qs 'unittest\.main' "$file" || echo "$file"
     done | awk '!seen[$0]++' | shorten
@@ -320,7 +320,7 @@ suite() {
     mapfile -t -O "${#waits[@]}" waits < <(pythons "$phase")
     mapfile -t tests < <(printf '%s\n' ${work[@]+"${work[@]}"} | grep . | mix "${waits[@]}")
     # Without a sanitizer they wait more than they work.
-    [[ $phase != @(plain|system|long) ]] || workers=$((3 * $(nproc)))
+    [[ $phase != @(plain|system|long) ]] || workers=$((4 * $(nproc)))
     together "$phase/workers" "$workers" "one $phase $folder" "${tests[@]}"
 }
 

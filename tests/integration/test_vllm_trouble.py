@@ -2,6 +2,7 @@
 """The vLLM connector when things go wrong: preemption, eviction, late loads, aborts, a daemon that stalls, is killed or
 reads damaged blocks. Outputs are the same bit for bit as without a cache."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -248,18 +249,17 @@ class Trouble(Case):
         self.eventually(lambda: self.loads(e, again))
 
     def test_killed_again_and_again(self):
-        e, killed = self.engine(blocks=40, lookup_timeout=0.05), [time.monotonic()]
+        e, steps = self.engine(blocks=40, lookup_timeout=0.05), itertools.count(1)
         requests = [Request(f"r{i}", prompt(70 + i % 4, 100 + i, shared=64), outputs=10) for i in range(24)]
         for r in requests:
             expected(r.tokens, r.outputs)
 
         def between(e):
-            if time.monotonic() - killed[-1] > 0.1:
+            if next(steps) % 12 == 0:
                 self.restart()
-                killed.append(time.monotonic())
 
         self.check(e, *requests, between=between)
-        self.assertGreater(len(killed), 3)
+        self.assertGreater(next(steps), 4 * 12)
 
     def test_an_engine_that_starts_before_the_daemon(self):
         socket = self.daemon.socket
