@@ -24,7 +24,7 @@ def help_text(text, mark, depth):
         if not all(line.startswith("  ") for line in lines[1:]) or len(lines) == 1:
             yield "\n" + md.wrap(mark(paragraph))
         elif title in ("Example:", "Examples:"):
-            commands = [re.sub(r"   +.*$", "", line.strip()) for line in lines[1:]]
+            commands = [re.sub(r"  +", "  # ", line.strip(), count=1) for line in lines[1:]]
             yield "\n```sh\n" + "\n".join(commands) + "\n```\n"
         else:
             yield f"\n{'#' * depth} {title.removesuffix(':')}\n\n"
@@ -36,7 +36,7 @@ def command_text(program, command, mark):
     yield f"\n### {program.name} {command.name}\n\n"
     usage = " ".join(filter(None, (program.name, "[OPTIONS]" * bool(command.options), command.name, command.words)))
     yield f"```text\n{usage}\n```\n\n" + md.wrap(md.sentence(mark(command.summary)))
-    if command.help:
+    if command.help and command.help.strip() != f"Example:\n  {usage}":
         yield from help_text(command.help, mark, 4)
     if command.options:
         yield "\n" + options_table(command.options, mark)
@@ -51,7 +51,7 @@ def program_text(program, mark):
         yield from help_text(program.help, mark, 3)
     for title, commands in program.groups:
         if len(program.groups) > 1:
-            yield f"\n**{title}:** " + ", ".join(f"[{c.name}](#{program.name}-{c.name})" for c in commands) + "\n"
+            yield "\n" + md.wrap(f"{title}: " + ", ".join(f"[{c.name}](#{program.name}-{c.name})" for c in commands) + ".")
     for command in program.commands:
         yield from command_text(program, command, mark)
 

@@ -51,7 +51,7 @@ def main(build, check=""):
     build = pathlib.Path(build)
     if check:
         found = stale(build)
-        print("\n".join(f"{name} is not up to date: make docs" for name in found))
+        print("".join(f"{name} is not up to date: make docs\n" for name in found), end="")
         return bool(found)
     for name, text in texts(build).items():
         if not (md.TOP / name).exists() or md.read(name) != text:
