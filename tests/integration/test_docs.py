@@ -20,7 +20,7 @@ PROGRAMS = {"ucmd": UCMD, "ucmctl": os.environ.get("UCMCTL", str(TOP / "build/uc
 PROGRAMS["ucmevents"] = str(pathlib.Path(PROGRAMS["ucmctl"]).parent / "ucmevents")
 # Not ours, so only their first word is looked at. A command that is neither ours nor here fails the test.
 SYSTEM = set("""apt apt-get awk cat cc cd chmod chown cmake cp curl docker dpkg echo env export exportfs fio for git grep install journalctl jq kill kubectl ldd lfs
-    mkdir mount lmcache numactl nvme openssl perf pip podman pkg-config printf ps python python3 rm sed setfattr smartctl ssh sudo sudoedit systemctl
+    mkdir mount mv lmcache numactl nvme openssl perf pip podman pkg-config printf ps python python3 rm sed setfattr smartctl ssh sudo sudoedit systemctl
     systemd-run systemd-sysusers systemd-tmpfiles tar taskset trtllm-serve umount uv useradd usermod vllm wget""".split())
 # Files that tests/check.sh and make leave, or programs whose rules are patterns.
 MADE = {"build/check", "build/demo", "build/results", "build/san-address", "build/san-thread", "build/wheel/ucmclient-*.whl", "build/bench-bundle",
