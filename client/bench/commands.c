@@ -142,7 +142,7 @@ static const struct program_command commands[] = {
      "Starts a daemon for each strategy, in a temporary directory, and plays a worker whose\n"
      "GPU does nothing, multiplies matrices without pause, or runs a chain of short\n"
      "kernels. Baselines are one large DMA transfer, and the worker alone. Two GPUs are\n"
-     "measured side by side where there are two. docs/design/plot_copy.py reads --json.\n"
+     "measured side by side where there are two. The last example plots what --json prints.\n"
      "The copy agent is libucmclient_cuda's; staged always has one.\n\n"
      "Examples:\n"
      "  ucm-bench copy --nvme-dir /var/cache/ucmd\n"
