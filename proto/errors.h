@@ -1,5 +1,5 @@
 /* Error codes of the wire. A code and its name never change meaning; new ones are appended.
- * docs/protocol.md, "Errors", says when each is sent. */
+ * docs/protocol.md, "Errors", says what they mean; docs/methods.md, when a method answers each. */
 #ifndef UCM_PROTO_ERRORS_H
 #define UCM_PROTO_ERRORS_H
 

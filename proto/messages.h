@@ -1,6 +1,17 @@
-/* Every message of the wire, declared once. From each list come a C struct, an encoder and a
- * decoder (proto.h), so client and daemon cannot disagree. docs/protocol.md has the meaning of
- * methods and fields.
+/* Every message of the wire, declared once, here and in proto/features/. From each list come a C
+ * struct, an encoder and a decoder (proto.h), so client and daemon cannot disagree. From the
+ * comments in front of the lists `make docs` writes docs/methods.md, and fails where a method, field
+ * or value has no meaning. Their form:
+ *
+ * - "Method NAME." and what it does: sentences, in paragraphs. It stands in front of the method's
+ *   parameters, or alone. "Callers:" names who may call it, if not every client may; "Errors:" what
+ *   it answers besides the errors that every method may give.
+ * - "NAME: meaning." for each field of the list that follows.
+ * - "Result of METHOD." describes a result that no list has: "NAME, TYPE: meaning." for each field,
+ *   and below "In NAME:" for each field of a map in the array NAME.
+ * - "Notification NAME of METHOD." and "Values of FIELD." before a notification and an enum.
+ *
+ * A meaning goes on in indented lines.
  *
  * F(m, kind, name, need, min, max)
  *
@@ -39,8 +50,12 @@
 
 /* ---- parts of messages ---- */
 
-/* Memory of a worker. kind: enum ucm_handle_kind. fd: the descriptor's position among those that
- * came with the frame. */
+/* In handles:
+ * kind: enum ucm_handle_kind.
+ * bytes: how far planes may reach, from the start; kind 1: at least 16.
+ * offset: of the start from the allocation's base, in bytes.
+ * ipc: kind 1: the bytes of `cudaIpcMemHandle_t`.
+ * fd: kinds 0 and 2: position among this frame's descriptors, from 0. */
 #define UCM_MSG_HANDLE(F, m)                                                                       \
     F(m, u64, kind, REQ, 0, 2)                                                                     \
     F(m, u64, bytes, REQ, 1, UINT64_MAX / 2)                                                       \
@@ -48,14 +63,23 @@
     F(m, bin, ipc, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                \
     F(m, u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
 
+/* Values of `kind` in `handles`. */
 enum ucm_handle_kind {
-    UCM_HANDLE_MEMFD = 0,    /* sealed shared memory, by descriptor: device cpu */
-    UCM_HANDLE_CUDA_IPC = 1, /* cudaIpcMemHandle_t; offset counts from the allocation's base */
-    UCM_HANDLE_CUDA_FD = 2,  /* cuMemExportToShareableHandle, by descriptor */
+    /* cpu: `fd` is a memfd with `F_SEAL_SHRINK`. */
+    UCM_HANDLE_MEMFD = 0,
+    /* cuda: `ipc` is from `cudaIpcGetMemHandle`, and proven (`region.challenge`). It leads to the
+     * base of the allocation, from which `offset` counts. */
+    UCM_HANDLE_CUDA_IPC = 1,
+    /* cuda: `fd` is a POSIX descriptor of `cuMemExportToShareableHandle`. */
+    UCM_HANDLE_CUDA_FD = 2,
 };
 
-/* Address of block b in a plane = base(handle) + offset + b * stride; chunk bytes are its KV.
- * Planes of one shard follow one another in a block's slot in the order of the list. */
+/* In planes: the bytes of block b are `chunk` bytes at handle + `offset` + b * `stride`.
+ * handle: index in `handles`, from 0.
+ * offset: from the handle's start to block 0.
+ * stride: from a block to the next; at least `chunk`.
+ * chunk: bytes of this plane in one block.
+ * shard: layer, from 0. */
 #define UCM_MSG_PLANE(F, m)                                                                        \
     F(m, u64, handle, OPT, 0, UCM_MAX_HANDLES - 1)                                                 \
     F(m, u64, offset, OPT, 0, UINT64_MAX / 2)                                                      \
@@ -65,10 +89,29 @@ enum ucm_handle_kind {
 
 /* ---- requests and their results ---- */
 
+/* Method hello. Agrees on the protocol's version, the highest that both sides speak, and answers
+ * this connection's limits. It is the first request of a connection, and may be repeated.
+ * Errors: UNSUPPORTED: no common version; the sentence names the daemon's.
+ * version_min: lowest version that the client speaks.
+ * version_max: highest version; not below `version_min`.
+ * client: a name for operators to read, e.g. `vllm-0`. */
 #define UCM_MSG_HELLO(F, m)                                                                        \
     F(m, u64, version_min, REQ, 1, UCM_U32)                                                        \
     F(m, u64, version_max, REQ, 1, UCM_U32)                                                        \
     F(m, str, client, REQ, 1, UCM_MAX_NAME_BYTES)
+
+/* version: the version that both speak from now on.
+ * server: name and version of the daemon.
+ * instance: random at each start; when it changes, all numbers are void.
+ * tenant: the caller's tenant.
+ * admin: the caller is an operator.
+ * max_frame_bytes: bytes of a frame's body.
+ * max_keys: keys of one request.
+ * max_requests: requests under way on this connection.
+ * max_regions: regions of this connection.
+ * max_leases: leases of this connection.
+ * max_lease_ms: longer leases are cut to this.
+ * max_deadline_ms: a longer `deadline_ms` is refused. */
 #define UCM_MSG_HELLO_R(F, m)                                                                      \
     F(m, u64, version, REQ, 1, UCM_U32)                                                            \
     F(m, str, server, REQ, 1, UCM_MAX_NAME_BYTES)                                                  \
@@ -83,8 +126,24 @@ enum ucm_handle_kind {
     F(m, u64, max_lease_ms, REQ, 1, UCM_U32)                                                       \
     F(m, u64, max_deadline_ms, REQ, 1, UCM_U32)
 
-/* shards: layers of each part; one number means all parts. durability: of this connection's dumps
- * that name none; not part of the identity. */
+/* Method namespace.open. Opens a namespace for this connection and answers its number, the same
+ * when it is opened again. At the tenant's or the daemon's limit, it replaces the least recently
+ * used namespace that is not open and holds no blocks.
+ * Errors: INVALID: a part is too large for the arena; DENIED: another tenant's; BUSY: the
+ *   connection, the tenant or the daemon has too many.
+ * tenant: absent: the caller's own.
+ * model: e.g. `meta-llama/Llama-3.1-8B`.
+ * revision: of weights and adapters.
+ * dtype: of the KV, e.g. `bf16`, `fp8_e4m3`.
+ * layout: name and version of the order of a block's bytes, e.g. `nhd/1`.
+ * block_tokens: tokens of a block.
+ * key_bytes: length of every key.
+ * parts: ranks that each hold a slice of a block; MLA: 1.
+ * shards: layers of each part, 1 to 1024: one number for all parts, or `parts` numbers.
+ * shard_bytes: KV bytes of one layer of one part of one block.
+ * salt: whatever else must separate namespaces.
+ * durability: of this connection's dumps that name none: 0: DRAM, 1: NVMe. Not part of the
+ *   identity; opening again sets it again. */
 #define UCM_MSG_NS_OPEN(F, m)                                                                      \
     F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                  \
     F(m, str, model, REQ, 1, UCM_MAX_NAME_BYTES)                                                   \
@@ -98,14 +157,48 @@ enum ucm_handle_kind {
     F(m, u64, shard_bytes, REQ, 1, 1u << 28)                                                       \
     F(m, bin, salt, OPT, 0, UCM_MAX_SALT_BYTES)                                                    \
     F(m, u64, durability, OPT, 0, 1)
+
+/* ns: the namespace's number, for other requests.
+ * fingerprint: docs/protocol.md, "Fingerprint". */
 #define UCM_MSG_NS_OPEN_R(F, m)                                                                    \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
 
-/* pool: `blocks` slots, each for one shard of any block, for fetch; planes are those of one shard.
- * rope: K of a shard, which loads may turn: its first byte, rows, elements of a row, and of these
- * the first that turns and how many do. The fields behind it are those of struct ucm_rope_spec
- * (kernels/rope/rope.h). */
+/* Method region.register. Registers memory that blocks are loaded into and dumped from: one part of
+ * each block. It answers when the daemon has mapped the memory.
+ *
+ * Planes are sorted by layer. The chunks of a layer's planes, in list order, are its bytes and add
+ * up to `shard_bytes`. Every block ends inside its handle, and no two chunks share a byte. A region
+ * may leave layers out; then `load` and `dump` name a range without them. A region of an encoded
+ * namespace has the planes of the raw form.
+ *
+ * With `pool` the region is a GPU block pool for `fetch`: each of its `blocks` entries takes one
+ * layer of any block. Its planes are those of one layer, with `shard` 0. `load` and `dump` refuse
+ * it.
+ * Errors: INVALID: handles or planes are wrong; DEVICE: a handle can't be opened; DENIED: a handle
+ *   of kind 1 without its proof (`region.challenge`); BUSY: the connection has `max_regions`.
+ * ns: from `namespace.open`.
+ * part: the part that this worker holds, from 0.
+ * blocks: block ids below this may be loaded and dumped.
+ * device: `cpu` or `cuda`.
+ * gpu: cuda, required there: the GPU's UUID (`cuDeviceGetUuid`), never an ordinal.
+ * handles: the memory.
+ * planes: where the bytes of blocks lie in it.
+ * ring_region: cuda: the region's name in orders of this connection's staging ring; 0: never
+ *   staged.
+ * pool: a GPU block pool.
+ * rope: where K lies in a layer, for loads that shift positions: first byte, rows, channels of a
+ *   row, first channel that rotates, how many rotate, and tokens of a head in a row (1 may be left
+ *   out).
+ * rope_dtype: with `rope`: `f32`, `f16`, `bf16` or `fp8_e4m3`.
+ * rope_interleaved: pairs are neighbours; else the halves of the rotary part.
+ * rope_base: with `rope`: the rotary base, above 1.
+ * rope_scaling: `default` (or absent), `linear`, `dynamic`, `yarn`, `llama3`.
+ * rope_factor: all scaling but `default`: at least 1.
+ * rope_trained: `dynamic`, `yarn`, `llama3`: tokens that the model was trained for before scaling.
+ * rope_fast: `yarn`: beta_fast; `llama3`: high_freq_factor.
+ * rope_slow: `yarn`: beta_slow; `llama3`: low_freq_factor.
+ * rope_whole: `yarn`: the ramp's ends are rounded to whole pairs, as most models have it. */
 #define UCM_MSG_REGION_REGISTER(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
@@ -126,12 +219,43 @@ enum ucm_handle_kind {
     F(m, f64, rope_fast, OPT, 0, 1000000)                                                          \
     F(m, f64, rope_slow, OPT, 0, 1000000)                                                          \
     F(m, flag, rope_whole, OPT, 0, 0)
+
+/* Method region.unregister. Ends a region, after its loads, dumps and gathers are cancelled and
+ * answered. Free the memory only after the answer: then the daemon has closed its mapping. A second
+ * request for the region is answered at the same time.
+ * Errors: NOT_FOUND: this connection has nothing of that number mapped.
+ * region: its number, from `region.register`. */
 #define UCM_MSG_REGION(F, m) F(m, u64, region, REQ, 1, UCM_U32)
 
+/* Method region.challenge. Answers a nonce with which the client proves that CUDA memory is its
+ * own, since a CUDA IPC handle can be guessed. It comes before each `region.register` with handles
+ * of kind 1 and each `ring.register`:
+ *
+ * 1. Call `region.challenge`.
+ * 2. Save the first 16 bytes that each such handle names, from its `offset`. Write the nonce over
+ *    them, and wait until it is in GPU memory.
+ * 3. Send the registration.
+ * 4. After its answer restore the bytes, in reverse order where two handles name the same ones.
+ *
+ * The daemon compares the bytes before anybody can load or dump. If they differ, or there is no
+ * nonce, the registration is DENIED. A nonce serves the connection's next such registration, within
+ * 10 s. Let a handle begin at a block that is not in use, so that no copy sees the nonce.
+ * nonce: random bytes. */
 #define UCM_MSG_CHALLENGE_R(F, m) F(m, bin, nonce, REQ, UCM_NONCE_BYTES, UCM_NONCE_BYTES)
 
-/* GPU memory of the worker that copies may pass through, see proto/memory/staging.h. ipc and offset
- * name the first slice; fd is the shared memory. */
+/* Method ring.register. Registers a staging ring: entries of GPU memory that copies pass through,
+ * and shared memory for their orders (docs/design/mappings.md, "Staging rings"). A connection has
+ * one a GPU, for its regions whose `ring_region` is not 0.
+ * Errors: DEVICE: the daemon can't map it or can't see the worker's process; BUSY: the connection
+ *   has a ring on that GPU, or another ring uses the memory; DENIED: the first entry does not begin
+ *   with the nonce (`region.challenge`).
+ * gpu: the GPU's UUID (`cuDeviceGetUuid`).
+ * ipc: the bytes of `cudaIpcMemHandle_t`.
+ * offset: of the first entry from the allocation's base.
+ * slice_bytes: bytes of an entry; a multiple of 4096.
+ * slices: number of entries; they follow one another.
+ * fd: position among this frame's descriptors: a memfd of 139,264 zero bytes, with `F_SEAL_SHRINK`
+ *   and `F_SEAL_GROW`. */
 #define UCM_MSG_RING_REGISTER(F, m)                                                                \
     F(m, bin, gpu, REQ, UCM_UUID_BYTES, UCM_UUID_BYTES)                                            \
     F(m, bin, ipc, REQ, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                \
@@ -139,13 +263,38 @@ enum ucm_handle_kind {
     F(m, u64, slice_bytes, REQ, 1u << 16, 1u << 26)                                                \
     F(m, u64, slices, REQ, 2, UCM_MAX_SLICES)                                                      \
     F(m, u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
+
+/* Method ring.unregister. Ends a staging ring. The daemon waits for copies that may use it, so
+ * serve orders until the answer.
+ * ring: its number, from `ring.register`. */
 #define UCM_MSG_RING(F, m) F(m, u64, ring, REQ, 1, UCM_U32)
 
-/* request, here and in load, dump and prefetch: the engine's id of the request on whose behalf this
- * one is; for tracing only. */
-/* keys: key_bytes each, the chain's head first. shared: report what only the shared tier has by a
- * status of its own. wait_ms: for the shared tier at most; 0: share.lookup_deadline. nowait: enum
- * ucm_lookup_nowait; with UCM_LOOKUP_LATER, 0 is share.deadline. */
+/* Method lookup. Says which blocks are complete. Without `each` it counts hits from the first key
+ * to the first miss: the cached prefix.
+ *
+ * With a shared tier the daemon asks it for keys that this host lacks, and answers when it has, or
+ * after `wait_ms`; what is unknown by then is a miss. For a prefix it samples keys, and takes those
+ * between two found ones as found; of the last 64 keys, and with `each` of all, it asks for every
+ * part. It answers at once if nothing is missing, if earlier answers suffice, or at `max_requests`.
+ * A cancelled lookup answers with what this host has.
+ *
+ * With `nowait` 1 the answer is immediate, and `pending` says that the shared tier is being asked.
+ * Repeat the same keys in the same order until `pending` is absent. An answer with `pending` takes
+ * no lease, counts in no hit rate, and makes no block stay. The daemon keeps the shared tier's
+ * answer for a second. Beyond 64 such searches of a connection, it answers as without a shared
+ * tier.
+ *
+ * A lease does not keep other hosts from removing a block that only the shared tier has.
+ * Errors: BUSY: the connection has `max_leases`; nothing is leased.
+ * ns: from `namespace.open`, `encoding.open` or `digest.open`.
+ * keys: `key_bytes` each, concatenated, in the order of the sequence.
+ * each: look at each key by itself.
+ * lease_ms: take a lease for so long; 0: none.
+ * shared: tell apart what must be read from the shared tier.
+ * wait_ms: for the shared tier, at most; 0: `share.lookup_deadline`, with `nowait` 1
+ *   `share.deadline`.
+ * request: the engine's id of its request, for `trace`.
+ * nowait: enum ucm_lookup_nowait. */
 #define UCM_MSG_LOOKUP(F, m)                                                                       \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -155,6 +304,13 @@ enum ucm_handle_kind {
     F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                    \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
     F(m, u64, nowait, OPT, 0, UCM_LOOKUP_HERE)
+
+/* hits: blocks found; without `each`, from the first key on without a gap.
+ * dram: how many of these lie wholly in DRAM.
+ * lease: for `load` and `release`; absent: none was asked for, or nothing was hit.
+ * status: only with `each`: one byte a key, enum ucm_lookup_status.
+ * shared: only with `shared`: how many hits have status 3.
+ * pending: the shared tier is being asked: look the same keys up again. */
 #define UCM_MSG_LOOKUP_R(F, m)                                                                     \
     F(m, u64, hits, REQ, 0, UCM_MAX_KEYS)                                                          \
     F(m, u64, dram, OPT, 0, UCM_MAX_KEYS)                                                          \
@@ -163,12 +319,21 @@ enum ucm_handle_kind {
     F(m, u64, shared, OPT, 0, UCM_MAX_KEYS)                                                        \
     F(m, flag, pending, OPT, 0, 0)
 
+/* Method release. Ends a lease early. A lease that has run out, or never was, is no error.
+ * lease: from `lookup`. */
 #define UCM_MSG_RELEASE(F, m) F(m, u64, lease, REQ, 1, UCM_U32)
 
-/* A load or a dump. keys[i] goes to or comes from block blocks[i] of the region (u32 each,
- * little-endian). shards: 0 means all from `shard` on. step: report progress every so many layers.
- * computes: the worker's GPU computes meanwhile, and copies give way to its own. The first list is
- * what both kinds of load have. */
+/* region: from `region.register`.
+ * keys: `key_bytes` each, concatenated, in the order of the sequence.
+ * blocks: u32, little-endian, for each key: its block of the region, each at most once.
+ * shard: first layer.
+ * shards: how many layers; 0: all from `shard` on.
+ * priority: higher first.
+ * deadline_ms: timeout, from when the daemon reads the request; 0: the daemon's default (30 s).
+ * step: send `progress` after every so many layers; 0: never.
+ * request: the engine's id of its request, for `trace`.
+ * computes: the worker's GPU computes meanwhile, so its copies leave gaps; until a load or dump of
+ *   the region says otherwise, or 0.3 s. */
 #define UCM_LOADED_FIELDS(F, m)                                                                    \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -180,24 +345,69 @@ enum ucm_handle_kind {
     F(m, u64, step, OPT, 0, UCM_MAX_SHARDS)                                                        \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
     F(m, flag, computes, OPT, 0, 0)
-/* turns: runs of keys whose K turns, UCM_TURN_NUMBERS each: keys, old position, new position, old
- * length, new length. */
+
+/* Method load. Copies blocks into a region, key i to block `blocks[i]`, and answers when every key
+ * has its status. Until then neither read nor write these blocks. Afterwards only blocks with
+ * status 0 hold the requested bytes.
+ *
+ * With `step` the daemon copies that many layers of all blocks at a time and sends `progress`, so
+ * that the worker computes on the first layers while others arrive. A block on NVMe is read whole,
+ * so the first `progress` comes when all blocks are in DRAM. Blocks that exceed half of the
+ * daemon's DRAM are loaded in portions, and the first `progress` comes late.
+ * lease: ends when this load ends; 0: none.
+ * turns: runs of keys whose K is re-rotated, five numbers each (docs/protocol.md, "Position
+ *   shifts"); none: K stays. */
 #define UCM_MSG_LOAD(F, m)                                                                         \
     UCM_LOADED_FIELDS(F, m)                                                                        \
     F(m, u64, lease, OPT, 0, UCM_U32)                                                              \
     F(m, u32s, turns, OPT, 0, UCM_MAX_TURNS *UCM_TURN_NUMBERS)
-/* A lookup, its lease and a load in one: of the keys' prefix that is found. wait_ms: as in
- * lookup. */
+
+/* Method load_prefix. Does a `lookup` without `each`, its lease and a `load` in one request. It
+ * loads the blocks from the first key to the first miss; later keys have status 1. It counts as a
+ * load and, for part 0, as a lookup.
+ * wait_ms: as in `lookup`. */
 #define UCM_MSG_LOAD_PREFIX(F, m)                                                                  \
     UCM_LOADED_FIELDS(F, m)                                                                        \
     F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)
-/* The notification of a load with `step`: so many of its layers are loaded. status: as in the
- * result; left out while it has not changed since the last one (at first all OK). */
+
+/* Notification progress of load. So many layers of a `load` or `load_prefix` have arrived. One may
+ * report several steps; the answer alone reports the last. After the first, a status changes only
+ * if the device fails, or by a cancel or timeout, which the answer reports.
+ * msgid: of the request.
+ * shards: layers, counted from its `shard`, that are loaded in every block with status 0.
+ * status: one byte a key, as known now; absent: unchanged since the last one, at first all 0. */
 #define UCM_MSG_PROGRESS(F, m)                                                                     \
     F(m, u64, msgid, REQ, 0, UCM_U32)                                                              \
     F(m, u64, shards, REQ, 1, UCM_MAX_SHARDS)                                                      \
     F(m, bin, status, OPT, 0, UCM_MAX_KEYS)
 #define UCM_PROGRESS "progress"
+
+/* Method dump. Copies blocks out of a region and stores them, and answers when every key has its
+ * status. Until then do not write to these blocks. A block that is answered OK is in DRAM, and
+ * reaches NVMe later. With durability 1, OK and EXISTS mean that the part is on stable storage;
+ * otherwise its status is 8. The dump that brings the last layer answers for the whole part.
+ *
+ * The bytes must be final: either the worker's writes are done, or `event` names a CUDA event
+ * recorded after the last write, for which the daemon waits. If the daemon can't open it, or the
+ * worker has another user, PID namespace or `/dev/shm`, the status is 7: wait for the event, then
+ * dump without it. Record the event before you send the request: CUDA reports an unrecorded one as
+ * signalled.
+ *
+ * Layer-wise: dump each layer once, in any order, on one connection, each request with its own
+ * event. The last layer publishes the part. A dump of all layers begins the part again if none of
+ * it is being copied.
+ * region: from `region.register`.
+ * keys: `key_bytes` each, concatenated.
+ * blocks: u32, little-endian, for each key: below the region's `blocks`.
+ * shard: first layer.
+ * shards: how many layers; 0: all from `shard` on.
+ * event: cuda: the bytes of a `cudaIpcEventHandle_t` to wait for; on `cpu` the status is 7.
+ * priority: higher first; at the same one, loads before dumps.
+ * deadline_ms: as in `load`.
+ * durability: enum ucm_durability.
+ * request: the engine's id of its request, for `trace`.
+ * plain: store in the base of an encoded namespace, raw; elsewhere no effect.
+ * computes: as in `load`. */
 #define UCM_MSG_DUMP(F, m)                                                                         \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -212,13 +422,21 @@ enum ucm_handle_kind {
     F(m, flag, plain, OPT, 0, 0)                                                                   \
     F(m, flag, computes, OPT, 0, 0)
 
+/* Values of `durability` in `dump`. */
 enum ucm_durability {
-    UCM_DURABILITY_DEFAULT = 0, /* as the connection opened the namespace; there 0 is DRAM */
+    UCM_DURABILITY_DEFAULT = 0, /* as this connection opened the namespace */
     UCM_DURABILITY_NVME = 1,    /* answered when the bytes are on stable storage */
     UCM_DURABILITY_DRAM = 2,    /* answered when they are in DRAM */
 };
 
-/* part: 0 means all, else part - 1. */
+/* Method prefetch. Brings complete blocks from NVMe or the shared tier into DRAM, without a region.
+ * No lease keeps them: they may be evicted again.
+ * ns: from `namespace.open`, `encoding.open` or `digest.open`.
+ * keys: `key_bytes` each, concatenated.
+ * part: 0: all parts; else the part plus 1.
+ * priority: higher first.
+ * deadline_ms: as in `load`.
+ * request: the engine's id of its request, for `trace`. */
 #define UCM_MSG_PREFETCH(F, m)                                                                     \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -226,17 +444,26 @@ enum ucm_durability {
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
-/* status: one byte a key, enum ucm_block_status. bytes: copied or read for this request. */
+
+/* status: one byte a key, in the order of the request: enum ucm_block_status.
+ * bytes: copied, read or built for this request. */
 #define UCM_MSG_BLOCKS_R(F, m)                                                                     \
     F(m, bin, status, REQ, 1, UCM_MAX_KEYS)                                                        \
     F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
+/* Method cancel. Stops a `load`, `load_prefix`, `fetch`, `dump`, `prefetch`, `digest.build`,
+ * `chain.append`, `chain.prefetch`, `select` or waiting `lookup` of this connection. That request
+ * still answers, with status 6 for what was not moved; a `select` answers CANCELLED. Copies that a
+ * device has begun finish.
+ * msgid: of the request to stop. */
 #define UCM_MSG_CANCEL(F, m) F(m, u64, msgid, REQ, 0, UCM_U32)
+
+/* cancelled: false: no such request is under way. */
 #define UCM_MSG_CANCEL_R(F, m) F(m, flag, cancelled, OPT, 0, 0)
 
 /* M(NAME, name, "method", params, result): the last two by the suffix that UCM_MESSAGES gives them,
- * or none. Results that are free_map are maps whose fields docs/protocol.md lists and which grow
- * from version to version (stats and what operators read). */
+ * or none. free_map: any map; the comment "Result of METHOD." lists its fields, and may get more within a
+ * protocol version. */
 #define UCM_METHODS(M)                                                                             \
     M(HELLO, hello, "hello", hello, hello_r)                                                       \
     M(NS_OPEN, ns_open, "namespace.open", ns_open, ns_open_r)                                      \
@@ -298,33 +525,48 @@ enum ucm_method {
         UCM_METHOD_COUNT
 };
 
-/* What a lookup does where the shared tier may have what this host lacks. */
+/* Values of `nowait` in `lookup`. */
 enum ucm_lookup_nowait {
-    UCM_LOOKUP_WAIT = 0,  /* it is answered when the shared tier has answered */
-    UCM_LOOKUP_LATER = 1, /* at once; `pending` says that the shared tier is being asked */
-    UCM_LOOKUP_HERE = 2,  /* at once; the shared tier is not asked */
+    UCM_LOOKUP_WAIT = 0,  /* answer when the shared tier has answered */
+    UCM_LOOKUP_LATER = 1, /* answer at once; `pending` says that the shared tier is being asked */
+    UCM_LOOKUP_HERE = 2,  /* answer at once, and don't ask the shared tier: the client gives up */
 };
 
-/* One byte a key in lookup's status. */
+/* Values of `status` in `lookup`. */
 enum ucm_lookup_status {
-    UCM_LOOKUP_MISS = 0,
+    UCM_LOOKUP_MISS = 0,   /* not cached, or not complete */
     UCM_LOOKUP_DRAM = 1,   /* every part lies in DRAM */
-    UCM_LOOKUP_NVME = 2,   /* every part is complete, at least one must be read from NVMe */
+    UCM_LOOKUP_NVME = 2,   /* complete, but a part must be read from NVMe */
     UCM_LOOKUP_SHARED = 3, /* or from the shared tier; 2 for clients that did not set `shared` */
 };
 
-/* One byte a key in the status of load, dump and prefetch, one an item in that of fetch. */
+/* Values of `status` of requests that move blocks. */
 enum ucm_block_status {
+    /* Moved. A dumped part is published once its other layers are there too. */
     UCM_BLOCK_OK = 0,
-    UCM_BLOCK_MISS = 1,        /* load, prefetch, fetch: not cached, or not whole */
-    UCM_BLOCK_FAILED = 2,      /* its read or its checksum failed: a miss, and the copy is gone */
-    UCM_BLOCK_NO_ROOM = 3,     /* DRAM is full of blocks in use, or a prefetch has read enough */
-    UCM_BLOCK_EXISTS = 4,      /* dump: complete already, nothing was copied */
-    UCM_BLOCK_IN_PROGRESS = 5, /* dump: another worker is storing this part; nothing was copied */
-    UCM_BLOCK_CANCELLED = 6,   /* cancelled or past its deadline before it was moved */
-    UCM_BLOCK_DEVICE = 7,      /* the copy failed on the device; a dumped block is not stored */
-    UCM_BLOCK_NOT_DURABLE = 8, /* dump: stored, but not known to be on stable storage as asked */
-    UCM_BLOCK_UNFIT = 9,       /* dump: the encoding can't hold these bytes; nothing is stored */
+    /* Load, prefetch, gather: not cached, not complete, or the shared tier did not answer in
+     * time. */
+    UCM_BLOCK_MISS = 1,
+    /* Its read or its checksum failed: treat it as a miss. That copy is gone. */
+    UCM_BLOCK_FAILED = 2,
+    /* Not moved: DRAM is full of blocks in use, an encryption key is still being read, or the
+     * prefetch has read half of the daemon's DRAM. */
+    UCM_BLOCK_NO_ROOM = 3,
+    /* Dump: the part is stored already; nothing was copied. */
+    UCM_BLOCK_EXISTS = 4,
+    /* Dump: nothing was copied. Another connection stores this part, one of these layers was dumped
+     * before, or the block was evicted and is still in use. */
+    UCM_BLOCK_IN_PROGRESS = 5,
+    /* Not moved before the cancel or the timeout. */
+    UCM_BLOCK_CANCELLED = 6,
+    /* The copy failed on the device. A dumped block is not stored. */
+    UCM_BLOCK_DEVICE = 7,
+    /* Durable dump: stored, but not known to be on stable storage, or an earlier run's copy was
+     * damaged and is gone. */
+    UCM_BLOCK_NOT_DURABLE = 8,
+    /* Dump: the encoding (`lossless`) can't hold these bytes; nothing is stored. Dump again with
+     * `plain`. */
+    UCM_BLOCK_UNFIT = 9,
 };
 
 /* ---- the structs ---- */

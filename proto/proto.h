@@ -1,4 +1,5 @@
-/* The wire, shared by both sides: frames, envelopes, messages. docs/protocol.md describes it.
+/* The wire, shared by both sides: frames, envelopes, messages. docs/protocol.md and docs/methods.md
+ * describe it.
  *
  * Promise: no byte of a peer makes this room allocate more than 100 bytes for each value that
  * the frame really holds, read past it, or recurse without bound. A frame is walked once (depth,

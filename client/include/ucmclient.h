@@ -333,8 +333,8 @@ UCM_API int ucm_shared_memory(size_t bytes, int *fd, void **address);
 
 /* A staging ring is a set of slices of a worker's GPU memory. The daemon copies whole slices over
  * the bus, and kernels of the worker scatter and gather them. libucmclient_cuda (ucmclient_cuda.h)
- * does all of this; the calls below are for authors of another companion. docs/protocol.md
- * describes the shared memory and its rules. */
+ * does all of this; the calls below are for authors of another companion.
+ * docs/design/mappings.md, "Staging rings", has the shared memory and its rules. */
 struct ucm_ring_registration;
 
 struct ucm_ring_spec {
@@ -618,7 +618,7 @@ UCM_API int ucm_evict(struct ucm_namespace *ns, const void *keys, uint32_t n_key
 
 /* ---- operators ---- */
 
-/* Calls any method of docs/protocol.md. params: a map packed as MessagePack; NULL and 0: an empty
+/* Calls any method of docs/methods.md. params: a map packed as MessagePack; NULL and 0: an empty
  * map. *result receives the packed result, for the caller to free(). */
 UCM_API int ucm_call(struct ucm_client *client, const char *method, const void *params,
                      size_t params_bytes, int timeout_ms, uint8_t **result, size_t *result_bytes);

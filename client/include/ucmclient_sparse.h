@@ -14,7 +14,7 @@
  * sentence that names the field. NaN and infinities in K and V are no errors: the digest of such a
  * block is *poisoned* and every selection takes it. In a query they are -UCM_EINVALID.
  *
- * Numbers are those of docs/protocol.md. Zeroed structs have every default, except where a
+ * Numbers are those of docs/methods.md. Zeroed structs have every default, except where a
  * field's comment names none. */
 #ifndef UCMCLIENT_SPARSE_H
 #define UCMCLIENT_SPARSE_H

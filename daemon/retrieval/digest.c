@@ -126,7 +126,7 @@ int space_builds(struct call *call, struct ns *base)
                          encoded.encoding);
 }
 
-/* docs/protocol.md, "Digests" has this. */
+/* docs/protocol.md, "Block summaries", has this. */
 static int derived_open(struct call *call, const struct ns *base,
                         const struct ucm_digest_plan *plan, struct ns **out)
 {

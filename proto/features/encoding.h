@@ -1,12 +1,26 @@
-/* The messages of encoded namespaces. As messages.h, which includes this. */
+/* The messages of encoded namespaces. The form is that of messages.h, which includes this. */
 #ifndef UCM_PROTO_FEATURES_ENCODING_H
 #define UCM_PROTO_FEATURES_ENCODING_H
 
 #include "proto/limits.h"
 
-/* Opens the namespace of the blocks of base namespace ns in another form. version: of the
- * encoding's definition; 0: the daemon's. k, v: tokens, heads and elements of a row; without v a
- * layer is one section. coded_bytes, plain_bytes: of a block with all its parts. */
+/* Method encoding.open. Opens the encoded namespace of a base namespace and answers its number
+ * (docs/protocol.md, "Encoded namespaces"). Dumps that name no durability are as durable as the
+ * base was opened when this was first called. Errors of `namespace.open` apply.
+ * Errors: UNSUPPORTED: the daemon lacks the encoding or this version: go on with the base; INVALID:
+ *   the encoding does not take these sizes or this dtype, the tensors are not the base's
+ *   `shard_bytes`, the base is encoded or holds summaries, or an encoded part is too large for the
+ *   arena.
+ * ns: the base, from `namespace.open`.
+ * encoding: `fp8`, `int8`, `q4` or `lossless`.
+ * version: of the encoding's definition; 0: the daemon's.
+ * dtype: of the raw form: `f16`, `bf16` or `fp8_e4m3`.
+ * k: of K in a layer: tokens, heads, elements of a row; MLA: the latent.
+ * v: likewise of V; absent: a layer is one tensor.
+ * order: of rows: 0: token after token, 1: head after head.
+ * axis: int8: 0: K has a scale for each row, 1: for each channel of a head.
+ * seed: q4: of its rotation.
+ * run: int8 with `axis` 1: tokens of K that share a scale; 0: all. */
 #define UCM_MSG_ENCODING_OPEN(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, str, encoding, REQ, 1, 16)                                                                \
@@ -18,6 +32,12 @@
     F(m, u64, axis, OPT, 0, 1)                                                                     \
     F(m, u64, seed, OPT, 0, UINT64_MAX)                                                            \
     F(m, u64, run, OPT, 0, UCM_U32)
+
+/* ns: the encoded namespace's number.
+ * fingerprint: docs/protocol.md, "Fingerprint".
+ * version: of the encoding.
+ * coded_bytes: of an encoded block, all parts.
+ * plain_bytes: of a block of the base, all parts. */
 #define UCM_MSG_ENCODING_OPEN_R(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                      \

@@ -1,5 +1,5 @@
-/* The messages of retrieval: namespaces of digests, chains, selections. As messages.h, which
- * includes this. */
+/* The messages of retrieval: block summaries, sequences, selections. The form is that of
+ * messages.h, which includes this. */
 #ifndef UCM_PROTO_FEATURES_RETRIEVAL_H
 #define UCM_PROTO_FEATURES_RETRIEVAL_H
 
@@ -7,10 +7,36 @@
 
 #include <stdint.h>
 
-/* Opens the namespace of the digests that `method` and its parameters make of base namespace ns.
- * The fields behind `method` are its parameters; the last ones are the shape of a layer's KV in its
- * shard (bytes from the shard's start). build: while this connection lives, digests are built of
- * parts that are stored in ns. */
+/* Method digest.open. Opens the namespace of the block summaries that a method makes of a base
+ * namespace, and answers its number (docs/protocol.md, "Block summaries"). Fields that the method
+ * does not use are ignored. Errors of `namespace.open` apply. Building while parts are stored is
+ * best effort; `digest_build_skipped` counts parts without a summary, because DRAM is full of
+ * blocks in use or 4,096 parts wait (3,072 of one tenant).
+ * Errors: INVALID: the method does not take these parameters, the shape reaches past `shard_bytes`,
+ *   or a part of summaries is too large for the arena.
+ * ns: the base, from `namespace.open`.
+ * method: 1 `mean`, 2 `submean`, 3 `box`, 4 `hash`, 5 `stats`, 6 `tokens`.
+ * kind: mean: 0 mean, 1 largest value, 2 mean of length 1.
+ * run: submean: tokens a mean; divides `block_tokens`.
+ * keep: submean: a bit for each RoPE pair of channels that stays; absent: all.
+ * pairs: submean with `keep`: a pair is 0: channels i and i + `head_dim` / 2, 1: 2i and 2i + 1.
+ * bits: hash: 64, 128 or 256 a token and KV head.
+ * rope_bits: hash with `rope_dim`: how many of them are of the rotated part.
+ * seed: hash: of its rotation.
+ * chosen: tokens: how many stand for the block, at most 32.
+ * rest: tokens: 1: with the mean of the other tokens, all in 4 bits a channel.
+ * dtype: of the KV: 0 float32, 1 float16, 2 bfloat16, 3 float8 e4m3.
+ * kv_heads: of a layer in a part.
+ * head_dim: channels of K.
+ * v_head_dim: channels of V; 0: no V.
+ * rope_dim: MLA: so many last channels of K are the rotated part.
+ * k_offset: of K from the layer's start, in bytes.
+ * k_token_stride: of K, bytes from a token to the next.
+ * k_head_stride: of K, bytes from a KV head to the next.
+ * v_offset: of V from the layer's start, in bytes.
+ * v_token_stride: of V, bytes from a token to the next.
+ * v_head_stride: of V, bytes from a KV head to the next.
+ * build: while this connection lives, build summaries of parts that anybody stores in the base. */
 #define UCM_MSG_DIGEST_OPEN(F, m)                                                                  \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, method, REQ, 1, 255)                                                                 \
@@ -35,12 +61,24 @@
     F(m, u64, v_token_stride, OPT, 0, UCM_U32)                                                     \
     F(m, u64, v_head_stride, OPT, 0, UCM_U32)                                                      \
     F(m, flag, build, OPT, 0, 0)
+
+/* ns: the summaries' namespace, also for `lookup`, `load`, `dump` and `region.register`.
+ * fingerprint: docs/protocol.md, "Fingerprint".
+ * shard_bytes: of a summary: one layer of one block. */
 #define UCM_MSG_DIGEST_OPEN_R(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                      \
     F(m, u64, shard_bytes, REQ, 1, 1u << 28)
 
-/* ns: from digest.open. part: 0 means all, else part - 1. Answers with blocks_r. */
+/* Method digest.build. Builds the summaries of blocks that have none, from any tier. A summary that
+ * another request builds is awaited. Status: OK: built; EXISTS; MISS: the block is not cached;
+ * FAILED: it can't be read; IN_PROGRESS: a worker's dump stores it; NO_ROOM: DRAM, or the tenant's
+ * `dram.most`, is full of blocks in use; CANCELLED.
+ * ns: from `digest.open`.
+ * keys: `key_bytes` each, concatenated.
+ * part: 0: all parts; else the part plus 1.
+ * priority: of reads; higher first.
+ * deadline_ms: as in `load`. */
 #define UCM_MSG_DIGEST_BUILD(F, m)                                                                 \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -48,23 +86,52 @@
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
 
-/* ns: from digest.open. A chain that is not used for lease_ms ends; 0: max_lease_ms. */
+/* Method chain.open. Opens a sequence without blocks (docs/protocol.md, "Sequences and
+ * selections").
+ * Errors: BUSY: the connection has 4096; NOT_FOUND: this connection did not open the namespace by
+ *   `digest.open`.
+ * ns: from `digest.open`.
+ * part: the part whose layers are selected from.
+ * lease_ms: the sequence ends when no request used it for so long; cut to `max_lease_ms`, as is 0.
+ */
 #define UCM_MSG_CHAIN_OPEN(F, m)                                                                   \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
     F(m, u64, lease_ms, OPT, 0, UCM_U32)
+
+/* Method chain.close. Ends a sequence, with its leases and summaries. Its append is stopped. */
+
+/* chain: the sequence, from `chain.open`. */
 #define UCM_MSG_CHAIN(F, m) F(m, u64, chain, REQ, 1, UCM_U32)
 
-/* Appends the prefix of the keys whose blocks are found in the base namespace. build: digests that
- * are missing are built. */
+/* Method chain.append. Appends the blocks of the keys up to the first that the base namespace
+ * lacks, and brings their summaries into DRAM. It answers when each summary is there or can't be.
+ * With a shared tier both namespaces are looked up there. After a cancel or timeout, appended
+ * blocks stay. All sequences together hold summaries in up to a quarter of the daemon's DRAM; those
+ * of one uid in three quarters of that, operators excepted.
+ * Errors: BUSY: the sequence has an append under way, or the connection's leases and sequences
+ *   cover 2^20 keys; INVALID: the sequence would have more than 2^20 blocks.
+ * chain: the sequence, from `chain.open`.
+ * keys: `key_bytes` each, concatenated, as the sequence goes on.
+ * build: build summaries that are nowhere.
+ * priority: of reads; higher first.
+ * deadline_ms: as in `load`. */
 #define UCM_MSG_CHAIN_APPEND(F, m)                                                                 \
     F(m, u64, chain, REQ, 1, UCM_U32)                                                              \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
     F(m, flag, build, OPT, 0, 0)                                                                   \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
-/* blocks: of the chain now. The other counts are of this call's keys; status: one byte a key, as
- * UCM_CHAIN_DIGEST says. */
+
+/* blocks: that the sequence has now.
+ * dram: of these keys: blocks wholly in DRAM.
+ * nvme: of these keys: blocks that must be read from NVMe.
+ * shared: of these keys: blocks that must be read from the shared tier.
+ * missing: of these keys: not appended.
+ * digests: of these keys: summaries that the sequence holds.
+ * built: how many of these were built meanwhile.
+ * status: one byte a key: enum ucm_lookup_status, 0 if not appended; plus 4 if the sequence holds
+ *   its summary. */
 #define UCM_MSG_CHAIN_APPEND_R(F, m)                                                               \
     F(m, u64, blocks, REQ, 0, UCM_MAX_CHAIN_BLOCKS)                                                \
     F(m, u64, dram, OPT, 0, UCM_MAX_KEYS)                                                          \
@@ -75,15 +142,39 @@
     F(m, u64, built, OPT, 0, UCM_MAX_KEYS)                                                         \
     F(m, bin, status, REQ, 1, UCM_MAX_KEYS)
 
-/* One byte a key in chain.append's status: enum ucm_lookup_status of its block, UCM_LOOKUP_MISS for
- * one that was not appended, and this bit if the chain holds its digest. */
+/* In chain.append's status: the sequence holds the block's summary. */
 #define UCM_CHAIN_DIGEST 4
 
-/* Row i asks for layer shards[i] of chain chains[i]. q: of each row `rows` queries of q_heads
- * heads, in the chains' head_dim; q_dtype: F32, F16 or BF16 of enum ucm_kv_dtype. The fields from
- * `metric` to `beta` say how blocks are scored, those from `policy` to `local_window_sz` which are
- * chosen. limit: blocks of a list, at most; 0: no limit. prefetch: 0, or priority + 1, then the
- * chosen blocks are brought into DRAM. */
+/* Method select. Chooses the blocks of sequences that a query wants, by their summaries
+ * (docs/protocol.md, "Sequences and selections"). Row i asks for layer `shards[i]` of sequence
+ * `chains[i]`; all are of one namespace. A row has one list with `heads` 1 or 2, else one for each
+ * KV head. Without `sparse_ratio`, `topk_tokens`, `min_blocks` and windows, top k chooses nothing.
+ * Errors: INVALID: `q` has another length than the rows take, or a NaN or infinity; `q_heads` is no
+ *   multiple of the KV heads; the answer could exceed a frame; CANCELLED, DEADLINE, SHUTDOWN: it
+ *   was stopped.
+ * chains: the rows' sequences, from `chain.open`.
+ * shards: the rows' layers.
+ * q: of each row, `rows` queries of `q_heads` heads of `head_dim` channels.
+ * q_dtype: 0 float32, 1 float16, 2 bfloat16.
+ * q_heads: query heads; those of a KV head follow one another.
+ * rows: queries of each row: the last so many tokens; 0: 1.
+ * metric: 0 inner product; 1 minus the squared distance; 2 inner product with the rounded query.
+ * reduce: over the queries of a KV head: 0 max, 1 mean, 2 sum of softmax.
+ * heads: over KV heads: 0 a list for each, 1 sum, 2 max.
+ * beta: softmax: scale of scores; 0: 1 / sqrt(`head_dim`), for `stats` and `tokens` with rest 1.
+ * policy: 0 top k, 1 mass.
+ * sparse_ratio: top k: fraction of the blocks.
+ * topk_tokens: top k: so many tokens' blocks, in place of `sparse_ratio`.
+ * min_blocks: top k: at least so many.
+ * eps: mass: the fraction of the weights that is enough.
+ * beta_m: mass: weights are exp(beta_m score); 0: as `beta`.
+ * limit: blocks of a list at most; 0: as many as the answer holds.
+ * init_window_sz: first blocks, always chosen.
+ * local_window_sz: last blocks, always chosen.
+ * scores: answer the chosen blocks' scores too.
+ * prefetch: not 0: afterwards prefetch the chosen blocks (16384 at most) with this priority plus 1;
+ *   `cancel` stops it.
+ * deadline_ms: as in `load`. */
 #define UCM_MSG_SELECT(F, m)                                                                       \
     F(m, u32s, chains, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
     F(m, u32s, shards, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
@@ -107,10 +198,12 @@
     F(m, flag, scores, OPT, 0, 0)                                                                  \
     F(m, u64, prefetch, OPT, 0, 8)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
-/* Lists by row, then by KV head unless `heads` made one of them. counts: u32 a list; index: u32 a
- * chosen block, scores: f32 a chosen block, list behind list. gone: chosen blocks that were left
- * out because they were evicted by name meanwhile. no_digest: blocks of the rows that have no
- * digest. */
+
+/* counts: u32 a list: how many blocks are chosen. Lists follow by row, then by KV head.
+ * index: u32 a chosen block: its place in the sequence, ascending in a list; lists concatenated.
+ * scores: float32 for each of `index`.
+ * gone: chosen blocks left out because they were evicted by name or purged since.
+ * no_digest: blocks of the rows without a summary, which are chosen before others. */
 #define UCM_MSG_SELECT_R(F, m)                                                                     \
     F(m, bin, counts, REQ, 4, UCM_MAX_FRAME_BYTES)                                                 \
     F(m, bin, index, REQ, 0, UCM_MAX_FRAME_BYTES)                                                  \
@@ -118,7 +211,13 @@
     F(m, u64, gone, OPT, 0, UCM_U32)                                                               \
     F(m, u64, no_digest, OPT, 0, UINT64_MAX)
 
-/* Brings these blocks of the chain's base into DRAM. index: u32 each. Answers with blocks_r. */
+/* Method chain.prefetch. Brings the sequence's part of blocks from NVMe or the shared tier into
+ * DRAM. A block that was evicted by name is a MISS. `prefetch_useful` and `prefetch_useless` count
+ * the outcome.
+ * chain: the sequence, from `chain.open`.
+ * index: u32, little-endian, a block: its place in the sequence.
+ * priority: higher first.
+ * deadline_ms: as in `load`. */
 #define UCM_MSG_CHAIN_PREFETCH(F, m)                                                               \
     F(m, u64, chain, REQ, 1, UCM_U32)                                                              \
     F(m, bin, index, REQ, 4, UCM_BLOCKS_BYTES)                                                     \

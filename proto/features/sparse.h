@@ -1,5 +1,5 @@
-/* The messages of workers that decode sparsely: fetches into pools, and windows; and those that
- * tell of memory that the daemon shares: windows and hints. As messages.h, which includes this. */
+/* The messages of workers that decode sparsely: gathers into GPU block pools, and shared mappings;
+ * and of advisory lookup tables. The form is that of messages.h, which includes this. */
 #ifndef UCM_PROTO_FEATURES_SPARSE_H
 #define UCM_PROTO_FEATURES_SPARSE_H
 
@@ -11,8 +11,25 @@
 
 /* ---- fetches ---- */
 
-/* Copies shards into slots of a pool. items: u32 index, shard, slot each, little-endian. index
- * counts the chain's blocks or, without a chain, the keys. */
+/* Method fetch. Gathers single layers of blocks into entries of a GPU block pool, and answers when
+ * every item has its status. No entry may be named twice; a layer may go to several. Until the
+ * answer neither read nor write these entries; afterwards only those with status 0 hold what was
+ * asked for.
+ *
+ * The blocks are those of a sequence of the pool's namespace and part or, without `chain`, `keys`,
+ * which may be of several sequences. A block of a sequence that was evicted by name is a MISS.
+ * Closing the sequence does not end the gather.
+ *
+ * What is not in DRAM is read once. If only NVMe has a part, and the layers from the first to the
+ * last named are less than half of it, only these are read, and the part stays below. Otherwise,
+ * and once gathers have read as many bytes as it has, it is read whole and stays in DRAM.
+ * Errors: INVALID: there is no such index, layer or entry, or more than 16384 different blocks.
+ * region: a GPU block pool, from `region.register`.
+ * chain: the sequence, from `chain.open`; 0: none.
+ * keys: `key_bytes` each, concatenated.
+ * items: three u32, little-endian, an item: index (in the sequence or in `keys`), layer, entry.
+ * priority: higher first.
+ * deadline_ms: as in `load`. */
 #define UCM_MSG_FETCH(F, m)                                                                        \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, u64, chain, OPT, 0, UCM_U32)                                                              \
@@ -20,28 +37,57 @@
     F(m, bin, items, REQ, UCM_FETCH_ITEM_BYTES, UCM_MAX_FETCH_ITEMS *UCM_FETCH_ITEM_BYTES)         \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
-/* status: one byte an item, enum ucm_block_status. */
+
+/* status: one byte an item: enum ucm_block_status.
+ * bytes: copied for this request; of encoded blocks, as stored. */
 #define UCM_MSG_FETCH_R(F, m)                                                                      \
     F(m, bin, status, REQ, 1, UCM_MAX_FETCH_ITEMS)                                                 \
     F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
 /* ---- windows ---- */
 
-/* Memory of the daemon that holds blocks of part `part` of namespace ns, for the client's process
- * to read. The answer brings one descriptor: the table of generations (proto/memory/window.h).
- * budget: window.size now, of all tenants. */
+/* Method window.open. Opens a shared mapping of a part of a namespace (docs/design/mappings.md,
+ * "Shared mappings"). The answer brings one descriptor: the table of generations.
+ * Errors: INVALID: the connection has one already; UNSUPPORTED: `window.size` is 0, or the
+ *   namespace is encoded; DENIED: another tenant's namespace; BUSY: the connection has 256.
+ * ns: from `namespace.open`.
+ * part: the rank's part of each block. */
 #define UCM_MSG_WINDOW_OPEN(F, m)                                                                  \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)
+
+/* window: the shared mapping's number.
+ * extent_bytes: of each slab: the size of its memfd.
+ * slot_bytes: from a slot to the next: the part's bytes, padded to 4096.
+ * extents: slabs' numbers are below this.
+ * budget: `window.size` now, for all tenants. */
 #define UCM_MSG_WINDOW_OPEN_R(F, m)                                                                \
     F(m, u64, window, REQ, 1, UCM_U32)                                                             \
     F(m, u64, extent_bytes, REQ, 4096, 1ull << 40)                                                 \
     F(m, u64, slot_bytes, REQ, 4096, 1ull << 40)                                                   \
     F(m, u64, extents, REQ, 1, UCM_MAX_WINDOW_EXTENTS)                                             \
     F(m, u64, budget, OPT, 0, UINT64_MAX)
+
+/* Method window.close. Ends a shared mapping with its pins. Unmap it first. */
+
+/* window: from `window.open`. */
 #define UCM_MSG_WINDOW(F, m) F(m, u64, window, REQ, 1, UCM_U32)
 
-/* Brings blocks [first, first + n) of the chain into the window and keeps them there. */
+/* Method window.pin. Brings blocks `first` to `first` + `n` - 1 of a sequence into the shared
+ * mapping and keeps them there. It answers when each has a place or can't get one. A block that
+ * does not fit, that the uid may not pin, or that has not come by the timeout has slab 0xffffffff;
+ * that is no error.
+ *
+ * The answer brings a descriptor for each of `lent`: slabs that this mapping has not got yet, or
+ * has released. With more than 64, `more` says that the answer covers only as many blocks as
+ * `places` has.
+ * Errors: INVALID: the sequence is not of the mapping's namespace and part, or has no such blocks.
+ * window: from `window.open`.
+ * chain: the sequence, from `chain.open`.
+ * first: a block's place in the sequence.
+ * n: so many blocks, all of the sequence.
+ * priority: of reads; higher first.
+ * deadline_ms: as in `load`. */
 #define UCM_MSG_WINDOW_PIN(F, m)                                                                   \
     F(m, u64, window, REQ, 1, UCM_U32)                                                             \
     F(m, u64, chain, REQ, 1, UCM_U32)                                                              \
@@ -49,10 +95,13 @@
     F(m, u64, n, REQ, 1, UCM_MAX_KEYS)                                                             \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
-/* places: struct ucm_wire_place for each block. lent: extents of the window whose descriptors come
- * with the answer, in this order. more: the answer covers only the first blocks; ask for the others
- * again. moved, read: blocks that were copied within DRAM, that were read from a lower tier.
- * missing: that are not cached. */
+
+/* places: 16 bytes for each block: docs/design/mappings.md, "Shared mappings".
+ * lent: slabs whose descriptors come with the answer, in this order.
+ * more: ask for the rest again.
+ * moved: blocks that were copied within DRAM.
+ * read: blocks that were read from a lower tier.
+ * missing: blocks that are not cached any more, or can't be read. */
 #define UCM_MSG_WINDOW_PIN_R(F, m)                                                                 \
     F(m, bin, places, REQ, 0, UCM_PLACES_BYTES)                                                    \
     F(m, u32s, lent, OPT, 0, UCM_MAX_FRAME_FDS)                                                    \
@@ -60,16 +109,34 @@
     F(m, u64, moved, OPT, 0, UCM_MAX_KEYS)                                                         \
     F(m, u64, read, OPT, 0, UCM_MAX_KEYS)                                                          \
     F(m, u64, missing, OPT, 0, UCM_MAX_KEYS)
+
+/* Method window.unpin. Ends pins. Blocks of the range that are not pinned are passed over.
+ * window: from `window.open`.
+ * chain: the sequence, from `chain.open`.
+ * first: a block's place in the sequence.
+ * n: so many blocks; those beyond the sequence's end are passed over. */
 #define UCM_MSG_WINDOW_UNPIN(F, m)                                                                 \
     F(m, u64, window, REQ, 1, UCM_U32)                                                             \
     F(m, u64, chain, REQ, 1, UCM_U32)                                                              \
     F(m, u64, first, OPT, 0, UCM_MAX_CHAIN_BLOCKS - 1)                                             \
     F(m, u64, n, REQ, 1, UCM_MAX_CHAIN_BLOCKS)
-/* The client has unmapped these. */
+
+/* Method window.release. Says that the client has unmapped these slabs, so that they no longer
+ * count as granted to it. A later pin may bring a descriptor again.
+ * Errors: INVALID: one of them was not granted to this mapping, or was released before; nothing is
+ *   released.
+ * window: from `window.open`.
+ * extents: slabs, each once. */
 #define UCM_MSG_WINDOW_RELEASE(F, m)                                                               \
     F(m, u64, window, REQ, 1, UCM_U32)                                                             \
     F(m, u32s, extents, REQ, 1, UCM_MAX_REVOKED)
-/* The notification: the daemon wants these back within deadline_ms. */
+
+/* Notification window.revoke of window.release. The daemon wants slabs back. It has ended their
+ * pins, and readers miss their blocks. Unmap them, then call `window.release`. After the timeout,
+ * `window_overdue_bytes` counts them, and the daemon ends the connection.
+ * window: from `window.open`.
+ * extents: the slabs.
+ * deadline_ms: so much time is left. */
 #define UCM_MSG_WINDOW_REVOKE(F, m)                                                                \
     F(m, u64, window, REQ, 1, UCM_U32)                                                             \
     F(m, u32s, extents, REQ, 1, UCM_MAX_REVOKED)                                                   \
@@ -78,10 +145,17 @@
 
 /* ---- hints ---- */
 
-/* The table of a namespace's blocks. The answer brings one descriptor: the table
- * (proto/memory/hint.h), of `bytes` bytes. shared: a block that is not in the table may lie on the
- * shared tier all the same. */
+/* Method hints.open. Opens a namespace's advisory lookup table (docs/design/mappings.md, "Lookup
+ * tables"). The answer brings one descriptor: the table. The first request has it filled; it is
+ * live some milliseconds later, a second for millions of blocks. Ask again when it is superseded.
+ * An encoded namespace's table has its encoded blocks; raw ones are in the base's.
+ * Errors: DENIED: another tenant's namespace; BUSY: 1024 namespaces have tables, or a quarter as
+ *   many as the daemon may have descriptors.
+ * ns: from `namespace.open`, `encoding.open` or `digest.open`. */
 #define UCM_MSG_HINTS_OPEN(F, m) F(m, u64, ns, REQ, 1, UCM_U32)
+
+/* bytes: of the file.
+ * shared: the daemon has a shared tier, where blocks may lie that are not in the table. */
 #define UCM_MSG_HINTS_OPEN_R(F, m)                                                                 \
     F(m, u64, bytes, REQ, 4096, 1ull << 40)                                                        \
     F(m, flag, shared, OPT, 0, 0)

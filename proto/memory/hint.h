@@ -1,6 +1,6 @@
 /* The table of hints that the daemon shares with the workers of a namespace: which of its blocks
  * are complete, and in which tier. The daemon writes it, in a memfd; workers map it read-only and
- * look keys up without asking. docs/protocol.md, "Hints", describes it.
+ * look keys up without asking. docs/design/mappings.md, "Lookup tables", describes it.
  *
  * A bucket is a cache line: how far behind it entries lie that belong into it, and 7 entries, each
  * one atomic word. A key's entry is in its own bucket or, if that was full, in one of the 15 behind

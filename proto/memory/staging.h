@@ -1,6 +1,7 @@
 /* The memory that the daemon and a worker's CUDA companion share to move copies through a staging
  * ring: slices of the worker's GPU memory. The worker creates it (a sealed memfd, a new one for
- * every ring.register) and sends it; both map it. docs/protocol.md, "Rings", describes it.
+ * every ring.register) and sends it; both map it. docs/design/mappings.md, "Staging rings",
+ * describes it.
  *
  * Each slice has an order and one state word. The daemon writes the order and posts it. The
  * companion claims the order, moves the slice with one kernel and says done, or refuses. The daemon

@@ -1,6 +1,6 @@
 /* The table of generations that the daemon and a worker with a window share. The daemon writes it,
- * in a memfd of the tenant's own; workers map it read-only. docs/protocol.md, "Windows", describes
- * it.
+ * in a memfd of the tenant's own; workers map it read-only. docs/design/mappings.md, "Shared
+ * mappings", describes it.
  *
  * Each slot of the tenant's extents has a generation. An even one other than 0 names bytes that do
  * not change while it stands; an odd one says that they may change. The daemon makes it odd before

@@ -71,7 +71,7 @@ class Oracle:
 
 
 def choice(scores, ask):
-    """What docs/protocol.md says: the windows, then the blocks that can't be judged, then the best; `limit` at most."""
+    """What docs/design/retrieval.md says: the windows, then the blocks that can't be judged, then the best; `limit` at most."""
     n = len(scores)
     room = min(ask["limit"] or n, n)
     inside = sorted(methods.windows(n, ask["init_window_sz"], ask["local_window_sz"]))

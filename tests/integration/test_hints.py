@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Hints: an outsider who reads the table as docs/protocol.md says, and the client library, beside lookups: through the tiers,
+"""Hints: an outsider who reads the table as docs/design/mappings.md says, and the client library, beside lookups: through the tiers,
 growth, a daemon that ends or is killed, and clients that would write."""
 
 import contextlib

@@ -16,7 +16,7 @@
 
 #define STORED 4u /* by another host */
 #define ASKED 6u
-#define UNDER_WAY 64u /* of a connection: docs/protocol.md, lookup */
+#define UNDER_WAY 64u /* of a connection: docs/methods.md, lookup */
 #define CALL_MS 30000
 
 static struct host host;

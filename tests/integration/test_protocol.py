@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""docs/protocol.md against a real daemon, through second_client.py: what the page says is what happens.
+"""docs/protocol.md and docs/methods.md against a real daemon, through second_client.py: what the pages say is what happens.
 
 Here: vectors, the session byte by byte, frames, and every parameter, bound and field of every method. What becomes of
 blocks is in test_protocol_blocks.py.
@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import pickle
+import re
 import signal
 import struct
 import time
@@ -19,7 +20,7 @@ import msgpack
 
 from second_client import (BIG, BUSY, DEADLINE, DEMO, DENIED, DEVICE, INVALID, NOT_FOUND, NO_ROOM, OK, OTHER_UID, PAGE,
                            NO_METHOD, TIMEOUT_S, UCMD, UNSUPPORTED, Case, Client, Closed, Pool, Refused, bounds,
-                           fingerprint_form, fits, frame, keys, memfd, pack, pickled, u32)
+                           fingerprint_form, fits, frame, keys, memfd, pack, pickled, required, u32)
 
 SUITE_TIMEOUT_S = 300
 
@@ -160,7 +161,7 @@ class Frames(Case):
         self.assertEqual(answer["version"], PAGE.limits["protocol version"])
         self.assertLessEqual(answer["max_frame_bytes"], PAGE.limits["bytes of a frame's body"])
         self.assertLessEqual(answer["max_keys"], PAGE.limits["keys of a request"])
-        self.assertLessEqual(answer["max_deadline_ms"], PAGE.limits["milliseconds of a deadline"])
+        self.assertLessEqual(answer["max_deadline_ms"], PAGE.limits["milliseconds of a timeout"])
         self.assertEqual(answer["instance"], self.client().limits["instance"])
         self.assertTrue(answer["admin"])  # as the daemon's own uid
 
@@ -255,10 +256,10 @@ class Requests(Case):
 
     def wrong(self, params, table):
         """Params with one field each that breaks its row of the page's table."""
-        for name, (kind, need, words, *_) in table.items():
-            limit = bounds(words)
+        for name, (words, *_) in table.items():
+            limit, kind = bounds(words), re.match(r"[a-z]+", words)[0]
             values = [None, 1, -1, 1.5, True, "x" * 16, b"x" * 16, [1], {}]
-            values = [value for value in values if value == -1 or not fits(value, kind, "")]
+            values = [value for value in values if value == -1 or not fits(value, kind)]
             if limit and kind == "float":
                 values += [limit[0] - 0.5, limit[1] * 1.001, float("nan"), float("inf")]
             elif limit and kind == "uint":
@@ -268,7 +269,7 @@ class Requests(Case):
                 values += [unit * count for count in (limit[0] - 1, limit[1] + 1) if count >= 0]
             for value in values:
                 yield dict(params, **{name: value})
-            if need == "required":
+            if required(words):
                 yield {other: params[other] for other in params if other != name}
         yield dict(params, unknown=0)
 
@@ -282,7 +283,7 @@ class Requests(Case):
         for method, params in good.items():
             fds = [fd] if method in ("region.register", "ring.register") else []
             wrongs = list(self.wrong(params, PAGE.tables[method, "param"]))
-            for field, nested in (("handles", "in a handle"), ("planes", "in a plane")) if "planes" in params else ():
+            for field, nested in (("handles", "in handles"), ("planes", "in planes")) if "planes" in params else ():
                 wrongs += [dict(params, **{field: [entry] + params[field][1:]})
                            for entry in self.wrong(params[field][0], PAGE.tables[method, nested])]
             for bad in wrongs:

@@ -40,7 +40,7 @@ class Reader(Client):
         del self.input[:need]
         message = msgpack.unpackb(body, raw=False)
         if message[0] == 2 and message[1] == "window.revoke":
-            PAGE.check_map("window.release", "in a revocation", message[2])
+            PAGE.check_map("window.release", "in window.revoke", message[2])
             self.revoked += message[2]["extents"]
             return self.receive()
         return body

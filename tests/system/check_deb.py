@@ -43,7 +43,7 @@ class Packages(Case):
             shutil.copy(package, cls.layer + "/opt/first")
             later(package, cls.layer + "/opt/second")
         for name in ("tests/system/worker.py", "tests/integration/second_client.py", "tests/integration/daemon.py",
-                     "docs/protocol.md"):
+                     "docs/protocol.md", "docs/methods.md"):
             target = f"{cls.layer}{TREE}/{name}"
             os.makedirs(os.path.dirname(target), exist_ok=True)
             shutil.copy(os.path.join(TOP, name), target)

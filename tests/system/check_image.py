@@ -25,7 +25,8 @@ except ImportError:
 CONTAINER = os.path.join(TOP, "config/container")
 DEBIAN = os.path.join(BUILD, "debian.tar")
 IMAGES = ("docker.io/library/debian:12", "docker.io/library/debian:12-slim")
-CLIENT = ("tests/system/worker.py", "tests/integration/second_client.py", "tests/integration/daemon.py", "docs/protocol.md")
+CLIENT = ("tests/system/worker.py", "tests/integration/second_client.py", "tests/integration/daemon.py", "docs/protocol.md",
+          "docs/methods.md")
 MEMORY = 1 << 30  # frames and requests may take half of it
 # Instead of a file. The manifest's sizes are those of a node.
 SMALL = {"UCMD_ARENA_SIZE": "64MiB", "UCMD_ARENA_EXTENT": "1MiB", "UCMD_NVME_SIZE": "64MiB", "UCMD_NVME_SEGMENT": "4MiB",

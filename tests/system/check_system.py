@@ -39,7 +39,7 @@ def install(folder):
     subprocess.run(["make", "-s", "-C", TOP, "install", f"DESTDIR={folder}", "PREFIX=/usr"], check=True,
                    env=environment, stdout=subprocess.DEVNULL)
     for name in ("tests/system/worker.py", "tests/integration/second_client.py", "tests/integration/daemon.py",
-                 "docs/protocol.md"):
+                 "docs/protocol.md", "docs/methods.md"):
         target = f"{folder}{TREE}/{name}"
         os.makedirs(os.path.dirname(target), exist_ok=True)
         shutil.copy(os.path.join(TOP, name), target)

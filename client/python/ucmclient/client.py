@@ -221,7 +221,7 @@ class Client(_Handle):
         check(lib.ucm_release(self.handle, lease, _timeout(timeout)))
 
     def call(self, method: str, params: bytes, timeout: Optional[float] = None) -> bytes:
-        """Calls any method of docs/protocol.md: a packed map for a packed map."""
+        """Calls any method of docs/methods.md: a packed map for a packed map."""
         out, n = c_void_p(), c_size_t()
         check(lib.ucm_call(self.handle, method.encode(), params, len(params), _timeout(timeout), byref(out), byref(n)))
         try:

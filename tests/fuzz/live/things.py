@@ -77,7 +77,7 @@ def method_of(op):
 
 TIMED = {"prefetch", "digest.build", "chain.append", "chain.prefetch"}  # they take a deadline and a priority
 
-# What act_* and the words above may call: docs/protocol.md has the methods, and test_live.py compares.
+# What act_* and the words above may call: docs/methods.md has the methods, and test_live.py compares.
 METHODS = {
     "hello", "namespace.open", "region.register", "region.unregister", "region.challenge", "ring.register", "ring.unregister", "lookup", "release",
     "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",

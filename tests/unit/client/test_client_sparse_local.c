@@ -163,7 +163,7 @@ Test(sparse_local, a_selection_is_scores_and_a_choice)
     }
 }
 
-/* As over the wire: docs/protocol.md, select. */
+/* As over the wire: docs/methods.md, select. */
 Test(sparse_local, mass_without_a_beta_takes_the_digests)
 {
     struct ucm_sparse_score score = score_of(UCM_SPARSE_HEADS_SUM);

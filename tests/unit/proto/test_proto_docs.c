@@ -1,5 +1,6 @@
-/* docs/protocol.md against the tables: every method, field, bound, limit and error that the code has stands there. A failure
- * says what the page should hold. Its frames and vectors: tests/integration/test_protocol.py. */
+/* docs/methods.md and docs/protocol.md against the tables: every method, field, bound, limit and error that the code has
+ * stands there. So what `make docs` reads in the headers is what the compiler reads. Frames and vectors:
+ * tests/integration/test_protocol.py. */
 #include "proto/tables.h"
 #include "tests/unit/proto/docs_page.h"
 
@@ -10,93 +11,130 @@
 #include <string.h>
 
 #define PAGE "docs/protocol.md"
-static char *page;
+#define METHODS "docs/methods.md"
+static char *page, *methods;
 
 static void page_read(void)
 {
     page = docs_page_read(PAGE);
+    methods = docs_page_read(METHODS);
 }
 
 static void page_free(void)
 {
     free(page);
+    free(methods);
 }
 
 TestSuite(proto_docs, .init = page_read, .fini = page_free);
 
 /* ---- tables ---- */
 
-static const struct {
-    const char *name, *unit;
-} kinds[] = {
-    [PROTO_KIND_u64] = {"uint", ""},
-    [PROTO_KIND_str] = {"str", " bytes"},
-    [PROTO_KIND_bin] = {"bin", " bytes"},
-    [PROTO_KIND_flag] = {"bool", ""},
-    [PROTO_KIND_f64] = {"float", ""},
-    [PROTO_KIND_u32s] = {"array of uint", " entries"},
-    [PROTO_KIND_handles] = {"array of handle", " entries"},
-    [PROTO_KIND_planes] = {"array of plane", " entries"},
+static const char *const kinds[] = {
+    [PROTO_KIND_u64] = "uint",
+    [PROTO_KIND_str] = "str",
+    [PROTO_KIND_bin] = "bin",
+    [PROTO_KIND_flag] = "bool",
+    [PROTO_KIND_f64] = "float",
+    [PROTO_KIND_u32s] = "array of uint",
+    [PROTO_KIND_handles] = "array of map",
+    [PROTO_KIND_planes] = "array of map",
 };
 
-/* "| `keys` | bin | required | 16 to 524288 bytes |" */
-static void row_text(const struct proto_field *f, char *out, size_t room)
+/* "16", "2^32-1" */
+static void number_text(uint64_t n, char out[32])
 {
-    const char *unit = kinds[f->kind].unit;
-    char bounds[64];
+    uint64_t more = n + 1;
 
-    if (f->kind == PROTO_KIND_flag)
-        snprintf(bounds, sizeof(bounds), "true, false");
-    else if (f->min == f->max)
-        snprintf(bounds, sizeof(bounds), "%" PRIu64 "%s", f->min, unit);
+    if (n >= 1u << 30 && (n & more) == 0)
+        snprintf(out, 32, "2^%d-1", more ? __builtin_ctzll(more) : 64);
+    else if (n >= 1u << 30 && (n & (n - 1)) == 0)
+        snprintf(out, 32, "2^%d", __builtin_ctzll(n));
     else
-        snprintf(bounds, sizeof(bounds), "%" PRIu64 " to %" PRIu64 "%s", f->min, f->max, unit);
-    snprintf(out, room, "| `%s` | %s | %s | %s |", f->name, kinds[f->kind].name,
-             f->required ? "required" : "optional", bounds);
+        snprintf(out, 32, "%" PRIu64, n);
 }
 
-/* The text from a heading to the next one of its level. Freed by the caller. */
-static char *section(const char *heading)
+/* "| `keys` | bin? 16..524288 |" */
+static void row_text(const struct proto_field *f, char *out, size_t room)
 {
-    const char *begin = strstr(page, heading), *end;
+    char min[32], max[32], bounds[80] = "";
 
-    cr_assert_not_null(begin, PAGE " has no heading \"%s\"", heading + 1);
+    number_text(f->min, min);
+    number_text(f->max, max);
+    if (f->kind == PROTO_KIND_flag ||
+        (f->kind == PROTO_KIND_u64 && f->min == 0 && f->max == UINT64_MAX))
+        bounds[0] = '\0';
+    else if (f->min == f->max)
+        snprintf(bounds, sizeof(bounds), " %s", min);
+    else
+        snprintf(bounds, sizeof(bounds), " %s..%s", min, max);
+    snprintf(out, room, "| `%s` | %s%s%s |", f->name, kinds[f->kind], f->required ? "" : "?",
+             bounds);
+}
+
+/* The text of a method, from its heading to the next. Freed by the caller. */
+static char *section(const char *method)
+{
+    const char *begin, *end;
+    char heading[64];
+
+    snprintf(heading, sizeof(heading), "\n### `%s`\n", method);
+    begin = strstr(methods, heading);
+    cr_assert_not_null(begin, METHODS " has no heading \"%s\"", heading + 1);
     end = strstr(begin + strlen(heading), "\n### ");
     return end ? strndup(begin, (size_t)(end - begin)) : strdup(begin);
 }
 
-static void assert_rows(const char *text, const char *where, const struct proto_message *m)
+/* other: another section, or NULL. */
+static void assert_rows(const char *text, const char *other, const char *where,
+                        const struct proto_message *m)
 {
     const struct proto_field *f = m->fields;
     char row[200];
 
     for (uint32_t i = 0; i < m->n_fields; i++, f++) {
         row_text(f, row, sizeof(row));
-        cr_assert_not_null(strstr(text, row), PAGE ", \"%s\" lacks: %s", where, row);
+        cr_assert(strstr(text, row) || (other && strstr(other, row)), METHODS ", \"%s\" lacks: %s",
+                  where, row);
     }
+}
+
+/* Rows stand in the method's section, or in that of the method which "Params: as in [`NAME`]" names
+ * there, or the same of results. */
+static void assert_table(const char *method, const char *begins, const struct proto_message *m)
+{
+    char *text = section(method), *same = strstr(text, begins), *other = NULL, name[64];
+
+    if (same) {
+        same += strlen(begins);
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(same, "`"), same);
+        other = section(name);
+    }
+    assert_rows(text, other, method, m);
+    free(text);
+    free(other);
+}
+
+static void assert_inner(const char *method, const char *name, const struct proto_message *m)
+{
+    char *text = section(method);
+
+    assert_rows(text, NULL, name, m);
+    free(text);
 }
 
 Test(proto_docs, every_method_and_field_is_told)
 {
-    char heading[64], *text;
-
     for (int i = 0; i < UCM_METHOD_COUNT; i++) {
         const char *name = proto_methods[i].name.p;
 
-        snprintf(heading, sizeof(heading), "\n### `%s`\n", name);
-        text = section(heading);
-        assert_rows(text, name, proto_methods[i].params);
-        assert_rows(text, name, proto_methods[i].result);
-        if (i == UCM_METHOD_REGION_REGISTER) {
-            assert_rows(text, name, &proto_handle);
-            assert_rows(text, name, &proto_plane);
-        }
-        if (i == UCM_METHOD_LOAD)
-            assert_rows(text, UCM_PROGRESS, &proto_progress);
-        if (i == UCM_METHOD_WINDOW_RELEASE)
-            assert_rows(text, UCM_WINDOW_REVOKE, &proto_window_revoke);
-        free(text);
+        assert_table(name, "\nParams: as in [`", proto_methods[i].params);
+        assert_table(name, "\nResults: as in [`", proto_methods[i].result);
     }
+    assert_inner("region.register", "handles", &proto_handle);
+    assert_inner("region.register", "planes", &proto_plane);
+    assert_inner("load", UCM_PROGRESS, &proto_progress);
+    assert_inner("window.release", UCM_WINDOW_REVOKE, &proto_window_revoke);
 }
 
 Test(proto_docs, every_error_is_told)
@@ -126,18 +164,18 @@ Test(proto_docs, every_limit_is_told)
         {"bytes of a key, at least", UCM_MIN_KEY_BYTES},
         {"bytes of a key, at most", UCM_MAX_KEY_BYTES},
         {"keys of a request", UCM_MAX_KEYS},
-        {"items of a fetch", UCM_MAX_FETCH_ITEMS},
+        {"items of a gather", UCM_MAX_FETCH_ITEMS},
         {"bytes of a name", UCM_MAX_NAME_BYTES},
         {"bytes of a salt", UCM_MAX_SALT_BYTES},
         {"parts of a block", UCM_MAX_PARTS},
-        {"shards of a part", UCM_MAX_SHARDS},
+        {"layers of a part", UCM_MAX_SHARDS},
         {"planes of a region", UCM_MAX_PLANES},
         {"handles of a region", UCM_MAX_HANDLES},
         {"bytes of a CUDA IPC handle", UCM_MAX_HANDLE_BYTES},
         {"bytes of a nonce", UCM_NONCE_BYTES},
         {"rows of a selection", UCM_MAX_SELECT_ROWS},
-        {"blocks of a chain", UCM_MAX_CHAIN_BLOCKS},
-        {"milliseconds of a deadline", UCM_DEADLINE_MS},
+        {"blocks of a sequence", UCM_MAX_CHAIN_BLOCKS},
+        {"milliseconds of a timeout", UCM_DEADLINE_MS},
     };
     char row[100];
 

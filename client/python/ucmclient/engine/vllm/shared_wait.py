@@ -16,7 +16,7 @@ from ...client import Nowait, PrefixHits
 from .link import Link
 from .settings import Settings
 
-#: So many requests are looked for at once, fewer than the daemon lets a connection have under way (docs/protocol.md, lookup). The others
+#: So many requests are looked for at once, fewer than the daemon lets a connection have under way (docs/methods.md, lookup). The others
 #: wait for their turn.
 _MOST = 48
 #: Seconds until the daemon is asked again: at first, and at most. Of many requests one is asked for each _APART.
