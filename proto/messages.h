@@ -1,7 +1,7 @@
 /* Every message of the wire, declared once, here and in proto/features/. From each list come a C
  * struct, an encoder and a decoder (proto.h), so client and daemon cannot disagree. From the
- * comments in front of the lists `make docs` writes docs/methods.md, and fails where a method, field
- * or value has no meaning. Their form:
+ * comments in front of the lists `make docs` writes docs/methods.md, and fails where a method,
+ * field or value has no meaning. Their form:
  *
  * - "Method NAME." and what it does: sentences, in paragraphs. It stands in front of the method's
  *   parameters, or alone. "Callers:" names who may call it, if not every client may; "Errors:" what
@@ -462,8 +462,8 @@ enum ucm_durability {
 #define UCM_MSG_CANCEL_R(F, m) F(m, flag, cancelled, OPT, 0, 0)
 
 /* M(NAME, name, "method", params, result): the last two by the suffix that UCM_MESSAGES gives them,
- * or none. free_map: any map; the comment "Result of METHOD." lists its fields, and may get more within a
- * protocol version. */
+ * or none. free_map: any map; the comment "Result of METHOD." lists its fields, which may become
+ * more within a protocol version. */
 #define UCM_METHODS(M)                                                                             \
     M(HELLO, hello, "hello", hello, hello_r)                                                       \
     M(NS_OPEN, ns_open, "namespace.open", ns_open, ns_open_r)                                      \
@@ -534,10 +534,11 @@ enum ucm_lookup_nowait {
 
 /* Values of `status` in `lookup`. */
 enum ucm_lookup_status {
-    UCM_LOOKUP_MISS = 0,   /* not cached, or not complete */
-    UCM_LOOKUP_DRAM = 1,   /* every part lies in DRAM */
-    UCM_LOOKUP_NVME = 2,   /* complete, but a part must be read from NVMe */
-    UCM_LOOKUP_SHARED = 3, /* or from the shared tier; 2 for clients that did not set `shared` */
+    UCM_LOOKUP_MISS = 0, /* not cached, or not complete */
+    UCM_LOOKUP_DRAM = 1, /* every part lies in DRAM */
+    UCM_LOOKUP_NVME = 2, /* complete, but a part must be read from NVMe */
+    /* complete, but a part must be read from the shared tier; 2 without `shared` */
+    UCM_LOOKUP_SHARED = 3,
 };
 
 /* Values of `status` of requests that move blocks. */

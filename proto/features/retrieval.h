@@ -101,7 +101,7 @@
 
 /* Method chain.close. Ends a sequence, with its leases and summaries. Its append is stopped. */
 
-/* chain: the sequence, from `chain.open`. */
+/* chain: the sequence's number, from `chain.open`. */
 #define UCM_MSG_CHAIN(F, m) F(m, u64, chain, REQ, 1, UCM_U32)
 
 /* Method chain.append. Appends the blocks of the keys up to the first that the base namespace

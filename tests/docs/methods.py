@@ -76,7 +76,7 @@ NOTHING = Comment("", [], {}, {})
 
 def plain(comment):
     """A comment's lines, without what makes it one."""
-    lines = [re.sub(r"^ ?\* ?", "", line).rstrip() for line in comment[2:-2].strip("\n").split("\n")]
+    lines = [re.sub(r"^\s*\* ?", "", line).rstrip() for line in comment[2:-2].strip("\n").split("\n")]
     lines[0] = lines[0].strip()
     return re.sub(r"\n {2,}(?=\S)", " ", "\n".join(lines).strip()).split("\n")
 
@@ -198,7 +198,7 @@ class Headers:
             meaning = " ".join(" ".join(plain((after or before).strip() or "/* */")).split())
             if not meaning:
                 raise Wrong(f"enum {enum}: {name} has no meaning")
-            rows.append((value, name, md.sentence(meaning).removesuffix(".")))
+            rows.append((value, name, meaning.removesuffix(".")))
         prefix = re.match(r"(?:\w+_)?", os.path.commonprefix([name for _, name, _ in rows]))[0]
         self.enums[enum] = (about, [(value, f"`{name.removeprefix(prefix)}`", meaning) for value, name, meaning in rows])
 

@@ -58,6 +58,7 @@ class Page:
         limits = text[text.index("\n## Limits"):text.index("\n## Descriptors")]
         self.limits = {what: int(most) for what, most in re.findall(r"^\| (.+?) \| (\d+) \|", limits, re.M)}
         self.methods = re.findall(r"^### `(.+?)`", methods, re.M)
+        self.operators = {part.partition("`")[0] for part in methods.split("\n### `") if "**Callers**: Operators only." in part}
 
     def check_map(self, method, heading, fields):
         table = self.tables[method, heading]

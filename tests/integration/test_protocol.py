@@ -298,6 +298,23 @@ class Requests(Case):
             else:
                 client.call(method, fds, **params)
 
+    @unittest.skipUnless(os.geteuid() == 0, "takes another uid")
+    def test_who_may_call(self):
+        """Methods that the page has for operators are DENIED to others, and no others are."""
+        _, _, good = self.good()
+        other = self.client(uid=OTHER_UID)
+        ns = other.open(dict(DEMO, model=self.id()))
+        denied = set()
+        for method, params in good.items():
+            if method in ("hello", "namespace.open", "region.register", "ring.register"):
+                continue
+            try:
+                other.call(method, **{name: ns if name == "ns" else value for name, value in params.items()})
+            except Refused as refused:
+                if refused.code == DENIED:
+                    denied.add(method)
+        self.assertEqual(denied, PAGE.operators)
+
     def test_rings(self):
         """Without a GPU none can be made; the connection goes on, and keeps none of what came."""
         client, fd = self.client(), memfd(139264)
