@@ -23,7 +23,7 @@ struct reload {
     struct requests *requests;
 };
 
-/* ctx: a struct reload. As request_rooms has it. */
+/* ctx: a struct reload. As request_modules has it. */
 int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e);
 void reload_by_signal(struct reload *r);
 

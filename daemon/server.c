@@ -11,9 +11,9 @@
 #include "daemon/front/front.h"
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
+#include "daemon/modules.h"
 #include "daemon/observe/observe.h"
 #include "daemon/request/request.h"
-#include "daemon/rooms.h"
 #include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
 #include "daemon/snapshot/snapshot.h"
@@ -212,12 +212,12 @@ static int arena_init(struct server *s, struct ucm_error *e)
     s->reload.cache = s->cache;
     if (!s->snapshot)
         return 0;
-    snapshot_load(s->snapshot, &(struct snapshot_rooms){.loop = &s->loop,
-                                                        .cache = s->cache,
-                                                        .index = s->index,
-                                                        .policy = s->policy,
-                                                        .arena = s->arena,
-                                                        .metrics = &s->metrics});
+    snapshot_load(s->snapshot, &(struct snapshot_modules){.loop = &s->loop,
+                                                          .cache = s->cache,
+                                                          .index = s->index,
+                                                          .policy = s->policy,
+                                                          .arena = s->arena,
+                                                          .metrics = &s->metrics});
     return arena_grow(s->arena);
 }
 
@@ -325,7 +325,7 @@ static int devices_init(struct server *s, struct ucm_error *e)
 
 static int front_init(struct server *s, struct ucm_error *e)
 {
-    struct request_rooms rooms = {
+    struct request_modules modules = {
         .features = daemon_features,
         .methods = daemon_methods,
         .loop = &s->loop,
@@ -353,13 +353,13 @@ static int front_init(struct server *s, struct ucm_error *e)
     struct front_handler handler;
     int rc, fd = notify_listen_fd();
 
-    rooms.socket = fd < 0 ? s->config.socket : NULL;
+    modules.socket = fd < 0 ? s->config.socket : NULL;
     if (fd < -1)
         return ucm_error_set(e, UCM_WIRE_INVALID,
                              "socket activation gave several sockets; ucmd.socket must name one");
-    if (getrandom(rooms.instance, sizeof(rooms.instance), 0) != sizeof(rooms.instance))
+    if (getrandom(modules.instance, sizeof(modules.instance), 0) != sizeof(modules.instance))
         return -EIO;
-    rc = requests_new(&rooms, &s->requests);
+    rc = requests_new(&modules, &s->requests);
     if (rc != 0)
         return rc;
     s->reload.requests = s->requests;

@@ -1,4 +1,4 @@
-/* The server owns every room, connects them, starts and stops them in order.
+/* The server owns every module, connects them, starts and stops them in order.
  *
  * Start:
  * - devices, keys, index, policy, cache, tier, arena (which grows on in the background), shared
@@ -9,7 +9,7 @@
  * Stop:
  * - the front accepts nobody, running requests have shutdown.drain to finish, the rest are stopped
  * - connections end, the snapshot of DRAM is written, the tier is synced
- * - the rooms close, each before those that it uses
+ * - the modules close, each before those that it uses
  *
  * Thread: the one that calls server_run is the loop. */
 #ifndef UCMD_SERVER_H

@@ -6,9 +6,9 @@
 #include "daemon/cache/cache.h"
 #include "daemon/device/device.h"
 #include "daemon/front/front.h"
+#include "daemon/modules.h"
 #include "daemon/observe/observe.h"
 #include "daemon/request/request.h"
-#include "daemon/rooms.h"
 #include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
 #include "daemon/snapshot/snapshot.h"
@@ -74,7 +74,7 @@ static uint32_t server_share_busy(const struct server *s)
     return s->share ? share_busy(s->share) : 0;
 }
 
-static void rooms_free(struct server *s)
+static void modules_free(struct server *s)
 {
     s->state = STOPPED;
     observe_free(s->observe);
@@ -98,7 +98,7 @@ static void rooms_free(struct server *s)
     turns_end(&s->turns);
 }
 
-/* Nobody uses the rooms any more. After a device failed there is no snapshot: it may have written
+/* Nobody uses the modules any more. After a device failed there is no snapshot: it may have written
  * where it should not. */
 static void stop_last(struct server *s)
 {
@@ -108,7 +108,7 @@ static void stop_last(struct server *s)
         return;
     }
     uv_timer_stop(&s->stop_timer);
-    rooms_free(s);
+    modules_free(s);
 }
 
 static void snapshot_tick(struct server *s, bool late)
@@ -119,7 +119,7 @@ static void snapshot_tick(struct server *s, bool late)
         return;
     snapshot_finish(s->snapshot);
     uv_timer_stop(&s->stop_timer);
-    rooms_free(s);
+    modules_free(s);
 }
 
 static void stop_tick_cb(uv_timer_t *timer)

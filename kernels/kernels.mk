@@ -8,7 +8,7 @@ ROPE_SRC     := $(wildcard kernels/rope/*.c)
 ATTEND_SRC   := $(wildcard kernels/attend/*.c)
 SLOTS_SRC    := $(wildcard kernels/slots/*.c)
 KERNEL_ISA   := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
-# simd_obj ROOM ISA...
+# simd_obj MODULE ISA...
 simd_obj = $(foreach isa,$(2),$(patsubst kernels/$(1)/simd/%.c,$O/obj/kernels/$(1)/$(isa)/%.o,$(wildcard kernels/$(1)/simd/*.c)))
 SPARSE_OBJ := $(call obj,$(SPARSE_SRC)) $(call simd_obj,sparse,$(KERNEL_ISA))
 ENCODING_OBJ := $(call obj,$(ENCODING_SRC)) $(call simd_obj,encoding,$(filter-out base,$(KERNEL_ISA)))
@@ -31,7 +31,7 @@ KERNEL_CFLAGS_avx2   := -mavx2 -mfma -mf16c -mpopcnt
 KERNEL_CFLAGS_avx512 := $(KERNEL_CFLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vpopcntdq \
                         -mprefer-vector-width=512
 $(call obj,kernels/simd/isa.c $(SPARSE_SRC) $(ENCODING_SRC) $(ROPE_SRC) $(ATTEND_SRC)): override CFLAGS += $(KERNEL_CFLAGS)
-# simd_rule ROOM ISA FLAGS
+# simd_rule MODULE ISA FLAGS
 define simd_rule
 $O/obj/kernels/$(1)/$(2)/%.o: kernels/$(1)/simd/%.c
 	@mkdir -p $$(@D)

@@ -1,6 +1,6 @@
-/* The message tables that proto/messages.h expands to: for this room, for ucmctl, which packs what
- * it sends through ucm_call, and for tests that compare the documentation with them. Constant data;
- * any thread. */
+/* The message tables that proto/messages.h expands to: for this module, for ucmctl, which packs
+ * what it sends through ucm_call, and for tests that compare the documentation with them. Constant
+ * data; any thread. */
 #ifndef UCM_PROTO_TABLES_H
 #define UCM_PROTO_TABLES_H
 

@@ -39,15 +39,15 @@ def counts(folder):
 
 
 def main(folder, *options):
-    rooms = collections.defaultdict(lambda: [0] * 4)
+    modules = collections.defaultdict(lambda: [0] * 4)
     for (name, _line, branch), times in counts(folder).items():
         kind = 0 if branch is None else 2
-        for room in (name if options else os.path.dirname(name), "all"):
-            rooms[room][kind] += 1
-            rooms[room][kind + 1] += times > 0
+        for module in (name if options else os.path.dirname(name), "all"):
+            modules[module][kind] += 1
+            modules[module][kind + 1] += times > 0
     print(f"{'':<36}{'lines':>7}{'run':>9}{'branches':>10}{'taken':>9}")
-    for room, (lines, run, branches, taken) in sorted(rooms.items(), key=lambda item: (item[0] == "all", item[0])):
-        print(f"{room:<36}{lines:>7}{100 * run / max(lines, 1):>8.1f}%{branches:>10}{100 * taken / max(branches, 1):>8.1f}%")
+    for module, (lines, run, branches, taken) in sorted(modules.items(), key=lambda item: (item[0] == "all", item[0])):
+        print(f"{module:<36}{lines:>7}{100 * run / max(lines, 1):>8.1f}%{branches:>10}{100 * taken / max(branches, 1):>8.1f}%")
 
 
 main(*sys.argv[1:])

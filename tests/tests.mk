@@ -2,7 +2,7 @@
 # tests/check.sh has the phases.
 
 FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
-# A folder with test_*.c is a room, and one program, build/check/ROOM, of all its sources; a test is run by name:
+# A folder with test_*.c is a module, and one program, build/check/MODULE, of all its sources; a test is run by name:
 # build/check/cache --filter cache_space/. A new file, or a new folder, needs no change here.
 TEST_SRC := $(wildcard tests/unit/*/test_*.c tests/integration/test_*.c tests/integration/*/test_*.c tests/fault/test_*.c)
 # Those of GPU code run over a driver that they bring.
@@ -15,9 +15,9 @@ SAN_NAME  := $(firstword $(subst $(comma), ,$(SAN)))
 TEST_SRC  := $(sort $(if $(filter address,$(SAN_NAME)),$(filter tests/unit/%,$(TEST_SRC))) \
                     $(shell grep -lE '^/\* Sanitizers:.* $(SAN_NAME)\b' $(TEST_SRC)))
 endif
-TEST_ROOMS := $(patsubst tests/%/,%,$(sort $(dir $(TEST_SRC))))
+TEST_MODULES := $(patsubst tests/%/,%,$(sort $(dir $(TEST_SRC))))
 TEST_DIR   := $O/$(if $(filter marked,$(SUITES)),marked,check)
-TESTS      := $(addprefix $(TEST_DIR)/,$(notdir $(TEST_ROOMS)))
+TESTS      := $(addprefix $(TEST_DIR)/,$(notdir $(TEST_MODULES)))
 MOONCAKE_VENV ?= $O/mooncake-venv
 
 # What runs in full of tests/long_suites: what changed, or topics that the command line names.
@@ -110,7 +110,7 @@ $O/obj/tests/unit/%.o $O/obj/tests/integration/%.o $O/obj/tests/fault/%.o: overr
 # But for those whose own loops take longer than a compiler.
 $(patsubst %,$O/obj/tests/unit/%.o,$(addprefix sparse/test_,attend attend_stop) $(addprefix encoding/test_,encoding_forms rope) base/test_fair_ways observe/test_reuse): \
     override CFLAGS += -O1
-# And, of the product under a sanitizer, for rooms whose loops are long.
+# And, of the product under a sanitizer, for modules whose loops are long.
 ifneq ($(SAN),)
 $(patsubst %,$O/obj/%.o,daemon/base/% daemon/index/% daemon/learn/% daemon/format/% proto/% client/bench/%): override CFLAGS += -O1
 endif
@@ -174,7 +174,7 @@ RUNNER := $(call obj,$(wildcard tests/runner/*.c))
 $O/obj/tests/runner/bytes.o: override CFLAGS += -O2
 $O/obj/tests/runner/bytes.o: override SANFLAGS :=
 
-# What rooms need beyond their own sources and the archives, of which a program gets only what it names.
+# What modules need beyond their own sources and the archives, of which a program gets only what it names.
 TEST_OBJ_tools := $(BENCH_OBJ)
 TEST_OBJ_sparse := $(ATTEND_OBJ) $(call obj,$(SLOTS_SRC))
 TEST_OBJ_cache := $(call obj,tests/unit/share_fake.c)
@@ -186,8 +186,8 @@ TEST_LIBS_cuda := -Wl,--wrap=job_clock_ms $(addprefix -Wl$(comma)--wrap=ucm_wind
 TEST_LIBS_s3 := -lcurl
 TEST_LIBS_mooncake := -lcurl
 
-# Sources of a room that are no tests are their helpers.
-# test_program FOLDER ROOM
+# Sources of a module that are no tests are their helpers.
+# test_program FOLDER MODULE
 define test_program
 $(TEST_DIR)/$(2): $(call obj,$(filter-out tests/$(1)/test_%,$(wildcard tests/$(1)/*.c)) $(filter tests/$(1)/test_%,$(TEST_SRC))) \
                   $(TEST_OBJ_$(2)) $(RUNNER) $O/libucmclient.a $O/libucmdaemon.a
@@ -195,7 +195,7 @@ $(TEST_DIR)/$(2): $(call obj,$(filter-out tests/$(1)/test_%,$(wildcard tests/$(1
 	$$(call say,LINK)
 	$$(Q)$$(LINK_TEST) $$^ $$(DAEMON_LIBS) -lcjson $(TEST_LIBS_$(2)) -lcriterion -o $$@
 endef
-$(foreach room,$(TEST_ROOMS),$(eval $(call test_program,$(room),$(notdir $(room)))))
+$(foreach module,$(TEST_MODULES),$(eval $(call test_program,$(module),$(notdir $(module)))))
 
 # Fuzz targets are of clang's build with SAN=address,undefined,fuzzer-no-link (tests/check.sh): every object counts branches.
 $O/fuzz/fuzz_s3: $(call obj,daemon/backend/s3/xml.c daemon/backend/s3/credentials_parse.c)

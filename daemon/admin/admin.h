@@ -38,8 +38,8 @@ static inline struct admin *admin_of(const struct requests *rq)
 }
 
 /* observe.c */
-/* Fills all of *out. It looks at gauges of every room: some microseconds. tenant: who asks, so that
- * health's reasons have no others' names; NULL: who may know them. */
+/* Fills all of *out. It looks at gauges of every module: some microseconds. tenant: who asks, so
+ * that health's reasons have no others' names; NULL: who may know them. */
 void requests_observe(struct requests *rq, const char *tenant, struct observe_snapshot *out);
 
 /* tenants.c */

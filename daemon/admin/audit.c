@@ -47,7 +47,7 @@ void audits_close(struct requests *rq)
 {
     struct audits *a = &admin_of(rq)->audits;
 
-    deadline_disarm(rq->rooms.deadlines, &a->tell);
+    deadline_disarm(rq->modules.deadlines, &a->tell);
     tell_cb(&a->tell);
 }
 
@@ -88,8 +88,8 @@ static bool held(const struct session *s, const struct audit_blocks *a)
 {
     const struct msg_count_r *r = a->result;
     struct requests *rq = s->rq;
-    uint64_t now_ms = uv_now(rq->rooms.loop);
-    bool idle = r->blocks == 0 && r->busy == 0 && !(rq->rooms.share && a->keys == 0);
+    uint64_t now_ms = uv_now(rq->modules.loop);
+    bool idle = r->blocks == 0 && r->busy == 0 && !(rq->modules.share && a->keys == 0);
     struct audits *all = &admin_of(rq)->audits;
     struct audit_tenant *t;
 
@@ -102,7 +102,7 @@ static bool held(const struct session *s, const struct audit_blocks *a)
     t->blocks += r->blocks;
     t->busy += r->busy;
     if (!deadline_armed(&all->tell))
-        deadline_arm(rq->rooms.deadlines, &all->tell, now_ms + TELL_MS, tell_cb);
+        deadline_arm(rq->modules.deadlines, &all->tell, now_ms + TELL_MS, tell_cb);
     return true;
 }
 

@@ -23,7 +23,7 @@ static bool is_visible(const struct bypass *b, const struct peer *peer)
  * bypass, which is there for when an engine opens the namespace again. */
 static uint32_t number_of(const struct requests *rq, const struct bypass *b)
 {
-    const struct ns *ns = b->of_ns ? index_ns_find(rq->rooms.index, b->fingerprint) : NULL;
+    const struct ns *ns = b->of_ns ? index_ns_find(rq->modules.index, b->fingerprint) : NULL;
 
     return ns ? ns->id : b->ns;
 }
@@ -47,7 +47,7 @@ void bypass_pack(msgpack_packer *pk, const struct requests *rq, const struct pee
         proto_pack_u64(pk, "ns", number_of(rq, b));
         proto_pack_flag(pk, "load", b->what & BYPASS_LOAD);
         proto_pack_flag(pk, "store", b->what & BYPASS_STORE);
-        proto_pack_u64(pk, "ms", uv_now(rq->rooms.loop) - b->since_ms);
+        proto_pack_u64(pk, "ms", uv_now(rq->modules.loop) - b->since_ms);
         if (b->of_ns)
             proto_pack_bin(pk, "fingerprint", b->fingerprint, sizeof(b->fingerprint));
     }
@@ -86,7 +86,7 @@ static int scope_read(struct call *call, const struct msg_bypass *m, struct bypa
     const struct bypass *gone;
     const struct ns *ns;
 
-    *b = (struct bypass){.of_ns = m->ns != 0, .since_ms = uv_now(rq->rooms.loop)};
+    *b = (struct bypass){.of_ns = m->ns != 0, .since_ms = uv_now(rq->modules.loop)};
     if (m->ns != 0 && m->tenant.n > 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "tenant: name a tenant or a namespace, not both");
@@ -147,7 +147,7 @@ static int bypass_change(struct call *call, const struct msg_bypass *m)
           b->what & BYPASS_LOAD ? "on" : "off", b->what & BYPASS_STORE ? "on" : "off");
     if (b->what == 0)
         *b = all->at[--all->n];
-    rq->rooms.metrics->bypasses = all->n;
+    rq->modules.metrics->bypasses = all->n;
     return 0;
 }
 

@@ -74,7 +74,7 @@ static void pack_refused(msgpack_packer *pk, struct config_error *e)
 int method_config_reload(struct call *call)
 {
     struct requests *rq = call->s->rq;
-    const struct request_rooms *rooms = &rq->rooms;
+    const struct request_modules *modules = &rq->modules;
     struct config_changes *changes;
     struct config_error e = {.text = ""};
     struct proto_builder pb;
@@ -83,14 +83,14 @@ int method_config_reload(struct call *call)
         return -call->error.code;
     if (rq->draining)
         return ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
-    if (!rooms->reload_cb)
+    if (!modules->reload_cb)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
                              "the daemon was started without --config, so there is no file to read "
                              "again");
     changes = malloc(sizeof(*changes));
     if (!changes)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a reload");
-    if (rooms->reload_cb(rooms->reload_ctx, changes, &e) == 0) {
+    if (modules->reload_cb(modules->reload_ctx, changes, &e) == 0) {
         reload_audit(call->s, changes);
         call_map_begin(call, &pb);
         pack_taken(&pb.pk, changes);
@@ -126,8 +126,8 @@ static void pack_entry(msgpack_packer *pk, struct config_entry *e)
 
 int method_config_get(struct call *call)
 {
-    const struct request_rooms *rooms = &call->s->rq->rooms;
-    const struct config *next = rooms->next && rooms->next->origin.file ? rooms->next : NULL;
+    const struct request_modules *modules = &call->s->rq->modules;
+    const struct config *next = modules->next && modules->next->origin.file ? modules->next : NULL;
     struct config_entries *all;
     struct proto_builder pb;
 
@@ -136,7 +136,7 @@ int method_config_get(struct call *call)
     all = malloc(sizeof(*all));
     if (!all)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for an answer");
-    config_entries(rooms->config, next, all);
+    config_entries(modules->config, next, all);
     call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 1);
     proto_pack_str(&pb.pk, "keys");

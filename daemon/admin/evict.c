@@ -138,7 +138,7 @@ static void *sweep_new(struct call *call, size_t bytes, size_t more, struct ns *
     list_init(&w->link);
     w->ns = ns;
     w->change = *k;
-    index_ns_use(call->s->rq->rooms.index, ns);
+    index_ns_use(call->s->rq->modules.index, ns);
     return w;
 }
 
@@ -150,7 +150,7 @@ static void stopped_error(const struct sweep *w, struct ucm_error *e)
     if (rq->draining)
         ucm_error_set(e, UCM_WIRE_SHUTDOWN,
                       "the daemon is shutting down; only some of the blocks may have changed");
-    else if (uv_now(rq->rooms.loop) >= w->r.deadline.at_ms)
+    else if (uv_now(rq->modules.loop) >= w->r.deadline.at_ms)
         ucm_error_set(e, UCM_WIRE_DEADLINE, "not done in time; try again");
     else
         ucm_error_set(e, UCM_WIRE_CANCELLED, "only some of the blocks may have changed");
@@ -168,7 +168,7 @@ static void sweep_end(struct sweep *w, const struct ucm_error *e)
 {
     list_remove(&w->link);
     change_audit(w->r.s, &w->change, w->ns, w->keys, e->code);
-    index_ns_unuse(w->r.s->rq->rooms.index, w->ns);
+    index_ns_unuse(w->r.s->rq->modules.index, w->ns);
     request_end(&w->r, e, &w->change.result);
 }
 
@@ -205,18 +205,18 @@ static void key_removes(struct keys_sweep *k, const uint8_t *key, uint32_t roots
 
 static void key_change(struct keys_sweep *k, const uint8_t *key)
 {
-    const struct request_rooms *rooms = &k->w.r.s->rq->rooms;
+    const struct request_modules *modules = &k->w.r.s->rq->modules;
     struct change *change = &k->w.change;
     /* Found one at a time: to evict one block may free another. */
-    block_ref ref = index_find(rooms->index, k->w.ns, key);
-    uint32_t roots = ref && k->removes ? cache_shared_roots(rooms->cache, ref) : 0;
-    enum cache_evicted how = ref ? change_apply(rooms->cache, change, ref) : CACHE_EVICT_NONE;
+    block_ref ref = index_find(modules->index, k->w.ns, key);
+    uint32_t roots = ref && k->removes ? cache_shared_roots(modules->cache, ref) : 0;
+    enum cache_evicted how = ref ? change_apply(modules->cache, change, ref) : CACHE_EVICT_NONE;
 
     /* The index keeps a block that lost its copies while it is leased. */
     if (how == CACHE_EVICT_NONE)
         change->result.missing += !ref || change->tier == 0;
     /* One that stays, because it is pinned, say, keeps its files, too. */
-    if (k->removes && (how != CACHE_EVICT_LATER || cache_doomed(rooms->cache, ref)))
+    if (k->removes && (how != CACHE_EVICT_LATER || cache_doomed(modules->cache, ref)))
         key_removes(k, key, roots);
 }
 
@@ -227,18 +227,18 @@ static void key_again(struct keys_sweep *k, const uint8_t *key)
 {
     struct requests *rq = k->w.r.s->rq;
     struct change uncounted = k->w.change;
-    block_ref ref = index_find(rq->rooms.index, k->w.ns, key);
+    block_ref ref = index_find(rq->modules.index, k->w.ns, key);
 
     shared_lookups_forget(rq, k->w.ns, key);
-    if (ref && cache_shared_roots(rq->rooms.cache, ref) != 0)
-        change_apply(rq->rooms.cache, &uncounted, ref);
+    if (ref && cache_shared_roots(rq->modules.cache, ref) != 0)
+        change_apply(rq->modules.cache, &uncounted, ref);
 }
 
 static void removed_cb(struct share_removal *r, int status);
 
 static void keys_swept(struct keys_sweep *k)
 {
-    const struct request_rooms *rooms = &k->w.r.s->rq->rooms;
+    const struct request_modules *modules = &k->w.r.s->rq->modules;
     struct ucm_error e = {0};
 
     if (k->again || k->removal.n == 0) {
@@ -249,7 +249,7 @@ static void keys_swept(struct keys_sweep *k)
     }
     list_remove(&k->w.link);
     k->removing = true;
-    share_removal_begin(rooms->share, &k->removal);
+    share_removal_begin(modules->share, &k->removal);
 }
 
 static void keys_step_cb(struct sweep *w)
@@ -287,7 +287,7 @@ static void keys_stop_cb(struct request *r)
     struct ucm_error e = {0};
 
     if (k->removing)
-        share_removal_cancel(r->s->rq->rooms.share, &k->removal);
+        share_removal_cancel(r->s->rq->modules.share, &k->removal);
     stopped_error(&k->w, &e);
     sweep_end(&k->w, &e);
 }
@@ -295,7 +295,7 @@ static void keys_stop_cb(struct request *r)
 static int change_keys(struct call *call, struct ns *ns, const struct change *change,
                        struct proto_bin keys)
 {
-    const struct request_rooms *rooms = &call->s->rq->rooms;
+    const struct request_modules *modules = &call->s->rq->modules;
     uint32_t n = call_keys(call, ns, keys);
     struct keys_sweep *k;
 
@@ -305,7 +305,7 @@ static int change_keys(struct call *call, struct ns *ns, const struct change *ch
     if (!k)
         return -call->error.code;
     k->removal = (struct share_removal){.who = tenant_who(ns->tenant),
-                                        .sealed = cache_sealed(rooms->cache, ns),
+                                        .sealed = cache_sealed(modules->cache, ns),
                                         .key_bytes = ns->identity.key_bytes,
                                         .part = ns->identity.parts - 1,
                                         .whole = (uint32_t *)(k + 1),
@@ -314,7 +314,7 @@ static int change_keys(struct call *call, struct ns *ns, const struct change *ch
     k->keys = (uint8_t *)(k->removal.whole + n);
     k->removal.keys = k->keys;
     memcpy(k->keys, keys.p, keys.n);
-    k->removes = rooms->share && reaches_shares(change);
+    k->removes = modules->share && reaches_shares(change);
     k->w.keys = n;
     k->w.step_cb = keys_step_cb;
     keys_step_cb(&k->w);
@@ -357,7 +357,7 @@ static void all_end(struct ns_sweep *a)
     else if (shared != 0)
         left_error(shared, &e);
     if (a->purges)
-        cache_purge_end(a->w.r.s->rq->rooms.cache, &a->purge);
+        cache_purge_end(a->w.r.s->rq->modules.cache, &a->purge);
     sweep_end(&a->w, &e);
 }
 
@@ -382,9 +382,9 @@ static void all_step_cb(struct sweep *w)
     block_ref refs[PAGE_BLOCKS];
     uint32_t n;
 
-    a->cursor = index_scan(rq->rooms.index, w->ns, a->cursor, page_of(w), refs, &n);
+    a->cursor = index_scan(rq->modules.index, w->ns, a->cursor, page_of(w), refs, &n);
     for (uint32_t i = 0; i < n; i++)
-        change_apply(rq->rooms.cache, &w->change, refs[i]);
+        change_apply(rq->modules.cache, &w->change, refs[i]);
     windows_doomed(rq);
     if (a->cursor != 0)
         return;
@@ -403,10 +403,10 @@ static int change_all(struct call *call, struct ns *ns, const struct change *k)
         return -call->error.code;
     a->w.step_cb = all_step_cb;
     a->purge.done_cb = purge_done_cb;
-    a->purges = k->method == UCM_METHOD_NS_PURGE || (rq->rooms.share && reaches_shares(k));
+    a->purges = k->method == UCM_METHOD_NS_PURGE || (rq->modules.share && reaches_shares(k));
     a->purge.only_shared = k->method == UCM_METHOD_EVICT;
-    if (a->purges && cache_purge_begin(rq->rooms.cache, &a->purge, ns) != 0) {
-        index_ns_unuse(rq->rooms.index, ns);
+    if (a->purges && cache_purge_begin(rq->modules.cache, &a->purge, ns) != 0) {
+        index_ns_unuse(rq->modules.index, ns);
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
         request_refuse(&a->w.r, call);
         return -call->error.code;
@@ -457,8 +457,8 @@ int method_evict(struct call *call)
 /* A root that is read-only here is collected by the hosts that write to it. */
 static int root_collect(struct call *call, uint32_t root, bool named, struct msg_collect_r *r)
 {
-    const struct request_rooms *rooms = &call->s->rq->rooms;
-    int err = share_collect(rooms->share, root);
+    const struct request_modules *modules = &call->s->rq->modules;
+    int err = share_collect(modules->share, root);
 
     switch (err) {
     case 0:
@@ -484,7 +484,7 @@ static int root_collect(struct call *call, uint32_t root, bool named, struct msg
 
 int method_share_collect(struct call *call)
 {
-    const struct request_rooms *rooms = &call->s->rq->rooms;
+    const struct request_modules *modules = &call->s->rq->modules;
     const struct msg_collect *m = &call->params.collect;
     struct msg_collect_r r = {0};
     uint32_t n;
@@ -492,10 +492,10 @@ int method_share_collect(struct call *call)
 
     if (!call_operator(call))
         return -call->error.code;
-    if (!rooms->share)
+    if (!modules->share)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
                              "there is no shared tier: share.roots in the configuration is empty");
-    n = share_roots(rooms->share);
+    n = share_roots(modules->share);
     if (m->root > n)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
                              "the shared tier has no root %u, it has %u", (unsigned)m->root, n);

@@ -5,7 +5,7 @@
 
 static int admin_open(struct requests *rq)
 {
-    uv_idle_init(rq->rooms.loop, &admin_of(rq)->sweep_turn); /* never fails */
+    uv_idle_init(rq->modules.loop, &admin_of(rq)->sweep_turn); /* never fails */
     sweeps_init(rq);
     return 0;
 }

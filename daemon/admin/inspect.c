@@ -77,7 +77,7 @@ static void pack_ns(msgpack_packer *pk, struct index *ix, const struct ns *ns)
 int method_ns_list(struct call *call)
 {
     struct session *s = call->s;
-    struct index *ix = s->rq->rooms.index;
+    struct index *ix = s->rq->modules.index;
     struct proto_builder pb;
     const struct msg_page *m = &call->params.page;
     uint32_t places[NS_PAGE_MAX], n = 0, end = index_ns_places(ix), place, limit;
@@ -137,13 +137,13 @@ int method_ls(struct call *call)
 
     if (!ns)
         return -call->error.code;
-    next = index_scan(rq->rooms.index, ns, m->cursor, limit, refs, &n);
+    next = index_scan(rq->modules.index, ns, m->cursor, limit, refs, &n);
     call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 2);
     proto_pack_str(&pb.pk, "blocks");
     msgpack_pack_array(&pb.pk, n);
     for (uint32_t i = 0; i < n; i++)
-        pack_block(&pb.pk, ns, index_block(rq->rooms.index, refs[i]));
+        pack_block(&pb.pk, ns, index_block(rq->modules.index, refs[i]));
     proto_pack_u64(&pb.pk, "next", next);
     return call_reply_map(call, &pb);
 }
@@ -182,11 +182,11 @@ int method_inspect(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "key: %u bytes; this namespace's keys have %u", m->key.n,
                              ns->identity.key_bytes);
-    ref = index_find(rq->rooms.index, ns, m->key.p);
+    ref = index_find(rq->modules.index, ns, m->key.p);
     if (ref == 0)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "no such block in namespace %u",
                              ns->id);
-    b = index_block(rq->rooms.index, ref);
+    b = index_block(rq->modules.index, ref);
     call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 8);
     proto_pack_bin(&pb.pk, "key", b->key, ns->identity.key_bytes);
@@ -195,7 +195,7 @@ int method_inspect(struct call *call)
     proto_pack_flag(&pb.pk, "pinned", b->flags & BLOCK_PINNED);
     proto_pack_flag(&pb.pk, "doomed", b->flags & BLOCK_DOOMED);
     proto_pack_u64(&pb.pk, "leases", b->leases);
-    proto_pack_u64(&pb.pk, "heat", policy_heat(index_block(rq->rooms.index, ref)));
+    proto_pack_u64(&pb.pk, "heat", policy_heat(index_block(rq->modules.index, ref)));
     proto_pack_str(&pb.pk, "parts");
     msgpack_pack_array(&pb.pk, ns->identity.parts);
     for (uint32_t i = 0; i < ns->identity.parts; i++)
@@ -223,11 +223,11 @@ static void verify_pump(struct verify *v);
 
 static void verify_end(struct verify *v)
 {
-    const struct request_rooms *rooms = &v->r.s->rq->rooms;
+    const struct request_modules *modules = &v->r.s->rq->modules;
 
     for (uint32_t i = 0; i < v->n; i++)
-        cache_unlease(rooms->cache, v->refs[i]);
-    index_ns_unuse(rooms->index, v->ns);
+        cache_unlease(modules->cache, v->refs[i]);
+    index_ns_unuse(modules->index, v->ns);
     request_end(&v->r, NULL, &v->result);
 }
 
@@ -254,7 +254,7 @@ static int verify_part(struct verify *v, block_ref ref, uint32_t part)
         return -EBUSY;
     vc->v = v;
     vc->k.done_cb = check_done_cb;
-    rc = cache_verify(v->r.s->rq->rooms.cache, &vc->k, ref, part);
+    rc = cache_verify(v->r.s->rq->modules.cache, &vc->k, ref, part);
     if (rc == 0) {
         v->in_flight++;
         return 0;
@@ -317,10 +317,10 @@ int method_verify(struct call *call)
     if (!v)
         return -call->error.code;
     v->ns = ns;
-    index_ns_use(rq->rooms.index, ns);
-    v->result.next = index_scan(rq->rooms.index, ns, m->cursor, limit, v->refs, &v->n);
+    index_ns_use(rq->modules.index, ns);
+    v->result.next = index_scan(rq->modules.index, ns, m->cursor, limit, v->refs, &v->n);
     for (uint32_t i = 0; i < v->n; i++)
-        cache_lease(rq->rooms.cache, v->refs[i]);
+        cache_lease(rq->modules.cache, v->refs[i]);
     verify_pump(v);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* What the daemon shows of itself, gathered from the rooms: only when somebody asks, or once a
+/* What the daemon shows of itself, gathered from the modules: only when somebody asks, or once a
  * second. */
 #include "daemon/admin/admin.h"
 #include "daemon/base/numa.h"
@@ -24,8 +24,8 @@ static uint64_t write_amplification(const struct metrics *m)
     return m->nvme_stored_bytes > 0 ? (uint64_t)(1000 * written / (double)m->nvme_stored_bytes) : 0;
 }
 
-/* Gauges that other rooms own. */
-static void gauges_read(struct metrics *m, const struct request_rooms *r)
+/* Gauges that other modules own. */
+static void gauges_read(struct metrics *m, const struct request_modules *r)
 {
     struct cache_stats cs;
 
@@ -44,7 +44,7 @@ static void gauges_read(struct metrics *m, const struct request_rooms *r)
     m->request_bytes = limits_used(r->limits, LIMIT_MEMORY);
 }
 
-static void tiers_read(struct exposition *x, const struct request_rooms *r)
+static void tiers_read(struct exposition *x, const struct request_modules *r)
 {
     struct metrics_tier *t = &x->tier[0];
     struct tier_stats ts;
@@ -210,66 +210,66 @@ report(struct observe_snapshot *o, enum health health, const char *format, ...)
 
 static void report_drops(struct observe_snapshot *o, struct requests *rq)
 {
-    const struct metrics *m = rq->rooms.metrics;
+    const struct metrics *m = rq->modules.metrics;
     struct drops *d = &admin_of(rq)->drops;
 
-    if (drops_count(d, uv_now(rq->rooms.loop), m->nvme_write_dropped, m->nvme_writes))
+    if (drops_count(d, uv_now(rq->modules.loop), m->nvme_write_dropped, m->nvme_writes))
         report(o, HEALTH_DEGRADED,
                "tier %s: %llu of %llu parts were not written (nvme_write_dropped): the disks are "
                "slower than the dumps, or fail",
-               rq->rooms.tier_ops->name, (unsigned long long)d->lost, (unsigned long long)d->of);
+               rq->modules.tier_ops->name, (unsigned long long)d->lost, (unsigned long long)d->of);
 }
 
 /* Whose parts they are stands in a file of its own. */
-static void report_records(struct observe_snapshot *o, const struct request_rooms *rooms,
+static void report_records(struct observe_snapshot *o, const struct request_modules *modules,
                            const char *trouble)
 {
     uint64_t bytes;
-    uint32_t n = cache_ns_unrecorded(rooms->cache, &bytes);
+    uint32_t n = cache_ns_unrecorded(modules->cache, &bytes);
 
     if (trouble[0])
         report(
             o, HEALTH_DEGRADED,
             "tier %s: %s: what it has of %u namespaces (%llu bytes) is lost when the daemon ends; "
             "make space there, or mend the disk",
-            rooms->tier_ops->name, trouble, n, (unsigned long long)bytes);
+            modules->tier_ops->name, trouble, n, (unsigned long long)bytes);
     else if (n > 0)
         report(
             o, HEALTH_DEGRADED,
             "tier %s: namespaces' records are written again; until that is done what it has of %u "
             "namespaces (%llu bytes) would be lost",
-            rooms->tier_ops->name, n, (unsigned long long)bytes);
+            modules->tier_ops->name, n, (unsigned long long)bytes);
 }
 
 static void report_tier(struct observe_snapshot *o, struct requests *rq)
 {
-    const struct request_rooms *rooms = &rq->rooms;
+    const struct request_modules *modules = &rq->modules;
     struct tier_stats stats;
 
-    rooms->tier_ops->stats(rooms->tier, &stats);
-    report_records(o, rooms, stats.records);
+    modules->tier_ops->stats(modules->tier, &stats);
+    report_records(o, modules, stats.records);
     if (stats.reason[0]) {
-        report(o, HEALTH_DEGRADED, "tier %s: %s", rooms->tier_ops->name, stats.reason);
+        report(o, HEALTH_DEGRADED, "tier %s: %s", modules->tier_ops->name, stats.reason);
         drops_excuse(&admin_of(rq)->drops);
     } else {
         report_drops(o, rq);
     }
     if (stats.recovering)
         report(o, HEALTH_RECOVERING, "tier %s: recovering, %u of %u segments",
-               rooms->tier_ops->name, stats.segments_recovered, stats.segments);
+               modules->tier_ops->name, stats.segments_recovered, stats.segments);
 }
 
 /* Without a root there is less cache, and nothing else is slower. */
-static void report_shares(struct observe_snapshot *o, const struct request_rooms *rooms)
+static void report_shares(struct observe_snapshot *o, const struct request_modules *modules)
 {
-    const char *seeds = share_seeds_problem(rooms->share);
+    const char *seeds = share_seeds_problem(modules->share);
 
     if (seeds)
         report(o, HEALTH_DEGRADED, "%s", seeds);
-    for (uint32_t i = 0; i < share_roots(rooms->share); i++) {
+    for (uint32_t i = 0; i < share_roots(modules->share); i++) {
         struct share_root_stats stats = {0};
 
-        share_stats(rooms->share, i, &stats);
+        share_stats(modules->share, i, &stats);
         if (stats.health == SHARE_DOWN)
             report(o, HEALTH_DEGRADED, "share %s: %s", stats.target, stats.reason);
         else if (stats.writes_refused)
@@ -280,14 +280,14 @@ static void report_shares(struct observe_snapshot *o, const struct request_rooms
     }
 }
 
-static void report_kept(struct observe_snapshot *o, const struct request_rooms *rooms)
+static void report_kept(struct observe_snapshot *o, const struct request_modules *modules)
 {
-    if (snapshot_removed(rooms->snapshot))
+    if (snapshot_removed(modules->snapshot))
         report(o, HEALTH_DEGRADED,
                "arena.keep: a file of %s was removed: what DRAM has is lost when the daemon ends; "
                "restart "
                "ucmd",
-               rooms->config->arena_keep);
+               modules->config->arena_keep);
 }
 
 static void report_socket(struct observe_snapshot *o, const char *path)
@@ -300,12 +300,12 @@ static void report_socket(struct observe_snapshot *o, const char *path)
                path);
 }
 
-static void report_seal(struct observe_snapshot *o, const struct request_rooms *rooms,
+static void report_seal(struct observe_snapshot *o, const struct request_modules *modules,
                         const char *tenant)
 {
     char problem[SEAL_PROBLEM_BYTES];
 
-    if (seal_problem(rooms->seal, tenant, problem))
+    if (seal_problem(modules->seal, tenant, problem))
         report(o, HEALTH_DEGRADED, "%s", problem);
 }
 
@@ -329,7 +329,7 @@ static void report_bypasses(struct observe_snapshot *o, const struct requests *r
                "it",
                load ? "loads find nothing" : "", load && store ? ", " : "",
                store ? "dumps store nothing" : "",
-               (unsigned long long)(uv_now(rq->rooms.loop) - b->since_ms) / 1000,
+               (unsigned long long)(uv_now(rq->modules.loop) - b->since_ms) / 1000,
                load ? "load" : "store");
     }
     if (others > 0)
@@ -353,46 +353,46 @@ static void report_devices(struct observe_snapshot *o, struct device_set *device
 
 static void health_read(struct observe_snapshot *o, struct requests *rq, const char *tenant)
 {
-    const struct request_rooms *rooms = &rq->rooms;
+    const struct request_modules *modules = &rq->modules;
     uint64_t done, of;
 
     o->shown.health = HEALTH_OK;
     o->n_reasons = 0;
     o->recovering = false;
     report_bypasses(o, rq);
-    if (rooms->tier)
+    if (modules->tier)
         report_tier(o, rq);
-    report_kept(o, rooms);
-    report_socket(o, rooms->socket);
-    report_seal(o, rooms, tenant);
-    if (snapshot_loading(rooms->snapshot, &done, &of))
+    report_kept(o, modules);
+    report_socket(o, modules->socket);
+    report_seal(o, modules, tenant);
+    if (snapshot_loading(modules->snapshot, &done, &of))
         report(o, HEALTH_RECOVERING, "DRAM: %llu of %llu parts of the snapshot looked at",
                (unsigned long long)done, (unsigned long long)of);
-    report_shares(o, rooms);
-    report_devices(o, rooms->devices);
+    report_shares(o, modules);
+    report_devices(o, modules->devices);
 }
 
 void requests_observe(struct requests *rq, const char *tenant, struct observe_snapshot *out)
 {
-    struct request_rooms *rooms = &rq->rooms;
+    struct request_modules *modules = &rq->modules;
     struct exposition *x = &out->shown;
 
     snprintf(x->version, sizeof(x->version), "%s", UCM_VERSION);
-    snprintf(x->commit, sizeof(x->commit), "%s", rooms->commit ? rooms->commit : "");
-    snprintf(x->options, sizeof(x->options), "%s", rooms->options ? rooms->options : "");
+    snprintf(x->commit, sizeof(x->commit), "%s", modules->commit ? modules->commit : "");
+    snprintf(x->options, sizeof(x->options), "%s", modules->options ? modules->options : "");
     snprintf(x->policy, sizeof(x->policy), "%s", policy_name());
-    x->uptime_ms = uv_now(rooms->loop) - rq->started_ms;
-    x->metrics = *rooms->metrics;
-    gauges_read(&x->metrics, rooms);
+    x->uptime_ms = uv_now(modules->loop) - rq->started_ms;
+    x->metrics = *modules->metrics;
+    gauges_read(&x->metrics, modules);
     waiters_read(&x->metrics, rq);
-    tiers_read(x, rooms);
-    roots_read(x, rooms->share);
-    devices_read(x, rooms->devices);
-    nodes_read(x, rooms->arena);
-    tenants_read(x, rooms->index);
+    tiers_read(x, modules);
+    roots_read(x, modules->share);
+    devices_read(x, modules->devices);
+    nodes_read(x, modules->arena);
+    tenants_read(x, modules->index);
     for (unsigned id = 0; id < FEATURES; id++)
-        if (rooms->features[id]->observe_cb)
-            rooms->features[id]->observe_cb(rq, x);
+        if (modules->features[id]->observe_cb)
+            modules->features[id]->observe_cb(rq, x);
     health_read(out, rq, tenant);
     out->draining = rq->draining;
 }

@@ -31,7 +31,7 @@ static void pack_metrics(msgpack_packer *pk, const struct exposition *x)
 }
 
 static void pack_tiers(msgpack_packer *pk, const struct exposition *x,
-                       const struct request_rooms *r)
+                       const struct request_modules *r)
 {
     struct tier_stats ts;
 
@@ -222,19 +222,19 @@ int method_stats(struct call *call)
     proto_pack_text(&pb.pk, "version", x->version);
     proto_pack_text(&pb.pk, "commit", x->commit);
     proto_pack_text(&pb.pk, "options", x->options);
-    proto_pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
+    proto_pack_bin(&pb.pk, "instance", rq->modules.instance, 16);
     proto_pack_u64(&pb.pk, "uptime_ms", x->uptime_ms);
     proto_pack_u64(&pb.pk, "pid", (uint64_t)getpid());
     proto_pack_text(&pb.pk, "policy", x->policy);
     proto_pack_text(&pb.pk, "health", health_names[x->health]);
     proto_pack_flag(&pb.pk, "recovering", admin_of(rq)->observed.recovering);
     pack_metrics(&pb.pk, x);
-    pack_tiers(&pb.pk, x, &rq->rooms);
-    pack_shares(&pb.pk, x, rq->rooms.share);
-    pack_devices(&pb.pk, x, rq->rooms.devices);
-    pack_nodes(&pb.pk, x, rq->rooms.arena);
+    pack_tiers(&pb.pk, x, &rq->modules);
+    pack_shares(&pb.pk, x, rq->modules.share);
+    pack_devices(&pb.pk, x, rq->modules.devices);
+    pack_nodes(&pb.pk, x, rq->modules.arena);
     bypass_pack(&pb.pk, rq, &call->s->peer);
-    pack_tenants(&pb.pk, x, &index_tenants(rq->rooms.index)->metrics, &call->s->peer);
+    pack_tenants(&pb.pk, x, &index_tenants(rq->modules.index)->metrics, &call->s->peer);
     pack_histograms(&pb.pk, &x->metrics.histograms);
     pack_reuse(&pb.pk, &x->reuse);
     return call_reply_map(call, &pb);

@@ -8,8 +8,8 @@
 
 bool tenant_known(const struct requests *rq, const char *name)
 {
-    const struct config_list *tenants = &rq->rooms.config->tenants;
-    const struct tenant *t = tenant_find(index_tenants(rq->rooms.index), name);
+    const struct config_list *tenants = &rq->modules.config->tenants;
+    const struct tenant *t = tenant_find(index_tenants(rq->modules.index), name);
     size_t n = strlen(name);
 
     if (strncmp(name, "uid:", 4) == 0 && n > 4 && strspn(name + 4, "0123456789") == n - 4)
@@ -68,7 +68,7 @@ static void pack_tenant(msgpack_packer *pk, const struct tenant *t)
 
 int method_tenant_list(struct call *call)
 {
-    const struct tenant_set *set = index_tenants(call->s->rq->rooms.index);
+    const struct tenant_set *set = index_tenants(call->s->rq->modules.index);
     const struct msg_page *m = &call->params.page;
     const struct tenant *page[TENANT_PAGE_MAX], *t;
     uint32_t n = 0, limit = TENANT_PAGE_MAX, next = 0;
@@ -136,7 +136,7 @@ static void keep_stop_cb(struct request *r)
 static int change_check(struct call *call, const char *name, const struct tenant_settings *s)
 {
     struct requests *rq = call->s->rq;
-    struct tenant_set *set = index_tenants(rq->rooms.index);
+    struct tenant_set *set = index_tenants(rq->modules.index);
     const struct tenant *t = tenant_find(set, name);
     char why[TENANT_WHY_BYTES];
 
@@ -147,7 +147,7 @@ static int change_check(struct call *call, const char *name, const struct tenant
             "there is no tenant \"%.64s\": no namespace is its, and `tenants` does "
             "not name it; others are called uid:N",
             name);
-    if (tenant_give_check(set, rq->rooms.config, name, s, why) != 0)
+    if (tenant_give_check(set, rq->modules.config, name, s, why) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
     if (admin_of(rq)->keeping)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
@@ -159,8 +159,8 @@ static int change_check(struct call *call, const char *name, const struct tenant
 static int change(struct call *call, const char *name, const struct tenant_settings *s)
 {
     struct requests *rq = call->s->rq;
-    struct tenant_set *set = index_tenants(rq->rooms.index);
-    bool keeps = rq->rooms.config->state[0] != '\0';
+    struct tenant_set *set = index_tenants(rq->modules.index);
+    bool keeps = rq->modules.config->state[0] != '\0';
     char text[TENANT_TEXT_BYTES];
     struct keeping *k;
     int rc = change_check(call, name, s);
@@ -175,14 +175,14 @@ static int change(struct call *call, const char *name, const struct tenant_setti
         request_refuse(&k->r, call);
         return -call->error.code;
     }
-    cache_tenants_changed(rq->rooms.cache);
+    cache_tenants_changed(rq->modules.cache);
     audit(call->s, call->method, "of_tenant=%s settings=\"%s\"", name,
           s ? tenant_settings_text(s, text) : "");
-    k->folder = rq->rooms.config->state;
+    k->folder = rq->modules.config->state;
     k->text = keeps ? tenants_kept_text(set) : NULL;
     if (!keeps)
         request_end(&k->r, NULL, NULL);
-    else if (!k->text || uv_queue_work(rq->rooms.loop, &k->work, keep_work_cb, keep_done_cb) != 0)
+    else if (!k->text || uv_queue_work(rq->modules.loop, &k->work, keep_work_cb, keep_done_cb) != 0)
         keep_done_cb(&k->work, -ENOMEM);
     else
         admin_of(rq)->keeping = true;

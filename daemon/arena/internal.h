@@ -1,4 +1,4 @@
-/* Shared by the files of this room only: arena.c has the slots, life.c makes extents ready, and
+/* Shared by the files of this module only: arena.c has the slots, life.c makes extents ready, and
  * begins and ends all; daemon/window/lend_internal.h has what lends extents to groups. */
 #ifndef UCMD_ARENA_INTERNAL_H
 #define UCMD_ARENA_INTERNAL_H

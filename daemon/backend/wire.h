@@ -1,9 +1,9 @@
 /* Packets between the daemon and the process of a root, as docs/backends.md describes them: both
  * directions, for both sides.
  *
- * Promises: no byte of the other side makes this room read past a packet or allocate more than 100
- * bytes for each of its values; a message that breaks a rule of docs/backends.md is refused with a
- * sentence. Threads: no state of its own; any thread, one object at a time. */
+ * Promises: no byte of the other side makes this module read past a packet or allocate more than
+ * 100 bytes for each of its values; a message that breaks a rule of docs/backends.md is refused
+ * with a sentence. Threads: no state of its own; any thread, one object at a time. */
 #ifndef UCM_BACKEND_WIRE_H
 #define UCM_BACKEND_WIRE_H
 

@@ -252,14 +252,14 @@ static void line_end(struct line *l)
     l->text[l->n++] = '\n';
 }
 
-static void line_begin(struct line *l, enum log_level level, const char *room, const char *event)
+static void line_begin(struct line *l, enum log_level level, const char *module, const char *event)
 {
     pthread_once(&journal_once, journal_detect);
     if (to_journal) {
-        line_add(l, "<%d>%s %s", journal_priorities[level], room, event);
+        line_add(l, "<%d>%s %s", journal_priorities[level], module, event);
     } else {
         line_add_time(l);
-        line_add(l, "%s %s %s", level_names[level], room, event);
+        line_add(l, "%s %s %s", level_names[level], module, event);
     }
 }
 
@@ -401,13 +401,13 @@ void log_start(void)
     pthread_mutex_unlock(&ring.lock);
 }
 
-static void line_log(enum log_level level, const char *room, const char *event, uint32_t held,
+static void line_log(enum log_level level, const char *module, const char *event, uint32_t held,
                      const char *format, struct arguments *args)
 {
     int saved_errno = errno;
     struct line l = {.n = 0};
 
-    line_begin(&l, level, room, event);
+    line_begin(&l, level, module, event);
     if (held > 0)
         line_add(&l, " held=%u", held);
     if (format[0] != '\0') {
@@ -419,7 +419,7 @@ static void line_log(enum log_level level, const char *room, const char *event, 
     errno = saved_errno;
 }
 
-void log_line(struct log_site *site, enum log_level level, const char *room, const char *event,
+void log_line(struct log_site *site, enum log_level level, const char *module, const char *event,
               const char *format, ...)
 {
     struct arguments args;
@@ -428,7 +428,7 @@ void log_line(struct log_site *site, enum log_level level, const char *room, con
     if ((int)level > __atomic_load_n(&present_level, __ATOMIC_RELAXED) || !site_pass(site, &held))
         return;
     va_start(args.list, format);
-    line_log(level, room, event, held, format, &args);
+    line_log(level, module, event, held, format, &args);
     va_end(args.list);
 }
 

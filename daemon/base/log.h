@@ -1,4 +1,4 @@
-/* One line an event on standard error: "time level room event key=value ...", or without time and
+/* One line an event on standard error: "time level module event key=value ...", or without time and
  * with the journal's "<N>" prefix when $JOURNAL_STREAM says that it goes to the journal. Behind
  * "key=" a text is put into double quotes where it needs them; in quotes, of the format too, \" and
  * \\ stand for " and \. So a line splits at the spaces outside of quotes.
@@ -30,7 +30,7 @@ void log_start(void);
 void log_flush(void);
 
 /* event: a few words with dashes, e.g. "read-failed"; format: "key=%s key=%d"; may be "". */
-void log_line(struct log_site *site, enum log_level level, const char *room, const char *event,
+void log_line(struct log_site *site, enum log_level level, const char *module, const char *event,
               const char *format, ...) __attribute__((format(printf, 5, 6)));
 
 /* "info audit EVENT key=value ...": what somebody changed, whatever the level is; never held back
@@ -41,14 +41,14 @@ void log_audit(const char *event, const char *format, ...) __attribute__((format
  * out. */
 const char *log_escape(const char *text, char *out, size_t size);
 
-#define LOG_AT(level, room, event, ...)                                                            \
+#define LOG_AT(level, module, event, ...)                                                          \
     do {                                                                                           \
         static struct log_site site_;                                                              \
-        log_line(&site_, level, room, event, __VA_ARGS__);                                         \
+        log_line(&site_, level, module, event, __VA_ARGS__);                                       \
     } while (0)
-#define log_error(room, event, ...) LOG_AT(LOG_ERROR, room, event, __VA_ARGS__)
-#define log_warn(room, event, ...) LOG_AT(LOG_WARN, room, event, __VA_ARGS__)
-#define log_info(room, event, ...) LOG_AT(LOG_INFO, room, event, __VA_ARGS__)
-#define log_debug(room, event, ...) LOG_AT(LOG_DEBUG, room, event, __VA_ARGS__)
+#define log_error(module, event, ...) LOG_AT(LOG_ERROR, module, event, __VA_ARGS__)
+#define log_warn(module, event, ...) LOG_AT(LOG_WARN, module, event, __VA_ARGS__)
+#define log_info(module, event, ...) LOG_AT(LOG_INFO, module, event, __VA_ARGS__)
+#define log_debug(module, event, ...) LOG_AT(LOG_DEBUG, module, event, __VA_ARGS__)
 
 #endif

@@ -1,4 +1,4 @@
-/* The cache: the only room that changes the state of blocks and parts. README.md has its rules.
+/* The cache: the only module that changes the state of blocks and parts. README.md has its rules.
  *
  * A part is whole when some tier holds all its bytes. A block is complete when all its parts are.
  * - dump: cache_fill_claim, the device copies into the slot, cache_fill_done. The part is published

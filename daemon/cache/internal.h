@@ -1,4 +1,4 @@
-/* Shared by the files of this room only. */
+/* Shared by the files of this module only. */
 #ifndef UCMD_CACHE_INTERNAL_H
 #define UCMD_CACHE_INTERNAL_H
 

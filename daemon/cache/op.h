@@ -1,5 +1,5 @@
-/* Operations of the tiers, each on one part, from its start to its end; for the files of this room,
- * and for features by extend.h. */
+/* Operations of the tiers, each on one part, from its start to its end; for the files of this
+ * module, and for features by extend.h. */
 #ifndef UCMD_CACHE_OP_H
 #define UCMD_CACHE_OP_H
 

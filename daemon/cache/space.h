@@ -1,4 +1,4 @@
-/* Which block leaves for a new one, in DRAM and in the index; for the files of this room only. */
+/* Which block leaves for a new one, in DRAM and in the index; for the files of this module only. */
 #ifndef UCMD_CACHE_SPACE_H
 #define UCMD_CACHE_SPACE_H
 

@@ -1,4 +1,4 @@
-/* Parts on their way to the tiers below; for the files of this room only. */
+/* Parts on their way to the tiers below; for the files of this module only. */
 #ifndef UCMD_CACHE_WRITE_H
 #define UCMD_CACHE_WRITE_H
 

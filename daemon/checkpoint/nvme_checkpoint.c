@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ROOM "tier"
+#define MODULE "tier"
 #define BUFFER_BYTES (1u << 20)
 /* For describing, in one turn of the loop; a span is described as a whole. */
 #define TURN_NS 20000u
@@ -154,7 +154,7 @@ static bool file_ended(struct nvme_checkpoint *k)
 {
     k->tier->metrics->nvme_checkpoint_bytes += k->status < 0 ? 0 : k->n;
     if (k->status < 0)
-        log_warn(ROOM, "checkpoint-failed", "path=%s error=%s",
+        log_warn(MODULE, "checkpoint-failed", "path=%s error=%s",
                  k->tier->devices[k->file].file.folder, strerror(-k->status));
     else if (!k->last)
         return false;
@@ -205,7 +205,7 @@ static void write_done(struct nvme_job *job)
     t->checkpoint_mark = k->mark;
     t->checkpoint_size = k->size;
     t->metrics->nvme_checkpoints++;
-    log_debug(ROOM, "checkpoint", "bytes=%" PRIu64, k->size);
+    log_debug(MODULE, "checkpoint", "bytes=%" PRIu64, k->size);
 }
 
 void nvme_checkpoint_go_on(struct tier *t)
@@ -264,7 +264,7 @@ void nvme_checkpoint_last(struct tier *t)
             buffer_write(&k);
         } while (!file_ended(&k) || file_next(&k));
         t->metrics->nvme_checkpoints++;
-        log_info(ROOM, "checkpoint", "bytes=%" PRIu64, k.size);
+        log_info(MODULE, "checkpoint", "bytes=%" PRIu64, k.size);
     }
     end(&k);
 }

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ROOM "tier"
+#define MODULE "tier"
 #define CHECKPOINT_BUFFER (4u << 20)
 #define TURN_NS 500000u
 #define ENTRIES_TURN 64u /* between two looks at the clock */
@@ -62,7 +62,7 @@ static void checkpoint_end(struct tier *t, struct nvme_restore *r)
 {
     t->metrics->nvme_damaged_pages += r->reader.damaged;
     if (r->reader.damaged)
-        log_warn(ROOM, "checkpoint-damaged", "path=%s offset=%" PRIu64 ": scanning instead",
+        log_warn(MODULE, "checkpoint-damaged", "path=%s offset=%" PRIu64 ": scanning instead",
                  t->devices[r->file].file.folder, r->reader.offset);
     if (r->reader.fd >= 0)
         close(r->reader.fd);

@@ -181,7 +181,8 @@ int config_check_values(const struct config *c, struct config_error *e);
  * root: not for the loop. */
 int config_check_roots(const struct config *c, void (*warn_cb)(const char *text),
                        struct config_error *e);
-/* Begins *e with the location where the key was set. Returns -EINVAL. For what rooms find wrong. */
+/* Begins *e with the location where the key was set. Returns -EINVAL. For what modules find
+ * wrong. */
 int config_fail(const struct config *c, struct config_error *e, const char *key, const char *format,
                 ...) __attribute__((format(printf, 4, 5)));
 /* Whom "uid:N" or "gid:N" names, into *is_gid and *id. false when the n bytes of text are

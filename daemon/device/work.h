@@ -1,5 +1,5 @@
 /* What devices share: the queue in which jobs wait, the way from the loop to a device's threads and
- * back, and how a job is cut into pieces. Inside this room only.
+ * back, and how a job is cut into pieces. Inside this module only.
  *
  * Promises:
  * - A queue allocates nothing and never holds more than DEVICE_QUEUE_MAX loads and dumps.

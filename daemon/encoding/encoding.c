@@ -131,12 +131,12 @@ static int coded_open(struct call *call, const struct ns *base,
 
     ns_encoded_identity(base, spec, &memory, &id);
     for (uint32_t part = 0; part < id.parts; part++)
-        if (id.shards[part] * id.shard_bytes > arena_extent_bytes(rq->rooms.arena))
+        if (id.shards[part] * id.shard_bytes > arena_extent_bytes(rq->modules.arena))
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                                  "%u layers of %llu coded bytes are longer than arena.extent, %llu",
                                  id.shards[part], (unsigned long long)id.shard_bytes,
-                                 (unsigned long long)arena_extent_bytes(rq->rooms.arena));
-    return index_ns_open(rq->rooms.index, &id, call->s->peer.owner, out, &call->error);
+                                 (unsigned long long)arena_extent_bytes(rq->modules.arena));
+    return index_ns_open(rq->modules.index, &id, call->s->peer.owner, out, &call->error);
 }
 
 int method_encoding_open(struct call *call)
@@ -158,7 +158,7 @@ int method_encoding_open(struct call *call)
         return rc;
     assert(ns_codec(coded)); /* it was made by a spec that this daemon knows */
     if (!coded->base)
-        index_ns_derive(call->s->rq->rooms.index, coded, base);
+        index_ns_derive(call->s->rq->modules.index, coded, base);
     session_ns_with_base(s, coded, base);
     r = (struct msg_encoding_open_r){.ns = coded->id,
                                      .fingerprint = {coded->fingerprint, UCM_FINGERPRINT_BYTES},

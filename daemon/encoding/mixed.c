@@ -14,7 +14,7 @@
 /* part: which was stored now. */
 static void complete(struct requests *rq, const struct view *v, block_ref ref, uint32_t part)
 {
-    struct index *ix = rq->rooms.index;
+    struct index *ix = rq->modules.index;
     const struct block *stored = index_block(ix, ref), *plain = stored, *coded = stored;
     bool is_plain = stored->ns == v->ns[1]->id;
     block_ref other = index_find(ix, is_plain ? v->ns[0] : v->ns[1], stored->key);
@@ -31,7 +31,7 @@ static void complete(struct requests *rq, const struct view *v, block_ref ref, u
     for (uint32_t i = 0; i < v->ns[1]->identity.parts; i++)
         if ((is_plain || i == part) && coded->part[i].dram == PART_DRAM_READY &&
             plain->part[i].dram == PART_DRAM_NONE && plain->part[i].nvme == PART_NVME_NONE)
-            rq->rooms.metrics->unfit_decode_failed +=
+            rq->modules.metrics->unfit_decode_failed +=
                 !build_plain(rq, v->ns[0], v->ns[1], stored->key, i);
 }
 

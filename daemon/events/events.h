@@ -37,7 +37,7 @@ struct tenant_events {
     struct event *ring; /* of cap, a power of two */
     /* last: the number of the latest event; began: of none, the one before the ring's first. */
     uint64_t cap, began, last;
-    uint32_t waiting;      /* the request room's: who waits for the next event */
+    uint32_t waiting;      /* the request module's: who waits for the next event */
     uint64_t used_ms;      /* when somebody asked last */
     struct list described; /* struct described, the oldest first */
 };

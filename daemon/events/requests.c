@@ -70,7 +70,7 @@ static int tenant_events(struct call *call, const char *tenant, struct tenant_ev
     int rc = events_on(call);
 
     return rc != 0 ? rc
-                   : events_open(following_of(rq)->events, tenant, uv_now(rq->rooms.loop), out,
+                   : events_open(following_of(rq)->events, tenant, uv_now(rq->modules.loop), out,
                                  &call->error);
 }
 
@@ -111,7 +111,7 @@ static void pack_event(msgpack_packer *pk, const struct requests *rq, const stru
                        uint64_t number)
 {
     const struct event *e = events_at(f->te, number);
-    const struct ns *ns = index_ns(rq->rooms.index, e->ns);
+    const struct ns *ns = index_ns(rq->modules.index, e->ns);
     struct events_description d;
     bool described = f->asked.tokens && e->is != UCM_LOOKUP_MISS &&
                      events_described(following_of(rq)->events, f->te, e->ns, e->key, &d);
@@ -169,9 +169,9 @@ static void pack_page(struct proto_builder *pb, struct requests *rq, const struc
     uint32_t n = page_of(rq, f, &first, &lost);
 
     if (f->asked.since > 0)
-        rq->rooms.metrics->events_lost += lost;
+        rq->modules.metrics->events_lost += lost;
     msgpack_pack_map(&pb->pk, 5);
-    proto_pack_bin(&pb->pk, "instance", rq->rooms.instance, sizeof(rq->rooms.instance));
+    proto_pack_bin(&pb->pk, "instance", rq->modules.instance, sizeof(rq->modules.instance));
     proto_pack_u64(&pb->pk, "last", f->te->last);
     proto_pack_u64(&pb->pk, "next", n > 0 ? first + n - 1 : f->te->last);
     proto_pack_u64(&pb->pk, "lost", lost);
@@ -230,7 +230,7 @@ static void follows_end(struct requests *rq)
             continue;
         if (uv_hrtime() - begun_ns >= GATHERED_NS) {
             if (list_empty(&of->rest.link))
-                (void)cache_wait_for(rq->rooms.cache, &of->rest, WAIT_TURN);
+                (void)cache_wait_for(rq->modules.cache, &of->rest, WAIT_TURN);
             return;
         }
         follow_end(f);
@@ -254,8 +254,8 @@ static void wake_cb(void *ctx)
 {
     struct requests *rq = ctx;
 
-    deadline_arm(rq->rooms.deadlines, &following_of(rq)->gather, uv_now(rq->rooms.loop) + GATHER_MS,
-                 gathered_cb);
+    deadline_arm(rq->modules.deadlines, &following_of(rq)->gather,
+                 uv_now(rq->modules.loop) + GATHER_MS, gathered_cb);
 }
 
 static int follow_begin(struct call *call, const struct follow *asked)
@@ -271,8 +271,8 @@ static int follow_begin(struct call *call, const struct follow *asked)
     if (!f)
         return -call->error.code;
     /* That nothing happened is no deadline that passed. */
-    deadline_arm(s->rq->rooms.deadlines, &f->r.deadline,
-                 uv_now(s->rq->rooms.loop) + asked->asked.wait_ms, waited_cb);
+    deadline_arm(s->rq->modules.deadlines, &f->r.deadline,
+                 uv_now(s->rq->modules.loop) + asked->asked.wait_ms, waited_cb);
     f->te = asked->te;
     f->asked = asked->asked;
     f->te->waiting++;
@@ -295,7 +295,7 @@ int method_events(struct call *call)
     if (rc != 0)
         return rc;
     if (!follower_of(s)->subscriber)
-        s->rq->rooms.metrics->events_subscribers++;
+        s->rq->modules.metrics->events_subscribers++;
     follower_of(s)->subscriber = true;
     if (f.te->last == m->since && m->wait_ms > 0)
         return follow_begin(call, &f);
@@ -309,13 +309,13 @@ int method_events(struct call *call)
 static void pack_block(msgpack_packer *pk, const struct requests *rq, const struct ns *ns,
                        const struct tenant_events *te, block_ref ref)
 {
-    const struct block *b = index_block(rq->rooms.index, ref);
+    const struct block *b = index_block(rq->modules.index, ref);
     struct events_description d;
     bool described = events_described(following_of(rq)->events, te, ns->id, b->key, &d);
 
     msgpack_pack_map(pk, described ? 5 : 2);
     proto_pack_bin(pk, "key", b->key, ns->identity.key_bytes);
-    proto_pack_u64(pk, "is", cache_status(rq->rooms.cache, ref));
+    proto_pack_u64(pk, "is", cache_status(rq->modules.cache, ref));
     if (described)
         pack_description(pk, &d);
 }
@@ -345,13 +345,13 @@ int method_events_list(struct call *call)
 
     if (!ns || tenant_events(call, ns->identity.tenant, &te) != 0)
         return -call->error.code;
-    next = index_scan(rq->rooms.index, ns, m->cursor, list_limit(ns, m->limit), refs, &n);
+    next = index_scan(rq->modules.index, ns, m->cursor, list_limit(ns, m->limit), refs, &n);
     for (uint32_t i = 0; i < n; i++)
-        if (cache_status(rq->rooms.cache, refs[i]) != UCM_LOOKUP_MISS)
+        if (cache_status(rq->modules.cache, refs[i]) != UCM_LOOKUP_MISS)
             refs[found++] = refs[i];
     call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 4);
-    proto_pack_bin(&pb.pk, "instance", rq->rooms.instance, sizeof(rq->rooms.instance));
+    proto_pack_bin(&pb.pk, "instance", rq->modules.instance, sizeof(rq->modules.instance));
     proto_pack_u64(&pb.pk, "last", te->last);
     proto_pack_u64(&pb.pk, "next", next);
     proto_pack_str(&pb.pk, "blocks");
@@ -397,7 +397,7 @@ int method_events_describe(struct call *call)
         tenant_events(call, ns->identity.tenant, &te) != 0)
         return -call->error.code;
     bytes = ns->identity.block_tokens * 4;
-    index_find_many(rq->rooms.index, ns, m->keys.p, n, false, refs);
+    index_find_many(rq->modules.index, ns, m->keys.p, n, false, refs);
     for (uint32_t i = 0; i < n; i++) {
         const uint8_t *key = m->keys.p + (size_t)i * ns->identity.key_bytes;
         struct events_description d = {
@@ -408,7 +408,7 @@ int method_events_describe(struct call *call)
             .lora = m->lora};
 
         events_describe(following_of(rq)->events, te, ns, key,
-                        cache_status(rq->rooms.cache, refs[i]), &d);
+                        cache_status(rq->modules.cache, refs[i]), &d);
     }
     return call_reply(call, NULL);
 }
@@ -426,10 +426,10 @@ static void changed_cb(struct cache_follower *f, const struct ns *ns, const uint
 static int open_cb(struct requests *rq)
 {
     struct following *of = following_of(rq);
-    struct events_config config = {.memory = rq->rooms.config->events_memory,
-                                   .limits = rq->rooms.limits,
-                                   .tenants = index_tenants(rq->rooms.index),
-                                   .metrics = rq->rooms.metrics,
+    struct events_config config = {.memory = rq->modules.config->events_memory,
+                                   .limits = rq->modules.limits,
+                                   .tenants = index_tenants(rq->modules.index),
+                                   .metrics = rq->modules.metrics,
                                    .wake_cb = wake_cb,
                                    .ctx = rq};
     int rc;
@@ -445,7 +445,7 @@ static int open_cb(struct requests *rq)
     if (rc != 0)
         return rc;
     of->follower.changed_cb = changed_cb;
-    cache_follow(rq->rooms.cache, &of->follower);
+    cache_follow(rq->modules.cache, &of->follower);
     return 0;
 }
 
@@ -453,7 +453,7 @@ static void close_cb(struct requests *rq)
 {
     struct following *of = following_of(rq);
 
-    deadline_disarm(rq->rooms.deadlines, &of->gather);
+    deadline_disarm(rq->modules.deadlines, &of->gather);
     cache_retry_cancel(&of->rest);
     cache_unfollow(&of->follower);
     events_free(of->events);
@@ -472,13 +472,13 @@ static void drain_cb(struct requests *rq)
 
 static void session_gone_cb(struct session *s)
 {
-    s->rq->rooms.metrics->events_subscribers -= follower_of(s)->subscriber;
+    s->rq->modules.metrics->events_subscribers -= follower_of(s)->subscriber;
     follower_of(s)->subscriber = false;
 }
 
 static void observe_cb(struct requests *rq, struct exposition *x)
 {
-    x->metrics.events_bytes = limits_used(rq->rooms.limits, LIMIT_EVENTS);
+    x->metrics.events_bytes = limits_used(rq->modules.limits, LIMIT_EVENTS);
 }
 
 const struct feature events_feature = {.requests_bytes = sizeof(struct following),

@@ -1,4 +1,4 @@
-/* Shared by the files of this room only. */
+/* Shared by the files of this module only. */
 #ifndef UCMD_FRONT_INTERNAL_H
 #define UCMD_FRONT_INTERNAL_H
 

@@ -12,13 +12,13 @@
 #define HINTS_DESCRIPTORS 2
 
 /* What the feature has of the daemon. */
-struct hints_room {
+struct hints_module {
     struct hint_tables *tables;
 };
 
 static struct hint_tables *tables_of(const struct requests *rq)
 {
-    return ((const struct hints_room *)rq->ext[FEATURE_HINTS])->tables;
+    return ((const struct hints_module *)rq->ext[FEATURE_HINTS])->tables;
 }
 
 static void hints_give(struct limit_owner *o)
@@ -56,7 +56,7 @@ static int hints_make(struct session *s, struct ns *ns, struct ucm_error *e)
 
 static int hints_use(struct session *s, struct ns *ns, struct ucm_error *e)
 {
-    uint8_t *flags = &s->ns[index_ns_place(s->rq->rooms.index, ns)];
+    uint8_t *flags = &s->ns[index_ns_place(s->rq->modules.index, ns)];
     int rc = 0;
 
     if (!(*flags & SESSION_NS_HINTS))
@@ -68,7 +68,7 @@ static int hints_use(struct session *s, struct ns *ns, struct ucm_error *e)
 
 static void session_close_cb(struct session *s)
 {
-    struct index *ix = s->rq->rooms.index;
+    struct index *ix = s->rq->modules.index;
 
     for (uint32_t place = 0; place < index_ns_places(ix); place++)
         if (s->ns[place] & SESSION_NS_HINTS)
@@ -77,14 +77,14 @@ static void session_close_cb(struct session *s)
 
 static int open_cb(struct requests *rq)
 {
-    const struct hint_tables_config config = {.loop = rq->rooms.loop,
-                                              .deadlines = rq->rooms.deadlines,
-                                              .index = rq->rooms.index,
-                                              .cache = rq->rooms.cache};
-    struct hints_room *room = rq->ext[FEATURE_HINTS];
+    const struct hint_tables_config config = {.loop = rq->modules.loop,
+                                              .deadlines = rq->modules.deadlines,
+                                              .index = rq->modules.index,
+                                              .cache = rq->modules.cache};
+    struct hints_module *module = rq->ext[FEATURE_HINTS];
 
-    limits_set(rq->rooms.limits, LIMIT_HINTS, hint_tables_max());
-    return hint_tables_new(&config, &room->tables);
+    limits_set(rq->modules.limits, LIMIT_HINTS, hint_tables_max());
+    return hint_tables_new(&config, &module->tables);
 }
 
 static void observe_cb(struct requests *rq, struct exposition *x)
@@ -103,7 +103,7 @@ static void close_cb(struct requests *rq)
     hint_tables_free(tables_of(rq));
 }
 
-const struct feature hints_feature = {.requests_bytes = sizeof(struct hints_room),
+const struct feature hints_feature = {.requests_bytes = sizeof(struct hints_module),
                                       .open_cb = open_cb,
                                       .observe_cb = observe_cb,
                                       .close_cb = close_cb,
@@ -129,7 +129,7 @@ int method_hints_open(struct call *call)
 {
     struct session *s = call->s;
     struct ns *ns = call_namespace(call, call->params.hints_open.ns);
-    struct msg_hints_open_r r = {.shared = s->rq->rooms.share != NULL};
+    struct msg_hints_open_r r = {.shared = s->rq->modules.share != NULL};
     int rc, fd;
 
     if (!ns || open_check(call, ns) != 0)

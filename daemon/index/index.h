@@ -267,7 +267,7 @@ void index_remove(struct index *ix, block_ref ref);
 /* A block_ref is a chunk's number above INDEX_CELL_BITS bits of position in it. */
 #define INDEX_CELL_BITS 15
 #define INDEX_CELLS (1u << INDEX_CELL_BITS)
-/* What finding a block or a namespace needs: the head of struct index, whose rest is the room's
+/* What finding a block or a namespace needs: the head of struct index, whose rest is the module's
  * own. */
 struct index_head {
     struct index_chunk {

@@ -159,10 +159,10 @@ static int pool_open(struct requests *rq)
 {
     struct shard_reads *r = reads_at(rq);
 
-    r->cache = rq->rooms.cache;
-    r->index = rq->rooms.index;
-    r->arena = rq->rooms.arena;
-    r->metrics = rq->rooms.metrics;
+    r->cache = rq->modules.cache;
+    r->index = rq->modules.index;
+    r->arena = rq->modules.arena;
+    r->metrics = rq->modules.metrics;
     return 0;
 }
 
@@ -199,7 +199,7 @@ static int fetch_begin(struct walk *w, const struct walk_item *it)
         walk_wait(w, it);
     if (rc != CACHE_READY)
         return rc;
-    cache_prefetch_used(w->rooms->cache, it->ref);
+    cache_prefetch_used(w->modules->cache, it->ref);
     batch_add(b, &(struct batch_item){.at = it->at});
     return 0;
 }
@@ -211,8 +211,8 @@ static int fetch_ready(struct walk *w, struct item_wait *iw, int status)
 
     if (status != 0)
         return status;
-    w->rooms->metrics->fetch_reads++;
-    w->rooms->metrics->fetch_reads_partial += iw->w.shards != NULL;
+    w->modules->metrics->fetch_reads++;
+    w->modules->metrics->fetch_reads_partial += iw->w.shards != NULL;
     f->slowest = tier > f->slowest ? tier : f->slowest;
     return 1;
 }
@@ -223,13 +223,13 @@ static void item_put(struct walk *w, uint32_t at, struct cache_shards *shards)
     if (shards)
         shards_put(shards);
     else
-        cache_unuse(w->rooms->cache, w->refs[at], w->part);
+        cache_unuse(w->modules->cache, w->refs[at], w->part);
 }
 
 static void fetch_drop(struct walk *w, struct item_wait *iw)
 {
     item_put(w, iw->it.at, iw->w.shards);
-    cache_released(w->rooms->cache);
+    cache_released(w->modules->cache);
 }
 
 /* The copies of its pieces, each of one shard. */
@@ -241,10 +241,10 @@ static int fetch_add(struct copy_batch *b, const struct batch_item *item)
     uint32_t before = b->job.n_items;
     struct span span, shard;
     int rc = item->held.shards ? shards_span(item->held.shards, &span)
-                               : span_part(w->rooms->cache, w->refs[item->at], w->part, &span);
+                               : span_part(w->modules->cache, w->refs[item->at], w->part, &span);
 
     for (uint32_t i = 0, n = pieces_of(w, item->at); rc == 0 && i < n; i++) {
-        rc = span_cut(w->rooms->cache, &span, p[i].shard, 1, &shard);
+        rc = span_cut(w->modules->cache, &span, p[i].shard, 1, &shard);
         if (rc == 0)
             rc = device_job_add(&b->job, &shard, p[i].slot);
     }
@@ -259,8 +259,8 @@ static void fetch_put(struct copies *c, const struct copy_batch *b, const struct
     uint64_t pieces = ok ? pieces_of(&c->w, i->at) : 0;
 
     item_put(&c->w, i->at, i->held.shards);
-    c->w.rooms->metrics->fetch_items += pieces;
-    c->w.rooms->metrics->fetch_bytes += pieces * b->form->shard_bytes;
+    c->w.modules->metrics->fetch_items += pieces;
+    c->w.modules->metrics->fetch_bytes += pieces * b->form->shard_bytes;
 }
 
 /* ---- the answer ---- */
@@ -271,7 +271,8 @@ static void fetch_count(struct fetch *f)
 
     w->ns->tenant->metrics->load_bytes += w->bytes;
     w->ns->traffic.load_bytes += w->bytes;
-    histogram_add(&w->rooms->metrics->histograms.fetch[f->slowest], uv_hrtime() - w->r.begun_ns, 1);
+    histogram_add(&w->modules->metrics->histograms.fetch[f->slowest], uv_hrtime() - w->r.begun_ns,
+                  1);
 }
 
 static void fetch_finish(struct walk *w)
@@ -290,7 +291,7 @@ static void fetch_finish(struct walk *w)
             f->status[f->pieces[p].place] = w->status[i];
         items_ok += w->status[i] == UCM_BLOCK_OK ? n : 0;
         if (w->status[i] == UCM_BLOCK_MISS || w->status[i] == UCM_BLOCK_FAILED)
-            w->rooms->metrics->fetch_items_missed += n;
+            w->modules->metrics->fetch_items_missed += n;
     }
     if (w->r.trace)
         w->r.trace->ok = items_ok;
@@ -425,7 +426,7 @@ int method_fetch(struct call *call)
     }
     f->c.region = region;
     list_push_back(&region->users, &f->c.link);
-    f->c.w.rooms->metrics->fetches++;
+    f->c.w.modules->metrics->fetches++;
     walk_pump(&f->c.w);
     return 0;
 }

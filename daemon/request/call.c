@@ -32,8 +32,8 @@ uint32_t session_name(uint32_t *names, uint32_t number)
 int session_ns_open(struct call *call, struct ns *ns)
 {
     struct session *s = call->s;
-    uint8_t *flags = &s->ns[index_ns_place(s->rq->rooms.index, ns)];
-    uint32_t most = s->rq->rooms.config->max_namespaces_tenant / 4;
+    uint8_t *flags = &s->ns[index_ns_place(s->rq->modules.index, ns)];
+    uint32_t most = s->rq->modules.config->max_namespaces_tenant / 4;
 
     if (*flags & SESSION_NS_OPEN)
         return 0;
@@ -46,13 +46,13 @@ int session_ns_open(struct call *call, struct ns *ns)
                              s->n_ns);
     *flags |= SESSION_NS_OPEN;
     s->n_ns++;
-    index_ns_use(s->rq->rooms.index, ns);
+    index_ns_use(s->rq->modules.index, ns);
     return 0;
 }
 
 void session_ns_close_all(struct session *s)
 {
-    struct index *ix = s->rq->rooms.index;
+    struct index *ix = s->rq->modules.index;
 
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         struct ns *ns = s->ns[place] & SESSION_NS_OPEN ? index_ns_at(ix, place) : NULL;
@@ -64,7 +64,7 @@ void session_ns_close_all(struct session *s)
 
 void session_ns_with_base(struct session *s, const struct ns *ns, const struct ns *base)
 {
-    const struct index *ix = s->rq->rooms.index;
+    const struct index *ix = s->rq->modules.index;
 
     s->ns[index_ns_place(ix, ns)] |=
         (uint8_t)(SESSION_NS_WITH_BASE | (s->ns[index_ns_place(ix, base)] & SESSION_NS_DURABLE));
@@ -73,16 +73,16 @@ void session_ns_with_base(struct session *s, const struct ns *ns, const struct n
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability)
 {
     if (durability == UCM_DURABILITY_DEFAULT)
-        return s->ns[index_ns_place(s->rq->rooms.index, ns)] & SESSION_NS_DURABLE;
+        return s->ns[index_ns_place(s->rq->modules.index, ns)] & SESSION_NS_DURABLE;
     return durability == UCM_DURABILITY_NVME;
 }
 
 struct ns *call_namespace(struct call *call, uint64_t id)
 {
     struct session *s = call->s;
-    struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
+    struct ns *ns = index_ns(s->rq->modules.index, (uint32_t)id);
 
-    if (ns && s->ns[index_ns_place(s->rq->rooms.index, ns)] & SESSION_NS_OPEN)
+    if (ns && s->ns[index_ns_place(s->rq->modules.index, ns)] & SESSION_NS_OPEN)
         return ns;
     if (ns && s->peer.admin)
         return session_ns_open(call, ns) == 0 ? ns : NULL;
@@ -96,7 +96,7 @@ struct ns *call_namespace(struct call *call, uint64_t id)
 struct ns *call_stored_namespace(struct call *call, uint64_t id)
 {
     const struct session *s = call->s;
-    struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
+    struct ns *ns = index_ns(s->rq->modules.index, (uint32_t)id);
 
     if (ns && (s->peer.admin || strcmp(ns->identity.tenant, s->peer.tenant) == 0))
         return ns;
@@ -128,8 +128,8 @@ static void reply_error(struct session *s, uint32_t msgid, const struct ucm_erro
 {
     struct proto_buf *out = &s->rq->out;
 
-    s->rq->rooms.metrics->requests_failed++;
-    s->rq->rooms.metrics->requests_busy += e->code == UCM_WIRE_BUSY;
+    s->rq->modules.metrics->requests_failed++;
+    s->rq->modules.metrics->requests_busy += e->code == UCM_WIRE_BUSY;
     if (proto_response_error(out, msgid, e) != 0)
         conn_drop(s->conn, "no memory for an answer");
     else

@@ -191,7 +191,7 @@ static void item_end(struct copy_batch *b, const struct batch_item *i, enum ucm_
     if (c->kind->put)
         c->kind->put(c, b, i, ok);
     else
-        cache_unuse(c->w.rooms->cache, c->w.refs[i->at], c->w.part);
+        cache_unuse(c->w.modules->cache, c->w.refs[i->at], c->w.part);
     if (!ok)
         walk_status(&c->w, i->at, status);
     c->w.held_bytes -= b->slot_bytes;
@@ -210,13 +210,13 @@ void batch_add(struct copy_batch *b, const struct batch_item *item)
     if (c->kind->add) {
         rc = c->kind->add(b, added);
     } else {
-        rc = span_part(c->w.rooms->cache, c->w.refs[item->at], c->w.part, &span);
+        rc = span_part(c->w.modules->cache, c->w.refs[item->at], c->w.part, &span);
         if (rc == 0)
             rc = device_job_add(&b->job, &span, c->blocks[item->at]);
     }
     if (rc != 0) {
         item_end(b, added, UCM_BLOCK_FAILED);
-        cache_released(c->w.rooms->cache);
+        cache_released(c->w.modules->cache);
         return;
     }
     if (b->turns)
@@ -246,7 +246,7 @@ static void unfit_end(struct copy_batch *b)
         if (!atomic_load_explicit(&b->job.unfit[i], memory_order_relaxed))
             continue;
         item = copy_item(b, i);
-        b->c->w.rooms->metrics->encode_unfit++;
+        b->c->w.modules->metrics->encode_unfit++;
         item_end(b, item, UCM_BLOCK_UNFIT);
         item->held.fill = NULL;
     }
@@ -255,7 +255,7 @@ static void unfit_end(struct copy_batch *b)
 void batch_end(struct copy_batch *b, enum ucm_block_status status)
 {
     struct walk *w = &b->c->w;
-    struct metrics *m = w->rooms->metrics;
+    struct metrics *m = w->modules->metrics;
     bool load = b->job.op == DEVICE_LOAD;
     uint64_t copies = 0, bytes;
 
@@ -267,7 +267,7 @@ void batch_end(struct copy_batch *b, enum ucm_block_status status)
         copies += w->kind->weight ? w->kind->weight(w, b->item[i].at) : 1;
         item_end(b, &b->item[i], status);
     }
-    cache_released(w->rooms->cache);
+    cache_released(w->modules->cache);
     copies *= status == UCM_BLOCK_OK ? b->c->shards : 0;
     bytes = copies * b->form->shard_bytes;
     w->bytes += bytes;
@@ -323,10 +323,10 @@ enum ucm_block_status job_ended(struct copies *c, const struct device_job *job, 
     if (status == -ECANCELED)
         return UCM_BLOCK_CANCELLED;
     if (status == -ETIMEDOUT) {
-        c->w.rooms->metrics->device_event_timeouts += c->event != NULL;
+        c->w.modules->metrics->device_event_timeouts += c->event != NULL;
         return UCM_BLOCK_CANCELLED;
     }
-    c->w.rooms->metrics->device_errors++;
+    c->w.modules->metrics->device_errors++;
     return UCM_BLOCK_DEVICE;
 }
 

@@ -58,7 +58,7 @@ static void item_durable(struct dump *d, uint32_t at, enum ucm_block_status stat
 
     if (dw) {
         dw->d.done_cb = durable_done_cb;
-        rc = cache_durable(w->rooms->cache, &dw->d, w->refs[at], w->part);
+        rc = cache_durable(w->modules->cache, &dw->d, w->refs[at], w->part);
     }
     if (rc == 0) {
         dw->dump = d;
@@ -99,7 +99,7 @@ static void durables_abandon(struct dump *d)
 static bool store_bypassed(const struct dump *d, const uint8_t *key)
 {
     const struct walk *w = &d->c.w;
-    struct index *ix = w->rooms->index;
+    struct index *ix = w->modules->index;
     block_ref ref = index_find(ix, w->ns, key);
 
     return ref == 0 || index_block(ix, ref)->part[w->part].dram != PART_DRAM_FILLING;
@@ -124,16 +124,16 @@ static void dump_open(struct walk *w)
         }
         if (bypassed && store_bypassed(d, key)) {
             w->status[i] = UCM_BLOCK_NO_ROOM;
-            w->rooms->metrics->bypass_dump_blocks++;
+            w->modules->metrics->bypass_dump_blocks++;
             continue;
         }
-        w->refs[i] = cache_open(w->rooms->cache, w->ns, key);
+        w->refs[i] = cache_open(w->modules->cache, w->ns, key);
         if (w->refs[i] == 0)
             w->status[i] = UCM_BLOCK_NO_ROOM;
     }
     /* Another part's dump of the same blocks would look like a second use of them. */
     if (w->part == 0)
-        cache_touch(w->rooms->cache, w->ns, w->refs, w->n_keys);
+        cache_touch(w->modules->cache, w->ns, w->refs, w->n_keys);
     if (w->r.trace)
         trace_span(w->r.trace, SPAN_LOOKUP, SPAN_OFF);
 }
@@ -146,13 +146,13 @@ static void fill_refused(struct dump *d, const struct walk_item *it, int rc)
         walk_status(w, it->at, UCM_BLOCK_IN_PROGRESS);
     } else if (rc != -EEXIST) {
         walk_status(w, it->at, UCM_BLOCK_NO_ROOM);
-        w->rooms->metrics->dump_blocks_skipped++;
+        w->modules->metrics->dump_blocks_skipped++;
     } else {
         if (d->durable)
             item_durable(d, it->at, UCM_BLOCK_EXISTS);
         else
             walk_status(w, it->at, UCM_BLOCK_EXISTS);
-        w->rooms->metrics->dump_blocks_existing++;
+        w->modules->metrics->dump_blocks_existing++;
     }
 }
 
@@ -167,9 +167,9 @@ static int dump_begin(struct walk *w, const struct walk_item *it)
         return -EBUSY;
     rc = batch_reserve(&d->c, it, &b);
     if (rc == 0 && d->durable)
-        cache_shared_presume(w->rooms->cache, it->ref, it->part);
+        cache_shared_presume(w->modules->cache, it->ref, it->part);
     if (rc == 0)
-        rc = cache_fill_claim(w->rooms->cache, &w->r.s->fills, it->ref, it->part, d->c.shard,
+        rc = cache_fill_claim(w->modules->cache, &w->r.s->fills, it->ref, it->part, d->c.shard,
                               d->c.shards, d->c.region->region->device->node, &item.held.fill);
     if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN || rc == -EXDEV)
         return rc;
@@ -184,7 +184,7 @@ static int dump_add(struct copy_batch *b, const struct batch_item *i)
 {
     const struct copies *c = b->c;
     struct span span;
-    int rc = span_fill(c->w.rooms->cache, i->held.fill, c->shard, c->shards, &span);
+    int rc = span_fill(c->w.modules->cache, i->held.fill, c->shard, c->shards, &span);
 
     return rc != 0 ? rc : device_job_add(&b->job, &span, c->blocks[i->at]);
 }
@@ -196,7 +196,7 @@ static void dump_put(struct copies *c, const struct copy_batch *b, const struct 
 
     (void)b;
     /* A worker that is gone may have died before its bytes were final. */
-    cache_fill_end(c->w.rooms->cache, i->held.fill, c->shards, ok && !c->w.r.s->closing);
+    cache_fill_end(c->w.modules->cache, i->held.fill, c->shards, ok && !c->w.r.s->closing);
     if (ok && c->region->view.n > 1) /* other ranks' parts may lie in the other form */
         c->w.r.s->rq->part_stored_cb(c->region, c->w.refs[i->at]);
     if (ok && d->durable)
@@ -229,20 +229,20 @@ static void pressure_over_cb(struct deadline *dl)
 static bool dump_slows(struct dump *d)
 {
     struct walk *w = &d->c.w;
-    struct request_rooms *rooms = &w->r.s->rq->rooms;
+    struct request_modules *modules = &w->r.s->rq->modules;
 
     if (d->slowed || w->stopping || w->bytes == 0 || d->durable ||
-        rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW ||
-        !cache_back_pressure(w->rooms->cache))
+        modules->config->nvme_pressure != CONFIG_PRESSURE_SLOW ||
+        !cache_back_pressure(w->modules->cache))
         return false;
-    deadline_arm(rooms->deadlines, &d->pressure_end,
-                 uv_now(rooms->loop) + rooms->config->nvme_pressure_ms, pressure_over_cb);
+    deadline_arm(modules->deadlines, &d->pressure_end,
+                 uv_now(modules->loop) + modules->config->nvme_pressure_ms, pressure_over_cb);
     d->slowed = true;
     if (w->r.trace)
         trace_span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_MORE);
     d->pressure.retry_cb = pressure_eased_cb;
-    (void)cache_wait_for(w->rooms->cache, &d->pressure, WAIT_PRESSURE);
-    w->rooms->metrics->dumps_slowed++;
+    (void)cache_wait_for(w->modules->cache, &d->pressure, WAIT_PRESSURE);
+    w->modules->metrics->dumps_slowed++;
     return true;
 }
 
@@ -262,9 +262,9 @@ static void dump_finish(struct walk *w)
         if (w->r.trace)
             trace_span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_LESS);
         cache_retry_cancel(&d->pressure);
-        deadline_disarm(w->rooms->deadlines, &d->pressure_end);
+        deadline_disarm(w->modules->deadlines, &d->pressure_end);
     }
-    (void)copies_end(&d->c, w->rooms->metrics->histograms.dump);
+    (void)copies_end(&d->c, w->modules->metrics->histograms.dump);
     walk_end(w, NULL);
 }
 

@@ -1,5 +1,5 @@
 /* What a feature adds to requests: its door. daemon/features.c lists all of them, and who makes the
- * room gives it that list; the room itself names none.
+ * module gives it that list; the module itself names none.
  *
  * A feature keeps what it has of the daemon in requests.ext, and of a connection in session.ext,
  * each under its own number. Callbacks may be NULL. Thread: the loop only. */

@@ -1,4 +1,4 @@
-/* Shared by the files of this room only. */
+/* Shared by the files of this module only. */
 #ifndef UCMD_REQUEST_INTERNAL_H
 #define UCMD_REQUEST_INTERNAL_H
 
@@ -50,7 +50,7 @@ struct bypasses {
 };
 
 struct requests {
-    struct request_rooms rooms;
+    struct request_modules modules;
     struct bypasses bypasses;
     struct list sessions, active, shared_lookups;
     uint32_t n_sessions, n_active;
@@ -144,7 +144,7 @@ struct call {
 };
 
 /* daemon/seal/keys.c: what of NVMe which keys have sealed; *out had zeroes there. */
-void keys_observe(const struct request_rooms *r, struct metrics *out);
+void keys_observe(const struct request_modules *r, struct metrics *out);
 
 /* call.c */
 /* Whether the peer is an operator; false with call->error. */

@@ -24,14 +24,14 @@ static int load_begin(struct walk *w, const struct walk_item *it)
     int rc = batch_reserve(c, it, &b);
 
     if (rc == 0)
-        rc = it->p->dram == PART_DRAM_READY ? cache_take(w->rooms->cache, it->ref, it->part)
+        rc = it->p->dram == PART_DRAM_READY ? cache_take(w->modules->cache, it->ref, it->part)
                                             : walk_get(w, it, c->region->region->device->node);
     if (rc != CACHE_READY) {
-        w->rooms->metrics->load_blocks_missed += rc == -ENOENT || rc == -EXDEV;
+        w->modules->metrics->load_blocks_missed += rc == -ENOENT || rc == -EXDEV;
         return rc; /* CACHE_PENDING is 0 */
     }
-    w->rooms->metrics->load_blocks_dram++;
-    cache_prefetch_used(w->rooms->cache, it->ref);
+    w->modules->metrics->load_blocks_dram++;
+    cache_prefetch_used(w->modules->cache, it->ref);
     batch_add(b, &(struct batch_item){.at = it->at});
     return 0;
 }
@@ -39,7 +39,7 @@ static int load_begin(struct walk *w, const struct walk_item *it)
 static int load_ready(struct walk *w, struct item_wait *iw, int status)
 {
     struct load *l = LIST_ENTRY(w, struct load, c.w);
-    struct metrics *m = w->rooms->metrics;
+    struct metrics *m = w->modules->metrics;
     uint8_t tier = iw->w.shared ? METRIC_SHARED : METRIC_NVME;
 
     if (status != 0) {
@@ -53,7 +53,7 @@ static int load_ready(struct walk *w, struct item_wait *iw, int status)
 
 static void load_drop(struct walk *w, struct item_wait *iw)
 {
-    cache_put(w->rooms->cache, iw->it.ref, iw->it.part);
+    cache_put(w->modules->cache, iw->it.ref, iw->it.part);
 }
 
 /* ---- the end ---- */
@@ -63,7 +63,7 @@ static void load_finish(struct walk *w)
     struct load *l = LIST_ENTRY(w, struct load, c.w);
     struct tenant *t = w->ns->tenant;
     uint64_t took_ns =
-        copies_end(&l->c, &w->rooms->metrics->histograms.load[l->slowest * METRIC_SIZES]);
+        copies_end(&l->c, &w->modules->metrics->histograms.load[l->slowest * METRIC_SIZES]);
 
     if (took_ns > 0) {
         histogram_add(&t->times->load, took_ns, 1);
@@ -149,7 +149,7 @@ int method_load(struct call *call)
         return -call->error.code;
     }
     l->lease = (uint32_t)m->lease;
-    l->c.w.rooms->metrics->load_blocks_missed += walk_find(&l->c.w, m->keys.p, false);
+    l->c.w.modules->metrics->load_blocks_missed += walk_find(&l->c.w, m->keys.p, false);
     walk_pump(&l->c.w);
     return 0;
 }

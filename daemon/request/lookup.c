@@ -36,8 +36,8 @@ void leased_add(struct session *s, int64_t keys)
 int leased_check(struct call *call)
 {
     const struct session *s = call->s;
-    const struct request_rooms *rooms = &s->rq->rooms;
-    struct cache_leased leased = cache_leased(rooms->cache);
+    const struct request_modules *modules = &s->rq->modules;
+    struct cache_leased leased = cache_leased(modules->cache);
     struct limit_pool index = {"bytes of the index that leases and sequences keep",
                                "index.max_blocks", s->rq->index_bytes, leased.index_bytes, false};
     struct limit_pool bytes = {"bytes that leases and sequences keep", "the size of DRAM and NVMe",
@@ -47,10 +47,10 @@ int leased_check(struct call *call)
 
     if (s->peer.admin)
         return 0;
-    if (rooms->share) {
+    if (modules->share) {
         bytes.all = LEASES_UNBOUND; /* they may move there */
-    } else if (rooms->tier) {
-        rooms->tier_ops->stats(rooms->tier, &ts);
+    } else if (modules->tier) {
+        modules->tier_ops->stats(modules->tier, &ts);
         bytes.all += ts.capacity_bytes;
     }
     rc = limit_check(s->peer.owner, LIMIT_LEASED, &index, 1, &call->error);
@@ -68,12 +68,12 @@ void lease_end(struct session *s, uint32_t name)
     if (!l || l->name != name)
         return;
     table_remove(&s->leases, l->number);
-    deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
-    if (cache_unlease_many(s->rq->rooms.cache, l->refs, l->n))
-        cache_released(s->rq->rooms.cache);
+    deadline_disarm(s->rq->modules.deadlines, &l->deadline);
+    if (cache_unlease_many(s->rq->modules.cache, l->refs, l->n))
+        cache_released(s->rq->modules.cache);
     leased_add(s, -(int64_t)l->n);
     limit_give(s->peer.owner, LIMIT_MEMORY, l->memory);
-    s->rq->rooms.metrics->leases--;
+    s->rq->modules.metrics->leases--;
     free(l);
 }
 
@@ -90,7 +90,7 @@ static void lease_expired_cb(struct deadline *d)
 {
     struct lease *l = LIST_ENTRY(d, struct lease, deadline);
 
-    l->s->rq->rooms.metrics->leases_expired++;
+    l->s->rq->modules.metrics->leases_expired++;
     lease_end(l->s, l->name);
 }
 
@@ -99,7 +99,7 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
-    uint64_t limit = rq->rooms.config->lease_max_ms;
+    uint64_t limit = rq->modules.config->lease_max_ms;
     size_t memory = sizeof(struct lease) + n * sizeof(*refs);
     struct lease *l;
     uint32_t number;
@@ -125,14 +125,15 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     }
     *l = (struct lease){.s = s, .number = number, .memory = memory};
     *name = l->name = session_name(&s->lease_names, number);
-    deadline_arm(rq->rooms.deadlines, &l->deadline,
-                 uv_now(rq->rooms.loop) + (lease_ms < limit ? lease_ms : limit), lease_expired_cb);
+    deadline_arm(rq->modules.deadlines, &l->deadline,
+                 uv_now(rq->modules.loop) + (lease_ms < limit ? lease_ms : limit),
+                 lease_expired_cb);
     for (uint32_t i = 0; i < n; i++)
         if (refs[i] != 0)
             l->refs[l->n++] = refs[i];
-    (void)cache_lease_many(rq->rooms.cache, l->refs, l->n, false);
+    (void)cache_lease_many(rq->modules.cache, l->refs, l->n, false);
     leased_add(s, l->n);
-    rq->rooms.metrics->leases++;
+    rq->modules.metrics->leases++;
     return 0;
 }
 
@@ -169,7 +170,7 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
 
     f->view = session_view(s, ns);
     f->bypassed = !view_find(rq, &f->view, m->keys.p, n, !m->each, f->refs);
-    cache_tiers(rq->rooms.cache, f->refs, n, !m->each, f->status);
+    cache_tiers(rq->modules.cache, f->refs, n, !m->each, f->status);
     for (uint32_t i = 0; i < n; i++) {
         uint8_t tier = f->status[i];
 
@@ -184,7 +185,7 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
         counts.dram += tier == CACHE_DRAM;
         counts.shared += tier == CACHE_SHARE;
         if (f->view.n > 1)
-            counts.plain += index_block(rq->rooms.index, f->refs[i])->ns != f->view.ns[0]->id;
+            counts.plain += index_block(rq->modules.index, f->refs[i])->ns != f->view.ns[0]->id;
     }
     f->counts = counts;
 }
@@ -192,7 +193,7 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
 void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
                        const struct lookup_counts *f)
 {
-    struct metrics *m = rq->rooms.metrics;
+    struct metrics *m = rq->modules.metrics;
     struct metrics_tenant *t = ns->tenant->metrics;
 
     m->lookups++;
@@ -210,14 +211,14 @@ void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
     ns->traffic.lookup_keys += f->n;
     ns->traffic.lookup_hits += f->hits;
     rq->looked_up_cb(rq->reuse, ns->id, keys, ns->identity.key_bytes, f->n, ns->block_bytes,
-                     uv_now(rq->rooms.loop));
+                     uv_now(rq->modules.loop));
 }
 
 static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begun_ns)
 {
     uint64_t took_ns = uv_hrtime() - begun_ns;
 
-    histogram_add(rq->rooms.metrics->histograms.lookup, took_ns, 1);
+    histogram_add(rq->modules.metrics->histograms.lookup, took_ns, 1);
     histogram_add(&ns->tenant->times->lookup, took_ns, 1);
 }
 
@@ -235,7 +236,7 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
                                .shared = m->shared ? f->counts.shared : 0,
                                .pending = pending};
     if (pending) {
-        rq->rooms.metrics->lookups_pending++;
+        rq->modules.metrics->lookups_pending++;
         return 0;
     }
     if (m->lease_ms > 0 && f->counts.hits > 0) {
@@ -251,7 +252,7 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
     for (uint32_t i = 0; m->each && i < covered; i++)
         view_touch(rq, &f->view, f->refs + i, 1);
     if (f->bypassed) /* it says nothing about how well the cache does */
-        rq->rooms.metrics->bypass_lookup_keys += f->counts.n;
+        rq->modules.metrics->bypass_lookup_keys += f->counts.n;
     else
         lookup_counts_add(rq, f->view.ns[0], m->keys.p, &f->counts);
     if (call->trace)
@@ -324,7 +325,7 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
 
     if (!view_look_begin(&look, m->keys, f->counts.hits))
         return false;
-    w = request_new(call, sizeof(*w), 0, look.until_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS,
+    w = request_new(call, sizeof(*w), 0, look.until_ms - uv_now(rq->modules.loop) + WAIT_GRACE_MS,
                     wait_stop_cb);
     if (!w) {
         call->error.code = 0;
@@ -337,7 +338,7 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     w->look.k->ctx = &w->look;
     if (w->r.trace)
         trace_span(w->r.trace, SPAN_SHARED_LOOKUP, SPAN_MORE);
-    rq->rooms.metrics->lookups_waited++;
+    rq->modules.metrics->lookups_waited++;
     return true;
 }
 

@@ -38,15 +38,15 @@ void lookups_later_end(struct session *s)
 static void done_cb(struct view_look *look, const uint8_t *keys)
 {
     (void)keys;
-    LIST_ENTRY(look, struct later, look)->answered_ms = uv_now(look->s->rq->rooms.loop);
+    LIST_ENTRY(look, struct later, look)->answered_ms = uv_now(look->s->rq->modules.loop);
 }
 
 static bool later_holds(const struct session *s, const struct later *l)
 {
-    uint64_t age_ms = uv_now(s->rq->rooms.loop) - l->answered_ms;
+    uint64_t age_ms = uv_now(s->rq->modules.loop) - l->answered_ms;
 
     return l->look.k || (!l->told && age_ms < KEPT_MS) ||
-           age_ms < s->rq->rooms.config->share_negative_ms;
+           age_ms < s->rq->modules.config->share_negative_ms;
 }
 
 /* NULL: it has not been asked, or too long ago. */

@@ -25,7 +25,7 @@ static int text_copy(struct call *call, const char *field, struct proto_str from
 static int shards_expand(struct call *call, const struct msg_ns_open *m,
                          uint32_t shards[UCM_MAX_PARTS])
 {
-    uint64_t limit = arena_extent_bytes(call->s->rq->rooms.arena);
+    uint64_t limit = arena_extent_bytes(call->s->rq->modules.arena);
 
     if (m->shards.n != 1 && m->shards.n != m->parts)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -75,7 +75,8 @@ static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struc
         rc = text_copy(call, "dtype", m->dtype, dtype);
     if (rc == 0)
         rc = text_copy(call, "layout", m->layout, layout);
-    return rc != 0 ? rc : index_ns_open(s->rq->rooms.index, &id, s->peer.owner, out, &call->error);
+    return rc != 0 ? rc
+                   : index_ns_open(s->rq->modules.index, &id, s->peer.owner, out, &call->error);
 }
 
 int method_ns_open(struct call *call)
@@ -99,8 +100,8 @@ int method_ns_open(struct call *call)
     if (rc != 0)
         return rc;
     /* Its names on shared roots, which may have to be read, are there for the first lookup then. */
-    (void)cache_shared_fingerprint(s->rq->rooms.cache, ns, names);
-    flags = &s->ns[index_ns_place(s->rq->rooms.index, ns)];
+    (void)cache_shared_fingerprint(s->rq->modules.cache, ns, names);
+    flags = &s->ns[index_ns_place(s->rq->modules.index, ns)];
     *flags &= (uint8_t)~SESSION_NS_DURABLE;
     if (m->durability == UCM_DURABILITY_NVME)
         *flags |= SESSION_NS_DURABLE;

@@ -19,7 +19,7 @@ static int prefetch_begin(struct walk *w, const struct walk_item *it)
 
     if (rc != CACHE_READY)
         return rc; /* CACHE_PENDING is 0 */
-    cache_put(w->rooms->cache, it->ref, it->part);
+    cache_put(w->modules->cache, it->ref, it->part);
     return 0;
 }
 
@@ -27,10 +27,10 @@ static int prefetch_ready(struct walk *w, struct item_wait *iw, int status)
 {
     if (status != 0)
         return status;
-    cache_put(w->rooms->cache, iw->it.ref, iw->it.part);
-    w->rooms->metrics->prefetch_blocks++;
+    cache_put(w->modules->cache, iw->it.ref, iw->it.part);
+    w->modules->metrics->prefetch_blocks++;
     if (LIST_ENTRY(w, struct prefetch, w)->marks)
-        cache_prefetched(w->rooms->cache, iw->it.ref);
+        cache_prefetched(w->modules->cache, iw->it.ref);
     w->bytes += iw->it.form->shards * iw->it.form->shard_bytes;
     return 0;
 }

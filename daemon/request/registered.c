@@ -92,7 +92,7 @@ static void fd_close(struct registered *r, int *fd)
         r->taken[last]--;
     else
         limit_add(r->s->peer.owner, LIMIT_DESCRIPTORS, 1); /* it was refused */
-    reaper_close(r->s->rq->rooms.reaper, *fd, r->s->peer.owner);
+    reaper_close(r->s->rq->modules.reaper, *fd, r->s->peer.owner);
     *fd = -1;
 }
 
@@ -119,7 +119,7 @@ static void registered_end(struct registered *r)
 {
     struct session *s = r->s;
 
-    s->rq->rooms.metrics->regions -= r->region != NULL;
+    s->rq->modules.metrics->regions -= r->region != NULL;
     registered_free(r);
     s->settle_cb(s);
 }
@@ -211,7 +211,7 @@ int method_region_challenge(struct call *call)
     s->nonce_until_ms = 0;
     if (getentropy(s->nonce, sizeof(s->nonce)) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INTERNAL, "no random number for a nonce");
-    s->nonce_until_ms = uv_now(s->rq->rooms.loop) + NONCE_MS;
+    s->nonce_until_ms = uv_now(s->rq->modules.loop) + NONCE_MS;
     return call_reply(call, &(struct msg_challenge_r){.nonce = {s->nonce, sizeof(s->nonce)}});
 }
 
@@ -223,7 +223,7 @@ static int nonce_take(struct call *call, struct device_proof *out)
 
     s->nonce_until_ms = 0;
     memcpy(out->nonce, s->nonce, sizeof(out->nonce));
-    if (uv_now(s->rq->rooms.loop) < until_ms)
+    if (uv_now(s->rq->modules.loop) < until_ms)
         return 0;
     return ucm_error_set(&call->error, UCM_WIRE_DENIED,
                          "%s: memory by CUDA IPC handle needs region.challenge within the %d s "
@@ -245,7 +245,7 @@ static bool has_ipc(const struct msg_region_register *m)
 static struct registered *registered_new(struct call *call, struct proto_str name,
                                          struct proto_bin gpu)
 {
-    struct device *device = device_set_find(call->s->rq->rooms.devices, name, gpu, &call->error);
+    struct device *device = device_set_find(call->s->rq->modules.devices, name, gpu, &call->error);
     struct registered *r = device ? calloc(1, sizeof(*r)) : NULL;
 
     if (device && !r)
@@ -289,7 +289,7 @@ static int registered_open(struct call *call, struct registered *r, struct table
         return rc;
     }
     r->name = session_name(names, r->number);
-    call->s->rq->rooms.metrics->regions += r->region != NULL;
+    call->s->rq->modules.metrics->regions += r->region != NULL;
     registered_submit(r, DEVICE_OPEN, opened_cb);
     return 0;
 }
@@ -378,7 +378,7 @@ int method_region_register(struct call *call)
     r->region->pid = s->peer.pid;
     r->region->connection = (uint64_t)(uintptr_t)s;
     r->region->peer_fd = &s->peer.fd;
-    r->region->stranger = !peer_is_own(&s->peer, s->rq->rooms.config);
+    r->region->stranger = !peer_is_own(&s->peer, s->rq->modules.config);
     return registered_open(call, r, &s->regions, &s->region_names,
                            "this connection has as many regions as one may have");
 }

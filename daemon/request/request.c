@@ -7,7 +7,7 @@ static void expired_cb(struct deadline *d)
 {
     struct request *r = LIST_ENTRY(d, struct request, deadline);
 
-    r->s->rq->rooms.metrics->requests_deadline++;
+    r->s->rq->modules.metrics->requests_deadline++;
     r->stop_cb(r);
 }
 
@@ -38,7 +38,7 @@ void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadlin
         ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
         return NULL;
     }
-    if (s->n_requests >= rq->rooms.config->max_requests_conn) {
+    if (s->n_requests >= rq->modules.config->max_requests_conn) {
         ucm_error_set(&call->error, UCM_WIRE_BUSY,
                       "this connection has %u requests under way, as many as "
                       "limits.requests_per_connection allows",
@@ -68,13 +68,13 @@ void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadlin
                           .trace = call->trace};
     call->trace = NULL;
     if (deadline_ms == 0)
-        deadline_ms = rq->rooms.config->deadline_ms;
-    deadline_arm(rq->rooms.deadlines, &r->deadline, uv_now(rq->rooms.loop) + deadline_ms,
+        deadline_ms = rq->modules.config->deadline_ms;
+    deadline_arm(rq->modules.deadlines, &r->deadline, uv_now(rq->modules.loop) + deadline_ms,
                  expired_cb);
     list_push_back(&s->requests, &r->link);
     list_push_back(&rq->active, &r->link_all);
     s->n_requests++;
-    rq->rooms.metrics->requests_active = ++rq->n_active;
+    rq->modules.metrics->requests_active = ++rq->n_active;
     return r;
 }
 
@@ -89,13 +89,13 @@ void request_end(struct request *r, const struct ucm_error *e, const void *resul
         session_reply(s, r->msgid, r->method, e, result);
     if (r->trace)
         r->trace->end_cb(r->trace, e ? (uint32_t)e->code : 0);
-    deadline_disarm(rq->rooms.deadlines, &r->deadline);
+    deadline_disarm(rq->modules.deadlines, &r->deadline);
     list_remove(&r->link);
     list_remove(&r->link_all);
     s->n_requests--;
     limit_give(s->peer.owner, LIMIT_MEMORY, r->memory);
     limit_give(s->peer.owner, LIMIT_REQUESTS, 1);
-    rq->rooms.metrics->requests_active = --rq->n_active;
+    rq->modules.metrics->requests_active = --rq->n_active;
     free(r);
     if (s->closing)
         s->settle_cb(s);

@@ -1,4 +1,4 @@
-/* Requests: what the methods of the wire do. The room where front, cache and devices meet.
+/* Requests: what the methods of the wire do. The module where front, cache and devices meet.
  *
  * A session is a connection's state: who the peer is, which namespaces it opened, its regions,
  * leases and requests under way. Most methods answer at once; load, dump, prefetch, region.* and
@@ -22,7 +22,7 @@ struct snapshot;
 struct requests;
 
 /* Everything is borrowed. tier and share may be NULL: then there is none. */
-struct request_rooms {
+struct request_modules {
     const struct feature *const *features; /* FEATURES: daemon/features.h */
     const method_fn *methods;              /* by enum ucm_method */
     uv_loop_t *loop;
@@ -51,7 +51,7 @@ struct request_rooms {
     const struct config *next; /* as of the last reload, for the next start; without a file: none */
 };
 
-int requests_new(const struct request_rooms *rooms, struct requests **out);
+int requests_new(const struct request_modules *modules, struct requests **out);
 /* No session may be left. */
 void requests_free(struct requests *rq);
 

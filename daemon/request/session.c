@@ -11,13 +11,13 @@
 int method_hello(struct call *call)
 {
     struct session *s = call->s;
-    const struct config *config = s->rq->rooms.config;
+    const struct config *config = s->rq->modules.config;
     static const char server[] = "ucmd " UCM_VERSION;
     const struct msg_hello *m = &call->params.hello;
     struct msg_hello_r r = {
         .version = m->version_max < UCM_PROTOCOL_VERSION ? m->version_max : UCM_PROTOCOL_VERSION,
         .server = {server, sizeof(server) - 1},
-        .instance = {s->rq->rooms.instance, 16},
+        .instance = {s->rq->modules.instance, 16},
         .tenant = {s->peer.tenant, (uint32_t)strlen(s->peer.tenant)},
         .admin = s->peer.admin,
         .max_frame_bytes = UCM_MAX_FRAME_BYTES,
@@ -50,8 +50,8 @@ int method_hello(struct call *call)
 static void features_close(struct session *s, unsigned id)
 {
     while (id-- > 0)
-        if (s->rq->rooms.features[id]->session_close_cb)
-            s->rq->rooms.features[id]->session_close_cb(s);
+        if (s->rq->modules.features[id]->session_close_cb)
+            s->rq->modules.features[id]->session_close_cb(s);
 }
 
 static int features_open(struct session *s)
@@ -59,7 +59,7 @@ static int features_open(struct session *s)
     int rc = 0;
 
     for (unsigned id = 0; id < FEATURES && rc == 0; id++) {
-        const struct feature *f = s->rq->rooms.features[id];
+        const struct feature *f = s->rq->modules.features[id];
 
         if (f->session_bytes > 0 && !(s->ext[id] = calloc(1, f->session_bytes)))
             rc = -ENOMEM;
@@ -84,7 +84,7 @@ static bool features_end(struct session *s)
     bool (*end_cb)(struct session *);
 
     for (unsigned id = FEATURES; id-- > 0;) {
-        end_cb = s->rq->rooms.features[id]->session_end_cb;
+        end_cb = s->rq->modules.features[id]->session_end_cb;
         if (end_cb && !end_cb(s))
             return false;
     }
@@ -94,8 +94,8 @@ static bool features_end(struct session *s)
 static void features_gone(struct session *s)
 {
     for (unsigned id = FEATURES; id-- > 0;)
-        if (s->rq->rooms.features[id]->session_gone_cb)
-            s->rq->rooms.features[id]->session_gone_cb(s);
+        if (s->rq->modules.features[id]->session_gone_cb)
+            s->rq->modules.features[id]->session_gone_cb(s);
 }
 
 static void settle_cb(struct session *s)
@@ -110,10 +110,10 @@ static void settle_cb(struct session *s)
     if (!features_end(s))
         return;
     if (!leases_end(s)) {
-        (void)cache_wait_for(rq->rooms.cache, &s->retry, WAIT_TURN);
+        (void)cache_wait_for(rq->modules.cache, &s->retry, WAIT_TURN);
         return;
     }
-    cache_fills_end(rq->rooms.cache, &s->fills);
+    cache_fills_end(rq->modules.cache, &s->fills);
     features_close(s, FEATURES);
     session_ns_close_all(s);
     list_remove(&s->link);
@@ -133,7 +133,7 @@ static void retry_cb(struct cache_retry *r)
 static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 {
     struct requests *rq = ctx;
-    struct session *s = calloc(1, sizeof(*s) + index_ns_places(rq->rooms.index));
+    struct session *s = calloc(1, sizeof(*s) + index_ns_places(rq->modules.index));
 
     if (!s)
         return NULL;
@@ -165,7 +165,7 @@ static int call_run_traced(struct call *call)
     int rc;
 
     rq->trace_cb(call);
-    rc = rq->rooms.methods[call->method](call);
+    rc = rq->modules.methods[call->method](call);
     if (call->trace)
         call->trace->end_cb(call->trace, (uint32_t)-rc);
     return rc;
@@ -183,7 +183,7 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
         conn_offend(s->conn, &call.error);
         return;
     }
-    s->rq->rooms.metrics->requests_total++;
+    s->rq->modules.metrics->requests_total++;
     method = proto_method_find(env->method);
     call.method = (enum ucm_method)method;
     if (method < 0) {
@@ -200,7 +200,7 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
     } else if (proto_decode(proto_methods[call.method].params, env, &call.params, &call.error) ==
                    0 &&
                (s->rq->trace_cb ? call_run_traced(&call)
-                                : s->rq->rooms.methods[call.method](&call)) == 0) {
+                                : s->rq->modules.methods[call.method](&call)) == 0) {
         return;
     }
     session_reply(s, env->msgid, call.method, &call.error, NULL);

@@ -46,7 +46,7 @@ static void lookup_note(struct shared_lookup *k)
         const uint8_t *key = p->keys + (size_t)i * p->key_bytes;
 
         if ((root != 0 || !p->each) && !gone(k, key))
-            cache_shared_note(k->s->rq->rooms.cache, k->ns, key, root, p->each);
+            cache_shared_note(k->s->rq->modules.cache, k->ns, key, root, p->each);
     }
 }
 
@@ -61,7 +61,7 @@ static void lookup_done_cb(struct share_lookup *p)
 static uint64_t bytes_of(const struct share_lookup *p, uint32_t part)
 {
     const struct shared_lookup *k = LIST_ENTRY(p, const struct shared_lookup, p);
-    const struct cache *c = k->s->rq->rooms.cache;
+    const struct cache *c = k->s->rq->modules.cache;
 
     return ns_part_bytes(k->ns, part) + (cache_sealed(c, k->ns) ? BLOCK_FILE_SEAL_BYTES : 0);
 }
@@ -74,9 +74,9 @@ static uint32_t keys_missing(struct requests *rq, struct ns *ns, struct proto_bi
     const uint8_t *key = keys.p + (size_t)from * key_bytes;
     block_ref refs[UCM_MAX_KEYS];
 
-    index_find_many(rq->rooms.index, ns, key, n, false, refs);
+    index_find_many(rq->modules.index, ns, key, n, false, refs);
     for (uint32_t i = 0; i < n; i++)
-        if (!cache_found(rq->rooms.cache, refs[i]))
+        if (!cache_found(rq->modules.cache, refs[i]))
             memcpy(asked + (size_t)missing++ * key_bytes, key + (size_t)i * key_bytes, key_bytes);
     return missing;
 }
@@ -118,32 +118,32 @@ static struct shared_lookup *lookup_new(struct session *s, struct ns *ns, struct
 
 static uint64_t until(const struct requests *rq, uint64_t wait_ms, uint64_t most_ms)
 {
-    return uv_now(rq->rooms.loop) + (wait_ms && wait_ms < most_ms ? wait_ms : most_ms);
+    return uv_now(rq->modules.loop) + (wait_ms && wait_ms < most_ms ? wait_ms : most_ms);
 }
 
 uint64_t shared_lookup_until(const struct requests *rq, uint64_t wait_ms)
 {
-    return until(rq, wait_ms, rq->rooms.config->share_lookup_ms);
+    return until(rq, wait_ms, rq->modules.config->share_lookup_ms);
 }
 
 uint64_t shared_lookup_until_later(const struct requests *rq, uint64_t wait_ms)
 {
-    return until(rq, wait_ms, rq->rooms.config->share_deadline_ms);
+    return until(rq, wait_ms, rq->modules.config->share_deadline_ms);
 }
 
 int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,
                         bool each, uint64_t until_ms, struct shared_lookup **out)
 {
-    const struct request_rooms *rooms = &s->rq->rooms;
+    const struct request_modules *modules = &s->rq->modules;
     struct shared_lookup *k;
     int rc;
 
-    if (!rooms->share || s->rq->draining)
+    if (!modules->share || s->rq->draining)
         return -ENOENT;
     k = lookup_new(s, ns, keys, from);
     if (!k)
         return -ENOENT;
-    if (!cache_shared_fingerprint(rooms->cache, ns, k->p.fingerprint)) {
+    if (!cache_shared_fingerprint(modules->cache, ns, k->p.fingerprint)) {
         shared_lookup_free(k);
         return -ENOENT; /* its names there are not known now */
     }
@@ -154,7 +154,7 @@ int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys,
     k->p.each = each;
     k->p.deadline_ms = until_ms;
     k->p.done_cb = lookup_done_cb;
-    rc = share_lookup(rooms->share, &k->p);
+    rc = share_lookup(modules->share, &k->p);
     if (rc != 0)
         shared_lookup_free(k);
     else
@@ -172,6 +172,6 @@ void shared_lookup_free(struct shared_lookup *k)
 
 void shared_lookup_cancel(struct shared_lookup *k)
 {
-    share_lookup_cancel(k->s->rq->rooms.share, &k->p);
+    share_lookup_cancel(k->s->rq->modules.share, &k->p);
     shared_lookup_free(k);
 }

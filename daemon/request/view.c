@@ -10,7 +10,7 @@ struct view session_view(struct session *s, struct ns *ns)
 {
     struct view v = {.ns = {ns}, .n = 1};
 
-    if (s->ns[index_ns_place(s->rq->rooms.index, ns)] & SESSION_NS_WITH_BASE)
+    if (s->ns[index_ns_place(s->rq->modules.index, ns)] & SESSION_NS_WITH_BASE)
         v = (struct view){.ns = {ns, ns->base}, .n = 2};
     return v;
 }
@@ -28,7 +28,7 @@ static bool is_bypassed(const struct requests *rq, const struct view *v)
 static uint32_t find_in(struct requests *rq, const struct ns *ns, const uint8_t *keys, uint32_t n,
                         block_ref *refs, uint32_t *missing)
 {
-    struct cache *c = rq->rooms.cache;
+    struct cache *c = rq->modules.cache;
     block_ref found[FIND_KEYS];
     uint32_t not_in_dram = 0;
 
@@ -36,7 +36,7 @@ static uint32_t find_in(struct requests *rq, const struct ns *ns, const uint8_t 
     if (bypass_on(rq, ns, BYPASS_LOAD))
         memset(found, 0, n * sizeof(*found));
     else
-        index_find_many(rq->rooms.index, ns, keys, n, false, found);
+        index_find_many(rq->modules.index, ns, keys, n, false, found);
     *missing = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (refs[i] != 0 && cache_in_dram(c, refs[i]))
@@ -72,7 +72,7 @@ bool view_find(struct requests *rq, const struct view *v, const uint8_t *keys, u
         return false;
     }
     if (v->n == 1)
-        index_find_many(rq->rooms.index, v->ns[0], keys, n, stop_at_gap, refs);
+        index_find_many(rq->modules.index, v->ns[0], keys, n, stop_at_gap, refs);
     else
         find_in_both(rq, v, keys, n, stop_at_gap, refs);
     return true;
@@ -81,11 +81,11 @@ bool view_find(struct requests *rq, const struct view *v, const uint8_t *keys, u
 void view_touch(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n)
 {
     if (v->n == 1 || n == 0) { /* of none, too: the policy's last chain ends */
-        cache_touch(rq->rooms.cache, v->ns[0], refs, n);
+        cache_touch(rq->modules.cache, v->ns[0], refs, n);
         return;
     }
-    cache_touch_own(rq->rooms.cache, v->ns[0], refs, n);
-    cache_touch_own(rq->rooms.cache, v->ns[1], refs, n);
+    cache_touch_own(rq->modules.cache, v->ns[0], refs, n);
+    cache_touch_own(rq->modules.cache, v->ns[1], refs, n);
 }
 
 /* ---- the shared tier ---- */
@@ -133,7 +133,7 @@ static bool look_next(struct view_look *look, struct proto_bin keys)
     if (look->rounds >= 2 && look->hits == before)
         return false;
     while (look->rounds < (look->each ? 2 : ROUNDS_MAX) &&
-           uv_now(look->s->rq->rooms.loop) < look->until_ms) {
+           uv_now(look->s->rq->modules.loop) < look->until_ms) {
         if (round_begin(look, look->view.ns[look->rounds++ % 2], keys))
             return true;
         if (look->rounds >= 2)

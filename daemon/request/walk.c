@@ -56,7 +56,7 @@ void *walk_new(struct call *call, const struct walk_kind *kind, const struct vie
     w->refs = (block_ref *)((uint8_t *)w + refs_at);
     w->status = (uint8_t *)(w->refs + n_keys);
     w->kind = kind;
-    w->rooms = &call->s->rq->rooms;
+    w->modules = &call->s->rq->modules;
     w->view = *view;
     w->ns = view->ns[0];
     w->n_keys = n_keys;
@@ -80,8 +80,8 @@ static void prefix_take(struct walk *w, const uint8_t *keys)
         uint8_t tier = 0;
 
         if (found.hits == i && w->refs[i] != 0) {
-            ns = view_ns(&w->view, index_block(w->rooms->index, w->refs[i]));
-            tier = cache_tier(w->rooms->cache, w->refs[i]);
+            ns = view_ns(&w->view, index_block(w->modules->index, w->refs[i]));
+            tier = cache_tier(w->modules->cache, w->refs[i]);
         }
         if (tier == 0) {
             w->refs[i] = 0;
@@ -93,7 +93,7 @@ static void prefix_take(struct walk *w, const uint8_t *keys)
         found.shared += tier == CACHE_SHARE;
         found.plain += ns != w->ns;
     }
-    (void)cache_lease_many(w->rooms->cache, w->refs, w->n_keys, false);
+    (void)cache_lease_many(w->modules->cache, w->refs, w->n_keys, false);
     if (w->part == 0) /* other ranks look the same blocks up */
         lookup_counts_add(w->r.s->rq, w->ns, keys, &found);
 }
@@ -105,7 +105,7 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
     w->opened = w->n_keys;
     if (!view_find(w->r.s->rq, &w->view, keys, w->n_keys, prefix, w->refs)) {
         memset(w->status, UCM_BLOCK_MISS, w->n_keys);
-        w->rooms->metrics->bypass_load_blocks += w->n_keys;
+        w->modules->metrics->bypass_load_blocks += w->n_keys;
         return 0;
     }
     if (w->r.trace)
@@ -113,7 +113,7 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
     if (prefix)
         prefix_take(w, keys);
     else
-        missed = w->n_keys - cache_lease_many(w->rooms->cache, w->refs, w->n_keys, true);
+        missed = w->n_keys - cache_lease_many(w->modules->cache, w->refs, w->n_keys, true);
     for (uint32_t i = 0; missed > 0 && i < w->n_keys; i++)
         if (w->refs[i] == 0)
             w->status[i] = UCM_BLOCK_MISS;
@@ -156,7 +156,7 @@ void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint6
  * first: its turn to read, or a device. */
 static void slot_wait_ended(struct walk *w)
 {
-    histogram_add(w->rooms->metrics->histograms.slot_wait, uv_hrtime() - w->slot_wait_ns, 1);
+    histogram_add(w->modules->metrics->histograms.slot_wait, uv_hrtime() - w->slot_wait_ns, 1);
     w->slot_wait_ns = 0;
 }
 
@@ -250,7 +250,7 @@ static void reader_wake(struct requests *rq)
     if (!node)
         return;
     list_remove(node);
-    (void)cache_wait_for(rq->rooms.cache, LIST_ENTRY(node, struct cache_retry, link), WAIT_TURN);
+    (void)cache_wait_for(rq->modules.cache, LIST_ENTRY(node, struct cache_retry, link), WAIT_TURN);
 }
 
 static void read_begun(struct item_wait *iw)
@@ -300,7 +300,7 @@ int walk_reserve(struct walk *w)
 
 bool walk_gives_way(const struct walk *w, const struct walk_item *it)
 {
-    return w->held_bytes > 0 && cache_slot_awaited(w->rooms->cache, &w->retry) &&
+    return w->held_bytes > 0 && cache_slot_awaited(w->modules->cache, &w->retry) &&
            it->p->dram != PART_DRAM_READY;
 }
 
@@ -312,7 +312,7 @@ int walk_get(struct walk *w, const struct walk_item *it, int node)
         return rc;
     if (walk_gives_way(w, it))
         return -EBUSY;
-    rc = cache_get(w->rooms->cache, it->ref, it->part, read_priority(w), node, &w->spare->w);
+    rc = cache_get(w->modules->cache, it->ref, it->part, read_priority(w), node, &w->spare->w);
     if (rc == CACHE_PENDING)
         walk_wait(w, it);
     return rc;
@@ -397,7 +397,7 @@ static void waits_abandon(struct walk *w)
     while ((node = list_pop_front(&w->waits)) != NULL) {
         struct item_wait *iw = LIST_ENTRY(node, struct item_wait, link);
 
-        cache_get_cancel(w->rooms->cache, &iw->w);
+        cache_get_cancel(w->modules->cache, &iw->w);
         read_ended(iw);
         item_drop(iw, UCM_BLOCK_CANCELLED);
     }
@@ -411,7 +411,7 @@ static bool needs_no_room(const struct walk *w)
     block_ref ref = w->refs[w->cursor / w->parts];
 
     return w->kind->brings && ref != 0 &&
-           index_block(w->rooms->index, ref)->part[w->part + w->cursor % w->parts].dram ==
+           index_block(w->modules->index, ref)->part[w->part + w->cursor % w->parts].dram ==
                PART_DRAM_READY;
 }
 
@@ -425,7 +425,7 @@ static void give_up(struct walk *w, enum ucm_block_status status)
         if (no_room && needs_no_room(w))
             continue;
         walk_status(w, w->cursor, status);
-        w->rooms->metrics->dump_blocks_skipped += w->kind->fills && no_room;
+        w->modules->metrics->dump_blocks_skipped += w->kind->fills && no_room;
     }
 }
 
@@ -437,7 +437,7 @@ static void walk_park(struct walk *w, int rc)
     if (!list_empty(&w->retry.link))
         return;
     w->retry.first = w->held_bytes == 0;
-    if (cache_wait_for(w->rooms->cache, &w->retry, rc == -EBUSY ? WAIT_SLOT : WAIT_OTHER)) {
+    if (cache_wait_for(w->modules->cache, &w->retry, rc == -EBUSY ? WAIT_SLOT : WAIT_OTHER)) {
         if (w->r.trace)
             trace_span(w->r.trace, SPAN_SLOT_WAIT, SPAN_ON);
         return;
@@ -451,14 +451,14 @@ void walk_yield(struct walk *w)
 {
     w->yielded = true;
     cache_retry_cancel(&w->retry);
-    (void)cache_wait_for(w->rooms->cache, &w->retry, WAIT_TURN);
+    (void)cache_wait_for(w->modules->cache, &w->retry, WAIT_TURN);
 }
 
 /* The next item, whose block is held. */
 static struct walk_item item_next(const struct walk *w, block_ref ref)
 {
     uint32_t part = w->part + w->cursor % w->parts;
-    const struct block *b = index_block(w->rooms->index, ref);
+    const struct block *b = index_block(w->modules->index, ref);
 
     return (struct walk_item){.at = w->cursor,
                               .part = part,
@@ -536,8 +536,8 @@ void walk_pump(struct walk *w)
     if (w->cursor == w->n_keys * w->parts && w->waits_n == 0 && sent == 0) {
         if (w->refs) { /* NULL: it is the second end of a dump that was held back */
             cache_retry_cancel(&w->retry);
-            if (cache_unlease_many(w->rooms->cache, w->refs, w->n_keys))
-                cache_released(w->rooms->cache);
+            if (cache_unlease_many(w->modules->cache, w->refs, w->n_keys))
+                cache_released(w->modules->cache);
             w->refs = NULL;
         }
         w->kind->finish(w);

@@ -66,7 +66,7 @@ struct walk_kind {
 struct walk {
     struct request r;
     const struct walk_kind *kind;
-    const struct request_rooms *rooms;
+    const struct request_modules *modules;
     struct view view;               /* where its blocks are */
     struct ns *ns;                  /* view.ns[0] */
     uint32_t n_keys, part, parts;   /* items = n_keys * parts */

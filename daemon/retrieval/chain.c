@@ -13,9 +13,9 @@
 /* Blocks of a closing chain that go in one turn of the loop. */
 #define CLOSE_BLOCKS_PER_TURN 8192
 
-static struct request_rooms *rooms_of(const struct chain *ch)
+static struct request_modules *modules_of(const struct chain *ch)
 {
-    return &ch->s->rq->rooms;
+    return &ch->s->rq->modules;
 }
 
 void chain_held_add(const struct chain *ch, int64_t digests)
@@ -26,7 +26,7 @@ void chain_held_add(const struct chain *ch, int64_t digests)
         limit_give(ch->s->peer.owner, LIMIT_DIGESTS, (uint64_t)-digests * bytes);
     else /* chain_may_hold allowed them */
         limit_add(ch->s->peer.owner, LIMIT_DIGESTS, (uint64_t)digests * bytes);
-    rooms_of(ch)->metrics->digest_held_bytes = limits_used(rooms_of(ch)->limits, LIMIT_DIGESTS);
+    modules_of(ch)->metrics->digest_held_bytes = limits_used(modules_of(ch)->limits, LIMIT_DIGESTS);
 }
 
 uint32_t chain_may_hold(const struct chain *ch)
@@ -36,7 +36,7 @@ uint32_t chain_may_hold(const struct chain *ch)
 
 void chain_hold(struct chain *ch, uint32_t at, block_ref digest)
 {
-    struct cache *c = rooms_of(ch)->cache;
+    struct cache *c = modules_of(ch)->cache;
     struct span span;
 
     if (chain_may_hold(ch) == 0 || span_part(c, digest, ch->part, &span) != 0) {
@@ -180,7 +180,7 @@ static void chain_free(struct chain *ch)
     space_unref(ch->space);
     free(ch);
     session_retrieval(s)->n_chains--;
-    s->rq->rooms.metrics->chains--;
+    s->rq->modules.metrics->chains--;
     if (close)
         request_end(close, NULL, NULL);
     else if (!session_retrieval(s)->ending)
@@ -190,7 +190,7 @@ static void chain_free(struct chain *ch)
 /* False: the rest waits for the next turn of the loop. */
 static bool blocks_drop(struct chain *ch)
 {
-    struct cache *c = rooms_of(ch)->cache;
+    struct cache *c = modules_of(ch)->cache;
 
     for (uint32_t i = 0; ch->appended > 0; i++) {
         const struct chain_block *b = &ch->blocks[ch->appended - 1];
@@ -199,7 +199,7 @@ static bool blocks_drop(struct chain *ch)
             return false;
         ch->appended--;
         leased_add(ch->s, -1);
-        rooms_of(ch)->metrics->chain_blocks--;
+        modules_of(ch)->metrics->chain_blocks--;
         if (b->digest != 0) {
             cache_unhold(c, b->digest, ch->part);
             chain_held_add(ch, -1);
@@ -216,7 +216,7 @@ static void chain_drain(struct chain *ch)
     if (retrieval_of(ch->s->rq)->pins.end_cb(ch) && blocks_drop(ch))
         chain_free(ch);
     else
-        (void)cache_wait_for(rooms_of(ch)->cache, &ch->retry, WAIT_TURN);
+        (void)cache_wait_for(modules_of(ch)->cache, &ch->retry, WAIT_TURN);
 }
 
 static void drain_cb(struct cache_retry *r)
@@ -229,7 +229,7 @@ static void chain_end(struct chain *ch)
 {
     ch->closing = true;
     table_remove(&session_retrieval(ch->s)->chains, ch->number);
-    deadline_disarm(rooms_of(ch)->deadlines, &ch->deadline);
+    deadline_disarm(modules_of(ch)->deadlines, &ch->deadline);
     ch->users++;
     if (ch->append)
         walk_stop_cb(&ch->append->r);
@@ -242,8 +242,8 @@ static void chain_expired_cb(struct deadline *d);
 
 static void chain_renew(struct chain *ch)
 {
-    deadline_arm(rooms_of(ch)->deadlines, &ch->deadline, uv_now(rooms_of(ch)->loop) + ch->lease_ms,
-                 chain_expired_cb);
+    deadline_arm(modules_of(ch)->deadlines, &ch->deadline,
+                 uv_now(modules_of(ch)->loop) + ch->lease_ms, chain_expired_cb);
 }
 
 static void chain_expired_cb(struct deadline *d)
@@ -254,7 +254,7 @@ static void chain_expired_cb(struct deadline *d)
         chain_renew(ch);
         return;
     }
-    rooms_of(ch)->metrics->chains_expired++;
+    modules_of(ch)->metrics->chains_expired++;
     chain_end(ch);
 }
 
@@ -287,7 +287,7 @@ bool chains_close_all(struct session *s)
     }
     session_retrieval(s)->ending = false;
     if (table_count(&session_retrieval(s)->chains) > 0)
-        (void)cache_wait_for(s->rq->rooms.cache, &s->retry, WAIT_TURN);
+        (void)cache_wait_for(s->rq->modules.cache, &s->retry, WAIT_TURN);
     return session_retrieval(s)->n_chains == 0;
 }
 
@@ -308,12 +308,12 @@ struct chain *call_chain(struct call *call, uint64_t name)
 
 bool chain_doomed(const struct chain *ch)
 {
-    return cache_dooms(rooms_of(ch)->cache) != ch->dooms;
+    return cache_dooms(modules_of(ch)->cache) != ch->dooms;
 }
 
 bool chain_has(const struct chain *ch, uint32_t block)
 {
-    return !chain_doomed(ch) || !cache_doomed(rooms_of(ch)->cache, ch->blocks[block].base);
+    return !chain_doomed(ch) || !cache_doomed(modules_of(ch)->cache, ch->blocks[block].base);
 }
 
 static struct chain *chain_new(struct call *call, struct derived_space *space)
@@ -341,7 +341,7 @@ static struct chain *chain_new(struct call *call, struct derived_space *space)
     list_init(&ch->retry.link);
     ch->retry.retry_cb = drain_cb;
     session_retrieval(s)->n_chains++;
-    s->rq->rooms.metrics->chains++;
+    s->rq->modules.metrics->chains++;
     return ch;
 }
 
@@ -349,7 +349,7 @@ int method_chain_open(struct call *call)
 {
     const struct msg_chain_open *m = &call->params.chain_open;
     struct derived_space *space = call_space(call, m->ns);
-    uint64_t most_ms = call->s->rq->rooms.config->lease_max_ms;
+    uint64_t most_ms = call->s->rq->modules.config->lease_max_ms;
     struct chain *ch;
 
     if (!space)
@@ -363,7 +363,7 @@ int method_chain_open(struct call *call)
     if (!ch)
         return -call->error.code;
     ch->part = (uint32_t)m->part;
-    ch->dooms = cache_dooms(call->s->rq->rooms.cache);
+    ch->dooms = cache_dooms(call->s->rq->modules.cache);
     ch->lease_ms = m->lease_ms && m->lease_ms < most_ms ? m->lease_ms : most_ms;
     chain_renew(ch);
     return call_reply(call, &(struct msg_chain){ch->name});

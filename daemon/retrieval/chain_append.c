@@ -8,9 +8,9 @@
 /* Keys that an append looks for in one turn of the loop. */
 #define APPEND_KEYS_PER_TURN 4096
 
-static struct request_rooms *rooms_of(const struct chain *ch)
+static struct request_modules *modules_of(const struct chain *ch)
 {
-    return &ch->s->rq->rooms;
+    return &ch->s->rq->modules;
 }
 
 /* ---- bases and digests ---- */
@@ -30,16 +30,16 @@ static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, b
     *bypassed = !view_find(ch->s->rq, &v, d->keys + (size_t)from * d->w.ns->identity.key_bytes, n,
                            true, d->bases + from);
     if (*bypassed) {
-        rooms_of(ch)->metrics->bypass_lookup_keys += n;
+        modules_of(ch)->metrics->bypass_lookup_keys += n;
         return 0;
     }
-    cache_tiers(rooms_of(ch)->cache, d->bases + from, n, true, tiers);
+    cache_tiers(modules_of(ch)->cache, d->bases + from, n, true, tiers);
     for (; found < n && tiers[found] != 0; found++) {
         tiers[found] = status[tiers[found]];
         ch->blocks[ch->appended + found] = (struct chain_block){d->bases[from + found], 0};
     }
-    (void)cache_lease_many(rooms_of(ch)->cache, d->bases + from, found, false);
-    rooms_of(ch)->metrics->chain_blocks += found;
+    (void)cache_lease_many(modules_of(ch)->cache, d->bases + from, found, false);
+    modules_of(ch)->metrics->chain_blocks += found;
     return found;
 }
 
@@ -48,7 +48,7 @@ static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, b
 static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
 {
     struct chain *ch = d->chain;
-    struct cache *c = d->w.rooms->cache;
+    struct cache *c = d->w.modules->cache;
     const void **memory = &ch->digests->at[ch->appended];
     uint32_t held =
         cache_hold_ready(c, d->w.refs + from, found, ch->part, chain_may_hold(ch), memory);
@@ -77,7 +77,8 @@ static void digests_make(struct digest_walk *d, uint32_t from, uint32_t found)
 
     for (uint32_t i = from; i < from + found; i++)
         if (d->w.refs[i] == 0 && d->chain->blocks[d->chain_first + i].digest == 0)
-            d->w.refs[i] = cache_open(d->w.rooms->cache, d->w.ns, d->keys + (size_t)i * key_bytes);
+            d->w.refs[i] =
+                cache_open(d->w.modules->cache, d->w.ns, d->keys + (size_t)i * key_bytes);
 }
 
 /* Looks for some more blocks, and opens their digests. */
@@ -89,14 +90,14 @@ static void append_open(struct walk *w)
 
     n = n < APPEND_KEYS_PER_TURN ? n : APPEND_KEYS_PER_TURN;
     found = bases_append(d, from, n, &bypassed);
-    index_find_many(w->rooms->index, w->ns, d->keys + (size_t)from * w->ns->identity.key_bytes, n,
+    index_find_many(w->modules->index, w->ns, d->keys + (size_t)from * w->ns->identity.key_bytes, n,
                     false, w->refs + from);
     digests_take(d, from, found);
     if (d->build)
         digests_make(d, from, found);
     d->chain->appended += found;
     for (uint32_t i = from + found; i < from + n; i++) {
-        w->rooms->metrics->digest_orphans += w->refs[i] != 0 && !bypassed;
+        w->modules->metrics->digest_orphans += w->refs[i] != 0 && !bypassed;
         w->refs[i] = 0;
     }
     w->opened = found == n ? from + n : w->n_keys;
@@ -130,7 +131,7 @@ static void append_count(struct digest_walk *d, struct msg_chain_append_r *r)
     r->missing = d->w.n_keys - n;
     r->built = d->built;
     r->status = (struct proto_bin){d->found, d->w.n_keys};
-    rooms_of(ch)->metrics->digest_missing += n - r->digests;
+    modules_of(ch)->metrics->digest_missing += n - r->digests;
 }
 
 static void append_finish(struct walk *w)

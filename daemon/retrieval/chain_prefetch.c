@@ -26,17 +26,17 @@ void chain_block_set(struct walk *w, const struct chain *ch, uint32_t i, uint32_
     bool bypassed = false;
 
     if (ref != 0)
-        bypassed =
-            bypass_on(ch->s->rq, view_ns(&w->view, index_block(w->rooms->index, ref)), BYPASS_LOAD);
+        bypassed = bypass_on(ch->s->rq, view_ns(&w->view, index_block(w->modules->index, ref)),
+                             BYPASS_LOAD);
     else
         bypassed = bypass_on(ch->s->rq, w->ns, BYPASS_LOAD);
     if (ref != 0 && !bypassed) {
         w->refs[i] = ref;
-        cache_lease(w->rooms->cache, ref);
+        cache_lease(w->modules->cache, ref);
         return;
     }
     w->status[i] = UCM_BLOCK_MISS;
-    w->rooms->metrics->bypass_load_blocks += bypassed;
+    w->modules->metrics->bypass_load_blocks += bypassed;
 }
 
 static uint32_t index_at(struct proto_bin index, uint32_t i)

@@ -31,12 +31,12 @@ struct derived_build {
 
 static struct cache *cache_at(const struct derived_space *space)
 {
-    return space->rq->rooms.cache;
+    return space->rq->modules.cache;
 }
 
 static struct metrics *metrics_at(const struct derived_space *space)
 {
-    return space->rq->rooms.metrics;
+    return space->rq->modules.metrics;
 }
 
 /* ---- tenants ---- */
@@ -55,7 +55,7 @@ struct derived_tenant *derived_tenant_ref(struct requests *rq, const char *name)
     }
     t = calloc(1, sizeof(*t));
     if (t)
-        t->owner = limits_tenant(rq->rooms.limits, name);
+        t->owner = limits_tenant(rq->modules.limits, name);
     if (!t || !t->owner) {
         free(t);
         return NULL;
@@ -88,7 +88,7 @@ struct derived_space *space_ref(struct derived_space *space)
 
 void space_unref(struct derived_space *space)
 {
-    struct index *ix = space->rq->rooms.index;
+    struct index *ix = space->rq->modules.index;
 
     if (--space->refs > 0)
         return;
@@ -129,8 +129,8 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
     space->digests = plan != NULL;
     if (plan)
         space->plan = *plan;
-    index_ns_use(rq->rooms.index, base);
-    index_ns_use(rq->rooms.index, derived);
+    index_ns_use(rq->modules.index, base);
+    index_ns_use(rq->modules.index, derived);
     list_push_back(&retrieval_of(rq)->derived.spaces, &space->link);
     return space;
 }
@@ -370,7 +370,7 @@ void derived_stop(struct requests *rq)
 
 void derived_close(struct requests *rq)
 {
-    assert(limits_used(rq->rooms.limits, LIMIT_BUILDS) == 0);
+    assert(limits_used(rq->modules.limits, LIMIT_BUILDS) == 0);
     assert(list_empty(&retrieval_of(rq)->derived.spaces) &&
            list_empty(&retrieval_of(rq)->derived.tenants));
 }

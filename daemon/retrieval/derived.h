@@ -1,7 +1,7 @@
 /* Derived namespaces: their blocks are made of a base namespace's blocks, under the same keys.
  *
  * A build reads a part of the base block and fills the same part of the derived block, as a dump
- * would: the fill's claim makes sure that one build serves all who want it. Threads of the room's
+ * would: the fill's claim makes sure that one build serves all who want it. Threads of the module's
  * pool compute. */
 #ifndef UCMD_RETRIEVAL_DERIVED_H
 #define UCMD_RETRIEVAL_DERIVED_H
@@ -110,7 +110,7 @@ void space_unref(struct derived_space *space);
 static inline const struct part *space_part(const struct derived_space *space, block_ref ref,
                                             uint32_t part)
 {
-    return &index_block(space->rq->rooms.index, ref)->part[part];
+    return &index_block(space->rq->modules.index, ref)->part[part];
 }
 
 /* Whether the daemon can build digests of that base's blocks: of those that are plain, or coded

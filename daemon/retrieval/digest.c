@@ -32,7 +32,7 @@ static struct session_space *session_space(struct session *s, const struct ns *d
 
 struct derived_space *call_space(struct call *call, uint64_t id)
 {
-    struct ns *ns = index_ns(call->s->rq->rooms.index, (uint32_t)id);
+    struct ns *ns = index_ns(call->s->rq->modules.index, (uint32_t)id);
     struct session_space *ss = ns ? session_space(call->s, ns) : NULL;
 
     if (ss)
@@ -147,13 +147,13 @@ static int derived_open(struct call *call, const struct ns *base,
     id.salt = salt;
     id.salt_bytes = sizeof(salt);
     for (uint32_t part = 0; part < id.parts; part++)
-        if (id.shards[part] * id.shard_bytes > arena_extent_bytes(rq->rooms.arena))
+        if (id.shards[part] * id.shard_bytes > arena_extent_bytes(rq->modules.arena))
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                                  "the digests of %u layers of %llu bytes are longer than "
                                  "arena.extent, %llu",
                                  id.shards[part], (unsigned long long)id.shard_bytes,
-                                 (unsigned long long)arena_extent_bytes(rq->rooms.arena));
-    return index_ns_open(rq->rooms.index, &id, call->s->peer.owner, out, &call->error);
+                                 (unsigned long long)arena_extent_bytes(rq->modules.arena));
+    return index_ns_open(rq->modules.index, &id, call->s->peer.owner, out, &call->error);
 }
 
 static int session_space_add(struct call *call, struct ns *base, struct ns *derived,

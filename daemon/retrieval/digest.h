@@ -1,4 +1,4 @@
-/* Digests, chains and selections: shared by the files of this room that serve them. Digests are
+/* Digests, chains and selections: shared by the files of this module that serve them. Digests are
  * blocks of a derived namespace (derived.h). */
 #ifndef UCMD_RETRIEVAL_DIGEST_H
 #define UCMD_RETRIEVAL_DIGEST_H

@@ -35,7 +35,7 @@ bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part)
     if (tenant->waiting++ == 0)
         list_push_back(&ds->turns, &tenant->turn);
     if (list_empty(&ds->published_retry.link))
-        (void)cache_wait_for(space->rq->rooms.cache, &ds->published_retry, WAIT_TURN);
+        (void)cache_wait_for(space->rq->modules.cache, &ds->published_retry, WAIT_TURN);
     return true;
 }
 
@@ -52,7 +52,7 @@ bool build_plain(struct requests *rq, struct ns *from, struct ns *base, const ui
 
 static void build_skipped(const struct derived_space *space)
 {
-    struct metrics *m = space->rq->rooms.metrics;
+    struct metrics *m = space->rq->modules.metrics;
 
     if (space->digests)
         m->digest_build_skipped++;
@@ -91,7 +91,7 @@ static block_ref stored_block(const struct derived_space *space, const uint8_t *
     const struct ns *ns[] = {space->base, plain_base(space)};
 
     for (unsigned i = 0; i < 2 && ns[i]; i++) {
-        block_ref ref = index_find(space->rq->rooms.index, ns[i], key);
+        block_ref ref = index_find(space->rq->modules.index, ns[i], key);
 
         if (ref != 0 && space_part(space, ref, part)->dram == PART_DRAM_READY)
             return ref;
@@ -112,7 +112,7 @@ static void published_cb(void *ctx, struct ns *ns, block_ref ref, uint32_t part)
 
         if (!stores_for(space, ns) || space->watchers == 0)
             continue;
-        if (!build_queue(space, index_block(rq->rooms.index, ref)->key, part))
+        if (!build_queue(space, index_block(rq->modules.index, ref)->key, part))
             build_skipped(space);
     }
 }
@@ -121,14 +121,14 @@ static void published_cb(void *ctx, struct ns *ns, block_ref ref, uint32_t part)
 static int published_begin(const struct published *p)
 {
     struct derived_space *space = p->space;
-    struct cache *c = space->rq->rooms.cache;
+    struct cache *c = space->rq->modules.cache;
     block_ref base = stored_block(space, p->key, p->part), derived;
     int rc;
 
     if ((space->watchers == 0 && space->digests) || base == 0)
         return -ENOENT;
     /* Decoded parts complete what another rank has stored. */
-    if (!space->digests && index_find(space->rq->rooms.index, space->derived, p->key) == 0)
+    if (!space->digests && index_find(space->rq->modules.index, space->derived, p->key) == 0)
         return -ENOENT;
     cache_lease(c, base); /* first: a new block may take the place of another */
     derived = cache_open(c, space->derived, p->key);
@@ -171,13 +171,13 @@ static void digests_pump(struct requests *rq)
         int rc;
 
         if (n-- == 0) {
-            (void)cache_wait_for(rq->rooms.cache, &ds->published_retry, WAIT_TURN);
+            (void)cache_wait_for(rq->modules.cache, &ds->published_retry, WAIT_TURN);
             return;
         }
         rc = rq->draining ? -ESHUTDOWN : published_begin(p);
         /* The next one behind the queue of those who wait for space. */
-        if ((rc == -EBUSY && cache_wait_for(rq->rooms.cache, &ds->published_retry, WAIT_SLOT)) ||
-            (rc == -EAGAIN && cache_wait_for(rq->rooms.cache, &ds->published_retry, WAIT_OTHER)))
+        if ((rc == -EBUSY && cache_wait_for(rq->modules.cache, &ds->published_retry, WAIT_SLOT)) ||
+            (rc == -EAGAIN && cache_wait_for(rq->modules.cache, &ds->published_retry, WAIT_OTHER)))
             return;
         if (rc != 0 && rc != -EEXIST && rc != -EINPROGRESS)
             build_skipped(p->space);
@@ -196,7 +196,7 @@ void space_watch(struct derived_space *space)
 
     space->watchers++;
     if (retrieval_of(rq)->digests.watchers++ == 0)
-        cache_watch(rq->rooms.cache, published_cb, rq);
+        cache_watch(rq->modules.cache, published_cb, rq);
 }
 
 void space_unwatch(struct derived_space *space)
@@ -205,7 +205,7 @@ void space_unwatch(struct derived_space *space)
 
     space->watchers--;
     if (--retrieval_of(rq)->digests.watchers == 0)
-        cache_watch(rq->rooms.cache, NULL, NULL);
+        cache_watch(rq->modules.cache, NULL, NULL);
 }
 
 /* ---- life ---- */

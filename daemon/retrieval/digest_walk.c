@@ -81,7 +81,7 @@ static void item_take(struct digest_walk *d, const struct walk_item *it, bool bu
     if (d->chain)
         chain_hold(d->chain, d->chain_first + it->at, it->ref);
     else
-        cache_put(d->w.rooms->cache, it->ref, it->part);
+        cache_put(d->w.modules->cache, it->ref, it->part);
     if (built)
         d->w.bytes += it->form->shards * it->form->shard_bytes;
 }
@@ -94,7 +94,7 @@ static int item_source(struct digest_walk *d, const struct walk_item *it, struct
     if (d->build)
         return derived_get(d->space, d->bases[it->at / w->parts], it->ref, it->part,
                            read_priority(w), cw);
-    return cache_get(w->rooms->cache, it->ref, it->part, read_priority(w), NUMA_NONE, cw);
+    return cache_get(w->modules->cache, it->ref, it->part, read_priority(w), NUMA_NONE, cw);
 }
 
 /* It may not be held: too many hold it, or too much is held. Nobody knows when that ends. */
@@ -189,18 +189,18 @@ static void build_open_one(struct digest_walk *d, const struct view *v, uint32_t
 
     /* A bypass of loads is no reason to think that a block of this one space's base is not here. */
     if (!view_find(w->r.s->rq, v, key, 1, false, &base) && v->n == 1)
-        base = index_find(w->rooms->index, v->ns[0], key);
-    if (cache_found(w->rooms->cache, base)) {
+        base = index_find(w->modules->index, v->ns[0], key);
+    if (cache_found(w->modules->cache, base)) {
         d->bases[i] = base;
-        cache_lease(w->rooms->cache, base); /* first: a new block may take the place of another */
-        w->refs[i] = cache_open(w->rooms->cache, w->ns, key);
+        cache_lease(w->modules->cache, base); /* first: a new block may take the place of another */
+        w->refs[i] = cache_open(w->modules->cache, w->ns, key);
         w->status[i] = w->refs[i] ? UCM_BLOCK_OK : UCM_BLOCK_NO_ROOM;
         return;
     }
-    w->refs[i] = index_find(w->rooms->index, w->ns, key);
-    if (cache_found(w->rooms->cache, w->refs[i])) {
-        w->rooms->metrics->digest_orphans++;
-        cache_lease(w->rooms->cache, w->refs[i]);
+    w->refs[i] = index_find(w->modules->index, w->ns, key);
+    if (cache_found(w->modules->cache, w->refs[i])) {
+        w->modules->metrics->digest_orphans++;
+        cache_lease(w->modules->cache, w->refs[i]);
         return;
     }
     w->refs[i] = 0;
@@ -224,7 +224,7 @@ static void build_open(struct walk *w)
 /* A copy that this host has, or knows of. */
 static bool digest_exists(const struct walk *w, const struct walk_item *it)
 {
-    return !cache_doomed(w->rooms->cache, it->ref) &&
+    return !cache_doomed(w->modules->cache, it->ref) &&
            (it->p->dram == PART_DRAM_READY || it->p->nvme == PART_NVME_READY ||
             it->p->share == PART_SHARE_KNOWN);
 }
@@ -243,7 +243,7 @@ static void build_finish(struct walk *w)
 
     for (uint32_t i = 0; i < w->n_keys; i++)
         if (d->bases[i] != 0)
-            cache_unlease(w->rooms->cache, d->bases[i]);
+            cache_unlease(w->modules->cache, d->bases[i]);
     walk_end(w, NULL);
 }
 

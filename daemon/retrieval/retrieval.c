@@ -1,4 +1,4 @@
-/* The room's door. */
+/* The module's interface. */
 #include "daemon/cache/move.h"
 #include "daemon/features.h"
 #include "daemon/retrieval/copier.h"
@@ -11,12 +11,12 @@
 
 static int open_cb(struct requests *rq)
 {
-    uint64_t arena = arena_bytes_configured(rq->rooms.arena);
-    struct limits *l = rq->rooms.limits;
+    uint64_t arena = arena_bytes_configured(rq->modules.arena);
+    struct limits *l = rq->modules.limits;
     struct retrieval *of = retrieval_of(rq);
     int rc;
 
-    limits_set(l, LIMIT_CHAINS, rq->rooms.config->max_frame_memory / CHAINS_FRACTION);
+    limits_set(l, LIMIT_CHAINS, rq->modules.config->max_frame_memory / CHAINS_FRACTION);
     limits_set(l, LIMIT_DIGESTS, arena / TENANT_HELD_FRACTION);
     limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
     limits_set(l, LIMIT_BUILDS_WAITING, DIGEST_PUBLISHED_MAX);
@@ -25,22 +25,22 @@ static int open_cb(struct requests *rq)
     derived_init(rq);
     rc = digests_init(rq);
     if (rc == 0)
-        rc = digest_pool_new(rq->rooms.loop, rq->rooms.config->cpu_threads, &of->pool);
+        rc = digest_pool_new(rq->modules.loop, rq->modules.config->cpu_threads, &of->pool);
     if (rc == 0)
-        cache_copier_attach(rq->rooms.cache, copier_copy, of->pool);
+        cache_copier_attach(rq->modules.cache, copier_copy, of->pool);
     return rc;
 }
 
 static uint32_t active_cb(const struct requests *rq)
 {
-    return (uint32_t)limits_used(rq->rooms.limits, LIMIT_BUILDS);
+    return (uint32_t)limits_used(rq->modules.limits, LIMIT_BUILDS);
 }
 
 static void close_cb(struct requests *rq)
 {
     digests_close(rq);
     derived_close(rq);
-    cache_copier_attach(rq->rooms.cache, NULL, NULL); /* which outlives the pool */
+    cache_copier_attach(rq->modules.cache, NULL, NULL); /* which outlives the pool */
     digest_pool_free(retrieval_of(rq)->pool);
 }
 

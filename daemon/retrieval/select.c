@@ -368,7 +368,7 @@ static void select_stop_cb(struct request *r)
 
     if (sr->stopped.code != 0)
         return;
-    if (uv_now(rq_of(sr)->rooms.loop) >= r->deadline.at_ms)
+    if (uv_now(rq_of(sr)->modules.loop) >= r->deadline.at_ms)
         ucm_error_set(&sr->stopped, UCM_WIRE_DEADLINE, "not done in time; try again");
     else if (rq_of(sr)->draining)
         ucm_error_set(&sr->stopped, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
@@ -435,7 +435,7 @@ static void lists_set(struct selection *s, const struct caps *caps)
 static void rows_set(struct select_request *sr, struct call *call, const struct msg_select *m)
 {
     struct selection *s = &sr->s;
-    struct metrics *metrics = rq_of(sr)->rooms.metrics;
+    struct metrics *metrics = rq_of(sr)->modules.metrics;
 
     for (uint32_t i = 0; i < s->n_rows; i++) {
         struct chain *ch = call_chain(call, m->chains.p[i]);

@@ -10,7 +10,7 @@
 #include <limits.h>
 #include <string.h>
 
-#define ROOM "tier"
+#define MODULE "tier"
 #define FIRST_MS 60000u   /* after the start, at most: the start has other work */
 #define BUSY_MS 20u       /* to the next look at a busy device, */
 #define BUSY_MAX_MS 1000u /* which is read from all the same after this long */
@@ -40,7 +40,7 @@ static void record_bad(struct nvme_scrub *k, const char *what, bool lost)
     if (segment_find(&t->segments, place->loc, k->want.bytes, &s, &record) < 0)
         return; /* forgotten meanwhile */
     t->metrics->nvme_scrub_bad++;
-    log_error(ROOM, "scrub-found", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 ": %s",
+    log_error(MODULE, "scrub-found", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 ": %s",
               t->devices[s->file].file.path, segment_record_offset(&t->segments, s, record),
               k->want.bytes, what);
     nvme_quarantine_add(t, s, record);
@@ -55,7 +55,7 @@ static void record_report(struct nvme_scrub *k, int status, bool bad_header)
 
     k->unreadable = unreadable ? k->unreadable + 1 : 0;
     if (k->unreadable == UNREADABLE_MAX)
-        log_error(ROOM, "scrub-stopped", "path=%s: %u parts in a row can't be read: %s",
+        log_error(MODULE, "scrub-stopped", "path=%s: %u parts in a row can't be read: %s",
                   k->tier->devices[k->file].file.path, UNREADABLE_MAX, strerror(-status));
     if (bad_header)
         record_bad(k, "a header is damaged; the payload is sound", false);
@@ -93,7 +93,7 @@ static void pass_end(struct nvme_scrub *k)
     uint64_t took = uv_now(k->tier->loop) - k->begun_ms;
 
     k->tier->metrics->nvme_scrub_passes++;
-    log_debug(ROOM, "scrubbed", "seconds=%.1f", (double)took / 1000.0);
+    log_debug(MODULE, "scrubbed", "seconds=%.1f", (double)took / 1000.0);
     k->file = UINT_MAX;
     wake_in(k, took < k->interval_ms ? k->interval_ms - took : 0);
 }

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static uint64_t sealed_by(const struct request_rooms *r, const uint8_t *id, uint64_t *parts)
+static uint64_t sealed_by(const struct request_modules *r, const uint8_t *id, uint64_t *parts)
 {
     uint64_t bytes = 0;
 
@@ -19,7 +19,8 @@ static uint64_t sealed_by(const struct request_rooms *r, const uint8_t *id, uint
 
 /* Bytes of the keys that are current, or of those that are not, whose ids nobody has counted yet:
  * one key may be of several tenants, and ids count together when their first 16 bits agree. */
-static uint64_t sealed_by_those(const struct request_rooms *r, bool current, uint8_t counted[8192])
+static uint64_t sealed_by_those(const struct request_modules *r, bool current,
+                                uint8_t counted[8192])
 {
     struct seal_tenant_view v;
     uint64_t bytes = 0, parts;
@@ -36,7 +37,7 @@ static uint64_t sealed_by_those(const struct request_rooms *r, bool current, uin
     return bytes;
 }
 
-void keys_observe(const struct request_rooms *r, struct metrics *out)
+void keys_observe(const struct request_modules *r, struct metrics *out)
 {
     uint8_t counted[8192] = {0};
     uint64_t parts, all = sealed_by(r, NULL, &parts);
@@ -48,7 +49,7 @@ void keys_observe(const struct request_rooms *r, struct metrics *out)
     out->seal_bytes_unknown = all - out->seal_bytes_current - out->seal_bytes_older;
 }
 
-static void pack_sealed(msgpack_packer *pk, const struct request_rooms *r,
+static void pack_sealed(msgpack_packer *pk, const struct request_modules *r,
                         const struct seal_tenant_view *v, bool of_parts)
 {
     proto_pack_str(pk, of_parts ? "nvme_parts" : "nvme_bytes");
@@ -60,7 +61,7 @@ static void pack_sealed(msgpack_packer *pk, const struct request_rooms *r,
     }
 }
 
-static void pack_tenant(msgpack_packer *pk, const struct request_rooms *r,
+static void pack_tenant(msgpack_packer *pk, const struct request_modules *r,
                         const struct seal_tenant_view *v)
 {
     char text[2 * SEAL_ID_BYTES + 1], error[200];
@@ -85,7 +86,7 @@ static void pack_tenant(msgpack_packer *pk, const struct request_rooms *r,
 
 static int answer(struct call *call)
 {
-    const struct seal *seal = call->s->rq->rooms.seal;
+    const struct seal *seal = call->s->rq->modules.seal;
     struct seal_tenant_view v;
     struct proto_builder pb;
     unsigned n = 0;
@@ -97,7 +98,7 @@ static int answer(struct call *call)
     proto_pack_str(&pb.pk, "keys");
     msgpack_pack_array(&pb.pk, n);
     for (unsigned i = 0; seal_view(seal, i, &v); i++)
-        pack_tenant(&pb.pk, &call->s->rq->rooms, &v);
+        pack_tenant(&pb.pk, &call->s->rq->modules, &v);
     return call_reply_map(call, &pb);
 }
 
@@ -115,7 +116,7 @@ int method_key_reload(struct call *call)
     if (!call_operator(call))
         return -call->error.code;
     snprintf(tenant, sizeof(tenant), "%.*s", (int)m->tenant.n, m->tenant.p);
-    rc = seal_reload(call->s->rq->rooms.seal, tenant[0] ? tenant : NULL);
+    rc = seal_reload(call->s->rq->modules.seal, tenant[0] ? tenant : NULL);
     audit(call->s, UCM_METHOD_KEY_RELOAD, "tenant=\"%s\" sources=%d",
           log_escape(tenant, shown, sizeof(shown)), rc < 0 ? 0 : rc);
     if (rc < 0)

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROOM "tier"
+#define MODULE "tier"
 #define PAGE_PIECE UINT32_MAX /* the page's own number; the payload's begin at 0 */
 #define NO_KEYS_MS 10000u
 #define SEALED_BYTES (64ull << 20) /* of memory that sealed writes wait in for their disk */
@@ -94,7 +94,7 @@ static int key_take(struct tier *t, const uint8_t *fingerprint, const uint8_t *i
     t->metrics->seal_key_missing++;
     if (t->no_keys_ms == 0 || now_ms - t->no_keys_ms >= NO_KEYS_MS) {
         t->no_keys_ms = now_ms | 1;
-        log_warn(ROOM, "key-missing", "reason=\"%s\"",
+        log_warn(MODULE, "key-missing", "reason=\"%s\"",
                  t->callbacks.seal
                      ? "the namespace's record has no seed: it was purged, or could not be written"
                      : "encryption.tenants is empty, and there are encrypted parts");

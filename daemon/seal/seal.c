@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROOM "seal"
+#define MODULE "seal"
 #define LOCKED_BYTES (1u << 20) /* for keys, 32 bytes each; and two texts' room for each source */
 #define BUCKETS 1024u
 #define DERIVED_MAX 8192u /* beyond it, those that nobody uses are derived again */
@@ -75,7 +75,7 @@ static int locked_open(size_t sources)
     rc = CRYPTO_secure_malloc_initialized() ? 1 : CRYPTO_secure_malloc_init(bytes, 32);
 
     if (rc == 2)
-        log_warn(ROOM, "keys-not-locked", "reason=\"%s\"",
+        log_warn(MODULE, "keys-not-locked", "reason=\"%s\"",
                  "mlock is refused: keys may reach the swap; raise LimitMEMLOCK");
     return rc == 0 ? -ENOMEM : 0;
 }
@@ -235,7 +235,7 @@ static int missing(struct seal_origin *o, const uint8_t *id)
     o->told_ms = now_ms | 1;
     if (id)
         snprintf(text, sizeof(text), "%016" PRIx64, __builtin_bswap64(get64(id)));
-    log_warn(ROOM, "key-missing",
+    log_warn(MODULE, "key-missing",
              "tenant=%s key=%s: what it has sealed is a miss, and stays where it is", o->name,
              text);
     return -ENOKEY;
@@ -324,7 +324,7 @@ static void keys_take_over(struct seal_origin *o, const struct key *fresh, unsig
     }
     keys_free(old, old_n);
     KILL_POINT("keys-taken");
-    log_info(ROOM, "keys-read", "tenant=%s keys=%u added=%u forgotten=%u current=%016" PRIx64,
+    log_info(MODULE, "keys-read", "tenant=%s keys=%u added=%u forgotten=%u current=%016" PRIx64,
              o->name, n, added, gone, __builtin_bswap64(get64(o->key[n - 1].id)));
 }
 
@@ -359,7 +359,7 @@ static void source_done_cb(struct source *source, int status, const char *why)
         snprintf(o->error, sizeof(o->error), "%s",
                  status == -ENOMEM ? "no locked memory for them" : text);
     if (status < 0)
-        log_error(ROOM, "keys-not-read", "tenant=%s source=\"%s\" reason=\"%s\" keys=%u", o->name,
+        log_error(MODULE, "keys-not-read", "tenant=%s source=\"%s\" reason=\"%s\" keys=%u", o->name,
                   source->from, o->error, o->n);
 }
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROOM "share"
+#define MODULE "share"
 #define WAYS 4u
 #define SETS 256u
 #define BATCH 64u
@@ -158,7 +158,7 @@ static void tell(struct seeds *s, int status)
         return;
     s->told_ms = now_ms | 1;
     log_warn(
-        ROOM, "seed-not-read",
+        MODULE, "seed-not-read",
         "folder=%s error=\"%s\": encrypted blocks of its namespaces are misses on shared roots",
         s->folder, strerror(-status));
 }
@@ -183,9 +183,9 @@ static void problem_find(struct seeds *s)
                      ? ""
                      : "; encrypted blocks are misses on shared roots, and can't be purged there");
     if (now && !before)
-        log_warn(ROOM, "seeds-trouble", "%s", s->problem);
+        log_warn(MODULE, "seeds-trouble", "%s", s->problem);
     else if (before && !now)
-        log_info(ROOM, "seeds-well", "folder=%s", s->folder);
+        log_info(MODULE, "seeds-well", "folder=%s", s->folder);
     if (now && !s->closing && !uv_is_active((uv_handle_t *)&s->timer))
         (void)uv_timer_start(&s->timer, timer_cb, TROUBLE_MS, 0);
 }

@@ -84,7 +84,7 @@ struct share_io {
      * - -ETIMEDOUT, -EIO, ...: what a root reported
      * A write that fails may leave the whole file all the same, never a part of it. */
     void (*done_cb)(struct share_io *io, int status);
-    /* The room's own. */
+    /* The module's own. */
     struct list link;
     void *op;
 };
@@ -126,7 +126,7 @@ struct share_lookup {
     uint8_t *answers;
     uint32_t prefix;
     void (*done_cb)(struct share_lookup *p);
-    void *op; /* the room's own */
+    void *op; /* the module's own */
 };
 /* 0: done_cb will run, by the deadline at the latest. -EAGAIN: too many are under way. -ENOENT:
  * no root is usable now, or all keys are known to be missing: no need to wait. -ENOMEM. */
@@ -135,7 +135,7 @@ void share_lookup_cancel(struct share *s, struct share_lookup *p); /* done_cb wi
 
 /* ---- removals by key ---- */
 
-/* Its way through the files at one root: the room's own. */
+/* Its way through the files at one root: the module's own. */
 struct share_removal;
 struct share_removal_way {
     struct share_removal *removal;
@@ -163,7 +163,7 @@ struct share_removal {
      * known now; -ECANCELED: the share was stopped; or the first failure of any root, which may
      * still have some of them. */
     void (*done_cb)(struct share_removal *r, int status);
-    /* The room's own. */
+    /* The module's own. */
     struct list link, under_way;
     struct share *share; /* NULL: it has ended */
     struct deadline ended;
@@ -193,7 +193,7 @@ struct share_purge {
     /* Runs once, at the latest when no root has made progress for 90 s. status: the first failure
      * of any root, or 0. files: how many were removed. */
     void (*done_cb)(struct share_purge *p, int status, uint64_t files);
-    void *op; /* the room's own */
+    void *op; /* the module's own */
 };
 /* 0: done_cb will run; -EROFS: no root may be written; -ECANCELED: stopped; -ENOMEM. */
 int share_purge(struct share *s, struct share_purge *p);

@@ -1,4 +1,4 @@
-/* Shared by the files of this room only. */
+/* Shared by the files of this module only. */
 #ifndef UCMD_SNAPSHOT_INTERNAL_H
 #define UCMD_SNAPSHOT_INTERNAL_H
 
@@ -12,11 +12,11 @@
 
 #include <uv.h>
 
-#define ROOM "snapshot"
+#define MODULE "snapshot"
 
 struct snapshot {
     struct persist *persist;
-    struct snapshot_rooms rooms;
+    struct snapshot_modules modules;
     bool warm;                    /* the run before left one */
     bool loading;                 /* that */
     struct snapshot_load *load;   /* while loading; later what a stop left unloaded */

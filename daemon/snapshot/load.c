@@ -42,7 +42,7 @@ static bool snapshot_fits(struct persist *k, uint64_t arena_bytes, uint64_t exte
     int rc;
 
     if (!p) {
-        log_info(ROOM, "no-snapshot", "reason=\"%s\"",
+        log_info(MODULE, "no-snapshot", "reason=\"%s\"",
                  id.inode ? "the run before did not stop in order" : "first run");
         return false;
     }
@@ -50,7 +50,7 @@ static bool snapshot_fits(struct persist *k, uint64_t arena_bytes, uint64_t exte
     rc = snapshot_check(p, n, &id, extent, &head, &at);
     if (rc == 0)
         return true;
-    log_warn(ROOM, "snapshot-refused", "reason=\"%s\": starting with empty DRAM",
+    log_warn(MODULE, "snapshot-refused", "reason=\"%s\": starting with empty DRAM",
              rc == -ESTALE            ? "of another boot, or of another arena.size or arena.extent"
              : rc == -EPROTONOSUPPORT ? "of another format version"
                                       : "damaged");
@@ -105,7 +105,7 @@ static void load_free(struct snapshot_load *l)
     persist_forget(l->of->persist);
     for (uint32_t i = 0; i < l->namespaces; i++)
         if (l->ns[i].ns)
-            index_ns_unuse(l->of->rooms.index, l->ns[i].ns);
+            index_ns_unuse(l->of->modules.index, l->ns[i].ns);
     free(l->ns);
     free(l->slots);
     free(l);
@@ -116,7 +116,7 @@ static void load_end(struct snapshot_load *l)
 {
     struct snapshot *s = l->of;
 
-    log_info(ROOM, "snapshot-loaded",
+    log_info(MODULE, "snapshot-loaded",
              "parts=%" PRIu64 " of=%" PRIu64 " left=%" PRIu64 " bytes=%" PRIu64 " corrupt=%" PRIu64
              " seconds=%.3f",
              l->loaded, l->n, l->n - l->sums.at, l->bytes, l->corrupt,
@@ -124,7 +124,7 @@ static void load_end(struct snapshot_load *l)
     s->loading = false;
     if (l->sums.at == l->n)
         snapshot_forget(s);
-    cache_restore_end(s->rooms.cache);
+    cache_restore_end(s->modules.cache);
 }
 
 static void load_pump(struct snapshot_load *l)
@@ -159,11 +159,11 @@ static bool part_load(struct snapshot_load *l, const struct snapshot_part *k, sl
                                         .uses = k->uses,
                                         .stored = k->stored};
 
-    if (!cache_restore(l->of->rooms.cache, &part))
+    if (!cache_restore(l->of->modules.cache, &part))
         return false;
     l->loaded++;
     l->bytes += ns_part_bytes(ns, k->part);
-    l->of->rooms.metrics->arena_kept_parts++;
+    l->of->modules.metrics->arena_kept_parts++;
     return true;
 }
 
@@ -171,7 +171,7 @@ static bool sum_part_cb(void *ctx, uint64_t i, struct sums_part *out)
 {
     struct snapshot_load *l = ctx;
     slot_ref slot = l->slots[i];
-    int ready = slot ? arena_slot_ready(l->of->rooms.arena, slot) : -ENOENT;
+    int ready = slot ? arena_slot_ready(l->of->modules.arena, slot) : -ENOENT;
     struct snapshot_part k = part_at(l, i);
     struct span span;
 
@@ -179,7 +179,7 @@ static bool sum_part_cb(void *ctx, uint64_t i, struct sums_part *out)
         return false;
     *out = (struct sums_part){.data = NULL};
     if (ready == 0 && !forgotten(&l->ns[k.ns])) {
-        if (span_kept(l->of->rooms.cache, slot, ns_form(l->ns[k.ns].ns, k.part), &span) != 0)
+        if (span_kept(l->of->modules.cache, slot, ns_form(l->ns[k.ns].ns, k.part), &span) != 0)
             return true;
         out->data = span.origin;
         out->bytes = span.len;
@@ -196,21 +196,21 @@ static void sum_done_cb(void *ctx, uint64_t i, const struct sums_part *part)
     l->done++;
     if (part->data && !good) {
         l->corrupt++;
-        log_warn(ROOM, "snapshot-corrupt", "key=%02x%02x%02x%02x part=%u", k.key[0], k.key[1],
+        log_warn(MODULE, "snapshot-corrupt", "key=%02x%02x%02x%02x part=%u", k.key[0], k.key[1],
                  k.key[2], k.key[3], k.part);
     }
     if (good && !forgotten(&l->ns[k.ns]) && part_load(l, &k, l->slots[i]))
         return;
     if (l->slots[i])
-        arena_slot_free(l->of->rooms.arena, l->slots[i]);
-    l->of->rooms.metrics->arena_kept_refused++;
+        arena_slot_free(l->of->modules.arena, l->slots[i]);
+    l->of->modules.metrics->arena_kept_refused++;
 }
 
 static void sum_piece_cb(void *ctx)
 {
     struct snapshot_load *l = ctx;
 
-    cache_released(l->of->rooms.cache);
+    cache_released(l->of->modules.cache);
     load_pump(l);
 }
 
@@ -222,7 +222,7 @@ static struct ns *ns_load(struct index *ix, const struct snapshot_ns *k)
     struct ns *ns;
 
     if (index_ns_restore(ix, k->fingerprint, k->identity, k->identity_bytes, &ns, &e) != 0) {
-        log_warn(ROOM, "namespace-not-loaded", "reason=\"%s\"", e.text);
+        log_warn(MODULE, "namespace-not-loaded", "reason=\"%s\"", e.text);
         return NULL;
     }
     index_ns_use(ix, ns); /* until load_free */
@@ -238,7 +238,7 @@ static void slots_take(struct snapshot_load *l)
 
         if (ns && k.part < ns->identity.parts)
             l->slots[i] =
-                arena_slot_take(l->of->rooms.arena, k.extent, k.slot, ns_part_bytes(ns, k.part));
+                arena_slot_take(l->of->modules.arena, k.extent, k.slot, ns_part_bytes(ns, k.part));
     }
 }
 
@@ -249,7 +249,7 @@ static int load_begin(struct snapshot *s)
     struct snapshot_head head;
     size_t n, at = SNAPSHOT_HEAD_BYTES, parts_at = 0;
     const uint8_t *p = persist_snapshot(s->persist, &n);
-    int rc = l ? snapshot_check(p, n, &id, arena_extent_bytes(s->rooms.arena), &head, &parts_at)
+    int rc = l ? snapshot_check(p, n, &id, arena_extent_bytes(s->modules.arena), &head, &parts_at)
                : -ENOMEM;
 
     if (rc < 0)
@@ -266,7 +266,7 @@ static int load_begin(struct snapshot *s)
     l->n = head.parts;
     l->namespaces = head.namespaces;
     l->start_ns = uv_hrtime();
-    l->sums = (struct sums){.loop = s->rooms.loop,
+    l->sums = (struct sums){.loop = s->modules.loop,
                             .pieces = PIECES,
                             .n = l->n,
                             .part_cb = sum_part_cb,
@@ -277,14 +277,14 @@ static int load_begin(struct snapshot *s)
         struct snapshot_ns ns;
 
         at += snapshot_ns_decode(p + at, &ns);
-        l->ns[i].ns = ns_load(s->rooms.index, &ns);
+        l->ns[i].ns = ns_load(s->modules.index, &ns);
         l->ns[i].wiped = l->ns[i].ns ? l->ns[i].ns->wiped : 0;
     }
     slots_take(l);
-    log_info(ROOM, "snapshot-loading", "parts=%" PRIu64 " written-by=%s", l->n, head.program);
+    log_info(MODULE, "snapshot-loading", "parts=%" PRIu64 " written-by=%s", l->n, head.program);
     s->load = l;
     s->loading = true;
-    cache_restore_begin(s->rooms.cache);
+    cache_restore_begin(s->modules.cache);
     return 0; /* snapshot_grew goes on when an extent is ready */
 
 err_after_ns:
@@ -294,11 +294,11 @@ err_after_load:
     return rc;
 }
 
-void snapshot_load(struct snapshot *s, const struct snapshot_rooms *rooms)
+void snapshot_load(struct snapshot *s, const struct snapshot_modules *modules)
 {
-    s->rooms = *rooms;
+    s->modules = *modules;
     if (s->warm && load_begin(s) != 0)
-        log_warn(ROOM, "snapshot-refused", "reason=\"%s\"", "no memory to take it over");
+        log_warn(MODULE, "snapshot-refused", "reason=\"%s\"", "no memory to take it over");
 }
 
 /* ---- meanwhile ---- */

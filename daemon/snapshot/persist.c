@@ -15,7 +15,7 @@
 #include <systemd/sd-id128.h>
 #include <unistd.h>
 
-#define ROOM "arena"
+#define MODULE "arena"
 #define NEW_SNAPSHOT CONFIG_KEEP_SNAPSHOT ".tmp"
 
 struct map {
@@ -49,7 +49,7 @@ static int own_open(const struct persist *k, const char *name, struct stat *st)
         return -1;
     if (fstat(fd, st) == 0 && S_ISREG(st->st_mode) && st->st_uid == geteuid() && st->st_nlink == 1)
         return fd;
-    log_warn(ROOM, "snapshot-refused", "file=%s: not a file of this user", name);
+    log_warn(MODULE, "snapshot-refused", "file=%s: not a file of this user", name);
     close(fd);
     return -1;
 }

@@ -18,7 +18,7 @@
 struct snapshot;
 
 /* What it is of; all of it is borrowed. */
-struct snapshot_rooms {
+struct snapshot_modules {
     struct uv_loop_s *loop;
     struct cache *cache;
     struct index *index;
@@ -37,7 +37,7 @@ int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t extent, str
 int snapshot_fd(const struct snapshot *s); /* of the arena's file */
 /* After cache_arena_attach and before arena_grow: takes the slots of the run before, if it left
  * any. Their parts follow as extents become ready. snapshot_take must come before the loop runs. */
-void snapshot_load(struct snapshot *s, const struct snapshot_rooms *rooms);
+void snapshot_load(struct snapshot *s, const struct snapshot_modules *modules);
 /* As persist_take. NULL: 0. */
 int snapshot_take(struct snapshot *s);
 /* An extent may have become ready. NULL-safe. */

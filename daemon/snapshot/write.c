@@ -32,7 +32,7 @@ static uint8_t *part_at(const struct snapshot_write *w, uint64_t i)
 
 static void ns_list(struct snapshot_write *w, const struct ns *ns)
 {
-    w->ns_number[index_ns_place(w->of->rooms.index, ns)] = 1;
+    w->ns_number[index_ns_place(w->of->modules.index, ns)] = 1;
 }
 
 static void ns_unloaded_cb(void *ctx, struct ns *ns, const struct snapshot_part *part)
@@ -44,7 +44,7 @@ static void ns_unloaded_cb(void *ctx, struct ns *ns, const struct snapshot_part 
 /* Numbers the namespaces that have something in DRAM. Returns the bytes that they take. */
 static size_t namespaces_number(struct snapshot_write *w)
 {
-    struct index *ix = w->of->rooms.index;
+    struct index *ix = w->of->modules.index;
     size_t bytes = 0;
 
     snapshot_unloaded(w->of, ns_unloaded_cb, w);
@@ -63,7 +63,7 @@ static size_t namespaces_number(struct snapshot_write *w)
 
 static void namespaces_write(struct snapshot_write *w)
 {
-    struct index *ix = w->of->rooms.index;
+    struct index *ix = w->of->modules.index;
     uint8_t *at = w->snapshot + SNAPSHOT_HEAD_BYTES;
 
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
@@ -84,7 +84,7 @@ static void part_add(struct snapshot_write *w, const struct ns *ns, struct snaps
                      const void *data)
 {
     assert(w->n < w->cap);
-    part->ns = w->ns_number[index_ns_place(w->of->rooms.index, ns)] - 1;
+    part->ns = w->ns_number[index_ns_place(w->of->modules.index, ns)] - 1;
     snapshot_part_encode(part_at(w, w->n), part);
     w->memory[w->n++] = (struct sums_part){.data = data, .bytes = ns_part_bytes(ns, part->part)};
 }
@@ -100,9 +100,9 @@ static void part_unloaded_cb(void *ctx, struct ns *ns, const struct snapshot_par
 static void block_cb(void *ctx, block_ref ref, uint32_t uses)
 {
     struct snapshot_write *w = ctx;
-    const struct snapshot_rooms *rooms = &w->of->rooms;
-    const struct block *b = index_block(rooms->index, ref);
-    const struct ns *ns = index_ns(rooms->index, b->ns);
+    const struct snapshot_modules *modules = &w->of->modules;
+    const struct block *b = index_block(modules->index, ref);
+    const struct ns *ns = index_ns(modules->index, b->ns);
     struct snapshot_part part = {.uses = uses};
     struct span span;
 
@@ -114,15 +114,15 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
 
         if (p->dram != PART_DRAM_READY)
             continue;
-        if (arena_slot_group(rooms->arena, part_slot(p))) { /* memory that ends with the daemon */
+        if (arena_slot_group(modules->arena, part_slot(p))) { /* memory that ends with the daemon */
             w->in_groups++;
             w->lost += !part_backed(p);
             continue;
         }
         part.stored = p->nvme == PART_NVME_READY;
         part.checksum = p->sealed ? 0 : p->checksum; /* 0: not known */
-        arena_slot_position(rooms->arena, part_slot(p), &part.extent, &part.slot);
-        if (span_kept(rooms->cache, part_slot(p), ns_form(ns, part.part), &span) == 0)
+        arena_slot_position(modules->arena, part_slot(p), &part.extent, &part.slot);
+        if (span_kept(modules->cache, part_slot(p), ns_form(ns, part.part), &span) == 0)
             part_add(w, ns, &part, part.checksum ? NULL : span.origin);
     }
 }
@@ -160,8 +160,8 @@ int snapshot_start(struct snapshot *s)
         return rc;
     w->of = s;
     w->start_ns = uv_hrtime();
-    w->cap = arena_slots_used(s->rooms.arena);
-    w->ns_number = calloc(index_ns_places(s->rooms.index), sizeof(*w->ns_number));
+    w->cap = arena_slots_used(s->modules.arena);
+    w->ns_number = calloc(index_ns_places(s->modules.index), sizeof(*w->ns_number));
     w->memory = calloc(w->cap + 1, sizeof(*w->memory));
     if (!w->ns_number || !w->memory)
         goto err_after_write;
@@ -171,9 +171,9 @@ int snapshot_start(struct snapshot *s)
         goto err_after_write;
     w->parts = w->snapshot + head_bytes;
     namespaces_write(w);
-    policy_walk(s->rooms.policy, block_cb, w);
+    policy_walk(s->modules.policy, block_cb, w);
     snapshot_unloaded(s, part_unloaded_cb, w);
-    w->sums = (struct sums){.loop = s->rooms.loop,
+    w->sums = (struct sums){.loop = s->modules.loop,
                             .pieces = SUMS_PIECES,
                             .n = w->n,
                             .part_cb = sum_part_cb,
@@ -184,7 +184,7 @@ int snapshot_start(struct snapshot *s)
     return 0;
 
 err_after_write:
-    log_warn(ROOM, "snapshot-not-written", "error=%s", strerror(-rc));
+    log_warn(MODULE, "snapshot-not-written", "error=%s", strerror(-rc));
     write_free(w);
     return rc;
 }
@@ -225,7 +225,7 @@ void snapshot_finish(struct snapshot *s)
     struct snapshot_write *w = s->write;
     uint64_t bytes = 0;
     struct snapshot_head head = {.arena = persist_identity(s->persist),
-                                 .extent = arena_extent_bytes(s->rooms.arena),
+                                 .extent = arena_extent_bytes(s->modules.arena),
                                  .parts = parts_pack(w, &bytes),
                                  .namespaces = w->namespaces};
     int rc;
@@ -234,13 +234,13 @@ void snapshot_finish(struct snapshot *s)
     snapshot_seal(w->snapshot, (size_t)(part_at(w, head.parts) - w->snapshot), &head);
     rc = persist_commit(s->persist);
     if (rc == 0)
-        log_info(ROOM, "snapshot-written",
+        log_info(MODULE, "snapshot-written",
                  "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " in_windows=%" PRIu64
                  " lost=%" PRIu64 " seconds=%.3f",
                  head.parts, w->n, bytes, w->in_groups, w->lost,
                  (double)(uv_hrtime() - w->start_ns) / 1e9);
     else
-        log_warn(ROOM, "snapshot-not-written", "error=%s", strerror(-rc));
+        log_warn(MODULE, "snapshot-not-written", "error=%s", strerror(-rc));
     s->write = NULL;
     snapshot_forget(s);
     write_free(w);

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ROOM "tier"
+#define MODULE "tier"
 #define DEPTH_MAX 32768u /* of all files together: a ring's bound */
 
 static_assert(CONFIG_MAX_PATHS <= NVME_LOC_FILES, "each file has a number in tier_place.loc");
@@ -47,7 +47,7 @@ static void device_init(struct tier *t, struct nvme_device *d)
 static void device_lose(struct nvme_device *d, const char *path, int rc, const char *text)
 {
     /* first, as the path may be the file's own */
-    log_error(ROOM, "file-lost", "path=%s: %s; going on without it%s", path, text,
+    log_error(MODULE, "file-lost", "path=%s: %s; going on without it%s", path, text,
               rc == -EROFS ? config_unit_hint() : "");
     if (d->file.path)
         nvme_file_close(&d->file);
@@ -151,7 +151,7 @@ static int engines_open(struct tier *t, const struct config *c, struct ucm_error
                       strerror(-rc));
         return rc;
     }
-    log_warn(ROOM, "io-uring-refused", "error=%s engine=threads", strerror(-rc));
+    log_warn(MODULE, "io-uring-refused", "error=%s engine=threads", strerror(-rc));
     return 0;
 }
 

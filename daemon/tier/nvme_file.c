@@ -388,7 +388,7 @@ static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_byte
     return rc;
 }
 
-/* ---- the room's door ---- */
+/* ---- the module's interface ---- */
 
 static int folder_open(struct nvme_file *f, const char *folder, uint64_t wanted,
                        uint64_t segment_bytes, struct ucm_error *e)

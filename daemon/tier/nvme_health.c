@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ROOM "tier"
+#define MODULE "tier"
 #define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
 #define CHECK_MIN_MS 1000u    /* between health checks of a file that failed */
 #define CHECK_MAX_MS 300000u
@@ -70,7 +70,7 @@ static void store_done(struct nvme_job *job)
     if (k->status == 0)
         k->next = 1 - k->next;
     else if (!k->checking)
-        log_error(ROOM, "quarantine-not-kept", "path=%s error=%s", d->file.path,
+        log_error(MODULE, "quarantine-not-kept", "path=%s error=%s", d->file.path,
                   strerror(-k->status));
     if (k->checking && !d->tier->closing)
         check_ended(d);
@@ -110,7 +110,7 @@ static void device_degrade(struct nvme_device *d, const char *why)
     d->degraded = true;
     snprintf(d->reason, sizeof(d->reason), "%s takes no writes: %s", d->file.path, why);
     segment_file_stop(&d->tier->segments, device_number(d));
-    log_error(ROOM, "file-degraded", "path=%s: no more writes: %s", d->file.path, why);
+    log_error(MODULE, "file-degraded", "path=%s: no more writes: %s", d->file.path, why);
 }
 
 /* No health check gives such a file back: an operator has to look at the disk. */
@@ -150,7 +150,7 @@ static void check_ended(struct nvme_device *d)
 
     d->health.checking = false;
     if (d->health.status < 0) {
-        log_debug(ROOM, "health-check-failed", "path=%s error=%s", d->file.path,
+        log_debug(MODULE, "health-check-failed", "path=%s error=%s", d->file.path,
                   nvme_file_trouble(d->health.status));
         check_later(d);
         return;
@@ -165,7 +165,7 @@ static void check_ended(struct nvme_device *d)
     t->metrics->nvme_files_lost -= d->lost;
     d->lost = false;
     t->metrics->nvme_returned++;
-    log_warn(ROOM, "file-returned", "path=%s: takes writes again", d->file.path);
+    log_warn(MODULE, "file-returned", "path=%s: takes writes again", d->file.path);
     nvme_writes_go_on(t);
 }
 
@@ -247,7 +247,7 @@ void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t record)
 
     if (perhaps_torn(t, s, record) || !segment_quarantine(&t->segments, s))
         return;
-    log_error(ROOM, "segment-quarantined", "path=%s segment=%" PRIu32 " record=%" PRIu32,
+    log_error(MODULE, "segment-quarantined", "path=%s segment=%" PRIu32 " record=%" PRIu32,
               d->file.path, s->number, record);
     if (list->count < NVME_QUARANTINE_MAX)
         list->segment[list->count++] = s->number;
@@ -271,7 +271,7 @@ static void list_load(struct nvme_device *d)
             (void)segment_quarantine(t, &s->segments[list->segment[i]]);
     if (s->quarantined == 0)
         return;
-    log_warn(ROOM, "quarantine", "path=%s segments=%" PRIu32, d->file.path, s->quarantined);
+    log_warn(MODULE, "quarantine", "path=%s segments=%" PRIu32, d->file.path, s->quarantined);
     bound_check(d);
 }
 

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-#define ROOM "tier"
+#define MODULE "tier"
 
 static_assert(sizeof(void *) >= sizeof(uint64_t), "scratch holds sequences");
 
@@ -199,7 +199,7 @@ static int read_verify(struct tier *t, struct tier_io *io, uint64_t sum)
         return 0;
     }
     t->metrics->nvme_corrupt++;
-    log_error(ROOM, "checksum-mismatch", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 " part=%u",
+    log_error(MODULE, "checksum-mismatch", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 " part=%u",
               t->devices[s->file].file.path, segment_record_offset(&t->segments, s, io_record(io)),
               io->bytes, io->name.part);
     nvme_quarantine_add(t, s, io_record(io));

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#define ROOM "tier"
+#define MODULE "tier"
 #define ATTEMPTS 3u        /* of an operation; the last one by the threads */
 #define RING_FAULTS_MAX 3u /* in a row, then the ring is not used any more */
 
@@ -63,7 +63,7 @@ static void ring_fault_count(struct tier *t, const struct nvme_op *op)
         t->ring_faults = 0;
     } else if (!t->ring_off && ++t->ring_faults >= RING_FAULTS_MAX) {
         t->ring_off = true;
-        log_error(ROOM, "io-uring-given-up", "faults=%u engine=threads", t->ring_faults);
+        log_error(MODULE, "io-uring-given-up", "faults=%u engine=threads", t->ring_faults);
     }
 }
 
@@ -116,6 +116,6 @@ void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset)
 
 void nvme_op_log(const struct nvme_op *op, const char *event, int status)
 {
-    log_warn(ROOM, event, "path=%s offset=%" PRIu64 " error=%s",
+    log_warn(MODULE, event, "path=%s offset=%" PRIu64 " error=%s",
              op->tier->devices[op->e.file].file.path, op->e.offset, strerror(-status));
 }

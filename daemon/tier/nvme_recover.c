@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROOM "tier"
+#define MODULE "tier"
 #define PROGRESS_MS 5000
 #define SEGMENT_HEADER UINT32_MAX /* nvme_op.record */
 #define SCAN_UNDER_WAY 1          /* nvme_op.scanned */
@@ -55,11 +55,11 @@ static void recover_end(struct tier *t)
     t->metrics->nvme_recovering = 0;
     scans_free(r);
     segment_restored(&t->segments);
-    log_info(ROOM, "recovered",
+    log_info(MODULE, "recovered",
              "parts=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64 " seconds=%.3f",
              t->metrics->nvme_recovered_parts, r->segments, r->refused, seconds(t));
     if (r->plain > 0)
-        log_warn(ROOM, "plain-left-out",
+        log_warn(MODULE, "plain-left-out",
                  "parts=%" PRIu64
                  " reason=\"their tenants have keys, and encryption.plain is false: "
                  "somebody may have planted them\"",
@@ -75,7 +75,7 @@ static void recover_progress(struct tier *t)
     if (uv_now(t->loop) < r->progress_ms)
         return;
     r->progress_ms = uv_now(t->loop) + PROGRESS_MS;
-    log_info(ROOM, "recovering",
+    log_info(MODULE, "recovering",
              "parts=%" PRIu64 " segments=%" PRIu64 " of=%" PRIu64 " seconds=%.1f",
              t->metrics->nvme_recovered_parts, r->segments_done, r->segments, seconds(t));
 }
@@ -105,7 +105,7 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
     else if (rc == -ENOMEM)
         segment_withhold(&t->segments, s);
     if (rc < 0)
-        log_warn(ROOM, "segment-not-recovered", "path=%s segment=%u error=%s", f->path, s->number,
+        log_warn(MODULE, "segment-not-recovered", "path=%s segment=%u error=%s", f->path, s->number,
                  strerror(-rc));
 }
 
@@ -121,7 +121,7 @@ static bool record_is_ours(const struct tier *t, const struct segment *s, uint32
 static void segment_not_read(struct tier *t, struct segment *s)
 {
     segment_withhold(&t->segments, s);
-    log_warn(ROOM, "segment-not-read", "path=%s segment=%u: left as it is until the next start",
+    log_warn(MODULE, "segment-not-read", "path=%s segment=%u: left as it is until the next start",
              t->devices[s->file].file.path, s->number);
 }
 
@@ -327,7 +327,7 @@ static void records_start(struct tier *t)
 {
     t->recovery.state = RECOVERY_RECORDS;
     cursor_reset(&t->recovery);
-    log_debug(ROOM, "checkpoint-read", "parts=%" PRIu64 " seconds=%.3f",
+    log_debug(MODULE, "checkpoint-read", "parts=%" PRIu64 " seconds=%.3f",
               t->metrics->nvme_recovered_parts, seconds(t));
     recover_pump(t);
 }

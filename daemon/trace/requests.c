@@ -48,7 +48,7 @@ static void tracing_end(struct tracing *tg)
     trace_end_writing(&tg->trace);
     tg->rq->trace_cb = NULL;
     uv_prepare_stop(&tg->turn);
-    deadline_disarm(tg->rq->rooms.deadlines, &tg->limit);
+    deadline_disarm(tg->rq->modules.deadlines, &tg->limit);
 }
 
 static void tracing_stop(struct tracing *tg)
@@ -119,7 +119,7 @@ static bool call_about(struct call *call, struct trace_about *a, struct proto_bi
         ns = r->ns->id;
         part = r->region->part;
     }
-    space = index_ns(call->s->rq->rooms.index, (uint32_t)ns);
+    space = index_ns(call->s->rq->modules.index, (uint32_t)ns);
     if (!space || keys->n % space->identity.key_bytes != 0)
         return false;
     a->n_keys = call->method == UCM_METHOD_FETCH ? m->fetch.items.n / UCM_FETCH_ITEM_BYTES
@@ -132,7 +132,7 @@ static bool call_about(struct call *call, struct trace_about *a, struct proto_bi
 /* Keys are those of lookups, and of the dumps of part 0: the other ranks dump the same. */
 static void call_keys_trace(struct call *call, const struct trace_about *a, struct proto_bin keys)
 {
-    const struct ns *ns = index_ns(call->s->rq->rooms.index, a->ns);
+    const struct ns *ns = index_ns(call->s->rq->modules.index, a->ns);
     struct trace_record record = {.about = *a,
                                   .keys = keys,
                                   .block_bytes = ns->block_bytes,
@@ -212,7 +212,7 @@ static int tracing_start(struct call *call, const struct msg_trace *m)
     tg->session = call->s;
     tg->woke_ns = 0;
     uv_prepare_start(&tg->turn, turn_cb);
-    deadline_arm(rq->rooms.deadlines, &tg->limit, uv_now(rq->rooms.loop) + limit_ms, limit_cb);
+    deadline_arm(rq->modules.deadlines, &tg->limit, uv_now(rq->modules.loop) + limit_ms, limit_cb);
     audit(call->s, call->method, "keys=%d slower_us=%llu sample=%llu limit_ms=%llu", m->keys,
           (unsigned long long)m->slower_us, (unsigned long long)m->sample,
           (unsigned long long)limit_ms);
@@ -346,13 +346,13 @@ int method_trace(struct call *call)
 
 static void sizes_tell(struct requests *rq)
 {
-    const struct request_rooms *rooms = &rq->rooms;
-    uint64_t bytes[REUSE_TIERS] = {arena_bytes_configured(rooms->arena), 0};
+    const struct request_modules *modules = &rq->modules;
+    uint64_t bytes[REUSE_TIERS] = {arena_bytes_configured(modules->arena), 0};
 
-    if (rooms->tier) {
+    if (modules->tier) {
         struct tier_stats ts;
 
-        rooms->tier_ops->stats(rooms->tier, &ts);
+        modules->tier_ops->stats(modules->tier, &ts);
         bytes[REUSE_DRAM_NVME] = bytes[REUSE_DRAM] + ts.capacity_bytes;
     }
     reuse_sizes(tracing_of(rq)->reuse, bytes);
@@ -373,7 +373,7 @@ static int trace_open(struct requests *rq)
     int rc;
 
     tg->rq = rq;
-    uv_prepare_init(rq->rooms.loop, &tg->turn); /* never fails */
+    uv_prepare_init(rq->modules.loop, &tg->turn); /* never fails */
     if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed))
         return -EIO;
     rc = reuse_new(seed, &tg->reuse);

@@ -8,7 +8,7 @@
  * it. */
 static void extent_take(struct requests *rq, uint32_t extent)
 {
-    windows_at(rq)->extents[extent].taken_ms = uv_now(rq->rooms.loop) + TAKEN_MS;
+    windows_at(rq)->extents[extent].taken_ms = uv_now(rq->modules.loop) + TAKEN_MS;
     pins_sweep(rq);
 }
 
@@ -17,7 +17,7 @@ static void extent_take(struct requests *rq, uint32_t extent)
 static uint32_t extent_choose(const struct requests *rq, const struct window_tenant *t)
 {
     const struct windows *ws = windows_at(rq);
-    uint64_t now_ms = uv_now(rq->rooms.loop);
+    uint64_t now_ms = uv_now(rq->modules.loop);
     uint32_t best = UINT32_MAX;
 
     for (uint32_t i = 0; i < ws->n_extents; i++) {
@@ -38,7 +38,7 @@ static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t 
     *lent = 0;
     for (struct list *node = tenants->next; node != tenants; node = node->next) {
         struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
-        uint64_t bytes = lend_bytes(rq->rooms.arena, t->group);
+        uint64_t bytes = lend_bytes(rq->modules.arena, t->group);
 
         if (!most || bytes > *lent) {
             most = t;
@@ -51,12 +51,12 @@ static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t 
 bool window_claim(const struct window *w)
 {
     struct requests *rq = w->s->rq;
-    struct arena *a = rq->rooms.arena;
+    struct arena *a = rq->modules.arena;
     uint64_t part = lend_budget(a) / windows_at(rq)->n_tenants, lent;
     uint64_t mine = lend_bytes(a, w->tenant->group) + lend_kept_bytes(a, w->tenant->group);
     struct window_tenant *from = tenant_largest(rq, &lent);
     struct windows *ws = windows_at(rq);
-    uint64_t now_ms = uv_now(rq->rooms.loop);
+    uint64_t now_ms = uv_now(rq->modules.loop);
     uint32_t extent;
 
     if (mine + w->tenant->header.extent_bytes > part || lent <= part || from == w->tenant)
@@ -77,7 +77,7 @@ bool window_claim(const struct window *w)
 static uint64_t pinned_count(struct requests *rq)
 {
     const struct windows *ws = windows_at(rq);
-    uint64_t now_ms = uv_now(rq->rooms.loop), all = 0;
+    uint64_t now_ms = uv_now(rq->modules.loop), all = 0;
 
     for (struct list *node = ws->tenants.next; node != &ws->tenants; node = node->next) {
         struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
@@ -108,8 +108,8 @@ static struct window_tenant *tenant_most_pinned(const struct requests *rq)
  * most. */
 void windows_reload(struct requests *rq)
 {
-    struct arena *a = rq->rooms.arena;
-    uint64_t budget = rq->rooms.config->window_size, pinned;
+    struct arena *a = rq->modules.arena;
+    uint64_t budget = rq->modules.config->window_size, pinned;
     bool enough;
 
     lend_budget_set(a, budget);

@@ -26,7 +26,7 @@ static bool session_end_cb(struct session *s)
     }
     session_windows(s)->ending = false;
     if (table_count(&session_windows(s)->all) > 0)
-        (void)cache_wait_for(s->rq->rooms.cache, &s->retry, WAIT_TURN);
+        (void)cache_wait_for(s->rq->modules.cache, &s->retry, WAIT_TURN);
     return session_windows(s)->n == 0;
 }
 
@@ -67,14 +67,14 @@ static int open_cb(struct requests *rq)
     list_init(&ws->sweeper.link);
     ws->sweeper.retry_cb = pins_sweep_cb;
     pins_init(rq);
-    if (!rq->rooms.arena)
+    if (!rq->modules.arena)
         return 0;
-    ws->relocations = (struct relocations){.cache = rq->rooms.cache,
-                                           .arena = rq->rooms.arena,
-                                           .index = rq->rooms.index,
-                                           .metrics = rq->rooms.metrics};
+    ws->relocations = (struct relocations){.cache = rq->modules.cache,
+                                           .arena = rq->modules.arena,
+                                           .index = rq->modules.index,
+                                           .metrics = rq->modules.metrics};
     relocations_open(&ws->relocations);
-    lend_watch(rq->rooms.arena, &(struct lend_watcher){window_revoke_cb, changed_cb, rq});
+    lend_watch(rq->modules.arena, &(struct lend_watcher){window_revoke_cb, changed_cb, rq});
     return 0;
 }
 
@@ -82,7 +82,7 @@ static void close_cb(struct requests *rq)
 {
     cache_retry_cancel(&windows_at(rq)->sweeper);
     if (windows_at(rq)->relocations.arena) {
-        lend_watch(rq->rooms.arena, NULL);
+        lend_watch(rq->modules.arena, NULL);
         relocations_close(&windows_at(rq)->relocations);
     }
     free(windows_at(rq)->extents);
@@ -101,7 +101,7 @@ static void session_close_cb(struct session *s)
 
 static void observe_cb(struct requests *rq, struct exposition *x)
 {
-    const struct arena *a = rq->rooms.arena;
+    const struct arena *a = rq->modules.arena;
 
     x->metrics.window_bytes = lend_bytes(a, NULL) + lend_kept_bytes(a, NULL);
     x->metrics.window_bytes_configured = lend_budget(a);

@@ -47,14 +47,14 @@ struct pin_wait {
     uint32_t block;
 };
 
-static struct request_rooms *rooms_of(const struct pin_request *q)
+static struct request_modules *modules_of(const struct pin_request *q)
 {
-    return &q->r.s->rq->rooms;
+    return &q->r.s->rq->modules;
 }
 
 static struct cache *cache_of_pin(const struct pin_request *q)
 {
-    return rooms_of(q)->cache;
+    return modules_of(q)->cache;
 }
 
 static struct relocations *relocations_of(const struct pin_request *q)
@@ -90,7 +90,7 @@ static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, 
             return 1;
     if (l->n == room)
         return 0;
-    fd = memfd_lend(lend_fd(rooms_of(q)->arena, extent));
+    fd = memfd_lend(lend_fd(modules_of(q)->arena, extent));
     if (fd < 0)
         return -EMFILE;
     l->extents[l->n] = extent;
@@ -156,10 +156,10 @@ static bool pin_answer(struct pin_request *q, struct ucm_error *e)
     }
     for (uint32_t i = 0; i < l.n; i++) {
         window_map_lend(&q->w->map, l.extents[i]);
-        lend_map(rooms_of(q)->arena, l.extents[i]);
+        lend_map(modules_of(q)->arena, l.extents[i]);
     }
     if (n == q->n && none > q->missing)
-        rooms_of(q)->metrics->window_full += none - q->missing;
+        modules_of(q)->metrics->window_full += none - q->missing;
     r.places = (struct proto_bin){(const uint8_t *)q->places, (uint32_t)n * UCM_PLACE_BYTES};
     r.lent = (struct proto_u32s){l.extents, l.n};
     r.more = n < q->n;
@@ -179,7 +179,7 @@ static void pin_finish(struct pin_request *q)
 
     assert(q->waits_n == 0);
     cache_retry_cancel(&q->retry);
-    deadline_disarm(s->rq->rooms.deadlines, &q->again);
+    deadline_disarm(s->rq->modules.deadlines, &q->again);
     free(q->spare);
     if (q->pin && !s->closing)
         q->r.silent = pin_answer(q, &e);
@@ -200,7 +200,7 @@ static void pin_finish(struct pin_request *q)
 /* The request has one use of the block's part, which lies in a window slot. */
 static void block_take(struct pin_request *q, uint32_t block, const struct window_move *m)
 {
-    struct metrics *metrics = rooms_of(q)->metrics;
+    struct metrics *metrics = modules_of(q)->metrics;
 
     if (q->p->extent[block] != UCM_PLACE_NONE) { /* another request was faster */
         cache_put(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part);
@@ -269,7 +269,7 @@ static int block_begin(struct pin_request *q, uint32_t block)
         return 0;
     }
     if (bypass_on(q->r.s->rq, q->w->ns, BYPASS_LOAD)) {
-        rooms_of(q)->metrics->bypass_load_blocks++;
+        modules_of(q)->metrics->bypass_load_blocks++;
         q->missing++;
         return 0;
     }
@@ -387,7 +387,7 @@ static void pin_pump(struct pin_request *q)
     if (q->cursor < q->n || q->waits_n > 0)
         return;
     if (q->rewind && !q->stopping)
-        deadline_arm(rooms_of(q)->deadlines, &q->again, uv_now(rooms_of(q)->loop) + AGAIN_MS,
+        deadline_arm(modules_of(q)->deadlines, &q->again, uv_now(modules_of(q)->loop) + AGAIN_MS,
                      again_cb);
     else
         pin_finish(q);

@@ -8,12 +8,12 @@
 
 static struct cache *cache_of_pins(const struct window_pins *p)
 {
-    return p->w->s->rq->rooms.cache;
+    return p->w->s->rq->modules.cache;
 }
 
 static struct metrics *metrics_of_pins(const struct window_pins *p)
 {
-    return p->w->s->rq->rooms.metrics;
+    return p->w->s->rq->modules.metrics;
 }
 
 /* ---- the object ---- */
@@ -103,7 +103,7 @@ uint64_t window_slot_bytes(const struct window *w)
  * windows pin counts for both. */
 bool window_may_pin(const struct window *w)
 {
-    const struct arena *a = w->s->rq->rooms.arena;
+    const struct arena *a = w->s->rq->modules.arena;
     uint64_t budget = lend_budget(a), part = budget / windows_at(w->s->rq)->n_tenants;
     uint64_t others = lend_bytes(a, NULL) - lend_bytes(a, w->tenant->group);
     uint64_t most = budget > others + part ? budget - others : part;
@@ -121,7 +121,7 @@ bool pins_add(struct window_pins *p, uint32_t block)
     assert(p->extent[block] == UCM_PLACE_NONE);
     if (!window_may_pin(p->w) ||
         !window_place(&windows_of(p->w)->relocations, ref, p->ch->part, &place) ||
-        extent_taken(ws, place.window, p->w->tenant, uv_now(p->w->s->rq->rooms.loop))) {
+        extent_taken(ws, place.window, p->w->tenant, uv_now(p->w->s->rq->modules.loop))) {
         cache_put(cache_of_pins(p), ref, p->ch->part);
         return false;
     }
@@ -196,7 +196,7 @@ static bool must_end(const struct window_pins *p, uint32_t block, uint64_t now_m
 /* True: all of it was looked at. */
 static bool pins_sweep_some(struct window_pins *p, uint32_t *most)
 {
-    uint64_t now_ms = uv_now(p->w->s->rq->rooms.loop);
+    uint64_t now_ms = uv_now(p->w->s->rq->modules.loop);
 
     for (; p->sweep_at < p->cap && p->n > 0; p->sweep_at++) {
         if (*most == 0)
@@ -220,7 +220,7 @@ void pins_sweep_cb(struct cache_retry *r)
         if (p->swept == ws->sweep)
             break;
         if (!pins_sweep_some(p, &most)) {
-            (void)cache_wait_for(rq->rooms.cache, &ws->sweeper, WAIT_TURN);
+            (void)cache_wait_for(rq->modules.cache, &ws->sweeper, WAIT_TURN);
             return;
         }
         p->swept = ws->sweep;
@@ -239,13 +239,13 @@ void pins_sweep(struct requests *rq)
     for (struct list *node = ws->pins.next; node != &ws->pins; node = node->next)
         LIST_ENTRY(node, struct window_pins, link)->sweep_at = 0;
     if (list_empty(&ws->sweeper.link))
-        (void)cache_wait_for(rq->rooms.cache, &ws->sweeper, WAIT_TURN);
+        (void)cache_wait_for(rq->modules.cache, &ws->sweeper, WAIT_TURN);
 }
 
 void windows_doomed(struct requests *rq)
 {
     struct windows *ws = windows_at(rq);
-    uint64_t dooms = cache_dooms(rq->rooms.cache);
+    uint64_t dooms = cache_dooms(rq->modules.cache);
 
     /* A sweep under way is finished first: one who evicts without end would keep it at the
      * beginning. */

@@ -12,9 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
-static struct request_rooms *rooms_of(const struct window *w)
+static struct request_modules *modules_of(const struct window *w)
 {
-    return &w->s->rq->rooms;
+    return &w->s->rq->modules;
 }
 
 /* ---- tenants ---- */
@@ -28,7 +28,7 @@ static void window_tenant_unref(struct requests *rq, struct window_tenant *t)
             windows_at(rq)->extents[i].tenant = NULL;
     if (windows_at(rq)->taking.from == t)
         windows_at(rq)->taking.from = NULL;
-    lend_group_close(rq->rooms.arena, t->group);
+    lend_group_close(rq->modules.arena, t->group);
     list_remove(&t->link);
     windows_at(rq)->n_tenants--;
     free(t);
@@ -53,7 +53,7 @@ static struct window_tenant *tenant_new(struct requests *rq, const char *name, i
 {
     struct window_tenant *t = calloc(1, sizeof(*t));
 
-    *rc = t ? lend_group_open(rq->rooms.arena, name, &t->group) : -ENOMEM;
+    *rc = t ? lend_group_open(rq->modules.arena, name, &t->group) : -ENOMEM;
     if (*rc != 0) {
         free(t);
         return NULL;
@@ -61,7 +61,7 @@ static struct window_tenant *tenant_new(struct requests *rq, const char *name, i
     if (lend_group_table(t->group, &t->header) < 0 ||
         !extents_reserve(windows_at(rq), t->header.extents)) {
         *rc = -ENOMEM;
-        lend_group_close(rq->rooms.arena, t->group);
+        lend_group_close(rq->modules.arena, t->group);
         free(t);
         return NULL;
     }
@@ -94,22 +94,22 @@ static void revoke_expired_cb(struct deadline *d);
 static void revoke_time(struct window *w)
 {
     if (w->map.due_ms > 0)
-        deadline_arm(rooms_of(w)->deadlines, &w->revoke, w->map.due_ms, revoke_expired_cb);
+        deadline_arm(modules_of(w)->deadlines, &w->revoke, w->map.due_ms, revoke_expired_cb);
     else
-        deadline_disarm(rooms_of(w)->deadlines, &w->revoke);
+        deadline_disarm(modules_of(w)->deadlines, &w->revoke);
 }
 
 static void revoke_expired_cb(struct deadline *d)
 {
     struct window *w = LIST_ENTRY(d, struct window, revoke);
-    uint32_t late = window_map_expire(&w->map, uv_now(rooms_of(w)->loop));
+    uint32_t late = window_map_expire(&w->map, uv_now(modules_of(w)->loop));
     uint64_t bytes = late * w->tenant->header.extent_bytes;
 
     if (late == 0) {
         revoke_time(w);
         return;
     }
-    rooms_of(w)->metrics->window_overdue_bytes += bytes;
+    modules_of(w)->metrics->window_overdue_bytes += bytes;
     log_warn("window", "overdue", "tenant=%s pid=%d uid=%u extents=%u bytes=%llu",
              w->s->peer.tenant, (int)w->s->peer.pid, (unsigned)w->s->peer.uid, late,
              (unsigned long long)bytes);
@@ -120,16 +120,16 @@ static void extent_unmap(struct window *w, uint32_t extent)
 {
     window_map_release(&w->map, extent);
     revoke_time(w);
-    lend_release(rooms_of(w)->arena, extent);
+    lend_release(modules_of(w)->arena, extent);
 }
 
 /* The arena wants an extent that has no slot in use, and that somebody still maps. */
 void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t extent)
 {
     struct requests *rq = ctx;
-    uint64_t now_ms = uv_now(rq->rooms.loop);
+    uint64_t now_ms = uv_now(rq->modules.loop);
 
-    rq->rooms.metrics->window_revocations++;
+    rq->modules.metrics->window_revocations++;
     windows_at(rq)->extents[extent].taken_ms = 0; /* the arena hands out no slot of it any more */
     for (struct list *node = windows_at(rq)->all.next; node != &windows_at(rq)->all;
          node = node->next) {
@@ -183,7 +183,7 @@ static void window_free(struct window *w)
         if (window_map_has(&w->map, i))
             extent_unmap(w, i);
     list_remove(&w->link);
-    rq->rooms.metrics->windows--;
+    rq->modules.metrics->windows--;
     memory_return(s, sizeof(*w) + w->tenant->header.extents);
     window_tenant_unref(rq, w->tenant);
     free(w);
@@ -201,7 +201,7 @@ static void window_drain(struct window *w)
     if (window_pins_end_all(w))
         window_free(w);
     else
-        (void)cache_wait_for(rooms_of(w)->cache, &w->retry, WAIT_TURN);
+        (void)cache_wait_for(modules_of(w)->cache, &w->retry, WAIT_TURN);
 }
 
 static void drain_cb(struct cache_retry *r)
@@ -298,7 +298,7 @@ static struct window *window_alloc(struct call *call, struct window_tenant *t)
     list_init(&w->pins);
     list_push_back(&windows_at(s->rq)->all, &w->link);
     session_windows(s)->n++;
-    s->rq->rooms.metrics->windows++;
+    s->rq->modules.metrics->windows++;
     return w;
 }
 
@@ -318,7 +318,8 @@ int method_window_open(struct call *call)
     if (conn_fds_room(call->s->conn) == 0)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY, "read the answers before this one");
     rc = -EOPNOTSUPP;
-    t = lend_budget(rq->rooms.arena) > 0 ? window_tenant_ref(rq, call->s->peer.tenant, &rc) : NULL;
+    t = lend_budget(rq->modules.arena) > 0 ? window_tenant_ref(rq, call->s->peer.tenant, &rc)
+                                           : NULL;
     if (!t)
         return open_refused(call, rc);
     fd = memfd_lend(lend_group_table(t->group, &header));
@@ -337,7 +338,7 @@ int method_window_open(struct call *call)
                                    .extent_bytes = t->header.extent_bytes,
                                    .slot_bytes = window_slot_bytes(w),
                                    .extents = t->header.extents,
-                                   .budget = lend_budget(rq->rooms.arena)};
+                                   .budget = lend_budget(rq->modules.arena)};
     session_reply_fds(call->s, call->msgid, call->method, &r, &fd, 1);
     return 0;
 }

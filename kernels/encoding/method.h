@@ -1,4 +1,4 @@
-/* For the files of this room only. */
+/* For the files of this module only. */
 #ifndef UCM_KERNELS_ENCODING_METHOD_H
 #define UCM_KERNELS_ENCODING_METHOD_H
 

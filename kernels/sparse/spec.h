@@ -1,4 +1,4 @@
-/* For the files of this room and of kernels/attend. */
+/* For the files of this module and of kernels/attend. */
 #ifndef UCM_KERNELS_SPARSE_SPEC_H
 #define UCM_KERNELS_SPARSE_SPEC_H
 

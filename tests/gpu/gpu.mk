@@ -6,7 +6,7 @@ check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$O/gpu/run.sh
 
 ifneq ($(HAVE_CUDA),)
-# Tests of the device room on a GPU, with workers written in CUDA.
+# Tests of the device module on a GPU, with workers written in CUDA.
 GPU_SRC    := client/cuda/companion.c client/cuda/companion_encoding.c client/cuda/companion_rope.c client/cuda/context.c tests/gpu/worker_staging.c
 GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))

@@ -1,4 +1,4 @@
-/* What the GPU tests share: worker processes, the device room on a loop of its own, regions, jobs,
+/* What the GPU tests share: worker processes, the device module on a loop of its own, regions, jobs,
  * and the tally. The test's process plays the daemon. */
 #ifndef UCM_TESTS_GPU_HARNESS_H
 #define UCM_TESTS_GPU_HARNESS_H

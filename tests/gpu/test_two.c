@@ -1,4 +1,4 @@
-/* Two GPUs in one device room: each is found by its UUID, has a thread and a context of its own,
+/* Two GPUs in one device module: each is found by its UUID, has a thread and a context of its own,
  * and takes only memory of its own. With one GPU there is nothing to test. */
 #include "tests/gpu/harness.h"
 

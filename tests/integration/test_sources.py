@@ -49,7 +49,7 @@ class Sources(unittest.TestCase):
         self.check({path: re.findall(r"\barena_memory\s*\(", text) if not path.startswith(MEMORY) else [] for path, text in sources()}, SPANS)
 
     def test_items_of_jobs_are_written_by_one_file(self):
-        """What a GPU's room hands to it are copies of those, and items of its own measurements."""
+        """What a GPU's module hands to it are copies of those, and items of its own measurements."""
         self.check({path: re.findall(rf"\(struct ucm_copy_item\)\s*\{{|\bitems\[[^]]*\](?:\.\w+)?\s*=(?!=)", text)
                     for path, text in sources() if not path.startswith("daemon/cuda/")}, ITEMS)
 

@@ -63,7 +63,7 @@ class Threads(unittest.TestCase):
         return serves
 
     def test_each_number_of_threads(self):
-        """Whichever room gets none, what the others have made is undone."""
+        """Whichever module gets none, what the others have made is undone."""
         self.assertFalse(self.serves(1))
         self.assertTrue(any(self.serves(threads) for threads in range(2, MOST)))
 

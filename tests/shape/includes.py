@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The core includes no feature's header: rooms.py says which files are whose, and which headers are doors.
+"""The core includes no feature's header: modules.py says which files are whose, and which headers are doors.
 
     includes.py [--shrink]
 
@@ -11,18 +11,18 @@ import os
 import re
 import sys
 
-import rooms
+import modules
 
-ALLOWED = os.path.join(rooms.TOP, "tests/shape/allowed.txt")
+ALLOWED = os.path.join(modules.TOP, "tests/shape/allowed.txt")
 
 
 def found():
     """{"FILE HEADER"} of files of the core."""
     pairs = set()
-    for file in rooms.listed("daemon", "client/lib", "proto", "kernels", ends=rooms.C):
-        if rooms.core_of(file):
-            headers = re.findall(r'^\s*#\s*include "([^"]+)"', rooms.read(file), re.M)
-            pairs.update(f"{file} {header}" for header in headers if rooms.feature_of(header) and header not in rooms.DOORS)
+    for file in modules.listed("daemon", "client/lib", "proto", "kernels", ends=modules.C):
+        if modules.core_of(file):
+            headers = re.findall(r'^\s*#\s*include "([^"]+)"', modules.read(file), re.M)
+            pairs.update(f"{file} {header}" for header in headers if modules.feature_of(header) and header not in modules.DOORS)
     return pairs
 
 
@@ -32,18 +32,18 @@ def allowed():
 
 
 def idle():
-    """Patterns of rooms.py that match no file."""
-    files = list(rooms.listed("daemon", "client", "proto", "kernels"))
-    patterns = [pattern for room in (*rooms.FEATURES.values(), *rooms.CORE.values()) for pattern in room] + list(rooms.DOORS)
-    return [pattern for pattern in patterns if not any(rooms.within(file, [pattern]) for file in files)]
+    """Patterns of modules.py that match no file."""
+    files = list(modules.listed("daemon", "client", "proto", "kernels"))
+    patterns = [pattern for module in (*modules.FEATURES.values(), *modules.CORE.values()) for pattern in module] + list(modules.DOORS)
+    return [pattern for pattern in patterns if not any(modules.within(file, [pattern]) for file in files)]
 
 
 def wrong():
     """What is to say, in sentences; []: nothing."""
     now, may = found(), allowed()
-    return ([f"{pair.replace(' ', ' includes ')}, a header of {rooms.feature_of(pair.split()[1])}: the core names no feature" for pair in sorted(now - may)]
+    return ([f"{pair.replace(' ', ' includes ')}, a header of {modules.feature_of(pair.split()[1])}: the core names no feature" for pair in sorted(now - may)]
             + [f"tests/shape/allowed.txt: \"{pair}\" is over: python3 tests/shape/includes.py --shrink" for pair in sorted(may - now)]
-            + [f"tests/shape/rooms.py: no file is {pattern}" for pattern in idle()])
+            + [f"tests/shape/modules.py: no file is {pattern}" for pattern in idle()])
 
 
 def shrink():

@@ -13,7 +13,7 @@ import re
 import subprocess
 from collections import Counter, defaultdict
 
-import rooms
+import modules
 import walks
 
 PRODUCT = ("daemon", "client", "proto", "kernels", "config", "systemd")
@@ -28,12 +28,12 @@ def code(text):
 
 
 def naming(subject):
-    """Files of the daemon outside of the subject's room that name it."""
-    room, names, others = rooms.NAMES[subject]
+    """Files of the daemon outside of the subject's module that name it."""
+    module, names, others = modules.NAMES[subject]
     found = []
-    for file in rooms.listed("daemon", ends=rooms.C):
-        if rooms.feature_of(file) != room and not file.startswith(rooms.APART):
-            words = {word.lower() for word in re.findall(r"\w+", code(rooms.read(file)))}
+    for file in modules.listed("daemon", ends=modules.C):
+        if modules.feature_of(file) != module and not file.startswith(modules.APART):
+            words = {word.lower() for word in re.findall(r"\w+", code(modules.read(file)))}
             if any(re.fullmatch(names, word) and not re.fullmatch(others, word) for word in words):
                 found.append(file)
     return found
@@ -43,10 +43,10 @@ def naming(subject):
 
 def sources_of(built):
     """{file: its objects}: one source of SIMD is compiled for several instruction sets."""
-    found, objects = defaultdict(list), os.path.join(rooms.TOP, built, "obj")
+    found, objects = defaultdict(list), os.path.join(modules.TOP, built, "obj")
     for path in glob.glob(f"{objects}/**/*.o", recursive=True):
         file = re.sub(r"^(kernels/\w+)/(?:base|avx2|avx512)/", r"\1/simd/", os.path.relpath(path, objects))[:-2] + ".c"
-        if file.split("/")[0] in PRODUCT and os.path.exists(os.path.join(rooms.TOP, file)):
+        if file.split("/")[0] in PRODUCT and os.path.exists(os.path.join(modules.TOP, file)):
             found[file].append(path)
     return found
 
@@ -100,9 +100,9 @@ def circles(graph):
 
 def calls_by_name(graph):
     """{file of the core: files of features that it names}, doors left out."""
-    doors = {door.removesuffix(".h") for door in rooms.DOORS}
-    found = {file: sorted(other for other in others if rooms.feature_of(other) and not other.startswith(tuple(doors)))
-             for file, others in graph.items() if rooms.core_of(file)}
+    doors = {door.removesuffix(".h") for door in modules.DOORS}
+    found = {file: sorted(other for other in others if modules.feature_of(other) and not other.startswith(tuple(doors)))
+             for file, others in graph.items() if modules.core_of(file)}
     return {file: others for file, others in found.items() if others}
 
 
@@ -110,7 +110,7 @@ def calls_by_name(graph):
 
 def members(file, struct):
     """How many members `struct` has, those of structs and unions that are defined within it too."""
-    text = code(rooms.read(file))
+    text = code(modules.read(file))
     start = re.search(rf"^struct {struct} {{", text, re.M)
     if not start:
         return None
@@ -127,19 +127,19 @@ def members(file, struct):
 
 
 def where_is(struct):
-    files = sorted(rooms.listed("daemon", ends=rooms.C), key=lambda file: not file.endswith(".h"))
-    return next((file for file in files if re.search(rf"^struct {struct} {{", rooms.read(file), re.M)), None)
+    files = sorted(modules.listed("daemon", ends=modules.C), key=lambda file: not file.endswith(".h"))
+    return next((file for file in files if re.search(rf"^struct {struct} {{", modules.read(file), re.M)), None)
 
 
 def lines(files):
-    return sum(rooms.read(file).count("\n") for file in files)
+    return sum(modules.read(file).count("\n") for file in files)
 
 
 # ---- what is printed ----
 
 def print_names():
-    print("files of daemon/ that name, outside of its room")
-    for subject in rooms.NAMES:
+    print("files of daemon/ that name, outside of its module")
+    for subject in modules.NAMES:
         found = naming(subject)
         print(f"  {subject:<28}{len(found):>6}   {', '.join(f'{folder} {n}' for folder, n in by_folder(found))}")
 
@@ -177,20 +177,20 @@ def print_members():
 
 def print_sizes():
     parts, features, rest = defaultdict(list), defaultdict(list), []
-    for file in rooms.listed("daemon", "proto", "client/lib", "kernels"):
-        part, feature = rooms.core_of(file), rooms.feature_of(file)
+    for file in modules.listed("daemon", "proto", "client/lib", "kernels"):
+        part, feature = modules.core_of(file), modules.feature_of(file)
         (parts[part] if part else features[feature] if feature else rest).append(file)
     print("lines of the core")
-    for part in rooms.CORE:
+    for part in modules.CORE:
         print(f"  {part:<28}{lines(parts[part]):>6}   {len(parts[part])} files")
     print(f"  {'all of it':<28}{sum(map(lines, parts.values())):>6}")
-    print("lines of features' rooms")
-    for feature in rooms.FEATURES:
+    print("lines of features' modules")
+    for feature in modules.FEATURES:
         print(f"  {feature:<28}{lines(features[feature]):>6}   {len(features[feature])} files")
     print(f"  {'around both':<28}{lines(rest):>6}   {', '.join(f'{folder} {n}' for folder, n in by_folder(rest))}")
     print("lines")
     for name, folders in (("product", [*PRODUCT, "Makefile"]), ("tests", ["tests"])):
-        print(f"  {name:<28}{lines(rooms.listed(*folders)):>6}")
+        print(f"  {name:<28}{lines(modules.listed(*folders)):>6}")
 
 
 def print_walks(counted):

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 
-from rooms import TOP
+from modules import TOP
 
 BLOCKS, LAYERS, CHUNK = 4, 4, 4096
 FEW, MANY = 1, 101

@@ -1,6 +1,6 @@
 /* A shared tier in memory for the cache's tests: files that a test sees, operations that end when
- * it says so, in one of the ways that a server has. share_fake.c has the room's functions over it,
- * which take the place of the room's own when a program is linked. */
+ * it says so, in one of the ways that a server has. share_fake.c has the module's functions over
+ * it, which take the place of the module's own when a program is linked. */
 #ifndef UCMD_TESTS_SHARE_FAKE_H
 #define UCMD_TESTS_SHARE_FAKE_H
 

@@ -29,7 +29,7 @@ struct folder_file {
     uint64_t bytes; /* its length, header included */
     void *memory;   /* folder_read, folder_write: as uncached.h says */
     bool sync; /* folder_write: durable, its name too. folder_check: does the root take writes? */
-    unsigned attempt;  /* the room's own */
+    unsigned attempt;  /* the module's own */
     uint64_t mtime_ns; /* out: folder_read; folder_check with sync: the server's time */
 };
 

@@ -47,7 +47,7 @@ static size_t lines(void)
     return n;
 }
 
-Test(log, a_line_has_time_level_room_event_and_values)
+Test(log, a_line_has_time_level_module_event_and_values)
 {
     int year;
 

@@ -1,4 +1,4 @@
-/* A CUDA driver of two GPUs whose memory is the host's. It has what the device room and the companion
+/* A CUDA driver of two GPUs whose memory is the host's. It has what the device module and the companion
  * need, and no more. The two link into one program, each in the role of its process.
  *
  * Promises: each stream runs its work in order, on a thread of its own, after the delay of
@@ -31,7 +31,7 @@ void fake_cuda_slow(unsigned us);
 /* The companion's kernels don't begin before this is called with false. */
 void fake_cuda_hold(bool hold);
 bool fake_cuda_holds(void); /* at least one of them waits for that */
-/* The clock by which the daemon's device room counts its timeouts (job_clock_ms). It stands still
+/* The clock by which the daemon's device module counts its timeouts (job_clock_ms). It stands still
  * from the first call on and moves by fake_clock_pass only, so that no timeout depends on how busy
  * the host is. */
 void fake_clock_stop(void);

@@ -1,4 +1,4 @@
-/* The device room and the companion over a driver that keeps the order of streams and is slow:
+/* The device module and the companion over a driver that keeps the order of streams and is slow:
  * every strategy makes the reference's copies, with jobs of both directions, sizes and priorities
  * interleaved, and what GPUs read is not written again before they have. */
 /* Sanitizers: thread */

@@ -40,11 +40,11 @@ static inline bool pool_next(void)
 static inline void open_door(void)
 {
     struct peer peer = {.admin = true, .tenant = "t"};
-    struct request_rooms rooms = {.loop = &rig.loop,
-                                  .config = &door.config,
-                                  .metrics = &rig.metrics,
-                                  .deadlines = &door.deadlines,
-                                  .share = &share};
+    struct request_modules modules = {.loop = &rig.loop,
+                                      .config = &door.config,
+                                      .metrics = &rig.metrics,
+                                      .deadlines = &door.deadlines,
+                                      .share = &share};
 
     open_shared();
     rig.cache->config.shared_blocks = 500;
@@ -53,19 +53,19 @@ static inline void open_door(void)
     door.config.share_deadline_ms = 2000;
     door.config.share_negative_ms = 2000;
     cr_assert_eq(deadlines_init(&door.deadlines, &rig.loop), 0);
-    door.limits = rooms.limits = limits_new();
+    door.limits = modules.limits = limits_new();
     cr_assert(door.limits);
     peer.owner = door.owner = limits_uid(door.limits, peer.tenant, 0, true);
     cr_assert(peer.owner);
-    rooms.features = daemon_features;
-    rooms.methods = daemon_methods;
-    rooms.index = rig.index;
-    rooms.arena = rig.arena;
-    rooms.cache = rig.cache;
-    rooms.policy = rig.policy;
-    rooms.tier_ops = &fake_ops;
-    rooms.tier = &rig.tier;
-    cr_assert_eq(requests_new(&rooms, &door.requests), 0);
+    modules.features = daemon_features;
+    modules.methods = daemon_methods;
+    modules.index = rig.index;
+    modules.arena = rig.arena;
+    modules.cache = rig.cache;
+    modules.policy = rig.policy;
+    modules.tier_ops = &fake_ops;
+    modules.tier = &rig.tier;
+    cr_assert_eq(requests_new(&modules, &door.requests), 0);
     door.handler = requests_handler(door.requests);
     door.session = door.handler.open_cb(door.handler.ctx, &door.conn, &peer);
     cr_assert(door.session);

@@ -285,12 +285,12 @@ Test(relocate, a_snapshot_leaves_them_out)
 
     cr_assert(mkdtemp(folder));
     cr_assert_eq(snapshot_open(folder, 2 * MIB, MIB, &s, why), 0, "%s", why);
-    snapshot_load(s, &(struct snapshot_rooms){.loop = &rig.loop,
-                                              .cache = rig.cache,
-                                              .index = rig.index,
-                                              .policy = rig.policy,
-                                              .arena = rig.arena,
-                                              .metrics = &rig.metrics});
+    snapshot_load(s, &(struct snapshot_modules){.loop = &rig.loop,
+                                                .cache = rig.cache,
+                                                .index = rig.index,
+                                                .policy = rig.policy,
+                                                .arena = rig.arena,
+                                                .metrics = &rig.metrics});
     for (uint64_t i = 1; i <= 3; i++)
         drop(stored(rig.one, i));
     ref = find(rig.one, 2);

@@ -1,6 +1,6 @@
 /* What the server owns. server.c makes it, and stop.c ends it. */
-#ifndef UCMD_ROOMS_H
-#define UCMD_ROOMS_H
+#ifndef UCMD_MODULES_H
+#define UCMD_MODULES_H
 
 #include "daemon/base/deadline.h"
 #include "daemon/base/numa.h"

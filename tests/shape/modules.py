@@ -1,6 +1,6 @@
-"""Which file belongs to which room: the core, by part, and the features, each with the names that tell of it.
+"""Which file belongs to which module: the core, by part, and the features, each with the names that tell of it.
 
-A pattern ends in / for a folder with all that is below it; a * does not go over a /. The first room that matches a file has it; features
+A pattern ends in / for a folder with all that is below it; a * does not go over a /. The first module that matches a file has it; features
 come first, so that a feature's file in a folder of the core is the feature's.
 """
 
@@ -14,7 +14,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 C = (".c", ".h")
 SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 
-#: Rooms of features.
+#: Modules of features.
 FEATURES = {
     "retrieval": ["daemon/retrieval/", "kernels/sparse/", "kernels/attend/"],
     "pool": ["daemon/pool/", "kernels/slots/"],
@@ -66,7 +66,7 @@ DOORS = {
     "daemon/cuda/cuda.h": "GPUs are devices; daemon/cuda/none.c has it in a build without CUDA",
     "daemon/seal/seal.h": "the tag belongs to the format of a record, and the key to its namespace",
     "kernels/encoding/encoding.h": "a form says which codec its shards have (base/form.h), and a device runs it",
-    "proto/metrics/metrics.h": "a room counts what it does in the one table of counters",
+    "proto/metrics/metrics.h": "a module counts what it does in the one table of counters",
     "proto/features/encoding.h": "one table has all messages of the wire",
     "proto/features/operators.h": "the same",
     "proto/features/retrieval.h": "the same",
@@ -78,7 +78,7 @@ DOORS = {
 #: What names every feature because it lists them, and what is another process.
 APART = ("daemon/features.", "daemon/backend/")
 
-#: Of a subject: the room that it has, the words of C that name it outside of that, and words that look like these and mean something else.
+#: Of a subject: the module that it has, the words of C that name it outside of that, and words that look like these and mean something else.
 NAMES = {
     "encodings": ("encoding", r"\w*(?:encoding|encoded|codec|(?<!de)coded|coding)\w*|mixed_\w+", r"yaml\w*"),
     "windows": ("window", r"windows?_\w+|\w+_windows?(?:_\w+)?|\w*relocat\w*", r"(?:init|local)_window_sz|window_(?:ms|sampled|fraction|bytes)|\w*(?:fair|write)_window|drops_window_ms"),
@@ -116,7 +116,7 @@ def within(file, patterns):
 
 
 def feature_of(file):
-    return next((room for room, patterns in FEATURES.items() if within(file, patterns)), None)
+    return next((module for module, patterns in FEATURES.items() if within(file, patterns)), None)
 
 
 def core_of(file):

@@ -1,4 +1,4 @@
-/* The room's life. */
+/* The module's life. */
 #include "daemon/base/text_file.h"
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
@@ -36,8 +36,8 @@ static uint64_t touched_max(void)
 
 static void limits_init(struct requests *rq)
 {
-    struct limits *l = rq->rooms.limits;
-    uint64_t memory = rq->rooms.config->max_frame_memory;
+    struct limits *l = rq->modules.limits;
+    uint64_t memory = rq->modules.config->max_frame_memory;
 
     limits_set(l, LIMIT_REQUESTS, CONFIG_MAX_REQUESTS);
     limits_set(l, LIMIT_MEMORY, memory);
@@ -51,7 +51,7 @@ static void limits_init(struct requests *rq)
 
 static const struct feature *feature_of(const struct requests *rq, unsigned id)
 {
-    return rq->rooms.features[id];
+    return rq->modules.features[id];
 }
 
 /* In the order of their numbers, up to the first that fails. */
@@ -101,10 +101,10 @@ void requests_reloaded(struct requests *rq)
 
 void requests_arena_ended(struct requests *rq)
 {
-    rq->dram_bytes = arena_bytes_configured(rq->rooms.arena);
+    rq->dram_bytes = arena_bytes_configured(rq->modules.arena);
 }
 
-int requests_new(const struct request_rooms *rooms, struct requests **out)
+int requests_new(const struct request_modules *modules, struct requests **out)
 {
     struct requests *rq = calloc(1, sizeof(*rq));
     int rc;
@@ -115,10 +115,10 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
         free(rq);
         return -EIO;
     }
-    rq->rooms = *rooms;
-    rq->started_ms = uv_now(rooms->loop);
+    rq->modules = *modules;
+    rq->started_ms = uv_now(modules->loop);
     requests_arena_ended(rq);
-    rq->index_bytes = index_bytes_max(rooms->index);
+    rq->index_bytes = index_bytes_max(modules->index);
     list_init(&rq->sessions);
     list_init(&rq->active);
     list_init(&rq->shared_lookups);
