@@ -1,5 +1,5 @@
 /* format: marks a block device, or a file, as one that ucmd may take as an entry of nvme.paths.
- * What the mark looks like is in docs/storage-format.md, "Devices and files". */
+ * What the mark looks like is in docs/design/storage-format.md, "Devices and files". */
 #include "client/ctl/ctl.h"
 #include "client/ctl/offline.h"
 #include "daemon/format/io.h"

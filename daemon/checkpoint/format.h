@@ -1,5 +1,5 @@
 /* The bytes of ucmd.index: what lay in which record when the checkpoint was written. Pure
- * functions, any thread; docs/storage-format.md is their text.
+ * functions, any thread; docs/design/storage-format.md is their text.
  *
  * Promise: a span passes only when all of it agrees with its checksum and its numbers are within
  * their bounds. */

@@ -1,5 +1,5 @@
-/* Headers of block files on shared roots, as docs/storage-format.md, "Block files", defines them.
- * Pure functions, any thread.
+/* Headers of block files on shared roots, as docs/design/storage-format.md, "Block files", defines
+ * them. Pure functions, any thread.
  *
  * Promise: block_file_decode returns 0 only for the header of the wanted part: magic, version,
  * checksum of the header, identity (namespace, part and key) and length agree. The payload counts

@@ -1,5 +1,5 @@
-/* The bytes of the NVMe tier's files: docs/storage-format.md is their text. Pure functions between
- * structs and 4 KiB pages; no I/O, no state, any thread.
+/* The bytes of the NVMe tier's files: docs/design/storage-format.md is their text. Pure functions
+ * between structs and 4 KiB pages; no I/O, no state, any thread.
  *
  * Promise: decode says 0 only for a page whose magic, version and checksum agree and whose fields
  * are within their bounds; a page of zeros, of another file or half written never passes. */

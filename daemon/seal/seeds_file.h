@@ -1,6 +1,6 @@
 /* Seeds of namespaces in a folder that hosts have in common: one file each, named by the
- * fingerprint (docs/storage-format.md, "Seeds"). Any thread; all of it blocks for as long as the
- * folder's file system does. */
+ * fingerprint (docs/design/storage-format.md, "Secrets of namespaces"). Any thread; all of it
+ * blocks for as long as the folder's file system does. */
 #ifndef UCMD_SEAL_SEEDS_FILE_H
 #define UCMD_SEAL_SEEDS_FILE_H
 

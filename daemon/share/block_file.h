@@ -1,5 +1,5 @@
-/* Names of block files, and whose parts they are, as docs/storage-format.md, "Block files", defines
- * them; their headers are in daemon/format/block_header.h. Pure functions, any thread. */
+/* Names of block files, and whose parts they are, as docs/design/storage-format.md, "Block files",
+ * defines them; their headers are in daemon/format/block_header.h. Pure functions, any thread. */
 #ifndef UCMD_SHARE_BLOCK_FILE_H
 #define UCMD_SHARE_BLOCK_FILE_H
 

@@ -1,4 +1,4 @@
-/* The format of the snapshot, the list of parts in DRAM (docs/storage-format.md).
+/* The format of the snapshot, the list of parts in DRAM (docs/design/storage-format.md).
  *
  * Promise: a snapshot that passes snapshot_check is whole, of this format, and of the arena that
  * the caller named; every number in it is within its bounds. Slots may overlap. No I/O. */

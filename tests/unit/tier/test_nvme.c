@@ -47,7 +47,8 @@ Test(nvme, round_trip)
     }
 }
 
-/* A reader made from docs/storage-format.md alone: how many records of r's parts are in the file. */
+/* A reader made from docs/design/storage-format.md alone: how many records of r's parts are in the
+ * file. */
 static unsigned read_by_the_text(uint64_t segment_bytes, unsigned segments)
 {
     static uint8_t page[NVME_PAGE];

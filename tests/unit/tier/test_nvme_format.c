@@ -81,7 +81,7 @@ Test(nvme_format, checksums_of_pieces)
     }
 }
 
-/* The offsets of docs/storage-format.md: files outlive the compiler that wrote them. */
+/* The offsets of docs/design/storage-format.md: files outlive the compiler that wrote them. */
 Test(nvme_format, record_bytes_are_where_the_text_says)
 {
     uint8_t page[NVME_PAGE];
