@@ -6,7 +6,7 @@
 #include "daemon/base/numa.h"
 #include "daemon/config/config.h"
 #include "daemon/notify.h"
-#include "daemon/observe/turns.h"
+#include "daemon/observe/iterations.h"
 #include "daemon/reload.h"
 #include "daemon/tier/tier.h"
 #include "proto/metrics/metrics.h"
@@ -37,7 +37,7 @@ struct server {
     struct notify notify;
     uv_signal_t term, intr, hup;
     uv_timer_t stop_timer;
-    struct turns turns;
+    struct iterations iterations;
     uint64_t stop_at_ms, progress_seen;
     /* DRAINING: requests and write-behind have until stop_at_ms. DROPPING: what is left was
      * stopped, connections end. SNAPSHOT: the list of parts in DRAM is being written. */
@@ -45,7 +45,7 @@ struct server {
     int exit_status;
 };
 
-/* Begins to stop; the loop ends when all has. */
+/* Begins to stop; the event loop ends when all has. */
 void server_stop(struct server *s, int exit_status);
 
 #endif

@@ -1,5 +1,5 @@
 /* systemd: readiness, socket activation, the watchdog. Does nothing without systemd.
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_NOTIFY_H
 #define UCMD_NOTIFY_H
 
@@ -18,7 +18,7 @@ struct notify {
 /* The listening socket given by socket activation, or -1; -EINVAL when more than one was given. */
 int notify_listen_fd(void);
 int notify_init(struct notify *n, uv_loop_t *loop, bool (*progress_cb)(void *ctx), void *ctx);
-void notify_close(struct notify *n); /* on the loop: run it once more */
+void notify_close(struct notify *n); /* on the event loop: run it once more */
 void notify_ready(const char *status);
 void notify_reloading(void);
 void notify_stopping(void);

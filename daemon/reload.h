@@ -4,7 +4,7 @@
  * value when the call returns, and the log names the others that differ. Connections keep the
  * tenant and the rights that they had when they connected. It asks nothing of disks or servers but
  * for the file itself.
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_RELOAD_H
 #define UCMD_RELOAD_H
 

@@ -140,7 +140,7 @@ static int loop_init(struct server *s)
     if (rc == 0)
         rc = reaper_new(&s->loop, &s->reaper);
     if (rc == 0)
-        rc = turns_begin(&s->turns, &s->loop, s->metrics.histograms.loop_turn);
+        rc = iterations_begin(&s->iterations, &s->loop, s->metrics.histograms.loop_iteration);
     if (rc == 0)
         rc = notify_init(&s->notify, &s->loop, progress_cb, s);
     s->term.data = s->intr.data = s->hup.data = s->stop_timer.data = s;

@@ -11,7 +11,7 @@
  * - connections end, the snapshot of DRAM is written, the tier is synced
  * - the modules close, each before those that it uses
  *
- * Thread: the one that calls server_run is the loop. */
+ * Thread: the one that calls server_run is the event loop. */
 #ifndef UCMD_SERVER_H
 #define UCMD_SERVER_H
 

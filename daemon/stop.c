@@ -95,7 +95,7 @@ static void modules_free(struct server *s)
     uv_close((uv_handle_t *)&s->intr, NULL);
     uv_close((uv_handle_t *)&s->hup, NULL);
     uv_close((uv_handle_t *)&s->stop_timer, NULL);
-    turns_end(&s->turns);
+    iterations_end(&s->iterations);
 }
 
 /* Nobody uses the modules any more. After a device failed there is no snapshot: it may have written

@@ -1,7 +1,7 @@
 /* What operators do: the feature's state, and what other features ask of it.
  *
  * Nothing here is on the way of a lookup, a load or a dump. Whether a bypass makes them miss they
- * ask themselves (bypass_on, of request/call.c). Thread: the loop. */
+ * ask themselves (bypass_on, of request/call.c). Thread: the event loop. */
 #ifndef UCMD_ADMIN_ADMIN_H
 #define UCMD_ADMIN_ADMIN_H
 
@@ -26,7 +26,7 @@ struct audits {
 struct admin {
     struct audits audits;
     struct fair_queue sweeps; /* evict.c: of sweep.link */
-    uv_idle_t sweep_turn;
+    uv_idle_t sweep_iteration;
     struct drops drops;               /* of writes to NVMe */
     bool keeping;                     /* tenants.c: a thread writes what tenants were given */
     struct observe_snapshot observed; /* for one answer at a time */

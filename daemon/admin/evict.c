@@ -1,7 +1,7 @@
 /* pin, unpin, evict, namespace.purge and share.collect: what operators and clients change about
- * stored blocks. A page a turn of the loop, so that many of them delay nobody. By key the first
- * page goes at once, and files on shared roots go behind the last. Meanwhile lookups may find such
- * a file, and loads read it: so all keys have a second look once the files are gone. */
+ * stored blocks. A page an iteration of the event loop, so that many of them delay nobody. By key
+ * the first page goes at once, and files on shared roots go behind the last. Meanwhile lookups may
+ * find such a file, and loads read it: so all keys have a second look once the files are gone. */
 #include "daemon/admin/admin.h"
 #include "daemon/window/window.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What one turn of the loop changes. */
+/* What one iteration of the event loop changes. */
 #define PAGE_BLOCKS 512u
 #define PAGE_PARTS 16384u
 #define PAGE_COST 1024u
@@ -84,7 +84,7 @@ static uint32_t page_of(const struct sweep *w)
     return n < PAGE_BLOCKS ? n : PAGE_BLOCKS;
 }
 
-/* It is the loop's time that they share, so tenants count alike. */
+/* It is the event loop's time that they share, so tenants count alike. */
 static struct fair_who who_of(const struct sweep *w)
 {
     return (struct fair_who){limit_number(w->r.s->peer.owner), FAIR_WEIGHT};
@@ -92,7 +92,7 @@ static struct fair_who who_of(const struct sweep *w)
 
 static void sweep_cb(uv_idle_t *idle)
 {
-    struct admin *a = LIST_ENTRY(idle, struct admin, sweep_turn);
+    struct admin *a = LIST_ENTRY(idle, struct admin, sweep_iteration);
     struct list *node = fair_queue_first(&a->sweeps);
     struct fair_who who;
     struct sweep *w;
@@ -114,7 +114,8 @@ void sweeps_init(struct requests *rq)
     fair_queue_init(&admin_of(rq)->sweeps, PAGE_COST);
 }
 
-/* It goes on in the next turn of the loop, and in those behind it until it leaves the queue. */
+/* It goes on in the next iteration of the event loop, and in those behind it until it leaves the
+ * queue. */
 static void sweep_go_on(struct sweep *w)
 {
     struct admin *a = admin_of(w->r.s->rq);
@@ -123,7 +124,7 @@ static void sweep_go_on(struct sweep *w)
     if (!list_empty(&w->link))
         return;
     fair_queue_push(&a->sweeps, &who, 0, &w->link, false);
-    if (uv_idle_start(&a->sweep_turn, sweep_cb) != 0)
+    if (uv_idle_start(&a->sweep_iteration, sweep_cb) != 0)
         abort(); /* libuv: only fails for a NULL callback */
 }
 

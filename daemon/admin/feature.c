@@ -5,14 +5,14 @@
 
 static int admin_open(struct requests *rq)
 {
-    uv_idle_init(rq->modules.loop, &admin_of(rq)->sweep_turn); /* never fails */
+    uv_idle_init(rq->modules.loop, &admin_of(rq)->sweep_iteration); /* never fails */
     sweeps_init(rq);
     return 0;
 }
 
-static void turn_closed_cb(uv_handle_t *turn)
+static void iteration_closed_cb(uv_handle_t *iteration)
 {
-    free(LIST_ENTRY(turn, struct admin, sweep_turn));
+    free(LIST_ENTRY(iteration, struct admin, sweep_iteration));
 }
 
 static void admin_close(struct requests *rq)
@@ -20,8 +20,8 @@ static void admin_close(struct requests *rq)
     struct admin *a = admin_of(rq);
 
     audits_close(rq);
-    rq->ext[FEATURE_ADMIN] = NULL; /* turn_closed_cb frees it */
-    uv_close((uv_handle_t *)&a->sweep_turn, turn_closed_cb);
+    rq->ext[FEATURE_ADMIN] = NULL; /* iteration_closed_cb frees it */
+    uv_close((uv_handle_t *)&a->sweep_iteration, iteration_closed_cb);
 }
 
 const struct feature admin_feature = {

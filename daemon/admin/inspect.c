@@ -293,7 +293,7 @@ static void verify_stop_cb(struct request *r)
         verify_end(v);
 }
 
-/* Blocks of a page: all their parts may be looked at in one turn of the loop. */
+/* Blocks of a page: all their parts may be looked at in one iteration of the event loop. */
 static uint32_t verify_page(const struct ns *ns, uint32_t limit)
 {
     uint32_t most = VERIFY_PARTS / ns->identity.parts;

@@ -1,5 +1,5 @@
-/* Settings that operators give tenants, and that are kept over a restart. Thread: the loop, where
- * nothing else is said. */
+/* Settings that operators give tenants, and that are kept over a restart. Thread: the event loop,
+ * where nothing else is said. */
 #ifndef UCMD_ADMIN_KEPT_H
 #define UCMD_ADMIN_KEPT_H
 

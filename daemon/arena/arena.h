@@ -14,7 +14,7 @@
  * - Capacity is exact: bytes used are the sum of the padded slots.
  * - AddressSanitizer reports who touches a free slot, or the padding behind what was asked for.
  *
- * Threads: the loop only. The memory of a slot may be used from any thread. */
+ * Threads: the event loop only. The memory of a slot may be used from any thread. */
 #ifndef UCMD_ARENA_ARENA_H
 #define UCMD_ARENA_ARENA_H
 
@@ -57,14 +57,14 @@ struct arena_config {
     /* Borrowed: an extent or table of windows ends when no worker has its memory any more
      * (daemon/window/loan.h). NULL: at once. */
     struct deadlines *deadlines;
-    /* Runs on the loop when an extent is ready, before any slot of it is handed out. */
+    /* Runs on the event loop when an extent is ready, before any slot of it is handed out. */
     void (*extent_ready_cb)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
     /* Runs when the file system was full: the arena has less than configured. May be NULL. */
     void (*ended_cb)(void *ctx);
     /* Bytes that may be lent at first; and that ever may, for which address space is reserved. */
     uint64_t lent, lent_max;
-    /* Something happened to the extent with that number of those that may be lent. On the loop. May
-     * be NULL if lent_max is 0. */
+    /* Something happened to the extent with that number of those that may be lent. On the event
+     * loop. May be NULL if lent_max is 0. */
     void (*lent_cb)(void *ctx, enum arena_lent_event event, uint32_t number, void *base,
                     uint64_t bytes);
     void *ctx;
@@ -74,7 +74,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
 /* With a file: to be called once; nothing is ready before. 0 or -errno. */
 int arena_grow(struct arena *a);
 /* Ends the thread and unmaps. Nobody may use a slot any more. NULL-safe. Closes its handles on the
- * loop: run that once more afterwards. */
+ * event loop: run that once more afterwards. */
 void arena_free(struct arena *a);
 
 /* A slot of at least `bytes`, on `node` if there is one. 0: no extent of that size has a free slot,

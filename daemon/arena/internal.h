@@ -63,7 +63,7 @@ struct arena {
     uint32_t lent_used; /* the first ones, which have been: no memory is touched for the others */
     void (*lent_freed)(struct arena *a, struct extent *e,
                        uint32_t slot); /* one of theirs is free */
-    unsigned handles;                  /* of the loop, to be closed */
+    unsigned handles;                  /* of the event loop, to be closed */
 };
 
 /* arena.c: the next extent is ready. */
@@ -91,7 +91,7 @@ static inline bool arena_slot_used(const struct extent *e, uint32_t slot)
 int arena_lent_init(struct arena *a);
 /* The thread has ended, and nobody uses or maps anything. */
 void arena_lent_close(struct arena *a);
-/* The handle of the loop that is to be closed; NULL: none. */
+/* The handle of the event loop that is to be closed; NULL: none. */
 uv_async_t *arena_lent_handle(struct arena *a);
 void arena_lent_stop(struct arena *a);
 

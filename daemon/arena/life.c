@@ -1,5 +1,5 @@
-/* An arena's beginning, growth and end: a thread touches extent after extent; the loop hands out
- * their slots. */
+/* An arena's beginning, growth and end: a thread touches extent after extent; the event loop hands
+ * out their slots. */
 #include "daemon/arena/internal.h"
 
 #include "daemon/base/log.h"

@@ -1,11 +1,11 @@
-/* Chores: work that its owner does some at a time, in each turn of the loop in which it is due. Who
- * makes something for it to do wakes it. Each has bounds of its own for one turn, in its own units:
- * blocks, parts.
+/* Chores: work that its owner does some at a time, in each iteration of the event loop in which it
+ * is due. Who makes something for it to do wakes it. Each has bounds of its own for one iteration,
+ * in its own units: blocks, parts.
  *
- * Promises: a chore that is due runs in the next turn of the loop, after those that were added
- * before it. One that is woken while another one runs comes in the same turn if its place is behind
- * that one's. While none is due the loop rests.
- * Nothing is allocated. Thread: the loop only. */
+ * Promises: a chore that is due runs in the next iteration of the event loop, after those that were
+ * added before it. One that is woken while another one runs comes in the same iteration if its
+ * place is behind that one's. While none is due the event loop rests.
+ * Nothing is allocated. Thread: the event loop only. */
 #ifndef UCMD_BASE_CHORE_H
 #define UCMD_BASE_CHORE_H
 
@@ -18,11 +18,11 @@
 struct chore {
     void *ctx;                 /* what its callbacks get */
     bool (*run_cb)(void *ctx); /* true: it stays due */
-    /* Whether it has something to do now; NULL: only who wakes it knows. After a turn what is ready
-     * is due. In between whoever makes it ready has to wake it: tests look for one that sleeps
-     * (chore_asleep). */
+    /* Whether it has something to do now; NULL: only who wakes it knows. After an iteration what is
+     * ready is due. In between whoever makes it ready has to wake it: tests look for one that
+     * sleeps (chore_asleep). */
     bool (*ready_cb)(const void *ctx);
-    bool due;   /* out: it runs in the next turn, or runs now */
+    bool due;   /* out: it runs in the next iteration, or runs now */
     bool woken; /* while it runs */
     struct chores *of;
     struct list link; /* in chores.all */

@@ -93,7 +93,7 @@ void deadline_arm(struct deadlines *ds, struct deadline *d, uint64_t at_ms,
     uint64_t now = uv_now(ds->timer.loop);
 
     deadline_disarm(ds, d);
-    /* Not in this turn of timer_cb: the loop would spin there. */
+    /* Not in this iteration of timer_cb: the event loop would spin there. */
     if (ds->expiring && at_ms <= now)
         at_ms = now + 1;
     d->at_ms = at_ms;

@@ -3,7 +3,7 @@
  * Times are uv_now() milliseconds (monotonic: setting the clock changes nothing).
  * Callbacks run for some 1 ms in one go; those that are due then too wait 1 ms, so that others get
  * their turn.
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_BASE_DEADLINE_H
 #define UCMD_BASE_DEADLINE_H
 
@@ -28,7 +28,7 @@ struct deadlines {
 };
 
 int deadlines_init(struct deadlines *ds, uv_loop_t *loop);
-/* Nothing may be armed. Closes the timer on the loop: run it once more afterwards. */
+/* Nothing may be armed. Closes the timer on the event loop: run it once more afterwards. */
 void deadlines_close(struct deadlines *ds);
 
 /* Arms d (again, if it was) for at_ms; expired_cb runs once, disarmed by then. What a callback arms

@@ -16,7 +16,7 @@
  * apply to operators. What somebody has stays with him when others come, or when a limit falls: he
  * only gets no more.
  *
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_BASE_LIMIT_H
 #define UCMD_BASE_LIMIT_H
 

@@ -388,7 +388,7 @@ void log_start(void)
     int rc;
 
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the event loop's */
     rc = detached_start(STACK_BYTES, writer_main, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0) {

@@ -1,6 +1,6 @@
 /* Lanes by tenant; each has a FIFO and at most one thread that works on it. `due` lists the lanes
- * that wait for a thread, in turns. What is closed goes to `done`, and the loop gives back its
- * limits. */
+ * that wait for a thread, in turns. What is closed goes to `done`, and the event loop gives back
+ * its limits. */
 #include "daemon/base/reaper.h"
 
 #include "daemon/base/closer.h"
@@ -30,7 +30,7 @@ struct lane {
     bool busy;        /* a thread closes one of it */
 };
 
-/* What threads know. The loop and each thread have a reference. */
+/* What threads know. The event loop and each thread have a reference. */
 struct shared {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t work_cond, end_cond;
@@ -154,7 +154,7 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* ---- the loop ---- */
+/* ---- the event loop ---- */
 
 static void job_end(struct reaper *r, struct job *job)
 {
@@ -245,7 +245,7 @@ int reaper_new(uv_loop_t *loop, struct reaper **out)
         pthread_mutex_unlock(&r->shared->lock);
     }
     if (rc != 0) {
-        /* The loop of a daemon that does not start is not run, nor freed. */
+        /* The event loop of a daemon that does not start is not run, nor freed. */
         shared_free(r->shared);
         return rc;
     }

@@ -10,7 +10,7 @@
  *   thread, and no other tenant waits, but one whose number is alike modulo REAPER_LANES.
  * - closer.h says what is done for a close() to end.
  *
- * Threads: the loop only. */
+ * Threads: the event loop only. */
 #ifndef UCMD_BASE_REAPER_H
 #define UCMD_BASE_REAPER_H
 
@@ -36,10 +36,11 @@ void reaper_close_refused(struct reaper *r, int fd, struct limit_owner *owner);
 uint32_t reaper_refused(const struct reaper *r);
 /* How many wait for their close() or are in it. */
 uint32_t reaper_waiting(const struct reaper *r);
-/* No reports from now on. Closes a handle on the loop; descriptors may still come. */
+/* No reports from now on. Closes a handle on the event loop; descriptors may still come. */
 void reaper_stop(struct reaper *r);
-/* After reaper_stop and the loop's last turn. Waits for what is being closed, for REAPER_STOP_MS at
- * most; what hangs then keeps its thread, which touches nothing of others. NULL-safe. */
+/* After reaper_stop and the event loop's last iteration. Waits for what is being closed, for
+ * REAPER_STOP_MS at most; what hangs then keeps its thread, which touches nothing of others.
+ * NULL-safe. */
 void reaper_free(struct reaper *r);
 
 #endif

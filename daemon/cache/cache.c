@@ -18,7 +18,7 @@ static const struct {
     [CHORE_COMPACT] = {cache_compact_run, cache_compact_ready},
     [CHORE_SPACE] = {cache_space_run, cache_space_ready},
     [CHORE_OTHER] = {cache_other_run, cache_other_ready},
-    [CHORE_TURN] = {cache_turn_run, cache_turn_ready},
+    [CHORE_WAITERS] = {cache_iteration_run, cache_iteration_ready},
     [CHORE_SEEDS] = {cache_seeds_run, cache_seeds_ready},
     [CHORE_WRITE_NVME] = {cache_write_nvme_run, cache_write_nvme_ready},
     [CHORE_WRITE_SHARE] = {cache_write_share_run, cache_write_share_ready},

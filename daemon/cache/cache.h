@@ -11,7 +11,8 @@
  * Eviction waits by counting, never by a clock: a slot stays while its part has users, a block
  * stays in some tier while it has leases.
  *
- * Thread: the loop only. Callbacks run on the loop, and never inside the call that asked. */
+ * Thread: the event loop only. Callbacks run on the event loop, and never inside the call that
+ * asked. */
 #ifndef UCMD_CACHE_CACHE_H
 #define UCMD_CACHE_CACHE_H
 
@@ -41,7 +42,7 @@ struct cache_config {
 };
 
 int cache_new(const struct cache_config *config, struct cache **out);
-/* Nobody may hold or wait for anything of it. Closes its handles on the loop. NULL-safe. */
+/* Nobody may hold or wait for anything of it. Closes its handles on the event loop. NULL-safe. */
 void cache_free(struct cache *c);
 
 /* What the cache works on; all of it is borrowed. The tier is opened with the cache's callbacks
@@ -212,8 +213,8 @@ void cache_put(struct cache *c, block_ref ref, uint32_t part);
 /* The same for one of several, after which the caller calls cache_released. Who got the use in this
  * same callback need not: nothing became free that was not before. */
 void cache_unuse(struct cache *c, block_ref ref, uint32_t part);
-/* Something was released. In the next turn of the loop those who wait for space try again, and
- * writes begin. */
+/* Something was released. In the next iteration of the event loop those who wait for space try
+ * again, and writes begin. */
 void cache_released(struct cache *c);
 /* A prefetch brought a part of the block into DRAM, whose use, or eviction before one, is
  * counted. */
@@ -279,7 +280,8 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
 /* ---- waiting for space, and for write-behind ---- */
 
 enum wait_for {
-    WAIT_TURN, /* the next turn of the loop, as enough was done in this one: one goes on in each */
+    /* the next iteration of the event loop, as enough was done in this one: one goes on in each */
+    WAIT_TURN,
     /* A slot (-EBUSY), in the order in which they came: who has too little lets nobody pass. */
     WAIT_SLOT,
     /* Something else that is full: a queue (-EAGAIN), the tenant's DRAM (-EDQUOT). Nobody waits

@@ -17,15 +17,16 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Looks of a search for an extent in one turn of the loop. An extent may have more owners: one of a
- * block of so many parts is a look more, as all of them say whether it may leave. */
+/* Looks of a search for an extent in one iteration of the event loop. An extent may have more
+ * owners: one of a block of so many parts is a look more, as all of them say whether it may
+ * leave. */
 #define LOOKS 4096
 #define PARTS_PER_LOOK 16u
 /* Parts on their way at once, and bytes, or one part. */
 #define MOVES_MAX 64u
 #define MOVE_BYTES (16u << 20)
-/* Blocks that leave in one turn of the loop, and slots that are sought. */
-#define TURN 64u
+/* Blocks that leave in one iteration of the event loop, and slots that are sought. */
+#define ITERATION 64u
 /* When it has given up nothing is tried for so long, twice as long each time. */
 #define PAUSE_MS 250u
 #define PAUSE_MAX_MS 8000u
@@ -154,7 +155,7 @@ static bool survey_cb(void *ctx, uint64_t owner)
             s->stuck = move_begin(c, owner) != 0;
     } else {
         s->rest++;
-        if (s->evict && s->rest <= TURN)
+        if (s->evict && s->rest <= ITERATION)
             cache_owner_evict(c, owner);
     }
     return s->looks < LOOKS;
@@ -189,7 +190,7 @@ void cache_compact_disarm(struct cache *c)
         deadline_disarm(c->config.deadlines, &c->compact.alarm);
 }
 
-/* The extent that costs least, of those that one turn looks at. */
+/* The extent that costs least, of those that one iteration looks at. */
 static void choose(struct cache *c)
 {
     uint32_t extents = arena_extents(c->arena), best = 0;
@@ -245,8 +246,8 @@ static void end(struct cache *c, bool in_vain)
     alarm_set(c, c->compact.again_ms); /* those who wait try again then */
 }
 
-/* True: there is more for the next turn of the loop. Else the end of a copy, or of what is in use,
- * goes on. */
+/* True: there is more for the next iteration of the event loop. Else the end of a copy, or of what
+ * is in use, goes on. */
 static bool step(struct cache *c)
 {
     uint32_t extent = c->compact.extent - 1;

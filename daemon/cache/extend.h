@@ -1,5 +1,5 @@
 /* What features see of the cache, beside what requests do: those that bring parts into it, read
- * them in another way, or move them. Thread: the loop only. */
+ * them in another way, or move them. Thread: the event loop only. */
 #ifndef UCMD_CACHE_EXTEND_H
 #define UCMD_CACHE_EXTEND_H
 

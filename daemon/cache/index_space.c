@@ -10,7 +10,7 @@
 
 /* After so many searches that found none, no more before something is released. */
 #define FRUITLESS_MAX 64
-/* Blocks that a sweep looks at in one turn of the loop. */
+/* Blocks that a sweep looks at in one iteration of the event loop. */
 #define SWEEP_TURN 256
 /* Of so many, cache_list_drop_older takes the one that was written first. */
 #define OLDER_TRIES 16

@@ -18,12 +18,13 @@
 #define CACHE_MAX_FILLS (1u << 20)
 #define CACHE_MAX_FETCHES (1u << 16)
 
-/* What the cache puts off until the next turn of the loop, in the order in which it runs then. */
+/* What the cache puts off until the next iteration of the event loop, in the order in which it runs
+ * then. */
 enum cache_chore {
     CHORE_COMPACT,
     CHORE_SPACE, /* who waits for space tries again */
     CHORE_OTHER, /* who waits for something else does */
-    CHORE_TURN,
+    CHORE_WAITERS,
     CHORE_SEEDS,
     CHORE_WRITE_NVME, /* + enum write_to */
     CHORE_WRITE_SHARE,
@@ -144,7 +145,7 @@ static inline void part_unuse(struct cache *c, struct part *p)
 /* It is found no more, and readers of slots that are lent miss its parts from now on. */
 void block_doom(struct cache *c, block_ref ref);
 
-/* ---- turn.c ---- */
+/* ---- wait.c ---- */
 
 static inline void cache_wake(struct cache *c, enum cache_chore chore)
 {
@@ -160,8 +161,8 @@ bool cache_space_run(void *ctx);
 bool cache_space_ready(const void *ctx);
 bool cache_other_run(void *ctx);
 bool cache_other_ready(const void *ctx);
-bool cache_turn_run(void *ctx);
-bool cache_turn_ready(const void *ctx);
+bool cache_iteration_run(void *ctx);
+bool cache_iteration_ready(const void *ctx);
 bool cache_pressure_run(void *ctx);
 bool cache_pressure_ready(const void *ctx);
 

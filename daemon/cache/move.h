@@ -4,7 +4,7 @@
  *   begun, with a use of the part ----> copied ----> exchanged, once that use is the only one
  *
  * Whoever uses the part meanwhile finds it where it was; so DRAM has one copy of it. Thread: the
- * loop only. */
+ * event loop only. */
 #ifndef UCMD_CACHE_MOVE_H
 #define UCMD_CACHE_MOVE_H
 
@@ -15,7 +15,7 @@ struct cache_copy {
     void *to;
     const void *from;
     uint64_t bytes;
-    void (*done_cb)(struct cache_copy *k); /* on the loop, not inside the call that asked */
+    void (*done_cb)(struct cache_copy *k); /* on the event loop, not inside the call that asked */
     void *scratch[16];                     /* the copier's own */
 };
 struct cache_copier {

@@ -10,7 +10,8 @@
 
 #include <stdlib.h>
 
-/* Blocks that come over to their groups in one turn of the loop, when settings have changed. */
+/* Blocks that come over to their groups in one iteration of the event loop, when settings have
+ * changed. */
 #define REGROUP_TURN 256u
 
 /* Whether it has more than its guarantee, even when its largest block leaves. A block counts as its

@@ -9,7 +9,7 @@
 
 #include <errno.h>
 
-/* Blocks that go in one turn of the loop when a tenant has more than it may. */
+/* Blocks that go in one iteration of the event loop when a tenant has more than it may. */
 #define TRIM_TURN 64u
 
 static uint64_t written_at(struct cache *c, const struct block *b, const struct ns *ns)

@@ -11,12 +11,12 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Looks of one search; it goes on in the next turn of the loop. */
+/* Looks of one search; it goes on in the next iteration of the event loop. */
 #define LOOKS 4096
 /* Of them among the stuck at first: blocks of the wanted size lie there, too. */
 #define STUCK_LOOKS 16
 /* Owners that it looks at, at most, before it empties an extent, and blocks that it then evicts in
- * one turn of the loop: so many parts of one count as a block more. */
+ * one iteration of the event loop: so many parts of one count as a block more. */
 #define EXTENT_LOOKS 4096
 #define EXTENT_EVICTIONS 1024
 #define PARTS_PER_EVICTION 4u
@@ -247,8 +247,8 @@ static block_ref victim_find(struct space_search *s)
 
 /* ---- evicting ---- */
 
-/* The search has looked at as many blocks as it may in one turn of the loop: those who wait for
- * space try again in the next. */
+/* The search has looked at as many blocks as it may in one iteration of the event loop: those who
+ * wait for space try again in the next. */
 static void search_later(struct cache *c)
 {
     c->space.searching = true;
@@ -295,7 +295,7 @@ void cache_owner_evict(struct cache *c, uint64_t owner)
 }
 
 /* Evicts some of the blocks in the extent that changes its slot size. False: the rest has to wait
- * for the next turn of the loop. */
+ * for the next iteration of the event loop. */
 static bool extent_evict(struct space_search *s)
 {
     struct cache *c = s->cache;
@@ -422,7 +422,7 @@ bool cache_coldest_drop(struct cache *c)
 /* ---- a slot ---- */
 
 /* Makes space for a tenant that gets no more, of its own blocks. 0, -EDQUOT, or -EBUSY: the search
- * goes on in the next turn of the loop. */
+ * goes on in the next iteration of the event loop. */
 static int most_keep(const struct space_search *of)
 {
     struct space_search s = *of;

@@ -8,7 +8,7 @@
 
 /* space.c */
 struct cache_space {
-    bool searching;     /* a search for a slot goes on in the next turn of the loop */
+    bool searching;     /* a search for a slot goes on in the next iteration of the event loop */
     uint64_t *blockers; /* for each extent the owner of a slot that kept it from moving */
     uint32_t emptying;  /* 1 + the extent that changes its slot size, or 0 */
 };
@@ -133,7 +133,7 @@ void cache_sample(struct cache *c, const struct tenant *t, struct tenant_cursor 
  * `sequence`. False: none was found. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence);
 /* When recovery and the load of the snapshot are over: drops blocks that lack parts, some in each
- * turn of the loop. */
+ * iteration of the event loop. */
 void cache_list_sweep_begin(struct cache *c);
 bool cache_list_sweep_run(void *ctx);
 bool cache_list_sweep_ready(const void *ctx);

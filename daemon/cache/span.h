@@ -3,7 +3,7 @@
  * right to them. That is a mistake of the daemon; it is counted (span_refused) and logged, and *out
  * is left alone.
  *
- * Thread: the loop. */
+ * Thread: the event loop. */
 #ifndef UCMD_CACHE_SPAN_H
 #define UCMD_CACHE_SPAN_H
 

@@ -90,7 +90,7 @@ uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum wr
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
 /* A namespace may be written again: what was stalled waits in front of its queue. */
 void cache_writes_unstall(struct cache *c);
-/* A seed has come, or can't be had: its blocks are put back in the next turns. */
+/* A seed has come, or can't be had: its blocks are put back in the next iterations. */
 void cache_writes_seeded(struct cache *c);
 /* What was stalled waits in front of its queue again. */
 void cache_write_unstall(struct cache *c, enum write_to to, block_ref ref);

@@ -17,11 +17,11 @@
 
 #include <errno.h>
 
-/* Parts that one turn of the loop begins to write, and blocks that it looks at for them: a queue of
- * small blocks must not hold up lookups. */
+/* Parts that one iteration of the event loop begins to write, and blocks that it looks at for them:
+ * a queue of small blocks must not hold up lookups. */
 #define PUMP_PARTS 4
 #define PUMP_BLOCKS 16
-/* Blocks without a seed that one turn of the loop looks at. */
+/* Blocks without a seed that one iteration of the event loop looks at. */
 #define SEED_LOOKS 256
 
 /* ---- which blocks are written ---- */
@@ -137,7 +137,8 @@ static bool write_waits(const struct cache *c, enum write_to to)
 }
 
 /* 0: the part is being written. 1: nothing is to be done. -EAGAIN: the target takes no more now, or
- * *left, which counts the parts of this turn down, is 0. Another -errno: it can't be written. */
+ * *left, which counts the parts of this iteration down, is 0. Another -errno: it can't be
+ * written. */
 static int part_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t part,
                       unsigned *left)
 {
@@ -281,7 +282,7 @@ static bool has_to_wait(const struct cache *c, enum write_to to)
     return to == WRITE_NVME && cache_recovering(c);
 }
 
-/* Begins some writes. True: there is more for the next turn of the loop. */
+/* Begins some writes. True: there is more for the next iteration of the event loop. */
 static bool write_some(struct cache *c, enum write_to to)
 {
     unsigned left = PUMP_PARTS;

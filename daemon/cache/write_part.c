@@ -7,8 +7,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define DURABLES_TURN (1u << 16) /* looked at in one turn of the loop */
-#define DURABLES_REFUSED 16u     /* of those, for which somebody looked for space in vain */
+#define DURABLES_ITERATION (1u << 16) /* looked at in one iteration of the event loop */
+#define DURABLES_REFUSED 16u          /* of those, for which somebody looked for space in vain */
 
 /* The write that these waited for ended; empties the list. */
 static void durables_written(struct cache *c, struct list *waiters, int status);
@@ -253,11 +253,11 @@ static void durables_written(struct cache *c, struct list *waiters, int status)
 
 void cache_durables_retry(struct cache *c)
 {
-    uint32_t turns = DURABLES_TURN, refused = 0;
+    uint32_t left = DURABLES_ITERATION, refused = 0;
     const struct list *first_refused = NULL;
 
     while (!list_empty(&c->durables.waiting) && c->durables.waiting.next != first_refused &&
-           turns-- > 0) {
+           left-- > 0) {
         struct cache_durable *d = LIST_ENTRY(c->durables.waiting.next, struct cache_durable, link);
         int rc;
 

@@ -1,7 +1,8 @@
 /* Checkpoints: what lies in which record, written beside each file so that the next start need not
- * read the records' headers. Segment by segment, the loop describes some records a turn until the
- * buffer is full, and the pool writes them. Spans of different segments need not be of one moment:
- * the next start believes a span only if the segment has not been opened again since. */
+ * read the records' headers. Segment by segment, the event loop describes some records an iteration
+ * until the buffer is full, and the pool writes them. Spans of different segments need not be of
+ * one moment: the next start believes a span only if the segment has not been opened again
+ * since. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -19,7 +20,7 @@
 
 #define MODULE "tier"
 #define BUFFER_BYTES (1u << 20)
-/* For describing, in one turn of the loop; a span is described as a whole. */
+/* For describing, in one iteration of the event loop; a span is described as a whole. */
 #define TURN_NS 20000u
 #define SPAN_RECORDS 64u
 #define TICK_MS 5000
@@ -32,7 +33,7 @@ static void path_make(const struct nvme_checkpoint *k, const char *suffix, char 
              suffix);
 }
 
-/* ---- describing: on the loop ---- */
+/* ---- describing: on the event loop ---- */
 
 /* The records up to here are final: none of them is being written. */
 static uint32_t records_settled(const struct segment *s, uint32_t from, uint32_t max)
@@ -94,7 +95,7 @@ static bool buffer_fill(struct nvme_checkpoint *k, uint64_t limit_ns)
     return k->last || !fits;
 }
 
-/* ---- writing: in the pool, or at the end on the loop ---- */
+/* ---- writing: in the pool, or at the end on the event loop ---- */
 
 /* Syncs the records first: what a checkpoint lists must be there after a power failure. After a
  * failed sync that can't be known any more. */
@@ -198,7 +199,7 @@ static void write_done(struct nvme_job *job)
         return;
     k->n = 0;
     if (!file_ended(k) || file_next(k)) {
-        nvme_turn_want(t, NVME_TURN_CHECKPOINT);
+        nvme_iteration_want(t, NVME_TURN_CHECKPOINT);
         return;
     }
     end(k);
@@ -215,7 +216,7 @@ void nvme_checkpoint_go_on(struct tier *t)
     if (buffer_fill(&t->checkpoint, TURN_NS))
         nvme_job_start(t, &t->checkpoint.job, write_run, write_done);
     else
-        nvme_turn_want(t, NVME_TURN_CHECKPOINT);
+        nvme_iteration_want(t, NVME_TURN_CHECKPOINT);
 }
 
 static void timer_cb(uv_timer_t *timer)
@@ -228,7 +229,7 @@ static void timer_cb(uv_timer_t *timer)
     if (t->checkpoint.buffer || nvme_recovering(t))
         nvme_checkpoint_later(t);
     else if (begin(&t->checkpoint, t, ".tmp"))
-        nvme_turn_want(t, NVME_TURN_CHECKPOINT);
+        nvme_iteration_want(t, NVME_TURN_CHECKPOINT);
     else
         end(&t->checkpoint);
 }

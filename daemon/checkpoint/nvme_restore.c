@@ -1,5 +1,6 @@
 /* Recovery's second step: reads the checkpoints, and takes their parts over, half a millisecond a
- * turn of the loop. The pool reads and checks a piece, the loop takes what is in it. */
+ * iteration of the event loop. The pool reads and checks a piece, the event loop takes what is in
+ * it. */
 #include "daemon/base/log.h"
 #include "daemon/checkpoint/format.h"
 #include "daemon/checkpoint/read.h"
@@ -132,7 +133,7 @@ static void checkpoint_read_done(struct nvme_job *job)
 
     r->at = 0;
     r->entry = 0;
-    nvme_turn_want(job->tier, NVME_TURN_RECOVERY);
+    nvme_iteration_want(job->tier, NVME_TURN_RECOVERY);
 }
 
 /* A piece is read. False: there is no other. */
@@ -171,7 +172,7 @@ bool nvme_restore_go_on(struct tier *t)
     while (more && uv_hrtime() < end)
         more = entries_take(t, r);
     if (more) {
-        nvme_turn_want(t, NVME_TURN_RECOVERY);
+        nvme_iteration_want(t, NVME_TURN_RECOVERY);
         return true;
     }
     if (r->reader.end || r->reader.fd < 0)

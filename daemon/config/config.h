@@ -4,7 +4,7 @@
  *
  * An error names file and line, what is wrong and what would be right. The key at fault keeps its
  * value, those before it are set; the caller gives up. Threads: the main thread reads it at start;
- * then everybody reads it, and config_reload writes the reloadable keys on the loop. A struct
+ * then everybody reads it, and config_reload writes the reloadable keys on the event loop. A struct
  * config owns its strings and lists. */
 #ifndef UCMD_CONFIG_CONFIG_H
 #define UCMD_CONFIG_CONFIG_H
@@ -178,7 +178,7 @@ int config_check(const struct config *c, struct config_error *e);
 int config_check_values(const struct config *c, struct config_error *e);
 /* What lies at the paths of shared roots, for after config_check: -EINVAL when one is not a folder;
  * warn_cb with where and why for each that is missing or does not answer. Blocks up to 2 s for each
- * root: not for the loop. */
+ * root: not for the event loop. */
 int config_check_roots(const struct config *c, void (*warn_cb)(const char *text),
                        struct config_error *e);
 /* Begins *e with the location where the key was set. Returns -EINVAL. For what modules find

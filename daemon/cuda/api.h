@@ -1,5 +1,5 @@
 /* The CUDA driver's functions, loaded from libcuda.so.1 at run time: one binary serves hosts with
- * and without a GPU. Inside this module only. Threads: loaded once on the loop, constant
+ * and without a GPU. Inside this module only. Threads: loaded once on the event loop, constant
  * afterwards. */
 #ifndef UCMD_CUDA_API_H
 #define UCMD_CUDA_API_H

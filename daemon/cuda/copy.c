@@ -10,7 +10,7 @@
 #define GPU_EVENTS_A_LOOK 64 /* queried in one go: each costs about a microsecond */
 
 /* The context is lost, and with it all that was launched. A stream of a lost context answers at
- * once. Waiting for it ensures that nothing writes to a slot which the loop then reuses. */
+ * once. Waiting for it ensures that nothing writes to a slot which the event loop then reuses. */
 void gpu_abandon(struct gpu *g)
 {
     struct device_job *job;

@@ -14,8 +14,9 @@
 #define GPU_SPIN_NS 40000
 #define GPU_LINGER_NS 100000 /* with nothing under way: clients that waited soon send the next */
 #define GPU_NAP_NS 25000
-#define GPU_NEAR_NS 60000      /* before and after the time when the bus should run dry */
-#define GPU_SOON_NS 100000     /* before a job's end: wakes the loop, so that it is awake then */
+#define GPU_NEAR_NS 60000 /* before and after the time when the bus should run dry */
+/* before a job's end: wakes the event loop, so that it is awake then */
+#define GPU_SOON_NS 100000
 #define GPU_LONG_NAP_NS 500000 /* when nothing but events was awaited for GPU_LONG_WAIT_NS */
 #define GPU_LONG_WAIT_NS 20000000
 
@@ -55,7 +56,7 @@ static void take_memory(struct gpu *g, struct list *added)
     }
 }
 
-/* Takes over what the loop has submitted. */
+/* Takes over what the event loop has submitted. */
 static bool take(struct gpu *g)
 {
     struct list jobs, added, *node;
@@ -127,8 +128,8 @@ static bool run_control(struct gpu *g)
 /* ---- the thread ---- */
 
 /* Is a launch with nothing behind it due about now? The sooner its end is seen, the sooner the bus
- * has work again. Where it ends a job, this wakes the loop before: waking it afterwards would cost
- * more than anything else on the job's way. */
+ * has work again. Where it ends a job, this wakes the event loop before: waking it afterwards would
+ * cost more than anything else on the job's way. */
 static bool ends_soon(struct gpu *g, uint64_t now_ns)
 {
     bool soon = false;

@@ -115,11 +115,11 @@ struct gpu {
     struct list added; /* under work's mutex: struct gpu_added, memory that the thread adds */
     uv_thread_t thread;
 
-    /* The loop's. */
+    /* The event loop's. */
     struct device_config config;
     bool failure_reported;
 
-    /* Written by the thread, read by the loop. `why` is set before `failed`. */
+    /* Written by the thread, read by the event loop. `why` is set before `failed`. */
     atomic_bool failed;
     atomic_ullong context_bytes;
     atomic_ullong strategy_bytes[COPY_STRATEGIES], strategy_launches[COPY_STRATEGIES];
@@ -160,7 +160,8 @@ struct gpu {
 /* Context, kernel, streams. 0 or -errno, job->error filled. */
 int gpu_context_open(struct gpu *g, struct device_job *job);
 void gpu_context_close(struct gpu *g);
-/* The context is lost: every job fails from now on, and the loop reports it (config.failed_cb). */
+/* The context is lost: every job fails from now on, and the event loop reports it
+ * (config.failed_cb). */
 void gpu_fail(struct gpu *g, CUresult r, const char *what);
 /* Fills job->error with what CUDA refused; returns -EIO for a lost context, else `status`. */
 int gpu_refuse(struct gpu *g, struct device_job *job, int status, CUresult r, const char *what);

@@ -10,16 +10,17 @@
  *   after the event was seen signalled: the events of a dying process may read as signalled.
  * - Once a worker has hung up, no further piece of its copies begins, and a dump succeeds only if
  *   the worker had not hung up when the last byte was read.
- * - Every accepted job completes exactly once, on the loop.
+ * - Every accepted job completes exactly once, on the event loop.
  * - A CLOSE completes after every copy of its region or staging ring, and after the unmapping.
  *
  * Order: OPEN; after it completed with 0 any loads and dumps; CLOSE, after which nothing is
  * submitted. What failed to open holds nothing and needs no CLOSE.
  *
- * Threads: call everything below on the loop only. No call blocks, except where device_set_new says
- * so. Each device has threads of its own. One thread a GPU makes all of its CUDA calls; it creates
- * the context (about 600 MiB of GPU memory) when the first region opens. It runs on the processors
- * of the NUMA node that the GPU hangs on; device.node says where to take slots. */
+ * Threads: call everything below on the event loop only. No call blocks, except where
+ * device_set_new says so. Each device has threads of its own. One thread a GPU makes all of its
+ * CUDA calls; it creates the context (about 600 MiB of GPU memory) when the first region opens. It
+ * runs on the processors of the NUMA node that the GPU hangs on; device.node says where to take
+ * slots. */
 #ifndef UCMD_DEVICE_DEVICE_H
 #define UCMD_DEVICE_DEVICE_H
 
@@ -272,13 +273,14 @@ struct device_config {
     unsigned beside_percent;
     const char *calibration; /* folder for the measured costs of GPUs; NULL or "": none; borrowed */
     const struct numa *numa; /* looks up GPUs' nodes, borrowed; NULL: they have none */
-    /* Runs on the loop, once a device, when the device failed for good (a sticky CUDA error). */
+    /* Runs on the event loop, once a device, when the device failed for good (a sticky CUDA
+     * error). */
     void (*failed_cb)(void *ctx, const char *why);
-    /* Runs on the loop when the GPUs are known, if device_set_new did not wait for that; gpus may
-     * be 0, note says why. May be NULL. */
+    /* Runs on the event loop when the GPUs are known, if device_set_new did not wait for that; gpus
+     * may be 0, note says why. May be NULL. */
     void (*found_cb)(void *ctx, uint32_t gpus, const char *note);
-    /* Runs on the loop: no device uses this memory any more (device_set_memory_remove). May be NULL
-     * if that is never called. */
+    /* Runs on the event loop: no device uses this memory any more (device_set_memory_remove). May
+     * be NULL if that is never called. */
     void (*memory_removed_cb)(void *ctx, void *base, uint64_t bytes);
     void *ctx;
 };
@@ -293,7 +295,7 @@ struct device_set;
 int device_check(int cuda, char why[200]);
 int device_set_new(struct uv_loop_s *loop, const struct device_config *config,
                    struct device_set **out, char note[200], struct ucm_error *e);
-void device_set_free(struct device_set *s); /* NULL-safe; run the loop once more afterwards */
+void device_set_free(struct device_set *s); /* NULL-safe; run the event loop once more afterwards */
 uint32_t device_set_count(const struct device_set *s);
 struct device *device_set_at(struct device_set *s, uint32_t i); /* 0 is cpu */
 /* "cpu", or "cuda" with a UUID (16 bytes). NULL with *e when there is no such device: UNSUPPORTED,

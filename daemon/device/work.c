@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define AWAKE_NS 250000u         /* the loop stays awake for a job that ends soon */
+#define AWAKE_NS 250000u         /* the event loop stays awake for a job that ends soon */
 #define CONTROL_COST (16u << 20) /* counted as if it copied so many bytes */
 #define LINGER_NS 50000u /* and after it: the client that waited may send its next request */
 
@@ -255,7 +255,7 @@ void work_finish_locked(struct work *w, struct device_job *job, int status)
     }
 }
 
-/* Wakes the loop after the mutex is free, which the loop takes next. */
+/* Wakes the event loop after the mutex is free, which the event loop takes next. */
 void work_finish(struct work *w, struct device_job *job, int status)
 {
     uv_mutex_lock(&w->mutex);

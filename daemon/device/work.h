@@ -1,5 +1,5 @@
-/* What devices share: the queue in which jobs wait, the way from the loop to a device's threads and
- * back, and how a job is cut into pieces. Inside this module only.
+/* What devices share: the queue in which jobs wait, the way from the event loop to a device's
+ * threads and back, and how a job is cut into pieces. Inside this module only.
  *
  * Promises:
  * - A queue allocates nothing and never holds more than DEVICE_QUEUE_MAX loads and dumps.
@@ -7,7 +7,8 @@
  *   tenant's own go by priority, loads before dumps where these two share it. Other jobs of several
  *   tenants take turns, a tenant's own in their order.
  * - Pieces of a job cover each (item, plane) once.
- * - work_finish runs `done_cb` of its job once, on the loop; a CLOSE reaches the threads only after
+ * - work_finish runs `done_cb` of its job once, on the event loop; a CLOSE reaches the threads only
+ * after
  *   every copy of its region or staging ring.
  * Threads: a queue belongs to whichever thread holds its owner's lock. */
 #ifndef UCMD_DEVICE_WORK_H
@@ -130,7 +131,7 @@ struct work {
     uv_async_t async;
     atomic_bool soon; /* a job is about to end */
     /* Loop only. */
-    uv_idle_t awake; /* while it runs the loop does not sleep */
+    uv_idle_t awake; /* while it runs the event loop does not sleep */
     uint64_t awake_until_ns;
     uint32_t accepted;        /* loads and dumps under way */
     struct list staging_open; /* struct device_staging */
@@ -142,15 +143,15 @@ struct work {
 int work_init(struct work *w, uv_loop_t *loop, const struct device_ops *ops);
 /* Loop: struct device_ops's submit. */
 int work_submit(struct device *d, struct device_job *job);
-/* Any thread: the job is done. _locked: the caller holds the mutex, and wakes the loop. */
+/* Any thread: the job is done. _locked: the caller holds the mutex, and wakes the event loop. */
 void work_finish(struct work *w, struct device_job *job, int status);
 void work_finish_locked(struct work *w, struct device_job *job, int status);
 /* Any thread: a job will be done within about 0.1 ms. Waking a sleeping processor takes up to half
- * as long, so the loop stays awake until a job is done and shortly after, at most 0.25 ms. */
+ * as long, so the event loop stays awake until a job is done and shortly after, at most 0.25 ms. */
 void work_soon(struct work *w);
 void work_wake(struct work *w); /* any thread: delivered_cb runs soon */
 void work_quit(struct work *w); /* sets quit and signals */
-/* Loop: nothing is accepted and no thread uses w any more. Frees it when the loop has run. */
+/* Loop: nothing is accepted and no thread uses w any more. Frees it when the event loop has run. */
 void work_close(struct work *w);
 
 /* cpu.c: the device of workers whose KV lies in shared memory. 0 or -errno. */

@@ -10,7 +10,7 @@
  * stay while the block is found somewhere; where memory ends the oldest of the tenant goes first.
  *
  * All of it together takes `memory` bytes at most, shared by tenants by the rule of limit.h.
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_EVENTS_EVENTS_H
 #define UCMD_EVENTS_EVENTS_H
 

@@ -12,7 +12,7 @@
 
 /* From the first event that somebody waits for to the answer, so that one answer has many. */
 #define GATHER_MS 5
-/* Of answers that become due at once, in one turn of the loop. */
+/* Of answers that become due at once, in one iteration of the event loop. */
 #define GATHERED_NS 100000u
 #define PAGE_USUAL 512
 #define LIST_PAGE 1024

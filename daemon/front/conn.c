@@ -1,8 +1,8 @@
 /* A connection's beginning and end, and what it holds in between.
  *
  * conn_close runs the session's close_cb, which stops requests and may free the session. So it is
- * called from the loop's callbacks only. Functions that a session calls (conn_send, conn_offend,
- * conn_drop) at most mark the connection CONN_DRAINING; their flush closes it. */
+ * called from the event loop's callbacks only. Functions that a session calls (conn_send,
+ * conn_offend, conn_drop) at most mark the connection CONN_DRAINING; their flush closes it. */
 #include "daemon/front/front.h"
 #include "daemon/front/internal.h"
 

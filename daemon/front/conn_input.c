@@ -15,11 +15,11 @@
 /* What a connection gets at most before others have their turn. The frame that passes its time is
  * handled whole. */
 #define SLICE_FRAMES 32u
-/* Of frames, in a turn of the loop. */
+/* Of frames, in an iteration of the event loop. */
 #define TICK_NS 100000u
 #define SLICE_NS 200000u /* of one connection's among them */
-/* The same, and of a connection's slice, while several tenants use the loop: another one was served
- * in the last SHARED_NS of service. */
+/* The same, and of a connection's slice, while several tenants use the event loop: another one was
+ * served in the last SHARED_NS of service. */
 #define SHARED_TICK_NS 30000u
 #define SHARED_NS 20000000u
 /* What a slice is charged at most, beyond what the dearest frame takes: the rest was a pause of the

@@ -1,4 +1,4 @@
-/* What waits to be written to a peer, and what the loop is asked for a connection.
+/* What waits to be written to a peer, and what the event loop is asked for a connection.
  *
  * Frames wait, and descriptors, each of which goes with the first byte of its frame, in a call that
  * sends nothing of another frame. They are written at the end of the connection's turn, or in the
@@ -23,8 +23,8 @@
 #define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
 /* Of one connection, unread. */
 #define FDS_MAX (2u * UCM_MAX_FRAME_FDS)
-/* Of connections that are served out of their tenants' turns, in a turn of the loop: those that
- * have ended, and answers that wait to be written. */
+/* Of connections that are served out of their tenants' turns, in an iteration of the event loop:
+ * those that have ended, and answers that wait to be written. */
 #define ASIDE_NS 200000u
 
 /* ---- descriptors ---- */
@@ -317,7 +317,7 @@ static void unread_expired_cb(struct deadline *d)
         unread_watch(c);
 }
 
-/* ---- what the loop is asked, and says ---- */
+/* ---- what the event loop is asked, and says ---- */
 
 static void conn_poll_cb(uv_poll_t *poll, int status, int events);
 

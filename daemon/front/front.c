@@ -18,7 +18,7 @@
 #define BACKOFF_MS 100
 #define ACCEPTS_PER_TURN 8
 /* Of a uid: so many connects at once, then so many a millisecond. To find out who a peer is takes
- * the loop some 30 us, to turn one away 5. */
+ * the event loop some 30 us, to turn one away 5. */
 #define CONNECTS_AT_ONCE 512u
 #define CONNECTS_PER_MS 1u
 /* Of a tenant that has been idle, before the others' next turn. */

@@ -8,7 +8,7 @@
  * that does not read is not read from, and is dropped when it has read nothing for request.unread.
  * The front drops the offender only, and says why. Connections, those that have not said hello,
  * descriptors, and the bytes that arrive or wait to be read are bounded by uid and tenant
- * (limit.h). Thread: the loop only. */
+ * (limit.h). Thread: the event loop only. */
 #ifndef UCMD_FRONT_FRONT_H
 #define UCMD_FRONT_FRONT_H
 
@@ -61,11 +61,12 @@ int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
 void front_stop(struct front *f);
 /* Drops every connection (their close_cb run). */
 void front_drop_all(struct front *f);
-/* After every conn_free. Removes the socket if this front made it. Closes handles on the loop. */
+/* After every conn_free. Removes the socket if this front made it. Closes handles on the event
+ * loop. */
 void front_free(struct front *f);
 
 /* Queues whole frames that the proto functions appended; takes what is in b and leaves b empty.
- * They are written at the end of this turn of the loop, or sooner. */
+ * They are written at the end of this iteration of the event loop, or sooner. */
 void conn_send(struct conn *c, struct proto_buf *b);
 /* The same for one frame that n descriptors go with, at most UCM_MAX_FRAME_FDS. They are the
  * front's from now on: it closes them once they are sent, or can't be. */

@@ -32,12 +32,14 @@ struct front {
     uv_poll_t listener;
     uv_timer_t backoff; /* out of descriptors: the listener rests */
     uv_check_t server;  /* serves what is ready, behind each poll */
-    uv_idle_t waker;    /* runs while something is ready or unflushed: the loop does not sleep */
+    /* runs while something is ready or unflushed: the event loop does not sleep */
+    uv_idle_t waker;
     struct fair_queue ready; /* connections that may have frames to handle; charged in ns */
     struct listener socket;
-    uint32_t handles; /* its own, and those of connections, that the loop still has */
+    uint32_t handles; /* its own, and those of connections, that the event loop still has */
     bool stopped;
-    uint64_t ended_ns; /* spent on connections that have ended, in this turn of the loop */
+    /* spent on connections that have ended, in this iteration of the event loop */
+    uint64_t ended_ns;
     struct list conns, unflushed;
     uint32_t n_conns;
     uint64_t next_id;
@@ -60,7 +62,7 @@ struct conn {
     enum conn_state state;
     uv_poll_t poll;
     bool polling, freed;
-    bool ready;      /* waits in front.ready, and the loop asks nothing about it */
+    bool ready;      /* waits in front.ready, and the event loop asks nothing about it */
     bool serving;    /* has its turn, at whose end it is flushed */
     bool greeted;    /* the peer has said hello */
     uint64_t frames; /* handled since hello */
@@ -104,7 +106,7 @@ struct parcel {
  * -EUSERS or -ENOMEM with *e, and then fd is the caller's still. */
 int conn_new(struct front *f, int fd, const struct peer *peer, struct conn **out,
              struct ucm_error *e);
-/* Runs close_cb. From the loop's callbacks only. */
+/* Runs close_cb. From the event loop's callbacks only. */
 void conn_close(struct conn *c, const char *reason, bool offence);
 /* Descriptors that came and that nobody has taken are closed. */
 void conn_fds_drop(struct conn *c);
@@ -113,7 +115,7 @@ void conn_parcel_free(struct conn *c, struct parcel *p);
 /* Descriptors that wait, or that the peer has not read, count no more. */
 void conn_parcels_drop(struct conn *c);
 void conn_out_free(struct conn *c);
-/* When nothing of the front is with the loop any more. */
+/* When nothing of the front is with the event loop any more. */
 void front_release(struct front *f);
 void front_handle_closed(struct front *f);
 
@@ -121,12 +123,12 @@ void front_handle_closed(struct front *f);
 
 /* It may have something to read or to handle: it is served when its tenant's turn comes. */
 void conn_ready(struct conn *c);
-/* Writes what the peer takes, and asks the loop for what comes next. From the loop's callbacks
- * only. */
+/* Writes what the peer takes, and asks the event loop for what comes next. From the event loop's
+ * callbacks only. */
 void conn_flush(struct conn *c);
 /* The waker's callback: flushes those that have answers. */
 void front_flush_cb(uv_idle_t *idle);
-/* Asks the loop for what comes next. */
+/* Asks the event loop for what comes next. */
 void conn_interest(struct conn *c);
 /* Which of the descriptors that were sent the peer has read by now. */
 void conn_fds_refresh(struct conn *c);

@@ -9,7 +9,7 @@
  * processes as there are numbers (4,194,304 under systemd), within the milliseconds that a
  * connection waits. Who can't rule that out has no `admins` by uid that containers share, and a
  * kernel of 6.5.
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_FRONT_PLACE_H
 #define UCMD_FRONT_PLACE_H
 

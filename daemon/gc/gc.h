@@ -18,7 +18,7 @@
  * leave the pass to that host, unless the root holds more than they allow. The marker saves work
  * and nothing else.
  *
- * Threads: the loop. */
+ * Threads: the event loop. */
 #ifndef UCMD_GC_GC_H
 #define UCMD_GC_GC_H
 

@@ -1,7 +1,7 @@
 /* One pass of garbage collection over a root: adds up bytes by age and tenant, finds which files
  * go, and removes them. gc.h says why so; gc.c says when.
  *
- * Threads: the loop. */
+ * Threads: the event loop. */
 #ifndef UCMD_GC_PASS_H
 #define UCMD_GC_PASS_H
 

@@ -16,7 +16,7 @@
  * - of both kinds no file goes that is younger than ages.h says.
  * Between passes a tenant may exceed its bound by what all hosts write, as a root its capacity.
  *
- * 128 KiB, and 32 KiB for each tenant with a quota. Thread: the loop. */
+ * 128 KiB, and 32 KiB for each tenant with a quota. Thread: the event loop. */
 #ifndef UCMD_GC_QUOTA_H
 #define UCMD_GC_QUOTA_H
 

@@ -4,14 +4,14 @@
  *
  * Promises:
  * - One bucket's listing in memory at a time; one LIST, or GC_REMOVALS files under way.
- * - At most GC_STEP files are looked at before the loop has its turn.
+ * - At most GC_STEP files are looked at before the event loop has its turn.
  * - Copies hold at most GC_COPY_BYTES of memory and take about GC_COPY_BYTES_PER_MS.
  * - A copy is a whole file with the header and checksum that it had; readers verify it as always.
  * - A file that can't be copied goes all the same: a root must not fill up because another fails.
  * - A file that is gone already counts as removed. A bucket that can't be listed is left out.
  * - done_cb runs once, when nothing is under way any more, never from inside start.
  *
- * Threads: the loop. */
+ * Threads: the event loop. */
 #ifndef UCMD_GC_SWEEP_H
 #define UCMD_GC_SWEEP_H
 

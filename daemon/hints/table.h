@@ -7,7 +7,7 @@
  * - The seed of its hash is random: keys that a client chose to collide in one table don't in the
  *   next.
  *
- * Thread: the loop only, but for hints_free. */
+ * Thread: the event loop only, but for hints_free. */
 #ifndef UCMD_HINTS_TABLE_H
 #define UCMD_HINTS_TABLE_H
 

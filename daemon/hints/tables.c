@@ -1,6 +1,6 @@
 /* Tables of hints: each follows what lookups of its namespace would find.
  *
- *   first use --> FILLING: memory, then blocks, some of both a turn --> LIVE --crowded-->
+ *   first use --> FILLING: memory, then blocks, some of both an iteration --> LIVE --crowded-->
  *   SUPERSEDED by another one, which was filled beside it
  *
  * A table that gets blocks follows changes already. So a block that the scan has passed, or that
@@ -22,7 +22,7 @@
 
 #define MAX_TABLES 1024u
 
-/* About 50 us of a turn of the loop. */
+/* About 50 us of an iteration of the event loop. */
 #define SCANNED_PER_TURN 256u
 /* Between two tries to get memory for a table. */
 #define RETRY_MS 10000u

@@ -1,5 +1,5 @@
 /* The tables of hints of all namespaces that have one, beside a cache whose blocks they follow.
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_HINTS_TABLES_H
 #define UCMD_HINTS_TABLES_H
 
@@ -17,14 +17,14 @@ struct hint_tables_config {
 };
 /* 0 or -errno. */
 int hint_tables_new(const struct hint_tables_config *config, struct hint_tables **out);
-/* No table is in use. Closes its handle on the loop. NULL-safe. */
+/* No table is in use. Closes its handle on the event loop. NULL-safe. */
 void hint_tables_free(struct hint_tables *t);
 
 /* So many namespaces should have a table: 1024, or a quarter of this process's descriptors. */
 uint32_t hint_tables_max(void);
 /* The namespace has a table (proto/memory/hint.h) while somebody uses it; it may have to be filled
- * first, in turns of the loop. The caller bounds how many have one. owner: whose the table is that
- * this use makes, borrowed until its end; NULL: nobody's.
+ * first, in iterations of the event loop. The caller bounds how many have one. owner: whose the
+ * table is that this use makes, borrowed until its end; NULL: nobody's.
  * 0 or -errno. */
 int hint_tables_use(struct hint_tables *t, struct ns *ns, struct limit_owner *owner);
 /* Returns whose the table was that ended with this use; NULL: others use it. */

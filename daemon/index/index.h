@@ -13,7 +13,7 @@
  *   with more parts counts as more (ns.index_bytes), so that the index's memory has a bound, too.
  * - A pointer to a block or part is valid until index_remove.
  *
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_INDEX_INDEX_H
 #define UCMD_INDEX_INDEX_H
 

@@ -1,6 +1,6 @@
 /* Memory of the index. At the first touch of a huge page the kernel clears 2 MiB, and a virtual
- * machine's host may have to find them first. That is too long for a turn of the loop, so a thread
- * touches some pieces ahead. */
+ * machine's host may have to find them first. That is too long for an iteration of the event loop,
+ * so a thread touches some pieces ahead. */
 #include "daemon/index/internal.h"
 
 #include <sys/mman.h>

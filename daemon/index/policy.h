@@ -2,8 +2,8 @@
  * daemon/learn finds to be best. docs/design/eviction.md compares it with others.
  *
  * Knows blocks by their numbers and keeps its few bytes a block inside struct block; knows nothing
- * of slots or tiers. The server has one; the cache reports to it what happens. Thread: the loop
- * only. */
+ * of slots or tiers. The server has one; the cache reports to it what happens. Thread: the event
+ * loop only. */
 #ifndef UCMD_INDEX_POLICY_H
 #define UCMD_INDEX_POLICY_H
 

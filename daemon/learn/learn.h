@@ -2,7 +2,7 @@
  * come back, and which are worth writing to NVMe. The eviction policy and the cache ask; all of it
  * only advises them. docs/design/eviction.md has what it gains.
  *
- * Memory: some 500 KiB, whatever DRAM's size, and the ghosts. Thread: the loop only. */
+ * Memory: some 500 KiB, whatever DRAM's size, and the ghosts. Thread: the event loop only. */
 #ifndef UCMD_LEARN_LEARN_H
 #define UCMD_LEARN_LEARN_H
 

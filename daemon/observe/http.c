@@ -33,7 +33,7 @@ struct place {
     bool arriving;           /* libmicrohttpd does not have it yet */
     bool begun;              /* some of its request is there */
     bool asked;              /* its request's head is there */
-    bool ended;              /* shut down; libmicrohttpd closes it in its next turn */
+    bool ended;              /* shut down; libmicrohttpd closes it in its next iteration */
     struct closing *closing; /* of one that arrived with descriptors */
     uint64_t waits_until_ms; /* for a publication; 0: not */
     bool waited;
@@ -59,7 +59,7 @@ struct http {
     struct published *published;
     void (*ask_cb)(void *ctx);
     void *ctx;
-    uint64_t now_ms; /* of this turn */
+    uint64_t now_ms; /* of this iteration */
     atomic_bool stopping;
     pthread_t thread;
 };
@@ -486,7 +486,7 @@ static int thread_start(struct http *h)
     if (rc != 0)
         return -rc;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the event loop's */
     rc = pthread_attr_setstacksize(&attr, STACK_BYTES);
     if (rc == 0)
         rc = pthread_create(&h->thread, &attr, thread_main, h);

@@ -1,12 +1,12 @@
 /* The listener of monitoring: the pages of pages.h over HTTP, on a Unix socket and an address of
  * TCP.
  *
- * One thread does all of it, by libmicrohttpd. It reads what the loop published and never waits for
- * the loop; the loop never waits for it. A connection carries one request.
+ * One thread does all of it, by libmicrohttpd. It reads what the event loop published and never
+ * waits for the event loop; the event loop never waits for it. A connection carries one request.
  *
- * A page that tells of a publication older than HTTP_FRESH_MS asks the loop for a new one, and is
- * answered when it comes, or after as long again from what there is: a stuck loop delays no answer
- * further.
+ * A page that tells of a publication older than HTTP_FRESH_MS asks the event loop for a new one,
+ * and is answered when it comes, or after as long again from what there is: a stuck loop delays no
+ * answer further.
  *
  * Bounds, so that clients of any kind cost nobody else anything:
  * - HTTP_CONNECTIONS on each socket. At the bound a new one takes the place of the oldest that has
@@ -36,7 +36,7 @@ struct http_options {
     struct listener *listeners;
     size_t n_listeners;
     struct published *published; /* borrowed; the thread is its reader */
-    /* Runs on the thread of http: have the loop publish, then call http_published. */
+    /* Runs on the thread of http: have the event loop publish, then call http_published. */
     void (*ask_cb)(void *ctx);
     void *ctx;
 };
@@ -45,7 +45,7 @@ struct http_options {
 int http_new(const struct http_options *o, struct http **out);
 /* Ends every connection, joins the thread, closes the listeners; NULL is allowed. */
 void http_free(struct http *h);
-/* The loop has published what ask_cb asked for. One system call. */
+/* The event loop has published what ask_cb asked for. One system call. */
 void http_published(struct http *h);
 
 #endif

@@ -1,7 +1,7 @@
-/* What the daemon shows to monitoring: once a second the loop publishes a snapshot of what it
+/* What the daemon shows to monitoring: once a second the event loop publishes a snapshot of what it
  * counts, and the thread of http.h answers from it.
  *
- * Threads: the loop, unless stated. */
+ * Threads: the event loop, unless stated. */
 #ifndef UCMD_OBSERVE_OBSERVE_H
 #define UCMD_OBSERVE_OBSERVE_H
 
@@ -28,7 +28,7 @@ struct observe_options {
 int observe_new(const struct observe_options *o, struct observe **out);
 /* Publishes at once, for a change that nobody should wait a second for. NULL is allowed. */
 void observe_publish(struct observe *o);
-/* Ends the thread and its sockets; the handles close on the loop: run it once more. NULL is
+/* Ends the thread and its sockets; the handles close on the event loop: run it once more. NULL is
  * allowed. */
 void observe_free(struct observe *o);
 

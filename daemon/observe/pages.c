@@ -32,19 +32,19 @@ bool page_openmetrics(const char *accept)
 static void index_write(FILE *out)
 {
     fputs("/metrics  counters, gauges and histograms, for Prometheus\n"
-          "/live     200 while the daemon's loop turns: restart on 503\n"
+          "/live     200 while the daemon's event loop runs: restart on 503\n"
           "/ready    200 while the daemon takes requests, with why not otherwise\n",
           out);
 }
 
-/* NULL: the loop turns. */
+/* NULL: the event loop runs. */
 static const char *why_dead(const struct published_view *view, uint64_t now_ms, char *buf, size_t n)
 {
     uint64_t age_ms = now_ms > view->at_ms ? now_ms - view->at_ms : 0;
 
     if (age_ms < PAGES_STUCK_MS)
         return NULL;
-    snprintf(buf, n, "the loop has not turned for %" PRIu64 " s\n", age_ms / 1000);
+    snprintf(buf, n, "the event loop has not run for %" PRIu64 " s\n", age_ms / 1000);
     return buf;
 }
 

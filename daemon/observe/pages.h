@@ -1,4 +1,4 @@
-/* What the listener of http.h answers, as text, from what the loop published last. No state.
+/* What the listener of http.h answers, as text, from what the event loop published last. No state.
  * Threads: any. */
 #ifndef UCMD_OBSERVE_PAGES_H
 #define UCMD_OBSERVE_PAGES_H
@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The loop is stuck when it has published nothing for so long. */
+/* The event loop is stuck when it has published nothing for so long. */
 #define PAGES_STUCK_MS 10000
 
 enum page_name { PAGE_INDEX, PAGE_METRICS, PAGE_LIVE, PAGE_READY, PAGE_NONE };

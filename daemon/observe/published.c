@@ -15,9 +15,9 @@ struct buffer {
 struct published {
     struct buffer buffer[3];
     atomic_uint newest;    /* an index, and FRESH */
-    unsigned filling;      /* the loop's */
+    unsigned filling;      /* the event loop's */
     unsigned reading;      /* the reader's */
-    uint64_t publications; /* the loop's */
+    uint64_t publications; /* the event loop's */
 };
 
 int published_new(struct published **out)

@@ -1,9 +1,9 @@
-/* How the loop hands what it counted to the thread of http.h: three buffers, of which the loop
- * fills one, the reader has one, and one is the newest. Handing over swaps two of them, by one
- * atomic exchange, so neither thread ever waits for the other, and the reader reads without
+/* How the event loop hands what it counted to the thread of http.h: three buffers, of which the
+ * event loop fills one, the reader has one, and one is the newest. Handing over swaps two of them,
+ * by one atomic exchange, so neither thread ever waits for the other, and the reader reads without
  * copying.
  *
- * Threads: one fills (the loop), one reads. */
+ * Threads: one fills (the event loop), one reads. */
 #ifndef UCMD_OBSERVE_PUBLISHED_H
 #define UCMD_OBSERVE_PUBLISHED_H
 
@@ -17,8 +17,8 @@ struct published;
 int published_new(struct published **out);
 void published_free(struct published *p);
 
-/* The buffer to fill: what it holds is old. Then published_commit makes it the newest. The loop
- * only. */
+/* The buffer to fill: what it holds is old. Then published_commit makes it the newest. The event
+ * loop only. */
 struct observe_snapshot *published_begin(struct published *p);
 void published_commit(struct published *p);
 

@@ -1,8 +1,8 @@
-/* What the daemon shows of itself at one moment: plain data, copied from the loop to whoever
+/* What the daemon shows of itself at one moment: plain data, copied from the event loop to whoever
  * renders it.
  *
- * admin/observe.c fills it (requests_observe), on the loop; `stats` and `health` answer from it,
- * and the loop publishes it. */
+ * admin/observe.c fills it (requests_observe), on the event loop; `stats` and `health` answer from
+ * it, and the event loop publishes it. */
 #ifndef UCMD_OBSERVE_SNAPSHOT_H
 #define UCMD_OBSERVE_SNAPSHOT_H
 

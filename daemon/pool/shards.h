@@ -1,5 +1,5 @@
 /* Reads of some shards of a part that lies on NVMe alone, into pieces of slots that are nobody's
- * part. Thread: the loop only. */
+ * part. Thread: the event loop only. */
 #ifndef UCMD_POOL_SHARDS_H
 #define UCMD_POOL_SHARDS_H
 

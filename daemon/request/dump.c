@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define JOB_ITEMS 512u
-/* Blocks that a dump opens in one turn of the loop. */
+/* Blocks that a dump opens in one iteration of the event loop. */
 #define OPENS_PER_TURN 512
 
 struct dump {

@@ -2,7 +2,7 @@
  * module gives it that list; the module itself names none.
  *
  * A feature keeps what it has of the daemon in requests.ext, and of a connection in session.ext,
- * each under its own number. Callbacks may be NULL. Thread: the loop only. */
+ * each under its own number. Callbacks may be NULL. Thread: the event loop only. */
 #ifndef UCMD_REQUEST_FEATURE_H
 #define UCMD_REQUEST_FEATURE_H
 

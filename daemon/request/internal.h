@@ -17,8 +17,8 @@ struct reuse;
 
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)
-/* Of them, so many end in one turn of the loop, which takes about 1 ms, and the rest of one
- * lease. */
+/* Of them, so many end in one iteration of the event loop, which takes about 1 ms, and the rest of
+ * one lease. */
 #define LEASED_KEYS_PER_TURN (1u << 15)
 /* Namespaces that one connection holds open: a quarter of limits.namespaces_per_tenant, but at
  * least so many. An operator's may hold all. */
@@ -99,9 +99,10 @@ struct session {
     /* session.c's, for whoever ended something of it. Frees a closing session that has nothing
      * left. */
     void (*settle_cb)(struct session *s);
-    struct cache_retry retry; /* a closing session with leases left: the next turn of the loop */
-    void *ext[FEATURES];      /* what features have */
-    uint8_t ns[];             /* by index_ns_place: enum session_ns */
+    /* a closing session with leases left: the next iteration of the event loop */
+    struct cache_retry retry;
+    void *ext[FEATURES]; /* what features have */
+    uint8_t ns[];        /* by index_ns_place: enum session_ns */
 };
 
 enum session_ns {
@@ -260,8 +261,8 @@ int leased_check(struct call *call);
 int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
               uint32_t *name);
 void lease_end(struct session *s, uint32_t name);
-/* Ends some of the session's leases, as many as one turn of the loop may. True: it has none
- * left. */
+/* Ends some of the session's leases, as many as one iteration of the event loop may. True: it has
+ * none left. */
 bool leases_end(struct session *s);
 
 /* What a lookup of n keys found, for the counts of the daemon and of ns; plain: in an encoded

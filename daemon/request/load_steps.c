@@ -10,7 +10,7 @@
 
 #include <errno.h>
 
-#define STEP_JOBS 16u /* under way at once: the bus must not wait for the loop */
+#define STEP_JOBS 16u /* under way at once: the bus must not wait for the event loop */
 
 struct step_job {
     struct device_job job;

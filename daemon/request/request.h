@@ -7,7 +7,7 @@
  *
  * A session ends in order: its requests are stopped, copies under way are awaited, then its
  * unfinished fills vanish, its leases end, its regions are unmapped, and only then its memory goes.
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_REQUEST_REQUEST_H
 #define UCMD_REQUEST_REQUEST_H
 

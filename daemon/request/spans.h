@@ -8,7 +8,7 @@
 
 /* X(NAME, "name") */
 #define SPANS(X)                                                                                   \
-    X(QUEUE, "queue")                 /* its turn among the frames that the loop found */          \
+    X(QUEUE, "queue")                 /* its turn among the frames that came */                    \
     X(LOOKUP, "lookup")               /* finding keys in the index */                              \
     X(SHARED_LOOKUP, "shared lookup") /* asking the roots which keys exist */                      \
     X(READ_TURN, "read turn")         /* a large transfer, while small ones read */                \

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #define HELD_BYTES (256u << 20)
-/* Items begun in one turn of the loop, and of them those that are not in DRAM: others want their
- * turn, too. */
+/* Items begun in one iteration of the event loop, and of them those that are not in DRAM: others
+ * want their turn, too. */
 #define PUMP_ITEMS 512
 #define PUMP_SLOTS 64
 #define SMALL_ITEMS 16u
@@ -476,9 +476,9 @@ static bool item_awaits_read(struct walk *w, const struct walk_item *it)
     return w->awaits_read;
 }
 
-/* Begins as many items as this turn of the loop and the window have room for. 0: nobody has to wake
- * the walk, for it has begun them all, or has something under way, or is in a queue for its next
- * turn. Else what the next item waits for, as walk_kind.begin says it. */
+/* Begins as many items as this iteration of the event loop and the window have room for. 0: nobody
+ * has to wake the walk, for it has begun them all, or has something under way, or is in a queue for
+ * its next turn. Else what the next item waits for, as walk_kind.begin says it. */
 static int items_begin(struct walk *w)
 {
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS, n = w->n_keys * w->parts;

@@ -9,7 +9,7 @@
  * What an item's beginning and end are is its kind's. Stopping (cancel, deadline, connection
  * closed) ends what is not with a device.
  *
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_REQUEST_WALK_H
 #define UCMD_REQUEST_WALK_H
 
@@ -34,7 +34,7 @@ struct walk_kind {
     /* Opens blocks of keys from w->opened on; calls walk_yield if some are left. NULL: all are
      * found at the start. */
     void (*open)(struct walk *w);
-    /* What an item counts as in a turn of the loop. NULL: one. */
+    /* What an item counts as in an iteration of the event loop. NULL: one. */
     uint32_t (*weight)(const struct walk *w, uint32_t at);
     /* Begins an item. 0: begun, or ended with its status set; -EBUSY: no slot now; -EAGAIN: a queue
      * is full; -EDQUOT: its tenant gets no slot before something of this walk has ended. The walk
@@ -78,11 +78,11 @@ struct walk {
     uint64_t slot_wait_ns;          /* since when it waits for a slot; 0: it does not */
     uint8_t priority;
     bool stopping, pumping, finished;
-    bool yielded;             /* begins no item before the next turn of the loop */
+    bool yielded;             /* begins no item before the next iteration of the event loop */
     bool awaits_read;         /* begins no item before its turn to read; in rq->readers */
     struct list waits, ready; /* struct item_wait */
     struct item_wait *spare;  /* the next item's, if it has to wait */
-    struct cache_retry retry; /* for space, for the next turn of the loop, or to read */
+    struct cache_retry retry; /* for space, for the next iteration of the event loop, or to read */
     struct view_look *look;   /* while it waits for the shared tier, else NULL */
     block_ref *refs;          /* n_keys, leased; NULL: all items have ended */
     uint8_t *status;          /* n_keys: enum ucm_block_status */
@@ -108,7 +108,7 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix);
 /* Starts all that can be started now. May end and free the walk. */
 void walk_pump(struct walk *w);
 void walk_stop_cb(struct request *r);
-/* The rest waits for the next turn of the loop. */
+/* The rest waits for the next iteration of the event loop. */
 void walk_yield(struct walk *w);
 /* A key's status is the worst of its parts'. */
 void walk_status(struct walk *w, uint32_t at, enum ucm_block_status status);

@@ -2,7 +2,7 @@
  *
  * A chain leases each base block and holds the digests that are in DRAM, so that selections need no
  * look at the cache. It ends with its connection, when it is closed, or when nothing used it for
- * its lease's time; then its blocks go in turns of the loop. */
+ * its lease's time; then its blocks go in iterations of the event loop. */
 #include "daemon/request/walk.h"
 #include "daemon/retrieval/digest.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define BLOCKS_MIN 256
-/* Blocks of a closing chain that go in one turn of the loop. */
+/* Blocks of a closing chain that go in one iteration of the event loop. */
 #define CLOSE_BLOCKS_PER_TURN 8192
 
 static struct request_modules *modules_of(const struct chain *ch)
@@ -187,7 +187,7 @@ static void chain_free(struct chain *ch)
         s->settle_cb(s);
 }
 
-/* False: the rest waits for the next turn of the loop. */
+/* False: the rest waits for the next iteration of the event loop. */
 static bool blocks_drop(struct chain *ch)
 {
     struct cache *c = modules_of(ch)->cache;

@@ -1,11 +1,11 @@
 /* chain.append: finds the blocks of keys up to the first that is not there, leases them, and holds
- * their digests. What has to be read or built is a walk; the rest of a long append waits for turns
- * of the loop. */
+ * their digests. What has to be read or built is a walk; the rest of a long append waits for
+ * iterations of the event loop. */
 #include "daemon/retrieval/digest_walk.h"
 
 #include <string.h>
 
-/* Keys that an append looks for in one turn of the loop. */
+/* Keys that an append looks for in one iteration of the event loop. */
 #define APPEND_KEYS_PER_TURN 4096
 
 static struct request_modules *modules_of(const struct chain *ch)

@@ -1,5 +1,5 @@
 /* Copies within DRAM for the cache, by the threads that build digests: after those who wait for a
- * selection, and in turns with builds. Thread: the loop's. */
+ * selection, and in turns with builds. Thread: the event loop's. */
 #ifndef UCMD_RETRIEVAL_COPIER_H
 #define UCMD_RETRIEVAL_COPIER_H
 

@@ -74,8 +74,8 @@ struct chain {
 struct chain *call_chain(struct call *call, uint64_t name);
 void chain_use(struct chain *ch);
 void chain_unuse(struct chain *ch);
-/* Closes chains of a session whose requests have ended, as many as one turn of the loop may. True:
- * none is left; otherwise session.settle_cb runs again. */
+/* Closes chains of a session whose requests have ended, as many as one iteration of the event loop
+ * may. True: none is left; otherwise session.settle_cb runs again. */
 bool chains_close_all(struct session *s);
 /* Whether any block was evicted by name since the chain was opened. */
 bool chain_doomed(const struct chain *ch);

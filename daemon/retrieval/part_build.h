@@ -1,7 +1,7 @@
 /* What is made of one part, layer by layer: its digest, of its coded form too; or of that the plain
  * one.
  * Threads of the pool compute.
- * Thread: the loop. */
+ * Thread: the event loop. */
 #ifndef UCMD_RETRIEVAL_PART_BUILD_H
 #define UCMD_RETRIEVAL_PART_BUILD_H
 

@@ -170,7 +170,7 @@ static void thread_cb(void *arg)
     uv_mutex_unlock(&p->mutex);
 }
 
-/* ---- the loop ---- */
+/* ---- the event loop ---- */
 
 static void async_cb(uv_async_t *async)
 {

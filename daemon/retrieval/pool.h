@@ -1,4 +1,4 @@
-/* Threads that build digests and score them, on memory that the loop gave.
+/* Threads that build digests and score them, on memory that the event loop gave.
  *
  * A job is cut into pieces that threads run at the same time. When all pieces of a phase have
  * ended, the thread that ended the last one may set up another phase. Tenants take turns, piece by
@@ -7,11 +7,11 @@
  * run on all threads but one, if there are two, so a piece that is not slow never waits for one.
  *
  * Promises:
- * - Every job that was submitted comes back once through done_cb, on the loop, never inside
+ * - Every job that was submitted comes back once through done_cb, on the event loop, never inside
  *   digest_pool_submit.
  * - Between submit and done_cb the pool alone touches the job, but for digest_job_stop.
  * - The pool allocates nothing for a job, so its owner bounds how many there are.
- * Thread: the loop, where nothing else is said. */
+ * Thread: the event loop, where nothing else is said. */
 #ifndef UCMD_RETRIEVAL_POOL_H
 #define UCMD_RETRIEVAL_POOL_H
 
@@ -46,7 +46,7 @@ struct digest_job {
     /* On the thread that ended the phase's last piece, and no other runs one of the job then. Sets
      * up the next phase and returns its pieces; 0: the job is done. NULL: there is one phase. */
     uint32_t (*phase_cb)(struct digest_job *job);
-    void (*done_cb)(struct digest_job *job); /* on the loop; may free the job */
+    void (*done_cb)(struct digest_job *job); /* on the event loop; may free the job */
     struct digest_queue *queue;              /* NULL: not urgent */
     bool slow; /* the phase's pieces may take milliseconds; phase_cb may set and clear it */
     /* The pool's own. */
@@ -57,7 +57,7 @@ struct digest_job {
 
 /* 0 or -errno. */
 int digest_pool_new(struct uv_loop_s *loop, unsigned threads, struct digest_pool **out);
-/* No job may be under way. Joins the threads; closes its handle on the loop. NULL-safe. */
+/* No job may be under way. Joins the threads; closes its handle on the event loop. NULL-safe. */
 void digest_pool_free(struct digest_pool *pool);
 unsigned digest_pool_threads(const struct digest_pool *pool);
 void digest_turns_init(struct digest_turns *turns);

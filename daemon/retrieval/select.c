@@ -1,5 +1,5 @@
 /* select: which blocks of its chains a query wants. Everything is checked here; threads score and
- * choose over digests that the chains hold; the loop leaves out what was evicted by name, and
+ * choose over digests that the chains hold; the event loop leaves out what was evicted by name, and
  * answers. */
 #include "daemon/retrieval/digest.h"
 #include "daemon/retrieval/selection.h"

@@ -4,7 +4,7 @@
  *
  * Promise: reads the digests that the rows name and the memory that the caller gave, writes only
  * the latter, and allocates nothing.
- * Thread: the loop; between submit and done_cb the pool's. */
+ * Thread: the event loop; between submit and done_cb the pool's. */
 #ifndef UCMD_RETRIEVAL_SELECTION_H
 #define UCMD_RETRIEVAL_SELECTION_H
 

@@ -16,7 +16,7 @@
 #define BUSY_MAX_MS 1000u /* which is read from all the same after this long */
 #define RECOVERING_MS 1000u
 #define BURST_NS 100000000u /* time that was not used is not saved up */
-#define STEPS_TURN 8192u    /* of the cursor in a turn of the loop */
+#define STEPS_TURN 8192u    /* of the cursor in an iteration of the event loop */
 #define UNREADABLE_MAX 4u   /* records in a row, then the device is at fault and not they */
 
 static void timer_cb(uv_timer_t *timer);

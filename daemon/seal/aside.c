@@ -19,7 +19,7 @@ struct aside_work {
     void *job; /* the thread's until it has ended; then whose it is `watch` says */
 };
 
-/* The loop's handles: they outlive the struct aside while they close. */
+/* The event loop's handles: they outlive the struct aside while they close. */
 struct aside_watch {
     uv_async_t async;
     uv_timer_t timer;

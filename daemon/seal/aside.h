@@ -2,13 +2,13 @@
  * own, with a deadline.
  *
  * Promises:
- * - ended_cb runs once, on the loop: when the call has returned, at its deadline, or inside
+ * - ended_cb runs once, on the event loop: when the call has returned, at its deadline, or inside
  *   aside_wait and aside_stop.
  * - A call that has not returned by its deadline keeps its thread and its job until it does; what
  *   it brings then is freed unseen.
  * - A struct aside has one such call at most: while it hangs no other one begins.
  *
- * Threads: the loop, except run_cb and free_cb. */
+ * Threads: the event loop, except run_cb and free_cb. */
 #ifndef UCMD_SEAL_ASIDE_H
 #define UCMD_SEAL_ASIDE_H
 
@@ -21,7 +21,7 @@ struct aside_call {
     /* job NULL: the call hangs, and status is -ETIMEDOUT, or -ECANCELED of aside_stop. Else 0, and
      * the job is freed behind it. */
     void (*ended_cb)(void *ctx, void *job, int status);
-    void (*free_cb)(void *job); /* the loop, or the thread of a call that hung */
+    void (*free_cb)(void *job); /* the event loop, or the thread of a call that hung */
 };
 
 struct aside_work;

@@ -2,9 +2,9 @@
  *
  * The payload is sealed in pieces, a shard a piece where the record has checksums of shards, else
  * as a whole. Their tags stand in the header's page, which has a tag of its own. That one is
- * computed on the loop, over 4 KiB, since it covers the place, which the record gets last. A read
- * brings the page with the payload and opens that where it lies. docs/design/encryption.md says
- * what is bound to what. */
+ * computed on the event loop, over 4 KiB, since it covers the place, which the record gets last. A
+ * read brings the page with the payload and opens that where it lies. docs/design/encryption.md
+ * says what is bound to what. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
@@ -158,7 +158,7 @@ static void push(struct tier *t, struct tier_io *io)
     sealed_of(io)->padded = nvme_padded(io->bytes);
     t->sealed_bytes += sealed_of(io)->padded;
     checksum_push(&t->checksums, io, false);
-    nvme_turn_want(t, NVME_TURN_GATHERED);
+    nvme_iteration_want(t, NVME_TURN_GATHERED);
 }
 
 static bool room(const struct tier *t, const struct tier_io *io)

@@ -12,7 +12,7 @@
  * - Keys lie in memory that is locked, where the system allows it, and left out of core dumps, and
  *   are overwritten before it is freed.
  *
- * Threads: the loop, except where said. */
+ * Threads: the event loop, except where said. */
 #ifndef UCMD_SEAL_SEAL_H
 #define UCMD_SEAL_SEAL_H
 
@@ -32,7 +32,7 @@ struct seal;
  * it. */
 int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metrics,
               struct seal **out);
-/* Ends on the loop, once the last key that was taken is dropped. NULL-safe. */
+/* Ends on the event loop, once the last key that was taken is dropped. NULL-safe. */
 void seal_close(struct seal *s);
 
 /* Are this tenant's blocks encrypted? NULL-safe: no. */
@@ -48,7 +48,7 @@ bool seal_plain_allowed(const struct seal *s);
 struct seal_key {
     uint8_t id[SEAL_ID_BYTES];
     const uint8_t *secret; /* SEAL_KEY_BYTES, in locked memory */
-    unsigned users;        /* the loop's */
+    unsigned users;        /* the event loop's */
     struct seal_key *next;
     struct seal_origin *origin;
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];

@@ -332,7 +332,7 @@ static void pump(struct seeds *s)
         free_cb(j);
     problem_find(s);
     /* The call before hangs still. A later seeds_find tries again; who waits hears of it in the
-     * next turn. */
+     * next iteration. */
     for (unsigned i = 0; i < SETS * WAYS; i++) {
         struct entry *e = &s->entry[i / WAYS][i % WAYS];
 

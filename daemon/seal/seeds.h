@@ -10,7 +10,7 @@
  * - A folder that can't be used is told of from the start on, whether anybody needs a seed or not,
  *   until it can.
  *
- * Thread: the loop. */
+ * Thread: the event loop. */
 #ifndef UCMD_SEAL_SEEDS_H
 #define UCMD_SEAL_SEEDS_H
 
@@ -28,11 +28,12 @@ struct seeds;
  * -ENOMEM. */
 int seeds_open(uv_loop_t *loop, const char *folder, uint64_t deadline_ms,
                void (*changed_cb)(void *ctx), void *ctx, struct seeds **out);
-/* Calls back for what is under way, with -ECANCELED. Its handles end on the loop. NULL-safe. */
+/* Calls back for what is under way, with -ECANCELED. Its handles end on the event loop.
+ * NULL-safe. */
 void seeds_close(struct seeds *s);
 
-/* 0 and *seed, which stays until the next turn of the loop; -EAGAIN: it is being read, and
- * changed_cb says when that is over; -ENOKEY: it can't be had now. */
+/* 0 and *seed, which stays until the next iteration of the event loop; -EAGAIN: it is being read,
+ * and changed_cb says when that is over; -ENOKEY: it can't be had now. */
 int seeds_find(struct seeds *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                const uint8_t **seed);
 
@@ -46,7 +47,7 @@ struct seeds_purge {
     struct list link;
     bool queued;
 };
-/* done_cb runs on the loop, not inside the call, but for seeds_close. */
+/* done_cb runs on the event loop, not inside the call, but for seeds_close. */
 void seeds_purge(struct seeds *s, struct seeds_purge *p);
 /* done_cb will not run; the seed may be replaced all the same. */
 void seeds_cancel(struct seeds *s, struct seeds_purge *p);

@@ -104,7 +104,7 @@ int source_parse(const char *text, size_t n, uint8_t keys[SEAL_KEYS_MAX][SEAL_KE
 
 /* ---- files ---- */
 
-/* What the thread that reads it has; the loop's again once it has ended. */
+/* What the thread that reads it has; the event loop's again once it has ended. */
 struct file_job {
     char *path, *text; /* text: SOURCE_BYTES of locked memory */
     size_t n;

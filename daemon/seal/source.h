@@ -2,7 +2,7 @@
  * output. One key a line, 64 hexadecimal digits; empty lines and such that begin with '#' do not
  * count. docs/security.md, "Encrypt a tenant's blocks".
  *
- * Threads: the loop. */
+ * Threads: the event loop. */
 #ifndef UCMD_SEAL_SOURCE_H
 #define UCMD_SEAL_SOURCE_H
 
@@ -41,8 +41,8 @@ struct source {
     int signal;
     char more; /* room for what is too much */
 };
-/* done_cb runs once, on the loop, inside the call where nothing can be begun: 0 with s->text and
- * s->n, or -errno with a sentence. */
+/* done_cb runs once, on the event loop, inside the call where nothing can be begun: 0 with s->text
+ * and s->n, or -errno with a sentence. */
 void source_read(struct source *s);
 /* Blocks for at most so long until a file has been read; then done_cb has run. Not for a
  * command. */

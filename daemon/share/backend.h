@@ -2,7 +2,8 @@
  * backend is given.
  *
  * Promises:
- * - done_cb of a started operation runs once, on the loop, never from inside start; not after a
+ * - done_cb of a started operation runs once, on the event loop, never from inside start; not after
+ * a
  *   successful cancel.
  * - A READ with 0 has delivered exactly the bytes written for this part: header, identity, length
  *   and checksum were compared; of a sealed part the seal's, and the caller has the last word.
@@ -18,8 +19,8 @@
  * Failure -ENODEV: the root itself does not exist. A damaged file of the right length blocks every
  * WRITE of its part: a caller whose READ ends with -EBADMSG removes it.
  *
- * Threads: every function on the loop; a backend may have threads of its own. The loop stays alive
- * while operations are under way. open does no I/O on the root. */
+ * Threads: every function on the event loop; a backend may have threads of its own. The event loop
+ * stays alive while operations are under way. open does no I/O on the root. */
 #ifndef UCMD_SHARE_BACKEND_H
 #define UCMD_SHARE_BACKEND_H
 
@@ -125,7 +126,7 @@ struct share_backend_config {
 struct share_backend_ops {
     /* 0, -ENOMEM, -EINVAL for a target that this kind can't use. */
     int (*open)(const struct share_backend_config *config, struct share_backend **out);
-    /* Nothing may be under way. Ends on the loop; NULL-safe. */
+    /* Nothing may be under way. Ends on the event loop; NULL-safe. */
     void (*close)(struct share_backend *b);
     void (*start)(struct share_backend *b, struct share_op *op);
     /* True: done_cb will not run, and op and data are the caller's again. False: done_cb will run

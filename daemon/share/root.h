@@ -2,7 +2,8 @@
  *
  * Promises:
  * - released_cb of an accepted task runs once, by its deadline at the latest, or when what is
- *   copied at that moment has been: on the loop, never from inside the call that submitted the
+ *   copied at that moment has been: on the event loop, never from inside the call that submitted
+ *   the
  *   task.
  * - Lookups begin before reads, reads before writes, the background last; no write begins while a
  *   read waits. Within a class tenants take turns by their weights. Queues are bounded.
@@ -12,7 +13,7 @@
  *
  * A task: NONE -> QUEUED -> BEGUN -> ENDING -> NONE.
  *
- * Threads: the loop. */
+ * Threads: the event loop. */
 #ifndef UCMD_SHARE_ROOT_H
 #define UCMD_SHARE_ROOT_H
 

@@ -7,10 +7,10 @@
  * - A root that is slow, hung, full, read-only or lying costs its own hits only. Every operation
  *   reports by its deadline, and a root whose breaker is open refuses at once. What this host does
  *   not know by a deadline is a miss, never an error.
- * - Each callback runs once, on the loop, never from inside the call that asked.
+ * - Each callback runs once, on the event loop, never from inside the call that asked.
  * - Several hosts do all this at once without talking to each other.
  *
- * README.md of this folder has the rest. Threads: every function on the loop. */
+ * README.md of this folder has the rest. Threads: every function on the event loop. */
 #ifndef UCMD_SHARE_SHARE_H
 #define UCMD_SHARE_SHARE_H
 
@@ -47,7 +47,7 @@ typedef bool (*share_quota_fn)(void *ctx, const char *tenant, uint64_t *guarante
  * Without roots *out is NULL. */
 int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *config,
                struct seal *seal, struct metrics *metrics, struct share **out, struct ucm_error *e);
-/* Not while share_busy. Closes its handles on the loop. NULL-safe. */
+/* Not while share_busy. Closes its handles on the event loop. NULL-safe. */
 void share_close(struct share *s);
 /* Quotas, which garbage collection keeps from its next pass on. */
 void share_quotas(struct share *s, share_quota_fn quota_cb, void *ctx);
@@ -89,9 +89,9 @@ struct share_io {
     void *op;
 };
 
-/* The seed of an encrypted namespace's names and keys here. 0 and *seed, until the next turn of the
- * loop, or NULL where seeds are not in use; -EAGAIN: it is being read; -ENOKEY: it can't be had
- * now. */
+/* The seed of an encrypted namespace's names and keys here. 0 and *seed, until the next iteration
+ * of the event loop, or NULL where seeds are not in use; -EAGAIN: it is being read; -ENOKEY: it
+ * can't be had now. */
 int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                const uint8_t **seed);
 /* Why the folder of seeds can't be used, for health; NULL: it can, or there is none. */

@@ -138,8 +138,8 @@ struct share_seal {
     int status;
     void (*done_cb)(struct share_seal *x, int status);
 };
-/* 0: done_cb will run, on the loop. A write: -EAGAIN: too much waits, and ready_cb will say when
- * not; -ENOKEY. */
+/* 0: done_cb will run, on the event loop. A write: -EAGAIN: too much waits, and ready_cb will say
+ * when not; -ENOKEY. */
 int share_seal_begin(struct share_seal *x);
 /* Gives up its memory and key; of one of zeroes, too. */
 void share_seal_end(struct share_seal *x);

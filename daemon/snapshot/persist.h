@@ -10,8 +10,8 @@
  *   arena may change, so a run that was killed leaves none.
  * - A file that no later start can use is removed.
  *
- * Thread: the loop's, before the loop runs and after it has ended. The calls block for as long as
- * memory takes. */
+ * Thread: the event loop's, before the event loop runs and after it has ended. The calls block for
+ * as long as memory takes. */
 #ifndef UCMD_SNAPSHOT_PERSIST_H
 #define UCMD_SNAPSHOT_PERSIST_H
 

@@ -5,7 +5,7 @@
  * earlier run had for them. The pool compares them, hottest first, while the daemon serves. What is
  * not certain is left out: a part, or the whole snapshot.
  *
- * Thread: the loop only; the pool reads slots. Where a function takes NULL, that is a daemon
+ * Thread: the event loop only; the pool reads slots. Where a function takes NULL, that is a daemon
  * without arena.keep. */
 #ifndef UCMD_SNAPSHOT_SNAPSHOT_H
 #define UCMD_SNAPSHOT_SNAPSHOT_H
@@ -36,7 +36,8 @@ int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t extent, str
                   char why[PERSIST_WHY_BYTES]);
 int snapshot_fd(const struct snapshot *s); /* of the arena's file */
 /* After cache_arena_attach and before arena_grow: takes the slots of the run before, if it left
- * any. Their parts follow as extents become ready. snapshot_take must come before the loop runs. */
+ * any. Their parts follow as extents become ready. snapshot_take must come before the event loop
+ * runs. */
 void snapshot_load(struct snapshot *s, const struct snapshot_modules *modules);
 /* As persist_take. NULL: 0. */
 int snapshot_take(struct snapshot *s);

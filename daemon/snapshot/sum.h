@@ -1,5 +1,5 @@
 /* Checksums of parts in DRAM, for the snapshot. The pool computes them, a piece of some parts at a
- * time, while the loop goes on. Thread: the loop only. */
+ * time, while the event loop goes on. Thread: the event loop only. */
 #ifndef UCMD_SNAPSHOT_SUM_H
 #define UCMD_SNAPSHOT_SUM_H
 

@@ -3,7 +3,7 @@
  * to it, or it has settings of its own.
  *
  * So their number needs no bound but those of namespaces, connections and settings.
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_TENANT_TENANT_H
 #define UCMD_TENANT_TENANT_H
 

@@ -1,13 +1,13 @@
 /* Checksums of parts in libuv's thread pool. For small parts the way to a thread and back takes
- * longer than the sum: their owner computes it on the loop.
+ * longer than the sum: their owner computes it on the event loop.
  *
  * Promises:
- * - Every operation that was pushed comes back once through `done_cb`, on the loop.
+ * - Every operation that was pushed comes back once through `done_cb`, on the event loop.
  * - Urgent ones (reads) start before others (writes).
  * - Others are summed in batches, so that several share a wake-up. A batch starts when it is full,
  *   or at checksum_flush, which must follow the last push.
  *
- * Threads: push and done on the loop; between them a thread of the pool reads io->data. */
+ * Threads: push and done on the event loop; between them a thread of the pool reads io->data. */
 #ifndef UCMD_TIER_CHECKSUM_POOL_H
 #define UCMD_TIER_CHECKSUM_POOL_H
 

@@ -2,14 +2,16 @@
  * preadv and pwritev. Knows nothing of segments and checksums.
  *
  * Promises:
- * - An operation that was started ends exactly once: `done_cb` runs on the loop, never from inside
+ * - An operation that was started ends exactly once: `done_cb` runs on the event loop, never from
+ * inside
  *   start. `result` is what preadv or pwritev would return, or -errno. The caller continues a short
  *   transfer.
- * - While operations are under way the loop stays alive.
+ * - While operations are under way the event loop stays alive.
  * - A ring that can't go on ends what it holds with -EIO and says `failed` from then on. What the
  *   kernel already has still completes.
  *
- * Threads: every function on the loop. The caller bounds how many operations are under way. */
+ * Threads: every function on the event loop. The caller bounds how many operations are under
+ * way. */
 #ifndef UCMD_TIER_ENGINE_H
 #define UCMD_TIER_ENGINE_H
 
@@ -45,7 +47,7 @@ struct uring;
 /* fds: -1 where there is no file. depth: operations under way at most. Blocks for a probing read. 0
  * or -errno. */
 int uring_open(uv_loop_t *loop, const int *fds, unsigned files, unsigned depth, struct uring **out);
-/* Nothing may be under way. Ends on the loop; NULL-safe. */
+/* Nothing may be under way. Ends on the event loop; NULL-safe. */
 void uring_close(struct uring *e);
 void uring_buffer_add(struct uring *e, uint32_t buffer, void *base, uint64_t bytes);
 void uring_start(struct uring *e, struct engine_op *op);

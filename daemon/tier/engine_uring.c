@@ -15,8 +15,8 @@
 #define RING_BUFFER_BYTES (1ull << 30)
 #define PROBE_BYTES 4096u
 #define PROBE_S 2
-/* Completions handled in one turn of the loop, by their iovecs: a write of many small parts is as
- * much work as many reads, and requests wait while it is done. */
+/* Completions handled in one iteration of the event loop, by their iovecs: a write of many small
+ * parts is as much work as many reads, and requests wait while it is done. */
 #define TURN_IOVECS 16u
 #define SUBMIT_TRIES 3
 
@@ -26,8 +26,8 @@ struct buffer {
 };
 
 /* An operation goes queue -> sent -> kernel -> done. `queue` has no SQE yet: SQEs are filled and
- * submitted once an iteration of the loop, right before it would sleep. `sent` has SQEs that the
- * kernel has not consumed, in their order. */
+ * submitted once an iteration of the event loop, right before it would sleep. `sent` has SQEs that
+ * the kernel has not consumed, in their order. */
 struct uring {
     struct io_uring ring;
     uv_poll_t poll;
@@ -115,7 +115,7 @@ static void ring_submit(struct uring *e)
         }
         if (n == 0 || n == -EAGAIN || n == -EBUSY || n == -EINTR) {
             if (e->in_kernel > 0)
-                return; /* a completion will wake the loop, then again */
+                return; /* a completion will wake the event loop, then again */
             if (++tries < SUBMIT_TRIES)
                 continue;
         }
@@ -133,7 +133,8 @@ static void prepare_cb(uv_prepare_t *handle)
         uv_prepare_stop(&e->prepare);
 }
 
-/* A turn's ration of completions; the poll is level-triggered, so the rest comes with the next. */
+/* An iteration's ration of completions; the poll is level-triggered, so the rest comes with the
+ * next. */
 static void poll_cb(uv_poll_t *handle, int status, int events)
 {
     struct uring *e = handle->data;

@@ -10,8 +10,8 @@
  *   start does.
  * - A file that somebody removed or cut is rewritten, too: the records are in memory.
  *
- * Threads: ns_records_write and ns_records_restore in one thread at a time, away from the loop.
- * Meanwhile the loop may call ns_records_find and ns_records_forget, and any thread
+ * Threads: ns_records_write and ns_records_restore in one thread at a time, away from the event
+ * loop. Meanwhile the event loop may call ns_records_find and ns_records_forget, and any thread
  * ns_records_removed; the rest only when neither of the two runs. */
 #ifndef UCMD_TIER_NS_RECORDS_H
 #define UCMD_TIER_NS_RECORDS_H
@@ -77,7 +77,8 @@ int ns_records_write(struct ns_records *n, const struct nvme_ns_record *const *r
                      bool *any);
 /* The file in this folder was removed, or there has been none yet. */
 bool ns_records_removed(const struct ns_records *n, unsigned file);
-/* Which file can't be read or written, and why; false: none. The loop, also while a write runs. */
+/* Which file can't be read or written, and why; false: none. The event loop, also while a write
+ * runs. */
 bool ns_records_trouble(const struct ns_records *n, char *text, size_t bytes);
 /* Rewrites files that were removed or cut, if there is any record; blocks. 0 or -errno, as
  * ns_records_write. */

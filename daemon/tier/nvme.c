@@ -209,10 +209,10 @@ static int nvme_config_check(const struct config *c, struct config_error *e)
 
 /* The order is that of need: what was gathered, segments to be emptied, and then the writes that go
  * there. */
-static void turn_cb(struct tier *t, unsigned due)
+static void iteration_cb(struct tier *t, unsigned due)
 {
     if (due & NVME_TURN_GATHERED)
-        nvme_turn_want(t, 0); /* the first turn without a push flushes */
+        nvme_iteration_want(t, 0); /* the first iteration without a push flushes */
     else
         checksum_flush(&t->checksums);
     if (due & NVME_TURN_MOVE)
@@ -245,7 +245,7 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->loop = loop;
     t->callbacks = *callbacks;
     t->metrics = metrics;
-    t->turn.run_cb = turn_cb;
+    t->iteration.run_cb = iteration_cb;
     t->free_cb = tier_free;
     t->files = (unsigned)c->nvme_paths.n;
     t->segment_bytes = c->nvme_segment;
@@ -286,7 +286,7 @@ static void handle_closed_cb(uv_handle_t *handle)
 
 static void handles_list(struct tier *t, uv_handle_t *out[HANDLES])
 {
-    out[0] = (uv_handle_t *)&t->turn.idle;
+    out[0] = (uv_handle_t *)&t->iteration.idle;
     out[1] = (uv_handle_t *)&t->health_timer;
     out[2] = (uv_handle_t *)&t->scrub_timer;
     out[3] = (uv_handle_t *)&t->checkpoint_timer;
@@ -297,7 +297,7 @@ static void handles_open(struct tier *t)
 {
     uv_handle_t *all[HANDLES];
 
-    (void)uv_idle_init(t->loop, &t->turn.idle); /* none of them can fail */
+    (void)uv_idle_init(t->loop, &t->iteration.idle); /* none of them can fail */
     (void)uv_timer_init(t->loop, &t->health_timer);
     (void)uv_timer_init(t->loop, &t->scrub_timer);
     (void)uv_timer_init(t->loop, &t->checkpoint_timer);
@@ -306,7 +306,7 @@ static void handles_open(struct tier *t)
     for (unsigned i = 0; i < HANDLES; i++)
         all[i]->data = t;
     for (unsigned i = 1; i < HANDLES; i++)
-        uv_unref(all[i]); /* no timer keeps the loop alive */
+        uv_unref(all[i]); /* no timer keeps the event loop alive */
     t->handles = HANDLES;
 }
 

@@ -27,8 +27,8 @@
 #define NVME_READS_QUEUED_MAX 65536u
 /* Reads under way at a file while several tenants read: what is under way is in nobody's order, so
  * a tenant that comes waits for it. So many bytes, but NVME_FAIR_READS at least: with a quarter of
- * it a virtual disk lost half of its speed and more, as each read waits for a turn of the loop,
- * too. It holds for NVME_FAIR_WINDOW bytes of one tenant alone. */
+ * it a virtual disk lost half of its speed and more, as each read waits for an iteration of the
+ * event loop, too. It holds for NVME_FAIR_WINDOW bytes of one tenant alone. */
 #define NVME_FAIR_BYTES (4u << 20)
 #define NVME_FAIR_READS 4u
 #define NVME_FAIR_WINDOW (1ull << 30)
@@ -52,7 +52,7 @@ struct nvme_job {
     uv_work_t work;
     struct tier *tier;
     void (*run_cb)(struct nvme_job *job);  /* in the pool; NULL: nothing is to be done there */
-    void (*done_cb)(struct nvme_job *job); /* on the loop */
+    void (*done_cb)(struct nvme_job *job); /* on the event loop */
 };
 
 /* Of a file: its list of segments in quarantine, and its health checks, which write that list. */
@@ -180,7 +180,8 @@ struct nvme_ns_writer {
     unsigned n, n_writes;
 };
 
-/* What may be due in the next turn of the loop. Each turn begins what writes it may. */
+/* What may be due in the next iteration of the event loop. Each iteration begins what writes it
+ * may. */
 enum {
     NVME_TURN_GATHERED =
         1, /* a write was pushed to the checksums: more may come before the flush */
@@ -190,13 +191,14 @@ enum {
     NVME_TURN_BEGUN = 16, /* a write was: perhaps with the last free segment */
     NVME_TURN_SYNCS = 32, /* segments' headers were written */
 };
-#define NVME_TURN_DROPS 1024u /* live records that one turn drops for segments to be reused */
-struct nvme_turn {
+/* live records that one iteration drops for segments to be reused */
+#define NVME_ITERATION_DROPS 1024u
+struct nvme_iteration {
     uv_idle_t idle; /* runs when something is due, or `parts` begins again */
     void (*run_cb)(struct tier *t, unsigned due);
     unsigned due;
-    unsigned parts; /* of the writes begun in this turn */
-    unsigned drops; /* in this turn */
+    unsigned parts; /* of the writes begun in this iteration */
+    unsigned drops; /* in this iteration */
 };
 
 /* A live record to be read and compared with what is known of it. */
@@ -294,7 +296,7 @@ struct tier {
     struct ns_records ns_records;
     struct nvme_ns_writer ns_writer;
     struct nvme_recovery recovery;
-    struct nvme_turn turn;
+    struct nvme_iteration iteration;
     unsigned quarantine_percent; /* of a file's segments: with more it takes no writes */
     uv_timer_t health_timer;
     struct nvme_look look;
@@ -313,7 +315,7 @@ struct tier {
     unsigned held;         /* how often nvme_hold was called and not undone */
     bool closing;
     void (*free_cb)(struct tier *t); /* it closes, and nobody holds it any more */
-    unsigned handles;                /* of the loop that are still open */
+    unsigned handles;                /* of the event loop that are still open */
 };
 
 static inline bool nvme_recovering(const struct tier *t)
@@ -330,7 +332,7 @@ static inline bool nvme_to_recover(const struct tier *t, const struct segment *s
 /* The files from the lowest to the highest: each calls those above it here, and no other.
  * nvme.c calls all. */
 
-/* ---- nvme_turn.c ---- */
+/* ---- nvme_iteration.c ---- */
 
 /* A function that runs a callback and then goes on holds the tier, as the callback may close it. */
 void nvme_hold(struct tier *t);
@@ -338,15 +340,16 @@ void nvme_release(struct tier *t);
 void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run_cb)(struct nvme_job *job),
                     void (*done_cb)(struct nvme_job *job));
 /* what: of NVME_TURN_. */
-void nvme_turn_want(struct tier *t, unsigned what);
-/* May this turn of the loop begin another write? Otherwise the next turn pumps them. */
-bool nvme_turn_may_write(struct tier *t);
+void nvme_iteration_want(struct tier *t, unsigned what);
+/* May this iteration of the event loop begin another write? Otherwise the next iteration pumps
+ * them. */
+bool nvme_iteration_may_write(struct tier *t);
 /* A write of so many parts was begun. opened: with a segment of its own, so that others may have to
  * be emptied before the next write takes their space without asking: that waits for the next
- * turn. */
-void nvme_turn_spend(struct tier *t, unsigned parts, bool opened);
+ * iteration. */
+void nvme_iteration_spend(struct tier *t, unsigned parts, bool opened);
 /* So many live records were dropped of a segment. */
-void nvme_turn_dropped(struct tier *t, uint64_t records);
+void nvme_iteration_dropped(struct tier *t, uint64_t records);
 /* There may be space for what was stalled. */
 void nvme_writes_go_on(struct tier *t);
 
@@ -358,7 +361,7 @@ bool nvme_ring_usable(const struct tier *t);
  * use. */
 unsigned nvme_device_depth(const struct tier *t);
 /* Moves what op->e.iov says, in three attempts, the last by the threads, and then calls
- * op->finish_cb, on the loop. It changes op->e.iov and what that points to. */
+ * op->finish_cb, on the event loop. It changes op->e.iov and what that points to. */
 void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset);
 /* A warning: where the operation was when it failed. status: -errno. */
 void nvme_op_log(const struct nvme_op *op, const char *event, int status);
@@ -388,7 +391,7 @@ bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t recor
 /* As tier_ops has it. */
 void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes);
 
-/* ---- daemon/seal/nvme_seal.c: on the loop, except nvme_sealed_sum ---- */
+/* ---- daemon/seal/nvme_seal.c: on the event loop, except nvme_sealed_sum ---- */
 
 /* Does the namespace's tenant have keys? */
 bool nvme_seal_wanted(const struct tier *t, const uint8_t *fingerprint);
@@ -490,13 +493,13 @@ int nvme_write(struct tier *t, struct tier_io *io);
 /* Writes a part that the mover has read: it keeps its sequence, and its checksum where it is not
  * sealed. The caller pumps the writes. 0, or what nvme_sealed_write_begin says. */
 int nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
-/* Begins writes that are summed, as far as the files and this turn of the loop allow. */
+/* Begins writes that are summed, as far as the files and this iteration of the event loop allow. */
 void nvme_pump_writes(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
 
 /* ---- nvme_check.c ---- */
 
-/* 0: done will be called, on the loop and not from inside. -EAGAIN, -ESTALE, -ENOMEM. */
+/* 0: done will be called, on the event loop and not from inside. -EAGAIN, -ESTALE, -ENOMEM. */
 int nvme_check(struct tier *t, const struct nvme_check *asked);
 
 /* ---- nvme_sync.c ---- */
@@ -510,7 +513,7 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 /* A write has begun, perhaps with the last free segment: others have to be emptied, and what they
  * hold goes behind that write. */
 void nvme_move_check(struct tier *t);
-/* In the next turn. The caller pumps the writes. */
+/* In the next iteration. The caller pumps the writes. */
 void nvme_move_go_on(struct tier *t);
 
 /* ---- daemon/scrub/nvme_scrub.c ---- */
@@ -531,7 +534,7 @@ void nvme_duplicates_drop(struct tier *t);
 
 /* Begins to read the checkpoints. False: there is none, or no memory for it. */
 bool nvme_restore_start(struct tier *t);
-/* In a later turn. False: all that they have is taken over. */
+/* In a later iteration. False: all that they have is taken over. */
 bool nvme_restore_go_on(struct tier *t);
 void nvme_restore_close(struct tier *t);
 
@@ -542,7 +545,7 @@ int nvme_recover_open(struct tier *t);
 /* Begins in the background. */
 void nvme_recover_start(struct tier *t);
 void nvme_recover_close(struct tier *t);
-/* In the next turn. */
+/* In the next iteration. */
 void nvme_recover_go_on(struct tier *t);
 
 #endif

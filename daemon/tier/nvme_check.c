@@ -107,7 +107,7 @@ static void headers_run(struct nvme_job *job)
     c->status = header_repair(c, OF_RECORD, want);
 }
 
-/* ---- the headers: on the loop ---- */
+/* ---- the headers: on the event loop ---- */
 
 static void headers_done(struct nvme_job *job)
 {

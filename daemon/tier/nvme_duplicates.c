@@ -113,7 +113,7 @@ static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header
         (void)record_offer(t, w->segment, w->record, &w->header, &other);
     }
     duplicate_free(t, w);
-    nvme_turn_want(t, NVME_TURN_RECOVERY);
+    nvme_iteration_want(t, NVME_TURN_RECOVERY);
 }
 
 static int check_start(struct tier *t, struct duplicate *w, const struct tier_duplicate *other)

@@ -235,12 +235,12 @@ int nvme_write(struct tier *t, struct tier_io *io)
     if (io->bytes <= CHECKSUM_SMALL && !io->seal) {
         io->place.checksum = nvme_sum(io);
         list_push_back(&t->summed, &io->link);
-        nvme_turn_want(t, 0);
+        nvme_iteration_want(t, 0);
     } else if (io->seal) {
         nvme_sealed_push(t, io);
     } else {
         checksum_push(&t->checksums, io, false);
-        nvme_turn_want(t, NVME_TURN_GATHERED);
+        nvme_iteration_want(t, NVME_TURN_GATHERED);
     }
     return 0;
 }
@@ -334,12 +334,12 @@ static bool device_may_write(struct tier *t, const struct nvme_device *d)
 static int space_make(struct tier *t)
 {
     uint64_t dropped;
-    int rc =
-        segment_reclaim(&t->segments, &t->callbacks, NVME_TURN_DROPS - t->turn.drops, &dropped);
+    int rc = segment_reclaim(&t->segments, &t->callbacks, NVME_ITERATION_DROPS - t->iteration.drops,
+                             &dropped);
 
-    nvme_turn_dropped(t, dropped);
+    nvme_iteration_dropped(t, dropped);
     if (rc == -EAGAIN)
-        nvme_turn_want(t, 0);
+        nvme_iteration_want(t, 0);
     t->metrics->nvme_reclaimed_segments += rc == 0;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
     return rc;
@@ -471,7 +471,7 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
     d->writes++;
     d->narrow_writes -= d->narrow_writes > 0;
     t->writes_in_flight++;
-    nvme_turn_spend(t, op->n, op->record == 0);
+    nvme_iteration_spend(t, op->n, op->record == 0);
     nvme_op_begin(op, file, offset);
     return 0;
 }
@@ -485,7 +485,7 @@ static void pump_summed(struct tier *t)
         return; /* the free segments are not known yet */
     while ((io = summed_first(t)) && (!t->stalled || io_moved(io))) {
         unsigned file;
-        int rc = nvme_turn_may_write(t) ? space_find(t, io, &full, &file) : -EAGAIN;
+        int rc = nvme_iteration_may_write(t) ? space_find(t, io, &full, &file) : -EAGAIN;
 
         if (rc == 0)
             rc = write_start(t, file, nvme_stride(io->bytes));
@@ -555,7 +555,7 @@ void nvme_write_finish(struct nvme_op *op, int status)
         ios[i]->done_cb(ios[i], statuses[i]);
     KILL_POINT("write-reported");
     nvme_checkpoint_later(t);
-    nvme_turn_want(t, NVME_TURN_SYNCS);
+    nvme_iteration_want(t, NVME_TURN_SYNCS);
     pump_reads(t, d);
     nvme_pump_writes(t);
     nvme_release(t);

@@ -178,18 +178,18 @@ static void sync_all(struct nvme_mover *m)
     m->active--;
 }
 
-/* Drops what is left. False: the next turn of the loop goes on. A withheld segment gives no space:
- * its sound parts stay. */
+/* Drops what is left. False: the next iteration of the event loop goes on. A withheld segment gives
+ * no space: its sound parts stay. */
 static bool rest_dropped(struct nvme_mover *m)
 {
     struct tier *t = m->tier;
     uint64_t dropped;
     bool over = segment_take(&t->segments, m->segment, &t->callbacks,
-                             NVME_TURN_DROPS - t->turn.drops, &dropped);
+                             NVME_ITERATION_DROPS - t->iteration.drops, &dropped);
 
-    nvme_turn_dropped(t, dropped);
+    nvme_iteration_dropped(t, dropped);
     if (!over)
-        nvme_turn_want(t, NVME_TURN_MOVE);
+        nvme_iteration_want(t, NVME_TURN_MOVE);
     return over;
 }
 

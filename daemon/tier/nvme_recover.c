@@ -20,7 +20,7 @@
 #define PROGRESS_MS 5000
 #define SEGMENT_HEADER UINT32_MAX /* nvme_op.record */
 #define SCAN_UNDER_WAY 1          /* nvme_op.scanned */
-#define SEGMENTS_TURN 4096u       /* passed by in a turn of the loop */
+#define SEGMENTS_TURN 4096u       /* passed by in an iteration of the event loop */
 
 static void recover_pump(struct tier *t);
 static void records_start(struct tier *t);
@@ -279,7 +279,7 @@ static void records_pump(struct tier *t)
 
     while (!list_empty(&r->pool) && (s = cursor_segment(t))) {
         if (passed++ == SEGMENTS_TURN) {
-            nvme_turn_want(t, NVME_TURN_RECOVERY);
+            nvme_iteration_want(t, NVME_TURN_RECOVERY);
             return;
         }
         if (!nvme_to_recover(t, s) || r->record == s->records) {

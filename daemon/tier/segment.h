@@ -10,7 +10,7 @@
  * - A segment with reads or writes under way is never reused.
  * - Finding a victim looks at a bounded number of candidates.
  *
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_TIER_SEGMENT_H
 #define UCMD_TIER_SEGMENT_H
 

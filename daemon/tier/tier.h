@@ -6,9 +6,9 @@
  *   -EIO or another errno when the device failed and the tier's bounded retries failed too.
  * - A short read or write is never success.
  * - A part whose write failed is never found.
- * - An accepted operation completes exactly once, on the loop, and never from inside submit.
+ * - An accepted operation completes exactly once, on the event loop, and never from inside submit.
  * - A refused operation never completes.
- * - While an operation is under way the tier keeps the loop alive.
+ * - While an operation is under way the tier keeps the event loop alive.
  * - What a tenant with keys (daemon/seal) stores is encrypted. A read without the right key fails
  *   with -ENOKEY, a write with the same from submit; the bytes stay on storage, and a start with
  *   the key finds them again.
@@ -29,7 +29,7 @@
  * - -ENOSPC: everything in the tier is in use
  * - -EROFS, or the errno of the device
  *
- * Threads: every function on the loop. The tier may use threads of its own. */
+ * Threads: every function on the event loop. The tier may use threads of its own. */
 #ifndef UCMD_TIER_TIER_H
 #define UCMD_TIER_TIER_H
 
@@ -154,7 +154,7 @@ struct tier_described {
     uint64_t shard_bytes; /* as tier_io's; not kept */
 };
 
-/* All run on the loop, and none may be NULL but restore_cb. */
+/* All run on the event loop, and none may be NULL but restore_cb. */
 struct tier_callbacks {
     /* The tier wants to reuse the place. true: the caller has dropped the part from the index, and
      * the place is the tier's. false: the part is in use or pinned, and heat_cb says so, too. Not
@@ -228,9 +228,9 @@ struct tier_ops {
                 const struct tier_callbacks *callbacks, struct metrics *metrics, struct tier **out,
                 struct ucm_error *e);
     /* No operation and no ns_record may be under way; the `done_cb` of the last one may call close.
-     * Recovery and the tier's own work may: close cuts them short. Closes its handles on the loop;
-     * NULL-safe. The NVMe tier asserts that no read is queued and no write under way, unless such
-     * work of its own is. */
+     * Recovery and the tier's own work may: close cuts them short. Closes its handles on the event
+     * loop; NULL-safe. The NVMe tier asserts that no read is queued and no write under way, unless
+     * such work of its own is. */
     void (*close)(struct tier *t);
     /* Registers memory that operations will use. Operations work without it, a little slower. */
     void (*buffer_add)(struct tier *t, uint32_t buffer, void *base, uint64_t bytes);

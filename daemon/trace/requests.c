@@ -28,7 +28,7 @@ struct tracing {
     struct session *session; /* whose trace it is; NULL: none */
     struct deadline limit;
     uv_prepare_t turn;
-    uint64_t woke_ns; /* of this turn of the loop; 0: it has handled no frame yet */
+    uint64_t woke_ns; /* of this iteration of the event loop; 0: it has handled no frame yet */
     struct reuse *reuse;
 };
 
@@ -37,7 +37,7 @@ static struct tracing *tracing_of(const struct requests *rq)
     return rq->ext[FEATURE_TRACE];
 }
 
-/* The first frame that a turn of the loop handles shows when the loop woke up. */
+/* The first frame that an iteration of the event loop handles shows when the event loop woke up. */
 static void turn_cb(uv_prepare_t *turn)
 {
     LIST_ENTRY(turn, struct tracing, turn)->woke_ns = 0;

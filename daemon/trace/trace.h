@@ -7,7 +7,7 @@
  * A request that may be chosen gets a struct traced, whose spans grow as the request moves on. What
  * overlaps of one kind is one span with a count: 500 reads side by side are one span of 500. At its
  * end it is decided whether the request is chosen, and its record is written.
- * Times are CLOCK_MONOTONIC nanoseconds. Thread: the loop only. */
+ * Times are CLOCK_MONOTONIC nanoseconds. Thread: the event loop only. */
 #ifndef UCMD_TRACE_TRACE_H
 #define UCMD_TRACE_TRACE_H
 

@@ -68,7 +68,7 @@ int lend_fd(struct arena *a, uint32_t window);
 /* A worker gets that descriptor. Until release the extent is lent to no other group. */
 void lend_map(struct arena *a, uint32_t window);
 void lend_release(struct arena *a, uint32_t window);
-/* Who hears of what is lent, on the loop. */
+/* Who hears of what is lent, on the event loop. */
 struct lend_watcher {
     /* An extent without slots, which workers of its group map, is wanted by another one, or the
      * budget was lowered: they should release it. Not inside a call of the arena. */

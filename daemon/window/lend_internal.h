@@ -75,7 +75,7 @@ struct lender {
     struct list free, groups, revokes, keeps; /* keeps: kept ones */
     struct lend_watcher watcher;              /* its callbacks NULL: nobody */
     uv_async_t done; /* the thread has done a job, or revokes is not empty */
-    bool open;       /* done is a handle of the loop */
+    bool open;       /* done is a handle of the event loop */
     pthread_t thread;
     bool threaded, unplaced; /* unplaced: as arena.unplaced */
     pthread_mutex_t lock;    /* guards the three below */

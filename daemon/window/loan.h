@@ -1,11 +1,11 @@
 /* Memory whose use here has ended, and that a process of a client may still have open or mapped:
  * its pages take the host's memory in the daemon's name until nobody has.
  *
- * Promises: free_cb runs once, on the loop, when no other process has the memory; at once if none
- * has it now. kept_cb runs once before, when one has had it for LOAN_KEPT_MS. A client that keeps
- * it costs one system call a second.
+ * Promises: free_cb runs once, on the event loop, when no other process has the memory; at once if
+ * none has it now. kept_cb runs once before, when one has had it for LOAN_KEPT_MS. A client that
+ * keeps it costs one system call a second.
  *
- * Thread: the loop only. */
+ * Thread: the event loop only. */
 #ifndef UCMD_WINDOW_LOAN_H
 #define UCMD_WINDOW_LOAN_H
 

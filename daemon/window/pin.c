@@ -1,6 +1,7 @@
 /* window.pin and window.unpin. A pin walks its blocks with a cursor: one that lies in a window slot
  * of the tenant is pinned at once, any other waits until the cache has moved or read it there. In a
- * turn of the loop a pin begins a bounded number, and a bounded number of its bytes are under way.
+ * iteration of the event loop a pin begins a bounded number, and a bounded number of its bytes are
+ * under way.
  *
  * When all have a place or can't get one, or the deadline is here, the answer lists the places, and
  * brings the descriptors of extents that the window does not map yet. */
@@ -35,7 +36,7 @@ struct pin_request {
     bool rewind; /* and another tenant's pins end to make some */
     struct list waits;
     struct pin_wait *spare;
-    struct cache_retry retry; /* for the next turn, or for space */
+    struct cache_retry retry; /* for the next iteration, or for space */
     struct deadline again;
     struct ucm_wire_place *places; /* n, behind the struct */
 };

@@ -216,7 +216,7 @@ static bool run_cb(void *ctx)
     bool more;
 
     rs->search.looks = 0;
-    rs->search.turns++;
+    rs->search.iterations++;
     relocations_pump(rs);
     more = window_slots_step(rs);
     rs->mover.waits = rs->n > 0 || rs->search.taking || rs->search.over;
@@ -234,7 +234,7 @@ void relocations_open(struct relocations *rs)
 {
     list_init(&rs->all);
     rs->most = CACHE_MOVES_MAX;
-    rs->search.turns = 1;
+    rs->search.iterations = 1;
     cache_mover_attach(rs->cache, &rs->mover, run_cb, ready_cb, rs);
 }
 

@@ -2,7 +2,7 @@
  * has one part's way (daemon/cache/move.h, extend.h); here is why it goes, for whom, which of its
  * tenant's slots it gets and when it is given up.
  *
- * A relocation is of one part, for all who ask for it. Thread: the loop only. */
+ * A relocation is of one part, for all who ask for it. Thread: the event loop only. */
 #ifndef UCMD_WINDOW_RELOCATE_H
 #define UCMD_WINDOW_RELOCATE_H
 
@@ -14,8 +14,8 @@ struct metrics;
 
 /* Searches for slots. */
 struct window_search {
-    uint32_t looks; /* in this turn of the loop */
-    uint64_t turns;
+    uint32_t looks; /* in this iteration of the event loop */
+    uint64_t iterations;
     uint64_t untaken; /* the change since which nothing could be taken from others for `group` */
     const struct arena_group *group;
     uint32_t taking; /* 1 + the extent that is emptied for another group, or 0 */
@@ -74,8 +74,8 @@ bool window_place(const struct relocations *rs, block_ref ref, uint32_t part,
  * another -errno. */
 int window_slot(struct relocations *rs, struct arena_group *group, uint64_t bytes, uint64_t owner,
                 slot_ref *out);
-/* An extent that is taken from its group is emptied. True: there is more for the next turn of the
- * loop. */
+/* An extent that is taken from its group is emptied. True: there is more for the next iteration of
+ * the event loop. */
 bool window_slots_step(struct relocations *rs);
 /* There is more space to lend, or less, or a loan failed. */
 void window_slots_changed(struct relocations *rs);

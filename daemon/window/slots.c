@@ -8,14 +8,14 @@
 
 #include <errno.h>
 
-/* Slots that searches look at in a turn of the loop; of the blocks that may leave, so many are
- * compared. */
+/* Slots that searches look at in an iteration of the event loop; of the blocks that may leave, so
+ * many are compared. */
 #define LOOKS_TURN 1024u
 #define SAMPLE 8u
 /* Blocks that leave for one slot, at most: one does, unless extents are closed meanwhile. */
 #define EVICTIONS 4u
 /* Extents of another group that are looked at; owners of one, and in all; blocks that leave one in
- * one turn of the loop. */
+ * one iteration of the event loop. */
 #define EXTENTS 16u
 #define OWNERS 4096u
 #define OWNERS_ALL 16384u
@@ -24,13 +24,13 @@
 /* Another number: what was in vain may not be any more. */
 static uint64_t changes(const struct relocations *rs)
 {
-    return rs->search.turns + cache_releases(rs->cache);
+    return rs->search.iterations + cache_releases(rs->cache);
 }
 
 /* ---- within the group ---- */
 
-/* Evicts one block. -ENOSPC: none may leave; -EAGAIN: the search goes on in the next turn of the
- * loop. */
+/* Evicts one block. -ENOSPC: none may leave; -EAGAIN: the search goes on in the next iteration of
+ * the event loop. */
 static int evict_one(struct relocations *rs, struct arena_group *group, uint64_t bytes)
 {
     struct lend_round *round = lend_group_round(rs->arena, group, bytes);
@@ -98,8 +98,8 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
     return !o->blocked;
 }
 
-/* The extent goes back to the arena with its last slot. True: there is more for the next turn of
- * the loop. */
+/* The extent goes back to the arena with its last slot. True: there is more for the next iteration
+ * of the event loop. */
 static bool empty_some(struct relocations *rs)
 {
     uint32_t extent = rs->search.taking - 1;

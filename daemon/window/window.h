@@ -19,7 +19,7 @@
 #include "proto/memory/window.h"
 
 #define SESSION_MAX_WINDOWS 256
-/* Blocks that are looked at for pins to end in one turn of the loop. */
+/* Blocks that are looked at for pins to end in one iteration of the event loop. */
 #define WINDOW_BLOCKS_PER_TURN 2048
 
 /* What the daemon has of them. */

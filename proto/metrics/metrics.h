@@ -1,6 +1,6 @@
 /* Counters, gauges and histograms, declared once: the structs, `stats`, `ucmctl stats`, and the
  * text for Prometheus (proto/metrics/exposition.h) come from these tables. The names are part of
- * the wire. The server has one struct metrics; only the loop writes to it. */
+ * the wire. The server has one struct metrics; only the event loop writes to it. */
 #ifndef UCM_PROTO_METRICS_METRICS_H
 #define UCM_PROTO_METRICS_METRICS_H
 
@@ -234,7 +234,7 @@ enum metric_size { METRIC_LE_1MIB, METRIC_LE_64MIB, METRIC_GT_64MIB, METRIC_SIZE
     X(dump, 1, METRIC_SIZES, "time from a dump's frame to its answer")                             \
     X(slot_wait, 1, 1, "time that a transfer waited for a free slot in DRAM, if it waited")        \
     X(nvme_read, 1, 1, "time from the request for a part on NVMe to its verified bytes")           \
-    X(loop_turn, 1, 1, "time of one iteration of the event loop, without its sleep")
+    X(loop_iteration, 1, 1, "time of one iteration of the event loop, without its sleep")
 
 struct histograms {
 #define X(name, tiers, sizes, help) struct histogram name[(tiers) * (sizes)];

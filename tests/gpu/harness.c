@@ -238,7 +238,7 @@ void device_stop(struct test_device *t)
     rings_close(t);
     device_set_free(t->set);
     uv_run(&t->loop, UV_RUN_DEFAULT);
-    CHECK(uv_loop_close(&t->loop) == 0, "the loop is empty after device_set_free");
+    CHECK(uv_loop_close(&t->loop) == 0, "the event loop is empty after device_set_free");
     munmap(t->slots, t->slots_bytes);
 }
 

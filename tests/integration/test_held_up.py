@@ -95,7 +95,7 @@ class Closing(Stopping, Case):
         return self.operator.metrics()["client_descriptors"]
 
     def bystander(self):
-        """Anything that the loop does for another tenant. It would wait for an hour."""
+        """Anything that the event loop does for another tenant. It would wait for an hour."""
         self.assertEqual(self.other.hits(self.ns, "none"), 0)
 
     def until_closed(self):

@@ -135,7 +135,7 @@ class Exposition(unittest.TestCase):
         for name, n in count.items():
             family = text[f"ucmd_{name}_seconds"]
             told = sum(v for (sample, _), v in family.samples.items() if sample.endswith("_count"))
-            if name == "loop_turn":  # the loop turns to answer, too
+            if name == "loop_iteration":  # the event loop runs to answer, too
                 self.assertGreater(told, 0)
             else:
                 self.assertEqual(told, n)

@@ -94,10 +94,10 @@ class Turns(Stopping, Case):
 
     def turns(self):
         histograms = self.operator.call("stats")["histograms"]
-        return next(h["count"] for h in histograms if h["name"] == "loop_turn")
+        return next(h["count"] for h in histograms if h["name"] == "loop_iteration")
 
     def sleeps(self):
-        """Whether the loop hardly turns for a while."""
+        """Whether the event loop hardly turns for a while."""
         before = self.turns()
         time.sleep(0.3)
         return self.turns() - before < 300
@@ -108,7 +108,7 @@ class Turns(Stopping, Case):
         data = b"".join(frame([0, i, "stats", {}]) for i in range(20000))
         self.until(lambda: self.fill(client, data) < len(data) and self.sleeps(), "its socket is full")
         client.socket.shutdown(socket.SHUT_WR)
-        self.until(self.sleeps, "the loop sleeps")
+        self.until(self.sleeps, "the event loop sleeps")
         client.close()
         self.until(lambda: self.operator.metrics()["connections"] == 1, "its end")
 

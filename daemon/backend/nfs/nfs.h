@@ -237,7 +237,7 @@ void nfs_folder_stale(struct nfs_task *t);
 /* Connects when it is down. 0: it is up, or will be, or tasks end; -errno: why not now. */
 int nfs_conn_want(struct nfs *n);
 bool nfs_conn_up(const struct nfs *n);
-/* Ends the connection at the next turn of the loop. `said`: by libnfs, or NULL. */
+/* Ends the connection at the next iteration of the event loop. `said`: by libnfs, or NULL. */
 void nfs_conn_drop(struct nfs *n, int error, const char *said);
 /* Takes the next step of connecting, or closes what is over. */
 void nfs_conn_settle(struct nfs *n);

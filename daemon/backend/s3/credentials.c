@@ -316,7 +316,7 @@ static void fetch(struct s3_credentials *c)
         file_take(c);
 }
 
-uint64_t s3_credentials_turn(struct s3_credentials *c)
+uint64_t s3_credentials_iteration(struct s3_credentials *c)
 {
     uint64_t now = clock_ms();
     bool of_file = c->has_key && c->file_inode != 0;

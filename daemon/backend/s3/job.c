@@ -380,7 +380,7 @@ static void job_turn(struct s3_job *j, uint64_t now, bool fresh)
         job_late(j);
 }
 
-uint64_t s3_jobs_turn(struct s3 *s3, bool fresh)
+uint64_t s3_jobs_iteration(struct s3 *s3, bool fresh)
 {
     uint64_t now = clock_ms(), next = UINT64_MAX;
 

@@ -93,7 +93,7 @@ static int requests_take(struct loop *l)
     return rc == -EAGAIN ? 0 : rc;
 }
 
-/* ---- the loop ---- */
+/* ---- the event loop ---- */
 
 static void command_watch(struct loop *l)
 {
@@ -117,8 +117,8 @@ static int run(struct loop *l)
     int daemon_fd = ucm_backend_fd(l->s3.backend), rc = 0;
 
     while (rc == 0 && !l->s3.gone) {
-        uint64_t key_ms = s3_credentials_turn(l->s3.credentials);
-        uint64_t next = s3_jobs_turn(&l->s3, !s3_credentials_awaited(l->s3.credentials));
+        uint64_t key_ms = s3_credentials_iteration(l->s3.credentials);
+        uint64_t next = s3_jobs_iteration(&l->s3, !s3_credentials_awaited(l->s3.credentials));
         int n;
 
         command_watch(l);

@@ -7,7 +7,7 @@
  *   the daemon to check.
  * - A step that failed in a way that may pass is tried again, with a pause that grows and is
  *   random, or as long as the server asked.
- * Threads: one, that of the loop. */
+ * Threads: one, that of the event loop. */
 #ifndef UCM_BACKEND_S3_S3_H
 #define UCM_BACKEND_S3_S3_H
 
@@ -115,6 +115,6 @@ void s3_job_begin(struct s3 *s3, struct ucm_backend_request *r);
 void s3_job_step_done(struct s3_job *j, CURLcode result);
 /* Goes on with jobs whose time has come; `fresh`: there are new credentials, or none will come.
  * Returns when it is to be called next. */
-uint64_t s3_jobs_turn(struct s3 *s3, bool fresh);
+uint64_t s3_jobs_iteration(struct s3 *s3, bool fresh);
 
 #endif

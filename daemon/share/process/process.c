@@ -21,7 +21,7 @@ static void turn_wanted(struct share_backend *b)
     (void)uv_idle_start(&b->turn, turn_cb); /* can't fail */
 }
 
-/* done_cb runs at the end of this turn of the loop. */
+/* done_cb runs at the end of this iteration of the event loop. */
 static void op_ended(struct share_backend *b, struct share_op *op, int status)
 {
     op->status = status;

@@ -30,8 +30,8 @@
 #define PROCESS_PAUSE_MAX_MS 30000u
 #define PROCESS_CHECKS 3u      /* that fail in a row: it is started anew */
 #define PROCESS_WELL_MS 10000u /* a run that was up for so long: the next pause is the shortest */
-#define PROCESS_INLINE_BYTES 65536u /* copied on the loop; more in a thread */
-#define PROCESS_TURN_PACKETS 16u    /* received for one turn of the loop */
+#define PROCESS_INLINE_BYTES 65536u /* copied on the event loop; more in a thread */
+#define PROCESS_TURN_PACKETS 16u    /* received for one iteration of the event loop */
 #define PROCESS_CALLS 1025u         /* at most */
 #define PROCESS_LINE_BYTES 400u     /* of a line that it says; more are left out */
 #define PROCESS_LINES 100u          /* of it in the log, in */
@@ -85,7 +85,8 @@ struct process_run {
 
 /* What process.c does when something happens to a run. */
 struct process_events {
-    /* Does at the end of this turn of the loop what is to be done: starts, requests, ends. */
+    /* Does at the end of this iteration of the event loop what is to be done: starts, requests,
+     * ends. */
     void (*turn)(struct share_backend *b);
     void (*request)(struct process_call *c, struct wire_request *out);
     void (*asked)(struct process_call *c); /* it was put into a packet */
@@ -113,7 +114,8 @@ struct share_backend {
     struct process_run *run; /* NULL: down */
     struct process_closing *closing_fds;
     struct backoff pause;
-    uv_idle_t turn; /* sends what was started in this turn of the loop, and ends what ended */
+    /* sends what was started in this iteration of the event loop, and ends what ended */
+    uv_idle_t turn;
     bool closing;
     unsigned under_way;       /* operations */
     struct list light, heavy; /* of share_op.link: queued; heavy: they need a span */

@@ -42,7 +42,7 @@ static void run_free(struct process_run *run)
 }
 
 /* The last reference to the buffer goes with it: pages by the ten thousand, which would hold up the
- * loop for milliseconds. */
+ * event loop for milliseconds. */
 static void buffer_drop(struct process_run *run)
 {
     if (run->buffer)

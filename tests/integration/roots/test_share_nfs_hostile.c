@@ -133,7 +133,7 @@ static void go_on(struct contract *c)
 
     c->ops->process(c->b, &stats);
     if (stats.ends > 0) {
-        share_process.close(beside); /* its process keeps the loop alive */
+        share_process.close(beside); /* its process keeps the event loop alive */
         contract_close(c);
         contract_open(c);
         beside_open(c);

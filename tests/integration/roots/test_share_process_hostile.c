@@ -7,7 +7,7 @@
 #include <dirent.h>
 #include <signal.h>
 
-#define BYTES 70000u /* more than what the loop copies by itself */
+#define BYTES 70000u /* more than what the event loop copies by itself */
 
 static struct config_process process;
 
@@ -34,7 +34,7 @@ static void begin(struct contract *c)
     c->ops = &share_process;
 }
 
-/* Turns the loop until this is true. */
+/* Turns the event loop until this is true. */
 #define UNTIL(c, condition)                                                                        \
     do {                                                                                           \
         uv_update_time(&(c)->loop);                                                                \
@@ -312,7 +312,7 @@ static pid_t holder(struct contract *c)
     return (pid_t)pid;
 }
 
-/* The loop turns. The next process may wait until nobody holds what the last one wrote to. */
+/* The event loop runs. The next process may wait until nobody holds what the last one wrote to. */
 static void sends_what_lingers(struct contract *c)
 {
     one_is_there(c);

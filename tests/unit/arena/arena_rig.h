@@ -46,7 +46,7 @@ static inline void end(void)
     cr_expect_eq(uv_loop_close(&loop), 0);
 }
 
-/* Turns of the loop while the arena's threads work: its handle keeps no loop alive. */
+/* Iterations of the event loop while the arena's threads work: its handle keeps no loop alive. */
 static inline void await_ready(uint64_t bytes)
 {
     uv_async_t awake;

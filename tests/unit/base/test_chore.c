@@ -1,4 +1,5 @@
-/* Chores: in which turn each runs, in which order, and that the loop rests when nothing is due. */
+/* Chores: in which turn each runs, in which order, and that the event loop rests when nothing is
+ * due. */
 #include "daemon/base/chore.h"
 
 #include <criterion/criterion.h>

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 static uv_loop_t loop;
-static uv_timer_t alive; /* the reaper does not keep the loop */
+static uv_timer_t alive; /* the reaper does not keep the event loop */
 static struct limits *limits;
 static struct limit_owner *one, *two;
 static struct reaper *reaper;
@@ -102,7 +102,7 @@ Test(reaper, counts_until_it_has_closed)
     cr_assert_eq(pipe(fds), 0);
     reap(fds[0], one);
     reap(fds[1], two);
-    cr_assert_eq(limits_used(limits, LIMIT_DESCRIPTORS), 2u, "only the loop gives back");
+    cr_assert_eq(limits_used(limits, LIMIT_DESCRIPTORS), 2u, "only the event loop gives back");
     cr_assert_eq(reaper_waiting(reaper), 2u);
     run_until_reaped();
     cr_assert_not(open_still(fds[0]) || open_still(fds[1]));

@@ -273,7 +273,7 @@ static inline void rig_open(void)
         0);
 }
 
-static inline void turn(void)
+static inline void iterate(void)
 {
     cr_assert_null(chore_asleep(&rig.cache->chores), "nobody would do it");
     uv_run(&rig.loop, UV_RUN_NOWAIT);
@@ -291,7 +291,7 @@ static inline void tier_finish(void)
 static inline void settle(void)
 {
     for (int i = 0; i < 10; i++) {
-        turn();
+        iterate();
         tier_finish();
     }
 }
@@ -440,7 +440,7 @@ static inline block_ref store_below(struct ns *ns, uint64_t number)
 {
     block_ref ref = store(ns, number);
 
-    turn();
+    iterate();
     tier_finish();
     drop(ref);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);

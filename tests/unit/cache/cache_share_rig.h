@@ -90,7 +90,7 @@ static inline block_ref store_dram(struct ns *ns, uint64_t number)
     block_ref ref = store(ns, number);
 
     for (int i = 0; i < 4; i++) {
-        turn();
+        iterate();
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, -EIO);
     }

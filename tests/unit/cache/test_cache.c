@@ -139,7 +139,7 @@ Test(cache, evicted_while_it_is_written)
         block_ref ref = store(rig.one, 1);
 
         drop(ref);
-        turn();
+        iterate();
         cr_assert_eq(rig.tier.n_pending, 1u);
         cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
         cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
@@ -154,7 +154,7 @@ Test(cache, a_write_that_fails_leaves_the_block_in_dram)
 {
     block_ref ref = store(rig.two, 1);
 
-    turn();
+    iterate();
     cr_assert_eq(rig.tier.n_pending, 2u);
     fake_next(&rig.tier, 0);
     fake_next(&rig.tier, -EIO);
@@ -170,7 +170,7 @@ Test(cache, a_full_queue_of_the_tier_delays_writes_and_loses_none)
     block_ref a = store(rig.two, 1), b = store(rig.two, 2);
 
     rig.tier.refuse = -EAGAIN;
-    turn();
+    iterate();
     cr_assert_eq(rig.tier.n_pending, 4u);
     tier_finish();
     drop(a);
@@ -178,17 +178,17 @@ Test(cache, a_full_queue_of_the_tier_delays_writes_and_loses_none)
     a = store(rig.two, 3);
     b = store(rig.two, 4);
     rig.tier.refuse_n = 0;
-    turn(); /* 3 and 4 under way */
+    iterate(); /* 3 and 4 under way */
     block_ref c = store(rig.two, 5);
 
     rig.tier.refuse_n = 1;
-    turn();
+    iterate();
     cr_assert_eq(rig.tier.n_pending, 4u, "the fifth was refused");
     fake_next(&rig.tier, 0);
-    turn();
+    iterate();
     cr_expect_eq(rig.tier.n_pending, 5u, "and tried again when another had ended");
     tier_finish();
-    turn();
+    iterate();
     cr_expect_eq(rig.tier.n_live, 10u);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
     cr_expect_eq(rig.cache->dirty_bytes, 0u);
@@ -207,7 +207,7 @@ Test(cache, stale_numbers_in_the_write_queue)
     cr_assert_eq(cache_evict(rig.cache, a, CACHE_ALL), CACHE_EVICT_DONE);
     b = store(rig.one, 2);
     cr_expect_eq(a, b, "the number is used again");
-    turn();
+    iterate();
     cr_expect_eq(rig.tier.n_pending, 1u, "written once, though queued under both");
     fake_next(&rig.tier, 0);
     drop(b);
@@ -216,7 +216,7 @@ Test(cache, stale_numbers_in_the_write_queue)
     cr_assert_eq(cache_evict(rig.cache, c, CACHE_ALL), CACHE_EVICT_DONE);
     c = open_block(rig.one, 4);
     cr_assert_eq(claim(c, 0, 0, 1, &f), 0);
-    turn();
+    iterate();
     cr_expect_eq(rig.tier.n_pending, 0u, "an unfinished block is not written");
     cache_fill_done(rig.cache, f, 1, false);
     drop(c);
@@ -230,15 +230,15 @@ Test(cache, a_namespace_that_is_purged_holds_up_no_other)
 
     cr_assert_eq(cache_purge_begin(rig.cache, &purge, rig.one), 0);
     b = store(rig.two, 2);
-    turn();
+    iterate();
     cr_expect_eq(rig.tier.n_pending, 2u, "both parts of the other one");
     cr_expect(block_of(a)->flags & BLOCK_QUEUED);
     tier_finish();
-    turn();
+    iterate();
     cr_expect_eq(rig.tier.n_pending, 0u);
     cr_expect_not(cache_written(rig.cache));
     cache_purge_end(rig.cache, &purge);
-    turn();
+    iterate();
     cr_expect_eq(rig.tier.n_pending, 1u);
     fake_next(&rig.tier, 0);
     cr_expect(cache_written(rig.cache));
@@ -255,13 +255,13 @@ Test(cache, what_waited_for_its_namespace_keeps_its_place)
     cr_assert_eq(cache_purge_begin(rig.cache, &purge, rig.one), 0);
     for (unsigned i = 0; i < 3; i++)
         refs[i] = store(rig.one, i + 1);
-    turn();
+    iterate();
     for (unsigned i = 3; i < 6; i++)
         refs[i] = store(rig.one, i + 1);
     cache_purge_end(rig.cache, &purge);
     for (unsigned i = 0; i < 6; i++) {
         while (rig.tier.n_pending == 0)
-            turn();
+            iterate();
         cr_expect_eq(fake_at(&rig.tier, 0)->name.owner >> 16, refs[i]);
         fake_next(&rig.tier, 0);
     }
@@ -295,7 +295,7 @@ Test(cache, what_did_not_come_about_wakes_nobody)
     struct asker a;
 
     cr_assert_eq(get(&w, kept, 0), CACHE_READY); /* it may end, so others may wait */
-    turn();
+    iterate();
     ask(&a);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_OTHER));
     ref = open_block(rig.one, 2);
@@ -305,10 +305,10 @@ Test(cache, what_did_not_come_about_wakes_nobody)
     cache_lease(rig.cache, kept);
     cache_lease_undo(rig.cache, kept);
     for (int i = 0; i < 5; i++)
-        turn();
+        iterate();
     cr_expect_eq(a.calls, 0);
     cache_put(rig.cache, kept, 0);
-    turn();
+    iterate();
     cr_expect_eq(a.calls, 1);
     drop(kept);
 }
@@ -320,7 +320,7 @@ Test(cache, no_writes_once_it_stops)
     cache_stop_writing(rig.cache);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
     cr_expect_eq(rig.cache->dirty_bytes, 0u);
-    turn();
+    iterate();
     cr_expect_eq(rig.tier.submits, 0u);
     drop(ref);
 }
@@ -351,7 +351,7 @@ Test(cache, what_lies_in_dram_as_well_survives_the_tier)
 {
     block_ref ref = store(rig.one, 1);
 
-    turn();
+    iterate();
     fake_next(&rig.tier, 0);
     cr_expect(fake_reclaim(&rig.tier, part_loc(&block_of(ref)->part[0])), "leased, but in DRAM");
     cr_expect(cache_found(rig.cache, ref));

@@ -11,7 +11,7 @@ TestSuite(admission, .init = open_reused, .fini = rig_close);
 
 static unsigned submitted(void)
 {
-    turn();
+    iterate();
     return rig.tier.n_pending;
 }
 

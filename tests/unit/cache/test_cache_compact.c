@@ -83,8 +83,8 @@ Test(cache_compact, room_for_another_size_beside_what_is_guaranteed)
     mix(4 * SLOT);
     cr_assert_eq(want(0, &f[0]), -EBUSY);
     cr_assert_eq(want(0, &f[0]), -EBUSY, "it looks at all blocks of the other size");
-    turn();
-    turn();
+    iterate();
+    iterate();
     cr_assert_eq(n_copies, 2u, "the two of the extent that is emptied");
     cr_expect_eq(want(0, &f[0]), -EBUSY);
     copy_all();
@@ -104,8 +104,8 @@ static void copies_begin(struct cache_fill **f)
 {
     mix(4 * SLOT);
     cr_assert_eq(want(0, f), -EBUSY);
-    turn();
-    turn();
+    iterate();
+    iterate();
     cr_assert_eq(n_copies, 2u);
 }
 
@@ -252,8 +252,8 @@ Test(cache_compact, who_waits_may_have_the_part_that_is_in_the_way, .init = wait
     mix(4 * SLOT);
     use_all(true);
     cr_assert_eq(want(0, &f), -EBUSY);
-    turn();
-    turn();
+    iterate();
+    iterate();
     cr_assert_neq(rig.cache->compact.extent, 0u, "an extent is closed, for parts that stay in use");
     wait_until_tried(1);
     cr_expect_eq(rig.cache->compact.extent, 0u, "it is put back");
@@ -340,8 +340,8 @@ Test(cache_compact, a_stop_puts_the_extent_back)
 
     mix(4 * SLOT);
     cr_assert_eq(want(0, &f), -EBUSY);
-    turn();
-    turn();
+    iterate();
+    iterate();
     cr_assert_eq(cache_moves(rig.cache), 2u);
     cache_stop_writing(rig.cache);
     copy_all();

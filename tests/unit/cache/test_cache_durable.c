@@ -26,7 +26,7 @@ static block_ref store_both(uint64_t number)
 {
     block_ref ref = store(rig.one, number);
 
-    turn();
+    iterate();
     fake_next(&rig.tier, 0);
     cr_assert_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
     return ref;
@@ -68,7 +68,7 @@ static void expect_kept_by_sync(struct promise *p, block_ref ref)
 
 static void expect_written_again(block_ref ref)
 {
-    turn();
+    iterate();
     finish_next(TIER_WRITE, 0, 0);
     cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
     drop(ref);
@@ -133,7 +133,7 @@ Test(cache_durable, a_sync_that_finds_no_place_waits)
     cr_expect_eq(p[1].status, NOT_YET);
     rig.tier.refuse_n = 0;
     cache_released(rig.cache); /* as when a read has ended */
-    turn();
+    iterate();
     cr_assert_eq(rig.tier.n_pending, 2u);
     fake_next(&rig.tier, 0);
     fake_next(&rig.tier, 0);
@@ -167,7 +167,7 @@ Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
     cr_assert(n && rig.tier.n_pending == 0);
     rig.tier.naming = NULL;
     n->done_cb(n, 0);
-    turn();
+    iterate();
     expect_kept_by_sync(&p, ref);
 }
 
@@ -181,7 +181,7 @@ Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
     promise(&p, ref);
     rig.tier.naming->from_sequence = 77; /* as the tier does */
     rig.tier.naming->done_cb(rig.tier.naming, -ENOSPC);
-    turn();
+    iterate();
     cr_expect_eq(p.status, -EIO);
     p = (struct promise){.d.done_cb = promise_cb, .status = NOT_YET};
     cr_expect_eq(cache_durable(rig.cache, &p.d, ref, 0), -EIO, "not at once");
@@ -189,7 +189,7 @@ Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
     promise(&p, ref);
     cr_expect_eq(rig.tier.naming->from_sequence, 77u);
     rig.tier.naming->done_cb(rig.tier.naming, 0);
-    turn();
+    iterate();
     expect_kept_by_sync(&p, ref);
 }
 
@@ -214,7 +214,7 @@ Test(cache_durable, of_what_lay_nowhere_else_nothing_is_written)
 
     drop(ref);
     t->callbacks.lost_cb(t->callbacks.ctx, p->owner, loc_of(ref));
-    turn();
+    iterate();
     cr_expect_eq(t->n_pending, 0u);
     cr_expect_eq(find(rig.one, 1), 0u);
 }

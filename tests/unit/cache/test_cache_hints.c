@@ -6,10 +6,10 @@
 
 TestSuite(hints, .init = rig_open, .fini = rig_close);
 
-static void turns(unsigned n)
+static void iterations(unsigned n)
 {
     while (n-- > 0)
-        turn();
+        iterate();
 }
 
 /* This process may open no more files from now on; 0: as many as before. */
@@ -36,7 +36,7 @@ Test(hints, no_memory_for_a_larger_table)
     cr_assert_null(rig.one->follower);
     files_limit(false);
     cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
-    turns(5);
+    iterations(5);
     v = hint_view(rig.one);
     files_limit(true);
     for (uint64_t i = 0; i < n; i++)
@@ -68,7 +68,7 @@ Test(hints, a_larger_table_that_is_being_filled)
     uint64_t before, n = 0;
 
     cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
-    turns(5);
+    iterations(5);
     v = hint_view(rig.one);
     before = bytes_of_tables();
     while (bytes_of_tables() == before) {
@@ -81,7 +81,7 @@ Test(hints, a_larger_table_that_is_being_filled)
     hints_agree(rig.one, n);
     hint_tables_unuse(rig.hints, rig.one);
     cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
-    turns(5);
+    iterations(5);
     hint_view_close(&v);
 }
 
@@ -96,7 +96,7 @@ Test(hints, large_tables_end_beside_the_loop)
         v = hint_view(rig.one);
         rig.one->blocks -= 100000;
         cr_expect_gt(v.mask, 16383u);
-        turns(40);
+        iterations(40);
         cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
         hint_tables_unuse(rig.hints, rig.one);
         cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);

@@ -21,10 +21,10 @@ static int node_of(block_ref ref)
 
 static void tier_run(void)
 {
-    turn();
+    iterate();
     while (rig.tier.n_pending > 0) {
         fake_next(&rig.tier, 0);
-        turn();
+        iterate();
     }
 }
 

@@ -31,7 +31,7 @@ static void fill_and_wait(uint64_t first, unsigned n)
     rig.tier.refuse_n = UINT32_MAX;
     for (unsigned i = 0; i < n; i++)
         drop(store(rig.one, first + i));
-    turn();
+    iterate();
 }
 
 static void tier_drain(void)
@@ -39,7 +39,7 @@ static void tier_drain(void)
     rig.tier.refuse_n = 0;
     cache_released(rig.cache);
     for (int i = 0; i < 20; i++) {
-        turn();
+        iterate();
         tier_finish();
     }
 }
@@ -51,7 +51,7 @@ Test(pressure, a_daemon_that_stops_keeps_nobody_waiting)
     fill_and_wait(0, 5);
     calm_ask(&m);
     cache_stop_writing(rig.cache);
-    turn();
+    iterate();
     cr_expect_eq(m.calls, 1u);
     rig.tier.refuse_n = 0;
 }
@@ -68,7 +68,7 @@ Test(pressure, of_a_block_that_is_written_again_only_what_is_missing_counts)
     t->refuse_n = 1;
     t->callbacks.lost_cb(t->callbacks.ctx, t->place[part_loc(&part[0]) - 1].owner,
                          part_loc(&part[0]));
-    turn();
+    iterate();
     cr_expect_eq(t->refuse_n, 0u);
     cr_expect_eq(part[1].nvme, PART_NVME_READY);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
@@ -119,7 +119,7 @@ Test(pressure, a_durable_part_is_acknowledged_when_it_is_stored_and_not_before)
         fill_and_wait(10 * (uint64_t)i, 5);
         ref = store(rig.one, 10 * (uint64_t)i + 9);
         cr_assert_eq(cache_durable(rig.cache, &d, ref, 0), 0);
-        turn();
+        iterate();
         cr_expect_eq(durable_status, 1, "the tier takes nothing now");
         rig.tier.refuse_n = 0;
         cache_durables_retry(rig.cache);
@@ -135,16 +135,16 @@ Test(pressure, a_durable_part_is_acknowledged_when_it_is_stored_and_not_before)
     }
 }
 
-/* ---- a turn of the loop ---- */
+/* ---- an iteration of the event loop ---- */
 
-/* More turns than parts: what one begins is bounded, and all are begun. */
-static void expect_small_turns(unsigned parts)
+/* More iterations than parts: what one begins is bounded, and all are begun. */
+static void expect_small_iterations(unsigned parts)
 {
     for (unsigned begun = 0, i = 0; begun < parts; i++) {
         unsigned before = rig.tier.submits;
 
         cr_assert_lt(i, parts, "writes don't go on");
-        turn();
+        iterate();
         cr_expect_leq(rig.tier.submits - before, 4u);
         begun += rig.tier.submits - before;
     }
@@ -154,7 +154,7 @@ Test(pressure, a_turn_begins_few_of_many_blocks)
 {
     for (uint64_t i = 0; i < 8; i++)
         drop(store(rig.one, i));
-    expect_small_turns(8);
+    expect_small_iterations(8);
 }
 
 Test(pressure, a_turn_begins_few_of_many_parts)
@@ -172,7 +172,7 @@ Test(pressure, a_turn_begins_few_of_many_parts)
         cr_assert_eq(dump(ref, p, 0, 1), 0);
     drop(ref);
     cr_expect_eq(rig.cache->dirty_bytes, 16 * (MIB / 32));
-    expect_small_turns(16);
+    expect_small_iterations(16);
     cr_expect_eq(rig.cache->dirty_bytes, 0u);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
 }
@@ -239,7 +239,7 @@ Test(growing, nothing_is_lost_for_want_of_a_moment)
     cr_assert_eq(sem_post(&more), 0);
     arena_wait(2 * MIB);
     cache_arena_grew(rig.cache);
-    turn();
+    iterate();
     cr_expect_eq(a.calls, 1);
     for (uint64_t i = 4; i < 8; i++)
         cr_expect_eq(try_store(i), 0);
@@ -296,11 +296,11 @@ Test(pressure, room_that_writes_are_about_to_make_is_waited_for)
     cr_assert_eq(rig.tier.n_pending, 0u);
     ask(&a);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
-    turn();
+    iterate();
     cr_assert_gt(rig.tier.n_pending, 0u);
     cr_expect_eq(a.calls, 0);
     fake_next(&rig.tier, 0);
-    turn();
+    iterate();
     cr_expect_eq(a.calls, 1);
     for (unsigned i = 0; i < 8; i++)
         drop(refs[i]);
@@ -318,7 +318,7 @@ Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
     ask(&a);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     for (unsigned i = 0; i < 3; i++)
-        turn();
+        iterate();
     cr_expect_eq(a.calls, 1);
     cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT), "nothing is under way");
     rig.tier.refuse_n = 0;

@@ -358,13 +358,13 @@ Test(cache_quota, write_behind_takes_turns)
     quiet->tenant->settings.weight = 100;
     for (unsigned i = 0; i < 7; i++)
         refs[i] = store(i < 5 ? noisy : quiet, i);
-    turn();
+    iterate();
     rig.tier.refuse_n = 0;
     for (unsigned i = 0; i < 7; i++)
         drop(refs[i]);
-    turn();
-    turn();
-    turn();
+    iterate();
+    iterate();
+    iterate();
     cr_assert_eq(rig.tier.n_pending, 7u);
     cr_expect_eq(writes_at(0), noisy->tenant);
     cr_expect_eq(writes_at(1), quiet->tenant, "though all of the noisy one's were complete before");
@@ -428,7 +428,7 @@ Test(cache_quota, each_that_waits_for_its_own_tries_again_behind_one_release)
     }
     cache_released(rig.cache);
     for (int i = 0; i < 10; i++)
-        turn();
+        iterate();
     for (unsigned i = 0; i < WAITERS; i++)
         cr_expect(tried[i], "waiter %u", i);
     for (unsigned i = 0; i < WAITERS; i++)

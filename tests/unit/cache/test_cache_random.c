@@ -288,7 +288,7 @@ typedef void (*act)(void);
 static const act chaos_acts[] = {
     chaos_claim,    chaos_claim, chaos_claim, chaos_copy_end, chaos_copy_end,     chaos_copy_end,
     chaos_load,     chaos_load,  chaos_tier,  chaos_tier,     chaos_reclaim,      chaos_evict,
-    chaos_load_end, turn,        turn,        chaos_refuse,   chaos_owner_gone,   chaos_share,
+    chaos_load_end, iterate,     iterate,     chaos_refuse,   chaos_owner_gone,   chaos_share,
     chaos_share,    chaos_share, chaos_peer,  chaos_note,     chaos_share_refuse,
 };
 #define ACTS_LOCAL 17u /* of these, the ones that know no share */
@@ -327,7 +327,7 @@ static void chaos_end(void)
         cache_fills_end(rig.cache, &rig.fills[i]);
     rig.tier.refuse_n = share.refuse_n = 0;
     for (int i = 0; i < 200; i++) {
-        turn();
+        iterate();
         fake_share_ready(&share);
         if (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);

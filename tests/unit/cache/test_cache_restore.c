@@ -35,14 +35,14 @@ static void recovered(void)
 {
     rig.tier.recovering = false;
     rig.tier.callbacks.recovered_cb(rig.tier.callbacks.ctx);
-    turn();
+    iterate();
 }
 
 static void dump_while_recovering(block_ref *ref)
 {
     rig.tier.recovering = true;
     *ref = store(rig.one, 1);
-    turn();
+    iterate();
     cr_assert_eq(rig.tier.n_pending, 0u, "it waits");
 }
 
@@ -68,7 +68,7 @@ Test(cache_restore, the_copy_from_before_stays_the_only_one)
     cr_assert_eq(rig.tier.n_pending, 1u);
     cr_assert_eq(fake_at(&rig.tier, 0)->op, TIER_SYNC);
     fake_next(&rig.tier, 0);
-    turn();
+    iterate();
     cr_expect_eq(rig.tier.n_pending, 0u);
     cr_expect(cache_written(rig.cache));
     drop(ref);
@@ -157,7 +157,7 @@ Test(cache_restore_full, no_part_stays_without_the_others)
         part_turns_up(rig.two, i, 1, 10 + i);
     cr_assert_eq(find(rig.two, 0), 0u, "dropped for 50");
     recovered();
-    turn();
+    iterate();
     cr_expect_eq(find(rig.two, 50), 0u);
     cr_expect(cache_found(rig.cache, find(rig.two, 1)) && cache_found(rig.cache, find(rig.two, 2)));
     cr_expect_eq(index_blocks(rig.index), 2u);

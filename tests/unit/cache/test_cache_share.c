@@ -24,7 +24,7 @@ Test(cache_share, a_block_of_another_host_is_found_and_read_once)
     cr_expect_eq(cache_tier(rig.cache, ref), CACHE_DRAM);
     cache_put(rig.cache, ref, 0);
     cache_put(rig.cache, ref, 0);
-    turn();
+    iterate();
     cr_expect_eq(rig.tier.n_pending, 1u, "it goes on to NVMe");
     cr_expect_eq(share.submits, 1u, "and is not written where it came from");
     drop(ref);
@@ -56,14 +56,14 @@ Test(cache_share, who_finds_the_share_full_is_woken)
     share.refuse = -EAGAIN;
     share.refuse_n = 1;
     while (arena_bytes_ready(rig.arena) < arena_bytes_configured(rig.arena))
-        turn();
+        iterate();
     cr_assert_eq(get(&w, ref, 0), -EAGAIN);
     ask(&a);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_OTHER));
-    turn();
+    iterate();
     cr_expect_eq(a.calls, 0);
     fake_share_ready(&share);
-    turn();
+    iterate();
     cr_expect_eq(a.calls, 1);
     cr_expect_eq(get(&w, ref, 0), CACHE_PENDING);
     cache_get_cancel(rig.cache, &w.w);
@@ -106,7 +106,7 @@ static block_ref store_twice(struct ns *ns, uint64_t number)
 {
     block_ref ref = store(ns, number);
 
-    turn();
+    iterate();
     fake_next(&rig.tier, 0);
     fake_share_next(&share, 0);
     drop(ref);
@@ -265,13 +265,13 @@ Test(cache_share, what_is_stored_in_a_purge_is_written_after_it)
 
     cr_assert_eq(cache_purge_begin(rig.cache, &p, rig.one), 0);
     ref = store(rig.one, 1);
-    turn();
+    iterate();
     cr_expect_eq(share.n_pending, 0u);
     cr_expect_not(cache_written(rig.cache));
     rig.tier.naming->done_cb(rig.tier.naming, 0);
     share.purge->done_cb(share.purge, 0, 0);
     cache_purge_end(rig.cache, &p);
-    turn();
+    iterate();
     cr_expect_eq(share.n_pending, 1u);
     fake_share_next(&share, 0);
     cr_expect(has_file(rig.one, 1, 0, 1));
@@ -338,7 +338,7 @@ Test(cache_share, what_is_read_and_evicted_again_stays_within_the_bound)
         fake_share_next(&share, 0);
         cr_assert_eq(w.status, 0);
         put_and_drop(ref, 0);
-        turn();
+        iterate();
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, -ENOSPC);
     }

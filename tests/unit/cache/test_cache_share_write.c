@@ -9,17 +9,17 @@ Test(cache_share_write, the_last_part_is_written_when_the_others_are_there)
 {
     block_ref ref = store(rig.two, 1);
 
-    turn();
+    iterate();
     cr_assert_eq(share.n_pending, 1u);
     cr_expect_eq(fake_share_at(&share, 0)->id.part, 0u);
-    turn();
+    iterate();
     cr_expect_eq(share.n_pending, 1u);
     fake_share_next(&share, 0);
-    turn();
+    iterate();
     cr_assert_eq(share.n_pending, 1u);
     cr_expect_eq(fake_share_at(&share, 0)->id.part, 1u);
     fake_share_next(&share, 0);
-    turn();
+    iterate();
     cr_expect(has_file(rig.two, 1, 0, 1) && has_file(rig.two, 1, 1, 1));
     cr_expect_eq(share.n_pending, 0u);
     cr_expect_eq(rig.metrics.share_write_dropped, 0u);
@@ -30,9 +30,9 @@ Test(cache_share_write, what_fails_leaves_no_last_part)
 {
     block_ref ref = store(rig.two, 1);
 
-    turn();
+    iterate();
     fake_share_next(&share, -EIO);
-    turn();
+    iterate();
     cr_expect_eq(share.n_pending, 0u);
     cr_expect_not(has_file(rig.two, 1, 1, 0));
     cr_expect_gt(rig.metrics.share_write_dropped, 0u);
@@ -73,7 +73,7 @@ Test(cache_share_write, making_room_takes_leased_blocks_that_are_known_to_be_the
     struct waiter w;
 
     fake_share_next(&share, 0);
-    turn();
+    iterate();
     for (uint64_t i = 10; i < 30; i++)
         drop(store(rig.one, i));
     cr_expect_not(cache_in_dram(rig.cache, ref));
@@ -95,11 +95,11 @@ Test(cache_share_write, what_was_evicted_before_its_turn_is_not_written)
     share.refuse_n = 1000;
     for (uint64_t i = 0; i < 30; i++)
         drop(store(rig.one, i));
-    turn();
+    iterate();
     share.refuse_n = 0;
     fake_share_ready(&share);
     for (int i = 0; i < 40; i++) {
-        turn();
+        iterate();
         tier_finish();
         while (share.n_pending > 0)
             fake_share_next(&share, 0);
@@ -115,13 +115,13 @@ Test(cache_share_write, writes_wait_while_the_share_takes_none)
 
     share.refuse = -EAGAIN;
     share.refuse_n = 1;
-    turn();
+    iterate();
     cr_expect_eq(share.n_pending, 0u);
     for (int i = 0; i < 5; i++)
-        turn();
+        iterate();
     cr_expect_eq(share.submits, 1u, "it is not asked again before it says so");
     fake_share_ready(&share);
-    turn();
+    iterate();
     cr_expect_eq(share.n_pending, 1u);
     drop(ref);
 }
@@ -132,7 +132,7 @@ Test(cache_share_write, blocks_of_peers_are_not_written)
 
     note(rig.one, 1, 2, true);
     for (int i = 0; i < 3; i++)
-        turn();
+        iterate();
     cr_expect_eq(share.submits, 0u);
     drop(ref);
 }
@@ -160,7 +160,7 @@ Test(cache_share_write, a_dump_of_what_is_only_presumed_is_taken_and_written)
     cache_lease(rig.cache, ref);
     cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
     cr_expect(cache_in_dram(rig.cache, ref));
-    turn();
+    iterate();
     cr_assert_eq(share.n_pending, 1u);
     fake_share_next(&share, 0);
     cr_expect(has_file(rig.one, 1, 0, 1));
@@ -173,11 +173,11 @@ Test(cache_share_write, only_what_is_used_again_is_written_when_that_is_wished)
 
     rig.cache->config.share_reused = true;
     ref = store(rig.one, 1);
-    turn();
+    iterate();
     cr_expect_eq(share.submits, 0u);
     cr_expect_eq(rig.metrics.share_write_refused, 1u);
     cache_touch(rig.cache, rig.one, &ref, 1);
-    turn();
+    iterate();
     cr_expect_eq(share.submits, 1u);
     drop(ref);
 }
@@ -191,7 +191,7 @@ Test(cache_share_write, the_last_part_is_not_written_after_a_stop_and_counted)
     cache_stop_writing(rig.cache);
     cr_expect_eq(rig.metrics.share_write_dropped, 0u);
     fake_share_next(&share, 0);
-    turn();
+    iterate();
     cr_expect_eq(share.submits, 1u);
     cr_expect(cache_written(rig.cache), "nothing waits for a write that nobody begins");
     cr_expect_eq(rig.metrics.share_write_dropped, 1u);
@@ -238,22 +238,22 @@ Test(cache_share_write, blocks_without_a_seed_hold_up_no_others)
     refs[2] = store(third, 20);
     refs[3] = store(rig.two, 30);
     for (int i = 0; i < 4; i++)
-        turn();
+        iterate();
     cr_assert_eq(share.n_pending, 2u, "another tenant's, and one of another namespace");
     cr_expect_eq(number_at(0) + number_at(1), 50u);
     cr_expect_eq(share.submits, 2u);
     while (share.n_pending > 0)
         fake_share_next(&share, 0);
-    turn();
+    iterate();
     fake_share_next(&share, 0); /* the last part of 30 */
     fake_share_seeded(&share, rig.one->fingerprint);
     for (int i = 0; i < 4; i++)
-        turn();
+        iterate();
     cr_expect_eq(share.n_pending, 0u, "the seed that has come is another one's");
     cr_expect_not(cache_written(rig.cache));
     fake_share_seeded(&share, rig.two->fingerprint);
     for (int i = 0; i < 4; i++)
-        turn();
+        iterate();
     cr_assert_eq(share.n_pending, 2u);
     cr_expect_eq(number_at(0), 10u, "in their order");
     cr_expect_eq(number_at(1), 11u);
@@ -274,7 +274,7 @@ Test(cache_share_write, blocks_without_a_seed_are_counted_at_a_stop)
     cr_expect_eq(rig.metrics.share_write_dropped, 0u);
     cache_stop_writing(rig.cache);
     cr_expect_eq(rig.metrics.share_write_dropped, 1u);
-    turn();
+    iterate();
     cr_expect_eq(share.submits, 0u);
     cr_expect(cache_written(rig.cache));
     drop(ref);

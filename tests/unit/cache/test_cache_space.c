@@ -42,7 +42,7 @@ Test(cache_space, who_waits_is_woken_later_and_all_of_them)
     cache_retry_cancel(&a[1].r);
     cache_fill_done(rig.cache, f, 2, false);
     cr_expect(a[0].calls == 0 && a[2].calls == 0, "not from inside the call that released");
-    turn();
+    iterate();
     cr_expect(a[0].calls == 1 && a[1].calls == 0 && a[2].calls == 1);
     drop(ref);
 }
@@ -65,7 +65,7 @@ Test(cache_space, the_first_are_served_in_their_order)
         cr_assert(cache_wait_for(rig.cache, &a[i].r, WAIT_SLOT));
     a[1].again = true;
     cache_fill_done(rig.cache, f[0], 1, false);
-    turn();
+    iterate();
     cr_expect(a[1].calls == 1 && a[2].calls == 0 && a[0].calls == 0);
     cr_assert(cache_wait_for(rig.cache, &a[3].r, WAIT_SLOT)); /* that comes later */
     cr_expect(cache_slot_awaited(rig.cache, &a[3].r));
@@ -73,7 +73,7 @@ Test(cache_space, the_first_are_served_in_their_order)
     a[2].again = true;
     cache_fill_done(rig.cache, f[1], 1, false);
     a[1].again = false;
-    turn();
+    iterate();
     cr_expect(a[1].calls == 2 && a[2].calls == 1 && a[3].calls == 0 && a[0].calls == 0);
     cache_retry_cancel(&a[2].r);
     a[2].again = false;
@@ -96,7 +96,7 @@ Test(cache_space, who_waits_hears_that_a_dump_pauses)
     cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     cache_fill_done(rig.cache, f, 1, true);
-    turn();
+    iterate();
     cr_expect_eq(a.calls, 1);
     cache_fills_end(rig.cache, &rig.fills[0]);
     drop(ref);
@@ -110,11 +110,11 @@ Test(cache_space, who_waits_hears_that_a_use_lasts)
 
     ask(&a);
     cache_stop_writing(rig.cache);
-    turn();
+    iterate();
     cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     cache_hold(rig.cache, ref, 0);
-    turn();
+    iterate();
     cr_expect_eq(a.calls, 1);
     cache_unhold(rig.cache, ref, 0);
     drop(ref);
@@ -135,12 +135,12 @@ Test(cache_space, who_still_has_too_little_lets_the_next_go_first)
     }
     a[0].again = true;
     cache_fill_done(rig.cache, f, 1, false);
-    turn();
+    iterate();
     cr_expect(a[0].calls == 1 && a[1].calls == 0);
     cr_expect(a[0].again);
     a[0].again = false;
     cache_fill_done(rig.cache, g, 1, false);
-    turn();
+    iterate();
     cr_expect(a[0].calls == 2 && a[1].calls == 1);
     drop(ref);
     drop(other);
@@ -155,7 +155,7 @@ Test(cache_space, clean_blocks_go_before_those_that_wait_to_be_written)
     rig.tier.refuse = -EAGAIN;
     rig.tier.refuse_n = UINT32_MAX;
     drop(dirty);
-    turn();
+    iterate();
     rig.cache->no_writes = true;
     for (uint64_t i = 2; i < 9; i++) {
         clean = store(rig.one, i);
@@ -215,7 +215,7 @@ TestSuite(cache_fine, .init = open_fine, .fini = rig_close);
 static struct {
     struct asker a;
     block_ref ref;
-    unsigned turns;
+    unsigned iterations;
     uint64_t evicted, most;
 } wide;
 
@@ -226,20 +226,21 @@ static int wide_fill(void)
     int rc;
 
     ask(&wide.a);
-    for (wide.turns = 0; (rc = claim(wide.ref, 0, 0, SHARDS, &f)) == -EBUSY; wide.turns++) {
+    for (wide.iterations = 0; (rc = claim(wide.ref, 0, 0, SHARDS, &f)) == -EBUSY;
+         wide.iterations++) {
         uint64_t evicted = rig.metrics.arena_evicted_blocks - wide.evicted;
 
         wide.most = evicted > wide.most ? evicted : wide.most;
         wide.evicted += evicted;
         cr_assert(cache_wait_for(rig.cache, &wide.a.r, WAIT_SLOT));
-        turn();
+        iterate();
     }
     if (rc == 0)
         cache_fill_done(rig.cache, f, SHARDS, true);
     return rc;
 }
 
-/* A turn of the loop evicts a part of the extent; nobody takes what is free of it meanwhile. */
+/* An iteration of the event loop evicts a part of the extent; nobody takes what is free of it meanwhile. */
 Test(cache_fine, an_extent_is_emptied_in_several_turns)
 {
     struct cache_fill *f;
@@ -250,7 +251,7 @@ Test(cache_fine, an_extent_is_emptied_in_several_turns)
     other = open_block(index_ns(rig.index, 3), 10000);
     cr_expect_eq(claim(other, 0, 0, SHARDS, &f), -EBUSY, "the free slot is not given to another");
     cr_expect_eq(wide_fill(), 0);
-    cr_expect(wide.turns >= 3 && wide.most <= 1024, "%u turns", wide.turns);
+    cr_expect(wide.iterations >= 3 && wide.most <= 1024, "%u iterations", wide.iterations);
     cr_expect_eq(rig.metrics.arena_extents_moved, 1u);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 4096u);
     drop(other);
@@ -274,10 +275,10 @@ Test(cache_fine, an_extent_that_can_not_be_emptied_any_more_is_used_again)
     ask(&wide.a);
     cr_assert(cache_wait_for(rig.cache, &wide.a.r, WAIT_SLOT));
     for (unsigned i = 0; i < 20 && claim(wide.ref, 0, 0, SHARDS, &f) == -EBUSY; i++)
-        turn();
+        iterate();
     cr_expect_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);
     cr_expect_eq(rig.metrics.arena_extents_moved, 0u);
-    turn();
+    iterate();
     drop(store(fine, 20000));
     for (unsigned i = 0; i < 2; i++)
         drop(held[i]);
@@ -338,7 +339,7 @@ Test(narrow, a_full_index_lets_go_the_coldest_in_dram)
     for (unsigned i = 2; i < 5; i++)
         drop(store(rig.one, i));
     cr_assert(block_of(find(rig.one, 2))->flags & BLOCK_QUEUED);
-    turn();
+    iterate();
     tier_finish();
     for (unsigned i = 0; i < 4; i++)
         held[i] = open_block(other, 100 + i);

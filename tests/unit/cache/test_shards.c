@@ -269,7 +269,7 @@ static void fail_in_a_full_arena(void)
     cr_assert_eq(some(&full.w, full.ref, 3, 1), CACHE_PENDING);
     cr_assert_eq(some(&full.piece, full.other, 3, 1), CACHE_PENDING);
     fake_finish(&rig.tier, fake_at(&rig.tier, 0), -ENODATA);
-    turn();
+    iterate();
     cr_assert_eq(full.w.calls, 0, "he waits for a slot");
     cr_expect_eq(dram(full.ref), PART_DRAM_NONE);
 }
@@ -283,7 +283,7 @@ static void empty_the_arena(void)
     fake_next(&rig.tier, 0);
     cr_expect_eq(full.piece.status, 0);
     shards_put(full.piece.w.shards);
-    turn();
+    iterate();
 }
 
 Test(shards, without_a_slot_for_the_whole_part_he_waits)
@@ -320,7 +320,7 @@ Test(shards, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
     cache_tenants_changed(rig.cache);
     cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
     fake_finish(&rig.tier, fake_at(&rig.tier, 0), -ENODATA);
-    turn();
+    iterate();
     cr_expect_eq(w.calls, 1);
     cr_expect_eq(w.status, -EBUSY);
     cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);

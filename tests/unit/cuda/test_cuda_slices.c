@@ -70,7 +70,7 @@ static uint64_t state_of(uint32_t slice)
     return atomic_load(&a.shared->words.slices[slice].state);
 }
 
-/* A slice with an order that was not seen before; the loop goes on until there is one. */
+/* A slice with an order that was not seen before; the event loop goes on until there is one. */
 static uint32_t order_wait(void)
 {
     for (;;) {

@@ -121,7 +121,7 @@ static void teardown(void)
 
 TestSuite(conn, .init = setup, .fini = teardown, .timeout = 20);
 
-/* Runs the loop until the connection is closed. */
+/* Runs the event loop until the connection is closed. */
 static void expect_closed(void)
 {
     for (int i = 0; i < 1000 && !rig.closed; i++)
@@ -335,7 +335,8 @@ Test(conn, descriptors_that_were_not_sent_are_closed)
     rig.in_call = false;
     close(rig.peer);
     expect_closed();
-    cr_expect_eq(open_fds(), before - 1 - 1, "the peer's and the connection's, once the loop ran");
+    cr_expect_eq(open_fds(), before - 1 - 1,
+                 "the peer's and the connection's, once the event loop ran");
     rig.peer = dup(0);
 }
 
@@ -365,7 +366,7 @@ static void greet(void)
     conn_welcome(rig.conn);
 }
 
-/* The loop was held up for longer than a hello may take; meanwhile it arrived. */
+/* The event loop was held up for longer than a hello may take; meanwhile it arrived. */
 Test(conn, a_late_daemon_blames_no_peer)
 {
     rig.on_frame = greet;

@@ -42,8 +42,8 @@ Test(pages, live_is_a_loop_that_turns_whatever_its_health)
     snapshot.draining = true;
     IS(PAGE_LIVE, 50000 + PAGES_STUCK_MS - 1, 200, "ok\n");
     IS(PAGE_LIVE, 49999, 200, "ok\n"); /* published after the reader looked at its clock */
-    IS(PAGE_LIVE, 50000 + PAGES_STUCK_MS, 503, "the loop has not turned for 10 s\n");
-    IS(PAGE_LIVE, 50000 + 75999, 503, "the loop has not turned for 75 s\n");
+    IS(PAGE_LIVE, 50000 + PAGES_STUCK_MS, 503, "the event loop has not run for 10 s\n");
+    IS(PAGE_LIVE, 50000 + 75999, 503, "the event loop has not run for 75 s\n");
 }
 
 Test(pages, ready_is_who_takes_requests)
@@ -63,7 +63,7 @@ Test(pages, ready_is_who_takes_requests)
     IS(PAGE_READY, 50000, 503, "failing\n");
     snapshot.draining = true;
     IS(PAGE_READY, 50000, 503, "stopping\n");
-    IS(PAGE_READY, 50000 + PAGES_STUCK_MS, 503, "the loop has not turned for 10 s\n");
+    IS(PAGE_READY, 50000 + PAGES_STUCK_MS, 503, "the event loop has not run for 10 s\n");
 }
 
 Test(pages, before_the_first_publication_nothing_is_ready)
@@ -89,7 +89,7 @@ Test(pages, metrics_are_openmetrics_for_who_takes_it)
     cr_assert_str_eq(open.type, "application/openmetrics-text; version=1.0.0; charset=utf-8");
     cr_assert_null(strstr(plain.text, "# EOF"));
     cr_assert_str_eq(open.text + open.n - 6, "# EOF\n");
-    IS(PAGE_METRICS, 50000 + PAGES_STUCK_MS, 503, "the loop has not turned for 10 s\n");
+    IS(PAGE_METRICS, 50000 + PAGES_STUCK_MS, 503, "the event loop has not run for 10 s\n");
     free(plain.text);
     free(open.text);
 }

@@ -50,7 +50,7 @@ static inline void open_all(void)
 static inline void turns_pass(void)
 {
     for (int i = 0; i < 40; i++)
-        turn();
+        iterate();
 }
 
 static inline void close_all(void)

@@ -71,7 +71,7 @@ static inline void open_door(void)
     cr_assert(door.session);
     ((struct session *)door.session)->hello = true;
     while (arena_bytes_ready(rig.arena) < arena_bytes_configured(rig.arena))
-        turn();
+        iterate();
 }
 
 /* What the session has is from now on that of an operator, or of another user. */

@@ -111,7 +111,7 @@ static uint32_t load_range(uint32_t region, uint64_t first, uint32_t n)
     return call(UCM_METHOD_LOAD, &proto_load, &m);
 }
 
-#define OPENED 512u /* by a dump in one turn of the loop */
+#define OPENED 512u /* by a dump in one iteration of the event loop */
 
 /* Keys 1 to OPENED + 88. */
 static uint32_t dump_many(struct ns *ns)
@@ -142,7 +142,7 @@ static uint32_t answered_with(uint32_t id, enum ucm_block_status status)
     uint32_t n = 0;
 
     for (int i = 0; i < 200 && !answer_of(id); i++) {
-        turn();
+        iterate();
         gpu_finish_all();
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
@@ -153,11 +153,11 @@ static uint32_t answered_with(uint32_t id, enum ucm_block_status status)
     return n;
 }
 
-/* A load begins some items a turn of the loop. */
+/* A load begins some items an iteration of the event loop. */
 static void read_all(void)
 {
     for (int i = 0; i < 50; i++) {
-        turn();
+        iterate();
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
     }
@@ -198,7 +198,7 @@ Test(request, a_dump_opens_its_blocks_in_turns)
     share.refuse = -EROFS;
     share.refuse_n = OPENED + 88;
     cr_expect_eq(index_blocks(rig.index), OPENED);
-    turn();
+    iterate();
     cr_expect_eq(index_blocks(rig.index), OPENED + 88);
     cr_expect_eq(answered_with(id, UCM_BLOCK_OK), OPENED + 88);
 }
@@ -208,7 +208,7 @@ Test(request, a_dump_that_is_cancelled_opens_no_more)
     uint32_t id = dump_many(space("small", 1, 1024 / SHARDS));
 
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
-    turn();
+    iterate();
     cr_assert(answer_of(id));
     cr_expect_eq(answered_with(id, UCM_BLOCK_CANCELLED), OPENED + 88);
     cr_expect_eq(index_blocks(rig.index), 0u);
@@ -216,10 +216,10 @@ Test(request, a_dump_that_is_cancelled_opens_no_more)
 
 /* ---- small loads beside large ones ---- */
 
-static void turns(void)
+static void iterations(void)
 {
     for (int i = 0; i < 10; i++)
-        turn();
+        iterate();
 }
 
 static uint64_t number_of(const struct tier_io *io)
@@ -246,7 +246,7 @@ static unsigned reads_of(uint64_t first, uint32_t n)
 Test(request, a_large_load_alone_fills_the_queue_of_the_tier)
 {
     load_many(store_many());
-    turns();
+    iterations();
     cr_expect_geq(rig.tier.n_pending, 100u);
 }
 
@@ -263,8 +263,8 @@ static void expect_turns(uint64_t spared, uint32_t half)
             io = fake_at(&rig.tier, 1);
         ended[number_of(io) > half]++;
         fake_finish(&rig.tier, io, 0);
-        turn();
-        turn();
+        iterate();
+        iterate();
         gpu_finish_all();
         cr_assert_leq(rig.tier.n_pending, 17u);
         cr_assert_leq(abs((int)ended[0] - (int)ended[1]), 32, "one load reads and the other waits");
@@ -282,7 +282,7 @@ Test(request, large_loads_leave_the_tier_to_a_small_one)
     cr_expect(fake_at(&rig.tier, 0)->small, "writes make way for it");
     id[0] = load_range(region, 1, HALF);
     id[1] = load_range(region, HALF + 1, HALF);
-    turns();
+    iterations();
     cr_expect_eq(rig.tier.n_pending, 17u);
     for (unsigned i = 1; i < rig.tier.n_pending; i++)
         cr_expect_not(fake_at(&rig.tier, i)->small);
@@ -306,10 +306,10 @@ Test(request, a_large_load_from_dram_waits_for_no_turn)
         drop(store_dram(ns, 1000 + i));
     load_range(region, MANY, 1);
     reads = load_range(region, 1, LARGE);
-    turns();
+    iterations();
     cr_assert_eq(rig.tier.n_pending, 17u, "the bound is reached");
     dram = load_range(region, 1001, LARGE);
-    turns();
+    iterations();
     gpu_finish_all();
     cr_expect_null(answer_of(reads));
     cr_assert(answer_of(dram));
@@ -325,11 +325,11 @@ Test(request, large_loads_fill_the_queue_again)
     fake_next(&rig.tier, 0);
     door.requests->narrow_reads = 20; /* instead of some thousand reads more */
     load_range(region, 1, MANY - 1);
-    turns();
+    iterations();
     cr_assert_eq(rig.tier.n_pending, 16u);
     for (int i = 0; i < 8; i++) {
         fake_next(&rig.tier, 0);
-        turns();
+        iterations();
     }
     cr_expect_geq(rig.tier.n_pending, 100u);
 }
@@ -342,10 +342,10 @@ Test(request, a_load_that_is_cancelled_hands_its_turn_on)
     load_range(region, MANY, 1);
     first = load_range(region, 1, 200);
     load_range(region, 201, 200);
-    turns();
+    iterations();
     cr_assert_eq(reads_of(201, 200), 0u);
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = first});
-    turns();
+    iterations();
     cr_expect_eq(reads_of(201, 200), 16u);
 }
 
@@ -361,15 +361,15 @@ Test(request, space_goes_to_who_has_none)
         drop(store_below(rig.one, i));
     for (uint64_t i = 0; i < 4; i++)
         load_range(region, 1 + 4 * i, 4);
-    turns();
+    iterations();
     cr_assert_eq(rig.tier.n_pending, 8u);
     load_range(region, 17, 1);
-    turns();
+    iterations();
     cr_assert_eq(rig.tier.n_pending, 8u);
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
     gpu_finish_all();
-    turns();
+    iterations();
     cr_expect_eq(reads_of(17, 1), 1u);
 }
 
@@ -439,10 +439,10 @@ Test(request, requests_under_way_are_bounded_by_tenant)
     limit_owner_unref(other);
     for (uint32_t i = 0; i < n; i++)
         call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = ids[i]});
-    turns();
+    iterations();
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
-    turns();
+    iterations();
     cr_expect_eq(taken(LIMIT_REQUESTS), 0u);
 }
 
@@ -495,7 +495,7 @@ Test(request, a_load_that_is_refused_ends_its_lease)
     cr_expect_eq(rig.metrics.leases, 0u);
 }
 
-/* A connection that closes with many leases ends some of them in each turn of the loop. */
+/* A connection that closes with many leases ends some of them in each iteration of the event loop. */
 Test(request, leases_of_a_closed_connection_end_in_turns)
 {
     static block_ref refs[LEASED_KEYS_PER_TURN];
@@ -512,7 +512,7 @@ Test(request, leases_of_a_closed_connection_end_in_turns)
     for (uint32_t left = 2; left > 0; left--) {
         cr_expect_eq(rig.metrics.leases, left);
         cr_expect_not(door.conn.freed);
-        turn();
+        iterate();
     }
     cr_expect_eq(rig.metrics.leases, 0u);
 }
@@ -574,7 +574,7 @@ Test(request, a_prefetch_finds_room_for_what_is_in_dram)
         drop(store_below(rig.one, i));
     drop(store(rig.one, 6));
     drop(store(rig.one, 7));
-    turn();
+    iterate();
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
     share.refuse_n = 0;
@@ -583,7 +583,7 @@ Test(request, a_prefetch_finds_room_for_what_is_in_dram)
     for (int i = 0; i < 20 && !answer_of(id); i++) {
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
-        turn();
+        iterate();
     }
     result_of(id, &proto_blocks_r, &r);
     for (uint32_t i = 0; i < 7; i++)

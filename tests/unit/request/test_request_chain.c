@@ -105,7 +105,7 @@ Test(digest_chain, a_block_evicted_by_name_is_left_out)
     cr_expect_eq(appended(append(open_chain(), 1, 3, false)).missing, 2u);
 }
 
-/* One block, named often: what a chain has to let go of takes several turns of the loop. */
+/* One block, named often: what a chain has to let go of takes several iterations of the event loop. */
 Test(digest_chain, a_long_chain_ends_in_turns)
 {
     static uint8_t same[UCM_MAX_KEYS * 16];
@@ -115,7 +115,7 @@ Test(digest_chain, a_long_chain_ends_in_turns)
     for (uint32_t i = 0; i < UCM_MAX_KEYS; i++)
         memcpy(same + 16 * i, chain(1, 1).p, 16);
     msgid = call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
-    cr_expect_null(answer_of(msgid), "the next turns");
+    cr_expect_null(answer_of(msgid), "the next iterations");
     turns_pass();
     cr_expect_eq(appended(msgid).blocks, 1u + UCM_MAX_KEYS);
     cr_expect_eq(appended(msgid).digests, HELD_MAX - 1, "a quarter of the arena");

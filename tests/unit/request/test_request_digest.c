@@ -62,7 +62,7 @@ Test(digests, a_deadline_ends_the_waiting_not_the_build)
     msgid = call(UCM_METHOD_DIGEST_BUILD, &proto_digest_build, &m);
     for (int i = 0; i < 5000 && !answer_of(msgid); i++) {
         uv_sleep(1);
-        turn();
+        iterate();
     }
     cr_expect(statuses(msgid, 1, UCM_BLOCK_CANCELLED));
     work();
@@ -107,7 +107,7 @@ Test(digests, what_is_stored_gets_one_while_somebody_wants_it)
     work();
     cr_expect_eq(rig.metrics.digest_builds, 2u);
     drop(store(rig.one, 3));
-    hang_up(); /* it waited for a turn of the loop */
+    hang_up(); /* it waited for an iteration of the event loop */
     turns_pass();
     work();
     cr_expect_eq(rig.metrics.digest_builds, 2u);

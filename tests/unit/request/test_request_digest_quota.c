@@ -54,7 +54,7 @@ Test(digest_quota, a_build_waits_for_its_tenants_own_blocks)
     turns_pass();
     cr_expect_null(answer_of(first));
     cr_expect_null(answer_of(second));
-    cr_expect_not(rig.cache->chores.on, "the loop rests while they wait");
+    cr_expect_not(rig.cache->chores.on, "the event loop rests while they wait");
     their_digests = open_digests_of(theirs, false);
     drop(store(theirs, 1));
     m.ns = their_digests->id;

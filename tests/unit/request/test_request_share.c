@@ -394,7 +394,7 @@ Test(request_share, evicting_a_namespace_everywhere_is_done_when_the_shares_are)
     drop(store(rig.one, 1));
     id = call(UCM_METHOD_EVICT, &proto_evict, &m);
     for (int i = 0; i < 5; i++)
-        turn();
+        iterate();
     cr_assert(share.purge);
     cr_expect_null(answer_of(id));
     share.purge->done_cb(share.purge, 0, 1);
@@ -407,7 +407,7 @@ Test(request_share, a_purge_that_left_files_says_so)
     uint32_t id = call(UCM_METHOD_NS_PURGE, &proto_keys, &m);
 
     for (int i = 0; i < 5; i++)
-        turn();
+        iterate();
     rig.tier.naming->done_cb(rig.tier.naming, 0);
     cr_expect_null(answer_of(id));
     share.purge->done_cb(share.purge, -ETIMEDOUT, 0);

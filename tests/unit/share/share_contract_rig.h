@@ -118,7 +118,7 @@ static inline void contract_close(struct contract *c)
 {
     c->ops->close(c->b);
     c->b = NULL;
-    cr_assert_eq(uv_run(&c->loop, UV_RUN_DEFAULT), 0, "close ends on the loop");
+    cr_assert_eq(uv_run(&c->loop, UV_RUN_DEFAULT), 0, "close ends on the event loop");
 }
 
 static inline void contract_done_cb(struct share_op *op, int status)

@@ -186,7 +186,7 @@ static inline bool rig_cancel(struct share_backend *b, struct share_op *op)
     return true;
 }
 
-/* All that hangs ends now, from inside the loop as it should. */
+/* All that hangs ends now, from inside the event loop as it should. */
 static inline void rig_let_go(struct rig_server *s)
 {
     s->hangs = s->stuck = false;
@@ -247,7 +247,7 @@ static inline void rig_closed_cb(uv_handle_t *handle)
     *(bool *)handle->data = true;
 }
 
-/* Runs the loop until *flag, or for `ms`. */
+/* Runs the event loop until *flag, or for `ms`. */
 static inline bool rig_run(const bool *flag, uint64_t ms)
 {
     uint64_t until = uv_now(&rig.loop) + ms;

@@ -81,7 +81,7 @@ Test(aside, a_call_ends_on_the_loop)
     sem_wait(&freed);
     cr_assert_eq(start(false, 60000), 0, "and the next one begins");
     aside_wait(&aside, 60000);
-    cr_assert(endings == 2 && status == 0, "without the loop");
+    cr_assert(endings == 2 && status == 0, "without the event loop");
     sem_wait(&freed);
 }
 

@@ -52,7 +52,7 @@ static void begin(struct job *j, uint32_t tenant, uint32_t first, uint32_t n, ui
 
 TestSuite(share_remove, .init = rig_setup, .fini = share_teardown, .timeout = 60);
 
-/* How it ended; at the latest in `ms` of the loop. */
+/* How it ended; at the latest in `ms` of the event loop. */
 static int outcome(struct job *j, uint64_t ms)
 {
     cr_assert(rig_run(&j->done, ms));

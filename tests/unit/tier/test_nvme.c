@@ -6,7 +6,7 @@ TestSuite(nvme, .fini = rig_close);
 static const enum config_io engines[] = {CONFIG_IO_THREADS, CONFIG_IO_URING};
 #define BOTH_ENGINES(io) for (unsigned k = 0; k < 2 && (io = engines[k], true); k++)
 
-/* Those about a sector, a page, and what the loop sums by itself; then any. */
+/* Those about a sector, a page, and what the event loop sums by itself; then any. */
 static uint64_t round_trip_bytes(unsigned i, uint64_t *seed)
 {
     static const uint64_t edges[] = {1, 511, 512, 4095, 4096, 4097, 16384, 16385, 10 * 32768};
@@ -270,7 +270,7 @@ Test(nvme, bounds_are_kept)
     cr_assert_eq(rig.parts[2].status, 0);
 }
 
-/* Parts of this size are summed on the loop, so that they end in the order in which they are read.
+/* Parts of this size are summed on the event loop, so that they end in the order in which they are read.
  */
 Test(nvme, urgent_reads_go_first)
 {

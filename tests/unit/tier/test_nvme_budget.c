@@ -1,5 +1,5 @@
-/* Of write-behind a turn of the loop does little, however much there is, and all is done in the
- * end. A disk that a small request reads has few writes under way. */
+/* Of write-behind an iteration of the event loop does little, however much there is, and all is
+ * done in the end. A disk that a small request reads has few writes under way. */
 #include "tests/unit/tier/nvme_rig.h"
 
 TestSuite(nvme_budget, .fini = rig_close);
@@ -12,9 +12,9 @@ static unsigned not_begun(void)
     return rig_stats().queued;
 }
 
-/* Writes all at once; no turn begins or ends more than its share. Ending is bounded by the pieces
- * of memory, so that what one turn ends is one write of many parts or some of few. */
-static void expect_small_turns(uint64_t bytes)
+/* Writes all at once; no iteration begins or ends more than its share. Ending is bounded by the
+ * pieces of memory, so that what one iteration ends is one write of many parts or some of few. */
+static void expect_small_iterations(uint64_t bytes)
 {
     for (unsigned i = 0; i < PARTS; i++)
         cr_assert_eq(part_write(i, bytes), 0);
@@ -32,19 +32,19 @@ static void expect_small_turns(uint64_t bytes)
 Test(nvme_budget, many_small_writes_take_many_turns)
 {
     rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING, PARTS, 4096);
-    expect_small_turns(4096);
+    expect_small_iterations(4096);
 }
 
 Test(nvme_budget, so_do_those_that_threads_sum)
 {
     rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING, PARTS, 64 << 10);
-    expect_small_turns(64 << 10);
+    expect_small_iterations(64 << 10);
 }
 
 /* ---- segments to be reused ---- */
 
 #define RECORDS 2047u /* of 8 KiB, in a segment of 16 MiB */
-#define DROPS 1024u   /* that one turn drops */
+#define DROPS 1024u   /* that one iteration drops */
 
 /* Both segments are full of small parts, and writes go on: ahead of need (rewrite > 0), or when a
  * write needs the room. */
@@ -88,14 +88,14 @@ Test(nvme_budget, so_is_one_that_is_emptied_ahead)
 #define NARROW_WRITES 2048u
 #define NARROW_MAX 2u
 #define WIDE_MAX 8u
-#define BEGUN 8u /* parts that one turn begins to write */
+#define BEGUN 8u /* parts that one iteration begins to write */
 
 static struct {
     uv_prepare_t prepare;
     unsigned writes, parts; /* under way at once, at most */
 } seen;
 
-/* After a turn has begun its writes, before any of them can end. */
+/* After an iteration has begun its writes, before any of them can end. */
 static void look_cb(uv_prepare_t *handle)
 {
     unsigned parts = rig.under_way - not_begun();
@@ -195,7 +195,7 @@ Test(nvme_budget, a_single_write_does_not_wait_for_others)
     cr_expect_eq(rig_verify(), 2u);
 }
 
-/* Summed on the loop or not: a flipped bit is found. */
+/* Summed on the event loop or not: a flipped bit is found. */
 Test(nvme_budget, small_parts_are_verified_too)
 {
     static const uint64_t sizes[] = {1, 4096, 16 << 10, (16 << 10) + 1};

@@ -192,7 +192,7 @@ Test(nvme_move, what_is_sound_in_a_segment_that_goes_into_quarantine_stays)
     rig_verify();
 }
 
-/* Turns of the loop until parts are being moved. */
+/* Iterations of the event loop until parts are being moved. */
 static void run_until_moving(void)
 {
     uint64_t reads = rig.metrics.nvme_reads;

@@ -68,7 +68,7 @@ static inline void relocate_open(void)
 
 static inline void relocate_close(void)
 {
-    turn(); /* cancelled ones end */
+    iterate(); /* cancelled ones end */
     cr_expect_eq(cache_moves(rig.cache), 0u);
     cr_expect_eq(n_copies, 0u);
     lend_group_close(rig.arena, group);
@@ -94,11 +94,11 @@ static inline block_ref stored(struct ns *ns, uint64_t number)
 static inline void await(enum arena_lent_event event, unsigned n)
 {
     for (int i = 0; i < 10000 && rig.window_events[event] < n; i++) {
-        turn();
+        iterate();
         uv_sleep(1);
     }
     cr_assert_geq(rig.window_events[event], n);
-    turn();
+    iterate();
 }
 
 /* Moves a part of a block in DRAM that nobody else uses; the mover has a use. */

@@ -87,7 +87,7 @@ static void open_arena(uint64_t budget)
     lend_watch(arena, &(struct lend_watcher){.revoke_cb = revoke_cb, .ctx = &revoked});
 }
 
-/* Turns of the loop until *count is n. */
+/* Iterations of the event loop until *count is n. */
 static void await(const unsigned *count, unsigned n)
 {
     uv_async_t awake; /* the arena's handle keeps no loop alive */

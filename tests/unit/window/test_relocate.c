@@ -49,14 +49,14 @@ Test(relocate, it_waits_for_other_users)
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     await(LENT_READY, 1);
     copy_next();
-    turn();
+    iterate();
     cr_expect_eq(mv.calls, 0);
     cr_expect(marks_right(ref, 0));
     cr_expect_not(window_place(&relocations, ref, 0, &place), "it is where it was");
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4);
     cache_put(rig.cache, ref, 0);
     cr_expect_eq(mv.calls, 0, "not inside the call");
-    turn();
+    iterate();
     cr_expect_eq(mv.calls, 1);
     cr_expect_eq(mv.status, 0);
     cr_expect(window_place(&relocations, ref, 0, &place));
@@ -76,10 +76,10 @@ Test(relocate, a_hold_keeps_it_where_it_is)
     await(LENT_READY, 1);
     copy_next();
     for (int i = 0; i < 5; i++)
-        turn();
+        iterate();
     cr_expect_eq(mv.calls, 0);
     window_move_cancel(&relocations, &mv.m); /* its deadline */
-    turn();
+    iterate();
     cr_expect_eq(mv.calls, 0);
     cr_expect_eq(cache_moves(rig.cache), 0u);
     cr_expect_eq(lend_used_bytes(rig.arena), 0u, "the slot is given back");
@@ -117,13 +117,13 @@ Test(relocate, nobody_waits_any_more)
     /* For an extent. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     window_move_cancel(&relocations, &mv.m);
-    turn();
+    iterate();
     cr_expect_eq(cache_moves(rig.cache), 0u);
     await(LENT_READY, 1);
     /* For the copy, which goes on. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     window_move_cancel(&relocations, &mv.m);
-    turn();
+    iterate();
     cr_expect_eq(cache_moves(rig.cache), 1u);
     cr_expect_eq(block_of(ref)->part[0].users, 1u);
     copy_next();
@@ -137,7 +137,7 @@ Test(relocate, nobody_waits_any_more)
         await(LENT_READY, 2);
     window_move_cancel(&relocations, &mv.m);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    turn();
+    iterate();
     copy_next();
     cr_expect_eq(mv.calls, 1);
     cr_expect_eq(mv.status, 0);
@@ -153,7 +153,7 @@ Test(relocate, evicted_by_name_meanwhile)
     await(LENT_READY, 1);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     cr_expect_eq(move(&late, ref, 0), -ENOENT);
-    turn();
+    iterate();
     cr_expect_eq(mv.calls, 0, "the copy is under way");
     copy_next();
     cr_expect_eq(mv.calls, 1);
@@ -230,7 +230,7 @@ Test(relocate, somebody_else_reads_it_elsewhere)
     copy_next();
     cr_expect_eq(mv.calls, 0);
     cache_put(rig.cache, ref, 0); /* the reader's */
-    turn();
+    iterate();
     cr_expect_eq(mv.calls, 1);
     cr_expect_eq(mv.status, 0);
     cr_expect_not(mv.m.read);
@@ -261,7 +261,7 @@ Test(relocate, a_read_that_nobody_waits_for)
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     await(LENT_READY, 1);
     window_move_cancel(&relocations, &mv.m);
-    turn();
+    iterate();
     cr_expect_eq(cache_moves(rig.cache), 0u);
     fake_next(&rig.tier, 0);
     cr_expect_eq(mv.calls, 0);
@@ -299,7 +299,7 @@ Test(relocate, a_snapshot_leaves_them_out)
     put_and_drop(ref, 0);
     cr_assert_eq(snapshot_start(s), 0);
     for (int i = 0; i < 5000 && !snapshot_ready(s); i++) {
-        turn();
+        iterate();
         uv_sleep(1);
     }
     snapshot_finish(s);

@@ -254,7 +254,7 @@ static void step(void)
             some_budget();
         break;
     default:
-        turn();
+        iterate();
     }
     told_check();
 }
@@ -275,7 +275,7 @@ Test(relocate_random, nobody_reads_other_bytes)
     for (int i = 0; i < 5000 && (cache_moves(rig.cache) > 0 || rig.tier.n_pending > 0 ||
                                  n_copies > 0 || chaos.load.waits);
          i++) {
-        turn();
+        iterate();
         if (n_copies > 0)
             copy_next();
         if (rig.tier.n_pending > 0)
@@ -296,10 +296,10 @@ Test(relocate_random, nobody_reads_other_bytes)
             if (ref != 0)
                 (void)cache_evict(rig.cache, ref, CACHE_ALL);
         }
-    turn();
+    iterate();
     while (rig.tier.n_pending > 0) {
         fake_next(&rig.tier, 0);
-        turn();
+        iterate();
     }
     for (uint64_t k = 0; k < KEYS; k++)
         for (int i = 0; i < 2; i++) {

@@ -17,7 +17,7 @@ static void fill_window(struct ns *ns, uint64_t first, uint64_t n)
     }
 }
 
-/* Used slots lie before those that may leave, more than a search looks at in a turn of the loop. */
+/* Used slots lie before those that may leave, more than a search looks at in an iteration of the event loop. */
 Test(window_slots_wide, unused_blocks_behind_many_used_ones_leave)
 {
     uint32_t slots = 6 * 256, used = slots - 100;
@@ -35,9 +35,9 @@ Test(window_slots_wide, unused_blocks_behind_many_used_ones_leave)
     fill_window(ns, 1 + used, slots - used);
     late = stored(ns, 1 + slots);
     cr_assert_eq(move(&mv, late, 0), CACHE_PENDING, "some may leave");
-    cr_expect_eq(n_copies, 0u, "a turn's looks are bounded");
+    cr_expect_eq(n_copies, 0u, "an iteration's looks are bounded");
     for (int i = 0; i < 10 && n_copies == 0; i++)
-        turn();
+        iterate();
     copy_next();
     cr_expect_eq(mv.status, 0);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
@@ -125,7 +125,7 @@ Test(window_slots, a_lower_budget_waits_for_users)
     lend_budget_set(rig.arena, 0);
     window_slots_changed(&relocations);
     for (int i = 0; i < 5; i++)
-        turn();
+        iterate();
     cr_expect(readable(group, &place));
     drop(ref);
     cache_put(rig.cache, ref, 0);
@@ -136,7 +136,8 @@ Test(window_slots, a_lower_budget_waits_for_users)
 
 /* ---- bounds ---- */
 
-/* A search that found nothing is not repeated in its turn of the loop, unless something was released. */
+/* A search that found nothing is not repeated in its iteration of the event loop, unless something was
+ * released. */
 Test(window_slots, what_was_in_vain_is_remembered_for_a_turn)
 {
     block_ref used[8], late[3];
@@ -153,12 +154,12 @@ Test(window_slots, what_was_in_vain_is_remembered_for_a_turn)
     cr_expect_eq(move(&mv, late[0], 0), -ENOSPC);
     cr_expect_eq(rig.metrics.arena_candidates, looks + 8);
     cr_expect_eq(move(&mv, late[1], 0), -ENOSPC);
-    cr_expect_eq(rig.metrics.arena_candidates, looks + 8, "in the same turn");
-    turn();
+    cr_expect_eq(rig.metrics.arena_candidates, looks + 8, "in the same iteration");
+    iterate();
     cr_expect_eq(move(&mv, late[1], 0), -ENOSPC);
     cr_expect_eq(rig.metrics.arena_candidates, looks + 16, "in the next one");
     put_and_drop(used[5], 0);
-    cr_expect_eq(move(&mv, late[2], 0), CACHE_PENDING, "one was released in this turn");
+    cr_expect_eq(move(&mv, late[2], 0), CACHE_PENDING, "one was released in this iteration");
     copy_next();
     cr_expect_eq(mv.status, 0);
     cache_put(rig.cache, late[2], 0);

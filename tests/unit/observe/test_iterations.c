@@ -1,4 +1,4 @@
-#include "daemon/observe/turns.h"
+#include "daemon/observe/iterations.h"
 
 #include <criterion/criterion.h>
 #include <unistd.h>
@@ -29,20 +29,21 @@ static uint64_t counted(void)
     return n;
 }
 
-Test(turns, work_counts_and_sleep_does_not)
+Test(iterations, work_counts_and_sleep_does_not)
 {
     uv_loop_t loop;
-    struct turns turns;
+    struct iterations iterations;
     uv_idle_t idle;
     uv_timer_t timer;
     uint64_t began_ns = uv_hrtime(), all_ns, slept_ns;
 
     rounds = 5;
     cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(turns_begin(&turns, &loop, &histogram), 0);
+    cr_assert_eq(iterations_begin(&iterations, &loop, &histogram), 0);
     uv_idle_init(&loop, &idle);
     uv_idle_start(&idle, work_cb);
-    cr_assert_eq(uv_run(&loop, UV_RUN_DEFAULT), 0, "the handle of the turns keeps no loop running");
+    cr_assert_eq(uv_run(&loop, UV_RUN_DEFAULT), 0,
+                 "the handle of the iterations keeps no loop running");
     cr_assert_geq(counted(), 5);
     cr_assert_geq(histogram.sum_ns, 5 * SLOW_US * 1000u);
 
@@ -52,9 +53,9 @@ Test(turns, work_counts_and_sleep_does_not)
     all_ns = uv_hrtime() - began_ns;
     slept_ns = uv_metrics_idle_time(&loop);
     cr_assert_gt(slept_ns, 0);
-    cr_assert_leq(histogram.sum_ns + slept_ns, all_ns, "what was slept is in no turn");
+    cr_assert_leq(histogram.sum_ns + slept_ns, all_ns, "what was slept is in no iteration");
 
-    turns_end(&turns);
+    iterations_end(&iterations);
     cr_assert_eq(uv_run(&loop, UV_RUN_DEFAULT), 0);
     cr_assert_eq(uv_loop_close(&loop), 0);
 }

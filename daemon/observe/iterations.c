@@ -1,10 +1,10 @@
-#include "daemon/observe/turns.h"
+#include "daemon/observe/iterations.h"
 
 #include "proto/histogram.h"
 
 static void before_poll_cb(uv_prepare_t *before_poll)
 {
-    struct turns *t = before_poll->data;
+    struct iterations *t = before_poll->data;
     uint64_t now_ns = uv_hrtime(), slept_ns = uv_metrics_idle_time(before_poll->loop);
     uint64_t took_ns = now_ns - t->at_ns, of_it_ns = slept_ns - t->slept_ns;
 
@@ -13,7 +13,7 @@ static void before_poll_cb(uv_prepare_t *before_poll)
     t->slept_ns = slept_ns;
 }
 
-int turns_begin(struct turns *t, uv_loop_t *loop, struct histogram *histogram)
+int iterations_begin(struct iterations *t, uv_loop_t *loop, struct histogram *histogram)
 {
     int rc = uv_loop_configure(loop, UV_METRICS_IDLE_TIME);
 
@@ -30,7 +30,7 @@ int turns_begin(struct turns *t, uv_loop_t *loop, struct histogram *histogram)
     return rc;
 }
 
-void turns_end(struct turns *t)
+void iterations_end(struct iterations *t)
 {
     uv_close((uv_handle_t *)&t->before_poll, NULL);
 }

@@ -1,9 +1,10 @@
-/* Who waits: for a turn of the loop, for space, for write-behind. */
+/* Who waits: for an iteration of the event loop, for space, for write-behind. */
 #include "daemon/cache/cache.h"
 
 #include "daemon/cache/internal.h"
 
-/* Of those who wait for something else than a slot, that try again in one turn of the loop. */
+/* Of those who wait for something else than a slot, that try again in one iteration of the event
+ * loop. */
 #define OTHER_WAKES 16
 
 /* To be released. */
@@ -37,7 +38,7 @@ static const struct list *first_retries(struct list *waits)
 }
 
 /* Each waits for something of its own, so that one fails says nothing about the next: after a
- * release each tries once, some in each turn. */
+ * release each tries once, some in each iteration. */
 bool cache_other_run(void *ctx)
 {
     struct cache *c = ctx;
@@ -93,8 +94,8 @@ void cache_less_under_way(struct cache *c)
         cache_wake(c, CHORE_WRITE_NVME);
 }
 
-/* One a turn of the loop, each in its turn. */
-bool cache_turn_run(void *ctx)
+/* One an iteration of the event loop, each in its turn. */
+bool cache_iteration_run(void *ctx)
 {
     struct cache *c = ctx;
 
@@ -102,7 +103,7 @@ bool cache_turn_run(void *ctx)
     return !list_empty(&c->waits[WAIT_TURN]);
 }
 
-bool cache_turn_ready(const void *ctx)
+bool cache_iteration_ready(const void *ctx)
 {
     const struct cache *c = ctx;
 
@@ -165,7 +166,7 @@ bool cache_wait_for(struct cache *c, struct cache_retry *r, enum wait_for what)
     if (what == WAIT_PRESSURE)
         cache_less_dirty(c); /* it may have fallen while r got ready to wait */
     if (what == WAIT_TURN)
-        cache_wake(c, CHORE_TURN);
+        cache_wake(c, CHORE_WAITERS);
     return true;
 }
 

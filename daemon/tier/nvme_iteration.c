@@ -1,12 +1,13 @@
-/* What the rest of the tier stands on: who holds it, its jobs in the pool, and the next turn of the
- * loop. How much one turn does is bounded: a request waits while it lasts, and a load of a block in
- * DRAM waits for two turns: for its request, and for the end of its copy. */
+/* What the rest of the tier stands on: who holds it, its jobs in the pool, and the next iteration
+ * of the event loop. How much one iteration does is bounded: a request waits while it lasts, and a
+ * load of a block in DRAM waits for two iterations: for its request, and for the end of its
+ * copy. */
 #include "daemon/tier/nvme.h"
 
 #include <assert.h>
 
-/* Parts of the writes that one turn begins: as many as one write has at most, or several writes of
- * few. Each part's header is a page to be filled and hashed. */
+/* Parts of the writes that one iteration begins: as many as one write has at most, or several
+ * writes of few. Each part's header is a page to be filled and hashed. */
 #define BUDGET_PARTS NVME_MERGE_IOS
 
 void nvme_hold(struct tier *t)
@@ -56,51 +57,51 @@ void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run_cb)(struct 
     (void)rc;
 }
 
-/* ---- the next turn ---- */
+/* ---- the next iteration ---- */
 
 static void idle_cb(uv_idle_t *idle)
 {
     struct tier *t = idle->data;
-    unsigned due = t->turn.due;
+    unsigned due = t->iteration.due;
 
     uv_idle_stop(idle);
-    t->turn.due = t->turn.parts = t->turn.drops = 0;
+    t->iteration.due = t->iteration.parts = t->iteration.drops = 0;
     nvme_hold(t);
-    t->turn.run_cb(t, due);
+    t->iteration.run_cb(t, due);
     nvme_release(t);
 }
 
-void nvme_turn_want(struct tier *t, unsigned what)
+void nvme_iteration_want(struct tier *t, unsigned what)
 {
-    int rc = uv_idle_start(&t->turn.idle, idle_cb); /* nothing is done if it runs already */
+    int rc = uv_idle_start(&t->iteration.idle, idle_cb); /* nothing is done if it runs already */
 
     assert(rc == 0); /* refuses a missing callback only */
     (void)rc;
-    t->turn.due |= what;
+    t->iteration.due |= what;
 }
 
-bool nvme_turn_may_write(struct tier *t)
+bool nvme_iteration_may_write(struct tier *t)
 {
-    if (t->turn.parts >= BUDGET_PARTS)
-        nvme_turn_want(t, 0);
-    return t->turn.parts < BUDGET_PARTS;
+    if (t->iteration.parts >= BUDGET_PARTS)
+        nvme_iteration_want(t, 0);
+    return t->iteration.parts < BUDGET_PARTS;
 }
 
-void nvme_turn_spend(struct tier *t, unsigned parts, bool opened)
+void nvme_iteration_spend(struct tier *t, unsigned parts, bool opened)
 {
-    t->turn.parts += opened ? BUDGET_PARTS : parts;
-    nvme_turn_want(t, NVME_TURN_BEGUN);
+    t->iteration.parts += opened ? BUDGET_PARTS : parts;
+    nvme_iteration_want(t, NVME_TURN_BEGUN);
 }
 
-void nvme_turn_dropped(struct tier *t, uint64_t records)
+void nvme_iteration_dropped(struct tier *t, uint64_t records)
 {
-    t->turn.drops += (unsigned)records;
+    t->iteration.drops += (unsigned)records;
     t->metrics->nvme_reclaimed_blocks += records;
-    nvme_turn_want(t, 0);
+    nvme_iteration_want(t, 0);
 }
 
 void nvme_writes_go_on(struct tier *t)
 {
     t->stalled = false;
-    nvme_turn_want(t, 0);
+    nvme_iteration_want(t, 0);
 }
