@@ -66,14 +66,14 @@ static void device_found_cb(void *ctx, uint32_t gpus, const char *note)
 
 /* ---- starting ---- */
 
-static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+static void slab_ready_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes)
 {
     struct server *s = ctx;
 
     if (s->tier)
-        s->tier_ops->buffer_add(s->tier, extent, base, bytes);
+        s->tier_ops->buffer_add(s->tier, slab, base, bytes);
     if (device_set_memory_add(s->devices, base, bytes) != 0)
-        log_warn("server", "unpinned", "extent=%u reason=\"%s\"", extent, "no memory to note it");
+        log_warn("server", "unpinned", "slab=%u reason=\"%s\"", slab, "no memory to note it");
     snapshot_grew(s->snapshot);
     cache_arena_grew(s->cache);
 }
@@ -116,7 +116,7 @@ static bool progress_cb(void *ctx)
     uint64_t done = s->metrics.nvme_reads + s->metrics.nvme_writes + s->metrics.nvme_read_errors +
                     s->metrics.nvme_write_errors + s->metrics.nvme_corrupt +
                     s->metrics.arena_kept_parts + s->metrics.arena_kept_refused +
-                    arena_bytes_ready(s->arena); /* what is kept waits for its extent */
+                    arena_bytes_ready(s->arena); /* what is kept waits for its slab */
     bool moved = done != s->progress_seen;
 
     s->progress_seen = done;
@@ -182,10 +182,10 @@ static int arena_init(struct server *s, struct ucm_error *e)
 {
     struct config *c = &s->config;
     struct arena_config ac = {
-        .size = c->arena_size / c->arena_extent * c->arena_extent,
-        .extent = c->arena_extent,
+        .size = c->arena_size / c->arena_slab * c->arena_slab,
+        .slab = c->arena_slab,
         .prefault = c->arena_prefault,
-        .extent_ready_cb = extent_ready_cb,
+        .slab_ready_cb = slab_ready_cb,
         .numa = numa_used(s),
         .deadlines = &s->deadlines,
         .ended_cb = arena_ended_cb,
@@ -199,7 +199,7 @@ static int arena_init(struct server *s, struct ucm_error *e)
     if (c->arena_keep[0] != '\0') {
         char why[PERSIST_WHY_BYTES];
 
-        rc = snapshot_open(c->arena_keep, ac.size, ac.extent, &s->snapshot, why);
+        rc = snapshot_open(c->arena_keep, ac.size, ac.slab, &s->snapshot, why);
         if (rc != 0)
             return why[0] ? ucm_error_set(e, UCM_WIRE_IO, "%s", why) : rc;
         ac.file = true;

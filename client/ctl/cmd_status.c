@@ -78,7 +78,7 @@ static void print_windows(const msgpack_object *m)
     if (answer_u64(m, "window_bytes_configured") == 0 && answer_u64(m, "windows") == 0)
         return;
     printf("windows    %" PRIu64 " open, %s of %s lent, %s pinned; %" PRIu64
-           " extents wanted back, %" PRIu64 " blocks left out\n",
+           " slabs wanted back, %" PRIu64 " blocks left out\n",
            answer_u64(m, "windows"), human_bytes(lent, answer_u64(m, "window_bytes")),
            human_bytes(budget, answer_u64(m, "window_bytes_configured")),
            human_bytes(pinned, answer_u64(m, "window_pinned_bytes")),

@@ -182,7 +182,7 @@ static struct ucm_slots_place place_of(struct ucm_cuda_decode *d, const struct u
     const uint64_t *generation;
     const void *bytes;
 
-    if (place->extent == UCM_PLACE_NONE ||
+    if (place->slab == UCM_PLACE_NONE ||
         ucm_window_address(d->window, place, &bytes, &generation) != 0)
         return (struct ucm_slots_place){0};
     p.bytes = address_on_gpu(d, bytes);

@@ -279,7 +279,7 @@ UCM_API int ucm_cuda_decode_places(struct ucm_cuda_decode *decode, struct ucm_wi
                                    const uint32_t *numbers, const struct ucm_place *places,
                                    uint32_t n, void *stream);
 /* Registers memory of the window with the driver before places() needs it: at most `most` mappings that the GPU does not know yet,
- * each an extent of the daemon's. *left receives how many others there are. Any thread may call it beside steps and beside other
+ * each a slab of the daemon's. *left receives how many others there are. Any thread may call it beside steps and beside other
  * calls for the handle, which may wait for the registration under way; so ask for one at a time. The caller keeps the window open. */
 UCM_API int ucm_cuda_decode_window_register(struct ucm_cuda_decode *decode,
                                             struct ucm_window *window, uint32_t most,

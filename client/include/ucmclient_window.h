@@ -13,7 +13,7 @@ struct ucm_chain; /* ucmclient_sparse.h */
 
 /* A window is memory of the daemon in which the worker's own code reads blocks without asking anybody: a GPU
  * kernel, or ucm_window_read on the CPU. The daemon brings blocks of chains there when they are *pinned*, and
- * says where each lies: its *place*. The window is mapped read-only, in extents, and holds nothing but blocks of
+ * says where each lies: its *place*. The window is mapped read-only, in slabs, and holds nothing but blocks of
  * the client's own tenant. The daemon may reuse a place at any time. So a reader compares the place's
  * generation before and after its copy, and throws the copy away if it changed. So a read gives the block's bytes or a
  * *miss*, never other bytes.
@@ -48,7 +48,7 @@ UCM_API void ucm_window_close(struct ucm_window *window);
 
 /* Where a block lies. Copy it freely; it means something to this window only. */
 struct ucm_place {
-    uint32_t extent; /* UCM_PLACE_NONE: not in the window */
+    uint32_t slab; /* UCM_PLACE_NONE: not in the window */
     uint32_t slot;
     uint64_t generation;
     uint64_t opened; /* which opening of the window it is of, see ucm_window_info */
@@ -93,11 +93,11 @@ UCM_API int ucm_window_read(struct ucm_window *window, const struct ucm_place *p
 UCM_API int ucm_window_address(struct ucm_window *window, const struct ucm_place *place,
                                const void **address, const uint64_t **generation);
 
-/* What the window maps: extents, and the table of generations. */
+/* What the window maps: slabs, and the table of generations. */
 struct ucm_window_mapping {
     const void *address;
     uint64_t bytes;
-    uint32_t extent; /* UCM_PLACE_NONE: the table */
+    uint32_t slab;   /* UCM_PLACE_NONE: the table */
     uint32_t wanted; /* not 0: to be released */
     uint64_t
         opened; /* which opening of the window it is of; of an earlier one all are to be released */
@@ -113,13 +113,13 @@ UCM_API int ucm_window_mappings(struct ucm_window *window, struct ucm_window_map
 UCM_API int ucm_window_release(struct ucm_window *window, const void *address);
 
 struct ucm_window_info {
-    uint64_t opened;       /* counts how often the window was opened; 0: it is not open now */
-    uint64_t extent_bytes; /* of each extent */
-    uint64_t slot_bytes;   /* from one slot to the next */
-    uint64_t part_bytes;   /* of them, so many are the block's */
-    uint32_t extents;      /* their numbers are below this */
-    uint32_t mapped;       /* extents that are mapped now */
-    uint64_t budget;       /* the daemon's window.size when it was opened, for all tenants */
+    uint64_t opened;     /* counts how often the window was opened; 0: it is not open now */
+    uint64_t slab_bytes; /* of each slab */
+    uint64_t slot_bytes; /* from one slot to the next */
+    uint64_t part_bytes; /* of them, so many are the block's */
+    uint32_t slabs;      /* their numbers are below this */
+    uint32_t mapped;     /* slabs that are mapped now */
+    uint64_t budget;     /* the daemon's window.size when it was opened, for all tenants */
 };
 UCM_API int ucm_window_info(struct ucm_window *window, struct ucm_window_info *out);
 

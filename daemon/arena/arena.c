@@ -11,8 +11,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* slot_ref = 1 + (extent << slot_bits | slot), slot_bits as many as an extent of the smallest slots
- * needs: so there are names for 16 TiB less one extent, whatever the extents' size. */
+/* slot_ref = 1 + (slab << slot_bits | slot), slot_bits as many as a slab of the smallest slots
+ * needs: so there are names for 16 TiB less one slab, whatever the slabs' size. */
 
 uint64_t arena_padded(uint64_t bytes)
 {
@@ -21,7 +21,7 @@ uint64_t arena_padded(uint64_t bytes)
 
 /* ---- slots ---- */
 
-/* The extents at this home with a free slot of this size. */
+/* The slabs at this home with a free slot of this size. */
 static struct list *partial_of(const struct arena *a, uint64_t slot_bytes, uint32_t home)
 {
     struct list *l = &a->partial[(slot_bytes / ARENA_ALIGN - 1) * (a->nodes + 1) + home];
@@ -31,38 +31,38 @@ static struct list *partial_of(const struct arena *a, uint64_t slot_bytes, uint3
     return l;
 }
 
-/* The thread that makes an extent ready touches all of it; until then none of it is poisoned. */
-static bool extent_is_ready(const struct arena *a, const struct extent *e)
+/* The thread that makes a slab ready touches all of it; until then none of it is poisoned. */
+static bool slab_is_ready(const struct arena *a, const struct slab *e)
 {
-    uint32_t extent = (uint32_t)(e - a->extent);
+    uint32_t slab = (uint32_t)(e - a->slab);
 
-    return arena_extent_lent(a, extent) || extent < a->ready;
+    return arena_slab_lent(a, slab) || slab < a->ready;
 }
 
-void arena_extent_unpoison(const struct arena *a, uint32_t extent)
+void arena_slab_unpoison(const struct arena *a, uint32_t slab)
 {
-    const char *base = a->extent[extent].base;
+    const char *base = a->slab[slab].base;
 
     /* Without slots all of it is poisoned, or, if it never had any, nothing. */
-    if (a->extent[extent].slots > 0 || poison_begins(base, 1) == 0)
-        poison(base, a->config.extent, a->config.extent);
+    if (a->slab[slab].slots > 0 || poison_begins(base, 1) == 0)
+        poison(base, a->config.slab, a->config.slab);
 }
 
-static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
+static slot_ref ref_of(const struct arena *a, uint32_t slab, uint32_t slot)
 {
-    return 1 + (extent << a->slot_bits | slot);
+    return 1 + (slab << a->slot_bits | slot);
 }
 
-static void slot_push_free(struct extent *e, uint32_t slot)
+static void slot_push_free(struct slab *e, uint32_t slot)
 {
     e->owner[slot] = SLOT_FREE | e->free_slot;
     e->free_slot = slot;
     e->n_free++;
 }
 
-int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
+int arena_carve(struct arena *a, struct slab *e, uint64_t slot_bytes)
 {
-    uint32_t slots = (uint32_t)(a->config.extent / slot_bytes);
+    uint32_t slots = (uint32_t)(a->config.slab / slot_bytes);
 
     e->owner = malloc(slots * sizeof(*e->owner));
     if (!e->owner)
@@ -73,12 +73,12 @@ int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
     e->n_free = slots;
     e->fresh = 0;
     e->partial = partial_of(a, slot_bytes, e->home);
-    if (extent_is_ready(a, e))
-        poison(e->base, a->config.extent, 0);
+    if (slab_is_ready(a, e))
+        poison(e->base, a->config.slab, 0);
     return 0;
 }
 
-static void extent_uncarve(struct arena *a, struct extent *e)
+static void slab_uncarve(struct arena *a, struct slab *e)
 {
     list_remove(&e->link);
     free(e->owner);
@@ -91,9 +91,9 @@ static void extent_uncarve(struct arena *a, struct extent *e)
 }
 
 /* Some of its slots may be of an earlier run; the others of that size are free now. */
-void arena_extent_ready(struct arena *a, uint32_t extent)
+void arena_slab_ready(struct arena *a, uint32_t slab)
 {
-    struct extent *e = &a->extent[extent];
+    struct slab *e = &a->slab[slab];
     struct arena_home *home = &a->home[e->home];
 
     list_init(&e->link);
@@ -113,7 +113,7 @@ void arena_extent_ready(struct arena *a, uint32_t extent)
         list_push_back(&home->free, &e->link);
         home->n_free++;
     } else if (e->n_free == e->slots) {
-        extent_uncarve(a, e);
+        slab_uncarve(a, e);
     } else if (e->n_free > 0) {
         list_push_back(e->partial, &e->link);
     }
@@ -129,17 +129,16 @@ uint32_t arena_home_of(const struct arena *a, int node)
 }
 
 /* Lists of `partial` that nobody has used are zeros. */
-static struct extent *first_of(const struct list *extents)
+static struct slab *first_of(const struct list *slabs)
 {
-    return !extents->next || list_empty(extents) ? NULL
-                                                 : LIST_ENTRY(extents->next, struct extent, link);
+    return !slabs->next || list_empty(slabs) ? NULL : LIST_ENTRY(slabs->next, struct slab, link);
 }
 
-/* A free extent of no node in particular comes first, then one of the node with most free extents,
+/* A free slab of no node in particular comes first, then one of the node with most free slabs,
  * so that no node runs out before the others. */
-static struct extent *extent_anywhere(const struct arena *a, const struct list *partial)
+static struct slab *slab_anywhere(const struct arena *a, const struct list *partial)
 {
-    struct extent *e = NULL;
+    struct slab *e = NULL;
     uint32_t from = a->nodes;
 
     for (uint32_t i = 0; !e && i <= a->nodes; i++)
@@ -151,17 +150,17 @@ static struct extent *extent_anywhere(const struct arena *a, const struct list *
     return e ? e : first_of(&a->home[from].free);
 }
 
-/* An extent with a free slot of this size; NULL when there is none. */
-static struct extent *extent_find(struct arena *a, uint64_t slot_bytes, int node)
+/* A slab with a free slot of this size; NULL when there is none. */
+static struct slab *slab_find(struct arena *a, uint64_t slot_bytes, int node)
 {
     const struct list *partial = &a->partial[(slot_bytes / ARENA_ALIGN - 1) * (a->nodes + 1)];
     uint32_t home = a->nodes > 0 ? arena_home_of(a, node) : 0;
-    struct extent *e = NULL;
+    struct slab *e = NULL;
 
     if (home < a->nodes && !(e = first_of(&partial[home])))
         e = first_of(&a->home[home].free);
     if (!e)
-        e = extent_anywhere(a, partial);
+        e = slab_anywhere(a, partial);
     if (!e || e->slots > 0)
         return e;
     if (arena_carve(a, e, slot_bytes) != 0)
@@ -172,7 +171,7 @@ static struct extent *extent_find(struct arena *a, uint64_t slot_bytes, int node
     return e;
 }
 
-slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t bytes, uint64_t owner)
+slot_ref arena_slot_hand_out(struct arena *a, struct slab *e, uint64_t bytes, uint64_t owner)
 {
     bool fresh = e->n_free == e->slots - e->fresh; /* none was given back */
     uint32_t slot = fresh ? e->fresh++ : e->free_slot;
@@ -189,18 +188,18 @@ slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t bytes, 
     e->owner[slot] = owner;
     if (e->n_free == 0)
         list_remove(&e->link);
-    return ref_of(a, (uint32_t)(e - a->extent), slot);
+    return ref_of(a, (uint32_t)(e - a->slab), slot);
 }
 
 slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node)
 {
     uint64_t slot_bytes = arena_padded(bytes);
-    struct extent *e;
+    struct slab *e;
 
     assert(bytes > 0 && !(owner & SLOT_FREE));
-    if (slot_bytes > a->config.extent)
+    if (slot_bytes > a->config.slab)
         return 0;
-    e = extent_find(a, slot_bytes, node);
+    e = slab_find(a, slot_bytes, node);
     if (!e)
         return 0;
     a->used_slots++;
@@ -212,42 +211,42 @@ slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node)
 void arena_slot_free(struct arena *a, slot_ref ref)
 {
     const void *memory = arena_memory(a, ref, NULL);
-    uint32_t extent, slot;
-    struct extent *e;
+    uint32_t slab, slot;
+    struct slab *e;
 
-    arena_slot_position(a, ref, &extent, &slot);
-    e = &a->extent[extent];
-    if (extent_is_ready(a, e))
+    arena_slot_position(a, ref, &slab, &slot);
+    e = &a->slab[slab];
+    if (slab_is_ready(a, e))
         poison(memory, e->slot_bytes, 0);
     slot_push_free(e, slot);
-    if (arena_extent_lent(a, extent)) {
+    if (arena_slab_lent(a, slab)) {
         a->lent_freed(a, e, slot);
         return;
     }
     a->used_slots--;
     a->used_bytes -= e->slot_bytes;
-    if (extent >= a->ready)
-        return; /* of an earlier run; arena_extent_ready lists the extent */
+    if (slab >= a->ready)
+        return; /* of an earlier run; arena_slab_ready lists the slab */
     a->home[e->home].used_bytes -= e->slot_bytes;
     if (e->n_free == e->slots)
-        extent_uncarve(a, e);
+        slab_uncarve(a, e);
     else if (e->n_free == 1 && !e->closed)
         list_push_back(e->partial, &e->link);
 }
 
 void *arena_memory(struct arena *a, slot_ref ref, uint64_t *slot_bytes)
 {
-    uint32_t extent = (ref - 1) >> a->slot_bits, slot = (ref - 1) & ((1u << a->slot_bits) - 1);
-    struct extent *e = &a->extent[extent];
+    uint32_t slab = (ref - 1) >> a->slot_bits, slot = (ref - 1) & ((1u << a->slot_bits) - 1);
+    struct slab *e = &a->slab[slab];
 
-    assert(ref != 0 && extent < a->extents + a->lent && slot < e->slots &&
+    assert(ref != 0 && slab < a->slabs + a->lent && slot < e->slots &&
            !(e->owner[slot] & SLOT_FREE));
     if (slot_bytes)
         *slot_bytes = e->slot_bytes;
     return e->base + slot * e->slot_bytes;
 }
 
-uint32_t arena_extent_of(const struct arena *a, slot_ref ref)
+uint32_t arena_slab_of(const struct arena *a, slot_ref ref)
 {
     assert(ref != 0);
     return (ref - 1) >> a->slot_bits;
@@ -263,31 +262,31 @@ uint64_t arena_slot_bytes(struct arena *a, slot_ref ref)
 
 int arena_slot_node(const struct arena *a, slot_ref ref)
 {
-    uint32_t home = a->extent[arena_extent_of(a, ref)].home;
+    uint32_t home = a->slab[arena_slab_of(a, ref)].home;
 
     return home < a->nodes ? a->config.numa->node[home] : NUMA_NONE;
 }
 
 struct arena_group *arena_slot_group(const struct arena *a, slot_ref ref)
 {
-    return a->extent[(ref - 1) >> a->slot_bits].group;
+    return a->slab[(ref - 1) >> a->slot_bits].group;
 }
 
-bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *ctx, uint64_t owner),
-                         void *ctx)
+bool arena_slab_owners(struct arena *a, uint32_t slab, bool (*visit)(void *ctx, uint64_t owner),
+                       void *ctx)
 {
-    struct extent *e = &a->extent[extent];
+    struct slab *e = &a->slab[slab];
 
-    /* visit may free the last slot: then the extent has none any more. */
+    /* visit may free the last slot: then the slab has none any more. */
     for (uint32_t i = 0; i < e->slots; i++)
         if (arena_slot_used(e, i) && !visit(ctx, e->owner[i]))
             return false;
     return true;
 }
 
-void arena_extent_close(struct arena *a, uint32_t extent, bool closed)
+void arena_slab_close(struct arena *a, uint32_t slab, bool closed)
 {
-    struct extent *e = &a->extent[extent];
+    struct slab *e = &a->slab[slab];
 
     assert(e->n_free < e->slots);
     list_remove(&e->link);
@@ -296,25 +295,25 @@ void arena_extent_close(struct arena *a, uint32_t extent, bool closed)
         list_push_back(e->partial, &e->link);
 }
 
-bool arena_extent_closed(const struct arena *a, uint32_t extent)
+bool arena_slab_closed(const struct arena *a, uint32_t slab)
 {
-    return a->extent[extent].closed;
+    return a->slab[slab].closed;
 }
 
-uint64_t arena_extent_slot_bytes(const struct arena *a, uint32_t extent)
+uint64_t arena_slab_slot_bytes(const struct arena *a, uint32_t slab)
 {
-    return arena_extent_lent(a, extent) || extent >= a->ready ? 0 : a->extent[extent].slot_bytes;
+    return arena_slab_lent(a, slab) || slab >= a->ready ? 0 : a->slab[slab].slot_bytes;
 }
 
 /* ---- slots of an earlier run ---- */
 
-slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64_t bytes)
+slot_ref arena_slot_take(struct arena *a, uint32_t slab, uint32_t slot, uint64_t bytes)
 {
     uint64_t slot_bytes = arena_padded(bytes);
-    struct extent *e = &a->extent[extent];
+    struct slab *e = &a->slab[slab];
 
-    if (extent < a->ready || extent >= a->extents || bytes == 0 || slot_bytes > a->config.extent ||
-        slot >= a->config.extent / slot_bytes)
+    if (slab < a->ready || slab >= a->slabs || bytes == 0 || slot_bytes > a->config.slab ||
+        slot >= a->config.slab / slot_bytes)
         return 0;
     if (e->slots == 0 && arena_carve(a, e, slot_bytes) != 0)
         return 0;
@@ -324,29 +323,29 @@ slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64
     poison(e->base + slot * slot_bytes, slot_bytes, bytes);
     a->used_slots++;
     a->used_bytes += slot_bytes;
-    return ref_of(a, extent, slot);
+    return ref_of(a, slab, slot);
 }
 
-void arena_slot_position(struct arena *a, slot_ref ref, uint32_t *extent, uint32_t *number)
+void arena_slot_position(struct arena *a, slot_ref ref, uint32_t *slab, uint32_t *number)
 {
-    *extent = arena_extent_of(a, ref);
+    *slab = arena_slab_of(a, ref);
     *number = (ref - 1) & ((1u << a->slot_bits) - 1);
 }
 
 void arena_slot_own(struct arena *a, slot_ref ref, uint64_t owner)
 {
-    uint32_t extent, slot;
+    uint32_t slab, slot;
 
-    arena_slot_position(a, ref, &extent, &slot);
-    assert(arena_slot_used(&a->extent[extent], slot));
-    a->extent[extent].owner[slot] = owner;
+    arena_slot_position(a, ref, &slab, &slot);
+    assert(arena_slot_used(&a->slab[slab], slot));
+    a->slab[slab].owner[slot] = owner;
 }
 
 int arena_slot_ready(struct arena *a, slot_ref ref)
 {
-    uint32_t extent = arena_extent_of(a, ref);
+    uint32_t slab = arena_slab_of(a, ref);
 
-    return extent < a->ready ? 0 : extent < a->limit ? -EAGAIN : -ENOSPC;
+    return slab < a->ready ? 0 : slab < a->limit ? -EAGAIN : -ENOSPC;
 }
 
 uint64_t arena_slots_used(const struct arena *a)
@@ -361,32 +360,32 @@ uint64_t arena_bytes_used(const struct arena *a)
 
 uint64_t arena_bytes_ready(const struct arena *a)
 {
-    return a->ready * a->config.extent;
+    return a->ready * a->config.slab;
 }
 
 uint64_t arena_bytes_configured(const struct arena *a)
 {
-    return a->limit * a->config.extent;
+    return a->limit * a->config.slab;
 }
 
 bool arena_space_comes(const struct arena *a, uint64_t bytes)
 {
-    uint64_t ahead = bytes > a->config.extent ? bytes / a->config.extent : 1;
+    uint64_t ahead = bytes > a->config.slab ? bytes / a->config.slab : 1;
 
     for (uint64_t i = a->ready; i < a->limit && i < a->ready + ahead; i++)
-        if (a->extent[i].slots == 0)
+        if (a->slab[i].slots == 0)
             return true;
     return false;
 }
 
-uint64_t arena_extent_bytes(const struct arena *a)
+uint64_t arena_slab_bytes(const struct arena *a)
 {
-    return a->config.extent;
+    return a->config.slab;
 }
 
-uint32_t arena_extents(const struct arena *a)
+uint32_t arena_slabs(const struct arena *a)
 {
-    return a->extents + a->lent;
+    return a->slabs + a->lent;
 }
 
 uint32_t arena_nodes(const struct arena *a)
@@ -398,6 +397,6 @@ void arena_node(const struct arena *a, uint32_t i, struct arena_node *out)
 {
     const struct arena_home *home = &a->home[i];
 
-    *out = (struct arena_node){a->config.numa->node[i], home->ready * a->config.extent,
+    *out = (struct arena_node){a->config.numa->node[i], home->ready * a->config.slab,
                                home->used_bytes};
 }

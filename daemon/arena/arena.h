@@ -1,10 +1,10 @@
 /* The arena: slots of DRAM. A slot holds one part of one block, for a copy in progress or as the
  * DRAM tier.
  *
- * The memory is reserved at once. A thread makes it ready extent by extent (touches it, as huge
- * pages where there are any), so that the daemon serves before a large arena is warm. An extent has
+ * The memory is reserved at once. A thread makes it ready slab by slab (touches it, as huge
+ * pages where there are any), so that the daemon serves before a large arena is warm. A slab has
  * slots of one size; when its last slot is freed it may take another size. On a host with several
- * NUMA nodes extents are spread evenly, since they are made before any GPU is in use; an extent
+ * NUMA nodes slabs are spread evenly, since they are made before any GPU is in use; a slab
  * counts for the node that its first page came to lie on.
  *
  * Promises:
@@ -32,7 +32,7 @@ struct uv_loop_s;
 
 struct arena_group;
 
-/* Of an extent that may be lent to a group (daemon/window/lend.h). */
+/* Of a slab that may be lent to a group (daemon/window/lend.h). */
 enum arena_lent_event {
     LENT_READY,  /* it has memory, and no slot was handed out */
     LENT_FAILED, /* there was no memory for it */
@@ -44,26 +44,26 @@ enum arena_lent_event {
 };
 
 struct arena_config {
-    uint64_t size, extent; /* bytes; size is rounded down to whole extents */
+    uint64_t size, slab; /* bytes; size is rounded down to whole slabs */
     bool prefault;
-    /* Map `fd`, borrowed (daemon/snapshot/persist.h). The thread takes the file's space extent by
-     * extent, as with prefault, so that none is missing under a slot. Where there is no more, the
+    /* Map `fd`, borrowed (daemon/snapshot/persist.h). The thread takes the file's space slab by
+     * slab, as with prefault, so that none is missing under a slot. Where there is no more, the
      * arena ends. */
     bool file;
     int fd;
     /* Nodes to spread the memory over, borrowed; NULL: do not. Needs prefault or file: memory is
      * placed by its first touch, which otherwise is another thread's. */
     const struct numa *numa;
-    /* Borrowed: an extent or table of windows ends when no worker has its memory any more
+    /* Borrowed: a slab or table of windows ends when no worker has its memory any more
      * (daemon/window/loan.h). NULL: at once. */
     struct deadlines *deadlines;
-    /* Runs on the event loop when an extent is ready, before any slot of it is handed out. */
-    void (*extent_ready_cb)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
+    /* Runs on the event loop when a slab is ready, before any slot of it is handed out. */
+    void (*slab_ready_cb)(void *ctx, uint32_t slab, void *base, uint64_t bytes);
     /* Runs when the file system was full: the arena has less than configured. May be NULL. */
     void (*ended_cb)(void *ctx);
     /* Bytes that may be lent at first; and that ever may, for which address space is reserved. */
     uint64_t lent, lent_max;
-    /* Something happened to the extent with that number of those that may be lent. On the event
+    /* Something happened to the slab with that number of those that may be lent. On the event
      * loop. May be NULL if lent_max is 0. */
     void (*lent_cb)(void *ctx, enum arena_lent_event event, uint32_t number, void *base,
                     uint64_t bytes);
@@ -77,63 +77,62 @@ int arena_grow(struct arena *a);
  * event loop: run that once more afterwards. */
 void arena_free(struct arena *a);
 
-/* A slot of at least `bytes`, on `node` if there is one. 0: no extent of that size has a free slot,
- * and no extent is free. owner: for arena_extent_owners; less than 2^63. */
+/* A slot of at least `bytes`, on `node` if there is one. 0: no slab of that size has a free slot,
+ * and no slab is free. owner: for arena_slab_owners; less than 2^63. */
 slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node);
 void arena_slot_free(struct arena *a, slot_ref slot);
 
 /* Where it lies; slot_bytes (NULL: none): how long it is, padded. */
 void *arena_memory(struct arena *a, slot_ref slot, uint64_t *slot_bytes);
-uint32_t arena_extent_of(const struct arena *a,
-                         slot_ref slot); /* also the number of its registered buffer */
+uint32_t arena_slab_of(const struct arena *a,
+                       slot_ref slot); /* also the number of its registered buffer */
 uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
 uint64_t arena_padded(uint64_t bytes);
 int arena_slot_node(const struct arena *a, slot_ref slot); /* NUMA_NONE: not known */
 
-/* To empty an extent for another size. visit runs for each slot in use and may free it. Once visit
- * returns false no more slots are visited, and arena_extent_owners returns false. A slot of an
+/* To empty a slab for another size. visit runs for each slot in use and may free it. Once visit
+ * returns false no more slots are visited, and arena_slab_owners returns false. A slot of an
  * earlier run has the owner 0 until arena_slot_own. */
-bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *ctx, uint64_t owner),
-                         void *ctx);
-/* closed: no slot of the extent is handed out until its last slot is freed, or it is opened again.
- * The extent has slots in use. */
-void arena_extent_close(struct arena *a, uint32_t extent, bool closed);
-bool arena_extent_closed(const struct arena *a, uint32_t extent);
+bool arena_slab_owners(struct arena *a, uint32_t slab, bool (*visit)(void *ctx, uint64_t owner),
+                       void *ctx);
+/* closed: no slot of the slab is handed out until its last slot is freed, or it is opened again.
+ * The slab has slots in use. */
+void arena_slab_close(struct arena *a, uint32_t slab, bool closed);
+bool arena_slab_closed(const struct arena *a, uint32_t slab);
 /* 0: it has no slots, is not ready, or is lent. */
-uint64_t arena_extent_slot_bytes(const struct arena *a, uint32_t extent);
+uint64_t arena_slab_slot_bytes(const struct arena *a, uint32_t slab);
 
 /* Takes a slot of an earlier run, before arena_grow. It is in use from then on; its memory may be
- * touched when its extent is ready. 0: there is no such slot, it is taken, or its extent has slots
+ * touched when its slab is ready. 0: there is no such slot, it is taken, or its slab has slots
  * of another size. */
-slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64_t bytes);
-void arena_slot_position(struct arena *a, slot_ref slot, uint32_t *extent, uint32_t *number);
+slot_ref arena_slot_take(struct arena *a, uint32_t slab, uint32_t slot, uint64_t bytes);
+void arena_slot_position(struct arena *a, slot_ref slot, uint32_t *slab, uint32_t *number);
 void arena_slot_own(struct arena *a, slot_ref slot, uint64_t owner);
-/* 0: its extent is ready; -EAGAIN: not yet; -ENOSPC: it never will be. */
+/* 0: its slab is ready; -EAGAIN: not yet; -ENOSPC: it never will be. */
 int arena_slot_ready(struct arena *a, slot_ref slot);
 
 uint64_t arena_slots_used(const struct arena *a);
 uint64_t arena_bytes_used(const struct arena *a);
 uint64_t arena_bytes_ready(const struct arena *a);
 uint64_t arena_bytes_configured(const struct arena *a); /* when it has grown */
-/* Of the extents that will be ready next, `bytes` of them and one at least, some has no slot of an
+/* Of the slabs that will be ready next, `bytes` of them and one at least, some has no slot of an
  * earlier run. */
 bool arena_space_comes(const struct arena *a, uint64_t bytes);
-uint64_t arena_extent_bytes(const struct arena *a);
-uint32_t
-arena_extents(const struct arena *a); /* numbers of extents, those that may be lent included */
+uint64_t arena_slab_bytes(const struct arena *a);
+uint32_t arena_slabs(const struct arena *a); /* numbers of slabs, those that may be lent included */
 
-/* ---- groups: some extents are lent to a tenant, whose workers read their slots by themselves
+/* ---- groups: some slabs are lent to a tenant, whose workers read their slots by themselves
  * (daemon/window/lend.h) ----
  *
- * They are numbered from 0 and, where this header says `extent`, follow the ordinary ones. A slot
+ * They are numbered from 0 and, where this header says `slab`, follow the ordinary ones. A slot
  * of one is a slot as any other, and the daemon tells readers what it holds. */
 
-/* Whose it is; NULL: it lies in an ordinary extent. */
+/* Whose it is; NULL: it lies in an ordinary slab. */
 struct arena_group *arena_slot_group(const struct arena *a, slot_ref slot);
 /* The slot's bytes are whole, and do not change until arena_slot_retract: readers may use them. */
 void arena_slot_publish(struct arena *a, slot_ref slot);
 /* Readers miss the slot from now on. To be called before anybody is asked to write into it. Nothing
- * of a slot that is not published. Both: nothing of a slot in an ordinary extent. */
+ * of a slot that is not published. Both: nothing of a slot in an ordinary slab. */
 void arena_slot_retract(struct arena *a, slot_ref slot);
 
 /* Nodes that the memory is spread over; 0: it is not. Memory that lies elsewhere counts for none.

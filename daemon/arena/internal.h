@@ -1,5 +1,5 @@
-/* Shared by the files of this module only: arena.c has the slots, life.c makes extents ready, and
- * begins and ends all; daemon/window/lend_internal.h has what lends extents to groups. */
+/* Shared by the files of this module only: arena.c has the slots, life.c makes slabs ready, and
+ * begins and ends all; daemon/window/lend_internal.h has what lends slabs to groups. */
 #ifndef UCMD_ARENA_INTERNAL_H
 #define UCMD_ARENA_INTERNAL_H
 
@@ -10,10 +10,10 @@
 #include <pthread.h>
 #include <uv.h>
 
-/* In extent.owner: the slot is free; the low 32 bits have the next free one. */
+/* In slab.owner: the slot is free; the low 32 bits have the next free one. */
 #define SLOT_FREE (UINT64_C(1) << 63)
 
-struct extent {
+struct slab {
     /* In its home's free list, in `partial`, or (full, closed, not ready) in none. One that is lent
      * may be in its group's empty list. */
     struct list link;
@@ -30,10 +30,10 @@ struct extent {
     bool closed;               /* it is being emptied: not in arena.partial */
 };
 
-/* The extents of one NUMA node. The last home has those of no node in particular; without placement
+/* The slabs of one NUMA node. The last home has those of no node in particular; without placement
  * it is the only one. */
 struct arena_home {
-    struct list free; /* extents without slots */
+    struct list free; /* slabs without slots */
     uint32_t n_free, ready;
     uint64_t used_bytes;
 };
@@ -42,15 +42,15 @@ struct arena {
     struct arena_config config;
     uv_loop_t *loop;
     char *base;
-    uint32_t extents, ready, slot_bits;
-    uint32_t limit; /* extents that there will be */
-    struct extent *extent;
+    uint32_t slabs, ready, slot_bits;
+    uint32_t limit; /* slabs that there will be */
+    struct slab *slab;
     uint32_t nodes; /* homes that are a node: config.numa's, or none */
     struct arena_home *home;
-    struct list *partial; /* extents with free slots, by slot size and home */
+    struct list *partial; /* slabs with free slots, by slot size and home */
     uint64_t used_slots, used_bytes;
 
-    uv_async_t grown; /* the thread made `touched` extents ready */
+    uv_async_t grown; /* the thread made `touched` slabs ready */
     pthread_t thread;
     pthread_mutex_t lock; /* guards the three below */
     uint32_t touched;
@@ -59,30 +59,29 @@ struct arena {
     bool unplaced; /* the thread's: placing failed, and was logged */
 
     struct lender *lender; /* daemon/window/lend_internal.h */
-    uint32_t lent;         /* extents that may be lent to groups, behind `extents` */
+    uint32_t lent;         /* slabs that may be lent to groups, behind `slabs` */
     uint32_t lent_used; /* the first ones, which have been: no memory is touched for the others */
-    void (*lent_freed)(struct arena *a, struct extent *e,
-                       uint32_t slot); /* one of theirs is free */
-    unsigned handles;                  /* of the event loop, to be closed */
+    void (*lent_freed)(struct arena *a, struct slab *e, uint32_t slot); /* one of theirs is free */
+    unsigned handles; /* of the event loop, to be closed */
 };
 
-/* arena.c: the next extent is ready. */
-void arena_extent_ready(struct arena *a, uint32_t extent);
+/* arena.c: the next slab is ready. */
+void arena_slab_ready(struct arena *a, uint32_t slab);
 /* The home of a node; the last one for a node that is not among config.numa's. */
 uint32_t arena_home_of(const struct arena *a, int node);
-/* Divides the extent into slots. 0 or -ENOMEM. */
-int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes);
-/* Hands out a free slot of the extent for so many bytes. */
-slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t bytes, uint64_t owner);
+/* Divides the slab into slots. 0 or -ENOMEM. */
+int arena_carve(struct arena *a, struct slab *e, uint64_t slot_bytes);
+/* Hands out a free slot of the slab for so many bytes. */
+slot_ref arena_slot_hand_out(struct arena *a, struct slab *e, uint64_t bytes, uint64_t owner);
 /* Its memory goes to somebody else. */
-void arena_extent_unpoison(const struct arena *a, uint32_t extent);
+void arena_slab_unpoison(const struct arena *a, uint32_t slab);
 
-static inline bool arena_extent_lent(const struct arena *a, uint32_t extent)
+static inline bool arena_slab_lent(const struct arena *a, uint32_t slab)
 {
-    return extent >= a->extents;
+    return slab >= a->slabs;
 }
 
-static inline bool arena_slot_used(const struct extent *e, uint32_t slot)
+static inline bool arena_slot_used(const struct slab *e, uint32_t slot)
 {
     return !(e->owner[slot] & SLOT_FREE);
 }

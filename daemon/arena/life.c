@@ -1,4 +1,4 @@
-/* An arena's beginning, growth and end: a thread touches extent after extent; the event loop hands
+/* An arena's beginning, growth and end: a thread touches slab after slab; the event loop hands
  * out their slots. */
 #include "daemon/arena/internal.h"
 
@@ -10,13 +10,13 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static void extents_take(struct arena *a, uint32_t upto)
+static void slabs_take(struct arena *a, uint32_t upto)
 {
     while (a->ready < upto) {
-        uint32_t extent = a->ready++;
+        uint32_t slab = a->ready++;
 
-        arena_extent_ready(a, extent);
-        a->config.extent_ready_cb(a->config.ctx, extent, a->extent[extent].base, a->config.extent);
+        arena_slab_ready(a, slab);
+        a->config.slab_ready_cb(a->config.ctx, slab, a->slab[slab].base, a->config.slab);
     }
 }
 
@@ -32,7 +32,7 @@ static void grown_cb(uv_async_t *async)
     pthread_mutex_unlock(&a->lock);
     if (ended)
         a->limit = touched;
-    extents_take(a, touched);
+    slabs_take(a, touched);
     if (ended && a->config.ended_cb)
         a->config.ended_cb(a->config.ctx);
 }
@@ -60,36 +60,36 @@ static int touch_file(int fd, uint64_t offset, const char *p, uint64_t bytes)
     return 0;
 }
 
-/* Sets a policy for this thread. One for the memory would split the mapping at every extent, of
+/* Sets a policy for this thread. One for the memory would split the mapping at every slab, of
  * which a process may have some 65000, and need not hold for a file's memory (mbind(2)). */
-static void extent_place(struct arena *a, uint32_t extent)
+static void slab_place(struct arena *a, uint32_t slab)
 {
-    int rc = a->nodes > 0 ? a->config.numa->prefer(a->config.numa->node[extent % a->nodes]) : 0;
+    int rc = a->nodes > 0 ? a->config.numa->prefer(a->config.numa->node[slab % a->nodes]) : 0;
 
     if (rc < 0 && !a->unplaced)
-        log_warn("arena", "not-placed", "extent=%u error=%s", extent, strerror(-rc));
+        log_warn("arena", "not-placed", "slab=%u error=%s", slab, strerror(-rc));
     a->unplaced |= rc < 0;
 }
 
 /* Where it really is: the node may have been full, or the file have the memory already. */
-static void extent_settle(struct arena *a, uint32_t extent)
+static void slab_settle(struct arena *a, uint32_t slab)
 {
-    const char *base = a->extent[extent].base;
+    const char *base = a->slab[slab].base;
 
     if (a->nodes > 0)
-        a->extent[extent].home = arena_home_of(a, a->config.numa->where(base));
+        a->slab[slab].home = arena_home_of(a, a->config.numa->where(base));
 }
 
-static int extent_touch(struct arena *a, uint32_t extent)
+static int slab_touch(struct arena *a, uint32_t slab)
 {
-    uint64_t offset = (uint64_t)extent * a->config.extent;
+    uint64_t offset = (uint64_t)slab * a->config.slab;
     int rc;
 
-    extent_place(a, extent);
-    rc = a->config.file ? touch_file(a->config.fd, offset, a->base + offset, a->config.extent)
-                        : touch(a->base + offset, a->config.extent);
+    slab_place(a, slab);
+    rc = a->config.file ? touch_file(a->config.fd, offset, a->base + offset, a->config.slab)
+                        : touch(a->base + offset, a->config.slab);
     if (rc == 0)
-        extent_settle(a, extent);
+        slab_settle(a, slab);
     return rc;
 }
 
@@ -99,12 +99,12 @@ static void *grow_thread(void *arg)
     bool stop = false;
     int rc = 0;
 
-    for (uint32_t i = 0; i < a->extents && !stop && rc == 0; i++) {
-        rc = extent_touch(a, i);
+    for (uint32_t i = 0; i < a->slabs && !stop && rc == 0; i++) {
+        rc = slab_touch(a, i);
         if (rc < 0)
             log_error("arena", "no-room", "bytes=%llu of=%llu error=%s: serving with less",
-                      (unsigned long long)(i * a->config.extent),
-                      (unsigned long long)(a->extents * a->config.extent), strerror(-rc));
+                      (unsigned long long)(i * a->config.slab),
+                      (unsigned long long)(a->slabs * a->config.slab), strerror(-rc));
         pthread_mutex_lock(&a->lock);
         a->touched = rc < 0 ? i : i + 1;
         a->ended = rc < 0;
@@ -121,7 +121,7 @@ int arena_grow(struct arena *a)
     int rc;
 
     if (!a->config.prefault && !a->config.file) {
-        extents_take(a, a->extents);
+        slabs_take(a, a->slabs);
         return 0;
     }
     rc = uv_async_init(a->loop, &a->grown, grown_cb);
@@ -135,7 +135,7 @@ int arena_grow(struct arena *a)
         uv_close((uv_handle_t *)&a->grown, NULL);
         if (a->config.file)
             return -rc;
-        extents_take(a, a->extents);
+        slabs_take(a, a->slabs);
         return 0;
     }
     a->threaded = true;
@@ -154,18 +154,18 @@ static void grow_stop(struct arena *a)
 
 /* ---- the beginning and the end ---- */
 
-static int extents_count(struct arena *a)
+static int slabs_count(struct arena *a)
 {
-    uint64_t n = a->config.size / a->config.extent, names;
+    uint64_t n = a->config.size / a->config.slab, names;
 
-    while ((uint64_t)ARENA_ALIGN << a->slot_bits < a->config.extent)
+    while ((uint64_t)ARENA_ALIGN << a->slot_bits < a->config.slab)
         a->slot_bits++;
     names = UINT64_C(1) << (32 - a->slot_bits); /* 0 is none */
     if (n == 0 || n >= names)
         return -EINVAL;
-    a->extents = a->limit = (uint32_t)n;
-    n = a->config.lent_max / a->config.extent;
-    a->lent = (uint32_t)(n < names - 1 - a->extents ? n : names - 1 - a->extents);
+    a->slabs = a->limit = (uint32_t)n;
+    n = a->config.lent_max / a->config.slab;
+    a->lent = (uint32_t)(n < names - 1 - a->slabs ? n : names - 1 - a->slabs);
     return 0;
 }
 
@@ -192,7 +192,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
         return -ENOMEM;
     a->config = *config;
     a->loop = loop;
-    rc = extents_count(a);
+    rc = slabs_count(a);
     if (rc != 0)
         goto err_after_arena;
     rc = homes_init(a);
@@ -200,26 +200,26 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
         goto err_after_arena;
     rc = -ENOMEM;
     pthread_mutex_init(&a->lock, NULL);
-    a->extent = calloc((size_t)a->extents + a->lent, sizeof(*a->extent));
-    a->partial = calloc(config->extent / ARENA_ALIGN * (a->nodes + 1), sizeof(*a->partial));
-    if (!a->extent || !a->partial)
+    a->slab = calloc((size_t)a->slabs + a->lent, sizeof(*a->slab));
+    a->partial = calloc(config->slab / ARENA_ALIGN * (a->nodes + 1), sizeof(*a->partial));
+    if (!a->slab || !a->partial)
         goto err_after_lock;
-    for (uint32_t i = 0; a->nodes > 0 && i < a->extents; i++)
-        a->extent[i].home = a->nodes; /* until its memory is touched */
-    a->base = mmap(NULL, a->extents * config->extent, PROT_READ | PROT_WRITE,
+    for (uint32_t i = 0; a->nodes > 0 && i < a->slabs; i++)
+        a->slab[i].home = a->nodes; /* until its memory is touched */
+    a->base = mmap(NULL, a->slabs * config->slab, PROT_READ | PROT_WRITE,
                    config->file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    config->file ? config->fd : -1, 0);
     if (a->base == MAP_FAILED) {
         rc = -errno;
         goto err_after_lock;
     }
-    for (uint32_t i = 0; i < a->extents; i++)
-        a->extent[i].base = a->base + i * config->extent;
-    if (madvise(a->base, a->extents * config->extent, MADV_HUGEPAGE) != 0)
+    for (uint32_t i = 0; i < a->slabs; i++)
+        a->slab[i].base = a->base + i * config->slab;
+    if (madvise(a->base, a->slabs * config->slab, MADV_HUGEPAGE) != 0)
         log_info("arena", "no-hugepages", "reason=\"%s\"",
                  errno == EINVAL ? "this kernel has no transparent huge pages" : strerror(errno));
     /* A core dump would be as large as the host's memory, and hold tenants' data. */
-    if (madvise(a->base, a->extents * config->extent, MADV_DONTDUMP) != 0)
+    if (madvise(a->base, a->slabs * config->slab, MADV_DONTDUMP) != 0)
         log_info("arena", "in-core-dumps", "errno=%d", errno);
     rc = arena_lent_init(a);
     if (rc != 0)
@@ -234,10 +234,10 @@ err_after_lent:
     arena_lent_close(a);
 err_after_map:
     free(a->lender);
-    munmap(a->base, a->extents * config->extent);
+    munmap(a->base, a->slabs * config->slab);
 err_after_lock:
     pthread_mutex_destroy(&a->lock);
-    free(a->extent);
+    free(a->slab);
     free(a->partial);
     free(a->home);
 err_after_arena:
@@ -247,9 +247,9 @@ err_after_arena:
 
 static void arena_release(struct arena *a)
 {
-    for (uint32_t i = 0; i < a->extents + a->lent_used; i++)
-        free(a->extent[i].owner);
-    free(a->extent);
+    for (uint32_t i = 0; i < a->slabs + a->lent_used; i++)
+        free(a->slab[i].owner);
+    free(a->slab);
     free(a->partial);
     free(a->home);
     free(a->lender);
@@ -280,10 +280,10 @@ void arena_free(struct arena *a)
     lent = arena_lent_handle(a);
     grow_stop(a);
     arena_lent_stop(a);
-    for (uint32_t i = 0; i < a->extents + a->lent_used; i++)
-        arena_extent_unpoison(a, i);
+    for (uint32_t i = 0; i < a->slabs + a->lent_used; i++)
+        arena_slab_unpoison(a, i);
     arena_lent_close(a);
-    munmap(a->base, a->extents * a->config.extent);
+    munmap(a->base, a->slabs * a->config.slab);
     if (a->threaded)
         handle_close(a, &a->grown);
     if (lent)

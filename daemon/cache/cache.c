@@ -9,7 +9,7 @@
 
 /* ---- chores ---- */
 
-/* In this order: who waits for the extent that compact.c has emptied takes it before others
+/* In this order: who waits for the slab that compact.c has emptied takes it before others
  * come. */
 static const struct {
     bool (*run_cb)(void *ctx);

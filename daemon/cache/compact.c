@@ -1,23 +1,23 @@
-/* Empties an extent in which lies what may not leave, for slots of another size: guaranteed blocks,
+/* Empties a slab in which lies what may not leave, for slots of another size: guaranteed blocks,
  * and those of which another part is in use, as some of a block of many parts mostly is. It moves
- * their parts into slots of their own size in other extents, a few at a time, and then lets the
+ * their parts into slots of their own size in other slabs, a few at a time, and then lets the
  * others leave. A search for space begins it when it has found nothing else, or passed over colder
  * blocks that are stuck beside guaranteed ones (space.c); a chore goes on with it.
  *
- *   choose the extent with the fewest parts that stay ---> copy these
+ *   choose the slab with the fewest parts that stay ---> copy these
  *   ---> exchange each one's slot when nobody else uses it
- *   ---> nothing that stays is left: evict the rest ---> the extent is free
+ *   ---> nothing that stays is left: evict the rest ---> the slab is free
  *
- * Where the others' slots in other extents are wanted, their coldest blocks leave, as for any slot.
- * So a guarantee keeps as many bytes as it says, and not the extents in which they came to lie. It
- * gives up, and puts the extent back, when a part stays in use or no slot is to be had; then
+ * Where the others' slots in other slabs are wanted, their coldest blocks leave, as for any slot.
+ * So a guarantee keeps as many bytes as it says, and not the slabs in which they came to lie. It
+ * gives up, and puts the slab back, when a part stays in use or no slot is to be had; then
  * nothing is tried for a moment, nor before something was released. */
 #include "daemon/cache/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* Looks of a search for an extent in one iteration of the event loop. An extent may have more
+/* Looks of a search for a slab in one iteration of the event loop. A slab may have more
  * owners: one of a block of so many parts is a look more, as all of them say whether it may
  * leave. */
 #define LOOKS 4096
@@ -30,7 +30,7 @@
 /* When it has given up nothing is tried for so long, twice as long each time. */
 #define PAUSE_MS 250u
 #define PAUSE_MAX_MS 8000u
-/* What a part in use adds to an extent's cost, in parts that are moved. */
+/* What a part in use adds to a slab's cost, in parts that are moved. */
 #define BUSY_COST 8u
 
 struct compact_move {
@@ -38,7 +38,7 @@ struct compact_move {
     struct cache_move move;
 };
 
-/* What stands in an extent's way. */
+/* What stands in a slab's way. */
 struct survey {
     struct cache *cache;
     unsigned kept, rest, busy;
@@ -136,7 +136,7 @@ static int move_begin(struct cache *c, uint64_t owner)
     return 0;
 }
 
-/* ---- the extent ---- */
+/* ---- the slab ---- */
 
 static bool survey_cb(void *ctx, uint64_t owner)
 {
@@ -161,10 +161,10 @@ static bool survey_cb(void *ctx, uint64_t owner)
     return s->looks < LOOKS;
 }
 
-static struct survey survey(struct cache *c, uint32_t extent, struct survey s)
+static struct survey survey(struct cache *c, uint32_t slab, struct survey s)
 {
     s.cache = c;
-    (void)arena_extent_owners(c->arena, extent, survey_cb, &s);
+    (void)arena_slab_owners(c->arena, slab, survey_cb, &s);
     return s;
 }
 
@@ -172,7 +172,7 @@ static void alarm_cb(struct deadline *d)
 {
     struct cache *c = LIST_ENTRY(d, struct cache, compact.alarm);
 
-    if (c->compact.extent > 0)
+    if (c->compact.slab > 0)
         cache_wake(c, CHORE_COMPACT);
     else if (c->compact.vain != c->releases)
         cache_released(c); /* the pause is over: those who wait try again */
@@ -190,48 +190,48 @@ void cache_compact_disarm(struct cache *c)
         deadline_disarm(c->config.deadlines, &c->compact.alarm);
 }
 
-/* The extent that costs least, of those that one iteration looks at. */
+/* The slab that costs least, of those that one iteration looks at. */
 static void choose(struct cache *c)
 {
-    uint32_t extents = arena_extents(c->arena), best = 0;
+    uint32_t slabs = arena_slabs(c->arena), best = 0;
     unsigned least = UINT32_MAX;
 
     for (int64_t looks = LOOKS; looks > 0 && c->compact.left > 0; c->compact.left--) {
-        uint32_t extent = c->compact.cursor++ % extents;
-        uint64_t slot_bytes = arena_extent_slot_bytes(c->arena, extent);
+        uint32_t slab = c->compact.cursor++ % slabs;
+        uint64_t slot_bytes = arena_slab_slot_bytes(c->arena, slab);
         struct survey s;
 
         looks--;
         if (slot_bytes == 0 || slot_bytes == c->compact.slot_bytes ||
-            arena_extent_closed(c->arena, extent))
+            arena_slab_closed(c->arena, slab))
             continue;
-        s = survey(c, extent, (struct survey){0});
+        s = survey(c, slab, (struct survey){0});
         looks -= s.looks;
-        if (s.kept + s.busy * BUSY_COST >= least || 1 + extent == c->compact.failed)
+        if (s.kept + s.busy * BUSY_COST >= least || 1 + slab == c->compact.failed)
             continue;
         least = s.kept + s.busy * BUSY_COST;
-        best = 1 + extent;
+        best = 1 + slab;
     }
     if (best == 0)
         return;
-    c->compact.extent = best;
+    c->compact.slab = best;
     c->compact.progress_ms = uv_now(c->config.loop);
-    arena_extent_close(c->arena, best - 1, true);
+    arena_slab_close(c->arena, best - 1, true);
 }
 
 /* It is free, or another one made it so. */
 static bool emptied(const struct cache *c)
 {
-    return !arena_extent_closed(c->arena, c->compact.extent - 1);
+    return !arena_slab_closed(c->arena, c->compact.slab - 1);
 }
 
 static void end(struct cache *c, bool in_vain)
 {
-    if (c->compact.extent > 0 && !emptied(c))
-        arena_extent_close(c->arena, c->compact.extent - 1, false);
+    if (c->compact.slab > 0 && !emptied(c))
+        arena_slab_close(c->arena, c->compact.slab - 1, false);
     cache_compact_disarm(c);
-    c->compact.failed = in_vain ? c->compact.extent : 0;
-    c->compact.extent = 0;
+    c->compact.failed = in_vain ? c->compact.slab : 0;
+    c->compact.slab = 0;
     c->compact.slot_bytes = 0;
     cache_released(c);
     if (!in_vain) {
@@ -250,16 +250,16 @@ static void end(struct cache *c, bool in_vain)
  * is in use, goes on. */
 static bool step(struct cache *c)
 {
-    uint32_t extent = c->compact.extent - 1;
-    struct survey s = survey(c, extent, (struct survey){.move = true});
+    uint32_t slab = c->compact.slab - 1;
+    struct survey s = survey(c, slab, (struct survey){.move = true});
     bool evict = s.kept + s.busy == 0 && c->compact.n == 0;
 
     if (evict) {
-        s = survey(c, extent, (struct survey){.evict = true});
+        s = survey(c, slab, (struct survey){.evict = true});
         c->compact.progress_ms = uv_now(c->config.loop);
     }
     if (emptied(c)) {
-        c->config.metrics->arena_extents_moved++;
+        c->config.metrics->arena_slabs_moved++;
         end(c, false);
     } else if ((s.stuck && c->compact.n == 0 && !c->space.searching) || cache_compact_late(c)) {
         end(c, true);
@@ -284,11 +284,11 @@ static bool compact(struct cache *c)
     moves_go_on(c);
     if (c->compact.slot_bytes == 0)
         return false;
-    if (c->no_writes || (c->compact.extent == 0 && c->compact.left == 0)) {
+    if (c->no_writes || (c->compact.slab == 0 && c->compact.left == 0)) {
         end(c, true);
         return false;
     }
-    if (c->compact.extent == 0) {
+    if (c->compact.slab == 0) {
         choose(c);
         return true;
     }
@@ -305,7 +305,7 @@ bool cache_compact_run(void *ctx)
     bool more = compact(c);
 
     /* Nothing else may happen meanwhile: who uses the part in the way may itself wait for room. */
-    if (c->compact.extent > 0)
+    if (c->compact.slab > 0)
         alarm_set(c, c->compact.progress_ms + CACHE_COMPACT_PATIENCE_MS + 1);
     return more;
 }
@@ -314,5 +314,5 @@ bool cache_compact_ready(const void *ctx)
 {
     const struct cache *c = ctx;
 
-    return c->compact.slot_bytes > 0 && c->compact.extent == 0;
+    return c->compact.slot_bytes > 0 && c->compact.slab == 0;
 }

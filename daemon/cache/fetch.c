@@ -291,7 +291,7 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
     if (!op)
         return -EBUSY;
     op->check = true;
-    /* Not the part's slot: the extent it lies in can't be emptied. */
+    /* Not the part's slot: the slab it lies in can't be emptied. */
     if (cache_slot(c, form->shards * form->shard_bytes, 0, NUMA_NONE, false, &op->slot) != 0)
         goto err_after_op;
     rc = span_slot(c, op->slot, form, &span);

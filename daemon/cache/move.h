@@ -1,4 +1,4 @@
-/* MOVE: a part's way into another slot of DRAM, for extents that are emptied (compact.c) and for
+/* MOVE: a part's way into another slot of DRAM, for slabs that are emptied (compact.c) and for
  * features that want parts in slots of their own (extend.h):
  *
  *   begun, with a use of the part ----> copied ----> exchanged, once that use is the only one

@@ -96,7 +96,7 @@ static void target_set(struct part_op *op, const struct span *span)
     struct tier_io *io = &op->io.tier;
 
     io->data = span->origin;
-    io->buffer = arena_extent_of(op->cache->arena, span->slot);
+    io->buffer = arena_slab_of(op->cache->arena, span->slot);
     if (io->op != TIER_READ_SHARDS)
         return;
     io->shard = span->first;

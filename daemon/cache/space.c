@@ -1,4 +1,4 @@
-/* Space in DRAM: which block leaves next, and when a whole extent changes its slot size.
+/* Space in DRAM: which block leaves next, and when a whole slab changes its slot size.
  *
  * The policy orders the blocks; part.c says which of them may leave. A block that a search meets
  * and that may not leave goes into one of the policy's lists aside, and comes back when what kept
@@ -15,10 +15,10 @@
 #define LOOKS 4096
 /* Of them among the stuck at first: blocks of the wanted size lie there, too. */
 #define STUCK_LOOKS 16
-/* Owners that it looks at, at most, before it empties an extent, and blocks that it then evicts in
+/* Owners that it looks at, at most, before it empties a slab, and blocks that it then evicts in
  * one iteration of the event loop: so many parts of one count as a block more. */
-#define EXTENT_LOOKS 4096
-#define EXTENT_EVICTIONS 1024
+#define SLAB_LOOKS 4096
+#define SLAB_EVICTIONS 1024
 #define PARTS_PER_EVICTION 4u
 /* A block on the wanted NUMA node goes first, if one is among the coldest: the search looks at
  * NEAR_TRIES candidates, and at no more than a 1/NEAR_FRACTION of all. */
@@ -38,9 +38,9 @@ struct space_search {
     int node;
     int64_t looks;
     uint64_t seen;    /* blocks */
-    uint64_t blocker; /* owner of a slot that keeps an extent from being emptied */
+    uint64_t blocker; /* owner of a slot that keeps a slab from being emptied */
     bool blocked;
-    unsigned owners; /* of the extent at hand, so far */
+    unsigned owners; /* of the slab at hand, so far */
 };
 
 /* ---- slots of the wanted size ---- */
@@ -75,28 +75,28 @@ static bool owner_blocked_cb(void *ctx, uint64_t owner)
     s->cache->config.metrics->arena_candidates++;
     s->blocked = owner == 0 || cache_leave_blocked(&s->may, owner);
     s->blocker = owner;
-    return !s->blocked && ++s->owners < EXTENT_LOOKS;
+    return !s->blocked && ++s->owners < SLAB_LOOKS;
 }
 
-/* Whether all blocks in the slot's extent may leave, as far as the search looks at them. Remembers
+/* Whether all blocks in the slot's slab may leave, as far as the search looks at them. Remembers
  * the first that may not: until that one may, the next searches need one look. */
-static bool extent_may_go(struct space_search *s, slot_ref slot)
+static bool slab_may_go(struct space_search *s, slot_ref slot)
 {
     struct cache *c = s->cache;
-    uint32_t extent = arena_extent_of(c->arena, slot);
+    uint32_t slab = arena_slab_of(c->arena, slot);
 
     if (!c->space.blockers)
-        c->space.blockers = calloc(arena_extents(c->arena), sizeof(*c->space.blockers));
-    if (c->space.blockers && c->space.blockers[extent] != 0 &&
-        index_peek(c->config.index, owner_block(c->space.blockers[extent])) &&
-        cache_leave_blocked(&s->may, c->space.blockers[extent]))
+        c->space.blockers = calloc(arena_slabs(c->arena), sizeof(*c->space.blockers));
+    if (c->space.blockers && c->space.blockers[slab] != 0 &&
+        index_peek(c->config.index, owner_block(c->space.blockers[slab])) &&
+        cache_leave_blocked(&s->may, c->space.blockers[slab]))
         return false;
     s->blocked = false;
     s->blocker = 0;
     s->owners = 0;
-    arena_extent_owners(c->arena, extent, owner_blocked_cb, s);
+    arena_slab_owners(c->arena, slab, owner_blocked_cb, s);
     if (c->space.blockers)
-        c->space.blockers[extent] = s->blocked ? s->blocker : 0;
+        c->space.blockers[slab] = s->blocked ? s->blocker : 0;
     return !s->blocked;
 }
 
@@ -114,7 +114,7 @@ static unsigned slot_list_cb(void *ctx, block_ref ref)
     slot = block_slot(s->cache, ref, s->slot_bytes);
     if (slot == 0)
         return LIST_HELD;
-    if (s->any_size || arena_slot_bytes(a, slot) == s->slot_bytes || extent_may_go(s, slot))
+    if (s->any_size || arena_slot_bytes(a, slot) == s->slot_bytes || slab_may_go(s, slot))
         return LIST_CANDIDATES;
     return LIST_STUCK;
 }
@@ -282,7 +282,7 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
     struct space_search *s = ctx;
 
     s->blocked = owner == 0 || cache_leave_blocked(&s->may, owner);
-    if (s->blocked || s->owners >= EXTENT_EVICTIONS)
+    if (s->blocked || s->owners >= SLAB_EVICTIONS)
         return false;
     s->owners += 1 + cache_ns(s->cache, owner_block(owner))->identity.parts / PARTS_PER_EVICTION;
     block_evict(s->cache, owner_block(owner), false);
@@ -294,34 +294,34 @@ void cache_owner_evict(struct cache *c, uint64_t owner)
     block_evict(c, owner_block(owner), false);
 }
 
-/* Evicts some of the blocks in the extent that changes its slot size. False: the rest has to wait
+/* Evicts some of the blocks in the slab that changes its slot size. False: the rest has to wait
  * for the next iteration of the event loop. */
-static bool extent_evict(struct space_search *s)
+static bool slab_evict(struct space_search *s)
 {
     struct cache *c = s->cache;
-    uint32_t extent = c->space.emptying - 1;
+    uint32_t slab = c->space.emptying - 1;
 
     s->blocked = false;
     s->owners = 0;
-    if (arena_extent_closed(c->arena, extent) &&
-        !arena_extent_owners(c->arena, extent, owner_evict_cb, s) && !s->blocked) {
+    if (arena_slab_closed(c->arena, slab) &&
+        !arena_slab_owners(c->arena, slab, owner_evict_cb, s) && !s->blocked) {
         search_later(c);
         return false;
     }
     if (s->blocked)
-        arena_extent_close(c->arena, extent, false);
+        arena_slab_close(c->arena, slab, false);
     else
-        c->config.metrics->arena_extents_moved++;
+        c->config.metrics->arena_slabs_moved++;
     c->space.emptying = 0;
     return true;
 }
 
-/* Nothing else gives a slot of that size: an extent may be emptied for it (compact.c). Then who
+/* Nothing else gives a slot of that size: a slab may be emptied for it (compact.c). Then who
  * waits for space will be told. */
 static void compact_for(struct cache *c, uint64_t slot_bytes)
 {
     if (c->compact.slot_bytes > 0) {
-        if (c->compact.extent > 0 && cache_compact_late(c))
+        if (c->compact.slab > 0 && cache_compact_late(c))
             cache_wake(c, CHORE_COMPACT);
         return;
     }
@@ -329,7 +329,7 @@ static void compact_for(struct cache *c, uint64_t slot_bytes)
         uv_now(c->config.loop) < c->compact.again_ms)
         return;
     c->compact.slot_bytes = slot_bytes;
-    c->compact.left = arena_extents(c->arena);
+    c->compact.left = arena_slabs(c->arena);
     cache_wake(c, CHORE_COMPACT);
 }
 
@@ -341,7 +341,7 @@ static bool evict_some(struct space_search *s)
     slot_ref slot;
 
     if (c->space.emptying)
-        return extent_evict(s);
+        return slab_evict(s);
     victim = victim_find(s);
     if (victim == 0 && (s->looks <= 0 || s->unseen)) {
         search_later(c);
@@ -364,9 +364,9 @@ static bool evict_some(struct space_search *s)
         block_evict(c, victim, false);
         return true;
     }
-    c->space.emptying = 1 + arena_extent_of(c->arena, slot);
-    arena_extent_close(c->arena, c->space.emptying - 1, true);
-    return extent_evict(s);
+    c->space.emptying = 1 + arena_slab_of(c->arena, slot);
+    arena_slab_close(c->arena, c->space.emptying - 1, true);
+    return slab_evict(s);
 }
 
 /* ---- space in the index ---- */
@@ -466,7 +466,7 @@ static int slot_search(struct space_search *s, uint64_t bytes, uint64_t owner, s
     struct cache *c = s->cache;
     int rc;
 
-    if (s->slot_bytes > arena_extent_bytes(c->arena))
+    if (s->slot_bytes > arena_slab_bytes(c->arena))
         return -EFBIG;
     rc = s->only ? most_keep(s) : 0;
     if (rc != 0)

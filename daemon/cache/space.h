@@ -9,14 +9,14 @@
 /* space.c */
 struct cache_space {
     bool searching;     /* a search for a slot goes on in the next iteration of the event loop */
-    uint64_t *blockers; /* for each extent the owner of a slot that kept it from moving */
-    uint32_t emptying;  /* 1 + the extent that changes its slot size, or 0 */
+    uint64_t *blockers; /* for each slab the owner of a slot that kept it from moving */
+    uint32_t emptying;  /* 1 + the slab that changes its slot size, or 0 */
 };
 
-/* compact.c: an extent that is emptied of blocks that stay. */
+/* compact.c: a slab that is emptied of blocks that stay. */
 struct cache_compact {
     uint64_t slot_bytes; /* that are wanted; 0: none is */
-    uint32_t extent;     /* 1 + its number; 0: one is sought, from `cursor` on, among `left` */
+    uint32_t slab;       /* 1 + its number; 0: one is sought, from `cursor` on, among `left` */
     uint32_t cursor, left;
     struct list moves; /* struct compact_move */
     uint32_t n;        /* of them */
@@ -68,7 +68,7 @@ enum {
     LIST_ONLY_COPY,
     /* Leased or pinned with a copy below: may leave DRAM, but not the index. */
     LIST_KEPT,
-    /* Of another slot size than was wanted, in an extent that could not be emptied. */
+    /* Of another slot size than was wanted, in a slab that could not be emptied. */
     LIST_STUCK,
     /* In slots that are lent only: these are of no use to others. Who lends them empties them. */
     LIST_GROUPS,
@@ -149,16 +149,16 @@ bool cache_coldest_drop(struct cache *c);
 /* A slot, on the node if that costs nothing; evicts what must leave. keep: nothing that waits to be
  * written leaves for it. 0, or
  * - -EBUSY: everything is in use, or lies nowhere else while the arena has more space in a moment;
- * - -EFBIG: no extent is as long;
+ * - -EFBIG: no slab is as long;
  * - -EDQUOT: the owner's tenant gets no more, and nothing of its own may leave now.
  * owner: part_owner(), or 0 for a slot that holds no part. */
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out);
 
-/* A slot for a part that moves out of a closed extent; blocks leave for it that may leave for
+/* A slot for a part that moves out of a closed slab; blocks leave for it that may leave for
  * anybody's. 0: there is none now. */
 slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node);
 
-/* ---- compact.c: extents emptied of blocks that stay ---- */
+/* ---- compact.c: slabs emptied of blocks that stay ---- */
 
 /* Without progress for so long it gives up. */
 #define CACHE_COMPACT_PATIENCE_MS 2000u

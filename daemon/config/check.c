@@ -54,10 +54,10 @@ static int check_at_least(const struct config *c, struct config_error *e, const 
 
 static int check_sizes(const struct config *c, struct config_error *e)
 {
-    int rc = check_power_of_two(c, e, "arena.extent");
+    int rc = check_power_of_two(c, e, "arena.slab");
 
     if (rc == 0)
-        rc = check_at_least(c, e, "arena.size", 1, "arena.extent");
+        rc = check_at_least(c, e, "arena.size", 1, "arena.slab");
     if (rc == 0 && c->nvme_paths.n > 0)
         rc = check_power_of_two(c, e, "nvme.segment");
     if (rc == 0 && c->nvme_paths.n > 0)
@@ -387,7 +387,7 @@ static int check_huge_pages(const struct config *c, struct config_error *e, uint
         (unsigned long long)(page >> 10), (unsigned long long)(room / page));
 }
 
-/* Of memory, with pages that extents are whole numbers of, and large enough. */
+/* Of memory, with pages that slabs are whole numbers of, and large enough. */
 static int check_keep(const struct config *c, struct config_error *e)
 {
     const char *path = c->arena_keep;
@@ -406,9 +406,9 @@ static int check_keep(const struct config *c, struct config_error *e)
             "arena.keep: %.160s is not on a tmpfs or hugetlbfs; name a folder that is, "
             "e.g. /dev/shm/ucmd",
             path);
-    if (c->arena_extent % (uint64_t)fs.f_bsize != 0)
-        return config_fail(c, e, "arena.extent",
-                           "arena.extent is smaller than a page of %.160s; write at least %lluMiB",
+    if (c->arena_slab % (uint64_t)fs.f_bsize != 0)
+        return config_fail(c, e, "arena.slab",
+                           "arena.slab is smaller than a page of %.160s; write at least %lluMiB",
                            path, (unsigned long long)((uint64_t)fs.f_bsize / MIB));
     if (fs.f_type == HUGETLBFS_MAGIC) {
         rc = check_huge_pages(c, e, (uint64_t)fs.f_bsize, bytes_there(path, CONFIG_KEEP_ARENA));

@@ -74,7 +74,7 @@ struct config {
     unsigned metrics_socket_mode;
     char *metrics_listen; /* "": none */
 
-    uint64_t arena_size, arena_extent;
+    uint64_t arena_size, arena_slab;
     bool arena_prefault;
     char *arena_keep; /* "": none */
     enum config_numa arena_numa;

@@ -125,7 +125,7 @@ static int own_process(const struct config *c, struct config_root *r, const char
                        const char *words, struct config_error *e)
 {
     struct config_process *p = &r->process;
-    uint64_t part = (c->arena_extent + 4096 + 4095) & ~(uint64_t)4095;
+    uint64_t part = (c->arena_slab + 4096 + 4095) & ~(uint64_t)4095;
     char path[PATH_MAX + 64];
     int n;
 
@@ -168,7 +168,7 @@ static int mooncake_process(const struct config *c, struct config_root *r, struc
 /* What it reads it may write to, too: a root that is "ro" gets no writes from the daemon. */
 static int folder_process(const struct config *c, struct config_root *r, struct config_error *e)
 {
-    uint64_t parts = c->share_threads * (c->arena_extent + 8192); /* one for each thread */
+    uint64_t parts = c->share_threads * (c->arena_slab + 8192); /* one for each thread */
     char words[16];
 
     /* The health check finds one that no other has. */
@@ -295,16 +295,15 @@ static int root_parse(const char *item, struct config_root *out, struct config_e
     return command_take(rest, out, e);
 }
 
-/* A part is as large as an extent at most; its header and seal lie in front of it. */
+/* A part is as large as a slab at most; its header and seal lie in front of it. */
 static int buffer_check(const struct config *c, const struct config_root *r, struct config_error *e)
 {
-    if (r->process.buffer_bytes >= c->arena_extent + 4096)
+    if (r->process.buffer_bytes >= c->arena_slab + 4096)
         return 0;
     return config_refuse(e,
-                         ROOTS
-                         ": %.80s: the buffer must be 4096 bytes larger than arena.extent, so "
-                         "that it holds any part; write %s%llu",
-                         r->target, BUFFER, (unsigned long long)c->arena_extent + 4096);
+                         ROOTS ": %.80s: the buffer must be 4096 bytes larger than arena.slab, so "
+                               "that it holds any part; write %s%llu",
+                         r->target, BUFFER, (unsigned long long)c->arena_slab + 4096);
 }
 
 static int process_make(const struct config *c, struct config_root *r, struct config_error *e)

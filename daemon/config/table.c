@@ -261,7 +261,7 @@ const struct config_key config_keys[] = {
 
     {KEY("arena.size", SIZE, arena_size, "4GiB"), RANGE(MIB, 15 * TIB),
      .help = "DRAM that the daemon takes, rounded down to whole slabs."},
-    {KEY("arena.extent", SIZE, arena_extent, "64MiB"), RANGE(MIB, GIB),
+    {KEY("arena.slab", SIZE, arena_slab, "64MiB"), RANGE(MIB, GIB),
      .help = "Size of a slab, the unit in which DRAM moves between slot sizes; a power of two. No "
              "part of a block may be larger."},
     {KEY("arena.prefault", BOOL, arena_prefault, "true"), .names = bool_names, .internal = true,

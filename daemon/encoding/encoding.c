@@ -131,11 +131,11 @@ static int coded_open(struct call *call, const struct ns *base,
 
     ns_encoded_identity(base, spec, &memory, &id);
     for (uint32_t part = 0; part < id.parts; part++)
-        if (id.shards[part] * id.shard_bytes > arena_extent_bytes(rq->modules.arena))
+        if (id.shards[part] * id.shard_bytes > arena_slab_bytes(rq->modules.arena))
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                                 "%u layers of %llu coded bytes are longer than arena.extent, %llu",
+                                 "%u layers of %llu coded bytes are longer than arena.slab, %llu",
                                  id.shards[part], (unsigned long long)id.shard_bytes,
-                                 (unsigned long long)arena_extent_bytes(rq->modules.arena));
+                                 (unsigned long long)arena_slab_bytes(rq->modules.arena));
     return index_ns_open(rq->modules.index, &id, call->s->peer.owner, out, &call->error);
 }
 

@@ -14,7 +14,7 @@ static_assert(sizeof(struct part) == 24, "of the 128 bytes that a block may take
 
 /* ---- chunks ---- */
 
-uint32_t slab_record_bytes(uint32_t parts)
+uint32_t record_bytes(uint32_t parts)
 {
     size_t n = sizeof(struct block) + parts * sizeof(struct part);
 
@@ -24,26 +24,26 @@ uint32_t slab_record_bytes(uint32_t parts)
 /* Returns a free number for a chunk, or 0. */
 static uint32_t number_take(struct index *ix)
 {
-    struct list *link = list_pop_front(&ix->slab.free);
+    struct list *link = list_pop_front(&ix->records.free);
 
     if (link)
-        return (uint32_t)(LIST_ENTRY(link, struct slab_chunk, link) - ix->slab.chunk);
-    return ix->head.chunks < SLAB_CHUNKS ? ix->head.chunks++ : 0;
+        return (uint32_t)(LIST_ENTRY(link, struct record_chunk, link) - ix->records.chunk);
+    return ix->head.chunks < RECORD_CHUNKS ? ix->head.chunks++ : 0;
 }
 
 static void number_give(struct index *ix, uint32_t number)
 {
     ix->head.chunk[number] = (struct index_chunk){0};
-    list_push_front(&ix->slab.free, &ix->slab.chunk[number].link);
+    list_push_front(&ix->records.free, &ix->records.chunk[number].link);
 }
 
 /* An open one. False: without memory, or a number. */
 static bool chunk_new(struct index *ix, uint32_t parts)
 {
-    struct slab_class *class = &ix->slab.class[parts];
+    struct record_class *class = &ix->records.class[parts];
     uint32_t doublings = class->chunks < CHUNK_DOUBLINGS ? class->chunks : CHUNK_DOUBLINGS;
     uint32_t size_bytes = CHUNK_MIN << doublings;
-    uint32_t record = slab_record_bytes(parts), records = size_bytes / record;
+    uint32_t record = record_bytes(parts), records = size_bytes / record;
     uint32_t number = number_take(ix);
     void *base;
 
@@ -55,27 +55,27 @@ static bool chunk_new(struct index *ix, uint32_t parts)
         return false;
     }
     ix->head.chunk[number] = (struct index_chunk){base, record};
-    ix->slab.chunk[number] = (struct slab_chunk){
+    ix->records.chunk[number] = (struct record_chunk){
         .size_bytes = size_bytes,
         .records = records < INDEX_CELLS ? records : INDEX_CELLS,
         .parts = parts,
     };
-    ix->slab.size_bytes += size_bytes;
+    ix->records.size_bytes += size_bytes;
     class->chunks++;
     class->empty++;
-    list_push_front(&class->open, &ix->slab.chunk[number].link);
+    list_push_front(&class->open, &ix->records.chunk[number].link);
     return true;
 }
 
 static void chunk_free(struct index *ix, uint32_t number)
 {
-    struct slab_chunk *c = &ix->slab.chunk[number];
-    struct slab_class *class = &ix->slab.class[c->parts];
+    struct record_chunk *c = &ix->records.chunk[number];
+    struct record_class *class = &ix->records.class[c->parts];
 
     list_remove(&c->link);
     class->chunks--;
     class->empty--;
-    ix->slab.size_bytes -= c->size_bytes;
+    ix->records.size_bytes -= c->size_bytes;
     pages_free(ix->head.chunk[number].base, c->size_bytes);
     number_give(ix, number);
 }
@@ -83,20 +83,20 @@ static void chunk_free(struct index *ix, uint32_t number)
 /* ---- records ---- */
 
 /* A zeroed record for a block with this many parts; 0 without memory. */
-static block_ref slab_take(struct index *ix, uint32_t parts)
+static block_ref record_take(struct index *ix, uint32_t parts)
 {
     uint32_t number, cell;
-    struct slab_class *class;
-    struct slab_chunk *c;
+    struct record_class *class;
+    struct record_chunk *c;
     struct block *b;
     block_ref ref;
 
     assert(parts >= 1 && parts <= UCM_MAX_PARTS);
-    class = &ix->slab.class[parts];
+    class = &ix->records.class[parts];
     if (list_empty(&class->open) && !chunk_new(ix, parts))
         return 0;
-    c = LIST_ENTRY(class->open.next, struct slab_chunk, link);
-    number = (uint32_t)(c - ix->slab.chunk);
+    c = LIST_ENTRY(class->open.next, struct record_chunk, link);
+    number = (uint32_t)(c - ix->records.chunk);
     if (c->used == 0)
         class->empty--;
     cell = c->free_cell ? c->free_cell - 1 : c->fresh++;
@@ -111,11 +111,11 @@ static block_ref slab_take(struct index *ix, uint32_t parts)
     return ref;
 }
 
-static void slab_give(struct index *ix, block_ref ref)
+static void record_give(struct index *ix, block_ref ref)
 {
     uint32_t number = ref >> INDEX_CELL_BITS;
-    struct slab_chunk *c = &ix->slab.chunk[number];
-    struct slab_class *class = &ix->slab.class[c->parts];
+    struct record_chunk *c = &ix->records.chunk[number];
+    struct record_class *class = &ix->records.class[c->parts];
     struct block *b = index_cell(ix, ref);
 
     b->ns = 0;
@@ -131,25 +131,25 @@ static void slab_give(struct index *ix, block_ref ref)
         chunk_free(ix, number);
 }
 
-int slab_init(struct index *ix)
+int records_init(struct index *ix)
 {
-    struct slab *s = &ix->slab;
+    struct records *s = &ix->records;
 
     list_init(&s->free);
     for (uint32_t i = 0; i <= UCM_MAX_PARTS; i++)
         list_init(&s->class[i].open);
     ix->head.chunks = 1;
-    ix->head.chunk = calloc(SLAB_CHUNKS, sizeof(*ix->head.chunk));
-    s->chunk = calloc(SLAB_CHUNKS, sizeof(*s->chunk));
+    ix->head.chunk = calloc(RECORD_CHUNKS, sizeof(*ix->head.chunk));
+    s->chunk = calloc(RECORD_CHUNKS, sizeof(*s->chunk));
     return ix->head.chunk && s->chunk ? 0 : -ENOMEM;
 }
 
-void slab_close(struct index *ix)
+void records_close(struct index *ix)
 {
     for (uint32_t i = 1; i < ix->head.chunks; i++)
-        pages_free(ix->head.chunk[i].base, ix->slab.chunk[i].size_bytes);
+        pages_free(ix->head.chunk[i].base, ix->records.chunk[i].size_bytes);
     free(ix->head.chunk);
-    free(ix->slab.chunk);
+    free(ix->records.chunk);
 }
 
 /* ---- how many there may be ---- */
@@ -173,14 +173,14 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
 
     if (index_full(ix, ns))
         return 0;
-    ref = slab_take(ix, ns->identity.parts);
+    ref = record_take(ix, ns->identity.parts);
     if (ref == 0)
         return 0;
     b = index_cell(ix, ref);
     memcpy(b->key, key, ns->identity.key_bytes);
     b->ns = ns->id;
     if (ns_table_insert(ix, ns->table, ref) != 0) {
-        slab_give(ix, ref);
+        record_give(ix, ref);
         return 0;
     }
     ix->blocks++;
@@ -200,7 +200,7 @@ void index_remove(struct index *ix, block_ref ref)
     for (uint32_t i = 0; i < ns->identity.parts; i++)
         assert(b->part[i].users == 0);
     ns_table_remove(ix, ns->table, ref);
-    slab_give(ix, ref);
+    record_give(ix, ref);
     ix->blocks--;
     ix->counted -= ns->index_bytes;
     ns->blocks--;
@@ -215,7 +215,7 @@ struct block *index_peek(struct index *ix, block_ref ref)
 
     /* The chunk's number may be another's by now, which has fewer records. */
     if (chunk >= ix->head.chunks || !ix->head.chunk[chunk].base ||
-        ref % INDEX_CELLS >= ix->slab.chunk[chunk].fresh)
+        ref % INDEX_CELLS >= ix->records.chunk[chunk].fresh)
         return NULL;
     b = index_cell(ix, ref);
     return b->ns != 0 ? b : NULL;

@@ -21,7 +21,7 @@ int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
     rc = ns_set_init(ix, max_ns);
     if (rc != 0)
         goto err_after_tenants;
-    rc = getentropy(ix->secret, sizeof(ix->secret)) < 0 ? -errno : slab_init(ix);
+    rc = getentropy(ix->secret, sizeof(ix->secret)) < 0 ? -errno : records_init(ix);
     if (rc != 0)
         goto err_after_ns;
     pages_init(&ix->pages);
@@ -30,7 +30,7 @@ int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
     return 0;
 
 err_after_ns:
-    slab_close(ix);
+    records_close(ix);
     ns_set_close(ix);
 err_after_tenants:
     tenant_set_close(&ix->tenants);
@@ -45,15 +45,15 @@ void index_free(struct index *ix)
         return;
     ns_set_close(ix);
     tenant_set_close(&ix->tenants);
-    slab_close(ix);
+    records_close(ix);
     pages_close(&ix->pages);
     free(ix);
 }
 
 uint64_t index_bytes(const struct index *ix)
 {
-    return sizeof(*ix) + ns_set_bytes(ix) + ix->slab.size_bytes +
-           ix->head.chunks * (sizeof(struct index_chunk) + sizeof(struct slab_chunk));
+    return sizeof(*ix) + ns_set_bytes(ix) + ix->records.size_bytes +
+           ix->head.chunks * (sizeof(struct index_chunk) + sizeof(struct record_chunk));
 }
 
 uint64_t index_blocks(const struct index *ix)

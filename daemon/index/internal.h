@@ -1,4 +1,4 @@
-/* Inside the index: slabs of records, the table of a namespace. Nobody else includes this.
+/* Inside the index: memory of records, the table of a namespace. Nobody else includes this.
  *
  * Files from the lowest to the highest, each of which calls those before it: pages.c, ns_table.c,
  * blocks.c, ns_identity.c and ns_form.c, namespace.c, index.c; and policy.c, which sees blocks as
@@ -37,13 +37,13 @@ void pages_close(struct pages *s);
 void *pages_new(struct pages *s, size_t size_bytes);
 void pages_free(void *p, size_t size_bytes);
 
-/* ---- slabs: records of one size, in the cells of chunks that never move ---- */
+/* ---- memory of records of one size, in the cells of chunks that never move ---- */
 
 /* Chunk 0 does not exist. */
-#define SLAB_CHUNKS (1u << (32 - INDEX_CELL_BITS))
+#define RECORD_CHUNKS (1u << (32 - INDEX_CELL_BITS))
 
-struct slab_chunk {
-    struct list link; /* in its class's open, or slab.free, or in none */
+struct record_chunk {
+    struct list link; /* in its class's open, or records.free, or in none */
     uint32_t size_bytes, records;
     uint32_t fresh;     /* cells from here on were never in use */
     uint32_t used;      /* cells in use */
@@ -51,23 +51,23 @@ struct slab_chunk {
     uint32_t parts;
 };
 
-struct slab_class {
+struct record_class {
     struct list open; /* chunks with a free cell */
     uint32_t chunks;
     uint32_t empty; /* chunks without a cell in use: 1 stays, more are freed */
 };
 
-struct slab {
-    struct slab_chunk *chunk; /* by number, as index_head.chunk */
-    struct list free;         /* numbers without a chunk */
+struct records {
+    struct record_chunk *chunk; /* by number, as index_head.chunk */
+    struct list free;           /* numbers without a chunk */
     uint64_t size_bytes;
-    struct slab_class class[UCM_MAX_PARTS + 1]; /* by parts */
+    struct record_class class[UCM_MAX_PARTS + 1]; /* by parts */
 };
 
 /* Of a block with so many parts. */
-uint32_t slab_record_bytes(uint32_t parts);
-int slab_init(struct index *ix); /* 0 or -ENOMEM */
-void slab_close(struct index *ix);
+uint32_t record_bytes(uint32_t parts);
+int records_init(struct index *ix); /* 0 or -ENOMEM */
+void records_close(struct index *ix);
 
 /* ---- the table of a namespace: linear hashing over buckets of one cache line ---- */
 
@@ -107,10 +107,10 @@ struct ns_set {
 };
 
 struct index {
-    /* First. By number SLAB_CHUNKS chunks, 0 included, of which the kernel backs those in use.
-     * Apart from what the slabs know besides, so that it stays in the first-level cache. */
+    /* First. By number RECORD_CHUNKS chunks, 0 included, of which the kernel backs those in use.
+     * Apart from what struct records knows besides, so that it stays in the first-level cache. */
     struct index_head head;
-    struct slab slab;
+    struct records records;
     struct pages pages;
     struct ns_set ns;
     struct tenant_set tenants;

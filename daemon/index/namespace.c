@@ -52,7 +52,7 @@ static struct ns *ns_new(const struct ns_identity *from, const uint8_t *canonica
     m->ns.canonical_bytes = n;
     for (uint32_t part = 0; part < from->parts; part++)
         m->ns.block_bytes += ns_part_bytes(&m->ns, part);
-    m->ns.index_bytes = slab_record_bytes(from->parts) + TABLE_BYTES;
+    m->ns.index_bytes = record_bytes(from->parts) + TABLE_BYTES;
     to->salt = at + n - from->salt_bytes; /* ends it */
     at += n;
     to->tenant = copy_text(&at, from->tenant);

@@ -1,7 +1,7 @@
 /* Reading some shards of a part from NVMe for one who wants little of it.
  *
  * The shards come into a piece of a staging slot, which has the size of the part's own slots, so
- * that no extent changes its size for it. The part stays where it is: nobody finds these bytes in
+ * that no slab changes its size for it. The part stays where it is: nobody finds these bytes in
  * DRAM, and nothing is learned of the part as a whole. Whatever keeps the tier from delivering
  * them, the part is read as by cache_get, which knows what to do with a copy that is bad or gone.
  *

@@ -25,7 +25,7 @@ static int text_copy(struct call *call, const char *field, struct proto_str from
 static int shards_expand(struct call *call, const struct msg_ns_open *m,
                          uint32_t shards[UCM_MAX_PARTS])
 {
-    uint64_t limit = arena_extent_bytes(call->s->rq->modules.arena);
+    uint64_t limit = arena_slab_bytes(call->s->rq->modules.arena);
 
     if (m->shards.n != 1 && m->shards.n != m->parts)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -39,7 +39,7 @@ static int shards_expand(struct call *call, const struct msg_ns_open *m,
         if (shards[i] * m->shard_bytes > limit)
             return ucm_error_set(
                 &call->error, UCM_WIRE_INVALID,
-                "a part of %u shards of %llu bytes is longer than arena.extent, %llu", shards[i],
+                "a part of %u shards of %llu bytes is longer than arena.slab, %llu", shards[i],
                 (unsigned long long)m->shard_bytes, (unsigned long long)limit);
     }
     return 0;

@@ -35,7 +35,7 @@ void snapshot_part_encode(uint8_t *p, const struct snapshot_part *in)
 {
     put32(p, in->ns);
     put32(p + 4, in->part);
-    put32(p + 8, in->extent);
+    put32(p + 8, in->slab);
     put32(p + 12, in->slot);
     memcpy(p + 16, in->key, UCM_MAX_KEY_BYTES);
     snapshot_checksum_put(p, in->checksum);
@@ -47,7 +47,7 @@ void snapshot_part_decode(const uint8_t *p, struct snapshot_part *out)
 {
     out->ns = get32(p);
     out->part = get32(p + 4);
-    out->extent = get32(p + 8);
+    out->slab = get32(p + 8);
     out->slot = get32(p + 12);
     memcpy(out->key, p + 16, UCM_MAX_KEY_BYTES);
     out->checksum = get64(p + 48);
@@ -70,7 +70,7 @@ void snapshot_seal(uint8_t *p, size_t n, const struct snapshot_head *h)
     memcpy(p + 16, h->arena.boot, sizeof(h->arena.boot));
     put64(p + 32, h->arena.inode);
     put64(p + 40, h->arena.bytes);
-    put64(p + 48, h->extent);
+    put64(p + 48, h->slab);
     put64(p + 56, n);
     put32(p + 64, h->namespaces);
     put64(p + 72, h->parts);
@@ -103,16 +103,16 @@ static int parts_check(const uint8_t *p, const struct snapshot_head *h)
     for (uint64_t i = 0; i < h->parts; i++) {
         snapshot_part_decode(p + i * SNAPSHOT_PART_BYTES, &part);
         if (part.ns >= h->namespaces || part.part >= UCM_MAX_PARTS || part.uses > USES_MAX ||
-            part.extent >= h->arena.bytes / h->extent)
+            part.slab >= h->arena.bytes / h->slab)
             return -EBADMSG;
     }
     return 0;
 }
 
-int snapshot_check(const uint8_t *p, size_t n, const struct persist_identity *of, uint64_t extent,
+int snapshot_check(const uint8_t *p, size_t n, const struct persist_identity *of, uint64_t slab,
                    struct snapshot_head *out, size_t *parts_at)
 {
-    struct snapshot_head h = {.extent = extent};
+    struct snapshot_head h = {.slab = slab};
     uint64_t bytes;
     int rc;
 
@@ -129,7 +129,7 @@ int snapshot_check(const uint8_t *p, size_t n, const struct persist_identity *of
     h.arena.inode = get64(p + 32);
     h.arena.bytes = get64(p + 40);
     if (memcmp(h.arena.boot, of->boot, sizeof(of->boot)) != 0 || h.arena.inode != of->inode ||
-        h.arena.bytes != of->bytes || get64(p + 48) != extent)
+        h.arena.bytes != of->bytes || get64(p + 48) != slab)
         return -ESTALE;
     h.namespaces = get32(p + 64);
     h.parts = get64(p + 72);

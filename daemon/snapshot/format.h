@@ -18,7 +18,7 @@
 
 struct snapshot_head {
     struct persist_identity arena;
-    uint64_t extent, parts;
+    uint64_t slab, parts;
     uint32_t namespaces;
     char program[32]; /* that wrote it; for the log */
 };
@@ -30,7 +30,7 @@ struct snapshot_ns {
 
 struct snapshot_part {
     uint32_t ns; /* place in the list of namespaces */
-    uint32_t part, extent, slot;
+    uint32_t part, slab, slot;
     uint8_t key[UCM_MAX_KEY_BYTES];
     uint64_t checksum;
     uint32_t uses;
@@ -52,7 +52,7 @@ void snapshot_seal(uint8_t *p, size_t n, const struct snapshot_head *h);
 
 /* Is this a snapshot that may be used for the arena `of`? 0, or -EBADMSG (damaged),
  * -EPROTONOSUPPORT (another format), -ESTALE (of another arena). *parts_at: where they begin. */
-int snapshot_check(const uint8_t *p, size_t n, const struct persist_identity *of, uint64_t extent,
+int snapshot_check(const uint8_t *p, size_t n, const struct persist_identity *of, uint64_t slab,
                    struct snapshot_head *out, size_t *parts_at);
 /* The namespace at p of a snapshot that was checked; returns its length. */
 size_t snapshot_ns_decode(const uint8_t *p, struct snapshot_ns *out);

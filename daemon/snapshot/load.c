@@ -33,7 +33,7 @@ struct snapshot_load {
 
 /* ---- before there is an arena ---- */
 
-static bool snapshot_fits(struct persist *k, uint64_t arena_bytes, uint64_t extent)
+static bool snapshot_fits(struct persist *k, uint64_t arena_bytes, uint64_t slab)
 {
     struct persist_identity id = persist_identity(k);
     struct snapshot_head head;
@@ -47,17 +47,17 @@ static bool snapshot_fits(struct persist *k, uint64_t arena_bytes, uint64_t exte
         return false;
     }
     id.bytes = id.bytes == arena_bytes ? arena_bytes : 0;
-    rc = snapshot_check(p, n, &id, extent, &head, &at);
+    rc = snapshot_check(p, n, &id, slab, &head, &at);
     if (rc == 0)
         return true;
     log_warn(MODULE, "snapshot-refused", "reason=\"%s\": starting with empty DRAM",
-             rc == -ESTALE            ? "of another boot, or of another arena.size or arena.extent"
+             rc == -ESTALE            ? "of another boot, or of another arena.size or arena.slab"
              : rc == -EPROTONOSUPPORT ? "of another format version"
                                       : "damaged");
     return false;
 }
 
-int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t extent, struct snapshot **out,
+int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t slab, struct snapshot **out,
                   char why[PERSIST_WHY_BYTES])
 {
     struct snapshot *s = calloc(1, sizeof(*s));
@@ -71,7 +71,7 @@ int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t extent, str
         free(s);
         return rc;
     }
-    s->warm = snapshot_fits(s->persist, arena_bytes, extent);
+    s->warm = snapshot_fits(s->persist, arena_bytes, slab);
     rc = s->warm ? 0 : persist_reset(s->persist, arena_bytes);
     if (rc < 0) {
         snprintf(why, PERSIST_WHY_BYTES, "arena.keep: %.200s: no new file for the arena: %s",
@@ -238,7 +238,7 @@ static void slots_take(struct snapshot_load *l)
 
         if (ns && k.part < ns->identity.parts)
             l->slots[i] =
-                arena_slot_take(l->of->modules.arena, k.extent, k.slot, ns_part_bytes(ns, k.part));
+                arena_slot_take(l->of->modules.arena, k.slab, k.slot, ns_part_bytes(ns, k.part));
     }
 }
 
@@ -249,7 +249,7 @@ static int load_begin(struct snapshot *s)
     struct snapshot_head head;
     size_t n, at = SNAPSHOT_HEAD_BYTES, parts_at = 0;
     const uint8_t *p = persist_snapshot(s->persist, &n);
-    int rc = l ? snapshot_check(p, n, &id, arena_extent_bytes(s->modules.arena), &head, &parts_at)
+    int rc = l ? snapshot_check(p, n, &id, arena_slab_bytes(s->modules.arena), &head, &parts_at)
                : -ENOMEM;
 
     if (rc < 0)
@@ -285,7 +285,7 @@ static int load_begin(struct snapshot *s)
     s->load = l;
     s->loading = true;
     cache_restore_begin(s->modules.cache);
-    return 0; /* snapshot_grew goes on when an extent is ready */
+    return 0; /* snapshot_grew goes on when a slab is ready */
 
 err_after_ns:
     free(l->ns);

@@ -32,16 +32,16 @@ struct snapshot_modules {
 /* Takes the folder, and decides what the arena's file is, for an arena of this size: the one of the
  * run before when that left a snapshot which fits, else a new one. 0, or -errno with a sentence in
  * `why`, which may be empty. */
-int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t extent, struct snapshot **out,
+int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t slab, struct snapshot **out,
                   char why[PERSIST_WHY_BYTES]);
 int snapshot_fd(const struct snapshot *s); /* of the arena's file */
 /* After cache_arena_attach and before arena_grow: takes the slots of the run before, if it left
- * any. Their parts follow as extents become ready. snapshot_take must come before the event loop
+ * any. Their parts follow as slabs become ready. snapshot_take must come before the event loop
  * runs. */
 void snapshot_load(struct snapshot *s, const struct snapshot_modules *modules);
 /* As persist_take. NULL: 0. */
 int snapshot_take(struct snapshot *s);
-/* An extent may have become ready. NULL-safe. */
+/* A slab may have become ready. NULL-safe. */
 void snapshot_grew(struct snapshot *s);
 /* Parts are still to be loaded: `done` of `of` so far. NULL: false. */
 bool snapshot_loading(const struct snapshot *s, uint64_t *done, uint64_t *of);

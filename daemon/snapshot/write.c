@@ -121,7 +121,7 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
         }
         part.stored = p->nvme == PART_NVME_READY;
         part.checksum = p->sealed ? 0 : p->checksum; /* 0: not known */
-        arena_slot_position(modules->arena, part_slot(p), &part.extent, &part.slot);
+        arena_slot_position(modules->arena, part_slot(p), &part.slab, &part.slot);
         if (span_kept(modules->cache, part_slot(p), ns_form(ns, part.part), &span) == 0)
             part_add(w, ns, &part, part.checksum ? NULL : span.origin);
     }
@@ -225,7 +225,7 @@ void snapshot_finish(struct snapshot *s)
     struct snapshot_write *w = s->write;
     uint64_t bytes = 0;
     struct snapshot_head head = {.arena = persist_identity(s->persist),
-                                 .extent = arena_extent_bytes(s->modules.arena),
+                                 .slab = arena_slab_bytes(s->modules.arena),
                                  .parts = parts_pack(w, &bytes),
                                  .namespaces = w->namespaces};
     int rc;

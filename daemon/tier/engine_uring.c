@@ -298,7 +298,7 @@ err_after_alloc:
     return rc;
 }
 
-/* The first time only: all extents have the same reason. */
+/* The first time only: all slabs have the same reason. */
 static void register_refused(struct uring *e, int error)
 {
     struct rlimit limit = {.rlim_cur = RLIM_INFINITY};

@@ -1,30 +1,30 @@
-/* Tenants' parts of window.size: who gives extents up for whom. */
+/* Tenants' parts of window.size: who gives slabs up for whom. */
 #include "daemon/window/window.h"
 
-/* While an extent is wanted back nobody pins in it: so long, if nobody took it by then. */
+/* While a slab is wanted back nobody pins in it: so long, if nobody took it by then. */
 #define TAKEN_MS (2 * (uint64_t)WINDOW_REVOKE_MS)
 
-/* Pins of a tenant's end in that extent, and nobody pins in it for a while: the cache can empty
+/* Pins of a tenant's end in that slab, and nobody pins in it for a while: the cache can empty
  * it. */
-static void extent_take(struct requests *rq, uint32_t extent)
+static void slab_take(struct requests *rq, uint32_t slab)
 {
-    windows_at(rq)->extents[extent].taken_ms = uv_now(rq->modules.loop) + TAKEN_MS;
+    windows_at(rq)->slabs[slab].taken_ms = uv_now(rq->modules.loop) + TAKEN_MS;
     pins_sweep(rq);
 }
 
-/* The extent of that tenant with the fewest pins, but some; UINT32_MAX: there is none, or all are
+/* The slab of that tenant with the fewest pins, but some; UINT32_MAX: there is none, or all are
  * taken. */
-static uint32_t extent_choose(const struct requests *rq, const struct window_tenant *t)
+static uint32_t slab_choose(const struct requests *rq, const struct window_tenant *t)
 {
     const struct windows *ws = windows_at(rq);
     uint64_t now_ms = uv_now(rq->modules.loop);
     uint32_t best = UINT32_MAX;
 
-    for (uint32_t i = 0; i < ws->n_extents; i++) {
-        const struct window_extent *e = &ws->extents[i];
+    for (uint32_t i = 0; i < ws->n_slabs; i++) {
+        const struct window_slab *e = &ws->slabs[i];
 
-        if (e->tenant == t && e->pins > 0 && !extent_taken(ws, i, t, now_ms) &&
-            (best == UINT32_MAX || e->pins < ws->extents[best].pins))
+        if (e->tenant == t && e->pins > 0 && !slab_taken(ws, i, t, now_ms) &&
+            (best == UINT32_MAX || e->pins < ws->slabs[best].pins))
             best = i;
     }
     return best;
@@ -57,23 +57,23 @@ bool window_claim(const struct window *w)
     struct window_tenant *from = tenant_largest(rq, &lent);
     struct windows *ws = windows_at(rq);
     uint64_t now_ms = uv_now(rq->modules.loop);
-    uint32_t extent;
+    uint32_t slab;
 
-    if (mine + w->tenant->header.extent_bytes > part || lent <= part || from == w->tenant)
+    if (mine + w->tenant->header.slab_bytes > part || lent <= part || from == w->tenant)
         return false;
     if (ws->taking.from == from && ws->taking.until_ms > now_ms && lent >= ws->taking.lent)
         return true; /* one at a time */
-    extent = extent_choose(rq, from);
-    if (extent == UINT32_MAX)
+    slab = slab_choose(rq, from);
+    if (slab == UINT32_MAX)
         return false; /* nothing of it is pinned, and the cache could not empty any */
     ws->taking.from = from;
     ws->taking.lent = lent;
     ws->taking.until_ms = now_ms + TAKEN_MS;
-    extent_take(rq, extent);
+    slab_take(rq, slab);
     return true;
 }
 
-/* Counts for each tenant the extents in which it pins something that is not being taken. */
+/* Counts for each tenant the slabs in which it pins something that is not being taken. */
 static uint64_t pinned_count(struct requests *rq)
 {
     const struct windows *ws = windows_at(rq);
@@ -83,9 +83,9 @@ static uint64_t pinned_count(struct requests *rq)
         struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
 
         t->pinned = 0;
-        for (uint32_t i = 0; i < ws->n_extents; i++)
-            t->pinned += ws->extents[i].tenant == t && ws->extents[i].pins > 0 &&
-                         !extent_taken(ws, i, t, now_ms);
+        for (uint32_t i = 0; i < ws->n_slabs; i++)
+            t->pinned +=
+                ws->slabs[i].tenant == t && ws->slabs[i].pins > 0 && !slab_taken(ws, i, t, now_ms);
         all += t->pinned;
     }
     return all;
@@ -104,7 +104,7 @@ static struct window_tenant *tenant_most_pinned(const struct requests *rq)
     return most;
 }
 
-/* Extents without pins leave by themselves. Of the others those go that don't fit, from whoever has
+/* Slabs without pins leave by themselves. Of the others those go that don't fit, from whoever has
  * most. */
 void windows_reload(struct requests *rq)
 {
@@ -116,12 +116,12 @@ void windows_reload(struct requests *rq)
     window_slots_changed(&windows_at(rq)->relocations);
     pinned = pinned_count(rq);
     enough = lend_bytes(a, NULL) <= budget;
-    for (uint32_t i = 0; enough && i < windows_at(rq)->n_extents; i++)
-        windows_at(rq)->extents[i].taken_ms = 0;
-    for (; pinned > budget / arena_extent_bytes(a); pinned--) {
+    for (uint32_t i = 0; enough && i < windows_at(rq)->n_slabs; i++)
+        windows_at(rq)->slabs[i].taken_ms = 0;
+    for (; pinned > budget / arena_slab_bytes(a); pinned--) {
         struct window_tenant *from = tenant_most_pinned(rq);
 
-        extent_take(rq, extent_choose(rq, from));
+        slab_take(rq, slab_choose(rq, from));
         from->pinned--;
     }
 }

@@ -85,7 +85,7 @@ static void close_cb(struct requests *rq)
         lend_watch(rq->modules.arena, NULL);
         relocations_close(&windows_at(rq)->relocations);
     }
-    free(windows_at(rq)->extents);
+    free(windows_at(rq)->slabs);
 }
 
 static int session_open_cb(struct session *s)

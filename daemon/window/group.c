@@ -1,4 +1,4 @@
-/* Groups: tenants that window extents are lent to, and the tables that tell their workers which
+/* Groups: tenants that window slabs are lent to, and the tables that tell their workers which
  * slots hold what they were told. */
 #include "daemon/base/memfd.h"
 #include "daemon/window/lend_internal.h"
@@ -19,7 +19,7 @@ static void table_close(struct arena *a, struct arena_group *g)
 {
     if (g->header)
         munmap(g->header,
-               ucm_window_table_bytes(a->lent, (uint32_t)(a->config.extent / ARENA_ALIGN)));
+               ucm_window_table_bytes(a->lent, (uint32_t)(a->config.slab / ARENA_ALIGN)));
     if (g->read_fd >= 0)
         close(g->read_fd);
     if (g->fd >= 0)
@@ -41,7 +41,7 @@ void lend_group_free(struct arena *a, struct arena_group *g)
 
 static int table_open(struct arena *a, struct arena_group *g)
 {
-    uint32_t slots = (uint32_t)(a->config.extent / ARENA_ALIGN);
+    uint32_t slots = (uint32_t)(a->config.slab / ARENA_ALIGN);
     uint64_t bytes = ucm_window_table_bytes(a->lent, slots);
     void *p;
     int rc = memfd_new("ucmd-window-table", bytes, &g->fd);
@@ -57,9 +57,9 @@ static int table_open(struct arena *a, struct arena_group *g)
     memcpy(g->header->magic, UCM_WINDOW_MAGIC, sizeof(g->header->magic));
     g->header->version = UCM_WINDOW_VERSION;
     g->header->slot_align = UCM_WINDOW_ALIGN;
-    g->header->extent_bytes = a->config.extent;
-    g->header->extents = a->lent;
-    g->header->slots_per_extent = slots;
+    g->header->slab_bytes = a->config.slab;
+    g->header->slabs = a->lent;
+    g->header->slots_per_slab = slots;
     g->read_fd = memfd_share(g->fd);
     return g->read_fd < 0 ? g->read_fd : 0;
 }
@@ -148,9 +148,9 @@ int lend_group_table(const struct arena_group *g, struct ucm_window_header *out)
     memcpy(out->magic, g->header->magic, sizeof(out->magic));
     out->version = g->header->version;
     out->slot_align = g->header->slot_align;
-    out->extent_bytes = g->header->extent_bytes;
-    out->extents = g->header->extents;
-    out->slots_per_extent = g->header->slots_per_extent;
+    out->slab_bytes = g->header->slab_bytes;
+    out->slabs = g->header->slabs;
+    out->slots_per_slab = g->header->slots_per_slab;
     atomic_init(&out->epoch, atomic_load_explicit(&g->header->epoch, memory_order_relaxed));
     return g->read_fd;
 }
@@ -170,14 +170,14 @@ slot_ref lend_group_next(struct arena *a, struct arena_group *g, uint64_t bytes,
 {
     uint64_t slot_bytes = arena_padded(bytes);
 
-    /* Once more than there are, as the hand may stand amid its extent. */
+    /* Once more than there are, as the hand may stand amid its slab. */
     for (uint32_t looks = 0; looks <= g->lent; looks++) {
         struct window *w = g->hand ? g->hand : window_behind(g, NULL);
-        struct extent *e;
+        struct slab *e;
 
         if (!w)
             return 0;
-        e = lend_extent(a, w);
+        e = lend_slab(a, w);
         g->hand = w;
         while (e->slot_bytes == slot_bytes && g->hand_slot < e->slots) {
             uint32_t slot = g->hand_slot++;
@@ -185,7 +185,7 @@ slot_ref lend_group_next(struct arena *a, struct arena_group *g, uint64_t bytes,
             if (!arena_slot_used(e, slot))
                 continue;
             *owner = e->owner[slot];
-            return 1 + ((uint32_t)(e - a->extent) << a->slot_bits | slot);
+            return 1 + ((uint32_t)(e - a->slab) << a->slot_bits | slot);
         }
         g->hand = window_behind(g, w);
         g->hand_slot = 0;
@@ -202,7 +202,7 @@ struct lend_round *lend_group_round(const struct arena *a, struct arena_group *g
 
         if (k->slot_bytes != slot_bytes)
             continue;
-        k->round.slots = k->extents * (a->config.extent / slot_bytes);
+        k->round.slots = k->slabs * (a->config.slab / slot_bytes);
         return &k->round;
     }
     return NULL;
@@ -226,17 +226,17 @@ struct arena_group *lend_group_most(struct arena *a, const struct arena_group *b
     return most;
 }
 
-uint32_t lend_group_extent(struct arena *a, const struct arena_group *g, uint32_t i)
+uint32_t lend_group_slab(struct arena *a, const struct arena_group *g, uint32_t i)
 {
     const struct list *node = g->windows.next;
-    const struct extent *e;
+    const struct slab *e;
 
     if (g->lent == 0)
         return UINT32_MAX;
     for (i %= g->lent; i > 0; i--)
         node = node->next;
-    e = lend_extent(a, LIST_ENTRY(node, struct window, link));
-    return e->slots > 0 && !e->closed ? (uint32_t)(e - a->extent) : UINT32_MAX;
+    e = lend_slab(a, LIST_ENTRY(node, struct window, link));
+    return e->slots > 0 && !e->closed ? (uint32_t)(e - a->slab) : UINT32_MAX;
 }
 
 uint32_t lend_groups(const struct arena *a)
@@ -255,14 +255,14 @@ uint32_t lend_groups(const struct arena *a)
 static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct lend_place *place)
 {
     const struct arena_group *g = arena_slot_group(a, ref);
-    uint32_t extent, slot;
+    uint32_t slab, slot;
 
     if (!g)
         return NULL;
-    arena_slot_position(a, ref, &extent, &slot);
-    *place = (struct lend_place){.window = extent - a->extents, .slot = slot};
-    return &g->generation[ucm_window_entry((uint32_t)(a->config.extent / ARENA_ALIGN),
-                                           place->window, slot)];
+    arena_slot_position(a, ref, &slab, &slot);
+    *place = (struct lend_place){.window = slab - a->slabs, .slot = slot};
+    return &g->generation[ucm_window_entry((uint32_t)(a->config.slab / ARENA_ALIGN), place->window,
+                                           slot)];
 }
 
 void arena_slot_publish(struct arena *a, slot_ref slot)

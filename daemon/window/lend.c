@@ -1,9 +1,9 @@
-/* Windows: extents that are lent to one tenant each.
+/* Windows: slabs that are lent to one tenant each.
  *
  *   FREE --asked for--> MAKING --thread: has memory--> LENT --no slots, all released it--> GOING
  *        <--thread: given back-- ENDING: until nobody has it mapped <----devices let go----'
  *
- * A group has one extent in MAKING at a time. An extent without slots that workers still map stays
+ * A group has one slab in MAKING at a time. A slab without slots that workers still map stays
  * with its group, which may use it again; it is revoked when another group wants memory. */
 #include "daemon/window/lend_internal.h"
 
@@ -22,17 +22,17 @@
 
 static char *window_base(const struct arena *a, const struct window *w)
 {
-    return lend_extent(a, w)->base;
+    return lend_slab(a, w)->base;
 }
 
 static void report(struct arena *a, const struct window *w, enum arena_lent_event event)
 {
-    a->config.lent_cb(a->config.ctx, event, lend_number(a, w), window_base(a, w), a->config.extent);
+    a->config.lent_cb(a->config.ctx, event, lend_number(a, w), window_base(a, w), a->config.slab);
     if (a->lender->watcher.changed_cb)
         a->lender->watcher.changed_cb(a->lender->watcher.ctx);
 }
 
-static void slot_freed(struct arena *a, struct extent *e, uint32_t slot);
+static void slot_freed(struct arena *a, struct slab *e, uint32_t slot);
 
 /* ---- life ---- */
 
@@ -43,8 +43,8 @@ int arena_lent_init(struct arena *a)
     char *p;
     int rc;
 
-    a->lent = a->lent < UCM_MAX_WINDOW_EXTENTS ? a->lent : UCM_MAX_WINDOW_EXTENTS;
-    bytes = a->lent * a->config.extent;
+    a->lent = a->lent < UCM_MAX_WINDOW_SLABS ? a->lent : UCM_MAX_WINDOW_SLABS;
+    bytes = a->lent * a->config.slab;
     l = a->lender = calloc(1, sizeof(*l));
     if (!l)
         return -ENOMEM;
@@ -101,7 +101,7 @@ void arena_lent_close(struct arena *a)
 
     if (!l || !l->base)
         return;
-    munmap(l->base, a->lent * a->config.extent);
+    munmap(l->base, a->lent * a->config.slab);
     windows_forget(&l->keeps);
     while (!list_empty(&l->groups)) {
         struct arena_group *g = LIST_ENTRY(l->groups.next, struct arena_group, link);
@@ -126,7 +126,7 @@ static void window_returns(struct arena *a, struct window *w)
 static void window_go(struct arena *a, struct window *w)
 {
     window_returns(a, w);
-    list_remove(&lend_extent(a, w)->link);
+    list_remove(&lend_slab(a, w)->link);
     list_remove(&w->job);
     w->state = WINDOW_GOING;
     report(a, w, LENT_GOES);
@@ -138,7 +138,7 @@ static void window_revoke(struct arena *a, struct window *w)
 
     w->revoked = true;
     window_returns(a, w);
-    list_remove(&lend_extent(a, w)->link);
+    list_remove(&lend_slab(a, w)->link);
     list_push_back(&a->lender->revokes, &w->job);
     atomic_fetch_add_explicit(&g->header->epoch, 1, memory_order_release);
     (void)uv_async_send(&a->lender->done);
@@ -147,7 +147,7 @@ static void window_revoke(struct arena *a, struct window *w)
 /* The window has no slots: who wants it now? */
 static void window_settle(struct arena *a, struct window *w)
 {
-    struct extent *e = lend_extent(a, w);
+    struct slab *e = lend_slab(a, w);
 
     assert(w->state == WINDOW_LENT && e->slots == 0);
     if (w->mapped == 0)
@@ -167,7 +167,7 @@ void lend_group_close(struct arena *a, struct arena_group *g)
         return;
     g->opens = 1; /* it stays during this call */
     for (node = g->empty.next; node != &g->empty;) {
-        struct extent *e = LIST_ENTRY(node, struct extent, link);
+        struct slab *e = LIST_ENTRY(node, struct slab, link);
 
         node = node->next;
         window_settle(a, lend_window(a, e));
@@ -178,18 +178,18 @@ void lend_group_close(struct arena *a, struct arena_group *g)
 
 static void class_leave(struct window *w)
 {
-    if (--w->class->extents == 0) {
+    if (--w->class->slabs == 0) {
         list_remove(&w->class->link);
         free(w->class);
     }
     w->class = NULL;
 }
 
-static void slot_freed(struct arena *a, struct extent *e, uint32_t slot)
+static void slot_freed(struct arena *a, struct slab *e, uint32_t slot)
 {
     struct window *w = lend_window(a, e);
 
-    arena_slot_retract(a, 1 + ((uint32_t)(e - a->extent) << a->slot_bits | slot));
+    arena_slot_retract(a, 1 + ((uint32_t)(e - a->slab) << a->slot_bits | slot));
 
     a->lender->used_bytes -= e->slot_bytes;
     if (e->n_free == 1 && !e->closed)
@@ -208,7 +208,7 @@ static void slot_freed(struct arena *a, struct extent *e, uint32_t slot)
 
 uint32_t lend_at(const struct arena *a, const void *base)
 {
-    return (uint32_t)((uint64_t)((const char *)base - a->lender->base) / a->config.extent);
+    return (uint32_t)((uint64_t)((const char *)base - a->lender->base) / a->config.slab);
 }
 
 /* It is no more one of its group's. */
@@ -240,7 +240,7 @@ static void kept_cb(struct loan *l)
     struct arena *a = l->ctx;
 
     log_warn("arena", "window-kept", "tenant=%s bytes=%llu", lend_group(a, w)->tenant,
-             (unsigned long long)a->config.extent);
+             (unsigned long long)a->config.slab);
     window_leave(a, w);
     w->kept = true;
     lend_group(a, w)->kept++;
@@ -256,7 +256,7 @@ void lend_let_go(struct arena *a, uint32_t window)
     struct window *w = &a->lender->window[window];
 
     assert(w->state == WINDOW_GOING);
-    arena_extent_unpoison(a, a->extents + window);
+    arena_slab_unpoison(a, a->slabs + window);
     w->state = WINDOW_ENDING;
     loan_end(&w->loan, a->config.deadlines, w->fd, &loan_calls, a);
 }
@@ -268,11 +268,11 @@ static bool reclaim(struct arena *a, const struct arena_group *but)
 
     for (struct list *node = groups->next; node != groups; node = node->next) {
         struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
-        struct extent *e;
+        struct slab *e;
 
         if (g == but || list_empty(&g->empty))
             continue;
-        e = LIST_ENTRY(g->empty.next, struct extent, link);
+        e = LIST_ENTRY(g->empty.next, struct slab, link);
         if (lend_window(a, e)->mapped > 0)
             window_revoke(a, lend_window(a, e));
         else
@@ -289,7 +289,7 @@ static bool reclaim(struct arena *a, const struct arena_group *but)
 static bool affordable(const struct arena *a, const struct arena_group *g)
 {
     const struct lender *l = a->lender;
-    uint64_t most = l->budget / a->config.extent;
+    uint64_t most = l->budget / a->config.slab;
 
     return l->lent + g->kept + 1 <= most && l->lent + l->kept + 1 <= 2 * most &&
            (!list_empty(&l->free) || a->lent_used < a->lent);
@@ -308,7 +308,7 @@ static void window_free(struct arena *a, struct window *w)
     }
     w->state = WINDOW_FREE;
     w->revoked = w->kept = false;
-    lend_extent(a, w)->group = NULL;
+    lend_slab(a, w)->group = NULL;
     list_push_front(&a->lender->free, &w->link);
     lend_group_settle(a, g);
 }
@@ -322,17 +322,17 @@ static void window_made(struct arena *a, struct window *w)
         g->failed_rc = w->status;
         backoff_fail(&g->failed, uv_now(a->loop));
         log_warn("arena", "window-failed", "bytes=%llu error=%s",
-                 (unsigned long long)a->config.extent, strerror(-w->status));
+                 (unsigned long long)a->config.slab, strerror(-w->status));
         window_free(a, w);
         report(a, w, LENT_FAILED);
         return;
     }
     backoff_reset(&g->failed);
     w->state = WINDOW_LENT;
-    list_push_front(&g->empty, &lend_extent(a, w)->link);
+    list_push_front(&g->empty, &lend_slab(a, w)->link);
     report(a, w, LENT_READY);
     /* Who asked for it has gone, or it is too much by now. */
-    if ((g->opens == 0 || lend_over(a)) && lend_extent(a, w)->slots == 0)
+    if ((g->opens == 0 || lend_over(a)) && lend_slab(a, w)->slots == 0)
         window_settle(a, w);
 }
 
@@ -368,8 +368,8 @@ static struct window *free_window(struct arena *a)
     if (list_empty(&l->free)) {
         struct window *w = &l->window[a->lent_used++];
 
-        list_init(&lend_extent(a, w)->link);
-        lend_extent(a, w)->base = l->base + lend_number(a, w) * a->config.extent;
+        list_init(&lend_slab(a, w)->link);
+        lend_slab(a, w)->base = l->base + lend_number(a, w) * a->config.slab;
         list_init(&w->job);
         w->fd = -1;
         list_push_front(&l->free, &w->link);
@@ -391,11 +391,11 @@ static int lend(struct arena *a, struct arena_group *g)
         a->lender->open = true;
     }
     w->state = WINDOW_MAKING;
-    lend_extent(a, w)->group = g;
+    lend_slab(a, w)->group = g;
     rc = lend_submit(a, w);
     if (rc < 0) {
         w->state = WINDOW_FREE;
-        lend_extent(a, w)->group = NULL;
+        lend_slab(a, w)->group = NULL;
         return rc;
     }
     list_remove(&w->link);
@@ -421,7 +421,7 @@ static int lend_or_wait(struct arena *a, struct arena_group *g)
     }
     if (a->lender->returning > 0)
         return -EAGAIN;
-    if ((uint64_t)(g->lent + g->kept + 1) * a->config.extent > a->lender->budget)
+    if ((uint64_t)(g->lent + g->kept + 1) * a->config.slab > a->lender->budget)
         return -ENOSPC; /* what others don't use is of no help */
     return reclaim(a, g) ? -EAGAIN : -ENOSPC;
 }
@@ -444,14 +444,14 @@ static struct window_class *class_of(struct arena_group *g, uint64_t slot_bytes,
     return k;
 }
 
-static int carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
+static int carve(struct arena *a, struct slab *e, uint64_t slot_bytes)
 {
     struct window *w = lend_window(a, e);
 
     w->class = class_of(lend_group(a, w), slot_bytes, true);
     if (!w->class)
         return -ENOMEM;
-    w->class->extents++;
+    w->class->slabs++;
     if (arena_carve(a, e, slot_bytes) < 0) {
         class_leave(w);
         return -ENOMEM;
@@ -466,10 +466,10 @@ int lend_slot(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t o
 {
     uint64_t slot_bytes = arena_padded(bytes);
     struct window_class *k;
-    struct extent *e;
+    struct slab *e;
 
     assert(bytes > 0 && !(owner & SLOT_FREE));
-    if (slot_bytes > a->config.extent)
+    if (slot_bytes > a->config.slab)
         return -EFBIG;
     if (lend_over(a))
         return -ENOSPC;
@@ -477,11 +477,11 @@ int lend_slot(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t o
     if (!k || list_empty(&k->partial)) {
         if (list_empty(&g->empty))
             return lend_or_wait(a, g);
-        e = LIST_ENTRY(g->empty.next, struct extent, link);
+        e = LIST_ENTRY(g->empty.next, struct slab, link);
         if (carve(a, e, slot_bytes) < 0)
             return -ENOMEM;
     } else {
-        e = LIST_ENTRY(k->partial.next, struct extent, link);
+        e = LIST_ENTRY(k->partial.next, struct slab, link);
     }
     a->lender->used_bytes += slot_bytes;
     *out = arena_slot_hand_out(a, e, bytes, owner);
@@ -509,7 +509,7 @@ void lend_release(struct arena *a, uint32_t window)
     struct window *w = &a->lender->window[window];
 
     assert(w->mapped > 0);
-    if (--w->mapped == 0 && lend_extent(a, w)->slots == 0)
+    if (--w->mapped == 0 && lend_slab(a, w)->slots == 0)
         window_settle(a, w);
 }
 
@@ -522,7 +522,7 @@ void lend_watch(struct arena *a, const struct lend_watcher *w)
 
 bool lend_over(const struct arena *a)
 {
-    return (a->lender->lent - a->lender->returning) * a->config.extent > a->lender->budget;
+    return (a->lender->lent - a->lender->returning) * a->config.slab > a->lender->budget;
 }
 
 void lend_budget_set(struct arena *a, uint64_t bytes)
@@ -539,12 +539,12 @@ uint64_t lend_budget(const struct arena *a)
 
 uint64_t lend_bytes(const struct arena *a, const struct arena_group *g)
 {
-    return (g ? g->lent : a->lender->lent) * a->config.extent;
+    return (g ? g->lent : a->lender->lent) * a->config.slab;
 }
 
 uint64_t lend_kept_bytes(const struct arena *a, const struct arena_group *g)
 {
-    return (g ? g->kept : a->lender->kept) * a->config.extent;
+    return (g ? g->kept : a->lender->kept) * a->config.slab;
 }
 
 uint64_t lend_used_bytes(const struct arena *a)

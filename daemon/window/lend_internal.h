@@ -1,4 +1,4 @@
-/* Shared by lend.c, which lends window extents, group.c, which has those that they are lent to, and
+/* Shared by lend.c, which lends window slabs, group.c, which has those that they are lent to, and
  * lend_memory.c, which gets and gives back their memory. */
 #ifndef UCMD_WINDOW_LEND_INTERNAL_H
 #define UCMD_WINDOW_LEND_INTERNAL_H
@@ -19,7 +19,7 @@ enum window_state {
     WINDOW_ENDING, /* workers let go of it, then the thread gives its memory back */
 };
 
-/* A window extent, beside its struct extent. */
+/* A window slab, beside its struct slab. */
 struct window {
     enum window_state state;
     bool revoked;               /* its workers are to release it; no slot of it is handed out */
@@ -34,24 +34,24 @@ struct window {
     int status;                 /* what the thread says of the last job */
 };
 
-/* The extents of a group with slots of one size. */
+/* The slabs of a group with slots of one size. */
 struct window_class {
     struct list link; /* in arena_group.classes */
     uint64_t slot_bytes;
-    uint32_t extents;
-    struct list partial; /* of extent.link: those with a free slot that may be handed out */
+    uint32_t slabs;
+    struct list partial; /* of slab.link: those with a free slot that may be handed out */
     struct lend_round round;
 };
 
 struct arena_group {
     struct list link; /* in lender.groups */
     char *tenant;
-    uint32_t opens, lent; /* lent: window extents, in any state but FREE, less the kept ones */
+    uint32_t opens, lent; /* lent: window slabs, in any state but FREE, less the kept ones */
     uint32_t kept;        /* that workers keep after their end */
     bool making;          /* one of `lent` */
     struct list windows;  /* of window.link */
     struct list classes;
-    struct list empty;     /* of extent.link: lent, without slots, and not revoked */
+    struct list empty;     /* of slab.link: lent, without slots, and not revoked */
     struct backoff failed; /* loans */
     int failed_rc;
     /* The table. fd: to write; read_fd: what is lent to workers. */
@@ -89,19 +89,19 @@ static inline uint32_t lend_number(const struct arena *a, const struct window *w
     return (uint32_t)(w - a->lender->window);
 }
 
-static inline struct extent *lend_extent(const struct arena *a, const struct window *w)
+static inline struct slab *lend_slab(const struct arena *a, const struct window *w)
 {
-    return &a->extent[a->extents + lend_number(a, w)];
+    return &a->slab[a->slabs + lend_number(a, w)];
 }
 
-static inline struct window *lend_window(const struct arena *a, const struct extent *e)
+static inline struct window *lend_window(const struct arena *a, const struct slab *e)
 {
-    return &a->lender->window[(uint32_t)(e - a->extent) - a->extents];
+    return &a->lender->window[(uint32_t)(e - a->slab) - a->slabs];
 }
 
 static inline struct arena_group *lend_group(const struct arena *a, const struct window *w)
 {
-    return lend_extent(a, w)->group;
+    return lend_slab(a, w)->group;
 }
 
 /* group.c */

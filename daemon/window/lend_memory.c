@@ -1,6 +1,6 @@
-/* The memory of window extents: a thread gets it and gives it back, since both take the kernel some
+/* The memory of window slabs: a thread gets it and gives it back, since both take the kernel some
  * 10 ms and more a 64 MiB. It has others beside it while it gets memory, as one alone is slower
- * than the copies that wait for it. Nobody else touches the extent meanwhile. */
+ * than the copies that wait for it. Nobody else touches the slab meanwhile. */
 #include "daemon/window/lend_internal.h"
 
 #include "daemon/base/log.h"
@@ -13,15 +13,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Who gets the memory of one extent, the thread itself included. */
+/* Who gets the memory of one slab, the thread itself included. */
 #define MAKERS 4u
 
-/* ---- one extent ---- */
+/* ---- one slab ---- */
 
 struct stretch {
     int fd, rc;
     uint64_t offset, bytes;
-    char *base; /* of the extent */
+    char *base; /* of the slab */
 };
 
 static void *stretch_populate(void *arg)
@@ -33,17 +33,17 @@ static void *stretch_populate(void *arg)
 }
 
 /* Threads take the policy of memory of the one that starts them. */
-static int extent_populate(const struct arena *a, int fd, char *base)
+static int slab_populate(const struct arena *a, int fd, char *base)
 {
     struct stretch stretches[MAKERS];
     pthread_t threads[MAKERS];
-    uint64_t each = arena_padded(a->config.extent / MAKERS);
+    uint64_t each = arena_padded(a->config.slab / MAKERS);
     unsigned started = 1;
     int rc = 0;
 
     for (unsigned i = 0; i < MAKERS; i++) {
-        uint64_t from = i * each < a->config.extent ? i * each : a->config.extent;
-        uint64_t left = a->config.extent - from;
+        uint64_t from = i * each < a->config.slab ? i * each : a->config.slab;
+        uint64_t left = a->config.slab - from;
 
         stretches[i] = (struct stretch){
             .fd = fd, .offset = from, .bytes = left < each ? left : each, .base = base};
@@ -62,11 +62,11 @@ static int extent_populate(const struct arena *a, int fd, char *base)
     return rc;
 }
 
-/* The generations of all slots that the extent may have. */
+/* The generations of all slots that the slab may have. */
 static int table_populate(struct arena *a, const struct window *w)
 {
     const struct arena_group *g = lend_group(a, w);
-    uint64_t slots = a->config.extent / ARENA_ALIGN;
+    uint64_t slots = a->config.slab / ARENA_ALIGN;
     uint64_t from = UCM_WINDOW_HEADER_BYTES + lend_number(a, w) * slots * sizeof(uint64_t);
     uint64_t upto = arena_padded(from + slots * sizeof(uint64_t));
 
@@ -88,7 +88,7 @@ static void place(struct arena *a, const struct window *w)
 
 static int unmap(struct arena *a, const struct window *w)
 {
-    void *p = mmap(lend_extent(a, w)->base, a->config.extent, PROT_NONE,
+    void *p = mmap(lend_slab(a, w)->base, a->config.slab, PROT_NONE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 
     return p == MAP_FAILED ? -errno : 0;
@@ -97,29 +97,29 @@ static int unmap(struct arena *a, const struct window *w)
 /* Maps and fills the file; the descriptor for workers, or -errno. */
 static int window_map(struct arena *a, const struct window *w, int fd)
 {
-    uint32_t extent = a->extents + lend_number(a, w);
-    char *base = a->extent[extent].base;
+    uint32_t slab = a->slabs + lend_number(a, w);
+    char *base = a->slab[slab].base;
     int rc;
 
-    if (mmap(base, a->config.extent, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+    if (mmap(base, a->config.slab, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
         MAP_FAILED)
         return -errno;
-    (void)madvise(base, a->config.extent, MADV_HUGEPAGE); /* where files of memory may have them */
-    (void)madvise(base, a->config.extent, MADV_DONTDUMP);
+    (void)madvise(base, a->config.slab, MADV_HUGEPAGE); /* where files of memory may have them */
+    (void)madvise(base, a->config.slab, MADV_DONTDUMP);
     place(a, w);
-    rc = extent_populate(a, fd, base);
+    rc = slab_populate(a, fd, base);
     if (rc == 0)
         rc = table_populate(a, w);
     if (rc == 0)
         rc = memfd_share(fd);
     if (rc >= 0 && a->nodes > 0)
-        a->extent[extent].home = arena_home_of(a, a->config.numa->where(base));
+        a->slab[slab].home = arena_home_of(a, a->config.numa->where(base));
     return rc;
 }
 
 static int window_make(struct arena *a, struct window *w)
 {
-    int fd, rc = memfd_new("ucmd-window", a->config.extent, &fd);
+    int fd, rc = memfd_new("ucmd-window", a->config.slab, &fd);
 
     if (rc < 0)
         return rc;

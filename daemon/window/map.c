@@ -5,29 +5,29 @@
 /* NAMED: a mark beside the state, while window_map_names looks. */
 enum { UNMAPPED, MAPPED, REVOKED, DUE, NAMED = 0x80 };
 
-void window_map_init(struct window_map *m, uint8_t *state, uint32_t extents)
+void window_map_init(struct window_map *m, uint8_t *state, uint32_t slabs)
 {
-    *m = (struct window_map){.extents = extents, .state = state};
+    *m = (struct window_map){.slabs = slabs, .state = state};
 }
 
-bool window_map_has(const struct window_map *m, uint32_t extent)
+bool window_map_has(const struct window_map *m, uint32_t slab)
 {
-    return extent < m->extents && m->state[extent] != UNMAPPED;
+    return slab < m->slabs && m->state[slab] != UNMAPPED;
 }
 
-bool window_map_lend(struct window_map *m, uint32_t extent)
+bool window_map_lend(struct window_map *m, uint32_t slab)
 {
-    assert(extent < m->extents);
-    if (m->state[extent] != UNMAPPED)
+    assert(slab < m->slabs);
+    if (m->state[slab] != UNMAPPED)
         return false;
-    m->state[extent] = MAPPED;
+    m->state[slab] = MAPPED;
     return true;
 }
 
 /* The timer begins, for all that is wanted back by now. */
 static void begin(struct window_map *m, uint64_t now_ms)
 {
-    for (uint32_t i = 0; m->n_revoked > 0 && i < m->extents; i++) {
+    for (uint32_t i = 0; m->n_revoked > 0 && i < m->slabs; i++) {
         if (m->state[i] != REVOKED)
             continue;
         m->state[i] = DUE;
@@ -37,38 +37,38 @@ static void begin(struct window_map *m, uint64_t now_ms)
     m->due_ms = m->n_due > 0 ? now_ms + WINDOW_REVOKE_MS : 0;
 }
 
-bool window_map_revoke(struct window_map *m, uint32_t extent, uint64_t now_ms)
+bool window_map_revoke(struct window_map *m, uint32_t slab, uint64_t now_ms)
 {
-    if (m->state[extent] != MAPPED)
+    if (m->state[slab] != MAPPED)
         return false;
-    m->state[extent] = REVOKED;
+    m->state[slab] = REVOKED;
     m->n_revoked++;
     if (m->due_ms == 0)
         begin(m, now_ms);
     return true;
 }
 
-void window_map_release(struct window_map *m, uint32_t extent)
+void window_map_release(struct window_map *m, uint32_t slab)
 {
-    assert(window_map_has(m, extent));
-    m->n_due -= m->state[extent] == DUE;
-    m->n_revoked -= m->state[extent] == REVOKED;
-    m->state[extent] = UNMAPPED;
+    assert(window_map_has(m, slab));
+    m->n_due -= m->state[slab] == DUE;
+    m->n_revoked -= m->state[slab] == REVOKED;
+    m->state[slab] = UNMAPPED;
     if (m->n_due + m->n_revoked == 0)
         m->due_ms = 0;
 }
 
-bool window_map_names(struct window_map *m, const uint32_t *extents, uint32_t n, uint32_t *bad,
+bool window_map_names(struct window_map *m, const uint32_t *slabs, uint32_t n, uint32_t *bad,
                       bool *twice)
 {
     uint32_t i = 0;
 
-    for (; i < n && window_map_has(m, extents[i]) && !(m->state[extents[i]] & NAMED); i++)
-        m->state[extents[i]] |= NAMED;
+    for (; i < n && window_map_has(m, slabs[i]) && !(m->state[slabs[i]] & NAMED); i++)
+        m->state[slabs[i]] |= NAMED;
     *bad = i;
-    *twice = i < n && window_map_has(m, extents[i]);
+    *twice = i < n && window_map_has(m, slabs[i]);
     for (uint32_t k = 0; k < i; k++)
-        m->state[extents[k]] &= (uint8_t)~NAMED;
+        m->state[slabs[k]] &= (uint8_t)~NAMED;
     return i == n;
 }
 

@@ -1,11 +1,11 @@
-/* Which extents of a window its client maps, and which of them are wanted back by when. Nothing
+/* Which slabs of a window its client maps, and which of them are wanted back by when. Nothing
  * here reads a clock or waits: whoever owns the map has one timer, for map.due_ms.
  *
  *   UNMAPPED --lend--> MAPPED --revoke--> REVOKED --the timer--> DUE --the timer--> overdue
  *   any but UNMAPPED --release--> UNMAPPED
  *
- * One timer serves all: an extent that is wanted back while it runs is due at its next end. So a
- * client has WINDOW_REVOKE_MS for each extent at least, and less than twice as much, whatever else
+ * One timer serves all: a slab that is wanted back while it runs is due at its next end. So a
+ * client has WINDOW_REVOKE_MS for each slab at least, and less than twice as much, whatever else
  * is wanted back. */
 #ifndef UCMD_WINDOW_MAP_H
 #define UCMD_WINDOW_MAP_H
@@ -17,24 +17,24 @@
 #define WINDOW_REVOKE_MS 5000
 
 struct window_map {
-    uint32_t extents, n_due, n_revoked;
+    uint32_t slabs, n_due, n_revoked;
     uint64_t due_ms; /* when window_map_expire is to run; 0: nothing is wanted back */
-    uint8_t *state;  /* of each extent; the owner's memory, zeroed */
+    uint8_t *state;  /* of each slab; the owner's memory, zeroed */
 };
 
-void window_map_init(struct window_map *m, uint8_t *state, uint32_t extents);
-bool window_map_has(const struct window_map *m, uint32_t extent);
+void window_map_init(struct window_map *m, uint8_t *state, uint32_t slabs);
+bool window_map_has(const struct window_map *m, uint32_t slab);
 /* False: it is mapped, and perhaps wanted back. */
-bool window_map_lend(struct window_map *m, uint32_t extent);
+bool window_map_lend(struct window_map *m, uint32_t slab);
 /* False: it is not mapped, or is wanted back already. */
-bool window_map_revoke(struct window_map *m, uint32_t extent, uint64_t now_ms);
-/* Of an extent that it has. */
-void window_map_release(struct window_map *m, uint32_t extent);
-/* Whether the extents are all mapped, and none named twice; if not, *bad is the place of the first
+bool window_map_revoke(struct window_map *m, uint32_t slab, uint64_t now_ms);
+/* Of a slab that it has. */
+void window_map_release(struct window_map *m, uint32_t slab);
+/* Whether the slabs are all mapped, and none named twice; if not, *bad is the place of the first
  * that is wrong, and *twice says why. */
-bool window_map_names(struct window_map *m, const uint32_t *extents, uint32_t n, uint32_t *bad,
+bool window_map_names(struct window_map *m, const uint32_t *slabs, uint32_t n, uint32_t *bad,
                       bool *twice);
-/* Runs at due_ms. How many extents were not released in time; 0: due_ms is the next time, or 0. */
+/* Runs at due_ms. How many slabs were not released in time; 0: due_ms is the next time, or 0. */
 uint32_t window_map_expire(struct window_map *m, uint64_t now_ms);
 
 #endif

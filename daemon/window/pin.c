@@ -4,7 +4,7 @@
  * under way.
  *
  * When all have a place or can't get one, or the deadline is here, the answer lists the places, and
- * brings the descriptors of extents that the window does not map yet. */
+ * brings the descriptors of slabs that the window does not map yet. */
 #include "daemon/window/window.h"
 
 #include "daemon/base/memfd.h"
@@ -68,7 +68,7 @@ static void pin_pump(struct pin_request *q);
 /* ---- the answer ---- */
 
 struct lent {
-    uint32_t extents[UCM_MAX_FRAME_FDS], n;
+    uint32_t slabs[UCM_MAX_FRAME_FDS], n;
     int fds[UCM_MAX_FRAME_FDS];
 };
 
@@ -78,23 +78,23 @@ static void lent_close(struct lent *l)
         close(l->fds[i]);
 }
 
-/* Adds that extent, if the window does not map it and it is not there yet. 1: it is; 0: there is no
+/* Adds that slab, if the window does not map it and it is not there yet. 1: it is; 0: there is no
  * room for it in this answer; -EMFILE. */
-static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, uint32_t extent)
+static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, uint32_t slab)
 {
     int fd;
 
-    if (window_map_has(&q->w->map, extent))
+    if (window_map_has(&q->w->map, slab))
         return 1;
     for (uint32_t i = 0; i < l->n; i++)
-        if (l->extents[i] == extent)
+        if (l->slabs[i] == slab)
             return 1;
     if (l->n == room)
         return 0;
-    fd = memfd_lend(lend_fd(modules_of(q)->arena, extent));
+    fd = memfd_lend(lend_fd(modules_of(q)->arena, slab));
     if (fd < 0)
         return -EMFILE;
-    l->extents[l->n] = extent;
+    l->slabs[l->n] = slab;
     l->fds[l->n++] = fd;
     return 1;
 }
@@ -103,15 +103,15 @@ static bool place_of(const struct pin_request *q, uint32_t block, struct ucm_wir
 {
     struct lend_place place;
 
-    *out = (struct ucm_wire_place){.extent = UCM_PLACE_NONE};
-    if (q->p->extent[block] == UCM_PLACE_NONE ||
+    *out = (struct ucm_wire_place){.slab = UCM_PLACE_NONE};
+    if (q->p->slab[block] == UCM_PLACE_NONE ||
         !window_place(relocations_of(q), q->ch->blocks[block].base, q->ch->part, &place))
         return false;
     *out = (struct ucm_wire_place){place.window, place.slot, place.generation};
     return true;
 }
 
-/* The first places of the answer, as many as have their extents' descriptors: how many. *none: of
+/* The first places of the answer, as many as have their slabs' descriptors: how many. *none: of
  * them are not in the window. Or -errno. */
 static int64_t places_list(struct pin_request *q, struct lent *l, uint32_t *none)
 {
@@ -122,7 +122,7 @@ static int64_t places_list(struct pin_request *q, struct lent *l, uint32_t *none
         int rc = 1;
 
         if (place_of(q, q->first + i, &q->places[i]))
-            rc = lent_add(q, l, room, q->places[i].extent);
+            rc = lent_add(q, l, room, q->places[i].slab);
         else
             ++*none;
         if (rc < 0)
@@ -156,13 +156,13 @@ static bool pin_answer(struct pin_request *q, struct ucm_error *e)
         return false;
     }
     for (uint32_t i = 0; i < l.n; i++) {
-        window_map_lend(&q->w->map, l.extents[i]);
-        lend_map(modules_of(q)->arena, l.extents[i]);
+        window_map_lend(&q->w->map, l.slabs[i]);
+        lend_map(modules_of(q)->arena, l.slabs[i]);
     }
     if (n == q->n && none > q->missing)
         modules_of(q)->metrics->window_full += none - q->missing;
     r.places = (struct proto_bin){(const uint8_t *)q->places, (uint32_t)n * UCM_PLACE_BYTES};
-    r.lent = (struct proto_u32s){l.extents, l.n};
+    r.lent = (struct proto_u32s){l.slabs, l.n};
     r.more = n < q->n;
     session_reply_fds(q->r.s, q->r.msgid, q->r.method, &r, l.fds, l.n);
     return true;
@@ -203,7 +203,7 @@ static void block_take(struct pin_request *q, uint32_t block, const struct windo
 {
     struct metrics *metrics = modules_of(q)->metrics;
 
-    if (q->p->extent[block] != UCM_PLACE_NONE) { /* another request was faster */
+    if (q->p->slab[block] != UCM_PLACE_NONE) { /* another request was faster */
         cache_put(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part);
         return;
     }
@@ -259,7 +259,7 @@ static int block_begin(struct pin_request *q, uint32_t block)
     struct pin_wait *pw;
     int rc;
 
-    if (q->p->extent[block] != UCM_PLACE_NONE || !window_may_pin(q->w))
+    if (q->p->slab[block] != UCM_PLACE_NONE || !window_may_pin(q->w))
         return 0;
     if (!spare_reserve(q)) {
         block_failed(q, -ENOMEM);

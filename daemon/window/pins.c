@@ -21,21 +21,21 @@ static struct metrics *metrics_of_pins(const struct window_pins *p)
 static bool pins_reserve(struct window_pins *p)
 {
     struct session *s = p->w->s;
-    uint32_t cap = p->cap ? p->cap : 64, *extent;
+    uint32_t cap = p->cap ? p->cap : 64, *slab;
 
     while (cap < p->ch->n)
         cap *= 2;
     if (cap == p->cap)
         return true;
-    if (!memory_take(s, (cap - p->cap) * sizeof(*extent)))
+    if (!memory_take(s, (cap - p->cap) * sizeof(*slab)))
         return false;
-    extent = realloc(p->extent, cap * sizeof(*extent));
-    if (!extent) {
-        memory_return(s, (cap - p->cap) * sizeof(*extent));
+    slab = realloc(p->slab, cap * sizeof(*slab));
+    if (!slab) {
+        memory_return(s, (cap - p->cap) * sizeof(*slab));
         return false;
     }
-    memset(extent + p->cap, 0xff, (cap - p->cap) * sizeof(*extent)); /* UCM_PLACE_NONE */
-    p->extent = extent;
+    memset(slab + p->cap, 0xff, (cap - p->cap) * sizeof(*slab)); /* UCM_PLACE_NONE */
+    p->slab = slab;
     p->cap = cap;
     return true;
 }
@@ -48,8 +48,8 @@ static void pins_free(struct window_pins *p)
     list_remove(&p->link);
     list_remove(&p->of_window);
     list_remove(&p->of_chain);
-    memory_return(s, sizeof(*p) + p->cap * sizeof(*p->extent));
-    free(p->extent);
+    memory_return(s, sizeof(*p) + p->cap * sizeof(*p->slab));
+    free(p->slab);
     free(p);
 }
 
@@ -115,22 +115,22 @@ bool pins_add(struct window_pins *p, uint32_t block)
 {
     struct windows *ws = windows_of(p->w);
     block_ref ref = p->ch->blocks[block].base;
-    struct window_extent *e;
+    struct window_slab *e;
     struct lend_place place;
 
-    assert(p->extent[block] == UCM_PLACE_NONE);
+    assert(p->slab[block] == UCM_PLACE_NONE);
     if (!window_may_pin(p->w) ||
         !window_place(&windows_of(p->w)->relocations, ref, p->ch->part, &place) ||
-        extent_taken(ws, place.window, p->w->tenant, uv_now(p->w->s->rq->modules.loop))) {
+        slab_taken(ws, place.window, p->w->tenant, uv_now(p->w->s->rq->modules.loop))) {
         cache_put(cache_of_pins(p), ref, p->ch->part);
         return false;
     }
     cache_hold(cache_of_pins(p), ref, p->ch->part);
-    e = &ws->extents[place.window];
+    e = &ws->slabs[place.window];
     e->taken_ms = 0;
     e->tenant = p->w->tenant;
     e->pins++;
-    p->extent[block] = place.window;
+    p->slab[block] = place.window;
     p->n++;
     limit_add(p->w->s->peer.owner, LIMIT_PINNED, window_slot_bytes(p->w));
     metrics_of_pins(p)->window_pins++;
@@ -140,8 +140,8 @@ bool pins_add(struct window_pins *p, uint32_t block)
 
 static void pin_end(struct window_pins *p, uint32_t block)
 {
-    windows_of(p->w)->extents[p->extent[block]].pins--;
-    p->extent[block] = UCM_PLACE_NONE;
+    windows_of(p->w)->slabs[p->slab[block]].pins--;
+    p->slab[block] = UCM_PLACE_NONE;
     p->n--;
     limit_give(p->w->s->peer.owner, LIMIT_PINNED, window_slot_bytes(p->w));
     metrics_of_pins(p)->window_pins--;
@@ -153,7 +153,7 @@ bool pins_end(struct window_pins *p, uint32_t *at, uint32_t end, uint32_t *most)
 {
     end = end < p->cap ? end : p->cap;
     for (; *at<end && * most> 0; ++*at, --*most)
-        if (p->extent[*at] != UCM_PLACE_NONE)
+        if (p->slab[*at] != UCM_PLACE_NONE)
             pin_end(p, *at);
     return *at >= end;
 }
@@ -189,7 +189,7 @@ bool chain_pins_end_all(struct chain *ch)
 
 static bool must_end(const struct window_pins *p, uint32_t block, uint64_t now_ms)
 {
-    return extent_taken(windows_of(p->w), p->extent[block], p->w->tenant, now_ms) ||
+    return slab_taken(windows_of(p->w), p->slab[block], p->w->tenant, now_ms) ||
            !chain_has(p->ch, block);
 }
 
@@ -202,7 +202,7 @@ static bool pins_sweep_some(struct window_pins *p, uint32_t *most)
         if (*most == 0)
             return false;
         --*most;
-        if (p->extent[p->sweep_at] != UCM_PLACE_NONE && must_end(p, p->sweep_at, now_ms))
+        if (p->slab[p->sweep_at] != UCM_PLACE_NONE && must_end(p, p->sweep_at, now_ms))
             pin_end(p, p->sweep_at);
     }
     return true;

@@ -18,8 +18,8 @@ struct window_search {
     uint64_t iterations;
     uint64_t untaken; /* the change since which nothing could be taken from others for `group` */
     const struct arena_group *group;
-    uint32_t taking; /* 1 + the extent that is emptied for another group, or 0 */
-    uint32_t taken;  /* where the search for such an extent goes on */
+    uint32_t taking; /* 1 + the slab that is emptied for another group, or 0 */
+    uint32_t taken;  /* where the search for such a slab goes on */
     bool over;       /* more is lent than the budget */
 };
 
@@ -69,12 +69,12 @@ bool window_place(const struct relocations *rs, block_ref ref, uint32_t part,
 
 /* ---- slots.c ---- */
 
-/* A slot of the group's window; blocks that nobody uses leave it, or make an extent of another
- * group free, if they must. -EAGAIN: an extent comes, see lend_slot. -ENOSPC: none may be had. Or
+/* A slot of the group's window; blocks that nobody uses leave it, or make a slab of another
+ * group free, if they must. -EAGAIN: a slab comes, see lend_slot. -ENOSPC: none may be had. Or
  * another -errno. */
 int window_slot(struct relocations *rs, struct arena_group *group, uint64_t bytes, uint64_t owner,
                 slot_ref *out);
-/* An extent that is taken from its group is emptied. True: there is more for the next iteration of
+/* A slab that is taken from its group is emptied. True: there is more for the next iteration of
  * the event loop. */
 bool window_slots_step(struct relocations *rs);
 /* There is more space to lend, or less, or a loan failed. */

@@ -12,11 +12,11 @@
  * many are compared. */
 #define LOOKS_TURN 1024u
 #define SAMPLE 8u
-/* Blocks that leave for one slot, at most: one does, unless extents are closed meanwhile. */
+/* Blocks that leave for one slot, at most: one does, unless slabs are closed meanwhile. */
 #define EVICTIONS 4u
-/* Extents of another group that are looked at; owners of one, and in all; blocks that leave one in
+/* Slabs of another group that are looked at; owners of one, and in all; blocks that leave one in
  * one iteration of the event loop. */
-#define EXTENTS 16u
+#define SLABS 16u
 #define OWNERS 4096u
 #define OWNERS_ALL 16384u
 #define EVICTIONS_TURN 256u
@@ -74,7 +74,7 @@ static int evict_one(struct relocations *rs, struct arena_group *group, uint64_t
 
 struct owners {
     struct cache *cache;
-    uint32_t n, all; /* of the extent at hand; of all */
+    uint32_t n, all; /* of the slab at hand; of all */
     bool blocked;
 };
 
@@ -98,42 +98,42 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
     return !o->blocked;
 }
 
-/* The extent goes back to the arena with its last slot. True: there is more for the next iteration
+/* The slab goes back to the arena with its last slot. True: there is more for the next iteration
  * of the event loop. */
 static bool empty_some(struct relocations *rs)
 {
-    uint32_t extent = rs->search.taking - 1;
+    uint32_t slab = rs->search.taking - 1;
     struct owners o = {.cache = rs->cache};
 
-    if (arena_extent_closed(rs->arena, extent) &&
-        !arena_extent_owners(rs->arena, extent, owner_evict_cb, &o)) {
+    if (arena_slab_closed(rs->arena, slab) &&
+        !arena_slab_owners(rs->arena, slab, owner_evict_cb, &o)) {
         if (!o.blocked)
             return true;
-        arena_extent_close(rs->arena, extent, false); /* somebody came first */
+        arena_slab_close(rs->arena, slab, false); /* somebody came first */
     }
     rs->search.taking = 0;
     window_slots_changed(rs);
     return false;
 }
 
-/* An extent of that group is being emptied from now on. False: none may be, as far as was
+/* A slab of that group is being emptied from now on. False: none may be, as far as was
  * looked. */
 static bool take_from(struct relocations *rs, struct arena_group *from, struct owners *o)
 {
     struct arena *a = rs->arena;
 
-    for (uint32_t i = 0; i < EXTENTS && o->all < OWNERS_ALL; i++) {
-        uint32_t extent = lend_group_extent(a, from, rs->search.taken++);
+    for (uint32_t i = 0; i < SLABS && o->all < OWNERS_ALL; i++) {
+        uint32_t slab = lend_group_slab(a, from, rs->search.taken++);
 
-        if (extent == UINT32_MAX)
+        if (slab == UINT32_MAX)
             continue;
         o->n = 0;
-        (void)arena_extent_owners(a, extent, owner_cb, o);
+        (void)arena_slab_owners(a, slab, owner_cb, o);
         o->all += o->n;
         if (o->blocked)
             continue;
-        arena_extent_close(a, extent, true);
-        rs->search.taking = 1 + extent;
+        arena_slab_close(a, slab, true);
+        rs->search.taking = 1 + slab;
         rs->mover.waits = true;
         cache_released(rs->cache); /* and wakes the chore */
         return true;
@@ -146,7 +146,7 @@ static uint64_t has(const struct arena *a, const struct arena_group *group)
     return lend_bytes(a, group) + lend_kept_bytes(a, group);
 }
 
-/* An extent of a group that has more, those that have most first, is being emptied, or will be from
+/* A slab of a group that has more, those that have most first, is being emptied, or will be from
  * now on. False: none may be. */
 static bool take_from_most(struct relocations *rs, const struct arena_group *group)
 {
@@ -177,7 +177,7 @@ int window_slot(struct relocations *rs, struct arena_group *group, uint64_t byte
 
     /* A group below its share of the budget gets what others don't use before its own blocks
      * leave. */
-    if (rc == -ENOSPC && has(a, group) + arena_extent_bytes(a) <= lend_budget(a) / lend_groups(a) &&
+    if (rc == -ENOSPC && has(a, group) + arena_slab_bytes(a) <= lend_budget(a) / lend_groups(a) &&
         take_from_most(rs, group))
         return -EAGAIN;
     for (uint32_t i = 0; rc == -ENOSPC && i < EVICTIONS; i++) {
@@ -189,7 +189,7 @@ int window_slot(struct relocations *rs, struct arena_group *group, uint64_t byte
     return rc == -ENOSPC && take_from_most(rs, group) ? -EAGAIN : rc;
 }
 
-/* If more is lent than the budget: begins to empty an extent. */
+/* If more is lent than the budget: begins to empty a slab. */
 static void trim(struct relocations *rs)
 {
     rs->search.over = lend_over(rs->arena);

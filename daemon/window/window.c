@@ -23,9 +23,9 @@ static void window_tenant_unref(struct requests *rq, struct window_tenant *t)
 {
     if (--t->windows > 0)
         return;
-    for (uint32_t i = 0; i < windows_at(rq)->n_extents; i++)
-        if (windows_at(rq)->extents[i].tenant == t)
-            windows_at(rq)->extents[i].tenant = NULL;
+    for (uint32_t i = 0; i < windows_at(rq)->n_slabs; i++)
+        if (windows_at(rq)->slabs[i].tenant == t)
+            windows_at(rq)->slabs[i].tenant = NULL;
     if (windows_at(rq)->taking.from == t)
         windows_at(rq)->taking.from = NULL;
     lend_group_close(rq->modules.arena, t->group);
@@ -34,18 +34,18 @@ static void window_tenant_unref(struct requests *rq, struct window_tenant *t)
     free(t);
 }
 
-static bool extents_reserve(struct windows *ws, uint32_t n)
+static bool slabs_reserve(struct windows *ws, uint32_t n)
 {
-    struct window_extent *extents;
+    struct window_slab *slabs;
 
-    if (n <= ws->n_extents)
+    if (n <= ws->n_slabs)
         return true;
-    extents = realloc(ws->extents, n * sizeof(*extents));
-    if (!extents)
+    slabs = realloc(ws->slabs, n * sizeof(*slabs));
+    if (!slabs)
         return false;
-    memset(extents + ws->n_extents, 0, (n - ws->n_extents) * sizeof(*extents));
-    ws->extents = extents;
-    ws->n_extents = n;
+    memset(slabs + ws->n_slabs, 0, (n - ws->n_slabs) * sizeof(*slabs));
+    ws->slabs = slabs;
+    ws->n_slabs = n;
     return true;
 }
 
@@ -59,7 +59,7 @@ static struct window_tenant *tenant_new(struct requests *rq, const char *name, i
         return NULL;
     }
     if (lend_group_table(t->group, &t->header) < 0 ||
-        !extents_reserve(windows_at(rq), t->header.extents)) {
+        !slabs_reserve(windows_at(rq), t->header.slabs)) {
         *rc = -ENOMEM;
         lend_group_close(rq->modules.arena, t->group);
         free(t);
@@ -103,41 +103,40 @@ static void revoke_expired_cb(struct deadline *d)
 {
     struct window *w = LIST_ENTRY(d, struct window, revoke);
     uint32_t late = window_map_expire(&w->map, uv_now(modules_of(w)->loop));
-    uint64_t bytes = late * w->tenant->header.extent_bytes;
+    uint64_t bytes = late * w->tenant->header.slab_bytes;
 
     if (late == 0) {
         revoke_time(w);
         return;
     }
     modules_of(w)->metrics->window_overdue_bytes += bytes;
-    log_warn("window", "overdue", "tenant=%s pid=%d uid=%u extents=%u bytes=%llu",
-             w->s->peer.tenant, (int)w->s->peer.pid, (unsigned)w->s->peer.uid, late,
-             (unsigned long long)bytes);
+    log_warn("window", "overdue", "tenant=%s pid=%d uid=%u slabs=%u bytes=%llu", w->s->peer.tenant,
+             (int)w->s->peer.pid, (unsigned)w->s->peer.uid, late, (unsigned long long)bytes);
     conn_drop(w->s->conn, "did not release a window's memory in time");
 }
 
-static void extent_unmap(struct window *w, uint32_t extent)
+static void slab_unmap(struct window *w, uint32_t slab)
 {
-    window_map_release(&w->map, extent);
+    window_map_release(&w->map, slab);
     revoke_time(w);
-    lend_release(modules_of(w)->arena, extent);
+    lend_release(modules_of(w)->arena, slab);
 }
 
-/* The arena wants an extent that has no slot in use, and that somebody still maps. */
-void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t extent)
+/* The arena wants a slab that has no slot in use, and that somebody still maps. */
+void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t slab)
 {
     struct requests *rq = ctx;
     uint64_t now_ms = uv_now(rq->modules.loop);
 
     rq->modules.metrics->window_revocations++;
-    windows_at(rq)->extents[extent].taken_ms = 0; /* the arena hands out no slot of it any more */
+    windows_at(rq)->slabs[slab].taken_ms = 0; /* the arena hands out no slot of it any more */
     for (struct list *node = windows_at(rq)->all.next; node != &windows_at(rq)->all;
          node = node->next) {
         struct window *w = LIST_ENTRY(node, struct window, link);
         struct msg_window_revoke m = {
-            .window = w->name, .extents = {&extent, 1}, .deadline_ms = WINDOW_REVOKE_MS};
+            .window = w->name, .slabs = {&slab, 1}, .deadline_ms = WINDOW_REVOKE_MS};
 
-        if (w->tenant->group != group || !window_map_revoke(&w->map, extent, now_ms))
+        if (w->tenant->group != group || !window_map_revoke(&w->map, slab, now_ms))
             continue;
         revoke_time(w);
         session_notify(w->s, UCM_WINDOW_REVOKE, &proto_window_revoke, &m);
@@ -151,12 +150,11 @@ static int release_check(struct call *call, struct window *w)
     uint32_t bad;
     bool twice;
 
-    if (window_map_names(&w->map, m->extents.p, m->extents.n, &bad, &twice))
+    if (window_map_names(&w->map, m->slabs.p, m->slabs.n, &bad, &twice))
         return 0;
     return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                         twice ? "extent %u is named twice"
-                               : "extent %u is not lent to this window",
-                         m->extents.p[bad]);
+                         twice ? "slab %u is named twice" : "slab %u is not lent to this window",
+                         m->slabs.p[bad]);
 }
 
 int method_window_release(struct call *call)
@@ -166,8 +164,8 @@ int method_window_release(struct call *call)
 
     if (!w || release_check(call, w) != 0)
         return -call->error.code;
-    for (uint32_t i = 0; i < m->extents.n; i++)
-        extent_unmap(w, m->extents.p[i]);
+    for (uint32_t i = 0; i < m->slabs.n; i++)
+        slab_unmap(w, m->slabs.p[i]);
     return call_reply(call, NULL);
 }
 
@@ -179,12 +177,12 @@ static void window_free(struct window *w)
     struct requests *rq = s->rq;
     struct request *close = w->close;
 
-    for (uint32_t i = 0; i < w->tenant->header.extents; i++)
+    for (uint32_t i = 0; i < w->tenant->header.slabs; i++)
         if (window_map_has(&w->map, i))
-            extent_unmap(w, i);
+            slab_unmap(w, i);
     list_remove(&w->link);
     rq->modules.metrics->windows--;
-    memory_return(s, sizeof(*w) + w->tenant->header.extents);
+    memory_return(s, sizeof(*w) + w->tenant->header.slabs);
     window_tenant_unref(rq, w->tenant);
     free(w);
     session_windows(s)->n--;
@@ -273,7 +271,7 @@ static int open_refused(struct call *call, int rc)
 static struct window *window_alloc(struct call *call, struct window_tenant *t)
 {
     struct session *s = call->s;
-    size_t bytes = sizeof(struct window) + t->header.extents;
+    size_t bytes = sizeof(struct window) + t->header.slabs;
     struct window *w = memory_alloc(s, bytes);
 
     if (!w) {
@@ -289,7 +287,7 @@ static struct window *window_alloc(struct call *call, struct window_tenant *t)
                       table_count(&session_windows(s)->all));
         return NULL;
     }
-    window_map_init(&w->map, w->map_state, t->header.extents);
+    window_map_init(&w->map, w->map_state, t->header.slabs);
     w->s = s;
     w->tenant = t;
     w->name = session_name(&session_windows(s)->names, w->number);
@@ -335,9 +333,9 @@ int method_window_open(struct call *call)
     w->ns = ns;
     w->part = (uint32_t)m->part;
     r = (struct msg_window_open_r){.window = w->name,
-                                   .extent_bytes = t->header.extent_bytes,
+                                   .slab_bytes = t->header.slab_bytes,
                                    .slot_bytes = window_slot_bytes(w),
-                                   .extents = t->header.extents,
+                                   .slabs = t->header.slabs,
                                    .budget = lend_budget(rq->modules.arena)};
     session_reply_fds(call->s, call->msgid, call->method, &r, &fd, 1);
     return 0;

@@ -3,7 +3,7 @@
  * window.c (what a connection maps), pin.c (bringing blocks there) and feature.c (the door, and the
  * end of windows): each calls those before it.
  *
- * A window is of one part of one namespace. Its extents belong to the tenant, not to it: two
+ * A window is of one part of one namespace. Its slabs belong to the tenant, not to it: two
  * connections of a tenant read the same slots. Which memory is lent, and to whom, is the arena's to
  * count; here is who maps what, who pins what, and who has to give some back.
  *
@@ -28,15 +28,15 @@ struct windows {
     struct relocations relocations; /* relocations.arena: NULL: there are none */
     struct list all, tenants, pins; /* struct window, window_tenant, window_pins */
     uint32_t n_tenants;
-    struct window_extent *extents; /* n_extents */
-    uint32_t n_extents;
-    /* An extent is being taken from a tenant that had so much; until then it is waited for. */
+    struct window_slab *slabs; /* n_slabs */
+    uint32_t n_slabs;
+    /* A slab is being taken from a tenant that had so much; until then it is waited for. */
     struct {
         const struct window_tenant *from;
         uint64_t lent, until_ms;
     } taking;
     uint64_t dooms; /* cache_dooms when the last sweep for them began */
-    /* A sweep looks at every pin, to end those of doomed blocks and in extents that are taken. */
+    /* A sweep looks at every pin, to end those of doomed blocks and in slabs that are taken. */
     uint64_t sweep;
     struct cache_retry sweeper;
 };
@@ -85,14 +85,14 @@ struct window_pins {
     uint32_t n;        /* blocks pinned */
     uint32_t requests; /* that work on it */
     uint32_t cap;
-    uint32_t *extent; /* cap: of each block of the chain, or UCM_PLACE_NONE */
-    uint64_t swept;   /* the last sweep that looked at all of it */
+    uint32_t *slab; /* cap: of each block of the chain, or UCM_PLACE_NONE */
+    uint64_t swept; /* the last sweep that looked at all of it */
     uint32_t sweep_at;
     uint32_t end_at; /* while all of them end */
 };
 
-/* Of each window extent. */
-struct window_extent {
+/* Of each window slab. */
+struct window_slab {
     const struct window_tenant *tenant; /* whose pins these are */
     uint32_t pins;
     uint64_t taken_ms; /* until then nobody pins in it: it is wanted back. 0: it is not */
@@ -111,11 +111,11 @@ static inline struct windows *windows_of(const struct window *w)
     return windows_at(w->s->rq);
 }
 
-/* Whether the extent is wanted back from that tenant; another one may have it by now. */
-static inline bool extent_taken(const struct windows *ws, uint32_t extent,
-                                const struct window_tenant *t, uint64_t now_ms)
+/* Whether the slab is wanted back from that tenant; another one may have it by now. */
+static inline bool slab_taken(const struct windows *ws, uint32_t slab,
+                              const struct window_tenant *t, uint64_t now_ms)
 {
-    return ws->extents[extent].tenant == t && ws->extents[extent].taken_ms > now_ms;
+    return ws->slabs[slab].tenant == t && ws->slabs[slab].taken_ms > now_ms;
 }
 
 /* ---- window.c ---- */
@@ -126,14 +126,14 @@ struct window *call_window(struct call *call, uint64_t name);
  * pins have ended. */
 void window_unuse(struct window *w);
 /* For lend_watch; ctx: the requests. */
-void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t extent);
+void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t slab);
 
 /* ---- budget.c ---- */
 
 /* The arena lends less or more than before: pins that do not fit any more end. */
 void windows_reload(struct requests *rq);
 
-/* Begins to take an extent from a tenant that has more than its part of the budget, if the window's
+/* Begins to take a slab from a tenant that has more than its part of the budget, if the window's
  * has less. False: it has not, or nobody has more. */
 bool window_claim(const struct window *w);
 
@@ -149,7 +149,7 @@ struct window_pins *pins_get(struct window *w, struct chain *ch);
 /* Drops it if nothing is pinned and nobody works on it. */
 void pins_put(struct window_pins *p);
 /* The caller has one use of the block's part. True: it is pinned now. False: it can't be (evicted
- * by name, in an extent that is wanted back, or its uid has pinned what it may), and the use has
+ * by name, in a slab that is wanted back, or its uid has pinned what it may), and the use has
  * ended. */
 bool pins_add(struct window_pins *p, uint32_t block);
 /* Ends pins of blocks from *at up to `end`, and looks at `*most` blocks at most, which falls. True:

@@ -57,15 +57,15 @@
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)
 
 /* window: the shared mapping's number.
- * extent_bytes: of each slab: the size of its memfd.
+ * slab_bytes: of each slab: the size of its memfd.
  * slot_bytes: from a slot to the next: the part's bytes, padded to 4096.
- * extents: slabs' numbers are below this.
+ * slabs: slabs' numbers are below this.
  * budget: `window.size` now, for all tenants. */
 #define UCM_MSG_WINDOW_OPEN_R(F, m)                                                                \
     F(m, u64, window, REQ, 1, UCM_U32)                                                             \
-    F(m, u64, extent_bytes, REQ, 4096, 1ull << 40)                                                 \
+    F(m, u64, slab_bytes, REQ, 4096, 1ull << 40)                                                   \
     F(m, u64, slot_bytes, REQ, 4096, 1ull << 40)                                                   \
-    F(m, u64, extents, REQ, 1, UCM_MAX_WINDOW_EXTENTS)                                             \
+    F(m, u64, slabs, REQ, 1, UCM_MAX_WINDOW_SLABS)                                                 \
     F(m, u64, budget, OPT, 0, UINT64_MAX)
 
 /* Method window.close. Ends a shared mapping with its pins. Unmap it first. */
@@ -126,20 +126,20 @@
  * Errors: INVALID: one of them was not granted to this mapping, or was released before; nothing is
  *   released.
  * window: from `window.open`.
- * extents: slabs, each once. */
+ * slabs: slabs, each once. */
 #define UCM_MSG_WINDOW_RELEASE(F, m)                                                               \
     F(m, u64, window, REQ, 1, UCM_U32)                                                             \
-    F(m, u32s, extents, REQ, 1, UCM_MAX_REVOKED)
+    F(m, u32s, slabs, REQ, 1, UCM_MAX_REVOKED)
 
 /* Notification window.revoke of window.release. The daemon wants slabs back. It has ended their
  * pins, and readers miss their blocks. Unmap them, then call `window.release`. After the timeout,
  * `window_overdue_bytes` counts them, and the daemon ends the connection.
  * window: from `window.open`.
- * extents: the slabs.
+ * slabs: the slabs.
  * deadline_ms: so much time is left. */
 #define UCM_MSG_WINDOW_REVOKE(F, m)                                                                \
     F(m, u64, window, REQ, 1, UCM_U32)                                                             \
-    F(m, u32s, extents, REQ, 1, UCM_MAX_REVOKED)                                                   \
+    F(m, u32s, slabs, REQ, 1, UCM_MAX_REVOKED)                                                     \
     F(m, u64, deadline_ms, REQ, 1, UCM_DEADLINE_MS)
 #define UCM_WINDOW_REVOKE "window.revoke"
 

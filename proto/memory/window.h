@@ -2,7 +2,7 @@
  * in a memfd of the tenant's own; workers map it read-only. docs/design/mappings.md, "Shared
  * mappings", describes it.
  *
- * Each slot of the tenant's extents has a generation. An even one other than 0 names bytes that do
+ * Each slot of the tenant's slabs has a generation. An even one other than 0 names bytes that do
  * not change while it stands; an odd one says that they may change. The daemon makes it odd before
  * it lets anything write into the slot, and gives each value once. So a reader that finds the
  * generation of its place before and after it copied has the bytes of that place, whatever the
@@ -27,23 +27,22 @@ struct ucm_window_header {
     uint8_t magic[8];
     uint32_t version;
     uint32_t slot_align; /* UCM_WINDOW_ALIGN */
-    uint64_t extent_bytes;
-    uint32_t extents;          /* that there may be */
-    uint32_t slots_per_extent; /* extent_bytes / slot_align: entries of an extent */
-    _Atomic uint64_t epoch;    /* counts extents that the tenant was asked to release */
+    uint64_t slab_bytes;
+    uint32_t slabs;          /* that there may be */
+    uint32_t slots_per_slab; /* slab_bytes / slot_align: entries of a slab */
+    _Atomic uint64_t epoch;  /* counts slabs that the tenant was asked to release */
 };
 
-/* The generation of slot `slot` of extent `extent` is entry extent * slots_per_extent + slot. */
-static inline uint64_t ucm_window_table_bytes(uint32_t extents, uint32_t slots_per_extent)
+/* The generation of slot `slot` of slab `slab` is entry slab * slots_per_slab + slot. */
+static inline uint64_t ucm_window_table_bytes(uint32_t slabs, uint32_t slots_per_slab)
 {
-    return UCM_WINDOW_HEADER_BYTES +
-           (uint64_t)extents * slots_per_extent * sizeof(_Atomic uint64_t);
+    return UCM_WINDOW_HEADER_BYTES + (uint64_t)slabs * slots_per_slab * sizeof(_Atomic uint64_t);
 }
 
 /* The number of that entry. */
-static inline uint64_t ucm_window_entry(uint32_t slots_per_extent, uint32_t extent, uint32_t slot)
+static inline uint64_t ucm_window_entry(uint32_t slots_per_slab, uint32_t slab, uint32_t slot)
 {
-    return (uint64_t)extent * slots_per_extent + slot;
+    return (uint64_t)slab * slots_per_slab + slot;
 }
 
 /* gcc warns that ThreadSanitizer knows no fences. These order accesses of different processes. */
@@ -88,8 +87,8 @@ static inline void ucm_window_publish(_Atomic uint64_t *generation, uint64_t nex
 
 /* One of window.pin's places, little-endian. */
 struct ucm_wire_place {
-    uint32_t extent; /* UCM_PLACE_NONE: not in the window */
-    uint32_t slot;   /* it begins at slot * slot_bytes of its extent */
+    uint32_t slab; /* UCM_PLACE_NONE: not in the window */
+    uint32_t slot; /* it begins at slot * slot_bytes of its slab */
     uint64_t generation;
 };
 #define UCM_PLACE_NONE UINT32_MAX

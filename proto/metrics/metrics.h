@@ -77,7 +77,7 @@
     X(arena_candidates, counter, "blocks", "blocks examined for eviction from DRAM")               \
     X(arena_parts_moved, counter, "parts",                                                         \
       "guaranteed parts moved to another slot, so that their slab could change its slot size")     \
-    X(arena_extents_moved, counter, "slabs", "slabs moved between slot sizes")                     \
+    X(arena_slabs_moved, counter, "slabs", "slabs moved between slot sizes")                       \
     X(arena_full, counter, "times", "times that a transfer needed a slot and all were in use")     \
     X(arena_slots_near, counter, "slots",                                                          \
       "slots taken on the NUMA node of the GPU that needed them")                                  \

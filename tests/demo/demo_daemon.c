@@ -164,8 +164,8 @@ static void exec_daemon(const struct demo *d, const char *path)
         _exit(127);
     setpgid(0, 0); /* a terminal's Ctrl-C is for the demo, which stops the daemon in order */
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    execl(path, path, "--set", socket, "--set", arena, "--set", "arena.extent=16MiB", "--set",
-          paths, "--set", nvme, "--set", segment, (char *)NULL);
+    execl(path, path, "--set", socket, "--set", arena, "--set", "arena.slab=16MiB", "--set", paths,
+          "--set", nvme, "--set", segment, (char *)NULL);
     fprintf(stderr, "%s: %s\n", path, strerror(errno));
     _exit(127);
 }

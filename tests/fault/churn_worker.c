@@ -20,7 +20,7 @@
 #define UNTOUCHED 0xEE
 #define EXIT_WRONG 9
 
-/* Sizes from 8 KiB to 192 KiB a part, so that extents move between them. */
+/* Sizes from 8 KiB to 192 KiB a part, so that slabs move between them. */
 const struct churn_space churn_spaces[CHURN_SPACES] = {
     {"one", 1, 4, 600, 4096},
     {"two", 2, 2, 200, 16384},

@@ -81,7 +81,7 @@ Test(room, pinned_blocks_do_not_hide_those_that_may_go)
 }
 
 /* Two slot sizes: an arena full of one makes way for the other. */
-Test(room, extents_move_between_sizes)
+Test(room, slabs_move_between_sizes)
 {
     struct worker small;
     uint8_t key[WORKER_KEY_BYTES];
@@ -91,7 +91,7 @@ Test(room, extents_move_between_sizes)
     worker_open(&small, &host, &(struct worker_options){.model = "small", .shard_bytes = 1024});
     for (uint64_t i = 0; i < 640; i += 64)
         worker_store(&small, i, 64);
-    cr_expect_geq(metric(w.client, "arena_extents_moved"), 1u);
+    cr_expect_geq(metric(w.client, "arena_slabs_moved"), 1u);
     for (uint64_t i = 0; i < 640; i += 64) {
         key_make(i, key);
         cr_expect_eq(worker_hits(&small, key, 1), 1u);

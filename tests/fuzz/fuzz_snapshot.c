@@ -7,15 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXTENT (1u << 20)
-#define EXTENTS 8u
+#define SLAB (1u << 20)
+#define SLABS 8u
 #define BODY_MAX 65536u
 #define COUNTS 5u /* bytes before the body: namespaces and parts */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct persist_identity arena = {
-    .boot = {1, 2, 3}, .inode = 77, .bytes = EXTENTS * (uint64_t)EXTENT};
+    .boot = {1, 2, 3}, .inode = 77, .bytes = SLABS * (uint64_t)SLAB};
 
 static void must(bool right)
 {
@@ -40,7 +40,7 @@ static void snapshot_walk(const uint8_t *p, size_t n, const struct snapshot_head
         struct snapshot_part part;
 
         snapshot_part_decode(p + at + i * SNAPSHOT_PART_BYTES, &part);
-        must(part.ns < h->namespaces && part.part < UCM_MAX_PARTS && part.extent < EXTENTS);
+        must(part.ns < h->namespaces && part.part < UCM_MAX_PARTS && part.slab < SLABS);
     }
     must(memchr(h->program, '\0', sizeof(h->program)) != NULL);
 }
@@ -50,13 +50,13 @@ static void snapshot_try(const uint8_t *p, size_t n)
     struct snapshot_head h;
     size_t parts_at;
 
-    if (snapshot_check(p, n, &arena, EXTENT, &h, &parts_at) == 0)
+    if (snapshot_check(p, n, &arena, SLAB, &h, &parts_at) == 0)
         snapshot_walk(p, n, &h, parts_at);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct snapshot_head h = {.arena = arena, .extent = EXTENT, .program = "fuzz"};
+    struct snapshot_head h = {.arena = arena, .slab = SLAB, .program = "fuzz"};
     uint8_t *p;
     size_t n;
 

@@ -40,7 +40,7 @@ class Gpu(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         play_ucm(), play_trtllm()
-        cls.daemon = Daemon(nvme=False, **{"arena.size": "4GiB", "arena.extent": "64MiB"})
+        cls.daemon = Daemon(nvme=False, **{"arena.size": "4GiB", "arena.slab": "64MiB"})
         cls.addClassCleanup(cls.daemon.stop)
 
     def store(self, layers=LAYERS, shards=1):

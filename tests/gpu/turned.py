@@ -110,7 +110,7 @@ def main():
 
     torch.zeros(1, device="cuda")
     strategy, failed = sys.argv[1] if len(sys.argv) > 1 else "staged", False
-    daemon = Daemon(nvme=False, **{"arena.size": "4GiB", "arena.extent": "64MiB", "device.cuda": "required", "copy.strategy": strategy})
+    daemon = Daemon(nvme=False, **{"arena.size": "4GiB", "arena.slab": "64MiB", "device.cuda": "required", "copy.strategy": strategy})
     client = Client(daemon.socket, "turned")
     companion = Companion(client, gpu_uuid(0), timeout=60)
     for name, encoding in [*((name, None) for name in CASES), (next(iter(CASES)), "fp8")]:

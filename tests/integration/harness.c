@@ -53,7 +53,7 @@ static void host_exec(const struct host *h)
     snprintf(nvme, sizeof(nvme), "nvme.paths=%s", h->dir);
     const char *fixed[] = {socket,
                            "arena.size=16MiB",
-                           "arena.extent=1MiB",
+                           "arena.slab=1MiB",
                            "arena.prefault=false", /* most tests use little of it */
                            "metrics.socket=",      /* test_observe.py has it */
                            "device.cuda=off",

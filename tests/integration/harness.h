@@ -22,7 +22,7 @@ struct host {
 
 /* The folder and the socket's name only. */
 void host_prepare(struct host *h);
-/* Starts $UCMD (default build/ucmd) with a 16 MiB arena of 1 MiB extents, and with nvme a 256 MiB
+/* Starts $UCMD (default build/ucmd) with a 16 MiB arena of 1 MiB slabs, and with nvme a 256 MiB
  * file tier, and waits until it answers. */
 void host_start(struct host *h);
 /* The same folder and options again, after host_stop or host_kill; returns when the daemon has found all that an

@@ -8,7 +8,7 @@ from second_client import DEMO, MISS, OK, Case, Client, Daemon, OwnDaemons, Regi
 
 ABSENT, IN_DRAM, ON_NVME, ON_SHARE = 0, 1, 2, 3
 HEADER = 64
-SMALL = {"arena.size": "8MiB", "arena.extent": "1MiB"}
+SMALL = {"arena.size": "8MiB", "arena.slab": "1MiB"}
 
 
 class Host:

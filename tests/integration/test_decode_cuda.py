@@ -249,7 +249,7 @@ class FakeSteps:
 
     def __init__(self):
         self.calls, self.flags, self.missed, self.keys, self.lost = [], 0, 0, [], 0
-        #: Extents of the window that the driver does not know, and the windows for which one was registered.
+        #: Slabs of the window that the driver does not know, and the windows for which one was registered.
         self.unregistered, self.registered = 0, []
 
     def register_window(self, window):
@@ -450,7 +450,7 @@ class Decoders(unittest.TestCase):
             decoder.close("c")
         self.steps.unregistered = 3
         self.assertIs(decoder.pin_beside(chain, 0, 2, 0.5), decoder._window.pin.return_value)
-        self.assertEqual(self.steps.registered, [decoder._window] * 3, "one extent a call: a step may wait for it")
+        self.assertEqual(self.steps.registered, [decoder._window] * 3, "one slab a call: a step may wait for it")
         self.assertEqual(decoder._window.pin.call_args, mock.call(chain, 0, 2, priority=7, deadline=0.5, timeout=5.0))
         decoder._window = None
         self.assertIsNone(decoder.pin_beside(chain, 0, 2, 0.5))

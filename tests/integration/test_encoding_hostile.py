@@ -278,7 +278,7 @@ class LittleDram(Mixed):
 
 
 class Stopped(Mixed):
-    options = {"arena.size": "256MiB", "arena.extent": "16MiB", "shutdown.drain": "0s"}
+    options = {"arena.size": "256MiB", "arena.slab": "16MiB", "shutdown.drain": "0s"}
 
     def test_the_daemon_ends_in_order_while_it_decodes(self):
         """One layer of 16 MiB takes longer than the daemon's last look at what is under way; nobody is connected any more."""

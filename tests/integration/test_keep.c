@@ -312,7 +312,7 @@ static void stop_and_resize(struct host *h)
 static void stop_and_reextend(struct host *h)
 {
     stop_clean(h);
-    h->sets[1] = h->sets[1] ? NULL : "arena.extent=2MiB";
+    h->sets[1] = h->sets[1] ? NULL : "arena.slab=2MiB";
 }
 
 Test(keep, another_arena_is_a_cold_start)
@@ -333,7 +333,7 @@ static void stop_and_flip(struct host *h)
 
     stop_clean(h);
     fd = keep_file("ucmd.arena", O_RDWR);
-    for (off_t slot = 0; slot < 16; slot++) { /* the first 128 lie in the first extent */
+    for (off_t slot = 0; slot < 16; slot++) { /* the first 128 lie in the first slab */
         off_t at = slot * PART + slot * 511;
 
         cr_assert_eq(pread(fd, &byte, 1, at), 1);
@@ -445,7 +445,7 @@ Test(keep, a_second_daemon_is_refused)
     other = host;
     host_prepare(&other);
     snprintf(command, sizeof(command),
-             "timeout 20 %s --set socket=%s --set arena.size=16MiB --set arena.extent=1MiB "
+             "timeout 20 %s --set socket=%s --set arena.size=16MiB --set arena.slab=1MiB "
              "--set device.cuda=off --set %s 2>&1",
              ucmd ? ucmd : "build/ucmd", other.socket, keep_set);
     f = popen(command, "r");

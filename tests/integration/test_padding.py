@@ -27,7 +27,7 @@ class Padding(OwnDaemons, Case):
         self.addCleanup(lambda: self.daemon and self.daemon.stop())
 
     def start(self, nvme, **options):
-        self.daemon = Daemon(nvme=nvme, folder=self.folder, **{"arena.size": "1MiB", "arena.extent": "1MiB", "nvme.size": "32MiB", **options})
+        self.daemon = Daemon(nvme=nvme, folder=self.folder, **{"arena.size": "1MiB", "arena.slab": "1MiB", "nvme.size": "32MiB", **options})
         return self.open(None)
 
     def open(self, uid):

@@ -105,11 +105,11 @@ class Arithmetic(unittest.TestCase):
             for blocks in (1, 8, 57, 400, 2801, 19608):
                 dram, nvme = s.dram_bytes(blocks), s.nvme_bytes(blocks)
                 self.assertGreaterEqual(min(s.dram_blocks(dram), s.nvme_blocks(nvme)), blocks, name)
-                self.assertLess(max(s.dram_blocks(dram - s.extent), s.nvme_blocks(nvme - s.extent)), blocks, name)
+                self.assertLess(max(s.dram_blocks(dram - s.slab), s.nvme_blocks(nvme - s.slab)), blocks, name)
             self.assertEqual(s.nvme_blocks(0), 0)
 
-    def test_large_parts_ask_for_a_larger_extent(self):
-        self.assertEqual(sizes_of("Llama-3.1-8B", block_tokens=1024).extent, 256 * MIB)  # 128 MiB: a segment has a header besides
+    def test_large_parts_ask_for_a_larger_slab(self):
+        self.assertEqual(sizes_of("Llama-3.1-8B", block_tokens=1024).slab, 256 * MIB)  # 128 MiB: a segment has a header besides
         with self.assertRaisesRegex(script.Refused, "--block-tokens"):
             sizes_of("Llama-3.1-8B", block_tokens=65536)
 
@@ -180,7 +180,7 @@ class Plan(unittest.TestCase):
     def test_what_a_host_holds(self):
         holds = self.json("--dram", "512GiB", "--nvme", "15TiB")["holds"]
         self.assertFalse(holds["from_daemon"])
-        # Slots fill extents, and records segments, but for a few percent.
+        # Slots fill slabs, and records segments, but for a few percent.
         for tier, size in (("dram", 512 * GIB), ("nvme", 15 * 1024 * GIB)):
             self.assertLessEqual(holds[f"{tier}_tokens"], size // 327680)
             self.assertGreater(holds[f"{tier}_tokens"], 0.9 * size / 327680)

@@ -360,7 +360,7 @@ class Trouble(test_page_store.Case):
         """The daemon goes on with a piece of it when it runs again: until then the pages are not the engine's."""
         size, names, wait, cut = 8 << 20, self.NAMES[:4], Task.wait, Link._drop
         self.daemon.stop()
-        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "16MiB"})
+        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "16MiB"})
         self.addCleanup(self.daemon.stop)
         gone_on = []
 
@@ -457,7 +457,7 @@ class Trouble(test_page_store.Case):
 
     def test_the_daemon_evicts(self):
         self.daemon.stop()
-        self.daemon = Daemon(nvme=False, **{"arena.size": "1MiB", "arena.extent": "1MiB"})
+        self.daemon = Daemon(nvme=False, **{"arena.size": "1MiB", "arena.slab": "1MiB"})
         self.addCleanup(self.daemon.stop)
         for name, (kind, shared) in KINDS.items():
             with self.subTest(name):

@@ -250,7 +250,7 @@ class Requests(Case):
             "select": {"chains": [chain], "shards": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},
             "chain.close": {"chain": chain},
             "window.open": {"ns": ns}, "window.pin": {"window": 1, "chain": chain, "n": 1},
-            "window.unpin": {"window": 1, "chain": chain, "n": 1}, "window.release": {"window": 1, "extents": [0]},
+            "window.unpin": {"window": 1, "chain": chain, "n": 1}, "window.release": {"window": 1, "slabs": [0]},
             "window.close": {"window": 1}, "hints.open": {"ns": ns},
             "events": {}, "events.list": {"ns": ns}, "events.describe": {"ns": ns, "keys": keys(1), "tokens": bytes(64)}}
 

@@ -14,7 +14,7 @@ import unittest
 from daemon import UCMD, ctl, until
 
 TIMEOUT_S = 30
-SMALL = ["--set", "arena.size=16MiB", "--set", "arena.extent=1MiB", "--set", "device.cuda=off",
+SMALL = ["--set", "arena.size=16MiB", "--set", "arena.slab=1MiB", "--set", "device.cuda=off",
          "--set", "shutdown.drain=2s"]
 
 
@@ -71,7 +71,7 @@ class Service(unittest.TestCase):
         self.assertIn(b"READY=1", inbox.recv(4096))
         self.assertEqual(inbox.recv(4096), b"WATCHDOG=1")
         with open(self.dir + "/ucmd.yaml", "w") as config:
-            config.write("log:\n  level: debug\narena:\n  extent: 2MiB\n")
+            config.write("log:\n  level: debug\narena:\n  slab: 2MiB\n")
         daemon.send_signal(signal.SIGHUP)
         self.log_says("reloaded")
         states = [b""]

@@ -44,7 +44,7 @@ class Threads(unittest.TestCase):
             os.setuid(UID)
 
         path = os.path.join(self.folder, f"s{threads}")
-        sets = (f"socket={path}", "arena.size=16MiB", "arena.extent=1MiB", "device.cuda=off", "device.cpu_threads=1", "log.level=error")
+        sets = (f"socket={path}", "arena.size=16MiB", "arena.slab=1MiB", "device.cuda=off", "device.cpu_threads=1", "log.level=error")
         with subprocess.Popen([self.ucmd, *(word for each in sets for word in ("--set", each))], preexec_fn=limited, text=True,
                               stderr=subprocess.PIPE) as daemon:
             try:

@@ -216,7 +216,7 @@ class NoisyNeighbour(Own):
         self.until(lambda: 0 < self.tenants()["noisy"]["nvme_bytes"] <= 8 * MIB, "what recovery found gives way")
 
     def test_a_guarantee_leaves_room_for_blocks_of_another_size(self):
-        """Each extent of 1 MiB has one block of the quiet one and one of the noisy one, so half of DRAM is guaranteed, and all of its extents are mixed."""
+        """Each slab of 1 MiB has one block of the quiet one and one of the noisy one, so half of DRAM is guaranteed, and all of its slabs are mixed."""
         self.start(tenant_settings=f"quiet dram.guaranteed={16 * BLOCK}")
         client, ns, region = self.worker(QUIET)
         noisy, noisy_ns, noise = self.worker(NOISY)

@@ -175,8 +175,8 @@ class Doctor(unittest.TestCase):
 @once
 class Growing(unittest.TestCase):
     def test_dram_is_what_the_daemon_is_on_its_way_to(self):
-        """One extent, so that nothing is ready until all is: the daemon serves meanwhile."""
-        daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "256MiB"})
+        """One slab, so that nothing is ready until all is: the daemon serves meanwhile."""
+        daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "256MiB"})
         self.addCleanup(daemon.stop)
         line = re.search(r"(?m)^dram .*$", daemon.ctl("status").stdout)[0]
         self.assertRegex(line, r"0 B of 256 MiB used \(0\.0 %\)(, growing: 0 B ready)?$")

@@ -119,7 +119,7 @@ class Trouble(Case):
 
     def test_the_daemon_evicts(self):
         self.daemon.stop()
-        self.daemon = daemon(nvme=False, **{"arena.size": "1MiB", "arena.extent": "1MiB"})
+        self.daemon = daemon(nvme=False, **{"arena.size": "1MiB", "arena.slab": "1MiB"})
         a, b = self.engine(blocks=128), self.engine(blocks=128)
         for e in (a, b, a, b):
             e.pool = engine.Pool(e.blocks)

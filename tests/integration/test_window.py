@@ -11,7 +11,7 @@ import unittest
 import numpy as np
 from retrieval_case import IDENTITY, LAYERS, ON_NVME, ON_SHARE, SHAPE, SUITE_TIMEOUT_S, Retrieval, random_kv
 from second_client import BUSY, INVALID, NOT_FOUND, OK, OTHER_UID, UNSUPPORTED, Closed, OwnDaemons, Region, keys
-from window_case import EXTENT, PART, SLOTS, WINDOWS, Case, Reader, Window
+from window_case import SLAB, PART, SLOTS, WINDOWS, Case, Reader, Window
 from daemon import Daemon, halt
 
 
@@ -112,7 +112,7 @@ class Pins(Case):
         self.assertEqual(sum(place is not None for place in places), 4 * SLOTS)
         self.assertEqual(window.last.get("missing", 0), 0)
         self.assert_read(window, [p for p in places if p], [b for p, b in zip(places, kv) if p])
-        self.assertEqual(client.metrics()["window_bytes"], 4 * EXTENT)
+        self.assertEqual(client.metrics()["window_bytes"], 4 * SLAB)
         full = client.metrics()["window_full"]
         self.assertGreaterEqual(full, SLOTS)
         client.call("window.unpin", window=window.number, chain=chain, n=SLOTS)
@@ -169,20 +169,20 @@ class Hostile(Case):
     def test_releases_of_what_is_not_lent(self):
         client, _, window, chain, kv = self.pinned(8)
         places = window.pin(chain, 8)
-        (extent,) = window.extents
-        for extents in ([77], [extent, extent], [extent, 77], [4294967295]):
-            self.refused(INVALID, client.call, "window.release", window=window.number, extents=extents)
-        window.release(extent)
-        self.refused(INVALID, client.call, "window.release", window=window.number, extents=[extent])
+        (slab,) = window.slabs
+        for slabs in ([77], [slab, slab], [slab, 77], [4294967295]):
+            self.refused(INVALID, client.call, "window.release", window=window.number, slabs=slabs)
+        window.release(slab)
+        self.refused(INVALID, client.call, "window.release", window=window.number, slabs=[slab])
         self.assertIsNone(window.read(places[0]))
         self.assert_read(window, window.pin(chain, 8), kv)
 
     def test_a_client_that_reads_no_descriptors(self):
         client, _, window, chain, _ = self.pinned(8)
-        (extent,) = {place[0] for place in window.pin(chain, 8)}
+        (slab,) = {place[0] for place in window.pin(chain, 8)}
         begun = []
         for _ in range(400):
-            begun.append(client.begin("window.release", window=window.number, extents=[extent]))
+            begun.append(client.begin("window.release", window=window.number, slabs=[slab]))
             begun.append(client.begin("window.pin", window=window.number, chain=chain, n=1))
         codes = set()
         for msgid in begun:
@@ -229,7 +229,7 @@ class Tenants(OwnDaemons, Case):
         chain, _ = self.chain(client, self.digests(client, ns), range(blocks))
         return client, ns, Window(client, ns), chain, kv
 
-    def test_more_extents_than_an_answer_names(self):
+    def test_more_slabs_than_an_answer_names(self):
         """A frame carries 64 descriptors: the places behind those come with the next answer."""
         blocks, part = 70, 640 << 10
         self.start(**{"window.size": f"{blocks}MiB", "arena.size": "192MiB", "nvme": False})
@@ -245,7 +245,7 @@ class Tenants(OwnDaemons, Case):
         places = window.take(first)
         self.assertEqual((first["more"], len(first["lent"]), len(places)), (True, 64, 64))
         places += window.pin(chain, blocks - 64, 64, deadline_ms=20000)
-        self.assertEqual((window.last.get("more", False), len(window.extents), len({p[0] for p in places})), (False, blocks, blocks))
+        self.assertEqual((window.last.get("more", False), len(window.slabs), len({p[0] for p in places})), (False, blocks, blocks))
         for place, block in zip(places, kv):
             self.assertEqual(window.read(place), block.tobytes())
 
@@ -259,14 +259,14 @@ class Tenants(OwnDaemons, Case):
         b_places = b_window.pin(b_chain, SLOTS)
         self.assert_read(a_window, a_places, a_kv)
         self.assert_read(b_window, b_places, b_kv)
-        self.assertFalse({p[0] for p in a_places} & {p[0] for p in b_places}, "an extent is of one tenant")
-        # A's extents go to B, which gets no byte of them.
+        self.assertFalse({p[0] for p in a_places} & {p[0] for p in b_places}, "a slab is of one tenant")
+        # A's slabs go to B, which gets no byte of them.
         a.close()
         self.until(lambda: b.metrics()["windows"] == 1)
         mine = b_kv.tobytes()
-        for extent in b_window.extents.values():
-            for at in range(0, EXTENT, PART):
-                data = extent[at:at + PART]
+        for slab in b_window.slabs.values():
+            for at in range(0, SLAB, PART):
+                data = slab[at:at + PART]
                 self.assertTrue(data.strip(b"\0") == b"" or data[:PART] in mine or len(data) < PART, at)
 
     def test_one_uid_pins_three_times_what_it_leaves_of_its_tenants_part(self):
@@ -275,10 +275,10 @@ class Tenants(OwnDaemons, Case):
         def pins(window, chain):
             return sum(place is not None for place in window.pin(chain, 4 * SLOTS, deadline_ms=20000))
         a, _, a_window, a_chain, _ = self.of(2003, 4 * SLOTS, 5)
-        most = 3 * EXTENT // a_window.slot_bytes
+        most = 3 * SLAB // a_window.slot_bytes
         self.assertEqual(pins(a_window, a_chain), most)
         b, _, b_window, b_chain, b_kv = self.of(2004, 4 * SLOTS, 6, "b")
-        self.assertEqual(pins(b_window, b_chain), (4 * EXTENT - most * a_window.slot_bytes) * 3 // 4 // a_window.slot_bytes)
+        self.assertEqual(pins(b_window, b_chain), (4 * SLAB - most * a_window.slot_bytes) * 3 // 4 // a_window.slot_bytes)
         before = b.metrics()["window_pins"]
         a.close()
         self.until(lambda: b.metrics()["window_pins"] == before - most, "the end of the first one's pins")
@@ -304,14 +304,14 @@ class Tenants(OwnDaemons, Case):
                 self.assertEqual([a_window.read(p) for p in a_places if p[0] == released[-1]], [None] * SLOTS)
                 a_window.release(released[-1])
             return len(released) == 2
-        self.until(release, "the release of two extents")
+        self.until(release, "the release of two slabs")
         b_places = b_window.take(b.wait(msgid))
         self.assertEqual(sum(p is not None for p in b_places), 2 * SLOTS)
         self.assert_read(b_window, [p for p in b_places if p], [k for p, k in zip(b_places, b_kv) if p])
-        left = [(p, k) for p, k in zip(a_places, a_kv) if p[0] in a_window.extents]
+        left = [(p, k) for p, k in zip(a_places, a_kv) if p[0] in a_window.slabs]
         self.assertEqual(len(left), 2 * SLOTS)
         self.assert_read(a_window, *zip(*left))
-        self.assertEqual(b.metrics()["window_bytes"], 4 * EXTENT)
+        self.assertEqual(b.metrics()["window_bytes"], 4 * SLAB)
         self.assertGreaterEqual(b.metrics()["window_revocations"], 2)
 
     def test_who_does_not_release_is_dropped(self):
@@ -323,7 +323,7 @@ class Tenants(OwnDaemons, Case):
         self.assert_read(b_window, places, b_kv)
         with self.assertRaises(Closed):
             self.until(lambda: a.call("health") is None, "the end of the connection")
-        self.assertGreaterEqual(b.metrics()["window_overdue_bytes"], EXTENT)
+        self.assertGreaterEqual(b.metrics()["window_overdue_bytes"], SLAB)
         self.assertIn("overdue", self.daemon.log())
 
     def test_a_client_that_dies_gives_all_back(self):
@@ -345,21 +345,21 @@ class Tenants(OwnDaemons, Case):
         self.start()
         a, a_ns, a_window, a_chain, _ = self.of(None, 4 * SLOTS, 5)
         a_window.pin(a_chain, 4 * SLOTS, deadline_ms=20000)
-        self.assertEqual(len(a_window.extents), 4)
+        self.assertEqual(len(a_window.slabs), 4)
         a.call("window.close", window=a_window.number)
         a.call("chain.close", chain=a_chain)
         a.call("evict", ns=a_ns, keys=keys(*range(4 * SLOTS)))
-        self.until(lambda: self.daemon.log().count("window-kept") == 4, "all extents to be found kept")
+        self.until(lambda: self.daemon.log().count("window-kept") == 4, "all slabs to be found kept")
         again, _, window, chain, _ = self.of(None, SLOTS, 7, "again")
         self.assertEqual(set(window.pin(chain, SLOTS, deadline_ms=2000)), {None})
         again.close()
         b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
         places = b_window.pin(b_chain, 4 * SLOTS, deadline_ms=20000)
         self.assert_read(b_window, places, b_kv)
-        self.assertEqual(b.metrics()["window_bytes"], 8 * EXTENT)
-        for memory in a_window.extents.values():
+        self.assertEqual(b.metrics()["window_bytes"], 8 * SLAB)
+        for memory in a_window.slabs.values():
             memory.close()
-        self.until(lambda: b.metrics()["window_bytes"] == 4 * EXTENT, "the end of what was kept")
+        self.until(lambda: b.metrics()["window_bytes"] == 4 * SLAB, "the end of what was kept")
         b.close()
         _, _, window, chain, kv = self.of(None, SLOTS, 8, "at last")
         self.assert_read(window, window.pin(chain, SLOTS, deadline_ms=20000), kv)
@@ -378,9 +378,9 @@ class Tenants(OwnDaemons, Case):
         places = window.pin(chain, 4 * SLOTS, deadline_ms=20000)
         self.daemon.configure(config.format(1))
         reload(a)
-        self.until(lambda: self.give_back(window) == 1, "the release of all but one extent")
-        self.until(lambda: a.metrics()["window_bytes"] == EXTENT)
-        left = [(p, k) for p, k in zip(places, kv) if p[0] in window.extents]
+        self.until(lambda: self.give_back(window) == 1, "the release of all but one slab")
+        self.until(lambda: a.metrics()["window_bytes"] == SLAB)
+        left = [(p, k) for p, k in zip(places, kv) if p[0] in window.slabs]
         self.assertEqual(len(left), SLOTS)
         self.assert_read(window, *zip(*left))
         self.daemon.configure(config.format(4))
@@ -393,17 +393,17 @@ class Tenants(OwnDaemons, Case):
         self.daemon.configure(config)
         how()
         size = int(config.split()[-1].removesuffix("MiB"))
-        self.until(lambda: [self.give_back(window) for window in windows] and windows[0].client.metrics()["window_bytes"] <= size * EXTENT,
+        self.until(lambda: [self.give_back(window) for window in windows] and windows[0].client.metrics()["window_bytes"] <= size * SLAB,
                    "the release of what does not fit")
-        return [len(window.extents) for window in windows]
+        return [len(window.slabs) for window in windows]
 
     @staticmethod
     def give_back(window):
-        """What is wanted; how many extents are left."""
+        """What is wanted; how many slabs are left."""
         window.client.call("health")
         while window.client.revoked:
             window.release(window.client.revoked.pop())
-        return len(window.extents)
+        return len(window.slabs)
 
     def test_pins_that_fit_stay(self):
         config = "window:\n  size: {}MiB\n"
@@ -449,8 +449,8 @@ class Padding(Case):
         window = Window(client, ns)
         window.pin(chain, 8)
         self.assertEqual(window.last.get("read", 0), 8)
-        for extent in window.extents.values():
-            self.assertNotIn(b"secret!", extent[:])
+        for slab in window.slabs.values():
+            self.assertNotIn(b"secret!", slab[:])
 
 
 class Stops(OwnDaemons, Case):

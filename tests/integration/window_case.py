@@ -10,9 +10,9 @@ import msgpack
 from retrieval_case import IDENTITY, LAYERS, Retrieval
 from second_client import PAGE, Client, Closed
 
-EXTENT = 1 << 20
+SLAB = 1 << 20
 PART = LAYERS * IDENTITY["shard_bytes"]
-SLOTS = EXTENT // PART
+SLOTS = SLAB // PART
 NONE = 0xFFFFFFFF
 WINDOWS = {"window.size": "4MiB"}
 
@@ -41,7 +41,7 @@ class Reader(Client):
         message = msgpack.unpackb(body, raw=False)
         if message[0] == 2 and message[1] == "window.revoke":
             PAGE.check_map("window.release", "in window.revoke", message[2])
-            self.revoked += message[2]["extents"]
+            self.revoked += message[2]["slabs"]
             return self.receive()
         return body
 
@@ -54,26 +54,26 @@ class Window:
     """What a client does with a window, as the page says."""
 
     def __init__(self, client, ns, **more):
-        self.client, self.extents = client, {}
+        self.client, self.slabs = client, {}
         answer = client.call("window.open", ns=ns, **more)
-        self.number, self.slot_bytes, self.extent_bytes = answer["window"], answer["slot_bytes"], answer["extent_bytes"]
+        self.number, self.slot_bytes, self.slab_bytes = answer["window"], answer["slot_bytes"], answer["slab_bytes"]
         (fd,) = client.take_fds()
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         assert seals & fcntl.F_SEAL_SHRINK and seals & fcntl.F_SEAL_GROW, seals
-        self.slots, self.part = self.extent_bytes // 4096, PART
-        assert os.fstat(fd).st_size == 4096 + 8 * answer["extents"] * self.slots
+        self.slots, self.part = self.slab_bytes // 4096, PART
+        assert os.fstat(fd).st_size == 4096 + 8 * answer["slabs"] * self.slots
         self.table = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         header = struct.unpack("<8sIIQIIQ", self.table[:40])
-        assert header[:6] == (b"UCMWIND1", 1, 4096, self.extent_bytes, answer["extents"], self.slots), header
+        assert header[:6] == (b"UCMWIND1", 1, 4096, self.slab_bytes, answer["slabs"], self.slots), header
         os.close(fd)
 
     def take(self, answer):
         """[place or None]"""
         fds = self.client.take_fds()
         assert len(fds) == len(answer.get("lent", ())), (fds, answer)
-        for extent, fd in zip(answer.get("lent", ()), fds):
-            assert extent not in self.extents and os.fstat(fd).st_size == self.extent_bytes
-            self.extents[extent] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        for slab, fd in zip(answer.get("lent", ()), fds):
+            assert slab not in self.slabs and os.fstat(fd).st_size == self.slab_bytes
+            self.slabs[slab] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
             os.close(fd)
         places = list(struct.iter_unpack("<IIQ", answer["places"]))
         return [None if place[0] == NONE else place for place in places]
@@ -91,16 +91,16 @@ class Window:
         return struct.unpack("<Q", self.table[at:at + 8])[0]
 
     def read(self, place):
-        if place is None or place[0] not in self.extents or self.generation(place) != place[2]:
+        if place is None or place[0] not in self.slabs or self.generation(place) != place[2]:
             return None
         at = place[1] * self.slot_bytes
-        data = self.extents[place[0]][at:at + self.part]
+        data = self.slabs[place[0]][at:at + self.part]
         return data if self.generation(place) == place[2] else None
 
-    def release(self, *extents):
-        for extent in extents:
-            self.extents.pop(extent).close()
-        self.client.call("window.release", window=self.number, extents=list(extents))
+    def release(self, *slabs):
+        for slab in slabs:
+            self.slabs.pop(slab).close()
+        self.client.call("window.release", window=self.number, slabs=list(slabs))
 
 
 class Case(Retrieval):

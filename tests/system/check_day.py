@@ -17,7 +17,7 @@ CONFIG = f"""
 tenants: [{{tenants}}]
 arena:
   size: 64MiB
-  extent: 1MiB
+  slab: 1MiB
 nvme:
   paths: [/disk/nvme]
   size: 64MiB

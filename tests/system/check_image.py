@@ -29,7 +29,7 @@ CLIENT = ("tests/system/worker.py", "tests/integration/second_client.py", "tests
           "docs/methods.md")
 MEMORY = 1 << 30  # frames and requests may take half of it
 # Instead of a file. The manifest's sizes are those of a node.
-SMALL = {"UCMD_ARENA_SIZE": "64MiB", "UCMD_ARENA_EXTENT": "1MiB", "UCMD_NVME_SIZE": "64MiB", "UCMD_NVME_SEGMENT": "4MiB",
+SMALL = {"UCMD_ARENA_SIZE": "64MiB", "UCMD_ARENA_SLAB": "1MiB", "UCMD_NVME_SIZE": "64MiB", "UCMD_NVME_SEGMENT": "4MiB",
          "UCMD_DEVICE_CUDA": "off"}
 VARIABLES = dict(SMALL, UCMD_NVME_PATHS="/var/lib/ucmd/nvme0", UCMD_SOCKET_GROUP="ucmd")
 TIMEOUT_S = 300

@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.join(TOP, "tests/integration"))
 import swift_case  # noqa: E402
 
 TREE = "/opt/tree"  # of this repository, as far as worker.py needs it
-SMALL = "arena:\n  size: 64MiB\n  extent: 1MiB\ndevice:\n  cuda: off\n"
+SMALL = "arena:\n  size: 64MiB\n  slab: 1MiB\ndevice:\n  cuda: off\n"
 PATIENT = "  lookup_deadline: 10s\n  deadline: 30s\n"  # of share: the machine may be busy
 # Of `systemd-analyze security`. The network that nfs:// needs costs 0.5 for PrivateNetwork= and 0.2 for the families.
 EXPOSURE, EXPOSURE_NFS = 1.0, 1.7

@@ -58,7 +58,7 @@ static struct {
     int refuse;       /* the kernel's answer to everything, 0: does as asked */
     int full;         /* its memory comes from `instead`; NUMA_NONE: none is */
     int instead;
-    const int *lies; /* one an extent, asked in their order, instead of all that */
+    const int *lies; /* one a slab, asked in their order, instead of all that */
     unsigned asked;
 } fake_memory = {.preferred = NUMA_NONE, .full = NUMA_NONE};
 

@@ -58,15 +58,15 @@ int client_memory_map(int fd, uint64_t bytes, const char *what, void **out, stru
 struct client_mapping {
     uint8_t *p;
     size_t bytes;
-    uint32_t extent; /* UCM_PLACE_NONE: a table */
+    uint32_t slab; /* UCM_PLACE_NONE: a table */
     bool wanted;
     uint64_t opened;
 };
 
 /* What an opening of a window says, checked. */
 struct client_geometry {
-    uint64_t extent_bytes, slot_bytes, part_bytes;
-    uint32_t extents, slots; /* slots of an extent */
+    uint64_t slab_bytes, slot_bytes, part_bytes;
+    uint32_t slabs, slots; /* slots of a slab */
     uint64_t budget;
 };
 
@@ -77,7 +77,7 @@ struct client_maps {
     _Atomic uint64_t opened; /* whose places may be read; 0: none */
     struct client_geometry geometry;
     const _Atomic uint64_t *generations; /* in the table */
-    const uint8_t **extents;             /* geometry.extents; NULL: not mapped */
+    const uint8_t **slabs;               /* geometry.slabs; NULL: not mapped */
     struct client_mapping *mappings;     /* n of room */
     uint32_t n, room;
 };
@@ -88,15 +88,15 @@ void client_maps_free(struct client_maps *m); /* unmaps all */
  * does not fit, or there is no memory. */
 int client_maps_open(struct client_maps *m, uint64_t opened, const struct client_geometry *g,
                      int fd, struct ucm_error *e);
-/* Maps an extent of the present opening, which must not be mapped. */
-int client_maps_add(struct client_maps *m, uint32_t extent, int fd, struct ucm_error *e);
-bool client_maps_has(const struct client_maps *m, uint32_t extent);
+/* Maps a slab of the present opening, which must not be mapped. */
+int client_maps_add(struct client_maps *m, uint32_t slab, int fd, struct ucm_error *e);
+bool client_maps_has(const struct client_maps *m, uint32_t slab);
 /* No place is worth anything any more. keep: the mappings stay until each is released; else they go
  * now. */
 void client_maps_end(struct client_maps *m, bool keep);
-/* Unmaps an extent of the present opening. */
-void client_maps_remove(struct client_maps *m, uint32_t extent);
-void client_maps_want(struct client_maps *m, uint32_t extent);
+/* Unmaps a slab of the present opening. */
+void client_maps_remove(struct client_maps *m, uint32_t slab);
+void client_maps_want(struct client_maps *m, uint32_t slab);
 /* NULL: nothing is mapped there. */
 struct client_mapping *client_maps_find(struct client_maps *m, const void *address);
 void client_maps_unmap(struct client_maps *m, struct client_mapping *mapping);

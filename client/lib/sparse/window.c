@@ -164,14 +164,14 @@ static int geometry_check(const struct ucm_window *w, const struct msg_window_op
     uint64_t bytes = part_bytes(w->ns, w->part);
     uint64_t padded = (bytes + UCM_WINDOW_ALIGN - 1) / UCM_WINDOW_ALIGN * UCM_WINDOW_ALIGN;
 
-    if (m->slot_bytes != padded || m->extent_bytes % UCM_WINDOW_ALIGN != 0 ||
-        m->slot_bytes > m->extent_bytes)
+    if (m->slot_bytes != padded || m->slab_bytes % UCM_WINDOW_ALIGN != 0 ||
+        m->slot_bytes > m->slab_bytes)
         return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's sizes of a window don't fit the namespace");
-    *g = (struct client_geometry){.extent_bytes = m->extent_bytes,
+    *g = (struct client_geometry){.slab_bytes = m->slab_bytes,
                                   .slot_bytes = m->slot_bytes,
                                   .part_bytes = bytes,
-                                  .extents = (uint32_t)m->extents,
-                                  .slots = (uint32_t)(m->extent_bytes / m->slot_bytes),
+                                  .slabs = (uint32_t)m->slabs,
+                                  .slots = (uint32_t)(m->slab_bytes / m->slot_bytes),
                                   .budget = m->budget};
     return 0;
 }
@@ -208,25 +208,25 @@ int client_window_send_open(struct ucm_window *w, int64_t deadline_ns)
 
 /* ---- giving back ---- */
 
-static void extent_release(struct ucm_window *w, uint32_t extent)
+static void slab_release(struct ucm_window *w, uint32_t slab)
 {
     client_followup_params(w->client, UCM_METHOD_WINDOW_RELEASE,
-                           &(struct msg_window_release){.window = w->id, .extents = {&extent, 1}});
+                           &(struct msg_window_release){.window = w->id, .slabs = {&slab, 1}});
 }
 
-/* The daemon wants extents back. The user may have released one of them meanwhile. */
+/* The daemon wants slabs back. The user may have released one of them meanwhile. */
 static void window_revoke(struct ucm_window *w, const struct msg_window_revoke *m)
 {
-    for (uint32_t i = 0; i < m->extents.n; i++) {
-        if (!client_maps_has(&w->maps, m->extents.p[i]))
+    for (uint32_t i = 0; i < m->slabs.n; i++) {
+        if (!client_maps_has(&w->maps, m->slabs.p[i]))
             continue;
         if (keeps(w)) {
-            client_maps_want(&w->maps, m->extents.p[i]);
+            client_maps_want(&w->maps, m->slabs.p[i]);
             client_signal(w->client);
             continue;
         }
-        client_maps_remove(&w->maps, m->extents.p[i]);
-        extent_release(w, m->extents.p[i]);
+        client_maps_remove(&w->maps, m->slabs.p[i]);
+        slab_release(w, m->slabs.p[i]);
     }
 }
 
@@ -261,7 +261,7 @@ int ucm_window_mappings(struct ucm_window *w, struct ucm_window_mapping *out, ui
     for (uint32_t i = 0; i < w->maps.n && i < room; i++) {
         const struct client_mapping *m = &w->maps.mappings[i];
 
-        out[i] = (struct ucm_window_mapping){m->p, m->bytes, m->extent, m->wanted, m->opened};
+        out[i] = (struct ucm_window_mapping){m->p, m->bytes, m->slab, m->wanted, m->opened};
     }
     *n = w->maps.n;
     return client_leave(c, 0);
@@ -272,7 +272,7 @@ int ucm_window_release(struct ucm_window *w, const void *address)
     struct client_mapping *m;
     struct ucm_client *c;
     uint64_t opened;
-    uint32_t extent;
+    uint32_t slab;
     bool present;
     int r;
 
@@ -290,18 +290,18 @@ int ucm_window_release(struct ucm_window *w, const void *address)
         return client_leave(c, client_fail(UCM_ENOTFOUND, "nothing is mapped there"));
     opened = m->opened;
     present = opened == atomic_load(&w->maps.opened);
-    extent = m->extent;
-    if (present && extent == UCM_PLACE_NONE)
+    slab = m->slab;
+    if (present && slab == UCM_PLACE_NONE)
         return client_leave(c, client_fail(UCM_EINVALID, "the table is in use: close the window"));
     /* A pin under way may count on it: its answer would name places in it. */
     r = present ? window_turn(w, client_deadline(c, -1)) : 0;
     if (r)
         return client_leave(c, r);
     m = client_maps_find(&w->maps, address);
-    if (m && (m->extent != extent || m->opened != opened))
+    if (m && (m->slab != slab || m->opened != opened))
         m = NULL; /* it was released meanwhile, and that pin mapped another one there */
     if (m && client_window_known(w) && opened == atomic_load(&w->maps.opened))
-        extent_release(w, extent);
+        slab_release(w, slab);
     if (m)
         client_maps_unmap(&w->maps, m);
     if (present)
@@ -375,12 +375,12 @@ int ucm_window_info(struct ucm_window *w, struct ucm_window_info *out)
         return r;
     g = &w->maps.geometry;
     *out = (struct ucm_window_info){.opened = atomic_load(&w->maps.opened),
-                                    .extent_bytes = g->extent_bytes,
+                                    .slab_bytes = g->slab_bytes,
                                     .slot_bytes = g->slot_bytes,
                                     .part_bytes = g->part_bytes,
-                                    .extents = g->extents,
+                                    .slabs = g->slabs,
                                     .budget = g->budget};
-    for (uint32_t i = 0; i < g->extents; i++)
+    for (uint32_t i = 0; i < g->slabs; i++)
         out->mapped += client_maps_has(&w->maps, i);
     return client_leave(c, 0);
 }

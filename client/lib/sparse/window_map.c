@@ -10,7 +10,7 @@
 
 /* ---- mapping ---- */
 
-static int mapping_add(struct client_maps *m, uint32_t extent, uint64_t opened, int fd,
+static int mapping_add(struct client_maps *m, uint32_t slab, uint64_t opened, int fd,
                        uint64_t bytes, struct ucm_error *e)
 {
     void *p;
@@ -29,16 +29,15 @@ static int mapping_add(struct client_maps *m, uint32_t extent, uint64_t opened, 
     if (r)
         return r;
     m->mappings[m->n++] =
-        (struct client_mapping){.p = p, .bytes = bytes, .extent = extent, .opened = opened};
+        (struct client_mapping){.p = p, .bytes = bytes, .slab = slab, .opened = opened};
     return 0;
 }
 
 /* Of both lists; the caller holds the lock for writing. */
 static void mapping_drop(struct client_maps *m, struct client_mapping *mapping)
 {
-    if (mapping->extent != UCM_PLACE_NONE && m->extents &&
-        mapping->opened == atomic_load(&m->opened))
-        m->extents[mapping->extent] = NULL;
+    if (mapping->slab != UCM_PLACE_NONE && m->slabs && mapping->opened == atomic_load(&m->opened))
+        m->slabs[mapping->slab] = NULL;
     munmap(mapping->p, mapping->bytes);
     *mapping = m->mappings[--m->n];
 }
@@ -75,8 +74,8 @@ void client_maps_end(struct client_maps *m, bool keep)
         m->mappings[i].wanted = true;
     while (!keep && m->n > 0)
         mapping_drop(m, &m->mappings[m->n - 1]);
-    free(m->extents);
-    m->extents = NULL;
+    free(m->slabs);
+    m->slabs = NULL;
     m->generations = NULL;
     pthread_rwlock_unlock(&m->lock);
 }
@@ -88,8 +87,8 @@ static int header_check(const uint8_t *table, const struct client_geometry *g, s
     memcpy(&h, table, sizeof h); /* it may change; the copy does not */
     if (memcmp(h.magic, UCM_WINDOW_MAGIC, sizeof h.magic) != 0 || h.version != UCM_WINDOW_VERSION)
         return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's table of a window is of another format");
-    if (h.slot_align != UCM_WINDOW_ALIGN || h.extent_bytes != g->extent_bytes ||
-        h.extents != g->extents || h.slots_per_extent != g->extent_bytes / UCM_WINDOW_ALIGN)
+    if (h.slot_align != UCM_WINDOW_ALIGN || h.slab_bytes != g->slab_bytes || h.slabs != g->slabs ||
+        h.slots_per_slab != g->slab_bytes / UCM_WINDOW_ALIGN)
         return ucm_error_set(e, UCM_EPROTOCOL,
                              "ucmd's table of a window has other sizes than its answer");
     return 0;
@@ -98,15 +97,14 @@ static int header_check(const uint8_t *table, const struct client_geometry *g, s
 int client_maps_open(struct client_maps *m, uint64_t opened, const struct client_geometry *g,
                      int fd, struct ucm_error *e)
 {
-    uint64_t bytes =
-        ucm_window_table_bytes(g->extents, (uint32_t)(g->extent_bytes / UCM_WINDOW_ALIGN));
+    uint64_t bytes = ucm_window_table_bytes(g->slabs, (uint32_t)(g->slab_bytes / UCM_WINDOW_ALIGN));
     const uint8_t *table;
     int r;
 
     pthread_rwlock_wrlock(&m->lock);
-    m->extents = calloc(g->extents, sizeof *m->extents);
-    r = m->extents ? mapping_add(m, UCM_PLACE_NONE, opened, fd, bytes, e)
-                   : ucm_error_set(e, UCM_ENOMEMORY, "no memory for a window");
+    m->slabs = calloc(g->slabs, sizeof *m->slabs);
+    r = m->slabs ? mapping_add(m, UCM_PLACE_NONE, opened, fd, bytes, e)
+                 : ucm_error_set(e, UCM_ENOMEMORY, "no memory for a window");
     if (r == 0) {
         table = m->mappings[m->n - 1].p;
         r = header_check(table, g, e);
@@ -118,43 +116,43 @@ int client_maps_open(struct client_maps *m, uint64_t opened, const struct client
         m->generations = (const _Atomic uint64_t *)(table + UCM_WINDOW_HEADER_BYTES);
         atomic_store(&m->opened, opened);
     } else {
-        free(m->extents);
-        m->extents = NULL;
+        free(m->slabs);
+        m->slabs = NULL;
     }
     pthread_rwlock_unlock(&m->lock);
     return r;
 }
 
-int client_maps_add(struct client_maps *m, uint32_t extent, int fd, struct ucm_error *e)
+int client_maps_add(struct client_maps *m, uint32_t slab, int fd, struct ucm_error *e)
 {
     int r;
 
     pthread_rwlock_wrlock(&m->lock);
-    r = mapping_add(m, extent, atomic_load(&m->opened), fd, m->geometry.extent_bytes, e);
+    r = mapping_add(m, slab, atomic_load(&m->opened), fd, m->geometry.slab_bytes, e);
     if (r == 0)
-        m->extents[extent] = m->mappings[m->n - 1].p;
+        m->slabs[slab] = m->mappings[m->n - 1].p;
     pthread_rwlock_unlock(&m->lock);
     return r;
 }
 
-bool client_maps_has(const struct client_maps *m, uint32_t extent)
+bool client_maps_has(const struct client_maps *m, uint32_t slab)
 {
-    return m->extents && extent < m->geometry.extents && m->extents[extent];
+    return m->slabs && slab < m->geometry.slabs && m->slabs[slab];
 }
 
-static struct client_mapping *mapping_of(struct client_maps *m, uint32_t extent)
+static struct client_mapping *mapping_of(struct client_maps *m, uint32_t slab)
 {
-    return client_maps_has(m, extent) ? client_maps_find(m, m->extents[extent]) : NULL;
+    return client_maps_has(m, slab) ? client_maps_find(m, m->slabs[slab]) : NULL;
 }
 
-void client_maps_want(struct client_maps *m, uint32_t extent)
+void client_maps_want(struct client_maps *m, uint32_t slab)
 {
-    mapping_of(m, extent)->wanted = true;
+    mapping_of(m, slab)->wanted = true;
 }
 
-void client_maps_remove(struct client_maps *m, uint32_t extent)
+void client_maps_remove(struct client_maps *m, uint32_t slab)
 {
-    client_maps_unmap(m, mapping_of(m, extent));
+    client_maps_unmap(m, mapping_of(m, slab));
 }
 
 struct client_mapping *client_maps_find(struct client_maps *m, const void *address)
@@ -181,12 +179,11 @@ static bool place_find(const struct client_maps *m, const struct ucm_place *plac
     const struct client_geometry *g = &m->geometry;
     uint64_t opened = atomic_load(&m->opened);
 
-    if (opened == 0 || place->opened != opened || place->extent >= g->extents ||
-        place->slot >= g->slots || !m->extents[place->extent])
+    if (opened == 0 || place->opened != opened || place->slab >= g->slabs ||
+        place->slot >= g->slots || !m->slabs[place->slab])
         return false;
-    *p = m->extents[place->extent] + place->slot * g->slot_bytes;
-    *generation =
-        &m->generations[place->extent * (g->extent_bytes / UCM_WINDOW_ALIGN) + place->slot];
+    *p = m->slabs[place->slab] + place->slot * g->slot_bytes;
+    *generation = &m->generations[place->slab * (g->slab_bytes / UCM_WINDOW_ALIGN) + place->slot];
     return true;
 }
 

@@ -23,12 +23,12 @@ static int lent_map(struct client_call *call, struct ucm_window *w,
     int r = client_window_fds_check(call, m->lent.n);
 
     for (uint32_t i = 0; r == 0 && i < m->lent.n; i++) {
-        uint32_t extent = m->lent.p[i];
+        uint32_t slab = m->lent.p[i];
 
-        if (extent >= w->maps.geometry.extents || client_maps_has(&w->maps, extent))
-            return ucm_error_set(&call->error, UCM_EPROTOCOL, "ucmd lent extent %u %s", extent,
-                                 extent < w->maps.geometry.extents ? "twice" : "of none such");
-        r = client_maps_add(&w->maps, extent, call->fds->fd[i], &call->error);
+        if (slab >= w->maps.geometry.slabs || client_maps_has(&w->maps, slab))
+            return ucm_error_set(&call->error, UCM_EPROTOCOL, "ucmd lent slab %u %s", slab,
+                                 slab < w->maps.geometry.slabs ? "twice" : "of none such");
+        r = client_maps_add(&w->maps, slab, call->fds->fd[i], &call->error);
     }
     return r;
 }
@@ -38,9 +38,9 @@ static struct ucm_place place_take(const struct ucm_window *w, const uint8_t *fr
     struct ucm_wire_place place;
 
     memcpy(&place, from, sizeof place);
-    if (!client_maps_has(&w->maps, place.extent) || place.slot >= w->maps.geometry.slots)
-        return (struct ucm_place){.extent = UCM_PLACE_NONE};
-    return (struct ucm_place){place.extent, place.slot, place.generation, w->openings};
+    if (!client_maps_has(&w->maps, place.slab) || place.slot >= w->maps.geometry.slots)
+        return (struct ucm_place){.slab = UCM_PLACE_NONE};
+    return (struct ucm_place){place.slab, place.slot, place.generation, w->openings};
 }
 
 static int pin_take_cb(struct client_call *call, const union proto_any *any)
@@ -61,7 +61,7 @@ static int pin_take_cb(struct client_call *call, const union proto_any *any)
         return r;
     for (uint32_t i = 0; i < n; i++) {
         pin->places[i] = place_take(pin->w, m->places.p + (size_t)i * UCM_PLACE_BYTES);
-        pin->sum.placed += pin->places[i].extent != UCM_PLACE_NONE;
+        pin->sum.placed += pin->places[i].slab != UCM_PLACE_NONE;
     }
     pin->done = n;
     pin->sum.moved = (uint32_t)m->moved;

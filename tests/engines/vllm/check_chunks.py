@@ -99,7 +99,7 @@ class Chunks(unittest.TestCase):
         cls.folder.cleanup()
 
     def setUp(self):
-        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
         self.addCleanup(lambda: self.daemon.stop())
         self.reference = Reference(self.model, self.daemon.socket)
         self.addCleanup(self.reference.close)
@@ -207,7 +207,7 @@ class Chunks(unittest.TestCase):
         self.daemon.process.kill()
         self.daemon.process.wait()
         self.near(self.answer(e, MIXED, SPANS, FIRST, "gone")[0], full)
-        self.daemon = Daemon(nvme=False, socket=self.daemon.socket, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, socket=self.daemon.socket, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
         for i in range(60):
             e.generate([A], 1, transfer=STORE_BODY["kv_transfer_params"])
             e.generate([C], 1, transfer=STORE_BODY["kv_transfer_params"])

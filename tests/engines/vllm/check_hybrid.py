@@ -34,7 +34,7 @@ class Hybrid(unittest.TestCase):
         cls.folder.cleanup()
 
     def setUp(self):
-        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
         self.addCleanup(lambda: self.daemon.stop())
 
     def engines(self, name, n=2, **more):
@@ -101,7 +101,7 @@ class Hybrid(unittest.TestCase):
         self.daemon.process.kill()
         self.daemon.process.wait()
         self.assertEqual(self.same(c, "gemma3", [prompt(5, 3000)])["cached"], [0])
-        self.daemon = Daemon(nvme=False, socket=self.daemon.socket, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, socket=self.daemon.socket, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
 
     def test_layers_that_leave_a_remainder(self):
         """The last group has fewer layers, so its blocks are of another kind."""
@@ -137,7 +137,7 @@ class Hybrid(unittest.TestCase):
         self.daemon.process.kill()
         self.daemon.process.wait()
         self.assertEqual(self.same(b, "qwen3next", [prompt(5, 2000)])["cached"], [0])
-        self.daemon = Daemon(nvme=False, socket=self.daemon.socket, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, socket=self.daemon.socket, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
 
     def test_states_as_nemotron_h_has_them(self):
         """Two groups of states, of two layers and of one, and two layers of full attention, in blocks of 256."""

@@ -60,7 +60,7 @@ class Case:
         self.off = {True: 0.0, False: 0.0}
         self.like_hits = 0  # of those with as many
         self.noise = 0.0  # how far that engine's answers are from each other
-        self.daemon = Daemon(nvme=False, **{"arena.size": "1GiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, **{"arena.size": "1GiB", "arena.slab": "4MiB"})
 
     def engine(self, connector=True, settings=(), **more):
         if self.over:

@@ -45,7 +45,7 @@ class Sparse(unittest.TestCase):
         cls.folder.cleanup()
 
     def setUp(self):
-        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
         self.addCleanup(lambda: self.daemon.stop())
 
     @classmethod
@@ -163,7 +163,7 @@ class Sparse(unittest.TestCase):
         self.daemon.process.wait()
         after = self.answered(e, prompts, 400)["sparse"]
         self.assertGreater(after["lost"], before["lost"])
-        self.daemon = Daemon(nvme=False, socket=socket, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, socket=socket, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
         self.same(e, [prompt(80, 800)])
         deadline = time.monotonic() + 60
         while self.same(e, [prompt(81, 800)])["sparse"]["given_back"] == after["given_back"]:

@@ -173,7 +173,7 @@ class RealVllm(unittest.TestCase):
         cls.folder.cleanup()
 
     def setUp(self):
-        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
         self.addCleanup(lambda: self.daemon.stop())
 
     def engines(self, n=1, model=None, **more):
@@ -270,7 +270,7 @@ class RealVllm(unittest.TestCase):
         """Of every block that is stored, once: a second engine and a daemon that was stopped meanwhile build none."""
         folder = tempfile.mkdtemp(prefix="digests.")
         self.addCleanup(shutil.rmtree, folder, True)
-        options = {"folder": folder, "arena.size": "256MiB", "arena.extent": "4MiB"}
+        options = {"folder": folder, "arena.size": "256MiB", "arena.slab": "4MiB"}
         self.daemon.stop()
         self.daemon = Daemon(**options)
         prompts = [prompt(130 + i, 700) for i in range(3)]
@@ -521,7 +521,7 @@ class RealVllm(unittest.TestCase):
         self.same(prompts, b.answer()["tokens"], 200)
         more = [prompt(70, 500)]
         self.same(more, b.generate(more)[0])
-        self.daemon = Daemon(nvme=False, socket=socket, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, socket=socket, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
         time.sleep(1.0)
         again = [prompt(80 + i, 700) for i in range(2)]
         deadline = time.monotonic() + 60
@@ -539,7 +539,7 @@ class RealVllm(unittest.TestCase):
         """Its root is a process, which is stopped until the engine has come back for an answer, and answered another prompt."""
         folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, folder)
-        asked, options = prompt(97, 700), {"nvme": False, "arena.size": "256MiB", "arena.extent": "4MiB", "share.deadline": "60s"}
+        asked, options = prompt(97, 700), {"nvme": False, "arena.size": "256MiB", "arena.slab": "4MiB", "share.deadline": "60s"}
         host = Daemon(**options, **{"share.roots": folder})
         first = Engine(host.socket, self.model)
         try:

@@ -202,7 +202,7 @@ class Weights(unittest.TestCase):
         cls.folder.cleanup()
 
     def setUp(self):
-        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
         self.addCleanup(self.daemon.stop)
 
     def scene(self, function, *more):

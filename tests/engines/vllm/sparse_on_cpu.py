@@ -117,7 +117,7 @@ class Steps:
         before = len(self._places)
         for mapping in self._window.mappings() if self._window is not None else ():
             if mapping.wanted:
-                self._places = {row: place for row, place in self._places.items() if place is None or place.extent != mapping.extent}
+                self._places = {row: place for row, place in self._places.items() if place is None or place.slab != mapping.slab}
                 self._window.release(mapping)
         return before - len(self._places)
 

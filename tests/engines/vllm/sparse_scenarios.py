@@ -70,7 +70,7 @@ class Scenarios:
     def daemon(window, **more):
         from daemon import Daemon
 
-        return Daemon(nvme=False, **{"arena.size": "512MiB", "arena.extent": "8MiB", "window.size": f"{window}MiB", **more})
+        return Daemon(nvme=False, **{"arena.size": "512MiB", "arena.slab": "8MiB", "window.size": f"{window}MiB", **more})
 
     def engine(self, name):
         if name not in self.engines:

@@ -34,7 +34,7 @@ class Generator:
 
     def daemon_options(self):
         some = self.some
-        options = {"arena.size": some("4MiB", "8MiB", "16MiB"), "arena.extent": some("1MiB", "2MiB"),
+        options = {"arena.size": some("4MiB", "8MiB", "16MiB"), "arena.slab": some("1MiB", "2MiB"),
                    "window.size": some("0", "2MiB", "4MiB"), "events.memory": some("0", "1MiB"), "lease.max": some("2s", "10min"),
                    "device.cpu_threads": some("1", "2", "4"), "limits.namespaces": some("64", "4096")}
         nvme = self.chance(0.5)

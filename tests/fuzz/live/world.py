@@ -46,12 +46,12 @@ class Region:
 
 class Window:
     def __init__(self, op):
-        self.op, self.number, self.table, self.extents, self.answer = op, NOTHING, None, {}, {}
+        self.op, self.number, self.table, self.slabs, self.answer = op, NOTHING, None, {}, {}
 
     def close(self):
-        for extent in list(self.extents.values()) + ([self.table] if self.table else []):
-            extent.close()
-        self.extents, self.table = {}, None
+        for slab in list(self.slabs.values()) + ([self.table] if self.table else []):
+            slab.close()
+        self.slabs, self.table = {}, None
 
 
 class World:
@@ -449,10 +449,10 @@ class World:
         def check(result, fds):
             if not (result and window):
                 return
-            for extent, fd in zip(result.get("lent", ()), fds):
-                if extent in window.extents:
-                    window.extents[extent].close()
-                window.extents[extent] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+            for slab, fd in zip(result.get("lent", ()), fds):
+                if slab in window.slabs:
+                    window.slabs[slab].close()
+                window.slabs[slab] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
             self.count("pinned")
             self.windows(peer)
             keys = self.chains.get((peer, op["chain"]["of"]), [])[op["first"]:]
@@ -461,14 +461,14 @@ class World:
         self.call(peer, "window.pin", {"window": window.number if window else NOTHING, "chain": self.value(op["chain"]),
                                        "first": op["first"], "n": op["n"]}, check=check)
 
-    def pinned(self, peer, window, key, extent, slot, generation):
+    def pinned(self, peer, window, key, slab, slot, generation):
         """A worker's read: what it copied counts if the generation stands."""
-        if extent not in window.extents or not window.op["exact"]:
+        if slab not in window.slabs or not window.op["exact"]:
             return
-        entry = 4096 + 8 * (extent * (window.answer["extent_bytes"] // 4096) + slot)
+        entry = 4096 + 8 * (slab * (window.answer["slab_bytes"] // 4096) + slot)
         at, n = slot * window.answer["slot_bytes"], window.op["shard_bytes"]
         for shard in range(window.op["shards"]):
-            data = window.extents[extent][at + shard * n:at + (shard + 1) * n]
+            data = window.slabs[slab][at + shard * n:at + (shard + 1) * n]
             want = pattern.content(peer.tenant, window.op["label"], key, window.op["part"] * 1024 + shard, n)
             if struct.unpack("<Q", window.table[entry:entry + 8])[0] != generation:
                 return
@@ -478,25 +478,25 @@ class World:
 
     def windows(self, peer):
         for window in peer.windows.values():
-            for extent in window.extents.values():
-                self.look(peer, bytes(extent), "a window")
+            for slab in window.slabs.values():
+                self.look(peer, bytes(slab), "a window")
 
     def do_release(self, peer, op):
         window = peer.windows.get(op["window"])
-        if window and window.extents:
+        if window and window.slabs:
             self.windows(peer)
-            extents = sorted(window.extents)
-            for extent in window.extents.values():
-                extent.close()
-            window.extents = {}
-            self.call(peer, "window.release", {"window": window.number, "extents": extents})
+            slabs = sorted(window.slabs)
+            for slab in window.slabs.values():
+                slab.close()
+            window.slabs = {}
+            self.call(peer, "window.release", {"window": window.number, "slabs": slabs})
 
     def do_close(self, peer, op):
         window = peer.windows.pop(op["window"], None)
         if window:
             self.call(peer, "window.close", {"window": window.number})
-            for extent in window.extents.values():
-                self.look(peer, bytes(extent), "a window")
+            for slab in window.slabs.values():
+                self.look(peer, bytes(slab), "a window")
             window.close()
 
     # ---- files ----

@@ -20,16 +20,16 @@ static inline void begin(void)
     cr_assert_eq(uv_loop_init(&loop), 0);
 }
 
-static inline void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+static inline void ready_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes)
 {
-    (void)ctx, (void)extent, (void)base, (void)bytes;
+    (void)ctx, (void)slab, (void)base, (void)bytes;
 }
 
-/* Of extents of 1 MiB. */
+/* Of slabs of 1 MiB. */
 static inline void open_arena_as(struct arena_config c)
 {
-    c.extent = MIB;
-    c.extent_ready_cb = c.extent_ready_cb ? c.extent_ready_cb : ready_cb;
+    c.slab = MIB;
+    c.slab_ready_cb = c.slab_ready_cb ? c.slab_ready_cb : ready_cb;
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);
 }
 

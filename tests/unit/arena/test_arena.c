@@ -1,5 +1,5 @@
 /* The arena against a model: no two slots overlap, owners stay with their slots, what is counted is
- * what is held, and extents change their slot size when they are empty. */
+ * what is held, and slabs change their slot size when they are empty. */
 #include "daemon/base/poison.h"
 #include "tests/unit/arena/arena_rig.h"
 #include "tests/unit/random.h"
@@ -9,10 +9,10 @@ TestSuite(arena, .init = begin, .fini = end);
 static uint32_t ready_n;
 static uint8_t *ready_base[64];
 
-static void in_turn_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+static void in_turn_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes)
 {
     cr_assert_eq(ctx, &loop);
-    cr_assert_eq(extent, ready_n, "one after the other");
+    cr_assert_eq(slab, ready_n, "one after the other");
     cr_assert_eq(bytes, MIB);
     ready_base[ready_n++] = base;
 }
@@ -20,15 +20,15 @@ static void in_turn_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
 static void open_arena(uint64_t size, bool prefault)
 {
     open_arena_as((struct arena_config){
-        .size = size, .prefault = prefault, .extent_ready_cb = in_turn_cb, .ctx = &loop});
+        .size = size, .prefault = prefault, .slab_ready_cb = in_turn_cb, .ctx = &loop});
 }
 
 Test(arena, sizes)
 {
     open_arena(3 * MIB + 5000, false);
-    cr_expect_eq(arena_bytes_configured(arena), 3 * MIB, "whole extents");
+    cr_expect_eq(arena_bytes_configured(arena), 3 * MIB, "whole slabs");
     cr_expect_eq(arena_bytes_ready(arena), 3 * MIB);
-    cr_expect_eq(arena_extent_bytes(arena), MIB);
+    cr_expect_eq(arena_slab_bytes(arena), MIB);
     cr_expect_eq(ready_n, 3u);
     cr_expect_eq(arena_padded(1), 4096u);
     cr_expect_eq(arena_padded(4096), 4096u);
@@ -38,20 +38,20 @@ Test(arena, sizes)
 
 Test(arena, refusals)
 {
-    struct arena_config c = {.size = MIB - 1, .extent = MIB, .extent_ready_cb = ready_cb};
+    struct arena_config c = {.size = MIB - 1, .slab = MIB, .slab_ready_cb = ready_cb};
 
-    cr_expect_eq(arena_new(&loop, &c, &arena), -EINVAL, "not one extent");
+    cr_expect_eq(arena_new(&loop, &c, &arena), -EINVAL, "not one slab");
     open_arena(2 * MIB, false);
-    cr_expect_eq(arena_alloc(arena, MIB + 1, 0, NUMA_NONE), 0u, "longer than an extent");
+    cr_expect_eq(arena_alloc(arena, MIB + 1, 0, NUMA_NONE), 0u, "longer than a slab");
     cr_expect_neq(arena_alloc(arena, MIB, 0, NUMA_NONE), 0u);
     cr_expect_neq(arena_alloc(arena, MIB, 0, NUMA_NONE), 0u);
     cr_expect_eq(arena_alloc(arena, 1, 0, NUMA_NONE), 0u, "full");
     cr_expect_eq(arena_bytes_used(arena), 2 * MIB);
 }
 
-static void count_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+static void count_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes)
 {
-    (void)extent, (void)base, (void)bytes;
+    (void)slab, (void)base, (void)bytes;
     ++*(uint32_t *)ctx;
 }
 
@@ -88,7 +88,7 @@ Test(arena, what_is_no_slots_is_poisoned)
     cr_expect_eq(poison_begins(p, whole), asked);
     cr_expect_eq(poison_begins(p + whole, 1), 0u, "its neighbour");
     arena_slot_free(arena, slot);
-    cr_expect_eq(poison_begins(p, 1), 0u, "the extent has no slots any more");
+    cr_expect_eq(poison_begins(p, 1), 0u, "the slab has no slots any more");
     slot = arena_alloc(arena, whole, 0, NUMA_NONE);
     cr_expect_eq(arena_memory(arena, slot, NULL), p);
 #endif
@@ -98,10 +98,10 @@ Test(arena, what_is_no_slots_is_poisoned)
 }
 
 /* Address space only: a page is taken when it is touched. */
-Test(arena, large_ones_of_any_extent)
+Test(arena, large_ones_of_any_slab)
 {
     uint32_t n = 0, slots = 0;
-    struct arena_config c = {.size = 20480 * MIB, .extent_ready_cb = count_cb, .ctx = &n};
+    struct arena_config c = {.size = 20480 * MIB, .slab_ready_cb = count_cb, .ctx = &n};
 
     open_arena_as(c);
     cr_expect_eq(n, 20480u);
@@ -111,7 +111,7 @@ Test(arena, large_ones_of_any_extent)
     cr_expect_eq(slots, 2 * 20480u);
     cr_expect_eq(arena_bytes_used(arena), 20480 * MIB);
     close_arena();
-    c.extent = MIB;
+    c.slab = MIB;
     c.size = 16384 * 1024 * MIB;
     cr_expect_eq(arena_new(&loop, &c, &arena), -EINVAL, "16 TiB: more than slots have names");
 }
@@ -144,7 +144,7 @@ Test(arena, closed_while_it_grows)
     open_arena(256 * MIB, true);
 }
 
-Test(arena, an_empty_extent_takes_another_size)
+Test(arena, an_empty_slab_takes_another_size)
 {
     slot_ref small[256], big;
 
@@ -154,7 +154,7 @@ Test(arena, an_empty_extent_takes_another_size)
     cr_expect_eq(arena_alloc(arena, 8192, 0, NUMA_NONE), 0u);
     for (int i = 0; i < 255; i++)
         arena_slot_free(arena, small[i]);
-    cr_expect_eq(arena_alloc(arena, 8192, 0, NUMA_NONE), 0u, "one slot holds the extent");
+    cr_expect_eq(arena_alloc(arena, 8192, 0, NUMA_NONE), 0u, "one slot holds the slab");
     arena_slot_free(arena, small[255]);
     big = arena_alloc(arena, 8192, 0, NUMA_NONE);
     cr_assert_neq(big, 0u);
@@ -186,15 +186,15 @@ static bool visit_cb(void *ctx, uint64_t owner)
     return true;
 }
 
-Test(arena, owners_of_an_extent_may_be_emptied_on_the_way)
+Test(arena, owners_of_an_slab_may_be_emptied_on_the_way)
 {
     struct visit v = {.frees = true};
 
     open_arena(2 * MIB, false);
     for (uint64_t i = 0; i < 4; i++)
         v.slot[i] = arena_alloc(arena, MIB / 4, i, NUMA_NONE);
-    cr_assert_neq(arena_alloc(arena, MIB / 4, 77, NUMA_NONE), 0u, "in the other extent");
-    arena_extent_owners(arena, arena_extent_of(arena, v.slot[0]), visit_cb, &v);
+    cr_assert_neq(arena_alloc(arena, MIB / 4, 77, NUMA_NONE), 0u, "in the other slab");
+    arena_slab_owners(arena, arena_slab_of(arena, v.slot[0]), visit_cb, &v);
     cr_expect_eq(v.n, 4u);
     cr_expect_eq(arena_bytes_used(arena), MIB / 4);
 }
@@ -207,7 +207,7 @@ Test(arena, a_slot_that_went_with_another_is_not_visited)
     open_arena(MIB, false);
     for (uint64_t i = 0; i < 4; i++)
         v.slot[i] = arena_alloc(arena, MIB / 4, i, NUMA_NONE);
-    arena_extent_owners(arena, arena_extent_of(arena, v.slot[0]), visit_cb, &v);
+    arena_slab_owners(arena, arena_slab_of(arena, v.slot[0]), visit_cb, &v);
     cr_expect_eq(v.n, 2u);
     cr_expect_eq(arena_bytes_used(arena), 0u);
 }
@@ -215,7 +215,7 @@ Test(arena, a_slot_that_went_with_another_is_not_visited)
 /* ---- random ops ---- */
 
 #define SLOTS 400
-#define EXTENTS 8
+#define SLABS 8
 
 static struct held {
     slot_ref slot;
@@ -225,25 +225,25 @@ static struct held {
 static void held_check(const struct held *h)
 {
     uint8_t *p = arena_memory(arena, h->slot, NULL),
-            *base = ready_base[arena_extent_of(arena, h->slot)];
+            *base = ready_base[arena_slab_of(arena, h->slot)];
     uint64_t padded = arena_padded(h->bytes);
 
     cr_assert_eq((uintptr_t)p % ARENA_ALIGN, 0u);
-    cr_assert(p >= base && p + padded <= base + MIB, "outside of its extent");
+    cr_assert(p >= base && p + padded <= base + MIB, "outside of its slab");
     cr_assert_eq(arena_slot_bytes(arena, h->slot), padded);
     cr_assert_eq(memcmp(p, &h->owner, 8), 0, "another slot lies over this one");
     cr_assert_eq(memcmp(p + h->bytes - 8, &h->owner, 8), 0, "another slot lies over this one");
 }
 
-static uint64_t present_extent;
+static uint64_t present_slab;
 
-static bool extent_owner_cb(void *ctx, uint64_t owner)
+static bool slab_owner_cb(void *ctx, uint64_t owner)
 {
     uint64_t *n = ctx;
 
     for (uint32_t i = 0; i < SLOTS; i++)
         if (held[i].slot && held[i].owner == owner) {
-            cr_assert_eq(arena_extent_of(arena, held[i].slot), present_extent);
+            cr_assert_eq(arena_slab_of(arena, held[i].slot), present_slab);
             (*n)++;
             return true;
         }
@@ -255,10 +255,10 @@ static void owners_check(slot_ref slot)
 {
     uint64_t visited = 0, expected = 0;
 
-    present_extent = arena_extent_of(arena, slot);
+    present_slab = arena_slab_of(arena, slot);
     for (uint32_t i = 0; i < SLOTS; i++)
-        expected += held[i].slot && arena_extent_of(arena, held[i].slot) == present_extent;
-    arena_extent_owners(arena, arena_extent_of(arena, slot), extent_owner_cb, &visited);
+        expected += held[i].slot && arena_slab_of(arena, held[i].slot) == present_slab;
+    arena_slab_owners(arena, arena_slab_of(arena, slot), slab_owner_cb, &visited);
     cr_assert_eq(visited, expected);
 }
 
@@ -267,10 +267,10 @@ Test(arena, random_ops_against_a_model)
     static const uint32_t sizes[] = {8, 4096, 10000, 65536, 300000, 1u << 20};
     uint64_t used = 0, owner = 0, allocs = 0, fulls = 0;
 
-    open_arena(EXTENTS * MIB, false);
+    open_arena(SLABS * MIB, false);
     for (int op = 0; op < 60000; op++) {
         struct held *h = &held[below(SLOTS)];
-        /* it fills up and runs empty by turns, so that extents change their size */
+        /* it fills up and runs empty by turns, so that slabs change their size */
         bool add = below(100) < (op / 3000 % 2 ? 25u : 75u);
 
         if (h->slot) {
@@ -304,6 +304,6 @@ Test(arena, random_ops_against_a_model)
         if (held[i].slot)
             arena_slot_free(arena, held[i].slot);
     cr_expect_eq(arena_bytes_used(arena), 0u);
-    for (uint32_t i = 0; i < EXTENTS; i++)
-        cr_expect_neq(arena_alloc(arena, MIB, i, NUMA_NONE), 0u, "every extent is whole again");
+    for (uint32_t i = 0; i < SLABS; i++)
+        cr_expect_neq(arena_alloc(arena, MIB, i, NUMA_NONE), 0u, "every slab is whole again");
 }

@@ -115,7 +115,7 @@ Test(arena_nodes, windows_are_spread_too)
     lend_group_close(arena, g);
 }
 
-/* An extent that is not full comes before a fresh one, wherever it lies. */
+/* A slab that is not full comes before a fresh one, wherever it lies. */
 Test(arena_nodes, wanted_nowhere_in_particular)
 {
     open_arena(8 * MIB, &fake_numa);
@@ -132,7 +132,7 @@ Test(arena_nodes, wanted_nowhere_in_particular)
               "both nodes keep room");
 }
 
-Test(arena_nodes, an_empty_extent_takes_another_size_on_its_node)
+Test(arena_nodes, an_empty_slab_takes_another_size_on_its_node)
 {
     slot_ref slot[4];
 
@@ -215,7 +215,7 @@ Test(arena_nodes, kept_memory_counts_where_it_lies)
     cr_expect(node_at(0).used_bytes == 0 && node_at(1).used_bytes == MIB / 4);
     cr_expect_eq(arena_slot_node(arena, kept), NODE_B);
     for (int i = 0; i < 3; i++)
-        cr_expect_eq(arena_extent_of(arena, slot_on(NODE_B, MIB / 4, NODE_B)), 2u);
+        cr_expect_eq(arena_slab_of(arena, slot_on(NODE_B, MIB / 4, NODE_B)), 2u);
     arena_slot_free(arena, kept);
     cr_expect_eq(node_at(1).used_bytes, 3 * (MIB / 4));
     close_arena();

@@ -142,7 +142,7 @@ static void recount_cache(uint64_t copying)
     cr_assert_eq(r.users + copying, rig.cache->users);
     slots = arena_bytes_used(rig.arena);
     cr_assert_geq(slots, r.dram_bytes);
-    cr_assert_leq(slots, 2u * (rig.extent > 0 ? rig.extent : MIB));
+    cr_assert_leq(slots, 2u * (rig.slab > 0 ? rig.slab : MIB));
 }
 
 #endif

@@ -178,16 +178,16 @@ static struct {
     const struct numa *numa; /* set before rig_open: nodes that memory lies on */
     uint64_t ready_bytes;    /* set before rig_open: how much memory it waits for; 0: all */
     uint64_t max_blocks;     /* set before rig_open: of the index; 0: 1000 */
-    uint64_t extent;         /* set before rig_open: bytes of each of the two; 0: MIB */
+    uint64_t slab;           /* set before rig_open: bytes of each of the two; 0: MIB */
     bool apart;              /* set before rig_open: `two` is tenant "u"'s */
-    uint32_t windows;        /* set before rig_open: extents that may be lent */
+    uint32_t windows;        /* set before rig_open: slabs that may be lent */
     unsigned window_events[LENT_GONE + 1];
 } rig;
 
-static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+static inline void slab_ready_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes)
 {
     (void)ctx;
-    (void)extent;
+    (void)slab;
     (void)base;
     (void)bytes;
 }
@@ -239,14 +239,14 @@ static inline void arena_wait(uint64_t bytes)
 static inline void rig_open(void)
 {
     struct cache_config cc = {.loop = &rig.loop, .metrics = &rig.metrics, .backlog_bytes = MIB};
-    uint64_t extent = rig.extent > 0 ? rig.extent : MIB;
-    struct arena_config ac = {.size = 2 * extent,
-                              .extent = extent,
+    uint64_t slab = rig.slab > 0 ? rig.slab : MIB;
+    struct arena_config ac = {.size = 2 * slab,
+                              .slab = slab,
                               .prefault = rig.numa != NULL,
                               .numa = rig.numa,
-                              .extent_ready_cb = extent_ready_cb,
-                              .lent = rig.windows * extent,
-                              .lent_max = 2 * rig.windows * extent,
+                              .slab_ready_cb = slab_ready_cb,
+                              .lent = rig.windows * slab,
+                              .lent_max = 2 * rig.windows * slab,
                               .lent_cb = window_cb};
 
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
@@ -260,7 +260,7 @@ static inline void rig_open(void)
     rig.tier.callbacks = cache_tier_callbacks(rig.cache);
     cache_tier_attach(rig.cache, &fake_ops, &rig.tier);
     cr_assert_eq(arena_new(&rig.loop, &ac, &rig.arena), 0);
-    arena_wait(rig.ready_bytes > 0 ? rig.ready_bytes : 2 * extent);
+    arena_wait(rig.ready_bytes > 0 ? rig.ready_bytes : 2 * slab);
     cache_arena_attach(rig.cache, rig.arena);
     rig.one = space("one", 1, MIB / 4 / SHARDS);
     rig.two = space_of(rig.apart ? "u" : "t", "two", 2, MIB / 8 / SHARDS);

@@ -1,5 +1,5 @@
-/* Extents in which lies what may not leave are emptied for slots of another size: guaranteed blocks, and those of which another part is in
- * use. The arena has two extents of 4 slots. */
+/* Slabs in which lies what may not leave are emptied for slots of another size: guaranteed blocks, and those of which another part is in
+ * use. The arena has two slabs of 4 slots. */
 #include "tests/unit/cache/cache_rig.h"
 
 #define SLOT (MIB / 4)
@@ -37,7 +37,7 @@ static void fill(struct ns *ns, uint64_t number)
     settle();
 }
 
-/* Each extent has two blocks of both. */
+/* Each slab has two blocks of both. */
 static void mix(uint64_t guaranteed)
 {
     quiet->tenant->settings.dram_guaranteed = guaranteed;
@@ -85,7 +85,7 @@ Test(cache_compact, room_for_another_size_beside_what_is_guaranteed)
     cr_assert_eq(want(0, &f[0]), -EBUSY, "it looks at all blocks of the other size");
     iterate();
     iterate();
-    cr_assert_eq(n_copies, 2u, "the two of the extent that is emptied");
+    cr_assert_eq(n_copies, 2u, "the two of the slab that is emptied");
     cr_expect_eq(want(0, &f[0]), -EBUSY);
     copy_all();
     settle();
@@ -99,7 +99,7 @@ Test(cache_compact, room_for_another_size_beside_what_is_guaranteed)
         cache_fill_done(rig.cache, f[i], 1, false);
 }
 
-/* Room is wanted, and the two guaranteed parts of an extent are being copied. */
+/* Room is wanted, and the two guaranteed parts of a slab are being copied. */
 static void copies_begin(struct cache_fill **f)
 {
     mix(4 * SLOT);
@@ -135,7 +135,7 @@ Test(cache_compact, a_part_in_use_moves_when_it_is_let_go)
     cache_fill_done(rig.cache, f, 1, false);
 }
 
-/* Blocks of two parts, which lie in different extents; the first two blocks are in use, by one part each. */
+/* Blocks of two parts, which lie in different slabs; the first two blocks are in use, by one part each. */
 Test(cache_compact, room_for_another_size_beside_blocks_of_parts_in_use)
 {
     struct ns *wide = space_of("t", "wide", 2, SLOT / SHARDS);
@@ -154,7 +154,7 @@ Test(cache_compact, room_for_another_size_beside_blocks_of_parts_in_use)
         cr_assert_eq(cache_get(rig.cache, find(wide, i), 1, 0, NUMA_NONE, &w), CACHE_READY);
     cr_assert_eq(want(0, &f[0]), -EBUSY);
     settle();
-    cr_assert_eq(n_copies, 2u, "the two that stay, of the extent that has nothing in use");
+    cr_assert_eq(n_copies, 2u, "the two that stay, of the slab that has nothing in use");
     copy_all();
     settle();
     cr_expect_eq(rig.metrics.arena_parts_moved, 2u);
@@ -180,7 +180,7 @@ Test(cache_compact, where_all_is_guaranteed_nothing_moves_or_leaves)
     cr_expect_eq(n_copies, 0u);
     cr_expect_eq(want(0, &f), -EBUSY);
     cr_expect_eq(whole(8), 8u);
-    /* and the extents take what they took */
+    /* and the slabs take what they took */
     fill(quiet, 8);
     cr_expect_eq(quiet->tenant->dram_bytes, 8 * SLOT);
 }
@@ -254,9 +254,9 @@ Test(cache_compact, who_waits_may_have_the_part_that_is_in_the_way, .init = wait
     cr_assert_eq(want(0, &f), -EBUSY);
     iterate();
     iterate();
-    cr_assert_neq(rig.cache->compact.extent, 0u, "an extent is closed, for parts that stay in use");
+    cr_assert_neq(rig.cache->compact.slab, 0u, "a slab is closed, for parts that stay in use");
     wait_until_tried(1);
-    cr_expect_eq(rig.cache->compact.extent, 0u, "it is put back");
+    cr_expect_eq(rig.cache->compact.slab, 0u, "it is put back");
     use_all(false);
 }
 
@@ -269,9 +269,9 @@ Test(cache_compact, who_waits_may_take_the_part_while_it_is_copied, .init = wait
     use_all(true);
     copy_all();
     settle();
-    cr_assert_neq(rig.cache->compact.extent, 0u);
+    cr_assert_neq(rig.cache->compact.slab, 0u);
     wait_until_tried(1);
-    while (rig.cache->compact.extent != 0)
+    while (rig.cache->compact.slab != 0)
         uv_run(&rig.loop, UV_RUN_ONCE);
     cr_expect_eq(rig.metrics.arena_parts_moved, 0u);
     use_all(false);
@@ -334,7 +334,7 @@ Test(cache_compact, what_is_evicted_by_name_on_its_way_is_gone)
     cr_expect_leq(arena_bytes_used(rig.arena), 4 * SLOT);
 }
 
-Test(cache_compact, a_stop_puts_the_extent_back)
+Test(cache_compact, a_stop_puts_the_slab_back)
 {
     struct cache_fill *f;
 

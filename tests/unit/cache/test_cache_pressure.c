@@ -181,7 +181,7 @@ Test(pressure, a_turn_begins_few_of_many_parts)
 
 static sem_t more;
 
-/* The second extent comes when the test says so. */
+/* The second slab comes when the test says so. */
 static int prefer_late(int node)
 {
     while (node == 1 && sem_wait(&more) != 0)
@@ -223,7 +223,7 @@ static int try_store(uint64_t number)
     return rc;
 }
 
-/* What lies nowhere else does not make room: the next extent does, and who asked hears of it. */
+/* What lies nowhere else does not make room: the next slab does, and who asked hears of it. */
 Test(growing, nothing_is_lost_for_want_of_a_moment)
 {
     struct asker a;
@@ -249,8 +249,8 @@ Test(growing, nothing_is_lost_for_want_of_a_moment)
     tier_drain();
 }
 
-/* Another slot size would take a whole extent: that waits, too. */
-Test(growing, no_extent_changes_its_slots)
+/* Another slot size would take a whole slab: that waits, too. */
+Test(growing, no_slab_changes_its_slots)
 {
     block_ref ref;
 
@@ -258,13 +258,13 @@ Test(growing, no_extent_changes_its_slots)
     ref = open_block(rig.two, 1);
     cr_expect_eq(dump(ref, 0, 0, SHARDS), -EBUSY);
     drop(ref);
-    cr_expect_eq(rig.metrics.arena_extents_moved, 0u);
+    cr_expect_eq(rig.metrics.arena_slabs_moved, 0u);
     for (uint64_t i = 0; i < 4; i++)
         cr_expect_neq(find(rig.one, i), 0u);
     tier_drain();
 }
 
-/* The next extent is full of what was kept over a restart: to wait for it would be in vain. */
+/* The next slab is full of what was kept over a restart: to wait for it would be in vain. */
 Test(growing, room_that_is_taken_is_not_waited_for)
 {
     cr_assert_neq(arena_slot_take(rig.arena, 1, 0, MIB / 4), 0u);

@@ -151,7 +151,7 @@ Test(cache_quota, at_most_is_refused_while_all_of_it_is_in_use)
     drop(more);
 }
 
-Test(cache_quota, an_extent_with_guaranteed_blocks_keeps_its_slots)
+Test(cache_quota, a_slab_with_guaranteed_blocks_keeps_its_slots)
 {
     struct ns *big = space_of("v", "big", 1, 2 * SLOT / SHARDS);
     struct cache_fill *f;
@@ -382,7 +382,7 @@ Test(cache_quota, many_tenants)
     char name[16];
 
     rig_close();
-    rig.extent = 8 * MIB;
+    rig.slab = 8 * MIB;
     rig.tier = (struct tier){0};
     open_tenants();
     for (unsigned i = 0; i < 24; i++) {
@@ -397,7 +397,7 @@ Test(cache_quota, many_tenants)
         kept += in_dram(ns[i], 0, 2);
     }
     cr_expect_eq(in_dram(noisy, 0, 100), 64 - kept);
-    rig.extent = 0;
+    rig.slab = 0;
 }
 
 /* ---- who waits for its own ---- */

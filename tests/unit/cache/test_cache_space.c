@@ -171,8 +171,8 @@ Test(cache_space, clean_blocks_go_before_those_that_wait_to_be_written)
 
 /* ---- slots of other sizes ---- */
 
-/* After a restart with a smaller arena.extent. */
-Test(cache_space, a_part_longer_than_an_extent_evicts_nothing)
+/* After a restart with a smaller arena.slab. */
+Test(cache_space, a_part_longer_than_an_slab_evicts_nothing)
 {
     struct ns *big = space("big", 1, MIB);
     struct cache_check k = {0};
@@ -196,12 +196,12 @@ Test(cache_space, a_part_longer_than_an_extent_evicts_nothing)
     drop(ref);
 }
 
-/* Extents of 4096 slots, all of them taken by blocks that may leave. */
+/* Slabs of 4096 slots, all of them taken by blocks that may leave. */
 static void open_fine(void)
 {
     struct ns *fine;
 
-    rig.extent = 16 * MIB;
+    rig.slab = 16 * MIB;
     rig.max_blocks = 10000;
     rig_open();
     cache_stop_writing(rig.cache);
@@ -240,8 +240,8 @@ static int wide_fill(void)
     return rc;
 }
 
-/* An iteration of the event loop evicts a part of the extent; nobody takes what is free of it meanwhile. */
-Test(cache_fine, an_extent_is_emptied_in_several_turns)
+/* An iteration of the event loop evicts a part of the slab; nobody takes what is free of it meanwhile. */
+Test(cache_fine, a_slab_is_emptied_in_several_turns)
 {
     struct cache_fill *f;
     block_ref other;
@@ -252,14 +252,14 @@ Test(cache_fine, an_extent_is_emptied_in_several_turns)
     cr_expect_eq(claim(other, 0, 0, SHARDS, &f), -EBUSY, "the free slot is not given to another");
     cr_expect_eq(wide_fill(), 0);
     cr_expect(wide.iterations >= 3 && wide.most <= 1024, "%u iterations", wide.iterations);
-    cr_expect_eq(rig.metrics.arena_extents_moved, 1u);
+    cr_expect_eq(rig.metrics.arena_slabs_moved, 1u);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 4096u);
     drop(other);
     drop(wide.ref);
 }
 
-/* A block that is leased while its extent is emptied keeps it; the rest of it serves as before. */
-Test(cache_fine, an_extent_that_can_not_be_emptied_any_more_is_used_again)
+/* A block that is leased while its slab is emptied keeps it; the rest of it serves as before. */
+Test(cache_fine, a_slab_that_can_not_be_emptied_any_more_is_used_again)
 {
     struct cache_fill *f;
     struct ns *fine = index_ns(rig.index, 3);
@@ -268,7 +268,7 @@ Test(cache_fine, an_extent_that_can_not_be_emptied_any_more_is_used_again)
     wide.ref = open_block(rig.one, 1);
     cr_assert_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);
     for (unsigned i = 0; i < 2; i++) {
-        held[i] = find(fine, 4095 + 4096 * i); /* the last of each extent */
+        held[i] = find(fine, 4095 + 4096 * i); /* the last of each slab */
         cr_assert(held[i]);
         cache_lease(rig.cache, held[i]);
     }
@@ -277,7 +277,7 @@ Test(cache_fine, an_extent_that_can_not_be_emptied_any_more_is_used_again)
     for (unsigned i = 0; i < 20 && claim(wide.ref, 0, 0, SHARDS, &f) == -EBUSY; i++)
         iterate();
     cr_expect_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);
-    cr_expect_eq(rig.metrics.arena_extents_moved, 0u);
+    cr_expect_eq(rig.metrics.arena_slabs_moved, 0u);
     iterate();
     drop(store(fine, 20000));
     for (unsigned i = 0; i < 2; i++)
@@ -364,8 +364,8 @@ static void check_cb(struct cache_check *k, int status)
     check_status = status;
 }
 
-/* The slot that a verify reads into stays: its extent is not emptied for another slot size. */
-Test(cache_space, an_extent_that_is_verified_into_is_not_emptied)
+/* The slot that a verify reads into stays: its slab is not emptied for another slot size. */
+Test(cache_space, a_slab_that_is_verified_into_is_not_emptied)
 {
     struct cache_check k = {.done_cb = check_cb};
     block_ref ref[8];
@@ -378,13 +378,13 @@ Test(cache_space, an_extent_that_is_verified_into_is_not_emptied)
     cache_lease(rig.cache, ref[0]);
     cr_assert_eq(cache_verify(rig.cache, &k, ref[0], 0), 0);
     for (uint32_t i = 4; i < 8; i++)
-        cache_touch(rig.cache, rig.one, &ref[i], 1); /* the extent of the others is colder */
+        cache_touch(rig.cache, rig.one, &ref[i], 1); /* the slab of the others is colder */
     drop(ref[0]);
     ref[0] = open_block(rig.two, 100);
     cr_assert_eq(claim(ref[0], 0, 0, SHARDS, &f), 0);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u, "%u",
                  (unsigned)rig.metrics.arena_evicted_blocks);
-    cr_expect_eq(rig.metrics.arena_extents_moved, 1u);
+    cr_expect_eq(rig.metrics.arena_slabs_moved, 1u);
     cache_fill_done(rig.cache, f, SHARDS, false);
     fake_next(&rig.tier, 0);
     drop(ref[0]);

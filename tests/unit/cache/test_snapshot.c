@@ -29,7 +29,7 @@ static size_t snapshot_make(void)
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES] = {9};
     struct snapshot_ns ns = {fingerprint, (const uint8_t *)"one and a bit", 13};
     struct snapshot_head h = {
-        .arena = identity, .extent = MIB, .parts = PARTS, .namespaces = 2, .program = "ucmd test"};
+        .arena = identity, .slab = MIB, .parts = PARTS, .namespaces = 2, .program = "ucmd test"};
     size_t at = SNAPSHOT_HEAD_BYTES;
 
     memset(snapshot, 0, sizeof(snapshot));
@@ -39,7 +39,7 @@ static size_t snapshot_make(void)
     for (uint32_t i = 0; i < PARTS; i++, at += SNAPSHOT_PART_BYTES) {
         struct snapshot_part p = {.ns = i % 2,
                                   .part = i,
-                                  .extent = i,
+                                  .slab = i,
                                   .slot = 10 + i,
                                   .checksum = 1000 + i,
                                   .uses = i,
@@ -77,7 +77,7 @@ Test(kept, snapshots_come_back)
     cr_expect_eq(memcmp(ns.identity, "one and a bit", 13), 0);
     for (uint32_t i = 0; i < PARTS; i++) {
         snapshot_part_decode(snapshot + at + i * SNAPSHOT_PART_BYTES, &p);
-        cr_expect(p.ns == i % 2 && p.part == i && p.extent == i && p.slot == 10 + i);
+        cr_expect(p.ns == i % 2 && p.part == i && p.slab == i && p.slot == 10 + i);
         cr_expect(p.checksum == 1000 + i && p.uses == i && p.stored == (i == 3 || i == 5));
         cr_expect_eq(p.key[31], i);
     }
@@ -100,7 +100,7 @@ Test(kept, no_damage_passes)
     cr_expect_eq(check(snapshot, n), 0);
 }
 
-/* Of another boot, file, size, extent, version. */
+/* Of another boot, file, size, slab, version. */
 Test(kept, snapshots_of_others_are_told)
 {
     size_t n = snapshot_make(), at;
@@ -127,7 +127,7 @@ Test(kept, numbers_out_of_bounds_are_refused)
         uint32_t offset, value; /* in the last part */
     } wrong[] = {{0, 2}, {4, UCM_MAX_PARTS}, {8, 8}, {56, 8}};
     struct snapshot_head h = {
-        .arena = identity, .extent = MIB, .parts = PARTS, .namespaces = 2, .program = "ucmd test"};
+        .arena = identity, .slab = MIB, .parts = PARTS, .namespaces = 2, .program = "ucmd test"};
 
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         size_t n = snapshot_make();
@@ -248,10 +248,10 @@ Test(kept, a_folder_that_takes_no_file_is_told_and_given_back)
 
 static uint32_t ready_n;
 
-static void in_turn_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+static void in_turn_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes)
 {
     (void)ctx, (void)base, (void)bytes;
-    cr_assert_eq(extent, ready_n++);
+    cr_assert_eq(slab, ready_n++);
 }
 
 static void arena_open(int fd, uint64_t size)
@@ -259,7 +259,7 @@ static void arena_open(int fd, uint64_t size)
     ready_n = 0;
     begin();
     open_arena_as(
-        (struct arena_config){.size = size, .file = true, .fd = fd, .extent_ready_cb = in_turn_cb});
+        (struct arena_config){.size = size, .file = true, .fd = fd, .slab_ready_cb = in_turn_cb});
 }
 
 static void arena_grow_all(uint64_t bytes)
@@ -272,7 +272,7 @@ Test(kept, slots_are_where_they_were)
 {
     struct persist *k;
     slot_ref slots[40], kept[40];
-    uint32_t extent[40], number[40];
+    uint32_t slab[40], number[40];
 
     folder_make();
     k = folder_open();
@@ -283,22 +283,22 @@ Test(kept, slots_are_where_they_were)
         slots[i] = arena_alloc(arena, i % 2 ? MIB / 8 : MIB / 4 - 5, i, NUMA_NONE);
         cr_assert_neq(slots[i], 0u);
         memset(arena_memory(arena, slots[i], NULL), (int)i + 1, 100);
-        arena_slot_position(arena, slots[i], &extent[i], &number[i]);
+        arena_slot_position(arena, slots[i], &slab[i], &number[i]);
     }
     end();
     arena_open(persist_fd(k), 8 * MIB);
     for (unsigned i = 0; i < 40; i++) {
-        kept[i] = arena_slot_take(arena, extent[i], number[i], i % 2 ? MIB / 8 : MIB / 4 - 5);
+        kept[i] = arena_slot_take(arena, slab[i], number[i], i % 2 ? MIB / 8 : MIB / 4 - 5);
         cr_assert_eq(kept[i], slots[i]);
         cr_expect_eq(arena_slot_ready(arena, kept[i]), -EAGAIN);
     }
-    cr_expect_eq(arena_slot_take(arena, extent[0], number[0], MIB / 4 - 5), 0u, "taken");
-    cr_expect_eq(arena_slot_take(arena, extent[0], 1, MIB / 8), 0u, "another size");
-    cr_expect_eq(arena_slot_take(arena, extent[0], 4, MIB / 4), 0u, "behind the extent");
+    cr_expect_eq(arena_slot_take(arena, slab[0], number[0], MIB / 4 - 5), 0u, "taken");
+    cr_expect_eq(arena_slot_take(arena, slab[0], 1, MIB / 8), 0u, "another size");
+    cr_expect_eq(arena_slot_take(arena, slab[0], 4, MIB / 4), 0u, "behind the slab");
     cr_expect_eq(arena_slot_take(arena, 8, 0, MIB), 0u, "behind the arena");
-    cr_expect_eq(arena_slot_take(arena, 7, 0, 2 * MIB), 0u, "longer than an extent");
+    cr_expect_eq(arena_slot_take(arena, 7, 0, 2 * MIB), 0u, "longer than a slab");
     cr_expect_eq(arena_alloc(arena, 4096, 0, NUMA_NONE), 0u, "nothing is ready");
-    arena_slot_free(arena, kept[1]); /* before its extent is ready */
+    arena_slot_free(arena, kept[1]); /* before its slab is ready */
     arena_grow_all(8 * MIB);
     cr_expect_eq(arena_bytes_used(arena), 20 * (MIB / 4) + 19 * (MIB / 8));
     for (unsigned i = 0; i < 40; i++) {

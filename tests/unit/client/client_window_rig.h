@@ -49,10 +49,10 @@ static inline int read_block(uint32_t block)
 
 static inline unsigned mappings(void)
 {
-    struct ucm_window_mapping all[WINDOW_EXTENTS + 2];
+    struct ucm_window_mapping all[WINDOW_SLABS + 2];
     uint32_t n;
 
-    cr_assert_eq(ucm_window_mappings(window, all, WINDOW_EXTENTS + 2, &n), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_window_mappings(window, all, WINDOW_SLABS + 2, &n), 0, "%s", ucm_errmsg());
     return n;
 }
 

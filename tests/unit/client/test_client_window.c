@@ -46,7 +46,7 @@ Test(client_window, pinned_blocks_are_read)
         cr_expect_eq(read_block(b), UCM_WINDOW_MISS, "it has no place");
     cr_assert_eq(ucm_window_info(window, &info), 0);
     cr_expect_eq(info.opened, 1u);
-    cr_expect_eq(info.mapped, WINDOW_EXTENTS);
+    cr_expect_eq(info.mapped, WINDOW_SLABS);
     cr_expect_eq(info.part_bytes, WINDOW_SLOT_BYTES);
     expect_fds(before, "mapped ones");
 }
@@ -84,21 +84,21 @@ Test(client_window, places_that_lead_out_of_it_are_misses)
     open_and_pin(0);
     for (unsigned i = 0; i < 5; i++) {
         place = places[0];
-        place.extent = i == 0 ? WINDOW_EXTENTS : i == 1 ? UCM_PLACE_NONE : place.extent;
+        place.slab = i == 0 ? WINDOW_SLABS : i == 1 ? UCM_PLACE_NONE : place.slab;
         place.slot = i == 2 ? WINDOW_SLOTS : i == 3 ? UINT32_MAX : place.slot;
         place.generation = i == 4 ? 0 : place.generation;
         cr_expect_eq(ucm_window_read(window, &place, 0, 1, &byte), UCM_WINDOW_MISS, "%u", i);
     }
     /* What the daemon's header says later has no effect. */
-    win.header->extents = UINT32_MAX;
-    win.header->extent_bytes = UINT64_MAX;
-    win.header->slots_per_extent = UINT32_MAX;
+    win.header->slabs = UINT32_MAX;
+    win.header->slab_bytes = UINT64_MAX;
+    win.header->slots_per_slab = UINT32_MAX;
     cr_expect_eq(read_block(63), 0);
 }
 
 /* ---- pinning ---- */
 
-Test(client_window, many_extents_come_with_several_answers)
+Test(client_window, many_slabs_come_with_several_answers)
 {
     struct ucm_window_pinned result;
 
@@ -124,7 +124,7 @@ Test(client_window, a_long_range_is_cut_into_requests)
     cr_expect_eq(WGET(last_first), 32768u);
     cr_expect_eq(WGET(last_n), 40000u - 32768u);
     cr_expect_eq(result.placed, WINDOW_BLOCKS);
-    cr_expect_eq(many[39999].extent, UCM_PLACE_NONE);
+    cr_expect_eq(many[39999].slab, UCM_PLACE_NONE);
     free(many);
 }
 
@@ -186,12 +186,12 @@ static bool one_released(void)
 
 Test(client_window, what_the_daemon_wants_back_is_unmapped)
 {
-    static const uint32_t extents[] = {2, 77}; /* the second was never lent */
+    static const uint32_t slabs[] = {2, 77}; /* the second was never lent */
 
     open_and_pin(0);
-    window_ask_back(extents, 2);
+    window_ask_back(slabs, 2);
     until(one_released);
-    cr_expect_eq(mappings(), WINDOW_EXTENTS, "the table and the other extents");
+    cr_expect_eq(mappings(), WINDOW_SLABS, "the table and the other slabs");
     cr_expect_eq(read_block(16), UCM_WINDOW_MISS);
     cr_expect_eq(read_block(15), 0);
     cr_assert_eq(pin(0, WINDOW_BLOCKS, NULL), 0, "%s", ucm_errmsg());
@@ -200,8 +200,8 @@ Test(client_window, what_the_daemon_wants_back_is_unmapped)
 
 Test(client_window, addresses_stay_mapped_until_they_are_released)
 {
-    static const uint32_t extent = 2;
-    struct ucm_window_mapping all[WINDOW_EXTENTS + 1], *wanted = NULL;
+    static const uint32_t slab = 2;
+    struct ucm_window_mapping all[WINDOW_SLABS + 1], *wanted = NULL;
     const uint64_t *generation;
     const void *address;
     uint32_t n;
@@ -210,15 +210,15 @@ Test(client_window, addresses_stay_mapped_until_they_are_released)
     cr_assert_eq(ucm_window_address(window, &places[16], &address, &generation), 0);
     cr_expect_eq(*(const uint8_t *)address, 16);
     cr_expect_eq(*generation, places[16].generation);
-    window_ask_back(&extent, 1);
+    window_ask_back(&slab, 1);
     while (!wanted) {
-        cr_assert_eq(ucm_window_mappings(window, all, WINDOW_EXTENTS + 1, &n), 0);
-        cr_assert_eq(n, WINDOW_EXTENTS + 1);
+        cr_assert_eq(ucm_window_mappings(window, all, WINDOW_SLABS + 1, &n), 0);
+        cr_assert_eq(n, WINDOW_SLABS + 1);
         for (uint32_t i = 0; i < n; i++)
             if (all[i].wanted)
                 wanted = &all[i];
     }
-    cr_expect_eq(wanted->extent, 2u);
+    cr_expect_eq(wanted->slab, 2u);
     cr_expect_eq((const void *)wanted->address, address);
     cr_expect_eq(*(const uint8_t *)address, 16, "still mapped");
     cr_expect_eq(WGET(releases), 0u);
@@ -227,7 +227,7 @@ Test(client_window, addresses_stay_mapped_until_they_are_released)
     cr_expect_eq(ucm_window_release(window, address), -UCM_ENOTFOUND);
     cr_expect_eq(ucm_window_address(window, &places[16], &address, &generation), UCM_WINDOW_MISS);
     for (uint32_t i = 0; i < n; i++)
-        if (all[i].extent == UCM_PLACE_NONE)
+        if (all[i].slab == UCM_PLACE_NONE)
             cr_expect_eq(ucm_window_release(window, all[i].address), -UCM_EINVALID);
 }
 
@@ -270,7 +270,7 @@ Test(client_window, after_a_break_all_places_are_misses)
 
 Test(client_window, after_a_break_addresses_wait_for_their_release)
 {
-    struct ucm_window_mapping all[2 * WINDOW_EXTENTS + 2];
+    struct ucm_window_mapping all[2 * WINDOW_SLABS + 2];
     const uint64_t *generation;
     const void *address;
     uint32_t n, old = 0;
@@ -281,8 +281,8 @@ Test(client_window, after_a_break_addresses_wait_for_their_release)
     cr_assert_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(*(const uint8_t *)address, 0, "still mapped");
     cr_assert_eq(pin(0, WINDOW_BLOCKS, NULL), 0, "%s", ucm_errmsg());
-    cr_assert_eq(ucm_window_mappings(window, all, 2 * WINDOW_EXTENTS + 2, &n), 0);
-    cr_expect_eq(n, 2 * WINDOW_EXTENTS + 2);
+    cr_assert_eq(ucm_window_mappings(window, all, 2 * WINDOW_SLABS + 2, &n), 0);
+    cr_expect_eq(n, 2 * WINDOW_SLABS + 2);
     for (uint32_t i = 0; i < n; i++) {
         if (!all[i].wanted)
             continue;
@@ -290,7 +290,7 @@ Test(client_window, after_a_break_addresses_wait_for_their_release)
         cr_expect_eq(ucm_window_release(window, all[i].address), 0, "%s", ucm_errmsg());
         old++;
     }
-    cr_expect_eq(old, WINDOW_EXTENTS + 1);
+    cr_expect_eq(old, WINDOW_SLABS + 1);
     cr_expect_eq(WGET(releases), 0u, "the daemon of before has gone");
     cr_expect_eq(read_block(0), 0);
 }

@@ -89,12 +89,12 @@ Test(client_window_threads, mappings_come_and_go_under_readers)
     for (uintptr_t i = 0; i < 3; i++)
         cr_assert_eq(pthread_create(&threads[i], NULL, steady_reader, (void *)(i * 20)), 0);
     for (uint32_t round = 0; round < 60; round++) {
-        uint32_t extent = round % WINDOW_EXTENTS;
+        uint32_t slab = round % WINDOW_SLABS;
 
         if (round % 10 == 9)
             fake_hang_up(&rig.fake);
         else
-            window_ask_back(&extent, 1);
+            window_ask_back(&slab, 1);
         if (ucm_window_pin(window, &p, -1, NULL) != 0)
             continue;
         pthread_mutex_lock(&rig.fake.lock);
@@ -121,7 +121,7 @@ static void *restless_reader(void *arg)
 /* Somebody reads at every moment, and yet what is wanted back is unmapped: otherwise this does not end. */
 Test(client_window_threads, many_readers_starve_nobody)
 {
-    uint32_t extent = WINDOW_EXTENTS - 1;
+    uint32_t slab = WINDOW_SLABS - 1;
     struct ucm_place read[RESTLESS]; /* a pin writes into `places` */
     pthread_t threads[RESTLESS];
 
@@ -130,7 +130,7 @@ Test(client_window_threads, many_readers_starve_nobody)
     for (uintptr_t i = 0; i < RESTLESS; i++)
         cr_assert_eq(pthread_create(&threads[i], NULL, restless_reader, &read[i]), 0);
     for (int i = 0; i < 10; i++) {
-        window_ask_back(&extent, 1);
+        window_ask_back(&slab, 1);
         cr_assert_eq(pin(0, WINDOW_BLOCKS, NULL), 0, "%s", ucm_errmsg());
     }
     atomic_store(&stop, true);

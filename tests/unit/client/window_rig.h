@@ -1,4 +1,4 @@
-/* Windows of a fake daemon, as a hook of fake_daemon.h: a table and extents that the test writes, and answers
+/* Windows of a fake daemon, as a hook of fake_daemon.h: a table and slabs that the test writes, and answers
  * that are spoiled on demand. */
 #ifndef UCM_TESTS_WINDOW_RIG_H
 #define UCM_TESTS_WINDOW_RIG_H
@@ -8,11 +8,11 @@
 
 #include <fcntl.h>
 
-#define WINDOW_EXTENTS 8u
-#define WINDOW_EXTENT_BYTES 65536u
+#define WINDOW_SLABS 8u
+#define WINDOW_SLAB_BYTES 65536u
 #define WINDOW_SLOT_BYTES 8192u
-#define WINDOW_SLOTS (WINDOW_EXTENT_BYTES / WINDOW_SLOT_BYTES)
-#define WINDOW_BLOCKS (WINDOW_EXTENTS * WINDOW_SLOTS)
+#define WINDOW_SLOTS (WINDOW_SLAB_BYTES / WINDOW_SLOT_BYTES)
+#define WINDOW_BLOCKS (WINDOW_SLABS * WINDOW_SLOTS)
 
 enum window_spoil {
     SPOIL_NOTHING,
@@ -29,29 +29,29 @@ enum window_spoil {
     /* window.pin */
     SPOIL_PIN_NO_FD,
     SPOIL_PIN_TOO_MANY_FDS,
-    SPOIL_EXTENT_SHORT,
-    SPOIL_EXTENT_UNSEALED,
-    SPOIL_EXTENT_TWICE,
-    SPOIL_EXTENT_BEYOND,
+    SPOIL_SLAB_SHORT,
+    SPOIL_SLAB_UNSEALED,
+    SPOIL_SLAB_TWICE,
+    SPOIL_SLAB_BEYOND,
     SPOIL_PLACES_FEW,
     SPOIL_PLACES_MANY,
     SPOIL_PLACES_HALF,
     SPOIL_PIN_LAST = SPOIL_PLACES_HALF,
     /* Not refused, and never read. */
     SPOIL_PLACE_SLOT,
-    SPOIL_PLACE_EXTENT,
+    SPOIL_PLACE_SLAB,
     SPOIL_PLACE_UNLENT,
 };
 
 /* Under the fake's lock. */
 static struct {
-    int table, extents[WINDOW_EXTENTS];
+    int table, slabs[WINDOW_SLABS];
     struct ucm_window_header *header;
-    uint8_t *memory[WINDOW_EXTENTS];
+    uint8_t *memory[WINDOW_SLABS];
     enum window_spoil spoil;
-    bool sent[WINDOW_EXTENTS]; /* to the present window */
-    uint32_t id;               /* 0: none is open */
-    uint32_t most_lent;        /* descriptors of one answer */
+    bool sent[WINDOW_SLABS]; /* to the present window */
+    uint32_t id;             /* 0: none is open */
+    uint32_t most_lent;      /* descriptors of one answer */
     uint32_t opens, pins, unpins, releases, closes;
     uint32_t last_first, last_n;
     bool hold;        /* pins are not answered */
@@ -82,14 +82,14 @@ FAKE_FN int window_memfd(uint64_t bytes, bool sealed, void **p)
 
 FAKE_FN uint64_t window_table_bytes(void)
 {
-    return ucm_window_table_bytes(WINDOW_EXTENTS, WINDOW_EXTENT_BYTES / UCM_WINDOW_ALIGN);
+    return ucm_window_table_bytes(WINDOW_SLABS, WINDOW_SLAB_BYTES / UCM_WINDOW_ALIGN);
 }
 
 FAKE_FN _Atomic uint64_t *window_generation(uint32_t block)
 {
     _Atomic uint64_t *first = (_Atomic uint64_t *)((uint8_t *)win.header + UCM_WINDOW_HEADER_BYTES);
 
-    return &first[block / WINDOW_SLOTS * (WINDOW_EXTENT_BYTES / UCM_WINDOW_ALIGN) +
+    return &first[block / WINDOW_SLOTS * (WINDOW_SLAB_BYTES / UCM_WINDOW_ALIGN) +
                   block % WINDOW_SLOTS];
 }
 
@@ -105,11 +105,11 @@ FAKE_FN void window_make(void)
     memcpy(win.header->magic, UCM_WINDOW_MAGIC, 8);
     win.header->version = UCM_WINDOW_VERSION;
     win.header->slot_align = UCM_WINDOW_ALIGN;
-    win.header->extent_bytes = WINDOW_EXTENT_BYTES;
-    win.header->extents = WINDOW_EXTENTS;
-    win.header->slots_per_extent = WINDOW_EXTENT_BYTES / UCM_WINDOW_ALIGN;
-    for (uint32_t i = 0; i < WINDOW_EXTENTS; i++)
-        win.extents[i] = window_memfd(WINDOW_EXTENT_BYTES, true, (void **)&win.memory[i]);
+    win.header->slab_bytes = WINDOW_SLAB_BYTES;
+    win.header->slabs = WINDOW_SLABS;
+    win.header->slots_per_slab = WINDOW_SLAB_BYTES / UCM_WINDOW_ALIGN;
+    for (uint32_t i = 0; i < WINDOW_SLABS; i++)
+        win.slabs[i] = window_memfd(WINDOW_SLAB_BYTES, true, (void **)&win.memory[i]);
     for (uint32_t b = 0; b < WINDOW_BLOCKS; b++) {
         memset(window_slot(b), (int)b, WINDOW_SLOT_BYTES);
         atomic_store(window_generation(b), 2 * (uint64_t)(b + 1));
@@ -120,18 +120,18 @@ FAKE_FN void window_unmake(void)
 {
     munmap(win.header, window_table_bytes());
     close(win.table);
-    for (uint32_t i = 0; i < WINDOW_EXTENTS; i++) {
-        munmap(win.memory[i], WINDOW_EXTENT_BYTES);
-        close(win.extents[i]);
+    for (uint32_t i = 0; i < WINDOW_SLABS; i++) {
+        munmap(win.memory[i], WINDOW_SLAB_BYTES);
+        close(win.slabs[i]);
     }
 }
 
 FAKE_FN void window_answer_open(struct fake *f, int conn, uint32_t msgid)
 {
-    struct msg_window_open_r r = {.extent_bytes = WINDOW_EXTENT_BYTES,
+    struct msg_window_open_r r = {.slab_bytes = WINDOW_SLAB_BYTES,
                                   .slot_bytes = WINDOW_SLOT_BYTES,
-                                  .extents = WINDOW_EXTENTS,
-                                  .budget = WINDOW_EXTENTS * WINDOW_EXTENT_BYTES};
+                                  .slabs = WINDOW_SLABS,
+                                  .budget = WINDOW_SLABS * WINDOW_SLAB_BYTES};
     int fds[2] = {-1, -1}, pipes[2];
     enum window_spoil spoil;
     uint32_t n = 1;
@@ -162,17 +162,17 @@ FAKE_FN void window_answer_open(struct fake *f, int conn, uint32_t msgid)
         r.slot_bytes = 4096;
     }
     win.header->magic[0] = spoil == SPOIL_TABLE_MAGIC ? 'X' : 'U';
-    win.header->extents = spoil == SPOIL_TABLE_SIZES ? WINDOW_EXTENTS + 1 : WINDOW_EXTENTS;
+    win.header->slabs = spoil == SPOIL_TABLE_SIZES ? WINDOW_SLABS + 1 : WINDOW_SLABS;
     fake_reply_fds(conn, msgid, &proto_window_open_r, &r, fds, n);
 }
 
-FAKE_FN int window_extent_fd(enum window_spoil spoil, uint32_t extent)
+FAKE_FN int window_slab_fd(enum window_spoil spoil, uint32_t slab)
 {
-    if (spoil == SPOIL_EXTENT_SHORT)
-        return window_memfd(WINDOW_EXTENT_BYTES - 4096, true, NULL);
-    if (spoil == SPOIL_EXTENT_UNSEALED)
-        return window_memfd(WINDOW_EXTENT_BYTES, false, NULL);
-    return dup(win.extents[extent]);
+    if (spoil == SPOIL_SLAB_SHORT)
+        return window_memfd(WINDOW_SLAB_BYTES - 4096, true, NULL);
+    if (spoil == SPOIL_SLAB_UNSEALED)
+        return window_memfd(WINDOW_SLAB_BYTES, false, NULL);
+    return dup(win.slabs[slab]);
 }
 
 /* Block b of a chain lies in slot b, if there is one. */
@@ -191,26 +191,26 @@ FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
     win.last_first = (uint32_t)m->first;
     win.last_n = (uint32_t)m->n;
     for (; done < m->n; done++) {
-        uint32_t block = (uint32_t)m->first + done, extent = block / WINDOW_SLOTS;
+        uint32_t block = (uint32_t)m->first + done, slab = block / WINDOW_SLOTS;
 
-        places[done] = (struct ucm_wire_place){.extent = UCM_PLACE_NONE};
+        places[done] = (struct ucm_wire_place){.slab = UCM_PLACE_NONE};
         if (block >= WINDOW_BLOCKS)
             continue;
-        if (!win.sent[extent] && spoil != SPOIL_PLACE_UNLENT) {
+        if (!win.sent[slab] && spoil != SPOIL_PLACE_UNLENT) {
             if (n_lent == win.most_lent)
                 break;
-            win.sent[extent] = true;
-            fds[n_lent] = window_extent_fd(spoil, extent);
-            lent[n_lent++] = spoil == SPOIL_EXTENT_BEYOND  ? WINDOW_EXTENTS
-                             : spoil == SPOIL_EXTENT_TWICE ? 0
-                                                           : extent;
+            win.sent[slab] = true;
+            fds[n_lent] = window_slab_fd(spoil, slab);
+            lent[n_lent++] = spoil == SPOIL_SLAB_BEYOND  ? WINDOW_SLABS
+                             : spoil == SPOIL_SLAB_TWICE ? 0
+                                                         : slab;
         }
-        places[done] = (struct ucm_wire_place){extent, block % WINDOW_SLOTS,
+        places[done] = (struct ucm_wire_place){slab, block % WINDOW_SLOTS,
                                                atomic_load(window_generation(block))};
         if (spoil == SPOIL_PLACE_SLOT)
             places[done].slot = WINDOW_SLOTS;
-        if (spoil == SPOIL_PLACE_EXTENT)
-            places[done].extent = WINDOW_EXTENTS;
+        if (spoil == SPOIL_PLACE_SLAB)
+            places[done].slab = WINDOW_SLABS;
     }
     pthread_mutex_unlock(&f->lock);
     n_fds = n_lent;
@@ -235,9 +235,9 @@ FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
 FAKE_FN void window_answer_release(struct fake *f, const struct msg_window_release *m)
 {
     pthread_mutex_lock(&f->lock);
-    for (uint32_t i = 0; i < m->extents.n; i++)
-        win.sent[m->extents.p[i]] = false;
-    win.releases += m->extents.n;
+    for (uint32_t i = 0; i < m->slabs.n; i++)
+        win.sent[m->slabs.p[i]] = false;
+    win.releases += m->slabs.n;
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -291,9 +291,9 @@ FAKE_FN void window_down(void)
 }
 
 /* The daemon's notification, on the only connection. */
-FAKE_FN void window_ask_back(const uint32_t *extents, uint32_t n)
+FAKE_FN void window_ask_back(const uint32_t *slabs, uint32_t n)
 {
-    struct msg_window_revoke m = {.window = WGET(id), .extents = {extents, n}, .deadline_ms = 1000};
+    struct msg_window_revoke m = {.window = WGET(id), .slabs = {slabs, n}, .deadline_ms = 1000};
     struct proto_buf b;
     struct ucm_error e;
 

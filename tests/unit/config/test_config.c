@@ -54,7 +54,7 @@ Test(config, defaults)
     cr_assert_str_eq(c.socket_group, "");
     cr_assert_eq(c.log_level, LOG_INFO);
     cr_assert_eq(c.arena_size, 4ull << 30);
-    cr_assert_eq(c.arena_extent, 64u << 20);
+    cr_assert_eq(c.arena_slab, 64u << 20);
     cr_assert(c.arena_prefault);
     cr_assert_eq(c.arena_numa, CONFIG_NUMA_AUTO);
     cr_assert_eq(c.index_max_blocks, 16777216);
@@ -172,7 +172,7 @@ Test(config, sizes)
     set_refused("arena.size=18446744073709551616", "whole number");
     set_refused("arena.size=99999999999TiB", "too large");
     set_refused("arena.size=65TiB", "from 1MiB to 15TiB");
-    set_refused("arena.extent=2GiB", "from 1MiB to 1GiB");
+    set_refused("arena.slab=2GiB", "from 1MiB to 1GiB");
     cr_assert_eq(c.arena_size, 1048577);
 }
 
@@ -336,7 +336,7 @@ Test(config, bad_values_name_their_line)
 Test(config, keys_and_sections_set_twice)
 {
     refused("arena:\n  size: 4GiB\n  size: 5GiB\n", 3, "arena.size is set twice, in line 2 too");
-    refused("arena:\n  size: 4GiB\nlog:\n  level: info\narena:\n  extent: 1MiB\n", 5,
+    refused("arena:\n  size: 4GiB\nlog:\n  level: info\narena:\n  slab: 1MiB\n", 5,
             "section arena is there twice, in line 1 too");
 }
 
@@ -363,7 +363,7 @@ Test(config, a_key_of_earlier_versions_is_unknown)
 Test(config, what_is_not_yaml_or_too_much_of_it)
 {
     refused("arena:\n\tsize: 4GiB\n", 2, "a tab; indent with spaces");
-    refused("arena:\n  size: 4GiB\n extent: 1MiB\n", 3, "indented");
+    refused("arena:\n  size: 4GiB\n slab: 1MiB\n", 3, "indented");
     refused("arena: {size: 4GiB\n", 1, "close what begins here");
     refused("- a\n", 1, "key: value");
     refused("just text\n", 1, "key: value");

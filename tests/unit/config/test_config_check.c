@@ -39,11 +39,11 @@ Test(config_check, a_sound_configuration_passes)
 Test(config_check, sizes_against_each_other)
 {
     set_sound();
-    set("arena.extent=3MiB");
-    check_refused("--set: arena.extent is 3MiB", "write 2MiB or 4MiB");
-    set("arena.extent=64MiB");
+    set("arena.slab=3MiB");
+    check_refused("--set: arena.slab is 3MiB", "write 2MiB or 4MiB");
+    set("arena.slab=64MiB");
     set("arena.size=32MiB");
-    check_refused("--set: arena.size (32MiB) is smaller than arena.extent (64MiB)", "raise it");
+    check_refused("--set: arena.size (32MiB) is smaller than arena.slab (64MiB)", "raise it");
     set("arena.size=64MiB");
     set("nvme.segment=2MiB");
     check_refused("--set: nvme.size (4MiB) is smaller than 4 times nvme.segment (2MiB)",
@@ -59,7 +59,7 @@ Test(config_check, a_check_names_the_line_of_the_file)
 
     cr_assert_eq(read_text("arena:\n\n  size: 1MiB\n"), 0);
     snprintf(begin, sizeof(begin), "%s:3: arena.size", file);
-    check_refused(begin, "smaller than arena.extent");
+    check_refused(begin, "smaller than arena.slab");
 }
 
 Test(config_check, the_sockets_folder)

@@ -19,10 +19,10 @@ Test(config_environment, a_variable_goes_over_the_file_and_below_the_command_lin
     struct config_sources from = {
         .path = file, .environment = variables, .sets = sets, .n_sets = 1};
 
-    cr_assert_eq(read_text("arena:\n  size: 1GiB\n  extent: 2MiB\n"), 0);
+    cr_assert_eq(read_text("arena:\n  size: 1GiB\n  slab: 2MiB\n"), 0);
     cr_assert_eq(config_read_all(&c, &from, &e), 0, "%s", e.text);
     cr_assert_eq(c.arena_size, 2ull << 30);
-    cr_assert_eq(c.arena_extent, 2ull << 20);
+    cr_assert_eq(c.arena_slab, 2ull << 20);
     cr_assert_eq(c.log_level, LOG_ERROR);
     cr_assert_eq(c.nvme_paths.n, 2);
     cr_assert_str_eq(c.nvme_paths.item[1], "/b");
@@ -32,9 +32,9 @@ Test(config_environment, a_wrong_value_names_the_variable)
 {
     cr_assert_eq(environment("UCMD_ARENA_SIZE=4GB", NULL), -EINVAL);
     cr_assert_not_null(strstr(e.text, "UCMD_ARENA_SIZE: arena.size: \"4GB\""), "%s", e.text);
-    cr_assert_eq(environment("UCMD_ARENA_EXTENT=3MiB", NULL), 0);
+    cr_assert_eq(environment("UCMD_ARENA_SLAB=3MiB", NULL), 0);
     cr_assert_eq(config_check(&c, &e), -EINVAL);
-    cr_assert_eq(strncmp(e.text, "UCMD_ARENA_EXTENT: arena.extent is 3MiB", 39), 0, "%s", e.text);
+    cr_assert_eq(strncmp(e.text, "UCMD_ARENA_SLAB: arena.slab is 3MiB", 39), 0, "%s", e.text);
 }
 
 Test(config_environment, an_unknown_one_is_refused_with_the_nearest)

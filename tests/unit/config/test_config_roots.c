@@ -63,7 +63,7 @@ Test(config_roots, a_folder_is_a_process)
     cr_assert_not_null(strstr(roots[0].process.command, "/ucmd-backend-folder /mnt/kv 6"));
     cr_assert_not_null(strstr(roots[1].process.command, "/ucmd-backend-folder /b 6"));
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
-    set("arena.extent=1MiB");
+    set("arena.slab=1MiB");
     cr_assert_eq(roots_read(), 2);
     cr_assert_eq(roots[0].process.buffer_bytes, 5 * ((1u << 20) + 8192));
     set_refused("share.roots=/a/with space", "--set: share.roots: \"space\" behind /a/with",
@@ -209,7 +209,7 @@ Test(config_roots, a_bucket_is_a_process)
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
     cr_assert_eq(roots[1].process.buffer_bytes, 1u << 30);
     set_refused("share.roots=s3:///prefix", "", "s3://BUCKET");
-    set_refused("share.roots=s3://b buffer=1MiB", "", "larger than arena.extent");
+    set_refused("share.roots=s3://b buffer=1MiB", "", "larger than arena.slab");
 }
 
 Test(config_roots, a_mooncake_store_is_a_process)
@@ -245,7 +245,7 @@ Test(config_roots, an_nfs_server_is_a_process)
     cr_assert(roots[0].read_only);
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
     set("arena.size=1GiB");
-    set("arena.extent=256MiB");
+    set("arena.slab=256MiB");
     roots_read();
     cr_assert_eq(roots[0].process.buffer_bytes, (256u << 20) + 4096, "it holds any part");
     cr_assert_eq(config_check_roots(&c, keep_cb, &e), 0, "%s", e.text);

@@ -346,7 +346,7 @@ Test(cuda_decode, between_steps)
     struct ucm_cuda_decode *d = opened();
     struct ucm_cuda_decode_result result = {.flags = 7};
     struct ucm_cuda_decode_key key;
-    struct ucm_place place = {.extent = UCM_PLACE_NONE};
+    struct ucm_place place = {.slab = UCM_PLACE_NONE};
     uint32_t n = 7, numbers[] = {3, 1000};
 
     cr_expect_eq(ucm_cuda_decode_result(d, &result), 0);

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define NUMBERS 40u
-#define EXTENT (64u << 10)
+#define SLAB (64u << 10)
 #define SLOT 4096u
 
 /* ---- the window ---- */
@@ -19,7 +19,7 @@ static struct ucm_window *const window = (struct ucm_window *)(void *)0x1000;
 static struct ucm_window_mapping maps[8];
 static uint32_t n_maps, released;
 static uint64_t opened, part_bytes = SLOT;
-static uint8_t memory[4][EXTENT];
+static uint8_t memory[4][SLAB];
 static int release_fails;
 static struct ucm_cuda_decode *d;
 
@@ -79,25 +79,25 @@ int __wrap_ucm_window_address(struct ucm_window *w, const struct ucm_place *plac
     cr_expect_eq(w, window);
     if (place->opened != opened)
         return UCM_WINDOW_MISS;
-    *address = memory[1 + place->extent] + place->slot * SLOT;
-    *generation = (const uint64_t *)(const void *)memory[0] + place->extent * 100 + place->slot;
+    *address = memory[1 + place->slab] + place->slot * SLOT;
+    *generation = (const uint64_t *)(const void *)memory[0] + place->slab * 100 + place->slot;
     return 0;
 }
 
-/* Extent i is memory 1 + i; the table is memory 0. */
-static void map(uint32_t extent)
+/* Slab i is memory 1 + i; the table is memory 0. */
+static void map(uint32_t slab)
 {
     maps[n_maps++] = (struct ucm_window_mapping){
-        .address = extent == UCM_PLACE_NONE ? memory[0] : memory[1 + extent],
-        .bytes = EXTENT,
-        .extent = extent,
+        .address = slab == UCM_PLACE_NONE ? memory[0] : memory[1 + slab],
+        .bytes = SLAB,
+        .slab = slab,
         .opened = opened};
 }
 
-static struct ucm_place place(uint32_t extent, uint32_t slot)
+static struct ucm_place place(uint32_t slab, uint32_t slot)
 {
     return (struct ucm_place){
-        .extent = extent, .slot = slot, .generation = 2 * slot + 2, .opened = opened};
+        .slab = slab, .slot = slot, .generation = 2 * slot + 2, .opened = opened};
 }
 
 /* ---- a handle ---- */
@@ -158,8 +158,7 @@ static uint32_t update(int wanted)
 
 Test(cuda_decode_window, places)
 {
-    struct ucm_place places[3] = {
-        place(0, 5), {.extent = UCM_PLACE_NONE, .opened = 1}, place(0, 7)};
+    struct ucm_place places[3] = {place(0, 5), {.slab = UCM_PLACE_NONE, .opened = 1}, place(0, 7)};
     uint32_t numbers[3] = {30, 4, 0};
 
     cr_assert_eq(ucm_cuda_decode_places(d, window, numbers, places, 3, stream), 0, "%s",
@@ -187,7 +186,7 @@ Test(cuda_decode_window, what_is_wanted_back)
         cr_expect_eq(put(i, place(i % 2, i)), 0);
     cr_expect_eq(update(0), 0);
     cr_expect_eq(released, 0);
-    maps[1].wanted = 1; /* extent 0 */
+    maps[1].wanted = 1; /* slab 0 */
     cr_expect_eq(update(0), 3);
     cr_expect_eq(released, 1);
     cr_expect_eq(fake_cuda_registered(), 2);
@@ -206,8 +205,8 @@ Test(cuda_decode_window, another_connection)
         cr_expect_eq(put(i, place(0, i)), 0);
     opened = 2;
     map(2);
-    maps[n_maps - 1].extent = UCM_PLACE_NONE; /* its table */
-    cr_expect_eq(put(9, (struct ucm_place){.extent = 0, .opened = 1}), 0);
+    maps[n_maps - 1].slab = UCM_PLACE_NONE; /* its table */
+    cr_expect_eq(put(9, (struct ucm_place){.slab = 0, .opened = 1}), 0);
     cr_expect_eq(has(9).bytes, 0, "a place of the old one");
     cr_expect_neq(has(3).bytes, 0, "its memory is still mapped, and its generations tell");
     cr_expect_eq(update(0), 6);

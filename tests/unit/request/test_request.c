@@ -547,8 +547,8 @@ Test(request, a_load_of_what_nvme_knows_no_more_is_a_miss)
     expect_gone();
 }
 
-/* As after a start with shorter extents. Nothing is wrong with the copy. */
-Test(request, a_part_longer_than_an_extent_has_no_room)
+/* As after a start with shorter slabs. Nothing is wrong with the copy. */
+Test(request, a_part_longer_than_an_slab_has_no_room)
 {
     struct ns *big = space("big", 1, MIB);
     block_ref ref = open_block(big, 1);

@@ -4,16 +4,16 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#define EXTENTS 8
+#define SLABS 8
 
 static struct window_map map;
-static uint8_t state[EXTENTS];
+static uint8_t state[SLABS];
 
 static void open_all(void)
 {
     memset(state, 0, sizeof state);
-    window_map_init(&map, state, EXTENTS);
-    for (uint32_t i = 0; i < EXTENTS; i++)
+    window_map_init(&map, state, SLABS);
+    for (uint32_t i = 0; i < SLABS; i++)
         cr_assert(window_map_lend(&map, i));
 }
 
@@ -26,7 +26,7 @@ Test(window_map, lent_once)
     cr_expect_not(window_map_has(&map, 3));
     cr_expect_not(window_map_revoke(&map, 3, 1000), "nobody maps it");
     cr_expect(window_map_lend(&map, 3));
-    cr_expect_not(window_map_has(&map, EXTENTS));
+    cr_expect_not(window_map_has(&map, SLABS));
     cr_expect_eq(map.due_ms, 0u);
 }
 
@@ -51,7 +51,7 @@ Test(window_map, who_does_not_is)
     cr_expect_eq(window_map_expire(&map, 6000), 1u);
 }
 
-/* An extent that is wanted back late in another one's time has a time of its own. */
+/* A slab that is wanted back late in another one's time has a time of its own. */
 Test(window_map, each_has_its_time)
 {
     cr_assert(window_map_revoke(&map, 0, 1000));
@@ -70,20 +70,20 @@ Test(window_map, each_has_its_time)
 /* However they come and go: nobody is late before WINDOW_REVOKE_MS, and all that is kept is late within twice that. */
 Test(window_map, random_times)
 {
-    uint64_t since[EXTENTS] = {0}, now = 1;
+    uint64_t since[SLABS] = {0}, now = 1;
     unsigned seed = 17;
 
     for (int step = 0; step < 200000; step++) {
-        uint32_t i = (uint32_t)rand_r(&seed) % EXTENTS, late;
+        uint32_t i = (uint32_t)rand_r(&seed) % SLABS, late;
 
         now += (uint64_t)rand_r(&seed) % 700;
         while (map.due_ms > 0 && map.due_ms <= now) {
             uint64_t at = map.due_ms;
 
             late = window_map_expire(&map, at);
-            for (uint32_t k = 0; k < EXTENTS && late == 0; k++)
+            for (uint32_t k = 0; k < SLABS && late == 0; k++)
                 cr_assert(since[k] == 0 || at < since[k] + 2 * WINDOW_REVOKE_MS);
-            for (uint32_t k = 0; k < EXTENTS && late > 0; k++)
+            for (uint32_t k = 0; k < SLABS && late > 0; k++)
                 if (since[k] > 0 && at >= since[k] + WINDOW_REVOKE_MS) {
                     window_map_release(&map, k);
                     cr_assert(window_map_lend(&map, k));
@@ -104,7 +104,7 @@ Test(window_map, random_times)
 
 Test(window_map, names_of_a_release)
 {
-    const uint32_t good[] = {7, 0, 3}, twice[] = {7, 0, 7}, other[] = {7, EXTENTS, 0};
+    const uint32_t good[] = {7, 0, 3}, twice[] = {7, 0, 7}, other[] = {7, SLABS, 0};
     uint32_t bad;
     bool again;
 

@@ -9,7 +9,7 @@
 
 #include <sys/mman.h>
 
-#define WINDOWS 2u /* extents, of 4 parts of `one` each */
+#define WINDOWS 2u /* slabs, of 4 parts of `one` each */
 
 /* ---- who wants a part in the window ---- */
 
@@ -46,9 +46,9 @@ static void changed_cb(void *ctx)
 
 static uv_async_t awake; /* what windows wait for keeps no loop alive */
 
-static inline void relocate_open_with(uint32_t extents)
+static inline void relocate_open_with(uint32_t slabs)
 {
-    rig.windows = extents;
+    rig.windows = slabs;
     rig_open();
     relocations = (struct relocations){
         .cache = rig.cache, .arena = rig.arena, .index = rig.index, .metrics = &rig.metrics};
@@ -133,15 +133,14 @@ static inline bool readable(struct arena_group *g, const struct lend_place *plac
 {
     struct ucm_window_header h;
     int fd = lend_group_table(g, &h);
-    uint64_t bytes = ucm_window_table_bytes(h.extents, h.slots_per_extent);
+    uint64_t bytes = ucm_window_table_bytes(h.slabs, h.slots_per_slab);
     char *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
     const _Atomic uint64_t *table = (const _Atomic uint64_t *)(p + UCM_WINDOW_HEADER_BYTES);
     bool right;
 
     cr_assert_neq((void *)p, MAP_FAILED);
-    right =
-        ucm_window_begin(&table[ucm_window_entry(h.slots_per_extent, place->window, place->slot)],
-                         place->generation);
+    right = ucm_window_begin(&table[ucm_window_entry(h.slots_per_slab, place->window, place->slot)],
+                             place->generation);
     munmap(p, bytes);
     return right;
 }

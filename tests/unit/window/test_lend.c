@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define EXTENTS 8u
+#define SLABS 8u
 
 /* ---- what the kernel may refuse ---- */
 
@@ -47,14 +47,14 @@ static uint64_t failed_ms; /* when memory could last not be had */
 static bool keep_going;    /* the device takes its time */
 static unsigned revokes;
 static uint32_t revoked, going;
-static uint32_t extents = EXTENTS;
+static uint32_t slabs = SLABS;
 
 static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, void *base,
                       uint64_t bytes)
 {
     cr_assert_eq(ctx, &loop);
     cr_assert_eq(bytes, MIB);
-    cr_assert_lt(window, EXTENTS);
+    cr_assert_lt(window, SLABS);
     events[event]++;
     if (event == LENT_FAILED)
         failed_ms = uv_now(&loop);
@@ -79,7 +79,7 @@ static void open_arena(uint64_t budget)
 {
     open_arena_as((struct arena_config){.size = 2 * MIB,
                                         .lent = budget,
-                                        .lent_max = extents * MIB,
+                                        .lent_max = slabs * MIB,
                                         .lent_cb = window_cb,
                                         .ctx = &loop});
     cr_assert_eq(lend_group_open(arena, "a", &a), 0);
@@ -114,7 +114,7 @@ static void teardown(void)
 
 TestSuite(lend, .init = begin, .fini = teardown);
 
-/* A slot of a group, whose extent may have to be lent first. */
+/* A slot of a group, whose slab may have to be lent first. */
 static slot_ref slot_of(struct arena_group *g, uint64_t bytes)
 {
     slot_ref slot = 0;
@@ -137,7 +137,7 @@ static struct lend_place place_of(slot_ref slot)
     return p;
 }
 
-/* What a worker maps of an extent, or of the table. */
+/* What a worker maps of a slab, or of the table. */
 static const void *worker_map(int fd, uint64_t bytes)
 {
     const void *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
@@ -150,8 +150,7 @@ static const _Atomic uint64_t *worker_table(const struct arena_group *g,
                                             struct ucm_window_header *header)
 {
     int fd = lend_group_table(g, header);
-    const char *p =
-        worker_map(fd, ucm_window_table_bytes(header->extents, header->slots_per_extent));
+    const char *p = worker_map(fd, ucm_window_table_bytes(header->slabs, header->slots_per_slab));
 
     return (const _Atomic uint64_t *)(p + UCM_WINDOW_HEADER_BYTES);
 }
@@ -199,16 +198,16 @@ Test(lend, generations_of_a_place)
     cr_expect_eq(memcmp(h.magic, UCM_WINDOW_MAGIC, sizeof(h.magic)), 0);
     cr_expect_eq(h.version, UCM_WINDOW_VERSION);
     cr_expect_eq(h.slot_align, ARENA_ALIGN);
-    cr_expect_eq(h.extent_bytes, MIB);
-    cr_expect_eq(h.extents, EXTENTS);
-    cr_expect_eq(h.slots_per_extent, MIB / ARENA_ALIGN);
+    cr_expect_eq(h.slab_bytes, MIB);
+    cr_expect_eq(h.slabs, SLABS);
+    cr_expect_eq(h.slots_per_slab, MIB / ARENA_ALIGN);
 
     slot = slot_of(a, 3 * 4096);
     other = slot_of(a, 3 * 4096);
     cr_expect_not(lend_place(arena, slot, &p), "nothing is in it");
     arena_slot_publish(arena, slot);
     p = place_of(slot);
-    entry = ucm_window_entry(h.slots_per_extent, p.window, p.slot);
+    entry = ucm_window_entry(h.slots_per_slab, p.window, p.slot);
     cr_expect_eq(p.generation % 2, 0u);
     cr_expect_neq(p.generation, 0u);
     cr_expect(ucm_window_begin(&table[entry], p.generation));
@@ -295,7 +294,7 @@ Test(lend, a_worker_reads_and_never_writes)
     arena_slot_free(arena, slot);
 }
 
-/* An extent of a is given back and lent to b, at the same number and the same address. */
+/* A slab of a is given back and lent to b, at the same number and the same address. */
 Test(lend, no_tenant_sees_another_ones_bytes)
 {
     struct stat of_a, of_b;
@@ -357,33 +356,33 @@ Test(lend, the_budget_holds)
     await(&events[LENT_GONE], 5);
 }
 
-/* Address space for EXTENTS, whatever the budget says. */
+/* Address space for SLABS, whatever the budget says. */
 Test(lend, no_more_than_there_are_numbers)
 {
-    slot_ref slot[EXTENTS], none;
+    slot_ref slot[SLABS], none;
 
     open_arena(100 * MIB);
-    for (uint32_t i = 0; i < EXTENTS; i++)
+    for (uint32_t i = 0; i < SLABS; i++)
         slot[i] = slot_of(i % 2 ? a : b, MIB);
     cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -ENOSPC);
-    for (uint32_t i = 0; i < EXTENTS; i++)
+    for (uint32_t i = 0; i < SLABS; i++)
         arena_slot_free(arena, slot[i]);
 }
 
-/* Of so small extents the table ends within a page. */
+/* Of so small slabs the table ends within a page. */
 Test(lend, the_last_of_an_odd_number)
 {
-    slot_ref slot[EXTENTS - 1];
+    slot_ref slot[SLABS - 1];
 
-    extents = EXTENTS - 1;
+    slabs = SLABS - 1;
     open_arena(100 * MIB);
-    for (uint32_t i = 0; i < extents; i++)
+    for (uint32_t i = 0; i < slabs; i++)
         slot[i] = slot_of(a, MIB);
-    for (uint32_t i = 0; i < extents; i++)
+    for (uint32_t i = 0; i < slabs; i++)
         arena_slot_free(arena, slot[i]);
 }
 
-Test(lend, a_mapped_extent_stays_with_its_group)
+Test(lend, a_mapped_slab_stays_with_its_group)
 {
     slot_ref slot, none;
 
@@ -549,5 +548,5 @@ Test(lend, closing_while_memory_comes_and_goes)
     arena_slot_free(arena, slot);
     cr_expect_eq(lend_slot(arena, b, MIB, 1, &none), -EAGAIN);
     slot = slot_of(b, MIB);
-    lend_map(arena, arena_extent_of(arena, slot) - 2);
+    lend_map(arena, arena_slab_of(arena, slot) - 2);
 }

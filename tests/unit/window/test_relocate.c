@@ -114,7 +114,7 @@ Test(relocate, nobody_waits_any_more)
     block_ref ref = stored(rig.one, 1);
     struct mover mv;
 
-    /* For an extent. */
+    /* For a slab. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     window_move_cancel(&relocations, &mv.m);
     iterate();

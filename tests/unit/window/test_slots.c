@@ -102,7 +102,7 @@ Test(window_slots, but_not_what_is)
             cache_put(rig.cache, ref[i], 0);
     }
     late = stored(other, 1);
-    cr_expect_eq(move(&mv, late, 0), -ENOSPC, "one of each extent is pinned");
+    cr_expect_eq(move(&mv, late, 0), -ENOSPC, "one of each slab is pinned");
     cache_put(rig.cache, ref[4], 0);
     for (uint64_t i = 0; i < 8; i++)
         drop(ref[i]);

@@ -280,7 +280,7 @@ class Steps(_OnGpu):
         )
 
     def register_window(self, window: Window, most: int = 1) -> int:
-        """Registers at most so many of the window's extents that the GPU does not know yet with the driver, which takes milliseconds each;
+        """Registers at most so many of the window's slabs that the GPU does not know yet with the driver, which takes milliseconds each;
         how many are left. Any thread may call it beside steps; places() registers what is left."""
         left = c_uint32()
         native.check(native.library().ucm_cuda_decode_window_register(self.handle, window.handle, most, byref(left)))

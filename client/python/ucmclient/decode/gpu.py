@@ -171,7 +171,7 @@ class GpuDecoder(Supply):
         return pinned
 
     def _register_beside(self) -> bool:
-        """The driver pins an extent's memory for milliseconds, and all of a long prompt's for more than a second: in one step, all requests
+        """The driver pins a slab's memory for milliseconds, and all of a long prompt's for more than a second: in one step, all requests
         would wait for it."""
         with self._pinning:
             return self._window is not None and bool(self.source.ask(self.steps.register_window, self._window))

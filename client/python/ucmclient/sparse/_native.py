@@ -223,7 +223,7 @@ class PolicyBudget(Structure):
 
 class Place(Structure):
     _fields_ = [
-        ("extent", c_uint32),
+        ("slab", c_uint32),
         ("slot", c_uint32),
         ("generation", c_uint64),
         ("opened", c_uint64),
@@ -254,7 +254,7 @@ class WindowMapping(Structure):
     _fields_ = [
         ("address", c_void_p),
         ("bytes", c_uint64),
-        ("extent", c_uint32),
+        ("slab", c_uint32),
         ("wanted", c_uint32),
         ("opened", c_uint64),
     ]
@@ -263,10 +263,10 @@ class WindowMapping(Structure):
 class WindowInfo(Structure):
     _fields_ = [
         ("opened", c_uint64),
-        ("extent_bytes", c_uint64),
+        ("slab_bytes", c_uint64),
         ("slot_bytes", c_uint64),
         ("part_bytes", c_uint64),
-        ("extents", c_uint32),
+        ("slabs", c_uint32),
         ("mapped", c_uint32),
         ("budget", c_uint64),
     ]

@@ -36,7 +36,7 @@ class Pinned:
     def __getitem__(self, block: int) -> Optional[native.Place]:
         """None: the block is not in the window."""
         place = self.places[block]
-        return None if place.extent == NO_PLACE else place
+        return None if place.slab == NO_PLACE else place
 
     def __iter__(self) -> Iterator[Optional[native.Place]]:
         return (self[i] for i in range(len(self)))
@@ -44,11 +44,11 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Mapping:
-    """Memory of the window: an extent, or the table of generations (extent None). wanted: Window.release it."""
+    """Memory of the window: a slab, or the table of generations (slab None). wanted: Window.release it."""
 
     address: int
     bytes: int
-    extent: Optional[int]
+    slab: Optional[int]
     wanted: bool
     opened: int
 
@@ -141,7 +141,7 @@ class Window(_Handle):
                 break
             room = n.value
         return [
-            Mapping(m.address, m.bytes, None if m.extent == NO_PLACE else m.extent, bool(m.wanted), m.opened)
+            Mapping(m.address, m.bytes, None if m.slab == NO_PLACE else m.slab, bool(m.wanted), m.opened)
             for m in out[: n.value]
         ]
 
