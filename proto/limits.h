@@ -20,14 +20,14 @@
 
 #define UCM_MAX_TURNS 512  /* runs of blocks that one load turns */
 #define UCM_TURN_NUMBERS 5 /* of each */
-#define UCM_ROPE_NUMBERS 6 /* that say where K lies in a shard; the last may be left out */
+#define UCM_ROPE_NUMBERS 6 /* that say where K lies in a layer; the last may be left out */
 
 #define UCM_MAX_SETTINGS_BYTES 512 /* of tenant.set */
 #define UCM_MAX_NAME_BYTES 256     /* model, revision, dtype, layout, client, tenant */
 #define UCM_MAX_REQUEST_BYTES 64   /* the engine's id of a request */
 #define UCM_MAX_SALT_BYTES 1024
 #define UCM_MAX_PARTS 256
-#define UCM_MAX_SHARDS 1024      /* layers of one part: the length of a part's shard bitmap */
+#define UCM_MAX_LAYERS 1024      /* layers of one part: the length of a part's layer bitmap */
 #define UCM_MAX_PLANES 2048      /* planes of one region */
 #define UCM_MAX_HANDLES 256      /* memory handles of one region */
 #define UCM_MAX_HANDLE_BYTES 64  /* cudaIpcMemHandle_t, cudaIpcEventHandle_t */

@@ -79,13 +79,13 @@ enum ucm_handle_kind {
  * offset: from the handle's start to block 0.
  * stride: from a block to the next; at least `chunk`.
  * chunk: bytes of this plane in one block.
- * shard: layer, from 0. */
+ * layer: layer, from 0. */
 #define UCM_MSG_PLANE(F, m)                                                                        \
     F(m, u64, handle, OPT, 0, UCM_MAX_HANDLES - 1)                                                 \
     F(m, u64, offset, OPT, 0, UINT64_MAX / 2)                                                      \
     F(m, u64, stride, REQ, 1, UINT64_MAX / 2)                                                      \
     F(m, u64, chunk, REQ, 1, UINT32_MAX)                                                           \
-    F(m, u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)
+    F(m, u64, layer, OPT, 0, UCM_MAX_LAYERS - 1)
 
 /* ---- requests and their results ---- */
 
@@ -139,8 +139,8 @@ enum ucm_handle_kind {
  * block_tokens: tokens of a block.
  * key_bytes: length of every key.
  * parts: ranks that each hold a slice of a block; MLA: 1.
- * shards: layers of each part, 1 to 1024: one number for all parts, or `parts` numbers.
- * shard_bytes: KV bytes of one layer of one part of one block.
+ * layers: layers of each part, 1 to 1024: one number for all parts, or `parts` numbers.
+ * layer_bytes: KV bytes of one layer of one part of one block.
  * salt: whatever else must separate namespaces.
  * durability: of this connection's dumps that name none: 0: DRAM, 1: NVMe. Not part of the
  *   identity; opening again sets it again. */
@@ -153,8 +153,8 @@ enum ucm_handle_kind {
     F(m, u64, block_tokens, REQ, 1, 1u << 20)                                                      \
     F(m, u64, key_bytes, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES)                                \
     F(m, u64, parts, REQ, 1, UCM_MAX_PARTS)                                                        \
-    F(m, u32s, shards, REQ, 1, UCM_MAX_PARTS)                                                      \
-    F(m, u64, shard_bytes, REQ, 1, 1u << 28)                                                       \
+    F(m, u32s, layers, REQ, 1, UCM_MAX_PARTS)                                                      \
+    F(m, u64, layer_bytes, REQ, 1, 1u << 28)                                                       \
     F(m, bin, salt, OPT, 0, UCM_MAX_SALT_BYTES)                                                    \
     F(m, u64, durability, OPT, 0, 1)
 
@@ -168,12 +168,12 @@ enum ucm_handle_kind {
  * each block. It answers when the daemon has mapped the memory.
  *
  * Planes are sorted by layer. The chunks of a layer's planes, in list order, are its bytes and add
- * up to `shard_bytes`. Every block ends inside its handle, and no two chunks share a byte. A region
+ * up to `layer_bytes`. Every block ends inside its handle, and no two chunks share a byte. A region
  * may leave layers out; then `load` and `dump` name a range without them. A region of an encoded
  * namespace has the planes of the raw form.
  *
  * With `pool` the region is a GPU block pool for `fetch`: each of its `blocks` entries takes one
- * layer of any block. Its planes are those of one layer, with `shard` 0. `load` and `dump` refuse
+ * layer of any block. Its planes are those of one layer, with `layer` 0. `load` and `dump` refuse
  * it.
  * Errors: INVALID: handles or planes are wrong; DEVICE: a handle can't be opened; DENIED: a handle
  *   of kind 1 without its proof (`region.challenge`); BUSY: the connection has `max_regions`.
@@ -326,8 +326,8 @@ enum ucm_handle_kind {
 /* region: from `region.register`.
  * keys: `key_bytes` each, concatenated, in the order of the sequence.
  * blocks: u32, little-endian, for each key: its block of the region, each at most once.
- * shard: first layer.
- * shards: how many layers; 0: all from `shard` on.
+ * layer: first layer.
+ * layers: how many layers; 0: all from `layer` on.
  * priority: higher first.
  * deadline_ms: timeout, from when the daemon reads the request; 0: the daemon's default (30 s).
  * step: send `progress` after every so many layers; 0: never.
@@ -338,11 +338,11 @@ enum ucm_handle_kind {
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
     F(m, bin, blocks, REQ, 4, UCM_BLOCKS_BYTES)                                                    \
-    F(m, u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)                                                   \
-    F(m, u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                      \
+    F(m, u64, layer, OPT, 0, UCM_MAX_LAYERS - 1)                                                   \
+    F(m, u64, layers, OPT, 0, UCM_MAX_LAYERS)                                                      \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
-    F(m, u64, step, OPT, 0, UCM_MAX_SHARDS)                                                        \
+    F(m, u64, step, OPT, 0, UCM_MAX_LAYERS)                                                        \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
     F(m, flag, computes, OPT, 0, 0)
 
@@ -374,11 +374,11 @@ enum ucm_handle_kind {
  * report several steps; the answer alone reports the last. After the first, a status changes only
  * if the device fails, or by a cancel or timeout, which the answer reports.
  * msgid: of the request.
- * shards: layers, counted from its `shard`, that are loaded in every block with status 0.
+ * layers: layers, counted from its `layer`, that are loaded in every block with status 0.
  * status: one byte a key, as known now; absent: unchanged since the last one, at first all 0. */
 #define UCM_MSG_PROGRESS(F, m)                                                                     \
     F(m, u64, msgid, REQ, 0, UCM_U32)                                                              \
-    F(m, u64, shards, REQ, 1, UCM_MAX_SHARDS)                                                      \
+    F(m, u64, layers, REQ, 1, UCM_MAX_LAYERS)                                                      \
     F(m, bin, status, OPT, 0, UCM_MAX_KEYS)
 #define UCM_PROGRESS "progress"
 
@@ -399,8 +399,8 @@ enum ucm_handle_kind {
  * region: from `region.register`.
  * keys: `key_bytes` each, concatenated.
  * blocks: u32, little-endian, for each key: below the region's `blocks`.
- * shard: first layer.
- * shards: how many layers; 0: all from `shard` on.
+ * layer: first layer.
+ * layers: how many layers; 0: all from `layer` on.
  * event: cuda: the bytes of a `cudaIpcEventHandle_t` to wait for; on `cpu` the status is 7.
  * priority: higher first; at the same one, loads before dumps.
  * deadline_ms: as in `load`.
@@ -412,8 +412,8 @@ enum ucm_handle_kind {
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
     F(m, bin, blocks, REQ, 4, UCM_BLOCKS_BYTES)                                                    \
-    F(m, u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)                                                   \
-    F(m, u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                      \
+    F(m, u64, layer, OPT, 0, UCM_MAX_LAYERS - 1)                                                   \
+    F(m, u64, layers, OPT, 0, UCM_MAX_LAYERS)                                                      \
     F(m, bin, event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                              \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \

@@ -60,7 +60,7 @@ static int open_encoded(struct rig *rig, const struct rig_encoding *e)
 
 static int open_namespace(struct rig *rig, const struct rig_options *o)
 {
-    uint32_t shards = rig->planes / rig->sections;
+    uint32_t layers = rig->planes / rig->sections;
     struct ucm_identity identity = {
         .model = o->model,
         .dtype = "u8",
@@ -68,9 +68,9 @@ static int open_namespace(struct rig *rig, const struct rig_options *o)
         .block_tokens = 512,
         .key_bytes = RIG_KEY_BYTES,
         .parts = o->parts,
-        .shards = &shards,
-        .n_shards = 1,
-        .shard_bytes = (uint64_t)rig->chunk * rig->sections,
+        .layers = &layers,
+        .n_layers = 1,
+        .layer_bytes = (uint64_t)rig->chunk * rig->sections,
     };
     int rc = ucm_namespace_open(rig->client, &identity, rig->timeout_ms, &rig->ns);
 
@@ -101,7 +101,7 @@ static int register_region(struct rig *rig, const struct ucm_memory *memory)
         planes[p].stride = (uint64_t)rig->chunk * rig->spread;
         planes[p].offset = p * rig->blocks * planes[p].stride;
         planes[p].chunk_bytes = rig->chunk;
-        planes[p].shard = p / rig->sections;
+        planes[p].layer = p / rig->sections;
     }
     if (rig->cuda)
         rc = rig->companion->region_register(rig->cuda, rig->ns, &spec, &place, rig->timeout_ms,

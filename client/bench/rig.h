@@ -55,7 +55,7 @@ struct rig {
     uint8_t *memory;
     size_t memory_bytes;
     uint32_t blocks, planes, chunk, part, spread;
-    uint32_t sections; /* planes of a shard */
+    uint32_t sections; /* planes of a layer */
     uint64_t block_bytes;
     int timeout_ms;
     char error[320];

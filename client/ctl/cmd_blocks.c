@@ -81,12 +81,12 @@ int cmd_namespaces(const struct args *a)
                                                 {"LAYOUT", "layout", SHOW_TEXT},
                                                 {">TOKENS", "block_tokens", SHOW_NUMBER},
                                                 {">PARTS", "parts", SHOW_NUMBER},
-                                                {">SHARD", "shard_bytes", SHOW_BYTES},
+                                                {">LAYER", "layer_bytes", SHOW_BYTES},
                                                 {">BLOCKS", "blocks", SHOW_NUMBER},
                                                 {">DRAM", "dram_bytes", SHOW_BYTES},
                                                 {">NVME", "nvme_bytes", SHOW_BYTES},
                                                 {">SHARED", "shared_bytes", SHOW_BYTES},
-                                                {">RATIO", "shard_bytes", SHOW_RATIO},
+                                                {">RATIO", "layer_bytes", SHOW_RATIO},
                                                 {"BASE", "base_fingerprint", SHOW_PREFIX},
                                                 {0}};
     struct listing l = {.field = "namespaces", .columns = columns};

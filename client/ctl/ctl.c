@@ -150,7 +150,7 @@ static void cell(struct table *t, const struct ctl_column *column, const msgpack
         table_cell(t, "%" PRIu64, v);
         break;
     case SHOW_RATIO:
-        ratio_cell(t, answer_u64(o, "plain_shard_bytes"), v);
+        ratio_cell(t, answer_u64(o, "plain_layer_bytes"), v);
         break;
     case SHOW_BYTES:
     case SHOW_BOUND:

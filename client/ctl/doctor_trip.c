@@ -80,9 +80,9 @@ static int open_region(struct trip *t)
         .block_tokens = 16,
         .key_bytes = sizeof t->keys[0],
         .parts = 1,
-        .shards = &layers,
-        .n_shards = 1,
-        .shard_bytes = CHUNK,
+        .layers = &layers,
+        .n_layers = 1,
+        .layer_bytes = CHUNK,
     };
     struct ucm_plane planes[LAYERS];
     struct ucm_region_spec spec = {
@@ -99,7 +99,7 @@ static int open_region(struct trip *t)
         planes[i] = (struct ucm_plane){.offset = (uint64_t)i * BLOCKS * CHUNK,
                                        .stride = CHUNK,
                                        .chunk_bytes = CHUNK,
-                                       .shard = i};
+                                       .layer = i};
     if (ucm_namespace_open(t->d->client, &identity, -1, &t->ns) < 0)
         return library_failed(t, "opening a namespace");
     return register_region(t, &spec);

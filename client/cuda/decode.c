@@ -83,10 +83,9 @@ static int window_check(const struct ucm_cuda_decode_options *o,
                         const struct ucm_cuda_decode_layer *l)
 {
     if (l->page_of != 0 && (l->pages == 0 || l->pages % 16 != 0 || l->page_stride % 16 != 0 ||
-                            memcmp(&o->page, &o->shard, sizeof o->page) != 0))
-        return cuda_fail(
-            UCM_EINVALID,
-            "page_of is not 0; pages of multiples of 16, laid out as shards, are right");
+                            memcmp(&o->page, &o->stored, sizeof o->page) != 0))
+        return cuda_fail(UCM_EINVALID, "page_of is not 0; pages of multiples of 16, laid out as "
+                                       "the daemon's blocks, are right");
     if (o->window == 0 || l->length == 0)
         return 0;
     if (l->first == 0 || l->page_table == 0 || l->pages == 0)

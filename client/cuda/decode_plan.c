@@ -184,29 +184,30 @@ static uint64_t end_of(const struct ucm_cuda_decode_options *o, uint64_t offset,
     return offset + (o->tokens - 1) * token + (o->kv_heads - 1) * head + row_bytes(o);
 }
 
-static int shard_check(const struct ucm_cuda_decode_options *o)
+static int stored_check(const struct ucm_cuda_decode_options *o)
 {
-    const struct ucm_cuda_decode_layout *l = &o->shard;
+    const struct ucm_cuda_decode_layout *l = &o->stored;
     uint64_t k, v;
-    int r = layout_check(l, "shard");
+    int r = layout_check(l, "stored");
 
     if (r == 0)
         r = layout_check(&o->page, "page");
     if (r != 0)
         return r;
-    if (o->shard_bytes == 0 || o->shard_bytes % 16 != 0 || o->shard_bytes > UINT32_MAX)
-        return cuda_fail(UCM_EINVALID, "shard_bytes is %llu; multiples of 16 below 4 GiB are right",
-                         (unsigned long long)o->shard_bytes);
-    if (l->k_offset > o->shard_bytes || l->k_token_stride > o->shard_bytes ||
-        l->k_head_stride > o->shard_bytes || l->v_offset > o->shard_bytes ||
-        l->v_token_stride > o->shard_bytes || l->v_head_stride > o->shard_bytes)
-        return cuda_fail(UCM_EINVALID, "an offset or stride of shard is beyond the %llu of a layer",
-                         (unsigned long long)o->shard_bytes);
+    if (o->layer_bytes == 0 || o->layer_bytes % 16 != 0 || o->layer_bytes > UINT32_MAX)
+        return cuda_fail(UCM_EINVALID, "layer_bytes is %llu; multiples of 16 below 4 GiB are right",
+                         (unsigned long long)o->layer_bytes);
+    if (l->k_offset > o->layer_bytes || l->k_token_stride > o->layer_bytes ||
+        l->k_head_stride > o->layer_bytes || l->v_offset > o->layer_bytes ||
+        l->v_token_stride > o->layer_bytes || l->v_head_stride > o->layer_bytes)
+        return cuda_fail(UCM_EINVALID,
+                         "an offset or stride of stored is beyond the %llu of a layer",
+                         (unsigned long long)o->layer_bytes);
     k = end_of(o, l->k_offset, l->k_token_stride, l->k_head_stride);
     v = is_latent(o) ? k : end_of(o, l->v_offset, l->v_token_stride, l->v_head_stride);
-    if (k > o->shard_bytes || v > o->shard_bytes)
-        return cuda_fail(UCM_EINVALID, "shard reaches byte %llu of %llu of a layer",
-                         (unsigned long long)(k > v ? k : v), (unsigned long long)o->shard_bytes);
+    if (k > o->layer_bytes || v > o->layer_bytes)
+        return cuda_fail(UCM_EINVALID, "stored reaches byte %llu of %llu of a layer",
+                         (unsigned long long)(k > v ? k : v), (unsigned long long)o->layer_bytes);
     return 0;
 }
 
@@ -238,7 +239,7 @@ static int shape_check(struct decode_plan *p)
     return ucm_slots_check(&p->shape, why) == 0 ? 0 : cuda_fail(UCM_EINVALID, "%s", why);
 }
 
-/* ---- the gather: from a shard to a slot ---- */
+/* ---- the gather: from a layer to a slot ---- */
 
 static struct ucm_slots_plane head_plane(const struct ucm_cuda_decode_options *o, uint64_t offset,
                                          uint64_t token, uint64_t head)
@@ -247,7 +248,7 @@ static struct ucm_slots_plane head_plane(const struct ucm_cuda_decode_options *o
     bool contiguous = token == row;
 
     return (struct ucm_slots_plane){.first = offset,
-                                    .layer_stride = o->shard_bytes,
+                                    .layer_stride = o->layer_bytes,
                                     .head_stride = head,
                                     .pitch = token,
                                     .rows = contiguous ? 1 : o->tokens,
@@ -258,7 +259,7 @@ static struct ucm_slots_plane head_plane(const struct ucm_cuda_decode_options *o
 static void gather_code(struct ucm_slots_gather *g, const struct ucm_cuda_decode_options *o,
                         uint64_t half)
 {
-    uint64_t pitch[] = {o->shard.k_token_stride, o->shard.v_token_stride};
+    uint64_t pitch[] = {o->stored.k_token_stride, o->stored.v_token_stride};
 
     for (uint32_t i = 0; i < g->planes; i++) {
         g->plane[i].pitch = pitch[i];
@@ -272,7 +273,7 @@ static void gather_code(struct ucm_slots_gather *g, const struct ucm_cuda_decode
 static void gather_plan(struct decode_plan *p)
 {
     const struct ucm_cuda_decode_options *o = &p->options;
-    const struct ucm_cuda_decode_layout *l = &o->shard;
+    const struct ucm_cuda_decode_layout *l = &o->stored;
     struct ucm_slots_gather *g = &p->gather;
     uint64_t half = (uint64_t)o->tokens * slot_row_bytes(o);
 
@@ -282,10 +283,10 @@ static void gather_plan(struct decode_plan *p)
         g->plane[0] = head_plane(o, l->k_offset, l->k_token_stride, l->k_head_stride);
         g->plane[1] = head_plane(o, l->v_offset, l->v_token_stride, l->v_head_stride);
     } else {
-        p->info.slot_bytes = o->shard_bytes;
+        p->info.slot_bytes = o->layer_bytes;
         *g = (struct ucm_slots_gather){.heads = 1, .planes = 1};
         g->plane[0] = (struct ucm_slots_plane){
-            .layer_stride = o->shard_bytes, .rows = 1, .row_bytes = (uint32_t)o->shard_bytes};
+            .layer_stride = o->layer_bytes, .rows = 1, .row_bytes = (uint32_t)o->layer_bytes};
     }
     for (uint32_t i = 0; i < g->planes; i++) {
         g->plane[i].slots = o->pool + i * half;
@@ -356,7 +357,7 @@ static void attend_plan(struct decode_plan *p)
         a->pool.scales = is_coded(o) ? 2 * o->tokens * o->head_dim : 0;
         a->plain_pages = is_coded(o);
     } else {
-        memory_layout(&a->pool, &o->shard);
+        memory_layout(&a->pool, &o->stored);
     }
     memory_layout(&a->pages, &o->page);
     if (p->latent) /* row groups share it */
@@ -437,7 +438,7 @@ int decode_plan(struct decode_plan *p, const struct ucm_cuda_decode_options *opt
     if (r == 0)
         r = lists_check(options);
     if (r == 0)
-        r = shard_check(options);
+        r = stored_check(options);
     if (r == 0)
         r = shape_check(p);
     if (r == 0)

@@ -104,10 +104,10 @@ static int part_check(const struct ucm_cuda_decode *d, const struct ucm_window_i
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
 
-    if (info->part_bytes < o->layers * o->shard_bytes)
+    if (info->part_bytes < o->layers * o->layer_bytes)
         return cuda_fail(UCM_EINVALID, "a block of the window has %llu bytes; %u layers have %llu",
                          (unsigned long long)info->part_bytes, o->layers,
-                         (unsigned long long)(o->layers * o->shard_bytes));
+                         (unsigned long long)(o->layers * o->layer_bytes));
     return 0;
 }
 

@@ -281,7 +281,7 @@ static bool rope_dtype(const char *name, uint32_t *out)
     return false;
 }
 
-/* Where K lies in each plane, whose shards come in order. The angles are the daemon's: of the frequencies nothing
+/* Where K lies in each plane, whose layers come in order. The angles are the daemon's: of the frequencies nothing
  * is needed here. */
 static void rope_places(const struct ucm_region_spec *spec, struct companion_rope *out)
 {
@@ -290,7 +290,7 @@ static void rope_places(const struct ucm_region_spec *spec, struct companion_rop
     for (uint32_t p = 0; p < spec->n_planes; p++) {
         const struct ucm_plane *plane = &spec->planes[p];
 
-        if (p > 0 && plane->shard != spec->planes[p - 1].shard)
+        if (p > 0 && plane->layer != spec->planes[p - 1].layer)
             begin = 0;
         out->at[p] = k >= begin && k + bytes <= begin + plane->chunk_bytes ? (uint32_t)(k - begin)
                                                                            : UCM_ROPE_NO_K;

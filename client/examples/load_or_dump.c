@@ -36,9 +36,9 @@ static int open_namespace(struct ucm_client *client, struct ucm_namespace **ns)
         .block_tokens = TOKENS,
         .key_bytes = 32,
         .parts = 1, /* ranks that each hold a slice of a block */
-        .shards = &layers,
-        .n_shards = 1,
-        .shard_bytes = CHUNK,
+        .layers = &layers,
+        .n_layers = 1,
+        .layer_bytes = CHUNK,
     };
 
     return ucm_namespace_open(client, &identity, -1, ns) < 0 ? failed("namespace") : 0;
@@ -64,7 +64,7 @@ static int register_region(struct ucm_namespace *ns, int fd, struct ucm_region *
             .offset = (uint64_t)i * BLOCKS * CHUNK,
             .stride = CHUNK,
             .chunk_bytes = CHUNK,
-            .shard = i,
+            .layer = i,
         };
     return ucm_region_register(ns, &spec, -1, region) < 0 ? failed("region") : 0;
 }

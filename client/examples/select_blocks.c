@@ -17,7 +17,7 @@ enum {
     Q_HEADS = 4,
     DIM = 64,     /* of a head */
     CONTEXT = 64, /* blocks of the context; this example's paged memory holds them all */
-    SHARD = TOKENS * HEADS * DIM * (int)sizeof(float), /* K of one block in the one layer */
+    LAYER = TOKENS * HEADS * DIM * (int)sizeof(float), /* K of one block in the one layer */
 };
 
 struct worker {
@@ -46,9 +46,9 @@ static int open_namespaces(struct worker *w)
         .block_tokens = TOKENS,
         .key_bytes = 32,
         .parts = 1,
-        .shards = &layers,
-        .n_shards = 1,
-        .shard_bytes = SHARD,
+        .layers = &layers,
+        .n_layers = 1,
+        .layer_bytes = LAYER,
     };
     struct ucm_sparse_digest mean = {
         .method = UCM_SPARSE_MEAN,
@@ -69,8 +69,8 @@ static int open_namespaces(struct worker *w)
 
 static int register_region(struct worker *w)
 {
-    struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD, .bytes = CONTEXT * SHARD, .fd = w->fd};
-    struct ucm_plane plane = {.stride = SHARD, .chunk_bytes = SHARD};
+    struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD, .bytes = CONTEXT * LAYER, .fd = w->fd};
+    struct ucm_plane plane = {.stride = LAYER, .chunk_bytes = LAYER};
     struct ucm_region_spec spec = {
         .blocks = CONTEXT,
         .device = "cpu",
@@ -124,7 +124,7 @@ static int select_and_load(struct worker *w)
     uint32_t layer = 0, counts[HEADS], index[HEADS * CONTEXT], union_of[CONTEXT], n = 0;
     struct ucm_chain_keys keys = {.keys = w->keys, .n_keys = CONTEXT, .build = 1};
     struct ucm_sparse_select select = {
-        .chains = &w->chain, .shards = &layer, .n_rows = 1, .q = q, .score.q_heads = Q_HEADS};
+        .chains = &w->chain, .layers = &layer, .n_rows = 1, .q = q, .score.q_heads = Q_HEADS};
     struct ucm_sparse_selected chosen = {
         .counts = counts, .index = index, .counts_room = HEADS, .index_room = HEADS * CONTEXT};
     struct ucm_chain_result result;
@@ -172,7 +172,7 @@ int main(void)
         failed("connect");
         return 1;
     }
-    if (ucm_shared_memory(CONTEXT * SHARD, &w.fd, &memory) < 0) {
+    if (ucm_shared_memory(CONTEXT * LAYER, &w.fd, &memory) < 0) {
         failed("memory");
         ucm_close(w.client);
         return 1;
@@ -180,7 +180,7 @@ int main(void)
     w.kv = memory;
     r = run(&w);
     ucm_close(w.client);
-    munmap(memory, CONTEXT * SHARD);
+    munmap(memory, CONTEXT * LAYER);
     close(w.fd);
     return r < 0;
 }

@@ -156,9 +156,9 @@ struct ucm_identity {
     uint32_t block_tokens;  /* tokens in a block */
     uint32_t key_bytes;     /* bytes in a key, 16 to 32 */
     uint32_t parts;         /* ranks that each hold a part of a block; 1 for MLA */
-    const uint32_t *shards; /* n_shards numbers of layers */
-    uint32_t n_shards;    /* 1: all parts have shards[0] layers; else `parts`: one number a part */
-    uint64_t shard_bytes; /* KV bytes of one layer of one part of one block */
+    const uint32_t *layers; /* n_layers numbers of layers */
+    uint32_t n_layers;    /* 1: all parts have layers[0] layers; else `parts`: one number a part */
+    uint64_t layer_bytes; /* KV bytes of one layer of one part of one block */
     const void *salt;     /* anything else that must separate caches; NULL: nothing */
     size_t salt_bytes;    /* 0 to 1024 */
     /* enum ucm_durability_wish, for this client's dumps that have UCM_DURABLE_DEFAULT. The client's
@@ -270,8 +270,8 @@ struct ucm_plane {
     uint64_t stride;      /* bytes from one block to the next; at least chunk_bytes */
     uint32_t chunk_bytes; /* KV bytes of this plane in one block */
     /* Layer, from 0. Planes are sorted by it, and the chunks of a layer add up to the namespace's
-     * shard_bytes. A region may leave layers out; loads and dumps then name ranges without them. */
-    uint32_t shard;
+     * layer_bytes. A region may leave layers out; loads and dumps then name ranges without them. */
+    uint32_t layer;
 };
 
 /* Where K lies in a layer, and how the model rotates it: for loads that turn K to other positions (struct
@@ -305,7 +305,7 @@ struct ucm_region_spec {
     uint32_t n_planes;    /* 1 to 2048 */
     uint32_t ring_region; /* its number in orders on the staging ring; 0: none */
     /* Not 0: a pool. Its blocks are slots, each for one layer of any block, and `planes` are those of one
-     * layer, of shard 0: for ucm_fetch alone. */
+     * layer, of layer 0: for ucm_fetch alone. */
     uint32_t pool;
     const struct ucm_rope *rope; /* NULL: its loads turn nothing */
 };
@@ -506,8 +506,8 @@ struct ucm_transfer {
     const void *keys;       /* n_keys * key_bytes */
     const uint32_t *blocks; /* n_keys block ids of the region, one a key; prefetch: NULL */
     uint32_t n_keys;        /* 1 to ucm_server_info.max_keys */
-    uint32_t shard;         /* first layer to load or dump */
-    uint32_t n_shards;      /* how many layers; 0: all from `shard` on */
+    uint32_t layer;         /* first layer to load or dump */
+    uint32_t n_layers;      /* how many layers; 0: all from `layer` on */
     uint32_t priority;      /* 0 to 7; larger goes first */
     uint32_t deadline_ms;   /* the daemon gives up after so long; 0: its default */
     uint32_t lease;         /* load: ends with the load, done or refused; 0: none */
@@ -549,7 +549,7 @@ struct ucm_chain; /* ucmclient_sparse.h */
 
 struct ucm_fetch_item {
     uint32_t block; /* its place in the chain, or in keys */
-    uint32_t shard; /* layer */
+    uint32_t layer; /* layer */
     uint32_t slot;  /* of the pool; no two items may have one */
 };
 enum { UCM_FETCH_ITEMS_MAX = 65536 };

@@ -48,7 +48,7 @@ struct ucm_cuda_decode;
 enum ucm_cuda_decode_slot {
     UCM_CUDA_DECODE_HEAD =
         0, /* a slot: one KV head of a layer; K, then V, [tokens][head_dim] each; MLA: K */
-    UCM_CUDA_DECODE_LAYER = 1, /* a slot: a layer, as a shard has it */
+    UCM_CUDA_DECODE_LAYER = 1, /* a slot: a layer, as the daemon has it */
 };
 
 /* In which form slots hold K and V. */
@@ -138,9 +138,9 @@ struct ucm_cuda_decode_options {
     uint32_t room;   /* blocks of a list, at most: ucm_cuda_select_info.room */
     uint32_t
         window; /* blocks of a chain in the engine's pages that one layer attends, at most; 0: none */
-    struct ucm_cuda_decode_layout shard; /* of a layer of a block in the daemon */
-    uint64_t shard_bytes;                /* from one layer to the next there: the namespace's */
-    struct ucm_cuda_decode_layout page;  /* of a page of the engine's, see ucm_cuda_decode_layer */
+    struct ucm_cuda_decode_layout stored; /* of a layer of a block in the daemon */
+    uint64_t layer_bytes;                 /* from one layer to the next there: the namespace's */
+    struct ucm_cuda_decode_layout page;   /* of a page of the engine's, see ucm_cuda_decode_layer */
     /* Rounds, unless rule is UCM_CUDA_DECODE_ALL; then these are not looked at. */
     uint32_t rule;  /* enum ucm_cuda_decode_rule */
     uint32_t known; /* enum ucm_cuda_decode_known: what the layers' head_scores are */
@@ -214,7 +214,7 @@ struct ucm_cuda_decode_layer {
         least; /* uint32_t[chains]: blocks that each list attends before it may stop; 0: none */
     uint64_t report; /* struct ucm_cuda_decode_report[chains][lists] to be written; 0: not wanted */
     /* int32_t[numbers]: the page that has the block of a number, or -1; 0: none has. What misses and has a page is copied
-     * from there, not over the bus: blocks that the daemon does not have yet. Such a block is complete, `page` and `shard`
+     * from there, not over the bus: blocks that the daemon does not have yet. Such a block is complete, `page` and `stored`
      * of the options are the same, and `pages` is not 0. */
     uint64_t page_of;
 };
@@ -306,7 +306,7 @@ UCM_API int ucm_cuda_decode_unserved(struct ucm_cuda_decode *decode,
 struct ucm_cuda_decode_put {
     struct ucm_cuda_decode_key key;
     uint32_t request; /* that wants it */
-    uint64_t from;    /* its layer of the block, as in `shard` of the options; aligned to 16 */
+    uint64_t from;    /* its layer of the block, as in `stored` of the options; aligned to 16 */
 };
 /* Copies them into slots; one that is there already stays. *placed receives how many are there now: the others found all
  * slots in use by this step. NULL is allowed. */

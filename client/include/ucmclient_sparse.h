@@ -35,7 +35,7 @@ enum ucm_sparse_dtype {
     UCM_SPARSE_FP8_E4M3 = 3, /* decoded as the value, scale 1 */
 };
 
-/* Where K and V lie in the bytes of one layer of a block (a shard), in bytes from its start. The
+/* Where K and V lie in the bytes of one layer of a block, in bytes from its start. The
  * channels of one token and KV head are contiguous. */
 struct ucm_sparse_shape {
     uint32_t dtype;      /* enum ucm_sparse_dtype */
@@ -111,7 +111,7 @@ UCM_API int ucm_sparse_digest_open(struct ucm_namespace *base,
 UCM_API int ucm_sparse_digest_build(struct ucm_namespace *ns, const struct ucm_transfer *transfer,
                                     int timeout_ms, struct ucm_task **out);
 
-/* Computes the digests of n layers or blocks: the i-th from kv + i * kv_stride (the shard that
+/* Computes the digests of n layers or blocks: the i-th from kv + i * kv_stride (the layer that
  * digest->shape describes) to out + i * out_stride. kv_bytes and out_bytes: of the whole arrays,
  * which nothing is read or written beyond. Strides are in bytes. */
 UCM_API int ucm_sparse_digest_local(const struct ucm_sparse_digest *digest, const void *kv,
@@ -228,8 +228,8 @@ struct ucm_sparse_choose {
 UCM_API void ucm_sparse_choose_defaults(struct ucm_sparse_choose *choose);
 
 struct ucm_sparse_select {
-    struct ucm_chain *const *chains; /* row i asks for layer shards[i] of chains[i] */
-    const uint32_t *shards;
+    struct ucm_chain *const *chains; /* row i asks for layer layers[i] of chains[i] */
+    const uint32_t *layers;
     uint32_t n_rows;  /* 1 to 4096; the chains are of one namespace of digests */
     uint32_t q_dtype; /* F32, F16 or BF16 */
     const void *q;    /* [n_rows][score.rows][score.q_heads][head_dim], contiguous */

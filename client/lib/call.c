@@ -90,9 +90,9 @@ bool client_call_progress(struct ucm_client *c, const struct msg_progress *m)
 
     if (!call) /* the user freed the task */
         return true;
-    if (!call->progress_cb || m->shards <= call->layers || !call->progress_cb(call, m))
+    if (!call->progress_cb || m->layers <= call->layers || !call->progress_cb(call, m))
         return false;
-    call->layers = (uint32_t)m->shards;
+    call->layers = (uint32_t)m->layers;
     if (call->n_waiting > 0)
         pthread_cond_broadcast(&call->cond);
     client_signal(c);

@@ -17,16 +17,16 @@ static int identity_check(const struct ucm_identity *id)
 {
     if (!id->model || !id->dtype || !id->layout)
         return client_fail(UCM_EINVALID, "model, dtype and layout must be given");
-    if (!id->shards || id->n_shards == 0)
-        return client_fail(UCM_EINVALID, "shards must name the layers of a part");
+    if (!id->layers || id->n_layers == 0)
+        return client_fail(UCM_EINVALID, "layers must name the layers of a part");
     if (id->durability > UCM_DURABLE_IN_DRAM)
         return client_fail(UCM_EINVALID, "durability is %u; see enum ucm_durability_wish",
                            id->durability);
     if (id->salt_bytes > 0 && !id->salt)
         return client_fail(UCM_EINVALID, "salt is NULL, but salt_bytes is %zu", id->salt_bytes);
-    if (id->salt_bytes > UCM_MAX_SALT_BYTES || id->n_shards > UCM_MAX_PARTS)
-        return client_fail(UCM_EINVALID, "salt_bytes is %zu and n_shards %u; at most %d and %d",
-                           id->salt_bytes, id->n_shards, UCM_MAX_SALT_BYTES, UCM_MAX_PARTS);
+    if (id->salt_bytes > UCM_MAX_SALT_BYTES || id->n_layers > UCM_MAX_PARTS)
+        return client_fail(UCM_EINVALID, "salt_bytes is %zu and n_layers %u; at most %d and %d",
+                           id->salt_bytes, id->n_layers, UCM_MAX_SALT_BYTES, UCM_MAX_PARTS);
     return 0;
 }
 
@@ -37,10 +37,10 @@ static void identity_copy(struct ucm_namespace *ns, const struct ucm_identity *i
 {
     struct proto_str *to[NAMES] = {&ns->open.tenant, &ns->open.model, &ns->open.revision,
                                    &ns->open.dtype, &ns->open.layout};
-    char *at = (char *)(ns->shards + id->n_shards);
+    char *at = (char *)(ns->layers + id->n_layers);
 
-    memcpy(ns->shards, id->shards, id->n_shards * sizeof *ns->shards);
-    ns->open.shards = (struct proto_u32s){ns->shards, id->n_shards};
+    memcpy(ns->layers, id->layers, id->n_layers * sizeof *ns->layers);
+    ns->open.layers = (struct proto_u32s){ns->layers, id->n_layers};
     ns->open.salt = (struct proto_bin){(uint8_t *)at, (uint32_t)id->salt_bytes};
     if (id->salt_bytes > 0)
         memcpy(at, id->salt, id->salt_bytes);
@@ -52,7 +52,7 @@ static void identity_copy(struct ucm_namespace *ns, const struct ucm_identity *i
     ns->open.block_tokens = id->block_tokens;
     ns->open.key_bytes = id->key_bytes;
     ns->open.parts = id->parts;
-    ns->open.shard_bytes = id->shard_bytes;
+    ns->open.layer_bytes = id->layer_bytes;
     ns->open.durability = id->durability == UCM_DURABLE_ON_NVME;
 }
 
@@ -64,7 +64,7 @@ static int namespace_new(struct ucm_client *c, const struct ucm_identity *id,
                                      {id->revision ? id->revision : "", 0},
                                      {id->dtype, 0},
                                      {id->layout, 0}};
-    size_t bytes = id->n_shards * sizeof *id->shards + id->salt_bytes;
+    size_t bytes = id->n_layers * sizeof *id->layers + id->salt_bytes;
     struct client_request q = {.method = UCM_METHOD_NS_OPEN};
     struct ucm_namespace *ns;
 

@@ -147,7 +147,7 @@ static void spec_copy(struct ucm_region *region, const struct ucm_region_spec *s
             .offset = spec->planes[i].offset,
             .stride = spec->planes[i].stride,
             .chunk = spec->planes[i].chunk_bytes,
-            .shard = spec->planes[i].shard,
+            .layer = spec->planes[i].layer,
         };
     region->msg.planes = (struct proto_planes){region->planes, spec->n_planes};
 }

@@ -221,8 +221,8 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
     q.handle = &region->handle;
     m = (struct msg_load){
         .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
-        .shard = t->shard,
-        .shards = t->n_shards,
+        .layer = t->layer,
+        .layers = t->n_layers,
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,
         .step = t->step,
@@ -248,8 +248,8 @@ int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uin
     q.handle = &region->handle;
     m = (struct msg_load_prefix){
         .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
-        .shard = t->shard,
-        .shards = t->n_shards,
+        .layer = t->layer,
+        .layers = t->n_layers,
         .wait_ms = wait_ms,
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,
@@ -273,8 +273,8 @@ static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool pl
     q.handle = &region->handle;
     m = (struct msg_dump){
         .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
-        .shard = t->shard,
-        .shards = t->n_shards,
+        .layer = t->layer,
+        .layers = t->n_layers,
         .event = {t->event, t->event ? UCM_MAX_HANDLE_BYTES : 0},
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,

@@ -19,7 +19,7 @@
 /* What an encoded namespace says; of others nothing. */
 static void pack_encoding(msgpack_packer *pk, struct index *ix, const struct ns *ns)
 {
-    struct ns_encoded encoded = {.encoding = "", .plain_shard_bytes = ns->identity.shard_bytes};
+    struct ns_encoded encoded = {.encoding = "", .plain_layer_bytes = ns->identity.layer_bytes};
     const struct ns *base = NULL;
 
     if (ns_encoded(&ns->identity, &encoded))
@@ -30,7 +30,7 @@ static void pack_encoding(msgpack_packer *pk, struct index *ix, const struct ns 
         base = NULL;
     proto_pack_text(pk, "encoding", encoded.encoding);
     proto_pack_u64(pk, "encoding_version", encoded.version);
-    proto_pack_u64(pk, "plain_shard_bytes", encoded.plain_shard_bytes);
+    proto_pack_u64(pk, "plain_layer_bytes", encoded.plain_layer_bytes);
     proto_pack_u64(pk, "base", base ? base->id : 0);
     proto_pack_bin(pk, "base_fingerprint", encoded.base, encoded.base ? UCM_FINGERPRINT_BYTES : 0);
 }
@@ -50,11 +50,11 @@ static void pack_ns(msgpack_packer *pk, struct index *ix, const struct ns *ns)
     proto_pack_u64(pk, "block_tokens", id->block_tokens);
     proto_pack_u64(pk, "key_bytes", id->key_bytes);
     proto_pack_u64(pk, "parts", id->parts);
-    proto_pack_str(pk, "shards");
+    proto_pack_str(pk, "layers");
     msgpack_pack_array(pk, id->parts);
     for (uint32_t i = 0; i < id->parts; i++)
-        msgpack_pack_uint32(pk, id->shards[i]);
-    proto_pack_u64(pk, "shard_bytes", id->shard_bytes);
+        msgpack_pack_uint32(pk, id->layers[i]);
+    proto_pack_u64(pk, "layer_bytes", id->layer_bytes);
     proto_pack_u64(pk, "blocks", ns->blocks);
     proto_pack_u64(pk, "dram_bytes", ns->dram_bytes);
     proto_pack_u64(pk, "nvme_bytes", ns->nvme_bytes);

@@ -14,7 +14,7 @@ struct codec {
     struct ucm_encoding_spec spec;
     /* Of spec: the same for all that give the same bytes. */
     uint8_t identity[UCM_ENCODING_IDENTITY_BYTES];
-    uint64_t plain_shard_bytes;
+    uint64_t plain_layer_bytes;
 };
 
 /* spec: one that ucm_encoding_check accepts. */
@@ -22,12 +22,12 @@ static inline void codec_init(struct codec *c, const struct ucm_encoding_spec *s
 {
     c->spec = *spec;
     ucm_encoding_identity(spec, c->identity);
-    c->plain_shard_bytes = ucm_encoding_plain_shard_bytes(spec);
+    c->plain_layer_bytes = ucm_encoding_plain_layer_bytes(spec);
 }
 
 struct form {
-    uint64_t shard_bytes;
-    uint32_t shards;           /* of the part */
+    uint64_t layer_bytes;
+    uint32_t layers;           /* of the part */
     const struct codec *codec; /* NULL: bytes as their writers have them */
 };
 
@@ -37,10 +37,10 @@ static inline bool codec_same(const struct codec *a, const struct codec *b)
     return a == b || memcmp(a->identity, b->identity, sizeof(a->identity)) == 0;
 }
 
-/* Of a shard as KV was computed. */
-static inline uint64_t form_plain_shard_bytes(const struct form *f)
+/* Of a layer as KV was computed. */
+static inline uint64_t form_plain_layer_bytes(const struct form *f)
 {
-    return f->codec ? f->codec->plain_shard_bytes : f->shard_bytes;
+    return f->codec ? f->codec->plain_layer_bytes : f->layer_bytes;
 }
 
 /* A reader gets what the engine computed, bit for bit. */

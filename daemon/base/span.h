@@ -1,4 +1,4 @@
-/* Bytes in one slot of the arena: some shards of one part. Only daemon/cache/hold.c makes spans,
+/* Bytes in one slot of the arena: some layers of one part. Only daemon/cache/hold.c makes spans,
  * and checks each; whoever copies, reads, writes or builds gets one, and may read its fields and
  * copy it whole.
  *
@@ -12,9 +12,9 @@
 struct span {
     const struct form *form; /* of the part; lives with the namespace that holds it */
     uint32_t slot;
-    uint32_t first, n; /* shards */
-    uint8_t *origin;   /* where shard `first` begins */
-    uint64_t len;      /* n * form->shard_bytes */
+    uint32_t first, n; /* layers */
+    uint8_t *origin;   /* where layer `first` begins */
+    uint64_t len;      /* n * form->layer_bytes */
     bool fill;         /* its bytes are still to be written; else nobody writes them */
 };
 

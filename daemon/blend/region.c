@@ -33,7 +33,7 @@ static int spec_take(const struct msg_region_register *m, struct ucm_rope_spec *
     if (m->rope.n < UCM_ROPE_NUMBERS - 1)
         return REFUSE(
             e,
-            "rope has %u numbers; it has %d: K's first byte in a shard, rows, channels of "
+            "rope has %u numbers; it has %d: K's first byte in a layer, rows, channels of "
             "a row, the first that turns, how many do, and tokens of a row, if more than one",
             m->rope.n, UCM_ROPE_NUMBERS);
     *out = (struct ucm_rope_spec){
@@ -66,13 +66,13 @@ static int spec_take(const struct msg_region_register *m, struct ucm_rope_spec *
     return 0;
 }
 
-/* Finds the plane of a shard that K lies in, which begins `at` bytes behind the shard's. */
-static int shard_find(const struct device_region *r, struct device_rope *rope, uint32_t shard,
+/* Finds the plane of a layer that K lies in, which begins `at` bytes behind the layer's. */
+static int layer_find(const struct device_region *r, struct device_rope *rope, uint32_t layer,
                       uint64_t at, struct ucm_error *e)
 {
     uint64_t bytes = ucm_rope_bytes(&rope->spec), begin = 0;
 
-    for (uint32_t p = r->shard_first[shard]; p < r->shard_first[shard + 1]; p++) {
+    for (uint32_t p = r->layer_first[layer]; p < r->layer_first[layer + 1]; p++) {
         uint64_t end = begin + r->planes[p].chunk;
 
         if (at >= begin && at + bytes <= end) {
@@ -82,13 +82,13 @@ static int shard_find(const struct device_region *r, struct device_rope *rope, u
         if (at < end)
             return REFUSE(
                 e,
-                "rope: K is bytes %llu to %llu of a shard, but the chunk of plane %u ends "
+                "rope: K is bytes %llu to %llu of a layer, but the chunk of plane %u ends "
                 "at %llu; K must lie in one plane",
                 (unsigned long long)at, (unsigned long long)(at + bytes), p,
                 (unsigned long long)end);
         begin = end;
     }
-    return REFUSE(e, "rope: K begins at byte %llu of a shard, which has %llu",
+    return REFUSE(e, "rope: K begins at byte %llu of a layer, which has %llu",
                   (unsigned long long)at, (unsigned long long)begin);
 }
 
@@ -124,9 +124,9 @@ int region_rope(const struct msg_region_register *m, const struct device_region 
                              r->n_planes);
     rope->spec = spec;
     memset(rope->at, 0xff, r->n_planes * sizeof(rope->at[0]));
-    for (uint32_t s = 0; rc == 0 && s < r->pages.shards; s++)
-        if (r->shard_first[s] < r->shard_first[s + 1])
-            rc = shard_find(r, rope, s, m->rope.p[0], e);
+    for (uint32_t s = 0; rc == 0 && s < r->pages.layers; s++)
+        if (r->layer_first[s] < r->layer_first[s + 1])
+            rc = layer_find(r, rope, s, m->rope.p[0], e);
     if (rc < 0)
         free(rope);
     else

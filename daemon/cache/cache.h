@@ -2,7 +2,7 @@
  *
  * A part is whole when some tier holds all its bytes. A block is complete when all its parts are.
  * - dump: cache_fill_claim, the device copies into the slot, cache_fill_done. The part is published
- *   when every shard was claimed, copied and reported.
+ *   when every layer was claimed, copied and reported.
  * - load: cache_get, the device copies out of the slot, cache_put. A part that lies on NVMe or on
  *   the shared tier is read once, however many ask for it, into the slot that they copy from.
  * - write-behind: complete blocks go to NVMe and to the shared tier, in the order in which they
@@ -189,7 +189,7 @@ struct cache_wait {
     bool shared; /* out, in done_cb: the part was read from the shared tier, not from NVMe */
     /* Of who reads part of it instead (daemon/pool): out: the caller has these, and no use.
      * cancel_cb: also ends a wait; NULL: nothing. */
-    struct cache_shards *shards;
+    struct cache_layers *layers;
     void (*cancel_cb)(struct cache_wait *w);
     /* 0: the caller has one use of the part. -errno: it has none; -ENOENT: the shared tier does not
      * have the part any more, or did not say in time; -EBUSY: too many users, or the copy on NVMe
@@ -245,14 +245,14 @@ void cache_fills_init(struct cache_fills *fills);
 void cache_fills_end(struct cache *c, struct cache_fills *fills);
 
 struct cache_fill;
-/* Claims shards [shard, shard + n) of a part for one copy; the caller holds the block. -EEXIST: the
- * part is whole. -EINPROGRESS: another connection fills it, or one of the shards is claimed; all of
+/* Claims layers [layer, layer + n) of a part for one copy; the caller holds the block. -EEXIST: the
+ * part is whole. -EINPROGRESS: another connection fills it, or one of the layers is claimed; all of
  * them may be claimed anew while none is being copied. -EBUSY: no slot now, see WAIT_SLOT. node: as
  * in cache_get. */
 int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
-                     uint32_t shard, uint32_t n, int node, struct cache_fill **out);
-/* The copy of n claimed shards ended. With ok false the fill and all its shards are dropped. When
- * all shards are there the part is published, and the fill is gone. */
+                     uint32_t layer, uint32_t n, int node, struct cache_fill **out);
+/* The copy of n claimed layers ended. With ok false the fill and all its layers are dropped. When
+ * all layers are there the part is published, and the fill is gone. */
 void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
 /* The same for one of several, after which the caller calls cache_released. */
 void cache_fill_end(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);

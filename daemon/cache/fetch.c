@@ -219,7 +219,7 @@ static int get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, 
     struct part_op *f;
 
     list_init(&w->link);
-    w->shards = NULL;
+    w->layers = NULL;
     w->cancel_cb = NULL;
     if (p->dram == PART_DRAM_READY)
         return cache_take(c, ref, part);
@@ -292,7 +292,7 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
         return -EBUSY;
     op->check = true;
     /* Not the part's slot: the slab it lies in can't be emptied. */
-    if (cache_slot(c, form->shards * form->shard_bytes, 0, NUMA_NONE, false, &op->slot) != 0)
+    if (cache_slot(c, form->layers * form->layer_bytes, 0, NUMA_NONE, false, &op->slot) != 0)
         goto err_after_op;
     rc = span_slot(c, op->slot, form, &span);
     if (rc == 0)

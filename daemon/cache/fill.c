@@ -1,4 +1,4 @@
-/* Fills: dumps copy a part from a worker's memory shard by shard; the whole part is published. */
+/* Fills: dumps copy a part from a worker's memory layer by layer; the whole part is published. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -37,8 +37,8 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
 static int fill_new(struct cache *c, struct cache_fills *fills, const struct ns *ns, block_ref ref,
                     uint32_t part, int node, struct cache_fill **out)
 {
-    uint32_t shards = ns->identity.shards[part];
-    struct cache_fill *f = calloc(1, sizeof(*f) + (shards + 63) / 64 * sizeof(uint64_t));
+    uint32_t layers = ns->identity.layers[part];
+    struct cache_fill *f = calloc(1, sizeof(*f) + (layers + 63) / 64 * sizeof(uint64_t));
     int rc;
 
     if (!f)
@@ -57,7 +57,7 @@ static int fill_new(struct cache *c, struct cache_fills *fills, const struct ns 
     f->fills = fills;
     f->ref = ref;
     f->part = part;
-    f->shards = shards;
+    f->layers = layers;
     list_init(&f->link_age);
     list_push_back(&fills->list, &f->link);
     part_set_dram(c, ref, part, PART_DRAM_FILLING, f->number);
@@ -65,18 +65,18 @@ static int fill_new(struct cache *c, struct cache_fills *fills, const struct ns 
     return 0;
 }
 
-static bool fill_take(struct cache_fill *f, uint32_t shard, uint32_t n)
+static bool fill_take(struct cache_fill *f, uint32_t layer, uint32_t n)
 {
-    for (uint32_t s = shard; s < shard + n; s++)
+    for (uint32_t s = layer; s < layer + n; s++)
         if (f->claimed[s / 64] >> (s % 64) & 1)
             return false;
-    for (uint32_t s = shard; s < shard + n; s++)
+    for (uint32_t s = layer; s < layer + n; s++)
         f->claimed[s / 64] |= UINT64_C(1) << (s % 64);
     return true;
 }
 
 int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
-                     uint32_t shard, uint32_t n, int node, struct cache_fill **out)
+                     uint32_t layer, uint32_t n, int node, struct cache_fill **out)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
@@ -84,7 +84,7 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
     struct cache_fill *f;
     int rc;
 
-    assert(n > 0 && shard + n <= ns->identity.shards[part]);
+    assert(n > 0 && layer + n <= ns->identity.layers[part]);
     if (b->flags & BLOCK_DOOMED)
         return -EINPROGRESS;
     /* A fill goes on when recovery finds the part in the meantime. A part that is only PRESUMED is
@@ -99,13 +99,13 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
     } else {
         f = table_get(&c->fills, part_fill(p));
     }
-    /* Who brings all shards does not go on with what was brought before: a dump by layers may have
+    /* Who brings all layers does not go on with what was brought before: a dump by layers may have
      * been cancelled midway. */
-    if (f->fills == fills && f->copying == 0 && n == f->shards) {
-        memset(f->claimed, 0, (f->shards + 63) / 64 * sizeof(f->claimed[0]));
+    if (f->fills == fills && f->copying == 0 && n == f->layers) {
+        memset(f->claimed, 0, (f->layers + 63) / 64 * sizeof(f->claimed[0]));
         f->done = 0;
     }
-    if (f->fills != fills || f->broken || !fill_take(f, shard, n))
+    if (f->fills != fills || f->broken || !fill_take(f, layer, n))
         return -EINPROGRESS;
     if (p->share == PART_SHARE_PRESUMED)
         part_set_share(c, ref, part, PART_SHARE_NONE, 0);
@@ -129,7 +129,7 @@ void cache_fill_end(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
         f->broken = true;
     if (f->broken && f->copying == 0)
         cache_fill_abort(c, f);
-    else if (f->done == f->shards && !f->broken)
+    else if (f->done == f->layers && !f->broken)
         fill_publish(c, f);
     else if (f->copying == 0)
         list_push_back(&c->fills_by_age, &f->link_age); /* who waits for a slot may take this one */

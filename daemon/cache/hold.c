@@ -408,16 +408,16 @@ static int refuse(struct cache *c, const char *why, uint32_t first, uint32_t n)
     return -EINVAL;
 }
 
-/* The one place where a slot becomes an address. at: of shard `first` in the slot. */
+/* The one place where a slot becomes an address. at: of layer `first` in the slot. */
 static int make(struct cache *c, slot_ref slot, uint64_t at, const struct form *form,
                 uint32_t first, uint32_t n, bool fill, struct span *out)
 {
     uint64_t len, slot_bytes;
     uint8_t *memory;
 
-    if (n == 0 || first >= form->shards || n > form->shards - first)
-        return refuse(c, "no such shards", first, n);
-    if (slot == 0 || __builtin_mul_overflow(n, form->shard_bytes, &len))
+    if (n == 0 || first >= form->layers || n > form->layers - first)
+        return refuse(c, "no such layers", first, n);
+    if (slot == 0 || __builtin_mul_overflow(n, form->layer_bytes, &len))
         return refuse(c, "no slot", first, n);
     memory = arena_memory(c->arena, slot, &slot_bytes);
     if (at > slot_bytes || len > slot_bytes - at)
@@ -439,22 +439,22 @@ int span_part(struct cache *c, block_ref ref, uint32_t part, struct span *out)
     const struct part *p = &b->part[part];
 
     if (p->dram != PART_DRAM_READY || p->users == 0)
-        return refuse(c, "not held in DRAM", 0, form->shards);
-    return make(c, part_slot(p), 0, form, 0, form->shards, false, out);
+        return refuse(c, "not held in DRAM", 0, form->layers);
+    return make(c, part_slot(p), 0, form, 0, form->layers, false, out);
 }
 
 int span_fill(struct cache *c, const struct cache_fill *f, uint32_t first, uint32_t n,
               struct span *out)
 {
     const struct form *form = ns_form(cache_ns(c, f->ref), f->part);
-    bool claimed = first <= f->shards && n <= f->shards - first;
+    bool claimed = first <= f->layers && n <= f->layers - first;
 
-    /* Of all of these shards; no others are the part's. */
+    /* Of all of these layers; no others are the part's. */
     for (uint32_t s = first; claimed && s < first + n; s++)
         claimed = f->claimed[s / 64] >> (s % 64) & 1;
     if (!claimed)
         return refuse(c, "not claimed", first, n);
-    return make(c, f->slot, first * form->shard_bytes, form, first, n, true, out);
+    return make(c, f->slot, first * form->layer_bytes, form, first, n, true, out);
 }
 
 int span_cut(struct cache *c, const struct span *from, uint32_t first, uint32_t n, struct span *out)
@@ -464,18 +464,18 @@ int span_cut(struct cache *c, const struct span *from, uint32_t first, uint32_t 
     if (first < from->first || n > from->n || first - from->first > from->n - n)
         return refuse(c, "not in what it is cut from", first, n);
     return make(c, from->slot,
-                (uint64_t)(from->origin - slot) + (first - from->first) * from->form->shard_bytes,
+                (uint64_t)(from->origin - slot) + (first - from->first) * from->form->layer_bytes,
                 from->form, first, n, from->fill, out);
 }
 
 int span_slot(struct cache *c, slot_ref slot, const struct form *form, struct span *out)
 {
-    return make(c, slot, 0, form, 0, form->shards, true, out);
+    return make(c, slot, 0, form, 0, form->layers, true, out);
 }
 
 int span_kept(struct cache *c, slot_ref slot, const struct form *form, struct span *out)
 {
-    return make(c, slot, 0, form, 0, form->shards, false, out);
+    return make(c, slot, 0, form, 0, form->layers, false, out);
 }
 
 int span_copy(struct cache *c, block_ref ref, uint32_t part, slot_ref to, struct cache_copy *out)
@@ -494,9 +494,9 @@ int span_stage(struct cache *c, slot_ref slot, uint64_t at, const struct form *f
                uint32_t n, struct span *out)
 {
     uint64_t slot_bytes = arena_slot_bytes(c->arena, slot),
-             room = tier_shards_room(form->shard_bytes, first, n);
+             room = tier_layers_room(form->layer_bytes, first, n);
 
     if (at > slot_bytes || room > slot_bytes - at)
         return refuse(c, "no room on the stage", first, n);
-    return make(c, slot, at + tier_shards_at(form->shard_bytes, first), form, first, n, false, out);
+    return make(c, slot, at + tier_layers_at(form->layer_bytes, first), form, first, n, false, out);
 }

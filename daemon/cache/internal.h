@@ -172,10 +172,10 @@ struct cache_fill {
     struct list link, link_age;
     struct cache_fills *fills;
     block_ref ref;
-    uint32_t part, number, shards;
+    uint32_t part, number, layers;
     slot_ref slot;
-    uint32_t done;    /* shards whose bytes are in the slot */
-    uint32_t copying; /* shards claimed and not yet reported */
+    uint32_t done;    /* layers whose bytes are in the slot */
+    uint32_t copying; /* layers claimed and not yet reported */
     bool broken;      /* dropped when the last copy has ended */
     uint64_t claimed[];
 };

@@ -90,18 +90,18 @@ static void tier_done_cb(struct tier_io *io, int status)
     op->kind->tier_cb(op, status);
 }
 
-/* Of some shards the tier wants to know where the part would begin. */
+/* Of some layers the tier wants to know where the part would begin. */
 static void target_set(struct part_op *op, const struct span *span)
 {
     struct tier_io *io = &op->io.tier;
 
     io->data = span->origin;
     io->buffer = arena_slab_of(op->cache->arena, span->slot);
-    if (io->op != TIER_READ_SHARDS)
+    if (io->op != TIER_READ_LAYERS)
         return;
-    io->shard = span->first;
-    io->shards = span->n;
-    io->data = span->origin - tier_shards_at(io->shard_bytes, io->shard);
+    io->layer = span->first;
+    io->layers = span->n;
+    io->data = span->origin - tier_layers_at(io->layer_bytes, io->layer);
 }
 
 int op_tier(struct part_op *op, enum tier_op what, const struct span *span)
@@ -114,7 +114,7 @@ int op_tier(struct part_op *op, enum tier_op what, const struct span *span)
     op->shared = false;
     *io = (struct tier_io){.op = what,
                            .bytes = ns_part_bytes(ns, op->part),
-                           .shard_bytes = ns->identity.shard_bytes,
+                           .layer_bytes = ns->identity.layer_bytes,
                            .seal = cache_sealed(c, ns),
                            .check = op->check,
                            .priority = op->priority,
@@ -130,7 +130,7 @@ int op_tier(struct part_op *op, enum tier_op what, const struct span *span)
     op->begun_ns = uv_hrtime();
     rc = c->tier_ops->submit(c->tier, io);
     c->tier_busy += rc == 0;
-    if (rc == 0 && !op->check && (what == TIER_READ || what == TIER_READ_SHARDS) &&
+    if (rc == 0 && !op->check && (what == TIER_READ || what == TIER_READ_LAYERS) &&
         policy_heat(index_block(c->config.index, op->ref)) == HEAT_ONCE)
         admission_returned(ns->admits);
     return rc;

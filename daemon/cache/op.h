@@ -42,8 +42,8 @@ struct part_op *op_new(struct cache *c, const struct op_kind *kind, block_ref re
 /* The same in its owner's memory. */
 void op_init(struct part_op *op, struct cache *c, const struct op_kind *kind, block_ref ref,
              uint32_t part);
-/* Submits it to NVMe, to the shared tier. span: source or target, which also says which shards
- * TIER_READ_SHARDS reads; NULL: none. 0 or the tier's -errno; then op is the caller's. */
+/* Submits it to NVMe, to the shared tier. span: source or target, which also says which layers
+ * TIER_READ_LAYERS reads; NULL: none. 0 or the tier's -errno; then op is the caller's. */
 int op_tier(struct part_op *op, enum tier_op what, const struct span *span);
 int op_share(struct part_op *op, bool write, const struct span *span);
 

@@ -14,10 +14,10 @@ struct cache_copy;
 
 /* All of a part in DRAM, of which the caller has a use. */
 int span_part(struct cache *c, block_ref ref, uint32_t part, struct span *out);
-/* Shards that the caller has claimed. */
+/* Layers that the caller has claimed. */
 int span_fill(struct cache *c, const struct cache_fill *f, uint32_t first, uint32_t n,
               struct span *out);
-/* Shards [first, first + n), counted in the part, of what `from` has. */
+/* Layers [first, first + n), counted in the part, of what `from` has. */
 int span_cut(struct cache *c, const struct span *from, uint32_t first, uint32_t n,
              struct span *out);
 
@@ -29,7 +29,7 @@ int span_slot(struct cache *c, slot_ref slot, const struct form *form, struct sp
 int span_kept(struct cache *c, slot_ref slot, const struct form *form, struct span *out);
 /* A copy of a part that the caller has a use of into such a slot, but for done_cb. */
 int span_copy(struct cache *c, block_ref ref, uint32_t part, slot_ref to, struct cache_copy *out);
-/* Some shards in a room for TIER_READ_SHARDS that begins at byte `at` of the slot. */
+/* Some layers in a room for TIER_READ_LAYERS that begins at byte `at` of the slot. */
 int span_stage(struct cache *c, slot_ref slot, uint64_t at, const struct form *form, uint32_t first,
                uint32_t n, struct span *out);
 

@@ -157,7 +157,7 @@ static bool describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
     out->bytes = ns_part_bytes(ns, part);
     out->checksum = b->part[part].checksum;
     out->sealed = b->part[part].sealed;
-    out->shard_bytes = ns->identity.shard_bytes;
+    out->layer_bytes = ns->identity.layer_bytes;
     return true;
 }
 

@@ -85,14 +85,14 @@ struct device_region {
     bool stranger;             /* of another tenant than the daemon's own user: it gets no events */
     uint32_t part, blocks;
     struct form pages;         /* what its pages hold */
-    bool pool;                 /* its blocks are slots that take any shard: pages.shards is 1 */
+    bool pool;                 /* its blocks are slots that take any layer: pages.layers is 1 */
     const struct codec *codec; /* plain pages: how copies may encode and decode; NULL: they don't */
     uint32_t ring_region;      /* what orders of a staging ring call it; 0: never staged */
     uint32_t n_handles, n_planes;
     struct device_handle *handles;
-    /* Of pages.shards + 1 entries: planes [shard_first[s], shard_first[s+1]); none: the region has
-     * no memory for that shard */
-    uint32_t *shard_first;
+    /* Of pages.layers + 1 entries: planes [layer_first[s], layer_first[s+1]); none: the region has
+     * no memory for that layer */
+    uint32_t *layer_first;
     /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
     struct ucm_copy_plane *planes;
     /* With a codec, when each plane is one section: where the sections lie in a coded slot
@@ -132,12 +132,12 @@ enum copy_way region_way(const struct device_region *r, const struct form *f);
 /* Checks a registration against the form that its pages hold and the sizes of its handles:
  * - handles are of the device's kind;
  * - every plane's last block ends inside its handle, and strides hold a chunk;
- * - planes are sorted by shard, and the chunks of each shard that has some add up to
- *   pages->shard_bytes;
+ * - planes are sorted by layer, and the chunks of each layer that has some add up to
+ *   pages->layer_bytes;
  * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only;
  * - with a codec (pages are plain then; NULL: none): every plane is one section, in order, and
  *   begins at a multiple of DEVICE_SECTION_ALIGN in every block;
- * - with `rope`: the K of each shard lies whole in one plane's chunk.
+ * - with `rope`: the K of each layer lies whole in one plane's chunk.
  * Takes the descriptors that handles name out of fds and sets their entries to -1. Returns 0 and
  * *out; or -code with *e, and then takes nothing. */
 int region_check(const struct msg_region_register *m, const struct form *pages,
@@ -179,7 +179,7 @@ struct device_job {
     uint64_t memory_bytes;
     struct ucm_copy_item *items; /* slot addresses as the CPU sees them; alive until done */
     uint32_t n_items, cap_items;
-    uint32_t first_shard, n_shards; /* of the blocks: those that are copied */
+    uint32_t first_layer, n_layers; /* of the blocks: those that are copied */
     uint32_t first_plane, n_planes; /* theirs */
     /* Load: the table by which K of each item turns (NULL: it stays); NULL: all stays. Alive until
      * done. */
@@ -217,11 +217,11 @@ struct device_job {
     void *scratch;
 };
 
-/* The load or dump is one of these shards of blocks. The region has planes for them; of a pool
- * there is shard 0. */
-void device_job_shards(struct device_job *job, uint32_t shard, uint32_t shards);
+/* The load or dump is one of these layers of blocks. The region has planes for them; of a pool
+ * there is layer 0. */
+void device_job_layers(struct device_job *job, uint32_t layer, uint32_t layers);
 /* Adds a copy between block `block` and the span, to items, where there are cap_items. 0; -EINVAL:
- * there is no such block, the span has not the job's shards, its form does not go the job's way, or
+ * there is no such block, the span has not the job's layers, its form does not go the job's way, or
  * its bytes are not such that the job may read (write) them. Nobody else writes items. */
 int device_job_add(struct device_job *job, const struct span *span, uint32_t block);
 /* By the slots' addresses. */

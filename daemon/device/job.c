@@ -16,21 +16,21 @@
 
 /* ---- what it names ---- */
 
-void device_job_shards(struct device_job *job, uint32_t shard, uint32_t shards)
+void device_job_layers(struct device_job *job, uint32_t layer, uint32_t layers)
 {
-    const uint32_t *first = job->region->shard_first;
+    const uint32_t *first = job->region->layer_first;
 
-    assert(shards > 0 && shard + shards <= job->region->pages.shards);
-    job->first_shard = shard;
-    job->n_shards = shards;
-    job->first_plane = first[shard];
-    job->n_planes = first[shard + shards] - first[shard];
+    assert(layers > 0 && layer + layers <= job->region->pages.layers);
+    job->first_layer = layer;
+    job->n_layers = layers;
+    job->first_plane = first[layer];
+    job->n_planes = first[layer + layers] - first[layer];
 }
 
 enum copy_way region_way(const struct device_region *r, const struct form *f)
 {
     const struct codec *pages = r->pages.codec;
-    bool same = f->shard_bytes == r->pages.shard_bytes;
+    bool same = f->layer_bytes == r->pages.layer_bytes;
 
     if (!f->codec)
         return same && !pages ? WAY_STRAIGHT : WAY_NONE;
@@ -48,15 +48,15 @@ int device_job_add(struct device_job *job, const struct span *span, uint32_t blo
     if (job->n_items >= job->cap_items || block >= r->blocks || region_way(r, span->form) != way ||
         span->fill != (job->op == DEVICE_DUMP))
         return -EINVAL;
-    if (r->pool) { /* a slot takes any shard */
+    if (r->pool) { /* a slot takes any layer */
         if (span->n != 1)
             return -EINVAL;
     } else {
-        if (span->form->shards != r->pages.shards || job->first_shard < span->first ||
-            job->first_shard + job->n_shards > span->first + span->n)
+        if (span->form->layers != r->pages.layers || job->first_layer < span->first ||
+            job->first_layer + job->n_layers > span->first + span->n)
             return -EINVAL;
-        /* Planes count from the first shard that the region has. */
-        slot -= span->first * span->form->shard_bytes;
+        /* Planes count from the first layer that the region has. */
+        slot -= span->first * span->form->layer_bytes;
     }
     job->items[job->n_items++] = (struct ucm_copy_item){.slot = slot, .block = block};
     return 0;

@@ -21,7 +21,7 @@ static int check_counts(const struct msg_region_register *m, struct ucm_error *e
     if (m->handles.n < 1 || m->handles.n > UCM_MAX_HANDLES)
         return REFUSE(e, "%u handles; 1 to %d are possible", m->handles.n, UCM_MAX_HANDLES);
     if (m->planes.n < 1 || m->planes.n > UCM_MAX_PLANES)
-        return REFUSE(e, "%u planes; at least one for each shard and at most %d are right",
+        return REFUSE(e, "%u planes; at least one for each layer and at most %d are right",
                       m->planes.n, UCM_MAX_PLANES);
     return 0;
 }
@@ -112,41 +112,41 @@ static int check_plane_bounds(const struct msg_region_register *m, uint32_t i, s
     return 0;
 }
 
-/* Shards come in order, some may be left out, and each adds up to shard_bytes, so a shard's chunks
+/* Layers come in order, some may be left out, and each adds up to layer_bytes, so a layer's chunks
  * are contiguous in a slot. */
-static int check_shards(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
+static int check_layers(const struct msg_region_register *m, uint32_t layers, uint64_t layer_bytes,
                         struct ucm_error *e)
 {
     uint64_t sum = 0; /* of at most UCM_MAX_PLANES chunks below 2^32 */
-    uint32_t shard = 0;
+    uint32_t layer = 0;
 
     for (uint32_t i = 0; i < m->planes.n; i++) {
         const struct msg_plane *p = &m->planes.p[i];
 
-        if (p->shard >= shards)
+        if (p->layer >= layers)
             return REFUSE(e,
-                          "plane %u is of shard %" PRIu64 "; the namespace has %u, counted from 0",
-                          i, p->shard, shards);
-        if (i == 0 || (sum == shard_bytes && p->shard > shard)) {
-            shard = (uint32_t)p->shard;
+                          "plane %u is of layer %" PRIu64 "; the namespace has %u, counted from 0",
+                          i, p->layer, layers);
+        if (i == 0 || (sum == layer_bytes && p->layer > layer)) {
+            layer = (uint32_t)p->layer;
             sum = 0;
         }
-        if (p->shard != shard)
+        if (p->layer != layer)
             return REFUSE(e,
-                          "plane %u is of shard %" PRIu64 " where shard %u has %" PRIu64
-                          " of its %" PRIu64 " bytes; planes are sorted by shard and fill each",
-                          i, p->shard, shard, sum, shard_bytes);
+                          "plane %u is of layer %" PRIu64 " where layer %u has %" PRIu64
+                          " of its %" PRIu64 " bytes; planes are sorted by layer and fill each",
+                          i, p->layer, layer, sum, layer_bytes);
         sum += p->chunk;
-        if (sum > shard_bytes)
+        if (sum > layer_bytes)
             return REFUSE(e,
-                          "plane %u: the chunks of shard %u add up to %" PRIu64
-                          " bytes; the namespace's shard has %" PRIu64,
-                          i, shard, sum, shard_bytes);
+                          "plane %u: the chunks of layer %u add up to %" PRIu64
+                          " bytes; the namespace's layer has %" PRIu64,
+                          i, layer, sum, layer_bytes);
     }
-    if (sum != shard_bytes)
+    if (sum != layer_bytes)
         return REFUSE(
-            e, "plane %u is the last and shard %u has %" PRIu64 " bytes; %" PRIu64 " are right",
-            m->planes.n - 1, shard, sum, shard_bytes);
+            e, "plane %u is the last and layer %u has %" PRIu64 " bytes; %" PRIu64 " are right",
+            m->planes.n - 1, layer, sum, layer_bytes);
     return 0;
 }
 
@@ -286,7 +286,7 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
     char *at;
 
     r = calloc(1, sizeof(*r) + handles + planes + coded + kept_bytes +
-                      (pages->shards + (size_t)1) * sizeof(*r->shard_first));
+                      (pages->layers + (size_t)1) * sizeof(*r->layer_first));
     if (!r)
         return NULL;
     at = (char *)(r + 1);
@@ -299,7 +299,7 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
     if (kept)
         kept = memcpy(at, kept, kept_bytes);
     at += kept_bytes;
-    r->shard_first = (uint32_t *)at;
+    r->layer_first = (uint32_t *)at;
     r->n_planes = n_planes;
     r->pages = *pages;
     r->pages.codec = codec ? NULL : kept;
@@ -336,10 +336,10 @@ static void fill_planes(struct device_region *r, const struct msg_region_registe
 {
     uint32_t i = 0;
 
-    for (uint32_t shard = 0; shard < r->pages.shards; shard++) {
-        uint64_t slot_offset = shard * r->pages.shard_bytes;
+    for (uint32_t layer = 0; layer < r->pages.layers; layer++) {
+        uint64_t slot_offset = layer * r->pages.layer_bytes;
 
-        for (; i < r->n_planes && m->planes.p[i].shard == shard; i++) {
+        for (; i < r->n_planes && m->planes.p[i].layer == layer; i++) {
             const struct msg_plane *p = &m->planes.p[i];
 
             r->planes[i] = (struct ucm_copy_plane){.base = r->handles[p->handle].offset + p->offset,
@@ -349,7 +349,7 @@ static void fill_planes(struct device_region *r, const struct msg_region_registe
                                                    .memory = (uint32_t)p->handle};
             slot_offset += p->chunk;
         }
-        r->shard_first[shard + 1] = i;
+        r->layer_first[layer + 1] = i;
     }
 }
 
@@ -365,7 +365,7 @@ int region_check(const struct msg_region_register *m, const struct form *pages,
     for (uint32_t i = 0; rc == 0 && i < m->planes.n; i++)
         rc = check_plane_bounds(m, i, e);
     if (rc == 0)
-        rc = check_shards(m, pages->shards, pages->shard_bytes, e);
+        rc = check_layers(m, pages->layers, pages->layer_bytes, e);
     if (rc < 0)
         return rc;
     r = region_alloc(m->handles.n, m->planes.n, pages, codec);

@@ -44,15 +44,15 @@ int region_sections(const struct msg_region_register *m, struct device_region *r
     uint64_t slot_offset = 0;
 
     for (uint32_t i = 0, section = 0; i < r->n_planes; i++, section++) {
-        uint64_t shard = m->planes.p[i].shard;
+        uint64_t layer = m->planes.p[i].layer;
         int rc;
 
-        if (i == 0 || m->planes.p[i - 1].shard != shard) {
+        if (i == 0 || m->planes.p[i - 1].layer != layer) {
             section = 0;
-            slot_offset = shard * ucm_encoding_shard_bytes(spec);
+            slot_offset = layer * ucm_encoding_layer_bytes(spec);
         }
         /* Chunks of the right sizes can't be more than there are sections: they add up to the
-         * shard's bytes. */
+         * layer's bytes. */
         rc = check_section(m, i, spec, section, e);
         if (rc < 0)
             return rc;

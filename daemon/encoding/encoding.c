@@ -97,13 +97,13 @@ static int spec_take(struct call *call, const struct msg_encoding_open *m, const
         section_take(m->v, UCM_ENCODING_V, m->order, spec);
     if (ucm_encoding_check(spec, why) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
-    plain = ucm_encoding_plain_shard_bytes(spec);
-    if (plain != base->identity.shard_bytes)
+    plain = ucm_encoding_plain_layer_bytes(spec);
+    if (plain != base->identity.layer_bytes)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "k and v: %llu bytes a layer; the base namespace's have %llu "
-                             "(shard_bytes)",
+                             "(layer_bytes)",
                              (unsigned long long)plain,
-                             (unsigned long long)base->identity.shard_bytes);
+                             (unsigned long long)base->identity.layer_bytes);
     return 0;
 }
 
@@ -131,10 +131,10 @@ static int coded_open(struct call *call, const struct ns *base,
 
     ns_encoded_identity(base, spec, &memory, &id);
     for (uint32_t part = 0; part < id.parts; part++)
-        if (id.shards[part] * id.shard_bytes > arena_slab_bytes(rq->modules.arena))
+        if (id.layers[part] * id.layer_bytes > arena_slab_bytes(rq->modules.arena))
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                                  "%u layers of %llu coded bytes are longer than arena.slab, %llu",
-                                 id.shards[part], (unsigned long long)id.shard_bytes,
+                                 id.layers[part], (unsigned long long)id.layer_bytes,
                                  (unsigned long long)arena_slab_bytes(rq->modules.arena));
     return index_ns_open(rq->modules.index, &id, call->s->peer.owner, out, &call->error);
 }

@@ -25,9 +25,9 @@ void nvme_uuid_text(const uint8_t uuid[NVME_UUID_BYTES], char out[NVME_UUID_TEXT
 /* Every page: magic, version, fields, zeros, and in its last 8 bytes the XXH3-64 of all before. */
 #define CHECKSUM_AT (NVME_PAGE - 8)
 
-#define SHARD_BYTES_AT 136
-#define SHARD_SUMS_AT 144
-_Static_assert(SHARD_SUMS_AT + 8 * NVME_SHARDS_MAX == CHECKSUM_AT,
+#define LAYER_BYTES_AT 136
+#define LAYER_SUMS_AT 144
+_Static_assert(LAYER_SUMS_AT + 8 * NVME_LAYERS_MAX == CHECKSUM_AT,
                "checksums fill a header's page");
 
 /* Of a sealed header, whose fields up to 128 are those of a record. */
@@ -161,9 +161,9 @@ int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segmen
     return 0;
 }
 
-void nvme_shard_sum_set(uint8_t page[NVME_PAGE], uint32_t shard, uint64_t sum)
+void nvme_layer_sum_set(uint8_t page[NVME_PAGE], uint32_t layer, uint64_t sum)
 {
-    put64(page + SHARD_SUMS_AT + (size_t)8 * shard, sum);
+    put64(page + LAYER_SUMS_AT + (size_t)8 * layer, sum);
 }
 
 /* The fields that plain and sealed records have in one place. */
@@ -179,22 +179,22 @@ static void record_begin(const struct nvme_record_header *in, const char *magic,
     put64(page + 104, in->payload_bytes);
     put64(page + 112, in->generation);
     put64(page + 120, in->sequence);
-    put64(page + SHARD_BYTES_AT, in->shard_bytes);
+    put64(page + LAYER_BYTES_AT, in->layer_bytes);
 }
 
 void nvme_record_header_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE])
 {
     record_begin(in, MAGIC_RECORD, page);
     put64(page + 128, in->checksum);
-    for (uint64_t i = 0; in->shard_bytes > 0 && i < in->payload_bytes / in->shard_bytes; i++)
-        nvme_shard_sum_set(page, (uint32_t)i, in->shard_sums[i]);
+    for (uint64_t i = 0; in->layer_bytes > 0 && i < in->payload_bytes / in->layer_bytes; i++)
+        nvme_layer_sum_set(page, (uint32_t)i, in->layer_sums[i]);
     page_end(page);
 }
 
 int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_header *out)
 {
     uint32_t key_bytes = get32(page + 96);
-    uint64_t payload_bytes = get64(page + 104), shard_bytes = get64(page + SHARD_BYTES_AT);
+    uint64_t payload_bytes = get64(page + 104), layer_bytes = get64(page + LAYER_BYTES_AT);
     bool sealed = memcmp(page, MAGIC_SEALED, 4) == 0;
     int rc = page_check(page, sealed ? MAGIC_SEALED : MAGIC_RECORD);
 
@@ -202,8 +202,8 @@ int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_
         return rc;
     if (key_bytes < UCM_MIN_KEY_BYTES || key_bytes > UCM_MAX_KEY_BYTES || payload_bytes == 0 ||
         payload_bytes > NVME_SEGMENT_MAX || get32(page + 100) >= UCM_MAX_PARTS ||
-        (shard_bytes != 0 && !nvme_shards_fit(payload_bytes, shard_bytes)) ||
-        (sealed && shard_bytes != 0 && payload_bytes / shard_bytes > NVME_PIECES_MAX))
+        (layer_bytes != 0 && !nvme_layers_fit(payload_bytes, layer_bytes)) ||
+        (sealed && layer_bytes != 0 && payload_bytes / layer_bytes > NVME_PIECES_MAX))
         return -EBADMSG;
     memset(out, 0, sizeof(*out));
     memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
@@ -217,8 +217,8 @@ int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_
     out->generation = get64(page + 112);
     out->sequence = get64(page + 120);
     out->checksum = get64(page + (sealed ? PAGE_TAG_AT : 128));
-    out->shard_bytes = shard_bytes;
-    out->shard_sums = NULL;
+    out->layer_bytes = layer_bytes;
+    out->layer_sums = NULL;
     out->sealed = sealed;
     if (!sealed)
         return 0;
@@ -270,14 +270,14 @@ size_t nvme_sealed_context(const struct nvme_record_header *in, uint8_t out[NVME
     put32(at + 88, in->key_bytes);
     put32(at + 92, in->part);
     put64(at + 96, in->payload_bytes);
-    put64(at + 104, in->shard_bytes);
+    put64(at + 104, in->layer_bytes);
     put64(at + 112, in->sequence);
     return 120;
 }
 
-uint64_t nvme_shard_sum(const uint8_t page[NVME_PAGE], uint32_t shard)
+uint64_t nvme_layer_sum(const uint8_t page[NVME_PAGE], uint32_t layer)
 {
-    return get64(page + SHARD_SUMS_AT + (size_t)8 * shard);
+    return get64(page + LAYER_SUMS_AT + (size_t)8 * layer);
 }
 
 void nvme_quarantine_encode(const struct nvme_quarantine *in, uint8_t page[NVME_PAGE])

@@ -65,10 +65,10 @@ struct nvme_record_header {
     uint64_t generation;  /* sequence of the segment when the record was written */
     uint64_t sequence;    /* of this write, over the whole tier */
     uint64_t checksum;    /* XXH3-64 of the payload without padding */
-    uint64_t shard_bytes; /* of the pieces that have a checksum each; 0: none has */
-    /* Their checksums, to be encoded; decode says NULL, and nvme_shard_sum has them. */
-    const uint64_t *shard_sums;
-    /* Sealed: the payload is encrypted, in one piece or a shard a piece. Then checksum is the first
+    uint64_t layer_bytes; /* of the pieces that have a checksum each; 0: none has */
+    /* Their checksums, to be encoded; decode says NULL, and nvme_layer_sum has them. */
+    const uint64_t *layer_sums;
+    /* Sealed: the payload is encrypted, in one piece or a layer a piece. Then checksum is the first
      * 8 bytes of the page's tag, and the pieces' tags take the place of their checksums. */
     bool sealed;
     uint8_t key_id[NVME_KEY_ID_BYTES], salt[NVME_SALT_BYTES];
@@ -77,12 +77,12 @@ struct nvme_record_header {
 /* Pieces that a sealed record has tags for. */
 #define NVME_PIECES_MAX 243u
 
-#define NVME_SHARDS_MAX 493u
+#define NVME_LAYERS_MAX 493u
 /* Whether pieces of that length may have checksums in a record of so many bytes. */
-static inline bool nvme_shards_fit(uint64_t payload_bytes, uint64_t shard_bytes)
+static inline bool nvme_layers_fit(uint64_t payload_bytes, uint64_t layer_bytes)
 {
-    return shard_bytes > 0 && shard_bytes < payload_bytes && payload_bytes % shard_bytes == 0 &&
-           payload_bytes / shard_bytes <= NVME_SHARDS_MAX;
+    return layer_bytes > 0 && layer_bytes < payload_bytes && payload_bytes % layer_bytes == 0 &&
+           payload_bytes / layer_bytes <= NVME_LAYERS_MAX;
 }
 
 /* Segments that are not to be written to. Written to the older of its two copies. */
@@ -125,8 +125,8 @@ int nvme_state_decode(const uint8_t page[NVME_PAGE], struct nvme_state *out);
 int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segment_header *out);
 int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_header *out);
 /* The checksum of a piece, from a page that passed and has them. */
-uint64_t nvme_shard_sum(const uint8_t page[NVME_PAGE], uint32_t shard);
-void nvme_shard_sum_set(uint8_t page[NVME_PAGE], uint32_t shard, uint64_t sum);
+uint64_t nvme_layer_sum(const uint8_t page[NVME_PAGE], uint32_t layer);
+void nvme_layer_sum_set(uint8_t page[NVME_PAGE], uint32_t layer, uint64_t sum);
 
 /* ---- sealed records ---- */
 
@@ -152,7 +152,7 @@ size_t nvme_sealed_context(const struct nvme_record_header *in, uint8_t out[NVME
 /* In how many pieces the payload is sealed; 1: as a whole. */
 static inline uint32_t nvme_sealed_pieces(const struct nvme_record_header *h)
 {
-    return h->shard_bytes > 0 ? (uint32_t)(h->payload_bytes / h->shard_bytes) : 1;
+    return h->layer_bytes > 0 ? (uint32_t)(h->payload_bytes / h->layer_bytes) : 1;
 }
 
 int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine *out);

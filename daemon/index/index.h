@@ -1,7 +1,7 @@
 /* The index: namespaces, and for each a table from key to block. It stores what is cached where;
  * the cache (daemon/cache), and nobody else, changes that state.
  *
- * A block is in the table from the first shard that a dump brings until no tier holds anything of
+ * A block is in the table from the first layer that a dump brings until no tier holds anything of
  * it.
  *
  * Promises:
@@ -147,13 +147,13 @@ enum {
 
 /* ---- namespaces ---- */
 
-/* Blocks are interchangeable when all of this agrees. The caller owns strings, shards (`parts` of
+/* Blocks are interchangeable when all of this agrees. The caller owns strings, layers (`parts` of
  * them) and salt; index_ns_open copies them. */
 struct ns_identity {
     const char *tenant, *model, *revision, *dtype, *layout;
     uint32_t block_tokens, key_bytes, parts;
-    const uint32_t *shards;
-    uint64_t shard_bytes;
+    const uint32_t *layers;
+    uint64_t layer_bytes;
     const uint8_t *salt;
     uint32_t salt_bytes;
 };
@@ -209,7 +209,7 @@ static inline const struct form *ns_form(const struct ns *ns, uint32_t part)
 
 static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
 {
-    return ns->identity.shards[part] * ns->identity.shard_bytes;
+    return ns->identity.layers[part] * ns->identity.layer_bytes;
 }
 
 #define NS_CANONICAL_MAX 4000u

@@ -133,7 +133,7 @@ void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref);
 /* Memory for the result of ns_identity_decode. */
 struct ns_identity_memory {
     char text[5][UCM_MAX_NAME_BYTES + 1];
-    uint32_t shards[UCM_MAX_PARTS];
+    uint32_t layers[UCM_MAX_PARTS];
 };
 /* Reads bytes of unknown origin. 0, or -EBADMSG: they are no identity that namespace.open would
  * take. *out points into *memory and, for the salt, into `bytes`. */

@@ -15,7 +15,7 @@ struct ns_memory {
     struct ns ns;
     struct ns_table table;
     size_t size_bytes;
-    max_align_t rest[]; /* the forms, then shards, the canonical identity, and the strings */
+    max_align_t rest[]; /* the forms, then layers, the canonical identity, and the strings */
 };
 
 static const char *copy_text(uint8_t **at, const char *text)
@@ -30,8 +30,8 @@ static const char *copy_text(uint8_t **at, const char *text)
 static struct ns *ns_new(const struct ns_identity *from, const uint8_t *canonical, uint32_t n)
 {
     /* No string is longer here than in the canonical form, which has 4 bytes for each length. */
-    size_t shards = from->parts * sizeof(uint32_t), forms = ns_forms_bytes(from),
-           size_bytes = sizeof(struct ns_memory) + forms + shards + 2 * (size_t)n;
+    size_t layers = from->parts * sizeof(uint32_t), forms = ns_forms_bytes(from),
+           size_bytes = sizeof(struct ns_memory) + forms + layers + 2 * (size_t)n;
     struct ns_memory *m = calloc(1, size_bytes);
     struct ns_identity *to;
     uint8_t *at;
@@ -46,8 +46,8 @@ static struct ns *ns_new(const struct ns_identity *from, const uint8_t *canonica
     m->ns.admits = &m->ns.admission;
     to = &m->ns.identity;
     *to = *from;
-    to->shards = memcpy(at, from->shards, shards);
-    at += shards;
+    to->layers = memcpy(at, from->layers, layers);
+    at += layers;
     m->ns.canonical = memcpy(at, canonical, n);
     m->ns.canonical_bytes = n;
     for (uint32_t part = 0; part < from->parts; part++)

@@ -21,11 +21,11 @@ void ns_encoded_identity(const struct ns *base, const struct ucm_encoding_spec *
     snprintf(m->layout, sizeof(m->layout), LAYOUT "%u/%s", spec->version,
              ucm_encoding_method(spec->encoding)->name);
     memcpy(m->salt, base->fingerprint, UCM_FINGERPRINT_BYTES);
-    put64(m->salt + UCM_FINGERPRINT_BYTES, base->identity.shard_bytes);
+    put64(m->salt + UCM_FINGERPRINT_BYTES, base->identity.layer_bytes);
     ucm_encoding_identity(spec, m->salt + SPEC_AT);
     id.dtype = DTYPE;
     id.layout = m->layout;
-    id.shard_bytes = ucm_encoding_shard_bytes(spec);
+    id.layer_bytes = ucm_encoding_layer_bytes(spec);
     id.salt = m->salt;
     id.salt_bytes = sizeof(m->salt);
     *out = id;
@@ -44,7 +44,7 @@ bool ns_encoded(const struct ns_identity *id, struct ns_encoded *out)
     *out = (struct ns_encoded){.encoding = name,
                                .version = version,
                                .base = id->salt,
-                               .plain_shard_bytes = get64(id->salt + UCM_FINGERPRINT_BYTES)};
+                               .plain_layer_bytes = get64(id->salt + UCM_FINGERPRINT_BYTES)};
     return true;
 }
 
@@ -56,8 +56,8 @@ static bool codec_read(const struct ns_identity *id, struct codec *out)
 
     if (!ns_encoded(id, &said) || ucm_encoding_parse(id->salt + SPEC_AT, &spec) != 0 ||
         strcmp(said.encoding, ucm_encoding_method(spec.encoding)->name) != 0 ||
-        said.version != spec.version || ucm_encoding_shard_bytes(&spec) != id->shard_bytes ||
-        ucm_encoding_plain_shard_bytes(&spec) != said.plain_shard_bytes)
+        said.version != spec.version || ucm_encoding_layer_bytes(&spec) != id->layer_bytes ||
+        ucm_encoding_plain_layer_bytes(&spec) != said.plain_layer_bytes)
         return false;
     codec_init(out, &spec);
     return true;
@@ -80,6 +80,6 @@ const struct form *ns_forms_fill(void *memory, const struct ns_identity *id)
 
     for (uint32_t part = 0; part < id->parts; part++)
         forms->form[part] = (struct form){
-            .shard_bytes = id->shard_bytes, .shards = id->shards[part], .codec = codec};
+            .layer_bytes = id->layer_bytes, .layers = id->layers[part], .codec = codec};
     return forms->form;
 }

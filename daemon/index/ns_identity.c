@@ -7,7 +7,7 @@
 #include <openssl/evp.h>
 #include <string.h>
 
-#define SHARD_BYTES_MAX (1u << 28)
+#define LAYER_BYTES_MAX (1u << 28)
 
 static const char domain[16] = "ucm-namespace-1"; /* its NUL included */
 
@@ -41,8 +41,8 @@ int ns_identity_encode(const struct ns_identity *id, uint8_t *out, size_t cap)
     for (unsigned i = 0; i < 3; i++, at += 4)
         put32(at, number[i]);
     for (uint32_t i = 0; i < id->parts; i++, at += 4)
-        put32(at, id->shards[i]);
-    put64(at, id->shard_bytes);
+        put32(at, id->layers[i]);
+    put64(at, id->layer_bytes);
     (void)put_bytes(at + 8, id->salt, id->salt_bytes);
     return (int)n;
 }
@@ -106,7 +106,7 @@ int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory
                              .revision = m->text[2],
                              .dtype = m->text[3],
                              .layout = m->text[4],
-                             .shards = m->shards};
+                             .layers = m->layers};
 
     if (!start || memcmp(start, domain, sizeof(domain)) != 0)
         return -EBADMSG;
@@ -119,15 +119,15 @@ int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory
         id.key_bytes > UCM_MAX_KEY_BYTES)
         return -EBADMSG;
     for (uint32_t i = 0; i < id.parts; i++) {
-        m->shards[i] = get_number(&r);
-        r.ok = r.ok && m->shards[i] >= 1 && m->shards[i] <= UCM_MAX_SHARDS;
+        m->layers[i] = get_number(&r);
+        r.ok = r.ok && m->layers[i] >= 1 && m->layers[i] <= UCM_MAX_LAYERS;
     }
     p = get(&r, 8);
-    id.shard_bytes = p ? get64(p) : 0;
+    id.layer_bytes = p ? get64(p) : 0;
     id.salt_bytes = get_number(&r);
     id.salt = get(&r, id.salt_bytes);
-    if (!r.ok || r.n > 0 || id.salt_bytes > UCM_MAX_SALT_BYTES || id.shard_bytes < 1 ||
-        id.shard_bytes > SHARD_BYTES_MAX)
+    if (!r.ok || r.n > 0 || id.salt_bytes > UCM_MAX_SALT_BYTES || id.layer_bytes < 1 ||
+        id.layer_bytes > LAYER_BYTES_MAX)
         return -EBADMSG;
     *out = id;
     return 0;

@@ -1,11 +1,11 @@
-/* fetch: single shards of blocks into slots of a worker's pool.
+/* fetch: single layers of blocks into slots of a worker's pool.
  *
  * The items of one block are the pieces of one item of the walk: one read brings the part into
- * DRAM, or from the first to the last of the shards that they name, if that is little of it
- * (shards_get); and its pieces go in one batch. To a device a piece is a copy as any, of a
- * span of one shard, and the pool's planes are those of a part with one shard. */
+ * DRAM, or from the first to the last of the layers that they name, if that is little of it
+ * (layers_get); and its pieces go in one batch. To a device a piece is a copy as any, of a
+ * span of one layer, and the pool's planes are those of a part with one layer. */
 #include "daemon/features.h"
-#include "daemon/pool/shards.h"
+#include "daemon/pool/layers.h"
 #include "daemon/request/copies.h"
 #include "daemon/retrieval/digest.h"
 #include "proto/histogram.h"
@@ -20,7 +20,7 @@
 
 /* One item of the request. */
 struct fetch_piece {
-    uint32_t index, shard, slot; /* as the client named them */
+    uint32_t index, layer, slot; /* as the client named them */
     uint32_t place;              /* in the request */
 };
 
@@ -55,7 +55,7 @@ static uint32_t get32(const uint8_t *p)
 /* What the items of a fetch count. */
 struct fetch_bounds {
     const char *of; /* "this chain" */
-    uint32_t blocks, shards, slots;
+    uint32_t blocks, layers, slots;
 };
 
 static int piece_check(struct call *call, const struct fetch_piece *p, const struct fetch_bounds *b)
@@ -64,10 +64,10 @@ static int piece_check(struct call *call, const struct fetch_piece *p, const str
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "items[%u]: block %u; %s %u, counted from 0", p->place, p->index,
                              b->of, b->blocks);
-    if (p->shard >= b->shards)
+    if (p->layer >= b->layers)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "items[%u]: shard %u; this part has %u, counted from 0", p->place,
-                             p->shard, b->shards);
+                             "items[%u]: layer %u; this part has %u, counted from 0", p->place,
+                             p->layer, b->layers);
     if (p->slot >= b->slots)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "items[%u]: slot %u; this pool has %u, counted from 0", p->place,
@@ -150,14 +150,14 @@ static int pieces_group(struct call *call, struct fetch *f, uint32_t most)
 
 /* ---- items ---- */
 
-static struct shard_reads *reads_at(struct requests *rq)
+static struct layer_reads *reads_at(struct requests *rq)
 {
     return rq->ext[FEATURE_POOL];
 }
 
 static int pool_open(struct requests *rq)
 {
-    struct shard_reads *r = reads_at(rq);
+    struct layer_reads *r = reads_at(rq);
 
     r->cache = rq->modules.cache;
     r->index = rq->modules.index;
@@ -166,21 +166,21 @@ static int pool_open(struct requests *rq)
     return 0;
 }
 
-const struct feature pool_feature = {.requests_bytes = sizeof(struct shard_reads),
+const struct feature pool_feature = {.requests_bytes = sizeof(struct layer_reads),
                                      .open_cb = pool_open};
 
-/* From the first to the last of the shards that its pieces name. As shards_get. */
+/* From the first to the last of the layers that its pieces name. As layers_get. */
 static int item_get(struct fetch *f, const struct walk_item *it)
 {
     const struct fetch_piece *p = &f->pieces[f->c.blocks[it->at]];
     struct walk *w = &f->c.w;
-    uint32_t first = p->shard, last = first;
+    uint32_t first = p->layer, last = first;
 
     for (uint32_t i = 1, n = pieces_of(w, it->at); i < n; i++) {
-        first = p[i].shard < first ? p[i].shard : first;
-        last = p[i].shard > last ? p[i].shard : last;
+        first = p[i].layer < first ? p[i].layer : first;
+        last = p[i].layer > last ? p[i].layer : last;
     }
-    return shards_get(reads_at(w->r.s->rq), it->ref, it->part, first, last - first + 1,
+    return layers_get(reads_at(w->r.s->rq), it->ref, it->part, first, last - first + 1,
                       read_priority(w), f->c.region->region->device->node, &w->spare->w);
 }
 
@@ -212,41 +212,41 @@ static int fetch_ready(struct walk *w, struct item_wait *iw, int status)
     if (status != 0)
         return status;
     w->modules->metrics->fetch_reads++;
-    w->modules->metrics->fetch_reads_partial += iw->w.shards != NULL;
+    w->modules->metrics->fetch_reads_partial += iw->w.layers != NULL;
     f->slowest = tier > f->slowest ? tier : f->slowest;
     return 1;
 }
 
 /* Ends the use of what was read for an item. */
-static void item_put(struct walk *w, uint32_t at, struct cache_shards *shards)
+static void item_put(struct walk *w, uint32_t at, struct cache_layers *layers)
 {
-    if (shards)
-        shards_put(shards);
+    if (layers)
+        layers_put(layers);
     else
         cache_unuse(w->modules->cache, w->refs[at], w->part);
 }
 
 static void fetch_drop(struct walk *w, struct item_wait *iw)
 {
-    item_put(w, iw->it.at, iw->w.shards);
+    item_put(w, iw->it.at, iw->w.layers);
     cache_released(w->modules->cache);
 }
 
-/* The copies of its pieces, each of one shard. */
+/* The copies of its pieces, each of one layer. */
 static int fetch_add(struct copy_batch *b, const struct batch_item *item)
 {
     const struct fetch *f = LIST_ENTRY(b->c, const struct fetch, c);
     const struct walk *w = &f->c.w;
     const struct fetch_piece *p = &f->pieces[f->c.blocks[item->at]];
     uint32_t before = b->job.n_items;
-    struct span span, shard;
-    int rc = item->held.shards ? shards_span(item->held.shards, &span)
+    struct span span, layer;
+    int rc = item->held.layers ? layers_span(item->held.layers, &span)
                                : span_part(w->modules->cache, w->refs[item->at], w->part, &span);
 
     for (uint32_t i = 0, n = pieces_of(w, item->at); rc == 0 && i < n; i++) {
-        rc = span_cut(w->modules->cache, &span, p[i].shard, 1, &shard);
+        rc = span_cut(w->modules->cache, &span, p[i].layer, 1, &layer);
         if (rc == 0)
-            rc = device_job_add(&b->job, &shard, p[i].slot);
+            rc = device_job_add(&b->job, &layer, p[i].slot);
     }
     if (rc != 0)
         b->job.n_items = before;
@@ -258,9 +258,9 @@ static void fetch_put(struct copies *c, const struct copy_batch *b, const struct
 {
     uint64_t pieces = ok ? pieces_of(&c->w, i->at) : 0;
 
-    item_put(&c->w, i->at, i->held.shards);
+    item_put(&c->w, i->at, i->held.layers);
     c->w.modules->metrics->fetch_items += pieces;
-    c->w.modules->metrics->fetch_bytes += pieces * b->form->shard_bytes;
+    c->w.modules->metrics->fetch_bytes += pieces * b->form->layer_bytes;
 }
 
 /* ---- the answer ---- */
@@ -335,7 +335,7 @@ static int source_check(struct call *call, const struct msg_fetch *m,
                              (unsigned long long)m->chain, (*ch)->part, (*ch)->space->base->id,
                              (unsigned long long)m->region, region->region->part, region->ns->id);
     b->of = *ch ? "this chain has" : "this fetch has keys:";
-    b->shards = region->ns->identity.shards[region->region->part];
+    b->layers = region->ns->identity.layers[region->region->part];
     b->slots = region->region->blocks;
     return 0;
 }
@@ -400,7 +400,7 @@ static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
     f->c.w.part = region->region->part;
     f->c.w.priority = (uint8_t)m->priority;
     f->c.beside = DEVICE_BESIDE_AWAITED;
-    f->c.shards = 1;
+    f->c.layers = 1;
     f->c.w.held_most = call->s->rq->dram_bytes / HELD_FRACTION;
     return f;
 }

@@ -12,23 +12,23 @@
 
 /* ---- what a load or dump says ---- */
 
-/* Its shards, all of which the region must have memory for. 0 or -code with call->error. */
+/* Its layers, all of which the region must have memory for. 0 or -code with call->error. */
 static int range_check(struct call *call, const struct copy_params *p,
                        const struct device_region *r)
 {
-    uint32_t shards = r->pages.shards, end;
+    uint32_t layers = r->pages.layers, end;
 
-    if (p->shard >= shards || p->shards > shards - p->shard)
+    if (p->layer >= layers || p->layers > layers - p->layer)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "shards %llu + %llu reach past this part's %u",
-                             (unsigned long long)p->shard, (unsigned long long)p->shards, shards);
-    end = p->shards ? (uint32_t)(p->shard + p->shards) : shards;
-    for (uint32_t shard = (uint32_t)p->shard; shard < end; shard++)
-        if (r->shard_first[shard + 1] == r->shard_first[shard])
+                             "layers %llu + %llu reach past this part's %u",
+                             (unsigned long long)p->layer, (unsigned long long)p->layers, layers);
+    end = p->layers ? (uint32_t)(p->layer + p->layers) : layers;
+    for (uint32_t layer = (uint32_t)p->layer; layer < end; layer++)
+        if (r->layer_first[layer + 1] == r->layer_first[layer])
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                                 "shards %llu to %u: this region has no memory for shard %u; name "
-                                 "shards that it has",
-                                 (unsigned long long)p->shard, end - 1, shard);
+                                 "layers %llu to %u: this region has no memory for layer %u; name "
+                                 "layers that it has",
+                                 (unsigned long long)p->layer, end - 1, layer);
     return 0;
 }
 
@@ -68,7 +68,7 @@ struct registered *copies_check(struct call *call, const struct copy_params *p, 
 
     if (region && region->region->pool) {
         ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                      "region %llu is a pool, whose slots hold single shards: use fetch",
+                      "region %llu is a pool, whose slots hold single layers: use fetch",
                       (unsigned long long)p->region);
         return NULL;
     }
@@ -120,8 +120,8 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
     list_push_back(&region->users, &c->link);
     c->w.part = region->region->part;
     c->n_copies = n_keys;
-    c->shard = (uint32_t)p->shard;
-    c->shards = p->shards ? (uint32_t)p->shards : region->region->pages.shards - c->shard;
+    c->layer = (uint32_t)p->layer;
+    c->layers = p->layers ? (uint32_t)p->layers : region->region->pages.layers - c->layer;
     c->w.priority = (uint8_t)p->priority;
     c->beside = p->computes ? DEVICE_BESIDE_STEPS : DEVICE_BESIDE_NOTHING;
     return c;
@@ -149,11 +149,11 @@ uint64_t copies_end(struct copies *c, struct histogram took[METRIC_SIZES])
 static struct copy_batch *batch_new(struct copies *c, const struct form *form, enum copy_way way,
                                     uint32_t copies)
 {
-    /* A job moves so many shards of a block. */
-    uint64_t job_shards = c->region->region->pool ? 1 : c->step > 0 ? c->step : form->shards;
+    /* A job moves so many layers of a block. */
+    uint64_t job_layers = c->region->region->pool ? 1 : c->step > 0 ? c->step : form->layers;
     bool converts = way == WAY_CONVERTED;
     bool refuses = converts && c->kind->op == DEVICE_DUMP && form_refuses(form);
-    uint64_t fit = JOB_BYTES / (job_shards * form->shard_bytes), most = c->kind->job_items;
+    uint64_t fit = JOB_BYTES / (job_layers * form->layer_bytes), most = c->kind->job_items;
     uint32_t cap;
     size_t turns = c->turns ? sizeof(*c->turns) : 0, unfit = refuses ? sizeof(atomic_uchar) : 0;
     struct copy_batch *b;
@@ -167,11 +167,11 @@ static struct copy_batch *batch_new(struct copies *c, const struct form *form, e
     b->c = c;
     list_init(&b->link);
     b->form = form;
-    b->slot_bytes = arena_padded(form->shards * form->shard_bytes);
+    b->slot_bytes = arena_padded(form->layers * form->layer_bytes);
     b->job.op = c->kind->op;
     b->job.region = c->region->region;
     b->job.converts = converts;
-    device_job_shards(&b->job, c->shard, c->shards);
+    device_job_layers(&b->job, c->layer, c->layers);
     b->job.items = (struct ucm_copy_item *)(b + 1);
     b->job.cap_items = cap;
     b->item = (struct batch_item *)(b->job.items + cap);
@@ -268,14 +268,14 @@ void batch_end(struct copy_batch *b, enum ucm_block_status status)
         item_end(b, &b->item[i], status);
     }
     cache_released(w->modules->cache);
-    copies *= status == UCM_BLOCK_OK ? b->c->shards : 0;
-    bytes = copies * b->form->shard_bytes;
+    copies *= status == UCM_BLOCK_OK ? b->c->layers : 0;
+    bytes = copies * b->form->layer_bytes;
     w->bytes += bytes;
     *(load ? &m->load_bytes : &m->dump_bytes) += bytes;
     if (b->job.converts) {
         *(load ? &m->decode_bytes : &m->encode_bytes) += bytes;
         *(load ? &m->decode_plain_bytes : &m->encode_plain_bytes) +=
-            copies * form_plain_shard_bytes(b->form);
+            copies * form_plain_layer_bytes(b->form);
     }
     free(b);
 }
@@ -403,7 +403,7 @@ int copies_again(struct walk *w)
         }
         w->held_bytes -= iw->slot_bytes;
         w->waits_n--;
-        batch_add(b, &(struct batch_item){.at = iw->it.at, .held.shards = iw->w.shards});
+        batch_add(b, &(struct batch_item){.at = iw->it.at, .held.layers = iw->w.layers});
         free(iw);
     }
     return 0;

@@ -33,8 +33,8 @@ struct copies {
     const struct copy_kind *kind;
     struct registered *region;
     struct list link; /* in region->users */
-    uint32_t shard, shards;
-    uint32_t step;           /* shards that a job moves of a load in steps; 0: all of them */
+    uint32_t layer, layers;
+    uint32_t step;           /* layers that a job moves of a load in steps; 0: all of them */
     uint32_t n_copies, jobs; /* of all items; under way */
     uint32_t *blocks; /* of each key: to where, or from where; pool/fetch.c has its own there */
     enum device_beside beside;
@@ -48,7 +48,7 @@ struct batch_item {
     uint32_t at;
     union {
         struct cache_fill *fill;     /* of a dump; NULL: it has ended */
-        struct cache_shards *shards; /* of a fetch: what was read of the part; NULL: the part */
+        struct cache_layers *layers; /* of a fetch: what was read of the part; NULL: the part */
     } held;
     uint64_t slot; /* as in its copy */
 };
@@ -68,7 +68,7 @@ struct copy_batch {
 };
 
 struct copy_params {
-    uint64_t region, shard, shards, priority, deadline_ms;
+    uint64_t region, layer, layers, priority, deadline_ms;
     struct proto_bin keys, blocks;
     bool plain; /* a dump */
     bool computes;
@@ -121,7 +121,7 @@ struct load_turns {
 /* ---- load_steps.c: a load that goes layer by layer and reports progress ---- */
 
 /* Bytes that the steps of a load take. */
-size_t steps_memory(uint32_t shards);
+size_t steps_memory(uint32_t layers);
 /* Sets up zeroed memory of steps_memory bytes as c->steps. */
 void steps_init(struct copies *c, void *memory, uint32_t step);
 /* As in copy_kind, and in its walk_kind. */

@@ -71,7 +71,7 @@ static void item_durable(struct dump *d, uint32_t at, enum ucm_block_status stat
         return;
     }
     free(dw);
-    /* -EINPROGRESS: shards are missing; the dump that brings the last of them waits instead. */
+    /* -EINPROGRESS: layers are missing; the dump that brings the last of them waits instead. */
     walk_status(w, at, rc == -EINPROGRESS ? status : UCM_BLOCK_NOT_DURABLE);
 }
 
@@ -169,8 +169,8 @@ static int dump_begin(struct walk *w, const struct walk_item *it)
     if (rc == 0 && d->durable)
         cache_shared_presume(w->modules->cache, it->ref, it->part);
     if (rc == 0)
-        rc = cache_fill_claim(w->modules->cache, &w->r.s->fills, it->ref, it->part, d->c.shard,
-                              d->c.shards, d->c.region->region->device->node, &item.held.fill);
+        rc = cache_fill_claim(w->modules->cache, &w->r.s->fills, it->ref, it->part, d->c.layer,
+                              d->c.layers, d->c.region->region->device->node, &item.held.fill);
     if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN || rc == -EXDEV)
         return rc;
     if (rc == 0)
@@ -184,7 +184,7 @@ static int dump_add(struct copy_batch *b, const struct batch_item *i)
 {
     const struct copies *c = b->c;
     struct span span;
-    int rc = span_fill(c->w.modules->cache, i->held.fill, c->shard, c->shards, &span);
+    int rc = span_fill(c->w.modules->cache, i->held.fill, c->layer, c->layers, &span);
 
     return rc != 0 ? rc : device_job_add(&b->job, &span, c->blocks[i->at]);
 }
@@ -196,7 +196,7 @@ static void dump_put(struct copies *c, const struct copy_batch *b, const struct 
 
     (void)b;
     /* A worker that is gone may have died before its bytes were final. */
-    cache_fill_end(c->w.modules->cache, i->held.fill, c->shards, ok && !c->w.r.s->closing);
+    cache_fill_end(c->w.modules->cache, i->held.fill, c->layers, ok && !c->w.r.s->closing);
     if (ok && c->region->view.n > 1) /* other ranks' parts may lie in the other form */
         c->w.r.s->rq->part_stored_cb(c->region, c->w.refs[i->at]);
     if (ok && d->durable)
@@ -285,8 +285,8 @@ int method_dump(struct call *call)
 {
     const struct msg_dump *m = &call->params.dump;
     struct copy_params p = {.region = m->region,
-                            .shard = m->shard,
-                            .shards = m->shards,
+                            .layer = m->layer,
+                            .layers = m->layers,
                             .priority = m->priority,
                             .deadline_ms = m->deadline_ms,
                             .keys = m->keys,

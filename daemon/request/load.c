@@ -104,8 +104,8 @@ static const struct copy_kind steps_kind = {.walk = {.begin = load_begin,
 static struct load *load_new(struct call *call, const struct msg_load *m)
 {
     struct copy_params p = {.region = m->region,
-                            .shard = m->shard,
-                            .shards = m->shards,
+                            .layer = m->layer,
+                            .layers = m->layers,
                             .priority = m->priority,
                             .deadline_ms = m->deadline_ms,
                             .keys = m->keys,
@@ -121,7 +121,7 @@ static struct load *load_new(struct call *call, const struct msg_load *m)
     if (!region || (turns && turns->check(call, region, m->turns, n, &turns_bytes) != 0))
         return NULL;
     if (m->step > 0)
-        steps_bytes = steps_memory(region->region->pages.shards);
+        steps_bytes = steps_memory(region->region->pages.layers);
     l = copies_new(call, m->step > 0 ? &steps_kind : &load_kind, &p, region, n,
                    sizeof(*l) + steps_bytes + turns_bytes);
     if (!l)

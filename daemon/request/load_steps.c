@@ -29,9 +29,9 @@ struct steps {
     uint32_t landed[]; /* of each step: in how many batches */
 };
 
-size_t steps_memory(uint32_t shards)
+size_t steps_memory(uint32_t layers)
 {
-    size_t bytes = sizeof(struct steps) + (size_t)shards * sizeof(uint32_t);
+    size_t bytes = sizeof(struct steps) + (size_t)layers * sizeof(uint32_t);
 
     return (bytes + 7) / 8 * 8; /* what lies behind stays aligned */
 }
@@ -40,8 +40,8 @@ void steps_init(struct copies *c, void *memory, uint32_t step)
 {
     struct steps *st = memory;
 
-    c->step = step < c->shards ? step : c->shards;
-    st->n = (c->shards - 1) / c->step + 1;
+    c->step = step < c->layers ? step : c->layers;
+    st->n = (c->layers - 1) / c->step + 1;
     list_init(&st->batches);
     list_init(&st->idle);
     for (uint32_t i = 0; i < STEP_JOBS; i++)
@@ -102,14 +102,14 @@ static void step_done_cb(struct device_job *job, int status)
 
 static bool step_send(struct copies *c, struct copy_batch *b, struct step_job *sj)
 {
-    uint32_t shard = c->shard + b->next_step * c->step, end = shard + c->step;
+    uint32_t layer = c->layer + b->next_step * c->step, end = layer + c->step;
 
-    if (end > c->shard + c->shards)
-        end = c->shard + c->shards;
+    if (end > c->layer + c->layers)
+        end = c->layer + c->layers;
     sj->batch = b;
     sj->step = b->next_step;
     sj->job = b->job;
-    device_job_shards(&sj->job, shard, end - shard);
+    device_job_layers(&sj->job, layer, end - layer);
     return job_submit(b, &sj->job, step_done_cb);
 }
 
@@ -152,7 +152,7 @@ static void steps_report(struct copies *c)
         return;
     for (uint32_t i = 0; i < c->w.n_keys; i++)
         failed += c->w.status[i] != UCM_BLOCK_OK;
-    m.shards = (uint64_t)done * c->step;
+    m.layers = (uint64_t)done * c->step;
     if (failed != st->reported_failed)
         m.status = (struct proto_bin){c->w.status, c->w.n_keys};
     if (!session_progress(c->w.r.s, &m))

@@ -22,25 +22,25 @@ static int text_copy(struct call *call, const char *field, struct proto_str from
     return 0;
 }
 
-static int shards_expand(struct call *call, const struct msg_ns_open *m,
-                         uint32_t shards[UCM_MAX_PARTS])
+static int layers_expand(struct call *call, const struct msg_ns_open *m,
+                         uint32_t layers[UCM_MAX_PARTS])
 {
     uint64_t limit = arena_slab_bytes(call->s->rq->modules.arena);
 
-    if (m->shards.n != 1 && m->shards.n != m->parts)
+    if (m->layers.n != 1 && m->layers.n != m->parts)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "shards: %u numbers; give one for all parts, or one for each of %llu",
-                             m->shards.n, (unsigned long long)m->parts);
+                             "layers: %u numbers; give one for all parts, or one for each of %llu",
+                             m->layers.n, (unsigned long long)m->parts);
     for (uint32_t i = 0; i < m->parts; i++) {
-        shards[i] = m->shards.p[m->shards.n == 1 ? 0 : i];
-        if (shards[i] < 1 || shards[i] > UCM_MAX_SHARDS)
-            return ucm_error_set(&call->error, UCM_WIRE_INVALID, "shards: %u; a part has 1 to %u",
-                                 shards[i], UCM_MAX_SHARDS);
-        if (shards[i] * m->shard_bytes > limit)
+        layers[i] = m->layers.p[m->layers.n == 1 ? 0 : i];
+        if (layers[i] < 1 || layers[i] > UCM_MAX_LAYERS)
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID, "layers: %u; a part has 1 to %u",
+                                 layers[i], UCM_MAX_LAYERS);
+        if (layers[i] * m->layer_bytes > limit)
             return ucm_error_set(
                 &call->error, UCM_WIRE_INVALID,
-                "a part of %u shards of %llu bytes is longer than arena.slab, %llu", shards[i],
-                (unsigned long long)m->shard_bytes, (unsigned long long)limit);
+                "a part of %u layers of %llu bytes is longer than arena.slab, %llu", layers[i],
+                (unsigned long long)m->layer_bytes, (unsigned long long)limit);
     }
     return 0;
 }
@@ -50,7 +50,7 @@ static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struc
     struct session *s = call->s;
     char model[UCM_MAX_NAME_BYTES + 1], revision[UCM_MAX_NAME_BYTES + 1];
     char dtype[UCM_MAX_NAME_BYTES + 1], layout[UCM_MAX_NAME_BYTES + 1];
-    uint32_t shards[UCM_MAX_PARTS];
+    uint32_t layers[UCM_MAX_PARTS];
     struct ns_identity id = {
         .tenant = s->peer.tenant,
         .model = model,
@@ -60,12 +60,12 @@ static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struc
         .block_tokens = (uint32_t)m->block_tokens,
         .key_bytes = (uint32_t)m->key_bytes,
         .parts = (uint32_t)m->parts,
-        .shards = shards,
-        .shard_bytes = m->shard_bytes,
+        .layers = layers,
+        .layer_bytes = m->layer_bytes,
         .salt = m->salt.p,
         .salt_bytes = m->salt.n,
     };
-    int rc = shards_expand(call, m, shards);
+    int rc = layers_expand(call, m, layers);
 
     if (rc == 0)
         rc = text_copy(call, "model", m->model, model);

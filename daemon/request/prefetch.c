@@ -31,7 +31,7 @@ static int prefetch_ready(struct walk *w, struct item_wait *iw, int status)
     w->modules->metrics->prefetch_blocks++;
     if (LIST_ENTRY(w, struct prefetch, w)->marks)
         cache_prefetched(w->modules->cache, iw->it.ref);
-    w->bytes += iw->it.form->shards * iw->it.form->shard_bytes;
+    w->bytes += iw->it.form->layers * iw->it.form->layer_bytes;
     return 0;
 }
 

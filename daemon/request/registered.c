@@ -324,17 +324,17 @@ static int region_take(struct call *call, struct registered *r)
     return taken_take(call, r, wanted);
 }
 
-/* A slot of a pool takes any shard, so there is one place for all of them. 0, or -code with
+/* A slot of a pool takes any layer, so there is one place for all of them. 0, or -code with
  * call->error. */
 static int pool_check(struct call *call, const struct msg_region_register *m)
 {
     for (uint32_t i = 0; i < m->planes.n; i++)
-        if (m->planes.p[i].shard != 0)
+        if (m->planes.p[i].layer != 0)
             return ucm_error_set(
                 &call->error, UCM_WIRE_INVALID,
-                "planes[%u].shard: %llu; the slots of a pool hold any shard, so its "
-                "planes are those of one, and their shard is 0",
-                i, (unsigned long long)m->planes.p[i].shard);
+                "planes[%u].layer: %llu; the slots of a pool hold any layer, so its "
+                "planes are those of one, and their layer is 0",
+                i, (unsigned long long)m->planes.p[i].layer);
     return 0;
 }
 
@@ -363,7 +363,7 @@ int method_region_register(struct call *call)
     r->view = view;
     r->job.who = tenant_who(ns->tenant);
     pages = *ns_form(view.ns[view.n - 1], (uint32_t)m->part);
-    pages.shards = m->pool ? 1 : pages.shards;
+    pages.layers = m->pool ? 1 : pages.layers;
     rc = region_check(m, &pages, view.n > 1 ? ns_codec(ns) : NULL, call->fds, call->n_fds,
                       &r->region, &call->error);
     if (rc == 0 && has_ipc(m))

@@ -357,7 +357,7 @@ void walk_wait(struct walk *w, const struct walk_item *it)
     w->spare = NULL;
     iw->walk = w;
     iw->it = *it;
-    iw->slot_bytes = arena_padded(it->form->shards * it->form->shard_bytes);
+    iw->slot_bytes = arena_padded(it->form->layers * it->form->layer_bytes);
     iw->w.done_cb = read_done_cb;
     list_push_back(&w->waits, &iw->link);
     read_begun(iw);

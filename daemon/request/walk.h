@@ -40,7 +40,7 @@ struct walk_kind {
      * is full; -EDQUOT: its tenant gets no slot before something of this walk has ended. The walk
      * tries again. Another -errno ends the item. */
     int (*begin)(struct walk *w, const struct walk_item *it);
-    /* The read of an item has ended; with status 0 the walk has a use of its part, or iw->w.shards.
+    /* The read of an item has ended; with status 0 the walk has a use of its part, or iw->w.layers.
      * 1: it waits in w->ready now. 0: the item has ended; -errno: with the status that this
      * says. */
     int (*ready)(struct walk *w, struct item_wait *iw, int status);

@@ -25,7 +25,7 @@ struct derived_build {
     struct list waiters;     /* of cache_wait.link */
     struct cache_wait read;  /* of the base */
     block_ref base, derived; /* held */
-    uint32_t part, shards;
+    uint32_t part, layers;
     struct cache_fill *fill;
 };
 
@@ -215,7 +215,7 @@ static void build_done_cb(struct digest_job *job)
     int status = digest_job_stopped(job) ? -ECANCELED : 0;
 
     cache_put(cache_at(space), b->base, b->part);
-    cache_fill_done(cache_at(space), b->fill, b->shards, status == 0);
+    cache_fill_done(cache_at(space), b->fill, b->layers, status == 0);
     if (status == 0)
         build_count(b);
     build_end(b, status);
@@ -229,7 +229,7 @@ static int build_submit(struct derived_build *b)
     int rc = span_part(cache_at(space), b->base, b->part, &from);
 
     if (rc == 0)
-        rc = span_fill(cache_at(space), b->fill, 0, b->shards, &to);
+        rc = span_fill(cache_at(space), b->fill, 0, b->layers, &to);
     b->work.job.done_cb = build_done_cb;
     if (rc == 0)
         rc = part_build_submit(retrieval_of(space->rq)->pool, &b->work, &from, &to);
@@ -247,7 +247,7 @@ static void base_read_cb(struct cache_wait *w, int status)
         return;
     if (status == 0)
         cache_put(cache_at(b->space), b->base, b->part);
-    cache_fill_done(cache_at(b->space), b->fill, b->shards, false);
+    cache_fill_done(cache_at(b->space), b->fill, b->layers, false);
     build_end(b, rc);
 }
 
@@ -269,7 +269,7 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     b->base = base;
     b->derived = derived;
     b->part = part;
-    b->shards = ns_form(space->derived, part)->shards;
+    b->layers = ns_form(space->derived, part)->layers;
     rc = part_build_init(&b->work, space->digests ? &space->plan : NULL,
                          ns_form(cache_ns(c, base), part), ns_form(space->derived, part));
     if (rc == 0)
@@ -281,9 +281,9 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     b->read.done_cb = base_read_cb;
     got = cache_get(c, base, part, priority, NUMA_NONE, &b->read);
     rc = got < 0 ? got
-                 : cache_fill_claim(c, &d->fills, derived, part, 0, b->shards, NUMA_NONE, &b->fill);
+                 : cache_fill_claim(c, &d->fills, derived, part, 0, b->layers, NUMA_NONE, &b->fill);
     if (rc == 0 && got == CACHE_READY && (rc = build_submit(b)) != 0)
-        cache_fill_done(c, b->fill, b->shards, false);
+        cache_fill_done(c, b->fill, b->layers, false);
     if (rc != 0) {
         if (got == CACHE_READY)
             cache_unuse(c, base, part);

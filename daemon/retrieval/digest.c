@@ -93,7 +93,7 @@ static void spec_take(const struct msg_digest_open *m, const struct ns *base,
 static int plan_make(struct call *call, const struct msg_digest_open *m, const struct ns *base,
                      struct ucm_digest_plan *plan)
 {
-    struct ns_encoded encoded = {.plain_shard_bytes = base->identity.shard_bytes};
+    struct ns_encoded encoded = {.plain_layer_bytes = base->identity.layer_bytes};
     struct ucm_digest_spec spec;
     char why[UCM_SPARSE_WHY];
     uint64_t extent;
@@ -103,12 +103,12 @@ static int plan_make(struct call *call, const struct msg_digest_open *m, const s
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
     extent = ucm_digest_extent(&spec);
     (void)ns_encoded(&base->identity, &encoded); /* digests describe KV as it was computed */
-    if (extent > encoded.plain_shard_bytes)
+    if (extent > encoded.plain_layer_bytes)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "the shape reaches to byte %llu of a layer; the base namespace's have "
-                             "%llu (shard_bytes)",
+                             "%llu (layer_bytes)",
                              (unsigned long long)extent,
-                             (unsigned long long)encoded.plain_shard_bytes);
+                             (unsigned long long)encoded.plain_layer_bytes);
     return 0;
 }
 
@@ -143,15 +143,15 @@ static int derived_open(struct call *call, const struct ns *base,
     snprintf(layout, sizeof(layout), "digest/1/%s", plan->method->name);
     id.dtype = "digest";
     id.layout = layout;
-    id.shard_bytes = plan->bytes;
+    id.layer_bytes = plan->bytes;
     id.salt = salt;
     id.salt_bytes = sizeof(salt);
     for (uint32_t part = 0; part < id.parts; part++)
-        if (id.shards[part] * id.shard_bytes > arena_slab_bytes(rq->modules.arena))
+        if (id.layers[part] * id.layer_bytes > arena_slab_bytes(rq->modules.arena))
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                                  "the digests of %u layers of %llu bytes are longer than "
                                  "arena.slab, %llu",
-                                 id.shards[part], (unsigned long long)id.shard_bytes,
+                                 id.layers[part], (unsigned long long)id.layer_bytes,
                                  (unsigned long long)arena_slab_bytes(rq->modules.arena));
     return index_ns_open(rq->modules.index, &id, call->s->peer.owner, out, &call->error);
 }
@@ -201,6 +201,6 @@ int method_digest_open(struct call *call)
     }
     r = (struct msg_digest_open_r){.ns = derived->id,
                                    .fingerprint = {derived->fingerprint, UCM_FINGERPRINT_BYTES},
-                                   .shard_bytes = plan.bytes};
+                                   .layer_bytes = plan.bytes};
     return call_reply(call, &r);
 }

@@ -83,7 +83,7 @@ static void item_take(struct digest_walk *d, const struct walk_item *it, bool bu
     else
         cache_put(d->w.modules->cache, it->ref, it->part);
     if (built)
-        d->w.bytes += it->form->shards * it->form->shard_bytes;
+        d->w.bytes += it->form->layers * it->form->layer_bytes;
 }
 
 /* As derived_get, by cw. */

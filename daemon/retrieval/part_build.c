@@ -5,7 +5,7 @@
 #define PIECE_BYTES (256u << 10) /* of KV, so that selections overtake builds */
 #define SLOW_BYTES (1u << 20)    /* of one layer, which is a piece at least */
 
-static const uint8_t *shard_decode(const struct ucm_encoding_spec *spec, const uint8_t *coded,
+static const uint8_t *layer_decode(const struct ucm_encoding_spec *spec, const uint8_t *coded,
                                    uint8_t *to)
 {
     uint8_t *plain = to;
@@ -18,31 +18,31 @@ static const uint8_t *shard_decode(const struct ucm_encoding_spec *spec, const u
     return to;
 }
 
-static void shard_make(struct part_build *b, const uint8_t *from, uint8_t *to)
+static void layer_make(struct part_build *b, const uint8_t *from, uint8_t *to)
 {
     const struct codec *decodes = b->from_form->codec;
 
     if (b->digest)
-        ucm_digest_build(b->digest, decodes ? shard_decode(&decodes->spec, from, b->scratch) : from,
+        ucm_digest_build(b->digest, decodes ? layer_decode(&decodes->spec, from, b->scratch) : from,
                          to);
     else
-        (void)shard_decode(&decodes->spec, from, to);
+        (void)layer_decode(&decodes->spec, from, to);
 }
 
 static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 {
     struct part_build *b = LIST_ENTRY(job, struct part_build, job);
-    uint32_t first = (b->ended + piece) * b->piece_shards, end = first + b->piece_shards;
+    uint32_t first = (b->ended + piece) * b->piece_layers, end = first + b->piece_layers;
 
     (void)thread;
-    for (uint32_t shard = first; shard < end && shard < b->from_form->shards; shard++)
-        shard_make(b, b->from.origin + shard * b->from_form->shard_bytes,
-                   b->to.origin + shard * b->to_form->shard_bytes);
+    for (uint32_t layer = first; layer < end && layer < b->from_form->layers; layer++)
+        layer_make(b, b->from.origin + layer * b->from_form->layer_bytes,
+                   b->to.origin + layer * b->to_form->layer_bytes);
 }
 
 static uint32_t pieces_of(const struct part_build *b)
 {
-    return (b->from_form->shards + b->piece_shards - 1) / b->piece_shards;
+    return (b->from_form->layers + b->piece_layers - 1) / b->piece_layers;
 }
 
 /* There is one scratch. */
@@ -57,16 +57,16 @@ static uint32_t next_piece_cb(struct digest_job *job)
 static bool digest_fits(const struct ucm_digest_plan *plan, const struct form *from,
                         const struct form *to)
 {
-    return form_exact(from) && !to->codec && to->shard_bytes == plan->bytes &&
-           ucm_digest_extent(&plan->spec) <= form_plain_shard_bytes(from);
+    return form_exact(from) && !to->codec && to->layer_bytes == plan->bytes &&
+           ucm_digest_extent(&plan->spec) <= form_plain_layer_bytes(from);
 }
 
 int part_build_init(struct part_build *b, const struct ucm_digest_plan *digest,
                     const struct form *from, const struct form *to)
 {
-    bool decodes = from->codec && !to->codec && form_plain_shard_bytes(from) == to->shard_bytes;
+    bool decodes = from->codec && !to->codec && form_plain_layer_bytes(from) == to->layer_bytes;
 
-    if (from->shards != to->shards || !(digest ? digest_fits(digest, from, to) : decodes))
+    if (from->layers != to->layers || !(digest ? digest_fits(digest, from, to) : decodes))
         return -EINVAL;
     b->digest = digest;
     b->from_form = from;
@@ -76,18 +76,18 @@ int part_build_init(struct part_build *b, const struct ucm_digest_plan *digest,
 
 uint64_t part_build_scratch(const struct part_build *b)
 {
-    return b->digest && b->from_form->codec ? b->from_form->codec->plain_shard_bytes : 0;
+    return b->digest && b->from_form->codec ? b->from_form->codec->plain_layer_bytes : 0;
 }
 
 static bool whole(const struct span *span, const struct form *form)
 {
-    return span->form == form && span->first == 0 && span->n == form->shards;
+    return span->form == form && span->first == 0 && span->n == form->layers;
 }
 
 int part_build_submit(struct digest_pool *pool, struct part_build *b, const struct span *from,
                       const struct span *to)
 {
-    uint64_t from_bytes = b->from_form->shard_bytes;
+    uint64_t from_bytes = b->from_form->layer_bytes;
 
     if (!whole(from, b->from_form) || !whole(to, b->to_form) || from->fill || !to->fill ||
         !b->scratch != (part_build_scratch(b) == 0))
@@ -95,7 +95,7 @@ int part_build_submit(struct digest_pool *pool, struct part_build *b, const stru
     b->from = *from;
     b->to = *to;
     b->ended = 0;
-    b->piece_shards = from_bytes < PIECE_BYTES ? (uint32_t)(PIECE_BYTES / from_bytes) : 1;
+    b->piece_layers = from_bytes < PIECE_BYTES ? (uint32_t)(PIECE_BYTES / from_bytes) : 1;
     b->job.run_cb = run_cb;
     b->job.phase_cb = b->scratch ? next_piece_cb : NULL;
     b->job.queue = NULL;

@@ -16,7 +16,7 @@ struct part_build {
     uint8_t *scratch; /* the caller's, of part_build_scratch bytes */
     struct span from, to;
     /* The pool's. */
-    uint32_t piece_shards, ended; /* ended: pieces of those that come one after the other */
+    uint32_t piece_layers, ended; /* ended: pieces of those that come one after the other */
 };
 
 /* On zeroed memory. Plan (or NULL) and forms live until the build is done. 0; -EINVAL: parts of the
@@ -24,7 +24,7 @@ struct part_build {
  * or none. */
 int part_build_init(struct part_build *b, const struct ucm_digest_plan *digest,
                     const struct form *from, const struct form *to);
-/* What it needs of memory: for a digest of a coded part, whose shards are decoded one after the
+/* What it needs of memory: for a digest of a coded part, whose layers are decoded one after the
  * other. */
 uint64_t part_build_scratch(const struct part_build *b);
 /* From one whole part into another, of these forms. The caller has set scratch and done_cb, and

@@ -78,9 +78,9 @@ static struct chain *row_check(struct call *call, const struct msg_select *m, ui
         return NULL;
     }
     *space = ch->space;
-    if (m->shards.p[i] >= ch->space->derived->identity.shards[ch->part]) {
-        ucm_error_set(&call->error, UCM_WIRE_INVALID, "shards[%u]: %u; this chain's part has %u", i,
-                      m->shards.p[i], ch->space->derived->identity.shards[ch->part]);
+    if (m->layers.p[i] >= ch->space->derived->identity.layers[ch->part]) {
+        ucm_error_set(&call->error, UCM_WIRE_INVALID, "layers[%u]: %u; this chain's part has %u", i,
+                      m->layers.p[i], ch->space->derived->identity.layers[ch->part]);
         return NULL;
     }
     return ch;
@@ -95,9 +95,9 @@ static int select_check(struct call *call, const struct msg_select *m, struct se
 
     s->n_rows = m->chains.n;
     s->blocks = blocks;
-    if (m->shards.n != s->n_rows)
+    if (m->layers.n != s->n_rows)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "shards: %u numbers for %u chains; give one for each", m->shards.n,
+                             "layers: %u numbers for %u chains; give one for each", m->layers.n,
                              s->n_rows);
     for (uint32_t i = 0; i < s->n_rows; i++) {
         const struct chain *ch = row_check(call, m, i, &space);
@@ -441,7 +441,7 @@ static void rows_set(struct select_request *sr, struct call *call, const struct 
         struct chain *ch = call_chain(call, m->chains.p[i]);
 
         s->rows[i].digests = ch->digests ? ch->digests->at : NULL;
-        s->rows[i].offset = m->shards.p[i] * (uint64_t)s->plan->bytes;
+        s->rows[i].offset = m->layers.p[i] * (uint64_t)s->plan->bytes;
         sr->chains[i] = ch;
         sr->digests[i] = ch->digests;
         if (ch->digests)

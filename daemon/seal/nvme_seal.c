@@ -1,6 +1,6 @@
 /* Records of tenants with keys: sealed in the threads that compute checksums, and opened there.
  *
- * The payload is sealed in pieces, a shard a piece where the record has checksums of shards, else
+ * The payload is sealed in pieces, a layer a piece where the record has checksums of layers, else
  * as a whole. Their tags stand in the header's page, which has a tag of its own. That one is
  * computed on the event loop, over 4 KiB, since it covers the place, which the record gets last. A
  * read brings the page with the payload and opens that where it lies. docs/design/encryption.md
@@ -25,7 +25,7 @@ struct nvme_sealed {
     struct seal_box box;
     struct nvme_record_header header;
     /* Of a read: the header's; of a write: its tags are. Owned by the io's memory for
-     * TIER_READ_SHARDS. */
+     * TIER_READ_LAYERS. */
     uint8_t *page;
     void *cipher;    /* of a write: what goes to storage; NULL: it lies in the io's own memory */
     uint64_t padded; /* of cipher, counted in tier.sealed_bytes; 0: it has, or will have, none */
@@ -145,8 +145,8 @@ int nvme_sealed_write_begin(struct tier *t, struct tier_io *io)
         .payload_bytes = io->bytes,
         .sequence = (uintptr_t)io->scratch[NVME_IO_SEQUENCE],
     };
-    if (nvme_sums_kept(io) && io->bytes / io->shard_bytes <= NVME_PIECES_MAX)
-        x->header.shard_bytes = io->shard_bytes;
+    if (nvme_sums_kept(io) && io->bytes / io->layer_bytes <= NVME_PIECES_MAX)
+        x->header.layer_bytes = io->layer_bytes;
     memcpy(x->header.fingerprint, io->name.fingerprint, sizeof(x->header.fingerprint));
     memcpy(x->header.key, io->name.key, io->name.key_bytes);
     memcpy(x->header.key_id, key->id, sizeof(x->header.key_id));
@@ -196,7 +196,7 @@ static int box_begin(struct nvme_sealed *x, bool sealing)
 
 static uint64_t piece_bytes(const struct nvme_record_header *h)
 {
-    return h->shard_bytes > 0 ? h->shard_bytes : h->payload_bytes;
+    return h->layer_bytes > 0 ? h->layer_bytes : h->payload_bytes;
 }
 
 /* What is moved lies in memory of its own, and is sealed where it lies. */
@@ -248,7 +248,7 @@ void nvme_sealed_header(struct tier_io *io, struct nvme_record_header *placed,
     struct seal_aad aad[2];
 
     placed->sealed = true;
-    placed->shard_bytes = x->header.shard_bytes;
+    placed->layer_bytes = x->header.layer_bytes;
     memcpy(placed->key_id, x->header.key_id, sizeof(placed->key_id));
     memcpy(placed->salt, x->header.salt, sizeof(placed->salt));
     nvme_sealed_encode(placed, page);
@@ -268,7 +268,7 @@ void nvme_sealed_header(struct tier_io *io, struct nvme_record_header *placed,
 
 int nvme_sealed_read_begin(struct tier_io *io)
 {
-    return sealed_new(io, io->op == TIER_READ_SHARDS ? io->data : NULL) ? 0 : -EAGAIN;
+    return sealed_new(io, io->op == TIER_READ_LAYERS ? io->data : NULL) ? 0 : -EAGAIN;
 }
 
 unsigned nvme_sealed_read_next(const struct tier_io *io, struct iovec to[2])
@@ -310,11 +310,11 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io)
 
 static int read_open(struct tier_io *io, struct nvme_sealed *x)
 {
-    bool shards = io->op == TIER_READ_SHARDS;
+    bool layers = io->op == TIER_READ_LAYERS;
     uint64_t bytes = piece_bytes(&x->header);
-    uint8_t *at = shards ? x->page + tier_shards_at(io->shard_bytes, io->shard) : io->data;
-    uint32_t first = shards ? io->shard : 0,
-             n = shards ? io->shards : nvme_sealed_pieces(&x->header);
+    uint8_t *at = layers ? x->page + tier_layers_at(io->layer_bytes, io->layer) : io->data;
+    uint32_t first = layers ? io->layer : 0,
+             n = layers ? io->layers : nvme_sealed_pieces(&x->header);
     struct seal_aad aad[2];
     int rc = box_begin(x, false);
 
@@ -334,7 +334,7 @@ uint64_t nvme_sealed_sum(const struct tier_io *const_io)
     struct nvme_sealed *x = sealed_of(io);
 
     x->status = io->op == TIER_WRITE ? write_seal(io, x) : read_open(io, x);
-    if (io->op == TIER_READ_SHARDS)
+    if (io->op == TIER_READ_LAYERS)
         return x->status < 0;
     return x->status == 0 ? io->place.checksum : ~io->place.checksum;
 }

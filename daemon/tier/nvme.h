@@ -1,5 +1,5 @@
 /* Inside of the NVMe tier: what its files share. Nobody else includes it, but what features add:
- * daemon/seal/nvme_seal.c, daemon/pool/nvme_shards.c, daemon/scrub and daemon/checkpoint.
+ * daemon/seal/nvme_seal.c, daemon/pool/nvme_layers.c, daemon/scrub and daemon/checkpoint.
  *
  * A read:  submit -> its file's queue -> engine -> checksum -> done
  * A write: submit -> checksum -> summed -> a record; with its neighbours one engine operation ->
@@ -112,11 +112,11 @@ enum {
     NVME_IO_SEQUENCE,
     NVME_IO_MOVED,
     NVME_IO_IDLE,
-    NVME_IO_SUMS,     /* of a write, or a read that is to be moved: checksums of shards, or NULL */
-    NVME_IO_TO_BEGIN, /* TIER_READ_SHARDS: engine operations */
+    NVME_IO_SUMS,     /* of a write, or a read that is to be moved: checksums of layers, or NULL */
+    NVME_IO_TO_BEGIN, /* TIER_READ_LAYERS: engine operations */
     NVME_IO_TO_END,
-    NVME_IO_KNOWN,  /* TIER_READ_SHARDS: the header is not read */
-    NVME_IO_STATUS, /* TIER_READ_SHARDS: 0, or errno of one that failed */
+    NVME_IO_KNOWN,  /* TIER_READ_LAYERS: the header is not read */
+    NVME_IO_STATUS, /* TIER_READ_LAYERS: 0, or errno of one that failed */
     NVME_IO_SEALED  /* of an encrypted record: struct nvme_sealed; else NULL */
 };
 
@@ -256,12 +256,12 @@ struct nvme_checkpoint {
     int status;
 };
 
-/* Checksums of a part's shards, from a header that was read. They are counted as the daemon's
+/* Checksums of a part's layers, from a header that was read. They are counted as the daemon's
  * memory by config_check. */
 #define NVME_KNOWN_BITS 14
 #define NVME_KNOWN_BYTES CONFIG_NVME_SUMS_BYTES
 struct nvme_known {
-    uint64_t loc, checksum, bytes, shard_bytes;
+    uint64_t loc, checksum, bytes, layer_bytes;
     uint64_t *sums; /* NULL: none */
 };
 
@@ -368,10 +368,10 @@ void nvme_op_log(const struct nvme_op *op, const char *event, int status);
 
 /* ---- nvme_record.c ---- */
 
-/* Whether records of such a part have checksums of its shards. */
+/* Whether records of such a part have checksums of its layers. */
 static inline bool nvme_sums_kept(const struct tier_io *io)
 {
-    return io->bytes > CHECKSUM_SMALL && nvme_shards_fit(io->bytes, io->shard_bytes);
+    return io->bytes > CHECKSUM_SMALL && nvme_layers_fit(io->bytes, io->layer_bytes);
 }
 
 /* What the headers of a segment in use and of a record in it should say. */
@@ -426,26 +426,26 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io);
 /* NULL-safe: of an io without one. */
 void nvme_sealed_drop(struct tier *t, struct tier_io *io);
 
-/* ---- daemon/pool/nvme_shards.c ---- */
+/* ---- daemon/pool/nvme_layers.c ---- */
 
-/* A read of shards: begin; next for each of its engine operations (false: there is another one);
+/* A read of layers: begin; next for each of its engine operations (false: there is another one);
  * arrived when one has ended (false: another one has not), with the read's status; verify with
  * nvme_sum's answer. */
-void nvme_shards_begin(const struct tier *t, struct tier_io *io);
-bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from);
-bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status);
-int nvme_shards_verify(struct tier *t, struct tier_io *io, uint64_t wrong);
+void nvme_layers_begin(const struct tier *t, struct tier_io *io);
+bool nvme_layers_next(struct tier_io *io, struct iovec *to, uint64_t *from);
+bool nvme_layers_arrived(struct tier *t, struct tier_io *io, int *status);
+int nvme_layers_verify(struct tier *t, struct tier_io *io, uint64_t wrong);
 void nvme_known_close(struct tier *t);
-/* For the pool of threads: how many of the shards differ from the header's checksums of them. */
-uint64_t nvme_shards_wrong(const struct tier_io *io);
+/* For the pool of threads: how many of the layers differ from the header's checksums of them. */
+uint64_t nvme_layers_wrong(const struct tier_io *io);
 
 /* ---- nvme_sum.c ---- */
 
-/* Memory for the checksums of shards that nvme_sum computes, and merge_add writes: of a write, or
+/* Memory for the checksums of layers that nvme_sum computes, and merge_add writes: of a write, or
  * of a read that becomes one. */
 void nvme_sums_reserve(struct tier_io *io);
 void nvme_sums_drop(struct tier_io *io);
-/* For the pool: the payload's checksum; of TIER_READ_SHARDS how many shards are wrong. */
+/* For the pool: the payload's checksum; of TIER_READ_LAYERS how many layers are wrong. */
 uint64_t nvme_sum(const struct tier_io *io);
 uint64_t nvme_sum_bytes(const struct tier_io *io);
 

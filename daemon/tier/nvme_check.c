@@ -65,13 +65,13 @@ static int header_repair(struct check *c, int which, const uint8_t *want)
     }
 }
 
-/* The record's header is as it should be, whatever checksums of shards it has: the page passes, so
+/* The record's header is as it should be, whatever checksums of layers it has: the page passes, so
  * they are what was written. */
 static bool record_header_right(const struct check *c)
 {
     alignas(NVME_PAGE) uint8_t found[NVME_PAGE], want[NVME_PAGE];
     struct nvme_record_header h, header = c->record_header;
-    uint64_t sums[NVME_SHARDS_MAX];
+    uint64_t sums[NVME_LAYERS_MAX];
 
     if (io_read(c->fd, found, NVME_PAGE, c->offset[OF_RECORD]) < 0 ||
         nvme_record_header_decode(found, &h) < 0 || h.payload_bytes != header.payload_bytes)
@@ -79,10 +79,10 @@ static bool record_header_right(const struct check *c)
     /* The read that has just ended has opened it: this is the same page, as its tag says. */
     if (header.sealed)
         return h.sealed && h.checksum == header.checksum;
-    for (uint32_t i = 0; h.shard_bytes > 0 && i < h.payload_bytes / h.shard_bytes; i++)
-        sums[i] = nvme_shard_sum(found, i);
-    header.shard_bytes = h.shard_bytes;
-    header.shard_sums = sums;
+    for (uint32_t i = 0; h.layer_bytes > 0 && i < h.payload_bytes / h.layer_bytes; i++)
+        sums[i] = nvme_layer_sum(found, i);
+    header.layer_bytes = h.layer_bytes;
+    header.layer_sums = sums;
     nvme_record_header_encode(&header, want);
     return memcmp(found, want, NVME_PAGE) == 0;
 }

@@ -58,7 +58,7 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
         t->metrics->nvme_read_errors++;
         return -ESTALE;
     }
-    if (io->op == TIER_READ_SHARDS && !nvme_sums_kept(io))
+    if (io->op == TIER_READ_LAYERS && !nvme_sums_kept(io))
         return -ENODATA;
     if (t->reads_queued >= NVME_READS_QUEUED_MAX)
         return -EAGAIN;
@@ -70,8 +70,8 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
     segment_read_begin(s);
     io_record_set(io, s, record);
     io->scratch[NVME_IO_IDLE] = idle ? io : NULL;
-    if (io->op == TIER_READ_SHARDS)
-        nvme_shards_begin(t, io);
+    if (io->op == TIER_READ_LAYERS)
+        nvme_layers_begin(t, io);
     d = &t->devices[s->file];
     read_queue(d, io);
     if (io->small)
@@ -81,7 +81,7 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
     return 0;
 }
 
-/* It stays in its queue: a read of shards has several operations. */
+/* It stays in its queue: a read of layers has several operations. */
 static struct tier_io *reads_first(struct nvme_device *d)
 {
     struct list *node = fair_queue_first(&d->reads);
@@ -102,8 +102,8 @@ static bool device_may_read(struct tier *t, const struct nvme_device *d)
 static bool read_next(struct tier_io *io, struct iovec *to, unsigned *n, uint64_t *from)
 {
     *n = 1;
-    if (io->op == TIER_READ_SHARDS)
-        return nvme_shards_next(io, to, from);
+    if (io->op == TIER_READ_LAYERS)
+        return nvme_layers_next(io, to, from);
     if (nvme_sealed(io)) {
         *n = nvme_sealed_read_next(io, to);
         *from = 0;
@@ -181,7 +181,7 @@ void nvme_read_finish(struct nvme_op *op, int status)
         nvme_op_log(op, "read-failed", status);
         t->metrics->nvme_read_errors++;
     }
-    if (io->op != TIER_READ_SHARDS || nvme_shards_arrived(t, io, &status))
+    if (io->op != TIER_READ_LAYERS || nvme_layers_arrived(t, io, &status))
         read_arrived(t, io, status);
     pump_reads(t, d);
     nvme_pump_writes(t);
@@ -291,7 +291,7 @@ static void write_take(struct tier *t, struct tier_io *io, uint64_t sum)
 static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
-        int status = ios[i]->op == TIER_READ_SHARDS ? nvme_shards_verify(t, ios[i], sums[i])
+        int status = ios[i]->op == TIER_READ_LAYERS ? nvme_layers_verify(t, ios[i], sums[i])
                                                     : read_verify(t, ios[i], sums[i]);
 
         nvme_sealed_drop(t, ios[i]);
@@ -408,8 +408,8 @@ static void merge_add(struct nvme_op *op, uint32_t record)
 
     segment_sequence_set(op->segment, record, (uintptr_t)io->scratch[NVME_IO_SEQUENCE]);
     nvme_record_header_of(t, op->segment, record, &d, &header);
-    header.shard_sums = io->scratch[NVME_IO_SUMS];
-    header.shard_bytes = header.shard_sums ? io->shard_bytes : 0;
+    header.layer_sums = io->scratch[NVME_IO_SUMS];
+    header.layer_bytes = header.layer_sums ? io->layer_bytes : 0;
     if (nvme_sealed(io))
         nvme_sealed_header(io, &header, page);
     else

@@ -125,7 +125,7 @@ static int move_start(struct nvme_mover *m, uint32_t record)
         .bytes = d.bytes,
         .buffer = UINT32_MAX,
         .check = true,
-        .shard_bytes = d.shard_bytes,
+        .layer_bytes = d.layer_bytes,
         .name = d.name,
         .place = {.loc = segment_loc(&t->segments, m->segment, record),
                   .checksum = d.checksum,

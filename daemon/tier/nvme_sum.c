@@ -1,4 +1,4 @@
-/* A record's checksum, or what stands for it where it is sealed, or where some of its shards were
+/* A record's checksum, or what stands for it where it is sealed, or where some of its layers were
  * read. */
 #include "daemon/tier/nvme.h"
 
@@ -12,7 +12,7 @@ void nvme_sums_reserve(struct tier_io *io)
 
     /* Without memory the record has none. */
     io->scratch[NVME_IO_SUMS] =
-        wanted ? malloc(io->bytes / io->shard_bytes * sizeof(uint64_t)) : NULL;
+        wanted ? malloc(io->bytes / io->layer_bytes * sizeof(uint64_t)) : NULL;
 }
 
 void nvme_sums_drop(struct tier_io *io)
@@ -23,16 +23,16 @@ void nvme_sums_drop(struct tier_io *io)
 
 uint64_t nvme_sum_bytes(const struct tier_io *io)
 {
-    return io->op == TIER_READ_SHARDS ? io->shards * io->shard_bytes : io->bytes;
+    return io->op == TIER_READ_LAYERS ? io->layers * io->layer_bytes : io->bytes;
 }
 
 uint64_t nvme_sum(const struct tier_io *io)
 {
     if (nvme_sealed(io))
         return nvme_sealed_sum(io);
-    if (io->op == TIER_READ_SHARDS)
-        return nvme_shards_wrong(io);
+    if (io->op == TIER_READ_LAYERS)
+        return nvme_layers_wrong(io);
     if (io->scratch[NVME_IO_SUMS])
-        return checksum_pieces(io->data, io->bytes, io->shard_bytes, io->scratch[NVME_IO_SUMS]);
+        return checksum_pieces(io->data, io->bytes, io->layer_bytes, io->scratch[NVME_IO_SUMS]);
     return checksum_of(io->data, io->bytes);
 }

@@ -52,11 +52,11 @@ struct tier;
  * a later start needs to find it. It fails with -errno when the tier can't promise that, and with
  * -ESTALE when the namespace was purged after the part was written. Uses the fingerprint of `name`,
  * and not `data`.
- * TIER_READ_SHARDS: some shards of the part, in tier_shards_room bytes of `data`, from
- * tier_shards_at on. It says nothing about the part as a whole: with -ENODATA the tier has no
- * checksums of shards for it, with -EBADMSG these shards differ; the caller reads the part
+ * TIER_READ_LAYERS: some layers of the part, in tier_layers_room bytes of `data`, from
+ * tier_layers_at on. It says nothing about the part as a whole: with -ENODATA the tier has no
+ * checksums of layers for it, with -EBADMSG these layers differ; the caller reads the part
  * instead. */
-enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC, TIER_READ_SHARDS };
+enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC, TIER_READ_LAYERS };
 
 /* Where a stored part lies and how to recognize it. The index keeps it. */
 struct tier_place {
@@ -94,8 +94,8 @@ struct tier_io {
     bool seal;           /* a write: encrypted or not at all */
     bool check;          /* a read that only checks the part: no use of it */
     bool small; /* a read of a request for few parts: it should not wait behind many writes */
-    uint64_t shard_bytes; /* of a write and TIER_READ_SHARDS: of each shard; 0: one can't be read */
-    uint32_t shard, shards; /* TIER_READ_SHARDS: the first, and how many */
+    uint64_t layer_bytes; /* of a write and TIER_READ_LAYERS: of each layer; 0: one can't be read */
+    uint32_t layer, layers; /* TIER_READ_LAYERS: the first, and how many */
     struct tier_name name;
     struct tier_place place; /* in for a read or a sync; out, whole, for a write with status 0 */
     void (*done_cb)(struct tier_io *io, int status); /* 0 or -errno */
@@ -105,28 +105,28 @@ struct tier_io {
 };
 
 #define TIER_ALIGN 4096u
-/* Where in a part's bytes the pages of some shards begin and end. */
-static inline uint64_t tier_shards_begin(uint64_t shard_bytes, uint32_t shard)
+/* Where in a part's bytes the pages of some layers begin and end. */
+static inline uint64_t tier_layers_begin(uint64_t layer_bytes, uint32_t layer)
 {
-    return shard * shard_bytes / TIER_ALIGN * TIER_ALIGN;
+    return layer * layer_bytes / TIER_ALIGN * TIER_ALIGN;
 }
 
-static inline uint64_t tier_shards_end(uint64_t shard_bytes, uint32_t shard, uint32_t shards)
+static inline uint64_t tier_layers_end(uint64_t layer_bytes, uint32_t layer, uint32_t layers)
 {
-    return ((shard + (uint64_t)shards) * shard_bytes + TIER_ALIGN - 1) / TIER_ALIGN * TIER_ALIGN;
+    return ((layer + (uint64_t)layers) * layer_bytes + TIER_ALIGN - 1) / TIER_ALIGN * TIER_ALIGN;
 }
 
-/* Memory that a TIER_READ_SHARDS needs: these pages, and one before them for the tier. */
-static inline uint64_t tier_shards_room(uint64_t shard_bytes, uint32_t shard, uint32_t shards)
+/* Memory that a TIER_READ_LAYERS needs: these pages, and one before them for the tier. */
+static inline uint64_t tier_layers_room(uint64_t layer_bytes, uint32_t layer, uint32_t layers)
 {
-    return TIER_ALIGN + tier_shards_end(shard_bytes, shard, shards) -
-           tier_shards_begin(shard_bytes, shard);
+    return TIER_ALIGN + tier_layers_end(layer_bytes, layer, layers) -
+           tier_layers_begin(layer_bytes, layer);
 }
 
-/* Where in it the first shard lies. */
-static inline uint64_t tier_shards_at(uint64_t shard_bytes, uint32_t shard)
+/* Where in it the first layer lies. */
+static inline uint64_t tier_layers_at(uint64_t layer_bytes, uint32_t layer)
 {
-    return TIER_ALIGN + shard * shard_bytes - tier_shards_begin(shard_bytes, shard);
+    return TIER_ALIGN + layer * layer_bytes - tier_layers_begin(layer_bytes, layer);
 }
 
 /* The place of a part that recovery finds a second time. */
@@ -151,7 +151,7 @@ struct tier_described {
     struct tier_name name;
     uint64_t bytes, checksum;
     bool sealed;          /* as tier_place's */
-    uint64_t shard_bytes; /* as tier_io's; not kept */
+    uint64_t layer_bytes; /* as tier_io's; not kept */
 };
 
 /* All run on the event loop, and none may be NULL but restore_cb. */

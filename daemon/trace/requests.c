@@ -141,7 +141,7 @@ static void call_keys_trace(struct call *call, const struct trace_about *a, stru
     if (a->part != 0 || (call->method != UCM_METHOD_LOOKUP && call->method != UCM_METHOD_DUMP &&
                          call->method != UCM_METHOD_LOAD_PREFIX))
         return;
-    if (call->method == UCM_METHOD_DUMP && call->params.dump.shard != 0)
+    if (call->method == UCM_METHOD_DUMP && call->params.dump.layer != 0)
         return; /* a later layer of the same blocks */
     record.each = call->method == UCM_METHOD_LOOKUP && call->params.lookup.each;
     trace_keys(&tracing_of(call->s->rq)->trace, &record);

@@ -1,8 +1,8 @@
-/* Encodings: smaller forms of KV, a section of a shard at a time.
+/* Encodings: smaller forms of KV, a section of a layer at a time.
  *
- * A shard is one or two sections, K then V (MLA: one). A section is tokens x heads rows of dim
+ * A layer is one or two sections, K then V (MLA: one). A section is tokens x heads rows of dim
  * elements, contiguous. Its encoded form is contiguous, as long for any contents, and a multiple of
- * 16 bytes; the forms of a shard's sections follow one another. docs/design/encodings.md defines
+ * 16 bytes; the forms of a layer's sections follow one another. docs/design/encodings.md defines
  * every byte and every rounding, so that this code, its SIMD and CUDA forms and implementations by
  * others give the same bits. The scalar arithmetic that C and CUDA share is in
  * kernels/encoding/arith.h.
@@ -90,8 +90,8 @@ uint64_t ucm_encoding_plain_bytes(const struct ucm_encoding_spec *spec, uint32_t
 uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t section); /* coded */
 
 /* Of all sections. */
-uint64_t ucm_encoding_plain_shard_bytes(const struct ucm_encoding_spec *spec);
-uint64_t ucm_encoding_shard_bytes(const struct ucm_encoding_spec *spec);
+uint64_t ucm_encoding_plain_layer_bytes(const struct ucm_encoding_spec *spec);
+uint64_t ucm_encoding_layer_bytes(const struct ucm_encoding_spec *spec);
 
 /* The spec in fixed-width little-endian fields, which encoding.open hashes into a namespace's
  * fingerprint. Fields that do not change the encoded bytes are 0 in it, so specs that mean the same

@@ -125,7 +125,7 @@ uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t secti
     return ucm_encoding_method(spec->encoding)->bytes(spec, section);
 }
 
-uint64_t ucm_encoding_plain_shard_bytes(const struct ucm_encoding_spec *spec)
+uint64_t ucm_encoding_plain_layer_bytes(const struct ucm_encoding_spec *spec)
 {
     uint64_t sum = 0;
 
@@ -134,7 +134,7 @@ uint64_t ucm_encoding_plain_shard_bytes(const struct ucm_encoding_spec *spec)
     return sum;
 }
 
-uint64_t ucm_encoding_shard_bytes(const struct ucm_encoding_spec *spec)
+uint64_t ucm_encoding_layer_bytes(const struct ucm_encoding_spec *spec)
 {
     uint64_t sum = 0;
 

@@ -78,11 +78,11 @@ uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec)
 
 /* ---- through the plan ---- */
 
-void ucm_digest_build(const struct ucm_digest_plan *plan, const void *shard, void *out)
+void ucm_digest_build(const struct ucm_digest_plan *plan, const void *layer, void *out)
 {
     /* What the arrays leave of the last four bytes is 0. */
     memset((uint8_t *)out + plan->bytes - 4, 0, 4);
-    plan->method->build(plan, shard, out);
+    plan->method->build(plan, layer, out);
 }
 
 void ucm_digest_query(const struct ucm_digest_plan *plan, const float *q, float *out)

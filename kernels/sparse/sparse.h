@@ -36,7 +36,7 @@ enum ucm_kv_dtype {
     UCM_KV_FP8_E4M3 = 3, /* 0x7f and 0xff are NaN, no infinities; the scale is 1 */
 };
 
-/* Where K and V of one layer of a block lie, in bytes from the start of the layer's shard. The
+/* Where K and V of one layer of a block lie, in bytes from the start of the layer. The
  * head_dim channels of a token and KV head are contiguous. Little endian. */
 struct ucm_kv_shape {
     uint32_t dtype; /* enum ucm_kv_dtype */
@@ -54,7 +54,7 @@ struct ucm_kv_shape {
 /* 0; or -EINVAL, and why says in a sentence which field is wrong and what would be right. */
 int ucm_kv_shape_check(const struct ucm_kv_shape *shape, char why[UCM_SPARSE_WHY]);
 
-/* Bytes from the shard's start to the end of the last element that the shape names, of K and, if
+/* Bytes from the layer's start to the end of the last element that the shape names, of K and, if
  * with_v, of V. For a shape that was checked. */
 uint64_t ucm_kv_shape_extent(const struct ucm_kv_shape *shape, bool with_v);
 
@@ -179,8 +179,8 @@ uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec);
 
 /* ---- building and scoring one digest ---- */
 
-/* shard: the layer's shard, ucm_digest_extent bytes, any alignment; out: plan->bytes, aligned to 4. */
-void ucm_digest_build(const struct ucm_digest_plan *plan, const void *shard, void *out);
+/* layer: the layer, ucm_digest_extent bytes, any alignment; out: plan->bytes, aligned to 4. */
+void ucm_digest_build(const struct ucm_digest_plan *plan, const void *layer, void *out);
 
 enum ucm_score_metric {
     UCM_METRIC_DOT = 0, /* the scores of the table in docs/design/retrieval.md */
@@ -213,7 +213,7 @@ struct ucm_digest_method {
     int (*check)(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY]);
     /* Sets the plan's fields from its spec; bytes need not be padded yet. */
     void (*plan)(struct ucm_digest_plan *plan);
-    void (*build)(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out);
+    void (*build)(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out);
     void (*query)(const struct ucm_digest_plan *plan, const float *q, float *out);
     float (*score)(const struct ucm_digest_plan *plan, enum ucm_score_metric metric,
                    const float *query, const uint8_t *digest, uint32_t g);

@@ -9,7 +9,7 @@
  * base was opened when this was first called. Errors of `namespace.open` apply.
  * Errors: UNSUPPORTED: the daemon lacks the encoding or this version: go on with the base; INVALID:
  *   the encoding does not take these sizes or this dtype, the tensors are not the base's
- *   `shard_bytes`, the base is encoded or holds summaries, or an encoded part is too large for the
+ *   `layer_bytes`, the base is encoded or holds summaries, or an encoded part is too large for the
  *   arena.
  * ns: the base, from `namespace.open`.
  * encoding: `fp8`, `int8`, `q4` or `lossless`.

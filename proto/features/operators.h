@@ -285,8 +285,8 @@ enum ucm_bypass {
  * ns, uint: its number.
  * fingerprint, bin: 32 bytes.
  * tenant, model, revision, dtype, layout, str: its identity.
- * block_tokens, key_bytes, parts, shard_bytes, uint: its identity.
- * shards, array of uint: layers of each part.
+ * block_tokens, key_bytes, parts, layer_bytes, uint: its identity.
+ * layers, array of uint: layers of each part.
  * blocks, uint: blocks known, complete or not.
  * dram_bytes, nvme_bytes, uint: what its parts take in each tier.
  * shared_bytes, uint: of parts on the shared tier, known or unverified.
@@ -295,7 +295,7 @@ enum ucm_bypass {
  * evicted_blocks, uint: evicted from DRAM to make space.
  * encoding, str: of an encoded namespace; else empty.
  * encoding_version, uint: its version; 0: not encoded.
- * plain_shard_bytes, uint: `shard_bytes` of the raw form.
+ * plain_layer_bytes, uint: `layer_bytes` of the raw form.
  * base, uint: its base's number; 0: not known, or not encoded.
  * base_fingerprint, bin: its base's; empty: not encoded. */
 

@@ -12,7 +12,7 @@
  * does not use are ignored. Errors of `namespace.open` apply. Building while parts are stored is
  * best effort; `digest_build_skipped` counts parts without a summary, because DRAM is full of
  * blocks in use or 4,096 parts wait (3,072 of one tenant).
- * Errors: INVALID: the method does not take these parameters, the shape reaches past `shard_bytes`,
+ * Errors: INVALID: the method does not take these parameters, the shape reaches past `layer_bytes`,
  *   or a part of summaries is too large for the arena.
  * ns: the base, from `namespace.open`.
  * method: 1 `mean`, 2 `submean`, 3 `box`, 4 `hash`, 5 `stats`, 6 `tokens`.
@@ -64,11 +64,11 @@
 
 /* ns: the summaries' namespace, also for `lookup`, `load`, `dump` and `region.register`.
  * fingerprint: docs/protocol.md, "Fingerprint".
- * shard_bytes: of a summary: one layer of one block. */
+ * layer_bytes: of a summary: one layer of one block. */
 #define UCM_MSG_DIGEST_OPEN_R(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                      \
-    F(m, u64, shard_bytes, REQ, 1, 1u << 28)
+    F(m, u64, layer_bytes, REQ, 1, 1u << 28)
 
 /* Method digest.build. Builds the summaries of blocks that have none, from any tier. A summary that
  * another request builds is awaited. Status: OK: built; EXISTS; MISS: the block is not cached;
@@ -146,14 +146,14 @@
 #define UCM_CHAIN_DIGEST 4
 
 /* Method select. Chooses the blocks of sequences that a query wants, by their summaries
- * (docs/protocol.md, "Sequences and selections"). Row i asks for layer `shards[i]` of sequence
+ * (docs/protocol.md, "Sequences and selections"). Row i asks for layer `layers[i]` of sequence
  * `chains[i]`; all are of one namespace. A row has one list with `heads` 1 or 2, else one for each
  * KV head. Without `sparse_ratio`, `topk_tokens`, `min_blocks` and windows, top k chooses nothing.
  * Errors: INVALID: `q` has another length than the rows take, or a NaN or infinity; `q_heads` is no
  *   multiple of the KV heads; the answer could exceed a frame; CANCELLED, DEADLINE, SHUTDOWN: it
  *   was stopped.
  * chains: the rows' sequences, from `chain.open`.
- * shards: the rows' layers.
+ * layers: the rows' layers.
  * q: of each row, `rows` queries of `q_heads` heads of `head_dim` channels.
  * q_dtype: 0 float32, 1 float16, 2 bfloat16.
  * q_heads: query heads; those of a KV head follow one another.
@@ -177,7 +177,7 @@
  * deadline_ms: as in `load`. */
 #define UCM_MSG_SELECT(F, m)                                                                       \
     F(m, u32s, chains, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
-    F(m, u32s, shards, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
+    F(m, u32s, layers, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
     F(m, bin, q, REQ, 2, UCM_MAX_QUERY_BYTES)                                                      \
     F(m, u64, q_dtype, OPT, 0, 2)                                                                  \
     F(m, u64, q_heads, REQ, 1, UCM_MAX_Q_HEADS)                                                    \

@@ -126,7 +126,7 @@ static _Noreturn __attribute__((format(printf, 1, 2))) void wrong(const char *fo
 /* One request: which keys, to or from which blocks, what of them. */
 struct batch {
     struct worker *w;
-    uint32_t n, shard, shards, lease, deadline_ms;
+    uint32_t n, layer, layers, lease, deadline_ms;
     uint64_t number[BATCH_MAX];
     uint32_t block[BATCH_MAX];
     uint8_t keys[BATCH_MAX * WORKER_KEY_BYTES], result[BATCH_MAX];
@@ -156,7 +156,7 @@ static void batch_choose(struct batch *b, struct worker *w, uint32_t first, uint
 {
     uint32_t order[BLOCKS], start;
 
-    *b = (struct batch){.w = w, .n = 1 + churn_below(BATCH_MAX), .shards = w->layers};
+    *b = (struct batch){.w = w, .n = 1 + churn_below(BATCH_MAX), .layers = w->layers};
     start = churn_below(me.space->keys - BATCH_MAX);
     for (uint32_t i = 0; i < blocks; i++)
         order[i] = first + i;
@@ -177,7 +177,7 @@ static void batch_choose(struct batch *b, struct worker *w, uint32_t first, uint
 
 static uint8_t *chunk_of(const struct worker *w, uint32_t plane, uint32_t block)
 {
-    uint64_t half = w->shard_bytes / 2;
+    uint64_t half = w->layer_bytes / 2;
 
     return w->memory + plane * half * w->blocks + block * half;
 }
@@ -186,10 +186,10 @@ static uint8_t *chunk_of(const struct worker *w, uint32_t plane, uint32_t block)
 static void planes_mark(const struct batch *b, uint32_t block, bool inside)
 {
     for (uint32_t p = 0; p < 2 * b->w->layers; p++) {
-        bool in = p / 2 >= b->shard && p / 2 < b->shard + b->shards;
+        bool in = p / 2 >= b->layer && p / 2 < b->layer + b->layers;
 
         if (in == inside)
-            memset(chunk_of(b->w, p, block), UNTOUCHED, b->w->shard_bytes / 2);
+            memset(chunk_of(b->w, p, block), UNTOUCHED, b->w->layer_bytes / 2);
     }
 }
 
@@ -215,8 +215,8 @@ static struct ucm_transfer transfer_of(const struct batch *b)
     return (struct ucm_transfer){.keys = b->keys,
                                  .blocks = b->block,
                                  .n_keys = b->n,
-                                 .shard = b->shard,
-                                 .n_shards = b->shards,
+                                 .layer = b->layer,
+                                 .n_layers = b->layers,
                                  .priority = churn_below(8),
                                  .deadline_ms = b->deadline_ms,
                                  .lease = b->lease};
@@ -251,7 +251,7 @@ static void batch_end(struct batch *b, struct ucm_task *task)
 static bool planes_untouched(const struct batch *b, uint32_t block)
 {
     for (uint32_t p = 0; p < 2 * b->w->layers; p++)
-        if (bytes_other(chunk_of(b->w, p, block), b->w->shard_bytes / 2, UNTOUCHED) > 0)
+        if (bytes_other(chunk_of(b->w, p, block), b->w->layer_bytes / 2, UNTOUCHED) > 0)
             return false;
     return true;
 }
@@ -262,27 +262,27 @@ static void load_check_ok(struct batch *b, uint32_t i)
 
     /* What was not asked for must be as it was: it is made right here, and only here. */
     for (uint32_t p = 0; p < 2 * b->w->layers; p++) {
-        if (p / 2 >= b->shard && p / 2 < b->shard + b->shards)
+        if (p / 2 >= b->layer && p / 2 < b->layer + b->layers)
             continue;
-        outside += bytes_other(chunk_of(b->w, p, b->block[i]), b->w->shard_bytes / 2, UNTOUCHED);
+        outside += bytes_other(chunk_of(b->w, p, b->block[i]), b->w->layer_bytes / 2, UNTOUCHED);
     }
     if (outside > 0)
-        wrong("load wrote %zu bytes outside of layers %u + %u", outside, b->shard, b->shards);
-    if (b->shards == b->w->layers) {
+        wrong("load wrote %zu bytes outside of layers %u + %u", outside, b->layer, b->layers);
+    if (b->layers == b->w->layers) {
         differs = worker_differs(b->w, b->block[i], b->number[i]);
     } else {
-        uint64_t half = b->w->shard_bytes / 2, bytes = 2 * b->shards * half;
+        uint64_t half = b->w->layer_bytes / 2, bytes = 2 * b->layers * half;
         uint8_t *got = malloc(bytes);
 
         if (!got)
             wrong("no memory");
-        for (uint32_t p = 0; p < 2 * b->shards; p++)
-            memcpy(got + p * half, chunk_of(b->w, 2 * b->shard + p, b->block[i]), half);
+        for (uint32_t p = 0; p < 2 * b->layers; p++)
+            memcpy(got + p * half, chunk_of(b->w, 2 * b->layer + p, b->block[i]), half);
         worker_fill(b->w, b->block[i], b->number[i]);
         differs = 0;
-        for (uint32_t p = 0; p < 2 * b->shards; p++)
+        for (uint32_t p = 0; p < 2 * b->layers; p++)
             differs +=
-                memcmp(got + p * half, chunk_of(b->w, 2 * b->shard + p, b->block[i]), half) != 0;
+                memcmp(got + p * half, chunk_of(b->w, 2 * b->layer + p, b->block[i]), half) != 0;
         free(got);
     }
     if (differs > 0)
@@ -379,13 +379,13 @@ static void do_dump_layers(void)
         order[l] = l;
     if (churn_chance(50))
         shuffle(order, b.w->layers);
-    b.shards = 1;
+    b.layers = 1;
     for (uint32_t l = 0; l < b.w->layers; l++) {
         struct ucm_task *task;
 
         if (churn_chance(3))
             continue;
-        b.shard = order[l];
+        b.layer = order[l];
         batch_fill(&b);
         task = batch_begin(&b, false);
         perhaps_die();
@@ -439,8 +439,8 @@ static void some_layers(struct batch *b)
 {
     if (churn_chance(70))
         return;
-    b->shard = churn_below(b->w->layers);
-    b->shards = 1 + churn_below(b->w->layers - b->shard);
+    b->layer = churn_below(b->w->layers);
+    b->layers = 1 + churn_below(b->w->layers - b->layer);
 }
 
 static void do_load(void)
@@ -504,7 +504,7 @@ static void do_prefetch(void)
     struct batch b;
 
     batch_choose(&b, some_worker(), 0, BLOCKS);
-    b.shards = 0;
+    b.layers = 0;
     t = transfer_of(&b);
     t.blocks = NULL;
     t.part = churn_chance(50) ? 0 : 1 + b.w->part;
@@ -596,7 +596,7 @@ static void open_worker(uint32_t part)
                                          .part = part,
                                          .layers = me.space->layers,
                                          .blocks = BLOCKS,
-                                         .shard_bytes = me.space->shard_bytes});
+                                         .layer_bytes = me.space->layer_bytes});
 }
 
 /* The region goes while its load is under way: the load ends first, and only then the mapping. */

@@ -11,7 +11,7 @@
 struct churn_space {
     const char *model;
     uint32_t parts, layers, keys;
-    uint64_t shard_bytes;
+    uint64_t layer_bytes;
 };
 extern const struct churn_space churn_spaces[CHURN_SPACES];
 

@@ -10,7 +10,7 @@
 #include <sys/types.h>
 
 #define HARM_PAGE 4096u
-#define HARM_SLOT_BYTES (9 * HARM_PAGE) /* header, and 4 shards of 8 KiB */
+#define HARM_SLOT_BYTES (9 * HARM_PAGE) /* header, and 4 layers of 8 KiB */
 #define HARM_VICTIM 7u                  /* the key whose slot is damaged */
 
 struct harm {

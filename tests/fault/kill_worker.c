@@ -60,9 +60,9 @@ static int space_open(struct kill_worker *k, const char *model, struct ucm_names
                               .block_tokens = 16,
                               .key_bytes = WORKER_KEY_BYTES,
                               .parts = 1,
-                              .shards = &layers,
-                              .n_shards = 1,
-                              .shard_bytes = 8192};
+                              .layers = &layers,
+                              .n_layers = 1,
+                              .layer_bytes = 8192};
 
     return ucm_namespace_open(k->w.client, &id, client_ms(k), out);
 }
@@ -71,7 +71,7 @@ bool kill_worker_connect(struct kill_worker *k, const struct host *h)
 {
     struct ucm_options options = {.socket = h->socket, .name = "oracle"};
 
-    k->w = (struct worker){.layers = 4, .blocks = KILL_BATCH, .shard_bytes = 8192};
+    k->w = (struct worker){.layers = 4, .blocks = KILL_BATCH, .layer_bytes = 8192};
     if (ucm_connect(&options, client_ms(k), &k->w.client) != 0)
         return false;
     if (space_open(k, "kill", &k->w.ns) != 0)

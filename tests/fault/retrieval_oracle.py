@@ -12,8 +12,8 @@ K_BYTES = TOKENS * KV_HEADS * HEAD_DIM * 2
 SHAPE = {"dtype": 1, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "v_head_dim": HEAD_DIM,
          "k_token_stride": KV_HEADS * HEAD_DIM * 2, "k_head_stride": HEAD_DIM * 2, "v_offset": K_BYTES,
          "v_token_stride": KV_HEADS * HEAD_DIM * 2, "v_head_stride": HEAD_DIM * 2}
-BASE = {"dtype": "f16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "shards": [LAYERS],
-        "shard_bytes": 2 * K_BYTES}
+BASE = {"dtype": "f16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "layers": [LAYERS],
+        "layer_bytes": 2 * K_BYTES}
 MODELS = {"one": 1, "two": 2}  # parts
 COMMON = {"tokens": TOKENS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "v_head_dim": HEAD_DIM}
 METHODS = {

@@ -133,9 +133,9 @@ static void evict_all(struct ucm_client *c)
                                   .block_tokens = 16,
                                   .key_bytes = WORKER_KEY_BYTES,
                                   .parts = churn_spaces[i].parts,
-                                  .shards = &churn_spaces[i].layers,
-                                  .n_shards = 1,
-                                  .shard_bytes = churn_spaces[i].shard_bytes};
+                                  .layers = &churn_spaces[i].layers,
+                                  .n_layers = 1,
+                                  .layer_bytes = churn_spaces[i].layer_bytes};
         struct ucm_namespace *ns;
         uint64_t changed, busy;
 

@@ -324,8 +324,8 @@ static void open_namespace(int fd)
                             .block_tokens = 16,
                             .key_bytes = 32,
                             .parts = 1,
-                            .shards = {(const uint32_t[]){1}, 1},
-                            .shard_bytes = 4096};
+                            .layers = {(const uint32_t[]){1}, 1},
+                            .layer_bytes = 4096};
     struct proto_buf b;
     struct ucm_error e = {0};
 

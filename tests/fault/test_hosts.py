@@ -25,8 +25,8 @@ KIND = os.environ.get("UCM_HOSTS_KIND", "nfs")
 SECONDS = float(os.environ.get("UCM_HOSTS_SECONDS", "5"))
 SEED = int(os.environ.get("UCM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 WINDOW, CHAINS_A_SECOND, BLOCKS = 40, 4, 24
-IDENTITY = dict(DEMO, model="hosts", shards=[2], shard_bytes=32768)
-BYTES = IDENTITY["shards"][0] * IDENTITY["shard_bytes"]
+IDENTITY = dict(DEMO, model="hosts", layers=[2], layer_bytes=32768)
+BYTES = IDENTITY["layers"][0] * IDENTITY["layer_bytes"]
 OPTIONS = {"nvme.size": "64MiB", "nvme.segment": "4MiB", "arena.size": "24MiB", "share.deadline": "2s",
            "share.negative": "500ms", "shutdown.drain": "2s"}
 if KIND == "s3":  # Swift, in Python, takes tens of milliseconds for a request: what waits for it must be little

@@ -25,7 +25,7 @@ static void setup(void)
                                   "request.handshake=60s"}};
     host_start(&host);
     worker_open(&worker, &host,
-                &(struct worker_options){.layers = 1, .shard_bytes = 512, .blocks = KEYS});
+                &(struct worker_options){.layers = 1, .layer_bytes = 512, .blocks = KEYS});
     arena_wait(worker.client);
 }
 

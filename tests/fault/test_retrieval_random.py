@@ -106,7 +106,7 @@ class Actor:
     def region(self, model, part):
         at = model, part
         if at not in self.regions:
-            identity = {"shards": [LAYERS] * MODELS[model], "shard_bytes": 2 * K_BYTES}
+            identity = {"layers": [LAYERS] * MODELS[model], "layer_bytes": 2 * K_BYTES}
             self.regions[at] = [Region(self.client, self.ns[model], identity, 2 * SLOTS, part), 0]
         return self.regions[at][0]
 
@@ -151,7 +151,7 @@ class Actor:
             self.client.begin("digest.open", ns=self.ns[model], **dict(SHAPE, method=9))  # its answer is never looked at
         opened = self.client.call("digest.open", ns=self.ns[model], build=self.random.random() < 0.3,
                                   **METHODS[method][0], **SHAPE)
-        assert opened["shard_bytes"] == methods.digest_bytes(METHODS[method][1])
+        assert opened["layer_bytes"] == methods.digest_bytes(METHODS[method][1])
         assert self.play.prints.setdefault((self.uid, model, method), opened["fingerprint"]) == opened["fingerprint"]
         self.derived[model, method] = opened["ns"]
 
@@ -173,7 +173,7 @@ class Actor:
             return
         (model, method), part = at, self.random.randrange(MODELS[at[0]])
         right, names = self.play.oracle.packed(model, part, method), self.names()
-        region = Region(self.client, ns, {"shards": [LAYERS] * MODELS[model], "shard_bytes": right.shape[2]}, SLOTS, part)
+        region = Region(self.client, ns, {"layers": [LAYERS] * MODELS[model], "layer_bytes": right.shape[2]}, SLOTS, part)
         if self.random.random() < 0.4:
             for slot, name in enumerate(names):
                 region.memory[slot * region.size:(slot + 1) * region.size] = right[name].tobytes()
@@ -246,7 +246,7 @@ class Actor:
                 self.wait_for(appends)
             if result:
                 self.check_select(rows, layers, ask, q, seen, result)
-        self.begin("select", check, chains=[c.number for c in rows], shards=layers, q=q.tobytes(), q_dtype=dtype, q_heads=heads,
+        self.begin("select", check, chains=[c.number for c in rows], layers=layers, q=q.tobytes(), q_dtype=dtype, q_heads=heads,
                    rows=queries, scores=True, prefetch=self.random.choice((0, 0, 1, 8)), **ask)
 
     def check_select(self, rows, layers, ask, q, seen, result):

@@ -12,7 +12,7 @@ static void open_host(bool nvme)
 {
     host = (struct host){.nvme = nvme, .sets = {"arena.size=64MiB"}};
     host_start(&host);
-    worker_open(&w, &host, &(struct worker_options){.shard_bytes = 65536});
+    worker_open(&w, &host, &(struct worker_options){.layer_bytes = 65536});
     arena_wait(w.client);
 }
 
@@ -68,7 +68,7 @@ Test(room, pinned_blocks_do_not_hide_those_that_may_go)
     uint64_t changed;
 
     open_host(false);
-    worker_open(&small, &host, &(struct worker_options){.model = "small", .shard_bytes = 4096});
+    worker_open(&small, &host, &(struct worker_options){.model = "small", .layer_bytes = 4096});
     for (uint64_t i = 0; i < 2048; i += 64) {
         worker_store(&small, i, 64);
         keys_make(i, 64, keys);
@@ -88,7 +88,7 @@ Test(room, slabs_move_between_sizes)
 
     open_host(false);
     store(0, 256);
-    worker_open(&small, &host, &(struct worker_options){.model = "small", .shard_bytes = 1024});
+    worker_open(&small, &host, &(struct worker_options){.model = "small", .layer_bytes = 1024});
     for (uint64_t i = 0; i < 640; i += 64)
         worker_store(&small, i, 64);
     cr_expect_geq(metric(w.client, "arena_slabs_moved"), 1u);
@@ -111,7 +111,7 @@ Test(room, a_dump_larger_than_the_arena_keeps_its_head)
 
     open_host(false);
     worker_close(&w);
-    worker_open(&w, &host, &(struct worker_options){.shard_bytes = 65536, .blocks = 512});
+    worker_open(&w, &host, &(struct worker_options){.layer_bytes = 65536, .blocks = 512});
     keys_make(0, 512, keys);
     for (uint32_t i = 0; i < 512; i++)
         blocks[i] = i;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- shards and pages ---- */
+/* ---- layers and pages ---- */
 
 static struct ucm_cuda_decode_layout layout(const struct scene *t, bool heads_first)
 {
@@ -18,7 +18,7 @@ static struct ucm_cuda_decode_layout layout(const struct scene *t, bool heads_fi
 
     return (struct ucm_cuda_decode_layout){.k_token_stride = token,
                                            .k_head_stride = head,
-                                           .v_offset = t->spec.latent ? 0 : t->shard / 2,
+                                           .v_offset = t->spec.latent ? 0 : t->layer_bytes / 2,
                                            .v_token_stride = token,
                                            .v_head_stride = head};
 }
@@ -84,7 +84,7 @@ static void blocks_vary(struct scene *t)
 static void blocks_code(struct scene *t)
 {
     struct ucm_encoding_spec spec = scene_coding(t, HEADS);
-    uint64_t half = t->shard / 2;
+    uint64_t half = t->layer_bytes / 2;
     uint8_t *coded = fresh(ucm_encoding_bytes(&spec, 0));
 
     blocks_vary(t);
@@ -107,29 +107,29 @@ static void blocks_make(struct scene *t)
 }
 
 /* The other order of tokens and heads. */
-static void turn(const struct scene *t, const uint8_t *shard, uint8_t *page)
+static void turn(const struct scene *t, const uint8_t *stored, uint8_t *page)
 {
-    const struct ucm_cuda_decode_layout *a = &t->options.shard, *b = &t->options.page;
+    const struct ucm_cuda_decode_layout *a = &t->options.stored, *b = &t->options.page;
 
     for (uint32_t token = 0; token < TOKENS; token++)
         for (uint32_t head = 0; head < t->heads; head++) {
             uint64_t from = token * a->k_token_stride + head * a->k_head_stride;
             uint64_t to = token * b->k_token_stride + head * b->k_head_stride;
 
-            memcpy(page + to, shard + from, t->row);
-            memcpy(page + b->v_offset + to, shard + a->v_offset + from, t->row);
+            memcpy(page + to, stored + from, t->row);
+            memcpy(page + b->v_offset + to, stored + a->v_offset + from, t->row);
         }
 }
 
 static void pages_make(struct scene *t)
 {
-    uint8_t *turned = fresh(LAYERS * PAGES * t->shard);
+    uint8_t *turned = fresh(LAYERS * PAGES * t->layer_bytes);
 
-    t->pages = fresh(LAYERS * PAGES * t->shard);
-    draw_bytes(t, t->pages, LAYERS * PAGES * t->shard);
+    t->pages = fresh(LAYERS * PAGES * t->layer_bytes);
+    draw_bytes(t, t->pages, LAYERS * PAGES * t->layer_bytes);
     for (uint32_t i = 0; i < LAYERS * PAGES; i++)
-        turn(t, t->pages + i * t->shard, turned + i * t->shard);
-    t->gpu_pages = gpu_put(0, turned, LAYERS * PAGES * t->shard);
+        turn(t, t->pages + i * t->layer_bytes, turned + i * t->layer_bytes);
+    t->gpu_pages = gpu_put(0, turned, LAYERS * PAGES * t->layer_bytes);
     free(turned);
 }
 
@@ -137,7 +137,7 @@ static void pages_make(struct scene *t)
 
 static void plan_make(struct scene *t)
 {
-    const struct ucm_cuda_decode_layout *l = &t->options.shard;
+    const struct ucm_cuda_decode_layout *l = &t->options.stored;
     struct ucm_attend_spec spec = {.group = t->group, .scale = t->options.scale};
     char why[UCM_SPARSE_WHY] = "";
 
@@ -184,8 +184,8 @@ static void options_make(struct scene *t)
         .lists = s->lists,
         .room = ROOM,
         .window = WINDOW,
-        .shard = layout(t, s->heads_first),
-        .shard_bytes = t->shard,
+        .stored = layout(t, s->heads_first),
+        .layer_bytes = t->layer_bytes,
         .page = layout(t, !s->heads_first),
         .rule = s->rule,
         .known = s->rule == UCM_CUDA_DECODE_ESTIMATED ? UCM_CUDA_DECODE_ESTIMATES
@@ -225,8 +225,8 @@ void scene_open(struct scene *t, const struct scene_spec *spec)
     t->heads = spec->latent ? 1 : HEADS;
     t->group = HEADS * GROUP / t->heads;
     t->v = spec->latent ? 512 : spec->d;
-    t->shard = (spec->latent ? 1 : 2) * TOKENS * t->heads * t->row;
-    t->block = LAYERS * t->shard;
+    t->layer_bytes = (spec->latent ? 1 : 2) * TOKENS * t->heads * t->row;
+    t->block = LAYERS * t->layer_bytes;
     options_make(t);
     plan_make(t);
     window_open(&t->window, NUMBERS * t->block);
@@ -325,8 +325,8 @@ static void launch_all(struct scene *t)
             .table = in + offsetof(struct input, table),
             .table_stride = BLOCKS,
             .request = in + offsetof(struct input, request),
-            .pages = t->gpu_pages + layer * PAGES * t->shard,
-            .page_stride = t->shard,
+            .pages = t->gpu_pages + layer * PAGES * t->layer_bytes,
+            .page_stride = t->layer_bytes,
             .page_bound = PAGES,
             .page_table = in + offsetof(struct input, page_table),
             .page_table_stride = BLOCKS,
@@ -421,7 +421,7 @@ uint32_t scene_serve(struct scene *t)
         put[i] = (struct ucm_cuda_decode_put){.key = key[i],
                                               .request = i % CHAINS,
                                               .from = t->blocks + key[i].number * t->block +
-                                                      key[i].layer * t->shard};
+                                                      key[i].layer * t->layer_bytes};
     check(ucm_cuda_decode_put(t->decode, put, n, &placed, gpu_stream) == 0, "%s",
           ucm_cuda_errmsg());
     check(placed == n, "%s: %u of %u were put", t->spec.name, placed, n);

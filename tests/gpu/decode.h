@@ -27,7 +27,7 @@ struct scene_spec {
     const char *name;
     uint32_t slot, lists, d, dtype; /* of the options */
     uint32_t slots;
-    bool heads_first; /* in shards; pages have it the other way around */
+    bool heads_first; /* in layers; pages have it the other way around */
     bool narrow;      /* K and V are FP8 E4M3 */
     uint32_t rule;    /* enum ucm_cuda_decode_rule */
     float eps;
@@ -56,13 +56,13 @@ struct scene {
     struct scene_spec spec;
     struct ucm_cuda_decode_options options;
     struct ucm_cuda_decode *decode;
-    struct ucm_attend_plan plan; /* of shards */
-    uint32_t heads, group, v;    /* KV heads, query heads of one, channels of V */
-    uint64_t row, shard, block;  /* bytes; row: of a token and KV head */
-    struct window window, table; /* blocks; generations */
-    CUdeviceptr blocks;          /* the same blocks in the GPU's memory */
-    uint8_t *attended;           /* the same blocks as slots hold them */
-    uint8_t *pages;              /* [LAYERS][PAGES], as shards are */
+    struct ucm_attend_plan plan;      /* of layers */
+    uint32_t heads, group, v;         /* KV heads, query heads of one, channels of V */
+    uint64_t row, layer_bytes, block; /* bytes; row: of a token and KV head */
+    struct window window, table;      /* blocks; generations */
+    CUdeviceptr blocks;               /* the same blocks in the GPU's memory */
+    uint8_t *attended;                /* the same blocks as slots hold them */
+    uint8_t *pages;                   /* [LAYERS][PAGES], as layers are */
     CUdeviceptr pool, gpu_pages, gpu_input, gpu_output;
     struct input input;
     CUgraphExec graph;
@@ -71,7 +71,7 @@ struct scene {
 void scene_open(struct scene *t, const struct scene_spec *spec);
 void scene_close(struct scene *t);
 
-/* What codes a shard of so many KV heads, where slots are coded. */
+/* What codes a layer of so many KV heads, where slots are coded. */
 struct ucm_encoding_spec scene_coding(const struct scene *t, uint32_t heads);
 
 /* All blocks' places, or none of this number's. */

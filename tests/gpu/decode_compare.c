@@ -71,8 +71,9 @@ static void reference(struct scene *t, const struct output *got, uint32_t layer,
                       uint32_t g, float *scratch, float *out, float *lse)
 {
     const struct input_layer *in = &t->input.layer[layer];
-    struct ucm_attend_memory blocks = {t->attended + layer * t->shard, t->block, NUMBERS};
-    struct ucm_attend_memory pages = {t->pages + layer * PAGES * t->shard, t->shard, PAGES};
+    struct ucm_attend_memory blocks = {t->attended + layer * t->layer_bytes, t->block, NUMBERS};
+    struct ucm_attend_memory pages = {t->pages + layer * PAGES * t->layer_bytes, t->layer_bytes,
+                                      PAGES};
     uint32_t l = c * t->spec.lists + (t->spec.lists > 1 ? g : 0),
              row = (c * t->heads + g) * t->group;
     uint32_t length = t->input.length[c], n = (length + TOKENS - 1) / TOKENS;
@@ -118,9 +119,9 @@ void scene_compare(struct scene *t, const char *what)
 }
 
 /* Codes of K, codes of V, scales of K, scales of V. */
-static bool coded_wrong(const struct scene *t, const uint8_t *slot, const uint8_t *shard)
+static bool coded_wrong(const struct scene *t, const uint8_t *slot, const uint8_t *stored)
 {
-    const struct ucm_cuda_decode_layout *l = &t->options.shard;
+    const struct ucm_cuda_decode_layout *l = &t->options.stored;
     struct ucm_encoding_spec spec = scene_coding(t, 1);
     uint32_t half = TOKENS * t->spec.d, wrong = 0;
     uint8_t plain[2 * TOKENS * D_MAX], coded[TOKENS * (D_MAX + 1)];
@@ -129,7 +130,7 @@ static bool coded_wrong(const struct scene *t, const uint8_t *slot, const uint8_
         uint64_t pitch = v ? l->v_token_stride : l->k_token_stride;
 
         for (uint32_t token = 0; token < TOKENS; token++)
-            memcpy(plain + token * t->row, shard + v * l->v_offset + token * pitch, t->row);
+            memcpy(plain + token * t->row, stored + v * l->v_offset + token * pitch, t->row);
         ucm_encode(&spec, 0, plain, coded);
         for (uint32_t i = 0; i < half; i++) /* an infinity is NaN in a slot */
             coded[i] |= (coded[i] & 0x7f) == 0x7e;
@@ -142,19 +143,19 @@ static bool coded_wrong(const struct scene *t, const uint8_t *slot, const uint8_
 /* Bytes of a slot that differ from the strand's of its block. */
 static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t strand, uint32_t number)
 {
-    const struct ucm_cuda_decode_layout *l = &t->options.shard;
-    const uint8_t *shard = t->window.bytes + number * t->block;
+    const struct ucm_cuda_decode_layout *l = &t->options.stored;
+    const uint8_t *stored = t->window.bytes + number * t->block;
     uint64_t row = t->row, half = TOKENS * row;
 
     if (t->spec.slot == UCM_CUDA_DECODE_LAYER)
-        return memcmp(slot, shard + strand * t->shard, t->shard) != 0;
-    shard += strand / t->heads * t->shard + strand % t->heads * l->k_head_stride;
+        return memcmp(slot, stored + strand * t->layer_bytes, t->layer_bytes) != 0;
+    stored += strand / t->heads * t->layer_bytes + strand % t->heads * l->k_head_stride;
     if (t->spec.coded)
-        return coded_wrong(t, slot, shard);
+        return coded_wrong(t, slot, stored);
     for (uint32_t token = 0; token < TOKENS; token++)
-        if (memcmp(slot + token * row, shard + token * l->k_token_stride, row) != 0 ||
+        if (memcmp(slot + token * row, stored + token * l->k_token_stride, row) != 0 ||
             (!t->spec.latent && memcmp(slot + half + token * row,
-                                       shard + l->v_offset + token * l->v_token_stride, row) != 0))
+                                       stored + l->v_offset + token * l->v_token_stride, row) != 0))
             return true;
     return false;
 }

@@ -254,7 +254,7 @@ int region_make(struct test_device *t, const struct test_layout *layout, pid_t p
                                     .blocks = layout->blocks,
                                     .device = {"cuda", 4},
                                     .gpu = {t->uuid, sizeof(t->uuid)}};
-    struct form pages = {.shard_bytes = layout->shard_bytes, .shards = layout->shards};
+    struct form pages = {.layer_bytes = layout->layer_bytes, .layers = layout->layers};
     struct ucm_error e = {0};
     int fds[1] = {-1}, rc;
 
@@ -270,7 +270,7 @@ int region_make(struct test_device *t, const struct test_layout *layout, pid_t p
                                        .offset = p->offset,
                                        .stride = p->stride,
                                        .chunk = p->chunk,
-                                       .shard = p->shard};
+                                       .layer = p->layer};
     }
     m.handles = (struct proto_handles){handles, layout->n_handles};
     m.planes = (struct proto_planes){planes, layout->n_planes};

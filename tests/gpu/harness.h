@@ -70,13 +70,13 @@ void ring_shut(struct test_device *t, const struct test_worker *w);
 /* ---- regions and jobs ---- */
 
 struct test_plane {
-    uint64_t handle, offset, stride, chunk, shard;
+    uint64_t handle, offset, stride, chunk, layer;
 };
 
 struct test_layout {
     const char *name;
-    uint32_t blocks, shards, n_planes, n_handles;
-    uint64_t shard_bytes;
+    uint32_t blocks, layers, n_planes, n_handles;
+    uint64_t layer_bytes;
     struct test_plane planes[128];
     uint64_t handle_offsets[16]; /* from the worker's memory */
 };

@@ -164,8 +164,8 @@ static void dump_layers(struct worker *w, unsigned first, uint32_t n_plain)
                 need(found(w->ns, first) == 0, "no block before its last layer");
         }
         part.event = (const uint8_t *)&w->handle;
-        part.shard = i / 2;
-        part.n_shards = 1;
+        part.layer = i / 2;
+        part.n_layers = 1;
         part.n_keys = plain ? n_plain : N - n_plain;
         part.keys = keys.data() + (plain ? 0 : n_plain * KEY_BYTES);
         part.blocks += plain ? 0 : n_plain;

@@ -59,8 +59,8 @@ int role_produce_layers(void)
         fill<<<264, 256, 0, w.stream>>>(w.kv, 3000, 64, 2 * layer, 2);
         need(cudaEventRecord(event, w.stream) == cudaSuccess, "record");
         t.event = (const uint8_t *)&handle;
-        t.shard = layer;
-        t.n_shards = 1;
+        t.layer = layer;
+        t.n_layers = 1;
         need(ucm_dump(w.region, &t, -1, &task[layer]) == 0, "dump");
         need(ucm_lookup_prefix(w.ns, &l, -1, &hits, NULL, NULL) == 0 && hits == 0,
              "no block before its last layer");

@@ -133,7 +133,7 @@ void worker_register(struct worker *w)
         planes[p].offset = (uint64_t)p * BLOCKS * CHUNK;
         planes[p].stride = CHUNK;
         planes[p].chunk_bytes = CHUNK;
-        planes[p].shard = p / 2;
+        planes[p].layer = p / 2;
     }
     spec.blocks = BLOCKS;
     spec.device = "cuda";
@@ -165,7 +165,7 @@ void worker_unregister(struct worker *w)
 
 struct ucm_identity identity(void)
 {
-    static const uint32_t shards = LAYERS;
+    static const uint32_t layers = LAYERS;
     struct ucm_identity id = {};
 
     id.model = "gpu-test";
@@ -174,9 +174,9 @@ struct ucm_identity identity(void)
     id.block_tokens = 16;
     id.key_bytes = KEY_BYTES;
     id.parts = 1;
-    id.shards = &shards;
-    id.n_shards = 1;
-    id.shard_bytes = 2 * CHUNK;
+    id.layers = &layers;
+    id.n_layers = 1;
+    id.layer_bytes = 2 * CHUNK;
     return id;
 }
 

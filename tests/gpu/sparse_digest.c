@@ -91,13 +91,13 @@ static void fill(uint8_t *kv, const struct ucm_sparse_shape *s, size_t stride)
     for (size_t i = 0; i < LAYERS * BLOCKS * stride; i++)
         kv[i] = (uint8_t)rnd();
     for (uint32_t n = 0; n < LAYERS * BLOCKS; n++) {
-        uint8_t *shard = kv + n * stride;
+        uint8_t *layer = kv + n * stride;
         uint32_t b = n % BLOCKS;
 
         for (uint32_t t = 0; t < s->tokens; t++)
             for (uint32_t g = 0; g < s->kv_heads; g++) {
-                uint8_t *k = shard + s->k_offset + t * s->k_token_stride + g * s->k_head_stride;
-                uint8_t *v = shard + s->v_offset + t * s->v_token_stride + g * s->v_head_stride;
+                uint8_t *k = layer + s->k_offset + t * s->k_token_stride + g * s->k_head_stride;
+                uint8_t *v = layer + s->v_offset + t * s->v_token_stride + g * s->v_head_stride;
 
                 for (uint32_t c = 0; c < s->head_dim; c++)
                     put_value(k + c * element, s->dtype, value_of(b, c));
@@ -105,12 +105,12 @@ static void fill(uint8_t *kv, const struct ucm_sparse_shape *s, size_t stride)
                     put_value(v + c * element, s->dtype, value_of(b, c));
             }
         if (b == 6 || (b == 7 && s->v_head_dim == 0))
-            put_poison(shard + s->k_offset + rnd_below(s->tokens) * s->k_token_stride +
+            put_poison(layer + s->k_offset + rnd_below(s->tokens) * s->k_token_stride +
                            rnd_below(s->kv_heads) * s->k_head_stride +
                            rnd_below(s->head_dim) * element,
                        s->dtype, b);
         else if (b == 7)
-            put_poison(shard + s->v_offset + rnd_below(s->tokens) * s->v_token_stride +
+            put_poison(layer + s->v_offset + rnd_below(s->tokens) * s->v_token_stride +
                            rnd_below(s->kv_heads) * s->v_head_stride +
                            rnd_below(s->v_head_dim) * element,
                        s->dtype, b);

@@ -18,9 +18,9 @@ static uint8_t *shadow, *slots; /* what memory and slots should hold */
 /* ---- layouts ---- */
 
 static void plane_add(struct test_layout *l, uint64_t handle, uint64_t offset, uint64_t stride,
-                      uint64_t chunk, uint64_t shard)
+                      uint64_t chunk, uint64_t layer)
 {
-    l->planes[l->n_planes++] = (struct test_plane){handle, offset, stride, chunk, shard};
+    l->planes[l->n_planes++] = (struct test_plane){handle, offset, stride, chunk, layer};
 }
 
 /* Each layer a tensor of its own, [blocks][chunk], all in one allocation. */
@@ -29,10 +29,10 @@ static void layout_tensors(struct test_layout *l, const char *name, uint32_t lay
     uint64_t blocks = MEMORY / layers / chunk;
 
     *l = (struct test_layout){.name = name,
-                              .shards = layers,
+                              .layers = layers,
                               .n_handles = layers,
                               .blocks = (uint32_t)(blocks < 64 ? blocks : 64),
-                              .shard_bytes = chunk};
+                              .layer_bytes = chunk};
     for (uint32_t i = 0; i < layers; i++) {
         l->handle_offsets[i] = i * l->blocks * chunk;
         plane_add(l, i, 0, chunk, chunk, i);
@@ -43,10 +43,10 @@ static void layout_tensors(struct test_layout *l, const char *name, uint32_t lay
 static void layout_split(struct test_layout *l, uint32_t layers, uint64_t chunk)
 {
     *l = (struct test_layout){.name = "split K/V",
-                              .shards = layers,
+                              .layers = layers,
                               .n_handles = 1,
                               .blocks = 48,
-                              .shard_bytes = 2 * chunk};
+                              .layer_bytes = 2 * chunk};
     for (uint32_t i = 0; i < layers; i++)
         for (uint32_t kv = 0; kv < 2; kv++)
             plane_add(l, 0, (2 * i + kv) * l->blocks * chunk, chunk, chunk, i);
@@ -56,10 +56,10 @@ static void layout_split(struct test_layout *l, uint32_t layers, uint64_t chunk)
 static void layout_heads(struct test_layout *l, uint64_t chunk)
 {
     *l = (struct test_layout){.name = "HND, half of the heads",
-                              .shards = 2,
+                              .layers = 2,
                               .n_handles = 1,
                               .blocks = 40,
-                              .shard_bytes = 4 * chunk};
+                              .layer_bytes = 4 * chunk};
     for (uint32_t layer = 0; layer < 2; layer++)
         for (uint32_t head = 0; head < 4; head++)
             plane_add(l, 0, layer * 40 * 8 * chunk + 2 * head * chunk, 8 * chunk, chunk, layer);
@@ -69,10 +69,10 @@ static void layout_heads(struct test_layout *l, uint64_t chunk)
 static void layout_tokens(struct test_layout *l, uint64_t chunk)
 {
     *l = (struct test_layout){.name = "NHD, half of the heads",
-                              .shards = 2,
+                              .layers = 2,
                               .n_handles = 1,
                               .blocks = 40,
-                              .shard_bytes = 16 * chunk};
+                              .layer_bytes = 16 * chunk};
     for (uint32_t layer = 0; layer < 2; layer++)
         for (uint32_t token = 0; token < 16; token++)
             plane_add(l, 0, layer * 40 * 32 * chunk + 2 * token * chunk, 32 * chunk, chunk, layer);
@@ -82,10 +82,10 @@ static void layout_tokens(struct test_layout *l, uint64_t chunk)
 static void layout_fused(struct test_layout *l, uint32_t layers, uint64_t chunk)
 {
     *l = (struct test_layout){.name = "fused K/V",
-                              .shards = layers,
+                              .layers = layers,
                               .n_handles = 1,
                               .blocks = 48,
-                              .shard_bytes = 2 * chunk};
+                              .layer_bytes = 2 * chunk};
     for (uint32_t i = 0; i < layers; i++)
         plane_add(l, 0, i * l->blocks * 2 * chunk, 2 * chunk, (uint32_t)(2 * chunk), i);
 }
@@ -94,10 +94,10 @@ static void layout_fused(struct test_layout *l, uint32_t layers, uint64_t chunk)
 static void layout_cross(struct test_layout *l, uint32_t layers, uint64_t chunk)
 {
     *l = (struct test_layout){.name = "cross-layer",
-                              .shards = layers,
+                              .layers = layers,
                               .n_handles = 1,
                               .blocks = 50,
-                              .shard_bytes = chunk};
+                              .layer_bytes = chunk};
     for (uint32_t i = 0; i < layers; i++)
         plane_add(l, 0, i * chunk, layers * chunk, chunk, i);
 }
@@ -106,19 +106,19 @@ static void layout_odd(struct test_layout *l, const char *name, uint64_t chunk, 
                        uint64_t gap)
 {
     *l = (struct test_layout){
-        .name = name, .shards = 3, .n_handles = 1, .blocks = 31, .shard_bytes = chunk};
+        .name = name, .layers = 3, .n_handles = 1, .blocks = 31, .layer_bytes = chunk};
     for (uint32_t i = 0; i < 3; i++)
         plane_add(l, 0, offset + i * (l->blocks * (chunk + gap) + i), chunk + gap, chunk, i);
 }
 
-/* Chunks of very different sizes in one shard. */
+/* Chunks of very different sizes in one layer. */
 static void layout_mixed(struct test_layout *l)
 {
     *l = (struct test_layout){.name = "mixed chunks",
-                              .shards = 2,
+                              .layers = 2,
                               .n_handles = 1,
                               .blocks = 20,
-                              .shard_bytes = 100000 + 3 + 4096};
+                              .layer_bytes = 100000 + 3 + 4096};
     for (uint32_t i = 0; i < 2; i++) {
         uint64_t base = i * 4 * MIB;
 
@@ -134,7 +134,7 @@ static void layout_mixed(struct test_layout *l)
 static void items_make(struct ucm_copy_item *items, const struct test_layout *l, uint32_t n,
                        uint64_t skew, uint64_t seed)
 {
-    uint64_t pitch = (l->shards * l->shard_bytes + 4095) / 4096 * 4096;
+    uint64_t pitch = (l->layers * l->layer_bytes + 4095) / 4096 * 4096;
 
     for (uint32_t i = 0; i < l->blocks; i++)
         items[i] = (struct ucm_copy_item){
@@ -258,7 +258,7 @@ static void test_layouts(const uint8_t *ipc_a, uint64_t offset_a, const uint8_t 
 static void layout_flat(struct test_layout *l)
 {
     *l = (struct test_layout){
-        .name = "flat", .shards = 1, .n_handles = 1, .blocks = 32, .shard_bytes = MIB};
+        .name = "flat", .layers = 1, .n_handles = 1, .blocks = 32, .layer_bytes = MIB};
     plane_add(l, 0, 0, MIB, MIB, 0);
 }
 
@@ -375,7 +375,7 @@ static void test_many(struct device_region *from, struct device_region *to,
         for (uint32_t i = 0; i < MANY; i++)
             bad += job_wait(&t, &jobs[i]) != 0;
         printf("INFO  %d %s of %d bytes at once: %.2f us each\n", MANY, pass ? "loads" : "dumps",
-               (int)(l->shards * l->shard_bytes), (double)(uv_hrtime() - begin) / 1e3 / MANY);
+               (int)(l->layers * l->layer_bytes), (double)(uv_hrtime() - begin) / 1e3 / MANY);
     }
     worker_do(&b, WORKER_READ, 0, 0, 0);
     CHECK(bad == 0 && memcmp(b.shared, a.shared, MANY * 10240ull) == 0,
@@ -441,7 +441,7 @@ static void test_ordering(const uint8_t *ipc_a, const uint8_t *ipc_b)
     region_shut(&t, from);
 
     l = (struct test_layout){
-        .name = "small", .shards = 2, .n_handles = 1, .blocks = MANY, .shard_bytes = 5120};
+        .name = "small", .layers = 2, .n_handles = 1, .blocks = MANY, .layer_bytes = 5120};
     plane_add(&l, 0, 0, 10240, 5120, 0);
     plane_add(&l, 0, 5120, 10240, 5120, 1);
     if (!CHECK(region_open(&t, &l, a.pid, ipc_a, -1, 0, MEMORY, &from, &e) == 0 &&

@@ -19,11 +19,11 @@ static struct test_device t;
 static struct test_worker good; /* whose copies must work after everything */
 static uint8_t good_ipc[64];
 static struct test_layout flat = {.name = "flat",
-                                  .shards = 1,
+                                  .layers = 1,
                                   .n_handles = 1,
                                   .n_planes = 1,
                                   .blocks = 32,
-                                  .shard_bytes = MIB,
+                                  .layer_bytes = MIB,
                                   .planes = {{0, 0, MIB, MIB, 0}}};
 static struct ucm_copy_item items[32];
 
@@ -474,8 +474,8 @@ static struct device_region *wild_open(void)
     struct test_proof proof;
     struct test_job j;
 
-    wild.n_planes = wild.shards = 2;
-    wild.shard_bytes = 4096;
+    wild.n_planes = wild.layers = 2;
+    wild.layer_bytes = 4096;
     wild.planes[0] = (struct test_plane){0, 0, 4096, 4096, 0};
     wild.planes[1] = (struct test_plane){0, MIB, 4096, 4096, 1};
     if (region_make(&t, &wild, good.pid, good_ipc, -1, 0, MEMORY, &bad) < 0)

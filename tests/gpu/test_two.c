@@ -12,11 +12,11 @@
 
 static struct test_device t;
 static struct test_layout flat = {.name = "flat",
-                                  .shards = 1,
+                                  .layers = 1,
                                   .n_handles = 1,
                                   .n_planes = 1,
                                   .blocks = 32,
-                                  .shard_bytes = MIB,
+                                  .layer_bytes = MIB,
                                   .planes = {{0, 0, MIB, MIB, 0}}};
 
 struct side {

@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from second_client import BUSY, DENIED, Case, Refused, keys, u32  # noqa: E402
 
 SIZE, BLOCKS = 65536, 64
-IDENTITY = {"model": "m", "dtype": "bf16", "layout": "l", "block_tokens": 16, "key_bytes": 16, "parts": 1, "shards": [1], "shard_bytes": SIZE}
+IDENTITY = {"model": "m", "dtype": "bf16", "layout": "l", "block_tokens": 16, "key_bytes": 16, "parts": 1, "layers": [1], "layer_bytes": SIZE}
 
 
 def owner():

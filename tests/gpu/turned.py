@@ -44,7 +44,7 @@ class Case:
         self.blocks = max(8, MIB // (self.layer * LAYERS))
         bytes_ = self.blocks * self.layer * LAYERS
         self.ns = client.namespace(Identity(model=f"turned {name} {encoding}", dtype=dtype, layout="turned", block_tokens=TOKENS,
-                                            shards=(LAYERS,), shard_bytes=self.layer))
+                                            layers=(LAYERS,), layer_bytes=self.layer))
         if encoding:
             self.ns = self.ns.encoded(encoding, dtype=dtype, k=(TOKENS, heads, dim), v=(TOKENS, heads, dim) if v else ())
         rope = Rope(rows=TOKENS * heads, dim=dim, rotary=rotary, first=first, interleaved=neighbours, dtype=dtype, base=500000.0)

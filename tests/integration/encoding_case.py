@@ -15,10 +15,10 @@ SUITE_TIMEOUT_S = 300
 GPU = os.environ.get("UCM_ENCODING_GPU")
 TOKENS, HEADS, DIM, LAYERS = (16, 8, 128, 3) if GPU else (16, 2, 64, 3)
 SECTION = TOKENS * HEADS * DIM * 2  # K's bytes, and V's
-SHARD = 2 * SECTION
-BLOCK = LAYERS * SHARD
+LAYER = 2 * SECTION
+BLOCK = LAYERS * LAYER
 IDENTITY = {"model": "encoding", "dtype": "bf16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "parts": 1,
-            "shards": [LAYERS], "shard_bytes": SHARD}
+            "layers": [LAYERS], "layer_bytes": LAYER}
 SIZES = {"dtype": "bf16", "k": [TOKENS, HEADS, DIM], "v": [TOKENS, HEADS, DIM]}
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "fp8_e4m3": 3}
 UNFIT = 9
@@ -109,7 +109,7 @@ class Pages:
         planes, at = [], 0
         for layer in range(layers):
             for chunk in sections:
-                planes.append({"shard": layer, "offset": at, "stride": self.size, "chunk": chunk})
+                planes.append({"layer": layer, "offset": at, "stride": self.size, "chunk": chunk})
                 at += chunk
         size, region = blocks * self.size, {"ns": ns, "part": part, "blocks": blocks, "planes": planes}
         if GPU:

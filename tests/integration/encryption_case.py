@@ -7,9 +7,9 @@ from daemon import UCMD, Daemon
 from second_client import DEMO, EXISTS, OK, Case, Client, OwnDaemons, Region, keys
 
 KILLED = os.path.join(os.path.dirname(UCMD), "ucmd-kill")
-LAYERS, SHARD, BLOCKS, PAGE = 6, 9000, 8, 4096
-LAYERED = dict(DEMO, shards=[LAYERS], shard_bytes=SHARD)
-STRIDE = PAGE + -(-LAYERS * SHARD // PAGE) * PAGE
+LAYERS, LAYER, BLOCKS, PAGE = 6, 9000, 8, 4096
+LAYERED = dict(DEMO, layers=[LAYERS], layer_bytes=LAYER)
+STRIDE = PAGE + -(-LAYERS * LAYER // PAGE) * PAGE
 MISSING, IN_DRAM, ON_NVME = 0, 1, 2
 FIRST_SEGMENT = 1 << 20
 

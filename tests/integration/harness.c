@@ -196,7 +196,7 @@ void host_remove(struct host *h)
 
 int worker_region_try(struct worker *w)
 {
-    uint64_t half = w->shard_bytes / 2, plane_bytes = half * w->blocks;
+    uint64_t half = w->layer_bytes / 2, plane_bytes = half * w->blocks;
     struct ucm_plane planes[128];
     struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD};
     struct ucm_region_spec spec = {.part = w->part,
@@ -216,7 +216,7 @@ int worker_region_try(struct worker *w)
         planes[i] = (struct ucm_plane){.offset = i * plane_bytes,
                                        .stride = half,
                                        .chunk_bytes = (uint32_t)half,
-                                       .shard = i / 2};
+                                       .layer = i / 2};
     rc = ucm_region_register(w->ns, &spec, 20000, &w->region);
     close(memory.fd);
     return rc;
@@ -233,9 +233,9 @@ void worker_open(struct worker *w, const struct host *h, const struct worker_opt
         .block_tokens = 16,
         .key_bytes = WORKER_KEY_BYTES,
         .parts = o->parts ? o->parts : 1,
-        .shards = &layers,
-        .n_shards = 1,
-        .shard_bytes = o->shard_bytes ? o->shard_bytes : 8192,
+        .layers = &layers,
+        .n_layers = 1,
+        .layer_bytes = o->layer_bytes ? o->layer_bytes : 8192,
         .durability = o->durability,
         .salt = o->salt,
         .salt_bytes = o->salt ? strlen(o->salt) : 0,
@@ -244,7 +244,7 @@ void worker_open(struct worker *w, const struct host *h, const struct worker_opt
     *w = (struct worker){.layers = layers,
                          .blocks = o->blocks ? o->blocks : 64,
                          .part = o->part,
-                         .shard_bytes = id.shard_bytes};
+                         .layer_bytes = id.layer_bytes};
     cr_assert_eq(ucm_connect(&options, 20000, &w->client), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_namespace_open(w->client, &id, -1, &w->ns), 0, "%s", ucm_errmsg());
     cr_assert_eq(worker_region_try(w), 0, "%s", ucm_errmsg());
@@ -291,7 +291,7 @@ void keys_make(uint64_t first, uint32_t n, uint8_t *out)
 
 static uint8_t *worker_chunk(const struct worker *w, uint32_t plane, uint32_t block)
 {
-    uint64_t half = w->shard_bytes / 2;
+    uint64_t half = w->layer_bytes / 2;
 
     return w->memory + plane * half * w->blocks + block * half;
 }
@@ -304,7 +304,7 @@ static uint64_t pattern(const struct worker *w, uint32_t plane, uint64_t seed)
 void worker_fill(struct worker *w, uint32_t block, uint64_t seed)
 {
     for (uint32_t p = 0; p < 2 * w->layers; p++)
-        bytes_fill(worker_chunk(w, p, block), w->shard_bytes / 2, pattern(w, p, seed));
+        bytes_fill(worker_chunk(w, p, block), w->layer_bytes / 2, pattern(w, p, seed));
 }
 
 void worker_clear(struct worker *w)
@@ -317,7 +317,7 @@ size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed)
     size_t n = 0;
 
     for (uint32_t p = 0; p < 2 * w->layers; p++)
-        n += bytes_differ(worker_chunk(w, p, block), w->shard_bytes / 2, pattern(w, p, seed));
+        n += bytes_differ(worker_chunk(w, p, block), w->layer_bytes / 2, pattern(w, p, seed));
     return n;
 }
 

@@ -50,14 +50,14 @@ void host_remove(struct host *h); /* stops it if need be and removes the folder 
 
 #define WORKER_KEY_BYTES 32
 
-/* A connection with one namespace and one region: `layers` shards, in each two planes (K and V) of
- * half of shard_bytes, all layers' planes one after the other. */
+/* A connection with one namespace and one region: `layers` layers, in each two planes (K and V) of
+ * half of layer_bytes, all layers' planes one after the other. */
 struct worker {
     struct ucm_client *client;
     struct ucm_namespace *ns;
     struct ucm_region *region;
     uint32_t layers, blocks, part;
-    uint64_t shard_bytes;
+    uint64_t layer_bytes;
     uint8_t *memory;
     size_t memory_bytes;
 };
@@ -65,7 +65,7 @@ struct worker {
 struct worker_options {
     const char *model; /* "test" */
     uint32_t parts, part, layers, blocks;
-    uint64_t shard_bytes;
+    uint64_t layer_bytes;
     const char *salt;
     uint32_t durability; /* of dumps that name none */
 };

@@ -15,7 +15,7 @@ SUITE_TIMEOUT_S = 300
 TOKENS, KV_HEADS, HEAD_DIM, LAYERS = 16, 2, 64, 3
 K_BYTES = TOKENS * KV_HEADS * HEAD_DIM * 2
 IDENTITY = {"model": "retrieval", "dtype": "f16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "parts": 1,
-            "shards": [LAYERS], "shard_bytes": 2 * K_BYTES}  # K, then V
+            "layers": [LAYERS], "layer_bytes": 2 * K_BYTES}  # K, then V
 SHAPE = {"dtype": 1, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "v_head_dim": HEAD_DIM,
          "k_token_stride": KV_HEADS * HEAD_DIM * 2, "k_head_stride": HEAD_DIM * 2, "v_offset": K_BYTES,
          "v_token_stride": KV_HEADS * HEAD_DIM * 2, "v_head_stride": HEAD_DIM * 2}
@@ -82,15 +82,15 @@ class Retrieval(Case):
     def query(self, rows=1, heads=4, seed=2):
         return np.random.default_rng(seed).standard_normal((rows, heads, HEAD_DIM)).astype(np.float16)
 
-    def select(self, client, chain, q, shard=0, **more):
+    def select(self, client, chain, q, layer=0, **more):
         params = {"min_blocks": 1, **more}
-        return client.call("select", chains=[chain], shards=[shard], q=q.tobytes(), q_dtype=1, q_heads=q.shape[1],
+        return client.call("select", chains=[chain], layers=[layer], q=q.tobytes(), q_dtype=1, q_heads=q.shape[1],
                            rows=q.shape[0], **params)
 
-    def read_digests(self, client, derived, shard_bytes, count):
-        """u8[count][layers][shard_bytes] through a region of the digests' namespace."""
-        region = Region(client, derived, {"shards": [LAYERS], "shard_bytes": shard_bytes}, count)
+    def read_digests(self, client, derived, layer_bytes, count):
+        """u8[count][layers][layer_bytes] through a region of the digests' namespace."""
+        region = Region(client, derived, {"layers": [LAYERS], "layer_bytes": layer_bytes}, count)
         self.assertEqual(region.load(range(count), range(count)), [OK] * count)
-        raw = np.frombuffer(region.memory[:], np.uint8).reshape(count, LAYERS, shard_bytes).copy()
+        raw = np.frombuffer(region.memory[:], np.uint8).reshape(count, LAYERS, layer_bytes).copy()
         client.call("region.unregister", region=region.number)
         return raw

@@ -23,8 +23,8 @@ from daemon import TIMEOUT_S, UCMD, Daemon, DaemonCase, until  # noqa: F401  for
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DEMO = {"model": "demo", "dtype": "bf16", "layout": "nhd/1", "block_tokens": 16, "key_bytes": 16, "parts": 1,
-        "shards": [2], "shard_bytes": 4096}
-BIG = dict(DEMO, shard_bytes=262144)
+        "layers": [2], "layer_bytes": 4096}
+BIG = dict(DEMO, layer_bytes=262144)
 OTHER_UID = 1000
 INVALID, UNSUPPORTED, DENIED, NOT_FOUND, BUSY, DEADLINE, _, DEVICE, _, _, SHUTDOWN, _, NO_METHOD = range(1, 14)
 OK, MISS, FAILED, NO_ROOM, EXISTS, IN_PROGRESS, CANCELLED = range(7)
@@ -120,11 +120,11 @@ def u32(*numbers):
 
 def fingerprint_form(tenant, identity):
     text = [tenant] + [identity.get(name, "") for name in ("model", "revision", "dtype", "layout")]
-    shards = identity["shards"] * (identity["parts"] if len(identity["shards"]) == 1 else 1)
+    layers = identity["layers"] * (identity["parts"] if len(identity["layers"]) == 1 else 1)
     salt = identity.get("salt", b"")
     return (b"ucm-namespace-1\0" + b"".join(u32(len(word.encode())) + word.encode() for word in text)
-            + u32(identity["block_tokens"], identity["key_bytes"], identity["parts"], *shards)
-            + struct.pack("<Q", identity["shard_bytes"]) + u32(len(salt)) + salt)
+            + u32(identity["block_tokens"], identity["key_bytes"], identity["parts"], *layers)
+            + struct.pack("<Q", identity["layer_bytes"]) + u32(len(salt)) + salt)
 
 
 def pickled(parent, tokens):
@@ -283,12 +283,12 @@ class Region:
     """Blocks of one part in a memfd, one behind the other."""
 
     def __init__(self, client, ns, identity, blocks, part=0):
-        shards, self.client = identity["shards"][part], client
-        self.size = shards * identity["shard_bytes"]
+        layers, self.client = identity["layers"][part], client
+        self.size = layers * identity["layer_bytes"]
         fd = memfd(blocks * self.size)
         self.memory = mmap.mmap(fd, blocks * self.size)
-        planes = [{"shard": shard, "offset": shard * identity["shard_bytes"], "stride": self.size,
-                   "chunk": identity["shard_bytes"]} for shard in range(shards)]
+        planes = [{"layer": layer, "offset": layer * identity["layer_bytes"], "stride": self.size,
+                   "chunk": identity["layer_bytes"]} for layer in range(layers)]
         try:
             self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=blocks, device="cpu",
                                       handles=[{"kind": 0, "bytes": blocks * self.size}], planes=planes)["region"]
@@ -316,18 +316,18 @@ class Region:
 
 
 class Pool:
-    """Slots of single shards in a memfd, one behind the other. sections: how many planes a shard has. apart: each of them
+    """Slots of single layers in a memfd, one behind the other. sections: how many planes a layer has. apart: each of them
     has all slots behind one another."""
 
-    def __init__(self, client, ns, shard_bytes, slots, part=0, sections=1, apart=False):
-        self.client, self.size, chunk = client, shard_bytes, shard_bytes // sections
-        fd = memfd(slots * shard_bytes)
-        self.memory = mmap.mmap(fd, slots * shard_bytes)
-        planes = [{"offset": i * chunk * (slots if apart else 1), "stride": chunk if apart else shard_bytes, "chunk": chunk}
+    def __init__(self, client, ns, layer_bytes, slots, part=0, sections=1, apart=False):
+        self.client, self.size, chunk = client, layer_bytes, layer_bytes // sections
+        fd = memfd(slots * layer_bytes)
+        self.memory = mmap.mmap(fd, slots * layer_bytes)
+        planes = [{"offset": i * chunk * (slots if apart else 1), "stride": chunk if apart else layer_bytes, "chunk": chunk}
                   for i in range(sections)]
         try:
             self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=slots, device="cpu", pool=True,
-                                      handles=[{"kind": 0, "bytes": slots * shard_bytes}], planes=planes)["region"]
+                                      handles=[{"kind": 0, "bytes": slots * layer_bytes}], planes=planes)["region"]
         finally:
             os.close(fd)
 
@@ -338,7 +338,7 @@ class Pool:
         self.memory[:] = bytes(len(self.memory))
 
     def begin(self, items, **source):
-        """items: (index, shard, slot) each."""
+        """items: (index, layer, slot) each."""
         return self.client.begin("fetch", region=self.number, items=u32(*(n for item in items for n in item)), **source)
 
     def fetch(self, items, **source):

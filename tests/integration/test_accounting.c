@@ -131,7 +131,7 @@ static void leave_dram(void)
 
 static uint64_t stride(const struct worker *w)
 {
-    return PAGE + (w->layers * w->shard_bytes + PAGE - 1) / PAGE * PAGE;
+    return PAGE + (w->layers * w->layer_bytes + PAGE - 1) / PAGE * PAGE;
 }
 
 static void expect_same(const struct space *was, uint32_t n)
@@ -166,8 +166,8 @@ static void count_over_restart(bool kill)
     cr_assert(metric_reaches(one.client, "nvme_writes", BLOCKS + BLOCKS / 2, 20000));
     leave_dram();
     cr_assert_eq(spaces_read(was), 2u);
-    cr_expect_eq(was[0].nvme_bytes, BLOCKS * one.layers * one.shard_bytes);
-    cr_expect_eq(was[1].nvme_bytes, BLOCKS / 2 * two.layers * two.shard_bytes);
+    cr_expect_eq(was[0].nvme_bytes, BLOCKS * one.layers * one.layer_bytes);
+    cr_expect_eq(was[1].nvme_bytes, BLOCKS / 2 * two.layers * two.layer_bytes);
     cr_expect_eq(metric(one.client, "nvme_bytes_used"),
                  BLOCKS * stride(&one) + BLOCKS / 2 * stride(&two));
     ucmctl("tenants --json", before, sizeof(before));
@@ -219,7 +219,7 @@ Test(accounting, wear_adds_up)
     cr_assert(metric_reaches(one.client, "nvme_writes", BLOCKS, 20000));
     stored = metric(one.client, "nvme_stored_bytes");
     written = metric(one.client, "nvme_written_bytes");
-    cr_expect_eq(stored, BLOCKS * one.layers * one.shard_bytes);
+    cr_expect_eq(stored, BLOCKS * one.layers * one.layer_bytes);
     cr_assert_geq(written, BLOCKS * stride(&one) + PAGE);
     segments = (written - BLOCKS * stride(&one)) / PAGE;
     cr_expect_eq(written, BLOCKS * stride(&one) + segments * PAGE);

@@ -191,7 +191,7 @@ class Turning(unittest.TestCase):
 
     def open(self):
         self.client = Client(socket=self.daemon.socket, name="turning")
-        identity = Identity(model="turning", dtype="bf16", layout="nhd/1", block_tokens=B, shards=(1,), shard_bytes=2 * self.SECTION)
+        identity = Identity(model="turning", dtype="bf16", layout="nhd/1", block_tokens=B, layers=(1,), layer_bytes=2 * self.SECTION)
         self.chunks = blend.Chunks(self.client, identity)
         self.shared = SharedMemory(2 * self.SECTION * BLOCKS)
         self.planes = [Plane(0, i * self.SECTION, 2 * self.SECTION, self.SECTION, 0) for i in range(2)]
@@ -293,7 +293,7 @@ class Storing(DaemonCase):
     def setUp(self):
         self.client = Client(socket=self.daemon.socket, name="blend")
         self.addCleanup(self.client.close)
-        self.identity = Identity(model=self.id(), dtype="bf16", layout="nhd/1", block_tokens=B, shards=(1,), shard_bytes=CHUNK)
+        self.identity = Identity(model=self.id(), dtype="bf16", layout="nhd/1", block_tokens=B, layers=(1,), layer_bytes=CHUNK)
         self.chunks = blend.Chunks(self.client, self.identity)
         self.shared = SharedMemory(CHUNK * BLOCKS)
         self.shared.buffer[:] = os.urandom(CHUNK * BLOCKS)
@@ -373,7 +373,7 @@ class Storing(DaemonCase):
         with self.assertRaisesRegex(ValueError, "the prefix has 51 tokens, the request 50"):
             self.chunks.lookup(A, [], prefix=51)
         with self.assertRaisesRegex(ValueError, "keys of chunks have 32 bytes"):
-            blend.chunk_identity(Identity(model="m", dtype="bf16", layout="l", block_tokens=B, shards=(1,), shard_bytes=CHUNK, key_bytes=16))
+            blend.chunk_identity(Identity(model="m", dtype="bf16", layout="l", block_tokens=B, layers=(1,), layer_bytes=CHUNK, key_bytes=16))
 
 
 if __name__ == "__main__":

@@ -276,11 +276,11 @@ class Bypass(Configured):
 
     def test_stores(self):
         client, ns, region = self.worker()
-        self.assertEqual(region.dump("a", [0], shard=0, shards=1), [OK])
+        self.assertEqual(region.dump("a", [0], layer=0, layers=1), [OK])
         client.call("bypass", tenant=client.limits["tenant"], store=1)
         self.assertEqual(region.dump("bc", [1, 2]), [NO_ROOM] * 2)
         self.assertEqual(region.dump("b", [1], durability=1), [NO_ROOM])
-        self.assertEqual(region.dump("ab", [0, 1], shard=1, shards=1), [OK, NO_ROOM])  # the part that had begun
+        self.assertEqual(region.dump("ab", [0, 1], layer=1, layers=1), [OK, NO_ROOM])  # the part that had begun
         self.assertEqual((client.hits(ns, "a"), region.load("a", [4])), (1, [OK]))
         self.assertEqual(client.metrics()["bypass_dump_blocks"], 4)
         self.assertEqual(client.metrics()["blocks_partial"], 0)

@@ -77,13 +77,13 @@ class Needs(unittest.TestCase):
     def test_bytes_of_a_head(self):
         """Whatever the layout, K of all tokens of the head, then V."""
         kv = np.arange(2 * 16 * 2 * 8, dtype=np.float32).reshape(2, 16, 2, 8)  # K and V, tokens, heads
-        for shape, shard in ((replace(SHAPE, v_head_dim=8), kv), (replace(SHAPE, v_head_dim=8, order="hnd"), kv.swapaxes(1, 2)),
+        for shape, data in ((replace(SHAPE, v_head_dim=8), kv), (replace(SHAPE, v_head_dim=8, order="hnd"), kv.swapaxes(1, 2)),
                              (replace(SHAPE, v_head_dim=8, k_token_stride=128, k_head_stride=64, v_offset=32, v_token_stride=128, v_head_stride=64),
                               kv.transpose(1, 2, 0, 3))):
             of = HeadBytes(shape)
             self.assertEqual((of.bytes, of.shape.kv_heads), (2 * 16 * 8 * 4, 1))
             for head in range(2):
-                self.assertEqual(of.of(head, np.ascontiguousarray(shard).data.cast("B")), kv[:, :, head].tobytes())
+                self.assertEqual(of.of(head, np.ascontiguousarray(data).data.cast("B")), kv[:, :, head].tobytes())
 
     def test_a_policy_takes_as_many(self):
         """As a selection among all complete blocks takes, whose last ones are the window."""
@@ -299,11 +299,11 @@ class Served(unittest.TestCase):
         policy = Choices.alike(sparse.TopK(), 2)
         self.slots = Slots()
         self.slots.free = slots
-        self.decoder = decoder = Decoder(source, DIGEST, policy, Room(8, 8), self.slots, requests=2, shard_bytes=64, deadline=deadline)
-        shards = [bytes(16 * 2 * 8 * 4)] * 2
+        self.decoder = decoder = Decoder(source, DIGEST, policy, Room(8, 8), self.slots, requests=2, layer_bytes=64, deadline=deadline)
+        layers = [bytes(16 * 2 * 8 * 4)] * 2
         a, b = decoder.open("a"), decoder.open("b")
-        decoder.extend(a, [b"0" * 32, b"1" * 32], lambda i: shards)
-        decoder.extend(b, [b"0" * 32, b"2" * 32], lambda i: shards)
+        decoder.extend(a, [b"0" * 32, b"1" * 32], lambda i: layers)
+        decoder.extend(b, [b"0" * 32, b"2" * 32], lambda i: layers)
         decoder.begin()
         self.assertEqual(decoder.resolve(1, [(a, [[0], [0, 1]]), (b, [[0, 1], [1]])]), [[{}, {}]] * 2)
         self.assertEqual((len(decoder.missing), a.taken, b.taken), (3, 2, 2))
@@ -384,7 +384,7 @@ class Served(unittest.TestCase):
             places = [None if i in missing else "place" for i in range(came)] + [None] * (n - came)
             return SimplePinned(places, n - places.count(None), moved, read, len(missing))
 
-        decoder = Decoder(Source([OK]), DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=1, shard_bytes=64)
+        decoder = Decoder(Source([OK]), DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=1, layer_bytes=64)
         a = decoder.open("a")
         a.rows, a.kept, a.chain, decoder._window = list(range(800)), 800, mock.Mock(), mock.Mock(pin=pin)
         answers += [(500, 500, 0, ()), (800 - 500, 300, 0, ())]
@@ -415,7 +415,7 @@ class Served(unittest.TestCase):
             return SimplePinned(["place"] * came + [None] * (n - came), came, 0, 0, 0)
 
         source = Source([OK])
-        decoder = Decoder(source, DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=2, shard_bytes=64)
+        decoder = Decoder(source, DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=2, layer_bytes=64)
         a, b = decoder.open("a"), decoder.open("b")
         decoder._connected()
         for one, first, n in (a, 0, 600), (b, 600, 40):
@@ -452,7 +452,7 @@ class Served(unittest.TestCase):
 
     def test_no_row(self):
         source = Source([OK])
-        decoder = Decoder(source, DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 1), Slots(), requests=1, shard_bytes=64)
+        decoder = Decoder(source, DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 1), Slots(), requests=1, layer_bytes=64)
         with self.assertRaisesRegex(Lost, "all rows"):
             decoder.extend(decoder.open("a"), [b"0" * 32, b"1" * 32], lambda i: [bytes(16 * 2 * 8 * 4)])
         decoder.close("a")

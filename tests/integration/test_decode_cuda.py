@@ -18,7 +18,7 @@ from ucmclient.sparse.cuda import Chosen
 
 TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
 SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
-SHARD = 2 * TOKENS * HEADS * DIM * 2
+LAYER = 2 * TOKENS * HEADS * DIM * 2
 HEAD_SLOT = 2 * TOKENS * DIM * 2
 LATENT = sparse.Shape("bf16", TOKENS, 1, 576, rope_dim=64)
 
@@ -89,7 +89,7 @@ class Checks(unittest.TestCase):
             self.addCleanup(patched.stop)
 
     def steps(self, pool=None, **more):
-        options = {"layers": 3, "q_heads": GROUP * HEADS, "shard_bytes": SHARD, "numbers": 1000, "requests": 4, "chains": 3, "room": 20,
+        options = {"layers": 3, "q_heads": GROUP * HEADS, "layer_bytes": LAYER, "numbers": 1000, "requests": 4, "chains": 3, "room": 20,
                    "window": 5}
         return cuda.Steps(pool or Fake("uint8", 50, HEAD_SLOT), SHAPE, **{**options, **more})
 
@@ -112,19 +112,19 @@ class Checks(unittest.TestCase):
         o = self.library.options
         self.assertEqual((o.layers, o.q_heads, o.kv_heads, o.head_dim, o.tokens, o.slot, o.slots, o.lists, o.room, o.window, o.pool),
                          (3, 8, 2, DIM, TOKENS, native.HEAD, 50, 2, 20, 5, 0x10000))
-        self.assertEqual((o.shard.v_offset, o.page.v_offset), (SHARD // 2, 1 << 20))
+        self.assertEqual((o.stored.v_offset, o.page.v_offset), (LAYER // 2, 1 << 20))
         self.assertEqual((steps.slots, steps.slot_bytes, steps.splits), (50, HEAD_SLOT, 3))
-        self.assertEqual(self.steps(Fake("uint8", 7, SHARD), whole=True, lists=1).slots, 7)
+        self.assertEqual(self.steps(Fake("uint8", 7, LAYER), whole=True, lists=1).slots, 7)
         self.assertEqual((self.library.options.slot, self.library.options.lists), (native.LAYER, 1))
-        self.assertEqual(cuda.Steps.bytes_of(SHAPE, SHARD, 10), 10 * HEAD_SLOT)
+        self.assertEqual(cuda.Steps.bytes_of(SHAPE, LAYER, 10), 10 * HEAD_SLOT)
         self.assertEqual((o.dtype, o.kv_dtype), (2, 2))
         small = cuda.Steps(Fake("uint8", 50, HEAD_SLOT // 2), sparse.Shape("fp8", TOKENS, HEADS, DIM, v_head_dim=DIM), layers=3, q_heads=8,
-                           shard_bytes=SHARD // 2, numbers=9, requests=1, chains=1, room=20, window=5, q_dtype="bf16", v_scale=0.5)
+                           layer_bytes=LAYER // 2, numbers=9, requests=1, chains=1, room=20, window=5, q_dtype="bf16", v_scale=0.5)
         o = self.library.options
         self.assertEqual((small.slots, small.slot_bytes, o.dtype, o.kv_dtype, o.k_scale, o.v_scale), (50, HEAD_SLOT // 2, 2, 3, 0, 0.5))
         coded = self.steps(Fake("uint8", 50, HEAD_SLOT // 2 + 2 * TOKENS), encoding="fp8")
         self.assertEqual((coded.slots, self.library.options.encoding), (50, 1))
-        self.assertEqual(cuda.Steps.bytes_of(SHAPE, SHARD, 10, encoding="fp8"), 10 * coded.slot_bytes)
+        self.assertEqual(cuda.Steps.bytes_of(SHAPE, LAYER, 10, encoding="fp8"), 10 * coded.slot_bytes)
         steps.close(), steps.close()
         self.assertEqual(self.library.closed, 1)
         with self.assertRaisesRegex(UcmError, "closed"):
@@ -144,11 +144,11 @@ class Checks(unittest.TestCase):
 
     def test_latents(self):
         size = TOKENS * 576 * 2
-        steps = cuda.Steps(Fake("uint8", 50, size), LATENT, layers=3, q_heads=128, shard_bytes=size, numbers=9, requests=1, chains=2,
+        steps = cuda.Steps(Fake("uint8", 50, size), LATENT, layers=3, q_heads=128, layer_bytes=size, numbers=9, requests=1, chains=2,
                            room=20, window=5, scale=0.07)
         o = self.library.options
         self.assertEqual((steps.slots, steps.lists, o.kv_heads, o.q_heads, o.head_dim, o.v_head_dim), (50, 1, 1, 128, 576, 512))
-        self.assertEqual((o.shard.k_token_stride, o.shard.v_token_stride, o.page.k_token_stride), (1152, 0, 1152))
+        self.assertEqual((o.stored.k_token_stride, o.stored.v_token_stride, o.page.k_token_stride), (1152, 0, 1152))
         chosen = Chosen(Fake("int32", 2, 1), Fake("int32", 2, 1, 20))
         rest = (Fake("int32", 2, 300), Fake("int32", 2))
         q, out = Fake("bfloat16", 2, 128, 576), Fake("bfloat16", 2, 128, 512, at=0xa000)
@@ -170,7 +170,7 @@ class Checks(unittest.TestCase):
         self.assertEqual((l.layer, l.chains, l.count, l.index, l.table, l.table_stride, l.request, l.q, l.q_stride, l.out, l.lse),
                          (1, 2, 0x1000, 0x2000, 0x3000, 300, 0x4000, 0x5000, GROUP * HEADS * DIM, 0xa000, 0xb000))
         self.assertEqual((l.pages, l.page_stride, l.page_bound, l.page_table, l.page_table_stride, l.first, l.length),
-                         (0x6000, SHARD, 30, 0x7000, 300, 0x8000, 0x9000))
+                         (0x6000, LAYER, 30, 0x7000, 300, 0x8000, 0x9000))
         self.assertEqual(l.page_of, 0)
         steps.layer(*self.arguments(), self.pages(of=Fake("int32", 1000, at=0xc000)), out=out, stream=7)
         self.assertEqual(self.library.calls[-1][0].page_of, 0xc000)
@@ -217,7 +217,7 @@ class Checks(unittest.TestCase):
             ("chosen.index has shape", self.arguments(room=19), None, {}),
             ("pages.first has 3", self.arguments(), self.pages(first=Fake("int32", 3)), {}),
             ("pages.of has 999", self.arguments(), self.pages(of=Fake("int32", 999)), {}),
-            ("pages.kv is of uint8", self.arguments(), self.pages(kv=Fake("uint8", 30, SHARD)), {}),
+            ("pages.kv is of uint8", self.arguments(), self.pages(kv=Fake("uint8", 30, LAYER)), {}),
             ("out has shape", self.arguments(), None, {"out": Fake("bfloat16", 2, 8, 32)}),
             ("lse is of int32", self.arguments(), None, {"lse": Fake("int32", 2, 8)}),
         ):
@@ -284,7 +284,7 @@ class Decoders(unittest.TestCase):
         fake.zeros = fake.empty = lambda shape, **_: Fake("uint8", *shape, at=0x100000)
         self.steps, self.source, self.built = FakeSteps(), Source(*answers), []
         with mock.patch.dict(sys.modules, torch=fake):
-            decoder = GpuDecoder(self.source, sparse.mean(SHAPE), self.steps, shard_bytes=0x100, landing=2, window=False,
+            decoder = GpuDecoder(self.source, sparse.mean(SHAPE), self.steps, layer_bytes=0x100, landing=2, window=False,
                                  register=lambda ns, *_: ns.register(), build=lambda *what: self.built.append(what),
                                  **{"deadline": 5.0, **more})
         return decoder

@@ -19,7 +19,7 @@ from ucmclient.sparse.cuda import Chosen, Selector
 
 TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
 SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
-SHARD = 2 * TOKENS * HEADS * DIM * 2
+LAYER = 2 * TOKENS * HEADS * DIM * 2
 LATENT = sparse.Shape("bf16", TOKENS, 1, 576, rope_dim=64)
 LAYERS, BLOCKS, WINDOW, CHAINS = 3, 64, 4, 2
 CANDIDATES = BLOCKS - WINDOW
@@ -29,13 +29,13 @@ LENGTH = BLOCKS * TOKENS - 5
 class Link:
     """A connection as an engine has it: gone with cut(), new with open()."""
 
-    def __init__(self, socket, digest, shard=SHARD):
-        self.socket, self.digest, self.shard, self.client = socket, digest, shard, None
+    def __init__(self, socket, digest, layer_bytes=LAYER):
+        self.socket, self.digest, self.layer_bytes, self.client = socket, digest, layer_bytes, None
         self.open()
 
     def open(self):
         self.client = Client(socket=self.socket, name="decode", default_timeout=10)
-        self.ns = self.client.namespace(Identity("decode", "bf16", f"decode/{self.shard}", TOKENS, self.shard, shards=(LAYERS,)))
+        self.ns = self.client.namespace(Identity("decode", "bf16", f"decode/{self.layer_bytes}", TOKENS, self.layer_bytes, layers=(LAYERS,)))
         self.digests = sparse.DigestNamespace(self.ns, self.digest, build=True)
 
     def ask(self, call, *arguments, **named):
@@ -66,13 +66,13 @@ class Together:
 
     def __init__(self, link, kv, slots=200, encoding="", **more):
         self.kv, self.digest = kv, link.digest
-        shape, shard, lists = self.SHAPE, link.shard, self.SHAPE.kv_heads
-        pool = torch.empty(cuda.Steps.bytes_of(shape, shard, slots, encoding=encoding), dtype=torch.uint8, device="cuda")
+        shape, layer_bytes, lists = self.SHAPE, link.layer_bytes, self.SHAPE.kv_heads
+        pool = torch.empty(cuda.Steps.bytes_of(shape, layer_bytes, slots, encoding=encoding), dtype=torch.uint8, device="cuda")
         self.select = self.selector(pool)
-        self.steps = cuda.Steps(pool, shape, layers=LAYERS, q_heads=GROUP * HEADS, shard_bytes=shard, numbers=80, requests=CHAINS,
+        self.steps = cuda.Steps(pool, shape, layers=LAYERS, q_heads=GROUP * HEADS, layer_bytes=layer_bytes, numbers=80, requests=CHAINS,
                                 chains=CHAINS, room=self.select.room, window=WINDOW, scale=self.SCALE, rounds=self.rounds,
                                 encoding=encoding)
-        self.decoder = GpuDecoder(link, link.digest, self.steps, shard_bytes=shard, landing=16, **more)
+        self.decoder = GpuDecoder(link, link.digest, self.steps, layer_bytes=layer_bytes, landing=16, **more)
         names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
         self.names = [names[32 * i : 32 * i + 32] for i in range(BLOCKS)]
         int32 = {"dtype": torch.int32, "device": "cuda"}
@@ -223,8 +223,8 @@ class OnGpu(unittest.TestCase):
     def store(self):
         memory, base, gpu = cuda_allocation(self.kv.data_ptr())
         begin = self.kv.data_ptr() - base
-        shard = self.link.shard
-        planes = [Plane(0, begin + layer * BLOCKS * shard, shard, shard, layer) for layer in range(LAYERS)]
+        layer_bytes = self.link.layer_bytes
+        planes = [Plane(0, begin + layer * BLOCKS * layer_bytes, layer_bytes, layer_bytes, layer) for layer in range(LAYERS)]
         torch.cuda.synchronize()
         with self.link.ns.register([memory], planes, blocks=BLOCKS, gpu=gpu) as region:
             self.assertTrue(region.dump(keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS), range(BLOCKS)).wait().all_ok)

@@ -20,7 +20,7 @@ class Age(OwnDaemons, Case):
         client = Client(self.daemon)
         spaces = []
         for size in SIZES:
-            identity = dict(DEMO, model=f"blocks of {size}", shards=[1], shard_bytes=size)
+            identity = dict(DEMO, model=f"blocks of {size}", layers=[1], layer_bytes=size)
             spaces.append((client.open(identity), identity))
         return client, spaces
 

@@ -9,7 +9,7 @@ import random
 import struct
 import unittest
 
-from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SIZES, SUITE_TIMEOUT_S,
+from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, LAYER, SIZES, SUITE_TIMEOUT_S,
                            TOKENS, UNFIT, EncodingCase, Pages, Reference)
 from second_client import (EXISTS, INVALID, MISS, NOT_FOUND, OK, OTHER_UID, UNSUPPORTED, Region, fingerprint_form, keys)
 
@@ -20,8 +20,8 @@ class Encodings(EncodingCase):
     def identity_of(self, engine):
         """The encoded namespace's identity as the page has it."""
         listed = engine.listed()
-        return dict(IDENTITY, model=self.id(), dtype="encoded", layout=listed["layout"], shard_bytes=listed["shard_bytes"],
-                    salt=listed["base_fingerprint"] + struct.pack("<Q", SHARD) + engine.reference.identity())
+        return dict(IDENTITY, model=self.id(), dtype="encoded", layout=listed["layout"], layer_bytes=listed["layer_bytes"],
+                    salt=listed["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
 
     def test_every_encoding_stores_the_references_bytes(self):
         for name in ENCODINGS:
@@ -33,7 +33,7 @@ class Encodings(EncodingCase):
                     self.assertEqual(engine.dump(names, range(4)), [OK] * 4)
                     raw = self.client()
                     raw_ns = raw.open(self.identity_of(engine))
-                    coded = Region(raw, raw_ns, {"shards": [LAYERS], "shard_bytes": sum(engine.reference.coded)}, 4)
+                    coded = Region(raw, raw_ns, {"layers": [LAYERS], "layer_bytes": sum(engine.reference.coded)}, 4)
                     self.assertEqual(coded.load(names, range(4)), [OK] * 4)
                     self.assertEqual([coded.bytes(i) for i in range(4)], [engine.reference.encode(p) for p in plain])
                     engine.pages.clear()
@@ -44,7 +44,7 @@ class Encodings(EncodingCase):
         """MLA: a latent of 576 elements."""
         client = self.client()
         sizes = {"dtype": "bf16", "k": [TOKENS, 1, 576]}
-        ns = client.open(dict(IDENTITY, model=self.id(), shard_bytes=TOKENS * 576 * 2))
+        ns = client.open(dict(IDENTITY, model=self.id(), layer_bytes=TOKENS * 576 * 2))
         coded = client.call("encoding.open", ns=ns, encoding="fp8", **sizes)["ns"]
         pages, reference = Pages(client, coded, 4, sections=(TOKENS * 576 * 2,)), Reference("fp8", **sizes)
         plain = pages.fill(0)
@@ -68,16 +68,16 @@ class Encodings(EncodingCase):
     def test_the_list_tells_base_and_ratio(self):
         engine = self.engine("fp8")
         listed, base = engine.listed(), engine.listed(engine.base)
-        self.assertEqual((listed["encoding"], listed["encoding_version"], listed["plain_shard_bytes"]), ("fp8", 1, SHARD))
+        self.assertEqual((listed["encoding"], listed["encoding_version"], listed["plain_layer_bytes"]), ("fp8", 1, LAYER))
         self.assertEqual((listed["base"], listed["base_fingerprint"]), (engine.base, base["fingerprint"]))
-        self.assertEqual(listed["shard_bytes"], sum(engine.reference.coded))
-        self.assertEqual((base["encoding"], base["plain_shard_bytes"], base["base"], base["base_fingerprint"]), ("", SHARD, 0, b""))
+        self.assertEqual(listed["layer_bytes"], sum(engine.reference.coded))
+        self.assertEqual((base["encoding"], base["plain_layer_bytes"], base["base"], base["base_fingerprint"]), ("", LAYER, 0, b""))
 
     def test_ucmctl_shows_base_and_ratio(self):
         engine = self.engine("fp8")
         done = self.daemon.ctl("namespaces", check=True)
         listed, base = engine.listed(), engine.listed(engine.base)
-        ratio = f"{SHARD / listed['shard_bytes']:.2f}"
+        ratio = f"{LAYER / listed['layer_bytes']:.2f}"
         self.assertRegex(done.stdout, rf"(?m)^ *{engine.ns} .* encoding/1/fp8 .* {ratio} +{base['fingerprint'].hex()[:12]} *$")
         self.assertRegex(done.stdout, rf"(?m)^ *{engine.base} .* - *$")
 
@@ -90,7 +90,7 @@ class Encodings(EncodingCase):
             "version: 2 of fp8; this daemon knows version 1": (UNSUPPORTED, {"version": 2}),
             "dtype: \"bf17\"": (INVALID, {"dtype": "bf17"}),
             "f32": (INVALID, {"dtype": "f32"}),
-            f"k and v: {3 * SECTION} bytes a layer; the base namespace's have {SHARD}": (INVALID, {"v": [2 * TOKENS, HEADS, DIM]}),
+            f"k and v: {3 * SECTION} bytes a layer; the base namespace's have {LAYER}": (INVALID, {"v": [2 * TOKENS, HEADS, DIM]}),
             f"k and v: {SECTION} bytes": (INVALID, {"v": []}),
             "v: 2 numbers": (INVALID, {"v": [1, 2]}),
             "tokens of section 0": (INVALID, {"k": [0, HEADS, DIM]}),
@@ -122,15 +122,15 @@ class Encodings(EncodingCase):
         plain = [engine.pages.fill(i) for i in range(4)]
         for layer in (1, 0, 2):
             self.assertEqual(engine.hits(0), 0)
-            self.assertEqual(engine.dump(range(4), range(4), shard=layer, shards=1), [OK] * 4)
+            self.assertEqual(engine.dump(range(4), range(4), layer=layer, layers=1), [OK] * 4)
         engine.pages.clear()
         number = engine.pages.begin("load", range(4), range(4), step=1)
         self.assertEqual(list(engine.client.wait(number)["status"]), [OK] * 4)
         self.assertEqual([engine.pages.bytes(i) for i in range(4)], [engine.through(p) for p in plain])
         engine.pages.clear()
-        self.assertEqual(engine.load(range(4), range(4), shard=1, shards=1), [OK] * 4)
+        self.assertEqual(engine.load(range(4), range(4), layer=1, layers=1), [OK] * 4)
         right = engine.through(plain[2])
-        self.assertEqual(engine.pages.bytes(2), bytes(SHARD) + right[SHARD:2 * SHARD] + bytes(SHARD))
+        self.assertEqual(engine.pages.bytes(2), bytes(LAYER) + right[LAYER:2 * LAYER] + bytes(LAYER))
 
     def test_what_moved_is_counted(self):
         engine = self.engine("fp8")
@@ -221,7 +221,7 @@ class FallThrough(EncodingCase):
         number = engine.pages.begin("load", range(7), range(7), step=1)
         answer = engine.client.wait(number)
         self.assertEqual(list(answer["status"]), [OK] * 7)
-        self.assertTrue(all(p["shards"] <= 2 for p in engine.client.progress.get(number, [])))
+        self.assertTrue(all(p["layers"] <= 2 for p in engine.client.progress.get(number, [])))
         for name in range(7):
             self.assertEqual(engine.pages.bytes(name), self.right(engine, name), name)
 
@@ -300,7 +300,7 @@ class FallThrough(EncodingCase):
         digests = call("digest.open", ns=engine.ns, method=1, **shape)
         self.assertNotEqual(digests["fingerprint"], call("digest.open", ns=engine.base, method=1, **shape)["fingerprint"])
         self.refused(INVALID, call, "digest.build", ns=digests["ns"], keys=keys(3))
-        digest = Region(engine.client, digests["ns"], {"shards": [LAYERS], "shard_bytes": digests["shard_bytes"]}, 16)
+        digest = Region(engine.client, digests["ns"], {"layers": [LAYERS], "layer_bytes": digests["layer_bytes"]}, 16)
         self.assertEqual(digest.dump(range(7), range(7)), [OK] * 7)
         chain = call("chain.open", ns=digests["ns"])["chain"]
         self.refused(INVALID, call, "chain.append", chain=chain, keys=keys(*range(9)), build=True)
@@ -341,7 +341,7 @@ class FallThrough(EncodingCase):
                 "k_head_stride": DIM * 2, "v_offset": SECTION, "v_token_stride": HEADS * DIM * 2, "v_head_stride": DIM * 2}
 
     def digests(self, engine, opened, names):
-        region = Region(engine.client, opened["ns"], {"shards": [LAYERS], "shard_bytes": opened["shard_bytes"]}, 16)
+        region = Region(engine.client, opened["ns"], {"layers": [LAYERS], "layer_bytes": opened["layer_bytes"]}, 16)
         self.assertEqual(region.load(names, range(len(names))), [OK] * len(names))
         return [region.bytes(i) for i in range(len(names))]
 
@@ -381,8 +381,8 @@ class Fleet(EncodingCase):
         engine.pages.fill(0)
         self.assertEqual(engine.dump([0], [0]), [OK])
         self.assertEqual(engine.dump([1], [0], plain=True), [OK])
-        identity = dict(IDENTITY, model=self.id(), dtype="encoded", layout="encoding/1/fp8", shard_bytes=sum(engine.reference.coded),
-                        salt=engine.listed()["base_fingerprint"] + struct.pack("<Q", SHARD) + engine.reference.identity())
+        identity = dict(IDENTITY, model=self.id(), dtype="encoded", layout="encoding/1/fp8", layer_bytes=sum(engine.reference.coded),
+                        salt=engine.listed()["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
         raw = self.client()
         ns = raw.open(identity)
         self.assertEqual(raw.hits(ns, 0), 1)

@@ -8,7 +8,7 @@ import random
 import struct
 import unittest
 
-from encoding_case import (DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SIZES, SUITE_TIMEOUT_S, TOKENS, UNFIT,
+from encoding_case import (DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, LAYER, SIZES, SUITE_TIMEOUT_S, TOKENS, UNFIT,
                            EncodingCase, Pages)
 from second_client import (BUSY, EXISTS, IN_PROGRESS, INVALID, MISS, NO_ROOM, OK, OTHER_UID, Client, Refused, Region, keys,
                            u32)
@@ -20,7 +20,7 @@ class Mixed(EncodingCase):
     def mixed(self, parts, model="", encoding="lossless"):
         """A connection for each worker of one engine, and what of an encoding lies in its namespaces and counters."""
         clients = [self.client() for _ in range(parts)]
-        bases = [client.open(dict(IDENTITY, model=self.id() + model, parts=parts, shards=[LAYERS])) for client in clients]
+        bases = [client.open(dict(IDENTITY, model=self.id() + model, parts=parts, layers=[LAYERS])) for client in clients]
         coded = [client.call("encoding.open", ns=base, encoding=encoding, **SIZES)["ns"] for client, base in zip(clients, bases)]
         return clients[0], bases[0], coded[0], [Pages(c, ns, 8, part=i) for i, (c, ns) in enumerate(zip(clients, coded))]
 
@@ -32,8 +32,8 @@ class Mixed(EncodingCase):
 class Hostile(Mixed):
     def identity_of(self, engine):
         listed = engine.listed()
-        return dict(IDENTITY, model=self.id(), dtype="encoded", layout=listed["layout"], shard_bytes=listed["shard_bytes"],
-                    salt=listed["base_fingerprint"] + struct.pack("<Q", SHARD) + engine.reference.identity())
+        return dict(IDENTITY, model=self.id(), dtype="encoded", layout=listed["layout"], layer_bytes=listed["layer_bytes"],
+                    salt=listed["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
 
     def bytes_of(self, client, engine, blocks=16):
         """A region of the engine's encoded namespace, which to this client is one of bytes."""
@@ -63,7 +63,7 @@ class Hostile(Mixed):
         """The coded form may be the longer one."""
         client = self.client()
         sizes = {"dtype": "bf16", "k": [16, 8, 1]}
-        ns = client.open(dict(IDENTITY, model=self.id(), shard_bytes=256))
+        ns = client.open(dict(IDENTITY, model=self.id(), layer_bytes=256))
         for name in ("fp8", "int8", "lossless"):
             coded = client.call("encoding.open", ns=ns, encoding=name, **sizes)
             pages = Pages(client, coded["ns"], 4, sections=(256,))
@@ -147,9 +147,9 @@ class Hostile(Mixed):
 
     def test_unfit_in_the_middle_of_layers(self):
         engine = self.engine("lossless")
-        good, bad = engine.pages.fill(0), os.urandom(SHARD)
-        engine.pages.put(0, good[:SHARD] + bad + good[2 * SHARD:])
-        self.assertEqual([engine.dump(["x"], [0], shard=layer, shards=1) for layer in range(LAYERS)], [[OK], [UNFIT], [OK]])
+        good, bad = engine.pages.fill(0), os.urandom(LAYER)
+        engine.pages.put(0, good[:LAYER] + bad + good[2 * LAYER:])
+        self.assertEqual([engine.dump(["x"], [0], layer=layer, layers=1) for layer in range(LAYERS)], [[OK], [UNFIT], [OK]])
         self.assertEqual(engine.each("x"), [0])
         self.assertEqual(engine.dump(["x"], [0], plain=True), [OK])
         self.assertEqual(engine.load(["x"], [1]), [OK])
@@ -202,9 +202,9 @@ class Hostile(Mixed):
         self.assertEqual(parts[2].dump(["x"], [0], plain=True), [OK])
         self.until(lambda: self.count(client) == before + 1, "the first part")
         self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (0, 0))
-        self.assertEqual(parts[1].dump(["x"], [1], shard=0, shards=LAYERS - 1), [OK])
+        self.assertEqual(parts[1].dump(["x"], [1], layer=0, layers=LAYERS - 1), [OK])
         self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (0, 0))
-        self.assertEqual(parts[1].dump(["x"], [1], shard=LAYERS - 1, shards=1), [OK])
+        self.assertEqual(parts[1].dump(["x"], [1], layer=LAYERS - 1, layers=1), [OK])
         self.until(lambda: client.hits(ns, "x") == 1, "the last layer of the last part")
         self.assertEqual([part.load(["x"], [3]) for part in parts], [[OK]] * 3)
         self.assertEqual([part.bytes(3) for part in parts], [parts[0].bytes(1), parts[1].bytes(1), parts[2].bytes(0)])
@@ -283,7 +283,7 @@ class Stopped(Mixed):
     def test_the_daemon_ends_in_order_while_it_decodes(self):
         """One layer of 16 MiB takes longer than the daemon's last look at what is under way; nobody is connected any more."""
         sizes = {"dtype": "bf16", "k": [1024, 4, 1024], "v": [1024, 4, 1024]}
-        identity = dict(IDENTITY, model=self.id(), block_tokens=1024, parts=2, shards=[1], shard_bytes=16 << 20)
+        identity = dict(IDENTITY, model=self.id(), block_tokens=1024, parts=2, layers=[1], layer_bytes=16 << 20)
         client = Client(self.daemon)
         base = client.open(identity)
         coded = client.call("encoding.open", ns=base, encoding="lossless", **sizes)["ns"]

@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.join(TOP, "client/python"))
 if os.path.exists(os.path.join(TOP, "build/libucmclient.so")):
     os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
 
-from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SUITE_TIMEOUT_S, TOKENS, EncodingCase,
+from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, LAYER, SUITE_TIMEOUT_S, TOKENS, EncodingCase,
                            Reference, SIZES, random_kv)
 from second_client import EXISTS, FAILED, MISS, OK, Daemon, OwnDaemons, keys
 import ucmclient  # noqa: E402
@@ -60,7 +60,7 @@ class Restart(Life):
         listed = {e["encoding"]: e for e in operator.call("namespace.list", limit=4096)["namespaces"]}
         self.assertEqual(set(listed), {"", *ENCODINGS}, "before anybody opens one")
         for name in ENCODINGS:
-            self.assertEqual((listed[name]["base"], listed[name]["plain_shard_bytes"]), (listed[""]["ns"], SHARD))
+            self.assertEqual((listed[name]["base"], listed[name]["plain_layer_bytes"]), (listed[""]["ns"], LAYER))
             engine = self.engine(name)
             self.until(lambda engine=engine: engine.hits(*range(6)) == 6)
             engine.pages.clear()
@@ -151,7 +151,7 @@ class Library(Life):
         client = ucmclient.Client(socket=self.daemon.socket, name="encoded")
         self.addCleanup(client.close)
         identity = dict(IDENTITY, model=self.id())
-        identity["shards"] = tuple(identity["shards"])
+        identity["layers"] = tuple(identity["layers"])
         base = client.namespace(ucmclient.Identity(**identity))
         coded = base.encoded(encoding, k=SIZES["k"], v=SIZES["v"])
         shared = ucmclient.SharedMemory(16 * BLOCK)

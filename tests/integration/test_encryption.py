@@ -10,7 +10,7 @@ import unittest
 
 import daemon
 from daemon import UCMCTL, UCMD
-from encryption_case import BLOCKS, FIRST_SEGMENT, KILLED, LAYERS, MISSING, ON_NVME, PAGE, SHARD, STRIDE, Encrypted, name_at
+from encryption_case import BLOCKS, FIRST_SEGMENT, KILLED, LAYERS, MISSING, ON_NVME, PAGE, LAYER, STRIDE, Encrypted, name_at
 from second_client import DEMO, FAILED, MISS, OK, OTHER_UID, Client, Closed, Pool, Refused, Region, keys
 
 SUITE_TIMEOUT_S = 300
@@ -55,10 +55,10 @@ class Thief(Encrypted):
 
     def test_finds_nothing_behind_blocks_of_others(self):
         """A part goes to the disk with its slot's padding; the slot was this tenant's before."""
-        self.start([f"uid:0 file:{self.key_file}"], identity=dict(DEMO, shards=[LAYERS], shard_bytes=PAGE))
+        self.start([f"uid:0 file:{self.key_file}"], identity=dict(DEMO, layers=[LAYERS], layer_bytes=PAGE))
         self.store()
         self.client.call("evict", ns=self.ns)
-        other, identity = Client(self.daemon, uid=OTHER_UID), dict(DEMO, shards=[1], shard_bytes=(LAYERS - 1) * PAGE + 1)
+        other, identity = Client(self.daemon, uid=OTHER_UID), dict(DEMO, layers=[1], layer_bytes=(LAYERS - 1) * PAGE + 1)
         ns = other.open(identity)
         self.assertEqual(Region(other, ns, identity, BLOCKS).dump(range(BLOCKS), range(BLOCKS)), [OK] * BLOCKS)
         self.settled(other, ns)
@@ -84,7 +84,7 @@ class Thief(Encrypted):
         self.assertIn(b"is known to me", self.disk())
         self.assertEqual({seed for _, seed in self.seeds()}, {bytes(16)})
 
-    def test_small_parts_and_single_shards(self):
+    def test_small_parts_and_single_layers(self):
         self.identity = DEMO
         self.start()
         kv = self.store()
@@ -99,14 +99,14 @@ class Layers(Encrypted):
         self.start()
         kv = self.store()
         self.restart()
-        pool = Pool(self.client, self.ns, SHARD, 64)
+        pool = Pool(self.client, self.ns, LAYER, 64)
         before = self.metrics()
         self.assertEqual(pool.fetch([(0, 4, 0), (1, 0, 1), (2, 5, 2)], keys=keys(*range(BLOCKS))), [OK] * 3)
         for slot, (block, layer) in enumerate([(0, 4), (1, 0), (2, 5)]):
-            self.assertEqual(pool.bytes(slot), kv[block][layer * SHARD:(layer + 1) * SHARD])
+            self.assertEqual(pool.bytes(slot), kv[block][layer * LAYER:(layer + 1) * LAYER])
         after = self.metrics()
         self.assertEqual(after["fetch_reads_partial"] - before["fetch_reads_partial"], 3)
-        self.flip(self.records()[3] + PAGE + 2 * SHARD + 77)
+        self.flip(self.records()[3] + PAGE + 2 * LAYER + 77)
         self.assertEqual(pool.fetch([(3, 1, 0), (3, 2, 1)], keys=keys(*range(BLOCKS))), [FAILED, FAILED])
         self.assertEqual(self.client.tiers(self.ns, 3), [MISSING])
 
@@ -117,7 +117,7 @@ class Damage(Encrypted):
         self.start()
         self.store()
         self.restart()
-        places = [100, 130, 150, 170, 200, 4090, PAGE, PAGE + LAYERS * SHARD - 1]
+        places = [100, 130, 150, 170, 200, 4090, PAGE, PAGE + LAYERS * LAYER - 1]
         records = self.records()
         for name, at in enumerate(places):
             self.flip(records[name] + at)
@@ -180,7 +180,7 @@ class Restored(Encrypted):
         for name in range(2, 8):
             self.assertEqual(len({run[name][144:168] for run in written}), 3, "a salt each")
             self.assertEqual(len({run[name][PAGE:PAGE + 64] for run in written}), 3, "other bytes for the same text")
-            pads = [bytes(a ^ b for a, b in zip(run[name][PAGE:PAGE + SHARD], kv[name])) for run in written]
+            pads = [bytes(a ^ b for a, b in zip(run[name][PAGE:PAGE + LAYER], kv[name])) for run in written]
             self.assertEqual(len(set(pads)), 3, "and of no common key stream")
 
 

@@ -19,7 +19,7 @@ from share_case import ABSENT, ON_SHARE, Host, ShareCase
 
 SUITE_TIMEOUT_S = 300
 BLOCKS, SEALED_HEADER = 6, 128
-BIG = dict(DEMO, shards=[4], shard_bytes=9000)
+BIG = dict(DEMO, layers=[4], layer_bytes=9000)
 
 
 class Keyed(Host):
@@ -278,7 +278,7 @@ class Shared(Sealed):
 
     def test_many_at_once(self):
         """More than may wait in memory that was sealed into, by way of several roots' queues."""
-        identity = dict(DEMO, shards=[8], shard_bytes=131072, model=self.id() + "big")
+        identity = dict(DEMO, layers=[8], layer_bytes=131072, model=self.id() + "big")
         patient = {"arena.size": "256MiB", "share.deadline": "600s"}
         host = self.host(self.one, identity=identity, **patient)
         for first in range(0, 160, 16):

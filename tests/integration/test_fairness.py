@@ -18,9 +18,9 @@ from second_client import BIG, DEMO, OK, TIMEOUT_S, Case, Daemon, Region, keys
 
 MIB = 1 << 20
 FIRST_UID = 61000
-WIDE = dict(BIG, shards=[16], shard_bytes=512 << 10)  # two are a burst
-COPIED = dict(BIG, shards=[4], shard_bytes=512 << 10)
-READ = dict(BIG, shard_bytes=128 << 10)
+WIDE = dict(BIG, layers=[16], layer_bytes=512 << 10)  # two are a burst
+COPIED = dict(BIG, layers=[4], layer_bytes=512 << 10)
+READ = dict(BIG, layer_bytes=128 << 10)
 
 
 def weight(number):
@@ -166,7 +166,7 @@ class Hundred(Case):
     def region(self, number):
         """A tenant's, of one block that is stored."""
         size = self.large if number // 3 % 2 else self.large // 4
-        identity = dict(DEMO, model=self.id(), shard_bytes=size // 2)
+        identity = dict(DEMO, model=self.id(), layer_bytes=size // 2)
         client = self.client(uid=FIRST_UID + number)
         region = Region(client, client.open(identity), identity, 1)
         self.assertEqual(region.dump(["a"], [0]), [OK])

@@ -8,14 +8,14 @@ import signal
 import time
 import unittest
 
-from encoding_case import LAYERS as CODED_LAYERS, SHARD as CODED_SHARD, EncodingCase
+from encoding_case import LAYERS as CODED_LAYERS, LAYER as CODED_LAYER, EncodingCase
 from second_client import (CANCELLED, DEMO, FAILED, INVALID, MISS, NOT_FOUND, OK, Case, Client, Closed, Pool, Refused,
                            Region, keys, u32)
 from share_case import ON_SHARE, ShareCase
 
 SUITE_TIMEOUT_S = 300
-LAYERS, SHARD, BLOCKS, SLOTS = 5, 4096, 24, 64
-IDENTITY = dict(DEMO, shards=[LAYERS], shard_bytes=SHARD)
+LAYERS, LAYER, BLOCKS, SLOTS = 5, 4096, 24, 64
+IDENTITY = dict(DEMO, layers=[LAYERS], layer_bytes=LAYER)
 DIGEST = {"method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
 
 
@@ -27,7 +27,7 @@ class FetchCase(Case):
         region = Region(client, ns, identity, blocks)
         kv = [region.fill(block) for block in range(blocks)]
         self.assertEqual(set(region.dump(range(blocks), range(blocks))), {OK})
-        return client, ns, Pool(client, ns, identity["shard_bytes"], slots), kv
+        return client, ns, Pool(client, ns, identity["layer_bytes"], slots), kv
 
     def chain(self, client, ns, names):
         derived = client.call("digest.open", ns=ns, **DIGEST)["ns"]
@@ -36,11 +36,11 @@ class FetchCase(Case):
         return chain
 
     def right(self, pool, items, kv, status=None):
-        """The slots of items that are OK hold their shards, and no other slot holds anything."""
-        named = {slot: (kv[index], shard) for i, (index, shard, slot) in enumerate(items) if not status or status[i] == OK}
+        """The slots of items that are OK hold their layers, and no other slot holds anything."""
+        named = {slot: (kv[index], layer) for i, (index, layer, slot) in enumerate(items) if not status or status[i] == OK}
         for slot in range(len(pool.memory) // pool.size):
-            block, shard = named.get(slot, (bytes(pool.size), 0))
-            self.assertEqual(pool.bytes(slot), block[shard * pool.size:(shard + 1) * pool.size], f"slot {slot}")
+            block, layer = named.get(slot, (bytes(pool.size), 0))
+            self.assertEqual(pool.bytes(slot), block[layer * pool.size:(layer + 1) * pool.size], f"slot {slot}")
 
     def scattered(self, count, blocks=BLOCKS, layers=LAYERS, slots=SLOTS):
         slots = random.sample(range(slots), count)
@@ -62,7 +62,7 @@ class Fetch(FetchCase):
         grown = {name: after[name] - before[name] for name in after if isinstance(after[name], int)}
         count = 3 * (40 + 40 + 1 + LAYERS + 3)
         self.assertEqual((grown["fetches"], grown["fetch_items"], grown["fetch_bytes"], grown["load_bytes"]),
-                         (15, count, count * SHARD, count * SHARD))
+                         (15, count, count * LAYER, count * LAYER))
         self.assertEqual((grown["fetch_items_missed"], grown["fetch_reads"], grown["load_blocks_dram"]), (0, 0, 0))
 
     def test_from_nvme_a_part_is_read_once(self):
@@ -111,7 +111,7 @@ class Fetch(FetchCase):
         pool.fetch([(0, 1, 0), (1, 1, 1), (1, 2, 2)], keys=keys(3, "nowhere"))
         records = operator.call("trace", op=2)["records"]
         self.assertEqual([(r["method"], r["n_keys"], r["ok"], r["bytes"], r["request"]) for r in records],
-                         [("fetch", LAYERS, LAYERS, LAYERS * SHARD, ""), ("fetch", 3, 1, SHARD, "")])
+                         [("fetch", LAYERS, LAYERS, LAYERS * LAYER, ""), ("fetch", 3, 1, LAYER, "")])
         self.assertTrue(all("copy" in [span["name"] for span in r["spans"]] for r in records), records)
 
     def test_the_chain_is_closed_meanwhile(self):
@@ -148,7 +148,7 @@ class Fetch(FetchCase):
             pool.begin([(block, layer, i * SLOTS + slot) for block, layer, slot in self.scattered(SLOTS)], keys=keys(*range(BLOCKS)))
         client.close()
         self.until(lambda: other.metrics()["regions"] == regions and other.metrics()["requests_active"] == 0)
-        pool = Pool(other, other.open(dict(IDENTITY, model=self.id())), SHARD, SLOTS)
+        pool = Pool(other, other.open(dict(IDENTITY, model=self.id())), LAYER, SLOTS)
         items = self.scattered(SLOTS)
         self.assertEqual(set(pool.fetch(items, keys=keys(*range(BLOCKS)))), {OK})
         self.right(pool, items, kv)
@@ -188,7 +188,7 @@ class Fetch(FetchCase):
         chain = client.call("chain.open", ns=client.call("digest.open", ns=ns, **DIGEST)["ns"])["chain"]
         for _ in range(2):
             client.call("chain.append", chain=chain, keys=keys(*range(16)) * 1024)
-        pool = Pool(client, ns, SHARD, 65536)
+        pool = Pool(client, ns, LAYER, 65536)
         items = [(i, i % LAYERS, i) for i in range(16385)]
         self.assertIn("16384", str(self.refused(INVALID, pool.fetch, items, chain=chain)))
         items = [(i // 4, i % LAYERS, 65535 - i) for i in range(65536)]
@@ -204,41 +204,41 @@ class Fetch(FetchCase):
         self.assertIn("pool", str(self.refused(INVALID, client.call, "dump", **move)))
         self.assertIn("pool", str(self.refused(INVALID, client.call, "fetch", region=region.number, chain=chain, items=u32(0, 0, 0))))
         other = client.open(dict(IDENTITY, model=self.id() + "other"))
-        elsewhere = Pool(client, other, SHARD, 4)
+        elsewhere = Pool(client, other, LAYER, 4)
         self.assertIn("namespace", str(self.refused(INVALID, elsewhere.fetch, [(0, 0, 0)], chain=chain)))
-        two = client.open(dict(IDENTITY, model=self.id() + "two", parts=2, shards=[LAYERS, 2]))
-        parts = Region(client, two, dict(IDENTITY, shards=[LAYERS, 2]), 1, part=1)
-        whole = Region(client, two, dict(IDENTITY, shards=[LAYERS, 2]), 1)
+        two = client.open(dict(IDENTITY, model=self.id() + "two", parts=2, layers=[LAYERS, 2]))
+        parts = Region(client, two, dict(IDENTITY, layers=[LAYERS, 2]), 1, part=1)
+        whole = Region(client, two, dict(IDENTITY, layers=[LAYERS, 2]), 1)
         kv, _ = parts.fill(0), whole.fill(0)
         self.assertEqual((parts.dump([1], [0]), whole.dump([1], [0])), ([OK], [OK]))
-        small = Pool(client, two, SHARD, 4, part=1)
+        small = Pool(client, two, LAYER, 4, part=1)
         self.assertEqual(small.fetch([(0, 1, 3)], keys=keys(1)), [OK])
-        self.assertEqual(small.bytes(3), kv[SHARD:])
+        self.assertEqual(small.bytes(3), kv[LAYER:])
         self.refused(INVALID, small.fetch, [(0, 2, 3)], keys=keys(1))
 
     def test_slots_of_one_kv_head(self):
-        """A shard for each KV head of each layer; K and V of all slots apart."""
-        client, ns, _, kv = self.stored(identity=dict(IDENTITY, shards=[LAYERS * 2], shard_bytes=SHARD // 2))
-        half, slots = SHARD // 4, 40
+        """A layer for each KV head of each of the model's; K and V of all slots apart."""
+        client, ns, _, kv = self.stored(identity=dict(IDENTITY, layers=[LAYERS * 2], layer_bytes=LAYER // 2))
+        half, slots = LAYER // 4, 40
         pool = Pool(client, ns, 2 * half, slots, sections=2, apart=True)
         items = self.scattered(slots, layers=LAYERS * 2, slots=slots)
         self.assertEqual(pool.fetch(items, chain=self.chain(client, ns, range(BLOCKS))), [OK] * slots)
-        for index, shard, slot in items:
+        for index, layer, slot in items:
             k, v = (pool.memory[at:at + half] for at in (slot * half, (slots + slot) * half))
-            self.assertEqual(k + v, kv[index][2 * half * shard:2 * half * (shard + 1)])
+            self.assertEqual(k + v, kv[index][2 * half * layer:2 * half * (layer + 1)])
 
     def test_what_a_pools_planes_may_be(self):
         client = self.client()
         ns = client.open(dict(IDENTITY, model=self.id()))
-        pool = Pool(client, ns, SHARD, 4, sections=2)
-        for sizes, shards, words in (((SHARD // 2,), (0,), "2048 bytes"), ((SHARD // 2, SHARD), (0, 0), "add up"),
-                                     ((SHARD // 2, SHARD // 2), (0, 1), "hold any shard"), ((SHARD, SHARD), (0, 1), "hold any shard")):
-            planes = [{"offset": i * SHARD, "stride": 2 * SHARD, "chunk": size, "shard": shard}
-                      for i, (size, shard) in enumerate(zip(sizes, shards))]
+        pool = Pool(client, ns, LAYER, 4, sections=2)
+        for sizes, layers, words in (((LAYER // 2,), (0,), "2048 bytes"), ((LAYER // 2, LAYER), (0, 0), "add up"),
+                                     ((LAYER // 2, LAYER // 2), (0, 1), "hold any layer"), ((LAYER, LAYER), (0, 1), "hold any layer")):
+            planes = [{"offset": i * LAYER, "stride": 2 * LAYER, "chunk": size, "layer": layer}
+                      for i, (size, layer) in enumerate(zip(sizes, layers))]
             fd = os.memfd_create("x", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(fd, 8 * SHARD)
+            os.ftruncate(fd, 8 * LAYER)
             error = self.refused(INVALID, client.call, "region.register", [fd], ns=ns, blocks=4, device="cpu", pool=True,
-                                 handles=[{"kind": 0, "bytes": 8 * SHARD}], planes=planes)
+                                 handles=[{"kind": 0, "bytes": 8 * LAYER}], planes=planes)
             os.close(fd)
             self.assertIn(words, str(error))
         client.call("region.unregister", region=pool.number)
@@ -249,7 +249,7 @@ class Small(FetchCase):
 
     def test_more_than_a_job_and_more_than_the_arena(self):
         """Parts of 320 KiB, and more items than a job of a device has."""
-        identity = dict(IDENTITY, shard_bytes=65536)
+        identity = dict(IDENTITY, layer_bytes=65536)
         client, ns, pool, kv = self.stored(identity=identity, blocks=BLOCKS, slots=1000)
         region = Region(client, ns, dict(identity, model=self.id()), BLOCKS)
         for first in range(BLOCKS, 3 * BLOCKS, BLOCKS):  # 22 MiB
@@ -315,13 +315,13 @@ class Encoded(EncodingCase):
                 self.assertEqual(engine.dump(names[:4], range(4)), [OK] * 4)
                 self.assertEqual(plain.dump(names[4:], range(4, 8)), [OK] * 4)
                 blocks[:4] = [engine.through(block) for block in blocks[:4]]
-                pool = Pool(engine.client, engine.ns, CODED_SHARD, 40, sections=2)
+                pool = Pool(engine.client, engine.ns, CODED_LAYER, 40, sections=2)
                 items = [(i % 8, random.randrange(CODED_LAYERS), slot) for i, slot in enumerate(random.sample(range(40), 30))]
                 before = engine.metrics()["decode_plain_bytes"]
                 self.assertEqual(pool.fetch(items, keys=keys(*names)), [OK] * 30)
-                for index, shard, slot in items:
-                    self.assertEqual(pool.bytes(slot), blocks[index][shard * CODED_SHARD:(shard + 1) * CODED_SHARD])
-                self.assertEqual(engine.metrics()["decode_plain_bytes"] - before, CODED_SHARD * sum(item[0] < 4 for item in items))
+                for index, layer, slot in items:
+                    self.assertEqual(pool.bytes(slot), blocks[index][layer * CODED_LAYER:(layer + 1) * CODED_LAYER])
+                self.assertEqual(engine.metrics()["decode_plain_bytes"] - before, CODED_LAYER * sum(item[0] < 4 for item in items))
 
 
 class Shared(ShareCase):
@@ -331,11 +331,11 @@ class Shared(ShareCase):
         kv = self.stored(first, 8)[0]
         second = self.host()
         self.assertEqual(second.tiers(*range(8)), [ON_SHARE] * 8)
-        pool = Pool(second.client, second.ns, SHARD, 8)
+        pool = Pool(second.client, second.ns, LAYER, 8)
         items = [(index, 4 - index % LAYERS, 7 - index) for index in range(8)]
         self.assertEqual(pool.fetch(items, keys=keys(*range(8))), [OK] * 8)
-        for index, shard, slot in items:
-            self.assertEqual(pool.bytes(slot), kv[index][shard * SHARD:(shard + 1) * SHARD])
+        for index, layer, slot in items:
+            self.assertEqual(pool.bytes(slot), kv[index][layer * LAYER:(layer + 1) * LAYER])
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from daemon import Daemon
 from second_client import CANCELLED, DEMO, FAILED, OK, Case, Client, OwnDaemons, Pool, Region, keys
 
 SUITE_TIMEOUT_S = 300
-LAYERS, SHARD, BLOCKS, PAGE = 12, 9000, 16, 4096
-IDENTITY = dict(DEMO, shards=[LAYERS], shard_bytes=SHARD)
+LAYERS, LAYER, BLOCKS, PAGE = 12, 9000, 16, 4096
+IDENTITY = dict(DEMO, layers=[LAYERS], layer_bytes=LAYER)
 
 
 def room(first, n=1):
     """Bytes that a read of n layers moves: their pages and the header's."""
-    return PAGE + -(-(first + n) * SHARD // PAGE) * PAGE - first * SHARD // PAGE * PAGE
+    return PAGE + -(-(first + n) * LAYER // PAGE) * PAGE - first * LAYER // PAGE * PAGE
 
 
 def begin_many(pool):
@@ -38,7 +38,7 @@ class Layers(OwnDaemons, Case):
         self.client = Client(self.daemon)
         self.daemon.clients.append(self.client)
         self.ns = self.client.open(IDENTITY)
-        self.pool = Pool(self.client, self.ns, SHARD, 8 * BLOCKS)
+        self.pool = Pool(self.client, self.ns, LAYER, 8 * BLOCKS)
 
     def stored(self, **options):
         """What blocks 0 to n hold, which are on NVMe alone, of a daemon before."""
@@ -64,7 +64,7 @@ class Layers(OwnDaemons, Case):
 
     def right(self, kv, *items):
         for slot, (block, layer) in enumerate(items):
-            self.assertEqual(self.pool.bytes(slot), kv[block][layer * SHARD:(layer + 1) * SHARD], (block, layer))
+            self.assertEqual(self.pool.bytes(slot), kv[block][layer * LAYER:(layer + 1) * LAYER], (block, layer))
 
     def grown(self, call):
         before = self.client.metrics()
@@ -78,7 +78,7 @@ class Layers(OwnDaemons, Case):
             data = file.read()
             begin = data.find(kv[block][:512])
             self.assertGreater(begin, 0)
-            begin += layer * SHARD + at
+            begin += layer * LAYER + at
             file.seek(begin)
             file.write(bytes([data[begin] ^ 4]))
 
@@ -98,7 +98,7 @@ class Layers(OwnDaemons, Case):
         most = [(15, layer) for layer in range(7)]
         status, grown = self.grown(lambda: self.fetch(*most))
         self.right(kv, *most)
-        self.assertEqual((grown["fetch_reads"], grown["fetch_reads_partial"], grown["nvme_read_bytes"]), (1, 0, LAYERS * SHARD))
+        self.assertEqual((grown["fetch_reads"], grown["fetch_reads_partial"], grown["nvme_read_bytes"]), (1, 0, LAYERS * LAYER))
         self.assertEqual(self.client.tiers(self.ns, 15), [1])
         status, grown = self.grown(lambda: self.fetch((15, 9)))
         self.assertEqual((status, grown["nvme_read_bytes"]), ([OK], 0))
@@ -122,8 +122,8 @@ class Layers(OwnDaemons, Case):
         self.right(kv, (4, 2), (5, 6))
         status, grown = self.grown(lambda: self.fetch((4, 6), (5, 6), (9, 11)))
         self.assertEqual(status, [FAILED, OK, OK])
-        self.assertEqual(self.pool.bytes(1), kv[5][6 * SHARD:7 * SHARD])
-        self.assertEqual(self.pool.bytes(2), kv[9][11 * SHARD:12 * SHARD])
+        self.assertEqual(self.pool.bytes(1), kv[5][6 * LAYER:7 * LAYER])
+        self.assertEqual(self.pool.bytes(2), kv[9][11 * LAYER:12 * LAYER])
         self.assertEqual(grown["nvme_corrupt"], 1)
         self.assertEqual(self.client.tiers(self.ns, 4), [0], "the copy is dropped")
 
@@ -148,7 +148,7 @@ class Layers(OwnDaemons, Case):
     def test_coded_layers(self):
         """A coded layer is read, and decoded on its way."""
         self.start()
-        identity = dict(coded.IDENTITY, shards=[LAYERS])
+        identity = dict(coded.IDENTITY, layers=[LAYERS])
         opened = self.client.call("encoding.open", ns=self.client.open(identity), encoding="fp8", **coded.SIZES)
         reference = coded.Reference("fp8", **coded.SIZES)
         pages = coded.Pages(self.client, opened["ns"], 4, layers=LAYERS)
@@ -156,19 +156,19 @@ class Layers(OwnDaemons, Case):
         self.assertEqual(pages.dump(range(4), range(4)), [OK] * 4)
         self.settled(self.client, opened["ns"])
         self.client.call("evict", ns=opened["ns"], tier=1)
-        pool = Pool(self.client, opened["ns"], coded.SHARD, 4, sections=2)
+        pool = Pool(self.client, opened["ns"], coded.LAYER, 4, sections=2)
         items = [(i, 3 * i + 1, i) for i in range(4)]
         status, grown = self.grown(lambda: pool.fetch(items, keys=keys(*range(4))))
         self.assertEqual((status, grown["fetch_reads_partial"]), ([OK] * 4, 4))
         for index, layer, slot in items:
-            shard = blocks[index][layer * coded.SHARD:(layer + 1) * coded.SHARD]
-            self.assertEqual(pool.bytes(slot), reference.decode(reference.encode(shard)))
+            data = blocks[index][layer * coded.LAYER:(layer + 1) * coded.LAYER]
+            self.assertEqual(pool.bytes(slot), reference.decode(reference.encode(data)))
 
     def test_a_client_that_dies(self):
         self.stored()
         for _ in range(20):
             other = Client(self.daemon)
-            pool = Pool(other, other.open(IDENTITY), SHARD, 8 * BLOCKS)
+            pool = Pool(other, other.open(IDENTITY), LAYER, 8 * BLOCKS)
             begin_many(pool)
             other.close()
         self.until(self.nothing_is_held, "the end of all uses")  # the daemon reads what such a client has sent when it is that one's turn
@@ -208,8 +208,8 @@ class Layers(OwnDaemons, Case):
                 status = list(self.client.wait(fetch)["status"])
                 self.assertIn(status, ([OK, OK], [CANCELLED] * 2) if block in cancelled else ([OK, OK],))
                 if status == [OK, OK]:
-                    self.assertEqual(self.pool.bytes(8 * block), kv[block][:SHARD])
-                    self.assertEqual(self.pool.bytes(8 * block + 1), kv[block][-SHARD:])
+                    self.assertEqual(self.pool.bytes(8 * block), kv[block][:LAYER])
+                    self.assertEqual(self.pool.bytes(8 * block + 1), kv[block][-LAYER:])
         self.until(self.nothing_is_held, "the end of what was cancelled")
 
 

@@ -16,8 +16,8 @@ from second_client import INVALID, MISS, OK, OTHER_UID, Case, Client, Pool, Refu
 SUITE_TIMEOUT_S = 300
 LAYERS, BLOCKS = 16, 3
 PLAIN = TOKENS * HEADS * DIM * 2
-IDENTITY = {"dtype": "bf16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "parts": 1, "shards": [LAYERS],
-            "shard_bytes": PLAIN}
+IDENTITY = {"dtype": "bf16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "parts": 1, "layers": [LAYERS],
+            "layer_bytes": PLAIN}
 DIGESTS = {"method": 1, "kind": 0, "dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
            "k_head_stride": DIM * 2}
 # With a scale for each element int8 is longer than what it encodes; with one for two, as long: sizes then tell the forms not apart.
@@ -41,17 +41,17 @@ def register(client, ns, size, spec, **more):
 
 
 class Blocks(Region):
-    def __init__(self, client, ns, shard_bytes, blocks, spec=None):
-        self.client, self.size = client, LAYERS * shard_bytes
-        planes = [{"shard": shard, "offset": shard * shard_bytes, "stride": self.size, "chunk": shard_bytes} for shard in range(LAYERS)]
+    def __init__(self, client, ns, layer_bytes, blocks, spec=None):
+        self.client, self.size = client, LAYERS * layer_bytes
+        planes = [{"layer": layer, "offset": layer * layer_bytes, "stride": self.size, "chunk": layer_bytes} for layer in range(LAYERS)]
         self.memory, self.number = register(client, ns, blocks * self.size, spec, planes=planes, blocks=blocks)
 
 
 class Slots(Pool):
-    def __init__(self, client, ns, shard_bytes, slots, spec=None):
-        self.client, self.size = client, shard_bytes
-        self.memory, self.number = register(client, ns, slots * shard_bytes, spec, blocks=slots, pool=True,
-                                            planes=[{"offset": 0, "stride": shard_bytes, "chunk": shard_bytes}])
+    def __init__(self, client, ns, layer_bytes, slots, spec=None):
+        self.client, self.size = client, layer_bytes
+        self.memory, self.number = register(client, ns, slots * layer_bytes, spec, blocks=slots, pool=True,
+                                            planes=[{"offset": 0, "stride": layer_bytes, "chunk": layer_bytes}])
 
 
 class Form:
@@ -67,7 +67,7 @@ class Form:
         opened = owner.call("namespace.open", **self.identity)
         self.base = opened["ns"]
         self.coded_identity = dict(
-            self.identity, dtype="encoded", layout=f"encoding/{self.reference.spec.version}/{self.how['encoding']}", shard_bytes=self.coded_bytes,
+            self.identity, dtype="encoded", layout=f"encoding/{self.reference.spec.version}/{self.how['encoding']}", layer_bytes=self.coded_bytes,
             salt=opened["fingerprint"] + struct.pack("<Q", PLAIN) + self.reference.identity())
         self.ns = self.view(owner)
         self.pages, self.names = Blocks(owner, self.ns, PLAIN, BLOCKS, self.reference.spec), []
@@ -91,7 +91,7 @@ class Form:
     def built(self, client, ns):
         """Digests of all blocks, by name, of those that are there."""
         client.call("digest.build", ns=ns, keys=keys(*self.names))
-        region = Blocks(client, ns, self.digests["shard_bytes"], len(self.names))
+        region = Blocks(client, ns, self.digests["layer_bytes"], len(self.names))
         status = region.load(self.names, range(len(self.names)))
         return {name: region.bytes(i) for i, name in enumerate(self.names) if status[i] == OK}
 
@@ -207,7 +207,7 @@ class Orders(Case):
         self.around, self.others = [], 0
         for size in {PLAIN, *(Reference(**{"encoding": name, "dtype": "bf16", "k": [TOKENS, HEADS, DIM], **FORMS[name]}).coded[0]
                               for name in FORMS)}:
-            identity = dict(IDENTITY, model=f"{self.id()} {size}", shard_bytes=size)
+            identity = dict(IDENTITY, model=f"{self.id()} {size}", layer_bytes=size)
             region = Region(self.other, self.other.open(identity), identity, 1)
             region.memory[:] = MARK * (len(region.memory) // len(MARK))
             self.around.append(region)

@@ -225,7 +225,7 @@ class Prefix(Case):
         changed = {name: after[name] - before[name] for name in ("lookups", "lookup_keys", "lookup_hits", "leases", "load_blocks_missed")}
         self.assertEqual(changed, {"lookups": 1, "lookup_keys": 10, "lookup_hits": 5, "leases": 0, "load_blocks_missed": 0})
         self.assertEqual(list(region.call("load_prefix", range(50, 53), range(3))["status"]), [1] * 3)
-        self.assertEqual(list(region.call("load_prefix", range(5), range(5), shard=1, step=1)["status"]), [0] * 5)
+        self.assertEqual(list(region.call("load_prefix", range(5), range(5), layer=1, step=1)["status"]), [0] * 5)
 
     def test_what_was_evicted_by_name_is_not_found_though_leased(self):
         client, ns, region = self.worker(blocks=16)
@@ -237,7 +237,7 @@ class Prefix(Case):
 
     def test_refusals(self):
         client, ns, region = self.worker()
-        for bad in ({"blocks": u32(0, 0)}, {"blocks": u32(0)}, {"blocks": u32(0, 99)}, {"shard": 9}, {"lease": 1}):
+        for bad in ({"blocks": u32(0, 0)}, {"blocks": u32(0)}, {"blocks": u32(0, 99)}, {"layer": 9}, {"lease": 1}):
             self.refused(INVALID, client.call, "load_prefix",
                          **{"region": region.number, "keys": keys(1, 2), "blocks": u32(0, 1), **bad})
 
@@ -287,7 +287,7 @@ class ByLibrary(OwnDaemons, Case):
     def worker(self, daemon, blocks=64):
         client = Library(socket=daemon.socket, name="hints")
         self.addCleanup(client.close)
-        ns = client.namespace(Identity(self.id(), "f16", "test/1", 16, self.BLOCK, shards=(1,)))
+        ns = client.namespace(Identity(self.id(), "f16", "test/1", 16, self.BLOCK, layers=(1,)))
         shared = SharedMemory(self.BLOCK * blocks)
         region = ns.register([shared.memory()], [Plane(0, 0, self.BLOCK, self.BLOCK, 0)], blocks=blocks)
         return client, ns, region
@@ -327,11 +327,11 @@ class ByLibrary(OwnDaemons, Case):
         client = Library(socket=self.start().socket, name="coded")
         self.addCleanup(client.close)
         rows = (16, 2, 64)
-        shard = 2 * 16 * 2 * 64 * 2
-        base = client.namespace(Identity(self.id(), "bf16", "test/1", 16, shard, shards=(1,)))
+        layer = 2 * 16 * 2 * 64 * 2
+        base = client.namespace(Identity(self.id(), "bf16", "test/1", 16, layer, layers=(1,)))
         ns = base.encoded("fp8", k=rows, v=rows)
-        shared = SharedMemory(shard * 8)
-        planes = [Plane(0, 0, shard, shard // 2, 0), Plane(0, shard // 2, shard, shard // 2, 0)]
+        shared = SharedMemory(layer * 8)
+        planes = [Plane(0, 0, layer, layer // 2, 0), Plane(0, layer // 2, layer, layer // 2, 0)]
         region = ns.register([shared.memory()], planes, blocks=8)
         region.dump(self.names(0, 1), [0, 1]).wait()
         region.dump(self.names(2, 3), [2, 3], plain=True).wait()

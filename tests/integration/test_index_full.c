@@ -12,7 +12,7 @@
 
 static struct host host;
 static struct worker w;
-static const struct worker_options options = {.shard_bytes = 16 << 10, .blocks = BATCH};
+static const struct worker_options options = {.layer_bytes = 16 << 10, .blocks = BATCH};
 
 static void open_host(const char *arena)
 {
@@ -102,7 +102,7 @@ Test(index_full, the_coldest_in_dram_makes_way)
 Test(index_full, a_killed_daemons_blocks_are_whole)
 {
     static const struct worker_options first = {
-        .parts = 2, .shard_bytes = 4 << 10, .blocks = BATCH};
+        .parts = 2, .layer_bytes = 4 << 10, .blocks = BATCH};
     struct worker_options second_options = first;
     struct worker second;
 
@@ -130,7 +130,7 @@ Test(index_full, a_killed_daemons_blocks_are_whole)
 Test(index_full, blocks_of_many_parts_count_as_more)
 {
     static const struct worker_options wide_options = {
-        .model = "wide", .parts = WIDE, .shard_bytes = 16, .blocks = BATCH};
+        .model = "wide", .parts = WIDE, .layer_bytes = 16, .blocks = BATCH};
     struct worker wide;
     uint64_t before;
 

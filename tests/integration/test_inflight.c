@@ -197,8 +197,8 @@ static int number_of(struct engine *e, uint8_t *ns)
     pack_number(&pk, "block_tokens", 16);
     pack_number(&pk, "key_bytes", WORKER_KEY_BYTES);
     pack_number(&pk, "parts", 1);
-    pack_number(&pk, "shard_bytes", e->w.shard_bytes);
-    msgpack_pack_str_with_body(&pk, "shards", 6);
+    pack_number(&pk, "layer_bytes", e->w.layer_bytes);
+    msgpack_pack_str_with_body(&pk, "layers", 6);
     msgpack_pack_array(&pk, 1);
     msgpack_pack_uint64(&pk, e->w.layers);
     rc = ucm_call(e->w.client, "namespace.open", out.data, out.size, CALL_MS, &answer, &n);
@@ -238,7 +238,7 @@ static int region(struct engine *e)
                           .ns = e->w.ns,
                           .layers = e->w.layers,
                           .blocks = e->w.blocks,
-                          .shard_bytes = e->w.shard_bytes};
+                          .layer_bytes = e->w.layer_bytes};
     int rc = worker_region_try(&more);
 
     if (rc == 0)

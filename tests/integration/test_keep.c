@@ -19,7 +19,7 @@ static char keep[64], keep_set[96], kill_ucmd[256];
 #define BLOCKS 64u
 #define PART 8192
 
-static const struct worker_options options = {.layers = 4, .shard_bytes = PART / 4};
+static const struct worker_options options = {.layers = 4, .layer_bytes = PART / 4};
 
 static void close_keep(void)
 {
@@ -146,7 +146,7 @@ Test(keep, dram_is_there_again_after_term)
 /* Slots of two sizes, more than there is room for: what was in DRAM at the end is what is there. */
 Test(keep, a_full_arena_is_there_again)
 {
-    struct worker_options large = {.model = "large", .shard_bytes = 3 * PART / 4};
+    struct worker_options large = {.model = "large", .layer_bytes = 3 * PART / 4};
     uint64_t blocks, used;
 
     open_keep(false);

@@ -9,7 +9,7 @@
 
 #define LAYERS 8
 #define BLOCKS 256
-#define SHARD_BYTES 8192
+#define LAYER_BYTES 8192
 
 /* 16 MiB of blocks. */
 struct rig {
@@ -23,7 +23,7 @@ static struct rig rig;
 
 static void setup(void)
 {
-    struct worker_options o = {.layers = LAYERS, .blocks = BLOCKS, .shard_bytes = SHARD_BYTES};
+    struct worker_options o = {.layers = LAYERS, .blocks = BLOCKS, .layer_bytes = LAYER_BYTES};
 
     rig.h.nvme = true;
     host_start(&rig.h);
@@ -50,7 +50,7 @@ TestSuite(layers, .init = setup, .fini = teardown, .timeout = 60);
 /* Bytes of a layer that are not as they were dumped: a layer's planes lie together. */
 static size_t layer_differs(uint32_t layer, uint32_t block)
 {
-    size_t half = SHARD_BYTES / 2, differs = 0;
+    size_t half = LAYER_BYTES / 2, differs = 0;
 
     for (uint32_t plane = 2 * layer; plane < 2 * layer + 2; plane++)
         differs += bytes_unlike(rig.w.memory + (plane * BLOCKS + block) * half,
@@ -121,7 +121,7 @@ Test(layers, of_what_was_read_from_nvme_lie_there_too)
 
 Test(layers, of_a_range_count_from_its_first)
 {
-    struct ucm_task *task = load_begin((struct ucm_transfer){.shard = 3, .n_shards = 4, .step = 2});
+    struct ucm_task *task = load_begin((struct ucm_transfer){.layer = 3, .n_layers = 4, .step = 2});
 
     cr_assert_eq(ucm_task_wait_layers(task, 1, 30000, rig.result), 0, "%s", ucm_errmsg());
     for (uint32_t i = 0; i < BLOCKS; i++)
@@ -159,7 +159,7 @@ Test(layers, of_a_load_that_is_stopped_are_told_no_more)
 Test(layers, of_more_than_the_arena_holds_land)
 {
     struct worker_options o = {
-        .model = "large", .layers = LAYERS, .blocks = BLOCKS, .shard_bytes = 16 * SHARD_BYTES};
+        .model = "large", .layers = LAYERS, .blocks = BLOCKS, .layer_bytes = 16 * LAYER_BYTES};
     struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 100, .step = 1};
     struct ucm_task *task;
     struct ucm_result r;

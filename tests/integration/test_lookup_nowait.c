@@ -23,7 +23,7 @@ static struct host host;
 static struct worker worker;
 static char folder[64], roots[2][96];
 static pid_t backend; /* 0: it runs */
-static const struct worker_options OPTIONS = {.layers = 2, .blocks = 8, .shard_bytes = 4096};
+static const struct worker_options OPTIONS = {.layers = 2, .blocks = 8, .layer_bytes = 4096};
 
 /* A child of the daemon: the process of its only root. */
 static pid_t backend_of(pid_t daemon)

@@ -45,9 +45,9 @@ static int open_ns(struct ucm_client *c, unsigned number, struct ucm_namespace *
                               .block_tokens = 16,
                               .key_bytes = WORKER_KEY_BYTES,
                               .parts = 1,
-                              .shards = &layers,
-                              .n_shards = 1,
-                              .shard_bytes = 8192};
+                              .layers = &layers,
+                              .n_layers = 1,
+                              .layer_bytes = 8192};
 
     snprintf(model, sizeof(model), "m%u", number);
     return ucm_namespace_open(c, &id, 5000, ns);

@@ -11,8 +11,8 @@ from second_client import DEMO, OK, OTHER_UID, Case, Client, Daemon, OwnDaemons,
 
 SUITE_TIMEOUT_S = 120
 PAGE, BLOCKS = 4096, 48
-SHARDS, SHARD = 3, 4099  # a part ends 9 bytes behind a page
-PART = SHARDS * SHARD
+LAYERS, LAYER = 3, 4099  # a part ends 9 bytes behind a page
+PART = LAYERS * LAYER
 FULL = 5461  # and this one a byte before the same page's end
 MARK = b"the other one's!"
 
@@ -31,7 +31,7 @@ class Padding(OwnDaemons, Case):
         return self.open(None)
 
     def open(self, uid):
-        identity = dict(DEMO, model=f"{self.id()} {uid}", shards=[SHARDS], shard_bytes=SHARD if uid is None else FULL)
+        identity = dict(DEMO, model=f"{self.id()} {uid}", layers=[LAYERS], layer_bytes=LAYER if uid is None else FULL)
         client = Client(self.daemon, uid=uid)
         self.daemon.clients.append(client)
         ns = client.open(identity)

@@ -160,7 +160,7 @@ class Pages(Case):
         for keys, pages in (([key_of("a")], []), ([key_of("a")], [PAGES]), ([key_of("a")], [-1])):
             with self.assertRaisesRegex(ValueError, f"a page for each is right, below {PAGES}"):
                 store.load(keys, pages)
-        with self.assertRaisesRegex(ValueError, "parts with one shard"):
+        with self.assertRaisesRegex(ValueError, "parts with one layer"):
             PageStore(self.settings(), EngineIdentity("m", "bf16", "pages/1", 4, 64, (1,)), pool.chunks(), PAGES, "test")
         for extra, word in (({"sockt": "x"}, "here has no setting 'sockt'"), ({"socket": 1}, "socket must be str"),
                             ({"lookup_timeout": -1}, "a number of seconds"), ({"required": 1}, "required must be bool")):

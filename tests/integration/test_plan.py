@@ -133,7 +133,7 @@ class TheDaemonsOwn(Case):
         for parts in (1, 4):
             s = script.Sizes(script.read_model({"num_hidden_layers": parts, "num_attention_heads": 1, "head_dim": 64}), 1, parts, 17, 16)
             self.assertEqual((s.parts, s.part), (parts, 17 * 256))
-            identity = dict(DEMO, model=self.id(), block_tokens=17, parts=parts, shards=[1] * parts, shard_bytes=s.part)
+            identity = dict(DEMO, model=self.id(), block_tokens=17, parts=parts, layers=[1] * parts, layer_bytes=s.part)
             ns = client.open(identity)
 
             def dump(first, n):

@@ -47,7 +47,7 @@ class Chain:
 
     def __init__(self):
         self.client, self.part, self.closed, self.held, self.failure = object(), 0, False, False, None
-        self.ns = types.SimpleNamespace(base=types.SimpleNamespace(identity=types.SimpleNamespace(shard_bytes=BLOCK, shards=(1,))))
+        self.ns = types.SimpleNamespace(base=types.SimpleNamespace(identity=types.SimpleNamespace(layer_bytes=BLOCK, layers=(1,))))
         self.sent, self.priorities, self.deadlines = [], [], []
 
     def __len__(self):

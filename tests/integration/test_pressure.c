@@ -10,7 +10,7 @@
 
 static struct host host;
 static struct worker w;
-static const struct worker_options options = {.shard_bytes = 128 << 10, .blocks = BLOCKS};
+static const struct worker_options options = {.layer_bytes = 128 << 10, .blocks = BLOCKS};
 
 static void open_host(const char *pressure, const char *wait)
 {

@@ -226,7 +226,7 @@ class Requests(Case):
         fd = memfd(8192)
         self.addCleanup(os.close, fd)
         handles = [{"kind": 0, "bytes": 8192}]
-        planes = [{"stride": 4096, "chunk": 4096}, {"offset": 4096, "stride": 4096, "chunk": 4096, "shard": 1}]
+        planes = [{"stride": 4096, "chunk": 4096}, {"offset": 4096, "stride": 4096, "chunk": 4096, "layer": 1}]
         digest = {"ns": ns, "method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
         derived = client.call("digest.open", **digest)["ns"]
         chain = client.call("chain.open", ns=derived)["chain"]
@@ -247,7 +247,7 @@ class Requests(Case):
             "digest.open": digest, "digest.build": {"ns": derived, "keys": keys(1)}, "chain.open": {"ns": derived},
             "fetch": {"region": Pool(client, ns, 4096, 1).number, "chain": chain, "items": u32(0, 1, 0)},
             "chain.append": {"chain": chain, "keys": keys(1)}, "chain.prefetch": {"chain": chain, "index": u32(0)},
-            "select": {"chains": [chain], "shards": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},
+            "select": {"chains": [chain], "layers": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},
             "chain.close": {"chain": chain},
             "window.open": {"ns": ns}, "window.pin": {"window": 1, "chain": chain, "n": 1},
             "window.unpin": {"window": 1, "chain": chain, "n": 1}, "window.release": {"window": 1, "slabs": [0]},
@@ -335,14 +335,14 @@ class Requests(Case):
         client, tenant = self.client(), self.client().limits["tenant"]
         seen = set()
         for change in ({}, {"revision": "r"}, {"dtype": "fp8"}, {"layout": "\u00e4/2"}, {"block_tokens": 1},
-                       {"parts": 3}, {"key_bytes": 32}, {"parts": 2, "shards": [2, 1]}, {"shards": [3]},
-                       {"shard_bytes": 1}, {"salt": b"\0" * 1024}, {"salt": b"s"}, {"model": "m" * 256}):
+                       {"parts": 3}, {"key_bytes": 32}, {"parts": 2, "layers": [2, 1]}, {"layers": [3]},
+                       {"layer_bytes": 1}, {"salt": b"\0" * 1024}, {"salt": b"s"}, {"model": "m" * 256}):
             identity = dict(DEMO, **change)
             answer = client.call("namespace.open", **identity)
             self.assertEqual(answer["fingerprint"], hashlib.sha256(fingerprint_form(tenant, identity)).digest(), change)
             self.assertEqual(answer, client.call("namespace.open", tenant=tenant, **identity))
             written_out = dict({"revision": "", "salt": b"", "tenant": ""}, **identity)
-            written_out["shards"] = (identity["shards"] * identity["parts"])[:identity["parts"]]
+            written_out["layers"] = (identity["layers"] * identity["parts"])[:identity["parts"]]
             self.assertEqual(answer, self.client().call("namespace.open", **written_out))
             seen.add(answer["ns"])
             want = dict(written_out, tenant=tenant)
@@ -351,7 +351,7 @@ class Requests(Case):
             self.assertEqual({name: listed[0].get(name) for name in want}, want)
         self.assertEqual(len(seen), 13)
         self.refused(DENIED, client.call, "namespace.open", tenant="uid:77", **DEMO)
-        for wrong in ({"parts": 3, "shards": [2, 2]}, {"shards": [0]}, {"shards": [1025]}, {"shard_bytes": 1 << 28}):
+        for wrong in ({"parts": 3, "layers": [2, 2]}, {"layers": [0]}, {"layers": [1025]}, {"layer_bytes": 1 << 28}):
             self.refused(INVALID, client.call, "namespace.open", **dict(DEMO, **wrong))
         self.refused(NOT_FOUND, client.call, "lookup", ns=4000000, keys=keys(0))
 
@@ -360,7 +360,7 @@ class Requests(Case):
         size = 1 << 20
         fd, both = memfd(size), {"stride": 8192, "chunk": 4096}
         base = {"ns": ns, "blocks": 16, "device": "cpu", "handles": [{"kind": 0, "bytes": size}],
-                "planes": [both, dict(both, offset=4096, shard=1)]}
+                "planes": [both, dict(both, offset=4096, layer=1)]}
         one, two = base["planes"]
 
         def register(fds=(fd,), handle=None, planes=None, **change):
@@ -380,9 +380,9 @@ class Requests(Case):
                       {"handle": {"offset": 1}}, {"handle": {"bytes": size + 1}}, {"handle": {"fd": 1}},
                       {"handle": {"kind": 2}}):
             self.refused(INVALID, register, **wrong)
-        for planes in ([two, one], [one, dict(one, offset=4095, shard=1)], [dict(one, chunk=4095), two],
+        for planes in ([two, one], [one, dict(one, offset=4095, layer=1)], [dict(one, chunk=4095), two],
                        [dict(one, stride=4095), dict(two, offset=1 << 19)], [one, dict(two, handle=1)],
-                       [one, two, dict(two, shard=2, offset=1 << 19)], [one, dict(two, offset=size - 4095)],
+                       [one, two, dict(two, layer=2, offset=1 << 19)], [one, dict(two, offset=size - 4095)],
                        [one, dict(two, offset=(1 << 63) - 4096)], [dict(one, stride=1 << 62), two]):  # these wrap round
             self.refused(INVALID, register, planes=planes)
         self.refused(NOT_FOUND, register, ns=4000000)

@@ -55,7 +55,7 @@ class Blocks(Case):
         self.assertEqual((target.bytes(0), target.bytes(15), target.bytes(2)), (second, first, bytes(region.size)))
 
     def test_sizes_that_are_no_power_of_two(self):
-        identity = dict(DEMO, shards=[3], shard_bytes=4097, key_bytes=23)
+        identity = dict(DEMO, layers=[3], layer_bytes=4097, key_bytes=23)
         client, ns, region = self.worker(identity, 5)
         before = region.fill(3)
         for method, block in (("dump", 3), ("load", 1)):
@@ -69,7 +69,7 @@ class Blocks(Case):
         for method in ("load", "dump"):
             good = {"region": region.number, "keys": keys("a"), "blocks": u32(0)}
             for wrong in ({"keys": bytes(17)}, {"keys": keys("a", "b")}, {"blocks": bytes(5)}, {"blocks": u32(16)},
-                          {"shard": 2}, {"shard": 1, "shards": 2}, {"shards": 3}):
+                          {"layer": 2}, {"layer": 1, "layers": 2}, {"layers": 3}):
                 self.refused(INVALID, client.call, method, **dict(good, **wrong))
             self.refused(NOT_FOUND, client.call, method, **dict(good, region=4000000))
         self.refused(INVALID, region.load, "ab", [1, 1])
@@ -83,41 +83,41 @@ class Blocks(Case):
         self.assertEqual(most, {"hits": 0, "status": bytes(16384)})
 
     def test_layers(self):
-        identity = dict(DEMO, shards=[4])
+        identity = dict(DEMO, layers=[4])
         client, ns, region = self.worker(identity)
         before = region.fill(0)
         other, rival = self.again(identity=identity)
-        self.assertEqual(region.call("dump", "a", [0], shard=2), {"status": bytes([OK]), "bytes": 8192})
-        for again in (rival.dump("a", [0]), region.dump("a", [0], shard=3), rival.dump("a", [0], shards=1)):
+        self.assertEqual(region.call("dump", "a", [0], layer=2), {"status": bytes([OK]), "bytes": 8192})
+        for again in (rival.dump("a", [0]), region.dump("a", [0], layer=3), rival.dump("a", [0], layers=1)):
             self.assertEqual(again, [IN_PROGRESS])
         self.assertEqual((other.hits(ns, "a"), rival.load("a", [1])), (0, [MISS]))
         self.assertEqual(client.call("prefetch", ns=ns, keys=keys("a")), {"status": bytes([MISS])})
         self.assertEqual(client.call("inspect", ns=ns, key=keys("a"))["parts"][0]["dram"], "filling")
-        self.assertEqual(region.dump("a", [0], shard=1, shards=1), [OK])
-        self.assertEqual((other.hits(ns, "a"), region.dump("a", [0], shards=1), other.hits(ns, "a")), (0, [OK], 1))
-        pipeline = [rival.begin("load", "a", [1], shard=shard, shards=1) for shard in range(4)]
+        self.assertEqual(region.dump("a", [0], layer=1, layers=1), [OK])
+        self.assertEqual((other.hits(ns, "a"), region.dump("a", [0], layers=1), other.hits(ns, "a")), (0, [OK], 1))
+        pipeline = [rival.begin("load", "a", [1], layer=layer, layers=1) for layer in range(4)]
         self.assertEqual([other.wait(msgid)["bytes"] for msgid in pipeline], [4096] * 4)
         self.assertEqual(rival.bytes(1), before)
         rival.memory[:] = bytes(len(rival.memory))
-        self.assertEqual(rival.load("a", [1], shard=1, shards=2), [OK])
+        self.assertEqual(rival.load("a", [1], layer=1, layers=2), [OK])
         self.assertEqual(rival.bytes(1), bytes(4096) + before[4096:12288] + bytes(4096))
 
     def test_all_layers_may_follow_some(self):
         """As when a dump by layers was cancelled midway."""
-        identity = dict(DEMO, shards=[4])
+        identity = dict(DEMO, layers=[4])
         client, ns, region = self.worker(identity)
         region.fill(0)
-        self.assertEqual(region.dump("a", [0], shards=3), [OK])
+        self.assertEqual(region.dump("a", [0], layers=3), [OK])
         now = region.fill(1)
         self.assertEqual(region.dump("a", [1]), [OK])
         self.assertEqual((client.call("lookup", ns=ns, keys=keys("a"))["hits"], region.load("a", [2])), (1, [OK]))
         self.assertEqual(region.bytes(2), now)
 
     def told_of_a_load(self, region, before, first, step):
-        """The shards that were told of before the answer."""
+        """The layers that were told of before the answer."""
         client = region.client
         region.memory[:] = bytes(len(region.memory))
-        msgid = region.begin("load", ["x", *range(7)], range(8), shard=first, step=step)
+        msgid = region.begin("load", ["x", *range(7)], range(8), layer=first, step=step)
         answer = client.wait(msgid)
         self.assertEqual(answer["status"], bytes([MISS] + [OK] * 7))
         progress = client.progress.pop(msgid, [])
@@ -125,10 +125,10 @@ class Blocks(Case):
         self.assertTrue(all("status" not in note for note in progress[1:]))
         for block in range(1, 8):
             self.assertEqual(region.bytes(block)[first * 4096:], before[block - 1][first * 4096:])
-        return [note["shards"] for note in progress]
+        return [note["layers"] for note in progress]
 
     def test_layers_of_a_load_are_told(self):
-        identity = dict(DEMO, shards=[5])
+        identity = dict(DEMO, layers=[5])
         client, ns, region = self.worker(identity)
         before = [region.fill(block) for block in range(8)]
         region.dump(range(8), range(8))
@@ -146,13 +146,13 @@ class Blocks(Case):
     def test_an_unfinished_dump_ends_with_its_connection(self):
         client, ns, region = self.worker()
         other, rival = self.again()
-        self.assertEqual((rival.dump("a", [0], shards=1), region.dump("a", [0], shard=1)), ([OK], [IN_PROGRESS]))
+        self.assertEqual((rival.dump("a", [0], layers=1), region.dump("a", [0], layer=1)), ([OK], [IN_PROGRESS]))
         other.close()
         self.until(lambda: not client.call("ls", ns=ns)["blocks"], "the end of the unfinished part")
         self.assertEqual((region.dump("a", [0]), client.hits(ns, "a")), ([OK], 1))
 
     def test_parts(self):
-        identity = dict(DEMO, parts=2, shards=[1, 2])
+        identity = dict(DEMO, parts=2, layers=[1, 2])
         client, ns, region = self.worker(identity)
         other, second = self.again(identity=identity, part=1)
         before = region.fill(0), second.fill(5)
@@ -200,7 +200,7 @@ class Blocks(Case):
         other, rival = self.again()
         other.call("release", lease=first)
         self.assertEqual(rival.load("a", [0], lease=first), [OK])  # leases of others are none of one's own
-        self.refused(INVALID, region.load, "a", [0], lease=first, shard=9)
+        self.refused(INVALID, region.load, "a", [0], lease=first, layer=9)
         self.assertEqual(held(), 1)  # a load ends the lease that it names, refused or not
         for _ in range(2):
             self.assertEqual(client.call("release", lease=second), {})
@@ -268,7 +268,7 @@ class Blocks(Case):
 
     def test_a_page_of_verify_has_8192_parts_at_most(self):
         client = self.client()
-        parts = dict(DEMO, model=self.id(), parts=256, shards=[1] * 256, shard_bytes=512)
+        parts = dict(DEMO, model=self.id(), parts=256, layers=[1] * 256, layer_bytes=512)
         ns = client.open(parts)
         Region(client, ns, parts, 50).dump(range(50), range(50))
         cursor, pages = 0, 0
@@ -460,7 +460,7 @@ class Blocks(Case):
 
     def test_a_page_of_ls_fits_a_frame(self):
         """However many blocks it may have."""
-        small = dict(DEMO, shards=[1], shard_bytes=1024)
+        small = dict(DEMO, layers=[1], layer_bytes=1024)
         client, ns, region = self.worker(small, blocks=4096)
         self.assertEqual(set(region.dump(range(4096), range(4096))), {OK})
         page, found = client.call("ls", ns=ns, limit=4096), []

@@ -43,9 +43,9 @@ class Held(Case):
     def nobody_gets(self, client, ns, region, lease):
         self.assertEqual(client.hits(ns, *NAMES), 0)
         self.assertEqual(client.tiers(ns, *NAMES), [0] * BLOCKS)
-        to, pool = range(BLOCKS, 2 * BLOCKS), Pool(client, ns, DEMO["shard_bytes"], BLOCKS)
+        to, pool = range(BLOCKS, 2 * BLOCKS), Pool(client, ns, DEMO["layer_bytes"], BLOCKS)
         before = region.memory[:]
-        for more in ({}, {"shard": 1}, {"step": 1}):
+        for more in ({}, {"layer": 1}, {"step": 1}):
             self.assertEqual(region.load(NAMES, to, **more), [MISS] * BLOCKS)
         self.assertEqual(list(region.call("load_prefix", NAMES, to)["status"]), [MISS] * BLOCKS)
         self.assertEqual(list(client.call("prefetch", ns=ns, keys=keys(*NAMES))["status"]), [MISS] * BLOCKS)
@@ -103,7 +103,7 @@ class Chains(Retrieval):
                 self.build(client, derived, NAMES)
                 chain, _ = self.chain(client, derived, NAMES, build=True)
                 window = Window(client, ns)
-                pool = Pool(client, ns, IDENTITY["shard_bytes"], BLOCKS)
+                pool = Pool(client, ns, IDENTITY["layer_bytes"], BLOCKS)
                 client.call(method, ns=ns, **more)
                 answer = self.select(client, chain, self.query())
                 self.assertEqual((sum(map(len, lists_of(answer))), answer["gone"] > 0), (0, True))
@@ -168,7 +168,7 @@ class Shared(ShareCase):
         self.assertEqual(select.select([flood.socket], [], [], 0)[0], [], "the flood is not over")
 
     def test_what_another_host_has_stored_goes_with_all_its_parts(self):
-        self.identity.update(parts=3, shards=[1] * 3)
+        self.identity.update(parts=3, layers=[1] * 3)
         one, other = self.host(), self.host()
         self.stored(one, 4)
         self.assertEqual(other.client.call("evict", ns=other.ns, keys=keys(1, 2, 7)), {"blocks": 0, "missing": 3})
@@ -187,7 +187,7 @@ class Shared(ShareCase):
 
     def test_others_are_answered_meanwhile(self):
         """The block that is named last is still found while the first ones go."""
-        client, identity = self.host().client, dict(self.identity, parts=256, shards=[1] * 256)
+        client, identity = self.host().client, dict(self.identity, parts=256, layers=[1] * 256)
         ns = client.open(identity)
         for part in range(256):
             region = Region(client, ns, identity, 1, part)

@@ -81,8 +81,8 @@ class Case(DaemonCase):
         return client
 
     def identity(self, **more):
-        fields = dict(model=self.id(), dtype="bf16", layout="nhd/1", block_tokens=16, shards=(LAYERS,),
-                      shard_bytes=CHUNK)
+        fields = dict(model=self.id(), dtype="bf16", layout="nhd/1", block_tokens=16, layers=(LAYERS,),
+                      layer_bytes=CHUNK)
         return Identity(**dict(fields, **more))
 
     def worker(self):
@@ -161,10 +161,10 @@ class Blocks(Case):
         stored = self.fill(shared, 0)
         for layer in (2, 0, 1):
             self.assertEqual(ns.lookup_prefix(key("l")).blocks, 0)
-            region.dump(key("l"), [0], shard=layer, shards=1).wait()
+            region.dump(key("l"), [0], layer=layer, layers=1).wait()
         self.assertEqual(ns.lookup_prefix(key("l")).blocks, 1)
         for layer in range(LAYERS):
-            region.load(key("l"), [5], shard=layer, shards=1).wait()
+            region.load(key("l"), [5], layer=layer, layers=1).wait()
         self.assertEqual(self.bytes(shared, 5), stored)
 
     def test_a_region_of_some_layers(self):
@@ -175,18 +175,18 @@ class Blocks(Case):
         with ns.register([some.memory()], [Plane(0, i * CHUNK * BLOCKS, CHUNK, CHUNK, layer) for i, layer in enumerate((0, 2))],
                          blocks=BLOCKS) as part:
             for layer in (0, 2):
-                self.assertEqual(part.load(key("s"), [3], shard=layer, shards=1).wait().bytes, CHUNK)
+                self.assertEqual(part.load(key("s"), [3], layer=layer, layers=1).wait().bytes, CHUNK)
             self.assertEqual([bytes(self.chunk(some, i, 3)) for i in (0, 1)], [stored[:CHUNK], stored[2 * CHUNK:3 * CHUNK]])
             for move in (part.load, part.dump):
                 for first, layers in ((0, 0), (1, 1), (0, 2), (1, 0)):
-                    error = self.refused(Status.INVALID, lambda: move(key("s"), [3], shard=first, shards=layers).wait())
-                    self.assertIn("has no memory for shard 1", str(error))
+                    error = self.refused(Status.INVALID, lambda: move(key("s"), [3], layer=first, layers=layers).wait())
+                    self.assertIn("has no memory for layer 1", str(error))
             for i in range(2):
                 self.chunk(some, i, 4)[:] = os.urandom(CHUNK)
             for layer in (2, 0):
-                part.dump(key("t"), [4], shard=layer, shards=1).wait()
+                part.dump(key("t"), [4], layer=layer, layers=1).wait()
             self.assertEqual(ns.lookup_prefix(key("t")).blocks, 0, "a layer is missing")
-            region.dump(key("t"), [0], shard=1, shards=1).wait()
+            region.dump(key("t"), [0], layer=1, layers=1).wait()
             region.load(key("t"), [5]).wait()
             self.assertEqual(self.bytes(shared, 5), bytes(self.chunk(some, 0, 4)) + stored[CHUNK:2 * CHUNK] + bytes(self.chunk(some, 1, 4)))
 

@@ -19,8 +19,8 @@ from memory_group import Group
 from second_client import INVALID, OK, UCMD, Case, Client, Refused, keys, memfd, u32
 
 PAGE = mmap.PAGESIZE
-SHARD = 256 << 10
-IDENTITY = {"model": "m", "dtype": "bf16", "layout": "l", "block_tokens": 16, "key_bytes": 16, "parts": 1, "shards": [1], "shard_bytes": SHARD}
+LAYER = 256 << 10
+IDENTITY = {"model": "m", "dtype": "bf16", "layout": "l", "block_tokens": 16, "key_bytes": 16, "parts": 1, "layers": [1], "layer_bytes": LAYER}
 BLOCKS = 64
 
 
@@ -67,8 +67,8 @@ class Holder:
 
 
 def register(client, ns, fd, blocks=BLOCKS):
-    return client.call("region.register", [fd], ns=ns, blocks=blocks, device="cpu", handles=[{"kind": 0, "bytes": blocks * SHARD}],
-                       planes=[{"stride": SHARD, "chunk": SHARD}])["region"]
+    return client.call("region.register", [fd], ns=ns, blocks=blocks, device="cpu", handles=[{"kind": 0, "bytes": blocks * LAYER}],
+                       planes=[{"stride": LAYER, "chunk": LAYER}])["region"]
 
 
 def copied(client, method, region, names):
@@ -91,37 +91,37 @@ class Memory(Case):
         client, ns = self.opened()
         fd = memfd(0)
         self.addCleanup(os.close, fd)
-        os.ftruncate(fd, BLOCKS * SHARD)
+        os.ftruncate(fd, BLOCKS * LAYER)
         self.assertIn("the memfd has 0 for", str(self.refused(INVALID, register, client, ns, fd)))
-        os.pwrite(fd, bytes(BLOCKS * SHARD - PAGE), 0)
-        self.assertIn(f"the memfd has {BLOCKS * SHARD // PAGE - 1} for", str(self.refused(INVALID, register, client, ns, fd)))
-        self.assertEqual(pages(fd), BLOCKS * SHARD // PAGE - 1)
-        os.pwrite(fd, b"x", BLOCKS * SHARD - 1)
+        os.pwrite(fd, bytes(BLOCKS * LAYER - PAGE), 0)
+        self.assertIn(f"the memfd has {BLOCKS * LAYER // PAGE - 1} for", str(self.refused(INVALID, register, client, ns, fd)))
+        self.assertEqual(pages(fd), BLOCKS * LAYER // PAGE - 1)
+        os.pwrite(fd, b"x", BLOCKS * LAYER - 1)
         self.assertEqual(copied(client, "dump", register(client, ns, fd), range(BLOCKS)), {OK})
 
     def test_holes_that_are_made_later_are_not_filled(self):
         client, ns = self.opened()
-        fd = memfd(BLOCKS * SHARD)
+        fd = memfd(BLOCKS * LAYER)
         self.addCleanup(os.close, fd)
-        os.pwrite(fd, os.urandom(BLOCKS * SHARD), 0)
+        os.pwrite(fd, os.urandom(BLOCKS * LAYER), 0)
         region = register(client, ns, fd)
         self.assertEqual(copied(client, "dump", region, range(BLOCKS)), {OK})
-        punch(fd, 3 * SHARD + PAGE, PAGE)
+        punch(fd, 3 * LAYER + PAGE, PAGE)
         self.assertNotIn(OK, copied(client, "load", region, [3]))
         self.assertEqual(copied(client, "load", region, [2, 4]), {OK})
         client.call("evict", ns=ns, keys=keys(3))
         self.assertNotIn(OK, copied(client, "dump", region, [3]))
         self.assertEqual(client.call("lookup", ns=ns, keys=keys(3))["hits"], 0)
-        punch(fd, 0, BLOCKS * SHARD)
+        punch(fd, 0, BLOCKS * LAYER)
         for block in range(BLOCKS):
             self.assertNotIn(OK, copied(client, "load", region, [block]))
         self.assertEqual(pages(fd), 0)
-        os.pwrite(fd, bytes(BLOCKS * SHARD), 0)
+        os.pwrite(fd, bytes(BLOCKS * LAYER), 0)
         self.assertEqual(copied(client, "load", region, [2]), {OK})
 
     def test_holes_that_are_made_meanwhile(self):
         client, ns = self.opened()
-        fd = memfd(BLOCKS * SHARD)
+        fd = memfd(BLOCKS * LAYER)
         self.addCleanup(os.close, fd)
         region = register(client, ns, fd)
         self.assertEqual(copied(client, "dump", region, range(BLOCKS)), {OK})
@@ -129,9 +129,9 @@ class Memory(Case):
 
         def churn():
             while not stop.is_set():
-                punch(fd, 0, BLOCKS * SHARD)
-                os.pwrite(fd, bytes(BLOCKS * SHARD), 0)
-            punch(fd, 0, BLOCKS * SHARD)
+                punch(fd, 0, BLOCKS * LAYER)
+                os.pwrite(fd, bytes(BLOCKS * LAYER), 0)
+            punch(fd, 0, BLOCKS * LAYER)
         thread, seen = threading.Thread(target=churn), set()
         thread.start()
         try:
@@ -150,26 +150,26 @@ class Memory(Case):
         client, ns = self.opened()
         fd = memfd(0)
         self.addCleanup(os.close, fd)
-        os.ftruncate(fd, 2 * BLOCKS * SHARD)
-        os.posix_fallocate(fd, BLOCKS * SHARD, BLOCKS * SHARD)
+        os.ftruncate(fd, 2 * BLOCKS * LAYER)
+        os.posix_fallocate(fd, BLOCKS * LAYER, BLOCKS * LAYER)
         region = register(client, ns, fd)
         self.assertNotIn(OK, copied(client, "dump", region, range(BLOCKS)))
         self.assertEqual(client.call("lookup", ns=ns, keys=keys(*range(BLOCKS)))["hits"], 0)
-        self.assertEqual(pages(fd), BLOCKS * SHARD // PAGE)
+        self.assertEqual(pages(fd), BLOCKS * LAYER // PAGE)
 
     def test_a_client_that_holds_its_files_lock(self):
         bystander, client, holders = self.client(), self.client(), []
         ns, theirs = client.open(IDENTITY), bystander.open(dict(IDENTITY, model=self.id()))
-        region = register(bystander, theirs, memfd_of(self, BLOCKS * SHARD))
+        region = register(bystander, theirs, memfd_of(self, BLOCKS * LAYER))
         for _ in range(3):  # more than there are threads
-            fd = memfd_of(self, BLOCKS * SHARD)
-            os.ftruncate(fd, 2 * BLOCKS * SHARD)
-            holders.append(Holder(fd, BLOCKS * SHARD))
+            fd = memfd_of(self, BLOCKS * LAYER)
+            os.ftruncate(fd, 2 * BLOCKS * LAYER)
+            holders.append(Holder(fd, BLOCKS * LAYER))
             self.addCleanup(holders[-1].end)
-            client.begin("region.register", [fd], ns=ns, blocks=BLOCKS, device="cpu", handles=[{"kind": 0, "bytes": BLOCKS * SHARD}],
-                         planes=[{"stride": SHARD, "chunk": SHARD}])
+            client.begin("region.register", [fd], ns=ns, blocks=BLOCKS, device="cpu", handles=[{"kind": 0, "bytes": BLOCKS * LAYER}],
+                         planes=[{"stride": LAYER, "chunk": LAYER}])
         self.assertEqual(copied(bystander, "dump", region, range(BLOCKS)), {OK})
-        more = register(bystander, theirs, memfd_of(self, BLOCKS * SHARD))
+        more = register(bystander, theirs, memfd_of(self, BLOCKS * LAYER))
         self.assertEqual(copied(bystander, "load", more, range(BLOCKS)), {OK})
         mine = client.wait(client.msgid)["region"]
         self.assertEqual(copied(client, "dump", mine, range(BLOCKS)), {OK})
@@ -180,15 +180,15 @@ class Memory(Case):
         """While the punch goes on, whoever touches the memory waits: more copies than there are threads."""
         if os.geteuid() != 0:
             self.skipTest("being several users needs root")
-        bystander, client, blocks = self.client(uid=1000), self.client(uid=1001), (1 << 30) // SHARD
+        bystander, client, blocks = self.client(uid=1000), self.client(uid=1001), (1 << 30) // LAYER
         ns, theirs = client.open(dict(IDENTITY, model=self.id())), bystander.open(dict(IDENTITY, model=self.id()))
-        mine, fd = register(bystander, theirs, memfd_of(self, BLOCKS * SHARD)), memfd(0)
+        mine, fd = register(bystander, theirs, memfd_of(self, BLOCKS * LAYER)), memfd(0)
         self.addCleanup(os.close, fd)
-        os.ftruncate(fd, blocks * SHARD)
+        os.ftruncate(fd, blocks * LAYER)
         for attempt in range(20):  # it may be over before a copy has begun
-            os.posix_fallocate(fd, 0, blocks * SHARD)
+            os.posix_fallocate(fd, 0, blocks * LAYER)
             region = register(client, ns, fd, blocks) if attempt == 0 else region
-            thread = threading.Thread(target=punch, args=(fd, 0, blocks * SHARD))
+            thread = threading.Thread(target=punch, args=(fd, 0, blocks * LAYER))
             thread.start()
             names = range(attempt * 8, attempt * 8 + 8)
             for name in names:
@@ -216,7 +216,7 @@ class Memory(Case):
                 region = register(client, ns, fd)
             finally:
                 os.close(fd)
-            other, began = memfd_of(self, BLOCKS * SHARD), time.monotonic()
+            other, began = memfd_of(self, BLOCKS * LAYER), time.monotonic()
             client.begin("region.unregister", region=region)
             bystander.call("region.unregister", region=register(bystander, theirs, other))
             waited_s += time.monotonic() - began
@@ -253,11 +253,11 @@ class Charged(unittest.TestCase):
             fd = memfd(0)
             fds.append(fd)
             self.addCleanup(os.close, fd)
-            os.ftruncate(fd, blocks * SHARD)
+            os.ftruncate(fd, blocks * LAYER)
             self.assertRaises(Refused, register, client, ns, fd, blocks)
-            os.posix_fallocate(fd, 0, blocks * SHARD)
+            os.posix_fallocate(fd, 0, blocks * LAYER)
             region = register(client, ns, fd, blocks)
-            punch(fd, 0, blocks * SHARD)
+            punch(fd, 0, blocks * LAYER)
             for first in range(0, blocks, 16):
                 self.assertNotIn(OK, copied(client, "dump", region, range(first, first + 16)))
         self.assertEqual([pages(fd) for fd in fds], [0] * len(fds))

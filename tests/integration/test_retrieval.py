@@ -22,9 +22,9 @@ class Digests(Retrieval):
         for name, (number, params) in METHODS.items():
             with self.subTest(method=name):
                 opened = client.call("digest.open", ns=ns, method=number, **params, **SHAPE)
-                self.assertEqual(opened["shard_bytes"], methods.digest_bytes(spec_of(name)))
+                self.assertEqual(opened["layer_bytes"], methods.digest_bytes(spec_of(name)))
                 self.assertEqual(self.build(client, opened["ns"], range(8)), [OK] * 8)
-                raw = self.read_digests(client, opened["ns"], opened["shard_bytes"], 8)
+                raw = self.read_digests(client, opened["ns"], opened["layer_bytes"], 8)
                 for layer in range(LAYERS):
                     right = methods.pack(spec_of(name), methods.build(spec_of(name), kv[:, layer, 0], kv[:, layer, 1]))
                     np.testing.assert_array_equal(raw[:, layer], right)
@@ -44,12 +44,12 @@ class Digests(Retrieval):
         base = listed[client.call("namespace.open", **dict(IDENTITY, model=self.id()))["fingerprint"]]
         spec = struct.pack("<8IQ64x6I6Q", 1, 1, 0, 0, 0, 0, 0, 0, 0, SHAPE["dtype"], TOKENS, KV_HEADS, HEAD_DIM, 0, 0,
                            0, SHAPE["k_token_stride"], SHAPE["k_head_stride"], 0, 0, 0)
-        identity = dict(IDENTITY, model=self.id(), dtype="digest", layout="digest/1/mean", shard_bytes=one["shard_bytes"],
+        identity = dict(IDENTITY, model=self.id(), dtype="digest", layout="digest/1/mean", layer_bytes=one["layer_bytes"],
                         salt=hashlib.sha256(base["fingerprint"] + spec).digest())
         form = fingerprint_form(client.limits["tenant"], identity)
         self.assertEqual(hashlib.sha256(form).digest(), one["fingerprint"], "as kernels/sparse/sparse.h says")
-        self.assertEqual((entry["dtype"], entry["layout"], entry["model"], entry["shard_bytes"]),
-                         ("digest", "digest/1/mean", self.id(), one["shard_bytes"]))
+        self.assertEqual((entry["dtype"], entry["layout"], entry["model"], entry["layer_bytes"]),
+                         ("digest", "digest/1/mean", self.id(), one["layer_bytes"]))
 
     def test_refused_specs(self):
         client, ns, _, _ = self.stored(1)
@@ -111,7 +111,7 @@ class Digests(Retrieval):
     def test_a_worker_dumps_them_itself(self):
         client, ns, _, kv = self.stored(4)
         opened = client.call("digest.open", ns=ns, method=1, **SHAPE)
-        region = Region(client, opened["ns"], {"shards": [LAYERS], "shard_bytes": opened["shard_bytes"]}, 4)
+        region = Region(client, opened["ns"], {"layers": [LAYERS], "layer_bytes": opened["layer_bytes"]}, 4)
         built = [methods.pack(spec_of("mean"), methods.build(spec_of("mean"), kv[:, layer, 0])) for layer in range(LAYERS)]
         region.memory[:] = np.stack(built, 1).tobytes()
         self.assertEqual(region.dump(range(4), range(4)), [OK] * 4)
@@ -290,7 +290,7 @@ class Chains(Retrieval):
         for _ in range(5):
             chain, _ = self.chain(client, derived, range(self.blocks), build=True)
         for _ in range(20):  # answers that nobody reads
-            client.begin("select", chains=[chain] * 8, shards=[0] * 8, q=np.tile(self.query(), (8, 1, 1)).tobytes(),
+            client.begin("select", chains=[chain] * 8, layers=[0] * 8, q=np.tile(self.query(), (8, 1, 1)).tobytes(),
                          q_dtype=1, q_heads=4, sparse_ratio=0.3, prefetch=1)
             client.begin("chain.append", chain=chain, keys=keys(*range(self.blocks)), build=True)
             client.begin("digest.build", ns=derived, keys=keys(*range(self.blocks)))

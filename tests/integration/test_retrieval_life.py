@@ -52,7 +52,7 @@ class Restart(OwnDaemons, Retrieval):
         client, ns, _, _ = self.stored()
         derived = self.digests(client, ns, build=True)
         chain, _ = self.chain(client, derived, range(self.blocks), build=True)
-        begun = [client.begin("select", chains=[chain], shards=[0], q=self.query().tobytes(), q_dtype=1, q_heads=4, min_blocks=2)
+        begun = [client.begin("select", chains=[chain], layers=[0], q=self.query().tobytes(), q_dtype=1, q_heads=4, min_blocks=2)
                  for _ in range(50)]
         begun += [client.begin("digest.build", ns=self.digests(client, ns, "box"), keys=keys(*range(self.blocks)))]
         daemon.process.terminate()

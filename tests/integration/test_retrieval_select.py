@@ -57,7 +57,7 @@ class Selections(Retrieval):
         chains.append(client.call("chain.open", ns=derived)["chain"])  # no blocks
         rows = [(chains[i % 4], i % LAYERS, [self.blocks, 5, 17, 0][i % 4]) for i in range(200)]
         q = np.concatenate([self.query(seed=i) for i in range(200)])
-        answer = client.call("select", chains=[c for c, _, _ in rows], shards=[s for _, s, _ in rows], q=q.tobytes(), q_dtype=1,
+        answer = client.call("select", chains=[c for c, _, _ in rows], layers=[s for _, s, _ in rows], q=q.tobytes(), q_dtype=1,
                              q_heads=4, min_blocks=3)
         got = lists_of(answer)
         self.assertEqual(len(got), 400)
@@ -70,7 +70,7 @@ class Selections(Retrieval):
         chain, _ = self.chain(client, self.digests(client, ns), range(self.blocks), build=True)
         q = np.round(self.query().astype(np.float32) * 4) / 4  # exact in all of them
         bf16 = (q.view(np.uint32) >> 16).astype(np.uint16)
-        answers = [client.call("select", chains=[chain], shards=[1], q=data.tobytes(), q_dtype=dtype, q_heads=4, min_blocks=7,
+        answers = [client.call("select", chains=[chain], layers=[1], q=data.tobytes(), q_dtype=dtype, q_heads=4, min_blocks=7,
                                scores=True) for dtype, data in enumerate((q, q.astype(np.float16), bf16))]
         self.assertEqual(answers[0], answers[1])
         self.assertEqual(answers[0], answers[2])
@@ -81,13 +81,13 @@ class Selections(Retrieval):
         chain, _ = self.chain(client, derived, range(8), build=True)
         other, _ = self.chain(client, self.digests(client, ns, "box"), range(8), build=True)
         q = self.query().tobytes()
-        good = {"chains": [chain], "shards": [0], "q": q, "q_dtype": 1, "q_heads": 4, "min_blocks": 1}
+        good = {"chains": [chain], "layers": [0], "q": q, "q_dtype": 1, "q_heads": 4, "min_blocks": 1}
         self.assertEqual(len(lists_of(client.call("select", **good))), 2)
-        for wrong in ({"shards": [LAYERS]}, {"shards": [0, 1]}, {"shards": []}, {"chains": []}, {"q": q[:-2]}, {"q": q + b"xx"},
+        for wrong in ({"layers": [LAYERS]}, {"layers": [0, 1]}, {"layers": []}, {"chains": []}, {"q": q[:-2]}, {"q": q + b"xx"},
                       {"q_heads": 3}, {"q_heads": 2}, {"q_heads": 1}, {"rows": 2}, {"rows": 65}, {"q_dtype": 0}, {"q_dtype": 3},
                       {"metric": 3}, {"reduce": 3}, {"heads": 3}, {"policy": 2}, {"eps": 1.5}, {"eps": 1}, {"sparse_ratio": -0.1},
                       {"sparse_ratio": float("nan")}, {"beta": float("inf")}, {"limit": 1 << 21}, {"prefetch": 9},
-                      {"chains": [chain, other], "shards": [0, 0], "q": q + q}):
+                      {"chains": [chain, other], "layers": [0, 0], "q": q + q}):
             self.refused(INVALID, client.call, "select", **dict(good, **wrong))
         self.refused(NOT_FOUND, client.call, "select", **dict(good, chains=[0]))
         self.refused(NOT_FOUND, client.call, "select", **dict(good, chains=[chain ^ 1]))
@@ -105,7 +105,7 @@ class Selections(Retrieval):
         for _ in range(2):
             client.call("chain.append", chain=chain, keys=keys(0, 1, 2, 3) * 500, build=True)
         q = np.tile(self.query(heads=2), (100, 1, 1)).tobytes()
-        ask = dict(chains=[chain] * 100, shards=[0] * 100, q=q, q_dtype=1, q_heads=2)
+        ask = dict(chains=[chain] * 100, layers=[0] * 100, q=q, q_dtype=1, q_heads=2)
         self.refused(INVALID, client.call, "select", sparse_ratio=1.0, **ask)
         answer = client.call("select", sparse_ratio=1.0, limit=1000, **ask)
         self.assertEqual({len(blocks) for blocks in lists_of(answer)}, {1000})
@@ -116,7 +116,7 @@ class Selections(Retrieval):
         client, ns, _, _ = self.stored()
         chain, _ = self.chain(client, self.digests(client, ns), range(self.blocks), build=True)
         q = self.query()
-        self.assertEqual(lists_of(client.call("select", chains=[chain], shards=[0], q=q.tobytes(), q_dtype=1, q_heads=4)), [[], []])
+        self.assertEqual(lists_of(client.call("select", chains=[chain], layers=[0], q=q.tobytes(), q_dtype=1, q_heads=4)), [[], []])
         windows = self.select(client, chain, q, min_blocks=0, init_window_sz=2, local_window_sz=3)
         last = self.blocks
         self.assertEqual(lists_of(windows), [[0, 1, last - 3, last - 2, last - 1]] * 2)
@@ -157,7 +157,7 @@ class Selections(Retrieval):
         chains = [self.chain(client, derived, range(i * third, (i + 1) * third))[0] for i in range(3)]
         order = [1, 0, 1, 2, 0, 1, 2, 2]
         q = np.concatenate([self.query(seed=seed) for seed in range(len(order))])
-        answer = client.call("select", chains=[chains[i] for i in order], shards=[0] * len(order), q=q.tobytes(), q_dtype=1,
+        answer = client.call("select", chains=[chains[i] for i in order], layers=[0] * len(order), q=q.tobytes(), q_dtype=1,
                              q_heads=4, min_blocks=2, prefetch=1)
         wanted = {order[i // 2] * third + block for i, blocks in enumerate(lists_of(answer)) for block in blocks}
         self.assertLess(len(wanted), self.blocks)
@@ -172,7 +172,7 @@ class Selections(Retrieval):
         client.call("chain.append", chain=chain, keys=keys(*range(8)) * 250, build=True)
         rows = 100 if os.environ.get("UCM_PHASE", "plain") == "plain" else 10  # sanitizers make each many times longer
         q = np.tile(self.query(rows=4, heads=8), (rows, 1, 1))[:rows * 4].tobytes()
-        long = dict(chains=[chain] * rows, shards=[0] * rows, q=q, q_dtype=1, q_heads=8, rows=4, limit=10, reduce=2)
+        long = dict(chains=[chain] * rows, layers=[0] * rows, q=q, q_dtype=1, q_heads=8, rows=4, limit=10, reduce=2)
         codes = []
         for how in ("cancel", "deadline"):
             for _ in range(20):

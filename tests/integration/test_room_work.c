@@ -19,7 +19,7 @@
 
 static struct host host;
 static struct worker w, beside;
-static const struct worker_options options = {.layers = 1, .shard_bytes = 512, .blocks = BIG * MAX};
+static const struct worker_options options = {.layers = 1, .layer_bytes = 512, .blocks = BIG * MAX};
 static uint8_t keys[MAX * WORKER_KEY_BYTES], status[MAX];
 static uint32_t blocks[BIG * MAX];
 

@@ -14,7 +14,7 @@ Test(serve, keeps_more_than_the_arena_holds, .timeout = 120)
     uint32_t found = 0;
 
     host_start(&h);
-    worker_open(&w, &h, &(struct worker_options){.shard_bytes = 65536});
+    worker_open(&w, &h, &(struct worker_options){.layer_bytes = 65536});
     for (uint64_t i = 0; i < 512; i += 64) {
         worker_store(&w, i, 64);
         metric_reaches(w.client, "nvme_writes", i + 64, 10000);
@@ -48,7 +48,7 @@ Test(serve, reads_once_what_every_rank_loads)
 
     host_start(&h);
     for (uint32_t i = 0; i < 4; i++)
-        worker_open(&rank[i], &h, &(struct worker_options){.shard_bytes = 65536, .blocks = 64});
+        worker_open(&rank[i], &h, &(struct worker_options){.layer_bytes = 65536, .blocks = 64});
     worker_store(&rank[0], 500, 64);
     cr_assert(metric_reaches(rank[0].client, "nvme_writes", 64, 20000));
     arena_wait(rank[0].client);

@@ -33,7 +33,7 @@ class Halves:
         return bytes_of
 
     def test_a_block_that_lacks_a_part_is_no_hit_and_is_mended(self):
-        self.identity.update(parts=3, shards=[2, 1, 2])
+        self.identity.update(parts=3, layers=[2, 1, 2])
         one = self.host()
         self.stored(one, 6)
         self.assertEqual(one.daemon.stop(), 0)
@@ -50,7 +50,7 @@ class Halves:
         self.mended(other, lost)
 
     def test_a_load_that_failed_is_not_promised_again(self):
-        self.identity.update(parts=3, shards=[2, 1, 2])
+        self.identity.update(parts=3, layers=[2, 1, 2])
         one, other = self.host(), self.host()
         self.stored(one, 6)
         self.assertEqual(one.daemon.stop(), 0)
@@ -81,7 +81,7 @@ class Share(Halves, ShareCase):
         self.assertGreater(other.metrics()["lookups_waited"], 0)
 
     def test_a_block_of_two_ranks_counts_when_both_are_there(self):
-        self.identity.update(parts=2, shards=[2, 3])
+        self.identity.update(parts=2, layers=[2, 3])
         one, other = self.host(), self.host()
         one.regions[0].fill(0)
         self.assertEqual(one.regions[0].dump("x", [0]), [OK])

@@ -55,7 +55,7 @@ class Backends(ShareCase):
         self.until(lambda: len(self.files()) == count, "their writing")
 
     def test_another_host_reads_what_one_wrote(self):
-        self.identity["parts"], self.identity["shards"] = 1, self.identity["shards"][:1]
+        self.identity["parts"], self.identity["layers"] = 1, self.identity["layers"][:1]
         self.written(self.host(), 8)
         other = self.host()
         self.assertEqual(other.loaded(self.right), 8)
@@ -114,7 +114,7 @@ class Backends(ShareCase):
         return host.root()["pid"]
 
     def test_a_killed_process_costs_its_own_hits(self):
-        self.identity["parts"], self.identity["shards"] = 1, self.identity["shards"][:1]
+        self.identity["parts"], self.identity["layers"] = 1, self.identity["layers"][:1]
         host = self.host()
         self.written(host, 8)
         for _ in range(3):

@@ -56,7 +56,7 @@ class Stores(OwnDaemons, Case):
     def setUp(self):
         super().setUp()
         self.prefix = "kv-%x" % time.time_ns()
-        self.identity = dict(DEMO, model=self.id(), parts=1, shards=DEMO["shards"][:1])
+        self.identity = dict(DEMO, model=self.id(), parts=1, layers=DEMO["layers"][:1])
 
     def host(self, options=None, **settings):
         reads = os.path.dirname(os.path.dirname(PYTHON)) if REAL else os.path.dirname(PYTHON)

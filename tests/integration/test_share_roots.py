@@ -24,7 +24,7 @@ from share_case import HEADER, Host, ShareCase
 SUITE_TIMEOUT_S = 300
 DEADLINE_S = 4  # share.deadline where a server hangs
 FILE = re.compile(r"[0-9a-f]+-[0-9a-f]{32}-[0-9a-f]{2}$")
-BIG = dict(DEMO, shard_bytes=262144)
+BIG = dict(DEMO, layer_bytes=262144)
 
 
 def block_files(folder):

@@ -44,7 +44,7 @@ class Buckets(OwnDaemons, Case):
         self.proxy.objects = {}  # Swift takes a processor ten times as long
         self.bucket = "kv-%x" % time.time_ns()
         self.assertEqual(swift["server"].bucket(self.bucket), 200)
-        self.identity = dict(DEMO, model=self.id(), parts=1, shards=DEMO["shards"][:1])
+        self.identity = dict(DEMO, model=self.id(), parts=1, layers=DEMO["layers"][:1])
 
     def made(self, proxy):
         self.addCleanup(proxy.close)

@@ -76,10 +76,10 @@ class Checks(unittest.TestCase):
         build = cuda.Builder(self.digest, self.gpu)
         build(self.kv(), self.digests(pad=4), Fake("int32", 5, at=0x42), Fake("int32", 5, at=0x43), thread_blocks=9, stream=77)
         (b, stream), = self.library.launches
-        shard, out = 2 * TOKENS * HEADS * DIM * 2, self.digest.bytes + 4
+        layer_bytes, out = 2 * TOKENS * HEADS * DIM * 2, self.digest.bytes + 4
         self.assertEqual((b.n_layers, b.n_blocks, b.numbers, b.out_numbers, b.stride, b.out_stride, b.bound, b.out_bound,
-                          b.thread_blocks, stream), (3, 5, 0x42, 0x43, shard, out, 10, 20, 9, 77))
-        self.assertEqual(b.first, [(0x100000 + i * 10 * shard, 0, 0x900000 + i * 20 * out) for i in range(3)])
+                          b.thread_blocks, stream), (3, 5, 0x42, 0x43, layer_bytes, out, 10, 20, 9, 77))
+        self.assertEqual(b.first, [(0x100000 + i * 10 * layer_bytes, 0, 0x900000 + i * 20 * out) for i in range(3)])
         build.close()
         build.close()
         self.assertEqual(self.library.closed, 1)

@@ -19,7 +19,7 @@ import retrieve_documents
 
 LAYERS, TOKENS, HEADS, DIM, BLOCKS = 2, 16, 2, 32, 40
 SHAPE = sparse.Shape("float32", TOKENS, HEADS, DIM, v_head_dim=DIM)
-SHARD = 2 * TOKENS * HEADS * DIM * 4
+LAYER = 2 * TOKENS * HEADS * DIM * 4
 METHODS = (
     sparse.mean(SHAPE),
     sparse.mean(SHAPE, kind="max"),
@@ -43,11 +43,11 @@ class Worker:
     def __init__(self, case, daemon, model, **more):
         self.client = Client(socket=daemon.socket, name="worker", **more)
         case.addCleanup(self.client.close)
-        self.ns = self.client.namespace(Identity(model, "f32", "test/1", TOKENS, SHARD, shards=(LAYERS,)))
-        self.shared = SharedMemory(LAYERS * SHARD * BLOCKS)
+        self.ns = self.client.namespace(Identity(model, "f32", "test/1", TOKENS, LAYER, layers=(LAYERS,)))
+        self.shared = SharedMemory(LAYERS * LAYER * BLOCKS)
         self.pages = np.frombuffer(self.shared.buffer, np.float32).reshape(LAYERS, BLOCKS, 2, TOKENS, HEADS, DIM)
         self.pages[:] = np.random.default_rng(1).standard_normal(self.pages.shape, dtype=np.float32)
-        planes = [Plane(0, layer * SHARD * BLOCKS, SHARD, SHARD, layer) for layer in range(LAYERS)]
+        planes = [Plane(0, layer * LAYER * BLOCKS, LAYER, LAYER, layer) for layer in range(LAYERS)]
         self.region = self.ns.register([self.shared.memory()], planes, blocks=BLOCKS)
 
     def dump(self, n=BLOCKS):
@@ -135,7 +135,7 @@ class Digests(Case):
             sparse.Shape("f32", TOKENS, HEADS, DIM, k_token_stride=4),
         ):
             self.refused(Status.INVALID, sparse.mean, shape)
-        beyond = sparse.mean(sparse.Shape("f32", TOKENS, HEADS, DIM, k_offset=SHARD))
+        beyond = sparse.mean(sparse.Shape("f32", TOKENS, HEADS, DIM, k_offset=LAYER))
         self.refused(Status.INVALID, worker.digests, beyond)
         self.refused(Status.INVALID, worker.digests, sparse.mean(sparse.Shape("f32", 8, HEADS, DIM)))
         self.refused(Status.INVALID, sparse.submean, SHAPE, run=5)
@@ -384,9 +384,9 @@ class Schedules(Case):
 
 def pool_of(worker, slots):
     """Slots for single layers, and their region."""
-    shared = SharedMemory(slots * SHARD)
+    shared = SharedMemory(slots * LAYER)
     view = np.frombuffer(shared.buffer, np.float32).reshape(slots, 2, TOKENS, HEADS, DIM)
-    return view, worker.ns.register([shared.memory()], [Plane(0, 0, SHARD, SHARD, 0)], blocks=slots, pool=True)
+    return view, worker.ns.register([shared.memory()], [Plane(0, 0, LAYER, LAYER, 0)], blocks=slots, pool=True)
 
 
 class Fetches(Case):
@@ -399,7 +399,7 @@ class Fetches(Case):
             items = np.array([(block, 1, slot) for slot, block in enumerate(chosen)], np.uint32)
             result = pool.fetch(chain, items, priority=7, deadline=5).wait()
             self.assertTrue(result.all_ok)
-            self.assertEqual((result.ok, len(result.blocks), result.bytes), (len(chosen), len(chosen), len(chosen) * SHARD))
+            self.assertEqual((result.ok, len(result.blocks), result.bytes), (len(chosen), len(chosen), len(chosen) * LAYER))
             np.testing.assert_array_equal(slots[: len(chosen)], worker.pages[1, list(chosen)])
             slots[:] = 0
             self.assertTrue(pool.fetch(chain, [(3, 0, 7), (3, 1, 0)]).wait().all_ok)
@@ -489,7 +489,7 @@ class Restart(unittest.TestCase):
             prefetch = prefetcher.submit(chain, chosen, place=3)
             got = prefetch.wait()
             self.assertEqual((got.n, got.came, got.missing), (len(chosen), len(chosen), 0))
-            self.assertEqual(got.bytes, len(chosen) * LAYERS * SHARD)
+            self.assertEqual(got.bytes, len(chosen) * LAYERS * LAYER)
             worker.pages[:] = 0
             wanted = b"".join(names()[32 * b : 32 * b + 32] for b in chosen)
             self.assertTrue(worker.region.load(wanted, chosen).wait().all_ok)

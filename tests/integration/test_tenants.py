@@ -17,7 +17,7 @@ from second_client import BIG, DENIED, INVALID, NOT_FOUND, OK, Case, Daemon, Own
 QUIET, NOISY = 1001, 1002
 DRAM = 1  # of a lookup's status
 MIB = 1 << 20
-BLOCK = 2 * BIG["shard_bytes"]
+BLOCK = 2 * BIG["layer_bytes"]
 
 
 class Own(OwnDaemons, Case):
@@ -226,7 +226,7 @@ class NoisyNeighbour(Own):
             self.store(noise, [f"noise {i}"])
         self.settled(client, ns)
         self.settled(noisy, noisy_ns)
-        wide = dict(BIG, model="wide", shard_bytes=2 * BIG["shard_bytes"])
+        wide = dict(BIG, model="wide", layer_bytes=2 * BIG["layer_bytes"])
         wide_ns = noisy.open(wide)
         wide_region = Region(noisy, wide_ns, wide, 4)
         names = []

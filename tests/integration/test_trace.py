@@ -200,14 +200,14 @@ class Trace(Traces):
 
     def test_keys_come_once(self):
         """Of a dump's first layer and first part; the others have the same."""
-        identity = dict(DEMO, model=self.id(), parts=2, shards=[2, 2])
+        identity = dict(DEMO, model=self.id(), parts=2, layers=[2, 2])
         client, operator = self.client(), self.client()
         ns = client.open(identity)
         first, second = (Region(client, ns, identity, 4, part) for part in range(2))
         self.start(operator, keys=True)
         for region, name in ((second, 6), (first, 5)):
-            for shard in range(2):
-                self.assertEqual(region.dump([name], [0], shard=shard, shards=1), [OK])
+            for layer in range(2):
+                self.assertEqual(region.dump([name], [0], layer=layer, layers=1), [OK])
         self.assertEqual([record["keys"] for record in self.records(operator)], [keys(5)])
 
     def test_keys_of_a_tenant(self):

@@ -119,7 +119,7 @@ class Turns(Stopping, Case):
 
     def test_a_request_passes_a_flood_of_new_namespaces(self):
         """Each is dear, so that a turn has few of them; most are refused, for there are too many."""
-        frames = [frame([0, 10000 + i, "namespace.open", dict(DEMO, model=f"{i:05}", parts=256, shards=[1])]) for i in range(10000)]
+        frames = [frame([0, 10000 + i, "namespace.open", dict(DEMO, model=f"{i:05}", parts=256, layers=[1])]) for i in range(10000)]
         self.assertEqual(len(set(map(len, frames))), 1)
         ahead, queued = self.ahead([1001], 20, b"".join(frames), len(frames[0]))
         self.assertGreater(queued, 4000)
@@ -237,7 +237,7 @@ class AtOnce(Stopping, Case):
 
     def test_who_waits_for_events(self):
         """A tenant's readers are answered in one moment, and others' requests in between."""
-        identity = dict(DEMO, model="events", shards=[1], shard_bytes=1024)
+        identity = dict(DEMO, model="events", layers=[1], layer_bytes=1024)
         owner = self.client(uid=1001)
         region = Region(owner, owner.open(identity), identity, 2048)
         since = owner.call("events")["last"]
@@ -257,7 +257,7 @@ class AtOnce(Stopping, Case):
             self.assertTrue(each.wait(wait)["events"])
 
     def test_ends_of_connections_with_leases(self):
-        identity = dict(DEMO, shards=[1], shard_bytes=1024)
+        identity = dict(DEMO, layers=[1], layer_bytes=1024)
         owner, some = self.client(uid=1001), keys(*range(self.blocks))
         Region(owner, owner.open(identity), identity, self.blocks).dump(range(self.blocks), range(self.blocks))
         flood = [self.client(uid=1001) for _ in range(self.connections // 2)]

@@ -228,7 +228,7 @@ class WithDaemon(unittest.TestCase):
     def test_namespaces_and_ls_agree(self):
         ns = self.filled()
         self.assertRegex(ns["fingerprint"], r"^[0-9a-f]{64}$")
-        self.assertEqual((ns["parts"], ns["shard_bytes"], ns["key_bytes"]), (1, 4096, 32))
+        self.assertEqual((ns["parts"], ns["layer_bytes"], ns["key_bytes"]), (1, 4096, 32))
         keys = self.keys(ns["ns"])
         self.assertEqual(len(keys), ns["blocks"])
         self.assertEqual(len(set(keys)), len(keys))

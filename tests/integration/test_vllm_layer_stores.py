@@ -30,9 +30,9 @@ class Calls:
     def __init__(self, case):
         self.made, dump = [], Region.dump
 
-        def counted(region, keys, blocks, *, shard=0, shards=0, **named):
-            self.made.append((shard, shards, len(blocks)))
-            return dump(region, keys, blocks, shard=shard, shards=shards, **named)
+        def counted(region, keys, blocks, *, layer=0, layers=0, **named):
+            self.made.append((layer, layers, len(blocks)))
+            return dump(region, keys, blocks, layer=layer, layers=layers, **named)
         patch = mock.patch.object(Region, "dump", counted)
         patch.start()
         case.addCleanup(patch.stop)
@@ -110,10 +110,10 @@ class LayerStores(Case):
         """None of it is seen, and the next step's store of all layers takes its place."""
         dump, a, b = Region.dump, self.engine(**BY_LAYER, budget=256), self.engine(**BY_LAYER, budget=256)
 
-        def refused(region, *args, shard=0, **named):
-            if shard:
+        def refused(region, *args, layer=0, **named):
+            if layer:
                 raise UcmError(Status.NO_MEMORY, "none is left")
-            return dump(region, *args, shard=shard, **named)
+            return dump(region, *args, layer=layer, **named)
         tokens = prompt(860, 150)
         with mock.patch.object(Region, "dump", refused):
             self.check(a, Request("cold", tokens))

@@ -89,7 +89,7 @@ class Layouts(Tensors, unittest.TestCase):
                     self.assertEqual(len(got.layers), 1 if together else layers)
                     self.assertEqual(got.layer_bytes * len(got.layers), whole.array[:, 0].nbytes)
                     for b in range(6):
-                        pieces = [self.block(shard, memory, b) for shard in got.layers]
+                        pieces = [self.block(layer, memory, b) for layer in got.layers]
                         self.assertEqual(sorted(b"".join(pieces)), sorted(whole.array[:, b].tobytes()))
 
     def test_names_tell_orders_apart(self):
@@ -147,8 +147,8 @@ class Sections(Tensors, unittest.TestCase):
         self.assertEqual((got.name, len(got.layers), got.layer_bytes), (without.name, len(without.layers), without.layer_bytes))
         self.assertIsNone(without.sections)
         sections = (got.sections.k, got.sections.v) if got.sections.v else (got.sections.k,)
-        for shard in got.layers:
-            self.assertEqual([2 * numpy.prod(rows) for rows in sections], [chunk.size for chunk in shard])
+        for layer in got.layers:
+            self.assertEqual([2 * numpy.prod(rows) for rows in sections], [chunk.size for chunk in layer])
         return got
 
     def of(self, views, **more):

@@ -131,13 +131,13 @@ class LayerStores(Pipelines):
     """The setting `layer_stores`: each stage hands over its own layers."""
 
     def dumps(self, of, **more):
-        """Of a prompt in one step: shards of its dumps, all stages' together."""
+        """Of a prompt in one step: layers of its dumps, all stages' together."""
         made, dump = [], Region.dump
 
-        def counted(region, keys, blocks, *, shard=0, shards=0, **named):
+        def counted(region, keys, blocks, *, layer=0, layers=0, **named):
             if len(blocks) > 1:
-                made.append((shard, shards))
-            return dump(region, keys, blocks, shard=shard, shards=shards, **named)
+                made.append((layer, layers))
+            return dump(region, keys, blocks, layer=layer, layers=layers, **named)
         with mock.patch.object(Region, "dump", counted):
             self.share(of, layer_stores=2 * BLOCK, budget=256, **more)
         return sorted(made)
@@ -152,7 +152,7 @@ class LayerStores(Pipelines):
         self.assertEqual(self.dumps((3,), ranks=2, context=2, replicated=True), [(0, 2)] * 2 + [(2, 1)] * 2)
 
     def test_stages_whose_layers_differ_in_size(self):
-        """They are cut into shards of one size: a layer is several."""
+        """They are cut into layers of one size: one of the engine's is several."""
         for where in ("split", "packed"):
             with self.subTest(where):
                 kv = 2 * BLOCK * model.KV_HEADS * model.HEAD
@@ -259,11 +259,11 @@ class Cuts(unittest.TestCase):
         one = layout.Layout(((layout.Chunk(0, 1 << 40, sizes[1]),),), 4, sizes[1], "name", {"all": 0})
         return stages.staged(lambda: one, identity.Ranks(0, 1, True), {}, 1, lambda _: of)
 
-    def test_parts_and_shards_of_all_stages(self):
+    def test_parts_and_layers_of_all_stages(self):
         of = self.staged(300, 200)
-        self.assertEqual((of.ranks, of.shards, of.layout.layer_bytes), (identity.Ranks(1, 2, True), (3, 2), 100))
+        self.assertEqual((of.ranks, of.layers, of.layout.layer_bytes), (identity.Ranks(1, 2, True), (3, 2), 100))
         of = self.staged(300, 300, parts=(4, 2))
-        self.assertEqual((of.ranks, of.shards, len(of.layout.layers)), (identity.Ranks(4, 6, True), (1,) * 6, 1))
+        self.assertEqual((of.ranks, of.layers, len(of.layout.layers)), (identity.Ranks(4, 6, True), (1,) * 6, 1))
 
     def test_refusals(self):
         with self.assertRaisesRegex(identity.Unsupported, "VLLM_PP_LAYER_PARTITION"):

@@ -122,7 +122,7 @@ class Pins(Case):
     def test_many_windows(self):
         client = self.client()
         for i in range(100):
-            ns = client.open(dict(IDENTITY, model=f"{self.id()} {i}", parts=2, shards=[LAYERS, LAYERS]))
+            ns = client.open(dict(IDENTITY, model=f"{self.id()} {i}", parts=2, layers=[LAYERS, LAYERS]))
             Window(client, ns, part=i % 2)
             if i % 10 == 9:  # a connection holds few namespaces
                 client = self.client()
@@ -130,7 +130,7 @@ class Pins(Case):
 
     def test_parts(self):
         client = self.client()
-        identity = dict(IDENTITY, model=self.id(), parts=2, shards=[LAYERS, LAYERS])
+        identity = dict(IDENTITY, model=self.id(), parts=2, layers=[LAYERS, LAYERS])
         ns, kv = client.open(identity), [random_kv(6, seed) for seed in (3, 4)]
         for part in range(2):
             region = Region(client, ns, identity, 6, part)
@@ -233,7 +233,7 @@ class Tenants(OwnDaemons, Case):
         """A frame carries 64 descriptors: the places behind those come with the next answer."""
         blocks, part = 70, 640 << 10
         self.start(**{"window.size": f"{blocks}MiB", "arena.size": "192MiB", "nvme": False})
-        client, identity = self.client(), dict(IDENTITY, model=self.id(), shards=[1], shard_bytes=part)
+        client, identity = self.client(), dict(IDENTITY, model=self.id(), layers=[1], layer_bytes=part)
         ns, kv = client.open(identity), np.random.default_rng(1).integers(0, 256, (blocks, part), np.uint8)
         region = Region(client, ns, identity, blocks)
         region.memory[:] = kv.tobytes()
@@ -432,13 +432,13 @@ class Tenants(OwnDaemons, Case):
 class Padding(Case):
     def test_a_block_brings_nothing_of_others_with_it(self):
         """It was written with its slot's padding, which comes back with it; the slot was another tenant's before."""
-        other, whole = self.client(uid=OTHER_UID), dict(IDENTITY, model=self.id(), parts=1, shards=[1], shard_bytes=2 * 4096)
+        other, whole = self.client(uid=OTHER_UID), dict(IDENTITY, model=self.id(), parts=1, layers=[1], layer_bytes=2 * 4096)
         ns = other.open(whole)
         region = Region(other, ns, whole, 8)
         region.memory[:] = b"secret! " * (len(region.memory) // 8)
         region.dump(range(8), range(8))
         other.call("evict", ns=ns)
-        client, short = self.client(), dict(whole, shard_bytes=4096 + 512)
+        client, short = self.client(), dict(whole, layer_bytes=4096 + 512)
         ns = client.open(short)
         self.assertEqual(Region(client, ns, short, 8).dump(range(8), range(8)), [OK] * 8)
         self.settled(client, ns)

@@ -23,12 +23,12 @@ class Worker:
         self.blocks = blocks
         self.client = Library(socket=daemon.socket, name="window")
         case.addCleanup(self.client.close)
-        self.ns = self.client.namespace(Identity(case.id(), "f16", "test/1", IDENTITY["block_tokens"], IDENTITY["shard_bytes"],
-                                                 shards=(LAYERS,)))
+        self.ns = self.client.namespace(Identity(case.id(), "f16", "test/1", IDENTITY["block_tokens"], IDENTITY["layer_bytes"],
+                                                 layers=(LAYERS,)))
         shared = SharedMemory(PART * blocks)
         pages = np.frombuffer(shared.buffer, np.uint8).reshape(blocks, PART)
         pages[:] = (np.arange(blocks) % 251)[:, None]
-        planes = [Plane(0, layer * IDENTITY["shard_bytes"], PART, IDENTITY["shard_bytes"], layer) for layer in range(LAYERS)]
+        planes = [Plane(0, layer * IDENTITY["layer_bytes"], PART, IDENTITY["layer_bytes"], layer) for layer in range(LAYERS)]
         self.names = keys(*range(blocks), size=32)
         with self.ns.register([shared.memory()], planes, blocks=blocks) as region:
             region.dump(self.names, range(blocks), durable=True).wait()

@@ -11,7 +11,7 @@ from retrieval_case import IDENTITY, LAYERS, Retrieval
 from second_client import PAGE, Client, Closed
 
 SLAB = 1 << 20
-PART = LAYERS * IDENTITY["shard_bytes"]
+PART = LAYERS * IDENTITY["layer_bytes"]
 SLOTS = SLAB // PART
 NONE = 0xFFFFFFFF
 WINDOWS = {"window.size": "4MiB"}

@@ -65,7 +65,7 @@ DOORS = {
     "daemon/learn/learn.h": "the policy asks what the traffic taught it, and a namespace counts for it",
     "daemon/cuda/cuda.h": "GPUs are devices; daemon/cuda/none.c has it in a build without CUDA",
     "daemon/seal/seal.h": "the tag belongs to the format of a record, and the key to its namespace",
-    "kernels/encoding/encoding.h": "a form says which codec its shards have (base/form.h), and a device runs it",
+    "kernels/encoding/encoding.h": "a form says which codec its layers have (base/form.h), and a device runs it",
     "proto/metrics/metrics.h": "a module counts what it does in the one table of counters",
     "proto/features/encoding.h": "one table has all messages of the wire",
     "proto/features/operators.h": "the same",

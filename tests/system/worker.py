@@ -21,7 +21,7 @@ def filling(model, name, size):
 def main():
     verb, model, first, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     client = Client(Socket(os.environ.get("UCM_SOCKET", "/run/ucmd/ucmd.sock"), []))
-    identity = dict(DEMO, model=model, shard_bytes=32768)
+    identity = dict(DEMO, model=model, layer_bytes=32768)
     ns = client.open(identity)
     names = list(range(first, first + count))
     keys = b"".join(n.to_bytes(16, "big") for n in names)

@@ -8,12 +8,12 @@ static int open_take_cb(struct client_call *call, const union proto_any *any)
     struct ucm_namespace *ns = (struct ucm_namespace *)client_handle_of(call);
     const struct msg_digest_open_r *m = &any->digest_open_r;
 
-    if (m->shard_bytes != ns->open.shard_bytes)
+    if (m->layer_bytes != ns->open.layer_bytes)
         return ucm_error_set(&call->error, UCM_EUNSUPPORTED,
                              "ucmd's digests of this kind have %llu bytes, the library's %llu: "
                              "their versions differ",
-                             (unsigned long long)m->shard_bytes,
-                             (unsigned long long)ns->open.shard_bytes);
+                             (unsigned long long)m->layer_bytes,
+                             (unsigned long long)ns->open.layer_bytes);
     ns->handle.id = (uint32_t)m->ns;
     memcpy(ns->fingerprint, m->fingerprint.p, sizeof ns->fingerprint);
     return 0;
@@ -66,7 +66,7 @@ static struct ucm_namespace *digests_new(struct ucm_namespace *base,
         ns->digest->digest.keep = ns->digest->keep;
     }
     ns->open = base->open;
-    ns->open.shard_bytes = bytes;
+    ns->open.layer_bytes = bytes;
     spec_to_wire(&ns->digest->digest, &ns->digest->open);
     ns->digest->open.build = build;
     q.params = &ns->digest->open;

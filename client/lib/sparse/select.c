@@ -37,10 +37,10 @@ static uint32_t row_lists(const struct ucm_sparse_select *s, uint32_t i)
 
 static int rows_check(const struct ucm_sparse_select *s)
 {
-    if (!s->chains || !s->shards || s->n_rows == 0 || s->n_rows > UCM_MAX_SELECT_ROWS)
+    if (!s->chains || !s->layers || s->n_rows == 0 || s->n_rows > UCM_MAX_SELECT_ROWS)
         return client_fail(UCM_EINVALID, "a selection has 1 to %d rows, not %u%s",
                            UCM_MAX_SELECT_ROWS, s->n_rows,
-                           s->chains && s->shards ? "" : ", and chains or shards is NULL");
+                           s->chains && s->layers ? "" : ", and chains or layers is NULL");
     for (uint32_t i = 0; i < s->n_rows; i++) {
         if (!s->chains[i])
             return client_fail(UCM_EINVALID, "chain %u is NULL", i);
@@ -236,7 +236,7 @@ static void piece_message(const struct selection *sel, struct msg_select *m)
 
     *m = (struct msg_select){
         .chains = {sel->ids, sel->n},
-        .shards = {s->shards + sel->first, sel->n},
+        .layers = {s->layers + sel->first, sel->n},
         .q = {(const uint8_t *)s->q + sel->first * sel->row_bytes,
               (uint32_t)(sel->n * sel->row_bytes)},
         .q_dtype = s->q_dtype,

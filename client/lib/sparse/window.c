@@ -69,9 +69,9 @@ static const struct client_feature windows = {.down_cb = window_down_cb,
 
 static uint64_t part_bytes(const struct ucm_namespace *ns, uint32_t part)
 {
-    const struct proto_u32s *shards = &ns->open.shards;
+    const struct proto_u32s *layers = &ns->open.layers;
 
-    return ns->open.shard_bytes * shards->p[shards->n == 1 ? 0 : part];
+    return ns->open.layer_bytes * layers->p[layers->n == 1 ? 0 : part];
 }
 
 static struct ucm_window *window_new(struct ucm_namespace *ns, uint32_t part, uint32_t flags)

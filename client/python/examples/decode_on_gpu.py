@@ -25,7 +25,7 @@ WINDOW = 8  # last blocks, whose pages stay
 CANDIDATES = BLOCKS - WINDOW
 NEEDLE = 177  # the block that the query is about
 SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
-SHARD = 2 * TOKENS * HEADS * DIM * 2  # bytes of a layer of a block
+LAYER = 2 * TOKENS * HEADS * DIM * 2  # bytes of a layer of a block
 
 
 class Link:
@@ -33,7 +33,7 @@ class Link:
 
     def __init__(self, client: Client, digest: sparse.Digest):
         self.client = client
-        self.ns = client.namespace(Identity("example/decode", "bf16", "example/1", TOKENS, SHARD, shards=(LAYERS,)))
+        self.ns = client.namespace(Identity("example/decode", "bf16", "example/1", TOKENS, LAYER, layers=(LAYERS,)))
         self.digests = sparse.DigestNamespace(self.ns, digest)
 
     def ask(self, call: Any, *arguments: Any, **named: Any) -> Optional[Any]:
@@ -55,7 +55,7 @@ def store(link: Link, kv: torch.Tensor, names: list[bytes]) -> None:
     """kv: [LAYERS][BLOCKS][K, V][TOKENS][HEADS][DIM]."""
     memory, base, gpu = cuda_allocation(kv.data_ptr())
     begin = kv.data_ptr() - base
-    planes = [Plane(0, begin + layer * BLOCKS * SHARD, SHARD, SHARD, layer) for layer in range(LAYERS)]
+    planes = [Plane(0, begin + layer * BLOCKS * LAYER, LAYER, LAYER, layer) for layer in range(LAYERS)]
     torch.cuda.current_stream().synchronize()
     with link.ns.register([memory], planes, blocks=BLOCKS, gpu=gpu) as region:
         region.dump(names, range(BLOCKS)).wait()
@@ -76,17 +76,17 @@ def decode(client: Client, steps_wanted: int = 3, out=print) -> torch.Tensor:
     store(link, kv, names)
 
     # The worker's memory: slots for a few steps' worth of blocks, and tables.
-    pool = torch.empty(Steps.bytes_of(SHAPE, SHARD, slots=1024), dtype=torch.uint8, device="cuda")
+    pool = torch.empty(Steps.bytes_of(SHAPE, LAYER, slots=1024), dtype=torch.uint8, device="cuda")
     some = sparse.TopK(topk_tokens=16 * TOKENS, init_window_sz=0, local_window_sz=0)
     select = Selector(digest, pool, GROUP * HEADS, CANDIDATES, choose=some)
-    steps = Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, shard_bytes=SHARD, numbers=BLOCKS, requests=1, chains=1,
+    steps = Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, layer_bytes=LAYER, numbers=BLOCKS, requests=1, chains=1,
                   room=select.room, window=WINDOW)
     builder = Builder(digest, pool)
 
     def build(pages: Any, rows: Any) -> None:
         builder(kv, decoder.digests, numbers(*pages), numbers(*rows))
 
-    decoder = GpuDecoder(link, digest, steps, shard_bytes=SHARD, build=build)
+    decoder = GpuDecoder(link, digest, steps, layer_bytes=LAYER, build=build)
     sequence = decoder.open("request", floor=512)
     decoder.extend(sequence, names[:CANDIDATES], lambda block: block)
     decoder.keep(sequence, names)

@@ -48,7 +48,7 @@ def documents() -> list[list[str]]:
 
 
 def identity() -> Identity:
-    return Identity("example/retrieval", "f32", "example/1", TOKENS, BLOCK_BYTES, shards=(1,))
+    return Identity("example/retrieval", "f32", "example/1", TOKENS, BLOCK_BYTES, layers=(1,))
 
 
 def store(region, pages: np.ndarray, ns, texts: list[list[str]]) -> tuple[list[bytes], int]:

@@ -23,7 +23,7 @@ SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM)
 
 
 def register(ns, pages: torch.Tensor):
-    """pages: [LAYERS][BLOCKS][a shard's bytes]."""
+    """pages: [LAYERS][BLOCKS][a layer's bytes]."""
     memory, base, gpu = cuda_allocation(pages.data_ptr())
     layer, block = (stride * pages.element_size() for stride in pages.stride()[:2])
     begin = pages.data_ptr() - base
@@ -39,7 +39,7 @@ def retrieve(client: Client, out=print) -> list[int]:
     query = torch.randn(1, HEADS, DIM, device="cuda").bfloat16()  # [chains][q_heads][head_dim]
     kv[1, NEEDLE, 0] += query[0]
     names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
-    identity = Identity("example/gpu", "bf16", "example/1", TOKENS, kv[0, 0].numel() * 2, shards=(LAYERS,))
+    identity = Identity("example/gpu", "bf16", "example/1", TOKENS, kv[0, 0].numel() * 2, layers=(LAYERS,))
     with client.namespace(identity) as ns, sparse.DigestNamespace(ns, digest) as stored:
         with register(ns, kv) as region, register(stored, digests) as digest_region:
             with cuda.Builder(digest, digests) as build:

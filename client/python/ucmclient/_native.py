@@ -43,9 +43,9 @@ class Identity(Structure):
         ("block_tokens", c_uint32),
         ("key_bytes", c_uint32),
         ("parts", c_uint32),
-        ("shards", POINTER(c_uint32)),
-        ("n_shards", c_uint32),
-        ("shard_bytes", c_uint64),
+        ("layers", POINTER(c_uint32)),
+        ("n_layers", c_uint32),
+        ("layer_bytes", c_uint64),
         ("salt", c_char_p),
         ("salt_bytes", c_size_t),
         ("durability", c_uint32),
@@ -96,7 +96,7 @@ class Plane(Structure):
         ("offset", c_uint64),
         ("stride", c_uint64),
         ("chunk_bytes", c_uint32),
-        ("shard", c_uint32),
+        ("layer", c_uint32),
     ]
 
 
@@ -171,8 +171,8 @@ class Transfer(Structure):
         ("keys", c_void_p),
         ("blocks", c_void_p),
         ("n_keys", c_uint32),
-        ("shard", c_uint32),
-        ("n_shards", c_uint32),
+        ("layer", c_uint32),
+        ("n_layers", c_uint32),
         ("priority", c_uint32),
         ("deadline_ms", c_uint32),
         ("lease", c_uint32),

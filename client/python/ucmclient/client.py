@@ -63,8 +63,8 @@ class Identity:
     dtype: str
     layout: str
     block_tokens: int
-    shard_bytes: int
-    shards: tuple[int, ...]
+    layer_bytes: int
+    layers: tuple[int, ...]
     parts: int = 1
     key_bytes: int = 32
     revision: str = ""
@@ -96,7 +96,7 @@ class Plane:
     offset: int
     stride: int
     chunk_bytes: int
-    shard: int
+    layer: int
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Namespace(_Handle):
 
     def __init__(self, client: Client, identity: Identity, timeout: Optional[float] = None, durable: bool = False):
         super().__init__(client)
-        shards = (c_uint32 * len(identity.shards))(*identity.shards)
+        layers = (c_uint32 * len(identity.layers))(*identity.layers)
         out = c_void_p()
         native_identity = native.Identity(
             _text(identity.tenant),
@@ -252,9 +252,9 @@ class Namespace(_Handle):
             identity.block_tokens,
             identity.key_bytes,
             identity.parts,
-            shards,
-            len(identity.shards),
-            identity.shard_bytes,
+            layers,
+            len(identity.layers),
+            identity.layer_bytes,
             identity.salt,
             len(identity.salt),
             int(durable),
@@ -426,7 +426,7 @@ class Namespace(_Handle):
         timeout: Optional[float] = None,
     ) -> "Region":
         """Registers paged KV memory of this worker. gpu: the UUID of its GPU, None for host memory. pool: its blocks are
-        slots for Region.fetch, each for one layer of any block, and planes are those of one layer, of shard 0. rope: where K lies, for
+        slots for Region.fetch, each for one layer of any block, and planes are those of one layer, of layer 0. rope: where K lies, for
         loads that turn it."""
         spec, out = region_spec(memory, planes, blocks, part, gpu, pool, rope), c_void_p()
         check(lib.ucm_region_register(self.handle, byref(spec), _timeout(timeout), byref(out)))

@@ -141,7 +141,7 @@ def region_spec(
         if of.prove is not None:
             to.prove_cb, to.prove_ctx = _prove, _proofs.keep(of.prove)
     native_planes = (native.Plane * len(planes))(
-        *((p.memory, p.offset, p.stride, p.chunk_bytes, p.shard) for p in planes)
+        *((p.memory, p.offset, p.stride, p.chunk_bytes, p.layer) for p in planes)
     )
     device = b"cpu" if gpu is None else b"cuda"
     turned = None if rope is None else ctypes.pointer(rope.native())
@@ -189,8 +189,8 @@ class Region(_Handle):
         keys: Keys,
         blocks: Blocks,
         *,
-        shard: int = 0,
-        shards: int = 0,
+        layer: int = 0,
+        layers: int = 0,
         priority: int = 0,
         deadline: float = 0.0,
         lease: int = 0,
@@ -198,10 +198,10 @@ class Region(_Handle):
         turns: Optional[Sequence[Sequence[int]]] = None,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Copies blocks into the region's pages. shards 0: every layer from `shard` on. step: copies layer by layer,
+        """Copies blocks into the region's pages. layers 0: every layer from `layer` on. step: copies layer by layer,
         with a report every `step` layers, for Task.wait_layers. turns: of a region with `rope`, runs of keys whose K turns, as (keys, old
         position, new position, old length, new length); the lengths, of dynamic scaling, may be left out."""
-        fields: dict[str, Any] = {"shard": shard, "n_shards": shards, "priority": priority, "lease": lease, "step": step}
+        fields: dict[str, Any] = {"layer": layer, "n_layers": layers, "priority": priority, "lease": lease, "step": step}
         if turns is not None:
             packed, n = uint32s([number for run in turns for number in (*run, 0, 0)[:5]])
             fields.update(turns=packed.address, n_turns=n // 5)
@@ -213,8 +213,8 @@ class Region(_Handle):
         blocks: Blocks,
         *,
         wait: float = 0.0,
-        shard: int = 0,
-        shards: int = 0,
+        layer: int = 0,
+        layers: int = 0,
         priority: int = 0,
         deadline: float = 0.0,
         step: int = 0,
@@ -222,7 +222,7 @@ class Region(_Handle):
     ) -> "Task":
         """Namespace.lookup_prefix, its lease and load in one request: loads the blocks that are cached from the first key on
         without a gap. The other keys' results are MISS. wait: as for lookup_prefix."""
-        fields = {"shard": shard, "n_shards": shards, "priority": priority, "step": step}
+        fields = {"layer": layer, "n_layers": layers, "priority": priority, "step": step}
 
         def call(handle: int, what: Any, timeout_ms: int, out: Any) -> int:
             return lib.ucm_load_prefix(handle, what, _timeout(wait), timeout_ms, out)
@@ -255,8 +255,8 @@ class Region(_Handle):
         keys: Keys,
         blocks: Blocks,
         *,
-        shard: int = 0,
-        shards: int = 0,
+        layer: int = 0,
+        layers: int = 0,
         priority: int = 0,
         deadline: float = 0.0,
         event: Optional[bytes] = None,
@@ -269,7 +269,7 @@ class Region(_Handle):
         encoded namespace's base."""
         if event is not None and len(event) != 64:
             raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(event)} were given")
-        fields = {"shard": shard, "n_shards": shards, "priority": priority, "event": event}
+        fields = {"layer": layer, "n_layers": layers, "priority": priority, "event": event}
         durability = 0 if durable is None else 1 if durable else 2
         call = lib.ucm_dump_plain if plain else lib.ucm_dump
         return transfer(call, self, self.ns, keys, blocks, timeout, deadline, durability=durability, **fields)

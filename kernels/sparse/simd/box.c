@@ -37,13 +37,13 @@ static void put(const float *low, const float *high, uint32_t n, int8_t *lo, int
         hi[c] = (int8_t)ucm_box_high(high[c], s);
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
+static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     uint32_t d = plan->channels;
     _Alignas(64) float low[ROW_MAX], high[ROW_MAX];
 
     for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++) {
-        struct rows r = rows_of_k(&plan->spec.shape, shard, g);
+        struct rows r = rows_of_k(&plan->spec.shape, layer, g);
         uint8_t *lo = out + g * d, *hi = lo + plan->array[1];
         uint8_t *scale = out + plan->scale[0] + 2 * g;
 

@@ -186,7 +186,7 @@ static void hash_key(const struct ucm_digest_plan *plan, const float *k, uint64_
     }
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
+static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     const struct ucm_kv_shape *shape = &plan->spec.shape;
     uint64_t words[UCM_HASH_WORDS_MAX];
@@ -194,7 +194,7 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint
 
     for (uint32_t g = 0; g < shape->kv_heads; g++) {
         uint8_t *data = out + g * plan->vectors * plan->channels;
-        struct rows r = rows_of_k(shape, shard, g);
+        struct rows r = rows_of_k(shape, layer, g);
         uint32_t poison = 0;
 
         for (uint32_t t = 0; t < r.count; t++) {

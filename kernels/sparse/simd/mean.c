@@ -35,13 +35,13 @@ static bool reduce(const struct ucm_digest_spec *spec, const struct rows *r, flo
     return good;
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
+static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     uint32_t d = plan->channels;
     _Alignas(64) float x[ROW_MAX];
 
     for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++) {
-        struct rows r = rows_of_k(&plan->spec.shape, shard, g);
+        struct rows r = rows_of_k(&plan->spec.shape, layer, g);
         bool good = reduce(&plan->spec, &r, x);
 
         rows_put(x, d, !good, out + g * d, out + plan->scale[0] + 2 * g);

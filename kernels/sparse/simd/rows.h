@@ -23,15 +23,15 @@ struct rows {
     uint32_t dtype, channels, count;
 };
 
-static inline struct rows rows_of_k(const struct ucm_kv_shape *s, const uint8_t *shard, uint32_t g)
+static inline struct rows rows_of_k(const struct ucm_kv_shape *s, const uint8_t *layer, uint32_t g)
 {
-    return (struct rows){shard + s->k_offset + g * s->k_head_stride, s->k_token_stride, s->dtype,
+    return (struct rows){layer + s->k_offset + g * s->k_head_stride, s->k_token_stride, s->dtype,
                          s->head_dim, s->tokens};
 }
 
-static inline struct rows rows_of_v(const struct ucm_kv_shape *s, const uint8_t *shard, uint32_t g)
+static inline struct rows rows_of_v(const struct ucm_kv_shape *s, const uint8_t *layer, uint32_t g)
 {
-    return (struct rows){shard + s->v_offset + g * s->v_head_stride, s->v_token_stride, s->dtype,
+    return (struct rows){layer + s->v_offset + g * s->v_head_stride, s->v_token_stride, s->dtype,
                          s->v_head_dim, s->tokens};
 }
 

@@ -32,10 +32,10 @@ struct moments {
     _Alignas(64) float mean[ROW_MAX], var[ROW_MAX], v[ROW_MAX];
 };
 
-static bool measure(const struct ucm_kv_shape *shape, const uint8_t *shard, uint32_t g,
+static bool measure(const struct ucm_kv_shape *shape, const uint8_t *layer, uint32_t g,
                     struct moments *x)
 {
-    struct rows k = rows_of_k(shape, shard, g), v = rows_of_v(shape, shard, g);
+    struct rows k = rows_of_k(shape, layer, g), v = rows_of_v(shape, layer, g);
 
     if (!rows_mean(&k, x->mean) || rows_bad(x->mean, k.channels))
         return false;
@@ -60,7 +60,7 @@ static void put_u8(const float *x, uint32_t n, uint8_t *out, uint8_t *scale)
         out[c] = (uint8_t)ucm_quantise_u8(x[c], s);
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
+static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     const struct ucm_kv_shape *shape = &plan->spec.shape;
     uint32_t d = shape->head_dim, vd = shape->v_head_dim;
@@ -71,7 +71,7 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint
         uint8_t *s[3];
         for (int a = 0; a < 3; a++)
             s[a] = out + plan->scale[a] + 2 * g;
-        if (measure(shape, shard, g, &x)) {
+        if (measure(shape, layer, g, &x)) {
             rows_put(x.mean, d, false, m, s[0]);
             put_u8(x.var, d, var, s[1]);
             rows_put(x.v, vd, false, v, s[2]);

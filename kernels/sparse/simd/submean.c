@@ -61,14 +61,14 @@ static void gather(const struct ucm_digest_plan *plan, const float *x, float *ou
         out[i] = x[plan->channel[i]];
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
+static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     uint32_t n = plan->channels, vectors = plan->vectors;
     _Alignas(64) float x[ROW_MAX], few[ROW_MAX];
 
     for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++) {
         uint8_t *data = out + g * vectors * n, *scale = out + plan->scale[0] + 2 * g * vectors;
-        struct rows r = rows_of_k(&plan->spec.shape, shard, g);
+        struct rows r = rows_of_k(&plan->spec.shape, layer, g);
         bool good = true;
 
         r.count = plan->spec.run;

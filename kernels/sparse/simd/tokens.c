@@ -138,12 +138,12 @@ static void build_head(const struct ucm_digest_plan *plan, const struct rows *r,
         rows_poison(data, plan->vectors * bytes, scale, plan->vectors);
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
+static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     uint32_t bytes = plan->vectors * plan->vector_bytes;
 
     for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++) {
-        struct rows r = rows_of_k(&plan->spec.shape, shard, g);
+        struct rows r = rows_of_k(&plan->spec.shape, layer, g);
 
         build_head(plan, &r, out + g * bytes, out + plan->scale[0] + 2 * g * plan->vectors);
     }

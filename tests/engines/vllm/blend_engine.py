@@ -41,7 +41,7 @@ class BlendEngine(Engine):
 
     def _open_chunks(self, rank):
         section = BLOCK * M.KV_HEADS * M.HEAD * 4
-        identity = Identity(model="mini", dtype="f32", layout="split/1", block_tokens=BLOCK, shards=(M.LAYERS,), shard_bytes=2 * section)
+        identity = Identity(model="mini", dtype="f32", layout="split/1", block_tokens=BLOCK, layers=(M.LAYERS,), layer_bytes=2 * section)
         self.chunks = blend.Chunks(self.client, identity)
         planes = [Plane(0, i * self.blocks * section, section, section, i // 2) for i in range(2 * M.LAYERS)]
         self.chunk_pages = self.chunks.register([rank.memory.memory.memory()], planes, blocks=self.blocks, rope=ROPE)

@@ -49,7 +49,7 @@ from ucmclient.engine.vllm.scheduler import HANDOVER  # noqa: E402
 from ucmclient.engine.vllm.stats import UcmStats  # noqa: E402
 
 BLOCK, BYTES, POOL = 16, 64, 64
-IDENTITY = EngineIdentity(model="unit", dtype="auto", layout="unit/1", block_tokens=BLOCK, shard_bytes=BYTES, shards=(1,))
+IDENTITY = EngineIdentity(model="unit", dtype="auto", layout="unit/1", block_tokens=BLOCK, layer_bytes=BYTES, layers=(1,))
 
 
 def tokens(seed, n, shared=0):

@@ -116,7 +116,7 @@ class Slots:
 
 
 class Plan:
-    """Where K and V lie in the blocks of a memory. shape: ucmclient's; at(offset): where a shard's byte lies, from the memory's base."""
+    """Where K and V lie in the blocks of a memory. shape: ucmclient's; at(offset): where a layer's byte lies, from the memory's base."""
 
     def __init__(self, shape, group, at=lambda offset: offset):
         native = shape.native()

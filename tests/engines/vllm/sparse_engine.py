@@ -73,7 +73,7 @@ class SparseRank:
         self.rank, self.heads, self.memory, self.room, self.requests = rank, rank.heads, rank.memory, room, requests
         worker = rank.connector._worker
         digest, self.layout, self.apart = worker._digest, worker._layout, apart
-        self.decoder = Decoder(worker.link, digest, policy, room, self.new_slots(), requests=requests, shard_bytes=self.layout.layer_bytes,
+        self.decoder = Decoder(worker.link, digest, policy, room, self.new_slots(), requests=requests, layer_bytes=self.layout.layer_bytes,
                                part=number, apart=apart, window=window, deadline=deadline, timeout=worker.settings.lookup_timeout)
         self.shape = digest.shape
         self.slot_plan = kernels.Plan(HeadBytes(self.shape).shape if apart else self.shape, M.PER_KV)
@@ -84,7 +84,7 @@ class SparseRank:
 
     @staticmethod
     def _in_pages(chunks):
-        """From a shard's bytes to those of its chunks, from the first one's address on."""
+        """From a layer's bytes to those of its chunks, from the first one's address on."""
         def at(offset):
             for chunk in chunks:
                 if offset < chunk.size:
@@ -92,16 +92,16 @@ class SparseRank:
                 offset -= chunk.size
         return at
 
-    def shards(self, page):
+    def layers(self, page):
         """The bytes of a block's layers, as slots and the daemon have them."""
         return [b"".join(ctypes.string_at(c.address + page * c.stride, c.size) for c in chunks) for chunks in self.layout.layers]
 
-    def kv(self, shard):
+    def kv(self, data):
         """K and V of a layer of a block: [2, BLOCK, heads, HEAD]."""
         of, kind = self.shape.native(), self.memory.whole.dtype
         rows = ((of.k_offset, of.k_token_stride, of.k_head_stride), (of.v_offset, of.v_token_stride, of.v_head_stride))
         shape = (BLOCK, len(self.heads), M.HEAD)
-        return np.stack([self.memory.get(np.ndarray(shape, kind, shard, offset, (token, head, kind.itemsize))) for offset, token, head in rows])
+        return np.stack([self.memory.get(np.ndarray(shape, kind, data, offset, (token, head, kind.itemsize))) for offset, token, head in rows])
 
     def chosen(self, layer, sequence, position, q):
         """For each head the blocks that it chose."""
@@ -143,9 +143,9 @@ class SparseRank:
         there = [b for b, page in enumerate(pages) if page != HOLE]
         read = self.rank.read(layer, [pages[b] for b in there])
         kv[there] = read.reshape(2, len(there), BLOCK, len(self.heads), M.HEAD).swapaxes(0, 1)
-        for shards in self.decoder.stream(sequence, layer, [b for b, page in enumerate(pages) if page == HOLE]):
-            for block, shard in shards.items():
-                kv[block] = self.kv(shard)
+        for found in self.decoder.stream(sequence, layer, [b for b, page in enumerate(pages) if page == HOLE]):
+            for block, data in found.items():
+                kv[block] = self.kv(data)
         return kv
 
 
@@ -339,7 +339,7 @@ class SparseEngine(Engine):
         for rank in self.sparse:
             sequence = rank.decoder.open(name, request.floor)
             try:
-                rank.decoder.extend(sequence, keys[len(sequence.rows):], lambda i: None if pages[i] == HOLE else rank.shards(pages[i]))
+                rank.decoder.extend(sequence, keys[len(sequence.rows):], lambda i: None if pages[i] == HOLE else rank.layers(pages[i]))
             except Lost:
                 self._spoiled.add(name)
 

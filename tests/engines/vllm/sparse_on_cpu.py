@@ -22,8 +22,8 @@ class Steps:
     bytes_of = staticmethod(lambda *_: 64)
     short = others = 0
 
-    def __init__(self, pool, shape, *, layers, shard_bytes, numbers, requests, **more):
-        self.layers, self.numbers, self.requests, self.shard_bytes = layers, numbers, requests, shard_bytes
+    def __init__(self, pool, shape, *, layers, layer_bytes, numbers, requests, **more):
+        self.layers, self.numbers, self.requests, self.layer_bytes = layers, numbers, requests, layer_bytes
         self._slots, self._places, self._window = {}, {}, None
         self._begun, self._missed, self._lacks, self._flags, self._unserved = 0, 0, False, Flag(0), []
         self._last = self._made()
@@ -84,7 +84,7 @@ class Steps:
         window, place, self._lacks, lacks = self._window, self._places.get(row), False, self._lacks
         if lacks:
             return None
-        read = None if window is None or place is None else window.read(place, layer * self.shard_bytes, self.shard_bytes)
+        read = None if window is None or place is None else window.read(place, layer * self.layer_bytes, self.layer_bytes)
         return None if read is None else self._tensor(read, like)
 
     @staticmethod
@@ -129,7 +129,7 @@ class Steps:
 
     def put(self, items):
         for (layer, _, row), _, at in items:
-            bytes_of = bytearray(ctypes.string_at(at, self.shard_bytes))
+            bytes_of = bytearray(ctypes.string_at(at, self.layer_bytes))
             self._slots[layer, row] = self._tensor(bytes_of, self.like)
         self._missed += len(items)
         return len(items)

@@ -49,11 +49,11 @@ class Generator:
         else:
             some = self.some
             tokens, heads, dim = some(1, 4, 16, 16, 17, 64), some(1, 2, 4, 8), some(16, 32, 48, 64, 128)
-            shards, parts = some(1, 1, 2, 3, 8, 16), some(1, 1, 1, 2)
+            layers, parts = some(1, 1, 2, 3, 8, 16), some(1, 1, 1, 2)
             sections = some(1, 1, 2)
-            while tokens * heads * dim * 2 * sections * shards > 1 << 18:
-                tokens, shards = max(tokens // 2, 1), max(shards // 2, 1)
-            shape = Shape(tokens, heads, dim, sections, shards, parts, some(tokens, tokens, tokens, 1))
+            while tokens * heads * dim * 2 * sections * layers > 1 << 18:
+                tokens, layers = max(tokens // 2, 1), max(layers // 2, 1)
+            shape = Shape(tokens, heads, dim, sections, layers, parts, some(tokens, tokens, tokens, 1))
         self.families_shape = shape
         return Family(number, shape)
 
@@ -120,7 +120,7 @@ class Generator:
 
     def base(self, conn, family=None):
         family = family or self.some_family()
-        found = [ns for ns in conn.of(PLAIN) if ns.family is family and ns.shard_bytes == family.shape.plain]
+        found = [ns for ns in conn.of(PLAIN) if ns.family is family and ns.layer_bytes == family.shape.plain]
         return self.random.choice(found) if found and self.chance(0.9) else self.open_base(conn, family)
 
     def space(self, conn):
@@ -129,8 +129,8 @@ class Generator:
             return self.random.choice(conn.of(PLAIN, BYTES, ENCODED))
         return self.random.choice((self.open_base, self.open_bytes, self.open_encoded))(conn, self.some_family())
 
-    def open_base(self, conn, family, shard_bytes=None):
-        identity = family.identity(conn.tenant, shard_bytes)
+    def open_base(self, conn, family, layer_bytes=None):
+        identity = family.identity(conn.tenant, layer_bytes)
         return self.opened(conn, PLAIN, family, None, identity)
 
     def open_bytes(self, conn, family, spec=None, wrong_of_1=0.2):
@@ -141,13 +141,13 @@ class Generator:
             wrong = self.some({"plain": shape.plain * 2}, {"plain": shape.plain // 2}, {"block_tokens": 1}, {"plain": 1 << 40}, {"parts": 1},
                               {"layout": "encoding/9/int8"}, {"layout": "encoding/1/none"}, {"layout": "encoding/1/int8"})
         elif self.chance(wrong_of_1):
-            # What the salt says of a shard is another one.
+            # What the salt says of a layer is another one.
             lie = Shape(shape.tokens * self.some(1, 2, 16), shape.heads * self.some(1, 2), shape.dim * self.some(1, 2), self.some(1, 2), 0, 0, 0)
         identity = encoded_identity(self.tenant_name(conn), family.identity(conn.tenant), shape, SPECS[spec], lie, **wrong)
         if self.chance(0.03):
             identity["salt"] = identity["salt"][:self.some(0, 32, 40, 135)]
         if self.chance(wrong_of_1 / 2):
-            identity["shard_bytes"] = self.some(family.shape.plain, padded(identity["shard_bytes"]), identity["shard_bytes"] + 16, 64)
+            identity["layer_bytes"] = self.some(family.shape.plain, padded(identity["layer_bytes"]), identity["layer_bytes"] + 16, 64)
         return self.opened(conn, BYTES, family, spec, identity)
 
     def tenant_name(self, conn):
@@ -188,7 +188,7 @@ class Generator:
         """A namespace of digests by hand, as one of bytes."""
         base = fingerprint(self.tenant_name(conn), digest.base.identity)
         identity = digest_identity(base, dict(digest.base.identity), digest.params)
-        identity["shard_bytes"] = {"of": digest.name, "field": "shard_bytes"}
+        identity["layer_bytes"] = {"of": digest.name, "field": "layer_bytes"}
         ns = Ns(self.name("n"), DIGEST, digest.family, None, dict(digest.identity), digest.base)
         ns.params = digest.params
         conn.spaces.append(ns)
@@ -198,8 +198,8 @@ class Generator:
     def open_digest(self, conn, ns):
         params = self.digest_params(ns)
         if self.chance(0.9):
-            digest_within(params, ns.identity["block_tokens"], ns.family.shape.plain if ns.form in (BYTES, ENCODED) else ns.shard_bytes)
-        digest = Ns(self.name("d"), DIGEST, ns.family, None, dict(ns.identity, dtype="digest", shard_bytes=0, params=params), ns)
+            digest_within(params, ns.identity["block_tokens"], ns.family.shape.plain if ns.form in (BYTES, ENCODED) else ns.layer_bytes)
+        digest = Ns(self.name("d"), DIGEST, ns.family, None, dict(ns.identity, dtype="digest", layer_bytes=0, params=params), ns)
         digest.params = params
         conn.spaces.append(digest)
         self.call(conn, "digest.open", digest.name, 0, ns=ns.ref, build=self.builds(ns, 0.3), **params)
@@ -223,7 +223,7 @@ class Generator:
         params["k_head_stride"] = params["head_dim"] * ((4, 2, 2, 1)[params["dtype"]] if self.chance(0.8) else 8)
         params["k_token_stride"] = params["kv_heads"] * params["k_head_stride"]
         coded = [coded_bytes(shape, SPECS[spec]) for spec in self.specs]
-        ends = [shape.plain, shape.plain, ns.shard_bytes, ns.shard_bytes] + coded + [padded(n) for n in coded]
+        ends = [shape.plain, shape.plain, ns.layer_bytes, ns.layer_bytes] + coded + [padded(n) for n in coded]
         ends += [min(padded(n) + 4096, shape.plain) for n in coded]
         params["k_offset"] = max(some(*ends) + some(0, 0, 0, 4, -4) - digest_end(params, tokens), 0) & ~3
         return params
@@ -241,17 +241,17 @@ class Generator:
             encoded = not encoded
         shape, part = ns.family.shape, self.part(ns) if part is None else part
         if ns.form == DIGEST:
-            chunks = [{"of": ns.name, "field": "shard_bytes"}]
+            chunks = [{"of": ns.name, "field": "layer_bytes"}]
         elif encoded:
             chunks = [shape.section_bytes] * shape.sections
         else:
-            chunks = [ns.shard_bytes]
-        shards = 1 if pool else ns.identity["shards"][0]
+            chunks = [ns.layer_bytes]
+        layers = 1 if pool else ns.identity["layers"][0]
         region = Region(self.name("p" if pool else "r"), ns, part, self.some(2, 4, 8) * (2 if pool else 1), pool)
         conn.regions.append(region)
         rope = self.rope(ns, pool)
         region.turns = bool(rope)
-        self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, chunks=chunks, shards=shards,
+        self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, chunks=chunks, layers=layers,
                  pool=pool, form=ns.form if ns.form in (PLAIN, DIGEST) else BYTES, label=ns.label, crc=ns.crc,
                  plain=self.label_of(ns.family, conn), base=ns.base.ref if ns.form == DIGEST else None,
                  lossless=ns.spec is not None and SPECS[ns.spec]["encoding"] == "lossless", **rope)
@@ -316,11 +316,11 @@ class Generator:
         return self.random.sample(range(region.blocks), min(n, region.blocks))
 
     def layers(self, ns):
-        n = ns.identity["shards"][0]
+        n = ns.identity["layers"][0]
         if n == 1 or self.chance(0.75):
             return {}
         first = self.random.randrange(n)
-        return {"shard": first, "shards": self.random.randint(0, n - first)}
+        return {"layer": first, "layers": self.random.randint(0, n - first)}
 
     # ---- what they do ----
 
@@ -419,7 +419,7 @@ class Generator:
         self.fetch(conn, self.region(conn, pool=True))
 
     def fetch(self, conn, pool):
-        shards, items = pool.ns.identity["shards"][0], []
+        layers, items = pool.ns.identity["layers"][0], []
         if self.chance(0.7):
             chain = self.filled_chain(conn, pool)
             source, n = {"chain": of(chain, "chain")}, self.likely(chain)
@@ -428,7 +428,7 @@ class Generator:
             keys = self.keys(conn.tenant, pool.ns.family, pool.ns.spec if pool.ns.form != DIGEST else None)
             source, n = {"keys": {"keys": keys}}, len(keys)
         for slot in self.to(pool, self.random.randint(1, 16)):
-            items.append([self.random.randrange(n), self.random.randrange(shards), slot])
+            items.append([self.random.randrange(n), self.random.randrange(layers), slot])
         self.add("fetch", conn, region=pool.name, source=source, items=items, **({"late": 1} if self.chance(0.1) else {}))
 
     def act_chain(self, conn):
@@ -450,7 +450,7 @@ class Generator:
         chain, some = self.filled_chain(conn), self.some
         params = getattr(chain.digest, "params", None)
         rows, heads = some(1, 2), params["kv_heads"] * some(1, 1, 2)
-        self.add("select", conn, chains=[of(chain, "chain")] * rows, shards=[self.random.randrange(chain.digest.identity["shards"][0])] * rows,
+        self.add("select", conn, chains=[of(chain, "chain")] * rows, layers=[self.random.randrange(chain.digest.identity["layers"][0])] * rows,
                  heads=heads, dim=params["head_dim"], rows=some(1, 1, 2),
                  more={"metric": some(0, 0, 1, 2), "reduce": some(0, 1, 2), "heads": some(0, 1, 2), "policy": some(0, 1), "sparse_ratio": 1.0,
                        "min_blocks": some(0, 4), "eps": 0.9, "scores": True, "prefetch": some(0, 0, 8), "limit": some(0, 2)})
@@ -464,8 +464,8 @@ class Generator:
             ns = self.random.choice(fresh) if fresh else self.base(conn)
             window = Region(self.name("w"), ns, self.part(ns), 0, False)
             conn.windows.append(window)
-            self.add("window", conn, **{"as": window.name}, ns=ns.ref, part=window.part, label=ns.label, shard_bytes=ns.shard_bytes,
-                     shards=ns.identity["shards"][0], exact=ns.form == PLAIN)
+            self.add("window", conn, **{"as": window.name}, ns=ns.ref, part=window.part, label=ns.label, layer_bytes=ns.layer_bytes,
+                     layers=ns.identity["layers"][0], exact=ns.form == PLAIN)
         window = self.random.choice(conn.windows)
         chain = self.filled_chain(conn, window)
         n = self.likely(chain)

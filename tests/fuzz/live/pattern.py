@@ -26,27 +26,27 @@ def checks(key, label, low, high):
     return mixed >> 9 & 0x7f, mixed >> 21 & 0x7f
 
 
-def content(tenant, label, key, shard, size):
-    """Bytes of a shard of a block; a function of its arguments."""
+def content(tenant, label, key, layer, size):
+    """Bytes of a layer of a block; a function of its arguments."""
     n = -(-size // GRAIN)
     out = np.empty((n, GRAIN), np.uint8)
     out[:, 1::2] = HIGH[tenant]
     out[:, 0], out[:, 2] = MARK[tenant]
     out[:, 4], out[:, 6] = key & 0x7f, label & 0x7f
-    place = np.arange(n, dtype=np.uint64) + np.uint64(shard * 1021)
+    place = np.arange(n, dtype=np.uint64) + np.uint64(layer * 1021)
     low, high = place & np.uint64(0x7f), place >> np.uint64(7) & np.uint64(0x7f)
     out[:, 8], out[:, 10] = low, high
     out[:, 12], out[:, 14] = (word.astype(np.uint8) for word in checks(key & 0x7f, label & 0x7f, low, high))
     if is_wild(key):
         out[:, 8:12] = np.frombuffer(wild_check(out[0, :8].tobytes()), np.uint8) if n else 0
-        out[:, 12:16] = np.random.default_rng((tenant, label, key, shard)).integers(0, 256, (n, 4), np.uint8)
+        out[:, 12:16] = np.random.default_rng((tenant, label, key, layer)).integers(0, 256, (n, 4), np.uint8)
     return out.tobytes()[:size]
 
 
-def hostile(key, shard, size):
+def hostile(key, layer, size):
     """What no encoder wrote: bytes for decoders."""
-    rng = np.random.default_rng((key, shard, size))
-    kind = (key // 3 + shard) % 4
+    rng = np.random.default_rng((key, layer, size))
+    kind = (key // 3 + layer) % 4
     if kind == 0:
         return rng.integers(0, 256, size, np.uint8).tobytes()
     if kind == 1:

@@ -26,19 +26,19 @@ def keys_of(numbers, size=KEY_BYTES):
 
 def fingerprint(tenant, identity):
     text = [tenant] + [identity.get(name, "") for name in ("model", "revision", "dtype", "layout")]
-    shards = identity["shards"] * (identity["parts"] if len(identity["shards"]) == 1 else 1)
+    layers = identity["layers"] * (identity["parts"] if len(identity["layers"]) == 1 else 1)
     salt = identity.get("salt", b"")
     return hashlib.sha256(b"ucm-namespace-1\0" + b"".join(u32(len(word.encode())) + word.encode() for word in text)
-                          + u32(identity["block_tokens"], identity["key_bytes"], identity["parts"], *shards)
-                          + struct.pack("<Q", identity["shard_bytes"]) + u32(len(salt)) + salt).digest()
+                          + u32(identity["block_tokens"], identity["key_bytes"], identity["parts"], *layers)
+                          + struct.pack("<Q", identity["layer_bytes"]) + u32(len(salt)) + salt).digest()
 
 
 class Shape:
-    """A shard: sections of tokens, heads, dim."""
+    """A layer: sections of tokens, heads, dim."""
 
-    def __init__(self, tokens, heads, dim, sections, shards, parts, block_tokens):
+    def __init__(self, tokens, heads, dim, sections, layers, parts, block_tokens):
         self.tokens, self.heads, self.dim, self.sections = tokens, heads, dim, sections
-        self.shards, self.parts, self.block_tokens = shards, parts, block_tokens
+        self.layers, self.parts, self.block_tokens = layers, parts, block_tokens
         self.section_bytes = tokens * heads * dim * 2
         self.plain = self.section_bytes * sections
 
@@ -88,9 +88,9 @@ def encoded_identity(tenant, base, shape, spec, lie=None, **wrong):
     """The identity that encoding.open would open, made by hand. lie: the shape that its salt names; wrong: fields that say something
     else."""
     version = ENCODINGS[spec["encoding"]][1]
-    salt = fingerprint(tenant, base) + struct.pack("<Q", wrong.pop("plain", base["shard_bytes"])) + spec_identity(lie or shape, spec)
+    salt = fingerprint(tenant, base) + struct.pack("<Q", wrong.pop("plain", base["layer_bytes"])) + spec_identity(lie or shape, spec)
     return {**base, "dtype": "encoded", "layout": f"encoding/{version}/{spec['encoding']}", "salt": salt,
-            "shard_bytes": coded_bytes(shape, spec), **wrong}
+            "layer_bytes": coded_bytes(shape, spec), **wrong}
 
 
 def encoding_params(shape, spec):
@@ -124,7 +124,7 @@ DIGESTS = (None, "mean", "submean", "box", "hash", "stats", "tokens")
 
 
 def digest_identity(base_fingerprint, base, params):
-    """That of the digests of a base, but for shard_bytes; kernels/sparse/sparse.h has the 176 bytes."""
+    """That of the digests of a base, but for layer_bytes; kernels/sparse/sparse.h has the 176 bytes."""
     method, tokens = params["method"], base["block_tokens"]
     first = params.get("kind", 0) if method == 1 else params.get("rest", 0) if method == 6 else 0
     form = u32(1, method, first, params.get("run", 0) if method == 2 else 0, 0, params.get("bits", 0) if method == 4 else 0, 0,

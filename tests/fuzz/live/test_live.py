@@ -34,7 +34,7 @@ def as_long(right, opened, look):
     shape, spec = Shape(16, 2, 16, 1, 1, 1, 16), {"encoding": "int8", "dtype": "f16", "axis": 1, "run": 2}
     base = things.Family(0, shape).identity(0)
     coded = encoded_identity(f"uid:{subject.FIRST_UID}", base, shape, spec)
-    assert coded["shard_bytes"] == base["shard_bytes"] == shape.plain
+    assert coded["layer_bytes"] == base["layer_bytes"] == shape.plain
     generator = grammar.Generator(1)
     conn = generator.connect(0)
     one, two = ({"of": name, "field": "ns"} for name in ("base", ("view", "bytes")[opened - 1]))
@@ -42,7 +42,7 @@ def as_long(right, opened, look):
     if opened == 2:
         generator.call(conn, "namespace.open", "bytes", 0, **dict(coded, salt={"hex": coded["salt"].hex()}))
     generator.call(conn, "encoding.open", "view", 0, ns=one, **encoding_params(shape, spec))
-    region = {"part": 0, "blocks": 4, "chunks": [shape.plain], "shards": 1, "base": None, "lossless": False, "plain": 1}
+    region = {"part": 0, "blocks": 4, "chunks": [shape.plain], "layers": 1, "base": None, "lossless": False, "plain": 1}
     generator.add("region", conn, **region, **{"as": "to"}, ns=two, pool=False, form="bytes", label=2)
     generator.add("dump", conn, region="to", keys=[3, 4], at=[0, 1], more={"plain": True})
     label = 1 if right else 2
@@ -51,7 +51,7 @@ def as_long(right, opened, look):
                        k_head_stride=32)
         generator.call(conn, "chain.open", "chain", 0, ns={"of": "digest", "field": "ns"}, part=0)
         generator.call(conn, "chain.append", "append", 0, chain={"of": "chain", "field": "chain"}, keys={"keys": [3, 4]})
-        generator.add("window", conn, **{"as": "window"}, ns=one, part=0, label=label, shard_bytes=shape.plain, shards=1, exact=True)
+        generator.add("window", conn, **{"as": "window"}, ns=one, part=0, label=label, layer_bytes=shape.plain, layers=1, exact=True)
         generator.add("pin", conn, window="window", chain={"of": "chain", "field": "chain"}, first=0, n=2)
     else:
         generator.add("region", conn, **region, **{"as": "from"}, ns=one, pool=look == "fetch", form="plain", label=label)

@@ -19,7 +19,7 @@ class Ns:
 
     def __init__(self, name, form, family, spec, identity, base=None):
         self.name, self.form, self.family, self.spec, self.identity, self.base = name, form, family, spec, identity, base
-        self.shard_bytes = identity["shard_bytes"]
+        self.layer_bytes = identity["layer_bytes"]
         self.crc = zlib.crc32(repr(sorted(identity.items())).encode())
         self.label = self.crc & 0x7f  # what its blocks' bytes are named for
 
@@ -56,10 +56,10 @@ class Family:
         self.number, self.shape = number, shape
         self.stored = {}                # (tenant, spec or None) -> keys
 
-    def identity(self, tenant, shard_bytes=None):
+    def identity(self, tenant, layer_bytes=None):
         shape = self.shape
         return {"model": f"model-{'abcd'[tenant]}-{self.number}", "dtype": "bf16", "layout": "l/1", "block_tokens": shape.block_tokens,
-                "key_bytes": 16, "parts": shape.parts, "shards": [shape.shards], "shard_bytes": shard_bytes or shape.plain}
+                "key_bytes": 16, "parts": shape.parts, "layers": [shape.layers], "layer_bytes": layer_bytes or shape.plain}
 
 
 def of(thing, field):

@@ -295,19 +295,19 @@ class World:
         chunks = [self.value(chunk) for chunk in op["chunks"]]
         if max(chunks) > 1 << 20:
             return                        # nothing is known of the digests that it is for
-        shards, shard_bytes = op["shards"], sum(chunks)
-        block, planes = shards * shard_bytes, []
-        for shard in range(shards):
-            at = shard * shard_bytes
+        layers, layer_bytes = op["layers"], sum(chunks)
+        block, planes = layers * layer_bytes, []
+        for layer in range(layers):
+            at = layer * layer_bytes
             for chunk in chunks:
-                planes.append({"shard": shard, "offset": at, "stride": block, "chunk": chunk})
+                planes.append({"layer": layer, "offset": at, "stride": block, "chunk": chunk})
                 at += chunk
         size = op["blocks"] * block
         holder, form = self.fingerprint(op["base"] or op["ns"]), op["form"]
         if form == "bytes" and self.fingerprint(op["ns"]) in peer.encoded:
             form = "encoded"
         region = Region(Memory(size), op, block, form, holder)
-        region.shard_bytes = shard_bytes
+        region.layer_bytes = layer_bytes
         if op["as"] in peer.regions:
             peer.regions[op["as"]].memory.close()
         peer.regions[op["as"]] = region
@@ -331,25 +331,25 @@ class World:
     def fingerprint(self, ref):
         return self.answers.get(ref["of"], {}).get("fingerprint")
 
-    def shard(self, peer, region, key, shard):
-        """What a shard of this tenant's block holds."""
+    def layer(self, peer, region, key, layer):
+        """What a layer of this tenant's block holds."""
         op = region.op
         if region.form == "bytes" and key % 3 == 0:
-            return pattern.hostile(key, shard, region.shard_bytes)
+            return pattern.hostile(key, layer, region.layer_bytes)
         label = op["plain" if region.form == "encoded" else "label"]
-        return pattern.content(peer.tenant, label, key, op["part"] * 1024 + shard, region.shard_bytes)
+        return pattern.content(peer.tenant, label, key, op["part"] * 1024 + layer, region.layer_bytes)
 
     def do_dump(self, peer, op):
         region = peer.regions.get(op["region"])
         if not region or region.op["pool"]:
             return
         self.settle(peer)
-        shards = region.op["shards"]
+        layers = region.op["layers"]
         for key, at in zip(op["keys"], op["at"]):
             if at >= region.op["blocks"]:
                 continue
             start = at * region.size
-            region.memory.map[start:start + region.size] = b"".join(self.shard(peer, region, key, s) for s in range(shards))
+            region.memory.map[start:start + region.size] = b"".join(self.layer(peer, region, key, s) for s in range(layers))
         if region.form == "bytes":
             self.rawly.add(region.holder)
         self.call(peer, "dump", {"region": region.number, "keys": keys_of(op["keys"]), "blocks": u32(*op["at"]), **self.more(op)},
@@ -377,23 +377,23 @@ class World:
                 if status == OK:
                     self.count(f"loaded {region.form}" + (" turned" if "turns" in more else ""))
                 if status == OK and "turns" not in more:
-                    first = more.get("shard", 0)
-                    n = more.get("shards", 0) or region.op["shards"] - first
-                    for shard in range(first, first + n):
-                        self.right(peer, region, key, shard, data[shard * region.shard_bytes:(shard + 1) * region.shard_bytes])
+                    first = more.get("layer", 0)
+                    n = more.get("layers", 0) or region.op["layers"] - first
+                    for layer in range(first, first + n):
+                        self.right(peer, region, key, layer, data[layer * region.layer_bytes:(layer + 1) * region.layer_bytes])
         self.call(peer, method, {"region": region.number, "keys": keys_of(op["keys"]), "blocks": u32(*op["at"]), **more},
                   check=check, late=op.get("late"))
 
-    def right(self, peer, region, key, shard, data):
+    def right(self, peer, region, key, layer, data):
         """Plain blocks are what was stored. Where nobody stored coded bytes by hand, what was encoded has numbers of the tenant's own
         range, and a digest is always the same. What a region by hand holds, only the daemon knows."""
-        op, want = region.op, self.shard(peer, region, key, shard)
+        op, want = region.op, self.layer(peer, region, key, layer)
         holders = {region.holder} | self.forms.get(region.holder, set())  # a base's loads find its coded blocks
         if data == want or region.form == "bytes" or holders & self.rawly:
             return
-        where = f"tenant {peer.tenant}, key {key}, shard {shard}"
+        where = f"tenant {peer.tenant}, key {key}, layer {layer}"
         if region.form == "digest":
-            first = self.digests.setdefault((peer.tenant, op["crc"], op["part"], key, shard), data)
+            first = self.digests.setdefault((peer.tenant, op["crc"], op["part"], key, layer), data)
             if data != first:
                 raise Finding("another digest", f"{where}: {difference(data, first)}, op {self.at}")
         elif region.form == "plain" or op["lossless"]:
@@ -415,11 +415,11 @@ class World:
             self.look(peer, bytes(region.memory.map), f"a pool of {region.form}")
             source = op["source"]
             keys = source["keys"]["keys"] if "keys" in source else self.chains.get((peer, source["chain"]["of"]), [])
-            for (index, shard, slot), status in zip(op["items"], result["status"] if result else ()):
+            for (index, layer, slot), status in zip(op["items"], result["status"] if result else ()):
                 if status == OK:
                     self.count(f"fetched {region.form}")
                     if index < len(keys):
-                        self.right(peer, region, keys[index], shard, region.memory.map[slot * region.size:(slot + 1) * region.size])
+                        self.right(peer, region, keys[index], layer, region.memory.map[slot * region.size:(slot + 1) * region.size])
         self.call(peer, "fetch", {"region": region.number, "items": u32(*items),
                                   **{key: self.value(value) for key, value in op["source"].items()}}, check=check, late=op.get("late"))
 
@@ -428,7 +428,7 @@ class World:
         if rows > 1 << 17:
             return
         q = np.linspace(-1, 1, rows, dtype=np.float32).tobytes()
-        self.call(peer, "select", {"chains": self.value(op["chains"]), "shards": op["shards"], "q": q, "q_heads": op["heads"],
+        self.call(peer, "select", {"chains": self.value(op["chains"]), "layers": op["layers"], "q": q, "q_heads": op["heads"],
                                    "rows": op["rows"], **op["more"]})
 
     # ---- windows ----
@@ -466,15 +466,15 @@ class World:
         if slab not in window.slabs or not window.op["exact"]:
             return
         entry = 4096 + 8 * (slab * (window.answer["slab_bytes"] // 4096) + slot)
-        at, n = slot * window.answer["slot_bytes"], window.op["shard_bytes"]
-        for shard in range(window.op["shards"]):
-            data = window.slabs[slab][at + shard * n:at + (shard + 1) * n]
-            want = pattern.content(peer.tenant, window.op["label"], key, window.op["part"] * 1024 + shard, n)
+        at, n = slot * window.answer["slot_bytes"], window.op["layer_bytes"]
+        for layer in range(window.op["layers"]):
+            data = window.slabs[slab][at + layer * n:at + (layer + 1) * n]
+            want = pattern.content(peer.tenant, window.op["label"], key, window.op["part"] * 1024 + layer, n)
             if struct.unpack("<Q", window.table[entry:entry + 8])[0] != generation:
                 return
             self.count("read in a window")
             if data != want:
-                raise Finding("wrong bytes in a window", f"tenant {peer.tenant}, key {key}, shard {shard}: {difference(data, want)}")
+                raise Finding("wrong bytes in a window", f"tenant {peer.tenant}, key {key}, layer {layer}: {difference(data, want)}")
 
     def windows(self, peer):
         for window in peer.windows.values():

@@ -15,7 +15,7 @@ VISIBLE void test_plan_free(struct ucm_digest_plan *plan);
 VISIBLE uint32_t test_bytes(const struct ucm_digest_plan *plan);
 VISIBLE uint64_t test_extent(const struct ucm_digest_spec *spec);
 VISIBLE void test_canonical(const struct ucm_digest_spec *spec, uint8_t *out);
-VISIBLE void test_build(const struct ucm_digest_plan *plan, const uint8_t *shards, uint64_t stride,
+VISIBLE void test_build(const struct ucm_digest_plan *plan, const uint8_t *layers, uint64_t stride,
                         uint32_t n, uint8_t *out);
 VISIBLE int test_score(const struct ucm_digest_plan *plan, uint32_t metric, const float *q,
                        uint32_t q_heads, const uint8_t *digests, uint32_t n, float *scores);
@@ -65,12 +65,12 @@ void test_canonical(const struct ucm_digest_spec *spec, uint8_t *out)
     ucm_digest_canonical(spec, out);
 }
 
-/* n blocks, a shard every stride bytes. */
-void test_build(const struct ucm_digest_plan *plan, const uint8_t *shards, uint64_t stride,
+/* n blocks, a layer every stride bytes. */
+void test_build(const struct ucm_digest_plan *plan, const uint8_t *layers, uint64_t stride,
                 uint32_t n, uint8_t *out)
 {
     for (uint32_t b = 0; b < n; b++)
-        ucm_digest_build(plan, shards + b * stride, out + (uint64_t)b * plan->bytes);
+        ucm_digest_build(plan, layers + b * stride, out + (uint64_t)b * plan->bytes);
 }
 
 /* q: [q_heads][head_dim]; scores: [q_heads][n]. */

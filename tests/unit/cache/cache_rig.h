@@ -44,7 +44,7 @@ static inline int fake_submit(struct tier *t, struct tier_io *io)
         t->refuse_n--;
         return t->refuse;
     }
-    if (io->op == TIER_READ || io->op == TIER_READ_SHARDS) {
+    if (io->op == TIER_READ || io->op == TIER_READ_LAYERS) {
         const struct place *p = &t->place[io->place.loc - 1];
 
         cr_assert(io->place.loc >= 1 && io->place.loc <= t->places && p->live, "a read of nothing");
@@ -118,11 +118,11 @@ static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
         t->n_live++;
     } else if (status == 0 && io->op == TIER_READ) {
         memcpy(io->data, t->place[io->place.loc - 1].data, io->bytes);
-    } else if (status == 0 && io->op == TIER_READ_SHARDS) {
-        memset(io->data, 0xDD, tier_shards_room(io->shard_bytes, io->shard, io->shards));
-        memcpy((char *)io->data + tier_shards_at(io->shard_bytes, io->shard),
-               t->place[io->place.loc - 1].data + io->shard * io->shard_bytes,
-               io->shards * io->shard_bytes);
+    } else if (status == 0 && io->op == TIER_READ_LAYERS) {
+        memset(io->data, 0xDD, tier_layers_room(io->layer_bytes, io->layer, io->layers));
+        memcpy((char *)io->data + tier_layers_at(io->layer_bytes, io->layer),
+               t->place[io->place.loc - 1].data + io->layer * io->layer_bytes,
+               io->layers * io->layer_bytes);
     } else if (io->op == TIER_READ) {
         memset(io->data, 0xDD, io->bytes);
     }
@@ -162,7 +162,7 @@ static inline bool fake_reclaim(struct tier *t, uint64_t loc)
 
 /* 8 slots of the parts of `one`, 16 of those of `two`. */
 #define MIB (1u << 20)
-#define SHARDS 2u
+#define LAYERS 2u
 
 static struct {
     uv_loop_t loop;
@@ -204,11 +204,11 @@ static inline void window_cb(void *ctx, enum arena_lent_event event, uint32_t wi
 }
 
 static inline struct ns *space_of(const char *tenant, const char *model, uint32_t parts,
-                                  uint64_t shard_bytes)
+                                  uint64_t layer_bytes)
 {
-    static const uint32_t shards[] = {SHARDS, SHARDS};
+    static const uint32_t layers[] = {LAYERS, LAYERS};
     struct ns_identity id = {tenant, model, "",     "b",         "l",  16,
-                             16,     parts, shards, shard_bytes, NULL, 0};
+                             16,     parts, layers, layer_bytes, NULL, 0};
     struct ucm_error e;
     struct ns *ns = NULL;
 
@@ -217,9 +217,9 @@ static inline struct ns *space_of(const char *tenant, const char *model, uint32_
     return ns;
 }
 
-static inline struct ns *space(const char *model, uint32_t parts, uint64_t shard_bytes)
+static inline struct ns *space(const char *model, uint32_t parts, uint64_t layer_bytes)
 {
-    return space_of("t", model, parts, shard_bytes);
+    return space_of("t", model, parts, layer_bytes);
 }
 
 static inline void arena_wait(uint64_t bytes)
@@ -262,8 +262,8 @@ static inline void rig_open(void)
     cr_assert_eq(arena_new(&rig.loop, &ac, &rig.arena), 0);
     arena_wait(rig.ready_bytes > 0 ? rig.ready_bytes : 2 * slab);
     cache_arena_attach(rig.cache, rig.arena);
-    rig.one = space("one", 1, MIB / 4 / SHARDS);
-    rig.two = space_of(rig.apart ? "u" : "t", "two", 2, MIB / 8 / SHARDS);
+    rig.one = space("one", 1, MIB / 4 / LAYERS);
+    rig.two = space_of(rig.apart ? "u" : "t", "two", 2, MIB / 8 / LAYERS);
     for (int i = 0; i < 3; i++)
         cache_fills_init(&rig.fills[i]);
     cr_assert_eq(
@@ -342,22 +342,22 @@ static inline struct block *block_of(block_ref ref)
     return index_block(rig.index, ref);
 }
 
-/* What a shard's first and last 8 bytes are. */
-static inline uint64_t mark_of(const struct block *b, uint32_t part, uint32_t shard)
+/* What a layer's first and last 8 bytes are. */
+static inline uint64_t mark_of(const struct block *b, uint32_t part, uint32_t layer)
 {
     uint64_t number;
 
     memcpy(&number, b->key, sizeof(number));
-    return ((number << 8 | b->ns) << 8 | part) << 8 | shard;
+    return ((number << 8 | b->ns) << 8 | part) << 8 | layer;
 }
 
-static inline void marks_write(block_ref ref, uint32_t part, uint8_t *slot, uint32_t shard,
+static inline void marks_write(block_ref ref, uint32_t part, uint8_t *slot, uint32_t layer,
                                uint32_t n)
 {
     const struct ns *ns = cache_ns(rig.cache, ref);
-    uint64_t bytes = ns->identity.shard_bytes;
+    uint64_t bytes = ns->identity.layer_bytes;
 
-    for (uint32_t s = shard; s < shard + n; s++) {
+    for (uint32_t s = layer; s < layer + n; s++) {
         uint64_t mark = mark_of(block_of(ref), part, s);
 
         memcpy(slot + s * bytes, &mark, 8);
@@ -383,9 +383,9 @@ static inline bool marks_right(block_ref ref, uint32_t part)
 {
     const struct ns *ns = cache_ns(rig.cache, ref);
     const uint8_t *slot = memory_of(ref, part);
-    uint64_t bytes = ns->identity.shard_bytes;
+    uint64_t bytes = ns->identity.layer_bytes;
 
-    for (uint32_t s = 0; s < SHARDS; s++) {
+    for (uint32_t s = 0; s < LAYERS; s++) {
         uint64_t mark = mark_of(block_of(ref), part, s);
 
         if (memcmp(slot + s * bytes, &mark, 8) != 0 ||
@@ -395,20 +395,20 @@ static inline bool marks_right(block_ref ref, uint32_t part)
     return true;
 }
 
-static inline int claim(block_ref ref, uint32_t part, uint32_t shard, uint32_t n,
+static inline int claim(block_ref ref, uint32_t part, uint32_t layer, uint32_t n,
                         struct cache_fill **out)
 {
-    return cache_fill_claim(rig.cache, &rig.fills[0], ref, part, shard, n, NUMA_NONE, out);
+    return cache_fill_claim(rig.cache, &rig.fills[0], ref, part, layer, n, NUMA_NONE, out);
 }
 
-static inline int dump(block_ref ref, uint32_t part, uint32_t shard, uint32_t n)
+static inline int dump(block_ref ref, uint32_t part, uint32_t layer, uint32_t n)
 {
     struct cache_fill *f;
-    int rc = claim(ref, part, shard, n, &f);
+    int rc = claim(ref, part, layer, n, &f);
 
     if (rc != 0)
         return rc;
-    marks_write(ref, part, memory_to_fill(f), shard, n);
+    marks_write(ref, part, memory_to_fill(f), layer, n);
     cache_fill_done(rig.cache, f, n, true);
     return 0;
 }
@@ -419,7 +419,7 @@ static inline block_ref store(struct ns *ns, uint64_t number)
     block_ref ref = open_block(ns, number);
 
     for (uint32_t p = 0; p < ns->identity.parts; p++)
-        cr_assert_eq(dump(ref, p, 0, ns->identity.shards[p]), 0);
+        cr_assert_eq(dump(ref, p, 0, ns->identity.layers[p]), 0);
     return ref;
 }
 

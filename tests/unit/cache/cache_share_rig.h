@@ -38,20 +38,20 @@ static inline struct block_file_id id_of(const struct ns *ns, uint64_t number, u
 /* Another host writes the block. */
 static inline void peer_stores(struct ns *ns, uint64_t number, share_root_id root)
 {
-    uint64_t shard_bytes = ns->identity.shard_bytes;
-    uint8_t *data = calloc(SHARDS, shard_bytes);
+    uint64_t layer_bytes = ns->identity.layer_bytes;
+    uint8_t *data = calloc(LAYERS, layer_bytes);
 
     cr_assert(data);
     for (uint32_t part = 0; part < ns->identity.parts; part++) {
         struct block_file_id id = id_of(ns, number, part);
 
-        for (uint32_t s = 0; s < SHARDS; s++) {
+        for (uint32_t s = 0; s < LAYERS; s++) {
             uint64_t mark = ((number << 8 | ns->id) << 8 | part) << 8 | s;
 
-            memcpy(data + s * shard_bytes, &mark, 8);
-            memcpy(data + (s + 1) * shard_bytes - 8, &mark, 8);
+            memcpy(data + s * layer_bytes, &mark, 8);
+            memcpy(data + (s + 1) * layer_bytes - 8, &mark, 8);
         }
-        fake_file_put(&share, &id, root, data, SHARDS * shard_bytes);
+        fake_file_put(&share, &id, root, data, LAYERS * layer_bytes);
     }
     free(data);
 }

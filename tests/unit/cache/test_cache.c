@@ -373,7 +373,7 @@ Test(cache, a_part_that_goes_takes_its_siblings_along)
 
 /* ---- fills ---- */
 
-Test(cache, a_part_is_whole_when_every_shard_was_copied_in_any_order)
+Test(cache, a_part_is_whole_when_every_layer_was_copied_in_any_order)
 {
     block_ref ref = open_block(rig.one, 1);
     struct cache_fill *a, *b;
@@ -390,7 +390,7 @@ Test(cache, a_part_is_whole_when_every_shard_was_copied_in_any_order)
     drop(ref);
 }
 
-Test(cache, all_shards_may_be_brought_anew_while_none_is_being_copied)
+Test(cache, all_layers_may_be_brought_anew_while_none_is_being_copied)
 {
     block_ref ref = open_block(rig.one, 1);
     struct cache_fill *a, *b;
@@ -457,7 +457,7 @@ Test(cache, the_fill_without_progress_for_longest_makes_room)
     cache_fill_done(rig.cache, f, 1, true);
     cr_expect(cache_found(rig.cache, ref[0]));
     cr_expect_eq(dump(ref[1], 0, 1, 1), 0, "it begins anew, one more of the idle ones goes");
-    cr_expect_not(cache_found(rig.cache, ref[1]), "and lacks its first shard");
+    cr_expect_not(cache_found(rig.cache, ref[1]), "and lacks its first layer");
     cr_expect_eq(dump(ref[1], 0, 0, 1), 0);
     cr_expect(cache_found(rig.cache, ref[1]));
     for (int i = 0; i < 8; i++)

@@ -68,7 +68,7 @@ Test(admission, what_is_incomplete_or_goes_is_not_written)
 {
     block_ref half = open_block(rig.two, 1), doomed = store(rig.one, 2);
 
-    cr_assert_eq(dump(half, 0, 0, SHARDS), 0);
+    cr_assert_eq(dump(half, 0, 0, LAYERS), 0);
     cr_assert_eq(cache_evict(rig.cache, doomed, CACHE_ALL), CACHE_EVICT_LATER);
     cache_touch(rig.cache, rig.two, &half, 1);
     cache_touch(rig.cache, rig.one, &doomed, 1);

@@ -18,8 +18,8 @@ static void compact_open(void)
     rig_open();
     n_copies = 0;
     quiet = rig.one;
-    noisy = space_of("u", "one", 1, SLOT / SHARDS);
-    big = space_of("v", "big", 1, 2 * SLOT / SHARDS);
+    noisy = space_of("u", "one", 1, SLOT / LAYERS);
+    big = space_of("v", "big", 1, 2 * SLOT / LAYERS);
     cache_copier_attach(rig.cache, copy_cb, &rig);
 }
 
@@ -30,7 +30,7 @@ static void fill(struct ns *ns, uint64_t number)
     block_ref ref = open_block(ns, number);
 
     cache_touch(rig.cache, ns, &ref, 1);
-    cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
+    cr_assert_eq(dump(ref, 0, 0, LAYERS), 0);
     memset(arena_memory(rig.arena, part_slot(cache_part(rig.cache, ref, 0)), NULL), 1 + (int)number,
            SLOT);
     drop(ref);
@@ -138,7 +138,7 @@ Test(cache_compact, a_part_in_use_moves_when_it_is_let_go)
 /* Blocks of two parts, which lie in different slabs; the first two blocks are in use, by one part each. */
 Test(cache_compact, room_for_another_size_beside_blocks_of_parts_in_use)
 {
-    struct ns *wide = space_of("t", "wide", 2, SLOT / SHARDS);
+    struct ns *wide = space_of("t", "wide", 2, SLOT / LAYERS);
     struct cache_wait w = {.done_cb = NULL};
     struct cache_fill *f[2];
     block_ref ref;
@@ -146,7 +146,7 @@ Test(cache_compact, room_for_another_size_beside_blocks_of_parts_in_use)
     for (uint32_t part = 0; part < 2; part++)
         for (uint64_t i = 0; i < 4; i++) {
             ref = open_block(wide, i);
-            cr_assert_eq(dump(ref, part, 0, SHARDS), 0);
+            cr_assert_eq(dump(ref, part, 0, LAYERS), 0);
             drop(ref);
         }
     settle();

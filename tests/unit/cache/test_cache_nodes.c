@@ -34,9 +34,9 @@ static block_ref store_on(struct ns *ns, uint64_t number, int node)
     block_ref ref = open_block(ns, number);
     struct cache_fill *f;
 
-    cr_assert_eq(cache_fill_claim(rig.cache, &rig.fills[0], ref, 0, 0, SHARDS, node, &f), 0);
-    marks_write(ref, 0, memory_to_fill(f), 0, SHARDS);
-    cache_fill_done(rig.cache, f, SHARDS, true);
+    cr_assert_eq(cache_fill_claim(rig.cache, &rig.fills[0], ref, 0, 0, LAYERS, node, &f), 0);
+    marks_write(ref, 0, memory_to_fill(f), 0, LAYERS);
+    cache_fill_done(rig.cache, f, LAYERS, true);
     drop(ref);
     tier_run();
     return ref;
@@ -63,7 +63,7 @@ static block_ref fetch_to(struct ns *ns, uint64_t number, int node)
 /* ref[i] of numbers from 0, on the nodes in turn. */
 static struct ns *fill_dram(block_ref ref[BLOCKS])
 {
-    struct ns *small = space("small", 1, 4096 / SHARDS);
+    struct ns *small = space("small", 1, 4096 / LAYERS);
 
     for (uint32_t i = 0; i < BLOCKS; i++) {
         ref[i] = store_on(small, i, i % 2 ? NODE_B : NODE_A);

@@ -159,8 +159,8 @@ Test(pressure, a_turn_begins_few_of_many_blocks)
 
 Test(pressure, a_turn_begins_few_of_many_parts)
 {
-    static const uint32_t shards[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    struct ns_identity id = {"t", "many", "", "b", "l", 16, 16, 16, shards, MIB / 32, NULL, 0};
+    static const uint32_t layers[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    struct ns_identity id = {"t", "many", "", "b", "l", 16, 16, 16, layers, MIB / 32, NULL, 0};
     struct ucm_error e;
     struct ns *ns;
     block_ref ref;
@@ -217,7 +217,7 @@ TestSuite(growing, .init = growing_open, .fini = growing_close);
 static int try_store(uint64_t number)
 {
     block_ref ref = open_block(rig.one, number);
-    int rc = dump(ref, 0, 0, SHARDS);
+    int rc = dump(ref, 0, 0, LAYERS);
 
     drop(ref);
     return rc;
@@ -256,7 +256,7 @@ Test(growing, no_slab_changes_its_slots)
 
     fill_and_wait(0, 4);
     ref = open_block(rig.two, 1);
-    cr_expect_eq(dump(ref, 0, 0, SHARDS), -EBUSY);
+    cr_expect_eq(dump(ref, 0, 0, LAYERS), -EBUSY);
     drop(ref);
     cr_expect_eq(rig.metrics.arena_slabs_moved, 0u);
     for (uint64_t i = 0; i < 4; i++)

@@ -9,7 +9,7 @@ static void open_tenants(void)
 {
     rig_open();
     quiet = rig.one;
-    noisy = space_of("u", "one", 1, SLOT / SHARDS);
+    noisy = space_of("u", "one", 1, SLOT / LAYERS);
 }
 
 TestSuite(cache_quota, .init = open_tenants, .fini = rig_close);
@@ -28,7 +28,7 @@ static void stores(struct ns *ns, uint64_t from, uint64_t n)
         block_ref ref = open_block(ns, i);
 
         cache_touch(rig.cache, ns, &ref, 1);
-        cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
+        cr_assert_eq(dump(ref, 0, 0, LAYERS), 0);
         drop(ref);
         settle();
     }
@@ -91,11 +91,11 @@ Test(cache_quota, a_guarantee_that_comes_late_keeps_what_is_there)
 
 Test(cache_quota, huge_blocks_keep_no_more_than_twice_what_is_guaranteed)
 {
-    struct ns *huge = space_of("t", "huge", 2, MIB / SHARDS);
+    struct ns *huge = space_of("t", "huge", 2, MIB / LAYERS);
     block_ref ref = open_block(huge, 0);
 
     give(quiet, SLOT, 0);
-    cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
+    cr_assert_eq(dump(ref, 0, 0, LAYERS), 0);
     drop(ref);
     settle();
     cr_assert_eq(huge->tenant->block_max_bytes, 8 * SLOT, "though one part of it was stored");
@@ -153,7 +153,7 @@ Test(cache_quota, at_most_is_refused_while_all_of_it_is_in_use)
 
 Test(cache_quota, a_slab_with_guaranteed_blocks_keeps_its_slots)
 {
-    struct ns *big = space_of("v", "big", 1, 2 * SLOT / SHARDS);
+    struct ns *big = space_of("v", "big", 1, 2 * SLOT / LAYERS);
     struct cache_fill *f;
     block_ref ref;
 
@@ -177,7 +177,7 @@ Test(cache_quota, blocks_of_more_parts_push_none_of_others_out_of_a_full_index)
     rig.max_blocks = 8;
     rig.tier = (struct tier){0};
     open_tenants();
-    wide = space_of("u", "wide", 2, SLOT / SHARDS);
+    wide = space_of("u", "wide", 2, SLOT / LAYERS);
     cache_stop_writing(rig.cache);
     stores(quiet, 0, 3);
     stores(wide, 0, 20);
@@ -387,7 +387,7 @@ Test(cache_quota, many_tenants)
     open_tenants();
     for (unsigned i = 0; i < 24; i++) {
         snprintf(name, sizeof(name), "uid:%u", i);
-        ns[i] = space_of(name, "one", 1, SLOT / SHARDS);
+        ns[i] = space_of(name, "one", 1, SLOT / LAYERS);
         give(ns[i], i % 2 ? SLOT : 0, i % 2 ? 0 : 8 * SLOT);
         stores(ns[i], 0, 2);
     }

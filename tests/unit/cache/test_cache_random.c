@@ -17,7 +17,7 @@ TestSuite(cache_random, .init = open_shared, .fini = close_shared);
 struct copy {
     struct cache_fill *fill; /* NULL: not in use */
     block_ref ref;
-    uint32_t part, shard, n, owner;
+    uint32_t part, layer, n, owner;
 };
 
 struct load {
@@ -76,15 +76,15 @@ static void chaos_claim(void)
     if (c->fill)
         return;
     c->part = below(ns->identity.parts);
-    c->shard = below(SHARDS);
-    c->n = 1 + below(SHARDS - c->shard);
+    c->layer = below(LAYERS);
+    c->n = 1 + below(LAYERS - c->layer);
     c->owner = below(8) ? (uint32_t)number % 3 : below(3);
     key_of(number, key);
     c->ref = cache_open(rig.cache, ns, key);
     cr_assert(c->ref != 0 || rig.max_blocks > 0);
     if (c->ref == 0)
         return;
-    rc = cache_fill_claim(rig.cache, &rig.fills[c->owner], c->ref, c->part, c->shard, c->n,
+    rc = cache_fill_claim(rig.cache, &rig.fills[c->owner], c->ref, c->part, c->layer, c->n,
                           NUMA_NONE, &c->fill);
     if (rc == 0)
         return; /* the block stays held until the copy has ended */
@@ -101,7 +101,7 @@ static void copy_end(struct copy *c, bool ok)
 {
     struct cache_fill *f = c->fill;
 
-    marks_write(c->ref, c->part, memory_to_fill(f), c->shard, c->n);
+    marks_write(c->ref, c->part, memory_to_fill(f), c->layer, c->n);
     c->fill = NULL;
     cache_fill_done(rig.cache, f, c->n, ok);
     drop(c->ref);

@@ -142,14 +142,14 @@ Test(cache_share_write, a_durable_dump_is_taken_though_a_share_has_it)
     struct cache_fill *f;
     block_ref ref = shared_block(rig.one, 1);
 
-    cr_expect_eq(claim(ref, 0, 0, SHARDS, &f), -EEXIST, "one that is not durable is not");
+    cr_expect_eq(claim(ref, 0, 0, LAYERS, &f), -EEXIST, "one that is not durable is not");
     cache_shared_presume(rig.cache, ref, 0);
-    cr_assert_eq(claim(ref, 0, 0, SHARDS, &f), 0);
+    cr_assert_eq(claim(ref, 0, 0, LAYERS, &f), 0);
     cr_expect_not(cache_found(rig.cache, ref));
-    cache_fill_done(rig.cache, f, SHARDS, true);
+    cache_fill_done(rig.cache, f, LAYERS, true);
     cr_expect(cache_in_dram(rig.cache, ref));
     cache_shared_presume(rig.cache, ref, 0);
-    cr_expect_eq(claim(ref, 0, 0, SHARDS, &f), -EEXIST);
+    cr_expect_eq(claim(ref, 0, 0, LAYERS, &f), -EEXIST);
     drop(ref);
 }
 
@@ -158,7 +158,7 @@ Test(cache_share_write, a_dump_of_what_is_only_presumed_is_taken_and_written)
     block_ref ref = note(rig.one, 1, 1, false);
 
     cache_lease(rig.cache, ref);
-    cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
+    cr_assert_eq(dump(ref, 0, 0, LAYERS), 0);
     cr_expect(cache_in_dram(rig.cache, ref));
     iterate();
     cr_assert_eq(share.n_pending, 1u);
@@ -229,7 +229,7 @@ static uint64_t number_at(unsigned i)
 
 Test(cache_share_write, blocks_without_a_seed_hold_up_no_others)
 {
-    struct ns *third = space_of("u", "three", 1, MIB / 4 / SHARDS);
+    struct ns *third = space_of("u", "three", 1, MIB / 4 / LAYERS);
     block_ref refs[4];
 
     await_seed(rig.one);

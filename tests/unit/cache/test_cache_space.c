@@ -184,7 +184,7 @@ Test(cache_space, a_part_longer_than_an_slab_evicts_nothing)
         drop(store(rig.one, i));
     settle();
     ref = open_block(big, 1);
-    cr_expect_eq(claim(ref, 0, 0, SHARDS, &f), -EFBIG);
+    cr_expect_eq(claim(ref, 0, 0, LAYERS, &f), -EFBIG);
     rig.tier.place[rig.tier.places++] =
         (struct place){true, part_owner(ref, 0), 2 * MIB, malloc(1), 1};
     rig.tier.n_live++;
@@ -205,7 +205,7 @@ static void open_fine(void)
     rig.max_blocks = 10000;
     rig_open();
     cache_stop_writing(rig.cache);
-    fine = space("fine", 1, 4096 / SHARDS);
+    fine = space("fine", 1, 4096 / LAYERS);
     for (uint64_t i = 0; i < 8192; i++)
         drop(store(fine, i));
 }
@@ -226,7 +226,7 @@ static int wide_fill(void)
     int rc;
 
     ask(&wide.a);
-    for (wide.iterations = 0; (rc = claim(wide.ref, 0, 0, SHARDS, &f)) == -EBUSY;
+    for (wide.iterations = 0; (rc = claim(wide.ref, 0, 0, LAYERS, &f)) == -EBUSY;
          wide.iterations++) {
         uint64_t evicted = rig.metrics.arena_evicted_blocks - wide.evicted;
 
@@ -236,7 +236,7 @@ static int wide_fill(void)
         iterate();
     }
     if (rc == 0)
-        cache_fill_done(rig.cache, f, SHARDS, true);
+        cache_fill_done(rig.cache, f, LAYERS, true);
     return rc;
 }
 
@@ -247,9 +247,9 @@ Test(cache_fine, a_slab_is_emptied_in_several_turns)
     block_ref other;
 
     wide.ref = open_block(rig.one, 1);
-    cr_assert_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);
+    cr_assert_eq(claim(wide.ref, 0, 0, LAYERS, &f), -EBUSY);
     other = open_block(index_ns(rig.index, 3), 10000);
-    cr_expect_eq(claim(other, 0, 0, SHARDS, &f), -EBUSY, "the free slot is not given to another");
+    cr_expect_eq(claim(other, 0, 0, LAYERS, &f), -EBUSY, "the free slot is not given to another");
     cr_expect_eq(wide_fill(), 0);
     cr_expect(wide.iterations >= 3 && wide.most <= 1024, "%u iterations", wide.iterations);
     cr_expect_eq(rig.metrics.arena_slabs_moved, 1u);
@@ -266,7 +266,7 @@ Test(cache_fine, a_slab_that_can_not_be_emptied_any_more_is_used_again)
     block_ref held[2];
 
     wide.ref = open_block(rig.one, 1);
-    cr_assert_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);
+    cr_assert_eq(claim(wide.ref, 0, 0, LAYERS, &f), -EBUSY);
     for (unsigned i = 0; i < 2; i++) {
         held[i] = find(fine, 4095 + 4096 * i); /* the last of each slab */
         cr_assert(held[i]);
@@ -274,9 +274,9 @@ Test(cache_fine, a_slab_that_can_not_be_emptied_any_more_is_used_again)
     }
     ask(&wide.a);
     cr_assert(cache_wait_for(rig.cache, &wide.a.r, WAIT_SLOT));
-    for (unsigned i = 0; i < 20 && claim(wide.ref, 0, 0, SHARDS, &f) == -EBUSY; i++)
+    for (unsigned i = 0; i < 20 && claim(wide.ref, 0, 0, LAYERS, &f) == -EBUSY; i++)
         iterate();
-    cr_expect_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);
+    cr_expect_eq(claim(wide.ref, 0, 0, LAYERS, &f), -EBUSY);
     cr_expect_eq(rig.metrics.arena_slabs_moved, 0u);
     iterate();
     drop(store(fine, 20000));
@@ -294,7 +294,7 @@ static void open_narrow(void)
 {
     rig.max_blocks = 8;
     rig_open();
-    other = space("other", 1, rig.two->identity.shard_bytes);
+    other = space("other", 1, rig.two->identity.layer_bytes);
 }
 
 TestSuite(narrow, .init = open_narrow, .fini = rig_close);
@@ -381,11 +381,11 @@ Test(cache_space, a_slab_that_is_verified_into_is_not_emptied)
         cache_touch(rig.cache, rig.one, &ref[i], 1); /* the slab of the others is colder */
     drop(ref[0]);
     ref[0] = open_block(rig.two, 100);
-    cr_assert_eq(claim(ref[0], 0, 0, SHARDS, &f), 0);
+    cr_assert_eq(claim(ref[0], 0, 0, LAYERS, &f), 0);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u, "%u",
                  (unsigned)rig.metrics.arena_evicted_blocks);
     cr_expect_eq(rig.metrics.arena_slabs_moved, 1u);
-    cache_fill_done(rig.cache, f, SHARDS, false);
+    cache_fill_done(rig.cache, f, LAYERS, false);
     fake_next(&rig.tier, 0);
     drop(ref[0]);
 }

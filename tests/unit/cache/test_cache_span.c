@@ -19,7 +19,7 @@ static block_ref stored(struct ns *ns, uint64_t number)
     block_ref ref = open_block(ns, number);
 
     for (uint32_t part = 0; part < ns->identity.parts; part++)
-        cr_assert_eq(dump(ref, part, 0, SHARDS), 0);
+        cr_assert_eq(dump(ref, part, 0, LAYERS), 0);
     return ref;
 }
 
@@ -32,7 +32,7 @@ Test(cache_span, of_a_part_needs_a_use)
     cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
     cr_assert_eq(span_part(rig.cache, ref, 0, &span), 0);
     cr_expect_eq(span.form, ns_form(rig.one, 0));
-    cr_expect_eq(span.n, SHARDS);
+    cr_expect_eq(span.n, LAYERS);
     cr_expect_eq(span.len, ns_part_bytes(rig.one, 0));
     cr_expect_not(span.fill);
     cache_put(rig.cache, ref, 0);
@@ -47,12 +47,12 @@ Test(cache_span, of_a_fill_needs_the_claim)
 
     cr_assert_eq(claim(ref, 0, 1, 1, &f), 0);
     refused(span_fill(rig.cache, f, 0, 1, &span));
-    refused(span_fill(rig.cache, f, 0, SHARDS, &span));
-    refused(span_fill(rig.cache, f, 1, SHARDS, &span));
+    refused(span_fill(rig.cache, f, 0, LAYERS, &span));
+    refused(span_fill(rig.cache, f, 1, LAYERS, &span));
     refused(span_fill(rig.cache, f, 1, UINT32_MAX, &span));
     refused(span_fill(rig.cache, f, 1, 0, &span));
     cr_assert_eq(span_fill(rig.cache, f, 1, 1, &span), 0);
-    cr_expect_eq(span.origin, memory_to_fill(f) + rig.one->identity.shard_bytes);
+    cr_expect_eq(span.origin, memory_to_fill(f) + rig.one->identity.layer_bytes);
     cr_expect(span.fill);
     cache_fill_done(rig.cache, f, 1, false);
     drop(ref);
@@ -67,13 +67,13 @@ Test(cache_span, is_cut_within_itself)
     cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
     cr_assert_eq(span_part(rig.cache, ref, 0, &all), 0);
     cr_assert_eq(span_cut(rig.cache, &all, 1, 1, &one), 0);
-    cr_expect_eq(one.origin, all.origin + all.form->shard_bytes);
-    cr_expect_eq(one.len, all.form->shard_bytes);
-    refused(span_cut(rig.cache, &all, SHARDS, 1, &out));
-    refused(span_cut(rig.cache, &all, 1, SHARDS, &out));
+    cr_expect_eq(one.origin, all.origin + all.form->layer_bytes);
+    cr_expect_eq(one.len, all.form->layer_bytes);
+    refused(span_cut(rig.cache, &all, LAYERS, 1, &out));
+    refused(span_cut(rig.cache, &all, 1, LAYERS, &out));
     refused(span_cut(rig.cache, &all, 0, 0, &out));
     refused(span_cut(rig.cache, &all, UINT32_MAX, 2, &out));
-    refused(span_cut(rig.cache, &one, 0, 1, &out)); /* the shard before it */
+    refused(span_cut(rig.cache, &one, 0, 1, &out)); /* the layer before it */
     refused(span_cut(rig.cache, &one, 1, 2, &out));
     cr_assert_eq(span_cut(rig.cache, &one, 1, 1, &out), 0);
     cr_expect_eq(out.origin, one.origin);
@@ -86,21 +86,21 @@ Test(cache_span, ends_with_the_slot)
     const struct form *form = ns_form(rig.one, 0);
     struct form longer = *form, more = *form;
     slot_ref slot = arena_alloc(rig.arena, ns_part_bytes(rig.one, 0), 1, NUMA_NONE);
-    uint64_t room = tier_shards_room(form->shard_bytes, 0, 1);
+    uint64_t room = tier_layers_room(form->layer_bytes, 0, 1);
 
     cr_assert_neq(slot, 0u);
     cr_assert_eq(span_slot(rig.cache, slot, form, &span), 0);
-    longer.shard_bytes += 2048;
-    more.shards++;
+    longer.layer_bytes += 2048;
+    more.layers++;
     refused(span_slot(rig.cache, slot, &longer, &span));
     refused(span_kept(rig.cache, slot, &more, &span));
-    longer.shard_bytes = UINT64_MAX;
+    longer.layer_bytes = UINT64_MAX;
     refused(span_slot(rig.cache, slot, &longer, &span));
     refused(span_slot(rig.cache, 0, form, &span));
     refused(span_stage(rig.cache, slot, arena_slot_bytes(rig.arena, slot) - room + 1, form, 0, 1,
                        &span));
     refused(span_stage(rig.cache, slot, UINT64_MAX, form, 0, 1, &span));
-    refused(span_stage(rig.cache, slot, 0, form, SHARDS, 1, &span));
+    refused(span_stage(rig.cache, slot, 0, form, LAYERS, 1, &span));
     cr_assert_eq(
         span_stage(rig.cache, slot, arena_slot_bytes(rig.arena, slot) - room, form, 0, 1, &span),
         0);

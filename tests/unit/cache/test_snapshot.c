@@ -392,8 +392,8 @@ static unsigned any_cb(void *ctx, block_ref ref)
 
 Test(kept, what_goes_first_goes_first_again)
 {
-    static const uint32_t shards = 1;
-    struct ns_identity id = {"t", "m", "", "d", "l", 16, 32, 1, &shards, 4096, NULL, 0};
+    static const uint32_t layers = 1;
+    struct ns_identity id = {"t", "m", "", "d", "l", 16, 32, 1, &layers, 4096, NULL, 0};
     block_ref refs[40], order[40];
     uint8_t key[UCM_MAX_KEY_BYTES] = {0};
     struct index *ix;

@@ -33,7 +33,7 @@ FAKE_FN struct ucm_client *rig_connect(struct fake *f)
 
 FAKE_FN int rig_open(struct ucm_client *c, struct ucm_namespace **ns)
 {
-    static const uint32_t shards[] = {2};
+    static const uint32_t layers[] = {2};
     struct ucm_identity id = {
         .model = "m",
         .dtype = "bf16",
@@ -41,9 +41,9 @@ FAKE_FN int rig_open(struct ucm_client *c, struct ucm_namespace **ns)
         .block_tokens = 16,
         .key_bytes = 16,
         .parts = 1,
-        .shards = shards,
-        .n_shards = 1,
-        .shard_bytes = 4096,
+        .layers = layers,
+        .n_layers = 1,
+        .layer_bytes = 4096,
     };
 
     return ucm_namespace_open(c, &id, -1, ns);
@@ -54,7 +54,7 @@ FAKE_FN int rig_register(struct rig *r, int timeout_ms, struct ucm_region **out)
     struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD, .bytes = 65536, .fd = r->fd};
     struct ucm_plane planes[2] = {
         {.stride = 4096, .chunk_bytes = 4096},
-        {.offset = 32768, .stride = 4096, .chunk_bytes = 4096, .shard = 1}};
+        {.offset = 32768, .stride = 4096, .chunk_bytes = 4096, .layer = 1}};
     struct ucm_region_spec spec = {
         .blocks = 8,
         .device = "cpu",
@@ -145,11 +145,11 @@ FAKE_FN struct ucm_task *rig_load_held(uint32_t n_keys)
 }
 
 /* Of the load that is held at that place. */
-FAKE_FN void rig_tell_layers(struct rig *r, unsigned held, uint32_t shards, const uint8_t *status,
+FAKE_FN void rig_tell_layers(struct rig *r, unsigned held, uint32_t layers, const uint8_t *status,
                              uint32_t n)
 {
     struct msg_progress m = {
-        .msgid = FAKE_GET(&r->fake, held[held].msgid), .shards = shards, .status = {status, n}};
+        .msgid = FAKE_GET(&r->fake, held[held].msgid), .layers = layers, .status = {status, n}};
     struct proto_buf b;
     struct ucm_error e;
 

@@ -49,7 +49,7 @@ FAKE_FN void sparse_digest_open(struct fake *f, int conn, uint32_t msgid)
 
     pthread_mutex_lock(&f->lock);
     m.ns = f->next_id++;
-    m.shard_bytes = sparse.digest_bytes;
+    m.layer_bytes = sparse.digest_bytes;
     pthread_mutex_unlock(&f->lock);
     fake_reply(f, conn, msgid, &proto_digest_open_r, &m);
 }

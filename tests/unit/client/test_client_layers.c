@@ -19,9 +19,9 @@ static struct ucm_task *load_in_steps(uint32_t step)
     return task;
 }
 
-static void report(uint32_t shards, const uint8_t *status, uint32_t n)
+static void report(uint32_t layers, const uint8_t *status, uint32_t n)
 {
-    rig_tell_layers(&rig, 0, shards, status, n);
+    rig_tell_layers(&rig, 0, layers, status, n);
 }
 
 Test(client_layers, land_one_after_another)

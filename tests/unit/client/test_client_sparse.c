@@ -228,12 +228,12 @@ static struct answer *answer_new(struct answer *a)
     return a;
 }
 
-static struct ucm_sparse_select select_of(struct ucm_chain *const *chains, const uint32_t *shards,
+static struct ucm_sparse_select select_of(struct ucm_chain *const *chains, const uint32_t *layers,
                                           uint32_t n)
 {
     static const float q[64 * SPARSE_Q_HEADS * SPARSE_DIM];
     struct ucm_sparse_select s = {
-        .chains = chains, .shards = shards, .n_rows = n, .q = q, .score.q_heads = SPARSE_Q_HEADS};
+        .chains = chains, .layers = layers, .n_rows = n, .q = q, .score.q_heads = SPARSE_Q_HEADS};
 
     ucm_sparse_choose_defaults(&s.choose);
     return s;
@@ -242,12 +242,12 @@ static struct ucm_sparse_select select_of(struct ucm_chain *const *chains, const
 Test(client_sparse, a_selection_of_several_rows)
 {
     struct ucm_chain *chains[3] = {chain_of(1), chain_of(5), NULL};
-    uint32_t shards[3] = {0, 1, 1}, lists, blocks;
+    uint32_t layers[3] = {0, 1, 1}, lists, blocks;
     struct ucm_sparse_select s;
     struct answer a;
 
     chains[2] = chains[0];
-    s = select_of(chains, shards, 3);
+    s = select_of(chains, layers, 3);
     cr_assert_eq(ucm_sparse_room(&s, &lists, &blocks), 0, "%s", ucm_errmsg());
     cr_expect_eq(lists, 6);
     cr_expect_eq(blocks, 2 + 8 + 2);
@@ -269,7 +269,7 @@ Test(client_sparse, a_selection_of_several_rows)
 Test(client_sparse, too_many_rows_for_a_frame_take_several_requests)
 {
     enum { ROWS = 100 };
-    static uint32_t counts[ROWS * 2], index[ROWS * 4], shards[ROWS];
+    static uint32_t counts[ROWS * 2], index[ROWS * 4], layers[ROWS];
     struct ucm_chain *chains[ROWS];
     struct ucm_sparse_selected out = {
         .counts = counts, .index = index, .counts_room = ROWS * 2, .index_room = ROWS * 4};
@@ -279,7 +279,7 @@ Test(client_sparse, too_many_rows_for_a_frame_take_several_requests)
     chains[0] = chain_of(20);
     for (int i = 1; i < ROWS; i++)
         chains[i] = chains[0];
-    s = select_of(chains, shards, ROWS);
+    s = select_of(chains, layers, ROWS);
     s.score.q_heads = 1024; /* 32 KiB a row */
     s.q = q = calloc(ROWS, 1024 * SPARSE_DIM * sizeof(float));
     cr_assert_eq(ucm_sparse_select(rig.client, &s, -1, &out), 0, "%s", ucm_errmsg());
@@ -292,7 +292,7 @@ Test(client_sparse, too_many_rows_for_a_frame_take_several_requests)
 
 Test(client_sparse, an_answer_too_long_for_a_frame_takes_several_requests_or_a_limit)
 {
-    uint32_t shards[4] = {0}, *counts = calloc(8, 4), *index = calloc(1 << 20, 4);
+    uint32_t layers[4] = {0}, *counts = calloc(8, 4), *index = calloc(1 << 20, 4);
     struct ucm_chain *chains[4];
     struct ucm_sparse_selected out = {
         .counts = counts, .index = index, .counts_room = 8, .index_room = 1 << 20};
@@ -300,7 +300,7 @@ Test(client_sparse, an_answer_too_long_for_a_frame_takes_several_requests_or_a_l
 
     for (int i = 0; i < 4; i++)
         chains[i] = chain_of(100000);
-    s = select_of(chains, shards, 4);
+    s = select_of(chains, layers, 4);
     cr_assert_eq(ucm_sparse_select(rig.client, &s, -1, &out), 0, "%s", ucm_errmsg());
     cr_expect_eq(GET(selects), 4, "a row may fill a frame");
     cr_expect_eq(GET(last_n_rows), 1);
@@ -322,8 +322,8 @@ Test(client_sparse, an_answer_too_long_for_a_frame_takes_several_requests_or_a_l
 Test(client_sparse, wrong_selections)
 {
     struct ucm_chain *chains[2] = {chain_of(9), chain_of(9)}, *others[2];
-    uint32_t shards[2] = {0, 1};
-    struct ucm_sparse_select good = select_of(chains, shards, 2), s;
+    uint32_t layers[2] = {0, 1};
+    struct ucm_sparse_select good = select_of(chains, layers, 2), s;
     struct ucm_client *client = rig_connect(&rig.fake);
     struct answer a;
 
@@ -339,7 +339,7 @@ Test(client_sparse, wrong_selections)
     REFUSED(s.n_rows = 5000);
     REFUSED(s.q = NULL);
     REFUSED(s.chains = NULL);
-    REFUSED(s.shards = NULL);
+    REFUSED(s.layers = NULL);
     REFUSED(others[0] = chains[0]; others[1] = NULL; s.chains = others);
     REFUSED(s.q_dtype = UCM_SPARSE_FP8_E4M3);
     REFUSED(s.score.q_heads = 0);
@@ -373,8 +373,8 @@ static void reconnect(void)
 
 static int select_one(struct ucm_chain *chain)
 {
-    uint32_t shard = 0;
-    struct ucm_sparse_select s = select_of(&chain, &shard, 1);
+    uint32_t layer = 0;
+    struct ucm_sparse_select s = select_of(&chain, &layer, 1);
     struct answer a;
 
     return ucm_sparse_select(rig.client, &s, -1, &answer_new(&a)->out);

@@ -255,7 +255,7 @@ struct worker_side {
     const struct companion_rope *rope; /* the same */
 };
 
-/* BF16 K at the beginning of each shard. */
+/* BF16 K at the beginning of each layer. */
 static inline void rope_says(struct msg_region_register *m, const struct ucm_rope_spec *s,
                              uint32_t numbers[5])
 {
@@ -280,7 +280,7 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
                                     .device = {"cuda", 4},
                                     .handles = {&handle, 1},
                                     .planes = {planes, w->n_planes}};
-    struct form pages = {.shard_bytes = w->chunk * sections, .shards = w->n_planes / sections};
+    struct form pages = {.layer_bytes = w->chunk * sections, .layers = w->n_planes / sections};
     struct device_region *r = NULL;
     struct ucm_error e = {0};
     struct codec codec;
@@ -292,7 +292,7 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
         planes[p] = (struct msg_plane){.offset = (uint64_t)p * BLOCKS * (w->chunk + gap),
                                        .stride = w->chunk + gap,
                                        .chunk = w->chunk,
-                                       .shard = p / sections};
+                                       .layer = p / sections};
     if (w->encoding)
         codec_init(&codec, w->encoding);
     cr_assert_eq(region_check(&m, &pages, w->encoding ? &codec : NULL, NULL, 0, &r, &e), 0, "%s",

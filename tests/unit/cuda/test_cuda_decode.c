@@ -12,7 +12,7 @@
 
 static struct ucm_cuda_decode_options options;
 
-/* A shard has K of all tokens and heads, then V; pages have the same. */
+/* A layer has K of all tokens and heads, then V; pages have the same. */
 static void setup(void)
 {
     struct ucm_cuda_decode_layout layout = {.k_token_stride = 2 * ROW,
@@ -37,8 +37,8 @@ static void setup(void)
         .lists = 2,
         .room = 20,
         .window = 3,
-        .shard = layout,
-        .shard_bytes = 2 * 16 * 2 * ROW,
+        .stored = layout,
+        .layer_bytes = 2 * 16 * 2 * ROW,
         .page = layout,
     };
 }
@@ -83,7 +83,7 @@ Test(cuda_decode, sizes)
     options.encoding = UCM_CUDA_DECODE_AS_STORED;
     options.slot = UCM_CUDA_DECODE_LAYER;
     cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
-    cr_expect_eq(bytes, options.shard_bytes);
+    cr_expect_eq(bytes, options.layer_bytes);
     options.lists = 1;
     ucm_cuda_decode_close(opened());
 }
@@ -98,9 +98,9 @@ static struct ucm_cuda_decode_options latent_options(void)
     o.head_dim = 576;
     o.v_head_dim = 512;
     o.scale = 0.07f;
-    o.shard = o.page =
+    o.stored = o.page =
         (struct ucm_cuda_decode_layout){.k_token_stride = 1152, .k_head_stride = 1152};
-    o.shard_bytes = 16 * 1152;
+    o.layer_bytes = 16 * 1152;
     return o;
 }
 
@@ -169,7 +169,7 @@ Test(cuda_decode, latents)
     cr_expect_eq(bytes, 16 * 1152, "K alone");
     ucm_cuda_decode_close(opened());
     options.slot = UCM_CUDA_DECODE_LAYER;
-    options.shard_bytes = 2 * 16 * 1152;
+    options.layer_bytes = 2 * 16 * 1152;
     cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
     cr_expect_eq(bytes, 2 * 16 * 1152);
     ucm_cuda_decode_close(opened());
@@ -196,7 +196,7 @@ Test(cuda_decode, latents_that_are_wrong)
     REFUSED(v_scale, 0.5f, "v_scale is 0.5 and k_scale 0; MLA has one scale");
     REFUSED(encoding, UCM_CUDA_DECODE_FP8, "slots of MLA are as stored");
     REFUSED(rule, UCM_CUDA_DECODE_PSA, "lists of MLA don't stop");
-    REFUSED(shard_bytes, 15 * 1152, "shard reaches byte 18432 of 17280");
+    REFUSED(layer_bytes, 15 * 1152, "stored reaches byte 18432 of 17280");
 }
 
 Test(cuda_decode, options_that_are_wrong)
@@ -224,11 +224,11 @@ Test(cuda_decode, options_that_are_wrong)
     REFUSED(lists, 1, "one list for all KV heads wants slots of a layer");
     REFUSED(room, 0, "room is 0");
     REFUSED(window, 1 << 20, "window is 1048576 blocks");
-    REFUSED(shard.k_head_stride, 8, "of shard is no multiple of 16");
+    REFUSED(stored.k_head_stride, 8, "of stored is no multiple of 16");
     REFUSED(page.v_offset, 8, "of page is no multiple of 16");
-    REFUSED(shard_bytes, 0, "shard_bytes is 0");
-    REFUSED(shard.v_offset, 16 * 2 * ROW + 16, "shard reaches byte 8208 of 8192");
-    REFUSED(shard.v_token_stride, 1ull << 62, "beyond the 8192 of a layer");
+    REFUSED(layer_bytes, 0, "layer_bytes is 0");
+    REFUSED(stored.v_offset, 16 * 2 * ROW + 16, "stored reaches byte 8208 of 8192");
+    REFUSED(stored.v_token_stride, 1ull << 62, "beyond the 8192 of a layer");
     REFUSED(encoding, 2, "encoding is 2, which is no");
     options.encoding = UCM_CUDA_DECODE_FP8;
     REFUSED(kv_dtype, UCM_SPARSE_FP8_E4M3, "encoding fp8 makes 8 bits of 16");

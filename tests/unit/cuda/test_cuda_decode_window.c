@@ -118,8 +118,8 @@ static void setup(void)
         .chains = 1,
         .lists = 1,
         .room = 4,
-        .shard = {.k_token_stride = 128, .v_offset = 2048, .v_token_stride = 128},
-        .shard_bytes = SLOT};
+        .stored = {.k_token_stride = 128, .v_offset = 2048, .v_token_stride = 128},
+        .layer_bytes = SLOT};
 
     rig_open();
     cr_assert_eq(ucm_cuda_decode_open(uuid, &options, &d), 0, "%s", ucm_cuda_errmsg());

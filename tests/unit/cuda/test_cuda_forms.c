@@ -34,7 +34,7 @@ static void begin_with(enum copy_strategy strategy, unsigned does, uint32_t head
                                        .dim = dim,
                                        .rotary = dim,
                                        .base = 10000};
-    /* Pairs of planes are one shard where the namespace is encoded, else each plane is one. */
+    /* Pairs of planes are one layer where the namespace is encoded, else each plane is one. */
     for (uint32_t p = 0; p < PLANES; p++)
         rope_at[p] = does & ENCODED && p % 2 ? UCM_ROPE_NO_K : 0;
     rope.at = rope_at;

@@ -121,8 +121,8 @@ static inline int job_run(struct test_job *j)
 }
 
 static inline struct device_region *region_of(const struct msg_plane *planes, uint32_t n,
-                                              uint32_t blocks, uint32_t shards,
-                                              uint64_t shard_bytes, int fd, uint64_t offset,
+                                              uint32_t blocks, uint32_t layers,
+                                              uint64_t layer_bytes, int fd, uint64_t offset,
                                               uint64_t bytes)
 {
     struct msg_handle handle = {.kind = UCM_HANDLE_MEMFD, .offset = offset, .bytes = bytes};
@@ -134,7 +134,7 @@ static inline struct device_region *region_of(const struct msg_plane *planes, ui
     struct device_region *r = NULL;
     struct ucm_error e = {0};
     int fds[1] = {dup(fd)};
-    struct form pages = {.shard_bytes = shard_bytes, .shards = shards};
+    struct form pages = {.layer_bytes = layer_bytes, .layers = layers};
 
     cr_assert_eq(region_check(&m, &pages, NULL, fds, 1, &r, &e), 0, "%s", e.text);
     r->device = cpu;

@@ -21,7 +21,7 @@ static inline void kv_setup(void)
         planes[p] = (struct msg_plane){.offset = p / 2 * (BLOCKS * 2 * SECTION) + p % 2 * SECTION,
                                        .stride = 2 * SECTION,
                                        .chunk = SECTION,
-                                       .shard = p / 2};
+                                       .layer = p / 2};
     handle = (struct msg_handle){.kind = UCM_HANDLE_MEMFD, .bytes = MEMORY};
     m = (struct msg_region_register){.ns = 1,
                                      .blocks = BLOCKS,
@@ -43,12 +43,12 @@ static inline struct ucm_encoding_spec kv_encoding(void)
 /* spec: of an encoded namespace; NULL: of a plain one. */
 static inline int kv_ask(const struct ucm_encoding_spec *spec, int *fds, struct device_region **r)
 {
-    struct form pages = {.shard_bytes = 2 * SECTION, .shards = LAYERS};
+    struct form pages = {.layer_bytes = 2 * SECTION, .layers = LAYERS};
     struct codec codec;
 
     if (spec) {
         codec_init(&codec, spec);
-        pages.shard_bytes = codec.plain_shard_bytes;
+        pages.layer_bytes = codec.plain_layer_bytes;
     }
     return region_check(&m, &pages, spec ? &codec : NULL, fds, 1, r, &e);
 }

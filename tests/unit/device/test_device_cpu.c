@@ -48,17 +48,17 @@ static void copy_check(struct device_region *r, const struct msg_plane *planes, 
 }
 
 static void layout_check(const struct msg_plane *planes, uint32_t n_planes, uint32_t blocks,
-                         uint32_t shards, uint64_t shard_bytes)
+                         uint32_t layers, uint64_t layer_bytes)
 {
     struct device_region *r =
-        region_of(planes, n_planes, blocks, shards, shard_bytes, memfd, 0, MEMORY);
+        region_of(planes, n_planes, blocks, layers, layer_bytes, memfd, 0, MEMORY);
     struct ucm_copy_item items[64];
 
     cr_assert_leq(blocks, 64);
     open_ok(r);
     for (uint32_t i = 0; i < blocks; i++)
         items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots +
-                                                  i * (shards * shard_bytes + 64),
+                                                  i * (layers * layer_bytes + 64),
                                           .block = (i * 11 + 3) % blocks};
     for (int op = DEVICE_LOAD; op <= DEVICE_DUMP; op++) {
         copy_check(r, planes, 0, n_planes, items, blocks, op);
@@ -73,7 +73,7 @@ TestSuite(device_cpu, .init = setup, .fini = teardown, .timeout = 60);
 Test(device_cpu, layouts_of_engines)
 {
     static const struct {
-        uint32_t planes, shards, blocks, together;
+        uint32_t planes, layers, blocks, together;
         uint64_t apart, beside, stride;
         uint32_t chunk;
     } of[] = {
@@ -85,7 +85,7 @@ Test(device_cpu, layouts_of_engines)
     };
 
     for (unsigned l = 0; l < sizeof(of) / sizeof(of[0]); l++) {
-        uint32_t each = of[l].planes / of[l].shards;
+        uint32_t each = of[l].planes / of[l].layers;
         struct msg_plane planes[32];
 
         for (uint32_t i = 0; i < of[l].planes; i++)
@@ -93,8 +93,8 @@ Test(device_cpu, layouts_of_engines)
                                                      i % of[l].together * of[l].beside,
                                            .stride = of[l].stride,
                                            .chunk = of[l].chunk,
-                                           .shard = i / each};
-        layout_check(planes, of[l].planes, of[l].blocks, of[l].shards, each * of[l].chunk);
+                                           .layer = i / each};
+        layout_check(planes, of[l].planes, of[l].blocks, of[l].layers, each * of[l].chunk);
     }
 }
 
@@ -109,7 +109,7 @@ Test(device_cpu, odd_sizes_and_places)
             planes[i] = (struct msg_plane){.offset = 1 + i * 64ull * (sizes[s] + 5) + i,
                                            .stride = sizes[s] + s,
                                            .chunk = sizes[s],
-                                           .shard = i};
+                                           .layer = i};
         layout_check(planes, 3, 63, 3, sizes[s]);
     }
 }
@@ -117,11 +117,11 @@ Test(device_cpu, odd_sizes_and_places)
 Test(device_cpu, chunks_of_different_sizes)
 {
     static const struct msg_plane planes[] = {
-        {.offset = 0, .stride = 50000, .chunk = 50000, .shard = 0},
-        {.offset = 2000000, .stride = 8, .chunk = 3, .shard = 0},
-        {.offset = 2100000, .stride = 30000, .chunk = 20003, .shard = 1},
-        {.offset = 2120003, .stride = 30000, .chunk = 1, .shard = 1},
-        {.offset = 3300001, .stride = 29999, .chunk = 29999, .shard = 1},
+        {.offset = 0, .stride = 50000, .chunk = 50000, .layer = 0},
+        {.offset = 2000000, .stride = 8, .chunk = 3, .layer = 0},
+        {.offset = 2100000, .stride = 30000, .chunk = 20003, .layer = 1},
+        {.offset = 2120003, .stride = 30000, .chunk = 1, .layer = 1},
+        {.offset = 3300001, .stride = 29999, .chunk = 29999, .layer = 1},
     };
 
     layout_check(planes, 5, 28, 2, 50003);
@@ -131,9 +131,9 @@ Test(device_cpu, chunks_of_different_sizes)
 Test(device_cpu, an_item_of_many_pieces)
 {
     struct msg_plane planes[3] = {
-        {.offset = 0, .stride = 1, .chunk = 1300000, .shard = 0},
-        {.offset = 1300000, .stride = 1, .chunk = 900000, .shard = 0},
-        {.offset = 2200000, .stride = 1, .chunk = 1800000, .shard = 0},
+        {.offset = 0, .stride = 1, .chunk = 1300000, .layer = 0},
+        {.offset = 1300000, .stride = 1, .chunk = 900000, .layer = 0},
+        {.offset = 2200000, .stride = 1, .chunk = 1800000, .layer = 0},
     };
 
     for (int i = 0; i < 3; i++)

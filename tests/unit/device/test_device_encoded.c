@@ -19,7 +19,7 @@ static void fill_kv(uint8_t *p, size_t n)
 
 static uint64_t slot_bytes(void)
 {
-    return LAYERS * ucm_encoding_shard_bytes(&spec);
+    return LAYERS * ucm_encoding_layer_bytes(&spec);
 }
 
 static uint8_t *slot_of(uint8_t *base, uint32_t i)
@@ -34,7 +34,7 @@ static void expect(uint32_t first, uint32_t n_planes, const struct ucm_copy_item
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t p = first; p < first + n_planes; p++) {
             uint8_t *page = want_memory + planes[p].offset + items[i].block * planes[p].stride;
-            uint8_t *coded = slot_of(want_slots, i) + p / 2 * ucm_encoding_shard_bytes(&spec) +
+            uint8_t *coded = slot_of(want_slots, i) + p / 2 * ucm_encoding_layer_bytes(&spec) +
                              p % 2 * ucm_encoding_bytes(&spec, 0);
 
             if (load)
@@ -175,7 +175,7 @@ Test(device_encoded, every_plane_is_one_section)
         planes[p] = (struct msg_plane){.offset = p * (BLOCKS * 2ull * SECTION),
                                        .stride = 2 * SECTION,
                                        .chunk = 2 * SECTION,
-                                       .shard = p};
+                                       .layer = p};
     m.planes.n = LAYERS;
     kv_refused(
         &spec,
@@ -214,12 +214,12 @@ Test(device_encoded, planes_are_aligned)
 #define ADDED 4u
 
 static struct device_job any_job(struct device_region *r, enum device_op op, bool coded,
-                                 uint32_t shard, uint32_t n, struct ucm_copy_item items[ADDED])
+                                 uint32_t layer, uint32_t n, struct ucm_copy_item items[ADDED])
 {
     struct device_job job = {
         .op = op, .region = r, .converts = coded, .items = items, .cap_items = ADDED};
 
-    device_job_shards(&job, shard, n);
+    device_job_layers(&job, layer, n);
     return job;
 }
 
@@ -228,8 +228,8 @@ static struct span any_span(const struct form *form, uint32_t first, uint32_t n,
     return (struct span){.form = form,
                          .first = first,
                          .n = n,
-                         .origin = slots + first * form->shard_bytes,
-                         .len = n * form->shard_bytes,
+                         .origin = slots + first * form->layer_bytes,
+                         .len = n * form->layer_bytes,
                          .fill = fill};
 }
 
@@ -238,7 +238,7 @@ Test(device_encoded, a_job_takes_spans_of_its_own_kind)
 {
     struct device_region *r = kv_region(&spec);
     struct form plain = r->pages,
-                coded = {.shard_bytes = ucm_encoding_shard_bytes(&spec), .shards = LAYERS},
+                coded = {.layer_bytes = ucm_encoding_layer_bytes(&spec), .layers = LAYERS},
                 bytes = coded, other = coded, fewer = plain;
     struct ucm_copy_item items[ADDED];
     struct device_job job;
@@ -249,14 +249,14 @@ Test(device_encoded, a_job_takes_spans_of_its_own_kind)
     spec.encoding = UCM_ENCODING_INT8;
     codec_init(&codec, &spec);
     other.codec = &codec;
-    fewer.shards--;
+    fewer.layers--;
     for (int way = 0; way < 2; way++) {
         const struct form *right = way ? &coded : &plain, *wrong = way ? &plain : &coded;
         const struct form *never[] = {&bytes, &other, &fewer, wrong};
 
         job = any_job(r, DEVICE_LOAD, way, 1, 2, items);
         for (unsigned i = 0; i < 4; i++) {
-            span = any_span(never[i], 0, never[i]->shards, false);
+            span = any_span(never[i], 0, never[i]->layers, false);
             cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL, "way %d, form %u", way, i);
         }
         span = any_span(right, 0, LAYERS, true); /* nobody has written it */
@@ -264,7 +264,7 @@ Test(device_encoded, a_job_takes_spans_of_its_own_kind)
         span = any_span(right, 0, LAYERS, false);
         cr_expect_eq(device_job_add(&job, &span, BLOCKS), -EINVAL);
         cr_expect_eq(device_job_add(&job, &span, BLOCKS - 1), 0);
-        span = any_span(right, 2, 2, false); /* begins behind the job's shards */
+        span = any_span(right, 2, 2, false); /* begins behind the job's layers */
         cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL);
         span = any_span(right, 1, 1, false); /* ends in them */
         cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL);
@@ -282,7 +282,7 @@ Test(device_encoded, a_job_takes_spans_of_its_own_kind)
     region_free(r);
 }
 
-Test(device_encoded, a_pool_takes_single_shards)
+Test(device_encoded, a_pool_takes_single_layers)
 {
     struct device_region *r = kv_region(&spec);
     struct form plain = r->pages;
@@ -291,7 +291,7 @@ Test(device_encoded, a_pool_takes_single_shards)
     struct span span;
 
     r->pool = true;
-    r->pages.shards = 1;
+    r->pages.layers = 1;
     job = any_job(r, DEVICE_LOAD, false, 0, 1, items);
     span = any_span(&plain, 2, 2, false);
     cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL);

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* A registration that is right: cpu, one handle of 1 MiB, 16 blocks, 2 shards of 2 planes of 1 KiB
+/* A registration that is right: cpu, one handle of 1 MiB, 16 blocks, 2 layers of 2 planes of 1 KiB
  * in split K/V; each test spoils one thing. */
 #define BLOCKS 16u
 #define CHUNK 1024u
@@ -33,7 +33,7 @@ static void setup(void)
     handles[0] = (struct msg_handle){.kind = UCM_HANDLE_MEMFD, .bytes = 1 << 20, .fd = 1};
     for (uint32_t i = 0; i < 4; i++)
         planes[i] = (struct msg_plane){
-            .offset = i * BLOCKS * CHUNK, .stride = CHUNK, .chunk = CHUNK, .shard = i / 2};
+            .offset = i * BLOCKS * CHUNK, .stride = CHUNK, .chunk = CHUNK, .layer = i / 2};
     memset(ipc[0], 1, 64);
     memset(ipc[1], 2, 64);
     fds[0] = open("/dev/null", O_RDONLY);
@@ -49,20 +49,20 @@ static void teardown(void)
             close(fds[i]);
 }
 
-static int ask(uint32_t shards, uint64_t shard_bytes, struct device_region **r)
+static int ask(uint32_t layers, uint64_t layer_bytes, struct device_region **r)
 {
-    struct form pages = {.shard_bytes = shard_bytes, .shards = shards};
+    struct form pages = {.layer_bytes = layer_bytes, .layers = layers};
 
     return region_check(&m, &pages, NULL, fds, n_fds, r, &e);
 }
 
 /* Refused, with a sentence that has `word` in it, and nothing taken. */
-static void refused_as(uint32_t shards, uint64_t shard_bytes, const char *word)
+static void refused_as(uint32_t layers, uint64_t layer_bytes, const char *word)
 {
     struct device_region *r = (void *)&e;
     int before = fds[1];
 
-    cr_assert_eq(ask(shards, shard_bytes, &r), -UCM_WIRE_INVALID, "expected a refusal about: %s",
+    cr_assert_eq(ask(layers, layer_bytes, &r), -UCM_WIRE_INVALID, "expected a refusal about: %s",
                  word);
     cr_assert_eq(e.code, UCM_WIRE_INVALID);
     cr_assert(strstr(e.text, word), "\"%s\" does not say \"%s\"", e.text, word);
@@ -75,11 +75,11 @@ static void refused(const char *word)
     refused_as(2, 2 * CHUNK, word);
 }
 
-static void accepted_as(uint32_t shards, uint64_t shard_bytes)
+static void accepted_as(uint32_t layers, uint64_t layer_bytes)
 {
     struct device_region *r = NULL;
 
-    cr_assert_eq(ask(shards, shard_bytes, &r), 0, "%s", e.text);
+    cr_assert_eq(ask(layers, layer_bytes, &r), 0, "%s", e.text);
     region_free(r);
     fds[1] = open("/dev/null", O_RDONLY);
 }
@@ -108,15 +108,15 @@ Test(region, takes_over_what_was_said)
     cr_assert_eq(ask(2, 2 * CHUNK, &r), 0);
     cr_assert_eq(r->part, 3);
     cr_assert_eq(r->blocks, BLOCKS);
-    cr_assert_eq(r->pages.shards, 2);
+    cr_assert_eq(r->pages.layers, 2);
     cr_assert_eq(r->n_handles, 1);
     cr_assert_eq(r->n_planes, 4);
     cr_assert_eq(r->handles[0].fd, fd);
     cr_assert_eq(fds[1], -1, "the descriptor was taken");
     cr_assert_neq(fds[0], -1, "the other was not");
-    cr_assert_eq(r->shard_first[0], 0);
-    cr_assert_eq(r->shard_first[1], 2);
-    cr_assert_eq(r->shard_first[2], 4);
+    cr_assert_eq(r->layer_first[0], 0);
+    cr_assert_eq(r->layer_first[1], 2);
+    cr_assert_eq(r->layer_first[2], 4);
     for (uint32_t i = 0; i < 4; i++) {
         cr_assert_eq(r->planes[i].slot_offset, i * CHUNK);
         cr_assert_eq(r->planes[i].chunk, CHUNK);
@@ -169,11 +169,11 @@ Test(region, each_number_has_its_bounds)
         {&planes[3].stride, 0, "plane 3: stride 0"},
         {&planes[3].chunk, 0, "plane 3: chunk is 0"},
         {&planes[3].chunk, 1ull << 32, "plane 3: chunk"},
-        {&planes[3].shard, 2, "plane 3 is of shard 2; the namespace has 2"},
-        {&planes[3].shard, UINT64_MAX, "plane 3"},
-        {&planes[3].shard, 0, "plane 3 is of shard 0"},
-        {&planes[0].shard, 1, "plane 1 is of shard 0 where shard 1 has 1024 of its 2048"},
-        {&planes[1].shard, 1, "plane 1 is of shard 1 where shard 0 has 1024"},
+        {&planes[3].layer, 2, "plane 3 is of layer 2; the namespace has 2"},
+        {&planes[3].layer, UINT64_MAX, "plane 3"},
+        {&planes[3].layer, 0, "plane 3 is of layer 0"},
+        {&planes[0].layer, 1, "plane 1 is of layer 0 where layer 1 has 1024 of its 2048"},
+        {&planes[1].layer, 1, "plane 1 is of layer 1 where layer 0 has 1024"},
     };
 
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
@@ -269,26 +269,26 @@ Test(region, plane_arithmetic_does_not_overflow)
     refused("block 4294967294");
 }
 
-Test(region, shards_are_filled_in_order)
+Test(region, layers_are_filled_in_order)
 {
-    refused_as(2, 2 * CHUNK - 1, "plane 1: the chunks of shard 0 add up");
-    refused_as(2, 2 * CHUNK + 1, "shard 0 has 2048 of its 2049");
-    refused_as(2, 3 * CHUNK, "plane 2 is of shard 1 where shard 0 has 2048 of its 3072");
-    refused_as(1, 2 * CHUNK, "plane 2 is of shard 1; the namespace has 1");
+    refused_as(2, 2 * CHUNK - 1, "plane 1: the chunks of layer 0 add up");
+    refused_as(2, 2 * CHUNK + 1, "layer 0 has 2048 of its 2049");
+    refused_as(2, 3 * CHUNK, "plane 2 is of layer 1 where layer 0 has 2048 of its 3072");
+    refused_as(1, 2 * CHUNK, "plane 2 is of layer 1; the namespace has 1");
     m.planes.n = 3;
-    refused("plane 2 is the last and shard 1 has 1024");
+    refused("plane 2 is the last and layer 1 has 1024");
 }
 
-Test(region, shards_may_be_left_out)
+Test(region, layers_may_be_left_out)
 {
     struct device_region *r;
 
-    planes[0].shard = planes[1].shard = 1;
-    planes[2].shard = planes[3].shard = 4;
+    planes[0].layer = planes[1].layer = 1;
+    planes[2].layer = planes[3].layer = 4;
     cr_assert_eq(ask(6, 2 * CHUNK, &r), 0, "%s", e.text);
-    cr_assert_eq(r->pages.shards, 6);
-    for (uint32_t shard = 0; shard <= 6; shard++)
-        cr_assert_eq(r->shard_first[shard], shard <= 1 ? 0 : shard <= 4 ? 2 : 4, "shard %u", shard);
+    cr_assert_eq(r->pages.layers, 6);
+    for (uint32_t layer = 0; layer <= 6; layer++)
+        cr_assert_eq(r->layer_first[layer], layer <= 1 ? 0 : layer <= 4 ? 2 : 4, "layer %u", layer);
     for (uint32_t i = 0; i < 4; i++)
         cr_assert_eq(r->planes[i].slot_offset, (i < 2 ? 2 + i : 6 + i) * CHUNK, "plane %u", i);
     region_free(r);
@@ -356,7 +356,7 @@ Test(region, many_interleaved_planes)
         planes[i] = (struct msg_plane){.offset = i * CHUNK,
                                        .stride = (uint64_t)UCM_MAX_PLANES * CHUNK,
                                        .chunk = CHUNK,
-                                       .shard = i / 2};
+                                       .layer = i / 2};
     accepted_as(UCM_MAX_PLANES / 2, 2 * CHUNK);
     planes[2047].offset--;
     refused_as(UCM_MAX_PLANES / 2, 2 * CHUNK, "planes 2046 and 2047 overlap");
@@ -383,7 +383,7 @@ Test(region, agrees_with_counting_bytes)
             planes[p] = (struct msg_plane){.offset = (uint64_t)(rand() % 60),
                                            .stride = 12,
                                            .chunk = (uint64_t)(1 + rand() % 4),
-                                           .shard = 0};
+                                           .layer = 0};
             for (uint32_t b = 0; b < 3; b++)
                 for (uint32_t i = 0; i < planes[p].chunk; i++)
                     overlap |= owner[planes[p].offset + b * 12 + i]++ > 0;

@@ -76,8 +76,8 @@ Test(encoding, sizes_are_multiples_of_16)
 {
     struct ucm_encoding_spec s = good();
 
-    cr_assert_eq(ucm_encoding_plain_shard_bytes(&s), 2 * 16 * 8 * 128 * 2);
-    cr_assert_eq(ucm_encoding_shard_bytes(&s), 2 * (16 * 8 * 128 + 16 * 8));
+    cr_assert_eq(ucm_encoding_plain_layer_bytes(&s), 2 * 16 * 8 * 128 * 2);
+    cr_assert_eq(ucm_encoding_layer_bytes(&s), 2 * (16 * 8 * 128 + 16 * 8));
     for (uint32_t dim = 1; dim <= 64; dim++) {
         s = rig_spec(UCM_ENCODING_FP8, UCM_ENCODING_F16, 3, 3, dim);
         cr_assert_eq(ucm_encoding_bytes(&s, 1), (9 * dim + 15) / 16 * 16 + 16);
@@ -168,7 +168,7 @@ Test(encoding, an_identity_is_read_back)
         cr_assert_eq(ucm_encoding_parse(bytes, &back), 0, "encoding %u", s.encoding);
         ucm_encoding_identity(&back, again);
         cr_assert_eq(memcmp(bytes, again, sizeof(bytes)), 0);
-        cr_assert_eq(ucm_encoding_shard_bytes(&back), ucm_encoding_shard_bytes(&s));
+        cr_assert_eq(ucm_encoding_layer_bytes(&back), ucm_encoding_layer_bytes(&s));
         at = rig_below(sizeof(bytes));
         bytes[at] ^= (uint8_t)(1 + rig_below(255));
         if (ucm_encoding_parse(bytes, &back) == 0) {

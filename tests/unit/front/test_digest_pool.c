@@ -300,11 +300,11 @@ static void digests_build(void)
     } b;
     char why[UCM_SPARSE_WHY];
     float kv[LAYERS][4 * 2 * DIM];
-    struct form from = {.shard_bytes = sizeof(kv[0]), .shards = LAYERS}, built;
+    struct form from = {.layer_bytes = sizeof(kv[0]), .layers = LAYERS}, built;
     struct span base, digest;
 
     cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
-    built = (struct form){.shard_bytes = plan.bytes, .shards = LAYERS};
+    built = (struct form){.layer_bytes = plan.bytes, .layers = LAYERS};
     for (uint32_t i = 0; i < BLOCKS; i++) {
         uint8_t *to = calloc(LAYERS, plan.bytes), right[4096];
 
@@ -349,11 +349,11 @@ Test(digest_pool, a_build_takes_its_own_forms_only)
 
     cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
     codec_init(&codec, &fp8);
-    plain = (struct form){.shard_bytes = 4 * 2 * DIM * 4, .shards = 2};
-    built = (struct form){.shard_bytes = plan.bytes, .shards = 2};
+    plain = (struct form){.layer_bytes = 4 * 2 * DIM * 4, .layers = 2};
+    built = (struct form){.layer_bytes = plan.bytes, .layers = 2};
     coded =
-        (struct form){.shard_bytes = ucm_encoding_shard_bytes(&fp8), .shards = 2, .codec = &codec};
-    half = (struct form){.shard_bytes = codec.plain_shard_bytes, .shards = 2};
+        (struct form){.layer_bytes = ucm_encoding_layer_bytes(&fp8), .layers = 2, .codec = &codec};
+    half = (struct form){.layer_bytes = codec.plain_layer_bytes, .layers = 2};
     cr_expect_eq(part_build_init(&b, &plan, &half, &built), -EINVAL, "the plan reaches behind it");
     cr_expect_eq(part_build_init(&b, &plan, &coded, &built), -EINVAL, "it lost something");
     cr_expect_eq(part_build_init(&b, &plan, &plain, &half), -EINVAL, "no digest's length");
@@ -361,8 +361,8 @@ Test(digest_pool, a_build_takes_its_own_forms_only)
     cr_expect_eq(part_build_init(&b, NULL, &half, &half), -EINVAL, "neither is coded");
     cr_expect_eq(part_build_init(&b, NULL, &half, &coded), -EINVAL, "nobody asks for it");
     cr_expect_eq(part_build_init(&b, NULL, &coded, &half), 0);
-    half.shards = 3;
-    cr_expect_eq(part_build_init(&b, NULL, &coded, &half), -EINVAL, "more shards");
+    half.layers = 3;
+    cr_expect_eq(part_build_init(&b, NULL, &coded, &half), -EINVAL, "more layers");
     cr_expect_eq(part_build_init(&b, &plan, &plain, &built), 0);
     from = (struct span){.form = &plain, .n = 2, .origin = memory};
     to = (struct span){.form = &built, .n = 2, .origin = memory, .fill = true};

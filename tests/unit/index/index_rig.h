@@ -14,11 +14,11 @@
 
 #define KEY 32
 
-static const uint32_t shards[UCM_MAX_PARTS] = {32, 32, 32, 32};
+static const uint32_t layers[UCM_MAX_PARTS] = {32, 32, 32, 32};
 
 static inline struct ns_identity identity(void)
 {
-    return (struct ns_identity){"t", "m", "r", "bf16", "nhd/1", 16, KEY, 1, shards, 4096, NULL, 0};
+    return (struct ns_identity){"t", "m", "r", "bf16", "nhd/1", 16, KEY, 1, layers, 4096, NULL, 0};
 }
 
 /* The index of a test: index_begin is for its suite, the others are for a test that wants another one. */

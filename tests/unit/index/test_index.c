@@ -200,7 +200,7 @@ Test(index, a_block_of_more_parts_counts_as_more)
     for (uint32_t i = 0; i < UCM_MAX_PARTS; i++)
         of_many[i] = 1;
     id.parts = UCM_MAX_PARTS;
-    id.shards = of_many;
+    id.layers = of_many;
     wide = open_ns(&id);
     cr_expect_eq(narrow->index_bytes, INDEX_BLOCK_BYTES);
     cr_expect_eq(wide->index_bytes, 64u + 24 * UCM_MAX_PARTS + 32);

@@ -13,9 +13,9 @@ Test(index_ns, same_identity_same_namespace)
     struct ns_identity id = identity(), copy = id;
     struct ns *ns = open_ns(&id);
 
-    memcpy(mine, shards, sizeof(mine));
+    memcpy(mine, layers, sizeof(mine));
     copy.model = model;
-    copy.shards = mine;
+    copy.layers = mine;
     cr_assert_eq(open_ns(&copy), ns);
     memset(model, 'x', 1);
     cr_assert_str_eq(ns->identity.model, "m");
@@ -26,7 +26,7 @@ Test(index_ns, same_identity_same_namespace)
 
 Test(index_ns, any_other_field_is_another_namespace)
 {
-    static const uint32_t other_shards[] = {32, 31};
+    static const uint32_t other_layers[] = {32, 31};
     static const uint8_t salt[] = {0, 1};
     struct ns_identity base = identity(), id[16];
     uint32_t n = 0;
@@ -45,8 +45,8 @@ Test(index_ns, any_other_field_is_another_namespace)
     id[n++].block_tokens = 32;
     id[n++].key_bytes = 31;
     id[n++].parts = 1;
-    id[n++].shards = other_shards;
-    id[n++].shard_bytes = 8192;
+    id[n++].layers = other_layers;
+    id[n++].layer_bytes = 8192;
     id[n].salt = salt;
     id[n++].salt_bytes = 1;
     id[n].salt = salt;
@@ -267,15 +267,15 @@ Test(index_ns, an_identity_has_a_form)
     plain.parts = 2;
     base = open_ns(&plain);
     cr_assert_null(ns_codec(base));
-    cr_assert_eq(ns_form(base, 1)->shard_bytes, 4096);
+    cr_assert_eq(ns_form(base, 1)->layer_bytes, 4096);
     ns_encoded_identity(base, &fp8, &memory, &id);
     coded = open_ns(&id);
     cr_assert(ns_codec(coded));
-    cr_assert_eq(ns_form(coded, 1)->shard_bytes, 2048 + 16);
-    cr_assert_eq(ns_form(coded, 1)->shards, 32);
-    cr_assert_eq(form_plain_shard_bytes(ns_form(coded, 1)), 4096);
+    cr_assert_eq(ns_form(coded, 1)->layer_bytes, 2048 + 16);
+    cr_assert_eq(ns_form(coded, 1)->layers, 32);
+    cr_assert_eq(form_plain_layer_bytes(ns_form(coded, 1)), 4096);
     other = id;
-    other.shard_bytes++;
+    other.layer_bytes++;
     cr_assert_null(ns_codec(open_ns(&other)));
     other = id;
     other.layout = "encoding/2/fp8";
@@ -289,7 +289,7 @@ Test(index_ns, an_identity_has_a_form)
     other.salt = memcpy(salt, id.salt, sizeof(salt));
     salt[0] ^= 1; /* another base */
     cr_assert(codec_same(ns_codec(open_ns(&other)), ns_codec(coded)));
-    salt[UCM_FINGERPRINT_BYTES] ^= 1; /* with other shards */
+    salt[UCM_FINGERPRINT_BYTES] ^= 1; /* with other layers */
     cr_assert_null(ns_codec(open_ns(&other)));
 }
 

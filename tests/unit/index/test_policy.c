@@ -16,8 +16,8 @@ static bool pinned[N];
 
 static void setup(void)
 {
-    static const uint32_t shards = 1;
-    struct ns_identity id = {"t", "m", "", "d", "l", 16, 32, 1, &shards, 4096, NULL, 0};
+    static const uint32_t layers = 1;
+    struct ns_identity id = {"t", "m", "", "d", "l", 16, 32, 1, &layers, 4096, NULL, 0};
 
     cr_assert_eq(index_new(N, 1, &ix), 0);
     index_secret_fix(ix);

@@ -174,7 +174,7 @@ Test(proto, the_largest_region_fits)
             UCM_HANDLE_CUDA_IPC, UINT64_MAX / 2, UINT64_MAX / 2, {ipc, sizeof(ipc)}, 63};
     for (uint32_t i = 0; i < UCM_MAX_PLANES; i++)
         planes[i] = (struct msg_plane){UCM_MAX_HANDLES - 1, UINT64_MAX / 2, UINT64_MAX / 2,
-                                       UINT32_MAX, i % UCM_MAX_SHARDS};
+                                       UINT32_MAX, i % UCM_MAX_LAYERS};
     in.handles = (struct proto_handles){handles, UCM_MAX_HANDLES};
     in.planes = (struct proto_planes){planes, UCM_MAX_PLANES};
     open_message(&o, &proto_region_register, &in);

@@ -168,7 +168,7 @@ Test(proto_docs, every_limit_is_told)
         {"bytes of a name", UCM_MAX_NAME_BYTES},
         {"bytes of a salt", UCM_MAX_SALT_BYTES},
         {"parts of a block", UCM_MAX_PARTS},
-        {"layers of a part", UCM_MAX_SHARDS},
+        {"layers of a part", UCM_MAX_LAYERS},
         {"planes of a region", UCM_MAX_PLANES},
         {"handles of a region", UCM_MAX_HANDLES},
         {"bytes of a CUDA IPC handle", UCM_MAX_HANDLE_BYTES},

@@ -207,7 +207,7 @@ Test(proto, sentences_say_what_would_be_right)
         "524288 bytes");
     o.env.body.via.map.ptr[0].key.via.str.ptr = "sl\"ot\n";
     assert_says(&proto_load, &o.env,
-                "field \"sl?ot?\" is not known; there are: region, keys, blocks, shard, shards, "
+                "field \"sl?ot?\" is not known; there are: region, keys, blocks, layer, layers, "
                 "priority, deadline_ms, step, request, computes, lease, turns");
     o.env.body.via.map.ptr[0].key.type = MSGPACK_OBJECT_BIN;
     assert_says(&proto_load, &o.env,
@@ -239,11 +239,11 @@ Test(proto, sentences_name_the_entry_of_an_array)
     open_sample(&o, &proto_ns_open);
     o.env.body.via.map.ptr[8].val.via.array.ptr[1].via.u64 = 1ull << 32;
     assert_says(&proto_ns_open, &o.env,
-                "field \"shards\" at [1] is 4294967296; it must be an array of 1 to 256 unsigned "
+                "field \"layers\" at [1] is 4294967296; it must be an array of 1 to 256 unsigned "
                 "integers below 2^32");
     o.env.body.via.map.ptr[8].val.via.array.ptr[1].type = MSGPACK_OBJECT_NIL;
     assert_says(&proto_ns_open, &o.env,
-                "field \"shards\" at [1] is nil; it must be an array of 1 to 256 unsigned integers "
+                "field \"layers\" at [1] is nil; it must be an array of 1 to 256 unsigned integers "
                 "below 2^32");
     close_message(&o);
 }

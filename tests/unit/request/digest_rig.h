@@ -25,7 +25,7 @@ static inline struct ns *open_digests_of(const struct ns *base, bool build)
     struct ns *ns;
 
     result_of(call(UCM_METHOD_DIGEST_OPEN, &proto_digest_open, &m), &proto_digest_open_r, &r);
-    cr_assert_eq(r.shard_bytes, DIGEST_BYTES);
+    cr_assert_eq(r.layer_bytes, DIGEST_BYTES);
     ns = index_ns(rig.index, (uint32_t)r.ns);
     cr_assert(ns);
     ns->record = NS_RECORD_WRITTEN;
@@ -133,7 +133,7 @@ static inline uint32_t ask_best(uint32_t name, uint32_t n)
     uint32_t chains[1] = {name};
     uint16_t q[64];
     struct msg_select m = {.chains = {chains, 1},
-                           .shards = {&layer, 1},
+                           .layers = {&layer, 1},
                            .q = {(const uint8_t *)q, sizeof(q)},
                            .q_dtype = UCM_KV_F16,
                            .q_heads = 1,

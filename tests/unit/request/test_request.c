@@ -52,18 +52,18 @@ static void close_all(void)
 
 TestSuite(request, .init = open_all, .fini = close_all);
 
-/* An open region of `blocks` blocks, of a plane for each shard that nobody looks at. Returns its name. */
+/* An open region of `blocks` blocks, of a plane for each layer that nobody looks at. Returns its name. */
 static uint32_t region_open(struct ns *ns, uint32_t blocks)
 {
     struct session *s = door.session;
     struct registered *r = calloc(1, sizeof(*r));
 
     cr_assert(r);
-    r->region = calloc(1, sizeof(*r->region) + (SHARDS + 1) * sizeof(uint32_t));
+    r->region = calloc(1, sizeof(*r->region) + (LAYERS + 1) * sizeof(uint32_t));
     cr_assert(r->region);
-    r->region->shard_first = (uint32_t *)(r->region + 1); /* freed with the region */
-    for (uint32_t i = 0; i <= SHARDS; i++)
-        r->region->shard_first[i] = i;
+    r->region->layer_first = (uint32_t *)(r->region + 1); /* freed with the region */
+    for (uint32_t i = 0; i <= LAYERS; i++)
+        r->region->layer_first[i] = i;
     r->region->blocks = blocks;
     r->region->pages = *ns_form(ns, 0);
     r->region->device = r->device = &gpu.device;
@@ -85,7 +85,7 @@ static uint32_t region_open(struct ns *ns, uint32_t blocks)
 /* Blocks 1 to MANY on the tier only; small, so that DRAM holds all. */
 static struct ns *store_many(void)
 {
-    struct ns *ns = space("small", 1, 1024 / SHARDS);
+    struct ns *ns = space("small", 1, 1024 / LAYERS);
 
     share.refuse = -EROFS;
     share.refuse_n = MANY;
@@ -193,7 +193,7 @@ Test(request, what_waits_for_a_full_device_can_be_cancelled)
 
 Test(request, a_dump_opens_its_blocks_in_turns)
 {
-    uint32_t id = dump_many(space("small", 1, 1024 / SHARDS));
+    uint32_t id = dump_many(space("small", 1, 1024 / LAYERS));
 
     share.refuse = -EROFS;
     share.refuse_n = OPENED + 88;
@@ -205,7 +205,7 @@ Test(request, a_dump_opens_its_blocks_in_turns)
 
 Test(request, a_dump_that_is_cancelled_opens_no_more)
 {
-    uint32_t id = dump_many(space("small", 1, 1024 / SHARDS));
+    uint32_t id = dump_many(space("small", 1, 1024 / LAYERS));
 
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
     iterate();
@@ -377,15 +377,15 @@ Test(request, space_goes_to_who_has_none)
 
 static int open_ns(uint32_t number)
 {
-    uint32_t shards = SHARDS;
+    uint32_t layers = LAYERS;
     char model[16];
     struct msg_ns_open m = {.dtype = {"b", 1},
                             .layout = {"l", 1},
                             .block_tokens = 16,
                             .key_bytes = 16,
                             .parts = 1,
-                            .shards = {&shards, 1},
-                            .shard_bytes = 1024};
+                            .layers = {&layers, 1},
+                            .layer_bytes = 1024};
     uint32_t id;
 
     m.model = (struct proto_str){model, (uint32_t)snprintf(model, sizeof(model), "%u", number)};

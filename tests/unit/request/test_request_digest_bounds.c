@@ -119,7 +119,7 @@ static uint32_t ask_prefetch(const uint32_t *chains, uint32_t n)
     static const uint16_t q[8 * 64];
     static const uint32_t layers[8];
     struct msg_select m = {.chains = {chains, n},
-                           .shards = {layers, n},
+                           .layers = {layers, n},
                            .q = {(const uint8_t *)q, n * 128},
                            .q_dtype = UCM_KV_F16,
                            .q_heads = 1,

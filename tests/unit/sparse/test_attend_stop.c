@@ -34,13 +34,13 @@ static void digest_plan(struct ucm_digest_plan *plan, uint32_t method,
     cr_assert_eq(ucm_digest_plan_init(plan, &spec, why), 0, "%s", why);
 }
 
-static float score(const struct ucm_digest_plan *plan, const float *q, const void *shard)
+static float score(const struct ucm_digest_plan *plan, const float *q, const void *layer)
 {
     float query[512];
     uint32_t digest[256];
 
     cr_assert(plan->bytes <= sizeof(digest) && plan->query_floats <= 512);
-    ucm_digest_build(plan, shard, digest);
+    ucm_digest_build(plan, layer, digest);
     ucm_digest_query(plan, q, query);
     return ucm_digest_score(plan, UCM_METRIC_DOT, query, digest, 0);
 }
@@ -76,11 +76,11 @@ static void judge(struct sequence *s)
 
     for (uint32_t h = 0; h < ROWS; h++)
         for (uint32_t b = 0; b < BLOCKS; b++) {
-            const uint8_t *shard = s->pool.bytes + b * s->pool.memory.stride;
+            const uint8_t *layer = s->pool.bytes + b * s->pool.memory.stride;
             const float *q = s->q + h * shape->head_dim;
 
-            s->bound[h][b] = ucm_left_bound(&s->pool.plan, score(&s->box, q, shard), shape->tokens);
-            s->estimate[h][b] = score(&s->stats, q, shard);
+            s->bound[h][b] = ucm_left_bound(&s->pool.plan, score(&s->box, q, layer), shape->tokens);
+            s->estimate[h][b] = score(&s->stats, q, layer);
         }
 }
 

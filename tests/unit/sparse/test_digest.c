@@ -281,7 +281,7 @@ Test(digest, a_build_stays_in_its_memory)
             struct ucm_digest_spec s = spec_of(method);
             struct ucm_digest_plan plan;
             char why[UCM_SPARSE_WHY] = "";
-            uint8_t *shard, *out;
+            uint8_t *layer, *out;
 
             s.bits = 64;
             s.rest = round > UCM_DIGEST_TOKENS;
@@ -292,12 +292,12 @@ Test(digest, a_build_stays_in_its_memory)
             s.shape.k_token_stride = s.shape.v_token_stride = 4 * dim;
             s.shape.v_offset = 16 * 4 * dim;
             cr_assert_eq(ucm_digest_plan_init(&plan, &s, why), 0, "%s", why);
-            shard = calloc(1, ucm_digest_extent(&s));
+            layer = calloc(1, ucm_digest_extent(&s));
             out = malloc(plan.bytes);
-            ucm_digest_build(&plan, shard, out);
+            ucm_digest_build(&plan, layer, out);
             for (uint32_t i = 0; i < plan.bytes; i++)
                 cr_assert_eq(out[i], 0, "%s: a digest of zeros", plan.method->name);
-            free(shard);
+            free(layer);
             free(out);
         }
     }
@@ -354,19 +354,19 @@ Test(digest, a_spec_that_is_taken_can_be_built)
         struct ucm_digest_spec s = any_spec();
         struct ucm_digest_plan plan;
         char why[UCM_SPARSE_WHY] = "";
-        uint8_t *shard, *out;
+        uint8_t *layer, *out;
 
         if (ucm_digest_plan_init(&plan, &s, why) < 0) {
             cr_assert_neq(why[0], '\0');
             continue;
         }
         built++;
-        shard = malloc(ucm_digest_extent(&s));
+        layer = malloc(ucm_digest_extent(&s));
         out = malloc(plan.bytes);
         for (uint64_t i = 0; i < ucm_digest_extent(&s); i++)
-            shard[i] = (uint8_t)some(256);
-        ucm_digest_build(&plan, shard, out);
-        free(shard);
+            layer[i] = (uint8_t)some(256);
+        ucm_digest_build(&plan, layer, out);
+        free(layer);
         free(out);
     }
     cr_assert_gt(built, 300u, "%u", built);

@@ -91,7 +91,7 @@ static inline bool rig_describe_cb(void *ctx, uint64_t owner, struct tier_descri
                                    .bytes = p->io.bytes,
                                    .checksum = p->place.checksum,
                                    .sealed = p->place.sealed,
-                                   .shard_bytes = p->io.shard_bytes};
+                                   .layer_bytes = p->io.layer_bytes};
     return true;
 }
 

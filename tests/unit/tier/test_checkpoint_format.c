@@ -72,7 +72,7 @@ Test(checkpoint, no_flipped_bit_passes)
 
 Test(checkpoint, identities_come_back_or_are_refused)
 {
-    const uint32_t shards[] = {3, 5};
+    const uint32_t layers[] = {3, 5};
     const uint8_t salt[] = {1, 2, 3};
     struct ns_identity id = {.tenant = "uid:1",
                              .model = "m",
@@ -82,8 +82,8 @@ Test(checkpoint, identities_come_back_or_are_refused)
                              .block_tokens = 16,
                              .key_bytes = 20,
                              .parts = 2,
-                             .shards = shards,
-                             .shard_bytes = 4096,
+                             .layers = layers,
+                             .layer_bytes = 4096,
                              .salt = salt,
                              .salt_bytes = sizeof(salt)};
     uint8_t bytes[NS_CANONICAL_MAX], again[NS_CANONICAL_MAX];
@@ -95,7 +95,7 @@ Test(checkpoint, identities_come_back_or_are_refused)
     cr_assert_eq(ns_identity_decode(bytes, (size_t)n, &memory, &back), 0);
     cr_assert_str_eq(back.tenant, "uid:1");
     cr_assert_str_eq(back.revision, "");
-    cr_assert_eq(back.shards[1], 5u);
+    cr_assert_eq(back.layers[1], 5u);
     cr_assert_eq(ns_identity_encode(&back, again, sizeof(again)), n);
     cr_assert_arr_eq(bytes, again, (size_t)n);
     for (int cut = 0; cut < n; cut++)

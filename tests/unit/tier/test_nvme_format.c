@@ -31,28 +31,28 @@ Test(nvme_format, record_round_trip)
     cr_assert_eq(memcmp(&out, &record, sizeof(out)), 0);
 }
 
-/* Checksums of shards lie behind the fields that every version has. */
-Test(nvme_format, record_with_shards)
+/* Checksums of layers lie behind the fields that every version has. */
+Test(nvme_format, record_with_layers)
 {
-    uint64_t sums[NVME_SHARDS_MAX];
+    uint64_t sums[NVME_LAYERS_MAX];
     struct nvme_record_header in = record, out;
     uint8_t page[NVME_PAGE];
 
-    for (unsigned i = 0; i < NVME_SHARDS_MAX; i++)
+    for (unsigned i = 0; i < NVME_LAYERS_MAX; i++)
         sums[i] = UINT64_C(0x0101010101010101) * (i % 251 + 1);
-    in.payload_bytes = NVME_SHARDS_MAX * 4100;
-    in.shard_bytes = 4100;
-    in.shard_sums = sums;
+    in.payload_bytes = NVME_LAYERS_MAX * 4100;
+    in.layer_bytes = 4100;
+    in.layer_sums = sums;
     nvme_record_header_encode(&in, page);
     cr_assert_eq(nvme_record_header_decode(page, &out), 0);
     cr_assert_eq(memcmp(page + 136, "\4\20\0\0\0\0\0\0\1\1\1\1\1\1\1\1\2", 17), 0);
-    cr_assert_eq(out.shard_bytes, 4100);
-    cr_assert_null(out.shard_sums);
-    for (unsigned i = 0; i < NVME_SHARDS_MAX; i++)
-        cr_assert_eq(nvme_shard_sum(page, i), sums[i]);
+    cr_assert_eq(out.layer_bytes, 4100);
+    cr_assert_null(out.layer_sums);
+    for (unsigned i = 0; i < NVME_LAYERS_MAX; i++)
+        cr_assert_eq(nvme_layer_sum(page, i), sums[i]);
     for (unsigned bytes = 0; bytes < 4;
-         bytes++) { /* it does not divide, one shard only, too many */
-        static const uint64_t bad[] = {4101, NVME_SHARDS_MAX * 4100, 2050, UINT64_MAX};
+         bytes++) { /* it does not divide, one layer only, too many */
+        static const uint64_t bad[] = {4101, NVME_LAYERS_MAX * 4100, 2050, UINT64_MAX};
         uint64_t sum;
 
         for (unsigned k = 0; k < 8; k++)

@@ -144,7 +144,7 @@ Test(seal, the_header_of_a_sealed_record)
                                     .record = 2,
                                     .generation = 77,
                                     .sequence = 99,
-                                    .shard_bytes = 9000,
+                                    .layer_bytes = 9000,
                                     .sealed = true,
                                     .key_id = {1, 2},
                                     .salt = {3, 4}};
@@ -160,7 +160,7 @@ Test(seal, the_header_of_a_sealed_record)
     sum = nvme_sealed_finish(page);
     cr_assert_eq(sum, 0x0606060606060606u);
     cr_assert_eq(nvme_record_header_decode(page, &out), 0);
-    cr_assert(out.sealed && out.checksum == sum && out.shard_bytes == 9000 &&
+    cr_assert(out.sealed && out.checksum == sum && out.layer_bytes == 9000 &&
               out.generation == 77 && out.sequence == 99);
     cr_assert_arr_eq(out.salt, in.salt, sizeof(in.salt));
     cr_assert_eq(nvme_sealed_pieces(&out), 9u);

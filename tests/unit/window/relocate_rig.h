@@ -54,7 +54,7 @@ static inline void relocate_open_with(uint32_t slabs)
         .cache = rig.cache, .arena = rig.arena, .index = rig.index, .metrics = &rig.metrics};
     relocations_open(&relocations);
     lend_watch(rig.arena, &(struct lend_watcher){.changed_cb = changed_cb, .ctx = &relocations});
-    other = space_of("other", "one", 1, MIB / 4 / SHARDS);
+    other = space_of("other", "one", 1, MIB / 4 / LAYERS);
     cr_assert_eq(lend_group_open(rig.arena, "t", &group), 0);
     cr_assert_eq(lend_group_open(rig.arena, "other", &other_group), 0);
     cache_copier_attach(rig.cache, copy_cb, &rig);

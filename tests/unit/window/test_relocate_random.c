@@ -121,7 +121,7 @@ static void some_store(void)
     block_ref ref = open_block(some_ns(), below(KEYS));
 
     if (!cache_doomed(rig.cache, ref))
-        (void)dump(ref, 0, 0, SHARDS);
+        (void)dump(ref, 0, 0, LAYERS);
     drop(ref);
 }
 

@@ -27,7 +27,7 @@ Test(window_slots_wide, unused_blocks_behind_many_used_ones_leave)
 
     rig.max_blocks = 8192;
     relocate_open_with(6);
-    ns = space_of("t", "small", 1, 4096 / SHARDS);
+    ns = space_of("t", "small", 1, 4096 / LAYERS);
     for (uint32_t i = 0; i < used; i++) {
         ref[i] = stored(ns, 1 + i);
         (void)moved(ref[i], 0);

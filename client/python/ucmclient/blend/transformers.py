@@ -159,8 +159,8 @@ class Runner:
             dtype=_DTYPES[self.dtype],
             layout="nhd/1",
             block_tokens=block_tokens,
-            shards=(self.layers,),
-            shard_bytes=2 * block_tokens * self.heads * self.dim * self.dtype.itemsize,
+            layers=(self.layers,),
+            layer_bytes=2 * block_tokens * self.heads * self.dim * self.dtype.itemsize,
         )
         #: [block][layer][K, V][token][head][channel]
         self.pages, where = self._new_pages(companion)
@@ -189,7 +189,7 @@ class Runner:
     def _new_pages(self, companion: Optional[Companion]) -> tuple[torch.Tensor, dict[str, Any]]:
         """Pages on the model's device, and how they are registered."""
         shape = (self.blocks, self.layers, 2, self.B, self.heads, self.dim)
-        layer = self.identity.shard_bytes
+        layer = self.identity.layer_bytes
         first, more = 0, {}
         if self.device.type == "cpu":
             if companion is not None:

@@ -1,6 +1,6 @@
 """Decode steps on the worker's GPU, with torch's tensors there: ucmclient_cuda_decode.h in Python.
 
-    steps = cuda.Steps(pool, shape, layers=32, q_heads=32, shard_bytes=65536, numbers=8192, requests=8, chains=8,
+    steps = cuda.Steps(pool, shape, layers=32, q_heads=32, layer_bytes=65536, numbers=8192, requests=8, chains=8,
                        room=select.room, window=40)
     steps.begin()  # a step: on torch's current stream, or in a graph that captures it
     for layer in range(32):
@@ -92,7 +92,7 @@ class Pages:
     """The engine's pages of a layer. kv: the first dimension counts pages, which page_shape describes. table: int32 [chains][...],
     the page of each block of a chain. first: int32 [chains], the local window's first block; length: int32 [chains], tokens of the
     chain with the new one. of: int32 [numbers], the page that has the complete block of a number, or -1: what misses is copied from
-    there, which wants page_shape to be that of a shard."""
+    there, which wants page_shape to be that of the daemon's blocks."""
 
     kv: Any
     table: Any
@@ -116,7 +116,7 @@ class Steps(_OnGpu):
     """A pool of slots, who lies in which of them, and the launches of steps over it.
 
     pool: a contiguous tensor on the GPU, of bytes_of() so many slots. shape: of one layer of a block in the daemon, with
-    shard_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
+    layer_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
     below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a chain in the engine's pages that a layer
     attends, at most. A shape with rope_dim is a latent (MLA): 576 channels, of which 512 are V, up to 128 q_heads, and a scale. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: slots are of a layer, not of a KV head of it. encoding: of slots: "fp8", which halves them (docs/encodings.md), or none. misses: room for those of a layer, and for what a step did
     not get; 0: for all. rounds: how lists stop while attention runs; None: all that was chosen is attended."""
@@ -130,7 +130,7 @@ class Steps(_OnGpu):
         *,
         layers: int,
         q_heads: int,
-        shard_bytes: int,
+        layer_bytes: int,
         numbers: int,
         requests: int,
         chains: int,
@@ -157,7 +157,7 @@ class Steps(_OnGpu):
         dtype = dtype_number(shape.dtype if q_dtype is None else q_dtype)
         self._dtype, self._kv_dtype = (next(name for name, number in DTYPES.items() if number == n) for n in (dtype, known[3]))
         self._q, self._out = (q_heads, shape.head_dim), (q_heads, shape.head_dim - shape.rope_dim)
-        self.slot_bytes = self._slot_bytes(shape, shard_bytes, whole, encoding)
+        self.slot_bytes = self._slot_bytes(shape, layer_bytes, whole, encoding)
         self.pool = self._check(pool, "pool")
         size = pool.numel() * pool.element_size()
         if not pool.is_contiguous() or size < self.slot_bytes:
@@ -165,7 +165,7 @@ class Steps(_OnGpu):
         self.slots = size // self.slot_bytes
         options = native.Options(
             layers, q_heads, shape.kv_heads, shape.head_dim, self._out[1], dtype, known[3], shape.tokens, scale, k_scale, v_scale, int(whole), pool.data_ptr(),
-            self.slots, numbers, requests, misses, chains, self.lists, room, window, _layout(shape, *known), shard_bytes,
+            self.slots, numbers, requests, misses, chains, self.lists, room, window, _layout(shape, *known), layer_bytes,
             _layout(page_shape or shape, *known), *self._options(rounds), encoding=native.ENCODINGS[encoding],
         )
         out, info, lib = c_void_p(), native.Info(), native.library()
@@ -184,16 +184,16 @@ class Steps(_OnGpu):
         return _RULES.index(rounds.rule), _KNOWN.index(rounds.known), rounds.eps, rounds.rounds, every, first, rounds.windows
 
     @staticmethod
-    def _slot_bytes(shape: Shape, shard_bytes: int, whole: bool, encoding: str) -> int:
+    def _slot_bytes(shape: Shape, layer_bytes: int, whole: bool, encoding: str) -> int:
         if whole:
-            return shard_bytes
+            return layer_bytes
         row = shape.head_dim + 1 if encoding else shape.head_dim * SIZES[dtype_number(shape.dtype)]
         return (1 if shape.rope_dim else 2) * shape.tokens * row
 
     @classmethod
-    def bytes_of(cls, shape: Shape, shard_bytes: int, slots: int, whole: bool = False, encoding: str = "") -> int:
+    def bytes_of(cls, shape: Shape, layer_bytes: int, slots: int, whole: bool = False, encoding: str = "") -> int:
         """Of a pool of so many slots."""
-        return slots * cls._slot_bytes(shape, shard_bytes, whole, encoding)
+        return slots * cls._slot_bytes(shape, layer_bytes, whole, encoding)
 
     def close(self) -> None:
         handle = self._take()

@@ -82,7 +82,7 @@ class Decoder(Supply):
         slots: Slots,
         *,
         requests: int,
-        shard_bytes: int,
+        layer_bytes: int,
         part: int = 0,
         apart: bool = False,
         window: bool = False,
@@ -94,12 +94,12 @@ class Decoder(Supply):
         self._places: dict[int, Any] = {}
         super().__init__(source, digest, len(choices.layers), choices.choosing, room.rows, requests, part, deadline, timeout)
         self._digest_of = {layer: i for i, layer in enumerate(self.digested)}
-        self.choices, self.room, self.shard_bytes, self._windows = choices, room, shard_bytes, window
+        self.choices, self.room, self.layer_bytes, self._windows = choices, room, layer_bytes, window
         self._heads = HeadBytes(digest.shape) if apart else None
-        self.strands, self.slot_bytes = (digest.shape.kv_heads, self._heads.bytes) if self._heads else (1, shard_bytes)
+        self.strands, self.slot_bytes = (digest.shape.kv_heads, self._heads.bytes) if self._heads else (1, layer_bytes)
         self.pool = SharedMemory(room.slots * self.slot_bytes)
         #: Whole layers of blocks on their way.
-        self.landing = SharedMemory(room.stream * shard_bytes)
+        self.landing = SharedMemory(room.stream * layer_bytes)
         self._digests = SharedMemory(room.rows * len(self.digested) * digest.bytes)
         self._pool_region: Optional[Region] = None
         #: Strands of rows that this run chose and that are in no slot, with who chose them.
@@ -127,7 +127,7 @@ class Decoder(Supply):
     def _registered(self, ns: Namespace, digests: DigestNamespace) -> bool:
         self._pool_region = None
         self._places.clear()  # they mean something to one window
-        plane = Plane(0, 0, self.shard_bytes, self.shard_bytes, 0)
+        plane = Plane(0, 0, self.layer_bytes, self.layer_bytes, 0)
         for name, memory, n in (("_pool_region", self.pool, self.room.slots), ("_landing_region", self.landing, self.room.stream)):
             if memory is self.pool and self._heads:
                 continue  # the daemon writes whole layers
@@ -155,9 +155,9 @@ class Decoder(Supply):
 
     def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
         """extend()'s pages are the bytes of all layers."""
-        for row, shards in wanted:
+        for row, layers in wanted:
             for layer in self.digested:
-                self._digests.buffer[self._at(layer, row)] = self.digest.compute(shards[layer], 1).data.cast("B")
+                self._digests.buffer[self._at(layer, row)] = self.digest.compute(layers[layer], 1).data.cast("B")
 
     # ---- a step ----
 
@@ -217,10 +217,10 @@ class Decoder(Supply):
             layer, head = divmod(strand, self.strands)
             if slot is not None and (layer, row) not in read:
                 read[layer, row] = self._window_bytes(layer, row)
-            shard = read.get((layer, row)) if slot is not None else None
-            if shard is not None:
-                self._fill(slot, head, shard)
-            arrived.append(shard is not None)
+            data = read.get((layer, row)) if slot is not None else None
+            if data is not None:
+                self._fill(slot, head, data)
+            arrived.append(data is not None)
         return arrived
 
     def _window_bytes(self, layer: int, row: int) -> Optional[bytearray]:
@@ -228,18 +228,18 @@ class Decoder(Supply):
         if place is None or window is None:
             return None
         try:
-            shard = window.read(place, layer * self.shard_bytes, self.shard_bytes)
+            data = window.read(place, layer * self.layer_bytes, self.layer_bytes)
         except UcmError:  # the client was closed
-            shard = None
-        if shard is None:
+            data = None
+        if data is None:
             del self._places[row]
             self.counts.gone += 1
             self._pin_later()
-        return shard
+        return data
 
-    def _fill(self, slot: int, head: int, shard: Any) -> None:
+    def _fill(self, slot: int, head: int, data: Any) -> None:
         """Copies what the slot holds of a layer of a block."""
-        self.shard(slot)[:] = self._heads.of(head, shard) if self._heads else shard
+        self.bytes_of(slot)[:] = self._heads.of(head, data) if self._heads else data
 
     def serve(self) -> set[Sequence]:
         """Fetches what is missing. Those whose blocks did not come: compute them again. They are closed by the caller. `crowded`
@@ -266,9 +266,9 @@ class Decoder(Supply):
         slots: dict[_Key, list[Item]] = {}
         for item in items:
             slots.setdefault((item[0] // self.strands, item[1]), []).append(item)
-        failed, shards = [], list(slots)
-        for at in range(0, len(shards), self.room.stream):
-            some = [(layer, row, i) for i, (layer, row) in enumerate(shards[at : at + self.room.stream])]
+        failed, wanted = [], list(slots)
+        for at in range(0, len(wanted), self.room.stream):
+            some = [(layer, row, i) for i, (layer, row) in enumerate(wanted[at : at + self.room.stream])]
             late = set(self._fetch(some, lambda: self._landing_region))
             for layer, row, i in some:
                 for strand, _, slot in slots[layer, row]:
@@ -283,16 +283,16 @@ class Decoder(Supply):
         for."""
         for at in range(0, len(blocks), self.room.stream):
             some = blocks[at : at + self.room.stream]
-            shards: dict[int, Any] = {block: self._window_bytes(layer, sequence.rows[block]) for block in some}
-            away = [block for block in some if shards[block] is None]
+            found: dict[int, Any] = {block: self._window_bytes(layer, sequence.rows[block]) for block in some}
+            away = [block for block in some if found[block] is None]
             if self._fetch([(layer, sequence.rows[block], i) for i, block in enumerate(away)], lambda: self._landing_region):
                 raise Lost("blocks did not come")
-            shards.update({block: self.landed(i) for i, block in enumerate(away)})
+            found.update({block: self.landed(i) for i, block in enumerate(away)})
             self.counts.streamed += len(some)
-            yield shards
+            yield found
 
-    def shard(self, slot: int) -> memoryview:
+    def bytes_of(self, slot: int) -> memoryview:
         return self.pool.buffer[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
     def landed(self, i: int) -> memoryview:
-        return self.landing.buffer[i * self.shard_bytes : (i + 1) * self.shard_bytes]
+        return self.landing.buffer[i * self.layer_bytes : (i + 1) * self.layer_bytes]

@@ -45,7 +45,7 @@ class GpuDecoder(Supply):
         digest: Digest,
         steps: Steps,
         *,
-        shard_bytes: int,
+        layer_bytes: int,
         landing: int = 128,
         build: Optional[Callable[[abc.Sequence[Any], abc.Sequence[int]], None]] = None,
         register: Optional[Register] = None,
@@ -71,7 +71,7 @@ class GpuDecoder(Supply):
             source, digest, steps.layers, range(steps.layers) if digested is None else digested, steps.numbers, steps.requests, part,
             deadline, timeout,
         )
-        self.steps, self.shard_bytes, self._build, self._windows, self._beside = steps, shard_bytes, build, window, beside
+        self.steps, self.layer_bytes, self._build, self._windows, self._beside = steps, layer_bytes, build, window, beside
         self._register = register or _register
         self._tensor = torch.tensor
         #: [digested][rows][bytes of a digest], for the daemon
@@ -80,7 +80,7 @@ class GpuDecoder(Supply):
         self.digests: list[Any] = [None] * self.layers
         for i, layer in enumerate(self.digested):
             self.digests[layer] = self._digests[i]
-        self._landing = torch.empty((landing, shard_bytes), dtype=torch.uint8, device=steps.device)
+        self._landing = torch.empty((landing, layer_bytes), dtype=torch.uint8, device=steps.device)
         #: Of serve(): sequences of a step that needs more slots than there are.
         self.crowded: set[Sequence] = set()
         self._missed = 0
@@ -94,7 +94,7 @@ class GpuDecoder(Supply):
             self._window = None
         size, n = self.digest.bytes, self.steps.numbers
         planes = [Plane(0, i * n * size, size, size, layer) for i, layer in enumerate(self.digested)]
-        whole = [Plane(0, 0, self.shard_bytes, self.shard_bytes, 0)]
+        whole = [Plane(0, 0, self.layer_bytes, self.layer_bytes, 0)]
         ask, part, timeout = self.source.ask, self.part, self.timeout
         self._landing_region = ask(self._register, ns, self._landing, whole, len(self._landing), True, part, timeout)
         self._digest_region = ask(self._register, digests, self._digests, planes, n, False, part, timeout)
@@ -238,9 +238,9 @@ class GpuDecoder(Supply):
             self._pin_later()
         users = self._users({row for _, row in wanted})
         lost: set[Sequence] = set()
-        shards, until = list(wanted), time.monotonic() + self.deadline
-        for at in range(0, len(shards), len(self._landing)):
-            items = [(layer, row, i) for i, (layer, row) in enumerate(shards[at : at + len(self._landing)])]
+        rest, until = list(wanted), time.monotonic() + self.deadline
+        for at in range(0, len(rest), len(self._landing)):
+            items = [(layer, row, i) for i, (layer, row) in enumerate(rest[at : at + len(self._landing)])]
             in_time = at == 0 or time.monotonic() < until
             late = set(self._fetch(items, lambda: self._landing_region) if in_time else items)
             lost.update(sequence for _, row, _ in late for sequence in users.get(row, ()))
@@ -267,7 +267,7 @@ class GpuDecoder(Supply):
     ) -> None:
         begin = self._landing.data_ptr()
         known = [
-            (key, users[row][0].number if row in users else 0, begin + i * self.shard_bytes)
+            (key, users[row][0].number if row in users else 0, begin + i * self.layer_bytes)
             for layer, row, i in items
             for key in wanted[layer, row]
         ]
@@ -286,5 +286,5 @@ def _register(
 ) -> Region:
     memory, base, gpu = cuda_allocation(tensor.data_ptr())
     first = tensor.data_ptr() - base
-    at = [Plane(0, first + p.offset, p.stride, p.chunk_bytes, p.shard) for p in planes]
+    at = [Plane(0, first + p.offset, p.stride, p.chunk_bytes, p.layer) for p in planes]
     return ns.register([memory], at, blocks=blocks, part=part, gpu=gpu, pool=pool, timeout=timeout)

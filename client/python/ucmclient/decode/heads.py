@@ -31,6 +31,6 @@ class HeadBytes:
             else:
                 yield from (slice(first + t * token, first + t * token + row) for t in range(self._tokens))
 
-    def of(self, head: int, shard: Any) -> bytes:
-        view = memoryview(shard)
+    def of(self, head: int, data: Any) -> bytes:
+        view = memoryview(data)
         return b"".join(view[piece] for piece in self._pieces(head))

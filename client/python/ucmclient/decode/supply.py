@@ -336,7 +336,7 @@ class Supply:
                 region, keys = self._digest_region, b"".join(key for key, _ in some)
                 assert region is not None
                 return self.source.ask(
-                    region.load, keys, [row for _, row in some], shard=first, shards=layers, priority=URGENT, deadline=left,
+                    region.load, keys, [row for _, row in some], layer=first, layers=layers, priority=URGENT, deadline=left,
                     timeout=self.timeout,
                 )
 

@@ -102,7 +102,7 @@ class Kept:
 
     def __init__(self, settings: Settings, identity: EngineIdentity, name: str):
         self.settings, self.identity = settings, identity
-        self.page_bytes = identity.shard_bytes * identity.shards[0]
+        self.page_bytes = identity.layer_bytes * identity.layers[0]
         #: Held while pages go through `_staging`, which has whole pages: memory that the daemon maps, for memory that it can't map.
         self._lock, self._staging = threading.Lock(), self._first_staging()
         self.link = Link(settings, identity, name, self._register)
@@ -119,8 +119,8 @@ class Kept:
     def _register(self, ns: Namespace, timeout: float) -> Optional[Region]:
         if self._staging is None:
             return None
-        size, shards = self.identity.shard_bytes, self.identity.shards[0]
-        planes = [Plane(0, shard * size, self.page_bytes, size, shard) for shard in range(shards)]
+        size, layers = self.identity.layer_bytes, self.identity.layers[0]
+        planes = [Plane(0, layer * size, self.page_bytes, size, layer) for layer in range(layers)]
         return ns.register([self._staging.memory()], planes, blocks=self._room(), part=self._part, timeout=timeout)
 
     # ---- what is there ----
@@ -181,31 +181,31 @@ class Kept:
 
     # ---- what moves ----
 
-    def _through(self, verb: str, keys: Sequence[bytes], rows: Sequence[Sequence[int]], sizes: Sequence[int], shard: int = 0) -> bytes:
-        """Shards whose pieces lie at these addresses, `_room` at most, by way of `_staging`."""
+    def _through(self, verb: str, keys: Sequence[bytes], rows: Sequence[Sequence[int]], sizes: Sequence[int], layer: int = 0) -> bytes:
+        """Layers whose pieces lie at these addresses, `_room` at most, by way of `_staging`."""
         with self._lock:
             if verb == "dump":
                 for slot, row in enumerate(rows):
-                    self._copy(slot, row, sizes, shard, out=False)
-            results = self._ask(self.link.region, verb, keys, range(len(keys)), shard=shard, shards=1)
+                    self._copy(slot, row, sizes, layer, out=False)
+            results = self._ask(self.link.region, verb, keys, range(len(keys)), layer=layer, layers=1)
             if verb == "load":
                 for slot, (row, result) in enumerate(zip(rows, results)):
                     if result == BlockResult.OK:
-                        self._copy(slot, row, sizes, shard, out=True)
+                        self._copy(slot, row, sizes, layer, out=True)
         return results
 
-    def _copy(self, slot: int, row: Sequence[int], sizes: Sequence[int], shard: int, out: bool) -> None:
+    def _copy(self, slot: int, row: Sequence[int], sizes: Sequence[int], layer: int, out: bool) -> None:
         assert self._staging is not None
-        at = self._staging.address + slot * self.page_bytes + shard * self.identity.shard_bytes
+        at = self._staging.address + slot * self.page_bytes + layer * self.identity.layer_bytes
         for there, size in zip(row, sizes):
             ctypes.memmove(*((there, at) if out else (at, there)), size)
             at += size
 
-    def _ask(self, region: Optional[Region], verb: str, keys: Sequence[bytes], blocks: Sequence[int], **shards: int) -> bytes:
+    def _ask(self, region: Optional[Region], verb: str, keys: Sequence[bytes], blocks: Sequence[int], **layers: int) -> bytes:
         """A BlockResult's number for each."""
         task = None if region is None else self.link.ask(
             getattr(region, verb), b"".join(keys), list(blocks), deadline=self.settings.transfer_deadline,
-            timeout=self.settings.lookup_timeout, **shards  # of sending it, which waits for a daemon that has gone
+            timeout=self.settings.lookup_timeout, **layers  # of sending it, which waits for a daemon that has gone
         )
         return self._finish(task, len(keys), verb)
 
@@ -242,12 +242,12 @@ class Kept:
 
 class PageStore(Kept):
     def __init__(self, settings: Settings, identity: EngineIdentity, chunks: Sequence[Chunk], pages: int, name: str, part: int = 0):
-        """identity: one shard of all chunks of a page, in their order. part: which part of a block these pages hold. Raises if settings.required and
+        """identity: one layer of all chunks of a page, in their order. part: which part of a block these pages hold. Raises if settings.required and
         the daemon is not there, or if it refuses."""
         self.chunks, self.pages, self._part = list(chunks), pages, part
         size = sum(chunk.size for chunk in self.chunks)
-        if not 0 <= part < identity.parts or identity.shards != (1,) or identity.shard_bytes != size:
-            raise ValueError(f"a page has {size} bytes: an identity of parts with one shard of as many is right")
+        if not 0 <= part < identity.parts or identity.layers != (1,) or identity.layer_bytes != size:
+            raise ValueError(f"a page has {size} bytes: an identity of parts with one layer of as many is right")
         self.direct = all(in_shared_memory(chunk.address) or on_gpu(chunk.address) for chunk in self.chunks)
         super().__init__(settings, identity, name)
 

@@ -1,7 +1,7 @@
 """Pages whose pieces lie wherever the engine says at each call: for engines that hand over addresses, and register no memory beforehand.
 
-    store = PlaceStore(settings, identity, sizes=[4096, 4096], name="engine")     # a shard has two pieces: K and V, say
-    plan = store.plan([0, 0], [[k3, v3], [k7, v7]])   # of two keys: which shard, and the addresses of its pieces
+    store = PlaceStore(settings, identity, sizes=[4096, 4096], name="engine")     # a layer has two pieces: K and V, say
+    plan = store.plan([0, 0], [[k3, v3], [k7, v7]])   # of two keys: which layer, and the addresses of its pieces
     store.save(keys, plan)                            # -> [True, True]
 
 Addresses are resolved to registered memory. Pieces in a SharedMemory's or a GPU's allocation become a region of the daemon's if their blocks
@@ -26,7 +26,7 @@ from .pages import _LOADED, _MOST, _SAVED, Kept
 from .vllm.identity import EngineIdentity
 from .vllm.settings import Settings
 
-#: Regions of a store at most, each of as many shards as lie alike: the daemon gives a connection 64, and one that grows has two for a moment.
+#: Regions of a store at most, each of as many layers as lie alike: the daemon gives a connection 64, and one that grows has two for a moment.
 _GROUPS = 24
 #: Allocations of a region.
 _HANDLES = 64
@@ -50,7 +50,7 @@ class _Allocation:
 
 @dataclass(frozen=True)
 class _Where:
-    """Of block 0 of a shard: the address of each piece, and the allocation that it lies in. Block b's piece is b pieces behind."""
+    """Of block 0 of a layer: the address of each piece, and the allocation that it lies in. Block b's piece is b pieces behind."""
 
     starts: Any
     sizes: Any
@@ -71,20 +71,20 @@ class _Where:
 class _Registered:
     ns: Namespace
     region: Region
-    shards: int
+    layers: int
     users: int = 0
     stale: bool = False
 
 
 class _Group:
-    """A region: where the pieces of each shard lie, as far as shards have been seen."""
+    """A region: where the pieces of each layer lie, as far as layers have been seen."""
 
     def __init__(self, blocks: int):
         self.blocks, self.wheres = blocks, dict[int, _Where]()
         self._lock, self._now = threading.Lock(), None
 
-    def takes(self, shard: int, where: _Where) -> bool:
-        if shard in self.wheres or where.blocks < self.blocks:
+    def takes(self, layer: int, where: _Where) -> bool:
+        if layer in self.wheres or where.blocks < self.blocks:
             return False
         every = [*self.wheres.values(), where]
         spans = sorted(span for one in every for span in one.spans(self.blocks))
@@ -93,9 +93,9 @@ class _Group:
         apart = all(one[1] <= other[0] for one, other in zip(spans, spans[1:]))
         return apart and len(gpus) == 1 and len(handles) <= _HANDLES
 
-    def add(self, shard: int, where: _Where) -> None:
+    def add(self, layer: int, where: _Where) -> None:
         with self._lock:
-            self.wheres[shard] = where
+            self.wheres[layer] = where
 
     def use(self, store: PlaceStore) -> Optional[_Registered]:
         """The region as it is now; None: the daemon is away. unuse() must follow."""
@@ -103,7 +103,7 @@ class _Group:
             ns, now = store.link.ns, self._now
             if ns is None:
                 return None
-            if now is None or now.ns is not ns or now.shards != len(self.wheres):
+            if now is None or now.ns is not ns or now.layers != len(self.wheres):
                 region = store.link.ask(self._register, ns, store.settings.connect_timeout)
                 if region is None:
                     return None
@@ -128,12 +128,12 @@ class _Group:
     def _register(self, ns: Namespace, timeout: float) -> Region:
         first: dict[int, int] = {}
         memory, planes = [], []
-        for shard, where in sorted(self.wheres.items()):
+        for layer, where in sorted(self.wheres.items()):
             for start, size, of in zip(where.starts, where.sizes, where.allocations):
                 if of.base not in first:
                     first[of.base] = len(memory)
                     memory.append(of.memory)
-                planes.append(Plane(first[of.base], int(start) - of.base, int(size), int(size), shard))
+                planes.append(Plane(first[of.base], int(start) - of.base, int(size), int(size), layer))
         return ns.register(memory, planes, blocks=self.blocks, gpu=of.gpu, timeout=timeout)
 
     def close(self, store: PlaceStore) -> None:
@@ -144,7 +144,7 @@ class _Group:
 
 @dataclass
 class Plan:
-    """What plan() made of addresses. Runs: a shard, who has the region (None: memory goes through `_staging`), which of the keys, and their
+    """What plan() made of addresses. Runs: a layer, who has the region (None: memory goes through `_staging`), which of the keys, and their
     blocks, or addresses."""
 
     n: int
@@ -153,9 +153,9 @@ class Plan:
 
 class PlaceStore(Kept):
     def __init__(self, settings: Settings, identity: EngineIdentity, sizes: Sequence[int], name: str):
-        """identity: of one part. sizes: of the pieces of a shard, in bytes, in their order."""
-        if identity.parts != 1 or identity.shard_bytes != sum(sizes) or not all(size > 0 for size in sizes):
-            raise ValueError(f"pieces of {list(sizes)} bytes: an identity of one part, whose shards have as many in all, is right")
+        """identity: of one part. sizes: of the pieces of a layer, in bytes, in their order."""
+        if identity.parts != 1 or identity.layer_bytes != sum(sizes) or not all(size > 0 for size in sizes):
+            raise ValueError(f"pieces of {list(sizes)} bytes: an identity of one part, whose layers have as many in all, is right")
         self._sizes = np.array(sizes, dtype=np.int64)
         self._groups: list[_Group] = []
         self._allocations: list[_Allocation] = []
@@ -163,53 +163,53 @@ class PlaceStore(Kept):
         self._planning = threading.Lock()
         super().__init__(settings, identity, name)
 
-    def plan(self, shards: Sequence[int], rows: Any) -> Plan:
-        """For each key which shard, and a row of addresses: of its pieces. Raises Unreachable."""
+    def plan(self, layers: Sequence[int], rows: Any) -> Plan:
+        """For each key which layer, and a row of addresses: of its pieces. Raises Unreachable."""
         rows = np.asarray(rows, dtype=np.uint64).astype(np.int64)
-        shards = np.asarray(shards, dtype=np.int64)
-        if rows.shape != (len(shards), len(self._sizes)):
-            raise Unreachable(f"{len(shards)} shards and addresses of shape {rows.shape}: {len(self._sizes)} addresses for each are right")
+        layers = np.asarray(layers, dtype=np.int64)
+        if rows.shape != (len(layers), len(self._sizes)):
+            raise Unreachable(f"{len(layers)} layers and addresses of shape {rows.shape}: {len(self._sizes)} addresses for each are right")
         if len(rows) and rows.min() <= 0:
-            raise Unreachable("an address is 0: a place for each piece of a shard is right, also where its layer has none of that size")
-        if len(shards) and not 0 <= shards.min() <= shards.max() < self.identity.shards[0]:
-            raise Unreachable(f"shards are numbered from 0 to {self.identity.shards[0] - 1}, not {shards.min()} to {shards.max()}")
-        plan = Plan(len(shards), [])
+            raise Unreachable("an address is 0: a place for each piece of a layer is right, also where its layer has none of that size")
+        if len(layers) and not 0 <= layers.min() <= layers.max() < self.identity.layers[0]:
+            raise Unreachable(f"layers are numbered from 0 to {self.identity.layers[0] - 1}, not {layers.min()} to {layers.max()}")
+        plan = Plan(len(layers), [])
         with self._planning:
-            for shard in dict.fromkeys(shards.tolist()):
-                self._plan(plan, shard, np.flatnonzero(shards == shard), rows)
+            for layer in dict.fromkeys(layers.tolist()):
+                self._plan(plan, layer, np.flatnonzero(layers == layer), rows)
         return plan
 
-    def _plan(self, plan: Plan, shard: int, left: Any, rows: Any) -> None:
+    def _plan(self, plan: Plan, layer: int, left: Any, rows: Any) -> None:
         staged: list[int] = []
         while len(left):
-            group = self._group_of(shard, rows[left[0]])
+            group = self._group_of(layer, rows[left[0]])
             if group is None:
                 staged.append(int(left[0]))
                 left = left[1:]
                 continue
-            good, numbers = group.wheres[shard].numbers(rows[left], group.blocks)
-            plan.runs.append((shard, group, left[good], numbers[good]))
+            good, numbers = group.wheres[layer].numbers(rows[left], group.blocks)
+            plan.runs.append((layer, group, left[good], numbers[good]))
             left = left[~good]
         if staged:
             self._need_staging()
-            plan.runs.append((shard, None, np.array(staged), rows[staged]))
+            plan.runs.append((layer, None, np.array(staged), rows[staged]))
 
-    def _group_of(self, shard: int, row: Any) -> Optional[_Group]:
+    def _group_of(self, layer: int, row: Any) -> Optional[_Group]:
         """None: it is memory of the host that goes through `_staging`."""
         for group in self._groups:
-            where = group.wheres.get(shard)
+            where = group.wheres.get(layer)
             if where is not None and where.numbers(row[None, :], group.blocks)[0][0]:
                 return group
         found = [self._allocation_of(int(at), int(size)) for at, size in zip(row, self._sizes)]
         where = None if None in found else _where(row, self._sizes, found)
         group = None
         if where is not None:
-            group = next((one for one in self._groups if one.takes(shard, where)), None)
+            group = next((one for one in self._groups if one.takes(layer, where)), None)
             if group is None and len(self._groups) < _GROUPS:
                 group = _Group(where.blocks)
                 self._groups.append(group)
         if group is not None:
-            group.add(shard, where)
+            group.add(layer, where)
         elif any(of is not None and of.gpu is not None for of in found):
             raise Unreachable("memory of a GPU whose blocks do not lie one behind another: paged KV caches, in which they do, are right")
         return group
@@ -247,21 +247,21 @@ class PlaceStore(Kept):
         if len(keys) != plan.n:
             raise ValueError(f"{len(keys)} keys and a plan of {plan.n}")
         out = [False] * len(keys)
-        for shard, group, which, what in plan.runs:
+        for layer, group, which, what in plan.runs:
             most = self._room() if group is None else _MOST
             for at in range(0, len(which), most):
                 some = which[at : at + most].tolist()
                 names, part = [keys[i] for i in some], what[at : at + most].tolist()
-                results = self._direct(group, verb, names, part, shard) if group is not None else self._through(
-                    verb, names, part, self._sizes.tolist(), shard)
+                results = self._direct(group, verb, names, part, layer) if group is not None else self._through(
+                    verb, names, part, self._sizes.tolist(), layer)
                 for i, result in zip(some, results):
                     out[i] = result in good
         return out
 
-    def _direct(self, group: _Group, verb: str, keys: Sequence[bytes], blocks: Sequence[int], shard: int) -> bytes:
+    def _direct(self, group: _Group, verb: str, keys: Sequence[bytes], blocks: Sequence[int], layer: int) -> bytes:
         used = group.use(self)
         try:
-            return self._ask(None if used is None else used.region, verb, keys, blocks, shard=shard, shards=1)
+            return self._ask(None if used is None else used.region, verb, keys, blocks, layer=layer, layers=1)
         finally:
             if used is not None:
                 group.unuse(self, used)

@@ -105,7 +105,7 @@ class Choose(Structure):
 class Select(Structure):
     _fields_ = [
         ("chains", POINTER(c_void_p)),
-        ("shards", POINTER(c_uint32)),
+        ("layers", POINTER(c_uint32)),
         ("n_rows", c_uint32),
         ("q_dtype", c_uint32),
         ("q", c_void_p),

@@ -36,7 +36,7 @@ class DigestNamespace(Namespace):
         )
         self.base, self.digest = base, digest
         self.identity = replace(
-            base.identity, dtype="digest", layout=f"digest/1/{digest.method}", shard_bytes=digest.bytes
+            base.identity, dtype="digest", layout=f"digest/1/{digest.method}", layer_bytes=digest.bytes
         )
         self._handle = out.value
 

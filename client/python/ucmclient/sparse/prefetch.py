@@ -191,7 +191,7 @@ class Prefetch:
         if n == 0 or wrong is not None:
             raise UcmError(Status.INVALID, f"{n} blocks of a chain of {len(chain)}" + (f", among them {wrong}" if n else ""))
         base = chain.ns.base.identity
-        self.bytes = n * base.shard_bytes * base.shards[chain.part if len(base.shards) > 1 else 0]
+        self.bytes = n * base.layer_bytes * base.layers[chain.part if len(base.layers) > 1 else 0]
         if self.bytes > prefetcher._bytes_max:
             raise UcmError(Status.INVALID, f"{n} blocks have {self.bytes} bytes; prefetch_cache_size is {prefetcher._bytes_max}")
         self.chain, self.priority, self.batch, self.closed = chain, Priority.of(place), batch, False

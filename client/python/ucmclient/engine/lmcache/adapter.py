@@ -1,6 +1,6 @@
 """LMCache's L2 adapter on ucmd: --l2-adapter of type "plugin" with this class (docs/engines.md).
 
-An object is a block of one shard. Its key is all of LMCache's: chunk hash, model, rank, object group, cache salt. Its namespace has the model's name
+An object is a block of one layer. Its key is all of LMCache's: chunk hash, model, rank, object group, cache salt. Its namespace has the model's name
 and the object's size. LMCache does not tell an object's size at a lookup, or as a hint only: the adapter looks where objects of this kind
 were stored, and where the hint says.
 
@@ -32,7 +32,7 @@ _LEASE = 60.0
 _SIZES, _STORES = 4, 32
 #: Keys that are locked, before those whose leases are over are forgotten.
 _LOCKED = 1 << 16
-#: Of an object, in bytes: what the daemon takes as one shard.
+#: Of an object, in bytes: what the daemon takes as one layer.
 _LARGEST = 256 << 20
 
 
@@ -135,7 +135,7 @@ class UcmL2Adapter(L2AdapterInterface):
                 if len(self._stores) >= _STORES:
                     raise ValueError(f"objects of model {model} with {size} bytes: there are {_STORES} models and sizes already")
                 identity = EngineIdentity(
-                    model=model[:256] or "unnamed", dtype="bytes", layout="lmcache/1", block_tokens=1, shard_bytes=size, shards=(1,),
+                    model=model[:256] or "unnamed", dtype="bytes", layout="lmcache/1", block_tokens=1, layer_bytes=size, layers=(1,),
                     revision=self._settings.revision or "", salt=self._settings.salt.encode(),
                 )
                 store = self._stores[model, size] = PlaceStore(self._settings, identity, [size], "lmcache")

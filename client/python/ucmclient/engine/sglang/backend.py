@@ -119,7 +119,7 @@ class UcmStorage(HiCacheStorage):
         digest = hashlib.sha256(repr([str(one) for one in what]).encode()).hexdigest()[:32]
         return EngineIdentity(
             model=config.model_name or "unnamed", dtype=dtype or "bytes", layout=f"sglang/1/{digest}", block_tokens=tokens,
-            shard_bytes=sum(chunk.size for chunk in chunks), shards=(1,), revision=self._weights(name),
+            layer_bytes=sum(chunk.size for chunk in chunks), layers=(1,), revision=self._weights(name),
             salt=self._settings.salt.encode(),
         )
 

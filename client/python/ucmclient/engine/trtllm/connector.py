@@ -117,7 +117,7 @@ class UcmWorker(KvCacheConnectorWorker):
         digest = hashlib.sha256(json.dumps([what, tokens, ranks], default=str).encode()).hexdigest()[:32]
         identity = EngineIdentity(
             model=str(args.model)[:256], dtype=str(getattr(args.kv_cache_config, "dtype", "auto")), layout=f"trtllm/1/{digest}", block_tokens=tokens,
-            shard_bytes=sum(chunk.size for chunk in chunks), shards=(1,), parts=ranks, salt=of.salt.encode(),
+            layer_bytes=sum(chunk.size for chunk in chunks), layers=(1,), parts=ranks, salt=of.salt.encode(),
             revision=weights_of(of, str(args.model), {name: getattr(args, name, None) for name in _WEIGHTS}, _drafts(args),
                                 *([mpi_allgather] if ranks > 1 else [])),
         )

@@ -60,7 +60,7 @@ class Store:
         """sizes: of the pieces of a shard; one for all of it, if this store moves nothing. group: what else than the ids tells blocks apart."""
         self.settings = settings_of({"lookup_timeout": _LOOKUP, **settings}, WHERE)
         identity = EngineIdentity(
-            model=model, dtype="bytes", layout=f"ucm/1/{group}" if group else "ucm/1", block_tokens=1, shard_bytes=block_bytes // shards, shards=(shards,),
+            model=model, dtype="bytes", layout=f"ucm/1/{group}" if group else "ucm/1", block_tokens=1, layer_bytes=block_bytes // shards, layers=(shards,),
             revision=self.settings.revision or "", salt=self.settings.salt.encode(),
         )
         self.places = PlaceStore(self.settings, identity, sizes, "ucm")

@@ -87,7 +87,7 @@ def in_columns(backends: Sequence[str], instructions: str) -> bool:
 
 
 def turned(config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], columns: bool) -> Turned:
-    """columns: in_columns(). A layer is a shard, since K lies in each of them."""
+    """columns: in_columns(). Each layer is stored apart, since K lies in each of them."""
     of, blocks, turning = heads_of(kv_cache_config, "chunks"), kv_cache_config.num_blocks, turning_of(config)
     try:
         layout = layout_of(kv_caches, blocks, apart=True)
@@ -141,6 +141,6 @@ def with_chunks(identity: EngineIdentity, of: Turned) -> EngineIdentity:
     """The engine's identity, with that of its chunks: their own layout, and keys of 32 bytes."""
     layout = of.layout
     chunks = replace(
-        identity, layout=layout.name[: 256 - len(LAYOUT)] + LAYOUT, key_bytes=32, shards=(len(layout.layers),), shard_bytes=layout.layer_bytes
+        identity, layout=layout.name[: 256 - len(LAYOUT)] + LAYOUT, key_bytes=32, layers=(len(layout.layers),), layer_bytes=layout.layer_bytes
     )
     return replace(identity, chunks=chunks)

@@ -262,7 +262,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
         of = staged(layout, ranks, self._engine(), _stage_number(), _all_stages)
         if self._settings.digests is not None and of.layout.layer_bytes != made[0].layer_bytes:
             raise Unsupported('digests: the stages of the pipeline keep layers of different sizes: remove the setting "digests"')
-        self._identity = replace(self._named(of.layout, of.ranks, of.engine), shards=of.shards)
+        self._identity = replace(self._named(of.layout, of.ranks, of.engine), layers=of.layers)
         return of.layout, made[1], of.ranks
 
     def _named(self, layout: Layout, ranks: Ranks, engine: dict[str, Any]) -> EngineIdentity:

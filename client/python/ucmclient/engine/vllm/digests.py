@@ -58,7 +58,7 @@ def _refusal(why: str, remedy: str) -> ValueError:
 def digest_of(
     settings: DigestSettings, tensors: Sequence[Any], layout: Layout, of: Heads, cache_dtype: str
 ) -> methods.Digest:
-    """The digest of each layer of a block. tensors: of the layout's shards, in their order."""
+    """The digest of each layer of a block. tensors: of the layout's layers, in their order."""
     shape = shape_of(tensors, layout, of, cache_dtype)
     try:
         return METHODS[settings.method](shape, **settings.parameters)
@@ -107,7 +107,7 @@ def _kind(tensor: Any, cache_dtype: str) -> str:
     return kind
 
 
-#: Offset, token stride, head stride, in bytes of a shard.
+#: Offset, token stride, head stride, in bytes of a layer.
 _Place = tuple[int, int, int]
 
 
@@ -132,7 +132,7 @@ def _place(axes: Axes, tensor: Any, chunks: Sequence[Chunk], first: int) -> Opti
 
     def at(token: int, head: int) -> int:
         element = first + token % axes.tokens * axes.token_stride + token // axes.tokens * axes.kernel_stride
-        return _in_shard(chunks, tensor.data_ptr() + (element + head * axes.head_stride) * size, axes.dim * size)
+        return _in_layer(chunks, tensor.data_ptr() + (element + head * axes.head_stride) * size, axes.dim * size)
 
     offset = at(0, 0)
     token_stride = at(1, 0) - offset if tokens > 1 else axes.dim * size
@@ -147,8 +147,8 @@ def _place(axes: Axes, tensor: Any, chunks: Sequence[Chunk], first: int) -> Opti
     return (offset, token_stride, head_stride) if right else None
 
 
-def _in_shard(chunks: Sequence[Chunk], address: int, size: int) -> int:
-    """Where those bytes of block 0 lie in its shard. Negative: nowhere."""
+def _in_layer(chunks: Sequence[Chunk], address: int, size: int) -> int:
+    """Where those bytes of block 0 lie in its layer. Negative: nowhere."""
     begin = 0
     for chunk in chunks:
         if chunk.address <= address and address + size <= chunk.address + chunk.size:

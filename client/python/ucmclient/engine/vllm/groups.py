@@ -213,7 +213,7 @@ def hybrid_identity(one: EngineIdentity, kinds: Kinds, groups: Sequence[Group]) 
     sizes = {member.kind: group.block_tokens for member, group in zip(kinds.members, groups)}
     return HybridIdentity(
         tuple(
-            replace(one, layout=layout.name, block_tokens=sizes[i], shards=(len(layout.layers),), shard_bytes=layout.layer_bytes)
+            replace(one, layout=layout.name, block_tokens=sizes[i], layers=(len(layout.layers),), layer_bytes=layout.layer_bytes)
             for i, layout in enumerate(kinds.layouts)
         ),
         kinds.members,

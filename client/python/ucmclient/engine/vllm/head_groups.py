@@ -138,7 +138,7 @@ def _description(tensor: Any, one: _Slice, blocks: int) -> str:
 
 
 def group_layouts(kv_caches: Mapping[str, Any], blocks: int, of: HeadGroups, apart: bool) -> list[Layout]:
-    """Of each group that the rank holds. A part has one shard; apart: one for each layer."""
+    """Of each group that the rank holds. A part has one layer; apart: one for each of the engine's."""
     layers: list[list[tuple[Chunk, ...]]] = [[] for _ in range(of.mine)]
     descriptions: list[str] = []
     seen: dict[tuple[Chunk, ...], int] = {}
@@ -172,14 +172,14 @@ def _layers_within(layers: Sequence[Sequence[Chunk]], head_step: int) -> bool:
 def _layout(
     layers: Sequence[tuple[Chunk, ...]], blocks: int, apart: bool, by_address: bool, name: str, numbers: Mapping[str, int]
 ) -> Layout:
-    shards = [list(layer) for layer in layers] if apart else [[chunk for layer in layers for chunk in layer]]
+    joined = [list(layer) for layer in layers] if apart else [[chunk for layer in layers for chunk in layer]]
     if by_address:
-        shards[0].sort(key=lambda chunk: chunk.address)
-    shards = [_joined(shard) for shard in shards]
-    if sum(map(len, shards)) > _MAX_PLANES:
-        raise Unsupported(f"head_groups: a group is {sum(map(len, shards))} pieces of a block, more than {_MAX_PLANES}: use fewer groups")
-    size = sum(chunk.size for chunk in shards[0])
-    return Layout(tuple(map(tuple, shards)), blocks, size, name[:256], numbers if apart else dict.fromkeys(numbers, 0))
+        joined[0].sort(key=lambda chunk: chunk.address)
+    joined = [_joined(one) for one in joined]
+    if sum(map(len, joined)) > _MAX_PLANES:
+        raise Unsupported(f"head_groups: a group is {sum(map(len, joined))} pieces of a block, more than {_MAX_PLANES}: use fewer groups")
+    size = sum(chunk.size for chunk in joined[0])
+    return Layout(tuple(map(tuple, joined)), blocks, size, name[:256], numbers if apart else dict.fromkeys(numbers, 0))
 
 
 # ---- regions ----

@@ -44,7 +44,7 @@ def store_by_layer(worker: Any, config: Any, layout: Layout) -> tuple[Optional["
 
 
 def _obstacle(config: Any, layout: Layout) -> Optional[str]:
-    # A pipeline may have cut them into more shards.
+    # A pipeline may have cut them into more layers.
     if len(set(layout.numbers.values())) < 2:
         return "this rank has one layer, or all layers of a block in one tensor, or layers that differ in size"
     parallel = config.parallel_config
@@ -58,13 +58,13 @@ def _obstacle(config: Any, layout: Layout) -> Optional[str]:
 class LayerStores:
     def __init__(self, worker: Any, layout: Layout):
         """worker: the WorkerHalf that stores."""
-        self._worker, self._numbers, self._shards = worker, layout.numbers, len(layout.layers)
-        #: Behind each layer: how many shards are there.
+        self._worker, self._numbers, self._layers = worker, layout.numbers, len(layout.layers)
+        #: Behind each of the engine's layers: how many stored ones are there.
         self._ends = sorted({number + 1 for number in layout.numbers.values()})
         self.bounds = bounds_of(len(self._ends))
         self._copies: list[list[Copy]] = []
         self._stores: list[Any] = []
-        #: Of this step: layers whose hook was called without a gap, and shards that are handed over.
+        #: Of this step: layers whose hook was called without a gap, and stored layers that are handed over.
         self._seen = self._sent = 0
 
     def begin(self, plan: Plan) -> None:
@@ -92,8 +92,8 @@ class LayerStores:
 
     def end(self, copies: list[Copy]) -> list[Copy]:
         """After the step. Hands over what is left of its layers. Returns those of the step's copies that are still to be stored."""
-        if self._stores and self._sent < self._shards:
-            self._send(self._worker.event(), self._shards)
+        if self._stores and self._sent < self._layers:
+            self._send(self._worker.event(), self._layers)
         if self._stores:
             copies = [copy for copy in copies if not copy.layered]
         self._copies, self._stores = [], []

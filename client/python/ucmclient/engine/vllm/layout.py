@@ -37,7 +37,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Sections:
-    """The chunks of each shard as encodings see them (docs/design/encodings.md): tokens, heads, dim of the first one, and
+    """The chunks of each layer as encodings see them (docs/design/encodings.md): tokens, heads, dim of the first one, and
     of the second one. A section may hold more than one layer's K, or K and V, as long as its rows are of one head each."""
 
     dtype: str
@@ -53,15 +53,15 @@ class Sections:
 
 @dataclass(frozen=True)
 class Layout:
-    """The chunks of each shard, in the engine's order of layers. Layouts with different bytes differ in `name`."""
+    """The chunks of each layer, in the engine's order. Layouts with different bytes differ in `name`."""
 
     layers: tuple[tuple[Chunk, ...], ...]
     blocks: int
     layer_bytes: int
     name: str
-    #: From the engine's name of a layer to its shard.
+    #: From the engine's name of a layer to its number.
     numbers: Mapping[str, int]
-    #: If they were asked for: what the chunks of a shard hold.
+    #: If they were asked for: what the chunks of a layer hold.
     sections: Optional[Sections] = None
 
 
@@ -308,7 +308,7 @@ def layout_of(
     kv_caches: Mapping[str, Any], blocks: int, apart: bool = False, heads: Optional[Heads] = None
 ) -> Layout:
     """Layers are in the mapping's order, which is the model's. Layers that share a tensor count as one. If all layers
-    of a block lie side by side, or layers differ in size, they form one shard. apart: they don't, because
+    of a block lie side by side, or layers differ in size, they form one layer. apart: they don't, because
     they are loaded layer by layer, or digested. heads: chunks are cut so that an encoding takes them, and the layout has sections. Name and sizes are then the
     same as without, but for models with so many layers that all of a block are too much for one section."""
     layers: list[tuple[Chunk, ...]] = []

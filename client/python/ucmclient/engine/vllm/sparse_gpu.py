@@ -115,13 +115,13 @@ class SparseGpuWorker:
             digest, self._pool, heads, most, chains=self._chains, choose=choose, score=choices.score, q_dtype=shape.dtype
         )
         self._steps = Steps(
-            self._pool, shape, layers=self._layers, q_heads=heads, shard_bytes=layout.layer_bytes, numbers=rules.room.rows,
+            self._pool, shape, layers=self._layers, q_heads=heads, layer_bytes=layout.layer_bytes, numbers=rules.room.rows,
             requests=self._chains + 2, chains=self._chains, room=self._select.room, window=choices.window + 2, lists=self._select.lists,
             whole=whole,
         )
         self._build = Builder(digest, self._pool)
         self.decoder = GpuDecoder(
-            worker.link, digest, self._steps, shard_bytes=layout.layer_bytes, build=self._digests, part=part,
+            worker.link, digest, self._steps, layer_bytes=layout.layer_bytes, build=self._digests, part=part,
             beside=True, digested=choices.choosing, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
         )
         self._ahead = Ahead(worker.link, self.decoder.pin_beside, part, _DEADLINE)

@@ -97,11 +97,11 @@ class SparseWorker:
             raise Unsupported("sparse: the engine keeps its KV in other blocks or layers than it says: take another --block-size")
         slots = HostSlots(self._layers, rules.room.slots)
         self.decoder = _Decoder(
-            worker.link, digest, rules.choices, rules.room, slots, requests=requests, shard_bytes=layout.layer_bytes,
+            worker.link, digest, rules.choices, rules.room, slots, requests=requests, layer_bytes=layout.layer_bytes,
             part=part, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
         )
         self._slots = _tensor(self.decoder.pool.buffer, self._caches[0])
-        self.decoder.keys_in = lambda shard: self._keys_in(self._block(shard))
+        self.decoder.keys_in = lambda data: self._keys_in(self._block(data))
         self._requests: dict[str, _Request] = {}
         #: Of this step, by the page of its last token, which no other request has.
         self._step: dict[int, _Request] = {}
@@ -226,9 +226,9 @@ class SparseWorker:
         if request.name in self.spoiled:
             return out
         try:
-            for shards in self.decoder.stream(request.sequence, layer, [b for b, page in enumerate(pages) if not page]):
-                for block, shard in shards.items():
-                    out[block] = self._block(shard)
+            for found in self.decoder.stream(request.sequence, layer, [b for b, page in enumerate(pages) if not page]):
+                for block, data in found.items():
+                    out[block] = self._block(data)
         except Lost as error:
             self._spoil(request, error)
         return out
@@ -295,9 +295,9 @@ class SparseWorker:
             out[mine] = (weights @ v[:valid]).to(out.dtype)
         return out
 
-    def _block(self, shard: Any) -> Any:
+    def _block(self, data: Any) -> Any:
         """Bytes as the daemon has them."""
-        return _tensor(shard, self._caches[0])[0]
+        return _tensor(data, self._caches[0])[0]
 
     def _keys_in(self, block: Any) -> Any:
         """K of a block, [tokens, heads, head_dim] in float32."""
@@ -332,9 +332,9 @@ class _Decoder(Decoder):
         blocks = [i for i, row in enumerate(sequence.rows) if row in rows]
         self.keep(sequence, sequence.keys)
         for layer in self.digested:
-            for shards in self.stream(sequence, layer, blocks):
-                for block, shard in shards.items():
-                    self.digest_layer(sequence.rows[block], layer, self.keys_in(shard))
+            for found in self.stream(sequence, layer, blocks):
+                for block, data in found.items():
+                    self.digest_layer(sequence.rows[block], layer, self.keys_in(data))
         for row in rows:
             self.rows.fill(row)
         self.counts.computed += len(rows)

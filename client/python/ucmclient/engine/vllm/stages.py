@@ -1,6 +1,6 @@
 """Pipeline parallelism: each stage keeps its own layers, so the ranks of all stages are the parts of a block (docs/vllm.md, "Ranks").
 
-A namespace has shards of one size. Stages whose layers take different room cut theirs: the largest size of which each stage's are
+A namespace has layers of one size. Stages whose layers take different room cut theirs: the largest size of which each stage's are
 multiples.
 """
 
@@ -17,8 +17,8 @@ from .identity import Ranks, Unsupported
 from .layout import Chunk, Layout, Sections
 from .settings import Settings
 
-#: Shards of a part, and parts of a block (proto/limits.h).
-_MAX_SHARDS, _MAX_PARTS = 1024, 256
+#: Layers of a part, and parts of a block (proto/limits.h).
+_MAX_LAYERS, _MAX_PARTS = 1024, 256
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Stage:
 
     layout: str = ""
     parts: int = 1
-    shards: int = 1
-    shard_bytes: int = 1
+    layers: int = 1
+    layer_bytes: int = 1
     sections: Optional[Sections] = None
     #: JSON of whatever else arranges the bytes.
     engine: str = "{}"
@@ -38,11 +38,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Staged:
-    """A rank of a pipeline: its layout as all stages can have it, its part, and how many shards each part of a block has."""
+    """A rank of a pipeline: its layout as all stages can have it, its part, and how many layers each part of a block has as it is stored."""
 
     layout: Layout
     ranks: Ranks
-    shards: tuple[int, ...]
+    layers: tuple[int, ...]
     engine: dict[str, Any]
 
 
@@ -82,25 +82,25 @@ def staged(
 
 
 def _joined(mine: Layout, ranks: Ranks, number: int, stages: Sequence[Stage]) -> Staged:
-    size = gcd(*(stage.shard_bytes for stage in stages))
-    shards = [stage.shards * (stage.shard_bytes // size) for stage in stages]
+    size = gcd(*(stage.layer_bytes for stage in stages))
+    layers = [stage.layers * (stage.layer_bytes // size) for stage in stages]
     if len({stage.sections for stage in stages}) > 1 or (mine.sections is not None and size != mine.layer_bytes):
         raise Unsupported('encoding: the stages of the pipeline keep their layers in different ways: remove the setting "encoding"')
-    if max(shards) > _MAX_SHARDS:
+    if max(layers) > _MAX_LAYERS:
         raise Unsupported(
-            f"the stages of the pipeline keep {', '.join(str(stage.shards * stage.shard_bytes) for stage in stages)} bytes of a block, "
-            f"which makes {max(shards)} pieces of one size, of at most {_MAX_SHARDS}: give the stages as many layers each "
+            f"the stages of the pipeline keep {', '.join(str(stage.layers * stage.layer_bytes) for stage in stages)} bytes of a block, "
+            f"which makes {max(layers)} pieces of one size, of at most {_MAX_LAYERS}: give the stages as many layers each "
             "(VLLM_PP_LAYER_PARTITION), or use --pipeline-parallel-size 1"
         )
     parts = [stage.parts for stage in stages]
     if sum(parts) > _MAX_PARTS:
         raise Unsupported(f"the engine's ranks keep {sum(parts)} parts of each block, of at most {_MAX_PARTS}: use fewer ranks")
-    text = json.dumps([[stage.layout, stage.parts, stage.shards, stage.shard_bytes] for stage in stages])
+    text = json.dumps([[stage.layout, stage.parts, stage.layers, stage.layer_bytes] for stage in stages])
     name = f"vllm/2 stages:{hashlib.sha256(text.encode()).hexdigest()[:16]}:{stages[0].layout}"[:256]
     return Staged(
         replace(cut(mine, size), name=name),
         Ranks(sum(parts[:number]) + ranks.part, sum(parts), ranks.writes),
-        tuple(n for n, of in zip(shards, parts) for _ in range(of)),
+        tuple(n for n, of in zip(layers, parts) for _ in range(of)),
         _engines([json.loads(stage.engine) for stage in stages]),
     )
 
@@ -115,7 +115,7 @@ def _engines(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def cut(layout: Layout, size: int) -> Layout:
-    """The same bytes in shards of this size, of which the layout's are multiples."""
+    """The same bytes in layers of this size, of which the layout's are multiples."""
     times = layout.layer_bytes // size
     if times == 1:
         return layout

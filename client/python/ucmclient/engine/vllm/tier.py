@@ -1,7 +1,7 @@
 """A secondary tier of vLLM's offloading connector on ucmd: secondary_tiers with "module_path": "ucmclient.engine.vllm.tier" (docs/engines.md).
 
 vLLM keeps KV in host memory of its own, its primary tier, and asks this tier to keep chunks of it and to bring them back. A chunk is a page,
-with what all of its workers hold, so it is one block of one shard. All calls come from the scheduler's thread and wait for nobody: threads of
+with what all of its workers hold, so it is one block of one layer. All calls come from the scheduler's thread and wait for nobody: threads of
 the tier look up, store and load."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .identity import EngineIdentity
 logger = logging.getLogger("ucmclient.engine.vllm")
 #: Beyond a transfer's deadline, in seconds, for what waits before it.
 _PATIENCE = 60.0
-#: Of a chunk, in bytes: what the daemon takes as one shard.
+#: Of a chunk, in bytes: what the daemon takes as one layer.
 _LARGEST = 256 << 20
 
 
@@ -153,6 +153,6 @@ def _identity(spec: Any, settings: Any, size: int) -> EngineIdentity:
     digest = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return EngineIdentity(
         model=str(config.model.name)[:256], dtype=str(config.model.dtype), layout=f"vllm-tier/1/{digest}",
-        block_tokens=max(group.tokens_per_block for group in config.groups) * config.cache.blocks_per_chunk, shard_bytes=size, shards=(1,),
+        block_tokens=max(group.tokens_per_block for group in config.groups) * config.cache.blocks_per_chunk, layer_bytes=size, layers=(1,),
         revision=weights_of(settings, str(config.model.name), {}), salt=settings.salt.encode(),
     )

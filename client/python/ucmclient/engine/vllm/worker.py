@@ -48,7 +48,7 @@ def region_memory(layout: Layout, on_gpu: bool) -> RegionMemory:
     memory: list[Memory] = []
     known: list[tuple[int, int]] = []
     planes, gpu = [], None
-    for shard, layer in enumerate(layout.layers):
+    for at, layer in enumerate(layout.layers):
         for chunk in layer:
             end = chunk.address + (layout.blocks - 1) * chunk.stride + chunk.size
             number = next((i for i, (first, last) in enumerate(known) if first <= chunk.address and end <= last), None)
@@ -60,7 +60,7 @@ def region_memory(layout: Layout, on_gpu: bool) -> RegionMemory:
                 number = len(memory)
                 memory.append(one)
                 known.append((base, base + one.bytes))
-            planes.append(Plane(number, chunk.address - known[number][0], chunk.stride, chunk.size, shard))
+            planes.append(Plane(number, chunk.address - known[number][0], chunk.stride, chunk.size, at))
     return RegionMemory(memory, [base for base, _ in known], planes, gpu)
 
 
@@ -135,7 +135,7 @@ class WorkerHalf:
         self._numbers = layout.numbers
         self.writes = writes
         self.event = event
-        self._shards = len(layout.layers)
+        self._layers = len(layout.layers)
         self._layouts, self._on_gpu, self._part = [layout, *more], on_gpu, part
         self._layout, self._rope = layout, rope
         self.companion = Accompaniment(settings, layout, on_gpu, writes)
@@ -248,8 +248,8 @@ class WorkerHalf:
         """For layer-wise loads: on return the layer has arrived, or its load will be reported as failed."""
         if not self._loads:
             return
-        layers = self._numbers.get(name, self._shards) + 1
-        if layers >= self._shards:
+        layers = self._numbers.get(name, self._layers) + 1
+        if layers >= self._layers:
             self._wait_loads()
             return
         for load in self._loads:
@@ -343,7 +343,7 @@ class WorkerHalf:
         region, task = self.link.region, None
         if region is not None and region.client.generation == store.layers_of and store.task.broken is None:
             region.computes(True)
-            task = self._dump(region, store, shard=first, shards=n)
+            task = self._dump(region, store, layer=first, layers=n)
         if task is None:
             store.task.broken = store.task.broken or UcmError(Status.CANCELLED, "ucmd did not take all of its layers")
         else:

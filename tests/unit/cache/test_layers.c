@@ -1,34 +1,34 @@
-/* Reads of some shards of a part that lies on NVMe alone. */
-#include "daemon/pool/shards.h"
+/* Reads of some layers of a part that lies on NVMe alone. */
+#include "daemon/pool/layers.h"
 
 #include "tests/unit/cache/cache_rig.h"
 
-#define LAYERS 20u
-#define SHARD 10000u
-#define PART (LAYERS * SHARD)
+#define MANY 20u
+#define LAYER 10000u
+#define PART (MANY * LAYER)
 
 static struct ns *space_many;
-static struct shard_reads pool;
+static struct layer_reads pool;
 
 static void open_cb(void)
 {
-    static const uint32_t shards[] = {LAYERS};
-    struct ns_identity id = {"t", "many", "", "b", "l", 16, 16, 1, shards, SHARD, NULL, 0};
+    static const uint32_t layers[] = {MANY};
+    struct ns_identity id = {"t", "many", "", "b", "l", 16, 16, 1, layers, LAYER, NULL, 0};
     struct ucm_error e;
 
     rig_open();
-    pool = (struct shard_reads){
+    pool = (struct layer_reads){
         .cache = rig.cache, .index = rig.index, .arena = rig.arena, .metrics = &rig.metrics};
     cr_assert_eq(index_ns_open(rig.index, &id, NULL, &space_many, &e), 0);
     space_many->record = NS_RECORD_WRITTEN;
 }
 
-TestSuite(shards, .init = open_cb, .fini = rig_close);
+TestSuite(layers, .init = open_cb, .fini = rig_close);
 
 static int some(struct waiter *w, block_ref ref, uint32_t first, uint32_t n)
 {
     *w = (struct waiter){.w = {.done_cb = waiter_cb}};
-    return shards_get(&pool, ref, 0, first, n, 0, NUMA_NONE, &w->w);
+    return layers_get(&pool, ref, 0, first, n, 0, NUMA_NONE, &w->w);
 }
 
 static block_ref below(uint64_t number)
@@ -40,13 +40,13 @@ static bool right(const struct waiter *w, block_ref ref, uint32_t first, uint32_
 {
     struct span span;
 
-    cr_assert_eq(shards_span(w->w.shards, &span), 0);
+    cr_assert_eq(layers_span(w->w.layers, &span), 0);
     cr_assert(first >= span.first && first + n <= span.first + span.n);
     for (uint32_t s = first; s < first + n; s++) {
-        const uint8_t *at = span.origin + (s - span.first) * SHARD;
+        const uint8_t *at = span.origin + (s - span.first) * LAYER;
         uint64_t mark = mark_of(block_of(ref), 0, s);
 
-        if (memcmp(at, &mark, 8) != 0 || memcmp(at + SHARD - 8, &mark, 8) != 0)
+        if (memcmp(at, &mark, 8) != 0 || memcmp(at + LAYER - 8, &mark, 8) != 0)
             return false;
     }
     return true;
@@ -67,7 +67,7 @@ static void all_ended(block_ref ref)
     expect_nothing_held();
 }
 
-Test(shards, the_part_stays_where_it_is)
+Test(layers, the_part_stays_where_it_is)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -78,16 +78,16 @@ Test(shards, the_part_stays_where_it_is)
         fake_next(&rig.tier, 0);
         cr_assert_eq(w.calls, 1);
         cr_assert_eq(w.status, 0);
-        cr_assert_not_null(w.w.shards);
+        cr_assert_not_null(w.w.layers);
         cr_expect(right(&w, ref, 9 * first, 2));
         cr_expect_eq(dram(ref), PART_DRAM_NONE);
         cr_expect_eq(block_of(ref)->part[0].users, 0u);
-        shards_put(w.w.shards);
+        layers_put(w.w.layers);
     }
     all_ended(ref);
 }
 
-Test(shards, pieces_share_a_slot)
+Test(layers, pieces_share_a_slot)
 {
     block_ref ref = below(1), other = below(2);
     struct waiter w[40];
@@ -102,14 +102,14 @@ Test(shards, pieces_share_a_slot)
         fake_next(&rig.tier, 0);
     for (unsigned i = 0; i < 16; i++) {
         cr_expect(right(&w[i], i % 2 ? other : ref, i, 1), "%u", i);
-        shards_put(w[i].w.shards);
+        layers_put(w[i].w.layers);
     }
     drop(other);
     cr_expect_eq(cache_evict(rig.cache, other, CACHE_ALL), CACHE_EVICT_DONE);
     all_ended(ref);
 }
 
-Test(shards, who_cancels_gets_nothing)
+Test(layers, who_cancels_gets_nothing)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -124,7 +124,7 @@ Test(shards, who_cancels_gets_nothing)
     all_ended(ref);
 }
 
-Test(shards, what_can_not_be_had_so_is_read_whole)
+Test(layers, what_can_not_be_had_so_is_read_whole)
 {
     static const int why[] = {-ENODATA, -EBADMSG, -EIO};
 
@@ -139,7 +139,7 @@ Test(shards, what_can_not_be_had_so_is_read_whole)
         fake_next(&rig.tier, 0);
         cr_assert_eq(w.calls, 1);
         cr_expect_eq(w.status, 0);
-        cr_expect_null(w.w.shards);
+        cr_expect_null(w.w.layers);
         cr_expect_eq(dram(ref), PART_DRAM_READY);
         cache_put(rig.cache, ref, 0);
         all_ended(ref);
@@ -147,7 +147,7 @@ Test(shards, what_can_not_be_had_so_is_read_whole)
 }
 
 /* The read of the whole part says that the copy is bad. */
-Test(shards, a_bad_copy_is_dropped)
+Test(layers, a_bad_copy_is_dropped)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -165,7 +165,7 @@ Test(shards, a_bad_copy_is_dropped)
 }
 
 /* Somebody else had the part read meanwhile. */
-Test(shards, the_part_came_to_dram_meanwhile)
+Test(layers, the_part_came_to_dram_meanwhile)
 {
     block_ref ref = below(1);
     struct waiter w, whole;
@@ -174,42 +174,42 @@ Test(shards, the_part_came_to_dram_meanwhile)
     cr_assert_eq(some(&whole, ref, 3, 15), CACHE_PENDING);
     fake_finish(&rig.tier, fake_at(&rig.tier, 1), 0);
     cr_expect_eq(whole.calls, 1);
-    cr_expect_null(whole.w.shards);
+    cr_expect_null(whole.w.layers);
     fake_next(&rig.tier, -ENODATA);
     cr_expect_eq(w.calls, 1);
     cr_expect_eq(w.status, 0);
-    cr_expect_null(w.w.shards);
+    cr_expect_null(w.w.layers);
     cr_expect_eq(block_of(ref)->part[0].users, 2u);
     cache_put(rig.cache, ref, 0);
     cache_put(rig.cache, ref, 0);
     all_ended(ref);
 }
 
-Test(shards, who_comes_again_gets_the_part)
+Test(layers, who_comes_again_gets_the_part)
 {
     block_ref ref = below(1);
     unsigned reads = 0;
     struct waiter w;
 
     for (;; reads++) {
-        cr_assert_eq(some(&w, ref, reads % LAYERS, 1), CACHE_PENDING);
+        cr_assert_eq(some(&w, ref, reads % MANY, 1), CACHE_PENDING);
         fake_next(&rig.tier, 0);
         cr_assert_eq(w.status, 0);
-        if (!w.w.shards)
+        if (!w.w.layers)
             break;
-        shards_put(w.w.shards);
-        cr_assert_lt(reads, LAYERS);
+        layers_put(w.w.layers);
+        cr_assert_lt(reads, MANY);
     }
-    cr_expect_geq(reads, PART / (SHARD + 3 * TIER_ALIGN));
+    cr_expect_geq(reads, PART / (LAYER + 3 * TIER_ALIGN));
     cr_expect_eq(dram(ref), PART_DRAM_READY);
     cache_put(rig.cache, ref, 0);
     cr_expect_eq(some(&w, ref, 1, 1), CACHE_READY);
-    cr_expect_null(w.w.shards);
+    cr_expect_null(w.w.layers);
     cache_put(rig.cache, ref, 0);
     all_ended(ref);
 }
 
-Test(shards, neither_slot_nor_place_in_the_queue)
+Test(layers, neither_slot_nor_place_in_the_queue)
 {
     block_ref ref = below(1), used[10];
     struct waiter w, users[10];
@@ -220,7 +220,7 @@ Test(shards, neither_slot_nor_place_in_the_queue)
     cr_expect_eq(some(&w, ref, 1, 1), -EAGAIN);
     for (; n < 10; n++) { /* until all slots are in use */
         used[n] = below(2 + n);
-        if (some(&users[n], used[n], 0, LAYERS) != CACHE_PENDING)
+        if (some(&users[n], used[n], 0, MANY) != CACHE_PENDING)
             break;
     }
     cr_assert_eq(n, 10u);
@@ -231,12 +231,12 @@ Test(shards, neither_slot_nor_place_in_the_queue)
     cr_expect_eq(some(&w, ref, 1, 1), CACHE_PENDING);
     fake_next(&rig.tier, 0);
     cr_expect(right(&w, ref, 1, 1));
-    shards_put(w.w.shards);
+    layers_put(w.w.layers);
     drop(ref);
 }
 
 /* The tier knows before it reads. */
-Test(shards, what_the_tier_refuses_is_read_whole_at_once)
+Test(layers, what_the_tier_refuses_is_read_whole_at_once)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -251,7 +251,8 @@ Test(shards, what_the_tier_refuses_is_read_whole_at_once)
     all_ended(ref);
 }
 
-/* A read of shards of block 1 that failed, while another piece keeps their slot and parts in use take the others. */
+/* A read of layers of block 1 that failed, while another piece keeps their slot and parts in use
+ * take the others. */
 static struct {
     block_ref ref, other, used[9];
     struct waiter w, piece, users[9];
@@ -263,7 +264,7 @@ static void fail_in_a_full_arena(void)
     full.other = below(2);
     for (unsigned i = 0; i < 9; i++) {
         full.used[i] = below(3 + i);
-        cr_assert_eq(some(&full.users[i], full.used[i], 0, LAYERS), CACHE_PENDING);
+        cr_assert_eq(some(&full.users[i], full.used[i], 0, MANY), CACHE_PENDING);
         fake_next(&rig.tier, 0);
     }
     cr_assert_eq(some(&full.w, full.ref, 3, 1), CACHE_PENDING);
@@ -282,11 +283,11 @@ static void empty_the_arena(void)
     }
     fake_next(&rig.tier, 0);
     cr_expect_eq(full.piece.status, 0);
-    shards_put(full.piece.w.shards);
+    layers_put(full.piece.w.layers);
     iterate();
 }
 
-Test(shards, without_a_slot_for_the_whole_part_he_waits)
+Test(layers, without_a_slot_for_the_whole_part_he_waits)
 {
     fail_in_a_full_arena();
     empty_the_arena();
@@ -294,13 +295,13 @@ Test(shards, without_a_slot_for_the_whole_part_he_waits)
     fake_next(&rig.tier, 0);
     cr_expect_eq(full.w.calls, 1);
     cr_expect_eq(full.w.status, 0);
-    cr_expect_null(full.w.w.shards);
+    cr_expect_null(full.w.w.layers);
     cache_put(rig.cache, full.ref, 0);
     drop(full.ref);
     drop(full.other);
 }
 
-Test(shards, who_waits_for_a_slot_may_cancel)
+Test(layers, who_waits_for_a_slot_may_cancel)
 {
     fail_in_a_full_arena();
     cache_get_cancel(rig.cache, &full.w.w);
@@ -311,7 +312,7 @@ Test(shards, who_waits_for_a_slot_may_cancel)
     drop(full.other);
 }
 
-Test(shards, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
+Test(layers, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
 {
     block_ref ref = below(1);
     struct waiter w;
@@ -328,7 +329,7 @@ Test(shards, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
 }
 
 /* The tier has reused its place. */
-Test(shards, a_place_that_is_gone_is_a_miss)
+Test(layers, a_place_that_is_gone_is_a_miss)
 {
     block_ref ref = below(1);
     struct waiter w;

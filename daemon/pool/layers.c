@@ -1,15 +1,15 @@
-/* Reading some shards of a part from NVMe for one who wants little of it.
+/* Reading some layers of a part from NVMe for one who wants little of it.
  *
- * The shards come into a piece of a staging slot, which has the size of the part's own slots, so
+ * The layers come into a piece of a staging slot, which has the size of the part's own slots, so
  * that no slab changes its size for it. The part stays where it is: nobody finds these bytes in
  * DRAM, and nothing is learned of the part as a whole. Whatever keeps the tier from delivering
  * them, the part is read as by cache_get, which knows what to do with a copy that is bad or gone.
  *
- * Who comes back for other shards of the part again and again is better served by DRAM. So what was
+ * Who comes back for other layers of the part again and again is better served by DRAM. So what was
  * read of a part in this way is summed up, and once that would be as much as the part has, the
  * whole part is read: at most twice its bytes. The sums are few, and parts may share one, which
  * costs a read of a whole part now and then. */
-#include "daemon/pool/shards.h"
+#include "daemon/pool/layers.h"
 
 #include "daemon/cache/extend.h"
 #include "daemon/tier/tier.h"
@@ -21,16 +21,16 @@
 #include <string.h>
 
 /* A slot that pieces are taken of, front to back. It is freed with its last piece. */
-struct shard_stage {
+struct layer_stage {
     slot_ref slot;
     uint64_t bytes, used;
     uint32_t pieces;
 };
 
-struct cache_shards {
-    struct shard_reads *of;
+struct cache_layers {
+    struct layer_reads *of;
     struct part_op op; /* its waiter: who asked, unless he has cancelled */
-    struct shard_stage *stage;
+    struct layer_stage *stage;
     struct span span;         /* on the stage */
     struct cache_retry retry; /* without a stage: who asked waits for a slot for the whole part */
     int node;
@@ -40,23 +40,23 @@ struct cache_shards {
 
 /* ---- which parts ---- */
 
-static uint16_t *sum_of(struct shard_reads *r, block_ref ref, uint32_t part)
+static uint16_t *sum_of(struct layer_reads *r, block_ref ref, uint32_t part)
 {
     uint64_t mixed = ((uint64_t)ref << 16 | part) * UINT64_C(0x9e3779b97f4a7c15);
 
-    return &r->sums[mixed >> (64 - SHARD_SUM_BITS)];
+    return &r->sums[mixed >> (64 - LAYER_SUM_BITS)];
 }
 
-/* What a read of these shards adds to the part's sum. */
+/* What a read of these layers adds to the part's sum. */
 static uint32_t share_of(const struct ns *ns, uint32_t part, uint32_t first, uint32_t n)
 {
-    uint64_t room = tier_shards_room(ns->identity.shard_bytes, first, n);
+    uint64_t room = tier_layers_room(ns->identity.layer_bytes, first, n);
 
     return (uint32_t)((room * WHOLE + ns_part_bytes(ns, part) - 1) / ns_part_bytes(ns, part));
 }
 
 /* Little of the part, and not the last of many times. */
-static bool worth(struct shard_reads *r, block_ref ref, uint32_t part, uint32_t first, uint32_t n)
+static bool worth(struct layer_reads *r, block_ref ref, uint32_t part, uint32_t first, uint32_t n)
 {
     const struct part *p = &index_block(r->index, ref)->part[part];
     uint32_t share = share_of(cache_ns(r->cache, ref), part, first, n);
@@ -71,9 +71,9 @@ static bool worth(struct shard_reads *r, block_ref ref, uint32_t part, uint32_t 
 
 /* ---- stages ---- */
 
-static int stage_new(struct shard_reads *r, uint64_t part_bytes, int node)
+static int stage_new(struct layer_reads *r, uint64_t part_bytes, int node)
 {
-    struct shard_stage *g = calloc(1, sizeof(*g));
+    struct layer_stage *g = calloc(1, sizeof(*g));
     int rc = g ? cache_slot_lend(r->cache, part_bytes, node, &g->slot) : -ENOMEM;
 
     if (rc != 0) {
@@ -86,7 +86,7 @@ static int stage_new(struct shard_reads *r, uint64_t part_bytes, int node)
 }
 
 /* Was that the last one of it? */
-static bool stage_drop(struct shard_reads *r, struct shard_stage *g)
+static bool stage_drop(struct layer_reads *r, struct layer_stage *g)
 {
     if (--g->pieces > 0)
         return false;
@@ -97,19 +97,19 @@ static bool stage_drop(struct shard_reads *r, struct shard_stage *g)
     return true;
 }
 
-static void stage_put(struct shard_reads *r, struct shard_stage *g)
+static void stage_put(struct layer_reads *r, struct layer_stage *g)
 {
     if (stage_drop(r, g))
         cache_released(r->cache);
 }
 
 /* 0; -EBUSY: no slot now; -ENOMEM; or -EINVAL. */
-static int stage_take(struct cache_shards *s, const struct form *form, uint32_t first, uint32_t n)
+static int stage_take(struct cache_layers *s, const struct form *form, uint32_t first, uint32_t n)
 {
-    struct shard_reads *r = s->of;
-    uint64_t part_bytes = form->shards * form->shard_bytes,
-             room = tier_shards_room(form->shard_bytes, first, n);
-    struct shard_stage *g = r->stage;
+    struct layer_reads *r = s->of;
+    uint64_t part_bytes = form->layers * form->layer_bytes,
+             room = tier_layers_room(form->layer_bytes, first, n);
+    struct layer_stage *g = r->stage;
     int rc = 0;
 
     if (!g || g->bytes != arena_padded(part_bytes) || g->bytes - g->used < room)
@@ -130,13 +130,13 @@ static int stage_take(struct cache_shards *s, const struct form *form, uint32_t 
 
 /* ---- a read ---- */
 
-void shards_put(struct cache_shards *s)
+void layers_put(struct cache_layers *s)
 {
     stage_put(s->of, s->stage);
     free(s);
 }
 
-int shards_span(const struct cache_shards *s, struct span *out)
+int layers_span(const struct cache_layers *s, struct span *out)
 {
     if (!s->stage)
         return -EINVAL;
@@ -146,16 +146,16 @@ int shards_span(const struct cache_shards *s, struct span *out)
 
 static void cancel_cb(struct cache_wait *w)
 {
-    struct cache_shards *s = w->shards;
+    struct cache_layers *s = w->layers;
 
     cache_retry_cancel(&s->retry);
     free(s);
-    w->shards = NULL;
+    w->layers = NULL;
 }
 
 /* The whole part for who waits: he holds the block. Without a slot he waits on, before those who
  * come now. */
-static void whole_instead(struct cache_shards *s, struct cache_wait *w)
+static void whole_instead(struct cache_layers *s, struct cache_wait *w)
 {
     struct cache *c = s->op.cache;
     int rc = cache_get(c, s->op.ref, s->op.part, s->op.priority, s->node, w);
@@ -163,7 +163,7 @@ static void whole_instead(struct cache_shards *s, struct cache_wait *w)
     if ((rc == -EBUSY && cache_wait_for(c, &s->retry, WAIT_SLOT)) ||
         (rc == -EAGAIN && cache_wait_for(c, &s->retry, WAIT_OTHER))) {
         list_push_back(&s->op.waiters, &w->link);
-        w->shards = s;
+        w->layers = s;
         w->cancel_cb = cancel_cb;
         return;
     }
@@ -176,21 +176,21 @@ static void whole_instead(struct cache_shards *s, struct cache_wait *w)
 
 static void whole_retry_cb(struct cache_retry *r)
 {
-    struct cache_shards *s = LIST_ENTRY(r, struct cache_shards, retry);
+    struct cache_layers *s = LIST_ENTRY(r, struct cache_layers, retry);
 
     whole_instead(s, LIST_ENTRY(list_pop_front(&s->op.waiters), struct cache_wait, link));
 }
 
-static void shards_cb(struct part_op *op, int status)
+static void layers_cb(struct part_op *op, int status)
 {
-    struct cache_shards *s = LIST_ENTRY(op, struct cache_shards, op);
+    struct cache_layers *s = LIST_ENTRY(op, struct cache_layers, op);
     struct list *node = list_pop_front(&op->waiters);
     struct cache_wait *w;
 
     if (status == 0)
         histogram_add(s->of->metrics->histograms.nvme_read, uv_hrtime() - op->begun_ns, 1);
     if (!node) {
-        shards_put(s);
+        layers_put(s);
         return;
     }
     w = LIST_ENTRY(node, struct cache_wait, link); /* he holds the block */
@@ -201,25 +201,25 @@ static void shards_cb(struct part_op *op, int status)
         whole_instead(s, w);
         return;
     }
-    w->shards = s;
+    w->layers = s;
     w->done_cb(w, 0);
 }
 
-static const struct op_kind shards_kind = {.tier_cb = shards_cb};
+static const struct op_kind layers_kind = {.tier_cb = layers_cb};
 
 /* CACHE_PENDING; -EBUSY: no slot; -EAGAIN: the tier's queue is full; or another -errno: it can't be
  * had this way. */
-static int shards_start(struct shard_reads *r, block_ref ref, uint32_t part, uint32_t first,
+static int layers_start(struct layer_reads *r, block_ref ref, uint32_t part, uint32_t first,
                         uint32_t n, uint8_t priority, int node, struct cache_wait *w)
 {
-    struct cache_shards *s = calloc(1, sizeof(*s));
+    struct cache_layers *s = calloc(1, sizeof(*s));
     const struct ns *ns = cache_ns(r->cache, ref);
     int rc;
 
     if (!s)
         return -ENOMEM;
     s->of = r;
-    op_init(&s->op, r->cache, &shards_kind, ref, part);
+    op_init(&s->op, r->cache, &layers_kind, ref, part);
     s->op.priority = priority;
     s->op.small = w->small;
     s->node = node;
@@ -231,10 +231,10 @@ static int shards_start(struct shard_reads *r, block_ref ref, uint32_t part, uin
         free(s);
         return rc;
     }
-    rc = op_tier(&s->op, TIER_READ_SHARDS, &s->span);
+    rc = op_tier(&s->op, TIER_READ_LAYERS, &s->span);
     if (rc != 0) {
         /* As it was: nothing was released. */
-        s->stage->used -= tier_shards_room(ns_form(ns, part)->shard_bytes, first, n);
+        s->stage->used -= tier_layers_room(ns_form(ns, part)->layer_bytes, first, n);
         (void)stage_drop(r, s->stage);
         free(s);
         return rc;
@@ -244,16 +244,16 @@ static int shards_start(struct shard_reads *r, block_ref ref, uint32_t part, uin
     return CACHE_PENDING;
 }
 
-int shards_get(struct shard_reads *r, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
+int layers_get(struct layer_reads *r, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
                uint8_t priority, int node, struct cache_wait *w)
 {
     int rc;
 
-    w->shards = NULL;
+    w->layers = NULL;
     w->cancel_cb = NULL;
     list_init(&w->link);
     if (worth(r, ref, part, first, n)) {
-        rc = shards_start(r, ref, part, first, n, priority, node, w);
+        rc = layers_start(r, ref, part, first, n, priority, node, w);
         if (rc == CACHE_PENDING || rc == -EBUSY || rc == -EAGAIN)
             return rc;
     }

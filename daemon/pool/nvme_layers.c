@@ -1,11 +1,11 @@
-/* Reads of some shards of a record of the NVMe tier: what a fetch needs of it.
+/* Reads of some layers of a record of the NVMe tier: what a fetch needs of it.
  *
- * Such a read is two operations, side by side: the record's header, and the pages that the shards
+ * Such a read is two operations, side by side: the record's header, and the pages that the layers
  * lie in. They are one where these pages follow the header. What is read counts if the header is
- * the one of this part and this write of it, and the shards agree with its checksums of them.
+ * the one of this part and this write of it, and the layers agree with its checksums of them.
  * Whatever else is found changes nothing: the caller reads the whole part, which has the last word.
  *
- * A header's checksums of shards are kept for a while. Who reads other shards of the part, layer
+ * A header's checksums of layers are kept for a while. Who reads other layers of the part, layer
  * after layer, then needs these alone. They belong to the payload's checksum, by which the index
  * knows the part: whatever lies there now, they are right. */
 #include "daemon/tier/nvme.h"
@@ -17,13 +17,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint64_t nvme_shards_wrong(const struct tier_io *io)
+uint64_t nvme_layers_wrong(const struct tier_io *io)
 {
-    const uint8_t *header = io->data, *at = header + tier_shards_at(io->shard_bytes, io->shard);
+    const uint8_t *header = io->data, *at = header + tier_layers_at(io->layer_bytes, io->layer);
     uint64_t wrong = 0;
 
-    for (uint32_t i = 0; i < io->shards; i++, at += io->shard_bytes)
-        wrong += checksum_of(at, io->shard_bytes) != nvme_shard_sum(header, io->shard + i);
+    for (uint32_t i = 0; i < io->layers; i++, at += io->layer_bytes)
+        wrong += checksum_of(at, io->layer_bytes) != nvme_layer_sum(header, io->layer + i);
     return wrong;
 }
 
@@ -37,17 +37,17 @@ static struct nvme_known *known_at(const struct tier *t, const struct tier_io *i
     return &t->known[io->place.loc * UINT64_C(0x9e3779b97f4a7c15) >> (64 - NVME_KNOWN_BITS)];
 }
 
-/* The checksums that the header has of these shards go where a read would bring them. False: they
+/* The checksums that the header has of these layers go where a read would bring them. False: they
  * are not known. */
 static bool known_use(const struct tier *t, struct tier_io *io)
 {
     const struct nvme_known *k = t->known ? known_at(t, io) : NULL;
 
     if (!k || !k->sums || k->loc != io->place.loc || k->checksum != io->place.checksum ||
-        k->bytes != io->bytes || k->shard_bytes != io->shard_bytes)
+        k->bytes != io->bytes || k->layer_bytes != io->layer_bytes)
         return false;
-    for (uint32_t i = io->shard; i < io->shard + io->shards; i++)
-        nvme_shard_sum_set(io->data, i, k->sums[i]);
+    for (uint32_t i = io->layer; i < io->layer + io->layers; i++)
+        nvme_layer_sum_set(io->data, i, k->sums[i]);
     return true;
 }
 
@@ -55,7 +55,7 @@ static void known_drop(struct tier *t, struct nvme_known *k)
 {
     if (!k->sums)
         return;
-    t->known_bytes -= k->bytes / k->shard_bytes * sizeof(*k->sums);
+    t->known_bytes -= k->bytes / k->layer_bytes * sizeof(*k->sums);
     free(k->sums);
     k->sums = NULL;
 }
@@ -72,7 +72,7 @@ static void known_bound(struct tier *t)
 /* The header is this part's. Without memory nothing is known. */
 static void known_add(struct tier *t, const struct tier_io *io)
 {
-    uint32_t n = (uint32_t)(io->bytes / io->shard_bytes);
+    uint32_t n = (uint32_t)(io->bytes / io->layer_bytes);
     struct nvme_known *k;
     uint64_t *sums;
 
@@ -82,11 +82,11 @@ static void known_add(struct tier *t, const struct tier_io *io)
     if (!sums)
         return;
     for (uint32_t i = 0; i < n; i++)
-        sums[i] = nvme_shard_sum(io->data, i);
+        sums[i] = nvme_layer_sum(io->data, i);
     k = known_at(t, io);
     known_drop(t, k);
     t->known_bytes += n * sizeof(*sums);
-    *k = (struct nvme_known){io->place.loc, io->place.checksum, io->bytes, io->shard_bytes, sums};
+    *k = (struct nvme_known){io->place.loc, io->place.checksum, io->bytes, io->layer_bytes, sums};
     known_bound(t);
 }
 
@@ -97,9 +97,9 @@ void nvme_known_close(struct tier *t)
     free(t->known);
 }
 
-void nvme_shards_begin(const struct tier *t, struct tier_io *io)
+void nvme_layers_begin(const struct tier *t, struct tier_io *io)
 {
-    bool follow = tier_shards_begin(io->shard_bytes, io->shard) == 0;
+    bool follow = tier_layers_begin(io->layer_bytes, io->layer) == 0;
     bool known = !follow && !io->place.sealed && known_use(t, io);
 
     io->scratch[NVME_IO_KNOWN] = known ? io : NULL;
@@ -108,10 +108,10 @@ void nvme_shards_begin(const struct tier *t, struct tier_io *io)
     io->scratch[NVME_IO_STATUS] = NULL;
 }
 
-bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from)
+bool nvme_layers_next(struct tier_io *io, struct iovec *to, uint64_t *from)
 {
-    uint64_t begin = tier_shards_begin(io->shard_bytes, io->shard);
-    uint64_t room = tier_shards_room(io->shard_bytes, io->shard, io->shards);
+    uint64_t begin = tier_layers_begin(io->layer_bytes, io->layer);
+    uint64_t room = tier_layers_room(io->layer_bytes, io->layer, io->layers);
     uintptr_t left = count(io, NVME_IO_TO_BEGIN) - 1;
 
     io->scratch[NVME_IO_TO_BEGIN] = (void *)left;
@@ -128,18 +128,18 @@ bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from)
     return left == 0;
 }
 
-/* 0: it is this part's, as this run knows it, and has checksums of such shards. */
+/* 0: it is this part's, as this run knows it, and has checksums of such layers. */
 static int header_check(const struct tier *t, const struct tier_io *io)
 {
     struct nvme_record_header h;
 
     return nvme_record_header_decode(io->data, &h) == 0 && nvme_record_is(t, io, &h) &&
-                   h.shard_bytes == io->shard_bytes
+                   h.layer_bytes == io->layer_bytes
                ? 0
                : -ENODATA;
 }
 
-bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status)
+bool nvme_layers_arrived(struct tier *t, struct tier_io *io, int *status)
 {
     uintptr_t left = count(io, NVME_IO_TO_END) - 1;
 
@@ -157,19 +157,19 @@ bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status)
     return true;
 }
 
-int nvme_shards_verify(struct tier *t, struct tier_io *io, uint64_t wrong)
+int nvme_layers_verify(struct tier *t, struct tier_io *io, uint64_t wrong)
 {
     struct segment *s = io->scratch[NVME_IO_SEGMENT];
 
     if (wrong > 0) {
-        log_warn("tier", "shards-differ", "path=%s loc=%#llx shard=%u of=%u: the part is read",
-                 t->devices[s->file].file.path, (unsigned long long)io->place.loc, io->shard,
-                 io->shards);
+        log_warn("tier", "layers-differ", "path=%s loc=%#llx layer=%u of=%u: the part is read",
+                 t->devices[s->file].file.path, (unsigned long long)io->place.loc, io->layer,
+                 io->layers);
         return -EBADMSG;
     }
     s->used[count(io, NVME_IO_RECORD)] |= !io->check;
     t->metrics->nvme_reads++;
-    t->metrics->nvme_read_bytes += tier_shards_room(io->shard_bytes, io->shard, io->shards) -
+    t->metrics->nvme_read_bytes += tier_layers_room(io->layer_bytes, io->layer, io->layers) -
                                    (io->scratch[NVME_IO_KNOWN] ? NVME_PAGE : 0);
     return 0;
 }
