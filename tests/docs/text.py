@@ -37,6 +37,7 @@ CODE = re.compile("|".join((
     r"\$[A-Z_]+",                                # a variable
     r"\b(?:KEYS)\b(?:=[A-Z]+)?",                 # a key of the configuration
     r"\b[a-z][\w.]*=[\w.:]*[\w]",                # one with its value
+    r"\b[\w/]+\.(?:py|jsonl?|yaml|svg)\b",        # a file
     r"(?<!\])\b[a-z]+(?:_[a-z0-9]+)+\b",         # a name
     r"\b(?:uid|gid):N\b",
     r"(?<![\w.])/(?:[a-z][\w.-]*/?)+(?<![.])",   # a path
