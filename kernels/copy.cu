@@ -1,4 +1,4 @@
-/* The copy kernel: each warp takes tiles of chunks, in the order in which they lie in the slots, so
+/* The copy kernel: each warp takes tiles of fragments, in the order in which they lie in the slots, so
  * that the bus sees long runs. */
 extern "C" {
 #include "kernels/copy.h"
@@ -15,18 +15,19 @@ ucm_copy(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
     uint64_t total = (uint64_t)n_items * n_planes * tiles;
 
     for (uint64_t t = warp; t < total; t += warps) {
-        uint64_t chunk_number = t / tiles;
+        uint64_t fragment_number = t / tiles;
         uint32_t begin = (uint32_t)(t % tiles) * UCM_COPY_TILE_BYTES;
-        const struct ucm_copy_plane *plane = &planes[chunk_number % n_planes];
-        uint32_t chunk = plane->chunk;
+        const struct ucm_copy_plane *plane = &planes[fragment_number % n_planes];
+        uint32_t fragment = plane->block_bytes;
 
-        /* tiles counts those of the largest chunk: a smaller one has no bytes for the last of them. */
-        if (begin >= chunk)
+        /* tiles counts those of the largest fragment: a smaller one has no bytes for the last of
+         * them. */
+        if (begin >= fragment)
             continue;
-        const struct ucm_copy_item *item = &items[chunk_number / n_planes];
+        const struct ucm_copy_item *item = &items[fragment_number / n_planes];
         uint64_t slot = item->slot + plane->slot_offset + begin;
         uint64_t page = plane->base + item->block * plane->stride + begin;
-        uint32_t bytes = min(chunk - begin, UCM_COPY_TILE_BYTES);
+        uint32_t bytes = min(fragment - begin, UCM_COPY_TILE_BYTES);
 
         if (direction == UCM_COPY_LOAD)
             copy_tile(page, slot, bytes, lane);

@@ -1,13 +1,14 @@
 /* Copies between slots (one part of one block, contiguous in host memory) and a worker's paged KV
  * memory. Plain C; copy_ref.c is the reference and the test oracle, copy.cu the CUDA form.
  *
- * A region's planes say where a block's chunks lie: block b of plane p is at base + b * stride. In a
- * slot the chunks of the planes follow one another; plane p's begins at slot_offset. One item is one
- * block. The copier walks items x planes itself, so a block needs 16 bytes of description however
- * many layers it has.
+ * A region's planes say where a block's fragments lie: block b of plane p is at base + b * stride.
+ * In a slot the fragments of the planes follow one another; plane p's begins at slot_offset. One
+ * item is one block. The copier walks items x planes itself, so a block needs 16 bytes of
+ * description however many layers it has.
  *
- * Promise: it touches only [slot + slot_offset, + chunk) and [base + block * stride, + chunk) of the
- * given items and planes. The caller has checked every bound. Any alignment and chunk size. */
+ * Promise: it touches only [slot + slot_offset, + block_bytes) and [base + block * stride, +
+ * block_bytes) of the given items and planes. The caller has checked every bound. Any alignment and
+ * fragment size. */
 #ifndef UCM_KERNELS_COPY_H
 #define UCM_KERNELS_COPY_H
 
@@ -17,7 +18,7 @@ struct ucm_copy_plane {
     uint64_t base;        /* address, as the copier sees it */
     uint64_t stride;      /* bytes from a block to the next */
     uint64_t slot_offset; /* bytes from the slot's start */
-    uint32_t chunk;       /* bytes */
+    uint32_t block_bytes; /* bytes */
     uint32_t memory;      /* which allocation base lies in; no transfer reaches over two of them */
 };
 
@@ -43,26 +44,26 @@ void ucm_copy_ref(const struct ucm_copy_plane *planes, uint32_t n_planes,
  * arguments, the arrays in memory that the GPU can read:
  * - const struct ucm_copy_plane *planes, uint32_t n_planes
  * - const struct ucm_copy_item *items, uint32_t n_items
- * - uint32_t tiles: ucm_copy_tiles(the largest chunk)
+ * - uint32_t tiles: ucm_copy_tiles(the largest fragment)
  * - uint32_t direction */
 #define UCM_COPY_KERNEL "ucm_copy"
 #define UCM_COPY_CTAS 16
 #define UCM_COPY_THREADS 512
-#define UCM_COPY_TILE_BYTES 4096u /* of a chunk, what one warp copies at a time */
+#define UCM_COPY_TILE_BYTES 4096u /* of a fragment, what one warp copies at a time */
 
-static inline uint32_t ucm_copy_largest_chunk(const struct ucm_copy_plane *planes, uint32_t n)
+static inline uint32_t ucm_copy_largest_fragment(const struct ucm_copy_plane *planes, uint32_t n)
 {
     uint32_t largest = 0;
 
     for (uint32_t p = 0; p < n; p++)
-        if (planes[p].chunk > largest)
-            largest = planes[p].chunk;
+        if (planes[p].block_bytes > largest)
+            largest = planes[p].block_bytes;
     return largest;
 }
 
-static inline uint32_t ucm_copy_tiles(uint32_t largest_chunk)
+static inline uint32_t ucm_copy_tiles(uint32_t largest_fragment)
 {
-    return largest_chunk / UCM_COPY_TILE_BYTES + (largest_chunk % UCM_COPY_TILE_BYTES != 0);
+    return largest_fragment / UCM_COPY_TILE_BYTES + (largest_fragment % UCM_COPY_TILE_BYTES != 0);
 }
 
 #endif

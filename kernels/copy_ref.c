@@ -10,12 +10,12 @@ void ucm_copy_ref(const struct ucm_copy_plane *planes, uint32_t n_planes,
         for (uint32_t p = 0; p < n_planes; p++) {
             const struct ucm_copy_plane *plane = &planes[p];
             void *slot = (void *)(uintptr_t)(items[i].slot + plane->slot_offset);
-            void *chunk = (void *)(uintptr_t)(plane->base + items[i].block * plane->stride);
+            void *fragment = (void *)(uintptr_t)(plane->base + items[i].block * plane->stride);
 
             if (direction == UCM_COPY_LOAD)
-                memcpy(chunk, slot, plane->chunk);
+                memcpy(fragment, slot, plane->block_bytes);
             else
-                memcpy(slot, chunk, plane->chunk);
+                memcpy(slot, fragment, plane->block_bytes);
         }
     }
 }

@@ -74,17 +74,17 @@ enum ucm_handle_kind {
     UCM_HANDLE_CUDA_FD = 2,
 };
 
-/* In planes: the bytes of block b are `chunk` bytes at handle + `offset` + b * `stride`.
+/* In planes: the bytes of block b are `fragment` bytes at handle + `offset` + b * `stride`.
  * handle: index in `handles`, from 0.
  * offset: from the handle's start to block 0.
- * stride: from a block to the next; at least `chunk`.
- * chunk: bytes of this plane in one block.
+ * stride: from a block to the next; at least `fragment`.
+ * block_bytes: bytes of this plane in one block.
  * layer: layer, from 0. */
 #define UCM_MSG_PLANE(F, m)                                                                        \
     F(m, u64, handle, OPT, 0, UCM_MAX_HANDLES - 1)                                                 \
     F(m, u64, offset, OPT, 0, UINT64_MAX / 2)                                                      \
     F(m, u64, stride, REQ, 1, UINT64_MAX / 2)                                                      \
-    F(m, u64, chunk, REQ, 1, UINT32_MAX)                                                           \
+    F(m, u64, block_bytes, REQ, 1, UINT32_MAX)                                                     \
     F(m, u64, layer, OPT, 0, UCM_MAX_LAYERS - 1)
 
 /* ---- requests and their results ---- */
@@ -167,10 +167,10 @@ enum ucm_handle_kind {
 /* Method region.register. Registers memory that blocks are loaded into and dumped from: one part of
  * each block. It answers when the daemon has mapped the memory.
  *
- * Planes are sorted by layer. The chunks of a layer's planes, in list order, are its bytes and add
- * up to `layer_bytes`. Every block ends inside its handle, and no two chunks share a byte. A region
- * may leave layers out; then `load` and `dump` name a range without them. A region of an encoded
- * namespace has the planes of the raw form.
+ * Planes are sorted by layer. The fragments of a layer's planes, in list order, are its bytes and
+ * add up to `layer_bytes`. Every block ends inside its handle, and no two fragments share a byte. A
+ * region may leave layers out; then `load` and `dump` name a range without them. A region of an
+ * encoded namespace has the planes of the raw form.
  *
  * With `pool` the region is a GPU block pool for `fetch`: each of its `blocks` entries takes one
  * layer of any block. Its planes are those of one layer, with `layer` 0. `load` and `dump` refuse

@@ -112,10 +112,10 @@ int echo_run(struct echo *e, unsigned calls, struct samples *out_us)
 
 /* ---- memcpy ---- */
 
-int copy_init(struct copy *c, uint8_t *region, uint32_t blocks, uint32_t planes, uint32_t chunk,
+int copy_init(struct copy *c, uint8_t *region, uint32_t blocks, uint32_t planes, uint32_t fragment,
               unsigned threads)
 {
-    size_t bytes = (size_t)blocks * planes * chunk;
+    size_t bytes = (size_t)blocks * planes * fragment;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     if (p == MAP_FAILED)
@@ -127,14 +127,14 @@ int copy_init(struct copy *c, uint8_t *region, uint32_t blocks, uint32_t planes,
                        .slots = p,
                        .blocks = blocks,
                        .planes = planes,
-                       .chunk = chunk,
+                       .fragment = fragment,
                        .threads = threads};
     return 0;
 }
 
 void copy_close(struct copy *c)
 {
-    munmap(c->slots, (size_t)c->blocks * c->planes * c->chunk);
+    munmap(c->slots, (size_t)c->blocks * c->planes * c->fragment);
 }
 
 struct stripe {
@@ -151,10 +151,10 @@ static void *stripe_run(void *arg)
 
     for (uint32_t b = s->first; b < s->first + s->n; b++) {
         for (uint32_t p = 0; p < c->planes; p++) {
-            uint8_t *slot = c->slots + ((size_t)b * c->planes + p) * c->chunk;
-            uint8_t *page = c->region + ((size_t)p * c->blocks + b) * c->chunk;
+            uint8_t *slot = c->slots + ((size_t)b * c->planes + p) * c->fragment;
+            uint8_t *page = c->region + ((size_t)p * c->blocks + b) * c->fragment;
 
-            memcpy(s->to_region ? page : slot, s->to_region ? slot : page, c->chunk);
+            memcpy(s->to_region ? page : slot, s->to_region ? slot : page, c->fragment);
         }
     }
     return NULL;
@@ -181,5 +181,5 @@ double copy_run(struct copy *c, bool to_region)
     for (unsigned i = 0; n > 1 && i < begun; i++)
         pthread_join(stripe[i].thread, NULL);
     seconds = (double)(clock_ns() - t) / 1e9;
-    return begun == n ? (double)c->blocks * c->planes * c->chunk / seconds : 0;
+    return begun == n ? (double)c->blocks * c->planes * c->fragment / seconds : 0;
 }

@@ -23,14 +23,14 @@
 #define BENCH_MAX_BYTES (UINT64_C(1) << 40)
 
 /* Options that every command which moves blocks has. */
-#define BENCH_COPY_OPTIONS                                                                         \
-    {"block-bytes", ARG_SIZE, "SIZE", "bytes of a block", "1MiB", 64, 1u << 30},                   \
-        {"chunk", ARG_SIZE, "SIZE", "bytes of a block that lie together", "64KiB", 8, 1u << 28},   \
-        {"total", ARG_SIZE, "SIZE", "bytes a round moves", "256MiB", 4096, BENCH_MAX_BYTES},       \
-        {"batch", ARG_NUMBER, "N", "blocks of one request", "32", 1, 16384},                       \
-        {"in-flight", ARG_NUMBER, "N", "requests under way at once", "4", 1, 64},                  \
-    {                                                                                              \
-        "rounds", ARG_NUMBER, "N", "rounds", "7", 1, 1000                                          \
+#define BENCH_COPY_OPTIONS                                                                          \
+    {"block-bytes", ARG_SIZE, "SIZE", "bytes of a block", "1MiB", 64, 1u << 30},                    \
+        {"fragment", ARG_SIZE, "SIZE", "bytes of a block that lie together", "64KiB", 8, 1u << 28}, \
+        {"total", ARG_SIZE, "SIZE", "bytes a round moves", "256MiB", 4096, BENCH_MAX_BYTES},        \
+        {"batch", ARG_NUMBER, "N", "blocks of one request", "32", 1, 16384},                        \
+        {"in-flight", ARG_NUMBER, "N", "requests under way at once", "4", 1, 64},                   \
+    {                                                                                               \
+        "rounds", ARG_NUMBER, "N", "rounds", "7", 1, 1000                                           \
     }
 
 /* A rig's failure: its sentence, and the exit code for its status. */

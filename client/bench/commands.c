@@ -18,7 +18,7 @@ static const struct arg_option replay_options[] = {
     {"speed", ARG_NUMBER, "PERCENT", "pace of the trace's timestamps; 0: as fast as can be", "0", 0,
      1000000},
     {"block-bytes", ARG_SIZE, "SIZE", "bytes of a block", "64KiB", 64, 1u << 26},
-    {"chunk", ARG_SIZE, "SIZE", "bytes of a block that lie together", "16KiB", 8, 1u << 26},
+    {"fragment", ARG_SIZE, "SIZE", "bytes of a block that lie together", "16KiB", 8, 1u << 26},
     {"model", ARG_TEXT, "NAME", "of the namespace: the same name finds the same blocks again",
      "ucm-bench replay", 0, 0},
     {"seed", ARG_NUMBER, "N", "of a generated workload", "1", 0, UINT64_MAX},
@@ -52,7 +52,7 @@ static const struct arg_option lookup_options[] = {
     {"rounds", ARG_NUMBER, "N", "rounds", "11", 1, 1000},
     {"block-bytes", ARG_SIZE, "SIZE", "bytes of a block; it takes 4 KiB of the arena at least",
      "64", 64, 1u << 20},
-    {"chunk", ARG_SIZE, "SIZE", "bytes of a block that lie together", "64", 8, 1u << 20},
+    {"fragment", ARG_SIZE, "SIZE", "bytes of a block that lie together", "64", 8, 1u << 20},
 };
 
 static const struct arg_option move_options[] = {
@@ -78,7 +78,7 @@ static const struct arg_option copy_options[] = {
     {"strategies", ARG_TEXT, "LIST",
      "of copy.strategy, +ring: with a copy agent; the last is compared with the targets",
      "dma,sm,staged,auto,auto+ring", 0, 0},
-    {"chunks", ARG_TEXT, "LIST", "bytes of a block that lie together",
+    {"fragments", ARG_TEXT, "LIST", "bytes of a block that lie together",
      "4KiB,16KiB,32KiB,64KiB,256KiB,512KiB,2MiB,4MiB", 0, 0},
     {"encoding", ARG_TEXT, "LIST",
      "instead of strategies: blocks stored as fp8, int8, q4 or lossless, with a copy agent", NULL,
@@ -123,11 +123,11 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucm-bench lookup --blocks 100000\n",
      PROGRAM_OPTIONS(lookup_options), 0, 0, bench_lookup},
-    {"load", "", "GB/s of loads from DRAM into scattered chunks, every byte checked",
-     "The baseline is memcpy of the same chunks.\n\n"
-     "Example:\n  ucm-bench load --chunk 4KiB\n",
+    {"load", "", "GB/s of loads from DRAM into scattered fragments, every byte checked",
+     "The baseline is memcpy of the same fragments.\n\n"
+     "Example:\n  ucm-bench load --fragment 4KiB\n",
      PROGRAM_OPTIONS(move_options), 0, 0, bench_load},
-    {"dump", "", "GB/s of dumps out of scattered chunks",
+    {"dump", "", "GB/s of dumps out of scattered fragments",
      "Example:\n  ucm-bench dump --total 128MiB\n", PROGRAM_OPTIONS(move_options), 0, 0,
      bench_dump},
     {"tier", "", "The NVMe tier against its disk: loads, prefetches, writes; needs no daemon",
@@ -138,7 +138,8 @@ static const struct program_command commands[] = {
      "  ucm-bench tier --dir /var/cache/ucmd\n"
      "  ucm-bench tier --json\n",
      PROGRAM_OPTIONS(tier_options), 0, 0, bench_tier},
-    {"copy", "", "Loads and dumps of a GPU, by strategy and chunk size, idle and next to a worker",
+    {"copy", "",
+     "Loads and dumps of a GPU, by strategy and fragment size, idle and next to a worker",
      "Starts a daemon for each strategy, in a temporary directory, and plays a worker whose\n"
      "GPU does nothing, multiplies matrices without pause, or runs a chain of short\n"
      "kernels. Baselines are one large DMA transfer, and the worker alone. Two GPUs are\n"

@@ -20,9 +20,9 @@ void bench_rig_options(const struct args *a, struct rig_options *out)
     out->parts = 1;
     out->timeout_ms = (int)args_number(a, "timeout");
     out->block_bytes = args_number(a, "block-bytes");
-    out->chunk = args_number(a, "chunk");
-    if (out->chunk > out->block_bytes)
-        out->chunk = out->block_bytes;
+    out->fragment = args_number(a, "fragment");
+    if (out->fragment > out->block_bytes)
+        out->fragment = out->block_bytes;
 }
 
 uint64_t bench_run_id(void)

@@ -1,4 +1,4 @@
-/* copy: loads and dumps of a GPU by each strategy and chunk size, idle and beside a worker that
+/* copy: loads and dumps of a GPU by each strategy and fragment size, idle and beside a worker that
  * computes, as shares of one large DMA transfer of the same run. Starts daemons of its own; this
  * process plays the worker. */
 #include "client/bench/copy.h"
@@ -101,12 +101,12 @@ static int measure_chain_alone(struct copy_bench *b)
     return 0;
 }
 
-/* ---- all of one chunk ---- */
+/* ---- all of one fragment ---- */
 
-static int measure_chunk(struct copy_bench *b, struct copy_row *row)
+static int measure_fragment(struct copy_bench *b, struct copy_row *row)
 {
     struct rig rig;
-    int rc = copy_rig_open(b, &rig, row->chunk, 0);
+    int rc = copy_rig_open(b, &rig, row->fragment, 0);
 
     if (rc != 0)
         return rc;
@@ -152,7 +152,7 @@ static int measure_alone(struct copy_bench *b)
 }
 
 /* A list of sizes in bytes, "4KiB,64KiB"; only whole KiB and MiB. */
-static unsigned chunks_parse(const char *text, struct copy_row *rows, unsigned max)
+static unsigned fragments_parse(const char *text, struct copy_row *rows, unsigned max)
 {
     unsigned n = 0;
 
@@ -163,7 +163,7 @@ static unsigned chunks_parse(const char *text, struct copy_row *rows, unsigned m
         v <<= strncmp(end, "KiB", 3) == 0 ? 10 : strncmp(end, "MiB", 3) == 0 ? 20 : 0;
         if (end == text || v < 4096 || v > 4u << 20 || (v & (v - 1)) != 0)
             return 0;
-        rows[n++] = (struct copy_row){.chunk = v};
+        rows[n++] = (struct copy_row){.fragment = v};
         text = end + 3;
         text += *text == ',';
     }
@@ -178,9 +178,9 @@ static int measure_strategy(struct copy_bench *b, const char *strategy)
     rc = copy_daemon_start(b, NULL);
     if (rc != 0)
         return rc;
-    b->n_rows = chunks_parse(args_text(b->args, "chunks"), b->rows, 16);
+    b->n_rows = fragments_parse(args_text(b->args, "fragments"), b->rows, 16);
     for (unsigned i = 0; i < b->n_rows && rc == 0; i++) {
-        rc = measure_chunk(b, &b->rows[i]);
+        rc = measure_fragment(b, &b->rows[i]);
         if (rc != 0)
             break;
         copy_report_row(b, &b->rows[i]);
@@ -276,9 +276,9 @@ int bench_copy(const struct args *a)
     struct copy_bench b = {.args = a, .run = bench_run_id(), .run_ms = (int)args_number(a, "time")};
     int rc;
 
-    if (chunks_parse(args_text(a, "chunks"), b.rows, 16) == 0)
+    if (fragments_parse(args_text(a, "fragments"), b.rows, 16) == 0)
         return program_fail(PROGRAM_EXIT_USAGE,
-                            "--chunks: powers of two from 4KiB to 4MiB, at most 16 of them, as "
+                            "--fragments: powers of two from 4KiB to 4MiB, at most 16 of them, as "
                             "\"4KiB,64KiB\"");
     /* Forks, which a process with a GPU open must not. */
     if (echo_start(&b.echo, 128, 32) < 0)

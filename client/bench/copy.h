@@ -1,4 +1,4 @@
-/* copy: shared by its files. copy.c has the command and measures by strategy and chunk,
+/* copy: shared by its files. copy.c has the command and measures by strategy and fragment,
  * copy_report.c has the tables of that and the aims, copy_cases.c the single cases:
  * latency, one load after another, NVMe, two GPUs; copy_encoding.c encoded blocks. All of them play the worker of
  * copy_worker.c. */
@@ -13,7 +13,7 @@
 #include "client/bench/stream.h"
 
 #define COPY_TOTAL (256ull << 20) /* of a region, and what its loads come from */
-#define COPY_SPREAD 4             /* chunks of one block lie 4 apart from the next's */
+#define COPY_SPREAD 4             /* fragments of one block lie 4 apart from the next's */
 #define COPY_GPU_BYTES (1ull << 30)
 #define COPY_REQUEST_BYTES (32ull << 20)
 #define COPY_SETTLE_MS 400 /* until the driver's utilisation tells of a worker */
@@ -24,9 +24,9 @@ struct copy_rate {
     double rate, ratio, keeps;
 };
 
-/* One strategy with one chunk. */
+/* One strategy with one fragment. */
 struct copy_row {
-    uint64_t chunk;
+    uint64_t fragment;
     struct copy_rate idle[2], busy[2]; /* load, dump */
     double both, both_ratio;
     double chain_p50, chain_p99; /* ratios to alone */
@@ -46,7 +46,7 @@ struct copy_bench {
     double multiplied;           /* a second, by the worker alone */
     double chain_p50, chain_p99; /* us, alone */
     struct copy_row rows[16];    /* of the last strategy */
-    struct copy_row alone[16];   /* of the last one without a companion; chunk 0: there was none */
+    struct copy_row alone[16]; /* of the last one without a companion; fragment 0: there was none */
     unsigned n_rows;
     int run_ms;
     char error[320];
@@ -58,7 +58,7 @@ void copy_strategy_set(struct copy_bench *b, const char *name);
  * return 0, or an exit code after a sentence. */
 int copy_daemon_start(struct copy_bench *b, const char *const *more);
 int copy_daemon_stop(struct copy_bench *b);
-int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t chunk, int ordinal);
+int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t fragment, int ordinal);
 /* A stream over `part` of 2 halves of the region, or all of it (part 2), in requests of so many
  * bytes. */
 struct stream copy_stream(struct copy_bench *b, struct rig *rig, bool load, unsigned part,

@@ -53,7 +53,7 @@ static int sequential(struct copy_bench *b, struct rig *rig, bool load)
     return rc;
 }
 
-/* 16 MiB of 64 KiB chunks, each sent when the one before is done. */
+/* 16 MiB of 64 KiB fragments, each sent when the one before is done. */
 int copy_one_after_another(struct copy_bench *b)
 {
     struct rig rig;
@@ -111,7 +111,7 @@ static void report_latency(struct copy_bench *b, struct samples *us, struct samp
     report_number(&b->report, "round trip, us", samples_at(echo, 0.5));
     report_number(&b->report, "1 MiB load's p99, us", samples_at(us, 0.99));
     report_figure(&b->report,
-                  &(struct figure){.name = "1 MiB load, 32 KiB chunks",
+                  &(struct figure){.name = "1 MiB load, 32 KiB fragments",
                                    .unit = "us",
                                    .value = samples_at(us, 0.5),
                                    .baseline_name = "kernel and round trip",
@@ -119,7 +119,7 @@ static void report_latency(struct copy_bench *b, struct samples *us, struct samp
                                    .target = 1.5});
 }
 
-/* 1 MiB in 32 KiB chunks, from the request to its completion over the socket. */
+/* 1 MiB in 32 KiB fragments, from the request to its completion over the socket. */
 int copy_latency(struct copy_bench *b)
 {
     struct samples us = {.n = 0}, kernel = {.n = 0}, echo = {.n = 0};
@@ -196,7 +196,7 @@ int copy_two_gpus(struct copy_bench *b)
 
 /* ---- from NVMe ---- */
 
-#define NVME_CHUNK (64 * KIB)
+#define NVME_FRAGMENT (64 * KIB)
 #define NVME_ROUNDS 3
 #define NVME_DEPTH 128
 
@@ -272,7 +272,7 @@ static int nvme_rounds(struct from_nvme *f, const char *folder)
 static int nvme_measure(struct copy_bench *b, const char *folder)
 {
     struct from_nvme f = {.b = b};
-    int rc = copy_rig_open(b, &f.rig, NVME_CHUNK, 0);
+    int rc = copy_rig_open(b, &f.rig, NVME_FRAGMENT, 0);
 
     if (rc != 0)
         return rc;

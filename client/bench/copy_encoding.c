@@ -65,7 +65,7 @@ static int rig_encoded(struct copy_bench *b, struct rig *rig, const char *encodi
                             .model = encoding,
                             .parts = 1,
                             .block_bytes = (uint64_t)2 * LAYERS * SECTION,
-                            .chunk = SECTION,
+                            .fragment = SECTION,
                             .blocks = (uint32_t)(COPY_TOTAL / ((uint64_t)2 * LAYERS * SECTION)),
                             .timeout_ms = (int)args_number(b->args, "timeout"),
                             .gpu = 1,
@@ -117,7 +117,7 @@ static void report_encoding(struct copy_bench *b, const char *encoding, const st
 
 static int measure_encoding(struct copy_bench *b, const char *encoding)
 {
-    struct copy_row row = {.chunk = SECTION};
+    struct copy_row row = {.fragment = SECTION};
     struct rig rig;
     int rc = rig_encoded(b, &rig, encoding);
 

@@ -1,4 +1,4 @@
-/* copy: the table by strategy and chunk, and what of it is held against the aims. */
+/* copy: the table by strategy and fragment, and what of it is held against the aims. */
 #include "client/bench/copy.h"
 
 /* ---- tables ---- */
@@ -9,14 +9,14 @@ void copy_report_head(const struct copy_bench *b)
         return;
     printf("\nGB/s, and the share of one large DMA transfer; what the worker keeps of its speed; "
            "short kernels' p99 to alone\n");
-    printf("%-9s %8s  %13s %13s %14s  %13s %6s %13s %6s %7s\n", "strategy", "chunk", "idle load",
+    printf("%-9s %8s  %13s %13s %14s  %13s %6s %13s %6s %7s\n", "strategy", "fragment", "idle load",
            "idle dump", "both at once", "busy load", "keeps", "busy dump", "keeps", "p99");
 }
 
 static void print_row(const struct copy_bench *b, const struct copy_row *r)
 {
     printf("%-9s %4llu KiB  %6.1f (%.2f) %6.1f (%.2f) %7.1f (%.2f)", b->strategy,
-           (unsigned long long)r->chunk >> 10, r->idle[0].rate / 1e9, r->idle[0].ratio,
+           (unsigned long long)r->fragment >> 10, r->idle[0].rate / 1e9, r->idle[0].ratio,
            r->idle[1].rate / 1e9, r->idle[1].ratio, r->both / 1e9, r->both_ratio);
     if (gpu_work_kernels(&b->work))
         printf("  %6.1f (%.2f) %6.2f %6.1f (%.2f) %6.2f %7.2f", r->busy[0].rate / 1e9,
@@ -43,7 +43,7 @@ static void json_row(struct copy_bench *b, const struct copy_row *r)
     if (!rows)
         rows = cJSON_AddArrayToObject(b->report.document, "rows");
     cJSON_AddStringToObject(row, "strategy", b->strategy);
-    cJSON_AddNumberToObject(row, "chunk", (double)r->chunk);
+    cJSON_AddNumberToObject(row, "fragment", (double)r->fragment);
     json_rate(row, "idle_load", &r->idle[0], false);
     json_rate(row, "idle_dump", &r->idle[1], false);
     cJSON_AddNumberToObject(row, "both_bytes_per_second", r->both);
@@ -67,7 +67,7 @@ void copy_report_row(struct copy_bench *b, const struct copy_row *r)
 
 /* ---- against the aims ---- */
 
-/* The worst over the chunks from..to of what `pick` takes out of a row. */
+/* The worst over the fragments from..to of what `pick` takes out of a row. */
 static void aim(struct copy_bench *b, const struct copy_row *rows, const char *name, uint64_t from,
                 uint64_t to, double target, bool more, double (*pick)(const struct copy_row *))
 {
@@ -77,7 +77,7 @@ static void aim(struct copy_bench *b, const struct copy_row *rows, const char *n
     for (unsigned i = 0; i < b->n_rows; i++) {
         double v = pick(&rows[i]);
 
-        if (rows[i].chunk < from || rows[i].chunk > to)
+        if (rows[i].fragment < from || rows[i].fragment > to)
             continue;
         if (!any || (more ? v < worst : v > worst))
             worst = v;
@@ -137,7 +137,7 @@ static void report_aims_alone(struct copy_bench *b)
     const uint64_t kib = 1024, all = UINT64_MAX;
     const struct copy_row *r = b->alone;
 
-    if (r->chunk == 0 || !gpu_work_kernels(&b->work))
+    if (r->fragment == 0 || !gpu_work_kernels(&b->work))
         return;
     aim(b, r, "busy load, 512 KiB up", 512 * kib, all, 0.93, true, busy_load);
     aim(b, r, "busy dump, 512 KiB up", 512 * kib, all, 0.93, true, busy_dump);
@@ -153,8 +153,8 @@ void copy_report_aims(struct copy_bench *b)
     const struct copy_row *r = b->rows;
 
     if (!b->report.json)
-        printf("\nThe worst of the chunks of each case, strategy %s; what is aimed at for some "
-               "chunks, without a companion\n",
+        printf("\nThe worst of the fragments of each case, strategy %s; what is aimed at for some "
+               "fragments, without a companion\n",
                b->strategy);
     aim(b, r, "idle load", 0, all, 0.97, true, idle_load);
     aim(b, r, "idle dump", 0, all, 0.97, true, idle_dump);

@@ -43,16 +43,16 @@ int copy_daemon_stop(struct copy_bench *b)
                : program_fail(BENCH_FAILED, "the daemon did not end in order");
 }
 
-int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t chunk, int ordinal)
+int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t fragment, int ordinal)
 {
-    uint32_t layers = chunk <= 64u << 10 ? 32 : 4;
+    uint32_t layers = fragment <= 64u << 10 ? 32 : 4;
     struct rig_options o = {.socket = b->daemon.socket,
                             .name = program_name(),
                             .model = "ucm-bench copy",
                             .parts = 1,
-                            .block_bytes = layers * chunk,
-                            .chunk = chunk,
-                            .blocks = (uint32_t)(COPY_TOTAL / (layers * chunk)),
+                            .block_bytes = layers * fragment,
+                            .fragment = fragment,
+                            .blocks = (uint32_t)(COPY_TOTAL / (layers * fragment)),
                             .timeout_ms = (int)args_number(b->args, "timeout"),
                             .gpu = ordinal + 1,
                             .companion = b->ring,

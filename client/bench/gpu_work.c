@@ -285,13 +285,13 @@ int gpu_chain_stop(struct gpu_work *w)
 struct kernel_args {
     struct ucm_copy_plane *planes;
     struct ucm_copy_item *item;
-    uint32_t chunks, one, tiles, direction;
+    uint32_t fragments, one, tiles, direction;
 };
 
 static int kernel_rounds(struct gpu_work *w, struct kernel_args *a, void *stream, unsigned rounds,
                          struct samples *out_us)
 {
-    void *arguments[] = {&a->planes, &a->chunks, &a->item, &a->one, &a->tiles, &a->direction};
+    void *arguments[] = {&a->planes, &a->fragments, &a->item, &a->one, &a->tiles, &a->direction};
     int r = 0;
 
     for (unsigned i = 0; i < rounds + 10 && r == 0; i++) {
@@ -307,11 +307,11 @@ static int kernel_rounds(struct gpu_work *w, struct kernel_args *a, void *stream
     return gpu_check(w->gpu, "the copy kernel", r);
 }
 
-int gpu_kernel_measure(struct gpu_work *w, uint32_t chunk, uint32_t chunks, bool load,
+int gpu_kernel_measure(struct gpu_work *w, uint32_t fragment, uint32_t fragments, bool load,
                        unsigned rounds, struct samples *out_us)
 {
-    size_t slot = (size_t)chunk * chunks, planes = chunks * sizeof(struct ucm_copy_plane);
-    struct kernel_args a = {.chunks = chunks, .one = 1, .tiles = ucm_copy_tiles(chunk)};
+    size_t slot = (size_t)fragment * fragments, planes = fragments * sizeof(struct ucm_copy_plane);
+    struct kernel_args a = {.fragments = fragments, .one = 1, .tiles = ucm_copy_tiles(fragment)};
     void *host = NULL, *stream = NULL;
     int rc = gpu_current(w->gpu);
 
@@ -322,14 +322,14 @@ int gpu_kernel_measure(struct gpu_work *w, uint32_t chunk, uint32_t chunks, bool
     if (rc < 0)
         return rc;
     a.planes = (struct ucm_copy_plane *)((char *)host + slot);
-    a.item = (struct ucm_copy_item *)(a.planes + chunks);
+    a.item = (struct ucm_copy_item *)(a.planes + fragments);
     *a.item = (struct ucm_copy_item){.slot = (uintptr_t)host};
     memset(host, 1, slot);
-    for (uint32_t i = 0; i < chunks; i++)
-        a.planes[i] = (struct ucm_copy_plane){.base = w->gpu->memory + 4ull * i * chunk,
-                                              .stride = 4ull * chunk * chunks,
-                                              .slot_offset = (uint64_t)i * chunk,
-                                              .chunk = chunk};
+    for (uint32_t i = 0; i < fragments; i++)
+        a.planes[i] = (struct ucm_copy_plane){.base = w->gpu->memory + 4ull * i * fragment,
+                                              .stride = 4ull * fragment * fragments,
+                                              .slot_offset = (uint64_t)i * fragment,
+                                              .block_bytes = fragment};
     rc = gpu_check(w->gpu, "cuStreamCreate",
                    bench_cuda.stream_create(&stream, BENCH_STREAM_NON_BLOCKING));
     if (rc == 0) {

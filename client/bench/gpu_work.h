@@ -50,9 +50,9 @@ int gpu_dma_repeat(struct gpu_work *w, size_t bytes, uint64_t ns);
 /* Samples of one step in us are in w->chain_us then, but for the first quarter of a second. */
 int gpu_chain_stop(struct gpu_work *w);
 
-/* The copy kernel, launched and waited for: `chunks` of `chunk` bytes into GPU memory that is 4
- * times as wide, or out of it. Adds `rounds` samples in us. 0, or -1 with gpu->why. */
-int gpu_kernel_measure(struct gpu_work *w, uint32_t chunk, uint32_t chunks, bool load,
+/* The copy kernel, launched and waited for: `fragments` of `fragment` bytes into GPU memory that is
+ * 4 times as wide, or out of it. Adds `rounds` samples in us. 0, or -1 with gpu->why. */
+int gpu_kernel_measure(struct gpu_work *w, uint32_t fragment, uint32_t fragments, bool load,
                        unsigned rounds, struct samples *out_us);
 
 #endif

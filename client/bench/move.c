@@ -1,4 +1,5 @@
-/* load, dump: GB/s of moving blocks, against memcpy of the same chunks. Every loaded byte is checked, outside the measured time. */
+/* load, dump: GB/s of moving blocks, against memcpy of the same fragments. Every loaded byte is checked, outside the measured
+ * time. */
 #include "client/bench/baseline.h"
 #include "client/bench/bench.h"
 
@@ -115,7 +116,7 @@ static void report(struct move *m)
 
     report_begin(&r, m->args->command, args_given(m->args, "json"));
     report_number(&r, "block_bytes", (double)m->rig.block_bytes);
-    report_number(&r, "chunk_bytes", m->rig.chunk);
+    report_number(&r, "fragment_bytes", m->rig.fragment);
     report_number(&r, "total_bytes", (double)m->bytes);
     report_number(&r, "in_flight", m->plan.in_flight);
     report_number(&r, "unmoved", (double)m->unmoved);
@@ -167,7 +168,7 @@ static int run(struct move *m)
     if (m->keys == NULL || m->result == NULL)
         rc = program_fail(BENCH_FAILED, "memory ran out");
     else
-        rc = copy_init(&m->copy, m->rig.memory, m->plan.n, m->rig.planes, m->rig.chunk,
+        rc = copy_init(&m->copy, m->rig.memory, m->plan.n, m->rig.planes, m->rig.fragment,
                        (unsigned)args_number(m->args, "threads")) < 0
                  ? program_fail(BENCH_FAILED, "memory ran out")
                  : 0;

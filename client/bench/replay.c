@@ -302,8 +302,8 @@ static int run(struct replay *r)
     r->lost_keys = malloc((size_t)WORKLOAD_MAX_BLOCKS * RIG_KEY_BYTES);
     if (r->keys == NULL || r->lost_keys == NULL) {
         rc = program_fail(BENCH_FAILED, "memory ran out");
-    } else if (copy_init(&r->copy, r->rig.memory, r->rig.blocks, r->rig.planes, r->rig.chunk, 1) <
-               0) {
+    } else if (copy_init(&r->copy, r->rig.memory, r->rig.blocks, r->rig.planes, r->rig.fragment,
+                         1) < 0) {
         rc = program_fail(BENCH_FAILED, "memory ran out");
     } else {
         r->start_ns = clock_ns();

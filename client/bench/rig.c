@@ -70,7 +70,7 @@ static int open_namespace(struct rig *rig, const struct rig_options *o)
         .parts = o->parts,
         .layers = &layers,
         .n_layers = 1,
-        .layer_bytes = (uint64_t)rig->chunk * rig->sections,
+        .layer_bytes = (uint64_t)rig->fragment * rig->sections,
     };
     int rc = ucm_namespace_open(rig->client, &identity, rig->timeout_ms, &rig->ns);
 
@@ -98,9 +98,9 @@ static int register_region(struct rig *rig, const struct ucm_memory *memory)
     if (planes == NULL)
         return fail(rig, -UCM_ENOMEMORY, "memory ran out");
     for (uint32_t p = 0; p < rig->planes; p++) {
-        planes[p].stride = (uint64_t)rig->chunk * rig->spread;
+        planes[p].stride = (uint64_t)rig->fragment * rig->spread;
         planes[p].offset = p * rig->blocks * planes[p].stride;
-        planes[p].chunk_bytes = rig->chunk;
+        planes[p].block_bytes = rig->fragment;
         planes[p].layer = p / rig->sections;
     }
     if (rig->cuda)
@@ -184,15 +184,15 @@ err_after_memory:
 
 static int check_options(struct rig *rig, const struct rig_options *o)
 {
-    if (o->chunk == 0 || o->block_bytes % o->chunk != 0)
+    if (o->fragment == 0 || o->block_bytes % o->fragment != 0)
         return fail(rig, -UCM_EINVALID,
-                    "a block of %llu bytes is no multiple of chunks of %llu bytes",
-                    (unsigned long long)o->block_bytes, (unsigned long long)o->chunk);
-    if (o->block_bytes / o->chunk > RIG_MAX_PLANES)
-        return fail(rig, -UCM_EINVALID, "a block of %llu chunks; the most is %d",
-                    (unsigned long long)(o->block_bytes / o->chunk), RIG_MAX_PLANES);
-    if (o->chunk % 8 != 0 && o->chunk != o->block_bytes)
-        return fail(rig, -UCM_EINVALID, "chunks must be a multiple of 8 bytes");
+                    "a block of %llu bytes is no multiple of fragments of %llu bytes",
+                    (unsigned long long)o->block_bytes, (unsigned long long)o->fragment);
+    if (o->block_bytes / o->fragment > RIG_MAX_PLANES)
+        return fail(rig, -UCM_EINVALID, "a block of %llu fragments; the most is %d",
+                    (unsigned long long)(o->block_bytes / o->fragment), RIG_MAX_PLANES);
+    if (o->fragment % 8 != 0 && o->fragment != o->block_bytes)
+        return fail(rig, -UCM_EINVALID, "fragments must be a multiple of 8 bytes");
     return 0;
 }
 
@@ -224,8 +224,8 @@ int rig_open(struct rig *rig, const struct rig_options *o)
     rig->blocks = o->blocks;
     rig->part = o->part;
     rig->block_bytes = o->block_bytes;
-    rig->chunk = (uint32_t)o->chunk;
-    rig->planes = (uint32_t)(o->block_bytes / o->chunk);
+    rig->fragment = (uint32_t)o->fragment;
+    rig->planes = (uint32_t)(o->block_bytes / o->fragment);
     rig->sections = o->encoding ? 2 : 1;
     rig->timeout_ms = o->timeout_ms;
     rig->spread = o->gpu && o->spread > 1 ? o->spread : 1;
@@ -265,9 +265,9 @@ void rig_close(struct rig *rig)
 
 /* ---- bytes ---- */
 
-static uint8_t *rig_chunk(const struct rig *rig, uint32_t block, uint32_t plane)
+static uint8_t *rig_fragment(const struct rig *rig, uint32_t block, uint32_t plane)
 {
-    return rig->memory + ((size_t)plane * rig->blocks + block) * rig->chunk;
+    return rig->memory + ((size_t)plane * rig->blocks + block) * rig->fragment;
 }
 
 void rig_fill(struct rig *rig, uint32_t block, const uint8_t *key)
@@ -275,7 +275,7 @@ void rig_fill(struct rig *rig, uint32_t block, const uint8_t *key)
     uint64_t seed = pattern_seed(key, rig->part);
 
     for (uint32_t p = 0; p < rig->planes; p++)
-        pattern_fill(rig_chunk(rig, block, p), rig->chunk, seed, (uint64_t)p * rig->chunk);
+        pattern_fill(rig_fragment(rig, block, p), rig->fragment, seed, (uint64_t)p * rig->fragment);
 }
 
 size_t rig_differ(const struct rig *rig, uint32_t block, const uint8_t *key)
@@ -284,7 +284,8 @@ size_t rig_differ(const struct rig *rig, uint32_t block, const uint8_t *key)
     size_t n = 0;
 
     for (uint32_t p = 0; p < rig->planes; p++)
-        n += pattern_differ(rig_chunk(rig, block, p), rig->chunk, seed, (uint64_t)p * rig->chunk);
+        n += pattern_differ(rig_fragment(rig, block, p), rig->fragment, seed,
+                            (uint64_t)p * rig->fragment);
     return n;
 }
 

@@ -1,6 +1,6 @@
 /* One worker: a connection, a namespace and a registered cpu region whose blocks are scattered over
- * planes of `chunk` bytes, as an engine's paged KV memory is (plane p is layer p, and holds chunk p
- * of every block). Fills blocks with their pattern and checks them.
+ * planes of `fragment` bytes, as an engine's paged KV memory is (plane p is layer p, and holds
+ * fragment p of every block). Fills blocks with their pattern and checks them.
  *
  * Functions return 0 or a negative enum ucm_status, with a sentence in rig->error.
  * Threads: a rig belongs to one thread. */
@@ -20,7 +20,7 @@ struct bench_companion;
 #define RIG_MAX_PLANES 1024
 
 /* GPU: blocks are stored in another form. K and V of each layer are planes of tokens x heads x dim
- * bf16, and chunk is one of them. */
+ * bf16, and fragment is one of them. */
 struct rig_encoding {
     const char *name;
     uint32_t tokens, heads, dim;
@@ -31,13 +31,14 @@ struct rig_options {
     const char *name;   /* of the client */
     const char *model;  /* of the namespace */
     uint32_t parts, part;
-    uint64_t block_bytes; /* of one part; a multiple of chunk */
-    uint64_t chunk;       /* a multiple of 8, or the whole block */
+    uint64_t block_bytes; /* of one part; a multiple of fragment */
+    uint64_t fragment;    /* a multiple of 8, or the whole block */
     uint32_t blocks;      /* of the region */
     int timeout_ms;
     int gpu; /* not 0: the region lies on GPU number gpu - 1; `memory` is then a mirror of it */
-    bool companion;  /* GPU: copies may go through slices of this process, by libucmclient_cuda */
-    uint32_t spread; /* GPU: a block's chunks lie so many of them from those of the next; 0 and 1:
+    bool companion; /* GPU: copies may go through slices of this process, by libucmclient_cuda */
+    uint32_t
+        spread; /* GPU: a block's fragments lie so many of them from those of the next; 0 and 1:
                         densely, else rig_push and rig_pull are of no use */
     const struct rig_encoding *encoding; /* NULL: blocks are stored as they are */
 };
@@ -54,7 +55,7 @@ struct rig {
     struct ucm_cuda *cuda;                   /* and its ring */
     uint8_t *memory;
     size_t memory_bytes;
-    uint32_t blocks, planes, chunk, part, spread;
+    uint32_t blocks, planes, fragment, part, spread;
     uint32_t sections; /* planes of a layer */
     uint64_t block_bytes;
     int timeout_ms;

@@ -241,7 +241,7 @@ static int measure_size(struct tier *t, uint64_t block_bytes)
                             .model = "ucm-bench tier",
                             .parts = 1,
                             .block_bytes = block_bytes,
-                            .chunk = 64u << 10,
+                            .fragment = 64u << 10,
                             .blocks = n,
                             .timeout_ms = (int)args_number(t->args, "timeout")};
     int rc = daemon_open(t, &o);

@@ -14,7 +14,7 @@
 
 #define BLOCKS 64u
 #define LAYERS 4u
-#define CHUNK (TRIP_BYTES / BLOCKS / LAYERS)
+#define FRAGMENT (TRIP_BYTES / BLOCKS / LAYERS)
 #define SECONDS 0.3 /* of loads */
 /* How long a busy daemon is asked again: NVIDIA's driver takes some seconds to start on a host of
  * eight GPUs, and the daemon answers others meanwhile. */
@@ -82,7 +82,7 @@ static int open_region(struct trip *t)
         .parts = 1,
         .layers = &layers,
         .n_layers = 1,
-        .layer_bytes = CHUNK,
+        .layer_bytes = FRAGMENT,
     };
     struct ucm_plane planes[LAYERS];
     struct ucm_region_spec spec = {
@@ -96,9 +96,9 @@ static int open_region(struct trip *t)
     };
 
     for (uint32_t i = 0; i < LAYERS; i++)
-        planes[i] = (struct ucm_plane){.offset = (uint64_t)i * BLOCKS * CHUNK,
-                                       .stride = CHUNK,
-                                       .chunk_bytes = CHUNK,
+        planes[i] = (struct ucm_plane){.offset = (uint64_t)i * BLOCKS * FRAGMENT,
+                                       .stride = FRAGMENT,
+                                       .block_bytes = FRAGMENT,
                                        .layer = i};
     if (ucm_namespace_open(t->d->client, &identity, -1, &t->ns) < 0)
         return library_failed(t, "opening a namespace");

@@ -33,9 +33,9 @@ static CUresult kernel_launch(struct companion *c, CUdeviceptr planes, uint32_t 
 
 /* ---- orders; on the thread, under the mutex ---- */
 
-static uint32_t plane_chunk(const void *ctx, uint32_t plane)
+static uint32_t plane_fragment(const void *ctx, uint32_t plane)
 {
-    return ((const struct companion_region *)ctx)->spec[plane].chunk;
+    return ((const struct companion_region *)ctx)->spec[plane].block_bytes;
 }
 
 static uint32_t plane_coded(const void *ctx, uint32_t plane)
@@ -64,8 +64,8 @@ static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_
     else if (o->tables == 0)
         r = kernel_launch(c, s->region->planes + o->first_plane * sizeof(*first), o->n_planes,
                           s->items, o->n_items,
-                          ucm_copy_tiles(ucm_copy_largest_chunk(first, o->n_planes)), o->direction,
-                          stream);
+                          ucm_copy_tiles(ucm_copy_largest_fragment(first, o->n_planes)),
+                          o->direction, stream);
     if (r == CUDA_SUCCESS && o->tables > 0)
         r = companion_rope_launch(s->region, o, s->items, s->tables, stream);
     if (r == CUDA_SUCCESS)
@@ -89,7 +89,7 @@ static bool slice_begin(struct companion *c, uint32_t slice)
     s->region = c->regions[s->order.region - 1];
     if (!s->region || (s->order.converts && !s->region->coded_spec))
         return false;
-    bytes = s->order.converts ? plane_coded : plane_chunk;
+    bytes = s->order.converts ? plane_coded : plane_fragment;
     if (atomic_load(&c->served->words.dead) ||
         !ucm_staging_order_sound(&s->order, c->slice_bytes, s->region->blocks, s->region->n_planes,
                                  bytes, s->region, &item_bytes) ||
@@ -261,7 +261,7 @@ static CUresult region_new(struct companion *c, const struct ucm_copy_plane *pla
     for (uint32_t p = 0; r->spec && p < n_planes; p++) {
         r->spec[p] = planes[p];
         r->spec[p].slot_offset = slot_offset;
-        slot_offset += planes[p].chunk;
+        slot_offset += planes[p].block_bytes;
     }
     rc = r->spec ? ucm_upload(r->spec, bytes, c->streams[0][0], &r->planes)
                  : CUDA_ERROR_OUT_OF_MEMORY;

@@ -106,7 +106,7 @@ void companion_serve(struct companion *c, struct ucm_staging *staging);
 /* Where K lies in a region, and how it turns. */
 struct companion_rope {
     struct ucm_rope_spec spec;
-    uint32_t *at; /* of each plane, where K begins in its chunk; UCM_ROPE_NO_K: not there */
+    uint32_t *at; /* of each plane, where K begins in its fragment; UCM_ROPE_NO_K: not there */
 };
 
 /* What orders of a region may ask besides copies. encoding: how its namespace's blocks are encoded, where each

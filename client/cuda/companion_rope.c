@@ -22,7 +22,7 @@ CUresult companion_rope_launch(const struct companion_region *r,
     CUdeviceptr planes = r->planes + order->first_plane * sizeof(*first);
     CUdeviceptr at = r->rope_at + order->first_plane * sizeof(uint32_t);
     uint32_t n_planes = order->n_planes, n_items = order->n_items, n_tables = order->tables;
-    uint32_t tiles = ucm_rope_tiles(&r->rope, ucm_copy_largest_chunk(first, n_planes));
+    uint32_t tiles = ucm_rope_tiles(&r->rope, ucm_copy_largest_fragment(first, n_planes));
     uint32_t in_place = order->converts != 0;
     struct ucm_rope_spec spec = r->rope;
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &at,
@@ -62,7 +62,7 @@ CUresult companion_rope_open(struct companion *c, struct companion_region *r,
     if (ucm_rope_check(&rope->spec, why) != 0)
         return CUDA_ERROR_INVALID_VALUE;
     for (uint32_t p = 0; p < r->n_planes; p++)
-        if (rope->at[p] != UCM_ROPE_NO_K && rope->at[p] + bytes > r->spec[p].chunk)
+        if (rope->at[p] != UCM_ROPE_NO_K && rope->at[p] + bytes > r->spec[p].block_bytes)
             return CUDA_ERROR_INVALID_VALUE;
     r->rope = rope->spec;
     rc = ucm_upload(rope->at, r->n_planes * sizeof(rope->at[0]), c->streams[0][0], &r->rope_at);

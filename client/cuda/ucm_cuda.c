@@ -292,9 +292,9 @@ static void rope_places(const struct ucm_region_spec *spec, struct companion_rop
 
         if (p > 0 && plane->layer != spec->planes[p - 1].layer)
             begin = 0;
-        out->at[p] = k >= begin && k + bytes <= begin + plane->chunk_bytes ? (uint32_t)(k - begin)
+        out->at[p] = k >= begin && k + bytes <= begin + plane->block_bytes ? (uint32_t)(k - begin)
                                                                            : UCM_ROPE_NO_K;
-        begin += plane->chunk_bytes;
+        begin += plane->block_bytes;
     }
 }
 
@@ -348,8 +348,9 @@ static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
             return cuda_fail(UCM_EINVALID, "plane %u names memory %u of %u", i, p->memory,
                              spec->n_memory);
         }
-        planes[i] = (struct ucm_copy_plane){
-            .base = addresses[p->memory] + p->offset, .stride = p->stride, .chunk = p->chunk_bytes};
+        planes[i] = (struct ucm_copy_plane){.base = addresses[p->memory] + p->offset,
+                                            .stride = p->stride,
+                                            .block_bytes = p->block_bytes};
     }
     rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, skills,
                               number);

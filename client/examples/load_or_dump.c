@@ -13,10 +13,10 @@
 enum {
     BLOCKS = 64, /* of paged KV memory */
     LAYERS = 2,
-    CHUNK = 4096, /* bytes of one block in one layer */
-    TOKENS = 16,  /* of a block */
-    PROMPT = 4,   /* blocks of the prompt */
-    KV_BYTES = BLOCKS * LAYERS * CHUNK,
+    FRAGMENT = 4096, /* bytes of one block in one layer */
+    TOKENS = 16,     /* of a block */
+    PROMPT = 4,      /* blocks of the prompt */
+    KV_BYTES = BLOCKS * LAYERS * FRAGMENT,
 };
 
 static int failed(const char *what)
@@ -38,7 +38,7 @@ static int open_namespace(struct ucm_client *client, struct ucm_namespace **ns)
         .parts = 1, /* ranks that each hold a slice of a block */
         .layers = &layers,
         .n_layers = 1,
-        .layer_bytes = CHUNK,
+        .layer_bytes = FRAGMENT,
     };
 
     return ucm_namespace_open(client, &identity, -1, ns) < 0 ? failed("namespace") : 0;
@@ -61,9 +61,9 @@ static int register_region(struct ucm_namespace *ns, int fd, struct ucm_region *
 
     for (uint32_t i = 0; i < LAYERS; i++)
         planes[i] = (struct ucm_plane){
-            .offset = (uint64_t)i * BLOCKS * CHUNK,
-            .stride = CHUNK,
-            .chunk_bytes = CHUNK,
+            .offset = (uint64_t)i * BLOCKS * FRAGMENT,
+            .stride = FRAGMENT,
+            .block_bytes = FRAGMENT,
             .layer = i,
         };
     return ucm_region_register(ns, &spec, -1, region) < 0 ? failed("region") : 0;

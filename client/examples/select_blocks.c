@@ -70,7 +70,7 @@ static int open_namespaces(struct worker *w)
 static int register_region(struct worker *w)
 {
     struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD, .bytes = CONTEXT * LAYER, .fd = w->fd};
-    struct ucm_plane plane = {.stride = LAYER, .chunk_bytes = LAYER};
+    struct ucm_plane plane = {.stride = LAYER, .block_bytes = LAYER};
     struct ucm_region_spec spec = {
         .blocks = CONTEXT,
         .device = "cpu",

@@ -37,8 +37,8 @@
  *
  * After a break, also when the daemon was stopped meanwhile, the daemon's devices begin no further
  * piece of a copy. What they had begun may still arrive in a load's blocks for some milliseconds:
- * on a GPU at most 48 MiB if no chunk is larger than 16 MiB, otherwise one piece of a MiB or one
- * chunk a thread. A dump is stored only if all of it was read before the break. */
+ * on a GPU at most 48 MiB if no fragment is larger than 16 MiB, otherwise one piece of a MiB or one
+ * fragment a thread. A dump is stored only if all of it was read before the break. */
 #ifndef UCMCLIENT_H
 #define UCMCLIENT_H
 
@@ -262,14 +262,14 @@ struct ucm_memory {
     void *prove_ctx;
 };
 
-/* Where one layer (or its K, or its V) lies: the chunk of block b is the chunk_bytes from
- * memory[memory] + offset + b * stride on. No two chunks of a region may overlap. */
+/* Where one layer (or its K, or its V) lies: the fragment of block b is the block_bytes from
+ * memory[memory] + offset + b * stride on. No two fragments of a region may overlap. */
 struct ucm_plane {
     uint32_t memory;      /* index into ucm_region_spec.memory */
     uint64_t offset;      /* bytes */
-    uint64_t stride;      /* bytes from one block to the next; at least chunk_bytes */
-    uint32_t chunk_bytes; /* KV bytes of this plane in one block */
-    /* Layer, from 0. Planes are sorted by it, and the chunks of a layer add up to the namespace's
+    uint64_t stride;      /* bytes from one block to the next; at least block_bytes */
+    uint32_t block_bytes; /* KV bytes of this plane in one block */
+    /* Layer, from 0. Planes are sorted by it, and the fragments of a layer add up to the namespace's
      * layer_bytes. A region may leave layers out; loads and dumps then name ranges without them. */
     uint32_t layer;
 };

@@ -1,11 +1,11 @@
-/* libucmclient_cuda: lets a worker's own process move small chunks for ucmd, and lets its streams
+/* libucmclient_cuda: lets a worker's own process move small fragments for ucmd, and lets its streams
  * wait for loads. Optional: everything works without it, and the daemon uses it only where it pays,
- * which is for chunks below 512 KiB.
+ * which is for fragments below 512 KiB.
  *
  * The companion keeps a staging ring: slices of the worker's GPU memory, 64 MiB by default. The
  * daemon's copy engines move whole slices over the bus. A kernel of the companion scatters them to
  * the worker's pages, on a high-priority stream of its own, or gathers them, on a low one. So small
- * chunks reach the bus's speed, and the worker's kernels need not take turns with another
+ * fragments reach the bus's speed, and the worker's kernels need not take turns with another
  * process's.
  *
  * ucm_load and ucm_dump keep their promises: a load is done only when its bytes are visible to any

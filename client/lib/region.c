@@ -146,7 +146,7 @@ static void spec_copy(struct ucm_region *region, const struct ucm_region_spec *s
             .handle = spec->planes[i].memory,
             .offset = spec->planes[i].offset,
             .stride = spec->planes[i].stride,
-            .chunk = spec->planes[i].chunk_bytes,
+            .block_bytes = spec->planes[i].block_bytes,
             .layer = spec->planes[i].layer,
         };
     region->msg.planes = (struct proto_planes){region->planes, spec->n_planes};

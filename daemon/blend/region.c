@@ -58,7 +58,7 @@ static int spec_take(const struct msg_region_register *m, struct ucm_rope_spec *
         return REFUSE(
             e,
             "rope_scaling is \"%s\"; default, linear, dynamic, yarn and llama3 are known: "
-            "chunks of a model of another kind can't be turned",
+            "fragments of a model of another kind can't be turned",
             quoted);
     }
     if (ucm_rope_check(out, why) < 0)
@@ -73,7 +73,7 @@ static int layer_find(const struct device_region *r, struct device_rope *rope, u
     uint64_t bytes = ucm_rope_bytes(&rope->spec), begin = 0;
 
     for (uint32_t p = r->layer_first[layer]; p < r->layer_first[layer + 1]; p++) {
-        uint64_t end = begin + r->planes[p].chunk;
+        uint64_t end = begin + r->planes[p].block_bytes;
 
         if (at >= begin && at + bytes <= end) {
             rope->at[p] = (uint32_t)(at - begin);
@@ -82,7 +82,7 @@ static int layer_find(const struct device_region *r, struct device_rope *rope, u
         if (at < end)
             return REFUSE(
                 e,
-                "rope: K is bytes %llu to %llu of a layer, but the chunk of plane %u ends "
+                "rope: K is bytes %llu to %llu of a layer, but the fragment of plane %u ends "
                 "at %llu; K must lie in one plane",
                 (unsigned long long)at, (unsigned long long)(at + bytes), p,
                 (unsigned long long)end);

@@ -381,10 +381,11 @@ const struct config_key config_keys[] = {
              "block summaries and select."},
 
     {KEY("copy.strategy", ENUM, copy_strategy, "auto"), .names = copy_names, .internal = true,
-     .help = "dma: the GPU's copy engines, which leave its processors to the engine; sm: a kernel, "
-             "which is faster for small scattered chunks; staged: through the staging ring in the "
-             "worker's memory, where the worker has a copy agent. auto takes for each copy what "
-             "costs least."},
+     .help =
+         "dma: the GPU's copy engines, which leave its processors to the engine; sm: a kernel, "
+         "which is faster for small scattered fragments; staged: through the staging ring in the "
+         "worker's memory, where the worker has a copy agent. auto takes for each copy what "
+         "costs least."},
     {KEY("copy.beside", INT, copy_beside, "85"), RANGE(5, 100),
      .help = "Percent of the bus that loads take at most while their worker's engine computes, as "
              "the vLLM connector tells the daemon. Copies then leave gaps for the engine's own "

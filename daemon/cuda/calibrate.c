@@ -14,7 +14,7 @@
 #define BLOCK_STEP 1237       /* from a block to the next of rows: odd */
 #define ROUNDS 3
 #define LIMIT_NS 1000000000ull
-#define KERNEL_CHUNK 65536u
+#define KERNEL_FRAGMENT 65536u
 #define ROWS_FEW 4
 #define ROWS_MANY 32
 #define ROW_LEAST_NS 40.0 /* a lower figure would be too good for a region of some GiB */
@@ -52,14 +52,14 @@ static CUresult copy_extents(struct bench *b, uint64_t width, uint32_t rows, uin
 
 static CUresult copy_kernel(struct bench *b, uint64_t bytes)
 {
-    uint32_t n = (uint32_t)(bytes / KERNEL_CHUNK);
+    uint32_t n = (uint32_t)(bytes / KERNEL_FRAGMENT);
     struct ucm_copy_item *items = b->g->items;
 
     for (uint32_t i = 0; i < n; i++)
         items[i] = (struct ucm_copy_item){
-            .slot = (uint64_t)(uintptr_t)b->slots + i * (uint64_t)KERNEL_CHUNK, .block = i};
+            .slot = (uint64_t)(uintptr_t)b->slots + i * (uint64_t)KERNEL_FRAGMENT, .block = i};
     return gpu_kernel_launch(b->g, b->g->streams[b->direction].stream, b->planes, 1, items, n,
-                             KERNEL_CHUNK, b->direction);
+                             KERNEL_FRAGMENT, b->direction);
 }
 
 /* The best of ROUNDS, in ns. width 0: by the kernel. */
@@ -106,7 +106,7 @@ static double measure_rows(struct bench *b, struct costs *c, unsigned i, uint64_
 static void measure_direction(struct bench *b, struct costs *c)
 {
     const uint64_t small = BYTES / 4;
-    double least = measure(b, 0, 1, KERNEL_CHUNK), one = measure(b, small, 1, small);
+    double least = measure(b, 0, 1, KERNEL_FRAGMENT), one = measure(b, small, 1, small);
     uint64_t width = COSTS_WIDTH_FIRST;
     double launch_ns;
 
@@ -116,14 +116,14 @@ static void measure_direction(struct bench *b, struct costs *c)
         c->run_ns[i] = (measure(b, width, 1, BYTES) - launch_ns) / (double)(BYTES / width);
     (void)measure_rows(b, c, 0, COSTS_ROW_NARROW, small, launch_ns);
     c->op_ns = measure_rows(b, c, 1, COSTS_ROW_WIDE, BYTES, launch_ns);
-    c->kernel_byte_ns = (measure(b, 0, 1, BYTES) - least) / (double)(BYTES - KERNEL_CHUNK);
-    c->kernel_ns = at_least_0(least - KERNEL_CHUNK * c->kernel_byte_ns);
+    c->kernel_byte_ns = (measure(b, 0, 1, BYTES) - least) / (double)(BYTES - KERNEL_FRAGMENT);
+    c->kernel_ns = at_least_0(least - KERNEL_FRAGMENT * c->kernel_byte_ns);
 }
 
-/* Pages lie 2 x KERNEL_CHUNK apart for the kernel, as for the engines. */
+/* Pages lie 2 x KERNEL_FRAGMENT apart for the kernel, as for the engines. */
 static CUresult bench_open(struct bench *b)
 {
-    struct ucm_copy_plane plane = {.stride = 2 * KERNEL_CHUNK, .chunk = KERNEL_CHUNK};
+    struct ucm_copy_plane plane = {.stride = 2 * KERNEL_FRAGMENT, .block_bytes = KERNEL_FRAGMENT};
     size_t left, total;
     CUresult r = cuda.cuMemGetInfo(&left, &total);
 

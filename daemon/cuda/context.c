@@ -176,10 +176,10 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
 }
 
 CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
-                           struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
+                           struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_fragment,
                            uint32_t direction)
 {
-    uint32_t tiles = ucm_copy_tiles(largest_chunk);
+    uint32_t tiles = ucm_copy_tiles(largest_fragment);
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &tiles, &direction};
 
     return cuda.cuLaunchKernel(g->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0, stream,

@@ -34,7 +34,7 @@ uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
     struct ucm_copy_plane plane = {.base = slice,
                                    .stride = ucm_staging_pitch(bytes),
                                    .slot_offset = job_plane_at(job, piece->first_plane),
-                                   .chunk = (uint32_t)bytes};
+                                   .block_bytes = (uint32_t)bytes};
 
     for (uint32_t i = 0; i < piece->n_items; i++)
         items[i].block = i;

@@ -16,7 +16,7 @@
 #include "kernels/rope/rope_cuda.h"
 
 #define GPU_LAUNCHES 16                /* under way in one direction */
-#define GPU_LAUNCH_BYTES (16ull << 20) /* of one launch; a chunk larger than that is not cut */
+#define GPU_LAUNCH_BYTES (16ull << 20) /* of one launch; a fragment larger than that is not cut */
 #define GPU_LAUNCH_ITEMS 4096
 #define GPU_DMA_EXTENTS 4096u /* of one launch */
 /* Launched and not done, besides the newest launch: keeps the bus busy without a gap. */
@@ -168,7 +168,7 @@ int gpu_refuse(struct gpu *g, struct device_job *job, int status, CUresult r, co
 int gpu_refuse_failed(struct gpu *g, struct device_job *job);
 /* The copy kernel over planes in GPU memory and pinned items. */
 CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
-                           struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
+                           struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_fragment,
                            uint32_t direction);
 
 /* ---- copy.c ---- */

@@ -85,10 +85,10 @@ CUresult gpu_piece_kernel(struct gpu *g, unsigned stream, struct gpu_launch *l,
     const struct ucm_copy_plane *planes = &job->region->planes[piece->first_plane];
     const struct gpu_region *mapping = job->region->mapping;
 
-    return gpu_kernel_launch(g, g->streams[stream].stream,
-                             mapping->planes + piece->first_plane * sizeof(*planes),
-                             piece->n_planes, l->items, piece->n_items,
-                             ucm_copy_largest_chunk(planes, piece->n_planes), job_direction(job));
+    return gpu_kernel_launch(
+        g, g->streams[stream].stream, mapping->planes + piece->first_plane * sizeof(*planes),
+        piece->n_planes, l->items, piece->n_items,
+        ucm_copy_largest_fragment(planes, piece->n_planes), job_direction(job));
 }
 
 /* Where the engines can't, or are slower. */

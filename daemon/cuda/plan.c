@@ -2,7 +2,7 @@
 
 #include <stdbool.h>
 
-/* Planes [first, end) whose chunks are one run of bytes on both sides. */
+/* Planes [first, end) whose fragments are one run of bytes on both sides. */
 struct run {
     uint32_t first, end;
     uint64_t width;
@@ -10,15 +10,16 @@ struct run {
 
 static struct run run_at(const struct ucm_copy_plane *planes, uint32_t first, uint32_t n_planes)
 {
-    struct run r = {first, first + 1, planes[first].chunk};
+    struct run r = {first, first + 1, planes[first].block_bytes};
 
     for (; r.end < n_planes; r.end++) {
         const struct ucm_copy_plane *a = &planes[r.end - 1], *b = &planes[r.end];
 
-        if (b->base != a->base + a->chunk || b->slot_offset != a->slot_offset + a->chunk ||
-            b->stride != a->stride || b->memory != a->memory)
+        if (b->base != a->base + a->block_bytes ||
+            b->slot_offset != a->slot_offset + a->block_bytes || b->stride != a->stride ||
+            b->memory != a->memory)
             break;
-        r.width += b->chunk;
+        r.width += b->block_bytes;
     }
     return r;
 }

@@ -1,4 +1,4 @@
-/* Merges neighbouring chunks of a copy into extents. Pure computation, no CUDA, no allocation.
+/* Merges neighbouring fragments of a copy into extents. Pure computation, no CUDA, no allocation.
  *
  * An extent is `rows` runs of `width` bytes, a fixed pitch apart on each side. A copy engine moves
  * it with one command, at the bus's speed even for small rows. Layers of one allocation lie a fixed

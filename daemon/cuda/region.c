@@ -115,7 +115,7 @@ void gpu_region_close(struct device_region *region)
 }
 
 /* The kernel reads the planes from GPU memory. Over the bus each read would cost as much as the
- * chunk's first bytes. */
+ * fragment's first bytes. */
 static int planes_upload(struct gpu *g, struct device_job *job, struct gpu_region *mapping)
 {
     const struct device_region *region = job->region;

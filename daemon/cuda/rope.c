@@ -88,7 +88,7 @@ static CUresult kernel_launch(const struct device_job *job, const struct job_pie
     CUdeviceptr at = mapping->rope_at + piece->first_plane * sizeof(uint32_t);
     uint32_t n_planes = piece->n_planes, n_items = piece->n_items, in_place = turns_in_place;
     uint32_t n_tables = tables_copy(job, piece, l->tables);
-    uint32_t tiles = ucm_rope_tiles(&spec, ucm_copy_largest_chunk(first, n_planes));
+    uint32_t tiles = ucm_rope_tiles(&spec, ucm_copy_largest_fragment(first, n_planes));
     void *arguments[] = {&planes,    &n_planes, &l->items, &n_items, &at,
                          &l->tables, &n_tables, &spec,     &tiles,   &in_place};
     struct walk w = {0};

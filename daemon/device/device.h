@@ -67,7 +67,7 @@ struct device_proof {
 /* Where K lies in the planes of a region, and how it turns. */
 struct device_rope {
     struct ucm_rope_spec spec;
-    uint32_t at[]; /* n_planes: where K begins in the plane's chunk; DEVICE_NO_K: not there */
+    uint32_t at[]; /* n_planes: where K begins in the plane's fragment; DEVICE_NO_K: not there */
 };
 #define DEVICE_NO_K UINT32_MAX
 
@@ -131,13 +131,13 @@ enum copy_way region_way(const struct device_region *r, const struct form *f);
 
 /* Checks a registration against the form that its pages hold and the sizes of its handles:
  * - handles are of the device's kind;
- * - every plane's last block ends inside its handle, and strides hold a chunk;
- * - planes are sorted by layer, and the chunks of each layer that has some add up to
+ * - every plane's last block ends inside its handle, and strides hold a fragment;
+ * - planes are sorted by layer, and the fragments of each layer that has some add up to
  *   pages->layer_bytes;
- * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only;
+ * - no byte belongs to two fragments; planes of one allocation may interleave with one stride only;
  * - with a codec (pages are plain then; NULL: none): every plane is one section, in order, and
  *   begins at a multiple of DEVICE_SECTION_ALIGN in every block;
- * - with `rope`: the K of each layer lies whole in one plane's chunk.
+ * - with `rope`: the K of each layer lies whole in one plane's fragment.
  * Takes the descriptors that handles name out of fds and sets their entries to -1. Returns 0 and
  * *out; or -code with *e, and then takes nothing. */
 int region_check(const struct msg_region_register *m, const struct form *pages,

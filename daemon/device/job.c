@@ -137,20 +137,22 @@ uint64_t job_plane_at(const struct device_job *job, uint32_t plane)
 
 uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane)
 {
-    return job->converts ? job->region->sections[plane].bytes : job->region->planes[plane].chunk;
+    return job->converts ? job->region->sections[plane].bytes
+                         : job->region->planes[plane].block_bytes;
 }
 
 uint64_t job_item_bytes(const struct device_job *job, uint64_t *cost)
 {
     const struct device_region *r = job->region;
     uint32_t first = job->first_plane, last = first + job->n_planes - 1;
-    uint64_t least = (uint64_t)job->n_planes * JOB_CHUNK_COST, bytes;
+    uint64_t least = (uint64_t)job->n_planes * JOB_FRAGMENT_COST, bytes;
 
     if (job->converts)
         bytes = r->sections[last].slot_offset + r->sections[last].bytes -
                 r->sections[first].slot_offset;
     else
-        bytes = r->planes[last].slot_offset + r->planes[last].chunk - r->planes[first].slot_offset;
+        bytes = r->planes[last].slot_offset + r->planes[last].block_bytes -
+                r->planes[first].slot_offset;
     if (cost)
         *cost = bytes > least ? bytes : least;
     return bytes;
@@ -160,7 +162,7 @@ static uint64_t plane_cost(const struct device_job *job, uint32_t p)
 {
     uint32_t bytes = job_plane_bytes(job, job->first_plane + p);
 
-    return bytes > JOB_CHUNK_COST ? bytes : JOB_CHUNK_COST;
+    return bytes > JOB_FRAGMENT_COST ? bytes : JOB_FRAGMENT_COST;
 }
 
 /* One item is larger than a piece: takes as many of its planes as fit. */

@@ -92,18 +92,18 @@ static int check_plane_bounds(const struct msg_region_register *m, uint32_t i, s
     if (p->handle >= m->handles.n)
         return REFUSE(e, "plane %u names handle %" PRIu64 "; there are %u, counted from 0", i,
                       p->handle, m->handles.n);
-    if (p->chunk < 1 || p->chunk > UINT32_MAX)
-        return REFUSE(e, "plane %u: chunk is %" PRIu64 " bytes; 1 to %u are possible", i, p->chunk,
-                      UINT32_MAX);
-    if (p->stride < p->chunk)
+    if (p->block_bytes < 1 || p->block_bytes > UINT32_MAX)
+        return REFUSE(e, "plane %u: block_bytes is %" PRIu64 " bytes; 1 to %u are possible", i,
+                      p->block_bytes, UINT32_MAX);
+    if (p->stride < p->block_bytes)
         return REFUSE(e,
-                      "plane %u: stride %" PRIu64 " is less than the chunk of %" PRIu64
-                      " bytes, so its blocks would overlap; at least the chunk is right",
-                      i, p->stride, p->chunk);
+                      "plane %u: stride %" PRIu64 " is less than the fragment of %" PRIu64
+                      " bytes, so its blocks would overlap; at least the fragment is right",
+                      i, p->stride, p->block_bytes);
     bytes = m->handles.p[p->handle].bytes;
     if (__builtin_mul_overflow(m->blocks - 1, p->stride, &end) ||
         __builtin_add_overflow(end, p->offset, &end) ||
-        __builtin_add_overflow(end, p->chunk, &end) || end > bytes)
+        __builtin_add_overflow(end, p->block_bytes, &end) || end > bytes)
         return REFUSE(e,
                       "plane %u: block %" PRIu64 " at offset %" PRIu64 " with stride %" PRIu64
                       " ends past the %" PRIu64 " bytes of handle %" PRIu64
@@ -112,12 +112,12 @@ static int check_plane_bounds(const struct msg_region_register *m, uint32_t i, s
     return 0;
 }
 
-/* Layers come in order, some may be left out, and each adds up to layer_bytes, so a layer's chunks
- * are contiguous in a slot. */
+/* Layers come in order, some may be left out, and each adds up to layer_bytes, so a layer's
+ * fragments are contiguous in a slot. */
 static int check_layers(const struct msg_region_register *m, uint32_t layers, uint64_t layer_bytes,
                         struct ucm_error *e)
 {
-    uint64_t sum = 0; /* of at most UCM_MAX_PLANES chunks below 2^32 */
+    uint64_t sum = 0; /* of at most UCM_MAX_PLANES fragments below 2^32 */
     uint32_t layer = 0;
 
     for (uint32_t i = 0; i < m->planes.n; i++) {
@@ -136,10 +136,10 @@ static int check_layers(const struct msg_region_register *m, uint32_t layers, ui
                           "plane %u is of layer %" PRIu64 " where layer %u has %" PRIu64
                           " of its %" PRIu64 " bytes; planes are sorted by layer and fill each",
                           i, p->layer, layer, sum, layer_bytes);
-        sum += p->chunk;
+        sum += p->block_bytes;
         if (sum > layer_bytes)
             return REFUSE(e,
-                          "plane %u: the chunks of layer %u add up to %" PRIu64
+                          "plane %u: the fragments of layer %u add up to %" PRIu64
                           " bytes; the namespace's layer has %" PRIu64,
                           i, layer, sum, layer_bytes);
     }
@@ -156,7 +156,7 @@ static int check_layers(const struct msg_region_register *m, uint32_t layers, ui
 struct reach {
     uint32_t memory; /* the same for handles of one allocation */
     uint32_t plane;
-    uint64_t begin, end, stride, chunk;
+    uint64_t begin, end, stride, block_bytes;
 };
 
 static int reach_order(const void *a, const void *b)
@@ -184,12 +184,12 @@ static int refuse_overlap(const struct reach *x, const struct reach *y, struct u
     return REFUSE(
         e,
         "planes %u and %u overlap; each byte may belong to one plane (planes that interleave "
-        "need one stride and chunks that share no byte)",
+        "need one stride and fragments that share no byte)",
         x->plane < y->plane ? x->plane : y->plane, x->plane < y->plane ? y->plane : x->plane);
 }
 
 /* Spans that run into each other belong to interleaved planes. With one stride the planes share no
- * byte if their chunks share none on the circle of that stride. */
+ * byte if their fragments share none on the circle of that stride. */
 static int check_interleaved(struct reach *s, uint32_t n, struct ucm_error *e)
 {
     uint64_t stride = s[0].stride;
@@ -202,7 +202,7 @@ static int check_interleaved(struct reach *s, uint32_t n, struct ucm_error *e)
         uint64_t at = s[i].begin % stride;
         uint64_t next = i + 1 < n ? s[i + 1].begin % stride : s[0].begin % stride + stride;
 
-        if (at + s[i].chunk > next)
+        if (at + s[i].block_bytes > next)
             return refuse_overlap(&s[i], &s[(i + 1) % n], e);
     }
     return 0;
@@ -242,9 +242,12 @@ static void reaches_fill(const struct msg_region_register *m, const int *fds, st
         const struct msg_plane *p = &m->planes.p[i];
         uint64_t begin = m->handles.p[p->handle].offset + p->offset;
 
-        s[i] = (struct reach){
-            memory[p->handle], i,       begin, begin + (m->blocks - 1) * p->stride + p->chunk,
-            p->stride,         p->chunk};
+        s[i] = (struct reach){memory[p->handle],
+                              i,
+                              begin,
+                              begin + (m->blocks - 1) * p->stride + p->block_bytes,
+                              p->stride,
+                              p->block_bytes};
     }
     qsort(s, m->planes.n, sizeof(*s), reach_order);
 }
@@ -345,9 +348,9 @@ static void fill_planes(struct device_region *r, const struct msg_region_registe
             r->planes[i] = (struct ucm_copy_plane){.base = r->handles[p->handle].offset + p->offset,
                                                    .stride = p->stride,
                                                    .slot_offset = slot_offset,
-                                                   .chunk = (uint32_t)p->chunk,
+                                                   .block_bytes = (uint32_t)p->block_bytes,
                                                    .memory = (uint32_t)p->handle};
-            slot_offset += p->chunk;
+            slot_offset += p->block_bytes;
         }
         r->layer_first[layer + 1] = i;
     }

@@ -86,8 +86,8 @@ bool peer_hung_up(const int *peer_fd);
 uint64_t job_plane_at(const struct device_job *job, uint32_t plane);
 uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane);
 /* Of a slot that the job's planes take. *cost (or NULL): what such an item costs in turns and
- * pieces, in bytes, as a chunk takes as long as JOB_CHUNK_COST at least. */
-#define JOB_CHUNK_COST 512u
+ * pieces, in bytes, as a fragment takes as long as JOB_FRAGMENT_COST at least. */
+#define JOB_FRAGMENT_COST 512u
 uint64_t job_item_bytes(const struct device_job *job, uint64_t *cost);
 /* Checks that memory which a peer shares is safe to map up to offset + bytes: a memfd that can't
  * shrink, on tmpfs, whose missing pages kill nobody. That it has as many pages as are shared (bytes
@@ -101,8 +101,8 @@ struct job_piece {
     uint32_t first_item, n_items, first_plane, n_planes;
     uint64_t bytes, cost; /* cost: by job_item_bytes */
 };
-/* The next piece that costs about max_cost (at least one chunk) and has at most max_items. Returns
- * true for the last one, and is not called again after that. */
+/* The next piece that costs about max_cost (at least one fragment) and has at most max_items.
+ * Returns true for the last one, and is not called again after that. */
 bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_items,
                     struct job_piece *out);
 

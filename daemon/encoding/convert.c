@@ -19,13 +19,14 @@ static int check_section(const struct msg_region_register *m, uint32_t i,
     const struct msg_plane *p = &m->planes.p[i];
     uint64_t bytes = ucm_encoding_plain_bytes(encoding, section);
 
-    if (p->chunk != bytes)
+    if (p->block_bytes != bytes)
         return ucm_error_set(
             e, UCM_WIRE_INVALID,
-            "plane %u: chunk is %" PRIu64 " bytes; in this encoded namespace a layer has %u "
+            "plane %u: block_bytes is %" PRIu64 " bytes; in this encoded namespace a layer has %u "
             "planes, and here its %s of %" PRIu64 " bytes belongs (K and V that lie side by "
             "side are two planes of one stride)",
-            i, p->chunk, encoding->n_sections, section_name(&encoding->section[section]), bytes);
+            i, p->block_bytes, encoding->n_sections, section_name(&encoding->section[section]),
+            bytes);
     if ((m->handles.p[p->handle].offset + p->offset) % DEVICE_SECTION_ALIGN != 0 ||
         p->stride % DEVICE_SECTION_ALIGN != 0)
         return ucm_error_set(
@@ -36,7 +37,7 @@ static int check_section(const struct msg_region_register *m, uint32_t i,
     return 0;
 }
 
-/* Sections follow one another in a slot, as chunks do in a plain one. */
+/* Sections follow one another in a slot, as fragments do in a plain one. */
 int region_sections(const struct msg_region_register *m, struct device_region *r,
                     struct ucm_error *e)
 {
@@ -51,7 +52,7 @@ int region_sections(const struct msg_region_register *m, struct device_region *r
             section = 0;
             slot_offset = layer * ucm_encoding_layer_bytes(spec);
         }
-        /* Chunks of the right sizes can't be more than there are sections: they add up to the
+        /* Fragments of the right sizes can't be more than there are sections: they add up to the
          * layer's bytes. */
         rc = check_section(m, i, spec, section, e);
         if (rc < 0)

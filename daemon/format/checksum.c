@@ -15,16 +15,17 @@ uint64_t checksum_of(const void *data, uint64_t bytes)
     return XXH3_64bits(data, bytes);
 }
 
-/* Piece by piece, so that a cache has the piece that is read twice. */
-uint64_t checksum_pieces(const void *data, uint64_t bytes, uint64_t piece_bytes, uint64_t *sums)
+/* Fragment by fragment, so that a cache has the fragment that is read twice. */
+uint64_t checksum_fragments(const void *data, uint64_t bytes, uint64_t fragment_bytes,
+                            uint64_t *sums)
 {
     const uint8_t *p = data;
     XXH3_state_t state;
 
     XXH3_64bits_reset(&state);
-    for (uint64_t at = 0; at < bytes; at += piece_bytes) {
-        *sums++ = XXH3_64bits(p + at, piece_bytes);
-        (void)XXH3_64bits_update(&state, p + at, piece_bytes); /* refuses NULL only */
+    for (uint64_t at = 0; at < bytes; at += fragment_bytes) {
+        *sums++ = XXH3_64bits(p + at, fragment_bytes);
+        (void)XXH3_64bits_update(&state, p + at, fragment_bytes); /* refuses NULL only */
     }
     return XXH3_64bits_digest(&state);
 }

@@ -37,7 +37,7 @@ _Static_assert(LAYER_SUMS_AT + 8 * NVME_LAYERS_MAX == CHECKSUM_AT,
 #define TAGS_AT 192
 _Static_assert(SALT_AT + NVME_SALT_BYTES == PAGE_TAG_AT &&
                    PAGE_TAG_AT + NVME_TAG_BYTES <= TAGS_AT &&
-                   TAGS_AT + NVME_TAG_BYTES * NVME_PIECES_MAX <= CHECKSUM_AT,
+                   TAGS_AT + NVME_TAG_BYTES * NVME_FRAGMENTS_MAX <= CHECKSUM_AT,
                "tags fit into a header's page");
 
 #define SEED_AT (72 + NVME_IDENTITY_BYTES)
@@ -203,7 +203,7 @@ int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_
     if (key_bytes < UCM_MIN_KEY_BYTES || key_bytes > UCM_MAX_KEY_BYTES || payload_bytes == 0 ||
         payload_bytes > NVME_SEGMENT_MAX || get32(page + 100) >= UCM_MAX_PARTS ||
         (layer_bytes != 0 && !nvme_layers_fit(payload_bytes, layer_bytes)) ||
-        (sealed && layer_bytes != 0 && payload_bytes / layer_bytes > NVME_PIECES_MAX))
+        (sealed && layer_bytes != 0 && payload_bytes / layer_bytes > NVME_FRAGMENTS_MAX))
         return -EBADMSG;
     memset(out, 0, sizeof(*out));
     memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
@@ -236,9 +236,9 @@ void nvme_sealed_encode(const struct nvme_record_header *in, uint8_t page[NVME_P
     memcpy(page + SALT_AT, in->salt, NVME_SALT_BYTES);
 }
 
-uint8_t *nvme_sealed_tag(uint8_t page[NVME_PAGE], uint32_t piece)
+uint8_t *nvme_sealed_tag(uint8_t page[NVME_PAGE], uint32_t fragment)
 {
-    return page + TAGS_AT + (size_t)NVME_TAG_BYTES * piece;
+    return page + TAGS_AT + (size_t)NVME_TAG_BYTES * fragment;
 }
 
 uint8_t *nvme_sealed_page_tag(uint8_t page[NVME_PAGE])

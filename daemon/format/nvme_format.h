@@ -65,20 +65,21 @@ struct nvme_record_header {
     uint64_t generation;  /* sequence of the segment when the record was written */
     uint64_t sequence;    /* of this write, over the whole tier */
     uint64_t checksum;    /* XXH3-64 of the payload without padding */
-    uint64_t layer_bytes; /* of the pieces that have a checksum each; 0: none has */
+    uint64_t layer_bytes; /* of the fragments that have a checksum each; 0: none has */
     /* Their checksums, to be encoded; decode says NULL, and nvme_layer_sum has them. */
     const uint64_t *layer_sums;
-    /* Sealed: the payload is encrypted, in one piece or a layer a piece. Then checksum is the first
-     * 8 bytes of the page's tag, and the pieces' tags take the place of their checksums. */
+    /* Sealed: the payload is encrypted, in one fragment or a layer a fragment. Then checksum is the
+     * first 8 bytes of the page's tag, and the fragments' tags take the place of their
+     * checksums. */
     bool sealed;
     uint8_t key_id[NVME_KEY_ID_BYTES], salt[NVME_SALT_BYTES];
 };
 
-/* Pieces that a sealed record has tags for. */
-#define NVME_PIECES_MAX 243u
+/* Fragments that a sealed record has tags for. */
+#define NVME_FRAGMENTS_MAX 243u
 
 #define NVME_LAYERS_MAX 493u
-/* Whether pieces of that length may have checksums in a record of so many bytes. */
+/* Whether fragments of that length may have checksums in a record of so many bytes. */
 static inline bool nvme_layers_fit(uint64_t payload_bytes, uint64_t layer_bytes)
 {
     return layer_bytes > 0 && layer_bytes < payload_bytes && payload_bytes % layer_bytes == 0 &&
@@ -124,7 +125,7 @@ int nvme_super_decode(const uint8_t page[NVME_PAGE], struct nvme_super *out);
 int nvme_state_decode(const uint8_t page[NVME_PAGE], struct nvme_state *out);
 int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segment_header *out);
 int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_header *out);
-/* The checksum of a piece, from a page that passed and has them. */
+/* The checksum of a fragment, from a page that passed and has them. */
 uint64_t nvme_layer_sum(const uint8_t page[NVME_PAGE], uint32_t layer);
 void nvme_layer_sum_set(uint8_t page[NVME_PAGE], uint32_t layer, uint64_t sum);
 
@@ -132,8 +133,8 @@ void nvme_layer_sum_set(uint8_t page[NVME_PAGE], uint32_t layer, uint64_t sum);
 
 /* All of the page of a sealed header but what follows here; nvme_sealed_finish ends it. */
 void nvme_sealed_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE]);
-/* Of piece i, below NVME_PIECES_MAX. */
-uint8_t *nvme_sealed_tag(uint8_t page[NVME_PAGE], uint32_t piece);
+/* Of fragment i, below NVME_FRAGMENTS_MAX. */
+uint8_t *nvme_sealed_tag(uint8_t page[NVME_PAGE], uint32_t fragment);
 /* What the page's own tag covers: two ranges, around it. */
 struct nvme_sealed_range {
     const uint8_t *bytes;
@@ -149,8 +150,8 @@ uint64_t nvme_sealed_finish(uint8_t page[NVME_PAGE]);
  * how many. */
 #define NVME_SEALED_CONTEXT 128u
 size_t nvme_sealed_context(const struct nvme_record_header *in, uint8_t out[NVME_SEALED_CONTEXT]);
-/* In how many pieces the payload is sealed; 1: as a whole. */
-static inline uint32_t nvme_sealed_pieces(const struct nvme_record_header *h)
+/* In how many fragments the payload is sealed; 1: as a whole. */
+static inline uint32_t nvme_sealed_fragments(const struct nvme_record_header *h)
 {
     return h->layer_bytes > 0 ? (uint32_t)(h->payload_bytes / h->layer_bytes) : 1;
 }

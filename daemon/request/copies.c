@@ -299,7 +299,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     if (!walk_large(&c->w) && c->w.priority < WALK_PRIORITY_MAX)
         job->priority++;
     job->beside = c->beside;
-    /* One chunk a slot is too narrow for slices; but beside others only a companion decodes. */
+    /* One fragment a slot is too narrow for slices; but beside others only a companion decodes. */
     job->straight = c->step > 0 && !job->converts;
     job->done_cb = done_cb;
     if (device->ops->submit(device, job) != 0)

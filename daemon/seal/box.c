@@ -16,7 +16,7 @@
 
 #define NONCE_BYTES 12u
 #define LABEL_MAX 32u
-#define PIECE_BYTES (1u << 30) /* of one call of EVP, whose lengths are int */
+#define FRAGMENT_BYTES (1u << 30) /* of one call of EVP, whose lengths are int */
 
 /* Fetched once: OpenSSL looks an algorithm up under locks. They stay until the process ends. */
 static pthread_once_t fetched = PTHREAD_ONCE_INIT;
@@ -102,7 +102,7 @@ static bool update(struct seal_box *b, const uint8_t *in, uint8_t *out, uint64_t
     int done;
 
     while (bytes > 0) {
-        uint64_t n = bytes < PIECE_BYTES ? bytes : PIECE_BYTES;
+        uint64_t n = bytes < FRAGMENT_BYTES ? bytes : FRAGMENT_BYTES;
 
         if (EVP_CipherUpdate(b->ctx, out, &done, in, (int)n) != 1)
             return false;

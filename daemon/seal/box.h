@@ -1,10 +1,11 @@
-/* Seals and opens the pieces of one record or file: AES-256-GCM (NIST SP 800-38D) by OpenSSL's EVP,
- * keys by HKDF-SHA256 (RFC 5869). docs/design/encryption.md has the derivations and why no
+/* Seals and opens the fragments of one record or file: AES-256-GCM (NIST SP 800-38D) by OpenSSL's
+ * EVP, keys by HKDF-SHA256 (RFC 5869). docs/design/encryption.md has the derivations and why no
  * nonce repeats.
  *
  * Promises:
  * - Every box has a key of its own: of the namespace's key, 192 random bits and the context. A
- *   piece's nonce is its number, so one key never meets a nonce twice as long as the caller seals
+ *   fragment's nonce is its number, so one key never meets a nonce twice as long as the caller
+ *   seals
  *   each number once.
  * - seal_box_open says 0 only for the bytes that seal_box_seal was given, under this key, context,
  *   number and associated data.

@@ -1,7 +1,7 @@
 /* Records of tenants with keys: sealed in the threads that compute checksums, and opened there.
  *
- * The payload is sealed in pieces, a layer a piece where the record has checksums of layers, else
- * as a whole. Their tags stand in the header's page, which has a tag of its own. That one is
+ * The payload is sealed in fragments, a layer a fragment where the record has checksums of layers,
+ * else as a whole. Their tags stand in the header's page, which has a tag of its own. That one is
  * computed on the event loop, over 4 KiB, since it covers the place, which the record gets last. A
  * read brings the page with the payload and opens that where it lies. docs/design/encryption.md
  * says what is bound to what. */
@@ -145,7 +145,7 @@ int nvme_sealed_write_begin(struct tier *t, struct tier_io *io)
         .payload_bytes = io->bytes,
         .sequence = (uintptr_t)io->scratch[NVME_IO_SEQUENCE],
     };
-    if (nvme_sums_kept(io) && io->bytes / io->layer_bytes <= NVME_PIECES_MAX)
+    if (nvme_sums_kept(io) && io->bytes / io->layer_bytes <= NVME_FRAGMENTS_MAX)
         x->header.layer_bytes = io->layer_bytes;
     memcpy(x->header.fingerprint, io->name.fingerprint, sizeof(x->header.fingerprint));
     memcpy(x->header.key, io->name.key, io->name.key_bytes);
@@ -194,7 +194,7 @@ static int box_begin(struct nvme_sealed *x, bool sealing)
                           nvme_sealed_context(&x->header, context), sealing);
 }
 
-static uint64_t piece_bytes(const struct nvme_record_header *h)
+static uint64_t fragment_bytes(const struct nvme_record_header *h)
 {
     return h->layer_bytes > 0 ? h->layer_bytes : h->payload_bytes;
 }
@@ -202,7 +202,7 @@ static uint64_t piece_bytes(const struct nvme_record_header *h)
 /* What is moved lies in memory of its own, and is sealed where it lies. */
 static int write_seal(struct tier_io *io, struct nvme_sealed *x)
 {
-    uint64_t bytes = piece_bytes(&x->header);
+    uint64_t bytes = fragment_bytes(&x->header);
     uint8_t *from = io->data, *to = from;
     int rc = seal_random(x->header.salt, sizeof(x->header.salt));
 
@@ -212,7 +212,7 @@ static int write_seal(struct tier_io *io, struct nvme_sealed *x)
     }
     if (rc == 0)
         rc = box_begin(x, true);
-    for (uint32_t i = 0; rc == 0 && i < nvme_sealed_pieces(&x->header); i++)
+    for (uint32_t i = 0; rc == 0 && i < nvme_sealed_fragments(&x->header); i++)
         rc = seal_box_seal(&x->box, i, NULL, 0, from + i * bytes, to + i * bytes, bytes,
                            nvme_sealed_tag(x->page, i));
     if (rc == 0) /* not what lay in the memory before */
@@ -253,7 +253,7 @@ void nvme_sealed_header(struct tier_io *io, struct nvme_record_header *placed,
     memcpy(placed->salt, x->header.salt, sizeof(placed->salt));
     nvme_sealed_encode(placed, page);
     memcpy(nvme_sealed_tag(page, 0), nvme_sealed_tag(x->page, 0),
-           (size_t)NVME_TAG_BYTES * nvme_sealed_pieces(placed));
+           (size_t)NVME_TAG_BYTES * nvme_sealed_fragments(placed));
     page_aad(page, aad);
     x->status =
         seal_box_seal(&x->box, PAGE_PIECE, aad, 2, NULL, NULL, 0, nvme_sealed_page_tag(page));
@@ -311,10 +311,10 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io)
 static int read_open(struct tier_io *io, struct nvme_sealed *x)
 {
     bool layers = io->op == TIER_READ_LAYERS;
-    uint64_t bytes = piece_bytes(&x->header);
+    uint64_t bytes = fragment_bytes(&x->header);
     uint8_t *at = layers ? x->page + tier_layers_at(io->layer_bytes, io->layer) : io->data;
     uint32_t first = layers ? io->layer : 0,
-             n = layers ? io->layers : nvme_sealed_pieces(&x->header);
+             n = layers ? io->layers : nvme_sealed_fragments(&x->header);
     struct seal_aad aad[2];
     int rc = box_begin(x, false);
 

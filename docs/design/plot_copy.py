@@ -19,8 +19,8 @@ PANELS = [
 ]
 
 
-def size(chunk):
-    return f"{chunk >> 20} MiB" if chunk >= 1 << 20 else f"{chunk >> 10} KiB"
+def size(fragment):
+    return f"{fragment >> 20} MiB" if fragment >= 1 << 20 else f"{fragment >> 10} KiB"
 
 
 def text(x, y, words, anchor="middle", more=""):
@@ -31,22 +31,22 @@ def line(x1, y1, x2, y2, colour):
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
 
 
-def panel(title, unit, curves, chunks):
-    """curves: {strategy: {chunk: value}}; the axes' ends are 0 and 1.05."""
+def panel(title, unit, curves, fragments):
+    """curves: {strategy: {fragment: value}}; the axes' ends are 0 and 1.05."""
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
-    def at(chunk, value):
-        return LEFT + wide * (chunks.index(chunk) + 0.5) / len(chunks), TOP + high * (1 - min(value, 1.05) / 1.05)
+    def at(fragment, value):
+        return LEFT + wide * (fragments.index(fragment) + 0.5) / len(fragments), TOP + high * (1 - min(value, 1.05) / 1.05)
 
     out = [text(LEFT + wide / 2, 18, title, more='font-weight="bold"'),
            text(14, TOP + high / 2, unit, more=f'transform="rotate(-90 14 {TOP + high / 2:.1f})"')]
     for tenth in range(0, 11, 2):
-        y = at(chunks[0], tenth / 10)[1]
+        y = at(fragments[0], tenth / 10)[1]
         out += [line(LEFT, y, LEFT + wide, y, "#dddddd"), text(LEFT - 6, y + 4, f"{tenth / 10:.1f}", "end")]
-    out += [text(at(chunk, 0)[0], TOP + high + 16, size(chunk)) for chunk in chunks]
+    out += [text(at(fragment, 0)[0], TOP + high + 16, size(fragment)) for fragment in fragments]
     for strategy, curve in curves.items():
         colour = COLOURS.get(strategy, "#9467bd")
-        points = [at(chunk, curve[chunk]) for chunk in chunks if chunk in curve]
+        points = [at(fragment, curve[fragment]) for fragment in fragments if fragment in curve]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dashes = ' stroke-dasharray="5 3"' if strategy.startswith("auto") else ""
         out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
@@ -72,7 +72,7 @@ def main():
         if not found:
             sys.exit(f"{path} has no rows: it is to come from 'ucm-bench copy --json'")
         rows += found
-    chunks = sorted({row["chunk"] for row in rows})
+    fragments = sorted({row["fragment"] for row in rows})
     strategies = list(dict.fromkeys(row["strategy"] for row in rows))
     panels = [one for one in PANELS if "idle" in one[0].lower() or "busy_load" in rows[0]]
     high = 30 + (len(panels) + 1) // 2 * HEIGHT
@@ -81,9 +81,9 @@ def main():
     print('<rect width="100%" height="100%" fill="white"/>')
     print("\n".join(legend(strategies)))
     for i, (title, unit, value) in enumerate(panels):
-        curves = {one: {row["chunk"]: value(row) for row in rows if row["strategy"] == one} for one in strategies}
+        curves = {one: {row["fragment"]: value(row) for row in rows if row["strategy"] == one} for one in strategies}
         print(f'<g transform="translate({i % 2 * WIDTH} {30 + i // 2 * HEIGHT})">')
-        print("\n".join(panel(title, unit, curves, chunks)))
+        print("\n".join(panel(title, unit, curves, fragments)))
         print("</g>")
     print("</svg>")
 

@@ -1,6 +1,7 @@
-/* Turned loads: see rope_cuda.h. A warp takes tiles of chunks, as copy.cu's do: rows of K, or bytes around it. Where rows
- * allow it, a tile of K moves as one run of vectors whatever of it turns, for the bus likes runs: each lane then has the
- * same channels of all its rows, keeps their angles in registers, and asks a neighbour for the other half of its pairs. */
+/* Turned loads: see rope_cuda.h. A warp takes tiles of fragments, as copy.cu's do: rows of K, or bytes around it. Where
+ * rows allow it, a tile of K moves as one run of vectors whatever of it turns, for the bus likes runs: each lane then has
+ * the same channels of all its rows, keeps their angles in registers, and asks a neighbour for the other half of its
+ * pairs. */
 extern "C" {
 #include "kernels/rope/rope_cuda.h"
 }
@@ -311,15 +312,15 @@ static __device__ __forceinline__ uint32_t tiles_of(uint32_t bytes)
     return (bytes + UCM_COPY_TILE_BYTES - 1) / UCM_COPY_TILE_BYTES;
 }
 
-/* Tile t of the bytes [0, before) and [behind, chunk). */
+/* Tile t of the bytes [0, before) and [behind, fragment). */
 static __device__ __forceinline__ void tile_around(uint64_t to, uint64_t from, uint32_t t,
-                                                   uint32_t before, uint32_t behind, uint32_t chunk,
+                                                   uint32_t before, uint32_t behind, uint32_t fragment,
                                                    uint32_t lane)
 {
     uint32_t first = tiles_of(before);
     uint64_t begin = t < first ? (uint64_t)t * UCM_COPY_TILE_BYTES
                                : behind + (uint64_t)(t - first) * UCM_COPY_TILE_BYTES;
-    uint32_t end = t < first ? before : chunk;
+    uint32_t end = t < first ? before : fragment;
 
     if (to != from && begin < end)
         copy_tile(to + begin, from + begin, min(end - (uint32_t)begin, UCM_COPY_TILE_BYTES), lane);
@@ -339,21 +340,21 @@ load_all(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
     uint64_t total = (uint64_t)n_items * n_planes * tiles;
 
     for (uint64_t n = warp; n < total; n += warps) {
-        uint64_t chunk_number = n / tiles;
-        uint32_t t = (uint32_t)(n % tiles), p = (uint32_t)(chunk_number % n_planes), k = at[p];
+        uint64_t fragment_number = n / tiles;
+        uint32_t t = (uint32_t)(n % tiles), p = (uint32_t)(fragment_number % n_planes), k = at[p];
         const struct ucm_copy_plane *plane = &planes[p];
         uint32_t behind = k + s->rows * row_bytes;
 
         /* Items may lie in host memory: what has no bytes for a tile does not ask for one. */
-        if (t >= (k == UCM_ROPE_NO_K ? tiles_of(plane->chunk)
-                                     : k_tiles + tiles_of(k) + tiles_of(plane->chunk - behind)))
+        if (t >= (k == UCM_ROPE_NO_K ? tiles_of(plane->fragment)
+                                     : k_tiles + tiles_of(k) + tiles_of(plane->fragment - behind)))
             continue;
-        const struct ucm_copy_item item = items[chunk_number / n_planes];
+        const struct ucm_copy_item item = items[fragment_number / n_planes];
         uint64_t to = plane->base + item.block * plane->stride,
                  from = in_place ? to : item.slot + plane->slot_offset;
 
         if (k == UCM_ROPE_NO_K || item.memory == UCM_ROPE_STAYS) {
-            tile_around(to, from, t, plane->chunk, plane->chunk, plane->chunk, lane);
+            tile_around(to, from, t, plane->fragment, plane->fragment, plane->fragment, lane);
         } else if (t < k_tiles) {
             uint32_t row = t * tile_rows;
             uint64_t byte = k + (uint64_t)row * row_bytes;
@@ -361,7 +362,7 @@ load_all(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
             turn_rows<DTYPE, HALVES>(to + byte, from + byte, min(s->rows - row, tile_rows), s,
                                      tables + (uint64_t)item.memory * (s->rotary / 2), lane);
         } else {
-            tile_around(to, from, t - k_tiles, k, behind, plane->chunk, lane);
+            tile_around(to, from, t - k_tiles, k, behind, plane->fragment, lane);
         }
     }
 }

@@ -1,8 +1,8 @@
 /* The CUDA form of a turned load: it copies blocks from slots to pages, block by block and plane by plane as
  * copy.cu does, and turns K as it writes. Bits equal those of ucm_copy_ref and ucm_rope_apply.
  *
- * Promise, as copy.h's: of the given items and planes it touches only [slot + slot_offset, + chunk) and
- * [base + block * stride, + chunk). Any alignment; pages, slots, rows and the rotary part at multiples of
+ * Promise, as copy.h's: of the given items and planes it touches only [slot + slot_offset, + fragment) and
+ * [base + block * stride, + fragment). Any alignment; pages, slots, rows and the rotary part at multiples of
  * 16 bytes are fast.
  *
  * ucm_rope_kernel_name names a kernel. Launch it with ucm_rope_ctas CTAs of UCM_COPY_THREADS,
@@ -10,11 +10,11 @@
  * - const struct ucm_copy_plane *planes, uint32_t n_planes
  * - const struct ucm_copy_item *items, uint32_t n_items; `memory` says which of the tables turns the item's K;
  *   UCM_ROPE_STAYS: none
- * - const uint32_t *at: n_planes; where K begins in the plane's chunk; UCM_ROPE_NO_K: not there
+ * - const uint32_t *at: n_planes; where K begins in the plane's fragment; UCM_ROPE_NO_K: not there
  * - const struct ucm_rope_angle *tables: rotary / 2 angles each, at a multiple of 8 bytes
  * - uint32_t n_tables, at most ucm_rope_tables_most
  * - struct ucm_rope_spec spec, which ucm_rope_check has accepted
- * - uint32_t tiles: ucm_rope_tiles(&spec, the largest chunk)
+ * - uint32_t tiles: ucm_rope_tiles(&spec, the largest fragment)
  * - uint32_t in_place: not 0: K turns in the pages where it lies, and slots are not read */
 #ifndef UCM_KERNELS_ROPE_CUDA_H
 #define UCM_KERNELS_ROPE_CUDA_H
@@ -61,10 +61,10 @@ static inline uint32_t ucm_rope_tables_most(const struct ucm_rope_spec *s)
     return UCM_ROPE_TABLES_BYTES / ucm_rope_tables_bytes(s, 1);
 }
 
-/* Of a chunk: those of K's rows, then those of the bytes before and behind it. */
-static inline uint32_t ucm_rope_tiles(const struct ucm_rope_spec *s, uint32_t largest_chunk)
+/* Of a fragment: those of K's rows, then those of the bytes before and behind it. */
+static inline uint32_t ucm_rope_tiles(const struct ucm_rope_spec *s, uint32_t largest_fragment)
 {
-    return ucm_rope_k_tiles(s) + ucm_copy_tiles(largest_chunk) + 2;
+    return ucm_rope_k_tiles(s) + ucm_copy_tiles(largest_fragment) + 2;
 }
 
 /* As many as copies have; in place four times as many, for as much shorter a time: what is written waits

@@ -91,7 +91,7 @@ bool ucm_staging_abandon(struct ucm_staging *staging, unsigned timeout_ms)
 
 bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t slice_bytes,
                              uint32_t blocks, uint32_t planes,
-                             uint32_t (*chunk)(const void *ctx, uint32_t plane), const void *ctx,
+                             uint32_t (*fragment)(const void *ctx, uint32_t plane), const void *ctx,
                              uint64_t *item_bytes)
 {
     uint64_t bytes = 0;
@@ -101,7 +101,7 @@ bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t sli
         order->first_plane > planes - order->n_planes)
         return false;
     for (uint32_t p = 0; p < order->n_planes; p++)
-        bytes += chunk(ctx, order->first_plane + p);
+        bytes += fragment(ctx, order->first_plane + p);
     if (ucm_staging_pitch(bytes) > slice_bytes / order->n_items)
         return false;
     for (uint32_t i = 0; i < order->n_items; i++)

@@ -133,11 +133,11 @@ void ucm_staging_wake(struct ucm_staging *staging);
 bool ucm_staging_abandon(struct ucm_staging *staging, unsigned timeout_ms);
 
 /* Companion: does the order fit a slice of slice_bytes, and a region with so many blocks and
- * planes? `order` is a copy that the other side can't change. chunk(ctx, plane) returns a plane's
- * bytes. *item_bytes: of one item. */
+ * planes? `order` is a copy that the other side can't change. fragment(ctx, plane) returns a
+ * plane's bytes. *item_bytes: of one item. */
 bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t slice_bytes,
                              uint32_t blocks, uint32_t planes,
-                             uint32_t (*chunk)(const void *ctx, uint32_t plane), const void *ctx,
+                             uint32_t (*fragment)(const void *ctx, uint32_t plane), const void *ctx,
                              uint64_t *item_bytes);
 /* The same of an order that is sound so far, and its turns: do the tables, of so many words each,
  * fit behind their numbers, and are these right? table_words 0: the region's K does not turn. */

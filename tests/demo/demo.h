@@ -31,7 +31,7 @@ struct demo_options {
     bool keep;         /* the temporary folder */
     bool gpu;          /* the engines keep their blocks on one; found out, not asked for */
     uint64_t arena_bytes, nvme_bytes;
-    uint64_t part_bytes, chunk_bytes; /* of one part of a block; of one layer in it */
+    uint64_t part_bytes, fragment_bytes; /* of one part of a block; of one layer in it */
 };
 
 struct demo_rank {

@@ -248,7 +248,7 @@ static int rank_open(struct rank *r)
                               .parts = DEMO_RANKS,
                               .part = r->number,
                               .block_bytes = o->part_bytes,
-                              .chunk = o->chunk_bytes,
+                              .fragment = o->fragment_bytes,
                               .blocks = REGION_BLOCKS,
                               .timeout_ms = TIMEOUT_MS,
                               .gpu = o->gpu};

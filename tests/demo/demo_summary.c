@@ -82,11 +82,11 @@ static void print_sum(const struct demo *d, const struct sum *s)
     printf("\nSummary\n");
     printf("  played           %llu requests in %.1f s by %d engines of %d ranks, device %s\n",
            (unsigned long long)s->requests, d->played_seconds, DEMO_ENGINES, DEMO_RANKS, d->device);
-    printf(
-        "  blocks           %llu KiB in %d parts of %llu chunks; arena %llu MiB, NVMe %llu MiB\n",
-        (unsigned long long)(o->part_bytes * DEMO_RANKS / 1024), DEMO_RANKS,
-        (unsigned long long)(o->part_bytes / o->chunk_bytes),
-        (unsigned long long)(o->arena_bytes >> 20), (unsigned long long)(o->nvme_bytes >> 20));
+    printf("  blocks           %llu KiB in %d parts of %llu fragments; arena %llu MiB, NVMe %llu "
+           "MiB\n",
+           (unsigned long long)(o->part_bytes * DEMO_RANKS / 1024), DEMO_RANKS,
+           (unsigned long long)(o->part_bytes / o->fragment_bytes),
+           (unsigned long long)(o->arena_bytes >> 20), (unsigned long long)(o->nvme_bytes >> 20));
     printf("  hit rate         %.1f %% of %llu blocks: %.1f %% in DRAM, %.1f %% on NVMe\n",
            share(s->hit, s->looked_up), (unsigned long long)s->looked_up,
            share(s->hit_dram, s->looked_up), share(s->hit - s->hit_dram, s->looked_up));

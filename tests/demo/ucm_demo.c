@@ -104,7 +104,7 @@ static void choose_sizes(struct demo_options *o)
     o->arena_bytes = 256 * MIB;
     o->nvme_bytes = 2 * GIB;
     o->part_bytes = o->trace != NULL ? 64 * KIB : 256 * KIB;
-    o->chunk_bytes = o->trace != NULL ? 8 * KIB : 16 * KIB;
+    o->fragment_bytes = o->trace != NULL ? 8 * KIB : 16 * KIB;
 }
 
 static int find_programs(struct demo *d)

@@ -175,7 +175,7 @@ static void batch_choose(struct batch *b, struct worker *w, uint32_t first, uint
     batch_keys(b);
 }
 
-static uint8_t *chunk_of(const struct worker *w, uint32_t plane, uint32_t block)
+static uint8_t *fragment_of(const struct worker *w, uint32_t plane, uint32_t block)
 {
     uint64_t half = w->layer_bytes / 2;
 
@@ -189,7 +189,7 @@ static void planes_mark(const struct batch *b, uint32_t block, bool inside)
         bool in = p / 2 >= b->layer && p / 2 < b->layer + b->layers;
 
         if (in == inside)
-            memset(chunk_of(b->w, p, block), UNTOUCHED, b->w->layer_bytes / 2);
+            memset(fragment_of(b->w, p, block), UNTOUCHED, b->w->layer_bytes / 2);
     }
 }
 
@@ -251,7 +251,7 @@ static void batch_end(struct batch *b, struct ucm_task *task)
 static bool planes_untouched(const struct batch *b, uint32_t block)
 {
     for (uint32_t p = 0; p < 2 * b->w->layers; p++)
-        if (bytes_other(chunk_of(b->w, p, block), b->w->layer_bytes / 2, UNTOUCHED) > 0)
+        if (bytes_other(fragment_of(b->w, p, block), b->w->layer_bytes / 2, UNTOUCHED) > 0)
             return false;
     return true;
 }
@@ -264,7 +264,7 @@ static void load_check_ok(struct batch *b, uint32_t i)
     for (uint32_t p = 0; p < 2 * b->w->layers; p++) {
         if (p / 2 >= b->layer && p / 2 < b->layer + b->layers)
             continue;
-        outside += bytes_other(chunk_of(b->w, p, b->block[i]), b->w->layer_bytes / 2, UNTOUCHED);
+        outside += bytes_other(fragment_of(b->w, p, b->block[i]), b->w->layer_bytes / 2, UNTOUCHED);
     }
     if (outside > 0)
         wrong("load wrote %zu bytes outside of layers %u + %u", outside, b->layer, b->layers);
@@ -277,12 +277,12 @@ static void load_check_ok(struct batch *b, uint32_t i)
         if (!got)
             wrong("no memory");
         for (uint32_t p = 0; p < 2 * b->layers; p++)
-            memcpy(got + p * half, chunk_of(b->w, 2 * b->layer + p, b->block[i]), half);
+            memcpy(got + p * half, fragment_of(b->w, 2 * b->layer + p, b->block[i]), half);
         worker_fill(b->w, b->block[i], b->number[i]);
         differs = 0;
         for (uint32_t p = 0; p < 2 * b->layers; p++)
             differs +=
-                memcmp(got + p * half, chunk_of(b->w, 2 * b->layer + p, b->block[i]), half) != 0;
+                memcmp(got + p * half, fragment_of(b->w, 2 * b->layer + p, b->block[i]), half) != 0;
         free(got);
     }
     if (differs > 0)

@@ -339,7 +339,7 @@ static void open_namespace(int fd)
 static void register_frame(struct proto_buf *b)
 {
     struct msg_handle handle = {.kind = UCM_HANDLE_MEMFD, .bytes = 8 * 4096};
-    struct msg_plane plane = {.stride = 4096, .chunk = 4096};
+    struct msg_plane plane = {.stride = 4096, .block_bytes = 4096};
     struct msg_region_register m = {
         .ns = 1, .blocks = 8, .device = {"cpu", 3}, .handles = {&handle, 1}, .planes = {&plane, 1}};
     struct ucm_error e = {0};

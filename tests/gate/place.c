@@ -41,14 +41,14 @@ void gate_keys(uint8_t *keys, uint32_t n)
 /* ---- places ---- */
 
 int place_open(struct place *p, const struct daemon *d, const char *model, uint32_t n,
-               uint32_t block, uint32_t chunk)
+               uint32_t block, uint32_t fragment)
 {
     struct rig_options o = {.socket = d->socket,
                             .name = "gate_worker",
                             .model = model,
                             .parts = 1,
                             .block_bytes = block,
-                            .chunk = chunk,
+                            .fragment = fragment,
                             .blocks = n,
                             .timeout_ms = GATE_TIMEOUT_MS};
 

@@ -20,7 +20,7 @@ struct place {
     uint32_t n;
 };
 int place_open(struct place *p, const struct daemon *d, const char *model, uint32_t n,
-               uint32_t block, uint32_t chunk);
+               uint32_t block, uint32_t fragment);
 void place_close(struct place *p);
 /* Stores its blocks, and waits until they are on NVMe where there is one. */
 int place_store(struct place *p, bool nvme);

@@ -24,10 +24,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LARGE_CHUNK (64u << 10)
+#define LARGE_FRAGMENT (64u << 10)
 #define LARGE_BLOCK (256u << 10)
 #define LARGE_BLOCKS 64u
-#define SMALL_CHUNK (4u << 10)
+#define SMALL_FRAGMENT (4u << 10)
 #define SMALL_BLOCK (64u << 10)
 #define SMALL_BLOCKS 128u
 #define TINY_BLOCK 64u
@@ -331,7 +331,7 @@ static int restart(struct meter *m)
     meter_begin(m);
     rc = again_start();
     if (rc == 0)
-        rc = place_open(&p, &w.again, "again", 1, SMALL_CHUNK, SMALL_CHUNK);
+        rc = place_open(&p, &w.again, "again", 1, SMALL_FRAGMENT, SMALL_FRAGMENT);
     if (rc == 0)
         rc = all_found(&p.rig);
     meter_lap(m);
@@ -394,7 +394,7 @@ static int found_store(void)
     int rc = again_start();
 
     if (rc == 0)
-        rc = place_open(&p, &w.again, "again", FOUND_BLOCKS, SMALL_CHUNK, SMALL_CHUNK);
+        rc = place_open(&p, &w.again, "again", FOUND_BLOCKS, SMALL_FRAGMENT, SMALL_FRAGMENT);
     if (rc == 0)
         rc = place_store(&p, true);
     if (rc == 0)
@@ -423,20 +423,20 @@ static int places_open(void)
         struct place *place;
         const struct daemon *daemon;
         const char *model;
-        uint32_t n, block, chunk;
+        uint32_t n, block, fragment;
         bool stored;
     } all[] = {
-        {&w.large, &w.memory, "large", LARGE_BLOCKS, LARGE_BLOCK, LARGE_CHUNK, true},
-        {&w.small, &w.memory, "small", SMALL_BLOCKS, SMALL_BLOCK, SMALL_CHUNK, true},
+        {&w.large, &w.memory, "large", LARGE_BLOCKS, LARGE_BLOCK, LARGE_FRAGMENT, true},
+        {&w.small, &w.memory, "small", SMALL_BLOCKS, SMALL_BLOCK, SMALL_FRAGMENT, true},
         {&w.tiny, &w.memory, "tiny", MANY_KEYS, TINY_BLOCK, TINY_BLOCK, true},
-        {&w.new_large, &w.memory, "new large", LARGE_BLOCKS, LARGE_BLOCK, LARGE_CHUNK, false},
-        {&w.new_small, &w.memory, "new small", SMALL_BLOCKS, SMALL_BLOCK, SMALL_CHUNK, false},
-        {&w.on_disk, &w.disk, "disk", LARGE_BLOCKS, LARGE_BLOCK, LARGE_CHUNK, true},
+        {&w.new_large, &w.memory, "new large", LARGE_BLOCKS, LARGE_BLOCK, LARGE_FRAGMENT, false},
+        {&w.new_small, &w.memory, "new small", SMALL_BLOCKS, SMALL_BLOCK, SMALL_FRAGMENT, false},
+        {&w.on_disk, &w.disk, "disk", LARGE_BLOCKS, LARGE_BLOCK, LARGE_FRAGMENT, true},
     };
 
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (place_open(all[i].place, all[i].daemon, all[i].model, all[i].n, all[i].block,
-                       all[i].chunk) < 0 ||
+                       all[i].fragment) < 0 ||
             (all[i].stored && place_store(all[i].place, all[i].daemon == &w.disk) < 0))
             return -1;
     return 0;

@@ -62,7 +62,7 @@ bench() {
     name=$1
     shift
     part "$name" 130 env LD_LIBRARY_PATH="$here/lib" "$here/ucm-bench" copy --ucmd "$here/ucmd" --time 200ms \
-        --chunks 4KiB,16KiB,32KiB,64KiB,512KiB,2MiB --json "$@"
+        --fragments 4KiB,16KiB,32KiB,64KiB,512KiB,2MiB --json "$@"
     tail -n 3 "$name.log"
 }
 

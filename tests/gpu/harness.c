@@ -269,7 +269,7 @@ int region_make(struct test_device *t, const struct test_layout *layout, pid_t p
         planes[i] = (struct msg_plane){.handle = p->handle,
                                        .offset = p->offset,
                                        .stride = p->stride,
-                                       .chunk = p->chunk,
+                                       .block_bytes = p->block_bytes,
                                        .layer = p->layer};
     }
     m.handles = (struct proto_handles){handles, layout->n_handles};

@@ -70,7 +70,7 @@ void ring_shut(struct test_device *t, const struct test_worker *w);
 /* ---- regions and jobs ---- */
 
 struct test_plane {
-    uint64_t handle, offset, stride, chunk, layer;
+    uint64_t handle, offset, stride, block_bytes, layer;
 };
 
 struct test_layout {

@@ -19,8 +19,8 @@ from ucmclient import Client, Companion, Identity, MemoryKind, Plane, Status, Uc
 from ucmclient.memory import cuda_allocation, gpu_uuid  # noqa: E402
 
 PATIENCE_S = 30
-LAYERS, BLOCKS, CHUNK = 4, 16, 65536
-BYTES = LAYERS * BLOCKS * CHUNK
+LAYERS, BLOCKS, FRAGMENT = 4, 16, 65536
+BYTES = LAYERS * BLOCKS * FRAGMENT
 STORED = BLOCKS // 2
 KEY_BYTES = 32
 EVENT_FLAGS = 2 | 4  # CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS
@@ -101,7 +101,7 @@ class Worker:
     def __init__(self, socket, salt):
         self.salt, self.gpu = salt, gpu_uuid(0)
         self.client = Client(socket=socket, timeout=PATIENCE_S)
-        self.ns = self.client.namespace(Identity("isolated", "bf16", "one/1", 16, CHUNK, (LAYERS,)))
+        self.ns = self.client.namespace(Identity("isolated", "bf16", "one/1", 16, FRAGMENT, (LAYERS,)))
 
     def patiently(self, register):
         """The daemon starts its GPUs behind the open socket."""
@@ -117,17 +117,17 @@ class Worker:
     def round_trip(self, name, region, address, handle=lambda: None):
         """Half of the blocks into the cache, and from there into the other half."""
         keys = [f"{self.salt} {name} {i}".encode().ljust(KEY_BYTES, b".") for i in range(STORED)]
-        half = [os.urandom(STORED * CHUNK) for _ in range(LAYERS)]
-        write(address, b"".join(layer + bytes(STORED * CHUNK) for layer in half))
+        half = [os.urandom(STORED * FRAGMENT) for _ in range(LAYERS)]
+        write(address, b"".join(layer + bytes(STORED * FRAGMENT) for layer in half))
         stored = region.dump(keys, list(range(STORED)), event=handle(), timeout=PATIENCE_S).wait(PATIENCE_S)
         assert stored.all_ok, f"dump: {stored.blocks}"
         write(address, bytes(BYTES))
         loaded = region.load(keys, list(range(STORED, BLOCKS)), timeout=PATIENCE_S).wait(PATIENCE_S)
         assert loaded.all_ok, f"load: {loaded.blocks}"
-        assert read(address) == b"".join(bytes(STORED * CHUNK) + layer for layer in half), "the bytes differ"
+        assert read(address) == b"".join(bytes(STORED * FRAGMENT) + layer for layer in half), "the bytes differ"
 
     def planes(self):
-        return [Plane(0, layer * BLOCKS * CHUNK, CHUNK, CHUNK, layer) for layer in range(LAYERS)]
+        return [Plane(0, layer * BLOCKS * FRAGMENT, FRAGMENT, FRAGMENT, layer) for layer in range(LAYERS)]
 
     def region(self, address, kind):
         memory, base, gpu = cuda_allocation(address)

@@ -56,7 +56,8 @@ static void work_free(struct work *w)
 /* ---- bits ---- */
 
 struct shape {
-    uint32_t rows, dim, first, rotary, before, behind; /* the last two: bytes of a chunk around K */
+    /* the last two: bytes of a fragment around K */
+    uint32_t rows, dim, first, rotary, before, behind;
 };
 
 static void fill_rows(const struct ucm_rope_spec *spec, uint8_t *at, uint64_t bytes)
@@ -102,14 +103,14 @@ struct load {
 static void load_place(struct load *l, const struct ucm_rope_spec *spec, const struct shape *shape,
                        uint32_t shift)
 {
-    uint32_t k = spec->rows * ucm_rope_row_bytes(spec), chunk = shape->before + k + shape->behind,
-             v = 1000;
-    uint64_t stride = (uint64_t)chunk + (shift ? 3 : 16 - chunk % 16),
-             slot = (uint64_t)LAYERS * (chunk + v) + (shift ? 5 : 0),
+    uint32_t k = spec->rows * ucm_rope_row_bytes(spec),
+             fragment = shape->before + k + shape->behind, v = 1000;
+    uint64_t stride = (uint64_t)fragment + (shift ? 3 : 16 - fragment % 16),
+             slot = (uint64_t)LAYERS * (fragment + v) + (shift ? 5 : 0),
              layer = BLOCKS * stride + BLOCKS * 1024u,
              slot_step = shift ? slot : (slot + 15) / 16 * 16;
 
-    l->w.largest = chunk > v ? chunk : v;
+    l->w.largest = fragment > v ? fragment : v;
     l->page_bytes = LAYERS * layer + 16;
     l->slots_bytes = (slot + 16) / 16 * 16 * ITEMS + 16;
     l->pages = fresh(l->page_bytes);
@@ -120,8 +121,8 @@ static void load_place(struct load *l, const struct ucm_rope_spec *spec, const s
         uint64_t base = p / 2 * layer + (p % 2 ? BLOCKS * stride : 0) + shift;
 
         l->planes[p] = (struct ucm_copy_plane){l->gpu_pages + base, p % 2 ? 1024 : stride,
-                                               p / 2 * (chunk + v) + (p % 2 ? chunk : 0),
-                                               p % 2 ? v : chunk, 0};
+                                               p / 2 * (fragment + v) + (p % 2 ? fragment : 0),
+                                               p % 2 ? v : fragment, 0};
         l->host[p] = l->planes[p];
         l->host[p].base = (uint64_t)(uintptr_t)l->pages + base;
         l->at[p] = p % 2 ? UCM_ROPE_NO_K : shape->before;

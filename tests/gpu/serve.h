@@ -8,7 +8,7 @@
 #include <vector>
 
 #define LAYERS 8u
-#define CHUNK 32768u /* of K, and of V, in one layer of one block */
+#define FRAGMENT 32768u /* of K, and of V, in one layer of one block */
 #define BLOCKS 128u
 #define KEY_BYTES 32u
 

@@ -57,7 +57,7 @@ static void encode_close(struct worker *w)
 /* Values as KV has them, of few exponents; the same for the same block. */
 static std::vector<uint16_t> kv_of(unsigned seed)
 {
-    std::vector<uint16_t> kv((size_t)2 * LAYERS * N * CHUNK / 2);
+    std::vector<uint16_t> kv((size_t)2 * LAYERS * N * FRAGMENT / 2);
 
     for (size_t i = 0; i < kv.size(); i++) {
         unsigned x = pattern(seed, 1, (unsigned)i);
@@ -69,15 +69,15 @@ static std::vector<uint16_t> kv_of(unsigned seed)
     return kv;
 }
 
-static uint16_t *chunk_of(std::vector<uint16_t> &kv, unsigned plane, unsigned block)
+static uint16_t *fragment_of(std::vector<uint16_t> &kv, unsigned plane, unsigned block)
 {
-    return kv.data() + ((size_t)plane * N + block) * CHUNK / 2;
+    return kv.data() + ((size_t)plane * N + block) * FRAGMENT / 2;
 }
 
 static void put(struct worker *w, std::vector<uint16_t> &kv)
 {
     for (unsigned p = 0; p < 2 * LAYERS; p++)
-        need(cudaMemcpy((uint8_t *)w->kv + (size_t)p * BLOCKS * CHUNK, chunk_of(kv, p, 0), (size_t)N * CHUNK,
+        need(cudaMemcpy((uint8_t *)w->kv + (size_t)p * BLOCKS * FRAGMENT, fragment_of(kv, p, 0), (size_t)N * FRAGMENT,
                         cudaMemcpyHostToDevice) == cudaSuccess, "to the GPU");
     need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
 }
@@ -102,19 +102,19 @@ static void move(struct worker *w, const struct ucm_transfer *t, bool load, bool
 static size_t differ(struct worker *w, std::vector<uint16_t> &kv, uint32_t encoding)
 {
     struct ucm_encoding_spec spec = spec_of(encoding);
-    std::vector<uint8_t> coded(ucm_encoding_bytes(&spec, 0)), want(CHUNK), is(w->bytes);
+    std::vector<uint8_t> coded(ucm_encoding_bytes(&spec, 0)), want(FRAGMENT), is(w->bytes);
     size_t n = 0;
 
     need(cudaMemcpy(is.data(), w->kv, w->bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "copy back");
     for (unsigned p = 0; p < 2 * LAYERS; p++)
         for (unsigned b = 0; b < N; b++) {
-            memcpy(want.data(), chunk_of(kv, p, b), CHUNK);
+            memcpy(want.data(), fragment_of(kv, p, b), FRAGMENT);
             if (b >= PLAIN) {
-                ucm_encode(&spec, p % 2, chunk_of(kv, p, b), coded.data());
+                ucm_encode(&spec, p % 2, fragment_of(kv, p, b), coded.data());
                 ucm_decode(&spec, p % 2, coded.data(), want.data());
             }
-            for (unsigned i = 0; i < CHUNK; i++)
-                n += is[((size_t)p * BLOCKS + b) * CHUNK + i] != want[i];
+            for (unsigned i = 0; i < FRAGMENT; i++)
+                n += is[((size_t)p * BLOCKS + b) * FRAGMENT + i] != want[i];
         }
     return n;
 }

@@ -80,11 +80,11 @@ int role_consume_layers(void)
     struct worker w;
     std::vector<uint8_t> keys, result(64);
     std::vector<uint32_t> blocks;
-    std::vector<unsigned> host(2 * BLOCKS * CHUNK / 4);
+    std::vector<unsigned> host(2 * BLOCKS * FRAGMENT / 4);
     struct ucm_transfer t = transfer(keys, blocks, 3000, 64, true);
     struct ucm_task *task;
     struct ucm_result r;
-    const unsigned words = CHUNK / 4;
+    const unsigned words = FRAGMENT / 4;
     size_t differ = 0;
 
     worker_open(&w);

@@ -15,7 +15,7 @@
 /* Counts the words of a layer that are not what a reversed load of n blocks leaves. */
 __global__ void layer_differs(const unsigned *kv, unsigned n, unsigned layer, unsigned *differ)
 {
-    const unsigned words = CHUNK / 4;
+    const unsigned words = FRAGMENT / 4;
 
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n * 2 * words; i += gridDim.x * blockDim.x) {
         unsigned word = i % words, plane = 2 * layer + i / words % 2, block = i / words / 2;

@@ -38,7 +38,7 @@ __global__ void delay_ms(long long ms)
 
 __global__ void fill(unsigned *kv, unsigned first, unsigned n, unsigned from, unsigned planes)
 {
-    const unsigned words = CHUNK / 4;
+    const unsigned words = FRAGMENT / 4;
 
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n * planes * words;
          i += gridDim.x * blockDim.x) {
@@ -130,9 +130,9 @@ void worker_register(struct worker *w)
     memory.prove_ctx = w;
     for (unsigned p = 0; p < planes.size(); p++) {
         planes[p] = {};
-        planes[p].offset = (uint64_t)p * BLOCKS * CHUNK;
-        planes[p].stride = CHUNK;
-        planes[p].chunk_bytes = CHUNK;
+        planes[p].offset = (uint64_t)p * BLOCKS * FRAGMENT;
+        planes[p].stride = FRAGMENT;
+        planes[p].block_bytes = FRAGMENT;
         planes[p].layer = p / 2;
     }
     spec.blocks = BLOCKS;
@@ -176,7 +176,7 @@ struct ucm_identity identity(void)
     id.parts = 1;
     id.layers = &layers;
     id.n_layers = 1;
-    id.layer_bytes = 2 * CHUNK;
+    id.layer_bytes = 2 * FRAGMENT;
     return id;
 }
 
@@ -185,7 +185,7 @@ void worker_open(struct worker *w)
     struct ucm_identity id = identity();
 
     *w = {};
-    w->bytes = (size_t)2 * LAYERS * BLOCKS * CHUNK;
+    w->bytes = (size_t)2 * LAYERS * BLOCKS * FRAGMENT;
     need(cudaMalloc(&w->kv, w->bytes) == cudaSuccess, "cudaMalloc");
     need(cudaMemset(w->kv, 0xEE, w->bytes) == cudaSuccess, "cudaMemset");
     need(cudaStreamCreateWithFlags(&w->stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
@@ -250,7 +250,7 @@ size_t compare(struct worker *w, unsigned first, unsigned n)
 {
     std::vector<unsigned> host(w->bytes / 4);
     size_t differ = 0;
-    const unsigned words = CHUNK / 4;
+    const unsigned words = FRAGMENT / 4;
 
     need(cudaMemcpy(host.data(), w->kv, w->bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "copy back");
     for (unsigned p = 0; p < 2 * LAYERS; p++)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """table.py COPY.JSON...: what `ucm-bench copy --json` measured, a line a case, beside what is aimed at.
 
-A figure by chunk is the worst of the chunks of the case. Of several files each adds what it has.
+A figure by fragment is the worst of the fragments of the case. Of several files each adds what it has.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 KIB = 1024
 ALONE, WITH = ("dma", "sm", "auto"), ("staged", "auto+ring")
 BUS = "chain's p99 beside one DMA, to alone"
-# name, aim, more is better, chunks from, to, strategies, figure of a row
+# name, aim, more is better, fragments from, to, strategies, figure of a row
 CASES = [
     ("idle, load", 0.97, True, 4 * KIB, None, ALONE + WITH, lambda r: r["idle_load"]["ratio"]),
     ("idle, dump", 0.97, True, 4 * KIB, None, ALONE + WITH, lambda r: r["idle_dump"]["ratio"]),
@@ -36,7 +36,7 @@ def cell(rows, case, strategy):
     _, aim, more, first, last, strategies, figure = case
     found = []
     for row in rows:
-        if row["strategy"] == strategy and strategy in strategies and first <= row["chunk"] <= (last or row["chunk"]):
+        if row["strategy"] == strategy and strategy in strategies and first <= row["fragment"] <= (last or row["fragment"]):
             try:
                 found.append(figure(row))
             except KeyError:  # measured without a worker beside

@@ -18,103 +18,107 @@ static uint8_t *shadow, *slots; /* what memory and slots should hold */
 /* ---- layouts ---- */
 
 static void plane_add(struct test_layout *l, uint64_t handle, uint64_t offset, uint64_t stride,
-                      uint64_t chunk, uint64_t layer)
+                      uint64_t fragment, uint64_t layer)
 {
-    l->planes[l->n_planes++] = (struct test_plane){handle, offset, stride, chunk, layer};
+    l->planes[l->n_planes++] = (struct test_plane){handle, offset, stride, fragment, layer};
 }
 
-/* Each layer a tensor of its own, [blocks][chunk], all in one allocation. */
-static void layout_tensors(struct test_layout *l, const char *name, uint32_t layers, uint64_t chunk)
+/* Each layer a tensor of its own, [blocks][fragment], all in one allocation. */
+static void layout_tensors(struct test_layout *l, const char *name, uint32_t layers,
+                           uint64_t fragment)
 {
-    uint64_t blocks = MEMORY / layers / chunk;
+    uint64_t blocks = MEMORY / layers / fragment;
 
     *l = (struct test_layout){.name = name,
                               .layers = layers,
                               .n_handles = layers,
                               .blocks = (uint32_t)(blocks < 64 ? blocks : 64),
-                              .layer_bytes = chunk};
+                              .layer_bytes = fragment};
     for (uint32_t i = 0; i < layers; i++) {
-        l->handle_offsets[i] = i * l->blocks * chunk;
-        plane_add(l, i, 0, chunk, chunk, i);
+        l->handle_offsets[i] = i * l->blocks * fragment;
+        plane_add(l, i, 0, fragment, fragment, i);
     }
 }
 
-/* [2][blocks][chunk] a layer. */
-static void layout_split(struct test_layout *l, uint32_t layers, uint64_t chunk)
+/* [2][blocks][fragment] a layer. */
+static void layout_split(struct test_layout *l, uint32_t layers, uint64_t fragment)
 {
     *l = (struct test_layout){.name = "split K/V",
                               .layers = layers,
                               .n_handles = 1,
                               .blocks = 48,
-                              .layer_bytes = 2 * chunk};
+                              .layer_bytes = 2 * fragment};
     for (uint32_t i = 0; i < layers; i++)
         for (uint32_t kv = 0; kv < 2; kv++)
-            plane_add(l, 0, (2 * i + kv) * l->blocks * chunk, chunk, chunk, i);
+            plane_add(l, 0, (2 * i + kv) * l->blocks * fragment, fragment, fragment, i);
 }
 
-/* [blocks][all heads][chunk], of which this region names every second head. */
-static void layout_heads(struct test_layout *l, uint64_t chunk)
+/* [blocks][all heads][fragment], of which this region names every second head. */
+static void layout_heads(struct test_layout *l, uint64_t fragment)
 {
     *l = (struct test_layout){.name = "HND, half of the heads",
                               .layers = 2,
                               .n_handles = 1,
                               .blocks = 40,
-                              .layer_bytes = 4 * chunk};
+                              .layer_bytes = 4 * fragment};
     for (uint32_t layer = 0; layer < 2; layer++)
         for (uint32_t head = 0; head < 4; head++)
-            plane_add(l, 0, layer * 40 * 8 * chunk + 2 * head * chunk, 8 * chunk, chunk, layer);
+            plane_add(l, 0, layer * 40 * 8 * fragment + 2 * head * fragment, 8 * fragment, fragment,
+                      layer);
 }
 
-/* [blocks][tokens][all heads], of which this region names the first half: a chunk a token. */
-static void layout_tokens(struct test_layout *l, uint64_t chunk)
+/* [blocks][tokens][all heads], of which this region names the first half: a fragment a token. */
+static void layout_tokens(struct test_layout *l, uint64_t fragment)
 {
     *l = (struct test_layout){.name = "NHD, half of the heads",
                               .layers = 2,
                               .n_handles = 1,
                               .blocks = 40,
-                              .layer_bytes = 16 * chunk};
+                              .layer_bytes = 16 * fragment};
     for (uint32_t layer = 0; layer < 2; layer++)
         for (uint32_t token = 0; token < 16; token++)
-            plane_add(l, 0, layer * 40 * 32 * chunk + 2 * token * chunk, 32 * chunk, chunk, layer);
+            plane_add(l, 0, layer * 40 * 32 * fragment + 2 * token * fragment, 32 * fragment,
+                      fragment, layer);
 }
 
-/* [blocks][K, V][chunk] a layer: one chunk of both. */
-static void layout_fused(struct test_layout *l, uint32_t layers, uint64_t chunk)
+/* [blocks][K, V][fragment] a layer: one fragment of both. */
+static void layout_fused(struct test_layout *l, uint32_t layers, uint64_t fragment)
 {
     *l = (struct test_layout){.name = "fused K/V",
                               .layers = layers,
                               .n_handles = 1,
                               .blocks = 48,
-                              .layer_bytes = 2 * chunk};
+                              .layer_bytes = 2 * fragment};
     for (uint32_t i = 0; i < layers; i++)
-        plane_add(l, 0, i * l->blocks * 2 * chunk, 2 * chunk, (uint32_t)(2 * chunk), i);
+        plane_add(l, 0, i * l->blocks * 2 * fragment, 2 * fragment, (uint32_t)(2 * fragment), i);
 }
 
 /* All layers of a block together. */
-static void layout_cross(struct test_layout *l, uint32_t layers, uint64_t chunk)
+static void layout_cross(struct test_layout *l, uint32_t layers, uint64_t fragment)
 {
     *l = (struct test_layout){.name = "cross-layer",
                               .layers = layers,
                               .n_handles = 1,
                               .blocks = 50,
-                              .layer_bytes = chunk};
+                              .layer_bytes = fragment};
     for (uint32_t i = 0; i < layers; i++)
-        plane_add(l, 0, i * chunk, layers * chunk, chunk, i);
+        plane_add(l, 0, i * fragment, layers * fragment, fragment, i);
 }
 
-static void layout_odd(struct test_layout *l, const char *name, uint64_t chunk, uint64_t offset,
+static void layout_odd(struct test_layout *l, const char *name, uint64_t fragment, uint64_t offset,
                        uint64_t gap)
 {
     *l = (struct test_layout){
-        .name = name, .layers = 3, .n_handles = 1, .blocks = 31, .layer_bytes = chunk};
+        .name = name, .layers = 3, .n_handles = 1, .blocks = 31, .layer_bytes = fragment};
     for (uint32_t i = 0; i < 3; i++)
-        plane_add(l, 0, offset + i * (l->blocks * (chunk + gap) + i), chunk + gap, chunk, i);
+        plane_add(l, 0, offset + i * (l->blocks * (fragment + gap) + i), fragment + gap, fragment,
+                  i);
 }
 
-/* Chunks of very different sizes in one layer. */
+/* Fragments of very different sizes in one layer. */
 static void layout_mixed(struct test_layout *l)
 {
-    *l = (struct test_layout){.name = "mixed chunks",
+    *l = (struct test_layout){.name = "mixed fragments",
                               .layers = 2,
                               .n_handles = 1,
                               .blocks = 20,
@@ -246,7 +250,7 @@ static void test_layouts(const uint8_t *ipc_a, uint64_t offset_a, const uint8_t 
     layout_mixed(&l);
     layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
     for (unsigned i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
-        snprintf(name, sizeof(name), "chunks of %d, misaligned", (int)odd[i]);
+        snprintf(name, sizeof(name), "fragments of %d, misaligned", (int)odd[i]);
         layout_odd(&l, name, odd[i], i * 5, i * 3);
         layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
     }

@@ -66,7 +66,7 @@ class Theft(Case):
     def register(self, client, ipc=None):
         handle = {"kind": 1, "bytes": BLOCKS * SIZE, "offset": self.memory["offset"], "ipc": ipc or self.memory["ipc"]}
         return client.call("region.register", ns=client.open(IDENTITY), blocks=BLOCKS, device="cuda", gpu=self.memory["gpu"], handles=[handle],
-                           planes=[{"stride": SIZE, "chunk": SIZE}])["region"]
+                           planes=[{"stride": SIZE, "block_bytes": SIZE}])["region"]
 
     def proven(self, client, ipc=None):
         kept = self.write(client.call("region.challenge")["nonce"])

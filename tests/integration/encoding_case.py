@@ -108,9 +108,9 @@ class Pages:
         self.client, self.size = client, layers * sum(sections)
         planes, at = [], 0
         for layer in range(layers):
-            for chunk in sections:
-                planes.append({"layer": layer, "offset": at, "stride": self.size, "chunk": chunk})
-                at += chunk
+            for fragment in sections:
+                planes.append({"layer": layer, "offset": at, "stride": self.size, "block_bytes": fragment})
+                at += fragment
         size, region = blocks * self.size, {"ns": ns, "part": part, "blocks": blocks, "planes": planes}
         if GPU:
             self.memory, self.number = encoding_gpu.register(client, size, GPU == "ring", spec, **region)

@@ -12,7 +12,7 @@ SLICE, SLICES = 1 << 20, 4  # so that a request takes several
 
 
 class Plane(ctypes.Structure):
-    _fields_ = [("base", c_uint64), ("stride", c_uint64), ("slot_offset", c_uint64), ("chunk", c_uint32), ("memory", c_uint32)]
+    _fields_ = [("base", c_uint64), ("stride", c_uint64), ("slot_offset", c_uint64), ("block_bytes", c_uint32), ("memory", c_uint32)]
 
 
 class Driver:
@@ -84,7 +84,7 @@ class Ring:
 
     def add(self, memory, planes, blocks, spec):
         """The region's number in orders."""
-        native = (Plane * len(planes))(*(Plane(memory.at + p["offset"], p["stride"], 0, p["chunk"]) for p in planes))
+        native = (Plane * len(planes))(*(Plane(memory.at + p["offset"], p["stride"], 0, p["block_bytes"]) for p in planes))
         number = self.lib.companions_region(c_void_p(self.ring), native, len(planes), blocks, byref(spec) if spec else None)
         assert number > 0, number
         return number

@@ -215,7 +215,7 @@ int worker_region_try(struct worker *w)
     for (uint32_t i = 0; i < spec.n_planes; i++)
         planes[i] = (struct ucm_plane){.offset = i * plane_bytes,
                                        .stride = half,
-                                       .chunk_bytes = (uint32_t)half,
+                                       .block_bytes = (uint32_t)half,
                                        .layer = i / 2};
     rc = ucm_region_register(w->ns, &spec, 20000, &w->region);
     close(memory.fd);
@@ -289,7 +289,7 @@ void keys_make(uint64_t first, uint32_t n, uint8_t *out)
         key_make(first + i, out + (size_t)i * WORKER_KEY_BYTES);
 }
 
-static uint8_t *worker_chunk(const struct worker *w, uint32_t plane, uint32_t block)
+static uint8_t *worker_fragment(const struct worker *w, uint32_t plane, uint32_t block)
 {
     uint64_t half = w->layer_bytes / 2;
 
@@ -304,7 +304,7 @@ static uint64_t pattern(const struct worker *w, uint32_t plane, uint64_t seed)
 void worker_fill(struct worker *w, uint32_t block, uint64_t seed)
 {
     for (uint32_t p = 0; p < 2 * w->layers; p++)
-        bytes_fill(worker_chunk(w, p, block), w->layer_bytes / 2, pattern(w, p, seed));
+        bytes_fill(worker_fragment(w, p, block), w->layer_bytes / 2, pattern(w, p, seed));
 }
 
 void worker_clear(struct worker *w)
@@ -317,7 +317,7 @@ size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed)
     size_t n = 0;
 
     for (uint32_t p = 0; p < 2 * w->layers; p++)
-        n += bytes_differ(worker_chunk(w, p, block), w->layer_bytes / 2, pattern(w, p, seed));
+        n += bytes_differ(worker_fragment(w, p, block), w->layer_bytes / 2, pattern(w, p, seed));
     return n;
 }
 

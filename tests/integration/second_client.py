@@ -288,7 +288,7 @@ class Region:
         fd = memfd(blocks * self.size)
         self.memory = mmap.mmap(fd, blocks * self.size)
         planes = [{"layer": layer, "offset": layer * identity["layer_bytes"], "stride": self.size,
-                   "chunk": identity["layer_bytes"]} for layer in range(layers)]
+                   "block_bytes": identity["layer_bytes"]} for layer in range(layers)]
         try:
             self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=blocks, device="cpu",
                                       handles=[{"kind": 0, "bytes": blocks * self.size}], planes=planes)["region"]
@@ -320,10 +320,10 @@ class Pool:
     has all slots behind one another."""
 
     def __init__(self, client, ns, layer_bytes, slots, part=0, sections=1, apart=False):
-        self.client, self.size, chunk = client, layer_bytes, layer_bytes // sections
+        self.client, self.size, fragment = client, layer_bytes, layer_bytes // sections
         fd = memfd(slots * layer_bytes)
         self.memory = mmap.mmap(fd, slots * layer_bytes)
-        planes = [{"offset": i * chunk * (slots if apart else 1), "stride": chunk if apart else layer_bytes, "chunk": chunk}
+        planes = [{"offset": i * fragment * (slots if apart else 1), "stride": fragment if apart else layer_bytes, "block_bytes": fragment}
                   for i in range(sections)]
         try:
             self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=slots, device="cpu", pool=True,

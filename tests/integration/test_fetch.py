@@ -233,7 +233,7 @@ class Fetch(FetchCase):
         pool = Pool(client, ns, LAYER, 4, sections=2)
         for sizes, layers, words in (((LAYER // 2,), (0,), "2048 bytes"), ((LAYER // 2, LAYER), (0, 0), "add up"),
                                      ((LAYER // 2, LAYER // 2), (0, 1), "hold any layer"), ((LAYER, LAYER), (0, 1), "hold any layer")):
-            planes = [{"offset": i * LAYER, "stride": 2 * LAYER, "chunk": size, "layer": layer}
+            planes = [{"offset": i * LAYER, "stride": 2 * LAYER, "block_bytes": size, "layer": layer}
                       for i, (size, layer) in enumerate(zip(sizes, layers))]
             fd = os.memfd_create("x", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, 8 * LAYER)

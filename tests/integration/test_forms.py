@@ -43,7 +43,7 @@ def register(client, ns, size, spec, **more):
 class Blocks(Region):
     def __init__(self, client, ns, layer_bytes, blocks, spec=None):
         self.client, self.size = client, LAYERS * layer_bytes
-        planes = [{"layer": layer, "offset": layer * layer_bytes, "stride": self.size, "chunk": layer_bytes} for layer in range(LAYERS)]
+        planes = [{"layer": layer, "offset": layer * layer_bytes, "stride": self.size, "block_bytes": layer_bytes} for layer in range(LAYERS)]
         self.memory, self.number = register(client, ns, blocks * self.size, spec, planes=planes, blocks=blocks)
 
 
@@ -51,7 +51,7 @@ class Slots(Pool):
     def __init__(self, client, ns, layer_bytes, slots, spec=None):
         self.client, self.size = client, layer_bytes
         self.memory, self.number = register(client, ns, slots * layer_bytes, spec, blocks=slots, pool=True,
-                                            planes=[{"offset": 0, "stride": layer_bytes, "chunk": layer_bytes}])
+                                            planes=[{"offset": 0, "stride": layer_bytes, "block_bytes": layer_bytes}])
 
 
 class Form:

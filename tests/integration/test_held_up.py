@@ -181,7 +181,7 @@ class Descriptors(Closing):
     def test_one_that_is_no_memory(self):
         client, lingering = self.client(uid=1001), Lingering(self)
         ns = client.open(DEMO)
-        planes = [{"layer": layer, "offset": layer * 4096, "stride": 8192, "chunk": 4096} for layer in range(2)]
+        planes = [{"layer": layer, "offset": layer * 4096, "stride": 8192, "block_bytes": 4096} for layer in range(2)]
         body = [0, 99, "region.register", {"ns": ns, "part": 0, "blocks": 1, "device": "cpu", "planes": planes,
                                            "handles": [{"kind": 0, "bytes": 8192}]}]
         client.methods[99] = "region.register"

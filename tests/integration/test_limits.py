@@ -244,7 +244,7 @@ class Flood(Case):
         def register():
             client.call("region.register", [fd], ns=ns, part=0, blocks=1, device="cpu",
                         handles=[{"kind": 0, "offset": end - 12288, "bytes": 12288}],
-                        planes=[{"layer": i, "offset": i * 4096, "stride": 8192, "chunk": 4096} for i in range(2)])
+                        planes=[{"layer": i, "offset": i * 4096, "stride": 8192, "block_bytes": 4096} for i in range(2)])
         register()
         refused = self.refused(BUSY, register)
         self.assertIn("bytes of workers' memory that the daemon maps", refused.args[2])
@@ -260,7 +260,7 @@ class Flood(Case):
             self.skipTest("this host has so much memory that a file of which a few registrations take too much is large")
         fd = memfd(size)
         self.addCleanup(os.close, fd)
-        planes = [{"layer": i, "offset": i * 4096, "stride": 8192, "chunk": 4096} for i in range(2)]
+        planes = [{"layer": i, "offset": i * 4096, "stride": 8192, "block_bytes": 4096} for i in range(2)]
 
         def register():
             # Those of the registration before have been closed.

@@ -20,7 +20,7 @@ from unittest import mock
 import client_paths  # noqa: F401  sets the paths of the others
 from daemon import Daemon, until
 from ucmclient.memory import SharedMemory
-from ucmclient.engine.pages import Chunk, PageStore, key_of, settings_of
+from ucmclient.engine.pages import Fragment, PageStore, key_of, settings_of
 from ucmclient.engine.vllm.identity import EngineIdentity
 from ucmclient.engine.weights import Weights
 
@@ -48,8 +48,8 @@ class Pool:
     def at(self, page):
         return self.address + page * SIZES[0], self.address + self.page_num * SIZES[0] + page * SIZES[1]
 
-    def chunks(self):
-        return [Chunk(at, size, size) for at, size in zip(self.at(0), SIZES)]
+    def fragments(self):
+        return [Fragment(at, size, size) for at, size in zip(self.at(0), SIZES)]
 
     def get(self, page):
         return b"".join(ctypes.string_at(at, size) for at, size in zip(self.at(page), SIZES))
@@ -122,7 +122,7 @@ class Case(unittest.TestCase):
 class Pages(Case):
     def store(self, pool, salt=b"", **more):
         identity = EngineIdentity("m", "bf16", "pages/1", 4, sum(SIZES), (1,), salt=salt)
-        store = PageStore(self.settings(**more), identity, pool.chunks(), pool.page_num, "test")
+        store = PageStore(self.settings(**more), identity, pool.fragments(), pool.page_num, "test")
         self.addCleanup(store.close)
         return store
 
@@ -161,7 +161,7 @@ class Pages(Case):
             with self.assertRaisesRegex(ValueError, f"a page for each is right, below {PAGES}"):
                 store.load(keys, pages)
         with self.assertRaisesRegex(ValueError, "parts with one layer"):
-            PageStore(self.settings(), EngineIdentity("m", "bf16", "pages/1", 4, 64, (1,)), pool.chunks(), PAGES, "test")
+            PageStore(self.settings(), EngineIdentity("m", "bf16", "pages/1", 4, 64, (1,)), pool.fragments(), PAGES, "test")
         for extra, word in (({"sockt": "x"}, "here has no setting 'sockt'"), ({"socket": 1}, "socket must be str"),
                             ({"lookup_timeout": -1}, "a number of seconds"), ({"required": 1}, "required must be bool")):
             with self.assertRaisesRegex(ValueError, word):

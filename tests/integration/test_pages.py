@@ -85,7 +85,7 @@ class Completion(unittest.TestCase):
         cls.daemon = Daemon()
         cls.addClassCleanup(cls.daemon.stop)
         for model in ("one", "two"):
-            run(UCM_BENCH, "--socket", cls.daemon.socket, "--quiet", "replay", "--limit", "3", "--block-bytes", "16KiB", "--chunk", "4KiB",
+            run(UCM_BENCH, "--socket", cls.daemon.socket, "--quiet", "replay", "--limit", "3", "--block-bytes", "16KiB", "--fragment", "4KiB",
                 "--model", model)
         cls.commands = commands_of(UCMCTL)
 

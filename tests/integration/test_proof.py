@@ -18,7 +18,7 @@ from second_client import BUSY, DENIED, INVALID, OK, Case, Client, Refused, keys
 SIZE = 4096
 BLOCKS = 16
 IDENTITY = {"model": "m", "dtype": "bf16", "layout": "l", "block_tokens": 16, "key_bytes": 16, "parts": 1, "layers": [1], "layer_bytes": SIZE}
-PLANES = [{"stride": SIZE, "chunk": SIZE}]
+PLANES = [{"stride": SIZE, "block_bytes": SIZE}]
 GPU = bytes([7] * 16)
 NONCE_S = 10
 

@@ -226,7 +226,7 @@ class Requests(Case):
         fd = memfd(8192)
         self.addCleanup(os.close, fd)
         handles = [{"kind": 0, "bytes": 8192}]
-        planes = [{"stride": 4096, "chunk": 4096}, {"offset": 4096, "stride": 4096, "chunk": 4096, "layer": 1}]
+        planes = [{"stride": 4096, "block_bytes": 4096}, {"offset": 4096, "stride": 4096, "block_bytes": 4096, "layer": 1}]
         digest = {"ns": ns, "method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
         derived = client.call("digest.open", **digest)["ns"]
         chain = client.call("chain.open", ns=derived)["chain"]
@@ -358,7 +358,7 @@ class Requests(Case):
     def test_regions(self):
         client, ns, region = self.worker()
         size = 1 << 20
-        fd, both = memfd(size), {"stride": 8192, "chunk": 4096}
+        fd, both = memfd(size), {"stride": 8192, "block_bytes": 4096}
         base = {"ns": ns, "blocks": 16, "device": "cpu", "handles": [{"kind": 0, "bytes": size}],
                 "planes": [both, dict(both, offset=4096, layer=1)]}
         one, two = base["planes"]
@@ -373,14 +373,14 @@ class Requests(Case):
         for good in ({"blocks": 128}, {"handle": {"offset": 4096, "bytes": size - 4096}}, {"handle": {"bytes": 131072}},
                      {"fds": [fd, fd], "handles": [{"kind": 0, "bytes": size, "fd": 1}, {"kind": 0, "bytes": size}],
                       "planes": [one, dict(two, handle=1)]},
-                     {"planes": [one]}, {"planes": [dict(one, chunk=1), dict(one, offset=1, chunk=4095), two]}):
+                     {"planes": [one]}, {"planes": [dict(one, fragment=1), dict(one, offset=1, fragment=4095), two]}):
             client.call("region.unregister", region=register(**good))
         handle = {"kind": 0, "bytes": size}
         for wrong in ({"part": 1}, {"blocks": 129}, {"fds": []}, {"handles": [handle, handle]},
                       {"handle": {"offset": 1}}, {"handle": {"bytes": size + 1}}, {"handle": {"fd": 1}},
                       {"handle": {"kind": 2}}):
             self.refused(INVALID, register, **wrong)
-        for planes in ([two, one], [one, dict(one, offset=4095, layer=1)], [dict(one, chunk=4095), two],
+        for planes in ([two, one], [one, dict(one, offset=4095, layer=1)], [dict(one, fragment=4095), two],
                        [dict(one, stride=4095), dict(two, offset=1 << 19)], [one, dict(two, handle=1)],
                        [one, two, dict(two, layer=2, offset=1 << 19)], [one, dict(two, offset=size - 4095)],
                        [one, dict(two, offset=(1 << 63) - 4096)], [dict(one, stride=1 << 62), two]):  # these wrap round

@@ -29,7 +29,7 @@ from ucmclient import (BlockResult, Client, Companion, CompanionMissing, Found, 
 from ucmclient import _native, companion as companions, keys as chains
 
 SUITE_TIMEOUT_S = 280
-LAYERS, CHUNK, BLOCKS = 3, 8192, 32
+LAYERS, FRAGMENT, BLOCKS = 3, 8192, 32
 
 
 #: Prints what three calls gave, of which each began before the client was closed and reached the library behind that.
@@ -82,27 +82,27 @@ class Case(DaemonCase):
 
     def identity(self, **more):
         fields = dict(model=self.id(), dtype="bf16", layout="nhd/1", block_tokens=16, layers=(LAYERS,),
-                      layer_bytes=CHUNK)
+                      layer_bytes=FRAGMENT)
         return Identity(**dict(fields, **more))
 
     def worker(self):
         """A namespace and a region in shared memory: layer by layer, in each block by block."""
         ns = self.client().namespace(self.identity())
-        shared = SharedMemory(LAYERS * CHUNK * BLOCKS)
-        planes = [Plane(0, layer * CHUNK * BLOCKS, CHUNK, CHUNK, layer) for layer in range(LAYERS)]
+        shared = SharedMemory(LAYERS * FRAGMENT * BLOCKS)
+        planes = [Plane(0, layer * FRAGMENT * BLOCKS, FRAGMENT, FRAGMENT, layer) for layer in range(LAYERS)]
         return ns, shared, ns.register([shared.memory()], planes, blocks=BLOCKS)
 
-    def chunk(self, shared, layer, block):
-        start = (layer * BLOCKS + block) * CHUNK
-        return shared.buffer[start:start + CHUNK]
+    def fragment(self, shared, layer, block):
+        start = (layer * BLOCKS + block) * FRAGMENT
+        return shared.buffer[start:start + FRAGMENT]
 
     def fill(self, shared, block):
         for layer in range(LAYERS):
-            self.chunk(shared, layer, block)[:] = os.urandom(CHUNK)
+            self.fragment(shared, layer, block)[:] = os.urandom(FRAGMENT)
         return self.bytes(shared, block)
 
     def bytes(self, shared, block):
-        return b"".join(bytes(self.chunk(shared, layer, block)) for layer in range(LAYERS))
+        return b"".join(bytes(self.fragment(shared, layer, block)) for layer in range(LAYERS))
 
     def refused(self, status, call, *args, **named):
         with self.assertRaises(UcmError) as caught:
@@ -132,7 +132,7 @@ class Blocks(Case):
         ns, shared, region = self.worker()
         stored = [self.fill(shared, block) for block in range(4)]
         result = region.dump(key(0, 1, 2, 3), range(4)).wait()
-        self.assertEqual((result.ok, result.all_ok, result.bytes), (4, True, 4 * LAYERS * CHUNK))
+        self.assertEqual((result.ok, result.all_ok, result.bytes), (4, True, 4 * LAYERS * FRAGMENT))
         hits = ns.lookup_prefix(key(0, 1, 2, 3, "none"), lease=10)
         self.assertEqual((hits.blocks, hits.in_dram), (4, 4))
         self.assertGreater(hits.lease, 0)
@@ -171,24 +171,24 @@ class Blocks(Case):
         ns, shared, region = self.worker()
         stored = self.fill(shared, 0)
         region.dump(key("s"), [0]).wait()
-        some = SharedMemory(2 * CHUNK * BLOCKS)
-        with ns.register([some.memory()], [Plane(0, i * CHUNK * BLOCKS, CHUNK, CHUNK, layer) for i, layer in enumerate((0, 2))],
+        some = SharedMemory(2 * FRAGMENT * BLOCKS)
+        with ns.register([some.memory()], [Plane(0, i * FRAGMENT * BLOCKS, FRAGMENT, FRAGMENT, layer) for i, layer in enumerate((0, 2))],
                          blocks=BLOCKS) as part:
             for layer in (0, 2):
-                self.assertEqual(part.load(key("s"), [3], layer=layer, layers=1).wait().bytes, CHUNK)
-            self.assertEqual([bytes(self.chunk(some, i, 3)) for i in (0, 1)], [stored[:CHUNK], stored[2 * CHUNK:3 * CHUNK]])
+                self.assertEqual(part.load(key("s"), [3], layer=layer, layers=1).wait().bytes, FRAGMENT)
+            self.assertEqual([bytes(self.fragment(some, i, 3)) for i in (0, 1)], [stored[:FRAGMENT], stored[2 * FRAGMENT:3 * FRAGMENT]])
             for move in (part.load, part.dump):
                 for first, layers in ((0, 0), (1, 1), (0, 2), (1, 0)):
                     error = self.refused(Status.INVALID, lambda: move(key("s"), [3], layer=first, layers=layers).wait())
                     self.assertIn("has no memory for layer 1", str(error))
             for i in range(2):
-                self.chunk(some, i, 4)[:] = os.urandom(CHUNK)
+                self.fragment(some, i, 4)[:] = os.urandom(FRAGMENT)
             for layer in (2, 0):
                 part.dump(key("t"), [4], layer=layer, layers=1).wait()
             self.assertEqual(ns.lookup_prefix(key("t")).blocks, 0, "a layer is missing")
             region.dump(key("t"), [0], layer=1, layers=1).wait()
             region.load(key("t"), [5]).wait()
-            self.assertEqual(self.bytes(shared, 5), bytes(self.chunk(some, 0, 4)) + stored[CHUNK:2 * CHUNK] + bytes(self.chunk(some, 1, 4)))
+            self.assertEqual(self.bytes(shared, 5), bytes(self.fragment(some, 0, 4)) + stored[FRAGMENT:2 * FRAGMENT] + bytes(self.fragment(some, 1, 4)))
 
     def test_durable_evicted_prefetched_pinned(self):
         ns, shared, region = self.worker()
@@ -206,12 +206,12 @@ class Blocks(Case):
     def test_numpy_without_a_copy(self):
         ns, shared, region = self.worker()
         pages = numpy.frombuffer(shared.buffer, dtype=numpy.float32).reshape(LAYERS, BLOCKS, -1)
-        pages[:, 7] = numpy.arange(LAYERS * CHUNK // 4, dtype=numpy.float32).reshape(LAYERS, -1)
+        pages[:, 7] = numpy.arange(LAYERS * FRAGMENT // 4, dtype=numpy.float32).reshape(LAYERS, -1)
         packed = numpy.frombuffer(key("n", "m"), dtype=numpy.uint8).reshape(2, 32)
         region.dump(packed[:1], numpy.array([7], dtype=numpy.uint32)).wait()
         region.load(packed[:1], numpy.array([8], dtype=numpy.int64)).wait()
         self.assertTrue((pages[:, 7] == pages[:, 8]).all())
-        self.assertEqual(data_pointer(pages[1]), data_pointer(pages) + BLOCKS * CHUNK)
+        self.assertEqual(data_pointer(pages[1]), data_pointer(pages) + BLOCKS * FRAGMENT)
 
         class Foreign:  # no more than DLPack
             def __init__(self, array):
@@ -296,7 +296,7 @@ class Manners(Case):
         before = descriptors()
         for _ in range(20):
             one = SharedMemory(1 << 16)
-            planes = [Plane(0, 0, CHUNK, CHUNK, 0), Plane(0, 2 * CHUNK, CHUNK, CHUNK, 1), Plane(0, 4 * CHUNK, CHUNK, CHUNK, 2)]
+            planes = [Plane(0, 0, FRAGMENT, FRAGMENT, 0), Plane(0, 2 * FRAGMENT, FRAGMENT, FRAGMENT, 1), Plane(0, 4 * FRAGMENT, FRAGMENT, FRAGMENT, 2)]
             with ns.register([one.memory()], planes, blocks=2):
                 pass
             del one
@@ -361,8 +361,8 @@ class Companions(Case):
     def companion(self):
         """With a namespace, memory and planes to register."""
         ns = self.client().namespace(self.identity())
-        shared = SharedMemory(LAYERS * CHUNK * BLOCKS)
-        planes = [Plane(0, layer * CHUNK * BLOCKS, CHUNK, CHUNK, layer) for layer in range(LAYERS)]
+        shared = SharedMemory(LAYERS * FRAGMENT * BLOCKS)
+        planes = [Plane(0, layer * FRAGMENT * BLOCKS, FRAGMENT, FRAGMENT, layer) for layer in range(LAYERS)]
         return Companion(ns.client, self.GPU), ns, shared, planes
 
     def register(self, companion, ns, shared, planes):

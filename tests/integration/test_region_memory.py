@@ -68,7 +68,7 @@ class Holder:
 
 def register(client, ns, fd, blocks=BLOCKS):
     return client.call("region.register", [fd], ns=ns, blocks=blocks, device="cpu", handles=[{"kind": 0, "bytes": blocks * LAYER}],
-                       planes=[{"stride": LAYER, "chunk": LAYER}])["region"]
+                       planes=[{"stride": LAYER, "block_bytes": LAYER}])["region"]
 
 
 def copied(client, method, region, names):
@@ -167,7 +167,7 @@ class Memory(Case):
             holders.append(Holder(fd, BLOCKS * LAYER))
             self.addCleanup(holders[-1].end)
             client.begin("region.register", [fd], ns=ns, blocks=BLOCKS, device="cpu", handles=[{"kind": 0, "bytes": BLOCKS * LAYER}],
-                         planes=[{"stride": LAYER, "chunk": LAYER}])
+                         planes=[{"stride": LAYER, "block_bytes": LAYER}])
         self.assertEqual(copied(bystander, "dump", region, range(BLOCKS)), {OK})
         more = register(bystander, theirs, memfd_of(self, BLOCKS * LAYER))
         self.assertEqual(copied(bystander, "load", more, range(BLOCKS)), {OK})

@@ -78,7 +78,7 @@ class Top(unittest.TestCase):
     def replay(self, stop=None):
         while True:
             subprocess.run([UCM_BENCH, "--socket", self.daemon.socket, "--quiet", "replay", "--limit", "200", "--block-bytes", "16KiB",
-                            "--chunk", "4KiB", "--model", "of the test"], stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
+                            "--fragment", "4KiB", "--model", "of the test"], stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
             if stop is None or stop.is_set():
                 return
 

@@ -332,10 +332,10 @@ class V0Store(Ucm):
         self.assertEqual((store.lookup(ids), moved("fetch_data", b)), ([False, True, False], -1))
 
     def test_what_is_refused(self):
-        with self.assertRaisesRegex(RuntimeError, "a block of whole pieces"):
+        with self.assertRaisesRegex(RuntimeError, "a block of whole fragments"):
             self.v0({"kv_block_size": 100, "io_size": 64, "ucmd": self.own()})
         store = self.v0({"kv_block_size": 128, "io_size": 64, "ucmd": self.own()})
-        with self.assertRaisesRegex(RuntimeError, "whole pieces of io_size 64"):
+        with self.assertRaisesRegex(RuntimeError, "whole fragments of io_size 64"):
             store.fetch_data(["00"], [32], [4096], [64])
 
 

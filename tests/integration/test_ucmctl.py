@@ -34,7 +34,7 @@ def start(**more):
 def replay(socket, model="test", requests=REQUESTS):
     """Plays some requests, so that there is something to look at; returns the counts."""
     done = subprocess.run([UCM_BENCH, "--socket", socket, "--json", "--quiet", "replay", "--limit",
-                           str(requests), "--block-bytes", "16KiB", "--chunk", "4KiB", "--model", model],
+                           str(requests), "--block-bytes", "16KiB", "--fragment", "4KiB", "--model", model],
                           capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"ucm-bench replay: {done.returncode}: {done.stderr}")

@@ -69,7 +69,7 @@ class Doctor(unittest.TestCase):
     def test_a_full_arena_fails_the_round_trip(self):
         daemon = Daemon(nvme=False, **{"arena.size": "16MiB"})
         self.addCleanup(daemon.stop)
-        subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "200", "--block-bytes", "64KiB", "--chunk", "16KiB"],
+        subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "200", "--block-bytes", "64KiB", "--fragment", "16KiB"],
                        stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
         daemon.ctl("pin", "1")
         found = self.findings("--quick", socket=daemon.socket)
@@ -196,7 +196,7 @@ class DroppedWrites(unittest.TestCase):
         said = ""
         for _ in range(3):
             subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "300", "--block-bytes", "64KiB",
-                            "--chunk", "16KiB"], stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
+                            "--fragment", "16KiB"], stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
             done = daemon.ctl("health")
             said = done.stdout
             if done.returncode == 4:
@@ -218,7 +218,7 @@ class Json(unittest.TestCase):
     def test_every_command(self):
         daemon = Daemon()
         self.addCleanup(daemon.stop)
-        subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "5", "--block-bytes", "16KiB", "--chunk", "4KiB"],
+        subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "5", "--block-bytes", "16KiB", "--fragment", "4KiB"],
                        stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
         names = {"FILE": os.path.join(daemon.folder, "disk"), "CONFIG": os.path.join(daemon.folder, "config.json"),
                  "KEY": json.loads(daemon.ctl("ls", "1", "--json").stdout)["blocks"][0]["key"]}

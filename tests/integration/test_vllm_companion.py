@@ -49,7 +49,7 @@ class CompanionsOnGpu(Case):
                 self.through_companions(prompt(200, 150), layout=layout, salt=layout)
 
     def test_layer_after_layer_and_ranks(self):
-        """Such loads go straight: in a slot a layer is one small chunk."""
+        """Such loads go straight: in a slot a layer is one small fragment."""
         self.through_companions(prompt(201, 150), least=0.25, async_load=False, layerwise=True, ranks=2)
 
     def test_auto_uses_it(self):

@@ -17,7 +17,7 @@ from ucmclient import Region
 from ucmclient.errors import Status, UcmError
 from ucmclient.engine.vllm import identity, layer_stores, settings
 from ucmclient.engine.vllm.connector import UcmConnector
-from ucmclient.engine.vllm.layout import Chunk, Layout
+from ucmclient.engine.vllm.layout import Fragment, Layout
 
 BY_LAYER = {"layer_stores": 2 * BLOCK, "layout": "packed"}
 HOOK = UcmConnector.save_kv_layer
@@ -202,7 +202,7 @@ class Rules(unittest.TestCase):
         self.assertEqual([layer_stores.bounds_of(n) for n in (2, 3, 5)], [[1, 2], [2, 3], [3, 4, 5]])
 
     def test_engines_that_store_after_the_step_all_the_same(self):
-        layers = Layout(((Chunk(0, 8, 8),), (Chunk(8, 8, 8),)), 4, 8, "x", {"a": 0, "b": 1})
+        layers = Layout(((Fragment(0, 8, 8),), (Fragment(8, 8, 8),)), 4, 8, "x", {"a": 0, "b": 1})
         one = replace(layers, numbers={"a": 1, "b": 1})  # as a pipeline cuts it
         worker = SimpleNamespace(settings=settings.Settings(layer_stores=512), writes=True, layers=None)
 

@@ -33,18 +33,18 @@ class Tensors:
         view = whole.transpose(order)
         return engine_pages.Tensor(view if logical is None else view.reshape(logical)), memory
 
-    def block(self, chunks, memory, b):
+    def block(self, fragments, memory, b):
         base = memory.__array_interface__["data"][0]
         return b"".join(memory[at: at + c.size].tobytes()
-                        for c in chunks for at in (c.address - base + b * c.stride,))
+                        for c in fragments for at in (c.address - base + b * c.stride,))
 
 
 class Layouts(Tensors, unittest.TestCase):
     """Every block's bytes are found, and no others."""
 
-    def right(self, tensor, memory, dimension=0, chunks=1, kernel=1):
-        got = layout.tensor_chunks(tensor, self.BLOCKS)
-        self.assertEqual(len(got), chunks)
+    def right(self, tensor, memory, dimension=0, fragments=1, kernel=1):
+        got = layout.tensor_fragments(tensor, self.BLOCKS)
+        self.assertEqual(len(got), fragments)
         seen = set()
         for b in range(self.BLOCKS):
             mine = numpy.take(tensor.array, range(b * kernel, (b + 1) * kernel), dimension)
@@ -56,8 +56,8 @@ class Layouts(Tensors, unittest.TestCase):
                 seen.update(piece)
 
     def test_keys_in_front_of_values(self):  # FlashAttention before 0.31: [2, blocks, tokens, heads, width]
-        self.right(*self.tensor((2, 6, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.float16), dimension=1, chunks=2)
-        self.right(*self.tensor((2, 6, 4, 16, 8), (0, 1, 3, 2, 4), dtype=numpy.float16), dimension=1, chunks=2)
+        self.right(*self.tensor((2, 6, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.float16), dimension=1, fragments=2)
+        self.right(*self.tensor((2, 6, 4, 16, 8), (0, 1, 3, 2, 4), dtype=numpy.float16), dimension=1, fragments=2)
 
     def test_keys_beside_values(self):  # FlashInfer, Triton: [blocks, 2, tokens, heads, width], HND below it
         self.right(*self.tensor((6, 2, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.float16))
@@ -70,7 +70,7 @@ class Layouts(Tensors, unittest.TestCase):
 
     def test_one_view_a_layer(self):  # vLLM 0.32 and 0.33: [blocks, heads, tokens, content] of one allocation
         heads, tokens, content, layers = 4, 16, 8, 3
-        for name, physical, order, chunks in (
+        for name, physical, order, fragments in (
                 ("LBHNC", (layers, 6, heads, tokens, content), (0, 1, 2, 3, 4), 1),
                 ("LBNHC", (layers, 6, tokens, heads, content), (0, 1, 3, 2, 4), 1),
                 ("LHBNC", (layers, heads, 6, tokens, content), (0, 2, 1, 3, 4), heads),
@@ -81,7 +81,7 @@ class Layouts(Tensors, unittest.TestCase):
             views = {f"layers.{i}": engine_pages.Tensor(layer) for i, layer in enumerate(whole.array)}
             for view in views.values():
                 with self.subTest(name):
-                    self.right(view, memory, chunks=chunks)
+                    self.right(view, memory, fragments=fragments)
             for layerwise in (False, True):
                 with self.subTest(name, layerwise=layerwise):
                     got = layout.layout_of(views, 6, layerwise)
@@ -104,7 +104,7 @@ class Layouts(Tensors, unittest.TestCase):
 
     def test_kernels_with_smaller_blocks(self):
         self.right(*self.tensor((24, 4, 16, 8), (0, 1, 2, 3)), kernel=4)
-        self.right(*self.tensor((2, 12, 16, 4, 8), (0, 1, 2, 3, 4)), dimension=1, chunks=2, kernel=2)
+        self.right(*self.tensor((2, 12, 16, 4, 8), (0, 1, 2, 3, 4)), dimension=1, fragments=2, kernel=2)
 
     def test_padding_is_left_alone(self):  # quantized pages with scales, aligned pages, hybrids' raw tensors
         self.right(*self.tensor((6, 4, 16, 9), (0, 1, 2, 3), gap=64))
@@ -123,17 +123,17 @@ class Layouts(Tensors, unittest.TestCase):
     def test_what_is_not_understood(self):
         for view, _ in (self.tensor((7, 16, 8), (0, 1, 2)), self.tensor((3, 6, 16), (0, 1, 2)), self.tensor((768,), (0,))):
             with self.assertRaisesRegex(ValueError, "not understood"):
-                layout.tensor_chunks(view, 6)
+                layout.tensor_fragments(view, 6)
         overlapping = engine_pages.Tensor(numpy.lib.stride_tricks.as_strided(numpy.zeros(64, numpy.uint8), (6, 16), (8, 1)))
         with self.assertRaisesRegex(ValueError, "not understood"):
-            layout.tensor_chunks(overlapping, 6)
+            layout.tensor_fragments(overlapping, 6)
         view, _ = self.tensor((2, 2, 16, 8), (0, 1, 2, 3))
         with self.assertRaisesRegex(ValueError, "more blocks"):
-            layout.tensor_chunks(view, 2)
+            layout.tensor_fragments(view, 2)
 
 
 class Sections(Tensors, unittest.TestCase):
-    """What encodings are told: each chunk is rows of one head each, and they are the tensor's, in this order."""
+    """What encodings are told: each fragment is rows of one head each, and they are the tensor's, in this order."""
 
     HEADS, TOKENS, DIM = 4, 16, 8
     OF = layout.Heads(TOKENS, HEADS, DIM)
@@ -148,7 +148,7 @@ class Sections(Tensors, unittest.TestCase):
         self.assertIsNone(without.sections)
         sections = (got.sections.k, got.sections.v) if got.sections.v else (got.sections.k,)
         for layer in got.layers:
-            self.assertEqual([2 * numpy.prod(rows) for rows in sections], [chunk.size for chunk in layer])
+            self.assertEqual([2 * numpy.prod(rows) for rows in sections], [fragment.size for fragment in layer])
         return got
 
     def of(self, views, **more):

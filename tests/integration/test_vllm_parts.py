@@ -415,18 +415,18 @@ class Moves(unittest.TestCase):
 class Companions(unittest.TestCase):
     """Which workers have a companion. What it does for them is test_vllm_companion.py's."""
 
-    def choice(self, setting, chunk=4096, on_gpu=True, missing=None, writes=True, **more):
-        one = layout.Layout(((layout.Chunk(0, 1 << 20, 64), layout.Chunk(0, 1 << 20, chunk)),), 8, chunk, "", {})
+    def choice(self, setting, fragment=4096, on_gpu=True, missing=None, writes=True, **more):
+        one = layout.Layout(((layout.Fragment(0, 1 << 20, 64), layout.Fragment(0, 1 << 20, fragment)),), 8, fragment, "", {})
         with mock.patch.object(companion, "require", side_effect=missing):
             return companion.Accompaniment(settings.Settings.parse(extra_of({"companion": setting, **more})), one, on_gpu, writes)
 
     def test_auto(self):
         missing = ucmclient.CompanionMissing("tried libucmclient_cuda.so.0: no such file")
-        for more, used, words in (({}, True, "4 KiB"), ({"chunk": (512 << 10) - 1}, True, "small chunks"),
+        for more, used, words in (({}, True, "4 KiB"), ({"fragment": (512 << 10) - 1}, True, "small fragments"),
                                   ({"chunk": 512 << 10}, False, "512 KiB"), ({"on_gpu": False}, False, "GPU"),
                                   ({"missing": missing}, False, "no such file"),
-                                  ({"store": False}, True, "small chunks"),
-                                  ({"layerwise": True, "async_load": False}, True, "small chunks"),
+                                  ({"store": False}, True, "small fragments"),
+                                  ({"layerwise": True, "async_load": False}, True, "small fragments"),
                                   ({"layerwise": True, "async_load": False, "store": False}, False, "stores nothing"),
                                   ({"load": False, "writes": False}, False, "stores nothing")):
             with self.subTest(more):
@@ -435,7 +435,7 @@ class Companions(unittest.TestCase):
                 self.assertIn(words, choice.why)
 
     def test_on_is_refused_with_the_remedy(self):
-        self.assertTrue(self.choice("on", chunk=1 << 20).used)
+        self.assertTrue(self.choice("on", fragment=1 << 20).used)
         missing = ucmclient.CompanionMissing("tried libucmclient_cuda.so.0: no such file")
         for more, words in (({"on_gpu": False}, "GPU"), ({"missing": missing}, "UCMCLIENT_CUDA_LIB")):
             with self.subTest(more), self.assertRaisesRegex(identity.Unsupported, f'companion "on".*{words}.*"auto"'):

@@ -245,18 +245,18 @@ class Cuts(unittest.TestCase):
     """The same bytes in pieces of one size."""
 
     def test_pieces_are_the_layout_in_its_order(self):
-        chunks = ((layout.Chunk(1000, 500, 30), layout.Chunk(2000, 500, 50)), (layout.Chunk(3000, 500, 80),))
+        chunks = ((layout.Fragment(1000, 500, 30), layout.Fragment(2000, 500, 50)), (layout.Fragment(3000, 500, 80),))
         one = layout.Layout(chunks, 4, 80, "name", {"a": 0, "b": 1})
         self.assertIs(stages.cut(one, 80), one)
         small = stages.cut(one, 20)
         self.assertEqual(small.layers, (
-            (layout.Chunk(1000, 500, 20),), (layout.Chunk(1020, 500, 10), layout.Chunk(2000, 500, 10)), (layout.Chunk(2010, 500, 20),),
-            (layout.Chunk(2030, 500, 20),), *((layout.Chunk(3000 + i * 20, 500, 20),) for i in range(4))))
+            (layout.Fragment(1000, 500, 20),), (layout.Fragment(1020, 500, 10), layout.Fragment(2000, 500, 10)), (layout.Fragment(2010, 500, 20),),
+            (layout.Fragment(2030, 500, 20),), *((layout.Fragment(3000 + i * 20, 500, 20),) for i in range(4))))
         self.assertEqual((small.layer_bytes, small.numbers), (20, {"a": 3, "b": 7}))
 
     def staged(self, *sizes, parts=(1, 1)):
         of = [stages.Stage("name", n, 1, size) for n, size in zip(parts, sizes)]
-        one = layout.Layout(((layout.Chunk(0, 1 << 40, sizes[1]),),), 4, sizes[1], "name", {"all": 0})
+        one = layout.Layout(((layout.Fragment(0, 1 << 40, sizes[1]),),), 4, sizes[1], "name", {"all": 0})
         return stages.staged(lambda: one, identity.Ranks(0, 1, True), {}, 1, lambda _: of)
 
     def test_parts_and_layers_of_all_stages(self):

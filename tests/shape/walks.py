@@ -12,7 +12,7 @@ import sys
 
 from modules import TOP
 
-BLOCKS, LAYERS, CHUNK = 4, 4, 4096
+BLOCKS, LAYERS, FRAGMENT = 4, 4, 4096
 FEW, MANY = 1, 101
 
 
@@ -57,9 +57,9 @@ def serve(counted, name, n):
     before, again = requests(name)
     daemon = Daemon(nvme=False)
     with Client(socket=daemon.socket, name="shape") as client:
-        ns = client.namespace(Identity("shape", "bf16", "nhd/1", 16, CHUNK, (LAYERS,)))
-        shared = SharedMemory(LAYERS * CHUNK * BLOCKS)
-        planes = [Plane(0, layer * CHUNK * BLOCKS, CHUNK, CHUNK, layer) for layer in range(LAYERS)]
+        ns = client.namespace(Identity("shape", "bf16", "nhd/1", 16, FRAGMENT, (LAYERS,)))
+        shared = SharedMemory(LAYERS * FRAGMENT * BLOCKS)
+        planes = [Plane(0, layer * FRAGMENT * BLOCKS, FRAGMENT, FRAGMENT, layer) for layer in range(LAYERS)]
         region = ns.register([shared.memory()], planes, blocks=BLOCKS)
         before(ns, region, 0)
         for turn in range(1, n + 1):

@@ -30,8 +30,8 @@ for _ in $(seq 100); do
 done
 
 "$build/ucm-bench" lookup
-for chunk in 4KiB 64KiB 1MiB; do
-    "$build/ucm-bench" load --chunk "$chunk"
-    "$build/ucm-bench" dump --chunk "$chunk"
+for fragment in 4KiB 64KiB 1MiB; do
+    "$build/ucm-bench" load --fragment "$fragment"
+    "$build/ucm-bench" dump --fragment "$fragment"
 done
 "$build/ucm-bench" tier --ucmd "$build/ucmd" --dir "$folder"

@@ -95,7 +95,7 @@ class Plane(Structure):
         ("memory", c_uint32),
         ("offset", c_uint64),
         ("stride", c_uint64),
-        ("chunk_bytes", c_uint32),
+        ("block_bytes", c_uint32),
         ("layer", c_uint32),
     ]
 

@@ -95,7 +95,7 @@ class Plane:
     memory: int
     offset: int
     stride: int
-    chunk_bytes: int
+    block_bytes: int
     layer: int
 
 

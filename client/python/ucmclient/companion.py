@@ -1,4 +1,4 @@
-"""Companion: kernels in the worker's process move small chunks for the daemon. Mirrors ucmclient_cuda.h.
+"""Companion: kernels in the worker's process move small fragments for the daemon. Mirrors ucmclient_cuda.h.
 
     memory, base, gpu = cuda_allocation(tensor.data_ptr())
     with Companion(client, gpu) as companion:

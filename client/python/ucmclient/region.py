@@ -141,7 +141,7 @@ def region_spec(
         if of.prove is not None:
             to.prove_cb, to.prove_ctx = _prove, _proofs.keep(of.prove)
     native_planes = (native.Plane * len(planes))(
-        *((p.memory, p.offset, p.stride, p.chunk_bytes, p.layer) for p in planes)
+        *((p.memory, p.offset, p.stride, p.block_bytes, p.layer) for p in planes)
     )
     device = b"cpu" if gpu is None else b"cuda"
     turned = None if rope is None else ctypes.pointer(rope.native())

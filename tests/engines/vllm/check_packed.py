@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """How vLLM packs layers of several kinds into one buffer, on its own code and the connector's, a part of `make check-vllm`: for caches as
-large models have them, in each layout, without the models. A block of a group that is copied by the connector's chunks is whole, and no other block
+large models have them, in each layout, without the models. A block of a group that is copied by the connector's fragments is whole, and no other block
 changes."""
 
 import os
@@ -114,9 +114,9 @@ class Packed(unittest.TestCase):
         want = {name: t[per[name]:2 * per[name]].contiguous().view(torch.uint8).clone() for name, t in tensors.items()}
         others = {(name, b): t[b * per[name]:(b + 1) * per[name]].contiguous().view(torch.uint8).clone()
                   for name, t in tensors.items() for b in range(BLOCKS) if b != 3}
-        for chunk in (chunk for layer in layout.layers for chunk in layer):
-            at = chunk.address - raw.data_ptr()
-            raw[at + 3 * chunk.stride: at + 3 * chunk.stride + chunk.size] = raw[at + chunk.stride: at + chunk.stride + chunk.size].clone()
+        for fragment in (fragment for layer in layout.layers for fragment in layer):
+            at = fragment.address - raw.data_ptr()
+            raw[at + 3 * fragment.stride: at + 3 * fragment.stride + fragment.size] = raw[at + fragment.stride: at + fragment.stride + fragment.size].clone()
         for name, t in tensors.items():
             self.assertTrue(torch.equal(t[3 * per[name]:4 * per[name]].contiguous().view(torch.uint8), want[name]), name)
         for (name, b), bytes_ in others.items():

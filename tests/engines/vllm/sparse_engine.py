@@ -77,24 +77,24 @@ class SparseRank:
                                part=number, apart=apart, window=window, deadline=deadline, timeout=worker.settings.lookup_timeout)
         self.shape = digest.shape
         self.slot_plan = kernels.Plan(HeadBytes(self.shape).shape if apart else self.shape, M.PER_KV)
-        self.page_plans = [kernels.Plan(self.shape, M.PER_KV, self._in_pages(chunks)) for chunks in self.layout.layers]
+        self.page_plans = [kernels.Plan(self.shape, M.PER_KV, self._in_pages(fragments)) for fragments in self.layout.layers]
 
     def new_slots(self):
         return kernels.Slots(M.LAYERS * (len(self.heads) if self.apart else 1), self.room.rows, self.room.slots, self.requests)
 
     @staticmethod
-    def _in_pages(chunks):
-        """From a layer's bytes to those of its chunks, from the first one's address on."""
+    def _in_pages(fragments):
+        """From a layer's bytes to those of its fragments, from the first one's address on."""
         def at(offset):
-            for chunk in chunks:
-                if offset < chunk.size:
-                    return chunk.address - chunks[0].address + offset
-                offset -= chunk.size
+            for fragment in fragments:
+                if offset < fragment.size:
+                    return fragment.address - fragments[0].address + offset
+                offset -= fragment.size
         return at
 
     def layers(self, page):
         """The bytes of a block's layers, as slots and the daemon have them."""
-        return [b"".join(ctypes.string_at(c.address + page * c.stride, c.size) for c in chunks) for chunks in self.layout.layers]
+        return [b"".join(ctypes.string_at(c.address + page * c.stride, c.size) for c in fragments) for fragments in self.layout.layers]
 
     def kv(self, data):
         """K and V of a layer of a block: [2, BLOCK, heads, HEAD]."""
@@ -132,8 +132,8 @@ class SparseRank:
 
     def _piece(self, layer, head, in_pages, which, tail):
         if in_pages:
-            chunk = self.layout.layers[layer][0]
-            return self.page_plans[layer], chunk.address, chunk.stride, self.layout.blocks, which, tail, head
+            fragment = self.layout.layers[layer][0]
+            return self.page_plans[layer], fragment.address, fragment.stride, self.layout.blocks, which, tail, head
         pool = self.decoder.pool.address, self.decoder.slot_bytes, self.room.slots
         return self.slot_plan, *pool, which, tail, 0 if self.apart else head
 

@@ -241,17 +241,17 @@ class Generator:
             encoded = not encoded
         shape, part = ns.family.shape, self.part(ns) if part is None else part
         if ns.form == DIGEST:
-            chunks = [{"of": ns.name, "field": "layer_bytes"}]
+            fragments = [{"of": ns.name, "field": "layer_bytes"}]
         elif encoded:
-            chunks = [shape.section_bytes] * shape.sections
+            fragments = [shape.section_bytes] * shape.sections
         else:
-            chunks = [ns.layer_bytes]
+            fragments = [ns.layer_bytes]
         layers = 1 if pool else ns.identity["layers"][0]
         region = Region(self.name("p" if pool else "r"), ns, part, self.some(2, 4, 8) * (2 if pool else 1), pool)
         conn.regions.append(region)
         rope = self.rope(ns, pool)
         region.turns = bool(rope)
-        self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, chunks=chunks, layers=layers,
+        self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, fragments=fragments, layers=layers,
                  pool=pool, form=ns.form if ns.form in (PLAIN, DIGEST) else BYTES, label=ns.label, crc=ns.crc,
                  plain=self.label_of(ns.family, conn), base=ns.base.ref if ns.form == DIGEST else None,
                  lossless=ns.spec is not None and SPECS[ns.spec]["encoding"] == "lossless", **rope)

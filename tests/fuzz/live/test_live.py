@@ -42,7 +42,7 @@ def as_long(right, opened, look):
     if opened == 2:
         generator.call(conn, "namespace.open", "bytes", 0, **dict(coded, salt={"hex": coded["salt"].hex()}))
     generator.call(conn, "encoding.open", "view", 0, ns=one, **encoding_params(shape, spec))
-    region = {"part": 0, "blocks": 4, "chunks": [shape.plain], "layers": 1, "base": None, "lossless": False, "plain": 1}
+    region = {"part": 0, "blocks": 4, "fragments": [shape.plain], "layers": 1, "base": None, "lossless": False, "plain": 1}
     generator.add("region", conn, **region, **{"as": "to"}, ns=two, pool=False, form="bytes", label=2)
     generator.add("dump", conn, region="to", keys=[3, 4], at=[0, 1], more={"plain": True})
     label = 1 if right else 2

@@ -292,16 +292,16 @@ class World:
         self.do_operator(peer, {"m": "key.reload", "p": {}})
 
     def do_region(self, peer, op):
-        chunks = [self.value(chunk) for chunk in op["chunks"]]
-        if max(chunks) > 1 << 20:
+        fragments = [self.value(fragment) for fragment in op["fragments"]]
+        if max(fragments) > 1 << 20:
             return                        # nothing is known of the digests that it is for
-        layers, layer_bytes = op["layers"], sum(chunks)
+        layers, layer_bytes = op["layers"], sum(fragments)
         block, planes = layers * layer_bytes, []
         for layer in range(layers):
             at = layer * layer_bytes
-            for chunk in chunks:
-                planes.append({"layer": layer, "offset": at, "stride": block, "chunk": chunk})
-                at += chunk
+            for fragment in fragments:
+                planes.append({"layer": layer, "offset": at, "stride": block, "block_bytes": fragment})
+                at += fragment
         size = op["blocks"] * block
         holder, form = self.fingerprint(op["base"] or op["ns"]), op["form"]
         if form == "bytes" and self.fingerprint(op["ns"]) in peer.encoded:

@@ -53,8 +53,8 @@ FAKE_FN int rig_register(struct rig *r, int timeout_ms, struct ucm_region **out)
 {
     struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD, .bytes = 65536, .fd = r->fd};
     struct ucm_plane planes[2] = {
-        {.stride = 4096, .chunk_bytes = 4096},
-        {.offset = 32768, .stride = 4096, .chunk_bytes = 4096, .layer = 1}};
+        {.stride = 4096, .block_bytes = 4096},
+        {.offset = 32768, .stride = 4096, .block_bytes = 4096, .layer = 1}};
     struct ucm_region_spec spec = {
         .blocks = 8,
         .device = "cpu",

@@ -104,7 +104,7 @@ Test(client_fetch, what_is_sent_and_what_comes)
 Test(client_fetch, a_pool_is_registered_as_one)
 {
     struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD, .bytes = 65536, .fd = rig.fd};
-    struct ucm_plane plane = {.stride = 4096, .chunk_bytes = 4096};
+    struct ucm_plane plane = {.stride = 4096, .block_bytes = 4096};
     struct ucm_region_spec spec = {.blocks = 16,
                                    .device = "cpu",
                                    .memory = &memory,

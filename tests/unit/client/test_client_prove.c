@@ -71,10 +71,10 @@ static int ipc_register(struct ucm_namespace *ns, uint32_t n, ucm_prove_cb prove
     static const uint8_t gpu[UCM_UUID_BYTES] = {1};
     struct ucm_memory pieces[2] = {
         {.kind = UCM_MEMORY_CUDA_IPC, .offset = 4096, .bytes = 1u << 20, .ipc = {7}}};
-    struct ucm_plane planes[4] = {{.offset = 65536, .stride = 2048, .chunk_bytes = 2048},
-                                  {.offset = PLACE - 4096, .stride = 2048, .chunk_bytes = 2048},
-                                  {.offset = 65536, .stride = 2048, .chunk_bytes = 2048},
-                                  {.offset = PLACE - 4096, .stride = 2048, .chunk_bytes = 2048}};
+    struct ucm_plane planes[4] = {{.offset = 65536, .stride = 2048, .block_bytes = 2048},
+                                  {.offset = PLACE - 4096, .stride = 2048, .block_bytes = 2048},
+                                  {.offset = 65536, .stride = 2048, .block_bytes = 2048},
+                                  {.offset = PLACE - 4096, .stride = 2048, .block_bytes = 2048}};
     struct ucm_region_spec spec = {.blocks = 8,
                                    .device = "cuda",
                                    .gpu = gpu,

@@ -243,7 +243,7 @@ struct worker_side {
     CUdeviceptr memory;
     uint64_t bytes, slot_bytes;
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
-    uint32_t n_planes, chunk;
+    uint32_t n_planes, fragment;
     struct device_region *region;
     struct device_staging ring;
     struct ucm_staging *shared;
@@ -267,7 +267,7 @@ static inline void rope_says(struct msg_region_register *m, const struct ucm_rop
     m->rope_base = s->base;
 }
 
-/* n_planes layers of BLOCKS chunks, `gap` apart. */
+/* n_planes layers of BLOCKS fragments, `gap` apart. */
 static inline struct device_region *region_of(struct worker_side *w, struct device *device,
                                               pid_t pid, uint32_t gap)
 {
@@ -280,7 +280,7 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
                                     .device = {"cuda", 4},
                                     .handles = {&handle, 1},
                                     .planes = {planes, w->n_planes}};
-    struct form pages = {.layer_bytes = w->chunk * sections, .layers = w->n_planes / sections};
+    struct form pages = {.layer_bytes = w->fragment * sections, .layers = w->n_planes / sections};
     struct device_region *r = NULL;
     struct ucm_error e = {0};
     struct codec codec;
@@ -289,9 +289,9 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
     if (w->rope)
         rope_says(&m, &w->rope->spec, rope);
     for (uint32_t p = 0; p < w->n_planes; p++)
-        planes[p] = (struct msg_plane){.offset = (uint64_t)p * BLOCKS * (w->chunk + gap),
-                                       .stride = w->chunk + gap,
-                                       .chunk = w->chunk,
+        planes[p] = (struct msg_plane){.offset = (uint64_t)p * BLOCKS * (w->fragment + gap),
+                                       .stride = w->fragment + gap,
+                                       .block_bytes = w->fragment,
                                        .layer = p / sections};
     if (w->encoding)
         codec_init(&codec, w->encoding);
@@ -304,14 +304,14 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
 }
 
 static inline void worker_memory(struct worker_side *w, int ordinal, uint32_t n_planes,
-                                 uint32_t chunk, uint32_t gap)
+                                 uint32_t fragment, uint32_t gap)
 {
     CUipcMemHandle handle;
 
     w->n_planes = n_planes;
-    w->chunk = chunk;
-    w->slot_bytes = ((uint64_t)n_planes * chunk + 63) / 64 * 64;
-    w->bytes = (uint64_t)n_planes * BLOCKS * (chunk + gap);
+    w->fragment = fragment;
+    w->slot_bytes = ((uint64_t)n_planes * fragment + 63) / 64 * 64;
+    w->bytes = (uint64_t)n_planes * BLOCKS * (fragment + gap);
     w->memory = fake_cuda_alloc(ordinal, w->bytes);
     cr_assert_leq(BLOCKS * w->slot_bytes, slots_bytes);
     memset((void *)(uintptr_t)w->memory, 0, w->bytes);
@@ -319,13 +319,13 @@ static inline void worker_memory(struct worker_side *w, int ordinal, uint32_t n_
     memcpy(w->ipc, &handle, sizeof(w->ipc));
 }
 
-static inline void worker_begin(struct worker_side *w, pid_t pid, uint32_t n_planes, uint32_t chunk,
-                                uint32_t gap)
+static inline void worker_begin(struct worker_side *w, pid_t pid, uint32_t n_planes,
+                                uint32_t fragment, uint32_t gap)
 {
     struct ucm_error e = {0};
 
     *w = (struct worker_side){.encoding = w->encoding, .rope = w->rope};
-    worker_memory(w, 0, n_planes, chunk, gap);
+    worker_memory(w, 0, n_planes, fragment, gap);
     w->region = region_of(w, gpu, pid, gap);
     cr_assert_eq(control(DEVICE_OPEN, w->region, NULL, &e), 0, "%s", e.text);
 }

@@ -95,13 +95,13 @@ static uint64_t staged_bytes(void)
 static void strategy_test(enum copy_strategy strategy, bool companion)
 {
     static const struct {
-        uint32_t planes, chunk, gap;
+        uint32_t planes, fragment, gap;
     } shapes[] = {{8, 4096, 0}, {5, 777, 13}, {3, 20000, 480}, {1, 65536, 0}};
 
     daemon_begin(strategy, 6 * MIB);
     fake_cuda_delay(companion ? 200 : 50);
     for (unsigned s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
-        worker_begin(&a, getpid(), shapes[s].planes, shapes[s].chunk, shapes[s].gap);
+        worker_begin(&a, getpid(), shapes[s].planes, shapes[s].fragment, shapes[s].gap);
         if (companion)
             worker_companion(&a, 131072, 4);
         for (unsigned round = 0; round < 3; round++)
@@ -209,7 +209,7 @@ static uint64_t most_of_an_order(void)
     uint64_t most = 0;
 
     for (unsigned s = 0; s < SLICES; s++) {
-        uint64_t bytes = a.shared->orders[s].n_items * (uint64_t)a.chunk;
+        uint64_t bytes = a.shared->orders[s].n_items * (uint64_t)a.fragment;
 
         most = bytes > most ? bytes : most;
     }

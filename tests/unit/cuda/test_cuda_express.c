@@ -3,7 +3,7 @@
 #include "daemon/cuda/gpu.h"
 #include "tests/unit/cuda/cuda_rig.h"
 
-#define CHUNK (1u << 20)
+#define FRAGMENT (1u << 20)
 #define ROUNDS 1000u
 
 static struct worker_side a;
@@ -14,7 +14,7 @@ static void begin(bool others)
     struct gpu *g;
 
     daemon_begin(COPY_AUTO, BLOCKS * MIB);
-    worker_begin(&a, getpid(), 1, CHUNK, 0);
+    worker_begin(&a, getpid(), 1, FRAGMENT, 0);
     bytes_random(slots, BLOCKS * a.slot_bytes, 3);
     g = (struct gpu *)gpu;
     g->busy = (struct busy){.others = others,

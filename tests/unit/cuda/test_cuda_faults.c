@@ -25,8 +25,8 @@ static void still_sound(void)
     job_run(&j);
     for (uint32_t n = 0; n < BLOCKS; n++)
         cr_assert_eq(memcmp(first + n * good.slot_bytes,
-                            (uint8_t *)(uintptr_t)good.memory + n * (uint64_t)good.chunk,
-                            good.chunk),
+                            (uint8_t *)(uintptr_t)good.memory + n * (uint64_t)good.fragment,
+                            good.fragment),
                      0);
 }
 

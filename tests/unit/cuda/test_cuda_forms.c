@@ -67,7 +67,7 @@ static void *of(uint64_t address)
 }
 
 /* What the job should leave, by the C reference alone. */
-static void expect_chunk(const struct test_job *j, uint32_t i, uint32_t p)
+static void expect_fragment(const struct test_job *j, uint32_t i, uint32_t p)
 {
     const struct ucm_copy_plane *plane = &w.region->planes[p];
     uint64_t slot = j->items[i].slot - (uint64_t)(uintptr_t)slots + (uint64_t)(uintptr_t)want_slots;
@@ -83,7 +83,7 @@ static void expect_chunk(const struct test_job *j, uint32_t i, uint32_t p)
             ucm_encode(&spec, c->section, page, of(slot + c->slot_offset));
     } else {
         slot += plane->slot_offset;
-        memcpy(loads ? page : of(slot), loads ? of(slot) : page, plane->chunk);
+        memcpy(loads ? page : of(slot), loads ? of(slot) : page, plane->block_bytes);
     }
     if (j->job.turns && turns[i] && rope_at[p] != UCM_ROPE_NO_K)
         ucm_rope_apply(&rope.spec, turns[i], page, page);
@@ -93,7 +93,7 @@ static void expect(const struct test_job *j)
 {
     for (uint32_t i = 0; i < j->job.n_items; i++)
         for (uint32_t p = j->job.first_plane; p < j->job.first_plane + j->job.n_planes; p++)
-            expect_chunk(j, i, p);
+            expect_fragment(j, i, p);
 }
 
 /* Of `kinds` tables in runs, and blocks between that stay. */
@@ -398,7 +398,7 @@ Test(cuda_forms, planes_that_are_no_sections_or_have_no_k_get_no_companion, .tim
     fake_cuda_uuid(0, uuid);
     cr_assert_eq(companion_init(&w.companion, uuid, 65536, 2), CUDA_SUCCESS);
     memcpy(planes, w.region->planes, sizeof(planes));
-    planes[PLANES - 1].chunk -= 16;
+    planes[PLANES - 1].block_bytes -= 16;
     refuses(planes, (struct companion_skills){.encoding = &spec});
     spec.version = 99;
     refuses(w.region->planes, (struct companion_skills){.encoding = &spec});

@@ -63,8 +63,8 @@ static int region_add_with(struct ucm_namespace *ns, CUdeviceptr at, const struc
 {
     struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = 65536, .prove_cb = prove_cb};
     struct ucm_plane planes[2] = {
-        {.stride = 4096, .chunk_bytes = 4096},
-        {.offset = 32768, .stride = 4096, .chunk_bytes = 4096, .layer = 1}};
+        {.stride = 4096, .block_bytes = 4096},
+        {.offset = 32768, .stride = 4096, .block_bytes = 4096, .layer = 1}};
     uint8_t uuid[16];
     struct ucm_region_spec spec = {.blocks = 8,
                                    .device = "cuda",

@@ -4,7 +4,7 @@
 #include "tests/unit/cuda/cuda_rig.h"
 
 #define PLANES 2u
-#define CHUNK 32768u /* of K: 16 tokens of 8 heads of 128 channels, BF16 */
+#define FRAGMENT 32768u /* of K: 16 tokens of 8 heads of 128 channels, BF16 */
 
 static struct worker_side w;
 static struct companion_rope rope;
@@ -89,12 +89,14 @@ static void begin(enum copy_strategy strategy)
 {
     daemon_begin(strategy, 6 * MIB);
     calls_wrap();
-    rope = (struct companion_rope){
-        .at = rope_at,
-        .spec = {
-            .dtype = UCM_ROPE_BF16, .rows = CHUNK / 256, .dim = 128, .rotary = 128, .base = 10000}};
+    rope = (struct companion_rope){.at = rope_at,
+                                   .spec = {.dtype = UCM_ROPE_BF16,
+                                            .rows = FRAGMENT / 256,
+                                            .dim = 128,
+                                            .rotary = 128,
+                                            .base = 10000}};
     w = (struct worker_side){.rope = &rope};
-    worker_memory(&w, 0, PLANES, CHUNK, 64);
+    worker_memory(&w, 0, PLANES, FRAGMENT, 64);
     w.region = region_of(&w, gpu, getpid(), 64);
 }
 
@@ -125,10 +127,10 @@ static void loaded(struct test_job *j)
             uint8_t *to = page(want, j, i, p);
 
             memcpy(to, (void *)(uintptr_t)(j->items[i].slot + w.region->planes[p].slot_offset),
-                   CHUNK);
+                   FRAGMENT);
             if (j->job.turns && turns[i])
                 ucm_rope_apply(&rope.spec, turns[i], to, to);
-            cr_assert_eq(memcmp(to, page((uint8_t *)(uintptr_t)w.memory, j, i, p), CHUNK), 0);
+            cr_assert_eq(memcmp(to, page((uint8_t *)(uintptr_t)w.memory, j, i, p), FRAGMENT), 0);
         }
 }
 

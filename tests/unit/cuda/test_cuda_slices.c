@@ -4,8 +4,8 @@
 
 #define SLICES 4u
 #define HELD (SLICES - 1) /* that one direction may have */
-#define CHUNK (64u << 10)
-#define SLICE (16u * CHUNK) /* eight requests of two blocks */
+#define FRAGMENT (64u << 10)
+#define SLICE (16u * FRAGMENT) /* eight requests of two blocks */
 #define JOBS 23u
 
 static struct worker_side a;
@@ -29,7 +29,7 @@ static void straight(uint32_t tenant)
 static void begin(uint32_t n_planes, unsigned tenants)
 {
     daemon_begin(COPY_STAGED, 10 * MIB);
-    worker_begin(&a, getpid(), n_planes, CHUNK / n_planes, 0);
+    worker_begin(&a, getpid(), n_planes, FRAGMENT / n_planes, 0);
     worker_ring(&a, getpid(), SLICE, SLICES);
     memset(tags, 0, sizeof(tags));
     for (uint32_t tenant = 1; tenant <= tenants; tenant++)
@@ -104,7 +104,7 @@ static void order_serve(uint32_t slice)
         planes[p] = a.region->planes[o->first_plane + p];
         planes[p].base += a.memory - a.region->planes[0].base;
         planes[p].slot_offset = at;
-        at += planes[p].chunk;
+        at += planes[p].block_bytes;
     }
     for (uint32_t i = 0; i < o->n_items; i++)
         items[i] = (struct ucm_copy_item){

@@ -35,9 +35,9 @@ static uint64_t address(const uint8_t *p)
 }
 
 static struct ucm_copy_plane plane(uint64_t base, uint64_t stride, uint64_t slot_offset,
-                                   uint32_t chunk)
+                                   uint32_t fragment)
 {
-    return (struct ucm_copy_plane){address(pages) + base, stride, slot_offset, chunk, 1};
+    return (struct ucm_copy_plane){address(pages) + base, stride, slot_offset, fragment, 1};
 }
 
 static struct ucm_copy_item item(uint64_t slot, uint32_t block)
@@ -68,7 +68,7 @@ static uint32_t plan(const struct ucm_copy_plane *planes, uint32_t n_planes,
     memset(pages, 0xEE, MEMORY);
     ucm_copy_ref(planes, n_planes, items, n_items, UCM_COPY_LOAD);
     for (uint32_t p = 0; p < n_planes; p++)
-        bytes += (uint64_t)planes[p].chunk * n_items;
+        bytes += (uint64_t)planes[p].block_bytes * n_items;
     if (n > 0) {
         cr_assert_eq(moved, bytes);
         cr_assert_eq(memcmp(want, pages, MEMORY), 0);
@@ -161,13 +161,13 @@ Test(plan, random_layouts_are_copied_as_by_the_reference)
         uint32_t order[24], place = 0, gap = (uint32_t)rand_r(&seed) % 3 * 7;
 
         for (uint32_t p = 0; p < n_planes; p++) {
-            uint32_t chunk = rand_r(&seed) % 4 ? 96 : 1 + (uint32_t)rand_r(&seed) % 200;
-            uint32_t stride = rand_r(&seed) % 4 ? chunk : chunk + gap + 8;
+            uint32_t fragment = rand_r(&seed) % 4 ? 96 : 1 + (uint32_t)rand_r(&seed) % 200;
+            uint32_t stride = rand_r(&seed) % 4 ? fragment : fragment + gap + 8;
 
-            planes[p] = plane(place, stride, offset, chunk);
+            planes[p] = plane(place, stride, offset, fragment);
             planes[p].memory = rand_r(&seed) % 8 == 0;
             place += blocks * stride + (rand_r(&seed) % 3 ? 0 : (uint32_t)rand_r(&seed) % 64);
-            offset += chunk;
+            offset += fragment;
         }
         n_items = 1 + (uint32_t)rand_r(&seed) % blocks;
         for (uint32_t i = 0; i < blocks; i++)

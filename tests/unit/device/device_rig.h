@@ -145,7 +145,7 @@ static inline struct device_region *region_of(const struct msg_plane *planes, ui
 /* One plane of 64 blocks of 64 KiB. */
 static inline struct device_region *region_flat(int fd, uint64_t offset, uint64_t bytes)
 {
-    struct msg_plane plane = {.stride = 65536, .chunk = 65536};
+    struct msg_plane plane = {.stride = 65536, .block_bytes = 65536};
 
     return region_of(&plane, 1, (uint32_t)(bytes / 65536), 1, 65536, fd, offset, bytes);
 }

@@ -20,7 +20,7 @@ static inline void kv_setup(void)
     for (uint32_t p = 0; p < 2 * LAYERS; p++)
         planes[p] = (struct msg_plane){.offset = p / 2 * (BLOCKS * 2 * SECTION) + p % 2 * SECTION,
                                        .stride = 2 * SECTION,
-                                       .chunk = SECTION,
+                                       .block_bytes = SECTION,
                                        .layer = p / 2};
     handle = (struct msg_handle){.kind = UCM_HANDLE_MEMFD, .bytes = MEMORY};
     m = (struct msg_region_register){.ns = 1,

@@ -17,13 +17,13 @@ static void expect(const struct msg_plane *planes, uint32_t first, uint32_t n_pl
     for (uint32_t i = 0; i < n; i++) {
         uint8_t *slot = want_slots + (items[i].slot - (uint64_t)(uintptr_t)slots);
 
-        for (uint32_t p = 0; p < first + n_planes; slot += planes[p++].chunk) {
-            uint8_t *chunk = want_memory + planes[p].offset + items[i].block * planes[p].stride;
+        for (uint32_t p = 0; p < first + n_planes; slot += planes[p++].block_bytes) {
+            uint8_t *fragment = want_memory + planes[p].offset + items[i].block * planes[p].stride;
 
             if (p >= first && load)
-                memcpy(chunk, slot, planes[p].chunk);
+                memcpy(fragment, slot, planes[p].block_bytes);
             else if (p >= first)
-                memcpy(slot, chunk, planes[p].chunk);
+                memcpy(slot, fragment, planes[p].block_bytes);
         }
     }
 }
@@ -75,7 +75,7 @@ Test(device_cpu, layouts_of_engines)
     static const struct {
         uint32_t planes, layers, blocks, together;
         uint64_t apart, beside, stride;
-        uint32_t chunk;
+        uint32_t fragment;
     } of[] = {
         {16, 8, 64, 1, 64 * 4096, 0, 4096, 4096},               /* K and V apart */
         {8, 8, 61, 1, 61 * 8192, 0, 8192, 8192},                /* fused */
@@ -92,9 +92,9 @@ Test(device_cpu, layouts_of_engines)
             planes[i] = (struct msg_plane){.offset = i / of[l].together * of[l].apart +
                                                      i % of[l].together * of[l].beside,
                                            .stride = of[l].stride,
-                                           .chunk = of[l].chunk,
+                                           .block_bytes = of[l].fragment,
                                            .layer = i / each};
-        layout_check(planes, of[l].planes, of[l].blocks, of[l].layers, each * of[l].chunk);
+        layout_check(planes, of[l].planes, of[l].blocks, of[l].layers, each * of[l].fragment);
     }
 }
 
@@ -108,20 +108,20 @@ Test(device_cpu, odd_sizes_and_places)
         for (uint32_t i = 0; i < 3; i++)
             planes[i] = (struct msg_plane){.offset = 1 + i * 64ull * (sizes[s] + 5) + i,
                                            .stride = sizes[s] + s,
-                                           .chunk = sizes[s],
+                                           .block_bytes = sizes[s],
                                            .layer = i};
         layout_check(planes, 3, 63, 3, sizes[s]);
     }
 }
 
-Test(device_cpu, chunks_of_different_sizes)
+Test(device_cpu, fragments_of_different_sizes)
 {
     static const struct msg_plane planes[] = {
-        {.offset = 0, .stride = 50000, .chunk = 50000, .layer = 0},
-        {.offset = 2000000, .stride = 8, .chunk = 3, .layer = 0},
-        {.offset = 2100000, .stride = 30000, .chunk = 20003, .layer = 1},
-        {.offset = 2120003, .stride = 30000, .chunk = 1, .layer = 1},
-        {.offset = 3300001, .stride = 29999, .chunk = 29999, .layer = 1},
+        {.offset = 0, .stride = 50000, .block_bytes = 50000, .layer = 0},
+        {.offset = 2000000, .stride = 8, .block_bytes = 3, .layer = 0},
+        {.offset = 2100000, .stride = 30000, .block_bytes = 20003, .layer = 1},
+        {.offset = 2120003, .stride = 30000, .block_bytes = 1, .layer = 1},
+        {.offset = 3300001, .stride = 29999, .block_bytes = 29999, .layer = 1},
     };
 
     layout_check(planes, 5, 28, 2, 50003);
@@ -131,13 +131,13 @@ Test(device_cpu, chunks_of_different_sizes)
 Test(device_cpu, an_item_of_many_pieces)
 {
     struct msg_plane planes[3] = {
-        {.offset = 0, .stride = 1, .chunk = 1300000, .layer = 0},
-        {.offset = 1300000, .stride = 1, .chunk = 900000, .layer = 0},
-        {.offset = 2200000, .stride = 1, .chunk = 1800000, .layer = 0},
+        {.offset = 0, .stride = 1, .block_bytes = 1300000, .layer = 0},
+        {.offset = 1300000, .stride = 1, .block_bytes = 900000, .layer = 0},
+        {.offset = 2200000, .stride = 1, .block_bytes = 1800000, .layer = 0},
     };
 
     for (int i = 0; i < 3; i++)
-        planes[i].stride = planes[i].chunk;
+        planes[i].stride = planes[i].block_bytes;
     layout_check(planes, 3, 1, 1, 4000000);
 }
 

@@ -174,24 +174,23 @@ Test(device_encoded, every_plane_is_one_section)
     for (uint32_t p = 0; p < LAYERS; p++)
         planes[p] = (struct msg_plane){.offset = p * (BLOCKS * 2ull * SECTION),
                                        .stride = 2 * SECTION,
-                                       .chunk = 2 * SECTION,
+                                       .block_bytes = 2 * SECTION,
                                        .layer = p};
     m.planes.n = LAYERS;
-    kv_refused(
-        &spec,
-        "plane 0: chunk is 16384 bytes; in this encoded namespace a layer has 2 planes, and here "
-        "its K of 8192 bytes belongs");
+    kv_refused(&spec, "plane 0: block_bytes is 16384 bytes; in this encoded namespace a layer has "
+                      "2 planes, and here "
+                      "its K of 8192 bytes belongs");
 }
 
 Test(device_encoded, sections_of_different_sizes_are_in_order)
 {
     spec.section[1].dim = 32;
     for (uint32_t p = 0; p < 2 * LAYERS; p++)
-        planes[p].chunk = p % 2 ? SECTION / 2 : SECTION;
+        planes[p].block_bytes = p % 2 ? SECTION / 2 : SECTION;
     region_free(kv_region(&spec));
-    planes[2].chunk = SECTION / 2;
-    planes[3].chunk = SECTION;
-    kv_refused(&spec, "plane 2: chunk is 4096 bytes");
+    planes[2].block_bytes = SECTION / 2;
+    planes[3].block_bytes = SECTION;
+    kv_refused(&spec, "plane 2: block_bytes is 4096 bytes");
 }
 
 Test(device_encoded, planes_are_aligned)

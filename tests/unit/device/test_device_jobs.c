@@ -13,7 +13,7 @@ Test(device_jobs, many_jobs_keep_their_bytes_apart)
 {
     static struct test_job jobs[MANY];
     static struct ucm_copy_item items[MANY];
-    struct msg_plane plane = {.stride = 2000, .chunk = 1999};
+    struct msg_plane plane = {.stride = 2000, .block_bytes = 1999};
     struct device_region *r = region_of(&plane, 1, MANY, 1, 1999, memfd, 0, MEMORY);
 
     open_ok(r);
@@ -44,7 +44,7 @@ Test(device_jobs, queue_is_bounded)
 {
     static struct test_job jobs[DEVICE_QUEUE_MAX + 1];
     static struct ucm_copy_item items[DEVICE_QUEUE_MAX + 1];
-    struct msg_plane plane = {.stride = 512, .chunk = 512};
+    struct msg_plane plane = {.stride = 512, .block_bytes = 512};
     struct device_region *r = region_of(&plane, 1, DEVICE_QUEUE_MAX + 1, 1, 512, memfd, 0, MEMORY);
     struct test_job last;
 
@@ -100,7 +100,7 @@ Test(device_jobs, close_waits_for_the_regions_jobs)
 /* Its memory may be in use for something else. */
 Test(device_jobs, a_worker_that_hung_up_is_left_alone)
 {
-    struct msg_plane plane = {.stride = 64 << 10, .chunk = 64 << 10};
+    struct msg_plane plane = {.stride = 64 << 10, .block_bytes = 64 << 10};
     struct ucm_copy_item items[32];
     struct device_region *r = region_of(&plane, 1, 64, 1, 64 << 10, memfd, 0, MEMORY);
     struct test_job j;

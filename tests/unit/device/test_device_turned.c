@@ -79,7 +79,7 @@ Test(device_turned, refuses_what_can_not_be)
     rope[5] = 65537;
     kv_refused(NULL, "rope: a row holds 65537 tokens of each channel; at most 65536");
     rope[5] = 2;
-    kv_refused(NULL, "rope: K is bytes 0 to 16384 of a layer, but the chunk of plane 0");
+    kv_refused(NULL, "rope: K is bytes 0 to 16384 of a layer, but the fragment of plane 0");
     rope[5] = 1;
     m.rope_dtype = (struct proto_str){"fp8_e5m2", 8};
     kv_refused(NULL, "rope_dtype is \"fp8_e5m2\"; f32, f16, bf16 and fp8_e4m3 can be turned");
@@ -91,7 +91,7 @@ Test(device_turned, refuses_what_can_not_be)
     kv_refused(NULL, "rope: the factor is 0; 1 to 1e6 are allowed");
     m.rope_scaling = (struct proto_str){"default", 7};
     rope[0] = 2;
-    kv_refused(NULL, "rope: K is bytes 2 to 8194 of a layer, but the chunk of plane 0 "
+    kv_refused(NULL, "rope: K is bytes 2 to 8194 of a layer, but the fragment of plane 0 "
                      "ends at 8192; K must lie in one plane");
     rope[0] = 2 * SECTION;
     kv_refused(NULL, "rope: K begins at byte 16384 of a layer, which has 16384");

@@ -7,9 +7,9 @@
 #define ITEMS 40
 #define PLANES 24
 
-/* However a job is cut, every chunk is copied once, and no piece is larger than asked but for a
- * single chunk. */
-Test(device_work, pieces_cover_each_chunk_once)
+/* However a job is cut, every fragment is copied once, and no piece is larger than asked but for a
+ * single fragment. */
+Test(device_work, pieces_cover_each_fragment_once)
 {
     struct ucm_copy_plane planes[PLANES] = {0};
     struct device_region r = {.n_planes = PLANES, .planes = planes, .blocks = 1};
@@ -25,8 +25,8 @@ Test(device_work, pieces_cover_each_chunk_once)
 
         for (uint32_t p = 0; p < PLANES; p++) {
             planes[p].slot_offset = offset;
-            planes[p].chunk = 1 + (uint32_t)(rand() % 1000);
-            offset += planes[p].chunk;
+            planes[p].block_bytes = 1 + (uint32_t)(rand() % 1000);
+            offset += planes[p].block_bytes;
         }
         job.n_items = 1 + (uint32_t)(rand() % ITEMS);
         job.first_plane = (uint32_t)(rand() % PLANES);
@@ -41,13 +41,13 @@ Test(device_work, pieces_cover_each_chunk_once)
                     cr_assert_lt(i, job.n_items);
                     cr_assert(p >= job.first_plane && p < job.first_plane + job.n_planes);
                     seen[i][p]++;
-                    bytes += planes[p].chunk;
-                    cost += planes[p].chunk > 512 ? planes[p].chunk : 512;
+                    bytes += planes[p].block_bytes;
+                    cost += planes[p].block_bytes > 512 ? planes[p].block_bytes : 512;
                 }
             cr_assert_eq(bytes, piece.bytes);
             cr_assert(piece.cost <= max_cost || (piece.n_items == 1 && piece.n_planes == 1));
             cr_assert(piece.cost <= cost && piece.cost >= bytes && 2 * piece.cost >= cost,
-                      "as long as a chunk takes");
+                      "as long as a fragment takes");
         }
         for (uint32_t i = 0; i < job.n_items; i++)
             for (uint32_t p = 0; p < PLANES; p++)

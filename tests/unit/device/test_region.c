@@ -10,7 +10,7 @@
 /* A registration that is right: cpu, one handle of 1 MiB, 16 blocks, 2 layers of 2 planes of 1 KiB
  * in split K/V; each test spoils one thing. */
 #define BLOCKS 16u
-#define CHUNK 1024u
+#define FRAGMENT 1024u
 
 static struct msg_handle handles[UCM_MAX_HANDLES + 1];
 static struct msg_plane planes[UCM_MAX_PLANES + 1];
@@ -32,8 +32,10 @@ static void setup(void)
                                      .planes = {planes, 4}};
     handles[0] = (struct msg_handle){.kind = UCM_HANDLE_MEMFD, .bytes = 1 << 20, .fd = 1};
     for (uint32_t i = 0; i < 4; i++)
-        planes[i] = (struct msg_plane){
-            .offset = i * BLOCKS * CHUNK, .stride = CHUNK, .chunk = CHUNK, .layer = i / 2};
+        planes[i] = (struct msg_plane){.offset = i * BLOCKS * FRAGMENT,
+                                       .stride = FRAGMENT,
+                                       .block_bytes = FRAGMENT,
+                                       .layer = i / 2};
     memset(ipc[0], 1, 64);
     memset(ipc[1], 2, 64);
     fds[0] = open("/dev/null", O_RDONLY);
@@ -72,7 +74,7 @@ static void refused_as(uint32_t layers, uint64_t layer_bytes, const char *word)
 
 static void refused(const char *word)
 {
-    refused_as(2, 2 * CHUNK, word);
+    refused_as(2, 2 * FRAGMENT, word);
 }
 
 static void accepted_as(uint32_t layers, uint64_t layer_bytes)
@@ -86,7 +88,7 @@ static void accepted_as(uint32_t layers, uint64_t layer_bytes)
 
 static void accepted(void)
 {
-    accepted_as(2, 2 * CHUNK);
+    accepted_as(2, 2 * FRAGMENT);
 }
 
 static void use_cuda(uint32_t n)
@@ -105,7 +107,7 @@ Test(region, takes_over_what_was_said)
     struct device_region *r;
     int fd = fds[1];
 
-    cr_assert_eq(ask(2, 2 * CHUNK, &r), 0);
+    cr_assert_eq(ask(2, 2 * FRAGMENT, &r), 0);
     cr_assert_eq(r->part, 3);
     cr_assert_eq(r->blocks, BLOCKS);
     cr_assert_eq(r->pages.layers, 2);
@@ -118,10 +120,10 @@ Test(region, takes_over_what_was_said)
     cr_assert_eq(r->layer_first[1], 2);
     cr_assert_eq(r->layer_first[2], 4);
     for (uint32_t i = 0; i < 4; i++) {
-        cr_assert_eq(r->planes[i].slot_offset, i * CHUNK);
-        cr_assert_eq(r->planes[i].chunk, CHUNK);
-        cr_assert_eq(r->planes[i].stride, CHUNK);
-        cr_assert_eq(r->planes[i].base, i * BLOCKS * CHUNK);
+        cr_assert_eq(r->planes[i].slot_offset, i * FRAGMENT);
+        cr_assert_eq(r->planes[i].block_bytes, FRAGMENT);
+        cr_assert_eq(r->planes[i].stride, FRAGMENT);
+        cr_assert_eq(r->planes[i].base, i * BLOCKS * FRAGMENT);
     }
     region_free(r);
     cr_assert_eq(fcntl(fd, F_GETFD), -1, "region_free closes what it took");
@@ -133,7 +135,7 @@ Test(region, keeps_its_own_copy_of_ipc_handles)
     struct device_region *r;
 
     use_cuda(1);
-    cr_assert_eq(ask(2, 2 * CHUNK, &r), 0, "%s", e.text);
+    cr_assert_eq(ask(2, 2 * FRAGMENT, &r), 0, "%s", e.text);
     memset(ipc[0], 9, 64);
     cr_assert_eq(r->handles[0].ipc[5], 1);
     cr_assert_eq(r->handles[0].ipc[63], 1);
@@ -156,19 +158,19 @@ Test(region, each_number_has_its_bounds)
         {&handles[0].fd, 2, "descriptor 2"},
         {&handles[0].fd, UINT64_MAX, "2 came with"},
         {&handles[0].bytes, 0, "handle 0 has no bytes"},
-        {&handles[0].bytes, 4 * BLOCKS * CHUNK - 1, "plane 3: block 15"}, /* one too few */
+        {&handles[0].bytes, 4 * BLOCKS * FRAGMENT - 1, "plane 3: block 15"}, /* one too few */
         {&planes[2].handle, 1, "plane 2 names handle 1"},
         {&planes[2].handle, UINT64_MAX, "plane 2"},
         {&planes[1].offset, UINT64_MAX, "plane 1: block 15"},
-        {&planes[1].offset, UINT64_MAX - 15 * CHUNK, "plane 1: block 15"},
-        {&planes[1].offset, (uint64_t)0 - 16 * CHUNK, "plane 1: block 15"}, /* 0 in 64 bits */
+        {&planes[1].offset, UINT64_MAX - 15 * FRAGMENT, "plane 1: block 15"},
+        {&planes[1].offset, (uint64_t)0 - 16 * FRAGMENT, "plane 1: block 15"}, /* 0 in 64 bits */
         {&planes[1].stride, UINT64_MAX, "plane 1: block 15"},
         {&planes[1].stride, UINT64_MAX / 15, "plane 1: block 15"},
         {&planes[1].stride, UINT64_MAX / 15 + 1, "plane 1: block 15"},
-        {&planes[3].stride, CHUNK - 1, "plane 3: stride 1023"},
+        {&planes[3].stride, FRAGMENT - 1, "plane 3: stride 1023"},
         {&planes[3].stride, 0, "plane 3: stride 0"},
-        {&planes[3].chunk, 0, "plane 3: chunk is 0"},
-        {&planes[3].chunk, 1ull << 32, "plane 3: chunk"},
+        {&planes[3].block_bytes, 0, "plane 3: block_bytes is 0"},
+        {&planes[3].block_bytes, 1ull << 32, "plane 3: fragment"},
         {&planes[3].layer, 2, "plane 3 is of layer 2; the namespace has 2"},
         {&planes[3].layer, UINT64_MAX, "plane 3"},
         {&planes[3].layer, 0, "plane 3 is of layer 0"},
@@ -183,7 +185,7 @@ Test(region, each_number_has_its_bounds)
         refused(wrong[i].word);
         *wrong[i].at = was;
     }
-    handles[0].bytes = 4 * BLOCKS * CHUNK;
+    handles[0].bytes = 4 * BLOCKS * FRAGMENT;
     accepted();
 }
 
@@ -218,7 +220,7 @@ Test(region, descriptors_must_be_there_and_have_one_handle_each)
     refused("0 came with");
 }
 
-/* By two descriptors: without the look at the file behind them two chunks would share bytes. */
+/* By two descriptors: without the look at the file behind them two fragments would share bytes. */
 Test(region, one_memfd_that_came_twice_is_one_memory)
 {
     m.handles.n = 2;
@@ -271,10 +273,10 @@ Test(region, plane_arithmetic_does_not_overflow)
 
 Test(region, layers_are_filled_in_order)
 {
-    refused_as(2, 2 * CHUNK - 1, "plane 1: the chunks of layer 0 add up");
-    refused_as(2, 2 * CHUNK + 1, "layer 0 has 2048 of its 2049");
-    refused_as(2, 3 * CHUNK, "plane 2 is of layer 1 where layer 0 has 2048 of its 3072");
-    refused_as(1, 2 * CHUNK, "plane 2 is of layer 1; the namespace has 1");
+    refused_as(2, 2 * FRAGMENT - 1, "plane 1: the fragments of layer 0 add up");
+    refused_as(2, 2 * FRAGMENT + 1, "layer 0 has 2048 of its 2049");
+    refused_as(2, 3 * FRAGMENT, "plane 2 is of layer 1 where layer 0 has 2048 of its 3072");
+    refused_as(1, 2 * FRAGMENT, "plane 2 is of layer 1; the namespace has 1");
     m.planes.n = 3;
     refused("plane 2 is the last and layer 1 has 1024");
 }
@@ -285,12 +287,12 @@ Test(region, layers_may_be_left_out)
 
     planes[0].layer = planes[1].layer = 1;
     planes[2].layer = planes[3].layer = 4;
-    cr_assert_eq(ask(6, 2 * CHUNK, &r), 0, "%s", e.text);
+    cr_assert_eq(ask(6, 2 * FRAGMENT, &r), 0, "%s", e.text);
     cr_assert_eq(r->pages.layers, 6);
     for (uint32_t layer = 0; layer <= 6; layer++)
         cr_assert_eq(r->layer_first[layer], layer <= 1 ? 0 : layer <= 4 ? 2 : 4, "layer %u", layer);
     for (uint32_t i = 0; i < 4; i++)
-        cr_assert_eq(r->planes[i].slot_offset, (i < 2 ? 2 + i : 6 + i) * CHUNK, "plane %u", i);
+        cr_assert_eq(r->planes[i].slot_offset, (i < 2 ? 2 + i : 6 + i) * FRAGMENT, "plane %u", i);
     region_free(r);
 }
 
@@ -298,29 +300,29 @@ Test(region, same_bytes_in_two_planes_are_refused)
 {
     planes[3].offset = planes[2].offset;
     refused("planes 2 and 3 overlap");
-    planes[3].offset = planes[2].offset + CHUNK - 1;
+    planes[3].offset = planes[2].offset + FRAGMENT - 1;
     refused("planes 2 and 3 overlap");
-    planes[3].offset = planes[0].offset + 15 * CHUNK + 1;
+    planes[3].offset = planes[0].offset + 15 * FRAGMENT + 1;
     refused("overlap");
-    planes[3].offset = planes[2].offset + 16 * CHUNK;
+    planes[3].offset = planes[2].offset + 16 * FRAGMENT;
     accepted();
 }
 
 Test(region, interleaved_planes_share_no_byte)
 {
     for (uint32_t i = 0; i < 4; i++) {
-        planes[i].offset = (3 - i) * CHUNK; /* any order within the stride */
-        planes[i].stride = 4 * CHUNK;
+        planes[i].offset = (3 - i) * FRAGMENT; /* any order within the stride */
+        planes[i].stride = 4 * FRAGMENT;
     }
     accepted();
     planes[1].offset++;
     refused("planes 0 and 1 overlap");
     planes[1].offset--;
-    /* Wraps into the next block's first chunk. */
+    /* Wraps into the next block's first fragment. */
     planes[0].offset++;
     refused("planes 0 and 3 overlap");
     planes[0].offset--;
-    planes[2].stride = 5 * CHUNK;
+    planes[2].stride = 5 * FRAGMENT;
     refused("overlap");
 }
 
@@ -328,7 +330,7 @@ Test(region, one_block_has_no_stride_to_speak_of)
 {
     m.blocks = 1;
     for (uint32_t i = 0; i < 4; i++) {
-        planes[i].offset = i * CHUNK;
+        planes[i].offset = i * FRAGMENT;
         planes[i].stride = (i + 1) * (1ull << 40);
     }
     accepted();
@@ -340,7 +342,7 @@ Test(region, overlap_is_seen_through_handles_of_one_allocation)
     planes[3].handle = 2;
     planes[3].offset = 0;
     refused("planes 0 and 3 overlap");
-    handles[2].offset = BLOCKS * CHUNK - 1;
+    handles[2].offset = BLOCKS * FRAGMENT - 1;
     refused("overlap");
     handles[2].offset = 1 << 20;
     accepted();
@@ -353,13 +355,13 @@ Test(region, many_interleaved_planes)
     m.planes.n = UCM_MAX_PLANES;
     handles[0].bytes = 1ull << 30;
     for (uint32_t i = 0; i < UCM_MAX_PLANES; i++)
-        planes[i] = (struct msg_plane){.offset = i * CHUNK,
-                                       .stride = (uint64_t)UCM_MAX_PLANES * CHUNK,
-                                       .chunk = CHUNK,
+        planes[i] = (struct msg_plane){.offset = i * FRAGMENT,
+                                       .stride = (uint64_t)UCM_MAX_PLANES * FRAGMENT,
+                                       .block_bytes = FRAGMENT,
                                        .layer = i / 2};
-    accepted_as(UCM_MAX_PLANES / 2, 2 * CHUNK);
+    accepted_as(UCM_MAX_PLANES / 2, 2 * FRAGMENT);
     planes[2047].offset--;
-    refused_as(UCM_MAX_PLANES / 2, 2 * CHUNK, "planes 2046 and 2047 overlap");
+    refused_as(UCM_MAX_PLANES / 2, 2 * FRAGMENT, "planes 2046 and 2047 overlap");
 }
 
 /* Layouts at random, small enough to try every byte: accepted exactly when no byte has two owners,
@@ -382,13 +384,13 @@ Test(region, agrees_with_counting_bytes)
         for (uint32_t p = 0; p < 3; p++) {
             planes[p] = (struct msg_plane){.offset = (uint64_t)(rand() % 60),
                                            .stride = 12,
-                                           .chunk = (uint64_t)(1 + rand() % 4),
+                                           .block_bytes = (uint64_t)(1 + rand() % 4),
                                            .layer = 0};
             for (uint32_t b = 0; b < 3; b++)
-                for (uint32_t i = 0; i < planes[p].chunk; i++)
+                for (uint32_t i = 0; i < planes[p].block_bytes; i++)
                     overlap |= owner[planes[p].offset + b * 12 + i]++ > 0;
         }
-        rc = ask(1, planes[0].chunk + planes[1].chunk + planes[2].chunk, &r);
+        rc = ask(1, planes[0].block_bytes + planes[1].block_bytes + planes[2].block_bytes, &r);
         if (rc == 0) {
             accepted_n++;
             wrong += overlap;

@@ -179,9 +179,9 @@ Test(staging, what_is_claimed_is_awaited, .timeout = 10)
 #define SLICE 65536u
 #define BLOCKS 100u
 
-static const uint32_t chunks[4] = {4096, 100, 65536, 7};
+static const uint32_t fragments[4] = {4096, 100, 65536, 7};
 
-static uint32_t chunk(const void *ctx, uint32_t plane)
+static uint32_t fragment(const void *ctx, uint32_t plane)
 {
     return ((const uint32_t *)ctx)[plane];
 }
@@ -190,7 +190,7 @@ static bool sound(const struct ucm_staging_order *order)
 {
     uint64_t bytes = 0;
 
-    return ucm_staging_order_sound(order, SLICE, BLOCKS, 4, chunk, chunks, &bytes);
+    return ucm_staging_order_sound(order, SLICE, BLOCKS, 4, fragment, fragments, &bytes);
 }
 
 Test(staging, orders_that_fit_are_sound)
@@ -200,7 +200,7 @@ Test(staging, orders_that_fit_are_sound)
 
     for (uint32_t i = 0; i < o.n_items; i++)
         o.blocks[i] = BLOCKS - 1 - i;
-    cr_assert(ucm_staging_order_sound(&o, SLICE, BLOCKS, 4, chunk, chunks, &bytes));
+    cr_assert(ucm_staging_order_sound(&o, SLICE, BLOCKS, 4, fragment, fragments, &bytes));
     cr_assert_eq(bytes, 4196);
     o.n_items = 16; /* 16 * 4208 */
     cr_assert_not(sound(&o), "items past the slice's end");
@@ -263,13 +263,13 @@ Test(staging, no_order_that_is_sound_reaches_outside)
                                         .n_items = edge(&seed)};
         for (uint32_t k = 0; k < UCM_STAGING_ITEMS; k++)
             o->blocks[k] = i % 8 ? k % BLOCKS : edge(&seed);
-        if (!ucm_staging_order_sound(o, SLICE, BLOCKS, 4, chunk, chunks, &claimed))
+        if (!ucm_staging_order_sound(o, SLICE, BLOCKS, 4, fragment, fragments, &claimed))
             continue;
         sound_ones++;
         cr_assert(o->direction <= 1 && o->n_items >= 1 && o->n_items <= UCM_STAGING_ITEMS);
         cr_assert((uint64_t)o->first_plane + o->n_planes <= 4);
         for (uint32_t p = 0; p < o->n_planes; p++)
-            bytes += chunks[o->first_plane + p];
+            bytes += fragments[o->first_plane + p];
         cr_assert_eq(bytes, claimed);
         cr_assert_leq((o->n_items - 1) * ucm_staging_pitch(bytes) + bytes, SLICE);
         for (uint32_t k = 0; k < o->n_items; k++)

@@ -163,13 +163,13 @@ Test(seal, the_header_of_a_sealed_record)
     cr_assert(out.sealed && out.checksum == sum && out.layer_bytes == 9000 &&
               out.generation == 77 && out.sequence == 99);
     cr_assert_arr_eq(out.salt, in.salt, sizeof(in.salt));
-    cr_assert_eq(nvme_sealed_pieces(&out), 9u);
+    cr_assert_eq(nvme_sealed_fragments(&out), 9u);
     for (unsigned bit = 0; bit < NVME_PAGE * 8; bit += 13) {
         memcpy(bad, page, NVME_PAGE);
         bad[bit / 8] ^= (uint8_t)(1u << bit % 8);
         cr_assert_neq(nvme_record_header_decode(bad, &out), 0, "bit %u", bit);
     }
-    in.payload_bytes = 9000 * (NVME_PIECES_MAX + 1);
+    in.payload_bytes = 9000 * (NVME_FRAGMENTS_MAX + 1);
     nvme_sealed_encode(&in, page);
     nvme_sealed_finish(page);
     cr_assert_eq(nvme_record_header_decode(page, &out), -EBADMSG, "more pieces than tags");

@@ -286,5 +286,5 @@ def _register(
 ) -> Region:
     memory, base, gpu = cuda_allocation(tensor.data_ptr())
     first = tensor.data_ptr() - base
-    at = [Plane(0, first + p.offset, p.stride, p.chunk_bytes, p.layer) for p in planes]
+    at = [Plane(0, first + p.offset, p.stride, p.block_bytes, p.layer) for p in planes]
     return ns.register([memory], at, blocks=blocks, part=part, gpu=gpu, pool=pool, timeout=timeout)

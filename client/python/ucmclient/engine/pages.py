@@ -1,8 +1,8 @@
 """Pages of an engine's host memory, kept in the daemon by their keys: what plug-ins of engines have in common that offload by pages (SGLang's
 HiCache and its like), whatever their interface is.
 
-    chunks = [Chunk(address_of_k, stride, size), Chunk(address_of_v, stride, size)]  # of page 0, and from a page to the next
-    store = PageStore(settings, identity, chunks, pages=1000, name="engine")
+    fragments = [Fragment(address_of_k, stride, size), Fragment(address_of_v, stride, size)]  # of page 0, and from a page to the next
+    store = PageStore(settings, identity, fragments, pages=1000, name="engine")
     store.save(keys, [3, 4])         # page 3 under the first key, 4 under the second one
     store.prefix(keys)               # so many from the first one on are there
     store.load(keys, [7, 8])         # -> [True, True]
@@ -50,7 +50,7 @@ _SETTINGS = ("socket", "lookup_timeout", "connect_timeout", "transfer_deadline",
 
 
 @dataclass(frozen=True)
-class Chunk:
+class Fragment:
     """Of page 0: where it lies, as an address; bytes to the next page's; its bytes."""
 
     address: int
@@ -241,14 +241,14 @@ class Kept:
 
 
 class PageStore(Kept):
-    def __init__(self, settings: Settings, identity: EngineIdentity, chunks: Sequence[Chunk], pages: int, name: str, part: int = 0):
-        """identity: one layer of all chunks of a page, in their order. part: which part of a block these pages hold. Raises if settings.required and
+    def __init__(self, settings: Settings, identity: EngineIdentity, fragments: Sequence[Fragment], pages: int, name: str, part: int = 0):
+        """identity: one layer of all fragments of a page, in their order. part: which part of a block these pages hold. Raises if settings.required and
         the daemon is not there, or if it refuses."""
-        self.chunks, self.pages, self._part = list(chunks), pages, part
-        size = sum(chunk.size for chunk in self.chunks)
+        self.fragments, self.pages, self._part = list(fragments), pages, part
+        size = sum(fragment.size for fragment in self.fragments)
         if not 0 <= part < identity.parts or identity.layers != (1,) or identity.layer_bytes != size:
             raise ValueError(f"a page has {size} bytes: an identity of parts with one layer of as many is right")
-        self.direct = all(in_shared_memory(chunk.address) or on_gpu(chunk.address) for chunk in self.chunks)
+        self.direct = all(in_shared_memory(fragment.address) or on_gpu(fragment.address) for fragment in self.fragments)
         super().__init__(settings, identity, name)
 
     def _first_staging(self) -> Optional[SharedMemory]:
@@ -261,12 +261,12 @@ class PageStore(Kept):
         if not self.direct:
             return super()._register(ns, timeout)
         memory, first, planes = [], {}, []
-        for chunk in self.chunks:
-            one, base, gpu = allocation_of(chunk.address)
+        for fragment in self.fragments:
+            one, base, gpu = allocation_of(fragment.address)
             if base not in first:
                 first[base] = len(memory)
                 memory.append(one)
-            planes.append(Plane(first[base], chunk.address - base, chunk.stride, chunk.size, 0))
+            planes.append(Plane(first[base], fragment.address - base, fragment.stride, fragment.size, 0))
         return ns.register(memory, planes, blocks=self.pages, part=self._part, gpu=gpu, timeout=timeout)
 
     def load(self, keys: Sequence[bytes], pages: Sequence[int]) -> list[bool]:
@@ -281,13 +281,13 @@ class PageStore(Kept):
         if len(keys) != len(pages) or any(not 0 <= page < self.pages for page in pages):
             raise ValueError(f"{len(keys)} keys and {len(pages)} pages; a page for each is right, below {self.pages}")
         out: list[bool] = []
-        most, sizes = _MOST if self.direct else self._room(), [chunk.size for chunk in self.chunks]
+        most, sizes = _MOST if self.direct else self._room(), [fragment.size for fragment in self.fragments]
         for at in range(0, len(keys), most):
             some, places = keys[at : at + most], pages[at : at + most]
             if self.direct:
                 results = self._ask(self.link.region, verb, some, places)
             else:
-                results = self._through(verb, some, [[one.address + page * one.stride for one in self.chunks] for page in places], sizes)
+                results = self._through(verb, some, [[one.address + page * one.stride for one in self.fragments] for page in places], sizes)
             out += [result in good for result in results]
         return out
 

@@ -1,11 +1,11 @@
-"""Pages whose pieces lie wherever the engine says at each call: for engines that hand over addresses, and register no memory beforehand.
+"""Pages whose fragments lie wherever the engine says at each call: for engines that hand over addresses, and register no memory beforehand.
 
-    store = PlaceStore(settings, identity, sizes=[4096, 4096], name="engine")     # a layer has two pieces: K and V, say
-    plan = store.plan([0, 0], [[k3, v3], [k7, v7]])   # of two keys: which layer, and the addresses of its pieces
+    store = PlaceStore(settings, identity, sizes=[4096, 4096], name="engine")     # a layer has two fragments: K and V, say
+    plan = store.plan([0, 0], [[k3, v3], [k7, v7]])   # of two keys: which layer, and the addresses of its fragments
     store.save(keys, plan)                            # -> [True, True]
 
-Addresses are resolved to registered memory. Pieces in a SharedMemory's or a GPU's allocation become a region of the daemon's if their blocks
-lie one behind another, piece by piece, as paged KV caches have them; then the daemon copies by itself. Other memory of the host goes through a
+Addresses are resolved to registered memory. Fragments in a SharedMemory's or a GPU's allocation become a region of the daemon's if their blocks
+lie one behind another, fragment by fragment, as paged KV caches have them; then the daemon copies by itself. Other memory of the host goes through a
 SharedMemory of this module. Other memory of a GPU is refused.
 
 Threads may share a PlaceStore, but plan() wants the engine's own thread if addresses are a GPU's. Memory stays allocated until close()."""
@@ -50,7 +50,7 @@ class _Allocation:
 
 @dataclass(frozen=True)
 class _Where:
-    """Of block 0 of a layer: the address of each piece, and the allocation that it lies in. Block b's piece is b pieces behind."""
+    """Of block 0 of a layer: the address of each fragment, and the allocation that it lies in. Block b's fragment is b fragments behind."""
 
     starts: Any
     sizes: Any
@@ -77,7 +77,7 @@ class _Registered:
 
 
 class _Group:
-    """A region: where the pieces of each layer lie, as far as layers have been seen."""
+    """A region: where the fragments of each layer lie, as far as layers have been seen."""
 
     def __init__(self, blocks: int):
         self.blocks, self.wheres = blocks, dict[int, _Where]()
@@ -153,9 +153,9 @@ class Plan:
 
 class PlaceStore(Kept):
     def __init__(self, settings: Settings, identity: EngineIdentity, sizes: Sequence[int], name: str):
-        """identity: of one part. sizes: of the pieces of a layer, in bytes, in their order."""
+        """identity: of one part. sizes: of the fragments of a layer, in bytes, in their order."""
         if identity.parts != 1 or identity.layer_bytes != sum(sizes) or not all(size > 0 for size in sizes):
-            raise ValueError(f"pieces of {list(sizes)} bytes: an identity of one part, whose layers have as many in all, is right")
+            raise ValueError(f"fragments of {list(sizes)} bytes: an identity of one part, whose layers have as many in all, is right")
         self._sizes = np.array(sizes, dtype=np.int64)
         self._groups: list[_Group] = []
         self._allocations: list[_Allocation] = []
@@ -164,13 +164,13 @@ class PlaceStore(Kept):
         super().__init__(settings, identity, name)
 
     def plan(self, layers: Sequence[int], rows: Any) -> Plan:
-        """For each key which layer, and a row of addresses: of its pieces. Raises Unreachable."""
+        """For each key which layer, and a row of addresses: of its fragments. Raises Unreachable."""
         rows = np.asarray(rows, dtype=np.uint64).astype(np.int64)
         layers = np.asarray(layers, dtype=np.int64)
         if rows.shape != (len(layers), len(self._sizes)):
             raise Unreachable(f"{len(layers)} layers and addresses of shape {rows.shape}: {len(self._sizes)} addresses for each are right")
         if len(rows) and rows.min() <= 0:
-            raise Unreachable("an address is 0: a place for each piece of a layer is right, also where its layer has none of that size")
+            raise Unreachable("an address is 0: a place for each fragment of a layer is right, also where its layer has none of that size")
         if len(layers) and not 0 <= layers.min() <= layers.max() < self.identity.layers[0]:
             raise Unreachable(f"layers are numbered from 0 to {self.identity.layers[0] - 1}, not {layers.min()} to {layers.max()}")
         plan = Plan(len(layers), [])
@@ -224,7 +224,7 @@ class PlaceStore(Kept):
         memory, base, gpu = allocation_of(at)
         found = _Allocation(base, memory, gpu)
         if at + size > found.end:
-            raise Unreachable(f"a piece of {size} bytes reaches beyond the memory that it begins in")
+            raise Unreachable(f"a fragment of {size} bytes reaches beyond the memory that it begins in")
         self._allocations.append(found)
         return found
 
@@ -273,13 +273,13 @@ class PlaceStore(Kept):
 
 
 def _where(row: Any, sizes: Any, found: Sequence[_Allocation]) -> Optional[_Where]:
-    """If blocks like this one follow each other, piece by piece: where the first of them lies, in the longest stretch that no two pieces
+    """If blocks like this one follow each other, fragment by fragment: where the first of them lies, in the longest stretch that no two fragments
     share. None: they would overlap."""
     bases = np.array([one.base for one in found], dtype=np.int64)
     ends = np.array([one.end for one in found], dtype=np.int64)
 
     def room(starts: Any, ends: Any) -> int:
-        """Blocks until a piece meets the next one's first, or its end."""
+        """Blocks until a fragment meets the next one's first, or its end."""
         order = np.argsort(starts)
         limits = np.minimum(ends[order], np.append(starts[order][1:], _FAR))
         return int(((limits - starts[order]) // sizes[order]).min())

@@ -16,7 +16,7 @@ from typing import Any, Optional
 from sglang.srt.mem_cache import utils
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
 
-from ..pages import Chunk, PageStore, key_of, settings_of, weights_of
+from ..pages import Fragment, PageStore, key_of, settings_of, weights_of
 from ..vllm.identity import EngineIdentity
 
 logger = logging.getLogger("ucmclient.engine.sglang")
@@ -72,17 +72,17 @@ class UcmStorage(HiCacheStorage):
             self._open(str(host_pool_name), host_pool)
 
     def _open(self, name: str, pool: Any) -> None:
-        chunks, pages, tokens = self._geometry(name, pool)
+        fragments, pages, tokens = self._geometry(name, pool)
         old = self._stores.pop(name, None)
         if old is not None:
             old[0].close()
-        store = PageStore(self._settings, self._identity(name, pool, chunks, tokens), chunks, pages, f"sglang-{name}")
+        store = PageStore(self._settings, self._identity(name, pool, fragments, tokens), fragments, pages, f"sglang-{name}")
         self._stores[name] = store, tokens
         logger.info("ucmd: pool %s, %d pages of %d bytes, %s", name, pages, store.page_bytes,
                     "copied by the daemon" if store.direct else 'copied once more by this process: "allocator": "shm" avoids that')
 
     @staticmethod
-    def _geometry(name: str, pool: Any) -> tuple[list[Chunk], int, int]:
+    def _geometry(name: str, pool: Any) -> tuple[list[Fragment], int, int]:
         """Pieces of a page, pages, and tokens of a page, by what the pool says of its first pages and its last one."""
         import torch
 
@@ -97,13 +97,13 @@ class UcmStorage(HiCacheStorage):
             return [int(at) for at in addresses], [int(size) for size in sizes]
 
         (first, sizes), second, last = pieces(0), pieces(min(1, pages - 1)), pieces(pages - 1)
-        chunks = [Chunk(at, max(next_ - at, size), size) for at, next_, size in zip(first, second[0], sizes)]
-        regular = [chunk.address + (pages - 1) * chunk.stride for chunk in chunks] == last[0]
-        if not chunks or sizes != second[1] or sizes != last[1] or (pages > 1 and not regular):
+        fragments = [Fragment(at, max(next_ - at, size), size) for at, next_, size in zip(first, second[0], sizes)]
+        regular = [fragment.address + (pages - 1) * fragment.stride for fragment in fragments] == last[0]
+        if not fragments or sizes != second[1] or sizes != last[1] or (pages > 1 and not regular):
             raise Refused(f"pages of pool {name} do not lie at equal distances: try --hicache-mem-layout page_first")
-        return chunks, pages, tokens
+        return fragments, pages, tokens
 
-    def _identity(self, name: str, pool: Any, chunks: Sequence[Chunk], tokens: int) -> EngineIdentity:
+    def _identity(self, name: str, pool: Any, fragments: Sequence[Fragment], tokens: int) -> EngineIdentity:
         config, dtype = self._config, str(getattr(pool, "dtype", "")).removeprefix("torch.")
         if dtype == "uint8" and name == str(PoolName.KV):
             if not self._dtype:
@@ -115,11 +115,11 @@ class UcmStorage(HiCacheStorage):
         what = [name, type(pool).__name__, getattr(pool, "layout", ""), getattr(pool, "storage_format_tag", None) or "",
                 getattr(pool, "head_num", 0), getattr(pool, "head_dim", 0), getattr(pool, "start_layer", 0), getattr(pool, "end_layer", 0),
                 rank, f"pp{config.pp_rank}/{config.pp_size}", f"cp{config.attn_cp_rank}/{config.attn_cp_size}",
-                f"dcp{getattr(config, 'dcp_rank', 0)}/{getattr(config, 'dcp_size', 1)}", *(chunk.size for chunk in chunks)]
+                f"dcp{getattr(config, 'dcp_rank', 0)}/{getattr(config, 'dcp_size', 1)}", *(fragment.size for fragment in fragments)]
         digest = hashlib.sha256(repr([str(one) for one in what]).encode()).hexdigest()[:32]
         return EngineIdentity(
             model=config.model_name or "unnamed", dtype=dtype or "bytes", layout=f"sglang/1/{digest}", block_tokens=tokens,
-            layer_bytes=sum(chunk.size for chunk in chunks), layers=(1,), revision=self._weights(name),
+            layer_bytes=sum(fragment.size for fragment in fragments), layers=(1,), revision=self._weights(name),
             salt=self._settings.salt.encode(),
         )
 

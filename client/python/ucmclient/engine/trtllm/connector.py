@@ -29,7 +29,7 @@ from tensorrt_llm._utils import mpi_allgather, mpi_rank
 
 from ...keys import sha256_chain
 from ...memory import current_context, on_gpu, wait_for_event
-from ..pages import Chunk, PageStore, settings_of, weights_of
+from ..pages import Fragment, PageStore, settings_of, weights_of
 from ..places import Movers
 from ..weights import weights_at
 from ..vllm.identity import EngineIdentity
@@ -90,7 +90,7 @@ class UcmWorker(KvCacheConnectorWorker):
         size = kv_cache_tensor[0].numel() * kv_cache_tensor.element_size()
         stride = kv_cache_tensor.stride(0) * kv_cache_tensor.element_size()
         what = [str(kv_cache_tensor.dtype), list(kv_cache_tensor.shape[1:])]
-        self._open([Chunk(kv_cache_tensor.data_ptr(), stride, size)], kv_cache_tensor.shape[0], what)
+        self._open([Fragment(kv_cache_tensor.data_ptr(), stride, size)], kv_cache_tensor.shape[0], what)
 
     def register_kv_cache_layout(self, layout: Any) -> None:
         """Newer versions: pieces of memory by layer group."""
@@ -101,9 +101,9 @@ class UcmWorker(KvCacheConnectorWorker):
         if len({region.num_slots for region in regions}) != 1:
             raise Refused("this KV cache's regions have different numbers of pages, which is not supported")
         what = [[region.size, [[one.layer_id, one.role, one.expansion] for one in region.buffers]] for region in regions]
-        self._open([Chunk(region.base, region.stride, region.size) for region in regions], regions[0].num_slots, what)
+        self._open([Fragment(region.base, region.stride, region.size) for region in regions], regions[0].num_slots, what)
 
-    def _open(self, chunks: list[Chunk], pages: int, what: Any) -> None:
+    def _open(self, fragments: list[Fragment], pages: int, what: Any) -> None:
         args, of = self._llm_args, self.settings
         ranks = int(getattr(args, "tensor_parallel_size", 1) or 1)
         if int(getattr(args, "pipeline_parallel_size", 1) or 1) > 1 or int(getattr(args, "context_parallel_size", 1) or 1) > 1:
@@ -117,14 +117,14 @@ class UcmWorker(KvCacheConnectorWorker):
         digest = hashlib.sha256(json.dumps([what, tokens, ranks], default=str).encode()).hexdigest()[:32]
         identity = EngineIdentity(
             model=str(args.model)[:256], dtype=str(getattr(args.kv_cache_config, "dtype", "auto")), layout=f"trtllm/1/{digest}", block_tokens=tokens,
-            layer_bytes=sum(chunk.size for chunk in chunks), layers=(1,), parts=ranks, salt=of.salt.encode(),
+            layer_bytes=sum(fragment.size for fragment in fragments), layers=(1,), parts=ranks, salt=of.salt.encode(),
             revision=weights_of(of, str(args.model), {name: getattr(args, name, None) for name in _WEIGHTS}, _drafts(args),
                                 *([mpi_allgather] if ranks > 1 else [])),
         )
         if self.store is not None:
             self.store.close()
-        self.store = PageStore(of, identity, chunks, pages, "trtllm", part=mpi_rank() % ranks)
-        self._on_gpu = on_gpu(chunks[0].address)
+        self.store = PageStore(of, identity, fragments, pages, "trtllm", part=mpi_rank() % ranks)
+        self._on_gpu = on_gpu(fragments[0].address)
         logger.info("ucmd: %d pages of %d bytes, part %d of %d", pages, self.store.page_bytes, mpi_rank() % ranks, ranks)
 
     # ---- a step ----

@@ -1,6 +1,6 @@
-"""UCM's older store on ucmd: pieces of a block by their offsets, and blocks that begin with create() and end with commit().
+"""UCM's older store on ucmd: fragments of a block by their offsets, and blocks that begin with create() and end with commit().
 
-A piece is a shard. The daemon finds a block once all its shards are there, so create() reserves nothing and commit() publishes nothing; a
+A fragment is a shard. The daemon finds a block once all its shards are there, so create() reserves nothing and commit() publishes nothing; a
 commit that says the block failed drops it."""
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class UcmdStore(UcmKVStoreBase):
         super().__init__(config)
         own, model, shards = own_of(config)
         block = int(config.get("kv_block_size") or 0)
-        self._piece = int(config.get("io_size") or block // (shards or 1))
-        if block < 1 or block % self._piece:
-            raise Refused(f"kv_block_size {block} and pieces of {self._piece} bytes: a block of whole pieces is right")
-        if shards not in (None, block // self._piece):
-            raise Refused(f"kv_block_size {block} has {block // self._piece} pieces of io_size {self._piece}, and \"shards\" says {shards}")
-        self._store = Store(own, f"{model}/v0", block, block // self._piece, [self._piece], threads=2)
+        self._fragment = int(config.get("io_size") or block // (shards or 1))
+        if block < 1 or block % self._fragment:
+            raise Refused(f"kv_block_size {block} and fragments of {self._fragment} bytes: a block of whole fragments is right")
+        if shards not in (None, block // self._fragment):
+            raise Refused(f"kv_block_size {block} has {block // self._fragment} fragments of io_size {self._fragment}, and \"shards\" says {shards}")
+        self._store = Store(own, f"{model}/v0", block, block // self._fragment, [self._fragment], threads=2)
         self.close = self._store.close
 
     def cc_store(self) -> int:
@@ -65,9 +65,9 @@ class UcmdStore(UcmKVStoreBase):
         return self._start("save", block_ids, offset, src_addr, size)
 
     def _start(self, verb: str, blocks: list[str], offsets: list[int], addresses: list[int], sizes: list[int]) -> Task:
-        if any(size != self._piece for size in sizes) or any(at % self._piece for at in offsets):
-            raise Refused(f"pieces of {sorted(set(sizes))} bytes: whole pieces of io_size {self._piece}, at multiples of it, are right")
-        shards = [at // self._piece for at in offsets]
+        if any(size != self._fragment for size in sizes) or any(at % self._fragment for at in offsets):
+            raise Refused(f"fragments of {sorted(set(sizes))} bytes: whole fragments of io_size {self._fragment}, at multiples of it, are right")
+        shards = [at // self._fragment for at in offsets]
         rows = np.array(addresses, dtype=np.uint64)[:, None]
         return UcmdTask(*self._store.start(verb, [name.encode() for name in blocks], shards, rows))
 

@@ -14,7 +14,7 @@ from ...region import Rope
 from .chunk_rope import REMEDY, Turning, turning_of
 from .drafts import drafts_of
 from .identity import EngineIdentity, Unsupported, heads_of
-from .layout import Chunk, Heads, Layout, axes_of, kind_of, layout_of
+from .layout import Fragment, Heads, Layout, axes_of, kind_of, layout_of
 from .settings import Settings
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -108,21 +108,21 @@ def _not_found(tensor: Any, of: Heads) -> Unsupported:
     )
 
 
-def _in_columns(rope: Rope, tensor: Any, chunks: Sequence[Chunk], blocks: int, of: Heads) -> Rope:
+def _in_columns(rope: Rope, tensor: Any, fragments: Sequence[Fragment], blocks: int, of: Heads) -> Rope:
     """A row is a head of a kernel's block: K and V of its tokens."""
     shape, kind = tuple(tensor.shape), kind_of(tensor)
     tokens = shape[2] if len(shape) == 4 else 0
     kernel = shape[0] // blocks
     if (
         kind not in _DTYPES or not of.values or of.dim != rope.dim or shape[1:] != (of.heads, tokens, 2 * of.dim) or tokens * kernel != of.tokens
-        or [chunk.size for chunk in chunks] != [kernel * of.heads * tokens * 2 * of.dim * tensor.element_size()]
+        or [one.size for one in fragments] != [kernel * of.heads * tokens * 2 * of.dim * tensor.element_size()]
         or tuple(tensor.stride())[1:] != (tokens * 2 * of.dim, 2 * of.dim, 1)
     ):
         raise _not_found(tensor, of)
     return replace(rope, rows=kernel * of.heads, dim=2 * of.dim, run=tokens, dtype=_DTYPES[kind])
 
 
-def _in_rows(rope: Rope, tensor: Any, chunks: Sequence[Chunk], blocks: int, of: Heads) -> Rope:
+def _in_rows(rope: Rope, tensor: Any, fragments: Sequence[Fragment], blocks: int, of: Heads) -> Rope:
     """K first, all rows of a block side by side: which of them are tokens and which heads does not matter, since a block turns as one."""
     axes, kind = axes_of(tensor, blocks, of), kind_of(tensor)
     rows = of.tokens * of.heads
@@ -131,7 +131,7 @@ def _in_rows(rope: Rope, tensor: Any, chunks: Sequence[Chunk], blocks: int, of: 
     if (
         axes is None or not of.values or kind not in _DTYPES or of.dim != rope.dim
         or axes.outer[: len(kernels)] != kernels or [n for _, n in axes.outer[len(kernels) :]] != [2] * (axes.pair == 1)
-        or chunks[0].size < rows * row * tensor.element_size()
+        or fragments[0].size < rows * row * tensor.element_size()
     ):
         raise _not_found(tensor, of)
     return replace(rope, rows=rows, dim=row, dtype=_DTYPES[kind])

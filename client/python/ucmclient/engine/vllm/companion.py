@@ -1,4 +1,4 @@
-"""Whether a worker uses a companion (../companion.py) for small chunks, and registering its region with one.
+"""Whether a worker uses a companion (../companion.py) for small fragments, and registering its region with one.
 
 Promise: if a companion fails after the engine's start, the region is registered without it.
 """
@@ -21,7 +21,7 @@ from .settings import Settings
 
 logger = logging.getLogger("ucmclient.engine.vllm")
 
-#: Chunks of this size and more need no companion (docs/design/copy.md).
+#: Fragments of this size and more need no companion (docs/design/copy.md).
 _LARGE = 512 << 10
 
 #: By encoding: slices of the ring, and bytes of each. `q4` takes the bus so little time that more of its slices must be
@@ -66,7 +66,7 @@ class Accompaniment:
             return f"no companion: {obstacle}"
         if self._encoded:
             return "encoded blocks go through a companion"
-        return f"small chunks go through a companion: a block's largest is {self._largest / 1024:g} KiB"
+        return f"small fragments go through a companion: a block's largest is {self._largest / 1024:g} KiB"
 
     def register(
         self, ns: Namespace, parts: Sequence[tuple[int, RegionMemory]], blocks: int, timeout: float, rope: Optional[Rope] = None
@@ -95,7 +95,7 @@ class Accompaniment:
             if error.away or error.status in (Status.DEADLINE, Status.BUSY):
                 raise
             self._refused = error
-            logger.warning("small chunks go without a companion (%s)", error)
+            logger.warning("small fragments go without a companion (%s)", error)
             return None
 
     def started(self) -> None:
@@ -105,7 +105,7 @@ class Accompaniment:
 
 
 def _largest(layout: Layout) -> int:
-    return max(chunk.size for layer in layout.layers for chunk in layer)
+    return max(fragment.size for layer in layout.layers for fragment in layer)
 
 
 def _obstacle(settings: Settings, layout: Layout, on_gpu: bool, writes: bool) -> Optional[str]:
@@ -115,7 +115,7 @@ def _obstacle(settings: Settings, layout: Layout, on_gpu: bool, writes: bool) ->
     if not on_gpu:
         return "the KV cache does not lie on a CUDA GPU"
     if settings.companion == "auto" and layout.sections is None and _largest(layout) >= _LARGE:
-        return f"chunks of {_largest(layout) >> 10} KiB need none"
+        return f"fragments of {_largest(layout) >> 10} KiB need none"
     if settings.companion == "auto" and not (settings.load and not settings.layerwise) and not (settings.store and writes):
         return "this rank stores nothing, and loads nothing or layer by layer, which goes straight"
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from ...sparse import digest as methods
-from .layout import Axes, Chunk, Heads, Layout, axes_of, kind_of
+from .layout import Axes, Fragment, Heads, Layout, axes_of, kind_of
 
 #: With their parameters, but for those that only an attention kernel would know.
 METHODS: Mapping[str, Callable[..., methods.Digest]] = {
@@ -68,13 +68,13 @@ def digest_of(
 
 def shape_of(tensors: Sequence[Any], layout: Layout, of: Heads, cache_dtype: str) -> methods.Shape:
     """Where K and V of each layer lie in a block."""
-    shapes = {_shape(tensor, layout.blocks, of, chunks, cache_dtype) for tensor, chunks in zip(tensors, layout.layers)}
+    shapes = {_shape(tensor, layout.blocks, of, fragments, cache_dtype) for tensor, fragments in zip(tensors, layout.layers)}
     if len(shapes) > 1 or len(tensors) != len(layout.layers):
         raise _refusal("layers keep their KV in different ways", "take another model")
     return shapes.pop()
 
 
-def _shape(tensor: Any, blocks: int, of: Heads, chunks: Sequence[Chunk], cache_dtype: str) -> methods.Shape:
+def _shape(tensor: Any, blocks: int, of: Heads, fragments: Sequence[Fragment], cache_dtype: str) -> methods.Shape:
     axes = axes_of(tensor, blocks, of)
     if axes is None or axes.alike:
         why = f"the connector can't tell {'tokens from heads' if axes else 'K from V'}"
@@ -83,7 +83,7 @@ def _shape(tensor: Any, blocks: int, of: Heads, chunks: Sequence[Chunk], cache_d
             f"{of.dim} and blocks of {of.tokens} tokens",
             "set --block-size to another number," if axes else "use another attention backend,",
         )
-    at = _places(axes, tensor, of, chunks)
+    at = _places(axes, tensor, of, fragments)
     if at is None:
         raise _refusal(
             f"a KV tensor of shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())} holds several layers, or the "
@@ -111,28 +111,28 @@ def _kind(tensor: Any, cache_dtype: str) -> str:
 _Place = tuple[int, int, int]
 
 
-def _places(axes: Axes, tensor: Any, of: Heads, chunks: Sequence[Chunk]) -> Optional[tuple[_Place, Optional[_Place]]]:
+def _places(axes: Axes, tensor: Any, of: Heads, fragments: Sequence[Fragment]) -> Optional[tuple[_Place, Optional[_Place]]]:
     """K and V of one layer; None: not one layer, or no strides describe it."""
     outer = list(axes.outer)
     if (axes.kernel_stride, axes.kernel) in outer:
         outer.remove((axes.kernel_stride, axes.kernel))
     if [n for _, n in outer] != [2] * (of.values and axes.pair == 1):
         return None
-    k = _place(axes, tensor, chunks, 0)
+    k = _place(axes, tensor, fragments, 0)
     if not of.values:
         return k and (k, None)
-    v = _place(axes, tensor, chunks, axes.dim if axes.pair == 2 else outer[0][0])
+    v = _place(axes, tensor, fragments, axes.dim if axes.pair == 2 else outer[0][0])
     return k and v and (k, v)
 
 
-def _place(axes: Axes, tensor: Any, chunks: Sequence[Chunk], first: int) -> Optional[_Place]:
+def _place(axes: Axes, tensor: Any, fragments: Sequence[Fragment], first: int) -> Optional[_Place]:
     """Of rows that begin with element `first` of a block. Every row is looked at: it must be where the strides say, in one
     piece."""
     size, tokens = tensor.element_size(), axes.tokens * axes.kernel
 
     def at(token: int, head: int) -> int:
         element = first + token % axes.tokens * axes.token_stride + token // axes.tokens * axes.kernel_stride
-        return _in_layer(chunks, tensor.data_ptr() + (element + head * axes.head_stride) * size, axes.dim * size)
+        return _in_layer(fragments, tensor.data_ptr() + (element + head * axes.head_stride) * size, axes.dim * size)
 
     offset = at(0, 0)
     token_stride = at(1, 0) - offset if tokens > 1 else axes.dim * size
@@ -147,11 +147,11 @@ def _place(axes: Axes, tensor: Any, chunks: Sequence[Chunk], first: int) -> Opti
     return (offset, token_stride, head_stride) if right else None
 
 
-def _in_layer(chunks: Sequence[Chunk], address: int, size: int) -> int:
+def _in_layer(fragments: Sequence[Fragment], address: int, size: int) -> int:
     """Where those bytes of block 0 lie in its layer. Negative: nowhere."""
     begin = 0
-    for chunk in chunks:
-        if chunk.address <= address and address + size <= chunk.address + chunk.size:
-            return begin + address - chunk.address
-        begin += chunk.size
+    for fragment in fragments:
+        if fragment.address <= address and address + size <= fragment.address + fragment.size:
+            return begin + address - fragment.address
+        begin += fragment.size
     return -(1 << 40)

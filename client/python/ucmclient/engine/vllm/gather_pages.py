@@ -93,13 +93,13 @@ def _rows(layout: Layout, tensors: Sequence[Any]) -> list[Any]:
     """For each piece of a block a tensor with a row for each block, in the widest type that fits."""
     import torch
 
-    chunks = [chunk for layer in layout.layers for chunk in layer]
-    dtype = torch.int64 if all((c.address | c.stride | c.size) % 8 == 0 for c in chunks) else torch.uint8
+    fragments = [fragment for layer in layout.layers for fragment in layer]
+    dtype = torch.int64 if all((c.address | c.stride | c.size) % 8 == 0 for c in fragments) else torch.uint8
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
     rows = []
-    for chunk in chunks:
-        base, storage = next((at, of) for at, of in storages.items() if at <= chunk.address < at + of.nbytes())
+    for fragment in fragments:
+        base, storage = next((at, of) for at, of in storages.items() if at <= fragment.address < at + of.nbytes())
         whole = torch.empty(0, dtype=dtype, device=tensors[0].device)
         size = whole.element_size()
-        rows.append(whole.set_(storage, (chunk.address - base) // size, (layout.blocks, chunk.size // size), (chunk.stride // size, 1)))
+        rows.append(whole.set_(storage, (fragment.address - base) // size, (layout.blocks, fragment.size // size), (fragment.stride // size, 1)))
     return rows

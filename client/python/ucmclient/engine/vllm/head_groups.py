@@ -14,7 +14,7 @@ from typing import Any, Optional, Union
 from ...client import Region
 from ...errors import UcmError
 from .identity import Ranks, Unsupported, heads_of, ranks_of
-from .layout import _MAX_PLANES, Chunk, Heads, Layout, _block_dimension, _joined, axes_of, kind_of, tensor_chunks
+from .layout import _MAX_PLANES, Fragment, Heads, Layout, _block_dimension, _joined, axes_of, kind_of, tensor_fragments
 from .settings import Settings
 from .tasks import Tasks
 
@@ -81,7 +81,7 @@ def head_groups_of(config: Any, kv_cache_config: Any, tp_rank: int, groups: int)
 
 
 class _Slice:
-    """Some heads of a tensor, as tensor_chunks sees it."""
+    """Some heads of a tensor, as tensor_fragments sees it."""
 
     def __init__(self, tensor: Any, dimension: int, first: int, size: int):
         self._pointer = tensor.data_ptr() + first * tensor.stride()[dimension] * tensor.element_size()
@@ -120,7 +120,7 @@ def _slices(tensor: Any, blocks: int, of: HeadGroups) -> tuple[list[_Slice], Opt
     slices = [_Slice(tensor, dimension, i * of.size, of.size) for i in range(of.mine)]
     tokens = of.heads.tokens * blocks // tensor.shape[_block_dimension(tuple(tensor.shape), blocks)]
     smallest = tokens * of.heads.dim * tensor.element_size()
-    if of.mine > 1 and min(chunk.size for chunk in tensor_chunks(slices[0], blocks)) < smallest:
+    if of.mine > 1 and min(fragment.size for fragment in tensor_fragments(slices[0], blocks)) < smallest:
         raise Unsupported(
             "head_groups: the attention backend keeps the heads of a token together, so that a group of heads is many small pieces of "
             f"a block: use a backend that keeps the tokens of a head together (VLLM_KV_CACHE_LAYOUT=HND), {_REMEDY}"
@@ -139,23 +139,23 @@ def _description(tensor: Any, one: _Slice, blocks: int) -> str:
 
 def group_layouts(kv_caches: Mapping[str, Any], blocks: int, of: HeadGroups, apart: bool) -> list[Layout]:
     """Of each group that the rank holds. A part has one layer; apart: one for each of the engine's."""
-    layers: list[list[tuple[Chunk, ...]]] = [[] for _ in range(of.mine)]
+    layers: list[list[tuple[Fragment, ...]]] = [[] for _ in range(of.mine)]
     descriptions: list[str] = []
-    seen: dict[tuple[Chunk, ...], int] = {}
+    seen: dict[tuple[Fragment, ...], int] = {}
     numbers: dict[str, int] = {}
     around = False
     for name, tensor in kv_caches.items():
         slices, dimension = _slices(tensor, blocks, of)
-        chunks = [tuple(tensor_chunks(one, blocks)) for one in slices]
-        numbers[name] = seen.setdefault(chunks[0], len(descriptions))
+        fragments = [tuple(tensor_fragments(one, blocks)) for one in slices]
+        numbers[name] = seen.setdefault(fragments[0], len(descriptions))
         if numbers[name] < len(descriptions):
             continue
-        for to, one in zip(layers, chunks):
+        for to, one in zip(layers, fragments):
             to.append(one)
         descriptions.append(_description(tensor, slices[0], blocks))
         if of.size > 1 and dimension is not None and len(descriptions) == 2:
             around = _layers_within(layers[0], tensor.stride()[dimension] * tensor.element_size())
-    sizes = {sum(chunk.size for chunk in layer) for layer in layers[0]}
+    sizes = {sum(fragment.size for fragment in layer) for layer in layers[0]}
     if not sizes or (apart and len(sizes) > 1):
         raise Unsupported(f"head_groups: layers keep {sorted(sizes)} bytes of a group: set layerwise to false")
     by_address = around and not apart
@@ -164,21 +164,21 @@ def group_layouts(kv_caches: Mapping[str, Any], blocks: int, of: HeadGroups, apa
     return [_layout(one, blocks, apart, by_address, name, numbers) for one in layers]
 
 
-def _layers_within(layers: Sequence[Sequence[Chunk]], head_step: int) -> bool:
+def _layers_within(layers: Sequence[Sequence[Fragment]], head_step: int) -> bool:
     """All layers of a head lie before those of the next head."""
     return 0 < layers[1][0].address - layers[0][0].address < head_step
 
 
 def _layout(
-    layers: Sequence[tuple[Chunk, ...]], blocks: int, apart: bool, by_address: bool, name: str, numbers: Mapping[str, int]
+    layers: Sequence[tuple[Fragment, ...]], blocks: int, apart: bool, by_address: bool, name: str, numbers: Mapping[str, int]
 ) -> Layout:
-    joined = [list(layer) for layer in layers] if apart else [[chunk for layer in layers for chunk in layer]]
+    joined = [list(layer) for layer in layers] if apart else [[fragment for layer in layers for fragment in layer]]
     if by_address:
-        joined[0].sort(key=lambda chunk: chunk.address)
+        joined[0].sort(key=lambda fragment: fragment.address)
     joined = [_joined(one) for one in joined]
     if sum(map(len, joined)) > _MAX_PLANES:
         raise Unsupported(f"head_groups: a group is {sum(map(len, joined))} pieces of a block, more than {_MAX_PLANES}: use fewer groups")
-    size = sum(chunk.size for chunk in joined[0])
+    size = sum(fragment.size for fragment in joined[0])
     return Layout(tuple(map(tuple, joined)), blocks, size, name[:256], numbers if apart else dict.fromkeys(numbers, 0))
 
 

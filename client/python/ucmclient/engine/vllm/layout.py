@@ -17,7 +17,7 @@ _MAX_PLANES = 2048
 
 
 @dataclass(frozen=True)
-class Chunk:
+class Fragment:
     """Bytes [address + b * stride, + size) are a piece of block b."""
 
     address: int
@@ -37,7 +37,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Sections:
-    """The chunks of each layer as encodings see them (docs/design/encodings.md): tokens, heads, dim of the first one, and
+    """The fragments of each layer as encodings see them (docs/design/encodings.md): tokens, heads, dim of the first one, and
     of the second one. A section may hold more than one layer's K, or K and V, as long as its rows are of one head each."""
 
     dtype: str
@@ -53,15 +53,15 @@ class Sections:
 
 @dataclass(frozen=True)
 class Layout:
-    """The chunks of each layer, in the engine's order. Layouts with different bytes differ in `name`."""
+    """The fragments of each layer, in the engine's order. Layouts with different bytes differ in `name`."""
 
-    layers: tuple[tuple[Chunk, ...], ...]
+    layers: tuple[tuple[Fragment, ...], ...]
     blocks: int
     layer_bytes: int
     name: str
     #: From the engine's name of a layer to its number.
     numbers: Mapping[str, int]
-    #: If they were asked for: what the chunks of a layer hold.
+    #: If they were asked for: what the fragments of a layer hold.
     sections: Optional[Sections] = None
 
 
@@ -81,7 +81,7 @@ def _block_dimension(shape: Sequence[int], blocks: int) -> int:
     )
 
 
-def tensor_chunks(tensor: Any, blocks: int) -> list[Chunk]:
+def tensor_fragments(tensor: Any, blocks: int) -> list[Fragment]:
     """The pieces of memory of a block: one in all, one each for K and V, or one a head."""
     shape, strides, element = tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
     d = _block_dimension(shape, blocks)
@@ -101,10 +101,10 @@ def tensor_chunks(tensor: Any, blocks: int) -> list[Chunk]:
             f"a KV tensor of shape {shape} and strides {strides} is not understood: a block's bytes do not lie together"
         )
     offsets = [sum(i * step for i, (step, _) in zip(at, apart[::-1])) for at in product(*(range(n) for _, n in apart[::-1]))]
-    return [Chunk(tensor.data_ptr() + offset * element, stride * element, size * element) for offset in offsets]
+    return [Fragment(tensor.data_ptr() + offset * element, stride * element, size * element) for offset in offsets]
 
 
-def _description(tensor: Any, chunks: Sequence[Chunk], blocks: int) -> str:
+def _description(tensor: Any, fragments: Sequence[Fragment], blocks: int) -> str:
     """Describes the order of bytes in a block: shape without the blocks, order of dimensions, type."""
     d = _block_dimension(tuple(tensor.shape), blocks)
     inner = [i for i in range(len(tensor.shape)) if i != d]
@@ -112,20 +112,20 @@ def _description(tensor: Any, chunks: Sequence[Chunk], blocks: int) -> str:
     shape = "x".join(str(tensor.shape[i]) for i in inner)
     split = f"/{tensor.shape[d] // blocks}" if tensor.shape[d] != blocks else ""
     kind = str(getattr(tensor, "dtype", tensor.element_size())).rpartition(".")[2]
-    return f"{len(chunks)}:{shape}{split}:{''.join(map(str, order))}:{kind}"
+    return f"{len(fragments)}:{shape}{split}:{''.join(map(str, order))}:{kind}"
 
 
-def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Merges neighbouring chunks; keeps their order."""
-    out: list[Chunk] = []
-    for chunk in chunks:
+def _joined(fragments: Sequence[Fragment]) -> list[Fragment]:
+    """Merges neighbouring fragments; keeps their order."""
+    out: list[Fragment] = []
+    for fragment in fragments:
         last = out[-1] if out else None
-        if last and last.stride == chunk.stride and last.address + last.size == chunk.address and (
-            last.size + chunk.size <= last.stride
+        if last and last.stride == fragment.stride and last.address + last.size == fragment.address and (
+            last.size + fragment.size <= last.stride
         ):
-            out[-1] = Chunk(last.address, last.stride, last.size + chunk.size)
+            out[-1] = Fragment(last.address, last.stride, last.size + fragment.size)
         else:
-            out.append(chunk)
+            out.append(fragment)
     return out
 
 
@@ -273,18 +273,18 @@ def _too_large(rows: tuple[int, int, int]) -> bool:
     return tokens > _MAX_TOKENS or heads > _MAX_HEADS or dim > _MAX_DIM or prod(rows) > _MAX_ELEMENTS
 
 
-def _halved(chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
+def _halved(fragments: Sequence[Fragment]) -> tuple[Fragment, ...]:
     return tuple(
-        Chunk(chunk.address + half * (chunk.size // 2), chunk.stride, chunk.size // 2) for chunk in chunks for half in (0, 1)
+        Fragment(fragment.address + half * (fragment.size // 2), fragment.stride, fragment.size // 2) for fragment in fragments for half in (0, 1)
     )
 
 
-def _sections(layers: Sequence[Sequence[Chunk]], cells: Sequence[_Cell]) -> Sections:
-    """Raises ValueError if the chunks are no sections, or other ones in each layer."""
-    cell, chunks = cells[0], {tuple(chunk.size for chunk in layer) for layer in layers}
-    if len(set(cells)) > 1 or len(chunks) > 1:
+def _sections(layers: Sequence[Sequence[Fragment]], cells: Sequence[_Cell]) -> Sections:
+    """Raises ValueError if the fragments are no sections, or other ones in each layer."""
+    cell, fragments = cells[0], {tuple(fragment.size for fragment in layer) for layer in layers}
+    if len(set(cells)) > 1 or len(fragments) > 1:
         raise _not_encoded("layers keep their KV in different ways", 'remove the setting "encoding"')
-    sizes = chunks.pop()
+    sizes = fragments.pop()
     if len(sizes) > 2 or len(set(sizes)) > 1 or sizes[0] % cell.bytes:
         raise _not_encoded(
             f"a layer keeps a block in {len(sizes)} pieces of {sizes[0]} bytes, and not as K and V",
@@ -301,7 +301,7 @@ def _sections(layers: Sequence[Sequence[Chunk]], cells: Sequence[_Cell]) -> Sect
 
 def layers_alike(kv_caches: Mapping[str, Any], blocks: int) -> bool:
     """Whether all layers keep as many bytes of a block."""
-    return len({sum(chunk.size for chunk in tensor_chunks(tensor, blocks)) for tensor in kv_caches.values()}) < 2
+    return len({sum(fragment.size for fragment in tensor_fragments(tensor, blocks)) for tensor in kv_caches.values()}) < 2
 
 
 def layout_of(
@@ -309,30 +309,30 @@ def layout_of(
 ) -> Layout:
     """Layers are in the mapping's order, which is the model's. Layers that share a tensor count as one. If all layers
     of a block lie side by side, or layers differ in size, they form one layer. apart: they don't, because
-    they are loaded layer by layer, or digested. heads: chunks are cut so that an encoding takes them, and the layout has sections. Name and sizes are then the
+    they are loaded layer by layer, or digested. heads: fragments are cut so that an encoding takes them, and the layout has sections. Name and sizes are then the
     same as without, but for models with so many layers that all of a block are too much for one section."""
-    layers: list[tuple[Chunk, ...]] = []
+    layers: list[tuple[Fragment, ...]] = []
     descriptions: list[str] = []
     cells: list[_Cell] = []
-    seen: dict[tuple[Chunk, ...], int] = {}
+    seen: dict[tuple[Fragment, ...], int] = {}
     numbers = {}
     for name, tensor in kv_caches.items():
-        chunks = tuple(tensor_chunks(tensor, blocks))
-        numbers[name] = seen.setdefault(chunks, len(layers))
+        fragments = tuple(tensor_fragments(tensor, blocks))
+        numbers[name] = seen.setdefault(fragments, len(layers))
         if numbers[name] < len(layers):
             continue
-        layers.append(chunks)
-        descriptions.append(_description(tensor, chunks, blocks))
+        layers.append(fragments)
+        descriptions.append(_description(tensor, fragments, blocks))
         if heads is not None:
             cells.append(_cell(tensor, blocks, heads))
     if not layers:
         raise ValueError("the engine has no KV tensors to register")
-    sizes = {sum(chunk.size for chunk in layer) for layer in layers}
-    whole = _joined([chunk for layer in layers for chunk in layer])
+    sizes = {sum(fragment.size for fragment in layer) for layer in layers}
+    whole = _joined([fragment for layer in layers for fragment in layer])
     side_by_side = len(whole) == 1 and not (cells and _too_large(cells[0].rows(whole[0].size // cells[0].bytes)))
     if not apart and len(layers) > 1 and (side_by_side or len(sizes) > 1):
         layers, numbers = [tuple(whole)], dict.fromkeys(numbers, 0)
-        sizes = {sum(chunk.size for chunk in whole)}
+        sizes = {sum(fragment.size for fragment in whole)}
     if len(sizes) > 1:
         raise ValueError(
             f"layers keep {sorted(sizes)} bytes of a block; loading layer by layer needs layers of one size, and so do "

@@ -53,7 +53,7 @@ class Settings:
     block_layout: bool = _advanced(True)
     #: Of ranks with the same bytes each loads a share of a hit, and they gather the rest from each other.
     gather_loads: bool = _advanced(False)
-    #: Move small chunks with kernels in this process (ucmclient.Companion), which takes 64 MiB of GPU memory. "auto":
+    #: Move small fragments with kernels in this process (ucmclient.Companion), which takes 64 MiB of GPU memory. "auto":
     #: where that is possible and pays; "on": refuse to start where it is impossible; "off".
     companion: str = _advanced("auto")
     #: With an encoding: as many tokens from a request's first one on are stored as they are, in whole blocks.

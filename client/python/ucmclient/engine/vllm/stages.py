@@ -14,7 +14,7 @@ from math import gcd
 from typing import Any, Optional
 
 from .identity import Ranks, Unsupported
-from .layout import Chunk, Layout, Sections
+from .layout import Fragment, Layout, Sections
 from .settings import Settings
 
 #: Layers of a part, and parts of a block (proto/limits.h).
@@ -124,15 +124,15 @@ def cut(layout: Layout, size: int) -> Layout:
     return replace(layout, layers=layers, layer_bytes=size, numbers=numbers)
 
 
-def _pieces(chunks: Sequence[Chunk], size: int) -> list[tuple[Chunk, ...]]:
-    out: list[tuple[Chunk, ...]] = []
-    piece: list[Chunk] = []
+def _pieces(fragments: Sequence[Fragment], size: int) -> list[tuple[Fragment, ...]]:
+    out: list[tuple[Fragment, ...]] = []
+    piece: list[Fragment] = []
     left = size
-    for chunk in chunks:
+    for fragment in fragments:
         at = 0
-        while at < chunk.size:
-            n = min(left, chunk.size - at)
-            piece.append(Chunk(chunk.address + at, chunk.stride, n))
+        while at < fragment.size:
+            n = min(left, fragment.size - at)
+            piece.append(Fragment(fragment.address + at, fragment.stride, n))
             at, left = at + n, left - n
             if not left:
                 out.append(tuple(piece))

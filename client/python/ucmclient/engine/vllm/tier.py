@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from ...memory import data_pointer
-from ..pages import Chunk, PageStore, settings_of, weights_of
+from ..pages import Fragment, PageStore, settings_of, weights_of
 from ..places import Full, Movers
 from .identity import EngineIdentity
 
@@ -57,7 +57,7 @@ class UcmTier(SecondaryTierManager):
         chunks, size = len(primary_kv_view), self.block_size_bytes
         if not 0 < size <= _LARGEST:
             raise ValueError(f"a chunk of {size} bytes: up to {_LARGEST} are right, with a smaller \"block_size\" of the offloading connector")
-        self._store = PageStore(of, _identity(offloading_spec, of, size), [Chunk(_address(primary_kv_view), size, size)], chunks, "vllm-tier")
+        self._store = PageStore(of, _identity(offloading_spec, of, size), [Fragment(_address(primary_kv_view), size, size)], chunks, "vllm-tier")
         self._movers, self._deadline = Movers("vllm-tier", 2), of.transfer_deadline
         self._lookups = _Lookups(self._store, tier_type)
         self._mutex = threading.Lock()

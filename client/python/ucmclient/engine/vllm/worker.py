@@ -49,18 +49,18 @@ def region_memory(layout: Layout, on_gpu: bool) -> RegionMemory:
     known: list[tuple[int, int]] = []
     planes, gpu = [], None
     for at, layer in enumerate(layout.layers):
-        for chunk in layer:
-            end = chunk.address + (layout.blocks - 1) * chunk.stride + chunk.size
-            number = next((i for i, (first, last) in enumerate(known) if first <= chunk.address and end <= last), None)
+        for fragment in layer:
+            end = fragment.address + (layout.blocks - 1) * fragment.stride + fragment.size
+            number = next((i for i, (first, last) in enumerate(known) if first <= fragment.address and end <= last), None)
             if number is None:
                 if on_gpu:
-                    one, base, gpu = cuda_allocation(chunk.address)
+                    one, base, gpu = cuda_allocation(fragment.address)
                 else:
-                    one, base = shared_memory_of(chunk.address)
+                    one, base = shared_memory_of(fragment.address)
                 number = len(memory)
                 memory.append(one)
                 known.append((base, base + one.bytes))
-            planes.append(Plane(number, chunk.address - known[number][0], chunk.stride, chunk.size, at))
+            planes.append(Plane(number, fragment.address - known[number][0], fragment.stride, fragment.size, at))
     return RegionMemory(memory, [base for base, _ in known], planes, gpu)
 
 
