@@ -139,7 +139,7 @@ static void *sweep_new(struct call *call, size_t bytes, size_t more, struct ns *
     list_init(&w->link);
     w->ns = ns;
     w->change = *k;
-    index_ns_use(call->s->rq->modules.index, ns);
+    index_ns_ref(call->s->rq->modules.index, ns);
     return w;
 }
 
@@ -169,7 +169,7 @@ static void sweep_end(struct sweep *w, const struct ucm_error *e)
 {
     list_remove(&w->link);
     change_audit(w->r.s, &w->change, w->ns, w->keys, e->code);
-    index_ns_unuse(w->r.s->rq->modules.index, w->ns);
+    index_ns_unref(w->r.s->rq->modules.index, w->ns);
     request_end(&w->r, e, &w->change.result);
 }
 
@@ -407,7 +407,7 @@ static int change_all(struct call *call, struct ns *ns, const struct change *k)
     a->purges = k->method == UCM_METHOD_NS_PURGE || (rq->modules.share && reaches_shares(k));
     a->purge.only_shared = k->method == UCM_METHOD_EVICT;
     if (a->purges && cache_purge_begin(rq->modules.cache, &a->purge, ns) != 0) {
-        index_ns_unuse(rq->modules.index, ns);
+        index_ns_unref(rq->modules.index, ns);
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
         request_refuse(&a->w.r, call);
         return -call->error.code;

@@ -227,7 +227,7 @@ static void verify_end(struct verify *v)
 
     for (uint32_t i = 0; i < v->n; i++)
         cache_unlease(modules->cache, v->refs[i]);
-    index_ns_unuse(modules->index, v->ns);
+    index_ns_unref(modules->index, v->ns);
     request_end(&v->r, NULL, &v->result);
 }
 
@@ -317,7 +317,7 @@ int method_verify(struct call *call)
     if (!v)
         return -call->error.code;
     v->ns = ns;
-    index_ns_use(rq->modules.index, ns);
+    index_ns_ref(rq->modules.index, ns);
     v->result.next = index_scan(rq->modules.index, ns, m->cursor, limit, v->refs, &v->n);
     for (uint32_t i = 0; i < v->n; i++)
         cache_lease(rq->modules.cache, v->refs[i]);

@@ -1,4 +1,4 @@
-/* Bytes in one slot of the arena: some layers of one part. Only daemon/cache/hold.c makes spans,
+/* Bytes in one slot of the arena: some layers of one part. Only daemon/cache/ref.c makes spans,
  * and checks each; whoever copies, reads, writes or builds gets one, and may read its fields and
  * copy it whole.
  *

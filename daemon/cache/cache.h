@@ -187,20 +187,20 @@ struct cache_wait {
     struct list link;
     bool small;  /* in: the request is for few parts; as tier_io.small */
     bool shared; /* out, in done_cb: the part was read from the shared tier, not from NVMe */
-    /* Of who reads part of it instead (daemon/pool): out: the caller has these, and no use.
+    /* Of who reads part of it instead (daemon/pool): out: the caller has these, and no reference.
      * cancel_cb: also ends a wait; NULL: nothing. */
     struct cache_layers *layers;
     void (*cancel_cb)(struct cache_wait *w);
-    /* 0: the caller has one use of the part. -errno: it has none; -ENOENT: the shared tier does not
-     * have the part any more, or did not say in time; -EBUSY: too many users, or the copy on NVMe
-     * failed and the shared tier takes no read now. */
+    /* 0: the caller has one reference to the part. -errno: it has none; -ENOENT: the shared tier
+     * does not have the part any more, or did not say in time; -EBUSY: too many users, or the copy
+     * on NVMe failed and the shared tier takes no read now. */
     void (*done_cb)(struct cache_wait *w, int status);
 };
 
 enum cache_got { CACHE_PENDING = 0, CACHE_READY = 1 };
-/* CACHE_READY: the caller has one use of the part, until cache_put. CACHE_PENDING: done_cb will
- * run. -ENOENT: the part is not whole, or its last copy is gone. -EIO: its read can't begin; that
- * copy is dropped. -EINPROGRESS: its key is still being read. -EBUSY: no slot now, see
+/* CACHE_READY: the caller has one reference to the part, until cache_put. CACHE_PENDING: done_cb
+ * will run. -ENOENT: the part is not whole, or its last copy is gone. -EIO: its read can't begin;
+ * that copy is dropped. -EINPROGRESS: its key is still being read. -EBUSY: no slot now, see
  * WAIT_SLOT. -EAGAIN: no place in the tier's queue, or too many users now, see
  * WAIT_OTHER. node: where a new slot should lie if that costs nothing, or NUMA_NONE. */
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
@@ -210,9 +210,9 @@ int cache_take(struct cache *c, block_ref ref, uint32_t part);
 /* done_cb will not run. The read goes on for others. */
 void cache_get_cancel(struct cache *c, struct cache_wait *w);
 void cache_put(struct cache *c, block_ref ref, uint32_t part);
-/* The same for one of several, after which the caller calls cache_released. Who got the use in this
- * same callback need not: nothing became free that was not before. */
-void cache_unuse(struct cache *c, block_ref ref, uint32_t part);
+/* The same for one of several, after which the caller calls cache_released. Whoever got the
+ * reference in this same callback need not: nothing became free that was not before. */
+void cache_unref(struct cache *c, block_ref ref, uint32_t part);
 /* Something was released. In the next iteration of the event loop those who wait for space try
  * again, and writes begin. */
 void cache_released(struct cache *c);
@@ -221,13 +221,13 @@ void cache_released(struct cache *c);
 void cache_prefetched(struct cache *c, block_ref ref);
 void cache_prefetch_used(struct cache *c, block_ref ref);
 
-/* Makes the caller's use a hold: it may last, so nobody waits for space to come from its end. */
-void cache_hold(struct cache *c, block_ref ref, uint32_t part);
-void cache_unhold(struct cache *c, block_ref ref, uint32_t part); /* ends hold and use */
-/* Takes a use and hold of this part of each block in refs[n] that has it in DRAM, of `most` at
+/* Makes the caller's reference a lasting one: nobody waits for space to come from its end. */
+void cache_ref_lasting(struct cache *c, block_ref ref, uint32_t part);
+void cache_unref_lasting(struct cache *c, block_ref ref, uint32_t part); /* ends it */
+/* Takes a lasting reference to this part of each block in refs[n] that has it in DRAM, of `most` at
  * most; memory[i]: where it lies, or NULL; 0 in refs is passed over. Returns how many. */
-uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, uint32_t part,
-                          uint32_t most, const void **memory);
+uint32_t cache_ref_ready(struct cache *c, const block_ref *refs, uint32_t n, uint32_t part,
+                         uint32_t most, const void **memory);
 
 /* Parts on their way into other slots. Who copies may end at 0. */
 uint32_t cache_moves(const struct cache *c);

@@ -44,7 +44,8 @@ void cache_slot_return(struct cache *c, slot_ref slot);
  *   end;
  * - two ways: a MOVE (move.h) of a part in DRAM, and a read of any other into the slot;
  * - the slots: whose blocks may leave one for the part, and their leaving;
- * - a chore, woken when something is released, or evicted by name: the end of somebody else's use
+ * - a chore, woken when something is released, or evicted by name: the end of somebody else's
+ * reference
  *   lets a MOVE exchange. */
 
 /* False: somebody has claimed it. The caller holds the block until the claim ends. Behind a claim

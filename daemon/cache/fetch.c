@@ -20,7 +20,7 @@ static void log_read_failed(const struct tier_io *io, int status)
 
 /* ---- fetches ---- */
 
-/* A waiter's callback may evict, or cancel another waiter. The fetch's own use and lease keep
+/* A waiter's callback may evict, or cancel another waiter. The fetch's own reference and lease keep
  * part and block until the last callback has run. */
 static void fetch_report(struct part_op *f, int status)
 {
@@ -33,14 +33,14 @@ static void fetch_report(struct part_op *f, int status)
         int rc = status == 0 && p->users >= PART_USERS_MAX ? -EBUSY : status;
 
         if (rc == 0)
-            part_use(c, p);
+            part_ref(c, p);
         w->shared = f->shared;
         w->done_cb(w, rc);
     }
 }
 
-/* The last read ended. With status 0 the fetch has a use of the part, else its slot has no owner,
- * until fetch_release. */
+/* The last read ended. With status 0 the fetch has a reference to the part, else its slot has no
+ * owner, until fetch_release. */
 static void fetch_take(struct part_op *f, int status)
 {
     struct cache *c = f->cache;
@@ -51,7 +51,7 @@ static void fetch_take(struct part_op *f, int status)
         arena_slot_own(c->arena, f->slot, 0);
     } else {
         part_set_dram(c, f->ref, f->part, PART_DRAM_READY, f->slot);
-        part_use(c, cache_part(c, f->ref, f->part));
+        part_ref(c, cache_part(c, f->ref, f->part));
     }
     table_remove(&c->fetches, f->number);
 }

@@ -50,8 +50,9 @@ struct cache {
     struct share *share; /* NULL: none */
     struct arena *arena;
     uint32_t tier_busy, share_busy; /* operations under way */
-    uint32_t users; /* of parts: copies, reads and writes, whose end may free a slot; no holds */
-    uint32_t lent;  /* slots that are nobody's part, by cache_slot_lend */
+    /* of parts: copies, reads and writes, whose end may free a slot; no lasting ones */
+    uint32_t users;
+    uint32_t lent; /* slots that are nobody's part, by cache_slot_lend */
     struct table fills, fetches;
     struct list fills_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;
@@ -128,14 +129,14 @@ void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct
 void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
                     share_root_id root);
 
-static inline void part_use(struct cache *c, struct part *p)
+static inline void part_ref(struct cache *c, struct part *p)
 {
     assert(p->users < UINT16_MAX);
     p->users++;
     c->users++;
 }
 
-static inline void part_unuse(struct cache *c, struct part *p)
+static inline void part_unref(struct cache *c, struct part *p)
 {
     assert(p->users > 0);
     p->users--;
@@ -180,10 +181,10 @@ struct cache_fill {
     uint64_t claimed[];
 };
 
-/* ---- hold.c ---- */
+/* ---- ref.c ---- */
 
-/* After a use or lease ended: removes a block that is doomed, or of which too little is left. Who
- * calls it calls cache_released, once for all. */
+/* After a reference or lease ended: removes a block that is doomed, or of which too little is left.
+ * Who calls it calls cache_released, once for all. */
 void cache_settle(struct cache *c, block_ref ref, const struct block *b);
 
 /* Drops it; no copy is writing it. The caller calls cache_released. */

@@ -28,7 +28,7 @@ int cache_move_begin(struct cache_move *m, int (*slot_cb)(struct cache_move *m, 
         return -ENOSPC;
     if (p->users >= PART_USERS_MAX)
         return -EBUSY;
-    part_use(c, p); /* whatever leaves for the slot, it is not this part */
+    part_ref(c, p); /* whatever leaves for the slot, it is not this part */
     m->copied = false;
     rc = slot_cb(m, ns_part_bytes(cache_ns(c, m->ref), m->part));
     if (rc == 0) {
@@ -38,7 +38,7 @@ int cache_move_begin(struct cache_move *m, int (*slot_cb)(struct cache_move *m, 
     }
     if (rc != 0) {
         m->to = 0;
-        part_unuse(c, p);
+        part_unref(c, p);
         cache_reconsider(c, m->ref);
         return rc;
     }

@@ -1,7 +1,8 @@
 /* MOVE: a part's way into another slot of DRAM, for slabs that are emptied (compact.c) and for
  * features that want parts in slots of their own (extend.h):
  *
- *   begun, with a use of the part ----> copied ----> exchanged, once that use is the only one
+ *   begun, with a reference to the part ----> copied ----> exchanged, once that reference is the
+ *   only one
  *
  * Whoever uses the part meanwhile finds it where it was; so DRAM has one copy of it. Thread: the
  * event loop only. */
@@ -37,7 +38,8 @@ struct cache_move {
 };
 
 /* Begins to copy a READY part into the slot that slot_cb finds; on zeroed memory with cache, ref,
- * part and copied_cb. 0; -ENOSPC: nobody copies; -EBUSY: too many uses; or slot_cb's -errno. */
+ * part and copied_cb. 0; -ENOSPC: nobody copies; -EBUSY: too many references; or slot_cb's
+ * -errno. */
 int cache_move_begin(struct cache_move *m, int (*slot_cb)(struct cache_move *m, uint64_t bytes));
 /* The part lies in the other slot from now on. False: it is not copied yet, or others use it. */
 bool cache_move_exchange(struct cache_move *m);

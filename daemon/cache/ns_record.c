@@ -136,7 +136,7 @@ static void record_done_cb(struct tier_ns_record *n, int status)
                   "namespace=%u error=%s: a later start may find its blocks again", r->ns->id,
                   strerror(-status));
     state_set(r, status);
-    index_ns_unuse(c->config.index, r->ns);
+    index_ns_unref(c->config.index, r->ns);
     c->tier_busy--;
     c->records.n--;
     free(r);
@@ -167,7 +167,7 @@ static int record_start(struct cache *c, struct ns *ns, struct cache_purge *p)
                                       .done_cb = record_done_cb};
     if (p)
         p->record = r;
-    index_ns_use(c->config.index, ns);
+    index_ns_ref(c->config.index, ns);
     c->tier_busy++;
     c->records.n++;
     c->tier_ops->ns_record(c->tier, &r->tier);

@@ -95,7 +95,7 @@ void cache_reconsider(struct cache *c, block_ref ref);
 /* The arena has more space in a moment. */
 bool cache_arena_grows(const struct cache *c);
 
-/* ---- hold.c ---- */
+/* ---- ref.c ---- */
 
 /* Nobody holds, uses or pinned it. */
 bool cache_may_drop(struct cache *c, block_ref ref);

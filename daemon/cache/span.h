@@ -12,7 +12,7 @@
 
 struct cache_copy;
 
-/* All of a part in DRAM, of which the caller has a use. */
+/* All of a part in DRAM, to which the caller has a reference. */
 int span_part(struct cache *c, block_ref ref, uint32_t part, struct span *out);
 /* Layers that the caller has claimed. */
 int span_fill(struct cache *c, const struct cache_fill *f, uint32_t first, uint32_t n,
@@ -27,7 +27,7 @@ int span_cut(struct cache *c, const struct span *from, uint32_t first, uint32_t 
 int span_slot(struct cache *c, slot_ref slot, const struct form *form, struct span *out);
 /* The same, to be read. */
 int span_kept(struct cache *c, slot_ref slot, const struct form *form, struct span *out);
-/* A copy of a part that the caller has a use of into such a slot, but for done_cb. */
+/* A copy of a part that the caller has a reference to into such a slot, but for done_cb. */
 int span_copy(struct cache *c, block_ref ref, uint32_t part, slot_ref to, struct cache_copy *out);
 /* Some layers in a room for TIER_READ_LAYERS that begins at byte `at` of the slot. */
 int span_stage(struct cache *c, slot_ref slot, uint64_t at, const struct form *form, uint32_t first,

@@ -1,6 +1,6 @@
-/* Writing one part from its DRAM slot to NVMe or to the shared tier: the operation has a use of the
- * part until it ends. And durable parts: a dump may ask for a part on stable storage; it is written
- * at once, before the queue of write-behind, and then synced together with others. */
+/* Writing one part from its DRAM slot to NVMe or to the shared tier: the operation has a reference
+ * to the part until it ends. And durable parts: a dump may ask for a part on stable storage; it is
+ * written at once, before the queue of write-behind, and then synced together with others. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -50,7 +50,7 @@ static void share_cb(struct part_op *w, int status)
 
 static const struct op_kind write_kind = {nvme_cb, share_cb};
 
-/* 0: *out is under way, and has a use of the part. */
+/* 0: *out is under way, and has a reference to the part. */
 static int write_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t part,
                        struct part_op **out)
 {
@@ -61,12 +61,12 @@ static int write_begin(struct cache *c, enum write_to to, block_ref ref, uint32_
 
     if (!w)
         return -ENOMEM;
-    part_use(c, p);
+    part_ref(c, p);
     rc = span_part(c, ref, part, &span);
     if (rc == 0)
         rc = to == WRITE_NVME ? op_tier(w, TIER_WRITE, &span) : op_share(w, true, &span);
     if (rc != 0) {
-        part_unuse(c, p);
+        part_unref(c, p);
         free(w);
         return rc;
     }

@@ -28,9 +28,9 @@ static void hints_give(struct limit_owner *o)
     limit_owner_unref(o);
 }
 
-static void hints_unuse(struct session *s, struct ns *ns)
+static void hints_unref(struct session *s, struct ns *ns)
 {
-    struct limit_owner *o = hint_tables_unuse(tables_of(s->rq), ns);
+    struct limit_owner *o = hint_tables_unref(tables_of(s->rq), ns);
 
     if (o)
         hints_give(o);
@@ -48,19 +48,19 @@ static int hints_make(struct session *s, struct ns *ns, struct ucm_error *e)
         limit_give(o, LIMIT_HINTS, 1);
         return -EBUSY;
     }
-    rc = hint_tables_use(tables_of(s->rq), ns, limit_owner_ref(o));
+    rc = hint_tables_ref(tables_of(s->rq), ns, limit_owner_ref(o));
     if (rc != 0)
         hints_give(o);
     return rc;
 }
 
-static int hints_use(struct session *s, struct ns *ns, struct ucm_error *e)
+static int hints_ref(struct session *s, struct ns *ns, struct ucm_error *e)
 {
     uint8_t *flags = &s->ns[index_ns_place(s->rq->modules.index, ns)];
     int rc = 0;
 
     if (!(*flags & SESSION_NS_HINTS))
-        rc = ns->follower ? hint_tables_use(tables_of(s->rq), ns, NULL) : hints_make(s, ns, e);
+        rc = ns->follower ? hint_tables_ref(tables_of(s->rq), ns, NULL) : hints_make(s, ns, e);
     if (rc == 0)
         *flags |= SESSION_NS_HINTS;
     return rc;
@@ -72,7 +72,7 @@ static void session_close_cb(struct session *s)
 
     for (uint32_t place = 0; place < index_ns_places(ix); place++)
         if (s->ns[place] & SESSION_NS_HINTS)
-            hints_unuse(s, index_ns_at(ix, place));
+            hints_unref(s, index_ns_at(ix, place));
 }
 
 static int open_cb(struct requests *rq)
@@ -134,7 +134,7 @@ int method_hints_open(struct call *call)
 
     if (!ns || open_check(call, ns) != 0)
         return -call->error.code;
-    rc = hints_use(s, ns, &call->error);
+    rc = hints_ref(s, ns, &call->error);
     if (rc == -EBUSY)
         return -call->error.code;
     if (rc == -EINVAL)

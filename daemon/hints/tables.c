@@ -41,7 +41,7 @@ struct ns_hints {
     struct list link; /* in hint_tables.all */
     struct ns *ns;
     struct limit_owner *owner; /* borrowed; NULL: nobody's */
-    uint32_t uses;
+    uint32_t refs;
     struct hints *table;   /* what readers get */
     struct hints *filling; /* the same, or what will take its place, or NULL */
     bool reserved;         /* it has all of its memory */
@@ -255,13 +255,13 @@ uint32_t hint_tables_max(void)
     return (uint32_t)(limit.rlim_cur / 4);
 }
 
-int hint_tables_use(struct hint_tables *t, struct ns *ns, struct limit_owner *owner)
+int hint_tables_ref(struct hint_tables *t, struct ns *ns, struct limit_owner *owner)
 {
     struct ns_hints *h = ns->follower;
     int rc;
 
     if (h) {
-        h->uses++;
+        h->refs++;
         return 0;
     }
     h = calloc(1, sizeof(*h));
@@ -274,7 +274,7 @@ int hint_tables_use(struct hint_tables *t, struct ns *ns, struct limit_owner *ow
     }
     h->ns = ns;
     h->owner = owner;
-    h->uses = 1;
+    h->refs = 1;
     h->filling = h->table;
     list_push_back(&t->all, &h->link);
     t->n++;
@@ -283,12 +283,12 @@ int hint_tables_use(struct hint_tables *t, struct ns *ns, struct limit_owner *ow
     return 0;
 }
 
-struct limit_owner *hint_tables_unuse(struct hint_tables *t, struct ns *ns)
+struct limit_owner *hint_tables_unref(struct hint_tables *t, struct ns *ns)
 {
     struct ns_hints *h = ns->follower;
     struct limit_owner *owner = h->owner;
 
-    if (--h->uses > 0)
+    if (--h->refs > 0)
         return NULL;
     ns->follower = NULL;
     list_remove(&h->link);

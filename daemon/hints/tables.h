@@ -26,9 +26,9 @@ uint32_t hint_tables_max(void);
  * first, in iterations of the event loop. The caller bounds how many have one. owner: whose the
  * table is that this use makes, borrowed until its end; NULL: nobody's.
  * 0 or -errno. */
-int hint_tables_use(struct hint_tables *t, struct ns *ns, struct limit_owner *owner);
+int hint_tables_ref(struct hint_tables *t, struct ns *ns, struct limit_owner *owner);
 /* Returns whose the table was that ended with this use; NULL: others use it. */
-struct limit_owner *hint_tables_unuse(struct hint_tables *t, struct ns *ns);
+struct limit_owner *hint_tables_unref(struct hint_tables *t, struct ns *ns);
 /* What to give to readers of a namespace whose table somebody uses (ns.follower): a descriptor,
  * which stays the table's, and how long the file is. */
 int hint_tables_fd(const struct ns *ns, uint64_t *bytes);

@@ -172,7 +172,7 @@ struct ns {
     uint64_t index_bytes; /* what a block counts as in the index, with its place in the table */
     const struct form *part_forms; /* one for each part; in one allocation with this */
     uint64_t blocks;               /* in the table, complete or not */
-    uint32_t uses;                 /* by index_ns_use */
+    uint32_t refs;                 /* references, by index_ns_ref */
     /* The index's own. */
     uint64_t used; /* when, by ns_set.clock */
     struct ns *chain;
@@ -229,7 +229,7 @@ void index_free(struct index *ix); /* NULL-safe */
 void index_limits(struct index *ix, struct limits *l);
 /* Finds the namespace with this identity, or makes it, which the owner (NULL: nobody) has then. 0,
  * or -code with *e: BUSY when the index, the tenant or the owner has as many as it may have, and
- * all of them have blocks or uses; of the others the least recently used one is freed. */
+ * all of them have blocks or references; of the others the least recently used one is freed. */
 int index_ns_open(struct index *ix, const struct ns_identity *identity, struct limit_owner *owner,
                   struct ns **out, struct ucm_error *e);
 /* The same for a namespace of an earlier run, by bytes of unknown origin: its fingerprint, and n
@@ -239,9 +239,9 @@ int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT
                      const uint8_t *canonical, size_t n, struct ns **out, struct ucm_error *e);
 /* All tenants, which the index owns, as namespaces refer to theirs. */
 struct tenant_set *index_tenants(struct index *ix);
-/* A namespace lives while it has uses or blocks, and may be freed after that. */
-void index_ns_use(struct index *ix, struct ns *ns);
-void index_ns_unuse(struct index *ix, struct ns *ns);
+/* A namespace lives while it has references or blocks, and may be freed after that. */
+void index_ns_ref(struct index *ix, struct ns *ns);
+void index_ns_unref(struct index *ix, struct ns *ns);
 /* ns is encoded: it holds blocks of `base` in another form, and keeps base alive. */
 void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base);
 struct ns *index_ns_find(struct index *ix,

@@ -161,15 +161,15 @@ static void set_remove(struct index *ix, struct ns *ns)
     ix->ns.count--;
     ix->ns.bytes -= ns_size_bytes(ns);
     if (ns->base)
-        ns->base->uses--;
+        ns->base->refs--;
     ns->tenant->namespaces--;
     tenant_unref(&ix->tenants, ns->tenant);
     owner_drop(ns);
     ns_free(ns);
 }
 
-/* The least recently used namespace without blocks and uses; of this tenant, or (NULL) of any; of
- * these owners, or (NULL) of any. */
+/* The least recently used namespace without blocks and references; of this tenant, or (NULL) of
+ * any; of these owners, or (NULL) of any. */
 static struct ns *set_idle(const struct index *ix, const struct tenant *tenant,
                            const struct limit_owner *owners)
 {
@@ -178,7 +178,7 @@ static struct ns *set_idle(const struct index *ix, const struct tenant *tenant,
     for (uint32_t i = 0; i <= ix->head.ns_mask; i++) {
         struct ns *ns = ix->head.ns[i];
 
-        if (ns && ns->blocks == 0 && ns->uses == 0 && (!oldest || ns->used < oldest->used) &&
+        if (ns && ns->blocks == 0 && ns->refs == 0 && (!oldest || ns->used < oldest->used) &&
             (!tenant || ns->tenant == tenant) && (!owners || limit_within(ns->owner, owners)))
             oldest = ns;
     }
@@ -339,16 +339,16 @@ struct tenant_set *index_tenants(struct index *ix)
     return &ix->tenants;
 }
 
-void index_ns_use(struct index *ix, struct ns *ns)
+void index_ns_ref(struct index *ix, struct ns *ns)
 {
-    ns->uses++;
+    ns->refs++;
     ns->used = ++ix->ns.clock;
 }
 
-void index_ns_unuse(struct index *ix, struct ns *ns)
+void index_ns_unref(struct index *ix, struct ns *ns)
 {
-    assert(ns->uses > 0);
-    ns->uses--;
+    assert(ns->refs > 0);
+    ns->refs--;
     ns->used = ++ix->ns.clock;
 }
 
@@ -357,7 +357,7 @@ void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base)
     assert(!ns->base);
     ns->base = base;
     ns->admits = base->admits;
-    index_ns_use(ix, base);
+    index_ns_ref(ix, base);
 }
 
 struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES])

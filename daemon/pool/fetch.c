@@ -217,13 +217,13 @@ static int fetch_ready(struct walk *w, struct item_wait *iw, int status)
     return 1;
 }
 
-/* Ends the use of what was read for an item. */
+/* Ends the reference to what was read for an item. */
 static void item_put(struct walk *w, uint32_t at, struct cache_layers *layers)
 {
     if (layers)
         layers_put(layers);
     else
-        cache_unuse(w->modules->cache, w->refs[at], w->part);
+        cache_unref(w->modules->cache, w->refs[at], w->part);
 }
 
 static void fetch_drop(struct walk *w, struct item_wait *iw)
@@ -365,8 +365,8 @@ static void chain_find(struct fetch *f, struct chain *ch)
         chain_block_set(w, ch, i, f->pieces[f->c.blocks[i]].index);
     w->opened = w->n_keys;
     view_touch(w->r.s->rq, &w->view, w->refs, w->n_keys);
-    chain_use(ch); /* renews its lease */
-    chain_unuse(ch);
+    chain_ref(ch); /* renews its lease */
+    chain_unref(ch);
 }
 
 /* Everything that is checked before anything moves; blocks are not looked for yet. NULL with

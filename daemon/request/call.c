@@ -46,7 +46,7 @@ int session_ns_open(struct call *call, struct ns *ns)
                              s->n_ns);
     *flags |= SESSION_NS_OPEN;
     s->n_ns++;
-    index_ns_use(s->rq->modules.index, ns);
+    index_ns_ref(s->rq->modules.index, ns);
     return 0;
 }
 
@@ -58,7 +58,7 @@ void session_ns_close_all(struct session *s)
         struct ns *ns = s->ns[place] & SESSION_NS_OPEN ? index_ns_at(ix, place) : NULL;
 
         if (ns)
-            index_ns_unuse(ix, ns);
+            index_ns_unref(ix, ns);
     }
 }
 

@@ -191,7 +191,7 @@ static void item_end(struct copy_batch *b, const struct batch_item *i, enum ucm_
     if (c->kind->put)
         c->kind->put(c, b, i, ok);
     else
-        cache_unuse(c->w.modules->cache, c->w.refs[i->at], c->w.part);
+        cache_unref(c->w.modules->cache, c->w.refs[i->at], c->w.part);
     if (!ok)
         walk_status(&c->w, i->at, status);
     c->w.held_bytes -= b->slot_bytes;

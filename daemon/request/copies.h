@@ -22,8 +22,8 @@ struct copy_kind {
     /* Sends a batch that gets no more items. False: the device's queue is full. NULL: as one
      * job. */
     bool (*send_batch)(struct copy_batch *b);
-    /* Ends the use of the item's slot. ok: it was copied. NULL: cache_unuse. cache_released comes
-     * after the last item. */
+    /* Ends the reference to the item's slot. ok: it was copied. NULL: cache_unref. cache_released
+     * comes after the last item. */
     void (*put)(struct copies *c, const struct copy_batch *b, const struct batch_item *i, bool ok);
 };
 
@@ -83,8 +83,8 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
  * 0 or -code with call->error. */
 int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uint32_t step,
                      const char *what, const char *of);
-/* Its items have ended, and so has its use of the region. If it has copied anything, how long it
- * took is counted in the histogram of its size, and returned; else 0. NULL: not here. */
+/* Its items have ended, and so has its reference to the region. If it has copied anything, how long
+ * it took is counted in the histogram of its size, and returned; else 0. NULL: not here. */
 uint64_t copies_end(struct copies *c, struct histogram took[METRIC_SIZES]);
 /* As in walk_kind. `again` puts items that were read into open batches. */
 int copies_again(struct walk *w);

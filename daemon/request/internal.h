@@ -161,7 +161,7 @@ void session_ns_close_all(struct session *s); /* for its end */
 struct ns *call_namespace(struct call *call, uint64_t id);
 /* The namespace whose stored blocks a call reads or drops: any of the peer's tenant, open or not
  * (operators: any). It may go with the next namespace.open: a request that outlives the call keeps
- * it by index_ns_use. NULL with call->error, which for another tenant's is that of one that does
+ * it by index_ns_ref. NULL with call->error, which for another tenant's is that of one that does
  * not exist. */
 struct ns *call_stored_namespace(struct call *call, uint64_t id);
 /* It stays while the connection lives. 0 or -code with call->error. */

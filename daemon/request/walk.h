@@ -40,9 +40,9 @@ struct walk_kind {
      * is full; -EDQUOT: its tenant gets no slot before something of this walk has ended. The walk
      * tries again. Another -errno ends the item. */
     int (*begin)(struct walk *w, const struct walk_item *it);
-    /* The read of an item has ended; with status 0 the walk has a use of its part, or iw->w.layers.
-     * 1: it waits in w->ready now. 0: the item has ended; -errno: with the status that this
-     * says. */
+    /* The read of an item has ended; with status 0 the walk has a reference to its part, or
+     * iw->w.layers. 1: it waits in w->ready now. 0: the item has ended; -errno: with the status
+     * that this says. */
     int (*ready)(struct walk *w, struct item_wait *iw, int status);
     /* Goes on with what waits in w->ready. 0, or as `begin` what that waits for. */
     int (*again)(struct walk *w);

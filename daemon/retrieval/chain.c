@@ -34,7 +34,7 @@ uint32_t chain_may_hold(const struct chain *ch)
     return (uint32_t)(limit_room(ch->s->peer.owner, LIMIT_DIGESTS) / chain_slot_bytes(ch));
 }
 
-void chain_hold(struct chain *ch, uint32_t at, block_ref digest)
+void chain_keep(struct chain *ch, uint32_t at, block_ref digest)
 {
     struct cache *c = modules_of(ch)->cache;
     struct span span;
@@ -45,7 +45,7 @@ void chain_hold(struct chain *ch, uint32_t at, block_ref digest)
     }
     ch->digests->at[at] = span.origin;
     ch->blocks[at].digest = digest;
-    cache_hold(c, digest, ch->part);
+    cache_ref_lasting(c, digest, ch->part);
     chain_held_add(ch, 1);
 }
 
@@ -201,7 +201,7 @@ static bool blocks_drop(struct chain *ch)
         leased_add(ch->s, -1);
         modules_of(ch)->metrics->chain_blocks--;
         if (b->digest != 0) {
-            cache_unhold(c, b->digest, ch->part);
+            cache_unref_lasting(c, b->digest, ch->part);
             chain_held_add(ch, -1);
         }
         cache_unlease(c, b->base);
@@ -258,13 +258,13 @@ static void chain_expired_cb(struct deadline *d)
     chain_end(ch);
 }
 
-void chain_use(struct chain *ch)
+void chain_ref(struct chain *ch)
 {
     ch->users++;
     chain_renew(ch);
 }
 
-void chain_unuse(struct chain *ch)
+void chain_unref(struct chain *ch)
 {
     ch->users--;
     if (ch->closing)

@@ -51,7 +51,7 @@ static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
     struct cache *c = d->w.modules->cache;
     const void **memory = &ch->digests->at[ch->appended];
     uint32_t held =
-        cache_hold_ready(c, d->w.refs + from, found, ch->part, chain_may_hold(ch), memory);
+        cache_ref_ready(c, d->w.refs + from, found, ch->part, chain_may_hold(ch), memory);
 
     chain_held_add(ch, held);
     cache_touch(c, d->w.ns, d->w.refs + from, found);
@@ -143,7 +143,7 @@ static void append_finish(struct walk *w)
     append_count(d, &r);
     chain_trim(ch);
     ch->append = NULL;
-    chain_unuse(ch);
+    chain_unref(ch);
     walk_end(w, &r);
 }
 
@@ -191,7 +191,7 @@ int method_chain_append(struct call *call)
     d->w.part = ch->part;
     d->w.priority = (uint8_t)m->priority;
     ch->append = &d->w;
-    chain_use(ch);
+    chain_ref(ch);
     leased_add(call->s, n);
     digests_look(d);
     return 0;

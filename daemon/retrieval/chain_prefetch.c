@@ -71,8 +71,8 @@ int method_chain_prefetch(struct call *call)
         return -call->error.code;
     for (uint32_t i = 0; i < w->n_keys; i++)
         chain_block_set(w, ch, i, index_at(m->index, i));
-    chain_use(ch); /* renews its lease */
-    chain_unuse(ch);
+    chain_ref(ch); /* renews its lease */
+    chain_unref(ch);
     walk_pump(w);
     return 0;
 }

@@ -1,7 +1,7 @@
 /* Builds: a part of a base block is read up if need be, a thread of the pool computes what is made
  * of it into a slot of the derived block, and the part is published.
  *
- *   begun -> [waits for the base's read] -> in the pool -> published -> waiters get a use
+ *   begun -> [waits for the base's read] -> in the pool -> published -> waiters get a reference
  *
  * A build belongs to no request: it goes on when its waiters leave. When the daemon stops, the
  * build ends without publishing. */
@@ -92,8 +92,8 @@ void space_unref(struct derived_space *space)
 
     if (--space->refs > 0)
         return;
-    index_ns_unuse(ix, space->base);
-    index_ns_unuse(ix, space->derived);
+    index_ns_unref(ix, space->base);
+    index_ns_unref(ix, space->derived);
     list_remove(&space->link);
     derived_tenant_unref(space->tenant);
     free(space);
@@ -129,8 +129,8 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
     space->digests = plan != NULL;
     if (plan)
         space->plan = *plan;
-    index_ns_use(rq->modules.index, base);
-    index_ns_use(rq->modules.index, derived);
+    index_ns_ref(rq->modules.index, base);
+    index_ns_ref(rq->modules.index, derived);
     list_push_back(&retrieval_of(rq)->derived.spaces, &space->link);
     return space;
 }
@@ -221,7 +221,7 @@ static void build_done_cb(struct digest_job *job)
     build_end(b, status);
 }
 
-/* Its base has been read, and the build has a use of it. 0, or -EINVAL. */
+/* Its base has been read, and the build has a reference to it. 0, or -EINVAL. */
 static int build_submit(struct derived_build *b)
 {
     struct derived_space *space = b->space;
@@ -286,7 +286,7 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
         cache_fill_done(c, b->fill, b->layers, false);
     if (rc != 0) {
         if (got == CACHE_READY)
-            cache_unuse(c, base, part);
+            cache_unref(c, base, part);
         else if (got == CACHE_PENDING)
             cache_get_cancel(c, &b->read); /* the next try finds it in DRAM */
         scratch_free(b);

@@ -72,8 +72,8 @@ struct chain {
 /* The chain of that name. It lives while the session has requests that use it. NULL with
  * call->error. */
 struct chain *call_chain(struct call *call, uint64_t name);
-void chain_use(struct chain *ch);
-void chain_unuse(struct chain *ch);
+void chain_ref(struct chain *ch);
+void chain_unref(struct chain *ch);
 /* Closes chains of a session whose requests have ended, as many as one iteration of the event loop
  * may. True: none is left; otherwise session.settle_cb runs again. */
 bool chains_close_all(struct session *s);
@@ -96,8 +96,8 @@ static inline uint64_t chain_slot_bytes(const struct chain *ch)
 void chain_held_add(const struct chain *ch, int64_t digests);
 /* How many more it may hold. */
 uint32_t chain_may_hold(const struct chain *ch);
-/* The digest of its block `at` is in DRAM; the chain takes the caller's use of it. */
-void chain_hold(struct chain *ch, uint32_t at, block_ref digest);
+/* The digest of its block `at` is in DRAM; the chain takes the caller's reference to it. */
+void chain_keep(struct chain *ch, uint32_t at, block_ref digest);
 
 struct walk;
 /* chain_prefetch.c */

@@ -74,12 +74,12 @@ static void digest_failed(struct walk *w, const struct walk_item *it, int status
                                                        : UCM_BLOCK_NO_ROOM);
 }
 
-/* The walk has a use of the item's part. */
+/* The walk has a reference to the item's part. */
 static void item_take(struct digest_walk *d, const struct walk_item *it, bool built)
 {
     d->built += built;
     if (d->chain)
-        chain_hold(d->chain, d->chain_first + it->at, it->ref);
+        chain_keep(d->chain, d->chain_first + it->at, it->ref);
     else
         cache_put(d->w.modules->cache, it->ref, it->part);
     if (built)

@@ -1,6 +1,6 @@
-/* Walks of digests: digest.build, and chain.append, whose chain takes the uses of what comes to
- * DRAM. Their blocks are of the digests' namespace. An item takes a use of a part in DRAM, waits
- * for its read, or for its build. */
+/* Walks of digests: digest.build, and chain.append, whose chain takes the references to what comes
+ * to DRAM. Their blocks are of the digests' namespace. An item takes a reference to a part in DRAM,
+ * waits for its read, or for its build. */
 #ifndef UCMD_RETRIEVAL_DIGEST_WALK_H
 #define UCMD_RETRIEVAL_DIGEST_WALK_H
 

@@ -324,7 +324,7 @@ static void select_free(struct select_request *sr)
 {
     for (uint32_t i = 0; i < sr->s.n_rows; i++) {
         chain_digests_unref(sr->digests[i]);
-        chain_unuse(sr->chains[i]);
+        chain_unref(sr->chains[i]);
     }
     spare_give(sr);
 }
@@ -446,7 +446,7 @@ static void rows_set(struct select_request *sr, struct call *call, const struct 
         sr->digests[i] = ch->digests;
         if (ch->digests)
             ch->digests->refs++;
-        chain_use(ch);
+        chain_ref(ch);
         sr->no_digest += ch->n - ch->n_digests;
         metrics->select_blocks += (uint64_t)ch->n * s->plan->spec.shape.kv_heads;
     }

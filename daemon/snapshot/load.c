@@ -105,7 +105,7 @@ static void load_free(struct snapshot_load *l)
     persist_forget(l->of->persist);
     for (uint32_t i = 0; i < l->namespaces; i++)
         if (l->ns[i].ns)
-            index_ns_unuse(l->of->modules.index, l->ns[i].ns);
+            index_ns_unref(l->of->modules.index, l->ns[i].ns);
     free(l->ns);
     free(l->slots);
     free(l);
@@ -225,7 +225,7 @@ static struct ns *ns_load(struct index *ix, const struct snapshot_ns *k)
         log_warn(MODULE, "namespace-not-loaded", "reason=\"%s\"", e.text);
         return NULL;
     }
-    index_ns_use(ix, ns); /* until load_free */
+    index_ns_ref(ix, ns); /* until load_free */
     return ns;
 }
 

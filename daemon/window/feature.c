@@ -12,7 +12,7 @@ static void window_end(struct window *w)
     table_remove(&session_windows(w->s)->all, w->number);
     w->requests++;
     pin_requests_stop(w->s, w, NULL);
-    window_unuse(w);
+    window_unref(w);
 }
 
 static bool session_end_cb(struct session *s)

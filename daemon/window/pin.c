@@ -190,15 +190,15 @@ static void pin_finish(struct pin_request *q)
     }
     /* Chain and window may go now, and with the request the session. */
     s->n_requests++;
-    chain_unuse(ch);
-    window_unuse(w);
+    chain_unref(ch);
+    window_unref(w);
     s->n_requests--;
     request_end(&q->r, e.code ? &e : NULL, NULL);
 }
 
 /* ---- blocks ---- */
 
-/* The request has one use of the block's part, which lies in a window slot. */
+/* The request has one reference to the block's part, which lies in a window slot. */
 static void block_take(struct pin_request *q, uint32_t block, const struct window_move *m)
 {
     struct metrics *metrics = modules_of(q)->metrics;
@@ -489,7 +489,7 @@ static struct pin_request *pin_request_new(struct call *call, uint64_t window, u
     }
     q->p->requests++;
     w->requests++;
-    chain_use(ch);
+    chain_ref(ch);
     return q;
 }
 

@@ -125,7 +125,7 @@ bool pins_add(struct window_pins *p, uint32_t block)
         cache_put(cache_of_pins(p), ref, p->ch->part);
         return false;
     }
-    cache_hold(cache_of_pins(p), ref, p->ch->part);
+    cache_ref_lasting(cache_of_pins(p), ref, p->ch->part);
     e = &ws->slabs[place.window];
     e->taken_ms = 0;
     e->tenant = p->w->tenant;
@@ -146,7 +146,7 @@ static void pin_end(struct window_pins *p, uint32_t block)
     limit_give(p->w->s->peer.owner, LIMIT_PINNED, window_slot_bytes(p->w));
     metrics_of_pins(p)->window_pins--;
     metrics_of_pins(p)->window_pinned_bytes -= window_slot_bytes(p->w);
-    cache_unhold(cache_of_pins(p), p->ch->blocks[block].base, p->ch->part);
+    cache_unref_lasting(cache_of_pins(p), p->ch->blocks[block].base, p->ch->part);
 }
 
 bool pins_end(struct window_pins *p, uint32_t *at, uint32_t end, uint32_t *most)

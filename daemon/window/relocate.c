@@ -6,9 +6,9 @@
  *   READING --into another one, for somebody else--> SLOT
  *
  * A part that is not in DRAM is read into the window. One that is has its bytes copied, while it is
- * used where it is; when the relocation's use is the only one, the part's slot is exchanged. So
- * DRAM has one copy of it, and whoever has a use finds the part where it was. When nobody waits any
- * more the copy is dropped. */
+ * used where it is; when the relocation's reference is the only one, the part's slot is exchanged.
+ * So DRAM has one copy of it, and whoever has a reference finds the part where it was. When nobody
+ * waits any more the copy is dropped. */
 #include "daemon/window/relocate.h"
 
 #include "daemon/index/index.h"
@@ -50,8 +50,8 @@ static bool in_window(const struct relocations *rs, const struct part *p,
 
 /* ---- the end ---- */
 
-/* With status 0 the relocation has a use of the part, in the window. A waiter's callback may cancel
- * others, and begin other relocations. */
+/* With status 0 the relocation has a reference to the part, in the window. A waiter's callback may
+ * cancel others, and begin other relocations. */
 static void relocation_end(struct relocation *r, int status)
 {
     struct relocations *rs = r->of;

@@ -46,24 +46,24 @@ struct window_move {
     uint8_t priority;  /* in: of a read, if there must be one, as cache_get's */
     bool small;        /* in: likewise, as cache_wait.small */
     bool read, copied; /* out: it was read from below; it was copied within DRAM */
-    /* 0: the part lies in a slot of the group's window, and the caller has one use of it. Else it
-     * has none. -ENOSPC: no slot of the window may be had; -ENOENT, -EIO, -EBUSY: as cache_get's;
-     * or what the kernel said when it was asked for memory. */
+    /* 0: the part lies in a slot of the group's window, and the caller has one reference to it.
+     * Else it has none. -ENOSPC: no slot of the window may be had; -ENOENT, -EIO, -EBUSY: as
+     * cache_get's; or what the kernel said when it was asked for memory. */
     void (*done_cb)(struct window_move *m, int status);
     /* The relocation's own. */
     struct list link;
 };
 /* Makes part `part` of a held block of the group's tenant lie in a slot of the group's window:
  * reads it into one, or copies it and moves the part there once nobody else uses it. CACHE_READY:
- * it does, and the caller has one use of it. CACHE_PENDING: done_cb will run. As long as others use
- * the part that takes; who can't wait any longer cancels. Or -errno, as done_cb's. */
+ * it does, and the caller has one reference to it. CACHE_PENDING: done_cb will run. As long as
+ * others use the part that takes; who can't wait any longer cancels. Or -errno, as done_cb's. */
 int window_move(struct relocations *rs, block_ref ref, uint32_t part, struct arena_group *group,
                 struct window_move *m);
 /* done_cb will not run. If nobody else waits, a copy is dropped, and the part stays where it is.
  * m->link is initialised; m need not wait. */
 void window_move_cancel(struct relocations *rs, struct window_move *m);
-/* Where workers read the part, of which the caller has a use. False: it lies in no window slot, or
- * was evicted by name. */
+/* Where workers read the part, to which the caller has a reference. False: it lies in no window
+ * slot, or was evicted by name. */
 bool window_place(const struct relocations *rs, block_ref ref, uint32_t part,
                   struct lend_place *out);
 

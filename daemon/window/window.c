@@ -207,7 +207,7 @@ static void drain_cb(struct cache_retry *r)
     window_drain(LIST_ENTRY(r, struct window, retry));
 }
 
-void window_unuse(struct window *w)
+void window_unref(struct window *w)
 {
     w->requests--;
     if (w->closing)

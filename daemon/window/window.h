@@ -7,8 +7,8 @@
  * connections of a tenant read the same slots. Which memory is lent, and to whom, is the arena's to
  * count; here is who maps what, who pins what, and who has to give some back.
  *
- * A pin is a hold of a part that lies in a window slot of its tenant. Its chain leases the
- * block. */
+ * A pin is a lasting reference to a part that lies in a window slot of its tenant. Its chain leases
+ * the block. */
 #ifndef UCMD_WINDOW_WINDOW_H
 #define UCMD_WINDOW_WINDOW_H
 
@@ -124,7 +124,7 @@ static inline bool slab_taken(const struct windows *ws, uint32_t slab,
 struct window *call_window(struct call *call, uint64_t name);
 /* A request of the window has ended. The last one of a window that is closing frees it, once its
  * pins have ended. */
-void window_unuse(struct window *w);
+void window_unref(struct window *w);
 /* For lend_watch; ctx: the requests. */
 void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t slab);
 
@@ -148,9 +148,9 @@ bool window_may_pin(const struct window *w);
 struct window_pins *pins_get(struct window *w, struct chain *ch);
 /* Drops it if nothing is pinned and nobody works on it. */
 void pins_put(struct window_pins *p);
-/* The caller has one use of the block's part. True: it is pinned now. False: it can't be (evicted
- * by name, in a slab that is wanted back, or its uid has pinned what it may), and the use has
- * ended. */
+/* The caller has one reference to the block's part. True: it is pinned now. False: it can't be
+ * (evicted by name, in a slab that is wanted back, or its uid has pinned what it may), and the
+ * reference has ended. */
 bool pins_add(struct window_pins *p, uint32_t block);
 /* Ends pins of blocks from *at up to `end`, and looks at `*most` blocks at most, which falls. True:
  * *at is `end`. */

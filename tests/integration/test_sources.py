@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.join(TOP, "tests/shape"))
 
 import includes  # noqa: E402
 
-SPANS, ITEMS, MEMORY = "daemon/cache/hold.c", "daemon/device/job.c", "daemon/arena/"
+SPANS, ITEMS, MEMORY = "daemon/cache/ref.c", "daemon/device/job.c", "daemon/arena/"
 WRITE = r"(?:\[[^]]*\])?\s*(?:=(?!=)|\+=|-=|\|=|&=|\+\+|--)"
 
 

@@ -65,7 +65,7 @@ Test(cache, all_who_waited_are_gone_when_the_read_ends)
     expect_nothing_held();
 }
 
-/* The callback of the first makes it end the second's wait: the second must not be left a use. */
+/* The callback of the first makes it end the second's wait: the second must not be left a reference. */
 Test(cache, a_waiter_that_cancels_the_next)
 {
     block_ref ref = store_below(rig.one, 1);
@@ -270,7 +270,7 @@ Test(cache, what_waited_for_its_namespace_keeps_its_place)
 }
 
 /* A key may come often in a request, and there are many requests. */
-Test(cache, uses_of_a_part_are_bounded)
+Test(cache, references_to_a_part_are_bounded)
 {
     block_ref ref = store(rig.one, 1);
     struct waiter w;
@@ -538,15 +538,15 @@ Test(cache, holds_are_taken_of_what_is_in_dram)
 
     block_of(refs[3])->part[0].users = PART_USERS_MAX;
     cr_expect_eq(cache_evict(rig.cache, refs[4], CACHE_ALL), CACHE_EVICT_LATER);
-    cr_expect_eq(cache_hold_ready(rig.cache, refs, 6, 0, 6, at), 2u, "1 and 5");
+    cr_expect_eq(cache_ref_ready(rig.cache, refs, 6, 0, 6, at), 2u, "1 and 5");
     cr_expect(at[0] && !at[1] && !at[2] && !at[3] && !at[4] && at[5]);
     cr_expect_eq(rig.cache->users, users, "nobody waits for their end");
     cr_expect_eq(at[0], memory_of(refs[0], 0));
-    cr_expect_eq(cache_hold_ready(rig.cache, refs, 6, 0, 1, at), 1u, "no more than that");
+    cr_expect_eq(cache_ref_ready(rig.cache, refs, 6, 0, 1, at), 1u, "no more than that");
     block_of(refs[3])->part[0].users = 0;
-    cache_unhold(rig.cache, refs[0], 0);
-    cache_unhold(rig.cache, refs[0], 0);
-    cache_unhold(rig.cache, refs[5], 0);
+    cache_unref_lasting(rig.cache, refs[0], 0);
+    cache_unref_lasting(rig.cache, refs[0], 0);
+    cache_unref_lasting(rig.cache, refs[5], 0);
     cr_expect_eq(rig.cache->users, users);
     for (unsigned i = 0; i < 6; i++)
         if (refs[i])

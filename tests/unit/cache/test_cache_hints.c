@@ -32,10 +32,10 @@ Test(hints, no_memory_for_a_larger_table)
     struct ucm_hint_view v;
 
     files_limit(true);
-    cr_assert_lt(hint_tables_use(rig.hints, rig.one, NULL), 0);
+    cr_assert_lt(hint_tables_ref(rig.hints, rig.one, NULL), 0);
     cr_assert_null(rig.one->follower);
     files_limit(false);
-    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
+    cr_assert_eq(hint_tables_ref(rig.hints, rig.one, NULL), 0);
     iterations(5);
     v = hint_view(rig.one);
     files_limit(true);
@@ -49,7 +49,7 @@ Test(hints, no_memory_for_a_larger_table)
     }
     cr_expect_lt(found, n);
     cr_expect_eq(found + atomic_load(&v.header->left_out), n);
-    hint_tables_unuse(rig.hints, rig.one);
+    hint_tables_unref(rig.hints, rig.one);
     hint_view_close(&v);
 }
 
@@ -67,7 +67,7 @@ Test(hints, a_larger_table_that_is_being_filled)
     struct ucm_hint_view v;
     uint64_t before, n = 0;
 
-    cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
+    cr_assert_eq(hint_tables_ref(rig.hints, rig.one, NULL), 0);
     iterations(5);
     v = hint_view(rig.one);
     before = bytes_of_tables();
@@ -79,7 +79,7 @@ Test(hints, a_larger_table_that_is_being_filled)
     for (uint64_t was = atomic_load(&v.header->beat_ms); atomic_load(&v.header->beat_ms) == was;)
         hint_tables_beat(rig.hints);
     hints_agree(rig.one, n);
-    hint_tables_unuse(rig.hints, rig.one);
+    hint_tables_unref(rig.hints, rig.one);
     cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
     iterations(5);
     hint_view_close(&v);
@@ -92,13 +92,13 @@ Test(hints, large_tables_end_beside_the_loop)
 
     for (unsigned i = 0; i < 3; i++) {
         rig.one->blocks += 100000; /* so large */
-        cr_assert_eq(hint_tables_use(rig.hints, rig.one, NULL), 0);
+        cr_assert_eq(hint_tables_ref(rig.hints, rig.one, NULL), 0);
         v = hint_view(rig.one);
         rig.one->blocks -= 100000;
         cr_expect_gt(v.mask, 16383u);
         iterations(40);
         cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
-        hint_tables_unuse(rig.hints, rig.one);
+        hint_tables_unref(rig.hints, rig.one);
         cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
         hint_view_close(&v);
     }

@@ -329,10 +329,10 @@ Test(cache_quota, durable_beyond_at_most_on_nvme_hears_that_a_use_lasts)
     cr_assert_eq(cache_durable(rig.cache, &p.d, ref, 0), 0);
     settle();
     cr_expect_eq(p.status, 1, "the use may end");
-    cache_hold(rig.cache, leased, 0);
+    cache_ref_lasting(rig.cache, leased, 0);
     settle();
     cr_expect_eq(p.status, -EDQUOT);
-    cache_unhold(rig.cache, leased, 0);
+    cache_unref_lasting(rig.cache, leased, 0);
     drop(leased);
     drop(ref);
 }

@@ -300,9 +300,9 @@ static void chaos_hints(void)
     struct ns *ns = some_ns();
 
     if (!ns->follower)
-        cr_assert_eq(hint_tables_use(rig.hints, ns, NULL), 0);
+        cr_assert_eq(hint_tables_ref(rig.hints, ns, NULL), 0);
     else if (below(8) == 0)
-        hint_tables_unuse(rig.hints, ns);
+        hint_tables_unref(rig.hints, ns);
 }
 
 static void chaos_quota(struct tenant *t)
@@ -350,7 +350,7 @@ static void chaos_end(void)
     invariants(); /* the hints, too */
     for (unsigned i = 0; i < NAMESPACES; i++)
         while (ns_at(i)->follower)
-            hint_tables_unuse(rig.hints, ns_at(i));
+            hint_tables_unref(rig.hints, ns_at(i));
     expect_nothing_held();
     cr_expect(rig.cache->write[WRITE_SHARE].writing_bytes == 0);
 }

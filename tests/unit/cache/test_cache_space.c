@@ -102,7 +102,7 @@ Test(cache_space, who_waits_hears_that_a_dump_pauses)
     drop(ref);
 }
 
-Test(cache_space, who_waits_hears_that_a_use_lasts)
+Test(cache_space, who_waits_hears_that_a_reference_lasts)
 {
     block_ref ref = store(rig.one, 1);
     struct cache_wait w;
@@ -113,10 +113,10 @@ Test(cache_space, who_waits_hears_that_a_use_lasts)
     iterate();
     cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
-    cache_hold(rig.cache, ref, 0);
+    cache_ref_lasting(rig.cache, ref, 0);
     iterate();
     cr_expect_eq(a.calls, 1);
-    cache_unhold(rig.cache, ref, 0);
+    cache_unref_lasting(rig.cache, ref, 0);
     drop(ref);
 }
 

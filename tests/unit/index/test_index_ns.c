@@ -153,7 +153,7 @@ Test(index_ns, at_the_bound_the_namespace_that_rested_longest_gives_way)
     b = open_model("t", 2);
     c = open_model("t", 3);
     add(a, 1);
-    index_ns_use(ix, c);
+    index_ns_ref(ix, c);
     second = b->id;
     b = open_model("t", 4);
     cr_assert_not_null(b);
@@ -162,10 +162,10 @@ Test(index_ns, at_the_bound_the_namespace_that_rested_longest_gives_way)
     cr_assert_eq(index_ns_at(ix, index_ns_place(ix, b)), b);
     cr_assert_eq(ns_count(), 3u);
     /* a has a block, c is in use */
-    index_ns_use(ix, b);
+    index_ns_ref(ix, b);
     cr_assert_null(open_model("t", 5));
-    index_ns_unuse(ix, c);
-    index_ns_unuse(ix, b);
+    index_ns_unref(ix, c);
+    index_ns_unref(ix, b);
     index_remove(ix, find(a, 1));
     /* a has rested longest, then c */
     cr_assert_not_null(open_model("t", 5));
@@ -190,7 +190,7 @@ Test(index_ns, a_tenant_has_a_bound_of_its_own)
     config_free(&config);
     other = open_model("other", 1);
     for (unsigned i = 0; i < 2; i++)
-        index_ns_use(ix, open_model("t", i));
+        index_ns_ref(ix, open_model("t", i));
     cr_assert_null(open_model("t", 2));
     cr_assert_not_null(open_model("other", 2));
     /* what an earlier run has left is taken all the same */
@@ -198,10 +198,10 @@ Test(index_ns, a_tenant_has_a_bound_of_its_own)
     left = left_of(&id);
     cr_assert_eq(restore(&left, &ns), 0);
     cr_assert_eq(ns_count(), 5u);
-    index_ns_use(ix, ns);
+    index_ns_ref(ix, ns);
     cr_assert_null(open_model("t", 3));
     /* its own idle one goes, never another tenant's */
-    index_ns_unuse(ix, index_ns_at(ix, 1));
+    index_ns_unref(ix, index_ns_at(ix, 1));
     cr_assert_not_null(open_model("t", 3));
     cr_assert_eq(open_model("other", 1), other);
 }
@@ -239,7 +239,7 @@ Test(index_ns, refuses_what_is_out_of_bounds)
     bad = id;
     bad.key_bytes = 8;
     cr_assert_eq(index_ns_open(ix, &bad, NULL, &ns, &e), -UCM_WIRE_INVALID);
-    index_ns_use(ix, open_ns(&id));
+    index_ns_ref(ix, open_ns(&id));
     bad = id;
     bad.model = "one too many";
     cr_assert_eq(index_ns_open(ix, &bad, NULL, &ns, &e), -UCM_WIRE_BUSY);

@@ -79,13 +79,13 @@ Test(digest_quota, a_build_waits_for_its_tenants_own_blocks)
 Test(digest_quota, nobody_waits_when_nothing_is_under_way)
 {
     for (unsigned i = 0; i < 2; i++) {
-        cache_hold(rig.cache, held[i], 0); /* in place of the use */
+        cache_ref_lasting(rig.cache, held[i], 0); /* in place of the use */
         drop(held[i]);
     }
     cr_expect(statuses(build(1, 2), 2, UCM_BLOCK_NO_ROOM, UCM_BLOCK_NO_ROOM));
     cr_expect_eq(rig.one->tenant->dram_bytes, 2 * SLOT);
     for (unsigned i = 0; i < 2; i++)
-        cache_unhold(rig.cache, held[i], 0);
+        cache_unref_lasting(rig.cache, held[i], 0);
 }
 
 Test(digest_quota, what_is_stored_goes_without_its_digest)

@@ -101,7 +101,7 @@ static inline void await(enum arena_lent_event event, unsigned n)
     iterate();
 }
 
-/* Moves a part of a block in DRAM that nobody else uses; the mover has a use. */
+/* Moves a part of a block in DRAM that nobody else uses; the mover has a reference. */
 static inline struct lend_place moved(block_ref ref, uint32_t part)
 {
     unsigned ready = rig.window_events[LENT_READY];

@@ -71,7 +71,7 @@ Test(relocate, a_hold_keeps_it_where_it_is)
     const void *memory;
     struct mover mv;
 
-    cr_assert_eq(cache_hold_ready(rig.cache, &ref, 1, 0, 1, &memory), 1u);
+    cr_assert_eq(cache_ref_ready(rig.cache, &ref, 1, 0, 1, &memory), 1u);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     await(LENT_READY, 1);
     copy_next();
@@ -85,7 +85,7 @@ Test(relocate, a_hold_keeps_it_where_it_is)
     cr_expect_eq(lend_used_bytes(rig.arena), 0u, "the slot is given back");
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4);
     cr_expect_eq(block_of(ref)->part[0].users, 1u);
-    cache_unhold(rig.cache, ref, 0);
+    cache_unref_lasting(rig.cache, ref, 0);
     drop(ref);
 }
 

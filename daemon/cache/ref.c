@@ -1,6 +1,6 @@
-/* What keeps blocks where they are, leases in some tier, uses of their parts in DRAM, and how they
- * leave: a tier, or all; who decides that is above. And spans (span.h), which name the bytes of a
- * part for who has a use of it. */
+/* What keeps blocks where they are, leases in some tier, references to their parts in DRAM, and how
+ * they leave: a tier, or all; who decides that is above. And spans (span.h), which name the bytes
+ * of a part for who has a reference to it. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -267,7 +267,7 @@ bool cache_pin(struct cache *c, block_ref ref, bool pinned)
     return true;
 }
 
-/* ---- uses of a part in DRAM ---- */
+/* ---- references to a part in DRAM ---- */
 
 int cache_take(struct cache *c, block_ref ref, uint32_t part)
 {
@@ -281,7 +281,7 @@ int cache_take(struct cache *c, block_ref ref, uint32_t part)
     return CACHE_READY;
 }
 
-void cache_unuse(struct cache *c, block_ref ref, uint32_t part)
+void cache_unref(struct cache *c, block_ref ref, uint32_t part)
 {
     struct block *b = index_block(c->config.index, ref);
 
@@ -293,19 +293,19 @@ void cache_unuse(struct cache *c, block_ref ref, uint32_t part)
 
 void cache_put(struct cache *c, block_ref ref, uint32_t part)
 {
-    cache_unuse(c, ref, part);
+    cache_unref(c, ref, part);
     cache_released(c);
 }
 
-void cache_hold(struct cache *c, block_ref ref, uint32_t part)
+void cache_ref_lasting(struct cache *c, block_ref ref, uint32_t part)
 {
     assert(cache_part(c, ref, part)->users > 0 && c->users > 0);
     c->users--;
     cache_less_under_way(c);
 }
 
-uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, uint32_t part,
-                          uint32_t most, const void **memory)
+uint32_t cache_ref_ready(struct cache *c, const block_ref *refs, uint32_t n, uint32_t part,
+                         uint32_t most, const void **memory)
 {
     uint32_t held = 0;
     struct span span;
@@ -329,7 +329,7 @@ uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, ui
     return held;
 }
 
-void cache_unhold(struct cache *c, block_ref ref, uint32_t part)
+void cache_unref_lasting(struct cache *c, block_ref ref, uint32_t part)
 {
     c->users++;
     cache_put(c, ref, part);
