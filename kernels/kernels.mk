@@ -1,4 +1,4 @@
-# Kernels in C: digests and selection, encodings, turns and attention. A simd/ is compiled for each instruction set.
+# Kernels in C: summaries and selection, encodings, turns and attention. A simd/ is compiled for each instruction set.
 
 KERNEL_SRC   := $(wildcard kernels/*.c kernels/simd/*.c)
 SPARSE_SRC   := $(wildcard kernels/sparse/*.c)
@@ -23,7 +23,7 @@ KERNEL_CHECKS := $(if $(findstring clang,$(CC)),-mllvm -,--param=)asan-instrumen
 endif
 
 # The same bits from every compiler, for every instruction set and on a GPU: nothing is contracted.
-# Digests and encodings must not slow a dump, so these are optimised in every build.
+# Summaries and encodings must not slow a dump, so these are optimised in every build.
 KERNEL_CFLAGS := -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math \
                  $(if $(filter avx2,$(KERNEL_ISA)),-DUCM_ISA_X86) $(KERNEL_DEBUG) $(KERNEL_CHECKS)
 KERNEL_CFLAGS_base   :=

@@ -286,7 +286,7 @@ enum ucm_handle_kind {
  *
  * A lease does not keep other hosts from removing a block that only the shared tier has.
  * Errors: BUSY: the connection has `max_leases`; nothing is leased.
- * ns: from `namespace.open`, `encoding.open` or `digest.open`.
+ * ns: from `namespace.open`, `encoding.open` or `summary.open`.
  * keys: `key_bytes` each, concatenated, in the order of the sequence.
  * each: look at each key by itself.
  * lease_ms: take a lease for so long; 0: none.
@@ -431,7 +431,7 @@ enum ucm_durability {
 
 /* Method prefetch. Brings complete blocks from NVMe or the shared tier into DRAM, without a region.
  * No lease keeps them: they may be evicted again.
- * ns: from `namespace.open`, `encoding.open` or `digest.open`.
+ * ns: from `namespace.open`, `encoding.open` or `summary.open`.
  * keys: `key_bytes` each, concatenated.
  * part: 0: all parts; else the part plus 1.
  * priority: higher first.
@@ -451,7 +451,7 @@ enum ucm_durability {
     F(m, bin, status, REQ, 1, UCM_MAX_KEYS)                                                        \
     F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
-/* Method cancel. Stops a `load`, `load_prefix`, `fetch`, `dump`, `prefetch`, `digest.build`,
+/* Method cancel. Stops a `load`, `load_prefix`, `fetch`, `dump`, `prefetch`, `summary.build`,
  * `chain.append`, `chain.prefetch`, `select` or waiting `lookup` of this connection. That request
  * still answers, with status 6 for what was not moved; a `select` answers CANCELLED. Copies that a
  * device has begun finish.
@@ -489,8 +489,8 @@ enum ucm_durability {
     M(VERIFY, verify, "verify", ls, verify_r)                                                      \
     M(SHARE_COLLECT, share_collect, "share.collect", collect, collect_r)                           \
     M(TRACE, trace, "trace", trace, free_map)                                                      \
-    M(DIGEST_OPEN, digest_open, "digest.open", digest_open, digest_open_r)                         \
-    M(DIGEST_BUILD, digest_build, "digest.build", digest_build, blocks_r)                          \
+    M(SUMMARY_OPEN, summary_open, "summary.open", summary_open, summary_open_r)                    \
+    M(SUMMARY_BUILD, summary_build, "summary.build", summary_build, blocks_r)                      \
     M(CHAIN_OPEN, chain_open, "chain.open", chain_open, chain)                                     \
     M(CHAIN_APPEND, chain_append, "chain.append", chain_append, chain_append_r)                    \
     M(CHAIN_CLOSE, chain_close, "chain.close", chain, none)                                        \
@@ -649,9 +649,9 @@ struct proto_planes {
     S(tenant, UCM_MSG_TENANT)                                                                      \
     S(page, UCM_MSG_PAGE)                                                                          \
     S(trace, UCM_MSG_TRACE)                                                                        \
-    S(digest_open, UCM_MSG_DIGEST_OPEN)                                                            \
-    S(digest_open_r, UCM_MSG_DIGEST_OPEN_R)                                                        \
-    S(digest_build, UCM_MSG_DIGEST_BUILD)                                                          \
+    S(summary_open, UCM_MSG_SUMMARY_OPEN)                                                          \
+    S(summary_open_r, UCM_MSG_SUMMARY_OPEN_R)                                                      \
+    S(summary_build, UCM_MSG_SUMMARY_BUILD)                                                        \
     S(chain_open, UCM_MSG_CHAIN_OPEN)                                                              \
     S(chain, UCM_MSG_CHAIN)                                                                        \
     S(chain_append, UCM_MSG_CHAIN_APPEND)                                                          \

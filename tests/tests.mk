@@ -153,7 +153,7 @@ $O/delay.so: tests/inject/delay.c
 	$(call say,LINK)
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -o $@
 
-# The C of kernels/sparse for test_digest_numpy.py and test_select_numpy.py.
+# The C of kernels/sparse for test_summary_numpy.py and test_select_numpy.py.
 $O/sparse_kernels.so: $(call obj,$(wildcard tests/reference/sparse/*.c) kernels/simd/isa.c) $(SPARSE_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@

@@ -9,17 +9,17 @@
 
 /* ---- plans ---- */
 
-int sparse_plan(struct ucm_digest_plan *plan, const struct ucm_sparse_digest *d)
+int sparse_plan(struct ucm_summary_plan *plan, const struct ucm_sparse_summary *d)
 {
-    struct ucm_digest_spec spec;
+    struct ucm_summary_spec spec;
     char why[UCM_SPARSE_WHY];
 
-    return sparse_spec(d, &spec, why) && ucm_digest_plan_init(plan, &spec, why) == 0
+    return sparse_spec(d, &spec, why) && ucm_summary_plan_init(plan, &spec, why) == 0
                ? 0
                : cuda_fail(UCM_EINVALID, "%s", why);
 }
 
-void sparse_segments(const struct ucm_digest_plan *plan, struct ucm_cuda_segment out[2])
+void sparse_segments(const struct ucm_summary_plan *plan, struct ucm_cuda_segment out[2])
 {
     for (uint32_t i = 0; i < plan->n_segments; i++) {
         const struct ucm_hash_segment *s = &plan->segment[i];
@@ -73,11 +73,11 @@ static CUresult sparse_upload(CUdeviceptr *to, const void *from, size_t bytes)
 /* Tables that kernels read: submean's channels, unless it keeps all; hash's signs. */
 static CUresult tables_upload(struct sparse_kernel *k)
 {
-    const struct ucm_digest_plan *p = &k->plan;
+    const struct ucm_summary_plan *p = &k->plan;
     size_t flips = 0;
     CUresult r = CUDA_SUCCESS;
 
-    if (p->spec.method == UCM_DIGEST_SUBMEAN && p->channels < p->spec.shape.head_dim)
+    if (p->spec.method == UCM_SUMMARY_SUBMEAN && p->channels < p->spec.shape.head_dim)
         r = sparse_upload(&k->channel, p->channel, p->channels * sizeof(*p->channel));
     for (uint32_t i = 0; i < p->n_segments; i++)
         flips += 2 * (size_t)p->segment[i].chunks * p->segment[i].size;

@@ -8,19 +8,19 @@
 
 #include <cuda.h>
 
-/* A digest's plan and one kernel for it, in the GPU's primary context. */
+/* A summary's plan and one kernel for it, in the GPU's primary context. */
 struct sparse_kernel {
     CUdevice dev;
     CUcontext context;
     CUmodule module;
     CUfunction function;
     CUdeviceptr channel, flips; /* of the plan, or 0 */
-    struct ucm_digest_plan plan;
+    struct ucm_summary_plan plan;
     char name[48];
 };
 
-/* Checks the digest and makes the plan; touches no GPU. */
-int sparse_plan(struct ucm_digest_plan *plan, const struct ucm_sparse_digest *digest);
+/* Checks the summary and makes the plan; touches no GPU. */
+int sparse_plan(struct ucm_summary_plan *plan, const struct ucm_sparse_summary *summary);
 
 /* The plan is there. Loads the kernel `name` of `fatbin` on that GPU, with so much dynamic shared memory,
  * and enters its context: sparse_kernel_leave follows. On an error nothing is left. */
@@ -35,6 +35,6 @@ void sparse_kernel_close(struct sparse_kernel *k);
 /* Fills memory and waits for it. Context entered. */
 CUresult sparse_fill(CUdeviceptr at, uint8_t byte, size_t bytes);
 
-void sparse_segments(const struct ucm_digest_plan *plan, struct ucm_cuda_segment out[2]);
+void sparse_segments(const struct ucm_summary_plan *plan, struct ucm_cuda_segment out[2]);
 
 #endif

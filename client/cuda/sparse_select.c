@@ -43,16 +43,16 @@ static int sizes_check(const struct ucm_cuda_select_options *o, const struct ucm
 
 /* ---- what the kernel takes ---- */
 
-static enum ucm_select_cuda_family family_of(const struct ucm_digest_plan *p, uint32_t metric)
+static enum ucm_select_cuda_family family_of(const struct ucm_summary_plan *p, uint32_t metric)
 {
     switch (p->spec.method) {
-    case UCM_DIGEST_BOX:
+    case UCM_SUMMARY_BOX:
         return UCM_SELECT_BOX;
-    case UCM_DIGEST_HASH:
+    case UCM_SUMMARY_HASH:
         return UCM_SELECT_HASH;
-    case UCM_DIGEST_STATS:
+    case UCM_SUMMARY_STATS:
         return UCM_SELECT_STATS;
-    case UCM_DIGEST_TOKENS:
+    case UCM_SUMMARY_TOKENS:
         if (p->spec.rest != UCM_REST_NONE)
             return UCM_SELECT_REST;
         /* fall through */
@@ -68,7 +68,7 @@ static uint32_t round_up(uint32_t n, uint32_t to)
 
 static void args_from_plan(struct ucm_cuda_select *s, enum ucm_select_cuda_family family)
 {
-    const struct ucm_digest_plan *p = &s->kernel.plan;
+    const struct ucm_summary_plan *p = &s->kernel.plan;
     const struct ucm_kv_shape *shape = &p->spec.shape;
     struct ucm_select_cuda *a = &s->args;
 
@@ -84,7 +84,7 @@ static void args_from_plan(struct ucm_cuda_select *s, enum ucm_select_cuda_famil
     a->n_segments = p->n_segments;
     a->stats_beta = p->spec.beta;
     a->ln_count = p->ln_count;
-    for (int i = 0; i < UCM_DIGEST_ARRAYS; i++) {
+    for (int i = 0; i < UCM_SUMMARY_ARRAYS; i++) {
         a->array[i] = p->array[i];
         a->scale[i] = p->scale[i];
     }
@@ -104,7 +104,7 @@ static uint32_t words_of(const struct ucm_cuda_select *s, enum ucm_select_cuda_f
     return a->channels == 64 || a->channels == 128 ? a->channels / WARP_LANES : 0;
 }
 
-/* By chunks, for vectors of any length where warps have several jobs: their digests are staged in shared memory if
+/* By chunks, for vectors of any length where warps have several jobs: their summaries are staged in shared memory if
  * that many fit. */
 static void chunks_plan(struct ucm_cuda_select *s, uint32_t queries)
 {
@@ -128,7 +128,7 @@ static void chunks_plan(struct ucm_cuda_select *s, uint32_t queries)
     }
     a->chunk = chunk;
     a->stage_at = round_up(2 * queries * a->raw_pitch * (uint32_t)sizeof(float), 128);
-    a->digest_at = a->stage_at + UCM_SELECT_CUDA_STAGES * chunk * a->staged;
+    a->summary_at = a->stage_at + UCM_SELECT_CUDA_STAGES * chunk * a->staged;
 }
 
 /* UCM_METRIC_ROUNDED: how many times four queries the matrix units take at once; 0: they don't. */
@@ -151,7 +151,7 @@ static void matrix_plan(struct ucm_cuda_select *s, uint32_t panels, uint32_t que
     a->grain = UCM_SELECT_CUDA_MATRIX_BLOCKS * (jobs < warps ? warps / jobs : 1);
     a->chunk = a->tile;
     a->raw_pitch = a->tile + 8; /* what a warp stores at once lies in 32 banks */
-    a->digest_at = UCM_SELECT_CUDA_RINGS_AT + UCM_SELECT_CUDA_RINGS;
+    a->summary_at = UCM_SELECT_CUDA_RINGS_AT + UCM_SELECT_CUDA_RINGS;
 }
 
 /* How blocks are scored, by a kernel of that N, and where in shared memory. */
@@ -174,11 +174,11 @@ static void tile_plan(struct ucm_cuda_select *s, uint32_t n, uint32_t queries)
             a->tile /= 2;
         a->chunk = a->raw_pitch = a->tile;
         a->query_at = n == 0 ? UCM_SELECT_CUDA_RINGS_AT : 0;
-        a->digest_at = UCM_SELECT_CUDA_RINGS_AT + UCM_SELECT_CUDA_RINGS;
+        a->summary_at = UCM_SELECT_CUDA_RINGS_AT + UCM_SELECT_CUDA_RINGS;
         a->prepares = many || (n == 0 && queries * a->query_floats * (uint32_t)sizeof(float) >
                                              UCM_SELECT_CUDA_RINGS);
     }
-    end = a->digest_at + (UCM_SELECT_CUDA_TILE + UCM_SELECT_CUDA_PAD) * (uint32_t)sizeof(uint64_t);
+    end = a->summary_at + (UCM_SELECT_CUDA_TILE + UCM_SELECT_CUDA_PAD) * (uint32_t)sizeof(uint64_t);
     s->shared_bytes = end > UCM_SELECT_CUDA_SHARED ? end : UCM_SELECT_CUDA_SHARED;
 }
 
@@ -414,13 +414,13 @@ static int any_kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
 }
 
 static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
-                       const struct ucm_sparse_digest *digest,
+                       const struct ucm_sparse_summary *summary,
                        const struct ucm_cuda_select_options *o)
 {
     enum ucm_select_cuda_family family;
     struct ucm_choose_spec choose;
     struct ucm_score_spec score;
-    int r = sparse_plan(&s->kernel.plan, digest);
+    int r = sparse_plan(&s->kernel.plan, summary);
 
     if (r == 0)
         r = specs(s, o, &score, &choose);
@@ -449,19 +449,19 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     return r;
 }
 
-int ucm_cuda_select_open(const uint8_t *gpu, const struct ucm_sparse_digest *digest,
+int ucm_cuda_select_open(const uint8_t *gpu, const struct ucm_sparse_summary *summary,
                          const struct ucm_cuda_select_options *options,
                          struct ucm_cuda_select **out)
 {
     struct ucm_cuda_select *s;
     int r;
 
-    if (!gpu || !digest || !options || !out)
-        return cuda_fail(UCM_EINVALID, "gpu, digest, options or out is NULL");
+    if (!gpu || !summary || !options || !out)
+        return cuda_fail(UCM_EINVALID, "gpu, summary, options or out is NULL");
     s = calloc(1, sizeof *s);
     if (!s)
         return cuda_fail(UCM_ENOMEMORY, "no memory for a selection's plan");
-    r = select_make(s, gpu, digest, options);
+    r = select_make(s, gpu, summary, options);
     if (r != 0) {
         free(s);
         return r;
@@ -503,8 +503,8 @@ static int layer_check(const struct ucm_cuda_select *s, const struct ucm_cuda_se
         return cuda_fail(UCM_EINVALID, "chains is %u; the handle is for %u", l->chains, s->chains);
     if (l->bound == 0)
         return cuda_fail(UCM_EINVALID, "bound is 0");
-    if (l->digests == 0 || l->digests % 4 != 0 || l->stride % 4 != 0)
-        return cuda_fail(UCM_EINVALID, "digests is 0, or digests or stride no multiple of 4");
+    if (l->summaries == 0 || l->summaries % 4 != 0 || l->stride % 4 != 0)
+        return cuda_fail(UCM_EINVALID, "summaries is 0, or summaries or stride no multiple of 4");
     if (l->table == 0 || l->table_stride < s->args.max_blocks)
         return cuda_fail(UCM_EINVALID, "table is 0, or table_stride %llu less than %u blocks",
                          (unsigned long long)l->table_stride, s->args.max_blocks);
@@ -529,7 +529,7 @@ int ucm_cuda_select(struct ucm_cuda_select *s, const struct ucm_cuda_select_laye
     args = s->args;
     args.chains = l->chains;
     args.blocks = l->bound;
-    args.digests = l->digests;
+    args.summaries = l->summaries;
     args.block_stride = l->stride;
     args.table = l->table;
     args.table_stride = l->table_stride;
@@ -537,7 +537,7 @@ int ucm_cuda_select(struct ucm_cuda_select *s, const struct ucm_cuda_select_laye
     args.most = l->most;
     args.q = l->q;
     args.q_stride = l->q_stride ? l->q_stride : (uint64_t)args.rows * args.q_heads * args.head_dim;
-    args.wide = (l->digests | l->stride) % 16 == 0;
+    args.wide = (l->summaries | l->stride) % 16 == 0;
     args.q_aligned =
         l->q % (args.q_dtype == UCM_SPARSE_F32 ? 16 : 8) == 0 && args.q_stride % 4 == 0;
     args.index = l->index;

@@ -10,7 +10,7 @@
 
 struct ucm_cuda_select {
     struct sparse_kernel kernel;
-    struct ucm_select_cuda args; /* what follows from digest and options, and the workspace */
+    struct ucm_select_cuda args; /* what follows from summary and options, and the workspace */
     uint32_t chains, thread_blocks, shared_bytes;
     uint32_t threads; /* of a thread block */
     uint32_t cluster; /* thread blocks a list; 0: a kernel of select.cu or select_stream.cu */

@@ -121,7 +121,7 @@ static bool wanted(const struct publisher *p, const msgpack_object *o)
     answer_text(o, "tenant", own, sizeof(own));
     answer_text(o, "dtype", dtype, sizeof(dtype));
     answer_text(o, "fingerprint", fingerprint, sizeof(fingerprint));
-    return strcmp(own, tenant ? tenant : info.tenant) == 0 && strcmp(dtype, "digest") != 0 &&
+    return strcmp(own, tenant ? tenant : info.tenant) == 0 && strcmp(dtype, "summary") != 0 &&
            (!which || strncmp(fingerprint, which, strlen(which)) == 0);
 }
 

@@ -1,5 +1,5 @@
 /* A worker that attends to a part of its context: it stores blocks, asks which of them a query wants,
- * and loads only those. Run it twice: the second run finds blocks and digests.
+ * and loads only those. Run it twice: the second run finds blocks and summaries.
  *
  * Build it against an installed library:
  *     cc select_blocks.c $(pkg-config --cflags --libs libucmclient) -o select_blocks */
@@ -22,7 +22,7 @@ enum {
 
 struct worker {
     struct ucm_client *client;
-    struct ucm_namespace *ns, *digests;
+    struct ucm_namespace *ns, *summaries;
     struct ucm_region *region;
     struct ucm_chain *chain;
     uint8_t keys[CONTEXT][32];
@@ -50,7 +50,7 @@ static int open_namespaces(struct worker *w)
         .n_layers = 1,
         .layer_bytes = LAYER,
     };
-    struct ucm_sparse_digest mean = {
+    struct ucm_sparse_summary mean = {
         .method = UCM_SPARSE_MEAN,
         .shape = {.dtype = UCM_SPARSE_F32,
                   .tokens = TOKENS,
@@ -62,8 +62,8 @@ static int open_namespaces(struct worker *w)
 
     if (ucm_namespace_open(w->client, &identity, -1, &w->ns) < 0)
         return failed("namespace");
-    if (ucm_sparse_digest_open(w->ns, &mean, 0, -1, &w->digests) < 0)
-        return failed("digests");
+    if (ucm_sparse_summary_open(w->ns, &mean, 0, -1, &w->summaries) < 0)
+        return failed("summaries");
     return 0;
 }
 
@@ -132,13 +132,13 @@ static int select_and_load(struct worker *w)
 
     ucm_sparse_choose_defaults(&select.choose);
     select.choose.sparse_ratio = 0.1; /* of the context */
-    if (ucm_chain_open(w->digests, 0, 0, -1, &w->chain) < 0 ||
+    if (ucm_chain_open(w->summaries, 0, 0, -1, &w->chain) < 0 ||
         ucm_chain_append(w->chain, &keys, -1, &result) < 0)
         return failed("chain");
     if (ucm_sparse_select(w->client, &select, -1, &chosen) < 0)
         return failed("select");
-    printf("%u blocks, %u with a digest, %u of these new; %u chosen by %u KV heads\n",
-           result.blocks, result.digests, result.built, chosen.n_blocks, chosen.n_lists);
+    printf("%u blocks, %u with a summary, %u of these new; %u chosen by %u KV heads\n",
+           result.blocks, result.summaries, result.built, chosen.n_blocks, chosen.n_lists);
     for (uint32_t i = 0; i < chosen.n_blocks; i++)
         in[index[i]] = 1;
     for (uint32_t b = 0; b < CONTEXT; b++)

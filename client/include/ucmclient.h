@@ -433,7 +433,7 @@ UCM_API int ucm_release_soon(struct ucm_client *client, uint32_t lease);
 
 /* Gets the table of the namespace, or a new one if the one before is of no use any more; returns at once if it is. Call it
  * once before ucm_lookup_hint, and when that returns UCM_HINT_NONE. The daemon may need some milliseconds to fill a table:
- * until then there are no hints. -UCM_EUNSUPPORTED: the daemon is older than hints, or the namespace holds digests. */
+ * until then there are no hints. -UCM_EUNSUPPORTED: the daemon is older than hints, or the namespace holds summaries. */
 UCM_API int ucm_hints_open(struct ucm_namespace *ns, int timeout_ms);
 
 struct ucm_hint {

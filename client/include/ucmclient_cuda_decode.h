@@ -1,8 +1,8 @@
-/* libucmclient_cuda: decode steps whose KV is mostly not on the GPU. ucmclient_sparse.h has digests and chains,
+/* libucmclient_cuda: decode steps whose KV is mostly not on the GPU. ucmclient_sparse.h has summaries and chains,
  * ucmclient_window.h windows, ucmclient_cuda_sparse.h the selection, docs/sparse.md the whole.
  *
  * A worker has a *pool*: GPU memory in slots of one size. A slot holds a *strand* of a block: K and V of one KV head
- * of one layer, or of all KV heads of one layer. A block has a *number*, its row in the worker's digests, and requests with
+ * of one layer, or of all KV heads of one layer. A block has a *number*, its row in the worker's summaries, and requests with
  * a common prefix have the same numbers. What a step's selections chose has to be in slots before it is attended;
  * what is not, a *miss*, is copied by the GPU itself from the daemon's memory (a window) into a slot that no block of
  * this step has. A step is
@@ -96,8 +96,8 @@ enum ucm_cuda_decode_rule {
     UCM_CUDA_DECODE_ALL = 0, /* all that was chosen is attended */
     UCM_CUDA_DECODE_PSA =
         1, /* each block that is left weighs as much as the lightest one attended */
-    UCM_CUDA_DECODE_ESTIMATED = 2, /* what its digest estimates */
-    UCM_CUDA_DECODE_CERTIFIED = 3, /* what its digest allows at most */
+    UCM_CUDA_DECODE_ESTIMATED = 2, /* what its summary estimates */
+    UCM_CUDA_DECODE_CERTIFIED = 3, /* what its summary allows at most */
 };
 
 /* What scores of query heads say of a block: those of `stats` and of `tokens` with rest estimate its weight, those of `box`

@@ -1,11 +1,12 @@
-/* libucmclient_cuda: digests and selections on the worker's GPU. ucmclient_sparse.h says what they
- * are, docs/design/retrieval.md what each method computes; these kernels give the same bits as the
- * daemon and as the functions of ucmclient_sparse.h that end in _local. No connection is needed.
+/* libucmclient_cuda: summaries and selections on the worker's GPU. ucmclient_sparse.h says what
+ * they are, docs/design/retrieval.md what each method computes; these kernels give the same bits as
+ * the daemon and as the functions of ucmclient_sparse.h that end in _local. No connection is
+ * needed.
  *
- * A worker builds digests of blocks as it stores them, into a region of the digests' namespace in its
+ * A worker builds summaries of blocks as it stores them, into a region of the summaries' namespace in its
  * own memory, and dumps them like any blocks; or it loads them there. Each step and layer it then
- * chooses from the digests in that region, by a table of its block numbers a sequence: one launch, which
- * a CUDA graph can capture. Block numbers of the KV and of the digests may differ or be the same.
+ * chooses from the summaries in that region, by a table of its block numbers a sequence: one launch, which
+ * a CUDA graph can capture. Block numbers of the KV and of the summaries may differ or be the same.
  *
  * Threads: calls for different handles from any threads; calls for one handle one at a time. A launch
  * runs later than its call: what it reads must stay until it has run, and the launches of one
@@ -13,9 +14,9 @@
  * Handles use the GPU's primary context, which is the CUDA runtime's, and do not change the caller's
  * current context. Fork: use and close nothing in the child.
  *
- * Capture: ucm_cuda_digest and ucm_cuda_select only launch a kernel, so a captured graph holds one
+ * Capture: ucm_cuda_summary and ucm_cuda_select only launch a kernel, so a captured graph holds one
  * kernel node. Everything in their structs is copied into it; what the structs' addresses lead to is read
- * when the graph runs, so contents (block tables, lengths, queries, digests) may change between
+ * when the graph runs, so contents (block tables, lengths, queries, summaries) may change between
  * replays, addresses and sizes may not. A handle lives as long as graphs with its launches. Open and
  * close allocate: not in a stream that captures.
  *
@@ -34,35 +35,35 @@
 extern "C" {
 #endif
 
-/* ---- digests ---- */
+/* ---- summaries ---- */
 
-struct ucm_cuda_digest;
+struct ucm_cuda_summary;
 
-/* For the GPU with that UUID (16 bytes). `digest` is copied. Loads one kernel and a table of some KiB.
+/* For the GPU with that UUID (16 bytes). `summary` is copied. Loads one kernel and a table of some KiB.
  * The caller owns *out. */
-UCM_API int ucm_cuda_digest_open(const uint8_t *gpu, const struct ucm_sparse_digest *digest,
-                                 struct ucm_cuda_digest **out);
+UCM_API int ucm_cuda_summary_open(const uint8_t *gpu, const struct ucm_sparse_summary *summary,
+                                  struct ucm_cuda_summary **out);
 /* After its last launch has run. NULL is allowed. */
-UCM_API void ucm_cuda_digest_close(struct ucm_cuda_digest *digest);
+UCM_API void ucm_cuda_summary_close(struct ucm_cuda_summary *summary);
 
 enum {
-    UCM_CUDA_DIGEST_LAYERS = 128, /* of one launch */
+    UCM_CUDA_SUMMARY_LAYERS = 128, /* of one launch */
 };
 
 /* One layer's memory: where its block 0 lies. The shape's k_offset counts from k and its v_offset from
  * v, so they are equal if K and V are of one allocation. v is not read unless the method is `stats` and
  * there is V. */
-struct ucm_cuda_digest_layer {
+struct ucm_cuda_summary_layer {
     uint64_t k, v, out;
 };
 
-/* Block i of n_blocks: of number blocks[i] in the KV, and out_numbers[i] in the digests' region. A pair
+/* Block i of n_blocks: of number blocks[i] in the KV, and out_numbers[i] in the summaries' region. A pair
  * with a number that is negative or not below its bound is skipped. Strides are in bytes; those of the
- * digests are multiples of 4, as is `out`, and ucm_sparse_digest_bytes() or more. K and V are aligned to
+ * summaries are multiples of 4, as is `out`, and ucm_sparse_summary_bytes() or more. K and V are aligned to
  * an element. */
-struct ucm_cuda_digest_build {
-    const struct ucm_cuda_digest_layer *layers; /* read during the call */
-    uint32_t n_layers;                          /* 1 to UCM_CUDA_DIGEST_LAYERS */
+struct ucm_cuda_summary_build {
+    const struct ucm_cuda_summary_layer *layers; /* read during the call */
+    uint32_t n_layers;                           /* 1 to UCM_CUDA_SUMMARY_LAYERS */
     uint32_t n_blocks;
     uint64_t numbers;     /* int32_t[n_blocks] */
     uint64_t out_numbers; /* int32_t[n_blocks]; 0: the same */
@@ -73,13 +74,13 @@ struct ucm_cuda_digest_build {
 
 /* Launches the build on `stream` (a cudaStream_t or CUstream): all layers and blocks at once. Few thread
  * blocks and little shared memory, so that it runs beside other kernels. n_blocks 0 launches nothing. */
-UCM_API int ucm_cuda_digest(struct ucm_cuda_digest *digest,
-                            const struct ucm_cuda_digest_build *build, void *stream);
+UCM_API int ucm_cuda_summary(struct ucm_cuda_summary *summary,
+                             const struct ucm_cuda_summary_build *build, void *stream);
 
 /* ---- selection ----
  *
- * The scores are those of digests: ucm_cuda_select_open needs one, and refuses none (NULL) and methods that
- * it does not know with -UCM_EINVALID. GSA's history (ucm_sparse_score_history) needs no digest and is not
+ * The scores are those of summaries: ucm_cuda_select_open needs one, and refuses none (NULL) and methods that
+ * it does not know with -UCM_EINVALID. GSA's history (ucm_sparse_score_history) needs no summary and is not
  * here: its scores come from counts that the worker's scheduler has on the host, one list for all heads and
  * layers, so a choice a step is made there, by ucm_sparse_choose_local. */
 
@@ -102,8 +103,9 @@ struct ucm_cuda_select_options {
     uint32_t room;       /* blocks of one list's answer; 0: what max_blocks blocks need */
 };
 
-/* Allocates the workspace, of which ucm_cuda_select_info tells. `digest` and options are copied. */
-UCM_API int ucm_cuda_select_open(const uint8_t *gpu, const struct ucm_sparse_digest *digest,
+/* Allocates the workspace, of which ucm_cuda_select_info tells. `summary` and options are
+ * copied. */
+UCM_API int ucm_cuda_select_open(const uint8_t *gpu, const struct ucm_sparse_summary *summary,
                                  const struct ucm_cuda_select_options *options,
                                  struct ucm_cuda_select **out);
 /* After its last launch has run, and no graph will replay one. NULL is allowed. */
@@ -122,9 +124,9 @@ UCM_API int ucm_cuda_select_info(const struct ucm_cuda_select *select,
                                  struct ucm_cuda_select_info *out);
 
 /* One layer. Block b of chain c is number table[c * table_stride + b]; a number that is negative or not
- * below `bound` means: it has no digest, and is chosen before all others, up to `room`. */
+ * below `bound` means: it has no summary, and is chosen before all others, up to `room`. */
 struct ucm_cuda_select_layer {
-    uint64_t digests;      /* the layer's of block 0, aligned to 4 */
+    uint64_t summaries;    /* the layer's of block 0, aligned to 4 */
     uint64_t stride;       /* bytes from one block's to the next's, a multiple of 4 */
     uint32_t bound;        /* blocks in that memory */
     uint32_t chains;       /* of this launch, at most those of the options */

@@ -1,9 +1,9 @@
 /* libucmclient: retrieval, for workers that attend to a part of a long context.
  *
- * A *digest* is a few bytes for each layer of a block that say which queries want the block.
- * Digests are blocks of a namespace of their own, derived from that of the KV: they lie on every
+ * A *block summary* is a few bytes for each layer of a block that say which queries want it.
+ * Summaries are blocks of a namespace of their own, derived from that of the KV: they lie on every
  * tier, are shared by all workers of the tenant, and are found again after a restart. A *chain*
- * names the blocks of one sequence once, and keeps them in some tier and their digests in DRAM. A
+ * names the blocks of one sequence once, and keeps them in some tier and their summaries in DRAM. A
  * *selection* scores the blocks of chains against queries and chooses some. docs/sparse.md has the
  * methods, what they cost and what they are worth, and when not to use any of this.
  *
@@ -11,7 +11,7 @@
  * (libucmclient_cuda) and they give the same bits.
  *
  * Threads, fork, errors, timeouts and ownership are as in ucmclient.h. -UCM_EINVALID comes with a
- * sentence that names the field. NaN and infinities in K and V are no errors: the digest of such a
+ * sentence that names the field. NaN and infinities in K and V are no errors: the summary of such a
  * block is *poisoned* and every selection takes it. In a query they are -UCM_EINVALID.
  *
  * Numbers are those of docs/methods.md. Zeroed structs have every default, except where a
@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-/* ---- digests ---- */
+/* ---- summaries ---- */
 
 enum ucm_sparse_dtype {
     UCM_SPARSE_F32 = 0,
@@ -74,7 +74,7 @@ enum ucm_sparse_rest {
 };
 
 /* A method, its parameters and the KV that it reads. Leave the fields of other methods 0. */
-struct ucm_sparse_digest {
+struct ucm_sparse_summary {
     uint32_t method;     /* enum ucm_sparse_method; no default */
     uint32_t kind;       /* mean: enum ucm_sparse_mean */
     uint32_t run;        /* submean: tokens of a mean; divides shape.tokens */
@@ -83,46 +83,46 @@ struct ucm_sparse_digest {
     uint32_t keep_bytes; /* (head_dim / 2 + 7) / 8, or 0 */
     uint32_t bits;       /* hash: 64, 128 or 256 a token and KV head */
     uint32_t rope_bits;  /* hash with rope_dim: so many of `bits` for the rotated channels */
-    uint64_t seed;       /* hash: of the rotation; digests of different seeds do not compare */
+    uint64_t seed;       /* hash: of the rotation; summaries of different seeds do not compare */
     uint32_t chosen;     /* tokens: how many stand for the block */
     uint32_t rest;       /* tokens: enum ucm_sparse_rest */
     struct ucm_sparse_shape shape;
 };
 
-/* Checks a digest. *bytes (may be NULL) receives the bytes of one layer of one block, a multiple
+/* Checks a summary. *bytes (may be NULL) receives the bytes of one layer of one block, a multiple
  * of 4. */
-UCM_API int ucm_sparse_digest_bytes(const struct ucm_sparse_digest *digest, uint64_t *bytes);
+UCM_API int ucm_sparse_summary_bytes(const struct ucm_sparse_summary *summary, uint64_t *bytes);
 
-/* Opens the namespace of the digests of `base`. It is a namespace as any other, with the base's
- * keys, parts and layers and ucm_sparse_digest_bytes() a layer, for lookups, loads, dumps and
- * regions. The worker may compute digests and dump them there. With `build` not 0 the daemon
+/* Opens the namespace of the summaries of `base`. It is a namespace as any other, with the base's
+ * keys, parts and layers and ucm_sparse_summary_bytes() a layer, for lookups, loads, dumps and
+ * regions. The worker may compute summaries and dump them there. With `build` not 0 the daemon
  * computes those of each block that is stored in the base from now on, by this or another worker,
  * while this client is connected.
  *
  * Close it before the base. It is opened again after a reconnect as namespaces are. */
-UCM_API int ucm_sparse_digest_open(struct ucm_namespace *base,
-                                   const struct ucm_sparse_digest *digest, int build,
-                                   int timeout_ms, struct ucm_namespace **out);
+UCM_API int ucm_sparse_summary_open(struct ucm_namespace *base,
+                                    const struct ucm_sparse_summary *summary, int build,
+                                    int timeout_ms, struct ucm_namespace **out);
 
-/* Has the daemon compute digests of blocks that are stored already; ns is from
- * ucm_sparse_digest_open, and the transfer's keys, n_keys, part, priority and deadline_ms are as
+/* Has the daemon compute summaries of blocks that are stored already; ns is from
+ * ucm_sparse_summary_open, and the transfer's keys, n_keys, part, priority and deadline_ms are as
  * for ucm_prefetch. Result of a block: OK: it was computed; EXISTS: it was there; MISS: the base
  * has no such block; IN_PROGRESS: a worker is storing it. */
-UCM_API int ucm_sparse_digest_build(struct ucm_namespace *ns, const struct ucm_transfer *transfer,
-                                    int timeout_ms, struct ucm_task **out);
+UCM_API int ucm_sparse_summary_build(struct ucm_namespace *ns, const struct ucm_transfer *transfer,
+                                     int timeout_ms, struct ucm_task **out);
 
-/* Computes the digests of n layers or blocks: the i-th from kv + i * kv_stride (the layer that
- * digest->shape describes) to out + i * out_stride. kv_bytes and out_bytes: of the whole arrays,
+/* Computes the summaries of n layers or blocks: the i-th from kv + i * kv_stride (the layer that
+ * summary->shape describes) to out + i * out_stride. kv_bytes and out_bytes: of the whole arrays,
  * which nothing is read or written beyond. Strides are in bytes. */
-UCM_API int ucm_sparse_digest_local(const struct ucm_sparse_digest *digest, const void *kv,
-                                    size_t kv_bytes, size_t kv_stride, uint32_t n, void *out,
-                                    size_t out_bytes, size_t out_stride);
+UCM_API int ucm_sparse_summary_local(const struct ucm_sparse_summary *summary, const void *kv,
+                                     size_t kv_bytes, size_t kv_stride, uint32_t n, void *out,
+                                     size_t out_bytes, size_t out_stride);
 
 /* ---- chains ---- */
 
 struct ucm_chain;
 
-/* Opens an empty chain over a namespace of ucm_sparse_digest_open, which must stay open as long as
+/* Opens an empty chain over a namespace of ucm_sparse_summary_open, which must stay open as long as
  * the chain is used. part: whose KV, from 0. The daemon ends a chain that no call has named for
  * lease_ms (0: its longest lease).
  *
@@ -131,33 +131,33 @@ struct ucm_chain;
  * found than before, that call returns -UCM_EDISCONNECTED, once, and the chain goes on with those:
  * what was chosen from it may name blocks that it lost. Between a break and that call nothing
  * protects the blocks. 2^20 keys of 32 bytes take 32 MiB here. */
-UCM_API int ucm_chain_open(struct ucm_namespace *digests, uint32_t part, uint32_t lease_ms,
+UCM_API int ucm_chain_open(struct ucm_namespace *summaries, uint32_t part, uint32_t lease_ms,
                            int timeout_ms, struct ucm_chain **out);
 /* Ends the chain and frees the handle. Never blocks. Prefetches that still wait are cancelled. NULL
  * is allowed. */
 UCM_API void ucm_chain_close(struct ucm_chain *chain);
 
 enum {
-    UCM_CHAIN_HAS_DIGEST = 4, /* in the status of a block: its digest is held */
+    UCM_CHAIN_HAS_SUMMARY = 4, /* in the status of a block: its summary is held */
     UCM_CHAIN_BLOCKS_MAX = 1 << 20,
 };
 
 struct ucm_chain_keys {
     const void *keys;     /* n_keys * key_bytes, from the chain's end on */
     uint32_t n_keys;      /* any number; the chain's blocks stay at most UCM_CHAIN_BLOCKS_MAX */
-    uint32_t build;       /* not 0: the daemon computes digests that are missing */
-    uint32_t priority;    /* of reading digests and blocks, 0 to 7 */
+    uint32_t build;       /* not 0: the daemon computes summaries that are missing */
+    uint32_t priority;    /* of reading summaries and blocks, 0 to 7 */
     uint32_t deadline_ms; /* for reading and computing; 0: the timeout */
     /* If not NULL, receives a byte a key: enum ucm_found of its block, UCM_FOUND_NOT for one that
-     * was not appended, and UCM_CHAIN_HAS_DIGEST if its digest is held. */
+     * was not appended, and UCM_CHAIN_HAS_SUMMARY if its summary is held. */
     uint8_t *status;
 };
 struct ucm_chain_result {
     uint32_t blocks;                /* of the chain now */
     uint32_t missing;               /* keys from the first one on that is not cached */
     uint32_t in_dram, nvme, shared; /* where the appended blocks lie */
-    uint32_t digests; /* of them have a digest. The others are in every selection of theirs */
-    uint32_t built;   /* digests that the daemon computed for this call */
+    uint32_t summaries; /* of them have a summary. The others are in every selection of theirs */
+    uint32_t built;     /* summaries that the daemon computed for this call */
 };
 /* Appends blocks, as long as they are cached without a gap. If it fails in the middle, what was
  * appended stays, and status says nothing; ucm_chain_blocks tells how many. result may be NULL. */
@@ -201,10 +201,10 @@ struct ucm_sparse_score {
                        * with rest 1 */
 };
 
-/* What serves the digest best for UCM_SPARSE_TOPK: a zeroed score with UCM_SPARSE_REDUCE_SOFTMAX, but
+/* What serves the summary best for UCM_SPARSE_TOPK: a zeroed score with UCM_SPARSE_REDUCE_SOFTMAX, but
  * for hashes and normalised means, whose scores are no logits, UCM_SPARSE_REDUCE_MAX. Softmax costs up
  * to twice the time, and its scores are no logits, which UCM_SPARSE_MASS wants. q_heads is the caller's. */
-UCM_API void ucm_sparse_score_defaults(const struct ucm_sparse_digest *digest,
+UCM_API void ucm_sparse_score_defaults(const struct ucm_sparse_summary *summary,
                                        struct ucm_sparse_score *score);
 
 enum ucm_sparse_policy {
@@ -230,7 +230,7 @@ UCM_API void ucm_sparse_choose_defaults(struct ucm_sparse_choose *choose);
 struct ucm_sparse_select {
     struct ucm_chain *const *chains; /* row i asks for layer layers[i] of chains[i] */
     const uint32_t *layers;
-    uint32_t n_rows;  /* 1 to 4096; the chains are of one namespace of digests */
+    uint32_t n_rows;  /* 1 to 4096; the chains are of one namespace of summaries */
     uint32_t q_dtype; /* F32, F16 or BF16 */
     const void *q;    /* [n_rows][score.rows][score.q_heads][head_dim], contiguous */
     struct ucm_sparse_score score;
@@ -245,12 +245,12 @@ struct ucm_sparse_selected {
     float *scores;    /* receives their scores; NULL: not wanted */
     uint32_t counts_room, index_room; /* elements; ucm_sparse_room tells how many are enough */
     uint32_t n_lists, n_blocks;       /* written: elements of counts and of index */
-    uint32_t gone;      /* chosen, but evicted by name meanwhile, and so left out: recompute them */
-    uint64_t no_digest; /* blocks of the rows without a digest: always chosen, up to `limit` */
+    uint32_t gone; /* chosen, but evicted by name meanwhile, and so left out: recompute them */
+    uint64_t no_summary; /* blocks of the rows without a summary: always chosen, up to `limit` */
 };
-/* How much room the answer takes at most while each block has a digest that is not poisoned; either
- * may be NULL. A block without one is in every list, beyond this: set `limit`, or add the number of
- * such blocks (ucm_chain_result). */
+/* How much room the answer takes at most while each block has a summary that is not poisoned;
+ * either may be NULL. A block without one is in every list, beyond this: set `limit`, or add the
+ * number of such blocks (ucm_chain_result). */
 UCM_API int ucm_sparse_room(const struct ucm_sparse_select *select, uint32_t *lists,
                             uint32_t *blocks);
 /* Scores and chooses in the daemon. Ties go to the lower block. If the answer is longer than the
@@ -259,37 +259,38 @@ UCM_API int ucm_sparse_room(const struct ucm_sparse_select *select, uint32_t *li
 UCM_API int ucm_sparse_select(struct ucm_client *client, const struct ucm_sparse_select *select,
                               int timeout_ms, struct ucm_sparse_selected *out);
 
-/* Digests in the caller's memory: block b's at p + b * stride; p and stride are multiples of 4. */
-struct ucm_sparse_digests {
+/* Summaries in the caller's memory: block b's at p + b * stride; p and stride are multiples of
+ * 4. */
+struct ucm_sparse_summaries {
     const void *p;
     size_t bytes, stride;
     uint32_t n;
-    const uint8_t *missing; /* n bytes, not 0: block b has no digest; NULL: all have one */
+    const uint8_t *missing; /* n bytes, not 0: block b has no summary; NULL: all have one */
 };
 /* One float a list and block: [lists][n], lists as for a row of ucm_sparse_select. q: one row. */
-UCM_API int ucm_sparse_score_local(const struct ucm_sparse_digest *digest,
+UCM_API int ucm_sparse_score_local(const struct ucm_sparse_summary *summary,
                                    const struct ucm_sparse_score *score,
-                                   const struct ucm_sparse_digests *digests, const void *q,
+                                   const struct ucm_sparse_summaries *summaries, const void *q,
                                    uint32_t q_dtype, float *scores, size_t scores_room);
 /* Half a point for each use of a block, and .1 to 1 by its place: the first GSA's scores, which
- * need no digest. uses, scores: n. */
+ * need no summary. uses, scores: n. */
 UCM_API int ucm_sparse_score_history(const uint32_t *uses, uint32_t n, float *scores);
 /* Chooses among the n scores of one list. *count receives how many numbers index received. */
 UCM_API int ucm_sparse_choose_local(const struct ucm_sparse_choose *choose, uint32_t block_tokens,
                                     const float *scores, uint32_t n, uint32_t *index,
                                     uint32_t index_room, uint32_t *count);
 /* Both for one row: out as of ucm_sparse_select. */
-UCM_API int ucm_sparse_select_local(const struct ucm_sparse_digest *digest,
+UCM_API int ucm_sparse_select_local(const struct ucm_sparse_summary *summary,
                                     const struct ucm_sparse_score *score,
                                     const struct ucm_sparse_choose *choose,
-                                    const struct ucm_sparse_digests *digests, const void *q,
+                                    const struct ucm_sparse_summaries *summaries, const void *q,
                                     uint32_t q_dtype, struct ucm_sparse_selected *out);
 
 /* ---- which layers, which steps ---- */
 
 /* When a sequence is attended sparsely, for a worker to ask at each layer of each step. A layer
  * is dense, selects, or reuses: it attends what the last selecting layer before it chose, and
- * needs no digests. A selecting layer chooses every retrieval_stride steps; the choice made with
+ * needs no summaries. A selecting layer chooses every retrieval_stride steps; the choice made with
  * the query of step N serves from step N + lag on, until the next one does. The first choice of
  * a sequence serves at once. Pure functions: no client, no daemon. */
 enum ucm_sparse_layer {
@@ -333,7 +334,7 @@ UCM_API int ucm_sparse_schedule_choices(const struct ucm_sparse_schedule *schedu
 
 /* ---- policies ---- */
 
-/* How a worker attends sparsely, as one description: which digests, how they are scored, what is chosen,
+/* How a worker attends sparsely, as one description: which summaries, how they are scored, what is chosen,
  * in which layers and steps, and what stays on the GPU. It is read from a text, the name of a preset and
  * what is to differ from it: "psa-estimated" or "esa:sparse_ratio=0.2,retrieval_stride=1". Each field
  * below is a key of that text under the same name. docs/sparse.md has the presets, the source of each
@@ -350,8 +351,8 @@ enum ucm_sparse_choice {
 
 struct ucm_policy {
     char preset[24]; /* its name; "" of one that was made by hand */
-    /* Digests, as struct ucm_sparse_digest. */
-    uint32_t digest; /* enum ucm_sparse_method */
+    /* Summaries, as struct ucm_sparse_summary. */
+    uint32_t summary; /* enum ucm_sparse_method */
     uint32_t kind, run, pairs, bits, rope_bits, chosen, rest;
     uint64_t seed;
     double keep; /* submean: so large a share of the RoPE pairs, the slowest ones */
@@ -395,9 +396,10 @@ UCM_API int ucm_policy_preset(uint32_t i, const char **name, const char **about)
 /* The i-th key, likewise. */
 UCM_API int ucm_policy_key(uint32_t i, const char **name, const char **about);
 
-/* The digest of the policy for K and V of this shape. keep: 64 bytes that *out points into. */
-UCM_API int ucm_policy_digest(const struct ucm_policy *policy, const struct ucm_sparse_shape *shape,
-                              uint8_t keep[64], struct ucm_sparse_digest *out);
+/* The summary of the policy for K and V of this shape. keep: 64 bytes that *out points into. */
+UCM_API int ucm_policy_summary(const struct ucm_policy *policy,
+                               const struct ucm_sparse_shape *shape, uint8_t keep[64],
+                               struct ucm_sparse_summary *out);
 UCM_API int ucm_policy_score(const struct ucm_policy *policy, uint32_t q_heads,
                              struct ucm_sparse_score *out);
 /* model: its name, for ucm_sparse_schedule_for_model and with what that refuses; NULL: any that attends

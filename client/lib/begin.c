@@ -112,7 +112,7 @@ static int handle_wait(struct client_handle *h, int64_t deadline_ns)
     return client_handle_wait(h, deadline_ns) ? restore_late() : 0;
 }
 
-/* If the namespace of a region, or the base of digests, was refused or closed, so was this. */
+/* If the namespace of a region, or the base of summaries, was refused or closed, so was this. */
 static void follow_parent(struct client_handle *h)
 {
     const struct client_handle *parent = h->request.handle;

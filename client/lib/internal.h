@@ -144,10 +144,10 @@ TAILQ_HEAD(client_handles, client_handle);
 
 struct ucm_namespace {
     struct client_handle handle;
-    /* Views into `layers` and behind it; of digests and encoded blocks, those of the base, which
+    /* Views into `layers` and behind it; of summaries and encoded blocks, those of the base, which
      * handle.request references. */
     struct msg_ns_open open;
-    struct client_digest *digest;     /* behind the struct; NULL: the blocks are no digests */
+    struct client_summary *summary;   /* behind the struct; NULL: the blocks are no summaries */
     struct client_encoding *encoding; /* likewise; NULL: they are stored as they are */
     uint8_t fingerprint[32];
     uint32_t layers[]; /* then the salt, then the strings */

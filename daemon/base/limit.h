@@ -39,7 +39,7 @@
     X(REQUESTS, "requests in progress", "the daemon's bound", "requests")                          \
     X(MEMORY, "bytes of requests, leases and sequences", "limits.frame_memory", "memory")          \
     X(CHAINS, "bytes of sequences", "half of limits.frame_memory", NULL)                           \
-    X(DIGESTS, "bytes of block summaries that sequences keep", "a quarter of arena.size",          \
+    X(SUMMARIES, "bytes of block summaries that sequences keep", "a quarter of arena.size",        \
       "dram.most")                                                                                 \
     X(LEASED, "keys under leases and in sequences", "nothing", "leased")                           \
     X(HINTS, "lookup tables", "a quarter of the daemon's limit of open files, or 1024,", NULL)     \

@@ -116,9 +116,9 @@ static int base_check(struct call *call, const struct ns *base)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "namespace %u is encoded already (%s); name its base", base->id,
                              id.encoding);
-    if (strcmp(base->identity.dtype, "digest") == 0)
+    if (strcmp(base->identity.dtype, "summary") == 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "namespace %u holds digests; only KV is encoded", base->id);
+                             "namespace %u holds summaries; only KV is encoded", base->id);
     return 0;
 }
 

@@ -418,8 +418,8 @@ int method_events_describe(struct call *call)
 static void changed_cb(struct cache_follower *f, const struct ns *ns, const uint8_t *key,
                        uint8_t was, uint8_t is)
 {
-    /* Digests have the keys of their base's blocks. */
-    if (ns->tenant->follower && strcmp(ns->identity.dtype, "digest") != 0)
+    /* Summaries have the keys of their base's blocks. */
+    if (ns->tenant->follower && strcmp(ns->identity.dtype, "summary") != 0)
         events_changed(LIST_ENTRY(f, struct following, follower)->events, ns, key, was, is);
 }
 

@@ -7,7 +7,7 @@
 #include "daemon/features.h"
 #include "daemon/pool/layers.h"
 #include "daemon/request/copies.h"
-#include "daemon/retrieval/digest.h"
+#include "daemon/retrieval/summary.h"
 #include "proto/histogram.h"
 
 #include <stdlib.h>

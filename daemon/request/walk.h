@@ -1,4 +1,4 @@
-/* Walks: load, dump, prefetch, fetch, digest.build and chain.append go through their items, a part
+/* Walks: load, dump, prefetch, fetch, summary.build and chain.append go through their items, a part
  * of a block each, in order, with a cursor. An item that is not in DRAM waits for its read while
  * later ones begin. The bytes under way are bounded, so that a walk larger than the arena flows
  * through it. Without a slot a walk waits until somebody releases one; if nobody has one that he
@@ -96,7 +96,7 @@ struct item_wait {
     uint64_t slot_bytes;  /* it counts as so many held bytes */
     bool large;           /* counted in rq->large_reads */
     enum span_kind span;  /* what it reads from */
-    bool building, again; /* of digests: again: what a tier had of it could not be read */
+    bool building, again; /* of summaries: again: what a tier had of it could not be read */
 };
 
 /* Zeroed memory of `bytes` that begin with a walk, of all parts' first. NULL with call->error. */

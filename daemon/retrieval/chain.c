@@ -1,10 +1,10 @@
 /* chain.open, chain.close: blocks of one prefix, named once. chain_append.c brings the blocks.
  *
- * A chain leases each base block and holds the digests that are in DRAM, so that selections need no
- * look at the cache. It ends with its connection, when it is closed, or when nothing used it for
+ * A chain leases each base block and holds the summaries that are in DRAM, so that selections need
+ * no look at the cache. It ends with its connection, when it is closed, or when nothing used it for
  * its lease's time; then its blocks go in iterations of the event loop. */
 #include "daemon/request/walk.h"
-#include "daemon/retrieval/digest.h"
+#include "daemon/retrieval/summary.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,34 +18,35 @@ static struct request_modules *modules_of(const struct chain *ch)
     return &ch->s->rq->modules;
 }
 
-void chain_held_add(const struct chain *ch, int64_t digests)
+void chain_held_add(const struct chain *ch, int64_t summaries)
 {
     uint64_t bytes = chain_slot_bytes(ch);
 
-    if (digests < 0)
-        limit_give(ch->s->peer.owner, LIMIT_DIGESTS, (uint64_t)-digests * bytes);
+    if (summaries < 0)
+        limit_give(ch->s->peer.owner, LIMIT_SUMMARIES, (uint64_t)-summaries * bytes);
     else /* chain_may_hold allowed them */
-        limit_add(ch->s->peer.owner, LIMIT_DIGESTS, (uint64_t)digests * bytes);
-    modules_of(ch)->metrics->digest_held_bytes = limits_used(modules_of(ch)->limits, LIMIT_DIGESTS);
+        limit_add(ch->s->peer.owner, LIMIT_SUMMARIES, (uint64_t)summaries * bytes);
+    modules_of(ch)->metrics->summary_held_bytes =
+        limits_used(modules_of(ch)->limits, LIMIT_SUMMARIES);
 }
 
 uint32_t chain_may_hold(const struct chain *ch)
 {
-    return (uint32_t)(limit_room(ch->s->peer.owner, LIMIT_DIGESTS) / chain_slot_bytes(ch));
+    return (uint32_t)(limit_room(ch->s->peer.owner, LIMIT_SUMMARIES) / chain_slot_bytes(ch));
 }
 
-void chain_keep(struct chain *ch, uint32_t at, block_ref digest)
+void chain_keep(struct chain *ch, uint32_t at, block_ref summary)
 {
     struct cache *c = modules_of(ch)->cache;
     struct span span;
 
-    if (chain_may_hold(ch) == 0 || span_part(c, digest, ch->part, &span) != 0) {
-        cache_put(c, digest, ch->part);
+    if (chain_may_hold(ch) == 0 || span_part(c, summary, ch->part, &span) != 0) {
+        cache_put(c, summary, ch->part);
         return;
     }
-    ch->digests->at[at] = span.origin;
-    ch->blocks[at].digest = digest;
-    cache_ref_lasting(c, digest, ch->part);
+    ch->summaries->at[at] = span.origin;
+    ch->blocks[at].summary = summary;
+    cache_ref_lasting(c, summary, ch->part);
     chain_held_add(ch, 1);
 }
 
@@ -77,7 +78,7 @@ static void *chain_alloc(struct session *s, size_t bytes)
     return memory;
 }
 
-void chain_digests_unref(struct chain_digests *d)
+void chain_summaries_unref(struct chain_summaries *d)
 {
     if (!d || --d->refs > 0)
         return;
@@ -85,9 +86,9 @@ void chain_digests_unref(struct chain_digests *d)
     free(d);
 }
 
-static struct chain_digests *digests_new(struct session *s, uint32_t cap)
+static struct chain_summaries *summaries_new(struct session *s, uint32_t cap)
 {
-    struct chain_digests *d = chain_alloc(s, sizeof(*d) + cap * sizeof(d->at[0]));
+    struct chain_summaries *d = chain_alloc(s, sizeof(*d) + cap * sizeof(d->at[0]));
 
     if (!d)
         return NULL;
@@ -116,16 +117,16 @@ static bool blocks_resize(struct chain *ch, uint32_t cap)
 }
 
 /* Selections under way go on with the array that they have. */
-static bool digests_resize(struct chain *ch, uint32_t cap)
+static bool summaries_resize(struct chain *ch, uint32_t cap)
 {
-    struct chain_digests *d = digests_new(ch->s, cap);
+    struct chain_summaries *d = summaries_new(ch->s, cap);
 
     if (!d)
         return false;
-    if (ch->digests)
-        memcpy(d->at, ch->digests->at, ch->appended * sizeof(d->at[0]));
-    chain_digests_unref(ch->digests);
-    ch->digests = d;
+    if (ch->summaries)
+        memcpy(d->at, ch->summaries->at, ch->appended * sizeof(d->at[0]));
+    chain_summaries_unref(ch->summaries);
+    ch->summaries = d;
     return true;
 }
 
@@ -140,7 +141,7 @@ int chain_reserve(struct call *call, struct chain *ch, uint32_t n)
     while (cap < ch->n + n)
         cap *= 2;
     if ((cap > ch->cap && !blocks_resize(ch, cap)) ||
-        ((!ch->digests || cap > ch->digests->cap) && !digests_resize(ch, cap)))
+        ((!ch->summaries || cap > ch->summaries->cap) && !summaries_resize(ch, cap)))
         return ucm_error_set(
             &call->error, UCM_WIRE_BUSY,
             "chains take as much memory as they may, of half of limits.frame_memory, or this uid's "
@@ -153,10 +154,10 @@ void chain_trim(struct chain *ch)
     uint32_t cap = BLOCKS_MIN;
 
     if (ch->n == 0) {
-        chain_digests_unref(ch->digests);
+        chain_summaries_unref(ch->summaries);
         free(ch->blocks);
         chain_memory_return(ch->s, ch->cap * sizeof(*ch->blocks));
-        ch->digests = NULL;
+        ch->summaries = NULL;
         ch->blocks = NULL;
         ch->cap = 0;
         return;
@@ -164,7 +165,7 @@ void chain_trim(struct chain *ch)
     while (cap < ch->n)
         cap *= 2;
     if (cap < ch->cap && blocks_resize(ch, cap))
-        digests_resize(ch, cap); /* else it stays as it is */
+        summaries_resize(ch, cap); /* else it stays as it is */
 }
 
 /* ---- the end ---- */
@@ -175,7 +176,7 @@ static void chain_free(struct chain *ch)
     struct request *close = ch->close;
 
     chain_memory_return(s, sizeof(*ch) + ch->cap * sizeof(*ch->blocks));
-    chain_digests_unref(ch->digests);
+    chain_summaries_unref(ch->summaries);
     free(ch->blocks);
     space_unref(ch->space);
     free(ch);
@@ -200,8 +201,8 @@ static bool blocks_drop(struct chain *ch)
         ch->appended--;
         leased_add(ch->s, -1);
         modules_of(ch)->metrics->chain_blocks--;
-        if (b->digest != 0) {
-            cache_unref_lasting(c, b->digest, ch->part);
+        if (b->summary != 0) {
+            cache_unref_lasting(c, b->summary, ch->part);
             chain_held_add(ch, -1);
         }
         cache_unlease(c, b->base);

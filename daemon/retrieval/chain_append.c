@@ -1,7 +1,7 @@
 /* chain.append: finds the blocks of keys up to the first that is not there, leases them, and holds
- * their digests. What has to be read or built is a walk; the rest of a long append waits for
+ * their summaries. What has to be read or built is a walk; the rest of a long append waits for
  * iterations of the event loop. */
-#include "daemon/retrieval/digest_walk.h"
+#include "daemon/retrieval/summary_walk.h"
 
 #include <string.h>
 
@@ -13,11 +13,11 @@ static struct request_modules *modules_of(const struct chain *ch)
     return &ch->s->rq->modules;
 }
 
-/* ---- bases and digests ---- */
+/* ---- bases and summaries ---- */
 
 /* Appends the blocks of keys [from, from + n) up to the first that is not found. Returns how
  * many. */
-static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, bool *bypassed)
+static uint32_t bases_append(struct summary_walk *d, uint32_t from, uint32_t n, bool *bypassed)
 {
     static const uint8_t status[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
                                      [CACHE_NVME] = UCM_LOOKUP_NVME,
@@ -43,13 +43,13 @@ static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, b
     return found;
 }
 
-/* Holds those of the digests that are in DRAM; the others are the walk's, leased. Of `found` keys
+/* Holds those of the summaries that are in DRAM; the others are the walk's, leased. Of `found` keys
  * whose bases were just appended. */
-static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
+static void summaries_take(struct summary_walk *d, uint32_t from, uint32_t found)
 {
     struct chain *ch = d->chain;
     struct cache *c = d->w.modules->cache;
-    const void **memory = &ch->digests->at[ch->appended];
+    const void **memory = &ch->summaries->at[ch->appended];
     uint32_t held =
         cache_ref_ready(c, d->w.refs + from, found, ch->part, chain_may_hold(ch), memory);
 
@@ -59,7 +59,7 @@ static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
         block_ref *ref = &d->w.refs[from + i];
 
         if (memory[i]) {
-            ch->blocks[ch->appended + i].digest = *ref;
+            ch->blocks[ch->appended + i].summary = *ref;
             *ref = 0;
         } else if (*ref != 0 && !cache_doomed(c, *ref)) {
             cache_lease(c, *ref);
@@ -69,22 +69,22 @@ static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
     }
 }
 
-/* Makes blocks for digests that are to be built. Only when all that were found are held: a new
+/* Makes blocks for summaries that are to be built. Only when all that were found are held: a new
  * block may take the place of one that is not. */
-static void digests_make(struct digest_walk *d, uint32_t from, uint32_t found)
+static void summaries_make(struct summary_walk *d, uint32_t from, uint32_t found)
 {
     uint32_t key_bytes = d->w.ns->identity.key_bytes;
 
     for (uint32_t i = from; i < from + found; i++)
-        if (d->w.refs[i] == 0 && d->chain->blocks[d->chain_first + i].digest == 0)
+        if (d->w.refs[i] == 0 && d->chain->blocks[d->chain_first + i].summary == 0)
             d->w.refs[i] =
                 cache_open(d->w.modules->cache, d->w.ns, d->keys + (size_t)i * key_bytes);
 }
 
-/* Looks for some more blocks, and opens their digests. */
+/* Looks for some more blocks, and opens their summaries. */
 static void append_open(struct walk *w)
 {
-    struct digest_walk *d = digest_walk(w);
+    struct summary_walk *d = summary_walk(w);
     uint32_t from = w->opened, n = w->n_keys - from, found;
     bool bypassed;
 
@@ -92,12 +92,12 @@ static void append_open(struct walk *w)
     found = bases_append(d, from, n, &bypassed);
     index_find_many(w->modules->index, w->ns, d->keys + (size_t)from * w->ns->identity.key_bytes, n,
                     false, w->refs + from);
-    digests_take(d, from, found);
+    summaries_take(d, from, found);
     if (d->build)
-        digests_make(d, from, found);
+        summaries_make(d, from, found);
     d->chain->appended += found;
     for (uint32_t i = from + found; i < from + n; i++) {
-        w->modules->metrics->digest_orphans += w->refs[i] != 0 && !bypassed;
+        w->modules->metrics->summary_orphans += w->refs[i] != 0 && !bypassed;
         w->refs[i] = 0;
     }
     w->opened = found == n ? from + n : w->n_keys;
@@ -110,7 +110,7 @@ static void append_open(struct walk *w)
 /* ---- the answer ---- */
 
 /* Counts what came, and makes it seen. */
-static void append_count(struct digest_walk *d, struct msg_chain_append_r *r)
+static void append_count(struct summary_walk *d, struct msg_chain_append_r *r)
 {
     struct chain *ch = d->chain;
     uint32_t n = ch->appended - d->chain_first;
@@ -119,24 +119,24 @@ static void append_count(struct digest_walk *d, struct msg_chain_append_r *r)
         r->dram += d->found[i] == UCM_LOOKUP_DRAM;
         r->nvme += d->found[i] == UCM_LOOKUP_NVME;
         r->shared += d->found[i] == UCM_LOOKUP_SHARED;
-        if (ch->blocks[d->chain_first + i].digest == 0)
+        if (ch->blocks[d->chain_first + i].summary == 0)
             continue;
-        d->found[i] |= UCM_CHAIN_DIGEST;
-        r->digests++;
+        d->found[i] |= UCM_CHAIN_SUMMARY;
+        r->summaries++;
     }
     ch->n = ch->appended;
-    ch->n_digests += (uint32_t)r->digests;
+    ch->n_summaries += (uint32_t)r->summaries;
     leased_add(ch->s, (int64_t)n - d->w.n_keys);
     r->blocks = ch->n;
     r->missing = d->w.n_keys - n;
     r->built = d->built;
     r->status = (struct proto_bin){d->found, d->w.n_keys};
-    modules_of(ch)->metrics->digest_missing += n - r->digests;
+    modules_of(ch)->metrics->summary_missing += n - r->summaries;
 }
 
 static void append_finish(struct walk *w)
 {
-    struct digest_walk *d = digest_walk(w);
+    struct summary_walk *d = summary_walk(w);
     struct chain *ch = d->chain;
     struct msg_chain_append_r r = {0};
 
@@ -148,10 +148,10 @@ static void append_finish(struct walk *w)
 }
 
 static const struct walk_kind append_kind = {.open = append_open,
-                                             .begin = digest_begin,
-                                             .ready = digest_ready,
-                                             .again = digest_again,
-                                             .no_room = digest_no_room,
+                                             .begin = summary_begin,
+                                             .ready = summary_ready,
+                                             .again = summary_again,
+                                             .no_room = summary_no_room,
                                              .finish = append_finish};
 
 /* ---- the request ---- */
@@ -177,12 +177,12 @@ int method_chain_append(struct call *call)
     const struct msg_chain_append *m = &call->params.chain_append;
     struct chain *ch = call_chain(call, m->chain);
     uint32_t n = ch ? call_keys(call, ch->space->derived, m->keys) : 0;
-    struct digest_walk *d;
+    struct summary_walk *d;
 
     if (n == 0 || (m->build && space_builds(call, ch->space->base) != 0) ||
         append_check(call, ch, n) != 0)
         return -call->error.code;
-    d = digest_walk_new(call, &append_kind, ch->space, m->keys, n, m->deadline_ms);
+    d = summary_walk_new(call, &append_kind, ch->space, m->keys, n, m->deadline_ms);
     if (!d)
         return -call->error.code;
     d->chain = ch;
@@ -193,6 +193,6 @@ int method_chain_append(struct call *call)
     ch->append = &d->w;
     chain_ref(ch);
     leased_add(call->s, n);
-    digests_look(d);
+    summaries_look(d);
     return 0;
 }

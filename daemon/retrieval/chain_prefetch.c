@@ -1,6 +1,6 @@
 /* chain.prefetch, and the prefetch that a selection asks for: blocks of a chain by their index. */
 #include "daemon/request/prefetch.h"
-#include "daemon/retrieval/digest.h"
+#include "daemon/retrieval/summary.h"
 
 #include <string.h>
 

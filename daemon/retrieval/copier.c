@@ -9,13 +9,13 @@
 
 /* The job lies in the copy's scratch memory. */
 struct copier_job {
-    struct digest_job job;
+    struct summary_job job;
     struct cache_copy *copy;
 };
 _Static_assert(sizeof(struct copier_job) <= sizeof(((struct cache_copy *)0)->scratch),
                "the cache leaves too little memory for a job");
 
-static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
+static void run_cb(struct summary_job *job, uint32_t piece, unsigned thread)
 {
     const struct cache_copy *k = LIST_ENTRY(job, struct copier_job, job)->copy;
     uint64_t at = (uint64_t)piece * PIECE_BYTES;
@@ -25,7 +25,7 @@ static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
     memcpy((char *)k->to + at, (const char *)k->from + at, n);
 }
 
-static void done_cb(struct digest_job *job)
+static void done_cb(struct summary_job *job)
 {
     struct cache_copy *k = LIST_ENTRY(job, struct copier_job, job)->copy;
 
@@ -40,5 +40,5 @@ void copier_copy(void *ctx, struct cache_copy *k)
     j->job.run_cb = run_cb;
     j->job.done_cb = done_cb;
     j->copy = k;
-    digest_pool_submit(ctx, &j->job, (uint32_t)((k->bytes + PIECE_BYTES - 1) / PIECE_BYTES));
+    summary_pool_submit(ctx, &j->job, (uint32_t)((k->bytes + PIECE_BYTES - 1) / PIECE_BYTES));
 }

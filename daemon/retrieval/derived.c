@@ -9,8 +9,8 @@
 
 #include "daemon/cache/span.h"
 #include "daemon/request/view.h"
-#include "daemon/retrieval/digest.h"
 #include "daemon/retrieval/part_build.h"
+#include "daemon/retrieval/summary.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -64,7 +64,7 @@ struct derived_tenant *derived_tenant_ref(struct requests *rq, const char *name)
     snprintf(t->name, sizeof(t->name), "%s", name);
     list_init(&t->turn);
     list_init(&t->parts);
-    digest_turns_init(&t->selections);
+    summary_turns_init(&t->selections);
     list_push_back(&d->tenants, &t->link);
     return t;
 }
@@ -105,7 +105,7 @@ bool space_decodes(const struct ns *base)
 }
 
 struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
-                                 const struct ucm_digest_plan *plan)
+                                 const struct ucm_summary_plan *plan)
 {
     struct derived_space *space;
 
@@ -126,7 +126,7 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
     space->refs = 1;
     space->base = base;
     space->derived = derived;
-    space->digests = plan != NULL;
+    space->summaries = plan != NULL;
     if (plan)
         space->plan = *plan;
     index_ns_ref(rq->modules.index, base);
@@ -172,8 +172,8 @@ static void build_end(struct derived_build *b, int status)
     list_remove(&b->link);
     scratch_free(b);
     limit_give(space->tenant->owner, LIMIT_BUILDS, 1);
-    metrics_at(space)->digest_build_failed += status != 0 && space->digests;
-    metrics_at(space)->unfit_decode_failed += status != 0 && !space->digests;
+    metrics_at(space)->summary_build_failed += status != 0 && space->summaries;
+    metrics_at(space)->unfit_decode_failed += status != 0 && !space->summaries;
     /* Who waits holds both blocks, and may drop them when its callback returns. */
     cache_unlease(c, b->derived);
     cache_unlease(c, b->base);
@@ -200,19 +200,19 @@ static void build_count(const struct derived_build *b)
     const struct derived_space *space = b->space;
     struct metrics *m = metrics_at(space);
 
-    if (space->digests) {
-        m->digest_builds++;
-        m->digest_bytes += ns_part_bytes(space->derived, b->part);
+    if (space->summaries) {
+        m->summary_builds++;
+        m->summary_bytes += ns_part_bytes(space->derived, b->part);
         return;
     }
     m->unfit_decoded++;
 }
 
-static void build_done_cb(struct digest_job *job)
+static void build_done_cb(struct summary_job *job)
 {
     struct derived_build *b = LIST_ENTRY(job, struct derived_build, work.job);
     struct derived_space *space = b->space;
-    int status = digest_job_stopped(job) ? -ECANCELED : 0;
+    int status = summary_job_stopped(job) ? -ECANCELED : 0;
 
     cache_put(cache_at(space), b->base, b->part);
     cache_fill_done(cache_at(space), b->fill, b->layers, status == 0);
@@ -234,7 +234,7 @@ static int build_submit(struct derived_build *b)
     if (rc == 0)
         rc = part_build_submit(retrieval_of(space->rq)->pool, &b->work, &from, &to);
     if (rc == 0 && retrieval_of(space->rq)->derived.stopping)
-        digest_job_stop(&b->work.job);
+        summary_job_stop(&b->work.job);
     return rc;
 }
 
@@ -270,7 +270,7 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     b->derived = derived;
     b->part = part;
     b->layers = ns_form(space->derived, part)->layers;
-    rc = part_build_init(&b->work, space->digests ? &space->plan : NULL,
+    rc = part_build_init(&b->work, space->summaries ? &space->plan : NULL,
                          ns_form(cache_ns(c, base), part), ns_form(space->derived, part));
     if (rc == 0)
         rc = scratch_new(b);
@@ -365,7 +365,7 @@ void derived_stop(struct requests *rq)
 
     d->stopping = true;
     for (struct list *n = d->builds.next; n != &d->builds; n = n->next)
-        digest_job_stop(&LIST_ENTRY(n, struct derived_build, link)->work.job);
+        summary_job_stop(&LIST_ENTRY(n, struct derived_build, link)->work.job);
 }
 
 void derived_close(struct requests *rq)

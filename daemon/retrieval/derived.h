@@ -21,11 +21,11 @@ struct derived {
     struct cache_fills fills;              /* of builds */
 };
 
-/* Digests of what is stored. */
-struct digests {
+/* Summaries of what is stored. */
+struct summaries {
     void *spare; /* select.c: the memory of a selection that has ended, or NULL */
     size_t spare_bytes;
-    /* Parts that were published and whose digests are to be built. */
+    /* Parts that were published and whose summaries are to be built. */
     uint32_t watchers; /* sessions that want that, of all namespaces */
     struct published *published;
     struct list published_free; /* of them */
@@ -43,16 +43,16 @@ struct chain_pins {
 /* What the daemon has of both. */
 struct retrieval {
     struct requests *rq;
-    struct digest_pool *pool;
+    struct summary_pool *pool;
     struct chain_pins pins;
     struct derived derived;
-    struct digests digests;
+    struct summaries summaries;
     struct list users; /* struct user */
 };
 /* What a connection has. */
 struct session_retrieval {
     struct user *user;
-    struct list spaces; /* struct session_space: what digest.open opened */
+    struct list spaces; /* struct session_space: what summary.open opened */
     struct table chains;
     uint32_t chain_names; /* given out so far; see session_name */
     uint32_t n_chains;    /* with those that are ending */
@@ -76,9 +76,9 @@ struct derived_tenant {
     struct list link;
     struct limit_owner *owner; /* of builds, and of the parts that wait for them */
     uint32_t refs;             /* spaces, users */
-    struct digest_turns selections;
-    /* digest_build.c */
-    struct list turn;  /* in digests.turns, while parts wait */
+    struct summary_turns selections;
+    /* summary_build.c */
+    struct list turn;  /* in summaries.turns, while parts wait */
     struct list parts; /* struct published, the oldest first */
     uint32_t waiting;  /* of them */
     char name[UCM_MAX_NAME_BYTES + 1];
@@ -94,16 +94,16 @@ struct derived_space {
     struct list link;
     struct requests *rq;
     uint32_t refs;
-    uint32_t watchers; /* sessions that want digests of what is stored in base */
+    uint32_t watchers; /* sessions that want summaries of what is stored in base */
     struct ns *base, *derived;
     struct derived_tenant *tenant;
-    bool digests;                /* else base's blocks, which are encoded, as they are */
-    struct ucm_digest_plan plan; /* of digests */
+    bool summaries;               /* else base's blocks, which are encoded, as they are */
+    struct ucm_summary_plan plan; /* of summaries */
 };
 /* The space of that derived namespace, with one more reference. plan: NULL: base is encoded, and
  * derived is its base. NULL: no memory. */
 struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
-                                 const struct ucm_digest_plan *plan);
+                                 const struct ucm_summary_plan *plan);
 struct derived_space *space_ref(struct derived_space *space);
 void space_unref(struct derived_space *space);
 
@@ -113,20 +113,20 @@ static inline const struct part *space_part(const struct derived_space *space, b
     return &index_block(space->rq->modules.index, ref)->part[part];
 }
 
-/* Whether the daemon can build digests of that base's blocks: of those that are plain, or coded
+/* Whether the daemon can build summaries of that base's blocks: of those that are plain, or coded
  * without loss. */
 bool space_decodes(const struct ns *base);
 /* As cache_get of part `part` of the held block `derived`, with one more source: if the part is
  * nowhere, it is built from the held block `base` (0: from nothing). That is one of space->base,
- * or, for digests of an encoded namespace, of the one that this is derived from. Further: -ENOENT:
- * neither is whole; -EINPROGRESS: a worker's dump is writing the part; -EAGAIN also with
+ * or, for summaries of an encoded namespace, of the one that this is derived from. Further:
+ * -ENOENT: neither is whole; -EINPROGRESS: a worker's dump is writing the part; -EAGAIN also with
  * DERIVED_BUILDS_MAX builds, or the tenant's part of them (limit.h). */
 int derived_get(struct derived_space *space, block_ref base, block_ref derived, uint32_t part,
                 uint8_t priority, struct cache_wait *w);
 /* Begins to build that part, which nobody waits for. 0, or -errno as above, also -EEXIST. */
 int derived_build(struct derived_space *space, block_ref base, block_ref derived, uint32_t part);
 
-/* digest_build.c */
+/* summary_build.c */
 /* Part `part` of the block of that key waits for its build, holding nothing: if base's has left
  * DRAM by then there is none. False: too many wait. */
 bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part);
@@ -147,7 +147,7 @@ struct user {
     uid_t uid;
     struct derived_tenant *tenant;
     uint32_t sessions;
-    struct digest_queue selections; /* under way */
+    struct summary_queue selections; /* under way */
 };
 
 /* NULL: no memory. */

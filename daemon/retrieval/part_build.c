@@ -22,14 +22,14 @@ static void layer_make(struct part_build *b, const uint8_t *from, uint8_t *to)
 {
     const struct codec *decodes = b->from_form->codec;
 
-    if (b->digest)
-        ucm_digest_build(b->digest, decodes ? layer_decode(&decodes->spec, from, b->scratch) : from,
-                         to);
+    if (b->summary)
+        ucm_summary_build(b->summary,
+                          decodes ? layer_decode(&decodes->spec, from, b->scratch) : from, to);
     else
         (void)layer_decode(&decodes->spec, from, to);
 }
 
-static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
+static void run_cb(struct summary_job *job, uint32_t piece, unsigned thread)
 {
     struct part_build *b = LIST_ENTRY(job, struct part_build, job);
     uint32_t first = (b->ended + piece) * b->piece_layers, end = first + b->piece_layers;
@@ -46,29 +46,29 @@ static uint32_t pieces_of(const struct part_build *b)
 }
 
 /* There is one scratch. */
-static uint32_t next_piece_cb(struct digest_job *job)
+static uint32_t next_piece_cb(struct summary_job *job)
 {
     struct part_build *b = LIST_ENTRY(job, struct part_build, job);
 
     return ++b->ended < pieces_of(b);
 }
 
-/* A digest describes KV as it was computed. */
-static bool digest_fits(const struct ucm_digest_plan *plan, const struct form *from,
-                        const struct form *to)
+/* A summary describes KV as it was computed. */
+static bool summary_fits(const struct ucm_summary_plan *plan, const struct form *from,
+                         const struct form *to)
 {
     return form_exact(from) && !to->codec && to->layer_bytes == plan->bytes &&
-           ucm_digest_extent(&plan->spec) <= form_plain_layer_bytes(from);
+           ucm_summary_extent(&plan->spec) <= form_plain_layer_bytes(from);
 }
 
-int part_build_init(struct part_build *b, const struct ucm_digest_plan *digest,
+int part_build_init(struct part_build *b, const struct ucm_summary_plan *summary,
                     const struct form *from, const struct form *to)
 {
     bool decodes = from->codec && !to->codec && form_plain_layer_bytes(from) == to->layer_bytes;
 
-    if (from->layers != to->layers || !(digest ? digest_fits(digest, from, to) : decodes))
+    if (from->layers != to->layers || !(summary ? summary_fits(summary, from, to) : decodes))
         return -EINVAL;
-    b->digest = digest;
+    b->summary = summary;
     b->from_form = from;
     b->to_form = to;
     return 0;
@@ -76,7 +76,7 @@ int part_build_init(struct part_build *b, const struct ucm_digest_plan *digest,
 
 uint64_t part_build_scratch(const struct part_build *b)
 {
-    return b->digest && b->from_form->codec ? b->from_form->codec->plain_layer_bytes : 0;
+    return b->summary && b->from_form->codec ? b->from_form->codec->plain_layer_bytes : 0;
 }
 
 static bool whole(const struct span *span, const struct form *form)
@@ -84,7 +84,7 @@ static bool whole(const struct span *span, const struct form *form)
     return span->form == form && span->first == 0 && span->n == form->layers;
 }
 
-int part_build_submit(struct digest_pool *pool, struct part_build *b, const struct span *from,
+int part_build_submit(struct summary_pool *pool, struct part_build *b, const struct span *from,
                       const struct span *to)
 {
     uint64_t from_bytes = b->from_form->layer_bytes;
@@ -100,6 +100,6 @@ int part_build_submit(struct digest_pool *pool, struct part_build *b, const stru
     b->job.phase_cb = b->scratch ? next_piece_cb : NULL;
     b->job.queue = NULL;
     b->job.slow = from_bytes > SLOW_BYTES;
-    digest_pool_submit(pool, &b->job, b->scratch ? 1 : pieces_of(b));
+    summary_pool_submit(pool, &b->job, b->scratch ? 1 : pieces_of(b));
     return 0;
 }

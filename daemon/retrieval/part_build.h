@@ -1,5 +1,5 @@
-/* What is made of one part, layer by layer: its digest, of its coded form too; or of that the plain
- * one.
+/* What is made of one part, layer by layer: its summary, of its coded form too; or of that the
+ * plain one.
  * Threads of the pool compute.
  * Thread: the event loop. */
 #ifndef UCMD_RETRIEVAL_PART_BUILD_H
@@ -10,8 +10,8 @@
 #include "kernels/sparse/sparse.h"
 
 struct part_build {
-    struct digest_job job;                /* job.done_cb is the caller's */
-    const struct ucm_digest_plan *digest; /* NULL: the plain form is made */
+    struct summary_job job;                 /* job.done_cb is the caller's */
+    const struct ucm_summary_plan *summary; /* NULL: the plain form is made */
     const struct form *from_form, *to_form;
     uint8_t *scratch; /* the caller's, of part_build_scratch bytes */
     struct span from, to;
@@ -22,14 +22,14 @@ struct part_build {
 /* On zeroed memory. Plan (or NULL) and forms live until the build is done. 0; -EINVAL: parts of the
  * second form can't be made of parts of the first: other sizes, an encoding that loses something,
  * or none. */
-int part_build_init(struct part_build *b, const struct ucm_digest_plan *digest,
+int part_build_init(struct part_build *b, const struct ucm_summary_plan *summary,
                     const struct form *from, const struct form *to);
-/* What it needs of memory: for a digest of a coded part, whose layers are decoded one after the
+/* What it needs of memory: for a summary of a coded part, whose layers are decoded one after the
  * other. */
 uint64_t part_build_scratch(const struct part_build *b);
 /* From one whole part into another, of these forms. The caller has set scratch and done_cb, and
  * leaves b alone until done_cb. 0; -EINVAL: the spans are others. */
-int part_build_submit(struct digest_pool *pool, struct part_build *b, const struct span *from,
+int part_build_submit(struct summary_pool *pool, struct part_build *b, const struct span *from,
                       const struct span *to);
 
 #endif

@@ -7,13 +7,13 @@
 
 #define THREADS_MAX 64
 
-struct digest_pool {
+struct summary_pool {
     uv_async_t async;
     uv_mutex_t mutex;
     uv_cond_t cond; /* signalled with pieces, and with quit */
     /* Under the mutex. */
-    struct list urgent;         /* struct digest_turns */
-    struct digest_queue others; /* the queue of jobs that have none */
+    struct list urgent;          /* struct summary_turns */
+    struct summary_queue others; /* the queue of jobs that have none */
     unsigned urgent_in_a_row;
     unsigned slow, slow_most; /* slow pieces that run, and may */
     struct list done;
@@ -22,7 +22,7 @@ struct digest_pool {
     unsigned n_threads;
     uint32_t under_way;
     struct thread {
-        struct digest_pool *pool;
+        struct summary_pool *pool;
         unsigned number;
         uv_thread_t thread;
     } threads[THREADS_MAX];
@@ -31,10 +31,10 @@ struct digest_pool {
 /* ---- threads; the mutex is held ---- */
 
 /* The queue's first job whose pieces may run now, or NULL. */
-static struct digest_job *job_of(const struct digest_pool *p, const struct digest_queue *queue)
+static struct summary_job *job_of(const struct summary_pool *p, const struct summary_queue *queue)
 {
     for (struct list *n = queue->jobs.next; n != &queue->jobs; n = n->next) {
-        struct digest_job *job = LIST_ENTRY(n, struct digest_job, link);
+        struct summary_job *job = LIST_ENTRY(n, struct summary_job, link);
 
         if (!job->slow || p->slow < p->slow_most)
             return job;
@@ -44,12 +44,12 @@ static struct digest_job *job_of(const struct digest_pool *p, const struct diges
 
 /* The first queue of the tenant with a job that may run, which goes to the end of the list; or
  * NULL. */
-static struct digest_job *turns_take(const struct digest_pool *p, struct digest_turns *turns,
-                                     struct digest_queue **queue)
+static struct summary_job *turns_take(const struct summary_pool *p, struct summary_turns *turns,
+                                      struct summary_queue **queue)
 {
     for (struct list *n = turns->queues.next; n != &turns->queues; n = n->next) {
-        struct digest_queue *q = LIST_ENTRY(n, struct digest_queue, link);
-        struct digest_job *job = job_of(p, q);
+        struct summary_queue *q = LIST_ENTRY(n, struct summary_queue, link);
+        struct summary_job *job = job_of(p, q);
 
         if (!job)
             continue;
@@ -63,9 +63,9 @@ static struct digest_job *turns_take(const struct digest_pool *p, struct digest_
 
 /* The job whose turn it is; NULL: no piece may run now. Its tenant, if it is urgent, goes to the
  * end of the list. */
-static struct digest_job *job_take(struct digest_pool *p, struct digest_queue **queue)
+static struct summary_job *job_take(struct summary_pool *p, struct summary_queue **queue)
 {
-    struct digest_job *other = job_of(p, &p->others), *job;
+    struct summary_job *other = job_of(p, &p->others), *job;
 
     *queue = &p->others;
     if (other && p->urgent_in_a_row >= POOL_OTHERS_TURN - 1) {
@@ -73,7 +73,7 @@ static struct digest_job *job_take(struct digest_pool *p, struct digest_queue **
         return other;
     }
     for (struct list *n = p->urgent.next; n != &p->urgent; n = n->next) {
-        struct digest_turns *turns = LIST_ENTRY(n, struct digest_turns, link);
+        struct summary_turns *turns = LIST_ENTRY(n, struct summary_turns, link);
 
         job = turns_take(p, turns, queue);
         if (!job)
@@ -88,10 +88,10 @@ static struct digest_job *job_take(struct digest_pool *p, struct digest_queue **
 }
 
 /* A job that has pieces left goes to the end of its queue. */
-static struct digest_job *piece_take(struct digest_pool *p, uint32_t *piece)
+static struct summary_job *piece_take(struct summary_pool *p, uint32_t *piece)
 {
-    struct digest_queue *queue;
-    struct digest_job *job = job_take(p, &queue);
+    struct summary_queue *queue;
+    struct summary_job *job = job_take(p, &queue);
 
     if (!job)
         return NULL;
@@ -108,9 +108,9 @@ static struct digest_job *piece_take(struct digest_pool *p, uint32_t *piece)
     return job;
 }
 
-static void phase_queue(struct digest_pool *p, struct digest_job *job, uint32_t pieces)
+static void phase_queue(struct summary_pool *p, struct summary_job *job, uint32_t pieces)
 {
-    struct digest_queue *queue;
+    struct summary_queue *queue;
 
     job->pieces = pieces;
     job->next = job->ended = 0;
@@ -131,14 +131,14 @@ static void phase_queue(struct digest_pool *p, struct digest_job *job, uint32_t 
         uv_cond_signal(&p->cond);
 }
 
-static void piece_run(struct digest_pool *p, struct digest_job *job, uint32_t piece,
+static void piece_run(struct summary_pool *p, struct summary_job *job, uint32_t piece,
                       unsigned thread)
 {
     uint32_t pieces = 0;
     bool slow = job->slow;
 
     uv_mutex_unlock(&p->mutex);
-    if (!digest_job_stopped(job))
+    if (!summary_job_stopped(job))
         job->run_cb(job, piece, thread);
     uv_mutex_lock(&p->mutex);
     if (slow && p->slow-- == p->slow_most)
@@ -146,7 +146,7 @@ static void piece_run(struct digest_pool *p, struct digest_job *job, uint32_t pi
     if (++job->ended < job->pieces)
         return;
     uv_mutex_unlock(&p->mutex);
-    if (job->phase_cb && !digest_job_stopped(job))
+    if (job->phase_cb && !summary_job_stopped(job))
         pieces = job->phase_cb(job);
     uv_mutex_lock(&p->mutex);
     phase_queue(p, job, pieces);
@@ -155,8 +155,8 @@ static void piece_run(struct digest_pool *p, struct digest_job *job, uint32_t pi
 static void thread_cb(void *arg)
 {
     struct thread *t = arg;
-    struct digest_pool *p = t->pool;
-    struct digest_job *job;
+    struct summary_pool *p = t->pool;
+    struct summary_job *job;
     uint32_t piece;
 
     uv_mutex_lock(&p->mutex);
@@ -174,7 +174,7 @@ static void thread_cb(void *arg)
 
 static void async_cb(uv_async_t *async)
 {
-    struct digest_pool *p = async->data;
+    struct summary_pool *p = async->data;
     struct list done, *node;
 
     list_init(&done);
@@ -183,7 +183,7 @@ static void async_cb(uv_async_t *async)
         list_push_back(&done, node);
     uv_mutex_unlock(&p->mutex);
     while ((node = list_pop_front(&done)) != NULL) {
-        struct digest_job *job = LIST_ENTRY(node, struct digest_job, link);
+        struct summary_job *job = LIST_ENTRY(node, struct summary_job, link);
 
         p->under_way--;
         job->done_cb(job);
@@ -192,14 +192,14 @@ static void async_cb(uv_async_t *async)
 
 static void closed_cb(uv_handle_t *handle)
 {
-    struct digest_pool *p = handle->data;
+    struct summary_pool *p = handle->data;
 
     uv_cond_destroy(&p->cond);
     uv_mutex_destroy(&p->mutex);
     free(p);
 }
 
-void digest_pool_free(struct digest_pool *p)
+void summary_pool_free(struct summary_pool *p)
 {
     if (!p)
         return;
@@ -213,7 +213,7 @@ void digest_pool_free(struct digest_pool *p)
     uv_close((uv_handle_t *)&p->async, closed_cb);
 }
 
-static int locks_init(struct digest_pool *p)
+static int locks_init(struct summary_pool *p)
 {
     int rc = uv_mutex_init(&p->mutex);
 
@@ -225,15 +225,15 @@ static int locks_init(struct digest_pool *p)
     return rc;
 }
 
-int digest_pool_new(uv_loop_t *loop, unsigned threads, struct digest_pool **out)
+int summary_pool_new(uv_loop_t *loop, unsigned threads, struct summary_pool **out)
 {
-    struct digest_pool *p = calloc(1, sizeof(*p));
+    struct summary_pool *p = calloc(1, sizeof(*p));
     int rc;
 
     if (!p)
         return -ENOMEM;
     list_init(&p->urgent);
-    digest_queue_init(&p->others, NULL);
+    summary_queue_init(&p->others, NULL);
     list_init(&p->done);
     rc = locks_init(p);
     if (rc != 0) {
@@ -258,32 +258,32 @@ int digest_pool_new(uv_loop_t *loop, unsigned threads, struct digest_pool **out)
         p->n_threads += rc == 0;
     }
     if (rc != 0) {
-        digest_pool_free(p);
+        summary_pool_free(p);
         return rc;
     }
     *out = p;
     return 0;
 }
 
-void digest_turns_init(struct digest_turns *turns)
+void summary_turns_init(struct summary_turns *turns)
 {
     list_init(&turns->link);
     list_init(&turns->queues);
 }
 
-void digest_queue_init(struct digest_queue *queue, struct digest_turns *turns)
+void summary_queue_init(struct summary_queue *queue, struct summary_turns *turns)
 {
     queue->turns = turns;
     list_init(&queue->link);
     list_init(&queue->jobs);
 }
 
-unsigned digest_pool_threads(const struct digest_pool *p)
+unsigned summary_pool_threads(const struct summary_pool *p)
 {
     return p->n_threads;
 }
 
-void digest_pool_submit(struct digest_pool *p, struct digest_job *job, uint32_t pieces)
+void summary_pool_submit(struct summary_pool *p, struct summary_job *job, uint32_t pieces)
 {
     assert(pieces > 0);
     p->under_way++;
@@ -294,12 +294,12 @@ void digest_pool_submit(struct digest_pool *p, struct digest_job *job, uint32_t 
     uv_mutex_unlock(&p->mutex);
 }
 
-void digest_job_stop(struct digest_job *job)
+void summary_job_stop(struct summary_job *job)
 {
     atomic_store_explicit(&job->stop, true, memory_order_relaxed);
 }
 
-bool digest_job_stopped(const struct digest_job *job)
+bool summary_job_stopped(const struct summary_job *job)
 {
     return atomic_load_explicit(&job->stop, memory_order_relaxed);
 }

@@ -1,4 +1,4 @@
-/* Threads that build digests and score them, on memory that the event loop gave.
+/* Threads that build summaries and score them, on memory that the event loop gave.
  *
  * A job is cut into pieces that threads run at the same time. When all pieces of a phase have
  * ended, the thread that ended the last one may set up another phase. Tenants take turns, piece by
@@ -8,8 +8,8 @@
  *
  * Promises:
  * - Every job that was submitted comes back once through done_cb, on the event loop, never inside
- *   digest_pool_submit.
- * - Between submit and done_cb the pool alone touches the job, but for digest_job_stop.
+ *   summary_pool_submit.
+ * - Between submit and done_cb the pool alone touches the job, but for summary_job_stop.
  * - The pool allocates nothing for a job, so its owner bounds how many there are.
  * Thread: the event loop, where nothing else is said. */
 #ifndef UCMD_RETRIEVAL_POOL_H
@@ -23,31 +23,31 @@
 
 #define POOL_OTHERS_TURN 8
 
-struct digest_pool;
+struct summary_pool;
 struct uv_loop_s;
 
 /* Queues that share one turn among those of others: one tenant's. Its owner's memory, which stays
  * while a job of it is under way; the fields are the pool's own. */
-struct digest_turns {
+struct summary_turns {
     struct list link;   /* in the pool, while there are jobs */
     struct list queues; /* with jobs */
 };
 
 /* Jobs that share one of their tenant's turns: one user's. As above. */
-struct digest_queue {
-    struct digest_turns *turns;
+struct summary_queue {
+    struct summary_turns *turns;
     struct list link; /* in turns, while there are jobs */
     struct list jobs; /* with pieces that have not begun */
 };
 
-struct digest_job {
+struct summary_job {
     /* On any thread of the pool, which has that number, from 0. */
-    void (*run_cb)(struct digest_job *job, uint32_t piece, unsigned thread);
+    void (*run_cb)(struct summary_job *job, uint32_t piece, unsigned thread);
     /* On the thread that ended the phase's last piece, and no other runs one of the job then. Sets
      * up the next phase and returns its pieces; 0: the job is done. NULL: there is one phase. */
-    uint32_t (*phase_cb)(struct digest_job *job);
-    void (*done_cb)(struct digest_job *job); /* on the event loop; may free the job */
-    struct digest_queue *queue;              /* NULL: not urgent */
+    uint32_t (*phase_cb)(struct summary_job *job);
+    void (*done_cb)(struct summary_job *job); /* on the event loop; may free the job */
+    struct summary_queue *queue;              /* NULL: not urgent */
     bool slow; /* the phase's pieces may take milliseconds; phase_cb may set and clear it */
     /* The pool's own. */
     struct list link;
@@ -56,15 +56,15 @@ struct digest_job {
 };
 
 /* 0 or -errno. */
-int digest_pool_new(struct uv_loop_s *loop, unsigned threads, struct digest_pool **out);
+int summary_pool_new(struct uv_loop_s *loop, unsigned threads, struct summary_pool **out);
 /* No job may be under way. Joins the threads; closes its handle on the event loop. NULL-safe. */
-void digest_pool_free(struct digest_pool *pool);
-unsigned digest_pool_threads(const struct digest_pool *pool);
-void digest_turns_init(struct digest_turns *turns);
-void digest_queue_init(struct digest_queue *queue, struct digest_turns *turns);
-void digest_pool_submit(struct digest_pool *pool, struct digest_job *job, uint32_t pieces);
+void summary_pool_free(struct summary_pool *pool);
+unsigned summary_pool_threads(const struct summary_pool *pool);
+void summary_turns_init(struct summary_turns *turns);
+void summary_queue_init(struct summary_queue *queue, struct summary_turns *turns);
+void summary_pool_submit(struct summary_pool *pool, struct summary_job *job, uint32_t pieces);
 /* Pieces and phases that have not begun are left out; done_cb runs as ever. */
-void digest_job_stop(struct digest_job *job);
-bool digest_job_stopped(const struct digest_job *job);
+void summary_job_stop(struct summary_job *job);
+bool summary_job_stopped(const struct summary_job *job);
 
 #endif

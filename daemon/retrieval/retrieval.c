@@ -2,7 +2,7 @@
 #include "daemon/cache/move.h"
 #include "daemon/features.h"
 #include "daemon/retrieval/copier.h"
-#include "daemon/retrieval/digest.h"
+#include "daemon/retrieval/summary.h"
 
 #include <errno.h>
 
@@ -17,15 +17,15 @@ static int open_cb(struct requests *rq)
     int rc;
 
     limits_set(l, LIMIT_CHAINS, rq->modules.config->max_frame_memory / CHAINS_FRACTION);
-    limits_set(l, LIMIT_DIGESTS, arena / TENANT_HELD_FRACTION);
+    limits_set(l, LIMIT_SUMMARIES, arena / TENANT_HELD_FRACTION);
     limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
-    limits_set(l, LIMIT_BUILDS_WAITING, DIGEST_PUBLISHED_MAX);
+    limits_set(l, LIMIT_BUILDS_WAITING, SUMMARY_PUBLISHED_MAX);
     of->rq = rq;
     list_init(&of->users);
     derived_init(rq);
-    rc = digests_init(rq);
+    rc = summaries_init(rq);
     if (rc == 0)
-        rc = digest_pool_new(rq->modules.loop, rq->modules.config->cpu_threads, &of->pool);
+        rc = summary_pool_new(rq->modules.loop, rq->modules.config->cpu_threads, &of->pool);
     if (rc == 0)
         cache_copier_attach(rq->modules.cache, copier_copy, of->pool);
     return rc;
@@ -38,10 +38,10 @@ static uint32_t active_cb(const struct requests *rq)
 
 static void close_cb(struct requests *rq)
 {
-    digests_close(rq);
+    summaries_close(rq);
     derived_close(rq);
     cache_copier_attach(rq->modules.cache, NULL, NULL); /* which outlives the pool */
-    digest_pool_free(retrieval_of(rq)->pool);
+    summary_pool_free(retrieval_of(rq)->pool);
 }
 
 static int session_open_cb(struct session *s)
@@ -64,7 +64,7 @@ static void session_close_cb(struct session *s)
 const struct feature retrieval_feature = {.requests_bytes = sizeof(struct retrieval),
                                           .session_bytes = sizeof(struct session_retrieval),
                                           .open_cb = open_cb,
-                                          .drain_cb = digests_drop,
+                                          .drain_cb = summaries_drop,
                                           .stop_cb = derived_stop,
                                           .active_cb = active_cb,
                                           .close_cb = close_cb,

@@ -1,8 +1,8 @@
 /* select: which blocks of its chains a query wants. Everything is checked here; threads score and
- * choose over digests that the chains hold; the event loop leaves out what was evicted by name, and
- * answers. */
-#include "daemon/retrieval/digest.h"
+ * choose over summaries that the chains hold; the event loop leaves out what was evicted by name,
+ * and answers. */
 #include "daemon/retrieval/selection.h"
+#include "daemon/retrieval/summary.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,11 +16,11 @@
 struct select_request {
     struct request r;
     struct selection s;
-    struct chain **chains;          /* of each row */
-    struct chain_digests **digests; /* likewise, with a reference */
-    uint32_t *counts;               /* of each list's chosen blocks */
-    uint32_t *next;                 /* of each row, with `prefetch`: the next one of its chain */
-    uint64_t no_digest;
+    struct chain **chains;              /* of each row */
+    struct chain_summaries **summaries; /* likewise, with a reference */
+    uint32_t *counts;                   /* of each list's chosen blocks */
+    uint32_t *next; /* of each row, with `prefetch`: the next one of its chain */
+    uint64_t no_summary;
     void *memory; /* what the selection works in */
     size_t memory_bytes;
     uint8_t prefetch; /* 0, or priority + 1 */
@@ -32,7 +32,7 @@ struct select_request {
 static int specs_take(struct call *call, const struct msg_select *m,
                       const struct derived_space *space, struct selection *s)
 {
-    const struct ucm_digest_plan *plan = &space->plan;
+    const struct ucm_summary_plan *plan = &space->plan;
     char why[UCM_SPARSE_WHY];
 
     s->plan = plan;
@@ -74,7 +74,7 @@ static struct chain *row_check(struct call *call, const struct msg_select *m, ui
         return NULL;
     if (*space && ch->space != *space) {
         ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                      "chains[%u]: all chains of a selection have digests of one namespace", i);
+                      "chains[%u]: all chains of a selection have summaries of one namespace", i);
         return NULL;
     }
     *space = ch->space;
@@ -119,7 +119,7 @@ static int select_check(struct call *call, const struct msg_select *m, struct se
 /* ---- how many blocks a list may answer ---- */
 
 /* A list may answer all that it may choose (ucm_choose_limit), if that fits into the answer; else
- * what the policy needs, and an equal part of what is left, which blocks without a digest take. */
+ * what the policy needs, and an equal part of what is left, which blocks without a summary take. */
 struct caps {
     uint64_t entries; /* in all */
     uint64_t extra;
@@ -189,7 +189,7 @@ static struct requests *rq_of(const struct select_request *sr)
  * each, which cost a tenth of its time. */
 static bool spare_take(struct select_request *sr, size_t bytes)
 {
-    struct digests *ds = &retrieval_of(rq_of(sr))->digests;
+    struct summaries *ds = &retrieval_of(rq_of(sr))->summaries;
 
     if (ds->spare_bytes >= bytes) {
         sr->memory = ds->spare;
@@ -205,7 +205,7 @@ static bool spare_take(struct select_request *sr, size_t bytes)
 
 static void spare_give(struct select_request *sr)
 {
-    struct digests *ds = &retrieval_of(rq_of(sr))->digests;
+    struct summaries *ds = &retrieval_of(rq_of(sr))->summaries;
 
     if (sr->memory_bytes > SPARE_MOST || sr->memory_bytes <= ds->spare_bytes) {
         free(sr->memory);
@@ -323,7 +323,7 @@ static void chosen_prefetch(struct select_request *sr)
 static void select_free(struct select_request *sr)
 {
     for (uint32_t i = 0; i < sr->s.n_rows; i++) {
-        chain_digests_unref(sr->digests[i]);
+        chain_summaries_unref(sr->summaries[i]);
         chain_unref(sr->chains[i]);
     }
     spare_give(sr);
@@ -332,7 +332,7 @@ static void select_free(struct select_request *sr)
 static void select_answer(struct select_request *sr)
 {
     struct selection *s = &sr->s;
-    struct msg_select_r r = {.no_digest = sr->no_digest};
+    struct msg_select_r r = {.no_summary = sr->no_summary};
     uint32_t total;
 
     r.gone = lists_pack(sr, &total);
@@ -346,7 +346,7 @@ static void select_answer(struct select_request *sr)
         chosen_prefetch(sr);
 }
 
-static void select_done_cb(struct digest_job *job)
+static void select_done_cb(struct summary_job *job)
 {
     struct select_request *sr = LIST_ENTRY(job, struct select_request, s.job);
     uint64_t bad = atomic_load(&sr->s.bad);
@@ -374,7 +374,7 @@ static void select_stop_cb(struct request *r)
         ucm_error_set(&sr->stopped, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
     else
         ucm_error_set(&sr->stopped, UCM_WIRE_CANCELLED, "the selection was cancelled");
-    digest_job_stop(&sr->s.job);
+    summary_job_stop(&sr->s.job);
 }
 
 /* ---- the request ---- */
@@ -387,7 +387,7 @@ static size_t padded(size_t bytes)
 /* Bytes of each part of the request, in this order, which are zeroed; and of its memory, which is
  * not. */
 struct layout {
-    size_t head, rows, chains, digests, lists, blocks, counts, next, request;
+    size_t head, rows, chains, summaries, lists, blocks, counts, next, request;
     size_t q, index, chosen, work, memory;
 };
 
@@ -398,7 +398,7 @@ static void layout_make(struct layout *l, const struct msg_select *m, const stru
         .head = padded(sizeof(struct select_request)),
         .rows = padded(s->n_rows * sizeof(struct select_row)),
         .chains = padded(s->n_rows * sizeof(struct chain *)),
-        .digests = padded(s->n_rows * sizeof(struct chain_digests *)),
+        .summaries = padded(s->n_rows * sizeof(struct chain_summaries *)),
         .lists = padded(lists_of(s) * sizeof(struct select_list)),
         .blocks = padded(s->n_rows * sizeof(uint32_t)),
         .counts = padded(lists_of(s) * sizeof(uint32_t)),
@@ -409,7 +409,7 @@ static void layout_make(struct layout *l, const struct msg_select *m, const stru
         .work = padded(selection_bytes(s, threads)),
     };
     l->request =
-        l->head + l->rows + l->chains + l->digests + l->lists + l->blocks + l->counts + l->next;
+        l->head + l->rows + l->chains + l->summaries + l->lists + l->blocks + l->counts + l->next;
     l->memory = l->q + l->index + l->chosen + l->work;
 }
 
@@ -440,14 +440,14 @@ static void rows_set(struct select_request *sr, struct call *call, const struct 
     for (uint32_t i = 0; i < s->n_rows; i++) {
         struct chain *ch = call_chain(call, m->chains.p[i]);
 
-        s->rows[i].digests = ch->digests ? ch->digests->at : NULL;
+        s->rows[i].summaries = ch->summaries ? ch->summaries->at : NULL;
         s->rows[i].offset = m->layers.p[i] * (uint64_t)s->plan->bytes;
         sr->chains[i] = ch;
-        sr->digests[i] = ch->digests;
-        if (ch->digests)
-            ch->digests->refs++;
+        sr->summaries[i] = ch->summaries;
+        if (ch->summaries)
+            ch->summaries->refs++;
         chain_ref(ch);
-        sr->no_digest += ch->n - ch->n_digests;
+        sr->no_summary += ch->n - ch->n_summaries;
         metrics->select_blocks += (uint64_t)ch->n * s->plan->spec.shape.kv_heads;
     }
     metrics->selects++;
@@ -464,7 +464,7 @@ static void *select_new(struct call *call, const struct msg_select *m,
     uint8_t *at;
 
     layout_make(&l, m, checked, caps->entries,
-                digest_pool_threads(retrieval_of(call->s->rq)->pool));
+                summary_pool_threads(retrieval_of(call->s->rq)->pool));
     sr = request_new(call, l.request, l.memory, m->deadline_ms, select_stop_cb);
     if (!sr)
         return NULL;
@@ -478,7 +478,7 @@ static void *select_new(struct call *call, const struct msg_select *m,
     at = (uint8_t *)sr + l.head;
     s->rows = part_take(&at, l.rows);
     sr->chains = part_take(&at, l.chains);
-    sr->digests = part_take(&at, l.digests);
+    sr->summaries = part_take(&at, l.summaries);
     s->lists = part_take(&at, l.lists);
     s->blocks = memcpy(part_take(&at, l.blocks), checked->blocks, s->n_rows * sizeof(uint32_t));
     sr->counts = part_take(&at, l.counts);

@@ -6,7 +6,7 @@
 
 #define ALIGN 64u
 #define GROUP_BYTES (2u << 20) /* of a group's rows, but one row at least */
-/* Of one piece: digests read, channels of queries multiplied; blocks at least. */
+/* Of one piece: summaries read, channels of queries multiplied; blocks at least. */
 #define CHUNK_BYTES (512u << 10)
 #define CHUNK_WORK (4u << 20)
 #define CHUNK_MIN 8u
@@ -133,7 +133,7 @@ static uint64_t q_widen(const struct selection *s, size_t first, size_t n, float
 static void row_begin(struct selection *s, uint32_t i)
 {
     struct select_row *r = &s->rows[i];
-    struct ucm_score_blocks blocks = {.at = r->digests, .offset = r->offset, .n = s->blocks[i]};
+    struct ucm_score_blocks blocks = {.at = r->summaries, .offset = r->offset, .n = s->blocks[i]};
     size_t values = row_values(s);
     uint64_t bad = q_widen(s, i * values, values, r->q), was = atomic_load(&s->bad);
 
@@ -199,7 +199,7 @@ static uint32_t row_of(const struct selection *s, uint32_t *piece)
     return low;
 }
 
-static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
+static void run_cb(struct summary_job *job, uint32_t piece, unsigned thread)
 {
     struct selection *s = LIST_ENTRY(job, struct selection, job);
     uint32_t row, units, chunk, first;
@@ -315,7 +315,7 @@ static uint32_t group_next(struct selection *s)
     return long_begin(s);
 }
 
-static uint32_t phase_cb(struct digest_job *job)
+static uint32_t phase_cb(struct summary_job *job)
 {
     struct selection *s = LIST_ENTRY(job, struct selection, job);
     uint32_t pieces = 0;
@@ -342,12 +342,12 @@ static uint32_t chunk_blocks(const struct selection *s)
     return blocks < CHUNK_MIN ? CHUNK_MIN : (uint32_t)blocks;
 }
 
-void selection_submit(struct digest_pool *pool, struct digest_queue *queue, struct selection *s,
+void selection_submit(struct summary_pool *pool, struct summary_queue *queue, struct selection *s,
                       void *memory)
 {
     s->thread_bytes = thread_bytes(s);
     s->threads_memory = memory;
-    s->long_memory = s->threads_memory + digest_pool_threads(pool) * s->thread_bytes;
+    s->long_memory = s->threads_memory + summary_pool_threads(pool) * s->thread_bytes;
     s->memory = s->long_memory + long_bytes(s);
     s->chunk = chunk_blocks(s);
     atomic_store(&s->bad, UINT64_MAX);
@@ -355,5 +355,5 @@ void selection_submit(struct digest_pool *pool, struct digest_queue *queue, stru
     s->job.run_cb = run_cb;
     s->job.phase_cb = phase_cb;
     s->job.queue = queue;
-    digest_pool_submit(pool, &s->job, phase_pieces(s));
+    summary_pool_submit(pool, &s->job, phase_pieces(s));
 }

@@ -2,7 +2,7 @@
  * each list. Rows are worked on in groups, so that scratch memory stays small; of a group, all
  * threads share each step.
  *
- * Promise: reads the digests that the rows name and the memory that the caller gave, writes only
+ * Promise: reads the summaries that the rows name and the memory that the caller gave, writes only
  * the latter, and allocates nothing.
  * Thread: the event loop; between submit and done_cb the pool's. */
 #ifndef UCMD_RETRIEVAL_SELECTION_H
@@ -16,8 +16,8 @@
 enum select_dtype { SELECT_F32 = 0, SELECT_F16 = 1, SELECT_BF16 = 2 };
 
 struct select_row {
-    const void *const *digests; /* of its blocks; NULL for one that has none */
-    uint64_t offset;            /* of the layer in a block's digests */
+    const void *const *summaries; /* of its blocks; NULL for one that has none */
+    uint64_t offset;              /* of the layer in a block's summaries */
     /* The selection's own. */
     struct ucm_score_job score;
     float *q, *scores;
@@ -32,8 +32,8 @@ struct select_list {
 };
 
 struct selection {
-    struct digest_job job; /* job.done_cb is the caller's */
-    const struct ucm_digest_plan *plan;
+    struct summary_job job; /* job.done_cb is the caller's */
+    const struct ucm_summary_plan *plan;
     struct ucm_score_spec score;
     struct ucm_choose_spec choose;
     enum select_dtype q_dtype;
@@ -65,7 +65,7 @@ static inline uint32_t selection_lists(const struct selection *s)
 /* Bytes that it needs to work; plan, specs, n_rows and blocks are filled in. */
 size_t selection_bytes(const struct selection *s, unsigned threads);
 /* memory: aligned to 64. */
-void selection_submit(struct digest_pool *pool, struct digest_queue *queue, struct selection *s,
+void selection_submit(struct summary_pool *pool, struct summary_queue *queue, struct selection *s,
                       void *memory);
 
 #endif

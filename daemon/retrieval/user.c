@@ -25,7 +25,7 @@ struct user *user_ref(struct requests *rq, const struct peer *peer)
     }
     u->uid = peer->uid;
     u->sessions = 1;
-    digest_queue_init(&u->selections, &u->tenant->selections);
+    summary_queue_init(&u->selections, &u->tenant->selections);
     list_push_back(&retrieval_of(rq)->users, &u->link);
     return u;
 }

@@ -220,7 +220,7 @@ uint64_t tenant_limit(void *ctx, const char *tenant, enum limit what)
         return bound_of(given->memory);
     case LIMIT_LEASED:
         return bound_of(given->leased);
-    case LIMIT_DIGESTS:
+    case LIMIT_SUMMARIES:
         return bound_of(given->dram_most / TENANT_HELD_FRACTION);
     default:
         return UINT64_MAX;

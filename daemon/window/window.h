@@ -13,7 +13,7 @@
 #define UCMD_WINDOW_WINDOW_H
 
 #include "daemon/features.h"
-#include "daemon/retrieval/digest.h"
+#include "daemon/retrieval/summary.h"
 #include "daemon/window/map.h"
 #include "daemon/window/relocate.h"
 #include "proto/memory/window.h"

@@ -3,7 +3,7 @@
  * when bytes are there.
  *
  * A *strand* is what all slots hold of a block: the K and V of one layer, or of one KV head of one layer. A *number* stands
- * for a block: its row in the worker's digests region. Requests with a common prefix have the same numbers, and so the
+ * for a block: its row in the worker's summaries region. Requests with a common prefix have the same numbers, and so the
  * same slots. A *key* is a number in a strand. The table slot_of has an entry for each key.
  *
  * A step is one decode of a batch. It has a number, above those of the steps before, and goes through the layers

@@ -1,4 +1,4 @@
-/* Scalar arithmetic of digests, scores and choices, one text for C and CUDA: kernels/arith.h says under
+/* Scalar arithmetic of summaries, scores and choices, one text for C and CUDA: kernels/arith.h says under
  * which rules. */
 #ifndef UCM_KERNELS_SPARSE_ARITH_H
 #define UCM_KERNELS_SPARSE_ARITH_H

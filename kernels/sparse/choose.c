@@ -55,11 +55,11 @@ int ucm_choose_check(const struct ucm_choose_spec *spec, char why[UCM_SPARSE_WHY
     return 0;
 }
 
-int ucm_choose_for(const struct ucm_digest_spec *digest, struct ucm_choose_spec *spec,
+int ucm_choose_for(const struct ucm_summary_spec *summary, struct ucm_choose_spec *spec,
                    char why[UCM_SPARSE_WHY])
 {
-    spec->block_tokens = digest->shape.tokens;
-    spec->beta = ucm_score_beta(digest, spec->beta);
+    spec->block_tokens = summary->shape.tokens;
+    spec->beta = ucm_score_beta(summary, spec->beta);
     return ucm_choose_check(spec, why);
 }
 

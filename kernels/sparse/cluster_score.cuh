@@ -27,7 +27,7 @@ struct feed {
     const uint8_t *vector[2]; /* of its part of the next ones */
     const uint8_t *scale;
     uint32_t v, group;      /* group: the next one */
-    uint32_t number[2];     /* of the next group's blocks, in the digests' memory */
+    uint32_t number[2];     /* of the next group's blocks, in the summaries' memory */
     uint32_t at, from, end; /* address of the next slot; of the ring */
 };
 
@@ -43,7 +43,7 @@ static __device__ __forceinline__ void feed_numbers(args_t a, const struct part 
     }
 }
 
-/* Behind the last group a thread's blocks are those that have no digest. */
+/* Behind the last group a thread's blocks are those that have no summary. */
 template <int F, int N>
 static __device__ __forceinline__ void feed_group(args_t a, const struct part &p, struct feed *f)
 {
@@ -51,12 +51,12 @@ static __device__ __forceinline__ void feed_group(args_t a, const struct part &p
 
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
-        const uint8_t *digest = (const uint8_t *)(f->number[k] < a.blocks ? a.digests + f->number[k] * a.block_stride
+        const uint8_t *summary = (const uint8_t *)(f->number[k] < a.blocks ? a.summaries + f->number[k] * a.block_stride
                                                                           : a.poison);
 
-        f->vector[k] = digest + a.array[0] + first * panel<F, N>::bytes + quarter() * panel<F, N>::at_once * 4;
+        f->vector[k] = summary + a.array[0] + first * panel<F, N>::bytes + quarter() * panel<F, N>::at_once * 4;
         if (k == quarter() % 2)
-            f->scale = digest + a.scale[0] + 2 * first;
+            f->scale = summary + a.scale[0] + 2 * first;
     }
     f->v = 0;
     f->group += blockDim.x / WARP_LANES;

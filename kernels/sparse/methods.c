@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
-static const struct ucm_digest_method *const *methods(void)
+static const struct ucm_summary_method *const *methods(void)
 {
     switch (ucm_isa()) {
 #ifdef UCM_ISA_X86
@@ -20,32 +20,32 @@ static const struct ucm_digest_method *const *methods(void)
     }
 }
 
-const struct ucm_digest_method *ucm_digest_method(uint32_t number)
+const struct ucm_summary_method *ucm_summary_method(uint32_t number)
 {
-    for (const struct ucm_digest_method *const *m = methods(); *m != NULL; m++)
+    for (const struct ucm_summary_method *const *m = methods(); *m != NULL; m++)
         if ((*m)->number == number)
             return *m;
     return NULL;
 }
 
-int ucm_digest_check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+int ucm_summary_check(const struct ucm_summary_spec *spec, char why[UCM_SPARSE_WHY])
 {
-    const struct ucm_digest_method *method = ucm_digest_method(spec->method);
+    const struct ucm_summary_method *method = ucm_summary_method(spec->method);
     int r;
 
     if (method == NULL)
-        return sparse_refuse(why, "there is no digest method %u", spec->method);
+        return sparse_refuse(why, "there is no summary method %u", spec->method);
     r = ucm_kv_shape_check(&spec->shape, why);
     return r < 0 ? r : method->check(spec, why);
 }
 
 /* ---- plans ---- */
 
-static void make_plan(struct ucm_digest_plan *plan, const struct ucm_digest_spec *spec)
+static void make_plan(struct ucm_summary_plan *plan, const struct ucm_summary_spec *spec)
 {
-    *plan = (struct ucm_digest_plan){
+    *plan = (struct ucm_summary_plan){
         .spec = *spec,
-        .method = ucm_digest_method(spec->method),
+        .method = ucm_summary_method(spec->method),
         .vectors = 1,
         .channels = spec->shape.head_dim,
         .query_floats = spec->shape.head_dim,
@@ -58,19 +58,19 @@ static void make_plan(struct ucm_digest_plan *plan, const struct ucm_digest_spec
     plan->query_floats = (plan->query_floats + 15) / 16 * 16;
 }
 
-int ucm_digest_plan_init(struct ucm_digest_plan *plan, const struct ucm_digest_spec *spec,
-                         char why[UCM_SPARSE_WHY])
+int ucm_summary_plan_init(struct ucm_summary_plan *plan, const struct ucm_summary_spec *spec,
+                          char why[UCM_SPARSE_WHY])
 {
-    int r = ucm_digest_check(spec, why);
+    int r = ucm_summary_check(spec, why);
 
     if (r == 0)
         make_plan(plan, spec);
     return r;
 }
 
-uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec)
+uint32_t ucm_summary_bytes(const struct ucm_summary_spec *spec)
 {
-    struct ucm_digest_plan plan;
+    struct ucm_summary_plan plan;
 
     make_plan(&plan, spec);
     return plan.bytes;
@@ -78,21 +78,21 @@ uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec)
 
 /* ---- through the plan ---- */
 
-void ucm_digest_build(const struct ucm_digest_plan *plan, const void *layer, void *out)
+void ucm_summary_build(const struct ucm_summary_plan *plan, const void *layer, void *out)
 {
     /* What the arrays leave of the last four bytes is 0. */
     memset((uint8_t *)out + plan->bytes - 4, 0, 4);
     plan->method->build(plan, layer, out);
 }
 
-void ucm_digest_query(const struct ucm_digest_plan *plan, const float *q, float *out)
+void ucm_summary_query(const struct ucm_summary_plan *plan, const float *q, float *out)
 {
     memset(out, 0, plan->query_floats * sizeof(*out));
     plan->method->query(plan, q, out);
 }
 
-float ucm_digest_score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric,
-                       const float *query, const void *digest, uint32_t g)
+float ucm_summary_score(const struct ucm_summary_plan *plan, enum ucm_score_metric metric,
+                        const float *query, const void *summary, uint32_t g)
 {
-    return plan->method->score(plan, metric, query, digest, g);
+    return plan->method->score(plan, metric, query, summary, g);
 }

@@ -26,13 +26,13 @@ const struct ucm_score_ops *score_ops(void)
     }
 }
 
-int ucm_score_check(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
+int ucm_score_check(const struct ucm_summary_plan *plan, const struct ucm_score_spec *spec,
                     char why[UCM_SPARSE_WHY])
 {
     uint32_t kv_heads = plan->spec.shape.kv_heads;
 
     if (spec->metric > UCM_METRIC_ROUNDED || (plan->metrics >> spec->metric & 1) == 0)
-        return sparse_refuse(why, "metric %u is not defined for %s digests", spec->metric,
+        return sparse_refuse(why, "metric %u is not defined for %s summaries", spec->metric,
                              plan->method->name);
     if (spec->reduce > UCM_REDUCE_SOFTMAX)
         return sparse_refuse(why, "reduce %u is none of 0 (max), 1 (mean), 2 (softmax)",
@@ -65,7 +65,7 @@ static size_t raw_floats(const struct ucm_score_spec *spec, uint32_t n)
     return ((size_t)n + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
 }
 
-size_t ucm_score_scratch_bytes(const struct ucm_digest_plan *plan,
+size_t ucm_score_scratch_bytes(const struct ucm_summary_plan *plan,
                                const struct ucm_score_spec *spec, uint32_t n)
 {
     size_t list = score_ops()->query_floats(plan) + raw_floats(spec, n);
@@ -73,28 +73,28 @@ size_t ucm_score_scratch_bytes(const struct ucm_digest_plan *plan,
     return query_heads(spec) * list * sizeof(float);
 }
 
-float ucm_score_beta(const struct ucm_digest_spec *digest, float given)
+float ucm_score_beta(const struct ucm_summary_spec *summary, float given)
 {
     if (given != 0)
         return given;
-    if (digest->method == UCM_DIGEST_STATS ||
-        (digest->method == UCM_DIGEST_TOKENS && digest->rest != UCM_REST_NONE))
+    if (summary->method == UCM_SUMMARY_STATS ||
+        (summary->method == UCM_SUMMARY_TOKENS && summary->rest != UCM_REST_NONE))
         return 1.0f; /* it is in the score */
-    return 1.0f / ucm_sqrt((float)digest->shape.head_dim);
+    return 1.0f / ucm_sqrt((float)summary->shape.head_dim);
 }
 
-static uint32_t scored_channel(const struct ucm_digest_plan *plan, uint32_t i)
+static uint32_t scored_channel(const struct ucm_summary_plan *plan, uint32_t i)
 {
-    return plan->spec.method == UCM_DIGEST_SUBMEAN ? plan->channel[i] : i;
+    return plan->spec.method == UCM_SUMMARY_SUBMEAN ? plan->channel[i] : i;
 }
 
-void ucm_digest_round(const struct ucm_digest_plan *plan, const float *q, float *out)
+void ucm_summary_round(const struct ucm_summary_plan *plan, const float *q, float *out)
 {
     uint32_t largest = 0, units = 0, n = plan->channels, top = 7;
     float step;
     int32_t e;
 
-    if (plan->spec.method == UCM_DIGEST_TOKENS && plan->spec.rest != UCM_REST_NONE)
+    if (plan->spec.method == UCM_SUMMARY_TOKENS && plan->spec.rest != UCM_REST_NONE)
         top = 3;
     if (out != q)
         memcpy(out, q, plan->spec.shape.head_dim * sizeof(*out));
@@ -133,7 +133,7 @@ static void prepare_queries(struct ucm_score_job *job, const float *q)
                 const float *of = q + ((size_t)row * job->spec.q_heads + g * of_head + h) * d;
 
                 if (job->spec.metric == UCM_METRIC_ROUNDED) {
-                    ucm_digest_round(job->plan, of, rounded);
+                    ucm_summary_round(job->plan, of, rounded);
                     of = rounded;
                 }
                 job->ops->prepare(job->plan, of, row * of_head + h, job->group,
@@ -141,7 +141,7 @@ static void prepare_queries(struct ucm_score_job *job, const float *q)
             }
 }
 
-void ucm_score_begin(struct ucm_score_job *job, const struct ucm_digest_plan *plan,
+void ucm_score_begin(struct ucm_score_job *job, const struct ucm_summary_plan *plan,
                      const struct ucm_score_spec *spec, const struct ucm_score_blocks *blocks,
                      const float *q, void *scratch, float *scores)
 {

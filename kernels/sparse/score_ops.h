@@ -6,10 +6,10 @@
 
 struct ucm_score_ops {
     /* Floats of a query head in the form that `range` reads; a multiple of 16. */
-    uint32_t (*query_floats)(const struct ucm_digest_plan *plan);
+    uint32_t (*query_floats)(const struct ucm_summary_plan *plan);
     /* Brings q, the i-th query head of the `group` of a KV head, into that form. queries: the KV
      * head's. */
-    void (*prepare)(const struct ucm_digest_plan *plan, const float *q, uint32_t i, uint32_t group,
+    void (*prepare)(const struct ucm_summary_plan *plan, const float *q, uint32_t i, uint32_t group,
                     float *queries);
     /* Scores of blocks [first, end); for softmax to job->raw. */
     void (*range)(const struct ucm_score_job *job, uint32_t first, uint32_t end);

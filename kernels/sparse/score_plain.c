@@ -41,19 +41,19 @@ static void put_head(const struct ucm_score_job *job, struct many *heads, uint32
         job->scores[b] = job->spec.heads == UCM_HEADS_SUM ? many_sum(heads, 1.0f) : heads->top;
 }
 
-static uint32_t query_floats(const struct ucm_digest_plan *plan)
+static uint32_t query_floats(const struct ucm_summary_plan *plan)
 {
     return plan->query_floats;
 }
 
-static void prepare(const struct ucm_digest_plan *plan, const float *q, uint32_t i, uint32_t group,
+static void prepare(const struct ucm_summary_plan *plan, const float *q, uint32_t i, uint32_t group,
                     float *queries)
 {
     (void)group;
-    ucm_digest_query(plan, q, queries + (size_t)i * plan->query_floats);
+    ucm_summary_query(plan, q, queries + (size_t)i * plan->query_floats);
 }
 
-static const uint8_t *digest_at(const struct ucm_score_blocks *blocks, uint32_t b)
+static const uint8_t *summary_at(const struct ucm_score_blocks *blocks, uint32_t b)
 {
     if (blocks->at == NULL)
         return (const uint8_t *)blocks->base + blocks->offset + b * blocks->stride;
@@ -62,7 +62,7 @@ static const uint8_t *digest_at(const struct ucm_score_blocks *blocks, uint32_t 
 
 static void score_block(const struct ucm_score_job *job, uint32_t b)
 {
-    const uint8_t *digest = digest_at(&job->blocks, b);
+    const uint8_t *summary = summary_at(&job->blocks, b);
     struct many heads = {.n = 0};
 
     for (uint32_t g = 0; g < job->plan->spec.shape.kv_heads; g++) {
@@ -73,8 +73,8 @@ static void score_block(const struct ucm_score_job *job, uint32_t b)
             const float *q = job->queries + (head + i) * job->query_floats;
             float x = ucm_inf();
 
-            if (digest != NULL)
-                x = unless_nan(ucm_digest_score(job->plan, job->spec.metric, q, digest, g));
+            if (summary != NULL)
+                x = unless_nan(ucm_summary_score(job->plan, job->spec.metric, q, summary, g));
             if (job->spec.reduce == UCM_REDUCE_SOFTMAX)
                 job->raw[(head + i) * job->raw_floats + b] = x;
             else

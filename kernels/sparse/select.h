@@ -37,18 +37,18 @@ struct ucm_score_spec {
     float beta;       /* UCM_REDUCE_SOFTMAX: what scores are scaled by; 0: see ucm_score_beta */
 };
 
-/* What scores of such digests are scaled by before they are weighed: `given`, or if that is 0,
+/* What scores of such summaries are scaled by before they are weighed: `given`, or if that is 0,
  * 1 / sqrt(head_dim); 1 for stats and tokens with rest, whose scores have it in them. */
-float ucm_score_beta(const struct ucm_digest_spec *digest, float given);
+float ucm_score_beta(const struct ucm_summary_spec *summary, float given);
 
 /* 0; or -EINVAL, and why says which field is wrong. */
-int ucm_score_check(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
+int ucm_score_check(const struct ucm_summary_plan *plan, const struct ucm_score_spec *spec,
                     char why[UCM_SPARSE_WHY]);
 
-uint32_t ucm_score_lists(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec);
+uint32_t ucm_score_lists(const struct ucm_summary_plan *plan, const struct ucm_score_spec *spec);
 
-/* Where the digests of one layer lie, each aligned to 4: block b's at at[b] + offset, or, if at is
- * NULL, at base + offset + b * stride. A block whose at[b] is NULL has none and scores +inf. */
+/* Where the summaries of one layer lie, each aligned to 4: block b's at at[b] + offset, or, if at
+ * is NULL, at base + offset + b * stride. A block whose at[b] is NULL has none and scores +inf. */
 struct ucm_score_blocks {
     const void *const *at;
     const void *base;
@@ -57,13 +57,13 @@ struct ucm_score_blocks {
 };
 
 /* Bytes of scratch memory that scoring n blocks needs; softmax keeps each head's scores there. */
-size_t ucm_score_scratch_bytes(const struct ucm_digest_plan *plan,
+size_t ucm_score_scratch_bytes(const struct ucm_summary_plan *plan,
                                const struct ucm_score_spec *spec, uint32_t n);
 
 /* One layer's scores. Everything that is pointed to stays the caller's and stays there until the
  * job's last step has run. */
 struct ucm_score_job {
-    const struct ucm_digest_plan *plan;
+    const struct ucm_summary_plan *plan;
     struct ucm_score_spec spec; /* beta is filled in */
     struct ucm_score_blocks blocks;
     float *scores; /* [ucm_score_lists][n] */
@@ -77,7 +77,7 @@ struct ucm_score_job {
 
 /* q: [rows][q_heads][head_dim], read during the call. scratch: aligned to 64. A spec that
  * ucm_score_check accepts. */
-void ucm_score_begin(struct ucm_score_job *job, const struct ucm_digest_plan *plan,
+void ucm_score_begin(struct ucm_score_job *job, const struct ucm_summary_plan *plan,
                      const struct ucm_score_spec *spec, const struct ucm_score_blocks *blocks,
                      const float *q, void *scratch, float *scores);
 
@@ -91,7 +91,7 @@ void ucm_score_run(const struct ucm_score_job *job, uint32_t step, uint32_t firs
 /* All steps, on this thread. */
 void ucm_score_all(const struct ucm_score_job *job);
 
-/* GSA's scores, which need no digests: half a point a use, and .1 to 1 by the position. */
+/* GSA's scores, which need no summaries: half a point a use, and .1 to 1 by the position. */
 void ucm_score_history(const uint32_t *uses, uint32_t n, float *scores);
 
 enum ucm_choose_policy {
@@ -125,8 +125,8 @@ struct ucm_choose_list {
 void ucm_choose_defaults(struct ucm_choose_spec *spec);
 /* 0; or -EINVAL, and why says which field is wrong: with mass, a beta of 0 too. */
 int ucm_choose_check(const struct ucm_choose_spec *spec, char why[UCM_SPARSE_WHY]);
-/* For scores of such digests: fills in block_tokens, and beta as ucm_score_beta has it; then checks. */
-int ucm_choose_for(const struct ucm_digest_spec *digest, struct ucm_choose_spec *spec,
+/* For scores of such summaries: fills in block_tokens, and beta as ucm_score_beta has it; then checks. */
+int ucm_choose_for(const struct ucm_summary_spec *summary, struct ucm_choose_spec *spec,
                    char why[UCM_SPARSE_WHY]);
 
 /* Blocks of a list of n that may be chosen, whatever is poisoned: n, or the limit. */

@@ -1,6 +1,6 @@
 /* Scores and choices of lists, one a KV head, of tokens with rest by the metric `rounded` and top k: a cluster of thread blocks for each
  * list. A thread block scores its part of the list's blocks and keeps the scores in shared memory; then the cluster
- * agrees on what softmax and the choice need. Nothing is read from the GPU's memory but digests and queries, nothing
+ * agrees on what softmax and the choice need. Nothing is read from the GPU's memory but summaries and queries, nothing
  * is kept between launches, and no thread block waits for one of another cluster. The bits are those of score_plain.c
  * and choose.c.
  *

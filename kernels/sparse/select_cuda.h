@@ -13,7 +13,7 @@
 #define UCM_SELECT_CUDA_RAW 16384u              /* scores of query heads in shared memory */
 #define UCM_SELECT_CUDA_TILE 512u               /* blocks of an item, at most */
 #define UCM_SELECT_CUDA_PAD                                                                        \
-    4u /* addresses of digests past a tile's, for teams that have no block */
+    4u /* addresses of summaries past a tile's, for teams that have no block */
 #define UCM_SELECT_CUDA_MATRIX_BLOCKS 16u /* that a warp scores at once by the matrix units */
 #define UCM_SELECT_CUDA_DIGITS 2048u
 #define UCM_SELECT_CUDA_KEYS                                                                       \
@@ -25,8 +25,8 @@
 #define UCM_SELECT_CUDA_NO_INDEX 0xffffffffu /* in an answer, behind the chosen blocks */
 
 /* Dynamic shared memory, in bytes, at least: what a choice takes; or scores of a whole tile, and behind them, if N > 0,
- * RINGS, through which vectors come, or else the prepared queries, then the addresses of the tile's digests. Where N
- * is 0 and warps have several jobs each, digests of chunks that are scored or under way are staged in STAGES places
+ * RINGS, through which vectors come, or else the prepared queries, then the addresses of the tile's summaries. Where N
+ * is 0 and warps have several jobs each, summaries of chunks that are scored or under way are staged in STAGES places
  * behind the scores of two chunks, which may take more. */
 #define UCM_SELECT_CUDA_SHARED                                                                     \
     (4 * (2 * UCM_SELECT_CUDA_FOUND + UCM_SELECT_CUDA_MARKS + UCM_SELECT_CUDA_SLICE))
@@ -61,7 +61,7 @@ struct ucm_select_cuda_progress {
 };
 
 struct ucm_select_cuda {
-    /* From the digest's plan. */
+    /* From the summary's plan. */
     uint32_t kv_heads, head_dim, tokens;
     uint32_t vectors, channels, vector_bytes;
     uint32_t chosen;  /* tokens with rest: the vectors before the last */
@@ -87,35 +87,35 @@ struct ucm_select_cuda {
     uint32_t room; /* of a list's answer */
     /* Sizes. */
     uint32_t chains, max_blocks, lists;
-    uint32_t pitch;     /* max_blocks, rounded up to a multiple of 4 */
-    uint32_t slices;    /* of a list, if max_blocks is above UCM_SELECT_CUDA_LONG; else 0 */
-    uint32_t tile;      /* blocks of an item, at most */
-    uint32_t grain;     /* a tile is a multiple of it, the last of a chain aside */
-    uint32_t chunk;     /* of them, scored between two barriers: all, or a power of two */
-    uint32_t raw_pitch; /* from one query's scores of a chunk to the next one's */
-    uint32_t staged;    /* bytes of a block's digest in shared memory; 0: read where it lies */
-    uint32_t stage_at;  /* in shared memory, in bytes */
-    uint32_t digest_at; /* the tile's addresses there, a multiple of 8 */
+    uint32_t pitch;      /* max_blocks, rounded up to a multiple of 4 */
+    uint32_t slices;     /* of a list, if max_blocks is above UCM_SELECT_CUDA_LONG; else 0 */
+    uint32_t tile;       /* blocks of an item, at most */
+    uint32_t grain;      /* a tile is a multiple of it, the last of a chain aside */
+    uint32_t chunk;      /* of them, scored between two barriers: all, or a power of two */
+    uint32_t raw_pitch;  /* from one query's scores of a chunk to the next one's */
+    uint32_t staged;     /* bytes of a block's summary in shared memory; 0: read where it lies */
+    uint32_t stage_at;   /* in shared memory, in bytes */
+    uint32_t summary_at; /* the tile's addresses there, a multiple of 8 */
     uint32_t
         prepares; /* queries are prepared by an item a chain, in the workspace; else by each thread block .. */
     uint32_t query_at;   /* .. there, a multiple of 16; 0, where scores go, if N > 0 */
-    uint32_t copy_bytes; /* of a digest, that scores need */
+    uint32_t copy_bytes; /* of a summary, that scores need */
     /* The launch. */
-    uint32_t blocks;                /* of the digests' memory: what lies outside has no digest */
-    uint32_t q_dtype;               /* enum ucm_select_cuda_q */
-    uint32_t wide;                  /* digests are aligned to 16 bytes */
-    uint32_t q_aligned;             /* every query begins at a multiple of 4 elements */
-    uint64_t digests, block_stride; /* the layer's */
-    uint64_t table, table_stride;   /* int32_t; elements from a chain's row to the next */
-    uint64_t n_blocks;              /* int32_t[chains] */
-    uint64_t most;                  /* uint32_t[chains], or 0: see ucm_cuda_select_layer */
-    uint64_t q, q_stride;           /* elements from a chain's queries to the next */
-    uint64_t index, count, score;   /* score may be 0 */
+    uint32_t blocks;    /* of the summaries' memory: what lies outside has no summary */
+    uint32_t q_dtype;   /* enum ucm_select_cuda_q */
+    uint32_t wide;      /* summaries are aligned to 16 bytes */
+    uint32_t q_aligned; /* every query begins at a multiple of 4 elements */
+    uint64_t summaries, block_stride; /* the layer's */
+    uint64_t table, table_stride;     /* int32_t; elements from a chain's row to the next */
+    uint64_t n_blocks;                /* int32_t[chains] */
+    uint64_t most;                    /* uint32_t[chains], or 0: see ucm_cuda_select_layer */
+    uint64_t q, q_stride;             /* elements from a chain's queries to the next */
+    uint64_t index, count, score;     /* score may be 0 */
     /* In the workspace. */
     uint64_t
         ticket; /* uint32_t[2]: the next item; thread blocks that are done; 0 between launches */
     uint64_t progress; /* struct ucm_select_cuda_progress[chains] */
-    uint64_t poison;   /* a digest for blocks that have none: each head is poisoned */
+    uint64_t poison;   /* a summary for blocks that have none: each head is poisoned */
     uint64_t queries;  /* if `prepares`: float[chains][kv_heads][queries_a_head][query_floats] */
     uint64_t scores;   /* float[chains][lists][pitch] */
     uint64_t

@@ -55,7 +55,7 @@ static __device__ __forceinline__ uint32_t pack_halves(const int32_t n[4], bool 
     return word;
 }
 
-/* How ucm_digest_round rounds a query: to multiples of 2^e; `largest` has the bits of its largest channel. */
+/* How ucm_summary_round rounds a query: to multiples of 2^e; `largest` has the bits of its largest channel. */
 struct grid {
     uint32_t largest;
     int32_t e;

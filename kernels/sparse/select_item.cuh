@@ -112,7 +112,7 @@ static __device__ __forceinline__ float query_size(args_t a, const float *query)
     return query[a.padded + a.padded / 4];
 }
 
-/* By a warp: rounds a query as ucm_digest_round does. */
+/* By a warp: rounds a query as ucm_summary_round does. */
 static __device__ __noinline__ void round_query(args_t a, float *q)
 {
     uint32_t largest = 0, units = 0;

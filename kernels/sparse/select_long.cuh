@@ -6,7 +6,7 @@
 
 static __device__ __forceinline__ const uint8_t *bytes_of(args_t a, const struct work &w, uint32_t b)
 {
-    return w.stage ? w.stage + min(b, a.chunk - 1) * a.staged : (const uint8_t *)w.digest[b];
+    return w.stage ? w.stage + min(b, a.chunk - 1) * a.staged : (const uint8_t *)w.summary[b];
 }
 
 static __device__ __forceinline__ void put_score(args_t a, const struct work &w, uint32_t b,
@@ -45,12 +45,12 @@ static __device__ __forceinline__ void score_long(args_t a, const struct work &w
         from[i] = query_in<Q>(a, w, i);
     size = F == UCM_SELECT_BOX ? query_size(a, from[0]) : 0;
     for (uint32_t at = w.first; at < w.count; at += AT_ONCE * w.step) {
-        const uint8_t *digest[AT_ONCE];
+        const uint8_t *summary[AT_ONCE];
         struct gathered<F> best[AT_ONCE];
 
 #pragma unroll
         for (uint32_t k = 0; k < AT_ONCE; k++)
-            digest[k] = bytes_of(a, w, min(at + k * w.step + team, w.count));
+            summary[k] = bytes_of(a, w, min(at + k * w.step + team, w.count));
         for (uint32_t v = w.g * a.vectors; v < (w.g + 1) * a.vectors; v++) {
             float acc[AT_ONCE][family<F>::sums][Q][4] = {}, s[AT_ONCE][family<F>::sums];
 
@@ -58,7 +58,7 @@ static __device__ __forceinline__ void score_long(args_t a, const struct work &w
             for (uint32_t k = 0; k < AT_ONCE; k++)
 #pragma unroll
                 for (uint32_t i = 0; i < family<F>::sums; i++)
-                    s[k][i] = load_scale(digest[k] + a.scale[i] + 2 * v);
+                    s[k][i] = load_scale(summary[k] + a.scale[i] + 2 * v);
             for (uint32_t c = part * 4; c < a.padded; c += WARP_LANES) {
                 float q[Q][4];
                 uint32_t mask[Q];
@@ -74,7 +74,7 @@ static __device__ __forceinline__ void score_long(args_t a, const struct work &w
 
 #pragma unroll
                     for (uint32_t i = 0; i < family<F>::arrays; i++)
-                        word[i] = load_channels<F>(a, digest[k] + a.array[i], v, c);
+                        word[i] = load_channels<F>(a, summary[k] + a.array[i], v, c);
                     add_terms<F, Q>(acc[k], q, mask, word, s[k][0]);
                 }
             }
@@ -114,9 +114,9 @@ template <int Q> static __device__ __forceinline__ void score_hash(args_t a, con
             q[i][j] = j < a.padded ? from[j] : 0;
     }
     for (uint32_t at = w.first; at < w.count; at += w.step) {
-        const uint8_t *digest = bytes_of(a, w, at + team);
-        const uint32_t *words = (const uint32_t *)(digest + w.g * a.vectors * a.channels);
-        bool bad = *(const uint32_t *)(digest + a.array[1] + 4 * w.g) != 0;
+        const uint8_t *summary = bytes_of(a, w, at + team);
+        const uint32_t *words = (const uint32_t *)(summary + w.g * a.vectors * a.channels);
+        bool bad = *(const uint32_t *)(summary + a.array[1] + 4 * w.g) != 0;
         uint32_t least[Q];
 
 #pragma unroll
@@ -150,23 +150,23 @@ template <int Q> static __device__ __forceinline__ void score_hash(args_t a, con
     }
 }
 
-/* ---- digests on their way to shared memory ---- */
+/* ---- summaries on their way to shared memory ---- */
 
-/* A block's digest, by a warp; what lies behind it up to a multiple of 16 bytes comes along. */
-static __device__ __forceinline__ void copy_digest(args_t a, uint32_t to, const uint8_t *digest)
+/* A block's summary, by a warp; what lies behind it up to a multiple of 16 bytes comes along. */
+static __device__ __forceinline__ void copy_summary(args_t a, uint32_t to, const uint8_t *summary)
 {
     uint32_t at = warp_lane();
 
     if (a.wide)
         for (at *= 16; at < a.copy_bytes; at += WARP_LANES * 16)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(digest + at));
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(summary + at));
     else
         for (at *= 4; at < a.copy_bytes; at += WARP_LANES * 4)
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + at), "l"(digest + at));
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + at), "l"(summary + at));
 }
 
 /* Begins the copies of a chunk, if there is one, as one group. */
-static __device__ __forceinline__ void stage_chunk(args_t a, const uint64_t *digest, uint32_t blocks,
+static __device__ __forceinline__ void stage_chunk(args_t a, const uint64_t *summary, uint32_t blocks,
                                                    uint32_t chunk)
 {
     uint32_t first = chunk * a.chunk, end = min(first + a.chunk, blocks);
@@ -174,7 +174,7 @@ static __device__ __forceinline__ void stage_chunk(args_t a, const uint64_t *dig
                   chunk % UCM_SELECT_CUDA_STAGES * a.chunk * a.staged;
 
     for (uint32_t b = first + threadIdx.x / WARP_LANES; b < end; b += WARPS)
-        copy_digest(a, to + (b - first) * a.staged, (const uint8_t *)digest[b]);
+        copy_summary(a, to + (b - first) * a.staged, (const uint8_t *)summary[b]);
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 

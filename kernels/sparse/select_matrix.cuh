@@ -87,10 +87,10 @@ template <int F, int N> struct pair {
     uint16_t scale[2];
 };
 
-/* The next step to load, and where its blocks' digests are. */
+/* The next step to load, and where its blocks' summaries are. */
 struct next {
     uint32_t block, v;
-    const uint8_t *digest[2];
+    const uint8_t *summary[2];
 };
 
 static __device__ __forceinline__ void next_blocks(const struct work &w, struct next *n)
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void next_blocks(const struct work &w, struct 
     n->v = 0;
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++)
-        n->digest[k] = (const uint8_t *)w.digest[min(n->block + 8 * k + warp_lane() / 4, w.count)];
+        n->summary[k] = (const uint8_t *)w.summary[min(n->block + 8 * k + warp_lane() / 4, w.count)];
 }
 
 template <int WORDS>
@@ -125,12 +125,12 @@ static __device__ __forceinline__ void load_pair(args_t a, const struct work &w,
         return;
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
-        const uint8_t *from = n->digest[k] + a.array[0] + vector * a.vector_bytes + quarter() * AT_ONCE * 4;
+        const uint8_t *from = n->summary[k] + a.array[0] + vector * a.vector_bytes + quarter() * AT_ONCE * 4;
 
 #pragma unroll
         for (uint32_t i = 0; i < WORDS; i += AT_ONCE)
             load_words<AT_ONCE>(a, from + 16 * i, to->word[k] + i);
-        to->scale[k] = __ldg((const uint16_t *)(n->digest[k] + a.scale[0]) + vector);
+        to->scale[k] = __ldg((const uint16_t *)(n->summary[k] + a.scale[0]) + vector);
     }
     if (++n->v == a.vectors) {
         n->block += w.step;
@@ -229,7 +229,7 @@ static __device__ __forceinline__ void score_tile_matrix(args_t a, const struct 
     struct halves<N, P> q;
     struct work w = {};
 
-    w.digest = digests_at(a);
+    w.summary = summaries_at(a);
     w.count = t.count;
     w.first = warp / jobs * MATRIX_BLOCKS;
     w.step = ways * MATRIX_BLOCKS;
@@ -239,7 +239,7 @@ static __device__ __forceinline__ void score_tile_matrix(args_t a, const struct 
             load_halves<F, N, P>(a, t.chain, job % a.kv_heads, first, &q);
         }
         if (!known) {
-            put_digests(a, t, number);
+            put_summaries(a, t, number);
             __syncthreads();
             known = true;
         }

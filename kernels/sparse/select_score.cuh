@@ -19,7 +19,7 @@ static __device__ __noinline__ void reduce(args_t a, const struct tile &t, uint3
         reduce_chunk(a, part, raw);
 }
 
-/* By all threads: the tile's digests are known, and the chain's queries prepared. */
+/* By all threads: the tile's summaries are known, and the chain's queries prepared. */
 template <int F>
 static __device__ __forceinline__ void tile_begin(args_t a, const struct tile &t)
 {
@@ -27,7 +27,7 @@ static __device__ __forceinline__ void tile_begin(args_t a, const struct tile &t
 
     if (!a.prepares)
         prepare_queries<F>(a, t.chain, prepared(a, t.chain));
-    put_digests(a, t, number);
+    put_summaries(a, t, number);
     if (a.prepares)
         wait_for(&progress(a, t.chain)->prepared, 1);
     else
@@ -44,7 +44,7 @@ static __device__ __forceinline__ void score_tile(args_t a, const struct tile &t
     float *raw = (float *)shared;
     struct work w = {};
 
-    w.digest = digests_at(a);
+    w.summary = summaries_at(a);
     w.count = warp < jobs.ways * jobs.n || jobs.n > WARPS ? t.count : 0;
     do {
         struct queries<F, Q, N> q;
@@ -73,19 +73,19 @@ static __device__ __forceinline__ void score_job(args_t a, const struct work &w)
         score_long<F, Q>(a, w);
 }
 
-/* Vectors of any length by chunks, or a tile as one chunk. Where many queries share digests, the next chunk's are on
+/* Vectors of any length by chunks, or a tile as one chunk. Where many queries share summaries, the next chunk's are on
  * their way while a chunk is scored, and what was scored before is reduced. */
 template <int F, int Q>
 static __device__ __forceinline__ void score_chunks(args_t a, const struct tile &t)
 {
     uint32_t chunks = (t.count + a.chunk - 1) / a.chunk, raw_floats = a.rows * a.q_heads * a.raw_pitch;
     uint32_t warp = threadIdx.x / WARP_LANES;
-    const uint64_t *digest = digests_at(a);
+    const uint64_t *summary = summaries_at(a);
     struct jobs jobs = jobs_of<Q>(a);
     struct work w = {};
 
     for (uint32_t i = 0; i + 1 < UCM_SELECT_CUDA_STAGES && a.staged; i++)
-        stage_chunk(a, digest, t.count, i);
+        stage_chunk(a, summary, t.count, i);
     for (uint32_t i = 0; i < chunks; i++) {
         float *raw = (float *)shared + i % 2 * raw_floats;
 
@@ -93,12 +93,12 @@ static __device__ __forceinline__ void score_chunks(args_t a, const struct tile 
             stage_wait();
         __syncthreads(); /* chunk i is there, and i - 1 scored */
         if (a.staged) {
-            stage_chunk(a, digest, t.count, i + UCM_SELECT_CUDA_STAGES - 1);
+            stage_chunk(a, summary, t.count, i + UCM_SELECT_CUDA_STAGES - 1);
             w.stage = (const uint8_t *)shared + a.stage_at + i % UCM_SELECT_CUDA_STAGES * a.chunk * a.staged;
         }
         if (i > 0)
             reduce(a, t, i - 1, (const float *)shared + (i - 1) % 2 * raw_floats);
-        w.digest = digest + i * a.chunk;
+        w.summary = summary + i * a.chunk;
         w.count = min(a.chunk, t.count - i * a.chunk);
         if (warp >= jobs.ways * jobs.n)
             continue;

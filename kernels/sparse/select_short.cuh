@@ -50,10 +50,10 @@ template <int F, int N> struct ring {
 /* A thread's view of its warp's ring. Addresses are of shared memory, of the team's place in a slot. Registers are
  * short: the queries fill most of them. */
 struct feed {
-    uint32_t digests;  /* address: the team's first block's */
+    uint32_t summaries;  /* address: the team's first block's */
     uint32_t at, v;    /* the next vector to copy: of block at + the team's number */
     uint32_t offset;   /* of the thread's part of the KV head's first vector in an array */
-    uint32_t scale;    /* of the thread's scale of that vector, in a digest */
+    uint32_t scale;    /* of the thread's scale of that vector, in a summary */
     bool has_scale;    /* to copy */
     uint32_t shift[2]; /* that makes a scale of such 4 bytes, if v is even */
     uint32_t from, to; /* the oldest vector; where the next one goes */
@@ -89,21 +89,21 @@ static __device__ __forceinline__ void copy_vector(args_t a, const struct feed &
 {
     typedef struct ring<F, N> ring;
     uint32_t part = threadIdx.x % TEAM, to = f.to;
-    uint64_t digest;
+    uint64_t summary;
 
-    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(digest) : "r"(f.digests + 8 * f.at));
+    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(summary) : "r"(f.summaries + 8 * f.at));
     if (f.has_scale)
-        copy_4(to + ring::bytes + 4 * part, digest + ((f.scale + 2 * f.v) & ~3u));
-    digest += f.offset + f.v * ring::vector;
+        copy_4(to + ring::bytes + 4 * part, summary + ((f.scale + 2 * f.v) & ~3u));
+    summary += f.offset + f.v * ring::vector;
     if (!a.wide)
         for (uint32_t i = 0; i < ring::vector; i += 4 * TEAM)
 #pragma unroll
             for (uint32_t k = 0; k < family<F>::arrays; k++)
-                copy_4(to + k * ring::vector + 4 * part + i, digest + a.array[k] + i - 12 * part);
+                copy_4(to + k * ring::vector + 4 * part + i, summary + a.array[k] + i - 12 * part);
     else if (ring::vector == 16 * TEAM || 16 * part < ring::vector)
 #pragma unroll
         for (uint32_t k = 0; k < family<F>::arrays; k++)
-            copy_16(to + k * ring::vector + 16 * part, digest + a.array[k]);
+            copy_16(to + k * ring::vector + 16 * part, summary + a.array[k]);
 }
 
 /* Begins the copy of the next vector, if there is one, as a group of its own. */
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void feed_begin(args_t a, const struct work &w
     typedef struct ring<F, N> ring;
     uint32_t warp = threadIdx.x / WARP_LANES, part = threadIdx.x % TEAM, vector = w.g * a.vectors;
 
-    f->digests = shared_address(w.digest + w.team);
+    f->summaries = shared_address(w.summary + w.team);
     f->at = w.first;
     f->v = 0;
     f->offset = vector * ring::vector + 16 * part;

@@ -1,5 +1,5 @@
 /* Scores and choices for many chains in one launch, of tokens with rest by the metric `rounded`, softmax and top k: three kinds of warps in each
- * thread block, each at its own pace. One brings tiles of digests, a chain's after another's; some score them;
+ * thread block, each at its own pace. One brings tiles of summaries, a chain's after another's; some score them;
  * others make choices from the lists of chains whose scores are all there. So the GPU's memory is read all the time.
  *
  * Tiles and lists are drawn from counters. Whoever waits, waits for tiles that were drawn before or will be by

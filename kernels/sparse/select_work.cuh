@@ -1,4 +1,4 @@
-/* What warps score: jobs, blocks' digests, and where the scores go. */
+/* What warps score: jobs, blocks' summaries, and where the scores go. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_WORK_CUH
 #define UCM_KERNELS_SPARSE_SELECT_WORK_CUH
 
@@ -8,7 +8,7 @@
 
 /* What one warp scores of a chunk: queries of a KV head against blocks first, first + step .. */
 struct work {
-    const uint64_t *digest; /* of the chunk's blocks, in shared memory */
+    const uint64_t *summary; /* of the chunk's blocks, in shared memory */
     const uint8_t *stage;   /* or a copy of them, in shared memory */
     const float *query;     /* the first, prepared */
     float *out;             /* its scores */
@@ -54,9 +54,9 @@ static __device__ __forceinline__ const float *query_in(args_t a, const struct w
     return w.query + min(query_of<Q>(i), w.queries - 1) * a.query_floats;
 }
 
-static __device__ __forceinline__ uint64_t *digests_at(args_t a)
+static __device__ __forceinline__ uint64_t *summaries_at(args_t a)
 {
-    return (uint64_t *)(shared + a.digest_at / 4);
+    return (uint64_t *)(shared + a.summary_at / 4);
 }
 
 static_assert(UCM_SELECT_CUDA_TILE <= THREADS, "a thread has one block");
@@ -69,15 +69,15 @@ static __device__ __forceinline__ uint32_t block_number(args_t a, const struct t
     return __ldg((const uint32_t *)a.table + t.chain * a.table_stride + t.first + threadIdx.x);
 }
 
-/* By all threads: where the tile's digests are; a barrier must follow. */
-static __device__ __forceinline__ void put_digests(args_t a, const struct tile &t, uint32_t number)
+/* By all threads: where the tile's summaries are; a barrier must follow. */
+static __device__ __forceinline__ void put_summaries(args_t a, const struct tile &t, uint32_t number)
 {
-    uint64_t *digest = digests_at(a);
+    uint64_t *summary = summaries_at(a);
 
     if (threadIdx.x < t.count)
-        digest[threadIdx.x] = number < a.blocks ? a.digests + number * a.block_stride : a.poison;
+        summary[threadIdx.x] = number < a.blocks ? a.summaries + number * a.block_stride : a.poison;
     if (threadIdx.x < PAD)
-        digest[t.count + threadIdx.x] = a.poison;
+        summary[t.count + threadIdx.x] = a.poison;
 }
 
 #endif

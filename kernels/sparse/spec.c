@@ -147,14 +147,14 @@ uint64_t ucm_kv_shape_extent(const struct ucm_kv_shape *shape, bool with_v)
     return end > v_end ? end : v_end;
 }
 
-/* ---- digests ---- */
+/* ---- summaries ---- */
 
-static bool reads_v(const struct ucm_digest_spec *spec)
+static bool reads_v(const struct ucm_summary_spec *spec)
 {
-    return spec->method == UCM_DIGEST_STATS && spec->shape.v_head_dim > 0;
+    return spec->method == UCM_SUMMARY_STATS && spec->shape.v_head_dim > 0;
 }
 
-uint64_t ucm_digest_extent(const struct ucm_digest_spec *spec)
+uint64_t ucm_summary_extent(const struct ucm_summary_spec *spec)
 {
     return ucm_kv_shape_extent(&spec->shape, reads_v(spec));
 }
@@ -169,7 +169,7 @@ static uint8_t *put(uint8_t *to, uint64_t value, unsigned bytes)
 }
 
 /* A bitmap that keeps every pair is as none. */
-static bool keeps_all(const struct ucm_digest_spec *spec)
+static bool keeps_all(const struct ucm_summary_spec *spec)
 {
     for (uint32_t pair = 0; spec->keep_bytes > 0 && pair < spec->shape.head_dim / 2; pair++)
         if ((spec->keep[pair / 8] >> pair % 8 & 1) == 0)
@@ -184,29 +184,29 @@ static uint8_t *put_place(uint8_t *to, const struct place *p, const struct ucm_k
     return put(to, s->kv_heads > 1 ? p->head_stride : 0, 8);
 }
 
-void ucm_digest_canonical(const struct ucm_digest_spec *spec,
-                          uint8_t out[UCM_DIGEST_CANONICAL_BYTES])
+void ucm_summary_canonical(const struct ucm_summary_spec *spec,
+                           uint8_t out[UCM_SUMMARY_CANONICAL_BYTES])
 {
     const struct ucm_kv_shape *s = &spec->shape;
     struct place k = place_k(s), v = place_v(s);
-    bool submean = spec->method == UCM_DIGEST_SUBMEAN, hash = spec->method == UCM_DIGEST_HASH;
-    bool rest = spec->method == UCM_DIGEST_TOKENS && spec->rest != UCM_REST_NONE;
+    bool submean = spec->method == UCM_SUMMARY_SUBMEAN, hash = spec->method == UCM_SUMMARY_HASH;
+    bool rest = spec->method == UCM_SUMMARY_TOKENS && spec->rest != UCM_REST_NONE;
     bool pruned = submean && !keeps_all(spec);
     uint8_t *to = out;
 
-    memset(out, 0, UCM_DIGEST_CANONICAL_BYTES);
+    memset(out, 0, UCM_SUMMARY_CANONICAL_BYTES);
     to = put(to, CANONICAL_VERSION, 4);
     to = put(to, spec->method, 4);
-    to = put(to, spec->method == UCM_DIGEST_MEAN ? spec->kind : rest ? spec->rest : 0, 4);
+    to = put(to, spec->method == UCM_SUMMARY_MEAN ? spec->kind : rest ? spec->rest : 0, 4);
     to = put(to, submean ? spec->run : 0, 4);
     to = put(to, pruned ? spec->pairs : 0, 4);
     to = put(to, hash ? spec->bits : 0, 4);
     to = put(to, hash ? spec->rope_bits : 0, 4);
-    to = put(to, spec->method == UCM_DIGEST_TOKENS ? spec->chosen : 0, 4);
+    to = put(to, spec->method == UCM_SUMMARY_TOKENS ? spec->chosen : 0, 4);
     to = put(to, hash ? spec->seed : 0, 8);
     if (pruned)
         memcpy(to, spec->keep, spec->keep_bytes);
-    to += UCM_DIGEST_KEEP_MAX;
+    to += UCM_SUMMARY_KEEP_MAX;
     to = put(to, s->dtype, 4);
     to = put(to, s->tokens, 4);
     to = put(to, s->kv_heads, 4);
@@ -220,7 +220,7 @@ void ucm_digest_canonical(const struct ucm_digest_spec *spec,
 
 /* ---- scores ---- */
 
-uint32_t ucm_score_lists(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec)
+uint32_t ucm_score_lists(const struct ucm_summary_plan *plan, const struct ucm_score_spec *spec)
 {
     return spec->heads == UCM_HEADS_EACH ? plan->spec.shape.kv_heads : 1;
 }

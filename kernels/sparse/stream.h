@@ -1,5 +1,5 @@
 /* What select_stream.cu and client/cuda/sparse_stream.c agree on. Of a thread block's warps one
- * brings tiles of whole digests, eight score them, and eight choose from lists whose scores are
+ * brings tiles of whole summaries, eight score them, and eight choose from lists whose scores are
  * complete, so memory is read during choices. For launches by softmax whose lists have no clusters:
  * 50 chains of 8,192 blocks take 787 us in place of 1,083 on an H200. A list's scores must fit next
  * to two tiles. */
@@ -10,7 +10,7 @@
 
 #define UCM_SELECT_STREAM_SCORERS 8u  /* warps that score; KV heads must divide it */
 #define UCM_SELECT_STREAM_CHOOSERS 8u /* warps that choose */
-#define UCM_SELECT_STREAM_STAGES 2u   /* tiles of digests in shared memory */
+#define UCM_SELECT_STREAM_STAGES 2u   /* tiles of summaries in shared memory */
 #define UCM_SELECT_STREAM_QUERIES 8u  /* of a KV head, at most */
 #define UCM_SELECT_STREAM_TICKETS 3u  /* words of the workspace: more than other kernels need */
 #define UCM_SELECT_STREAM_THREADS                                                                  \

@@ -1,5 +1,5 @@
-/* Tiles of digests on their way from the GPU's memory to shared memory: one warp of a thread block draws tiles and begins
- * the copies of their digests, whole ones, for the warps that score. */
+/* Tiles of summaries on their way from the GPU's memory to shared memory: one warp of a thread block draws tiles and begins
+ * the copies of their summaries, whole ones, for the warps that score. */
 #ifndef UCM_KERNELS_SPARSE_STREAM_PIPE_CUH
 #define UCM_KERNELS_SPARSE_STREAM_PIPE_CUH
 
@@ -115,31 +115,31 @@ static __device__ __forceinline__ struct tile next_tile(args_t a, uint32_t numbe
     return t;
 }
 
-/* Where block b of the tile has its digest. */
-static __device__ __forceinline__ const uint8_t *digest_of(args_t a, const struct tile &t, uint32_t b)
+/* Where block b of the tile has its summary. */
+static __device__ __forceinline__ const uint8_t *summary_of(args_t a, const struct tile &t, uint32_t b)
 {
     uint32_t number = __ldg((const uint32_t *)a.table + t.chain * a.table_stride + t.first + b);
 
-    return (const uint8_t *)(number < a.blocks ? a.digests + number * a.block_stride : a.poison);
+    return (const uint8_t *)(number < a.blocks ? a.summaries + number * a.block_stride : a.poison);
 }
 
-/* Digests that lie at no multiple of 16. By a warp. */
+/* Summaries that lie at no multiple of 16. By a warp. */
 static __device__ __noinline__ void copy_plain(args_t a, const struct tile &t, uint32_t *to)
 {
     for (uint32_t b = 0; b < t.count; b++) {
-        const uint32_t *from = (const uint32_t *)digest_of(a, t, b);
+        const uint32_t *from = (const uint32_t *)summary_of(a, t, b);
 
         for (uint32_t i = warp_lane(); i < a.copy_bytes / 4; i += WARP_LANES)
             to[b * (a.staged / 4) + i] = __ldg(from + i);
     }
 }
 
-/* By a warp: begins the copies to stage s. first: the digest of the tile's block `lane`. */
+/* By a warp: begins the copies to stage s. first: the summary of the tile's block `lane`. */
 static __device__ __forceinline__ void fill_stage(args_t a, const struct tile &t, const uint8_t *first, uint32_t s,
                                                   struct pipe *pipe)
 {
     uint32_t *stage = shared + (a.stage_at + s * tile_blocks(a) * a.staged) / 4;
-    uint32_t bytes = (a.copy_bytes + 15) / 16 * 16; /* a.wide: the next digest begins no earlier */
+    uint32_t bytes = (a.copy_bytes + 15) / 16 * 16; /* a.wide: the next summary begins no earlier */
 
     if (warp_lane() == 0)
         pipe->tile[s] = t;
@@ -155,7 +155,7 @@ static __device__ __forceinline__ void fill_stage(args_t a, const struct tile &t
         barrier_expect(&pipe->full[s], t.count * bytes);
     __syncwarp();
     for (uint32_t b = warp_lane(); b < t.count; b += WARP_LANES)
-        copy_bulk(address_of(stage) + b * a.staged, b < WARP_LANES ? first : digest_of(a, t, b), bytes,
+        copy_bulk(address_of(stage) + b * a.staged, b < WARP_LANES ? first : summary_of(a, t, b), bytes,
                   &pipe->full[s]);
 }
 
@@ -174,7 +174,7 @@ static __device__ __forceinline__ void fill_pipe(args_t a, uint32_t *tickets, st
         if (t.chain != NO_CHAIN && warp_lane() == 0)
             next = atomicAdd(tickets, 1);
         if (warp_lane() < t.count)
-            first = digest_of(a, t, warp_lane());
+            first = summary_of(a, t, warp_lane());
         barrier_wait(&pipe->empty[s], i / STAGES % 2 ^ 1); /* the first ones at once */
         fill_stage(a, t, first, s, pipe);
         if (t.chain == NO_CHAIN)

@@ -11,7 +11,7 @@ struct mine {
     const uint8_t *vector[2], *scale[2];
 };
 
-/* Rows of the matrix unit that one load of a quarter of a warp takes, r and r + 1, are four blocks apart: their digests lie an odd number
+/* Rows of the matrix unit that one load of a quarter of a warp takes, r and r + 1, are four blocks apart: their summaries lie an odd number
  * of 16 bytes behind one another, so that no bank is taken twice. */
 static __device__ __forceinline__ uint32_t block_of_row(void)
 {
@@ -29,10 +29,10 @@ static __device__ __forceinline__ struct mine mine_of(args_t a, const struct til
     m.end = t.n;
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
-        const uint8_t *digest = stage + (b + 8 * k) * a.staged;
+        const uint8_t *summary = stage + (b + 8 * k) * a.staged;
 
-        m.vector[k] = digest + a.array[0] + m.list * a.vectors * 64 + quarter() * 16;
-        m.scale[k] = digest + a.scale[0] + m.list * a.vectors * 2;
+        m.vector[k] = summary + a.array[0] + m.list * a.vectors * 64 + quarter() * 16;
+        m.scale[k] = summary + a.scale[0] + m.list * a.vectors * 2;
     }
     return m;
 }

@@ -7,10 +7,10 @@
 
 #include <stdint.h>
 
-/* Method digest.open. Opens the namespace of the block summaries that a method makes of a base
+/* Method summary.open. Opens the namespace of the block summaries that a method makes of a base
  * namespace, and answers its number (docs/protocol.md, "Block summaries"). Fields that the method
  * does not use are ignored. Errors of `namespace.open` apply. Building while parts are stored is
- * best effort; `digest_build_skipped` counts parts without a summary, because DRAM is full of
+ * best effort; `summary_build_skipped` counts parts without a summary, because DRAM is full of
  * blocks in use or 4,096 parts wait (3,072 of one tenant).
  * Errors: INVALID: the method does not take these parameters, the shape reaches past `layer_bytes`,
  *   or a part of summaries is too large for the arena.
@@ -37,7 +37,7 @@
  * v_token_stride: of V, bytes from a token to the next.
  * v_head_stride: of V, bytes from a KV head to the next.
  * build: while this connection lives, build summaries of parts that anybody stores in the base. */
-#define UCM_MSG_DIGEST_OPEN(F, m)                                                                  \
+#define UCM_MSG_SUMMARY_OPEN(F, m)                                                                 \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, method, REQ, 1, 255)                                                                 \
     F(m, u64, kind, OPT, 0, 2)                                                                     \
@@ -65,21 +65,21 @@
 /* ns: the summaries' namespace, also for `lookup`, `load`, `dump` and `region.register`.
  * fingerprint: docs/protocol.md, "Fingerprint".
  * layer_bytes: of a summary: one layer of one block. */
-#define UCM_MSG_DIGEST_OPEN_R(F, m)                                                                \
+#define UCM_MSG_SUMMARY_OPEN_R(F, m)                                                               \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                      \
     F(m, u64, layer_bytes, REQ, 1, 1u << 28)
 
-/* Method digest.build. Builds the summaries of blocks that have none, from any tier. A summary that
- * another request builds is awaited. Status: OK: built; EXISTS; MISS: the block is not cached;
+/* Method summary.build. Builds the summaries of blocks that have none, from any tier. A summary
+ * that another request builds is awaited. Status: OK: built; EXISTS; MISS: the block is not cached;
  * FAILED: it can't be read; IN_PROGRESS: a worker's dump stores it; NO_ROOM: DRAM, or the tenant's
  * `dram.most`, is full of blocks in use; CANCELLED.
- * ns: from `digest.open`.
+ * ns: from `summary.open`.
  * keys: `key_bytes` each, concatenated.
  * part: 0: all parts; else the part plus 1.
  * priority: of reads; higher first.
  * deadline_ms: as in `load`. */
-#define UCM_MSG_DIGEST_BUILD(F, m)                                                                 \
+#define UCM_MSG_SUMMARY_BUILD(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS)                                                         \
@@ -89,8 +89,8 @@
 /* Method chain.open. Opens a sequence without blocks (docs/protocol.md, "Sequences and
  * selections").
  * Errors: BUSY: the connection has 4096; NOT_FOUND: this connection did not open the namespace by
- *   `digest.open`.
- * ns: from `digest.open`.
+ *   `summary.open`.
+ * ns: from `summary.open`.
  * part: the part whose layers are selected from.
  * lease_ms: the sequence ends when no request used it for so long; cut to `max_lease_ms`, as is 0.
  */
@@ -128,7 +128,7 @@
  * nvme: of these keys: blocks that must be read from NVMe.
  * shared: of these keys: blocks that must be read from the shared tier.
  * missing: of these keys: not appended.
- * digests: of these keys: summaries that the sequence holds.
+ * summaries: of these keys: summaries that the sequence holds.
  * built: how many of these were built meanwhile.
  * status: one byte a key: enum ucm_lookup_status, 0 if not appended; plus 4 if the sequence holds
  *   its summary. */
@@ -138,12 +138,12 @@
     F(m, u64, nvme, OPT, 0, UCM_MAX_KEYS)                                                          \
     F(m, u64, shared, OPT, 0, UCM_MAX_KEYS)                                                        \
     F(m, u64, missing, OPT, 0, UCM_MAX_KEYS)                                                       \
-    F(m, u64, digests, OPT, 0, UCM_MAX_KEYS)                                                       \
+    F(m, u64, summaries, OPT, 0, UCM_MAX_KEYS)                                                     \
     F(m, u64, built, OPT, 0, UCM_MAX_KEYS)                                                         \
     F(m, bin, status, REQ, 1, UCM_MAX_KEYS)
 
 /* In chain.append's status: the sequence holds the block's summary. */
-#define UCM_CHAIN_DIGEST 4
+#define UCM_CHAIN_SUMMARY 4
 
 /* Method select. Chooses the blocks of sequences that a query wants, by their summaries
  * (docs/protocol.md, "Sequences and selections"). Row i asks for layer `layers[i]` of sequence
@@ -203,13 +203,13 @@
  * index: u32 a chosen block: its place in the sequence, ascending in a list; lists concatenated.
  * scores: float32 for each of `index`.
  * gone: chosen blocks left out because they were evicted by name or purged since.
- * no_digest: blocks of the rows without a summary, which are chosen before others. */
+ * no_summary: blocks of the rows without a summary, which are chosen before others. */
 #define UCM_MSG_SELECT_R(F, m)                                                                     \
     F(m, bin, counts, REQ, 4, UCM_MAX_FRAME_BYTES)                                                 \
     F(m, bin, index, REQ, 0, UCM_MAX_FRAME_BYTES)                                                  \
     F(m, bin, scores, OPT, 0, UCM_MAX_FRAME_BYTES)                                                 \
     F(m, u64, gone, OPT, 0, UCM_U32)                                                               \
-    F(m, u64, no_digest, OPT, 0, UINT64_MAX)
+    F(m, u64, no_summary, OPT, 0, UINT64_MAX)
 
 /* Method chain.prefetch. Brings the sequence's part of blocks from NVMe or the shared tier into
  * DRAM. A block that was evicted by name is a MISS. `prefetch_useful` and `prefetch_useless` count

@@ -151,7 +151,7 @@
  * An encoded namespace's table has its encoded blocks; raw ones are in the base's.
  * Errors: DENIED: another tenant's namespace; BUSY: 1024 namespaces have tables, or a quarter as
  *   many as the daemon may have descriptors.
- * ns: from `namespace.open`, `encoding.open` or `digest.open`. */
+ * ns: from `namespace.open`, `encoding.open` or `summary.open`. */
 #define UCM_MSG_HINTS_OPEN(F, m) F(m, u64, ns, REQ, 1, UCM_U32)
 
 /* bytes: of the file.

@@ -166,15 +166,15 @@
       "such parts not decoded: no space, or evicted before; their block is a miss")                \
     X(decode_plain_bytes, counter, "bytes", "bytes of loaded blocks after they were decoded")      \
     X(decode_bytes, counter, "bytes", "bytes of loaded blocks as they were encoded")               \
-    X(digest_builds, counter, "parts", "block summaries that the daemon built")                    \
-    X(digest_bytes, counter, "bytes", "bytes of block summaries that the daemon built")            \
-    X(digest_build_failed, counter, "parts",                                                       \
+    X(summary_builds, counter, "parts", "block summaries that the daemon built")                   \
+    X(summary_bytes, counter, "bytes", "bytes of block summaries that the daemon built")           \
+    X(summary_build_failed, counter, "parts",                                                      \
       "block summaries not built because their block could not be read")                           \
-    X(digest_build_skipped, counter, "parts",                                                      \
+    X(summary_build_skipped, counter, "parts",                                                     \
       "stored parts whose block summary was not built: queue or DRAM full, or evicted before")     \
-    X(digest_missing, counter, "blocks", "blocks appended to a sequence without a block summary")  \
-    X(digest_orphans, counter, "blocks", "block summaries found whose block is not cached")        \
-    X(digest_held_bytes, gauge, "bytes",                                                           \
+    X(summary_missing, counter, "blocks", "blocks appended to a sequence without a block summary") \
+    X(summary_orphans, counter, "blocks", "block summaries found whose block is not cached")       \
+    X(summary_held_bytes, gauge, "bytes",                                                          \
       "DRAM of block summaries that sequences keep, up to a quarter of the arena")                 \
     X(chains, gauge, "sequences", "sequences open now")                                            \
     X(chain_blocks, gauge, "blocks", "blocks in sequences")                                        \

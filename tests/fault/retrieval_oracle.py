@@ -1,5 +1,5 @@
 """What tests/fault/test_retrieval_random.py compares with: a block's bytes follow from its name, and so do, by the numpy of
-tests/reference/sparse/methods.py, its digests and every choice.
+tests/reference/sparse/methods.py, its summaries and every choice.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ class Oracle:
     """What every block holds, and what numpy makes of it."""
 
     def __init__(self):
-        self.kv, self.digest = {}, {}
+        self.kv, self.summary = {}, {}
 
     def blocks(self, model, part):
         """f16[names][layers][K, V][tokens][heads][channels]; some have a NaN, or look alike."""
@@ -49,22 +49,22 @@ class Oracle:
             self.kv[at] = kv
         return self.kv[at]
 
-    def digests(self, model, part, method, layer):
+    def summaries(self, model, part, method, layer):
         at = model, part, method, layer
-        if at not in self.digest:
+        if at not in self.summary:
             kv = self.blocks(model, part)[:, layer]
-            self.digest[at] = methods.build(METHODS[method][1], kv[:, 0], kv[:, 1])
-        return self.digest[at]
+            self.summary[at] = methods.build(METHODS[method][1], kv[:, 0], kv[:, 1])
+        return self.summary[at]
 
     def packed(self, model, part, method):
-        return np.stack([methods.pack(METHODS[method][1], self.digests(model, part, method, layer))
+        return np.stack([methods.pack(METHODS[method][1], self.summaries(model, part, method, layer))
                          for layer in range(LAYERS)], 1)
 
     def lists(self, chain, blocks, layer, ask, q):
-        """The scores of each list over blocks [(name, has digest)]."""
+        """The scores of each list over blocks [(name, has summary)]."""
         spec, index = METHODS[chain.method][1], np.array([name for name, _ in blocks], int)
-        digest = {field: values[index] for field, values in self.digests(chain.model, chain.part, chain.method, layer).items()}
-        raw = methods.score(spec, digest, q, ("dot", "l2")[ask["metric"]])
+        summary = {field: values[index] for field, values in self.summaries(chain.model, chain.part, chain.method, layer).items()}
+        raw = methods.score(spec, summary, q, ("dot", "l2")[ask["metric"]])
         raw[:, :, [not held for _, held in blocks]] = np.inf
         reduce, heads = ("max", "mean")[ask["reduce"]], ("per_head", "sum", "max")[ask["heads"]]
         return methods.reduce_heads(methods.reduce_group(raw, KV_HEADS, reduce), heads)

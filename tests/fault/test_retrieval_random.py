@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Connections of two tenants do with digests, chains, selections and fetches whatever comes to mind, while blocks are evicted and
+"""Connections of two tenants do with summaries, chains, selections and fetches whatever comes to mind, while blocks are evicted and
 purged, disks fill and lie, connections end and the daemon is killed.
 
-The oracle: a block's bytes follow from its name, so numpy (tests/reference/sparse/methods.py) knows every digest and every choice. A
+The oracle: a block's bytes follow from its name, so numpy (tests/reference/sparse/methods.py) knows every summary and every choice. A
 selection is the one that numpy makes, less the blocks that were evicted by name; or it was refused for a reason that the
 test gave. When the connections have ended, nothing of them is left in the daemon.
 
@@ -38,13 +38,13 @@ NO_MEMORY, CANCELLED_CODE = 10, 7
 HELD = 4
 OPTIONS = {"arena.size": "4MiB", "nvme.size": "16MiB", "nvme.segment": "1MiB", "nvme.pressure": "drop",
            "share.negative": "200ms", "share.lookup_deadline": "100ms", "shutdown.drain": "2s", "request.deadline": "10min"}
-GAUGES = ("chains", "chain_blocks", "digest_held_bytes", "requests_active", "leases", "blocks_pinned")
+GAUGES = ("chains", "chain_blocks", "summary_held_bytes", "requests_active", "leases", "blocks_pinned")
 
 
 class Chain:
     def __init__(self, number, model, part, method):
         self.number, self.model, self.part, self.method = number, model, part, method
-        self.blocks = []            # (name, has digest)
+        self.blocks = []            # (name, has summary)
         self.lengths = [0]          # after each append that was answered
         self.appends = []           # those begun and not answered yet
         self.doomed, self.may_be_doomed = set(), set()
@@ -65,7 +65,7 @@ class Actor:
 
     def begin(self, method, check, **params):
         """check(result or None, code) runs when the answer is looked at."""
-        if self.random.random() < 0.08 and method in ("load", "dump", "prefetch", "digest.build", "chain.append", "select",
+        if self.random.random() < 0.08 and method in ("load", "dump", "prefetch", "summary.build", "chain.append", "select",
                                                       "chain.prefetch", "fetch"):
             params["deadline_ms"] = self.random.choice((1, 1, 2, 5, 20))
         msgid = self.client.begin(method, **params)
@@ -144,14 +144,14 @@ class Actor:
                 assert status != OK or region.bytes(SLOTS + i) == right, f"wrong bytes of {model}/{part}/{names[i]}"
         self.begin("load", check, region=region.number, keys=keys(*names), blocks=u32(*range(SLOTS, SLOTS + len(names))))
 
-    def open_digests(self):
+    def open_summaries(self):
         model = self.random.choice(list(MODELS))
         method = self.random.choice(list(METHODS))
         if self.random.random() < 0.3:
-            self.client.begin("digest.open", ns=self.ns[model], **dict(SHAPE, method=9))  # its answer is never looked at
-        opened = self.client.call("digest.open", ns=self.ns[model], build=self.random.random() < 0.3,
+            self.client.begin("summary.open", ns=self.ns[model], **dict(SHAPE, method=9))  # its answer is never looked at
+        opened = self.client.call("summary.open", ns=self.ns[model], build=self.random.random() < 0.3,
                                   **METHODS[method][0], **SHAPE)
-        assert opened["layer_bytes"] == methods.digest_bytes(METHODS[method][1])
+        assert opened["layer_bytes"] == methods.summary_bytes(METHODS[method][1])
         assert self.play.prints.setdefault((self.uid, model, method), opened["fingerprint"]) == opened["fingerprint"]
         self.derived[model, method] = opened["ns"]
 
@@ -164,10 +164,10 @@ class Actor:
         def check(result, code):
             allowed = {OK, EXISTS, MISS, FAILED, NO_ROOM, IN_PROGRESS, CANCELLED}
             assert result is None or set(result["status"]) <= allowed, result
-        self.begin("digest.build", check, ns=ns, keys=keys(*names), part=self.random.randint(0, MODELS[at[0]]))
+        self.begin("summary.build", check, ns=ns, keys=keys(*names), part=self.random.randint(0, MODELS[at[0]]))
 
-    def digest_bytes(self):
-        """What anybody loads of the digests is right, whoever made them."""
+    def summary_bytes(self):
+        """What anybody loads of the summaries is right, whoever made them."""
         at, ns = self.some_derived()
         if not ns:
             return
@@ -180,7 +180,7 @@ class Actor:
             region.dump(names, range(len(names)))
         else:
             for i, status in enumerate(region.load(names, range(len(names)))):
-                assert status != OK or region.bytes(i) == right[names[i]].tobytes(), f"wrong digest {at} {part} {names[i]}"
+                assert status != OK or region.bytes(i) == right[names[i]].tobytes(), f"wrong summary {at} {part} {names[i]}"
         self.client.call("region.unregister", region=region.number)
 
     def open_chain(self):
@@ -207,7 +207,7 @@ class Actor:
             n, first = len(found), len(chain.blocks)
             assert not any(result["status"][n:]) and result.get("missing", 0) == len(names) - n, result
             assert result["blocks"] == first + n, (result, first)
-            assert result.get("digests", 0) == sum(status & HELD != 0 for status in found)
+            assert result.get("summaries", 0) == sum(status & HELD != 0 for status in found)
             for tier, field in enumerate(("dram", "nvme", "shared"), 1):
                 assert result.get(field, 0) == sum(status & 3 == tier for status in found)
             chain.blocks += [(name, status & HELD != 0) for name, status in zip(names, found)]
@@ -392,7 +392,7 @@ class Actor:
                        keys=keys(*self.names(20)))
 
     def step(self):
-        acts = [(self.dump, 10), (self.load, 6), (self.open_digests, 3), (self.build, 4), (self.digest_bytes, 2),
+        acts = [(self.dump, 10), (self.load, 6), (self.open_summaries, 3), (self.build, 4), (self.summary_bytes, 2),
                 (self.open_chain, 6), (self.cancel, 3), (self.lookup, 3), (self.evict, 3), (self.pin, 1)]
         if self.chains:
             acts += [(self.append, 16), (self.select, 30), (self.prefetch, 4), (self.fetch, 6), (self.close_chain, 3)]

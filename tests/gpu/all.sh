@@ -1,6 +1,6 @@
 #!/bin/sh
 # all.sh [FOLDER]: everything that decides about copies, in ten minutes at most, on a host with a GPU: the tests
-# of this folder by each strategy; what goes through slices, and digests and selections, under compute-sanitizer's memcheck; then
+# of this folder by each strategy; what goes through slices, and summaries and selections, under compute-sanitizer's memcheck; then
 # ucm-bench copy, and what was measured beside the aims. Logs and figures go to FOLDER (.).
 # COMPUTE_SANITIZER names the program; or its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here.
 # SANITIZER_TOOLS="racecheck initcheck" runs more of it after the table: each with three strategies, 100 s
@@ -38,7 +38,7 @@ find_sanitizer() {
     [ -n "$sanitizer" ] || echo '== sanitizers: skipped, there is no compute-sanitizer'
 }
 
-# sanitize_kernels TOOL: digests and selections, encodings, turned loads, slots, attention, decode steps; some of each kind.
+# sanitize_kernels TOOL: summaries and selections, encodings, turned loads, slots, attention, decode steps; some of each kind.
 sanitize_kernels() {
     [ -n "$sanitizer" ] || return
     for kernels in sparse encoding rope slots attend decode; do

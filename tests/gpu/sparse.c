@@ -7,13 +7,13 @@
 
 const char *method_name(uint32_t method)
 {
-    return method == TOKENS_REST ? "rest" : ucm_digest_method(method)->name;
+    return method == TOKENS_REST ? "rest" : ucm_summary_method(method)->name;
 }
 
 static uint8_t keep_some[64];
 
-bool digest_of(struct ucm_sparse_digest *out, uint32_t method, uint32_t dtype, uint32_t tokens,
-               uint32_t kv_heads, uint32_t d, uint32_t rope_dim)
+bool summary_of(struct ucm_sparse_summary *out, uint32_t method, uint32_t dtype, uint32_t tokens,
+                uint32_t kv_heads, uint32_t d, uint32_t rope_dim)
 {
     uint64_t element = dtype == UCM_SPARSE_F32 ? 4 : dtype == UCM_SPARSE_FP8_E4M3 ? 1 : 2;
     uint32_t vd = rope_dim > 0 ? 0 : d;
@@ -24,7 +24,7 @@ bool digest_of(struct ucm_sparse_digest *out, uint32_t method, uint32_t dtype, u
     if (rest && tokens == 1)
         return false;
     method = rest ? UCM_SPARSE_TOKENS : method;
-    *out = (struct ucm_sparse_digest){
+    *out = (struct ucm_sparse_summary){
         .method = method,
         .kind = rnd_below(3),
         .run = tokens % 4 == 0 ? 4 : 1,
@@ -58,12 +58,12 @@ bool digest_of(struct ucm_sparse_digest *out, uint32_t method, uint32_t dtype, u
            (d - rope_dim >= out->bits / 8 && (rope_dim == 0 || rope_dim >= 4));
 }
 
-struct ucm_digest_plan *plan_of(const struct ucm_sparse_digest *digest)
+struct ucm_summary_plan *plan_of(const struct ucm_sparse_summary *summary)
 {
-    struct ucm_digest_plan *plan = fresh(sizeof(*plan));
+    struct ucm_summary_plan *plan = fresh(sizeof(*plan));
 
-    if (!check(sparse_plan(plan, digest) == 0, "a plan: %s", ucm_cuda_errmsg()))
-        must(CUDA_ERROR_INVALID_VALUE, "a test's digest");
+    if (!check(sparse_plan(plan, summary) == 0, "a plan: %s", ucm_cuda_errmsg()))
+        must(CUDA_ERROR_INVALID_VALUE, "a test's summary");
     return plan;
 }
 
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
 {
     gpu_begin();
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
-    test_digests();
+    test_summaries();
     test_selections();
     if (!few)
         test_graphs();

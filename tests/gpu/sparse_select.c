@@ -1,5 +1,6 @@
 /* Selections: every method, reduce and policy; chains of many lengths in a launch; blocks without
- * digests, poisoned ones, and many that score the same; launches of a graph whose inputs change. */
+ * summaries, poisoned ones, and many that score the same; launches of a graph whose inputs
+ * change. */
 #include "client/lib/sparse/spec.h"
 #include "tests/gpu/sparse.h"
 
@@ -10,13 +11,13 @@
 #define CHAINS 6u
 
 struct problem {
-    struct ucm_sparse_digest digest;
+    struct ucm_sparse_summary summary;
     struct ucm_cuda_select_options options;
-    struct ucm_digest_plan *plan;
+    struct ucm_summary_plan *plan;
     struct ucm_cuda_select_info info;
     uint32_t region; /* blocks */
     size_t stride;
-    uint8_t *digests;
+    uint8_t *summaries;
     int32_t *table, n_blocks[CHAINS];
     float *q; /* widened */
     uint8_t *q_raw;
@@ -33,17 +34,17 @@ static void put_scale(uint8_t *at, bool poison)
     memcpy(at, &s, sizeof(s));
 }
 
-/* Any bytes are a digest, but for scales and poison. */
-static void random_digest(const struct ucm_digest_plan *p, uint8_t *out)
+/* Any bytes are a summary, but for scales and poison. */
+static void random_summary(const struct ucm_summary_plan *p, uint8_t *out)
 {
-    uint32_t heads = p->spec.shape.kv_heads, arrays = p->spec.method == UCM_DIGEST_STATS ? 3 : 1;
+    uint32_t heads = p->spec.shape.kv_heads, arrays = p->spec.method == UCM_SUMMARY_STATS ? 3 : 1;
 
     for (uint32_t i = 0; i < p->bytes; i++)
         out[i] = (uint8_t)rnd();
     for (uint32_t g = 0; g < heads; g++) {
         uint32_t poison = rnd_below(300) == 0;
 
-        if (p->spec.method == UCM_DIGEST_HASH)
+        if (p->spec.method == UCM_SUMMARY_HASH)
             memcpy(out + p->array[1] + 4 * g, &poison, sizeof(poison));
         else
             for (uint32_t a = 0; a < arrays; a++)
@@ -104,7 +105,7 @@ static void random_table(struct problem *p)
 static void random_inputs(struct problem *p)
 {
     for (uint32_t b = 0; b < p->region; b++)
-        random_digest(p->plan, p->digests + b * p->stride);
+        random_summary(p->plan, p->summaries + b * p->stride);
     random_queries(p);
     random_table(p);
     for (uint32_t c = 0; c < CHAINS; c++)
@@ -112,7 +113,7 @@ static void random_inputs(struct problem *p)
             (rnd_below(3) || p->options.max_blocks < 12 ? p->options.max_blocks : 11) + 1);
     p->n_blocks[0] = (int32_t)p->options.max_blocks;
     p->n_blocks[1] = 0;
-    gpu_put(p->layer.digests, p->digests, p->region * p->stride);
+    gpu_put(p->layer.summaries, p->summaries, p->region * p->stride);
     gpu_put(p->layer.q, p->q_raw, p->q_bytes);
     gpu_put(p->layer.table, p->table, (size_t)CHAINS * p->options.max_blocks * sizeof(*p->table));
     gpu_put(p->layer.n_blocks, p->n_blocks, sizeof(p->n_blocks));
@@ -122,19 +123,19 @@ static void problem_init(struct problem *p)
 {
     const struct ucm_sparse_score *s = &p->options.score;
 
-    p->plan = plan_of(&p->digest);
+    p->plan = plan_of(&p->summary);
     p->stride = p->plan->bytes + 4 * rnd_below(3);
     if (rnd_below(2))
         p->stride = (p->stride + 15) / 16 * 16;
-    p->digests = fresh(p->region * p->stride);
+    p->summaries = fresh(p->region * p->stride);
     p->table = fresh((size_t)CHAINS * p->options.max_blocks * sizeof(*p->table));
-    p->q_values = (size_t)CHAINS * s->rows * s->q_heads * p->digest.shape.head_dim;
+    p->q_values = (size_t)CHAINS * s->rows * s->q_heads * p->summary.shape.head_dim;
     p->q_bytes = p->q_values * (p->options.q_dtype == UCM_SPARSE_F32 ? 4 : 2);
     p->q = fresh(p->q_values * sizeof(*p->q));
     p->q_raw = fresh(p->q_bytes);
     p->options.chains = CHAINS;
     p->layer = (struct ucm_cuda_select_layer){
-        .digests = gpu_new(p->region * p->stride),
+        .summaries = gpu_new(p->region * p->stride),
         .stride = p->stride,
         .bound = p->region,
         .chains = CHAINS,
@@ -146,11 +147,11 @@ static void problem_init(struct problem *p)
 
 static void problem_free(struct problem *p)
 {
-    gpu_free(p->layer.digests);
+    gpu_free(p->layer.summaries);
     gpu_free(p->layer.table);
     gpu_free(p->layer.n_blocks);
     gpu_free(p->layer.q);
-    free(p->digests);
+    free(p->summaries);
     free(p->table);
     free(p->q);
     free(p->q_raw);
@@ -233,8 +234,9 @@ static void reference_chain(const struct problem *p, uint32_t chain, struct list
     for (uint32_t b = 0; b < n; b++) {
         int32_t number = p->table[(size_t)chain * p->options.max_blocks + b];
 
-        at[b] = number >= 0 && number < (int32_t)p->region ? p->digests + (size_t)number * p->stride
-                                                           : NULL;
+        at[b] = number >= 0 && number < (int32_t)p->region
+                    ? p->summaries + (size_t)number * p->stride
+                    : NULL;
     }
     ucm_score_begin(&job, p->plan, &score, &blocks, p->q + chain * (p->q_values / CHAINS), scratch,
                     scores);
@@ -262,9 +264,9 @@ static const char *problem_name(const struct problem *p)
         name, sizeof(name),
         "%s, %u heads of %u, q %u x %u, metric %u, reduce %u, heads %u, policy %u, q dtype %u, "
         "%u blocks",
-        method_name(p->digest.method), p->digest.shape.kv_heads, p->digest.shape.head_dim, s->rows,
-        s->q_heads, s->metric, s->reduce, s->heads, p->options.choose.policy, p->options.q_dtype,
-        p->options.max_blocks);
+        method_name(p->summary.method), p->summary.shape.kv_heads, p->summary.shape.head_dim,
+        s->rows, s->q_heads, s->metric, s->reduce, s->heads, p->options.choose.policy,
+        p->options.q_dtype, p->options.max_blocks);
     return name;
 }
 
@@ -333,7 +335,7 @@ static void compare(struct problem *p)
     struct ucm_cuda_select *s;
 
     problem_init(p);
-    if (check(ucm_cuda_select_open(gpu_uuid, &p->digest, &p->options, &s) == 0, "%s: open: %s",
+    if (check(ucm_cuda_select_open(gpu_uuid, &p->summary, &p->options, &s) == 0, "%s: open: %s",
               problem_name(p), ucm_cuda_errmsg())) {
         (void)ucm_cuda_select_info(s, &p->info);
         answers_new(p);
@@ -391,7 +393,7 @@ static void one_by(uint32_t metric, uint32_t policy, uint32_t method, const stru
 {
     struct problem p = {.region = 40 + rnd_below(400)};
 
-    if (!digest_of(&p.digest, method, UCM_SPARSE_F16, s->tokens, s->heads, s->d, s->rope))
+    if (!summary_of(&p.summary, method, UCM_SPARSE_F16, s->tokens, s->heads, s->d, s->rope))
         return;
     p.options.score = (struct ucm_sparse_score){.metric = metric,
                                                 .reduce = reduce,
@@ -422,7 +424,7 @@ static void many_candidates(double sparse_ratio)
 {
     struct problem p = {.region = 60000};
 
-    if (!digest_of(&p.digest, UCM_SPARSE_MEAN, UCM_SPARSE_F16, 8, 4, 64, 0))
+    if (!summary_of(&p.summary, UCM_SPARSE_MEAN, UCM_SPARSE_F16, 8, 4, 64, 0))
         return;
     p.options.score =
         (struct ucm_sparse_score){.heads = UCM_SPARSE_HEADS_SUM, .rows = 1, .q_heads = 4};
@@ -450,7 +452,7 @@ static void clusters(void)
                UCM_SPARSE_HEADS_EACH, 66000);
 }
 
-/* The same with more lists than clusters at once: tiles of digests stream to warps that score, while others choose. */
+/* The same with more lists than clusters at once: tiles of summaries stream to warps that score, while others choose. */
 static void streams(void)
 {
     static const struct shape of[] = {{8, 4, 128, 16, 0}, {4, 7, 128, 16, 0}, {8, 1, 128, 33, 0}};
@@ -497,7 +499,7 @@ void test_graphs(void)
     CUstream beside;
     CUgraph graph;
 
-    digest_of(&p.digest, UCM_SPARSE_BOX, UCM_SPARSE_BF16, 16, 8, 128, 0);
+    summary_of(&p.summary, UCM_SPARSE_BOX, UCM_SPARSE_BF16, 16, 8, 128, 0);
     p.options.score = (struct ucm_sparse_score){.reduce = UCM_SPARSE_REDUCE_SOFTMAX,
                                                 .heads = UCM_SPARSE_HEADS_SUM,
                                                 .rows = 1,
@@ -507,8 +509,8 @@ void test_graphs(void)
     p.options.choose = (struct ucm_sparse_choose){
         .sparse_ratio = 0.1, .min_blocks = 4, .init_window_sz = 1, .local_window_sz = 2};
     problem_init(&p);
-    check(ucm_cuda_select_open(gpu_uuid, &p.digest, &p.options, &s) == 0 &&
-              ucm_cuda_select_open(gpu_uuid, &p.digest, &p.options, &other) == 0,
+    check(ucm_cuda_select_open(gpu_uuid, &p.summary, &p.options, &s) == 0 &&
+              ucm_cuda_select_open(gpu_uuid, &p.summary, &p.options, &other) == 0,
           "graph: open: %s", ucm_cuda_errmsg());
     (void)ucm_cuda_select_info(s, &p.info);
     answers_new(&p);

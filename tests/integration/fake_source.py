@@ -12,7 +12,7 @@ class Source:
     """A daemon that answers fetches as it is told: statuses, an error, or None for no answer."""
 
     away = False
-    digests = SimpleNamespace(register=lambda *_, **__: True)
+    summaries = SimpleNamespace(register=lambda *_, **__: True)
 
     def __init__(self, *answers):
         self.answers, self.asked, self.cuts = list(answers), [], 0

@@ -1,4 +1,4 @@
-"""What the tests of retrieval share: a base namespace with blocks, its digests, chains and selections, and what numpy makes of
+"""What the tests of retrieval share: a base namespace with blocks, its summaries, chains and selections, and what numpy makes of
 them."""
 
 import os
@@ -68,12 +68,12 @@ class Retrieval(Case):
         self.addCleanup(client.close)
         return client, client.open(dict(IDENTITY, model=self.id(), **identity))
 
-    def digests(self, client, ns, method="mean", **more):
+    def summaries(self, client, ns, method="mean", **more):
         number, params = METHODS[method]
-        return client.call("digest.open", ns=ns, method=number, **params, **SHAPE, **more)["ns"]
+        return client.call("summary.open", ns=ns, method=number, **params, **SHAPE, **more)["ns"]
 
     def build(self, client, derived, names, **more):
-        return list(client.call("digest.build", ns=derived, keys=keys(*names), **more)["status"])
+        return list(client.call("summary.build", ns=derived, keys=keys(*names), **more)["status"])
 
     def chain(self, client, derived, names, **more):
         chain = client.call("chain.open", ns=derived)["chain"]
@@ -87,8 +87,8 @@ class Retrieval(Case):
         return client.call("select", chains=[chain], layers=[layer], q=q.tobytes(), q_dtype=1, q_heads=q.shape[1],
                            rows=q.shape[0], **params)
 
-    def read_digests(self, client, derived, layer_bytes, count):
-        """u8[count][layers][layer_bytes] through a region of the digests' namespace."""
+    def read_summaries(self, client, derived, layer_bytes, count):
+        """u8[count][layers][layer_bytes] through a region of the summaries' namespace."""
         region = Region(client, derived, {"layers": [LAYERS], "layer_bytes": layer_bytes}, count)
         self.assertEqual(region.load(range(count), range(count)), [OK] * count)
         raw = np.frombuffer(region.memory[:], np.uint8).reshape(count, LAYERS, layer_bytes).copy()

@@ -32,7 +32,7 @@ class Reference:
         self.memory = HostPages(int(numpy.prod(shape)), dtype)
         self.kv = self.memory.whole.reshape(shape)
         of = sparse.Shape(self.dtype, BLOCK, model.KV_HEADS, model.HEAD)
-        self.digest = sparse.Policy(policy.text).digest(of) if hasattr(policy, "text") else sparse.mean(of)
+        self.summary = sparse.Policy(policy.text).summary(of) if hasattr(policy, "text") else sparse.mean(of)
         self.logits, self.choices, first = [], {}, len(tokens) - 1
         done, tokens = self.prefilled(tokens[:first], dtype), list(tokens)
         for position in range(done, first + outputs):
@@ -80,7 +80,7 @@ class Reference:
         if candidates == 0:
             return [[]]
         k = numpy.ascontiguousarray(self.kv[layer, :candidates, 0]).reshape(candidates, -1)
-        chosen = self.digest.compute(k).select(q, self.policy.of_candidates(layer, candidates), self.policy.score)
+        chosen = self.summary.compute(k).select(q, self.policy.of_candidates(layer, candidates), self.policy.score)
         return [list(one) for one in chosen.lists]
 
 

@@ -264,7 +264,7 @@ class Bypass(Configured):
     def test_chains(self):
         client, ns, region = self.worker()
         region.dump("ab", range(2))
-        derived = client.call("digest.open", ns=ns, method=1, dtype=1, kv_heads=1, head_dim=64, k_token_stride=128)["ns"]
+        derived = client.call("summary.open", ns=ns, method=1, dtype=1, kv_heads=1, head_dim=64, k_token_stride=128)["ns"]
         chain = client.call("chain.open", ns=derived)["chain"]
         self.assertEqual(client.call("chain.append", chain=chain, keys=keys("a"))["blocks"], 1)
         client.call("bypass", load=1)

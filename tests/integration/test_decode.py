@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmclient.decode without an engine and without a daemon: what a request needs at most, rows of digests, and how long the daemon is
+"""ucmclient.decode without an engine and without a daemon: what a request needs at most, rows of summaries, and how long the daemon is
 waited for. tests/integration/test_vllm_sparse.py has the rest."""
 
 import random
@@ -21,7 +21,7 @@ from ucmclient.decode.layers import LayerChoices
 from ucmclient.errors import Status, UcmError
 
 SHAPE = sparse.Shape("f32", tokens=16, kv_heads=2, head_dim=8)
-DIGEST = sparse.mean(SHAPE)
+SUMMARY = sparse.mean(SHAPE)
 
 
 class Needs(unittest.TestCase):
@@ -33,8 +33,8 @@ class Needs(unittest.TestCase):
                 sparse.TopK(draw.randrange(3), 1, draw.choice((0, 0, 5)), draw.random(), draw.randrange(6), draw.choice((0, 0, 70))),
                 sparse.Mass(draw.randrange(3), 1, draw.choice((0, 4)), draw.random())))
             policy = Choices.alike(choice, 3)
-            digests = sparse.Digests(DIGEST, draw.randbytes(DIGEST.bytes * n))
-            chosen = digests.select(memoryview(bytes(2 * 8 * 4)).cast("f", (2, 8)), policy.of_candidates(0, n), policy.score)
+            summaries = sparse.Summaries(SUMMARY, draw.randbytes(SUMMARY.bytes * n))
+            chosen = summaries.select(memoryview(bytes(2 * 8 * 4)).cast("f", (2, 8)), policy.of_candidates(0, n), policy.score)
             room = policy.room(0, n, SHAPE.tokens)
             self.assertLessEqual(max(map(len, chosen.lists)), room, (choice, n))
             self.assertEqual(policy.slots(n, 2, SHAPE.tokens), 3 * min(n, 2 * room))
@@ -50,7 +50,7 @@ class Needs(unittest.TestCase):
         self.assertEqual(admission.admit(200, [(200, 20)]), 20)
         self.assertIsNone(admission.admit(200, [(200, 20), (200, 20)]))
         for less, words in ((Room(19, 20), "a request of 200 tokens needs 20 slots and this worker has 19"),
-                            (Room(40, 9), "needs 10 rows of digests and this worker has 9")):
+                            (Room(40, 9), "needs 10 rows of summaries and this worker has 9")):
             with self.assertRaisesRegex(Refused, words):
                 Admission(less, policy, lists=1, block_tokens=16).check(200)
 
@@ -172,11 +172,11 @@ class LayersChoose(unittest.TestCase):
         fake = mock.Mock(zeros=Array.zeros, tensor=lambda numbers, dtype: np.array(numbers, dtype), int32=np.int32, float32=np.float32)
         self.opened = []
 
-        def select(digest, gpu, q_heads, max_blocks, **options):
+        def select(summary, gpu, q_heads, max_blocks, **options):
             self.opened.append((q_heads, max_blocks, options))
-            return mock.Mock(lists=2, room=options["room"], digest=digest, device="cuda:0")
+            return mock.Mock(lists=2, room=options["room"], summary=summary, device="cuda:0")
         with mock.patch.dict(sys.modules, torch=fake), mock.patch("ucmclient.decode.layers.Selector", select):
-            return LayerChoices(Choices.from_policy(policy, SHAPE, 3, stops=True), sparse.Policy(policy).digest(SHAPE), None, 8,
+            return LayerChoices(Choices.from_policy(policy, SHAPE, 3, stops=True), sparse.Policy(policy).summary(SHAPE), None, 8,
                                 max_blocks=500, chains=2, **more)
 
     def test_one_selection_for_layers_and_requests_that_differ(self):
@@ -186,10 +186,10 @@ class LayersChoose(unittest.TestCase):
         choices.set(0, 300)
         choices.set(1, 30)
         self.assertEqual(choices.most.tolist(), [[300, 30], [18, 30], [18, 30]], "of 20 blocks 2 are the window")
-        chosen = choices(1, "digests", "table", "candidates", "q")
+        chosen = choices(1, "summaries", "table", "candidates", "q")
         call = choices.select.call_args
-        self.assertEqual((call.args, call.kwargs["most"].tolist()), (("digests", "table", "candidates", "q"), [18, 30]))
-        self.assertIs(choices(2, "digests", "table", "candidates", "q2"), chosen, "of the layer before")
+        self.assertEqual((call.args, call.kwargs["most"].tolist()), (("summaries", "table", "candidates", "q"), [18, 30]))
+        self.assertIs(choices(2, "summaries", "table", "candidates", "q2"), chosen, "of the layer before")
         choices.select.assert_called_once()
         self.assertIsNone(choices.ranked(1, "candidates"))
         choices.set(0, 0)
@@ -299,7 +299,7 @@ class Served(unittest.TestCase):
         policy = Choices.alike(sparse.TopK(), 2)
         self.slots = Slots()
         self.slots.free = slots
-        self.decoder = decoder = Decoder(source, DIGEST, policy, Room(8, 8), self.slots, requests=2, layer_bytes=64, deadline=deadline)
+        self.decoder = decoder = Decoder(source, SUMMARY, policy, Room(8, 8), self.slots, requests=2, layer_bytes=64, deadline=deadline)
         layers = [bytes(16 * 2 * 8 * 4)] * 2
         a, b = decoder.open("a"), decoder.open("b")
         decoder.extend(a, [b"0" * 32, b"1" * 32], lambda i: layers)
@@ -384,7 +384,7 @@ class Served(unittest.TestCase):
             places = [None if i in missing else "place" for i in range(came)] + [None] * (n - came)
             return SimplePinned(places, n - places.count(None), moved, read, len(missing))
 
-        decoder = Decoder(Source([OK]), DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=1, layer_bytes=64)
+        decoder = Decoder(Source([OK]), SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=1, layer_bytes=64)
         a = decoder.open("a")
         a.rows, a.kept, a.chain, decoder._window = list(range(800)), 800, mock.Mock(), mock.Mock(pin=pin)
         answers += [(500, 500, 0, ()), (800 - 500, 300, 0, ())]
@@ -415,7 +415,7 @@ class Served(unittest.TestCase):
             return SimplePinned(["place"] * came + [None] * (n - came), came, 0, 0, 0)
 
         source = Source([OK])
-        decoder = Decoder(source, DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=2, layer_bytes=64)
+        decoder = Decoder(source, SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=2, layer_bytes=64)
         a, b = decoder.open("a"), decoder.open("b")
         decoder._connected()
         for one, first, n in (a, 0, 600), (b, 600, 40):
@@ -452,7 +452,7 @@ class Served(unittest.TestCase):
 
     def test_no_row(self):
         source = Source([OK])
-        decoder = Decoder(source, DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 1), Slots(), requests=1, layer_bytes=64)
+        decoder = Decoder(source, SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 1), Slots(), requests=1, layer_bytes=64)
         with self.assertRaisesRegex(Lost, "all rows"):
             decoder.extend(decoder.open("a"), [b"0" * 32, b"1" * 32], lambda i: [bytes(16 * 2 * 8 * 4)])
         decoder.close("a")

@@ -296,7 +296,7 @@ class Decoders(unittest.TestCase):
         decoder.extend(b, [bytes([i]) * 32 for i in (0, 3, 4)], lambda i: 20 + i)
         return a, b
 
-    def test_rows_and_digests(self):
+    def test_rows_and_summaries(self):
         decoder = self.decoder([OK])
         a, b = self.two(decoder)
         self.assertEqual((a.rows, b.rows, a.number, b.number), ([0, 1, 2], [0, 3, 4], 1, 0))
@@ -392,8 +392,8 @@ class Decoders(unittest.TestCase):
             regions.append(mock.Mock(closed=False, **{"client.closed": False}))
             return regions[-1]
         self.source.ns.register = register
-        for digests in (lambda: None, register):
-            self.source.digests = mock.Mock(register=digests)
+        for summaries in (lambda: None, register):
+            self.source.summaries = mock.Mock(register=summaries)
             decoder.update()
         self.assertEqual([region.unregister.call_count for region in regions], [1, 0, 0])
         regions[0].closed = True
@@ -427,7 +427,7 @@ class Decoders(unittest.TestCase):
         window.pin.assert_called_once()
 
     def test_a_step_takes_of_the_window_what_is_there(self):
-        """With beside, extend() of blocks whose digests are loaded waits for nothing to come there."""
+        """With beside, extend() of blocks whose summaries are loaded waits for nothing to come there."""
         decoder, a = self.windowed()
         decoder._beside, a.chain.__len__ = True, lambda _: 3
         a.chain.append.return_value = mock.Mock(blocks=4)
@@ -457,7 +457,7 @@ class Decoders(unittest.TestCase):
 
     def test_an_update_asks_for_what_is_new(self):
         decoder, a = self.windowed()
-        b, window, decoder.source.digests = decoder.sequences["b"], decoder._window, mock.Mock()
+        b, window, decoder.source.summaries = decoder.sequences["b"], decoder._window, mock.Mock()
         a.asked, b.chain = 3, mock.Mock(__len__=lambda _: 0, **{"append.return_value": mock.Mock(blocks=2)})
         for _ in range(3):
             decoder.update()

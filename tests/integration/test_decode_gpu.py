@@ -29,14 +29,14 @@ LENGTH = BLOCKS * TOKENS - 5
 class Link:
     """A connection as an engine has it: gone with cut(), new with open()."""
 
-    def __init__(self, socket, digest, layer_bytes=LAYER):
-        self.socket, self.digest, self.layer_bytes, self.client = socket, digest, layer_bytes, None
+    def __init__(self, socket, summary, layer_bytes=LAYER):
+        self.socket, self.summary, self.layer_bytes, self.client = socket, summary, layer_bytes, None
         self.open()
 
     def open(self):
         self.client = Client(socket=self.socket, name="decode", default_timeout=10)
         self.ns = self.client.namespace(Identity("decode", "bf16", f"decode/{self.layer_bytes}", TOKENS, self.layer_bytes, layers=(LAYERS,)))
-        self.digests = sparse.DigestNamespace(self.ns, self.digest, build=True)
+        self.summaries = sparse.SummaryNamespace(self.ns, self.summary, build=True)
 
     def ask(self, call, *arguments, **named):
         try:
@@ -52,7 +52,7 @@ class Link:
     def cut(self):
         if self.client is not None:
             self.client.close()
-        self.client = self.ns = self.digests = None
+        self.client = self.ns = self.summaries = None
 
 
 class Together:
@@ -61,18 +61,18 @@ class Together:
     SHAPE, VALUES, SCALE, rounds = SHAPE, DIM, DIM**-0.5, None
 
     def selector(self, pool):
-        return Selector(self.digest, pool, GROUP * HEADS, CANDIDATES, chains=CHAINS,
+        return Selector(self.summary, pool, GROUP * HEADS, CANDIDATES, chains=CHAINS,
                         choose=sparse.TopK(sparse_ratio=0.15, init_window_sz=0, local_window_sz=0))
 
     def __init__(self, link, kv, slots=200, encoding="", **more):
-        self.kv, self.digest = kv, link.digest
+        self.kv, self.summary = kv, link.summary
         shape, layer_bytes, lists = self.SHAPE, link.layer_bytes, self.SHAPE.kv_heads
         pool = torch.empty(cuda.Steps.bytes_of(shape, layer_bytes, slots, encoding=encoding), dtype=torch.uint8, device="cuda")
         self.select = self.selector(pool)
         self.steps = cuda.Steps(pool, shape, layers=LAYERS, q_heads=GROUP * HEADS, layer_bytes=layer_bytes, numbers=80, requests=CHAINS,
                                 chains=CHAINS, room=self.select.room, window=WINDOW, scale=self.SCALE, rounds=self.rounds,
                                 encoding=encoding)
-        self.decoder = GpuDecoder(link, link.digest, self.steps, layer_bytes=layer_bytes, landing=16, **more)
+        self.decoder = GpuDecoder(link, link.summary, self.steps, layer_bytes=layer_bytes, landing=16, **more)
         names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
         self.names = [names[32 * i : 32 * i + 32] for i in range(BLOCKS)]
         int32 = {"dtype": torch.int32, "device": "cuda"}
@@ -101,7 +101,7 @@ class Together:
     def launch(self):
         self.steps.begin()
         for layer in range(LAYERS):
-            ranked = self.choose(layer, (self.decoder.digests[layer], self.table[:, :CANDIDATES], self.candidates, self.q[layer]))
+            ranked = self.choose(layer, (self.decoder.summaries[layer], self.table[:, :CANDIDATES], self.candidates, self.q[layer]))
             pages = cuda.Pages(self.kv[layer], self.page_table, self.first, self.length, self.of)
             self.steps.layer(layer, self.chosen[layer], self.table, self.requests, self.q[layer], pages, out=self.out[layer],
                              lse=self.lse[layer], ranked=ranked)
@@ -167,7 +167,7 @@ class Stopping(Together):
         self.rounds = choices.rounds
         if self.rounds.rounds > 1:  # keys that are noise are estimated badly: the last round would have all of most lists
             self.rounds = replace(self.rounds, rounds=5, least=16)
-        choices = LayerChoices(choices, self.digest, pool, GROUP * HEADS, max_blocks=CANDIDATES, chains=CHAINS, follow=self.follow)
+        choices = LayerChoices(choices, self.summary, pool, GROUP * HEADS, max_blocks=CANDIDATES, chains=CHAINS, follow=self.follow)
         for chain in range(CHAINS):
             choices.set(chain, CANDIDATES)
         return choices
@@ -322,8 +322,8 @@ class OnGpu(unittest.TestCase):
         self.dense(self.STOPS.replace("eps=0.8", "eps=1"))
 
     def test_all_of_a_certificate_is_dense_attention(self):
-        self.link.digest = sparse.box(SHAPE)
-        self.link.digests = sparse.DigestNamespace(self.link.ns, self.link.digest, build=True)
+        self.link.summary = sparse.box(SHAPE)
+        self.link.summaries = sparse.SummaryNamespace(self.link.ns, self.link.summary, build=True)
         self.dense("psa-certified:dense_below=0,local_window_sz=4,eps=1")
 
     def test_a_budget_that_follows(self):

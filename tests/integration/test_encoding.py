@@ -104,9 +104,9 @@ class Encodings(EncodingCase):
         coded = client.call("encoding.open", **good)["ns"]
         error = self.refused(INVALID, client.call, "encoding.open", **dict(good, ns=coded))
         self.assertIn("is encoded already (fp8); name its base", str(error))
-        digests = client.call("digest.open", ns=ns, method=1, dtype=2, kv_heads=1, head_dim=DIM,
+        summaries = client.call("summary.open", ns=ns, method=1, dtype=2, kv_heads=1, head_dim=DIM,
                               k_token_stride=HEADS * DIM * 2)["ns"]
-        self.assertIn("holds digests", str(self.refused(INVALID, client.call, "encoding.open", **dict(good, ns=digests))))
+        self.assertIn("holds summaries", str(self.refused(INVALID, client.call, "encoding.open", **dict(good, ns=summaries))))
         other = self.client(uid=OTHER_UID)
         self.refused(NOT_FOUND, other.call, "encoding.open", **good)
 
@@ -292,55 +292,55 @@ class FallThrough(EncodingCase):
                 engine.client.call("bypass", ns=ns, load=2)
 
     def test_chains_take_either_form(self):
-        """Digests of an encoded base come from workers; chains find blocks in it and in its base."""
+        """Summaries of an encoded base come from workers; chains find blocks in it and in its base."""
         engine = self.mixed()
         call, shape = engine.client.call, self.shape()
-        error = self.refused(INVALID, call, "digest.open", ns=engine.ns, method=1, build=True, **shape)
+        error = self.refused(INVALID, call, "summary.open", ns=engine.ns, method=1, build=True, **shape)
         self.assertIn("the base's blocks are encoded (fp8)", str(error))
-        digests = call("digest.open", ns=engine.ns, method=1, **shape)
-        self.assertNotEqual(digests["fingerprint"], call("digest.open", ns=engine.base, method=1, **shape)["fingerprint"])
-        self.refused(INVALID, call, "digest.build", ns=digests["ns"], keys=keys(3))
-        digest = Region(engine.client, digests["ns"], {"layers": [LAYERS], "layer_bytes": digests["layer_bytes"]}, 16)
-        self.assertEqual(digest.dump(range(7), range(7)), [OK] * 7)
-        chain = call("chain.open", ns=digests["ns"])["chain"]
+        summaries = call("summary.open", ns=engine.ns, method=1, **shape)
+        self.assertNotEqual(summaries["fingerprint"], call("summary.open", ns=engine.base, method=1, **shape)["fingerprint"])
+        self.refused(INVALID, call, "summary.build", ns=summaries["ns"], keys=keys(3))
+        summary = Region(engine.client, summaries["ns"], {"layers": [LAYERS], "layer_bytes": summaries["layer_bytes"]}, 16)
+        self.assertEqual(summary.dump(range(7), range(7)), [OK] * 7)
+        chain = call("chain.open", ns=summaries["ns"])["chain"]
         self.refused(INVALID, call, "chain.append", chain=chain, keys=keys(*range(9)), build=True)
         answer = call("chain.append", chain=chain, keys=keys(*range(9)))
-        self.assertEqual((answer["blocks"], answer["digests"], answer["missing"]), (7, 7, 2))
+        self.assertEqual((answer["blocks"], answer["summaries"], answer["missing"]), (7, 7, 2))
         answer = call("chain.prefetch", chain=chain, index=b"".join(i.to_bytes(4, "little") for i in range(7)))
         self.assertEqual(list(answer["status"]), [OK] * 7)
         call("chain.close", chain=chain)
 
-    def test_digests_of_lossless_blocks(self):
+    def test_summaries_of_lossless_blocks(self):
         """The daemon builds them from either form: when asked, by an append, and as blocks are stored. They are the same bit for bit."""
         engine, plain = self.engine("lossless", blocks=32), self.engine(None, blocks=32)
         call, shape = engine.client.call, self.shape()
         data = [engine.pages.fill(i) for i in range(12)]
-        right = plain.client.call("digest.open", ns=plain.base, method=1, **shape)
+        right = plain.client.call("summary.open", ns=plain.base, method=1, **shape)
         for i, block in enumerate(data):
             plain.pages.put(i, block)
         names = [f"plain {i}" for i in range(12)]
         self.assertEqual(plain.dump(names, range(12)), [OK] * 12)
-        self.assertEqual(list(plain.client.call("digest.build", ns=right["ns"], keys=keys(*names))["status"]), [OK] * 12)
-        want = self.digests(plain, right, names)
+        self.assertEqual(list(plain.client.call("summary.build", ns=right["ns"], keys=keys(*names))["status"]), [OK] * 12)
+        want = self.summaries(plain, right, names)
         self.assertEqual(engine.dump(range(6), range(6)), [OK] * 6)
         self.assertEqual(engine.dump([6, 7], [6, 7], plain=True), [OK] * 2)
-        built = call("digest.open", ns=engine.ns, method=1, **shape)
-        self.assertEqual(list(call("digest.build", ns=built["ns"], keys=keys(*range(4)))["status"]), [OK] * 4)
+        built = call("summary.open", ns=engine.ns, method=1, **shape)
+        self.assertEqual(list(call("summary.build", ns=built["ns"], keys=keys(*range(4)))["status"]), [OK] * 4)
         chain = call("chain.open", ns=built["ns"])["chain"]
         answer = call("chain.append", chain=chain, keys=keys(*range(8)), build=True)
-        self.assertEqual((answer["blocks"], answer["digests"], answer["built"]), (8, 8, 4))
+        self.assertEqual((answer["blocks"], answer["summaries"], answer["built"]), (8, 8, 4))
         call("chain.close", chain=chain)
-        call("digest.open", ns=engine.ns, method=1, build=True, **shape)
+        call("summary.open", ns=engine.ns, method=1, build=True, **shape)
         self.assertEqual(engine.dump([8, 9], [8, 9]), [OK] * 2)
         self.assertEqual(engine.dump([10, 11], [10, 11], plain=True), [OK] * 2)
         self.until(lambda: engine.client.hits(built["ns"], *range(12)) == 12)
-        self.assertEqual(self.digests(engine, built, range(12)), want)
+        self.assertEqual(self.summaries(engine, built, range(12)), want)
 
     def shape(self):
         return {"dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "v_head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
                 "k_head_stride": DIM * 2, "v_offset": SECTION, "v_token_stride": HEADS * DIM * 2, "v_head_stride": DIM * 2}
 
-    def digests(self, engine, opened, names):
+    def summaries(self, engine, opened, names):
         region = Region(engine.client, opened["ns"], {"layers": [LAYERS], "layer_bytes": opened["layer_bytes"]}, 16)
         self.assertEqual(region.load(names, range(len(names))), [OK] * len(names))
         return [region.bytes(i) for i in range(len(names))]

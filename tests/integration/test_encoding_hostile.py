@@ -127,9 +127,9 @@ class Hostile(Mixed):
             engine.pages.fill(i)
         self.assertEqual(engine.dump([0, 1], [0, 1], plain=True), [OK] * 2)
         self.assertEqual(engine.dump([2, 3], [2, 3]), [OK] * 2)
-        digests = call("digest.open", ns=engine.ns, method=1, dtype=2, kv_heads=HEADS, head_dim=DIM, v_head_dim=DIM, v_offset=SECTION,
+        summaries = call("summary.open", ns=engine.ns, method=1, dtype=2, kv_heads=HEADS, head_dim=DIM, v_head_dim=DIM, v_offset=SECTION,
                        k_token_stride=HEADS * DIM * 2, k_head_stride=DIM * 2, v_token_stride=HEADS * DIM * 2, v_head_stride=DIM * 2)
-        chains = [call("chain.open", ns=digests["ns"])["chain"] for _ in range(4)]
+        chains = [call("chain.open", ns=summaries["ns"])["chain"] for _ in range(4)]
         self.assertEqual(call("chain.append", chain=chains[0], keys=keys(*range(4)))["blocks"], 4)
         try:
             call("bypass", ns=engine.base, load=1)

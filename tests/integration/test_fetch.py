@@ -16,7 +16,7 @@ from share_case import ON_SHARE, ShareCase
 SUITE_TIMEOUT_S = 300
 LAYERS, LAYER, BLOCKS, SLOTS = 5, 4096, 24, 64
 IDENTITY = dict(DEMO, layers=[LAYERS], layer_bytes=LAYER)
-DIGEST = {"method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
+SUMMARY = {"method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
 
 
 class FetchCase(Case):
@@ -30,7 +30,7 @@ class FetchCase(Case):
         return client, ns, Pool(client, ns, identity["layer_bytes"], slots), kv
 
     def chain(self, client, ns, names):
-        derived = client.call("digest.open", ns=ns, **DIGEST)["ns"]
+        derived = client.call("summary.open", ns=ns, **SUMMARY)["ns"]
         chain = client.call("chain.open", ns=derived)["chain"]
         client.call("chain.append", chain=chain, keys=keys(*names))
         return chain
@@ -185,7 +185,7 @@ class Fetch(FetchCase):
 
     def test_more_blocks_than_a_request_has_keys(self):
         client, ns, _, _ = self.stored()
-        chain = client.call("chain.open", ns=client.call("digest.open", ns=ns, **DIGEST)["ns"])["chain"]
+        chain = client.call("chain.open", ns=client.call("summary.open", ns=ns, **SUMMARY)["ns"])["chain"]
         for _ in range(2):
             client.call("chain.append", chain=chain, keys=keys(*range(16)) * 1024)
         pool = Pool(client, ns, LAYER, 65536)

@@ -18,7 +18,7 @@ LAYERS, BLOCKS = 16, 3
 PLAIN = TOKENS * HEADS * DIM * 2
 IDENTITY = {"dtype": "bf16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "parts": 1, "layers": [LAYERS],
             "layer_bytes": PLAIN}
-DIGESTS = {"method": 1, "kind": 0, "dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
+SUMMARIES = {"method": 1, "kind": 0, "dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
            "k_head_stride": DIM * 2}
 # With a scale for each element int8 is longer than what it encodes; with one for two, as long: sizes then tell the forms not apart.
 FORMS = {"fp8": {}, "q4": {}, "lossless": {}, "int8": {}, "longer": {"encoding": "int8", "axis": 1, "run": 1},
@@ -82,16 +82,16 @@ class Form:
                 self.holds[f"{kind}{i}"] = (self.reference.decode(coded) if coded else kv, coded)
                 self.names.append(f"{kind}{i}")
         case.neighbour()
-        self.digests = owner.call("digest.open", ns=self.ns, **DIGESTS)
-        self.digest_of = self.built(owner, self.digests["ns"]) if name == "lossless" else {}
+        self.summaries = owner.call("summary.open", ns=self.ns, **SUMMARIES)
+        self.summary_of = self.built(owner, self.summaries["ns"]) if name == "lossless" else {}
 
     def view(self, client):
         return client.call("encoding.open", ns=client.open(self.identity), **self.how)["ns"]
 
     def built(self, client, ns):
-        """Digests of all blocks, by name, of those that are there."""
-        client.call("digest.build", ns=ns, keys=keys(*self.names))
-        region = Blocks(client, ns, self.digests["layer_bytes"], len(self.names))
+        """Summaries of all blocks, by name, of those that are there."""
+        client.call("summary.build", ns=ns, keys=keys(*self.names))
+        region = Blocks(client, ns, self.summaries["layer_bytes"], len(self.names))
         status = region.load(self.names, range(len(self.names)))
         return {name: region.bytes(i) for i, name in enumerate(self.names) if status[i] == OK}
 
@@ -102,7 +102,7 @@ class Stranger:
     def __init__(self, form, order):
         self.form, self.client, self.opened = form, Client(form.case.daemon), set()
         self.base = self.client.open(form.identity)
-        self.pool = self.region = self.digests = None
+        self.pool = self.region = self.summaries = None
         self.chains = []
         for step in order:
             getattr(self, "step_" + step)()
@@ -130,12 +130,12 @@ class Stranger:
         self.region = self.registered(Blocks, len(self.form.names))
 
     def step_chain(self):
-        self.digests = self.client.call("digest.open", ns=self.form.ns, **DIGESTS)["ns"]
+        self.summaries = self.client.call("summary.open", ns=self.form.ns, **SUMMARIES)["ns"]
         self.append()
 
     def append(self):
         for name in self.form.names:
-            chain = self.client.call("chain.open", ns=self.digests)["chain"]
+            chain = self.client.call("chain.open", ns=self.summaries)["chain"]
             if self.client.call("chain.append", chain=chain, keys=keys(name))["blocks"]:
                 self.chains.append((name, chain))
 
@@ -183,19 +183,19 @@ class Stranger:
         for ns in (form.ns, form.base):
             form.owner.call("evict", ns=ns, keys=keys(key, key + "p"))
 
-    def check_digests(self):
+    def check_summaries(self):
         """A build's bytes are of the block alone, whatever was opened before."""
         form = self.form
-        for _, chain in self.chains:  # they hold digests
+        for _, chain in self.chains:  # they hold summaries
             self.client.call("chain.close", chain=chain)
-        form.case.until(lambda: form.owner.call("evict", ns=form.digests["ns"], keys=keys(*form.names)).get("busy", 0) == 0, "an eviction")
+        form.case.until(lambda: form.owner.call("evict", ns=form.summaries["ns"], keys=keys(*form.names)).get("busy", 0) == 0, "an eviction")
         try:
-            built = form.built(self.client, self.digests)
+            built = form.built(self.client, self.summaries)
         except Refused as error:
             form.case.assertEqual(error.code, INVALID)
             form.case.assertNotEqual(form.name, "lossless")
             built = {}
-        form.case.assertEqual(built, form.digest_of)
+        form.case.assertEqual(built, form.summary_of)
 
 
 class Orders(Case):
@@ -234,7 +234,7 @@ class Orders(Case):
                         stranger.check_pool()
                         stranger.check_region()
                         stranger.check_dump(f"{below} {number}")
-                        stranger.check_digests()
+                        stranger.check_summaries()
                     finally:
                         stranger.client.close()
 

@@ -227,8 +227,8 @@ class Requests(Case):
         self.addCleanup(os.close, fd)
         handles = [{"kind": 0, "bytes": 8192}]
         planes = [{"stride": 4096, "block_bytes": 4096}, {"offset": 4096, "stride": 4096, "block_bytes": 4096, "layer": 1}]
-        digest = {"ns": ns, "method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
-        derived = client.call("digest.open", **digest)["ns"]
+        summary = {"ns": ns, "method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
+        derived = client.call("summary.open", **summary)["ns"]
         chain = client.call("chain.open", ns=derived)["chain"]
         client.call("chain.append", chain=chain, keys=keys(1))
         return client, fd, {
@@ -244,7 +244,7 @@ class Requests(Case):
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
             "ring.unregister": {"ring": 1},
             "encoding.open": {"ns": ns, "encoding": "fp8", "dtype": "bf16", "k": [16, 1, 64], "v": [16, 1, 64]},
-            "digest.open": digest, "digest.build": {"ns": derived, "keys": keys(1)}, "chain.open": {"ns": derived},
+            "summary.open": summary, "summary.build": {"ns": derived, "keys": keys(1)}, "chain.open": {"ns": derived},
             "fetch": {"region": Pool(client, ns, 4096, 1).number, "chain": chain, "items": u32(0, 1, 0)},
             "chain.append": {"chain": chain, "keys": keys(1)}, "chain.prefetch": {"chain": chain, "index": u32(0)},
             "select": {"chains": [chain], "layers": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},

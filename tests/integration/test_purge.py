@@ -94,12 +94,12 @@ class Held(Case):
 class Chains(Retrieval):
     options = WINDOWS
 
-    def test_nor_do_chains_windows_and_digests(self):
+    def test_nor_do_chains_windows_and_summaries(self):
         for number, (method, more) in enumerate(GONE):
             with self.subTest(method=method, more=more):
                 client, ns, region, _ = self.stored(BLOCKS, client=Reader(self.daemon), salt=bytes([number]))
                 self.addCleanup(client.close)
-                derived = self.digests(client, ns)
+                derived = self.summaries(client, ns)
                 self.build(client, derived, NAMES)
                 chain, _ = self.chain(client, derived, NAMES, build=True)
                 window = Window(client, ns)
@@ -114,16 +114,16 @@ class Chains(Retrieval):
                 _, appended = self.chain(client, derived, NAMES)
                 self.assertEqual((appended["blocks"], appended["missing"]), (0, BLOCKS))
 
-    def test_nor_the_digests_themselves(self):
+    def test_nor_the_summaries_themselves(self):
         for number, (method, more) in enumerate(GONE):
             with self.subTest(method=method, more=more):
                 client, ns, region, _ = self.stored(BLOCKS, salt=bytes([number]))
-                derived = self.digests(client, ns)
+                derived = self.summaries(client, ns)
                 self.build(client, derived, NAMES)
                 first, _ = self.chain(client, derived, NAMES)  # holds them
                 self.assertEqual(client.call(method, ns=derived, **more)["busy"], BLOCKS)
                 _, appended = self.chain(client, derived, NAMES, build=True)
-                self.assertEqual((appended["blocks"], appended.get("digests", 0)), (BLOCKS, 0))
+                self.assertEqual((appended["blocks"], appended.get("summaries", 0)), (BLOCKS, 0))
                 self.assertEqual(self.build(client, derived, NAMES), [IN_PROGRESS] * BLOCKS)
                 client.call("chain.close", chain=first)
                 self.until(lambda: self.build(client, derived, NAMES) == [OK] * BLOCKS, "the end of their last users")

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Digests and chains against a real daemon, through second_client.py: what it builds is compared with the numpy of
+"""Summaries and chains against a real daemon, through second_client.py: what it builds is compared with the numpy of
 tests/reference/sparse/methods.py; other connections, evictions, damage, and what hostile clients send."""
 
 import faulthandler
@@ -16,40 +16,40 @@ from second_client import (BUSY, EXISTS, FAILED, INVALID, MISS, NOT_FOUND, OK, O
                            fingerprint_form, keys, u32)
 
 
-class Digests(Retrieval):
+class Summaries(Retrieval):
     def test_every_method_builds_what_numpy_builds(self):
         client, ns, _, kv = self.stored(8)
         for name, (number, params) in METHODS.items():
             with self.subTest(method=name):
-                opened = client.call("digest.open", ns=ns, method=number, **params, **SHAPE)
-                self.assertEqual(opened["layer_bytes"], methods.digest_bytes(spec_of(name)))
+                opened = client.call("summary.open", ns=ns, method=number, **params, **SHAPE)
+                self.assertEqual(opened["layer_bytes"], methods.summary_bytes(spec_of(name)))
                 self.assertEqual(self.build(client, opened["ns"], range(8)), [OK] * 8)
-                raw = self.read_digests(client, opened["ns"], opened["layer_bytes"], 8)
+                raw = self.read_summaries(client, opened["ns"], opened["layer_bytes"], 8)
                 for layer in range(LAYERS):
                     right = methods.pack(spec_of(name), methods.build(spec_of(name), kv[:, layer, 0], kv[:, layer, 1]))
                     np.testing.assert_array_equal(raw[:, layer], right)
 
     def test_the_namespace_follows_from_the_spec(self):
         client, ns, _, _ = self.stored(2)
-        one = client.call("digest.open", ns=ns, method=1, **SHAPE)
-        self.assertEqual(client.call("digest.open", ns=ns, method=1, run=3, seed=9, **SHAPE), one, "what mean ignores")
+        one = client.call("summary.open", ns=ns, method=1, **SHAPE)
+        self.assertEqual(client.call("summary.open", ns=ns, method=1, run=3, seed=9, **SHAPE), one, "what mean ignores")
         other, other_ns = self.again()
-        self.assertEqual(other.call("digest.open", ns=other_ns, method=1, **SHAPE), one)
+        self.assertEqual(other.call("summary.open", ns=other_ns, method=1, **SHAPE), one)
         different = [dict(SHAPE, method=1, kind=1), dict(SHAPE, method=3), dict(SHAPE, method=1, dtype=2),
                      dict(SHAPE, method=1, k_offset=128, kv_heads=1)]
-        prints = {client.call("digest.open", ns=ns, **spec)["fingerprint"] for spec in different}
+        prints = {client.call("summary.open", ns=ns, **spec)["fingerprint"] for spec in different}
         self.assertEqual(len(prints | {one["fingerprint"]}), 5)
         listed = {entry["fingerprint"]: entry for entry in client.call("namespace.list", limit=4096)["namespaces"]}
         entry = listed[one["fingerprint"]]
         base = listed[client.call("namespace.open", **dict(IDENTITY, model=self.id()))["fingerprint"]]
         spec = struct.pack("<8IQ64x6I6Q", 1, 1, 0, 0, 0, 0, 0, 0, 0, SHAPE["dtype"], TOKENS, KV_HEADS, HEAD_DIM, 0, 0,
                            0, SHAPE["k_token_stride"], SHAPE["k_head_stride"], 0, 0, 0)
-        identity = dict(IDENTITY, model=self.id(), dtype="digest", layout="digest/1/mean", layer_bytes=one["layer_bytes"],
+        identity = dict(IDENTITY, model=self.id(), dtype="summary", layout="summary/1/mean", layer_bytes=one["layer_bytes"],
                         salt=hashlib.sha256(base["fingerprint"] + spec).digest())
         form = fingerprint_form(client.limits["tenant"], identity)
         self.assertEqual(hashlib.sha256(form).digest(), one["fingerprint"], "as kernels/sparse/sparse.h says")
         self.assertEqual((entry["dtype"], entry["layout"], entry["model"], entry["layer_bytes"]),
-                         ("digest", "digest/1/mean", self.id(), one["layer_bytes"]))
+                         ("summary", "summary/1/mean", self.id(), one["layer_bytes"]))
 
     def test_refused_specs(self):
         client, ns, _, _ = self.stored(1)
@@ -60,73 +60,73 @@ class Digests(Retrieval):
                       {"method": 2, "run": 3}, {"method": 2}, {"method": 2, "run": 4, "keep": b"\x01"},
                       {"method": 4, "bits": 65}, {"method": 4}, {"method": 6}, {"method": 6, "chosen": 17}, {"method": 6, "chosen": 16, "rest": 1},
                       {"method": 5, "v_offset": 8000}, {"sparse_ratio": 0.5}, {"seed": -1}, {"build": 1}):
-            self.refused(INVALID, client.call, "digest.open", **dict(good, **wrong))
-        self.refused(NOT_FOUND, client.call, "digest.open", **dict(good, ns=4000000000))
-        self.assertEqual(client.call("digest.open", **good)["ns"] > 0, True)
+            self.refused(INVALID, client.call, "summary.open", **dict(good, **wrong))
+        self.refused(NOT_FOUND, client.call, "summary.open", **dict(good, ns=4000000000))
+        self.assertEqual(client.call("summary.open", **good)["ns"] > 0, True)
 
     def test_single_flight_and_a_second_client_builds_nothing(self):
         client, ns, _, _ = self.stored()
         other, other_ns = self.again()
-        derived, other_derived = self.digests(client, ns), self.digests(other, other_ns)
+        derived, other_derived = self.summaries(client, ns), self.summaries(other, other_ns)
         self.assertEqual(derived, other_derived)
-        before = client.metrics()["digest_builds"]
-        both = [c.begin("digest.build", ns=derived, keys=keys(*range(self.blocks))) for c in (client, other)]
+        before = client.metrics()["summary_builds"]
+        both = [c.begin("summary.build", ns=derived, keys=keys(*range(self.blocks))) for c in (client, other)]
         statuses = [list(c.wait(msgid)["status"]) for c, msgid in zip((client, other), both)]
         self.assertTrue(set(sum(statuses, [])) <= {OK, EXISTS}, statuses)
-        self.assertEqual(client.metrics()["digest_builds"] - before, self.blocks)
+        self.assertEqual(client.metrics()["summary_builds"] - before, self.blocks)
         self.assertEqual(self.build(other, derived, range(self.blocks)), [EXISTS] * self.blocks)
         _, answer = self.chain(other, derived, range(self.blocks), build=True)
-        self.assertEqual((answer["digests"], answer.get("built", 0)), (self.blocks, 0))
-        self.assertEqual(client.metrics()["digest_builds"] - before, self.blocks)
+        self.assertEqual((answer["summaries"], answer.get("built", 0)), (self.blocks, 0))
+        self.assertEqual(client.metrics()["summary_builds"] - before, self.blocks)
 
     def test_built_as_blocks_are_stored(self):
         client, ns = self.again()
-        derived = self.digests(client, ns, build=True)
+        derived = self.summaries(client, ns, build=True)
         worker, _, _, kv = self.stored(20)
-        self.until(lambda: client.hits(derived, *range(20)) == 20, "their digests")
-        raw = self.read_digests(client, derived, methods.digest_bytes(spec_of("mean")), 20)
+        self.until(lambda: client.hits(derived, *range(20)) == 20, "their summaries")
+        raw = self.read_summaries(client, derived, methods.summary_bytes(spec_of("mean")), 20)
         right = methods.pack(spec_of("mean"), methods.build(spec_of("mean"), kv[:, 1, 0]))
         np.testing.assert_array_equal(raw[:, 1], right)
         client.close()  # nobody wants them any more
         self.until(lambda: worker.metrics()["connections"] == 1)
         region = Region(worker, worker.open(dict(IDENTITY, model=self.id())), IDENTITY, 1)
-        builds = worker.metrics()["digest_builds"]
+        builds = worker.metrics()["summary_builds"]
         self.assertEqual(region.dump(["later"], [0]), [OK])
-        self.assertEqual(worker.metrics()["digest_builds"], builds)
+        self.assertEqual(worker.metrics()["summary_builds"], builds)
 
     def test_what_can_not_be_built(self):
         client, ns, region, _ = self.stored(2)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.assertEqual(self.build(client, derived, [0, "nobody", 1]), [OK, MISS, OK])
-        self.refused(INVALID, client.call, "digest.build", ns=derived, keys=bytes(17))
-        self.refused(INVALID, client.call, "digest.build", ns=derived, keys=keys(0), part=2)
-        self.refused(NOT_FOUND, client.call, "digest.build", ns=ns, keys=keys(0))
+        self.refused(INVALID, client.call, "summary.build", ns=derived, keys=bytes(17))
+        self.refused(INVALID, client.call, "summary.build", ns=derived, keys=keys(0), part=2)
+        self.refused(NOT_FOUND, client.call, "summary.build", ns=ns, keys=keys(0))
         by_hand, _ = self.again()
-        self.refused(NOT_FOUND, by_hand.call, "digest.build", ns=derived, keys=keys(0))
+        self.refused(NOT_FOUND, by_hand.call, "summary.build", ns=derived, keys=keys(0))
         client.call("evict", ns=ns, keys=keys(0))
-        orphans = client.metrics()["digest_orphans"]
+        orphans = client.metrics()["summary_orphans"]
         self.assertEqual(self.build(client, derived, [0]), [EXISTS])
-        self.assertEqual(client.metrics()["digest_orphans"], orphans + 1)
+        self.assertEqual(client.metrics()["summary_orphans"], orphans + 1)
 
     def test_a_worker_dumps_them_itself(self):
         client, ns, _, kv = self.stored(4)
-        opened = client.call("digest.open", ns=ns, method=1, **SHAPE)
+        opened = client.call("summary.open", ns=ns, method=1, **SHAPE)
         region = Region(client, opened["ns"], {"layers": [LAYERS], "layer_bytes": opened["layer_bytes"]}, 4)
         built = [methods.pack(spec_of("mean"), methods.build(spec_of("mean"), kv[:, layer, 0])) for layer in range(LAYERS)]
         region.memory[:] = np.stack(built, 1).tobytes()
         self.assertEqual(region.dump(range(4), range(4)), [OK] * 4)
         self.assertEqual(self.build(client, opened["ns"], range(4)), [EXISTS] * 4)
         _, answer = self.chain(client, opened["ns"], range(4))
-        self.assertEqual(answer["digests"], 4)
+        self.assertEqual(answer["summaries"], 4)
 
     def test_blocks_on_nvme_are_read_up(self):
         client, ns, _, kv = self.stored(12)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
         self.assertEqual(client.tiers(ns, *range(12)), [ON_NVME] * 12)
         self.assertEqual(self.build(client, derived, range(12)), [OK] * 12)
-        raw = self.read_digests(client, derived, methods.digest_bytes(spec_of("mean")), 12)
+        raw = self.read_summaries(client, derived, methods.summary_bytes(spec_of("mean")), 12)
         np.testing.assert_array_equal(
             raw[:, 2], methods.pack(spec_of("mean"), methods.build(spec_of("mean"), kv[:, 2, 0])))
 
@@ -134,44 +134,44 @@ class Digests(Retrieval):
 class Chains(Retrieval):
     options = {"arena.size": "64MiB"}
 
-    def test_append_tells_tiers_and_digests(self):
+    def test_append_tells_tiers_and_summaries(self):
         client, ns, _, _ = self.stored(10)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.build(client, derived, range(0, 10, 2))
         chain, answer = self.chain(client, derived, [*range(10), "nobody", 3])
-        self.assertEqual(answer, {"blocks": 10, "dram": 10, "missing": 2, "digests": 5,
+        self.assertEqual(answer, {"blocks": 10, "dram": 10, "missing": 2, "summaries": 5,
                                   "status": bytes([IN_DRAM | HELD, IN_DRAM] * 5 + [0, 0])})
         more = client.call("chain.append", chain=chain, keys=keys(3, 4, 5), build=True)
-        self.assertEqual(more, {"blocks": 13, "dram": 3, "digests": 3, "built": 2, "status": bytes([IN_DRAM | HELD] * 3)})
+        self.assertEqual(more, {"blocks": 13, "dram": 3, "summaries": 3, "built": 2, "status": bytes([IN_DRAM | HELD] * 3)})
         stats = client.metrics()
         self.assertEqual((stats["chains"], stats["chain_blocks"]), (1, 13))
-        self.assertGreater(stats["digest_held_bytes"], 0)
+        self.assertGreater(stats["summary_held_bytes"], 0)
         client.call("chain.close", chain=chain)
         stats = client.metrics()
-        self.assertEqual((stats["chains"], stats["chain_blocks"], stats["digest_held_bytes"]), (0, 0, 0))
+        self.assertEqual((stats["chains"], stats["chain_blocks"], stats["summary_held_bytes"]), (0, 0, 0))
         for method in ("chain.close", "chain.append", "chain.prefetch"):
             more = {"chain.append": {"keys": keys(1)}, "chain.prefetch": {"index": u32(0)}}.get(method, {})
             self.refused(NOT_FOUND, client.call, method, chain=chain, **more)
 
-    def test_digests_that_lie_on_nvme_come_back(self):
+    def test_summaries_that_lie_on_nvme_come_back(self):
         client, ns, _, _ = self.stored(30)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.build(client, derived, range(30))
         self.settled(client, ns)
         self.settled(client, derived)
         client.call("evict", ns=ns, tier=1)
         client.call("evict", ns=derived, tier=1)
-        builds = client.metrics()["digest_builds"]
+        builds = client.metrics()["summary_builds"]
         _, answer = self.chain(client, derived, range(30), build=True)
-        self.assertEqual(answer, {"blocks": 30, "nvme": 30, "digests": 30, "status": bytes([ON_NVME | HELD] * 30)})
-        self.assertEqual(client.metrics()["digest_builds"], builds)
+        self.assertEqual(answer, {"blocks": 30, "nvme": 30, "summaries": 30, "status": bytes([ON_NVME | HELD] * 30)})
+        self.assertEqual(client.metrics()["summary_builds"], builds)
 
-    def test_a_damaged_digest_is_built_anew_or_missing(self):
+    def test_a_damaged_summary_is_built_anew_or_missing(self):
         client, ns, _, kv = self.stored(6)
-        derived = self.digests(client, ns, "box")
+        derived = self.summaries(client, ns, "box")
         self.build(client, derived, range(6))
         self.settled(client, derived)
-        raw = self.read_digests(client, derived, methods.digest_bytes(spec_of("box")), 6)
+        raw = self.read_summaries(client, derived, methods.summary_bytes(spec_of("box")), 6)
         client.call("evict", ns=derived, tier=1)
         for block in (2, 4):
             self.spoil(raw[block].tobytes()[:64])
@@ -181,10 +181,10 @@ class Chains(Retrieval):
         self.assertEqual(client.metrics()["nvme_corrupt"], corrupt + 1)
         picked = self.select(client, chain, self.query(), min_blocks=1)
         self.assertTrue(all(2 in blocks for blocks in lists_of(picked)))
-        self.assertEqual(picked["no_digest"], 1)
+        self.assertEqual(picked["no_summary"], 1)
         _, answer = self.chain(client, derived, range(6), build=True)
-        self.assertEqual((answer["digests"], answer["built"]), (6, 2))
-        np.testing.assert_array_equal(self.read_digests(client, derived, raw.shape[2], 6), raw)
+        self.assertEqual((answer["summaries"], answer["built"]), (6, 2))
+        np.testing.assert_array_equal(self.read_summaries(client, derived, raw.shape[2], 6), raw)
 
     def spoil(self, needle):
         for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
@@ -196,11 +196,11 @@ class Chains(Retrieval):
 
     def test_other_connections_see_nothing_of_a_chain(self):
         client, ns, _, _ = self.stored(4)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         chain, _ = self.chain(client, derived, range(4), build=True)
         other, other_ns = self.again()
         self.refused(NOT_FOUND, other.call, "chain.open", ns=derived)
-        self.digests(other, other_ns)
+        self.summaries(other, other_ns)
         for call in (("chain.append", {"keys": keys(1)}), ("chain.close", {}), ("chain.prefetch", {"index": u32(0)})):
             self.refused(NOT_FOUND, other.call, call[0], chain=chain, **call[1])
         self.refused(NOT_FOUND, self.select, other, chain, self.query())
@@ -208,20 +208,20 @@ class Chains(Retrieval):
     @unittest.skipUnless(os.geteuid() == 0, "takes another uid")
     def test_other_tenants(self):
         client, ns, _, _ = self.stored(4)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         other = self.client(uid=OTHER_UID)
         mine = other.open(dict(IDENTITY, model=self.id()))
         self.assertNotEqual(mine, ns)
-        self.refused(NOT_FOUND, other.call, "digest.open", ns=ns, method=1, **SHAPE)
-        self.refused(NOT_FOUND, other.call, "digest.build", ns=derived, keys=keys(0))
+        self.refused(NOT_FOUND, other.call, "summary.open", ns=ns, method=1, **SHAPE)
+        self.refused(NOT_FOUND, other.call, "summary.build", ns=derived, keys=keys(0))
         self.refused(NOT_FOUND, other.call, "chain.open", ns=derived)
-        theirs = self.digests(other, mine)
+        theirs = self.summaries(other, mine)
         self.assertNotEqual(theirs, derived)
         self.assertEqual(self.chain(other, theirs, range(4), build=True)[1]["missing"], 4)
 
     def test_a_chain_that_nobody_uses_ends(self):
         client, ns, _, _ = self.stored(4)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         chain = client.call("chain.open", ns=derived, lease_ms=400)["chain"]
         began = used = time.monotonic()
         client.call("chain.append", chain=chain, keys=keys(*range(4)), build=True)
@@ -238,7 +238,7 @@ class Chains(Retrieval):
 
     def test_a_chain_keeps_its_blocks_and_what_it_holds(self):
         client, ns, _, _ = self.stored(8)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         chain, _ = self.chain(client, derived, range(8), build=True)
         first = lists_of(self.select(client, chain, self.query(), min_blocks=3))
         busy = client.call("evict", ns=derived)
@@ -255,11 +255,11 @@ class Chains(Retrieval):
         client.call("chain.close", chain=chain)
         self.until(lambda: not client.call("ls", ns=derived)["blocks"], "the last use")
         _, answer = self.chain(client, derived, [7], build=True)
-        self.assertEqual((answer["digests"], answer["built"]), (1, 1))
+        self.assertEqual((answer["summaries"], answer["built"]), (1, 1))
 
     def test_a_purge_of_a_block_that_lost_its_copies(self):
         client, ns, region, kv = self.stored(4)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
         chain, _ = self.chain(client, derived, range(4))
@@ -274,7 +274,7 @@ class Chains(Retrieval):
 
     def test_a_purge_of_all_under_a_chain(self):
         client, ns, _, _ = self.stored(8)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         chain, _ = self.chain(client, derived, range(8), build=True)
         client.call("namespace.purge", ns=ns)
         answer = self.select(client, chain, self.query(), min_blocks=4)
@@ -286,22 +286,22 @@ class Chains(Retrieval):
 
     def test_closing_the_connection_ends_everything(self):
         client, ns, _, _ = self.stored()
-        derived = self.digests(client, ns, build=True)
+        derived = self.summaries(client, ns, build=True)
         for _ in range(5):
             chain, _ = self.chain(client, derived, range(self.blocks), build=True)
         for _ in range(20):  # answers that nobody reads
             client.begin("select", chains=[chain] * 8, layers=[0] * 8, q=np.tile(self.query(), (8, 1, 1)).tobytes(),
                          q_dtype=1, q_heads=4, sparse_ratio=0.3, prefetch=1)
             client.begin("chain.append", chain=chain, keys=keys(*range(self.blocks)), build=True)
-            client.begin("digest.build", ns=derived, keys=keys(*range(self.blocks)))
+            client.begin("summary.build", ns=derived, keys=keys(*range(self.blocks)))
         client.close()
         other, _ = self.again()
         self.until(lambda: other.metrics()["chains"] == 0 and other.metrics()["requests_active"] == 0)
-        self.assertEqual(other.metrics()["digest_held_bytes"], 0)
+        self.assertEqual(other.metrics()["summary_held_bytes"], 0)
 
     def test_bounds(self):
         client, ns, _, _ = self.stored(2)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.refused(INVALID, client.call, "chain.open", ns=derived, part=1)
         chains = [client.call("chain.open", ns=derived)["chain"] for _ in range(4096)]
         self.refused(BUSY, client.call, "chain.open", ns=derived)
@@ -313,9 +313,9 @@ class Chains(Retrieval):
         self.assertEqual(client.call("chain.append", chain=chain, keys=bytes(16) * 16384)["missing"], 16384)
         for _ in range(100):  # the first append may end before the daemon reads the second
             two = [client.begin("chain.append", _more=more, chain=chain, keys=keys(0, 1) * 2000, build=True) for more in (True, False)]
-            self.assertEqual(client.wait(two[0])["digests"], 4000)
+            self.assertEqual(client.wait(two[0])["summaries"], 4000)
             try:
-                self.assertEqual(client.wait(two[1])["digests"], 4000)
+                self.assertEqual(client.wait(two[1])["summaries"], 4000)
             except Refused as refused:
                 self.assertEqual(refused.code, BUSY)
                 return
@@ -323,16 +323,16 @@ class Chains(Retrieval):
 
     def test_not_more_than_a_quarter_of_the_arena_is_held(self):
         client, ns, _, _ = self.stored(1)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         chain = client.call("chain.open", ns=derived)["chain"]
         answer = client.call("chain.append", chain=chain, keys=keys(0) * 16384, build=True)
-        held = client.metrics()["digest_held_bytes"]
-        self.assertEqual((answer["dram"], answer["digests"]), (16384, (16 << 20) * answer["digests"] // held))
+        held = client.metrics()["summary_held_bytes"]
+        self.assertEqual((answer["dram"], answer["summaries"]), (16384, (16 << 20) * answer["summaries"] // held))
         self.assertLessEqual(held, 16 << 20)
         self.assertGreater(held, 15 << 20)
-        self.assertEqual(self.select(client, chain, self.query(), limit=100)["no_digest"], 16384 - answer["digests"])
+        self.assertEqual(self.select(client, chain, self.query(), limit=100)["no_summary"], 16384 - answer["summaries"])
         client.call("chain.close", chain=chain)
-        self.assertEqual(client.metrics()["digest_held_bytes"], 0)
+        self.assertEqual(client.metrics()["summary_held_bytes"], 0)
 
 
 if __name__ == "__main__":

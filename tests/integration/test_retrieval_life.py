@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Digests and chains through restarts of the daemon, from host to host, and while DRAM is short."""
+"""Summaries and chains through restarts of the daemon, from host to host, and while DRAM is short."""
 
 import faulthandler
 import os
@@ -15,7 +15,7 @@ class Restart(OwnDaemons, Retrieval):
         first = Daemon(folder=self.folder, **options)
         self.daemon = first
         client, ns, _, _ = self.stored()
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.assertEqual(self.build(client, derived, range(self.blocks)), [OK] * self.blocks)
         chain, _ = self.chain(client, derived, range(self.blocks))
         before = lists_of(self.select(client, chain, self.query(), min_blocks=8))
@@ -28,11 +28,11 @@ class Restart(OwnDaemons, Retrieval):
             self.assertEqual(first.stop(), 0)
         again = self.daemon = Daemon(folder=self.folder, **options)
         client, ns = self.again()
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.until(lambda: client.hits(derived, *range(self.blocks)) == self.blocks)
         chain, answer = self.chain(client, derived, range(self.blocks), build=True)
-        self.assertEqual((answer["digests"], answer.get("built", 0)), (self.blocks, 0))
-        self.assertEqual(client.metrics()["digest_builds"], 0)
+        self.assertEqual((answer["summaries"], answer.get("built", 0)), (self.blocks, 0))
+        self.assertEqual(client.metrics()["summary_builds"], 0)
         self.assertEqual(lists_of(self.select(client, chain, self.query(), min_blocks=8)), before)
         self.assertEqual(again.stop(), 0)
 
@@ -43,18 +43,18 @@ class Restart(OwnDaemons, Retrieval):
         self.run_twice("kill")
 
     @unittest.skipUnless(os.path.isdir("/dev/shm"), "needs /dev/shm")
-    def test_digests_that_chains_hold_survive_in_dram(self):
+    def test_summaries_that_chains_hold_survive_in_dram(self):
         with tempfile.TemporaryDirectory(prefix="retrieval.", dir="/dev/shm") as keep:
             self.run_twice("stop", nvme=False, **{"arena.keep": keep})
 
     def test_drain_with_chains_selections_and_builds(self):
         daemon = self.daemon = Daemon(folder=self.folder)
         client, ns, _, _ = self.stored()
-        derived = self.digests(client, ns, build=True)
+        derived = self.summaries(client, ns, build=True)
         chain, _ = self.chain(client, derived, range(self.blocks), build=True)
         begun = [client.begin("select", chains=[chain], layers=[0], q=self.query().tobytes(), q_dtype=1, q_heads=4, min_blocks=2)
                  for _ in range(50)]
-        begun += [client.begin("digest.build", ns=self.digests(client, ns, "box"), keys=keys(*range(self.blocks)))]
+        begun += [client.begin("summary.build", ns=self.summaries(client, ns, "box"), keys=keys(*range(self.blocks)))]
         daemon.process.terminate()
         for msgid in begun:
             try:
@@ -67,7 +67,7 @@ class Restart(OwnDaemons, Retrieval):
 class Share(Retrieval):
     options = {"nvme": False}
 
-    def test_another_host_finds_the_digests(self):
+    def test_another_host_finds_the_summaries(self):
         with tempfile.TemporaryDirectory(prefix="share.") as folder:
             hosts = [Daemon(nvme=False, **{"share.roots": folder, "share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"})
                      for _ in range(2)]
@@ -85,19 +85,19 @@ class Share(Retrieval):
     def two_hosts(self, one, other):
         self.daemon = one
         client, ns, _, _ = self.stored(20)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.assertEqual(self.build(client, derived, range(20)), [OK] * 20)
         self.shared(client, ns)
         self.shared(client, derived)
         chain, _ = self.chain(client, derived, range(20))
         best = lists_of(self.select(client, chain, self.query(), min_blocks=5))
         far, far_ns = self.again(other)
-        chain, answer = self.chain(far, self.digests(far, far_ns), range(25), build=True)
+        chain, answer = self.chain(far, self.summaries(far, far_ns), range(25), build=True)
         self.assertEqual(answer["status"], bytes([ON_SHARE | HELD] * 20 + [0] * 5))
-        self.assertEqual((answer["shared"], answer["digests"], answer.get("built", 0), answer["missing"]), (20, 20, 0, 5))
+        self.assertEqual((answer["shared"], answer["summaries"], answer.get("built", 0), answer["missing"]), (20, 20, 0, 5))
         self.assertEqual(lists_of(self.select(far, chain, self.query(), min_blocks=5)), best)
-        self.assertEqual(far.metrics()["digest_builds"], 0)
-        box = self.digests(far, far_ns, "box")
+        self.assertEqual(far.metrics()["summary_builds"], 0)
+        box = self.summaries(far, far_ns, "box")
         self.assertEqual(self.build(far, box, range(20)), [OK] * 20, "bases are read from the share")
 
 
@@ -107,9 +107,9 @@ class Pressure(Retrieval):
     def test_chains_under_arena_pressure(self):
         """What chains hold stays, while everything else comes and goes."""
         client, ns, region, _ = self.stored(60)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         chain, answer = self.chain(client, derived, range(60), build=True)
-        self.assertEqual((answer["blocks"], answer["digests"]), (60, 60))
+        self.assertEqual((answer["blocks"], answer["summaries"]), (60, 60))
         best = lists_of(self.select(client, chain, self.query(), min_blocks=9))
         for turn in range(10):
             names = [f"{turn}.{i}" for i in range(60)]

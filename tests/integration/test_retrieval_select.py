@@ -24,7 +24,7 @@ class Selections(Retrieval):
         client, ns, _, kv = self.stored()
         q = self.query(rows=2)
         for name in METHODS:
-            chain, _ = self.chain(client, self.digests(client, ns, name), range(self.blocks), build=True)
+            chain, _ = self.chain(client, self.summaries(client, ns, name), range(self.blocks), build=True)
             for layer, reduce, heads in ((0, "max", "per_head"), (2, "mean", "per_head"), (1, "max", "sum"), (2, "max", "max")):
                 with self.subTest(method=name, layer=layer, reduce=reduce, heads=heads):
                     scores = self.expected(name, kv, layer, q, reduce, heads)
@@ -40,7 +40,7 @@ class Selections(Retrieval):
     def test_mass_and_softmax(self):
         client, ns, _, kv = self.stored()
         q = self.query()
-        chain, _ = self.chain(client, self.digests(client, ns, "stats"), range(self.blocks), build=True)
+        chain, _ = self.chain(client, self.summaries(client, ns, "stats"), range(self.blocks), build=True)
         scores = self.expected("stats", kv, 0, q)
         answer = self.select(client, chain, q, policy=1, eps=0.6, beta_m=1.0, init_window_sz=1, local_window_sz=1)
         right = [methods.choose_mass(row, 0.6, 1.0, 1, 1) for row in scores]
@@ -52,7 +52,7 @@ class Selections(Retrieval):
 
     def test_many_rows_in_one_message(self):
         client, ns, _, kv = self.stored()
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         chains = [self.chain(client, derived, range(n), build=True)[0] for n in (self.blocks, 5, 17)]
         chains.append(client.call("chain.open", ns=derived)["chain"])  # no blocks
         rows = [(chains[i % 4], i % LAYERS, [self.blocks, 5, 17, 0][i % 4]) for i in range(200)]
@@ -67,7 +67,7 @@ class Selections(Retrieval):
 
     def test_queries_of_every_type(self):
         client, ns, _, kv = self.stored()
-        chain, _ = self.chain(client, self.digests(client, ns), range(self.blocks), build=True)
+        chain, _ = self.chain(client, self.summaries(client, ns), range(self.blocks), build=True)
         q = np.round(self.query().astype(np.float32) * 4) / 4  # exact in all of them
         bf16 = (q.view(np.uint32) >> 16).astype(np.uint16)
         answers = [client.call("select", chains=[chain], layers=[1], q=data.tobytes(), q_dtype=dtype, q_heads=4, min_blocks=7,
@@ -77,9 +77,9 @@ class Selections(Retrieval):
 
     def test_bad_selections(self):
         client, ns, _, _ = self.stored(8)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         chain, _ = self.chain(client, derived, range(8), build=True)
-        other, _ = self.chain(client, self.digests(client, ns, "box"), range(8), build=True)
+        other, _ = self.chain(client, self.summaries(client, ns, "box"), range(8), build=True)
         q = self.query().tobytes()
         good = {"chains": [chain], "layers": [0], "q": q, "q_dtype": 1, "q_heads": 4, "min_blocks": 1}
         self.assertEqual(len(lists_of(client.call("select", **good))), 2)
@@ -100,7 +100,7 @@ class Selections(Retrieval):
 
     def test_an_answer_that_is_too_long_is_refused_before_it_is_made(self):
         client, ns, _, _ = self.stored(8)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         chain = client.call("chain.open", ns=derived)["chain"]
         for _ in range(2):
             client.call("chain.append", chain=chain, keys=keys(0, 1, 2, 3) * 500, build=True)
@@ -114,7 +114,7 @@ class Selections(Retrieval):
 
     def test_limits_windows_and_nothing(self):
         client, ns, _, _ = self.stored()
-        chain, _ = self.chain(client, self.digests(client, ns), range(self.blocks), build=True)
+        chain, _ = self.chain(client, self.summaries(client, ns), range(self.blocks), build=True)
         q = self.query()
         self.assertEqual(lists_of(client.call("select", chains=[chain], layers=[0], q=q.tobytes(), q_dtype=1, q_heads=4)), [[], []])
         windows = self.select(client, chain, q, min_blocks=0, init_window_sz=2, local_window_sz=3)
@@ -125,7 +125,7 @@ class Selections(Retrieval):
 
     def test_prefetch_of_what_was_chosen(self):
         client, ns, region, _ = self.stored()
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.build(client, derived, range(self.blocks))
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
@@ -149,7 +149,7 @@ class Selections(Retrieval):
 
     def test_prefetch_of_what_rows_of_several_chains_chose(self):
         client, ns, _, _ = self.stored()
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.build(client, derived, range(self.blocks))
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
@@ -167,7 +167,7 @@ class Selections(Retrieval):
 
     def test_cancel_and_deadline(self):
         client, ns, _, _ = self.stored(8)
-        derived = self.digests(client, ns, "tokens")
+        derived = self.summaries(client, ns, "tokens")
         chain = client.call("chain.open", ns=derived)["chain"]
         client.call("chain.append", chain=chain, keys=keys(*range(8)) * 250, build=True)
         rows = 100 if os.environ.get("UCM_PHASE", "plain") == "plain" else 10  # sanitizers make each many times longer

@@ -8,7 +8,7 @@ import unittest
 import zlib
 
 import numpy as np
-from test_digest_numpy import LIB, MLA, SHAPES, Plan, c_spec, methods, same, u32
+from test_summary_numpy import LIB, MLA, SHAPES, Plan, c_spec, methods, same, u32
 
 METRICS = ("dot", "l2", "rounded")
 REDUCES, HEADS = ["max", "mean", "softmax"], ["per_head", "sum", "max"]
@@ -36,8 +36,8 @@ assert LIB.test_choose_spec_bytes() == ctypes.sizeof(ChooseSpec)
 
 
 class Scores(unittest.TestCase):
-    def digests_of(self, m, n, rng):
-        """n random blocks, some heads of them poisoned: their digests by numpy."""
+    def summaries_of(self, m, n, rng):
+        """n random blocks, some heads of them poisoned: their summaries by numpy."""
         K = rng.standard_normal((n, m.tokens, m.kv_heads, m.head_dim)).astype(np.float32)
         K *= np.exp(rng.standard_normal((n, 1, m.kv_heads, 1))).astype(np.float32)
         K[rng.random(n) < 0.1, 3, rng.integers(m.kv_heads), 7] = np.nan
@@ -49,8 +49,8 @@ class Scores(unittest.TestCase):
         n = 53
         q = rng.standard_normal((rows, m.kv_heads * group, m.head_dim)).astype(np.float32)
         q[:, 0, ::3] = 0
-        digest = self.digests_of(m, n, rng)
-        packed = np.ascontiguousarray(methods.pack(m, digest))
+        summary = self.summaries_of(m, n, rng)
+        packed = np.ascontiguousarray(methods.pack(m, summary))
         LIB.test_isa(isa)
         with Plan(c_spec(m, "f32"), isa) as plan:
             LIB.test_isa(isa)
@@ -63,7 +63,7 @@ class Scores(unittest.TestCase):
                 lists = LIB.test_scores(plan.plan, ctypes.byref(spec), q.ctypes.data, packed.ctypes.data, n, int(rng.integers(n)),
                                         got.ctypes.data)
                 beta = 1.0 if m.method == "stats" or m.rest else np.float32(1) / np.sqrt(np.float32(m.head_dim))
-                raw = methods.score(m, digest, q, metric)
+                raw = methods.score(m, summary, q, metric)
                 want = methods.reduce_heads(methods.reduce_group(raw, m.kv_heads, reduce, beta), heads)
                 what = f"{m} isa {isa} {metric} {reduce} {heads}"
                 self.assertEqual(lists, len(want), what)

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmclient.sparse over a real daemon: digests, chains, selections, prefetches, the example and the lines in docs/sparse.md."""
+"""ucmclient.sparse over a real daemon: summaries, chains, selections, prefetches, the example and the lines in docs/sparse.md."""
 
 import os
 import pathlib
@@ -53,17 +53,17 @@ class Worker:
     def dump(self, n=BLOCKS):
         return self.region.dump(names(n), range(n), durable=True).wait()
 
-    def digests(self, digest=METHODS[0], **more):
-        return sparse.DigestNamespace(self.ns, digest, **more)
+    def summaries(self, summary=METHODS[0], **more):
+        return sparse.SummaryNamespace(self.ns, summary, **more)
 
 
-def digest_region(digests):
-    """Memory of a region of digests, and the region."""
-    size = (digests.digest.bytes + 7) // 8 * 8
+def summary_region(summaries):
+    """Memory of a region of summaries, and the region."""
+    size = (summaries.summary.bytes + 7) // 8 * 8
     shared = SharedMemory(LAYERS * size * BLOCKS)
-    planes = [Plane(0, i * size * BLOCKS, size, digests.digest.bytes, i) for i in range(LAYERS)]
+    planes = [Plane(0, i * size * BLOCKS, size, summaries.summary.bytes, i) for i in range(LAYERS)]
     view = np.frombuffer(shared.buffer, np.uint8).reshape(LAYERS, BLOCKS, size)
-    return view, digests.register([shared.memory()], planes, blocks=BLOCKS)
+    return view, summaries.register([shared.memory()], planes, blocks=BLOCKS)
 
 
 def query(seed=5, rows=1, heads=4):
@@ -86,47 +86,47 @@ class Case(DaemonCase):
         return Worker(self, self.daemon, self.id(), **more)
 
 
-class Digests(Case):
+class Summaries(Case):
     def test_the_daemons_are_the_librarys(self):
         worker = self.worker()
         worker.dump()
-        for digest in METHODS:
-            with self.subTest(digest.method), worker.digests(digest) as digests:
-                self.assertEqual(set(digests.build(names()).wait().blocks), {BlockResult.OK})
-                view, region = digest_region(digests)
+        for summary in METHODS:
+            with self.subTest(summary.method), worker.summaries(summary) as summaries:
+                self.assertEqual(set(summaries.build(names()).wait().blocks), {BlockResult.OK})
+                view, region = summary_region(summaries)
                 self.assertTrue(region.load(names(), range(BLOCKS)).wait().all_ok)
                 for layer in range(LAYERS):
-                    here = digest.compute(worker.pages[layer])
-                    self.assertEqual(view[layer, :, : digest.bytes].tobytes(), bytes(here.data))
+                    here = summary.compute(worker.pages[layer])
+                    self.assertEqual(view[layer, :, : summary.bytes].tobytes(), bytes(here.data))
                 region.close()
 
     def test_a_worker_may_store_its_own(self):
         worker = self.worker()
         worker.dump()
-        with worker.digests() as digests:
-            view, region = digest_region(digests)
+        with worker.summaries() as summaries:
+            view, region = summary_region(summaries)
             for layer in range(LAYERS):
-                here = digests.digest.compute(worker.pages[layer])
-                view[layer, :, : digests.digest.bytes] = np.asarray(here.data).view(np.uint8).reshape(BLOCKS, -1)
+                here = summaries.summary.compute(worker.pages[layer])
+                view[layer, :, : summaries.summary.bytes] = np.asarray(here.data).view(np.uint8).reshape(BLOCKS, -1)
             self.assertEqual(region.dump(names(), range(BLOCKS)).wait().ok, BLOCKS)
-            self.assertEqual(set(digests.build(names()).wait().blocks), {BlockResult.EXISTS})
-            appended = digests.chain().append(names(), build=True)
-            self.assertEqual((appended.digests, appended.built), (BLOCKS, 0))
+            self.assertEqual(set(summaries.build(names()).wait().blocks), {BlockResult.EXISTS})
+            appended = summaries.chain().append(names(), build=True)
+            self.assertEqual((appended.summaries, appended.built), (BLOCKS, 0))
             region.close()
 
     def test_a_second_engine_computes_nothing(self):
         first = self.worker()
-        with first.digests(build=True) as digests:
+        with first.summaries(build=True) as summaries:
             first.dump()
-            digests.chain(names(), build=True).close()
+            summaries.chain(names(), build=True).close()
         second = self.worker()
         self.assertEqual(set(second.dump().blocks), {BlockResult.EXISTS})
-        with second.digests() as digests, digests.chain() as chain:
+        with second.summaries() as summaries, summaries.chain() as chain:
             appended = chain.append(names())
-            self.assertEqual((appended.blocks, appended.digests, appended.built), (BLOCKS, BLOCKS, 0))
-            self.assertEqual(set(appended.status), {1 + sparse.HAS_DIGEST})
+            self.assertEqual((appended.blocks, appended.summaries, appended.built), (BLOCKS, BLOCKS, 0))
+            self.assertEqual(set(appended.status), {1 + sparse.HAS_SUMMARY})
 
-    def test_a_digest_that_cannot_be(self):
+    def test_a_summary_that_cannot_be(self):
         worker = self.worker()
         for shape in (
             sparse.Shape("f32", TOKENS, HEADS, DIM * 64),
@@ -136,8 +136,8 @@ class Digests(Case):
         ):
             self.refused(Status.INVALID, sparse.mean, shape)
         beyond = sparse.mean(sparse.Shape("f32", TOKENS, HEADS, DIM, k_offset=LAYER))
-        self.refused(Status.INVALID, worker.digests, beyond)
-        self.refused(Status.INVALID, worker.digests, sparse.mean(sparse.Shape("f32", 8, HEADS, DIM)))
+        self.refused(Status.INVALID, worker.summaries, beyond)
+        self.refused(Status.INVALID, worker.summaries, sparse.mean(sparse.Shape("f32", 8, HEADS, DIM)))
         self.refused(Status.INVALID, sparse.submean, SHAPE, run=5)
         self.refused(Status.INVALID, sparse.hash, SHAPE, bits=65)
         for wrong in (
@@ -146,8 +146,8 @@ class Digests(Case):
             lambda: sparse.submean(SHAPE, run=4, keep=[DIM]),
         ):
             self.assertRaises(ValueError, wrong)
-        with worker.digests() as digests:
-            self.refused(Status.INVALID, sparse.DigestNamespace, digests, METHODS[0])
+        with worker.summaries() as summaries:
+            self.refused(Status.INVALID, sparse.SummaryNamespace, summaries, METHODS[0])
 
 
 class Selections(Case):
@@ -157,23 +157,23 @@ class Selections(Case):
         choices = (sparse.TopK(), sparse.TopK(topk_tokens=100, limit=5), sparse.Mass(eps=0.5, beta_m=0.2, limit=30),
                    sparse.Mass(eps=0.5, beta_m=0))
         scores = [sparse.Score(reduce, heads) for reduce in ("max", "mean", "softmax") for heads in ("each", "sum", "max")]
-        for digest in METHODS:
-            with worker.digests(digest) as digests, digests.chain(names(), build=True) as chain:
+        for summary in METHODS:
+            with worker.summaries(summary) as summaries, summaries.chain(names(), build=True) as chain:
                 self.assertEqual(len(chain), BLOCKS)
                 for i, score in enumerate(scores):
                     choose, q, layer = choices[i % len(choices)], query(i, rows=1 + i % 3), i % LAYERS
-                    with self.subTest(f"{digest.method} {score} {choose}"):
-                        here = digest.compute(worker.pages[layer]).select(q, choose, score)
+                    with self.subTest(f"{summary.method} {score} {choose}"):
+                        here = summary.compute(worker.pages[layer]).select(q, choose, score)
                         self.assertEqual(plain(chain.select(layer, q, choose, score)), plain(here))
 
     def test_the_reduce_that_is_not_named(self):
         """softmax for top k of logits; max for hashes, normalised means, distances and mass."""
         worker, q = self.worker(), query(3)
         logits = sparse.TopK(topk_tokens=100)
-        for digest in METHODS:
-            best = "max" if digest.method == "hash" or digest.native.kind == 2 else "softmax"
-            held = digest.compute(worker.pages[0])
-            with self.subTest(digest.method):
+        for summary in METHODS:
+            best = "max" if summary.method == "hash" or summary.native.kind == 2 else "softmax"
+            held = summary.compute(worker.pages[0])
+            with self.subTest(summary.method):
                 self.assertEqual(plain(held.select(q, logits)), plain(held.select(q, logits, sparse.Score(best))))
                 self.assertEqual(plain(held.select(q, sparse.Mass())), plain(held.select(q, sparse.Mass(), sparse.Score("max"))))
                 self.assertEqual([bytes(x) for x in held.scores(q)], [bytes(x) for x in held.scores(q, sparse.Score("max"))])
@@ -184,8 +184,8 @@ class Selections(Case):
     def test_many_chains_and_layers_in_one_call(self):
         worker = self.worker()
         worker.dump()
-        with worker.digests() as digests:
-            chains = [digests.chain(names(n), build=True) for n in (BLOCKS, 1, 17)]
+        with worker.summaries() as summaries:
+            chains = [summaries.chain(names(n), build=True) for n in (BLOCKS, 1, 17)]
             rows = [(chain, layer) for chain in chains for layer in range(LAYERS)]
             q = query(rows=len(rows))
             for (chain, layer), each, got in zip(rows, q, sparse.select(rows, q)):
@@ -195,7 +195,7 @@ class Selections(Case):
     def test_a_chain_without_blocks_has_nothing_to_choose(self):
         worker = self.worker()
         worker.dump(1)
-        with worker.digests() as digests, digests.chain() as empty, digests.chain(names(1), build=True) as one:
+        with worker.summaries() as summaries, summaries.chain() as empty, summaries.chain(names(1), build=True) as one:
             self.assertEqual(empty.append(names(1, first=999)).missing, 1)
             nothing, something = sparse.select([(empty, 0), (one, 0)], query(rows=2))
             self.assertEqual(plain(nothing), ([[], []], [[], []]))
@@ -208,7 +208,7 @@ class Selections(Case):
         half = query().astype(np.float16)
         brain = (query().view(np.uint32) >> 16).astype(np.uint16)
         wide = (brain.astype(np.uint32) << 16).view(np.float32)
-        with worker.digests() as digests, digests.chain(names(), build=True) as chain:
+        with worker.summaries() as summaries, summaries.chain(names(), build=True) as chain:
             self.assertEqual(plain(chain.select(0, half)), plain(chain.select(0, half.astype(np.float32))))
             self.assertEqual(plain(chain.select(0, brain, dtype="bf16")), plain(chain.select(0, wide)))
             self.assertRaises(ValueError, chain.select, 0, brain)
@@ -217,13 +217,13 @@ class Selections(Case):
     def test_hostile_input(self):
         worker, other = self.worker(), self.worker()
         worker.dump()
-        with worker.digests() as digests:
-            chain = digests.chain(names(), build=True)
+        with worker.summaries() as summaries:
+            chain = summaries.chain(names(), build=True)
             for bad in (np.nan, np.inf, -np.inf):
                 q = query()
                 q[0, 3, 7] = bad
                 self.assertIn(str(3 * DIM + 7), self.refused(Status.INVALID, chain.select, 0, q))
-                self.refused(Status.INVALID, digests.digest.compute(worker.pages[0]).select, q)
+                self.refused(Status.INVALID, summaries.summary.compute(worker.pages[0]).select, q)
             self.refused(Status.INVALID, chain.select, LAYERS, query())
             self.refused(Status.INVALID, chain.select, 0, query(heads=3))
             self.refused(Status.INVALID, chain.select, 0, query(), sparse.TopK(sparse_ratio=2))
@@ -231,7 +231,7 @@ class Selections(Case):
             self.refused(Status.INVALID, chain.prefetch, [BLOCKS])
             self.refused(Status.INVALID, chain.prefetch, [])
             self.refused(Status.INVALID, chain.append, b"")
-            with other.digests() as theirs, theirs.chain(names(3)) as foreign:
+            with other.summaries() as theirs, theirs.chain(names(3)) as foreign:
                 self.refused(Status.INVALID, sparse.select, [(chain, 0), (foreign, 0)], query(rows=2))
                 self.refused(Status.INVALID, sparse.Prefetcher(worker.client).submit, foreign, [0])
             for wrong in (
@@ -244,8 +244,8 @@ class Selections(Case):
                 lambda: sparse.select([], query()),
                 lambda: chain.select(0, query(), sparse.TopK(limit=-1)),
                 lambda: chain.select(0, query(), score=sparse.Score("median")),
-                lambda: digests.digest.compute(worker.pages[0].astype(np.float16)),
-                lambda: sparse.Digests(digests.digest, b"1234" * 100, stride=4),
+                lambda: summaries.summary.compute(worker.pages[0].astype(np.float16)),
+                lambda: sparse.Summaries(summaries.summary, b"1234" * 100, stride=4),
             ):
                 self.assertRaises(ValueError, wrong)
             self.assertRaises(TypeError, chain.select, 0, None)
@@ -258,15 +258,15 @@ class Selections(Case):
     def test_another_tenant_finds_nothing(self):
         worker = self.worker()
         worker.dump()
-        with worker.digests() as digests, digests.chain(names(), build=True):
+        with worker.summaries() as summaries, summaries.chain(names(), build=True):
             pid = os.fork()
             if pid == 0:
                 found = 99
                 try:
                     os.setuid(65534)
                     with Client(socket=self.daemon.socket) as client, client.namespace(worker.ns.identity) as ns:
-                        with sparse.DigestNamespace(ns, METHODS[0]) as theirs, theirs.chain(names(), build=True) as chain:
-                            found = len(chain) + (theirs.fingerprint == digests.fingerprint)
+                        with sparse.SummaryNamespace(ns, METHODS[0]) as theirs, theirs.chain(names(), build=True) as chain:
+                            found = len(chain) + (theirs.fingerprint == summaries.fingerprint)
                 finally:
                     os._exit(found)
             self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
@@ -274,7 +274,7 @@ class Selections(Case):
     def test_a_chain_that_is_not_used_ends_and_is_opened_again(self):
         worker = self.worker()
         worker.dump()
-        with worker.digests() as digests, digests.chain(names(), build=True, lease=0.05) as chain:
+        with worker.summaries() as summaries, summaries.chain(names(), build=True, lease=0.05) as chain:
             before = plain(chain.select(0, query()))
             until(lambda: self.daemon.metrics()["chains"] == 0, "the chain's end")
             self.assertEqual(plain(chain.select(0, query())), before)
@@ -282,7 +282,7 @@ class Selections(Case):
     def test_blocks_that_are_evicted_by_name_are_counted(self):
         worker = self.worker()
         worker.dump()
-        with worker.digests() as digests, digests.chain(names(), build=True) as chain:
+        with worker.summaries() as summaries, summaries.chain(names(), build=True) as chain:
             worker.ns.evict(names()[: 32 * 4])
             everything = sparse.TopK(sparse_ratio=1)
             chosen = chain.select(0, query(), everything, sparse.Score(heads="max"))
@@ -307,14 +307,14 @@ class Selections(Case):
 
         shape = sparse.Shape("torch.bfloat16", TOKENS, HEADS, DIM)
         k = (np.random.default_rng(2).standard_normal((9, TOKENS, HEADS, DIM), np.float32).view(np.uint32) >> 16).astype("u2")
-        digest = sparse.box(shape)
-        digests = digest.compute(Torch(k, "torch.bfloat16"))
-        self.assertEqual(bytes(digests.data), bytes(digest.compute(k).data))
-        chosen = digests.select(Torch(query(), "torch.float32"))
-        self.assertEqual(plain(chosen), plain(digests.select(query())))
-        self.assertRaises(ValueError, digest.compute, Torch(k, "torch.bfloat16", "cuda"))
-        self.assertRaises(ValueError, digest.compute, Torch(k[:, ::2], "torch.bfloat16"))
-        self.assertRaises(ValueError, digest.compute, Torch(k, "torch.float16"))
+        summary = sparse.box(shape)
+        summaries = summary.compute(Torch(k, "torch.bfloat16"))
+        self.assertEqual(bytes(summaries.data), bytes(summary.compute(k).data))
+        chosen = summaries.select(Torch(query(), "torch.float32"))
+        self.assertEqual(plain(chosen), plain(summaries.select(query())))
+        self.assertRaises(ValueError, summary.compute, Torch(k, "torch.bfloat16", "cuda"))
+        self.assertRaises(ValueError, summary.compute, Torch(k[:, ::2], "torch.bfloat16"))
+        self.assertRaises(ValueError, summary.compute, Torch(k, "torch.float16"))
 
 
 class Policies(Case):
@@ -337,9 +337,9 @@ class Policies(Case):
 
     def test_what_follows(self):
         shape = sparse.Shape("bf16", tokens=16, kv_heads=2, head_dim=64)
-        digest = sparse.Policy("kvstar").digest(shape)
-        self.assertEqual((digest.method, digest.native.keep_bytes), ("submean", 4))
-        self.assertEqual(digest.bytes, sparse.submean(shape, 4, keep=range(16, 32)).bytes)
+        summary = sparse.Policy("kvstar").summary(shape)
+        self.assertEqual((summary.method, summary.native.keep_bytes), ("submean", 4))
+        self.assertEqual(summary.bytes, sparse.submean(shape, 4, keep=range(16, 32)).bytes)
         self.assertEqual(sparse.Policy("esa").score, sparse.Score("mean", "sum"))
         self.assertEqual(sparse.Policy("esa").schedule(3).modes, [1, 1, 1])
         self.refused(Status.UNSUPPORTED, sparse.Policy("esa").schedule, 24, "gpt-oss-20b")
@@ -394,7 +394,7 @@ class Fetches(Case):
         worker = self.worker()
         worker.dump()
         slots, pool = pool_of(worker, BLOCKS)
-        with worker.digests() as digests, digests.chain(names(), build=True) as chain:
+        with worker.summaries() as summaries, summaries.chain(names(), build=True) as chain:
             chosen = chain.select(1, query()).union()
             items = np.array([(block, 1, slot) for slot, block in enumerate(chosen)], np.uint32)
             result = pool.fetch(chain, items, priority=7, deadline=5).wait()
@@ -413,7 +413,7 @@ class Fetches(Case):
         worker, other = self.worker(), self.worker()
         worker.dump()
         _, pool = pool_of(worker, 8)
-        with worker.digests() as digests, digests.chain(names(3)) as chain, other.digests() as theirs, theirs.chain(names(3)) as foreign:
+        with worker.summaries() as summaries, summaries.chain(names(3)) as chain, other.summaries() as theirs, theirs.chain(names(3)) as foreign:
             for items in ([(0, 0, 8)], [(3, 0, 0)], [(0, LAYERS, 0)], [(0, 0, 1), (1, 0, 1)]):
                 self.refused(Status.INVALID, pool.fetch(chain, items).wait)
             self.refused(Status.INVALID, pool.fetch, chain, [])
@@ -442,11 +442,11 @@ class Restart(unittest.TestCase):
             self.assertEqual(self.daemon.stop(), 0)
         self.daemon = Daemon(folder=self.folder)
 
-    def test_a_chain_goes_on_and_digests_are_found(self):
+    def test_a_chain_goes_on_and_summaries_are_found(self):
         worker = Worker(self, self.daemon, "restart")
         worker.dump()
-        with worker.digests() as digests:
-            chain = digests.chain(names(), build=True)
+        with worker.summaries() as summaries:
+            chain = summaries.chain(names(), build=True)
             before = plain(chain.select(0, query()))
             self.start()
             try:  # the call that notices the break may be told of it
@@ -455,15 +455,15 @@ class Restart(unittest.TestCase):
                 self.assertTrue(error.away)
             self.assertEqual(plain(chain.select(0, query())), before)
             self.assertEqual(len(chain), BLOCKS)
-            appended = digests.chain().append(names())
-            self.assertEqual((appended.digests, appended.built), (BLOCKS, 0))
-            self.assertEqual(set(digests.build(names()).wait().blocks), {BlockResult.EXISTS})
+            appended = summaries.chain().append(names())
+            self.assertEqual((appended.summaries, appended.built), (BLOCKS, 0))
+            self.assertEqual(set(summaries.build(names()).wait().blocks), {BlockResult.EXISTS})
 
     def test_a_pool_goes_on(self):
         worker = Worker(self, self.daemon, "pool")
         worker.dump()
         slots, pool = pool_of(worker, 4)
-        with worker.digests() as digests, digests.chain(names()) as chain:
+        with worker.summaries() as summaries, summaries.chain(names()) as chain:
             self.start()
             items = [(9, 1, 3), (8, 0, 2)]
             try:  # as above
@@ -477,14 +477,14 @@ class Restart(unittest.TestCase):
     def test_what_was_selected_is_brought_up_and_loaded(self):
         worker = Worker(self, self.daemon, "prefetch")
         worker.dump()
-        with worker.digests() as digests:
-            digests.build(names()).wait()
+        with worker.summaries() as summaries:
+            summaries.build(names()).wait()
             self.start()
             worker.client.close()
             worker = Worker(self, self.daemon, "prefetch")
-        with worker.digests() as digests, digests.chain() as chain, sparse.Prefetcher(worker.client) as prefetcher:
+        with worker.summaries() as summaries, summaries.chain() as chain, sparse.Prefetcher(worker.client) as prefetcher:
             appended = chain.append(names())
-            self.assertEqual((appended.nvme, appended.digests), (BLOCKS, BLOCKS))
+            self.assertEqual((appended.nvme, appended.summaries), (BLOCKS, BLOCKS))
             chosen = chain.select(1, query()).union()
             prefetch = prefetcher.submit(chain, chosen, place=3)
             got = prefetch.wait()
@@ -505,7 +505,7 @@ class Restart(unittest.TestCase):
     def test_a_chain_that_lost_blocks_says_so_once(self):
         worker = Worker(self, self.daemon, "lost")
         worker.dump()
-        with worker.digests() as digests, digests.chain(names(), build=True) as chain:
+        with worker.summaries() as summaries, summaries.chain(names(), build=True) as chain:
             self.start()
             other = Worker(self, self.daemon, "lost")
             other.ns.evict(names()[32 * 30 :])
@@ -527,9 +527,9 @@ class Restart(unittest.TestCase):
             with Client(socket=self.daemon.socket) as client:
                 found.append(retrieve_documents.ask(client, ["otter", "Quito"], said.append))
         self.assertEqual([line for line in said if "computed" in line], [
-            "100 documents: 100 computed, 800 digests built",
-            "100 documents: 0 computed, 0 digests built",
-            "100 documents: 0 computed, 0 digests built",
+            "100 documents: 100 computed, 800 summaries built",
+            "100 documents: 0 computed, 0 summaries built",
+            "100 documents: 0 computed, 0 summaries built",
         ])
         self.assertEqual(found[0][0][1:], (14, [2, 5]), "otters are second, Quito is fifth")
         self.assertEqual(found[0], found[2])
@@ -557,7 +557,7 @@ class Document(Case):
             said = subprocess.run([program], env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
             self.assertEqual(said.splitlines(), [
                 f"stored 64 of 64 blocks, {stored} bytes",
-                f"64 blocks, 64 with a digest, {built} of these new; 12 chosen by 2 KV heads",
+                f"64 blocks, 64 with a summary, {built} of these new; 12 chosen by 2 KV heads",
                 "loaded 7 of 7 blocks, 57344 bytes",
             ])
 

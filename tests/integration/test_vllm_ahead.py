@@ -15,8 +15,8 @@ from ucmclient.engine.vllm.sparse_ahead import Ahead
 class Chain:
     made = []
 
-    def __init__(self, digests, part, timeout):
-        self.client, self.keys, self.closed = digests.client, b"", False
+    def __init__(self, summaries, part, timeout):
+        self.client, self.keys, self.closed = summaries.client, b"", False
         Chain.made.append(self)
 
     def append(self, keys, **_):
@@ -33,7 +33,7 @@ class Daemon:
     away = False
 
     def __init__(self, room=10**6, each=10**6):
-        self.digests = SimpleNamespace(client=SimpleNamespace(generation=3), identity=SimpleNamespace(key_bytes=1))
+        self.summaries = SimpleNamespace(client=SimpleNamespace(generation=3), identity=SimpleNamespace(key_bytes=1))
         self.room, self.each, self.go, self.there, self.pins = room, each, threading.Event(), {}, 0
 
     def ask(self, call, *args, **named):
@@ -97,7 +97,7 @@ class Thread(unittest.TestCase):
 
     def test_no_daemon_keeps_nobody(self):
         ahead = self.ahead(Daemon())
-        self.daemon.digests = None
+        self.daemon.summaries = None
         ahead.begin("a", bytes(10))
         self.until(ahead, {"a"}, {"a"})
         self.assertIsNone(ahead.take("a"))

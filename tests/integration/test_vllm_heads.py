@@ -216,7 +216,7 @@ class Refusals(unittest.TestCase):
         self.refused("share anyway", head_groups.head_groups_of, config, kv, 0, 4)
 
     def test_other_settings(self):
-        for extra in ({"encoding": "fp8"}, {"digests": "mean"}, {"sparse": "auto"}):
+        for extra in ({"encoding": "fp8"}, {"summaries": "mean"}, {"sparse": "auto"}):
             of = settings.Settings.parse(extra_of({"head_groups": 4, **extra}))
             self.refused(f'remove the setting "{list(extra)[0]}"', head_groups.check_head_groups, of, False)
         self.refused("--disable-hybrid-kv-cache-manager", head_groups.check_head_groups, settings.Settings.parse(extra_of({"head_groups": 4})), True)

@@ -23,7 +23,7 @@ class Kept(Case):
 
     def blocks(self):
         """All of the engines' blocks, by key."""
-        spaces = [space["ns"] for space in ask(self.reader, "namespace.list")["namespaces"] if space["dtype"] != "digest"]
+        spaces = [space["ns"] for space in ask(self.reader, "namespace.list")["namespaces"] if space["dtype"] != "summary"]
         return {block["key"]: block for ns in spaces for block in listed(self.reader, ns)}
 
     def described(self):

@@ -300,7 +300,7 @@ class Parts(unittest.TestCase):
 
     def test_refusals_say_what_to_do(self):
         self.refused('remove the setting .encoding', encoding="lossless")
-        self.refused("remove the setting .digests", digests="mean")
+        self.refused("remove the setting .summaries", summaries="mean")
         self.refused("remove the settings async_load", async_load=False)
         self.refused("--block-size", spec={"block_size": 24})
         state = {"mamba_cache_mode": "none"}

@@ -101,7 +101,7 @@ class Windowed(Together):
 class Admitted(Together):
     def test_what_no_memory_would_hold_is_refused(self):
         for more, words in (({"slots": 20}, "needs 36 slots and this worker has 20: give it more, choose fewer blocks"),
-                            ({"rows": 5}, "needs 13 rows of digests and this worker has 5"),
+                            ({"rows": 5}, "needs 13 rows of summaries and this worker has 5"),
                             ({"blocks": 7}, "need 7 pages, and there are 6")):
             e = self.engine(**more)
             with self.assertRaisesRegex(Refused, words):
@@ -159,7 +159,7 @@ class Admitted(Together):
         self.assertTrue(e.idle())
 
     def test_a_policy_by_its_text(self):
-        """With its digest, its windows in what it counts, and its length."""
+        """With its summary, its windows in what it counts, and its length."""
         for text in ("topk:topk_tokens=64,dense_below=48", "auto:min_tokens=64,budget_tokens=512,dense_below=0",
                      "gsa-device:topk_tokens=80,init_window_tokens=16,local_window_tokens=32,dense_below=0",
                      "topk:topk_tokens=64,reuse=2,dense_below=0", "gsa:lag=0,init_window_sz=1,local_window_sz=1,dense_first=1,dense_below=0"):
@@ -172,13 +172,13 @@ class Admitted(Together):
                 if text.startswith("topk:topk"):
                     self.assertEqual({len(blocks) for blocks in request.choices.values()}, {2}, "four, of which the window has two")
 
-    def test_layers_that_share_a_choice_have_no_digests(self):
+    def test_layers_that_share_a_choice_have_no_summaries(self):
         """Neither computed from pages nor loaded: layers 0 and 2 choose, layer 1 attends what layer 0 chose."""
         for how in ("computed", "loaded"):  # by the second engine, which finds the prompt in the daemon
             e = self.engine("topk:topk_tokens=64,reuse=2,dense_below=0", salt="share a choice", ranks=2, apart=True)
             self.check(e, e.request("r", self.KNOWN, outputs=15))
             for decoder in (rank.decoder for rank in e.sparse):
-                self.assertEqual((decoder.digested, len(decoder._digests.buffer)), ((0, 2), 2 * e.room.rows * decoder.digest.bytes))
+                self.assertEqual((decoder.summarised, len(decoder._summaries.buffer)), ((0, 2), 2 * e.room.rows * decoder.summary.bytes))
                 self.assertGreater(getattr(decoder.counts, how), 0)
 
     def test_windows(self):

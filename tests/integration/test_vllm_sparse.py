@@ -52,7 +52,7 @@ class Attended(Together):
         self.assertEqual((of.failed, of.fetched + of.streamed), (0, self.stats()["fetch_items"] - before))
 
     def test_generated_tokens(self):
-        """A block of them is digested and stored when it is complete, and chosen later."""
+        """A block of them is summarised and stored when it is complete, and chosen later."""
         e = self.cold(policy(sparse.TopK(sparse_ratio=0.4, min_blocks=1)))
         request = e.request("long", prompt(602, 40), outputs=75)
         self.check(e, request)
@@ -96,14 +96,14 @@ class Attended(Together):
     def test_a_second_engine_computes_nothing(self):
         a, tokens = self.cold(), prompt(601, 100)
         self.check(a, a.request("cold", tokens, outputs=10))
-        self.eventually(lambda: a.ranks[0].connector._worker.link.digests.lookup_prefix(
+        self.eventually(lambda: a.ranks[0].connector._worker.link.summaries.lookup_prefix(
             b"".join(a.request("", tokens).block_hashes)).blocks == 6)
         before = self.stats()
         b = self.cold()
         self.check(b, b.request("warm", tokens, outputs=5))
         self.assertEqual((b.loaded_tokens, self.counts(b).computed), (96, 0))
         after = self.stats()
-        self.assertEqual([after[n] - before[n] for n in ("digest_builds", "dump_bytes")], [0, 0])
+        self.assertEqual([after[n] - before[n] for n in ("summary_builds", "dump_bytes")], [0, 0])
 
 
 class Layouts(Together):

@@ -208,7 +208,7 @@ class Refusals(unittest.TestCase):
                             ("--kv-cache-dtype auto", {"cache": "fp8"}), ("does not generate", {"runner_type": "pooling"}),
                             ("no request would ever be sparse", {"longest": 4096}),
                             ("retrieval_stride", {"settings_": {"sparse": "esa"}}),
-                            ("remove digests", {"settings_": {"digests": "mean"}}),
+                            ("remove summaries", {"settings_": {"summaries": "mean"}}),
                             ("set async_load to true", {"settings_": {"async_load": False}}),
                             ("set encoding to none", {"settings_": {"encoding": "lossless"}})):
             with self.subTest(words), self.assertRaisesRegex(Unsupported, words):

@@ -111,8 +111,8 @@ class Pipeline(Pipelines):
         self.check(b, Request("warm", prompt(17, 100)))
         self.assertGreater(b.loaded_tokens, 0)
 
-    def test_digests(self):
-        self.share(digests="mean")
+    def test_summaries(self):
+        self.share(summaries="mean")
 
     def test_refusals_name_the_remedy(self):
         for more in ({"head_groups": 4}, {"sparse": "auto"}):
@@ -221,7 +221,7 @@ class Contexts(Pipelines):
         self.assertGreater(tight.preemptions, 0)
 
     def test_refusals_name_the_remedy(self):
-        for more in ({"head_groups": 4}, {"digests": "mean"}):
+        for more in ({"head_groups": 4}, {"summaries": "mean"}):
             with self.subTest(more), self.assertRaisesRegex(SomeRefused, f'context-parallel-size 1, or remove the setting "{[*more][0]}"'):
                 self.pipeline((3,), ranks=2, context=2, replicated=True, **more)
 

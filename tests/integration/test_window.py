@@ -45,7 +45,7 @@ class Pins(Case):
         client.call("chain.close", chain=chain)
         client.call("evict", ns=ns, tier=1)
         self.assertEqual(client.tiers(ns, *range(self.blocks)), [ON_NVME] * self.blocks)
-        chain, _ = self.chain(client, self.digests(client, ns), range(self.blocks))
+        chain, _ = self.chain(client, self.summaries(client, ns), range(self.blocks))
         places = window.pin(chain, self.blocks)
         self.assert_read(window, places, kv)
         self.assertEqual(window.last.get("read", 0), self.blocks)
@@ -96,7 +96,7 @@ class Pins(Case):
 
     def test_a_chain_with_pins_does_not_run_out(self):
         client, ns, _, _ = self.stored(4)
-        derived, window = self.digests(client, ns), Window(client, ns)
+        derived, window = self.summaries(client, ns), Window(client, ns)
         chain = client.call("chain.open", ns=derived, lease_ms=100)["chain"]
         client.call("chain.append", chain=chain, keys=keys(*range(4)))
         window.pin(chain, 4)
@@ -136,7 +136,7 @@ class Pins(Case):
             region = Region(client, ns, identity, 6, part)
             region.memory[:] = kv[part].tobytes()
             self.assertEqual(region.dump(range(6), range(6)), [OK] * 6)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         windows = [Window(client, ns, part=part) for part in range(2)]
         chains = [client.call("chain.open", ns=derived, part=part)["chain"] for part in range(2)]
         for part in range(2):
@@ -160,10 +160,10 @@ class Hostile(Case):
         self.refused(NOT_FOUND, other.call, "window.pin", **good)
         self.refused(NOT_FOUND, other.call, "window.close", window=window.number)
         self.refused(INVALID, client.call, "window.open", ns=ns)
-        derived = self.digests(client, ns)
+        derived = self.summaries(client, ns)
         self.refused(NOT_FOUND, client.call, "window.open", ns=4000000000)
-        digests = Window(client, derived)
-        self.refused(INVALID, digests.pin, chain, 8)
+        summaries = Window(client, derived)
+        self.refused(INVALID, summaries.pin, chain, 8)
         self.assert_read(window, places, random_kv(8, 1))
 
     def test_releases_of_what_is_not_lent(self):
@@ -226,7 +226,7 @@ class Tenants(OwnDaemons, Case):
         region.memory[:] = kv.tobytes()
         self.assertEqual(set(region.dump(range(blocks), range(blocks))), {OK})
         self.settled(client, ns)
-        chain, _ = self.chain(client, self.digests(client, ns), range(blocks))
+        chain, _ = self.chain(client, self.summaries(client, ns), range(blocks))
         return client, ns, Window(client, ns), chain, kv
 
     def test_more_slabs_than_an_answer_names(self):
@@ -238,7 +238,7 @@ class Tenants(OwnDaemons, Case):
         region = Region(client, ns, identity, blocks)
         region.memory[:] = kv.tobytes()
         self.assertEqual(set(region.dump(range(blocks), range(blocks))), {OK})
-        chain, _ = self.chain(client, self.digests(client, ns), range(blocks))
+        chain, _ = self.chain(client, self.summaries(client, ns), range(blocks))
         window = Window(client, ns)
         window.part = part
         first = client.call("window.pin", window=window.number, chain=chain, n=blocks, deadline_ms=20000)
@@ -443,8 +443,8 @@ class Padding(Case):
         self.assertEqual(Region(client, ns, short, 8).dump(range(8), range(8)), [OK] * 8)
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
-        digests = client.call("digest.open", ns=ns, method=1, kv_heads=1, head_dim=4, k_token_stride=16)["ns"]
-        chain = client.call("chain.open", ns=digests)["chain"]
+        summaries = client.call("summary.open", ns=ns, method=1, kv_heads=1, head_dim=4, k_token_stride=16)["ns"]
+        chain = client.call("chain.open", ns=summaries)["chain"]
         self.assertEqual(client.call("chain.append", chain=chain, keys=keys(*range(8)))["blocks"], 8)
         window = Window(client, ns)
         window.pin(chain, 8)
@@ -469,7 +469,7 @@ class Stops(OwnDaemons, Case):
         for end in ("cancel", "window.close", "chain.close", "the connection's end"):
             reader = self.client()
             ns = reader.open(dict(IDENTITY, model=self.id()))
-            chain, _ = self.chain(reader, self.digests(reader, ns), names)
+            chain, _ = self.chain(reader, self.summaries(reader, ns), names)
             window = Window(reader, ns)
             # Nothing but that end ends it: its deadline is far.
             pin = reader.begin("window.pin", window=window.number, chain=chain, first=0, n=8, deadline_ms=600000)
@@ -485,7 +485,7 @@ class Stops(OwnDaemons, Case):
         os.kill(pid, signal.SIGCONT)
         reader = self.client()
         ns = reader.open(dict(IDENTITY, model=self.id()))
-        chain, _ = self.chain(reader, self.digests(reader, ns), names)
+        chain, _ = self.chain(reader, self.summaries(reader, ns), names)
         window = Window(reader, ns)
         self.assert_read(window, window.pin(chain, 8), kv)
 

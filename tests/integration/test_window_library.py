@@ -33,8 +33,8 @@ class Worker:
         with self.ns.register([shared.memory()], planes, blocks=blocks) as region:
             region.dump(self.names, range(blocks), durable=True).wait()
         shape = sparse.Shape("float16", SHAPE["kv_heads"] and IDENTITY["block_tokens"], SHAPE["kv_heads"], SHAPE["head_dim"])
-        self.digests = sparse.DigestNamespace(self.ns, sparse.mean(shape))
-        self.chain = self.digests.chain(self.names)
+        self.summaries = sparse.SummaryNamespace(self.ns, sparse.mean(shape))
+        self.chain = self.summaries.chain(self.names)
         self.window = self.ns.window()
 
     def check(self, place, block):

@@ -115,7 +115,7 @@ class Case(Retrieval):
         """A window with a chain of stored blocks: (client, ns, window, chain, kv)."""
         client, ns, _, kv = self.stored(blocks, client)
         self.settled(client, ns)  # what waits to be written does not leave a window for others
-        chain, _ = self.chain(client, self.digests(client, ns), range(len(kv)))
+        chain, _ = self.chain(client, self.summaries(client, ns), range(len(kv)))
         return client, ns, Window(client, ns, **more), chain, kv
 
     def assert_read(self, window, places, kv):

@@ -75,9 +75,9 @@ static int form_check(const struct ucm_namespace *base, const struct ucm_encoded
 
     if (!base || !form || !form->encoding || !form->dtype)
         return client_fail(UCM_EINVALID, "base, form, encoding or dtype is NULL");
-    if (base->digest || base->encoding)
+    if (base->summary || base->encoding)
         return client_fail(UCM_EINVALID, "the base must hold KV as it is, and no %s",
-                           base->digest ? "digests" : "encoded blocks");
+                           base->summary ? "summaries" : "encoded blocks");
     r = encoding_spec(form, &spec, why);
     if (r)
         return client_fail(-r, "%s", why);

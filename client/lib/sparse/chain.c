@@ -101,10 +101,10 @@ static int append_take_cb(struct client_call *call, const union proto_any *any)
     const struct msg_chain_append_r *m = &any->chain_append_r;
     uint32_t n = 0;
 
-    while (n < m->status.n && m->status.p[n] % UCM_CHAIN_HAS_DIGEST != UCM_FOUND_NOT)
+    while (n < m->status.n && m->status.p[n] % UCM_CHAIN_HAS_SUMMARY != UCM_FOUND_NOT)
         n++;
     if (m->status.n != a->n_keys || m->missing != a->n_keys - n ||
-        m->blocks != (uint64_t)a->had + n || m->digests > n || m->dram + m->nvme + m->shared != n)
+        m->blocks != (uint64_t)a->had + n || m->summaries > n || m->dram + m->nvme + m->shared != n)
         return ucm_error_set(&call->error, UCM_EPROTOCOL,
                              "ucmd's answer to chain.append does not fit the question");
     a->result = (struct ucm_chain_result){
@@ -113,7 +113,7 @@ static int append_take_cb(struct client_call *call, const union proto_any *any)
         .in_dram = (uint32_t)m->dram,
         .nvme = (uint32_t)m->nvme,
         .shared = (uint32_t)m->shared,
-        .digests = (uint32_t)m->digests,
+        .summaries = (uint32_t)m->summaries,
         .built = (uint32_t)m->built,
     };
     if (a->status)
@@ -255,8 +255,8 @@ int ucm_chain_open(struct ucm_namespace *ns, uint32_t part, uint32_t lease_ms, i
 
     if (!ns || !out)
         return client_fail(UCM_EINVALID, "namespace or out is NULL");
-    if (!ns->digest)
-        return client_fail(UCM_EINVALID, "a chain needs a namespace of ucm_sparse_digest_open");
+    if (!ns->summary)
+        return client_fail(UCM_EINVALID, "a chain needs a namespace of ucm_sparse_summary_open");
     if (part >= ns->open.parts)
         return client_fail(UCM_EINVALID, "part is %u of %u", part, (unsigned)ns->open.parts);
     c = ns->handle.client;
@@ -350,7 +350,7 @@ static void result_add(struct ucm_chain_result *sum, const struct ucm_chain_resu
     sum->in_dram += more->in_dram;
     sum->nvme += more->nvme;
     sum->shared += more->shared;
-    sum->digests += more->digests;
+    sum->summaries += more->summaries;
     sum->built += more->built;
 }
 

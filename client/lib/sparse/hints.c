@@ -174,8 +174,8 @@ int ucm_hints_open(struct ucm_namespace *ns, int timeout_ms)
 
     if (!ns)
         return client_fail(UCM_EINVALID, "namespace is NULL");
-    if (ns->digest)
-        return client_fail(UCM_EUNSUPPORTED, "there are no hints of digests");
+    if (ns->summary)
+        return client_fail(UCM_EUNSUPPORTED, "there are no hints of summaries");
     c = ns->handle.client;
     r = client_enter(c);
     if (r)

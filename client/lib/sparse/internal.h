@@ -6,9 +6,9 @@
 #include "client/include/ucmclient_sparse.h"
 #include "client/lib/internal.h"
 
-struct client_digest {
-    struct msg_digest_open open;
-    struct ucm_sparse_digest digest; /* keep: the array below, or NULL */
+struct client_summary {
+    struct msg_summary_open open;
+    struct ucm_sparse_summary summary; /* keep: the array below, or NULL */
     uint8_t keep[UCM_MAX_HEAD_DIM / 2 / 8];
 };
 
@@ -19,12 +19,12 @@ struct client_digest {
 struct ucm_chain {
     struct client_door door;
     struct ucm_client *client;
-    struct ucm_namespace *ns; /* of digests, referenced */
+    struct ucm_namespace *ns; /* of summaries, referenced */
     unsigned refs;            /* of the user, of threads that use it, of tasks */
     bool closed;              /* by the user */
     bool busy;                /* a thread opens it or appends to it: others wait for client->idle */
     bool reopening;
-    bool build; /* missing digests are built, also when it is opened again */
+    bool build; /* missing summaries are built, also when it is opened again */
     uint32_t part, lease_ms;
     uint32_t id;       /* on the wire ... */
     uint64_t attempts; /* ... of this connection; 0: the daemon does not know it */

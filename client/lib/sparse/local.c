@@ -16,12 +16,12 @@ SAME(UCM_SPARSE_F32, UCM_KV_F32);
 SAME(UCM_SPARSE_F16, UCM_KV_F16);
 SAME(UCM_SPARSE_BF16, UCM_KV_BF16);
 SAME(UCM_SPARSE_FP8_E4M3, UCM_KV_FP8_E4M3);
-SAME(UCM_SPARSE_MEAN, UCM_DIGEST_MEAN);
-SAME(UCM_SPARSE_SUBMEAN, UCM_DIGEST_SUBMEAN);
-SAME(UCM_SPARSE_BOX, UCM_DIGEST_BOX);
-SAME(UCM_SPARSE_HASH, UCM_DIGEST_HASH);
-SAME(UCM_SPARSE_STATS, UCM_DIGEST_STATS);
-SAME(UCM_SPARSE_TOKENS, UCM_DIGEST_TOKENS);
+SAME(UCM_SPARSE_MEAN, UCM_SUMMARY_MEAN);
+SAME(UCM_SPARSE_SUBMEAN, UCM_SUMMARY_SUBMEAN);
+SAME(UCM_SPARSE_BOX, UCM_SUMMARY_BOX);
+SAME(UCM_SPARSE_HASH, UCM_SUMMARY_HASH);
+SAME(UCM_SPARSE_STATS, UCM_SUMMARY_STATS);
+SAME(UCM_SPARSE_TOKENS, UCM_SUMMARY_TOKENS);
 SAME(UCM_SPARSE_MEAN_MAX, UCM_MEAN_MAX);
 SAME(UCM_SPARSE_MEAN_NORMALISED, UCM_MEAN_NORMALISED);
 SAME(UCM_SPARSE_PAIRS_INTERLEAVED, UCM_PAIRS_INTERLEAVED);
@@ -34,28 +34,28 @@ SAME(UCM_SPARSE_HEADS_SUM, UCM_HEADS_SUM);
 SAME(UCM_SPARSE_HEADS_MAX, UCM_HEADS_MAX);
 SAME(UCM_SPARSE_MASS, UCM_CHOOSE_MASS);
 
-int client_digest_spec(const struct ucm_sparse_digest *d, struct ucm_digest_spec *out)
+int client_summary_spec(const struct ucm_sparse_summary *d, struct ucm_summary_spec *out)
 {
     char why[UCM_SPARSE_WHY];
 
-    return sparse_spec(d, out, why) && ucm_digest_check(out, why) == 0
+    return sparse_spec(d, out, why) && ucm_summary_check(out, why) == 0
                ? 0
                : client_fail(UCM_EINVALID, "%s", why);
 }
 
-int client_choose_spec(const struct ucm_sparse_choose *choose, const struct ucm_digest_spec *digest,
-                       struct ucm_choose_spec *out)
+int client_choose_spec(const struct ucm_sparse_choose *choose,
+                       const struct ucm_summary_spec *summary, struct ucm_choose_spec *out)
 {
     char why[UCM_SPARSE_WHY];
 
     *out = sparse_choose_spec(choose);
-    return ucm_choose_for(digest, out, why) ? client_fail(UCM_EINVALID, "%s", why) : 0;
+    return ucm_choose_for(summary, out, why) ? client_fail(UCM_EINVALID, "%s", why) : 0;
 }
 
-uint32_t client_score_lists(const struct ucm_sparse_digest *digest,
+uint32_t client_score_lists(const struct ucm_sparse_summary *summary,
                             const struct ucm_sparse_score *score)
 {
-    return score->heads == UCM_SPARSE_HEADS_EACH ? digest->shape.kv_heads : 1;
+    return score->heads == UCM_SPARSE_HEADS_EACH ? summary->shape.kv_heads : 1;
 }
 
 uint32_t client_q_element(uint32_t q_dtype)
@@ -65,18 +65,18 @@ uint32_t client_q_element(uint32_t q_dtype)
                                                                      : 0;
 }
 
-/* ---- digests ---- */
+/* ---- summaries ---- */
 
-int ucm_sparse_digest_bytes(const struct ucm_sparse_digest *digest, uint64_t *bytes)
+int ucm_sparse_summary_bytes(const struct ucm_sparse_summary *summary, uint64_t *bytes)
 {
-    struct ucm_digest_spec spec;
+    struct ucm_summary_spec spec;
     int r;
 
-    if (!digest)
-        return client_fail(UCM_EINVALID, "digest is NULL");
-    r = client_digest_spec(digest, &spec);
+    if (!summary)
+        return client_fail(UCM_EINVALID, "summary is NULL");
+    r = client_summary_spec(summary, &spec);
     if (r == 0 && bytes)
-        *bytes = ucm_digest_bytes(&spec);
+        *bytes = ucm_summary_bytes(&spec);
     return r;
 }
 
@@ -93,50 +93,50 @@ static int array_check(const char *what, size_t whole, size_t bytes, size_t stri
     return 0;
 }
 
-static struct ucm_digest_plan *plan_new(const struct ucm_digest_spec *spec)
+static struct ucm_summary_plan *plan_new(const struct ucm_summary_spec *spec)
 {
-    struct ucm_digest_plan *plan = malloc(sizeof *plan);
+    struct ucm_summary_plan *plan = malloc(sizeof *plan);
     char why[UCM_SPARSE_WHY];
 
     if (!plan) {
-        client_fail(UCM_ENOMEMORY, "no memory for a digest's plan");
+        client_fail(UCM_ENOMEMORY, "no memory for a summary's plan");
         return NULL;
     }
-    (void)ucm_digest_plan_init(plan, spec, why); /* the spec was checked */
+    (void)ucm_summary_plan_init(plan, spec, why); /* the spec was checked */
     return plan;
 }
 
-/* Digests want an address that is a multiple of 8; the caller's need not be. */
-static int build_all(const struct ucm_digest_plan *plan, const uint8_t *kv, size_t kv_stride,
+/* Summaries want an address that is a multiple of 8; the caller's need not be. */
+static int build_all(const struct ucm_summary_plan *plan, const uint8_t *kv, size_t kv_stride,
                      uint32_t n, uint8_t *out, size_t out_stride)
 {
     void *aligned = aligned_alloc(8, (plan->bytes + 7) / 8 * 8);
 
     if (!aligned)
-        return client_fail(UCM_ENOMEMORY, "no memory for a digest");
+        return client_fail(UCM_ENOMEMORY, "no memory for a summary");
     for (uint32_t i = 0; i < n; i++) {
-        ucm_digest_build(plan, kv + i * kv_stride, aligned);
+        ucm_summary_build(plan, kv + i * kv_stride, aligned);
         memcpy(out + i * out_stride, aligned, plan->bytes);
     }
     free(aligned);
     return 0;
 }
 
-int ucm_sparse_digest_local(const struct ucm_sparse_digest *digest, const void *kv, size_t kv_bytes,
-                            size_t kv_stride, uint32_t n, void *out, size_t out_bytes,
-                            size_t out_stride)
+int ucm_sparse_summary_local(const struct ucm_sparse_summary *summary, const void *kv,
+                             size_t kv_bytes, size_t kv_stride, uint32_t n, void *out,
+                             size_t out_bytes, size_t out_stride)
 {
-    struct ucm_digest_spec spec;
-    struct ucm_digest_plan *plan;
+    struct ucm_summary_spec spec;
+    struct ucm_summary_plan *plan;
     int r;
 
-    if (!digest || !kv || !out || n == 0)
-        return client_fail(UCM_EINVALID, "digest, kv or out is NULL, or n is 0");
-    r = client_digest_spec(digest, &spec);
+    if (!summary || !kv || !out || n == 0)
+        return client_fail(UCM_EINVALID, "summary, kv or out is NULL, or n is 0");
+    r = client_summary_spec(summary, &spec);
     if (r == 0)
-        r = array_check("kv", kv_bytes, ucm_digest_extent(&spec), kv_stride, n);
+        r = array_check("kv", kv_bytes, ucm_summary_extent(&spec), kv_stride, n);
     if (r == 0)
-        r = array_check("out", out_bytes, ucm_digest_bytes(&spec), out_stride, n);
+        r = array_check("out", out_bytes, ucm_summary_bytes(&spec), out_stride, n);
     if (r)
         return r;
     plan = plan_new(&spec);
@@ -150,24 +150,25 @@ int ucm_sparse_digest_local(const struct ucm_sparse_digest *digest, const void *
 /* ---- scores ---- */
 
 struct scorer {
-    struct ucm_digest_plan *plan;
+    struct ucm_summary_plan *plan;
     struct ucm_score_spec spec;
     struct ucm_score_blocks blocks;
     uint32_t lists;
-    const void **at; /* blocks.at; NULL: no digest is missing */
+    const void **at; /* blocks.at; NULL: no summary is missing */
     float *q;
     void *scratch;
 };
 
-static int digests_check(const struct ucm_sparse_digests *d, uint32_t bytes)
+static int summaries_check(const struct ucm_sparse_summaries *d, uint32_t bytes)
 {
     if (!d->p || d->n == 0 || d->n > UCM_SCORE_BLOCKS_MAX)
-        return client_fail(UCM_EINVALID, "1 to %u digests can be scored, not %u%s",
+        return client_fail(UCM_EINVALID, "1 to %u summaries can be scored, not %u%s",
                            UCM_SCORE_BLOCKS_MAX, d->n, d->p ? "" : " at NULL");
     if ((uintptr_t)d->p % 4 != 0 || d->stride % 4 != 0)
-        return client_fail(UCM_EINVALID, "digests lie at multiples of 4 bytes; p is %p, stride %zu",
-                           d->p, d->stride);
-    return array_check("digests", d->bytes, bytes, d->stride, d->n);
+        return client_fail(UCM_EINVALID,
+                           "summaries lie at multiples of 4 bytes; p is %p, stride %zu", d->p,
+                           d->stride);
+    return array_check("summaries", d->bytes, bytes, d->stride, d->n);
 }
 
 static int query_widen(const void *q, uint32_t q_dtype, uint64_t n, float *out)
@@ -196,7 +197,7 @@ static void scorer_close(struct scorer *s)
     free(s->scratch);
 }
 
-static int scorer_allocate(struct scorer *s, const struct ucm_sparse_digests *d,
+static int scorer_allocate(struct scorer *s, const struct ucm_sparse_summaries *d,
                            uint64_t q_elements)
 {
     size_t scratch = ucm_score_scratch_bytes(s->plan, &s->spec, d->n);
@@ -210,7 +211,7 @@ static int scorer_allocate(struct scorer *s, const struct ucm_sparse_digests *d,
     return client_fail(UCM_ENOMEMORY, "no memory to score %u blocks", d->n);
 }
 
-static void scorer_place(struct scorer *s, const struct ucm_sparse_digests *d)
+static void scorer_place(struct scorer *s, const struct ucm_sparse_summaries *d)
 {
     s->blocks =
         (struct ucm_score_blocks){.at = s->at, .base = d->p, .stride = d->stride, .n = d->n};
@@ -227,11 +228,12 @@ static void scorer_run(const struct scorer *s, float *scores)
 }
 
 static int scorer_prepare(struct scorer *s, const struct ucm_sparse_score *score,
-                          const struct ucm_sparse_digests *digests, const void *q, uint32_t q_dtype)
+                          const struct ucm_sparse_summaries *summaries, const void *q,
+                          uint32_t q_dtype)
 {
     char why[UCM_SPARSE_WHY];
     uint64_t q_elements;
-    int r = digests_check(digests, s->plan->bytes);
+    int r = summaries_check(summaries, s->plan->bytes);
 
     if (r)
         return r;
@@ -242,38 +244,39 @@ static int scorer_prepare(struct scorer *s, const struct ucm_sparse_score *score
         return client_fail(UCM_EINVALID, "q_dtype is %u; queries are F32, F16 or BF16", q_dtype);
     s->lists = ucm_score_lists(s->plan, &s->spec);
     q_elements = (uint64_t)s->spec.rows * s->spec.q_heads * s->plan->spec.shape.head_dim;
-    r = scorer_allocate(s, digests, q_elements);
+    r = scorer_allocate(s, summaries, q_elements);
     if (r)
         return r;
-    scorer_place(s, digests);
+    scorer_place(s, summaries);
     return query_widen(q, q_dtype, q_elements, s->q);
 }
 
-static int scorer_open(struct scorer *s, const struct ucm_sparse_digest *digest,
+static int scorer_open(struct scorer *s, const struct ucm_sparse_summary *summary,
                        const struct ucm_sparse_score *score,
-                       const struct ucm_sparse_digests *digests, const void *q, uint32_t q_dtype)
+                       const struct ucm_sparse_summaries *summaries, const void *q,
+                       uint32_t q_dtype)
 {
-    struct ucm_digest_spec spec;
+    struct ucm_summary_spec spec;
     int r;
 
     *s = (struct scorer){0};
-    if (!digest || !score || !digests || !q)
-        return client_fail(UCM_EINVALID, "digest, score, digests or q is NULL");
-    r = client_digest_spec(digest, &spec);
+    if (!summary || !score || !summaries || !q)
+        return client_fail(UCM_EINVALID, "summary, score, summaries or q is NULL");
+    r = client_summary_spec(summary, &spec);
     if (r)
         return r;
     s->plan = plan_new(&spec);
     if (!s->plan)
         return -UCM_ENOMEMORY;
-    r = scorer_prepare(s, score, digests, q, q_dtype);
+    r = scorer_prepare(s, score, summaries, q, q_dtype);
     if (r)
         scorer_close(s);
     return r;
 }
 
-int ucm_sparse_score_local(const struct ucm_sparse_digest *digest,
+int ucm_sparse_score_local(const struct ucm_sparse_summary *summary,
                            const struct ucm_sparse_score *score,
-                           const struct ucm_sparse_digests *digests, const void *q,
+                           const struct ucm_sparse_summaries *summaries, const void *q,
                            uint32_t q_dtype, float *scores, size_t scores_room)
 {
     struct scorer s;
@@ -281,12 +284,12 @@ int ucm_sparse_score_local(const struct ucm_sparse_digest *digest,
 
     if (!scores)
         return client_fail(UCM_EINVALID, "scores is NULL");
-    r = scorer_open(&s, digest, score, digests, q, q_dtype);
+    r = scorer_open(&s, summary, score, summaries, q, q_dtype);
     if (r)
         return r;
-    if ((size_t)s.lists * digests->n > scores_room)
+    if ((size_t)s.lists * summaries->n > scores_room)
         r = client_fail(UCM_EINVALID, "%u lists of %u scores do not fit into scores_room %zu",
-                        s.lists, digests->n, scores_room);
+                        s.lists, summaries->n, scores_room);
     else
         scorer_run(&s, scores);
     scorer_close(&s);
@@ -304,7 +307,7 @@ int ucm_sparse_score_history(const uint32_t *uses, uint32_t n, float *scores)
 
 /* ---- defaults ---- */
 
-void ucm_sparse_score_defaults(const struct ucm_sparse_digest *d, struct ucm_sparse_score *score)
+void ucm_sparse_score_defaults(const struct ucm_sparse_summary *d, struct ucm_sparse_score *score)
 {
     bool logits = d->method != UCM_SPARSE_HASH &&
                   !(d->method == UCM_SPARSE_MEAN && d->kind == UCM_SPARSE_MEAN_NORMALISED);
@@ -421,7 +424,7 @@ static int choose_lists(struct chooser *c, const float *scores, uint32_t lists, 
     return 0;
 }
 
-static uint64_t count_missing(const struct ucm_sparse_digests *d)
+static uint64_t count_missing(const struct ucm_sparse_summaries *d)
 {
     uint64_t n = 0;
 
@@ -430,10 +433,10 @@ static uint64_t count_missing(const struct ucm_sparse_digests *d)
     return n;
 }
 
-int ucm_sparse_select_local(const struct ucm_sparse_digest *digest,
+int ucm_sparse_select_local(const struct ucm_sparse_summary *summary,
                             const struct ucm_sparse_score *score,
                             const struct ucm_sparse_choose *choose,
-                            const struct ucm_sparse_digests *digests, const void *q,
+                            const struct ucm_sparse_summaries *summaries, const void *q,
                             uint32_t q_dtype, struct ucm_sparse_selected *out)
 {
     struct ucm_choose_spec spec;
@@ -444,29 +447,29 @@ int ucm_sparse_select_local(const struct ucm_sparse_digest *digest,
 
     if (!choose || !out || !out->counts || !out->index)
         return client_fail(UCM_EINVALID, "choose, out, counts or index is NULL");
-    r = scorer_open(&s, digest, score, digests, q, q_dtype);
+    r = scorer_open(&s, summary, score, summaries, q, q_dtype);
     if (r)
         return r;
     r = client_choose_spec(choose, &s.plan->spec, &spec);
     if (r == 0)
-        r = chooser_open(&chooser, &spec, digests->n, out->scores != NULL);
+        r = chooser_open(&chooser, &spec, summaries->n, out->scores != NULL);
     if (r) {
         scorer_close(&s);
         return r;
     }
-    scores = malloc((size_t)s.lists * digests->n * sizeof *scores);
+    scores = malloc((size_t)s.lists * summaries->n * sizeof *scores);
     if (!scores) {
-        r = client_fail(UCM_ENOMEMORY, "no memory for %u scores", digests->n);
+        r = client_fail(UCM_ENOMEMORY, "no memory for %u scores", summaries->n);
     } else if (s.lists > out->counts_room) {
         r = client_fail(UCM_EINVALID, "there are %u lists; counts_room is %u", s.lists,
                         out->counts_room);
     } else {
         scorer_run(&s, scores);
-        r = choose_lists(&chooser, scores, s.lists, digests->n, out);
+        r = choose_lists(&chooser, scores, s.lists, summaries->n, out);
     }
     if (r == 0) {
         out->gone = 0;
-        out->no_digest = count_missing(digests);
+        out->no_summary = count_missing(summaries);
     }
     free(scores);
     chooser_close(&chooser);

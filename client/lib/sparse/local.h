@@ -6,10 +6,10 @@
 #include "kernels/sparse/select.h"
 
 /* 0, or -UCM_EINVALID with the sentence; then *out is checked. */
-int client_digest_spec(const struct ucm_sparse_digest *digest, struct ucm_digest_spec *out);
-int client_choose_spec(const struct ucm_sparse_choose *choose, const struct ucm_digest_spec *digest,
-                       struct ucm_choose_spec *out);
-uint32_t client_score_lists(const struct ucm_sparse_digest *digest,
+int client_summary_spec(const struct ucm_sparse_summary *summary, struct ucm_summary_spec *out);
+int client_choose_spec(const struct ucm_sparse_choose *choose,
+                       const struct ucm_summary_spec *summary, struct ucm_choose_spec *out);
+uint32_t client_score_lists(const struct ucm_sparse_summary *summary,
                             const struct ucm_sparse_score *score);
 /* Bytes of an element of q; 0: q_dtype is none of F32, F16 and BF16. */
 uint32_t client_q_element(uint32_t q_dtype);

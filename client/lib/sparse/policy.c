@@ -241,7 +241,7 @@ static int write_value(const struct policy_key *k, const struct ucm_policy *p, c
 
 static bool has_effect(const struct ucm_policy *p, const struct policy_key *k)
 {
-    return (k->digests == 0 || k->digests >> p->digest & 1) &&
+    return (k->summaries == 0 || k->summaries >> p->summary & 1) &&
            (k->choices == 0 || k->choices >> p->choice & 1);
 }
 
@@ -277,7 +277,7 @@ static int check_ranges(const struct ucm_policy *p)
 
 static bool estimates(const struct ucm_policy *p)
 {
-    return p->digest == UCM_SPARSE_STATS || (p->digest == UCM_SPARSE_TOKENS && p->rest > 0);
+    return p->summary == UCM_SPARSE_STATS || (p->summary == UCM_SPARSE_TOKENS && p->rest > 0);
 }
 
 static int check_choice(const struct ucm_policy *p)
@@ -285,17 +285,17 @@ static int check_choice(const struct ucm_policy *p)
     if (p->choice == UCM_SPARSE_CHOICE_MASS &&
         (!estimates(p) || p->reduce == UCM_SPARSE_REDUCE_SOFTMAX))
         return client_fail(UCM_EINVALID, "choice mass wants scores that are logarithms of mass: "
-                                         "reduce=max or mean, and digest=stats, or digest=tokens "
+                                         "reduce=max or mean, and summary=stats, or summary=tokens "
                                          "with rest=1");
     if (p->choice == UCM_SPARSE_CHOICE_ESTIMATED && !estimates(p))
-        return client_fail(UCM_EINVALID, "choice estimated wants a digest that estimates mass: "
-                                         "digest=stats, or digest=tokens with rest=1");
-    if (p->choice == UCM_SPARSE_CHOICE_CERTIFIED && p->digest != UCM_SPARSE_BOX)
-        return client_fail(UCM_EINVALID, "choice certified wants a digest that bounds scores: "
-                                         "digest=box");
+        return client_fail(UCM_EINVALID, "choice estimated wants a summary that estimates mass: "
+                                         "summary=stats, or summary=tokens with rest=1");
+    if (p->choice == UCM_SPARSE_CHOICE_CERTIFIED && p->summary != UCM_SPARSE_BOX)
+        return client_fail(UCM_EINVALID, "choice certified wants a summary that bounds scores: "
+                                         "summary=box");
     if (p->goal > 0 && !estimates(p))
-        return client_fail(UCM_EINVALID, "goal wants a digest that estimates mass: digest=stats, "
-                                         "or digest=tokens with rest=1; goal=0 is a fixed top k");
+        return client_fail(UCM_EINVALID, "goal wants a summary that estimates mass: summary=stats, "
+                                         "or summary=tokens with rest=1; goal=0 is a fixed top k");
     if (p->goal > 0 && p->choice != UCM_SPARSE_CHOICE_TOPK)
         return client_fail(UCM_EINVALID, "goal is of choice=topk; the others have eps");
     return 0;
@@ -307,21 +307,21 @@ int ucm_policy_check(const struct ucm_policy *p)
 
     if (!p)
         return client_fail(UCM_EINVALID, "policy is NULL");
-    if (p->digest < UCM_SPARSE_MEAN || p->digest > UCM_SPARSE_TOKENS)
-        return client_fail(UCM_EINVALID, "digest %u is not known", p->digest);
+    if (p->summary < UCM_SPARSE_MEAN || p->summary > UCM_SPARSE_TOKENS)
+        return client_fail(UCM_EINVALID, "summary %u is not known", p->summary);
     r = check_ranges(p);
     if (r)
         return r;
-    if (p->digest == UCM_SPARSE_HASH && p->bits != 64 && p->bits != 128 && p->bits != 256)
+    if (p->summary == UCM_SPARSE_HASH && p->bits != 64 && p->bits != 128 && p->bits != 256)
         return client_fail(UCM_EINVALID, "bits is %u; 64, 128 and 256 are allowed", p->bits);
-    if (p->digest == UCM_SPARSE_SUBMEAN && p->keep == 0)
+    if (p->summary == UCM_SPARSE_SUBMEAN && p->keep == 0)
         return client_fail(UCM_EINVALID, "keep is 0: no channel is left to compare");
     if (p->metric == UCM_SPARSE_L2 &&
-        (p->digest == UCM_SPARSE_BOX || p->digest == UCM_SPARSE_HASH || estimates(p)))
-        return client_fail(UCM_EINVALID, "metric l2 is of digests mean, submean, and tokens with "
+        (p->summary == UCM_SPARSE_BOX || p->summary == UCM_SPARSE_HASH || estimates(p)))
+        return client_fail(UCM_EINVALID, "metric l2 is of summaries mean, submean, and tokens with "
                                          "rest=0");
     if (p->metric == UCM_SPARSE_ROUNDED && !policy_rounds(p))
-        return client_fail(UCM_EINVALID, "metric rounded is of digests mean, submean and tokens");
+        return client_fail(UCM_EINVALID, "metric rounded is of summaries mean, submean and tokens");
     if (p->limit > 0 && p->limit < p->min_blocks)
         return client_fail(UCM_EINVALID, "limit is %u, less than min_blocks, which is %u", p->limit,
                            p->min_blocks);
@@ -331,9 +331,9 @@ int ucm_policy_check(const struct ucm_policy *p)
 /* Keys that were given and have no effect are mistakes. */
 static int check_effect(const struct ucm_policy *p, const struct policy_key *k)
 {
-    const struct policy_key *key = find_key(word_of(k->digests != 0 ? "digest" : "choice"));
-    uint32_t with = k->digests != 0 ? k->digests : k->choices;
-    uint32_t now = k->digests != 0 ? p->digest : p->choice;
+    const struct policy_key *key = find_key(word_of(k->summaries != 0 ? "summary" : "choice"));
+    uint32_t with = k->summaries != 0 ? k->summaries : k->choices;
+    uint32_t now = k->summaries != 0 ? p->summary : p->choice;
     char names[64] = "";
 
     if (has_effect(p, k))
@@ -357,9 +357,9 @@ static struct word cut(const char **text, char until)
     return w;
 }
 
-/* One pass over "key=value,...": the first sets `digest` only, for the others' defaults depend on
+/* One pass over "key=value,...": the first sets `summary` only, for the others' defaults depend on
  * it. */
-static int read_keys(struct ucm_policy *p, const char *text, bool digest)
+static int read_keys(struct ucm_policy *p, const char *text, bool summary)
 {
     bool ratio = false, tokens = false;
 
@@ -379,13 +379,13 @@ static int read_keys(struct ucm_policy *p, const char *text, bool digest)
         k = find_key(name);
         if (k == NULL)
             return refuse_key(name);
-        if ((k->at == offsetof(struct ucm_policy, digest)) != digest)
+        if ((k->at == offsetof(struct ucm_policy, summary)) != summary)
             continue;
         r = set_value(p, k, value);
         if (r)
             return r;
-        if (digest)
-            policy_digest_defaults(p);
+        if (summary)
+            policy_summary_defaults(p);
         if (k->at == offsetof(struct ucm_policy, sparse_ratio))
             ratio = true;
         if (k->at == offsetof(struct ucm_policy, topk_tokens))
@@ -428,7 +428,7 @@ static void preset_policy(const struct policy_preset *preset, struct ucm_policy 
     memset(out, 0, sizeof *out);
     for (uint32_t i = 0; i < policy_n_keys; i++)
         (void)set_value(out, &policy_keys[i], word_of(policy_keys[i].value));
-    policy_digest_defaults(out);
+    policy_summary_defaults(out);
     (void)apply(out, preset->keys);
     snprintf(out->preset, sizeof out->preset, "%s", preset->name);
 }
@@ -488,10 +488,10 @@ int ucm_policy_text(const struct ucm_policy *policy, char *text, size_t room)
         return client_fail(UCM_EINVALID, "preset \"%s\" is not known", policy->preset);
     preset_policy(preset, &base);
     at = (size_t)snprintf(text, room, "%s", preset->name);
-    if (policy->digest != base.digest) {
-        base.digest = policy->digest;
-        policy_digest_defaults(&base);
-        put(text, room, &at, find_key(word_of("digest")), policy);
+    if (policy->summary != base.summary) {
+        base.summary = policy->summary;
+        policy_summary_defaults(&base);
+        put(text, room, &at, find_key(word_of("summary")), policy);
     }
     if (policy->sparse_ratio != base.sparse_ratio)
         base.topk_tokens = 0;

@@ -20,8 +20,8 @@ struct policy_key {
     enum policy_type type;
     size_t at;
     double least, most;
-    const char *const *names;  /* up to NULL; "" is no value */
-    uint32_t digests, choices; /* bit i: it has an effect with number i; 0: with all */
+    const char *const *names;    /* up to NULL; "" is no value */
+    uint32_t summaries, choices; /* bit i: it has an effect with number i; 0: with all */
 };
 
 struct policy_preset {
@@ -33,9 +33,9 @@ extern const struct policy_key policy_keys[];
 extern const struct policy_preset policy_presets[];
 extern const uint32_t policy_n_keys, policy_n_presets;
 
-/* Whether the digest has metric rounded. */
+/* Whether the summary has metric rounded. */
 bool policy_rounds(const struct ucm_policy *p);
-/* Sets the digest's parameters to what is usual for its method. */
-void policy_digest_defaults(struct ucm_policy *p);
+/* Sets the summary's parameters to what is usual for its method. */
+void policy_summary_defaults(struct ucm_policy *p);
 
 #endif

@@ -1,5 +1,5 @@
-/* What follows from a policy: the digest, score, schedule and choice that the other calls take, and
- * the budget that moves from step to step. */
+/* What follows from a policy: the summary, score, schedule and choice that the other calls take,
+ * and the budget that moves from step to step. */
 #include "client/lib/sparse/policy.h"
 
 #include "kernels/sparse/budget.h"
@@ -31,18 +31,18 @@ static uint32_t rope_bits(const struct ucm_policy *p, const struct ucm_sparse_sh
     return bits > 0 ? bits : 1;
 }
 
-int ucm_policy_digest(const struct ucm_policy *policy, const struct ucm_sparse_shape *shape,
-                      uint8_t keep[64], struct ucm_sparse_digest *out)
+int ucm_policy_summary(const struct ucm_policy *policy, const struct ucm_sparse_shape *shape,
+                       uint8_t keep[64], struct ucm_sparse_summary *out)
 {
-    struct ucm_sparse_digest d;
+    struct ucm_sparse_summary d;
     int r = ucm_policy_check(policy);
 
     if (r)
         return r;
     if (!shape || !keep || !out)
         return client_fail(UCM_EINVALID, "shape, keep or out is NULL");
-    d = (struct ucm_sparse_digest){.method = policy->digest, .shape = *shape};
-    switch (policy->digest) {
+    d = (struct ucm_sparse_summary){.method = policy->summary, .shape = *shape};
+    switch (policy->summary) {
     case UCM_SPARSE_MEAN:
         d.kind = policy->kind;
         break;
@@ -66,7 +66,7 @@ int ucm_policy_digest(const struct ucm_policy *policy, const struct ucm_sparse_s
     default:
         break;
     }
-    r = ucm_sparse_digest_bytes(&d, NULL);
+    r = ucm_sparse_summary_bytes(&d, NULL);
     if (r == 0)
         *out = d;
     return r;

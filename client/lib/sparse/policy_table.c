@@ -6,8 +6,8 @@
 
 #include <stddef.h>
 
-static const char *const digests[] = {"",     "mean",  "submean", "box",
-                                      "hash", "stats", "tokens",  NULL};
+static const char *const summaries[] = {"",     "mean",  "submean", "box",
+                                        "hash", "stats", "tokens",  NULL};
 static const char *const kinds[] = {"mean", "max", "normalised", NULL};
 static const char *const rope_pairs[] = {"neox", "interleaved", NULL};
 static const char *const metrics[] = {"dot", "l2", "rounded", NULL};
@@ -15,7 +15,7 @@ static const char *const reduces[] = {"max", "mean", "softmax", NULL};
 static const char *const head_lists[] = {"each", "sum", "max", NULL};
 static const char *const choices[] = {"topk", "mass", "psa", "estimated", "certified", NULL};
 
-#define DIGEST(m) (1u << UCM_SPARSE_##m)
+#define SUMMARY(m) (1u << UCM_SPARSE_##m)
 #define CHOICE(c) (1u << UCM_SPARSE_CHOICE_##c)
 #define ROUNDS (CHOICE(PSA) | CHOICE(ESTIMATED) | CHOICE(CERTIFIED))
 #define BLOCKS UCM_CHAIN_BLOCKS_MAX
@@ -39,18 +39,19 @@ static const char *const choices[] = {"topk", "mass", "psa", "estimated", "certi
 const struct policy_key policy_keys[] = {
     /* `tokens` with rest and softmax cover the most mass for their bytes, and
      * estimate it: 4 of them 0.988 of an oracle's. 8 of them find answers at 32k that 4 lose. */
-    NAME(digest, "tokens", digests, "method of the digest; sets the method's usual parameters"),
-    NAME(kind, "mean", kinds, "which mean", .digests = DIGEST(MEAN)),
-    COUNT(run, "4", 1, 1024, "tokens of a mean", .digests = DIGEST(SUBMEAN)),
-    REAL(keep, "1", 1, "share of the RoPE pairs, the slowest", .digests = DIGEST(SUBMEAN)),
-    NAME(pairs, "neox", rope_pairs, "which channels RoPE pairs", .digests = DIGEST(SUBMEAN)),
-    COUNT(bits, "128", 64, 256, "of a token and KV head: 64, 128 or 256", .digests = DIGEST(HASH)),
+    NAME(summary, "tokens", summaries, "method of the summary; sets the method's usual parameters"),
+    NAME(kind, "mean", kinds, "which mean", .summaries = SUMMARY(MEAN)),
+    COUNT(run, "4", 1, 1024, "tokens of a mean", .summaries = SUMMARY(SUBMEAN)),
+    REAL(keep, "1", 1, "share of the RoPE pairs, the slowest", .summaries = SUMMARY(SUBMEAN)),
+    NAME(pairs, "neox", rope_pairs, "which channels RoPE pairs", .summaries = SUMMARY(SUBMEAN)),
+    COUNT(bits, "128", 64, 256, "of a token and KV head: 64, 128 or 256",
+          .summaries = SUMMARY(HASH)),
     COUNT(rope_bits, "0", 0, 255, "of them for MLA's rotated part; 0: in proportion",
-          .digests = DIGEST(HASH)),
+          .summaries = SUMMARY(HASH)),
     {"seed", "0", "of the hash's rotation", .type = POLICY_SEED, .at = AT(seed),
-     .digests = DIGEST(HASH)},
-    COUNT(chosen, "8", 1, 32, "tokens that stand for the block", .digests = DIGEST(TOKENS)),
-    COUNT(rest, "1", 0, 1, "1: the mean of the others, too", .digests = DIGEST(TOKENS)),
+     .summaries = SUMMARY(HASH)},
+    COUNT(chosen, "8", 1, 32, "tokens that stand for the block", .summaries = SUMMARY(TOKENS)),
+    COUNT(rest, "1", 0, 1, "1: the mean of the others, too", .summaries = SUMMARY(TOKENS)),
     NAME(metric, "dot", metrics,
          "product, minus the squared distance, or product with the rounded query"),
     NAME(reduce, "softmax", reduces, "over the query heads of a KV head"),
@@ -104,52 +105,52 @@ const struct policy_preset policy_presets[] = {
      "metric=rounded,choice=estimated"},
     {"psa-certified",
      "PSA's rounds until the attended weight is certainly eps of all: attends nearly everything",
-     "digest=box,choice=certified"},
+     "summary=box,choice=certified"},
     /* Seed 003 (arXiv 2503.00392), algorithm 1; its metadata are means or boxes. */
     {"psa", "PSA as published: what is left weighs as much as the lightest attended block, each",
-     "digest=box,choice=psa"},
+     "summary=box,choice=psa"},
     /* Seed 001 and chapter 8: the mean of the keys, the sum over all heads, one list; the choice
      * serves from the step behind the one whose queries made it (8.3.1). */
     {"esa", "ESA: means, one list for all heads, 0.3 of the blocks, every 5 steps, a step late",
-     "digest=mean,reduce=mean,heads=sum,retrieval_stride=5,lag=1"},
+     "summary=mean,reduce=mean,heads=sum,retrieval_stride=5,lag=1"},
     /* Chapter 9: minus the L2 distance, summed over the heads (9.2.1; here of squares), windows of
      * 9.3; not the eviction of 9.4, which is no policy's: kernels/slots/slots.h. How many
      * means a block has it doesn't say. The engine predicts (seed 000, 1.2): a step ahead. */
     {"gsa", "GSA: two means a block by distance, one list, 0.3 of the blocks, a step ahead",
-     "digest=submean,run=8,metric=l2,reduce=mean,heads=sum,init_window_sz=4,local_window_sz=8,"
+     "summary=submean,run=8,metric=l2,reduce=mean,heads=sum,init_window_sz=4,local_window_sz=8,"
      "lag=1"},
     /* Chapters 10 and 11.5.3; the windows count among the 4,096 tokens (10.3). It averages q over a
      * group, so that opposed heads cancel: here the nearest head counts. */
     {"gsa-device", "GSA on the device: hashes of all tokens, 4,096 tokens, 64 and 512 always",
-     "digest=hash,reduce=max,topk_tokens=4096,init_window_tokens=64,local_window_tokens=512"},
+     "summary=hash,reduce=max,topk_tokens=4096,init_window_tokens=64,local_window_tokens=512"},
     /* Chapter 11.2.2. Its half of the channels, those with the largest mean |K|, differs from text
-     * to text; a digest that requests share has the slower half of the pairs. */
+     * to text; a summary that requests share has the slower half of the pairs. */
     {"kvstar", "KVStar as written: means of 4 tokens, 8 queries' softmax without 1 / sqrt(d)",
-     "digest=submean,run=4,keep=0.5,rows=8,beta=1,init_window_sz=2,local_window_sz=4,"
+     "summary=submean,run=4,keep=0.5,rows=8,beta=1,init_window_sz=2,local_window_sz=4,"
      "retrieval_stride=8"},
     {"kvstar-corrected", "KVStar with its softmax scaled by 1 / sqrt(d)",
-     "digest=submean,run=4,keep=0.5,rows=8,init_window_sz=2,local_window_sz=4,retrieval_stride=8"},
+     "summary=submean,run=4,keep=0.5,rows=8,init_window_sz=2,local_window_sz=4,retrieval_stride=8"},
 };
 const uint32_t policy_n_presets = sizeof(policy_presets) / sizeof(policy_presets[0]);
 
 bool policy_rounds(const struct ucm_policy *p)
 {
-    return p->digest == UCM_SPARSE_MEAN || p->digest == UCM_SPARSE_SUBMEAN ||
-           p->digest == UCM_SPARSE_TOKENS;
+    return p->summary == UCM_SPARSE_MEAN || p->summary == UCM_SPARSE_SUBMEAN ||
+           p->summary == UCM_SPARSE_TOKENS;
 }
 
-void policy_digest_defaults(struct ucm_policy *p)
+void policy_summary_defaults(struct ucm_policy *p)
 {
     if (p->metric == UCM_SPARSE_ROUNDED && !policy_rounds(p)) /* a preset's */
         p->metric = UCM_SPARSE_DOT;
     p->kind = p->run = p->bits = p->rope_bits = p->chosen = p->rest = 0;
     p->seed = 0;
     p->keep = 1;
-    if (p->digest == UCM_SPARSE_SUBMEAN)
+    if (p->summary == UCM_SPARSE_SUBMEAN)
         p->run = 4;
-    if (p->digest == UCM_SPARSE_HASH)
+    if (p->summary == UCM_SPARSE_HASH)
         p->bits = 128;
-    if (p->digest == UCM_SPARSE_TOKENS) {
+    if (p->summary == UCM_SPARSE_TOKENS) {
         p->chosen = 8;
         p->rest = UCM_SPARSE_REST_MEAN;
     }

@@ -20,17 +20,17 @@ struct selection {
     uint32_t *ids;              /* of its chains: room for all rows */
     uint32_t n_lists, n_blocks; /* of the pieces before */
     uint32_t gone;
-    uint64_t no_digest;
+    uint64_t no_summary;
 };
 
-static const struct ucm_sparse_digest *digest_of(const struct ucm_chain *chain)
+static const struct ucm_sparse_summary *summary_of(const struct ucm_chain *chain)
 {
-    return &chain->ns->digest->digest;
+    return &chain->ns->summary->summary;
 }
 
 static uint32_t row_lists(const struct ucm_sparse_select *s, uint32_t i)
 {
-    return client_score_lists(digest_of(s->chains[i]), &s->score);
+    return client_score_lists(summary_of(s->chains[i]), &s->score);
 }
 
 /* ---- what is asked ---- */
@@ -46,13 +46,13 @@ static int rows_check(const struct ucm_sparse_select *s)
             return client_fail(UCM_EINVALID, "chain %u is NULL", i);
         if (s->chains[i]->client != s->chains[0]->client)
             return client_fail(UCM_EINVALID, "chain %u is of another client than chain 0", i);
-        if (digest_of(s->chains[i])->shape.head_dim != digest_of(s->chains[0])->shape.head_dim)
+        if (summary_of(s->chains[i])->shape.head_dim != summary_of(s->chains[0])->shape.head_dim)
             return client_fail(UCM_EINVALID, "chain %u has another head_dim than chain 0", i);
         if (s->score.q_heads == 0 ||
-            s->score.q_heads % digest_of(s->chains[i])->shape.kv_heads != 0)
+            s->score.q_heads % summary_of(s->chains[i])->shape.kv_heads != 0)
             return client_fail(UCM_EINVALID,
                                "q_heads is %u, no multiple of the %u KV heads of chain %u",
-                               s->score.q_heads, digest_of(s->chains[i])->shape.kv_heads, i);
+                               s->score.q_heads, summary_of(s->chains[i])->shape.kv_heads, i);
     }
     return 0;
 }
@@ -77,12 +77,12 @@ static int select_check(const struct ucm_sparse_select *s)
 /* Of one list of row i. */
 static int row_room(const struct ucm_sparse_select *s, uint32_t i, uint32_t *out)
 {
-    struct ucm_digest_spec digest;
+    struct ucm_summary_spec summary;
     struct ucm_choose_spec spec;
-    int r = client_digest_spec(digest_of(s->chains[i]), &digest);
+    int r = client_summary_spec(summary_of(s->chains[i]), &summary);
 
     if (r == 0)
-        r = client_choose_spec(&s->choose, &digest, &spec);
+        r = client_choose_spec(&s->choose, &summary, &spec);
     if (r == 0)
         *out = ucm_choose_room(&spec, s->chains[i]->n_blocks);
     return r;
@@ -226,7 +226,7 @@ static int select_take_cb(struct client_call *call, const union proto_any *any)
     sel->n_lists += (uint32_t)lists;
     sel->n_blocks += (uint32_t)blocks;
     sel->gone += (uint32_t)m->gone;
-    sel->no_digest += m->no_digest;
+    sel->no_summary += m->no_summary;
     return 0;
 }
 
@@ -313,7 +313,7 @@ static int selection_init(struct selection *sel, const struct ucm_sparse_select 
 
     if (r)
         return r;
-    shape = &digest_of(s->chains[0])->shape;
+    shape = &summary_of(s->chains[0])->shape;
     *sel = (struct selection){.s = s, .out = out, .block_bytes = out->scores ? 8 : 4};
     sel->row_bytes = (uint64_t)(s->score.rows ? s->score.rows : 1) * s->score.q_heads *
                      shape->head_dim * client_q_element(s->q_dtype);
@@ -345,7 +345,7 @@ int ucm_sparse_select(struct ucm_client *c, const struct ucm_sparse_select *s, i
         out->n_lists = sel.n_lists;
         out->n_blocks = sel.n_blocks;
         out->gone = sel.gone;
-        out->no_digest = sel.no_digest;
+        out->no_summary = sel.no_summary;
     }
     return client_leave(c, r);
 }

@@ -9,13 +9,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Checks only that `keep` can be copied; ucm_digest_check checks the rest. False with why. */
-static inline bool sparse_spec(const struct ucm_sparse_digest *d, struct ucm_digest_spec *out,
+/* Checks only that `keep` can be copied; ucm_summary_check checks the rest. False with why. */
+static inline bool sparse_spec(const struct ucm_sparse_summary *d, struct ucm_summary_spec *out,
                                char why[UCM_SPARSE_WHY])
 {
     const struct ucm_sparse_shape *s = &d->shape;
 
-    *out = (struct ucm_digest_spec){
+    *out = (struct ucm_summary_spec){
         .method = d->method,
         .kind = d->kind,
         .run = d->run,

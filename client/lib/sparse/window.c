@@ -322,9 +322,9 @@ int ucm_window_open(struct ucm_namespace *ns, uint32_t part, uint32_t flags, int
         return client_fail(UCM_EINVALID, "namespace or out is NULL");
     if (flags & ~(uint32_t)UCM_WINDOW_ADDRESSES)
         return client_fail(UCM_EINVALID, "flags are %#x; see UCM_WINDOW_ADDRESSES", flags);
-    if (ns->digest || ns->encoding)
+    if (ns->summary || ns->encoding)
         return client_fail(UCM_EUNSUPPORTED, "a window is of a namespace of ucm_namespace_open: "
-                                             "encoded blocks are loaded, digests selected from");
+                                             "encoded blocks are loaded, summaries selected from");
     if (part >= ns->open.parts)
         return client_fail(UCM_EINVALID, "part is %u of %u", part, (unsigned)ns->open.parts);
     c = ns->handle.client;

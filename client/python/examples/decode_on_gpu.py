@@ -2,7 +2,7 @@
 """Decode steps of a sequence whose KV is not on the GPU: slots, the daemon's window, and a CUDA graph.
 
 The KV of one sequence is stored with the daemon, and its pages are given back but for the last blocks. A step then chooses by
-digests, reads what it misses out of the daemon's memory, and attends to it; what the window does not have is fetched, and the step
+summaries, reads what it misses out of the daemon's memory, and attends to it; what the window does not have is fetched, and the step
 runs again. There is no model here: queries are made up, and one of them is about a block in the middle.
 
     python3 decode_on_gpu.py [--socket PATH]
@@ -31,10 +31,10 @@ LAYER = 2 * TOKENS * HEADS * DIM * 2  # bytes of a layer of a block
 class Link:
     """The connection. An engine's goes on without the daemon, and looks for it; this one only says what failed."""
 
-    def __init__(self, client: Client, digest: sparse.Digest):
+    def __init__(self, client: Client, summary: sparse.Summary):
         self.client = client
         self.ns = client.namespace(Identity("example/decode", "bf16", "example/1", TOKENS, LAYER, layers=(LAYERS,)))
-        self.digests = sparse.DigestNamespace(self.ns, digest)
+        self.summaries = sparse.SummaryNamespace(self.ns, summary)
 
     def ask(self, call: Any, *arguments: Any, **named: Any) -> Optional[Any]:
         try:
@@ -66,8 +66,8 @@ def numbers(*values: int) -> torch.Tensor:
 
 
 def decode(client: Client, steps_wanted: int = 3, out=print) -> torch.Tensor:
-    digest = sparse.tokens(SHAPE, chosen=4, rest=True)
-    link, packed = Link(client, digest), keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
+    summary = sparse.tokens(SHAPE, chosen=4, rest=True)
+    link, packed = Link(client, summary), keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
     names = [packed[32 * i : 32 * i + 32] for i in range(BLOCKS)]
     kv = torch.randn(LAYERS, BLOCKS, 2, TOKENS, HEADS, DIM, device="cuda").bfloat16()
     q = torch.randn(LAYERS, 1, GROUP * HEADS, DIM, device="cuda").bfloat16()
@@ -78,15 +78,15 @@ def decode(client: Client, steps_wanted: int = 3, out=print) -> torch.Tensor:
     # The worker's memory: slots for a few steps' worth of blocks, and tables.
     pool = torch.empty(Steps.bytes_of(SHAPE, LAYER, slots=1024), dtype=torch.uint8, device="cuda")
     some = sparse.TopK(topk_tokens=16 * TOKENS, init_window_sz=0, local_window_sz=0)
-    select = Selector(digest, pool, GROUP * HEADS, CANDIDATES, choose=some)
+    select = Selector(summary, pool, GROUP * HEADS, CANDIDATES, choose=some)
     steps = Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, layer_bytes=LAYER, numbers=BLOCKS, requests=1, chains=1,
                   room=select.room, window=WINDOW)
-    builder = Builder(digest, pool)
+    builder = Builder(summary, pool)
 
     def build(pages: Any, rows: Any) -> None:
-        builder(kv, decoder.digests, numbers(*pages), numbers(*rows))
+        builder(kv, decoder.summaries, numbers(*pages), numbers(*rows))
 
-    decoder = GpuDecoder(link, digest, steps, layer_bytes=LAYER, build=build)
+    decoder = GpuDecoder(link, summary, steps, layer_bytes=LAYER, build=build)
     sequence = decoder.open("request", floor=512)
     decoder.extend(sequence, names[:CANDIDATES], lambda block: block)
     decoder.keep(sequence, names)
@@ -106,7 +106,7 @@ def decode(client: Client, steps_wanted: int = 3, out=print) -> torch.Tensor:
     def step() -> None:
         steps.begin()
         for layer in range(LAYERS):
-            chosen = select(decoder.digests[layer], table[:, :CANDIDATES], candidates, q[layer], out=lists[layer])
+            chosen = select(decoder.summaries[layer], table[:, :CANDIDATES], candidates, q[layer], out=lists[layer])
             local = Pages(pages[layer], where, candidates, length)
             steps.layer(layer, chosen, table, requests, q[layer], local, out=result[layer])
         steps.end()

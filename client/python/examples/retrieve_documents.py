@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Retrieval over 100 documents: which blocks of which documents does a question want?
 
-Each document's KV is stored once, in blocks of 16 tokens, and the daemon computes a digest of each block. A question
+Each document's KV is stored once, in blocks of 16 tokens, and the daemon computes a summary of each block. A question
 then asks for the best blocks of all 100 documents in one call, and only these are loaded. Run it again, or after a
 restart of the daemon: nothing is stored or computed again.
 
@@ -84,12 +84,12 @@ def ask(client: Client, words: list[str], out=print) -> list[tuple[float, int, l
     pages = np.frombuffer((shared := SharedMemory(BLOCK_BYTES * BLOCKS)).buffer, np.float32)
     pages = pages.reshape(BLOCKS, TOKENS, HEADS, DIM)
     planes = [Plane(0, 0, BLOCK_BYTES, BLOCK_BYTES, 0)]
-    with client.namespace(identity()) as ns, sparse.DigestNamespace(ns, sparse.submean(SHAPE, run=2)) as digests:
+    with client.namespace(identity()) as ns, sparse.SummaryNamespace(ns, sparse.submean(SHAPE, run=2)) as summaries:
         with ns.register([shared.memory()], planes, blocks=BLOCKS) as region:
             names, computed = store(region, pages, ns, texts)
-            built = digests.build(b"".join(names)).wait().blocks.count(BlockResult.OK)
-            out(f"{len(texts)} documents: {computed} computed, {built} digests built")
-            chains = [digests.chain(each) for each in names]
+            built = summaries.build(b"".join(names)).wait().blocks.count(BlockResult.OK)
+            out(f"{len(texts)} documents: {computed} computed, {built} summaries built")
+            chains = [summaries.chain(each) for each in names]
             found = best(chains, words)
             for score, i, blocks in found[:3]:
                 wanted = b"".join(names[i][32 * b : 32 * b + 32] for b in blocks)

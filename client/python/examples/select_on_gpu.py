@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A worker with a GPU: digests are built there as blocks are stored, and a query chooses from them there.
+"""A worker with a GPU: summaries are built there as blocks are stored, and a query chooses from them there.
 
-One sequence's KV lies in a torch tensor on the GPU, its digests in another; both are regions of the daemon's. Digests
-are built on the stream that computed the KV, and both are dumped. Later the digests are loaded back, one launch chooses
+One sequence's KV lies in a torch tensor on the GPU, its summaries in another; both are regions of the daemon's. Summaries
+are built on the stream that computed the KV, and both are dumped. Later the summaries are loaded back, one launch chooses
 the blocks of a layer that a query wants, and only these are loaded.
 
     python3 select_on_gpu.py [--socket PATH]
@@ -32,29 +32,29 @@ def register(ns, pages: torch.Tensor):
 
 
 def retrieve(client: Client, out=print) -> list[int]:
-    digest = sparse.mean(SHAPE)
+    summary = sparse.mean(SHAPE)
     kv = torch.randn(LAYERS, BLOCKS, 2, TOKENS, HEADS, DIM, device="cuda").bfloat16()
-    digests = torch.zeros(LAYERS, BLOCKS, digest.bytes, dtype=torch.uint8, device="cuda")
+    summaries = torch.zeros(LAYERS, BLOCKS, summary.bytes, dtype=torch.uint8, device="cuda")
     numbers = torch.arange(BLOCKS, dtype=torch.int32, device="cuda")
     query = torch.randn(1, HEADS, DIM, device="cuda").bfloat16()  # [chains][q_heads][head_dim]
     kv[1, NEEDLE, 0] += query[0]
     names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
     identity = Identity("example/gpu", "bf16", "example/1", TOKENS, kv[0, 0].numel() * 2, layers=(LAYERS,))
-    with client.namespace(identity) as ns, sparse.DigestNamespace(ns, digest) as stored:
-        with register(ns, kv) as region, register(stored, digests) as digest_region:
-            with cuda.Builder(digest, digests) as build:
-                build(kv, digests, numbers)
+    with client.namespace(identity) as ns, sparse.SummaryNamespace(ns, summary) as stored:
+        with register(ns, kv) as region, register(stored, summaries) as summary_region:
+            with cuda.Builder(summary, summaries) as build:
+                build(kv, summaries, numbers)
                 torch.cuda.current_stream().synchronize()
             region.dump(names, range(BLOCKS)).wait()
-            digest_region.dump(names, range(BLOCKS)).wait()
+            summary_region.dump(names, range(BLOCKS)).wait()
 
-            digests.zero_(), kv.zero_()
+            summaries.zero_(), kv.zero_()
             torch.cuda.current_stream().synchronize()
-            digest_region.load(names, range(BLOCKS)).wait()
+            summary_region.load(names, range(BLOCKS)).wait()
             lengths = torch.tensor([BLOCKS], dtype=torch.int32, device="cuda")
             some = sparse.TopK(sparse_ratio=0.02, init_window_sz=0, local_window_sz=0)
-            with cuda.Selector(digest, digests, HEADS, BLOCKS, choose=some) as select:
-                chosen = select(digests[1], numbers[None], lengths, query).lists()[0]
+            with cuda.Selector(summary, summaries, HEADS, BLOCKS, choose=some) as select:
+                chosen = select(summaries[1], numbers[None], lengths, query).lists()[0]
             blocks = sorted(set().union(*chosen))
             region.load([names[32 * b : 32 * b + 32] for b in blocks], blocks).wait()
     out(f"{len(blocks)} of {BLOCKS} blocks were loaded: {blocks}")

@@ -4,14 +4,14 @@
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"
 
-static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+static int check(const struct ucm_summary_spec *spec, char why[UCM_SPARSE_WHY])
 {
     (void)spec;
     (void)why;
     return 0;
 }
 
-static void plan_box(struct ucm_digest_plan *plan)
+static void plan_box(struct ucm_summary_plan *plan)
 {
     plan->array[1] = plan->spec.shape.kv_heads * plan->channels;
     plan->scale[0] = 2 * plan->array[1];
@@ -37,7 +37,7 @@ static void put(const float *low, const float *high, uint32_t n, int8_t *lo, int
         hi[c] = (int8_t)ucm_box_high(high[c], s);
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
+static void build(const struct ucm_summary_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     uint32_t d = plan->channels;
     _Alignas(64) float low[ROW_MAX], high[ROW_MAX];
@@ -56,7 +56,7 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint
     }
 }
 
-static void query(const struct ucm_digest_plan *plan, const float *q, float *out)
+static void query(const struct ucm_summary_plan *plan, const float *q, float *out)
 {
     uint32_t d = plan->channels;
 
@@ -66,22 +66,22 @@ static void query(const struct ucm_digest_plan *plan, const float *q, float *out
 #undef ADD
 }
 
-static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric, const float *q,
-                   const uint8_t *digest, uint32_t g)
+static float score(const struct ucm_summary_plan *plan, enum ucm_score_metric metric,
+                   const float *q, const uint8_t *summary, uint32_t g)
 {
     uint32_t d = plan->channels;
-    const int8_t *lo = (const int8_t *)digest + g * d, *hi = lo + plan->array[1];
+    const int8_t *lo = (const int8_t *)summary + g * d, *hi = lo + plan->array[1];
     float dot;
 
     (void)metric;
 #define ADD(c, acc) ucm_fma(q[c], (float)(q[c] >= 0 ? hi[c] : lo[c]), acc)
     ROWS_SUM(dot, d, ADD);
 #undef ADD
-    return ucm_box_score(rows_scale(digest + plan->scale[0] + 2 * g), dot, q[d]);
+    return ucm_box_score(rows_scale(summary + plan->scale[0] + 2 * g), dot, q[d]);
 }
 
-const struct ucm_digest_method UCM_ISA_NAME(sparse_box) = {
-    .number = UCM_DIGEST_BOX,
+const struct ucm_summary_method UCM_ISA_NAME(sparse_box) = {
+    .number = UCM_SUMMARY_BOX,
     .name = "box",
     .check = check,
     .plan = plan_box,

@@ -24,7 +24,7 @@ static int check_segment(const char *name, uint32_t channels, uint32_t bits,
     return 0;
 }
 
-static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+static int check(const struct ucm_summary_spec *spec, char why[UCM_SPARSE_WHY])
 {
     uint32_t rope = spec->shape.rope_dim, d = spec->shape.head_dim;
     int r;
@@ -42,7 +42,7 @@ static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
 }
 
 /* Returns where the next segment's flips begin. */
-static uint32_t plan_segment(struct ucm_digest_plan *plan, uint32_t i, uint32_t first,
+static uint32_t plan_segment(struct ucm_summary_plan *plan, uint32_t i, uint32_t first,
                              uint32_t channels, uint32_t bits, uint32_t flips)
 {
     uint32_t size = power_of_two(channels), chunks = (bits + size - 1) / size;
@@ -57,9 +57,9 @@ static uint32_t plan_segment(struct ucm_digest_plan *plan, uint32_t i, uint32_t 
     return flips;
 }
 
-static void plan_hash(struct ucm_digest_plan *plan)
+static void plan_hash(struct ucm_summary_plan *plan)
 {
-    const struct ucm_digest_spec *spec = &plan->spec;
+    const struct ucm_summary_spec *spec = &plan->spec;
     uint32_t rope = spec->shape.rope_dim, latent = spec->shape.head_dim - rope, flips;
 
     flips = plan_segment(plan, 0, 0, latent, spec->bits - spec->rope_bits, 0);
@@ -161,7 +161,7 @@ static void put_signs(uint64_t *words, uint32_t at, const float *x, uint32_t n)
     }
 }
 
-static void hash_key(const struct ucm_digest_plan *plan, const float *k, uint64_t *words)
+static void hash_key(const struct ucm_summary_plan *plan, const float *k, uint64_t *words)
 {
     _Alignas(64) float x[ROW_MAX];
     uint32_t at = 0;
@@ -186,7 +186,7 @@ static void hash_key(const struct ucm_digest_plan *plan, const float *k, uint64_
     }
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
+static void build(const struct ucm_summary_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     const struct ucm_kv_shape *shape = &plan->spec.shape;
     uint64_t words[UCM_HASH_WORDS_MAX];
@@ -208,7 +208,7 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint
     }
 }
 
-static void query(const struct ucm_digest_plan *plan, const float *q, float *out)
+static void query(const struct ucm_summary_plan *plan, const float *q, float *out)
 {
     uint64_t words[UCM_HASH_WORDS_MAX];
 
@@ -216,15 +216,15 @@ static void query(const struct ucm_digest_plan *plan, const float *q, float *out
     memcpy(out, words, plan->channels);
 }
 
-static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric,
-                   const float *query_words, const uint8_t *digest, uint32_t g)
+static float score(const struct ucm_summary_plan *plan, enum ucm_score_metric metric,
+                   const float *query_words, const uint8_t *summary, uint32_t g)
 {
-    const uint8_t *data = digest + g * plan->vectors * plan->channels;
+    const uint8_t *data = summary + g * plan->vectors * plan->channels;
     uint32_t bits = plan->spec.bits, least = bits, poison;
     uint64_t q[UCM_HASH_WORDS_MAX], k[UCM_HASH_WORDS_MAX];
 
     (void)metric;
-    memcpy(&poison, digest + plan->array[1] + 4 * g, sizeof(poison));
+    memcpy(&poison, summary + plan->array[1] + 4 * g, sizeof(poison));
     if (poison != 0)
         return ucm_inf();
     memcpy(q, query_words, plan->channels);
@@ -239,8 +239,8 @@ static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric met
     return (float)((int32_t)bits - 2 * (int32_t)least);
 }
 
-const struct ucm_digest_method UCM_ISA_NAME(sparse_hash) = {
-    .number = UCM_DIGEST_HASH,
+const struct ucm_summary_method UCM_ISA_NAME(sparse_hash) = {
+    .number = UCM_SUMMARY_HASH,
     .name = "hash",
     .check = check,
     .plan = plan_hash,

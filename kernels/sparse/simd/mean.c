@@ -3,7 +3,7 @@
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"
 
-static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+static int check(const struct ucm_summary_spec *spec, char why[UCM_SPARSE_WHY])
 {
     if (spec->kind > UCM_MEAN_NORMALISED)
         return sparse_refuse(why, "kind %u is none of 0 (mean), 1 (max), 2 (normalised mean)",
@@ -11,13 +11,13 @@ static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
     return 0;
 }
 
-static void plan_mean(struct ucm_digest_plan *plan)
+static void plan_mean(struct ucm_summary_plan *plan)
 {
     plan->scale[0] = plan->spec.shape.kv_heads * plan->channels;
     plan->bytes = plan->scale[0] + 2 * plan->spec.shape.kv_heads;
 }
 
-static bool reduce(const struct ucm_digest_spec *spec, const struct rows *r, float *x)
+static bool reduce(const struct ucm_summary_spec *spec, const struct rows *r, float *x)
 {
     _Alignas(64) float low[ROW_MAX];
     float length;
@@ -35,7 +35,7 @@ static bool reduce(const struct ucm_digest_spec *spec, const struct rows *r, flo
     return good;
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
+static void build(const struct ucm_summary_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     uint32_t d = plan->channels;
     _Alignas(64) float x[ROW_MAX];
@@ -48,22 +48,22 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint
     }
 }
 
-static void query(const struct ucm_digest_plan *plan, const float *q, float *out)
+static void query(const struct ucm_summary_plan *plan, const float *q, float *out)
 {
     memcpy(out, q, plan->channels * sizeof(*out));
 }
 
-static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric, const float *q,
-                   const uint8_t *digest, uint32_t g)
+static float score(const struct ucm_summary_plan *plan, enum ucm_score_metric metric,
+                   const float *q, const uint8_t *summary, uint32_t g)
 {
     uint32_t d = plan->channels;
 
-    return rows_score(metric, q, (const int8_t *)digest + g * d,
-                      rows_scale(digest + plan->scale[0] + 2 * g), d);
+    return rows_score(metric, q, (const int8_t *)summary + g * d,
+                      rows_scale(summary + plan->scale[0] + 2 * g), d);
 }
 
-const struct ucm_digest_method UCM_ISA_NAME(sparse_mean) = {
-    .number = UCM_DIGEST_MEAN,
+const struct ucm_summary_method UCM_ISA_NAME(sparse_mean) = {
+    .number = UCM_SUMMARY_MEAN,
     .name = "mean",
     .check = check,
     .plan = plan_mean,

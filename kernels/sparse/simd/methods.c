@@ -4,14 +4,14 @@
 
 #include <stddef.h>
 
-extern const struct ucm_digest_method UCM_ISA_NAME(sparse_mean);
-extern const struct ucm_digest_method UCM_ISA_NAME(sparse_submean);
-extern const struct ucm_digest_method UCM_ISA_NAME(sparse_box);
-extern const struct ucm_digest_method UCM_ISA_NAME(sparse_hash);
-extern const struct ucm_digest_method UCM_ISA_NAME(sparse_stats);
-extern const struct ucm_digest_method UCM_ISA_NAME(sparse_tokens);
+extern const struct ucm_summary_method UCM_ISA_NAME(sparse_mean);
+extern const struct ucm_summary_method UCM_ISA_NAME(sparse_submean);
+extern const struct ucm_summary_method UCM_ISA_NAME(sparse_box);
+extern const struct ucm_summary_method UCM_ISA_NAME(sparse_hash);
+extern const struct ucm_summary_method UCM_ISA_NAME(sparse_stats);
+extern const struct ucm_summary_method UCM_ISA_NAME(sparse_tokens);
 
-const struct ucm_digest_method *const UCM_ISA_NAME(sparse_methods)[] = {
+const struct ucm_summary_method *const UCM_ISA_NAME(sparse_methods)[] = {
     &UCM_ISA_NAME(sparse_mean),
     &UCM_ISA_NAME(sparse_submean),
     &UCM_ISA_NAME(sparse_box),

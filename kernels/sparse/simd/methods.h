@@ -4,8 +4,8 @@
 
 #include "kernels/sparse/sparse.h"
 
-extern const struct ucm_digest_method *const sparse_methods_base[];
-extern const struct ucm_digest_method *const sparse_methods_avx2[];
-extern const struct ucm_digest_method *const sparse_methods_avx512[];
+extern const struct ucm_summary_method *const sparse_methods_base[];
+extern const struct ucm_summary_method *const sparse_methods_avx2[];
+extern const struct ucm_summary_method *const sparse_methods_avx512[];
 
 #endif

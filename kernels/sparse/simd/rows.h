@@ -361,16 +361,16 @@ static inline float rows_score(enum ucm_score_metric metric, const float *q, con
 }
 
 /* The best of a head's vectors; NaN is never better. */
-static inline float rows_score_best(const struct ucm_digest_plan *plan,
+static inline float rows_score_best(const struct ucm_summary_plan *plan,
                                     enum ucm_score_metric metric, const float *q,
-                                    const uint8_t *digest, uint32_t g)
+                                    const uint8_t *summary, uint32_t g)
 {
     uint32_t n = plan->channels;
     float best = -ucm_inf();
 
     for (uint32_t v = g * plan->vectors; v < (g + 1) * plan->vectors; v++)
-        best = ucm_max(rows_score(metric, q, (const int8_t *)digest + v * n,
-                                  rows_scale(digest + plan->scale[0] + 2 * v), n),
+        best = ucm_max(rows_score(metric, q, (const int8_t *)summary + v * n,
+                                  rows_scale(summary + plan->scale[0] + 2 * v), n),
                        best);
     return best;
 }

@@ -8,15 +8,15 @@
 
 /* ---- tiles ---- */
 
-static uintptr_t digest_at(const struct ucm_score_blocks *blocks, uint32_t b)
+static uintptr_t summary_at(const struct ucm_score_blocks *blocks, uint32_t b)
 {
     if (blocks->at == NULL)
         return (uintptr_t)blocks->base + blocks->offset + b * blocks->stride;
     return blocks->at[b] == NULL ? 0 : (uintptr_t)blocks->at[b] + blocks->offset;
 }
 
-/* Digests of the n blocks from `first` on. Blocks without one, and places past the end, get one of
- * the others'; lack[] is 1 for the former, else 0. Returns how many have one. */
+/* Summaries of the n blocks from `first` on. Blocks without one, and places past the end, get one
+ * of the others'; lack[] is 1 for the former, else 0. Returns how many have one. */
 static uint32_t tile_find(const struct ucm_score_blocks *blocks, uint32_t first, uint32_t n,
                           const uint8_t *at[TILE], float lack[TILE])
 {
@@ -24,7 +24,7 @@ static uint32_t tile_find(const struct ucm_score_blocks *blocks, uint32_t first,
     uint32_t found = 0;
 
     for (uint32_t i = 0; i < TILE; i++) {
-        uintptr_t p = i < n ? digest_at(blocks, first + i) : 0;
+        uintptr_t p = i < n ? summary_at(blocks, first + i) : 0;
 
         lack[i] = i < n && p == 0;
         found += p != 0;
@@ -115,7 +115,7 @@ struct walk {
     struct score_tile tile;
     float lack[TILE];
     uint32_t first, n; /* the tile's blocks */
-    bool whole;        /* none of them lacks a digest */
+    bool whole;        /* none of them lacks a summary */
 };
 
 static void clean(const struct walk *w, vec x[TILE_VECS])
@@ -169,7 +169,7 @@ static void score_tile_blocks(struct walk *w)
     }
 }
 
-/* No block of the tile has a digest. */
+/* No block of the tile has a summary. */
 static void fill_tile(const struct walk *w)
 {
     const struct ucm_score_job *job = w->job;

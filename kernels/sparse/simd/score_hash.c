@@ -123,7 +123,7 @@ static uint32_t tokens_left(const uint8_t *data, const float *q, uint32_t first,
 LANES_INLINE void hash_panel(const struct score_tile *t, uint32_t g, const float *q, uint32_t n,
                              uint32_t token_words, vec out[][TILE_VECS])
 {
-    const struct ucm_digest_plan *plan = t->plan;
+    const struct ucm_summary_plan *plan = t->plan;
     uint32_t tokens = plan->vectors, from = g * tokens * plan->channels;
     uint32_t whole = tokens - tokens % (VECTOR_WORDS / token_words);
     float score[PANEL][TILE];

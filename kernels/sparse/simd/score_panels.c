@@ -17,16 +17,16 @@ static uint32_t padded(uint32_t channels)
 /* ---- queries ---- */
 
 /* box: q where it is not negative, q where it is, the sum of |q|. stats: q, its squares. */
-uint32_t UCM_ISA_NAME(score_query_floats)(const struct ucm_digest_plan *plan)
+uint32_t UCM_ISA_NAME(score_query_floats)(const struct ucm_summary_plan *plan)
 {
     uint32_t n = padded(plan->channels);
 
     switch (plan->spec.method) {
-    case UCM_DIGEST_HASH:
+    case UCM_SUMMARY_HASH:
         return plan->query_floats;
-    case UCM_DIGEST_BOX:
+    case UCM_SUMMARY_BOX:
         return 2 * n + UCM_DOT_LANES;
-    case UCM_DIGEST_STATS:
+    case UCM_SUMMARY_STATS:
         return 2 * n;
     default:
         return n;
@@ -34,21 +34,21 @@ uint32_t UCM_ISA_NAME(score_query_floats)(const struct ucm_digest_plan *plan)
 }
 
 /* A query head in that form. */
-static void arrange(const struct ucm_digest_plan *plan, const float *q, float *out)
+static void arrange(const struct ucm_summary_plan *plan, const float *q, float *out)
 {
     float plain[2 * UCM_KV_HEAD_DIM_MAX + 16];
     uint32_t d = plan->channels, n = padded(d);
 
-    ucm_digest_query(plan, q, plain);
+    ucm_summary_query(plan, q, plain);
     for (uint32_t i = 0; i < UCM_ISA_NAME(score_query_floats)(plan); i++)
         out[i] = -0.0f;
     switch (plan->spec.method) {
-    case UCM_DIGEST_BOX:
+    case UCM_SUMMARY_BOX:
         for (uint32_t c = 0; c < d; c++)
             out[plain[c] >= 0 ? c : n + c] = plain[c];
         out[2 * n] = plain[d];
         break;
-    case UCM_DIGEST_STATS:
+    case UCM_SUMMARY_STATS:
         memcpy(out + n, plain + d, d * sizeof(*out));
         memcpy(out, plain, d * sizeof(*out));
         break;
@@ -58,15 +58,15 @@ static void arrange(const struct ucm_digest_plan *plan, const float *q, float *o
 }
 
 /* The query heads of a panel lie interleaved, 32 floats of each in turn. */
-void UCM_ISA_NAME(score_prepare)(const struct ucm_digest_plan *plan, const float *q, uint32_t i,
+void UCM_ISA_NAME(score_prepare)(const struct ucm_summary_plan *plan, const float *q, uint32_t i,
                                  uint32_t group, float *queries)
 {
     uint32_t floats = UCM_ISA_NAME(score_query_floats)(plan), at = i % PANEL;
     uint32_t n = group - (i - at) < PANEL ? group - (i - at) : PANEL;
     float one[2 * UCM_KV_HEAD_DIM_MAX + UCM_DOT_LANES], *panel = queries + (i - at) * floats;
 
-    if (plan->spec.method == UCM_DIGEST_HASH) {
-        ucm_digest_query(plan, q, panel + at * floats);
+    if (plan->spec.method == UCM_SUMMARY_HASH) {
+        ucm_summary_query(plan, q, panel + at * floats);
         return;
     }
     arrange(plan, q, one);
@@ -131,7 +131,7 @@ LANES_INLINE void clear(vec acc[][DOT_VECS], uint32_t n)
         acc[i][v] = v_set(0);
 }
 
-/* Sums of n query heads with the rows at byte `from` of the digests. scales: TERM_L2's, by block. */
+/* Sums of n query heads with the rows at byte `from` of the summaries. scales: TERM_L2's, by block. */
 LANES_INLINE void tile_sums(const struct score_tile *t, uint32_t from, const float *q, uint32_t n,
                             enum term term, const float *scales, vec out[][TILE_VECS])
 {
@@ -226,7 +226,7 @@ LANES_INLINE void tile_box_sums(const struct score_tile *t, uint32_t from, const
 
 /* ---- methods ---- */
 
-/* The bf16 at byte `from` of each digest, as floats. */
+/* The bf16 at byte `from` of each summary, as floats. */
 LANES_INLINE void tile_scales(const struct score_tile *t, uint32_t from, float out[TILE])
 {
     uint16_t s[TILE];
@@ -247,7 +247,7 @@ LANES_INLINE vec unless_poisoned(vec score, vec scale)
 LANES_INLINE void rows_panel(const struct score_tile *t, uint32_t g, const float *q, uint32_t n,
                              enum term term, vec out[][TILE_VECS])
 {
-    const struct ucm_digest_plan *plan = t->plan;
+    const struct ucm_summary_plan *plan = t->plan;
     vec sums[PANEL][TILE_VECS];
     float scales[TILE];
 
@@ -296,7 +296,7 @@ LANES_INLINE void clear_sums(vec top[][TILE_VECS], vec sum[][TILE_VECS], uint32_
 LANES_INLINE void rest_panel(const struct score_tile *t, uint32_t g, const float *q, uint32_t n,
                              vec out[][TILE_VECS])
 {
-    const struct ucm_digest_plan *plan = t->plan;
+    const struct ucm_summary_plan *plan = t->plan;
     vec beta = v_set(plan->spec.beta), sum[PANEL][TILE_VECS], dots[PANEL][TILE_VECS];
     float scales[TILE];
 
@@ -349,7 +349,7 @@ LANES_INLINE void box_panel(const struct score_tile *t, uint32_t g, const float 
 LANES_INLINE void stats_panel(const struct score_tile *t, uint32_t g, const float *q, uint32_t n,
                               vec out[][TILE_VECS])
 {
-    const struct ucm_digest_plan *plan = t->plan;
+    const struct ucm_summary_plan *plan = t->plan;
     uint32_t d = plan->channels;
     float beta = plan->spec.beta;
     vec vars[PANEL][TILE_VECS];
@@ -377,16 +377,16 @@ static PANEL_BY_COUNT(panel_dot, dot_panel) static PANEL_BY_COUNT(panel_l2, l2_p
                                                 stats_panel) static PANEL_BY_COUNT(panel_rest,
                                                                                    rest_panel)
 
-    score_panel *UCM_ISA_NAME(score_panel_of)(const struct ucm_digest_plan *plan, uint32_t metric)
+    score_panel *UCM_ISA_NAME(score_panel_of)(const struct ucm_summary_plan *plan, uint32_t metric)
 {
     switch (plan->spec.method) {
-    case UCM_DIGEST_BOX:
+    case UCM_SUMMARY_BOX:
         return panel_box;
-    case UCM_DIGEST_HASH:
+    case UCM_SUMMARY_HASH:
         return UCM_ISA_NAME(score_panel_hash);
-    case UCM_DIGEST_STATS:
+    case UCM_SUMMARY_STATS:
         return panel_stats;
-    case UCM_DIGEST_TOKENS:
+    case UCM_SUMMARY_TOKENS:
         if (plan->spec.rest != UCM_REST_NONE)
             return panel_rest;
         /* fall through */

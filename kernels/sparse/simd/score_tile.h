@@ -15,9 +15,9 @@
 #define PANEL (UCM_LANES == 16 ? 4u : 2u)
 
 struct score_tile {
-    const struct ucm_digest_plan *plan;
+    const struct ucm_summary_plan *plan;
     uint32_t query_floats;
-    const uint8_t *at[TILE];    /* digests; a tile that is not full repeats one */
+    const uint8_t *at[TILE];    /* summaries; a tile that is not full repeats one */
     const uint8_t *ahead[TILE]; /* the next tile's, to be brought into the cache */
     bool lead;                  /* the first panel of a KV head, which does that */
 };
@@ -27,12 +27,12 @@ typedef void score_panel(const struct score_tile *t, uint32_t g, const float *q,
                          vec out[][TILE_VECS]);
 
 /* The panel of a method and metric. */
-score_panel *UCM_ISA_NAME(score_panel_of)(const struct ucm_digest_plan *plan, uint32_t metric);
+score_panel *UCM_ISA_NAME(score_panel_of)(const struct ucm_summary_plan *plan, uint32_t metric);
 score_panel UCM_ISA_NAME(score_panel_hash);
 
 /* The form of queries that panels read. */
-uint32_t UCM_ISA_NAME(score_query_floats)(const struct ucm_digest_plan *plan);
-void UCM_ISA_NAME(score_prepare)(const struct ucm_digest_plan *plan, const float *q, uint32_t i,
+uint32_t UCM_ISA_NAME(score_query_floats)(const struct ucm_summary_plan *plan);
+void UCM_ISA_NAME(score_prepare)(const struct ucm_summary_plan *plan, const float *q, uint32_t i,
                                  uint32_t group, float *queries);
 
 /* choose.c: struct ucm_score_ops has them. */
@@ -66,7 +66,7 @@ uint32_t UCM_ISA_NAME(choose_put)(const uint32_t *keys, uint32_t n, uint32_t abo
         }                                                                                          \
     }
 
-/* Brings bytes [from, from + n) of block i's digest in the next tile into the cache. */
+/* Brings bytes [from, from + n) of block i's summary in the next tile into the cache. */
 LANES_INLINE void tile_prefetch(const struct score_tile *t, uint32_t i, uint32_t from, uint32_t n)
 {
     if (!t->lead || t->ahead[i] == NULL)

@@ -4,14 +4,14 @@
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"
 
-static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+static int check(const struct ucm_summary_spec *spec, char why[UCM_SPARSE_WHY])
 {
     if (ucm_not_finite(spec->beta) || spec->beta < 0)
         return sparse_refuse(why, "beta is neither 0 (1 / sqrt(head_dim)) nor a positive number");
     return 0;
 }
 
-static void plan_stats(struct ucm_digest_plan *plan)
+static void plan_stats(struct ucm_summary_plan *plan)
 {
     const struct ucm_kv_shape *shape = &plan->spec.shape;
     uint32_t heads = shape->kv_heads, d = shape->head_dim;
@@ -60,7 +60,7 @@ static void put_u8(const float *x, uint32_t n, uint8_t *out, uint8_t *scale)
         out[c] = (uint8_t)ucm_quantise_u8(x[c], s);
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
+static void build(const struct ucm_summary_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     const struct ucm_kv_shape *shape = &plan->spec.shape;
     uint32_t d = shape->head_dim, vd = shape->v_head_dim;
@@ -83,7 +83,7 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint
     }
 }
 
-static void query(const struct ucm_digest_plan *plan, const float *q, float *out)
+static void query(const struct ucm_summary_plan *plan, const float *q, float *out)
 {
     uint32_t d = plan->channels;
 
@@ -92,13 +92,13 @@ static void query(const struct ucm_digest_plan *plan, const float *q, float *out
         out[d + c] = q[c] * q[c];
 }
 
-static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric, const float *q,
-                   const uint8_t *digest, uint32_t g)
+static float score(const struct ucm_summary_plan *plan, enum ucm_score_metric metric,
+                   const float *q, const uint8_t *summary, uint32_t g)
 {
     uint32_t d = plan->channels;
-    const uint8_t *m = digest + g * d;
-    float s_mean = rows_scale(digest + plan->scale[0] + 2 * g);
-    float s_var = rows_scale(digest + plan->scale[1] + 2 * g);
+    const uint8_t *m = summary + g * d;
+    float s_mean = rows_scale(summary + plan->scale[0] + 2 * g);
+    float s_var = rows_scale(summary + plan->scale[1] + 2 * g);
 
     (void)metric;
     if (ucm_is_nan(s_mean))
@@ -108,8 +108,8 @@ static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric met
                            plan->ln_count);
 }
 
-const struct ucm_digest_method UCM_ISA_NAME(sparse_stats) = {
-    .number = UCM_DIGEST_STATS,
+const struct ucm_summary_method UCM_ISA_NAME(sparse_stats) = {
+    .number = UCM_SUMMARY_STATS,
     .name = "stats",
     .check = check,
     .plan = plan_stats,

@@ -3,7 +3,7 @@
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"
 
-static bool kept(const struct ucm_digest_spec *spec, uint32_t channel)
+static bool kept(const struct ucm_summary_spec *spec, uint32_t channel)
 {
     uint32_t pair =
         spec->pairs == UCM_PAIRS_NEOX ? channel % (spec->shape.head_dim / 2) : channel / 2;
@@ -11,7 +11,7 @@ static bool kept(const struct ucm_digest_spec *spec, uint32_t channel)
     return spec->keep_bytes == 0 || (spec->keep[pair / 8] >> pair % 8 & 1) != 0;
 }
 
-static int check_keep(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+static int check_keep(const struct ucm_summary_spec *spec, char why[UCM_SPARSE_WHY])
 {
     uint32_t n = spec->shape.head_dim / 2, bytes = (n + 7) / 8, any = 0;
 
@@ -27,7 +27,7 @@ static int check_keep(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WH
     return any != 0 ? 0 : sparse_refuse(why, "keep keeps no pair of channels");
 }
 
-static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+static int check(const struct ucm_summary_spec *spec, char why[UCM_SPARSE_WHY])
 {
     if (spec->run < 1 || spec->shape.tokens % spec->run != 0)
         return sparse_refuse(why, "run %u does not divide the block's %u tokens", spec->run,
@@ -35,9 +35,9 @@ static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
     return spec->keep_bytes == 0 ? 0 : check_keep(spec, why);
 }
 
-static void plan_submean(struct ucm_digest_plan *plan)
+static void plan_submean(struct ucm_summary_plan *plan)
 {
-    const struct ucm_digest_spec *spec = &plan->spec;
+    const struct ucm_summary_spec *spec = &plan->spec;
     uint32_t vectors;
 
     plan->channels = 0;
@@ -51,7 +51,7 @@ static void plan_submean(struct ucm_digest_plan *plan)
     plan->bytes = plan->scale[0] + 2 * vectors;
 }
 
-static void gather(const struct ucm_digest_plan *plan, const float *x, float *out)
+static void gather(const struct ucm_summary_plan *plan, const float *x, float *out)
 {
     if (plan->channels == plan->spec.shape.head_dim) {
         memcpy(out, x, plan->channels * sizeof(*out));
@@ -61,7 +61,7 @@ static void gather(const struct ucm_digest_plan *plan, const float *x, float *ou
         out[i] = x[plan->channel[i]];
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
+static void build(const struct ucm_summary_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     uint32_t n = plan->channels, vectors = plan->vectors;
     _Alignas(64) float x[ROW_MAX], few[ROW_MAX];
@@ -83,19 +83,19 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint
     }
 }
 
-static void query(const struct ucm_digest_plan *plan, const float *q, float *out)
+static void query(const struct ucm_summary_plan *plan, const float *q, float *out)
 {
     gather(plan, q, out);
 }
 
-static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric, const float *q,
-                   const uint8_t *digest, uint32_t g)
+static float score(const struct ucm_summary_plan *plan, enum ucm_score_metric metric,
+                   const float *q, const uint8_t *summary, uint32_t g)
 {
-    return rows_score_best(plan, metric, q, digest, g);
+    return rows_score_best(plan, metric, q, summary, g);
 }
 
-const struct ucm_digest_method UCM_ISA_NAME(sparse_submean) = {
-    .number = UCM_DIGEST_SUBMEAN,
+const struct ucm_summary_method UCM_ISA_NAME(sparse_submean) = {
+    .number = UCM_SUMMARY_SUBMEAN,
     .name = "submean",
     .check = check,
     .plan = plan_submean,

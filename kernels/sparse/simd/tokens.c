@@ -4,12 +4,12 @@
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"
 
-static bool with_rest(const struct ucm_digest_spec *spec)
+static bool with_rest(const struct ucm_summary_spec *spec)
 {
     return spec->rest != UCM_REST_NONE;
 }
 
-static int check_rest(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+static int check_rest(const struct ucm_summary_spec *spec, char why[UCM_SPARSE_WHY])
 {
     if (spec->rest > UCM_REST_MEAN)
         return sparse_refuse(why, "rest %u is neither 0 (nothing) nor 1 (the mean)", spec->rest);
@@ -21,20 +21,20 @@ static int check_rest(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WH
     return 0;
 }
 
-static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+static int check(const struct ucm_summary_spec *spec, char why[UCM_SPARSE_WHY])
 {
     uint32_t most = spec->shape.tokens;
 
-    most = most < UCM_DIGEST_CHOSEN_MAX ? most : UCM_DIGEST_CHOSEN_MAX;
+    most = most < UCM_SUMMARY_CHOSEN_MAX ? most : UCM_SUMMARY_CHOSEN_MAX;
     if (spec->chosen < 1 || spec->chosen > most)
         return sparse_refuse(why, "chosen is %u; 1 to %u of the block's tokens are allowed",
                              spec->chosen, most);
     return with_rest(spec) ? check_rest(spec, why) : 0;
 }
 
-static void plan_rest(struct ucm_digest_plan *plan)
+static void plan_rest(struct ucm_summary_plan *plan)
 {
-    const struct ucm_digest_spec *spec = &plan->spec;
+    const struct ucm_summary_spec *spec = &plan->spec;
 
     plan->vectors++;
     plan->vector_bytes = ROWS_BYTES_4(plan->channels);
@@ -44,7 +44,7 @@ static void plan_rest(struct ucm_digest_plan *plan)
         plan->spec.beta = 1.0f / ucm_sqrt((float)plan->channels);
 }
 
-static void plan_tokens(struct ucm_digest_plan *plan)
+static void plan_tokens(struct ucm_summary_plan *plan)
 {
     plan->vectors = plan->spec.chosen;
     plan->vector_bytes = plan->channels;
@@ -72,7 +72,7 @@ static uint32_t farthest(const float *distance, uint32_t n)
 }
 
 /* Puts the chosen tokens' vectors. Those that were chosen have CHOSEN in place of a distance then. */
-static void put_chosen(const struct ucm_digest_plan *plan, const struct rows *r, float *from,
+static void put_chosen(const struct ucm_summary_plan *plan, const struct rows *r, float *from,
                        float *distance, uint8_t *data, uint8_t *scale)
 {
     bool rest = with_rest(&plan->spec);
@@ -100,7 +100,7 @@ static void put_chosen(const struct ucm_digest_plan *plan, const struct rows *r,
 }
 
 /* The mean of the tokens that were not chosen. Returns whether it is finite. */
-static bool put_rest(const struct ucm_digest_plan *plan, const struct rows *r,
+static bool put_rest(const struct ucm_summary_plan *plan, const struct rows *r,
                      const float *distance, uint8_t *data, uint8_t *scale)
 {
     uint32_t d = plan->channels, count = r->count - plan->spec.chosen;
@@ -122,7 +122,7 @@ static bool put_rest(const struct ucm_digest_plan *plan, const struct rows *r,
     return true;
 }
 
-static void build_head(const struct ucm_digest_plan *plan, const struct rows *r, uint8_t *data,
+static void build_head(const struct ucm_summary_plan *plan, const struct rows *r, uint8_t *data,
                        uint8_t *scale)
 {
     uint32_t chosen = plan->spec.chosen, bytes = plan->vector_bytes;
@@ -138,7 +138,7 @@ static void build_head(const struct ucm_digest_plan *plan, const struct rows *r,
         rows_poison(data, plan->vectors * bytes, scale, plan->vectors);
 }
 
-static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint8_t *out)
+static void build(const struct ucm_summary_plan *plan, const uint8_t *layer, uint8_t *out)
 {
     uint32_t bytes = plan->vectors * plan->vector_bytes;
 
@@ -149,13 +149,13 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *layer, uint
     }
 }
 
-static void query(const struct ucm_digest_plan *plan, const float *q, float *out)
+static void query(const struct ucm_summary_plan *plan, const float *q, float *out)
 {
     memcpy(out, q, plan->channels * sizeof(*out));
 }
 
 /* The logarithm of what the block weighs, if its other tokens are their mean. */
-static float score_sum(const struct ucm_digest_plan *plan, const float *q, const uint8_t *digest,
+static float score_sum(const struct ucm_summary_plan *plan, const float *q, const uint8_t *summary,
                        uint32_t g)
 {
     struct ucm_log_sum sum = {-ucm_inf(), 0.0f};
@@ -163,9 +163,9 @@ static float score_sum(const struct ucm_digest_plan *plan, const float *q, const
 
     for (uint32_t j = 0; j < plan->vectors; j++) {
         uint32_t v = g * plan->vectors + j;
-        float s = rows_scale(digest + plan->scale[0] + 2 * v);
+        float s = rows_scale(summary + plan->scale[0] + 2 * v);
 
-        rows_take_4(digest + (size_t)v * plan->vector_bytes, plan->channels, row);
+        rows_take_4(summary + (size_t)v * plan->vector_bytes, plan->channels, row);
         ucm_log_sum_add(&sum,
                         ucm_rest_score(s, rows_dot_i8(q, row, plan->channels), plan->spec.beta,
                                        j < plan->spec.chosen ? 0.0f : plan->ln_count));
@@ -173,16 +173,16 @@ static float score_sum(const struct ucm_digest_plan *plan, const float *q, const
     return ucm_log_sum(&sum);
 }
 
-static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric, const float *q,
-                   const uint8_t *digest, uint32_t g)
+static float score(const struct ucm_summary_plan *plan, enum ucm_score_metric metric,
+                   const float *q, const uint8_t *summary, uint32_t g)
 {
     if (with_rest(&plan->spec))
-        return score_sum(plan, q, digest, g);
-    return rows_score_best(plan, metric, q, digest, g);
+        return score_sum(plan, q, summary, g);
+    return rows_score_best(plan, metric, q, summary, g);
 }
 
-const struct ucm_digest_method UCM_ISA_NAME(sparse_tokens) = {
-    .number = UCM_DIGEST_TOKENS,
+const struct ucm_summary_method UCM_ISA_NAME(sparse_tokens) = {
+    .number = UCM_SUMMARY_TOKENS,
     .name = "tokens",
     .check = check,
     .plan = plan_tokens,

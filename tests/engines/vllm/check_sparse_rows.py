@@ -29,16 +29,16 @@ class FakeSelector:
 
     lists, workspace_bytes = HEADS, 0
 
-    def __init__(self, digest, gpu, q_heads, max_blocks, **more):
+    def __init__(self, summary, gpu, q_heads, max_blocks, **more):
         self.room = max_blocks
 
-    def __call__(self, digests, table, n_blocks, q, out=None, most=None):
+    def __call__(self, summaries, table, n_blocks, q, out=None, most=None):
         assert most.tolist() == n_blocks.tolist()
         for chain, n in enumerate(n_blocks.tolist()):
             out.counts[chain] = n
             out.index[chain, :, :n] = torch.arange(n, dtype=torch.int32)
             for row in table[chain, :n].tolist():
-                assert digests[row].any(), "a block without a digest"
+                assert summaries[row].any(), "a block without a summary"
         return out
 
 
@@ -80,19 +80,19 @@ class FakeBuilder:
     def __init__(self, *_):
         pass
 
-    def __call__(self, kv, digests, pages, rows):
-        for cache, of in zip(kv, digests):
+    def __call__(self, kv, summaries, pages, rows):
+        for cache, of in zip(kv, summaries):
             for page, row in zip(pages.tolist(), rows.tolist()):
-                assert cache[page].any(), "a digest of a page that is not written"
+                assert cache[page].any(), "a summary of a page that is not written"
                 of[row] = 1
 
 
 class FakeDecoder:
     """No daemon."""
 
-    def __init__(self, link, digest, steps, *, build, digested, **more):
+    def __init__(self, link, summary, steps, *, build, summarised, **more):
         self.steps, self._build, self.rows, self.windowed = steps, build, Rows(steps.numbers, lambda row: None), False
-        self.digested, self.digests = digested, torch.zeros((LAYERS, steps.numbers, 1), dtype=torch.uint8)
+        self.summarised, self.summaries = summarised, torch.zeros((LAYERS, steps.numbers, 1), dtype=torch.uint8)
         self.sequences, self.crowded, self.gone, self.numbers = {}, set(), set(), list(range(6))
         self.pin_beside = None
 
@@ -152,11 +152,11 @@ class Engine:
         config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=4), parallel_config=None,
                                  model_config=SimpleNamespace(get_num_attention_heads=lambda _: HEADS * GROUP))
         layout = SimpleNamespace(layers=range(LAYERS), numbers={str(i): i for i in range(LAYERS)}, blocks=PAGES, layer_bytes=512)
-        digest = SimpleNamespace(shape=Shape("f32", BLOCK, HEADS, DIM), bytes=1)
-        link = SimpleNamespace(link=SimpleNamespace(digests=None), settings=SimpleNamespace(lookup_timeout=1.0))
+        summary = SimpleNamespace(shape=Shape("f32", BLOCK, HEADS, DIM), bytes=1)
+        link = SimpleNamespace(link=SimpleNamespace(summaries=None), settings=SimpleNamespace(lookup_timeout=1.0))
         fakes = {"Steps": FakeSteps, "Selector": FakeSelector, "Builder": FakeBuilder, "GpuDecoder": FakeDecoder}
         with mock.patch.multiple(sparse_gpu, **fakes):
-            self.worker = sparse_gpu.SparseGpuWorker(rules, link, layout, digest, self.caches, config, 0)
+            self.worker = sparse_gpu.SparseGpuWorker(rules, link, layout, summary, self.caches, config, 0)
         self.free, self.tables, self.kv, self.told = list(range(PAGES - 1, 0, -1)), {}, {}, {}
 
     def step(self, *of):

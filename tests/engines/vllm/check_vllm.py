@@ -266,9 +266,9 @@ class RealVllm(unittest.TestCase):
 
     eventually = staticmethod(until)
 
-    def test_digests(self):
+    def test_summaries(self):
         """Of every block that is stored, once: a second engine and a daemon that was stopped meanwhile build none."""
-        folder = tempfile.mkdtemp(prefix="digests.")
+        folder = tempfile.mkdtemp(prefix="summaries.")
         self.addCleanup(shutil.rmtree, folder, True)
         options = {"folder": folder, "arena.size": "256MiB", "arena.slab": "4MiB"}
         self.daemon.stop()
@@ -276,22 +276,22 @@ class RealVllm(unittest.TestCase):
         prompts = [prompt(130 + i, 700) for i in range(3)]
         for dtype, encoding in (("bfloat16", "lossless"), ("float32", "none")):
             with self.subTest(dtype):
-                before = self.metrics()["digest_builds"]
-                a, b = self.engines(2, dtype=dtype, settings={"digests": "mean", "encoding": encoding})
+                before = self.metrics()["summary_builds"]
+                a, b = self.engines(2, dtype=dtype, settings={"summaries": "mean", "encoding": encoding})
                 self.assertEqual(a.generate(prompts)[1], [0] * 3)
-                self.eventually(lambda: self.metrics()["digest_builds"] == before + 3 * 5)
+                self.eventually(lambda: self.metrics()["summary_builds"] == before + 3 * 5)
                 self.assertEqual(b.generate(prompts)[1], [640] * 3)
-                self.assertEqual(self.metrics()["digest_builds"], before + 3 * 5)
+                self.assertEqual(self.metrics()["summary_builds"], before + 3 * 5)
                 a.close()
                 b.close()
-        self.assertEqual(self.metrics()["digest_build_skipped"], 0)
+        self.assertEqual(self.metrics()["summary_build_skipped"], 0)
         self.daemon.stop()
         self.daemon = Daemon(**options)
-        later, = self.engines(settings={"digests": "mean"})
+        later, = self.engines(settings={"summaries": "mean"})
         tokens, hits = later.generate(prompts)
         self.same(prompts, tokens)
         self.assertEqual(hits, [640] * 3)
-        self.assertEqual(self.metrics()["digest_builds"], 0)
+        self.assertEqual(self.metrics()["summary_builds"], 0)
 
     def share(self, prompts=None, cached=640, **more):
         a, b = self.engines(2, **more)

@@ -1,18 +1,18 @@
 """The engine with `sparse=`: decoded tokens attend what matters, the rest stays in the daemon.
 
 What a rank holds. *Pages*, as every engine: of a sparse request those of its window, of what prefill is computing, and of blocks that the
-daemon does not keep yet. *Slots*, equal ones, each for one layer of one block, K and V of the rank's KV heads or (`apart`) of one of them. *Rows* of digests, one a
+daemon does not keep yet. *Slots*, equal ones, each for one layer of one block, K and V of the rank's KV heads or (`apart`) of one of them. *Rows* of summaries, one a
 block. Rows are named by the blocks' keys and slots by rows, so requests with a common prefix share both. ucmclient.decode keeps rows and
 brings what is missing; kernels/slots says which slot holds what, kernels/attend attends: their C stands for what runs on a GPU.
 
 Which tokens are sparse. Those from a prompt's last one on, so all whose logits count; the others are prefill and dense. A token in the
 t-th block attends its *window*, the policy's last blocks up to its own, from the engine's pages, and what its layer chooses of its
 *candidates*, all blocks before the window. Both are one list, in the order of their positions and wherever they lie. Dense tokens attend
-the list of all blocks, so a policy that takes everything gives dense bits. The choice is a function of q, of the candidates' digests and
+the list of all blocks, so a policy that takes everything gives dense bits. The choice is a function of q, of the candidates' summaries and
 of the position: not of what is resident, in pages, or in the batch. So a request's output does not depend on cuts into steps, preemption,
 hits, ranks, or on the daemon's death, and every test compares bits.
 
-A step. Every candidate gets a row: its digests come from its page, if it has one, else from the daemon. Layer by layer, each rank chooses
+A step. Every candidate gets a row: its summaries come from its page, if it has one, else from the daemon. Layer by layer, each rank chooses
 with its own heads' queries, and resolves choices to pages or slots. What is in neither is read from the daemon's window, before the layer
 attends. What is not there either is *missing*: the layer goes on without it, as a CUDA graph would, and what the step computes is
 worthless. Then all ranks fetch what is missing and the step is repeated with the same tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
@@ -72,10 +72,10 @@ class SparseRank:
     def __init__(self, rank, number, policy, room, requests, deadline, apart, window):
         self.rank, self.heads, self.memory, self.room, self.requests = rank, rank.heads, rank.memory, room, requests
         worker = rank.connector._worker
-        digest, self.layout, self.apart = worker._digest, worker._layout, apart
-        self.decoder = Decoder(worker.link, digest, policy, room, self.new_slots(), requests=requests, layer_bytes=self.layout.layer_bytes,
+        summary, self.layout, self.apart = worker._summary, worker._layout, apart
+        self.decoder = Decoder(worker.link, summary, policy, room, self.new_slots(), requests=requests, layer_bytes=self.layout.layer_bytes,
                                part=number, apart=apart, window=window, deadline=deadline, timeout=worker.settings.lookup_timeout)
-        self.shape = digest.shape
+        self.shape = summary.shape
         self.slot_plan = kernels.Plan(HeadBytes(self.shape).shape if apart else self.shape, M.PER_KV)
         self.page_plans = [kernels.Plan(self.shape, M.PER_KV, self._in_pages(fragments)) for fragments in self.layout.layers]
 
@@ -150,12 +150,12 @@ class SparseRank:
 
 
 def of_policy(text, dtype, heads):
-    """Its choices, and the connector's setting of its digests."""
+    """Its choices, and the connector's setting of its summaries."""
     policy = Policy(text)
     shape = Shape({"float32": "f32", "bfloat16": "bf16"}[dtype], BLOCK, heads, M.HEAD, M.HEAD)
-    digest = policy.digest(shape)
-    parameters = {"submean": ("run",), "hash": ("bits", "seed"), "tokens": ("chosen", "rest")}.get(digest.method, ())
-    return Choices.from_policy(policy, shape, M.LAYERS), {"method": digest.method, **{name: getattr(digest.native, name) for name in parameters}}
+    summary = policy.summary(shape)
+    parameters = {"submean": ("run",), "hash": ("bits", "seed"), "tokens": ("chosen", "rest")}.get(summary.method, ())
+    return Choices.from_policy(policy, shape, M.LAYERS), {"method": summary.method, **{name: getattr(summary.native, name) for name in parameters}}
 
 
 class SparseEngine(Engine):
@@ -163,11 +163,11 @@ class SparseEngine(Engine):
                  patience=2.0, wait=None, **more):
         """sparse: a policy's text, or Choices of ucmclient.decode over means. apart: slots of a KV head. window: read the daemon's. patience: seconds for which a request
         waits for its own pages, wait: for slots and rows, None: for ever."""
-        digests = "mean"
+        summaries = "mean"
         if isinstance(sparse, str):
-            sparse, digests = of_policy(sparse, more.get("dtype", "float32"), M.KV_HEADS // more.get("ranks", 1))
+            sparse, summaries = of_policy(sparse, more.get("dtype", "float32"), M.KV_HEADS // more.get("ranks", 1))
         self.policy, self.room, self.patience, self.wait = sparse, Room(slots, rows, stream), patience, wait
-        super().__init__(model, connector, **{"digests": digests, **more})
+        super().__init__(model, connector, **{"summaries": summaries, **more})
         self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, fetch_deadline, apart, window)
                        for i, rank in enumerate(self.ranks)]
         heads = len(self.ranks[0].heads)

@@ -138,16 +138,16 @@ class Steps:
 class Decoder(GpuDecoder):
     """Its memory is the host's, which the daemon maps."""
 
-    def __init__(self, source, digest, steps, **more):
-        super().__init__(source, digest, steps, register=self._of_host, **more)
+    def __init__(self, source, summary, steps, **more):
+        super().__init__(source, summary, steps, register=self._of_host, **more)
         self._shared = {}
-        for name in "_digests", "_landing":
+        for name in "_summaries", "_landing":
             like = getattr(self, name)
             memory = SharedMemory(like.nbytes)
             setattr(self, name, torch.frombuffer(memory.buffer, dtype=torch.uint8).view(like.shape))
             self._shared[getattr(self, name).data_ptr()] = memory
-        for i, layer in enumerate(self.digested):
-            self.digests[layer] = self._digests[i]
+        for i, layer in enumerate(self.summarised):
+            self.summaries[layer] = self._summaries[i]
 
     def _of_host(self, ns, tensor, planes, blocks, pool, part, timeout):
         memory = self._shared[tensor.data_ptr()].memory()

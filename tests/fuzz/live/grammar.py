@@ -3,16 +3,16 @@
 A seed decides all of it. The generator knows what it has opened, by whom and how, and what was stored under which keys, so that
 most calls mean something; what a call needs and is not there is made first, or taken from something near that was made for
 another purpose. So orders arise that no client would think of: a pool of a namespace that is opened in another way later, a
-chain over blocks of another form, a digest of what is not what it was.
+chain over blocks of another form, a summary of what is not what it was.
 
 A value {"of": NAME, "field": F} is what the answer named NAME has as F. {"hex": ...} is binary, {"keys": [...]} are keys, and
 {"u32": [...]} numbers."""
 
 import random
 
-from shapes import (Shape, coded_bytes, digest_end, digest_identity, digest_within, encoded_identity, encoding_params,
+from shapes import (Shape, coded_bytes, summary_end, summary_identity, summary_within, encoded_identity, encoding_params,
                     fingerprint, padded)
-from things import BYTES, DIGEST, ENCODED, KEYS, PLAIN, SPECS, SPEC_WEIGHTS, TIMED, Chain, Connection, Family, Ns, Region, of
+from things import BYTES, SUMMARY, ENCODED, KEYS, PLAIN, SPECS, SPEC_WEIGHTS, TIMED, Chain, Connection, Family, Ns, Region, of
 
 
 class Generator:
@@ -60,7 +60,7 @@ class Generator:
     def weights(self):
         """Each program likes other things."""
         acts = {self.act_dump: 14, self.act_load: 8, self.act_fetch: 8, self.act_append: 6, self.act_build: 5, self.act_reopen: 8,
-                self.act_digest_load: 4, self.act_region: 3, self.act_chain: 3, self.act_select: 3, self.act_window: 3,
+                self.act_summary_load: 4, self.act_region: 3, self.act_chain: 3, self.act_select: 3, self.act_window: 3,
                 self.act_lookup: 2, self.act_prefetch: 2, self.act_evict: 3, self.act_space: 3, self.act_end: 2, self.act_vanish: 1.5,
                 self.act_connect: 1.5, self.act_operator: 2, self.act_look: 2, self.act_hints: 1, self.act_events: 1,
                 self.act_cancel: 1, self.act_restart: 0.7, self.act_odd: 2, self.act_keys: 0.5, self.act_ring: 0.2, self.act_settle: 1}
@@ -164,7 +164,7 @@ class Generator:
         spec = self.some_spec() if spec is None else spec
         base, shape = self.base(conn, family), family.shape
         if self.chance(0.03) and conn.spaces:
-            base = self.random.choice(conn.spaces)  # which may be encoded, or hold digests
+            base = self.random.choice(conn.spaces)  # which may be encoded, or hold summaries
             family, shape = base.family, base.family.shape
         params = encoding_params(shape, SPECS[spec])
         if self.chance(0.05):
@@ -176,41 +176,41 @@ class Generator:
         self.call(conn, "encoding.open", ns.name, 0, ns=base.ref, **params)
         return ns
 
-    def digest(self, conn, ns=None):
-        found = [space for space in conn.of(DIGEST) if ns is None or space.base is ns]
+    def summary(self, conn, ns=None):
+        found = [space for space in conn.of(SUMMARY) if ns is None or space.base is ns]
         if found and self.chance(0.7):
             return self.random.choice(found)
         if found and self.chance(0.1):
-            return self.open_digest_bytes(conn, self.random.choice(found))
-        return self.open_digest(conn, ns or (self.random.choice(conn.spaces) if self.chance(0.03) and conn.spaces else self.space(conn)))
+            return self.open_summary_bytes(conn, self.random.choice(found))
+        return self.open_summary(conn, ns or (self.random.choice(conn.spaces) if self.chance(0.03) and conn.spaces else self.space(conn)))
 
-    def open_digest_bytes(self, conn, digest):
-        """A namespace of digests by hand, as one of bytes."""
-        base = fingerprint(self.tenant_name(conn), digest.base.identity)
-        identity = digest_identity(base, dict(digest.base.identity), digest.params)
-        identity["layer_bytes"] = {"of": digest.name, "field": "layer_bytes"}
-        ns = Ns(self.name("n"), DIGEST, digest.family, None, dict(digest.identity), digest.base)
-        ns.params = digest.params
+    def open_summary_bytes(self, conn, summary):
+        """A namespace of summaries by hand, as one of bytes."""
+        base = fingerprint(self.tenant_name(conn), summary.base.identity)
+        identity = summary_identity(base, dict(summary.base.identity), summary.params)
+        identity["layer_bytes"] = {"of": summary.name, "field": "layer_bytes"}
+        ns = Ns(self.name("n"), SUMMARY, summary.family, None, dict(summary.identity), summary.base)
+        ns.params = summary.params
         conn.spaces.append(ns)
         self.call(conn, "namespace.open", ns.name, 0, **{k: {"hex": v.hex()} if isinstance(v, bytes) else v for k, v in identity.items()})
         return ns
 
-    def open_digest(self, conn, ns):
-        params = self.digest_params(ns)
+    def open_summary(self, conn, ns):
+        params = self.summary_params(ns)
         if self.chance(0.9):
-            digest_within(params, ns.identity["block_tokens"], ns.family.shape.plain if ns.form in (BYTES, ENCODED) else ns.layer_bytes)
-        digest = Ns(self.name("d"), DIGEST, ns.family, None, dict(ns.identity, dtype="digest", layer_bytes=0, params=params), ns)
-        digest.params = params
-        conn.spaces.append(digest)
-        self.call(conn, "digest.open", digest.name, 0, ns=ns.ref, build=self.builds(ns, 0.3), **params)
-        return digest
+            summary_within(params, ns.identity["block_tokens"], ns.family.shape.plain if ns.form in (BYTES, ENCODED) else ns.layer_bytes)
+        summary = Ns(self.name("d"), SUMMARY, ns.family, None, dict(ns.identity, dtype="summary", layer_bytes=0, params=params), ns)
+        summary.params = params
+        conn.spaces.append(summary)
+        self.call(conn, "summary.open", summary.name, 0, ns=ns.ref, build=self.builds(ns, 0.3), **params)
+        return summary
 
     def builds(self, ns, of_1):
-        """Whether to ask for digests to be built; seldom where that is refused."""
+        """Whether to ask for summaries to be built; seldom where that is refused."""
         lossy = ns.spec is not None and SPECS[ns.spec]["encoding"] != "lossless"
         return self.chance(of_1 / 8 if lossy else of_1)
 
-    def digest_params(self, ns):
+    def summary_params(self, ns):
         shape, some = ns.family.shape, self.some
         tokens = ns.identity["block_tokens"]
         method = some({"method": 1, "kind": some(0, 0, 1, 2)}, {"method": 1, "kind": 0}, {"method": 2, "run": some(1, 4, tokens)}, {"method": 3},
@@ -225,7 +225,7 @@ class Generator:
         coded = [coded_bytes(shape, SPECS[spec]) for spec in self.specs]
         ends = [shape.plain, shape.plain, ns.layer_bytes, ns.layer_bytes] + coded + [padded(n) for n in coded]
         ends += [min(padded(n) + 4096, shape.plain) for n in coded]
-        params["k_offset"] = max(some(*ends) + some(0, 0, 0, 4, -4) - digest_end(params, tokens), 0) & ~3
+        params["k_offset"] = max(some(*ends) + some(0, 0, 0, 4, -4) - summary_end(params, tokens), 0) & ~3
         return params
 
     def region(self, conn, ns=None, pool=False):
@@ -240,7 +240,7 @@ class Generator:
         if ns.form in (ENCODED, BYTES) and self.chance(0.15):
             encoded = not encoded
         shape, part = ns.family.shape, self.part(ns) if part is None else part
-        if ns.form == DIGEST:
+        if ns.form == SUMMARY:
             fragments = [{"of": ns.name, "field": "layer_bytes"}]
         elif encoded:
             fragments = [shape.section_bytes] * shape.sections
@@ -252,14 +252,14 @@ class Generator:
         rope = self.rope(ns, pool)
         region.turns = bool(rope)
         self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, fragments=fragments, layers=layers,
-                 pool=pool, form=ns.form if ns.form in (PLAIN, DIGEST) else BYTES, label=ns.label, crc=ns.crc,
-                 plain=self.label_of(ns.family, conn), base=ns.base.ref if ns.form == DIGEST else None,
+                 pool=pool, form=ns.form if ns.form in (PLAIN, SUMMARY) else BYTES, label=ns.label, crc=ns.crc,
+                 plain=self.label_of(ns.family, conn), base=ns.base.ref if ns.form == SUMMARY else None,
                  lossless=ns.spec is not None and SPECS[ns.spec]["encoding"] == "lossless", **rope)
         return region
 
     def rope(self, ns, pool):
         """Where K lies, for loads that turn it."""
-        if ns.form == DIGEST or pool or self.chance(0.9):
+        if ns.form == SUMMARY or pool or self.chance(0.9):
             return {}
         shape = ns.family.shape
         numbers = [self.some(0, 0, 0, 16), shape.tokens * shape.heads, shape.dim, 0, self.some(shape.dim, shape.dim // 2 & ~1, 16)]
@@ -270,14 +270,14 @@ class Generator:
     def label_of(family, conn):
         return Ns("", PLAIN, family, None, family.identity(conn.tenant)).label
 
-    def chain(self, conn, digest=None, part=None):
-        found = [c for c in conn.chains if digest is None or c.digest is digest]
+    def chain(self, conn, summary=None, part=None):
+        found = [c for c in conn.chains if summary is None or c.summary is summary]
         if found and part is None and self.chance(0.85):
             return self.random.choice(found)
-        digest = digest or self.digest(conn)
-        chain = Chain(self.name("c"), digest, self.part(digest) if part is None else part)
+        summary = summary or self.summary(conn)
+        chain = Chain(self.name("c"), summary, self.part(summary) if part is None else part)
         conn.chains.append(chain)
-        self.call(conn, "chain.open", chain.name, 0, ns=digest.ref, part=chain.part, lease_ms=self.some(0, 0, 50))
+        self.call(conn, "chain.open", chain.name, 0, ns=summary.ref, part=chain.part, lease_ms=self.some(0, 0, 50))
         return chain
 
     def filled_chain(self, conn, of=None):
@@ -286,27 +286,27 @@ class Generator:
         def same(ns):
             return of is None or ns.identity == of.ns.identity
         strict = self.chance(0.9)
-        found = [c for c in conn.chains if not strict or (same(c.digest.base) and (of is None or c.part == of.part))]
+        found = [c for c in conn.chains if not strict or (same(c.summary.base) and (of is None or c.part == of.part))]
         if found and self.chance(0.85):
             chain = self.random.choice(found)
         else:
             spaces = [ns for ns in conn.of(PLAIN, BYTES, ENCODED) if same(ns)]
-            digest = self.digest(conn, self.random.choice(spaces)) if of and spaces else self.digest(conn)
-            chain = self.chain(conn, digest, of.part if of and strict else None)
+            summary = self.summary(conn, self.random.choice(spaces)) if of and spaces else self.summary(conn)
+            chain = self.chain(conn, summary, of.part if of and strict else None)
         if chain.blocks == 0 or self.chance(0.3):
             self.append(conn, chain)
         return chain
 
     def store_first(self, conn, ns):
-        if ns.form != DIGEST and not self.stored(conn.tenant, ns.family, ns.spec) and self.chance(0.8):
+        if ns.form != SUMMARY and not self.stored(conn.tenant, ns.family, ns.spec) and self.chance(0.8):
             self.dump(conn, self.region(conn, ns))
 
     def append(self, conn, chain):
-        self.store_first(conn, chain.digest.base)
-        keys = self.keys(conn.tenant, chain.digest.family, self.some(None, chain.digest.base.spec))
+        self.store_first(conn, chain.summary.base)
+        keys = self.keys(conn.tenant, chain.summary.family, self.some(None, chain.summary.base.spec))
         chain.blocks += len(keys)
         self.call(conn, "chain.append", self.name("a"), chain=of(chain, "chain"), keys={"keys": keys},
-                  build=self.builds(chain.digest.base, 0.5))
+                  build=self.builds(chain.summary.base, 0.5))
 
     def likely(self, chain):
         """So many blocks it has: an append stops at the first that is not stored."""
@@ -335,7 +335,7 @@ class Generator:
         else:
             ns = self.open_bytes(conn, self.some_family(), None, 0.05) if self.chance(0.7) else self.open_encoded(conn, self.some_family())
         base = self.base(conn, ns.family)
-        made = self.random.sample((lambda: self.region(conn, ns), lambda: self.region(conn, ns, pool=True), lambda: self.digest(conn, ns)),
+        made = self.random.sample((lambda: self.region(conn, ns), lambda: self.region(conn, ns, pool=True), lambda: self.summary(conn, ns)),
                                   self.some(1, 2, 3))
         for make in made:
             make()
@@ -344,7 +344,7 @@ class Generator:
         for _ in range(self.some(1, 1, 2)):
             self.dump(conn, self.region(conn, self.some(base, base, ns, again)))
         for use in self.random.sample((lambda: self.fetch(conn, self.region(conn, ns, pool=True)), lambda: self.load(conn, self.region(conn, ns)),
-                                       lambda: self.build(conn, self.digest(conn, ns))), self.some(1, 2, 3)):
+                                       lambda: self.build(conn, self.summary(conn, ns))), self.some(1, 2, 3)):
             use()
 
     def act_odd(self, conn):
@@ -356,7 +356,7 @@ class Generator:
         self.dump(conn, self.open_region(conn, ns, False))
 
     def act_region(self, conn):
-        spaces = conn.of(PLAIN, BYTES, ENCODED, DIGEST)
+        spaces = conn.of(PLAIN, BYTES, ENCODED, SUMMARY)
         ns = self.random.choice(spaces) if spaces else self.space(conn)
         self.open_region(conn, ns, self.chance(0.5))
 
@@ -376,7 +376,7 @@ class Generator:
             more["durability"] = self.some(0, 1, 2)
         if ns.form in (ENCODED, BYTES) and self.chance(0.25):
             more["plain"] = True
-        if ns.form != DIGEST:
+        if ns.form != SUMMARY:
             spec = None if more.get("plain") or ns.form == PLAIN else ns.spec
             stored = ns.family.stored.setdefault((tenant, spec), [])
             stored += [key for key in keys if key not in stored]
@@ -393,7 +393,7 @@ class Generator:
 
     def load(self, conn, region):
         self.store_first(conn, region.ns)
-        keys = self.keys(conn.tenant, region.ns.family, region.ns.spec if region.ns.form != DIGEST else None)
+        keys = self.keys(conn.tenant, region.ns.family, region.ns.spec if region.ns.form != SUMMARY else None)
         at = self.to(region, len(keys))
         more = self.layers(region.ns)
         if self.chance(0.2):
@@ -406,12 +406,12 @@ class Generator:
         self.add("load", conn, region=region.name, keys=keys[:len(at)], at=at, more=more, m=self.some("load", "load", "load_prefix"),
                  **({"late": 1} if self.chance(0.15) else {}))
 
-    def act_digest_load(self, conn):
-        digest = self.digest(conn)
+    def act_summary_load(self, conn):
+        summary = self.summary(conn)
         if self.chance(0.5):
-            self.build(conn, digest)
-        region = self.region(conn, digest)
-        keys = self.keys(conn.tenant, digest.family, self.some(None, digest.base.spec))
+            self.build(conn, summary)
+        region = self.region(conn, summary)
+        keys = self.keys(conn.tenant, summary.family, self.some(None, summary.base.spec))
         at = self.to(region, len(keys))
         self.add(self.some("load", "load", "load", "dump"), conn, region=region.name, keys=keys[:len(at)], at=at, more={})
 
@@ -425,32 +425,32 @@ class Generator:
             source, n = {"chain": of(chain, "chain")}, self.likely(chain)
         else:
             self.store_first(conn, pool.ns)
-            keys = self.keys(conn.tenant, pool.ns.family, pool.ns.spec if pool.ns.form != DIGEST else None)
+            keys = self.keys(conn.tenant, pool.ns.family, pool.ns.spec if pool.ns.form != SUMMARY else None)
             source, n = {"keys": {"keys": keys}}, len(keys)
         for slot in self.to(pool, self.random.randint(1, 16)):
             items.append([self.random.randrange(n), self.random.randrange(layers), slot])
         self.add("fetch", conn, region=pool.name, source=source, items=items, **({"late": 1} if self.chance(0.1) else {}))
 
     def act_chain(self, conn):
-        self.chain(conn, self.digest(conn))
+        self.chain(conn, self.summary(conn))
 
     def act_append(self, conn):
         self.append(conn, self.chain(conn))
 
     def act_build(self, conn):
-        self.build(conn, self.digest(conn))
+        self.build(conn, self.summary(conn))
 
-    def build(self, conn, digest):
-        keys = self.keys(conn.tenant, digest.family, self.some(None, digest.base.spec))
-        if not self.builds(digest.base, 1) and self.chance(0.8):
+    def build(self, conn, summary):
+        keys = self.keys(conn.tenant, summary.family, self.some(None, summary.base.spec))
+        if not self.builds(summary.base, 1) and self.chance(0.8):
             return
-        self.call(conn, "digest.build", None, ns=digest.ref, keys={"keys": keys}, part=self.some(0, 0, 1, digest.identity["parts"]))
+        self.call(conn, "summary.build", None, ns=summary.ref, keys={"keys": keys}, part=self.some(0, 0, 1, summary.identity["parts"]))
 
     def act_select(self, conn):
         chain, some = self.filled_chain(conn), self.some
-        params = getattr(chain.digest, "params", None)
+        params = getattr(chain.summary, "params", None)
         rows, heads = some(1, 2), params["kv_heads"] * some(1, 1, 2)
-        self.add("select", conn, chains=[of(chain, "chain")] * rows, layers=[self.random.randrange(chain.digest.identity["layers"][0])] * rows,
+        self.add("select", conn, chains=[of(chain, "chain")] * rows, layers=[self.random.randrange(chain.summary.identity["layers"][0])] * rows,
                  heads=heads, dim=params["head_dim"], rows=some(1, 1, 2),
                  more={"metric": some(0, 0, 1, 2), "reduce": some(0, 1, 2), "heads": some(0, 1, 2), "policy": some(0, 1), "sparse_ratio": 1.0,
                        "min_blocks": some(0, 4), "eps": 0.9, "scores": True, "prefetch": some(0, 0, 8), "limit": some(0, 2)})
@@ -459,7 +459,7 @@ class Generator:
         if self.options["set"]["window.size"] == "0" and self.chance(0.9):
             return
         if not conn.windows or self.chance(0.2):
-            bases = conn.of(PLAIN) if self.chance(0.85) else conn.of(BYTES, ENCODED, DIGEST)
+            bases = conn.of(PLAIN) if self.chance(0.85) else conn.of(BYTES, ENCODED, SUMMARY)
             fresh = [ns for ns in bases if all(w.ns.identity != ns.identity for w in conn.windows)]
             ns = self.random.choice(fresh) if fresh else self.base(conn)
             window = Region(self.name("w"), ns, self.part(ns), 0, False)
@@ -481,7 +481,7 @@ class Generator:
 
     def act_lookup(self, conn):
         ns = self.space(conn)
-        keys = self.keys(conn.tenant, ns.family, ns.spec if ns.form != DIGEST else None)
+        keys = self.keys(conn.tenant, ns.family, ns.spec if ns.form != SUMMARY else None)
         more = {"each": self.chance(0.5), "lease_ms": self.some(0, 20, 5000), "nowait": self.some(0, 0, 1, 2), "shared": self.chance(0.3)}
         name = self.name("l")
         self.call(conn, "lookup", name, ns=ns.ref, keys={"keys": keys}, **more)
@@ -500,7 +500,7 @@ class Generator:
             self.call(conn, "prefetch", ns=ns.ref, keys={"keys": self.keys(conn.tenant, ns.family, ns.spec)}, part=self.some(0, 1))
 
     def act_evict(self, conn):
-        spaces = conn.of(PLAIN, BYTES, ENCODED, DIGEST)
+        spaces = conn.of(PLAIN, BYTES, ENCODED, SUMMARY)
         if not spaces:
             return
         ns = self.random.choice(spaces)

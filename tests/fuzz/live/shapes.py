@@ -98,18 +98,18 @@ def encoding_params(shape, spec):
     return dict(spec, k=rows, **({"v": rows} if shape.sections == 2 else {}))
 
 
-def digest_end(params, tokens):
-    """How far the K of a digest's shape reaches."""
+def summary_end(params, tokens):
+    """How far the K of a summary's shape reaches."""
     width = (4, 2, 2, 1)[params.get("dtype", 0)]
     return (params.get("k_offset", 0) + (tokens - 1) * params["k_token_stride"]
             + (params["kv_heads"] - 1) * params.get("k_head_stride", 0) + params["head_dim"] * width)
 
 
-def digest_within(params, tokens, limit):
-    """Makes a digest's shape end before limit."""
-    while digest_end(params, tokens) > limit:
+def summary_within(params, tokens, limit):
+    """Makes a summary's shape end before limit."""
+    while summary_end(params, tokens) > limit:
         if params.get("k_offset", 0) > 0:
-            params["k_offset"] = max(params["k_offset"] - (digest_end(params, tokens) - limit + 3) // 4 * 4, 0)
+            params["k_offset"] = max(params["k_offset"] - (summary_end(params, tokens) - limit + 3) // 4 * 4, 0)
         elif params["kv_heads"] > 1:
             params["kv_heads"] //= 2
         elif params["head_dim"] > 4:
@@ -120,11 +120,11 @@ def digest_within(params, tokens, limit):
         params["k_token_stride"] = params["k_head_stride"] * params["kv_heads"]
 
 
-DIGESTS = (None, "mean", "submean", "box", "hash", "stats", "tokens")
+SUMMARIES = (None, "mean", "submean", "box", "hash", "stats", "tokens")
 
 
-def digest_identity(base_fingerprint, base, params):
-    """That of the digests of a base, but for layer_bytes; kernels/sparse/sparse.h has the 176 bytes."""
+def summary_identity(base_fingerprint, base, params):
+    """That of the summaries of a base, but for layer_bytes; kernels/sparse/sparse.h has the 176 bytes."""
     method, tokens = params["method"], base["block_tokens"]
     first = params.get("kind", 0) if method == 1 else params.get("rest", 0) if method == 6 else 0
     form = u32(1, method, first, params.get("run", 0) if method == 2 else 0, 0, params.get("bits", 0) if method == 4 else 0, 0,
@@ -133,4 +133,4 @@ def digest_identity(base_fingerprint, base, params):
     form += u32(params.get("dtype", 0), tokens, params["kv_heads"], params["head_dim"], 0, 0)
     form += struct.pack("<QQQ", params.get("k_offset", 0), params["k_token_stride"] if tokens > 1 else 0,
                         params.get("k_head_stride", 0) if params["kv_heads"] > 1 else 0) + bytes(24)
-    return dict(base, dtype="digest", layout="digest/1/" + DIGESTS[method], salt=hashlib.sha256(base_fingerprint + form).digest())
+    return dict(base, dtype="summary", layout="summary/1/" + SUMMARIES[method], salt=hashlib.sha256(base_fingerprint + form).digest())

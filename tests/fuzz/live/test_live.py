@@ -47,9 +47,9 @@ def as_long(right, opened, look):
     generator.add("dump", conn, region="to", keys=[3, 4], at=[0, 1], more={"plain": True})
     label = 1 if right else 2
     if look == "window":
-        generator.call(conn, "digest.open", "digest", 0, ns=one, method=1, kind=0, dtype=2, kv_heads=2, head_dim=16, k_token_stride=64,
+        generator.call(conn, "summary.open", "summary", 0, ns=one, method=1, kind=0, dtype=2, kv_heads=2, head_dim=16, k_token_stride=64,
                        k_head_stride=32)
-        generator.call(conn, "chain.open", "chain", 0, ns={"of": "digest", "field": "ns"}, part=0)
+        generator.call(conn, "chain.open", "chain", 0, ns={"of": "summary", "field": "ns"}, part=0)
         generator.call(conn, "chain.append", "append", 0, chain={"of": "chain", "field": "chain"}, keys={"keys": [3, 4]})
         generator.add("window", conn, **{"as": "window"}, ns=one, part=0, label=label, layer_bytes=shape.plain, layers=1, exact=True)
         generator.add("pin", conn, window="window", chain={"of": "chain", "field": "chain"}, first=0, n=2)

@@ -6,16 +6,16 @@ from shapes import ENCODINGS
 
 TENANTS = 3                              # and the operator, who is the last
 KEYS = 24
-PLAIN, BYTES, ENCODED, DIGEST = "plain", "bytes", "encoded", "digest"
+PLAIN, BYTES, ENCODED, SUMMARY = "plain", "bytes", "encoded", "summary"
 SPECS = [{"encoding": "lossless", "dtype": "bf16"}, {"encoding": "int8", "dtype": "bf16"}, {"encoding": "fp8", "dtype": "bf16"},
          {"encoding": "q4", "dtype": "bf16", "seed": 5}, {"encoding": "int8", "dtype": "bf16", "axis": 1},
          {"encoding": "int8", "dtype": "bf16", "axis": 1, "run": 1}, {"encoding": "int8", "dtype": "f16", "axis": 1, "run": 2},
          {"encoding": "fp8", "dtype": "f16"}]
-SPEC_WEIGHTS = (3, 1, 1, 1, 1, 3, 1, 1)  # digests are built of the first; the sixth is longer than what it encodes
+SPEC_WEIGHTS = (3, 1, 1, 1, 1, 3, 1, 1)  # summaries are built of the first; the sixth is longer than what it encodes
 
 
 class Ns:
-    """A namespace as one connection opened it. spec: of what is encoded; base: of digests."""
+    """A namespace as one connection opened it. spec: of what is encoded; base: of summaries."""
 
     def __init__(self, name, form, family, spec, identity, base=None):
         self.name, self.form, self.family, self.spec, self.identity, self.base = name, form, family, spec, identity, base
@@ -35,8 +35,8 @@ class Region:
 
 
 class Chain:
-    def __init__(self, name, digest, part):
-        self.name, self.digest, self.part, self.blocks = name, digest, part, 0
+    def __init__(self, name, summary, part):
+        self.name, self.summary, self.part, self.blocks = name, summary, part, 0
 
 
 class Connection:
@@ -75,13 +75,13 @@ def method_of(op):
     return op.get("m") or OPS.get(op["do"])
 
 
-TIMED = {"prefetch", "digest.build", "chain.append", "chain.prefetch"}  # they take a deadline and a priority
+TIMED = {"prefetch", "summary.build", "chain.append", "chain.prefetch"}  # they take a deadline and a priority
 
 # What act_* and the words above may call: docs/methods.md has the methods, and test_live.py compares.
 METHODS = {
     "hello", "namespace.open", "region.register", "region.unregister", "region.challenge", "ring.register", "ring.unregister", "lookup", "release",
     "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
-    "inspect", "verify", "share.collect", "trace", "digest.open", "digest.build", "chain.open", "chain.append", "chain.close",
+    "inspect", "verify", "share.collect", "trace", "summary.open", "summary.build", "chain.open", "chain.append", "chain.close",
     "select", "chain.prefetch", "encoding.open", "window.open", "window.pin", "window.unpin", "window.release", "window.close",
     "config.reload", "config.get", "bypass", "fetch", "hints.open", "load_prefix", "key.list", "key.reload", "tenant.list",
     "tenant.set", "tenant.reset", "events", "events.list", "events.describe"}

@@ -20,7 +20,7 @@ from wire import HANDSHAKE, WAIT_S, Broken, Gone, Hung, Memory, Wire
 
 OK = 0
 NOTHING = 0x7ffffff0                     # a number that names nothing
-GAUGES = ("chains", "chain_blocks", "digest_held_bytes", "requests_active", "leases", "window_pins")
+GAUGES = ("chains", "chain_blocks", "summary_held_bytes", "requests_active", "leases", "window_pins")
 
 
 class Peer:
@@ -38,7 +38,7 @@ class Peer:
 
 class Region:
     """form: what its pages hold, as docs/protocol.md has it, whatever its planes look like: those of a coded form can be those of
-    the plain one. holder: its namespace's fingerprint; of digests, their base's."""
+    the plain one. holder: its namespace's fingerprint; of summaries, their base's."""
 
     def __init__(self, memory, op, size, form, holder):
         self.memory, self.op, self.size, self.form, self.holder, self.number = memory, op, size, form, holder, NOTHING
@@ -62,7 +62,7 @@ class World:
         self.folder = tempfile.mkdtemp(prefix="fuzz.")
         self.daemon = Daemon(program["options"], self.folder)
         self.forms = {}                   # a base's fingerprint: those of its encoded namespaces
-        self.peers, self.answers, self.counts, self.root, self.rawly, self.digests, self.chains, self.at = {}, {}, {}, None, set(), {}, {}, None
+        self.peers, self.answers, self.counts, self.root, self.rawly, self.summaries, self.chains, self.at = {}, {}, {}, None, set(), {}, {}, None
 
     def run(self):
         """Returns counts, or raises a Finding."""
@@ -294,7 +294,7 @@ class World:
     def do_region(self, peer, op):
         fragments = [self.value(fragment) for fragment in op["fragments"]]
         if max(fragments) > 1 << 20:
-            return                        # nothing is known of the digests that it is for
+            return                        # nothing is known of the summaries that it is for
         layers, layer_bytes = op["layers"], sum(fragments)
         block, planes = layers * layer_bytes, []
         for layer in range(layers):
@@ -386,16 +386,16 @@ class World:
 
     def right(self, peer, region, key, layer, data):
         """Plain blocks are what was stored. Where nobody stored coded bytes by hand, what was encoded has numbers of the tenant's own
-        range, and a digest is always the same. What a region by hand holds, only the daemon knows."""
+        range, and a summary is always the same. What a region by hand holds, only the daemon knows."""
         op, want = region.op, self.layer(peer, region, key, layer)
         holders = {region.holder} | self.forms.get(region.holder, set())  # a base's loads find its coded blocks
         if data == want or region.form == "bytes" or holders & self.rawly:
             return
         where = f"tenant {peer.tenant}, key {key}, layer {layer}"
-        if region.form == "digest":
-            first = self.digests.setdefault((peer.tenant, op["crc"], op["part"], key, layer), data)
+        if region.form == "summary":
+            first = self.summaries.setdefault((peer.tenant, op["crc"], op["part"], key, layer), data)
             if data != first:
-                raise Finding("another digest", f"{where}: {difference(data, first)}, op {self.at}")
+                raise Finding("another summary", f"{where}: {difference(data, first)}, op {self.at}")
         elif region.form == "plain" or op["lossless"]:
             raise Finding("wrong bytes", f"{where}: {difference(data, want)}, op {self.at}")
         elif not pattern.is_wild(key):

@@ -1,4 +1,4 @@
-/* The digests of kernels/sparse for Python tests: functions that a ctypes call finds by name. */
+/* The summaries of kernels/sparse for Python tests: functions that a ctypes call finds by name. */
 #include "kernels/simd/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
@@ -10,15 +10,15 @@
 
 VISIBLE uint32_t test_isa(uint32_t most);
 VISIBLE uint32_t test_spec_bytes(void);
-VISIBLE struct ucm_digest_plan *test_plan(const struct ucm_digest_spec *spec, char *why);
-VISIBLE void test_plan_free(struct ucm_digest_plan *plan);
-VISIBLE uint32_t test_bytes(const struct ucm_digest_plan *plan);
-VISIBLE uint64_t test_extent(const struct ucm_digest_spec *spec);
-VISIBLE void test_canonical(const struct ucm_digest_spec *spec, uint8_t *out);
-VISIBLE void test_build(const struct ucm_digest_plan *plan, const uint8_t *layers, uint64_t stride,
+VISIBLE struct ucm_summary_plan *test_plan(const struct ucm_summary_spec *spec, char *why);
+VISIBLE void test_plan_free(struct ucm_summary_plan *plan);
+VISIBLE uint32_t test_bytes(const struct ucm_summary_plan *plan);
+VISIBLE uint64_t test_extent(const struct ucm_summary_spec *spec);
+VISIBLE void test_canonical(const struct ucm_summary_spec *spec, uint8_t *out);
+VISIBLE void test_build(const struct ucm_summary_plan *plan, const uint8_t *layers, uint64_t stride,
                         uint32_t n, uint8_t *out);
-VISIBLE int test_score(const struct ucm_digest_plan *plan, uint32_t metric, const float *q,
-                       uint32_t q_heads, const uint8_t *digests, uint32_t n, float *scores);
+VISIBLE int test_score(const struct ucm_summary_plan *plan, uint32_t metric, const float *q,
+                       uint32_t q_heads, const uint8_t *summaries, uint32_t n, float *scores);
 VISIBLE void test_exp(const float *x, uint32_t n, float *out);
 VISIBLE void test_fma(const float *a, const float *b, const float *c, uint32_t n, float *out);
 
@@ -31,51 +31,51 @@ uint32_t test_isa(uint32_t most)
 
 uint32_t test_spec_bytes(void)
 {
-    return sizeof(struct ucm_digest_spec);
+    return sizeof(struct ucm_summary_spec);
 }
 
-struct ucm_digest_plan *test_plan(const struct ucm_digest_spec *spec, char *why)
+struct ucm_summary_plan *test_plan(const struct ucm_summary_spec *spec, char *why)
 {
-    struct ucm_digest_plan *plan = malloc(sizeof(*plan));
+    struct ucm_summary_plan *plan = malloc(sizeof(*plan));
 
-    if (plan != NULL && ucm_digest_plan_init(plan, spec, why) < 0) {
+    if (plan != NULL && ucm_summary_plan_init(plan, spec, why) < 0) {
         free(plan);
         return NULL;
     }
     return plan;
 }
 
-void test_plan_free(struct ucm_digest_plan *plan)
+void test_plan_free(struct ucm_summary_plan *plan)
 {
     free(plan);
 }
 
-uint32_t test_bytes(const struct ucm_digest_plan *plan)
+uint32_t test_bytes(const struct ucm_summary_plan *plan)
 {
     return plan->bytes;
 }
 
-uint64_t test_extent(const struct ucm_digest_spec *spec)
+uint64_t test_extent(const struct ucm_summary_spec *spec)
 {
-    return ucm_digest_extent(spec);
+    return ucm_summary_extent(spec);
 }
 
-void test_canonical(const struct ucm_digest_spec *spec, uint8_t *out)
+void test_canonical(const struct ucm_summary_spec *spec, uint8_t *out)
 {
-    ucm_digest_canonical(spec, out);
+    ucm_summary_canonical(spec, out);
 }
 
 /* n blocks, a layer every stride bytes. */
-void test_build(const struct ucm_digest_plan *plan, const uint8_t *layers, uint64_t stride,
+void test_build(const struct ucm_summary_plan *plan, const uint8_t *layers, uint64_t stride,
                 uint32_t n, uint8_t *out)
 {
     for (uint32_t b = 0; b < n; b++)
-        ucm_digest_build(plan, layers + b * stride, out + (uint64_t)b * plan->bytes);
+        ucm_summary_build(plan, layers + b * stride, out + (uint64_t)b * plan->bytes);
 }
 
 /* q: [q_heads][head_dim]; scores: [q_heads][n]. */
-int test_score(const struct ucm_digest_plan *plan, uint32_t metric, const float *q,
-               uint32_t q_heads, const uint8_t *digests, uint32_t n, float *scores)
+int test_score(const struct ucm_summary_plan *plan, uint32_t metric, const float *q,
+               uint32_t q_heads, const uint8_t *summaries, uint32_t n, float *scores)
 {
     const struct ucm_kv_shape *shape = &plan->spec.shape;
     float *query = malloc(plan->query_floats * sizeof(*query));
@@ -85,11 +85,11 @@ int test_score(const struct ucm_digest_plan *plan, uint32_t metric, const float 
         return -1;
     }
     for (uint32_t h = 0; h < q_heads; h++) {
-        ucm_digest_query(plan, q + h * shape->head_dim, query);
+        ucm_summary_query(plan, q + h * shape->head_dim, query);
         for (uint32_t b = 0; b < n; b++)
             scores[h * n + b] =
-                ucm_digest_score(plan, metric, query, digests + (uint64_t)b * plan->bytes,
-                                 h / (q_heads / shape->kv_heads));
+                ucm_summary_score(plan, metric, query, summaries + (uint64_t)b * plan->bytes,
+                                  h / (q_heads / shape->kv_heads));
     }
     free(query);
     return 0;

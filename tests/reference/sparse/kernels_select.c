@@ -7,8 +7,8 @@
 
 VISIBLE uint32_t test_score_spec_bytes(void);
 VISIBLE uint32_t test_choose_spec_bytes(void);
-VISIBLE int test_scores(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
-                        const float *q, const uint8_t *digests, uint32_t n, uint32_t cut,
+VISIBLE int test_scores(const struct ucm_summary_plan *plan, const struct ucm_score_spec *spec,
+                        const float *q, const uint8_t *summaries, uint32_t n, uint32_t cut,
                         float *scores);
 VISIBLE int test_choose(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
                         uint32_t room, uint32_t *index);
@@ -24,12 +24,12 @@ uint32_t test_choose_spec_bytes(void)
     return sizeof(struct ucm_choose_spec);
 }
 
-/* digests: one after the other. Each step goes in two ranges that meet at cut. Returns the lists, or
+/* summaries: one after the other. Each step goes in two ranges that meet at cut. Returns the lists, or
  * -1: refused. */
-int test_scores(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
-                const float *q, const uint8_t *digests, uint32_t n, uint32_t cut, float *scores)
+int test_scores(const struct ucm_summary_plan *plan, const struct ucm_score_spec *spec,
+                const float *q, const uint8_t *summaries, uint32_t n, uint32_t cut, float *scores)
 {
-    struct ucm_score_blocks blocks = {.base = digests, .stride = plan->bytes, .n = n};
+    struct ucm_score_blocks blocks = {.base = summaries, .stride = plan->bytes, .n = n};
     char why[UCM_SPARSE_WHY];
     struct ucm_score_job job;
     void *scratch;

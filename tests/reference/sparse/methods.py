@@ -1,4 +1,4 @@
-"""Digests, scores and choices of docs/design/retrieval.md in numpy, written from their definitions and not from our C, so that the
+"""Summaries, scores and choices of docs/design/retrieval.md in numpy, written from their definitions and not from our C, so that the
 two can be compared. Integers, scales and float32 results are meant to be equal bit by bit: fma() rounds once, as the
 C library's does. Only what needs exp() or log() holds within a tolerance: the scores of `tokens` with rest,
 reduce_group(..., "softmax"), weights() and the choices by mass made of them; `stats` and `tokens` with rest add the correctly
@@ -74,7 +74,7 @@ def ordered_sum(x, axis):
     return total
 
 
-# ---- what a digest is ----
+# ---- what a summary is ----
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
@@ -129,27 +129,27 @@ class Spec:
         raise ValueError(self.method)
 
 
-def digest_bytes(spec):
+def summary_bytes(spec):
     size = sum(np.dtype(t).itemsize * math.prod(shape) for _, t, shape in spec.fields())
     return (size + 3) // 4 * 4
 
 
-def pack(spec, digest):
-    """{field: array[n, ...]} -> u8[n, digest_bytes]."""
-    n = len(digest[spec.fields()[0][0]])
-    parts = [np.ascontiguousarray(digest[name], t).reshape(n, -1).view(np.uint8) for name, t, shape in spec.fields()
+def pack(spec, summary):
+    """{field: array[n, ...]} -> u8[n, summary_bytes]."""
+    n = len(summary[spec.fields()[0][0]])
+    parts = [np.ascontiguousarray(summary[name], t).reshape(n, -1).view(np.uint8) for name, t, shape in spec.fields()
              if math.prod(shape)]
     body = np.concatenate(parts, 1)
-    return np.concatenate([body, np.zeros((n, digest_bytes(spec) - body.shape[1]), np.uint8)], 1)
+    return np.concatenate([body, np.zeros((n, summary_bytes(spec) - body.shape[1]), np.uint8)], 1)
 
 
 def unpack(spec, raw):
-    digest, at = {}, 0
+    summary, at = {}, 0
     for name, t, shape in spec.fields():
         size = np.dtype(t).itemsize * math.prod(shape)
-        digest[name] = np.ascontiguousarray(raw[:, at:at + size]).view(t).reshape((len(raw),) + shape)
+        summary[name] = np.ascontiguousarray(raw[:, at:at + size]).view(t).reshape((len(raw),) + shape)
         at += size
-    return digest
+    return summary
 
 
 # ---- building ----
@@ -356,7 +356,7 @@ SCALES = {"s", "s_m", "s_v", "s_V"}
 
 
 def build(spec, K, V=None):
-    """Digests of n blocks: {field: array[n, ...]}."""
+    """Summaries of n blocks: {field: array[n, ...]}."""
     K = np.asarray(K, f32)
     V = None if V is None else np.asarray(V, f32)
     bad = ~np.isfinite(K).all((1, 3))
@@ -364,10 +364,10 @@ def build(spec, K, V=None):
         bad |= ~np.isfinite(V).all((1, 3))
     clean = np.where(bad[:, None, :, None], f32(0), K)
     clean_V = None if V is None else np.where(bad[:, None, :, None], f32(0), V)
-    digest = BUILDERS[spec.method](spec, clean, clean_V)
-    for name in SCALES & set(digest):  # what overflowed
-        bad |= ~np.isfinite(bf16_to_f32(digest[name]).reshape(bad.shape + (-1,))).all(-1)
-    for name, array in digest.items():
+    summary = BUILDERS[spec.method](spec, clean, clean_V)
+    for name in SCALES & set(summary):  # what overflowed
+        bad |= ~np.isfinite(bf16_to_f32(summary[name]).reshape(bad.shape + (-1,))).all(-1)
+    for name, array in summary.items():
         if name in SCALES:
             array[bad] = BF16_NAN
         elif name == "poison":
@@ -375,8 +375,8 @@ def build(spec, K, V=None):
         else:
             array[bad] = 0
     if spec.method == "stats" and not spec.v_head_dim:
-        digest["s_V"][:] = np.where(bad, BF16_NAN, 0)
-    return digest
+        summary["s_V"][:] = np.where(bad, BF16_NAN, 0)
+    return summary
 
 
 # ---- scores ----
@@ -427,22 +427,22 @@ def log_sum(x):
         return np.where(np.isfinite(top), safe + np.log(np.exp(x - safe[..., None]).sum(-1)), top).astype(f32)
 
 
-def score(spec, digest, q, metric="dot", beta=None):
+def score(spec, summary, q, metric="dot", beta=None):
     """Raw scores [rows, Hq, n]; a poisoned head's are +inf."""
     q = np.asarray(q, f32)
     rows, heads, d = q.shape
-    G, n = spec.kv_heads, len(digest[spec.fields()[0][0]])
+    G, n = spec.kv_heads, len(summary[spec.fields()[0][0]])
     grouped = per_group(q, G)
     with errstate(invalid="ignore", over="ignore"):
         if spec.method == "mean":
-            out = scaled_dot(grouped, digest["r"], digest["s"], metric)
+            out = scaled_dot(grouped, summary["r"], summary["s"], metric)
         elif spec.method == "submean":
             kept = grouped[..., spec.channels()]
-            out = np.max([scaled_dot(kept, digest["r"][:, :, i], digest["s"][:, :, i], metric)
-                          for i in range(digest["r"].shape[2])], 0)
+            out = np.max([scaled_dot(kept, summary["r"][:, :, i], summary["s"][:, :, i], metric)
+                          for i in range(summary["r"].shape[2])], 0)
         elif spec.method == "tokens" and spec.rest:
             b = f32(1) / np.sqrt(f32(d)) if beta is None else f32(beta)
-            k, s = whole(digest["k"], d), bf16_to_f32(digest["s"])
+            k, s = whole(summary["k"], d), bf16_to_f32(summary["s"])
             grouped = rounded(grouped, 3) if metric == "rounded" else grouped
             each = []
             for i in range(spec.stand_ins + 1):
@@ -452,29 +452,29 @@ def score(spec, digest, q, metric="dot", beta=None):
             each[-1] = each[-1] + f32(math.log(spec.tokens - spec.stand_ins))
             out = log_sum(np.stack(each, -1))
         elif spec.method == "tokens":
-            out = np.max([scaled_dot(grouped, digest["k"][:, :, i], digest["s"][:, :, i], metric)
+            out = np.max([scaled_dot(grouped, summary["k"][:, :, i], summary["s"][:, :, i], metric)
                           for i in range(spec.stand_ins)], 0)
         elif spec.method == "box":
-            lo, hi = (np.moveaxis(digest[name].astype(f32), 1, 0)[None, :, None] for name in ("lo", "hi"))
-            s = np.moveaxis(bf16_to_f32(digest["s"]), 1, 0)[None, :, None]
+            lo, hi = (np.moveaxis(summary[name].astype(f32), 1, 0)[None, :, None] for name in ("lo", "hi"))
+            s = np.moveaxis(bf16_to_f32(summary["s"]), 1, 0)[None, :, None]
             q1 = dot(np.abs(grouped), np.ones(d, f32))
             wide = fma(f32(2.0 ** -11), q1, dot(grouped, np.where(grouped >= 0, hi, lo)))
             out = fma(s, wide, f32(2.0 ** -149))
             out = np.where(np.isfinite(out), out, f32(np.inf))
         elif spec.method == "stats":
             b = f32(1) / np.sqrt(f32(d)) if beta is None else f32(beta)
-            m, var = (np.moveaxis(digest[name].astype(f32), 1, 0)[None, :, None] for name in ("m", "var"))
-            s_m, s_v = (np.moveaxis(bf16_to_f32(digest[name]), 1, 0)[None, :, None] for name in ("s_m", "s_v"))
+            m, var = (np.moveaxis(summary[name].astype(f32), 1, 0)[None, :, None] for name in ("m", "var"))
+            s_m, s_v = (np.moveaxis(bf16_to_f32(summary[name]), 1, 0)[None, :, None] for name in ("s_m", "s_v"))
             first = b * s_m * dot(grouped, m)
             second = b * b / f32(2) * s_v * dot(grouped * grouped, var)
             out = first + second + f32(math.log(spec.tokens))
         else:
             mine = as_words(sign_bits(spec, q)).reshape(rows, G, heads // G, 1, 1, -1)
-            theirs = np.moveaxis(digest["words"], 1, 0)[None, :, None]
+            theirs = np.moveaxis(summary["words"], 1, 0)[None, :, None]
             differ = np.unpackbits(np.ascontiguousarray(mine ^ theirs).view(np.uint8), axis=-1).sum(-1, dtype=np.int64)
             out = (spec.bits - 2 * differ).max(-1).astype(f32)
-    poisoned = digest["poison"] != 0 if spec.method == "hash" else \
-        np.isnan(bf16_to_f32(digest["s_m" if spec.method == "stats" else "s"]).reshape(n, G, -1)).any(-1)
+    poisoned = summary["poison"] != 0 if spec.method == "hash" else \
+        np.isnan(bf16_to_f32(summary["s_m" if spec.method == "stats" else "s"]).reshape(n, G, -1)).any(-1)
     out = np.where(np.moveaxis(poisoned, 1, 0)[None, :, None], f32(np.inf), out)
     return out.reshape(rows, heads, n).astype(f32)
 

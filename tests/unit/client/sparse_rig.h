@@ -1,5 +1,5 @@
-/* The retrieval part of a fake daemon, as a hook of fake_daemon.h: digests, chains, selections that
- * choose the first blocks. Chains end with their connection, as in ucmd. */
+/* The retrieval part of a fake daemon, as a hook of fake_daemon.h: summaries, chains, selections
+ * that choose the first blocks. Chains end with their connection, as in ucmd. */
 #ifndef UCM_TESTS_SPARSE_RIG_H
 #define UCM_TESTS_SPARSE_RIG_H
 
@@ -22,7 +22,7 @@ static struct {
     } chains[SPARSE_CHAINS];
     uint32_t cached; /* blocks of any chain that are cached */
     uint32_t chosen; /* blocks of a list, at most */
-    uint64_t digest_bytes;
+    uint64_t summary_bytes;
     bool spoil; /* answers that do not fit */
     uint32_t last_n_rows, last_limit;
     uint64_t last_deadline_ms;
@@ -42,16 +42,16 @@ FAKE_FN void sparse_unknown(struct fake *f, int conn, uint32_t msgid)
     fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "no such chain");
 }
 
-FAKE_FN void sparse_digest_open(struct fake *f, int conn, uint32_t msgid)
+FAKE_FN void sparse_summary_open(struct fake *f, int conn, uint32_t msgid)
 {
     uint8_t fingerprint[32] = {8};
-    struct msg_digest_open_r m = {.fingerprint = {fingerprint, 32}};
+    struct msg_summary_open_r m = {.fingerprint = {fingerprint, 32}};
 
     pthread_mutex_lock(&f->lock);
     m.ns = f->next_id++;
-    m.layer_bytes = sparse.digest_bytes;
+    m.layer_bytes = sparse.summary_bytes;
     pthread_mutex_unlock(&f->lock);
-    fake_reply(f, conn, msgid, &proto_digest_open_r, &m);
+    fake_reply(f, conn, msgid, &proto_summary_open_r, &m);
 }
 
 FAKE_FN void sparse_chain_open(struct fake *f, int conn, uint32_t msgid)
@@ -86,10 +86,10 @@ FAKE_FN void sparse_append(struct fake *f, int conn, uint32_t msgid,
         r = (struct msg_chain_append_r){.blocks = sparse.chains[i].blocks + sparse.spoil,
                                         .dram = k,
                                         .missing = n - k,
-                                        .digests = k,
+                                        .summaries = k,
                                         .built = m->build ? 1 : 0,
                                         .status = {status, n}};
-        memset(status, UCM_LOOKUP_DRAM | UCM_CHAIN_DIGEST, k);
+        memset(status, UCM_LOOKUP_DRAM | UCM_CHAIN_SUMMARY, k);
         sparse.last_deadline_ms = m->deadline_ms;
     }
     pthread_mutex_unlock(&f->lock);
@@ -148,7 +148,7 @@ FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struc
     r = (struct msg_select_r){.counts = {(uint8_t *)counts, lists * 4},
                               .index = {(uint8_t *)index, blocks * 4},
                               .gone = 1,
-                              .no_digest = 2};
+                              .no_summary = 2};
     if (m->scores)
         r.scores = (struct proto_bin){(uint8_t *)scores, blocks * 4};
     if (known)
@@ -179,15 +179,15 @@ FAKE_FN bool sparse_hook(struct fake *f, int conn, int method, struct proto_enve
     union proto_any m;
     struct ucm_error e;
 
-    if (method < UCM_METHOD_DIGEST_OPEN || method > UCM_METHOD_CHAIN_PREFETCH)
+    if (method < UCM_METHOD_SUMMARY_OPEN || method > UCM_METHOD_CHAIN_PREFETCH)
         return false;
     cr_assert_eq(proto_decode(proto_methods[method].params, env, &m, &e), 0, "%s", e.text);
     switch (method) {
-    case UCM_METHOD_DIGEST_OPEN:
-        sparse_digest_open(f, conn, env->msgid);
+    case UCM_METHOD_SUMMARY_OPEN:
+        sparse_summary_open(f, conn, env->msgid);
         return true;
-    case UCM_METHOD_DIGEST_BUILD:
-        fake_reply_blocks(f, conn, env->msgid, m.digest_build.keys.n / 16, UCM_BLOCK_EXISTS);
+    case UCM_METHOD_SUMMARY_BUILD:
+        fake_reply_blocks(f, conn, env->msgid, m.summary_build.keys.n / 16, UCM_BLOCK_EXISTS);
         return true;
     case UCM_METHOD_CHAIN_OPEN:
         sparse_chain_open(f, conn, env->msgid);
@@ -207,9 +207,9 @@ FAKE_FN bool sparse_hook(struct fake *f, int conn, int method, struct proto_enve
     }
 }
 
-FAKE_FN struct ucm_sparse_digest sparse_mean(void)
+FAKE_FN struct ucm_sparse_summary sparse_mean(void)
 {
-    return (struct ucm_sparse_digest){
+    return (struct ucm_sparse_summary){
         .method = UCM_SPARSE_MEAN,
         .shape = {.dtype = UCM_SPARSE_BF16,
                   .tokens = 16,
@@ -222,19 +222,20 @@ FAKE_FN struct ucm_sparse_digest sparse_mean(void)
 
 /* ---- what every test has ---- */
 
-static struct ucm_namespace *digests;
+static struct ucm_namespace *summaries;
 
 FAKE_FN void sparse_up(void)
 {
-    struct ucm_sparse_digest digest = sparse_mean();
+    struct ucm_sparse_summary summary = sparse_mean();
 
     memset(&sparse, 0, sizeof sparse);
     sparse.cached = UCM_CHAIN_BLOCKS_MAX;
     sparse.chosen = 2;
     rig_up(&rig);
     rig.fake.hook = sparse_hook;
-    cr_assert_eq(ucm_sparse_digest_bytes(&digest, &sparse.digest_bytes), 0, "%s", ucm_errmsg());
-    cr_assert_eq(ucm_sparse_digest_open(rig.ns, &digest, 0, -1, &digests), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_sparse_summary_bytes(&summary, &sparse.summary_bytes), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_sparse_summary_open(rig.ns, &summary, 0, -1, &summaries), 0, "%s",
+                 ucm_errmsg());
 }
 
 FAKE_FN void sparse_down(void)
@@ -256,7 +257,7 @@ FAKE_FN struct ucm_chain *chain_of(uint32_t n)
     uint8_t *keys = calloc(n ? n : 1, 16);
     struct ucm_chain_keys more = {.keys = keys, .n_keys = n};
 
-    cr_assert_eq(ucm_chain_open(digests, 0, 0, -1, &chain), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_chain_open(summaries, 0, 0, -1, &chain), 0, "%s", ucm_errmsg());
     if (n > 0)
         cr_assert_eq(ucm_chain_append(chain, &more, -1, NULL), 0, "%s", ucm_errmsg());
     free(keys);

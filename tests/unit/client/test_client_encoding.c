@@ -49,7 +49,7 @@ Test(client_encoding, says_what_was_opened)
 {
     struct ucm_encoded_form f = form();
     struct ucm_encoding_info info;
-    struct ucm_namespace *ns, *digests;
+    struct ucm_namespace *ns, *summaries;
     uint8_t fingerprint[32];
 
     cr_assert_eq(ucm_encoding_open(rig.ns, &f, -1, &ns), 0, "%s", ucm_errmsg());
@@ -65,7 +65,7 @@ Test(client_encoding, says_what_was_opened)
     ucm_namespace_fingerprint(ns, fingerprint);
     cr_expect_eq(fingerprint[0], 7);
     cr_expect_eq(ucm_encoding_describe(rig.ns, &info), -UCM_ENOTFOUND);
-    cr_expect_eq(ucm_encoding_open(ns, &f, -1, &digests), -UCM_EINVALID, "encoded already");
+    cr_expect_eq(ucm_encoding_open(ns, &f, -1, &summaries), -UCM_EINVALID, "encoded already");
     ucm_namespace_close(ns);
 }
 

@@ -46,7 +46,7 @@ Test(client_policy, every_preset_is_a_policy_and_says_so)
 
     for (; ucm_policy_preset(n, &name, &about) == 0; n++) {
         struct ucm_policy p = parsed(name);
-        struct ucm_sparse_digest digest;
+        struct ucm_sparse_summary summary;
         struct ucm_sparse_schedule schedule;
         uint8_t keep[64];
 
@@ -54,7 +54,8 @@ Test(client_policy, every_preset_is_a_policy_and_says_so)
         cr_expect(strlen(about) > 20 && strlen(name) < sizeof p.preset);
         cr_expect_eq(ucm_policy_text(&p, text, sizeof text), 0, "%s", ucm_errmsg());
         cr_expect_str_eq(text, name, "a preset's text is its name");
-        cr_expect_eq(ucm_policy_digest(&p, &shape, keep, &digest), 0, "%s: %s", name, ucm_errmsg());
+        cr_expect_eq(ucm_policy_summary(&p, &shape, keep, &summary), 0, "%s: %s", name,
+                     ucm_errmsg());
         cr_expect_eq(ucm_policy_schedule(&p, "Llama-3.1-8B", 32, &schedule), 0, "%s: %s", name,
                      ucm_errmsg());
     }
@@ -82,13 +83,13 @@ Test(client_policy, the_seeds_numbers)
 {
     struct ucm_policy p = parsed("esa");
 
-    cr_expect(p.digest == UCM_SPARSE_MEAN && p.sparse_ratio == .3 && p.init_window_sz == 1 &&
+    cr_expect(p.summary == UCM_SPARSE_MEAN && p.sparse_ratio == .3 && p.init_window_sz == 1 &&
               p.local_window_sz == 2 && p.min_blocks == 4 && p.retrieval_stride == 5 && p.lag == 1);
     p = parsed("gsa");
-    cr_expect(p.digest == UCM_SPARSE_SUBMEAN && p.metric == UCM_SPARSE_L2 &&
+    cr_expect(p.summary == UCM_SPARSE_SUBMEAN && p.metric == UCM_SPARSE_L2 &&
               p.init_window_sz == 4 && p.local_window_sz == 8 && p.sparse_ratio == .3);
     p = parsed("gsa-device");
-    cr_expect(p.digest == UCM_SPARSE_HASH && p.bits == 128 && p.topk_tokens == 4096 &&
+    cr_expect(p.summary == UCM_SPARSE_HASH && p.bits == 128 && p.topk_tokens == 4096 &&
               p.init_window_tokens == 64 && p.local_window_tokens == 512);
     p = parsed("kvstar");
     cr_expect(p.run == 4 && p.keep == .5 && p.rows == 8 && p.retrieval_stride == 8 && p.beta == 1);
@@ -101,7 +102,7 @@ Test(client_policy, the_seeds_numbers)
     p = parsed("topk:sparse_ratio=0.25");
     cr_expect(p.topk_tokens == 0 && p.sparse_ratio == .25, "not the preset's tokens");
     p = parsed("psa-estimated");
-    cr_expect(p.digest == UCM_SPARSE_TOKENS && p.chosen == 8 && p.rest == 1 &&
+    cr_expect(p.summary == UCM_SPARSE_TOKENS && p.chosen == 8 && p.rest == 1 &&
               p.choice == UCM_SPARSE_CHOICE_ESTIMATED);
     p = parsed("auto");
     cr_expect(p.goal > 0 && p.choice == UCM_SPARSE_CHOICE_TOPK && p.min_tokens == 1024);
@@ -110,14 +111,14 @@ Test(client_policy, the_seeds_numbers)
 Test(client_policy, keys_in_any_order)
 {
     struct ucm_policy a = parsed(
-                          "topk:bits=64,sparse_ratio=0.25,digest=hash,seed=18446744073709551615"),
+                          "topk:bits=64,sparse_ratio=0.25,summary=hash,seed=18446744073709551615"),
                       b = parsed(
-                          "topk:digest=hash,seed=18446744073709551615,bits=64,sparse_ratio=.25");
+                          "topk:summary=hash,seed=18446744073709551615,bits=64,sparse_ratio=.25");
 
     cr_expect_eq(memcmp(&a, &b, sizeof a), 0);
-    cr_expect(a.digest == UCM_SPARSE_HASH && a.bits == 64 && a.chosen == 0 && a.rest == 0);
+    cr_expect(a.summary == UCM_SPARSE_HASH && a.bits == 64 && a.chosen == 0 && a.rest == 0);
     cr_expect(a.seed == UINT64_MAX && a.sparse_ratio == .25);
-    a = parsed("topk:digest=tokens");
+    a = parsed("topk:summary=tokens");
     cr_expect(a.chosen == 8 && a.rest == 1, "a method brings its usual parameters");
 }
 
@@ -126,8 +127,8 @@ Test(client_policy, a_text_gives_the_policy_back)
     static const char *const texts[] = {
         "auto",
         "auto:goal=0.9,grow=0.5",
-        "topk:digest=hash,bits=256,reduce=max,sparse_ratio=0.06",
-        "topk:digest=stats",
+        "topk:summary=hash,bits=256,reduce=max,sparse_ratio=0.06",
+        "topk:summary=stats",
         "esa:retrieval_stride=1,lag=0",
         "psa:microbatch=8,eps=0.98",
         "kvstar:keep=0.250001",
@@ -155,7 +156,7 @@ Test(client_policy, refusals_say_what_would_be_right)
     refused("psa-estimate", "did you mean \"psa-estimated\"?");
     refused("quest", "there are auto");
     refused("psa:epz=.9", "key \"epz\" is not known; did you mean \"eps\"?");
-    refused("psa:everything=3", "there are digest, kind");
+    refused("psa:everything=3", "there are summary, kind");
     refused("psa:eps", "\"eps\" is no key=value");
     refused("psa:eps=0.9,", "ends in a comma");
     refused("psa:,eps=0.9", "no key=value");
@@ -170,17 +171,17 @@ Test(client_policy, refusals_say_what_would_be_right)
     refused("psa:eps=-1", "from 0 to 1");
     refused("psa:microbatch=2.5", "a whole number from 1 to");
     refused("psa:microbatch=99999999999999999999", "a whole number");
-    refused("topk:digest=boxes", "did you mean \"box\"?");
-    refused("topk:digest=", "there are mean, submean");
-    refused("topk:digest=hash,seed=-1", "below 2^64");
+    refused("topk:summary=boxes", "did you mean \"box\"?");
+    refused("topk:summary=", "there are mean, submean");
+    refused("topk:summary=hash,seed=-1", "below 2^64");
     refused("topk:eps=.9", "eps has no effect with choice=topk; it is of mass or psa or estimated");
-    refused("topk:bits=64", "bits has no effect with digest=tokens; it is of hash");
-    refused("topk:digest=hash,bits=100", "64, 128 and 256");
+    refused("topk:bits=64", "bits has no effect with summary=tokens; it is of hash");
+    refused("topk:summary=hash,bits=100", "64, 128 and 256");
     refused("topk:topk_tokens=512,sparse_ratio=0.5", "give one");
-    refused("psa-estimated:digest=box", "digest=stats, or digest=tokens with rest=1");
-    refused("psa-estimated:rest=0", "digest=stats, or digest=tokens with rest=1");
-    refused("psa-certified:digest=mean", "digest=box");
-    refused("auto:digest=mean", "goal=0 is a fixed top k");
+    refused("psa-estimated:summary=box", "summary=stats, or summary=tokens with rest=1");
+    refused("psa-estimated:rest=0", "summary=stats, or summary=tokens with rest=1");
+    refused("psa-certified:summary=mean", "summary=box");
+    refused("auto:summary=mean", "goal=0 is a fixed top k");
     refused("topk:choice=mass", "reduce=max or mean");
     refused("topk:metric=l2", "rest=0");
     refused("kvstar:keep=0", "no channel");
@@ -199,9 +200,9 @@ Test(client_policy, filled_in_by_hand)
         change;                                                                                    \
         cr_expect_eq(ucm_policy_check(&p), -UCM_EINVALID, #change);                                \
     } while (0)
-    WRONG(p.digest = 0);
-    WRONG(p.digest = 7);
-    WRONG(p.digest = UINT32_MAX);
+    WRONG(p.summary = 0);
+    WRONG(p.summary = 7);
+    WRONG(p.summary = UINT32_MAX);
     WRONG(p.choice = 5);
     WRONG(p.choice = UINT32_MAX);
     WRONG(p.heads = 3);
@@ -226,8 +227,8 @@ Test(client_policy, filled_in_by_hand)
 Test(client_policy, random_texts)
 {
     static const char *const pieces[] = {
-        "auto", "psa", ":",      ",",    "=", "eps", "0.5", "digest", "hash", "tokens",
-        "bits", "64",  "choice", "topk", "9", "-",   "e",   ".",      "goal"};
+        "auto", "psa", ":",      ",",    "=", "eps", "0.5", "summary", "hash", "tokens",
+        "bits", "64",  "choice", "topk", "9", "-",   "e",   ".",       "goal"};
     unsigned seed = 17;
 
     for (int round = 0; round < 20000; round++) {
@@ -248,21 +249,21 @@ Test(client_policy, random_texts)
 
 /* ---- what follows ---- */
 
-Test(client_policy, digests_of_a_shape)
+Test(client_policy, summaries_of_a_shape)
 {
     struct ucm_policy p = parsed("kvstar");
-    struct ucm_sparse_digest d;
+    struct ucm_sparse_summary d;
     struct ucm_sparse_shape mla = shape;
     uint8_t keep[64];
     uint64_t bytes;
 
-    cr_assert_eq(ucm_policy_digest(&p, &shape, keep, &d), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_policy_summary(&p, &shape, keep, &d), 0, "%s", ucm_errmsg());
     cr_expect(d.run == 4 && d.keep == keep && d.keep_bytes == 8);
     for (int i = 0; i < 8; i++)
         cr_expect_eq(keep[i], i < 4 ? 0 : 0xff, "the slower half of 64 pairs");
-    cr_expect_eq(ucm_sparse_digest_bytes(&d, &bytes), 0, "%s", ucm_errmsg());
+    cr_expect_eq(ucm_sparse_summary_bytes(&d, &bytes), 0, "%s", ucm_errmsg());
     p = parsed("gsa:run=5");
-    cr_expect_eq(ucm_policy_digest(&p, &shape, keep, &d), -UCM_EINVALID, "5 does not divide 16");
+    cr_expect_eq(ucm_policy_summary(&p, &shape, keep, &d), -UCM_EINVALID, "5 does not divide 16");
     p = parsed("gsa-device");
     mla.kv_heads = 1;
     mla.head_dim = 576;
@@ -270,7 +271,7 @@ Test(client_policy, digests_of_a_shape)
     mla.rope_dim = 64;
     mla.k_token_stride = 1152;
     mla.k_head_stride = 1152;
-    cr_assert_eq(ucm_policy_digest(&p, &mla, keep, &d), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_policy_summary(&p, &mla, keep, &d), 0, "%s", ucm_errmsg());
     cr_expect(d.bits == 128 && d.rope_bits == 14);
 }
 

@@ -1,12 +1,12 @@
-/* Digests, chains and selections of the client library, over a fake daemon. */
+/* Summaries, chains and selections of the client library, over a fake daemon. */
 /* Sanitizers: thread */
 #include "tests/unit/client/sparse_rig.h"
 
 TestSuite(client_sparse, .init = sparse_up, .fini = sparse_down);
 
-/* ---- digests ---- */
+/* ---- summaries ---- */
 
-Test(client_sparse, a_namespace_of_digests_is_one_as_any)
+Test(client_sparse, a_namespace_of_summaries_is_one_as_any)
 {
     struct ucm_lookup l = {.keys = rig.keys, .n_keys = 3};
     struct ucm_transfer t = {.keys = rig.keys, .n_keys = 3};
@@ -15,40 +15,40 @@ Test(client_sparse, a_namespace_of_digests_is_one_as_any)
     uint8_t fingerprint[32];
     uint32_t hits;
 
-    ucm_namespace_fingerprint(digests, fingerprint);
+    ucm_namespace_fingerprint(summaries, fingerprint);
     cr_expect_eq(fingerprint[0], 8);
-    cr_assert_eq(ucm_lookup_prefix(digests, &l, -1, &hits, NULL, NULL), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_lookup_prefix(summaries, &l, -1, &hits, NULL, NULL), 0, "%s", ucm_errmsg());
     cr_expect_eq(hits, 1);
-    cr_assert_eq(ucm_prefetch(digests, &t, -1, &task), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_prefetch(summaries, &t, -1, &task), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
     cr_expect_eq(result.n_keys, 3);
     ucm_task_free(task);
-    ucm_namespace_close(digests);
+    ucm_namespace_close(summaries);
 }
 
-Test(client_sparse, the_daemon_builds_digests_of_stored_blocks)
+Test(client_sparse, the_daemon_builds_summaries_of_stored_blocks)
 {
     struct ucm_transfer t = {.keys = rig.keys, .n_keys = 3};
     struct ucm_result result;
     struct ucm_task *task;
 
-    cr_assert_eq(ucm_sparse_digest_build(digests, &t, -1, &task), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_sparse_summary_build(summaries, &t, -1, &task), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
     cr_expect_eq(result.n_ok, 3);
     ucm_task_free(task);
-    cr_expect_eq(ucm_sparse_digest_build(rig.ns, &t, -1, &task), -UCM_EINVALID);
+    cr_expect_eq(ucm_sparse_summary_build(rig.ns, &t, -1, &task), -UCM_EINVALID);
 }
 
-Test(client_sparse, digests_that_cannot_be_are_refused_with_a_sentence)
+Test(client_sparse, summaries_that_cannot_be_are_refused_with_a_sentence)
 {
-    struct ucm_sparse_digest good = sparse_mean(), d;
+    struct ucm_sparse_summary good = sparse_mean(), d;
     struct ucm_namespace *ns;
 
 #define REFUSED(change)                                                                            \
     do {                                                                                           \
         d = good;                                                                                  \
         change;                                                                                    \
-        cr_expect_eq(ucm_sparse_digest_open(rig.ns, &d, 0, -1, &ns), -UCM_EINVALID, #change);      \
+        cr_expect_eq(ucm_sparse_summary_open(rig.ns, &d, 0, -1, &ns), -UCM_EINVALID, #change);     \
         cr_expect(strlen(ucm_errmsg()) > 10, #change);                                             \
     } while (0)
     REFUSED(d.method = 0);
@@ -63,19 +63,19 @@ Test(client_sparse, digests_that_cannot_be_are_refused_with_a_sentence)
     REFUSED(d.keep_bytes = 8);
     REFUSED(d.keep_bytes = UINT32_MAX; d.keep = rig.keys[0]);
 #undef REFUSED
-    cr_expect_eq(ucm_sparse_digest_open(digests, &good, 0, -1, &ns), -UCM_EINVALID,
-                 "digests of digests");
-    cr_expect_eq(ucm_sparse_digest_open(NULL, &good, 0, -1, &ns), -UCM_EINVALID);
-    cr_expect_eq(ucm_sparse_digest_open(rig.ns, NULL, 0, -1, &ns), -UCM_EINVALID);
+    cr_expect_eq(ucm_sparse_summary_open(summaries, &good, 0, -1, &ns), -UCM_EINVALID,
+                 "summaries of summaries");
+    cr_expect_eq(ucm_sparse_summary_open(NULL, &good, 0, -1, &ns), -UCM_EINVALID);
+    cr_expect_eq(ucm_sparse_summary_open(rig.ns, NULL, 0, -1, &ns), -UCM_EINVALID);
 }
 
-Test(client_sparse, a_daemon_with_other_digests_is_refused)
+Test(client_sparse, a_daemon_with_other_summaries_is_refused)
 {
-    struct ucm_sparse_digest d = sparse_mean();
+    struct ucm_sparse_summary d = sparse_mean();
     struct ucm_namespace *ns;
 
-    SET(digest_bytes, 1000);
-    cr_expect_eq(ucm_sparse_digest_open(rig.ns, &d, 0, -1, &ns), -UCM_EUNSUPPORTED);
+    SET(summary_bytes, 1000);
+    cr_expect_eq(ucm_sparse_summary_open(rig.ns, &d, 0, -1, &ns), -UCM_EUNSUPPORTED);
 }
 
 Test(client_sparse, they_are_opened_again_after_a_reconnect)
@@ -85,9 +85,9 @@ Test(client_sparse, they_are_opened_again_after_a_reconnect)
 
     fake_hang_up(&rig.fake);
     while (ucm_generation(rig.client) == 1)
-        (void)ucm_lookup_prefix(digests, &l, -1, &hits, NULL, NULL);
-    cr_expect_eq(ucm_lookup_prefix(digests, &l, -1, &hits, NULL, NULL), 0, "%s", ucm_errmsg());
-    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_DIGEST_OPEN), 2);
+        (void)ucm_lookup_prefix(summaries, &l, -1, &hits, NULL, NULL);
+    cr_expect_eq(ucm_lookup_prefix(summaries, &l, -1, &hits, NULL, NULL), 0, "%s", ucm_errmsg());
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_SUMMARY_OPEN), 2);
 }
 
 /* ---- chains ---- */
@@ -104,8 +104,8 @@ Test(client_sparse, a_chain_grows_by_what_is_cached)
     cr_expect_eq(result.blocks, 4);
     cr_expect_eq(result.missing, 2);
     cr_expect_eq(result.in_dram, 4);
-    cr_expect_eq(result.digests, 4);
-    cr_expect_eq(status[3], UCM_FOUND_DRAM | UCM_CHAIN_HAS_DIGEST);
+    cr_expect_eq(result.summaries, 4);
+    cr_expect_eq(status[3], UCM_FOUND_DRAM | UCM_CHAIN_HAS_SUMMARY);
     cr_expect_eq(status[4], UCM_FOUND_NOT);
     cr_expect_eq(ucm_chain_blocks(chain), 4);
     SET(cached, 5);
@@ -140,7 +140,7 @@ Test(client_sparse, a_gap_ends_an_append_of_many_keys)
     cr_expect_eq(result.blocks, 20000);
     cr_expect_eq(result.missing, 30000);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_CHAIN_APPEND), 2);
-    cr_expect_eq(status[19999], UCM_FOUND_DRAM | UCM_CHAIN_HAS_DIGEST);
+    cr_expect_eq(status[19999], UCM_FOUND_DRAM | UCM_CHAIN_HAS_SUMMARY);
     for (uint32_t i = 20000; i < 50000; i++)
         cr_assert_eq(status[i], UCM_FOUND_NOT, "key %u", i);
     free(keys);
@@ -171,8 +171,8 @@ Test(client_sparse, wrong_arguments_of_chains)
     struct ucm_task *task;
     uint32_t index[] = {0, 3};
 
-    cr_expect_eq(ucm_chain_open(rig.ns, 0, 0, -1, &other), -UCM_EINVALID, "no digests");
-    cr_expect_eq(ucm_chain_open(digests, 1, 0, -1, &other), -UCM_EINVALID, "part 1 of 1");
+    cr_expect_eq(ucm_chain_open(rig.ns, 0, 0, -1, &other), -UCM_EINVALID, "no summaries");
+    cr_expect_eq(ucm_chain_open(summaries, 1, 0, -1, &other), -UCM_EINVALID, "part 1 of 1");
     cr_expect_eq(ucm_chain_append(chain, &none, -1, NULL), -UCM_EINVALID);
     cr_expect_eq(ucm_chain_append(chain, &null, -1, NULL), -UCM_EINVALID);
     cr_expect_eq(ucm_chain_append(chain, &fast, -1, NULL), -UCM_EINVALID);
@@ -203,7 +203,7 @@ Test(client_sparse, a_chain_of_a_closed_namespace_is_of_no_use)
     struct ucm_chain *chain = chain_of(2);
     struct ucm_chain_keys more = {.keys = rig.keys, .n_keys = 1};
 
-    ucm_namespace_close(digests);
+    ucm_namespace_close(summaries);
     cr_expect_eq(ucm_chain_append(chain, &more, -1, NULL), -UCM_ENOTFOUND);
     cr_expect_str_eq(ucm_errmsg(), "the namespace was closed");
     ucm_chain_close(chain);
@@ -259,7 +259,7 @@ Test(client_sparse, a_selection_of_several_rows)
     cr_expect_eq(a.index[3], 1);
     cr_expect_eq(a.scores[3], -1.0f);
     cr_expect_eq(a.out.gone, 1);
-    cr_expect_eq(a.out.no_digest, 2);
+    cr_expect_eq(a.out.no_summary, 2);
     cr_expect_eq(GET(selects), 1);
     s.score.heads = UCM_SPARSE_HEADS_SUM;
     cr_assert_eq(ucm_sparse_select(rig.client, &s, -1, &answer_new(&a)->out), 0);

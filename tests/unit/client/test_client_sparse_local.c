@@ -1,4 +1,4 @@
-/* Digests, scores and choices of the client library on the caller's memory. That the kernels are right
+/* Summaries, scores and choices of the client library on the caller's memory. That the kernels are right
  * is tested elsewhere; here they are given what callers give. */
 #include "client/include/ucmclient_sparse.h"
 #include "kernels/sparse/select.h"
@@ -11,12 +11,12 @@
 enum { TOKENS = 4, HEADS = 2, DIM = 8, Q_HEADS = 4, BLOCKS = 50 };
 
 static float kv[BLOCKS][TOKENS][HEADS][DIM], q[2][Q_HEADS][DIM];
-static _Alignas(8) uint8_t digests[BLOCKS * 80];
+static _Alignas(8) uint8_t summaries[BLOCKS * 80];
 static uint64_t bytes;
 
-static struct ucm_sparse_digest digest_of(uint32_t method)
+static struct ucm_sparse_summary summary_of(uint32_t method)
 {
-    return (struct ucm_sparse_digest){
+    return (struct ucm_sparse_summary){
         .method = method,
         .run = method == UCM_SPARSE_SUBMEAN ? 2 : 0,
         .bits = method == UCM_SPARSE_HASH ? 64 : 0,
@@ -40,15 +40,15 @@ static void fill(void)
         ((float *)q)[i] = (float)rand_r(&seed) / (float)RAND_MAX - 0.5f;
 }
 
-static struct ucm_sparse_digests compute(const struct ucm_sparse_digest *d)
+static struct ucm_sparse_summaries compute(const struct ucm_sparse_summary *d)
 {
-    cr_assert_eq(ucm_sparse_digest_bytes(d, &bytes), 0, "%s", ucm_errmsg());
-    cr_assert(bytes % 4 == 0 && bytes * BLOCKS <= sizeof digests);
-    cr_assert_eq(ucm_sparse_digest_local(d, kv, sizeof kv, sizeof kv[0], BLOCKS, digests,
-                                         bytes * BLOCKS, bytes),
+    cr_assert_eq(ucm_sparse_summary_bytes(d, &bytes), 0, "%s", ucm_errmsg());
+    cr_assert(bytes % 4 == 0 && bytes * BLOCKS <= sizeof summaries);
+    cr_assert_eq(ucm_sparse_summary_local(d, kv, sizeof kv, sizeof kv[0], BLOCKS, summaries,
+                                          bytes * BLOCKS, bytes),
                  0, "%s", ucm_errmsg());
-    return (struct ucm_sparse_digests){
-        .p = digests, .bytes = bytes * BLOCKS, .stride = bytes, .n = BLOCKS};
+    return (struct ucm_sparse_summaries){
+        .p = summaries, .bytes = bytes * BLOCKS, .stride = bytes, .n = BLOCKS};
 }
 
 TestSuite(sparse_local, .init = fill);
@@ -58,8 +58,8 @@ Test(sparse_local, the_bytes_are_the_kernels)
     /* The last round: tokens with rest. */
     for (uint32_t round = UCM_SPARSE_MEAN; round <= UCM_SPARSE_TOKENS + 1; round++) {
         uint32_t method = round <= UCM_SPARSE_TOKENS ? round : UCM_SPARSE_TOKENS;
-        struct ucm_sparse_digest d = digest_of(method);
-        struct ucm_digest_spec spec = {
+        struct ucm_sparse_summary d = summary_of(method);
+        struct ucm_summary_spec spec = {
             .method = method,
             .run = d.run,
             .bits = d.bits,
@@ -71,17 +71,17 @@ Test(sparse_local, the_bytes_are_the_kernels)
                       .k_token_stride = HEADS * DIM * 4,
                       .k_head_stride = DIM * 4},
         };
-        struct ucm_digest_plan plan;
+        struct ucm_summary_plan plan;
         char why[UCM_SPARSE_WHY];
         _Alignas(8) uint8_t one[256];
 
         d.rest = spec.rest;
         (void)compute(&d);
-        cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+        cr_assert_eq(ucm_summary_plan_init(&plan, &spec, why), 0, "%s", why);
         cr_assert_eq(plan.bytes, bytes);
         for (uint32_t b = 0; b < BLOCKS; b++) {
-            ucm_digest_build(&plan, kv[b], one);
-            cr_assert_arr_eq(one, digests + b * bytes, bytes, "method %u, block %u", method, b);
+            ucm_summary_build(&plan, kv[b], one);
+            cr_assert_arr_eq(one, summaries + b * bytes, bytes, "method %u, block %u", method, b);
         }
     }
 }
@@ -89,7 +89,7 @@ Test(sparse_local, the_bytes_are_the_kernels)
 Test(sparse_local, softmax_is_best_for_logits)
 {
     for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++) {
-        struct ucm_sparse_digest d = digest_of(method);
+        struct ucm_sparse_summary d = summary_of(method);
         struct ucm_sparse_score score = {.reduce = 7, .rows = 7};
 
         ucm_sparse_score_defaults(&d, &score);
@@ -126,8 +126,8 @@ static uint32_t top_k(const float *scores, uint32_t n, uint32_t k, bool *in)
 
 Test(sparse_local, a_selection_is_scores_and_a_choice)
 {
-    struct ucm_sparse_digest d = digest_of(UCM_SPARSE_MEAN);
-    struct ucm_sparse_digests blocks = compute(&d);
+    struct ucm_sparse_summary d = summary_of(UCM_SPARSE_MEAN);
+    struct ucm_sparse_summaries blocks = compute(&d);
     struct ucm_sparse_score score = score_of(UCM_SPARSE_HEADS_EACH);
     struct ucm_sparse_choose choose;
     float scores[HEADS][BLOCKS], chosen[HEADS * BLOCKS];
@@ -164,7 +164,7 @@ Test(sparse_local, a_selection_is_scores_and_a_choice)
 }
 
 /* As over the wire: docs/methods.md, select. */
-Test(sparse_local, mass_without_a_beta_takes_the_digests)
+Test(sparse_local, mass_without_a_beta_takes_the_summaries)
 {
     struct ucm_sparse_score score = score_of(UCM_SPARSE_HEADS_SUM);
     struct ucm_sparse_choose choose;
@@ -175,8 +175,8 @@ Test(sparse_local, mass_without_a_beta_takes_the_digests)
     choose.policy = UCM_SPARSE_MASS;
     choose.eps = 0.7;
     for (int stats = 0; stats < 2; stats++) {
-        struct ucm_sparse_digest d = digest_of(stats ? UCM_SPARSE_STATS : UCM_SPARSE_BOX);
-        struct ucm_sparse_digests blocks = compute(&d);
+        struct ucm_sparse_summary d = summary_of(stats ? UCM_SPARSE_STATS : UCM_SPARSE_BOX);
+        struct ucm_sparse_summaries blocks = compute(&d);
         const double beta[2] = {0, stats ? 1 : (double)(1 / sqrtf(DIM))};
 
         for (int given = 0; given < 2; given++) {
@@ -202,8 +202,8 @@ static uint16_t bf16(float x)
 
 Test(sparse_local, a_query_of_16_bits_at_any_address)
 {
-    struct ucm_sparse_digest d = digest_of(UCM_SPARSE_BOX);
-    struct ucm_sparse_digests blocks = compute(&d);
+    struct ucm_sparse_summary d = summary_of(UCM_SPARSE_BOX);
+    struct ucm_sparse_summaries blocks = compute(&d);
     struct ucm_sparse_score score = score_of(UCM_SPARSE_HEADS_SUM);
     float wide[2 * Q_HEADS * DIM], a[BLOCKS], b[BLOCKS];
     uint8_t half[2 * Q_HEADS * DIM * 2 + 1];
@@ -221,16 +221,16 @@ Test(sparse_local, a_query_of_16_bits_at_any_address)
     cr_expect_arr_eq(a, b, sizeof a);
 }
 
-Test(sparse_local, blocks_without_a_digest_and_poisoned_ones_are_always_in)
+Test(sparse_local, blocks_without_a_summary_and_poisoned_ones_are_always_in)
 {
-    struct ucm_sparse_digest d = digest_of(UCM_SPARSE_MEAN);
+    struct ucm_sparse_summary d = summary_of(UCM_SPARSE_MEAN);
     struct ucm_sparse_score score = score_of(UCM_SPARSE_HEADS_MAX);
     struct ucm_sparse_choose choose = {.min_blocks = 1, .sparse_ratio = 0};
     uint8_t missing[BLOCKS] = {[7] = 1, [30] = 1};
     uint32_t counts[1], index[BLOCKS];
     struct ucm_sparse_selected out = {
         .counts = counts, .index = index, .counts_room = 1, .index_room = BLOCKS};
-    struct ucm_sparse_digests blocks;
+    struct ucm_sparse_summaries blocks;
 
     kv[12][1][1][3] = NAN;
     blocks = compute(&d);
@@ -239,7 +239,7 @@ Test(sparse_local, blocks_without_a_digest_and_poisoned_ones_are_always_in)
                  "%s", ucm_errmsg());
     cr_assert_eq(out.n_blocks, 3);
     cr_expect(index[0] == 7 && index[1] == 12 && index[2] == 30);
-    cr_expect_eq(out.no_digest, 2);
+    cr_expect_eq(out.no_summary, 2);
     choose.limit = 2;
     cr_assert_eq(ucm_sparse_select_local(&d, &score, &choose, &blocks, q, UCM_SPARSE_F32, &out), 0);
     cr_assert_eq(out.n_blocks, 2);
@@ -249,7 +249,7 @@ Test(sparse_local, blocks_without_a_digest_and_poisoned_ones_are_always_in)
                  -UCM_EINVALID);
 }
 
-Test(sparse_local, history_needs_no_digests)
+Test(sparse_local, history_needs_no_summaries)
 {
     uint32_t uses[4] = {0, 2, 0, 0};
     float scores[4];
@@ -266,37 +266,38 @@ Test(sparse_local, history_needs_no_digests)
         cr_expect(strlen(ucm_errmsg()) > 10, #call);                                               \
     } while (0)
 
-Test(sparse_local, wrong_arrays_of_digests)
+Test(sparse_local, wrong_arrays_of_summaries)
 {
-    struct ucm_sparse_digest d = digest_of(UCM_SPARSE_MEAN);
+    struct ucm_sparse_summary d = summary_of(UCM_SPARSE_MEAN);
     size_t step = sizeof kv[0];
 
     (void)compute(&d);
 #define LOCAL(kv_bytes, kv_stride, n, out_bytes, out_stride)                                       \
-    ucm_sparse_digest_local(&d, kv, kv_bytes, kv_stride, n, digests, out_bytes, out_stride)
-    INVALID(LOCAL(sizeof kv - 1, step, BLOCKS, sizeof digests, bytes));
-    INVALID(LOCAL(sizeof kv, step + 4, BLOCKS, sizeof digests, bytes));
-    INVALID(LOCAL(sizeof kv, SIZE_MAX, BLOCKS, sizeof digests, bytes));
-    INVALID(LOCAL(sizeof kv, 4, BLOCKS, sizeof digests, bytes));
-    INVALID(LOCAL(sizeof kv, step, 0, sizeof digests, bytes));
-    INVALID(LOCAL(sizeof kv, step, UINT32_MAX, sizeof digests, bytes));
+    ucm_sparse_summary_local(&d, kv, kv_bytes, kv_stride, n, summaries, out_bytes, out_stride)
+    INVALID(LOCAL(sizeof kv - 1, step, BLOCKS, sizeof summaries, bytes));
+    INVALID(LOCAL(sizeof kv, step + 4, BLOCKS, sizeof summaries, bytes));
+    INVALID(LOCAL(sizeof kv, SIZE_MAX, BLOCKS, sizeof summaries, bytes));
+    INVALID(LOCAL(sizeof kv, 4, BLOCKS, sizeof summaries, bytes));
+    INVALID(LOCAL(sizeof kv, step, 0, sizeof summaries, bytes));
+    INVALID(LOCAL(sizeof kv, step, UINT32_MAX, sizeof summaries, bytes));
     INVALID(LOCAL(sizeof kv, step, BLOCKS, bytes * BLOCKS - 1, bytes));
-    INVALID(LOCAL(sizeof kv, step, BLOCKS, sizeof digests, bytes - 1));
-    INVALID(LOCAL(0, step, 1, sizeof digests, bytes));
+    INVALID(LOCAL(sizeof kv, step, BLOCKS, sizeof summaries, bytes - 1));
+    INVALID(LOCAL(0, step, 1, sizeof summaries, bytes));
 #undef LOCAL
-    cr_expect_eq(ucm_sparse_digest_local(&d, (uint8_t *)kv + 1, step, 0, 1, digests + 1, bytes, 0),
-                 0, "any address will do: %s", ucm_errmsg());
-    INVALID(ucm_sparse_digest_local(&d, NULL, 0, 0, 1, digests, bytes, bytes));
-    INVALID(ucm_sparse_digest_local(NULL, kv, sizeof kv, step, 1, digests, bytes, bytes));
+    cr_expect_eq(
+        ucm_sparse_summary_local(&d, (uint8_t *)kv + 1, step, 0, 1, summaries + 1, bytes, 0), 0,
+        "any address will do: %s", ucm_errmsg());
+    INVALID(ucm_sparse_summary_local(&d, NULL, 0, 0, 1, summaries, bytes, bytes));
+    INVALID(ucm_sparse_summary_local(NULL, kv, sizeof kv, step, 1, summaries, bytes, bytes));
     d.shape.head_dim = 6;
-    INVALID(ucm_sparse_digest_bytes(&d, &bytes));
-    INVALID(ucm_sparse_digest_bytes(NULL, &bytes));
+    INVALID(ucm_sparse_summary_bytes(&d, &bytes));
+    INVALID(ucm_sparse_summary_bytes(NULL, &bytes));
 }
 
 Test(sparse_local, wrong_scores)
 {
-    struct ucm_sparse_digest d = digest_of(UCM_SPARSE_MEAN);
-    struct ucm_sparse_digests good = compute(&d), b;
+    struct ucm_sparse_summary d = summary_of(UCM_SPARSE_MEAN);
+    struct ucm_sparse_summaries good = compute(&d), b;
     struct ucm_sparse_score one = score_of(UCM_SPARSE_HEADS_SUM), s;
     float scores[BLOCKS];
 
@@ -320,7 +321,7 @@ Test(sparse_local, wrong_scores)
     SCORE(b.n = BLOCKS + 1);
     SCORE(b.n = UINT32_MAX);
     SCORE(b.p = NULL);
-    SCORE(b.p = digests + 1);
+    SCORE(b.p = summaries + 1);
     SCORE(b.stride = bytes + 2);
     SCORE(b.stride = 4);
     SCORE(b.bytes = 7);
@@ -330,7 +331,7 @@ Test(sparse_local, wrong_scores)
 #undef SCORE
     INVALID(ucm_sparse_score_local(&d, &one, &good, q, UCM_SPARSE_FP8_E4M3, scores, BLOCKS));
     INVALID(ucm_sparse_score_local(&d, &one, &good, NULL, UCM_SPARSE_F32, scores, BLOCKS));
-    d = digest_of(UCM_SPARSE_BOX);
+    d = summary_of(UCM_SPARSE_BOX);
     one.metric = UCM_SPARSE_L2;
     good = compute(&d);
     INVALID(ucm_sparse_score_local(&d, &one, &good, q, UCM_SPARSE_F32, scores, BLOCKS));

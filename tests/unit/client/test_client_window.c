@@ -135,7 +135,7 @@ Test(client_window, what_can_not_be_pinned_is_refused_here)
     struct ucm_window_pin p = {.chain = chain, .n = 1, .places = places};
     uint8_t byte;
 
-    cr_expect_eq(ucm_window_open(digests, 0, 0, -1, &window), -UCM_EUNSUPPORTED);
+    cr_expect_eq(ucm_window_open(summaries, 0, 0, -1, &window), -UCM_EUNSUPPORTED);
     cr_expect_eq(ucm_window_open(rig.ns, 1, 0, -1, &window), -UCM_EINVALID);
     cr_expect_eq(ucm_window_open(rig.ns, 0, 2, -1, &window), -UCM_EINVALID);
     cr_expect_eq(ucm_window_open(NULL, 0, 0, -1, &window), -UCM_EINVALID);

@@ -1,4 +1,4 @@
-/* Digests and selections of libucmclient_cuda over the fake driver, which does not run them: what is
+/* Summaries and selections of libucmclient_cuda over the fake driver, which does not run them: what is
  * refused, with which sentence, and that all is freed. tests/gpu has what they compute. */
 #include "client/include/ucmclient_cuda_sparse.h"
 #include "tests/unit/cuda/library_rig.h"
@@ -6,13 +6,13 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-static struct ucm_sparse_digest digest;
+static struct ucm_sparse_summary summary;
 static struct ucm_cuda_select_options options;
 
 static void setup(void)
 {
     rig_open();
-    digest = (struct ucm_sparse_digest){
+    summary = (struct ucm_sparse_summary){
         .method = UCM_SPARSE_HASH,
         .bits = 128,
         .shape = {.dtype = UCM_SPARSE_BF16,
@@ -35,50 +35,50 @@ TestSuite(cuda_sparse, .init = setup, .fini = rig_close, .timeout = 60);
 
 Test(cuda_sparse, builds)
 {
-    struct ucm_cuda_digest_layer layer = {.k = 4096, .v = 4096, .out = 8192};
-    struct ucm_cuda_digest_build good = {.layers = &layer,
-                                         .n_layers = 1,
-                                         .n_blocks = 3,
-                                         .numbers = 4096,
-                                         .stride = 4096,
-                                         .out_stride = 1024,
-                                         .bound = 10,
-                                         .out_bound = 10};
-    struct ucm_cuda_digest *d;
+    struct ucm_cuda_summary_layer layer = {.k = 4096, .v = 4096, .out = 8192};
+    struct ucm_cuda_summary_build good = {.layers = &layer,
+                                          .n_layers = 1,
+                                          .n_blocks = 3,
+                                          .numbers = 4096,
+                                          .stride = 4096,
+                                          .out_stride = 1024,
+                                          .bound = 10,
+                                          .out_bound = 10};
+    struct ucm_cuda_summary *d;
 
-    cr_assert_eq(ucm_cuda_digest_open(uuid, &digest, &d), 0, "%s", ucm_cuda_errmsg());
-    cr_expect_eq(ucm_cuda_digest(d, &good, NULL), 0, "%s", ucm_cuda_errmsg());
-    REFUSED_WITH(good, out_stride, 512, ucm_cuda_digest(d, &good, NULL),
+    cr_assert_eq(ucm_cuda_summary_open(uuid, &summary, &d), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(ucm_cuda_summary(d, &good, NULL), 0, "%s", ucm_cuda_errmsg());
+    REFUSED_WITH(good, out_stride, 512, ucm_cuda_summary(d, &good, NULL),
                  "out_stride is 512; multiples of 4 from 520 on");
-    REFUSED_WITH(good, stride, 4097, ucm_cuda_digest(d, &good, NULL), "stride is no multiple");
-    REFUSED_WITH(good, numbers, 0, ucm_cuda_digest(d, &good, NULL), "numbers is 0");
-    REFUSED_WITH(good, n_layers, UCM_CUDA_DIGEST_LAYERS + 1, ucm_cuda_digest(d, &good, NULL),
+    REFUSED_WITH(good, stride, 4097, ucm_cuda_summary(d, &good, NULL), "stride is no multiple");
+    REFUSED_WITH(good, numbers, 0, ucm_cuda_summary(d, &good, NULL), "numbers is 0");
+    REFUSED_WITH(good, n_layers, UCM_CUDA_SUMMARY_LAYERS + 1, ucm_cuda_summary(d, &good, NULL),
                  "n_layers is 129");
     layer.k = 4097;
-    refused(ucm_cuda_digest(d, &good, NULL), "layer 0");
-    ucm_cuda_digest_close(d);
-    ucm_cuda_digest_close(NULL);
+    refused(ucm_cuda_summary(d, &good, NULL), "layer 0");
+    ucm_cuda_summary_close(d);
+    ucm_cuda_summary_close(NULL);
 }
 
-Test(cuda_sparse, digests_that_are_none)
+Test(cuda_sparse, summaries_that_are_none)
 {
-    struct ucm_cuda_digest *d = NULL;
+    struct ucm_cuda_summary *d = NULL;
 
-    digest.bits = 100;
-    refused(ucm_cuda_digest_open(uuid, &digest, &d), "bits is 100");
-    digest.method = 9;
-    refused(ucm_cuda_digest_open(uuid, &digest, &d), "no digest method 9");
-    refused(ucm_cuda_digest_open(NULL, &digest, &d), "NULL");
+    summary.bits = 100;
+    refused(ucm_cuda_summary_open(uuid, &summary, &d), "bits is 100");
+    summary.method = 9;
+    refused(ucm_cuda_summary_open(uuid, &summary, &d), "no summary method 9");
+    refused(ucm_cuda_summary_open(NULL, &summary, &d), "NULL");
     cr_expect_null(d);
     memset(uuid, 0xee, sizeof(uuid));
-    digest.method = UCM_SPARSE_BOX;
-    cr_expect_eq(ucm_cuda_digest_open(uuid, &digest, &d), -UCM_EDEVICE);
+    summary.method = UCM_SPARSE_BOX;
+    cr_expect_eq(ucm_cuda_summary_open(uuid, &summary, &d), -UCM_EDEVICE);
     cr_expect_null(d);
 }
 
 Test(cuda_sparse, selections)
 {
-    struct ucm_cuda_select_layer good = {.digests = 4096,
+    struct ucm_cuda_select_layer good = {.summaries = 4096,
                                          .stride = 520,
                                          .bound = 10,
                                          .chains = 4,
@@ -91,7 +91,7 @@ Test(cuda_sparse, selections)
     struct ucm_cuda_select_info info;
     struct ucm_cuda_select *s;
 
-    cr_assert_eq(ucm_cuda_select_open(uuid, &digest, &options, &s), 0, "%s", ucm_cuda_errmsg());
+    cr_assert_eq(ucm_cuda_select_open(uuid, &summary, &options, &s), 0, "%s", ucm_cuda_errmsg());
     cr_expect_eq(ucm_cuda_select_info(s, &info), 0);
     cr_expect_eq(info.lists, 2);
     cr_expect_eq(info.room, 250);
@@ -107,7 +107,7 @@ Test(cuda_sparse, selections)
 
 Test(cuda_sparse, launches_of_few_chains_take_clusters)
 {
-    struct ucm_cuda_select_layer l = {.digests = 4096,
+    struct ucm_cuda_select_layer l = {.summaries = 4096,
                                       .stride = 4096,
                                       .bound = 10,
                                       .table = 4096,
@@ -119,18 +119,19 @@ Test(cuda_sparse, launches_of_few_chains_take_clusters)
     static const char *const cluster = "ucm_select_cluster_rest_4_1";
     struct ucm_cuda_select *s;
 
-    digest.method = UCM_SPARSE_TOKENS;
-    digest.bits = 0;
-    digest.chosen = 8;
-    digest.rest = 1;
-    digest.shape.head_dim = 128;
-    digest.shape.k_token_stride = 512;
-    digest.shape.k_head_stride = 256;
+    summary.method = UCM_SPARSE_TOKENS;
+    summary.bits = 0;
+    summary.chosen = 8;
+    summary.rest = 1;
+    summary.shape.head_dim = 128;
+    summary.shape.k_token_stride = 512;
+    summary.shape.k_head_stride = 256;
     options.score.metric = UCM_SPARSE_ROUNDED;
     options.score.reduce = UCM_SPARSE_REDUCE_SOFTMAX;
     for (int at_once = 0; at_once <= 6; at_once++) { /* a chain has two lists */
         fake_cuda_clusters(at_once);
-        cr_assert_eq(ucm_cuda_select_open(uuid, &digest, &options, &s), 0, "%s", ucm_cuda_errmsg());
+        cr_assert_eq(ucm_cuda_select_open(uuid, &summary, &options, &s), 0, "%s",
+                     ucm_cuda_errmsg());
         (void)fake_cuda_launched(cluster); /* to load it */
         for (l.chains = 1; l.chains <= 4; l.chains++) {
             cr_assert_eq(ucm_cuda_select(s, &l, NULL), 0, "%s", ucm_cuda_errmsg());
@@ -142,7 +143,7 @@ Test(cuda_sparse, launches_of_few_chains_take_clusters)
 }
 
 #define OPTION_REFUSED(field, value, part)                                                         \
-    REFUSED_WITH(options, field, value, ucm_cuda_select_open(uuid, &digest, &options, &s), part)
+    REFUSED_WITH(options, field, value, ucm_cuda_select_open(uuid, &summary, &options, &s), part)
 
 Test(cuda_sparse, options_that_are_wrong)
 {

@@ -61,9 +61,9 @@ void conn_free(struct conn *c)
     c->freed = true;
 }
 
-struct digest_pool pool;
+struct summary_pool pool;
 
-int digest_pool_new(struct uv_loop_s *loop, unsigned threads, struct digest_pool **out)
+int summary_pool_new(struct uv_loop_s *loop, unsigned threads, struct summary_pool **out)
 {
     (void)loop;
     (void)threads;
@@ -72,30 +72,30 @@ int digest_pool_new(struct uv_loop_s *loop, unsigned threads, struct digest_pool
     return 0;
 }
 
-void digest_pool_free(struct digest_pool *p)
+void summary_pool_free(struct summary_pool *p)
 {
     (void)p;
 }
 
-unsigned digest_pool_threads(const struct digest_pool *p)
+unsigned summary_pool_threads(const struct summary_pool *p)
 {
     (void)p;
     return 1;
 }
 
-void digest_turns_init(struct digest_turns *turns)
+void summary_turns_init(struct summary_turns *turns)
 {
     list_init(&turns->queues);
 }
 
-void digest_queue_init(struct digest_queue *queue, struct digest_turns *turns)
+void summary_queue_init(struct summary_queue *queue, struct summary_turns *turns)
 {
     queue->turns = turns;
     list_init(&queue->link);
     list_init(&queue->jobs);
 }
 
-void digest_pool_submit(struct digest_pool *p, struct digest_job *job, uint32_t pieces)
+void summary_pool_submit(struct summary_pool *p, struct summary_job *job, uint32_t pieces)
 {
     cr_assert_gt(pieces, 0u);
     job->pieces = pieces;
@@ -103,12 +103,12 @@ void digest_pool_submit(struct digest_pool *p, struct digest_job *job, uint32_t 
     list_push_back(&p->jobs, &job->link);
 }
 
-void digest_job_stop(struct digest_job *job)
+void summary_job_stop(struct summary_job *job)
 {
     atomic_store(&job->stop, true);
 }
 
-bool digest_job_stopped(const struct digest_job *job)
+bool summary_job_stopped(const struct summary_job *job)
 {
     return atomic_load(&job->stop);
 }

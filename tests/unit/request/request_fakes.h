@@ -22,12 +22,12 @@ struct conn {
     bool freed;
 };
 
-/* ---- threads for digests, whose work is done when a test says so ---- */
+/* ---- threads for summaries, whose work is done when a test says so ---- */
 
-struct digest_pool {
+struct summary_pool {
     struct list jobs;
 };
 
-extern struct digest_pool pool; /* of the test's requests */
+extern struct summary_pool pool; /* of the test's requests */
 
 #endif

@@ -3,7 +3,7 @@
 #define UCMD_TESTS_REQUEST_RIG_H
 
 #include "daemon/features.h"
-#include "daemon/retrieval/digest.h"
+#include "daemon/retrieval/summary.h"
 #include "tests/unit/cache/cache_share_rig.h"
 #include "tests/unit/request/request_fakes.h"
 
@@ -23,15 +23,15 @@ static struct {
 static inline bool pool_next(void)
 {
     struct list *node = list_pop_front(&pool.jobs);
-    struct digest_job *job;
+    struct summary_job *job;
 
     if (!node)
         return false;
-    job = LIST_ENTRY(node, struct digest_job, link);
+    job = LIST_ENTRY(node, struct summary_job, link);
     while (job->pieces > 0) {
-        for (uint32_t i = 0; i < job->pieces && !digest_job_stopped(job); i++)
+        for (uint32_t i = 0; i < job->pieces && !summary_job_stopped(job); i++)
             job->run_cb(job, i, 0);
-        job->pieces = job->phase_cb && !digest_job_stopped(job) ? job->phase_cb(job) : 0;
+        job->pieces = job->phase_cb && !summary_job_stopped(job) ? job->phase_cb(job) : 0;
     }
     job->done_cb(job);
     return true;

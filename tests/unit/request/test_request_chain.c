@@ -1,10 +1,10 @@
 /* Chains and selections whatever happens beside them: reads that fail, evictions by name, connections and
  * chains that end in any state. */
-#include "tests/unit/request/digest_rig.h"
+#include "tests/unit/request/summary_rig.h"
 
-TestSuite(digest_chain, .init = open_all, .fini = close_all);
+TestSuite(summary_chain, .init = open_all, .fini = close_all);
 
-Test(digest_chain, closing_a_chain_ends_its_append)
+Test(summary_chain, closing_a_chain_ends_its_append)
 {
     uint32_t name = open_chain(), msgid, closed;
 
@@ -18,7 +18,7 @@ Test(digest_chain, closing_a_chain_ends_its_append)
     cr_expect_eq(rig.tier.n_pending, 1u, "the read goes on");
 }
 
-Test(digest_chain, a_connection_ends_while_its_append_reads)
+Test(summary_chain, a_connection_ends_while_its_append_reads)
 {
     store_both_below();
     append(open_chain(), 1, 1, true);
@@ -26,17 +26,17 @@ Test(digest_chain, a_connection_ends_while_its_append_reads)
     cr_expect(door.conn.freed);
 }
 
-Test(digest_chain, a_connection_ends_while_its_append_builds)
+Test(summary_chain, a_connection_ends_while_its_append_builds)
 {
     store_base(3);
     append(open_chain(), 1, 3, true);
     hang_up();
     cr_expect(door.conn.freed);
     work();
-    cr_expect_eq(rig.metrics.digest_builds, 3u);
+    cr_expect_eq(rig.metrics.summary_builds, 3u);
 }
 
-Test(digest_chain, a_connection_ends_while_a_thread_selects)
+Test(summary_chain, a_connection_ends_while_a_thread_selects)
 {
     uint32_t name = chain_of(3);
 
@@ -44,12 +44,12 @@ Test(digest_chain, a_connection_ends_while_a_thread_selects)
     ask_best(name, 2);
     hang_up();
     cr_expect_not(door.conn.freed, "a thread reads what the chain holds");
-    cr_expect_gt(taken(LIMIT_DIGESTS), 0u);
+    cr_expect_gt(taken(LIMIT_SUMMARIES), 0u);
     work();
     cr_expect(door.conn.freed);
 }
 
-Test(digest_chain, a_chain_is_closed_while_a_thread_selects)
+Test(summary_chain, a_chain_is_closed_while_a_thread_selects)
 {
     uint32_t name = chain_of(3), asked, closed;
 
@@ -61,7 +61,7 @@ Test(digest_chain, a_chain_is_closed_while_a_thread_selects)
     cr_expect_eq(answer_code(closed), 0);
 }
 
-Test(digest_chain, a_cancelled_selection_answers_when_its_thread_is_done)
+Test(summary_chain, a_cancelled_selection_answers_when_its_thread_is_done)
 {
     uint32_t name = chain_of(3), asked = ask_best(name, 3);
     struct msg_cancel_r r;
@@ -74,22 +74,22 @@ Test(digest_chain, a_cancelled_selection_answers_when_its_thread_is_done)
     cr_expect_eq(answer_code(asked), UCM_WIRE_CANCELLED);
 }
 
-Test(digest_chain, an_append_grows_the_array_that_a_thread_reads)
+Test(summary_chain, an_append_grows_the_array_that_a_thread_reads)
 {
     uint32_t name = chain_of(2), asked = ask_best(name, 2), more;
-    const void *read = LIST_ENTRY(pool.jobs.next, struct selection, job.link)->rows[0].digests;
+    const void *read = LIST_ENTRY(pool.jobs.next, struct selection, job.link)->rows[0].summaries;
 
     more = append_same(name, 600);
     cr_expect_eq(appended(more).blocks, 602u);
     work();
     cr_expect_eq(selected(asked).index.n, 8u, "of the two that were there");
     more = ask_best(name, 602);
-    cr_expect_neq(LIST_ENTRY(pool.jobs.next, struct selection, job.link)->rows[0].digests, read);
+    cr_expect_neq(LIST_ENTRY(pool.jobs.next, struct selection, job.link)->rows[0].summaries, read);
     work();
     cr_expect_eq(selected(more).index.n, 602u * 4);
 }
 
-Test(digest_chain, a_block_evicted_by_name_is_left_out)
+Test(summary_chain, a_block_evicted_by_name_is_left_out)
 {
     uint32_t name = chain_of(3), asked = ask_best(name, 3);
     struct msg_select_r r;
@@ -106,7 +106,7 @@ Test(digest_chain, a_block_evicted_by_name_is_left_out)
 }
 
 /* One block, named often: what a chain has to let go of takes several iterations of the event loop. */
-Test(digest_chain, a_long_chain_ends_in_turns)
+Test(summary_chain, a_long_chain_ends_in_turns)
 {
     static uint8_t same[UCM_MAX_KEYS * 16];
     uint32_t name = chain_of(1), msgid = 0, closed;
@@ -118,14 +118,14 @@ Test(digest_chain, a_long_chain_ends_in_turns)
     cr_expect_null(answer_of(msgid), "the next iterations");
     turns_pass();
     cr_expect_eq(appended(msgid).blocks, 1u + UCM_MAX_KEYS);
-    cr_expect_eq(appended(msgid).digests, HELD_MAX - 1, "a quarter of the arena");
+    cr_expect_eq(appended(msgid).summaries, HELD_MAX - 1, "a quarter of the arena");
     closed = close_chain(name);
     cr_expect_null(answer_of(closed));
     turns_pass();
     cr_expect_eq(answer_code(closed), 0);
 }
 
-Test(digest_chain, a_long_chain_ends_with_its_connection)
+Test(summary_chain, a_long_chain_ends_with_its_connection)
 {
     static uint8_t same[UCM_MAX_KEYS * 16];
     struct msg_chain_append m = {.chain = chain_of(1), .keys = {same, sizeof(same)}};

@@ -1,4 +1,5 @@
-/* For the tests of scores and choices: random digests of any method, and a job run in one call. */
+/* For the tests of scores and choices: random summaries of any method, and a job run in one
+ * call. */
 #ifndef UCM_TESTS_UNIT_SELECT_RIG_H
 #define UCM_TESTS_UNIT_SELECT_RIG_H
 
@@ -57,13 +58,13 @@ static inline float rig_hard(void)
     return rig_below(3) == 0 ? rig_normal() : rig_bits(bits[rig_below(sizeof(bits) / 4)]);
 }
 
-/* ---- digests ---- */
+/* ---- summaries ---- */
 
 /* A spec of `method` over densely packed F32 blocks. */
-static inline struct ucm_digest_spec rig_spec(uint32_t method, uint32_t tokens, uint32_t kv_heads,
-                                              uint32_t d)
+static inline struct ucm_summary_spec rig_spec(uint32_t method, uint32_t tokens, uint32_t kv_heads,
+                                               uint32_t d)
 {
-    return (struct ucm_digest_spec){
+    return (struct ucm_summary_spec){
         .method = method,
         .run = 4,
         .bits = 128,
@@ -79,7 +80,7 @@ static inline struct ucm_digest_spec rig_spec(uint32_t method, uint32_t tokens, 
 }
 
 struct rig {
-    struct ucm_digest_plan plan;
+    struct ucm_summary_plan plan;
     struct ucm_score_spec spec;
     uint32_t n;
     uint8_t **at; /* each of exactly plan.bytes */
@@ -96,28 +97,28 @@ static inline uint16_t rig_scale(bool hard)
     return (uint16_t)(0x3b00 + rig_below(0x200));
 }
 
-static inline void rig_fill(const struct ucm_digest_plan *plan, uint8_t *digest, bool hard)
+static inline void rig_fill(const struct ucm_summary_plan *plan, uint8_t *summary, bool hard)
 {
     uint32_t heads = plan->spec.shape.kv_heads, scales = 0;
 
     for (uint32_t i = 0; i < plan->bytes; i++)
-        digest[i] = (uint8_t)rig_random();
-    if (plan->spec.method == UCM_DIGEST_HASH) {
+        summary[i] = (uint8_t)rig_random();
+    if (plan->spec.method == UCM_SUMMARY_HASH) {
         for (uint32_t g = 0; g < heads; g++)
-            memset(digest + plan->array[1] + 4 * g, rig_below(20) == 0, 4);
+            memset(summary + plan->array[1] + 4 * g, rig_below(20) == 0, 4);
         return;
     }
-    for (int a = 0; a < UCM_DIGEST_ARRAYS && (a == 0 || plan->scale[a] != 0); a++)
-        scales += plan->spec.method == UCM_DIGEST_STATS ? heads : heads * plan->vectors;
+    for (int a = 0; a < UCM_SUMMARY_ARRAYS && (a == 0 || plan->scale[a] != 0); a++)
+        scales += plan->spec.method == UCM_SUMMARY_STATS ? heads : heads * plan->vectors;
     for (uint32_t i = 0; i < scales; i++) {
         uint16_t s = rig_scale(hard);
 
-        memcpy(digest + plan->scale[0] + 2 * i, &s, sizeof(s));
+        memcpy(summary + plan->scale[0] + 2 * i, &s, sizeof(s));
     }
 }
 
-/* Blocks without a digest: now and then, if hard. */
-static inline void rig_init(struct rig *r, const struct ucm_digest_spec *spec,
+/* Blocks without a summary: now and then, if hard. */
+static inline void rig_init(struct rig *r, const struct ucm_summary_spec *spec,
                             const struct ucm_score_spec *score, uint32_t n, bool hard)
 {
     char why[UCM_SPARSE_WHY] = "";
@@ -126,7 +127,7 @@ static inline void rig_init(struct rig *r, const struct ucm_digest_spec *spec,
     r->spec = *score;
     r->n = n;
     ucm_isa_limit(UCM_ISA_BASE);
-    cr_assert_eq(ucm_digest_plan_init(&r->plan, spec, why), 0, "%s", why);
+    cr_assert_eq(ucm_summary_plan_init(&r->plan, spec, why), 0, "%s", why);
     cr_assert_eq(ucm_score_check(&r->plan, score, why), 0, "%s", why);
     r->at = calloc(n, sizeof(*r->at));
     r->q = malloc(values * sizeof(*r->q));

@@ -14,7 +14,7 @@ TestSuite(attend_stop, .fini = rig_give_back);
 
 struct sequence {
     struct rig_pool pool;
-    struct ucm_digest_plan box, stats;
+    struct ucm_summary_plan box, stats;
     float *q, *query, *floats, *plain;
     float bound[ROWS][BLOCKS], estimate[ROWS][BLOCKS];
     int32_t blocks[BLOCKS];
@@ -25,24 +25,24 @@ struct sequence {
     uint32_t window; /* blocks that are attended first; they come behind list and beyond */
 };
 
-static void digest_plan(struct ucm_digest_plan *plan, uint32_t method,
-                        const struct ucm_kv_shape *shape)
+static void summary_plan(struct ucm_summary_plan *plan, uint32_t method,
+                         const struct ucm_kv_shape *shape)
 {
-    struct ucm_digest_spec spec = {.method = method, .shape = *shape};
+    struct ucm_summary_spec spec = {.method = method, .shape = *shape};
     char why[UCM_SPARSE_WHY] = "";
 
-    cr_assert_eq(ucm_digest_plan_init(plan, &spec, why), 0, "%s", why);
+    cr_assert_eq(ucm_summary_plan_init(plan, &spec, why), 0, "%s", why);
 }
 
-static float score(const struct ucm_digest_plan *plan, const float *q, const void *layer)
+static float score(const struct ucm_summary_plan *plan, const float *q, const void *layer)
 {
     float query[512];
-    uint32_t digest[256];
+    uint32_t summary[256];
 
-    cr_assert(plan->bytes <= sizeof(digest) && plan->query_floats <= 512);
-    ucm_digest_build(plan, layer, digest);
-    ucm_digest_query(plan, q, query);
-    return ucm_digest_score(plan, UCM_METRIC_DOT, query, digest, 0);
+    cr_assert(plan->bytes <= sizeof(summary) && plan->query_floats <= 512);
+    ucm_summary_build(plan, layer, summary);
+    ucm_summary_query(plan, q, query);
+    return ucm_summary_score(plan, UCM_METRIC_DOT, query, summary, 0);
 }
 
 static void open_sequence(struct sequence *s, uint32_t dtype, uint32_t tokens, uint32_t d)
@@ -51,8 +51,8 @@ static void open_sequence(struct sequence *s, uint32_t dtype, uint32_t tokens, u
 
     rig_pool_open(&s->pool, &spec, BLOCKS);
     rig_pool_fill(&s->pool, 1);
-    digest_plan(&s->box, UCM_DIGEST_BOX, &spec.shape);
-    digest_plan(&s->stats, UCM_DIGEST_STATS, &spec.shape);
+    summary_plan(&s->box, UCM_SUMMARY_BOX, &spec.shape);
+    summary_plan(&s->stats, UCM_SUMMARY_STATS, &spec.shape);
     s->q = rig_normals(ROWS * d, 1);
     s->query = rig_floats(s->pool.plan.query_floats);
     s->floats = rig_floats(s->pool.plan.state_floats);

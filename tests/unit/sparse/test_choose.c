@@ -303,27 +303,27 @@ Test(choose, poisoned_blocks_are_in_beyond_k_and_the_lowest_where_room_ends)
     cr_assert_eq(ucm_choose_limit(&spec, 1), 1);
 }
 
-Test(choose, what_the_digest_says)
+Test(choose, what_the_summary_says)
 {
-    struct ucm_digest_spec digest = {.method = UCM_DIGEST_BOX,
-                                     .shape = {.tokens = 32, .head_dim = 64}};
+    struct ucm_summary_spec summary = {.method = UCM_SUMMARY_BOX,
+                                       .shape = {.tokens = 32, .head_dim = 64}};
     struct ucm_choose_spec spec = {.policy = UCM_CHOOSE_MASS};
     char why[UCM_SPARSE_WHY];
 
-    cr_assert_eq(ucm_choose_for(&digest, &spec, why), 0);
+    cr_assert_eq(ucm_choose_for(&summary, &spec, why), 0);
     cr_assert(spec.block_tokens == 32 && spec.beta == 0.125f);
-    digest.method = UCM_DIGEST_STATS;
-    cr_assert_eq(ucm_choose_for(&digest, &spec, why), 0);
+    summary.method = UCM_SUMMARY_STATS;
+    cr_assert_eq(ucm_choose_for(&summary, &spec, why), 0);
     cr_assert_eq(spec.beta, 0.125f, "it was given");
     spec.beta = 0;
-    cr_assert_eq(ucm_choose_for(&digest, &spec, why), 0);
+    cr_assert_eq(ucm_choose_for(&summary, &spec, why), 0);
     cr_assert_eq(spec.beta, 1);
-    digest.method = UCM_DIGEST_TOKENS;
-    cr_assert_eq(ucm_score_beta(&digest, 0), 0.125f);
-    digest.rest = UCM_REST_MEAN;
-    cr_assert_eq(ucm_score_beta(&digest, 0), 1);
+    summary.method = UCM_SUMMARY_TOKENS;
+    cr_assert_eq(ucm_score_beta(&summary, 0), 0.125f);
+    summary.rest = UCM_REST_MEAN;
+    cr_assert_eq(ucm_score_beta(&summary, 0), 1);
     spec.beta = -1;
-    cr_assert_eq(ucm_choose_for(&digest, &spec, why), -EINVAL);
+    cr_assert_eq(ucm_choose_for(&summary, &spec, why), -EINVAL);
 }
 
 Test(choose, nothing_to_choose_from)

@@ -34,13 +34,13 @@ static void compare_forms(const struct rig *r)
 }
 
 /* Every metric, reduce and way of joining heads. */
-static void compare_modes(const struct ucm_digest_spec *spec, uint32_t rows, uint32_t group,
+static void compare_modes(const struct ucm_summary_spec *spec, uint32_t rows, uint32_t group,
                           uint32_t n, bool hard)
 {
-    struct ucm_digest_plan plan;
+    struct ucm_summary_plan plan;
     char why[UCM_SPARSE_WHY];
 
-    cr_assert_eq(ucm_digest_plan_init(&plan, spec, why), 0, "%s", why);
+    cr_assert_eq(ucm_summary_plan_init(&plan, spec, why), 0, "%s", why);
     for (uint32_t mode = 0; mode < 3 * 3 * 3; mode++) {
         struct ucm_score_spec score = {.metric = mode % 3,
                                        .reduce = mode / 3 % 3,
@@ -60,16 +60,16 @@ static void compare_modes(const struct ucm_digest_spec *spec, uint32_t rows, uin
 static void compare_method(uint32_t method)
 {
     for (int hard = 0; hard < 2; hard++) {
-        struct ucm_digest_spec plain = rig_spec(method, 16, 2, 128);
-        struct ucm_digest_spec odd = rig_spec(method, 12, 3, 80);
-        struct ucm_digest_spec small = rig_spec(method, 4, 1, 4);
-        struct ucm_digest_spec latent = rig_spec(method, 8, 1, 576);
+        struct ucm_summary_spec plain = rig_spec(method, 16, 2, 128);
+        struct ucm_summary_spec odd = rig_spec(method, 12, 3, 80);
+        struct ucm_summary_spec small = rig_spec(method, 4, 1, 4);
+        struct ucm_summary_spec latent = rig_spec(method, 8, 1, 576);
 
         latent.shape.rope_dim = 64;
         latent.rope_bits = 64;
         compare_modes(&plain, 1, 4, 37, hard);
         compare_modes(&odd, 2, 3, 21, hard);
-        if (method != UCM_DIGEST_HASH) /* which needs more channels */
+        if (method != UCM_SUMMARY_HASH) /* which needs more channels */
             compare_modes(&small, 1, 1, 16, hard);
         compare_modes(&latent, 1, 9, 33, hard);
     }
@@ -77,13 +77,13 @@ static void compare_method(uint32_t method)
 
 Test(select, forms_of_every_method_are_equal)
 {
-    for (uint32_t method = UCM_DIGEST_MEAN; method <= UCM_DIGEST_TOKENS; method++)
+    for (uint32_t method = UCM_SUMMARY_MEAN; method <= UCM_SUMMARY_TOKENS; method++)
         compare_method(method);
 }
 
 Test(select, forms_of_pruned_submean_are_equal)
 {
-    struct ucm_digest_spec pruned = rig_spec(UCM_DIGEST_SUBMEAN, 16, 2, 96);
+    struct ucm_summary_spec pruned = rig_spec(UCM_SUMMARY_SUBMEAN, 16, 2, 96);
 
     pruned.keep_bytes = 96 / 16;
     for (uint32_t i = 0; i < pruned.keep_bytes; i++)
@@ -95,8 +95,8 @@ Test(select, forms_of_pruned_submean_are_equal)
 Test(select, forms_of_hash_are_equal)
 {
     for (uint32_t bits = 64; bits <= 256; bits *= 2) {
-        struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_HASH, 16, 2, 128);
-        struct ucm_digest_spec odd = rig_spec(UCM_DIGEST_HASH, 13, 2, 64);
+        struct ucm_summary_spec spec = rig_spec(UCM_SUMMARY_HASH, 16, 2, 128);
+        struct ucm_summary_spec odd = rig_spec(UCM_SUMMARY_HASH, 13, 2, 64);
 
         spec.bits = odd.bits = bits;
         compare_modes(&spec, 1, 4, 37, true);
@@ -109,7 +109,7 @@ Test(select, forms_of_tokens_with_rest_are_equal)
     static const uint32_t dims[] = {4, 32, 36, 64, 76, 128, 132};
 
     for (size_t i = 0; i < sizeof(dims) / sizeof(*dims); i++) {
-        struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_TOKENS, 16, 1 + i % 3, dims[i]);
+        struct ucm_summary_spec spec = rig_spec(UCM_SUMMARY_TOKENS, 16, 1 + i % 3, dims[i]);
 
         spec.rest = UCM_REST_MEAN;
         spec.chosen = i == 0 ? 15 : 1 + (uint32_t)i;
@@ -143,17 +143,18 @@ Test(select, sums_of_rounded_queries_are_exact_in_any_order)
 {
     for (uint32_t i = 0; i < 400; i++) {
         uint32_t d = 4 * (1 + rig_below(256)), rest = i % 2, top = rest ? 3 : 7;
-        struct ucm_digest_spec spec = rig_spec(rest ? UCM_DIGEST_TOKENS : UCM_DIGEST_MEAN, 4, 1, d);
+        struct ucm_summary_spec spec =
+            rig_spec(rest ? UCM_SUMMARY_TOKENS : UCM_SUMMARY_MEAN, 4, 1, d);
         float q[1024], rounded[1024], step = INFINITY, most = 0;
-        struct ucm_digest_plan plan;
+        struct ucm_summary_plan plan;
         char why[UCM_SPARSE_WHY];
         double sum = 0;
 
         spec.rest = rest ? UCM_REST_MEAN : UCM_REST_NONE;
         spec.chosen = 1;
-        cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+        cr_assert_eq(ucm_summary_plan_init(&plan, &spec, why), 0, "%s", why);
         odd_query(q, d, i);
-        ucm_digest_round(&plan, q, rounded);
+        ucm_summary_round(&plan, q, rounded);
         for (uint32_t c = 0; c < d; c++) {
             most = fmaxf(most, fabsf(q[c]));
             sum += fabs((double)rounded[c]);
@@ -167,28 +168,28 @@ Test(select, sums_of_rounded_queries_are_exact_in_any_order)
 
 Test(select, a_query_that_is_no_number_rounds_to_none)
 {
-    struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_MEAN, 4, 1, 4);
+    struct ucm_summary_spec spec = rig_spec(UCM_SUMMARY_MEAN, 4, 1, 4);
     const float bad[] = {NAN, INFINITY, -INFINITY, 0x1p100f};
-    struct ucm_digest_plan plan;
+    struct ucm_summary_plan plan;
     char why[UCM_SPARSE_WHY];
     float zero[4] = {0};
 
-    cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+    cr_assert_eq(ucm_summary_plan_init(&plan, &spec, why), 0, "%s", why);
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
         float q[4] = {1, 2, bad[i], 3};
 
-        ucm_digest_round(&plan, q, q);
+        ucm_summary_round(&plan, q, q);
         for (int c = 0; c < 4; c++)
             cr_assert(isnan(q[c]));
     }
-    ucm_digest_round(&plan, zero, zero);
+    ucm_summary_round(&plan, zero, zero);
     cr_assert_eq(zero[0], 0);
 }
 
 Test(select, scores_do_not_depend_on_where_the_work_is_split)
 {
     for (uint32_t reduce = 0; reduce < 3; reduce++) {
-        struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_MEAN, 16, 3, 64);
+        struct ucm_summary_spec spec = rig_spec(UCM_SUMMARY_MEAN, 16, 3, 64);
         struct ucm_score_spec score = {.reduce = reduce, .rows = 2, .q_heads = 6};
         struct rig r;
         float *whole;
@@ -208,7 +209,7 @@ Test(select, scores_do_not_depend_on_where_the_work_is_split)
 
 Test(select, blocks_at_a_stride_score_as_those_that_are_listed)
 {
-    struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_MEAN, 16, 2, 64);
+    struct ucm_summary_spec spec = rig_spec(UCM_SUMMARY_MEAN, 16, 2, 64);
     struct ucm_score_spec score = {.rows = 1, .q_heads = 4};
     struct ucm_score_blocks blocks = {.stride = 4096, .offset = 128, .n = 50};
     struct ucm_score_job job;
@@ -235,10 +236,10 @@ Test(select, blocks_at_a_stride_score_as_those_that_are_listed)
 }
 
 /* As many as are scored at once, between others and at the end. */
-Test(select, many_blocks_in_a_row_without_a_digest)
+Test(select, many_blocks_in_a_row_without_a_summary)
 {
     for (enum ucm_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
-        struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_BOX, 16, 2, 32);
+        struct ucm_summary_spec spec = rig_spec(UCM_SUMMARY_BOX, 16, 2, 32);
         struct ucm_score_spec score = {.rows = 1, .q_heads = 4};
         struct rig r;
         float *scores;
@@ -259,7 +260,7 @@ Test(select, many_blocks_in_a_row_without_a_digest)
     }
 }
 
-static void refused(const struct ucm_digest_plan *plan, struct ucm_score_spec spec,
+static void refused(const struct ucm_summary_plan *plan, struct ucm_score_spec spec,
                     const char *word)
 {
     char why[UCM_SPARSE_WHY] = "";
@@ -270,12 +271,12 @@ static void refused(const struct ucm_digest_plan *plan, struct ucm_score_spec sp
 
 Test(select, wrong_specs_are_refused_with_a_sentence)
 {
-    struct ucm_digest_spec digest = rig_spec(UCM_DIGEST_BOX, 16, 8, 128);
+    struct ucm_summary_spec summary = rig_spec(UCM_SUMMARY_BOX, 16, 8, 128);
     struct ucm_score_spec good = {.rows = 1, .q_heads = 32}, bad;
-    struct ucm_digest_plan plan;
+    struct ucm_summary_plan plan;
     char why[UCM_SPARSE_WHY];
 
-    cr_assert_eq(ucm_digest_plan_init(&plan, &digest, why), 0);
+    cr_assert_eq(ucm_summary_plan_init(&plan, &summary, why), 0);
     cr_assert_eq(ucm_score_check(&plan, &good, why), 0);
     refused(&plan, (bad = good, bad.metric = UCM_METRIC_L2, bad), "metric");
     refused(&plan, (bad = good, bad.metric = 99, bad), "metric");

@@ -15,7 +15,7 @@ _NEWEST = 1 / 32
 
 @dataclass(frozen=True)
 class Need:
-    """Of a request at its full length. slots: the most that one token of it takes, of all layers. rows: of digests."""
+    """Of a request at its full length. slots: the most that one token of it takes, of all layers. rows: of summaries."""
 
     slots: int
     rows: int
@@ -24,7 +24,7 @@ class Need:
 class Admission:
     """Every request gets a floor in the pool, by what its tokens are *expected* to take: as large a part of the most that they may
     take as tokens took here before, times the policy's `floor`. The floors of all that run fit the pool, and their rows the
-    digests. So a step can need more slots than there are. Then the request that came last leaves it (ucmclient.decode.Decoder says
+    summaries. So a step can need more slots than there are. Then the request that came last leaves it (ucmclient.decode.Decoder says
     when), and is admitted again as *wary*: by the most that it and the others may take. The oldest one never leaves: what no pool of this
     size could hold was refused before it began. Nothing of this decides what a token attends."""
 
@@ -50,7 +50,7 @@ class Admission:
     def check(self, tokens: int) -> None:
         """Raises Refused if this room could never decode it."""
         need = self.need(tokens)
-        for name, has, wants in (("slots", self.room.slots, need.slots), ("rows of digests", self.room.rows, need.rows)):
+        for name, has, wants in (("slots", self.room.slots, need.slots), ("rows of summaries", self.room.rows, need.rows)):
             if wants > has:
                 raise Refused(
                     f"a request of {tokens} tokens needs {wants} {name} and this worker has {has}: give it more, "

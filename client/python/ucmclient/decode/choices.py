@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Optional, Union
 
 from ..sparse.choice import Choice, Mass, Score, TopK
-from ..sparse.digest import Shape
+from ..sparse.summary import Shape
 from ..sparse.policy import Budget, Policy
 from ..sparse.schedule import LayerMode
 
@@ -19,7 +19,7 @@ class Refused(ValueError):
 @dataclass(frozen=True)
 class Rounds:
     """How a list stops while attention runs, for cuda.Steps: enum ucm_cuda_decode_rule. rule: psa, estimated or certified; eps: the share
-    to cover; every: rounds end behind multiples of so many blocks; windows: blocks that come first. known: what the digest's scores say,
+    to cover; every: rounds end behind multiples of so many blocks; windows: blocks that come first. known: what the summary's scores say,
     "estimates" or "bounds" of weights, or nothing (""). rounds: of a layer, at most; with one, all that was chosen is attended, and what
     it covers is reported. least: blocks that are attended at least."""
 
@@ -96,7 +96,7 @@ class Choices:
 
     @property
     def choosing(self) -> tuple[int, ...]:
-        """The layers that choose themselves. No other one's digests are looked at."""
+        """The layers that choose themselves. No other one's summaries are looked at."""
         return tuple(layer for layer in range(len(self.layers)) if self.source(layer) == layer)
 
     def of_candidates(self, layer: int, candidates: int) -> Choice:
@@ -116,7 +116,7 @@ class Choices:
         return self.room(layer, candidates, 1)
 
     def room(self, layer: int, candidates: int, block_tokens: int) -> int:
-        """The most blocks of a list, unless more than these have no digest or NaN in their keys."""
+        """The most blocks of a list, unless more than these have no summary or NaN in their keys."""
         choice = self.of_candidates(layer, candidates)
         most = candidates
         if isinstance(choice, TopK):
@@ -137,9 +137,9 @@ def _parsed(text: str) -> Policy:
 
 
 def _rounds(policy: Policy, shape: Shape) -> Optional[Rounds]:
-    digest, tokens = policy.digest(shape), shape.tokens
-    estimates = digest.method == "stats" or (digest.method == "tokens" and digest.native.rest != 0)
-    known = "estimates" if estimates else "bounds" if digest.method == "box" else ""
+    summary, tokens = policy.summary(shape), shape.tokens
+    estimates = summary.method == "stats" or (summary.method == "tokens" and summary.native.rest != 0)
+    known = "estimates" if estimates else "bounds" if summary.method == "box" else ""
     if policy.score.reduce != "softmax":
         known = ""  # no scores of query heads are kept
     if policy.choice in ("estimated", "certified") and not known:
@@ -208,7 +208,7 @@ class _OfPolicy(Choices):
 
 @dataclass(frozen=True)
 class Room:
-    """A worker's memory for sparse decoding. slots: of the pool; rows: of digests. stream: places for whole layers of blocks
+    """A worker's memory for sparse decoding. slots: of the pool; rows: of summaries. stream: places for whole layers of blocks
     beside these, through which prefill reads blocks that have no pages any more."""
 
     slots: int

@@ -5,7 +5,7 @@
     steps.begin()  # a step: on torch's current stream, or in a graph that captures it
     for layer in range(32):
         ...  # the layer's q; its K and V go into the engine's pages
-        chosen = select(digests[layer], table, candidates, q)
+        chosen = select(summaries[layer], table, candidates, q)
         out = steps.layer(layer, chosen, table, requests, q, cuda.Pages(pages[layer], page_table, first, length))
     steps.end()
 
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Optional
 
 from ..buffers import Blocks, uint32s
 from ..sparse.cuda import Chosen, Selector, _dtype, _OnGpu, _step
-from ..sparse.digest import Shape
+from ..sparse.summary import Shape
 from ..sparse.tensors import DTYPES, SIZES, dtype_number
 from ..sparse.window import Pinned, Window
 from . import _native_cuda as native

@@ -1,4 +1,4 @@
-"""A worker's half of sparse decoding: slots, rows of digests, and the daemon behind them.
+"""A worker's half of sparse decoding: slots, rows of summaries, and the daemon behind them.
 
 What a token takes and is in no slot comes on one of two lanes. The *window* is read by the worker itself, in the middle of a
 layer, so that the step goes on with it. What the window doesn't have is fetched by the daemon when the step is over, and the step is
@@ -13,8 +13,8 @@ from typing import Any, Optional, Protocol
 from ..client import Namespace, Plane, Region
 from ..errors import UcmError
 from ..memory import SharedMemory
-from ..sparse.chain import DigestNamespace
-from ..sparse.digest import Digest, Digests
+from ..sparse.chain import SummaryNamespace
+from ..sparse.summary import Summary, Summaries
 from ..sparse.window import Pinned, Window
 from .choices import Choices, Room
 from .heads import HeadBytes
@@ -76,7 +76,7 @@ class Decoder(Supply):
     def __init__(
         self,
         source: Source,
-        digest: Digest,
+        summary: Summary,
         choices: Choices,
         room: Room,
         slots: Slots,
@@ -92,15 +92,15 @@ class Decoder(Supply):
         """slots: empty, for as many strands, rows, slots and requests. window: read from the daemon's window, if it has one."""
         self.slots = slots
         self._places: dict[int, Any] = {}
-        super().__init__(source, digest, len(choices.layers), choices.choosing, room.rows, requests, part, deadline, timeout)
-        self._digest_of = {layer: i for i, layer in enumerate(self.digested)}
+        super().__init__(source, summary, len(choices.layers), choices.choosing, room.rows, requests, part, deadline, timeout)
+        self._summary_of = {layer: i for i, layer in enumerate(self.summarised)}
         self.choices, self.room, self.layer_bytes, self._windows = choices, room, layer_bytes, window
-        self._heads = HeadBytes(digest.shape) if apart else None
-        self.strands, self.slot_bytes = (digest.shape.kv_heads, self._heads.bytes) if self._heads else (1, layer_bytes)
+        self._heads = HeadBytes(summary.shape) if apart else None
+        self.strands, self.slot_bytes = (summary.shape.kv_heads, self._heads.bytes) if self._heads else (1, layer_bytes)
         self.pool = SharedMemory(room.slots * self.slot_bytes)
         #: Whole layers of blocks on their way.
         self.landing = SharedMemory(room.stream * layer_bytes)
-        self._digests = SharedMemory(room.rows * len(self.digested) * digest.bytes)
+        self._summaries = SharedMemory(room.rows * len(self.summarised) * summary.bytes)
         self._pool_region: Optional[Region] = None
         #: Strands of rows that this run chose and that are in no slot, with who chose them.
         self.missing: dict[_Key, list[Sequence]] = {}
@@ -124,7 +124,7 @@ class Decoder(Supply):
     def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:
         self._places.update({row: place for row, place in zip(rows, pinned) if place is not None})
 
-    def _registered(self, ns: Namespace, digests: DigestNamespace) -> bool:
+    def _registered(self, ns: Namespace, summaries: SummaryNamespace) -> bool:
         self._pool_region = None
         self._places.clear()  # they mean something to one window
         plane = Plane(0, 0, self.layer_bytes, self.layer_bytes, 0)
@@ -137,27 +137,27 @@ class Decoder(Supply):
             setattr(self, name, region)
             if region is None:
                 return False
-        size, n = self.digest.bytes, self.room.rows
-        planes = [Plane(0, i * n * size, size, size, layer) for i, layer in enumerate(self.digested)]
-        self._digest_region = self.source.ask(
-            digests.register, [self._digests.memory()], planes, blocks=n, part=self.part, timeout=self.timeout
+        size, n = self.summary.bytes, self.room.rows
+        planes = [Plane(0, i * n * size, size, size, layer) for i, layer in enumerate(self.summarised)]
+        self._summary_region = self.source.ask(
+            summaries.register, [self._summaries.memory()], planes, blocks=n, part=self.part, timeout=self.timeout
         )
-        if self._windows and self._digest_region is not None:
+        if self._windows and self._summary_region is not None:
             self._window = self.source.ask(Window, ns, self.part, timeout=self.timeout)
-        return self._digest_region is not None
+        return self._summary_region is not None
 
     def _regions(self) -> list[Optional[Region]]:
         return [self._pool_region, *super()._regions()]
 
     def _at(self, layer: int, row: int) -> slice:
-        begin = (self._digest_of[layer] * self.room.rows + row) * self.digest.bytes
-        return slice(begin, begin + self.digest.bytes)
+        begin = (self._summary_of[layer] * self.room.rows + row) * self.summary.bytes
+        return slice(begin, begin + self.summary.bytes)
 
     def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
         """extend()'s pages are the bytes of all layers."""
         for row, layers in wanted:
-            for layer in self.digested:
-                self._digests.buffer[self._at(layer, row)] = self.digest.compute(layers[layer], 1).data.cast("B")
+            for layer in self.summarised:
+                self._summaries.buffer[self._at(layer, row)] = self.summary.compute(layers[layer], 1).data.cast("B")
 
     # ---- a step ----
 
@@ -172,14 +172,14 @@ class Decoder(Supply):
             self.source.ask(self._window.client.process)
 
     def choose(self, sequence: Sequence, layer: int, candidates: int, q: Any, dtype: Any = None) -> list[list[int]]:
-        """Of the first `candidates` blocks, lists as Digests.select has them."""
-        lists = self.digest.shape.kv_heads if self.choices.score.heads == "each" else 1
+        """Of the first `candidates` blocks, lists as Summaries.select has them."""
+        lists = self.summary.shape.kv_heads if self.choices.score.heads == "each" else 1
         if candidates == 0:
             return [[] for _ in range(lists)]
         rows = sequence.rows[:candidates]
         assert len(rows) == candidates
-        of_rows = b"".join(self._digests.buffer[self._at(layer, row)] for row in rows)
-        chosen = Digests(self.digest, of_rows).select(q, self.choices.of_candidates(layer, candidates), self.choices.score, dtype)
+        of_rows = b"".join(self._summaries.buffer[self._at(layer, row)] for row in rows)
+        chosen = Summaries(self.summary, of_rows).select(q, self.choices.of_candidates(layer, candidates), self.choices.score, dtype)
         return [list(one) for one in chosen.lists]
 
     def resolve(

@@ -12,8 +12,8 @@ from typing import Any, Optional
 from ..client import Namespace, Plane, Region
 from ..errors import UcmError
 from ..memory import cuda_allocation
-from ..sparse.chain import Chain, DigestNamespace
-from ..sparse.digest import Digest
+from ..sparse.chain import Chain, SummaryNamespace
+from ..sparse.summary import Summary
 from ..sparse.window import Pinned, Window
 from .cuda import Flag, Key, Result, Steps
 from .supply import AT_ONCE, URGENT, Item, Sequence, Source, Supply
@@ -31,7 +31,7 @@ class GpuDecoder(Supply):
             decoder.keep(sequence, keys)
             decoder.write(table[chain], sequence)
         decoder.update()
-        run()  # steps.begin(), each layer's selection over decoder.digests[layer] and steps.layer(), steps.end(); or a graph of it
+        run()  # steps.begin(), each layer's selection over decoder.summaries[layer] and steps.layer(), steps.end(); or a graph of it
         while not decoder.counted():
             lost = decoder.serve()
             # without the lost ones, and if there are crowded ones, without some of them:
@@ -42,7 +42,7 @@ class GpuDecoder(Supply):
     def __init__(
         self,
         source: Source,
-        digest: Digest,
+        summary: Summary,
         steps: Steps,
         *,
         layer_bytes: int,
@@ -52,13 +52,13 @@ class GpuDecoder(Supply):
         window: bool = True,
         beside: bool = False,
         part: int = 0,
-        digested: Optional[Iterable[int]] = None,
+        summarised: Optional[Iterable[int]] = None,
         deadline: float = 2.0,
         timeout: float = 1.0,
     ):
-        """steps: nobody has entered it. landing: layers of blocks that are fetched at once. digested: layers that choose
-        (Choices.choosing), the others need no digests; None: all. build(pages, rows): digests of blocks that extend() finds in the engine's
-        pages, by cuda.Builder, into self.digests of these layers. register: by default the daemon maps the memory, and
+        """steps: nobody has entered it. landing: layers of blocks that are fetched at once. summarised: layers that choose
+        (Choices.choosing), the others need no summaries; None: all. build(pages, rows): summaries of blocks that extend() finds in the engine's
+        pages, by cuda.Builder, into self.summaries of these layers. register: by default the daemon maps the memory, and
         no companion helps. window: read from the daemon's window, if it has one. beside: extend() waits for no blocks to come
         there; the caller has keep_beside() called while steps run."""
         import torch
@@ -68,18 +68,18 @@ class GpuDecoder(Supply):
         #: Held while another thread pins, and while the window is closed.
         self._pinning = threading.Lock()
         super().__init__(
-            source, digest, steps.layers, range(steps.layers) if digested is None else digested, steps.numbers, steps.requests, part,
+            source, summary, steps.layers, range(steps.layers) if summarised is None else summarised, steps.numbers, steps.requests, part,
             deadline, timeout,
         )
         self.steps, self.layer_bytes, self._build, self._windows, self._beside = steps, layer_bytes, build, window, beside
         self._register = register or _register
         self._tensor = torch.tensor
-        #: [digested][rows][bytes of a digest], for the daemon
-        self._digests = torch.zeros((len(self.digested), steps.numbers, digest.bytes), dtype=torch.uint8, device=steps.device)
-        #: Of each layer [rows][bytes of a digest], or None.
-        self.digests: list[Any] = [None] * self.layers
-        for i, layer in enumerate(self.digested):
-            self.digests[layer] = self._digests[i]
+        #: [summarised][rows][bytes of a summary], for the daemon
+        self._summaries = torch.zeros((len(self.summarised), steps.numbers, summary.bytes), dtype=torch.uint8, device=steps.device)
+        #: Of each layer [rows][bytes of a summary], or None.
+        self.summaries: list[Any] = [None] * self.layers
+        for i, layer in enumerate(self.summarised):
+            self.summaries[layer] = self._summaries[i]
         self._landing = torch.empty((landing, layer_bytes), dtype=torch.uint8, device=steps.device)
         #: Of serve(): sequences of a step that needs more slots than there are.
         self.crowded: set[Sequence] = set()
@@ -88,17 +88,17 @@ class GpuDecoder(Supply):
 
     # ---- what the supply asks ----
 
-    def _registered(self, ns: Namespace, digests: DigestNamespace) -> bool:
+    def _registered(self, ns: Namespace, summaries: SummaryNamespace) -> bool:
         with self._pinning:
             self.steps.leave_window()  # of a client before
             self._window = None
-        size, n = self.digest.bytes, self.steps.numbers
-        planes = [Plane(0, i * n * size, size, size, layer) for i, layer in enumerate(self.digested)]
+        size, n = self.summary.bytes, self.steps.numbers
+        planes = [Plane(0, i * n * size, size, size, layer) for i, layer in enumerate(self.summarised)]
         whole = [Plane(0, 0, self.layer_bytes, self.layer_bytes, 0)]
         ask, part, timeout = self.source.ask, self.part, self.timeout
         self._landing_region = ask(self._register, ns, self._landing, whole, len(self._landing), True, part, timeout)
-        self._digest_region = ask(self._register, digests, self._digests, planes, n, False, part, timeout)
-        if self._landing_region is None or self._digest_region is None:
+        self._summary_region = ask(self._register, summaries, self._summaries, planes, n, False, part, timeout)
+        if self._landing_region is None or self._summary_region is None:
             return False
         if self._windows:
             self._window = ask(Window, ns, part, addresses=True, timeout=timeout)
@@ -106,7 +106,7 @@ class GpuDecoder(Supply):
 
     def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
         if self._build is None:
-            raise ValueError("extend() got pages, and this decoder has no build to make digests of them")
+            raise ValueError("extend() got pages, and this decoder has no build to make summaries of them")
         self._build([page for _, page in wanted], [row for row, _ in wanted])
 
     def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:

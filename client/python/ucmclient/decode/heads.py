@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..sparse.digest import Shape
+from ..sparse.summary import Shape
 from ..sparse.tensors import SIZES, dtype_number
 
 

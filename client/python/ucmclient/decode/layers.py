@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from ..sparse.choice import TopK
 from ..sparse.cuda import Chosen, Selector
-from ..sparse.digest import Digest
+from ..sparse.summary import Summary
 from ..sparse.policy import Budget
 from .choices import Choices, Refused
 from .cuda import Ranked
@@ -17,18 +17,18 @@ from .cuda import Ranked
 class LayerChoices:
     """Of `chains` chains of up to max_blocks candidates. Between steps set() says how many each has; in a step
 
-        chosen = choices(layer, digests[layer], table, candidates, q)
+        chosen = choices(layer, summaries[layer], table, candidates, q)
         steps.layer(layer, chosen, table, requests, q, pages, ranked=choices.ranked(layer, candidates))
 
     where `steps` is a cuda.Steps with this one's `room` and the choices' `rounds`. torch makes the tensors. follow: budgets of a policy
     with a goal follow what steps covered; then what a token attends depends on the steps before it, too."""
 
     def __init__(
-        self, choices: Choices, digest: Digest, gpu: Any, q_heads: int, *, max_blocks: int, chains: int = 1, follow: bool = False
+        self, choices: Choices, summary: Summary, gpu: Any, q_heads: int, *, max_blocks: int, chains: int = 1, follow: bool = False
     ):
         import torch
 
-        layers, tokens = range(len(choices.layers)), digest.shape.tokens
+        layers, tokens = range(len(choices.layers)), summary.shape.tokens
         most = [choices.of_candidates(layer, max_blocks) for layer in layers]
         if not all(isinstance(choice, TopK) for choice in most):
             raise Refused("choice=mass has no number of blocks that a launch can take; make a Selector for each layer")
@@ -37,7 +37,7 @@ class LayerChoices:
         self.choices, self.chains, self.max_blocks, self.follows = choices, chains, max_blocks, follow
         room = max(self._room(layer, tokens) for layer in layers)
         choose = TopK(max(choice.init_window_sz for choice in most), 0, sparse_ratio=0.0, min_blocks=0)
-        self.select = Selector(digest, gpu, q_heads, max_blocks, chains=chains, choose=choose, score=choices.score, room=max(room, 1))
+        self.select = Selector(summary, gpu, q_heads, max_blocks, chains=chains, choose=choose, score=choices.score, room=max(room, 1))
         self.lists, self.room = self.select.lists, self.select.room
         self._tensor, self._int32, self._float32 = torch.tensor, torch.int32, torch.float32
         int32 = {"dtype": torch.int32, "device": self.select.device}
@@ -83,7 +83,7 @@ class LayerChoices:
 
     def _write(self, chain: int) -> None:
         candidates, budgets = self._candidates[chain], self._budgets[chain]
-        layers, tokens = range(len(self.choices.layers)), self.select.digest.shape.tokens
+        layers, tokens = range(len(self.choices.layers)), self.select.summary.shape.tokens
         for to, numbers in (
             (self.most, [self.choices.of_budget(layer, candidates, budgets[layer]) if budgets else
                          self.choices.room(layer, candidates, tokens) for layer in layers]),
@@ -111,11 +111,11 @@ class LayerChoices:
 
     # ---- a step ----
 
-    def __call__(self, layer: int, digests: Any, table: Any, candidates: Any, q: Any, stream: Any = None) -> Chosen:
+    def __call__(self, layer: int, summaries: Any, table: Any, candidates: Any, q: Any, stream: Any = None) -> Chosen:
         """As a Selector's call, of all chains; of a layer that shares another one's choice, that one's."""
         source = self.choices.source(layer)
         if source == layer:
-            self.select(digests, table, candidates, q, out=self._chosen[layer], most=self.most[layer], stream=stream)
+            self.select(summaries, table, candidates, q, out=self._chosen[layer], most=self.most[layer], stream=stream)
         return self._chosen[source]
 
     def ranked(self, layer: int, candidates: Any) -> Optional[Ranked]:

@@ -1,4 +1,4 @@
-"""Rows of digests. A row's number stands for a block in everything that is decided on the worker's GPU."""
+"""Rows of summaries. A row's number stands for a block in everything that is decided on the worker's GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Optional
 
 class Rows:
     """A row for each block that a sequence may choose. Sequences with a common prefix have the same rows. One that nobody
-    uses keeps its digest until it is taken for another block, the longest unused first."""
+    uses keeps its summary until it is taken for another block, the longest unused first."""
 
     def __init__(self, n: int, forget: Callable[[int], None]):
         """forget(row): it will stand for another block."""
@@ -50,7 +50,7 @@ class Rows:
         return key
 
     def filled(self, row: int) -> bool:
-        """Its digests, of all layers, are there."""
+        """Its summaries, of all layers, are there."""
         return row in self._filled
 
     def fill(self, row: int) -> None:

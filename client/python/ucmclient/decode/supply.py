@@ -1,5 +1,5 @@
 """What a worker that decodes sparsely has from the daemon, wherever its slots are: sequences with their chains and pins, rows with
-their digests, and layers of blocks that are fetched, with deadlines."""
+their summaries, and layers of blocks that are fetched, with deadlines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Optional, Protocol
 
 from ..client import BlockResult, Namespace, Region, Task
 from ..errors import Status, UcmError
-from ..sparse.chain import Chain, DigestNamespace
-from ..sparse.digest import Digest
+from ..sparse.chain import Chain, SummaryNamespace
+from ..sparse.summary import Summary
 from ..sparse.window import Pinned, Window
 from .rows import Rows
 
@@ -51,7 +51,7 @@ class Source(Protocol):
     def ns(self) -> Optional[Namespace]: ...
 
     @property
-    def digests(self) -> Optional[DigestNamespace]: ...
+    def summaries(self) -> Optional[SummaryNamespace]: ...
 
     @property
     def away(self) -> bool: ...
@@ -69,7 +69,7 @@ class Lost(Exception):
 class Counts:
     """hits, misses: of slots. windowed: of the misses, those that were read from the window. gone: reads of the window that found
     the block not there any more. fetched: slots that the daemon filled. streamed: layers of blocks that prefill
-    read, on either lane. computed, loaded: digests of blocks, by this worker or from the daemon. failed: what the daemon was asked for and did not
+    read, on either lane. computed, loaded: summaries of blocks, by this worker or from the daemon. failed: what the daemon was asked for and did not
     come. full: found no slot."""
 
     hits: int = 0
@@ -125,19 +125,19 @@ def _runs(layers: abc.Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Supply:
-    """Derived from by who has the memory: `_registered` says where the daemon finds it, `_compute` makes digests of blocks that have
+    """Derived from by who has the memory: `_registered` says where the daemon finds it, `_compute` makes summaries of blocks that have
     pages, `_placed` takes places in the window, `_enter`, `_leave` and `_forget` go to the slots."""
 
     def __init__(
-        self, source: Source, digest: Digest, layers: int, digested: abc.Iterable[int], rows: int, requests: int, part: int,
+        self, source: Source, summary: Summary, layers: int, summarised: abc.Iterable[int], rows: int, requests: int, part: int,
         deadline: float, timeout: float
     ):
-        """digested: layers whose digests are held. deadline: for blocks and digests to come, in seconds. timeout: of calls that only
+        """summarised: layers whose summaries are held. deadline: for blocks and summaries to come, in seconds. timeout: of calls that only
         name them."""
-        self.source, self.digest, self.layers, self.part = source, digest, layers, part
-        self.digested = tuple(sorted(set(digested)))
-        if not self.digested or self.digested[0] < 0 or self.digested[-1] >= layers:
-            raise ValueError(f"digested: layers {self.digested} of {layers}; at least one, each below that, is right")
+        self.source, self.summary, self.layers, self.part = source, summary, layers, part
+        self.summarised = tuple(sorted(set(summarised)))
+        if not self.summarised or self.summarised[0] < 0 or self.summarised[-1] >= layers:
+            raise ValueError(f"summarised: layers {self.summarised} of {layers}; at least one, each below that, is right")
         self.deadline, self.timeout = deadline, timeout
         self.counts = Counts()
         self.rows, self._numbers = Rows(rows, self._forget), list(range(requests))
@@ -145,21 +145,21 @@ class Supply:
         self._ns: Optional[Namespace] = None
         self._generation = 0
         self._landing_region: Optional[Region] = None
-        self._digest_region: Optional[Region] = None
+        self._summary_region: Optional[Region] = None
         self._window: Optional[Window] = None
         #: extend() waits for nothing to come into the window: who calls it has keep_beside() called while steps run.
         self._beside = False
         self._repin_at = self._beside_at = 0.0
 
-    def _registered(self, ns: Namespace, digests: DigestNamespace) -> bool:
+    def _registered(self, ns: Namespace, summaries: SummaryNamespace) -> bool:
         """Sets the regions and the window, of a connection that has none of them yet."""
         raise NotImplementedError
 
     def _regions(self) -> list[Optional[Region]]:
-        return [self._landing_region, self._digest_region]
+        return [self._landing_region, self._summary_region]
 
     def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
-        """Digests of blocks into rows: the row, and what extend() got for the block."""
+        """Summaries of blocks into rows: the row, and what extend() got for the block."""
         raise NotImplementedError
 
     def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:
@@ -180,16 +180,16 @@ class Supply:
     def _connected(self) -> bool:
         """Registers the memory with each new client, and drops the chains of an old connection: keep() makes new ones. Slots
         and rows keep what they hold: keys name contents."""
-        ns, digests = self.source.ns, self.source.digests
-        if ns is None or digests is None:
+        ns, summaries = self.source.ns, self.source.summaries
+        if ns is None or summaries is None:
             return False
         if ns is not self._ns or ns.client.generation != self._generation:
             for sequence in self.sequences.values():
                 sequence.forsake()
             self._generation = ns.client.generation
         if ns is not self._ns:
-            self._landing_region = self._digest_region = self._window = None
-            self._ns = ns if self._registered(ns, digests) else None
+            self._landing_region = self._summary_region = self._window = None
+            self._ns = ns if self._registered(ns, summaries) else None
             if self._ns is None:
                 self._unregister()  # the next call registers all of them
         return self._ns is not None
@@ -278,7 +278,7 @@ class Supply:
 
     def extend(self, sequence: Sequence, keys: abc.Sequence[bytes], pages: Callable[[int], Any]) -> None:
         """Makes candidates of the blocks of these keys, from the sequence's end on. pages(i): where block i of the sequence is,
-        for what computes digests; None: it has no pages, and its digests are loaded."""
+        for what computes summaries; None: it has no pages, and its summaries are loaded."""
         load, compute, room = [], [], True
         for key in keys:
             row = self.rows.bind(key)
@@ -300,21 +300,21 @@ class Supply:
         for row, _ in compute:
             self.rows.fill(row)
         if not room:
-            raise Lost("all rows of digests are in use")
+            raise Lost("all rows of summaries are in use")
         if load:
-            self._load_digests(sequence, load)
+            self._load_summaries(sequence, load)
 
     def bind(self, sequence: Sequence, keys: abc.Sequence[bytes]) -> None:
-        """Makes candidates of blocks that the step under way fills: the caller makes their digests, layer by layer, and says
+        """Makes candidates of blocks that the step under way fills: the caller makes their summaries, layer by layer, and says
         rows.fill() when they have all."""
         for key in keys:
             row = self.rows.bind(key)
             if row is None:
-                raise Lost("all rows of digests are in use")
+                raise Lost("all rows of summaries are in use")
             sequence.keys.append(key)
             sequence.rows.append(row)
 
-    def _load_digests(self, sequence: Sequence, wanted: list[tuple[bytes, int]]) -> None:
+    def _load_summaries(self, sequence: Sequence, wanted: list[tuple[bytes, int]]) -> None:
         if self._beside and self._connected():
             self._append(sequence, sequence.keys, True)
             self._take(sequence)
@@ -325,15 +325,15 @@ class Supply:
             failed += self._load_some(wanted[at : at + _MAX_ITEMS])
         if failed:
             self.counts.failed += failed
-            raise Lost(f"digests of {failed} blocks did not come")
+            raise Lost(f"summaries of {failed} blocks did not come")
 
     def _load_some(self, wanted: abc.Sequence[tuple[bytes, int]]) -> int:
         """A run of layers after the other; how many did not come."""
         coming, until = dict.fromkeys(wanted), time.monotonic() + self.deadline
-        for first, layers in _runs(self.digested):
+        for first, layers in _runs(self.summarised):
 
             def begin(some: abc.Sequence[tuple[bytes, int]], left: float) -> Optional[Task]:
-                region, keys = self._digest_region, b"".join(key for key, _ in some)
+                region, keys = self._summary_region, b"".join(key for key, _ in some)
                 assert region is not None
                 return self.source.ask(
                     region.load, keys, [row for _, row in some], layer=first, layers=layers, priority=URGENT, deadline=left,
@@ -349,7 +349,7 @@ class Supply:
 
     def keep(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool = False) -> int:
         """Has the daemon keep the sequence's first blocks, which these keys name, as far as it has them: the pages of so
-        many may be given back. build: it computes their digests where it has none."""
+        many may be given back. build: it computes their summaries where it has none."""
         if not self._connected():
             return sequence.kept
         if sequence.kept < len(keys):
@@ -421,7 +421,7 @@ class Supply:
 
     def _append(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool) -> None:
         if sequence.chain is None:
-            sequence.chain = self.source.ask(Chain, self.source.digests, self.part, timeout=self.timeout)
+            sequence.chain = self.source.ask(Chain, self.source.summaries, self.part, timeout=self.timeout)
         chain = sequence.chain
         if chain is not None:
             more = b"".join(keys[len(chain) :])

@@ -1,7 +1,7 @@
-"""Retrieval: digests of KV blocks, chains of blocks, and selections of the blocks that a query wants.
+"""Retrieval: summaries of KV blocks, chains of blocks, and selections of the blocks that a query wants.
 
-    digest = sparse.mean(sparse.Shape("bf16", tokens=16, kv_heads=8, head_dim=128))
-    with sparse.DigestNamespace(ns, digest) as digests, digests.chain(keys, build=True) as chain:
+    summary = sparse.mean(sparse.Shape("bf16", tokens=16, kv_heads=8, head_dim=128))
+    with sparse.SummaryNamespace(ns, summary) as summaries, summaries.chain(keys, build=True) as chain:
         chosen = chain.select(layer, q)
         chain.prefetch(chosen.union()).wait()
 
@@ -10,26 +10,26 @@ imported. ucmclient_sparse.h defines everything; docs/sparse.md says what it is 
 ucmclient.sparse.cuda.
 """
 
-from .chain import Appended, Chain, DigestNamespace, select
+from .chain import Appended, Chain, SummaryNamespace, select
 from .choice import Choice, Mass, Score, Selection, TopK, choose, history_scores
-from .digest import Digest, Digests, Shape, box, hash_ as hash, mean, stats, submean, tokens
+from .summary import Summary, Summaries, Shape, box, hash_ as hash, mean, stats, submean, tokens
 from .policy import Budget, Policy
 from .prefetch import Prefetch, Prefetched, Prefetcher, PrefetcherStats, Priority
 from .schedule import LayerMode, Schedule, Step
 from .window import Pinned, Window
 
-#: In a status of Appended: the block's digest is held.
-HAS_DIGEST = 4
+#: In a status of Appended: the block's summary is held.
+HAS_SUMMARY = 4
 
 __all__ = [
-    "HAS_DIGEST",
+    "HAS_SUMMARY",
     "Appended",
     "Budget",
     "Chain",
     "Choice",
-    "Digest",
-    "DigestNamespace",
-    "Digests",
+    "Summary",
+    "SummaryNamespace",
+    "Summaries",
     "LayerMode",
     "Mass",
     "Pinned",

@@ -37,7 +37,7 @@ class Shape(Structure):
     ]
 
 
-class Digest(Structure):
+class Summary(Structure):
     _fields_ = [
         ("method", c_uint32),
         ("kind", c_uint32),
@@ -72,7 +72,7 @@ class ChainResult(Structure):
         ("in_dram", c_uint32),
         ("nvme", c_uint32),
         ("shared", c_uint32),
-        ("digests", c_uint32),
+        ("summaries", c_uint32),
         ("built", c_uint32),
     ]
 
@@ -126,11 +126,11 @@ class Selected(Structure):
         ("n_lists", c_uint32),
         ("n_blocks", c_uint32),
         ("gone", c_uint32),
-        ("no_digest", c_uint64),
+        ("no_summary", c_uint64),
     ]
 
 
-class Digests(Structure):
+class Summaries(Structure):
     _fields_ = [
         ("p", c_void_p),
         ("bytes", c_size_t),
@@ -171,7 +171,7 @@ POLICY_TEXT = 1024
 class Policy(Structure):
     _fields_ = [
         ("preset", c_char * 24),
-        ("digest", c_uint32),
+        ("summary", c_uint32),
         ("kind", c_uint32),
         ("run", c_uint32),
         ("pairs", c_uint32),
@@ -273,12 +273,12 @@ class WindowInfo(Structure):
 
 
 PROTOTYPES = {
-    "ucm_sparse_digest_bytes": (c_int, [POINTER(Digest), POINTER(c_uint64)]),
-    "ucm_sparse_digest_open": (c_int, [c_void_p, POINTER(Digest), c_int, c_int, POINTER(c_void_p)]),
-    "ucm_sparse_digest_build": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
-    "ucm_sparse_digest_local": (
+    "ucm_sparse_summary_bytes": (c_int, [POINTER(Summary), POINTER(c_uint64)]),
+    "ucm_sparse_summary_open": (c_int, [c_void_p, POINTER(Summary), c_int, c_int, POINTER(c_void_p)]),
+    "ucm_sparse_summary_build": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
+    "ucm_sparse_summary_local": (
         c_int,
-        [POINTER(Digest), c_void_p, c_size_t, c_size_t, c_uint32, c_void_p, c_size_t, c_size_t],
+        [POINTER(Summary), c_void_p, c_size_t, c_size_t, c_uint32, c_void_p, c_size_t, c_size_t],
     ),
     "ucm_chain_open": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
     "ucm_chain_close": (None, [c_void_p]),
@@ -286,12 +286,12 @@ PROTOTYPES = {
     "ucm_chain_blocks": (c_uint32, [c_void_p]),
     "ucm_chain_prefetch": (c_int, [c_void_p, c_void_p, c_uint32, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
     "ucm_sparse_choose_defaults": (None, [POINTER(Choose)]),
-    "ucm_sparse_score_defaults": (None, [POINTER(Digest), POINTER(Score)]),
+    "ucm_sparse_score_defaults": (None, [POINTER(Summary), POINTER(Score)]),
     "ucm_sparse_room": (c_int, [POINTER(Select), POINTER(c_uint32), POINTER(c_uint32)]),
     "ucm_sparse_select": (c_int, [c_void_p, POINTER(Select), c_int, POINTER(Selected)]),
     "ucm_sparse_score_local": (
         c_int,
-        [POINTER(Digest), POINTER(Score), POINTER(Digests), c_void_p, c_uint32, c_void_p, c_size_t],
+        [POINTER(Summary), POINTER(Score), POINTER(Summaries), c_void_p, c_uint32, c_void_p, c_size_t],
     ),
     "ucm_sparse_score_history": (c_int, [c_void_p, c_uint32, c_void_p]),
     "ucm_sparse_choose_local": (
@@ -300,7 +300,7 @@ PROTOTYPES = {
     ),
     "ucm_sparse_select_local": (
         c_int,
-        [POINTER(Digest), POINTER(Score), POINTER(Choose), POINTER(Digests), c_void_p, c_uint32, POINTER(Selected)],
+        [POINTER(Summary), POINTER(Score), POINTER(Choose), POINTER(Summaries), c_void_p, c_uint32, POINTER(Selected)],
     ),
     "ucm_sparse_schedule_defaults": (c_int, [c_uint32, POINTER(Schedule)]),
     "ucm_sparse_schedule_for_model": (c_int, [c_char_p, c_uint32, POINTER(Schedule)]),
@@ -310,7 +310,7 @@ PROTOTYPES = {
     "ucm_policy_text": (c_int, [POINTER(Policy), c_char_p, c_size_t]),
     "ucm_policy_preset": (c_int, [c_uint32, POINTER(c_char_p), POINTER(c_char_p)]),
     "ucm_policy_key": (c_int, [c_uint32, POINTER(c_char_p), POINTER(c_char_p)]),
-    "ucm_policy_digest": (c_int, [POINTER(Policy), POINTER(Shape), c_void_p, POINTER(Digest)]),
+    "ucm_policy_summary": (c_int, [POINTER(Policy), POINTER(Shape), c_void_p, POINTER(Summary)]),
     "ucm_policy_schedule": (c_int, [POINTER(Policy), c_char_p, c_uint32, POINTER(Schedule)]),
     "ucm_policy_choose": (c_int, [POINTER(Policy), c_uint32, c_uint32, POINTER(PolicyBudget), POINTER(Choose)]),
     "ucm_policy_budget_begin": (c_int, [POINTER(Policy), c_uint32, c_uint32, POINTER(PolicyBudget)]),

@@ -10,18 +10,18 @@ from functools import lru_cache
 from .._native import load
 from ..companion import CompanionMissing, _candidates
 from ..errors import check as _check
-from ._native import Choose, Digest, Score
+from ._native import Choose, Summary, Score
 
-DIGEST_LAYERS = 128
+SUMMARY_LAYERS = 128
 
 
-class DigestLayer(Structure):
+class SummaryLayer(Structure):
     _fields_ = [("k", c_uint64), ("v", c_uint64), ("out", c_uint64)]
 
 
-class DigestBuild(Structure):
+class SummaryBuild(Structure):
     _fields_ = [
-        ("layers", POINTER(DigestLayer)),
+        ("layers", POINTER(SummaryLayer)),
         ("n_layers", c_uint32),
         ("n_blocks", c_uint32),
         ("numbers", c_uint64),
@@ -57,7 +57,7 @@ class SelectInfo(Structure):
 
 class SelectLayer(Structure):
     _fields_ = [
-        ("digests", c_uint64),
+        ("summaries", c_uint64),
         ("stride", c_uint64),
         ("bound", c_uint32),
         ("chains", c_uint32),
@@ -75,10 +75,10 @@ class SelectLayer(Structure):
 
 PROTOTYPES = {
     "ucm_cuda_errmsg": (c_char_p, []),
-    "ucm_cuda_digest_open": (c_int, [c_char_p, POINTER(Digest), POINTER(c_void_p)]),
-    "ucm_cuda_digest_close": (None, [c_void_p]),
-    "ucm_cuda_digest": (c_int, [c_void_p, POINTER(DigestBuild), c_void_p]),
-    "ucm_cuda_select_open": (c_int, [c_char_p, POINTER(Digest), POINTER(SelectOptions), POINTER(c_void_p)]),
+    "ucm_cuda_summary_open": (c_int, [c_char_p, POINTER(Summary), POINTER(c_void_p)]),
+    "ucm_cuda_summary_close": (None, [c_void_p]),
+    "ucm_cuda_summary": (c_int, [c_void_p, POINTER(SummaryBuild), c_void_p]),
+    "ucm_cuda_select_open": (c_int, [c_char_p, POINTER(Summary), POINTER(SelectOptions), POINTER(c_void_p)]),
     "ucm_cuda_select_close": (None, [c_void_p]),
     "ucm_cuda_select_info": (c_int, [c_void_p, POINTER(SelectInfo)]),
     "ucm_cuda_select": (c_int, [c_void_p, POINTER(SelectLayer), c_void_p]),

@@ -1,4 +1,4 @@
-"""Namespaces of digests, chains, and selections by the daemon."""
+"""Namespaces of summaries, chains, and selections by the daemon."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from ..handle import _Handle, _timeout
 from ..region import Task, transfer
 from . import _native as native
 from .choice import Choice, Score, Selection, TopK, query_of, split
-from .digest import Digest
+from .summary import Summary
 from .tensors import Numbers
 
 
-class DigestNamespace(Namespace):
-    """The digests of a namespace: a namespace itself, with the base's keys, for lookups, loads, dumps and regions.
+class SummaryNamespace(Namespace):
+    """The summaries of a namespace: a namespace itself, with the base's keys, for lookups, loads, dumps and regions.
 
-    build: the daemon computes the digests of each block that is stored in the base while this client is connected.
+    build: the daemon computes the summaries of each block that is stored in the base while this client is connected.
     Close it before the base."""
 
-    def __init__(self, base: Namespace, digest: Digest, build: bool = False, timeout: Optional[float] = None):
+    def __init__(self, base: Namespace, summary: Summary, build: bool = False, timeout: Optional[float] = None):
         _Handle.__init__(self, base.client)
         out = c_void_p()
         check(
-            lib.ucm_sparse_digest_open(
-                base.handle, byref(digest.native), int(build), _timeout(timeout), byref(out)
+            lib.ucm_sparse_summary_open(
+                base.handle, byref(summary.native), int(build), _timeout(timeout), byref(out)
             )
         )
-        self.base, self.digest = base, digest
+        self.base, self.summary = base, summary
         self.identity = replace(
-            base.identity, dtype="digest", layout=f"digest/1/{digest.method}", layer_bytes=digest.bytes
+            base.identity, dtype="summary", layout=f"summary/1/{summary.method}", layer_bytes=summary.bytes
         )
         self._handle = out.value
 
@@ -49,9 +49,9 @@ class DigestNamespace(Namespace):
         deadline: float = 0.0,
         timeout: Optional[float] = None,
     ) -> Task:
-        """Has the daemon compute digests of blocks that are stored already; part None: of all parts."""
+        """Has the daemon compute summaries of blocks that are stored already; part None: of all parts."""
         one = 0 if part is None else part + 1
-        return transfer(lib.ucm_sparse_digest_build, self, self, keys, None, timeout, deadline, priority=priority, part=one)
+        return transfer(lib.ucm_sparse_summary_build, self, self, keys, None, timeout, deadline, priority=priority, part=one)
 
     def chain(
         self,
@@ -76,26 +76,26 @@ class DigestNamespace(Namespace):
 @dataclass(frozen=True)
 class Appended:
     """blocks: of the chain now. missing: keys that were not appended, from the first one that is not cached. The others
-    count appended blocks: where they lie, how many have a digest, and how many of these were built now. status: a byte
-    a key, a Found's number and, with a digest, 4 more."""
+    count appended blocks: where they lie, how many have a summary, and how many of these were built now. status: a byte
+    a key, a Found's number and, with a summary, 4 more."""
 
     blocks: int
     missing: int
     in_dram: int
     nvme: int
     shared: int
-    digests: int
+    summaries: int
     built: int
     status: bytes
 
 
 class Chain(_Handle):
-    """The blocks of one sequence, kept in some tier, with their digests in DRAM. ucmclient_sparse.h says what happens
+    """The blocks of one sequence, kept in some tier, with their summaries in DRAM. ucmclient_sparse.h says what happens
     when the daemon restarts."""
 
     _free = lib.ucm_chain_close
 
-    def __init__(self, ns: DigestNamespace, part: int = 0, lease: float = 0.0, timeout: Optional[float] = None):
+    def __init__(self, ns: SummaryNamespace, part: int = 0, lease: float = 0.0, timeout: Optional[float] = None):
         super().__init__(ns.client)
         out = c_void_p()
         check(lib.ucm_chain_open(ns.handle, part, _timeout(lease), _timeout(timeout), byref(out)))
@@ -114,7 +114,7 @@ class Chain(_Handle):
         deadline: float = 0.0,
         timeout: Optional[float] = None,
     ) -> Appended:
-        """Appends blocks as long as they are cached without a gap. build: digests that are missing are computed."""
+        """Appends blocks as long as they are cached without a gap. build: summaries that are missing are computed."""
         borrowed, n = borrow_keys(keys, self.ns.identity.key_bytes)
         status = ctypes.create_string_buffer(max(n, 1))
         more = native.ChainKeys(
@@ -183,14 +183,14 @@ def _select(
     if not rows:
         raise ValueError("a selection needs at least one row")
     client: Client = rows[0][0].client
-    query, q_dtype, spec = query_of(q, dtype, score, rows[0][0].ns.digest, batch, choose)
+    query, q_dtype, spec = query_of(q, dtype, score, rows[0][0].ns.summary, batch, choose)
     if batch and query.shape[0] != len(rows):
         raise ValueError(f"q has {query.shape[0]} entries for {len(rows)} rows")
     chains = (c_void_p * len(rows))(*(chain.handle for chain, _ in rows))
     layers = (c_uint32 * len(rows))(*(layer for _, layer in rows))
     wish = 0 if prefetch is None else prefetch + 1
     what = native.Select(chains, layers, len(rows), q_dtype, query.address, spec, choose.native(), wish)
-    lists = [chain.ns.digest.shape.kv_heads if score.heads == "each" else 1 for chain, _ in rows]
+    lists = [chain.ns.summary.shape.kv_heads if score.heads == "each" else 1 for chain, _ in rows]
     room = sum(n * min(len(chain), choose.limit or len(chain)) for n, (chain, _) in zip(lists, rows))
     if room > _ROOM:
         least = c_uint32()

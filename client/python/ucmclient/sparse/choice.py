@@ -13,7 +13,7 @@ from . import _native as native
 from .tensors import Numbers, Tensor, dtype_number
 
 if TYPE_CHECKING:
-    from .digest import Digest
+    from .summary import Summary
 
 _METRICS = ("dot", "l2", "rounded")
 _REDUCES = ("max", "mean", "softmax")
@@ -33,11 +33,11 @@ class Score:
     metric: str = "dot"
     beta: float = 0.0
 
-    def native(self, rows: int, q_heads: int, digest: Digest, choose: Optional[Choice]) -> native.Score:
+    def native(self, rows: int, q_heads: int, summary: Summary, choose: Optional[Choice]) -> native.Score:
         numbers = []
         for names, name, what in (
             (_METRICS, self.metric, "metric"),
-            (_REDUCES, self.reduce or self._best(digest, choose), "reduce"),
+            (_REDUCES, self.reduce or self._best(summary, choose), "reduce"),
             (_HEADS, self.heads, "heads"),
         ):
             if name not in names:
@@ -45,9 +45,9 @@ class Score:
             numbers.append(names.index(name))
         return native.Score(*numbers, rows, q_heads, self.beta)
 
-    def _best(self, digest: Digest, choose: Optional[Choice]) -> str:
+    def _best(self, summary: Summary, choose: Optional[Choice]) -> str:
         score = native.Score()
-        lib.ucm_sparse_score_defaults(byref(digest.native), byref(score))
+        lib.ucm_sparse_score_defaults(byref(summary.native), byref(score))
         return _REDUCES[score.reduce] if isinstance(choose, TopK) and self.metric != "l2" else "max"
 
 
@@ -99,13 +99,13 @@ class Mass(Choice):
 @dataclass(frozen=True)
 class Selection:
     """Of one row. lists: for each list the chosen blocks' numbers, ascending, as memoryviews of uint32, which
-    numpy.asarray and torch.frombuffer take without a copy; scores: the same in float32. gone, no_digest: of the whole
-    call, blocks that were evicted by name meanwhile (recompute them), and blocks without a digest (always chosen)."""
+    numpy.asarray and torch.frombuffer take without a copy; scores: the same in float32. gone, no_summary: of the whole
+    call, blocks that were evicted by name meanwhile (recompute them), and blocks without a summary (always chosen)."""
 
     lists: list[memoryview]
     scores: list[memoryview]
     gone: int = 0
-    no_digest: int = 0
+    no_summary: int = 0
 
     def union(self) -> list[int]:
         """The blocks of all lists, each once: what to prefetch or load."""
@@ -113,16 +113,16 @@ class Selection:
 
 
 def query_of(
-    q: Any, dtype: Any, score: Score, digest: Digest, batch: bool, choose: Optional[Choice] = None
+    q: Any, dtype: Any, score: Score, summary: Summary, batch: bool, choose: Optional[Choice] = None
 ) -> tuple[Tensor, int, native.Score]:
     """The query's address, dtype and shape. batch: it has a first dimension, one entry a row of the selection."""
     query = Tensor(q, "q")
     wants = "[n]" * batch + "[rows][q_heads][head_dim]"
     shape = query.shape[1:] if batch else query.shape
-    if len(shape) not in (2, 3) or shape[-1] != digest.shape.head_dim:
-        raise ValueError(f"q has shape {query.shape}; {wants} is wanted, with head_dim {digest.shape.head_dim}")
+    if len(shape) not in (2, 3) or shape[-1] != summary.shape.head_dim:
+        raise ValueError(f"q has shape {query.shape}; {wants} is wanted, with head_dim {summary.shape.head_dim}")
     number = query.wants(None if dtype is None else dtype_number(dtype), "q")
-    return query, number, score.native(shape[0] if len(shape) == 3 else 1, shape[-2], digest, choose)
+    return query, number, score.native(shape[0] if len(shape) == 3 else 1, shape[-2], summary, choose)
 
 
 def split(
@@ -137,7 +137,7 @@ def split(
             values.append(scores.view[begin : begin + count])
             begin += count
         at += n
-        rows.append(Selection(lists, values, out.gone, out.no_digest))
+        rows.append(Selection(lists, values, out.gone, out.no_summary))
     return rows
 
 
@@ -157,7 +157,7 @@ def choose(scores: Any, policy: Choice = TopK(), block_tokens: int = 16) -> memo
 
 
 def history_scores(uses: Blocks) -> memoryview:
-    """The first GSA's scores: by how often each block was used, and by its place. They need no digests."""
+    """The first GSA's scores: by how often each block was used, and by its place. They need no summaries."""
     borrowed, n = uint32s(uses)
     out = Numbers(n, "f")
     check(lib.ucm_sparse_score_history(borrowed.address, n, out.address))

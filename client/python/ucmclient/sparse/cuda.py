@@ -1,9 +1,9 @@
-"""Digests and selections on the worker's GPU, with torch's tensors there: ucmclient_cuda_sparse.h in Python.
+"""Summaries and selections on the worker's GPU, with torch's tensors there: ucmclient_cuda_sparse.h in Python.
 
-    build = cuda.Builder(digest, gpu=digests)
-    select = cuda.Selector(digest, gpu=digests, q_heads=32, max_blocks=4096, chains=8)
-    build(kv, digests, blocks)  # of all layers, when blocks are complete
-    chosen = select(digests[layer], table, lengths, q)  # each step and layer
+    build = cuda.Builder(summary, gpu=summaries)
+    select = cuda.Selector(summary, gpu=summaries, q_heads=32, max_blocks=4096, chains=8)
+    build(kv, summaries, blocks)  # of all layers, when blocks are complete
+    chosen = select(summaries[layer], table, lengths, q)  # each step and layer
 
 A call launches one kernel on torch's current stream (or `stream`) and waits for nothing, so a CUDA graph can capture it,
 and tensors must live as with any kernel: torch's allocator sees to it for those of that stream. torch is not imported.
@@ -22,7 +22,7 @@ from ..handle import _Handle
 from ..memory import gpu_uuid
 from . import _native_cuda as native
 from .choice import Choice, Score, TopK
-from .digest import Digest
+from .summary import Summary
 from .tensors import DTYPES, SIZES, dtype_number
 
 
@@ -88,34 +88,34 @@ class _OnGpu(_Handle):
 
 
 class Builder(_OnGpu):
-    """Builds digests. gpu: any tensor on the GPU, or its torch.device."""
+    """Builds summaries. gpu: any tensor on the GPU, or its torch.device."""
 
-    _close = "ucm_cuda_digest_close"
+    _close = "ucm_cuda_summary_close"
 
-    def __init__(self, digest: Digest, gpu: Any):
+    def __init__(self, summary: Summary, gpu: Any):
         super().__init__(gpu)
-        self.digest = digest
+        self.summary = summary
         out = c_void_p()
-        native.check(native.library().ucm_cuda_digest_open(self._uuid(), byref(digest.native), byref(out)))
+        native.check(native.library().ucm_cuda_summary_open(self._uuid(), byref(summary.native), byref(out)))
         self._handle = out.value
 
     def __call__(
         self,
         kv: Sequence[Any],
-        digests: Sequence[Any],
+        summaries: Sequence[Any],
         blocks: Any,
         out_blocks: Any = None,
         *,
         thread_blocks: int = 0,
         stream: Any = None,
     ) -> None:
-        """Of each layer's blocks of these numbers. kv: for each layer a tensor of blocks that the digest's Shape
-        describes, or a pair (K, V) of them; digests: for each layer a tensor of blocks. Of both, the first dimension
-        counts blocks, and all layers are alike. blocks: int32 on the GPU; out_blocks: their numbers in `digests` where
+        """Of each layer's blocks of these numbers. kv: for each layer a tensor of blocks that the summary's Shape
+        describes, or a pair (K, V) of them; summaries: for each layer a tensor of blocks. Of both, the first dimension
+        counts blocks, and all layers are alike. blocks: int32 on the GPU; out_blocks: their numbers in `summaries` where
         they differ. A pair with a number outside is skipped. thread_blocks: how much of the GPU it takes; 0: 32."""
-        layers = [self._layer(kv[i], digests[i], i) for i in range(len(kv))] if len(kv) == len(digests) else []
+        layers = [self._layer(kv[i], summaries[i], i) for i in range(len(kv))] if len(kv) == len(summaries) else []
         if not layers:
-            raise ValueError(f"kv has {len(kv)} layers and digests {len(digests)}: as many are wanted, and one at least")
+            raise ValueError(f"kv has {len(kv)} layers and summaries {len(summaries)}: as many are wanted, and one at least")
         _, stride, bound, out_stride, out_bound = layers[0]
         for i, layer in enumerate(layers):
             if layer[1:] != layers[0][1:]:
@@ -124,19 +124,19 @@ class Builder(_OnGpu):
         if out_blocks is not None and self._numbers(out_blocks, "out_blocks").shape[0] != blocks.shape[0]:
             raise ValueError(f"blocks has {blocks.shape[0]} numbers, out_blocks {out_blocks.shape[0]}")
         where = self._stream(stream)
-        for begin in range(0, len(layers), native.DIGEST_LAYERS):
-            some = [layer for layer, *_ in layers[begin : begin + native.DIGEST_LAYERS]]
-            build = native.DigestBuild(
-                (native.DigestLayer * len(some))(*some), len(some), blocks.shape[0], blocks.data_ptr(),
+        for begin in range(0, len(layers), native.SUMMARY_LAYERS):
+            some = [layer for layer, *_ in layers[begin : begin + native.SUMMARY_LAYERS]]
+            build = native.SummaryBuild(
+                (native.SummaryLayer * len(some))(*some), len(some), blocks.shape[0], blocks.data_ptr(),
                 0 if out_blocks is None else out_blocks.data_ptr(), stride, out_stride, bound, out_bound, thread_blocks,
             )
-            native.check(native.library().ucm_cuda_digest(self.handle, byref(build), where))
+            native.check(native.library().ucm_cuda_summary(self.handle, byref(build), where))
 
-    def _layer(self, kv: Any, out: Any, layer: int) -> tuple[native.DigestLayer, int, int, int, int]:
+    def _layer(self, kv: Any, out: Any, layer: int) -> tuple[native.SummaryLayer, int, int, int, int]:
         k, v = kv if isinstance(kv, (tuple, list)) else (kv, kv)
-        shape = self.digest.native.shape
+        shape = self.summary.native.shape
         size = SIZES[shape.dtype]
-        reads_v = self.digest.method == "stats" and shape.v_head_dim > 0
+        reads_v = self.summary.method == "stats" and shape.v_head_dim > 0
         for what, tensor, offset, token, head, dim in (
             ("K", k, shape.k_offset, shape.k_token_stride, shape.k_head_stride, shape.head_dim),
             ("V", v, shape.v_offset, shape.v_token_stride, shape.v_head_stride, shape.v_head_dim),
@@ -146,16 +146,16 @@ class Builder(_OnGpu):
             what = f"{what} of layer {layer}"
             self._check(tensor, what, dims=2)
             if DTYPES.get(_dtype(tensor), shape.dtype) != shape.dtype:
-                raise ValueError(f"{what} is of {_dtype(tensor)}, the digest's shape is not")
+                raise ValueError(f"{what} is of {_dtype(tensor)}, the summary's shape is not")
             end = offset + (shape.tokens - 1) * token + (shape.kv_heads - 1) * head + dim * size
             if end > _span(tensor):
-                raise ValueError(f"{what}: a block has {_span(tensor)} bytes, the digest's shape reads {end}")
-        self._check(out, f"digests of layer {layer}", dims=2)
+                raise ValueError(f"{what}: a block has {_span(tensor)} bytes, the summary's shape reads {end}")
+        self._check(out, f"summaries of layer {layer}", dims=2)
         if reads_v and (_step(v), v.shape[0]) != (_step(k), k.shape[0]):
             raise ValueError(f"K and V of layer {layer} differ in blocks or in strides")
-        if _span(out) < self.digest.bytes:
-            raise ValueError(f"digests of layer {layer}: {_span(out)} bytes a block; a digest has {self.digest.bytes}")
-        addresses = native.DigestLayer(k.data_ptr(), v.data_ptr() if reads_v else 0, out.data_ptr())
+        if _span(out) < self.summary.bytes:
+            raise ValueError(f"summaries of layer {layer}: {_span(out)} bytes a block; a summary has {self.summary.bytes}")
+        addresses = native.SummaryLayer(k.data_ptr(), v.data_ptr() if reads_v else 0, out.data_ptr())
         return addresses, _step(k), k.shape[0], _step(out), out.shape[0]
 
 
@@ -183,7 +183,7 @@ class Selector(_OnGpu):
 
     def __init__(
         self,
-        digest: Digest,
+        summary: Summary,
         gpu: Any,
         q_heads: int,
         max_blocks: int,
@@ -199,13 +199,13 @@ class Selector(_OnGpu):
         for what, n in (("q_heads", q_heads), ("max_blocks", max_blocks), ("chains", chains), ("rows", rows)):
             if not 1 <= n < 2**32:
                 raise ValueError(f"{what} is {n}; 1 to 2**32 - 1 are allowed")
-        self.digest, self.q_heads, self.rows, self.chains, self.max_blocks = digest, q_heads, rows, chains, max_blocks
+        self.summary, self.q_heads, self.rows, self.chains, self.max_blocks = summary, q_heads, rows, chains, max_blocks
         self._q_dtype = next(name for name, number in DTYPES.items() if number == dtype_number(q_dtype))
         options = native.SelectOptions(
-            score.native(rows, q_heads, digest, choose), choose.native(), DTYPES[self._q_dtype], chains, max_blocks, room
+            score.native(rows, q_heads, summary, choose), choose.native(), DTYPES[self._q_dtype], chains, max_blocks, room
         )
         out, info, lib = c_void_p(), native.SelectInfo(), native.library()
-        native.check(lib.ucm_cuda_select_open(self._uuid(), byref(digest.native), byref(options), byref(out)))
+        native.check(lib.ucm_cuda_select_open(self._uuid(), byref(summary.native), byref(options), byref(out)))
         self._handle = out.value
         native.check(lib.ucm_cuda_select_info(self.handle, byref(info)))
         self.lists, self.room, self.workspace_bytes = info.lists, info.room, info.workspace_bytes
@@ -214,7 +214,7 @@ class Selector(_OnGpu):
 
     def __call__(
         self,
-        digests: Any,
+        summaries: Any,
         table: Any,
         n_blocks: Any,
         q: Any,
@@ -224,29 +224,29 @@ class Selector(_OnGpu):
         most: Any = None,
         stream: Any = None,
     ) -> Chosen:
-        """digests: one layer's, the first dimension counts blocks. table: int32 [chains][max_blocks or more], the
-        blocks' numbers in `digests`; a block whose number is outside has no digest, and is chosen. n_blocks: int32
+        """summaries: one layer's, the first dimension counts blocks. table: int32 [chains][max_blocks or more], the
+        blocks' numbers in `summaries`; a block whose number is outside has no summary, and is chosen. n_blocks: int32
         [chains]. q: [chains][q_heads][head_dim], or [chains][rows][q_heads][head_dim]. out: what an earlier call
         returned, to be written again. scores: float32 [chains][lists][room] for the scores of the chosen blocks. most: int32
         [chains], how many each list may choose in place of what the Choice says, at most `room`."""
-        self._inputs(digests, table, n_blocks, q)
+        self._inputs(summaries, table, n_blocks, q)
         chains = table.shape[0]
         if out is None:
             shape = (chains, self.lists)
             out = Chosen(table.new_empty(shape), table.new_empty((*shape, self.room)), scores)
         self._outputs(out, chains)
         layer = native.SelectLayer(
-            digests.data_ptr(), _step(digests), digests.shape[0], chains, table.data_ptr(), table.stride()[0],
+            summaries.data_ptr(), _step(summaries), summaries.shape[0], chains, table.data_ptr(), table.stride()[0],
             n_blocks.data_ptr(), q.data_ptr(), q.stride()[0], out.counts.data_ptr(), out.index.data_ptr(),
             0 if out.scores is None else out.scores.data_ptr(), 0 if most is None else self._most(most, chains).data_ptr(),
         )
         native.check(native.library().ucm_cuda_select(self.handle, byref(layer), self._stream(stream)))
         return out
 
-    def _inputs(self, digests: Any, table: Any, n_blocks: Any, q: Any) -> None:
-        self._check(digests, "digests", dims=2)
-        if _span(digests) < self.digest.bytes:
-            raise ValueError(f"digests: {_span(digests)} bytes a block; a digest has {self.digest.bytes}")
+    def _inputs(self, summaries: Any, table: Any, n_blocks: Any, q: Any) -> None:
+        self._check(summaries, "summaries", dims=2)
+        if _span(summaries) < self.summary.bytes:
+            raise ValueError(f"summaries: {_span(summaries)} bytes a block; a summary has {self.summary.bytes}")
         self._check(table, "table", "int32", 2)
         chains = table.shape[0]
         if len(table.shape) != 2 or table.shape[1] < self.max_blocks or table.stride()[1] != 1:
@@ -256,7 +256,7 @@ class Selector(_OnGpu):
         if self._numbers(n_blocks, "n_blocks").shape[0] != chains:
             raise ValueError(f"n_blocks has {n_blocks.shape[0]} numbers for {chains} chains")
         self._check(q, "q", self._q_dtype, 3)
-        one = (self.q_heads, self.digest.shape.head_dim)
+        one = (self.q_heads, self.summary.shape.head_dim)
         wanted = [(chains, self.rows, *one)] + [(chains, *one)] * (self.rows == 1)
         if tuple(q.shape) not in wanted:
             raise ValueError(f"q has shape {tuple(q.shape)}; {wanted[0]} is wanted")

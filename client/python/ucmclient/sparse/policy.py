@@ -9,7 +9,7 @@ from .._native import lib
 from ..errors import Status, UcmError, check
 from . import _native as native
 from .choice import Choice, Mass, Score, TopK
-from .digest import Digest, Shape
+from .summary import Summary, Shape
 from .schedule import Schedule
 
 _CHOICES = ("topk", "mass", "psa", "estimated", "certified")
@@ -72,14 +72,14 @@ class Policy:
         p = self.native
         return Score(_REDUCES[p.reduce], _HEADS[p.heads], _METRICS[p.metric], p.beta)
 
-    def digest(self, shape: Shape) -> Digest:
+    def summary(self, shape: Shape) -> Summary:
         keep = (c_uint8 * 64)()
-        d, s = native.Digest(), shape.native()
-        check(lib.ucm_policy_digest(byref(self.native), byref(s), keep, byref(d)))
+        d, s = native.Summary(), shape.native()
+        check(lib.ucm_policy_summary(byref(self.native), byref(s), keep, byref(d)))
         methods = ("", "mean", "submean", "box", "hash", "stats", "tokens")
         pairs = [i for i in range(8 * d.keep_bytes) if keep[i // 8] >> i % 8 & 1] if d.keep_bytes else None
         names = ("kind", "run", "pairs", "bits", "rope_bits", "seed", "chosen", "rest")
-        return Digest(methods[d.method], shape, pairs, **{name: getattr(d, name) for name in names})
+        return Summary(methods[d.method], shape, pairs, **{name: getattr(d, name) for name in names})
 
     def schedule(self, layers: int, model: Optional[str] = None) -> Schedule:
         """model: its name, for what is known of it; UcmError UNSUPPORTED and NOT_FOUND as Schedule.for_model."""

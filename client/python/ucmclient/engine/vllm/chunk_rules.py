@@ -45,7 +45,7 @@ def _reasons(settings: Settings, config: Any, groups: Optional[Sequence[Any]]) -
     if not settings.async_load:
         yield "with loads within the step", "set async_load to true"
     beside = {
-        "encoding": settings.encoding != "none", "digests": settings.digests is not None, "sparse": settings.sparse is not None,
+        "encoding": settings.encoding != "none", "summaries": settings.summaries is not None, "sparse": settings.sparse is not None,
         "head_groups": settings.head_groups > 0, "gather_loads": settings.gather_loads, "layer_stores": settings.layer_stores > 0,
     }
     for name in (name for name, used in beside.items() if used):

@@ -31,7 +31,7 @@ from .chunk_rules import Turned, check_chunks, in_columns, turned, with_chunks
 from .chunk_scheduler import ChunkingScheduler
 from .chunk_worker import ChunkingWorker
 from .context import Context, check_context, context_of, context_ranks
-from .digests import digest_of, shape_of
+from .summaries import summary_of, shape_of
 from .drafts import check_drafts, drafts_of
 from .events import EventFeed
 from .head_groups import check_head_groups, group_layouts, head_groups_of
@@ -53,13 +53,13 @@ from .stats import UcmPromMetrics, UcmStats
 from .sparse_rules import NOT_OURS, rules_of
 from .sparse_scheduler import SparseScheduler
 from .sparse_gpu import SparseGpuWorker
-from .sparse_worker import SparseWorker, digest_by
+from .sparse_worker import SparseWorker, summary_by
 from .worker import WorkerHalf
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from ...sparse.digest import Digest
+    from ...sparse.summary import Summary
 
 logger = init_logger("vllm.ucmclient")
 
@@ -172,13 +172,13 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
         tp_rank = _tensor_parallel_rank()
         ranks = context_ranks(self._config, self._kv_config, tp_rank, self._context)
         if stages_of(self._config) > 1:
-            (layout, digest, ranks), more = self._stage(kv_caches, ranks), []
+            (layout, summary, ranks), more = self._stage(kv_caches, ranks), []
         else:
             if self._settings.head_groups:
                 of = head_groups_of(self._config, self._kv_config, tp_rank, self._settings.head_groups)
-                (layout, *more), ranks, digest = group_layouts(kv_caches, self._kv_config.num_blocks, of, self._apart(kv_caches)), of.ranks, None
+                (layout, *more), ranks, summary = group_layouts(kv_caches, self._kv_config.num_blocks, of, self._apart(kv_caches)), of.ranks, None
             else:
-                (layout, digest), more = self._layout(kv_caches), []
+                (layout, summary), more = self._layout(kv_caches), []
             self._identity = self._named(layout, ranks, self._engine())
         make_worker, gathered, of_chunks = WorkerHalf, "", self._chunks(kv_caches)
         if of_chunks is not None:
@@ -197,17 +197,17 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
             writes=ranks.writes,
             on_gpu=on_gpu,
             event=_record_event if on_gpu else _no_event,
-            digest=digest,
+            summary=summary,
             build=self._rules is None or self._rules.on_gpu,
             more=more,
         )
         self._layers, stored_when = store_by_layer(self._worker, self._config, layout)
-        if self._rules is not None and digest is not None:
+        if self._rules is not None and summary is not None:
             _check_backend(self._config)
             make = SparseGpuWorker if self._rules.on_gpu else SparseWorker
-            self._sparse = make(self._rules, self._worker, layout, digest, kv_caches, self._config, ranks.part)
+            self._sparse = make(self._rules, self._worker, layout, summary, kv_caches, self._config, ranks.part)
         sparse = self._sparse.chosen_as if self._sparse is not None else ""
-        for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.digested_as, stored_when, gathered, sparse):
+        for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.summarised_as, stored_when, gathered, sparse):
             if sentence:
                 logger.info("%s", sentence)
 
@@ -251,7 +251,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
         for sentence in self._worker.sentences:
             logger.info("%s", sentence)
 
-    def _stage(self, kv_caches: dict[str, Any], ranks: Ranks) -> tuple[Layout, Optional[Digest], Ranks]:
+    def _stage(self, kv_caches: dict[str, Any], ranks: Ranks) -> tuple[Layout, Optional[Summary], Ranks]:
         """The same in a pipeline, of which this rank has some layers."""
         made: list[Any] = []
 
@@ -260,8 +260,8 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
             return made[0]
 
         of = staged(layout, ranks, self._engine(), _stage_number(), _all_stages)
-        if self._settings.digests is not None and of.layout.layer_bytes != made[0].layer_bytes:
-            raise Unsupported('digests: the stages of the pipeline keep layers of different sizes: remove the setting "digests"')
+        if self._settings.summaries is not None and of.layout.layer_bytes != made[0].layer_bytes:
+            raise Unsupported('summaries: the stages of the pipeline keep layers of different sizes: remove the setting "summaries"')
         self._identity = replace(self._named(of.layout, of.ranks, of.engine), layers=of.layers)
         return of.layout, made[1], of.ranks
 
@@ -271,25 +271,25 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
         one = identity_of(self._config, self._kv_config, layout, ranks, self._settings, engine, draft, self._read)
         return replace(one, block_tokens=one.block_tokens * self._context.ranks)
 
-    def _layout(self, kv_caches: dict[str, Any]) -> tuple[Layout, Optional[Digest]]:
+    def _layout(self, kv_caches: dict[str, Any]) -> tuple[Layout, Optional[Summary]]:
         settings, blocks = self._settings, self._kv_config.num_blocks
         coded = heads_of(self._kv_config, "encoding") if settings.encoding != "none" else None
-        apart = self._apart(kv_caches) or settings.digests is not None or self._rules is not None
+        apart = self._apart(kv_caches) or settings.summaries is not None or self._rules is not None
         # An encoding takes whole layers, of which stages may have different numbers.
         apart = apart or (coded is not None and stages_of(self._config) > 1)
         layout = layout_of(kv_caches, blocks, apart, coded)
         if self._rules is not None and not self._rules.on_gpu:
-            return layout, digest_by(self._rules, self._kv_config)
-        if self._rules is None and settings.digests is None:
+            return layout, summary_by(self._rules, self._kv_config)
+        if self._rules is None and settings.summaries is None:
             return layout, None
         tensors: dict[int, Any] = {}
         for name, tensor in kv_caches.items():
             tensors.setdefault(layout.numbers[name], tensor)
         if self._rules is not None:
             heads, cache_dtype = heads_of(self._kv_config, "sparse"), str(self._config.cache_config.cache_dtype)
-            return layout, Policy(self._rules.policy).digest(shape_of(list(tensors.values()), layout, heads, cache_dtype))
-        heads, cache_dtype = heads_of(self._kv_config, "digests"), str(self._config.cache_config.cache_dtype)
-        return layout, digest_of(settings.digests, list(tensors.values()), layout, heads, cache_dtype)
+            return layout, Policy(self._rules.policy).summary(shape_of(list(tensors.values()), layout, heads, cache_dtype))
+        heads, cache_dtype = heads_of(self._kv_config, "summaries"), str(self._config.cache_config.cache_dtype)
+        return layout, summary_of(settings.summaries, list(tensors.values()), layout, heads, cache_dtype)
 
     def _apart(self, kv_caches: dict[str, Any]) -> bool:
         """Whether layers are loaded or stored one by one. Of layers that differ in size, blocks are stored after their step."""

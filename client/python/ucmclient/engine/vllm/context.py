@@ -41,7 +41,7 @@ def check_context(config: Any, groups: Optional[Sequence[Any]], settings: Settin
         raise Unsupported(
             "decode context parallelism is not supported for models with several kinds of KV cache: use --decode-context-parallel-size 1"
         )
-    used = {"sparse": settings.sparse is not None, "digests": settings.digests is not None, "head_groups": settings.head_groups > 0}
+    used = {"sparse": settings.sparse is not None, "summaries": settings.summaries is not None, "head_groups": settings.head_groups > 0}
     for name in (name for name, is_used in used.items() if is_used):
         raise Unsupported(
             f'{name}: not supported with decode context parallelism: use --decode-context-parallel-size 1, or remove the setting "{name}"'

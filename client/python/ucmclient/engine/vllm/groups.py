@@ -126,7 +126,7 @@ def _state(spec: Any) -> str:
 def check_hybrid(config: Any, kv_cache_config: Any, groups: Sequence[Group], settings: Settings) -> None:
     if any(group.kind == STATE for group in groups):
         _check_states(config, kv_cache_config)
-    names = {"encoding": settings.encoding != "none", "digests": settings.digests is not None, "sparse": settings.sparse is not None}
+    names = {"encoding": settings.encoding != "none", "summaries": settings.summaries is not None, "sparse": settings.sparse is not None}
     for name in (name for name, used in names.items() if used):
         raise Unsupported(f"{name}: not supported for models with several kinds of KV cache: remove the setting {name!r}")
     if not settings.async_load:

@@ -36,7 +36,7 @@ class HeadGroups:
 def check_head_groups(settings: Settings, hybrid: bool) -> None:
     """Refuses settings that need all of a rank's heads in one part."""
     others = {
-        "encoding": settings.encoding != "none", "digests": settings.digests is not None, "sparse": settings.sparse is not None,
+        "encoding": settings.encoding != "none", "summaries": settings.summaries is not None, "sparse": settings.sparse is not None,
     }
     for name in (name for name, used in others.items() if used and settings.head_groups):
         raise Unsupported(f'head_groups: not supported beside {name}: remove the setting "{name}", {_REMEDY}')

@@ -309,7 +309,7 @@ def layout_of(
 ) -> Layout:
     """Layers are in the mapping's order, which is the model's. Layers that share a tensor count as one. If all layers
     of a block lie side by side, or layers differ in size, they form one layer. apart: they don't, because
-    they are loaded layer by layer, or digested. heads: fragments are cut so that an encoding takes them, and the layout has sections. Name and sizes are then the
+    they are loaded layer by layer, or summarised. heads: fragments are cut so that an encoding takes them, and the layout has sections. Name and sizes are then the
     same as without, but for models with so many layers that all of a block are too much for one section."""
     layers: list[tuple[Fragment, ...]] = []
     descriptions: list[str] = []
@@ -336,7 +336,7 @@ def layout_of(
     if len(sizes) > 1:
         raise ValueError(
             f"layers keep {sorted(sizes)} bytes of a block; loading layer by layer needs layers of one size, and so do "
-            "digests: set layerwise to false, digests to none"
+            "summaries: set layerwise to false, summaries to none"
         )
     if sum(map(len, layers)) > _MAX_PLANES:
         raise ValueError(f"the KV tensors keep a block in {sum(map(len, layers))} pieces, more than {_MAX_PLANES}")

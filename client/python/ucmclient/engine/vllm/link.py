@@ -15,8 +15,8 @@ from typing import Any, Optional, TypeVar
 
 from ...client import Client, Namespace, Region, on_behalf_of
 from ...errors import Status, UcmError
-from ...sparse.chain import DigestNamespace
-from ...sparse.digest import Digest
+from ...sparse.chain import SummaryNamespace
+from ...sparse.summary import Summary
 from .identity import EngineIdentity
 from .settings import Settings
 
@@ -31,7 +31,7 @@ Setup = Callable[[Namespace, float], Optional[Region]]
 
 
 class Link:
-    """One client, one namespace and its digests, and a worker's region. Calls through it take a bounded time, whatever the daemon
+    """One client, one namespace and its summaries, and a worker's region. Calls through it take a bounded time, whatever the daemon
     does."""
 
     def __init__(
@@ -40,12 +40,12 @@ class Link:
         identity: EngineIdentity,
         name: str,
         setup: Optional[Setup] = None,
-        digest: Optional[Digest] = None,
+        summary: Optional[Summary] = None,
         build: bool = True,
     ):
-        """digest: while this connection lasts, the daemon builds it of each block that is stored. build: False: it does not."""
+        """summary: while this connection lasts, the daemon builds it of each block that is stored. build: False: it does not."""
         self.settings = settings
-        self._digest, self._build = digest, build
+        self._summary, self._build = summary, build
         self.identity = identity
         self.name = name
         self.setup = setup
@@ -57,7 +57,7 @@ class Link:
         self._search: Optional[threading.Thread] = None
         self._client: Optional[Client] = None
         self._ns: Optional[Namespace] = None
-        self._digests: Optional[DigestNamespace] = None
+        self._summaries: Optional[SummaryNamespace] = None
         self._region: Optional[Region] = None
         self._silent_until = 0.0
         #: When a call found no daemon first, and whether one found none retry_interval later.
@@ -91,10 +91,10 @@ class Link:
         client = Client(self.settings.socket, self.name, timeout=timeout)
         try:
             ns = self._encoded(client.namespace(self.identity, timeout=timeout), timeout)
-            digests = self._digested(ns, timeout)
+            summaries = self._summarised(ns, timeout)
             with self._setting_up:
                 region = None if self.setup is None or self._asleep else self.setup(ns, timeout)
-                self._publish(client, ns, digests, region)
+                self._publish(client, ns, summaries, region)
         except BaseException:
             client.close()
             raise
@@ -110,15 +110,15 @@ class Link:
             timeout=timeout,
         )
 
-    def _digested(self, ns: Namespace, timeout: float) -> Optional[DigestNamespace]:
-        return None if self._digest is None else DigestNamespace(ns, self._digest, build=self._build, timeout=timeout)
+    def _summarised(self, ns: Namespace, timeout: float) -> Optional[SummaryNamespace]:
+        return None if self._summary is None else SummaryNamespace(ns, self._summary, build=self._build, timeout=timeout)
 
     def _publish(
-        self, client: Client, ns: Namespace, digests: Optional[DigestNamespace], region: Optional[Region]
+        self, client: Client, ns: Namespace, summaries: Optional[SummaryNamespace], region: Optional[Region]
     ) -> None:
         with self._lock:
             if not self._closed.is_set():
-                self._client, self._ns, self._digests, self._region = client, ns, digests, region
+                self._client, self._ns, self._summaries, self._region = client, ns, summaries, region
                 self._search = None  # the thread is about to end
                 return
         client.close()
@@ -151,9 +151,9 @@ class Link:
         return self._ns if time.monotonic() >= self._silent_until else None
 
     @property
-    def digests(self) -> Optional[DigestNamespace]:
+    def summaries(self) -> Optional[SummaryNamespace]:
         """Of the namespace's blocks; None also if the daemon can't build them."""
-        return self._digests if time.monotonic() >= self._silent_until else None
+        return self._summaries if time.monotonic() >= self._silent_until else None
 
     @property
     def away(self) -> bool:
@@ -257,7 +257,7 @@ class Link:
     def _drop(self) -> None:
         with self._lock:
             client, self._client = self._client, None
-            self._ns = self._digests = self._region = None
+            self._ns = self._summaries = self._region = None
         if client is not None:
             client.close()
 

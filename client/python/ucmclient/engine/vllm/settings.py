@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from ...errors import UcmError
 from ...sparse.policy import Policy
-from .digests import DigestSettings
+from .summaries import SummarySettings
 
 _CHOICES = {"companion": ("auto", "on", "off"), "encoding": ("none", "fp8", "int8", "q4", "lossless")}
 
@@ -38,8 +38,8 @@ class Settings:
     head_groups: int = 0
     #: How stored blocks are encoded (docs/encodings.md): "none", "fp8", "int8" (a scale for each channel of K), "q4", "lossless".
     encoding: str = "none"
-    #: The digest that ucmd builds of each stored block (docs/sparse.md); None: none.
-    digests: Optional[DigestSettings] = None
+    #: The summary that ucmd builds of each stored block (docs/sparse.md); None: none.
+    summaries: Optional[SummarySettings] = None
     #: A policy of sparse decoding (docs/sparse.md) with --attention-backend CUSTOM; None: all decoding is dense.
     sparse: Optional[str] = None
     #: Requests may name chunks, which are loaded to where they stand in a prompt (docs/blend.md).
@@ -142,10 +142,10 @@ class Settings:
             )
         if settings.encoding == "none" and settings.plain_first:
             raise ValueError("kv_connector_extra_config: plain_first says what is not encoded: set encoding, too")
-        if settings.encoding not in ("none", "lossless") and settings.digests is not None:
+        if settings.encoding not in ("none", "lossless") and settings.summaries is not None:
             raise ValueError(
-                "kv_connector_extra_config: digests describe KV as it was computed, and ucmd builds them from what is stored: "
-                f"set encoding to lossless or none, or digests to none ({settings.encoding} loses)"
+                "kv_connector_extra_config: summaries describe KV as it was computed, and ucmd builds them from what is stored: "
+                f"set encoding to lossless or none, or summaries to none ({settings.encoding} loses)"
             )
         return settings
 
@@ -163,8 +163,8 @@ def _value(name: str, value: Any, kind: str) -> Any:
         if kinds().get(name):
             raise ValueError(f"kv_connector_extra_config: {name} stands {other}")
         raise ValueError(f"kv_connector_extra_config has no setting {name!r}; there are {', '.join(sorted(here))}")
-    if name == "digests":
-        return DigestSettings.parse(value)
+    if name == "summaries":
+        return SummarySettings.parse(value)
     default = getattr(Settings, name)
     wanted = str if default is None else type(default)
     if type(value) is not wanted and not (wanted is float and type(value) is int):

@@ -1,5 +1,5 @@
 """What a hit without pages needs of the daemon, brought by a thread while the request still waits for its load: its blocks into the window,
-and digests of those that have none. So the engine waits for neither, and its other requests go on. Imports nothing of vLLM."""
+and summaries of those that have none. So the engine waits for neither, and its other requests go on. Imports nothing of vLLM."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ahead:
     """One thread for all requests. It ends with end(); all methods are the engine's thread's."""
 
     def __init__(self, source: Source, pin: Pin, part: int, deadline: float):
-        """deadline: in seconds, of the chain and its digests, each. Behind it, and when no blocks come any more, the request goes on with what
+        """deadline: in seconds, of the chain and its summaries, each. Behind it, and when no blocks come any more, the request goes on with what
         there is."""
         self._source, self._pin, self._part, self._deadline = source, pin, part, deadline
         self._coming: dict[str, _Coming] = {}
@@ -113,11 +113,11 @@ class Ahead:
                 brought[0].close()
 
     def _brought(self, coming: _Coming) -> Optional[tuple[Chain, int]]:
-        ask, digests, left = self._source.ask, self._source.digests, self._deadline
-        if digests is None:
+        ask, summaries, left = self._source.ask, self._source.summaries, self._deadline
+        if summaries is None:
             return None
-        generation = digests.client.generation
-        chain: Optional[Chain] = ask(Chain, digests, self._part, timeout=left)
+        generation = summaries.client.generation
+        chain: Optional[Chain] = ask(Chain, summaries, self._part, timeout=left)
         if chain is None:
             return None
         try:
@@ -125,7 +125,7 @@ class Ahead:
             if appended is None or appended.missing:
                 chain.close()
                 return None
-            self._pin_all(chain, len(coming.keys) // digests.identity.key_bytes, coming)
+            self._pin_all(chain, len(coming.keys) // summaries.identity.key_bytes, coming)
         except BaseException:  # what nobody closes, the daemon keeps: its blocks could neither go nor be stored again
             chain.close()
             raise

@@ -26,7 +26,7 @@ from ...decode.cuda import Flag, Pages, Steps
 from ...decode.gpu import GpuDecoder
 from ...errors import UcmError
 from ...sparse.cuda import Builder, Chosen, Selector
-from ...sparse.digest import Digest
+from ...sparse.summary import Summary
 from .identity import Unsupported
 from .layout import Layout
 from .plan import Plan, SparseStep
@@ -60,13 +60,13 @@ def worker_of(kv_cache: Any) -> Optional[tuple[SparseGpuWorker, int]]:
 
 class SparseGpuWorker:
     def __init__(
-        self, rules: Rules, worker: WorkerHalf, layout: Layout, digest: Digest, kv_caches: dict[str, Any], config: Any, part: int
+        self, rules: Rules, worker: WorkerHalf, layout: Layout, summary: Summary, kv_caches: dict[str, Any], config: Any, part: int
     ):
         import torch
 
         self._torch, self.rules, self._layers = torch, rules, len(layout.layers)
         self._caches = [next(kv_caches[name] for name, n in layout.numbers.items() if n == i) for i in range(self._layers)]
-        self._device, shape = self._caches[0].device, digest.shape
+        self._device, shape = self._caches[0].device, summary.shape
         if self._layers != len(rules.choices.layers) or any(cache.shape[0] != layout.blocks for cache in self._caches):
             raise Unsupported("sparse: the engine keeps its KV in other blocks or layers than it says: take another --block-size")
         self._chains = config.scheduler_config.max_num_seqs
@@ -75,10 +75,10 @@ class SparseGpuWorker:
         #: A step's tokens can't be taken back from the engine's newer runner: its requests are preempted instead.
         self._only_lost = bool(getattr(config, "use_v2_model_runner", False))
         try:
-            self._open(rules, worker, layout, digest, heads, part)
+            self._open(rules, worker, layout, summary, heads, part)
         except torch.cuda.OutOfMemoryError:
             raise Unsupported(
-                f"sparse: {self._pool_bytes >> 20} MiB of slots and {self._digest_bytes >> 20} MiB of digests do not fit the GPU beside "
+                f"sparse: {self._pool_bytes >> 20} MiB of slots and {self._summary_bytes >> 20} MiB of summaries do not fit the GPU beside "
                 "vLLM's memory: lower --gpu-memory-utilization, sparse_room, --max-model-len or --max-num-seqs"
             ) from None
         self._tables(shape, heads)
@@ -103,26 +103,26 @@ class SparseGpuWorker:
         self._idle = threading.Thread(target=self._idling, name="ucmclient-sparse", daemon=True)
         self._idle.start()
 
-    def _open(self, rules: Rules, worker: WorkerHalf, layout: Layout, digest: Digest, heads: int, part: int) -> None:
-        torch, shape, choices = self._torch, digest.shape, rules.choices
+    def _open(self, rules: Rules, worker: WorkerHalf, layout: Layout, summary: Summary, heads: int, part: int) -> None:
+        torch, shape, choices = self._torch, summary.shape, rules.choices
         whole = rules.lists == 1 and shape.kv_heads > 1
         self._pool_bytes = Steps.bytes_of(shape, layout.layer_bytes, rules.room.slots, whole)
-        self._digest_bytes = rules.room.rows * len(choices.choosing) * digest.bytes
+        self._summary_bytes = rules.room.rows * len(choices.choosing) * summary.bytes
         self._pool = torch.empty(self._pool_bytes, dtype=torch.uint8, device=self._device)
         most = choices.candidates(self._blocks)
         choose = choices.of_candidates(0, most)
         self._select = Selector(
-            digest, self._pool, heads, most, chains=self._chains, choose=choose, score=choices.score, q_dtype=shape.dtype
+            summary, self._pool, heads, most, chains=self._chains, choose=choose, score=choices.score, q_dtype=shape.dtype
         )
         self._steps = Steps(
             self._pool, shape, layers=self._layers, q_heads=heads, layer_bytes=layout.layer_bytes, numbers=rules.room.rows,
             requests=self._chains + 2, chains=self._chains, room=self._select.room, window=choices.window + 2, lists=self._select.lists,
             whole=whole,
         )
-        self._build = Builder(digest, self._pool)
+        self._build = Builder(summary, self._pool)
         self.decoder = GpuDecoder(
-            worker.link, digest, self._steps, layer_bytes=layout.layer_bytes, build=self._digests, part=part,
-            beside=True, digested=choices.choosing, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
+            worker.link, summary, self._steps, layer_bytes=layout.layer_bytes, build=self._summaries, part=part,
+            beside=True, summarised=choices.choosing, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
         )
         self._ahead = Ahead(worker.link, self.decoder.pin_beside, part, _DEADLINE)
 
@@ -159,7 +159,7 @@ class SparseGpuWorker:
         room = self.rules.room
         return (
             f"requests whose prompts have {self.rules.prompt} tokens and more decode sparsely, by {self.rules.policy}: {room.slots} slots, "
-            f"{self._pool_bytes >> 20} MiB, {room.rows} rows of digests, {self._digest_bytes >> 20} MiB, and "
+            f"{self._pool_bytes >> 20} MiB, {room.rows} rows of summaries, {self._summary_bytes >> 20} MiB, and "
             f"{(self._steps.table_bytes + self._steps.workspace_bytes + self._select.workspace_bytes) >> 20} MiB of tables"
         )
 
@@ -308,10 +308,10 @@ class SparseGpuWorker:
                 del self._pages_of[row]
         self._set(self._page_of, where, values)
 
-    def _digests(self, pages: Sequence[Any], rows: Sequence[int]) -> None:
-        layers = self.decoder.digested
+    def _summaries(self, pages: Sequence[Any], rows: Sequence[int]) -> None:
+        layers = self.decoder.summarised
         self._build(
-            [self._caches[layer] for layer in layers], [self.decoder.digests[layer] for layer in layers], self._numbers(pages),
+            [self._caches[layer] for layer in layers], [self.decoder.summaries[layer] for layer in layers], self._numbers(pages),
             self._numbers(rows),
         )
 
@@ -423,7 +423,7 @@ class SparseGpuWorker:
 
     def _launch(self, layer: int, some: Slice, q: Any, chosen: Chosen, out: Any) -> Any:
         if self.rules.choices.source(layer) == layer:
-            self._select(self.decoder.digests[layer], some.table, some.candidates, q, out=chosen, most=some.most)
+            self._select(self.decoder.summaries[layer], some.table, some.candidates, q, out=chosen, most=some.most)
         pages = Pages(self._caches[layer], some.page_table, some.candidates, some.length, self._page_of)
         return self._steps.layer(layer, chosen, some.table, some.requests, q, pages, out=out)
 
@@ -466,7 +466,7 @@ class SparseGpuWorker:
     def attend_rows(self, layer: int, rows: Rows, query: Any, output: Any) -> None:
         if rows.slices is None:
             rows.slices = self._slices(rows)
-        self._digest_new(layer, rows)
+        self._summary_new(layer, rows)
         for some, chosen in rows.slices:
             q = query[some.at].contiguous()
             output[some.at] = self._attended(layer, some, q, chosen)
@@ -493,7 +493,7 @@ class SparseGpuWorker:
         return some, Chosen(index.new_zeros((n, self._select.lists)), index)
 
     def _bind(self, request: SparseRequest, blocks: int) -> None:
-        """Makes candidates of blocks that this very step fills. Their digests come layer by layer."""
+        """Makes candidates of blocks that this very step fills. Their summaries come layer by layer."""
         first = len(request.sequence.rows)
         try:
             self.decoder.bind(request.sequence, request.keys[first:blocks])
@@ -501,12 +501,12 @@ class SparseGpuWorker:
             self._spoil(request, error, lost=True)
         self._entered(request, first)
 
-    def _digest_new(self, layer: int, rows: Rows) -> None:
+    def _summary_new(self, layer: int, rows: Rows) -> None:
         new = [(row.request.pages[b], row.request.sequence.rows[b])
                for row in rows.sparse for b in range(row.request.whole, len(row.request.sequence.rows))]
-        if new and self.decoder.digests[layer] is not None:
+        if new and self.decoder.summaries[layer] is not None:
             pages, at = zip(*new)
-            self._build([self._caches[layer]], [self.decoder.digests[layer]], self._numbers(pages), self._numbers(at))
+            self._build([self._caches[layer]], [self.decoder.summaries[layer]], self._numbers(pages), self._numbers(at))
 
     def _attended(self, layer: int, some: Slice, q: Any, chosen: Chosen) -> Any:
         """Until all of it is there."""

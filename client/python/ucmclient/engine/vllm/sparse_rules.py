@@ -8,7 +8,7 @@ from typing import Any
 
 from ...decode import Admission, Choices, Refused, Room
 from ...errors import Status, UcmError
-from ...sparse.digest import Shape
+from ...sparse.summary import Shape
 from ...sparse.policy import Policy
 from .identity import Unsupported, heads_of
 from .settings import Settings
@@ -32,7 +32,7 @@ class Rules:
     prompt: int
     #: Lists of blocks that a layer chooses for a token on each rank.
     lists: int
-    #: Each rank's memory for slots and digests, and what requests are admitted by.
+    #: Each rank's memory for slots and summaries, and what requests are admitted by.
     room: Room
     max_tokens: int
     #: Slots are on a GPU, one for each KV head of a layer of a block, and no dense token attends what has no page.
@@ -141,7 +141,7 @@ def _reasons(settings: Settings, config: Any, spec: Any) -> Iterator[tuple[str, 
         yield "loads within the step", "set async_load to true"
     if settings.encoding != "none":
         yield "encoded blocks", "set encoding to none"
-    if settings.digests is not None:
-        yield "the setting digests, since the policy says which ones there are", "remove digests"
+    if settings.summaries is not None:
+        yield "the setting summaries, since the policy says which ones there are", "remove summaries"
     if not (settings.load and settings.store):
         yield "an engine that only stores or only loads", "start with kv_role kv_both, and load and store true"

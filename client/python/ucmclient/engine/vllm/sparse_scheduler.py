@@ -80,7 +80,7 @@ class SparseScheduler:
         return f"/{self.rules.policy}/{request.num_prompt_tokens}/".encode()
 
     def admit(self, request: Any) -> bool:
-        """Whether there are slots and rows of digests for the most that it can need, beside those that were admitted."""
+        """Whether there are slots and rows of summaries for the most that it can need, beside those that were admitted."""
         of = self._of.get(request.request_id)
         if of is None:
             prompt = request.num_prompt_tokens

@@ -1,15 +1,15 @@
 """The worker's half of sparse decoding: what a step's tokens attend, and where it lies. Imports nothing of vLLM.
 
 What a worker holds of a sparse request: the engine's *pages* of its window and of blocks that the daemon does not keep yet;
-*slots*, each for one layer of one block; *rows* of digests, one for each block that may be chosen. ucmclient.decode keeps slots
+*slots*, each for one layer of one block; *rows* of summaries, one for each block that may be chosen. ucmclient.decode keeps slots
 and rows by the blocks' keys. vLLM's own table of a request's blocks is not read: it still names pages that went back.
 
 A step of the engine goes so: begin() learns what the scheduler planned, rows() finds the batch's sparse requests, attend()
 runs for each layer, end() tells what the daemon keeps. A layer that lacks a block waits for it, up to a deadline. If it does not
 come, the request is *spoiled*: the scheduler's half throws the step away for all ranks.
 
-On a CPU, vLLM's kernels keep K of a block with its tokens innermost, [head_dim][tokens], where digests want a token's
-channels together. So the daemon builds no digests here; this worker computes them from what it has or reads.
+On a CPU, vLLM's kernels keep K of a block with its tokens innermost, [head_dim][tokens], where summaries want a token's
+channels together. So the daemon builds no summaries here; this worker computes them from what it has or reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Optional
 
 from ... import decode
 from ...decode import Decoder, Lost
-from ...sparse.digest import Digest, Shape
+from ...sparse.summary import Summary, Shape
 from ...sparse.policy import Policy
 from .identity import Unsupported, heads_of
 from .layout import Layout
@@ -44,10 +44,10 @@ def worker_of(kv_cache: Any) -> Optional[tuple[SparseWorker, int]]:
     return _by_address.get(kv_cache.data_ptr())
 
 
-def digest_by(rules: Rules, kv_cache_config: Any) -> Digest:
+def summary_by(rules: Rules, kv_cache_config: Any) -> Summary:
     """Of K alone, in float32, one layer of a block."""
     of = heads_of(kv_cache_config, "sparse")
-    return Policy(rules.policy).digest(Shape("f32", of.tokens, of.heads, of.dim))
+    return Policy(rules.policy).summary(Shape("f32", of.tokens, of.heads, of.dim))
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class _Request:
     #: The step's tokens.
     first: int = 0
     end: int = 0
-    #: Of its candidates, those that were whole before the step. The digests of others come layer by layer, and count when
+    #: Of its candidates, those that were whole before the step. The summaries of others come layer by layer, and count when
     #: the scheduler goes on with the request: then no rank has spoiled the step that made them.
     whole: int = 0
 
@@ -88,16 +88,16 @@ class Row:
 
 class SparseWorker:
     def __init__(
-        self, rules: Rules, worker: WorkerHalf, layout: Layout, digest: Digest, kv_caches: dict[str, Any], config: Any, part: int
+        self, rules: Rules, worker: WorkerHalf, layout: Layout, summary: Summary, kv_caches: dict[str, Any], config: Any, part: int
     ):
-        self.rules, self._layers, self._shape = rules, len(layout.layers), digest.shape
+        self.rules, self._layers, self._shape = rules, len(layout.layers), summary.shape
         requests = config.scheduler_config.max_num_seqs + 1
         self._caches = [next(kv_caches[name] for name, n in layout.numbers.items() if n == i) for i in range(self._layers)]
         if self._layers != len(rules.choices.layers) or any(cache.shape[0] != layout.blocks for cache in self._caches):
             raise Unsupported("sparse: the engine keeps its KV in other blocks or layers than it says: take another --block-size")
         slots = HostSlots(self._layers, rules.room.slots)
         self.decoder = _Decoder(
-            worker.link, digest, rules.choices, rules.room, slots, requests=requests, layer_bytes=layout.layer_bytes,
+            worker.link, summary, rules.choices, rules.room, slots, requests=requests, layer_bytes=layout.layer_bytes,
             part=part, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
         )
         self._slots = _tensor(self.decoder.pool.buffer, self._caches[0])
@@ -122,10 +122,10 @@ class SparseWorker:
     def chosen_as(self) -> str:
         """A sentence for the log, after the start."""
         room = self.rules.room
-        slots, digests = len(self.decoder.pool.buffer) >> 20, room.rows * len(self.decoder.digested) * self.decoder.digest.bytes >> 20
+        slots, summaries = len(self.decoder.pool.buffer) >> 20, room.rows * len(self.decoder.summarised) * self.decoder.summary.bytes >> 20
         return (
             f"requests whose prompts have {self.rules.prompt} tokens and more decode sparsely, by {self.rules.policy}: {room.slots} slots, "
-            f"{slots} MiB, and {room.rows} rows of digests, {digests} MiB"
+            f"{slots} MiB, and {room.rows} rows of summaries, {summaries} MiB"
         )
 
     def shutdown(self) -> None:
@@ -258,8 +258,8 @@ class SparseWorker:
         """Blocks that this very step fills can be chosen by its last tokens, as they would be if they came one at a time."""
         candidates = self.rules.candidates(request.end - 1)
         self.decoder.bind(request.sequence, request.keys[len(request.sequence.rows) : candidates])
-        for block in range(request.whole, candidates if layer in self.decoder.digested else 0):
-            self.decoder.digest_layer(request.sequence.rows[block], layer, self._keys_in(self._caches[layer][request.pages[block]]))
+        for block in range(request.whole, candidates if layer in self.decoder.summarised else 0):
+            self.decoder.summary_layer(request.sequence.rows[block], layer, self._keys_in(self._caches[layer][request.pages[block]]))
 
     def _bring(self, layer: int, request: _Request, lists: Sequence[Sequence[int]]) -> Optional[dict[int, int]]:
         """The slots of those blocks that have no pages; None: it is spoiled. They are the token's until the next one is attended, so
@@ -319,22 +319,22 @@ def _tensor(buffer: Any, like: Any) -> Any:
 
 
 class _Decoder(Decoder):
-    """Digests are computed from K alone, one layer at a time, also those of blocks that have no pages: these are read."""
+    """Summaries are computed from K alone, one layer at a time, also those of blocks that have no pages: these are read."""
 
     #: K of a block's bytes.
     keys_in: Callable[[Any], Any]
 
-    def digest_layer(self, row: int, layer: int, keys: Any) -> None:
-        self._digests.buffer[self._at(layer, row)] = self.digest.compute(keys, 1).data.cast("B")
+    def summary_layer(self, row: int, layer: int, keys: Any) -> None:
+        self._summaries.buffer[self._at(layer, row)] = self.summary.compute(keys, 1).data.cast("B")
 
-    def _load_digests(self, sequence: decode.Sequence, wanted: list[tuple[bytes, int]]) -> None:
+    def _load_summaries(self, sequence: decode.Sequence, wanted: list[tuple[bytes, int]]) -> None:
         rows = {row for _, row in wanted}
         blocks = [i for i, row in enumerate(sequence.rows) if row in rows]
         self.keep(sequence, sequence.keys)
-        for layer in self.digested:
+        for layer in self.summarised:
             for found in self.stream(sequence, layer, blocks):
                 for block, data in found.items():
-                    self.digest_layer(sequence.rows[block], layer, self.keys_in(data))
+                    self.summary_layer(sequence.rows[block], layer, self.keys_in(data))
         for row in rows:
             self.rows.fill(row)
         self.counts.computed += len(rows)

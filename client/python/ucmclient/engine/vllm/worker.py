@@ -17,7 +17,7 @@ from ...client import BlockResult, EncodedNamespace, Identity, Memory, Namespace
 from ...errors import Status, UcmError
 from ...memory import cuda_allocation, shared_memory_of
 from ...region import Rope
-from ...sparse.digest import Digest
+from ...sparse.summary import Summary
 from .adapters import right
 from .companion import Accompaniment, RegionMemory
 from .head_groups import Regions
@@ -125,12 +125,12 @@ class WorkerHalf:
         writes: bool,
         on_gpu: bool,
         event: Callable[[], Any],
-        digest: Optional[Digest] = None,
+        summary: Optional[Summary] = None,
         build: bool = True,
         more: Sequence[Layout] = (),
         rope: Optional[Rope] = None,
     ):
-        """rope: loads may turn K. more: of the parts behind `part` that this rank holds, too. writes: this rank stores. build: the daemon builds the digests of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
+        """rope: loads may turn K. more: of the parts behind `part` that this rank holds, too. writes: this rank stores. build: the daemon builds the summaries of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
         self.settings = settings
         self._numbers = layout.numbers
         self.writes = writes
@@ -140,8 +140,8 @@ class WorkerHalf:
         self._layout, self._rope = layout, rope
         self.companion = Accompaniment(settings, layout, on_gpu, writes)
         self._memory = self._export()
-        self._digest, self._build = digest if settings.store and writes else None, build
-        self.link = Link(settings, identity, name, self._register, self._digest, build)
+        self._summary, self._build = summary if settings.store and writes else None, build
+        self.link = Link(settings, identity, name, self._register, self._summary, build)
         try:
             self.companion.started()
         except Unsupported:
@@ -200,14 +200,14 @@ class WorkerHalf:
         return f"blocks are stored as {ns.encoding}: {coded} bytes for {plain}, {plain / coded:.2f} times less"
 
     @property
-    def digested_as(self) -> str:
-        """Likewise: which digests the daemon builds."""
-        if self._digest is None or not self._build:
+    def summarised_as(self) -> str:
+        """Likewise: which summaries the daemon builds."""
+        if self._summary is None or not self._build:
             return ""
-        ns, method = self.link.digests, self._digest.method
+        ns, method = self.link.summaries, self._summary.method
         if ns is None:
-            return f"{method} digests of stored blocks will be built if ucmd can"
-        return f"ucmd builds {method} digests of stored blocks: {self._digest.bytes} bytes a layer"
+            return f"{method} summaries of stored blocks will be built if ucmd can"
+        return f"ucmd builds {method} summaries of stored blocks: {self._summary.bytes} bytes a layer"
 
     def unregister(self) -> None:
         """Returns when the daemon has unmapped the memory. Idempotent. Drops this process's handles too: they keep

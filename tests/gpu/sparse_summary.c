@@ -1,4 +1,4 @@
-/* Digests: every method, type of K and way to lie in memory; values that poison, overflow, vanish or
+/* Summaries: every method, type of K and way to lie in memory; values that poison, overflow, vanish or
  * are all the same; blocks out of order, twice, and outside. */
 #include "tests/gpu/sparse.h"
 
@@ -128,56 +128,57 @@ static const int32_t numbers[] = {3, 0, 8, 1, -1, 2, 7, 4, 6, 5, 0};
 static const int32_t out_numbers[] = {1, 2, 0, 8, 9, 7, 3, 4, 5, 6, (int32_t)BLOCKS + 1};
 #define PAIRS (sizeof(numbers) / sizeof(*numbers))
 
-static void expect(const struct ucm_digest_plan *plan, struct arena *a)
+static void expect(const struct ucm_summary_plan *plan, struct arena *a)
 {
-    uint64_t *digest = fresh((plan->bytes + 7) / 8 * 8);
+    uint64_t *summary = fresh((plan->bytes + 7) / 8 * 8);
 
     memset(a->out, GUARD, a->out_bytes);
     for (uint32_t l = 0; l < LAYERS; l++)
         for (uint32_t i = 0; i < PAIRS; i++) {
             if (numbers[i] < 0 || out_numbers[i] > (int32_t)BLOCKS)
                 continue;
-            ucm_digest_build(plan, a->kv + (l * BLOCKS + (uint32_t)numbers[i]) * a->stride, digest);
-            memcpy(a->out + (l * (BLOCKS + 1) + (uint32_t)out_numbers[i]) * a->out_stride, digest,
+            ucm_summary_build(plan, a->kv + (l * BLOCKS + (uint32_t)numbers[i]) * a->stride,
+                              summary);
+            memcpy(a->out + (l * (BLOCKS + 1) + (uint32_t)out_numbers[i]) * a->out_stride, summary,
                    plan->bytes);
         }
-    free(digest);
+    free(summary);
 }
 
-static bool launch(const struct ucm_sparse_digest *digest, const struct arena *a)
+static bool launch(const struct ucm_sparse_summary *summary, const struct arena *a)
 {
-    struct ucm_cuda_digest_layer layers[LAYERS];
-    struct ucm_cuda_digest_build build = {.layers = layers,
-                                          .n_layers = LAYERS,
-                                          .n_blocks = PAIRS,
-                                          .numbers = a->numbers,
-                                          .out_numbers = a->out_numbers,
-                                          .stride = a->stride,
-                                          .out_stride = a->out_stride,
-                                          .bound = BLOCKS,
-                                          .out_bound = BLOCKS + 1,
-                                          .thread_blocks = rnd_below(3) * 3};
-    struct ucm_cuda_digest *d;
+    struct ucm_cuda_summary_layer layers[LAYERS];
+    struct ucm_cuda_summary_build build = {.layers = layers,
+                                           .n_layers = LAYERS,
+                                           .n_blocks = PAIRS,
+                                           .numbers = a->numbers,
+                                           .out_numbers = a->out_numbers,
+                                           .stride = a->stride,
+                                           .out_stride = a->out_stride,
+                                           .bound = BLOCKS,
+                                           .out_bound = BLOCKS + 1,
+                                           .thread_blocks = rnd_below(3) * 3};
+    struct ucm_cuda_summary *d;
 
     for (uint32_t l = 0; l < LAYERS; l++) {
         layers[l].k = layers[l].v = a->gpu_kv + l * BLOCKS * a->stride;
         layers[l].out = a->gpu_out + l * (BLOCKS + 1) * a->out_stride;
     }
-    if (!check(ucm_cuda_digest_open(gpu_uuid, digest, &d) == 0, "open: %s", ucm_cuda_errmsg()))
+    if (!check(ucm_cuda_summary_open(gpu_uuid, summary, &d) == 0, "open: %s", ucm_cuda_errmsg()))
         return false;
-    if (!check(ucm_cuda_digest(d, &build, gpu_stream) == 0, "launch: %s", ucm_cuda_errmsg()))
+    if (!check(ucm_cuda_summary(d, &build, gpu_stream) == 0, "launch: %s", ucm_cuda_errmsg()))
         return false;
     gpu_sync();
-    ucm_cuda_digest_close(d);
+    ucm_cuda_summary_close(d);
     return true;
 }
 
-static void compare(const struct ucm_sparse_digest *digest)
+static void compare(const struct ucm_sparse_summary *summary)
 {
-    const struct ucm_sparse_shape *s = &digest->shape;
-    struct ucm_digest_plan *plan = plan_of(digest);
+    const struct ucm_sparse_shape *s = &summary->shape;
+    struct ucm_summary_plan *plan = plan_of(summary);
     uint8_t *got;
-    struct arena a = {.stride = (ucm_digest_extent(&plan->spec) + 64) / 16 * 16,
+    struct arena a = {.stride = (ucm_summary_extent(&plan->spec) + 64) / 16 * 16,
                       .out_stride = plan->bytes + 8};
 
     if (s->v_head_dim > 0)
@@ -193,17 +194,18 @@ static void compare(const struct ucm_sparse_digest *digest)
     a.numbers = gpu_put(0, numbers, sizeof(numbers));
     a.out_numbers = gpu_put(0, out_numbers, sizeof(out_numbers));
     expect(plan, &a);
-    if (launch(digest, &a)) {
+    if (launch(summary, &a)) {
         size_t at = 0;
 
         gpu_get(got, a.gpu_out, a.out_bytes);
         while (at < a.out_bytes && got[at] == a.out[at])
             at++;
-        check(at == a.out_bytes,
-              "digest %s, dtype %u, %u tokens, %u heads of %u: byte %zu of %u, block %zu, is %02x, "
-              "not %02x",
-              method_name(digest->method), s->dtype, s->tokens, s->kv_heads, s->head_dim,
-              at % a.out_stride, plan->bytes, at / a.out_stride % (BLOCKS + 1), got[at], a.out[at]);
+        check(
+            at == a.out_bytes,
+            "summary %s, dtype %u, %u tokens, %u heads of %u: byte %zu of %u, block %zu, is %02x, "
+            "not %02x",
+            method_name(summary->method), s->dtype, s->tokens, s->kv_heads, s->head_dim,
+            at % a.out_stride, plan->bytes, at / a.out_stride % (BLOCKS + 1), got[at], a.out[at]);
     }
     gpu_free(a.gpu_kv);
     gpu_free(a.gpu_out);
@@ -215,7 +217,7 @@ static void compare(const struct ucm_sparse_digest *digest)
     free(plan);
 }
 
-void test_digests(void)
+void test_summaries(void)
 {
     static const struct {
         uint32_t tokens, heads, d, rope;
@@ -227,10 +229,10 @@ void test_digests(void)
         for (uint32_t method = UCM_SPARSE_MEAN; method <= TOKENS_REST; method++)
             for (uint32_t dtype = few ? 2 : 0; dtype < (few ? 3 : 4); dtype++)
                 for (uint32_t k = 0; k < (i < 2 ? 3 : 1); k++) {
-                    struct ucm_sparse_digest digest;
+                    struct ucm_sparse_summary summary;
 
-                    if (digest_of(&digest, method, dtype, shapes[i].tokens, shapes[i].heads,
-                                  shapes[i].d, shapes[i].rope))
-                        compare(&digest);
+                    if (summary_of(&summary, method, dtype, shapes[i].tokens, shapes[i].heads,
+                                   shapes[i].d, shapes[i].rope))
+                        compare(&summary);
                 }
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `digests`, in the small engine of tests/engines/vllm against a real daemon: stored blocks get the digest of
+"""The vLLM connector's setting `summaries`, in the small engine of tests/engines/vllm against a real daemon: stored blocks get the summary of
 their K and V in every layout, engines share them, and a restart finds them."""
 
 import shutil
@@ -12,20 +12,20 @@ import numpy
 import model
 from ucmclient import BlockResult, Plane, SharedMemory, sparse
 from ucmclient.errors import UcmError
-from ucmclient.sparse import DigestNamespace
+from ucmclient.sparse import SummaryNamespace
 
 LAYOUTS = ("split", "fused", "packed", "content")
 TOKENS = 100
 WHOLE = TOKENS // BLOCK
 
 
-class Digested(Case):
-    def digests(self, e, rank=0):
-        return e.ranks[rank].connector._worker.link.digests
+class Summarised(Case):
+    def summaries(self, e, rank=0):
+        return e.ranks[rank].connector._worker.link.summaries
 
     def stored(self, name="cold", seed=500, **more):
         """An engine that has stored a request's blocks, and the request."""
-        e = self.engine(**{"digests": "mean", **more})
+        e = self.engine(**{"summaries": "mean", **more})
         request = Request(name, prompt(seed, TOKENS), outputs=1)
         self.check(e, request)
         return e, request
@@ -34,15 +34,15 @@ class Digested(Case):
         return b"".join(request.block_hashes[:WHOLE])
 
     def found(self, e, request):
-        return self.digests(e).lookup_prefix(self.keys(request)).blocks
+        return self.summaries(e).lookup_prefix(self.keys(request)).blocks
 
     def all_found(self, e, request):
         self.eventually(lambda: self.found(e, request) == WHOLE)
 
     def read(self, e, request, part=0):
-        """u8[block][layer][digest]"""
-        ns = self.digests(e, part)
-        of = ns.digest
+        """u8[block][layer][summary]"""
+        ns = self.summaries(e, part)
+        of = ns.summary
         memory = SharedMemory(WHOLE * model.LAYERS * of.bytes)
         planes = [Plane(0, i * of.bytes, model.LAYERS * of.bytes, of.bytes, i) for i in range(model.LAYERS)]
         with ns.register([memory.memory()], planes, blocks=WHOLE, part=part) as region:
@@ -55,7 +55,7 @@ class Digested(Case):
         rank, dtype = e.ranks[part], {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[self.DTYPE]
         n = len(rank.heads)
         shape = sparse.Shape(dtype, BLOCK, n, model.HEAD, v_head_dim=model.HEAD)
-        digest = make(shape, **parameters)
+        summary = make(shape, **parameters)
         probe = Request("probe", tokens)
         blocks = e.pool.hits(probe)[:WHOLE]
         self.assertEqual(len(blocks), WHOLE)
@@ -63,17 +63,17 @@ class Digested(Case):
         for b in blocks:
             for layer in range(model.LAYERS):
                 k, v = (numpy.ascontiguousarray(rank.pages[layer][i, b]) for i in (0, 1))
-                out.append(numpy.frombuffer(digest.compute(numpy.stack([k, v]), 1).data.cast("B"), numpy.uint8))
+                out.append(numpy.frombuffer(summary.compute(numpy.stack([k, v]), 1).data.cast("B"), numpy.uint8))
         return numpy.array(out).reshape(WHOLE, model.LAYERS, -1)
 
 
-class Stored(Digested):
+class Stored(Summarised):
     def test_they_are_those_of_k_and_v(self):
         for layout in LAYOUTS:
             for setting, make, parameters in (("mean", sparse.mean, {}), ("stats", sparse.stats, {}),
                                               ({"method": "hash", "bits": 64, "seed": 7}, sparse.hash, {"bits": 64, "seed": 7})):
                 with self.subTest(layout, setting=setting):
-                    e, request = self.stored(layout=layout, digests=setting, salt=f"{layout}{setting}")
+                    e, request = self.stored(layout=layout, summaries=setting, salt=f"{layout}{setting}")
                     self.all_found(e, request)
                     got = self.read(e, request)
                     want = self.computed(e, request.tokens[:TOKENS], make, **parameters)
@@ -90,38 +90,38 @@ class Stored(Digested):
     def test_a_second_engine_computes_none(self):
         a, request = self.stored()
         self.all_found(a, request)
-        before = self.stats()["digest_builds"]
+        before = self.stats()["summary_builds"]
         self.assertGreaterEqual(before, WHOLE)
         b, again = self.stored("warm")
         self.assertEqual(b.loaded_tokens, WHOLE * BLOCK)
         self.assertEqual(self.found(b, again), WHOLE)
-        with self.digests(b).chain(self.keys(again), build=True) as chain:
+        with self.summaries(b).chain(self.keys(again), build=True) as chain:
             self.assertEqual(len(chain), WHOLE)
-        self.assertEqual(self.stats()["digest_builds"], before)
+        self.assertEqual(self.stats()["summary_builds"], before)
 
-    def test_other_digests_and_none_do_not_meet(self):
+    def test_other_summaries_and_none_do_not_meet(self):
         a, request = self.stored()
         self.all_found(a, request)
-        b, again = self.stored("other", digests={"method": "mean", "kind": "max"})
+        b, again = self.stored("other", summaries={"method": "mean", "kind": "max"})
         self.assertEqual(b.loaded_tokens, WHOLE * BLOCK, "the blocks are the same")
         self.assertEqual(self.found(b, again), 0, "and were stored before")
-        with self.digests(b).chain(self.keys(again), build=True) as chain:
+        with self.summaries(b).chain(self.keys(again), build=True) as chain:
             self.assertEqual(len(chain), WHOLE)
         self.assertEqual(self.found(b, again), WHOLE)
 
     def test_tokens_that_were_generated_count(self):
-        e = self.engine(digests="mean")
+        e = self.engine(summaries="mean")
         request = Request("long", prompt(501, 40), outputs=60)
         self.check(e, request)
         self.all_found(e, request)
 
     def test_who_stores_nothing_wants_none(self):
-        e = self.engine(digests="mean", store=False)
-        self.assertIsNone(self.digests(e))
+        e = self.engine(summaries="mean", store=False)
+        self.assertIsNone(self.summaries(e))
         self.check(e, Request("cold", prompt(502, 40)))
 
 
-class Bfloat16(Digested):
+class Bfloat16(Summarised):
     DTYPE = "bfloat16"
 
     def right(self, **more):
@@ -140,10 +140,10 @@ class Bfloat16(Digested):
         for more in ({}, {"layout": "content"}, {"plain_first": 40}):
             with self.subTest(**more):
                 a, request = self.right(encoding="lossless", **more)
-                before = self.stats()["digest_builds"]
+                before = self.stats()["summary_builds"]
                 b, _ = self.stored("warm", encoding="lossless", salt=repr({"encoding": "lossless", **more}), **more)
                 self.assertEqual((b.loaded_tokens, self.found(b, request)), (WHOLE * BLOCK, WHOLE))
-                self.assertEqual(self.stats()["digest_builds"], before)
+                self.assertEqual(self.stats()["summary_builds"], before)
 
     def test_of_blocks_that_lossless_can_not_hold(self):
         for heads, ranks in ((range(model.KV_HEADS), 1), ((2, 3), 2)):
@@ -153,9 +153,9 @@ class Bfloat16(Digested):
 
 
 @unittest.skipIf(GPU, "nothing here depends on the device")
-class Restarted(Digested):
+class Restarted(Summarised):
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="vllm_digests.")
+        self.folder = tempfile.mkdtemp(prefix="vllm_summaries.")
         self.addCleanup(shutil.rmtree, self.folder, True)
         self.daemon = daemon(folder=self.folder)
         self.addCleanup(self.stop)
@@ -168,14 +168,14 @@ class Restarted(Digested):
         self.all_found(e, request)
         self.assertEqual(self.daemon.stop(), 0)
         self.again()
-        self.eventually(lambda: self.digests(e) is not None and self.settled(e, request))
-        self.assertEqual(self.stats()["digest_builds"], 0)
+        self.eventually(lambda: self.summaries(e) is not None and self.settled(e, request))
+        self.assertEqual(self.stats()["summary_builds"], 0)
         later, _ = self.stored("later")
         self.assertEqual(later.loaded_tokens, WHOLE * BLOCK)
         self.all_found(later, request)
-        with self.digests(later).chain(self.keys(request), build=True) as chain:
+        with self.summaries(later).chain(self.keys(request), build=True) as chain:
             self.assertEqual(len(chain), WHOLE)
-        self.assertEqual(self.stats()["digest_builds"], 0)
+        self.assertEqual(self.stats()["summary_builds"], 0)
 
     def settled(self, e, request):
         try:
@@ -184,36 +184,36 @@ class Restarted(Digested):
             return False  # it is connecting
 
     def test_blocks_that_are_stored_after_a_kill(self):
-        """The engine's connection opens the digests again, and so the daemon builds them again."""
+        """The engine's connection opens the summaries again, and so the daemon builds them again."""
         e, _ = self.stored()
         self.daemon.kill()
         self.again()
         request = Request("fresh", prompt(503, TOKENS), outputs=1)
 
-        def digested():
+        def summarised():
             fresh = Request(f"fresh{e.steps}", prompt(503, TOKENS), outputs=1)
             e.pool = type(e.pool)(e.blocks)
             self.check(e, fresh)
             return self.settled(e, request)
-        self.eventually(digested)
+        self.eventually(summarised)
 
 
-class Refused(Digested):
+class Refused(Summarised):
     def test_with_what_to_change(self):
-        for more, words in (({"digests": "median"}, "digests must be none, mean,"), ({"digests": {"kind": "max"}}, "as \"method\""),
-                            ({"digests": {"method": "box", "bits": 3}}, "box has no parameter 'bits'$"),
-                            ({"digests": {"method": "hash", "bit": 3}}, "'bit'; there are bits, seed"),
-                            ({"digests": "submean"}, 'needs "run"'), ({"digests": 3}, "not 3"),
-                            ({"digests": {"method": "mean", "kind": "least"}}, "one of mean, max, normalised"),
-                            ({"digests": {"method": "hash", "bits": 100}}, "bits"),
-                            ({"digests": {"method": "hash", "bits": "many"}}, "correct the parameters"),
-                            ({"digests": "mean", "encoding": "fp8"}, "set encoding to lossless or none")):
+        for more, words in (({"summaries": "median"}, "summaries must be none, mean,"), ({"summaries": {"kind": "max"}}, "as \"method\""),
+                            ({"summaries": {"method": "box", "bits": 3}}, "box has no parameter 'bits'$"),
+                            ({"summaries": {"method": "hash", "bit": 3}}, "'bit'; there are bits, seed"),
+                            ({"summaries": "submean"}, 'needs "run"'), ({"summaries": 3}, "not 3"),
+                            ({"summaries": {"method": "mean", "kind": "least"}}, "one of mean, max, normalised"),
+                            ({"summaries": {"method": "hash", "bits": 100}}, "bits"),
+                            ({"summaries": {"method": "hash", "bits": "many"}}, "correct the parameters"),
+                            ({"summaries": "mean", "encoding": "fp8"}, "set encoding to lossless or none")):
             with self.subTest(more), self.assertRaisesRegex((ValueError, UcmError), words):
                 self.engine(**more)
 
     def test_tokens_and_heads_that_are_as_many(self):
         with mock.patch.object(model, "KV_HEADS", BLOCK), self.assertRaisesRegex(ValueError, "set --block-size"):
-            self.engine(digests="mean")
+            self.engine(summaries="mean")
 
 
 if __name__ == "__main__":

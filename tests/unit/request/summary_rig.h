@@ -1,31 +1,31 @@
-/* For the tests of digests, chains and selections: requests over digests of rig.one. The pool works when a
+/* For the tests of summaries, chains and selections: requests over summaries of rig.one. The pool works when a
  * test lets it. */
-#ifndef UCM_TESTS_UNIT_DIGEST_RIG_H
-#define UCM_TESTS_UNIT_DIGEST_RIG_H
+#ifndef UCM_TESTS_UNIT_SUMMARY_RIG_H
+#define UCM_TESTS_UNIT_SUMMARY_RIG_H
 
 #include "daemon/retrieval/selection.h"
 #include "tests/unit/request/request_rig.h"
 
-#define DIGEST_BYTES 68u /* mean of one head of 64 channels, and its scale */
+#define SUMMARY_BYTES 68u /* mean of one head of 64 channels, and its scale */
 #define HELD_MAX (2u * MIB / 4 / 4096)
 
 static struct ns *derived;
 
-/* Mean digests of the first 64 channels of the base's layers, taken for 16 tokens of float16. */
-static inline struct ns *open_digests_of(const struct ns *base, bool build)
+/* Mean summaries of the first 64 channels of the base's layers, taken for 16 tokens of float16. */
+static inline struct ns *open_summaries_of(const struct ns *base, bool build)
 {
-    struct msg_digest_open m = {.ns = base->id,
-                                .method = UCM_DIGEST_MEAN,
-                                .dtype = UCM_KV_F16,
-                                .kv_heads = 1,
-                                .head_dim = 64,
-                                .k_token_stride = 128,
-                                .build = build};
-    struct msg_digest_open_r r;
+    struct msg_summary_open m = {.ns = base->id,
+                                 .method = UCM_SUMMARY_MEAN,
+                                 .dtype = UCM_KV_F16,
+                                 .kv_heads = 1,
+                                 .head_dim = 64,
+                                 .k_token_stride = 128,
+                                 .build = build};
+    struct msg_summary_open_r r;
     struct ns *ns;
 
-    result_of(call(UCM_METHOD_DIGEST_OPEN, &proto_digest_open, &m), &proto_digest_open_r, &r);
-    cr_assert_eq(r.layer_bytes, DIGEST_BYTES);
+    result_of(call(UCM_METHOD_SUMMARY_OPEN, &proto_summary_open, &m), &proto_summary_open_r, &r);
+    cr_assert_eq(r.layer_bytes, SUMMARY_BYTES);
     ns = index_ns(rig.index, (uint32_t)r.ns);
     cr_assert(ns);
     ns->record = NS_RECORD_WRITTEN;
@@ -33,9 +33,9 @@ static inline struct ns *open_digests_of(const struct ns *base, bool build)
 }
 
 /* Of rig.one. */
-static inline uint32_t open_digests(bool build)
+static inline uint32_t open_summaries(bool build)
 {
-    derived = open_digests_of(rig.one, build);
+    derived = open_summaries_of(rig.one, build);
     return derived->id;
 }
 
@@ -44,7 +44,7 @@ static inline void open_all(void)
     open_door();
     door.config.lease_max_ms = 600000;
     door.requests->modules.share = rig.cache->share = NULL; /* this host alone */
-    open_digests(false);
+    open_summaries(false);
 }
 
 static inline void turns_pass(void)
@@ -61,11 +61,11 @@ static inline void close_all(void)
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
     turns_pass();
-    cr_expect_eq(taken(LIMIT_DIGESTS), 0u);
+    cr_expect_eq(taken(LIMIT_SUMMARIES), 0u);
     cr_expect_eq(taken(LIMIT_MEMORY), 0u);
     cr_expect_eq(rig.metrics.chains + rig.metrics.chain_blocks, 0u);
     close_door();
-    cr_expect_eq(rig.metrics.digest_held_bytes, 0u);
+    cr_expect_eq(rig.metrics.summary_held_bytes, 0u);
 }
 
 /* Blocks 1 to n of rig.one in DRAM, not held. */
@@ -77,9 +77,9 @@ static inline void store_base(uint32_t n)
 
 static inline uint32_t build(uint64_t first, uint32_t n)
 {
-    struct msg_digest_build m = {.ns = derived->id, .keys = chain(first, n)};
+    struct msg_summary_build m = {.ns = derived->id, .keys = chain(first, n)};
 
-    return call(UCM_METHOD_DIGEST_BUILD, &proto_digest_build, &m);
+    return call(UCM_METHOD_SUMMARY_BUILD, &proto_summary_build, &m);
 }
 
 static inline bool statuses(uint32_t msgid, uint32_t n, ...)
@@ -181,7 +181,7 @@ static inline uint32_t append_same(uint32_t name, uint32_t n)
     return msgid;
 }
 
-/* Block 1 and its digest, both on the tier only. */
+/* Block 1 and its summary, both on the tier only. */
 static inline void store_both_below(void)
 {
     block_ref ref;

@@ -1,8 +1,8 @@
-/* Digests of chosen tokens, with the mean of the others or without. */
-#ifndef UCM_KERNELS_SPARSE_DIGEST_TOKENS_CUH
-#define UCM_KERNELS_SPARSE_DIGEST_TOKENS_CUH
+/* Summaries of chosen tokens, with the mean of the others or without. */
+#ifndef UCM_KERNELS_SPARSE_SUMMARY_TOKENS_CUH
+#define UCM_KERNELS_SPARSE_SUMMARY_TOKENS_CUH
 
-#include "kernels/sparse/digest_rows.cuh"
+#include "kernels/sparse/summary_rows.cuh"
 
 #define CHOSEN (-1.0f) /* in place of a distance */
 

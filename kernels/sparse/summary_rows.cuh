@@ -1,14 +1,14 @@
-/* What the methods of digest.cu have in common: rows of K and V as a warp reads them, and vectors and scales
+/* What the methods of summary.cu have in common: rows of K and V as a warp reads them, and vectors and scales
  * as it stores them. */
-#ifndef UCM_KERNELS_SPARSE_DIGEST_ROWS_CUH
-#define UCM_KERNELS_SPARSE_DIGEST_ROWS_CUH
+#ifndef UCM_KERNELS_SPARSE_SUMMARY_ROWS_CUH
+#define UCM_KERNELS_SPARSE_SUMMARY_ROWS_CUH
 
-#include "kernels/sparse/digest_cuda.h"
+#include "kernels/sparse/summary_cuda.h"
 #include "kernels/sparse/sparse.h"
 
 #include <cuda_fp16.h>
 
-typedef const struct ucm_digest_cuda &args_t;
+typedef const struct ucm_summary_cuda &args_t;
 
 /* Rows whose loads are under way together. */
 static __host__ __device__ constexpr int at_once(int n)
@@ -18,7 +18,7 @@ static __host__ __device__ constexpr int at_once(int n)
 
 struct head {
     uint64_t k, v; /* its first token */
-    uint8_t *out;  /* the digest */
+    uint8_t *out;  /* the summary */
     uint32_t g;
     float *distance; /* tokens: of this warp */
 };

@@ -1,4 +1,4 @@
-"""The setting `digests`: which digest of stored blocks is kept (docs/sparse.md), from where K and V of a layer lie in a block."""
+"""The setting `summaries`: which summary of stored blocks is kept (docs/sparse.md), from where K and V of a layer lie in a block."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ...sparse import digest as methods
+from ...sparse import summary as methods
 from .layout import Axes, Fragment, Heads, Layout, axes_of, kind_of
 
 #: With their parameters, but for those that only an attention kernel would know.
-METHODS: Mapping[str, Callable[..., methods.Digest]] = {
+METHODS: Mapping[str, Callable[..., methods.Summary]] = {
     "mean": methods.mean,
     "submean": methods.submean,
     "box": methods.box,
@@ -23,42 +23,42 @@ _KINDS = ("float32", "float16", "bfloat16", "float8_e4m3fn")
 
 
 @dataclass(frozen=True)
-class DigestSettings:
+class SummarySettings:
     """A method, and parameters of the function of that name in ucmclient.sparse."""
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, value: Any) -> Optional["DigestSettings"]:
-        """Of a method's name, or an object with `method` and its parameters. None: no digests."""
+    def parse(cls, value: Any) -> Optional["SummarySettings"]:
+        """Of a method's name, or an object with `method` and its parameters. None: no summaries."""
         if value == "none":
             return None
         given = dict(value) if isinstance(value, dict) else {"method": value}
         method = given.pop("method", None)
         if not isinstance(method, str) or method not in METHODS:
             raise ValueError(
-                f"kv_connector_extra_config: digests must be none, {', '.join(METHODS)}, or an object with one of these as "
+                f"kv_connector_extra_config: summaries must be none, {', '.join(METHODS)}, or an object with one of these as "
                 f'"method" and its parameters, not {value!r}'
             )
         known = [name for name in inspect.signature(METHODS[method]).parameters if name != "shape"]
         unknown = [name for name in given if name not in known]
         if unknown:
             there = f"; there are {', '.join(known)}" if known else ""
-            raise ValueError(f"kv_connector_extra_config: digests: {method} has no parameter {unknown[0]!r}{there}")
+            raise ValueError(f"kv_connector_extra_config: summaries: {method} has no parameter {unknown[0]!r}{there}")
         if method == "submean" and "run" not in given:
-            raise ValueError('kv_connector_extra_config: digests: submean needs "run", how many tokens a mean is of')
+            raise ValueError('kv_connector_extra_config: summaries: submean needs "run", how many tokens a mean is of')
         return cls(method, given)
 
 
 def _refusal(why: str, remedy: str) -> ValueError:
-    return ValueError(f'digests: {why}: {remedy} or remove the setting "digests"')
+    return ValueError(f'summaries: {why}: {remedy} or remove the setting "summaries"')
 
 
-def digest_of(
-    settings: DigestSettings, tensors: Sequence[Any], layout: Layout, of: Heads, cache_dtype: str
-) -> methods.Digest:
-    """The digest of each layer of a block. tensors: of the layout's layers, in their order."""
+def summary_of(
+    settings: SummarySettings, tensors: Sequence[Any], layout: Layout, of: Heads, cache_dtype: str
+) -> methods.Summary:
+    """The summary of each layer of a block. tensors: of the layout's layers, in their order."""
     shape = shape_of(tensors, layout, of, cache_dtype)
     try:
         return METHODS[settings.method](shape, **settings.parameters)

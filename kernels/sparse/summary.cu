@@ -1,26 +1,27 @@
-/* Digests on a GPU: a warp computes one KV head of one layer of one block, then the next. A launch
- * takes few thread blocks with little or no shared memory, so that it runs beside the worker's own
- * kernels. The bits are those of the C code in simd/, whose functions have the same names.
+/* Summaries on a GPU: a warp computes one KV head of one layer of one block, then the next. A
+ * launch takes few thread blocks with little or no shared memory, so that it runs beside the
+ * worker's own kernels. The bits are those of the C code in simd/, whose functions have the same
+ * names.
  *
- * digest_rows.cuh has what the methods have in common, digest_mean.cuh, digest_hash.cuh, digest_stats.cuh and
- * digest_tokens.cuh the methods; here are the kernels. */
-#include "kernels/sparse/digest_hash.cuh"
-#include "kernels/sparse/digest_mean.cuh"
-#include "kernels/sparse/digest_stats.cuh"
-#include "kernels/sparse/digest_tokens.cuh"
+ * summary_rows.cuh has what the methods have in common, summary_mean.cuh, summary_hash.cuh, summary_stats.cuh and
+ * summary_tokens.cuh the methods; here are the kernels. */
+#include "kernels/sparse/summary_hash.cuh"
+#include "kernels/sparse/summary_mean.cuh"
+#include "kernels/sparse/summary_stats.cuh"
+#include "kernels/sparse/summary_tokens.cuh"
 
 template <int M, int D, int N>
 static __device__ __forceinline__ void build_head(args_t a, const struct head &h)
 {
-    if (M == UCM_DIGEST_MEAN)
+    if (M == UCM_SUMMARY_MEAN)
         build_mean<D, N>(a, h);
-    else if (M == UCM_DIGEST_SUBMEAN)
+    else if (M == UCM_SUMMARY_SUBMEAN)
         build_submean<D, N>(a, h);
-    else if (M == UCM_DIGEST_BOX)
+    else if (M == UCM_SUMMARY_BOX)
         build_box<D, N>(a, h);
-    else if (M == UCM_DIGEST_HASH)
+    else if (M == UCM_SUMMARY_HASH)
         build_hash<D, N>(a, h);
-    else if (M == UCM_DIGEST_STATS)
+    else if (M == UCM_SUMMARY_STATS)
         build_stats<D, N>(a, h);
     else
         build_tokens<D, N>(a, h);
@@ -32,11 +33,11 @@ static __device__ __forceinline__ void build_all(args_t a)
     extern __shared__ float distances[];
     uint32_t warp = threadIdx.x / WARP_LANES;
     uint64_t heads = (uint64_t)a.n_layers * a.n_blocks * a.kv_heads;
-    uint64_t step = (uint64_t)gridDim.x * UCM_DIGEST_CUDA_WARPS;
+    uint64_t step = (uint64_t)gridDim.x * UCM_SUMMARY_CUDA_WARPS;
 
-    for (uint64_t i = (uint64_t)blockIdx.x * UCM_DIGEST_CUDA_WARPS + warp; i < heads; i += step) {
+    for (uint64_t i = (uint64_t)blockIdx.x * UCM_SUMMARY_CUDA_WARPS + warp; i < heads; i += step) {
         uint32_t g = (uint32_t)(i % a.kv_heads), b = (uint32_t)(i / a.kv_heads % a.n_blocks);
-        const struct ucm_digest_cuda_layer *l = &a.layer[i / a.kv_heads / a.n_blocks];
+        const struct ucm_summary_cuda_layer *l = &a.layer[i / a.kv_heads / a.n_blocks];
         uint32_t from = ((const uint32_t *)a.block)[b], to = ((const uint32_t *)a.out_block)[b];
         struct head h;
 
@@ -54,8 +55,8 @@ static __device__ __forceinline__ void build_all(args_t a)
 }
 
 #define KERNEL(method, dtype, n)                                                                   \
-    extern "C" __global__ void __launch_bounds__(UCM_DIGEST_CUDA_THREADS)                          \
-    ucm_digest_##method##_##dtype##_##n(const __grid_constant__ struct ucm_digest_cuda args)       \
+    extern "C" __global__ void __launch_bounds__(UCM_SUMMARY_CUDA_THREADS)                          \
+    ucm_summary_##method##_##dtype##_##n(const __grid_constant__ struct ucm_summary_cuda args)       \
     {                                                                                              \
         build_all<method, dtype, n>(args);                                                         \
     }

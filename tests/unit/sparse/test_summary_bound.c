@@ -73,27 +73,27 @@ static float value(int way, uint32_t c)
     }
 }
 
-static struct ucm_digest_plan plan;
+static struct ucm_summary_plan plan;
 
 static void plan_box(uint32_t dim, uint32_t tokens)
 {
-    struct ucm_digest_spec spec = {
-        .method = UCM_DIGEST_BOX,
+    struct ucm_summary_spec spec = {
+        .method = UCM_SUMMARY_BOX,
         .shape = {.tokens = tokens, .kv_heads = 1, .head_dim = dim, .k_token_stride = 4 * dim},
     };
     char why[UCM_SPARSE_WHY] = "";
 
-    cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+    cr_assert_eq(ucm_summary_plan_init(&plan, &spec, why), 0, "%s", why);
 }
 
 static float box_score(const float *k, const float *q)
 {
     static float query[DIM_MAX + 16];
-    static _Alignas(8) uint8_t digest[2 * DIM_MAX + 4];
+    static _Alignas(8) uint8_t summary[2 * DIM_MAX + 4];
 
-    ucm_digest_build(&plan, k, digest);
-    ucm_digest_query(&plan, q, query);
-    return ucm_digest_score(&plan, UCM_METRIC_DOT, query, digest, 0);
+    ucm_summary_build(&plan, k, summary);
+    ucm_summary_query(&plan, q, query);
+    return ucm_summary_score(&plan, UCM_METRIC_DOT, query, summary, 0);
 }
 
 static double product(const float *q, const float *k, uint32_t dim)
@@ -120,7 +120,7 @@ static void bounds_all(uint32_t dim, int way_k, int way_q)
                       dim, way_k, way_q, t);
 }
 
-Test(digest_bound, box_is_never_below_a_product)
+Test(summary_bound, box_is_never_below_a_product)
 {
     static const uint32_t dims[] = {4, 64, 80, 128, 576, 1024};
 
@@ -136,7 +136,7 @@ Test(digest_bound, box_is_never_below_a_product)
 }
 
 /* All keys equal, and a query along them: the bound is nearly reached, so any rounding shows. */
-Test(digest_bound, box_is_not_below_a_product_that_reaches_it)
+Test(summary_bound, box_is_not_below_a_product_that_reaches_it)
 {
     static float k[TOKENS * DIM_MAX], q[DIM_MAX];
 
@@ -157,7 +157,7 @@ Test(digest_bound, box_is_not_below_a_product_that_reaches_it)
 }
 
 /* What the scores' slack would hide: quantised bounds are outside themselves, and as near as can be. */
-Test(digest_bound, quantised_bounds_are_outside)
+Test(summary_bound, quantised_bounds_are_outside)
 {
     for (int round = 0; round < 300000; round++) {
         float a = fabsf(any_finite()), s = ucm_bf16_decode(ucm_scale(a, 127.0f));

@@ -1,9 +1,9 @@
-/* Bounds of chains, selections and builds: memory, held digests, prefetches; and an arena that is full. */
-#include "tests/unit/request/digest_rig.h"
+/* Bounds of chains, selections and builds: memory, held summaries, prefetches; and an arena that is full. */
+#include "tests/unit/request/summary_rig.h"
 
-TestSuite(digest_bounds, .init = open_all, .fini = close_all);
+TestSuite(summary_bounds, .init = open_all, .fini = close_all);
 
-Test(digest_bounds, memory_of_chains_and_selections_is_bounded)
+Test(summary_bounds, memory_of_chains_and_selections_is_bounded)
 {
     uint32_t name = chain_of(2);
     const uint64_t all = door.config.max_frame_memory, before = taken(LIMIT_MEMORY);
@@ -19,7 +19,7 @@ Test(digest_bounds, memory_of_chains_and_selections_is_bounded)
     limit_owner_unref(other);
 }
 
-Test(digest_bounds, keys_that_are_missing_take_no_memory)
+Test(summary_bounds, keys_that_are_missing_take_no_memory)
 {
     static uint8_t missing[UCM_MAX_KEYS * 16];
     struct msg_chain_append m = {.keys = {missing, sizeof(missing)}};
@@ -36,7 +36,7 @@ Test(digest_bounds, keys_that_are_missing_take_no_memory)
 }
 
 /* Others find some of the memory, and requests half of it, whatever one user's chains take. */
-Test(digest_bounds, a_user_takes_a_part_of_the_memory)
+Test(summary_bounds, a_user_takes_a_part_of_the_memory)
 {
     const uint64_t limit = 24 << 10;
     struct limit_owner *other = limits_uid(door.limits, "other", 1, false);
@@ -65,16 +65,16 @@ Test(digest_bounds, a_user_takes_a_part_of_the_memory)
 }
 
 /* Tenant "t" is not the uid's own: three quarters of three quarters are one uid's. */
-Test(digest_bounds, a_user_holds_a_part_of_the_digests)
+Test(summary_bounds, a_user_holds_a_part_of_the_summaries)
 {
     uint32_t name = chain_of(1), held;
 
     become(false);
-    held = appended(append_same(name, 2000)).digests + 1;
+    held = appended(append_same(name, 2000)).summaries + 1;
     cr_expect_geq(held, HELD_MAX / 2);
     cr_expect_leq(held, HELD_MAX * 9 / 16);
     become(true);
-    cr_expect_eq(appended(append_same(name, 2000)).digests, HELD_MAX - held);
+    cr_expect_eq(appended(append_same(name, 2000)).summaries, HELD_MAX - held);
 }
 
 static int lease_code(uint64_t first, uint32_t n)
@@ -85,7 +85,7 @@ static int lease_code(uint64_t first, uint32_t n)
 }
 
 /* Others can store and lease, whatever one user's leases and chains cover. */
-Test(digest_bounds, a_user_leases_a_part_of_what_there_is)
+Test(summary_bounds, a_user_leases_a_part_of_what_there_is)
 {
     uint64_t all = arena_bytes_configured(rig.arena) / ns_part_bytes(rig.one, 0);
     uint32_t blocks = (uint32_t)(all * 9 + 15) / 16, name; /* a uid's part of its tenant's part */
@@ -130,7 +130,7 @@ static uint32_t ask_prefetch(const uint32_t *chains, uint32_t n)
 }
 
 /* One for each chain, in whatever order their rows come. */
-Test(digest_bounds, prefetches_of_a_selection_are_few)
+Test(summary_bounds, prefetches_of_a_selection_are_few)
 {
     uint32_t a = open_chain(), b = open_chain(), rows[8] = {a, b, a, b, a, b, a, b};
 
@@ -148,7 +148,7 @@ Test(digest_bounds, prefetches_of_a_selection_are_few)
 }
 
 /* Its memory was for the blocks that the chain had. */
-Test(digest_bounds, a_chain_grows_under_a_selection_that_prefetches)
+Test(summary_bounds, a_chain_grows_under_a_selection_that_prefetches)
 {
     uint32_t name = chain_of(1), asked = ask_prefetch(&name, 1);
 
@@ -158,7 +158,7 @@ Test(digest_bounds, a_chain_grows_under_a_selection_that_prefetches)
     cr_expect_eq(selected(asked).index.n, 4u);
 }
 
-/* ---- a full index: a digest's block takes the place of another ---- */
+/* ---- a full index: a summary's block takes the place of another ---- */
 
 static void open_full(void)
 {
@@ -166,9 +166,9 @@ static void open_full(void)
     open_all();
 }
 
-TestSuite(digests_full, .init = open_full, .fini = close_all);
+TestSuite(summaries_full, .init = open_full, .fini = close_all);
 
-Test(digests_full, a_base_does_not_go_for_its_own_digest)
+Test(summaries_full, a_base_does_not_go_for_its_own_summary)
 {
     uint32_t msgid;
 
@@ -178,7 +178,7 @@ Test(digests_full, a_base_does_not_go_for_its_own_digest)
     cr_expect(statuses(msgid, 3, UCM_BLOCK_OK, UCM_BLOCK_NO_ROOM, UCM_BLOCK_NO_ROOM));
 }
 
-Test(digests_full, nor_one_that_an_append_found)
+Test(summaries_full, nor_one_that_an_append_found)
 {
     uint32_t name = open_chain();
     block_ref ref;
@@ -202,9 +202,9 @@ Test(digests_full, nor_one_that_an_append_found)
     drop(find(rig.one, 3));
 }
 
-Test(digests_full, what_is_stored_does_not_go_for_its_own_digest)
+Test(summaries_full, what_is_stored_does_not_go_for_its_own_summary)
 {
-    open_digests(true);
+    open_summaries(true);
     for (uint64_t i = 1; i <= 6; i++) {
         drop(store(rig.one, i));
         for (int k = 0; k < 10; k++) {
@@ -214,5 +214,5 @@ Test(digests_full, what_is_stored_does_not_go_for_its_own_digest)
                 fake_next(&rig.tier, 0);
         }
     }
-    cr_expect_gt(rig.metrics.digest_builds, 1u);
+    cr_expect_gt(rig.metrics.summary_builds, 1u);
 }

@@ -1,4 +1,4 @@
-"""What a digest is computed from and how, and digests in the caller's memory."""
+"""What a summary is computed from and how, and summaries in the caller's memory."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ _KINDS = ("mean", "max", "normalised")
 _PAIRS = ("neox", "interleaved")
 
 
-class Digest:
+class Summary:
     """A method, its parameters and a Shape. The functions below make them."""
 
     def __init__(self, method: str, shape: Shape, keep: Optional[Sequence[int]] = None, **parameters: int):
         self.method, self.shape = method, shape
         self._keep = None
-        self.native = native.Digest(method=_METHODS[method], shape=shape.native(), **parameters)
+        self.native = native.Summary(method=_METHODS[method], shape=shape.native(), **parameters)
         if keep is not None:
             bits = bytearray((shape.head_dim // 2 + 7) // 8)
             for pair in keep:
@@ -87,12 +87,12 @@ class Digest:
             self._keep = (ctypes.c_uint8 * len(bits)).from_buffer(bits)
             self.native.keep, self.native.keep_bytes = ctypes.addressof(self._keep), len(bits)
         size = c_uint64()
-        check(lib.ucm_sparse_digest_bytes(byref(self.native), byref(size)))
+        check(lib.ucm_sparse_summary_bytes(byref(self.native), byref(size)))
         #: Bytes of one layer of one block.
         self.bytes: int = size.value
 
-    def compute(self, kv: Any, n: Optional[int] = None, stride: Optional[int] = None) -> Digests:
-        """Digests of n blocks (or layers), the first at the tensor's begin, each `stride` bytes behind the one before.
+    def compute(self, kv: Any, n: Optional[int] = None, stride: Optional[int] = None) -> Summaries:
+        """Summaries of n blocks (or layers), the first at the tensor's begin, each `stride` bytes behind the one before.
         By default n is the tensor's first dimension, and the blocks follow each other without a gap."""
         source = Tensor(kv, "kv")
         if source.dtype is not None:
@@ -103,44 +103,44 @@ class Digest:
             stride = source.bytes // n if n else 0
         out = Numbers(self.bytes // 4 * n, "I")
         check(
-            lib.ucm_sparse_digest_local(
+            lib.ucm_sparse_summary_local(
                 byref(self.native), source.address, source.bytes, stride, n, out.address, self.bytes * n, self.bytes
             )
         )
-        return Digests(self, out.view)
+        return Summaries(self, out.view)
 
 
-def mean(shape: Shape, kind: str = "mean") -> Digest:
+def mean(shape: Shape, kind: str = "mean") -> Summary:
     """ESA: one vector a KV head. kind "max": each channel's largest value; "normalised": the mean by its length."""
-    return Digest("mean", shape, kind=_number(_KINDS, kind, "kind"))
+    return Summary("mean", shape, kind=_number(_KINDS, kind, "kind"))
 
 
-def submean(shape: Shape, run: int, keep: Optional[Sequence[int]] = None, pairs: str = "neox") -> Digest:
+def submean(shape: Shape, run: int, keep: Optional[Sequence[int]] = None, pairs: str = "neox") -> Summary:
     """GSA, KVStar: means of `run` tokens. keep: the RoPE pairs that count, by default all; pair i is the channels i
     and i + head_dim / 2 ("neox"), or 2i and 2i + 1 ("interleaved")."""
-    return Digest("submean", shape, keep, run=run, pairs=_number(_PAIRS, pairs, "pairs"))
+    return Summary("submean", shape, keep, run=run, pairs=_number(_PAIRS, pairs, "pairs"))
 
 
-def box(shape: Shape) -> Digest:
+def box(shape: Shape) -> Summary:
     """Quest, PSA: smallest and largest value of each channel. No key of a block scores above its box."""
-    return Digest("box", shape)
+    return Summary("box", shape)
 
 
-def hash_(shape: Shape, bits: int = 128, seed: int = 0, rope_bits: int = 0) -> Digest:
+def hash_(shape: Shape, bits: int = 128, seed: int = 0, rope_bits: int = 0) -> Summary:
     """sparse.hash (here the builtin, which Shape's own hash uses, would be hidden). GSA on device: 64, 128 or 256 sign bits a
     token and KV head, rope_bits of them for MLA's rotated part."""
-    return Digest("hash", shape, bits=bits, seed=seed, rope_bits=rope_bits)
+    return Summary("hash", shape, bits=bits, seed=seed, rope_bits=rope_bits)
 
 
-def stats(shape: Shape) -> Digest:
+def stats(shape: Shape) -> Summary:
     """Mean and variance of K and, with v_head_dim, mean of V: scores estimate the attention mass of a block."""
-    return Digest("stats", shape)
+    return Summary("stats", shape)
 
 
-def tokens(shape: Shape, chosen: int = 2, rest: bool = False) -> Digest:
+def tokens(shape: Shape, chosen: int = 2, rest: bool = False) -> Summary:
     """InfLLM: a few tokens stand for the block. rest: so does the mean of the others, all of them in 4 bits a channel,
     and scores estimate the block's attention mass."""
-    return Digest("tokens", shape, chosen=chosen, rest=int(rest))
+    return Summary("tokens", shape, chosen=chosen, rest=int(rest))
 
 
 def _number(names: tuple[str, ...], name: str, what: str) -> int:
@@ -149,22 +149,22 @@ def _number(names: tuple[str, ...], name: str, what: str) -> int:
     return names.index(name)
 
 
-class Digests:
-    """Digests of blocks in this process: what Digest.compute returns, or digests that were loaded.
+class Summaries:
+    """Summaries of blocks in this process: what Summary.compute returns, or summaries that were loaded.
 
     data: packed, or `stride` bytes apart. missing: a byte a block, not 0: it has none, and is always chosen."""
 
-    def __init__(self, digest: Digest, data: Any, stride: Optional[int] = None, missing: Optional[bytes] = None):
-        self.digest, self.data = digest, data
+    def __init__(self, summary: Summary, data: Any, stride: Optional[int] = None, missing: Optional[bytes] = None):
+        self.summary, self.data = summary, data
         source = self._source = Tensor(data, "data")
-        self.stride = digest.bytes if stride is None else stride
-        if self.stride < digest.bytes:
-            raise ValueError(f"stride is {self.stride}; a digest has {digest.bytes} bytes")
-        self.n = (source.bytes + self.stride - digest.bytes) // self.stride
+        self.stride = summary.bytes if stride is None else stride
+        if self.stride < summary.bytes:
+            raise ValueError(f"stride is {self.stride}; a summary has {summary.bytes} bytes")
+        self.n = (source.bytes + self.stride - summary.bytes) // self.stride
         if missing is not None and len(missing) != self.n:
             raise ValueError(f"missing has {len(missing)} bytes for {self.n} blocks")
         self._missing = None if missing is None else (ctypes.c_uint8 * self.n).from_buffer_copy(missing)
-        self.native = native.Digests(source.address, source.bytes, self.stride, self.n)
+        self.native = native.Summaries(source.address, source.bytes, self.stride, self.n)
         if self._missing is not None:
             self.native.missing = ctypes.addressof(self._missing)
 
@@ -174,8 +174,8 @@ class Digests:
     def _query(
         self, q: Any, score: Score, dtype: Any, choose: Optional[Choice] = None
     ) -> tuple[Tensor, int, native.Score, int]:
-        query, q_dtype, spec = query_of(q, dtype, score, self.digest, batch=False, choose=choose)
-        return query, q_dtype, spec, self.digest.shape.kv_heads if score.heads == "each" else 1
+        query, q_dtype, spec = query_of(q, dtype, score, self.summary, batch=False, choose=choose)
+        return query, q_dtype, spec, self.summary.shape.kv_heads if score.heads == "each" else 1
 
     def scores(self, q: Any, score: Score = Score(), dtype: Any = None) -> list[memoryview]:
         """A float a block, for each list. q: [q_heads][head_dim], or [rows][q_heads][head_dim]."""
@@ -183,7 +183,7 @@ class Digests:
         out = Numbers(lists * self.n, "f")
         check(
             lib.ucm_sparse_score_local(
-                byref(self.digest.native), byref(spec), byref(self.native), query.address, q_dtype, out.address,
+                byref(self.summary.native), byref(spec), byref(self.native), query.address, q_dtype, out.address,
                 lists * self.n,
             )
         )
@@ -200,7 +200,7 @@ class Digests:
         )
         check(
             lib.ucm_sparse_select_local(
-                byref(self.digest.native), byref(spec), byref(choose.native()), byref(self.native), query.address,
+                byref(self.summary.native), byref(spec), byref(choose.native()), byref(self.native), query.address,
                 q_dtype, byref(out),
             )
         )

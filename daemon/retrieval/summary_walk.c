@@ -1,4 +1,4 @@
-#include "daemon/retrieval/digest_walk.h"
+#include "daemon/retrieval/summary_walk.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -6,13 +6,13 @@
 
 #define OPENS_PER_TURN 512
 
-struct digest_walk *digest_walk_new(struct call *call, const struct walk_kind *kind,
-                                    struct derived_space *space, struct proto_bin keys, uint32_t n,
-                                    uint64_t deadline_ms)
+struct summary_walk *summary_walk_new(struct call *call, const struct walk_kind *kind,
+                                      struct derived_space *space, struct proto_bin keys,
+                                      uint32_t n, uint64_t deadline_ms)
 {
     struct view view = {.ns = {space->derived}, .n = 1};
-    struct digest_walk *d = walk_new(call, kind, &view, n, deadline_ms,
-                                     sizeof(*d) + n * (sizeof(*d->bases) + 1) + keys.n);
+    struct summary_walk *d = walk_new(call, kind, &view, n, deadline_ms,
+                                      sizeof(*d) + n * (sizeof(*d->bases) + 1) + keys.n);
 
     if (!d)
         return NULL;
@@ -26,17 +26,17 @@ struct digest_walk *digest_walk_new(struct call *call, const struct walk_kind *k
 
 /* ---- the shared tier ---- */
 
-static void digests_looked_cb(struct view_look *look, const uint8_t *keys)
+static void summaries_looked_cb(struct view_look *look, const uint8_t *keys)
 {
-    struct walk *w = &LIST_ENTRY(look, struct digest_walk, look)->w;
+    struct walk *w = &LIST_ENTRY(look, struct summary_walk, look)->w;
 
     (void)keys;
     w->look = NULL;
     walk_pump(w);
 }
 
-static void digests_look_for(struct digest_walk *d, const struct view *view,
-                             void (*done_cb)(struct view_look *look, const uint8_t *keys))
+static void summaries_look_for(struct summary_walk *d, const struct view *view,
+                               void (*done_cb)(struct view_look *look, const uint8_t *keys))
 {
     struct session *s = d->w.r.s;
     struct proto_bin keys = {d->keys, d->w.n_keys * d->w.ns->identity.key_bytes};
@@ -50,22 +50,22 @@ static void digests_look_for(struct digest_walk *d, const struct view *view,
 
 static void bases_looked_cb(struct view_look *look, const uint8_t *keys)
 {
-    struct digest_walk *d = LIST_ENTRY(look, struct digest_walk, look);
+    struct summary_walk *d = LIST_ENTRY(look, struct summary_walk, look);
 
     (void)keys;
-    digests_look_for(d, &d->w.view, digests_looked_cb);
+    summaries_look_for(d, &d->w.view, summaries_looked_cb);
 }
 
-void digests_look(struct digest_walk *d)
+void summaries_look(struct summary_walk *d)
 {
     struct view bases = session_view(d->w.r.s, d->space->base);
 
-    digests_look_for(d, &bases, bases_looked_cb);
+    summaries_look_for(d, &bases, bases_looked_cb);
 }
 
 /* ---- items ---- */
 
-static void digest_failed(struct walk *w, const struct walk_item *it, int status)
+static void summary_failed(struct walk *w, const struct walk_item *it, int status)
 {
     walk_status(w, it->at,
                 status == -ENOENT                      ? UCM_BLOCK_MISS
@@ -75,7 +75,7 @@ static void digest_failed(struct walk *w, const struct walk_item *it, int status
 }
 
 /* The walk has a reference to the item's part. */
-static void item_take(struct digest_walk *d, const struct walk_item *it, bool built)
+static void item_take(struct summary_walk *d, const struct walk_item *it, bool built)
 {
     d->built += built;
     if (d->chain)
@@ -87,7 +87,7 @@ static void item_take(struct digest_walk *d, const struct walk_item *it, bool bu
 }
 
 /* As derived_get, by cw. */
-static int item_source(struct digest_walk *d, const struct walk_item *it, struct cache_wait *cw)
+static int item_source(struct summary_walk *d, const struct walk_item *it, struct cache_wait *cw)
 {
     struct walk *w = &d->w;
 
@@ -98,15 +98,15 @@ static int item_source(struct digest_walk *d, const struct walk_item *it, struct
 }
 
 /* It may not be held: too many hold it, or too much is held. Nobody knows when that ends. */
-static bool item_barred(const struct digest_walk *d, const struct walk_item *it)
+static bool item_barred(const struct summary_walk *d, const struct walk_item *it)
 {
     return (it->p->dram == PART_DRAM_READY && it->p->users >= PART_USERS_MAX) ||
            (d->chain && chain_may_hold(d->chain) == 0);
 }
 
-int digest_begin(struct walk *w, const struct walk_item *it)
+int summary_begin(struct walk *w, const struct walk_item *it)
 {
-    struct digest_walk *d = digest_walk(w);
+    struct summary_walk *d = summary_walk(w);
     int rc = walk_reserve(w);
 
     if (rc == 0 && item_barred(d, it))
@@ -123,14 +123,14 @@ int digest_begin(struct walk *w, const struct walk_item *it)
     } else if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
         return rc;
     } else {
-        digest_failed(w, it, rc);
+        summary_failed(w, it, rc);
     }
     return 0;
 }
 
-int digest_ready(struct walk *w, struct item_wait *iw, int status)
+int summary_ready(struct walk *w, struct item_wait *iw, int status)
 {
-    struct digest_walk *d = digest_walk(w);
+    struct summary_walk *d = summary_walk(w);
 
     if (status != 0 && d->build && !iw->again && !iw->building) {
         iw->again = true; /* its copy is gone: the next source is a build */
@@ -139,13 +139,13 @@ int digest_ready(struct walk *w, struct item_wait *iw, int status)
     if (status == 0)
         item_take(d, &iw->it, iw->building);
     else
-        digest_failed(w, &iw->it, status);
+        summary_failed(w, &iw->it, status);
     return 0;
 }
 
-int digest_again(struct walk *w)
+int summary_again(struct walk *w)
 {
-    struct digest_walk *d = digest_walk(w);
+    struct summary_walk *d = summary_walk(w);
 
     while (!list_empty(&w->ready)) {
         struct item_wait *iw = LIST_ENTRY(w->ready.next, struct item_wait, link);
@@ -167,21 +167,21 @@ int digest_again(struct walk *w)
         if (rc == CACHE_READY)
             item_take(d, &it, false);
         else
-            digest_failed(w, &it, rc);
+            summary_failed(w, &it, rc);
         free(iw);
     }
     return 0;
 }
 
 /* No room for what they are built in. */
-void digest_no_room(struct walk *w)
+void summary_no_room(struct walk *w)
 {
     walk_drop_ready(w, UCM_BLOCK_NO_ROOM);
 }
 
-/* ---- digest.build ---- */
+/* ---- summary.build ---- */
 
-static void build_open_one(struct digest_walk *d, const struct view *v, uint32_t i)
+static void build_open_one(struct summary_walk *d, const struct view *v, uint32_t i)
 {
     struct walk *w = &d->w;
     const uint8_t *key = d->keys + (size_t)i * w->ns->identity.key_bytes;
@@ -199,7 +199,7 @@ static void build_open_one(struct digest_walk *d, const struct view *v, uint32_t
     }
     w->refs[i] = index_find(w->modules->index, w->ns, key);
     if (cache_found(w->modules->cache, w->refs[i])) {
-        w->modules->metrics->digest_orphans++;
+        w->modules->metrics->summary_orphans++;
         cache_lease(w->modules->cache, w->refs[i]);
         return;
     }
@@ -209,7 +209,7 @@ static void build_open_one(struct digest_walk *d, const struct view *v, uint32_t
 
 static void build_open(struct walk *w)
 {
-    struct digest_walk *d = digest_walk(w);
+    struct summary_walk *d = summary_walk(w);
     struct view v = session_view(w->r.s, d->space->base);
 
     for (uint32_t opens = 0; w->opened < w->n_keys; w->opened++) {
@@ -222,7 +222,7 @@ static void build_open(struct walk *w)
 }
 
 /* A copy that this host has, or knows of. */
-static bool digest_exists(const struct walk *w, const struct walk_item *it)
+static bool summary_exists(const struct walk *w, const struct walk_item *it)
 {
     return !cache_doomed(w->modules->cache, it->ref) &&
            (it->p->dram == PART_DRAM_READY || it->p->nvme == PART_NVME_READY ||
@@ -231,15 +231,15 @@ static bool digest_exists(const struct walk *w, const struct walk_item *it)
 
 static int build_begin(struct walk *w, const struct walk_item *it)
 {
-    if (!digest_exists(w, it))
-        return digest_begin(w, it);
+    if (!summary_exists(w, it))
+        return summary_begin(w, it);
     walk_status(w, it->at, UCM_BLOCK_EXISTS);
     return 0;
 }
 
 static void build_finish(struct walk *w)
 {
-    struct digest_walk *d = digest_walk(w);
+    struct summary_walk *d = summary_walk(w);
 
     for (uint32_t i = 0; i < w->n_keys; i++)
         if (d->bases[i] != 0)
@@ -249,17 +249,17 @@ static void build_finish(struct walk *w)
 
 static const struct walk_kind build_kind = {.open = build_open,
                                             .begin = build_begin,
-                                            .ready = digest_ready,
-                                            .again = digest_again,
-                                            .no_room = digest_no_room,
+                                            .ready = summary_ready,
+                                            .again = summary_again,
+                                            .no_room = summary_no_room,
                                             .finish = build_finish};
 
-int method_digest_build(struct call *call)
+int method_summary_build(struct call *call)
 {
-    const struct msg_digest_build *m = &call->params.digest_build;
+    const struct msg_summary_build *m = &call->params.summary_build;
     struct derived_space *space = call_space(call, m->ns);
     uint32_t n = space ? call_keys(call, space->derived, m->keys) : 0, parts;
-    struct digest_walk *d;
+    struct summary_walk *d;
 
     if (n == 0 || space_builds(call, space->base) != 0)
         return -call->error.code;
@@ -268,13 +268,13 @@ int method_digest_build(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
                              (unsigned long long)m->part, parts, parts - 1);
-    d = digest_walk_new(call, &build_kind, space, m->keys, n, m->deadline_ms);
+    d = summary_walk_new(call, &build_kind, space, m->keys, n, m->deadline_ms);
     if (!d)
         return -call->error.code;
     d->build = true;
     d->w.part = m->part ? (uint32_t)m->part - 1 : 0;
     d->w.parts = m->part ? 1 : parts;
     d->w.priority = (uint8_t)m->priority;
-    digests_look(d);
+    summaries_look(d);
     return 0;
 }

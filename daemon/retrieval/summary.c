@@ -1,6 +1,6 @@
-/* digest.open: namespaces of digests. A digest namespace's identity is a function of the base's and
- * of the digests' spec, so a client that opens the same spec again finds the same blocks. */
-#include "daemon/retrieval/digest.h"
+/* summary.open: namespaces of summaries. A summary namespace's identity is a function of the base's
+ * and of the summaries' spec, so a client that opens the same spec again finds the same blocks. */
+#include "daemon/retrieval/summary.h"
 #include "daemon/index/ns_form.h"
 #include "daemon/request/view.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What digest.open opened on one connection. */
+/* What summary.open opened on one connection. */
 struct session_space {
     struct list link;
     struct derived_space *space;
@@ -38,7 +38,7 @@ struct derived_space *call_space(struct call *call, uint64_t id)
     if (ss)
         return ss->space;
     ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
-                  "namespace %llu was not opened by digest.open on this connection",
+                  "namespace %llu was not opened by summary.open on this connection",
                   (unsigned long long)id);
     return NULL;
 }
@@ -57,12 +57,12 @@ void spaces_close_all(struct session *s)
     }
 }
 
-/* ---- digest.open ---- */
+/* ---- summary.open ---- */
 
-static void spec_take(const struct msg_digest_open *m, const struct ns *base,
-                      struct ucm_digest_spec *spec)
+static void spec_take(const struct msg_summary_open *m, const struct ns *base,
+                      struct ucm_summary_spec *spec)
 {
-    *spec = (struct ucm_digest_spec){
+    *spec = (struct ucm_summary_spec){
         .method = (uint32_t)m->method,
         .kind = (uint32_t)m->kind,
         .run = (uint32_t)m->run,
@@ -90,19 +90,19 @@ static void spec_take(const struct msg_digest_open *m, const struct ns *base,
         memcpy(spec->keep, m->keep.p, m->keep.n);
 }
 
-static int plan_make(struct call *call, const struct msg_digest_open *m, const struct ns *base,
-                     struct ucm_digest_plan *plan)
+static int plan_make(struct call *call, const struct msg_summary_open *m, const struct ns *base,
+                     struct ucm_summary_plan *plan)
 {
     struct ns_encoded encoded = {.plain_layer_bytes = base->identity.layer_bytes};
-    struct ucm_digest_spec spec;
+    struct ucm_summary_spec spec;
     char why[UCM_SPARSE_WHY];
     uint64_t extent;
 
     spec_take(m, base, &spec);
-    if (ucm_digest_plan_init(plan, &spec, why) != 0)
+    if (ucm_summary_plan_init(plan, &spec, why) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
-    extent = ucm_digest_extent(&spec);
-    (void)ns_encoded(&base->identity, &encoded); /* digests describe KV as it was computed */
+    extent = ucm_summary_extent(&spec);
+    (void)ns_encoded(&base->identity, &encoded); /* summaries describe KV as it was computed */
     if (extent > encoded.plain_layer_bytes)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "the shape reaches to byte %llu of a layer; the base namespace's have "
@@ -119,29 +119,30 @@ int space_builds(struct call *call, struct ns *base)
     if (!ns_encoded(&base->identity, &encoded) ||
         (session_view(call->s, base).n > 1 && space_decodes(base)))
         return 0;
-    return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                         "build: the base's blocks are encoded (%s); digests describe KV as it was "
-                         "computed, so workers build them and dump them here, unless the base was "
-                         "opened by encoding.open as lossless",
-                         encoded.encoding);
+    return ucm_error_set(
+        &call->error, UCM_WIRE_INVALID,
+        "build: the base's blocks are encoded (%s); summaries describe KV as it was "
+        "computed, so workers build them and dump them here, unless the base was "
+        "opened by encoding.open as lossless",
+        encoded.encoding);
 }
 
 /* docs/protocol.md, "Block summaries", has this. */
 static int derived_open(struct call *call, const struct ns *base,
-                        const struct ucm_digest_plan *plan, struct ns **out)
+                        const struct ucm_summary_plan *plan, struct ns **out)
 {
     struct requests *rq = call->s->rq;
-    uint8_t form[UCM_FINGERPRINT_BYTES + UCM_DIGEST_CANONICAL_BYTES];
+    uint8_t form[UCM_FINGERPRINT_BYTES + UCM_SUMMARY_CANONICAL_BYTES];
     uint8_t salt[UCM_FINGERPRINT_BYTES];
     struct ns_identity id = base->identity;
     char layout[UCM_MAX_NAME_BYTES + 1];
 
     memcpy(form, base->fingerprint, UCM_FINGERPRINT_BYTES);
-    ucm_digest_canonical(&plan->spec, form + UCM_FINGERPRINT_BYTES);
+    ucm_summary_canonical(&plan->spec, form + UCM_FINGERPRINT_BYTES);
     if (ns_fingerprint(form, sizeof(form), salt) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
-    snprintf(layout, sizeof(layout), "digest/1/%s", plan->method->name);
-    id.dtype = "digest";
+    snprintf(layout, sizeof(layout), "summary/1/%s", plan->method->name);
+    id.dtype = "summary";
     id.layout = layout;
     id.layer_bytes = plan->bytes;
     id.salt = salt;
@@ -149,7 +150,7 @@ static int derived_open(struct call *call, const struct ns *base,
     for (uint32_t part = 0; part < id.parts; part++)
         if (id.layers[part] * id.layer_bytes > arena_slab_bytes(rq->modules.arena))
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                                 "the digests of %u layers of %llu bytes are longer than "
+                                 "the summaries of %u layers of %llu bytes are longer than "
                                  "arena.slab, %llu",
                                  id.layers[part], (unsigned long long)id.layer_bytes,
                                  (unsigned long long)arena_slab_bytes(rq->modules.arena));
@@ -157,7 +158,7 @@ static int derived_open(struct call *call, const struct ns *base,
 }
 
 static int session_space_add(struct call *call, struct ns *base, struct ns *derived,
-                             const struct ucm_digest_plan *plan, struct session_space **out)
+                             const struct ucm_summary_plan *plan, struct session_space **out)
 {
     struct session *s = call->s;
     struct session_space *ss = session_space(s, derived);
@@ -176,12 +177,12 @@ static int session_space_add(struct call *call, struct ns *base, struct ns *deri
     return 0;
 }
 
-int method_digest_open(struct call *call)
+int method_summary_open(struct call *call)
 {
-    const struct msg_digest_open *m = &call->params.digest_open;
+    const struct msg_summary_open *m = &call->params.summary_open;
     struct ns *base = call_namespace(call, m->ns), *derived;
-    struct ucm_digest_plan plan;
-    struct msg_digest_open_r r;
+    struct ucm_summary_plan plan;
+    struct msg_summary_open_r r;
     struct session_space *ss = NULL;
     int rc = base ? plan_make(call, m, base, &plan) : -call->error.code;
 
@@ -199,8 +200,8 @@ int method_digest_open(struct call *call)
         ss->watching = true;
         space_watch(ss->space);
     }
-    r = (struct msg_digest_open_r){.ns = derived->id,
-                                   .fingerprint = {derived->fingerprint, UCM_FINGERPRINT_BYTES},
-                                   .layer_bytes = plan.bytes};
+    r = (struct msg_summary_open_r){.ns = derived->id,
+                                    .fingerprint = {derived->fingerprint, UCM_FINGERPRINT_BYTES},
+                                    .layer_bytes = plan.bytes};
     return call_reply(call, &r);
 }

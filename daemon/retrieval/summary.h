@@ -1,32 +1,32 @@
-/* Digests, chains and selections: shared by the files of this module that serve them. Digests are
- * blocks of a derived namespace (derived.h). */
-#ifndef UCMD_RETRIEVAL_DIGEST_H
-#define UCMD_RETRIEVAL_DIGEST_H
+/* Summaries, chains and selections: shared by the files of this module that serve them. Summaries
+ * are blocks of a derived namespace (derived.h). */
+#ifndef UCMD_RETRIEVAL_SUMMARY_H
+#define UCMD_RETRIEVAL_SUMMARY_H
 
 #include "daemon/retrieval/derived.h"
 #include "daemon/retrieval/pool.h"
 
-/* ---- digest.c: digests' namespaces ---- */
+/* ---- summary.c: summaries' namespaces ---- */
 
-/* The space of a namespace that this session opened by digest.open. NULL with call->error. */
+/* The space of a namespace that this session opened by summary.open. NULL with call->error. */
 struct derived_space *call_space(struct call *call, uint64_t ns);
-/* Whether the daemon builds digests of that base's blocks for this connection. 0, or -code with
+/* Whether the daemon builds summaries of that base's blocks for this connection. 0, or -code with
  * call->error. */
 int space_builds(struct call *call, struct ns *base);
 /* Forgets what the session opened. */
 void spaces_close_all(struct session *s);
 
-/* ---- digest_build.c: digests of what is stored ---- */
+/* ---- summary_build.c: summaries of what is stored ---- */
 
 /* Published parts that wait for their build. */
-#define DIGEST_PUBLISHED_MAX 4096
+#define SUMMARY_PUBLISHED_MAX 4096
 
-int digests_init(struct requests *rq); /* 0 or -ENOMEM */
+int summaries_init(struct requests *rq); /* 0 or -ENOMEM */
 /* No build may be under way, and no session left. */
-void digests_close(struct requests *rq);
+void summaries_close(struct requests *rq);
 /* Builds of published parts that have not begun are left out. */
-void digests_drop(struct requests *rq);
-/* A session begins, or ends, to want digests of what is stored. */
+void summaries_drop(struct requests *rq);
+/* A session begins, or ends, to want summaries of what is stored. */
 void space_watch(struct derived_space *space);
 void space_unwatch(struct derived_space *space);
 
@@ -34,17 +34,17 @@ void space_unwatch(struct derived_space *space);
 
 #define SESSION_MAX_CHAINS 4096
 
-/* Where the digests of a chain's blocks lie; threads read those below the n that they were given. A
- * longer array takes its place when it is full. */
-struct chain_digests {
+/* Where the summaries of a chain's blocks lie; threads read those below the n that they were given.
+ * A longer array takes its place when it is full. */
+struct chain_summaries {
     struct session *s;
     uint32_t refs, cap;
     const void *at[]; /* NULL: the block has none */
 };
-void chain_digests_unref(struct chain_digests *d);
+void chain_summaries_unref(struct chain_summaries *d);
 
 struct chain_block {
-    block_ref base, digest; /* leased; held, or 0 */
+    block_ref base, summary; /* leased; held, or 0 */
 };
 
 struct chain {
@@ -56,9 +56,9 @@ struct chain {
     uint32_t appended; /* and those that an append under way has brought */
     uint32_t cap;      /* of blocks */
     struct chain_block *blocks;
-    struct chain_digests *digests;
-    uint32_t n_digests; /* below n */
-    uint64_t dooms;     /* cache_dooms when it was opened */
+    struct chain_summaries *summaries;
+    uint32_t n_summaries; /* below n */
+    uint64_t dooms;       /* cache_dooms when it was opened */
     uint64_t lease_ms;
     uint32_t users; /* requests that use it */
     struct walk *append;
@@ -87,17 +87,17 @@ bool chain_has(const struct chain *ch, uint32_t block);
 int chain_reserve(struct call *call, struct chain *ch, uint32_t n);
 /* An append reserved for all of its keys. Gives back what missing blocks left unused. */
 void chain_trim(struct chain *ch);
-/* What a held digest takes of the arena. */
+/* What a held summary takes of the arena. */
 static inline uint64_t chain_slot_bytes(const struct chain *ch)
 {
     return arena_padded(ns_part_bytes(ch->space->derived, ch->part));
 }
-/* Counts digests that the chain holds; negative: less. */
-void chain_held_add(const struct chain *ch, int64_t digests);
+/* Counts summaries that the chain holds; negative: less. */
+void chain_held_add(const struct chain *ch, int64_t summaries);
 /* How many more it may hold. */
 uint32_t chain_may_hold(const struct chain *ch);
-/* The digest of its block `at` is in DRAM; the chain takes the caller's reference to it. */
-void chain_keep(struct chain *ch, uint32_t at, block_ref digest);
+/* The summary of its block `at` is in DRAM; the chain takes the caller's reference to it. */
+void chain_keep(struct chain *ch, uint32_t at, block_ref summary);
 
 struct walk;
 /* chain_prefetch.c */

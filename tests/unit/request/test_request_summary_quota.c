@@ -1,6 +1,6 @@
-/* Builds of digests of a tenant that gets no more DRAM: they wait for its own blocks and for nobody else's, nobody waits for them, and
+/* Builds of summaries of a tenant that gets no more DRAM: they wait for its own blocks and for nobody else's, nobody waits for them, and
  * when nothing is under way that could make room they say so. */
-#include "tests/unit/request/digest_rig.h"
+#include "tests/unit/request/summary_rig.h"
 
 #define SLOT (MIB / 4)
 
@@ -42,23 +42,23 @@ static void let_go(unsigned i)
     drop(held[i]);
 }
 
-TestSuite(digest_shares, .init = open_all, .fini = close_all);
-TestSuite(digest_quota, .init = open_at_most, .fini = close_all);
+TestSuite(summary_shares, .init = open_all, .fini = close_all);
+TestSuite(summary_quota, .init = open_at_most, .fini = close_all);
 
-Test(digest_quota, a_build_waits_for_its_tenants_own_blocks)
+Test(summary_quota, a_build_waits_for_its_tenants_own_blocks)
 {
-    struct ns *theirs = space_of("other", "small", 1, 2048), *their_digests;
+    struct ns *theirs = space_of("other", "small", 1, 2048), *their_summaries;
     uint32_t first = build(1, 1), second = build(2, 1), other;
-    struct msg_digest_build m = {.keys = chain(1, 1)};
+    struct msg_summary_build m = {.keys = chain(1, 1)};
 
     turns_pass();
     cr_expect_null(answer_of(first));
     cr_expect_null(answer_of(second));
     cr_expect_not(rig.cache->chores.on, "the event loop rests while they wait");
-    their_digests = open_digests_of(theirs, false);
+    their_summaries = open_summaries_of(theirs, false);
     drop(store(theirs, 1));
-    m.ns = their_digests->id;
-    other = call(UCM_METHOD_DIGEST_BUILD, &proto_digest_build, &m);
+    m.ns = their_summaries->id;
+    other = call(UCM_METHOD_SUMMARY_BUILD, &proto_summary_build, &m);
     work();
     cr_expect(statuses(other, 1, UCM_BLOCK_OK), "nobody waits behind them");
     let_go(1);
@@ -67,7 +67,7 @@ Test(digest_quota, a_build_waits_for_its_tenants_own_blocks)
     written();
     work();
     cr_expect(statuses(first, 1, UCM_BLOCK_OK));
-    cr_expect_null(answer_of(second), "its own block went for the first one's digest");
+    cr_expect_null(answer_of(second), "its own block went for the first one's summary");
     let_go(0);
     turns_pass();
     written();
@@ -76,7 +76,7 @@ Test(digest_quota, a_build_waits_for_its_tenants_own_blocks)
     cr_expect_leq(rig.one->tenant->dram_bytes, 2 * SLOT);
 }
 
-Test(digest_quota, nobody_waits_when_nothing_is_under_way)
+Test(summary_quota, nobody_waits_when_nothing_is_under_way)
 {
     for (unsigned i = 0; i < 2; i++) {
         cache_ref_lasting(rig.cache, held[i], 0); /* in place of the use */
@@ -88,37 +88,37 @@ Test(digest_quota, nobody_waits_when_nothing_is_under_way)
         cache_unref_lasting(rig.cache, held[i], 0);
 }
 
-Test(digest_quota, what_is_stored_goes_without_its_digest)
+Test(summary_quota, what_is_stored_goes_without_its_summary)
 {
     struct ns *theirs = space_of("other", "small", 1, 2048);
-    uint64_t skipped = rig.metrics.digest_build_skipped;
+    uint64_t skipped = rig.metrics.summary_build_skipped;
 
     give_most(3 * SLOT);
-    open_digests(true);
-    open_digests_of(theirs, true);
+    open_summaries(true);
+    open_summaries_of(theirs, true);
     drop(store(rig.one, 3));
     drop(store(theirs, 1));
     work();
     turns_pass();
     work();
-    cr_expect_eq(rig.metrics.digest_build_skipped, skipped + 1);
-    cr_expect_eq(rig.metrics.digest_builds, 1u, "the other tenant's");
+    cr_expect_eq(rig.metrics.summary_build_skipped, skipped + 1);
+    cr_expect_eq(rig.metrics.summary_builds, 1u, "the other tenant's");
     cr_expect_leq(rig.one->tenant->dram_bytes, 3 * SLOT);
     let_go(0);
     let_go(1);
 }
 
-/* The digest can't be read, and what it would be built of finds no room: an answer, not a wait for the deadline. */
-Test(digest_shares, an_unreadable_digest_beyond_what_its_tenant_gets_is_missing)
+/* The summary can't be read, and what it would be built of finds no room: an answer, not a wait for the deadline. */
+Test(summary_shares, an_unreadable_summary_beyond_what_its_tenant_gets_is_missing)
 {
     uint32_t name = open_chain(), asked;
 
     store_both_below();
     asked = append(name, 1, 1, true);
-    cr_assert_eq(rig.tier.n_pending, 1u, "the digest's read");
+    cr_assert_eq(rig.tier.n_pending, 1u, "the summary's read");
     give_most(SLOT / 2);
     fake_next(&rig.tier, -EBADMSG);
     turns_pass();
-    cr_expect_eq(appended(asked).digests, 0u);
-    cr_expect_eq(rig.metrics.digest_missing, 1u);
+    cr_expect_eq(appended(asked).summaries, 0u);
+    cr_expect_eq(rig.metrics.summary_missing, 1u);
 }

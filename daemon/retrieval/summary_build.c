@@ -1,6 +1,6 @@
 /* Parts that wait for their build, by their keys: each that is published while a session wants
- * digests of what is stored, and those of mixed blocks (daemon/encoding/mixed.c). */
-#include "daemon/retrieval/digest.h"
+ * summaries of what is stored, and those of mixed blocks (daemon/encoding/mixed.c). */
+#include "daemon/retrieval/summary.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -19,7 +19,7 @@ struct published {
 /* Keys, not blocks: what waits here holds nothing, and an evicted block is passed over. */
 bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part)
 {
-    struct digests *ds = &retrieval_of(space->rq)->digests;
+    struct summaries *ds = &retrieval_of(space->rq)->summaries;
     struct derived_tenant *tenant = space->tenant;
     struct list *node;
     struct published *p;
@@ -54,14 +54,14 @@ static void build_skipped(const struct derived_space *space)
 {
     struct metrics *m = space->rq->modules.metrics;
 
-    if (space->digests)
-        m->digest_build_skipped++;
+    if (space->summaries)
+        m->summary_build_skipped++;
     else
         m->unfit_decode_failed++;
 }
 
 /* Takes the first part of the tenant, who goes behind the others. */
-static void published_remove(struct digests *ds, struct derived_tenant *tenant)
+static void published_remove(struct summaries *ds, struct derived_tenant *tenant)
 {
     struct published *p = LIST_ENTRY(list_pop_front(&tenant->parts), struct published, link);
 
@@ -77,12 +77,12 @@ static void published_remove(struct digests *ds, struct derived_tenant *tenant)
  * none. */
 static const struct ns *plain_base(const struct derived_space *space)
 {
-    return space->digests && space_decodes(space->base) ? space->base->base : NULL;
+    return space->summaries && space_decodes(space->base) ? space->base->base : NULL;
 }
 
 static bool stores_for(const struct derived_space *space, const struct ns *ns)
 {
-    return space->digests && (ns == space->base || ns == plain_base(space));
+    return space->summaries && (ns == space->base || ns == plain_base(space));
 }
 
 /* The block of that key that has the part in DRAM; 0: none. */
@@ -102,7 +102,7 @@ static block_ref stored_block(const struct derived_space *space, const uint8_t *
 static void published_cb(void *ctx, struct ns *ns, block_ref ref, uint32_t part)
 {
     struct requests *rq = ctx;
-    struct digests *ds = &retrieval_of(rq)->digests;
+    struct summaries *ds = &retrieval_of(rq)->summaries;
     struct list *spaces = &retrieval_of(rq)->derived.spaces;
 
     if (ds->watchers == 0 || rq->draining)
@@ -125,10 +125,10 @@ static int published_begin(const struct published *p)
     block_ref base = stored_block(space, p->key, p->part), derived;
     int rc;
 
-    if ((space->watchers == 0 && space->digests) || base == 0)
+    if ((space->watchers == 0 && space->summaries) || base == 0)
         return -ENOENT;
     /* Decoded parts complete what another rank has stored. */
-    if (!space->digests && index_find(space->rq->modules.index, space->derived, p->key) == 0)
+    if (!space->summaries && index_find(space->rq->modules.index, space->derived, p->key) == 0)
         return -ENOENT;
     cache_lease(c, base); /* first: a new block may take the place of another */
     derived = cache_open(c, space->derived, p->key);
@@ -148,7 +148,7 @@ static int published_begin(const struct published *p)
 /* Whose turn it is; NULL: nothing may begin now. */
 static struct derived_tenant *turn_next(struct requests *rq)
 {
-    struct digests *ds = &retrieval_of(rq)->digests;
+    struct summaries *ds = &retrieval_of(rq)->summaries;
 
     for (struct list *n = ds->turns.next; n != &ds->turns; n = n->next) {
         struct derived_tenant *tenant = LIST_ENTRY(n, struct derived_tenant, turn);
@@ -159,9 +159,9 @@ static struct derived_tenant *turn_next(struct requests *rq)
     return NULL;
 }
 
-static void digests_pump(struct requests *rq)
+static void summaries_pump(struct requests *rq)
 {
-    struct digests *ds = &retrieval_of(rq)->digests;
+    struct summaries *ds = &retrieval_of(rq)->summaries;
     struct derived_tenant *tenant;
     unsigned n = PUBLISHED_PER_TURN;
 
@@ -187,7 +187,7 @@ static void digests_pump(struct requests *rq)
 
 static void published_retry_cb(struct cache_retry *r)
 {
-    digests_pump(LIST_ENTRY(r, struct retrieval, digests.published_retry)->rq);
+    summaries_pump(LIST_ENTRY(r, struct retrieval, summaries.published_retry)->rq);
 }
 
 void space_watch(struct derived_space *space)
@@ -195,7 +195,7 @@ void space_watch(struct derived_space *space)
     struct requests *rq = space->rq;
 
     space->watchers++;
-    if (retrieval_of(rq)->digests.watchers++ == 0)
+    if (retrieval_of(rq)->summaries.watchers++ == 0)
         cache_watch(rq->modules.cache, published_cb, rq);
 }
 
@@ -204,42 +204,42 @@ void space_unwatch(struct derived_space *space)
     struct requests *rq = space->rq;
 
     space->watchers--;
-    if (--retrieval_of(rq)->digests.watchers == 0)
+    if (--retrieval_of(rq)->summaries.watchers == 0)
         cache_watch(rq->modules.cache, NULL, NULL);
 }
 
 /* ---- life ---- */
 
-int digests_init(struct requests *rq)
+int summaries_init(struct requests *rq)
 {
-    struct digests *ds = &retrieval_of(rq)->digests;
+    struct summaries *ds = &retrieval_of(rq)->summaries;
 
-    retrieval_of(rq)->derived.ended_cb = digests_pump;
-    /* First what digests_close looks at. */
+    retrieval_of(rq)->derived.ended_cb = summaries_pump;
+    /* First what summaries_close looks at. */
     list_init(&ds->turns);
     list_init(&ds->published_free);
     list_init(&ds->published_retry.link);
     ds->published_retry.retry_cb = published_retry_cb;
-    ds->published = calloc(DIGEST_PUBLISHED_MAX, sizeof(*ds->published));
+    ds->published = calloc(SUMMARY_PUBLISHED_MAX, sizeof(*ds->published));
     if (!ds->published)
         return -ENOMEM;
-    for (uint32_t i = 0; i < DIGEST_PUBLISHED_MAX; i++)
+    for (uint32_t i = 0; i < SUMMARY_PUBLISHED_MAX; i++)
         list_push_back(&ds->published_free, &ds->published[i].link);
     return 0;
 }
 
-void digests_drop(struct requests *rq)
+void summaries_drop(struct requests *rq)
 {
-    struct digests *ds = &retrieval_of(rq)->digests;
+    struct summaries *ds = &retrieval_of(rq)->summaries;
 
     cache_retry_cancel(&ds->published_retry);
     while (!list_empty(&ds->turns))
         published_remove(ds, LIST_ENTRY(ds->turns.next, struct derived_tenant, turn));
 }
 
-void digests_close(struct requests *rq)
+void summaries_close(struct requests *rq)
 {
-    digests_drop(rq);
-    free(retrieval_of(rq)->digests.published);
-    free(retrieval_of(rq)->digests.spare);
+    summaries_drop(rq);
+    free(retrieval_of(rq)->summaries.published);
+    free(retrieval_of(rq)->summaries.spare);
 }

@@ -1,8 +1,8 @@
-/* Digests of sums and bounds of rows: mean, submean and box. */
-#ifndef UCM_KERNELS_SPARSE_DIGEST_MEAN_CUH
-#define UCM_KERNELS_SPARSE_DIGEST_MEAN_CUH
+/* Summaries of sums and bounds of rows: mean, submean and box. */
+#ifndef UCM_KERNELS_SPARSE_SUMMARY_MEAN_CUH
+#define UCM_KERNELS_SPARSE_SUMMARY_MEAN_CUH
 
-#include "kernels/sparse/digest_rows.cuh"
+#include "kernels/sparse/summary_rows.cuh"
 
 template <int D, int N>
 static __device__ __forceinline__ bool largest_k(args_t a, const struct head &h, float x[N])

@@ -6,11 +6,11 @@
 static int open_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct ucm_namespace *ns = (struct ucm_namespace *)client_handle_of(call);
-    const struct msg_digest_open_r *m = &any->digest_open_r;
+    const struct msg_summary_open_r *m = &any->summary_open_r;
 
     if (m->layer_bytes != ns->open.layer_bytes)
         return ucm_error_set(&call->error, UCM_EUNSUPPORTED,
-                             "ucmd's digests of this kind have %llu bytes, the library's %llu: "
+                             "ucmd's summaries of this kind have %llu bytes, the library's %llu: "
                              "their versions differ",
                              (unsigned long long)m->layer_bytes,
                              (unsigned long long)ns->open.layer_bytes);
@@ -19,11 +19,11 @@ static int open_take_cb(struct client_call *call, const union proto_any *any)
     return 0;
 }
 
-static void spec_to_wire(const struct ucm_sparse_digest *d, struct msg_digest_open *m)
+static void spec_to_wire(const struct ucm_sparse_summary *d, struct msg_summary_open *m)
 {
     const struct ucm_sparse_shape *s = &d->shape;
 
-    *m = (struct msg_digest_open){
+    *m = (struct msg_summary_open){
         .method = d->method,
         .kind = d->kind,
         .run = d->run,
@@ -50,54 +50,54 @@ static void spec_to_wire(const struct ucm_sparse_digest *d, struct msg_digest_op
 
 /* A namespace like the base, whose strings and numbers it borrows: the handle references the
  * base. */
-static struct ucm_namespace *digests_new(struct ucm_namespace *base,
-                                         const struct ucm_sparse_digest *d, uint64_t bytes,
-                                         bool build)
+static struct ucm_namespace *summaries_new(struct ucm_namespace *base,
+                                           const struct ucm_sparse_summary *d, uint64_t bytes,
+                                           bool build)
 {
-    struct ucm_namespace *ns = calloc(1, sizeof *ns + sizeof *ns->digest);
-    struct client_request q = {UCM_METHOD_DIGEST_OPEN, .handle = &base->handle};
+    struct ucm_namespace *ns = calloc(1, sizeof *ns + sizeof *ns->summary);
+    struct client_request q = {UCM_METHOD_SUMMARY_OPEN, .handle = &base->handle};
 
     if (!ns)
         return NULL;
-    ns->digest = (struct client_digest *)(ns + 1);
-    ns->digest->digest = *d;
+    ns->summary = (struct client_summary *)(ns + 1);
+    ns->summary->summary = *d;
     if (d->keep_bytes > 0) {
-        memcpy(ns->digest->keep, d->keep, d->keep_bytes);
-        ns->digest->digest.keep = ns->digest->keep;
+        memcpy(ns->summary->keep, d->keep, d->keep_bytes);
+        ns->summary->summary.keep = ns->summary->keep;
     }
     ns->open = base->open;
     ns->open.layer_bytes = bytes;
-    spec_to_wire(&ns->digest->digest, &ns->digest->open);
-    ns->digest->open.build = build;
-    q.params = &ns->digest->open;
-    q.handle_id = &ns->digest->open.ns;
+    spec_to_wire(&ns->summary->summary, &ns->summary->open);
+    ns->summary->open.build = build;
+    q.params = &ns->summary->open;
+    q.handle_id = &ns->summary->open.ns;
     client_handle_init(&ns->handle, base->handle.client, &q, open_take_cb);
     return ns;
 }
 
-int ucm_sparse_digest_open(struct ucm_namespace *base, const struct ucm_sparse_digest *digest,
-                           int build, int timeout_ms, struct ucm_namespace **out)
+int ucm_sparse_summary_open(struct ucm_namespace *base, const struct ucm_sparse_summary *summary,
+                            int build, int timeout_ms, struct ucm_namespace **out)
 {
     struct ucm_namespace *ns;
     struct ucm_client *c;
     uint64_t bytes;
     int r;
 
-    if (!base || !digest || !out)
-        return client_fail(UCM_EINVALID, "base, digest or out is NULL");
-    if (base->digest)
-        return client_fail(UCM_EINVALID, "digests of digests: base must hold KV");
-    r = ucm_sparse_digest_bytes(digest, &bytes);
+    if (!base || !summary || !out)
+        return client_fail(UCM_EINVALID, "base, summary or out is NULL");
+    if (base->summary)
+        return client_fail(UCM_EINVALID, "summaries of summaries: base must hold KV");
+    r = ucm_sparse_summary_bytes(summary, &bytes);
     if (r)
         return r;
-    if (digest->shape.tokens != base->open.block_tokens)
+    if (summary->shape.tokens != base->open.block_tokens)
         return client_fail(UCM_EINVALID, "shape.tokens is %u, but the base's blocks have %u tokens",
-                           digest->shape.tokens, (unsigned)base->open.block_tokens);
+                           summary->shape.tokens, (unsigned)base->open.block_tokens);
     c = base->handle.client;
     r = client_enter(c);
     if (r)
         return r;
-    ns = digests_new(base, digest, bytes, build);
+    ns = summaries_new(base, summary, bytes, build);
     if (!ns)
         return client_leave(c, client_fail(UCM_ENOMEMORY, "no memory for the namespace"));
     r = client_handle_open(&ns->handle, client_deadline(c, timeout_ms));
@@ -106,19 +106,19 @@ int ucm_sparse_digest_open(struct ucm_namespace *base, const struct ucm_sparse_d
     return client_leave(c, r);
 }
 
-int ucm_sparse_digest_build(struct ucm_namespace *ns, const struct ucm_transfer *t, int timeout_ms,
-                            struct ucm_task **out)
+int ucm_sparse_summary_build(struct ucm_namespace *ns, const struct ucm_transfer *t, int timeout_ms,
+                             struct ucm_task **out)
 {
-    struct msg_digest_build m;
-    struct client_request q = {UCM_METHOD_DIGEST_BUILD, &m, .handle_id = &m.ns};
+    struct msg_summary_build m;
+    struct client_request q = {UCM_METHOD_SUMMARY_BUILD, &m, .handle_id = &m.ns};
 
     if (!ns || !t || !out)
         return client_fail(UCM_EINVALID, "namespace, transfer or out is NULL");
-    if (!ns->digest)
-        return client_fail(UCM_EINVALID, "digests are built in a namespace of "
-                                         "ucm_sparse_digest_open");
+    if (!ns->summary)
+        return client_fail(UCM_EINVALID, "summaries are built in a namespace of "
+                                         "ucm_sparse_summary_open");
     q.handle = &ns->handle;
-    m = (struct msg_digest_build){
+    m = (struct msg_summary_build){
         .part = t->part, .priority = t->priority, .deadline_ms = t->deadline_ms};
     return client_task_start(&q, ns, &m.keys, t, timeout_ms, out);
 }

@@ -1,8 +1,8 @@
-/* Digests of hashes. */
-#ifndef UCM_KERNELS_SPARSE_DIGEST_HASH_CUH
-#define UCM_KERNELS_SPARSE_DIGEST_HASH_CUH
+/* Summaries of hashes. */
+#ifndef UCM_KERNELS_SPARSE_SUMMARY_HASH_CUH
+#define UCM_KERNELS_SPARSE_SUMMARY_HASH_CUH
 
-#include "kernels/sparse/digest_rows.cuh"
+#include "kernels/sparse/summary_rows.cuh"
 
 /* ---- rows of 64, 128 or 256 channels that are all hashed ----
  *

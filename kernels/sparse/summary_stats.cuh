@@ -1,8 +1,8 @@
-/* Digests of means and variances. */
-#ifndef UCM_KERNELS_SPARSE_DIGEST_STATS_CUH
-#define UCM_KERNELS_SPARSE_DIGEST_STATS_CUH
+/* Summaries of means and variances. */
+#ifndef UCM_KERNELS_SPARSE_SUMMARY_STATS_CUH
+#define UCM_KERNELS_SPARSE_SUMMARY_STATS_CUH
 
-#include "kernels/sparse/digest_rows.cuh"
+#include "kernels/sparse/summary_rows.cuh"
 
 /* ---- rows of up to 128 channels: a lane has four in a row ---- */
 

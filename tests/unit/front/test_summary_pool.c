@@ -12,10 +12,10 @@
 #include <uv.h>
 
 static uv_loop_t loop;
-static struct digest_pool *pool;
+static struct summary_pool *pool;
 /* 0 and 1 are of two tenants; 2 is of the first, too. */
-static struct digest_turns tenants[2];
-static struct digest_queue queues[3];
+static struct summary_turns tenants[2];
+static struct summary_queue queues[3];
 
 /* What jobs that tell their order did; and who holds a thread until all others wait. */
 static char order[64];
@@ -29,17 +29,17 @@ static void open_pool(unsigned threads)
     cr_assert_eq(uv_sem_init(&holds, 0), 0);
     cr_assert_eq(uv_sem_init(&held, 0), 0);
     for (unsigned i = 0; i < 2; i++)
-        digest_turns_init(&tenants[i]);
+        summary_turns_init(&tenants[i]);
     for (unsigned i = 0; i < 3; i++)
-        digest_queue_init(&queues[i], &tenants[i % 2]);
+        summary_queue_init(&queues[i], &tenants[i % 2]);
     cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(digest_pool_new(&loop, threads, &pool), 0);
-    cr_assert_eq(digest_pool_threads(pool), threads);
+    cr_assert_eq(summary_pool_new(&loop, threads, &pool), 0);
+    cr_assert_eq(summary_pool_threads(pool), threads);
 }
 
 static void close_pool(void)
 {
-    digest_pool_free(pool);
+    summary_pool_free(pool);
     uv_run(&loop, UV_RUN_DEFAULT);
     cr_expect_eq(uv_loop_close(&loop), 0);
     uv_sem_destroy(&holds);
@@ -52,25 +52,25 @@ static void close_pool(void)
 #define PHASES 4u
 
 struct counted {
-    struct digest_job job;
+    struct summary_job job;
     atomic_uint ran[PIECES];
     atomic_uint running;
     unsigned phase, done;
     uv_thread_t loop_thread;
 };
 
-static void counted_run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
+static void counted_run_cb(struct summary_job *job, uint32_t piece, unsigned thread)
 {
     struct counted *c = LIST_ENTRY(job, struct counted, job);
 
     cr_assert_lt(piece, PIECES);
-    cr_assert_lt(thread, digest_pool_threads(pool));
+    cr_assert_lt(thread, summary_pool_threads(pool));
     atomic_fetch_add(&c->running, 1);
     atomic_fetch_add(&c->ran[piece], 1);
     atomic_fetch_sub(&c->running, 1);
 }
 
-static uint32_t counted_phase_cb(struct digest_job *job)
+static uint32_t counted_phase_cb(struct summary_job *job)
 {
     struct counted *c = LIST_ENTRY(job, struct counted, job);
 
@@ -78,7 +78,7 @@ static uint32_t counted_phase_cb(struct digest_job *job)
     return ++c->phase < PHASES ? PIECES : 0;
 }
 
-static void counted_done_cb(struct digest_job *job)
+static void counted_done_cb(struct summary_job *job)
 {
     struct counted *c = LIST_ENTRY(job, struct counted, job);
     uv_thread_t self = uv_thread_self();
@@ -87,17 +87,17 @@ static void counted_done_cb(struct digest_job *job)
     c->done++;
 }
 
-static void counted_init(struct counted *c, struct digest_queue *queue)
+static void counted_init(struct counted *c, struct summary_queue *queue)
 {
     memset(c, 0, sizeof(*c));
     c->loop_thread = uv_thread_self();
-    c->job = (struct digest_job){.run_cb = counted_run_cb,
-                                 .phase_cb = counted_phase_cb,
-                                 .done_cb = counted_done_cb,
-                                 .queue = queue};
+    c->job = (struct summary_job){.run_cb = counted_run_cb,
+                                  .phase_cb = counted_phase_cb,
+                                  .done_cb = counted_done_cb,
+                                  .queue = queue};
 }
 
-Test(digest_pool, every_piece_of_every_phase_runs_once)
+Test(summary_pool, every_piece_of_every_phase_runs_once)
 {
     enum { JOBS = 8 };
     static struct counted jobs[JOBS];
@@ -105,7 +105,7 @@ Test(digest_pool, every_piece_of_every_phase_runs_once)
     open_pool(4);
     for (unsigned i = 0; i < JOBS; i++) {
         counted_init(&jobs[i], i % 3 ? &queues[i % 2] : NULL);
-        digest_pool_submit(pool, &jobs[i].job, PIECES);
+        summary_pool_submit(pool, &jobs[i].job, PIECES);
     }
     for (unsigned i = 0; i < JOBS; i++) {
         while (!jobs[i].done)
@@ -118,11 +118,11 @@ Test(digest_pool, every_piece_of_every_phase_runs_once)
 }
 
 struct ordered {
-    struct digest_job job;
+    struct summary_job job;
     char name;
 };
 
-static void held_run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
+static void held_run_cb(struct summary_job *job, uint32_t piece, unsigned thread)
 {
     (void)job;
     (void)piece;
@@ -131,27 +131,27 @@ static void held_run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
     uv_sem_wait(&held);
 }
 
-static void ordered_run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
+static void ordered_run_cb(struct summary_job *job, uint32_t piece, unsigned thread)
 {
     (void)piece;
     (void)thread;
     order[order_n++] = LIST_ENTRY(job, struct ordered, job)->name;
 }
 
-static void ordered_done_cb(struct digest_job *job)
+static void ordered_done_cb(struct summary_job *job)
 {
     (void)job;
     ordered_done++;
 }
 
-static void submit_ordered(struct ordered *o, char name, struct digest_queue *queue,
+static void submit_ordered(struct ordered *o, char name, struct summary_queue *queue,
                            uint32_t pieces)
 {
     *o = (struct ordered){.job = {.run_cb = name == '-' ? held_run_cb : ordered_run_cb,
                                   .done_cb = ordered_done_cb,
                                   .queue = queue},
                           .name = name};
-    digest_pool_submit(pool, &o->job, pieces);
+    summary_pool_submit(pool, &o->job, pieces);
     if (name == '-')
         uv_sem_wait(&holds);
 }
@@ -174,30 +174,30 @@ static void expect_order(const char *jobs, const char *right)
     close_pool();
 }
 
-Test(digest_pool, urgent_jobs_first_and_in_turns)
+Test(summary_pool, urgent_jobs_first_and_in_turns)
 {
     expect_order("x-x2 y-x2 A0x3 B0x1", "ABAAxyxy");
 }
 
 /* Who has many jobs takes no more turns than who has one. */
-Test(digest_pool, queues_take_turns)
+Test(summary_pool, queues_take_turns)
 {
     expect_order("A0x2 B0x2 C0x2 D1x3", "ADBDCDABC");
 }
 
 /* Nor has a tenant with many users more turns than one with one user. */
-Test(digest_pool, tenants_take_turns)
+Test(summary_pool, tenants_take_turns)
 {
     expect_order("A0x2 B2x2 C1x4 D2x1", "ACBCACDCB");
 }
 
-Test(digest_pool, others_are_not_starved)
+Test(summary_pool, others_are_not_starved)
 {
     expect_order("A0x9 B1x8 x-x3", "ABABABAxBABABABxABAx");
 }
 
 /* Three slow pieces of one user on two threads: one of them runs, and others' jobs pass by. */
-Test(digest_pool, slow_pieces_leave_a_thread_to_the_others)
+Test(summary_pool, slow_pieces_leave_a_thread_to_the_others)
 {
     struct ordered slow = {
         .job = {
@@ -205,7 +205,7 @@ Test(digest_pool, slow_pieces_leave_a_thread_to_the_others)
     struct ordered o[3];
 
     open_pool(2);
-    digest_pool_submit(pool, &slow.job, 3);
+    summary_pool_submit(pool, &slow.job, 3);
     uv_sem_wait(&holds);
     for (unsigned i = 0; i < 3; i++) {
         submit_ordered(&o[i], (char)('A' + i), i == 2 ? NULL : &queues[i], 2);
@@ -225,21 +225,21 @@ Test(digest_pool, slow_pieces_leave_a_thread_to_the_others)
 }
 
 /* There is no other thread: they run all the same. */
-Test(digest_pool, slow_pieces_run_on_one_thread_too)
+Test(summary_pool, slow_pieces_run_on_one_thread_too)
 {
     static struct counted c;
 
     open_pool(1);
     counted_init(&c, &queues[0]);
     c.job.slow = true;
-    digest_pool_submit(pool, &c.job, PIECES);
+    summary_pool_submit(pool, &c.job, PIECES);
     while (!c.done)
         uv_run(&loop, UV_RUN_ONCE);
     cr_expect_eq(c.phase, PHASES);
     close_pool();
 }
 
-Test(digest_pool, what_was_stopped_does_no_more)
+Test(summary_pool, what_was_stopped_does_no_more)
 {
     struct ordered first;
     static struct counted c;
@@ -247,8 +247,8 @@ Test(digest_pool, what_was_stopped_does_no_more)
     open_pool(1);
     submit_ordered(&first, '-', NULL, 1);
     counted_init(&c, &queues[0]);
-    digest_pool_submit(pool, &c.job, PIECES);
-    digest_job_stop(&c.job);
+    summary_pool_submit(pool, &c.job, PIECES);
+    summary_job_stop(&c.job);
     uv_sem_post(&held);
     while (!c.done)
         uv_run(&loop, UV_RUN_ONCE);
@@ -276,23 +276,23 @@ static float noise(void)
 
 static const uint32_t blocks_of[ROWS] = {BLOCKS, 0, 1, 13, BLOCKS, 2, 0, 400, 64};
 
-static const struct ucm_digest_spec spec = {.method = UCM_DIGEST_BOX,
-                                            .shape = {.tokens = 4,
-                                                      .kv_heads = 2,
-                                                      .head_dim = DIM,
-                                                      .k_token_stride = 2 * DIM * 4,
-                                                      .k_head_stride = DIM * 4}};
-static struct ucm_digest_plan plan;
-static const void *digests[BLOCKS];
+static const struct ucm_summary_spec spec = {.method = UCM_SUMMARY_BOX,
+                                             .shape = {.tokens = 4,
+                                                       .kv_heads = 2,
+                                                       .head_dim = DIM,
+                                                       .k_token_stride = 2 * DIM * 4,
+                                                       .k_head_stride = DIM * 4}};
+static struct ucm_summary_plan plan;
+static const void *summaries[BLOCKS];
 static float q[ROWS * Q_HEADS * DIM];
 
-static void part_built_cb(struct digest_job *job)
+static void part_built_cb(struct summary_job *job)
 {
     *(bool *)(LIST_ENTRY(job, struct part_build, job) + 1) = true;
 }
 
-/* Digests of BLOCKS parts, built on the pool; each ninth block has none. */
-static void digests_build(void)
+/* Summaries of BLOCKS parts, built on the pool; each ninth block has none. */
+static void summaries_build(void)
 {
     struct {
         struct part_build build;
@@ -301,9 +301,9 @@ static void digests_build(void)
     char why[UCM_SPARSE_WHY];
     float kv[LAYERS][4 * 2 * DIM];
     struct form from = {.layer_bytes = sizeof(kv[0]), .layers = LAYERS}, built;
-    struct span base, digest;
+    struct span base, summary;
 
-    cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+    cr_assert_eq(ucm_summary_plan_init(&plan, &spec, why), 0, "%s", why);
     built = (struct form){.layer_bytes = plan.bytes, .layers = LAYERS};
     for (uint32_t i = 0; i < BLOCKS; i++) {
         uint8_t *to = calloc(LAYERS, plan.bytes), right[4096];
@@ -312,18 +312,18 @@ static void digests_build(void)
             (&kv[0][0])[k] = noise();
         memset(&b, 0, sizeof(b));
         base = (struct span){.form = &from, .n = LAYERS, .origin = (uint8_t *)kv};
-        digest = (struct span){.form = &built, .n = LAYERS, .origin = to, .fill = true};
+        summary = (struct span){.form = &built, .n = LAYERS, .origin = to, .fill = true};
         cr_assert_eq(part_build_init(&b.build, &plan, &from, &built), 0);
         b.build.job.done_cb = part_built_cb;
-        cr_assert_eq(part_build_submit(pool, &b.build, &base, &digest), 0);
+        cr_assert_eq(part_build_submit(pool, &b.build, &base, &summary), 0);
         while (!b.done)
             uv_run(&loop, UV_RUN_ONCE);
-        ucm_digest_build(&plan, kv[2], right);
+        ucm_summary_build(&plan, kv[2], right);
         cr_assert_eq(memcmp(to + 2 * plan.bytes, right, plan.bytes), 0);
-        digests[i] = to;
+        summaries[i] = to;
         if (i % 9 == 8) {
             free(to);
-            digests[i] = NULL;
+            summaries[i] = NULL;
         }
     }
     for (size_t i = 0; i < sizeof(q) / sizeof(q[0]); i++)
@@ -332,7 +332,7 @@ static void digests_build(void)
 
 /* What a build may read and write are two whole parts of the forms that it was begun with, and a
  * plan stays within the first. */
-Test(digest_pool, a_build_takes_its_own_forms_only)
+Test(summary_pool, a_build_takes_its_own_forms_only)
 {
     static const struct ucm_encoding_spec fp8 = {
         .encoding = UCM_ENCODING_FP8,
@@ -347,7 +347,7 @@ Test(digest_pool, a_build_takes_its_own_forms_only)
     struct form plain, built, coded, half;
     struct span from, to, odd;
 
-    cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+    cr_assert_eq(ucm_summary_plan_init(&plan, &spec, why), 0, "%s", why);
     codec_init(&codec, &fp8);
     plain = (struct form){.layer_bytes = 4 * 2 * DIM * 4, .layers = 2};
     built = (struct form){.layer_bytes = plan.bytes, .layers = 2};
@@ -356,7 +356,7 @@ Test(digest_pool, a_build_takes_its_own_forms_only)
     half = (struct form){.layer_bytes = codec.plain_layer_bytes, .layers = 2};
     cr_expect_eq(part_build_init(&b, &plan, &half, &built), -EINVAL, "the plan reaches behind it");
     cr_expect_eq(part_build_init(&b, &plan, &coded, &built), -EINVAL, "it lost something");
-    cr_expect_eq(part_build_init(&b, &plan, &plain, &half), -EINVAL, "no digest's length");
+    cr_expect_eq(part_build_init(&b, &plan, &plain, &half), -EINVAL, "no summary's length");
     cr_expect_eq(part_build_init(&b, NULL, &coded, &plain), -EINVAL, "other sizes");
     cr_expect_eq(part_build_init(&b, NULL, &half, &half), -EINVAL, "neither is coded");
     cr_expect_eq(part_build_init(&b, NULL, &half, &coded), -EINVAL, "nobody asks for it");
@@ -387,7 +387,7 @@ struct run {
     bool done;
 };
 
-static void selected_cb(struct digest_job *job)
+static void selected_cb(struct summary_job *job)
 {
     LIST_ENTRY(job, struct run, s.job)->done = true;
 }
@@ -410,7 +410,7 @@ static void run_init(struct run *r, uint32_t reduce, uint32_t heads)
         .chosen = r->chosen,
     };
     for (uint32_t i = 0; i < ROWS; i++) {
-        r->rows[i].digests = digests;
+        r->rows[i].summaries = summaries;
         r->rows[i].offset = i % LAYERS * (uint64_t)plan.bytes;
     }
     for (uint32_t i = 0; i < ROWS * selection_lists(&r->s); i++) {
@@ -421,7 +421,7 @@ static void run_init(struct run *r, uint32_t reduce, uint32_t heads)
 
 static void run_select(struct run *r)
 {
-    size_t bytes = (selection_bytes(&r->s, digest_pool_threads(pool)) + 63) / 64 * 64;
+    size_t bytes = (selection_bytes(&r->s, summary_pool_threads(pool)) + 63) / 64 * 64;
     void *memory = aligned_alloc(64, bytes);
 
     cr_assert(memory);
@@ -442,7 +442,7 @@ static void expect_row(struct run *r, uint32_t i)
     void *choosing = malloc(ucm_choose_scratch_bytes(&s->choose, n));
     float *scores = calloc(lists * (n + 1), sizeof(float));
     struct ucm_score_blocks blocks = {
-        .at = s->rows[i].digests, .offset = s->rows[i].offset, .n = n};
+        .at = s->rows[i].summaries, .offset = s->rows[i].offset, .n = n};
     struct ucm_score_job job;
 
     ucm_score_begin(&job, &plan, &s->score, &blocks, q + (size_t)i * Q_HEADS * DIM, scratch,
@@ -466,14 +466,14 @@ static void expect_row(struct run *r, uint32_t i)
     free(scratch);
 }
 
-Test(digest_pool, selections_do_not_depend_on_threads)
+Test(summary_pool, selections_do_not_depend_on_threads)
 {
     static struct run r;
 
     for (unsigned threads = 1; threads <= 5; threads += 2) {
         open_pool(threads);
-        if (!digests[0])
-            digests_build();
+        if (!summaries[0])
+            summaries_build();
         for (uint32_t reduce = 0; reduce < 3; reduce++)
             for (uint32_t heads = 0; heads < 3; heads++) {
                 run_init(&r, reduce, heads);
@@ -485,15 +485,15 @@ Test(digest_pool, selections_do_not_depend_on_threads)
         close_pool();
     }
     for (uint32_t i = 0; i < BLOCKS; i++)
-        free((void *)(uintptr_t)digests[i]);
+        free((void *)(uintptr_t)summaries[i]);
 }
 
-Test(digest_pool, the_first_value_that_is_not_finite_is_told)
+Test(summary_pool, the_first_value_that_is_not_finite_is_told)
 {
     static struct run r;
 
     open_pool(3);
-    digests_build();
+    summaries_build();
     run_init(&r, 0, 0);
     q[5 * Q_HEADS * DIM + 7] = ucm_inf();
     q[3 * Q_HEADS * DIM + 9] = -ucm_inf();
@@ -501,7 +501,7 @@ Test(digest_pool, the_first_value_that_is_not_finite_is_told)
     cr_expect_eq(atomic_load(&r.s.bad), 3u * Q_HEADS * DIM + 9);
     close_pool();
     for (uint32_t i = 0; i < BLOCKS; i++)
-        free((void *)(uintptr_t)digests[i]);
+        free((void *)(uintptr_t)summaries[i]);
 }
 
 /* Rows whose choices are cut into pieces, between others: 0 blocks, few, and just as many as one piece
@@ -516,7 +516,7 @@ static void long_select(struct run *r, uint32_t heads, uint32_t policy)
     uint32_t first = 0;
 
     for (uint32_t b = 0; b < LONG_MOST; b++)
-        at[b] = digests[b % BLOCKS];
+        at[b] = summaries[b % BLOCKS];
     run_init(r, UCM_REDUCE_MAX, heads);
     r->s.choose.policy = policy;
     r->s.choose.eps = 0.7;
@@ -524,7 +524,7 @@ static void long_select(struct run *r, uint32_t heads, uint32_t policy)
     r->s.n_rows = LONG_ROWS;
     r->s.blocks = long_rows;
     for (uint32_t i = 0; i < LONG_ROWS; i++) {
-        r->rows[i].digests = at;
+        r->rows[i].summaries = at;
         for (uint32_t l = 0; l < selection_lists(&r->s); l++) {
             struct select_list *list = &r->lists[i * selection_lists(&r->s) + l];
 
@@ -548,14 +548,14 @@ static void long_select(struct run *r, uint32_t heads, uint32_t policy)
 #define FEWEST 1
 #endif
 
-Test(digest_pool, long_choices_are_those_of_one_piece)
+Test(summary_pool, long_choices_are_those_of_one_piece)
 {
     static struct run r;
 
     for (unsigned threads = FEWEST; threads <= 4; threads += 3) {
         open_pool(threads);
-        if (!digests[0])
-            digests_build();
+        if (!summaries[0])
+            summaries_build();
         for (uint32_t heads = UCM_HEADS_EACH; heads <= UCM_HEADS_SUM; heads++)
             for (uint32_t policy = UCM_CHOOSE_TOPK; policy <= UCM_CHOOSE_MASS; policy++)
                 if (FEWEST == 1 || heads - UCM_HEADS_EACH == policy - UCM_CHOOSE_TOPK)
@@ -563,5 +563,5 @@ Test(digest_pool, long_choices_are_those_of_one_piece)
         close_pool();
     }
     for (uint32_t i = 0; i < BLOCKS; i++)
-        free((void *)(uintptr_t)digests[i]);
+        free((void *)(uintptr_t)summaries[i]);
 }

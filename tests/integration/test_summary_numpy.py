@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The digests of kernels/sparse against the independent numpy of tests/reference/sparse/methods.py, byte by byte and score by score:
+"""The summaries of kernels/sparse against the independent numpy of tests/reference/sparse/methods.py, byte by byte and score by score:
 every method, format and instruction set, GQA and MLA, strides with gaps, poison, zeros, denormals, huge values."""
 
 import ctypes
@@ -135,9 +135,9 @@ class Plan:
         LIB.test_build(self.plan, memory.ctypes.data, memory.shape[1], len(memory), out.ctypes.data)
         return out
 
-    def score(self, q, digests, metric):
-        out = np.empty((len(q), len(digests)), np.float32)
-        assert LIB.test_score(self.plan, int(metric == "l2"), q.ctypes.data, len(q), digests.ctypes.data, len(digests),
+    def score(self, q, summaries, metric):
+        out = np.empty((len(q), len(summaries)), np.float32)
+        assert LIB.test_score(self.plan, int(metric == "l2"), q.ctypes.data, len(q), summaries.ctypes.data, len(summaries),
                               out.ctypes.data) == 0
         return out
 
@@ -159,7 +159,7 @@ SHAPES = [dict(tokens=16, kv_heads=2, head_dim=64, v_head_dim=64), dict(tokens=3
 MLA = dict(tokens=16, kv_heads=1, head_dim=576, v_head_dim=0, rope_dim=64)
 
 
-class Digests(unittest.TestCase):
+class Summaries(unittest.TestCase):
     def compare(self, m, dtype, kind, isa, gap=0, k_offset=0, blocks=4):
         rng = np.random.default_rng(zlib.crc32(repr((m, dtype, kind, gap)).encode()))
         shape = (blocks, m.tokens, m.kv_heads)
@@ -170,16 +170,16 @@ class Digests(unittest.TestCase):
         spec = c_spec(m, dtype, gap, k_offset)
         what = f"{m} {dtype} {kind} {ISAS[isa]} gap {gap}"
         with np.errstate(all="ignore"), Plan(spec, isa) as plan:
-            digest = methods.build(m, formats.decode(raw_k, dtype), None if raw_v is None else formats.decode(raw_v, dtype))
-            want = methods.pack(m, digest)
+            summary = methods.build(m, formats.decode(raw_k, dtype), None if raw_v is None else formats.decode(raw_v, dtype))
+            want = methods.pack(m, summary)
             got = plan.build(lay(spec, raw_k, raw_v, 1))
-            self.assertEqual(plan.bytes, methods.digest_bytes(m), what)
+            self.assertEqual(plan.bytes, methods.summary_bytes(m), what)
             np.testing.assert_array_equal(got, want, what)
             q = rng.standard_normal((m.kv_heads * 2, m.head_dim)).astype(np.float32)
             q[0, ::3] = 0
             q[1] *= np.float32({"huge": 1e20, "tiny": 1e-30}.get(kind, 1))
             for metric in ("dot", "l2") if m.method in ("mean", "submean", "tokens") and not m.rest else ("dot",):
-                mine, theirs = plan.score(q, got, metric), methods.score(m, digest, q[None], metric)[0]
+                mine, theirs = plan.score(q, got, metric), methods.score(m, summary, q[None], metric)[0]
                 if m.rest:  # has exp() and a logarithm in it
                     np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6, err_msg=what)
                 else:

@@ -1,10 +1,10 @@
-/* Builds of digests whatever happens beside them: reads that fail or hang, evictions, full memory, connections
+/* Builds of summaries whatever happens beside them: reads that fail or hang, evictions, full memory, connections
  * that end, a daemon that stops. */
-#include "tests/unit/request/digest_rig.h"
+#include "tests/unit/request/summary_rig.h"
 
-TestSuite(digests, .init = open_all, .fini = close_all);
+TestSuite(summaries, .init = open_all, .fini = close_all);
 
-Test(digests, a_build_outlives_its_connection)
+Test(summaries, a_build_outlives_its_connection)
 {
     store_base(2);
     drop(store_below(rig.one, 3));
@@ -14,12 +14,12 @@ Test(digests, a_build_outlives_its_connection)
     cr_expect_eq(requests_active(door.requests), 3u);
     fake_next(&rig.tier, 0);
     work();
-    cr_expect_eq(rig.metrics.digest_builds, 3u);
+    cr_expect_eq(rig.metrics.summary_builds, 3u);
     cr_expect_eq(requests_active(door.requests), 0u);
     cr_expect_neq(index_find(rig.index, derived, chain(3, 1).p), 0u);
 }
 
-Test(digests, a_base_that_can_not_be_read_has_none)
+Test(summaries, a_base_that_can_not_be_read_has_none)
 {
     uint32_t msgid;
 
@@ -29,12 +29,12 @@ Test(digests, a_base_that_can_not_be_read_has_none)
     fake_next(&rig.tier, -EIO);
     turns_pass();
     cr_expect(statuses(msgid, 1, UCM_BLOCK_FAILED));
-    cr_expect_eq(rig.metrics.digest_build_failed, 1u);
+    cr_expect_eq(rig.metrics.summary_build_failed, 1u);
     cr_expect_eq(index_find(rig.index, derived, chain(1, 1).p), 0u);
     cr_expect_eq(index_find(rig.index, rig.one, chain(1, 1).p), 0u);
 }
 
-Test(digests, evicted_by_name_while_it_is_built)
+Test(summaries, evicted_by_name_while_it_is_built)
 {
     uint32_t msgid, chained;
     block_ref ref;
@@ -48,29 +48,29 @@ Test(digests, evicted_by_name_while_it_is_built)
     cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_ALL), CACHE_EVICT_LATER);
     work();
     cr_expect(statuses(msgid, 1, UCM_BLOCK_OK));
-    cr_expect_eq(appended(chained).digests, 1u);
+    cr_expect_eq(appended(chained).summaries, 1u);
     cr_expect_eq(find(rig.one, 1) != 0, true, "the chain leases it");
 }
 
-Test(digests, a_deadline_ends_the_waiting_not_the_build)
+Test(summaries, a_deadline_ends_the_waiting_not_the_build)
 {
-    struct msg_digest_build m = {.ns = derived->id, .deadline_ms = 1};
+    struct msg_summary_build m = {.ns = derived->id, .deadline_ms = 1};
     uint32_t msgid;
 
     store_base(1);
     m.keys = chain(1, 1);
-    msgid = call(UCM_METHOD_DIGEST_BUILD, &proto_digest_build, &m);
+    msgid = call(UCM_METHOD_SUMMARY_BUILD, &proto_summary_build, &m);
     for (int i = 0; i < 5000 && !answer_of(msgid); i++) {
         uv_sleep(1);
         iterate();
     }
     cr_expect(statuses(msgid, 1, UCM_BLOCK_CANCELLED));
     work();
-    cr_expect_eq(rig.metrics.digest_builds, 1u);
+    cr_expect_eq(rig.metrics.summary_builds, 1u);
     cr_expect(statuses(build(1, 1), 1, UCM_BLOCK_EXISTS));
 }
 
-Test(digests, a_build_waits_for_a_slot)
+Test(summaries, a_build_waits_for_a_slot)
 {
     block_ref held[8];
     struct waiter w[8];
@@ -98,40 +98,40 @@ Test(digests, a_build_waits_for_a_slot)
     cr_expect(statuses(msgid, 1, UCM_BLOCK_OK));
 }
 
-Test(digests, what_is_stored_gets_one_while_somebody_wants_it)
+Test(summaries, what_is_stored_gets_one_while_somebody_wants_it)
 {
-    open_digests(true);
-    open_digests(true);
+    open_summaries(true);
+    open_summaries(true);
     store_base(2);
     turns_pass();
     work();
-    cr_expect_eq(rig.metrics.digest_builds, 2u);
+    cr_expect_eq(rig.metrics.summary_builds, 2u);
     drop(store(rig.one, 3));
     hang_up(); /* it waited for an iteration of the event loop */
     turns_pass();
     work();
-    cr_expect_eq(rig.metrics.digest_builds, 2u);
-    cr_expect_eq(rig.metrics.digest_build_skipped, 1u);
+    cr_expect_eq(rig.metrics.summary_builds, 2u);
+    cr_expect_eq(rig.metrics.summary_build_skipped, 1u);
     drop(store(rig.one, 4));
     turns_pass();
     cr_expect(list_empty(&pool.jobs));
     cr_expect(list_empty(&retrieval_of(door.requests)->derived.spaces), "nobody uses the space");
 }
 
-Test(digests, a_block_that_left_before_its_turn_is_passed_over)
+Test(summaries, a_block_that_left_before_its_turn_is_passed_over)
 {
-    open_digests(true);
+    open_summaries(true);
     store_base(2);
     cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_ALL), CACHE_EVICT_DONE);
     turns_pass();
     work();
-    cr_expect_eq(rig.metrics.digest_builds, 1u);
-    cr_expect_eq(rig.metrics.digest_build_skipped, 1u);
+    cr_expect_eq(rig.metrics.summary_builds, 1u);
+    cr_expect_eq(rig.metrics.summary_build_skipped, 1u);
 }
 
-Test(digests, a_draining_daemon_begins_none)
+Test(summaries, a_draining_daemon_begins_none)
 {
-    open_digests(true);
+    open_summaries(true);
     store_base(2);
     requests_drain(door.requests);
     drop(store(rig.one, 3));
@@ -141,7 +141,7 @@ Test(digests, a_draining_daemon_begins_none)
 }
 
 /* The daemon's end does not wait for builds: one of many layers takes longer than it may. */
-Test(digests, builds_end_with_the_daemon)
+Test(summaries, builds_end_with_the_daemon)
 {
     uint32_t msgid;
 
@@ -151,11 +151,11 @@ Test(digests, builds_end_with_the_daemon)
     work();
     cr_expect_eq(requests_active(door.requests), 0u);
     cr_expect(statuses(msgid, 2, UCM_BLOCK_CANCELLED, UCM_BLOCK_CANCELLED));
-    cr_expect_eq(rig.metrics.digest_builds, 0u);
+    cr_expect_eq(rig.metrics.summary_builds, 0u);
     cr_expect_not(cache_found(rig.cache, index_find(rig.index, derived, chain(1, 1).p)));
 }
 
-Test(digests, a_build_that_reads_ends_with_the_daemon)
+Test(summaries, a_build_that_reads_ends_with_the_daemon)
 {
     drop(store_below(rig.one, 1));
     build(1, 1);
@@ -163,12 +163,12 @@ Test(digests, a_build_that_reads_ends_with_the_daemon)
     fake_next(&rig.tier, 0);
     work();
     cr_expect_eq(requests_active(door.requests), 0u);
-    cr_expect_eq(rig.metrics.digest_builds, 0u);
+    cr_expect_eq(rig.metrics.summary_builds, 0u);
 }
 
 /* ---- chains ---- */
 
-Test(digests, nobody_waits_for_the_end_of_a_hold)
+Test(summaries, nobody_waits_for_the_end_of_a_hold)
 {
     uint32_t name = open_chain();
     struct asker a;
@@ -176,7 +176,7 @@ Test(digests, nobody_waits_for_the_end_of_a_hold)
     store_base(2);
     build(1, 2);
     work();
-    cr_expect_eq(appended(append(name, 1, 2, false)).digests, 2u);
+    cr_expect_eq(appended(append(name, 1, 2, false)).summaries, 2u);
     for (int i = 0; i < 10; i++) {
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
@@ -195,19 +195,19 @@ Test(digests, nobody_waits_for_the_end_of_a_hold)
 
 /* ---- tenants ---- */
 
-/* Bases of two tenants with layers of 2,048 bytes, whose stored blocks get digests. */
-static struct ns *ours, *theirs, *our_digests, *their_digests;
+/* Bases of two tenants with layers of 2,048 bytes, whose stored blocks get summaries. */
+static struct ns *ours, *theirs, *our_summaries, *their_summaries;
 
 static void open_two(void)
 {
     open_all();
     ours = space_of("t", "small", 1, 2048);
     theirs = space_of("other", "small", 1, 2048);
-    our_digests = open_digests_of(ours, true);
-    their_digests = open_digests_of(theirs, true);
+    our_summaries = open_summaries_of(ours, true);
+    their_summaries = open_summaries_of(theirs, true);
 }
 
-static uint32_t digests_in_dram(struct ns *ns, uint32_t n)
+static uint32_t summaries_in_dram(struct ns *ns, uint32_t n)
 {
     uint32_t ready = 0;
 
@@ -219,9 +219,9 @@ static uint32_t digests_in_dram(struct ns *ns, uint32_t n)
     return ready;
 }
 
-TestSuite(digest_tenants, .init = open_two, .fini = close_all);
+TestSuite(summary_tenants, .init = open_two, .fini = close_all);
 
-Test(digest_tenants, take_turns_with_what_they_stored)
+Test(summary_tenants, take_turns_with_what_they_stored)
 {
     for (uint64_t i = 1; i <= 20; i++)
         drop(store(ours, i));
@@ -230,13 +230,13 @@ Test(digest_tenants, take_turns_with_what_they_stored)
     turns_pass();
     for (int i = 0; i < 4; i++)
         cr_assert(pool_next());
-    cr_expect_eq(digests_in_dram(our_digests, 20), 2u);
-    cr_expect_eq(digests_in_dram(their_digests, 2), 2u);
+    cr_expect_eq(summaries_in_dram(our_summaries, 20), 2u);
+    cr_expect_eq(summaries_in_dram(their_summaries, 2), 2u);
     work();
-    cr_expect_eq(rig.metrics.digest_builds, 22u);
+    cr_expect_eq(rig.metrics.summary_builds, 22u);
 }
 
-Test(digest_tenants, one_has_three_quarters_of_the_builds)
+Test(summary_tenants, one_has_three_quarters_of_the_builds)
 {
     const uint32_t most = most_of_tenant(LIMIT_BUILDS);
 
@@ -248,34 +248,34 @@ Test(digest_tenants, one_has_three_quarters_of_the_builds)
     turns_pass();
     cr_expect_eq(taken(LIMIT_BUILDS), most + 1);
     work();
-    cr_expect_eq(rig.metrics.digest_builds, most + 9);
-    cr_expect_eq(rig.metrics.digest_build_skipped, 0u);
+    cr_expect_eq(rig.metrics.summary_builds, most + 9);
+    cr_expect_eq(rig.metrics.summary_build_skipped, 0u);
 }
 
 /* An append that builds waits for its tenant's places, and gets them. */
-Test(digest_tenants, an_append_waits_for_its_tenants_builds)
+Test(summary_tenants, an_append_waits_for_its_tenants_builds)
 {
     const uint32_t most = most_of_tenant(LIMIT_BUILDS);
-    struct msg_chain_open open = {.ns = our_digests->id};
+    struct msg_chain_open open = {.ns = our_summaries->id};
     struct msg_chain r;
     uint32_t asked;
 
     for (uint64_t i = 1; i <= most; i++)
         drop(store(ours, i));
     turns_pass();
-    retrieval_of(door.requests)->digests.watchers = 0; /* what comes now is the append's */
+    retrieval_of(door.requests)->summaries.watchers = 0; /* what comes now is the append's */
     drop(store(ours, most + 1));
-    retrieval_of(door.requests)->digests.watchers = 2;
+    retrieval_of(door.requests)->summaries.watchers = 2;
     result_of(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open), &proto_chain, &r);
     asked = append((uint32_t)r.chain, most + 1, 1, true);
     turns_pass();
     cr_expect_eq(taken(LIMIT_BUILDS), most);
     cr_expect(list_empty(&rig.cache->waits[WAIT_SLOT]), "it is in the way of who waits for space");
     work();
-    cr_expect_eq(appended(asked).digests, 1u);
+    cr_expect_eq(appended(asked).summaries, 1u);
 }
 
-Test(digest_tenants, one_has_three_quarters_of_the_places_to_wait_in)
+Test(summary_tenants, one_has_three_quarters_of_the_places_to_wait_in)
 {
     const uint32_t most = most_of_tenant(LIMIT_BUILDS_WAITING);
 
@@ -283,13 +283,13 @@ Test(digest_tenants, one_has_three_quarters_of_the_places_to_wait_in)
         drop(store(ours, 1));
         cr_assert_eq(cache_evict(rig.cache, find(ours, 1), CACHE_ALL), CACHE_EVICT_DONE);
     }
-    cr_expect_eq(rig.metrics.digest_build_skipped, 5u);
+    cr_expect_eq(rig.metrics.summary_build_skipped, 5u);
     drop(store(theirs, 1));
-    cr_expect_eq(rig.metrics.digest_build_skipped, 5u);
+    cr_expect_eq(rig.metrics.summary_build_skipped, 5u);
     for (int i = 0; i < 4; i++)
         turns_pass();
     work();
-    cr_expect_eq(digests_in_dram(their_digests, 1), 1u);
-    cr_expect_eq(rig.metrics.digest_build_skipped, most + 5);
-    cr_expect(list_empty(&retrieval_of(door.requests)->digests.turns));
+    cr_expect_eq(summaries_in_dram(their_summaries, 1), 1u);
+    cr_expect_eq(rig.metrics.summary_build_skipped, most + 5);
+    cr_expect(list_empty(&retrieval_of(door.requests)->summaries.turns));
 }

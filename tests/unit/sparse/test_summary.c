@@ -1,0 +1,373 @@
+/* Summary specs: what is refused and with which sentence, sizes and extents, the canonical form; that a
+ * build stays in its memory. Values are compared with numpy in test_summary_numpy.py. */
+#include "kernels/sparse/arith.h"
+#include "kernels/sparse/sparse.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct ucm_summary_spec spec_of(uint32_t method)
+{
+    return (struct ucm_summary_spec){
+        .method = method,
+        .run = 4,
+        .bits = 128,
+        .seed = 9,
+        .chosen = 2,
+        .shape = {.dtype = UCM_KV_F16,
+                  .tokens = 16,
+                  .kv_heads = 2,
+                  .head_dim = 64,
+                  .v_head_dim = 64,
+                  .k_token_stride = 256,
+                  .k_head_stride = 128,
+                  .v_offset = 4096,
+                  .v_token_stride = 256,
+                  .v_head_stride = 128},
+    };
+}
+
+static void refused(struct ucm_summary_spec spec, const char *says)
+{
+    struct ucm_summary_plan plan;
+    char why[UCM_SPARSE_WHY] = "";
+
+    cr_assert_eq(ucm_summary_plan_init(&plan, &spec, why), -EINVAL, "taken, not: %s", says);
+    cr_assert_not_null(strstr(why, says), "\"%s\" does not say \"%s\"", why, says);
+}
+
+static void taken(struct ucm_summary_spec spec, uint32_t bytes)
+{
+    char why[UCM_SPARSE_WHY] = "";
+
+    cr_assert_eq(ucm_summary_check(&spec, why), 0, "%s", why);
+    cr_assert_eq(ucm_summary_bytes(&spec), bytes, "%u", ucm_summary_bytes(&spec));
+}
+
+/* refused(), with one field of a good spec changed. */
+#define REFUSED(method_, field, value, says)                                                       \
+    do {                                                                                           \
+        struct ucm_summary_spec s_ = spec_of(method_);                                             \
+        s_.field = (value);                                                                        \
+        refused(s_, says);                                                                         \
+    } while (0)
+
+Test(summary, sizes_are_those_of_the_table)
+{
+    struct ucm_summary_spec s = spec_of(UCM_SUMMARY_SUBMEAN);
+
+    taken(spec_of(UCM_SUMMARY_MEAN), 2 * 64 + 4);
+    taken(s, 2 * 4 * (64 + 2));
+    s.keep_bytes = 4;
+    memset(s.keep, 0x11, 4);
+    taken(s, 2 * 4 * (16 + 2));
+    taken(spec_of(UCM_SUMMARY_BOX), 4 * 64 + 4);
+    taken(spec_of(UCM_SUMMARY_HASH), 2 * 16 * 16 + 8);
+    taken(spec_of(UCM_SUMMARY_STATS), 6 * 64 + 12);
+    taken(spec_of(UCM_SUMMARY_TOKENS), 2 * 2 * (64 + 2));
+    s = spec_of(UCM_SUMMARY_TOKENS);
+    s.rest = UCM_REST_MEAN;
+    taken(s, 2 * 3 * (32 + 2));
+    s.shape.head_dim = 36; /* 16 bytes for each 32 channels that are begun */
+    taken(s, 2 * 3 * (32 + 2));
+    s = spec_of(UCM_SUMMARY_MEAN);
+    s.shape.kv_heads = 1;
+    taken(s, 64 + 2 + 2); /* padded to 4 */
+}
+
+Test(summary, every_bound_of_a_shape_is_refused_with_a_sentence)
+{
+    REFUSED(UCM_SUMMARY_MEAN, method, 0, "no summary method 0");
+    REFUSED(UCM_SUMMARY_MEAN, method, 7, "no summary method 7");
+    REFUSED(UCM_SUMMARY_MEAN, shape.dtype, 4, "dtype 4");
+    REFUSED(UCM_SUMMARY_MEAN, shape.tokens, 0, "tokens is 0");
+    REFUSED(UCM_SUMMARY_MEAN, shape.tokens, UCM_KV_TOKENS_MAX + 1, "tokens is 1025");
+    REFUSED(UCM_SUMMARY_MEAN, shape.kv_heads, 0, "kv_heads is 0");
+    REFUSED(UCM_SUMMARY_MEAN, shape.kv_heads, UINT32_MAX, "kv_heads is 4294967295");
+    REFUSED(UCM_SUMMARY_MEAN, shape.head_dim, 0, "head_dim is 0");
+    REFUSED(UCM_SUMMARY_MEAN, shape.head_dim, 66, "head_dim is 66");
+    REFUSED(UCM_SUMMARY_MEAN, shape.head_dim, 1028, "head_dim is 1028");
+    REFUSED(UCM_SUMMARY_MEAN, shape.v_head_dim, 1028, "v_head_dim is 1028");
+    REFUSED(UCM_SUMMARY_MEAN, shape.v_head_dim, 3, "v_head_dim is 3");
+    REFUSED(UCM_SUMMARY_HASH, shape.rope_dim, 64, "rope_dim is 64");
+    REFUSED(UCM_SUMMARY_HASH, shape.rope_dim, 6, "rope_dim is 6");
+    REFUSED(UCM_SUMMARY_MEAN, shape.k_offset, 1, "k_offset 1 is no multiple");
+    REFUSED(UCM_SUMMARY_MEAN, shape.k_offset, UCM_KV_OFFSET_MAX + 2, "k_offset is above");
+    REFUSED(UCM_SUMMARY_MEAN, shape.k_token_stride, 257, "k_token_stride 257 is no multiple");
+    REFUSED(UCM_SUMMARY_MEAN, shape.k_token_stride, 126, "less than the 128 bytes");
+    REFUSED(UCM_SUMMARY_MEAN, shape.k_token_stride, UINT64_MAX, "k_token_stride is above");
+    REFUSED(UCM_SUMMARY_MEAN, shape.k_head_stride, 0, "k_head_stride 0 is less");
+    REFUSED(UCM_SUMMARY_MEAN, shape.v_offset, 4097, "v_offset");
+    REFUSED(UCM_SUMMARY_MEAN, shape.v_token_stride, 2, "v_token_stride");
+    REFUSED(UCM_SUMMARY_MEAN, shape.v_head_stride, UINT64_MAX, "v_head_stride");
+}
+
+/* A build can't be stopped half way. */
+Test(summary, what_takes_a_thread_long_is_refused)
+{
+    struct ucm_summary_spec s = spec_of(UCM_SUMMARY_MEAN);
+
+    s.shape.tokens = UCM_KV_TOKENS_MAX;
+    s.shape.kv_heads = 16;
+    s.shape.head_dim = 256;
+    s.shape.v_head_dim = 0;
+    s.shape.k_head_stride = 512;
+    s.shape.k_token_stride = 16 * 512;
+    taken(s, 16 * (256 + 2));
+    s.shape.v_head_dim = 260;
+    refused(s, "1024 tokens of 16 heads of 260 channels are more than 4194304 elements");
+    s.shape.v_head_dim = 0;
+    s.shape.kv_heads = 17;
+    refused(s, "are more than 4194304 elements");
+    s.shape.kv_heads = 1;
+    s.method = UCM_SUMMARY_TOKENS;
+    s.chosen = UCM_SUMMARY_CHOSEN_MAX;
+    taken(s, UCM_SUMMARY_CHOSEN_MAX * (256 + 2));
+    s.chosen++;
+    refused(s, "chosen is 33; 1 to 32");
+}
+
+Test(summary, every_bound_of_a_parameter_is_refused_with_a_sentence)
+{
+    struct ucm_summary_spec s;
+
+    REFUSED(UCM_SUMMARY_MEAN, kind, 3, "kind 3");
+    REFUSED(UCM_SUMMARY_SUBMEAN, run, 0, "run 0 does not divide");
+    REFUSED(UCM_SUMMARY_SUBMEAN, run, 5, "run 5 does not divide");
+    REFUSED(UCM_SUMMARY_SUBMEAN, run, 32, "run 32 does not divide");
+    REFUSED(UCM_SUMMARY_SUBMEAN, keep_bytes, 3, "keep has 3 bytes; 4 are needed");
+    REFUSED(UCM_SUMMARY_SUBMEAN, keep_bytes, UINT32_MAX, "keep has");
+    REFUSED(UCM_SUMMARY_SUBMEAN, keep_bytes, 4, "keeps no pair");
+    s = spec_of(UCM_SUMMARY_SUBMEAN);
+    s.keep_bytes = 4;
+    s.keep[0] = 1;
+    s.pairs = 2;
+    refused(s, "pairs 2");
+    s.pairs = 0;
+    s.shape.head_dim = 56; /* 28 pairs */
+    s.keep[3] = 0x10;
+    refused(s, "a pair after the last, 27");
+    REFUSED(UCM_SUMMARY_HASH, bits, 0, "bits is 0");
+    REFUSED(UCM_SUMMARY_HASH, bits, 512, "bits is 512");
+    REFUSED(UCM_SUMMARY_HASH, rope_bits, 1, "without a rope_dim");
+    s = spec_of(UCM_SUMMARY_HASH);
+    s.shape.rope_dim = 16;
+    refused(s, "rope_bits is 0");
+    s.rope_bits = 128;
+    refused(s, "rope_bits is 128");
+    s.shape.rope_dim = 4;
+    s.rope_bits = 33;
+    refused(s, "33 bits are too many for the 4 channels");
+    REFUSED(UCM_SUMMARY_STATS, beta, -1, "beta");
+    REFUSED(UCM_SUMMARY_STATS, beta, NAN, "beta");
+    REFUSED(UCM_SUMMARY_STATS, beta, INFINITY, "beta");
+    REFUSED(UCM_SUMMARY_TOKENS, chosen, 0, "chosen is 0");
+    REFUSED(UCM_SUMMARY_TOKENS, chosen, 17, "chosen is 17");
+    REFUSED(UCM_SUMMARY_TOKENS, rest, 2, "rest 2");
+    s = spec_of(UCM_SUMMARY_TOKENS);
+    s.rest = UCM_REST_MEAN;
+    s.chosen = 16;
+    refused(s, "none is left for rest");
+    s.chosen = 15;
+    taken(s, 2 * 16 * (32 + 2));
+    s.beta = -1;
+    refused(s, "beta");
+}
+
+static void expect_no_overflow(uint32_t method, uint32_t rest, uint32_t tokens, uint32_t kv_heads)
+{
+    struct ucm_summary_spec s = spec_of(method);
+    char why[UCM_SPARSE_WHY] = "";
+
+    s.run = 1;
+    s.bits = 256;
+    s.rest = rest;
+    s.chosen = tokens - rest < UCM_SUMMARY_CHOSEN_MAX ? tokens - rest : UCM_SUMMARY_CHOSEN_MAX;
+    s.shape.tokens = tokens;
+    s.shape.kv_heads = kv_heads;
+    s.shape.head_dim = s.shape.v_head_dim = UCM_KV_HEAD_DIM_MAX;
+    s.shape.k_offset = s.shape.k_token_stride = s.shape.k_head_stride = UCM_KV_OFFSET_MAX;
+    s.shape.v_offset = s.shape.v_token_stride = s.shape.v_head_stride = UCM_KV_OFFSET_MAX;
+    cr_assert_eq(ucm_summary_check(&s, why), 0, "%s", why);
+    cr_assert_eq(ucm_summary_extent(&s),
+                 (uint64_t)(tokens + kv_heads - 1) * UCM_KV_OFFSET_MAX + 2048);
+    cr_assert_leq(ucm_summary_bytes(&s), 16u << 20);
+    cr_assert_eq(ucm_summary_bytes(&s) % 4, 0);
+}
+
+Test(summary, the_largest_shapes_do_not_overflow)
+{
+    for (uint32_t method = UCM_SUMMARY_MEAN; method <= UCM_SUMMARY_TOKENS; method++) {
+        expect_no_overflow(method, 0, UCM_KV_TOKENS_MAX, 4);
+        expect_no_overflow(method, 0, 4, UCM_KV_HEADS_MAX);
+    }
+    expect_no_overflow(UCM_SUMMARY_TOKENS, UCM_REST_MEAN, UCM_KV_TOKENS_MAX, 4);
+    expect_no_overflow(UCM_SUMMARY_TOKENS, UCM_REST_MEAN, 4, UCM_KV_HEADS_MAX);
+}
+
+Test(summary, the_canonical_form_has_what_changes_bytes_and_nothing_else)
+{
+    uint8_t one[UCM_SUMMARY_CANONICAL_BYTES], two[UCM_SUMMARY_CANONICAL_BYTES];
+    struct ucm_summary_spec s = spec_of(UCM_SUMMARY_SUBMEAN);
+
+    ucm_summary_canonical(&s, one);
+    s.kind = 2;
+    s.bits = 64;
+    s.seed = 1;
+    s.chosen = 7;
+    s.rest = UCM_REST_MEAN;
+    s.beta = 0.5f;
+    s.pairs = UCM_PAIRS_INTERLEAVED;
+    s.keep_bytes = 4;
+    memset(s.keep, 0xff, 4); /* all pairs */
+    s.shape.v_offset = 2;
+    s.shape.v_head_dim = 4;
+    ucm_summary_canonical(&s, two);
+    cr_assert_arr_eq(one, two, sizeof(one));
+    s.keep[3] = 0x7f;
+    ucm_summary_canonical(&s, two);
+    cr_assert_neq(memcmp(one, two, sizeof(one)), 0);
+    s = spec_of(UCM_SUMMARY_STATS);
+    ucm_summary_canonical(&s, one);
+    s.shape.v_offset += 2;
+    ucm_summary_canonical(&s, two);
+    cr_assert_neq(memcmp(one, two, sizeof(one)), 0);
+    s = spec_of(UCM_SUMMARY_TOKENS);
+    ucm_summary_canonical(&s, one);
+    s.kind = 1; /* the mean's */
+    ucm_summary_canonical(&s, two);
+    cr_assert_arr_eq(one, two, sizeof(one));
+    s.rest = UCM_REST_MEAN;
+    ucm_summary_canonical(&s, two);
+    cr_assert_neq(memcmp(one, two, sizeof(one)), 0);
+    one[8] = 1;
+    cr_assert_arr_eq(one, two, sizeof(one));
+}
+
+/* It is on disks: these bytes never change. */
+Test(summary, the_canonical_form_is_as_documented)
+{
+    static const uint8_t head[] = {1,   0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                   128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0};
+    static const uint8_t tail[] = {1, 0, 0, 0, 16, 0, 0, 0, 2,   0, 0, 0, 64, 0, 0, 0,
+                                   0, 0, 0, 0, 0,  0, 0, 0, 0,   0, 0, 0, 0,  0, 0, 0,
+                                   0, 1, 0, 0, 0,  0, 0, 0, 128, 0, 0, 0, 0,  0, 0, 0};
+    struct ucm_summary_spec s = spec_of(UCM_SUMMARY_HASH);
+    uint8_t got[UCM_SUMMARY_CANONICAL_BYTES];
+
+    ucm_summary_canonical(&s, got);
+    cr_assert_arr_eq(got, head, sizeof(head));
+    cr_assert_arr_eq(got + sizeof(head) + UCM_SUMMARY_KEEP_MAX, tail, sizeof(tail));
+}
+
+Test(summary, methods_have_numbers)
+{
+    for (uint32_t number = UCM_SUMMARY_MEAN; number <= UCM_SUMMARY_TOKENS; number++)
+        cr_assert_eq(ucm_summary_method(number)->number, number);
+    cr_assert_null(ucm_summary_method(0));
+}
+
+/* Summaries of a block that lies in exactly so much memory; a sanitizer sees every other byte. */
+Test(summary, a_build_stays_in_its_memory)
+{
+    /* The last round: tokens with rest. */
+    for (uint32_t round = UCM_SUMMARY_MEAN; round <= UCM_SUMMARY_TOKENS + 1; round++) {
+        uint32_t method = round <= UCM_SUMMARY_TOKENS ? round : UCM_SUMMARY_TOKENS;
+
+        for (uint32_t dim = 4; dim <= 76; dim += 8) {
+            struct ucm_summary_spec s = spec_of(method);
+            struct ucm_summary_plan plan;
+            char why[UCM_SPARSE_WHY] = "";
+            uint8_t *layer, *out;
+
+            s.bits = 64;
+            s.rest = round > UCM_SUMMARY_TOKENS;
+            s.shape.head_dim = s.shape.v_head_dim = dim;
+            if (method == UCM_SUMMARY_HASH && dim == 4)
+                continue;
+            s.shape.k_head_stride = s.shape.v_head_stride = 2 * dim;
+            s.shape.k_token_stride = s.shape.v_token_stride = 4 * dim;
+            s.shape.v_offset = 16 * 4 * dim;
+            cr_assert_eq(ucm_summary_plan_init(&plan, &s, why), 0, "%s", why);
+            layer = calloc(1, ucm_summary_extent(&s));
+            out = malloc(plan.bytes);
+            ucm_summary_build(&plan, layer, out);
+            for (uint32_t i = 0; i < plan.bytes; i++)
+                cr_assert_eq(out[i], 0, "%s: a summary of zeros", plan.method->name);
+            free(layer);
+            free(out);
+        }
+    }
+}
+
+static uint64_t state = 14;
+
+/* Below `below`. */
+static uint32_t some(uint32_t below)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 33) % below;
+}
+
+static struct ucm_summary_spec any_spec(void)
+{
+    struct ucm_summary_spec s = {
+        .method = some(8),
+        .kind = some(4),
+        .run = some(5),
+        .pairs = some(3),
+        .keep_bytes = some(3) == 0 ? some(9) : 0,
+        .bits = 64u << some(4),
+        .rope_bits = some(4) == 0 ? some(300) : 0,
+        .chosen = some(9),
+        .rest = some(4) == 0 ? some(3) : 0,
+        .shape = {.dtype = some(5),
+                  .tokens = some(9),
+                  .kv_heads = some(4),
+                  .head_dim = 4 * some(40) + (some(20) == 0),
+                  .v_head_dim = 4 * some(20),
+                  .rope_dim = some(3) == 0 ? 4 * some(40) : 0,
+                  .k_offset = 4 * some(9),
+                  .k_token_stride = 4 * some(600),
+                  .k_head_stride = 4 * some(200),
+                  .v_offset = 4 * some(9),
+                  .v_token_stride = 4 * some(300),
+                  .v_head_stride = 4 * some(100)},
+    };
+
+    for (uint32_t i = 0; i < s.keep_bytes; i++)
+        s.keep[i] = (uint8_t)some(256);
+    return s;
+}
+
+/* Whatever is taken can be built from just the bytes that it names, of any values. */
+Test(summary, a_spec_that_is_taken_can_be_built)
+{
+    uint32_t built = 0;
+
+    for (int round = 0; round < 30000; round++) {
+        struct ucm_summary_spec s = any_spec();
+        struct ucm_summary_plan plan;
+        char why[UCM_SPARSE_WHY] = "";
+        uint8_t *layer, *out;
+
+        if (ucm_summary_plan_init(&plan, &s, why) < 0) {
+            cr_assert_neq(why[0], '\0');
+            continue;
+        }
+        built++;
+        layer = malloc(ucm_summary_extent(&s));
+        out = malloc(plan.bytes);
+        for (uint64_t i = 0; i < ucm_summary_extent(&s); i++)
+            layer[i] = (uint8_t)some(256);
+        ucm_summary_build(&plan, layer, out);
+        free(layer);
+        free(out);
+    }
+    cr_assert_gt(built, 300u, "%u", built);
+}
