@@ -4,7 +4,7 @@
 
 #include "daemon/request/feature.h"
 
-/* Windows end before the chains that they name. */
+/* Windows end before the sequences that they name. */
 enum feature_id {
     FEATURE_RETRIEVAL,
     FEATURE_WINDOWS,

@@ -38,9 +38,9 @@
 #define UCM_MAX_HEAD_DIM 1024    /* channels of a head */
 #define UCM_MAX_Q_HEADS 4096     /* query heads of a row of a selection */
 #define UCM_MAX_Q_ROWS 64        /* queries of a row of a selection */
-#define UCM_MAX_SELECT_ROWS 4096 /* layers of chains that one selection asks for */
+#define UCM_MAX_SELECT_ROWS 4096 /* layers of sequences that one selection asks for */
 #define UCM_MAX_QUERY_BYTES (UCM_MAX_FRAME_BYTES - 4096) /* of all rows */
-#define UCM_MAX_CHAIN_BLOCKS (1u << 20)
+#define UCM_MAX_SEQUENCE_BLOCKS (1u << 20)
 #define UCM_MAX_WINDOW_SLABS (1u << 20)
 #define UCM_MAX_REVOKED 4096 /* slabs that one release or revocation names */
 #define UCM_PLACE_BYTES 16   /* struct ucm_wire_place */

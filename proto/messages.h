@@ -452,9 +452,9 @@ enum ucm_durability {
     F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
 /* Method cancel. Stops a `load`, `load_prefix`, `fetch`, `dump`, `prefetch`, `summary.build`,
- * `chain.append`, `chain.prefetch`, `select` or waiting `lookup` of this connection. That request
- * still answers, with status 6 for what was not moved; a `select` answers CANCELLED. Copies that a
- * device has begun finish.
+ * `sequence.append`, `sequence.prefetch`, `select` or waiting `lookup` of this connection. That
+ * request still answers, with status 6 for what was not moved; a `select` answers CANCELLED. Copies
+ * that a device has begun finish.
  * msgid: of the request to stop. */
 #define UCM_MSG_CANCEL(F, m) F(m, u64, msgid, REQ, 0, UCM_U32)
 
@@ -491,11 +491,11 @@ enum ucm_durability {
     M(TRACE, trace, "trace", trace, free_map)                                                      \
     M(SUMMARY_OPEN, summary_open, "summary.open", summary_open, summary_open_r)                    \
     M(SUMMARY_BUILD, summary_build, "summary.build", summary_build, blocks_r)                      \
-    M(CHAIN_OPEN, chain_open, "chain.open", chain_open, chain)                                     \
-    M(CHAIN_APPEND, chain_append, "chain.append", chain_append, chain_append_r)                    \
-    M(CHAIN_CLOSE, chain_close, "chain.close", chain, none)                                        \
+    M(SEQUENCE_OPEN, sequence_open, "sequence.open", sequence_open, sequence)                      \
+    M(SEQUENCE_APPEND, sequence_append, "sequence.append", sequence_append, sequence_append_r)     \
+    M(SEQUENCE_CLOSE, sequence_close, "sequence.close", sequence, none)                            \
     M(SELECT, select, "select", select, select_r)                                                  \
-    M(CHAIN_PREFETCH, chain_prefetch, "chain.prefetch", chain_prefetch, blocks_r)                  \
+    M(SEQUENCE_PREFETCH, sequence_prefetch, "sequence.prefetch", sequence_prefetch, blocks_r)      \
     M(ENCODING_OPEN, encoding_open, "encoding.open", encoding_open, encoding_open_r)               \
     M(WINDOW_OPEN, window_open, "window.open", window_open, window_open_r)                         \
     M(WINDOW_PIN, window_pin, "window.pin", window_pin, window_pin_r)                              \
@@ -652,13 +652,13 @@ struct proto_planes {
     S(summary_open, UCM_MSG_SUMMARY_OPEN)                                                          \
     S(summary_open_r, UCM_MSG_SUMMARY_OPEN_R)                                                      \
     S(summary_build, UCM_MSG_SUMMARY_BUILD)                                                        \
-    S(chain_open, UCM_MSG_CHAIN_OPEN)                                                              \
-    S(chain, UCM_MSG_CHAIN)                                                                        \
-    S(chain_append, UCM_MSG_CHAIN_APPEND)                                                          \
-    S(chain_append_r, UCM_MSG_CHAIN_APPEND_R)                                                      \
+    S(sequence_open, UCM_MSG_SEQUENCE_OPEN)                                                        \
+    S(sequence, UCM_MSG_SEQUENCE)                                                                  \
+    S(sequence_append, UCM_MSG_SEQUENCE_APPEND)                                                    \
+    S(sequence_append_r, UCM_MSG_SEQUENCE_APPEND_R)                                                \
     S(select, UCM_MSG_SELECT)                                                                      \
     S(select_r, UCM_MSG_SELECT_R)                                                                  \
-    S(chain_prefetch, UCM_MSG_CHAIN_PREFETCH)                                                      \
+    S(sequence_prefetch, UCM_MSG_SEQUENCE_PREFETCH)                                                \
     S(encoding_open, UCM_MSG_ENCODING_OPEN)                                                        \
     S(encoding_open_r, UCM_MSG_ENCODING_OPEN_R)                                                    \
     S(window_open, UCM_MSG_WINDOW_OPEN)                                                            \

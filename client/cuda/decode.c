@@ -101,8 +101,9 @@ static int layer_check(const struct ucm_cuda_decode *d, const struct ucm_cuda_de
 
     if (l->layer >= o->layers)
         return cuda_fail(UCM_EINVALID, "layer is %u of %u", l->layer, o->layers);
-    if (l->chains > o->chains)
-        return cuda_fail(UCM_EINVALID, "chains is %u; the handle is for %u", l->chains, o->chains);
+    if (l->sequences > o->sequences)
+        return cuda_fail(UCM_EINVALID, "sequences is %u; the handle is for %u", l->sequences,
+                         o->sequences);
     if (l->index == 0 || l->count == 0 || l->table == 0 || l->request == 0)
         return cuda_fail(UCM_EINVALID, "index, count, table or request is 0");
     if (l->table_stride == 0 || l->table_stride > UINT32_MAX)
@@ -124,7 +125,7 @@ int ucm_cuda_decode_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_decod
     if (!d || !l)
         return cuda_fail(UCM_EINVALID, "decode or layer is NULL");
     r = layer_check(d, l);
-    if (r != 0 || l->chains == 0)
+    if (r != 0 || l->sequences == 0)
         return r;
     r = decode_enter(d);
     return r ? r : launched(d, launch_layer(d, l, stream), "a layer can't be launched");
@@ -274,7 +275,7 @@ static CUresult tables_init(struct ucm_cuda_decode *d, CUstream stream)
 static CUresult warm(struct ucm_cuda_decode *d, CUstream stream)
 {
     uint64_t at = d->plan.attend.partial;
-    struct ucm_cuda_decode_layer layer = {.chains = 1,
+    struct ucm_cuda_decode_layer layer = {.sequences = 1,
                                           .index = at,
                                           .count = at,
                                           .table = at,

@@ -110,7 +110,7 @@ CUresult decode_launch_grid(struct ucm_cuda_decode *d, enum decode_kernel kernel
 struct decode_round {
     uint32_t number;
     struct ucm_attend_cuda_stop stop;
-    CUdeviceptr begin, end; /* uint32_t[chains][lists] */
+    CUdeviceptr begin, end; /* uint32_t[sequences][lists] */
 };
 /* Slots for them, misses, attention. round NULL: all of the lists. */
 CUresult decode_launch_lists(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *layer,

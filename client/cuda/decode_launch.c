@@ -58,7 +58,7 @@ static CUresult launch_resolve(struct ucm_cuda_decode *d, const struct ucm_cuda_
                                uint32_t strand, const struct decode_round *round, CUstream stream)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
-    struct ucm_slots_lists lists = {.chains = l->chains,
+    struct ucm_slots_lists lists = {.sequences = l->sequences,
                                     .lists = o->lists,
                                     .room = o->room,
                                     .apart = d->plan.attend.apart,
@@ -72,7 +72,7 @@ static CUresult launch_resolve(struct ucm_cuda_decode *d, const struct ucm_cuda_
         lists.begin = (const void *)(uintptr_t)round->begin;
         lists.end = (const void *)(uintptr_t)round->end;
     }
-    return decode_launch(d, DECODE_RESOLVE, l->chains * o->lists, UCM_SLOTS_CUDA_RESOLVE,
+    return decode_launch(d, DECODE_RESOLVE, l->sequences * o->lists, UCM_SLOTS_CUDA_RESOLVE,
                          (void *[]){&d->slots, &strand, &lists}, stream);
 }
 
@@ -80,13 +80,13 @@ static CUresult launch_latents(struct ucm_cuda_decode *d, struct ucm_attend_cuda
                                CUstream stream)
 {
     CUresult r =
-        launch(d->kernel[DECODE_ATTEND], (uint32_t[]){a->splits, a->kv_heads, a->chains},
+        launch(d->kernel[DECODE_ATTEND], (uint32_t[]){a->splits, a->kv_heads, a->sequences},
                UCM_ATTEND_MLA_THREADS, d->plan.shared_bytes, (void *[]){a}, stream, d->beside);
 
     if (r != CUDA_SUCCESS || a->splits == 1)
         return r;
     return launch(d->kernel[DECODE_MERGE],
-                  (uint32_t[]){a->group * UCM_ATTEND_MLA_MERGE_BLOCKS, a->kv_heads, a->chains},
+                  (uint32_t[]){a->group * UCM_ATTEND_MLA_MERGE_BLOCKS, a->kv_heads, a->sequences},
                   UCM_ATTEND_MLA_MERGE_THREADS, 0, (void *[]){a}, stream, d->beside);
 }
 
@@ -97,7 +97,7 @@ static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_d
     const struct ucm_cuda_decode_options *o = &d->plan.options;
     struct ucm_attend_cuda a = d->plan.attend;
 
-    a.chains = l->chains;
+    a.sequences = l->sequences;
     a.list = l->index;
     a.count = l->count;
     a.numbers = l->table;
@@ -121,7 +121,7 @@ static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_d
         a.round = round->number;
         a.stop = round->stop;
     }
-    return launch(d->kernel[DECODE_ATTEND], (uint32_t[]){a.splits, a.kv_heads, a.chains},
+    return launch(d->kernel[DECODE_ATTEND], (uint32_t[]){a.splits, a.kv_heads, a.sequences},
                   UCM_ATTEND_CUDA_THREADS, d->plan.shared_bytes, (void *[]){&a}, stream, d->beside);
 }
 

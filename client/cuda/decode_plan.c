@@ -5,7 +5,7 @@
 #include "kernels/sparse/arith.h"
 
 #define BATCH 16384u
-#define CUT_CHAINS 8u
+#define CUT_SEQUENCES 8u
 #define MISSES (1u << 20)
 
 /* Bytes, of K and V. */
@@ -150,9 +150,9 @@ static int lists_check(const struct ucm_cuda_decode_options *o)
     if (o->slot > UCM_CUDA_DECODE_LAYER)
         return cuda_fail(UCM_EINVALID, "slot is %u, which is no enum ucm_cuda_decode_slot",
                          o->slot);
-    if (o->chains < 1 || o->chains > UCM_CUDA_DECODE_CHAINS)
-        return cuda_fail(UCM_EINVALID, "chains is %u; 1 to %d are right", o->chains,
-                         UCM_CUDA_DECODE_CHAINS);
+    if (o->sequences < 1 || o->sequences > UCM_CUDA_DECODE_SEQUENCES)
+        return cuda_fail(UCM_EINVALID, "sequences is %u; 1 to %d are right", o->sequences,
+                         UCM_CUDA_DECODE_SEQUENCES);
     if (o->lists != o->kv_heads && o->lists != 1)
         return cuda_fail(UCM_EINVALID, "lists is %u; one a KV head (%u) is right, or 1", o->lists,
                          o->kv_heads);
@@ -214,7 +214,7 @@ static int stored_check(const struct ucm_cuda_decode_options *o)
 /* All that a step can miss, as far as that is MISSES, and all that a layer can. */
 static uint32_t misses_default(const struct ucm_cuda_decode_options *o)
 {
-    uint64_t layer = (uint64_t)o->chains * o->lists * o->room, step = layer * o->layers;
+    uint64_t layer = (uint64_t)o->sequences * o->lists * o->room, step = layer * o->layers;
     uint64_t most = layer > MISSES ? layer : MISSES;
 
     most = step < most ? step : most;
@@ -364,13 +364,13 @@ static void attend_plan(struct decode_plan *p)
         a->pool.k.head_stride = a->pages.k.head_stride = 0;
 }
 
-/* By the sizes of the options, not by those of a launch: a chain's results don't depend on who is beside it. For many
- * chains lists are cut as for CUT_CHAINS: small batches of such a handle need the splits, and large ones lose a twentieth. */
+/* By the sizes of the options, not by those of a launch: a sequence's results don't depend on who is beside it. For many
+ * sequences lists are cut as for CUT_SEQUENCES: small batches of such a handle need the splits, and large ones lose a twentieth. */
 static int splits_plan(struct decode_plan *p, uint32_t multiprocessors, uint32_t thread_block_bytes)
 {
     const struct ucm_cuda_decode_options *o = &p->options;
     struct ucm_attend_cuda *a = &p->attend;
-    uint32_t lists = (o->chains < CUT_CHAINS ? o->chains : CUT_CHAINS) * a->kv_heads;
+    uint32_t lists = (o->sequences < CUT_SEQUENCES ? o->sequences : CUT_SEQUENCES) * a->kv_heads;
     uint32_t tiles = (uint32_t)tiles_of(o), element = slot_element_bytes(o);
     struct ucm_attend_cuda_cut cut;
 
@@ -408,9 +408,10 @@ int decode_plan_memory(struct decode_plan *p, uint32_t multiprocessors, uint32_t
 
     if (r != 0)
         return r;
-    rows = (uint64_t)o->chains * o->q_heads * p->info.splits;
+    rows = (uint64_t)o->sequences * o->q_heads * p->info.splits;
     p->flags = decode_plan_place(&end, sizeof(struct ucm_attend_cuda_told));
-    p->done = decode_plan_place(&end, (uint64_t)o->chains * p->attend.kv_heads * sizeof(uint32_t));
+    p->done =
+        decode_plan_place(&end, (uint64_t)o->sequences * p->attend.kv_heads * sizeof(uint32_t));
     p->counters_bytes = end;
     p->partial = decode_plan_place(&end, rows * value_channels(o) * sizeof(float));
     p->partial_sum = decode_plan_place(&end, rows * sizeof(struct ucm_attend_cuda_sum));

@@ -72,7 +72,7 @@ void decode_rounds_plan(struct decode_plan *p, uint64_t *end)
     struct ucm_attend_cuda *a = &p->attend;
     struct ucm_attend_cuda_stop *s = &a->stop;
     struct ucm_attend_cuda_order *order = &p->order;
-    uint64_t lists = (uint64_t)o->chains * o->lists, rows = (uint64_t)o->chains * o->q_heads;
+    uint64_t lists = (uint64_t)o->sequences * o->lists, rows = (uint64_t)o->sequences * o->q_heads;
 
     if (o->rule == UCM_CUDA_DECODE_ALL)
         return;
@@ -143,13 +143,13 @@ CUresult decode_rounds_launch(struct ucm_cuda_decode *d, const struct ucm_cuda_d
     struct ucm_attend_cuda_order order = d->plan.order;
     struct ucm_cuda_decode_layer ordered = *l;
     struct decode_round round = {.stop = d->plan.attend.stop};
-    uint32_t lists = l->chains * o->lists;
+    uint32_t lists = l->sequences * o->lists;
     CUresult r;
 
     round.stop.candidates = l->candidates;
     round.stop.report = l->report;
     order.stop = round.stop;
-    order.chains = l->chains;
+    order.sequences = l->sequences;
     order.count = l->count;
     order.list = l->index;
     order.score = o->rounds > 1 ? l->score : 0;

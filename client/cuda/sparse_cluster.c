@@ -47,12 +47,12 @@ bool sparse_cluster_serves(const struct ucm_cuda_select *s, const uint8_t *gpu,
            a->queries_a_head <= UCM_SELECT_CLUSTER_QUERIES && sparse_has_clusters(gpu);
 }
 
-static CUlaunchConfig config_of(const struct ucm_cuda_select *s, uint32_t chains, CUstream stream,
-                                CUlaunchAttribute *cluster)
+static CUlaunchConfig config_of(const struct ucm_cuda_select *s, uint32_t sequences,
+                                CUstream stream, CUlaunchAttribute *cluster)
 {
     *cluster = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
                                    .value.clusterDim = {s->cluster, 1, 1}};
-    return (CUlaunchConfig){.gridDimX = chains * s->args.lists * s->cluster,
+    return (CUlaunchConfig){.gridDimX = sequences * s->args.lists * s->cluster,
                             .gridDimY = 1,
                             .gridDimZ = 1,
                             .blockDimX = s->threads,
@@ -80,12 +80,12 @@ static CUresult sizes_plan(struct ucm_cuda_select *s)
         s->threads -= THREADS_STEP;
     if (s->shared_bytes > SHARED_MOST)
         return CUDA_ERROR_NOT_SUPPORTED;
-    config = config_of(s, s->chains, NULL, &attribute);
+    config = config_of(s, s->sequences, NULL, &attribute);
     r = cuOccupancyMaxActiveClusters(&at_once, s->kernel.function, &config);
     if (r == CUDA_SUCCESS && (uint32_t)at_once < s->args.lists)
         r = CUDA_ERROR_NOT_SUPPORTED;
-    if (r == CUDA_SUCCESS && (uint32_t)at_once / s->args.lists < s->chains)
-        s->chains = (uint32_t)at_once / s->args.lists;
+    if (r == CUDA_SUCCESS && (uint32_t)at_once / s->args.lists < s->sequences)
+        s->sequences = (uint32_t)at_once / s->args.lists;
     return r;
 }
 
@@ -103,7 +103,7 @@ int sparse_cluster_open(struct ucm_cuda_select *s, const uint8_t *gpu)
         return 0;
     s->cluster = 0;
     sparse_kernel_close(&s->kernel);
-    return cuda_fail_driver(rc, "a cluster for each list of a chain");
+    return cuda_fail_driver(rc, "a cluster for each list of a sequence");
 }
 
 CUresult sparse_cluster_launch(struct ucm_cuda_select *s, const struct ucm_select_cuda *args,
@@ -111,7 +111,8 @@ CUresult sparse_cluster_launch(struct ucm_cuda_select *s, const struct ucm_selec
 {
     void *arguments[] = {(void *)args};
     CUlaunchAttribute attribute;
-    CUlaunchConfig config = config_of(s, args->chains > 0 ? args->chains : 1, stream, &attribute);
+    CUlaunchConfig config =
+        config_of(s, args->sequences > 0 ? args->sequences : 1, stream, &attribute);
 
     return cuLaunchKernelEx(&config, s->kernel.function, arguments, NULL);
 }

@@ -29,9 +29,9 @@ static int sizes_check(const struct ucm_cuda_select_options *o, const struct ucm
 {
     if (o->q_dtype > UCM_SPARSE_BF16)
         return cuda_fail(UCM_EINVALID, "q_dtype %u is none of f32, f16 and bf16", o->q_dtype);
-    if (o->chains < 1 || o->chains > UCM_CUDA_SELECT_CHAINS)
-        return cuda_fail(UCM_EINVALID, "chains is %u; 1 to %d are right", o->chains,
-                         UCM_CUDA_SELECT_CHAINS);
+    if (o->sequences < 1 || o->sequences > UCM_CUDA_SELECT_SEQUENCES)
+        return cuda_fail(UCM_EINVALID, "sequences is %u; 1 to %d are right", o->sequences,
+                         UCM_CUDA_SELECT_SEQUENCES);
     if (o->max_blocks < 1 || o->max_blocks > UCM_CUDA_SELECT_BLOCKS)
         return cuda_fail(UCM_EINVALID, "max_blocks is %u; 1 to %d are right", o->max_blocks,
                          UCM_CUDA_SELECT_BLOCKS);
@@ -234,16 +234,16 @@ static uint64_t place(uint64_t *end, uint64_t bytes)
 static void workspace_plan(struct ucm_cuda_select *s)
 {
     struct ucm_select_cuda *a = &s->args;
-    uint64_t end = 0, chains = s->chains, heads = chains * a->rows * a->q_heads;
+    uint64_t end = 0, sequences = s->sequences, heads = sequences * a->rows * a->q_heads;
     uint64_t raw = a->reduce == UCM_REDUCE_SOFTMAX ? heads : 0;
-    uint64_t lists = a->slices > 0 ? chains * a->lists : 0; /* that may be long */
+    uint64_t lists = a->slices > 0 ? sequences * a->lists : 0; /* that may be long */
 
     a->ticket = place(&end, UCM_SELECT_STREAM_TICKETS * sizeof(uint32_t));
-    a->progress = place(&end, chains * sizeof(struct ucm_select_cuda_progress));
+    a->progress = place(&end, sequences * sizeof(struct ucm_select_cuda_progress));
     a->top = place(&end, raw * sizeof(uint32_t));
     a->sum = place(&end, raw * sizeof(uint64_t));
     a->digits = place(&end, a->policy == UCM_CHOOSE_TOPK
-                                ? chains * a->lists * UCM_SELECT_CUDA_DIGITS * sizeof(uint32_t)
+                                ? sequences * a->lists * UCM_SELECT_CUDA_DIGITS * sizeof(uint32_t)
                                 : 0);
     a->found = place(&end, lists * sizeof(uint32_t));
     s->counters_bytes = end;
@@ -251,7 +251,7 @@ static void workspace_plan(struct ucm_cuda_select *s)
     a->marks = place(&end, lists * ((a->max_blocks + 31) / 32) * sizeof(uint32_t));
     a->poison = place(&end, s->kernel.plan.bytes);
     a->queries = place(&end, heads * a->query_floats * sizeof(float));
-    a->scores = place(&end, chains * a->lists * a->pitch * sizeof(float));
+    a->scores = place(&end, sequences * a->lists * a->pitch * sizeof(float));
     a->raw = place(&end, raw * a->pitch * sizeof(float));
     s->workspace_bytes = end;
 }
@@ -285,7 +285,7 @@ static CUresult launch(struct ucm_cuda_select *s, const struct ucm_select_cuda *
                           s->shared_bytes, stream, arguments, NULL);
 }
 
-/* A first launch, of no chain, so that a captured one finds the kernel loaded. */
+/* A first launch, of no sequence, so that a captured one finds the kernel loaded. */
 static CUresult warm(struct ucm_cuda_select *s)
 {
     CUstream stream;
@@ -398,7 +398,7 @@ static void few_close(struct ucm_cuda_select *s)
     s->few = NULL;
 }
 
-/* Launches of so few chains that all lists have a cluster at once by clusters; the others by a stream of tiles, or by items. */
+/* Launches of so few sequences that all lists have a cluster at once by clusters; the others by a stream of tiles, or by items. */
 static int any_kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
                            enum ucm_select_cuda_family family)
 {
@@ -429,7 +429,7 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     if (r != 0)
         return r;
     family = family_of(&s->kernel.plan, score.metric);
-    s->chains = o->chains;
+    s->sequences = o->sequences;
     args_from_plan(s, family);
     args_from_specs(s, family, o, &score, &choose);
     r = any_kernel_open(s, gpu, family);
@@ -499,8 +499,9 @@ int ucm_cuda_select_info(const struct ucm_cuda_select *s, struct ucm_cuda_select
 
 static int layer_check(const struct ucm_cuda_select *s, const struct ucm_cuda_select_layer *l)
 {
-    if (l->chains > s->chains)
-        return cuda_fail(UCM_EINVALID, "chains is %u; the handle is for %u", l->chains, s->chains);
+    if (l->sequences > s->sequences)
+        return cuda_fail(UCM_EINVALID, "sequences is %u; the handle is for %u", l->sequences,
+                         s->sequences);
     if (l->bound == 0)
         return cuda_fail(UCM_EINVALID, "bound is 0");
     if (l->summaries == 0 || l->summaries % 4 != 0 || l->stride % 4 != 0)
@@ -522,12 +523,12 @@ int ucm_cuda_select(struct ucm_cuda_select *s, const struct ucm_cuda_select_laye
     if (!s || !l)
         return cuda_fail(UCM_EINVALID, "select or layer is NULL");
     r = layer_check(s, l);
-    if (r != 0 || l->chains == 0)
+    if (r != 0 || l->sequences == 0)
         return r;
-    if (s->few && l->chains <= s->few->chains)
+    if (s->few && l->sequences <= s->few->sequences)
         s = s->few;
     args = s->args;
-    args.chains = l->chains;
+    args.sequences = l->sequences;
     args.blocks = l->bound;
     args.summaries = l->summaries;
     args.block_stride = l->stride;

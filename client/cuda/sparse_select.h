@@ -11,20 +11,20 @@
 struct ucm_cuda_select {
     struct sparse_kernel kernel;
     struct ucm_select_cuda args; /* what follows from summary and options, and the workspace */
-    uint32_t chains, thread_blocks, shared_bytes;
+    uint32_t sequences, thread_blocks, shared_bytes;
     uint32_t threads; /* of a thread block */
     uint32_t cluster; /* thread blocks a list; 0: a kernel of select.cu or select_stream.cu */
     CUdeviceptr workspace;
     uint64_t workspace_bytes, counters_bytes;
     struct ucm_cuda_select
-        *few; /* serves launches of at most its own chains, in this one's workspace; or NULL */
+        *few; /* serves launches of at most its own sequences, in this one's workspace; or NULL */
 };
 
 /* Whether select_cluster.cu has what the arguments ask for, and the GPU has clusters. */
 bool sparse_cluster_serves(const struct ucm_cuda_select *s, const uint8_t *gpu,
                            enum ucm_select_cuda_family family);
-/* As sparse_kernel_open; plans the launches, and lowers chains to what all have a cluster a list at once. After an error another
- * kernel can be opened: a cluster may have no room for its list, or the GPU none for the clusters of a chain. */
+/* As sparse_kernel_open; plans the launches, and lowers sequences to what all have a cluster a list at once. After an error another
+ * kernel can be opened: a cluster may have no room for its list, or the GPU none for the clusters of a sequence. */
 int sparse_cluster_open(struct ucm_cuda_select *s, const uint8_t *gpu);
 CUresult sparse_cluster_launch(struct ucm_cuda_select *s, const struct ucm_select_cuda *args,
                                CUstream stream);

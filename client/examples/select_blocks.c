@@ -24,7 +24,7 @@ struct worker {
     struct ucm_client *client;
     struct ucm_namespace *ns, *summaries;
     struct ucm_region *region;
-    struct ucm_chain *chain;
+    struct ucm_sequence *sequence;
     uint8_t keys[CONTEXT][32];
     float (*kv)[TOKENS][HEADS][DIM];
     int fd;
@@ -122,19 +122,19 @@ static int select_and_load(struct worker *w)
 {
     float q[Q_HEADS][DIM] = {[0][40] = 1, [1][40] = 1, [2][7] = 1, [3][7] = 1};
     uint32_t layer = 0, counts[HEADS], index[HEADS * CONTEXT], union_of[CONTEXT], n = 0;
-    struct ucm_chain_keys keys = {.keys = w->keys, .n_keys = CONTEXT, .build = 1};
+    struct ucm_sequence_keys keys = {.keys = w->keys, .n_keys = CONTEXT, .build = 1};
     struct ucm_sparse_select select = {
-        .chains = &w->chain, .layers = &layer, .n_rows = 1, .q = q, .score.q_heads = Q_HEADS};
+        .sequences = &w->sequence, .layers = &layer, .n_rows = 1, .q = q, .score.q_heads = Q_HEADS};
     struct ucm_sparse_selected chosen = {
         .counts = counts, .index = index, .counts_room = HEADS, .index_room = HEADS * CONTEXT};
-    struct ucm_chain_result result;
+    struct ucm_sequence_result result;
     uint8_t in[CONTEXT] = {0};
 
     ucm_sparse_choose_defaults(&select.choose);
     select.choose.sparse_ratio = 0.1; /* of the context */
-    if (ucm_chain_open(w->summaries, 0, 0, -1, &w->chain) < 0 ||
-        ucm_chain_append(w->chain, &keys, -1, &result) < 0)
-        return failed("chain");
+    if (ucm_sequence_open(w->summaries, 0, 0, -1, &w->sequence) < 0 ||
+        ucm_sequence_append(w->sequence, &keys, -1, &result) < 0)
+        return failed("sequence");
     if (ucm_sparse_select(w->client, &select, -1, &chosen) < 0)
         return failed("select");
     printf("%u blocks, %u with a summary, %u of these new; %u chosen by %u KV heads\n",

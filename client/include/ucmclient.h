@@ -378,7 +378,7 @@ UCM_API int ucm_set_request_id(const char *id);
 /* ---- lookup ---- */
 
 struct ucm_lookup {
-    const void *keys; /* n_keys * key_bytes, in the order of the chain */
+    const void *keys; /* n_keys * key_bytes, in the order of the sequence */
     uint32_t n_keys;  /* 1 to ucm_server_info.max_keys */
     /* How long a lease protects the blocks that are found from eviction; 0: no lease. */
     uint32_t lease_ms;
@@ -545,17 +545,17 @@ UCM_API int ucm_dump_plain(struct ucm_region *region, const struct ucm_transfer 
 UCM_API int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *transfer,
                          int timeout_ms, struct ucm_task **out);
 
-struct ucm_chain; /* ucmclient_sparse.h */
+struct ucm_sequence; /* ucmclient_sparse.h */
 
 struct ucm_fetch_item {
-    uint32_t block; /* its place in the chain, or in keys */
+    uint32_t block; /* its place in the sequence, or in keys */
     uint32_t layer; /* layer */
     uint32_t slot;  /* of the pool; no two items may have one */
 };
 enum { UCM_FETCH_ITEMS_MAX = 65536 };
 struct ucm_fetch_spec {
-    struct ucm_chain *chain; /* of the pool's namespace and part; NULL: keys */
-    const void *keys;        /* n_keys * key_bytes */
+    struct ucm_sequence *sequence; /* of the pool's namespace and part; NULL: keys */
+    const void *keys;              /* n_keys * key_bytes */
     uint32_t n_keys;
     const struct ucm_fetch_item *items;
     uint32_t n_items; /* 1 to UCM_FETCH_ITEMS_MAX, of as many different blocks as a load may have */
@@ -565,8 +565,8 @@ struct ucm_fetch_spec {
 
 /* Copies single layers of blocks into slots of a pool, as ucm_load copies blocks; results are by item. The
  * library sends the items of one call in one request: many small copies cost little that way. So what several
- * sequences of a batch miss goes into one call, by keys. A chain that the daemon does not know any more is
- * opened again first. -UCM_ENOTFOUND from the task: as for ucm_chain_prefetch. */
+ * sequences of a batch miss goes into one call, by keys. A sequence that the daemon does not know any more is
+ * opened again first. -UCM_ENOTFOUND from the task: as for ucm_sequence_prefetch. */
 UCM_API int ucm_fetch(struct ucm_region *pool, const struct ucm_fetch_spec *fetch, int timeout_ms,
                       struct ucm_task **out);
 

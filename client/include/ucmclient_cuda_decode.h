@@ -1,4 +1,4 @@
-/* libucmclient_cuda: decode steps whose KV is mostly not on the GPU. ucmclient_sparse.h has summaries and chains,
+/* libucmclient_cuda: decode steps whose KV is mostly not on the GPU. ucmclient_sparse.h has summaries and sequences,
  * ucmclient_window.h windows, ucmclient_cuda_sparse.h the selection, docs/sparse.md the whole.
  *
  * A worker has a *pool*: GPU memory in slots of one size. A slot holds a *strand* of a block: K and V of one KV head
@@ -61,7 +61,7 @@ enum ucm_cuda_decode_encoding {
 };
 
 enum {
-    UCM_CUDA_DECODE_CHAINS = 1024, /* of one launch */
+    UCM_CUDA_DECODE_SEQUENCES = 1024, /* of one launch */
     UCM_CUDA_DECODE_GROUP =
         16, /* query heads of a KV head; with head_dim 256, more than 8 are even */
     UCM_CUDA_DECODE_LATENT = 128, /* query heads of a latent (MLA) */
@@ -76,8 +76,8 @@ struct ucm_cuda_decode_layout {
 
 /* When a list stops. Its blocks are attended in the order of their scores, a round after the other,
  * until the share that they cover, over that and what is left, reaches eps for all query heads of
- * the list. What a list attends follows from its queries and its chain's blocks alone. Blocks that
- * are not attended are not copied.
+ * the list. What a list attends follows from its queries and its sequence's blocks alone. Blocks
+ * that are not attended are not copied.
  *
  * A layer is then one launch that sorts its lists, and up to `rounds` times resolve, gather and
  * attention. The first round attends the local window and `first` blocks. After a round that covers
@@ -130,14 +130,15 @@ struct ucm_cuda_decode_options {
     uint32_t slots;
     uint32_t numbers;  /* block numbers are below this */
     uint32_t requests; /* at once; they are 0 .. requests - 1 */
-    /* Room for the misses of one layer, and for the keys that a step did not get; 0: all of a layer's, chains * lists *
+    /* Room for the misses of one layer, and for the keys that a step did not get; 0: all of a layer's, sequences * lists *
      * room, and of a step's as many as fit 2^20. A further run finds the rest. */
     uint32_t misses;
-    uint32_t chains; /* of a launch, at most */
-    uint32_t lists;  /* of a chain: kv_heads, or 1 for all KV heads, which wants slots of a layer */
-    uint32_t room;   /* blocks of a list, at most: ucm_cuda_select_info.room */
+    uint32_t sequences; /* of a launch, at most */
+    /* of a sequence: kv_heads, or 1 for all KV heads, which wants slots of a layer */
+    uint32_t lists;
+    uint32_t room; /* blocks of a list, at most: ucm_cuda_select_info.room */
     uint32_t
-        window; /* blocks of a chain in the engine's pages that one layer attends, at most; 0: none */
+        window; /* blocks of a sequence in the engine's pages that one layer attends, at most; 0: none */
     struct ucm_cuda_decode_layout stored; /* of a layer of a block in the daemon */
     uint64_t layer_bytes;                 /* from one layer to the next there: the namespace's */
     struct ucm_cuda_decode_layout page;   /* of a page of the engine's, see ucm_cuda_decode_layer */
@@ -149,7 +150,7 @@ struct ucm_cuda_decode_options {
         rounds; /* of a layer, at most; the last one takes what is left of a list. 0: 3; PSA 6 */
     uint32_t every;   /* a round ends behind a multiple of so many blocks of its list; 0: 4 */
     uint32_t first;   /* the first round's blocks, beside the local window; 0: 32 */
-    uint32_t windows; /* a chain's first blocks, which come first whatever their scores */
+    uint32_t windows; /* a sequence's first blocks, which come first whatever their scores */
     /* enum ucm_cuda_decode_encoding. FP8 wants slots of a KV head, K and V of 16 bits, and no k_scale or v_scale. */
     uint32_t encoding;
 };
@@ -182,37 +183,43 @@ UCM_API int ucm_cuda_decode_info(const struct ucm_cuda_decode *decode,
 /* A new step, or the same again. */
 UCM_API int ucm_cuda_decode_begin(struct ucm_cuda_decode *decode, void *stream);
 
-/* One layer of `chains` chains. A chain attends to the blocks that its lists chose, all of them whole, and to the *local
+/* One layer of `sequences` sequences. A sequence attends to the blocks that its lists chose, all of them whole, and to the *local
  * window*: its last tokens, from block `first` on, which lie in the engine's pages. The lists have no block of that
  * window: a block that is attended twice counts twice. */
 struct ucm_cuda_decode_layer {
-    uint32_t layer, chains;
-    uint64_t index; /* uint32_t[chains][lists][room]: positions in the chain, see ucm_cuda_select */
-    uint64_t count; /* uint32_t[chains][lists] */
-    uint64_t table; /* int32_t[chains][table_stride]: the number of each block of a chain */
+    uint32_t layer, sequences;
+    /* uint32_t[sequences][lists][room]: positions in the sequence, see ucm_cuda_select */
+    uint64_t index;
+    uint64_t count; /* uint32_t[sequences][lists] */
+    uint64_t table; /* int32_t[sequences][table_stride]: the number of each block of a sequence */
     uint64_t table_stride; /* elements; positions from here on have no number */
-    uint64_t request; /* uint32_t[chains]: whose slots these are; chains may have one in common */
+    /* uint32_t[sequences]: whose slots these are; sequences may have one in common */
+    uint64_t request;
     /* The engine's pages of this layer: page p at pages + p * page_stride. */
     uint64_t pages, page_stride; /* multiples of 16 */
     uint32_t page_bound;         /* page numbers are below this */
-    uint64_t page_table; /* int32_t[chains][page_table_stride]: the page of each block of a chain */
+    /* int32_t[sequences][page_table_stride]: the page of each block of a sequence */
+    uint64_t page_table;
     uint64_t page_table_stride; /* elements */
-    uint64_t first;             /* uint32_t[chains]: the local window's first block */
+    uint64_t first;             /* uint32_t[sequences]: the local window's first block */
     uint64_t
-        length; /* uint32_t[chains]: the chain's tokens, the new one included; 0: nothing is attended but lists */
-    uint64_t q; /* [chains][q_heads][head_dim]; those of a KV head are neighbours; aligned to 4 */
-    uint64_t q_stride; /* elements from one chain's queries to the next's; 0: contiguous */
-    uint64_t out;      /* [chains][q_heads][v_head_dim], aligned to 16 */
-    uint64_t lse;      /* float[chains][q_heads], natural logarithm; 0: not wanted */
+        length; /* uint32_t[sequences]: the sequence's tokens, the new one included; 0: nothing is attended but lists */
+    /* [sequences][q_heads][head_dim]; those of a KV head are neighbours; aligned to 4 */
+    uint64_t q;
+    uint64_t q_stride; /* elements from one sequence's queries to the next's; 0: contiguous */
+    uint64_t out;      /* [sequences][q_heads][v_head_dim], aligned to 16 */
+    uint64_t lse;      /* float[sequences][q_heads], natural logarithm; 0: not wanted */
     /* With a rule: what the selection behind which this layer is launched says beside its lists. */
-    uint64_t candidates; /* int32_t[chains]: its n_blocks */
-    uint64_t score;      /* float[chains][lists][room]: its score. With one round it is not read */
+    uint64_t candidates; /* int32_t[sequences]: its n_blocks */
+    /* float[sequences][lists][room]: its score. With one round it is not read */
+    uint64_t score;
     uint64_t
         head_scores; /* ucm_cuda_select_info, of a selection of one row; read unless nothing is `known` */
     uint32_t head_pitch;
     uint64_t
-        least; /* uint32_t[chains]: blocks that each list attends before it may stop; 0: none */
-    uint64_t report; /* struct ucm_cuda_decode_report[chains][lists] to be written; 0: not wanted */
+        least; /* uint32_t[sequences]: blocks that each list attends before it may stop; 0: none */
+    /* struct ucm_cuda_decode_report[sequences][lists] to be written; 0: not wanted */
+    uint64_t report;
     /* int32_t[numbers]: the page that has the block of a number, or -1; 0: none has. What misses and has a page is copied
      * from there, not over the bus: blocks that the daemon does not have yet. Such a block is complete, `page` and `stored`
      * of the options are the same, and `pages` is not 0. */

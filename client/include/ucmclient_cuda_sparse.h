@@ -87,9 +87,9 @@ UCM_API int ucm_cuda_summary(struct ucm_cuda_summary *summary,
 struct ucm_cuda_select;
 
 enum {
-    UCM_CUDA_SELECT_CHAINS = 1024,          /* of one launch */
-    UCM_CUDA_SELECT_QUERIES = 2048,         /* of a chain: score.rows * score.q_heads */
-    UCM_CUDA_SELECT_BLOCKS = (1 << 20) - 1, /* of a chain */
+    UCM_CUDA_SELECT_SEQUENCES = 1024,       /* of one launch */
+    UCM_CUDA_SELECT_QUERIES = 2048,         /* of a sequence: score.rows * score.q_heads */
+    UCM_CUDA_SELECT_BLOCKS = (1 << 20) - 1, /* of a sequence */
 };
 #define UCM_CUDA_SELECT_NONE UINT32_MAX /* in index, behind the chosen blocks */
 
@@ -98,8 +98,8 @@ struct ucm_cuda_select_options {
     struct ucm_sparse_score score;
     struct ucm_sparse_choose choose;
     uint32_t q_dtype;    /* UCM_SPARSE_F32, _F16 or _BF16 */
-    uint32_t chains;     /* at most, of one launch */
-    uint32_t max_blocks; /* at most, of a chain */
+    uint32_t sequences;  /* at most, of one launch */
+    uint32_t max_blocks; /* at most, of a sequence */
     uint32_t room;       /* blocks of one list's answer; 0: what max_blocks blocks need */
 };
 
@@ -112,10 +112,10 @@ UCM_API int ucm_cuda_select_open(const uint8_t *gpu, const struct ucm_sparse_sum
 UCM_API void ucm_cuda_select_close(struct ucm_cuda_select *select);
 
 struct ucm_cuda_select_info {
-    uint32_t lists;           /* a chain */
+    uint32_t lists;           /* a sequence */
     uint32_t room;            /* of each */
-    uint64_t workspace_bytes; /* with softmax mostly 4 * chains * rows * q_heads * max_blocks */
-    /* Of the launch that ran last, with softmax: the scores of all blocks for each query, float[chains][rows][q_heads], each of
+    uint64_t workspace_bytes; /* with softmax mostly 4 * sequences * rows * q_heads * max_blocks */
+    /* Of the launch that ran last, with softmax: the scores of all blocks for each query, float[sequences][rows][q_heads], each of
      * them head_pitch floats from the next. With other reduces 0. */
     uint64_t head_scores;
     uint32_t head_pitch;
@@ -123,27 +123,28 @@ struct ucm_cuda_select_info {
 UCM_API int ucm_cuda_select_info(const struct ucm_cuda_select *select,
                                  struct ucm_cuda_select_info *out);
 
-/* One layer. Block b of chain c is number table[c * table_stride + b]; a number that is negative or not
+/* One layer. Block b of sequence c is number table[c * table_stride + b]; a number that is negative or not
  * below `bound` means: it has no summary, and is chosen before all others, up to `room`. */
 struct ucm_cuda_select_layer {
     uint64_t summaries;    /* the layer's of block 0, aligned to 4 */
     uint64_t stride;       /* bytes from one block's to the next's, a multiple of 4 */
     uint32_t bound;        /* blocks in that memory */
-    uint32_t chains;       /* of this launch, at most those of the options */
-    uint64_t table;        /* int32_t[chains][table_stride] */
+    uint32_t sequences;    /* of this launch, at most those of the options */
+    uint64_t table;        /* int32_t[sequences][table_stride] */
     uint64_t table_stride; /* at least max_blocks */
-    uint64_t n_blocks; /* int32_t[chains], read when the launch runs; above max_blocks: that many */
-    uint64_t q;        /* [chains][score.rows][score.q_heads][head_dim] of q_dtype */
-    uint64_t q_stride; /* elements from one chain's queries to the next's; 0: contiguous */
-    uint64_t count;    /* uint32_t[chains][lists]: blocks chosen */
-    uint64_t index;    /* uint32_t[chains][lists][room]: positions in the chain, ascending */
-    uint64_t score;    /* float[chains][lists][room]: their scores; 0: not wanted */
-    /* uint32_t[chains], read when the launch runs: how many blocks each list may choose, windows included and at most
+    /* int32_t[sequences], read when the launch runs; above max_blocks: that many */
+    uint64_t n_blocks;
+    uint64_t q;        /* [sequences][score.rows][score.q_heads][head_dim] of q_dtype */
+    uint64_t q_stride; /* elements from one sequence's queries to the next's; 0: contiguous */
+    uint64_t count;    /* uint32_t[sequences][lists]: blocks chosen */
+    uint64_t index;    /* uint32_t[sequences][lists][room]: positions in the sequence, ascending */
+    uint64_t score;    /* float[sequences][lists][room]: their scores; 0: not wanted */
+    /* uint32_t[sequences], read when the launch runs: how many blocks each list may choose, windows included and at most
      * `room`, in place of what sparse_ratio, topk_tokens and min_blocks, or limit, say. 0: as they say. */
     uint64_t most;
 };
 
-/* Launches the scoring of all chains' blocks and the choice of each list on `stream`: one kernel. NaN in
+/* Launches the scoring of all sequences' blocks and the choice of each list on `stream`: one kernel. NaN in
  * q makes scores of -inf, which lose against all others. */
 UCM_API int ucm_cuda_select(struct ucm_cuda_select *select,
                             const struct ucm_cuda_select_layer *layer, void *stream);

@@ -2,10 +2,10 @@
  *
  * A *block summary* is a few bytes for each layer of a block that say which queries want it.
  * Summaries are blocks of a namespace of their own, derived from that of the KV: they lie on every
- * tier, are shared by all workers of the tenant, and are found again after a restart. A *chain*
- * names the blocks of one sequence once, and keeps them in some tier and their summaries in DRAM. A
- * *selection* scores the blocks of chains against queries and chooses some. docs/sparse.md has the
- * methods, what they cost and what they are worth, and when not to use any of this.
+ * tier, are shared by all workers of the tenant, and are found again after a restart. A *sequence*
+ * names the blocks of one context once, and keeps them in some tier and their summaries in DRAM. A
+ * *selection* scores the blocks of sequences against queries and chooses some. docs/sparse.md has
+ * the methods, what they cost and what they are worth, and when not to use any of this.
  *
  * The functions that end in _local compute on the caller's memory and need no daemon. Daemon, GPU
  * (libucmclient_cuda) and they give the same bits.
@@ -118,59 +118,61 @@ UCM_API int ucm_sparse_summary_local(const struct ucm_sparse_summary *summary, c
                                      size_t kv_bytes, size_t kv_stride, uint32_t n, void *out,
                                      size_t out_bytes, size_t out_stride);
 
-/* ---- chains ---- */
+/* ---- sequences ---- */
 
-struct ucm_chain;
+struct ucm_sequence;
 
-/* Opens an empty chain over a namespace of ucm_sparse_summary_open, which must stay open as long as
- * the chain is used. part: whose KV, from 0. The daemon ends a chain that no call has named for
- * lease_ms (0: its longest lease).
+/* Opens an empty sequence over a namespace of ucm_sparse_summary_open, which must stay open as long
+ * as the sequence is used. part: whose KV, from 0. The daemon ends a sequence that no call has
+ * named for lease_ms (0: its longest lease).
  *
- * The library keeps the chain's keys. When the connection broke, or the chain was not used for too
- * long, the next call that names the chain opens it again and appends them. If fewer blocks are
- * found than before, that call returns -UCM_EDISCONNECTED, once, and the chain goes on with those:
- * what was chosen from it may name blocks that it lost. Between a break and that call nothing
- * protects the blocks. 2^20 keys of 32 bytes take 32 MiB here. */
-UCM_API int ucm_chain_open(struct ucm_namespace *summaries, uint32_t part, uint32_t lease_ms,
-                           int timeout_ms, struct ucm_chain **out);
-/* Ends the chain and frees the handle. Never blocks. Prefetches that still wait are cancelled. NULL
- * is allowed. */
-UCM_API void ucm_chain_close(struct ucm_chain *chain);
+ * The library keeps the sequence's keys. When the connection broke, or the sequence was not used
+ * for too long, the next call that names the sequence opens it again and appends them. If fewer
+ * blocks are found than before, that call returns -UCM_EDISCONNECTED, once, and the sequence goes
+ * on with those: what was chosen from it may name blocks that it lost. Between a break and that
+ * call nothing protects the blocks. 2^20 keys of 32 bytes take 32 MiB here. */
+UCM_API int ucm_sequence_open(struct ucm_namespace *summaries, uint32_t part, uint32_t lease_ms,
+                              int timeout_ms, struct ucm_sequence **out);
+/* Ends the sequence and frees the handle. Never blocks. Prefetches that still wait are cancelled.
+ * NULL is allowed. */
+UCM_API void ucm_sequence_close(struct ucm_sequence *sequence);
 
 enum {
-    UCM_CHAIN_HAS_SUMMARY = 4, /* in the status of a block: its summary is held */
-    UCM_CHAIN_BLOCKS_MAX = 1 << 20,
+    UCM_SEQUENCE_HAS_SUMMARY = 4, /* in the status of a block: its summary is held */
+    UCM_SEQUENCE_BLOCKS_MAX = 1 << 20,
 };
 
-struct ucm_chain_keys {
-    const void *keys;     /* n_keys * key_bytes, from the chain's end on */
-    uint32_t n_keys;      /* any number; the chain's blocks stay at most UCM_CHAIN_BLOCKS_MAX */
+struct ucm_sequence_keys {
+    const void *keys; /* n_keys * key_bytes, from the sequence's end on */
+    /* any number; the sequence's blocks stay at most UCM_SEQUENCE_BLOCKS_MAX */
+    uint32_t n_keys;
     uint32_t build;       /* not 0: the daemon computes summaries that are missing */
     uint32_t priority;    /* of reading summaries and blocks, 0 to 7 */
     uint32_t deadline_ms; /* for reading and computing; 0: the timeout */
     /* If not NULL, receives a byte a key: enum ucm_found of its block, UCM_FOUND_NOT for one that
-     * was not appended, and UCM_CHAIN_HAS_SUMMARY if its summary is held. */
+     * was not appended, and UCM_SEQUENCE_HAS_SUMMARY if its summary is held. */
     uint8_t *status;
 };
-struct ucm_chain_result {
-    uint32_t blocks;                /* of the chain now */
+struct ucm_sequence_result {
+    uint32_t blocks;                /* of the sequence now */
     uint32_t missing;               /* keys from the first one on that is not cached */
     uint32_t in_dram, nvme, shared; /* where the appended blocks lie */
     uint32_t summaries; /* of them have a summary. The others are in every selection of theirs */
     uint32_t built;     /* summaries that the daemon computed for this call */
 };
 /* Appends blocks, as long as they are cached without a gap. If it fails in the middle, what was
- * appended stays, and status says nothing; ucm_chain_blocks tells how many. result may be NULL. */
-UCM_API int ucm_chain_append(struct ucm_chain *chain, const struct ucm_chain_keys *keys,
-                             int timeout_ms, struct ucm_chain_result *result);
-/* How many blocks the chain has, by what the library knows. */
-UCM_API uint32_t ucm_chain_blocks(struct ucm_chain *chain);
+ * appended stays, and status says nothing; ucm_sequence_blocks tells how many. result may be
+ * NULL. */
+UCM_API int ucm_sequence_append(struct ucm_sequence *sequence, const struct ucm_sequence_keys *keys,
+                                int timeout_ms, struct ucm_sequence_result *result);
+/* How many blocks the sequence has, by what the library knows. */
+UCM_API uint32_t ucm_sequence_blocks(struct ucm_sequence *sequence);
 
-/* Brings blocks of the chain into DRAM. index: n numbers below ucm_chain_blocks. -UCM_ENOTFOUND from
- * the task: the daemon had ended the chain; the next call that names it opens it again. */
-UCM_API int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, uint32_t n,
-                               uint32_t priority, uint32_t deadline_ms, int timeout_ms,
-                               struct ucm_task **out);
+/* Brings blocks of the sequence into DRAM. index: n numbers below ucm_sequence_blocks. -UCM_ENOTFOUND from
+ * the task: the daemon had ended the sequence; the next call that names it opens it again. */
+UCM_API int ucm_sequence_prefetch(struct ucm_sequence *sequence, const uint32_t *index, uint32_t n,
+                                  uint32_t priority, uint32_t deadline_ms, int timeout_ms,
+                                  struct ucm_task **out);
 
 /* ---- selection ---- */
 
@@ -228,9 +230,9 @@ struct ucm_sparse_choose {
 UCM_API void ucm_sparse_choose_defaults(struct ucm_sparse_choose *choose);
 
 struct ucm_sparse_select {
-    struct ucm_chain *const *chains; /* row i asks for layer layers[i] of chains[i] */
+    struct ucm_sequence *const *sequences; /* row i asks for layer layers[i] of sequences[i] */
     const uint32_t *layers;
-    uint32_t n_rows;  /* 1 to 4096; the chains are of one namespace of summaries */
+    uint32_t n_rows;  /* 1 to 4096; the sequences are of one namespace of summaries */
     uint32_t q_dtype; /* F32, F16 or BF16 */
     const void *q;    /* [n_rows][score.rows][score.q_heads][head_dim], contiguous */
     struct ucm_sparse_score score;
@@ -241,7 +243,7 @@ struct ucm_sparse_select {
 /* The lists of all rows, one behind the other: by row, and by KV head unless `heads` made one. */
 struct ucm_sparse_selected {
     uint32_t *counts; /* receives the number of blocks of each list */
-    uint32_t *index;  /* receives their numbers in the chain, ascending in each list */
+    uint32_t *index;  /* receives their numbers in the sequence, ascending in each list */
     float *scores;    /* receives their scores; NULL: not wanted */
     uint32_t counts_room, index_room; /* elements; ucm_sparse_room tells how many are enough */
     uint32_t n_lists, n_blocks;       /* written: elements of counts and of index */
@@ -250,7 +252,7 @@ struct ucm_sparse_selected {
 };
 /* How much room the answer takes at most while each block has a summary that is not poisoned;
  * either may be NULL. A block without one is in every list, beyond this: set `limit`, or add the
- * number of such blocks (ucm_chain_result). */
+ * number of such blocks (ucm_sequence_result). */
 UCM_API int ucm_sparse_room(const struct ucm_sparse_select *select, uint32_t *lists,
                             uint32_t *blocks);
 /* Scores and chooses in the daemon. Ties go to the lower block. If the answer is longer than the

@@ -1,5 +1,5 @@
 /* libucmclient: windows, for workers whose own code reads blocks in the daemon's memory. ucmclient_sparse.h, which includes
- * this, has the chains whose blocks are pinned; threads, fork, errors and timeouts are as in ucmclient.h. */
+ * this, has the sequences whose blocks are pinned; threads, fork, errors and timeouts are as in ucmclient.h. */
 #ifndef UCMCLIENT_WINDOW_H
 #define UCMCLIENT_WINDOW_H
 
@@ -9,10 +9,10 @@
 extern "C" {
 #endif
 
-struct ucm_chain; /* ucmclient_sparse.h */
+struct ucm_sequence; /* ucmclient_sparse.h */
 
 /* A window is memory of the daemon in which the worker's own code reads blocks without asking anybody: a GPU
- * kernel, or ucm_window_read on the CPU. The daemon brings blocks of chains there when they are *pinned*, and
+ * kernel, or ucm_window_read on the CPU. The daemon brings blocks of sequences there when they are *pinned*, and
  * says where each lies: its *place*. The window is mapped read-only, in slabs, and holds nothing but blocks of
  * the client's own tenant. The daemon may reuse a place at any time. So a reader compares the place's
  * generation before and after its copy, and throws the copy away if it changed. So a read gives the block's bytes or a
@@ -55,8 +55,8 @@ struct ucm_place {
 };
 
 struct ucm_window_pin {
-    struct ucm_chain *chain;
-    uint32_t first, n;        /* blocks of the chain */
+    struct ucm_sequence *sequence;
+    uint32_t first, n;        /* blocks of the sequence */
     uint32_t priority;        /* of reading them, 0 to 7 */
     uint32_t deadline_ms;     /* for bringing them; 0: the timeout */
     struct ucm_place *places; /* receives n */
@@ -68,7 +68,7 @@ struct ucm_window_pinned {
     uint32_t
         missing; /* not cached any more. Others without a place found no space, or not in time */
 };
-/* Brings blocks into the window and keeps them there, until ucm_window_unpin, or until the chain or the window is
+/* Brings blocks into the window and keeps them there, until ucm_window_unpin, or until the sequence or the window is
  * closed. A block that is pinned already only tells its place. One that can't be had is no error. The daemon ends
  * pins by itself when a block is evicted by name, and when it needs the memory for another tenant. result may be NULL.
  * -UCM_EDISCONNECTED: the connection broke meanwhile, and no place is worth anything; pin again. If a call
@@ -76,8 +76,8 @@ struct ucm_window_pinned {
 UCM_API int ucm_window_pin(struct ucm_window *window, const struct ucm_window_pin *pin,
                            int timeout_ms, struct ucm_window_pinned *result);
 /* Ends pins. Blocks of the range that are not pinned are passed over. Their places may go on to read well for a while. */
-UCM_API int ucm_window_unpin(struct ucm_window *window, struct ucm_chain *chain, uint32_t first,
-                             uint32_t n, int timeout_ms);
+UCM_API int ucm_window_unpin(struct ucm_window *window, struct ucm_sequence *sequence,
+                             uint32_t first, uint32_t n, int timeout_ms);
 
 #define UCM_WINDOW_MISS 1
 

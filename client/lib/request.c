@@ -61,8 +61,8 @@ int client_undo_cb(struct client_call *call, const union proto_any *m)
         client_followup(c, UCM_METHOD_REGION_UNREGISTER, (uint32_t)m->region.region);
     else if (call->method == UCM_METHOD_RING_REGISTER)
         client_followup(c, UCM_METHOD_RING_UNREGISTER, (uint32_t)m->ring.ring);
-    else if (call->method == UCM_METHOD_CHAIN_OPEN)
-        client_followup(c, UCM_METHOD_CHAIN_CLOSE, (uint32_t)m->chain.chain);
+    else if (call->method == UCM_METHOD_SEQUENCE_OPEN)
+        client_followup(c, UCM_METHOD_SEQUENCE_CLOSE, (uint32_t)m->sequence.sequence);
     else if (call->method == UCM_METHOD_WINDOW_OPEN)
         client_followup(c, UCM_METHOD_WINDOW_CLOSE, (uint32_t)m->window_open_r.window);
     else if (m->lookup_r.lease != 0)
@@ -78,7 +78,7 @@ static void orphan_done_cb(struct client_call *call)
 }
 
 /* Takes the place of a call that was given up in the table, to undo what its late answer brings.
- * Lookups and chains leave places to registrations. */
+ * Lookups and sequences leave places to registrations. */
 static bool orphan_new(const struct client_call *call, bool registers)
 {
     struct ucm_client *c = call->client;
@@ -94,13 +94,13 @@ static bool orphan_new(const struct client_call *call, bool registers)
     return true;
 }
 
-/* A lookup's lease and a chain run out by themselves; a registration would stay. */
+/* A lookup's lease and a sequence run out by themselves; a registration would stay. */
 int client_call_orphan(struct client_call *call, const struct client_request *q)
 {
     bool registers = call->method == UCM_METHOD_REGION_REGISTER ||
                      call->method == UCM_METHOD_RING_REGISTER ||
                      call->method == UCM_METHOD_WINDOW_OPEN;
-    bool leases = call->method == UCM_METHOD_LOOKUP || call->method == UCM_METHOD_CHAIN_OPEN;
+    bool leases = call->method == UCM_METHOD_LOOKUP || call->method == UCM_METHOD_SEQUENCE_OPEN;
 
     client_call_unlink(call);
     if ((registers || leases) && !orphan_new(call, registers) && registers)
@@ -109,7 +109,7 @@ int client_call_orphan(struct client_call *call, const struct client_request *q)
                        q->name ? q->name : proto_methods[q->method].name.p);
 }
 
-/* A cancel may be lost, and a lease or a chain runs out; a mapping or a window would stay. */
+/* A cancel may be lost, and a lease or a sequence runs out; a mapping or a window would stay. */
 void client_followup_params(struct ucm_client *c, enum ucm_method method, const void *params)
 {
     struct ucm_error e;
@@ -137,8 +137,8 @@ void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
     case UCM_METHOD_RING_UNREGISTER:
         params.ring.ring = id;
         break;
-    case UCM_METHOD_CHAIN_CLOSE:
-        params.chain.chain = id;
+    case UCM_METHOD_SEQUENCE_CLOSE:
+        params.sequence.sequence = id;
         break;
     case UCM_METHOD_WINDOW_CLOSE:
         params.window.window = id;

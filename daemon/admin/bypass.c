@@ -2,10 +2,10 @@
  * until an operator turns that off or the daemon ends. Engines go on, and compute what they would
  * have loaded.
  *
- * With loads bypassed, a lookup and what appends to chains find nothing, loads and prefetches are
- * misses, and the shared tier is not asked. With stores bypassed, a dump skips what it would have
- * begun to store: a part of which some layers are stored already is finished. What is under way
- * goes on. */
+ * With loads bypassed, a lookup and what appends to sequences find nothing, loads and prefetches
+ * are misses, and the shared tier is not asked. With stores bypassed, a dump skips what it would
+ * have begun to store: a part of which some layers are stored already is finished. What is under
+ * way goes on. */
 #include "daemon/admin/admin.h"
 
 #include <stdio.h>

@@ -38,7 +38,7 @@
     X(NAMESPACES, "namespaces", "limits.namespaces", NULL)                                         \
     X(REQUESTS, "requests in progress", "the daemon's bound", "requests")                          \
     X(MEMORY, "bytes of requests, leases and sequences", "limits.frame_memory", "memory")          \
-    X(CHAINS, "bytes of sequences", "half of limits.frame_memory", NULL)                           \
+    X(SEQUENCES, "bytes of sequences", "half of limits.frame_memory", NULL)                        \
     X(SUMMARIES, "bytes of block summaries that sequences keep", "a quarter of arena.size",        \
       "dram.most")                                                                                 \
     X(LEASED, "keys under leases and in sequences", "nothing", "leased")                           \

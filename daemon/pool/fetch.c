@@ -54,7 +54,7 @@ static uint32_t get32(const uint8_t *p)
 
 /* What the items of a fetch count. */
 struct fetch_bounds {
-    const char *of; /* "this chain" */
+    const char *of; /* "this sequence" */
     uint32_t blocks, layers, slots;
 };
 
@@ -91,8 +91,9 @@ static int pieces_take(struct call *call, struct fetch *f, struct proto_bin item
                             "item of a fetch");
 }
 
-#define DIGIT_BITS 11u /* two digits count the blocks of any chain */
-_Static_assert(UCM_MAX_CHAIN_BLOCKS <= 1u << 2 * DIGIT_BITS, "an index has more than two digits");
+#define DIGIT_BITS 11u /* two digits count the blocks of any sequence */
+_Static_assert(UCM_MAX_SEQUENCE_BLOCKS <= 1u << 2 * DIGIT_BITS,
+               "an index has more than two digits");
 
 static void sort_digit(const struct fetch_piece *from, struct fetch_piece *to, uint32_t n,
                        unsigned shift)
@@ -315,26 +316,28 @@ static const struct copy_kind fetch_kind = {.walk = {.weight = pieces_of,
 
 /* Whose blocks a fetch names. 0 or -code with call->error. */
 static int source_check(struct call *call, const struct msg_fetch *m,
-                        const struct registered *region, struct chain **ch, struct fetch_bounds *b)
+                        const struct registered *region, struct sequence **ch,
+                        struct fetch_bounds *b)
 {
     if (!region->region->pool)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "region %llu is no pool; register one with pool: true",
                              (unsigned long long)m->region);
-    if ((m->chain == 0) == (m->keys.n == 0))
+    if ((m->sequence == 0) == (m->keys.n == 0))
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "a fetch names its blocks by a chain or by keys, one of the two");
-    *ch = m->chain ? call_chain(call, m->chain) : NULL;
-    b->blocks = *ch ? (*ch)->n : m->chain ? 0 : call_keys(call, region->ns, m->keys);
+                             "a fetch names its blocks by a sequence or by keys, one of the two");
+    *ch = m->sequence ? call_sequence(call, m->sequence) : NULL;
+    b->blocks = *ch ? (*ch)->n : m->sequence ? 0 : call_keys(call, region->ns, m->keys);
     if (!*ch && b->blocks == 0)
         return -call->error.code;
     if (*ch && ((*ch)->space->base != region->ns || (*ch)->part != region->region->part))
-        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "chain %llu is of part %u of namespace %u, region %llu of part %u of "
-                             "namespace %u; they must be the same",
-                             (unsigned long long)m->chain, (*ch)->part, (*ch)->space->base->id,
-                             (unsigned long long)m->region, region->region->part, region->ns->id);
-    b->of = *ch ? "this chain has" : "this fetch has keys:";
+        return ucm_error_set(
+            &call->error, UCM_WIRE_INVALID,
+            "sequence %llu is of part %u of namespace %u, region %llu of part %u of "
+            "namespace %u; they must be the same",
+            (unsigned long long)m->sequence, (*ch)->part, (*ch)->space->base->id,
+            (unsigned long long)m->region, region->region->part, region->ns->id);
+    b->of = *ch ? "this sequence has" : "this fetch has keys:";
     b->layers = region->ns->identity.layers[region->region->part];
     b->slots = region->region->blocks;
     return 0;
@@ -356,17 +359,17 @@ static int keys_find(struct call *call, struct fetch *f, const uint8_t *keys)
     return 0;
 }
 
-/* The same of a chain's blocks. */
-static void chain_find(struct fetch *f, struct chain *ch)
+/* The same of a sequence's blocks. */
+static void sequence_find(struct fetch *f, struct sequence *ch)
 {
     struct walk *w = &f->c.w;
 
     for (uint32_t i = 0; i < w->n_keys; i++)
-        chain_block_set(w, ch, i, f->pieces[f->c.blocks[i]].index);
+        sequence_block_set(w, ch, i, f->pieces[f->c.blocks[i]].index);
     w->opened = w->n_keys;
     view_touch(w->r.s->rq, &w->view, w->refs, w->n_keys);
-    chain_ref(ch); /* renews its lease */
-    chain_unref(ch);
+    sequence_ref(ch); /* renews its lease */
+    sequence_unref(ch);
 }
 
 /* Everything that is checked before anything moves; blocks are not looked for yet. NULL with
@@ -374,7 +377,7 @@ static void chain_find(struct fetch *f, struct chain *ch)
 static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
                                struct registered *region, const struct fetch_bounds *b)
 {
-    struct view view = m->chain ? view_whole(region->ns) : region->view;
+    struct view view = m->sequence ? view_whole(region->ns) : region->view;
     uint32_t n = m->items.n / UCM_FETCH_ITEM_BYTES, most = n < UCM_MAX_KEYS ? n : UCM_MAX_KEYS;
     struct fetch *f;
 
@@ -410,7 +413,7 @@ int method_fetch(struct call *call)
     const struct msg_fetch *m = &call->params.fetch;
     struct registered *region = call_region(call, m->region);
     struct fetch_bounds bounds = {0};
-    struct chain *ch = NULL;
+    struct sequence *ch = NULL;
     struct fetch *f;
 
     if (!region || source_check(call, m, region, &ch, &bounds) != 0)
@@ -419,7 +422,7 @@ int method_fetch(struct call *call)
     if (!f)
         return -call->error.code;
     if (ch) {
-        chain_find(f, ch);
+        sequence_find(f, ch);
     } else if (keys_find(call, f, m->keys.p) != 0) {
         request_refuse(&f->c.w.r, call);
         return -call->error.code;

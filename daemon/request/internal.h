@@ -88,7 +88,7 @@ struct session {
     struct table regions, stagings, leases;
     /* Given out so far; see session_name. */
     uint32_t region_names, staging_names, lease_names;
-    uint32_t leased_keys; /* under leases and in chains */
+    uint32_t leased_keys; /* under leases and in sequences */
     struct list laters;   /* struct later, the oldest first */
     uint32_t n_laters;
     struct list requests;
@@ -252,7 +252,7 @@ bool lookup_later(struct session *s, const struct view *v, const struct msg_look
 void lookups_later_end(struct session *s);
 
 /* lookup.c */
-/* Counts keys that leases and chains of the session cover; negative: less. */
+/* Counts keys that leases and sequences of the session cover; negative: less. */
 void leased_add(struct session *s, int64_t keys);
 /* May the session lease more of what this host can hold, by the rule of limit.h? 0, or
  * -UCM_WIRE_BUSY with call->error. */

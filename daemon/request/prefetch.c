@@ -1,4 +1,4 @@
-/* prefetch: blocks into DRAM, of one part or of all; also of a chain's (chain_prefetch.c). */
+/* prefetch: blocks into DRAM, of one part or of all; also of a sequence's (sequence_prefetch.c). */
 #include "daemon/request/prefetch.h"
 
 #include <errno.h>

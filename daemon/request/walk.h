@@ -1,8 +1,8 @@
-/* Walks: load, dump, prefetch, fetch, summary.build and chain.append go through their items, a part
- * of a block each, in order, with a cursor. An item that is not in DRAM waits for its read while
- * later ones begin. The bytes under way are bounded, so that a walk larger than the arena flows
- * through it. Without a slot a walk waits until somebody releases one; if nobody has one that he
- * will release, it gives up the rest.
+/* Walks: load, dump, prefetch, fetch, summary.build and sequence.append go through their items, a
+ * part of a block each, in order, with a cursor. An item that is not in DRAM waits for its read
+ * while later ones begin. The bytes under way are bounded, so that a walk larger than the arena
+ * flows through it. Without a slot a walk waits until somebody releases one; if nobody has one that
+ * he will release, it gives up the rest.
  *
  *   begun -> [waits for its read] -> [read, waits for its kind] -> ended
  *

@@ -33,18 +33,18 @@ struct summaries {
     struct cache_retry published_retry;
 };
 
-/* Pins of chains' blocks: the windows' own. */
-struct chain;
-struct chain_pins {
-    void (*stop_cb)(struct chain *ch); /* requests that pin or unpin blocks of it */
-    bool (*end_cb)(struct chain *ch);  /* ends some. True: it has none left */
+/* Pins of sequences' blocks: the windows' own. */
+struct sequence;
+struct sequence_pins {
+    void (*stop_cb)(struct sequence *ch); /* requests that pin or unpin blocks of it */
+    bool (*end_cb)(struct sequence *ch);  /* ends some. True: it has none left */
 };
 
 /* What the daemon has of both. */
 struct retrieval {
     struct requests *rq;
     struct summary_pool *pool;
-    struct chain_pins pins;
+    struct sequence_pins pins;
     struct derived derived;
     struct summaries summaries;
     struct list users; /* struct user */
@@ -53,9 +53,9 @@ struct retrieval {
 struct session_retrieval {
     struct user *user;
     struct list spaces; /* struct session_space: what summary.open opened */
-    struct table chains;
-    uint32_t chain_names; /* given out so far; see session_name */
-    uint32_t n_chains;    /* with those that are ending */
+    struct table sequences;
+    uint32_t sequence_names; /* given out so far; see session_name */
+    uint32_t n_sequences;    /* with those that are ending */
     bool ending;
 };
 static inline struct retrieval *retrieval_of(const struct requests *rq)
@@ -88,8 +88,8 @@ struct derived_tenant {
 struct derived_tenant *derived_tenant_ref(struct requests *rq, const char *name);
 void derived_tenant_unref(struct derived_tenant *t);
 
-/* What the blocks of a derived namespace are made of. There is one for each while sessions, chains
- * or builds use it. */
+/* What the blocks of a derived namespace are made of. There is one for each while sessions,
+ * sequences or builds use it. */
 struct derived_space {
     struct list link;
     struct requests *rq;

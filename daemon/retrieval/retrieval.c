@@ -6,8 +6,8 @@
 
 #include <errno.h>
 
-/* Chains take up to this fraction of limits.frame_memory, so that requests find some. */
-#define CHAINS_FRACTION 2
+/* Sequences take up to this fraction of limits.frame_memory, so that requests find some. */
+#define SEQUENCES_FRACTION 2
 
 static int open_cb(struct requests *rq)
 {
@@ -16,7 +16,7 @@ static int open_cb(struct requests *rq)
     struct retrieval *of = retrieval_of(rq);
     int rc;
 
-    limits_set(l, LIMIT_CHAINS, rq->modules.config->max_frame_memory / CHAINS_FRACTION);
+    limits_set(l, LIMIT_SEQUENCES, rq->modules.config->max_frame_memory / SEQUENCES_FRACTION);
     limits_set(l, LIMIT_SUMMARIES, arena / TENANT_HELD_FRACTION);
     limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
     limits_set(l, LIMIT_BUILDS_WAITING, SUMMARY_PUBLISHED_MAX);
@@ -48,7 +48,7 @@ static int session_open_cb(struct session *s)
 {
     struct session_retrieval *of = session_retrieval(s);
 
-    table_init(&of->chains, SESSION_MAX_CHAINS);
+    table_init(&of->sequences, SESSION_MAX_SEQUENCES);
     list_init(&of->spaces);
     of->user = user_ref(s->rq, &s->peer);
     return of->user ? 0 : -ENOMEM;
@@ -57,7 +57,7 @@ static int session_open_cb(struct session *s)
 static void session_close_cb(struct session *s)
 {
     spaces_close_all(s);
-    table_close(&session_retrieval(s)->chains);
+    table_close(&session_retrieval(s)->sequences);
     user_unref(session_retrieval(s)->user);
 }
 
@@ -69,5 +69,5 @@ const struct feature retrieval_feature = {.requests_bytes = sizeof(struct retrie
                                           .active_cb = active_cb,
                                           .close_cb = close_cb,
                                           .session_open_cb = session_open_cb,
-                                          .session_end_cb = chains_close_all,
+                                          .session_end_cb = sequences_close_all,
                                           .session_close_cb = session_close_cb};

@@ -1,6 +1,6 @@
-/* select: which blocks of its chains a query wants. Everything is checked here; threads score and
- * choose over summaries that the chains hold; the event loop leaves out what was evicted by name,
- * and answers. */
+/* select: which blocks of its sequences a query wants. Everything is checked here; threads score
+ * and choose over summaries that the sequences hold; the event loop leaves out what was evicted by
+ * name, and answers. */
 #include "daemon/retrieval/selection.h"
 #include "daemon/retrieval/summary.h"
 
@@ -16,10 +16,10 @@
 struct select_request {
     struct request r;
     struct selection s;
-    struct chain **chains;              /* of each row */
-    struct chain_summaries **summaries; /* likewise, with a reference */
-    uint32_t *counts;                   /* of each list's chosen blocks */
-    uint32_t *next; /* of each row, with `prefetch`: the next one of its chain */
+    struct sequence **sequences;           /* of each row */
+    struct sequence_summaries **summaries; /* likewise, with a reference */
+    uint32_t *counts;                      /* of each list's chosen blocks */
+    uint32_t *next; /* of each row, with `prefetch`: the next one of its sequence */
     uint64_t no_summary;
     void *memory; /* what the selection works in */
     size_t memory_bytes;
@@ -64,23 +64,24 @@ static uint64_t q_bytes(const struct selection *s)
            (s->q_dtype == SELECT_F32 ? 4 : 2);
 }
 
-/* The chain and the layer of row i. NULL with call->error. */
-static struct chain *row_check(struct call *call, const struct msg_select *m, uint32_t i,
-                               const struct derived_space **space)
+/* The sequence and the layer of row i. NULL with call->error. */
+static struct sequence *row_check(struct call *call, const struct msg_select *m, uint32_t i,
+                                  const struct derived_space **space)
 {
-    struct chain *ch = call_chain(call, m->chains.p[i]);
+    struct sequence *ch = call_sequence(call, m->sequences.p[i]);
 
     if (!ch)
         return NULL;
     if (*space && ch->space != *space) {
         ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                      "chains[%u]: all chains of a selection have summaries of one namespace", i);
+                      "sequences[%u]: all sequences of a selection have summaries of one namespace",
+                      i);
         return NULL;
     }
     *space = ch->space;
     if (m->layers.p[i] >= ch->space->derived->identity.layers[ch->part]) {
-        ucm_error_set(&call->error, UCM_WIRE_INVALID, "layers[%u]: %u; this chain's part has %u", i,
-                      m->layers.p[i], ch->space->derived->identity.layers[ch->part]);
+        ucm_error_set(&call->error, UCM_WIRE_INVALID, "layers[%u]: %u; this sequence's part has %u",
+                      i, m->layers.p[i], ch->space->derived->identity.layers[ch->part]);
         return NULL;
     }
     return ch;
@@ -93,14 +94,14 @@ static int select_check(struct call *call, const struct msg_select *m, struct se
     const struct derived_space *space = NULL;
     int rc;
 
-    s->n_rows = m->chains.n;
+    s->n_rows = m->sequences.n;
     s->blocks = blocks;
     if (m->layers.n != s->n_rows)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "layers: %u numbers for %u chains; give one for each", m->layers.n,
+                             "layers: %u numbers for %u sequences; give one for each", m->layers.n,
                              s->n_rows);
     for (uint32_t i = 0; i < s->n_rows; i++) {
-        const struct chain *ch = row_check(call, m, i, &space);
+        const struct sequence *ch = row_check(call, m, i, &space);
 
         if (!ch)
             return -call->error.code;
@@ -185,8 +186,8 @@ static struct requests *rq_of(const struct select_request *sr)
 
 /* ---- memory ---- */
 
-/* The memory of a selection is kept for the next one: that of a long chain would be new pages for
- * each, which cost a tenth of its time. */
+/* The memory of a selection is kept for the next one: that of a long sequence would be new pages
+ * for each, which cost a tenth of its time. */
 static bool spare_take(struct select_request *sr, size_t bytes)
 {
     struct summaries *ds = &retrieval_of(rq_of(sr))->summaries;
@@ -219,20 +220,20 @@ static void spare_give(struct select_request *sr)
 /* ---- the answer ---- */
 
 /* Moves a list to `to`, without blocks that were evicted by name. Returns how many those are. */
-static uint32_t list_pack(const struct selection *s, const struct chain *ch, struct select_list *l,
-                          uint32_t to)
+static uint32_t list_pack(const struct selection *s, const struct sequence *ch,
+                          struct select_list *l, uint32_t to)
 {
     uint32_t begin = l->first, end = begin + l->n;
 
     l->first = to;
-    if (!chain_doomed(ch)) {
+    if (!sequence_doomed(ch)) {
         memmove(s->index + to, s->index + begin, l->n * sizeof(s->index[0]));
         if (s->chosen)
             memmove(s->chosen + to, s->chosen + begin, l->n * sizeof(s->chosen[0]));
         return 0;
     }
     for (uint32_t k = begin; k < end; k++) {
-        if (!chain_has(ch, s->index[k]))
+        if (!sequence_has(ch, s->index[k]))
             continue;
         s->index[to] = s->index[k];
         if (s->chosen)
@@ -251,7 +252,7 @@ static uint32_t lists_pack(struct select_request *sr, uint32_t *total)
     uint32_t per_row = selection_lists(s), to = 0, gone = 0;
 
     for (uint32_t i = 0; i < lists_of(s); i++) {
-        gone += list_pack(s, sr->chains[i / per_row], &s->lists[i], to);
+        gone += list_pack(s, sr->sequences[i / per_row], &s->lists[i], to);
         sr->counts[i] = s->lists[i].n;
         to += s->lists[i].n;
     }
@@ -271,35 +272,36 @@ static uint32_t row_chosen(const struct select_request *sr, uint32_t row)
 
 #define NO_ROW UINT32_MAX
 
-/* Links the rows of each chain that chose anything, from the chain's own first one on. */
+/* Links the rows of each sequence that chose anything, from the sequence's own first one on. */
 static void rows_link(struct select_request *sr)
 {
     for (uint32_t row = 0; row < sr->s.n_rows; row++)
-        sr->chains[row]->row = NO_ROW;
+        sr->sequences[row]->row = NO_ROW;
     for (uint32_t row = sr->s.n_rows; row-- > 0;) {
         if (row_chosen(sr, row) == 0)
             continue;
-        sr->next[row] = sr->chains[row]->row;
-        sr->chains[row]->row = row;
+        sr->next[row] = sr->sequences[row]->row;
+        sr->sequences[row]->row = row;
     }
 }
 
-/* The blocks that the rows of a chain chose: a bit for each. Returns how many, `most` at most. */
-static uint32_t chosen_mark(const struct select_request *sr, const struct chain *ch, uint32_t most,
-                            uint8_t *bits)
+/* The blocks that the rows of a sequence chose: a bit for each. Returns how many, `most` at
+ * most. */
+static uint32_t chosen_mark(const struct select_request *sr, const struct sequence *ch,
+                            uint32_t most, uint8_t *bits)
 {
     const struct selection *s = &sr->s;
     uint32_t per_row = selection_lists(s), marked = 0;
 
-    /* The chain may have grown, the memory has not. */
+    /* The sequence may have grown, the memory has not. */
     memset(bits, 0, (s->blocks[ch->row] + 7) / 8);
     for (uint32_t row = ch->row; row != NO_ROW; row = sr->next[row])
-        marked += chain_mark(s->index + s->lists[row * per_row].first, row_chosen(sr, row),
-                             most - marked, bits);
+        marked += sequence_mark(s->index + s->lists[row * per_row].first, row_chosen(sr, row),
+                                most - marked, bits);
     return marked;
 }
 
-/* Brings the chosen blocks of the chains into DRAM, in a request for each chain that is not
+/* Brings the chosen blocks of the sequences into DRAM, in a request for each sequence that is not
  * answered: what they can't bring, a load reads. */
 static void chosen_prefetch(struct select_request *sr)
 {
@@ -307,14 +309,14 @@ static void chosen_prefetch(struct select_request *sr)
 
     rows_link(sr);
     for (uint32_t row = 0; row < sr->s.n_rows && budget > 0; row++) {
-        struct chain *ch = sr->chains[row];
+        struct sequence *ch = sr->sequences[row];
         uint32_t n;
 
         if (ch->closing || ch->row != row)
             continue;
         n = chosen_mark(sr, ch, budget, sr->s.memory);
         /* None of the others could begin, either. */
-        if (!chain_prefetch(ch, &sr->r, sr->s.memory, n, (uint8_t)(sr->prefetch - 1)))
+        if (!sequence_prefetch(ch, &sr->r, sr->s.memory, n, (uint8_t)(sr->prefetch - 1)))
             return;
         budget -= n;
     }
@@ -323,8 +325,8 @@ static void chosen_prefetch(struct select_request *sr)
 static void select_free(struct select_request *sr)
 {
     for (uint32_t i = 0; i < sr->s.n_rows; i++) {
-        chain_summaries_unref(sr->summaries[i]);
-        chain_unref(sr->chains[i]);
+        sequence_summaries_unref(sr->summaries[i]);
+        sequence_unref(sr->sequences[i]);
     }
     spare_give(sr);
 }
@@ -387,7 +389,7 @@ static size_t padded(size_t bytes)
 /* Bytes of each part of the request, in this order, which are zeroed; and of its memory, which is
  * not. */
 struct layout {
-    size_t head, rows, chains, summaries, lists, blocks, counts, next, request;
+    size_t head, rows, sequences, summaries, lists, blocks, counts, next, request;
     size_t q, index, chosen, work, memory;
 };
 
@@ -397,8 +399,8 @@ static void layout_make(struct layout *l, const struct msg_select *m, const stru
     *l = (struct layout){
         .head = padded(sizeof(struct select_request)),
         .rows = padded(s->n_rows * sizeof(struct select_row)),
-        .chains = padded(s->n_rows * sizeof(struct chain *)),
-        .summaries = padded(s->n_rows * sizeof(struct chain_summaries *)),
+        .sequences = padded(s->n_rows * sizeof(struct sequence *)),
+        .summaries = padded(s->n_rows * sizeof(struct sequence_summaries *)),
         .lists = padded(lists_of(s) * sizeof(struct select_list)),
         .blocks = padded(s->n_rows * sizeof(uint32_t)),
         .counts = padded(lists_of(s) * sizeof(uint32_t)),
@@ -408,8 +410,8 @@ static void layout_make(struct layout *l, const struct msg_select *m, const stru
         .chosen = m->scores ? padded(entries * sizeof(float)) : 0,
         .work = padded(selection_bytes(s, threads)),
     };
-    l->request =
-        l->head + l->rows + l->chains + l->summaries + l->lists + l->blocks + l->counts + l->next;
+    l->request = l->head + l->rows + l->sequences + l->summaries + l->lists + l->blocks +
+                 l->counts + l->next;
     l->memory = l->q + l->index + l->chosen + l->work;
 }
 
@@ -438,15 +440,15 @@ static void rows_set(struct select_request *sr, struct call *call, const struct 
     struct metrics *metrics = rq_of(sr)->modules.metrics;
 
     for (uint32_t i = 0; i < s->n_rows; i++) {
-        struct chain *ch = call_chain(call, m->chains.p[i]);
+        struct sequence *ch = call_sequence(call, m->sequences.p[i]);
 
         s->rows[i].summaries = ch->summaries ? ch->summaries->at : NULL;
         s->rows[i].offset = m->layers.p[i] * (uint64_t)s->plan->bytes;
-        sr->chains[i] = ch;
+        sr->sequences[i] = ch;
         sr->summaries[i] = ch->summaries;
         if (ch->summaries)
             ch->summaries->refs++;
-        chain_ref(ch);
+        sequence_ref(ch);
         sr->no_summary += ch->n - ch->n_summaries;
         metrics->select_blocks += (uint64_t)ch->n * s->plan->spec.shape.kv_heads;
     }
@@ -477,7 +479,7 @@ static void *select_new(struct call *call, const struct msg_select *m,
     *s = *checked;
     at = (uint8_t *)sr + l.head;
     s->rows = part_take(&at, l.rows);
-    sr->chains = part_take(&at, l.chains);
+    sr->sequences = part_take(&at, l.sequences);
     sr->summaries = part_take(&at, l.summaries);
     s->lists = part_take(&at, l.lists);
     s->blocks = memcpy(part_take(&at, l.blocks), checked->blocks, s->n_rows * sizeof(uint32_t));

@@ -1,5 +1,5 @@
-/* A selection: for each row (one layer of one chain) the blocks' scores, and the best of them for
- * each list. Rows are worked on in groups, so that scratch memory stays small; of a group, all
+/* A selection: for each row (one layer of one sequence) the blocks' scores, and the best of them
+ * for each list. Rows are worked on in groups, so that scratch memory stays small; of a group, all
  * threads share each step.
  *
  * Promise: reads the summaries that the rows name and the memory that the caller gave, writes only

@@ -1,5 +1,5 @@
-/* Summaries, chains and selections: shared by the files of this module that serve them. Summaries
- * are blocks of a derived namespace (derived.h). */
+/* Summaries, sequences and selections: shared by the files of this module that serve them.
+ * Summaries are blocks of a derived namespace (derived.h). */
 #ifndef UCMD_RETRIEVAL_SUMMARY_H
 #define UCMD_RETRIEVAL_SUMMARY_H
 
@@ -30,24 +30,24 @@ void summaries_drop(struct requests *rq);
 void space_watch(struct derived_space *space);
 void space_unwatch(struct derived_space *space);
 
-/* ---- chain.c ---- */
+/* ---- sequence.c ---- */
 
-#define SESSION_MAX_CHAINS 4096
+#define SESSION_MAX_SEQUENCES 4096
 
-/* Where the summaries of a chain's blocks lie; threads read those below the n that they were given.
- * A longer array takes its place when it is full. */
-struct chain_summaries {
+/* Where the summaries of a sequence's blocks lie; threads read those below the n that they were
+ * given. A longer array takes its place when it is full. */
+struct sequence_summaries {
     struct session *s;
     uint32_t refs, cap;
     const void *at[]; /* NULL: the block has none */
 };
-void chain_summaries_unref(struct chain_summaries *d);
+void sequence_summaries_unref(struct sequence_summaries *d);
 
-struct chain_block {
+struct sequence_block {
     block_ref base, summary; /* leased; held, or 0 */
 };
 
-struct chain {
+struct sequence {
     struct session *s;
     struct derived_space *space;
     uint32_t number, name; /* in the session's table, and on the wire */
@@ -55,8 +55,8 @@ struct chain {
     uint32_t n;        /* blocks that selections see */
     uint32_t appended; /* and those that an append under way has brought */
     uint32_t cap;      /* of blocks */
-    struct chain_block *blocks;
-    struct chain_summaries *summaries;
+    struct sequence_block *blocks;
+    struct sequence_summaries *summaries;
     uint32_t n_summaries; /* below n */
     uint64_t dooms;       /* cache_dooms when it was opened */
     uint64_t lease_ms;
@@ -66,50 +66,50 @@ struct chain {
     bool closing;
     uint32_t row; /* of the selection that is being answered: the first that chose blocks of it */
     struct deadline deadline;
-    struct cache_retry retry; /* a closing chain that has blocks left */
+    struct cache_retry retry; /* a closing sequence that has blocks left */
     struct request *close;    /* the request that closed it, or NULL */
 };
-/* The chain of that name. It lives while the session has requests that use it. NULL with
+/* The sequence of that name. It lives while the session has requests that use it. NULL with
  * call->error. */
-struct chain *call_chain(struct call *call, uint64_t name);
-void chain_ref(struct chain *ch);
-void chain_unref(struct chain *ch);
-/* Closes chains of a session whose requests have ended, as many as one iteration of the event loop
- * may. True: none is left; otherwise session.settle_cb runs again. */
-bool chains_close_all(struct session *s);
-/* Whether any block was evicted by name since the chain was opened. */
-bool chain_doomed(const struct chain *ch);
+struct sequence *call_sequence(struct call *call, uint64_t name);
+void sequence_ref(struct sequence *ch);
+void sequence_unref(struct sequence *ch);
+/* Closes sequences of a session whose requests have ended, as many as one iteration of the event
+ * loop may. True: none is left; otherwise session.settle_cb runs again. */
+bool sequences_close_all(struct session *s);
+/* Whether any block was evicted by name since the sequence was opened. */
+bool sequence_doomed(const struct sequence *ch);
 /* Whether the block may be used: it was not. */
-bool chain_has(const struct chain *ch, uint32_t block);
+bool sequence_has(const struct sequence *ch, uint32_t block);
 
-/* For chain_append.c. */
+/* For sequence_append.c. */
 /* Makes room for n more blocks. 0 or -code with call->error. */
-int chain_reserve(struct call *call, struct chain *ch, uint32_t n);
+int sequence_reserve(struct call *call, struct sequence *ch, uint32_t n);
 /* An append reserved for all of its keys. Gives back what missing blocks left unused. */
-void chain_trim(struct chain *ch);
+void sequence_trim(struct sequence *ch);
 /* What a held summary takes of the arena. */
-static inline uint64_t chain_slot_bytes(const struct chain *ch)
+static inline uint64_t sequence_slot_bytes(const struct sequence *ch)
 {
     return arena_padded(ns_part_bytes(ch->space->derived, ch->part));
 }
-/* Counts summaries that the chain holds; negative: less. */
-void chain_held_add(const struct chain *ch, int64_t summaries);
+/* Counts summaries that the sequence holds; negative: less. */
+void sequence_held_add(const struct sequence *ch, int64_t summaries);
 /* How many more it may hold. */
-uint32_t chain_may_hold(const struct chain *ch);
-/* The summary of its block `at` is in DRAM; the chain takes the caller's reference to it. */
-void chain_keep(struct chain *ch, uint32_t at, block_ref summary);
+uint32_t sequence_may_hold(const struct sequence *ch);
+/* The summary of its block `at` is in DRAM; the sequence takes the caller's reference to it. */
+void sequence_keep(struct sequence *ch, uint32_t at, block_ref summary);
 
 struct walk;
-/* chain_prefetch.c */
-/* Key i of a walk is that block of the chain, which the walk leases. One that was evicted by name,
- * or whose loads are bypassed, is a miss. */
-void chain_block_set(struct walk *w, const struct chain *ch, uint32_t i, uint32_t block);
+/* sequence_prefetch.c */
+/* Key i of a walk is that block of the sequence, which the walk leases. One that was evicted by
+ * name, or whose loads are bypassed, is a miss. */
+void sequence_block_set(struct walk *w, const struct sequence *ch, uint32_t i, uint32_t block);
 /* Sets a bit for each block of index[n], until `most` were set that were not before. Returns how
  * many. */
-uint32_t chain_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits);
+uint32_t sequence_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits);
 /* Brings the n blocks whose bits are set into DRAM, by a request that has the msgid of `from` and
  * is not answered. False: no request could begin. */
-bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t *bits, uint32_t n,
-                    uint8_t priority);
+bool sequence_prefetch(struct sequence *ch, const struct request *from, const uint8_t *bits,
+                       uint32_t n, uint8_t priority);
 
 #endif

@@ -78,8 +78,8 @@ static void summary_failed(struct walk *w, const struct walk_item *it, int statu
 static void item_take(struct summary_walk *d, const struct walk_item *it, bool built)
 {
     d->built += built;
-    if (d->chain)
-        chain_keep(d->chain, d->chain_first + it->at, it->ref);
+    if (d->sequence)
+        sequence_keep(d->sequence, d->sequence_first + it->at, it->ref);
     else
         cache_put(d->w.modules->cache, it->ref, it->part);
     if (built)
@@ -101,7 +101,7 @@ static int item_source(struct summary_walk *d, const struct walk_item *it, struc
 static bool item_barred(const struct summary_walk *d, const struct walk_item *it)
 {
     return (it->p->dram == PART_DRAM_READY && it->p->users >= PART_USERS_MAX) ||
-           (d->chain && chain_may_hold(d->chain) == 0);
+           (d->sequence && sequence_may_hold(d->sequence) == 0);
 }
 
 int summary_begin(struct walk *w, const struct walk_item *it)

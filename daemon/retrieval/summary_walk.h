@@ -1,6 +1,6 @@
-/* Walks of summaries: summary.build, and chain.append, whose chain takes the references to what
- * comes to DRAM. Their blocks are of the summaries' namespace. An item takes a reference to a part
- * in DRAM, waits for its read, or for its build. */
+/* Walks of summaries: summary.build, and sequence.append, whose sequence takes the references to
+ * what comes to DRAM. Their blocks are of the summaries' namespace. An item takes a reference to a
+ * part in DRAM, waits for its read, or for its build. */
 #ifndef UCMD_RETRIEVAL_SUMMARY_WALK_H
 #define UCMD_RETRIEVAL_SUMMARY_WALK_H
 
@@ -10,12 +10,12 @@
 struct summary_walk {
     struct walk w;
     struct derived_space *space;
-    struct view_look look; /* for bases on the shared tier, then for summaries */
-    bool build;            /* summaries that are nowhere are built */
-    struct chain *chain;   /* of an append, else NULL */
-    uint32_t chain_first;
+    struct view_look look;     /* for bases on the shared tier, then for summaries */
+    bool build;                /* summaries that are nowhere are built */
+    struct sequence *sequence; /* of an append, else NULL */
+    uint32_t sequence_first;
     uint32_t built;   /* summaries */
-    block_ref *bases; /* the base's block of each key, leased by the build or by the chain */
+    block_ref *bases; /* the base's block of each key, leased by the build or by the sequence */
     uint8_t *found;   /* of an append: enum ucm_lookup_status of each key */
     uint8_t *keys;
 };

@@ -76,7 +76,7 @@ int tenant_give(struct tenant_set *set, const char *name, const struct tenant_se
 /* What a tenant of that name has, or would. */
 const struct tenant_settings *tenant_settings_of(const struct tenant_set *set, const char *name);
 
-/* Chains hold summaries in this fraction of what a tenant gets of DRAM at most, and of the
+/* Sequences hold summaries in this fraction of what a tenant gets of DRAM at most, and of the
  * arena. */
 #define TENANT_HELD_FRACTION 4u
 /* For limits_settings; ctx: the set. */

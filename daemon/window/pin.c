@@ -26,7 +26,7 @@ struct pin_request {
     struct request r;
     struct window *w;
     struct window_pins *p;
-    struct chain *ch;
+    struct sequence *ch;
     uint32_t first, n, cursor;
     uint32_t waits_n, moved, read, missing;
     uint8_t priority;
@@ -174,7 +174,7 @@ static void pin_finish(struct pin_request *q)
 {
     struct session *s = q->r.s;
     struct window *w = q->w;
-    struct chain *ch = q->ch;
+    struct sequence *ch = q->ch;
     struct window_pins *p = q->p;
     struct ucm_error e = {0};
 
@@ -188,9 +188,9 @@ static void pin_finish(struct pin_request *q)
         p->requests--;
         pins_put(p);
     }
-    /* Chain and window may go now, and with the request the session. */
+    /* Sequence and window may go now, and with the request the session. */
     s->n_requests++;
-    chain_unref(ch);
+    sequence_unref(ch);
     window_unref(w);
     s->n_requests--;
     request_end(&q->r, e.code ? &e : NULL, NULL);
@@ -265,7 +265,7 @@ static int block_begin(struct pin_request *q, uint32_t block)
         block_failed(q, -ENOMEM);
         return 0;
     }
-    if (!chain_has(q->ch, block)) {
+    if (!sequence_has(q->ch, block)) {
         block_failed(q, -ENOENT);
         return 0;
     }
@@ -413,11 +413,11 @@ static void pin_stop_cb(struct request *r)
     pin_pump(q);
 }
 
-void pin_requests_stop(struct session *s, const struct window *w, const struct chain *ch)
+void pin_requests_stop(struct session *s, const struct window *w, const struct sequence *ch)
 {
     struct list *node, *next;
 
-    /* None of them frees the window, the chain or the session: the caller uses them. */
+    /* None of them frees the window, the sequence or the session: the caller uses them. */
     for (node = s->requests.next; node != &s->requests; node = next) {
         struct request *r = LIST_ENTRY(node, struct request, link);
         struct pin_request *q = LIST_ENTRY(r, struct pin_request, r);
@@ -429,38 +429,38 @@ void pin_requests_stop(struct session *s, const struct window *w, const struct c
     }
 }
 
-static void chain_pins_stop(struct chain *ch)
+static void sequence_pins_stop(struct sequence *ch)
 {
     pin_requests_stop(ch->s, NULL, ch);
 }
 
 void pins_init(struct requests *rq)
 {
-    retrieval_of(rq)->pins = (struct chain_pins){chain_pins_stop, chain_pins_end_all};
+    retrieval_of(rq)->pins = (struct sequence_pins){sequence_pins_stop, sequence_pins_end_all};
 }
 
 /* ---- the methods ---- */
 
-static int range_check(struct call *call, const struct window *w, const struct chain *ch,
+static int range_check(struct call *call, const struct window *w, const struct sequence *ch,
                        uint64_t first, uint64_t n)
 {
     if (ch->space->base != w->ns || ch->part != w->part)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "chain %u is of another namespace or part than window %u", ch->name,
+                             "sequence %u is of another namespace or part than window %u", ch->name,
                              w->name);
     if (call->method == UCM_METHOD_WINDOW_PIN && first + n > ch->n)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "blocks %llu to %llu; this chain has %u", (unsigned long long)first,
+                             "blocks %llu to %llu; this sequence has %u", (unsigned long long)first,
                              (unsigned long long)(first + n - 1), ch->n);
     return 0;
 }
 
 /* NULL with call->error. */
-static struct pin_request *pin_request_new(struct call *call, uint64_t window, uint64_t chain,
+static struct pin_request *pin_request_new(struct call *call, uint64_t window, uint64_t sequence,
                                            uint64_t first, uint64_t n, uint64_t deadline_ms)
 {
     struct window *w = call_window(call, window);
-    struct chain *ch = w ? call_chain(call, chain) : NULL;
+    struct sequence *ch = w ? call_sequence(call, sequence) : NULL;
     bool pin = call->method == UCM_METHOD_WINDOW_PIN;
     size_t bytes = sizeof(struct pin_request) + (pin ? n * sizeof(struct ucm_wire_place) : 0);
     struct pin_request *q;
@@ -481,15 +481,16 @@ static struct pin_request *pin_request_new(struct call *call, uint64_t window, u
     q->retry.retry_cb = pin_retry_cb;
     q->p = pins_get(w, ch);
     if (!q->p) {
-        ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                      "requests and chains take as much memory as limits.frame_memory allows, or "
-                      "this user's three quarters of it; try again");
+        ucm_error_set(
+            &call->error, UCM_WIRE_BUSY,
+            "requests and sequences take as much memory as limits.frame_memory allows, or "
+            "this user's three quarters of it; try again");
         request_refuse(&q->r, call);
         return NULL;
     }
     q->p->requests++;
     w->requests++;
-    chain_ref(ch);
+    sequence_ref(ch);
     return q;
 }
 
@@ -497,7 +498,7 @@ int method_window_pin(struct call *call)
 {
     const struct msg_window_pin *m = &call->params.window_pin;
     struct pin_request *q =
-        pin_request_new(call, m->window, m->chain, m->first, m->n, m->deadline_ms);
+        pin_request_new(call, m->window, m->sequence, m->first, m->n, m->deadline_ms);
 
     if (!q)
         return -call->error.code;
@@ -512,7 +513,7 @@ int method_window_unpin(struct call *call)
     struct pin_request *q;
 
     call->gives_back = true;
-    q = pin_request_new(call, m->window, m->chain, m->first, m->n, 0);
+    q = pin_request_new(call, m->window, m->sequence, m->first, m->n, 0);
     if (!q)
         return -call->error.code;
     pin_pump(q);

@@ -1,5 +1,5 @@
-/* Which blocks windows pin, and how pins end: by name, with their chain or window, or because the
- * daemon wants memory back. */
+/* Which blocks windows pin, and how pins end: by name, with their sequence or window, or because
+ * the daemon wants memory back. */
 #include "daemon/window/window.h"
 
 #include <assert.h>
@@ -47,13 +47,13 @@ static void pins_free(struct window_pins *p)
     assert(p->n == 0 && p->requests == 0);
     list_remove(&p->link);
     list_remove(&p->of_window);
-    list_remove(&p->of_chain);
+    list_remove(&p->of_sequence);
     memory_return(s, sizeof(*p) + p->cap * sizeof(*p->slab));
     free(p->slab);
     free(p);
 }
 
-static struct window_pins *pins_new(struct window *w, struct chain *ch)
+static struct window_pins *pins_new(struct window *w, struct sequence *ch)
 {
     struct window_pins *p = memory_alloc(w->s, sizeof(*p));
 
@@ -64,16 +64,16 @@ static struct window_pins *pins_new(struct window *w, struct chain *ch)
     p->swept = windows_of(w)->sweep;
     list_push_back(&windows_of(w)->pins, &p->link);
     list_push_back(&w->pins, &p->of_window);
-    list_push_back(&ch->pins, &p->of_chain);
+    list_push_back(&ch->pins, &p->of_sequence);
     return p;
 }
 
-struct window_pins *pins_get(struct window *w, struct chain *ch)
+struct window_pins *pins_get(struct window *w, struct sequence *ch)
 {
     struct window_pins *p = NULL;
 
     for (struct list *node = ch->pins.next; node != &ch->pins && !p; node = node->next) {
-        p = LIST_ENTRY(node, struct window_pins, of_chain);
+        p = LIST_ENTRY(node, struct window_pins, of_sequence);
         if (p->w != w)
             p = NULL;
     }
@@ -165,7 +165,7 @@ static bool pins_end_list(struct list *pins, bool of_window)
 
     while (!list_empty(pins)) {
         struct window_pins *p = of_window ? LIST_ENTRY(pins->next, struct window_pins, of_window)
-                                          : LIST_ENTRY(pins->next, struct window_pins, of_chain);
+                                          : LIST_ENTRY(pins->next, struct window_pins, of_sequence);
 
         assert(p->requests == 0);
         if (p->n > 0 && !pins_end(p, &p->end_at, UINT32_MAX, &most))
@@ -180,7 +180,7 @@ bool window_pins_end_all(struct window *w)
     return pins_end_list(&w->pins, true);
 }
 
-bool chain_pins_end_all(struct chain *ch)
+bool sequence_pins_end_all(struct sequence *ch)
 {
     return pins_end_list(&ch->pins, false);
 }
@@ -190,7 +190,7 @@ bool chain_pins_end_all(struct chain *ch)
 static bool must_end(const struct window_pins *p, uint32_t block, uint64_t now_ms)
 {
     return slab_taken(windows_of(p->w), p->slab[block], p->w->tenant, now_ms) ||
-           !chain_has(p->ch, block);
+           !sequence_has(p->ch, block);
 }
 
 /* True: all of it was looked at. */

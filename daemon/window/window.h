@@ -7,8 +7,8 @@
  * connections of a tenant read the same slots. Which memory is lent, and to whom, is the arena's to
  * count; here is who maps what, who pins what, and who has to give some back.
  *
- * A pin is a lasting reference to a part that lies in a window slot of its tenant. Its chain leases
- * the block. */
+ * A pin is a lasting reference to a part that lies in a window slot of its tenant. Its sequence
+ * leases the block. */
 #ifndef UCMD_WINDOW_WINDOW_H
 #define UCMD_WINDOW_WINDOW_H
 
@@ -75,17 +75,17 @@ struct window {
     uint8_t map_state[];
 };
 
-/* The pins that a window has of one chain. */
+/* The pins that a window has of one sequence. */
 struct window_pins {
     /* In all pins of the daemon: those that the present sweep has not finished come first. */
     struct list link;
-    struct list of_window, of_chain;
+    struct list of_window, of_sequence;
     struct window *w;
-    struct chain *ch;
+    struct sequence *ch;
     uint32_t n;        /* blocks pinned */
     uint32_t requests; /* that work on it */
     uint32_t cap;
-    uint32_t *slab; /* cap: of each block of the chain, or UCM_PLACE_NONE */
+    uint32_t *slab; /* cap: of each block of the sequence, or UCM_PLACE_NONE */
     uint64_t swept; /* the last sweep that looked at all of it */
     uint32_t sweep_at;
     uint32_t end_at; /* while all of them end */
@@ -143,9 +143,9 @@ bool window_claim(const struct window *w);
 uint64_t window_slot_bytes(const struct window *w);
 /* Whether the window's uid may pin a block more of what its tenant may have of the budget. */
 bool window_may_pin(const struct window *w);
-/* The window's pins of that chain, made if need be; NULL: no memory. Room for all of the chain's
- * blocks. */
-struct window_pins *pins_get(struct window *w, struct chain *ch);
+/* The window's pins of that sequence, made if need be; NULL: no memory. Room for all of the
+ * sequence's blocks. */
+struct window_pins *pins_get(struct window *w, struct sequence *ch);
 /* Drops it if nothing is pinned and nobody works on it. */
 void pins_put(struct window_pins *p);
 /* The caller has one reference to the block's part. True: it is pinned now. False: it can't be
@@ -155,10 +155,10 @@ bool pins_add(struct window_pins *p, uint32_t block);
 /* Ends pins of blocks from *at up to `end`, and looks at `*most` blocks at most, which falls. True:
  * *at is `end`. */
 bool pins_end(struct window_pins *p, uint32_t *at, uint32_t end, uint32_t *most);
-/* Ends some of the pins of a window, or of a chain, for which no request works any more. True: none
- * is left. */
+/* Ends some of the pins of a window, or of a sequence, for which no request works any more. True:
+ * none is left. */
 bool window_pins_end_all(struct window *w);
-bool chain_pins_end_all(struct chain *ch);
+bool sequence_pins_end_all(struct sequence *ch);
 /* Blocks may have been evicted by name: their pins end. */
 void windows_doomed(struct requests *rq);
 /* Begins a sweep. */
@@ -167,10 +167,10 @@ void pins_sweep_cb(struct cache_retry *r);
 
 /* ---- pin.c ---- */
 
-/* Stops the requests that bring blocks into that window, or of that chain (the other one is NULL),
- * and those that end their pins. */
-void pin_requests_stop(struct session *s, const struct window *w, const struct chain *ch);
-/* Chains tell of their ends from now on. */
+/* Stops the requests that bring blocks into that window, or of that sequence (the other one is
+ * NULL), and those that end their pins. */
+void pin_requests_stop(struct session *s, const struct window *w, const struct sequence *ch);
+/* Sequences tell of their ends from now on. */
 void pins_init(struct requests *rq);
 
 #endif

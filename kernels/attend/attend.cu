@@ -1,4 +1,4 @@
-/* Attention of one decode step over the chosen blocks of each chain and its local window, in one launch or in rounds.
+/* Attention of one decode step over the chosen blocks of each sequence and its local window, in one launch or in rounds.
  * attend.h has the reference and attend_cuda.h what these kernels take.
  *
  * A launch's blocks, then the window's, are cut into tiles of 16 tokens, and runs of tiles into splits. A thread block has

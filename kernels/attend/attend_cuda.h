@@ -67,12 +67,13 @@ struct ucm_attend_cuda_sum {
     float key_max;  /* the largest |k|; with bounds only */
 };
 
-/* Of the blocks of a chain that lists choose from, those that are left behind the first i of a list, for i = 0 .. room: ucm_left
+/* Of the blocks of a sequence that lists choose from, those that are left behind the first i of a list, for i = 0 .. room: ucm_left
  * of arith.h with one top for each query row. */
 struct ucm_attend_cuda_left {
-    uint64_t top; /* float[chains][kv_heads][group] */
+    uint64_t top; /* float[sequences][kv_heads][group] */
     uint64_t
-        units; /* uint64_t[chains][kv_heads][group][room + 1]; UINT64_MAX: nothing is known of it */
+        /* uint64_t[sequences][kv_heads][group][room + 1]; UINT64_MAX: nothing is known of it */
+        units;
 };
 
 /* What steps tell, over all of their lists: for the host. */
@@ -97,17 +98,19 @@ struct ucm_attend_cuda_stop {
     uint32_t known;      /* enum ucm_attend_cuda_known */
     uint32_t every;      /* rounds end at multiples of so many blocks */
     uint32_t rounds;     /* launches */
-    uint64_t candidates; /* int32_t[chains]: blocks that lists choose from */
+    uint64_t candidates; /* int32_t[sequences]: blocks that lists choose from */
     struct ucm_attend_cuda_left left;
     uint64_t
-        ends; /* uint32_t[rounds + 1][chains][lists]: of rounds; [0] is 0. 0: there are no rounds */
+        /* uint32_t[rounds + 1][sequences][lists]: of rounds; [0] is 0. 0: there are no rounds */
+        ends;
     uint64_t
-        least; /* float[chains][lists][2]: share and certificate, over KV heads; 1 between launches */
+        least; /* float[sequences][lists][2]: share and certificate, over KV heads; 1 between launches */
     uint64_t
-        next; /* uint32_t[chains][lists]: where the next round ends, over KV heads; 0 between launches */
-    uint64_t heads; /* uint32_t[chains][lists]: KV heads that are done; 0 between launches */
+        next; /* uint32_t[sequences][lists]: where the next round ends, over KV heads; 0 between launches */
+    uint64_t heads; /* uint32_t[sequences][lists]: KV heads that are done; 0 between launches */
     uint64_t
-        report; /* struct ucm_stop_report[chains][lists]; may be in pinned memory; 0: not wanted */
+        /* struct ucm_stop_report[sequences][lists]; may be in pinned memory; 0: not wanted */
+        report;
     uint64_t told; /* struct ucm_attend_cuda_told; 0: not wanted */
 };
 
@@ -117,54 +120,57 @@ struct ucm_attend_cuda {
      * 256 want where there are more than 8. Its K and V are then read twice. */
     uint32_t halved;
     uint32_t tokens; /* of a block, a multiple of UCM_ATTEND_CUDA_TILE */
-    uint32_t chains, lists, room;
+    uint32_t sequences, lists, room;
     uint32_t round;               /* launches before this one */
     uint32_t split_tiles, splits; /* tiles of a thread block; splits of a list, at most */
     float scale_log2;             /* of logits, k_scale included, times log2(e) */
     float v_scale;                /* of results; 0: 1 */
     uint32_t ring;                /* mla_cuda.h */
-    uint64_t q, q_stride; /* [chains][kv_heads][group][head_dim]; elements from chain to chain */
+    /* [sequences][kv_heads][group][head_dim]; elements from sequence to sequence */
+    uint64_t q, q_stride;
     /* The chosen blocks: list entry -> number -> slot. Each table may be 0: then there is no such step. */
-    uint64_t list;                 /* int32_t[chains][lists][room] */
-    uint64_t count;                /* uint32_t[chains][lists] */
-    uint64_t numbers;              /* int32_t[chains][numbers_stride]: of the chain's blocks */
+    uint64_t list;  /* int32_t[sequences][lists][room] */
+    uint64_t count; /* uint32_t[sequences][lists] */
+    /* int32_t[sequences][numbers_stride]: of the sequence's blocks */
+    uint64_t numbers;
     uint32_t numbers_stride, rows; /* rows: of slot_of */
     uint32_t
         apart; /* 0: all lists are of one slot_of; 1: list l is of slot_of + l * rows, a KV head's */
     uint64_t slot_of; /* int32_t[rows], or [lists][rows]: the layer's */
     uint32_t wait;    /* 1: for blocks that a gather brings meanwhile; 0: they have no slot */
     struct ucm_attend_cuda_memory pool;
-    /* The window: blocks from first[chain] on, to the last token. length 0: there is none. */
+    /* The window: blocks from first[sequence] on, to the last token. length 0: there is none. */
     struct ucm_attend_cuda_memory pages;
     uint32_t plain_pages;         /* 1: they have elements of q's type beside slots of E4M3 */
-    uint64_t table, table_stride; /* int32_t[chains][table_stride] */
-    uint64_t first;               /* uint32_t[chains]: its first block */
-    uint64_t length;              /* uint32_t[chains]: tokens of the chain, the new one included */
-    uint64_t out;   /* q's dtype [chains][kv_heads][group][head_dim]; of all rounds so far */
-    uint64_t lse;   /* float[chains][kv_heads][group], natural logarithm; 0: not wanted */
+    uint64_t table, table_stride; /* int32_t[sequences][table_stride] */
+    uint64_t first;               /* uint32_t[sequences]: its first block */
+    /* uint32_t[sequences]: tokens of the sequence, the new one included */
+    uint64_t length;
+    uint64_t out;   /* q's dtype [sequences][kv_heads][group][head_dim]; of all rounds so far */
+    uint64_t lse;   /* float[sequences][kv_heads][group], natural logarithm; 0: not wanted */
     uint64_t flags; /* uint32_t: or-ed */
     /* The workspace. */
-    uint64_t partial;     /* float[chains][kv_heads][splits][group][head_dim] */
-    uint64_t partial_sum; /* struct ucm_attend_cuda_sum[chains][kv_heads][splits][group] */
-    uint64_t done;        /* uint32_t[chains][kv_heads]; 0 between launches */
+    uint64_t partial;     /* float[sequences][kv_heads][splits][group][head_dim] */
+    uint64_t partial_sum; /* struct ucm_attend_cuda_sum[sequences][kv_heads][splits][group] */
+    uint64_t done;        /* uint32_t[sequences][kv_heads]; 0 between launches */
     /* Rounds; 0: one launch is all of it. */
-    uint64_t state;     /* float[chains][kv_heads][group][head_dim] */
-    uint64_t state_sum; /* struct ucm_attend_cuda_sum[chains][kv_heads][group] */
+    uint64_t state;     /* float[sequences][kv_heads][group][head_dim] */
+    uint64_t state_sum; /* struct ucm_attend_cuda_sum[sequences][kv_heads][group] */
     struct ucm_attend_cuda_stop stop;
 };
 
-/* ucm_attend_order, of (query rows of a list, lists of all chains) thread blocks. Sorts entries, which are blocks of their chain:
+/* ucm_attend_order, of (query rows of a list, lists of all sequences) thread blocks. Sorts entries, which are blocks of their sequence:
  * its first ones, then by score, best first and the earlier of equals. */
 struct ucm_attend_cuda_order {
-    uint32_t chains, lists, room, rows; /* lists: of a chain; rows: of a list */
-    uint32_t windows;                   /* blocks of a chain that come first */
-    uint32_t first;                     /* blocks of the first round, at least */
-    float logit_scale, ln_tokens;       /* of bounds */
-    uint64_t count;                     /* uint32_t[chains][lists] */
-    uint64_t list, to;                  /* int32_t[chains][lists][room]; not the same */
-    uint64_t score;                     /* float[chains][lists][room]; 0: the order stays */
-    uint64_t least;                     /* uint32_t[chains]: as `first`; 0: none */
-    /* What each query row makes of each block of its chain, float[chains][lists][rows][pitch]: logarithms of its weights, or
+    uint32_t sequences, lists, room, rows; /* lists: of a sequence; rows: of a list */
+    uint32_t windows;                      /* blocks of a sequence that come first */
+    uint32_t first;                        /* blocks of the first round, at least */
+    float logit_scale, ln_tokens;          /* of bounds */
+    uint64_t count;                        /* uint32_t[sequences][lists] */
+    uint64_t list, to;                     /* int32_t[sequences][lists][room]; not the same */
+    uint64_t score;                        /* float[sequences][lists][room]; 0: the order stays */
+    uint64_t least;                        /* uint32_t[sequences]: as `first`; 0: none */
+    /* What each query row makes of each block of its sequence, float[sequences][lists][rows][pitch]: logarithms of its weights, or
      * scores of `box`. */
     uint64_t row_score;
     uint32_t pitch;
@@ -218,7 +224,7 @@ static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim, uint32_t elemen
     return by_shared < by_registers ? by_shared : by_registers;
 }
 
-/* For the most tiles that a list of a captured launch can have, its window's included, and its number of lists: chains
+/* For the most tiles that a list of a captured launch can have, its window's included, and its number of lists: sequences
  * times KV heads. places: of all multiprocessors. least: tiles of a split that is worth its cost. Results depend on the cut, so it comes from
  * what is fixed when a graph is captured. The fewest splits that keep nine tenths of the GPU's places busy to the end, or fill them
  * three times. */

@@ -11,7 +11,7 @@ typedef const struct ucm_attend_cuda &args_t;
 struct tiles {
     const int32_t *list, *table;
     uint32_t chosen, window, all; /* tiles of the chosen blocks; the window's first; its end */
-    uint32_t first, length;       /* of the window: its first block; the chain's tokens */
+    uint32_t first, length;       /* of the window: its first block; the sequence's tokens */
 };
 
 /* The model's KV head. */
@@ -28,12 +28,12 @@ static __device__ __forceinline__ uint32_t list_of(args_t a)
 /* Where a round of the list begins. */
 static __device__ __forceinline__ uint32_t round_at(args_t a, uint32_t round, uint32_t list)
 {
-    return round == 0 ? 0 : __ldcg((const uint32_t *)a.stop.ends + (uint64_t)round * a.chains * a.lists + list);
+    return round == 0 ? 0 : __ldcg((const uint32_t *)a.stop.ends + (uint64_t)round * a.sequences * a.lists + list);
 }
 
 static __device__ __forceinline__ struct tiles tiles_of(args_t a)
 {
-    uint32_t chain = blockIdx.z, which = list_of(a), in_block = a.tokens / TILE;
+    uint32_t sequence = blockIdx.z, which = list_of(a), in_block = a.tokens / TILE;
     uint32_t end = min(((const uint32_t *)a.count)[which], a.room), begin = round_at(a, a.round, which);
     struct tiles t;
 
@@ -46,9 +46,9 @@ static __device__ __forceinline__ struct tiles tiles_of(args_t a)
     t.first = t.length = 0;
     if (a.round > 0 || a.length == 0)
         return t;
-    t.table = (const int32_t *)a.table + chain * a.table_stride;
-    t.first = ((const uint32_t *)a.first)[chain];
-    t.length = ((const uint32_t *)a.length)[chain];
+    t.table = (const int32_t *)a.table + sequence * a.table_stride;
+    t.first = ((const uint32_t *)a.first)[sequence];
+    t.length = ((const uint32_t *)a.length)[sequence];
     if (t.length > t.first * a.tokens) {
         if (a.plain_pages) /* a split has tiles of one type */
             t.window = (t.chosen + a.split_tiles - 1) / a.split_tiles * a.split_tiles;
@@ -131,7 +131,7 @@ static __device__ __forceinline__ uint64_t chosen_at(args_t a, const struct chos
     return (at + tile) | (uint64_t)TILE << VALID_SHIFT;
 }
 
-/* Of the window: tile so many of a block of the chain. */
+/* Of the window: tile so many of a block of the sequence. */
 static __device__ __forceinline__ uint64_t page_at(args_t a, const struct tiles &t, uint32_t block, uint32_t tile)
 {
     uint64_t valid = min(TILE, t.length - block * a.tokens - tile * TILE);

@@ -118,7 +118,7 @@ static __device__ __forceinline__ struct amount amount_until(struct amount own, 
 
 typedef const struct ucm_attend_cuda_order &order_t;
 
-/* block(i): the list's i-th of n. row: counted over all chains. */
+/* block(i): the list's i-th of n. row: counted over all sequences. */
 template <typename BLOCK>
 static __device__ __forceinline__ void put_left(order_t a, const struct row_scores &s, uint64_t row, uint32_t n, BLOCK block)
 {
@@ -157,7 +157,7 @@ static __device__ __forceinline__ void put_left(order_t a, const struct row_scor
 
 static __device__ __forceinline__ void begin_rounds(order_t a, uint32_t list, uint32_t n)
 {
-    uint32_t *ends = (uint32_t *)a.stop.ends, lists = a.chains * a.lists, first = a.first;
+    uint32_t *ends = (uint32_t *)a.stop.ends, lists = a.sequences * a.lists, first = a.first;
 
     if (a.least != 0)
         first = max(first, ((const uint32_t *)a.least)[list / a.lists]);
@@ -178,8 +178,8 @@ static __device__ __forceinline__ uint64_t key_of(order_t a, uint64_t at, uint32
 static __device__ __forceinline__ void order(order_t a)
 {
     __shared__ uint64_t key[UCM_ATTEND_CUDA_ORDER];
-    uint32_t list = blockIdx.y, chain = list / a.lists, n = min(((const uint32_t *)a.count)[list], a.room), size = 1;
-    int32_t candidates = ((const int32_t *)a.stop.candidates)[chain];
+    uint32_t list = blockIdx.y, sequence = list / a.lists, n = min(((const uint32_t *)a.count)[list], a.room), size = 1;
+    int32_t candidates = ((const int32_t *)a.stop.candidates)[sequence];
     uint64_t at = (uint64_t)list * a.room, row = (uint64_t)list * a.rows + blockIdx.x;
     const uint32_t *from = (const uint32_t *)a.list + at;
 

@@ -17,7 +17,7 @@ struct report {
 
 /* ---- shares of rows ---- */
 
-/* Of a query row, counted over all chains: what is left behind the first 0, 1, .. blocks of its list. */
+/* Of a query row, counted over all sequences: what is left behind the first 0, 1, .. blocks of its list. */
 static __device__ __forceinline__ const uint64_t *left_units(args_t a, uint64_t row)
 {
     return (const uint64_t *)a.stop.left.units + row * (a.room + 1);
@@ -157,7 +157,7 @@ static __device__ __forceinline__ void decide(args_t a, uint32_t list, uint32_t 
     uint32_t end = over ? blocks : a.round + 2 < a.stop.rounds ? min(*next, count) : count;
 
     for (uint32_t r = a.round + 2; r <= a.stop.rounds; r++)
-        ((uint32_t *)a.stop.ends)[(uint64_t)r * a.chains * a.lists + list] = end;
+        ((uint32_t *)a.stop.ends)[(uint64_t)r * a.sequences * a.lists + list] = end;
     if (a.stop.report != 0)
         ((struct report *)a.stop.report)[list] = report{blocks, a.round + 1, share, certificate};
     if (a.stop.told != 0 && (over || a.round + 1 == a.stop.rounds))
@@ -179,7 +179,7 @@ static __device__ __forceinline__ void stop_head(args_t a, const sum_t *rows, fl
     float *least = (float *)a.stop.least + 2 * list;
     bool certify = a.stop.known == UCM_ATTEND_CUDA_BOUNDS;
 
-    if (a.length != 0) /* the window has fewer than its chain */
+    if (a.length != 0) /* the window has fewer than its sequence */
         tiles += ((const uint32_t *)a.length)[blockIdx.z] / TILE + 1;
     if (certify)
         add_queries<T, D>(a, abs_sum);

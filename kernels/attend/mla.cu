@@ -1,4 +1,4 @@
-/* Attention of one decode step over latents (MLA): over the chosen blocks of each chain and its local window, in one launch and, where
+/* Attention of one decode step over latents (MLA): over the chosen blocks of each sequence and its local window, in one launch and, where
  * lists are split, one that merges. attend.h has the reference, mla_cuda.h what these kernels take. What attend.cu says of tiles, splits,
  * bits and bounds holds here.
  *
@@ -172,7 +172,7 @@ static __device__ __forceinline__ float4 merge_every_fourth(args_t a, const stru
     return all;
 }
 
-/* blockIdx: x: channels and row of a row group; y: row group; z: chain. */
+/* blockIdx: x: channels and row of a row group; y: row group; z: sequence. */
 template <typename T> static __device__ __forceinline__ void mla_merge(args_t a)
 {
     uint32_t warp = threadIdx.x / 32, row = blockIdx.x / UCM_ATTEND_MLA_MERGE_BLOCKS;

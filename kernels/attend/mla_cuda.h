@@ -2,11 +2,11 @@
  * query heads, of which all make logits and the first 512 are the value (arXiv 2405.04434, 2.1.2). The kernels of mla.cu
  * take struct ucm_attend_cuda as those of attend.cu do, with other meanings of a few fields:
  *
- *   kv_heads, group   query heads of a chain in row groups that share nothing but the lists: ucm_attend_mla_groups
+ *   kv_heads, group   query heads of a sequence in row groups that share nothing but the lists: ucm_attend_mla_groups
  *   lists             1, and apart 0
  *   k of both memories; v is not read
  *   ring              tiles in a thread block's shared memory
- *   partial           float[chains][kv_heads][splits][group][512], and 512 channels in out
+ *   partial           float[sequences][kv_heads][splits][group][512], and 512 channels in out
  *   round, state, stop are 0: no rounds
  *
  * A step is ucm_attend_mla_*, and behind it, where splits is above 1, ucm_attend_mla_merge_*: a thread block for each query head
@@ -80,7 +80,7 @@ static inline uint32_t ucm_attend_mla_shared(uint32_t element, uint32_t group, u
     return ucm_attend_mla_scratch(group) + ring * ucm_attend_mla_tile(element);
 }
 
-/* lists: chains times row groups. A multiprocessor holds one thread block. */
+/* lists: sequences times row groups. A multiprocessor holds one thread block. */
 static inline struct ucm_attend_cuda_cut ucm_attend_mla_cut(uint32_t lists, uint32_t tiles,
                                                             uint32_t multiprocessors)
 {

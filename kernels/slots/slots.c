@@ -202,17 +202,17 @@ static void resolve_list(struct ucm_slots *s, uint32_t strand, const uint32_t *i
 void ucm_slots_resolve(struct ucm_slots *s, uint32_t strand, const struct ucm_slots_lists *lists)
 {
     assert(strand + (lists->apart ? lists->lists - 1 : 0) < s->shape.strands);
-    for (uint32_t chain = 0; chain < lists->chains; chain++)
+    for (uint32_t sequence = 0; sequence < lists->sequences; sequence++)
         for (uint32_t l = 0; l < lists->lists; l++) {
-            size_t list = (size_t)chain * lists->lists + l;
+            size_t list = (size_t)sequence * lists->lists + l;
             uint32_t count = lists->count[list], begin = lists->begin ? lists->begin[list] : 0;
 
             count = lists->end && lists->end[list] < count ? lists->end[list] : count;
             count = count < lists->room ? count : lists->room;
             resolve_list(s, strand + lists->apart * l, lists->index + list * lists->room + begin,
                          count > begin ? count - begin : 0,
-                         lists->table + chain * lists->table_stride, lists->table_stride,
-                         lists->request[chain]);
+                         lists->table + sequence * lists->table_stride, lists->table_stride,
+                         lists->request[sequence]);
         }
 }
 

@@ -87,10 +87,10 @@ extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_RESOLVE)
     ucm_slots_resolve(const __grid_constant__ struct ucm_slots s, uint32_t strand,
                       const __grid_constant__ struct ucm_slots_lists lists)
 {
-    uint32_t chain = blockIdx.x / lists.lists, l = blockIdx.x % lists.lists;
+    uint32_t sequence = blockIdx.x / lists.lists, l = blockIdx.x % lists.lists;
     uint32_t n = min(lists.count[blockIdx.x], lists.room), begin = lists.begin ? lists.begin[blockIdx.x] : 0;
     const uint32_t *index = lists.index + (size_t)blockIdx.x * lists.room;
-    const int32_t *table = lists.table + chain * lists.table_stride;
+    const int32_t *table = lists.table + sequence * lists.table_stride;
     uint64_t now = s.step->now;
 
     let_next_begin();
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_RESOLVE)
         n = min(n, lists.end[blockIdx.x]);
     for (uint32_t i = begin + threadIdx.x; i < n; i += UCM_SLOTS_CUDA_RESOLVE)
         slots_chosen(s, now, strand + lists.apart * l, table, lists.table_stride, index[i],
-                     lists.request[chain]);
+                     lists.request[sequence]);
 }
 
 /* The step's last launch, by one thread. Who reads the word's step sees what belongs to it. */

@@ -61,7 +61,7 @@ static __device__ __forceinline__ void slots_want(const struct ucm_slots &s, uin
     }
 }
 
-/* One entry of a list. table: of the list's chain, `length` entries. */
+/* One entry of a list. table: of the list's sequence, `length` entries. */
 static __device__ __forceinline__ void slots_chosen(const struct ucm_slots &s, uint64_t now,
                                                     uint32_t strand, const int32_t *table,
                                                     uint64_t length, uint32_t index,

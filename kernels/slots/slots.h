@@ -142,17 +142,19 @@ void ucm_slots_forget(struct ucm_slots *s, const uint32_t *numbers, uint32_t n);
 /* now: at least that of the step before; the same for a replay. If that step never ended, its misses have not arrived. */
 void ucm_slots_begin(struct ucm_slots *s, uint64_t now);
 
-/* What a selection wrote, chain by chain; chains that are one request may have the same one. */
+/* What a selection wrote, sequence by sequence; sequences that are one request may have the same
+ * one. */
 struct ucm_slots_lists {
-    uint32_t chains, lists, room;
+    uint32_t sequences, lists, room;
     uint32_t apart; /* 0: all lists are of one strand; 1: list l is of strand + l, a KV head's */
     const uint32_t
-        *index; /* [chains][lists][room] of the chain's blocks; UCM_SLOTS_NO_INDEX: none */
-    const uint32_t *count;       /* [chains][lists] */
-    const uint32_t *begin, *end; /* [chains][lists]: only these of a list's entries; NULL: all */
-    const int32_t *table;        /* [chains][table_stride]: the number of each block of a chain */
+        *index; /* [sequences][lists][room] of the sequence's blocks; UCM_SLOTS_NO_INDEX: none */
+    const uint32_t *count;       /* [sequences][lists] */
+    const uint32_t *begin, *end; /* [sequences][lists]: only these of a list's entries; NULL: all */
+    /* [sequences][table_stride]: the number of each block of a sequence */
+    const int32_t *table;
     uint64_t table_stride;
-    const uint32_t *request; /* [chains] */
+    const uint32_t *request; /* [sequences] */
 };
 
 void ucm_slots_resolve(struct ucm_slots *s, uint32_t strand, const struct ucm_slots_lists *lists);

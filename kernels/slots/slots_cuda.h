@@ -4,7 +4,7 @@
  * Launches on the same arrays are in one stream, or ordered by events. A step is
  *   ucm_slots_next                      one thread
  *   for each layer:
- *     ucm_slots_resolve                 (chains * lists) thread blocks; or the tail of the selection, by slots.cuh
+ *     ucm_slots_resolve                 (sequences * lists) thread blocks; or the tail of the selection, by slots.cuh
  *     ucm_slots_gather                  any number of thread blocks: they share the misses
  *     attention over slot_of            behind the gather, or beside it: kernels/attend/attend_cuda.h
  *   ucm_slots_end                     one thread: the word in pinned memory

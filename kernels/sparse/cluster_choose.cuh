@@ -50,7 +50,7 @@ static __device__ __forceinline__ float agree_top(args_t a, struct agreement *s)
 static __device__ __forceinline__ void weigh(args_t a, const struct part &p, const struct run &r, float top,
                                              struct agreement *s)
 {
-    float *raw = (float *)a.raw + raw_list(a, p.chain, p.list * a.queries_a_head) * a.pitch + p.first;
+    float *raw = (float *)a.raw + raw_list(a, p.sequence, p.list * a.queries_a_head) * a.pitch + p.first;
 
     for (uint32_t i = 0; i < a.queries_a_head; i++) {
         float *scores = scores_of(a, i), own = __shfl_sync(WARP_ALL, top, i);

@@ -33,7 +33,7 @@ struct feed {
 
 static __device__ __forceinline__ void feed_numbers(args_t a, const struct part &p, struct feed *f)
 {
-    const uint32_t *table = (const uint32_t *)a.table + p.chain * a.table_stride + p.first;
+    const uint32_t *table = (const uint32_t *)a.table + p.sequence * a.table_stride + p.first;
 
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {

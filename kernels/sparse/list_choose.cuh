@@ -17,7 +17,7 @@
 
 /* The blocks of a list that are this thread block's. */
 struct part {
-    uint32_t chain, list, n; /* n: of all the chain's blocks */
+    uint32_t sequence, list, n; /* n: of all the sequence's blocks */
     uint32_t first, count;
 };
 
@@ -120,7 +120,7 @@ template <typename C>
 static __device__ __forceinline__ struct cut agree_cut(args_t a, const struct part &p, const struct run &r,
                                                        const struct span &between, uint32_t room, typename C::agreement *s)
 {
-    uint32_t windows = p.n - (between.end - between.begin), most = min(most_blocks(a, p.chain, p.n), room), need;
+    uint32_t windows = p.n - (between.end - between.begin), most = min(most_blocks(a, p.sequence, p.n), room), need;
     uint32_t prefix = 0, count;
     const uint32_t *all;
 
@@ -198,7 +198,7 @@ static __device__ __forceinline__ void put_answer(args_t a, const struct part &p
                                                   typename C::agreement *s)
 {
     struct tally t = agree_tally<C>(a, p, r, between, cut, s);
-    uint64_t number = (uint64_t)p.chain * a.lists + p.list;
+    uint64_t number = (uint64_t)p.sequence * a.lists + p.list;
     uint32_t windows = min(p.n - (between.end - between.begin), room), below = (1u << warp_lane()) - 1;
     uint32_t count = windows + t.all_over + min(t.all_same, cut.ties);
     uint32_t *index = (uint32_t *)a.index + number * a.room;

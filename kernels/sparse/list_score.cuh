@@ -39,7 +39,7 @@ static __device__ __forceinline__ void round_query_halves(args_t a, const struct
     int32_t n[4];
 
     if (i < a.queries_a_head && c < 32 * N)
-        query_word(a, p.chain * a.q_stride + ((uint64_t)row * a.q_heads + p.list * group + i % group) * a.head_dim,
+        query_word(a, p.sequence * a.q_stride + ((uint64_t)row * a.q_heads + p.list * group + i % group) * a.head_dim,
                    c, x[0]);
     grid = grid_of<F, N, true, 1>(a, x);
     to_integers(grid, x[0], n);

@@ -299,30 +299,30 @@ static __device__ __forceinline__ uint32_t put_top(args_t a, const struct choose
 
 /* ---- items ---- */
 
-static __device__ __forceinline__ struct choose choose_of(args_t a, uint32_t chain, uint32_t list, uint32_t n)
+static __device__ __forceinline__ struct choose choose_of(args_t a, uint32_t sequence, uint32_t list, uint32_t n)
 {
     struct span s = between_windows(a, n);
     bool mass = a.policy == UCM_CHOOSE_MASS;
 
-    return choose{list_of(a, chain, list),           n,    s.begin, s.end, most_blocks(a, chain, n),
+    return choose{list_of(a, sequence, list),           n,    s.begin, s.end, most_blocks(a, sequence, n),
                   mass && n <= UCM_SELECT_CUDA_KEYS, mass, 0};
 }
 
 /* One slice of a list, for choose_item; nothing to do if the list is not long. */
-static __device__ __noinline__ void look_item(args_t a, uint32_t chain, uint32_t list, uint32_t slice,
+static __device__ __noinline__ void look_item(args_t a, uint32_t sequence, uint32_t list, uint32_t slice,
                                               uint32_t n)
 {
     __shared__ struct found f;
     __shared__ uint32_t base;
-    uint32_t number = chain * a.lists + list, first = slice * UCM_SELECT_CUDA_SLICE;
-    struct choose c = choose_of(a, chain, list, n);
+    uint32_t number = sequence * a.lists + list, first = slice * UCM_SELECT_CUDA_SLICE;
+    struct choose c = choose_of(a, sequence, list, n);
     uint32_t windows = n - (c.end - c.begin), room = min(a.room, n), *found = (uint32_t *)a.found + number;
     struct first_cut cut = {0, 0, -1};
 
     if (threadIdx.x == 0)
         f = {shared, shared + FOUND, 0};
     if (n > UCM_SELECT_CUDA_LONG && first < n && room > windows)
-        cut = first_cut_of(a, c, __ldcg(own_digits(digits_of(a, chain, list))), windows, room);
+        cut = first_cut_of(a, c, __ldcg(own_digits(digits_of(a, sequence, list))), windows, room);
     if (cut.digit >= 0) {
         struct found to = list_found(a, number);
 
@@ -336,18 +336,18 @@ static __device__ __noinline__ void look_item(args_t a, uint32_t chain, uint32_t
             to.block[base + i] = f.block[i];
         }
     }
-    item_done(&progress(a, chain)->looked);
+    item_done(&progress(a, sequence)->looked);
 }
 
-static __device__ __noinline__ void choose_item(args_t a, uint32_t chain, uint32_t list, uint32_t n)
+static __device__ __noinline__ void choose_item(args_t a, uint32_t sequence, uint32_t list, uint32_t n)
 {
     __shared__ struct digit_sums sums;
-    uint64_t number = (uint64_t)chain * a.lists + list;
-    struct choose c = choose_of(a, chain, list, n);
+    uint64_t number = (uint64_t)sequence * a.lists + list;
+    struct choose c = choose_of(a, sequence, list, n);
     uint32_t init = c.begin, windows = n - (c.end - c.begin), room = min(a.room, n), count;
     struct answer to = {(uint32_t *)a.index + number * a.room,
                         a.score ? (float *)a.score + number * a.room : nullptr};
-    uint32_t *digits = digits_of(a, chain, list);
+    uint32_t *digits = digits_of(a, sequence, list);
 
     __syncthreads();
     if (c.held)

@@ -7,9 +7,9 @@
  * cluster_score.cuh scores, cluster_choose.cuh chooses. */
 #include "kernels/sparse/cluster_choose.cuh"
 
-static __device__ __forceinline__ uint32_t chain_blocks(args_t a, uint32_t chain)
+static __device__ __forceinline__ uint32_t sequence_blocks(args_t a, uint32_t sequence)
 {
-    int32_t n = ((const int32_t *)a.n_blocks)[chain];
+    int32_t n = ((const int32_t *)a.n_blocks)[sequence];
 
     return n < 0 ? 0 : min((uint32_t)n, a.max_blocks);
 }
@@ -19,9 +19,9 @@ static __device__ __forceinline__ struct part part_of(args_t a)
     uint32_t unit = blockIdx.x / cluster_size(), groups, first;
     struct part p;
 
-    p.chain = unit / a.lists;
+    p.sequence = unit / a.lists;
     p.list = unit % a.lists;
-    p.n = chain_blocks(a, p.chain);
+    p.n = sequence_blocks(a, p.sequence);
     groups = (p.n + GROUP - 1) / GROUP;
     first = groups * cluster_rank() / cluster_size();
     p.first = first * GROUP;
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void select_list(args_t a)
     extern "C" __global__ void __launch_bounds__(UCM_SELECT_CLUSTER_THREADS, 1)                    \
     ucm_select_cluster_rest_4_##panels(const __grid_constant__ struct ucm_select_cuda args)        \
     {                                                                                              \
-        if (args.chains > 0) /* else it is launched to be loaded */                                \
+        if (args.sequences > 0) /* else it is launched to be loaded */                                \
             select_list<UCM_SELECT_REST, 4, panels>(args);                                         \
     }
 

@@ -8,10 +8,11 @@
 #include <stdint.h>
 
 #define UCM_SELECT_CUDA_THREADS 512u
-#define UCM_SELECT_CUDA_CHAINS 1024u            /* of one launch */
-#define UCM_SELECT_CUDA_BLOCKS ((1u << 20) - 1) /* of a chain: sums of weights fit 32 + 12 bits */
-#define UCM_SELECT_CUDA_RAW 16384u              /* scores of query heads in shared memory */
-#define UCM_SELECT_CUDA_TILE 512u               /* blocks of an item, at most */
+#define UCM_SELECT_CUDA_SEQUENCES 1024u /* of one launch */
+#define UCM_SELECT_CUDA_BLOCKS                                                                     \
+    ((1u << 20) - 1)               /* of a sequence: sums of weights fit 32 + 12 bits */
+#define UCM_SELECT_CUDA_RAW 16384u /* scores of query heads in shared memory */
+#define UCM_SELECT_CUDA_TILE 512u  /* blocks of an item, at most */
 #define UCM_SELECT_CUDA_PAD                                                                        \
     4u /* addresses of summaries past a tile's, for teams that have no block */
 #define UCM_SELECT_CUDA_MATRIX_BLOCKS 16u /* that a warp scores at once by the matrix units */
@@ -35,7 +36,8 @@
 #define UCM_SELECT_CUDA_STAGES 2u
 #define UCM_SELECT_CUDA_STAGE (68u << 10) /* bytes of one, at most */
 
-#define UCM_SELECT_CUDA_SHORT 512u /* queries of a chain, at most, of a kernel whose N is above 0 */
+#define UCM_SELECT_CUDA_SHORT                                                                      \
+    512u /* queries of a sequence, at most, of a kernel whose N is above 0 */
 
 enum ucm_select_cuda_q {
     UCM_SELECT_Q_F32 = 0,
@@ -55,7 +57,7 @@ enum ucm_select_cuda_family {
     UCM_SELECT_REST = 5, /* tokens with rest */
 };
 
-/* How many items of a chain are done, by their kinds. All are 0 between launches. */
+/* How many items of a sequence are done, by their kinds. All are 0 between launches. */
 struct ucm_select_cuda_progress {
     uint32_t prepared, scored, weighed, shared, looked;
 };
@@ -86,18 +88,18 @@ struct ucm_select_cuda {
     double sparse_ratio, eps;
     uint32_t room; /* of a list's answer */
     /* Sizes. */
-    uint32_t chains, max_blocks, lists;
+    uint32_t sequences, max_blocks, lists;
     uint32_t pitch;      /* max_blocks, rounded up to a multiple of 4 */
     uint32_t slices;     /* of a list, if max_blocks is above UCM_SELECT_CUDA_LONG; else 0 */
     uint32_t tile;       /* blocks of an item, at most */
-    uint32_t grain;      /* a tile is a multiple of it, the last of a chain aside */
+    uint32_t grain;      /* a tile is a multiple of it, the last of a sequence aside */
     uint32_t chunk;      /* of them, scored between two barriers: all, or a power of two */
     uint32_t raw_pitch;  /* from one query's scores of a chunk to the next one's */
     uint32_t staged;     /* bytes of a block's summary in shared memory; 0: read where it lies */
     uint32_t stage_at;   /* in shared memory, in bytes */
     uint32_t summary_at; /* the tile's addresses there, a multiple of 8 */
     uint32_t
-        prepares; /* queries are prepared by an item a chain, in the workspace; else by each thread block .. */
+        prepares; /* queries are prepared by an item a sequence, in the workspace; else by each thread block .. */
     uint32_t query_at;   /* .. there, a multiple of 16; 0, where scores go, if N > 0 */
     uint32_t copy_bytes; /* of a summary, that scores need */
     /* The launch. */
@@ -106,26 +108,27 @@ struct ucm_select_cuda {
     uint32_t wide;      /* summaries are aligned to 16 bytes */
     uint32_t q_aligned; /* every query begins at a multiple of 4 elements */
     uint64_t summaries, block_stride; /* the layer's */
-    uint64_t table, table_stride;     /* int32_t; elements from a chain's row to the next */
-    uint64_t n_blocks;                /* int32_t[chains] */
-    uint64_t most;                    /* uint32_t[chains], or 0: see ucm_cuda_select_layer */
-    uint64_t q, q_stride;             /* elements from a chain's queries to the next */
+    uint64_t table, table_stride;     /* int32_t; elements from a sequence's row to the next */
+    uint64_t n_blocks;                /* int32_t[sequences] */
+    uint64_t most;                    /* uint32_t[sequences], or 0: see ucm_cuda_select_layer */
+    uint64_t q, q_stride;             /* elements from a sequence's queries to the next */
     uint64_t index, count, score;     /* score may be 0 */
     /* In the workspace. */
     uint64_t
         ticket; /* uint32_t[2]: the next item; thread blocks that are done; 0 between launches */
-    uint64_t progress; /* struct ucm_select_cuda_progress[chains] */
+    uint64_t progress; /* struct ucm_select_cuda_progress[sequences] */
     uint64_t poison;   /* a summary for blocks that have none: each head is poisoned */
-    uint64_t queries;  /* if `prepares`: float[chains][kv_heads][queries_a_head][query_floats] */
-    uint64_t scores;   /* float[chains][lists][pitch] */
+    uint64_t queries;  /* if `prepares`: float[sequences][kv_heads][queries_a_head][query_floats] */
+    uint64_t scores;   /* float[sequences][lists][pitch] */
     uint64_t
-        digits;     /* top k: uint32_t[chains][lists][UCM_SELECT_CUDA_DIGITS]; 0 between launches */
-    uint64_t found; /* long lists: uint32_t[chains][lists]; 0 between launches */
+        /* top k: uint32_t[sequences][lists][UCM_SELECT_CUDA_DIGITS]; 0 between launches */
+        digits;
+    uint64_t found;    /* long lists: uint32_t[sequences][lists]; 0 between launches */
     uint64_t found_at; /* and uint32_t[2][UCM_SELECT_CUDA_FOUND] of each: keys and blocks */
     uint64_t marks;    /* and uint32_t[(max_blocks + 31) / 32] of each */
-    uint64_t raw;      /* softmax: float[chains][rows * q_heads][pitch] */
-    uint64_t top;      /* softmax: uint32_t[chains][rows * q_heads]: keys; 0 between launches */
-    uint64_t sum;      /* softmax: uint64_t[chains][rows * q_heads]; 0 between launches */
+    uint64_t raw;      /* softmax: float[sequences][rows * q_heads][pitch] */
+    uint64_t top;      /* softmax: uint32_t[sequences][rows * q_heads]: keys; 0 between launches */
+    uint64_t sum;      /* softmax: uint64_t[sequences][rows * q_heads]; 0 between launches */
 };
 
 #endif

@@ -221,12 +221,12 @@ static __device__ __forceinline__ uint32_t least(uint64_t x, uint32_t most)
 }
 
 /* Blocks that the policy allows of n, windows included; or the launch. */
-static __device__ __forceinline__ uint32_t most_blocks(args_t a, uint32_t chain, uint32_t n)
+static __device__ __forceinline__ uint32_t most_blocks(args_t a, uint32_t sequence, uint32_t n)
 {
     uint64_t k;
 
     if (a.most != 0)
-        return min(((const uint32_t *)a.most)[chain], n);
+        return min(((const uint32_t *)a.most)[sequence], n);
     if (a.policy == UCM_CHOOSE_MASS)
         return a.k_max > 0 ? least(a.k_max, n) : n;
     if (a.topk_tokens > 0)

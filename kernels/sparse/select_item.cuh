@@ -1,5 +1,5 @@
-/* What the steps of a selection have in common: an item's place among the chains, waiting for other
- * items, and queries in the form in which scores read them. */
+/* What the steps of a selection have in common: an item's place among the sequences, waiting for
+ * other items, and queries in the form in which scores read them. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_ITEM_CUH
 #define UCM_KERNELS_SPARSE_SELECT_ITEM_CUH
 
@@ -19,9 +19,9 @@ typedef const struct ucm_select_cuda &args_t;
 
 extern __shared__ __align__(128) uint32_t shared[]; /* an item's scores, by query head and block; or a list's keys */
 
-/* A chain and, of its blocks, those of one item. */
+/* A sequence and, of its blocks, those of one item. */
 struct tile {
-    uint32_t chain, n; /* of all the chain's blocks */
+    uint32_t sequence, n; /* of all the sequence's blocks */
     uint32_t first, count;
 };
 
@@ -54,9 +54,9 @@ static __device__ __forceinline__ void item_done(uint32_t *done)
     }
 }
 
-static __device__ __forceinline__ struct ucm_select_cuda_progress *progress(args_t a, uint32_t chain)
+static __device__ __forceinline__ struct ucm_select_cuda_progress *progress(args_t a, uint32_t sequence)
 {
-    return (struct ucm_select_cuda_progress *)a.progress + chain;
+    return (struct ucm_select_cuda_progress *)a.progress + sequence;
 }
 
 /* ---- queries ---- */
@@ -175,16 +175,16 @@ static __device__ __forceinline__ void prepare_hash(args_t a, uint64_t at, float
     }
 }
 
-/* By all threads: a chain's queries, those of one KV head together. */
+/* By all threads: a sequence's queries, those of one KV head together. */
 template <int F>
-static __device__ __forceinline__ void prepare_queries(args_t a, uint32_t chain, float *to)
+static __device__ __forceinline__ void prepare_queries(args_t a, uint32_t sequence, float *to)
 {
     uint32_t group = a.q_heads / a.kv_heads;
 
 #pragma unroll 1
     for (uint32_t i = threadIdx.x / WARP_LANES; i < a.rows * a.q_heads; i += WARPS) {
         uint32_t row = i / a.q_heads, head = i % a.q_heads;
-        uint64_t at = chain * a.q_stride + (uint64_t)i * a.head_dim;
+        uint64_t at = sequence * a.q_stride + (uint64_t)i * a.head_dim;
         float *out = to + (head / group * a.queries_a_head + row * group + head % group) * a.query_floats;
 
         if constexpr (F == UCM_SELECT_HASH)
@@ -194,20 +194,20 @@ static __device__ __forceinline__ void prepare_queries(args_t a, uint32_t chain,
     }
 }
 
-/* A chain's prepared queries: in the workspace, by an item of their own; or in shared memory, by each thread block
+/* A sequence's prepared queries: in the workspace, by an item of their own; or in shared memory, by each thread block
  * that scores. */
-static __device__ __forceinline__ float *prepared(args_t a, uint32_t chain)
+static __device__ __forceinline__ float *prepared(args_t a, uint32_t sequence)
 {
     if (!a.prepares)
         return (float *)(shared + a.query_at / 4);
-    return (float *)a.queries + (uint64_t)chain * a.rows * a.q_heads * a.query_floats;
+    return (float *)a.queries + (uint64_t)sequence * a.rows * a.q_heads * a.query_floats;
 }
 
 template <int F>
-static __device__ __noinline__ void prepare_item(args_t a, uint32_t chain)
+static __device__ __noinline__ void prepare_item(args_t a, uint32_t sequence)
 {
-    prepare_queries<F>(a, chain, prepared(a, chain));
-    item_done(&progress(a, chain)->prepared);
+    prepare_queries<F>(a, sequence, prepared(a, sequence));
+    item_done(&progress(a, sequence)->prepared);
 }
 
 #endif

@@ -1,6 +1,6 @@
-/* Scores and choices for many chains in one launch.
+/* Scores and choices for many sequences in one launch.
  *
- * The work is cut into items, numbered in the order of their needs: each chain's queries are prepared;
+ * The work is cut into items, numbered in the order of their needs: each sequence's queries are prepared;
  * tiles of its blocks are scored; with softmax the weights of each tile are summed, then shared out;
  * slices of long lists are looked through; at last a choice is made from each list. Thread blocks draw
  * items from a counter, and an item waits for those that it needs. They have lower numbers, so thread
@@ -21,28 +21,28 @@
 
 struct plan {
     uint32_t tile;                                   /* blocks of an item */
-    uint32_t first_tile[UCM_SELECT_CUDA_CHAINS + 1]; /* of each chain, counted over all */
+    uint32_t first_tile[UCM_SELECT_CUDA_SEQUENCES + 1]; /* of each sequence, counted over all */
 };
 
-static __device__ __forceinline__ uint32_t chain_blocks(args_t a, uint32_t chain)
+static __device__ __forceinline__ uint32_t sequence_blocks(args_t a, uint32_t sequence)
 {
-    int32_t n = ((const int32_t *)a.n_blocks)[chain];
+    int32_t n = ((const int32_t *)a.n_blocks)[sequence];
 
     return n < 0 ? 0 : min((uint32_t)n, a.max_blocks);
 }
 
-/* Of an item where chains share the launch, at most: their ends leave small tiles. */
+/* Of an item where sequences share the launch, at most: their ends leave small tiles. */
 #define SHARED_TILE 256u
 
 /* So many blocks that each thread block gets as many tiles, and few of them. */
 static __device__ __forceinline__ uint32_t tile_blocks(args_t a)
 {
-    uint32_t most = a.chains > 1 ? min(a.tile, SHARED_TILE) : a.tile;
+    uint32_t most = a.sequences > 1 ? min(a.tile, SHARED_TILE) : a.tile;
     uint64_t all = 0, whole = (uint64_t)gridDim.x * most, waves;
 
-    for (uint32_t chain = a.chains > 1 ? threadIdx.x : 0; chain < a.chains; chain += THREADS)
-        all += chain_blocks(a, chain);
-    if (a.chains > 1)
+    for (uint32_t sequence = a.sequences > 1 ? threadIdx.x : 0; sequence < a.sequences; sequence += THREADS)
+        all += sequence_blocks(a, sequence);
+    if (a.sequences > 1)
         all = block_sum(all);
     waves = (all + whole - 1) / whole * gridDim.x;
     if (waves == 0)
@@ -51,22 +51,22 @@ static __device__ __forceinline__ uint32_t tile_blocks(args_t a)
     return min(most, max(32u, (uint32_t)(all + a.grain - 1) / a.grain * a.grain));
 }
 
-/* By all threads: counts the tiles of the chains before each. */
+/* By all threads: counts the tiles of the sequences before each. */
 static __device__ __forceinline__ void plan_tiles(args_t a, struct plan *p)
 {
     __shared__ uint32_t part[WARPS];
     uint32_t base = 0, tile = tile_blocks(a);
 
-    if (a.chains == 1) {
+    if (a.sequences == 1) {
         p->first_tile[0] = 0; /* the same by all threads */
-        p->first_tile[1] = (chain_blocks(a, 0) + tile - 1) / tile;
+        p->first_tile[1] = (sequence_blocks(a, 0) + tile - 1) / tile;
         p->tile = tile;
         __syncthreads();
         return;
     }
-    for (uint32_t from = 0; from < a.chains; from += THREADS) {
-        uint32_t chain = from + threadIdx.x;
-        uint32_t tiles = chain < a.chains ? (chain_blocks(a, chain) + tile - 1) / tile : 0;
+    for (uint32_t from = 0; from < a.sequences; from += THREADS) {
+        uint32_t sequence = from + threadIdx.x;
+        uint32_t tiles = sequence < a.sequences ? (sequence_blocks(a, sequence) + tile - 1) / tile : 0;
         uint32_t sum = tiles;
 
         for (uint32_t s = 1; s < WARP_LANES; s *= 2) {
@@ -79,21 +79,22 @@ static __device__ __forceinline__ void plan_tiles(args_t a, struct plan *p)
         __syncthreads();
         for (uint32_t i = 0; i < WARPS; i++)
             sum += i < threadIdx.x / WARP_LANES ? part[i] : 0;
-        if (chain < a.chains)
-            p->first_tile[chain] = base + sum - tiles;
+        if (sequence < a.sequences)
+            p->first_tile[sequence] = base + sum - tiles;
         for (uint32_t i = 0; i < WARPS; i++)
             base += part[i];
         __syncthreads();
     }
     if (threadIdx.x == 0)
-        p->first_tile[a.chains] = base;
+        p->first_tile[a.sequences] = base;
     p->tile = tile;
     __syncthreads();
 }
 
 static __device__ __forceinline__ struct tile tile_of(args_t a, const struct plan *p, uint32_t number)
 {
-    uint32_t low = 0, high = a.chains; /* the last chain whose first tile is not above number */
+    /* the last sequence whose first tile is not above number */
+    uint32_t low = 0, high = a.sequences;
     struct tile t;
 
     while (high - low > 1) {
@@ -104,65 +105,65 @@ static __device__ __forceinline__ struct tile tile_of(args_t a, const struct pla
         else
             high = middle;
     }
-    t.chain = low;
-    t.n = chain_blocks(a, low);
+    t.sequence = low;
+    t.n = sequence_blocks(a, low);
     t.first = (number - p->first_tile[low]) * p->tile;
     t.count = min(p->tile, t.n - t.first);
     return t;
 }
 
-static __device__ __forceinline__ uint32_t chain_tiles(const struct plan *p, uint32_t chain)
+static __device__ __forceinline__ uint32_t sequence_tiles(const struct plan *p, uint32_t sequence)
 {
-    return p->first_tile[chain + 1] - p->first_tile[chain];
+    return p->first_tile[sequence + 1] - p->first_tile[sequence];
 }
 
 /* Returns false when there is no such item. */
 template <int F, int Q, int N, int P>
 static __device__ __forceinline__ bool run_item(args_t a, const struct plan *p, uint32_t item)
 {
-    uint32_t tiles = p->first_tile[a.chains];
+    uint32_t tiles = p->first_tile[a.sequences];
     bool softmax = a.reduce == UCM_REDUCE_SOFTMAX;
     struct tile t;
 
     if (a.prepares) {
-        if (item < a.chains) {
+        if (item < a.sequences) {
             prepare_item<F>(a, item);
             return true;
         }
-        item -= a.chains;
+        item -= a.sequences;
     }
     if (item < (softmax ? 3 : 1) * tiles) {
         t = tile_of(a, p, item % tiles);
         if (item < tiles) {
             score_item<F, Q, N, P>(a, t);
         } else if (item < 2 * tiles) {
-            wait_for(&progress(a, t.chain)->scored, chain_tiles(p, t.chain));
+            wait_for(&progress(a, t.sequence)->scored, sequence_tiles(p, t.sequence));
             weigh_item(a, t);
         } else {
-            wait_for(&progress(a, t.chain)->weighed, chain_tiles(p, t.chain));
+            wait_for(&progress(a, t.sequence)->weighed, sequence_tiles(p, t.sequence));
             share_item(a, t);
         }
         return true;
     }
     item -= (softmax ? 3 : 1) * tiles;
-    if (item < a.chains * a.lists * a.slices) {
-        t.chain = item / (a.lists * a.slices);
+    if (item < a.sequences * a.lists * a.slices) {
+        t.sequence = item / (a.lists * a.slices);
         item %= a.lists * a.slices;
-        wait_for(softmax ? &progress(a, t.chain)->shared : &progress(a, t.chain)->scored,
-                 chain_tiles(p, t.chain));
-        look_item(a, t.chain, item / a.slices, item % a.slices, chain_blocks(a, t.chain));
+        wait_for(softmax ? &progress(a, t.sequence)->shared : &progress(a, t.sequence)->scored,
+                 sequence_tiles(p, t.sequence));
+        look_item(a, t.sequence, item / a.slices, item % a.slices, sequence_blocks(a, t.sequence));
         return true;
     }
-    item -= a.chains * a.lists * a.slices;
-    if (item >= a.chains * a.lists)
+    item -= a.sequences * a.lists * a.slices;
+    if (item >= a.sequences * a.lists)
         return false;
-    t.chain = item / a.lists;
+    t.sequence = item / a.lists;
     if (a.slices > 0)
-        wait_for(&progress(a, t.chain)->looked, a.lists * a.slices);
+        wait_for(&progress(a, t.sequence)->looked, a.lists * a.slices);
     else
-        wait_for(softmax ? &progress(a, t.chain)->shared : &progress(a, t.chain)->scored,
-                 chain_tiles(p, t.chain));
-    choose_item(a, t.chain, item % a.lists, chain_blocks(a, t.chain));
+        wait_for(softmax ? &progress(a, t.sequence)->shared : &progress(a, t.sequence)->scored,
+                 sequence_tiles(p, t.sequence));
+    choose_item(a, t.sequence, item % a.lists, sequence_blocks(a, t.sequence));
     return true;
 }
 
@@ -171,10 +172,10 @@ static __device__ __forceinline__ void reset(args_t a)
 {
     uint32_t *words = (uint32_t *)a.progress;
 
-    for (uint32_t i = threadIdx.x; i < a.chains * sizeof(struct ucm_select_cuda_progress) / 4; i += THREADS)
+    for (uint32_t i = threadIdx.x; i < a.sequences * sizeof(struct ucm_select_cuda_progress) / 4; i += THREADS)
         words[i] = 0;
     if (a.reduce == UCM_REDUCE_SOFTMAX)
-        for (uint32_t i = threadIdx.x; i < a.chains * a.rows * a.q_heads; i += THREADS) {
+        for (uint32_t i = threadIdx.x; i < a.sequences * a.rows * a.q_heads; i += THREADS) {
             ((uint32_t *)a.top)[i] = 0;
             ((uint64_t *)a.sum)[i] = 0;
         }

@@ -37,11 +37,11 @@ template <int F, int N> static __device__ __forceinline__ uint32_t word_channel(
 }
 
 /* Where the i-th query of KV head g begins, in elements of q. */
-static __device__ __forceinline__ uint64_t query_at(args_t a, uint32_t chain, uint32_t g, uint32_t i)
+static __device__ __forceinline__ uint64_t query_at(args_t a, uint32_t sequence, uint32_t g, uint32_t i)
 {
     uint32_t group = a.q_heads / a.kv_heads, row = i / group;
 
-    return chain * a.q_stride + ((uint64_t)row * a.q_heads + g * group + i - row * group) * a.head_dim;
+    return sequence * a.q_stride + ((uint64_t)row * a.q_heads + g * group + i - row * group) * a.head_dim;
 }
 
 /* The halves of the query at element `at`. Returns what its sums are multiplied with. */
@@ -67,13 +67,13 @@ static __device__ __forceinline__ float round_halves(args_t a, uint64_t at, uint
 }
 
 template <int F, int N, int P>
-static __device__ __forceinline__ void load_halves(args_t a, uint32_t chain, uint32_t g, uint32_t first,
+static __device__ __forceinline__ void load_halves(args_t a, uint32_t sequence, uint32_t g, uint32_t first,
                                                    struct halves<N, P> *to)
 {
 #pragma unroll
     for (uint32_t p = 0; p < P; p++) {
         uint32_t query = min(first + 4 * p + warp_lane() / 8, a.queries_a_head - 1);
-        float step = round_halves<F, N>(a, query_at(a, chain, g, query), to->word[p]);
+        float step = round_halves<F, N>(a, query_at(a, sequence, g, query), to->word[p]);
 
         to->step[p] = __shfl_sync(WARP_ALL, step, quarter() * 8);
     }
@@ -236,7 +236,7 @@ static __device__ __forceinline__ void score_tile_matrix(args_t a, const struct 
     for (bool known = false; job < jobs || !known; job += WARPS) {
         if (job < jobs) {
             first = job / a.kv_heads * 4 * P;
-            load_halves<F, N, P>(a, t.chain, job % a.kv_heads, first, &q);
+            load_halves<F, N, P>(a, t.sequence, job % a.kv_heads, first, &q);
         }
         if (!known) {
             put_summaries(a, t, number);

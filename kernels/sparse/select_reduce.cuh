@@ -25,15 +25,15 @@ static __device__ __forceinline__ float many_sum(const struct many *m, float by)
     return m->top == ucm_inf() ? m->top : ucm_is_nan(x) ? -ucm_inf() : x;
 }
 
-static __device__ __forceinline__ float *list_of(args_t a, uint32_t chain, uint32_t list)
+static __device__ __forceinline__ float *list_of(args_t a, uint32_t sequence, uint32_t list)
 {
-    return (float *)a.scores + ((uint64_t)chain * a.lists + list) * a.pitch;
+    return (float *)a.scores + ((uint64_t)sequence * a.lists + list) * a.pitch;
 }
 
 /* How many blocks between the windows have a key with such first bits; top k only. */
-static __device__ __forceinline__ uint32_t *digits_of(args_t a, uint32_t chain, uint32_t list)
+static __device__ __forceinline__ uint32_t *digits_of(args_t a, uint32_t sequence, uint32_t list)
 {
-    return (uint32_t *)a.digits + ((uint64_t)chain * a.lists + list) * UCM_SELECT_CUDA_DIGITS;
+    return (uint32_t *)a.digits + ((uint64_t)sequence * a.lists + list) * UCM_SELECT_CUDA_DIGITS;
 }
 
 struct span {
@@ -63,7 +63,7 @@ template <typename HEAD>
 static __device__ __forceinline__ void put_lists(args_t a, const struct tile &t, HEAD head)
 {
     struct span s = between_windows(a, t.n);
-    uint32_t *digits = digits_of(a, t.chain, 0);
+    uint32_t *digits = digits_of(a, t.sequence, 0);
     uint32_t shift = WARP_LANES - __clz((int)(t.count - 1)); /* places a list: a power of two */
 
     for (uint32_t base = 0; base < a.lists << shift; base += THREADS) {
@@ -82,7 +82,7 @@ static __device__ __forceinline__ void put_lists(args_t a, const struct tile &t,
         }
         b += t.first;
         if (valid)
-            list_of(a, t.chain, list)[b] = x;
+            list_of(a, t.sequence, list)[b] = x;
         if (a.policy == UCM_CHOOSE_TOPK)
             count_digit(digits, list * UCM_SELECT_CUDA_DIGITS + (ucm_score_key(x) >> FIRST_SHIFT),
                         valid && b >= s.begin && b < s.end);
@@ -123,17 +123,17 @@ static __device__ __forceinline__ uint64_t warp_sum(uint64_t x)
     return x;
 }
 
-/* Query head i of a chain, in the order of KV heads. */
-static __device__ __forceinline__ uint64_t raw_list(args_t a, uint32_t chain, uint32_t i)
+/* Query head i of a sequence, in the order of KV heads. */
+static __device__ __forceinline__ uint64_t raw_list(args_t a, uint32_t sequence, uint32_t i)
 {
-    return (uint64_t)chain * a.rows * a.q_heads + i;
+    return (uint64_t)sequence * a.rows * a.q_heads + i;
 }
 
 /* Keeps a chunk's scores of each query head, and the largest that is not +inf. */
 static __device__ __forceinline__ void keep_raw(args_t a, const struct tile &t, const float *raw)
 {
     for (uint32_t i = threadIdx.x / WARP_LANES; i < a.rows * a.q_heads; i += WARPS) {
-        uint64_t list = raw_list(a, t.chain, i);
+        uint64_t list = raw_list(a, t.sequence, i);
         float *to = (float *)a.raw + list * a.pitch + t.first;
         uint32_t top = 0;
 
@@ -175,7 +175,7 @@ static __device__ __noinline__ void weigh_item(args_t a, const struct tile &t)
     static_assert(UCM_SELECT_CUDA_TILE / WARP_LANES <= 256, "a thread's sum fits 32 bits");
 #pragma unroll 2
     for (uint32_t i = threadIdx.x / WARP_LANES; i < a.rows * a.q_heads; i += WARPS) {
-        uint64_t list = raw_list(a, t.chain, i);
+        uint64_t list = raw_list(a, t.sequence, i);
         const float *raw = (const float *)a.raw + list * a.pitch + t.first;
         float top = top_score(__ldcg((const uint32_t *)a.top + list));
         uint32_t sum = 0, low;
@@ -187,7 +187,7 @@ static __device__ __noinline__ void weigh_item(args_t a, const struct tile &t)
         if (warp_lane() == 0)
             atomicAdd((unsigned long long *)a.sum + list, ((unsigned long long)sum << 16) + low);
     }
-    item_done(&progress(a, t.chain)->weighed);
+    item_done(&progress(a, t.sequence)->weighed);
 }
 
 /* x / total, rounded to nearest, for a weight x and a total from 1 to 2^44, by = 1 / total: the second quotient is less
@@ -203,7 +203,7 @@ static __device__ __forceinline__ float share_of(float x, float total, float by)
 static __device__ __noinline__ void share_item(args_t a, const struct tile &t)
 {
     uint32_t group = a.queries_a_head;
-    uint64_t first = raw_list(a, t.chain, 0);
+    uint64_t first = raw_list(a, t.sequence, 0);
 
     put_lists(a, t, [&](uint32_t g, uint32_t b) {
         const float *raw = (const float *)a.raw + (first + g * group) * a.pitch + t.first + b;
@@ -222,7 +222,7 @@ static __device__ __noinline__ void share_item(args_t a, const struct tile &t)
         }
         return many_sum(&shares, 1.0f);
     });
-    item_done(&progress(a, t.chain)->shared);
+    item_done(&progress(a, t.sequence)->shared);
 }
 
 #endif

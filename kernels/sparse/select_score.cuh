@@ -11,7 +11,7 @@
 static __device__ __noinline__ void reduce(args_t a, const struct tile &t, uint32_t chunk, const float *raw)
 {
     uint32_t first = chunk * a.chunk;
-    struct tile part = {t.chain, t.n, t.first + first, min(a.chunk, t.count - first)};
+    struct tile part = {t.sequence, t.n, t.first + first, min(a.chunk, t.count - first)};
 
     if (a.reduce == UCM_REDUCE_SOFTMAX)
         keep_raw(a, part, raw);
@@ -19,17 +19,17 @@ static __device__ __noinline__ void reduce(args_t a, const struct tile &t, uint3
         reduce_chunk(a, part, raw);
 }
 
-/* By all threads: the tile's summaries are known, and the chain's queries prepared. */
+/* By all threads: the tile's summaries are known, and the sequence's queries prepared. */
 template <int F>
 static __device__ __forceinline__ void tile_begin(args_t a, const struct tile &t)
 {
     uint32_t number = block_number(a, t);
 
     if (!a.prepares)
-        prepare_queries<F>(a, t.chain, prepared(a, t.chain));
+        prepare_queries<F>(a, t.sequence, prepared(a, t.sequence));
     put_summaries(a, t, number);
     if (a.prepares)
-        wait_for(&progress(a, t.chain)->prepared, 1);
+        wait_for(&progress(a, t.sequence)->prepared, 1);
     else
         __syncthreads();
 }
@@ -50,7 +50,7 @@ static __device__ __forceinline__ void score_tile(args_t a, const struct tile &t
         struct queries<F, Q, N> q;
         struct feed f;
 
-        work_begin<Q>(a, jobs, job, prepared(a, t.chain), raw, &w);
+        work_begin<Q>(a, jobs, job, prepared(a, t.sequence), raw, &w);
         feed_begin<F, N>(a, w, &f);
         load_queries<F, Q, N>(a, w, &q);
         if (!a.prepares)
@@ -103,7 +103,7 @@ static __device__ __forceinline__ void score_chunks(args_t a, const struct tile 
         if (warp >= jobs.ways * jobs.n)
             continue;
         for (uint32_t job = warp % jobs.n; job < jobs.n; job += WARPS) {
-            work_begin<Q>(a, jobs, job, prepared(a, t.chain), raw, &w);
+            work_begin<Q>(a, jobs, job, prepared(a, t.sequence), raw, &w);
             score_job<F, Q>(a, w);
         }
     }
@@ -124,7 +124,7 @@ static __device__ __forceinline__ void score_item(args_t a, const struct tile &t
         else
             score_chunks<F, Q>(a, t);
     }
-    item_done(&progress(a, t.chain)->scored);
+    item_done(&progress(a, t.sequence)->scored);
 }
 
 #endif

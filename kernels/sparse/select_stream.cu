@@ -1,6 +1,6 @@
-/* Scores and choices for many chains in one launch, of tokens with rest by the metric `rounded`, softmax and top k: three kinds of warps in each
- * thread block, each at its own pace. One brings tiles of summaries, a chain's after another's; some score them;
- * others make choices from the lists of chains whose scores are all there. So the GPU's memory is read all the time.
+/* Scores and choices for many sequences in one launch, of tokens with rest by the metric `rounded`, softmax and top k: three kinds of warps in each
+ * thread block, each at its own pace. One brings tiles of summaries, a sequence's after another's; some score them;
+ * others make choices from the lists of sequences whose scores are all there. So the GPU's memory is read all the time.
  *
  * Tiles and lists are drawn from counters. Whoever waits, waits for tiles that were drawn before or will be by
  * thread blocks that run: no wait needs a thread block that has not begun. The last thread block sets the counters to 0 for
@@ -19,9 +19,9 @@ static __device__ __forceinline__ void reset(args_t a)
 {
     uint32_t *ticket = (uint32_t *)a.ticket;
 
-    for (uint32_t i = threadIdx.x; i < a.chains; i += blockDim.x)
+    for (uint32_t i = threadIdx.x; i < a.sequences; i += blockDim.x)
         progress(a, i)->scored = 0;
-    for (uint32_t i = threadIdx.x; i < a.chains * a.rows * a.q_heads; i += blockDim.x)
+    for (uint32_t i = threadIdx.x; i < a.sequences * a.rows * a.q_heads; i += blockDim.x)
         ((uint32_t *)a.top)[i] = 0;
     if (threadIdx.x <= DONE)
         ticket[threadIdx.x] = 0;

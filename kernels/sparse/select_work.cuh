@@ -66,7 +66,7 @@ static __device__ __forceinline__ uint32_t block_number(args_t a, const struct t
 {
     if (threadIdx.x >= t.count)
         return a.blocks;
-    return __ldg((const uint32_t *)a.table + t.chain * a.table_stride + t.first + threadIdx.x);
+    return __ldg((const uint32_t *)a.table + t.sequence * a.table_stride + t.first + threadIdx.x);
 }
 
 /* By all threads: where the tile's summaries are; a barrier must follow. */

@@ -1,8 +1,8 @@
 /* What select_stream.cu and client/cuda/sparse_stream.c agree on. Of a thread block's warps one
  * brings tiles of whole summaries, eight score them, and eight choose from lists whose scores are
  * complete, so memory is read during choices. For launches by softmax whose lists have no clusters:
- * 50 chains of 8,192 blocks take 787 us in place of 1,083 on an H200. A list's scores must fit next
- * to two tiles. */
+ * 50 sequences of 8,192 blocks take 787 us in place of 1,083 on an H200. A list's scores must fit
+ * next to two tiles. */
 #ifndef UCM_KERNELS_SPARSE_STREAM_H
 #define UCM_KERNELS_SPARSE_STREAM_H
 

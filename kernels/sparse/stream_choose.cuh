@@ -1,4 +1,4 @@
-/* From a chain's scores in the workspace to the choices of its lists: some warps of a thread block draw lists, one at a time, while others
+/* From a sequence's scores in the workspace to the choices of its lists: some warps of a thread block draw lists, one at a time, while others
  * score. A list's scores lie in shared memory. */
 #ifndef UCM_KERNELS_SPARSE_STREAM_CHOOSE_CUH
 #define UCM_KERNELS_SPARSE_STREAM_CHOOSE_CUH
@@ -60,7 +60,7 @@ template <int Q> struct softmax {
 
 static __device__ __forceinline__ const float *raw_of(args_t a, const struct part &p, uint32_t i)
 {
-    return (const float *)a.raw + raw_list(a, p.chain, p.list * a.queries_a_head + i) * a.pitch;
+    return (const float *)a.raw + raw_list(a, p.sequence, p.list * a.queries_a_head + i) * a.pitch;
 }
 
 static __device__ __forceinline__ uint32_t weight_at(args_t a, float x, float top)
@@ -84,7 +84,7 @@ static __device__ __forceinline__ void weigh_list(args_t a, const struct part &p
     static_assert(Q <= QUERIES, "sums have room");
 #pragma unroll
     for (uint32_t i = 0; i < Q; i++)
-        m->top[i] = i < a.queries_a_head ? top_score(__ldcg((const uint32_t *)a.top + raw_list(a, p.chain, p.list * a.queries_a_head + i)))
+        m->top[i] = i < a.queries_a_head ? top_score(__ldcg((const uint32_t *)a.top + raw_list(a, p.sequence, p.list * a.queries_a_head + i)))
                                          : 0;
 #pragma unroll 2
     for (uint32_t b = 4 * stream_crew::thread(); b < p.n; b += 4 * stream_crew::threads()) {
@@ -158,15 +158,15 @@ static __device__ __forceinline__ uint32_t draw_list(args_t a, uint32_t *ticket,
     for (uint32_t i = stream_crew::thread(); i < sizeof(*s) / 4; i += stream_crew::threads())
         ((uint32_t *)s)[i] = 0;
     if (stream_crew::thread() == 0) {
-        uint32_t list = atomicAdd(ticket, 1), chain = list / a.lists;
+        uint32_t list = atomicAdd(ticket, 1), sequence = list / a.lists;
 
-        if (list < a.chains * a.lists) {
-            uint32_t want = chain_tiles(a, chain) * SCORERS;
+        if (list < a.sequences * a.lists) {
+            uint32_t want = sequence_tiles(a, sequence) * SCORERS;
 
-            while (load_acquire(&progress(a, chain)->scored) < want)
+            while (load_acquire(&progress(a, sequence)->scored) < want)
                 __nanosleep(64);
         }
-        drawn = list < a.chains * a.lists ? list : ~0u;
+        drawn = list < a.sequences * a.lists ? list : ~0u;
     }
     stream_crew::sync();
     return drawn;
@@ -179,8 +179,8 @@ static __device__ __forceinline__ void choose_lists(args_t a, uint32_t *ticket, 
     uint32_t list;
 
     while ((list = draw_list(a, ticket, s)) != ~0u) {
-        uint32_t chain = list / a.lists, n = chain_blocks(a, chain), room = min(a.room, n);
-        struct part p = {chain, list % a.lists, n, 0, n};
+        uint32_t sequence = list / a.lists, n = sequence_blocks(a, sequence), room = min(a.room, n);
+        struct part p = {sequence, list % a.lists, n, 0, n};
         struct span between = between_windows(a, n);
         struct run r = run_of<stream_crew>(p);
         struct cut cut = {~0u, 0};

@@ -9,12 +9,12 @@
 #define SCORERS UCM_SELECT_STREAM_SCORERS
 #define CHOOSERS UCM_SELECT_STREAM_CHOOSERS
 #define STAGES UCM_SELECT_STREAM_STAGES
-#define NO_CHAIN UINT32_MAX
+#define NO_SEQUENCE UINT32_MAX
 
 /* Stages and what is in them. */
 struct pipe {
     uint64_t full[STAGES], empty[STAGES]; /* mbarriers */
-    struct tile tile[STAGES];             /* its chain is NO_CHAIN behind the last */
+    struct tile tile[STAGES];             /* its sequence is NO_SEQUENCE behind the last */
 };
 
 /* ---- mbarriers ---- */
@@ -77,39 +77,39 @@ static __device__ __forceinline__ uint32_t tile_blocks(args_t a)
     return SCORERS / a.kv_heads * GROUP;
 }
 
-static __device__ __forceinline__ uint32_t chain_blocks(args_t a, uint32_t chain)
+static __device__ __forceinline__ uint32_t sequence_blocks(args_t a, uint32_t sequence)
 {
-    int32_t n = __ldg((const int32_t *)a.n_blocks + chain);
+    int32_t n = __ldg((const int32_t *)a.n_blocks + sequence);
 
     return n < 0 ? 0 : min((uint32_t)n, a.max_blocks);
 }
 
-static __device__ __forceinline__ uint32_t chain_tiles(args_t a, uint32_t chain)
+static __device__ __forceinline__ uint32_t sequence_tiles(args_t a, uint32_t sequence)
 {
     uint32_t tile = tile_blocks(a);
 
-    return (chain_blocks(a, chain) + tile - 1) / tile;
+    return (sequence_blocks(a, sequence) + tile - 1) / tile;
 }
 
-/* The chain that tile `number` is of, and how many tiles the chains before it have. Numbers only grow. */
+/* The sequence that tile `number` is of, and how many tiles the sequences before it have. Numbers only grow. */
 struct place {
-    uint32_t chain, before;
+    uint32_t sequence, before;
 };
 
 static __device__ __forceinline__ struct tile next_tile(args_t a, uint32_t number, struct place *p)
 {
-    struct tile t = {NO_CHAIN, 0, 0, 0};
+    struct tile t = {NO_SEQUENCE, 0, 0, 0};
     uint32_t tiles;
 
-    for (; p->chain < a.chains; p->chain++, p->before += tiles) {
-        tiles = chain_tiles(a, p->chain);
+    for (; p->sequence < a.sequences; p->sequence++, p->before += tiles) {
+        tiles = sequence_tiles(a, p->sequence);
         if (number - p->before < tiles)
             break;
     }
-    if (p->chain >= a.chains)
+    if (p->sequence >= a.sequences)
         return t;
-    t.chain = p->chain;
-    t.n = chain_blocks(a, t.chain);
+    t.sequence = p->sequence;
+    t.n = sequence_blocks(a, t.sequence);
     t.first = (number - p->before) * tile_blocks(a);
     t.count = min(tile_blocks(a), t.n - t.first);
     return t;
@@ -118,7 +118,7 @@ static __device__ __forceinline__ struct tile next_tile(args_t a, uint32_t numbe
 /* Where block b of the tile has its summary. */
 static __device__ __forceinline__ const uint8_t *summary_of(args_t a, const struct tile &t, uint32_t b)
 {
-    uint32_t number = __ldg((const uint32_t *)a.table + t.chain * a.table_stride + t.first + b);
+    uint32_t number = __ldg((const uint32_t *)a.table + t.sequence * a.table_stride + t.first + b);
 
     return (const uint8_t *)(number < a.blocks ? a.summaries + number * a.block_stride : a.poison);
 }
@@ -143,8 +143,8 @@ static __device__ __forceinline__ void fill_stage(args_t a, const struct tile &t
 
     if (warp_lane() == 0)
         pipe->tile[s] = t;
-    if (t.chain == NO_CHAIN || !a.wide) {
-        if (t.chain != NO_CHAIN)
+    if (t.sequence == NO_SEQUENCE || !a.wide) {
+        if (t.sequence != NO_SEQUENCE)
             copy_plain(a, t, stage);
         __syncwarp();
         if (warp_lane() == 0)
@@ -171,13 +171,13 @@ static __device__ __forceinline__ void fill_pipe(args_t a, uint32_t *tickets, st
         const uint8_t *first = nullptr;
 
         t = next_tile(a, __shfl_sync(WARP_ALL, next, 0), &place);
-        if (t.chain != NO_CHAIN && warp_lane() == 0)
+        if (t.sequence != NO_SEQUENCE && warp_lane() == 0)
             next = atomicAdd(tickets, 1);
         if (warp_lane() < t.count)
             first = summary_of(a, t, warp_lane());
         barrier_wait(&pipe->empty[s], i / STAGES % 2 ^ 1); /* the first ones at once */
         fill_stage(a, t, first, s, pipe);
-        if (t.chain == NO_CHAIN)
+        if (t.sequence == NO_SEQUENCE)
             return;
     }
 }

@@ -6,8 +6,8 @@
 
 /* A warp's tile. */
 struct mine {
-    uint32_t chain, list;
-    uint32_t b, end; /* its thread's blocks are b and b + 8, of the chain's `end` */
+    uint32_t sequence, list;
+    uint32_t b, end; /* its thread's blocks are b and b + 8, of the sequence's `end` */
     const uint8_t *vector[2], *scale[2];
 };
 
@@ -23,7 +23,7 @@ static __device__ __forceinline__ struct mine mine_of(args_t a, const struct til
     uint32_t warp = threadIdx.x / WARP_LANES, b = warp / a.kv_heads * GROUP + block_of_row();
     struct mine m;
 
-    m.chain = t.chain;
+    m.sequence = t.sequence;
     m.list = warp % a.kv_heads;
     m.b = t.first + b;
     m.end = t.n;
@@ -38,10 +38,10 @@ static __device__ __forceinline__ struct mine mine_of(args_t a, const struct til
 }
 
 template <int F, int N, int P>
-static __device__ __forceinline__ void take_queries(args_t a, uint32_t chain, uint32_t list, uint32_t *halves, float *step,
+static __device__ __forceinline__ void take_queries(args_t a, uint32_t sequence, uint32_t list, uint32_t *halves, float *step,
                                                     struct scoring<F, N, P> *s)
 {
-    struct part p = {chain, list, 0, 0, 0};
+    struct part p = {sequence, list, 0, 0, 0};
 
     __syncwarp();
 #pragma unroll
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void keep_scores(args_t a, const struct mine &
 #pragma unroll
     for (uint32_t i = 0; i < P; i++) {
         uint32_t query = 4 * i + quarter(), top = 0;
-        uint64_t row = raw_list(a, m.chain, m.list * a.queries_a_head + query);
+        uint64_t row = raw_list(a, m.sequence, m.list * a.queries_a_head + query);
         float *raw = (float *)a.raw + row * a.pitch;
 
 #pragma unroll
@@ -132,21 +132,21 @@ static __device__ __forceinline__ void keep_scores(args_t a, const struct mine &
     s->worst[0] = s->worst[1] = 0;
 }
 
-/* Scores of so many of a chain's tiles are where others see them. */
-static __device__ __forceinline__ void tell_scored(args_t a, uint32_t chain, uint32_t tiles)
+/* Scores of so many of a sequence's tiles are where others see them. */
+static __device__ __forceinline__ void tell_scored(args_t a, uint32_t sequence, uint32_t tiles)
 {
     __syncwarp();
     if (warp_lane() == 0 && tiles > 0)
-        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(&progress(a, chain)->scored), "r"(tiles) : "memory");
+        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(&progress(a, sequence)->scored), "r"(tiles) : "memory");
 }
 
 /* By a warp: its part of all tiles that come. halves, step: room for its queries. To tell waits for all that the warp has stored: so
- * that is done once a chain, when another's first tile is there, or the end. */
+ * that is done once a sequence, when another's first tile is there, or the end. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_pipe(args_t a, struct pipe *pipe, uint32_t *halves, float *step)
 {
     struct scoring<F, N, P> s = {};
-    uint32_t chain = NO_CHAIN, tiles = 0;
+    uint32_t sequence = NO_SEQUENCE, tiles = 0;
 
     for (uint32_t i = 0;; i++) {
         uint32_t stage = i % STAGES;
@@ -154,25 +154,25 @@ static __device__ __forceinline__ void score_pipe(args_t a, struct pipe *pipe, u
 
         barrier_wait(&pipe->full[stage], i / STAGES % 2);
         t = pipe->tile[stage];
-        if (t.chain == NO_CHAIN)
+        if (t.sequence == NO_SEQUENCE)
             break;
         struct mine m = mine_of(a, t, (const uint8_t *)shared + a.stage_at + stage * tile_blocks(a) * a.staged);
 
-        if (t.chain != chain) {
-            take_queries<F, N, P>(a, t.chain, m.list, halves, step, &s);
+        if (t.sequence != sequence) {
+            take_queries<F, N, P>(a, t.sequence, m.list, halves, step, &s);
             for (uint32_t j = 0; j < P; j++)
                 s.top[j] = 0;
         }
         score_tile<F, N, P>(a, m, &pipe->empty[stage], &s);
-        if (t.chain != chain) {
-            tell_scored(a, chain, tiles);
-            chain = t.chain;
+        if (t.sequence != sequence) {
+            tell_scored(a, sequence, tiles);
+            sequence = t.sequence;
             tiles = 0;
         }
         keep_scores<F, N, P>(a, m, &s);
         tiles++;
     }
-    tell_scored(a, chain, tiles);
+    tell_scored(a, sequence, tiles);
 }
 
 #endif

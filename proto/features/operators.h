@@ -137,10 +137,10 @@
     F(m, u64, busy, OPT, 0, UCM_MAX_ROOTS)
 
 /* Method bypass. Takes the cache out of the way in an incident. With loads bypassed, `lookup` and
- * `chain.append` find nothing, and `load`, `load_prefix`, `fetch`, `prefetch` and `chain.prefetch`
- * are misses. With stores bypassed, `dump` answers status 3; parts that it has begun are finished.
- * Requests under way go on, and cached blocks stay. It holds for every connection until it is
- * turned off or the daemon ends. Without `load` and `store` it only lists.
+ * `sequence.append` find nothing, and `load`, `load_prefix`, `fetch`, `prefetch` and
+ * `sequence.prefetch` are misses. With stores bypassed, `dump` answers status 3; parts that it has
+ * begun are finished. Requests under way go on, and cached blocks stay. It holds for every
+ * connection until it is turned off or the daemon ends. Without `load` and `store` it only lists.
  * Callers: operators.
  * Errors: BUSY: there are 64; NOT_FOUND: nobody is or could be this tenant. */
 

@@ -86,7 +86,7 @@
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
 
-/* Method chain.open. Opens a sequence without blocks (docs/protocol.md, "Sequences and
+/* Method sequence.open. Opens a sequence without blocks (docs/protocol.md, "Sequences and
  * selections").
  * Errors: BUSY: the connection has 4096; NOT_FOUND: this connection did not open the namespace by
  *   `summary.open`.
@@ -94,30 +94,30 @@
  * part: the part whose layers are selected from.
  * lease_ms: the sequence ends when no request used it for so long; cut to `max_lease_ms`, as is 0.
  */
-#define UCM_MSG_CHAIN_OPEN(F, m)                                                                   \
+#define UCM_MSG_SEQUENCE_OPEN(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
     F(m, u64, lease_ms, OPT, 0, UCM_U32)
 
-/* Method chain.close. Ends a sequence, with its leases and summaries. Its append is stopped. */
+/* Method sequence.close. Ends a sequence, with its leases and summaries. Its append is stopped. */
 
-/* chain: the sequence's number, from `chain.open`. */
-#define UCM_MSG_CHAIN(F, m) F(m, u64, chain, REQ, 1, UCM_U32)
+/* sequence: the sequence's number, from `sequence.open`. */
+#define UCM_MSG_SEQUENCE(F, m) F(m, u64, sequence, REQ, 1, UCM_U32)
 
-/* Method chain.append. Appends the blocks of the keys up to the first that the base namespace
+/* Method sequence.append. Appends the blocks of the keys up to the first that the base namespace
  * lacks, and brings their summaries into DRAM. It answers when each summary is there or can't be.
  * With a shared tier both namespaces are looked up there. After a cancel or timeout, appended
  * blocks stay. All sequences together hold summaries in up to a quarter of the daemon's DRAM; those
  * of one uid in three quarters of that, operators excepted.
  * Errors: BUSY: the sequence has an append under way, or the connection's leases and sequences
  *   cover 2^20 keys; INVALID: the sequence would have more than 2^20 blocks.
- * chain: the sequence, from `chain.open`.
+ * sequence: the sequence, from `sequence.open`.
  * keys: `key_bytes` each, concatenated, as the sequence goes on.
  * build: build summaries that are nowhere.
  * priority: of reads; higher first.
  * deadline_ms: as in `load`. */
-#define UCM_MSG_CHAIN_APPEND(F, m)                                                                 \
-    F(m, u64, chain, REQ, 1, UCM_U32)                                                              \
+#define UCM_MSG_SEQUENCE_APPEND(F, m)                                                              \
+    F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
     F(m, flag, build, OPT, 0, 0)                                                                   \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
@@ -132,8 +132,8 @@
  * built: how many of these were built meanwhile.
  * status: one byte a key: enum ucm_lookup_status, 0 if not appended; plus 4 if the sequence holds
  *   its summary. */
-#define UCM_MSG_CHAIN_APPEND_R(F, m)                                                               \
-    F(m, u64, blocks, REQ, 0, UCM_MAX_CHAIN_BLOCKS)                                                \
+#define UCM_MSG_SEQUENCE_APPEND_R(F, m)                                                            \
+    F(m, u64, blocks, REQ, 0, UCM_MAX_SEQUENCE_BLOCKS)                                             \
     F(m, u64, dram, OPT, 0, UCM_MAX_KEYS)                                                          \
     F(m, u64, nvme, OPT, 0, UCM_MAX_KEYS)                                                          \
     F(m, u64, shared, OPT, 0, UCM_MAX_KEYS)                                                        \
@@ -142,17 +142,18 @@
     F(m, u64, built, OPT, 0, UCM_MAX_KEYS)                                                         \
     F(m, bin, status, REQ, 1, UCM_MAX_KEYS)
 
-/* In chain.append's status: the sequence holds the block's summary. */
-#define UCM_CHAIN_SUMMARY 4
+/* In sequence.append's status: the sequence holds the block's summary. */
+#define UCM_SEQUENCE_SUMMARY 4
 
 /* Method select. Chooses the blocks of sequences that a query wants, by their summaries
  * (docs/protocol.md, "Sequences and selections"). Row i asks for layer `layers[i]` of sequence
- * `chains[i]`; all are of one namespace. A row has one list with `heads` 1 or 2, else one for each
- * KV head. Without `sparse_ratio`, `topk_tokens`, `min_blocks` and windows, top k chooses nothing.
+ * `sequences[i]`; all are of one namespace. A row has one list with `heads` 1 or 2, else one for
+ * each KV head. Without `sparse_ratio`, `topk_tokens`, `min_blocks` and windows, top k chooses
+ * nothing.
  * Errors: INVALID: `q` has another length than the rows take, or a NaN or infinity; `q_heads` is no
  *   multiple of the KV heads; the answer could exceed a frame; CANCELLED, DEADLINE, SHUTDOWN: it
  *   was stopped.
- * chains: the rows' sequences, from `chain.open`.
+ * sequences: the rows' sequences, from `sequence.open`.
  * layers: the rows' layers.
  * q: of each row, `rows` queries of `q_heads` heads of `head_dim` channels.
  * q_dtype: 0 float32, 1 float16, 2 bfloat16.
@@ -176,7 +177,7 @@
  *   `cancel` stops it.
  * deadline_ms: as in `load`. */
 #define UCM_MSG_SELECT(F, m)                                                                       \
-    F(m, u32s, chains, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
+    F(m, u32s, sequences, REQ, 1, UCM_MAX_SELECT_ROWS)                                             \
     F(m, u32s, layers, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
     F(m, bin, q, REQ, 2, UCM_MAX_QUERY_BYTES)                                                      \
     F(m, u64, q_dtype, OPT, 0, 2)                                                                  \
@@ -189,12 +190,12 @@
     F(m, u64, policy, OPT, 0, 1)                                                                   \
     F(m, f64, sparse_ratio, OPT, 0, 1)                                                             \
     F(m, u64, topk_tokens, OPT, 0, UCM_U32)                                                        \
-    F(m, u64, min_blocks, OPT, 0, UCM_MAX_CHAIN_BLOCKS)                                            \
+    F(m, u64, min_blocks, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS)                                         \
     F(m, f64, eps, OPT, 0, 1)                                                                      \
     F(m, f64, beta_m, OPT, 0, 1u << 20)                                                            \
-    F(m, u64, limit, OPT, 0, UCM_MAX_CHAIN_BLOCKS)                                                 \
-    F(m, u64, init_window_sz, OPT, 0, UCM_MAX_CHAIN_BLOCKS)                                        \
-    F(m, u64, local_window_sz, OPT, 0, UCM_MAX_CHAIN_BLOCKS)                                       \
+    F(m, u64, limit, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS)                                              \
+    F(m, u64, init_window_sz, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS)                                     \
+    F(m, u64, local_window_sz, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS)                                    \
     F(m, flag, scores, OPT, 0, 0)                                                                  \
     F(m, u64, prefetch, OPT, 0, 8)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
@@ -211,15 +212,15 @@
     F(m, u64, gone, OPT, 0, UCM_U32)                                                               \
     F(m, u64, no_summary, OPT, 0, UINT64_MAX)
 
-/* Method chain.prefetch. Brings the sequence's part of blocks from NVMe or the shared tier into
+/* Method sequence.prefetch. Brings the sequence's part of blocks from NVMe or the shared tier into
  * DRAM. A block that was evicted by name is a MISS. `prefetch_useful` and `prefetch_useless` count
  * the outcome.
- * chain: the sequence, from `chain.open`.
+ * sequence: the sequence, from `sequence.open`.
  * index: u32, little-endian, a block: its place in the sequence.
  * priority: higher first.
  * deadline_ms: as in `load`. */
-#define UCM_MSG_CHAIN_PREFETCH(F, m)                                                               \
-    F(m, u64, chain, REQ, 1, UCM_U32)                                                              \
+#define UCM_MSG_SEQUENCE_PREFETCH(F, m)                                                            \
+    F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
     F(m, bin, index, REQ, 4, UCM_BLOCKS_BYTES)                                                     \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)

@@ -16,23 +16,23 @@
  * answer neither read nor write these entries; afterwards only those with status 0 hold what was
  * asked for.
  *
- * The blocks are those of a sequence of the pool's namespace and part or, without `chain`, `keys`,
- * which may be of several sequences. A block of a sequence that was evicted by name is a MISS.
- * Closing the sequence does not end the gather.
+ * The blocks are those of a sequence of the pool's namespace and part or, without `sequence`,
+ * `keys`, which may be of several sequences. A block of a sequence that was evicted by name is a
+ * MISS. Closing the sequence does not end the gather.
  *
  * What is not in DRAM is read once. If only NVMe has a part, and the layers from the first to the
  * last named are less than half of it, only these are read, and the part stays below. Otherwise,
  * and once gathers have read as many bytes as it has, it is read whole and stays in DRAM.
  * Errors: INVALID: there is no such index, layer or entry, or more than 16384 different blocks.
  * region: a GPU block pool, from `region.register`.
- * chain: the sequence, from `chain.open`; 0: none.
+ * sequence: the sequence, from `sequence.open`; 0: none.
  * keys: `key_bytes` each, concatenated.
  * items: three u32, little-endian, an item: index (in the sequence or in `keys`), layer, entry.
  * priority: higher first.
  * deadline_ms: as in `load`. */
 #define UCM_MSG_FETCH(F, m)                                                                        \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
-    F(m, u64, chain, OPT, 0, UCM_U32)                                                              \
+    F(m, u64, sequence, OPT, 0, UCM_U32)                                                           \
     F(m, bin, keys, OPT, 0, UCM_KEYS_BYTES)                                                        \
     F(m, bin, items, REQ, UCM_FETCH_ITEM_BYTES, UCM_MAX_FETCH_ITEMS *UCM_FETCH_ITEM_BYTES)         \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
@@ -83,15 +83,15 @@
  * `places` has.
  * Errors: INVALID: the sequence is not of the mapping's namespace and part, or has no such blocks.
  * window: from `window.open`.
- * chain: the sequence, from `chain.open`.
+ * sequence: the sequence, from `sequence.open`.
  * first: a block's place in the sequence.
  * n: so many blocks, all of the sequence.
  * priority: of reads; higher first.
  * deadline_ms: as in `load`. */
 #define UCM_MSG_WINDOW_PIN(F, m)                                                                   \
     F(m, u64, window, REQ, 1, UCM_U32)                                                             \
-    F(m, u64, chain, REQ, 1, UCM_U32)                                                              \
-    F(m, u64, first, OPT, 0, UCM_MAX_CHAIN_BLOCKS - 1)                                             \
+    F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
+    F(m, u64, first, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS - 1)                                          \
     F(m, u64, n, REQ, 1, UCM_MAX_KEYS)                                                             \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
@@ -112,14 +112,14 @@
 
 /* Method window.unpin. Ends pins. Blocks of the range that are not pinned are passed over.
  * window: from `window.open`.
- * chain: the sequence, from `chain.open`.
+ * sequence: the sequence, from `sequence.open`.
  * first: a block's place in the sequence.
  * n: so many blocks; those beyond the sequence's end are passed over. */
 #define UCM_MSG_WINDOW_UNPIN(F, m)                                                                 \
     F(m, u64, window, REQ, 1, UCM_U32)                                                             \
-    F(m, u64, chain, REQ, 1, UCM_U32)                                                              \
-    F(m, u64, first, OPT, 0, UCM_MAX_CHAIN_BLOCKS - 1)                                             \
-    F(m, u64, n, REQ, 1, UCM_MAX_CHAIN_BLOCKS)
+    F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
+    F(m, u64, first, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS - 1)                                          \
+    F(m, u64, n, REQ, 1, UCM_MAX_SEQUENCE_BLOCKS)
 
 /* Method window.release. Says that the client has unmapped these slabs, so that they no longer
  * count as granted to it. A later pin may bring a descriptor again.

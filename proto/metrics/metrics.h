@@ -176,9 +176,9 @@
     X(summary_orphans, counter, "blocks", "block summaries found whose block is not cached")       \
     X(summary_held_bytes, gauge, "bytes",                                                          \
       "DRAM of block summaries that sequences keep, up to a quarter of the arena")                 \
-    X(chains, gauge, "sequences", "sequences open now")                                            \
-    X(chain_blocks, gauge, "blocks", "blocks in sequences")                                        \
-    X(chains_expired, counter, "sequences", "sequences that ended by timeout")                     \
+    X(sequences, gauge, "sequences", "sequences open now")                                         \
+    X(sequence_blocks, gauge, "blocks", "blocks in sequences")                                     \
+    X(sequences_expired, counter, "sequences", "sequences that ended by timeout")                  \
     X(selects, counter, "requests", "selections")                                                  \
     X(select_blocks, counter, "blocks", "blocks that selections scored, counted for each KV head") \
     X(prefetch_useful, counter, "blocks", "blocks prefetched for a sequence and then loaded")      \

@@ -27,7 +27,7 @@ FIXED = (  # what, constant, its file, beyond it
     ("keys of one request", "UCM_MAX_KEYS", "proto/limits.h", "INVALID"),
     ("parts of a block", "UCM_MAX_PARTS", "proto/limits.h", "INVALID"),
     ("layers of a part", "UCM_MAX_LAYERS", "proto/limits.h", "INVALID"),
-    ("blocks of one sequence", "UCM_MAX_CHAIN_BLOCKS", "proto/limits.h", "INVALID"),
+    ("blocks of one sequence", "UCM_MAX_SEQUENCE_BLOCKS", "proto/limits.h", "INVALID"),
     ("entries of `nvme.paths`", "CONFIG_MAX_PATHS", "daemon/config/config.h", "the daemon does not start"),
     ("shared roots", "UCM_MAX_ROOTS", "proto/limits.h", "the daemon does not start"),
 )

@@ -16,7 +16,7 @@ TASKS = {
     "Register memory": "region.register region.unregister region.challenge ring.register ring.unregister",
     "Find blocks": "lookup release hints.open",
     "Move blocks": "load load_prefix dump prefetch fetch cancel",
-    "Select blocks": "summary.open summary.build chain.open chain.append chain.close select chain.prefetch",
+    "Select blocks": "summary.open summary.build sequence.open sequence.append sequence.close select sequence.prefetch",
     "Read blocks in place": "window.open window.pin window.unpin window.release window.close",
     "Follow the cache": "events events.list events.describe",
     "Look at blocks, and drop them": "stats health namespace.list ls inspect verify evict namespace.purge",

@@ -23,7 +23,7 @@ GROUPS = (
     ("NVMe", "", r"nvme_.*"),
     ("Encryption", "", r"seal_.*"),
     ("Shared tier", "", r"share_.*|blocks_shared"),
-    ("Retrieval", "", r"summary.*|chain.*|select.*"),
+    ("Retrieval", "", r"summary.*|sequence.*|select.*"),
     ("Shared mappings", "", r"window.*"),
     ("Lookup tables", "", r"hint_.*"),
     ("Cache events", "", r"events_.*"),

@@ -60,10 +60,10 @@ class Oracle:
         return np.stack([methods.pack(METHODS[method][1], self.summaries(model, part, method, layer))
                          for layer in range(LAYERS)], 1)
 
-    def lists(self, chain, blocks, layer, ask, q):
+    def lists(self, sequence, blocks, layer, ask, q):
         """The scores of each list over blocks [(name, has summary)]."""
-        spec, index = METHODS[chain.method][1], np.array([name for name, _ in blocks], int)
-        summary = {field: values[index] for field, values in self.summaries(chain.model, chain.part, chain.method, layer).items()}
+        spec, index = METHODS[sequence.method][1], np.array([name for name, _ in blocks], int)
+        summary = {field: values[index] for field, values in self.summaries(sequence.model, sequence.part, sequence.method, layer).items()}
         raw = methods.score(spec, summary, q, ("dot", "l2")[ask["metric"]])
         raw[:, :, [not held for _, held in blocks]] = np.inf
         reduce, heads = ("max", "mean")[ask["reduce"]], ("per_head", "sum", "max")[ask["heads"]]

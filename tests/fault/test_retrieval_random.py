@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Connections of two tenants do with summaries, chains, selections and fetches whatever comes to mind, while blocks are evicted and
+"""Connections of two tenants do with summaries, sequences, selections and fetches whatever comes to mind, while blocks are evicted and
 purged, disks fill and lie, connections end and the daemon is killed.
 
 The oracle: a block's bytes follow from its name, so numpy (tests/reference/sparse/methods.py) knows every summary and every choice. A
@@ -38,10 +38,10 @@ NO_MEMORY, CANCELLED_CODE = 10, 7
 HELD = 4
 OPTIONS = {"arena.size": "4MiB", "nvme.size": "16MiB", "nvme.segment": "1MiB", "nvme.pressure": "drop",
            "share.negative": "200ms", "share.lookup_deadline": "100ms", "shutdown.drain": "2s", "request.deadline": "10min"}
-GAUGES = ("chains", "chain_blocks", "summary_held_bytes", "requests_active", "leases", "blocks_pinned")
+GAUGES = ("sequences", "sequence_blocks", "summary_held_bytes", "requests_active", "leases", "blocks_pinned")
 
 
-class Chain:
+class BlockSequence:
     def __init__(self, number, model, part, method):
         self.number, self.model, self.part, self.method = number, model, part, method
         self.blocks = []            # (name, has summary)
@@ -56,7 +56,7 @@ class Actor:
     def __init__(self, play, uid):
         self.play, self.random = play, play.random
         self.client = Client(play.daemon, uid=uid, timeout_s=TIMEOUT_S)
-        self.uid, self.pending, self.chains, self.regions, self.pools = uid, [], [], {}, {}
+        self.uid, self.pending, self.sequences, self.regions, self.pools = uid, [], [], {}, {}
         self.ns, self.derived, self.cancelled, self.closed = {}, {}, set(), []
         for model, parts in MODELS.items():
             self.ns[model] = self.client.open(dict(BASE, model=model, parts=parts))
@@ -65,8 +65,8 @@ class Actor:
 
     def begin(self, method, check, **params):
         """check(result or None, code) runs when the answer is looked at."""
-        if self.random.random() < 0.08 and method in ("load", "dump", "prefetch", "summary.build", "chain.append", "select",
-                                                      "chain.prefetch", "fetch"):
+        if self.random.random() < 0.08 and method in ("load", "dump", "prefetch", "summary.build", "sequence.append", "select",
+                                                      "sequence.prefetch", "fetch"):
             params["deadline_ms"] = self.random.choice((1, 1, 2, 5, 20))
         msgid = self.client.begin(method, **params)
         self.pending.append((msgid, method, params, check))
@@ -183,40 +183,40 @@ class Actor:
                 assert status != OK or region.bytes(i) == right[names[i]].tobytes(), f"wrong summary {at} {part} {names[i]}"
         self.client.call("region.unregister", region=region.number)
 
-    def open_chain(self):
+    def open_sequence(self):
         at, ns = self.some_derived()
-        if not ns or len(self.chains) > 8:
+        if not ns or len(self.sequences) > 8:
             return
         part = self.random.randrange(MODELS[at[0]])
-        number = self.client.call("chain.open", ns=ns, part=part)["chain"]
-        self.chains.append(Chain(number, at[0], part, at[1]))
+        number = self.client.call("sequence.open", ns=ns, part=part)["sequence"]
+        self.sequences.append(BlockSequence(number, at[0], part, at[1]))
 
     def append(self):
-        chain = self.random.choice(self.chains)
-        names, began, before = self.names(NAMES), self.play.tick(), list(chain.appends)
+        sequence = self.random.choice(self.sequences)
+        names, began, before = self.names(NAMES), self.play.tick(), list(sequence.appends)
 
         def check(result, code):
             self.wait_for(before)
-            chain.appends.remove(msgid)
+            sequence.appends.remove(msgid)
             if result:
                 appended(result)
-            chain.lengths.append(len(chain.blocks))
+            sequence.lengths.append(len(sequence.blocks))
 
         def appended(result):
             found = [status for status in result["status"] if status]
-            n, first = len(found), len(chain.blocks)
+            n, first = len(found), len(sequence.blocks)
             assert not any(result["status"][n:]) and result.get("missing", 0) == len(names) - n, result
             assert result["blocks"] == first + n, (result, first)
             assert result.get("summaries", 0) == sum(status & HELD != 0 for status in found)
             for tier, field in enumerate(("dram", "nvme", "shared"), 1):
                 assert result.get(field, 0) == sum(status & 3 == tier for status in found)
-            chain.blocks += [(name, status & HELD != 0) for name, status in zip(names, found)]
+            sequence.blocks += [(name, status & HELD != 0) for name, status in zip(names, found)]
             for at in range(first, first + n):
-                if any(model == chain.model and (end is None or end > began)
+                if any(model == sequence.model and (end is None or end > began)
                        for _, end, uid, model in self.play.evictions if uid == self.uid):
-                    chain.may_be_doomed.add(at)
-        msgid = self.begin("chain.append", check, chain=chain.number, keys=keys(*names), build=self.random.random() < 0.7)
-        chain.appends.append(msgid)
+                    sequence.may_be_doomed.add(at)
+        msgid = self.begin("sequence.append", check, sequence=sequence.number, keys=keys(*names), build=self.random.random() < 0.7)
+        sequence.appends.append(msgid)
 
     def ask(self):
         top_k = self.random.random() < 0.7
@@ -227,9 +227,9 @@ class Actor:
                 "init_window_sz": some(0, 1, 3), "local_window_sz": some(0, 2, 5)}
 
     def select(self):
-        model = self.random.choice(self.chains)
-        chains = [c for c in self.chains if (c.model, c.method) == (model.model, model.method)]
-        rows = [self.random.choice(chains) for _ in range(self.random.randint(1, 5))]
+        model = self.random.choice(self.sequences)
+        sequences = [c for c in self.sequences if (c.model, c.method) == (model.model, model.method)]
+        rows = [self.random.choice(sequences) for _ in range(self.random.randint(1, 5))]
         layers = [self.random.randrange(LAYERS) for _ in rows]
         ask, queries, heads = self.ask(), self.random.choice((1, 1, 3)), KV_HEADS * self.random.choice((1, 3))
         if model.method in ("mean", "submean", "tokens") and self.random.random() < 0.3:
@@ -246,7 +246,7 @@ class Actor:
                 self.wait_for(appends)
             if result:
                 self.check_select(rows, layers, ask, q, seen, result)
-        self.begin("select", check, chains=[c.number for c in rows], layers=layers, q=q.tobytes(), q_dtype=dtype, q_heads=heads,
+        self.begin("select", check, sequences=[c.number for c in rows], layers=layers, q=q.tobytes(), q_dtype=dtype, q_heads=heads,
                    rows=queries, scores=True, prefetch=self.random.choice((0, 0, 1, 8)), **ask)
 
     def check_select(self, rows, layers, ask, q, seen, result):
@@ -255,43 +255,43 @@ class Actor:
         lists = 1 if ask["heads"] else KV_HEADS
         assert len(counts) == len(rows) * lists and sum(counts) == len(index) == len(scores)
         at, least, most = 0, 0, 0  # of the blocks that were left out
-        for row, chain in enumerate(rows):
+        for row, sequence in enumerate(rows):
             mine = []
             for count in counts[row * lists:(row + 1) * lists]:
                 mine.append((index[at:at + count].tolist(), scores[at:at + count]))
                 at += count
             first, appends, doomed = seen[row]
-            lengths = chain.lengths[first:first + len(appends) + 1]
-            said = [self.row_wrong(chain, n, layers[row], ask, q[row].astype(np.float32), mine, doomed)
+            lengths = sequence.lengths[first:first + len(appends) + 1]
+            said = [self.row_wrong(sequence, n, layers[row], ask, q[row].astype(np.float32), mine, doomed)
                     for n in dict.fromkeys(lengths)]
             gone = [number for number in said if isinstance(number, int)]
-            assert gone, (chain.model, chain.method, chain.part, chain.number, ask, q.shape, lengths, said)
+            assert gone, (sequence.model, sequence.method, sequence.part, sequence.number, ask, q.shape, lengths, said)
             least, most = least + min(gone), most + max(gone)
         slack = ask["policy"] * len(counts)  # see near()
         assert least - slack <= result.get("gone", 0) <= most + slack, (result.get("gone", 0), least, most, ask)
         self.play.count("rows checked", len(rows))
 
-    def row_wrong(self, chain, n, layer, ask, q, mine, doomed):
+    def row_wrong(self, sequence, n, layer, ask, q, mine, doomed):
         """How many blocks were left out; or what is wrong."""
-        blocks = chain.blocks[:n]
+        blocks = sequence.blocks[:n]
         if n == 0:
             return 0 if not any(chosen for chosen, _ in mine) else "chosen from nothing"
-        right, gone = self.play.oracle.lists(chain, blocks, layer, ask, q), 0
+        right, gone = self.play.oracle.lists(sequence, blocks, layer, ask, q), 0
         for (chosen, scores), row in zip(mine, right):
             best = choice(row, ask)
-            if chain.method == "rest":
+            if sequence.method == "rest":
                 best = settle(chosen, best, row)
             left_out = set(best) - set(chosen)
             if ask["policy"] == 0:
                 if set(chosen) - set(best) or chosen != sorted(chosen):
                     return f"{chosen} instead of {best}"
-                if left_out - chain.may_be_doomed:
+                if left_out - sequence.may_be_doomed:
                     return f"{left_out} left out"
-            elif chosen and max(chosen) >= n or not self.near(chosen, best, row, left_out & chain.may_be_doomed):
+            elif chosen and max(chosen) >= n or not self.near(chosen, best, row, left_out & sequence.may_be_doomed):
                 return f"{chosen} instead of about {best}"
             if doomed & set(chosen):
                 return f"{doomed & set(chosen)} are purged"
-            if chain.method == "rest":
+            if sequence.method == "rest":
                 same = np.allclose(row[chosen], scores, ROUNDED, ROUNDED)
             else:
                 same = np.array_equal(np.where(row == 0, 0, row)[chosen], np.where(scores == 0, 0, scores))
@@ -306,24 +306,24 @@ class Actor:
         return len(set(chosen) ^ (set(best) - gone)) <= 1
 
     def prefetch(self):
-        chain = self.random.choice(self.chains)
-        if not chain.blocks:
+        sequence = self.random.choice(self.sequences)
+        if not sequence.blocks:
             return
-        index = [self.random.randrange(len(chain.blocks)) for _ in range(self.random.randint(1, 60))]
+        index = [self.random.randrange(len(sequence.blocks)) for _ in range(self.random.randint(1, 60))]
 
         def check(result, code):
             assert result is None or len(result["status"]) == len(index)
-        self.begin("chain.prefetch", check, chain=chain.number, index=u32(*index), priority=self.random.randrange(8))
+        self.begin("sequence.prefetch", check, sequence=sequence.number, index=u32(*index), priority=self.random.randrange(8))
 
     def fetch(self):
-        chain = self.random.choice(self.chains)
-        if not chain.blocks:
+        sequence = self.random.choice(self.sequences)
+        if not sequence.blocks:
             return
         if any(p[1] == "fetch" for p in self.pending):  # its slots are still written
             self.finish_all()
-        at, names = (chain.model, chain.part), [name for name, _ in chain.blocks]
+        at, names = (sequence.model, sequence.part), [name for name, _ in sequence.blocks]
         if at not in self.pools:
-            self.pools[at] = Pool(self.client, self.ns[chain.model], 2 * K_BYTES, SLOTS, chain.part)
+            self.pools[at] = Pool(self.client, self.ns[sequence.model], 2 * K_BYTES, SLOTS, sequence.part)
         pool, kv = self.pools[at], self.play.oracle.blocks(*at)
         items = [(self.random.randrange(len(names)), self.random.randrange(LAYERS), slot)
                  for slot in self.random.sample(range(SLOTS), self.random.randint(1, SLOTS))]
@@ -333,13 +333,13 @@ class Actor:
                 self.play.count("layers fetched", status == OK)
                 assert status != OK or pool.bytes(slot) == kv[names[index], layer].tobytes(), (at, names[index], layer)
         self.begin("fetch", check, region=pool.number, items=u32(*(n for item in items for n in item)), priority=self.random.randrange(8),
-                   **({"chain": chain.number} if self.random.random() < 0.7 else {"keys": keys(*names)}))
+                   **({"sequence": sequence.number} if self.random.random() < 0.7 else {"keys": keys(*names)}))
 
-    def close_chain(self):
-        chain = self.chains.pop(self.random.randrange(len(self.chains)))
-        self.closed.append(chain)  # selections of it may be under way
-        self.begin("chain.close", lambda r, code: None, chain=chain.number)
-        used = [p for p in self.pending if p[1] in ("select", "chain.append")]
+    def close_sequence(self):
+        sequence = self.sequences.pop(self.random.randrange(len(self.sequences)))
+        self.closed.append(sequence)  # selections of it may be under way
+        self.begin("sequence.close", lambda r, code: None, sequence=sequence.number)
+        used = [p for p in self.pending if p[1] in ("select", "sequence.append")]
         if self.random.random() < 0.5 and used:
             self.cancel()
 
@@ -368,17 +368,17 @@ class Actor:
         if tier == 0:
             self.play.evictions.append(eviction)
             touched = []
-            for chain in self.play.chains_of(self.uid, model):
-                hit = {at for at, (name, _) in enumerate(chain.blocks) if name in names}
-                chain.may_be_doomed |= hit
-                touched.append((chain, hit))
+            for sequence in self.play.sequences_of(self.uid, model):
+                hit = {at for at, (name, _) in enumerate(sequence.blocks) if name in names}
+                sequence.may_be_doomed |= hit
+                touched.append((sequence, hit))
 
         def check(result, code):
             eviction[1] = self.play.tick()
             # A block that lost its copies is missing, and may be stored again.
             if purge and result is not None and not all_of_it and not result.get("missing", 0):
-                for chain, hit in touched:
-                    chain.doomed |= hit
+                for sequence, hit in touched:
+                    sequence.doomed |= hit
         params = {} if all_of_it else {"keys": keys(*names)}
         if purge:
             self.begin("namespace.purge", check, ns=self.ns[model], **params)
@@ -393,9 +393,9 @@ class Actor:
 
     def step(self):
         acts = [(self.dump, 10), (self.load, 6), (self.open_summaries, 3), (self.build, 4), (self.summary_bytes, 2),
-                (self.open_chain, 6), (self.cancel, 3), (self.lookup, 3), (self.evict, 3), (self.pin, 1)]
-        if self.chains:
-            acts += [(self.append, 16), (self.select, 30), (self.prefetch, 4), (self.fetch, 6), (self.close_chain, 3)]
+                (self.open_sequence, 6), (self.cancel, 3), (self.lookup, 3), (self.evict, 3), (self.pin, 1)]
+        if self.sequences:
+            acts += [(self.append, 16), (self.select, 30), (self.prefetch, 4), (self.fetch, 6), (self.close_sequence, 3)]
         self.random.choices([act for act, _ in acts], [weight for _, weight in acts])[0]()
         while len(self.pending) > PENDING or (self.pending and self.random.random() < 0.4):
             self.finish(self.random.randrange(len(self.pending)))
@@ -425,9 +425,9 @@ class Play:
         self.ticks += 1
         return self.ticks
 
-    def chains_of(self, uid, model):
-        return [chain for actor in self.actors if actor.uid == uid for chain in actor.chains + actor.closed
-                if chain.model == model]
+    def sequences_of(self, uid, model):
+        return [sequence for actor in self.actors if actor.uid == uid for sequence in actor.sequences + actor.closed
+                if sequence.model == model]
 
     def start(self):
         library = UCMD + "-inject.so"

@@ -67,7 +67,7 @@ void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t 
 
     ucm_attend_cuda_kernel(name, dtype == UCM_KV_F16 ? "f16" : "bf16", narrow, head_dim,
                            args->group);
-    launch(kernel(module, name), (uint32_t[]){args->splits, args->kv_heads, args->chains},
+    launch(kernel(module, name), (uint32_t[]){args->splits, args->kv_heads, args->sequences},
            UCM_ATTEND_CUDA_THREADS,
            ucm_attend_cuda_shared(head_dim, narrow ? 1 : 2, args->group, args->splits), args,
            args->wait, name);
@@ -75,7 +75,7 @@ void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t 
 
 void mla_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t narrow)
 {
-    uint32_t element = narrow ? 1 : 2, grid[] = {args->splits, args->kv_heads, args->chains};
+    uint32_t element = narrow ? 1 : 2, grid[] = {args->splits, args->kv_heads, args->sequences};
     const char *type = dtype == UCM_KV_F16 ? "f16" : "bf16";
     struct ucm_attend_cuda a = *args;
     char name[64];
@@ -96,8 +96,9 @@ void order_launch(const struct ucm_attend_cuda_order *args)
     struct ucm_attend_cuda_order copy = *args;
     void *parameters[] = {&copy};
 
-    must(cuLaunchKernel(kernel(module, "ucm_attend_order"), args->rows, args->chains * args->lists,
-                        1, UCM_ATTEND_CUDA_ORDER_THREADS, 1, 1, 0, gpu_stream, parameters, NULL),
+    must(cuLaunchKernel(kernel(module, "ucm_attend_order"), args->rows,
+                        args->sequences * args->lists, 1, UCM_ATTEND_CUDA_ORDER_THREADS, 1, 1, 0,
+                        gpu_stream, parameters, NULL),
          "ucm_attend_order");
 }
 
@@ -315,7 +316,7 @@ static void pool_coded(struct problem *p)
 
 static uint64_t n_lists(const struct problem *p)
 {
-    return (uint64_t)p->shape.chains * p->shape.lists;
+    return (uint64_t)p->shape.sequences * p->shape.lists;
 }
 
 static bool is_halved(const struct attend_shape *s)
@@ -337,12 +338,12 @@ static void memory_new(struct problem *p)
     p->q16 = fresh(p->rows * s->d * 2);
     p->q = fresh(p->rows * s->d * 4);
     p->list = fresh(lists * s->room * 4);
-    p->numbers = fresh((uint64_t)s->chains * s->slots * 4);
+    p->numbers = fresh((uint64_t)s->sequences * s->slots * 4);
     p->slot_of = fresh((uint64_t)p->tables * p->n_numbers * 4);
     p->count = fresh(lists * 4);
-    p->first = fresh(s->chains * 4);
-    p->length = fresh(s->chains * 4);
-    p->table = fresh((uint64_t)s->chains * s->window * 4 + 4);
+    p->first = fresh(s->sequences * 4);
+    p->length = fresh(s->sequences * 4);
+    p->table = fresh((uint64_t)s->sequences * s->window * 4 + 4);
 }
 
 /* What lies on the GPU, but for the pool. */
@@ -357,7 +358,7 @@ static void args_new(struct problem *p)
         .group = s->kv_heads * s->group / groups,
         .halved = is_halved(s),
         .tokens = s->tokens,
-        .chains = s->chains,
+        .sequences = s->sequences,
         .lists = s->lists,
         .room = s->room,
         .scale_log2 = p->plan.logit_scale * 1.44269504f,
@@ -366,24 +367,24 @@ static void args_new(struct problem *p)
         .q_stride = (uint64_t)s->kv_heads * s->group * s->d,
         .list = gpu_new(lists * s->room * 4),
         .count = gpu_new(lists * 4),
-        .numbers = gpu_new((uint64_t)s->chains * s->slots * 4),
+        .numbers = gpu_new((uint64_t)s->sequences * s->slots * 4),
         .numbers_stride = s->slots,
         .rows = p->n_numbers,
         .apart = s->latent ? 0 : s->apart,
         .slot_of = gpu_new((uint64_t)p->tables * p->n_numbers * 4),
         .pages =
             memory_of(&p->plan, gpu_put(0, p->pages, s->pages * p->page + 16), p->page, s->pages),
-        .table = gpu_new((uint64_t)s->chains * s->window * 4 + 4),
+        .table = gpu_new((uint64_t)s->sequences * s->window * 4 + 4),
         .table_stride = s->window,
-        .first = gpu_new(s->chains * 4),
-        .length = s->window > 0 ? gpu_new(s->chains * 4) : 0,
+        .first = gpu_new(s->sequences * 4),
+        .length = s->window > 0 ? gpu_new(s->sequences * 4) : 0,
         .out = gpu_new(p->rows * p->v * 2),
         .lse = gpu_new(p->rows * 4),
         .flags = gpu_new(4),
-        .done = gpu_new((uint64_t)s->chains * groups * 4),
+        .done = gpu_new((uint64_t)s->sequences * groups * 4),
     };
     gpu_clear(p->args.flags, 4);
-    gpu_clear(p->args.done, (uint64_t)s->chains * groups * 4);
+    gpu_clear(p->args.done, (uint64_t)s->sequences * groups * 4);
 }
 
 void problem_open(struct problem *p, const struct attend_shape *s)
@@ -393,7 +394,7 @@ void problem_open(struct problem *p, const struct attend_shape *s)
                           .n_numbers = s->slots + s->slots / 2,
                           .tables = s->apart ? s->lists : 1};
     plan_of(p);
-    p->rows = (uint64_t)s->chains * s->kv_heads * s->group;
+    p->rows = (uint64_t)s->sequences * s->kv_heads * s->group;
     memory_new(p);
     args_new(p);
     if (s->narrow == CODED) {
@@ -433,7 +434,7 @@ static void shuffle(int32_t *x, uint32_t n)
     }
 }
 
-/* Numbers that have slots, in any order, for each chain; slots in any order, too. */
+/* Numbers that have slots, in any order, for each sequence; slots in any order, too. */
 static void draw_tables(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;
@@ -452,11 +453,11 @@ static void draw_tables(struct problem *p)
         for (uint32_t i = 0; i < s->slots; i++)
             p->slot_of[(uint64_t)t * p->n_numbers + (uint32_t)order[i]] = slots[i];
     }
-    for (uint32_t c = 0; c < s->chains; c++) {
+    for (uint32_t c = 0; c < s->sequences; c++) {
         memcpy(p->numbers + (uint64_t)c * s->slots, order, s->slots * 4);
         shuffle(p->numbers + (uint64_t)c * s->slots, s->slots);
     }
-    gpu_put(p->args.numbers, p->numbers, (uint64_t)s->chains * s->slots * 4);
+    gpu_put(p->args.numbers, p->numbers, (uint64_t)s->sequences * s->slots * 4);
     gpu_put(p->args.slot_of, p->slot_of, rows * 4);
     free(order);
     free(slots);
@@ -464,10 +465,10 @@ static void draw_tables(struct problem *p)
 
 int32_t problem_slot(const struct problem *p, uint64_t l, int32_t entry)
 {
-    uint64_t chain = l / p->shape.lists, table = p->shape.apart * (l % p->shape.lists);
+    uint64_t sequence = l / p->shape.lists, table = p->shape.apart * (l % p->shape.lists);
 
     return p->slot_of[table * p->n_numbers +
-                      (uint32_t)p->numbers[chain * p->shape.slots + (uint32_t)entry]];
+                      (uint32_t)p->numbers[sequence * p->shape.slots + (uint32_t)entry]];
 }
 
 uint32_t problem_head(const struct problem *p, uint32_t g)
@@ -489,7 +490,7 @@ void problem_draw(struct problem *p)
             p->list[l * s->room + i] = (int32_t)rnd_below(s->slots);
     }
     p->count[0] = s->room;
-    for (uint32_t c = 0; c < s->chains && s->window > 0; c++) {
+    for (uint32_t c = 0; c < s->sequences && s->window > 0; c++) {
         for (uint32_t i = 0; i < s->window; i++)
             p->table[(uint64_t)c * s->window + i] = (int32_t)rnd_below(s->pages);
         p->first[c] = rnd_below(s->window);
@@ -501,9 +502,9 @@ void problem_draw(struct problem *p)
     gpu_put(p->args.count, p->count, lists * 4);
     if (s->window == 0)
         return;
-    gpu_put(p->args.table, p->table, (uint64_t)s->chains * s->window * 4);
-    gpu_put(p->args.first, p->first, s->chains * 4);
-    gpu_put(p->args.length, p->length, s->chains * 4);
+    gpu_put(p->args.table, p->table, (uint64_t)s->sequences * s->window * 4);
+    gpu_put(p->args.first, p->first, s->sequences * 4);
+    gpu_put(p->args.length, p->length, s->sequences * 4);
 }
 
 void problem_cut(struct problem *p, uint32_t tiles)

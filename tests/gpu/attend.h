@@ -25,7 +25,7 @@ void gpu_clear(CUdeviceptr at, size_t n);
 
 struct attend_shape {
     uint32_t dtype, tokens, kv_heads, group, d; /* dtype: F16 or BF16; d of K, and of V */
-    uint32_t chains, lists, room;               /* lists of a chain: kv_heads or 1 */
+    uint32_t sequences, lists, room;            /* lists of a sequence: kv_heads or 1 */
     uint32_t slots, pages, window; /* window: blocks of a table, 0: there is no window */
     uint32_t apart;  /* 1: a slot holds one KV head, and lists have tables of their own */
     uint32_t narrow; /* 1: K and V are FP8 E4M3; CODED: those in slots are, with a scale a row */
@@ -63,7 +63,7 @@ void problem_launch(const struct problem *p);
 void problem_launch_as(const struct problem *p, const struct ucm_attend_cuda *args);
 /* Fresh lists, lengths and queries, here and there. */
 void problem_draw(struct problem *p);
-/* The slot of an entry of list l of all chains' lists, for the C. */
+/* The slot of an entry of list l of all sequences' lists, for the C. */
 int32_t problem_slot(const struct problem *p, uint64_t l, int32_t entry);
 /* What KV head g of the model is in a slot. */
 uint32_t problem_head(const struct problem *p, uint32_t g);

@@ -16,13 +16,13 @@ void answer_free(struct answer *a)
     free(a->lse);
 }
 
-/* The C's of one KV head of a chain, over the slots that the tables lead to. */
-static void reference_head(const struct problem *p, uint32_t chain, uint32_t g, float *scratch,
+/* The C's of one KV head of a sequence, over the slots that the tables lead to. */
+static void reference_head(const struct problem *p, uint32_t sequence, uint32_t g, float *scratch,
                            struct answer *to)
 {
     const struct attend_shape *s = &p->shape;
-    uint64_t l = (uint64_t)chain * s->lists + (s->lists > 1 ? g : 0);
-    uint64_t row = ((uint64_t)chain * s->kv_heads + g) * s->group;
+    uint64_t l = (uint64_t)sequence * s->lists + (s->lists > 1 ? g : 0);
+    uint64_t row = ((uint64_t)sequence * s->kv_heads + g) * s->group;
     struct ucm_attend_memory pool = {p->pool, p->slot, s->slots},
                              pages = {p->pages, p->page, s->pages};
     float *query = scratch + p->plan.state_floats;
@@ -38,12 +38,12 @@ static void reference_head(const struct problem *p, uint32_t chain, uint32_t g, 
                             NULL, 0);
     }
     if (s->window > 0) {
-        uint32_t length = p->length[chain], blocks = (length + s->tokens - 1) / s->tokens;
+        uint32_t length = p->length[sequence], blocks = (length + s->tokens - 1) / s->tokens;
 
-        if (blocks > p->first[chain])
+        if (blocks > p->first[sequence])
             r |= ucm_attend_add(&p->plan, &pages, g, query,
-                                p->table + (uint64_t)chain * s->window + p->first[chain],
-                                blocks - p->first[chain], length % s->tokens, &state, NULL, 0);
+                                p->table + (uint64_t)sequence * s->window + p->first[sequence],
+                                blocks - p->first[sequence], length % s->tokens, &state, NULL, 0);
     }
     check(r == 0, "the reference");
     ucm_attend_end(&p->plan, &state, to->out + row * p->v, to->lse + row);
@@ -53,9 +53,9 @@ void answer_reference(const struct problem *p, struct answer *to)
 {
     float *scratch = fresh(ucm_attend_scratch_floats(&p->plan) * 4);
 
-    for (uint32_t chain = 0; chain < p->shape.chains; chain++)
+    for (uint32_t sequence = 0; sequence < p->shape.sequences; sequence++)
         for (uint32_t g = 0; g < p->shape.kv_heads; g++)
-            reference_head(p, chain, g, scratch, to);
+            reference_head(p, sequence, g, scratch, to);
     free(scratch);
 }
 

@@ -41,7 +41,7 @@ static void pool_open(struct beside *b)
                                     .numbers = b->p.n_numbers,
                                     .slots = s->slots,
                                     .requests = 1,
-                                    .misses = s->chains * s->lists * s->room};
+                                    .misses = s->sequences * s->lists * s->room};
     char why[UCM_SLOTS_WHY] = "";
     size_t bytes;
     struct ucm_slots host;
@@ -93,7 +93,7 @@ static void window_open(struct beside *b)
 static void beside_open(struct beside *b, const struct attend_shape *shape)
 {
     struct ucm_attend_cuda *a = &b->p.args;
-    uint32_t *requests = fresh(shape->chains * 4);
+    uint32_t *requests = fresh(shape->sequences * 4);
 
     memset(b, 0, sizeof(*b));
     problem_open(&b->p, shape);
@@ -102,9 +102,9 @@ static void beside_open(struct beside *b, const struct attend_shape *shape)
     window_open(b);
     gpu_free(a->slot_of);
     a->slot_of = (CUdeviceptr)b->pool.slot_of;
-    b->requests = gpu_put(0, requests, shape->chains * 4);
+    b->requests = gpu_put(0, requests, shape->sequences * 4);
     b->forgotten = gpu_new(b->p.n_numbers * 4);
-    b->lists = (struct ucm_slots_lists){.chains = shape->chains,
+    b->lists = (struct ucm_slots_lists){.sequences = shape->sequences,
                                         .lists = shape->lists,
                                         .room = shape->room,
                                         .apart = 1,
@@ -138,7 +138,7 @@ static void layer(struct beside *b, uint32_t wait)
 
     args.wait = wait;
     launch("ucm_slots_next", 1, 1, (void *[]){&b->pool, &attended});
-    launch("ucm_slots_resolve", b->lists.chains * b->lists.lists, UCM_SLOTS_CUDA_RESOLVE,
+    launch("ucm_slots_resolve", b->lists.sequences * b->lists.lists, UCM_SLOTS_CUDA_RESOLVE,
            (void *[]){&b->pool, &strand, &b->lists});
     launch("ucm_slots_gather_warp", GATHER_BLOCKS, UCM_SLOTS_CUDA_GATHER,
            (void *[]){&b->pool, &b->gather});

@@ -87,12 +87,12 @@ static void test_empty(void)
 
     problem_open(&p, &shape);
     problem_draw(&p);
-    for (uint32_t c = 0; c < shape.chains; c++) {
+    for (uint32_t c = 0; c < shape.sequences; c++) {
         p.count[c] = 0;
         p.length[c] = p.first[c] * shape.tokens;
     }
-    gpu_put(p.args.count, p.count, shape.chains * 4);
-    gpu_put(p.args.length, p.length, shape.chains * 4);
+    gpu_put(p.args.count, p.count, shape.sequences * 4);
+    gpu_put(p.args.length, p.length, shape.sequences * 4);
     want = answer_new(&p);
     answer_reference(&p, &want);
     for (uint64_t i = 0; i < p.rows; i++)

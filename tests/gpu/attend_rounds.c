@@ -13,7 +13,7 @@ struct rounds {
     struct problem p;
     struct ucm_stop_spec stop;
     uint32_t known;     /* enum ucm_attend_cuda_known */
-    float *row_score;   /* [rows][blocks of the chain] */
+    float *row_score;   /* [rows][blocks of the sequence] */
     float *score;       /* [lists][room] */
     int32_t *order;     /* [lists][room]: places in the list */
     uint32_t *list_end; /* [ROUNDS + 1][lists] */
@@ -168,9 +168,9 @@ static void capture(struct rounds *r)
 static void stop_open(struct rounds *r)
 {
     const struct attend_shape *s = &r->p.shape;
-    int32_t *candidates = fresh(s->chains * 4);
+    int32_t *candidates = fresh(s->sequences * 4);
 
-    for (uint32_t c = 0; c < s->chains; c++)
+    for (uint32_t c = 0; c < s->sequences; c++)
         candidates[c] = (int32_t)blocks_of(r);
     r->p.args.stop = (struct ucm_attend_cuda_stop){
         .rule = r->stop.rule,
@@ -179,7 +179,7 @@ static void stop_open(struct rounds *r)
         .known = r->known,
         .every = r->stop.every,
         .rounds = ROUNDS,
-        .candidates = gpu_put(0, candidates, s->chains * 4),
+        .candidates = gpu_put(0, candidates, s->sequences * 4),
         .left = {.top = gpu_new(r->p.rows * 4), .units = gpu_new(r->p.rows * (s->room + 1) * 8)},
         .ends = gpu_new((ROUNDS + 1) * r->lists * 4),
         .least = gpu_new(r->lists * 8),
@@ -200,7 +200,7 @@ static void rounds_open(struct rounds *r, const struct attend_shape *shape,
     problem_cut(&r->p, 3);
     r->stop = stop;
     r->known = stop.rule == UCM_STOP_ESTIMATED ? UCM_ATTEND_CUDA_ESTIMATES : UCM_ATTEND_CUDA_BOUNDS;
-    r->lists = (uint64_t)shape->chains * shape->lists;
+    r->lists = (uint64_t)shape->sequences * shape->lists;
     r->list_rows = r->p.rows / r->lists;
     r->row_score = fresh(r->p.rows * blocks_of(r) * 4);
     r->score = fresh(r->lists * shape->room * 4);
@@ -212,7 +212,7 @@ static void rounds_open(struct rounds *r, const struct attend_shape *shape,
     a->state = gpu_new(r->p.rows * shape->d * 4);
     a->state_sum = gpu_new(r->p.rows * sizeof(struct ucm_attend_cuda_sum));
     stop_open(r);
-    r->args = (struct ucm_attend_cuda_order){.chains = shape->chains,
+    r->args = (struct ucm_attend_cuda_order){.sequences = shape->sequences,
                                              .lists = shape->lists,
                                              .room = shape->room,
                                              .rows = (uint32_t)r->list_rows,
@@ -325,7 +325,7 @@ static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint
     const struct ucm_attend_plan *plan = &r->p.plan;
     uint32_t heads = s->lists > 1 ? 1 : s->kv_heads,
              first = s->lists > 1 ? (uint32_t)(l % s->lists) : 0;
-    uint32_t chain = (uint32_t)(l / s->lists), count = r->p.count[l], rows = heads * s->group;
+    uint32_t sequence = (uint32_t)(l / s->lists), count = r->p.count[l], rows = heads * s->group;
     struct ucm_stop_spec stop = {rule, n > 0 ? n : 1, 0};
     struct judged j = judged_new(r, l);
     float *query = fresh((uint64_t)heads * plan->query_floats * 4);
@@ -349,16 +349,16 @@ static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint
                                  .bound_beyond = j.beyond};
 
     for (uint32_t g = 0; g < heads; g++) {
-        uint64_t row = ((uint64_t)chain * s->kv_heads + first + g) * s->group;
-        uint32_t length = r->p.length[chain], blocks = (length + s->tokens - 1) / s->tokens;
+        uint64_t row = ((uint64_t)sequence * s->kv_heads + first + g) * s->group;
+        uint32_t length = r->p.length[sequence], blocks = (length + s->tokens - 1) / s->tokens;
 
         ucm_attend_query(plan, r->p.q + row * s->d, query + g * plan->query_floats);
         ucm_attend_begin(plan, &states[g], floats + g * plan->state_floats);
         states[g].measure = true;
-        if (s->window > 0 && blocks > r->p.first[chain])
+        if (s->window > 0 && blocks > r->p.first[sequence])
             ucm_attend_add(plan, &pages, first + g, query + g * plan->query_floats,
-                           r->p.table + (uint64_t)chain * s->window + r->p.first[chain],
-                           blocks - r->p.first[chain], length % s->tokens, &states[g], NULL, 0);
+                           r->p.table + (uint64_t)sequence * s->window + r->p.first[sequence],
+                           blocks - r->p.first[sequence], length % s->tokens, &states[g], NULL, 0);
     }
     check(ucm_attend_rounds(&r->p.pool_plan, &stop, &list, states, scratch, &report) == 0,
           "the reference");

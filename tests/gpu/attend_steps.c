@@ -37,7 +37,7 @@ static void compare_cuts(struct problem *p)
 static void compare_places(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;
-    uint64_t entries = (uint64_t)s->chains * s->lists * s->room;
+    uint64_t entries = (uint64_t)s->sequences * s->lists * s->room;
     struct answer tables = answer_new(p), slots = answer_new(p);
     struct ucm_attend_cuda args = p->args;
     int32_t *direct = fresh(entries * 4);

@@ -64,7 +64,7 @@ struct ucm_encoding_spec scene_coding(const struct scene *t, uint32_t heads)
                                       .section = {section}};
 }
 
-/* Rows of different sizes, and an infinity in a block that no chain has. */
+/* Rows of different sizes, and an infinity in a block that no sequence has. */
 static void blocks_vary(struct scene *t)
 {
     uint16_t *row = (uint16_t *)(void *)t->window.bytes;
@@ -179,8 +179,8 @@ static void options_make(struct scene *t)
         .slot = s->slot,
         .slots = s->slots,
         .numbers = NUMBERS,
-        .requests = CHAINS,
-        .chains = CHAINS,
+        .requests = SEQUENCES,
+        .sequences = SEQUENCES,
         .lists = s->lists,
         .room = ROOM,
         .window = WINDOW,
@@ -205,11 +205,11 @@ static void input_fixed(struct scene *t)
 {
     struct input *in = &t->input;
 
-    for (uint32_t c = 0; c < CHAINS; c++) {
+    for (uint32_t c = 0; c < SEQUENCES; c++) {
         in->request[c] = c;
         in->first[c] = CHOSEN;
         in->candidates[c] = CHOSEN;
-        in->least[c] = c == 1 ? UINT32_MAX : c; /* chain 1 is dense */
+        in->least[c] = c == 1 ? UINT32_MAX : c; /* sequence 1 is dense */
         for (uint32_t i = 0; i < BLOCKS; i++) { /* half of their blocks are the same */
             in->table[c * BLOCKS + i] = (int32_t)(i < 10 ? i : (10 + c * 14 + i) % NUMBERS);
             in->page_table[c * BLOCKS + i] = i < CHOSEN ? -1 : (int32_t)rnd_below(PAGES);
@@ -284,12 +284,12 @@ void scene_no_place(struct scene *t, uint32_t number)
 
 void scene_draw(struct scene *t)
 {
-    for (uint32_t c = 0; c < CHAINS; c++)
+    for (uint32_t c = 0; c < SEQUENCES; c++)
         t->input.length[c] = CHOSEN * TOKENS + 1 + rnd_below(WINDOW * TOKENS);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         struct input_layer *in = &t->input.layer[layer];
 
-        for (uint32_t l = 0; l < CHAINS * t->spec.lists; l++) {
+        for (uint32_t l = 0; l < SEQUENCES * t->spec.lists; l++) {
             uint32_t at = 0, most = t->spec.rule ? CHOSEN : MOST;
 
             for (uint32_t i = 0; i < CHOSEN && at < most; i++) /* ascending, as a selection is */
@@ -299,12 +299,12 @@ void scene_draw(struct scene *t)
             for (; at < ROOM; at++)
                 in->index[l * ROOM + at] = UCM_CUDA_SELECT_NONE;
         }
-        for (uint32_t i = 0; i < CHAINS * HEADS * ROOM; i++)
+        for (uint32_t i = 0; i < SEQUENCES * HEADS * ROOM; i++)
             in->score[i] = rnd_normal();
-        for (uint32_t i = 0; i < CHAINS * HEADS * GROUP * CHOSEN; i++) /* of 16 tokens */
+        for (uint32_t i = 0; i < SEQUENCES * HEADS * GROUP * CHOSEN; i++) /* of 16 tokens */
             in->head_score[i] = t->options.known == UCM_CUDA_DECODE_BOUNDS ? 4.0f + rnd_normal()
                                                                            : 2.0f + rnd_normal();
-        for (uint32_t i = 0; i < CHAINS * HEADS * GROUP * t->spec.d; i++)
+        for (uint32_t i = 0; i < SEQUENCES * HEADS * GROUP * t->spec.d; i++)
             draw(t, 1.5f, &in->q[i]);
     }
     gpu_put(t->gpu_input, &t->input, sizeof(t->input));
@@ -319,7 +319,7 @@ static void launch_all(struct scene *t)
         uint64_t at = in + offsetof(struct input, layer) + layer * sizeof(struct input_layer);
         struct ucm_cuda_decode_layer l = {
             .layer = layer,
-            .chains = CHAINS,
+            .sequences = SEQUENCES,
             .index = at + offsetof(struct input_layer, index),
             .count = at + offsetof(struct input_layer, count),
             .table = in + offsetof(struct input, table),
@@ -388,13 +388,13 @@ void scene_output(struct scene *t, struct output *out)
     memset(out, 0, sizeof(*out));
     for (uint32_t i = 0; i < LAYERS; i++) { /* what a shorter row leaves is anything */
         gpu_get(out->out[i], t->gpu_output + offsetof(struct output, out) + i * sizeof(out->out[0]),
-                2ull * CHAINS * HEADS * GROUP * t->v);
+                2ull * SEQUENCES * HEADS * GROUP * t->v);
         gpu_get(out->lse[i], t->gpu_output + offsetof(struct output, lse) + i * sizeof(out->lse[0]),
                 sizeof(out->lse[0]));
         if (t->spec.rule)
             gpu_get(out->report[i],
                     t->gpu_output + offsetof(struct output, report) + i * sizeof(out->report[0]),
-                    CHAINS * t->spec.lists * sizeof(out->report[0][0]));
+                    SEQUENCES * t->spec.lists * sizeof(out->report[0][0]));
     }
 }
 
@@ -419,7 +419,7 @@ uint32_t scene_serve(struct scene *t)
           "%s", ucm_cuda_errmsg());
     for (uint32_t i = 0; i < n; i++)
         put[i] = (struct ucm_cuda_decode_put){.key = key[i],
-                                              .request = i % CHAINS,
+                                              .request = i % SEQUENCES,
                                               .from = t->blocks + key[i].number * t->block +
                                                       key[i].layer * t->layer_bytes};
     check(ucm_cuda_decode_put(t->decode, put, n, &placed, gpu_stream) == 0, "%s",

@@ -11,12 +11,12 @@
 #define HEADS 2u
 #define GROUP 4u
 #define TOKENS 16u
-#define CHAINS 3u
+#define SEQUENCES 3u
 #define NUMBERS 60u
-#define BLOCKS 24u /* of a chain */
+#define BLOCKS 24u /* of a sequence */
 #define WINDOW 4u  /* its last ones, in pages */
 #define CHOSEN (BLOCKS - WINDOW)
-#define STRANGER 15u /* a number that is in no chain */
+#define STRANGER 15u /* a number that is in no sequence */
 #define PAGES 16u
 #define ROOM CHOSEN
 #define MOST 9u /* of a list that is attended as it was drawn */
@@ -37,19 +37,20 @@ struct scene_spec {
 
 /* Of a step, at fixed addresses on the GPU. */
 struct input {
-    int32_t table[CHAINS * BLOCKS], page_table[CHAINS * BLOCKS];
-    uint32_t request[CHAINS], first[CHAINS], length[CHAINS], candidates[CHAINS], least[CHAINS], pad;
+    int32_t table[SEQUENCES * BLOCKS], page_table[SEQUENCES * BLOCKS];
+    uint32_t request[SEQUENCES], first[SEQUENCES], length[SEQUENCES], candidates[SEQUENCES],
+        least[SEQUENCES], pad;
     struct input_layer {
-        uint32_t count[CHAINS * HEADS], index[CHAINS * HEADS * ROOM];
-        float score[CHAINS * HEADS * ROOM], head_score[CHAINS * HEADS * GROUP * CHOSEN];
-        uint16_t q[CHAINS * HEADS * GROUP * D_MAX];
+        uint32_t count[SEQUENCES * HEADS], index[SEQUENCES * HEADS * ROOM];
+        float score[SEQUENCES * HEADS * ROOM], head_score[SEQUENCES * HEADS * GROUP * CHOSEN];
+        uint16_t q[SEQUENCES * HEADS * GROUP * D_MAX];
     } layer[LAYERS];
 };
 
 struct output {
-    uint16_t out[LAYERS][CHAINS * HEADS * GROUP * D_MAX];
-    float lse[LAYERS][CHAINS * HEADS * GROUP];
-    struct ucm_cuda_decode_report report[LAYERS][CHAINS * HEADS]; /* with a rule */
+    uint16_t out[LAYERS][SEQUENCES * HEADS * GROUP * D_MAX];
+    float lse[LAYERS][SEQUENCES * HEADS * GROUP];
+    struct ucm_cuda_decode_report report[LAYERS][SEQUENCES * HEADS]; /* with a rule */
 };
 
 struct scene {

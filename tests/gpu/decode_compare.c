@@ -46,7 +46,7 @@ uint32_t scene_chosen(struct scene *t, uint32_t layers)
 
     scene_output(t, out);
     for (uint32_t layer = 0; layer < layers; layer++)
-        for (uint32_t l = 0; l < CHAINS * t->spec.lists; l++) {
+        for (uint32_t l = 0; l < SEQUENCES * t->spec.lists; l++) {
             uint32_t index[ROOM], attended = scene_attended(t, out, layer, l, index);
 
             for (uint32_t i = 0; i < attended; i++) {
@@ -66,7 +66,7 @@ static float decoded(const struct scene *t, uint16_t bits)
     return t->spec.dtype == UCM_SPARSE_F16 ? ucm_f16_decode(bits) : ucm_bf16_decode(bits);
 }
 
-/* One KV head of a chain in a layer. */
+/* One KV head of a sequence in a layer. */
 static void reference(struct scene *t, const struct output *got, uint32_t layer, uint32_t c,
                       uint32_t g, float *scratch, float *out, float *lse)
 {
@@ -101,13 +101,13 @@ void scene_compare(struct scene *t, const char *what)
     float *scratch = fresh(ucm_attend_scratch_floats(&t->plan) * 4);
     float out[HEADS * GROUP * D_MAX], lse[HEADS * GROUP];
     struct output *got = fresh(sizeof(*got));
-    uint32_t wrong = 0, d = t->v, lists = CHAINS * t->heads;
+    uint32_t wrong = 0, d = t->v, lists = SEQUENCES * t->heads;
 
     scene_output(t, got);
     for (uint32_t i = 0; i < LAYERS * lists; i++) {
         uint32_t layer = i / lists, row = i % lists * t->group;
 
-        reference(t, got, layer, i / t->heads % CHAINS, i % t->heads, scratch, out, lse);
+        reference(t, got, layer, i / t->heads % SEQUENCES, i % t->heads, scratch, out, lse);
         for (uint32_t j = 0; j < t->group * d; j++)
             wrong += !(fabsf(decoded(t, got->out[layer][row * d + j]) - out[j]) <= by);
         for (uint32_t j = 0; j < t->group; j++)

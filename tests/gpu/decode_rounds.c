@@ -14,7 +14,7 @@ static bool same(const struct output *a, const struct output *b)
 static void check_told(struct scene *t, const struct ucm_cuda_decode_result *r,
                        const struct output *out)
 {
-    uint32_t lists = CHAINS * t->spec.lists, rounds = 0;
+    uint32_t lists = SEQUENCES * t->spec.lists, rounds = 0;
     uint64_t attended = 0;
     float share = 1;
 

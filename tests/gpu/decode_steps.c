@@ -49,7 +49,7 @@ void test_decode_steps(const struct scene_spec *spec)
     struct scene t;
 
     scene_open(&t, spec);
-    for (uint32_t c = 0; c < CHAINS; c++)
+    for (uint32_t c = 0; c < SEQUENCES; c++)
         check(ucm_cuda_decode_enter(t.decode, c, spec->slots / 4, gpu_stream) == 0, "%s",
               ucm_cuda_errmsg());
     check_first(&t);

@@ -68,7 +68,7 @@ void pool_resolve(struct pool *p, uint32_t strand, const struct ucm_slots_lists 
 {
     struct ucm_slots_lists by_value = *lists;
 
-    launch("ucm_slots_resolve", lists->chains * lists->lists, UCM_SLOTS_CUDA_RESOLVE,
+    launch("ucm_slots_resolve", lists->sequences * lists->lists, UCM_SLOTS_CUDA_RESOLVE,
            (void *[]){&p->gpu, &strand, &by_value});
 }
 
@@ -162,25 +162,25 @@ static void test_one_by_one(void)
 
 /* ---- many at once: what must hold in any order ---- */
 
-#define CHAINS 3u
+#define SEQUENCES 3u
 #define LISTS 4u
 #define ROOM 24u
 
 struct choice {
-    uint32_t index[CHAINS][LISTS][ROOM], count[CHAINS][LISTS], request[CHAINS];
-    int32_t table[CHAINS][64];
+    uint32_t index[SEQUENCES][LISTS][ROOM], count[SEQUENCES][LISTS], request[SEQUENCES];
+    int32_t table[SEQUENCES][64];
 };
 
 static void choose(struct choice *c, uint32_t numbers)
 {
-    for (uint32_t chain = 0; chain < CHAINS; chain++) {
-        c->request[chain] = chain;
+    for (uint32_t sequence = 0; sequence < SEQUENCES; sequence++) {
+        c->request[sequence] = sequence;
         for (uint32_t i = 0; i < 64; i++)
-            c->table[chain][i] = (int32_t)((i < 16 ? i : i + chain * 48) % numbers);
+            c->table[sequence][i] = (int32_t)((i < 16 ? i : i + sequence * 48) % numbers);
         for (uint32_t l = 0; l < LISTS; l++) {
-            c->count[chain][l] = rnd_below(ROOM + 1);
+            c->count[sequence][l] = rnd_below(ROOM + 1);
             for (uint32_t i = 0; i < ROOM; i++)
-                c->index[chain][l][i] = rnd_below(64);
+                c->index[sequence][l][i] = rnd_below(64);
         }
     }
 }
@@ -189,7 +189,7 @@ static struct ucm_slots_lists lists_at(const void *memory, uint32_t apart)
 {
     const struct choice *c = memory;
 
-    return (struct ucm_slots_lists){.chains = CHAINS,
+    return (struct ucm_slots_lists){.sequences = SEQUENCES,
                                     .lists = LISTS,
                                     .room = ROOM,
                                     .apart = apart,
@@ -293,13 +293,13 @@ static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_
 static void test_at_once(uint32_t slots, uint32_t floor)
 {
     struct ucm_slots_shape shape = {
-        .strands = LISTS, .numbers = 200, .slots = slots, .requests = CHAINS, .misses = 1024};
+        .strands = LISTS, .numbers = 200, .slots = slots, .requests = SEQUENCES, .misses = 1024};
     CUdeviceptr lists = gpu_new(sizeof(struct choice));
     struct pool p, q;
 
     pool_open(&p, &shape);
     pool_open(&q, &shape);
-    for (uint32_t r = 0; r < CHAINS; r++)
+    for (uint32_t r = 0; r < SEQUENCES; r++)
         check(ucm_slots_enter(&p.host, r, floor) == 0, "floors fit");
     pool_write(&p);
     for (uint32_t step = 0; step < (few ? 5u : 100u); step++) {

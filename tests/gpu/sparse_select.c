@@ -1,5 +1,5 @@
-/* Selections: every method, reduce and policy; chains of many lengths in a launch; blocks without
- * summaries, poisoned ones, and many that score the same; launches of a graph whose inputs
+/* Selections: every method, reduce and policy; sequences of many lengths in a launch; blocks
+ * without summaries, poisoned ones, and many that score the same; launches of a graph whose inputs
  * change. */
 #include "client/lib/sparse/spec.h"
 #include "tests/gpu/sparse.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHAINS 6u
+#define SEQUENCES 6u
 
 struct problem {
     struct ucm_sparse_summary summary;
@@ -18,7 +18,7 @@ struct problem {
     uint32_t region; /* blocks */
     size_t stride;
     uint8_t *summaries;
-    int32_t *table, n_blocks[CHAINS];
+    int32_t *table, n_blocks[SEQUENCES];
     float *q; /* widened */
     uint8_t *q_raw;
     size_t q_values, q_bytes;
@@ -93,7 +93,7 @@ static void random_table(struct problem *p)
 {
     uint32_t max = p->options.max_blocks;
 
-    for (size_t i = 0; i < (size_t)CHAINS * max; i++) {
+    for (size_t i = 0; i < (size_t)SEQUENCES * max; i++) {
         uint32_t kind = rnd_below(200);
 
         p->table[i] = kind == 0   ? -1
@@ -108,14 +108,15 @@ static void random_inputs(struct problem *p)
         random_summary(p->plan, p->summaries + b * p->stride);
     random_queries(p);
     random_table(p);
-    for (uint32_t c = 0; c < CHAINS; c++)
+    for (uint32_t c = 0; c < SEQUENCES; c++)
         p->n_blocks[c] = (int32_t)rnd_below(
             (rnd_below(3) || p->options.max_blocks < 12 ? p->options.max_blocks : 11) + 1);
     p->n_blocks[0] = (int32_t)p->options.max_blocks;
     p->n_blocks[1] = 0;
     gpu_put(p->layer.summaries, p->summaries, p->region * p->stride);
     gpu_put(p->layer.q, p->q_raw, p->q_bytes);
-    gpu_put(p->layer.table, p->table, (size_t)CHAINS * p->options.max_blocks * sizeof(*p->table));
+    gpu_put(p->layer.table, p->table,
+            (size_t)SEQUENCES * p->options.max_blocks * sizeof(*p->table));
     gpu_put(p->layer.n_blocks, p->n_blocks, sizeof(p->n_blocks));
 }
 
@@ -128,18 +129,18 @@ static void problem_init(struct problem *p)
     if (rnd_below(2))
         p->stride = (p->stride + 15) / 16 * 16;
     p->summaries = fresh(p->region * p->stride);
-    p->table = fresh((size_t)CHAINS * p->options.max_blocks * sizeof(*p->table));
-    p->q_values = (size_t)CHAINS * s->rows * s->q_heads * p->summary.shape.head_dim;
+    p->table = fresh((size_t)SEQUENCES * p->options.max_blocks * sizeof(*p->table));
+    p->q_values = (size_t)SEQUENCES * s->rows * s->q_heads * p->summary.shape.head_dim;
     p->q_bytes = p->q_values * (p->options.q_dtype == UCM_SPARSE_F32 ? 4 : 2);
     p->q = fresh(p->q_values * sizeof(*p->q));
     p->q_raw = fresh(p->q_bytes);
-    p->options.chains = CHAINS;
+    p->options.sequences = SEQUENCES;
     p->layer = (struct ucm_cuda_select_layer){
         .summaries = gpu_new(p->region * p->stride),
         .stride = p->stride,
         .bound = p->region,
-        .chains = CHAINS,
-        .table = gpu_new((size_t)CHAINS * p->options.max_blocks * sizeof(*p->table)),
+        .sequences = SEQUENCES,
+        .table = gpu_new((size_t)SEQUENCES * p->options.max_blocks * sizeof(*p->table)),
         .table_stride = p->options.max_blocks,
         .n_blocks = gpu_new(sizeof(p->n_blocks)),
         .q = gpu_new(p->q_bytes)};
@@ -176,7 +177,7 @@ struct lists {
 
 static void lists_init(struct lists *l, const struct problem *p)
 {
-    size_t lists = (size_t)CHAINS * p->info.lists;
+    size_t lists = (size_t)SEQUENCES * p->info.lists;
 
     l->count = fresh(lists * sizeof(*l->count));
     l->index = fresh(lists * p->info.room * sizeof(*l->index));
@@ -190,39 +191,39 @@ static void lists_free(struct lists *l)
     free(l->score);
 }
 
-/* Of what each chain may choose where the launch says it, one of them none and one more than there are. */
-static uint32_t most_of(const struct problem *p, uint32_t chain)
+/* Of what each sequence may choose where the launch says it, one of them none and one more than there are. */
+static uint32_t most_of(const struct problem *p, uint32_t sequence)
 {
-    return chain == 1 ? 0 : chain == 2 ? UINT32_MAX : p->info.room * chain / CHAINS;
+    return sequence == 1 ? 0 : sequence == 2 ? UINT32_MAX : p->info.room * sequence / SEQUENCES;
 }
 
 /* The same in the words of a spec. */
-static struct ucm_choose_spec choose_most(const struct problem *p, uint32_t chain)
+static struct ucm_choose_spec choose_most(const struct problem *p, uint32_t sequence)
 {
     struct ucm_choose_spec choose = choose_of(p);
 
     choose.topk_tokens = 0;
     choose.sparse_ratio = 0;
-    choose.min_blocks = most_of(p, chain);
+    choose.min_blocks = most_of(p, sequence);
     return choose;
 }
 
 static void most_put(struct problem *p)
 {
-    uint32_t most[CHAINS];
+    uint32_t most[SEQUENCES];
 
-    for (uint32_t i = 0; i < CHAINS; i++)
+    for (uint32_t i = 0; i < SEQUENCES; i++)
         most[i] = most_of(p, i);
     if (p->options.choose.policy == UCM_SPARSE_TOPK)
         p->layer.most = gpu_put(0, most, sizeof(most));
 }
 
-static void reference_chain(const struct problem *p, uint32_t chain, struct lists *out)
+static void reference_sequence(const struct problem *p, uint32_t sequence, struct lists *out)
 {
     const struct ucm_sparse_score *s = &p->options.score;
     struct ucm_score_spec score = {s->metric, s->reduce, s->heads, s->rows, s->q_heads, s->beta};
-    uint32_t n = (uint32_t)p->n_blocks[chain], room = p->info.room;
-    struct ucm_choose_spec choose = p->layer.most ? choose_most(p, chain) : choose_of(p);
+    uint32_t n = (uint32_t)p->n_blocks[sequence], room = p->info.room;
+    struct ucm_choose_spec choose = p->layer.most ? choose_most(p, sequence) : choose_of(p);
     const void **at = fresh(n * sizeof(*at));
     struct ucm_score_blocks blocks = {.at = at, .n = n};
     float *scores = fresh((size_t)p->info.lists * n * sizeof(*scores));
@@ -232,17 +233,17 @@ static void reference_chain(const struct problem *p, uint32_t chain, struct list
     struct ucm_score_job job;
 
     for (uint32_t b = 0; b < n; b++) {
-        int32_t number = p->table[(size_t)chain * p->options.max_blocks + b];
+        int32_t number = p->table[(size_t)sequence * p->options.max_blocks + b];
 
         at[b] = number >= 0 && number < (int32_t)p->region
                     ? p->summaries + (size_t)number * p->stride
                     : NULL;
     }
-    ucm_score_begin(&job, p->plan, &score, &blocks, p->q + chain * (p->q_values / CHAINS), scratch,
-                    scores);
+    ucm_score_begin(&job, p->plan, &score, &blocks, p->q + sequence * (p->q_values / SEQUENCES),
+                    scratch, scores);
     ucm_score_all(&job);
     for (uint32_t l = 0; l < p->info.lists; l++) {
-        size_t list = (size_t)chain * p->info.lists + l;
+        size_t list = (size_t)sequence * p->info.lists + l;
 
         out->count[list] = ucm_choose(&choose, scores + (size_t)l * n, n, choosing,
                                       out->index + list * room, out->score + list * room, room);
@@ -294,7 +295,7 @@ static bool list_equal(const struct problem *p, const struct lists *want, const 
 
 static void answers_new(struct problem *p)
 {
-    size_t lists = (size_t)CHAINS * p->info.lists;
+    size_t lists = (size_t)SEQUENCES * p->info.lists;
 
     p->layer.count = gpu_new(lists * sizeof(uint32_t));
     p->layer.index = gpu_new(lists * p->info.room * sizeof(uint32_t));
@@ -312,14 +313,14 @@ static void answers_free(struct problem *p)
 
 static void answers_compare(struct problem *p)
 {
-    size_t lists = (size_t)CHAINS * p->info.lists;
+    size_t lists = (size_t)SEQUENCES * p->info.lists;
     struct lists want, got;
     bool equal = true;
 
     lists_init(&want, p);
     lists_init(&got, p);
-    for (uint32_t c = 0; c < CHAINS; c++)
-        reference_chain(p, c, &want);
+    for (uint32_t c = 0; c < SEQUENCES; c++)
+        reference_sequence(p, c, &want);
     gpu_get(got.count, p->layer.count, lists * sizeof(uint32_t));
     gpu_get(got.index, p->layer.index, lists * p->info.room * sizeof(uint32_t));
     gpu_get(got.score, p->layer.score, lists * p->info.room * sizeof(float));

@@ -1,4 +1,4 @@
-"""What the tests of retrieval share: a base namespace with blocks, its summaries, chains and selections, and what numpy makes of
+"""What the tests of retrieval share: a base namespace with blocks, its summaries, sequences and selections, and what numpy makes of
 them."""
 
 import os
@@ -75,16 +75,16 @@ class Retrieval(Case):
     def build(self, client, derived, names, **more):
         return list(client.call("summary.build", ns=derived, keys=keys(*names), **more)["status"])
 
-    def chain(self, client, derived, names, **more):
-        chain = client.call("chain.open", ns=derived)["chain"]
-        return chain, client.call("chain.append", chain=chain, keys=keys(*names), **more)
+    def sequence(self, client, derived, names, **more):
+        sequence = client.call("sequence.open", ns=derived)["sequence"]
+        return sequence, client.call("sequence.append", sequence=sequence, keys=keys(*names), **more)
 
     def query(self, rows=1, heads=4, seed=2):
         return np.random.default_rng(seed).standard_normal((rows, heads, HEAD_DIM)).astype(np.float16)
 
-    def select(self, client, chain, q, layer=0, **more):
+    def select(self, client, sequence, q, layer=0, **more):
         params = {"min_blocks": 1, **more}
-        return client.call("select", chains=[chain], layers=[layer], q=q.tobytes(), q_dtype=1, q_heads=q.shape[1],
+        return client.call("select", sequences=[sequence], layers=[layer], q=q.tobytes(), q_dtype=1, q_heads=q.shape[1],
                            rows=q.shape[0], **params)
 
     def read_summaries(self, client, derived, layer_bytes, count):

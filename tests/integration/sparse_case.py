@@ -120,7 +120,7 @@ class SparseCase(Case):
         self.assertTrue(e.idle(), "something was never given back")
 
     def nothing_held(self):
-        self.eventually(lambda: all(self.stats()[name] == 0 for name in ("chains", "leases")))
+        self.eventually(lambda: all(self.stats()[name] == 0 for name in ("sequences", "leases")))
 
     @staticmethod
     def counts(e, rank=0):

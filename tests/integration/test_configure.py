@@ -261,18 +261,18 @@ class Bypass(Configured):
         self.assertEqual(client.call("bypass", ns=ns, load=2), {"bypassed": []})
         self.assertEqual((client.hits(ns, *"abcd"), region.load("abcd", range(4, 8))), (4, [OK] * 4))
 
-    def test_chains(self):
+    def test_sequences(self):
         client, ns, region = self.worker()
         region.dump("ab", range(2))
         derived = client.call("summary.open", ns=ns, method=1, dtype=1, kv_heads=1, head_dim=64, k_token_stride=128)["ns"]
-        chain = client.call("chain.open", ns=derived)["chain"]
-        self.assertEqual(client.call("chain.append", chain=chain, keys=keys("a"))["blocks"], 1)
+        sequence = client.call("sequence.open", ns=derived)["sequence"]
+        self.assertEqual(client.call("sequence.append", sequence=sequence, keys=keys("a"))["blocks"], 1)
         client.call("bypass", load=1)
-        self.assertEqual(client.call("chain.append", chain=chain, keys=keys("b"))["blocks"], 1)
-        self.assertEqual(list(client.call("chain.prefetch", chain=chain, index=u32(0))["status"]), [MISS])
+        self.assertEqual(client.call("sequence.append", sequence=sequence, keys=keys("b"))["blocks"], 1)
+        self.assertEqual(list(client.call("sequence.prefetch", sequence=sequence, index=u32(0))["status"]), [MISS])
         client.call("bypass", load=2)
-        self.assertEqual(client.call("chain.append", chain=chain, keys=keys("b"))["blocks"], 2)
-        self.assertEqual(list(client.call("chain.prefetch", chain=chain, index=u32(0))["status"]), [OK])
+        self.assertEqual(client.call("sequence.append", sequence=sequence, keys=keys("b"))["blocks"], 2)
+        self.assertEqual(list(client.call("sequence.prefetch", sequence=sequence, index=u32(0))["status"]), [OK])
 
     def test_stores(self):
         client, ns, region = self.worker()

@@ -177,7 +177,7 @@ class LayersChoose(unittest.TestCase):
             return mock.Mock(lists=2, room=options["room"], summary=summary, device="cuda:0")
         with mock.patch.dict(sys.modules, torch=fake), mock.patch("ucmclient.decode.layers.Selector", select):
             return LayerChoices(Choices.from_policy(policy, SHAPE, 3, stops=True), sparse.Policy(policy).summary(SHAPE), None, 8,
-                                max_blocks=500, chains=2, **more)
+                                max_blocks=500, sequences=2, **more)
 
     def test_one_selection_for_layers_and_requests_that_differ(self):
         choices = self.choices("topk:topk_tokens=320,dense_first=1,dense_below=800,reuse=2")
@@ -259,8 +259,8 @@ class Slots:
     def begin(self):
         self.wanted, self.arrived = {}, None
 
-    def resolve(self, strand, chains, apart):
-        self.want([(strand + apart * i, rows[block], 0) for _, rows, lists in chains for i, blocks in enumerate(lists) for block in blocks])
+    def resolve(self, strand, sequences, apart):
+        self.want([(strand + apart * i, rows[block], 0) for _, rows, lists in sequences for i, blocks in enumerate(lists) for block in blocks])
 
     def want(self, wanted):
         self.wanted.update({(strand, row): None for strand, row, _ in wanted if (strand, row) not in self.at})
@@ -378,7 +378,7 @@ class Served(unittest.TestCase):
         """What is copied within DRAM is waited for; what is read comes beside the steps, some blocks in each."""
         asked, answers = [], []
 
-        def pin(chain, first, n, *, priority, deadline, timeout):
+        def pin(registered, first, n, *, priority, deadline, timeout):
             came, moved, read, missing = answers.pop(0)
             asked.append((first, n, priority))
             places = [None if i in missing else "place" for i in range(came)] + [None] * (n - came)
@@ -386,7 +386,7 @@ class Served(unittest.TestCase):
 
         decoder = Decoder(Source([OK]), SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=1, layer_bytes=64)
         a = decoder.open("a")
-        a.rows, a.kept, a.chain, decoder._window = list(range(800)), 800, mock.Mock(), mock.Mock(pin=pin)
+        a.rows, a.kept, a.registered, decoder._window = list(range(800)), 800, mock.Mock(), mock.Mock(pin=pin)
         answers += [(500, 500, 0, ()), (800 - 500, 300, 0, ())]
         decoder._pin(a)
         self.assertEqual((asked, a.pinned, a.below, len(decoder._places)), ([(0, 800, 7), (500, 300, 7)], 800, False, 800))
@@ -409,7 +409,7 @@ class Served(unittest.TestCase):
         """Nothing is waited for longer than was said, nothing counts before the step is over, and in vain is asked less and less often."""
         asked, answers = [], []
 
-        def pin(chain, first, n, *, priority, deadline, timeout):
+        def pin(registered, first, n, *, priority, deadline, timeout):
             came = answers.pop(0)
             asked.append((first, n, round(deadline, 6)))
             return SimplePinned(["place"] * came + [None] * (n - came), came, 0, 0, 0)
@@ -419,7 +419,7 @@ class Served(unittest.TestCase):
         a, b = decoder.open("a"), decoder.open("b")
         decoder._connected()
         for one, first, n in (a, 0, 600), (b, 600, 40):
-            one.rows, one.keys, one.kept, one.asked, one.chain = list(range(first, first + n)), [b""] * n, n, n, mock.Mock()
+            one.rows, one.keys, one.kept, one.asked, one.registered = list(range(first, first + n)), [b""] * n, n, n, mock.Mock()
         decoder._window = mock.Mock(pin=pin)
         with mock.patch("ucmclient.decode.supply.time.monotonic") as now:
             now.return_value = 10.0

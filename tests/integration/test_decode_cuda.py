@@ -89,18 +89,18 @@ class Checks(unittest.TestCase):
             self.addCleanup(patched.stop)
 
     def steps(self, pool=None, **more):
-        options = {"layers": 3, "q_heads": GROUP * HEADS, "layer_bytes": LAYER, "numbers": 1000, "requests": 4, "chains": 3, "room": 20,
+        options = {"layers": 3, "q_heads": GROUP * HEADS, "layer_bytes": LAYER, "numbers": 1000, "requests": 4, "sequences": 3, "room": 20,
                    "window": 5}
         return cuda.Steps(pool or Fake("uint8", 50, HEAD_SLOT), SHAPE, **{**options, **more})
 
-    def arguments(self, chains=2, room=20, q=None):
-        chosen = Chosen(Fake("int32", chains, HEADS, at=0x1000), Fake("int32", chains, HEADS, room, at=0x2000))
-        return (1, chosen, Fake("int32", chains, 300, at=0x3000), Fake("int32", chains, at=0x4000),
-                q or Fake("bfloat16", chains, GROUP * HEADS, DIM, at=0x5000))
+    def arguments(self, sequences=2, room=20, q=None):
+        chosen = Chosen(Fake("int32", sequences, HEADS, at=0x1000), Fake("int32", sequences, HEADS, room, at=0x2000))
+        return (1, chosen, Fake("int32", sequences, 300, at=0x3000), Fake("int32", sequences, at=0x4000),
+                q or Fake("bfloat16", sequences, GROUP * HEADS, DIM, at=0x5000))
 
-    def pages(self, chains=2, **other):
-        known = {"kv": Fake("bfloat16", 30, 2, TOKENS, HEADS, DIM, at=0x6000), "table": Fake("int32", chains, 300, at=0x7000),
-                 "first": Fake("int32", chains, at=0x8000), "length": Fake("int32", chains, at=0x9000)}
+    def pages(self, sequences=2, **other):
+        known = {"kv": Fake("bfloat16", 30, 2, TOKENS, HEADS, DIM, at=0x6000), "table": Fake("int32", sequences, 300, at=0x7000),
+                 "first": Fake("int32", sequences, at=0x8000), "length": Fake("int32", sequences, at=0x9000)}
         return cuda.Pages(**{**known, **other})
 
     def test_structures_have_the_headers_sizes(self):
@@ -119,7 +119,7 @@ class Checks(unittest.TestCase):
         self.assertEqual(cuda.Steps.bytes_of(SHAPE, LAYER, 10), 10 * HEAD_SLOT)
         self.assertEqual((o.dtype, o.kv_dtype), (2, 2))
         small = cuda.Steps(Fake("uint8", 50, HEAD_SLOT // 2), sparse.Shape("fp8", TOKENS, HEADS, DIM, v_head_dim=DIM), layers=3, q_heads=8,
-                           layer_bytes=LAYER // 2, numbers=9, requests=1, chains=1, room=20, window=5, q_dtype="bf16", v_scale=0.5)
+                           layer_bytes=LAYER // 2, numbers=9, requests=1, sequences=1, room=20, window=5, q_dtype="bf16", v_scale=0.5)
         o = self.library.options
         self.assertEqual((small.slots, small.slot_bytes, o.dtype, o.kv_dtype, o.k_scale, o.v_scale), (50, HEAD_SLOT // 2, 2, 3, 0, 0.5))
         coded = self.steps(Fake("uint8", 50, HEAD_SLOT // 2 + 2 * TOKENS), encoding="fp8")
@@ -144,7 +144,7 @@ class Checks(unittest.TestCase):
 
     def test_latents(self):
         size = TOKENS * 576 * 2
-        steps = cuda.Steps(Fake("uint8", 50, size), LATENT, layers=3, q_heads=128, layer_bytes=size, numbers=9, requests=1, chains=2,
+        steps = cuda.Steps(Fake("uint8", 50, size), LATENT, layers=3, q_heads=128, layer_bytes=size, numbers=9, requests=1, sequences=2,
                            room=20, window=5, scale=0.07)
         o = self.library.options
         self.assertEqual((steps.slots, steps.lists, o.kv_heads, o.q_heads, o.head_dim, o.v_head_dim), (50, 1, 1, 128, 576, 512))
@@ -167,7 +167,7 @@ class Checks(unittest.TestCase):
         steps.end(stream=7)
         (begin, (l, stream), end) = self.library.calls
         self.assertEqual((begin, end, stream), (("begin", 7), ("end", 7), 7))
-        self.assertEqual((l.layer, l.chains, l.count, l.index, l.table, l.table_stride, l.request, l.q, l.q_stride, l.out, l.lse),
+        self.assertEqual((l.layer, l.sequences, l.count, l.index, l.table, l.table_stride, l.request, l.q, l.q_stride, l.out, l.lse),
                          (1, 2, 0x1000, 0x2000, 0x3000, 300, 0x4000, 0x5000, GROUP * HEADS * DIM, 0xa000, 0xb000))
         self.assertEqual((l.pages, l.page_stride, l.page_bound, l.page_table, l.page_table_stride, l.first, l.length),
                          (0x6000, LAYER, 30, 0x7000, 300, 0x8000, 0x9000))
@@ -183,7 +183,7 @@ class Checks(unittest.TestCase):
         o = self.library.options
         self.assertEqual((o.rule, o.known, o.rounds, o.every, o.first, o.windows), (2, 1, 3, 6, 102, 2))
         self.assertAlmostEqual(o.eps, 0.9)
-        sizes = {"rows": 1, "q_heads": GROUP * HEADS, "lists": HEADS, "chains": 2}
+        sizes = {"rows": 1, "q_heads": GROUP * HEADS, "lists": HEADS, "sequences": 2}
         select = mock.Mock(head_scores=0xc000, head_pitch=300, **sizes)
         n, least, out = Fake("int32", 2, at=0xd000), Fake("int32", 2, at=0xe000), Fake("bfloat16", 2, GROUP * HEADS, DIM)
         layer, chosen, *rest = self.arguments()
@@ -213,7 +213,7 @@ class Checks(unittest.TestCase):
             ("q has shape", self.arguments(q=q), None, {}),
             ("q has shape", self.arguments(4), None, {}),
             ("q is of float16", self.arguments(q=Fake("float16", 2, 8, DIM)), None, {}),
-            ("each chain has its own", self.arguments(q=Fake("bfloat16", 2, 8, DIM, strides=(0, DIM, 1))), None, {}),
+            ("each sequence has its own", self.arguments(q=Fake("bfloat16", 2, 8, DIM, strides=(0, DIM, 1))), None, {}),
             ("chosen.index has shape", self.arguments(room=19), None, {}),
             ("pages.first has 3", self.arguments(), self.pages(first=Fake("int32", 3)), {}),
             ("pages.of has 999", self.arguments(), self.pages(of=Fake("int32", 999)), {}),
@@ -406,7 +406,7 @@ class Decoders(unittest.TestCase):
         a, _ = self.two(decoder)
         decoder._connected()
         pinned = mock.Mock(moved=0, read=0)
-        decoder._window, a.chain, a.kept = mock.Mock(**{"client.closed": False, "pin.return_value": pinned}), mock.Mock(), 3
+        decoder._window, a.registered, a.kept = mock.Mock(**{"client.closed": False, "pin.return_value": pinned}), mock.Mock(), 3
         self.source.ask = self.asked
         return decoder, a
 
@@ -429,48 +429,48 @@ class Decoders(unittest.TestCase):
     def test_a_step_takes_of_the_window_what_is_there(self):
         """With beside, extend() of blocks whose summaries are loaded waits for nothing to come there."""
         decoder, a = self.windowed()
-        decoder._beside, a.chain.__len__ = True, lambda _: 3
-        a.chain.append.return_value = mock.Mock(blocks=4)
+        decoder._beside, a.registered.__len__ = True, lambda _: 3
+        a.registered.append.return_value = mock.Mock(blocks=4)
         places = mock.MagicMock(placed=3, missing=0, moved=1, read=0, __len__=lambda _: 4, __iter__=lambda _: iter([1, 1, 1, None]))
         decoder._window.pin.return_value = places
         decoder._load_some = lambda wanted: 0
         decoder.extend(a, [bytes([9]) * 32], lambda block: None)
-        decoder._window.pin.assert_called_once_with(a.chain, 0, 4, priority=7, deadline=GLANCE, timeout=5.0)
+        decoder._window.pin.assert_called_once_with(a.registered, 0, 4, priority=7, deadline=GLANCE, timeout=5.0)
         self.assertEqual((self.steps.calls[-1][0], self.steps.calls[-1][1], a.pinned, a.below), ("places", [0, 1, 2, 5], 3, False))
 
-    def test_a_chain_that_another_thread_brought(self):
+    def test_a_sequence_that_another_thread_brought(self):
         """It serves a new sequence, but not behind a reconnect."""
         decoder, _ = self.windowed()
         decoder.close("b")
         generation = decoder.source.ns.client.generation
         for of, kept in ((generation, 2), (generation - 1, 0)):
-            c, chain = decoder.open("c"), mock.MagicMock(client=decoder.source.ns.client, __len__=lambda _: 2)
-            decoder.adopt(c, chain, of)
-            self.assertEqual((c.kept, c.chain is chain, chain.close.call_count), (kept, kept > 0, kept == 0))
+            c, registered = decoder.open("c"), mock.MagicMock(client=decoder.source.ns.client, __len__=lambda _: 2)
+            decoder.adopt(c, registered, of)
+            self.assertEqual((c.kept, c.registered is registered, registered.close.call_count), (kept, kept > 0, kept == 0))
             decoder.close("c")
         self.steps.unregistered = 3
-        self.assertIs(decoder.pin_beside(chain, 0, 2, 0.5), decoder._window.pin.return_value)
+        self.assertIs(decoder.pin_beside(registered, 0, 2, 0.5), decoder._window.pin.return_value)
         self.assertEqual(self.steps.registered, [decoder._window] * 3, "one slab a call: a step may wait for it")
-        self.assertEqual(decoder._window.pin.call_args, mock.call(chain, 0, 2, priority=7, deadline=0.5, timeout=5.0))
+        self.assertEqual(decoder._window.pin.call_args, mock.call(registered, 0, 2, priority=7, deadline=0.5, timeout=5.0))
         decoder._window = None
-        self.assertIsNone(decoder.pin_beside(chain, 0, 2, 0.5))
+        self.assertIsNone(decoder.pin_beside(registered, 0, 2, 0.5))
 
     def test_an_update_asks_for_what_is_new(self):
         decoder, a = self.windowed()
         b, window, decoder.source.summaries = decoder.sequences["b"], decoder._window, mock.Mock()
-        a.asked, b.chain = 3, mock.Mock(__len__=lambda _: 0, **{"append.return_value": mock.Mock(blocks=2)})
+        a.asked, b.registered = 3, mock.Mock(__len__=lambda _: 0, **{"append.return_value": mock.Mock(blocks=2)})
         for _ in range(3):
             decoder.update()
-        b.chain.append.assert_called_once()
+        b.registered.append.assert_called_once()
         self.assertEqual([call.args[1:] for call in window.pin.call_args_list], [(0, 3), (0, 2)])
         decoder._repin_at = time.monotonic()
         decoder.update()
         self.assertEqual([call.args[1:] for call in window.pin.call_args_list[2:]], [(0, 3), (0, 2)], "it had left the window")
         b.forsake()
-        with mock.patch("ucmclient.decode.supply.Chain", lambda *_, **__: a.chain):
-            a.chain.append.return_value, a.chain.__len__ = mock.Mock(blocks=0), lambda _: 0
+        with mock.patch("ucmclient.decode.supply.BlockSequence", lambda *_, **__: a.registered):
+            a.registered.append.return_value, a.registered.__len__ = mock.Mock(blocks=0), lambda _: 0
             decoder.update()
-        a.chain.append.assert_called_once()
+        a.registered.append.assert_called_once()
 
     def test_a_silent_daemon_gets_its_window_back(self):
         decoder, _ = self.windowed()

@@ -21,7 +21,7 @@ TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
 SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
 LAYER = 2 * TOKENS * HEADS * DIM * 2
 LATENT = sparse.Shape("bf16", TOKENS, 1, 576, rope_dim=64)
-LAYERS, BLOCKS, WINDOW, CHAINS = 3, 64, 4, 2
+LAYERS, BLOCKS, WINDOW, SEQUENCES = 3, 64, 4, 2
 CANDIDATES = BLOCKS - WINDOW
 LENGTH = BLOCKS * TOKENS - 5
 
@@ -61,7 +61,7 @@ class Together:
     SHAPE, VALUES, SCALE, rounds = SHAPE, DIM, DIM**-0.5, None
 
     def selector(self, pool):
-        return Selector(self.summary, pool, GROUP * HEADS, CANDIDATES, chains=CHAINS,
+        return Selector(self.summary, pool, GROUP * HEADS, CANDIDATES, sequences=SEQUENCES,
                         choose=sparse.TopK(sparse_ratio=0.15, init_window_sz=0, local_window_sz=0))
 
     def __init__(self, link, kv, slots=200, encoding="", **more):
@@ -69,31 +69,31 @@ class Together:
         shape, layer_bytes, lists = self.SHAPE, link.layer_bytes, self.SHAPE.kv_heads
         pool = torch.empty(cuda.Steps.bytes_of(shape, layer_bytes, slots, encoding=encoding), dtype=torch.uint8, device="cuda")
         self.select = self.selector(pool)
-        self.steps = cuda.Steps(pool, shape, layers=LAYERS, q_heads=GROUP * HEADS, layer_bytes=layer_bytes, numbers=80, requests=CHAINS,
-                                chains=CHAINS, room=self.select.room, window=WINDOW, scale=self.SCALE, rounds=self.rounds,
+        self.steps = cuda.Steps(pool, shape, layers=LAYERS, q_heads=GROUP * HEADS, layer_bytes=layer_bytes, numbers=80, requests=SEQUENCES,
+                                sequences=SEQUENCES, room=self.select.room, window=WINDOW, scale=self.SCALE, rounds=self.rounds,
                                 encoding=encoding)
         self.decoder = GpuDecoder(link, link.summary, self.steps, layer_bytes=layer_bytes, landing=16, **more)
         names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
         self.names = [names[32 * i : 32 * i + 32] for i in range(BLOCKS)]
         int32 = {"dtype": torch.int32, "device": "cuda"}
-        self.table = torch.full((CHAINS, BLOCKS), -1, **int32)
-        self.page_table = torch.arange(BLOCKS, **int32).expand(CHAINS, BLOCKS).contiguous()
+        self.table = torch.full((SEQUENCES, BLOCKS), -1, **int32)
+        self.page_table = torch.arange(BLOCKS, **int32).expand(SEQUENCES, BLOCKS).contiguous()
         self.page_table[:, :CANDIDATES] = -1
-        self.candidates, self.first = torch.full((CHAINS,), CANDIDATES, **int32), torch.full((CHAINS,), CANDIDATES, **int32)
-        self.length, self.requests = torch.full((CHAINS,), LENGTH, **int32), torch.zeros(CHAINS, **int32)
-        self.q = torch.zeros(LAYERS, CHAINS, GROUP * HEADS, shape.head_dim, dtype=torch.bfloat16, device="cuda")
-        self.out, self.lse = torch.zeros_like(self.q[..., : self.VALUES]), torch.zeros(LAYERS, CHAINS, GROUP * HEADS, device="cuda")
-        self.chosen = [Chosen(torch.empty(CHAINS, lists, **int32), torch.empty(CHAINS, lists, self.select.room, **int32))
+        self.candidates, self.first = torch.full((SEQUENCES,), CANDIDATES, **int32), torch.full((SEQUENCES,), CANDIDATES, **int32)
+        self.length, self.requests = torch.full((SEQUENCES,), LENGTH, **int32), torch.zeros(SEQUENCES, **int32)
+        self.q = torch.zeros(LAYERS, SEQUENCES, GROUP * HEADS, shape.head_dim, dtype=torch.bfloat16, device="cuda")
+        self.out, self.lse = torch.zeros_like(self.q[..., : self.VALUES]), torch.zeros(LAYERS, SEQUENCES, GROUP * HEADS, device="cuda")
+        self.chosen = [Chosen(torch.empty(SEQUENCES, lists, **int32), torch.empty(SEQUENCES, lists, self.select.room, **int32))
                        for _ in range(LAYERS)]
         self.graph = self.of = None
-        for chain in range(CHAINS):
-            self.open(chain)
+        for i in range(SEQUENCES):
+            self.open(i)
 
-    def open(self, chain):
-        sequence = self.decoder.open(f"request {chain}", floor=60)
-        self.requests[chain] = sequence.number
+    def open(self, i):
+        sequence = self.decoder.open(f"request {i}", floor=60)
+        self.requests[i] = sequence.number
         self.decoder.extend(sequence, self.names[:CANDIDATES], lambda block: None)
-        self.decoder.write(self.table[chain], sequence)
+        self.decoder.write(self.table[i], sequence)
 
     def draw(self):
         self.q.copy_(torch.randn(self.q.shape).bfloat16())
@@ -111,7 +111,7 @@ class Together:
         self.select(*arguments, out=self.chosen[layer])
 
     def attended(self, layer):
-        """[chain][list]: blocks."""
+        """[sequence][list]: blocks."""
         return self.chosen[layer].lists()
 
     def run(self):
@@ -134,14 +134,14 @@ class Together:
 
     def expected(self, layer):
         """Of float32, over the blocks that were chosen."""
-        out, group = torch.empty(CHAINS, GROUP * HEADS, self.VALUES, device="cuda"), GROUP * HEADS // self.SHAPE.kv_heads
-        for chain, lists in enumerate(self.attended(layer)):
+        out, group = torch.empty(SEQUENCES, GROUP * HEADS, self.VALUES, device="cuda"), GROUP * HEADS // self.SHAPE.kv_heads
+        for i, lists in enumerate(self.attended(layer)):
             for head, blocks in enumerate(lists):
                 k, v = self.of_tokens(layer, blocks + list(range(CANDIDATES, BLOCKS)), head)
                 n = len(blocks) * TOKENS + LENGTH - CANDIDATES * TOKENS
-                q = self.q[layer, chain, head * group : (head + 1) * group].float()
+                q = self.q[layer, i, head * group : (head + 1) * group].float()
                 weights = torch.softmax(q @ k[:n].float().T * self.SCALE, 1)
-                out[chain, head * group : (head + 1) * group] = weights @ v[:n].float()
+                out[i, head * group : (head + 1) * group] = weights @ v[:n].float()
         return out
 
     def wrong(self):
@@ -167,9 +167,9 @@ class Stopping(Together):
         self.rounds = choices.rounds
         if self.rounds.rounds > 1:  # keys that are noise are estimated badly: the last round would have all of most lists
             self.rounds = replace(self.rounds, rounds=5, least=16)
-        choices = LayerChoices(choices, self.summary, pool, GROUP * HEADS, max_blocks=CANDIDATES, chains=CHAINS, follow=self.follow)
-        for chain in range(CHAINS):
-            choices.set(chain, CANDIDATES)
+        choices = LayerChoices(choices, self.summary, pool, GROUP * HEADS, max_blocks=CANDIDATES, sequences=SEQUENCES, follow=self.follow)
+        for i in range(SEQUENCES):
+            choices.set(i, CANDIDATES)
         return choices
 
     def choose(self, layer, arguments):
@@ -184,10 +184,10 @@ class Stopping(Together):
         index, scores = self.chosen[layer].index.tolist(), self.chosen[layer].scores.tolist()
         counts, reports = self.chosen[layer].counts.tolist(), self.select.reports[layer, ..., 0].tolist()
 
-        def first(chain, head):
-            entries = [(block >= self.rounds.windows, -score, block) for block, score in zip(index[chain][head], scores[chain][head])]
-            return [block for *_, block in sorted(entries[: counts[chain][head]])][: reports[chain][head]]
-        return [[first(chain, head) for head in range(HEADS)] for chain in range(CHAINS)]
+        def first(i, head):
+            entries = [(block >= self.rounds.windows, -score, block) for block, score in zip(index[i][head], scores[i][head])]
+            return [block for *_, block in sorted(entries[: counts[i][head]])][: reports[i][head]]
+        return [[first(i, head) for head in range(HEADS)] for i in range(SEQUENCES)]
 
 
 class Latents(Together):
@@ -292,7 +292,7 @@ class OnGpu(unittest.TestCase):
             attended += result.attended
             if step == 2:
                 both.capture()
-        self.assertLess(attended, 0.9 * 6 * LAYERS * CHAINS * HEADS * CANDIDATES)
+        self.assertLess(attended, 0.9 * 6 * LAYERS * SEQUENCES * HEADS * CANDIDATES)
         self.assertLess(both.decoder.counts.misses, LAYERS * HEADS * CANDIDATES + 1)
 
     def test_lists_that_stop_with_the_same_bits_by_fetches(self):
@@ -334,7 +334,7 @@ class OnGpu(unittest.TestCase):
         for _ in range(12):  # the same queries, so that more blocks cover more
             self.assertEqual(self.served(both), 0)
             shares.append(both.steps.result().share)
-            both.select.follow(range(CHAINS))
+            both.select.follow(range(SEQUENCES))
         self.assertTrue(torch.all(both.select.most >= before) and torch.any(both.select.most > before))
         self.assertGreater(shares[-1], shares[0])
 
@@ -417,7 +417,7 @@ class OnGpu(unittest.TestCase):
         self.assertGreater(both.decoder.counts.fetched, 0)
 
     def test_evicted_by_name(self):
-        """The window's places are worth nothing, though they are still mapped, and a chain's lease brings nothing back."""
+        """The window's places are worth nothing, though they are still mapped, and a sequence's lease brings nothing back."""
         both = self.together()
         both.draw()
         self.assertEqual(self.served(both), 0)
@@ -438,7 +438,7 @@ class OnGpu(unittest.TestCase):
         both.decoder.update()
         both.draw()
         self.assertFalse(both.run())
-        self.assertEqual(len(both.decoder.serve()), CHAINS)
+        self.assertEqual(len(both.decoder.serve()), SEQUENCES)
         self.link.cut()
         both.decoder.update()
         self.start()

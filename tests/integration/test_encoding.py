@@ -291,8 +291,8 @@ class FallThrough(EncodingCase):
             for ns in (engine.base, engine.ns):
                 engine.client.call("bypass", ns=ns, load=2)
 
-    def test_chains_take_either_form(self):
-        """Summaries of an encoded base come from workers; chains find blocks in it and in its base."""
+    def test_sequences_take_either_form(self):
+        """Summaries of an encoded base come from workers; sequences find blocks in it and in its base."""
         engine = self.mixed()
         call, shape = engine.client.call, self.shape()
         error = self.refused(INVALID, call, "summary.open", ns=engine.ns, method=1, build=True, **shape)
@@ -302,13 +302,13 @@ class FallThrough(EncodingCase):
         self.refused(INVALID, call, "summary.build", ns=summaries["ns"], keys=keys(3))
         summary = Region(engine.client, summaries["ns"], {"layers": [LAYERS], "layer_bytes": summaries["layer_bytes"]}, 16)
         self.assertEqual(summary.dump(range(7), range(7)), [OK] * 7)
-        chain = call("chain.open", ns=summaries["ns"])["chain"]
-        self.refused(INVALID, call, "chain.append", chain=chain, keys=keys(*range(9)), build=True)
-        answer = call("chain.append", chain=chain, keys=keys(*range(9)))
+        sequence = call("sequence.open", ns=summaries["ns"])["sequence"]
+        self.refused(INVALID, call, "sequence.append", sequence=sequence, keys=keys(*range(9)), build=True)
+        answer = call("sequence.append", sequence=sequence, keys=keys(*range(9)))
         self.assertEqual((answer["blocks"], answer["summaries"], answer["missing"]), (7, 7, 2))
-        answer = call("chain.prefetch", chain=chain, index=b"".join(i.to_bytes(4, "little") for i in range(7)))
+        answer = call("sequence.prefetch", sequence=sequence, index=b"".join(i.to_bytes(4, "little") for i in range(7)))
         self.assertEqual(list(answer["status"]), [OK] * 7)
-        call("chain.close", chain=chain)
+        call("sequence.close", sequence=sequence)
 
     def test_summaries_of_lossless_blocks(self):
         """The daemon builds them from either form: when asked, by an append, and as blocks are stored. They are the same bit for bit."""
@@ -326,10 +326,10 @@ class FallThrough(EncodingCase):
         self.assertEqual(engine.dump([6, 7], [6, 7], plain=True), [OK] * 2)
         built = call("summary.open", ns=engine.ns, method=1, **shape)
         self.assertEqual(list(call("summary.build", ns=built["ns"], keys=keys(*range(4)))["status"]), [OK] * 4)
-        chain = call("chain.open", ns=built["ns"])["chain"]
-        answer = call("chain.append", chain=chain, keys=keys(*range(8)), build=True)
+        sequence = call("sequence.open", ns=built["ns"])["sequence"]
+        answer = call("sequence.append", sequence=sequence, keys=keys(*range(8)), build=True)
         self.assertEqual((answer["blocks"], answer["summaries"], answer["built"]), (8, 8, 4))
-        call("chain.close", chain=chain)
+        call("sequence.close", sequence=sequence)
         call("summary.open", ns=engine.ns, method=1, build=True, **shape)
         self.assertEqual(engine.dump([8, 9], [8, 9]), [OK] * 2)
         self.assertEqual(engine.dump([10, 11], [10, 11], plain=True), [OK] * 2)

@@ -119,8 +119,8 @@ class Hostile(Mixed):
         self.assertEqual([(entry["ns"], entry["base"]) for entry in listed], [(ns, 0)])
         self.assertEqual(engine.listed()["base"], engine.base)
 
-    def test_chains_and_bypasses(self):
-        """A bypass of one form leaves the other, for chains as for lookups."""
+    def test_sequences_and_bypasses(self):
+        """A bypass of one form leaves the other, for sequences as for lookups."""
         engine = self.engine("fp8")
         call, every = engine.client.call, u32(*range(4))
         for i in range(4):
@@ -129,18 +129,18 @@ class Hostile(Mixed):
         self.assertEqual(engine.dump([2, 3], [2, 3]), [OK] * 2)
         summaries = call("summary.open", ns=engine.ns, method=1, dtype=2, kv_heads=HEADS, head_dim=DIM, v_head_dim=DIM, v_offset=SECTION,
                        k_token_stride=HEADS * DIM * 2, k_head_stride=DIM * 2, v_token_stride=HEADS * DIM * 2, v_head_stride=DIM * 2)
-        chains = [call("chain.open", ns=summaries["ns"])["chain"] for _ in range(4)]
-        self.assertEqual(call("chain.append", chain=chains[0], keys=keys(*range(4)))["blocks"], 4)
+        sequences = [call("sequence.open", ns=summaries["ns"])["sequence"] for _ in range(4)]
+        self.assertEqual(call("sequence.append", sequence=sequences[0], keys=keys(*range(4)))["blocks"], 4)
         try:
             call("bypass", ns=engine.base, load=1)
-            self.assertEqual(list(call("chain.prefetch", chain=chains[0], index=every)["status"]), [MISS, MISS, OK, OK])
-            self.assertEqual(call("chain.append", chain=chains[1], keys=keys(2, 3, 0))["blocks"], 2)
+            self.assertEqual(list(call("sequence.prefetch", sequence=sequences[0], index=every)["status"]), [MISS, MISS, OK, OK])
+            self.assertEqual(call("sequence.append", sequence=sequences[1], keys=keys(2, 3, 0))["blocks"], 2)
             call("bypass", ns=engine.ns, load=1)
-            self.assertEqual(list(call("chain.prefetch", chain=chains[0], index=every)["status"]), [MISS] * 4)
-            self.assertEqual(call("chain.append", chain=chains[2], keys=keys(*range(4)))["blocks"], 0)
+            self.assertEqual(list(call("sequence.prefetch", sequence=sequences[0], index=every)["status"]), [MISS] * 4)
+            self.assertEqual(call("sequence.append", sequence=sequences[2], keys=keys(*range(4)))["blocks"], 0)
             call("bypass", ns=engine.base, load=2)
-            self.assertEqual(list(call("chain.prefetch", chain=chains[0], index=every)["status"]), [OK, OK, MISS, MISS])
-            self.assertEqual(call("chain.append", chain=chains[3], keys=keys(0, 1, 2))["blocks"], 2)
+            self.assertEqual(list(call("sequence.prefetch", sequence=sequences[0], index=every)["status"]), [OK, OK, MISS, MISS])
+            self.assertEqual(call("sequence.append", sequence=sequences[3], keys=keys(0, 1, 2))["blocks"], 2)
         finally:
             for ns in (engine.base, engine.ns):
                 call("bypass", ns=ns, load=2)

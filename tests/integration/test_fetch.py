@@ -29,11 +29,11 @@ class FetchCase(Case):
         self.assertEqual(set(region.dump(range(blocks), range(blocks))), {OK})
         return client, ns, Pool(client, ns, identity["layer_bytes"], slots), kv
 
-    def chain(self, client, ns, names):
+    def sequence(self, client, ns, names):
         derived = client.call("summary.open", ns=ns, **SUMMARY)["ns"]
-        chain = client.call("chain.open", ns=derived)["chain"]
-        client.call("chain.append", chain=chain, keys=keys(*names))
-        return chain
+        sequence = client.call("sequence.open", ns=derived)["sequence"]
+        client.call("sequence.append", sequence=sequence, keys=keys(*names))
+        return sequence
 
     def right(self, pool, items, kv, status=None):
         """The slots of items that are OK hold their layers, and no other slot holds anything."""
@@ -48,11 +48,11 @@ class FetchCase(Case):
 
 
 class Fetch(FetchCase):
-    def test_scattered_layers_by_chain_and_by_keys(self):
+    def test_scattered_layers_by_sequence_and_by_keys(self):
         client, ns, pool, kv = self.stored()
-        chain = self.chain(client, ns, range(BLOCKS))
+        sequence = self.sequence(client, ns, range(BLOCKS))
         before = client.metrics()
-        for source in ({"chain": chain}, {"keys": keys(*range(BLOCKS))}, {"chain": chain, "priority": 7, "deadline_ms": 5000}):
+        for source in ({"sequence": sequence}, {"keys": keys(*range(BLOCKS))}, {"sequence": sequence, "priority": 7, "deadline_ms": 5000}):
             for items in (self.scattered(40), sorted(self.scattered(40)), [(7, 3, 60)], [(2, layer, layer) for layer in range(LAYERS)],
                           [(2, 4, 0), (2, 4, 9), (3, 4, 1)]):
                 pool.clear()
@@ -69,11 +69,11 @@ class Fetch(FetchCase):
         client, ns, pool, kv = self.stored()
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
-        chain = self.chain(client, ns, range(BLOCKS))
+        sequence = self.sequence(client, ns, range(BLOCKS))
         before = client.metrics()
         items = [(index, layer, (index - 4) * LAYERS + layer) for index in range(4, 12) for layer in range(LAYERS)]
         random.shuffle(items)
-        self.assertEqual(pool.fetch(items, chain=chain), [OK] * len(items))
+        self.assertEqual(pool.fetch(items, sequence=sequence), [OK] * len(items))
         self.right(pool, items, kv)
         after = client.metrics()
         self.assertEqual([after[name] - before[name] for name in ("nvme_reads", "fetch_reads", "fetch_items")], [8, 8, len(items)])
@@ -94,37 +94,37 @@ class Fetch(FetchCase):
 
     def test_evicted_by_name_in_between(self):
         client, ns, pool, kv = self.stored()
-        chain = self.chain(client, ns, range(BLOCKS))
+        sequence = self.sequence(client, ns, range(BLOCKS))
         client.call("evict", ns=ns, keys=keys(4, 9))
         items = self.scattered(60)
-        status = pool.fetch(items, chain=chain)
+        status = pool.fetch(items, sequence=sequence)
         self.assertEqual(status, [MISS if index in (4, 9) else OK for index, _, _ in items])
         self.right(pool, items, kv, status)
 
     def test_traced(self):
         """By its items, however its blocks are named; those that came are counted."""
         client, ns, pool, _ = self.stored()
-        chain = self.chain(client, ns, range(BLOCKS))
+        sequence = self.sequence(client, ns, range(BLOCKS))
         operator = self.client()
         operator.call("trace", op=1)
-        pool.fetch([(2, layer, layer) for layer in range(LAYERS)], chain=chain)
+        pool.fetch([(2, layer, layer) for layer in range(LAYERS)], sequence=sequence)
         pool.fetch([(0, 1, 0), (1, 1, 1), (1, 2, 2)], keys=keys(3, "nowhere"))
         records = operator.call("trace", op=2)["records"]
         self.assertEqual([(r["method"], r["n_keys"], r["ok"], r["bytes"], r["request"]) for r in records],
                          [("fetch", LAYERS, LAYERS, LAYERS * LAYER, ""), ("fetch", 3, 1, LAYER, "")])
         self.assertTrue(all("copy" in [span["name"] for span in r["spans"]] for r in records), records)
 
-    def test_the_chain_is_closed_meanwhile(self):
+    def test_the_sequence_is_closed_meanwhile(self):
         client, ns, pool, kv = self.stored()
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
-        chain = self.chain(client, ns, range(BLOCKS))
+        sequence = self.sequence(client, ns, range(BLOCKS))
         items = self.scattered(SLOTS)
-        fetch = client.begin("fetch", _more=True, region=pool.number, chain=chain, items=u32(*(n for item in items for n in item)))
-        client.call("chain.close", chain=chain)
+        fetch = client.begin("fetch", _more=True, region=pool.number, sequence=sequence, items=u32(*(n for item in items for n in item)))
+        client.call("sequence.close", sequence=sequence)
         self.assertEqual(list(client.wait(fetch)["status"]), [OK] * len(items))
         self.right(pool, items, kv)
-        self.refused(NOT_FOUND, pool.fetch, items, chain=chain)
+        self.refused(NOT_FOUND, pool.fetch, items, sequence=sequence)
 
     def test_cancelled_and_unregistered(self):
         client, ns, pool, kv = self.stored()
@@ -155,57 +155,57 @@ class Fetch(FetchCase):
 
     def test_bypassed(self):
         client, ns, pool, _ = self.stored()
-        chain = self.chain(client, ns, range(BLOCKS))
+        sequence = self.sequence(client, ns, range(BLOCKS))
         client.call("bypass", ns=ns, load=1)
-        for source in ({"chain": chain}, {"keys": keys(*range(BLOCKS))}):
+        for source in ({"sequence": sequence}, {"keys": keys(*range(BLOCKS))}):
             self.assertEqual(pool.fetch([(1, 0, 0), (2, 0, 1)], **source), [MISS, MISS])
         client.call("bypass", ns=ns, load=2)
-        self.assertEqual(pool.fetch([(1, 0, 0)], chain=chain), [OK])
+        self.assertEqual(pool.fetch([(1, 0, 0)], sequence=sequence), [OK])
 
     def test_wrong_numbers(self):
         client, ns, pool, _ = self.stored()
-        chain, everything = self.chain(client, ns, range(BLOCKS)), keys(*range(BLOCKS))
+        sequence, everything = self.sequence(client, ns, range(BLOCKS)), keys(*range(BLOCKS))
         huge = (1 << 32) - 1
-        for source in ({"chain": chain}, {"keys": everything}):
+        for source in ({"sequence": sequence}, {"keys": everything}):
             for item in ((BLOCKS, 0, 0), (huge, 0, 0), (0, LAYERS, 0), (0, huge, 0), (0, 0, SLOTS), (0, 0, huge)):
                 error = self.refused(INVALID, pool.fetch, [(0, 0, 5), item], **source)
                 self.assertIn("items[1]", str(error))
             error = self.refused(INVALID, pool.fetch, [(0, 0, 5), (1, 1, 6), (2, 2, 5)], **source)
             self.assertIn("slot 5 is named twice", str(error))
         call = lambda **params: client.call("fetch", **params)  # noqa: E731
-        self.refused(INVALID, call, region=pool.number, chain=chain, items=bytes(13))
+        self.refused(INVALID, call, region=pool.number, sequence=sequence, items=bytes(13))
         self.refused(INVALID, call, region=pool.number, items=u32(0, 0, 0))
-        self.refused(INVALID, call, region=pool.number, chain=chain, keys=everything, items=u32(0, 0, 0))
+        self.refused(INVALID, call, region=pool.number, sequence=sequence, keys=everything, items=u32(0, 0, 0))
         self.refused(INVALID, call, region=pool.number, keys=bytes(17), items=u32(0, 0, 0))
-        self.refused(NOT_FOUND, call, region=pool.number, chain=chain + 1, items=u32(0, 0, 0))
-        self.refused(NOT_FOUND, call, region=pool.number + 1, chain=chain, items=u32(0, 0, 0))
-        empty = self.chain(client, ns, ["nothing"])
-        self.refused(INVALID, call, region=pool.number, chain=empty, items=u32(0, 0, 0))
-        self.assertEqual(pool.fetch([(0, 0, 0)], chain=chain), [OK], "the connection goes on")
+        self.refused(NOT_FOUND, call, region=pool.number, sequence=sequence + 1, items=u32(0, 0, 0))
+        self.refused(NOT_FOUND, call, region=pool.number + 1, sequence=sequence, items=u32(0, 0, 0))
+        empty = self.sequence(client, ns, ["nothing"])
+        self.refused(INVALID, call, region=pool.number, sequence=empty, items=u32(0, 0, 0))
+        self.assertEqual(pool.fetch([(0, 0, 0)], sequence=sequence), [OK], "the connection goes on")
 
     def test_more_blocks_than_a_request_has_keys(self):
         client, ns, _, _ = self.stored()
-        chain = client.call("chain.open", ns=client.call("summary.open", ns=ns, **SUMMARY)["ns"])["chain"]
+        sequence = client.call("sequence.open", ns=client.call("summary.open", ns=ns, **SUMMARY)["ns"])["sequence"]
         for _ in range(2):
-            client.call("chain.append", chain=chain, keys=keys(*range(16)) * 1024)
+            client.call("sequence.append", sequence=sequence, keys=keys(*range(16)) * 1024)
         pool = Pool(client, ns, LAYER, 65536)
         items = [(i, i % LAYERS, i) for i in range(16385)]
-        self.assertIn("16384", str(self.refused(INVALID, pool.fetch, items, chain=chain)))
+        self.assertIn("16384", str(self.refused(INVALID, pool.fetch, items, sequence=sequence)))
         items = [(i // 4, i % LAYERS, 65535 - i) for i in range(65536)]
-        self.assertEqual(set(pool.fetch(items, chain=chain)), {OK})
+        self.assertEqual(set(pool.fetch(items, sequence=sequence)), {OK})
         items += [(0, 0, 0)]
-        self.refused(INVALID, pool.fetch, items, chain=chain)
+        self.refused(INVALID, pool.fetch, items, sequence=sequence)
 
     def test_pools_and_other_regions(self):
         client, ns, pool, _ = self.stored()
-        region, chain = Region(client, ns, dict(IDENTITY), 4), self.chain(client, ns, range(BLOCKS))
+        region, sequence = Region(client, ns, dict(IDENTITY), 4), self.sequence(client, ns, range(BLOCKS))
         move = {"region": pool.number, "keys": keys(0), "blocks": u32(0)}
         self.assertIn("pool", str(self.refused(INVALID, client.call, "load", **move)))
         self.assertIn("pool", str(self.refused(INVALID, client.call, "dump", **move)))
-        self.assertIn("pool", str(self.refused(INVALID, client.call, "fetch", region=region.number, chain=chain, items=u32(0, 0, 0))))
+        self.assertIn("pool", str(self.refused(INVALID, client.call, "fetch", region=region.number, sequence=sequence, items=u32(0, 0, 0))))
         other = client.open(dict(IDENTITY, model=self.id() + "other"))
         elsewhere = Pool(client, other, LAYER, 4)
-        self.assertIn("namespace", str(self.refused(INVALID, elsewhere.fetch, [(0, 0, 0)], chain=chain)))
+        self.assertIn("namespace", str(self.refused(INVALID, elsewhere.fetch, [(0, 0, 0)], sequence=sequence)))
         two = client.open(dict(IDENTITY, model=self.id() + "two", parts=2, layers=[LAYERS, 2]))
         parts = Region(client, two, dict(IDENTITY, layers=[LAYERS, 2]), 1, part=1)
         whole = Region(client, two, dict(IDENTITY, layers=[LAYERS, 2]), 1)
@@ -222,7 +222,7 @@ class Fetch(FetchCase):
         half, slots = LAYER // 4, 40
         pool = Pool(client, ns, 2 * half, slots, sections=2, apart=True)
         items = self.scattered(slots, layers=LAYERS * 2, slots=slots)
-        self.assertEqual(pool.fetch(items, chain=self.chain(client, ns, range(BLOCKS))), [OK] * slots)
+        self.assertEqual(pool.fetch(items, sequence=self.sequence(client, ns, range(BLOCKS))), [OK] * slots)
         for index, layer, slot in items:
             k, v = (pool.memory[at:at + half] for at in (slot * half, (slots + slot) * half))
             self.assertEqual(k + v, kv[index][2 * half * layer:2 * half * (layer + 1)])
@@ -256,9 +256,9 @@ class Small(FetchCase):
             kv += [region.fill(block) for block in range(BLOCKS)]
             self.assertEqual(set(region.dump(range(first, first + BLOCKS), range(BLOCKS))), {OK})
             self.settled(client, ns)
-        chain = self.chain(client, ns, range(3 * BLOCKS))
+        sequence = self.sequence(client, ns, range(3 * BLOCKS))
         items = self.scattered(900, blocks=3 * BLOCKS, slots=1000)
-        self.assertEqual(set(pool.fetch(items, chain=chain)), {OK})
+        self.assertEqual(set(pool.fetch(items, sequence=sequence)), {OK})
         self.right(pool, items, kv)
 
     def test_damaged_on_nvme(self):

@@ -23,7 +23,7 @@ SUMMARIES = {"method": 1, "kind": 0, "dtype": 2, "kv_heads": HEADS, "head_dim": 
 # With a scale for each element int8 is longer than what it encodes; with one for two, as long: sizes then tell the forms not apart.
 FORMS = {"fp8": {}, "q4": {}, "lossless": {}, "int8": {}, "longer": {"encoding": "int8", "axis": 1, "run": 1},
          "as long": {"encoding": "int8", "axis": 1, "run": 2}}
-STEPS = ("bytes", "view", "pool", "region", "chain")  # bytes: namespace.open of the encoded one; view: encoding.open
+STEPS = ("bytes", "view", "pool", "region", "sequence")  # bytes: namespace.open of the encoded one; view: encoding.open
 MARK = b"the other one's!"
 
 
@@ -103,7 +103,7 @@ class Stranger:
         self.form, self.client, self.opened = form, Client(form.case.daemon), set()
         self.base = self.client.open(form.identity)
         self.pool = self.region = self.summaries = None
-        self.chains = []
+        self.sequences = []
         for step in order:
             getattr(self, "step_" + step)()
             self.opened.add(step)
@@ -129,15 +129,15 @@ class Stranger:
     def step_region(self):
         self.region = self.registered(Blocks, len(self.form.names))
 
-    def step_chain(self):
+    def step_sequence(self):
         self.summaries = self.client.call("summary.open", ns=self.form.ns, **SUMMARIES)["ns"]
         self.append()
 
     def append(self):
         for name in self.form.names:
-            chain = self.client.call("chain.open", ns=self.summaries)["chain"]
-            if self.client.call("chain.append", chain=chain, keys=keys(name))["blocks"]:
-                self.chains.append((name, chain))
+            sequence = self.client.call("sequence.open", ns=self.summaries)["sequence"]
+            if self.client.call("sequence.append", sequence=sequence, keys=keys(name))["blocks"]:
+                self.sequences.append((name, sequence))
 
     def wanted(self, name, plain):
         """What pages get, or None: a miss."""
@@ -145,7 +145,7 @@ class Stranger:
 
     def check_pool(self, **source):
         pool, plain = self.pool
-        for name, more in [(name, {"chain": chain}) for name, chain in self.chains] + [(name, {"keys": keys(name)}) for name in self.form.names]:
+        for name, more in [(name, {"sequence": sequence}) for name, sequence in self.sequences] + [(name, {"keys": keys(name)}) for name in self.form.names]:
             for layers in ((LAYERS - 1,), (LAYERS - 1, 0), range(LAYERS)):
                 pool.memory[:] = b"\xa5" * len(pool.memory)
                 status = pool.fetch([(0, layer, slot) for slot, layer in enumerate(layers)], **more)
@@ -186,8 +186,8 @@ class Stranger:
     def check_summaries(self):
         """A build's bytes are of the block alone, whatever was opened before."""
         form = self.form
-        for _, chain in self.chains:  # they hold summaries
-            self.client.call("chain.close", chain=chain)
+        for _, sequence in self.sequences:  # they hold summaries
+            self.client.call("sequence.close", sequence=sequence)
         form.case.until(lambda: form.owner.call("evict", ns=form.summaries["ns"], keys=keys(*form.names)).get("busy", 0) == 0, "an eviction")
         try:
             built = form.built(self.client, self.summaries)

@@ -229,8 +229,8 @@ class Requests(Case):
         planes = [{"stride": 4096, "block_bytes": 4096}, {"offset": 4096, "stride": 4096, "block_bytes": 4096, "layer": 1}]
         summary = {"ns": ns, "method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
         derived = client.call("summary.open", **summary)["ns"]
-        chain = client.call("chain.open", ns=derived)["chain"]
-        client.call("chain.append", chain=chain, keys=keys(1))
+        sequence = client.call("sequence.open", ns=derived)["sequence"]
+        client.call("sequence.append", sequence=sequence, keys=keys(1))
         return client, fd, {
             "hello": {"version_min": 1, "version_max": 1, "client": "x"}, "namespace.open": dict(DEMO, model=self.id()),
             "region.register": {"ns": ns, "blocks": 1, "device": "cpu", "handles": handles, "planes": planes},
@@ -244,13 +244,13 @@ class Requests(Case):
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
             "ring.unregister": {"ring": 1},
             "encoding.open": {"ns": ns, "encoding": "fp8", "dtype": "bf16", "k": [16, 1, 64], "v": [16, 1, 64]},
-            "summary.open": summary, "summary.build": {"ns": derived, "keys": keys(1)}, "chain.open": {"ns": derived},
-            "fetch": {"region": Pool(client, ns, 4096, 1).number, "chain": chain, "items": u32(0, 1, 0)},
-            "chain.append": {"chain": chain, "keys": keys(1)}, "chain.prefetch": {"chain": chain, "index": u32(0)},
-            "select": {"chains": [chain], "layers": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},
-            "chain.close": {"chain": chain},
-            "window.open": {"ns": ns}, "window.pin": {"window": 1, "chain": chain, "n": 1},
-            "window.unpin": {"window": 1, "chain": chain, "n": 1}, "window.release": {"window": 1, "slabs": [0]},
+            "summary.open": summary, "summary.build": {"ns": derived, "keys": keys(1)}, "sequence.open": {"ns": derived},
+            "fetch": {"region": Pool(client, ns, 4096, 1).number, "sequence": sequence, "items": u32(0, 1, 0)},
+            "sequence.append": {"sequence": sequence, "keys": keys(1)}, "sequence.prefetch": {"sequence": sequence, "index": u32(0)},
+            "select": {"sequences": [sequence], "layers": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},
+            "sequence.close": {"sequence": sequence},
+            "window.open": {"ns": ns}, "window.pin": {"window": 1, "sequence": sequence, "n": 1},
+            "window.unpin": {"window": 1, "sequence": sequence, "n": 1}, "window.release": {"window": 1, "slabs": [0]},
             "window.close": {"window": 1}, "hints.open": {"ns": ns},
             "events": {}, "events.list": {"ns": ns}, "events.describe": {"ns": ns, "keys": keys(1), "tokens": bytes(64)}}
 

@@ -91,27 +91,27 @@ class Held(Case):
         return other, ns, Region(other, ns, identity, 4 * BLOCKS)
 
 
-class Chains(Retrieval):
+class Sequences(Retrieval):
     options = WINDOWS
 
-    def test_nor_do_chains_windows_and_summaries(self):
+    def test_nor_do_sequences_windows_and_summaries(self):
         for number, (method, more) in enumerate(GONE):
             with self.subTest(method=method, more=more):
                 client, ns, region, _ = self.stored(BLOCKS, client=Reader(self.daemon), salt=bytes([number]))
                 self.addCleanup(client.close)
                 derived = self.summaries(client, ns)
                 self.build(client, derived, NAMES)
-                chain, _ = self.chain(client, derived, NAMES, build=True)
+                sequence, _ = self.sequence(client, derived, NAMES, build=True)
                 window = Window(client, ns)
                 pool = Pool(client, ns, IDENTITY["layer_bytes"], BLOCKS)
                 client.call(method, ns=ns, **more)
-                answer = self.select(client, chain, self.query())
+                answer = self.select(client, sequence, self.query())
                 self.assertEqual((sum(map(len, lists_of(answer))), answer["gone"] > 0), (0, True))
-                self.assertEqual(pool.fetch([(i, 0, i) for i in NAMES], chain=chain), [MISS] * BLOCKS)
-                self.assertEqual(list(client.call("chain.prefetch", chain=chain, index=u32(*NAMES))["status"]), [MISS] * BLOCKS)
-                places = window.take(window.client.call("window.pin", window=window.number, chain=chain, first=0, n=BLOCKS))
+                self.assertEqual(pool.fetch([(i, 0, i) for i in NAMES], sequence=sequence), [MISS] * BLOCKS)
+                self.assertEqual(list(client.call("sequence.prefetch", sequence=sequence, index=u32(*NAMES))["status"]), [MISS] * BLOCKS)
+                places = window.take(window.client.call("window.pin", window=window.number, sequence=sequence, first=0, n=BLOCKS))
                 self.assertEqual(places, [None] * BLOCKS)
-                _, appended = self.chain(client, derived, NAMES)
+                _, appended = self.sequence(client, derived, NAMES)
                 self.assertEqual((appended["blocks"], appended["missing"]), (0, BLOCKS))
 
     def test_nor_the_summaries_themselves(self):
@@ -120,12 +120,12 @@ class Chains(Retrieval):
                 client, ns, region, _ = self.stored(BLOCKS, salt=bytes([number]))
                 derived = self.summaries(client, ns)
                 self.build(client, derived, NAMES)
-                first, _ = self.chain(client, derived, NAMES)  # holds them
+                first, _ = self.sequence(client, derived, NAMES)  # holds them
                 self.assertEqual(client.call(method, ns=derived, **more)["busy"], BLOCKS)
-                _, appended = self.chain(client, derived, NAMES, build=True)
+                _, appended = self.sequence(client, derived, NAMES, build=True)
                 self.assertEqual((appended["blocks"], appended.get("summaries", 0)), (BLOCKS, 0))
                 self.assertEqual(self.build(client, derived, NAMES), [IN_PROGRESS] * BLOCKS)
-                client.call("chain.close", chain=first)
+                client.call("sequence.close", sequence=first)
                 self.until(lambda: self.build(client, derived, NAMES) == [OK] * BLOCKS, "the end of their last users")
 
 

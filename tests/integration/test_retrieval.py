@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Summaries and chains against a real daemon, through second_client.py: what it builds is compared with the numpy of
+"""Summaries and sequences against a real daemon, through second_client.py: what it builds is compared with the numpy of
 tests/reference/sparse/methods.py; other connections, evictions, damage, and what hostile clients send."""
 
 import faulthandler
@@ -75,7 +75,7 @@ class Summaries(Retrieval):
         self.assertTrue(set(sum(statuses, [])) <= {OK, EXISTS}, statuses)
         self.assertEqual(client.metrics()["summary_builds"] - before, self.blocks)
         self.assertEqual(self.build(other, derived, range(self.blocks)), [EXISTS] * self.blocks)
-        _, answer = self.chain(other, derived, range(self.blocks), build=True)
+        _, answer = self.sequence(other, derived, range(self.blocks), build=True)
         self.assertEqual((answer["summaries"], answer.get("built", 0)), (self.blocks, 0))
         self.assertEqual(client.metrics()["summary_builds"] - before, self.blocks)
 
@@ -116,7 +116,7 @@ class Summaries(Retrieval):
         region.memory[:] = np.stack(built, 1).tobytes()
         self.assertEqual(region.dump(range(4), range(4)), [OK] * 4)
         self.assertEqual(self.build(client, opened["ns"], range(4)), [EXISTS] * 4)
-        _, answer = self.chain(client, opened["ns"], range(4))
+        _, answer = self.sequence(client, opened["ns"], range(4))
         self.assertEqual(answer["summaries"], 4)
 
     def test_blocks_on_nvme_are_read_up(self):
@@ -131,27 +131,27 @@ class Summaries(Retrieval):
             raw[:, 2], methods.pack(spec_of("mean"), methods.build(spec_of("mean"), kv[:, 2, 0])))
 
 
-class Chains(Retrieval):
+class Sequences(Retrieval):
     options = {"arena.size": "64MiB"}
 
     def test_append_tells_tiers_and_summaries(self):
         client, ns, _, _ = self.stored(10)
         derived = self.summaries(client, ns)
         self.build(client, derived, range(0, 10, 2))
-        chain, answer = self.chain(client, derived, [*range(10), "nobody", 3])
+        sequence, answer = self.sequence(client, derived, [*range(10), "nobody", 3])
         self.assertEqual(answer, {"blocks": 10, "dram": 10, "missing": 2, "summaries": 5,
                                   "status": bytes([IN_DRAM | HELD, IN_DRAM] * 5 + [0, 0])})
-        more = client.call("chain.append", chain=chain, keys=keys(3, 4, 5), build=True)
+        more = client.call("sequence.append", sequence=sequence, keys=keys(3, 4, 5), build=True)
         self.assertEqual(more, {"blocks": 13, "dram": 3, "summaries": 3, "built": 2, "status": bytes([IN_DRAM | HELD] * 3)})
         stats = client.metrics()
-        self.assertEqual((stats["chains"], stats["chain_blocks"]), (1, 13))
+        self.assertEqual((stats["sequences"], stats["sequence_blocks"]), (1, 13))
         self.assertGreater(stats["summary_held_bytes"], 0)
-        client.call("chain.close", chain=chain)
+        client.call("sequence.close", sequence=sequence)
         stats = client.metrics()
-        self.assertEqual((stats["chains"], stats["chain_blocks"], stats["summary_held_bytes"]), (0, 0, 0))
-        for method in ("chain.close", "chain.append", "chain.prefetch"):
-            more = {"chain.append": {"keys": keys(1)}, "chain.prefetch": {"index": u32(0)}}.get(method, {})
-            self.refused(NOT_FOUND, client.call, method, chain=chain, **more)
+        self.assertEqual((stats["sequences"], stats["sequence_blocks"], stats["summary_held_bytes"]), (0, 0, 0))
+        for method in ("sequence.close", "sequence.append", "sequence.prefetch"):
+            more = {"sequence.append": {"keys": keys(1)}, "sequence.prefetch": {"index": u32(0)}}.get(method, {})
+            self.refused(NOT_FOUND, client.call, method, sequence=sequence, **more)
 
     def test_summaries_that_lie_on_nvme_come_back(self):
         client, ns, _, _ = self.stored(30)
@@ -162,7 +162,7 @@ class Chains(Retrieval):
         client.call("evict", ns=ns, tier=1)
         client.call("evict", ns=derived, tier=1)
         builds = client.metrics()["summary_builds"]
-        _, answer = self.chain(client, derived, range(30), build=True)
+        _, answer = self.sequence(client, derived, range(30), build=True)
         self.assertEqual(answer, {"blocks": 30, "nvme": 30, "summaries": 30, "status": bytes([ON_NVME | HELD] * 30)})
         self.assertEqual(client.metrics()["summary_builds"], builds)
 
@@ -176,13 +176,13 @@ class Chains(Retrieval):
         for block in (2, 4):
             self.spoil(raw[block].tobytes()[:64])
         corrupt = client.metrics()["nvme_corrupt"]
-        chain, answer = self.chain(client, derived, range(4))
+        sequence, answer = self.sequence(client, derived, range(4))
         self.assertEqual(answer["status"], bytes([IN_DRAM | HELD, IN_DRAM | HELD, IN_DRAM, IN_DRAM | HELD]))
         self.assertEqual(client.metrics()["nvme_corrupt"], corrupt + 1)
-        picked = self.select(client, chain, self.query(), min_blocks=1)
+        picked = self.select(client, sequence, self.query(), min_blocks=1)
         self.assertTrue(all(2 in blocks for blocks in lists_of(picked)))
         self.assertEqual(picked["no_summary"], 1)
-        _, answer = self.chain(client, derived, range(6), build=True)
+        _, answer = self.sequence(client, derived, range(6), build=True)
         self.assertEqual((answer["summaries"], answer["built"]), (6, 2))
         np.testing.assert_array_equal(self.read_summaries(client, derived, raw.shape[2], 6), raw)
 
@@ -194,16 +194,16 @@ class Chains(Retrieval):
                     file.seek(at + 7)
                     file.write(bytes([needle[7] ^ 1]))
 
-    def test_other_connections_see_nothing_of_a_chain(self):
+    def test_other_connections_see_nothing_of_a_sequence(self):
         client, ns, _, _ = self.stored(4)
         derived = self.summaries(client, ns)
-        chain, _ = self.chain(client, derived, range(4), build=True)
+        sequence, _ = self.sequence(client, derived, range(4), build=True)
         other, other_ns = self.again()
-        self.refused(NOT_FOUND, other.call, "chain.open", ns=derived)
+        self.refused(NOT_FOUND, other.call, "sequence.open", ns=derived)
         self.summaries(other, other_ns)
-        for call in (("chain.append", {"keys": keys(1)}), ("chain.close", {}), ("chain.prefetch", {"index": u32(0)})):
-            self.refused(NOT_FOUND, other.call, call[0], chain=chain, **call[1])
-        self.refused(NOT_FOUND, self.select, other, chain, self.query())
+        for call in (("sequence.append", {"keys": keys(1)}), ("sequence.close", {}), ("sequence.prefetch", {"index": u32(0)})):
+            self.refused(NOT_FOUND, other.call, call[0], sequence=sequence, **call[1])
+        self.refused(NOT_FOUND, self.select, other, sequence, self.query())
 
     @unittest.skipUnless(os.geteuid() == 0, "takes another uid")
     def test_other_tenants(self):
@@ -214,47 +214,47 @@ class Chains(Retrieval):
         self.assertNotEqual(mine, ns)
         self.refused(NOT_FOUND, other.call, "summary.open", ns=ns, method=1, **SHAPE)
         self.refused(NOT_FOUND, other.call, "summary.build", ns=derived, keys=keys(0))
-        self.refused(NOT_FOUND, other.call, "chain.open", ns=derived)
+        self.refused(NOT_FOUND, other.call, "sequence.open", ns=derived)
         theirs = self.summaries(other, mine)
         self.assertNotEqual(theirs, derived)
-        self.assertEqual(self.chain(other, theirs, range(4), build=True)[1]["missing"], 4)
+        self.assertEqual(self.sequence(other, theirs, range(4), build=True)[1]["missing"], 4)
 
-    def test_a_chain_that_nobody_uses_ends(self):
+    def test_a_sequence_that_nobody_uses_ends(self):
         client, ns, _, _ = self.stored(4)
         derived = self.summaries(client, ns)
-        chain = client.call("chain.open", ns=derived, lease_ms=400)["chain"]
+        sequence = client.call("sequence.open", ns=derived, lease_ms=400)["sequence"]
         began = used = time.monotonic()
-        client.call("chain.append", chain=chain, keys=keys(*range(4)), build=True)
+        client.call("sequence.append", sequence=sequence, keys=keys(*range(4)), build=True)
         while time.monotonic() < began + 1.2:
             asked = time.monotonic()
             try:
-                self.select(client, chain, self.query())
+                self.select(client, sequence, self.query())
             except Refused as refused:  # this machine is slow
                 self.assertEqual((refused.code, time.monotonic() - used > 0.2), (NOT_FOUND, True))
                 break
             used = asked
-        self.until(lambda: client.metrics()["chains_expired"] > 0)
-        self.refused(NOT_FOUND, self.select, client, chain, self.query())
+        self.until(lambda: client.metrics()["sequences_expired"] > 0)
+        self.refused(NOT_FOUND, self.select, client, sequence, self.query())
 
-    def test_a_chain_keeps_its_blocks_and_what_it_holds(self):
+    def test_a_sequence_keeps_its_blocks_and_what_it_holds(self):
         client, ns, _, _ = self.stored(8)
         derived = self.summaries(client, ns)
-        chain, _ = self.chain(client, derived, range(8), build=True)
-        first = lists_of(self.select(client, chain, self.query(), min_blocks=3))
+        sequence, _ = self.sequence(client, derived, range(8), build=True)
+        first = lists_of(self.select(client, sequence, self.query(), min_blocks=3))
         busy = client.call("evict", ns=derived)
         self.assertEqual((busy["blocks"], busy["busy"]), (0, 8), "held")
-        self.assertEqual(lists_of(self.select(client, chain, self.query(), min_blocks=3)), first, "what it holds stays")
+        self.assertEqual(lists_of(self.select(client, sequence, self.query(), min_blocks=3)), first, "what it holds stays")
         self.assertEqual(client.hits(derived, 0), 0)
         gone = first[0][0]
         client.call("namespace.purge", ns=ns, keys=keys(gone))
         self.assertEqual(client.hits(ns, gone), 0)
-        left = self.select(client, chain, self.query(), min_blocks=3)
+        left = self.select(client, sequence, self.query(), min_blocks=3)
         self.assertEqual(lists_of(left), [[block for block in blocks if block != gone] for blocks in first])
         self.assertEqual(left["gone"], sum(gone in blocks for blocks in first))
-        self.assertEqual(client.call("chain.prefetch", chain=chain, index=u32(gone, 7))["status"], bytes([MISS, OK]))
-        client.call("chain.close", chain=chain)
+        self.assertEqual(client.call("sequence.prefetch", sequence=sequence, index=u32(gone, 7))["status"], bytes([MISS, OK]))
+        client.call("sequence.close", sequence=sequence)
         self.until(lambda: not client.call("ls", ns=derived)["blocks"], "the last use")
-        _, answer = self.chain(client, derived, [7], build=True)
+        _, answer = self.sequence(client, derived, [7], build=True)
         self.assertEqual((answer["summaries"], answer["built"]), (1, 1))
 
     def test_a_purge_of_a_block_that_lost_its_copies(self):
@@ -262,7 +262,7 @@ class Chains(Retrieval):
         derived = self.summaries(client, ns)
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
-        chain, _ = self.chain(client, derived, range(4))
+        sequence, _ = self.sequence(client, derived, range(4))
         self.spoil(kv[2].tobytes()[:64])
         self.assertEqual(region.load([2], [2]), [FAILED])
         purged = client.call("namespace.purge", ns=ns, keys=keys(1, 2, 9))
@@ -270,16 +270,16 @@ class Chains(Retrieval):
         region.memory[2 * region.size:3 * region.size] = kv[2].tobytes()
         self.assertEqual(region.dump([2], [2]), [OK])
         self.assertEqual(client.hits(ns, 2), 1, "stored again")
-        client.call("chain.close", chain=chain)
+        client.call("sequence.close", sequence=sequence)
 
-    def test_a_purge_of_all_under_a_chain(self):
+    def test_a_purge_of_all_under_a_sequence(self):
         client, ns, _, _ = self.stored(8)
         derived = self.summaries(client, ns)
-        chain, _ = self.chain(client, derived, range(8), build=True)
+        sequence, _ = self.sequence(client, derived, range(8), build=True)
         client.call("namespace.purge", ns=ns)
-        answer = self.select(client, chain, self.query(), min_blocks=4)
+        answer = self.select(client, sequence, self.query(), min_blocks=4)
         self.assertEqual((answer["index"], answer["gone"]), (b"", 8))
-        self.assertEqual(self.chain(client, derived, range(8), build=True)[1]["missing"], 8)
+        self.assertEqual(self.sequence(client, derived, range(8), build=True)[1]["missing"], 8)
         client.close()
         other, _ = self.again()
         self.until(lambda: not other.call("ls", ns=other.open(dict(IDENTITY, model=self.id())))["blocks"])
@@ -288,50 +288,50 @@ class Chains(Retrieval):
         client, ns, _, _ = self.stored()
         derived = self.summaries(client, ns, build=True)
         for _ in range(5):
-            chain, _ = self.chain(client, derived, range(self.blocks), build=True)
+            sequence, _ = self.sequence(client, derived, range(self.blocks), build=True)
         for _ in range(20):  # answers that nobody reads
-            client.begin("select", chains=[chain] * 8, layers=[0] * 8, q=np.tile(self.query(), (8, 1, 1)).tobytes(),
+            client.begin("select", sequences=[sequence] * 8, layers=[0] * 8, q=np.tile(self.query(), (8, 1, 1)).tobytes(),
                          q_dtype=1, q_heads=4, sparse_ratio=0.3, prefetch=1)
-            client.begin("chain.append", chain=chain, keys=keys(*range(self.blocks)), build=True)
+            client.begin("sequence.append", sequence=sequence, keys=keys(*range(self.blocks)), build=True)
             client.begin("summary.build", ns=derived, keys=keys(*range(self.blocks)))
         client.close()
         other, _ = self.again()
-        self.until(lambda: other.metrics()["chains"] == 0 and other.metrics()["requests_active"] == 0)
+        self.until(lambda: other.metrics()["sequences"] == 0 and other.metrics()["requests_active"] == 0)
         self.assertEqual(other.metrics()["summary_held_bytes"], 0)
 
     def test_bounds(self):
         client, ns, _, _ = self.stored(2)
         derived = self.summaries(client, ns)
-        self.refused(INVALID, client.call, "chain.open", ns=derived, part=1)
-        chains = [client.call("chain.open", ns=derived)["chain"] for _ in range(4096)]
-        self.refused(BUSY, client.call, "chain.open", ns=derived)
-        client.call("chain.close", chain=chains[0])
-        self.refused(NOT_FOUND, client.call, "chain.append", chain=chains[0], keys=keys(0))
-        chain = client.call("chain.open", ns=derived)["chain"]
-        self.refused(INVALID, client.call, "chain.append", chain=chain, keys=bytes(17))
-        self.refused(INVALID, client.call, "chain.append", chain=chain, keys=b"")
-        self.assertEqual(client.call("chain.append", chain=chain, keys=bytes(16) * 16384)["missing"], 16384)
+        self.refused(INVALID, client.call, "sequence.open", ns=derived, part=1)
+        sequences = [client.call("sequence.open", ns=derived)["sequence"] for _ in range(4096)]
+        self.refused(BUSY, client.call, "sequence.open", ns=derived)
+        client.call("sequence.close", sequence=sequences[0])
+        self.refused(NOT_FOUND, client.call, "sequence.append", sequence=sequences[0], keys=keys(0))
+        sequence = client.call("sequence.open", ns=derived)["sequence"]
+        self.refused(INVALID, client.call, "sequence.append", sequence=sequence, keys=bytes(17))
+        self.refused(INVALID, client.call, "sequence.append", sequence=sequence, keys=b"")
+        self.assertEqual(client.call("sequence.append", sequence=sequence, keys=bytes(16) * 16384)["missing"], 16384)
         for _ in range(100):  # the first append may end before the daemon reads the second
-            two = [client.begin("chain.append", _more=more, chain=chain, keys=keys(0, 1) * 2000, build=True) for more in (True, False)]
+            two = [client.begin("sequence.append", _more=more, sequence=sequence, keys=keys(0, 1) * 2000, build=True) for more in (True, False)]
             self.assertEqual(client.wait(two[0])["summaries"], 4000)
             try:
                 self.assertEqual(client.wait(two[1])["summaries"], 4000)
             except Refused as refused:
                 self.assertEqual(refused.code, BUSY)
                 return
-        self.fail("two appends to one chain were never refused")
+        self.fail("two appends to one sequence were never refused")
 
     def test_not_more_than_a_quarter_of_the_arena_is_held(self):
         client, ns, _, _ = self.stored(1)
         derived = self.summaries(client, ns)
-        chain = client.call("chain.open", ns=derived)["chain"]
-        answer = client.call("chain.append", chain=chain, keys=keys(0) * 16384, build=True)
+        sequence = client.call("sequence.open", ns=derived)["sequence"]
+        answer = client.call("sequence.append", sequence=sequence, keys=keys(0) * 16384, build=True)
         held = client.metrics()["summary_held_bytes"]
         self.assertEqual((answer["dram"], answer["summaries"]), (16384, (16 << 20) * answer["summaries"] // held))
         self.assertLessEqual(held, 16 << 20)
         self.assertGreater(held, 15 << 20)
-        self.assertEqual(self.select(client, chain, self.query(), limit=100)["no_summary"], 16384 - answer["summaries"])
-        client.call("chain.close", chain=chain)
+        self.assertEqual(self.select(client, sequence, self.query(), limit=100)["no_summary"], 16384 - answer["summaries"])
+        client.call("sequence.close", sequence=sequence)
         self.assertEqual(client.metrics()["summary_held_bytes"], 0)
 
 

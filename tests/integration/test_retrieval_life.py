@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Summaries and chains through restarts of the daemon, from host to host, and while DRAM is short."""
+"""Summaries and sequences through restarts of the daemon, from host to host, and while DRAM is short."""
 
 import faulthandler
 import os
@@ -17,8 +17,8 @@ class Restart(OwnDaemons, Retrieval):
         client, ns, _, _ = self.stored()
         derived = self.summaries(client, ns)
         self.assertEqual(self.build(client, derived, range(self.blocks)), [OK] * self.blocks)
-        chain, _ = self.chain(client, derived, range(self.blocks))
-        before = lists_of(self.select(client, chain, self.query(), min_blocks=8))
+        sequence, _ = self.sequence(client, derived, range(self.blocks))
+        before = lists_of(self.select(client, sequence, self.query(), min_blocks=8))
         if options.get("nvme", True):
             self.settled(client, ns)
             self.settled(client, derived)
@@ -30,10 +30,10 @@ class Restart(OwnDaemons, Retrieval):
         client, ns = self.again()
         derived = self.summaries(client, ns)
         self.until(lambda: client.hits(derived, *range(self.blocks)) == self.blocks)
-        chain, answer = self.chain(client, derived, range(self.blocks), build=True)
+        sequence, answer = self.sequence(client, derived, range(self.blocks), build=True)
         self.assertEqual((answer["summaries"], answer.get("built", 0)), (self.blocks, 0))
         self.assertEqual(client.metrics()["summary_builds"], 0)
-        self.assertEqual(lists_of(self.select(client, chain, self.query(), min_blocks=8)), before)
+        self.assertEqual(lists_of(self.select(client, sequence, self.query(), min_blocks=8)), before)
         self.assertEqual(again.stop(), 0)
 
     def test_stop(self):
@@ -43,16 +43,16 @@ class Restart(OwnDaemons, Retrieval):
         self.run_twice("kill")
 
     @unittest.skipUnless(os.path.isdir("/dev/shm"), "needs /dev/shm")
-    def test_summaries_that_chains_hold_survive_in_dram(self):
+    def test_summaries_that_sequences_hold_survive_in_dram(self):
         with tempfile.TemporaryDirectory(prefix="retrieval.", dir="/dev/shm") as keep:
             self.run_twice("stop", nvme=False, **{"arena.keep": keep})
 
-    def test_drain_with_chains_selections_and_builds(self):
+    def test_drain_with_sequences_selections_and_builds(self):
         daemon = self.daemon = Daemon(folder=self.folder)
         client, ns, _, _ = self.stored()
         derived = self.summaries(client, ns, build=True)
-        chain, _ = self.chain(client, derived, range(self.blocks), build=True)
-        begun = [client.begin("select", chains=[chain], layers=[0], q=self.query().tobytes(), q_dtype=1, q_heads=4, min_blocks=2)
+        sequence, _ = self.sequence(client, derived, range(self.blocks), build=True)
+        begun = [client.begin("select", sequences=[sequence], layers=[0], q=self.query().tobytes(), q_dtype=1, q_heads=4, min_blocks=2)
                  for _ in range(50)]
         begun += [client.begin("summary.build", ns=self.summaries(client, ns, "box"), keys=keys(*range(self.blocks)))]
         daemon.process.terminate()
@@ -89,13 +89,13 @@ class Share(Retrieval):
         self.assertEqual(self.build(client, derived, range(20)), [OK] * 20)
         self.shared(client, ns)
         self.shared(client, derived)
-        chain, _ = self.chain(client, derived, range(20))
-        best = lists_of(self.select(client, chain, self.query(), min_blocks=5))
+        sequence, _ = self.sequence(client, derived, range(20))
+        best = lists_of(self.select(client, sequence, self.query(), min_blocks=5))
         far, far_ns = self.again(other)
-        chain, answer = self.chain(far, self.summaries(far, far_ns), range(25), build=True)
+        sequence, answer = self.sequence(far, self.summaries(far, far_ns), range(25), build=True)
         self.assertEqual(answer["status"], bytes([ON_SHARE | HELD] * 20 + [0] * 5))
         self.assertEqual((answer["shared"], answer["summaries"], answer.get("built", 0), answer["missing"]), (20, 20, 0, 5))
-        self.assertEqual(lists_of(self.select(far, chain, self.query(), min_blocks=5)), best)
+        self.assertEqual(lists_of(self.select(far, sequence, self.query(), min_blocks=5)), best)
         self.assertEqual(far.metrics()["summary_builds"], 0)
         box = self.summaries(far, far_ns, "box")
         self.assertEqual(self.build(far, box, range(20)), [OK] * 20, "bases are read from the share")
@@ -104,19 +104,19 @@ class Share(Retrieval):
 class Pressure(Retrieval):
     options = {"arena.size": "4MiB", "nvme": True}
 
-    def test_chains_under_arena_pressure(self):
-        """What chains hold stays, while everything else comes and goes."""
+    def test_sequences_under_arena_pressure(self):
+        """What sequences hold stays, while everything else comes and goes."""
         client, ns, region, _ = self.stored(60)
         derived = self.summaries(client, ns)
-        chain, answer = self.chain(client, derived, range(60), build=True)
+        sequence, answer = self.sequence(client, derived, range(60), build=True)
         self.assertEqual((answer["blocks"], answer["summaries"]), (60, 60))
-        best = lists_of(self.select(client, chain, self.query(), min_blocks=9))
+        best = lists_of(self.select(client, sequence, self.query(), min_blocks=9))
         for turn in range(10):
             names = [f"{turn}.{i}" for i in range(60)]
             self.assertTrue(set(region.dump(names, range(60))) <= {OK, 3})
-            self.assertEqual(lists_of(self.select(client, chain, self.query(), min_blocks=9)), best)
+            self.assertEqual(lists_of(self.select(client, sequence, self.query(), min_blocks=9)), best)
         self.assertEqual(set(region.load(range(60), range(60))), {OK}, "leased blocks are in some tier")
-        answer = client.call("chain.prefetch", chain=chain, index=u32(*range(60)))
+        answer = client.call("sequence.prefetch", sequence=sequence, index=u32(*range(60)))
         self.assertTrue(set(answer["status"]) <= {OK, 3})
 
 

@@ -24,11 +24,11 @@ class Selections(Retrieval):
         client, ns, _, kv = self.stored()
         q = self.query(rows=2)
         for name in METHODS:
-            chain, _ = self.chain(client, self.summaries(client, ns, name), range(self.blocks), build=True)
+            sequence, _ = self.sequence(client, self.summaries(client, ns, name), range(self.blocks), build=True)
             for layer, reduce, heads in ((0, "max", "per_head"), (2, "mean", "per_head"), (1, "max", "sum"), (2, "max", "max")):
                 with self.subTest(method=name, layer=layer, reduce=reduce, heads=heads):
                     scores = self.expected(name, kv, layer, q, reduce, heads)
-                    answer = self.select(client, chain, q, layer, reduce=["max", "mean"].index(reduce), scores=True,
+                    answer = self.select(client, sequence, q, layer, reduce=["max", "mean"].index(reduce), scores=True,
                                          heads=["per_head", "sum", "max"].index(heads), sparse_ratio=0.3, min_blocks=4,
                                          init_window_sz=1, local_window_sz=2)
                     right = [methods.choose_topk(row, methods.count_topk(self.blocks)).tolist() for row in scores]
@@ -40,24 +40,24 @@ class Selections(Retrieval):
     def test_mass_and_softmax(self):
         client, ns, _, kv = self.stored()
         q = self.query()
-        chain, _ = self.chain(client, self.summaries(client, ns, "stats"), range(self.blocks), build=True)
+        sequence, _ = self.sequence(client, self.summaries(client, ns, "stats"), range(self.blocks), build=True)
         scores = self.expected("stats", kv, 0, q)
-        answer = self.select(client, chain, q, policy=1, eps=0.6, beta_m=1.0, init_window_sz=1, local_window_sz=1)
+        answer = self.select(client, sequence, q, policy=1, eps=0.6, beta_m=1.0, init_window_sz=1, local_window_sz=1)
         right = [methods.choose_mass(row, 0.6, 1.0, 1, 1) for row in scores]
         for blocks, best in zip(lists_of(answer), right):
             self.assertLessEqual(abs(len(blocks) - len(best)), 1)  # numpy's exp is another one
             self.assertGreaterEqual(len(set(blocks) & set(best.tolist())), len(best) - 1)
-        summed = self.select(client, chain, q, reduce=2, heads=1, min_blocks=5, scores=True)
+        summed = self.select(client, sequence, q, reduce=2, heads=1, min_blocks=5, scores=True)
         self.assertEqual([len(blocks) for blocks in lists_of(summed)], [5])
 
     def test_many_rows_in_one_message(self):
         client, ns, _, kv = self.stored()
         derived = self.summaries(client, ns)
-        chains = [self.chain(client, derived, range(n), build=True)[0] for n in (self.blocks, 5, 17)]
-        chains.append(client.call("chain.open", ns=derived)["chain"])  # no blocks
-        rows = [(chains[i % 4], i % LAYERS, [self.blocks, 5, 17, 0][i % 4]) for i in range(200)]
+        sequences = [self.sequence(client, derived, range(n), build=True)[0] for n in (self.blocks, 5, 17)]
+        sequences.append(client.call("sequence.open", ns=derived)["sequence"])  # no blocks
+        rows = [(sequences[i % 4], i % LAYERS, [self.blocks, 5, 17, 0][i % 4]) for i in range(200)]
         q = np.concatenate([self.query(seed=i) for i in range(200)])
-        answer = client.call("select", chains=[c for c, _, _ in rows], layers=[s for _, s, _ in rows], q=q.tobytes(), q_dtype=1,
+        answer = client.call("select", sequences=[c for c, _, _ in rows], layers=[s for _, s, _ in rows], q=q.tobytes(), q_dtype=1,
                              q_heads=4, min_blocks=3)
         got = lists_of(answer)
         self.assertEqual(len(got), 400)
@@ -67,10 +67,10 @@ class Selections(Retrieval):
 
     def test_queries_of_every_type(self):
         client, ns, _, kv = self.stored()
-        chain, _ = self.chain(client, self.summaries(client, ns), range(self.blocks), build=True)
+        sequence, _ = self.sequence(client, self.summaries(client, ns), range(self.blocks), build=True)
         q = np.round(self.query().astype(np.float32) * 4) / 4  # exact in all of them
         bf16 = (q.view(np.uint32) >> 16).astype(np.uint16)
-        answers = [client.call("select", chains=[chain], layers=[1], q=data.tobytes(), q_dtype=dtype, q_heads=4, min_blocks=7,
+        answers = [client.call("select", sequences=[sequence], layers=[1], q=data.tobytes(), q_dtype=dtype, q_heads=4, min_blocks=7,
                                scores=True) for dtype, data in enumerate((q, q.astype(np.float16), bf16))]
         self.assertEqual(answers[0], answers[1])
         self.assertEqual(answers[0], answers[2])
@@ -78,34 +78,34 @@ class Selections(Retrieval):
     def test_bad_selections(self):
         client, ns, _, _ = self.stored(8)
         derived = self.summaries(client, ns)
-        chain, _ = self.chain(client, derived, range(8), build=True)
-        other, _ = self.chain(client, self.summaries(client, ns, "box"), range(8), build=True)
+        sequence, _ = self.sequence(client, derived, range(8), build=True)
+        other, _ = self.sequence(client, self.summaries(client, ns, "box"), range(8), build=True)
         q = self.query().tobytes()
-        good = {"chains": [chain], "layers": [0], "q": q, "q_dtype": 1, "q_heads": 4, "min_blocks": 1}
+        good = {"sequences": [sequence], "layers": [0], "q": q, "q_dtype": 1, "q_heads": 4, "min_blocks": 1}
         self.assertEqual(len(lists_of(client.call("select", **good))), 2)
-        for wrong in ({"layers": [LAYERS]}, {"layers": [0, 1]}, {"layers": []}, {"chains": []}, {"q": q[:-2]}, {"q": q + b"xx"},
+        for wrong in ({"layers": [LAYERS]}, {"layers": [0, 1]}, {"layers": []}, {"sequences": []}, {"q": q[:-2]}, {"q": q + b"xx"},
                       {"q_heads": 3}, {"q_heads": 2}, {"q_heads": 1}, {"rows": 2}, {"rows": 65}, {"q_dtype": 0}, {"q_dtype": 3},
                       {"metric": 3}, {"reduce": 3}, {"heads": 3}, {"policy": 2}, {"eps": 1.5}, {"eps": 1}, {"sparse_ratio": -0.1},
                       {"sparse_ratio": float("nan")}, {"beta": float("inf")}, {"limit": 1 << 21}, {"prefetch": 9},
-                      {"chains": [chain, other], "layers": [0, 0], "q": q + q}):
+                      {"sequences": [sequence, other], "layers": [0, 0], "q": q + q}):
             self.refused(INVALID, client.call, "select", **dict(good, **wrong))
-        self.refused(NOT_FOUND, client.call, "select", **dict(good, chains=[0]))
-        self.refused(NOT_FOUND, client.call, "select", **dict(good, chains=[chain ^ 1]))
+        self.refused(NOT_FOUND, client.call, "select", **dict(good, sequences=[0]))
+        self.refused(NOT_FOUND, client.call, "select", **dict(good, sequences=[sequence ^ 1]))
         for bad in (np.nan, np.inf, -np.inf):
             values = self.query()
             values[0, 2, 5] = bad
             said = self.refused(INVALID, client.call, "select", **dict(good, q=values.tobytes()))
             self.assertIn(f"element {2 * HEAD_DIM + 5} ", said.args[2])
-        self.refused(INVALID, client.call, "select", **dict(good, metric=1, chains=[other]))
+        self.refused(INVALID, client.call, "select", **dict(good, metric=1, sequences=[other]))
 
     def test_an_answer_that_is_too_long_is_refused_before_it_is_made(self):
         client, ns, _, _ = self.stored(8)
         derived = self.summaries(client, ns)
-        chain = client.call("chain.open", ns=derived)["chain"]
+        sequence = client.call("sequence.open", ns=derived)["sequence"]
         for _ in range(2):
-            client.call("chain.append", chain=chain, keys=keys(0, 1, 2, 3) * 500, build=True)
+            client.call("sequence.append", sequence=sequence, keys=keys(0, 1, 2, 3) * 500, build=True)
         q = np.tile(self.query(heads=2), (100, 1, 1)).tobytes()
-        ask = dict(chains=[chain] * 100, layers=[0] * 100, q=q, q_dtype=1, q_heads=2)
+        ask = dict(sequences=[sequence] * 100, layers=[0] * 100, q=q, q_dtype=1, q_heads=2)
         self.refused(INVALID, client.call, "select", sparse_ratio=1.0, **ask)
         answer = client.call("select", sparse_ratio=1.0, limit=1000, **ask)
         self.assertEqual({len(blocks) for blocks in lists_of(answer)}, {1000})
@@ -114,14 +114,14 @@ class Selections(Retrieval):
 
     def test_limits_windows_and_nothing(self):
         client, ns, _, _ = self.stored()
-        chain, _ = self.chain(client, self.summaries(client, ns), range(self.blocks), build=True)
+        sequence, _ = self.sequence(client, self.summaries(client, ns), range(self.blocks), build=True)
         q = self.query()
-        self.assertEqual(lists_of(client.call("select", chains=[chain], layers=[0], q=q.tobytes(), q_dtype=1, q_heads=4)), [[], []])
-        windows = self.select(client, chain, q, min_blocks=0, init_window_sz=2, local_window_sz=3)
+        self.assertEqual(lists_of(client.call("select", sequences=[sequence], layers=[0], q=q.tobytes(), q_dtype=1, q_heads=4)), [[], []])
+        windows = self.select(client, sequence, q, min_blocks=0, init_window_sz=2, local_window_sz=3)
         last = self.blocks
         self.assertEqual(lists_of(windows), [[0, 1, last - 3, last - 2, last - 1]] * 2)
-        self.assertEqual([len(blocks) for blocks in lists_of(self.select(client, chain, q, topk_tokens=100, min_blocks=0))], [7, 7])
-        self.assertEqual([len(blocks) for blocks in lists_of(self.select(client, chain, q, sparse_ratio=1.0, limit=6))], [6, 6])
+        self.assertEqual([len(blocks) for blocks in lists_of(self.select(client, sequence, q, topk_tokens=100, min_blocks=0))], [7, 7])
+        self.assertEqual([len(blocks) for blocks in lists_of(self.select(client, sequence, q, sparse_ratio=1.0, limit=6))], [6, 6])
 
     def test_prefetch_of_what_was_chosen(self):
         client, ns, region, _ = self.stored()
@@ -129,35 +129,35 @@ class Selections(Retrieval):
         self.build(client, derived, range(self.blocks))
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
-        chain, _ = self.chain(client, derived, range(self.blocks))
+        sequence, _ = self.sequence(client, derived, range(self.blocks))
         before = client.metrics()
-        answer = self.select(client, chain, self.query(), min_blocks=6, prefetch=8)
+        answer = self.select(client, sequence, self.query(), min_blocks=6, prefetch=8)
         wanted = sorted(set(sum(lists_of(answer), [])))
         self.until(lambda: client.tiers(ns, *wanted) == [IN_DRAM] * len(wanted), "the chosen blocks")
         self.assertEqual(client.tiers(ns, *range(self.blocks)).count(IN_DRAM), len(wanted))
         self.assertEqual(region.load(wanted, range(len(wanted))), [OK] * len(wanted))
         rest = [block for block in range(self.blocks) if block not in wanted][:5]
-        self.refused(INVALID, client.call, "chain.prefetch", chain=chain, index=u32(self.blocks))
-        self.refused(INVALID, client.call, "chain.prefetch", chain=chain, index=bytes(5))
-        answer = client.call("chain.prefetch", chain=chain, index=u32(*rest, rest[0]), priority=7)
+        self.refused(INVALID, client.call, "sequence.prefetch", sequence=sequence, index=u32(self.blocks))
+        self.refused(INVALID, client.call, "sequence.prefetch", sequence=sequence, index=bytes(5))
+        answer = client.call("sequence.prefetch", sequence=sequence, index=u32(*rest, rest[0]), priority=7)
         self.assertEqual(answer["status"], bytes([OK] * 6))
-        client.call("chain.close", chain=chain)  # its leases
+        client.call("sequence.close", sequence=sequence)  # its leases
         client.call("evict", ns=ns, tier=1)
         after = client.metrics()
         self.assertEqual(after["prefetch_useful"] - before["prefetch_useful"], len(wanted))
         self.assertEqual(after["prefetch_useless"] - before["prefetch_useless"], 5)
 
-    def test_prefetch_of_what_rows_of_several_chains_chose(self):
+    def test_prefetch_of_what_rows_of_several_sequences_chose(self):
         client, ns, _, _ = self.stored()
         derived = self.summaries(client, ns)
         self.build(client, derived, range(self.blocks))
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
         third = self.blocks // 3
-        chains = [self.chain(client, derived, range(i * third, (i + 1) * third))[0] for i in range(3)]
+        sequences = [self.sequence(client, derived, range(i * third, (i + 1) * third))[0] for i in range(3)]
         order = [1, 0, 1, 2, 0, 1, 2, 2]
         q = np.concatenate([self.query(seed=seed) for seed in range(len(order))])
-        answer = client.call("select", chains=[chains[i] for i in order], layers=[0] * len(order), q=q.tobytes(), q_dtype=1,
+        answer = client.call("select", sequences=[sequences[i] for i in order], layers=[0] * len(order), q=q.tobytes(), q_dtype=1,
                              q_heads=4, min_blocks=2, prefetch=1)
         wanted = {order[i // 2] * third + block for i, blocks in enumerate(lists_of(answer)) for block in blocks}
         self.assertLess(len(wanted), self.blocks)
@@ -168,11 +168,11 @@ class Selections(Retrieval):
     def test_cancel_and_deadline(self):
         client, ns, _, _ = self.stored(8)
         derived = self.summaries(client, ns, "tokens")
-        chain = client.call("chain.open", ns=derived)["chain"]
-        client.call("chain.append", chain=chain, keys=keys(*range(8)) * 250, build=True)
+        sequence = client.call("sequence.open", ns=derived)["sequence"]
+        client.call("sequence.append", sequence=sequence, keys=keys(*range(8)) * 250, build=True)
         rows = 100 if os.environ.get("UCM_PHASE", "plain") == "plain" else 10  # sanitizers make each many times longer
         q = np.tile(self.query(rows=4, heads=8), (rows, 1, 1))[:rows * 4].tobytes()
-        long = dict(chains=[chain] * rows, layers=[0] * rows, q=q, q_dtype=1, q_heads=8, rows=4, limit=10, reduce=2)
+        long = dict(sequences=[sequence] * rows, layers=[0] * rows, q=q, q_dtype=1, q_heads=8, rows=4, limit=10, reduce=2)
         codes = []
         for how in ("cancel", "deadline"):
             for _ in range(20):

@@ -118,17 +118,17 @@ class Checks(unittest.TestCase):
             self.refused("stream must be named", build, good, out, n)
 
     def selector(self, **more):
-        return cuda.Selector(self.summary, self.gpu, 4, 100, chains=3, **more)
+        return cuda.Selector(self.summary, self.gpu, 4, 100, sequences=3, **more)
 
-    def arguments(self, chains=2, q=None):
-        return (Fake("uint8", 50, self.summary.bytes, at=0x5000), Fake("int32", chains, 128, at=0x6000),
-                Fake("int32", chains, at=0x7000), q or Fake("bfloat16", chains, 4, DIM, at=0x8000))
+    def arguments(self, sequences=2, q=None):
+        return (Fake("uint8", 50, self.summary.bytes, at=0x5000), Fake("int32", sequences, 128, at=0x6000),
+                Fake("int32", sequences, at=0x7000), q or Fake("bfloat16", sequences, 4, DIM, at=0x8000))
 
     def test_a_selection_says_where_everything_lies(self):
         select = self.selector()
         chosen = select(*self.arguments(), stream=SimpleNamespace(cuda_stream=5))
         (s, stream), = self.library.launches
-        self.assertEqual((s.summaries, s.stride, s.bound, s.chains, s.table, s.table_stride, s.n_blocks, s.q, s.q_stride, s.count,
+        self.assertEqual((s.summaries, s.stride, s.bound, s.sequences, s.table, s.table_stride, s.n_blocks, s.q, s.q_stride, s.count,
                           s.index, s.score, stream),
                          (0x5000, self.summary.bytes, 50, 2, 0x6000, 128, 0x7000, 0x8000, 4 * DIM, 0x990000, 0x990000, 0, 5))
         self.assertEqual((chosen.counts.shape, chosen.index.shape), ((2, HEADS), (2, HEADS, 7)))
@@ -142,10 +142,10 @@ class Checks(unittest.TestCase):
         select = self.selector()
         summaries, table, n, q = self.arguments()
         self.refused("bytes a block", select, Fake("uint8", 50, 8), table, n, q, stream=0)
-        self.refused(r"\[chains\]\[100 or more\]", select, summaries, Fake("int32", 2, 99), n, q, stream=0)
+        self.refused(r"\[sequences\]\[100 or more\]", select, summaries, Fake("int32", 2, 99), n, q, stream=0)
         self.refused("2 dimensions", select, summaries, Fake("int32", 128), n, q, stream=0)
         self.refused("for 1 to 3", select, *self.arguments(4), stream=0)
-        self.refused("for 2 chains", select, summaries, table, Fake("int32", 3), q, stream=0)
+        self.refused("for 2 sequences", select, summaries, table, Fake("int32", 3), q, stream=0)
         self.refused("q is of float16", select, *self.arguments(q=Fake("float16", 2, 4, DIM)), stream=0)
         self.refused("q has shape", select, *self.arguments(q=Fake("bfloat16", 2, 8, DIM)), stream=0)
         self.refused("contiguous", select, *self.arguments(q=Fake("bfloat16", 2, 4, DIM, strides=(4 * DIM, 1, 4))), stream=0)
@@ -157,7 +157,7 @@ class Checks(unittest.TestCase):
     def test_handles_refused(self):
         self.refused("gpu is cpu:0", cuda.Builder, self.summary, Fake("uint8", 1, device=("cpu", 0)))
         self.refused("with a number", cuda.Builder, self.summary, Device("cuda", None))
-        self.refused("chains is 0", cuda.Selector, self.summary, self.gpu, 4, 100, chains=0)
+        self.refused("sequences is 0", cuda.Selector, self.summary, self.gpu, 4, 100, sequences=0)
         self.refused("reduce is", cuda.Selector, self.summary, self.gpu, 4, 100, score=sparse.Score(reduce="least"))
         self.refused("dtype", cuda.Selector, self.summary, self.gpu, 4, 100, q_dtype="int8")
 
@@ -209,15 +209,15 @@ class OnGpu(unittest.TestCase):
                         self.assertEqual(got, bytes(want[layer].data.cast("B")))
                     lengths = torch.tensor([BLOCKS, 123], dtype=torch.int32, device="cuda")
                     table = places[None].expand(2, BLOCKS).contiguous()
-                    with cuda.Selector(summary, out, 4 * HEADS, BLOCKS, chains=2, choose=choose) as select:
+                    with cuda.Selector(summary, out, 4 * HEADS, BLOCKS, sequences=2, choose=choose) as select:
                         scores = torch.zeros(2, select.lists, select.room, device="cuda")
                         chosen = select(out[1], table, lengths, self.q.cuda(), scores=scores)
                         lists = chosen.lists()
-                    for chain, n in enumerate((BLOCKS, 123)):
-                        one = sparse.Summaries(summary, want[1].data.cast("B")[: n * summary.bytes]).select(self.q[chain], choose)
-                        self.assertEqual(lists[chain], [list(of) for of in one.lists])
+                    for sequence, n in enumerate((BLOCKS, 123)):
+                        one = sparse.Summaries(summary, want[1].data.cast("B")[: n * summary.bytes]).select(self.q[sequence], choose)
+                        self.assertEqual(lists[sequence], [list(of) for of in one.lists])
                         for i, of in enumerate(one.scores):
-                            self.assertEqual(scores[chain, i, : len(of)].tolist(), of.tolist())
+                            self.assertEqual(scores[sequence, i, : len(of)].tolist(), of.tolist())
 
     def test_it_runs_on_torchs_stream_and_in_a_graph(self):
         summary = sparse.box(self.shape)

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmclient.sparse over a real daemon: summaries, chains, selections, prefetches, the example and the lines in docs/sparse.md."""
+"""ucmclient.sparse over a real daemon: summaries, sequences, selections, prefetches, the example and the lines in docs/sparse.md."""
 
 import os
 import pathlib
@@ -110,7 +110,7 @@ class Summaries(Case):
                 view[layer, :, : summaries.summary.bytes] = np.asarray(here.data).view(np.uint8).reshape(BLOCKS, -1)
             self.assertEqual(region.dump(names(), range(BLOCKS)).wait().ok, BLOCKS)
             self.assertEqual(set(summaries.build(names()).wait().blocks), {BlockResult.EXISTS})
-            appended = summaries.chain().append(names(), build=True)
+            appended = summaries.sequence().append(names(), build=True)
             self.assertEqual((appended.summaries, appended.built), (BLOCKS, 0))
             region.close()
 
@@ -118,11 +118,11 @@ class Summaries(Case):
         first = self.worker()
         with first.summaries(build=True) as summaries:
             first.dump()
-            summaries.chain(names(), build=True).close()
+            summaries.sequence(names(), build=True).close()
         second = self.worker()
         self.assertEqual(set(second.dump().blocks), {BlockResult.EXISTS})
-        with second.summaries() as summaries, summaries.chain() as chain:
-            appended = chain.append(names())
+        with second.summaries() as summaries, summaries.sequence() as sequence:
+            appended = sequence.append(names())
             self.assertEqual((appended.blocks, appended.summaries, appended.built), (BLOCKS, BLOCKS, 0))
             self.assertEqual(set(appended.status), {1 + sparse.HAS_SUMMARY})
 
@@ -158,13 +158,13 @@ class Selections(Case):
                    sparse.Mass(eps=0.5, beta_m=0))
         scores = [sparse.Score(reduce, heads) for reduce in ("max", "mean", "softmax") for heads in ("each", "sum", "max")]
         for summary in METHODS:
-            with worker.summaries(summary) as summaries, summaries.chain(names(), build=True) as chain:
-                self.assertEqual(len(chain), BLOCKS)
+            with worker.summaries(summary) as summaries, summaries.sequence(names(), build=True) as sequence:
+                self.assertEqual(len(sequence), BLOCKS)
                 for i, score in enumerate(scores):
                     choose, q, layer = choices[i % len(choices)], query(i, rows=1 + i % 3), i % LAYERS
                     with self.subTest(f"{summary.method} {score} {choose}"):
                         here = summary.compute(worker.pages[layer]).select(q, choose, score)
-                        self.assertEqual(plain(chain.select(layer, q, choose, score)), plain(here))
+                        self.assertEqual(plain(sequence.select(layer, q, choose, score)), plain(here))
 
     def test_the_reduce_that_is_not_named(self):
         """softmax for top k of logits; max for hashes, normalised means, distances and mass."""
@@ -181,21 +181,21 @@ class Selections(Case):
         self.assertEqual(plain(held.select(q, logits, sparse.Score(metric="l2"))),
                          plain(held.select(q, logits, sparse.Score("max", metric="l2"))))
 
-    def test_many_chains_and_layers_in_one_call(self):
+    def test_many_sequences_and_layers_in_one_call(self):
         worker = self.worker()
         worker.dump()
         with worker.summaries() as summaries:
-            chains = [summaries.chain(names(n), build=True) for n in (BLOCKS, 1, 17)]
-            rows = [(chain, layer) for chain in chains for layer in range(LAYERS)]
+            sequences = [summaries.sequence(names(n), build=True) for n in (BLOCKS, 1, 17)]
+            rows = [(sequence, layer) for sequence in sequences for layer in range(LAYERS)]
             q = query(rows=len(rows))
-            for (chain, layer), each, got in zip(rows, q, sparse.select(rows, q)):
-                self.assertEqual(plain(chain.select(layer, each)), plain(got))
+            for (sequence, layer), each, got in zip(rows, q, sparse.select(rows, q)):
+                self.assertEqual(plain(sequence.select(layer, each)), plain(got))
             self.assertEqual(list(got.union()), sorted(set(got.lists[0]) | set(got.lists[1])))
 
-    def test_a_chain_without_blocks_has_nothing_to_choose(self):
+    def test_a_sequence_without_blocks_has_nothing_to_choose(self):
         worker = self.worker()
         worker.dump(1)
-        with worker.summaries() as summaries, summaries.chain() as empty, summaries.chain(names(1), build=True) as one:
+        with worker.summaries() as summaries, summaries.sequence() as empty, summaries.sequence(names(1), build=True) as one:
             self.assertEqual(empty.append(names(1, first=999)).missing, 1)
             nothing, something = sparse.select([(empty, 0), (one, 0)], query(rows=2))
             self.assertEqual(plain(nothing), ([[], []], [[], []]))
@@ -208,84 +208,84 @@ class Selections(Case):
         half = query().astype(np.float16)
         brain = (query().view(np.uint32) >> 16).astype(np.uint16)
         wide = (brain.astype(np.uint32) << 16).view(np.float32)
-        with worker.summaries() as summaries, summaries.chain(names(), build=True) as chain:
-            self.assertEqual(plain(chain.select(0, half)), plain(chain.select(0, half.astype(np.float32))))
-            self.assertEqual(plain(chain.select(0, brain, dtype="bf16")), plain(chain.select(0, wide)))
-            self.assertRaises(ValueError, chain.select, 0, brain)
-            self.assertRaises(ValueError, chain.select, 0, half, dtype="bf16")
+        with worker.summaries() as summaries, summaries.sequence(names(), build=True) as sequence:
+            self.assertEqual(plain(sequence.select(0, half)), plain(sequence.select(0, half.astype(np.float32))))
+            self.assertEqual(plain(sequence.select(0, brain, dtype="bf16")), plain(sequence.select(0, wide)))
+            self.assertRaises(ValueError, sequence.select, 0, brain)
+            self.assertRaises(ValueError, sequence.select, 0, half, dtype="bf16")
 
     def test_hostile_input(self):
         worker, other = self.worker(), self.worker()
         worker.dump()
         with worker.summaries() as summaries:
-            chain = summaries.chain(names(), build=True)
+            sequence = summaries.sequence(names(), build=True)
             for bad in (np.nan, np.inf, -np.inf):
                 q = query()
                 q[0, 3, 7] = bad
-                self.assertIn(str(3 * DIM + 7), self.refused(Status.INVALID, chain.select, 0, q))
+                self.assertIn(str(3 * DIM + 7), self.refused(Status.INVALID, sequence.select, 0, q))
                 self.refused(Status.INVALID, summaries.summary.compute(worker.pages[0]).select, q)
-            self.refused(Status.INVALID, chain.select, LAYERS, query())
-            self.refused(Status.INVALID, chain.select, 0, query(heads=3))
-            self.refused(Status.INVALID, chain.select, 0, query(), sparse.TopK(sparse_ratio=2))
-            self.refused(Status.INVALID, chain.select, 0, query(), sparse.Mass(eps=float("nan")))
-            self.refused(Status.INVALID, chain.prefetch, [BLOCKS])
-            self.refused(Status.INVALID, chain.prefetch, [])
-            self.refused(Status.INVALID, chain.append, b"")
-            with other.summaries() as theirs, theirs.chain(names(3)) as foreign:
-                self.refused(Status.INVALID, sparse.select, [(chain, 0), (foreign, 0)], query(rows=2))
+            self.refused(Status.INVALID, sequence.select, LAYERS, query())
+            self.refused(Status.INVALID, sequence.select, 0, query(heads=3))
+            self.refused(Status.INVALID, sequence.select, 0, query(), sparse.TopK(sparse_ratio=2))
+            self.refused(Status.INVALID, sequence.select, 0, query(), sparse.Mass(eps=float("nan")))
+            self.refused(Status.INVALID, sequence.prefetch, [BLOCKS])
+            self.refused(Status.INVALID, sequence.prefetch, [])
+            self.refused(Status.INVALID, sequence.append, b"")
+            with other.summaries() as theirs, theirs.sequence(names(3)) as foreign:
+                self.refused(Status.INVALID, sparse.select, [(sequence, 0), (foreign, 0)], query(rows=2))
                 self.refused(Status.INVALID, sparse.Prefetcher(worker.client).submit, foreign, [0])
             for wrong in (
-                lambda: chain.select(0, query()[:, :, :-4]),
-                lambda: chain.select(0, query().ravel()),
-                lambda: chain.select(0, np.asfortranarray(query(rows=3))),
-                lambda: chain.select(0, query().astype(np.float64)),
-                lambda: chain.select(0, query().astype(">f4")),
-                lambda: sparse.select([(chain, 0)] * 3, query(rows=2)),
+                lambda: sequence.select(0, query()[:, :, :-4]),
+                lambda: sequence.select(0, query().ravel()),
+                lambda: sequence.select(0, np.asfortranarray(query(rows=3))),
+                lambda: sequence.select(0, query().astype(np.float64)),
+                lambda: sequence.select(0, query().astype(">f4")),
+                lambda: sparse.select([(sequence, 0)] * 3, query(rows=2)),
                 lambda: sparse.select([], query()),
-                lambda: chain.select(0, query(), sparse.TopK(limit=-1)),
-                lambda: chain.select(0, query(), score=sparse.Score("median")),
+                lambda: sequence.select(0, query(), sparse.TopK(limit=-1)),
+                lambda: sequence.select(0, query(), score=sparse.Score("median")),
                 lambda: summaries.summary.compute(worker.pages[0].astype(np.float16)),
                 lambda: sparse.Summaries(summaries.summary, b"1234" * 100, stride=4),
             ):
                 self.assertRaises(ValueError, wrong)
-            self.assertRaises(TypeError, chain.select, 0, None)
-            chain.close()
-            chain.close()
-            self.refused(Status.INVALID, chain.select, 0, query())
-            self.refused(Status.INVALID, len, chain)
+            self.assertRaises(TypeError, sequence.select, 0, None)
+            sequence.close()
+            sequence.close()
+            self.refused(Status.INVALID, sequence.select, 0, query())
+            self.refused(Status.INVALID, len, sequence)
 
     @unittest.skipIf(os.geteuid() != 0, "only root can become another user")
     def test_another_tenant_finds_nothing(self):
         worker = self.worker()
         worker.dump()
-        with worker.summaries() as summaries, summaries.chain(names(), build=True):
+        with worker.summaries() as summaries, summaries.sequence(names(), build=True):
             pid = os.fork()
             if pid == 0:
                 found = 99
                 try:
                     os.setuid(65534)
                     with Client(socket=self.daemon.socket) as client, client.namespace(worker.ns.identity) as ns:
-                        with sparse.SummaryNamespace(ns, METHODS[0]) as theirs, theirs.chain(names(), build=True) as chain:
-                            found = len(chain) + (theirs.fingerprint == summaries.fingerprint)
+                        with sparse.SummaryNamespace(ns, METHODS[0]) as theirs, theirs.sequence(names(), build=True) as sequence:
+                            found = len(sequence) + (theirs.fingerprint == summaries.fingerprint)
                 finally:
                     os._exit(found)
             self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
 
-    def test_a_chain_that_is_not_used_ends_and_is_opened_again(self):
+    def test_a_sequence_that_is_not_used_ends_and_is_opened_again(self):
         worker = self.worker()
         worker.dump()
-        with worker.summaries() as summaries, summaries.chain(names(), build=True, lease=0.05) as chain:
-            before = plain(chain.select(0, query()))
-            until(lambda: self.daemon.metrics()["chains"] == 0, "the chain's end")
-            self.assertEqual(plain(chain.select(0, query())), before)
+        with worker.summaries() as summaries, summaries.sequence(names(), build=True, lease=0.05) as sequence:
+            before = plain(sequence.select(0, query()))
+            until(lambda: self.daemon.metrics()["sequences"] == 0, "the sequence's end")
+            self.assertEqual(plain(sequence.select(0, query())), before)
 
     def test_blocks_that_are_evicted_by_name_are_counted(self):
         worker = self.worker()
         worker.dump()
-        with worker.summaries() as summaries, summaries.chain(names(), build=True) as chain:
+        with worker.summaries() as summaries, summaries.sequence(names(), build=True) as sequence:
             worker.ns.evict(names()[: 32 * 4])
             everything = sparse.TopK(sparse_ratio=1)
-            chosen = chain.select(0, query(), everything, sparse.Score(heads="max"))
+            chosen = sequence.select(0, query(), everything, sparse.Score(heads="max"))
             self.assertEqual((chosen.gone, list(chosen.lists[0])), (4, list(range(4, BLOCKS))))
 
     def test_a_tensor_like_torchs(self):
@@ -394,15 +394,15 @@ class Fetches(Case):
         worker = self.worker()
         worker.dump()
         slots, pool = pool_of(worker, BLOCKS)
-        with worker.summaries() as summaries, summaries.chain(names(), build=True) as chain:
-            chosen = chain.select(1, query()).union()
+        with worker.summaries() as summaries, summaries.sequence(names(), build=True) as sequence:
+            chosen = sequence.select(1, query()).union()
             items = np.array([(block, 1, slot) for slot, block in enumerate(chosen)], np.uint32)
-            result = pool.fetch(chain, items, priority=7, deadline=5).wait()
+            result = pool.fetch(sequence, items, priority=7, deadline=5).wait()
             self.assertTrue(result.all_ok)
             self.assertEqual((result.ok, len(result.blocks), result.bytes), (len(chosen), len(chosen), len(chosen) * LAYER))
             np.testing.assert_array_equal(slots[: len(chosen)], worker.pages[1, list(chosen)])
             slots[:] = 0
-            self.assertTrue(pool.fetch(chain, [(3, 0, 7), (3, 1, 0)]).wait().all_ok)
+            self.assertTrue(pool.fetch(sequence, [(3, 0, 7), (3, 1, 0)]).wait().all_ok)
             np.testing.assert_array_equal(slots[[7, 0]], worker.pages[:, 3])
         self.assertEqual(list(pool.fetch([names(1), b"x" * 32], [(0, 1, 5), (1, 1, 6)]).wait().blocks),
                          [BlockResult.OK, BlockResult.MISS])
@@ -413,18 +413,18 @@ class Fetches(Case):
         worker, other = self.worker(), self.worker()
         worker.dump()
         _, pool = pool_of(worker, 8)
-        with worker.summaries() as summaries, summaries.chain(names(3)) as chain, other.summaries() as theirs, theirs.chain(names(3)) as foreign:
+        with worker.summaries() as summaries, summaries.sequence(names(3)) as sequence, other.summaries() as theirs, theirs.sequence(names(3)) as foreign:
             for items in ([(0, 0, 8)], [(3, 0, 0)], [(0, LAYERS, 0)], [(0, 0, 1), (1, 0, 1)]):
-                self.refused(Status.INVALID, pool.fetch(chain, items).wait)
-            self.refused(Status.INVALID, pool.fetch, chain, [])
+                self.refused(Status.INVALID, pool.fetch(sequence, items).wait)
+            self.refused(Status.INVALID, pool.fetch, sequence, [])
             self.refused(Status.INVALID, pool.fetch, foreign, [(0, 0, 0)])
             self.refused(Status.INVALID, pool.fetch, b"", [(0, 0, 0)])
-            self.refused(Status.INVALID, worker.region.fetch(chain, [(0, 0, 0)]).wait)
+            self.refused(Status.INVALID, worker.region.fetch(sequence, [(0, 0, 0)]).wait)
             self.refused(Status.INVALID, pool.load(names(1), [0]).wait)
-            self.assertRaises(ValueError, pool.fetch, chain, [(0, 0)])
-            self.assertRaises(ValueError, pool.fetch, chain, np.zeros((2, 3)))
-            self.assertRaises(ValueError, pool.fetch, chain, [(-1, 0, 0)])
-        self.refused(Status.INVALID, pool.fetch, chain, [(0, 0, 0)])
+            self.assertRaises(ValueError, pool.fetch, sequence, [(0, 0)])
+            self.assertRaises(ValueError, pool.fetch, sequence, np.zeros((2, 3)))
+            self.assertRaises(ValueError, pool.fetch, sequence, [(-1, 0, 0)])
+        self.refused(Status.INVALID, pool.fetch, sequence, [(0, 0, 0)])
 
 
 class Restart(unittest.TestCase):
@@ -442,20 +442,20 @@ class Restart(unittest.TestCase):
             self.assertEqual(self.daemon.stop(), 0)
         self.daemon = Daemon(folder=self.folder)
 
-    def test_a_chain_goes_on_and_summaries_are_found(self):
+    def test_a_sequence_goes_on_and_summaries_are_found(self):
         worker = Worker(self, self.daemon, "restart")
         worker.dump()
         with worker.summaries() as summaries:
-            chain = summaries.chain(names(), build=True)
-            before = plain(chain.select(0, query()))
+            sequence = summaries.sequence(names(), build=True)
+            before = plain(sequence.select(0, query()))
             self.start()
             try:  # the call that notices the break may be told of it
                 worker.ns.lookup_prefix(names())
             except UcmError as error:
                 self.assertTrue(error.away)
-            self.assertEqual(plain(chain.select(0, query())), before)
-            self.assertEqual(len(chain), BLOCKS)
-            appended = summaries.chain().append(names())
+            self.assertEqual(plain(sequence.select(0, query())), before)
+            self.assertEqual(len(sequence), BLOCKS)
+            appended = summaries.sequence().append(names())
             self.assertEqual((appended.summaries, appended.built), (BLOCKS, 0))
             self.assertEqual(set(summaries.build(names()).wait().blocks), {BlockResult.EXISTS})
 
@@ -463,14 +463,14 @@ class Restart(unittest.TestCase):
         worker = Worker(self, self.daemon, "pool")
         worker.dump()
         slots, pool = pool_of(worker, 4)
-        with worker.summaries() as summaries, summaries.chain(names()) as chain:
+        with worker.summaries() as summaries, summaries.sequence(names()) as sequence:
             self.start()
             items = [(9, 1, 3), (8, 0, 2)]
             try:  # as above
-                result = pool.fetch(chain, items).wait()
+                result = pool.fetch(sequence, items).wait()
             except UcmError as error:
                 self.assertTrue(error.away)
-                result = pool.fetch(chain, items).wait()
+                result = pool.fetch(sequence, items).wait()
             self.assertTrue(result.all_ok)
             np.testing.assert_array_equal(slots[2:], [worker.pages[0, 8], worker.pages[1, 9]])
 
@@ -482,11 +482,11 @@ class Restart(unittest.TestCase):
             self.start()
             worker.client.close()
             worker = Worker(self, self.daemon, "prefetch")
-        with worker.summaries() as summaries, summaries.chain() as chain, sparse.Prefetcher(worker.client) as prefetcher:
-            appended = chain.append(names())
+        with worker.summaries() as summaries, summaries.sequence() as sequence, sparse.Prefetcher(worker.client) as prefetcher:
+            appended = sequence.append(names())
             self.assertEqual((appended.nvme, appended.summaries), (BLOCKS, BLOCKS))
-            chosen = chain.select(1, query()).union()
-            prefetch = prefetcher.submit(chain, chosen, place=3)
+            chosen = sequence.select(1, query()).union()
+            prefetch = prefetcher.submit(sequence, chosen, place=3)
             got = prefetch.wait()
             self.assertEqual((got.n, got.came, got.missing), (len(chosen), len(chosen), 0))
             self.assertEqual(got.bytes, len(chosen) * LAYERS * LAYER)
@@ -496,28 +496,28 @@ class Restart(unittest.TestCase):
             prefetch.close(used=len(chosen))
             stats = prefetcher.stats()
             self.assertEqual((stats.useful, stats.useless, stats.held_bytes), (len(chosen), 0, 0))
-            with prefetcher.submit(chain, [0], batch=9, deadline=0.05) as late:
+            with prefetcher.submit(sequence, [0], batch=9, deadline=0.05) as late:
                 self.assertEqual(late.wait().missing, 1)
-            more = chain.select(0, query(6), sparse.TopK(sparse_ratio=1), prefetch=2).union()
+            more = sequence.select(0, query(6), sparse.TopK(sparse_ratio=1), prefetch=2).union()
             wanted = b"".join(names()[32 * b : 32 * b + 32] for b in more)
             until(lambda: set(worker.ns.lookup_each(wanted)[0]) == {Found.DRAM}, "what select prefetches")
 
-    def test_a_chain_that_lost_blocks_says_so_once(self):
+    def test_a_sequence_that_lost_blocks_says_so_once(self):
         worker = Worker(self, self.daemon, "lost")
         worker.dump()
-        with worker.summaries() as summaries, summaries.chain(names(), build=True) as chain:
+        with worker.summaries() as summaries, summaries.sequence(names(), build=True) as sequence:
             self.start()
             other = Worker(self, self.daemon, "lost")
             other.ns.evict(names()[32 * 30 :])
             with self.assertRaises(UcmError) as caught:
                 while True:  # a call that was under way in the break is told of that
-                    chain.select(0, query())
-                    self.assertNotEqual(len(chain), BLOCKS)
+                    sequence.select(0, query())
+                    self.assertNotEqual(len(sequence), BLOCKS)
             self.assertEqual(caught.exception.status, Status.DISCONNECTED)
-            if len(chain) == BLOCKS:
-                self.assertRaises(UcmError, chain.select, 0, query())
-            self.assertEqual(len(chain), 30)
-            chain.select(0, query())
+            if len(sequence) == BLOCKS:
+                self.assertRaises(UcmError, sequence.select, 0, query())
+            self.assertEqual(len(sequence), 30)
+            sequence.select(0, query())
 
     def test_the_example_computes_nothing_twice(self):
         said, found = [], []

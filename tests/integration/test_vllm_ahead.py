@@ -12,12 +12,12 @@ from ucmclient.engine.vllm import sparse_ahead
 from ucmclient.engine.vllm.sparse_ahead import Ahead
 
 
-class Chain:
+class BlockSequence:
     made = []
 
     def __init__(self, summaries, part, timeout):
         self.client, self.keys, self.closed = summaries.client, b"", False
-        Chain.made.append(self)
+        BlockSequence.made.append(self)
 
     def append(self, keys, **_):
         self.keys += keys
@@ -39,11 +39,11 @@ class Daemon:
     def ask(self, call, *args, **named):
         return call(*args, **named)
 
-    def pin(self, chain, first, n, wait):
+    def pin(self, sequence, first, n, wait):
         if not self.go.wait(60):
             raise AssertionError("a thread that nobody waits for, and that nobody ends")
         self.pins += 1
-        there = self.there.setdefault(chain, set())
+        there = self.there.setdefault(sequence, set())
         coming = [i for i in range(first, first + n) if i not in there][: max(0, min(self.each, self.room - len(there)))]
         there.update(coming)
         return SimpleNamespace(placed=len(there.intersection(range(first, first + n))), missing=0)
@@ -51,9 +51,9 @@ class Daemon:
 
 class Thread(unittest.TestCase):
     def setUp(self):
-        Chain.made = []
-        real, sparse_ahead.Chain = sparse_ahead.Chain, Chain
-        self.addCleanup(setattr, sparse_ahead, "Chain", real)
+        BlockSequence.made = []
+        real, sparse_ahead.BlockSequence = sparse_ahead.BlockSequence, BlockSequence
+        self.addCleanup(setattr, sparse_ahead, "BlockSequence", real)
 
     def ahead(self, daemon, deadline=1e6):
         self.daemon = daemon
@@ -76,8 +76,8 @@ class Thread(unittest.TestCase):
         self.assertEqual(ahead.arrived(set()), set())
         self.daemon.go.set()
         self.until(ahead, {"a"})
-        chain, generation = ahead.take("a")
-        self.assertEqual((len(self.daemon.there[chain]), generation, chain.closed), (3000, 3, False))
+        sequence, generation = ahead.take("a")
+        self.assertEqual((len(self.daemon.there[sequence]), generation, sequence.closed), (3000, 3, False))
         self.assertIsNone(ahead.take("a"))
 
     def test_a_window_that_is_too_small_keeps_nobody(self):
@@ -88,7 +88,7 @@ class Thread(unittest.TestCase):
         self.assertEqual(len(self.daemon.there[ahead.take("a")[0]]), 100)
 
     def test_blocks_that_come_slowly_are_waited_for(self):
-        """Longer than for the chain: nobody but the request waits, and what has not come would be missed by steps."""
+        """Longer than for the sequence: nobody but the request waits, and what has not come would be missed by steps."""
         ahead = self.ahead(Daemon(each=100), deadline=0)
         self.daemon.go.set()
         ahead.begin("a", bytes(3000))
@@ -104,37 +104,37 @@ class Thread(unittest.TestCase):
 
     def test_a_mistake_keeps_nobody(self):
         ahead = self.ahead(Daemon())
-        Chain.append, append = None, Chain.append
-        self.addCleanup(setattr, Chain, "append", append)
+        BlockSequence.append, append = None, BlockSequence.append
+        self.addCleanup(setattr, BlockSequence, "append", append)
         with self.assertLogs("ucmclient.engine.vllm"):
             ahead.begin("a", bytes(10))
             self.until(ahead, {"a"}, {"a"})
-        self.assertEqual([chain.closed for chain in Chain.made], [True])
+        self.assertEqual([sequence.closed for sequence in BlockSequence.made], [True])
 
-    def test_a_mistake_behind_the_chain_keeps_no_block(self):
-        """A chain that stayed open would keep its blocks in the daemon: evicted or purged, they could not be stored again."""
+    def test_a_mistake_behind_the_sequence_keeps_no_block(self):
+        """A sequence that stayed open would keep its blocks in the daemon: evicted or purged, they could not be stored again."""
         daemon = Daemon()
         daemon.pin = None
         ahead = self.ahead(daemon)
         with self.assertLogs("ucmclient.engine.vllm"):
             ahead.begin("a", bytes(10))
             self.until(ahead, {"a"}, {"a"})
-        self.assertEqual([chain.closed for chain in Chain.made], [True])
+        self.assertEqual([sequence.closed for sequence in BlockSequence.made], [True])
         self.assertIsNone(ahead.take("a"))
 
     def test_one_that_ends_meanwhile(self):
         ahead = self.ahead(Daemon())
         ahead.begin("a", bytes(10))
-        while not Chain.made:
+        while not BlockSequence.made:
             threading.Event().wait(0.001)
         ahead.drop("a")
         self.until(ahead, {"a"}, {"a"})
         ahead.begin("b", bytes(10))
         self.daemon.go.set()
         self.until(ahead, {"b"}, {"b"})
-        self.assertEqual([chain.closed for chain in Chain.made], [True, False])
+        self.assertEqual([sequence.closed for sequence in BlockSequence.made], [True, False])
         ahead.end()
-        self.assertEqual([chain.closed for chain in Chain.made], [True, True])
+        self.assertEqual([sequence.closed for sequence in BlockSequence.made], [True, True])
 
 
 if __name__ == "__main__":

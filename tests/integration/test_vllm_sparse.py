@@ -194,19 +194,19 @@ class Trouble(SparseCase):
 
     def test_killed_and_back_with_its_disk(self):
         """Nothing is computed again, and the new daemon keeps the blocks from then on."""
-        e, chains = self.engine(ranks=2, fetch_deadline=20.0), []
+        e, sequences = self.engine(ranks=2, fetch_deadline=20.0), []
 
         def kill():
             self.eventually(lambda: self.stats()["nvme_writes"] >= 2 * 7)
             self.daemon.kill()
             self.daemon = daemon(folder=self.folder)
             forget_slots(e)
-        killed, later = self.at(e, 5, kill), self.at(e, 9, lambda: chains.append(self.stats()["chains"]))
+        killed, later = self.at(e, 5, kill), self.at(e, 9, lambda: sequences.append(self.stats()["sequences"]))
         self.check(e, e.request("r", prompt(600, 100), outputs=15), between=lambda e: (killed(e), later(e)))
-        self.assertEqual((e.recomputed, e.errors, chains), (0, 0, [2]))
+        self.assertEqual((e.recomputed, e.errors, sequences), (0, 0, [2]))
 
     def test_evicted_by_name(self):
-        """A chain's lease brings nothing back: the request is computed again, and a later one finds what that has stored."""
+        """A sequence's lease brings nothing back: the request is computed again, and a later one finds what that has stored."""
         self.stop()
         self.daemon = daemon(nvme=False)  # a block that is still being written could not be stored again
         e, tokens = self.engine(), prompt(600, 100)
@@ -215,7 +215,7 @@ class Trouble(SparseCase):
             ns = e.ranks[0].connector._worker.link.ns
             ns.evict()
             self.assertEqual(ns.lookup_prefix(b"".join(e.requests["r"].block_hashes)).blocks, 0)
-            self.assertEqual(self.stats()["chains"], 1)
+            self.assertEqual(self.stats()["sequences"], 1)
             forget_slots(e)
         self.check(e, e.request("r", tokens, outputs=15), between=self.at(e, 5, evict))
         self.assertEqual((e.recomputed, e.errors, e.loaded_tokens), (1, 0, 0))

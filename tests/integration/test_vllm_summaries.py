@@ -95,8 +95,8 @@ class Stored(Summarised):
         b, again = self.stored("warm")
         self.assertEqual(b.loaded_tokens, WHOLE * BLOCK)
         self.assertEqual(self.found(b, again), WHOLE)
-        with self.summaries(b).chain(self.keys(again), build=True) as chain:
-            self.assertEqual(len(chain), WHOLE)
+        with self.summaries(b).sequence(self.keys(again), build=True) as sequence:
+            self.assertEqual(len(sequence), WHOLE)
         self.assertEqual(self.stats()["summary_builds"], before)
 
     def test_other_summaries_and_none_do_not_meet(self):
@@ -105,8 +105,8 @@ class Stored(Summarised):
         b, again = self.stored("other", summaries={"method": "mean", "kind": "max"})
         self.assertEqual(b.loaded_tokens, WHOLE * BLOCK, "the blocks are the same")
         self.assertEqual(self.found(b, again), 0, "and were stored before")
-        with self.summaries(b).chain(self.keys(again), build=True) as chain:
-            self.assertEqual(len(chain), WHOLE)
+        with self.summaries(b).sequence(self.keys(again), build=True) as sequence:
+            self.assertEqual(len(sequence), WHOLE)
         self.assertEqual(self.found(b, again), WHOLE)
 
     def test_tokens_that_were_generated_count(self):
@@ -173,8 +173,8 @@ class Restarted(Summarised):
         later, _ = self.stored("later")
         self.assertEqual(later.loaded_tokens, WHOLE * BLOCK)
         self.all_found(later, request)
-        with self.summaries(later).chain(self.keys(request), build=True) as chain:
-            self.assertEqual(len(chain), WHOLE)
+        with self.summaries(later).sequence(self.keys(request), build=True) as sequence:
+            self.assertEqual(len(sequence), WHOLE)
         self.assertEqual(self.stats()["summary_builds"], 0)
 
     def settled(self, e, request):

@@ -17,42 +17,42 @@ from daemon import Daemon, halt
 
 class Pins(Case):
     def test_blocks_in_dram_move_and_are_read(self):
-        client, _, window, chain, kv = self.pinned()
+        client, _, window, sequence, kv = self.pinned()
         before = client.metrics()
-        places = window.pin(chain, self.blocks)
+        places = window.pin(sequence, self.blocks)
         self.assert_read(window, places, kv)
         self.assertEqual(window.last.get("moved", 0), self.blocks)
         metrics = client.metrics()
         self.assertEqual(metrics["window_moves"] - before["window_moves"], self.blocks)
         self.assertEqual((metrics["window_pins"], metrics["window_pinned_bytes"]), (self.blocks, self.blocks * PART))
         self.assertGreaterEqual(metrics["window_bytes"], metrics["window_pinned_bytes"])
-        again = window.pin(chain, self.blocks)
+        again = window.pin(sequence, self.blocks)
         self.assertEqual(again, places, "a pin that stands tells its place")
         self.assertEqual((window.last.get("moved", 0), window.last.get("lent", [])), (0, []))
         client.call("window.close", window=window.number)
         self.assertEqual(client.metrics()["window_pins"], 0)
 
     def test_what_lies_in_a_window_is_loaded_as_ever(self):
-        client, ns, window, chain, kv = self.pinned(8)
-        window.pin(chain, 8)
+        client, ns, window, sequence, kv = self.pinned(8)
+        window.pin(sequence, 8)
         region = Region(client, ns, IDENTITY, 8)
         self.assertEqual(region.load(range(8), range(8)), [OK] * 8)
         self.assertEqual(region.memory[:], kv.tobytes())
 
     def test_blocks_on_nvme_are_read_into_the_window(self):
-        client, ns, window, chain, kv = self.pinned()
+        client, ns, window, sequence, kv = self.pinned()
         self.settled(client, ns)
-        client.call("chain.close", chain=chain)
+        client.call("sequence.close", sequence=sequence)
         client.call("evict", ns=ns, tier=1)
         self.assertEqual(client.tiers(ns, *range(self.blocks)), [ON_NVME] * self.blocks)
-        chain, _ = self.chain(client, self.summaries(client, ns), range(self.blocks))
-        places = window.pin(chain, self.blocks)
+        sequence, _ = self.sequence(client, self.summaries(client, ns), range(self.blocks))
+        places = window.pin(sequence, self.blocks)
         self.assert_read(window, places, kv)
         self.assertEqual(window.last.get("read", 0), self.blocks)
 
     def test_nobody_writes_but_the_daemon(self):
-        client, _, window, chain, _ = self.pinned(4)
-        answer = client.call("window.pin", window=window.number, chain=chain, n=4)
+        client, _, window, sequence, _ = self.pinned(4)
+        answer = client.call("window.pin", window=window.number, sequence=sequence, n=4)
         for fd in client.take_fds():
             with self.assertRaises(OSError):
                 mmap.mmap(fd, 0, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -70,53 +70,53 @@ class Pins(Case):
         self.assertTrue(answer["lent"])
 
     def test_evicted_by_name_and_purged(self):
-        client, ns, window, chain, kv = self.pinned(12)
-        places = window.pin(chain, 12)
+        client, ns, window, sequence, kv = self.pinned(12)
+        places = window.pin(sequence, 12)
         client.call("evict", ns=ns, keys=keys(3))
         self.assertIsNone(window.read(places[3]))
         self.assert_read(window, places[4:], kv[4:])
         self.until(lambda: client.metrics()["window_pins"] == 11, "the end of its pin")
-        again = window.pin(chain, 12)
+        again = window.pin(sequence, 12)
         self.assertEqual((again[3], window.last["missing"]), (None, 1))
         client.call("namespace.purge", ns=ns)
         self.assertEqual([window.read(place) for place in places], [None] * 12)
         self.until(lambda: client.metrics()["window_pins"] == 0, "the end of all pins")
 
     def test_unpin(self):
-        client, _, window, chain, kv = self.pinned(12)
-        places = window.pin(chain, 12)
-        client.call("window.unpin", window=window.number, chain=chain, first=2, n=4)
+        client, _, window, sequence, kv = self.pinned(12)
+        places = window.pin(sequence, 12)
+        client.call("window.unpin", window=window.number, sequence=sequence, first=2, n=4)
         self.assertEqual(client.metrics()["window_pins"], 8)
-        client.call("window.unpin", window=window.number, chain=chain, first=2, n=1048576)
-        client.call("window.unpin", window=window.number, chain=chain, first=2, n=1048576)
+        client.call("window.unpin", window=window.number, sequence=sequence, first=2, n=1048576)
+        client.call("window.unpin", window=window.number, sequence=sequence, first=2, n=1048576)
         self.assertEqual(client.metrics()["window_pins"], 2)
         self.assert_read(window, places[:2], kv)
-        client.call("chain.close", chain=chain)
+        client.call("sequence.close", sequence=sequence)
         self.assertEqual(client.metrics()["window_pins"], 0)
 
-    def test_a_chain_with_pins_does_not_run_out(self):
+    def test_a_sequence_with_pins_does_not_run_out(self):
         client, ns, _, _ = self.stored(4)
         derived, window = self.summaries(client, ns), Window(client, ns)
-        chain = client.call("chain.open", ns=derived, lease_ms=100)["chain"]
-        client.call("chain.append", chain=chain, keys=keys(*range(4)))
-        window.pin(chain, 4)
-        idle = client.call("chain.open", ns=derived, lease_ms=100)["chain"]
-        expired = client.metrics()["chains_expired"]
-        self.until(lambda: client.metrics()["chains_expired"] > expired, "the end of the other chain")
-        self.refused(NOT_FOUND, client.call, "chain.close", chain=idle)
-        self.assertEqual(len(window.pin(chain, 4)), 4)
+        sequence = client.call("sequence.open", ns=derived, lease_ms=100)["sequence"]
+        client.call("sequence.append", sequence=sequence, keys=keys(*range(4)))
+        window.pin(sequence, 4)
+        idle = client.call("sequence.open", ns=derived, lease_ms=100)["sequence"]
+        expired = client.metrics()["sequences_expired"]
+        self.until(lambda: client.metrics()["sequences_expired"] > expired, "the end of the other sequence")
+        self.refused(NOT_FOUND, client.call, "sequence.close", sequence=idle)
+        self.assertEqual(len(window.pin(sequence, 4)), 4)
 
     def test_more_than_fits(self):
-        client, _, window, chain, kv = self.pinned(5 * SLOTS)
-        places = window.pin(chain, 5 * SLOTS, deadline_ms=20000)
+        client, _, window, sequence, kv = self.pinned(5 * SLOTS)
+        places = window.pin(sequence, 5 * SLOTS, deadline_ms=20000)
         self.assertEqual(sum(place is not None for place in places), 4 * SLOTS)
         self.assertEqual(window.last.get("missing", 0), 0)
         self.assert_read(window, [p for p in places if p], [b for p, b in zip(places, kv) if p])
         self.assertEqual(client.metrics()["window_bytes"], 4 * SLAB)
         full = client.metrics()["window_full"]
         self.assertGreaterEqual(full, SLOTS)
-        client.call("window.unpin", window=window.number, chain=chain, n=SLOTS)
-        places = window.pin(chain, SLOTS, 4 * SLOTS)
+        client.call("window.unpin", window=window.number, sequence=sequence, n=SLOTS)
+        places = window.pin(sequence, SLOTS, 4 * SLOTS)
         self.assert_read(window, places, kv[4 * SLOTS:])
 
     def test_many_windows(self):
@@ -138,21 +138,21 @@ class Pins(Case):
             self.assertEqual(region.dump(range(6), range(6)), [OK] * 6)
         derived = self.summaries(client, ns)
         windows = [Window(client, ns, part=part) for part in range(2)]
-        chains = [client.call("chain.open", ns=derived, part=part)["chain"] for part in range(2)]
+        sequences = [client.call("sequence.open", ns=derived, part=part)["sequence"] for part in range(2)]
         for part in range(2):
-            client.call("chain.append", chain=chains[part], keys=keys(*range(6)))
-            self.assert_read(windows[part], windows[part].pin(chains[part], 6), kv[part])
-        self.refused(INVALID, windows[0].pin, chains[1], 6)
+            client.call("sequence.append", sequence=sequences[part], keys=keys(*range(6)))
+            self.assert_read(windows[part], windows[part].pin(sequences[part], 6), kv[part])
+        self.refused(INVALID, windows[0].pin, sequences[1], 6)
         self.refused(INVALID, client.call, "window.open", ns=ns, part=2)
         self.refused(INVALID, client.call, "window.open", ns=ns, part=1)
 
 
 class Hostile(Case):
     def test_numbers_that_name_nothing(self):
-        client, ns, window, chain, _ = self.pinned(8)
-        places = window.pin(chain, 8)
-        good = {"window": window.number, "chain": chain, "first": 0, "n": 8}
-        for wrong, code in (({"window": 4000000000}, NOT_FOUND), ({"chain": 4000000000}, NOT_FOUND), ({"first": 1}, INVALID),
+        client, ns, window, sequence, _ = self.pinned(8)
+        places = window.pin(sequence, 8)
+        good = {"window": window.number, "sequence": sequence, "first": 0, "n": 8}
+        for wrong, code in (({"window": 4000000000}, NOT_FOUND), ({"sequence": 4000000000}, NOT_FOUND), ({"first": 1}, INVALID),
                             ({"n": 9}, INVALID), ({"n": 0}, INVALID), ({"n": 16385}, INVALID), ({"first": 1048575}, INVALID),
                             ({"priority": 8}, INVALID)):
             self.refused(code, client.call, "window.pin", **dict(good, **wrong))
@@ -163,27 +163,27 @@ class Hostile(Case):
         derived = self.summaries(client, ns)
         self.refused(NOT_FOUND, client.call, "window.open", ns=4000000000)
         summaries = Window(client, derived)
-        self.refused(INVALID, summaries.pin, chain, 8)
+        self.refused(INVALID, summaries.pin, sequence, 8)
         self.assert_read(window, places, random_kv(8, 1))
 
     def test_releases_of_what_is_not_lent(self):
-        client, _, window, chain, kv = self.pinned(8)
-        places = window.pin(chain, 8)
+        client, _, window, sequence, kv = self.pinned(8)
+        places = window.pin(sequence, 8)
         (slab,) = window.slabs
         for slabs in ([77], [slab, slab], [slab, 77], [4294967295]):
             self.refused(INVALID, client.call, "window.release", window=window.number, slabs=slabs)
         window.release(slab)
         self.refused(INVALID, client.call, "window.release", window=window.number, slabs=[slab])
         self.assertIsNone(window.read(places[0]))
-        self.assert_read(window, window.pin(chain, 8), kv)
+        self.assert_read(window, window.pin(sequence, 8), kv)
 
     def test_a_client_that_reads_no_descriptors(self):
-        client, _, window, chain, _ = self.pinned(8)
-        (slab,) = {place[0] for place in window.pin(chain, 8)}
+        client, _, window, sequence, _ = self.pinned(8)
+        (slab,) = {place[0] for place in window.pin(sequence, 8)}
         begun = []
         for _ in range(400):
             begun.append(client.begin("window.release", window=window.number, slabs=[slab]))
-            begun.append(client.begin("window.pin", window=window.number, chain=chain, n=1))
+            begun.append(client.begin("window.pin", window=window.number, sequence=sequence, n=1))
         codes = set()
         for msgid in begun:
             try:
@@ -226,8 +226,8 @@ class Tenants(OwnDaemons, Case):
         region.memory[:] = kv.tobytes()
         self.assertEqual(set(region.dump(range(blocks), range(blocks))), {OK})
         self.settled(client, ns)
-        chain, _ = self.chain(client, self.summaries(client, ns), range(blocks))
-        return client, ns, Window(client, ns), chain, kv
+        sequence, _ = self.sequence(client, self.summaries(client, ns), range(blocks))
+        return client, ns, Window(client, ns), sequence, kv
 
     def test_more_slabs_than_an_answer_names(self):
         """A frame carries 64 descriptors: the places behind those come with the next answer."""
@@ -238,25 +238,25 @@ class Tenants(OwnDaemons, Case):
         region = Region(client, ns, identity, blocks)
         region.memory[:] = kv.tobytes()
         self.assertEqual(set(region.dump(range(blocks), range(blocks))), {OK})
-        chain, _ = self.chain(client, self.summaries(client, ns), range(blocks))
+        sequence, _ = self.sequence(client, self.summaries(client, ns), range(blocks))
         window = Window(client, ns)
         window.part = part
-        first = client.call("window.pin", window=window.number, chain=chain, n=blocks, deadline_ms=20000)
+        first = client.call("window.pin", window=window.number, sequence=sequence, n=blocks, deadline_ms=20000)
         places = window.take(first)
         self.assertEqual((first["more"], len(first["lent"]), len(places)), (True, 64, 64))
-        places += window.pin(chain, blocks - 64, 64, deadline_ms=20000)
+        places += window.pin(sequence, blocks - 64, 64, deadline_ms=20000)
         self.assertEqual((window.last.get("more", False), len(window.slabs), len({p[0] for p in places})), (False, blocks, blocks))
         for place, block in zip(places, kv):
             self.assertEqual(window.read(place), block.tobytes())
 
     def test_one_tenant_sees_nothing_of_the_other(self):
         self.start()
-        a, a_ns, a_window, a_chain, a_kv = self.of(None, SLOTS, 5)
-        b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, SLOTS, 6)
+        a, a_ns, a_window, a_sequence, a_kv = self.of(None, SLOTS, 5)
+        b, _, b_window, b_sequence, b_kv = self.of(OTHER_UID, SLOTS, 6)
         self.assertNotEqual(a.limits["tenant"], b.limits["tenant"])
-        a_places = a_window.pin(a_chain, SLOTS)
+        a_places = a_window.pin(a_sequence, SLOTS)
         self.refused(NOT_FOUND, b.call, "window.open", ns=a_ns)
-        b_places = b_window.pin(b_chain, SLOTS)
+        b_places = b_window.pin(b_sequence, SLOTS)
         self.assert_read(a_window, a_places, a_kv)
         self.assert_read(b_window, b_places, b_kv)
         self.assertFalse({p[0] for p in a_places} & {p[0] for p in b_places}, "a slab is of one tenant")
@@ -272,17 +272,17 @@ class Tenants(OwnDaemons, Case):
     def test_one_uid_pins_three_times_what_it_leaves_of_its_tenants_part(self):
         self.start(tenants="team uid:2003 uid:2004")
 
-        def pins(window, chain):
-            return sum(place is not None for place in window.pin(chain, 4 * SLOTS, deadline_ms=20000))
-        a, _, a_window, a_chain, _ = self.of(2003, 4 * SLOTS, 5)
+        def pins(window, sequence):
+            return sum(place is not None for place in window.pin(sequence, 4 * SLOTS, deadline_ms=20000))
+        a, _, a_window, a_sequence, _ = self.of(2003, 4 * SLOTS, 5)
         most = 3 * SLAB // a_window.slot_bytes
-        self.assertEqual(pins(a_window, a_chain), most)
-        b, _, b_window, b_chain, b_kv = self.of(2004, 4 * SLOTS, 6, "b")
-        self.assertEqual(pins(b_window, b_chain), (4 * SLAB - most * a_window.slot_bytes) * 3 // 4 // a_window.slot_bytes)
+        self.assertEqual(pins(a_window, a_sequence), most)
+        b, _, b_window, b_sequence, b_kv = self.of(2004, 4 * SLOTS, 6, "b")
+        self.assertEqual(pins(b_window, b_sequence), (4 * SLAB - most * a_window.slot_bytes) * 3 // 4 // a_window.slot_bytes)
         before = b.metrics()["window_pins"]
         a.close()
         self.until(lambda: b.metrics()["window_pins"] == before - most, "the end of the first one's pins")
-        places = b_window.pin(b_chain, 4 * SLOTS, deadline_ms=20000)
+        places = b_window.pin(b_sequence, 4 * SLOTS, deadline_ms=20000)
         self.assertEqual(sum(place is not None for place in places), most)
         self.assert_read(b_window, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
         b.close()
@@ -290,11 +290,11 @@ class Tenants(OwnDaemons, Case):
 
     def test_a_tenant_gets_its_part_from_another_that_has_more(self):
         self.start()
-        a, _, a_window, a_chain, a_kv = self.of(None, 4 * SLOTS, 5)
-        a_places = a_window.pin(a_chain, 4 * SLOTS, deadline_ms=20000)
+        a, _, a_window, a_sequence, a_kv = self.of(None, 4 * SLOTS, 5)
+        a_places = a_window.pin(a_sequence, 4 * SLOTS, deadline_ms=20000)
         self.assertEqual(sum(p is not None for p in a_places), 4 * SLOTS)
-        b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
-        msgid = b.begin("window.pin", window=b_window.number, chain=b_chain, n=4 * SLOTS, deadline_ms=20000)
+        b, _, b_window, b_sequence, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
+        msgid = b.begin("window.pin", window=b_window.number, sequence=b_sequence, n=4 * SLOTS, deadline_ms=20000)
         released = []
 
         def release():
@@ -316,10 +316,10 @@ class Tenants(OwnDaemons, Case):
 
     def test_who_does_not_release_is_dropped(self):
         self.start()
-        a, _, a_window, a_chain, _ = self.of(None, 4 * SLOTS, 5)
-        a_window.pin(a_chain, 4 * SLOTS, deadline_ms=20000)
-        b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, SLOTS, 6)
-        places = b_window.pin(b_chain, SLOTS, deadline_ms=30000)
+        a, _, a_window, a_sequence, _ = self.of(None, 4 * SLOTS, 5)
+        a_window.pin(a_sequence, 4 * SLOTS, deadline_ms=20000)
+        b, _, b_window, b_sequence, b_kv = self.of(OTHER_UID, SLOTS, 6)
+        places = b_window.pin(b_sequence, SLOTS, deadline_ms=30000)
         self.assert_read(b_window, places, b_kv)
         with self.assertRaises(Closed):
             self.until(lambda: a.call("health") is None, "the end of the connection")
@@ -328,14 +328,14 @@ class Tenants(OwnDaemons, Case):
 
     def test_a_client_that_dies_gives_all_back(self):
         self.start()
-        a, _, a_window, a_chain, _ = self.of(None, 4 * SLOTS, 5)
-        a_window.pin(a_chain, 4 * SLOTS, deadline_ms=20000)
+        a, _, a_window, a_sequence, _ = self.of(None, 4 * SLOTS, 5)
+        a_window.pin(a_sequence, 4 * SLOTS, deadline_ms=20000)
         a.close()
-        b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
+        b, _, b_window, b_sequence, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
         self.until(lambda: b.metrics()["windows"] == 1)
         self.assertEqual(b.metrics()["window_pins"], 0)
         # What nobody pins is DRAM of its tenant, up to that one's part.
-        places = b_window.pin(b_chain, 4 * SLOTS, deadline_ms=20000)
+        places = b_window.pin(b_sequence, 4 * SLOTS, deadline_ms=20000)
         self.assertGreaterEqual(sum(place is not None for place in places), 2 * SLOTS)
         self.assert_read(b_window, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
 
@@ -343,26 +343,26 @@ class Tenants(OwnDaemons, Case):
         """It says that it has released all, and keeps the mappings: no more memory comes into being for it, and another
         tenant has all that it may have."""
         self.start()
-        a, a_ns, a_window, a_chain, _ = self.of(None, 4 * SLOTS, 5)
-        a_window.pin(a_chain, 4 * SLOTS, deadline_ms=20000)
+        a, a_ns, a_window, a_sequence, _ = self.of(None, 4 * SLOTS, 5)
+        a_window.pin(a_sequence, 4 * SLOTS, deadline_ms=20000)
         self.assertEqual(len(a_window.slabs), 4)
         a.call("window.close", window=a_window.number)
-        a.call("chain.close", chain=a_chain)
+        a.call("sequence.close", sequence=a_sequence)
         a.call("evict", ns=a_ns, keys=keys(*range(4 * SLOTS)))
         self.until(lambda: self.daemon.log().count("window-kept") == 4, "all slabs to be found kept")
-        again, _, window, chain, _ = self.of(None, SLOTS, 7, "again")
-        self.assertEqual(set(window.pin(chain, SLOTS, deadline_ms=2000)), {None})
+        again, _, window, sequence, _ = self.of(None, SLOTS, 7, "again")
+        self.assertEqual(set(window.pin(sequence, SLOTS, deadline_ms=2000)), {None})
         again.close()
-        b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
-        places = b_window.pin(b_chain, 4 * SLOTS, deadline_ms=20000)
+        b, _, b_window, b_sequence, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
+        places = b_window.pin(b_sequence, 4 * SLOTS, deadline_ms=20000)
         self.assert_read(b_window, places, b_kv)
         self.assertEqual(b.metrics()["window_bytes"], 8 * SLAB)
         for memory in a_window.slabs.values():
             memory.close()
         self.until(lambda: b.metrics()["window_bytes"] == 4 * SLAB, "the end of what was kept")
         b.close()
-        _, _, window, chain, kv = self.of(None, SLOTS, 8, "at last")
-        self.assert_read(window, window.pin(chain, SLOTS, deadline_ms=20000), kv)
+        _, _, window, sequence, kv = self.of(None, SLOTS, 8, "at last")
+        self.assert_read(window, window.pin(sequence, SLOTS, deadline_ms=20000), kv)
 
     def test_window_size_is_lowered_and_raised(self):
         self.lowered_and_raised(lambda client: self.assertNotIn("refused", client.call("config.reload")))
@@ -374,8 +374,8 @@ class Tenants(OwnDaemons, Case):
         config = "window:\n  size: {}MiB\n"
         self.options = {}
         self.start(config=config.format(4))
-        a, _, window, chain, kv = self.of(None, 4 * SLOTS, 5)
-        places = window.pin(chain, 4 * SLOTS, deadline_ms=20000)
+        a, _, window, sequence, kv = self.of(None, 4 * SLOTS, 5)
+        places = window.pin(sequence, 4 * SLOTS, deadline_ms=20000)
         self.daemon.configure(config.format(1))
         reload(a)
         self.until(lambda: self.give_back(window) == 1, "the release of all but one slab")
@@ -385,7 +385,7 @@ class Tenants(OwnDaemons, Case):
         self.assert_read(window, *zip(*left))
         self.daemon.configure(config.format(4))
         a.call("config.reload")
-        places = window.pin(chain, 4 * SLOTS, deadline_ms=20000)
+        places = window.pin(sequence, 4 * SLOTS, deadline_ms=20000)
         self.assert_read(window, places, kv)
 
     def lower(self, config, how, *windows):
@@ -409,11 +409,11 @@ class Tenants(OwnDaemons, Case):
         config = "window:\n  size: {}MiB\n"
         self.options = {}
         self.start(config=config.format(4))
-        a, _, window, chain, kv = self.of(None, 4 * SLOTS, 5)
-        places = window.pin(chain, 4 * SLOTS, deadline_ms=20000)
+        a, _, window, sequence, kv = self.of(None, 4 * SLOTS, 5)
+        places = window.pin(sequence, 4 * SLOTS, deadline_ms=20000)
         kept = [i for i, place in enumerate(places) if place[0] == places[0][0]]
         for i in set(range(4 * SLOTS)) - set(kept):
-            a.call("window.unpin", window=window.number, chain=chain, first=i, n=1)
+            a.call("window.unpin", window=window.number, sequence=sequence, first=i, n=1)
         self.lower(config.format(2), lambda: a.call("config.reload"), window)
         self.assertEqual(a.metrics()["window_pins"], len(kept))
         self.assert_read(window, [places[i] for i in kept], [kv[i] for i in kept])
@@ -422,10 +422,10 @@ class Tenants(OwnDaemons, Case):
         config = "window:\n  size: {}MiB\n"
         self.options = {}
         self.start(config=config.format(4))
-        a, _, a_window, a_chain, _ = self.of(None, 2 * SLOTS, 5)
-        a_window.pin(a_chain, 2 * SLOTS, deadline_ms=20000)
-        _, _, b_window, b_chain, _ = self.of(OTHER_UID, 2 * SLOTS, 6)
-        b_window.pin(b_chain, 2 * SLOTS, deadline_ms=20000)
+        a, _, a_window, a_sequence, _ = self.of(None, 2 * SLOTS, 5)
+        a_window.pin(a_sequence, 2 * SLOTS, deadline_ms=20000)
+        _, _, b_window, b_sequence, _ = self.of(OTHER_UID, 2 * SLOTS, 6)
+        b_window.pin(b_sequence, 2 * SLOTS, deadline_ms=20000)
         self.assertEqual(self.lower(config.format(2), lambda: a.call("config.reload"), a_window, b_window), [1, 1])
 
 
@@ -444,10 +444,10 @@ class Padding(Case):
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
         summaries = client.call("summary.open", ns=ns, method=1, kv_heads=1, head_dim=4, k_token_stride=16)["ns"]
-        chain = client.call("chain.open", ns=summaries)["chain"]
-        self.assertEqual(client.call("chain.append", chain=chain, keys=keys(*range(8)))["blocks"], 8)
+        sequence = client.call("sequence.open", ns=summaries)["sequence"]
+        self.assertEqual(client.call("sequence.append", sequence=sequence, keys=keys(*range(8)))["blocks"], 8)
         window = Window(client, ns)
-        window.pin(chain, 8)
+        window.pin(sequence, 8)
         self.assertEqual(window.last.get("read", 0), 8)
         for slab in window.slabs.values():
             self.assertNotIn(b"secret!", slab[:])
@@ -466,28 +466,28 @@ class Stops(OwnDaemons, Case):
         pid = client.call("stats")["shares"][0]["pid"]
         halt(pid)
         self.addCleanup(os.kill, pid, signal.SIGCONT)
-        for end in ("cancel", "window.close", "chain.close", "the connection's end"):
+        for end in ("cancel", "window.close", "sequence.close", "the connection's end"):
             reader = self.client()
             ns = reader.open(dict(IDENTITY, model=self.id()))
-            chain, _ = self.chain(reader, self.summaries(reader, ns), names)
+            sequence, _ = self.sequence(reader, self.summaries(reader, ns), names)
             window = Window(reader, ns)
             # Nothing but that end ends it: its deadline is far.
-            pin = reader.begin("window.pin", window=window.number, chain=chain, first=0, n=8, deadline_ms=600000)
+            pin = reader.begin("window.pin", window=window.number, sequence=sequence, first=0, n=8, deadline_ms=600000)
             self.until(lambda: client.metrics()["requests_active"] >= 1, "the pin")
             self.until(lambda: client.call("stats")["shares"][0]["in_flight"] >= 8, "the reads")
             if end == "the connection's end":
                 reader.close()
                 self.until(lambda: client.metrics()["requests_active"] == 0, end)
                 continue
-            named = {"cancel": {"msgid": pin}, "window.close": {"window": window.number}, "chain.close": {"chain": chain}}
+            named = {"cancel": {"msgid": pin}, "window.close": {"window": window.number}, "sequence.close": {"sequence": sequence}}
             reader.call(end, **named[end])
             self.assertEqual(window.take(reader.wait(pin)), [None] * 8, end)
         os.kill(pid, signal.SIGCONT)
         reader = self.client()
         ns = reader.open(dict(IDENTITY, model=self.id()))
-        chain, _ = self.chain(reader, self.summaries(reader, ns), names)
+        sequence, _ = self.sequence(reader, self.summaries(reader, ns), names)
         window = Window(reader, ns)
-        self.assert_read(window, window.pin(chain, 8), kv)
+        self.assert_read(window, window.pin(sequence, 8), kv)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Worker:
             region.dump(self.names, range(blocks), durable=True).wait()
         shape = sparse.Shape("float16", SHAPE["kv_heads"] and IDENTITY["block_tokens"], SHAPE["kv_heads"], SHAPE["head_dim"])
         self.summaries = sparse.SummaryNamespace(self.ns, sparse.mean(shape))
-        self.chain = self.summaries.chain(self.names)
+        self.sequence = self.summaries.sequence(self.names)
         self.window = self.ns.window()
 
     def check(self, place, block):
@@ -70,12 +70,12 @@ class ByLibrary(OwnDaemons, Case):
         begun, rounds = time.monotonic(), 0
         while time.monotonic() < begun + 1 or (counts[0] < 100 and time.monotonic() < begun + 30):
             first = rounds * 7 % (3 * SLOTS)
-            pinned = worker.window.pin(worker.chain, first, SLOTS)
+            pinned = worker.window.pin(worker.sequence, first, SLOTS)
             for block, place in enumerate(pinned, first):
                 if place is not None:
                     known[block] = place
                     self.assertTrue(worker.check(place, block), "what is pinned is there")
-            worker.window.unpin(worker.chain)
+            worker.window.unpin(worker.sequence)
             rounds += 1
         stop.set()
         for thread in threads:
@@ -86,7 +86,7 @@ class ByLibrary(OwnDaemons, Case):
 
     def test_the_daemon_is_killed_while_others_read(self):
         worker = Worker(self, self.start(), 2 * SLOTS)
-        pinned = worker.window.pin(worker.chain)
+        pinned = worker.window.pin(worker.sequence)
         self.assertEqual(pinned.placed, 2 * SLOTS)
         stop, counts, failed = threading.Event(), [0, 0], []
 
@@ -104,9 +104,9 @@ class ByLibrary(OwnDaemons, Case):
         self.start()
 
         def pin():
-            """What is lost of the chain is told once; then all is as before."""
+            """What is lost of the sequence is told once; then all is as before."""
             try:
-                return worker.window.pin(worker.chain)
+                return worker.window.pin(worker.sequence)
             except UcmError as error:
                 self.assertTrue(error.away, error)
                 return None

@@ -78,10 +78,10 @@ class Window:
         places = list(struct.iter_unpack("<IIQ", answer["places"]))
         return [None if place[0] == NONE else place for place in places]
 
-    def pin(self, chain, n, first=0, **more):
+    def pin(self, sequence, n, first=0, **more):
         places, self.last = [], None
         while len(places) < n:
-            self.last = self.client.call("window.pin", window=self.number, chain=chain, first=first + len(places),
+            self.last = self.client.call("window.pin", window=self.number, sequence=sequence, first=first + len(places),
                                          n=n - len(places), **more)
             places += self.take(self.last)
         return places
@@ -112,11 +112,11 @@ class Case(Retrieval):
         return client
 
     def pinned(self, blocks=None, client=None, **more):
-        """A window with a chain of stored blocks: (client, ns, window, chain, kv)."""
+        """A window with a sequence of stored blocks: (client, ns, window, sequence, kv)."""
         client, ns, _, kv = self.stored(blocks, client)
         self.settled(client, ns)  # what waits to be written does not leave a window for others
-        chain, _ = self.chain(client, self.summaries(client, ns), range(len(kv)))
-        return client, ns, Window(client, ns, **more), chain, kv
+        sequence, _ = self.sequence(client, self.summaries(client, ns), range(len(kv)))
+        return client, ns, Window(client, ns, **more), sequence, kv
 
     def assert_read(self, window, places, kv):
         for place, block in zip(places, kv):

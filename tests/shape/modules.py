@@ -82,8 +82,8 @@ APART = ("daemon/features.", "daemon/backend/")
 NAMES = {
     "encodings": ("encoding", r"\w*(?:encoding|encoded|codec|(?<!de)coded|coding)\w*|mixed_\w+", r"yaml\w*"),
     "windows": ("window", r"windows?_\w+|\w+_windows?(?:_\w+)?|\w*relocat\w*", r"(?:init|local)_window_sz|window_(?:ms|sampled|fraction|bytes)|\w*(?:fair|write)_window|drops_window_ms"),
-    "summaries and chains": ("retrieval", r"summaries?_\w+|chains?_\w+|\w+_(?:summary|chain)s?(?:_\w+)?|derived_\w+|summaries|chains",
-                           r"chain_(?:of|n|stamp|step)|derived_(?:drop|find|free|n|new|max)|(?:evp|xxh|ossl)\w*"),
+    "summaries and sequences": ("retrieval", r"summaries?_\w+|sequences?_\w+|\w+_(?:summary|sequence)s?(?:_\w+)?|derived_\w+|summaries|sequences",
+                           r"(?:\w+_)?(?:from|segment|record|records|last|first|nvme|fake)_sequence\w*|derived_(?:drop|find|free|n|new|max)|(?:evp|xxh|ossl|yaml)\w*"),
     "hints": ("hints", r"hints?_\w+|\w+_hints?(?:_\w+)?|hints", r"\w*_hint"),
     "events": ("events", r"events_\w+|\w+_events", r"events_foreign|process_events"),
 }

@@ -1,4 +1,4 @@
-/* Fetches into a pool's slots, of blocks that keys or a chain name. */
+/* Fetches into a pool's slots, of blocks that keys or a sequence name. */
 #include "client/lib/sparse/internal.h"
 
 _Static_assert(sizeof(struct ucm_fetch_item) == UCM_FETCH_ITEM_BYTES &&
@@ -10,11 +10,11 @@ static int fetch_check(const struct ucm_region *pool, const struct ucm_fetch_spe
     if (!f->items || f->n_items == 0 || f->n_items > UCM_FETCH_ITEMS_MAX)
         return client_fail(UCM_EINVALID, "a fetch has 1 to %d items, not %u%s", UCM_FETCH_ITEMS_MAX,
                            f->n_items, f->items ? "" : " at NULL");
-    if (f->chain && (f->keys || f->n_keys != 0))
+    if (f->sequence && (f->keys || f->n_keys != 0))
         return client_fail(UCM_EINVALID,
-                           "a fetch names its blocks by a chain or by keys, not both");
-    if (f->chain && f->chain->client != pool->handle.client)
-        return client_fail(UCM_EINVALID, "the chain is another client's than the pool");
+                           "a fetch names its blocks by a sequence or by keys, not both");
+    if (f->sequence && f->sequence->client != pool->handle.client)
+        return client_fail(UCM_EINVALID, "the sequence is another client's than the pool");
     return 0;
 }
 
@@ -36,7 +36,7 @@ int ucm_fetch(struct ucm_region *pool, const struct ucm_fetch_spec *f, int timeo
     if (r)
         return r;
     r = fetch_check(pool, f);
-    if (r == 0 && !f->chain)
+    if (r == 0 && !f->sequence)
         r = client_keys_check(c, client_namespace_of(pool), f->keys, f->n_keys, &m.keys);
     if (r)
         return client_leave(c, r);
@@ -45,7 +45,8 @@ int ucm_fetch(struct ucm_region *pool, const struct ucm_fetch_spec *f, int timeo
     m.priority = f->priority;
     m.deadline_ms = f->deadline_ms;
     deadline_ns = client_deadline(c, timeout_ms);
-    r = f->chain ? client_chain_task(f->chain, &m.chain, &q, f->n_items, deadline_ns, out)
-                 : client_task_run(c, &q, f->n_items, NULL, NULL, deadline_ns, out);
+    r = f->sequence
+            ? client_sequence_task(f->sequence, &m.sequence, &q, f->n_items, deadline_ns, out)
+            : client_task_run(c, &q, f->n_items, NULL, NULL, deadline_ns, out);
     return client_leave(c, r);
 }

@@ -12,11 +12,11 @@ struct client_summary {
     uint8_t keep[UCM_MAX_HEAD_DIM / 2 / 8];
 };
 
-/* ---- chains: chain.c ---- */
+/* ---- sequences: sequence.c ---- */
 
-/* Chains are no handles: appending a million keys again would hold up every call after a reconnect.
- * The first call that names a chain opens it again. */
-struct ucm_chain {
+/* Sequences are no handles: appending a million keys again would hold up every call after a
+ * reconnect. The first call that names a sequence opens it again. */
+struct ucm_sequence {
     struct client_door door;
     struct ucm_client *client;
     struct ucm_namespace *ns; /* of summaries, referenced */
@@ -33,19 +33,20 @@ struct ucm_chain {
 };
 
 /* As client_begin of `h`, or NULL; and the daemon of the present connection knows all of the
- * chains, each by its id. They are of one client. May return CLIENT_AGAIN. */
-int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, struct client_handle *h,
-                        int64_t deadline_ns);
+ * sequences, each by its id. They are of one client. May return CLIENT_AGAIN. */
+int client_sequences_begin(struct ucm_sequence *const *sequences, uint32_t n,
+                           struct client_handle *h, int64_t deadline_ns);
 /* What a request tells the daemon, so that it stops in time for its answer and says what came too
  * late. asked_ms: less, or 0. */
 uint64_t client_answer_ms(uint32_t asked_ms, int64_t deadline_ns);
-void client_chain_ref(struct ucm_chain *chain);
-void client_chain_unref(struct ucm_chain *chain);
-/* The daemon answered that it has no such chain: the next call opens it again. */
-void client_chain_forget(struct ucm_chain *chain);
-/* A task of n blocks of a chain; chain_id: the field that receives its id. */
-int client_chain_task(struct ucm_chain *chain, uint64_t *chain_id, const struct client_request *q,
-                      uint32_t n, int64_t deadline_ns, struct ucm_task **out);
+void client_sequence_ref(struct ucm_sequence *sequence);
+void client_sequence_unref(struct ucm_sequence *sequence);
+/* The daemon answered that it has no such sequence: the next call opens it again. */
+void client_sequence_forget(struct ucm_sequence *sequence);
+/* A task of n blocks of a sequence; sequence_id: the field that receives its id. */
+int client_sequence_task(struct ucm_sequence *sequence, uint64_t *sequence_id,
+                         const struct client_request *q, uint32_t n, int64_t deadline_ns,
+                         struct ucm_task **out);
 
 /* ---- memory of the daemon: map.c ---- */
 

@@ -197,10 +197,10 @@ int ucm_policy_choose(const struct ucm_policy *policy, uint32_t block_tokens, ui
         return r;
     if (!out)
         return client_fail(UCM_EINVALID, "out is NULL");
-    if (block_tokens < 1 || block_tokens > 1024 || blocks > UCM_CHAIN_BLOCKS_MAX)
+    if (block_tokens < 1 || block_tokens > 1024 || blocks > UCM_SEQUENCE_BLOCKS_MAX)
         return client_fail(UCM_EINVALID,
                            "block_tokens is %u, 1 to 1024 are allowed; blocks is %u, at most %u",
-                           block_tokens, blocks, UCM_CHAIN_BLOCKS_MAX);
+                           block_tokens, blocks, UCM_SEQUENCE_BLOCKS_MAX);
     if ((budget != NULL) != (policy->goal > 0))
         return client_fail(UCM_EINVALID, policy->goal > 0
                                              ? "the policy has a goal: give the layer's budget"

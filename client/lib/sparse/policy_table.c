@@ -18,7 +18,7 @@ static const char *const choices[] = {"topk", "mass", "psa", "estimated", "certi
 #define SUMMARY(m) (1u << UCM_SPARSE_##m)
 #define CHOICE(c) (1u << UCM_SPARSE_CHOICE_##c)
 #define ROUNDS (CHOICE(PSA) | CHOICE(ESTIMATED) | CHOICE(CERTIFIED))
-#define BLOCKS UCM_CHAIN_BLOCKS_MAX
+#define BLOCKS UCM_SEQUENCE_BLOCKS_MAX
 #define TOKENS (BLOCKS * 16.0)
 #define AT(field) offsetof(struct ucm_policy, field)
 /* The default first. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FRAME_REST 512 /* of a frame, beside q, chains and the lists */
+#define FRAME_REST 512 /* of a frame, beside q, sequences and the lists */
 
 /* What one call works with. A piece is the rows of one request. */
 struct selection {
@@ -17,42 +17,43 @@ struct selection {
     uint32_t first, n;          /* the piece */
     uint32_t limit;             /* of its lists */
     uint32_t lists;             /* of the piece */
-    uint32_t *ids;              /* of its chains: room for all rows */
+    uint32_t *ids;              /* of its sequences: room for all rows */
     uint32_t n_lists, n_blocks; /* of the pieces before */
     uint32_t gone;
     uint64_t no_summary;
 };
 
-static const struct ucm_sparse_summary *summary_of(const struct ucm_chain *chain)
+static const struct ucm_sparse_summary *summary_of(const struct ucm_sequence *sequence)
 {
-    return &chain->ns->summary->summary;
+    return &sequence->ns->summary->summary;
 }
 
 static uint32_t row_lists(const struct ucm_sparse_select *s, uint32_t i)
 {
-    return client_score_lists(summary_of(s->chains[i]), &s->score);
+    return client_score_lists(summary_of(s->sequences[i]), &s->score);
 }
 
 /* ---- what is asked ---- */
 
 static int rows_check(const struct ucm_sparse_select *s)
 {
-    if (!s->chains || !s->layers || s->n_rows == 0 || s->n_rows > UCM_MAX_SELECT_ROWS)
+    if (!s->sequences || !s->layers || s->n_rows == 0 || s->n_rows > UCM_MAX_SELECT_ROWS)
         return client_fail(UCM_EINVALID, "a selection has 1 to %d rows, not %u%s",
                            UCM_MAX_SELECT_ROWS, s->n_rows,
-                           s->chains && s->layers ? "" : ", and chains or layers is NULL");
+                           s->sequences && s->layers ? "" : ", and sequences or layers is NULL");
     for (uint32_t i = 0; i < s->n_rows; i++) {
-        if (!s->chains[i])
-            return client_fail(UCM_EINVALID, "chain %u is NULL", i);
-        if (s->chains[i]->client != s->chains[0]->client)
-            return client_fail(UCM_EINVALID, "chain %u is of another client than chain 0", i);
-        if (summary_of(s->chains[i])->shape.head_dim != summary_of(s->chains[0])->shape.head_dim)
-            return client_fail(UCM_EINVALID, "chain %u has another head_dim than chain 0", i);
+        if (!s->sequences[i])
+            return client_fail(UCM_EINVALID, "sequence %u is NULL", i);
+        if (s->sequences[i]->client != s->sequences[0]->client)
+            return client_fail(UCM_EINVALID, "sequence %u is of another client than sequence 0", i);
+        if (summary_of(s->sequences[i])->shape.head_dim !=
+            summary_of(s->sequences[0])->shape.head_dim)
+            return client_fail(UCM_EINVALID, "sequence %u has another head_dim than sequence 0", i);
         if (s->score.q_heads == 0 ||
-            s->score.q_heads % summary_of(s->chains[i])->shape.kv_heads != 0)
+            s->score.q_heads % summary_of(s->sequences[i])->shape.kv_heads != 0)
             return client_fail(UCM_EINVALID,
-                               "q_heads is %u, no multiple of the %u KV heads of chain %u",
-                               s->score.q_heads, summary_of(s->chains[i])->shape.kv_heads, i);
+                               "q_heads is %u, no multiple of the %u KV heads of sequence %u",
+                               s->score.q_heads, summary_of(s->sequences[i])->shape.kv_heads, i);
     }
     return 0;
 }
@@ -79,12 +80,12 @@ static int row_room(const struct ucm_sparse_select *s, uint32_t i, uint32_t *out
 {
     struct ucm_summary_spec summary;
     struct ucm_choose_spec spec;
-    int r = client_summary_spec(summary_of(s->chains[i]), &summary);
+    int r = client_summary_spec(summary_of(s->sequences[i]), &summary);
 
     if (r == 0)
         r = client_choose_spec(&s->choose, &summary, &spec);
     if (r == 0)
-        *out = ucm_choose_room(&spec, s->chains[i]->n_blocks);
+        *out = ucm_choose_room(&spec, s->sequences[i]->n_blocks);
     return r;
 }
 
@@ -94,9 +95,9 @@ int ucm_sparse_room(const struct ucm_sparse_select *s, uint32_t *lists, uint32_t
     struct ucm_client *c;
     int r;
 
-    if (!s || !s->chains || s->n_rows == 0 || !s->chains[0])
-        return client_fail(UCM_EINVALID, "select or its chains are NULL");
-    c = s->chains[0]->client;
+    if (!s || !s->sequences || s->n_rows == 0 || !s->sequences[0])
+        return client_fail(UCM_EINVALID, "select or its sequences are NULL");
+    c = s->sequences[0]->client;
     r = client_enter(c);
     if (r)
         return r;
@@ -143,13 +144,13 @@ static int piece_cut(struct selection *sel)
 {
     const struct ucm_sparse_select *s = sel->s;
     const struct ucm_choose_spec choose = sparse_choose_spec(&s->choose);
-    uint64_t room = s->chains[0]->client->max_frame_bytes - FRAME_REST;
+    uint64_t room = s->sequences[0]->client->max_frame_bytes - FRAME_REST;
 
     sel->n = 0;
     sel->lists = 0;
     for (uint32_t i = sel->first; i < s->n_rows; i++) {
         uint32_t lists = sel->lists + row_lists(s, i);
-        uint64_t longest = ucm_choose_limit(&choose, s->chains[i]->n_blocks);
+        uint64_t longest = ucm_choose_limit(&choose, s->sequences[i]->n_blocks);
 
         if (longest < sel->limit)
             longest = sel->limit;
@@ -183,7 +184,7 @@ static bool answer_fits(const struct selection *sel, const uint32_t *counts, con
 
     for (uint32_t i = sel->first; i < sel->first + sel->n; i++)
         for (uint32_t k = row_lists(sel->s, i); k > 0; k--, list++) {
-            if (!list_fits(index, counts[list], sel->s->chains[i]->n_blocks))
+            if (!list_fits(index, counts[list], sel->s->sequences[i]->n_blocks))
                 return false;
             index += counts[list];
         }
@@ -235,7 +236,7 @@ static void piece_message(const struct selection *sel, struct msg_select *m)
     const struct ucm_sparse_select *s = sel->s;
 
     *m = (struct msg_select){
-        .chains = {sel->ids, sel->n},
+        .sequences = {sel->ids, sel->n},
         .layers = {s->layers + sel->first, sel->n},
         .q = {(const uint8_t *)s->q + sel->first * sel->row_bytes,
               (uint32_t)(sel->n * sel->row_bytes)},
@@ -261,27 +262,27 @@ static void piece_message(const struct selection *sel, struct msg_select *m)
     };
 }
 
-/* Sends the piece on a connection that knows its chains, and waits for the answer. */
+/* Sends the piece on a connection that knows its sequences, and waits for the answer. */
 static int piece_run(struct selection *sel, int64_t deadline_ns)
 {
-    struct ucm_chain *const *chains = sel->s->chains + sel->first;
+    struct ucm_sequence *const *sequences = sel->s->sequences + sel->first;
     struct client_request q = {.method = UCM_METHOD_SELECT};
     struct msg_select m;
     int r, ended = 0;
 
-    client_call_init(&sel->call, chains[0]->client, select_take_cb, NULL);
+    client_call_init(&sel->call, sequences[0]->client, select_take_cb, NULL);
     do {
-        r = client_chains_begin(chains, sel->n, NULL, deadline_ns);
+        r = client_sequences_begin(sequences, sel->n, NULL, deadline_ns);
         if (r == 0) {
             for (uint32_t i = 0; i < sel->n; i++)
-                sel->ids[i] = chains[i]->id;
+                sel->ids[i] = sequences[i]->id;
             piece_message(sel, &m);
             q.params = &m;
             r = client_request_wait(&sel->call, &q, deadline_ns);
         }
         if (r == -UCM_ENOTFOUND)
             for (uint32_t i = 0; i < sel->n; i++)
-                client_chain_forget(chains[i]);
+                client_sequence_forget(sequences[i]);
     } while (r == CLIENT_AGAIN || (r == -UCM_ENOTFOUND && ended++ == 0));
     client_call_close(&sel->call);
     return r;
@@ -313,7 +314,7 @@ static int selection_init(struct selection *sel, const struct ucm_sparse_select 
 
     if (r)
         return r;
-    shape = &summary_of(s->chains[0])->shape;
+    shape = &summary_of(s->sequences[0])->shape;
     *sel = (struct selection){.s = s, .out = out, .block_bytes = out->scores ? 8 : 4};
     sel->row_bytes = (uint64_t)(s->score.rows ? s->score.rows : 1) * s->score.q_heads *
                      shape->head_dim * client_q_element(s->q_dtype);
@@ -333,9 +334,9 @@ int ucm_sparse_select(struct ucm_client *c, const struct ucm_sparse_select *s, i
     if (r)
         return r;
     r = selection_init(&sel, s, out);
-    if (r == 0 && s->chains[0]->client != c) {
+    if (r == 0 && s->sequences[0]->client != c) {
         free(sel.ids);
-        r = client_fail(UCM_EINVALID, "the chains are of another client");
+        r = client_fail(UCM_EINVALID, "the sequences are of another client");
     }
     if (r)
         return client_leave(c, r);

@@ -71,11 +71,11 @@ static int pin_take_cb(struct client_call *call, const union proto_any *any)
     return 0;
 }
 
-/* As client_begin: the daemon of the present connection knows the window and the chain. */
-static int window_begin(struct ucm_window *w, struct ucm_chain *chain, int64_t deadline_ns)
+/* As client_begin: the daemon of the present connection knows the window and the sequence. */
+static int window_begin(struct ucm_window *w, struct ucm_sequence *sequence, int64_t deadline_ns)
 {
     for (;;) {
-        int r = client_chains_begin(&chain, 1, NULL, deadline_ns);
+        int r = client_sequences_begin(&sequence, 1, NULL, deadline_ns);
 
         if (r || client_window_known(w))
             return r;
@@ -98,10 +98,10 @@ static int pin_send(struct pin_call *pin, const struct ucm_window_pin *what, uin
     int r;
 
     client_call_init(&pin->call, w->client, pin_take_cb, NULL);
-    r = window_begin(w, what->chain, deadline_ns);
+    r = window_begin(w, what->sequence, deadline_ns);
     if (r == 0) {
         m.window = w->id;
-        m.chain = what->chain->id;
+        m.sequence = what->sequence->id;
         m.deadline_ms = client_answer_ms(what->deadline_ms, deadline_ns);
         r = client_request_wait(&pin->call, &q, deadline_ns);
         if (r < 0 && r != -UCM_EBUSY && r != -UCM_EINVALID && r != -UCM_ENOTFOUND)
@@ -119,18 +119,18 @@ static void pinned_add(struct ucm_window_pinned *sum, const struct ucm_window_pi
     sum->missing += more->missing;
 }
 
-/* The daemon does not know the chain any more, or if that was not it, the window. False: it knew
+/* The daemon does not know the sequence any more, or if that was not it, the window. False: it knew
  * both. */
-static bool forget(struct ucm_window *w, struct ucm_chain *chain, uint32_t tries)
+static bool forget(struct ucm_window *w, struct ucm_sequence *sequence, uint32_t tries)
 {
     if (tries == 0)
-        client_chain_forget(chain);
+        client_sequence_forget(sequence);
     else if (tries == 1)
         client_window_abandon(w);
     return tries < 2;
 }
 
-/* The window is busy. A window or chain that the daemon ended is opened again, once. */
+/* The window is busy. A window or sequence that the daemon ended is opened again, once. */
 static int pin_all(struct ucm_window *w, const struct ucm_window_pin *what, int64_t deadline_ns,
                    struct ucm_window_pinned *sum)
 {
@@ -143,7 +143,7 @@ static int pin_all(struct ucm_window *w, const struct ucm_window_pin *what, int6
         int r = pin_send(&pin, what, at, deadline_ns);
 
         if (r == CLIENT_AGAIN ||
-            (r == -UCM_ENOTFOUND && at == 0 && forget(w, what->chain, tries++)))
+            (r == -UCM_ENOTFOUND && at == 0 && forget(w, what->sequence, tries++)))
             continue;
         if (r)
             return r;
@@ -161,16 +161,16 @@ static int pin_all(struct ucm_window *w, const struct ucm_window_pin *what, int6
 
 static int pin_check(const struct ucm_window *w, const struct ucm_window_pin *what)
 {
-    const struct ucm_chain *chain = what->chain;
+    const struct ucm_sequence *sequence = what->sequence;
 
-    if (!chain || !what->places || what->n == 0)
-        return client_fail(UCM_EINVALID, "chain or places is NULL, or n is 0");
-    if (chain->client != w->client || chain->ns->handle.request.handle != &w->ns->handle ||
-        chain->part != w->part)
-        return client_fail(UCM_EINVALID, "the chain is not of the window's namespace and part");
-    if (what->first >= chain->n_blocks || what->n > chain->n_blocks - what->first)
-        return client_fail(UCM_EINVALID, "blocks %u to %llu of a chain of %u", what->first,
-                           (unsigned long long)what->first + what->n - 1, chain->n_blocks);
+    if (!sequence || !what->places || what->n == 0)
+        return client_fail(UCM_EINVALID, "sequence or places is NULL, or n is 0");
+    if (sequence->client != w->client || sequence->ns->handle.request.handle != &w->ns->handle ||
+        sequence->part != w->part)
+        return client_fail(UCM_EINVALID, "the sequence is not of the window's namespace and part");
+    if (what->first >= sequence->n_blocks || what->n > sequence->n_blocks - what->first)
+        return client_fail(UCM_EINVALID, "blocks %u to %llu of a sequence of %u", what->first,
+                           (unsigned long long)what->first + what->n - 1, sequence->n_blocks);
     if (what->priority > 7)
         return client_fail(UCM_EINVALID, "priority is %u, at most 7", what->priority);
     return 0;
@@ -190,9 +190,9 @@ int ucm_window_pin(struct ucm_window *w, const struct ucm_window_pin *what, int 
         return r;
     r = pin_check(w, what);
     if (r == 0) {
-        client_chain_ref(what->chain);
+        client_sequence_ref(what->sequence);
         r = pin_all(w, what, deadline_ns, &sum);
-        client_chain_unref(what->chain);
+        client_sequence_unref(what->sequence);
     }
     if (r == 0 && result)
         *result = sum;
@@ -202,46 +202,47 @@ int ucm_window_pin(struct ucm_window *w, const struct ucm_window_pin *what, int 
 /* ---- window.unpin ---- */
 
 /* The window is busy. A connection that broke has no pins left. */
-static int unpin(struct ucm_window *w, const struct ucm_chain *chain, uint32_t first, uint32_t n,
-                 int64_t deadline_ns)
+static int unpin(struct ucm_window *w, const struct ucm_sequence *sequence, uint32_t first,
+                 uint32_t n, int64_t deadline_ns)
 {
     struct msg_window_unpin m = {.first = first, .n = n};
     int r;
 
-    if (!client_window_known(w) || chain->attempts != w->attempts)
+    if (!client_window_known(w) || sequence->attempts != w->attempts)
         return 0;
     r = client_begin_same(w->client, deadline_ns);
     if (r)
         return r;
-    if (!client_window_known(w) || chain->attempts != w->attempts) {
+    if (!client_window_known(w) || sequence->attempts != w->attempts) {
         client_writer_release(w->client);
         return 0;
     }
     m.window = w->id;
-    m.chain = chain->id;
+    m.sequence = sequence->id;
     return client_exchange_same(w->client, UCM_METHOD_WINDOW_UNPIN, &m, deadline_ns);
 }
 
-int ucm_window_unpin(struct ucm_window *w, struct ucm_chain *chain, uint32_t first, uint32_t n,
-                     int timeout_ms)
+int ucm_window_unpin(struct ucm_window *w, struct ucm_sequence *sequence, uint32_t first,
+                     uint32_t n, int timeout_ms)
 {
     int64_t deadline_ns;
     int r;
 
-    if (!w || !chain || n == 0 || chain->client != w->client)
-        return client_fail(UCM_EINVALID, "window or chain is NULL, n is 0, or they are not of one "
-                                         "client");
-    if (first >= UCM_CHAIN_BLOCKS_MAX)
-        return client_fail(UCM_EINVALID, "first is %u; a chain has at most %d blocks", first,
-                           UCM_CHAIN_BLOCKS_MAX);
-    if (n > UCM_CHAIN_BLOCKS_MAX - first)
-        n = UCM_CHAIN_BLOCKS_MAX - first;
+    if (!w || !sequence || n == 0 || sequence->client != w->client)
+        return client_fail(UCM_EINVALID,
+                           "window or sequence is NULL, n is 0, or they are not of one "
+                           "client");
+    if (first >= UCM_SEQUENCE_BLOCKS_MAX)
+        return client_fail(UCM_EINVALID, "first is %u; a sequence has at most %d blocks", first,
+                           UCM_SEQUENCE_BLOCKS_MAX);
+    if (n > UCM_SEQUENCE_BLOCKS_MAX - first)
+        n = UCM_SEQUENCE_BLOCKS_MAX - first;
     r = client_window_enter(w, timeout_ms, &deadline_ns);
     if (r)
         return r;
-    client_chain_ref(chain);
-    r = unpin(w, chain, first, n, deadline_ns);
-    client_chain_unref(chain);
+    client_sequence_ref(sequence);
+    r = unpin(w, sequence, first, n, deadline_ns);
+    client_sequence_unref(sequence);
     /* It ended meanwhile, and its pins with it. */
     return client_window_leave(w, r == -UCM_EDISCONNECTED || r == -UCM_ENOTFOUND ? 0 : r);
 }

@@ -53,26 +53,26 @@ def identity() -> Identity:
 
 def store(region, pages: np.ndarray, ns, texts: list[list[str]]) -> tuple[list[bytes], int]:
     """Stores what is not cached yet. Returns each document's keys, and how many documents had to be computed."""
-    chains, computed = [], 0
+    sequences, computed = [], 0
     for text in texts:
         names = keys.sha256_chain([number(word) for word in text], TOKENS)
-        chains.append(names)
+        sequences.append(names)
         if ns.lookup_prefix(names).blocks == BLOCKS:
             continue
         computed += 1
         pages[:BLOCKS] = np.stack([vector(word) for word in text]).reshape(BLOCKS, TOKENS, HEADS, DIM)
         region.dump(names, range(BLOCKS)).wait()
-    return chains, computed
+    return sequences, computed
 
 
-def best(chains: list[sparse.Chain], words: list[str]) -> list[tuple[float, int, list[int]]]:
+def best(sequences: list[sparse.BlockSequence], words: list[str]) -> list[tuple[float, int, list[int]]]:
     """For each document: its score, its number, and the one block that each word wants. One call for all of them."""
-    rows = [(chain, 0) for chain in chains for _ in words]
-    queries = np.stack([vector(word) for word in words])[None].repeat(len(chains), 0).reshape(len(rows), HEADS, DIM)
+    rows = [(sequence, 0) for sequence in sequences for _ in words]
+    queries = np.stack([vector(word) for word in words])[None].repeat(len(sequences), 0).reshape(len(rows), HEADS, DIM)
     one = sparse.TopK(topk_tokens=TOKENS, min_blocks=1, init_window_sz=0, local_window_sz=0)
     chosen = sparse.select(rows, queries, one)
     found = []
-    for i in range(len(chains)):
+    for i in range(len(sequences)):
         mine = chosen[i * len(words) : (i + 1) * len(words)]
         score = sum(selection.scores[0][0] for selection in mine)
         found.append((score, i, sorted({selection.lists[0][0] for selection in mine})))
@@ -89,15 +89,15 @@ def ask(client: Client, words: list[str], out=print) -> list[tuple[float, int, l
             names, computed = store(region, pages, ns, texts)
             built = summaries.build(b"".join(names)).wait().blocks.count(BlockResult.OK)
             out(f"{len(texts)} documents: {computed} computed, {built} summaries built")
-            chains = [summaries.chain(each) for each in names]
-            found = best(chains, words)
+            sequences = [summaries.sequence(each) for each in names]
+            found = best(sequences, words)
             for score, i, blocks in found[:3]:
                 wanted = b"".join(names[i][32 * b : 32 * b + 32] for b in blocks)
                 region.load(wanted, range(len(blocks))).wait()
                 out(f"document {i:2} ({ANIMALS[i // 10]}, {CITIES[i % 10]}): score {score:.1f}, blocks {blocks}")
             out(f"loaded {sum(len(blocks) for _, _, blocks in found[:3])} of {len(texts) * BLOCKS} blocks")
-            for chain in chains:
-                chain.close()
+            for sequence in sequences:
+                sequence.close()
     return found
 
 

@@ -36,7 +36,7 @@ def retrieve(client: Client, out=print) -> list[int]:
     kv = torch.randn(LAYERS, BLOCKS, 2, TOKENS, HEADS, DIM, device="cuda").bfloat16()
     summaries = torch.zeros(LAYERS, BLOCKS, summary.bytes, dtype=torch.uint8, device="cuda")
     numbers = torch.arange(BLOCKS, dtype=torch.int32, device="cuda")
-    query = torch.randn(1, HEADS, DIM, device="cuda").bfloat16()  # [chains][q_heads][head_dim]
+    query = torch.randn(1, HEADS, DIM, device="cuda").bfloat16()  # [sequences][q_heads][head_dim]
     kv[1, NEEDLE, 0] += query[0]
     names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
     identity = Identity("example/gpu", "bf16", "example/1", TOKENS, kv[0, 0].numel() * 2, layers=(LAYERS,))

@@ -187,7 +187,7 @@ class Transfer(Structure):
 
 class FetchSpec(Structure):
     _fields_ = [
-        ("chain", c_void_p),
+        ("sequence", c_void_p),
         ("keys", c_void_p),
         ("n_keys", c_uint32),
         ("items", c_void_p),

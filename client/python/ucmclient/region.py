@@ -18,7 +18,7 @@ from .handle import _Handle, _timeout, check_uuid
 
 if TYPE_CHECKING:
     from .client import Client, Memory, Namespace, Plane
-    from .sparse.chain import Chain
+    from .sparse.sequence import BlockSequence
 
 
 class BlockResult(enum.IntEnum):
@@ -231,7 +231,7 @@ class Region(_Handle):
 
     def fetch(
         self,
-        source: Union[Chain, Keys],
+        source: Union[BlockSequence, Keys],
         items: Items,
         *,
         priority: int = 0,
@@ -240,11 +240,11 @@ class Region(_Handle):
     ) -> "Task":
         """Copies single layers of blocks into slots of a pool (Namespace.register with pool=True). items: (block, layer,
         slot) each; packed as three uint32, such as numpy's uint32[n][3], or tuples. Blocks count from the beginning of
-        source, a ucmclient.sparse.Chain of this namespace or keys. The result has a BlockResult's number for each item."""
+        source, a ucmclient.sparse.BlockSequence of this namespace or keys. The result has a BlockResult's number for each item."""
         packed, n = triples(items)
         spec = native.FetchSpec(items=packed.address, n_items=n, priority=priority, deadline_ms=_timeout(deadline))
         if isinstance(source, _Handle):
-            spec.chain = source.handle
+            spec.sequence = source.handle
         else:
             borrowed, spec.n_keys = borrow_keys(source, self.ns.identity.key_bytes)
             spec.keys = borrowed.address

@@ -170,7 +170,7 @@ class Sparse(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline)
 
     def test_eviction(self):
-        """Of what a chain leases, and of what a hit found before its request has a chain."""
+        """Of what a sequence leases, and of what a hit found before its request has a sequence."""
         e, prompts = self.engine(), [prompt(90 + i, 900) for i in range(3)]
         self.same(e, prompts)
         e.close()

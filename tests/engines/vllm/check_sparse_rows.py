@@ -34,10 +34,10 @@ class FakeSelector:
 
     def __call__(self, summaries, table, n_blocks, q, out=None, most=None):
         assert most.tolist() == n_blocks.tolist()
-        for chain, n in enumerate(n_blocks.tolist()):
-            out.counts[chain] = n
-            out.index[chain, :, :n] = torch.arange(n, dtype=torch.int32)
-            for row in table[chain, :n].tolist():
+        for i, n in enumerate(n_blocks.tolist()):
+            out.counts[i] = n
+            out.index[i, :, :n] = torch.arange(n, dtype=torch.int32)
+            for row in table[i, :n].tolist():
                 assert summaries[row].any(), "a block without a summary"
         return out
 

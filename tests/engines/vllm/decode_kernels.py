@@ -18,7 +18,7 @@ class SlotsShape(Structure):
 
 
 class Lists(Structure):
-    _fields_ = [(name, c_uint32) for name in ("chains", "lists", "room", "apart")] + [
+    _fields_ = [(name, c_uint32) for name in ("sequences", "lists", "room", "apart")] + [
         ("index", c_void_p), ("count", c_void_p), ("begin", c_void_p), ("end", c_void_p), ("table", c_void_p), ("table_stride", c_uint64),
         ("request", c_void_p)]
 
@@ -79,19 +79,19 @@ class Slots:
     def begin(self):
         LIB.test_slots_begin(self._s)
 
-    def resolve(self, strand, chains, apart):
-        """The arrays are a GPU's: [chains][lists][room], and a table of rows for each chain."""
-        if not chains:
+    def resolve(self, strand, sequences, apart):
+        """The arrays are a GPU's: [sequences][lists][room], and a table of rows for each sequence."""
+        if not sequences:
             return
-        lists = [of for _, _, of in chains]
+        lists = [of for _, _, of in sequences]
         count = np.array([[len(blocks) for blocks in of] for of in lists], np.uint32)
         index = np.full((*count.shape, max(1, count.max(initial=0))), 0xffffffff, np.uint32)
-        table = np.full((len(chains), max(1, max(len(rows) for _, rows, _ in chains))), -1, np.int32)
-        for chain, (_, rows, of) in enumerate(chains):
-            table[chain, : len(rows)] = rows
+        table = np.full((len(sequences), max(1, max(len(rows) for _, rows, _ in sequences))), -1, np.int32)
+        for sequence, (_, rows, of) in enumerate(sequences):
+            table[sequence, : len(rows)] = rows
             for l, blocks in enumerate(of):
-                index[chain, l, : len(blocks)] = blocks
-        requests = np.array([request for request, _, _ in chains], np.uint32)
+                index[sequence, l, : len(blocks)] = blocks
+        requests = np.array([request for request, _, _ in sequences], np.uint32)
         LIB.test_slots_resolve(self._s, strand, byref(Lists(
             *index.shape, int(apart), index.ctypes.data, count.ctypes.data, None, None, table.ctypes.data, table.shape[1], requests.ctypes.data)))
 

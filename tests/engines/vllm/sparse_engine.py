@@ -20,7 +20,7 @@ must be agreed upon, as everything behind the first layer that lacked a block is
 by the deadline is dropped from the step. Nothing of the step is stored for it, and it loses its pages and is computed again, as after a
 preemption; after the third time it ends with an error.
 
-Pages that go back. When a candidate is in the daemon, and a chain of every rank keeps it there, its page is free: so a prompt may be longer
+Pages that go back. When a candidate is in the daemon, and a sequence of every rank keeps it there, its page is free: so a prompt may be longer
 than all pages. Prefill then reads these blocks through a few slots apart, layer by layer. A request that has no page for its next token,
 and blocks which the daemon is still storing, waits for that.
 

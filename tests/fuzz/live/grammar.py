@@ -3,7 +3,7 @@
 A seed decides all of it. The generator knows what it has opened, by whom and how, and what was stored under which keys, so that
 most calls mean something; what a call needs and is not there is made first, or taken from something near that was made for
 another purpose. So orders arise that no client would think of: a pool of a namespace that is opened in another way later, a
-chain over blocks of another form, a summary of what is not what it was.
+sequence over blocks of another form, a summary of what is not what it was.
 
 A value {"of": NAME, "field": F} is what the answer named NAME has as F. {"hex": ...} is binary, {"keys": [...]} are keys, and
 {"u32": [...]} numbers."""
@@ -12,7 +12,7 @@ import random
 
 from shapes import (Shape, coded_bytes, summary_end, summary_identity, summary_within, encoded_identity, encoding_params,
                     fingerprint, padded)
-from things import BYTES, SUMMARY, ENCODED, KEYS, PLAIN, SPECS, SPEC_WEIGHTS, TIMED, Chain, Connection, Family, Ns, Region, of
+from things import BYTES, SUMMARY, ENCODED, KEYS, PLAIN, SPECS, SPEC_WEIGHTS, TIMED, BlockSequence, Connection, Family, Ns, Region, of
 
 
 class Generator:
@@ -60,7 +60,7 @@ class Generator:
     def weights(self):
         """Each program likes other things."""
         acts = {self.act_dump: 14, self.act_load: 8, self.act_fetch: 8, self.act_append: 6, self.act_build: 5, self.act_reopen: 8,
-                self.act_summary_load: 4, self.act_region: 3, self.act_chain: 3, self.act_select: 3, self.act_window: 3,
+                self.act_summary_load: 4, self.act_region: 3, self.act_sequence: 3, self.act_select: 3, self.act_window: 3,
                 self.act_lookup: 2, self.act_prefetch: 2, self.act_evict: 3, self.act_space: 3, self.act_end: 2, self.act_vanish: 1.5,
                 self.act_connect: 1.5, self.act_operator: 2, self.act_look: 2, self.act_hints: 1, self.act_events: 1,
                 self.act_cancel: 1, self.act_restart: 0.7, self.act_odd: 2, self.act_keys: 0.5, self.act_ring: 0.2, self.act_settle: 1}
@@ -270,47 +270,47 @@ class Generator:
     def label_of(family, conn):
         return Ns("", PLAIN, family, None, family.identity(conn.tenant)).label
 
-    def chain(self, conn, summary=None, part=None):
-        found = [c for c in conn.chains if summary is None or c.summary is summary]
+    def sequence(self, conn, summary=None, part=None):
+        found = [c for c in conn.sequences if summary is None or c.summary is summary]
         if found and part is None and self.chance(0.85):
             return self.random.choice(found)
         summary = summary or self.summary(conn)
-        chain = Chain(self.name("c"), summary, self.part(summary) if part is None else part)
-        conn.chains.append(chain)
-        self.call(conn, "chain.open", chain.name, 0, ns=summary.ref, part=chain.part, lease_ms=self.some(0, 0, 50))
-        return chain
+        sequence = BlockSequence(self.name("c"), summary, self.part(summary) if part is None else part)
+        conn.sequences.append(sequence)
+        self.call(conn, "sequence.open", sequence.name, 0, ns=summary.ref, part=sequence.part, lease_ms=self.some(0, 0, 50))
+        return sequence
 
-    def filled_chain(self, conn, of=None):
-        """One that has blocks, if what it was given was stored. of: a region; the chain is of its namespace, however that was opened,
+    def filled_sequence(self, conn, of=None):
+        """One that has blocks, if what it was given was stored. of: a region; the sequence is of its namespace, however that was opened,
         and its part."""
         def same(ns):
             return of is None or ns.identity == of.ns.identity
         strict = self.chance(0.9)
-        found = [c for c in conn.chains if not strict or (same(c.summary.base) and (of is None or c.part == of.part))]
+        found = [c for c in conn.sequences if not strict or (same(c.summary.base) and (of is None or c.part == of.part))]
         if found and self.chance(0.85):
-            chain = self.random.choice(found)
+            sequence = self.random.choice(found)
         else:
             spaces = [ns for ns in conn.of(PLAIN, BYTES, ENCODED) if same(ns)]
             summary = self.summary(conn, self.random.choice(spaces)) if of and spaces else self.summary(conn)
-            chain = self.chain(conn, summary, of.part if of and strict else None)
-        if chain.blocks == 0 or self.chance(0.3):
-            self.append(conn, chain)
-        return chain
+            sequence = self.sequence(conn, summary, of.part if of and strict else None)
+        if sequence.blocks == 0 or self.chance(0.3):
+            self.append(conn, sequence)
+        return sequence
 
     def store_first(self, conn, ns):
         if ns.form != SUMMARY and not self.stored(conn.tenant, ns.family, ns.spec) and self.chance(0.8):
             self.dump(conn, self.region(conn, ns))
 
-    def append(self, conn, chain):
-        self.store_first(conn, chain.summary.base)
-        keys = self.keys(conn.tenant, chain.summary.family, self.some(None, chain.summary.base.spec))
-        chain.blocks += len(keys)
-        self.call(conn, "chain.append", self.name("a"), chain=of(chain, "chain"), keys={"keys": keys},
-                  build=self.builds(chain.summary.base, 0.5))
+    def append(self, conn, sequence):
+        self.store_first(conn, sequence.summary.base)
+        keys = self.keys(conn.tenant, sequence.summary.family, self.some(None, sequence.summary.base.spec))
+        sequence.blocks += len(keys)
+        self.call(conn, "sequence.append", self.name("a"), sequence=of(sequence, "sequence"), keys={"keys": keys},
+                  build=self.builds(sequence.summary.base, 0.5))
 
-    def likely(self, chain):
+    def likely(self, sequence):
         """So many blocks it has: an append stops at the first that is not stored."""
-        return self.random.randint(1, chain.blocks) if chain.blocks and self.chance(0.4) else 1
+        return self.random.randint(1, sequence.blocks) if sequence.blocks and self.chance(0.4) else 1
 
     def to(self, region, n):
         return self.random.sample(range(region.blocks), min(n, region.blocks))
@@ -421,8 +421,8 @@ class Generator:
     def fetch(self, conn, pool):
         layers, items = pool.ns.identity["layers"][0], []
         if self.chance(0.7):
-            chain = self.filled_chain(conn, pool)
-            source, n = {"chain": of(chain, "chain")}, self.likely(chain)
+            sequence = self.filled_sequence(conn, pool)
+            source, n = {"sequence": of(sequence, "sequence")}, self.likely(sequence)
         else:
             self.store_first(conn, pool.ns)
             keys = self.keys(conn.tenant, pool.ns.family, pool.ns.spec if pool.ns.form != SUMMARY else None)
@@ -431,11 +431,11 @@ class Generator:
             items.append([self.random.randrange(n), self.random.randrange(layers), slot])
         self.add("fetch", conn, region=pool.name, source=source, items=items, **({"late": 1} if self.chance(0.1) else {}))
 
-    def act_chain(self, conn):
-        self.chain(conn, self.summary(conn))
+    def act_sequence(self, conn):
+        self.sequence(conn, self.summary(conn))
 
     def act_append(self, conn):
-        self.append(conn, self.chain(conn))
+        self.append(conn, self.sequence(conn))
 
     def act_build(self, conn):
         self.build(conn, self.summary(conn))
@@ -447,10 +447,10 @@ class Generator:
         self.call(conn, "summary.build", None, ns=summary.ref, keys={"keys": keys}, part=self.some(0, 0, 1, summary.identity["parts"]))
 
     def act_select(self, conn):
-        chain, some = self.filled_chain(conn), self.some
-        params = getattr(chain.summary, "params", None)
+        sequence, some = self.filled_sequence(conn), self.some
+        params = getattr(sequence.summary, "params", None)
         rows, heads = some(1, 2), params["kv_heads"] * some(1, 1, 2)
-        self.add("select", conn, chains=[of(chain, "chain")] * rows, layers=[self.random.randrange(chain.summary.identity["layers"][0])] * rows,
+        self.add("select", conn, sequences=[of(sequence, "sequence")] * rows, layers=[self.random.randrange(sequence.summary.identity["layers"][0])] * rows,
                  heads=heads, dim=params["head_dim"], rows=some(1, 1, 2),
                  more={"metric": some(0, 0, 1, 2), "reduce": some(0, 1, 2), "heads": some(0, 1, 2), "policy": some(0, 1), "sparse_ratio": 1.0,
                        "min_blocks": some(0, 4), "eps": 0.9, "scores": True, "prefetch": some(0, 0, 8), "limit": some(0, 2)})
@@ -467,12 +467,12 @@ class Generator:
             self.add("window", conn, **{"as": window.name}, ns=ns.ref, part=window.part, label=ns.label, layer_bytes=ns.layer_bytes,
                      layers=ns.identity["layers"][0], exact=ns.form == PLAIN)
         window = self.random.choice(conn.windows)
-        chain = self.filled_chain(conn, window)
-        n = self.likely(chain)
+        sequence = self.filled_sequence(conn, window)
+        n = self.likely(sequence)
         first = self.random.randrange(n)
-        self.add("pin", conn, window=window.name, chain=of(chain, "chain"), first=first, n=self.random.randint(1, n - first))
+        self.add("pin", conn, window=window.name, sequence=of(sequence, "sequence"), first=first, n=self.random.randint(1, n - first))
         if self.chance(0.3):
-            self.call(conn, "window.unpin", window=of(window, "window"), chain=of(chain, "chain"), first=0, n=n)
+            self.call(conn, "window.unpin", window=of(window, "window"), sequence=of(sequence, "sequence"), first=0, n=n)
         if self.chance(0.2):
             self.add("release", conn, window=window.name)
         if self.chance(0.1):
@@ -491,10 +491,10 @@ class Generator:
                 self.call(conn, "release", lease={"of": conn.leases.pop(), "field": "lease"})
 
     def act_prefetch(self, conn):
-        if conn.chains and self.chance(0.5):
-            chain = self.random.choice(conn.chains)
-            n = self.likely(chain)
-            self.call(conn, "chain.prefetch", chain=of(chain, "chain"), index={"u32": [self.random.randrange(n) for _ in range(3)]})
+        if conn.sequences and self.chance(0.5):
+            sequence = self.random.choice(conn.sequences)
+            n = self.likely(sequence)
+            self.call(conn, "sequence.prefetch", sequence=of(sequence, "sequence"), index={"u32": [self.random.randrange(n) for _ in range(3)]})
         else:
             ns = self.space(conn)
             self.call(conn, "prefetch", ns=ns.ref, keys={"keys": self.keys(conn.tenant, ns.family, ns.spec)}, part=self.some(0, 1))
@@ -515,9 +515,9 @@ class Generator:
         if conn.regions and self.chance(0.5):
             region = conn.regions.pop(self.random.randrange(len(conn.regions)))
             self.add("unregister", conn, region=region.name)
-        elif conn.chains:
-            chain = conn.chains.pop(self.random.randrange(len(conn.chains)))
-            self.call(conn, "chain.close", chain=of(chain, "chain"))
+        elif conn.sequences:
+            sequence = conn.sequences.pop(self.random.randrange(len(conn.sequences)))
+            self.call(conn, "sequence.close", sequence=of(sequence, "sequence"))
 
     def act_vanish(self, conn):
         self.open.remove(conn)

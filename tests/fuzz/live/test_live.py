@@ -49,10 +49,10 @@ def as_long(right, opened, look):
     if look == "window":
         generator.call(conn, "summary.open", "summary", 0, ns=one, method=1, kind=0, dtype=2, kv_heads=2, head_dim=16, k_token_stride=64,
                        k_head_stride=32)
-        generator.call(conn, "chain.open", "chain", 0, ns={"of": "summary", "field": "ns"}, part=0)
-        generator.call(conn, "chain.append", "append", 0, chain={"of": "chain", "field": "chain"}, keys={"keys": [3, 4]})
+        generator.call(conn, "sequence.open", "sequence", 0, ns={"of": "summary", "field": "ns"}, part=0)
+        generator.call(conn, "sequence.append", "append", 0, sequence={"of": "sequence", "field": "sequence"}, keys={"keys": [3, 4]})
         generator.add("window", conn, **{"as": "window"}, ns=one, part=0, label=label, layer_bytes=shape.plain, layers=1, exact=True)
-        generator.add("pin", conn, window="window", chain={"of": "chain", "field": "chain"}, first=0, n=2)
+        generator.add("pin", conn, window="window", sequence={"of": "sequence", "field": "sequence"}, first=0, n=2)
     else:
         generator.add("region", conn, **region, **{"as": "from"}, ns=one, pool=look == "fetch", form="plain", label=label)
         found = {"keys": [3, 4], "at": [2, 0], "more": {}} if look == "load" else {"source": {"keys": {"keys": [3, 4]}}, "items": [[0, 0, 2], [1, 0, 0]]}

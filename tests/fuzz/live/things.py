@@ -34,7 +34,7 @@ class Region:
         self.turns = False              # K of its blocks
 
 
-class Chain:
+class BlockSequence:
     def __init__(self, name, summary, part):
         self.name, self.summary, self.part, self.blocks = name, summary, part, 0
 
@@ -42,7 +42,7 @@ class Chain:
 class Connection:
     def __init__(self, number, tenant):
         self.number, self.tenant = number, tenant
-        self.spaces, self.regions, self.chains, self.windows, self.leases, self.pending = [], [], [], [], [], []
+        self.spaces, self.regions, self.sequences, self.windows, self.leases, self.pending = [], [], [], [], [], []
         self.encoded = set()            # (family, spec) that it opened by encoding.open
 
     def of(self, *forms):
@@ -75,14 +75,14 @@ def method_of(op):
     return op.get("m") or OPS.get(op["do"])
 
 
-TIMED = {"prefetch", "summary.build", "chain.append", "chain.prefetch"}  # they take a deadline and a priority
+TIMED = {"prefetch", "summary.build", "sequence.append", "sequence.prefetch"}  # they take a deadline and a priority
 
 # What act_* and the words above may call: docs/methods.md has the methods, and test_live.py compares.
 METHODS = {
     "hello", "namespace.open", "region.register", "region.unregister", "region.challenge", "ring.register", "ring.unregister", "lookup", "release",
     "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
-    "inspect", "verify", "share.collect", "trace", "summary.open", "summary.build", "chain.open", "chain.append", "chain.close",
-    "select", "chain.prefetch", "encoding.open", "window.open", "window.pin", "window.unpin", "window.release", "window.close",
+    "inspect", "verify", "share.collect", "trace", "summary.open", "summary.build", "sequence.open", "sequence.append", "sequence.close",
+    "select", "sequence.prefetch", "encoding.open", "window.open", "window.pin", "window.unpin", "window.release", "window.close",
     "config.reload", "config.get", "bypass", "fetch", "hints.open", "load_prefix", "key.list", "key.reload", "tenant.list",
     "tenant.set", "tenant.reset", "events", "events.list", "events.describe"}
 assert set(ENCODINGS) == {"fp8", "int8", "q4", "lossless"} and TENANTS <= 3

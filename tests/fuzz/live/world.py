@@ -20,7 +20,7 @@ from wire import HANDSHAKE, WAIT_S, Broken, Gone, Hung, Memory, Wire
 
 OK = 0
 NOTHING = 0x7ffffff0                     # a number that names nothing
-GAUGES = ("chains", "chain_blocks", "summary_held_bytes", "requests_active", "leases", "window_pins")
+GAUGES = ("sequences", "sequence_blocks", "summary_held_bytes", "requests_active", "leases", "window_pins")
 
 
 class Peer:
@@ -62,7 +62,7 @@ class World:
         self.folder = tempfile.mkdtemp(prefix="fuzz.")
         self.daemon = Daemon(program["options"], self.folder)
         self.forms = {}                   # a base's fingerprint: those of its encoded namespaces
-        self.peers, self.answers, self.counts, self.root, self.rawly, self.summaries, self.chains, self.at = {}, {}, {}, None, set(), {}, {}, None
+        self.peers, self.answers, self.counts, self.root, self.rawly, self.summaries, self.sequences, self.at = {}, {}, {}, None, set(), {}, {}, None
 
     def run(self):
         """Returns counts, or raises a Finding."""
@@ -260,17 +260,17 @@ class World:
         params = {key: self.value(value) for key, value in op["p"].items()}
 
         def appended(result, _):
-            """What a chain holds, by its name."""
+            """What a sequence holds, by its name."""
             found = [key for key, status in zip(op["p"]["keys"]["keys"], result["status"] if result else ()) if status]
-            self.chains.setdefault((peer, op["p"]["chain"]["of"]), []).extend(found)
+            self.sequences.setdefault((peer, op["p"]["sequence"]["of"]), []).extend(found)
 
         def encoded(result, _):
             if result:
                 peer.encoded.add(result["fingerprint"])
                 self.forms.setdefault(self.fingerprint(op["p"]["ns"]), set()).add(result["fingerprint"])
-        if op["m"] == "chain.append":
+        if op["m"] == "sequence.append":
             self.settle(peer)             # answers of earlier ones come first, as their blocks do
-        check = {"chain.append": appended, "encoding.open": encoded}.get(op["m"])
+        check = {"sequence.append": appended, "encoding.open": encoded}.get(op["m"])
         self.call(peer, op["m"], params, name=op.get("as"), late=op.get("late"), check=check)
 
     def do_operator(self, peer, op):
@@ -414,7 +414,7 @@ class World:
         def check(result, _):
             self.look(peer, bytes(region.memory.map), f"a pool of {region.form}")
             source = op["source"]
-            keys = source["keys"]["keys"] if "keys" in source else self.chains.get((peer, source["chain"]["of"]), [])
+            keys = source["keys"]["keys"] if "keys" in source else self.sequences.get((peer, source["sequence"]["of"]), [])
             for (index, layer, slot), status in zip(op["items"], result["status"] if result else ()):
                 if status == OK:
                     self.count(f"fetched {region.form}")
@@ -424,11 +424,11 @@ class World:
                                   **{key: self.value(value) for key, value in op["source"].items()}}, check=check, late=op.get("late"))
 
     def do_select(self, peer, op):
-        rows = len(op["chains"]) * op["rows"] * op["heads"] * op["dim"]
+        rows = len(op["sequences"]) * op["rows"] * op["heads"] * op["dim"]
         if rows > 1 << 17:
             return
         q = np.linspace(-1, 1, rows, dtype=np.float32).tobytes()
-        self.call(peer, "select", {"chains": self.value(op["chains"]), "layers": op["layers"], "q": q, "q_heads": op["heads"],
+        self.call(peer, "select", {"sequences": self.value(op["sequences"]), "layers": op["layers"], "q": q, "q_heads": op["heads"],
                                    "rows": op["rows"], **op["more"]})
 
     # ---- windows ----
@@ -455,10 +455,10 @@ class World:
                 window.slabs[slab] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
             self.count("pinned")
             self.windows(peer)
-            keys = self.chains.get((peer, op["chain"]["of"]), [])[op["first"]:]
+            keys = self.sequences.get((peer, op["sequence"]["of"]), [])[op["first"]:]
             for key, place in zip(keys, struct.iter_unpack("<IIQ", result["places"])):
                 self.pinned(peer, window, key, *place)
-        self.call(peer, "window.pin", {"window": window.number if window else NOTHING, "chain": self.value(op["chain"]),
+        self.call(peer, "window.pin", {"window": window.number if window else NOTHING, "sequence": self.value(op["sequence"]),
                                        "first": op["first"], "n": op["n"]}, check=check)
 
     def pinned(self, peer, window, key, slab, slot, generation):

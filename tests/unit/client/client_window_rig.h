@@ -5,13 +5,13 @@
 #include "tests/unit/client/window_rig.h"
 
 static struct ucm_window *window;
-static struct ucm_chain *chain;
+static struct ucm_sequence *sequence;
 static struct ucm_place places[WINDOW_BLOCKS + 8];
 
 static inline void setup(void)
 {
     window_up();
-    chain = chain_of(WINDOW_BLOCKS + 8);
+    sequence = sequence_of(WINDOW_BLOCKS + 8);
 }
 
 static inline void teardown(void)
@@ -21,7 +21,8 @@ static inline void teardown(void)
 
 static inline int pin(uint32_t first, uint32_t n, struct ucm_window_pinned *result)
 {
-    struct ucm_window_pin p = {.chain = chain, .first = first, .n = n, .places = places + first};
+    struct ucm_window_pin p = {
+        .sequence = sequence, .first = first, .n = n, .places = places + first};
 
     return ucm_window_pin(window, &p, -1, result);
 }

@@ -1,5 +1,5 @@
-/* The retrieval part of a fake daemon, as a hook of fake_daemon.h: summaries, chains, selections
- * that choose the first blocks. Chains end with their connection, as in ucmd. */
+/* The retrieval part of a fake daemon, as a hook of fake_daemon.h: summaries, sequences, selections
+ * that choose the first blocks. Sequences end with their connection, as in ucmd. */
 #ifndef UCM_TESTS_SPARSE_RIG_H
 #define UCM_TESTS_SPARSE_RIG_H
 
@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-#define SPARSE_CHAINS 64
+#define SPARSE_SEQUENCES 64
 #define SPARSE_KV_HEADS 2
 #define SPARSE_Q_HEADS 4
 #define SPARSE_DIM 8
@@ -19,8 +19,8 @@ static struct {
         uint32_t id; /* 0: free */
         int conn;
         uint32_t blocks;
-    } chains[SPARSE_CHAINS];
-    uint32_t cached; /* blocks of any chain that are cached */
+    } sequences[SPARSE_SEQUENCES];
+    uint32_t cached; /* blocks of any sequence that are cached */
     uint32_t chosen; /* blocks of a list, at most */
     uint64_t summary_bytes;
     bool spoil; /* answers that do not fit */
@@ -29,17 +29,17 @@ static struct {
     uint32_t selects;
 } sparse;
 
-FAKE_FN int sparse_chain(uint32_t id, int conn)
+FAKE_FN int sparse_sequence(uint32_t id, int conn)
 {
-    for (int i = 0; i < SPARSE_CHAINS; i++)
-        if (sparse.chains[i].id == id && sparse.chains[i].conn == conn)
+    for (int i = 0; i < SPARSE_SEQUENCES; i++)
+        if (sparse.sequences[i].id == id && sparse.sequences[i].conn == conn)
             return i;
     return -1;
 }
 
 FAKE_FN void sparse_unknown(struct fake *f, int conn, uint32_t msgid)
 {
-    fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "no such chain");
+    fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "no such sequence");
 }
 
 FAKE_FN void sparse_summary_open(struct fake *f, int conn, uint32_t msgid)
@@ -54,60 +54,60 @@ FAKE_FN void sparse_summary_open(struct fake *f, int conn, uint32_t msgid)
     fake_reply(f, conn, msgid, &proto_summary_open_r, &m);
 }
 
-FAKE_FN void sparse_chain_open(struct fake *f, int conn, uint32_t msgid)
+FAKE_FN void sparse_sequence_open(struct fake *f, int conn, uint32_t msgid)
 {
-    struct msg_chain m = {0};
+    struct msg_sequence m = {0};
 
     pthread_mutex_lock(&f->lock);
-    for (int i = 0; i < SPARSE_CHAINS && m.chain == 0; i++)
-        if (sparse.chains[i].id == 0) {
-            m.chain = sparse.chains[i].id = f->next_id++;
-            sparse.chains[i].conn = conn;
-            sparse.chains[i].blocks = 0;
+    for (int i = 0; i < SPARSE_SEQUENCES && m.sequence == 0; i++)
+        if (sparse.sequences[i].id == 0) {
+            m.sequence = sparse.sequences[i].id = f->next_id++;
+            sparse.sequences[i].conn = conn;
+            sparse.sequences[i].blocks = 0;
         }
     pthread_mutex_unlock(&f->lock);
-    fake_reply(f, conn, msgid, &proto_chain, &m);
+    fake_reply(f, conn, msgid, &proto_sequence, &m);
 }
 
 FAKE_FN void sparse_append(struct fake *f, int conn, uint32_t msgid,
-                           const struct msg_chain_append *m)
+                           const struct msg_sequence_append *m)
 {
     uint8_t *status = calloc(1, UCM_MAX_KEYS);
-    struct msg_chain_append_r r = {0};
+    struct msg_sequence_append_r r = {0};
     uint32_t n = m->keys.n / 16, k;
     int i;
 
     pthread_mutex_lock(&f->lock);
-    i = sparse_chain((uint32_t)m->chain, conn);
+    i = sparse_sequence((uint32_t)m->sequence, conn);
     if (i >= 0) {
-        k = sparse.cached - sparse.chains[i].blocks;
+        k = sparse.cached - sparse.sequences[i].blocks;
         k = k < n ? k : n;
-        sparse.chains[i].blocks += k;
-        r = (struct msg_chain_append_r){.blocks = sparse.chains[i].blocks + sparse.spoil,
-                                        .dram = k,
-                                        .missing = n - k,
-                                        .summaries = k,
-                                        .built = m->build ? 1 : 0,
-                                        .status = {status, n}};
-        memset(status, UCM_LOOKUP_DRAM | UCM_CHAIN_SUMMARY, k);
+        sparse.sequences[i].blocks += k;
+        r = (struct msg_sequence_append_r){.blocks = sparse.sequences[i].blocks + sparse.spoil,
+                                           .dram = k,
+                                           .missing = n - k,
+                                           .summaries = k,
+                                           .built = m->build ? 1 : 0,
+                                           .status = {status, n}};
+        memset(status, UCM_LOOKUP_DRAM | UCM_SEQUENCE_SUMMARY, k);
         sparse.last_deadline_ms = m->deadline_ms;
     }
     pthread_mutex_unlock(&f->lock);
     if (i < 0)
         sparse_unknown(f, conn, msgid);
     else
-        fake_reply(f, conn, msgid, &proto_chain_append_r, &r);
+        fake_reply(f, conn, msgid, &proto_sequence_append_r, &r);
     free(status);
 }
 
-FAKE_FN void sparse_chain_close(struct fake *f, int conn, uint32_t msgid, uint32_t id)
+FAKE_FN void sparse_sequence_close(struct fake *f, int conn, uint32_t msgid, uint32_t id)
 {
     int i;
 
     pthread_mutex_lock(&f->lock);
-    i = sparse_chain(id, conn);
+    i = sparse_sequence(id, conn);
     if (i >= 0)
-        sparse.chains[i].id = 0;
+        sparse.sequences[i].id = 0;
     pthread_mutex_unlock(&f->lock);
     if (i < 0)
         sparse_unknown(f, conn, msgid);
@@ -115,7 +115,7 @@ FAKE_FN void sparse_chain_close(struct fake *f, int conn, uint32_t msgid, uint32
         fake_reply(f, conn, msgid, &proto_none, NULL);
 }
 
-/* Each list has the chain's first blocks, up to `chosen` and the request's limit; block b scores
+/* Each list has the sequence's first blocks, up to `chosen` and the request's limit; block b scores
  * -b. */
 FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struct msg_select *m)
 {
@@ -126,9 +126,9 @@ FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struc
     struct msg_select_r r;
 
     pthread_mutex_lock(&f->lock);
-    for (uint32_t row = 0; row < m->chains.n; row++) {
-        int i = sparse_chain(m->chains.p[row], conn);
-        uint32_t k = i < 0 ? 0 : sparse.chains[i].blocks;
+    for (uint32_t row = 0; row < m->sequences.n; row++) {
+        int i = sparse_sequence(m->sequences.p[row], conn);
+        uint32_t k = i < 0 ? 0 : sparse.sequences[i].blocks;
 
         known = known && i >= 0;
         k = k < sparse.chosen ? k : sparse.chosen;
@@ -141,7 +141,7 @@ FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struc
             }
         }
     }
-    sparse.last_n_rows = m->chains.n;
+    sparse.last_n_rows = m->sequences.n;
     sparse.last_limit = (uint32_t)m->limit;
     sparse.selects++;
     pthread_mutex_unlock(&f->lock);
@@ -161,12 +161,12 @@ FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struc
 }
 
 FAKE_FN void sparse_prefetch(struct fake *f, int conn, uint32_t msgid,
-                             const struct msg_chain_prefetch *m)
+                             const struct msg_sequence_prefetch *m)
 {
     bool known;
 
     pthread_mutex_lock(&f->lock);
-    known = sparse_chain((uint32_t)m->chain, conn) >= 0;
+    known = sparse_sequence((uint32_t)m->sequence, conn) >= 0;
     pthread_mutex_unlock(&f->lock);
     if (!known)
         sparse_unknown(f, conn, msgid);
@@ -179,7 +179,7 @@ FAKE_FN bool sparse_hook(struct fake *f, int conn, int method, struct proto_enve
     union proto_any m;
     struct ucm_error e;
 
-    if (method < UCM_METHOD_SUMMARY_OPEN || method > UCM_METHOD_CHAIN_PREFETCH)
+    if (method < UCM_METHOD_SUMMARY_OPEN || method > UCM_METHOD_SEQUENCE_PREFETCH)
         return false;
     cr_assert_eq(proto_decode(proto_methods[method].params, env, &m, &e), 0, "%s", e.text);
     switch (method) {
@@ -189,20 +189,20 @@ FAKE_FN bool sparse_hook(struct fake *f, int conn, int method, struct proto_enve
     case UCM_METHOD_SUMMARY_BUILD:
         fake_reply_blocks(f, conn, env->msgid, m.summary_build.keys.n / 16, UCM_BLOCK_EXISTS);
         return true;
-    case UCM_METHOD_CHAIN_OPEN:
-        sparse_chain_open(f, conn, env->msgid);
+    case UCM_METHOD_SEQUENCE_OPEN:
+        sparse_sequence_open(f, conn, env->msgid);
         return true;
-    case UCM_METHOD_CHAIN_APPEND:
-        sparse_append(f, conn, env->msgid, &m.chain_append);
+    case UCM_METHOD_SEQUENCE_APPEND:
+        sparse_append(f, conn, env->msgid, &m.sequence_append);
         return true;
-    case UCM_METHOD_CHAIN_CLOSE:
-        sparse_chain_close(f, conn, env->msgid, (uint32_t)m.chain.chain);
+    case UCM_METHOD_SEQUENCE_CLOSE:
+        sparse_sequence_close(f, conn, env->msgid, (uint32_t)m.sequence.sequence);
         return true;
     case UCM_METHOD_SELECT:
         sparse_select(f, conn, env->msgid, &m.select);
         return true;
     default:
-        sparse_prefetch(f, conn, env->msgid, &m.chain_prefetch);
+        sparse_prefetch(f, conn, env->msgid, &m.sequence_prefetch);
         return true;
     }
 }
@@ -229,7 +229,7 @@ FAKE_FN void sparse_up(void)
     struct ucm_sparse_summary summary = sparse_mean();
 
     memset(&sparse, 0, sizeof sparse);
-    sparse.cached = UCM_CHAIN_BLOCKS_MAX;
+    sparse.cached = UCM_SEQUENCE_BLOCKS_MAX;
     sparse.chosen = 2;
     rig_up(&rig);
     rig.fake.hook = sparse_hook;
@@ -251,17 +251,17 @@ FAKE_FN void sparse_down(void)
     } while (0)
 #define GET(field) fake_read(&rig.fake, &sparse.field, sizeof sparse.field)
 
-FAKE_FN struct ucm_chain *chain_of(uint32_t n)
+FAKE_FN struct ucm_sequence *sequence_of(uint32_t n)
 {
-    struct ucm_chain *chain = NULL;
+    struct ucm_sequence *sequence = NULL;
     uint8_t *keys = calloc(n ? n : 1, 16);
-    struct ucm_chain_keys more = {.keys = keys, .n_keys = n};
+    struct ucm_sequence_keys more = {.keys = keys, .n_keys = n};
 
-    cr_assert_eq(ucm_chain_open(summaries, 0, 0, -1, &chain), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_sequence_open(summaries, 0, 0, -1, &sequence), 0, "%s", ucm_errmsg());
     if (n > 0)
-        cr_assert_eq(ucm_chain_append(chain, &more, -1, NULL), 0, "%s", ucm_errmsg());
+        cr_assert_eq(ucm_sequence_append(sequence, &more, -1, NULL), 0, "%s", ucm_errmsg());
     free(keys);
-    return chain;
+    return sequence;
 }
 
 #endif

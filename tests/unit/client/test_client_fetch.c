@@ -43,7 +43,7 @@ static bool fetch_hook(struct fake *f, int conn, int method, struct proto_envelo
     pthread_mutex_lock(&f->lock);
     seen.m = m;
     memcpy(seen.items, m.items.p, m.items.n < sizeof seen.items ? m.items.n : sizeof seen.items);
-    known = m.chain == 0 || sparse_chain((uint32_t)m.chain, conn) >= 0;
+    known = m.sequence == 0 || sparse_sequence((uint32_t)m.sequence, conn) >= 0;
     pthread_mutex_unlock(&f->lock);
     if (known)
         fetch_reply(f, conn, env->msgid, m.items.n / UCM_FETCH_ITEM_BYTES - seen.short_of_one);
@@ -125,25 +125,25 @@ Test(client_fetch, a_pool_is_registered_as_one)
     cr_expect_eq(ucm_region_unregister(pool, -1), 0, "%s", ucm_errmsg());
 }
 
-Test(client_fetch, by_a_chain_that_is_opened_again)
+Test(client_fetch, by_a_sequence_that_is_opened_again)
 {
-    struct ucm_chain *chain = chain_of(8);
-    struct ucm_fetch_spec spec = {.chain = chain, .items = items, .n_items = 3};
+    struct ucm_sequence *sequence = sequence_of(8);
+    struct ucm_fetch_spec spec = {.sequence = sequence, .items = items, .n_items = 3};
     struct ucm_result result;
 
     cr_expect_eq(fetch(&spec, &result), 0, "%s", ucm_errmsg());
     pthread_mutex_lock(&rig.fake.lock);
-    memset(sparse.chains, 0, sizeof sparse.chains);
+    memset(sparse.sequences, 0, sizeof sparse.sequences);
     pthread_mutex_unlock(&rig.fake.lock);
     cr_expect_eq(fetch(&spec, &result), -UCM_ENOTFOUND, "a task can't be sent again");
     cr_expect_eq(fetch(&spec, &result), 0, "%s", ucm_errmsg());
     fake_down(&rig.fake);
     fake_up(&rig.fake);
-    cr_expect_eq(fetch(&spec, &result), 0, "region and chain are there again: %s", ucm_errmsg());
-    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_CHAIN_OPEN), 3);
+    cr_expect_eq(fetch(&spec, &result), 0, "region and sequence are there again: %s", ucm_errmsg());
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_SEQUENCE_OPEN), 3);
     cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 1);
     cr_expect_eq(seen.m.region, FAKE_GET(&rig.fake, regions[0].id));
-    ucm_chain_close(chain);
+    ucm_sequence_close(sequence);
 }
 
 Test(client_fetch, by_keys_over_a_restart)
@@ -171,7 +171,7 @@ Test(client_fetch, wrong_arguments_and_answers)
 
     many.n_items = UCM_FETCH_ITEMS_MAX + 1;
     keyless.n_keys = 0;
-    both.chain = chain_of(1);
+    both.sequence = sequence_of(1);
     cr_expect_eq(ucm_fetch(NULL, &good, -1, &task), -UCM_EINVALID);
     cr_expect_eq(ucm_fetch(rig.region, NULL, -1, &task), -UCM_EINVALID);
     cr_expect_eq(ucm_fetch(rig.region, &good, -1, NULL), -UCM_EINVALID);

@@ -114,8 +114,8 @@ Test(client_window, many_slabs_come_with_several_answers)
 Test(client_window, a_long_range_is_cut_into_requests)
 {
     struct ucm_place *many = calloc(40000, sizeof *many);
-    struct ucm_chain *long_chain = chain_of(40000);
-    struct ucm_window_pin p = {.chain = long_chain, .n = 40000, .places = many};
+    struct ucm_sequence *long_sequence = sequence_of(40000);
+    struct ucm_window_pin p = {.sequence = long_sequence, .n = 40000, .places = many};
     struct ucm_window_pinned result;
 
     open_window(0);
@@ -130,9 +130,9 @@ Test(client_window, a_long_range_is_cut_into_requests)
 
 Test(client_window, what_can_not_be_pinned_is_refused_here)
 {
-    struct ucm_chain *other = NULL;
+    struct ucm_sequence *other = NULL;
     struct ucm_window *second;
-    struct ucm_window_pin p = {.chain = chain, .n = 1, .places = places};
+    struct ucm_window_pin p = {.sequence = sequence, .n = 1, .places = places};
     uint8_t byte;
 
     cr_expect_eq(ucm_window_open(summaries, 0, 0, -1, &window), -UCM_EUNSUPPORTED);
@@ -147,10 +147,10 @@ Test(client_window, what_can_not_be_pinned_is_refused_here)
     cr_expect_eq(ucm_window_pin(window, &p, -1, NULL), -UCM_EINVALID);
     p.n = 0;
     cr_expect_eq(ucm_window_pin(window, &p, -1, NULL), -UCM_EINVALID);
-    p = (struct ucm_window_pin){.chain = other, .n = 1, .places = places};
+    p = (struct ucm_window_pin){.sequence = other, .n = 1, .places = places};
     cr_expect_eq(ucm_window_pin(window, &p, -1, NULL), -UCM_EINVALID);
     cr_expect_eq(ucm_window_read(window, NULL, 0, 1, &byte), -UCM_EINVALID);
-    cr_expect_eq(ucm_window_unpin(window, chain, UCM_CHAIN_BLOCKS_MAX, 1, -1), -UCM_EINVALID);
+    cr_expect_eq(ucm_window_unpin(window, sequence, UCM_SEQUENCE_BLOCKS_MAX, 1, -1), -UCM_EINVALID);
     second = window;
     ucm_window_close(second);
     ucm_window_close(NULL);
@@ -159,10 +159,10 @@ Test(client_window, what_can_not_be_pinned_is_refused_here)
 Test(client_window, unpin_names_the_range)
 {
     open_and_pin(0);
-    cr_expect_eq(ucm_window_unpin(window, chain, 0, UINT32_MAX, -1), 0, "%s", ucm_errmsg());
+    cr_expect_eq(ucm_window_unpin(window, sequence, 0, UINT32_MAX, -1), 0, "%s", ucm_errmsg());
     cr_expect_eq(WGET(unpins), 1u);
     fake_hang_up(&rig.fake);
-    cr_expect_eq(ucm_window_unpin(window, chain, 0, 1, -1), 0, "nothing is pinned any more");
+    cr_expect_eq(ucm_window_unpin(window, sequence, 0, 1, -1), 0, "nothing is pinned any more");
     cr_expect_eq(WGET(unpins), 1u);
 }
 
@@ -297,7 +297,7 @@ Test(client_window, after_a_break_addresses_wait_for_their_release)
 
 Test(client_window, a_pin_that_is_not_answered_ends_the_window)
 {
-    struct ucm_window_pin p = {.chain = chain, .n = 1, .places = places};
+    struct ucm_window_pin p = {.sequence = sequence, .n = 1, .places = places};
 
     open_and_pin(0);
     WSET(hold, true);

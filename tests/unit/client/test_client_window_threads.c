@@ -82,7 +82,7 @@ static void *steady_reader(void *arg)
 Test(client_window_threads, mappings_come_and_go_under_readers)
 {
     struct ucm_place fresh[WINDOW_BLOCKS];
-    struct ucm_window_pin p = {.chain = chain, .n = WINDOW_BLOCKS, .places = fresh};
+    struct ucm_window_pin p = {.sequence = sequence, .n = WINDOW_BLOCKS, .places = fresh};
     pthread_t threads[3];
 
     open_and_pin(0);
@@ -158,7 +158,7 @@ Test(client_window_threads, a_forked_child_reads_misses)
 static void *pin_beside_close(void *arg)
 {
     struct ucm_place fresh[WINDOW_BLOCKS];
-    struct ucm_window_pin p = {.chain = chain, .n = WINDOW_BLOCKS, .places = fresh};
+    struct ucm_window_pin p = {.sequence = sequence, .n = WINDOW_BLOCKS, .places = fresh};
 
     *(int *)arg = ucm_window_pin(window, &p, -1, NULL);
     return NULL;

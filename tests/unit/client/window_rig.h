@@ -175,7 +175,7 @@ FAKE_FN int window_slab_fd(enum window_spoil spoil, uint32_t slab)
     return dup(win.slabs[slab]);
 }
 
-/* Block b of a chain lies in slot b, if there is one. */
+/* Block b of a sequence lies in slot b, if there is one. */
 FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
                                const struct msg_window_pin *m)
 {

@@ -33,7 +33,7 @@ static void setup(void)
         .slots = 100,
         .numbers = 1000,
         .requests = 4,
-        .chains = 2,
+        .sequences = 2,
         .lists = 2,
         .room = 20,
         .window = 3,
@@ -127,7 +127,7 @@ static void option_refused(const struct ucm_cuda_decode_options *o, const char *
 /* A layer as it has to be, without what rounds want. */
 static struct ucm_cuda_decode_layer layer_right(void)
 {
-    return (struct ucm_cuda_decode_layer){.chains = 2,
+    return (struct ucm_cuda_decode_layer){.sequences = 2,
                                           .index = 4096,
                                           .count = 4096,
                                           .table = 4096,
@@ -219,7 +219,7 @@ Test(cuda_decode, options_that_are_wrong)
     REFUSED(tokens, 24, "tokens is 24; multiples of 16 up to 256");
     REFUSED(scale, -1, "scale is -1");
     REFUSED(slot, 2, "slot is 2");
-    REFUSED(chains, 1025, "chains is 1025; 1 to 1024");
+    REFUSED(sequences, 1025, "sequences is 1025; 1 to 1024");
     REFUSED(lists, 3, "lists is 3; one a KV head (2)");
     REFUSED(lists, 1, "one list for all KV heads wants slots of a layer");
     REFUSED(room, 0, "room is 0");
@@ -311,7 +311,7 @@ Test(cuda_decode, layers)
     cr_expect_eq(ucm_cuda_decode_layer(d, &good, stream), 0, "%s", ucm_cuda_errmsg());
     cr_expect_eq(ucm_cuda_decode_end(d, stream), 0, "%s", ucm_cuda_errmsg());
     LAYER_REFUSED(layer, 3, "layer is 3 of 3");
-    LAYER_REFUSED(chains, 3, "chains is 3; the handle is for 2");
+    LAYER_REFUSED(sequences, 3, "sequences is 3; the handle is for 2");
     LAYER_REFUSED(request, 0, "index, count, table or request is 0");
     LAYER_REFUSED(table_stride, 1ull << 32, "table_stride is 4294967296");
     LAYER_REFUSED(out, 4104, "out none of 16");

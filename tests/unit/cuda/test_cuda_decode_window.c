@@ -115,7 +115,7 @@ static void setup(void)
         .slots = 8,
         .numbers = NUMBERS,
         .requests = 1,
-        .chains = 1,
+        .sequences = 1,
         .lists = 1,
         .room = 4,
         .stored = {.k_token_stride = 128, .v_offset = 2048, .v_token_stride = 128},

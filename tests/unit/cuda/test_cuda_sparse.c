@@ -26,7 +26,7 @@ static void setup(void)
         .score = {.q_heads = 8},
         .choose = {.sparse_ratio = 0.25},
         .q_dtype = UCM_SPARSE_BF16,
-        .chains = 4,
+        .sequences = 4,
         .max_blocks = 1000,
     };
 }
@@ -81,7 +81,7 @@ Test(cuda_sparse, selections)
     struct ucm_cuda_select_layer good = {.summaries = 4096,
                                          .stride = 520,
                                          .bound = 10,
-                                         .chains = 4,
+                                         .sequences = 4,
                                          .table = 4096,
                                          .table_stride = 1000,
                                          .n_blocks = 4096,
@@ -96,8 +96,8 @@ Test(cuda_sparse, selections)
     cr_expect_eq(info.lists, 2);
     cr_expect_eq(info.room, 250);
     cr_expect_eq(ucm_cuda_select(s, &good, NULL), 0, "%s", ucm_cuda_errmsg());
-    REFUSED_WITH(good, chains, 5, ucm_cuda_select(s, &good, NULL),
-                 "chains is 5; the handle is for 4");
+    REFUSED_WITH(good, sequences, 5, ucm_cuda_select(s, &good, NULL),
+                 "sequences is 5; the handle is for 4");
     REFUSED_WITH(good, stride, 521, ucm_cuda_select(s, &good, NULL), "multiple of 4");
     REFUSED_WITH(good, table_stride, 999, ucm_cuda_select(s, &good, NULL), "table_stride 999");
     REFUSED_WITH(good, q, 0, ucm_cuda_select(s, &good, NULL), "q, count or index is 0");
@@ -105,7 +105,7 @@ Test(cuda_sparse, selections)
     ucm_cuda_select_close(NULL);
 }
 
-Test(cuda_sparse, launches_of_few_chains_take_clusters)
+Test(cuda_sparse, launches_of_few_sequences_take_clusters)
 {
     struct ucm_cuda_select_layer l = {.summaries = 4096,
                                       .stride = 4096,
@@ -128,15 +128,15 @@ Test(cuda_sparse, launches_of_few_chains_take_clusters)
     summary.shape.k_head_stride = 256;
     options.score.metric = UCM_SPARSE_ROUNDED;
     options.score.reduce = UCM_SPARSE_REDUCE_SOFTMAX;
-    for (int at_once = 0; at_once <= 6; at_once++) { /* a chain has two lists */
+    for (int at_once = 0; at_once <= 6; at_once++) { /* a sequence has two lists */
         fake_cuda_clusters(at_once);
         cr_assert_eq(ucm_cuda_select_open(uuid, &summary, &options, &s), 0, "%s",
                      ucm_cuda_errmsg());
         (void)fake_cuda_launched(cluster); /* to load it */
-        for (l.chains = 1; l.chains <= 4; l.chains++) {
+        for (l.sequences = 1; l.sequences <= 4; l.sequences++) {
             cr_assert_eq(ucm_cuda_select(s, &l, NULL), 0, "%s", ucm_cuda_errmsg());
-            cr_expect_eq(fake_cuda_launched(cluster), 2 * (int)l.chains <= at_once,
-                         "%u chains, %d clusters", l.chains, at_once);
+            cr_expect_eq(fake_cuda_launched(cluster), 2 * (int)l.sequences <= at_once,
+                         "%u sequences, %d clusters", l.sequences, at_once);
         }
         ucm_cuda_select_close(s);
     }
@@ -153,7 +153,7 @@ Test(cuda_sparse, options_that_are_wrong)
     OPTION_REFUSED(score.q_heads, 7, "q_heads is 7");
     OPTION_REFUSED(score.metric, UCM_SPARSE_L2, "metric 1 is not defined for hash");
     OPTION_REFUSED(choose.sparse_ratio, 2, "sparse_ratio");
-    OPTION_REFUSED(chains, 0, "chains is 0");
+    OPTION_REFUSED(sequences, 0, "sequences is 0");
     OPTION_REFUSED(max_blocks, 1u << 20, "max_blocks is 1048576");
     options.score.rows = 64;
     OPTION_REFUSED(score.q_heads, 64, "64 rows of 64 query heads");

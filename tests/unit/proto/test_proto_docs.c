@@ -174,7 +174,7 @@ Test(proto_docs, every_limit_is_told)
         {"bytes of a CUDA IPC handle", UCM_MAX_HANDLE_BYTES},
         {"bytes of a nonce", UCM_NONCE_BYTES},
         {"rows of a selection", UCM_MAX_SELECT_ROWS},
-        {"blocks of a sequence", UCM_MAX_CHAIN_BLOCKS},
+        {"blocks of a sequence", UCM_MAX_SEQUENCE_BLOCKS},
         {"milliseconds of a timeout", UCM_DEADLINE_MS},
     };
     char row[100];

@@ -1,4 +1,4 @@
-/* For the tests of summaries, chains and selections: requests over summaries of rig.one. The pool works when a
+/* For the tests of summaries, sequences and selections: requests over summaries of rig.one. The pool works when a
  * test lets it. */
 #ifndef UCM_TESTS_UNIT_SUMMARY_RIG_H
 #define UCM_TESTS_UNIT_SUMMARY_RIG_H
@@ -63,7 +63,7 @@ static inline void close_all(void)
     turns_pass();
     cr_expect_eq(taken(LIMIT_SUMMARIES), 0u);
     cr_expect_eq(taken(LIMIT_MEMORY), 0u);
-    cr_expect_eq(rig.metrics.chains + rig.metrics.chain_blocks, 0u);
+    cr_expect_eq(rig.metrics.sequences + rig.metrics.sequence_blocks, 0u);
     close_door();
     cr_expect_eq(rig.metrics.summary_held_bytes, 0u);
 }
@@ -97,42 +97,42 @@ static inline bool statuses(uint32_t msgid, uint32_t n, ...)
     return same;
 }
 
-static inline uint32_t open_chain(void)
+static inline uint32_t open_sequence(void)
 {
-    struct msg_chain_open m = {.ns = derived->id};
-    struct msg_chain r;
+    struct msg_sequence_open m = {.ns = derived->id};
+    struct msg_sequence r;
 
-    result_of(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &m), &proto_chain, &r);
-    return (uint32_t)r.chain;
+    result_of(call(UCM_METHOD_SEQUENCE_OPEN, &proto_sequence_open, &m), &proto_sequence, &r);
+    return (uint32_t)r.sequence;
 }
 
 static inline uint32_t append(uint32_t name, uint64_t first, uint32_t n, bool builds)
 {
-    struct msg_chain_append m = {.chain = name, .keys = chain(first, n), .build = builds};
+    struct msg_sequence_append m = {.sequence = name, .keys = chain(first, n), .build = builds};
 
-    return call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
+    return call(UCM_METHOD_SEQUENCE_APPEND, &proto_sequence_append, &m);
 }
 
-static inline struct msg_chain_append_r appended(uint32_t msgid)
+static inline struct msg_sequence_append_r appended(uint32_t msgid)
 {
-    struct msg_chain_append_r r;
+    struct msg_sequence_append_r r;
 
-    result_of(msgid, &proto_chain_append_r, &r);
+    result_of(msgid, &proto_sequence_append_r, &r);
     return r;
 }
 
-static inline uint32_t close_chain(uint32_t name)
+static inline uint32_t close_sequence(uint32_t name)
 {
-    return call(UCM_METHOD_CHAIN_CLOSE, &proto_chain, &(struct msg_chain){name});
+    return call(UCM_METHOD_SEQUENCE_CLOSE, &proto_sequence, &(struct msg_sequence){name});
 }
 
-/* The best n of the chain for a query of ones. */
+/* The best n of the sequence for a query of ones. */
 static inline uint32_t ask_best(uint32_t name, uint32_t n)
 {
     static const uint32_t layer = 0;
-    uint32_t chains[1] = {name};
+    uint32_t sequences[1] = {name};
     uint16_t q[64];
-    struct msg_select m = {.chains = {chains, 1},
+    struct msg_select m = {.sequences = {sequences, 1},
                            .layers = {&layer, 1},
                            .q = {(const uint8_t *)q, sizeof(q)},
                            .q_dtype = UCM_KV_F16,
@@ -158,9 +158,9 @@ static inline void work(void)
         turns_pass();
 }
 
-static inline uint32_t chain_of(uint32_t n)
+static inline uint32_t sequence_of(uint32_t n)
 {
-    uint32_t name = open_chain();
+    uint32_t name = open_sequence();
 
     store_base(n);
     append(name, 1, n, true);
@@ -171,12 +171,12 @@ static inline uint32_t chain_of(uint32_t n)
 static inline uint32_t append_same(uint32_t name, uint32_t n)
 {
     static uint8_t same[2000 * 16];
-    struct msg_chain_append m = {.chain = name, .keys = {same, 16 * n}};
+    struct msg_sequence_append m = {.sequence = name, .keys = {same, 16 * n}};
     uint32_t msgid;
 
     for (uint32_t i = 0; i < n; i++)
         memcpy(same + 16 * i, chain(1, 1).p, 16);
-    msgid = call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
+    msgid = call(UCM_METHOD_SEQUENCE_APPEND, &proto_sequence_append, &m);
     turns_pass();
     return msgid;
 }

@@ -41,7 +41,7 @@ Test(summaries, evicted_by_name_while_it_is_built)
 
     store_base(1);
     msgid = build(1, 1);
-    chained = append(open_chain(), 1, 1, true);
+    chained = append(open_sequence(), 1, 1, true);
     ref = index_find(rig.index, derived, chain(1, 1).p);
     /* Nothing of it is whole yet, so there is nothing to evict; its part is of the base. */
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_NONE);
@@ -49,7 +49,7 @@ Test(summaries, evicted_by_name_while_it_is_built)
     work();
     cr_expect(statuses(msgid, 1, UCM_BLOCK_OK));
     cr_expect_eq(appended(chained).summaries, 1u);
-    cr_expect_eq(find(rig.one, 1) != 0, true, "the chain leases it");
+    cr_expect_eq(find(rig.one, 1) != 0, true, "the sequence leases it");
 }
 
 Test(summaries, a_deadline_ends_the_waiting_not_the_build)
@@ -166,11 +166,11 @@ Test(summaries, a_build_that_reads_ends_with_the_daemon)
     cr_expect_eq(rig.metrics.summary_builds, 0u);
 }
 
-/* ---- chains ---- */
+/* ---- sequences ---- */
 
 Test(summaries, nobody_waits_for_the_end_of_a_hold)
 {
-    uint32_t name = open_chain();
+    uint32_t name = open_sequence();
     struct asker a;
 
     store_base(2);
@@ -187,7 +187,7 @@ Test(summaries, nobody_waits_for_the_end_of_a_hold)
     cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     cr_expect_eq(cache_evict(rig.cache, index_find(rig.index, derived, chain(1, 1).p), CACHE_DRAM),
                  CACHE_EVICT_LATER, "it stays in DRAM");
-    cr_expect_eq(answer_code(close_chain(name)), 0);
+    cr_expect_eq(answer_code(close_sequence(name)), 0);
     cr_expect_eq(rig.cache->users, 0u);
     cr_expect_eq(cache_evict(rig.cache, index_find(rig.index, derived, chain(1, 1).p), CACHE_DRAM),
                  CACHE_EVICT_DONE);
@@ -256,8 +256,8 @@ Test(summary_tenants, one_has_three_quarters_of_the_builds)
 Test(summary_tenants, an_append_waits_for_its_tenants_builds)
 {
     const uint32_t most = most_of_tenant(LIMIT_BUILDS);
-    struct msg_chain_open open = {.ns = our_summaries->id};
-    struct msg_chain r;
+    struct msg_sequence_open open = {.ns = our_summaries->id};
+    struct msg_sequence r;
     uint32_t asked;
 
     for (uint64_t i = 1; i <= most; i++)
@@ -266,8 +266,8 @@ Test(summary_tenants, an_append_waits_for_its_tenants_builds)
     retrieval_of(door.requests)->summaries.watchers = 0; /* what comes now is the append's */
     drop(store(ours, most + 1));
     retrieval_of(door.requests)->summaries.watchers = 2;
-    result_of(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open), &proto_chain, &r);
-    asked = append((uint32_t)r.chain, most + 1, 1, true);
+    result_of(call(UCM_METHOD_SEQUENCE_OPEN, &proto_sequence_open, &open), &proto_sequence, &r);
+    asked = append((uint32_t)r.sequence, most + 1, 1, true);
     turns_pass();
     cr_expect_eq(taken(LIMIT_BUILDS), most);
     cr_expect(list_empty(&rig.cache->waits[WAIT_SLOT]), "it is in the way of who waits for space");

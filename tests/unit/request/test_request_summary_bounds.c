@@ -1,11 +1,11 @@
-/* Bounds of chains, selections and builds: memory, held summaries, prefetches; and an arena that is full. */
+/* Bounds of sequences, selections and builds: memory, held summaries, prefetches; and an arena that is full. */
 #include "tests/unit/request/summary_rig.h"
 
 TestSuite(summary_bounds, .init = open_all, .fini = close_all);
 
-Test(summary_bounds, memory_of_chains_and_selections_is_bounded)
+Test(summary_bounds, memory_of_sequences_and_selections_is_bounded)
 {
-    uint32_t name = chain_of(2);
+    uint32_t name = sequence_of(2);
     const uint64_t all = door.config.max_frame_memory, before = taken(LIMIT_MEMORY);
     struct limit_owner *other = limits_uid(door.limits, "other", 1, true);
 
@@ -22,35 +22,35 @@ Test(summary_bounds, memory_of_chains_and_selections_is_bounded)
 Test(summary_bounds, keys_that_are_missing_take_no_memory)
 {
     static uint8_t missing[UCM_MAX_KEYS * 16];
-    struct msg_chain_append m = {.keys = {missing, sizeof(missing)}};
+    struct msg_sequence_append m = {.keys = {missing, sizeof(missing)}};
     uint64_t before = 0;
 
     memset(missing, 0xee, sizeof(missing));
     for (int i = 0; i < 2; i++) {
-        m.chain = i ? open_chain() : chain_of(2);
+        m.sequence = i ? open_sequence() : sequence_of(2);
         before = taken(LIMIT_MEMORY);
-        cr_expect_eq(appended(call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m)).missing,
+        cr_expect_eq(appended(call(UCM_METHOD_SEQUENCE_APPEND, &proto_sequence_append, &m)).missing,
                      UCM_MAX_KEYS);
         cr_expect_eq(taken(LIMIT_MEMORY), before);
     }
 }
 
-/* Others find some of the memory, and requests half of it, whatever one user's chains take. */
+/* Others find some of the memory, and requests half of it, whatever one user's sequences take. */
 Test(summary_bounds, a_user_takes_a_part_of_the_memory)
 {
     const uint64_t limit = 24 << 10;
     struct limit_owner *other = limits_uid(door.limits, "other", 1, false);
-    uint32_t name = chain_of(1), i = 0;
-    struct msg_chain_open open = {.ns = derived->id};
+    uint32_t name = sequence_of(1), i = 0;
+    struct msg_sequence_open open = {.ns = derived->id};
     uint64_t left;
 
     become(false);
     limits_set(door.limits, LIMIT_MEMORY, limit);
-    limits_set(door.limits, LIMIT_CHAINS, limit / 2);
-    while (i < 50 && answer_code(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open)) == 0)
+    limits_set(door.limits, LIMIT_SEQUENCES, limit / 2);
+    while (i < 50 && answer_code(call(UCM_METHOD_SEQUENCE_OPEN, &proto_sequence_open, &open)) == 0)
         i++;
     cr_expect_lt(i, 50u);
-    cr_expect_leq(taken(LIMIT_CHAINS), limit / 2);
+    cr_expect_leq(taken(LIMIT_SEQUENCES), limit / 2);
     cr_expect_eq(answer_code(append(name, 1, 1, false)), 0);
     left = limit_room(door.owner, LIMIT_MEMORY);
     cr_assert_gt(left, 0u);
@@ -67,7 +67,7 @@ Test(summary_bounds, a_user_takes_a_part_of_the_memory)
 /* Tenant "t" is not the uid's own: three quarters of three quarters are one uid's. */
 Test(summary_bounds, a_user_holds_a_part_of_the_summaries)
 {
-    uint32_t name = chain_of(1), held;
+    uint32_t name = sequence_of(1), held;
 
     become(false);
     held = appended(append_same(name, 2000)).summaries + 1;
@@ -84,7 +84,7 @@ static int lease_code(uint64_t first, uint32_t n)
     return answer_code(call(UCM_METHOD_LOOKUP, &proto_lookup, &m));
 }
 
-/* Others can store and lease, whatever one user's leases and chains cover. */
+/* Others can store and lease, whatever one user's leases and sequences cover. */
 Test(summary_bounds, a_user_leases_a_part_of_what_there_is)
 {
     uint64_t all = arena_bytes_configured(rig.arena) / ns_part_bytes(rig.one, 0);
@@ -93,7 +93,7 @@ Test(summary_bounds, a_user_leases_a_part_of_what_there_is)
 
     become(false);
     store_base(blocks);
-    name = open_chain();
+    name = open_sequence();
     cr_expect_eq(lease_code(1, blocks - 1), 0);
     cr_expect_eq(answer_code(append(name, 1, blocks, false)), 0, "one less than too many");
     cr_expect_eq(cache_leased(rig.cache).index_bytes, blocks * INDEX_BLOCK_BYTES);
@@ -107,18 +107,18 @@ Test(summary_bounds, a_user_leases_a_part_of_what_there_is)
     become(true);
     cr_expect_eq(lease_code(1, 1), 0, "an operator");
     become(false);
-    close_chain(name);
+    close_sequence(name);
     cr_expect_eq(lease_code(1, 1), 0, "one block is free");
     hang_up();
     turns_pass();
     cr_expect_eq(cache_leased(rig.cache).index_bytes + cache_leased(rig.cache).bytes, 0u);
 }
 
-static uint32_t ask_prefetch(const uint32_t *chains, uint32_t n)
+static uint32_t ask_prefetch(const uint32_t *sequences, uint32_t n)
 {
     static const uint16_t q[8 * 64];
     static const uint32_t layers[8];
-    struct msg_select m = {.chains = {chains, n},
+    struct msg_select m = {.sequences = {sequences, n},
                            .layers = {layers, n},
                            .q = {(const uint8_t *)q, n * 128},
                            .q_dtype = UCM_KV_F16,
@@ -129,10 +129,10 @@ static uint32_t ask_prefetch(const uint32_t *chains, uint32_t n)
     return call(UCM_METHOD_SELECT, &proto_select, &m);
 }
 
-/* One for each chain, in whatever order their rows come. */
+/* One for each sequence, in whatever order their rows come. */
 Test(summary_bounds, prefetches_of_a_selection_are_few)
 {
-    uint32_t a = open_chain(), b = open_chain(), rows[8] = {a, b, a, b, a, b, a, b};
+    uint32_t a = open_sequence(), b = open_sequence(), rows[8] = {a, b, a, b, a, b, a, b};
 
     store_both_below();
     append(a, 1, 1, false);
@@ -147,10 +147,10 @@ Test(summary_bounds, prefetches_of_a_selection_are_few)
     cr_expect_eq(requests_active(door.requests), 0u);
 }
 
-/* Its memory was for the blocks that the chain had. */
-Test(summary_bounds, a_chain_grows_under_a_selection_that_prefetches)
+/* Its memory was for the blocks that the sequence had. */
+Test(summary_bounds, a_sequence_grows_under_a_selection_that_prefetches)
 {
-    uint32_t name = chain_of(1), asked = ask_prefetch(&name, 1);
+    uint32_t name = sequence_of(1), asked = ask_prefetch(&name, 1);
 
     for (uint32_t i = 0; i < 40; i++)
         cr_assert_eq(appended(append_same(name, 2000)).blocks, 1 + 2000 * (i + 1));
@@ -180,7 +180,7 @@ Test(summaries_full, a_base_does_not_go_for_its_own_summary)
 
 Test(summaries_full, nor_one_that_an_append_found)
 {
-    uint32_t name = open_chain();
+    uint32_t name = open_sequence();
     block_ref ref;
 
     store_base(2);

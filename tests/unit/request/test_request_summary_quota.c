@@ -111,7 +111,7 @@ Test(summary_quota, what_is_stored_goes_without_its_summary)
 /* The summary can't be read, and what it would be built of finds no room: an answer, not a wait for the deadline. */
 Test(summary_shares, an_unreadable_summary_beyond_what_its_tenant_gets_is_missing)
 {
-    uint32_t name = open_chain(), asked;
+    uint32_t name = open_sequence(), asked;
 
     store_both_below();
     asked = append(name, 1, 1, true);

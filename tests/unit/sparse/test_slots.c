@@ -1,4 +1,4 @@
-/* kernels/slots: shapes and memory, lists of chains, replays. What steps do is told by a model (test_slots_random.c). */
+/* kernels/slots: shapes and memory, lists of sequences, replays. What steps do is told by a model (test_slots_random.c). */
 #include "kernels/slots/slots.h"
 
 #include <criterion/criterion.h>
@@ -177,7 +177,7 @@ Test(slots, a_miss_is_listed_once_and_resident_when_published)
     uint32_t index[2][2][3] = {{{0, 1, 2}, {2, 1, UCM_SLOTS_NO_INDEX}}, {{0, 3, 9}, {3, 9, 9}}};
     uint32_t count[2][2] = {{3, 3}, {2, 1}}, request[] = {0, 1};
     int32_t table[2][4] = {{30, 31, 32, -1}, {30, -1, -1, 33}}; /* 30 is in both */
-    struct ucm_slots_lists lists = {.chains = 2,
+    struct ucm_slots_lists lists = {.sequences = 2,
                                     .lists = 2,
                                     .room = 3,
                                     .index = &index[0][0][0],
@@ -201,7 +201,7 @@ Test(slots, a_miss_is_listed_once_and_resident_when_published)
     cr_assert(s.step->misses == 0 && s.step->flags == 0 && s.step->missed == 4);
     for (uint32_t i = 30; i < 34; i++)
         cr_assert_eq(s.stamp[s.slot_of[ucm_slots_key(&s.shape, 2, i)]], 2);
-    lists.apart = 1; /* the second list of each chain is of the next strand */
+    lists.apart = 1; /* the second list of each sequence is of the next strand */
     ucm_slots_resolve(&s, 0, &lists);
     serve(&s);
     cr_assert(resident(&s, 0, 30, 4) == 4 && resident(&s, 1, 30, 4) == 3);
@@ -233,7 +233,7 @@ Test(slots, a_block_without_a_number_spoils_the_step)
     struct ucm_slots s = make(small());
     uint32_t index[] = {0, 1, 2, 3}, count = 4, request = 0;
     int32_t table[] = {5, -1, 40, 6};
-    struct ucm_slots_lists lists = {.chains = 1,
+    struct ucm_slots_lists lists = {.sequences = 1,
                                     .lists = 1,
                                     .room = 4,
                                     .index = index,

@@ -45,7 +45,7 @@ class Options(Structure):
         ("numbers", c_uint32),
         ("requests", c_uint32),
         ("misses", c_uint32),
-        ("chains", c_uint32),
+        ("sequences", c_uint32),
         ("lists", c_uint32),
         ("room", c_uint32),
         ("window", c_uint32),
@@ -77,7 +77,7 @@ class Info(Structure):
 class Layer(Structure):
     _fields_ = [
         ("layer", c_uint32),
-        ("chains", c_uint32),
+        ("sequences", c_uint32),
         ("index", c_uint64),
         ("count", c_uint64),
         ("table", c_uint64),

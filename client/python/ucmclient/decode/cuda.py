@@ -1,6 +1,6 @@
 """Decode steps on the worker's GPU, with torch's tensors there: ucmclient_cuda_decode.h in Python.
 
-    steps = cuda.Steps(pool, shape, layers=32, q_heads=32, layer_bytes=65536, numbers=8192, requests=8, chains=8,
+    steps = cuda.Steps(pool, shape, layers=32, q_heads=32, layer_bytes=65536, numbers=8192, requests=8, sequences=8,
                        room=select.room, window=40)
     steps.begin()  # a step: on torch's current stream, or in a graph that captures it
     for layer in range(32):
@@ -70,7 +70,7 @@ class Result:
 
 class Ranked(NamedTuple):
     """What Steps with rounds want of a layer's selection, which is the last one that was launched. n_blocks: as it was given.
-    least: int32 [chains], blocks that each list attends before it may stop. report: int32 [chains][lists][4], to be written: blocks,
+    least: int32 [sequences], blocks that each list attends before it may stop. report: int32 [sequences][lists][4], to be written: blocks,
     rounds, and as float32 share and certificate; struct ucm_cuda_decode_report."""
 
     select: Selector
@@ -89,9 +89,9 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Pages:
-    """The engine's pages of a layer. kv: the first dimension counts pages, which page_shape describes. table: int32 [chains][...],
-    the page of each block of a chain. first: int32 [chains], the local window's first block; length: int32 [chains], tokens of the
-    chain with the new one. of: int32 [numbers], the page that has the complete block of a number, or -1: what misses is copied from
+    """The engine's pages of a layer. kv: the first dimension counts pages, which page_shape describes. table: int32 [sequences][...],
+    the page of each block of a sequence. first: int32 [sequences], the local window's first block; length: int32 [sequences], tokens of the
+    sequence with the new one. of: int32 [numbers], the page that has the complete block of a number, or -1: what misses is copied from
     there, which wants page_shape to be that of the daemon's blocks."""
 
     kv: Any
@@ -117,7 +117,7 @@ class Steps(_OnGpu):
 
     pool: a contiguous tensor on the GPU, of bytes_of() so many slots. shape: of one layer of a block in the daemon, with
     layer_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
-    below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a chain in the engine's pages that a layer
+    below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a sequence in the engine's pages that a layer
     attends, at most. A shape with rope_dim is a latent (MLA): 576 channels, of which 512 are V, up to 128 q_heads, and a scale. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: slots are of a layer, not of a KV head of it. encoding: of slots: "fp8", which halves them (docs/encodings.md), or none. misses: room for those of a layer, and for what a step did
     not get; 0: for all. rounds: how lists stop while attention runs; None: all that was chosen is attended."""
 
@@ -133,7 +133,7 @@ class Steps(_OnGpu):
         layer_bytes: int,
         numbers: int,
         requests: int,
-        chains: int,
+        sequences: int,
         room: int,
         window: int,
         page_shape: Optional[Shape] = None,
@@ -150,7 +150,7 @@ class Steps(_OnGpu):
         super().__init__(pool)
         if encoding not in native.ENCODINGS:
             raise ValueError(f"encoding {encoding!r} of slots: 'fp8' is known, and '' for K and V as they are")
-        self.shape, self.q_heads, self.chains, self.window = shape, q_heads, chains, window
+        self.shape, self.q_heads, self.sequences, self.window = shape, q_heads, sequences, window
         self.layers, self.numbers, self.requests, self.room = layers, numbers, requests, room
         self.lists, self.rounds = shape.kv_heads if lists is None else lists, rounds
         known = (shape.tokens, shape.kv_heads, shape.head_dim, dtype_number(shape.dtype))
@@ -165,7 +165,7 @@ class Steps(_OnGpu):
         self.slots = size // self.slot_bytes
         options = native.Options(
             layers, q_heads, shape.kv_heads, shape.head_dim, self._out[1], dtype, known[3], shape.tokens, scale, k_scale, v_scale, int(whole), pool.data_ptr(),
-            self.slots, numbers, requests, misses, chains, self.lists, room, window, _layout(shape, *known), layer_bytes,
+            self.slots, numbers, requests, misses, sequences, self.lists, room, window, _layout(shape, *known), layer_bytes,
             _layout(page_shape or shape, *known), *self._options(rounds), encoding=native.ENCODINGS[encoding],
         )
         out, info, lib = c_void_p(), native.Info(), native.library()
@@ -222,25 +222,25 @@ class Steps(_OnGpu):
         ranked: Optional[Ranked] = None,
         stream: Any = None,
     ) -> Any:
-        """Attends to what was chosen and to the local window. table: int32 [chains][...], the numbers of each chain's blocks.
-        requests: int32 [chains]. q: [chains][q_heads][head_dim]; out, which is returned, likewise, for MLA without the rope_dim last channels. lse: float32
-        [chains][q_heads]. ranked: wanted with rounds, and then chosen has scores."""
+        """Attends to what was chosen and to the local window. table: int32 [sequences][...], the numbers of each sequence's blocks.
+        requests: int32 [sequences]. q: [sequences][q_heads][head_dim]; out, which is returned, likewise, for MLA without the rope_dim last channels. lse: float32
+        [sequences][q_heads]. ranked: wanted with rounds, and then chosen has scores."""
         self._inputs(chosen, table, requests, q)
-        chains = q.shape[0]
-        out = q.new_empty((chains, *self._out)) if out is None else out
+        sequences = q.shape[0]
+        out = q.new_empty((sequences, *self._out)) if out is None else out
         what = native.Layer(
-            layer=layer, chains=chains, index=chosen.index.data_ptr(), count=chosen.counts.data_ptr(), table=table.data_ptr(),
+            layer=layer, sequences=sequences, index=chosen.index.data_ptr(), count=chosen.counts.data_ptr(), table=table.data_ptr(),
             table_stride=table.stride()[0], request=requests.data_ptr(), q=q.data_ptr(), q_stride=q.stride()[0],
-            out=self._like_q(out, "out", chains).data_ptr(), lse=0 if lse is None else self._lse(lse, chains).data_ptr(),
+            out=self._like_q(out, "out", sequences).data_ptr(), lse=0 if lse is None else self._lse(lse, sequences).data_ptr(),
         )
         if pages is not None:
-            self._pages(pages, chains)
+            self._pages(pages, sequences)
             what.pages, what.page_stride, what.page_bound = pages.kv.data_ptr(), _step(pages.kv), pages.kv.shape[0]
             what.page_table, what.page_table_stride = pages.table.data_ptr(), pages.table.stride()[0]
             what.first, what.length = pages.first.data_ptr(), pages.length.data_ptr()
             what.page_of = 0 if pages.of is None else pages.of.data_ptr()
         if self.rounds is not None:
-            self._ranked(what, ranked, chosen, chains)
+            self._ranked(what, ranked, chosen, sequences)
         native.check(native.library().ucm_cuda_decode_layer(self.handle, byref(what), self._stream(stream)))
         return out
 
@@ -329,10 +329,10 @@ class Steps(_OnGpu):
 
     def _inputs(self, chosen: Chosen, table: Any, requests: Any, q: Any) -> None:
         self._check(q, "q", self._dtype, 3)
-        if tuple(q.shape[1:]) != self._q or not 1 <= q.shape[0] <= self.chains:
-            raise ValueError(f"q has shape {tuple(q.shape)}; [1 to {self.chains}, {self._q[0]}, {self._q[1]}] is wanted")
+        if tuple(q.shape[1:]) != self._q or not 1 <= q.shape[0] <= self.sequences:
+            raise ValueError(f"q has shape {tuple(q.shape)}; [1 to {self.sequences}, {self._q[0]}, {self._q[1]}] is wanted")
         if not q[0].is_contiguous() or q.stride()[0] == 0:
-            raise ValueError("q: the queries of a chain must be contiguous, and each chain has its own")
+            raise ValueError("q: the queries of a sequence must be contiguous, and each sequence has its own")
         lists = (q.shape[0], self.lists)
         for what, tensor, shape in (("counts", chosen.counts, lists), ("index", chosen.index, (*lists, self.room))):
             self._check(tensor, f"chosen.{what}", "int32", 2)
@@ -340,23 +340,23 @@ class Steps(_OnGpu):
                 raise ValueError(f"chosen.{what} has shape {tuple(tensor.shape)}; {shape} is wanted, contiguous")
         self._table(table, "table", q.shape[0])
         if self._numbers(requests, "requests").shape[0] != q.shape[0]:
-            raise ValueError(f"requests has {requests.shape[0]} numbers for {q.shape[0]} chains")
+            raise ValueError(f"requests has {requests.shape[0]} numbers for {q.shape[0]} sequences")
 
-    def _ranked(self, what: native.Layer, ranked: Optional[Ranked], chosen: Chosen, chains: int) -> None:
+    def _ranked(self, what: native.Layer, ranked: Optional[Ranked], chosen: Chosen, sequences: int) -> None:
         if ranked is None or chosen.scores is None:
             raise ValueError("these steps have rounds: `ranked` is wanted, and scores of what was chosen")
-        select, lists = ranked.select, (chains, self.lists)
-        if (select.rows, select.q_heads, select.lists) != (1, self.q_heads, self.lists) or select.chains < chains:
+        select, lists = ranked.select, (sequences, self.lists)
+        if (select.rows, select.q_heads, select.lists) != (1, self.q_heads, self.lists) or select.sequences < sequences:
             raise ValueError(
-                f"ranked.select has rows={select.rows}, q_heads={select.q_heads}, lists={select.lists}, chains={select.chains}; "
-                f"1, {self.q_heads}, {self.lists} and at least {chains} are wanted"
+                f"ranked.select has rows={select.rows}, q_heads={select.q_heads}, lists={select.lists}, sequences={select.sequences}; "
+                f"1, {self.q_heads}, {self.lists} and at least {sequences} are wanted"
             )
         self._check(chosen.scores, "chosen.scores", "float32", 3)
         if tuple(chosen.scores.shape) != (*lists, self.room) or not chosen.scores.is_contiguous():
             raise ValueError(f"chosen.scores has shape {tuple(chosen.scores.shape)}; {(*lists, self.room)} is wanted, contiguous")
         for name, tensor in (("n_blocks", ranked.n_blocks), ("least", ranked.least)):
-            if tensor is not None and self._numbers(tensor, f"ranked.{name}").shape[0] != chains:
-                raise ValueError(f"ranked.{name} has {tensor.shape[0]} numbers for {chains} chains")
+            if tensor is not None and self._numbers(tensor, f"ranked.{name}").shape[0] != sequences:
+                raise ValueError(f"ranked.{name} has {tensor.shape[0]} numbers for {sequences} sequences")
         what.candidates, what.score = ranked.n_blocks.data_ptr(), chosen.scores.data_ptr()
         what.head_scores, what.head_pitch = select.head_scores, select.head_pitch
         what.least = 0 if ranked.least is None else ranked.least.data_ptr()
@@ -366,29 +366,29 @@ class Steps(_OnGpu):
                 raise ValueError(f"ranked.report has shape {tuple(ranked.report.shape)}; {(*lists, 4)} is wanted, contiguous")
             what.report = ranked.report.data_ptr()
 
-    def _table(self, table: Any, what: str, chains: int) -> None:
+    def _table(self, table: Any, what: str, sequences: int) -> None:
         self._check(table, what, "int32", 2)
-        if len(table.shape) != 2 or table.shape[0] != chains or table.stride()[1] != 1:
-            raise ValueError(f"{what} has shape {tuple(table.shape)}; [{chains}][...] is wanted, rows contiguous")
+        if len(table.shape) != 2 or table.shape[0] != sequences or table.stride()[1] != 1:
+            raise ValueError(f"{what} has shape {tuple(table.shape)}; [{sequences}][...] is wanted, rows contiguous")
 
-    def _like_q(self, tensor: Any, what: str, chains: int) -> Any:
+    def _like_q(self, tensor: Any, what: str, sequences: int) -> Any:
         self._check(tensor, what, self._dtype, 3)
-        if tuple(tensor.shape) != (chains, *self._out) or not tensor.is_contiguous():
-            raise ValueError(f"{what} has shape {tuple(tensor.shape)}; {(chains, *self._out)} is wanted, contiguous")
+        if tuple(tensor.shape) != (sequences, *self._out) or not tensor.is_contiguous():
+            raise ValueError(f"{what} has shape {tuple(tensor.shape)}; {(sequences, *self._out)} is wanted, contiguous")
         return tensor
 
-    def _lse(self, tensor: Any, chains: int) -> Any:
+    def _lse(self, tensor: Any, sequences: int) -> Any:
         self._check(tensor, "lse", "float32", 2)
-        if tuple(tensor.shape) != (chains, self.q_heads) or not tensor.is_contiguous():
-            raise ValueError(f"lse has shape {tuple(tensor.shape)}; {(chains, self.q_heads)} is wanted, contiguous")
+        if tuple(tensor.shape) != (sequences, self.q_heads) or not tensor.is_contiguous():
+            raise ValueError(f"lse has shape {tuple(tensor.shape)}; {(sequences, self.q_heads)} is wanted, contiguous")
         return tensor
 
-    def _pages(self, pages: Pages, chains: int) -> None:
+    def _pages(self, pages: Pages, sequences: int) -> None:
         if _dtype(self._check(pages.kv, "pages.kv", dims=2)) not in (self._kv_dtype, *["uint8"] * (self._kv_dtype[:6] == "float8")):
             raise ValueError(f"pages.kv is of {_dtype(pages.kv)}; {self._kv_dtype} is wanted")
-        self._table(pages.table, "pages.table", chains)
+        self._table(pages.table, "pages.table", sequences)
         if pages.of is not None and self._numbers(pages.of, "pages.of").shape[0] != self.numbers:
             raise ValueError(f"pages.of has {pages.of.shape[0]} entries for {self.numbers} numbers")
         for what, tensor in (("first", pages.first), ("length", pages.length)):
-            if self._numbers(tensor, f"pages.{what}").shape[0] != chains:
-                raise ValueError(f"pages.{what} has {tensor.shape[0]} numbers for {chains} chains")
+            if self._numbers(tensor, f"pages.{what}").shape[0] != sequences:
+                raise ValueError(f"pages.{what} has {tensor.shape[0]} numbers for {sequences} sequences")

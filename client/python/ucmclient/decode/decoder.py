@@ -13,7 +13,7 @@ from typing import Any, Optional, Protocol
 from ..client import Namespace, Plane, Region
 from ..errors import UcmError
 from ..memory import SharedMemory
-from ..sparse.chain import SummaryNamespace
+from ..sparse.sequence import SummaryNamespace
 from ..sparse.summary import Summary, Summaries
 from ..sparse.window import Pinned, Window
 from .choices import Choices, Room
@@ -37,8 +37,8 @@ class Slots(Protocol):
     def begin(self) -> None:
         """A step, or another run of it."""
 
-    def resolve(self, strand: int, chains: abc.Sequence[Chosen], apart: bool) -> None:
-        """apart: the l-th list of each chain is of strand + l; else all are of this one."""
+    def resolve(self, strand: int, sequences: abc.Sequence[Chosen], apart: bool) -> None:
+        """apart: the l-th list of each sequence is of strand + l; else all are of this one."""
 
     def want(self, wanted: abc.Sequence[tuple[int, int, int]]) -> None:
         """Between two runs: as if a list had chosen them; strand, row and request of each."""

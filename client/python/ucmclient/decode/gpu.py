@@ -12,7 +12,7 @@ from typing import Any, Optional
 from ..client import Namespace, Plane, Region
 from ..errors import UcmError
 from ..memory import cuda_allocation
-from ..sparse.chain import Chain, SummaryNamespace
+from ..sparse.sequence import BlockSequence, SummaryNamespace
 from ..sparse.summary import Summary
 from ..sparse.window import Pinned, Window
 from .cuda import Flag, Key, Result, Steps
@@ -26,10 +26,10 @@ Register = Callable[[Namespace, Any, abc.Sequence[Plane], int, bool, int, float]
 class GpuDecoder(Supply):
     """For one rank of one engine. A step goes so, with the stream at rest outside of run():
 
-        for sequence in step:  # once
+        for i, sequence in enumerate(step):  # once
             decoder.extend(sequence, keys, pages)
             decoder.keep(sequence, keys)
-            decoder.write(table[chain], sequence)
+            decoder.write(table[i], sequence)
         decoder.update()
         run()  # steps.begin(), each layer's selection over decoder.summaries[layer] and steps.layer(), steps.end(); or a graph of it
         while not decoder.counted():
@@ -155,17 +155,17 @@ class GpuDecoder(Supply):
             self._forget_all()
 
     def write(self, table: Any, sequence: Sequence, first: int = 0) -> None:
-        """The rows of the sequence's blocks from `first` on into a chain's table, int32 on the GPU."""
+        """The rows of the sequence's blocks from `first` on into its table, int32 on the GPU."""
         rows = self._tensor(sequence.rows[first:], dtype=table.dtype)
         table[first : first + len(rows)].copy_(rows)
 
-    def pin_beside(self, chain: Chain, first: int, n: int, wait: float) -> Optional[Pinned]:
+    def pin_beside(self, registered: BlockSequence, first: int, n: int, wait: float) -> Optional[Pinned]:
         """For another thread than the steps': has these blocks brought into the window, so long, and its memory made known to the driver. It
         may keep the steps' thread from the window so long. None: there is none, or no daemon."""
         with self._pinning:
             if self._window is None:
                 return None
-            pinned = self.source.ask(self._window.pin, chain, first, n, priority=URGENT, deadline=wait, timeout=self.deadline)
+            pinned = self.source.ask(self._window.pin, registered, first, n, priority=URGENT, deadline=wait, timeout=self.deadline)
         while self._register_beside():
             pass
         return pinned

@@ -15,7 +15,7 @@ from .cuda import Ranked
 
 
 class LayerChoices:
-    """Of `chains` chains of up to max_blocks candidates. Between steps set() says how many each has; in a step
+    """Of `sequences` sequences of up to max_blocks candidates. Between steps set() says how many each has; in a step
 
         chosen = choices(layer, summaries[layer], table, candidates, q)
         steps.layer(layer, chosen, table, requests, q, pages, ranked=choices.ranked(layer, candidates))
@@ -24,7 +24,7 @@ class LayerChoices:
     with a goal follow what steps covered; then what a token attends depends on the steps before it, too."""
 
     def __init__(
-        self, choices: Choices, summary: Summary, gpu: Any, q_heads: int, *, max_blocks: int, chains: int = 1, follow: bool = False
+        self, choices: Choices, summary: Summary, gpu: Any, q_heads: int, *, max_blocks: int, sequences: int = 1, follow: bool = False
     ):
         import torch
 
@@ -34,18 +34,18 @@ class LayerChoices:
             raise Refused("choice=mass has no number of blocks that a launch can take; make a Selector for each layer")
         if follow and choices.budget(max_blocks) is None:
             raise Refused("follow: only a policy with a goal has budgets")
-        self.choices, self.chains, self.max_blocks, self.follows = choices, chains, max_blocks, follow
+        self.choices, self.sequences, self.max_blocks, self.follows = choices, sequences, max_blocks, follow
         room = max(self._room(layer, tokens) for layer in layers)
         choose = TopK(max(choice.init_window_sz for choice in most), 0, sparse_ratio=0.0, min_blocks=0)
-        self.select = Selector(summary, gpu, q_heads, max_blocks, chains=chains, choose=choose, score=choices.score, room=max(room, 1))
+        self.select = Selector(summary, gpu, q_heads, max_blocks, sequences=sequences, choose=choose, score=choices.score, room=max(room, 1))
         self.lists, self.room = self.select.lists, self.select.room
         self._tensor, self._int32, self._float32 = torch.tensor, torch.int32, torch.float32
         int32 = {"dtype": torch.int32, "device": self.select.device}
-        #: [layers][chains]: blocks of a list, and those that it attends whatever they cover.
-        self.most, self.least = torch.zeros((len(layers), chains), **int32), torch.zeros((len(layers), chains), **int32)
-        #: [layers][chains][lists]: blocks, rounds, and as float32 share and certificate.
-        self.reports = torch.zeros((len(layers), chains, self.lists, 4), **int32)
-        shape = (chains, self.lists)
+        #: [layers][sequences]: blocks of a list, and those that it attends whatever they cover.
+        self.most, self.least = torch.zeros((len(layers), sequences), **int32), torch.zeros((len(layers), sequences), **int32)
+        #: [layers][sequences][lists]: blocks, rounds, and as float32 share and certificate.
+        self.reports = torch.zeros((len(layers), sequences, self.lists, 4), **int32)
+        shape = (sequences, self.lists)
         self._chosen = {
             layer: Chosen(
                 torch.zeros(shape, **int32), torch.zeros((*shape, self.room), **int32),
@@ -53,8 +53,8 @@ class LayerChoices:
             )
             for layer in layers if choices.source(layer) == layer
         }
-        self._candidates = [0] * chains
-        self._budgets: list[Optional[list[Budget]]] = [None] * chains
+        self._candidates = [0] * sequences
+        self._budgets: list[Optional[list[Budget]]] = [None] * sequences
 
     def close(self) -> None:
         self.select.close()
@@ -69,50 +69,50 @@ class LayerChoices:
 
     # ---- between steps ----
 
-    def set(self, chain: int, candidates: int) -> None:
-        """The chain has so many candidates from now on; 0: nobody is there, and the next one begins with a budget of its own."""
-        if candidates == self._candidates[chain]:
+    def set(self, sequence: int, candidates: int) -> None:
+        """The sequence has so many candidates from now on; 0: nobody is there, and the next one begins with a budget of its own."""
+        if candidates == self._candidates[sequence]:
             return
-        layers, known = range(len(self.choices.layers)), self._budgets[chain]
+        layers, known = range(len(self.choices.layers)), self._budgets[sequence]
         if candidates == 0:
             known = None
         elif self.follows and known is None:
             known = [budget for _ in layers if (budget := self.choices.budget(candidates)) is not None]
-        self._candidates[chain], self._budgets[chain] = candidates, known
-        self._write(chain)
+        self._candidates[sequence], self._budgets[sequence] = candidates, known
+        self._write(sequence)
 
-    def _write(self, chain: int) -> None:
-        candidates, budgets = self._candidates[chain], self._budgets[chain]
+    def _write(self, sequence: int) -> None:
+        candidates, budgets = self._candidates[sequence], self._budgets[sequence]
         layers, tokens = range(len(self.choices.layers)), self.select.summary.shape.tokens
         for to, numbers in (
             (self.most, [self.choices.of_budget(layer, candidates, budgets[layer]) if budgets else
                          self.choices.room(layer, candidates, tokens) for layer in layers]),
             (self.least, [self.choices.least(layer, candidates) for layer in layers]),
         ):
-            to[:, chain].copy_(self._tensor(numbers, dtype=self._int32))
+            to[:, sequence].copy_(self._tensor(numbers, dtype=self._int32))
 
     def shares(self) -> Any:
-        """float32 [layers][chains] on the GPU: what the step that ran last covered of each layer's least covered KV head."""
+        """float32 [layers][sequences] on the GPU: what the step that ran last covered of each layer's least covered KV head."""
         return self.reports[..., 2].contiguous().view(self._float32).amin(-1)
 
-    def follow(self, chains: Iterable[int]) -> None:
-        """The step that ran last counts: budgets of these chains move on by what it covered. Waits for the GPU."""
+    def follow(self, sequences: Iterable[int]) -> None:
+        """The step that ran last counts: budgets of these sequences move on by what it covered. Waits for the GPU."""
         shares = self.shares().tolist()
-        for chain in chains:
-            budgets = self._budgets[chain]
+        for sequence in sequences:
+            budgets = self._budgets[sequence]
             if not budgets:
                 continue
-            complete = self._candidates[chain] + self.choices.window
+            complete = self._candidates[sequence] + self.choices.window
             before = [budget.blocks for budget in budgets]
             for layer, budget in enumerate(budgets):
-                budget.next(complete, shares[self.choices.source(layer)][chain])
+                budget.next(complete, shares[self.choices.source(layer)][sequence])
             if [budget.blocks for budget in budgets] != before:
-                self._write(chain)
+                self._write(sequence)
 
     # ---- a step ----
 
     def __call__(self, layer: int, summaries: Any, table: Any, candidates: Any, q: Any, stream: Any = None) -> Chosen:
-        """As a Selector's call, of all chains; of a layer that shares another one's choice, that one's."""
+        """As a Selector's call, of all sequences; of a layer that shares another one's choice, that one's."""
         source = self.choices.source(layer)
         if source == layer:
             self.select(summaries, table, candidates, q, out=self._chosen[layer], most=self.most[layer], stream=stream)

@@ -1,4 +1,4 @@
-"""What a worker that decodes sparsely has from the daemon, wherever its slots are: sequences with their chains and pins, rows with
+"""What a worker that decodes sparsely has from the daemon, wherever its slots are: sequences as the daemon registered them, with their pins, rows with
 their summaries, and layers of blocks that are fetched, with deadlines."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Optional, Protocol
 
 from ..client import BlockResult, Namespace, Region, Task
 from ..errors import Status, UcmError
-from ..sparse.chain import Chain, SummaryNamespace
+from ..sparse.sequence import BlockSequence, SummaryNamespace
 from ..sparse.summary import Summary
 from ..sparse.window import Pinned, Window
 from .rows import Rows
@@ -95,7 +95,7 @@ class Sequence:
     number: int
     keys: list[bytes] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    chain: Optional[Chain] = None
+    registered: Optional[BlockSequence] = None
     kept: int = 0
     asked: int = 0
     pinned: int = 0
@@ -107,10 +107,10 @@ class Sequence:
 
     def forsake(self) -> None:
         """The daemon keeps nothing for it any more."""
-        chain, self.chain, self.kept, self.asked, self.pinned, self.below = self.chain, None, 0, 0, 0, False
+        registered, self.registered, self.kept, self.asked, self.pinned, self.below = self.registered, None, 0, 0, 0, False
         self.coming, self.again, self.pause = None, 0.0, 0.0
-        if chain is not None:
-            chain.close()
+        if registered is not None:
+            registered.close()
 
 
 def _runs(layers: abc.Sequence[int]) -> list[tuple[int, int]]:
@@ -178,7 +178,7 @@ class Supply:
     # ---- the daemon ----
 
     def _connected(self) -> bool:
-        """Registers the memory with each new client, and drops the chains of an old connection: keep() makes new ones. Slots
+        """Registers the memory with each new client, and drops what an old connection registered: keep() makes new ones. Slots
         and rows keep what they hold: keys name contents."""
         ns, summaries = self.source.ns, self.source.summaries
         if ns is None or summaries is None:
@@ -267,14 +267,14 @@ class Supply:
             self.rows.release(row)
         sequence.forsake()
 
-    def adopt(self, sequence: Sequence, chain: Chain, generation: int) -> None:
-        """The sequence is new, and chain has its first blocks; it is the sequence's from now on. generation: the client's when the chain was
+    def adopt(self, sequence: Sequence, registered: BlockSequence, generation: int) -> None:
+        """The sequence is new, and `registered` has its first blocks; it is the sequence's from now on. generation: the client's when that was
         made. One of an older connection is closed."""
         ns = self._ns if self._connected() else None
-        if ns is None or chain.client is not ns.client or generation != self._generation:
-            chain.close()
+        if ns is None or registered.client is not ns.client or generation != self._generation:
+            registered.close()
             return
-        sequence.chain, sequence.kept, sequence.asked = chain, len(chain), len(chain)
+        sequence.registered, sequence.kept, sequence.asked = registered, len(registered), len(registered)
 
     def extend(self, sequence: Sequence, keys: abc.Sequence[bytes], pages: Callable[[int], Any]) -> None:
         """Makes candidates of the blocks of these keys, from the sequence's end on. pages(i): where block i of the sequence is,
@@ -420,13 +420,13 @@ class Supply:
             self._came(sequence, window, pinned)
 
     def _append(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool) -> None:
-        if sequence.chain is None:
-            sequence.chain = self.source.ask(Chain, self.source.summaries, self.part, timeout=self.timeout)
-        chain = sequence.chain
-        if chain is not None:
-            more = b"".join(keys[len(chain) :])
+        if sequence.registered is None:
+            sequence.registered = self.source.ask(BlockSequence, self.source.summaries, self.part, timeout=self.timeout)
+        registered = sequence.registered
+        if registered is not None:
+            more = b"".join(keys[len(registered) :])
             appended = self.source.ask(
-                chain.append, more, build=build, priority=URGENT, deadline=self.deadline, timeout=self.deadline
+                registered.append, more, build=build, priority=URGENT, deadline=self.deadline, timeout=self.deadline
             )
             if appended is not None:
                 sequence.kept, sequence.asked = appended.blocks, len(keys)
@@ -466,10 +466,10 @@ class Supply:
     def _ask_window(self, sequence: Sequence, end: int, priority: int, wait: float) -> Optional[Pinned]:
         """For its blocks up to `end` that are not pinned: where those are that have come in so many seconds."""
         first = sequence.pinned
-        if self._window is None or sequence.chain is None or first >= end:
+        if self._window is None or sequence.registered is None or first >= end:
             return None
         pinned: Optional[Pinned] = self.source.ask(
-            self._window.pin, sequence.chain, first, end - first, priority=priority, deadline=wait, timeout=self.deadline
+            self._window.pin, sequence.registered, first, end - first, priority=priority, deadline=wait, timeout=self.deadline
         )
         return pinned
 

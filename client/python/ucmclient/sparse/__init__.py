@@ -1,16 +1,16 @@
-"""Retrieval: summaries of KV blocks, chains of blocks, and selections of the blocks that a query wants.
+"""Retrieval: summaries of KV blocks, sequences of blocks, and selections of the blocks that a query wants.
 
     summary = sparse.mean(sparse.Shape("bf16", tokens=16, kv_heads=8, head_dim=128))
-    with sparse.SummaryNamespace(ns, summary) as summaries, summaries.chain(keys, build=True) as chain:
-        chosen = chain.select(layer, q)
-        chain.prefetch(chosen.union()).wait()
+    with sparse.SummaryNamespace(ns, summary) as summaries, summaries.sequence(keys, build=True) as sequence:
+        chosen = sequence.select(layer, q)
+        sequence.prefetch(chosen.union()).wait()
 
 Tensors are numpy's, torch's or any buffer; results are memoryviews, which both take without a copy. Neither library is
 imported. ucmclient_sparse.h defines everything; docs/sparse.md says what it is worth. On a worker's GPU:
 ucmclient.sparse.cuda.
 """
 
-from .chain import Appended, Chain, SummaryNamespace, select
+from .sequence import Appended, BlockSequence, SummaryNamespace, select
 from .choice import Choice, Mass, Score, Selection, TopK, choose, history_scores
 from .summary import Summary, Summaries, Shape, box, hash_ as hash, mean, stats, submean, tokens
 from .policy import Budget, Policy
@@ -25,7 +25,7 @@ __all__ = [
     "HAS_SUMMARY",
     "Appended",
     "Budget",
-    "Chain",
+    "BlockSequence",
     "Choice",
     "Summary",
     "SummaryNamespace",

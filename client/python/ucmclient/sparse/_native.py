@@ -54,7 +54,7 @@ class Summary(Structure):
     ]
 
 
-class ChainKeys(Structure):
+class SequenceKeys(Structure):
     _fields_ = [
         ("keys", c_void_p),
         ("n_keys", c_uint32),
@@ -65,7 +65,7 @@ class ChainKeys(Structure):
     ]
 
 
-class ChainResult(Structure):
+class SequenceResult(Structure):
     _fields_ = [
         ("blocks", c_uint32),
         ("missing", c_uint32),
@@ -104,7 +104,7 @@ class Choose(Structure):
 
 class Select(Structure):
     _fields_ = [
-        ("chains", POINTER(c_void_p)),
+        ("sequences", POINTER(c_void_p)),
         ("layers", POINTER(c_uint32)),
         ("n_rows", c_uint32),
         ("q_dtype", c_uint32),
@@ -232,7 +232,7 @@ class Place(Structure):
 
 class WindowPin(Structure):
     _fields_ = [
-        ("chain", c_void_p),
+        ("sequence", c_void_p),
         ("first", c_uint32),
         ("n", c_uint32),
         ("priority", c_uint32),
@@ -280,11 +280,11 @@ PROTOTYPES = {
         c_int,
         [POINTER(Summary), c_void_p, c_size_t, c_size_t, c_uint32, c_void_p, c_size_t, c_size_t],
     ),
-    "ucm_chain_open": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
-    "ucm_chain_close": (None, [c_void_p]),
-    "ucm_chain_append": (c_int, [c_void_p, POINTER(ChainKeys), c_int, POINTER(ChainResult)]),
-    "ucm_chain_blocks": (c_uint32, [c_void_p]),
-    "ucm_chain_prefetch": (c_int, [c_void_p, c_void_p, c_uint32, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
+    "ucm_sequence_open": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
+    "ucm_sequence_close": (None, [c_void_p]),
+    "ucm_sequence_append": (c_int, [c_void_p, POINTER(SequenceKeys), c_int, POINTER(SequenceResult)]),
+    "ucm_sequence_blocks": (c_uint32, [c_void_p]),
+    "ucm_sequence_prefetch": (c_int, [c_void_p, c_void_p, c_uint32, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
     "ucm_sparse_choose_defaults": (None, [POINTER(Choose)]),
     "ucm_sparse_score_defaults": (None, [POINTER(Summary), POINTER(Score)]),
     "ucm_sparse_room": (c_int, [POINTER(Select), POINTER(c_uint32), POINTER(c_uint32)]),

@@ -39,7 +39,7 @@ class SelectOptions(Structure):
         ("score", Score),
         ("choose", Choose),
         ("q_dtype", c_uint32),
-        ("chains", c_uint32),
+        ("sequences", c_uint32),
         ("max_blocks", c_uint32),
         ("room", c_uint32),
     ]
@@ -60,7 +60,7 @@ class SelectLayer(Structure):
         ("summaries", c_uint64),
         ("stride", c_uint64),
         ("bound", c_uint32),
-        ("chains", c_uint32),
+        ("sequences", c_uint32),
         ("table", c_uint64),
         ("table_stride", c_uint64),
         ("n_blocks", c_uint64),

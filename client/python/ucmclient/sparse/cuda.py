@@ -1,7 +1,7 @@
 """Summaries and selections on the worker's GPU, with torch's tensors there: ucmclient_cuda_sparse.h in Python.
 
     build = cuda.Builder(summary, gpu=summaries)
-    select = cuda.Selector(summary, gpu=summaries, q_heads=32, max_blocks=4096, chains=8)
+    select = cuda.Selector(summary, gpu=summaries, q_heads=32, max_blocks=4096, sequences=8)
     build(kv, summaries, blocks)  # of all layers, when blocks are complete
     chosen = select(summaries[layer], table, lengths, q)  # each step and layer
 
@@ -161,7 +161,7 @@ class Builder(_OnGpu):
 
 @dataclass(frozen=True)
 class Chosen:
-    """On the GPU: counts, int32 [chains][lists]; index, int32 [chains][lists][room]: positions in each chain, ascending,
+    """On the GPU: counts, int32 [sequences][lists]; index, int32 [sequences][lists][room]: positions in each sequence, ascending,
     then -1; scores: as they were given."""
 
     counts: Any
@@ -169,13 +169,13 @@ class Chosen:
     scores: Any = None
 
     def lists(self) -> list[list[list[int]]]:
-        """[chain][list], on the CPU: waits for the GPU."""
+        """[sequence][list], on the CPU: waits for the GPU."""
         counts, index = self.counts.tolist(), self.index.tolist()
-        return [[of[:n] for n, of in zip(*chain)] for chain in zip(counts, index)]
+        return [[of[:n] for n, of in zip(*sequence)] for sequence in zip(counts, index)]
 
 
 class Selector(_OnGpu):
-    """Scores and chooses for up to `chains` chains of up to max_blocks blocks. Its launches must follow each other, in
+    """Scores and chooses for up to `sequences` sequences of up to max_blocks blocks. Its launches must follow each other, in
     one stream or by events. room: blocks of one list's answer, 0 for what max_blocks blocks need; those read from
     `room` and `lists` are what the outputs have."""
 
@@ -188,7 +188,7 @@ class Selector(_OnGpu):
         q_heads: int,
         max_blocks: int,
         *,
-        chains: int = 1,
+        sequences: int = 1,
         choose: Choice = TopK(),
         score: Score = Score(),
         rows: int = 1,
@@ -196,13 +196,13 @@ class Selector(_OnGpu):
         room: int = 0,
     ):
         super().__init__(gpu)
-        for what, n in (("q_heads", q_heads), ("max_blocks", max_blocks), ("chains", chains), ("rows", rows)):
+        for what, n in (("q_heads", q_heads), ("max_blocks", max_blocks), ("sequences", sequences), ("rows", rows)):
             if not 1 <= n < 2**32:
                 raise ValueError(f"{what} is {n}; 1 to 2**32 - 1 are allowed")
-        self.summary, self.q_heads, self.rows, self.chains, self.max_blocks = summary, q_heads, rows, chains, max_blocks
+        self.summary, self.q_heads, self.rows, self.sequences, self.max_blocks = summary, q_heads, rows, sequences, max_blocks
         self._q_dtype = next(name for name, number in DTYPES.items() if number == dtype_number(q_dtype))
         options = native.SelectOptions(
-            score.native(rows, q_heads, summary, choose), choose.native(), DTYPES[self._q_dtype], chains, max_blocks, room
+            score.native(rows, q_heads, summary, choose), choose.native(), DTYPES[self._q_dtype], sequences, max_blocks, room
         )
         out, info, lib = c_void_p(), native.SelectInfo(), native.library()
         native.check(lib.ucm_cuda_select_open(self._uuid(), byref(summary.native), byref(options), byref(out)))
@@ -224,21 +224,21 @@ class Selector(_OnGpu):
         most: Any = None,
         stream: Any = None,
     ) -> Chosen:
-        """summaries: one layer's, the first dimension counts blocks. table: int32 [chains][max_blocks or more], the
+        """summaries: one layer's, the first dimension counts blocks. table: int32 [sequences][max_blocks or more], the
         blocks' numbers in `summaries`; a block whose number is outside has no summary, and is chosen. n_blocks: int32
-        [chains]. q: [chains][q_heads][head_dim], or [chains][rows][q_heads][head_dim]. out: what an earlier call
-        returned, to be written again. scores: float32 [chains][lists][room] for the scores of the chosen blocks. most: int32
-        [chains], how many each list may choose in place of what the Choice says, at most `room`."""
+        [sequences]. q: [sequences][q_heads][head_dim], or [sequences][rows][q_heads][head_dim]. out: what an earlier call
+        returned, to be written again. scores: float32 [sequences][lists][room] for the scores of the chosen blocks. most: int32
+        [sequences], how many each list may choose in place of what the Choice says, at most `room`."""
         self._inputs(summaries, table, n_blocks, q)
-        chains = table.shape[0]
+        sequences = table.shape[0]
         if out is None:
-            shape = (chains, self.lists)
+            shape = (sequences, self.lists)
             out = Chosen(table.new_empty(shape), table.new_empty((*shape, self.room)), scores)
-        self._outputs(out, chains)
+        self._outputs(out, sequences)
         layer = native.SelectLayer(
-            summaries.data_ptr(), _step(summaries), summaries.shape[0], chains, table.data_ptr(), table.stride()[0],
+            summaries.data_ptr(), _step(summaries), summaries.shape[0], sequences, table.data_ptr(), table.stride()[0],
             n_blocks.data_ptr(), q.data_ptr(), q.stride()[0], out.counts.data_ptr(), out.index.data_ptr(),
-            0 if out.scores is None else out.scores.data_ptr(), 0 if most is None else self._most(most, chains).data_ptr(),
+            0 if out.scores is None else out.scores.data_ptr(), 0 if most is None else self._most(most, sequences).data_ptr(),
         )
         native.check(native.library().ucm_cuda_select(self.handle, byref(layer), self._stream(stream)))
         return out
@@ -248,28 +248,28 @@ class Selector(_OnGpu):
         if _span(summaries) < self.summary.bytes:
             raise ValueError(f"summaries: {_span(summaries)} bytes a block; a summary has {self.summary.bytes}")
         self._check(table, "table", "int32", 2)
-        chains = table.shape[0]
+        sequences = table.shape[0]
         if len(table.shape) != 2 or table.shape[1] < self.max_blocks or table.stride()[1] != 1:
-            raise ValueError(f"table has shape {tuple(table.shape)}; [chains][{self.max_blocks} or more] is wanted")
-        if not 1 <= chains <= self.chains:
-            raise ValueError(f"table has {chains} chains; this Selector is for 1 to {self.chains}")
-        if self._numbers(n_blocks, "n_blocks").shape[0] != chains:
-            raise ValueError(f"n_blocks has {n_blocks.shape[0]} numbers for {chains} chains")
+            raise ValueError(f"table has shape {tuple(table.shape)}; [sequences][{self.max_blocks} or more] is wanted")
+        if not 1 <= sequences <= self.sequences:
+            raise ValueError(f"table has {sequences} sequences; this Selector is for 1 to {self.sequences}")
+        if self._numbers(n_blocks, "n_blocks").shape[0] != sequences:
+            raise ValueError(f"n_blocks has {n_blocks.shape[0]} numbers for {sequences} sequences")
         self._check(q, "q", self._q_dtype, 3)
         one = (self.q_heads, self.summary.shape.head_dim)
-        wanted = [(chains, self.rows, *one)] + [(chains, *one)] * (self.rows == 1)
+        wanted = [(sequences, self.rows, *one)] + [(sequences, *one)] * (self.rows == 1)
         if tuple(q.shape) not in wanted:
             raise ValueError(f"q has shape {tuple(q.shape)}; {wanted[0]} is wanted")
         if not q[0].is_contiguous():
-            raise ValueError("q: the queries of a chain must be contiguous")
+            raise ValueError("q: the queries of a sequence must be contiguous")
 
-    def _most(self, most: Any, chains: int) -> Any:
-        if self._numbers(most, "most").shape[0] != chains:
-            raise ValueError(f"most has {most.shape[0]} numbers for {chains} chains")
+    def _most(self, most: Any, sequences: int) -> Any:
+        if self._numbers(most, "most").shape[0] != sequences:
+            raise ValueError(f"most has {most.shape[0]} numbers for {sequences} sequences")
         return most
 
-    def _outputs(self, out: Chosen, chains: int) -> None:
-        lists = (chains, self.lists)
+    def _outputs(self, out: Chosen, sequences: int) -> None:
+        lists = (sequences, self.lists)
         for what, tensor, dtype, shape in (
             ("out.counts", out.counts, "int32", lists),
             ("out.index", out.index, "int32", (*lists, self.room)),

@@ -16,7 +16,7 @@ from ..buffers import Blocks, uint32s
 from ..client import Client
 from ..errors import Status, UcmError
 from ..region import BlockResult, Task, TaskResult
-from .chain import Chain
+from .sequence import BlockSequence
 
 PENDING_MAX = 64
 DEADLINE_S = 10.0
@@ -90,7 +90,7 @@ class Prefetcher:
 
     def submit(
         self,
-        chain: Chain,
+        sequence: BlockSequence,
         index: Blocks,
         *,
         place: int = 0,
@@ -98,10 +98,10 @@ class Prefetcher:
         deadline: float = 0.0,
         timeout: Optional[float] = None,
     ) -> Prefetch:
-        """index: blocks of the chain, such as Selection.union(). place: of their request in the worker's queue. batch:
+        """index: blocks of the sequence, such as Selection.union(). place: of their request in the worker's queue. batch:
         the one that will use them, as advance() counts. deadline: from now; then blocks that did not come count as missing (10 s).
         Where too many have not ended, it takes the place of a less urgent one that still waits, or is refused as BUSY."""
-        prefetch = Prefetch(self, chain, index, place, batch, deadline)
+        prefetch = Prefetch(self, sequence, index, place, batch, deadline)
         with self._changed:
             self._pump(timeout)
             self._make_room(prefetch.priority)
@@ -179,22 +179,22 @@ class Prefetcher:
 class Prefetch:
     """Close it when its blocks were loaded or are not wanted any more: that gives its bytes back, and cancels what has not ended."""
 
-    def __init__(self, prefetcher: Prefetcher, chain: Chain, index: Blocks, place: int, batch: int, deadline: float):
+    def __init__(self, prefetcher: Prefetcher, sequence: BlockSequence, index: Blocks, place: int, batch: int, deadline: float):
         """For Prefetcher.submit."""
         if prefetcher.closed:
             raise UcmError(Status.INVALID, "this Prefetcher is closed")
-        if chain.client is not prefetcher.client:
-            raise UcmError(Status.INVALID, "the chain is of another client than the prefetcher")
+        if sequence.client is not prefetcher.client:
+            raise UcmError(Status.INVALID, "the sequence is of another client than the prefetcher")
         borrowed, n = uint32s(index)
         self.index = array.array("I", ctypes.string_at(borrowed.address, borrowed.bytes) if n else b"")
-        wrong = next((block for block in self.index if block >= len(chain)), None)
+        wrong = next((block for block in self.index if block >= len(sequence)), None)
         if n == 0 or wrong is not None:
-            raise UcmError(Status.INVALID, f"{n} blocks of a chain of {len(chain)}" + (f", among them {wrong}" if n else ""))
-        base = chain.ns.base.identity
-        self.bytes = n * base.layer_bytes * base.layers[chain.part if len(base.layers) > 1 else 0]
+            raise UcmError(Status.INVALID, f"{n} blocks of a sequence of {len(sequence)}" + (f", among them {wrong}" if n else ""))
+        base = sequence.ns.base.identity
+        self.bytes = n * base.layer_bytes * base.layers[sequence.part if len(base.layers) > 1 else 0]
         if self.bytes > prefetcher._bytes_max:
             raise UcmError(Status.INVALID, f"{n} blocks have {self.bytes} bytes; prefetch_cache_size is {prefetcher._bytes_max}")
-        self.chain, self.priority, self.batch, self.closed = chain, Priority.of(place), batch, False
+        self.sequence, self.priority, self.batch, self.closed = sequence, Priority.of(place), batch, False
         self.deadline = time.monotonic() + (deadline or DEADLINE_S)
         self.error: Optional[UcmError] = None
         self._prefetcher = prefetcher
@@ -285,12 +285,12 @@ class Prefetch:
     def _send(self, timeout: Optional[float]) -> bool:
         """False: no more can be sent now."""
         prefetcher = self._prefetcher
-        if self.chain.closed:
+        if self.sequence.closed:
             self._end()
             return True
         left = max(self.deadline - time.monotonic(), 0.001)
         try:
-            self._task = self.chain.prefetch(
+            self._task = self.sequence.prefetch(
                 self.index, priority=Priority.LOW - self.priority, deadline=left, timeout=timeout
             )
         except UcmError as error:

@@ -13,7 +13,7 @@ from ..client import Namespace
 from ..errors import check
 from ..handle import _Handle, _timeout
 from . import _native as native
-from .chain import Chain
+from .sequence import BlockSequence
 
 MISS = 1
 NO_PLACE = 0xFFFFFFFF
@@ -54,7 +54,7 @@ class Mapping:
 
 
 class Window(_Handle):
-    """The window of one part of a namespace: pins blocks of its chains, and reads them without a message.
+    """The window of one part of a namespace: pins blocks of its sequences, and reads them without a message.
 
     addresses: for kernels, which read by address(); then mappings stay until release(). ucmclient_sparse.h says what
     must be kept in mind."""
@@ -90,7 +90,7 @@ class Window(_Handle):
 
     def pin(
         self,
-        chain: Chain,
+        sequence: BlockSequence,
         first: int = 0,
         n: Optional[int] = None,
         *,
@@ -98,22 +98,22 @@ class Window(_Handle):
         deadline: float = 0.0,
         timeout: Optional[float] = None,
     ) -> Pinned:
-        """Brings n blocks of the chain into the window and keeps them there; n None: all from `first` on."""
-        count = len(chain) - first if n is None else n
+        """Brings n blocks of the sequence into the window and keeps them there; n None: all from `first` on."""
+        count = len(sequence) - first if n is None else n
         places = (native.Place * max(count, 0))()
         pin = native.WindowPin(
-            chain.handle, first, max(count, 0), priority, _timeout(deadline), ctypes.addressof(places)
+            sequence.handle, first, max(count, 0), priority, _timeout(deadline), ctypes.addressof(places)
         )
         result = native.WindowPinned()
         check(lib.ucm_window_pin(self.handle, byref(pin), _timeout(timeout), byref(result)))
         return Pinned(places, result.placed, result.moved, result.read, result.missing)
 
     def unpin(
-        self, chain: Chain, first: int = 0, n: Optional[int] = None, *, timeout: Optional[float] = None
+        self, sequence: BlockSequence, first: int = 0, n: Optional[int] = None, *, timeout: Optional[float] = None
     ) -> None:
         """n None: all blocks from `first` on."""
         count = NO_PLACE if n is None else n
-        check(lib.ucm_window_unpin(self.handle, chain.handle, first, count, _timeout(timeout)))
+        check(lib.ucm_window_unpin(self.handle, sequence.handle, first, count, _timeout(timeout)))
 
     def read(
         self, place: Optional[native.Place], offset: int = 0, size: Optional[int] = None

@@ -15,7 +15,7 @@ from typing import Any, Optional, TypeVar
 
 from ...client import Client, Namespace, Region, on_behalf_of
 from ...errors import Status, UcmError
-from ...sparse.chain import SummaryNamespace
+from ...sparse.sequence import SummaryNamespace
 from ...sparse.summary import Summary
 from .identity import EngineIdentity
 from .settings import Settings

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Optional
 
 from ...decode.supply import PAUSE, URGENT, Source
-from ...sparse.chain import Chain
+from ...sparse.sequence import BlockSequence
 from ...sparse.window import Pinned
 
 logger = logging.getLogger("ucmclient.engine.vllm")
 
-#: Asks for blocks of a chain: from the first one on, so many, for so many seconds. As GpuDecoder.pin_beside.
-Pin = Callable[[Chain, int, int, float], Optional[Pinned]]
+#: Asks for blocks of a sequence: from the first one on, so many, for so many seconds. As GpuDecoder.pin_beside.
+Pin = Callable[[BlockSequence, int, int, float], Optional[Pinned]]
 #: Blocks that are asked for at once, and for so long, in seconds: who calls the window meanwhile may wait so long.
 _AT_ONCE, _WAIT = 1024, 0.01
 #: So long it goes on when none has come, and at most so long. Moving blocks within DRAM takes a quarter of a second a GiB; to compute them
@@ -26,11 +26,11 @@ _LOOK, _LONGEST = 0.25, 10.0
 
 
 class _Coming:
-    """A request's. chain keeps its blocks and their pins, and is its own until take(); with it the generation of its connection."""
+    """A request's. sequence keeps its blocks and their pins, and is its own until take(); with it the generation of its connection."""
 
     def __init__(self, keys: bytes):
         self.keys = keys
-        self.chain: Optional[tuple[Chain, int]] = None
+        self.sequence: Optional[tuple[BlockSequence, int]] = None
         self.done = self.dropped = False
 
 
@@ -38,7 +38,7 @@ class Ahead:
     """One thread for all requests. It ends with end(); all methods are the engine's thread's."""
 
     def __init__(self, source: Source, pin: Pin, part: int, deadline: float):
-        """deadline: in seconds, of the chain and its summaries, each. Behind it, and when no blocks come any more, the request goes on with what
+        """deadline: in seconds, of the sequence and its summaries, each. Behind it, and when no blocks come any more, the request goes on with what
         there is."""
         self._source, self._pin, self._part, self._deadline = source, pin, part, deadline
         self._coming: dict[str, _Coming] = {}
@@ -67,14 +67,14 @@ class Ahead:
         self._arrived -= ready
         return ready
 
-    def take(self, name: str) -> Optional[tuple[Chain, int]]:
-        """The chain of all the keys, for the caller to close, and the generation of its connection; None: it has not come."""
+    def take(self, name: str) -> Optional[tuple[BlockSequence, int]]:
+        """The sequence of all the keys, for the caller to close, and the generation of its connection; None: it has not come."""
         coming = self._coming.pop(name, None)
         if coming is None:
             return None
         with self._lock:
-            chain, coming.chain, coming.dropped = coming.chain if coming.done else None, None, True
-        return chain
+            sequence, coming.sequence, coming.dropped = coming.sequence if coming.done else None, None, True
+        return sequence
 
     def drop(self, name: str) -> None:
         taken = self.take(name)
@@ -108,36 +108,36 @@ class Ahead:
             with self._lock:
                 coming.done = True
                 if not coming.dropped:
-                    coming.chain, brought = brought, None
+                    coming.sequence, brought = brought, None
             if brought is not None:
                 brought[0].close()
 
-    def _brought(self, coming: _Coming) -> Optional[tuple[Chain, int]]:
+    def _brought(self, coming: _Coming) -> Optional[tuple[BlockSequence, int]]:
         ask, summaries, left = self._source.ask, self._source.summaries, self._deadline
         if summaries is None:
             return None
         generation = summaries.client.generation
-        chain: Optional[Chain] = ask(Chain, summaries, self._part, timeout=left)
-        if chain is None:
+        sequence: Optional[BlockSequence] = ask(BlockSequence, summaries, self._part, timeout=left)
+        if sequence is None:
             return None
         try:
-            appended = ask(chain.append, coming.keys, build=True, priority=URGENT, deadline=left, timeout=left)
+            appended = ask(sequence.append, coming.keys, build=True, priority=URGENT, deadline=left, timeout=left)
             if appended is None or appended.missing:
-                chain.close()
+                sequence.close()
                 return None
-            self._pin_all(chain, len(coming.keys) // summaries.identity.key_bytes, coming)
+            self._pin_all(sequence, len(coming.keys) // summaries.identity.key_bytes, coming)
         except BaseException:  # what nobody closes, the daemon keeps: its blocks could neither go nor be stored again
-            chain.close()
+            sequence.close()
             raise
-        return chain, generation
+        return sequence, generation
 
-    def _pin_all(self, chain: Chain, blocks: int, coming: _Coming) -> None:
+    def _pin_all(self, sequence: BlockSequence, blocks: int, coming: _Coming) -> None:
         """Until all are in the window that will be: when none comes for a while, there is no room, or it takes too long."""
         at, placed, came = 0, 0, time.monotonic()
         until = came + _LONGEST
         while at < blocks and time.monotonic() < min(until, came + _LOOK) and not (coming.dropped or self._ended):
             n = min(_AT_ONCE, blocks - at)
-            pinned = self._pin(chain, at, n, _WAIT)
+            pinned = self._pin(sequence, at, n, _WAIT)
             if pinned is None:
                 return
             here = pinned.placed + pinned.missing

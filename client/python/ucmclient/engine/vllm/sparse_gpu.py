@@ -69,7 +69,7 @@ class SparseGpuWorker:
         self._device, shape = self._caches[0].device, summary.shape
         if self._layers != len(rules.choices.layers) or any(cache.shape[0] != layout.blocks for cache in self._caches):
             raise Unsupported("sparse: the engine keeps its KV in other blocks or layers than it says: take another --block-size")
-        self._chains = config.scheduler_config.max_num_seqs
+        self._sequences = config.scheduler_config.max_num_seqs
         self._blocks = -(-rules.max_tokens // rules.block_tokens)
         heads = config.model_config.get_num_attention_heads(config.parallel_config)
         #: A step's tokens can't be taken back from the engine's newer runner: its requests are preempted instead.
@@ -112,11 +112,11 @@ class SparseGpuWorker:
         most = choices.candidates(self._blocks)
         choose = choices.of_candidates(0, most)
         self._select = Selector(
-            summary, self._pool, heads, most, chains=self._chains, choose=choose, score=choices.score, q_dtype=shape.dtype
+            summary, self._pool, heads, most, sequences=self._sequences, choose=choose, score=choices.score, q_dtype=shape.dtype
         )
         self._steps = Steps(
             self._pool, shape, layers=self._layers, q_heads=heads, layer_bytes=layout.layer_bytes, numbers=rules.room.rows,
-            requests=self._chains + 2, chains=self._chains, room=self._select.room, window=choices.window + 2, lists=self._select.lists,
+            requests=self._sequences + 2, sequences=self._sequences, room=self._select.room, window=choices.window + 2, lists=self._select.lists,
             whole=whole,
         )
         self._build = Builder(summary, self._pool)
@@ -132,7 +132,7 @@ class SparseGpuWorker:
         def numbers(*sizes: int, fill: int = 0) -> Any:
             return self._torch.full(sizes, fill, dtype=self._torch.int32, device=self._device)
 
-        n, room, most = self._chains, self._select.room, self.rules.choices.candidates(self._blocks)
+        n, room, most = self._sequences, self._select.room, self.rules.choices.candidates(self._blocks)
         of_candidates = [self.rules.choices.room(0, c, self.rules.block_tokens) for c in range(most + 1)]
         #: How many blocks a list has, by the number of candidates.
         self._most_of = self._numbers(of_candidates)
@@ -475,7 +475,7 @@ class SparseGpuWorker:
         tokens = [(row, row.q + i, row.first + i) for row in rows.sparse for i in range(row.end - row.first)]
         for row in rows.sparse:
             self._bind(row.request, self.rules.candidates(row.end - 1))
-        return [self._slice(tokens[at : at + self._chains]) for at in range(0, len(tokens), self._chains)]
+        return [self._slice(tokens[at : at + self._sequences]) for at in range(0, len(tokens), self._sequences)]
 
     def _slice(self, tokens: Sequence[tuple[Row, int, int]]) -> tuple[Slice, Chosen]:
         requests, n, width = [row.request for row, _, _ in tokens], len(tokens), self._blocks + 1

@@ -66,7 +66,7 @@ class Rows:
 
 @dataclass
 class Slice:
-    """Sparse tokens that one launch attends: a chain each."""
+    """Sparse tokens that one launch attends: a sequence each."""
 
     at: Any
     candidates: Any

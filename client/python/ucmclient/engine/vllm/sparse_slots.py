@@ -55,8 +55,8 @@ class HostSlots:
         self._step += 1
         self._missed.clear()
 
-    def resolve(self, strand: int, chains: Sequence[Chosen], apart: bool) -> None:
-        for request, rows, lists in chains:
+    def resolve(self, strand: int, sequences: Sequence[Chosen], apart: bool) -> None:
+        for request, rows, lists in sequences:
             for i, blocks in enumerate(lists):
                 self.want([(strand + i * apart, rows[block], request) for block in blocks])
 

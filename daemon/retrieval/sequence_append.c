@@ -1,6 +1,6 @@
-/* chain.append: finds the blocks of keys up to the first that is not there, leases them, and holds
- * their summaries. What has to be read or built is a walk; the rest of a long append waits for
- * iterations of the event loop. */
+/* sequence.append: finds the blocks of keys up to the first that is not there, leases them, and
+ * holds their summaries. What has to be read or built is a walk; the rest of a long append waits
+ * for iterations of the event loop. */
 #include "daemon/retrieval/summary_walk.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 /* Keys that an append looks for in one iteration of the event loop. */
 #define APPEND_KEYS_PER_TURN 4096
 
-static struct request_modules *modules_of(const struct chain *ch)
+static struct request_modules *modules_of(const struct sequence *ch)
 {
     return &ch->s->rq->modules;
 }
@@ -22,7 +22,7 @@ static uint32_t bases_append(struct summary_walk *d, uint32_t from, uint32_t n, 
     static const uint8_t status[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
                                      [CACHE_NVME] = UCM_LOOKUP_NVME,
                                      [CACHE_SHARE] = UCM_LOOKUP_SHARED};
-    struct chain *ch = d->chain;
+    struct sequence *ch = d->sequence;
     struct view v = session_view(ch->s, ch->space->base);
     uint8_t *tiers = d->found + from;
     uint32_t found = 0;
@@ -36,10 +36,10 @@ static uint32_t bases_append(struct summary_walk *d, uint32_t from, uint32_t n, 
     cache_tiers(modules_of(ch)->cache, d->bases + from, n, true, tiers);
     for (; found < n && tiers[found] != 0; found++) {
         tiers[found] = status[tiers[found]];
-        ch->blocks[ch->appended + found] = (struct chain_block){d->bases[from + found], 0};
+        ch->blocks[ch->appended + found] = (struct sequence_block){d->bases[from + found], 0};
     }
     (void)cache_lease_many(modules_of(ch)->cache, d->bases + from, found, false);
-    modules_of(ch)->metrics->chain_blocks += found;
+    modules_of(ch)->metrics->sequence_blocks += found;
     return found;
 }
 
@@ -47,13 +47,13 @@ static uint32_t bases_append(struct summary_walk *d, uint32_t from, uint32_t n, 
  * whose bases were just appended. */
 static void summaries_take(struct summary_walk *d, uint32_t from, uint32_t found)
 {
-    struct chain *ch = d->chain;
+    struct sequence *ch = d->sequence;
     struct cache *c = d->w.modules->cache;
     const void **memory = &ch->summaries->at[ch->appended];
     uint32_t held =
-        cache_ref_ready(c, d->w.refs + from, found, ch->part, chain_may_hold(ch), memory);
+        cache_ref_ready(c, d->w.refs + from, found, ch->part, sequence_may_hold(ch), memory);
 
-    chain_held_add(ch, held);
+    sequence_held_add(ch, held);
     cache_touch(c, d->w.ns, d->w.refs + from, found);
     for (uint32_t i = 0; i < found; i++) {
         block_ref *ref = &d->w.refs[from + i];
@@ -76,7 +76,7 @@ static void summaries_make(struct summary_walk *d, uint32_t from, uint32_t found
     uint32_t key_bytes = d->w.ns->identity.key_bytes;
 
     for (uint32_t i = from; i < from + found; i++)
-        if (d->w.refs[i] == 0 && d->chain->blocks[d->chain_first + i].summary == 0)
+        if (d->w.refs[i] == 0 && d->sequence->blocks[d->sequence_first + i].summary == 0)
             d->w.refs[i] =
                 cache_open(d->w.modules->cache, d->w.ns, d->keys + (size_t)i * key_bytes);
 }
@@ -95,7 +95,7 @@ static void append_open(struct walk *w)
     summaries_take(d, from, found);
     if (d->build)
         summaries_make(d, from, found);
-    d->chain->appended += found;
+    d->sequence->appended += found;
     for (uint32_t i = from + found; i < from + n; i++) {
         w->modules->metrics->summary_orphans += w->refs[i] != 0 && !bypassed;
         w->refs[i] = 0;
@@ -110,18 +110,18 @@ static void append_open(struct walk *w)
 /* ---- the answer ---- */
 
 /* Counts what came, and makes it seen. */
-static void append_count(struct summary_walk *d, struct msg_chain_append_r *r)
+static void append_count(struct summary_walk *d, struct msg_sequence_append_r *r)
 {
-    struct chain *ch = d->chain;
-    uint32_t n = ch->appended - d->chain_first;
+    struct sequence *ch = d->sequence;
+    uint32_t n = ch->appended - d->sequence_first;
 
     for (uint32_t i = 0; i < n; i++) {
         r->dram += d->found[i] == UCM_LOOKUP_DRAM;
         r->nvme += d->found[i] == UCM_LOOKUP_NVME;
         r->shared += d->found[i] == UCM_LOOKUP_SHARED;
-        if (ch->blocks[d->chain_first + i].summary == 0)
+        if (ch->blocks[d->sequence_first + i].summary == 0)
             continue;
-        d->found[i] |= UCM_CHAIN_SUMMARY;
+        d->found[i] |= UCM_SEQUENCE_SUMMARY;
         r->summaries++;
     }
     ch->n = ch->appended;
@@ -137,13 +137,13 @@ static void append_count(struct summary_walk *d, struct msg_chain_append_r *r)
 static void append_finish(struct walk *w)
 {
     struct summary_walk *d = summary_walk(w);
-    struct chain *ch = d->chain;
-    struct msg_chain_append_r r = {0};
+    struct sequence *ch = d->sequence;
+    struct msg_sequence_append_r r = {0};
 
     append_count(d, &r);
-    chain_trim(ch);
+    sequence_trim(ch);
     ch->append = NULL;
-    chain_unref(ch);
+    sequence_unref(ch);
     walk_end(w, &r);
 }
 
@@ -157,25 +157,25 @@ static const struct walk_kind append_kind = {.open = append_open,
 /* ---- the request ---- */
 
 /* What the append may need of the connection's and the daemon's bounds. */
-static int append_check(struct call *call, struct chain *ch, uint32_t n)
+static int append_check(struct call *call, struct sequence *ch, uint32_t n)
 {
     if (ch->append)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                             "this chain has an append under way; one at a time");
+                             "this sequence has an append under way; one at a time");
     if (call->s->leased_keys + n > SESSION_MAX_LEASED_KEYS)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                             "this connection's leases and chains cover %u keys, at most %u may "
+                             "this connection's leases and sequences cover %u keys, at most %u may "
                              "be; release some",
                              call->s->leased_keys, SESSION_MAX_LEASED_KEYS);
     if (leased_check(call) != 0)
         return -call->error.code;
-    return chain_reserve(call, ch, n);
+    return sequence_reserve(call, ch, n);
 }
 
-int method_chain_append(struct call *call)
+int method_sequence_append(struct call *call)
 {
-    const struct msg_chain_append *m = &call->params.chain_append;
-    struct chain *ch = call_chain(call, m->chain);
+    const struct msg_sequence_append *m = &call->params.sequence_append;
+    struct sequence *ch = call_sequence(call, m->sequence);
     uint32_t n = ch ? call_keys(call, ch->space->derived, m->keys) : 0;
     struct summary_walk *d;
 
@@ -185,13 +185,13 @@ int method_chain_append(struct call *call)
     d = summary_walk_new(call, &append_kind, ch->space, m->keys, n, m->deadline_ms);
     if (!d)
         return -call->error.code;
-    d->chain = ch;
-    d->chain_first = ch->n;
+    d->sequence = ch;
+    d->sequence_first = ch->n;
     d->build = m->build;
     d->w.part = ch->part;
     d->w.priority = (uint8_t)m->priority;
     ch->append = &d->w;
-    chain_ref(ch);
+    sequence_ref(ch);
     leased_add(call->s, n);
     summaries_look(d);
     return 0;

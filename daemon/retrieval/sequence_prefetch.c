@@ -1,13 +1,14 @@
-/* chain.prefetch, and the prefetch that a selection asks for: blocks of a chain by their index. */
+/* sequence.prefetch, and the prefetch that a selection asks for: blocks of a sequence by their
+ * index. */
 #include "daemon/request/prefetch.h"
 #include "daemon/retrieval/summary.h"
 
 #include <string.h>
 
-/* Blocks of the chain's base, of which only the chain's part is brought. A block that was evicted
- * by name is a miss. NULL with call->error. */
-static struct walk *blocks_new(struct call *call, struct chain *ch, uint32_t n, uint64_t priority,
-                               uint64_t deadline_ms)
+/* Blocks of the sequence's base, of which only the sequence's part is brought. A block that was
+ * evicted by name is a miss. NULL with call->error. */
+static struct walk *blocks_new(struct call *call, struct sequence *ch, uint32_t n,
+                               uint64_t priority, uint64_t deadline_ms)
 {
     struct view view = view_whole(ch->space->base);
     struct prefetch *p = prefetch_new(call, &view, n, priority, deadline_ms);
@@ -20,9 +21,9 @@ static struct walk *blocks_new(struct call *call, struct chain *ch, uint32_t n, 
     return &p->w;
 }
 
-void chain_block_set(struct walk *w, const struct chain *ch, uint32_t i, uint32_t block)
+void sequence_block_set(struct walk *w, const struct sequence *ch, uint32_t i, uint32_t block)
 {
-    block_ref ref = chain_has(ch, block) ? ch->blocks[block].base : 0;
+    block_ref ref = sequence_has(ch, block) ? ch->blocks[block].base : 0;
     bool bypassed = false;
 
     if (ref != 0)
@@ -46,7 +47,7 @@ static uint32_t index_at(struct proto_bin index, uint32_t i)
     return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-static int index_check(struct call *call, const struct chain *ch, struct proto_bin index)
+static int index_check(struct call *call, const struct sequence *ch, struct proto_bin index)
 {
     if (index.n % 4 != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -54,14 +55,15 @@ static int index_check(struct call *call, const struct chain *ch, struct proto_b
     for (uint32_t i = 0; i < index.n / 4; i++)
         if (index_at(index, i) >= ch->n)
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                                 "index: block %u; this chain has %u", index_at(index, i), ch->n);
+                                 "index: block %u; this sequence has %u", index_at(index, i),
+                                 ch->n);
     return 0;
 }
 
-int method_chain_prefetch(struct call *call)
+int method_sequence_prefetch(struct call *call)
 {
-    const struct msg_chain_prefetch *m = &call->params.chain_prefetch;
-    struct chain *ch = call_chain(call, m->chain);
+    const struct msg_sequence_prefetch *m = &call->params.sequence_prefetch;
+    struct sequence *ch = call_sequence(call, m->sequence);
     struct walk *w;
 
     if (!ch || index_check(call, ch, m->index) != 0)
@@ -70,14 +72,14 @@ int method_chain_prefetch(struct call *call)
     if (!w)
         return -call->error.code;
     for (uint32_t i = 0; i < w->n_keys; i++)
-        chain_block_set(w, ch, i, index_at(m->index, i));
-    chain_ref(ch); /* renews its lease */
-    chain_unref(ch);
+        sequence_block_set(w, ch, i, index_at(m->index, i));
+    sequence_ref(ch); /* renews its lease */
+    sequence_unref(ch);
     walk_pump(w);
     return 0;
 }
 
-uint32_t chain_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits)
+uint32_t sequence_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits)
 {
     uint32_t marked = 0;
 
@@ -90,10 +92,10 @@ uint32_t chain_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *b
     return marked;
 }
 
-bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t *bits, uint32_t n,
-                    uint8_t priority)
+bool sequence_prefetch(struct sequence *ch, const struct request *from, const uint8_t *bits,
+                       uint32_t n, uint8_t priority)
 {
-    struct call call = {.s = ch->s, .msgid = from->msgid, .method = UCM_METHOD_CHAIN_PREFETCH};
+    struct call call = {.s = ch->s, .msgid = from->msgid, .method = UCM_METHOD_SEQUENCE_PREFETCH};
     struct walk *w = blocks_new(&call, ch, n, priority, 0);
 
     if (!w)
@@ -101,9 +103,9 @@ bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t 
     w->r.silent = true;
     for (uint32_t block = 0, to = 0; to < n; block++) {
         if (bits[block / 8] == 0)
-            block |= 7; /* a long chain has few */
+            block |= 7; /* a long sequence has few */
         else if (bits[block / 8] >> block % 8 & 1)
-            chain_block_set(w, ch, to++, block);
+            sequence_block_set(w, ch, to++, block);
     }
     walk_pump(w);
     return true;

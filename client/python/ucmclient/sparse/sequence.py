@@ -1,4 +1,4 @@
-"""Namespaces of summaries, chains, and selections by the daemon."""
+"""Namespaces of summaries, sequences, and selections by the daemon."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SummaryNamespace(Namespace):
         one = 0 if part is None else part + 1
         return transfer(lib.ucm_sparse_summary_build, self, self, keys, None, timeout, deadline, priority=priority, part=one)
 
-    def chain(
+    def sequence(
         self,
         keys: Optional[Keys] = None,
         *,
@@ -61,21 +61,21 @@ class SummaryNamespace(Namespace):
         build: bool = False,
         lease: float = 0.0,
         timeout: Optional[float] = None,
-    ) -> Chain:
-        """A chain of the blocks of these keys, as far as they are cached: len() tells how many."""
-        chain = Chain(self, part, lease, timeout)
+    ) -> BlockSequence:
+        """A sequence of the blocks of these keys, as far as they are cached: len() tells how many."""
+        sequence = BlockSequence(self, part, lease, timeout)
         if keys is not None:
             try:
-                chain.append(keys, build=build, timeout=timeout)
+                sequence.append(keys, build=build, timeout=timeout)
             except BaseException:
-                chain.close()
+                sequence.close()
                 raise
-        return chain
+        return sequence
 
 
 @dataclass(frozen=True)
 class Appended:
-    """blocks: of the chain now. missing: keys that were not appended, from the first one that is not cached. The others
+    """blocks: of the sequence now. missing: keys that were not appended, from the first one that is not cached. The others
     count appended blocks: where they lie, how many have a summary, and how many of these were built now. status: a byte
     a key, a Found's number and, with a summary, 4 more."""
 
@@ -89,21 +89,21 @@ class Appended:
     status: bytes
 
 
-class Chain(_Handle):
+class BlockSequence(_Handle):
     """The blocks of one sequence, kept in some tier, with their summaries in DRAM. ucmclient_sparse.h says what happens
     when the daemon restarts."""
 
-    _free = lib.ucm_chain_close
+    _free = lib.ucm_sequence_close
 
     def __init__(self, ns: SummaryNamespace, part: int = 0, lease: float = 0.0, timeout: Optional[float] = None):
         super().__init__(ns.client)
         out = c_void_p()
-        check(lib.ucm_chain_open(ns.handle, part, _timeout(lease), _timeout(timeout), byref(out)))
+        check(lib.ucm_sequence_open(ns.handle, part, _timeout(lease), _timeout(timeout), byref(out)))
         self.ns, self.part = ns, part
         self._handle = out.value
 
     def __len__(self) -> int:
-        return lib.ucm_chain_blocks(self.handle)
+        return lib.ucm_sequence_blocks(self.handle)
 
     def append(
         self,
@@ -117,11 +117,11 @@ class Chain(_Handle):
         """Appends blocks as long as they are cached without a gap. build: summaries that are missing are computed."""
         borrowed, n = borrow_keys(keys, self.ns.identity.key_bytes)
         status = ctypes.create_string_buffer(max(n, 1))
-        more = native.ChainKeys(
+        more = native.SequenceKeys(
             borrowed.address, n, int(build), priority, _timeout(deadline), ctypes.addressof(status)
         )
-        result = native.ChainResult()
-        check(lib.ucm_chain_append(self.handle, byref(more), _timeout(timeout), byref(result)))
+        result = native.SequenceResult()
+        check(lib.ucm_sequence_append(self.handle, byref(more), _timeout(timeout), byref(result)))
         return Appended(*(getattr(result, name) for name, _ in result._fields_), status.raw[:n])
 
     def select(
@@ -143,16 +143,16 @@ class Chain(_Handle):
     def prefetch(
         self, index: Blocks, *, priority: int = 0, deadline: float = 0.0, timeout: Optional[float] = None
     ) -> Task:
-        """Brings blocks of the chain into DRAM. See also Prefetcher."""
+        """Brings blocks of the sequence into DRAM. See also Prefetcher."""
         borrowed, n = uint32s(index)
         limits = _timeout(deadline), _timeout(timeout)
         return Task(
-            self.client, n, lambda out: lib.ucm_chain_prefetch(self.handle, borrowed.address, n, priority, *limits, out)
+            self.client, n, lambda out: lib.ucm_sequence_prefetch(self.handle, borrowed.address, n, priority, *limits, out)
         )
 
 
 def select(
-    rows: Sequence[tuple[Chain, int]],
+    rows: Sequence[tuple[BlockSequence, int]],
     q: Any,
     choose: Choice = TopK(),
     score: Score = Score(),
@@ -161,7 +161,7 @@ def select(
     prefetch: Optional[int] = None,
     timeout: Optional[float] = None,
 ) -> list[Selection]:
-    """Chain.select for many chains and layers in one call: rows are (chain, layer), and q has a first dimension that is
+    """BlockSequence.select for many sequences and layers in one call: rows are (sequence, layer), and q has a first dimension that is
     as long."""
     return _select(rows, q, choose, score, dtype, prefetch, timeout, batch=True)
 
@@ -171,7 +171,7 @@ _ROOM = 1 << 24
 
 
 def _select(
-    rows: Sequence[tuple[Chain, int]],
+    rows: Sequence[tuple[BlockSequence, int]],
     q: Any,
     choose: Choice,
     score: Score,
@@ -186,12 +186,12 @@ def _select(
     query, q_dtype, spec = query_of(q, dtype, score, rows[0][0].ns.summary, batch, choose)
     if batch and query.shape[0] != len(rows):
         raise ValueError(f"q has {query.shape[0]} entries for {len(rows)} rows")
-    chains = (c_void_p * len(rows))(*(chain.handle for chain, _ in rows))
+    sequences = (c_void_p * len(rows))(*(sequence.handle for sequence, _ in rows))
     layers = (c_uint32 * len(rows))(*(layer for _, layer in rows))
     wish = 0 if prefetch is None else prefetch + 1
-    what = native.Select(chains, layers, len(rows), q_dtype, query.address, spec, choose.native(), wish)
-    lists = [chain.ns.summary.shape.kv_heads if score.heads == "each" else 1 for chain, _ in rows]
-    room = sum(n * min(len(chain), choose.limit or len(chain)) for n, (chain, _) in zip(lists, rows))
+    what = native.Select(sequences, layers, len(rows), q_dtype, query.address, spec, choose.native(), wish)
+    lists = [sequence.ns.summary.shape.kv_heads if score.heads == "each" else 1 for sequence, _ in rows]
+    room = sum(n * min(len(sequence), choose.limit or len(sequence)) for n, (sequence, _) in zip(lists, rows))
     if room > _ROOM:
         least = c_uint32()
         check(lib.ucm_sparse_room(byref(what), None, byref(least)))
