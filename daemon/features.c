@@ -3,10 +3,14 @@
 #include "daemon/request/internal.h"
 
 const struct feature *const daemon_features[FEATURES] = {
-    [FEATURE_RETRIEVAL] = &retrieval_feature, [FEATURE_WINDOWS] = &windows_feature,
-    [FEATURE_HINTS] = &hints_feature,         [FEATURE_EVENTS] = &events_feature,
-    [FEATURE_TRACE] = &trace_feature,         [FEATURE_ENCODING] = &encoding_feature,
-    [FEATURE_BLEND] = &blend_feature,         [FEATURE_POOL] = &pool_feature,
+    [FEATURE_RETRIEVAL] = &retrieval_feature,
+    [FEATURE_WINDOWS] = &windows_feature,
+    [FEATURE_LOOKUP_TABLES] = &lookup_tables_feature,
+    [FEATURE_EVENTS] = &events_feature,
+    [FEATURE_TRACE] = &trace_feature,
+    [FEATURE_ENCODING] = &encoding_feature,
+    [FEATURE_BLEND] = &blend_feature,
+    [FEATURE_POOL] = &pool_feature,
     [FEATURE_ADMIN] = &admin_feature,
 };
 

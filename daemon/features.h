@@ -8,7 +8,7 @@
 enum feature_id {
     FEATURE_RETRIEVAL,
     FEATURE_WINDOWS,
-    FEATURE_HINTS,
+    FEATURE_LOOKUP_TABLES,
     FEATURE_EVENTS,
     FEATURE_TRACE,
     FEATURE_ENCODING,
@@ -18,8 +18,8 @@ enum feature_id {
 };
 _Static_assert(FEATURE_ADMIN + 1 == FEATURES, "each feature has a number");
 
-extern const struct feature retrieval_feature, windows_feature, hints_feature, events_feature,
-    trace_feature, encoding_feature, blend_feature, pool_feature, admin_feature;
+extern const struct feature retrieval_feature, windows_feature, lookup_tables_feature,
+    events_feature, trace_feature, encoding_feature, blend_feature, pool_feature, admin_feature;
 
 extern const struct feature *const daemon_features[FEATURES];
 extern const method_fn daemon_methods[];

@@ -506,7 +506,8 @@ enum ucm_durability {
     M(CONFIG_GET, config_get, "config.get", none, free_map)                                        \
     M(BYPASS, bypass, "bypass", bypass, free_map)                                                  \
     M(FETCH, fetch, "fetch", fetch, fetch_r)                                                       \
-    M(HINTS_OPEN, hints_open, "hints.open", hints_open, hints_open_r)                              \
+    M(LOOKUP_TABLE_OPEN, lookup_table_open, "lookup_table.open", lookup_table_open,                \
+      lookup_table_open_r)                                                                         \
     M(LOAD_PREFIX, load_prefix, "load_prefix", load_prefix, blocks_r)                              \
     M(KEY_LIST, key_list, "key.list", none, free_map)                                              \
     M(KEY_RELOAD, key_reload, "key.reload", key_reload, free_map)                                  \
@@ -669,8 +670,8 @@ struct proto_planes {
     S(window_unpin, UCM_MSG_WINDOW_UNPIN)                                                          \
     S(window_release, UCM_MSG_WINDOW_RELEASE)                                                      \
     S(window_revoke, UCM_MSG_WINDOW_REVOKE)                                                        \
-    S(hints_open, UCM_MSG_HINTS_OPEN)                                                              \
-    S(hints_open_r, UCM_MSG_HINTS_OPEN_R)                                                          \
+    S(lookup_table_open, UCM_MSG_LOOKUP_TABLE_OPEN)                                                \
+    S(lookup_table_open_r, UCM_MSG_LOOKUP_TABLE_OPEN_R)                                            \
     S(load_prefix, UCM_MSG_LOAD_PREFIX)                                                            \
     S(events, UCM_MSG_EVENTS)                                                                      \
     S(events_describe, UCM_MSG_EVENTS_DESCRIBE)

@@ -1,5 +1,5 @@
 /* lookup: the round trip of one key, and a long prefix with a lease, against a bare echo of frames
- * of the same sizes; and the same keys in the table of hints, against those round trips. */
+ * of the same sizes; and the same keys in the lookup table, against those round trips. */
 #include "client/bench/baseline.h"
 #include "client/bench/bench.h"
 
@@ -113,12 +113,12 @@ static void duel_report(struct report *r, struct duel *d, const char *p50, const
                                       .target_is_value = target_is_value});
 }
 
-/* ---- hints ---- */
+/* ---- lookup tables ---- */
 
-#define HINT_KEYS 16384u /* as many as `keys` may be */
-#define HINT_CALLS 50u   /* timed together: one takes about as long as reading the clock */
+#define TABLE_KEYS 16384u /* as many as `keys` may be */
+#define TABLE_CALLS 50u   /* timed together: one takes about as long as reading the clock */
 
-struct hints {
+struct lookup_table {
     bool there;
     struct samples one_us, many_us;
     uint64_t asked, false_hits, false_misses;
@@ -126,47 +126,48 @@ struct hints {
 };
 
 /* The daemon fills the table meanwhile. Without one (an older daemon) there is nothing to measure. */
-static int hints_open(struct lookups *l, struct hints *h, uint32_t n_many)
+static int lookup_table_open(struct lookups *l, struct lookup_table *h, uint32_t n_many)
 {
-    struct ucm_hint hint;
+    struct ucm_lookup_table_hits in_table;
     uint64_t until = clock_ns() + (uint64_t)l->rig.timeout_ms * 1000000u;
 
     h->absent = malloc((size_t)n_many * RIG_KEY_BYTES);
     if (h->absent == NULL)
         return program_fail(BENCH_FAILED, "memory ran out");
     bench_keys(bench_run_id(), 1u << 30, n_many, h->absent);
-    if (ucm_hints_open(l->rig.ns, l->rig.timeout_ms) < 0) {
-        program_fail(0, "no hints: %s", ucm_errmsg());
+    if (ucm_lookup_table_open(l->rig.ns, l->rig.timeout_ms) < 0) {
+        program_fail(0, "no lookup table: %s", ucm_errmsg());
         return 0;
     }
-    while (ucm_lookup_hint(l->rig.ns, l->keys, 1, NULL, &hint) == UCM_HINT_NONE)
-        if (clock_ns() > until || ucm_hints_open(l->rig.ns, l->rig.timeout_ms) < 0)
-            return program_fail(BENCH_FAILED, "the table of hints does not come");
+    while (ucm_lookup_table_read(l->rig.ns, l->keys, 1, NULL, &in_table) == UCM_LOOKUP_TABLE_NONE)
+        if (clock_ns() > until || ucm_lookup_table_open(l->rig.ns, l->rig.timeout_ms) < 0)
+            return program_fail(BENCH_FAILED, "the lookup table does not come");
     h->there = true;
     return 0;
 }
 
-static void hints_free(struct hints *h)
+static void lookup_table_free(struct lookup_table *h)
 {
     samples_free(&h->one_us);
     samples_free(&h->many_us);
     free(h->absent);
 }
 
-static int hint_once(struct lookups *l, struct hints *h, const uint8_t *keys, uint32_t n)
+static int lookup_table_once(struct lookups *l, struct lookup_table *h, const uint8_t *keys,
+                             uint32_t n)
 {
-    struct ucm_hint hint;
+    struct ucm_lookup_table_hits in_table;
 
-    if (ucm_lookup_hint(l->rig.ns, keys, n, NULL, &hint) != 0)
-        return program_fail(BENCH_FAILED, "the table of hints is of no use any more");
+    if (ucm_lookup_table_read(l->rig.ns, keys, n, NULL, &in_table) != 0)
+        return program_fail(BENCH_FAILED, "the lookup table is of no use any more");
     h->asked += n;
-    h->false_misses += n - hint.hits;
+    h->false_misses += n - in_table.hits;
     return 0;
 }
 
 /* Of `calls` calls, timed together, each. Of keys that are in the processor's cache: who asks has just made them. */
-static int hints_time(struct lookups *l, struct hints *h, uint32_t n, unsigned calls,
-                      struct samples *us, uint64_t *random)
+static int lookup_table_time(struct lookups *l, struct lookup_table *h, uint32_t n, unsigned calls,
+                             struct samples *us, uint64_t *random)
 {
     uint64_t t = clock_ns();
 
@@ -174,7 +175,7 @@ static int hints_time(struct lookups *l, struct hints *h, uint32_t n, unsigned c
         uint32_t first =
             (uint32_t)((*random = *random * 6364136223846793005u + 1442695040888963407u) >> 33) %
             (l->n_keys - n < 1024 ? l->n_keys - n + 1 : 1024);
-        int rc = hint_once(l, h, l->keys + (size_t)first * RIG_KEY_BYTES, n);
+        int rc = lookup_table_once(l, h, l->keys + (size_t)first * RIG_KEY_BYTES, n);
 
         if (rc != 0)
             return rc;
@@ -184,27 +185,27 @@ static int hints_time(struct lookups *l, struct hints *h, uint32_t n, unsigned c
                : 0;
 }
 
-static int hints_round(struct lookups *l, struct hints *h, unsigned calls, uint32_t n_many,
-                       uint64_t *random)
+static int lookup_table_round(struct lookups *l, struct lookup_table *h, unsigned calls,
+                              uint32_t n_many, uint64_t *random)
 {
-    uint8_t found[HINT_KEYS];
-    struct ucm_hint hint;
+    uint8_t found[TABLE_KEYS];
+    struct ucm_lookup_table_hits in_table;
     int rc = 0;
 
     for (unsigned i = 0; i < calls && rc == 0; i++) {
-        rc = hints_time(l, h, 1, HINT_CALLS, &h->one_us, random);
+        rc = lookup_table_time(l, h, 1, TABLE_CALLS, &h->one_us, random);
         if (rc == 0)
-            rc = hints_time(l, h, n_many, 1, &h->many_us, random);
+            rc = lookup_table_time(l, h, n_many, 1, &h->many_us, random);
     }
-    if (rc == 0 && ucm_lookup_hint(l->rig.ns, h->absent, n_many, found, &hint) == 0) {
+    if (rc == 0 && ucm_lookup_table_read(l->rig.ns, h->absent, n_many, found, &in_table) == 0) {
         h->asked += n_many;
-        h->false_hits += hint.hits;
+        h->false_hits += in_table.hits;
     }
     return rc;
 }
 
-static void hint_report(struct report *r, const char *name, struct samples *us,
-                        struct samples *lookup, double target)
+static void table_time_report(struct report *r, const char *name, struct samples *us,
+                              struct samples *lookup, double target)
 {
     double value = samples_at(us, 0.5), baseline = samples_at(lookup, 0.5);
 
@@ -218,11 +219,12 @@ static void hint_report(struct report *r, const char *name, struct samples *us,
                                       .target_is_value = true});
 }
 
-static void hints_report(struct report *r, struct hints *h, struct duel *one, struct duel *many)
+static void lookup_table_report(struct report *r, struct lookup_table *h, struct duel *one,
+                                struct duel *many)
 {
-    hint_report(r, "hint of one key", &h->one_us, &one->p50, 0.1);
-    hint_report(r, "hint of the prefix", &h->many_us, &many->p50, 60);
-    report_number(r, "hint_keys", (double)h->asked);
+    table_time_report(r, "table lookup of one key", &h->one_us, &one->p50, 0.1);
+    table_time_report(r, "table lookup of the prefix", &h->many_us, &many->p50, 60);
+    report_number(r, "table_keys", (double)h->asked);
     report_number(r, "false_hits", (double)h->false_hits);
     report_number(r, "false_misses", (double)h->false_misses);
 }
@@ -287,7 +289,7 @@ static int keep_present(struct lookups *l, uint32_t stored, uint32_t *present)
 
 /* ---- the command ---- */
 
-static int measure(struct lookups *l, struct hints *h, struct duel *one, struct duel *many,
+static int measure(struct lookups *l, struct lookup_table *h, struct duel *one, struct duel *many,
                    uint32_t n_many)
 {
     uint64_t rounds = args_number(l->args, "rounds"), random = 1;
@@ -298,7 +300,7 @@ static int measure(struct lookups *l, struct hints *h, struct duel *one, struct 
         if (rc == 0)
             rc = duel_round(l, many, n_many, LEASE_MS, &random);
         if (rc == 0 && h->there)
-            rc = hints_round(l, h, many->calls, n_many, &random);
+            rc = lookup_table_round(l, h, many->calls, n_many, &random);
         if (rc != 0)
             return rc;
         if (progress_due(&l->progress))
@@ -307,7 +309,7 @@ static int measure(struct lookups *l, struct hints *h, struct duel *one, struct 
     return 0;
 }
 
-static void report(struct lookups *l, struct hints *h, struct duel *one, struct duel *many,
+static void report(struct lookups *l, struct lookup_table *h, struct duel *one, struct duel *many,
                    uint32_t n_many, uint32_t wanted)
 {
     static const double ratios[2] = {3, 5}, values[2] = {1500, 0};
@@ -323,14 +325,14 @@ static void report(struct lookups *l, struct hints *h, struct duel *one, struct 
     duel_report(&r, one, "one key p50", "one key p99", ratios, false);
     duel_report(&r, many, "prefix, lease p50", "prefix, lease p99", values, true);
     if (h->there)
-        hints_report(&r, h, one, many);
+        lookup_table_report(&r, h, one, many);
     (void)report_end(&r);
 }
 
 static int run(struct lookups *l, struct duel *one, struct duel *many, uint32_t n_many)
 {
     uint32_t wanted = (uint32_t)args_number(l->args, "blocks"), stored = 0;
-    struct hints h = {0};
+    struct lookup_table h = {0};
     int rc;
 
     if (wanted < n_many)
@@ -351,13 +353,13 @@ static int run(struct lookups *l, struct duel *one, struct duel *many, uint32_t 
         program_fail(0, "the daemon holds %u of %u blocks; each takes 4 KiB of its arena or NVMe",
                      l->n_keys, wanted);
     if (rc == 0)
-        rc = hints_open(l, &h, n_many);
+        rc = lookup_table_open(l, &h, n_many);
     if (rc == 0)
         rc = measure(l, &h, one, many, n_many);
     progress_end(&l->progress);
     if (rc == 0)
         report(l, &h, one, many, n_many, wanted);
-    hints_free(&h);
+    lookup_table_free(&h);
     if (rig_evict(&l->rig, 0) < 0 && rc == 0)
         rc = program_fail(BENCH_FAILED, "evicting what was stored: %s", l->rig.error);
     free(l->keys);

@@ -425,18 +425,18 @@ UCM_API int ucm_release(struct ucm_client *client, uint32_t lease, int timeout_m
  * call. Never connects. */
 UCM_API int ucm_release_soon(struct ucm_client *client, uint32_t lease);
 
-/* ---- hints: lookups without asking ---- */
+/* ---- lookup tables: lookups without asking ---- */
 
 /* The daemon shares a table of each namespace's complete blocks, and keeps it up to date. A process looks a key up there in
- * some 100 ns, many in some 10 ns each, however busy the daemon is. The table gives hints: no lease keeps the block, so the
- * daemon may evict it at the next moment. Ask for a lease, load what it has, and take what it leaves out as a miss. */
+ * some 100 ns, many in some 10 ns each, however busy the daemon is. The table is advisory: no lease keeps the block, so
+ * the daemon may evict it at the next moment. Ask for a lease, load what it has, and take what it leaves out as a miss. */
 
 /* Gets the table of the namespace, or a new one if the one before is of no use any more; returns at once if it is. Call it
- * once before ucm_lookup_hint, and when that returns UCM_HINT_NONE. The daemon may need some milliseconds to fill a table:
- * until then there are no hints. -UCM_EUNSUPPORTED: the daemon is older than hints, or the namespace holds summaries. */
-UCM_API int ucm_hints_open(struct ucm_namespace *ns, int timeout_ms);
+ * once before ucm_lookup_table_read, and when that returns UCM_LOOKUP_TABLE_NONE. The daemon may need some milliseconds to
+ * fill a table: until then there is none. -UCM_EUNSUPPORTED: the namespace holds summaries. */
+UCM_API int ucm_lookup_table_open(struct ucm_namespace *ns, int timeout_ms);
 
-struct ucm_hint {
+struct ucm_lookup_table_hits {
     uint32_t hits; /* keys that were found; without `found`, from the first key on without a gap */
     uint32_t in_dram, on_shared; /* of these: wholly in DRAM, and to be read from the shared tier */
     /* Not 0: the table had every block that this host could find, so a miss is one for ucm_lookup_prefix, too, but for what
@@ -445,15 +445,15 @@ struct ucm_hint {
     uint32_t shared_tier; /* not 0: there is one */
 };
 
-#define UCM_HINT_NONE 1
+#define UCM_LOOKUP_TABLE_NONE 1
 
 /* Looks n_keys keys up in the table. found: NULL, or n_keys bytes that receive an enum ucm_found for each key. Never asks
  * the daemon, never waits, takes no lease. Any thread; the namespace must stay open meanwhile. 0: *out is filled.
- * UCM_HINT_NONE: there is no table to rely on (none was opened, it is being filled or was replaced, the connection broke,
- * or the daemon has given no sign of life for 5 s): ask. */
-UCM_API int ucm_lookup_hint(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
-                            uint8_t *found, struct ucm_hint *out);
-/* Tells the daemon of a lookup that hints have answered, so that it counts these keys, and blocks of them as used. Sends a
+ * UCM_LOOKUP_TABLE_NONE: there is no table to rely on (none was opened, it is being filled or was replaced, the connection
+ * broke, or the daemon has given no sign of life for 5 s): ask. */
+UCM_API int ucm_lookup_table_read(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
+                                  uint8_t *found, struct ucm_lookup_table_hits *out);
+/* Tells the daemon of a lookup that the table has answered, so that it counts these keys, and blocks of them as used. Sends a
  * lookup, and waits for no answer. timeout_ms: to send it. -UCM_EBUSY: it has not answered 256 such lookups yet; this one
  * is not told. */
 UCM_API int ucm_lookup_note(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,

@@ -42,7 +42,8 @@
     X(SUMMARIES, "bytes of block summaries that sequences keep", "a quarter of arena.size",        \
       "dram.most")                                                                                 \
     X(LEASED, "keys under leases and in sequences", "nothing", "leased")                           \
-    X(HINTS, "lookup tables", "a quarter of the daemon's limit of open files, or 1024,", NULL)     \
+    X(LOOKUP_TABLES, "lookup tables", "a quarter of the daemon's limit of open files, or 1024,",   \
+      NULL)                                                                                        \
     X(KEPT, "bytes of tables that ended here and that processes still have mapped",                \
       "64 MiB and a 16th of arena.size", NULL)                                                     \
     X(MAPPINGS, "mappings of workers' memory", "half of the kernel's vm.max_map_count", NULL)      \

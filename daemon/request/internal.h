@@ -107,9 +107,9 @@ struct session {
 
 enum session_ns {
     SESSION_NS_OPEN = 1,
-    SESSION_NS_DURABLE = 2,   /* its dumps are, unless they say otherwise */
-    SESSION_NS_WITH_BASE = 4, /* it was opened by encoding.open */
-    SESSION_NS_HINTS = 8,     /* daemon/hints: it uses the namespace's table */
+    SESSION_NS_DURABLE = 2,      /* its dumps are, unless they say otherwise */
+    SESSION_NS_WITH_BASE = 4,    /* it was opened by encoding.open */
+    SESSION_NS_LOOKUP_TABLE = 8, /* daemon/lookup_table: it uses the namespace's table */
 };
 
 /* A request that is answered later: the first member of what its method keeps. request_new makes

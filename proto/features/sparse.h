@@ -143,20 +143,20 @@
     F(m, u64, deadline_ms, REQ, 1, UCM_DEADLINE_MS)
 #define UCM_WINDOW_REVOKE "window.revoke"
 
-/* ---- hints ---- */
+/* ---- lookup tables ---- */
 
-/* Method hints.open. Opens a namespace's advisory lookup table (docs/design/mappings.md, "Lookup
- * tables"). The answer brings one descriptor: the table. The first request has it filled; it is
- * live some milliseconds later, a second for millions of blocks. Ask again when it is superseded.
- * An encoded namespace's table has its encoded blocks; raw ones are in the base's.
+/* Method lookup_table.open. Opens a namespace's advisory lookup table (docs/design/mappings.md,
+ * "Lookup tables"). The answer brings one descriptor: the table. The first request has it filled;
+ * it is live some milliseconds later, a second for millions of blocks. Ask again when it is
+ * superseded. An encoded namespace's table has its encoded blocks; raw ones are in the base's.
  * Errors: DENIED: another tenant's namespace; BUSY: 1024 namespaces have tables, or a quarter as
  *   many as the daemon may have descriptors.
  * ns: from `namespace.open`, `encoding.open` or `summary.open`. */
-#define UCM_MSG_HINTS_OPEN(F, m) F(m, u64, ns, REQ, 1, UCM_U32)
+#define UCM_MSG_LOOKUP_TABLE_OPEN(F, m) F(m, u64, ns, REQ, 1, UCM_U32)
 
 /* bytes: of the file.
  * shared: the daemon has a shared tier, where blocks may lie that are not in the table. */
-#define UCM_MSG_HINTS_OPEN_R(F, m)                                                                 \
+#define UCM_MSG_LOOKUP_TABLE_OPEN_R(F, m)                                                          \
     F(m, u64, bytes, REQ, 4096, 1ull << 40)                                                        \
     F(m, flag, shared, OPT, 0, 0)
 

@@ -183,9 +183,9 @@
     X(select_blocks, counter, "blocks", "blocks that selections scored, counted for each KV head") \
     X(prefetch_useful, counter, "blocks", "blocks prefetched for a sequence and then loaded")      \
     X(prefetch_useless, counter, "blocks", "blocks prefetched for a sequence and evicted unused")  \
-    X(hint_tables, gauge, "tables", "namespaces whose blocks workers look up in a lookup table")   \
-    X(hint_bytes, gauge, "bytes", "memory of lookup tables")                                       \
-    X(hint_left_out, gauge, "blocks", "blocks for which a lookup table has no space")              \
+    X(lookup_tables, gauge, "tables", "namespaces whose blocks workers look up in a lookup table") \
+    X(lookup_table_bytes, gauge, "bytes", "memory of lookup tables")                               \
+    X(lookup_table_left_out, gauge, "blocks", "blocks for which a lookup table has no space")      \
     X(events_lost, counter, "events", "cache events that a reader asked for too late")             \
     X(events_subscribers, gauge, "connections", "connections that have asked for cache events")    \
     X(events_bytes, gauge, "bytes", "memory of cache events and of block metadata")                \

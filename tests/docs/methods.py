@@ -14,7 +14,7 @@ HEADERS = ["proto/messages.h", *sorted(path.relative_to(md.TOP).as_posix() for p
 TASKS = {
     "Connect": "hello namespace.open encoding.open",
     "Register memory": "region.register region.unregister region.challenge ring.register ring.unregister",
-    "Find blocks": "lookup release hints.open",
+    "Find blocks": "lookup release lookup_table.open",
     "Move blocks": "load load_prefix dump prefetch fetch cancel",
     "Select blocks": "summary.open summary.build sequence.open sequence.append sequence.close select sequence.prefetch",
     "Read blocks in place": "window.open window.pin window.unpin window.release window.close",
@@ -131,7 +131,7 @@ class Headers:
             self.read(path)
         text = re.sub(r"/\*.*?\*/", "", md.read("proto/messages.h"), flags=re.S)
         self.suffixes = dict(re.findall(r"S\((\w+), (UCM_MSG_\w+)\)", text))
-        rows = re.findall(r'M\([A-Z_]+, \w+, "([\w.]+)",\s+(\w+), (\w+)\)', text)
+        rows = re.findall(r'M\([A-Z_]+, \w+, "([\w.]+)",[\s\\]+(\w+),[\s\\]+(\w+)\)', text)
         self.table = {name: (params, result) for name, params, result in rows}
         codes = re.findall(r"X\(([A-Z_]+), \d+,", md.read("proto/errors.h"))
         for name, comment in self.methods.items():

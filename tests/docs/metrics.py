@@ -25,7 +25,7 @@ GROUPS = (
     ("Shared tier", "", r"share_.*|blocks_shared"),
     ("Retrieval", "", r"summary.*|sequence.*|select.*"),
     ("Shared mappings", "", r"window.*"),
-    ("Lookup tables", "", r"hint_.*"),
+    ("Lookup tables", "", r"lookup_table_.*"),
     ("Cache events", "", r"events_.*"),
     ("Connections and requests", "", r"connections.*|limit_refusals|client_descriptors|frame_bytes|request.*|device_.*"),
 )

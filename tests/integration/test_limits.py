@@ -11,7 +11,7 @@ from window_case import Reader
 
 FLOOD, OTHER, FIRST, SECOND, FEW = 2001, 2002, 2003, 2004, 2005  # uids; two of them are of one tenant
 TENANT = "team"
-HOLDS = ("connections", "requests_active", "regions", "leases", "request_bytes", "hint_tables")
+HOLDS = ("connections", "requests_active", "regions", "leases", "request_bytes", "lookup_tables")
 
 
 @unittest.skipUnless(os.geteuid() == 0, "several uids need root")
@@ -213,14 +213,14 @@ class Flood(Case):
         self.assertLess(opened, 48)
         self.works()
 
-    def test_tables_of_hints(self):
+    def test_tables_of_lookup_table(self):
         opened, refused = 0, None
         for _ in range(3):
             client = Reader(self.daemon, uid=FLOOD)
             self.addCleanup(client.close)
             for _ in range(16):
                 try:
-                    client.call("hints.open", ns=client.open(dict(DEMO, model=f"{self.id()} {opened}")))
+                    client.call("lookup_table.open", ns=client.open(dict(DEMO, model=f"{self.id()} {opened}")))
                 except Refused as e:
                     refused = refused or e
                     continue
@@ -229,7 +229,7 @@ class Flood(Case):
                     os.close(fd)
         client = Reader(self.daemon, uid=OTHER)
         self.addCleanup(client.close)
-        client.call("hints.open", ns=client.open(dict(DEMO, model=self.id())))
+        client.call("lookup_table.open", ns=client.open(dict(DEMO, model=self.id())))
         for fd in client.take_fds():
             os.close(fd)
         self.assertGreater(opened, 20)

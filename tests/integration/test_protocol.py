@@ -251,7 +251,7 @@ class Requests(Case):
             "sequence.close": {"sequence": sequence},
             "window.open": {"ns": ns}, "window.pin": {"window": 1, "sequence": sequence, "n": 1},
             "window.unpin": {"window": 1, "sequence": sequence, "n": 1}, "window.release": {"window": 1, "slabs": [0]},
-            "window.close": {"window": 1}, "hints.open": {"ns": ns},
+            "window.close": {"window": 1}, "lookup_table.open": {"ns": ns},
             "events": {}, "events.list": {"ns": ns}, "events.describe": {"ns": ns, "keys": keys(1), "tokens": bytes(64)}}
 
     def wrong(self, params, table):

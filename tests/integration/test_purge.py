@@ -10,7 +10,7 @@ import unittest
 from retrieval_case import IDENTITY, Retrieval, lists_of
 from second_client import DEMO, IN_PROGRESS, MISS, OK, OTHER_UID, Case, Client, Pool, Region, keys, u32
 from share_case import ABSENT, ON_SHARE, ShareCase
-from test_hints import LIVE, Table
+from test_lookup_table import LIVE, Table
 from window_case import WINDOWS, Reader, Window
 
 SUITE_TIMEOUT_S = 240

@@ -121,13 +121,13 @@ class Sharing(Case):
         a, b = self.engine(), self.engine()
         for e in (a, b):
             scheduler = e.connector._scheduler
-            self.eventually(lambda: scheduler.link.ns.lookup_hint(bytes(32)) is not None)
+            self.eventually(lambda: scheduler.link.ns.lookup_table_read(bytes(32)) is not None)
         before = self.stats()
         for i in range(4):
             self.check(a, Request(f"cold{i}", prompt(900 + i, 100)))
         for i in range(4):
             self.check(b, Request(f"warm{i}", prompt(900 + i, 100)))
-        counts = [e.connector._scheduler.hints.counts for e in (a, b)]
+        counts = [e.connector._scheduler.lookup_table.counts for e in (a, b)]
         self.assertGreater(counts[0].spared, 0)
         self.assertEqual((counts[1].spared, counts[1].asked), (0, 4))
         self.assertEqual([count.false_hits + count.false_misses for count in counts], [0, 0])

@@ -22,7 +22,7 @@ import engine_pages
 from daemon import until
 from engine import BLOCK, Request
 import ucmclient
-from ucmclient import BlockResult, Hint, PrefixHits, SharedMemory, Status, UcmError
+from ucmclient import BlockResult, TableHits, PrefixHits, SharedMemory, Status, UcmError
 from ucmclient.engine.vllm import companion, identity, inputs, layout, settings
 from ucmclient.engine.vllm.connector import UcmConnector
 from ucmclient.engine.vllm.link import Link
@@ -37,8 +37,8 @@ class Decisions(unittest.TestCase):
     """The scheduler's half, step by step, with a daemon that has nothing."""
 
     def half(self, **more):
-        ns = SimpleNamespace(lookup_prefix=lambda keys, **_: PrefixHits(0, 0, 0), hints_open=lambda timeout: None,
-                             lookup_hint=lambda keys: None, identity=SimpleNamespace(key_bytes=32))
+        ns = SimpleNamespace(lookup_prefix=lambda keys, **_: PrefixHits(0, 0, 0), lookup_table_open=lambda timeout: None,
+                             lookup_table_read=lambda keys: None, identity=SimpleNamespace(key_bytes=32))
         half = SchedulerHalf(settings.Settings(**more), BLOCK)
         half.link = SimpleNamespace(ns=ns, ask=lambda call, *a, **k: call(*a, **k), tell=lambda call, *a, **k: call(*a, **k),
                                     release=lambda lease: None)
@@ -120,15 +120,15 @@ class Decisions(unittest.TestCase):
                 self.assertEqual(self.loading(lost), [])
                 self.assertEqual(self.loading(lost, anew=True), [[2]], "it was computed anew")
 
-    def test_a_lookup_of_which_hints_say_that_nothing_is_there_is_told_and_not_awaited(self):
-        half, told, asked, hint = self.half(), [], [], [None]
-        half.link.ns.lookup_hint = lambda keys: hint[0]
+    def test_a_lookup_of_which_the_lookup_table_says_that_nothing_is_there_is_told_and_not_awaited(self):
+        half, told, asked, advice = self.half(), [], [], [None]
+        half.link.ns.lookup_table_read = lambda keys: advice[0]
         half.link.ns.lookup_note = lambda keys, **_: told.append(len(keys))
         half.link.ns.lookup_prefix = lambda keys, **_: asked.append(len(keys)) or PrefixHits(1, 1, 7)
-        steps = [(None, True), (Hint(0, 0, 0, True, False), False),  # the first one opens the table
-                 (Hint(0, 0, 0, False, False), True), (Hint(0, 0, 0, True, True), True),  # it may be there all the same
-                 (Hint(2, 2, 0, True, False), True)]
-        for i, (hint[0], asks) in enumerate(steps):
+        steps = [(None, True), (TableHits(0, 0, 0, True, False), False),  # the first one opens the table
+                 (TableHits(0, 0, 0, False, False), True), (TableHits(0, 0, 0, True, True), True),  # it may be there all the same
+                 (TableHits(2, 2, 0, True, False), True)]
+        for i, (advice[0], asks) in enumerate(steps):
             request = Request(f"r{i}", range(40))
             for _ in range(3):  # as vLLM does while the request waits
                 self.assertEqual(half.matched_tokens(request, 0), (16 if asks else 0, asks))
@@ -136,7 +136,7 @@ class Decisions(unittest.TestCase):
             self.assertEqual(len(told), not asks, f"step {i}")
             asked.clear(), told.clear()
             half.finished(request, [])
-        counts = half.hints.counts
+        counts = half.lookup_table.counts
         self.assertEqual((counts.asked, counts.spared, counts.false_hits, counts.false_misses), (4, 3, 1, 0))
 
     def test_a_daemon_that_can_be_told_no_more_is_not_taken_for_silent(self):
@@ -151,14 +151,14 @@ class Decisions(unittest.TestCase):
         link.tell(fails, Status.DEADLINE)
         self.assertIsNone(link.ns)
 
-    def test_a_daemon_before_hints(self):
+    def test_a_daemon_before_lookup_tables(self):
         half, opens = self.half(), []
 
         def refuse(timeout):
             opens.append(timeout)
             raise UcmError(Status.UNSUPPORTED, "older")
 
-        half.link.ns.hints_open = refuse
+        half.link.ns.lookup_table_open = refuse
         for i in range(3):
             self.assertEqual(half.matched_tokens(Request(f"r{i}", range(40)), 0), (0, False))
         self.assertEqual(len(opens), 1)
@@ -536,7 +536,7 @@ class Refusals(unittest.TestCase):
                              ({"advanced": {"lease": -1}}, "at least 0"), ({"layerwise": True}, "async_load false"),
                              ({"load": 1}, "must be a bool"), ({"advanced": {"companion": "yes"}}, "one of auto, on, off"),
                              ({"encoding": "fp4"}, "one of none, fp8, int8, q4, lossless"), ({"advanced": {"plain_first": 16}}, "set encoding, too"),
-                             ({"advanced": {"companion": True}}, "must be a str"), ({"advanced": {"hints": False}}, "has no setting 'hints'"),
+                             ({"advanced": {"companion": True}}, "must be a str"), ({"advanced": {"lookup_table": False}}, "has no setting 'lookup_table'"),
                              ({"lease": 1.0}, 'lease stands in the object "advanced"'), ({"advanced": {"load": True}}, "load stands among the others"),
                              ({"advanced": True}, "must be an object")):
             with self.subTest(extra), self.assertRaisesRegex(ValueError, words):

@@ -21,7 +21,7 @@ FEATURES = {
     "window": ["daemon/window/", "proto/memory/window.*"],
     "encoding": ["daemon/encoding/", "daemon/cuda/convert.c", "kernels/encoding/"],
     "blend": ["daemon/blend/", "kernels/rope/"],
-    "hints": ["daemon/hints/", "proto/memory/hint.*"],
+    "lookup tables": ["daemon/lookup_table/", "proto/memory/lookup_table.*"],
     "events": ["daemon/events/"],
     "encryption": ["daemon/seal/"],
     "other roots": ["daemon/backend/nfs/", "daemon/backend/s3/", "daemon/backend/mooncake/"],
@@ -84,7 +84,7 @@ NAMES = {
     "windows": ("window", r"windows?_\w+|\w+_windows?(?:_\w+)?|\w*relocat\w*", r"(?:init|local)_window_sz|window_(?:ms|sampled|fraction|bytes)|\w*(?:fair|write)_window|drops_window_ms"),
     "summaries and sequences": ("retrieval", r"summaries?_\w+|sequences?_\w+|\w+_(?:summary|sequence)s?(?:_\w+)?|derived_\w+|summaries|sequences",
                            r"(?:\w+_)?(?:from|segment|record|records|last|first|nvme|fake)_sequence\w*|derived_(?:drop|find|free|n|new|max)|(?:evp|xxh|ossl|yaml)\w*"),
-    "hints": ("hints", r"hints?_\w+|\w+_hints?(?:_\w+)?|hints", r"\w*_hint"),
+    "lookup_table": ("lookup_table", r"lookup_table?_\w+|\w+_lookup_table?(?:_\w+)?|lookup_table", r"\w*_table_read"),
     "events": ("events", r"events_\w+|\w+_events", r"events_foreign|process_events"),
 }
 

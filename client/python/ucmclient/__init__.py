@@ -13,7 +13,6 @@ from .client import (
     Client,
     EncodedNamespace,
     Found,
-    Hint,
     Identity,
     Memory,
     MemoryKind,
@@ -22,6 +21,7 @@ from .client import (
     Plane,
     PrefixHits,
     ServerInfo,
+    TableHits,
 )
 from .companion import Companion, CompanionMissing, CompanionRegion
 from .errors import Status, UcmError
@@ -39,7 +39,6 @@ __all__ = [
     "CompanionRegion",
     "EncodedNamespace",
     "Found",
-    "Hint",
     "Identity",
     "Memory",
     "MemoryKind",
@@ -52,6 +51,7 @@ __all__ = [
     "ServerInfo",
     "SharedMemory",
     "Status",
+    "TableHits",
     "Task",
     "TaskResult",
     "UcmError",

@@ -152,7 +152,7 @@ class Lookup(Structure):
     ]
 
 
-class Hint(Structure):
+class TableHits(Structure):
     _fields_ = [
         ("hits", c_uint32),
         ("in_dram", c_uint32),
@@ -225,8 +225,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, POINTER(Lookup), c_int, POINTER(c_uint32), POINTER(c_uint32), POINTER(c_uint32)],
     ),
     "ucm_lookup_each": (c_int, [c_void_p, POINTER(Lookup), c_int, c_char_p, POINTER(c_uint32), POINTER(c_uint32)]),
-    "ucm_hints_open": (c_int, [c_void_p, c_int]),
-    "ucm_lookup_hint": (c_int, [c_void_p, c_void_p, c_uint32, c_char_p, POINTER(Hint)]),
+    "ucm_lookup_table_open": (c_int, [c_void_p, c_int]),
+    "ucm_lookup_table_read": (c_int, [c_void_p, c_void_p, c_uint32, c_char_p, POINTER(TableHits)]),
     "ucm_lookup_note": (c_int, [c_void_p, c_void_p, c_uint32, c_int]),
     "ucm_describe": (c_int, [c_void_p, POINTER(Description), c_int]),
     "ucm_call": (

@@ -127,9 +127,9 @@ class PrefixHits:
 
 
 @dataclass(frozen=True)
-class Hint:
-    """What the daemon's table of hints says of keys: `blocks` are found, from the first key on without a gap (lookup_hint) or
-    at all (lookup_hint_each); of these, `in_dram` lie wholly in DRAM, and `on_shared` must be read from the shared tier.
+class TableHits:
+    """What the daemon's lookup table says of keys: `blocks` are found, from the first key on without a gap (lookup_table_read) or
+    at all (lookup_table_read_each); of these, `in_dram` lie wholly in DRAM, and `on_shared` must be read from the shared tier.
     complete: the table lacked no block that this host has. shared_tier: there is one, which may have more."""
 
     blocks: int
@@ -336,31 +336,31 @@ class Namespace(_Handle):
         check(lib.ucm_lookup_each(self.handle, byref(lookup), _timeout(timeout), found, byref(hits), byref(number)))
         return found.raw[: lookup.n_keys], number.value, bool(lookup.is_pending.value)
 
-    def hints_open(self, timeout: Optional[float] = None) -> None:
-        """Gets the table of hints, or a new one if it is of no use any more."""
-        check(lib.ucm_hints_open(self.handle, _timeout(timeout)))
+    def lookup_table_open(self, timeout: Optional[float] = None) -> None:
+        """Gets the lookup table, or a new one if it is of no use any more."""
+        check(lib.ucm_lookup_table_open(self.handle, _timeout(timeout)))
 
-    def lookup_hint(self, keys: Keys) -> Optional[Hint]:
+    def lookup_table_read(self, keys: Keys) -> Optional[TableHits]:
         """How many blocks from the first key on are cached without a gap, as far as the table says; None: there is none to rely
         on. Asks nobody, and takes no lease."""
-        return self._hint(keys, None)[0]
+        return self._table_read(keys, None)[0]
 
-    def lookup_hint_each(self, keys: Keys) -> Optional[tuple[bytes, Hint]]:
+    def lookup_table_read_each(self, keys: Keys) -> Optional[tuple[bytes, TableHits]]:
         """For each key a Found's number."""
-        hint, found = self._hint(keys, ctypes.create_string_buffer)
-        return None if hint is None else (found, hint)
+        advice, found = self._table_read(keys, ctypes.create_string_buffer)
+        return None if advice is None else (found, advice)
 
-    def _hint(self, keys: Keys, buffer: Any) -> tuple[Optional[Hint], bytes]:
-        out = native.Hint()
+    def _table_read(self, keys: Keys, buffer: Any) -> tuple[Optional[TableHits], bytes]:
+        out = native.TableHits()
         borrowed, n = borrow_keys(keys, self.identity.key_bytes)
         found = buffer(max(n, 1)) if buffer else None
-        if check(lib.ucm_lookup_hint(self.handle, borrowed.address, n, found, byref(out))) != 0:
+        if check(lib.ucm_lookup_table_read(self.handle, borrowed.address, n, found, byref(out))) != 0:
             return None, b""
-        hint = Hint(out.hits, out.in_dram, out.on_shared, bool(out.complete), bool(out.shared_tier))
-        return hint, found.raw[:n] if found else b""
+        advice = TableHits(out.hits, out.in_dram, out.on_shared, bool(out.complete), bool(out.shared_tier))
+        return advice, found.raw[:n] if found else b""
 
     def lookup_note(self, keys: Keys, timeout: Optional[float] = None) -> None:
-        """Tells the daemon of a lookup that hints have answered, so that it counts it. Waits for no answer."""
+        """Tells the daemon of a lookup that the lookup table has answered, so that it counts it. Waits for no answer."""
         borrowed, n = borrow_keys(keys, self.identity.key_bytes)
         check(lib.ucm_lookup_note(self.handle, borrowed.address, n, _timeout(timeout)))
 

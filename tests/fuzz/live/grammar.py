@@ -62,7 +62,7 @@ class Generator:
         acts = {self.act_dump: 14, self.act_load: 8, self.act_fetch: 8, self.act_append: 6, self.act_build: 5, self.act_reopen: 8,
                 self.act_summary_load: 4, self.act_region: 3, self.act_sequence: 3, self.act_select: 3, self.act_window: 3,
                 self.act_lookup: 2, self.act_prefetch: 2, self.act_evict: 3, self.act_space: 3, self.act_end: 2, self.act_vanish: 1.5,
-                self.act_connect: 1.5, self.act_operator: 2, self.act_look: 2, self.act_hints: 1, self.act_events: 1,
+                self.act_connect: 1.5, self.act_operator: 2, self.act_look: 2, self.act_lookup_table: 1, self.act_events: 1,
                 self.act_cancel: 1, self.act_restart: 0.7, self.act_odd: 2, self.act_keys: 0.5, self.act_ring: 0.2, self.act_settle: 1}
         return {act: weight * self.some(0.3, 1, 1, 2, 4) for act, weight in acts.items()}
 
@@ -542,8 +542,8 @@ class Generator:
     def act_settle(self, conn):
         self.add("settle", conn)
 
-    def act_hints(self, conn):
-        self.call(conn, "hints.open", ns=self.space(conn).ref)
+    def act_lookup_table(self, conn):
+        self.call(conn, "lookup_table.open", ns=self.space(conn).ref)
 
     def act_look(self, conn):
         """What tells of what is stored; of others' too, if they let one."""
@@ -552,7 +552,7 @@ class Generator:
         method, params = some(("ls", {"ns": number}), ("inspect", {"ns": number, "key": {"keys": [self.random.randrange(KEYS)]}}),
                               ("verify", {"ns": number}), ("namespace.list", {}), ("tenant.list", {}), ("stats", {}), ("health", {}),
                               ("key.list", {}), ("events.list", {"ns": number}), ("config.get", {}),
-                              ("lookup", {"ns": number, "keys": {"keys": [0, 1, 2]}}), ("hints.open", {"ns": number}),
+                              ("lookup", {"ns": number, "keys": {"keys": [0, 1, 2]}}), ("lookup_table.open", {"ns": number}),
                               ("hello", {"version_min": 1, "version_max": some(1, 2, 5), "client": "again"}))
         self.call(conn, method, **params)
 

@@ -83,6 +83,6 @@ METHODS = {
     "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
     "inspect", "verify", "share.collect", "trace", "summary.open", "summary.build", "sequence.open", "sequence.append", "sequence.close",
     "select", "sequence.prefetch", "encoding.open", "window.open", "window.pin", "window.unpin", "window.release", "window.close",
-    "config.reload", "config.get", "bypass", "fetch", "hints.open", "load_prefix", "key.list", "key.reload", "tenant.list",
+    "config.reload", "config.get", "bypass", "fetch", "lookup_table.open", "load_prefix", "key.list", "key.reload", "tenant.list",
     "tenant.set", "tenant.reset", "events", "events.list", "events.describe"}
 assert set(ENCODINGS) == {"fp8", "int8", "q4", "lossless"} and TENANTS <= 3

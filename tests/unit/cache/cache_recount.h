@@ -1,9 +1,9 @@
-/* A recount of all that a cache counts: of its blocks, lists, tenants and hints, against its own figures. */
+/* A recount of all that a cache counts: of its blocks, lists, tenants and lookup tables, against its own figures. */
 #ifndef UCM_TESTS_CACHE_RECOUNT_H
 #define UCM_TESTS_CACHE_RECOUNT_H
 
 #include "tests/unit/cache/cache_share_rig.h"
-#include "tests/unit/cache/hint_rig.h"
+#include "tests/unit/cache/lookup_table_rig.h"
 
 #define RECOUNT_KEYS 12 /* that blocks have */
 #define NAMESPACES 2u
@@ -121,7 +121,7 @@ static void recount_cache(uint64_t copying)
         nvme += ns_at(i)->nvme_bytes;
         shared += ns_at(i)->share_bytes;
         if (ns_at(i)->follower)
-            hints_agree(ns_at(i), RECOUNT_KEYS);
+            lookup_table_agree(ns_at(i), RECOUNT_KEYS);
     }
     tenant_recount(rig.one->tenant);
     tenant_recount(rig.two->tenant);

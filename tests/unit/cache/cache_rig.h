@@ -4,7 +4,7 @@
 
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
-#include "daemon/hints/tables.h"
+#include "daemon/lookup_table/tables.h"
 #include "daemon/window/lend.h"
 #include "proto/errors.h"
 #include "tests/unit/index/index_secret.h"
@@ -170,7 +170,7 @@ static struct {
     struct index *index;
     struct policy *policy;
     struct arena *arena;
-    struct hint_tables *hints;
+    struct lookup_tables *lookup_tables;
     struct cache *cache;
     struct tier tier;
     struct ns *one, *two;
@@ -266,11 +266,11 @@ static inline void rig_open(void)
     rig.two = space_of(rig.apart ? "u" : "t", "two", 2, MIB / 8 / LAYERS);
     for (int i = 0; i < 3; i++)
         cache_fills_init(&rig.fills[i]);
-    cr_assert_eq(
-        hint_tables_new(
-            &(struct hint_tables_config){.loop = &rig.loop, .index = rig.index, .cache = rig.cache},
-            &rig.hints),
-        0);
+    cr_assert_eq(lookup_tables_new(&(struct lookup_tables_config){.loop = &rig.loop,
+                                                                  .index = rig.index,
+                                                                  .cache = rig.cache},
+                                   &rig.lookup_tables),
+                 0);
 }
 
 static inline void iterate(void)
@@ -300,7 +300,7 @@ static inline void rig_close(void)
 {
     while (!list_empty(&rig.tier.pending))
         fake_next(&rig.tier, 0);
-    hint_tables_free(rig.hints);
+    lookup_tables_free(rig.lookup_tables);
     cache_free(rig.cache);
     arena_free(rig.arena);
     uv_run(&rig.loop, UV_RUN_DEFAULT);

@@ -294,15 +294,15 @@ static const act chaos_acts[] = {
 #define ACTS_LOCAL 17u /* of these, the ones that know no share */
 #define ACTS_SHARED (sizeof(chaos_acts) / sizeof(chaos_acts[0]))
 
-/* A worker begins or ends to look at a namespace's hints. */
-static void chaos_hints(void)
+/* A worker begins or ends to look at a namespace's lookup table. */
+static void chaos_lookup_table(void)
 {
     struct ns *ns = some_ns();
 
     if (!ns->follower)
-        cr_assert_eq(hint_tables_ref(rig.hints, ns, NULL), 0);
+        cr_assert_eq(lookup_tables_ref(rig.lookup_tables, ns, NULL), 0);
     else if (below(8) == 0)
-        hint_tables_unref(rig.hints, ns);
+        lookup_tables_unref(rig.lookup_tables, ns);
 }
 
 static void chaos_quota(struct tenant *t)
@@ -347,10 +347,10 @@ static void chaos_end(void)
             (void)cache_evict(rig.cache, ref, CACHE_ALL);
         }
     }
-    invariants(); /* the hints, too */
+    invariants(); /* the lookup tables, too */
     for (unsigned i = 0; i < NAMESPACES; i++)
         while (ns_at(i)->follower)
-            hint_tables_unref(rig.hints, ns_at(i));
+            lookup_tables_unref(rig.lookup_tables, ns_at(i));
     expect_nothing_held();
     cr_expect(rig.cache->write[WRITE_SHARE].writing_bytes == 0);
 }
@@ -369,7 +369,7 @@ static void chaos_run(unsigned acts)
             if (op % 8 == 0)
                 invariants();
             if (op % 64 == 0)
-                chaos_hints();
+                chaos_lookup_table();
             if (rig.apart && op % 256 == 0)
                 chaos_quota(below(2) ? rig.one->tenant : rig.two->tenant);
         }

@@ -53,8 +53,8 @@ def _reasons(settings: Settings, config: Any, groups: Optional[Sequence[Any]]) -
 
 
 def chunk_settings(settings: Settings) -> Settings:
-    """Of the half that loads and stores chunks. Hints and events are about prefixes."""
-    return replace(settings, hints=False, describe=False)
+    """Of the half that loads and stores chunks. The lookup table and events are about prefixes."""
+    return replace(settings, lookup_table=False, describe=False)
 
 
 # ---- where K lies ----

@@ -80,10 +80,10 @@ class HybridScheduler(SchedulerHalf):
         self._links = [Link(self.settings, one, f"{name}-{i}" if i else name) for i, one in enumerate(identity.kinds)]
         self.link = self._links[self._kind(self._full[0]) if self._full else 0]
         if self._full and self.link.ns is not None:
-            self.hints.open(self.link.ns)
+            self.lookup_table.open(self.link.ns)
 
     def close(self) -> None:
-        self.hints.close()
+        self.lookup_table.close()
         for link in self._links:
             link.close()
 
@@ -187,8 +187,8 @@ class HybridScheduler(SchedulerHalf):
         ns = link.ns
         if ns is None or not keys:
             return None
-        hint = self.hints.look(ns, keys) if link is self.link else None
-        if self.hints.spares(hint):
+        advice = self.lookup_table.look(ns, keys) if link is self.link else None
+        if self.lookup_table.spares(advice):
             if not tracked.told:
                 link.tell(ns.lookup_note, keys, timeout=self.settings.lookup_timeout, request=tracked.vllm.request_id)
             tracked.told = True
@@ -199,7 +199,7 @@ class HybridScheduler(SchedulerHalf):
         if hits.lease:
             tracked.leases.append((link, hits.lease))
         if link is self.link:
-            self.hints.learn(ns, hint, hits)
+            self.lookup_table.learn(ns, advice, hits)
         return hits
 
     def _lookup_others(self, tracked: _HybridRequest, reached: int) -> int:

@@ -22,7 +22,7 @@ from . import watching
 from .adapters import adapter_of
 from .describe import Describer
 from .held_pages import NULL_BLOCK, HeldPages
-from .hints import Hints
+from .lookup_table import LookupTable
 from .identity import EngineIdentity
 from .inputs import Mask, chosen_items, mask_of, more_of
 from .link import Link
@@ -74,7 +74,7 @@ class SchedulerHalf(HeldPages):
         self._plain_blocks = -(-settings.plain_first // block_tokens)
         #: Of an engine whose ranks share loads out.
         self.gathers: Optional[GatherPlanner] = None
-        self.hints = Hints(settings)
+        self.lookup_table = LookupTable(settings)
         self.shared = SharedWait(settings)
         self.describer = self._describer()
         #: Random, part of all keys after a reset: no older block matches.
@@ -111,13 +111,13 @@ class SchedulerHalf(HeldPages):
         self.describer = self._describer()
         self.link = Link(self.settings, identity, name)
         if self.link.ns is not None:
-            self.hints.open(self.link.ns)
+            self.lookup_table.open(self.link.ns)
 
     def _describer(self) -> Describer:
         return Describer(lambda: self.link.ns if self.link is not None and self.settings.describe else None, self.block_tokens)
 
     def close(self) -> None:
-        self.hints.close()
+        self.lookup_table.close()
         self.describer.close()
         if self.link is not None:
             self.link.close()
@@ -213,7 +213,7 @@ class SchedulerHalf(HeldPages):
         return tracked.adapter.digest if tracked.adapter is not None else b""
 
     def _promise(self, tracked: Request) -> Optional[Promise]:
-        """Looks the request up, unless a promise still holds (vLLM asks again in every step), or hints say that nothing is there.
+        """Looks the request up, unless a promise still holds (vLLM asks again in every step), or the lookup table says that nothing is there.
         The lookup includes the engine's own hits: so the daemon knows that they are in use, and those that it lost are stored
         again."""
         promise = tracked.promise
@@ -224,8 +224,8 @@ class SchedulerHalf(HeldPages):
         ns = self.link.ns if self.link is not None else None
         if not keys or ns is None:
             return None
-        hint = self.hints.look(ns, keys)
-        if self.hints.spares(hint):
+        advice = self.lookup_table.look(ns, keys)
+        if self.lookup_table.spares(advice):
             if not tracked.told:
                 self.link.tell(
                     ns.lookup_note, keys, timeout=self.settings.lookup_timeout, request=tracked.vllm.request_id
@@ -235,7 +235,7 @@ class SchedulerHalf(HeldPages):
         hits = self.shared.prefix(self.link, tracked.vllm.request_id, keys)
         if hits is None or hits.pending:
             return None
-        self.hints.learn(ns, hint, hits)
+        self.lookup_table.learn(ns, advice, hits)
         tracked.stored = hits.blocks
         if hits.blocks == 0:
             return None

@@ -96,8 +96,8 @@ class Settings:
 
     # ---- not of the engine's configuration ----
 
-    #: Look in the daemon's table of hints first, and ask for no lookup of which it says that nothing is cached.
-    hints: bool = field(default=True, metadata={"kind": None})
+    #: Look in the daemon's lookup table first, and ask for no lookup of which it says that nothing is cached.
+    lookup_table: bool = field(default=True, metadata={"kind": None})
     #: If the daemon keeps events for routers: tell it which tokens stored blocks stand for.
     describe: bool = field(default=True, metadata={"kind": None})
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Hints: an outsider who reads the table as docs/design/mappings.md says, and the client library, beside lookups: through the tiers,
+"""Lookup tables: an outsider who reads one as docs/design/mappings.md says, and the client library, beside lookups: through the tiers,
 growth, a daemon that ends or is killed, and clients that would write."""
 
 import contextlib
@@ -39,14 +39,14 @@ class Table:
     """What an outsider does with a table."""
 
     def __init__(self, client, ns):
-        answer = client.call("hints.open", ns=ns)
+        answer = client.call("lookup_table.open", ns=ns)
         self.shared = answer.get("shared", False)
         (self.fd,) = client.take_fds()
         assert os.fstat(self.fd).st_size == answer["bytes"]
         assert fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         self.memory = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
         magic, version, self.key_bytes, self.buckets, self.seed = struct.unpack("<8sIIQQ", self.memory[:32])
-        assert magic == b"UCMHINT1" and version == 2 and answer["bytes"] == 4096 + 64 * self.buckets
+        assert magic == b"UCMLTAB1" and version == 2 and answer["bytes"] == 4096 + 64 * self.buckets
 
     def close(self):
         self.memory.close()
@@ -110,11 +110,11 @@ class ByThePage(Case):
 
     def test_tables_that_a_client_keeps_are_counted(self):
         client, ns, region = self.open()
-        kept, before = [], client.metrics()["hint_bytes"]
+        kept, before = [], client.metrics()["lookup_table_bytes"]
 
         def keep():
             other = Reader(self.daemon, uid=OTHER_UID)  # limits are not for operators
-            other.call("hints.open", ns=other.open(dict(DEMO, model=self.id() + "kept")))
+            other.call("lookup_table.open", ns=other.open(dict(DEMO, model=self.id() + "kept")))
             kept.extend(other.take_fds())
             other.close()
             time.sleep(0.002)  # a uid may connect 1,000 times a second
@@ -124,10 +124,10 @@ class ByThePage(Case):
         self.assertEqual(refused.exception.code, BUSY)
         self.assertIn("tables that ended", str(refused.exception))
         self.assertGreater(len(kept), 100)
-        self.assertLessEqual(client.metrics()["hint_bytes"], 68 << 20)
+        self.assertLessEqual(client.metrics()["lookup_table_bytes"], 68 << 20)
         for fd in kept:
             os.close(fd)
-        self.until(lambda: client.metrics()["hint_bytes"] <= before, "the end of all tables")
+        self.until(lambda: client.metrics()["lookup_table_bytes"] <= before, "the end of all tables")
         keep()
         os.close(kept[-1])
 
@@ -165,16 +165,16 @@ class ByThePage(Case):
 
     def test_who_gets_it(self):
         client, ns, region = self.open()
-        self.refused(NOT_FOUND, client.call, "hints.open", ns=ns + 1000)
+        self.refused(NOT_FOUND, client.call, "lookup_table.open", ns=ns + 1000)
         if os.geteuid() != 0:
             self.skipTest("needs root to be another user")
         other = Reader(self.daemon, uid=OTHER_UID)
-        self.refused(NOT_FOUND, other.call, "hints.open", ns=ns)
+        self.refused(NOT_FOUND, other.call, "lookup_table.open", ns=ns)
         theirs = other.open(dict(DEMO, model=self.id()))
-        other.call("hints.open", ns=theirs)
-        self.refused(NOT_FOUND, Reader(self.daemon, uid=OTHER_UID).call, "hints.open", ns=theirs)
+        other.call("lookup_table.open", ns=theirs)
+        self.refused(NOT_FOUND, Reader(self.daemon, uid=OTHER_UID).call, "lookup_table.open", ns=theirs)
         # An operator, who may use its number.
-        self.refused(DENIED, Reader(self.daemon).call, "hints.open", ns=theirs)
+        self.refused(DENIED, Reader(self.daemon).call, "lookup_table.open", ns=theirs)
         for fd in other.take_fds():
             os.close(fd)
 
@@ -271,7 +271,7 @@ class Descriptors(OwnDaemons, Case):
         client = Reader(daemon)
         for i in range(32):
             Table(client, client.open(dict(DEMO, model=str(i)))).close()
-        self.refused(BUSY, client.call, "hints.open", ns=client.open(dict(DEMO, model="another")))
+        self.refused(BUSY, client.call, "lookup_table.open", ns=client.open(dict(DEMO, model="another")))
         others = [Reader(daemon) for _ in range(20)]
         Table(others[-1], others[-1].open(dict(DEMO, model="7"))).close()
 
@@ -285,7 +285,7 @@ class ByLibrary(OwnDaemons, Case):
         return daemon
 
     def worker(self, daemon, blocks=64):
-        client = Library(socket=daemon.socket, name="hints")
+        client = Library(socket=daemon.socket, name="lookup table")
         self.addCleanup(client.close)
         ns = client.namespace(Identity(self.id(), "f16", "test/1", 16, self.BLOCK, layers=(1,)))
         shared = SharedMemory(self.BLOCK * blocks)
@@ -297,31 +297,31 @@ class ByLibrary(OwnDaemons, Case):
         return keys(*numbers, size=32)
 
     @staticmethod
-    def hint(ns, names, look=None):
+    def advice(ns, names, look=None):
         """Waits for the table, which is of no use while it is filled, or if the daemon had no turn for 5 s."""
         def usable():
-            hint = (look or ns.lookup_hint)(names)
-            if hint is None:
-                ns.hints_open()
-            return hint
-        return until(usable, "a hint")
+            advice = (look or ns.lookup_table_read)(names)
+            if advice is None:
+                ns.lookup_table_open()
+            return advice
+        return until(usable, "a lookup table")
 
     def open(self, ns):
-        return self.hint(ns, self.names(0))
+        return self.advice(ns, self.names(0))
 
-    def test_hints(self):
+    def test_lookup_table(self):
         client, ns, region = self.worker(self.start())
-        self.assertIsNone(ns.lookup_hint(self.names(0)), "not opened yet")
+        self.assertIsNone(ns.lookup_table_read(self.names(0)), "not opened yet")
         region.dump(self.names(*range(10)), range(10)).wait()
         self.open(ns)
-        hint = self.hint(ns, self.names(*range(20)))
-        self.assertEqual((hint.blocks, hint.in_dram, hint.on_shared), (10, 10, 0))
-        self.assertTrue(hint.certain)
+        advice = self.advice(ns, self.names(*range(20)))
+        self.assertEqual((advice.blocks, advice.in_dram, advice.on_shared), (10, 10, 0))
+        self.assertTrue(advice.certain)
         ns.evict(self.names(4))
-        self.assertEqual(self.hint(ns, self.names(*range(20))).blocks, 4)
-        found, hint = self.hint(ns, self.names(*range(12)), ns.lookup_hint_each)
+        self.assertEqual(self.advice(ns, self.names(*range(20))).blocks, 4)
+        found, advice = self.advice(ns, self.names(*range(12)), ns.lookup_table_read_each)
         self.assertEqual(found, bytes([1] * 4 + [0] + [1] * 5 + [0, 0]))
-        self.assertEqual(hint.blocks, 9)
+        self.assertEqual(advice.blocks, 9)
 
     def test_an_encoded_namespace_has_the_blocks_of_both_forms(self):
         client = Library(socket=self.start().socket, name="coded")
@@ -336,12 +336,12 @@ class ByLibrary(OwnDaemons, Case):
         region.dump(self.names(0, 1), [0, 1]).wait()
         region.dump(self.names(2, 3), [2, 3], plain=True).wait()
         region.dump(self.names(4), [4]).wait()
-        hint = self.hint(ns, self.names(*range(6)))
-        self.assertEqual((hint.blocks, ns.lookup_prefix(self.names(*range(6))).blocks), (5, 5))
+        advice = self.advice(ns, self.names(*range(6)))
+        self.assertEqual((advice.blocks, ns.lookup_prefix(self.names(*range(6))).blocks), (5, 5))
         ns.evict(self.names(1))
-        found, hint = self.hint(ns, self.names(*range(6)), ns.lookup_hint_each)
+        found, advice = self.advice(ns, self.names(*range(6)), ns.lookup_table_read_each)
         self.assertEqual([tier > 0 for tier in found], [tier > 0 for tier in ns.lookup_each(self.names(*range(6)))[0]])
-        self.assertEqual(self.hint(ns, self.names(*range(6))).blocks, 1)
+        self.assertEqual(self.advice(ns, self.names(*range(6))).blocks, 1)
 
     def test_a_prefix_is_loaded_in_one_request(self):
         client, ns, region = self.worker(self.start())
@@ -386,19 +386,19 @@ class ByLibrary(OwnDaemons, Case):
             thread = threading.Thread(target=churn)
             thread.start()
             for i in range(200):
-                hint = ns.lookup_hint(stays)
-                self.assertIn(hint and hint.blocks, (None, 8))
+                advice = ns.lookup_table_read(stays)
+                self.assertIn(advice and advice.blocks, (None, 8))
             daemon.kill()
             for i in range(200):
-                hint = ns.lookup_hint(stays)
-                self.assertIn(hint and hint.blocks, (None, 8))
+                advice = ns.lookup_table_read(stays)
+                self.assertIn(advice and advice.blocks, (None, 8))
             stop.set()
             thread.join()
             with self.assertRaises(UcmError):
                 ns.lookup_prefix(stays, timeout=0.2)
-            self.assertIsNone(ns.lookup_hint(stays))
+            self.assertIsNone(ns.lookup_table_read(stays))
             with self.assertRaises(UcmError):
-                ns.hints_open(timeout=0.2)
+                ns.lookup_table_open(timeout=0.2)
             client.close()
 
     def test_growth_and_a_new_daemon(self):
@@ -409,18 +409,18 @@ class ByLibrary(OwnDaemons, Case):
         region.dump(some, range(1000)).wait()
 
         def certain(names):
-            hint = ns.lookup_hint(names)
-            return hint if hint is not None and hint.certain else None
-        self.assertEqual(self.hint(ns, some, certain).blocks, 1000)
+            advice = ns.lookup_table_read(names)
+            return advice if advice is not None and advice.certain else None
+        self.assertEqual(self.advice(ns, some, certain).blocks, 1000)
         daemon.kill()
         self.start()
 
         def opened():
             with contextlib.suppress(UcmError):
-                ns.hints_open(timeout=1)
+                ns.lookup_table_open(timeout=1)
                 return True
         until(opened, "the new daemon's table")
-        self.assertEqual(self.hint(ns, some).blocks, ns.lookup_prefix(some).blocks)
+        self.assertEqual(self.advice(ns, some).blocks, ns.lookup_prefix(some).blocks)
 
     def test_a_child_has_none(self):
         client, ns, region = self.worker(self.start())
@@ -428,9 +428,9 @@ class ByLibrary(OwnDaemons, Case):
         self.open(ns)
         child = os.fork()
         if child == 0:
-            os._exit(0 if ns.lookup_hint(self.names(0)) is None else 1)
+            os._exit(0 if ns.lookup_table_read(self.names(0)) is None else 1)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
-        self.assertEqual(self.hint(ns, self.names(0)).blocks, 1)
+        self.assertEqual(self.advice(ns, self.names(0)).blocks, 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Which lookups the scheduler need not wait for: those of which the daemon's table of hints says that nothing is cached.
+"""Which lookups the scheduler need not wait for: those of which the daemon's lookup table says that nothing is cached.
 
-A hit there is a hint, so the daemon is still asked for the lease, and its answer decides; where it has less than the table said, the
+A hit there is advisory, so the daemon is still asked for the lease, and its answer decides; where it has less than the table said, the
 engine gets less. A miss is taken for one if the table is complete and no shared tier might have more. The daemon is told of such a
 lookup without a wait: it counts it among its lookups.
 """
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ...client import Hint, Namespace, PrefixHits
+from ...client import Namespace, PrefixHits, TableHits
 from ...errors import Status, UcmError
 from .settings import Settings
 
@@ -23,7 +23,7 @@ _LOOKED = 128
 
 
 @dataclass
-class HintCounts:
+class LookupTableCounts:
     #: Lookups that the daemon was asked for, and those that the table answered.
     asked: int = 0
     spared: int = 0
@@ -32,10 +32,10 @@ class HintCounts:
     false_misses: int = 0
 
 
-class Hints:
+class LookupTable:
     def __init__(self, settings: Settings):
         self._settings = settings
-        self.counts = HintCounts()
+        self.counts = LookupTableCounts()
         #: The namespace, of one connection, that the table is of; or whose daemon has none.
         self._opened: Optional[Namespace] = None
         self._missing: Optional[Namespace] = None
@@ -43,10 +43,10 @@ class Hints:
 
     def open(self, ns: Any) -> None:
         """Gets the table, or a new one if it is of no use any more. Call it when the daemon has just answered."""
-        if not self._settings.hints or ns is self._missing or time.monotonic() < self._not_before:
+        if not self._settings.lookup_table or ns is self._missing or time.monotonic() < self._not_before:
             return
         try:
-            ns.hints_open(timeout=self._settings.lookup_timeout)
+            ns.lookup_table_open(timeout=self._settings.lookup_timeout)
             self._opened = ns
         except UcmError as error:
             self._not_before = time.monotonic() + self._settings.retry_interval
@@ -54,13 +54,13 @@ class Hints:
                 self._missing = ns
                 logger.info("every lookup asks ucmd: %s", error)
 
-    def look(self, ns: Any, keys: bytes) -> Optional[Hint]:
+    def look(self, ns: Any, keys: bytes) -> Optional[TableHits]:
         """None: ask."""
-        return ns.lookup_hint(keys[: _LOOKED * ns.identity.key_bytes]) if ns is self._opened else None
+        return ns.lookup_table_read(keys[: _LOOKED * ns.identity.key_bytes]) if ns is self._opened else None
 
-    def spares(self, hint: Optional[Hint]) -> bool:
+    def spares(self, advice: Optional[TableHits]) -> bool:
         """Nothing is cached: the lookup need not be awaited."""
-        spared = hint is not None and hint.blocks == 0 and hint.certain
+        spared = advice is not None and advice.blocks == 0 and advice.certain
         self.counts.spared += spared
         return spared
 
@@ -68,17 +68,17 @@ class Hints:
         c = self.counts
         if c.spared:
             logger.info(
-                "hints answered %d of %d lookups; of the others' blocks they had %d that ucmd had not, and lacked %d",
+                "the lookup table answered %d of %d lookups; of the others' blocks they had %d that ucmd had not, and lacked %d",
                 c.spared, c.asked + c.spared, c.false_hits, c.false_misses,
             )
 
-    def learn(self, ns: Any, hint: Optional[Hint], hits: PrefixHits) -> None:
+    def learn(self, ns: Any, advice: Optional[TableHits], hits: PrefixHits) -> None:
         """The daemon has answered the same lookup."""
         self.counts.asked += 1
-        if hint is None:
+        if advice is None:
             self.open(ns)
             return
         blocks = min(hits.blocks, _LOOKED)
-        self.counts.false_hits += max(0, hint.blocks - blocks)
-        if hint.certain:
-            self.counts.false_misses += max(0, blocks - hint.blocks)
+        self.counts.false_hits += max(0, advice.blocks - blocks)
+        if advice.certain:
+            self.counts.false_misses += max(0, blocks - advice.blocks)

@@ -1,4 +1,4 @@
-/* The table of hints: every order in which a writer's stores may take effect between a reader's loads, with the real
+/* The lookup table: every order in which a writer's stores may take effect between a reader's loads, with the real
  * functions of both.
  *
  * There is one writer, its stores are releases, and all loads acquires. So what a reader's loads see, one after another,
@@ -9,9 +9,9 @@
 
 static uint64_t model_load(const _Atomic uint64_t *p);
 static void model_store(_Atomic uint64_t *p, uint64_t value);
-#define UCM_HINT_LOAD(p) model_load(p)
-#define UCM_HINT_STORE(p, value) model_store(p, value)
-#include "proto/memory/hint.h"
+#define UCM_LOOKUP_TABLE_LOAD(p) model_load(p)
+#define UCM_LOOKUP_TABLE_STORE(p, value) model_store(p, value)
+#include "proto/memory/lookup_table.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static void model_store(_Atomic uint64_t *p, uint64_t value);
 #define STORES 32u
 #define LOADS 64u
 
-static struct ucm_hint_bucket table[BUCKETS], before[BUCKETS];
+static struct ucm_lookup_table_bucket table[BUCKETS], before[BUCKETS];
 
 /* What the writer does, and where a run is in it. */
 static struct {
@@ -62,7 +62,7 @@ static void model_store(_Atomic uint64_t *p, uint64_t value)
 
 static void set(uint64_t hash, uint64_t tier)
 {
-    (void)ucm_hint_set(table, BUCKETS - 1, hash, tier, 5);
+    (void)ucm_lookup_table_set(table, BUCKETS - 1, hash, tier, 5);
 }
 
 /* From now on what `set` does is the writer's program. */
@@ -93,7 +93,7 @@ static bool next_order(void)
 /* Two lookups of a key in each order: which pairs of tiers they may see. seen[a][b] counts. Returns the runs. */
 static unsigned explore(uint64_t hash, unsigned seen[4][4])
 {
-    const struct ucm_hint_view view = {.bucket = table, .mask = BUCKETS - 1};
+    const struct ucm_lookup_table_view view = {.bucket = table, .mask = BUCKETS - 1};
     unsigned runs = 0;
 
     writer.recording = false;
@@ -105,8 +105,8 @@ static unsigned explore(uint64_t hash, unsigned seen[4][4])
         memcpy(table, before, sizeof(table));
         writer.done = reader.at = 0;
         reader.reading = true;
-        a = ucm_hint_find(&view, hash) & UCM_HINT_TIER_MASK;
-        b = ucm_hint_find(&view, hash) & UCM_HINT_TIER_MASK;
+        a = ucm_lookup_table_find(&view, hash) & UCM_LOOKUP_TABLE_TIER_MASK;
+        b = ucm_lookup_table_find(&view, hash) & UCM_LOOKUP_TABLE_TIER_MASK;
         reader.reading = false;
         seen[a][b]++;
         runs++;
@@ -150,7 +150,7 @@ static void begin(unsigned own)
         set(key(i, i), 1);
 }
 
-Test(hint_model, what_comes_is_seen_once_it_is_there)
+Test(lookup_table_model, what_comes_is_seen_once_it_is_there)
 {
     unsigned seen[4][4];
 
@@ -163,7 +163,7 @@ Test(hint_model, what_comes_is_seen_once_it_is_there)
     }
 }
 
-Test(hint_model, what_changes_its_tier_is_always_seen)
+Test(lookup_table_model, what_changes_its_tier_is_always_seen)
 {
     unsigned seen[4][4];
 
@@ -178,7 +178,7 @@ Test(hint_model, what_changes_its_tier_is_always_seen)
     }
 }
 
-Test(hint_model, what_goes_is_not_seen_again)
+Test(lookup_table_model, what_goes_is_not_seen_again)
 {
     unsigned seen[4][4];
 
@@ -194,7 +194,7 @@ Test(hint_model, what_goes_is_not_seen_again)
 }
 
 /* Whatever comes and goes around it, in its own bucket or behind. */
-Test(hint_model, what_stays_is_always_seen)
+Test(lookup_table_model, what_stays_is_always_seen)
 {
     unsigned seen[4][4], runs = 0;
 
@@ -213,7 +213,7 @@ Test(hint_model, what_stays_is_always_seen)
 }
 
 /* It lies two buckets behind its own, and one that lay there, too, or further, goes. */
-Test(hint_model, what_stays_far_behind_is_always_seen)
+Test(lookup_table_model, what_stays_far_behind_is_always_seen)
 {
     unsigned seen[4][4], runs = 0;
 
@@ -223,10 +223,11 @@ Test(hint_model, what_stays_far_behind_is_always_seen)
             set(key(20 + i, i) + 1, 1);
         for (unsigned i = 0; i < 8; i++) /* until one of its own lies three behind it */
             set(key(10 + i, 9), i == first ? 3 : 1);
-        cr_assert_eq(ucm_hint_find(&(struct ucm_hint_view){.bucket = table, .mask = BUCKETS - 1},
-                                   key(17, 9)) &
-                         UCM_HINT_TIER_MASK,
-                     1u);
+        cr_assert_eq(
+            ucm_lookup_table_find(
+                &(struct ucm_lookup_table_view){.bucket = table, .mask = BUCKETS - 1}, key(17, 9)) &
+                UCM_LOOKUP_TABLE_TIER_MASK,
+            1u);
         record();
         set(key(17, 9), 0); /* the furthest one */
         set(key(16, 9), 0);
@@ -237,7 +238,7 @@ Test(hint_model, what_stays_far_behind_is_always_seen)
     cr_expect_gt(runs, 100u);
 }
 
-Test(hint_model, what_never_was_is_never_seen)
+Test(lookup_table_model, what_never_was_is_never_seen)
 {
     unsigned seen[4][4];
 
@@ -251,7 +252,7 @@ Test(hint_model, what_never_was_is_never_seen)
 }
 
 /* A tag that comes before its entry would show the block that had the place before. */
-Test(hint_model, the_model_finds_a_wrong_order)
+Test(lookup_table_model, the_model_finds_a_wrong_order)
 {
     unsigned seen[4][4];
     _Atomic uint64_t *at;

@@ -1,15 +1,15 @@
-/* Tables of hints: each follows what lookups of its namespace would find.
+/* Lookup tables: each follows what lookups of its namespace would find.
  *
  *   first use --> FILLING: memory, then blocks, some of both an iteration --> LIVE --crowded-->
  *   SUPERSEDED by another one, which was filled beside it
  *
  * A table that gets blocks follows changes already. So a block that the scan has passed, or that
  * came behind it, is there when the scan ends. */
-#include "daemon/hints/tables.h"
+#include "daemon/lookup_table/tables.h"
 
 #include "daemon/base/chore.h"
 #include "daemon/base/log.h"
-#include "daemon/hints/table.h"
+#include "daemon/lookup_table/table.h"
 #include "daemon/window/loan.h"
 #include "proto/messages.h"
 
@@ -27,26 +27,26 @@
 /* Between two tries to get memory for a table. */
 #define RETRY_MS 10000u
 
-struct hint_tables {
-    struct hint_tables_config config;
+struct lookup_tables {
+    struct lookup_tables_config config;
     struct cache_follower follower;
     struct chores chores;
     struct chore filling;
-    struct list all;  /* struct ns_hints */
+    struct list all;  /* struct ns_lookup_table */
     struct list kept; /* struct ending: tables that ended, and that workers may still have */
     uint32_t n;
 };
 
-struct ns_hints {
-    struct list link; /* in hint_tables.all */
+struct ns_lookup_table {
+    struct list link; /* in lookup_tables.all */
     struct ns *ns;
     struct limit_owner *owner; /* borrowed; NULL: nobody's */
     uint32_t refs;
-    struct hints *table;   /* what readers get */
-    struct hints *filling; /* the same, or what will take its place, or NULL */
-    bool reserved;         /* it has all of its memory */
-    uint64_t cursor;       /* of its scan */
-    uint64_t retry_ms;     /* no memory before */
+    struct lookup_table *table;   /* what readers get */
+    struct lookup_table *filling; /* the same, or what will take its place, or NULL */
+    bool reserved;                /* it has all of its memory */
+    uint64_t cursor;              /* of its scan */
+    uint64_t retry_ms;            /* no memory before */
 };
 
 static uint64_t now_ms(void)
@@ -63,19 +63,19 @@ static uint64_t now_ms(void)
 /* Until no worker has it, the table counts as its owner's. Then a thread of libuv's pool gives the
  * memory back; the tables may be gone by then. */
 struct ending {
-    struct list link; /* in hint_tables.kept */
+    struct list link; /* in lookup_tables.kept */
     struct loan loan;
     struct limit_owner *owner; /* NULL: nobody's */
     uv_work_t work;
-    struct hints *table;
-    enum ucm_hint_state last;
+    struct lookup_table *table;
+    enum ucm_lookup_table_state last;
 };
 
 static void ending_run_cb(uv_work_t *work)
 {
     struct ending *e = LIST_ENTRY(work, struct ending, work);
 
-    hints_free(e->table, e->last);
+    lookup_table_free(e->table, e->last);
 }
 
 static void ending_done_cb(uv_work_t *work, int status)
@@ -83,14 +83,14 @@ static void ending_done_cb(uv_work_t *work, int status)
     struct ending *e = LIST_ENTRY(work, struct ending, work);
 
     if (status != 0) /* it did not run, as the daemon stops */
-        hints_free(e->table, e->last);
+        lookup_table_free(e->table, e->last);
     free(e);
 }
 
 /* A small one holds a descriptor all the same. */
-static uint64_t kept_bytes(const struct hints *table)
+static uint64_t kept_bytes(const struct lookup_table *table)
 {
-    return hints_bytes(table) > KEPT_BYTES_MIN ? hints_bytes(table) : KEPT_BYTES_MIN;
+    return lookup_table_bytes(table) > KEPT_BYTES_MIN ? lookup_table_bytes(table) : KEPT_BYTES_MIN;
 }
 
 static void ending_settle(struct ending *e)
@@ -107,13 +107,13 @@ static void ending_settle(struct ending *e)
 static void unlent_cb(struct loan *l)
 {
     struct ending *e = LIST_ENTRY(l, struct ending, loan);
-    struct hint_tables *t = l->ctx;
+    struct lookup_tables *t = l->ctx;
 
     ending_settle(e);
-    if (hints_bytes(e->table) > THREAD_BYTES &&
+    if (lookup_table_bytes(e->table) > THREAD_BYTES &&
         uv_queue_work(t->config.loop, &e->work, ending_run_cb, ending_done_cb) == 0)
         return;
-    hints_free(e->table, e->last);
+    lookup_table_free(e->table, e->last);
     free(e);
 }
 
@@ -121,21 +121,22 @@ static void kept_cb(struct loan *l)
 {
     const struct ending *e = LIST_ENTRY(l, struct ending, loan);
 
-    log_info("hints", "table-kept", "bytes=%llu", (unsigned long long)hints_bytes(e->table));
+    log_info("lookup-table", "table-kept", "bytes=%llu",
+             (unsigned long long)lookup_table_bytes(e->table));
 }
 
 static const struct loan_calls loan_calls = {unlent_cb, kept_cb};
 
-static void table_end(struct hint_tables *t, const struct ns_hints *h, struct hints *table,
-                      enum ucm_hint_state last)
+static void table_end(struct lookup_tables *t, const struct ns_lookup_table *h,
+                      struct lookup_table *table, enum ucm_lookup_table_state last)
 {
     struct ending *e = calloc(1, sizeof(*e));
 
     if (!e) {
-        hints_free(table, last);
+        lookup_table_free(table, last);
         return;
     }
-    hints_end(table, last);
+    lookup_table_end(table, last);
     e->table = table;
     e->last = last;
     if (h->owner) {
@@ -144,30 +145,30 @@ static void table_end(struct hint_tables *t, const struct ns_hints *h, struct hi
         limit_add(e->owner, LIMIT_DESCRIPTORS, 1);
     }
     list_push_back(&t->kept, &e->link);
-    loan_end(&e->loan, t->config.deadlines, hints_fd(table), &loan_calls, t);
+    loan_end(&e->loan, t->config.deadlines, lookup_table_fd(table), &loan_calls, t);
 }
 
 /* ---- filling ---- */
 
 /* There was no memory: the first table waits for some, and one that should be larger stays as it
  * is. */
-static void postpone(struct hint_tables *t, struct ns_hints *h, int rc)
+static void postpone(struct lookup_tables *t, struct ns_lookup_table *h, int rc)
 {
-    log_warn("hints", "no-memory", "ns=%u error=%s", h->ns->id, strerror(-rc));
+    log_warn("lookup-table", "no-memory", "ns=%u error=%s", h->ns->id, strerror(-rc));
     h->retry_ms = now_ms() + RETRY_MS;
     if (!h->filling || h->filling == h->table)
         return;
-    table_end(t, h, h->filling, UCM_HINT_ENDED);
+    table_end(t, h, h->filling, UCM_LOOKUP_TABLE_ENDED);
     h->filling = NULL;
 }
 
-static void grow(struct hint_tables *t, struct ns_hints *h)
+static void grow(struct lookup_tables *t, struct ns_lookup_table *h)
 {
     int rc;
 
     if (h->filling || h->retry_ms > now_ms())
         return;
-    rc = hints_new(h->ns->identity.key_bytes, h->ns->blocks, now_ms(), &h->filling);
+    rc = lookup_table_new(h->ns->identity.key_bytes, h->ns->blocks, now_ms(), &h->filling);
     if (rc < 0) {
         postpone(t, h, rc);
         return;
@@ -177,18 +178,18 @@ static void grow(struct hint_tables *t, struct ns_hints *h)
     chore_wake(&t->filling);
 }
 
-static void fill_end(struct hint_tables *t, struct ns_hints *h)
+static void fill_end(struct lookup_tables *t, struct ns_lookup_table *h)
 {
-    hints_begin(h->filling);
+    lookup_table_begin(h->filling);
     if (h->filling != h->table) {
-        table_end(t, h, h->table, UCM_HINT_SUPERSEDED);
+        table_end(t, h, h->table, UCM_LOOKUP_TABLE_SUPERSEDED);
         h->table = h->filling;
     }
     h->filling = NULL;
 }
 
 /* False: it waits. */
-static bool fill(struct hint_tables *t, struct ns_hints *h)
+static bool fill(struct lookup_tables *t, struct ns_lookup_table *h)
 {
     block_ref refs[SCANNED_PER_TURN];
     uint32_t n;
@@ -196,7 +197,7 @@ static bool fill(struct hint_tables *t, struct ns_hints *h)
     if (!h->filling || h->retry_ms > now_ms())
         return false;
     if (!h->reserved) {
-        int rc = hints_reserve(h->filling);
+        int rc = lookup_table_reserve(h->filling);
 
         if (rc < 0)
             postpone(t, h, rc);
@@ -208,7 +209,7 @@ static bool fill(struct hint_tables *t, struct ns_hints *h)
         uint8_t is = cache_status(t->config.cache, refs[i]);
 
         if (is != 0)
-            hints_set(h->filling, index_block(t->config.index, refs[i])->key, 0, is);
+            lookup_table_set(h->filling, index_block(t->config.index, refs[i])->key, 0, is);
     }
     if (h->cursor == 0)
         fill_end(t, h);
@@ -217,11 +218,11 @@ static bool fill(struct hint_tables *t, struct ns_hints *h)
 
 static bool fill_cb(void *ctx)
 {
-    struct hint_tables *t = ctx;
+    struct lookup_tables *t = ctx;
     bool more = false;
 
     for (struct list *node = t->all.next; node != &t->all; node = node->next)
-        more = fill(t, LIST_ENTRY(node, struct ns_hints, link)) || more;
+        more = fill(t, LIST_ENTRY(node, struct ns_lookup_table, link)) || more;
     return more;
 }
 
@@ -230,23 +231,23 @@ static bool fill_cb(void *ctx)
 static void changed_cb(struct cache_follower *f, const struct ns *ns, const uint8_t *key,
                        uint8_t was, uint8_t is)
 {
-    struct hint_tables *t = LIST_ENTRY(f, struct hint_tables, follower);
-    struct ns_hints *h = ns->follower;
+    struct lookup_tables *t = LIST_ENTRY(f, struct lookup_tables, follower);
+    struct ns_lookup_table *h = ns->follower;
 
     if (!h)
         return;
     if (h->table != h->filling)
-        hints_set(h->table, key, was, is);
+        lookup_table_set(h->table, key, was, is);
     if (h->filling && h->reserved)
-        hints_set(h->filling, key, was, is);
-    if (h->table != h->filling && hints_crowded(h->table))
+        lookup_table_set(h->filling, key, was, is);
+    if (h->table != h->filling && lookup_table_crowded(h->table))
         grow(t, h);
 }
 
 /* ---- use ---- */
 
 /* A table has one descriptor, and two while it is filled. The others are for connections. */
-uint32_t hint_tables_max(void)
+uint32_t lookup_tables_max(void)
 {
     struct rlimit limit;
 
@@ -255,9 +256,9 @@ uint32_t hint_tables_max(void)
     return (uint32_t)(limit.rlim_cur / 4);
 }
 
-int hint_tables_ref(struct hint_tables *t, struct ns *ns, struct limit_owner *owner)
+int lookup_tables_ref(struct lookup_tables *t, struct ns *ns, struct limit_owner *owner)
 {
-    struct ns_hints *h = ns->follower;
+    struct ns_lookup_table *h = ns->follower;
     int rc;
 
     if (h) {
@@ -267,7 +268,7 @@ int hint_tables_ref(struct hint_tables *t, struct ns *ns, struct limit_owner *ow
     h = calloc(1, sizeof(*h));
     if (!h)
         return -ENOMEM;
-    rc = hints_new(ns->identity.key_bytes, ns->blocks, now_ms(), &h->table);
+    rc = lookup_table_new(ns->identity.key_bytes, ns->blocks, now_ms(), &h->table);
     if (rc < 0) {
         free(h);
         return rc;
@@ -283,9 +284,9 @@ int hint_tables_ref(struct hint_tables *t, struct ns *ns, struct limit_owner *ow
     return 0;
 }
 
-struct limit_owner *hint_tables_unref(struct hint_tables *t, struct ns *ns)
+struct limit_owner *lookup_tables_unref(struct lookup_tables *t, struct ns *ns)
 {
-    struct ns_hints *h = ns->follower;
+    struct ns_lookup_table *h = ns->follower;
     struct limit_owner *owner = h->owner;
 
     if (--h->refs > 0)
@@ -294,53 +295,53 @@ struct limit_owner *hint_tables_unref(struct hint_tables *t, struct ns *ns)
     list_remove(&h->link);
     t->n--;
     if (h->filling && h->filling != h->table)
-        table_end(t, h, h->filling, UCM_HINT_ENDED);
-    table_end(t, h, h->table, UCM_HINT_ENDED);
+        table_end(t, h, h->filling, UCM_LOOKUP_TABLE_ENDED);
+    table_end(t, h, h->table, UCM_LOOKUP_TABLE_ENDED);
     free(h);
     return owner;
 }
 
-int hint_tables_fd(const struct ns *ns, uint64_t *bytes)
+int lookup_tables_fd(const struct ns *ns, uint64_t *bytes)
 {
-    const struct ns_hints *h = ns->follower;
+    const struct ns_lookup_table *h = ns->follower;
 
-    *bytes = hints_bytes(h->table);
-    return hints_fd(h->table);
+    *bytes = lookup_table_bytes(h->table);
+    return lookup_table_fd(h->table);
 }
 
-void hint_tables_beat(struct hint_tables *t)
+void lookup_tables_beat(struct lookup_tables *t)
 {
     for (struct list *node = t->all.next; node != &t->all; node = node->next) {
-        struct ns_hints *h = LIST_ENTRY(node, struct ns_hints, link);
+        struct ns_lookup_table *h = LIST_ENTRY(node, struct ns_lookup_table, link);
 
-        hints_beat(h->table, now_ms());
+        lookup_table_beat(h->table, now_ms());
         if (h->filling && h->filling != h->table)
-            hints_beat(h->filling, now_ms());
+            lookup_table_beat(h->filling, now_ms());
         if (h->filling && h->retry_ms > 0 && h->retry_ms <= now_ms())
             chore_wake(&t->filling); /* it waits for memory */
     }
 }
 
-void hint_tables_stats(const struct hint_tables *t, struct hint_tables_stats *out)
+void lookup_tables_stats(const struct lookup_tables *t, struct lookup_tables_stats *out)
 {
-    *out = (struct hint_tables_stats){.tables = t->n};
+    *out = (struct lookup_tables_stats){.tables = t->n};
     for (const struct list *node = t->all.next; node != &t->all; node = node->next) {
-        const struct ns_hints *h = LIST_ENTRY(node, struct ns_hints, link);
+        const struct ns_lookup_table *h = LIST_ENTRY(node, struct ns_lookup_table, link);
 
-        out->bytes += hints_bytes(h->table);
+        out->bytes += lookup_table_bytes(h->table);
         if (h->filling && h->filling != h->table)
-            out->bytes += hints_bytes(h->filling);
-        out->left_out += hints_left_out(h->table);
+            out->bytes += lookup_table_bytes(h->filling);
+        out->left_out += lookup_table_left_out(h->table);
     }
     for (const struct list *node = t->kept.next; node != &t->kept; node = node->next)
-        out->bytes += hints_bytes(LIST_ENTRY(node, struct ending, link)->table);
+        out->bytes += lookup_table_bytes(LIST_ENTRY(node, struct ending, link)->table);
 }
 
 /* ---- life ---- */
 
-int hint_tables_new(const struct hint_tables_config *config, struct hint_tables **out)
+int lookup_tables_new(const struct lookup_tables_config *config, struct lookup_tables **out)
 {
-    struct hint_tables *t = calloc(1, sizeof(*t));
+    struct lookup_tables *t = calloc(1, sizeof(*t));
     int rc = t ? chores_init(&t->chores, config->loop) : -ENOMEM;
 
     if (rc != 0) {
@@ -363,7 +364,7 @@ static void closed_cb(uv_handle_t *handle)
     free(handle->data);
 }
 
-void hint_tables_free(struct hint_tables *t)
+void lookup_tables_free(struct lookup_tables *t)
 {
     if (!t)
         return;
@@ -373,7 +374,7 @@ void hint_tables_free(struct hint_tables *t)
         struct ending *e = LIST_ENTRY(t->kept.next, struct ending, link);
 
         ending_settle(e);
-        hints_free(e->table, e->last);
+        lookup_table_free(e->table, e->last);
         free(e);
     }
     chores_close(&t->chores, closed_cb);

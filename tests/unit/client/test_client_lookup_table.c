@@ -1,7 +1,7 @@
-/* The client library's half of hints, beside a daemon that is old, slow, wrong or hostile. What it hands out is memory that the
+/* The client library's half of lookup tables, beside a daemon that is old, slow, wrong or hostile. What it hands out is memory that the
  * test writes. */
 /* Sanitizers: thread */
-#include "proto/memory/hint.h"
+#include "proto/memory/lookup_table.h"
 #include "tests/unit/client/client_rig.h"
 #include "tests/unit/random.h"
 
@@ -11,11 +11,11 @@
 #include <unistd.h>
 
 #define BUCKETS 64u
-#define BYTES (UCM_HINT_HEADER_BYTES + BUCKETS * 64u)
+#define BYTES (UCM_LOOKUP_TABLE_HEADER_BYTES + BUCKETS * 64u)
 
 enum spoil {
     SPOIL_NOTHING,
-    SPOIL_OLD, /* a daemon before hints */
+    SPOIL_OLD, /* a daemon before lookup tables */
     SPOIL_NO_FD,
     SPOIL_TWO_FDS,
     SPOIL_SHORT,
@@ -29,8 +29,8 @@ enum spoil {
 
 static struct {
     int fd;
-    struct ucm_hint_header *header;
-    struct ucm_hint_bucket *bucket;
+    struct ucm_lookup_table_header *header;
+    struct ucm_lookup_table_bucket *bucket;
     _Atomic enum spoil spoil;
     bool shared;
     uint64_t beat_ms; /* when the client mapped the table last */
@@ -46,7 +46,7 @@ static uint64_t now_ms(void)
 
 static int memory_new(uint64_t bytes, bool sealed)
 {
-    int fd = memfd_create("hints", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = memfd_create("lookup_table", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
     cr_assert(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
     if (sealed)
@@ -59,13 +59,13 @@ static void table_new(void)
     own.fd = memory_new(BYTES, true);
     own.header = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, own.fd, 0);
     cr_assert_neq((void *)own.header, MAP_FAILED);
-    own.bucket = (void *)((uint8_t *)own.header + UCM_HINT_HEADER_BYTES);
-    memcpy(own.header->magic, UCM_HINT_MAGIC, 8);
-    own.header->version = UCM_HINT_VERSION;
+    own.bucket = (void *)((uint8_t *)own.header + UCM_LOOKUP_TABLE_HEADER_BYTES);
+    memcpy(own.header->magic, UCM_LOOKUP_TABLE_MAGIC, 8);
+    own.header->version = UCM_LOOKUP_TABLE_VERSION;
     own.header->key_bytes = 16;
     own.header->buckets = BUCKETS;
     own.header->seed = 99;
-    atomic_store(&own.header->state, UCM_HINT_LIVE);
+    atomic_store(&own.header->state, UCM_LOOKUP_TABLE_LIVE);
     atomic_store(&own.header->beat_ms, now_ms());
 }
 
@@ -77,17 +77,18 @@ static void table_free(void)
 
 static void set(unsigned key, uint64_t tier)
 {
-    (void)ucm_hint_set(own.bucket, BUCKETS - 1, ucm_hint_hash(rig.keys[key], 16, 99), tier, 1);
+    (void)ucm_lookup_table_set(own.bucket, BUCKETS - 1,
+                               ucm_lookup_table_hash(rig.keys[key], 16, 99), tier, 1);
 }
 
 static bool hook(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
-    struct msg_hints_open_r r = {.bytes = BYTES, .shared = own.shared};
+    struct msg_lookup_table_open_r r = {.bytes = BYTES, .shared = own.shared};
     enum spoil spoil = own.spoil;
     int fds[2] = {-1, -1}, pipes[2];
     uint32_t n = 1;
 
-    if (method != UCM_METHOD_HINTS_OPEN)
+    if (method != UCM_METHOD_LOOKUP_TABLE_OPEN)
         return false;
     if (spoil == SPOIL_OLD) {
         fake_error(f, conn, env->msgid, UCM_WIRE_NO_METHOD, "whatever it says");
@@ -109,7 +110,7 @@ static bool hook(struct fake *f, int conn, int method, struct proto_envelope *en
     own.header->magic[0] = spoil == SPOIL_MAGIC ? 'X' : 'U';
     own.header->buckets = spoil == SPOIL_BUCKETS ? BUCKETS * 2 : BUCKETS;
     own.header->key_bytes = spoil == SPOIL_KEY_BYTES ? 32 : 16;
-    fake_reply_fds(conn, env->msgid, &proto_hints_open_r, &r, fds, n);
+    fake_reply_fds(conn, env->msgid, &proto_lookup_table_open_r, &r, fds, n);
     return true;
 }
 
@@ -127,7 +128,7 @@ static void down(void)
     table_free();
 }
 
-TestSuite(client_hints, .init = up, .fini = down);
+TestSuite(client_lookup_table, .init = up, .fini = down);
 
 /* Opens the table, whose next beat is an hour ahead then: however slow this machine is, it is not old. */
 static int open_table(void)
@@ -135,154 +136,155 @@ static int open_table(void)
     int r;
 
     own.beat_ms = atomic_load(&own.header->beat_ms);
-    r = ucm_hints_open(rig.ns, -1);
+    r = ucm_lookup_table_open(rig.ns, -1);
     atomic_store(&own.header->beat_ms, own.beat_ms + 3600000);
     return r;
 }
 
-static int hint(struct ucm_hint *out)
+static int lookup(struct ucm_lookup_table_hits *out)
 {
-    return ucm_lookup_hint(rig.ns, rig.keys, RIG_KEYS, NULL, out);
+    return ucm_lookup_table_read(rig.ns, rig.keys, RIG_KEYS, NULL, out);
 }
 
 static unsigned opens(void)
 {
-    return (unsigned)FAKE_GET(&rig.fake, count[UCM_METHOD_HINTS_OPEN]);
+    return (unsigned)FAKE_GET(&rig.fake, count[UCM_METHOD_LOOKUP_TABLE_OPEN]);
 }
 
-Test(client_hints, what_the_table_says)
+Test(client_lookup_table, what_the_table_says)
 {
     uint8_t found[RIG_KEYS + 1];
-    struct ucm_hint h;
+    struct ucm_lookup_table_hits h;
 
-    cr_expect_eq(hint(&h), UCM_HINT_NONE, "not opened");
+    cr_expect_eq(lookup(&h), UCM_LOOKUP_TABLE_NONE, "not opened");
     cr_assert_eq(open_table(), 0, "%s", ucm_errmsg());
-    cr_assert_eq(hint(&h), 0);
+    cr_assert_eq(lookup(&h), 0);
     cr_expect(h.hits == 0 && h.complete && !h.shared_tier);
     set(0, 1);
     set(1, 3);
     set(2, 2);
     set(4, 1);
-    cr_assert_eq(hint(&h), 0);
+    cr_assert_eq(lookup(&h), 0);
     cr_expect(h.hits == 3 && h.in_dram == 1 && h.on_shared == 1);
     memset(found, 9, sizeof found);
-    cr_assert_eq(ucm_lookup_hint(rig.ns, rig.keys, RIG_KEYS, found, &h), 0);
+    cr_assert_eq(ucm_lookup_table_read(rig.ns, rig.keys, RIG_KEYS, found, &h), 0);
     cr_expect(h.hits == 4 && h.in_dram == 2);
     cr_expect_eq(memcmp(found, (uint8_t[]){1, 3, 2, 0, 1, 0, 0, 0, 9}, sizeof found), 0);
     atomic_store(&own.header->left_out, 1);
-    cr_assert_eq(hint(&h), 0);
+    cr_assert_eq(lookup(&h), 0);
     cr_expect_not(h.complete);
-    cr_expect_eq(ucm_lookup_hint(rig.ns, NULL, 1, NULL, &h), -UCM_EINVALID);
-    cr_expect_eq(ucm_lookup_hint(rig.ns, rig.keys, 0, NULL, &h), -UCM_EINVALID);
+    cr_expect_eq(ucm_lookup_table_read(rig.ns, NULL, 1, NULL, &h), -UCM_EINVALID);
+    cr_expect_eq(ucm_lookup_table_read(rig.ns, rig.keys, 0, NULL, &h), -UCM_EINVALID);
 }
 
 /* Keys of more than one chunk, each or to the gap. */
-Test(client_hints, many_keys)
+Test(client_lookup_table, many_keys)
 {
     enum { N = 700, GAP = 600 };
     static uint8_t keys[N][16], found[N];
-    struct ucm_hint h;
+    struct ucm_lookup_table_hits h;
 
     memset(keys, 0, sizeof keys);
     for (unsigned i = 0; i < N; i++) {
         memcpy(keys[i], &i, sizeof i);
         if (i < 300 && i != GAP)
-            (void)ucm_hint_set(own.bucket, BUCKETS - 1, ucm_hint_hash(keys[i], 16, 99), 1, 1);
+            (void)ucm_lookup_table_set(own.bucket, BUCKETS - 1,
+                                       ucm_lookup_table_hash(keys[i], 16, 99), 1, 1);
     }
     cr_assert_eq(open_table(), 0);
-    cr_assert_eq(ucm_lookup_hint(rig.ns, keys, N, NULL, &h), 0);
+    cr_assert_eq(ucm_lookup_table_read(rig.ns, keys, N, NULL, &h), 0);
     cr_expect_eq(h.hits, 300u);
-    cr_assert_eq(ucm_lookup_hint(rig.ns, keys, N, found, &h), 0);
+    cr_assert_eq(ucm_lookup_table_read(rig.ns, keys, N, found, &h), 0);
     cr_expect_eq(h.hits, 300u);
     for (unsigned i = 0; i < N; i++)
         cr_assert_eq(found[i], i < 300);
 }
 
-Test(client_hints, a_table_that_is_not_to_be_relied_on)
+Test(client_lookup_table, a_table_that_is_not_to_be_relied_on)
 {
-    struct ucm_hint h;
+    struct ucm_lookup_table_hits h;
 
     cr_assert_eq(open_table(), 0);
     for (uint64_t state = 0; state < 6; state++) {
         atomic_store(&own.header->state, state);
-        cr_expect_eq(hint(&h), state == UCM_HINT_LIVE ? 0 : UCM_HINT_NONE);
+        cr_expect_eq(lookup(&h), state == UCM_LOOKUP_TABLE_LIVE ? 0 : UCM_LOOKUP_TABLE_NONE);
     }
-    atomic_store(&own.header->state, UCM_HINT_LIVE);
-    atomic_store(&own.header->beat_ms, own.beat_ms - UCM_HINT_STALE_MS - 1000);
-    cr_expect_eq(hint(&h), UCM_HINT_NONE, "no sign of life");
+    atomic_store(&own.header->state, UCM_LOOKUP_TABLE_LIVE);
+    atomic_store(&own.header->beat_ms, own.beat_ms - UCM_LOOKUP_TABLE_STALE_MS - 1000);
+    cr_expect_eq(lookup(&h), UCM_LOOKUP_TABLE_NONE, "no sign of life");
     cr_expect_eq(opens(), 1u);
     /* By the clock of a daemon in another container this may be now. */
     cr_assert_eq(open_table(), 0);
     cr_expect_eq(opens(), 2u);
-    cr_expect_eq(hint(&h), 0);
+    cr_expect_eq(lookup(&h), 0);
     cr_assert_eq(open_table(), 0);
     cr_expect_eq(opens(), 2u, "it has one");
-    atomic_store(&own.header->state, UCM_HINT_FILLING);
+    atomic_store(&own.header->state, UCM_LOOKUP_TABLE_FILLING);
     cr_assert_eq(open_table(), 0);
     cr_expect_eq(opens(), 2u, "it is being filled");
-    atomic_store(&own.header->state, UCM_HINT_SUPERSEDED);
+    atomic_store(&own.header->state, UCM_LOOKUP_TABLE_SUPERSEDED);
     cr_assert_eq(open_table(), 0);
     cr_expect_eq(opens(), 3u);
 }
 
-Test(client_hints, a_connection_that_breaks)
+Test(client_lookup_table, a_connection_that_breaks)
 {
-    struct ucm_hint h;
+    struct ucm_lookup_table_hits h;
 
     cr_assert_eq(open_table(), 0);
-    cr_assert_eq(hint(&h), 0);
+    cr_assert_eq(lookup(&h), 0);
     fake_hang_up(&rig.fake);
     cr_assert_eq(open_table(), 0, "%s", ucm_errmsg());
     cr_expect_eq(opens(), 2u, "the new connection's table");
-    cr_assert_eq(hint(&h), 0);
+    cr_assert_eq(lookup(&h), 0);
     fake_hang_up(&rig.fake);
     (void)rig_lookup(&rig, -1); /* notices it, and connects again */
-    cr_expect_eq(hint(&h), UCM_HINT_NONE);
+    cr_expect_eq(lookup(&h), UCM_LOOKUP_TABLE_NONE);
 }
 
-Test(client_hints, a_daemon_before_hints)
+Test(client_lookup_table, a_daemon_before_lookup_tables)
 {
-    struct ucm_hint h;
+    struct ucm_lookup_table_hits h;
 
     own.spoil = SPOIL_OLD;
     cr_expect_eq(open_table(), -UCM_EUNSUPPORTED);
-    cr_expect_str_eq(ucm_errmsg(), "this ucmd is older than hints.open");
-    cr_expect_eq(hint(&h), UCM_HINT_NONE);
+    cr_expect_str_eq(ucm_errmsg(), "this ucmd is older than lookup_table.open");
+    cr_expect_eq(lookup(&h), UCM_LOOKUP_TABLE_NONE);
     cr_expect_eq(rig_lookup(&rig, -1), 0, "the connection goes on");
 }
 
-Test(client_hints, answers_that_do_not_fit)
+Test(client_lookup_table, answers_that_do_not_fit)
 {
-    struct ucm_hint h;
+    struct ucm_lookup_table_hits h;
 
     for (enum spoil s = SPOIL_NO_FD; s <= SPOIL_LAST; s++) {
         own.spoil = s;
         cr_expect_eq(open_table(), -UCM_EPROTOCOL, "%d: %s", (int)s, ucm_errmsg());
-        cr_expect_eq(hint(&h), UCM_HINT_NONE);
+        cr_expect_eq(lookup(&h), UCM_LOOKUP_TABLE_NONE);
     }
     own.spoil = SPOIL_NOTHING;
     own.shared = true;
     cr_assert_eq(open_table(), 0);
-    cr_assert_eq(hint(&h), 0);
+    cr_assert_eq(lookup(&h), 0);
     cr_expect(h.shared_tier);
 }
 
-static void *read_hints(void *arg)
+static void *read_lookup_table(void *arg)
 {
     unsigned *right = arg;
-    struct ucm_hint h;
+    struct ucm_lookup_table_hits h;
 
     for (unsigned i = 0; i < 20000; i++) {
-        int r = hint(&h);
+        int r = lookup(&h);
 
-        cr_assert(r == 0 || r == UCM_HINT_NONE);
+        cr_assert(r == 0 || r == UCM_LOOKUP_TABLE_NONE);
         cr_assert(r != 0 || h.hits == 3);
         *right += r == 0;
     }
     return NULL;
 }
 
-Test(client_hints, readers_beside_new_tables)
+Test(client_lookup_table, readers_beside_new_tables)
 {
     unsigned right[2] = {0};
     pthread_t threads[2];
@@ -291,11 +293,11 @@ Test(client_hints, readers_beside_new_tables)
         set(i, 1);
     cr_assert_eq(open_table(), 0);
     for (unsigned i = 0; i < 2; i++)
-        cr_assert_eq(pthread_create(&threads[i], NULL, read_hints, &right[i]), 0);
+        cr_assert_eq(pthread_create(&threads[i], NULL, read_lookup_table, &right[i]), 0);
     for (unsigned i = 0; i < 100; i++) {
-        atomic_store(&own.header->state, UCM_HINT_SUPERSEDED);
+        atomic_store(&own.header->state, UCM_LOOKUP_TABLE_SUPERSEDED);
         cr_assert_eq(open_table(), 0, "%s", ucm_errmsg());
-        atomic_store(&own.header->state, UCM_HINT_LIVE);
+        atomic_store(&own.header->state, UCM_LOOKUP_TABLE_LIVE);
     }
     for (unsigned i = 0; i < 2; i++) {
         cr_assert_eq(pthread_join(threads[i], NULL), 0);
@@ -303,16 +305,16 @@ Test(client_hints, readers_beside_new_tables)
     }
     cr_expect_eq(opens(), 101u);
     cr_assert_eq(open_table(), 0);
-    cr_assert_eq(read_hints(&right[0]), NULL);
+    cr_assert_eq(read_lookup_table(&right[0]), NULL);
     cr_expect_geq(right[0], 20000u);
 }
 
 /* Whatever is in the memory, and while it changes: no crash, and counts that fit the question. */
-Test(client_hints, memory_of_a_hostile_daemon)
+Test(client_lookup_table, memory_of_a_hostile_daemon)
 {
     uint64_t *words = (uint64_t *)own.header;
     uint8_t found[RIG_KEYS];
-    struct ucm_hint h;
+    struct ucm_lookup_table_hits h;
 
     random_state = random_seed(7);
     cr_assert_eq(open_table(), 0);
@@ -320,16 +322,16 @@ Test(client_hints, memory_of_a_hostile_daemon)
         for (size_t i = 0; i < BYTES / sizeof(*words); i += 1 + below(40))
             words[i] = below(4) == 0 ? UINT64_MAX
                                      : ((uint64_t)below(UINT32_MAX) << 32 | below(UINT32_MAX));
-        atomic_store(&own.header->state, UCM_HINT_LIVE);
+        atomic_store(&own.header->state, UCM_LOOKUP_TABLE_LIVE);
         atomic_store(&own.header->beat_ms, own.beat_ms + 3600000);
-        cr_assert_eq(ucm_lookup_hint(rig.ns, rig.keys, RIG_KEYS, found, &h), 0);
+        cr_assert_eq(ucm_lookup_table_read(rig.ns, rig.keys, RIG_KEYS, found, &h), 0);
         cr_assert(h.hits <= RIG_KEYS && h.in_dram + h.on_shared <= h.hits);
         for (unsigned i = 0; i < RIG_KEYS; i++)
             cr_assert_leq(found[i], 3);
     }
 }
 
-Test(client_hints, lookups_that_are_told)
+Test(client_lookup_table, lookups_that_are_told)
 {
     cr_assert_eq(ucm_lookup_note(rig.ns, rig.keys, RIG_KEYS, -1), 0, "%s", ucm_errmsg());
     cr_assert_eq(rig_lookup(&rig, -1), 0);
@@ -343,7 +345,7 @@ Test(client_hints, lookups_that_are_told)
 }
 
 /* As a scheduler whose lookups all miss: it makes no other call. */
-Test(client_hints, any_number_of_lookups_is_told)
+Test(client_lookup_table, any_number_of_lookups_is_told)
 {
     for (unsigned i = 0; i < 1000; i++) {
         cr_assert_eq(ucm_lookup_note(rig.ns, rig.keys, 1, -1), 0, "note %u: %s", i, ucm_errmsg());
@@ -365,7 +367,7 @@ static bool slow(struct fake *f, int conn, int method, struct proto_envelope *en
 }
 
 /* Notes that are not answered have places of their own: a registration that was given up is undone. */
-Test(client_hints, told_lookups_leave_a_place_to_a_late_registration)
+Test(client_lookup_table, told_lookups_leave_a_place_to_a_late_registration)
 {
     struct ucm_region *region = NULL;
 

@@ -1,8 +1,8 @@
-/* Tables of hints: opening them, and looking keys up there. Nothing that the daemon writes leads a
- * reader out of the mapping: proto/memory/hint.h. */
+/* Lookup tables: opening them, and looking keys up there. Nothing that the daemon writes leads a
+ * reader out of the mapping: proto/memory/lookup_table.h. */
 #include "client/lib/sparse/internal.h"
 
-#include "proto/memory/hint.h"
+#include "proto/memory/lookup_table.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,14 +13,14 @@
 #define CHUNK 2048u
 
 /* What a namespace's handle has of it: client_handle.ext. */
-struct client_hints {
+struct client_lookup_table {
     struct client_door door;
-    /* Readers only try it: while another table is mapped there are no hints. */
+    /* Readers only try it: while another table is mapped, none can be read. */
     pthread_rwlock_t lock;
     _Atomic bool usable; /* its connection lives */
     void *p;             /* NULL: none is mapped */
     uint64_t bytes;
-    struct ucm_hint_view view;
+    struct ucm_lookup_table_view view;
     /* The clock of this process less the daemon's beat, when the table was mapped. */
     uint64_t behind_ms;
     bool shared;
@@ -37,9 +37,9 @@ static uint64_t clock_ms(void)
 
 /* ---- mapping ---- */
 
-static struct client_hints *hints_new(void)
+static struct client_lookup_table *lookup_table_new(void)
 {
-    struct client_hints *h = calloc(1, sizeof *h);
+    struct client_lookup_table *h = calloc(1, sizeof *h);
 
     if (h && pthread_rwlock_init(&h->lock, NULL) != 0) {
         free(h);
@@ -48,14 +48,14 @@ static struct client_hints *hints_new(void)
     return h;
 }
 
-static struct client_hints *hints_of(const struct ucm_namespace *ns)
+static struct client_lookup_table *lookup_table_of(const struct ucm_namespace *ns)
 {
     return atomic_load_explicit(&ns->handle.ext, memory_order_acquire);
 }
 
-static void hints_free_cb(struct client_handle *handle)
+static void lookup_table_free_cb(struct client_handle *handle)
 {
-    struct client_hints *h = handle->ext;
+    struct client_lookup_table *h = handle->ext;
 
     client_door_close(&h->door);
     if (h->p)
@@ -65,28 +65,29 @@ static void hints_free_cb(struct client_handle *handle)
 }
 
 /* The connection broke, or this is a forked child. */
-static void hints_end_cb(struct client_door *d)
+static void lookup_table_end_cb(struct client_door *d)
 {
-    struct client_hints *h =
-        (struct client_hints *)((char *)d - offsetof(struct client_hints, door));
+    struct client_lookup_table *h =
+        (struct client_lookup_table *)((char *)d - offsetof(struct client_lookup_table, door));
 
     atomic_store(&h->usable, false);
 }
 
-static const struct client_feature hints = {.down_cb = hints_end_cb, .forked_cb = hints_end_cb};
+static const struct client_feature lookup_table = {.down_cb = lookup_table_end_cb,
+                                                   .forked_cb = lookup_table_end_cb};
 
-static int hints_map(struct client_hints *h, const struct msg_hints_open_r *m, uint32_t key_bytes,
-                     int fd, struct ucm_error *e)
+static int lookup_table_map(struct client_lookup_table *h, const struct msg_lookup_table_open_r *m,
+                            uint32_t key_bytes, int fd, struct ucm_error *e)
 {
-    struct ucm_hint_view view;
+    struct ucm_lookup_table_view view;
     void *p;
-    int r = client_memory_map(fd, m->bytes, "hints", &p, e);
+    int r = client_memory_map(fd, m->bytes, "a lookup table", &p, e);
 
     if (r)
         return r;
-    if (!ucm_hint_open(p, m->bytes, key_bytes, &view)) {
+    if (!ucm_lookup_table_view_open(p, m->bytes, key_bytes, &view)) {
         munmap(p, m->bytes);
-        return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's table of hints is of another format");
+        return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's lookup table is of another format");
     }
     pthread_rwlock_wrlock(&h->lock);
     if (h->p)
@@ -101,7 +102,7 @@ static int hints_map(struct client_hints *h, const struct msg_hints_open_r *m, u
     return 0;
 }
 
-/* ---- hints.open ---- */
+/* ---- lookup_table.open ---- */
 
 struct open_call {
     struct client_call call;
@@ -111,28 +112,28 @@ struct open_call {
 static int open_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct ucm_namespace *ns = ((struct open_call *)call)->ns;
-    struct client_hints *h = hints_of(ns);
+    struct client_lookup_table *h = lookup_table_of(ns);
 
     if (!call->fds || call->fds->n != 1)
         return ucm_error_set(&call->error,
                              call->fds && call->fds->lost ? UCM_ENOMEMORY : UCM_EPROTOCOL,
-                             "ucmd's answer to hints.open came without its descriptor");
+                             "ucmd's answer to lookup_table.open came without its descriptor");
     if (!h) {
-        h = hints_new();
+        h = lookup_table_new();
         if (!h)
-            return ucm_error_set(&call->error, UCM_ENOMEMORY, "no memory for hints");
-        client_door_open(call->client, &h->door, &hints);
-        ns->handle.free_cb = hints_free_cb;
+            return ucm_error_set(&call->error, UCM_ENOMEMORY, "no memory for a lookup table");
+        client_door_open(call->client, &h->door, &lookup_table);
+        ns->handle.free_cb = lookup_table_free_cb;
         atomic_store(&ns->handle.ext, h);
     }
-    return hints_map(h, &any->hints_open_r, (uint32_t)ns->open.key_bytes, call->fds->fd[0],
-                     &call->error);
+    return lookup_table_map(h, &any->lookup_table_open_r, (uint32_t)ns->open.key_bytes,
+                            call->fds->fd[0], &call->error);
 }
 
 /* Its table may be read, or is being filled. */
-static bool current(const struct client_hints *h)
+static bool current(const struct client_lookup_table *h)
 {
-    const struct ucm_hint_header *header = h->view.header;
+    const struct ucm_lookup_table_header *header = h->view.header;
     uint64_t silent_ms, state;
 
     if (!atomic_load_explicit(&h->usable, memory_order_relaxed))
@@ -140,19 +141,19 @@ static bool current(const struct client_hints *h)
     state = atomic_load_explicit(&header->state, memory_order_acquire);
     silent_ms =
         clock_ms() - h->behind_ms - atomic_load_explicit(&header->beat_ms, memory_order_relaxed);
-    return (state == UCM_HINT_FILLING || state == UCM_HINT_LIVE) &&
-           (silent_ms <= UCM_HINT_STALE_MS || silent_ms > UINT64_MAX / 2);
+    return (state == UCM_LOOKUP_TABLE_FILLING || state == UCM_LOOKUP_TABLE_LIVE) &&
+           (silent_ms <= UCM_LOOKUP_TABLE_STALE_MS || silent_ms > UINT64_MAX / 2);
 }
 
 static int table_open(struct ucm_namespace *ns, int64_t deadline_ns)
 {
-    struct msg_hints_open m;
-    struct client_request q = {UCM_METHOD_HINTS_OPEN, &m, &ns->handle, .handle_id = &m.ns};
+    struct msg_lookup_table_open m;
+    struct client_request q = {UCM_METHOD_LOOKUP_TABLE_OPEN, &m, &ns->handle, .handle_id = &m.ns};
     struct open_call open = {.ns = ns};
     int r;
 
     client_read_ready(ns->handle.client); /* has the connection broken meanwhile? */
-    if (hints_of(ns) && current(hints_of(ns)))
+    if (lookup_table_of(ns) && current(lookup_table_of(ns)))
         return 0;
     client_handle_ref(&ns->handle);
     r = client_exchange(&open.call, ns->handle.client, open_take_cb, &q, deadline_ns);
@@ -166,7 +167,7 @@ static struct ucm_namespace *base_of(const struct ucm_namespace *ns)
     return ns->encoding ? (struct ucm_namespace *)ns->handle.request.handle : NULL;
 }
 
-int ucm_hints_open(struct ucm_namespace *ns, int timeout_ms)
+int ucm_lookup_table_open(struct ucm_namespace *ns, int timeout_ms)
 {
     struct ucm_client *c;
     int64_t deadline_ns;
@@ -175,7 +176,7 @@ int ucm_hints_open(struct ucm_namespace *ns, int timeout_ms)
     if (!ns)
         return client_fail(UCM_EINVALID, "namespace is NULL");
     if (ns->summary)
-        return client_fail(UCM_EUNSUPPORTED, "there are no hints of summaries");
+        return client_fail(UCM_EUNSUPPORTED, "summaries have no lookup table");
     c = ns->handle.client;
     r = client_enter(c);
     if (r)
@@ -190,39 +191,39 @@ int ucm_hints_open(struct ucm_namespace *ns, int timeout_ms)
 /* ---- reading ---- */
 
 /* Takes the reader's lock if there is a table to rely on. */
-static struct client_hints *reader_enter(const struct ucm_namespace *ns)
+static struct client_lookup_table *reader_enter(const struct ucm_namespace *ns)
 {
-    struct client_hints *h = hints_of(ns);
+    struct client_lookup_table *h = lookup_table_of(ns);
 
     if (!h || pthread_rwlock_tryrdlock(&h->lock) != 0)
         return NULL;
     if (current(h) &&
-        atomic_load_explicit(&h->view.header->state, memory_order_acquire) == UCM_HINT_LIVE)
+        atomic_load_explicit(&h->view.header->state, memory_order_acquire) == UCM_LOOKUP_TABLE_LIVE)
         return h;
     pthread_rwlock_unlock(&h->lock);
     return NULL;
 }
 
-static bool complete(const struct client_hints *h)
+static bool complete(const struct client_lookup_table *h)
 {
     return atomic_load_explicit(&h->view.header->left_out, memory_order_acquire) == 0;
 }
 
 /* Those that are not found yet, up to the first gap if `stop`. */
-static void chunk_find_base(const struct client_hints *base, const uint8_t *keys, uint32_t n,
+static void chunk_find_base(const struct client_lookup_table *base, const uint8_t *keys, uint32_t n,
                             bool stop, uint8_t *found)
 {
     for (uint32_t i = 0; i < n; i++) {
         if (found[i] == 0)
-            ucm_hint_find_many(&base->view, keys + (size_t)i * base->view.key_bytes, 1, true,
-                               found + i);
+            ucm_lookup_table_find_many(&base->view, keys + (size_t)i * base->view.key_bytes, 1,
+                                       true, found + i);
         if (stop && found[i] == 0)
             break;
     }
 }
 
 /* Adds up found[n] in the 16 bits of each tier, which CHUNK does not fill. */
-static void count(const uint8_t *found, uint32_t n, struct ucm_hint *out)
+static void count(const uint8_t *found, uint32_t n, struct ucm_lookup_table_hits *out)
 {
     uint64_t sums = 0;
 
@@ -234,8 +235,9 @@ static void count(const uint8_t *found, uint32_t n, struct ucm_hint *out)
 }
 
 /* each: `found` has room for all keys; else for a chunk, and the search ends at the first gap. */
-static void find(const struct client_hints *h, const struct client_hints *base, const uint8_t *keys,
-                 uint32_t n_keys, bool each, uint8_t *found, struct ucm_hint *out)
+static void find(const struct client_lookup_table *h, const struct client_lookup_table *base,
+                 const uint8_t *keys, uint32_t n_keys, bool each, uint8_t *found,
+                 struct ucm_lookup_table_hits *out)
 {
     bool gap = false;
 
@@ -245,7 +247,7 @@ static void find(const struct client_hints *h, const struct client_hints *base, 
         uint8_t *to = each ? found + i : found;
 
         /* What is not in the table may still be in the base's, and so may what is behind it. */
-        ucm_hint_find_many(&h->view, at, n, !each && !base, to);
+        ucm_lookup_table_find_many(&h->view, at, n, !each && !base, to);
         if (base)
             chunk_find_base(base, at, n, !each, to);
         end = each ? NULL : memchr(to, UCM_FOUND_NOT, n);
@@ -254,25 +256,25 @@ static void find(const struct client_hints *h, const struct client_hints *base, 
     }
 }
 
-int ucm_lookup_hint(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, uint8_t *found,
-                    struct ucm_hint *out)
+int ucm_lookup_table_read(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
+                          uint8_t *found, struct ucm_lookup_table_hits *out)
 {
-    struct client_hints *h, *base = NULL;
+    struct client_lookup_table *h, *base = NULL;
     uint8_t chunk[CHUNK];
 
     if (!ns || !keys || !out || n_keys == 0)
         return client_fail(UCM_EINVALID, "namespace, keys or out is NULL, or there are no keys");
     h = reader_enter(ns);
     if (!h)
-        return UCM_HINT_NONE;
+        return UCM_LOOKUP_TABLE_NONE;
     if (base_of(ns)) {
         base = reader_enter(base_of(ns));
         if (!base) {
             pthread_rwlock_unlock(&h->lock);
-            return UCM_HINT_NONE;
+            return UCM_LOOKUP_TABLE_NONE;
         }
     }
-    *out = (struct ucm_hint){.shared_tier = h->shared};
+    *out = (struct ucm_lookup_table_hits){.shared_tier = h->shared};
     find(h, base, keys, n_keys, found != NULL, found ? found : chunk, out);
     out->complete = complete(h) && (!base || complete(base));
     pthread_rwlock_unlock(&h->lock);

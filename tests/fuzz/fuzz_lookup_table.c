@@ -1,6 +1,6 @@
-/* Any bytes as a table of hints: its header is refused, or a reader stays within the memory, whatever the buckets hold. What begins
+/* Any bytes as a lookup table: its header is refused, or a reader stays within the memory, whatever the buckets hold. What begins
  * with the right bytes gets a header that fits, so that buckets are reached. */
-#include "proto/memory/hint.h"
+#include "proto/memory/lookup_table.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -19,18 +19,18 @@ static void must(bool right)
 
 static void look(const void *table, uint64_t bytes, uint32_t key_bytes, const uint8_t *keys)
 {
-    struct ucm_hint_view v;
+    struct ucm_lookup_table_view v;
     uint8_t found[KEYS];
     uint32_t each = 0, prefix;
 
-    if (!ucm_hint_open(table, bytes, key_bytes, &v))
+    if (!ucm_lookup_table_view_open(table, bytes, key_bytes, &v))
         return;
-    must(v.mask < bytes / sizeof(struct ucm_hint_bucket));
-    prefix = ucm_hint_find_many(&v, keys, KEYS, true, found);
+    must(v.mask < bytes / sizeof(struct ucm_lookup_table_bucket));
+    prefix = ucm_lookup_table_find_many(&v, keys, KEYS, true, found);
     must(prefix <= KEYS);
     for (uint32_t i = 0; i < KEYS; i++)
         must(i < prefix ? found[i] >= 1 && found[i] <= 3 : found[i] == 0);
-    must(ucm_hint_find_many(&v, keys, KEYS, false, found) >= prefix);
+    must(ucm_lookup_table_find_many(&v, keys, KEYS, false, found) >= prefix);
     for (uint32_t i = 0; i < KEYS; i++) {
         must(found[i] <= 3);
         each += found[i] != 0;
@@ -48,9 +48,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (size < 16)
         return 0;
-    buckets = UCM_HINT_MIN_BUCKETS << data[0] % 3;
+    buckets = UCM_LOOKUP_TABLE_MIN_BUCKETS << data[0] % 3;
     key_bytes = lengths[data[0] / 4 % 4];
-    bytes = ucm_hint_bytes(buckets);
+    bytes = ucm_lookup_table_bytes(buckets);
     table = aligned_alloc(64, bytes);
     keys = malloc((size_t)KEYS * key_bytes);
     must(table && keys && buckets <= BUCKETS_MAX);
@@ -59,10 +59,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (size_t i = 0; i < (size_t)KEYS * key_bytes; i++)
         keys[i] = data[(i * 7 + i / key_bytes) % size];
     if (data[1] % 8 != 0) {
-        struct ucm_hint_header *h = (void *)table;
+        struct ucm_lookup_table_header *h = (void *)table;
 
-        memcpy(h->magic, UCM_HINT_MAGIC, sizeof(h->magic));
-        h->version = UCM_HINT_VERSION;
+        memcpy(h->magic, UCM_LOOKUP_TABLE_MAGIC, sizeof(h->magic));
+        h->version = UCM_LOOKUP_TABLE_VERSION;
         h->key_bytes = key_bytes;
         h->buckets = buckets;
     }

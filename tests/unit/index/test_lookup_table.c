@@ -1,7 +1,7 @@
-/* The table of hints: what a reader finds beside what was set, under a writer that runs or dies, and in memory that a
- * hostile daemon made. test_hint_model.c has all orders of a few steps. */
+/* The lookup table: what a reader finds beside what was set, under a writer that runs or dies, and in memory that a
+ * hostile daemon made. test_lookup_table_model.c has all orders of a few steps. */
 /* Sanitizers: thread */
-#include "daemon/hints/table.h"
+#include "daemon/lookup_table/table.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -23,8 +23,8 @@ static void key_make(uint8_t *key, uint64_t number)
     memcpy(key, &number, sizeof(number));
 }
 
-static struct hints *h;        /* the table, */
-static struct ucm_hint_view v; /* and a reader's view of it */
+static struct lookup_table *h;         /* the table, */
+static struct ucm_lookup_table_view v; /* and a reader's view of it */
 
 /* One that is being filled. */
 static void open_table(uint64_t blocks)
@@ -32,39 +32,39 @@ static void open_table(uint64_t blocks)
     void *p;
     int rc;
 
-    cr_assert_eq(hints_new(KEY, blocks, 7, &h), 0);
-    while ((rc = hints_reserve(h)) > 0)
+    cr_assert_eq(lookup_table_new(KEY, blocks, 7, &h), 0);
+    while ((rc = lookup_table_reserve(h)) > 0)
         ;
     cr_assert_eq(rc, 0);
-    p = mmap(NULL, hints_bytes(h), PROT_READ, MAP_SHARED, hints_fd(h), 0);
+    p = mmap(NULL, lookup_table_bytes(h), PROT_READ, MAP_SHARED, lookup_table_fd(h), 0);
     cr_assert_neq(p, MAP_FAILED);
-    cr_assert(ucm_hint_open(p, hints_bytes(h), KEY, &v));
+    cr_assert(ucm_lookup_table_view_open(p, lookup_table_bytes(h), KEY, &v));
 }
 
 static void open_live(uint64_t blocks)
 {
     open_table(blocks);
-    hints_begin(h);
+    lookup_table_begin(h);
 }
 
 static void close_table(void)
 {
     if (v.header)
-        munmap((void *)(uintptr_t)v.header, ucm_hint_bytes(v.mask + 1));
+        munmap((void *)(uintptr_t)v.header, ucm_lookup_table_bytes(v.mask + 1));
     if (h)
-        hints_free(h, UCM_HINT_ENDED);
+        lookup_table_free(h, UCM_LOOKUP_TABLE_ENDED);
     v.header = NULL;
     h = NULL;
 }
 
-TestSuite(hint, .fini = close_table);
+TestSuite(lookup_table, .fini = close_table);
 
 static void set(uint64_t number, uint8_t was, uint8_t is)
 {
     uint8_t key[KEY];
 
     key_make(key, number);
-    hints_set(h, key, was, is);
+    lookup_table_set(h, key, was, is);
 }
 
 static uint8_t find(uint64_t number)
@@ -72,7 +72,7 @@ static uint8_t find(uint64_t number)
     uint8_t key[KEY], found;
 
     key_make(key, number);
-    (void)ucm_hint_find_many(&v, key, 1, true, &found);
+    (void)ucm_lookup_table_find_many(&v, key, 1, true, &found);
     return found;
 }
 
@@ -88,7 +88,7 @@ static uint64_t random_next(uint64_t *state)
 
 #define NUMBERS 4096u
 
-Test(hint, a_reader_finds_what_was_set)
+Test(lookup_table, a_reader_finds_what_was_set)
 {
     static uint8_t tiers[NUMBERS];
     uint64_t state = 1, entries = 0;
@@ -103,24 +103,24 @@ Test(hint, a_reader_finds_what_was_set)
             set(n, tiers[n], is);
         tiers[n] = is;
         n = (uint32_t)(r >> 40) % NUMBERS;
-        if (hints_left_out(h) == 0)
+        if (lookup_table_left_out(h) == 0)
             cr_assert_eq(find(n), tiers[n]);
         else
             cr_assert(find(n) == tiers[n] || find(n) == 0);
     }
     for (uint32_t n = 0; n < NUMBERS; n++)
         entries += find(n) != 0;
-    cr_expect_eq(entries, hints_entries(h));
+    cr_expect_eq(entries, lookup_table_entries(h));
     for (uint32_t n = 0; n < NUMBERS; n++)
         if (tiers[n] != 0)
             set(n, tiers[n], 0);
-    cr_expect_eq(hints_entries(h), 0u);
-    cr_expect_eq(hints_left_out(h), 0u);
+    cr_expect_eq(lookup_table_entries(h), 0u);
+    cr_expect_eq(lookup_table_left_out(h), 0u);
     for (uint32_t n = 0; n < NUMBERS; n++)
         cr_assert_eq(find(n), 0u);
 }
 
-Test(hint, of_many_keys_each_or_the_prefix)
+Test(lookup_table, of_many_keys_each_or_the_prefix)
 {
     enum { N = 1000, GAP = 777 };
     static uint8_t keys[N * KEY], found[N + 1];
@@ -133,12 +133,12 @@ Test(hint, of_many_keys_each_or_the_prefix)
     }
     for (uint32_t n = 1; n <= N; n = n < 100 ? n + 1 : n + 100) {
         memset(found, 9, sizeof(found));
-        cr_expect_eq(ucm_hint_find_many(&v, keys, n, false, found), n > GAP ? n - 1 : n);
+        cr_expect_eq(ucm_lookup_table_find_many(&v, keys, n, false, found), n > GAP ? n - 1 : n);
         for (uint32_t i = 0; i < n; i++)
             cr_assert_eq(found[i], i == GAP ? 0 : 1 + i % 3);
         cr_assert_eq(found[n], 9u);
         memset(found, 9, sizeof(found));
-        cr_expect_eq(ucm_hint_find_many(&v, keys, n, true, found), n > GAP ? GAP : n);
+        cr_expect_eq(ucm_lookup_table_find_many(&v, keys, n, true, found), n > GAP ? GAP : n);
         for (uint32_t i = 0; i < n; i++)
             cr_assert_eq(found[i], i < GAP ? 1 + i % 3 : 0);
         cr_assert_eq(found[n], 9u);
@@ -146,16 +146,16 @@ Test(hint, of_many_keys_each_or_the_prefix)
 }
 
 /* A reader may take what it misses for a miss only while none is left out. */
-Test(hint, a_large_table_has_room_for_each_until_it_is_crowded)
+Test(lookup_table, a_large_table_has_room_for_each_until_it_is_crowded)
 {
     uint64_t n = 0;
 
     open_live(1000000);
-    while (!hints_crowded(h))
+    while (!lookup_table_crowded(h))
         set(n++, 0, 1);
     cr_expect_gt(n, 1050000u);
-    cr_expect_eq(hints_left_out(h), 0u);
-    cr_expect_eq(hints_entries(h), n);
+    cr_expect_eq(lookup_table_left_out(h), 0u);
+    cr_expect_eq(lookup_table_entries(h), n);
     for (uint64_t i = 0; i < n; i += 97)
         cr_assert_eq(find(i), 1u);
     for (uint64_t i = 0; i < n; i += 97)
@@ -163,60 +163,61 @@ Test(hint, a_large_table_has_room_for_each_until_it_is_crowded)
 }
 
 /* More than there is room for: none is lost without a word. */
-Test(hint, what_has_no_room_is_counted)
+Test(lookup_table, what_has_no_room_is_counted)
 {
-    uint32_t room = UCM_HINT_MIN_BUCKETS * UCM_HINT_ENTRIES, found = 0;
+    uint32_t room = UCM_LOOKUP_TABLE_MIN_BUCKETS * UCM_LOOKUP_TABLE_ENTRIES, found = 0;
 
     open_live(1);
     for (uint32_t n = 0; n < 2 * room; n++)
         set(n, 0, 1);
     for (uint32_t n = 0; n < 2 * room; n++)
         found += find(n) != 0;
-    cr_expect(hints_crowded(h));
-    cr_expect_eq(found, hints_entries(h));
+    cr_expect(lookup_table_crowded(h));
+    cr_expect_eq(found, lookup_table_entries(h));
     cr_expect_eq(found + atomic_load(&v.header->left_out), 2 * room);
     cr_expect_gt(found, room * 9 / 10);
     for (uint32_t n = 0; n < 2 * room; n++)
         set(n, 1, 0);
-    cr_expect_eq(hints_entries(h), 0u);
+    cr_expect_eq(lookup_table_entries(h), 0u);
     cr_expect_eq(atomic_load(&v.header->left_out), 0u);
 }
 
-Test(hint, states_and_beats_are_seen_after_the_table_is_gone)
+Test(lookup_table, states_and_beats_are_seen_after_the_table_is_gone)
 {
 
     open_table(1);
-    cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_FILLING);
+    cr_expect_eq(atomic_load(&v.header->state), UCM_LOOKUP_TABLE_FILLING);
     cr_expect_eq(atomic_load(&v.header->beat_ms), 7u);
-    hints_begin(h);
-    cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_LIVE);
-    hints_beat(h, 1234);
+    lookup_table_begin(h);
+    cr_expect_eq(atomic_load(&v.header->state), UCM_LOOKUP_TABLE_LIVE);
+    lookup_table_beat(h, 1234);
     cr_expect_eq(atomic_load(&v.header->beat_ms), 1234u);
     set(5, 0, 2);
-    hints_free(h, UCM_HINT_SUPERSEDED);
+    lookup_table_free(h, UCM_LOOKUP_TABLE_SUPERSEDED);
     h = NULL;
-    cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_SUPERSEDED);
+    cr_expect_eq(atomic_load(&v.header->state), UCM_LOOKUP_TABLE_SUPERSEDED);
     cr_expect_eq(find(5), 2u);
 }
 
 /* ---- a hostile client ---- */
 
-Test(hint, nobody_else_writes)
+Test(lookup_table, nobody_else_writes)
 {
     char path[64];
     void *p;
     int fd;
 
     open_table(1);
-    cr_expect_eq(fcntl(hints_fd(h), F_GETFL) & O_ACCMODE, O_RDONLY);
-    cr_expect_eq(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, hints_fd(h), 0), MAP_FAILED);
-    p = mmap(NULL, hints_bytes(h), PROT_READ, MAP_SHARED, hints_fd(h), 0);
+    cr_expect_eq(fcntl(lookup_table_fd(h), F_GETFL) & O_ACCMODE, O_RDONLY);
+    cr_expect_eq(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, lookup_table_fd(h), 0),
+                 MAP_FAILED);
+    p = mmap(NULL, lookup_table_bytes(h), PROT_READ, MAP_SHARED, lookup_table_fd(h), 0);
     cr_assert_neq(p, MAP_FAILED);
     cr_expect_eq(mprotect(p, 4096, PROT_READ | PROT_WRITE), -1);
-    cr_expect_eq(ftruncate(hints_fd(h), 0), -1);
-    cr_expect_eq(pwrite(hints_fd(h), "x", 1, 0), -1);
+    cr_expect_eq(ftruncate(lookup_table_fd(h), 0), -1);
+    cr_expect_eq(pwrite(lookup_table_fd(h), "x", 1, 0), -1);
     /* Its mode does not stop the superuser, the seals do. */
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", hints_fd(h));
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", lookup_table_fd(h));
     fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd >= 0) {
         cr_expect_eq(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
@@ -227,36 +228,37 @@ Test(hint, nobody_else_writes)
         cr_expect_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
         close(fd);
     }
-    munmap(p, hints_bytes(h));
+    munmap(p, lookup_table_bytes(h));
 }
 
 /* ---- a hostile daemon ---- */
 
-Test(hint, a_header_that_does_not_fit_is_refused)
+Test(lookup_table, a_header_that_does_not_fit_is_refused)
 {
-    static _Alignas(64) uint8_t memory[UCM_HINT_HEADER_BYTES + 64 * 64];
-    struct ucm_hint_header *header = (void *)memory;
-    struct ucm_hint_view view;
+    static _Alignas(64) uint8_t memory[UCM_LOOKUP_TABLE_HEADER_BYTES + 64 * 64];
+    struct ucm_lookup_table_header *header = (void *)memory;
+    struct ucm_lookup_table_view view;
 
     memset(memory, 0, sizeof(memory));
-    cr_expect_not(ucm_hint_open(memory, sizeof(memory), KEY, &view));
-    memcpy(header->magic, UCM_HINT_MAGIC, sizeof(header->magic));
-    header->version = UCM_HINT_VERSION;
+    cr_expect_not(ucm_lookup_table_view_open(memory, sizeof(memory), KEY, &view));
+    memcpy(header->magic, UCM_LOOKUP_TABLE_MAGIC, sizeof(header->magic));
+    header->version = UCM_LOOKUP_TABLE_VERSION;
     header->key_bytes = KEY;
     header->buckets = 64;
-    cr_expect(ucm_hint_open(memory, sizeof(memory), KEY, &view));
-    cr_expect_not(ucm_hint_open(memory, sizeof(memory), 16, &view));
-    cr_expect_not(ucm_hint_open(memory, sizeof(memory) - 1, KEY, &view));
-    cr_expect_not(ucm_hint_open(memory, 10, KEY, &view));
+    cr_expect(ucm_lookup_table_view_open(memory, sizeof(memory), KEY, &view));
+    cr_expect_not(ucm_lookup_table_view_open(memory, sizeof(memory), 16, &view));
+    cr_expect_not(ucm_lookup_table_view_open(memory, sizeof(memory) - 1, KEY, &view));
+    cr_expect_not(ucm_lookup_table_view_open(memory, 10, KEY, &view));
     for (unsigned shift = 0; shift < 64; shift++) {
         header->buckets = UINT64_C(1) << shift;
-        cr_expect_eq(ucm_hint_open(memory, sizeof(memory), KEY, &view), shift == 6);
+        cr_expect_eq(ucm_lookup_table_view_open(memory, sizeof(memory), KEY, &view), shift == 6);
     }
     header->buckets = 63;
-    cr_expect_not(ucm_hint_open(memory, UCM_HINT_HEADER_BYTES + 63 * 64, KEY, &view));
+    cr_expect_not(
+        ucm_lookup_table_view_open(memory, UCM_LOOKUP_TABLE_HEADER_BYTES + 63 * 64, KEY, &view));
     header->buckets = 64;
-    header->version = UCM_HINT_VERSION + 1;
-    cr_expect_not(ucm_hint_open(memory, sizeof(memory), KEY, &view));
+    header->version = UCM_LOOKUP_TABLE_VERSION + 1;
+    cr_expect_not(ucm_lookup_table_view_open(memory, sizeof(memory), KEY, &view));
 }
 
 /* ---- beside a writer ---- */
@@ -297,7 +299,7 @@ static void open_churned(void)
         set(n, 0, 1);
 }
 
-Test(hint, a_reader_beside_a_writer)
+Test(lookup_table, a_reader_beside_a_writer)
 {
     pthread_t thread;
 
@@ -310,7 +312,7 @@ Test(hint, a_reader_beside_a_writer)
 }
 
 /* The writer is a process that is killed somewhere in an update; what it leaves is a table all the same. */
-Test(hint, a_writer_that_is_killed)
+Test(lookup_table, a_writer_that_is_killed)
 {
     uint64_t state = 1;
 
@@ -329,7 +331,7 @@ Test(hint, a_writer_that_is_killed)
         cr_assert_eq(kill(pid, SIGKILL), 0);
         cr_assert_eq(waitpid(pid, &status, 0), pid);
         look();
-        cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_LIVE, "its beat alone tells");
+        cr_expect_eq(atomic_load(&v.header->state), UCM_LOOKUP_TABLE_LIVE, "its beat alone tells");
         close_table();
     }
 }
