@@ -92,8 +92,8 @@ static int key_take(struct tier *t, const uint8_t *fingerprint, const uint8_t *i
                                                   .salt_bytes = sizeof(r->seed)},
                              id, out);
     t->metrics->seal_key_missing++;
-    if (t->no_keys_ms == 0 || now_ms - t->no_keys_ms >= NO_KEYS_MS) {
-        t->no_keys_ms = now_ms | 1;
+    if (now_ms >= t->tell_no_keys_ms) {
+        t->tell_no_keys_ms = now_ms + NO_KEYS_MS;
         log_warn(MODULE, "key-missing", "reason=\"%s\"",
                  t->callbacks.seal
                      ? "the namespace's record has no seed: it was purged, or could not be written"

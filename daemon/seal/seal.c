@@ -34,8 +34,8 @@ struct seal_origin {
     struct source source;
     struct key key[SEAL_KEYS_MAX];
     unsigned n;
-    char error[200]; /* of the last attempt; "": none */
-    uint64_t told_ms;
+    char error[200];  /* of the last attempt; "": none */
+    uint64_t tell_ms; /* when the log may say so again */
 };
 
 struct seal {
@@ -230,9 +230,9 @@ static int missing(struct seal_origin *o, const uint8_t *id)
     char text[2 * SEAL_ID_BYTES + 1] = "the current one";
 
     o->seal->metrics->seal_key_missing++;
-    if (o->told_ms != 0 && now_ms - o->told_ms < MISSING_MS)
+    if (now_ms < o->tell_ms)
         return -ENOKEY;
-    o->told_ms = now_ms | 1;
+    o->tell_ms = now_ms + MISSING_MS;
     if (id)
         snprintf(text, sizeof(text), "%016" PRIx64, __builtin_bswap64(get64(id)));
     log_warn(MODULE, "key-missing",

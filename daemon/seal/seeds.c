@@ -52,7 +52,7 @@ struct seeds {
     struct list purges;        /* that wait */
     struct seeds_purge *purge; /* under way; NULL: none, or it was cancelled */
     struct entry entry[SETS][WAYS];
-    uint64_t told_ms;
+    uint64_t tell_ms; /* when the log may say so again */
     bool check_due;
     /* Of the last look at the folder (seeds_file_check), and of the last seeds: 0 or -errno. */
     int checked, read;
@@ -154,9 +154,9 @@ static void tell(struct seeds *s, int status)
 {
     uint64_t now_ms = uv_now(s->loop);
 
-    if (s->told_ms != 0 && now_ms - s->told_ms < 2 * SEEDS_CHECK_MS)
+    if (now_ms < s->tell_ms)
         return;
-    s->told_ms = now_ms | 1;
+    s->tell_ms = now_ms + 2 * SEEDS_CHECK_MS;
     log_warn(
         MODULE, "seed-not-read",
         "folder=%s error=\"%s\": encrypted blocks of its namespaces are misses on shared roots",

@@ -307,12 +307,12 @@ struct tier {
     struct nvme_checkpoint checkpoint;
     uint64_t checkpoint_mark, checkpoint_size; /* of the last whole one */
     uv_timer_t checkpoint_timer;
-    struct list to_seal;   /* writes that wait for memory to be sealed into */
-    uint64_t sealed_bytes; /* of such memory in use */
-    uint64_t no_keys_ms;   /* when a line of the log said so last; 0: never */
-    bool stalled;          /* no space until a write has ended */
-    unsigned checks;       /* under way */
-    unsigned held;         /* how often nvme_hold was called and not undone */
+    struct list to_seal;      /* writes that wait for memory to be sealed into */
+    uint64_t sealed_bytes;    /* of such memory in use */
+    uint64_t tell_no_keys_ms; /* when the log may say so again */
+    bool stalled;             /* no space until a write has ended */
+    unsigned checks;          /* under way */
+    unsigned held;            /* how often nvme_hold was called and not undone */
     bool closing;
     void (*free_cb)(struct tier *t); /* it closes, and nobody holds it any more */
     unsigned handles;                /* of the event loop that are still open */

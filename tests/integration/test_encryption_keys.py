@@ -39,6 +39,7 @@ class Keys(Encrypted):
                 self.write_keys(*lines)
             else:
                 os.unlink(self.key_file)
+            told = self.daemon.log().count("key-missing")
             self.restart()
             self.assertEqual(self.client.tiers(self.ns, 0), [ON_NVME])
             self.assertEqual(set(self.load(list(kv))), {FAILED})
@@ -46,6 +47,7 @@ class Keys(Encrypted):
             self.assertEqual((self.metrics()["nvme_corrupt"], self.metrics()["nvme_quarantined_bytes"]), (0, 0))
             self.assertGreaterEqual(self.metrics()["seal_key_missing"], BLOCKS)
             self.assertEqual(self.daemon.log().count("key-missing"), self.daemon.log().count("key-missing tenant=*"))
+            self.assertLess(self.daemon.log().count("key-missing") - told, BLOCKS, "lines: one in 10 s")
         self.assertIn("No such file", self.daemon.health())
         self.assertIn("degraded", self.daemon.health())
         # Nothing is stored in the clear meanwhile.
