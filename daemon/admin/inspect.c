@@ -152,7 +152,7 @@ int method_ls(struct call *call)
 
 static void pack_part(msgpack_packer *pk, uint32_t part, const struct part *p)
 {
-    static const char *const dram[] = {"none", "filling", "fetching", "ready"};
+    static const char *const dram[] = {"none", "pending_write", "pending_read", "ready"};
     static const char *const nvme[] = {"none", "writing", "ready"};
     static const char *const shared[] = {"none", "presumed", "writing", "ready"};
 

@@ -15,7 +15,7 @@ struct span {
     uint32_t first, n; /* layers */
     uint8_t *origin;   /* where layer `first` begins */
     uint64_t len;      /* n * form->layer_bytes */
-    bool fill;         /* its bytes are still to be written; else nobody writes them */
+    bool pending;      /* its bytes are still to be written; else nobody writes them */
 };
 
 #endif

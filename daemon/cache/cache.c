@@ -54,13 +54,13 @@ int cache_new(const struct cache_config *config, struct cache **out)
         return rc;
     }
     cache_ns_records_init(c);
-    table_init(&c->fills, CACHE_MAX_FILLS);
-    table_init(&c->fetches, CACHE_MAX_FETCHES);
+    table_init(&c->pending_writes, CACHE_MAX_PENDING_WRITES);
+    table_init(&c->pending_reads, CACHE_MAX_PENDING_READS);
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         fair_queue_init(&c->write[to].turns, 0);
     list_init(&c->durables.waiting);
     list_init(&c->durables.stalled);
-    list_init(&c->fills_by_age);
+    list_init(&c->pending_writes_by_age);
     for (enum wait_for what = 0; what < WAITS; what++)
         list_init(&c->waits[what]);
     list_init(&c->firsts);
@@ -79,8 +79,8 @@ static void closed_cb(uv_handle_t *handle)
 
     if (--c->handles > 0)
         return;
-    table_close(&c->fills);
-    table_close(&c->fetches);
+    table_close(&c->pending_writes);
+    table_close(&c->pending_reads);
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         writes_free(&c->write[to]);
     free(c->unseeded.entries);
@@ -92,7 +92,7 @@ void cache_free(struct cache *c)
 {
     if (!c)
         return;
-    assert(c->tier_busy == 0 && c->share_busy == 0 && table_count(&c->fills) == 0);
+    assert(c->tier_busy == 0 && c->share_busy == 0 && table_count(&c->pending_writes) == 0);
     for (enum wait_for what = 0; what < WAITS; what++)
         assert(list_empty(&c->waits[what]));
     assert(list_empty(&c->firsts) && list_empty(&c->woken));
@@ -220,7 +220,7 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
     if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !backed))
         return CACHE_EVICT_LATER;
     if (all)
-        cache_fills_break(c, ref);
+        pending_writes_break(c, ref);
     if (b->leases > 0 || !block_idle(b, ns)) {
         if (all)
             block_doom(c, ref);

@@ -1,7 +1,8 @@
 /* The cache: the only module that changes the state of blocks and parts. README.md has its rules.
  *
  * A part is whole when some tier holds all its bytes. A block is complete when all its parts are.
- * - dump: cache_fill_claim, the device copies into the slot, cache_fill_done. The part is published
+ * - dump: pending_write_claim, the device copies into the slot, pending_write_done. The part is
+ * published
  *   when every layer was claimed, copied and reported.
  * - load: cache_get, the device copies out of the slot, cache_put. A part that lies on NVMe or on
  *   the shared tier is read once, however many ask for it, into the slot that they copy from.
@@ -235,29 +236,30 @@ uint32_t cache_moves(const struct cache *c);
 
 /* ---- filling a part ---- */
 
-/* The unfinished fills of one connection, which end with it. */
-struct cache_fills {
+/* The pending writes of one connection, which end with it. */
+struct pending_writes {
     struct list list;
     bool keep; /* they take no slot from a block that waits to be written */
 };
-void cache_fills_init(struct cache_fills *fills);
+void pending_writes_init(struct pending_writes *pending_writes);
 /* Drops them. No copy of them may be under way. */
-void cache_fills_end(struct cache *c, struct cache_fills *fills);
+void pending_writes_end(struct cache *c, struct pending_writes *pending_writes);
 
-struct cache_fill;
+struct pending_write;
 /* Claims layers [layer, layer + n) of a part for one copy; the caller holds the block. -EEXIST: the
- * part is whole. -EINPROGRESS: another connection fills it, or one of the layers is claimed; all of
- * them may be claimed anew while none is being copied. -EBUSY: no slot now, see WAIT_SLOT. node: as
- * in cache_get. */
-int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
-                     uint32_t layer, uint32_t n, int node, struct cache_fill **out);
-/* The copy of n claimed layers ended. With ok false the fill and all its layers are dropped. When
- * all layers are there the part is published, and the fill is gone. */
-void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
+ * part is whole. -EINPROGRESS: another connection writes it, or one of the layers is claimed; all
+ * of them may be claimed anew while none is being copied. -EBUSY: no slot now, see WAIT_SLOT. node:
+ * as in cache_get. */
+int pending_write_claim(struct cache *c, struct pending_writes *pending_writes, block_ref ref,
+                        uint32_t part, uint32_t layer, uint32_t n, int node,
+                        struct pending_write **out);
+/* The copy of n claimed layers ended. With ok false the pending write and all its layers are
+ * dropped. When all layers are there the part is published, and the pending write is gone. */
+void pending_write_done(struct cache *c, struct pending_write *f, uint32_t n, bool ok);
 /* The same for one of several, after which the caller calls cache_released. */
-void cache_fill_end(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
-/* published_cb runs for each part that a fill has published, inside the call that did. It may lease
- * the block, and call nothing else of the cache but cache_wait_for a turn. */
+void pending_write_end(struct cache *c, struct pending_write *f, uint32_t n, bool ok);
+/* published_cb runs for each part that a pending write has published, inside the call that did. It
+ * may lease the block, and call nothing else of the cache but cache_wait_for a turn. */
 void cache_watch(struct cache *c,
                  void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part),
                  void *ctx);

@@ -15,8 +15,8 @@
 #include <uv.h>
 
 /* Operations under way at once; more are -EBUSY. */
-#define CACHE_MAX_FILLS (1u << 20)
-#define CACHE_MAX_FETCHES (1u << 16)
+#define CACHE_MAX_PENDING_WRITES (1u << 20)
+#define CACHE_MAX_PENDING_READS (1u << 16)
 
 /* What the cache puts off until the next iteration of the event loop, in the order in which it runs
  * then. */
@@ -53,8 +53,8 @@ struct cache {
     /* of parts: copies, reads and writes, whose end may free a slot; no lasting ones */
     uint32_t users;
     uint32_t lent; /* slots that are nobody's part, by cache_slot_lend */
-    struct table fills, fetches;
-    struct list fills_by_age; /* those that no copy is writing, oldest progress first */
+    struct table pending_writes, pending_reads;
+    struct list pending_writes_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;
     struct cache_leased leased;
     uint64_t dooms;
@@ -120,7 +120,8 @@ static inline uint32_t owner_part(uint64_t owner)
 /* ---- part.c ---- */
 
 /* Only these write a part's state; they keep every count that depends on it.
- * number: of the slot (READY), the fill (FILLING) or the fetch (FETCHING). */
+ * number: of the slot (READY), the pending write (PENDING_WRITE) or the pending read
+ * (PENDING_READ). */
 void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
                    uint32_t number);
 /* READY at `place`, or NONE with NULL. */
@@ -167,11 +168,11 @@ bool cache_iteration_ready(const void *ctx);
 bool cache_pressure_run(void *ctx);
 bool cache_pressure_ready(const void *ctx);
 
-/* ---- fill.c ---- */
+/* ---- pending_write.c ---- */
 
-struct cache_fill {
+struct pending_write {
     struct list link, link_age;
-    struct cache_fills *fills;
+    struct pending_writes *pending_writes;
     block_ref ref;
     uint32_t part, number, layers;
     slot_ref slot;
@@ -188,11 +189,12 @@ struct cache_fill {
 void cache_settle(struct cache *c, block_ref ref, const struct block *b);
 
 /* Drops it; no copy is writing it. The caller calls cache_released. */
-void cache_fill_abort(struct cache *c, struct cache_fill *f);
-/* Drops the block's fills; a fill that a copy is writing goes when the copy has ended. */
-void cache_fills_break(struct cache *c, block_ref ref);
-/* Drops the oldest fill that no copy is writing. False: there is none. */
-bool cache_fill_reclaim(struct cache *c);
+void pending_write_abort(struct cache *c, struct pending_write *f);
+/* Drops the block's pending writes; a pending write that a copy is writing goes when the copy has
+ * ended. */
+void pending_writes_break(struct cache *c, block_ref ref);
+/* Drops the oldest pending write that no copy is writing. False: there is none. */
+bool pending_write_reclaim(struct cache *c);
 
 /* Frees the slots of its READY parts; none of them may have a user. */
 void block_drop_dram(struct cache *c, block_ref ref, bool evicted);

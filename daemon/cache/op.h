@@ -33,7 +33,7 @@ struct part_op {
     bool small;
     bool check; /* a read that nobody uses, at nobody's cost */
     /* Of a read into the part's slot. */
-    uint32_t number; /* in cache.fetches */
+    uint32_t number; /* in cache.pending_reads */
     bool failed;     /* reported */
 };
 

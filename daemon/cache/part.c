@@ -13,7 +13,7 @@
 bool part_whole(const struct part *p)
 {
     return p->dram == PART_DRAM_READY || p->nvme == PART_NVME_READY ||
-           (part_on_share(p) && p->dram != PART_DRAM_FILLING);
+           (part_on_share(p) && p->dram != PART_DRAM_PENDING_WRITE);
 }
 
 uint64_t part_owner(block_ref ref, uint32_t part)
@@ -101,8 +101,8 @@ bool block_idle(const struct block *b, const struct ns *ns)
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         const struct part *p = &b->part[i];
 
-        if (p->users > 0 || p->dram == PART_DRAM_FILLING || p->dram == PART_DRAM_FETCHING ||
-            p->nvme == PART_NVME_WRITING)
+        if (p->users > 0 || p->dram == PART_DRAM_PENDING_WRITE ||
+            p->dram == PART_DRAM_PENDING_READ || p->nvme == PART_NVME_WRITING)
             return false;
     }
     return true;
@@ -300,8 +300,8 @@ static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
     slot_ref slot = p->dram == PART_DRAM_READY ? part_slot(p) : 0;
 
     assert(part < ns->identity.parts);
-    if (p->dram == PART_DRAM_FETCHING)
-        slot = ((const struct part_op *)table_get(&c->fetches, part_fetch(p)))->slot;
+    if (p->dram == PART_DRAM_PENDING_READ)
+        slot = ((const struct part_op *)table_get(&c->pending_reads, part_pending_read(p)))->slot;
     return (struct part_view){
         .ns = ns,
         .b = b,
@@ -314,7 +314,8 @@ static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
         .on_share = part_on_share(p),
         .local = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
         .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
-        .slot = p->dram == PART_DRAM_FILLING || (slot != 0 && !arena_slot_group(c->arena, slot)),
+        .slot =
+            p->dram == PART_DRAM_PENDING_WRITE || (slot != 0 && !arena_slot_group(c->arena, slot)),
         .followed = followed,
         .status = followed ? cache_status(c, ref) : 0,
     };

@@ -350,9 +350,9 @@ void cache_prefetch_used(struct cache *c, block_ref ref)
     b->flags &= (uint16_t)~BLOCK_PREFETCHED;
 }
 
-/* ---- the end of fills ---- */
+/* ---- the end of pending writes ---- */
 
-void cache_fill_abort(struct cache *c, struct cache_fill *f)
+void pending_write_abort(struct cache *c, struct pending_write *f)
 {
     block_ref ref = f->ref;
     slot_ref slot = f->slot;
@@ -363,38 +363,39 @@ void cache_fill_abort(struct cache *c, struct cache_fill *f)
     part_set_dram(c, ref, f->part, PART_DRAM_NONE, 0);
     list_remove(&f->link);
     list_remove(&f->link_age);
-    table_remove(&c->fills, f->number);
+    table_remove(&c->pending_writes, f->number);
     free(f);
     arena_slot_free(c->arena, slot);
     c->config.metrics->dump_blocks_dropped++;
     cache_settle(c, ref, b);
 }
 
-void cache_fills_break(struct cache *c, block_ref ref)
+void pending_writes_break(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    b->leases++; /* cache_fill_abort settles the block, which must outlive this loop */
+    b->leases++; /* pending_write_abort settles the block, which must outlive this loop */
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        struct cache_fill *f;
+        struct pending_write *f;
 
-        if (b->part[i].dram != PART_DRAM_FILLING)
+        if (b->part[i].dram != PART_DRAM_PENDING_WRITE)
             continue;
-        f = table_get(&c->fills, part_fill(&b->part[i]));
+        f = table_get(&c->pending_writes, part_pending_write(&b->part[i]));
         f->broken = true;
         if (f->copying == 0)
-            cache_fill_abort(c, f);
+            pending_write_abort(c, f);
     }
     b->leases--;
     cache_released(c);
 }
 
-bool cache_fill_reclaim(struct cache *c)
+bool pending_write_reclaim(struct cache *c)
 {
-    if (list_empty(&c->fills_by_age))
+    if (list_empty(&c->pending_writes_by_age))
         return false;
-    cache_fill_abort(c, LIST_ENTRY(c->fills_by_age.next, struct cache_fill, link_age));
+    pending_write_abort(c,
+                        LIST_ENTRY(c->pending_writes_by_age.next, struct pending_write, link_age));
     cache_released(c);
     return true;
 }
@@ -410,7 +411,7 @@ static int refuse(struct cache *c, const char *why, uint32_t first, uint32_t n)
 
 /* The one place where a slot becomes an address. at: of layer `first` in the slot. */
 static int make(struct cache *c, slot_ref slot, uint64_t at, const struct form *form,
-                uint32_t first, uint32_t n, bool fill, struct span *out)
+                uint32_t first, uint32_t n, bool pending, struct span *out)
 {
     uint64_t len, slot_bytes;
     uint8_t *memory;
@@ -428,7 +429,7 @@ static int make(struct cache *c, slot_ref slot, uint64_t at, const struct form *
                          .n = n,
                          .origin = memory + at,
                          .len = len,
-                         .fill = fill};
+                         .pending = pending};
     return 0;
 }
 
@@ -443,8 +444,8 @@ int span_part(struct cache *c, block_ref ref, uint32_t part, struct span *out)
     return make(c, part_slot(p), 0, form, 0, form->layers, false, out);
 }
 
-int span_fill(struct cache *c, const struct cache_fill *f, uint32_t first, uint32_t n,
-              struct span *out)
+int span_pending_write(struct cache *c, const struct pending_write *f, uint32_t first, uint32_t n,
+                       struct span *out)
 {
     const struct form *form = ns_form(cache_ns(c, f->ref), f->part);
     bool claimed = first <= f->layers && n <= f->layers - first;
@@ -465,7 +466,7 @@ int span_cut(struct cache *c, const struct span *from, uint32_t first, uint32_t 
         return refuse(c, "not in what it is cut from", first, n);
     return make(c, from->slot,
                 (uint64_t)(from->origin - slot) + (first - from->first) * from->form->layer_bytes,
-                from->form, first, n, from->fill, out);
+                from->form, first, n, from->pending, out);
 }
 
 int span_slot(struct cache *c, slot_ref slot, const struct form *form, struct span *out)

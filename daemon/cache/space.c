@@ -349,7 +349,7 @@ static bool evict_some(struct space_search *s)
     }
     if (victim == 0 && s->beside)
         return false;
-    if (victim == 0 && !s->may.spare && !s->keep && cache_fill_reclaim(c))
+    if (victim == 0 && !s->may.spare && !s->keep && pending_write_reclaim(c))
         return true;
     if (victim == 0) {
         if (!s->may.spare)

@@ -15,8 +15,8 @@ struct cache_copy;
 /* All of a part in DRAM, to which the caller has a reference. */
 int span_part(struct cache *c, block_ref ref, uint32_t part, struct span *out);
 /* Layers that the caller has claimed. */
-int span_fill(struct cache *c, const struct cache_fill *f, uint32_t first, uint32_t n,
-              struct span *out);
+int span_pending_write(struct cache *c, const struct pending_write *f, uint32_t first, uint32_t n,
+                       struct span *out);
 /* Layers [first, first + n), counted in the part, of what `from` has. */
 int span_cut(struct cache *c, const struct span *from, uint32_t first, uint32_t n,
              struct span *out);

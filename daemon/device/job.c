@@ -46,7 +46,7 @@ int device_job_add(struct device_job *job, const struct span *span, uint32_t blo
     uint64_t slot = (uintptr_t)span->origin;
 
     if (job->n_items >= job->cap_items || block >= r->blocks || region_way(r, span->form) != way ||
-        span->fill != (job->op == DEVICE_DUMP))
+        span->pending != (job->op == DEVICE_DUMP))
         return -EINVAL;
     if (r->pool) { /* a slot takes any layer */
         if (span->n != 1)

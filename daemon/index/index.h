@@ -40,8 +40,8 @@ typedef uint32_t block_ref;
 
 enum part_dram {
     PART_DRAM_NONE = 0,
-    PART_DRAM_FILLING,  /* a dump is writing it */
-    PART_DRAM_FETCHING, /* a read is writing it */
+    PART_DRAM_PENDING_WRITE, /* a dump is writing it */
+    PART_DRAM_PENDING_READ,  /* a read is writing it */
     PART_DRAM_READY,
 };
 
@@ -68,8 +68,9 @@ struct part {
                         * with a snapshot; 0: not known */
     union {
         uint32_t slot;   /* READY: in the arena */
-        uint32_t number; /* FILLING, FETCHING: of the fill or fetch */
-    } dram_at;           /* by `dram`; read by part_slot, part_fill and part_fetch */
+        uint32_t number; /* PENDING_WRITE, PENDING_READ: of the pending write or read */
+        /* by `dram`; read by part_slot, part_pending_write and part_pending_read */
+    } dram_at;
     uint16_t dram : 2;   /* enum part_dram */
     uint16_t nvme : 2;   /* enum part_nvme */
     uint16_t share : 2;  /* enum part_share */
@@ -85,15 +86,15 @@ static inline uint32_t part_slot(const struct part *p)
     return p->dram_at.slot;
 }
 
-static inline uint32_t part_fill(const struct part *p)
+static inline uint32_t part_pending_write(const struct part *p)
 {
-    assert(p->dram == PART_DRAM_FILLING);
+    assert(p->dram == PART_DRAM_PENDING_WRITE);
     return p->dram_at.number;
 }
 
-static inline uint32_t part_fetch(const struct part *p)
+static inline uint32_t part_pending_read(const struct part *p)
 {
-    assert(p->dram == PART_DRAM_FETCHING);
+    assert(p->dram == PART_DRAM_PENDING_READ);
     return p->dram_at.number;
 }
 

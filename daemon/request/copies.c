@@ -231,7 +231,7 @@ static struct batch_item *copy_item(const struct copy_batch *b, uint32_t copy)
     uint64_t slot = b->job.items[copy].slot;
     uint32_t k = 0;
 
-    while (k < b->n && (!b->item[k].held.fill || b->item[k].slot != slot))
+    while (k < b->n && (!b->item[k].held.pending_write || b->item[k].slot != slot))
         k++;
     assert(k < b->n); /* batch_add has noted it */
     return &b->item[k];
@@ -248,7 +248,7 @@ static void unfit_end(struct copy_batch *b)
         item = copy_item(b, i);
         b->c->w.modules->metrics->encode_unfit++;
         item_end(b, item, UCM_BLOCK_UNFIT);
-        item->held.fill = NULL;
+        item->held.pending_write = NULL;
     }
 }
 
@@ -262,7 +262,7 @@ void batch_end(struct copy_batch *b, enum ucm_block_status status)
     if (status == UCM_BLOCK_OK && b->job.unfit)
         unfit_end(b);
     for (uint32_t i = 0; i < b->n; i++) {
-        if (!load && !b->item[i].held.fill)
+        if (!load && !b->item[i].held.pending_write)
             continue;
         copies += w->kind->weight ? w->kind->weight(w, b->item[i].at) : 1;
         item_end(b, &b->item[i], status);

@@ -47,7 +47,7 @@ struct copies {
 struct batch_item {
     uint32_t at;
     union {
-        struct cache_fill *fill;     /* of a dump; NULL: it has ended */
+        struct pending_write *pending_write; /* of a dump; NULL: it has ended */
         struct cache_layers *layers; /* of a fetch: what was read of the part; NULL: the part */
     } held;
     uint64_t slot; /* as in its copy */

@@ -102,7 +102,7 @@ static bool store_bypassed(const struct dump *d, const uint8_t *key)
     struct index *ix = w->modules->index;
     block_ref ref = index_find(ix, w->ns, key);
 
-    return ref == 0 || index_block(ix, ref)->part[w->part].dram != PART_DRAM_FILLING;
+    return ref == 0 || index_block(ix, ref)->part[w->part].dram != PART_DRAM_PENDING_WRITE;
 }
 
 /* Opens blocks, and when all are open touches them as one prefix. */
@@ -138,7 +138,7 @@ static void dump_open(struct walk *w)
         trace_span(w->r.trace, SPAN_LOOKUP, SPAN_OFF);
 }
 
-static void fill_refused(struct dump *d, const struct walk_item *it, int rc)
+static void pending_write_refused(struct dump *d, const struct walk_item *it, int rc)
 {
     struct walk *w = &d->c.w;
 
@@ -169,14 +169,15 @@ static int dump_begin(struct walk *w, const struct walk_item *it)
     if (rc == 0 && d->durable)
         cache_shared_presume(w->modules->cache, it->ref, it->part);
     if (rc == 0)
-        rc = cache_fill_claim(w->modules->cache, &w->r.s->fills, it->ref, it->part, d->c.layer,
-                              d->c.layers, d->c.region->region->device->node, &item.held.fill);
+        rc = pending_write_claim(w->modules->cache, &w->r.s->pending_writes, it->ref, it->part,
+                                 d->c.layer, d->c.layers, d->c.region->region->device->node,
+                                 &item.held.pending_write);
     if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN || rc == -EXDEV)
         return rc;
     if (rc == 0)
         batch_add(b, &item);
     else
-        fill_refused(d, it, rc);
+        pending_write_refused(d, it, rc);
     return 0;
 }
 
@@ -184,7 +185,8 @@ static int dump_add(struct copy_batch *b, const struct batch_item *i)
 {
     const struct copies *c = b->c;
     struct span span;
-    int rc = span_fill(c->w.modules->cache, i->held.fill, c->layer, c->layers, &span);
+    int rc =
+        span_pending_write(c->w.modules->cache, i->held.pending_write, c->layer, c->layers, &span);
 
     return rc != 0 ? rc : device_job_add(&b->job, &span, c->blocks[i->at]);
 }
@@ -196,7 +198,8 @@ static void dump_put(struct copies *c, const struct copy_batch *b, const struct 
 
     (void)b;
     /* A worker that is gone may have died before its bytes were final. */
-    cache_fill_end(c->w.modules->cache, i->held.fill, c->layers, ok && !c->w.r.s->closing);
+    pending_write_end(c->w.modules->cache, i->held.pending_write, c->layers,
+                      ok && !c->w.r.s->closing);
     if (ok && c->region->view.n > 1) /* other ranks' parts may lie in the other form */
         c->w.r.s->rq->part_stored_cb(c->region, c->w.refs[i->at]);
     if (ok && d->durable)
@@ -268,7 +271,7 @@ static void dump_finish(struct walk *w)
     walk_end(w, NULL);
 }
 
-static const struct copy_kind dump_kind = {.walk = {.fills = true,
+static const struct copy_kind dump_kind = {.walk = {.writes = true,
                                                     .open = dump_open,
                                                     .begin = dump_begin,
                                                     .send = copies_send,

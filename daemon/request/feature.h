@@ -37,7 +37,8 @@ struct feature {
      * session.settle_cb. */
     bool (*session_end_cb)(struct session *s);
     void (*session_close_cb)(
-        struct session *s); /* its leases and fills have ended; its namespaces are open yet */
+        /* its leases and pending writes have ended; its namespaces are open yet */
+        struct session *s);
 };
 
 /* By number. */

@@ -95,7 +95,7 @@ struct session {
     uint32_t n_requests;
     uint8_t nonce[UCM_NONCE_BYTES]; /* of region.challenge */
     uint64_t nonce_until_ms;        /* uv_now; 0: there is none */
-    struct cache_fills fills;
+    struct pending_writes pending_writes;
     /* session.c's, for whoever ended something of it. Frees a closing session that has nothing
      * left. */
     void (*settle_cb)(struct session *s);

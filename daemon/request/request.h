@@ -6,7 +6,7 @@
  * at most CONFIG_MAX_REQUESTS of them, and each has a deadline; past the limit the answer is BUSY.
  *
  * A session ends in order: its requests are stopped, copies under way are awaited, then its
- * unfinished fills vanish, its leases end, its regions are unmapped, and only then its memory goes.
+ * pending writes vanish, its leases end, its regions are unmapped, and only then its memory goes.
  * Thread: the event loop only. */
 #ifndef UCMD_REQUEST_REQUEST_H
 #define UCMD_REQUEST_REQUEST_H

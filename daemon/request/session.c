@@ -113,7 +113,7 @@ static void settle_cb(struct session *s)
         (void)cache_wait_for(rq->modules.cache, &s->retry, WAIT_TURN);
         return;
     }
-    cache_fills_end(rq->modules.cache, &s->fills);
+    pending_writes_end(rq->modules.cache, &s->pending_writes);
     features_close(s, FEATURES);
     session_ns_close_all(s);
     list_remove(&s->link);
@@ -152,7 +152,7 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     list_init(&s->retry.link);
     s->retry.retry_cb = retry_cb;
     s->settle_cb = settle_cb;
-    cache_fills_init(&s->fills);
+    pending_writes_init(&s->pending_writes);
     list_push_back(&rq->sessions, &s->link);
     rq->n_sessions++;
     return s;

@@ -425,7 +425,7 @@ static void give_up(struct walk *w, enum ucm_block_status status)
         if (no_room && needs_no_room(w))
             continue;
         walk_status(w, w->cursor, status);
-        w->modules->metrics->dump_blocks_skipped += w->kind->fills && no_room;
+        w->modules->metrics->dump_blocks_skipped += w->kind->writes && no_room;
     }
 }
 
@@ -470,7 +470,7 @@ static struct walk_item item_next(const struct walk *w, block_ref ref)
 /* Whether the item has to be read, and other walks' reads go first. */
 static bool item_awaits_read(struct walk *w, const struct walk_item *it)
 {
-    w->awaits_read = !w->kind->fills && it->p->dram != PART_DRAM_READY && read_waits(w);
+    w->awaits_read = !w->kind->writes && it->p->dram != PART_DRAM_READY && read_waits(w);
     if (w->awaits_read && w->r.trace)
         trace_span(w->r.trace, SPAN_READ_TURN, SPAN_ON);
     return w->awaits_read;
@@ -507,7 +507,7 @@ static int items_begin(struct walk *w)
         if (rc < 0)
             item_failed(w, w->cursor, rc, UCM_BLOCK_NO_ROOM);
         items -= weight < items ? weight : items;
-        slots -= w->kind->fills || w->waits_n > waits;
+        slots -= w->kind->writes || w->waits_n > waits;
         w->cursor++;
         if (w->slot_wait_ns != 0)
             slot_wait_ended(w);

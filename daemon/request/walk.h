@@ -29,7 +29,7 @@ struct walk_item {
 
 /* Functions that may be NULL say what that means. */
 struct walk_kind {
-    bool fills;  /* its items are written, not read */
+    bool writes; /* its items are written, not read */
     bool brings; /* an item that is in DRAM is done */
     /* Opens blocks of keys from w->opened on; calls walk_yield if some are left. NULL: all are
      * found at the start. */

@@ -26,7 +26,7 @@ struct derived_build {
     struct cache_wait read;  /* of the base */
     block_ref base, derived; /* held */
     uint32_t part, layers;
-    struct cache_fill *fill;
+    struct pending_write *pending_write;
 };
 
 static struct cache *cache_at(const struct derived_space *space)
@@ -215,7 +215,7 @@ static void build_done_cb(struct summary_job *job)
     int status = summary_job_stopped(job) ? -ECANCELED : 0;
 
     cache_put(cache_at(space), b->base, b->part);
-    cache_fill_done(cache_at(space), b->fill, b->layers, status == 0);
+    pending_write_done(cache_at(space), b->pending_write, b->layers, status == 0);
     if (status == 0)
         build_count(b);
     build_end(b, status);
@@ -229,7 +229,7 @@ static int build_submit(struct derived_build *b)
     int rc = span_part(cache_at(space), b->base, b->part, &from);
 
     if (rc == 0)
-        rc = span_fill(cache_at(space), b->fill, 0, b->layers, &to);
+        rc = span_pending_write(cache_at(space), b->pending_write, 0, b->layers, &to);
     b->work.job.done_cb = build_done_cb;
     if (rc == 0)
         rc = part_build_submit(retrieval_of(space->rq)->pool, &b->work, &from, &to);
@@ -247,7 +247,7 @@ static void base_read_cb(struct cache_wait *w, int status)
         return;
     if (status == 0)
         cache_put(cache_at(b->space), b->base, b->part);
-    cache_fill_done(cache_at(b->space), b->fill, b->layers, false);
+    pending_write_done(cache_at(b->space), b->pending_write, b->layers, false);
     build_end(b, rc);
 }
 
@@ -281,9 +281,10 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     b->read.done_cb = base_read_cb;
     got = cache_get(c, base, part, priority, NUMA_NONE, &b->read);
     rc = got < 0 ? got
-                 : cache_fill_claim(c, &d->fills, derived, part, 0, b->layers, NUMA_NONE, &b->fill);
+                 : pending_write_claim(c, &d->pending_writes, derived, part, 0, b->layers,
+                                       NUMA_NONE, &b->pending_write);
     if (rc == 0 && got == CACHE_READY && (rc = build_submit(b)) != 0)
-        cache_fill_done(c, b->fill, b->layers, false);
+        pending_write_done(c, b->pending_write, b->layers, false);
     if (rc != 0) {
         if (got == CACHE_READY)
             cache_unref(c, base, part);
@@ -326,7 +327,7 @@ int derived_get(struct derived_space *space, block_ref base, block_ref derived, 
     rc = cache_get(cache_at(space), derived, part, priority, NUMA_NONE, w);
     if (rc != -ENOENT)
         return rc;
-    if (space_part(space, derived, part)->dram == PART_DRAM_FILLING) {
+    if (space_part(space, derived, part)->dram == PART_DRAM_PENDING_WRITE) {
         b = build_find(space->rq, derived, part);
         rc = b ? 0 : -EINPROGRESS;
         metrics_at(space)->single_flight += b != NULL;
@@ -355,8 +356,8 @@ void derived_init(struct requests *rq)
     list_init(&d->spaces);
     list_init(&d->tenants);
     list_init(&d->builds);
-    cache_fills_init(&d->fills);
-    d->fills.keep = true; /* what is made of a block is not worth another one */
+    pending_writes_init(&d->pending_writes);
+    d->pending_writes.keep = true; /* what is made of a block is not worth another one */
 }
 
 void derived_stop(struct requests *rq)

@@ -1,8 +1,8 @@
 /* Derived namespaces: their blocks are made of a base namespace's blocks, under the same keys.
  *
  * A build reads a part of the base block and fills the same part of the derived block, as a dump
- * would: the fill's claim makes sure that one build serves all who want it. Threads of the module's
- * pool compute. */
+ * would: the pending write's claim makes sure that one build serves all who want it. Threads of the
+ * module's pool compute. */
 #ifndef UCMD_RETRIEVAL_DERIVED_H
 #define UCMD_RETRIEVAL_DERIVED_H
 
@@ -18,7 +18,7 @@ struct derived {
     struct list builds;                    /* struct derived_build */
     bool stopping;                         /* builds */
     void (*ended_cb)(struct requests *rq); /* a build has ended: others may begin */
-    struct cache_fills fills;              /* of builds */
+    struct pending_writes pending_writes;  /* of builds */
 };
 
 /* Summaries of what is stored. */

@@ -89,7 +89,7 @@ int part_build_submit(struct summary_pool *pool, struct part_build *b, const str
 {
     uint64_t from_bytes = b->from_form->layer_bytes;
 
-    if (!whole(from, b->from_form) || !whole(to, b->to_form) || from->fill || !to->fill ||
+    if (!whole(from, b->from_form) || !whole(to, b->to_form) || from->pending || !to->pending ||
         !b->scratch != (part_build_scratch(b) == 0))
         return -EINVAL;
     b->from = *from;

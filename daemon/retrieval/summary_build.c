@@ -132,7 +132,7 @@ static int published_begin(const struct published *p)
         return -ENOENT;
     cache_lease(c, base); /* first: a new block may take the place of another */
     derived = cache_open(c, space->derived, p->key);
-    /* The claim of the fill refuses one that is there already, or being written. */
+    /* The claim of the pending write refuses one that is there already, or being written. */
     rc = derived ? derived_build(space, base, derived, p->part) : -ENOSPC;
     if (rc == 0) {
         cache_unlease(c, derived);

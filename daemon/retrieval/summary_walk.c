@@ -118,7 +118,7 @@ int summary_begin(struct walk *w, const struct walk_item *it)
     if (rc == CACHE_READY) {
         item_take(d, it, false);
     } else if (rc == CACHE_PENDING) {
-        w->spare->building = it->p->dram == PART_DRAM_FILLING;
+        w->spare->building = it->p->dram == PART_DRAM_PENDING_WRITE;
         walk_wait(w, it);
     } else if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
         return rc;
@@ -160,7 +160,7 @@ int summary_again(struct walk *w)
         if (rc == CACHE_PENDING) {
             free(w->spare);
             w->spare = iw;
-            iw->building = it.p->dram == PART_DRAM_FILLING;
+            iw->building = it.p->dram == PART_DRAM_PENDING_WRITE;
             walk_wait(w, &it);
             continue;
         }

@@ -138,7 +138,7 @@ static void read_cb(struct cache_wait *w, int status);
 /* Of a part that is not in DRAM, or that somebody else reads. -EAGAIN: no slot yet. */
 static int begin_read(struct relocation *r, bool small)
 {
-    bool joined = part_of(r)->dram == PART_DRAM_FETCHING;
+    bool joined = part_of(r)->dram == PART_DRAM_PENDING_READ;
     int rc;
 
     r->wait = (struct cache_wait){.small = small, .done_cb = read_cb};

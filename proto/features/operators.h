@@ -92,7 +92,7 @@
  * parts, array of map: one for each part.
  * In parts:
  * part, uint: number, from 0.
- * dram, str: `none`, `filling` (by a dump), `fetching` (by a read) or `ready`.
+ * dram, str: `none`, `pending_write` (by a dump), `pending_read` (by a read) or `ready`.
  * nvme, str: `none`, `writing` or `ready`.
  * shared, str: `none`, `presumed` (a lookup took it to be there), `writing` or `ready`.
  * root, uint: of the shared tier, from 1; 0: not known.

@@ -92,7 +92,7 @@ class Blocks(Case):
             self.assertEqual(again, [IN_PROGRESS])
         self.assertEqual((other.hits(ns, "a"), rival.load("a", [1])), (0, [MISS]))
         self.assertEqual(client.call("prefetch", ns=ns, keys=keys("a")), {"status": bytes([MISS])})
-        self.assertEqual(client.call("inspect", ns=ns, key=keys("a"))["parts"][0]["dram"], "filling")
+        self.assertEqual(client.call("inspect", ns=ns, key=keys("a"))["parts"][0]["dram"], "pending_write")
         self.assertEqual(region.dump("a", [0], layer=1, layers=1), [OK])
         self.assertEqual((other.hits(ns, "a"), region.dump("a", [0], layers=1), other.hits(ns, "a")), (0, [OK], 1))
         pipeline = [rival.begin("load", "a", [1], layer=layer, layers=1) for layer in range(4)]

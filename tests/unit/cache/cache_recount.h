@@ -16,7 +16,7 @@ static struct ns *ns_at(unsigned i)
 struct recount {
     uint64_t slot_bytes; /* of DRAM, those that are being filled too */
     uint64_t complete, dram_bytes, nvme_bytes, to_nvme_bytes, share_bytes, dirty, users, pinned,
-        fetching, only, only_bytes, below, index_bytes;
+        pending_reads, only, only_bytes, below, index_bytes;
 };
 
 #define HELD 1u /* the list of what is in use, see space.c */
@@ -44,7 +44,7 @@ static void recount(struct recount *r, block_ref ref)
                         ? ns_part_bytes(ns, i)
                         : 0;
         r->users += p->users;
-        r->fetching += p->dram == PART_DRAM_FETCHING;
+        r->pending_reads += p->dram == PART_DRAM_PENDING_READ;
         cr_assert(p->nvme != PART_NVME_READY || rig.tier.place[part_loc(p) - 1].live);
         cr_assert(p->users == 0 || in_dram, "a user of nothing");
     }
@@ -137,7 +137,7 @@ static void recount_cache(uint64_t copying)
     list_walk(&rig.cache->lists.shared);
     cr_assert_eq(share.n_pending, rig.cache->share_busy);
     cr_assert_eq(r.dirty, rig.cache->dirty_bytes);
-    cr_assert_eq(r.fetching, table_count(&rig.cache->fetches));
+    cr_assert_eq(r.pending_reads, table_count(&rig.cache->pending_reads));
     cr_assert_eq(rig.tier.n_pending, rig.cache->tier_busy);
     cr_assert_eq(r.users + copying, rig.cache->users);
     slots = arena_bytes_used(rig.arena);

@@ -174,7 +174,7 @@ static struct {
     struct cache *cache;
     struct tier tier;
     struct ns *one, *two;
-    struct cache_fills fills[3];
+    struct pending_writes pending_writes[3];
     const struct numa *numa; /* set before rig_open: nodes that memory lies on */
     uint64_t ready_bytes;    /* set before rig_open: how much memory it waits for; 0: all */
     uint64_t max_blocks;     /* set before rig_open: of the index; 0: 1000 */
@@ -265,7 +265,7 @@ static inline void rig_open(void)
     rig.one = space("one", 1, MIB / 4 / LAYERS);
     rig.two = space_of(rig.apart ? "u" : "t", "two", 2, MIB / 8 / LAYERS);
     for (int i = 0; i < 3; i++)
-        cache_fills_init(&rig.fills[i]);
+        pending_writes_init(&rig.pending_writes[i]);
     cr_assert_eq(lookup_tables_new(&(struct lookup_tables_config){.loop = &rig.loop,
                                                                   .index = rig.index,
                                                                   .cache = rig.cache},
@@ -365,7 +365,7 @@ static inline void marks_write(block_ref ref, uint32_t part, uint8_t *slot, uint
     }
 }
 
-/* Where a part that the test uses lies, and where it will that a fill brings. */
+/* Where a part that the test uses lies, and where it will that a pending write brings. */
 static inline uint8_t *memory_of(block_ref ref, uint32_t part)
 {
     struct span span;
@@ -374,7 +374,7 @@ static inline uint8_t *memory_of(block_ref ref, uint32_t part)
     return span.origin;
 }
 
-static inline uint8_t *memory_to_fill(const struct cache_fill *f)
+static inline uint8_t *memory_to_fill(const struct pending_write *f)
 {
     return arena_memory(rig.arena, f->slot, NULL);
 }
@@ -396,20 +396,21 @@ static inline bool marks_right(block_ref ref, uint32_t part)
 }
 
 static inline int claim(block_ref ref, uint32_t part, uint32_t layer, uint32_t n,
-                        struct cache_fill **out)
+                        struct pending_write **out)
 {
-    return cache_fill_claim(rig.cache, &rig.fills[0], ref, part, layer, n, NUMA_NONE, out);
+    return pending_write_claim(rig.cache, &rig.pending_writes[0], ref, part, layer, n, NUMA_NONE,
+                               out);
 }
 
 static inline int dump(block_ref ref, uint32_t part, uint32_t layer, uint32_t n)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
     int rc = claim(ref, part, layer, n, &f);
 
     if (rc != 0)
         return rc;
     marks_write(ref, part, memory_to_fill(f), layer, n);
-    cache_fill_done(rig.cache, f, n, true);
+    pending_write_done(rig.cache, f, n, true);
     return 0;
 }
 

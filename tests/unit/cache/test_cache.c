@@ -200,7 +200,7 @@ Test(cache, a_full_queue_of_the_tier_delays_writes_and_loses_none)
 /* Numbers of blocks that are gone, or that others have now, lie in the write queue. */
 Test(cache, stale_numbers_in_the_write_queue)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
     block_ref a = store(rig.one, 1), b, c;
 
     drop(a);
@@ -218,7 +218,7 @@ Test(cache, stale_numbers_in_the_write_queue)
     cr_assert_eq(claim(c, 0, 0, 1, &f), 0);
     iterate();
     cr_expect_eq(rig.tier.n_pending, 0u, "an unfinished block is not written");
-    cache_fill_done(rig.cache, f, 1, false);
+    pending_write_done(rig.cache, f, 1, false);
     drop(c);
 }
 
@@ -371,20 +371,20 @@ Test(cache, a_part_that_goes_takes_its_siblings_along)
     expect_nothing_held();
 }
 
-/* ---- fills ---- */
+/* ---- pending writes ---- */
 
 Test(cache, a_part_is_whole_when_every_layer_was_copied_in_any_order)
 {
     block_ref ref = open_block(rig.one, 1);
-    struct cache_fill *a, *b;
+    struct pending_write *a, *b;
 
     cr_assert_eq(claim(ref, 0, 1, 1, &a), 0);
     cr_assert_eq(claim(ref, 0, 1, 1, &b), -EINPROGRESS, "claimed before");
     cr_assert_eq(claim(ref, 0, 0, 1, &b), 0);
     marks_write(ref, 0, memory_to_fill(a), 0, 2);
-    cache_fill_done(rig.cache, a, 1, true);
+    pending_write_done(rig.cache, a, 1, true);
     cr_expect_not(cache_found(rig.cache, ref));
-    cache_fill_done(rig.cache, b, 1, true);
+    pending_write_done(rig.cache, b, 1, true);
     cr_expect(cache_found(rig.cache, ref));
     cr_expect_eq(dump(ref, 0, 0, 2), -EEXIST);
     drop(ref);
@@ -393,17 +393,18 @@ Test(cache, a_part_is_whole_when_every_layer_was_copied_in_any_order)
 Test(cache, all_layers_may_be_brought_anew_while_none_is_being_copied)
 {
     block_ref ref = open_block(rig.one, 1);
-    struct cache_fill *a, *b;
+    struct pending_write *a, *b;
 
     cr_assert_eq(claim(ref, 0, 1, 1, &a), 0);
     cr_assert_eq(claim(ref, 0, 0, 2, &b), -EINPROGRESS, "it is being copied");
-    cache_fill_done(rig.cache, a, 1, true);
-    cr_assert_eq(cache_fill_claim(rig.cache, &rig.fills[1], ref, 0, 0, 2, NUMA_NONE, &b),
-                 -EINPROGRESS, "another's");
+    pending_write_done(rig.cache, a, 1, true);
+    cr_assert_eq(
+        pending_write_claim(rig.cache, &rig.pending_writes[1], ref, 0, 0, 2, NUMA_NONE, &b),
+        -EINPROGRESS, "another's");
     cr_assert_eq(claim(ref, 0, 0, 2, &b), 0);
     cr_assert_eq(claim(ref, 0, 1, 1, &a), -EINPROGRESS, "claimed again");
     marks_write(ref, 0, memory_to_fill(b), 0, 2);
-    cache_fill_done(rig.cache, b, 2, true);
+    pending_write_done(rig.cache, b, 2, true);
     cr_expect(cache_found(rig.cache, ref));
     drop(ref);
 }
@@ -411,13 +412,13 @@ Test(cache, all_layers_may_be_brought_anew_while_none_is_being_copied)
 Test(cache, a_copy_that_fails_takes_the_whole_fill_with_it)
 {
     block_ref ref = open_block(rig.one, 1);
-    struct cache_fill *a, *b, *c;
+    struct pending_write *a, *b, *c;
 
     cr_assert_eq(claim(ref, 0, 0, 1, &a), 0);
     cr_assert_eq(claim(ref, 0, 1, 1, &b), 0);
-    cache_fill_done(rig.cache, a, 1, false);
+    pending_write_done(rig.cache, a, 1, false);
     cr_assert_eq(claim(ref, 0, 0, 1, &c), -EINPROGRESS, "broken");
-    cache_fill_done(rig.cache, b, 1, true);
+    pending_write_done(rig.cache, b, 1, true);
     cr_expect_not(cache_found(rig.cache, ref));
     cr_expect_eq(rig.metrics.dump_blocks_dropped, 1u);
     cr_expect_eq(dump(ref, 0, 0, 2), 0, "it may be tried again");
@@ -428,33 +429,34 @@ Test(cache, a_copy_that_fails_takes_the_whole_fill_with_it)
 Test(cache, fills_belong_to_one_owner_and_vanish_with_it)
 {
     block_ref ref = open_block(rig.one, 1);
-    struct cache_fill *f;
+    struct pending_write *f;
 
     cr_assert_eq(dump(ref, 0, 0, 1), 0);
-    cr_expect_eq(cache_fill_claim(rig.cache, &rig.fills[1], ref, 0, 1, 1, NUMA_NONE, &f),
-                 -EINPROGRESS);
+    cr_expect_eq(
+        pending_write_claim(rig.cache, &rig.pending_writes[1], ref, 0, 1, 1, NUMA_NONE, &f),
+        -EINPROGRESS);
     drop(ref);
     cr_expect_eq(index_blocks(rig.index), 1u);
-    cache_fills_end(rig.cache, &rig.fills[0]);
+    pending_writes_end(rig.cache, &rig.pending_writes[0]);
     expect_nothing_held();
 }
 
-Test(cache, the_fill_without_progress_for_longest_makes_room)
+Test(cache, the_pending_write_without_progress_for_longest_makes_room)
 {
     block_ref ref[8], more = open_block(rig.one, 100);
-    struct cache_fill *f;
+    struct pending_write *f;
 
     for (uint64_t i = 0; i < 8; i++) {
         ref[i] = open_block(rig.one, i);
         cr_assert_eq(dump(ref[i], 0, 0, 1), 0);
     }
     cr_assert_eq(claim(ref[0], 0, 1, 1, &f), 0, "the oldest is being copied");
-    cr_assert_eq(cache_fill_claim(rig.cache, &rig.fills[1], more, 0, 0, 2, NUMA_NONE,
-                                  &(struct cache_fill *){NULL}),
+    cr_assert_eq(pending_write_claim(rig.cache, &rig.pending_writes[1], more, 0, 0, 2, NUMA_NONE,
+                                     &(struct pending_write *){NULL}),
                  0);
     cr_expect_eq(block_of(ref[1])->part[0].dram, PART_DRAM_NONE, "so the next oldest goes");
     cr_expect_eq(rig.metrics.dump_blocks_dropped, 1u);
-    cache_fill_done(rig.cache, f, 1, true);
+    pending_write_done(rig.cache, f, 1, true);
     cr_expect(cache_found(rig.cache, ref[0]));
     cr_expect_eq(dump(ref[1], 0, 1, 1), 0, "it begins anew, one more of the idle ones goes");
     cr_expect_not(cache_found(rig.cache, ref[1]), "and lacks its first layer");
@@ -462,10 +464,10 @@ Test(cache, the_fill_without_progress_for_longest_makes_room)
     cr_expect(cache_found(rig.cache, ref[1]));
     for (int i = 0; i < 8; i++)
         drop(ref[i]);
-    f = table_get(&rig.cache->fills, part_fill(&block_of(more)->part[0]));
-    cache_fill_done(rig.cache, f, 2, false);
+    f = table_get(&rig.cache->pending_writes, part_pending_write(&block_of(more)->part[0]));
+    pending_write_done(rig.cache, f, 2, false);
     drop(more);
-    cache_fills_end(rig.cache, &rig.fills[0]);
+    pending_writes_end(rig.cache, &rig.pending_writes[0]);
 }
 
 /* ---- evicted by name ---- */
@@ -487,12 +489,12 @@ Test(cache, an_unfinished_part_goes_with_its_evicted_block)
 Test(cache, a_part_that_is_being_copied_goes_when_the_copy_has_ended)
 {
     block_ref ref = open_block(rig.two, 1);
-    struct cache_fill *f;
+    struct pending_write *f;
 
     cr_assert_eq(dump(ref, 0, 0, 2), 0);
     cr_assert_eq(claim(ref, 1, 0, 1, &f), 0);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
-    cache_fill_done(rig.cache, f, 1, true);
+    pending_write_done(rig.cache, f, 1, true);
     drop(ref);
     expect_nothing_held();
 }

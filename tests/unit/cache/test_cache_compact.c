@@ -67,7 +67,7 @@ static unsigned whole(uint64_t n)
     return found;
 }
 
-static int want(uint64_t number, struct cache_fill **f)
+static int want(uint64_t number, struct pending_write **f)
 {
     block_ref ref = open_block(big, number);
     int rc = claim(ref, 0, 0, 1, f);
@@ -78,7 +78,7 @@ static int want(uint64_t number, struct cache_fill **f)
 
 Test(cache_compact, room_for_another_size_beside_what_is_guaranteed)
 {
-    struct cache_fill *f[2];
+    struct pending_write *f[2];
 
     mix(4 * SLOT);
     cr_assert_eq(want(0, &f[0]), -EBUSY);
@@ -96,11 +96,11 @@ Test(cache_compact, room_for_another_size_beside_what_is_guaranteed)
     cr_expect_eq(quiet->tenant->dram_bytes, 4 * SLOT);
     cr_expect_eq(arena_bytes_used(rig.arena), 8 * SLOT);
     for (int i = 0; i < 2; i++)
-        cache_fill_done(rig.cache, f[i], 1, false);
+        pending_write_done(rig.cache, f[i], 1, false);
 }
 
 /* Room is wanted, and the two guaranteed parts of a slab are being copied. */
-static void copies_begin(struct cache_fill **f)
+static void copies_begin(struct pending_write **f)
 {
     mix(4 * SLOT);
     cr_assert_eq(want(0, f), -EBUSY);
@@ -112,7 +112,7 @@ static void copies_begin(struct cache_fill **f)
 Test(cache_compact, a_part_in_use_moves_when_it_is_let_go)
 {
     struct cache_wait w = {.done_cb = NULL};
-    struct cache_fill *f;
+    struct pending_write *f;
     block_ref ref;
 
     copies_begin(&f);
@@ -132,7 +132,7 @@ Test(cache_compact, a_part_in_use_moves_when_it_is_let_go)
     cr_expect_eq(rig.metrics.arena_parts_moved, 2u);
     cr_assert_eq(want(0, &f), 0);
     cr_expect_eq(whole(4), 4u);
-    cache_fill_done(rig.cache, f, 1, false);
+    pending_write_done(rig.cache, f, 1, false);
 }
 
 /* Blocks of two parts, which lie in different slabs; the first two blocks are in use, by one part each. */
@@ -140,7 +140,7 @@ Test(cache_compact, room_for_another_size_beside_blocks_of_parts_in_use)
 {
     struct ns *wide = space_of("t", "wide", 2, SLOT / LAYERS);
     struct cache_wait w = {.done_cb = NULL};
-    struct cache_fill *f[2];
+    struct pending_write *f[2];
     block_ref ref;
 
     for (uint32_t part = 0; part < 2; part++)
@@ -163,14 +163,14 @@ Test(cache_compact, room_for_another_size_beside_blocks_of_parts_in_use)
     for (uint64_t i = 0; i < 2; i++)
         cr_expect(cache_in_dram(rig.cache, find(wide, i)), "block %u", (unsigned)i);
     for (int i = 0; i < 2; i++)
-        cache_fill_done(rig.cache, f[i], 1, false);
+        pending_write_done(rig.cache, f[i], 1, false);
     for (uint64_t i = 0; i < 2; i++)
         cache_put(rig.cache, find(wide, i), 1);
 }
 
 Test(cache_compact, where_all_is_guaranteed_nothing_moves_or_leaves)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
 
     quiet->tenant->settings.dram_guaranteed = 8 * SLOT;
     for (uint64_t i = 0; i < 8; i++)
@@ -247,7 +247,7 @@ static void use_all(bool use)
 Test(cache_compact, who_waits_may_have_the_part_that_is_in_the_way, .init = waiter_open,
      .fini = waiter_close)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
 
     mix(4 * SLOT);
     use_all(true);
@@ -263,7 +263,7 @@ Test(cache_compact, who_waits_may_have_the_part_that_is_in_the_way, .init = wait
 Test(cache_compact, who_waits_may_take_the_part_while_it_is_copied, .init = waiter_open,
      .fini = waiter_close)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
 
     copies_begin(&f);
     use_all(true);
@@ -279,7 +279,7 @@ Test(cache_compact, who_waits_may_take_the_part_while_it_is_copied, .init = wait
 
 static void want_again_cb(struct cache_retry *r)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
 
     cr_assert_eq(claim(waiter.ref, 0, 0, 1, &f), -EBUSY); /* which releases nothing */
     cr_assert(cache_wait_for(rig.cache, r, WAIT_SLOT));
@@ -319,7 +319,7 @@ Test(cache_compact, what_is_not_tried_for_a_moment_is_tried_behind_it, .init = w
 
 Test(cache_compact, what_is_evicted_by_name_on_its_way_is_gone)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
 
     copies_begin(&f);
     for (uint64_t i = 0; i < 4; i++)
@@ -329,14 +329,14 @@ Test(cache_compact, what_is_evicted_by_name_on_its_way_is_gone)
     cr_expect_eq(whole(4), 0u);
     cr_expect_eq(rig.metrics.arena_parts_moved, 0u);
     cr_assert_eq(want(0, &f), 0);
-    cache_fill_done(rig.cache, f, 1, false);
+    pending_write_done(rig.cache, f, 1, false);
     settle();
     cr_expect_leq(arena_bytes_used(rig.arena), 4 * SLOT);
 }
 
 Test(cache_compact, a_stop_puts_the_slab_back)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
 
     mix(4 * SLOT);
     cr_assert_eq(want(0, &f), -EBUSY);

@@ -32,11 +32,12 @@ static void tier_run(void)
 static block_ref store_on(struct ns *ns, uint64_t number, int node)
 {
     block_ref ref = open_block(ns, number);
-    struct cache_fill *f;
+    struct pending_write *f;
 
-    cr_assert_eq(cache_fill_claim(rig.cache, &rig.fills[0], ref, 0, 0, LAYERS, node, &f), 0);
+    cr_assert_eq(
+        pending_write_claim(rig.cache, &rig.pending_writes[0], ref, 0, 0, LAYERS, node, &f), 0);
     marks_write(ref, 0, memory_to_fill(f), 0, LAYERS);
-    cache_fill_done(rig.cache, f, LAYERS, true);
+    pending_write_done(rig.cache, f, LAYERS, true);
     drop(ref);
     tier_run();
     return ref;

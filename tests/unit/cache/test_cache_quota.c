@@ -133,7 +133,7 @@ Test(cache_quota, at_most_set_late_is_reached_by_its_own_blocks)
 Test(cache_quota, at_most_is_refused_while_all_of_it_is_in_use)
 {
     block_ref held[2], more;
-    struct cache_fill *f;
+    struct pending_write *f;
 
     give(noisy, 0, 2 * SLOT);
     for (uint64_t i = 0; i < 2; i++)
@@ -145,7 +145,7 @@ Test(cache_quota, at_most_is_refused_while_all_of_it_is_in_use)
     drop(held[0]);
     cr_expect_eq(claim(more, 0, 0, 1, &f), 0);
     cr_expect_eq(noisy->tenant->dram_bytes, 2 * SLOT);
-    cache_fill_done(rig.cache, f, 1, false);
+    pending_write_done(rig.cache, f, 1, false);
     cr_expect_eq(noisy->tenant->dram_bytes, SLOT);
     drop(held[1]);
     drop(more);
@@ -154,7 +154,7 @@ Test(cache_quota, at_most_is_refused_while_all_of_it_is_in_use)
 Test(cache_quota, a_slab_with_guaranteed_blocks_keeps_its_slots)
 {
     struct ns *big = space_of("v", "big", 1, 2 * SLOT / LAYERS);
-    struct cache_fill *f;
+    struct pending_write *f;
     block_ref ref;
 
     give(quiet, 8 * SLOT, 0);
@@ -165,7 +165,7 @@ Test(cache_quota, a_slab_with_guaranteed_blocks_keeps_its_slots)
     give(quiet, 4 * SLOT, 0);
     cr_expect_eq(claim(ref, 0, 0, 1, &f), 0);
     cr_expect_eq(in_dram(quiet, 0, 8), 4u);
-    cache_fill_done(rig.cache, f, 1, false);
+    pending_write_done(rig.cache, f, 1, false);
     drop(ref);
 }
 

@@ -15,7 +15,7 @@ TestSuite(cache_random, .init = open_shared, .fini = close_shared);
 #define ASKERS 4
 
 struct copy {
-    struct cache_fill *fill; /* NULL: not in use */
+    struct pending_write *pending_write; /* NULL: not in use */
     block_ref ref;
     uint32_t part, layer, n, owner;
 };
@@ -43,11 +43,12 @@ static void invariants(void)
 {
     uint64_t copying = 0;
 
-    for (uint32_t i = table_next(&rig.cache->fills, 0); i; i = table_next(&rig.cache->fills, i)) {
+    for (uint32_t i = table_next(&rig.cache->pending_writes, 0); i;
+         i = table_next(&rig.cache->pending_writes, i)) {
         uint32_t at = 0;
 
         for (; at < COPIES; at++)
-            if (chaos.copy[at].fill == table_get(&rig.cache->fills, i))
+            if (chaos.copy[at].pending_write == table_get(&rig.cache->pending_writes, i))
                 break;
         copying += at < COPIES;
     }
@@ -73,7 +74,7 @@ static void chaos_claim(void)
     uint8_t key[UCM_MAX_KEY_BYTES];
     int rc;
 
-    if (c->fill)
+    if (c->pending_write)
         return;
     c->part = below(ns->identity.parts);
     c->layer = below(LAYERS);
@@ -84,11 +85,11 @@ static void chaos_claim(void)
     cr_assert(c->ref != 0 || rig.max_blocks > 0);
     if (c->ref == 0)
         return;
-    rc = cache_fill_claim(rig.cache, &rig.fills[c->owner], c->ref, c->part, c->layer, c->n,
-                          NUMA_NONE, &c->fill);
+    rc = pending_write_claim(rig.cache, &rig.pending_writes[c->owner], c->ref, c->part, c->layer,
+                             c->n, NUMA_NONE, &c->pending_write);
     if (rc == 0)
         return; /* the block stays held until the copy has ended */
-    c->fill = NULL;
+    c->pending_write = NULL;
     cr_assert(rc == -EEXIST || rc == -EINPROGRESS || rc == -EBUSY ||
               (rc == -EDQUOT && ns->tenant->settings.dram_most > 0));
     chaos.refused += rc == -EDQUOT;
@@ -99,11 +100,11 @@ static void chaos_claim(void)
 
 static void copy_end(struct copy *c, bool ok)
 {
-    struct cache_fill *f = c->fill;
+    struct pending_write *f = c->pending_write;
 
     marks_write(c->ref, c->part, memory_to_fill(f), c->layer, c->n);
-    c->fill = NULL;
-    cache_fill_done(rig.cache, f, c->n, ok);
+    c->pending_write = NULL;
+    pending_write_done(rig.cache, f, c->n, ok);
     drop(c->ref);
 }
 
@@ -213,17 +214,17 @@ static void chaos_owner_gone(void)
     if (below(30) != 0)
         return;
     for (int i = 0; i < COPIES; i++)
-        if (chaos.copy[i].fill && chaos.copy[i].owner == owner)
+        if (chaos.copy[i].pending_write && chaos.copy[i].owner == owner)
             copy_end(&chaos.copy[i], false);
-    cache_fills_end(rig.cache, &rig.fills[owner]);
-    cr_assert(list_empty(&rig.fills[owner].list));
+    pending_writes_end(rig.cache, &rig.pending_writes[owner]);
+    cr_assert(list_empty(&rig.pending_writes[owner].list));
 }
 
 static void chaos_copy_end(void)
 {
     struct copy *c = &chaos.copy[below(COPIES)];
 
-    if (c->fill)
+    if (c->pending_write)
         copy_end(c, below(12) != 0);
 }
 
@@ -317,14 +318,14 @@ static void chaos_quota(struct tenant *t)
 static void chaos_end(void)
 {
     for (int i = 0; i < COPIES; i++)
-        if (chaos.copy[i].fill)
+        if (chaos.copy[i].pending_write)
             copy_end(&chaos.copy[i], true);
     for (int i = 0; i < LOADS; i++)
         load_end(&chaos.load[i]);
     for (int i = 0; i < ASKERS; i++)
         chaos.asker[i].again = false;
     for (int i = 0; i < 3; i++)
-        cache_fills_end(rig.cache, &rig.fills[i]);
+        pending_writes_end(rig.cache, &rig.pending_writes[i]);
     rig.tier.refuse_n = share.refuse_n = 0;
     for (int i = 0; i < 200; i++) {
         iterate();

@@ -139,14 +139,14 @@ Test(cache_share_write, blocks_of_peers_are_not_written)
 
 Test(cache_share_write, a_durable_dump_is_taken_though_a_share_has_it)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
     block_ref ref = shared_block(rig.one, 1);
 
     cr_expect_eq(claim(ref, 0, 0, LAYERS, &f), -EEXIST, "one that is not durable is not");
     cache_shared_presume(rig.cache, ref, 0);
     cr_assert_eq(claim(ref, 0, 0, LAYERS, &f), 0);
     cr_expect_not(cache_found(rig.cache, ref));
-    cache_fill_done(rig.cache, f, LAYERS, true);
+    pending_write_done(rig.cache, f, LAYERS, true);
     cr_expect(cache_in_dram(rig.cache, ref));
     cache_shared_presume(rig.cache, ref, 0);
     cr_expect_eq(claim(ref, 0, 0, LAYERS, &f), -EEXIST);

@@ -7,7 +7,7 @@ TestSuite(cache_space, .init = rig_open, .fini = rig_close);
 
 Test(cache_space, nobody_waits_where_nothing_is_under_way)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
     block_ref ref[8], more;
     struct asker a;
 
@@ -21,7 +21,7 @@ Test(cache_space, nobody_waits_where_nothing_is_under_way)
     cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     drop(ref[0]);
     cr_expect_eq(claim(more, 0, 0, 1, &f), 0);
-    cache_fill_done(rig.cache, f, 1, false);
+    pending_write_done(rig.cache, f, 1, false);
     for (int i = 1; i < 8; i++)
         drop(ref[i]);
     drop(more);
@@ -30,7 +30,7 @@ Test(cache_space, nobody_waits_where_nothing_is_under_way)
 Test(cache_space, who_waits_is_woken_later_and_all_of_them)
 {
     struct asker a[3];
-    struct cache_fill *f;
+    struct pending_write *f;
     block_ref ref = open_block(rig.one, 1);
 
     cr_assert_eq(claim(ref, 0, 0, 2, &f), 0);
@@ -40,7 +40,7 @@ Test(cache_space, who_waits_is_woken_later_and_all_of_them)
     }
     cache_retry_cancel(&a[1].r);
     cache_retry_cancel(&a[1].r);
-    cache_fill_done(rig.cache, f, 2, false);
+    pending_write_done(rig.cache, f, 2, false);
     cr_expect(a[0].calls == 0 && a[2].calls == 0, "not from inside the call that released");
     iterate();
     cr_expect(a[0].calls == 1 && a[1].calls == 0 && a[2].calls == 1);
@@ -51,7 +51,7 @@ Test(cache_space, who_waits_is_woken_later_and_all_of_them)
 Test(cache_space, the_first_are_served_in_their_order)
 {
     struct asker a[5];
-    struct cache_fill *f[3];
+    struct pending_write *f[3];
     block_ref ref[3];
 
     for (unsigned i = 0; i < 3; i++) {
@@ -64,14 +64,14 @@ Test(cache_space, the_first_are_served_in_their_order)
     for (int i = 0; i < 3; i++)
         cr_assert(cache_wait_for(rig.cache, &a[i].r, WAIT_SLOT));
     a[1].again = true;
-    cache_fill_done(rig.cache, f[0], 1, false);
+    pending_write_done(rig.cache, f[0], 1, false);
     iterate();
     cr_expect(a[1].calls == 1 && a[2].calls == 0 && a[0].calls == 0);
     cr_assert(cache_wait_for(rig.cache, &a[3].r, WAIT_SLOT)); /* that comes later */
     cr_expect(cache_slot_awaited(rig.cache, &a[3].r));
     cr_expect_not(cache_slot_awaited(rig.cache, &a[1].r), "it is the next");
     a[2].again = true;
-    cache_fill_done(rig.cache, f[1], 1, false);
+    pending_write_done(rig.cache, f[1], 1, false);
     a[1].again = false;
     iterate();
     cr_expect(a[1].calls == 2 && a[2].calls == 1 && a[3].calls == 0 && a[0].calls == 0);
@@ -80,7 +80,7 @@ Test(cache_space, the_first_are_served_in_their_order)
     cr_expect(cache_slot_awaited(rig.cache, &a[4].r));
     cache_retry_cancel(&a[3].r);
     cache_retry_cancel(&a[0].r);
-    cache_fill_done(rig.cache, f[2], 1, false);
+    pending_write_done(rig.cache, f[2], 1, false);
     for (int i = 0; i < 3; i++)
         drop(ref[i]);
 }
@@ -89,16 +89,16 @@ Test(cache_space, the_first_are_served_in_their_order)
 Test(cache_space, who_waits_hears_that_a_dump_pauses)
 {
     struct asker a;
-    struct cache_fill *f;
+    struct pending_write *f;
     block_ref ref = open_block(rig.one, 1);
 
     ask(&a);
     cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
-    cache_fill_done(rig.cache, f, 1, true);
+    pending_write_done(rig.cache, f, 1, true);
     iterate();
     cr_expect_eq(a.calls, 1);
-    cache_fills_end(rig.cache, &rig.fills[0]);
+    pending_writes_end(rig.cache, &rig.pending_writes[0]);
     drop(ref);
 }
 
@@ -124,7 +124,7 @@ Test(cache_space, who_waits_hears_that_a_reference_lasts)
 Test(cache_space, who_still_has_too_little_lets_the_next_go_first)
 {
     struct asker a[2];
-    struct cache_fill *f, *g;
+    struct pending_write *f, *g;
     block_ref ref = open_block(rig.one, 1), other = open_block(rig.one, 2);
 
     cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
@@ -134,12 +134,12 @@ Test(cache_space, who_still_has_too_little_lets_the_next_go_first)
         cr_assert(cache_wait_for(rig.cache, &a[i].r, WAIT_SLOT));
     }
     a[0].again = true;
-    cache_fill_done(rig.cache, f, 1, false);
+    pending_write_done(rig.cache, f, 1, false);
     iterate();
     cr_expect(a[0].calls == 1 && a[1].calls == 0);
     cr_expect(a[0].again);
     a[0].again = false;
-    cache_fill_done(rig.cache, g, 1, false);
+    pending_write_done(rig.cache, g, 1, false);
     iterate();
     cr_expect(a[0].calls == 2 && a[1].calls == 1);
     drop(ref);
@@ -177,7 +177,7 @@ Test(cache_space, a_part_longer_than_an_slab_evicts_nothing)
     struct ns *big = space("big", 1, MIB);
     struct cache_check k = {0};
     struct cache_wait w = {0};
-    struct cache_fill *f;
+    struct pending_write *f;
     block_ref ref;
 
     for (uint64_t i = 0; i < 8; i++)
@@ -222,7 +222,7 @@ static struct {
 /* Until there is a slot of another size. */
 static int wide_fill(void)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
     int rc;
 
     ask(&wide.a);
@@ -236,14 +236,14 @@ static int wide_fill(void)
         iterate();
     }
     if (rc == 0)
-        cache_fill_done(rig.cache, f, LAYERS, true);
+        pending_write_done(rig.cache, f, LAYERS, true);
     return rc;
 }
 
 /* An iteration of the event loop evicts a part of the slab; nobody takes what is free of it meanwhile. */
 Test(cache_fine, a_slab_is_emptied_in_several_turns)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
     block_ref other;
 
     wide.ref = open_block(rig.one, 1);
@@ -261,7 +261,7 @@ Test(cache_fine, a_slab_is_emptied_in_several_turns)
 /* A block that is leased while its slab is emptied keeps it; the rest of it serves as before. */
 Test(cache_fine, a_slab_that_can_not_be_emptied_any_more_is_used_again)
 {
-    struct cache_fill *f;
+    struct pending_write *f;
     struct ns *fine = index_ns(rig.index, 3);
     block_ref held[2];
 
@@ -369,7 +369,7 @@ Test(cache_space, a_slab_that_is_verified_into_is_not_emptied)
 {
     struct cache_check k = {.done_cb = check_cb};
     block_ref ref[8];
-    struct cache_fill *f;
+    struct pending_write *f;
 
     for (uint64_t i = 0; i < 8; i++)
         drop(ref[i] = store(rig.one, i));
@@ -385,7 +385,7 @@ Test(cache_space, a_slab_that_is_verified_into_is_not_emptied)
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u, "%u",
                  (unsigned)rig.metrics.arena_evicted_blocks);
     cr_expect_eq(rig.metrics.arena_slabs_moved, 1u);
-    cache_fill_done(rig.cache, f, LAYERS, false);
+    pending_write_done(rig.cache, f, LAYERS, false);
     fake_next(&rig.tier, 0);
     drop(ref[0]);
 }

@@ -34,7 +34,7 @@ Test(cache_span, of_a_part_needs_a_use)
     cr_expect_eq(span.form, ns_form(rig.one, 0));
     cr_expect_eq(span.n, LAYERS);
     cr_expect_eq(span.len, ns_part_bytes(rig.one, 0));
-    cr_expect_not(span.fill);
+    cr_expect_not(span.pending);
     cache_put(rig.cache, ref, 0);
     refused(span_part(rig.cache, ref, 0, &span));
     drop(ref);
@@ -43,18 +43,18 @@ Test(cache_span, of_a_part_needs_a_use)
 Test(cache_span, of_a_fill_needs_the_claim)
 {
     block_ref ref = open_block(rig.one, 1);
-    struct cache_fill *f;
+    struct pending_write *f;
 
     cr_assert_eq(claim(ref, 0, 1, 1, &f), 0);
-    refused(span_fill(rig.cache, f, 0, 1, &span));
-    refused(span_fill(rig.cache, f, 0, LAYERS, &span));
-    refused(span_fill(rig.cache, f, 1, LAYERS, &span));
-    refused(span_fill(rig.cache, f, 1, UINT32_MAX, &span));
-    refused(span_fill(rig.cache, f, 1, 0, &span));
-    cr_assert_eq(span_fill(rig.cache, f, 1, 1, &span), 0);
+    refused(span_pending_write(rig.cache, f, 0, 1, &span));
+    refused(span_pending_write(rig.cache, f, 0, LAYERS, &span));
+    refused(span_pending_write(rig.cache, f, 1, LAYERS, &span));
+    refused(span_pending_write(rig.cache, f, 1, UINT32_MAX, &span));
+    refused(span_pending_write(rig.cache, f, 1, 0, &span));
+    cr_assert_eq(span_pending_write(rig.cache, f, 1, 1, &span), 0);
     cr_expect_eq(span.origin, memory_to_fill(f) + rig.one->identity.layer_bytes);
-    cr_expect(span.fill);
-    cache_fill_done(rig.cache, f, 1, false);
+    cr_expect(span.pending);
+    pending_write_done(rig.cache, f, 1, false);
     drop(ref);
 }
 

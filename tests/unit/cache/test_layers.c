@@ -135,7 +135,7 @@ Test(layers, what_can_not_be_had_so_is_read_whole)
         cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
         fake_next(&rig.tier, why[i]);
         cr_assert_eq(w.calls, 0);
-        cr_expect_eq(dram(ref), PART_DRAM_FETCHING);
+        cr_expect_eq(dram(ref), PART_DRAM_PENDING_READ);
         fake_next(&rig.tier, 0);
         cr_assert_eq(w.calls, 1);
         cr_expect_eq(w.status, 0);
@@ -244,7 +244,7 @@ Test(layers, what_the_tier_refuses_is_read_whole_at_once)
     rig.tier.refuse = -ENODATA;
     rig.tier.refuse_n = 1;
     cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
-    cr_expect_eq(dram(ref), PART_DRAM_FETCHING);
+    cr_expect_eq(dram(ref), PART_DRAM_PENDING_READ);
     fake_next(&rig.tier, 0);
     cr_expect_eq(w.status, 0);
     cache_put(rig.cache, ref, 0);
@@ -291,7 +291,7 @@ Test(layers, without_a_slot_for_the_whole_part_he_waits)
 {
     fail_in_a_full_arena();
     empty_the_arena();
-    cr_assert_eq(dram(full.ref), PART_DRAM_FETCHING);
+    cr_assert_eq(dram(full.ref), PART_DRAM_PENDING_READ);
     fake_next(&rig.tier, 0);
     cr_expect_eq(full.w.calls, 1);
     cr_expect_eq(full.w.status, 0);

@@ -312,7 +312,7 @@ static void summaries_build(void)
             (&kv[0][0])[k] = noise();
         memset(&b, 0, sizeof(b));
         base = (struct span){.form = &from, .n = LAYERS, .origin = (uint8_t *)kv};
-        summary = (struct span){.form = &built, .n = LAYERS, .origin = to, .fill = true};
+        summary = (struct span){.form = &built, .n = LAYERS, .origin = to, .pending = true};
         cr_assert_eq(part_build_init(&b.build, &plan, &from, &built), 0);
         b.build.job.done_cb = part_built_cb;
         cr_assert_eq(part_build_submit(pool, &b.build, &base, &summary), 0);
@@ -365,7 +365,7 @@ Test(summary_pool, a_build_takes_its_own_forms_only)
     cr_expect_eq(part_build_init(&b, NULL, &coded, &half), -EINVAL, "more layers");
     cr_expect_eq(part_build_init(&b, &plan, &plain, &built), 0);
     from = (struct span){.form = &plain, .n = 2, .origin = memory};
-    to = (struct span){.form = &built, .n = 2, .origin = memory, .fill = true};
+    to = (struct span){.form = &built, .n = 2, .origin = memory, .pending = true};
     odd = from;
     odd.form = &half;
     cr_expect_eq(part_build_submit(pool, &b, &odd, &to), -EINVAL);
@@ -373,7 +373,7 @@ Test(summary_pool, a_build_takes_its_own_forms_only)
     odd.n = 1;
     cr_expect_eq(part_build_submit(pool, &b, &odd, &to), -EINVAL);
     odd = to;
-    odd.fill = false;
+    odd.pending = false;
     cr_expect_eq(part_build_submit(pool, &b, &from, &odd), -EINVAL, "others read it");
     cr_expect_eq(part_build_submit(pool, &b, &to, &from), -EINVAL);
 }

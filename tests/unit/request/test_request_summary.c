@@ -25,7 +25,7 @@ Test(summaries, a_base_that_can_not_be_read_has_none)
 
     drop(store_below(rig.one, 1));
     msgid = build(1, 1);
-    cr_expect_neq(index_find(rig.index, derived, chain(1, 1).p), 0u, "a fill");
+    cr_expect_neq(index_find(rig.index, derived, chain(1, 1).p), 0u, "a pending write");
     fake_next(&rig.tier, -EIO);
     turns_pass();
     cr_expect(statuses(msgid, 1, UCM_BLOCK_FAILED));

@@ -166,13 +166,13 @@ Test(relocate, evicted_by_name_meanwhile)
 Test(relocate, what_is_not_whole)
 {
     block_ref ref = open_block(rig.one, 1);
-    struct cache_fill *f;
+    struct pending_write *f;
     struct mover mv;
 
     cr_expect_eq(move(&mv, ref, 0), -ENOENT);
     cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
     cr_expect_eq(move(&mv, ref, 0), -ENOENT);
-    cache_fill_done(rig.cache, f, 1, false);
+    pending_write_done(rig.cache, f, 1, false);
     drop(ref);
     expect_nothing_held();
 }

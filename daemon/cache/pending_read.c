@@ -18,11 +18,11 @@ static void log_read_failed(const struct tier_io *io, int status)
              io->name.part, (unsigned long long)io->place.loc);
 }
 
-/* ---- fetches ---- */
+/* ---- pending reads ---- */
 
-/* A waiter's callback may evict, or cancel another waiter. The fetch's own reference and lease keep
- * part and block until the last callback has run. */
-static void fetch_report(struct part_op *f, int status)
+/* A waiter's callback may evict, or cancel another waiter. The pending read's own reference and
+ * lease keep part and block until the last callback has run. */
+static void pending_read_report(struct part_op *f, int status)
 {
     struct cache *c = f->cache;
     struct part *p = cache_part(c, f->ref, f->part);
@@ -39,9 +39,9 @@ static void fetch_report(struct part_op *f, int status)
     }
 }
 
-/* The last read ended. With status 0 the fetch has a reference to the part, else its slot has no
- * owner, until fetch_release. */
-static void fetch_take(struct part_op *f, int status)
+/* The last read ended. With status 0 the pending read has a reference to the part, else its slot
+ * has no owner, until pending_read_release. */
+static void pending_read_take(struct part_op *f, int status)
 {
     struct cache *c = f->cache;
 
@@ -53,10 +53,10 @@ static void fetch_take(struct part_op *f, int status)
         part_set_dram(c, f->ref, f->part, PART_DRAM_READY, f->slot);
         part_ref(c, cache_part(c, f->ref, f->part));
     }
-    table_remove(&c->fetches, f->number);
+    table_remove(&c->pending_reads, f->number);
 }
 
-static void fetch_release(struct part_op *f)
+static void pending_read_release(struct part_op *f)
 {
     struct cache *c = f->cache;
 
@@ -69,9 +69,9 @@ static void fetch_release(struct part_op *f)
     free(f);
 }
 
-static int fetch_read(struct part_op *f);
+static int pending_read_read(struct part_op *f);
 
-static void fetch_tier_cb(struct part_op *f, int status)
+static void pending_read_tier_cb(struct part_op *f, int status)
 {
     const struct tier_io *io = &f->io.tier;
     struct cache *c = f->cache;
@@ -85,15 +85,15 @@ static void fetch_tier_cb(struct part_op *f, int status)
          * Recovery may have found another in the meantime, or the shared tier has one. */
         if (part_is_at(cache_part(c, f->ref, f->part), io->place.loc))
             cache_nvme_lost(c, f->ref, f->part, status != -ENOKEY);
-        rc = fetch_read(f);
+        rc = pending_read_read(f);
         if (rc == 0)
             return;
         status = rc == -EAGAIN ? -EBUSY : status;
     }
-    fetch_take(f, status);
-    fetch_report(f, status);
+    pending_read_take(f, status);
+    pending_read_report(f, status);
     cache_unlease(c, f->ref);
-    fetch_release(f);
+    pending_read_release(f);
 }
 
 static int tier_start(struct part_op *f)
@@ -119,7 +119,7 @@ static void share_missed(struct part_op *f)
     f->cache->config.metrics->share_forgotten++;
 }
 
-static void fetch_share_cb(struct part_op *f, int status)
+static void pending_read_share_cb(struct part_op *f, int status)
 {
     const struct share_io *io = &f->io.share;
     struct cache *c = f->cache;
@@ -128,16 +128,16 @@ static void fetch_share_cb(struct part_op *f, int status)
     m->shared_read_bytes += status == 0 ? io->bytes : 0;
     m->shared_contended_bytes += io->got.contended;
     m->shared_due_bytes += io->got.due;
-    fetch_take(f, status);
+    pending_read_take(f, status);
     if (status == 0) {
         part_set_share(c, f->ref, f->part, PART_SHARE_KNOWN, io->root);
         cache_write_fetched(c, f->ref);
     } else {
         share_missed(f); /* also if no root said so in time */
     }
-    fetch_report(f, status == 0 ? 0 : -ENOENT);
+    pending_read_report(f, status == 0 ? 0 : -ENOENT);
     cache_unlease(c, f->ref);
-    fetch_release(f);
+    pending_read_release(f);
 }
 
 static int share_start(struct part_op *f)
@@ -155,7 +155,7 @@ static int share_start(struct part_op *f)
 /* Reads the copy on NVMe, or if there is none that can be read, the one on the shared tier. 0: the
  * read is under way; -EAGAIN: the tier's queue is full; -EINPROGRESS: its key is being read;
  * -ENOENT, -EIO: no copy is left. */
-static int fetch_read(struct part_op *f)
+static int pending_read_read(struct part_op *f)
 {
     const struct part *p = cache_part(f->cache, f->ref, f->part);
     int rc = -ENOENT;
@@ -167,36 +167,37 @@ static int fetch_read(struct part_op *f)
     return rc;
 }
 
-static const struct op_kind fetch_kind = {fetch_tier_cb, fetch_share_cb};
+static const struct op_kind pending_read_kind = {pending_read_tier_cb, pending_read_share_cb};
 
 /* ---- for requests ---- */
 
 /* slot_cb: NULL: an ordinary slot, on the node. */
-static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
-                       int (*slot_cb)(struct cache_wait *w, uint64_t bytes, slot_ref *out),
-                       struct cache_wait *w)
+static int pending_read_start(struct cache *c, block_ref ref, uint32_t part, uint8_t priority,
+                              int node,
+                              int (*slot_cb)(struct cache_wait *w, uint64_t bytes, slot_ref *out),
+                              struct cache_wait *w)
 {
     uint64_t bytes = ns_part_bytes(cache_ns(c, ref), part);
-    struct part_op *f = op_new(c, &fetch_kind, ref, part);
+    struct part_op *f = op_new(c, &pending_read_kind, ref, part);
     int rc = -EBUSY;
 
     if (!f)
         return -ENOMEM;
     f->priority = priority;
     f->small = w->small;
-    f->number = table_add(&c->fetches, f);
+    f->number = table_add(&c->pending_reads, f);
     if (f->number == 0)
         goto err_after_fetch;
-    /* The fetch holds the block: a search for a slot must not evict it. */
+    /* The pending read holds the block: a search for a slot must not evict it. */
     cache_lease(c, ref);
     rc = slot_cb ? slot_cb(w, bytes, &f->slot)
                  : cache_slot(c, bytes, part_owner(ref, part), node, false, &f->slot);
     if (rc != 0)
         goto err_after_hold;
-    rc = fetch_read(f);
+    rc = pending_read_read(f);
     if (rc != 0)
         goto err_after_slot;
-    part_set_dram(c, ref, part, PART_DRAM_FETCHING, f->number);
+    part_set_dram(c, ref, part, PART_DRAM_PENDING_READ, f->number);
     list_push_back(&f->waiters, &w->link);
     return CACHE_PENDING;
 
@@ -205,7 +206,7 @@ err_after_slot:
     arena_slot_free(c->arena, f->slot);
 err_after_hold:
     cache_lease_undo(c, ref);
-    table_remove(&c->fetches, f->number);
+    table_remove(&c->pending_reads, f->number);
 err_after_fetch:
     free(f);
     return rc;
@@ -223,15 +224,15 @@ static int get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, 
     w->cancel_cb = NULL;
     if (p->dram == PART_DRAM_READY)
         return cache_take(c, ref, part);
-    if (p->dram == PART_DRAM_FETCHING) {
-        f = table_get(&c->fetches, part_fetch(p));
+    if (p->dram == PART_DRAM_PENDING_READ) {
+        f = table_get(&c->pending_reads, part_pending_read(p));
         list_push_back(&f->waiters, &w->link);
         c->config.metrics->single_flight++;
         return CACHE_PENDING;
     }
-    if (!part_whole(p) || p->dram == PART_DRAM_FILLING)
+    if (!part_whole(p) || p->dram == PART_DRAM_PENDING_WRITE)
         return -ENOENT;
-    return fetch_start(c, ref, part, priority, node, slot_cb, w);
+    return pending_read_start(c, ref, part, priority, node, slot_cb, w);
 }
 
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,

@@ -1,4 +1,5 @@
-/* Fills: dumps copy a part from a worker's memory layer by layer; the whole part is published. */
+/* Pending writes: dumps copy a part from a worker's memory layer by layer; the whole part is
+ * published. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -7,13 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-void cache_fills_init(struct cache_fills *fills)
+void pending_writes_init(struct pending_writes *pending_writes)
 {
-    list_init(&fills->list);
-    fills->keep = false;
+    list_init(&pending_writes->list);
+    pending_writes->keep = false;
 }
 
-static void fill_publish(struct cache *c, struct cache_fill *f)
+static void pending_write_publish(struct cache *c, struct pending_write *f)
 {
     block_ref ref = f->ref;
     uint32_t part = f->part;
@@ -22,7 +23,7 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
 
     part_set_dram(c, ref, part, PART_DRAM_READY, f->slot);
     list_remove(&f->link);
-    table_remove(&c->fills, f->number);
+    table_remove(&c->pending_writes, f->number);
     free(f);
     c->config.metrics->dump_blocks++;
     if (c->watch.published_cb)
@@ -34,38 +35,40 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     cache_settle(c, ref, b);
 }
 
-static int fill_new(struct cache *c, struct cache_fills *fills, const struct ns *ns, block_ref ref,
-                    uint32_t part, int node, struct cache_fill **out)
+static int pending_write_new(struct cache *c, struct pending_writes *pending_writes,
+                             const struct ns *ns, block_ref ref, uint32_t part, int node,
+                             struct pending_write **out)
 {
     uint32_t layers = ns->identity.layers[part];
-    struct cache_fill *f = calloc(1, sizeof(*f) + (layers + 63) / 64 * sizeof(uint64_t));
+    struct pending_write *f = calloc(1, sizeof(*f) + (layers + 63) / 64 * sizeof(uint64_t));
     int rc;
 
     if (!f)
         return -ENOMEM;
-    rc = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part), node, fills->keep, &f->slot);
+    rc = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part), node, pending_writes->keep,
+                    &f->slot);
     if (rc != 0) {
         free(f);
         return rc;
     }
-    f->number = table_add(&c->fills, f);
+    f->number = table_add(&c->pending_writes, f);
     if (f->number == 0) {
         arena_slot_free(c->arena, f->slot);
         free(f);
         return -EBUSY;
     }
-    f->fills = fills;
+    f->pending_writes = pending_writes;
     f->ref = ref;
     f->part = part;
     f->layers = layers;
     list_init(&f->link_age);
-    list_push_back(&fills->list, &f->link);
-    part_set_dram(c, ref, part, PART_DRAM_FILLING, f->number);
+    list_push_back(&pending_writes->list, &f->link);
+    part_set_dram(c, ref, part, PART_DRAM_PENDING_WRITE, f->number);
     *out = f;
     return 0;
 }
 
-static bool fill_take(struct cache_fill *f, uint32_t layer, uint32_t n)
+static bool pending_write_take(struct pending_write *f, uint32_t layer, uint32_t n)
 {
     for (uint32_t s = layer; s < layer + n; s++)
         if (f->claimed[s / 64] >> (s % 64) & 1)
@@ -75,37 +78,38 @@ static bool fill_take(struct cache_fill *f, uint32_t layer, uint32_t n)
     return true;
 }
 
-int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
-                     uint32_t layer, uint32_t n, int node, struct cache_fill **out)
+int pending_write_claim(struct cache *c, struct pending_writes *pending_writes, block_ref ref,
+                        uint32_t part, uint32_t layer, uint32_t n, int node,
+                        struct pending_write **out)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
     struct part *p = &b->part[part];
-    struct cache_fill *f;
+    struct pending_write *f;
     int rc;
 
     assert(n > 0 && layer + n <= ns->identity.layers[part]);
     if (b->flags & BLOCK_DOOMED)
         return -EINPROGRESS;
-    /* A fill goes on when recovery finds the part in the meantime. A part that is only PRESUMED is
-     * taken: the worker that computed it anew may have missed it there. */
-    if (p->dram != PART_DRAM_FILLING &&
+    /* A pending write goes on when recovery finds the part in the meantime. A part that is only
+     * PRESUMED is taken: the worker that computed it anew may have missed it there. */
+    if (p->dram != PART_DRAM_PENDING_WRITE &&
         (p->dram != PART_DRAM_NONE || p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN))
         return -EEXIST;
     if (p->dram == PART_DRAM_NONE) {
-        rc = fill_new(c, fills, ns, ref, part, node, &f);
+        rc = pending_write_new(c, pending_writes, ns, ref, part, node, &f);
         if (rc != 0)
             return rc;
     } else {
-        f = table_get(&c->fills, part_fill(p));
+        f = table_get(&c->pending_writes, part_pending_write(p));
     }
     /* Who brings all layers does not go on with what was brought before: a dump by layers may have
      * been cancelled midway. */
-    if (f->fills == fills && f->copying == 0 && n == f->layers) {
+    if (f->pending_writes == pending_writes && f->copying == 0 && n == f->layers) {
         memset(f->claimed, 0, (f->layers + 63) / 64 * sizeof(f->claimed[0]));
         f->done = 0;
     }
-    if (f->fills != fills || f->broken || !fill_take(f, layer, n))
+    if (f->pending_writes != pending_writes || f->broken || !pending_write_take(f, layer, n))
         return -EINPROGRESS;
     if (p->share == PART_SHARE_PRESUMED)
         part_set_share(c, ref, part, PART_SHARE_NONE, 0);
@@ -117,7 +121,7 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
     return 0;
 }
 
-void cache_fill_end(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
+void pending_write_end(struct cache *c, struct pending_write *f, uint32_t n, bool ok)
 {
     assert(f->copying >= n);
     f->copying -= n;
@@ -128,16 +132,17 @@ void cache_fill_end(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
     else
         f->broken = true;
     if (f->broken && f->copying == 0)
-        cache_fill_abort(c, f);
+        pending_write_abort(c, f);
     else if (f->done == f->layers && !f->broken)
-        fill_publish(c, f);
+        pending_write_publish(c, f);
     else if (f->copying == 0)
-        list_push_back(&c->fills_by_age, &f->link_age); /* who waits for a slot may take this one */
+        /* who waits for a slot may take this one */
+        list_push_back(&c->pending_writes_by_age, &f->link_age);
 }
 
-void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
+void pending_write_done(struct cache *c, struct pending_write *f, uint32_t n, bool ok)
 {
-    cache_fill_end(c, f, n, ok);
+    pending_write_end(c, f, n, ok);
     cache_released(c);
 }
 
@@ -149,13 +154,13 @@ void cache_watch(struct cache *c,
     c->watch.published_ctx = ctx;
 }
 
-void cache_fills_end(struct cache *c, struct cache_fills *fills)
+void pending_writes_end(struct cache *c, struct pending_writes *pending_writes)
 {
     struct list *node;
 
-    if (list_empty(&fills->list))
+    if (list_empty(&pending_writes->list))
         return;
-    while ((node = fills->list.next) != &fills->list)
-        cache_fill_abort(c, LIST_ENTRY(node, struct cache_fill, link));
+    while ((node = pending_writes->list.next) != &pending_writes->list)
+        pending_write_abort(c, LIST_ENTRY(node, struct pending_write, link));
     cache_released(c);
 }
