@@ -178,16 +178,15 @@ int ucm_cuda_decode_window_register(struct ucm_cuda_decode *d, struct ucm_window
 
 static struct ucm_slots_place place_of(struct ucm_cuda_decode *d, const struct ucm_place *place)
 {
-    struct ucm_slots_place p = {.told = place->generation};
-    const uint64_t *generation;
+    struct ucm_slots_place p = {.told = place->seq};
+    const uint64_t *seq;
     const void *bytes;
 
-    if (place->slab == UCM_PLACE_NONE ||
-        ucm_window_address(d->window, place, &bytes, &generation) != 0)
+    if (place->slab == UCM_PLACE_NONE || ucm_window_address(d->window, place, &bytes, &seq) != 0)
         return (struct ucm_slots_place){0};
     p.bytes = address_on_gpu(d, bytes);
-    p.generation = address_on_gpu(d, generation);
-    return p.bytes != 0 && p.generation != 0 ? p : (struct ucm_slots_place){0};
+    p.seq = address_on_gpu(d, seq);
+    return p.bytes != 0 && p.seq != 0 ? p : (struct ucm_slots_place){0};
 }
 
 static CUresult places_set(struct ucm_cuda_decode *d, const uint32_t *numbers,
@@ -242,7 +241,7 @@ static bool lies_in_wanted(const struct ucm_cuda_decode *d, const struct ucm_slo
 {
     for (uint32_t i = 0; i < d->n_mappings; i++)
         if (d->mapping[i].wanted &&
-            (lies_in(p->bytes, &d->mapping[i]) || lies_in(p->generation, &d->mapping[i])))
+            (lies_in(p->bytes, &d->mapping[i]) || lies_in(p->seq, &d->mapping[i])))
             return true;
     return false;
 }

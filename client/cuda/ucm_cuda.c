@@ -28,7 +28,7 @@ struct ucm_cuda {
     int keeper_quit; /* an eventfd; -1: the keeper does not run */
     /* The keeper's; before and after it, the opener's and the closer's. */
     struct ucm_ring_registration *ring;
-    uint64_t generation; /* of the connection on which the ring was last registered */
+    uint64_t connection_epoch; /* of the connection on which the ring was last registered */
 };
 
 /* ---- the staging ring ---- */
@@ -50,14 +50,14 @@ static int ring_register(struct ucm_cuda *cuda, int timeout_ms)
                                  .slices = cuda->companion.n_slices,
                                  .prove_cb = ring_prove_cb,
                                  .prove_ctx = cuda};
-    uint64_t before = ucm_generation(cuda->client), after;
+    uint64_t before = ucm_connection_epoch(cuda->client), after;
     void *memory;
     int r = ucm_ring_register(cuda->client, &spec, timeout_ms, &cuda->ring, &memory);
 
-    after = ucm_generation(cuda->client);
+    after = ucm_connection_epoch(cuda->client);
     /* Another thread may have reconnected meanwhile. Only a ring that still lives certainly belongs
      * to the connection of now. */
-    cuda->generation = r == 0 && ucm_ring_alive(cuda->ring) == 1 ? after : before;
+    cuda->connection_epoch = r == 0 && ucm_ring_alive(cuda->ring) == 1 ? after : before;
     if (r == 0)
         companion_serve(&cuda->companion, memory);
     return r;
@@ -77,7 +77,7 @@ static int ring_drop(struct ucm_cuda *cuda, int timeout_ms)
     return 0;
 }
 
-/* Registers again after a reconnect. Never connects by itself: a new generation shows that another
+/* Registers again after a reconnect. Never connects by itself: a new epoch shows that another
  * call did. */
 static void keep(struct ucm_cuda *cuda, bool *again)
 {
@@ -87,7 +87,7 @@ static void keep(struct ucm_cuda *cuda, bool *again)
         return;
     if (cuda->ring)
         (void)ring_drop(cuda, 0);
-    if (ucm_generation(cuda->client) == cuda->generation && !*again)
+    if (ucm_connection_epoch(cuda->client) == cuda->connection_epoch && !*again)
         return;
     r = ring_register(cuda, KEEP_TIMEOUT_MS);
     *again = r == -UCM_EBUSY || r == -UCM_EDEADLINE || r == -UCM_EDISCONNECTED;

@@ -32,7 +32,7 @@
  * timeout is too short for all of that, the call after it goes on from there. A break that the
  * library finds before a request has left costs the caller nothing. If the daemon refuses to
  * register a region again, calls that name the region fail with the daemon's reason, and no others.
- * Leases end with their connection; a call ignores an old one. ucm_generation() counts connections,
+ * Leases end with their connection; a call ignores an old one. ucm_connection_epoch() counts connections,
  * so callers can notice.
  *
  * After a break, also when the daemon was stopped meanwhile, the daemon's devices begin no further
@@ -110,7 +110,7 @@ UCM_API void ucm_disconnect(struct ucm_client *client);
 
 /* How many connections this client has had, 1 at first. A change means that the daemon restarted or
  * the connection broke, so all earlier leases have ended. 0 in a child after fork(). */
-UCM_API uint64_t ucm_generation(struct ucm_client *client);
+UCM_API uint64_t ucm_connection_epoch(struct ucm_client *client);
 
 /* A descriptor to poll: it is readable when ucm_process() has something to do, or when layers of a
  * load have landed; while a broken connection waits for a companion, once a millisecond. It stays the same over reconnects. The client owns it; only poll it. */
@@ -352,7 +352,7 @@ struct ucm_ring_spec {
  *
  * A ring serves one connection. When that breaks, the library marks the ring dead. Calls under way
  * then fail only when the orders that were claimed have ended, or after 5 s; a call whose timeout
- * passes before that returns -UCM_EDEADLINE. After a reconnect (ucm_generation) free the ring and
+ * passes before that returns -UCM_EDEADLINE. After a reconnect (ucm_connection_epoch) free the ring and
  * register a new one. */
 UCM_API int ucm_ring_register(struct ucm_client *client, const struct ucm_ring_spec *spec,
                               int timeout_ms, struct ucm_ring_registration **out, void **memory);

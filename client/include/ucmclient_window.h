@@ -15,7 +15,7 @@ struct ucm_sequence; /* ucmclient_sparse.h */
  * kernel, or ucm_window_read on the CPU. The daemon brings blocks of sequences there when they are *pinned*, and
  * says where each lies: its *place*. The window is mapped read-only, in slabs, and holds nothing but blocks of
  * the client's own tenant. The daemon may reuse a place at any time. So a reader compares the place's
- * generation before and after its copy, and throws the copy away if it changed. So a read gives the block's bytes or a
+ * sequence number before and after its copy, and throws the copy away if it changed. So a read gives the block's bytes or a
  * *miss*, never other bytes.
  *
  * The daemon also asks for memory back, and ends the connection of a client that keeps it for 5 seconds. The library
@@ -50,7 +50,7 @@ UCM_API void ucm_window_close(struct ucm_window *window);
 struct ucm_place {
     uint32_t slab; /* UCM_PLACE_NONE: not in the window */
     uint32_t slot;
-    uint64_t generation;
+    uint64_t seq;
     uint64_t opened; /* which opening of the window it is of, see ucm_window_info */
 };
 
@@ -86,14 +86,14 @@ UCM_API int ucm_window_unpin(struct ucm_window *window, struct ucm_sequence *seq
 UCM_API int ucm_window_read(struct ucm_window *window, const struct ucm_place *place,
                             uint64_t offset, uint64_t bytes, void *out);
 
-/* For UCM_WINDOW_ADDRESSES. Where the block's bytes lie, and where its generation lies: 64 bits, to be loaded with
- * acquire order in system scope, and compared with place->generation, before the copy and again behind a fence
+/* For UCM_WINDOW_ADDRESSES. Where the block's bytes lie, and where its sequence number lies: 64 bits, to be loaded with
+ * acquire order in system scope, and compared with place->seq, before the copy and again behind a fence
  * after it. UCM_WINDOW_MISS: the place is worth nothing any more. Both addresses stay mapped until
  * ucm_window_release of their mappings. */
 UCM_API int ucm_window_address(struct ucm_window *window, const struct ucm_place *place,
-                               const void **address, const uint64_t **generation);
+                               const void **address, const uint64_t **seq);
 
-/* What the window maps: slabs, and the table of generations. */
+/* What the window maps: slabs, and the table of sequence numbers. */
 struct ucm_window_mapping {
     const void *address;
     uint64_t bytes;

@@ -148,15 +148,15 @@ void ucm_close(struct ucm_client *c)
     client_free(c);
 }
 
-uint64_t ucm_generation(struct ucm_client *c)
+uint64_t ucm_connection_epoch(struct ucm_client *c)
 {
-    uint64_t generation;
+    uint64_t connection_epoch;
 
     if (!c || client_enter(c) != 0)
         return 0;
-    generation = c->generation;
+    connection_epoch = c->connection_epoch;
     client_leave(c, 0);
-    return generation;
+    return connection_epoch;
 }
 
 int ucm_server_info(struct ucm_client *c, struct ucm_server_info *out)

@@ -297,10 +297,10 @@ struct ucm_client {
     pthread_cond_t idle; /* a token or the link changed hands, or users fell to 0 */
 
     enum client_link link;
-    int fd;               /* -1: none. May outlive LINK_DOWN, until both tokens are free */
-    uint64_t generation;  /* counts connections that said hello */
-    uint64_t attempts;    /* counts tries to connect */
-    struct backoff retry; /* in nanoseconds */
+    int fd;                    /* -1: none. May outlive LINK_DOWN, until both tokens are free */
+    uint64_t connection_epoch; /* counts connections that said hello */
+    uint64_t attempts;         /* counts tries to connect */
+    struct backoff retry;      /* in nanoseconds */
     int64_t up_since_ns;
     int64_t settled_by_ns;           /* while breaking: when to stop waiting for companions */
     int why;                         /* while down: -UCM_E* of the last try or break ... */

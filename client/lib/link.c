@@ -46,7 +46,7 @@ static void hello_done_cb(struct client_call *call)
         return;
     }
     c->link = LINK_UP;
-    c->generation++;
+    c->connection_epoch++;
     c->up_since_ns = client_now_ns();
     c->stale = !TAILQ_EMPTY(&c->handles);
     pthread_cond_broadcast(&c->idle);
@@ -82,7 +82,7 @@ static void not_opened(struct ucm_client *c, int status, const char *what, int e
 static void connect_failed(struct ucm_client *c, int error)
 {
     /* Later on it may be a daemon that has bound its socket and not set the mode yet. */
-    if ((error == EACCES || error == EPERM) && c->generation == 0)
+    if ((error == EACCES || error == EPERM) && c->connection_epoch == 0)
         not_opened(c, UCM_EDENIED, "this user may not connect to", error);
     else if (error == EAGAIN)
         not_opened(c, UCM_EBUSY, "too many clients wait to be accepted on", error);

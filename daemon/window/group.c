@@ -52,7 +52,7 @@ static int table_open(struct arena *a, struct arena_group *g)
     if (p == MAP_FAILED)
         return -errno;
     g->header = p;
-    g->generation = (_Atomic uint64_t *)((char *)p + UCM_WINDOW_HEADER_BYTES);
+    g->seq = (_Atomic uint64_t *)((char *)p + UCM_WINDOW_HEADER_BYTES);
     (void)madvise(p, bytes, MADV_DONTDUMP);
     memcpy(g->header->magic, UCM_WINDOW_MAGIC, sizeof(g->header->magic));
     g->header->version = UCM_WINDOW_VERSION;
@@ -249,7 +249,7 @@ uint32_t lend_groups(const struct arena *a)
     return n;
 }
 
-/* ---- generations ---- */
+/* ---- sequence numbers ---- */
 
 /* The entry of a slot in a window; NULL: it lies elsewhere. */
 static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct lend_place *place)
@@ -261,8 +261,7 @@ static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct lend_pla
         return NULL;
     arena_slot_position(a, ref, &slab, &slot);
     *place = (struct lend_place){.window = slab - a->slabs, .slot = slot};
-    return &g->generation[ucm_window_entry((uint32_t)(a->config.slab / ARENA_ALIGN), place->window,
-                                           slot)];
+    return &g->seq[ucm_window_entry((uint32_t)(a->config.slab / ARENA_ALIGN), place->window, slot)];
 }
 
 void arena_slot_publish(struct arena *a, slot_ref slot)
@@ -271,7 +270,7 @@ void arena_slot_publish(struct arena *a, slot_ref slot)
     _Atomic uint64_t *entry = entry_of(a, slot, &place);
 
     if (entry)
-        ucm_window_publish(entry, a->lender->generation += 2);
+        ucm_window_publish(entry, a->lender->seq += 2);
 }
 
 void arena_slot_retract(struct arena *a, slot_ref slot)
@@ -287,6 +286,6 @@ bool lend_place(struct arena *a, slot_ref slot, struct lend_place *out)
 {
     _Atomic uint64_t *entry = entry_of(a, slot, out);
 
-    out->generation = entry ? atomic_load_explicit(entry, memory_order_relaxed) : 0;
-    return out->generation != 0 && !(out->generation & 1);
+    out->seq = entry ? atomic_load_explicit(entry, memory_order_relaxed) : 0;
+    return out->seq != 0 && !(out->seq & 1);
 }

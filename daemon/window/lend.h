@@ -6,7 +6,7 @@
  * no worker maps it; the next loan of that number has another memfd. What is lent never exceeds the
  * budget, memory included that only a worker still maps.
  *
- * A slot of a window slab is a slot as any other. Its generation in the group's table
+ * A slot of a window slab is a slot as any other. Its sequence number in the group's table
  * (proto/memory/window.h) is even from arena_slot_publish until arena_slot_retract or
  * arena_slot_free, and odd or 0 otherwise. */
 #ifndef UCMD_WINDOW_LEND_H
@@ -19,7 +19,7 @@ struct ucm_window_header;
 /* Where workers read a slot. */
 struct lend_place {
     uint32_t window, slot; /* numbers of the window slab, and of the slot in it */
-    uint64_t generation;
+    uint64_t seq;
 };
 
 /* Finds or makes the group of that tenant, and its table. 0; -EOPNOTSUPP: the arena has no windows;

@@ -58,7 +58,7 @@ struct arena_group {
     int fd, read_fd;
     struct loan loan; /* of the table, when nobody has the group open */
     struct ucm_window_header *header;
-    _Atomic uint64_t *generation;
+    _Atomic uint64_t *seq;
     /* Where lend_group_next goes on. */
     struct window *hand;
     uint32_t hand_slot;
@@ -71,7 +71,7 @@ struct lender {
     char *base;
     struct window *window;
     uint64_t budget, used_bytes;
-    uint64_t generation;                      /* the last one that was given */
+    uint64_t seq;                             /* the last one that was given */
     struct list free, groups, revokes, keeps; /* keeps: kept ones */
     struct lend_watcher watcher;              /* its callbacks NULL: nobody */
     uv_async_t done; /* the thread has done a job, or revokes is not empty */

@@ -62,7 +62,7 @@ static int slab_populate(const struct arena *a, int fd, char *base)
     return rc;
 }
 
-/* The generations of all slots that the slab may have. */
+/* The sequence numbers of all slots that the slab may have. */
 static int table_populate(struct arena *a, const struct window *w)
 {
     const struct arena_group *g = lend_group(a, w);

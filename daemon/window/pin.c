@@ -107,7 +107,7 @@ static bool place_of(const struct pin_request *q, uint32_t block, struct ucm_wir
     if (q->p->slab[block] == UCM_PLACE_NONE ||
         !window_place(relocations_of(q), q->ch->blocks[block].base, q->ch->part, &place))
         return false;
-    *out = (struct ucm_wire_place){place.window, place.slot, place.generation};
+    *out = (struct ucm_wire_place){place.window, place.slot, place.seq};
     return true;
 }
 

@@ -186,7 +186,7 @@ static __device__ __forceinline__ void begin_arriving(pool_t s, const struct ucm
     a->miss = miss;
     a->place = place_of(s, g, miss.key);
     a->there = slot != UCM_SLOTS_NONE && a->place.bytes != 0 &&
-               (a->place.generation == 0 || load_acquire(a->place.generation) == a->place.told);
+               (a->place.seq == 0 || load_acquire(a->place.seq) == a->place.told);
 }
 
 #define IN_FLIGHT 8u
@@ -313,8 +313,8 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_slots_g
         team_sync<TEAM>();
         if (thread == 0)
             slots_end_miss(s, a->miss, a->miss.slot,
-                           a->there && (a->place.generation == 0 ||
-                                        load_relaxed(a->place.generation) == a->place.told));
+                           a->there && (a->place.seq == 0 ||
+                                        load_relaxed(a->place.seq) == a->place.told));
         team_sync<TEAM>();
     }
     end_misses(s);

@@ -22,13 +22,13 @@
  * Attention sees bytes and table in a later launch; or beside the gather by a load of slot_of that acquires: the entry is
  * written behind a fence by each thread that copied.
  *
- * Windows. The host (or a DMA engine that the host starts) changes a place's bytes between making its generation odd, a
- * full fence behind that, and making it even again, which is a release. The gather loads the generation with
+ * Windows. The host (or a DMA engine that the host starts) changes a place's bytes between making its sequence number odd, a
+ * full fence behind that, and making it even again, which is a release. The gather loads the sequence number with
  * ld.acquire.sys by one thread, and copies behind a barrier with loads of scope system, which no cache of the GPU answers
  * from an earlier one. Each thread then has a fence.acq_rel.sys, which waits for its loads; behind a barrier
- * one thread loads the generation again. If both are what was told, no byte had changed: a load that saw a byte of
- * the next content was answered by the host's memory after the odd generation was there, so the last load, which is issued after
- * that answer came, sees it too. This takes from the hardware that the host's memory is coherent for the GPU's reads over
+ * one thread loads the sequence number again. If both are what was told, no byte had changed: a load that saw a byte of
+ * the next content was answered by the host's memory after the odd sequence number was there, so the last load, which is issued
+ * after that answer came, sees it too. This takes from the hardware that the host's memory is coherent for the GPU's reads over
  * the bus, that a read's answer is not older than a read whose answer came before it was issued, and that the bytes that
  * a DMA engine writes are not seen before what the CPU had made visible before it started the engine. x86 and PCIe give
  * all three; a bus with relaxed ordering of reads does too, because the fence waits for the answers. */
@@ -43,9 +43,9 @@
 
 /* Where a block lies in the worker's window, by number. */
 struct ucm_slots_place {
-    uint64_t bytes;      /* the GPU's address of the block; 0: not in the window */
-    uint64_t generation; /* the GPU's address of a uint64_t */
-    uint64_t told;       /* its value when the bytes were promised */
+    uint64_t bytes; /* the GPU's address of the block; 0: not in the window */
+    uint64_t seq;   /* the GPU's address of a uint64_t */
+    uint64_t told;  /* its value when the bytes were promised */
 };
 
 /* A strand of a plane: `rows` runs of row_bytes, `pitch` apart in the block, one behind the other in a slot. A contiguous
@@ -90,7 +90,8 @@ struct ucm_slots_gather {
     uint32_t planes;
     struct ucm_slots_plane plane[UCM_SLOTS_CUDA_PLANES];
     /* Of the launch's layer: the engine's pages, which hold a block's layer as the window does, and which of them has a
-     * number's block. Such a block is copied from there. Nobody writes to a complete block's page, so there is no generation. */
+     * number's block. Such a block is copied from there. Nobody writes to a complete block's page, so there is no sequence
+     * number. */
     uint64_t pages, page_stride;
     const int32_t *page_of; /* [numbers], -1: none; NULL: nobody's */
     uint32_t page_bound;

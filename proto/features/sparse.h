@@ -47,7 +47,7 @@
 /* ---- windows ---- */
 
 /* Method window.open. Opens a shared mapping of a part of a namespace (docs/design/mappings.md,
- * "Shared mappings"). The answer brings one descriptor: the table of generations.
+ * "Shared mappings"). The answer brings one descriptor: the table of sequence numbers.
  * Errors: INVALID: the connection has one already; UNSUPPORTED: `window.size` is 0, or the
  *   namespace is encoded; DENIED: another tenant's namespace; BUSY: the connection has 256.
  * ns: from `namespace.open`.

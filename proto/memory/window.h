@@ -1,12 +1,12 @@
-/* The table of generations that the daemon and a worker with a window share. The daemon writes it,
- * in a memfd of the tenant's own; workers map it read-only. docs/design/mappings.md, "Shared
+/* The table of sequence numbers that the daemon and a worker with a window share. The daemon writes
+ * it, in a memfd of the tenant's own; workers map it read-only. docs/design/mappings.md, "Shared
  * mappings", describes it.
  *
- * Each slot of the tenant's slabs has a generation. An even one other than 0 names bytes that do
- * not change while it stands; an odd one says that they may change. The daemon makes it odd before
- * it lets anything write into the slot, and gives each value once. So a reader that finds the
- * generation of its place before and after it copied has the bytes of that place, whatever the
- * daemon did meanwhile; otherwise it has a miss.
+ * Each slot of the tenant's slabs has a sequence number. An even one other than 0 names bytes that
+ * do not change while it stands; an odd one says that they may change. The daemon makes it odd
+ * before it lets anything write into the slot, and gives each value once. So a reader that finds
+ * the sequence number of its place before and after it copied has the bytes of that place, whatever
+ * the daemon did meanwhile; otherwise it has a miss.
  *
  * Threads: the daemon's loop writes; readers anywhere. */
 #ifndef UCM_PROTO_WINDOW_H
@@ -21,7 +21,7 @@
 #define UCM_WINDOW_MAGIC "UCMWIND1"
 #define UCM_WINDOW_VERSION 1u
 #define UCM_WINDOW_ALIGN 4096u        /* slots begin at multiples of this */
-#define UCM_WINDOW_HEADER_BYTES 4096u /* the generations begin here */
+#define UCM_WINDOW_HEADER_BYTES 4096u /* the sequence numbers begin here */
 
 struct ucm_window_header {
     uint8_t magic[8];
@@ -33,7 +33,7 @@ struct ucm_window_header {
     _Atomic uint64_t epoch;  /* counts slabs that the tenant was asked to release */
 };
 
-/* The generation of slot `slot` of slab `slab` is entry slab * slots_per_slab + slot. */
+/* The sequence number of slot `slot` of slab `slab` is entry slab * slots_per_slab + slot. */
 static inline uint64_t ucm_window_table_bytes(uint32_t slabs, uint32_t slots_per_slab)
 {
     return UCM_WINDOW_HEADER_BYTES + (uint64_t)slabs * slots_per_slab * sizeof(_Atomic uint64_t);
@@ -51,27 +51,26 @@ static inline uint64_t ucm_window_entry(uint32_t slots_per_slab, uint32_t slab, 
 #pragma GCC diagnostic ignored "-Wtsan"
 #endif
 
-/* A reader copies between these two, and has the bytes of the place told with this generation if
- * both return true. It has checked the place against its own copy of the header. */
-static inline bool ucm_window_begin(const _Atomic uint64_t *generation, uint64_t told)
+/* A reader copies between these two, and has the bytes of the place told with this sequence number
+ * if both return true. It has checked the place against its own copy of the header. */
+static inline bool ucm_window_begin(const _Atomic uint64_t *seq, uint64_t told)
 {
-    return told != 0 && !(told & 1) &&
-           atomic_load_explicit(generation, memory_order_acquire) == told;
+    return told != 0 && !(told & 1) && atomic_load_explicit(seq, memory_order_acquire) == told;
 }
 
-static inline bool ucm_window_end(const _Atomic uint64_t *generation, uint64_t told)
+static inline bool ucm_window_end(const _Atomic uint64_t *seq, uint64_t told)
 {
     atomic_thread_fence(memory_order_acquire);
-    return atomic_load_explicit(generation, memory_order_relaxed) == told;
+    return atomic_load_explicit(seq, memory_order_relaxed) == told;
 }
 
 /* The daemon: before anybody is asked to write into the slot. */
-static inline void ucm_window_retract(_Atomic uint64_t *generation)
+static inline void ucm_window_retract(_Atomic uint64_t *seq)
 {
-    uint64_t was = atomic_load_explicit(generation, memory_order_relaxed);
+    uint64_t was = atomic_load_explicit(seq, memory_order_relaxed);
 
     if (!(was & 1))
-        atomic_store_explicit(generation, was + 1, memory_order_relaxed);
+        atomic_store_explicit(seq, was + 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -80,16 +79,16 @@ static inline void ucm_window_retract(_Atomic uint64_t *generation)
 #endif
 
 /* When all of its bytes are there. next: even, and larger than any before in any table. */
-static inline void ucm_window_publish(_Atomic uint64_t *generation, uint64_t next)
+static inline void ucm_window_publish(_Atomic uint64_t *seq, uint64_t next)
 {
-    atomic_store_explicit(generation, next, memory_order_release);
+    atomic_store_explicit(seq, next, memory_order_release);
 }
 
 /* One of window.pin's places, little-endian. */
 struct ucm_wire_place {
     uint32_t slab; /* UCM_PLACE_NONE: not in the window */
     uint32_t slot; /* it begins at slot * slot_bytes of its slab */
-    uint64_t generation;
+    uint64_t seq;
 };
 #define UCM_PLACE_NONE UINT32_MAX
 

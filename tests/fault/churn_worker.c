@@ -644,7 +644,7 @@ _Noreturn void churn_process(struct host *host, uint64_t seed)
             sleep_ms((int)churn_below(10));
     }
     for (uint32_t p = 0; p < me.space->parts; p++) {
-        if (ucm_generation(me.w[p].client) != 1)
+        if (ucm_connection_epoch(me.w[p].client) != 1)
             wrong("the daemon dropped a connection");
         if (churn_chance(50))
             worker_close(&me.w[p]);

@@ -42,7 +42,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    cr_expect_eq(ucm_generation(watcher), 1u, "the watcher was dropped");
+    cr_expect_eq(ucm_connection_epoch(watcher), 1u, "the watcher was dropped");
     ucm_close(watcher);
     host_remove(&host);
 }

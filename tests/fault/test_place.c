@@ -190,7 +190,7 @@ Test(place, nothing_expires_when_the_clock_is_set)
         worker_expect(&w, 0, BLOCKS);
     }
     cr_expect_eq(metric(w.client, "requests_deadline"), 0u);
-    cr_expect_eq(ucm_generation(w.client), 1u, "the connection was dropped");
+    cr_expect_eq(ucm_connection_epoch(w.client), 1u, "the connection was dropped");
 }
 
 /* Which of two writes is the later one does not depend on a clock. */

@@ -63,7 +63,7 @@ static void window_open(struct beside *b)
     struct problem *p = &b->p;
     uint64_t block = p->shape.kv_heads * p->slot, size = p->n_numbers * block, piece = 2000006;
     uint8_t *from = fresh(piece);
-    uint64_t *generations; /* each its own: reads of one word of the host wait for each other */
+    uint64_t *seqs; /* each its own: reads of one word of the host wait for each other */
     CUdeviceptr at;
 
     problem_draw_bytes(p, from, piece);
@@ -72,10 +72,10 @@ static void window_open(struct beside *b)
     must(cuMemHostGetDevicePointer(&at, b->window, 0), "its address");
     for (uint64_t i = 0; i < size; i += piece)
         memcpy(b->window + i, from, size - i < piece ? size - i : piece);
-    generations = (uint64_t *)(void *)(b->window + size);
+    seqs = (uint64_t *)(void *)(b->window + size);
     b->place = fresh(p->n_numbers * sizeof(*b->place));
     for (uint32_t i = 0; i < p->n_numbers; i++) {
-        generations[i] = 2;
+        seqs[i] = 2;
         b->place[i] = (struct ucm_slots_place){at + i * block, at + size + 8 * i, 2};
     }
     b->places = gpu_put(0, b->place, p->n_numbers * sizeof(*b->place));

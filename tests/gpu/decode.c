@@ -259,7 +259,7 @@ void scene_close(struct scene *t)
 
 /* ---- the window ---- */
 
-_Atomic uint64_t *scene_generation(struct scene *t, uint32_t number)
+_Atomic uint64_t *scene_seq(struct scene *t, uint32_t number)
 {
     return (_Atomic uint64_t *)(void *)(t->table.bytes + 8 * number);
 }
@@ -267,7 +267,7 @@ _Atomic uint64_t *scene_generation(struct scene *t, uint32_t number)
 void scene_places(struct scene *t)
 {
     for (uint32_t i = 0; i < NUMBERS; i++) {
-        *scene_generation(t, i) = 2;
+        *scene_seq(t, i) = 2;
         t->decode->place[i] =
             (struct ucm_slots_place){t->window.gpu + i * t->block, t->table.gpu + 8 * i, 2};
     }

@@ -60,7 +60,7 @@ struct scene {
     struct ucm_attend_plan plan;      /* of layers */
     uint32_t heads, group, v;         /* KV heads, query heads of one, channels of V */
     uint64_t row, layer_bytes, block; /* bytes; row: of a token and KV head */
-    struct window window, table;      /* blocks; generations */
+    struct window window, table;      /* blocks; sequence numbers */
     CUdeviceptr blocks;               /* the same blocks in the GPU's memory */
     uint8_t *attended;                /* the same blocks as slots hold them */
     uint8_t *pages;                   /* [LAYERS][PAGES], as layers are */
@@ -78,7 +78,7 @@ struct ucm_encoding_spec scene_coding(const struct scene *t, uint32_t heads);
 /* All blocks' places, or none of this number's. */
 void scene_places(struct scene *t);
 void scene_no_place(struct scene *t, uint32_t number);
-_Atomic uint64_t *scene_generation(struct scene *t, uint32_t number);
+_Atomic uint64_t *scene_seq(struct scene *t, uint32_t number);
 
 /* Fresh lists, lengths and queries. */
 void scene_draw(struct scene *t);

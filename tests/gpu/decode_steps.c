@@ -82,8 +82,8 @@ static void check_served(struct scene *t, const char *what)
     scene_forget(t);
     for (uint32_t i = 0; i < NUMBERS; i += 5)
         scene_no_place(t, i);
-    atomic_store(scene_generation(t, 3), 3); /* its bytes are changing */
-    atomic_store(scene_generation(t, 7), 4); /* and these did */
+    atomic_store(scene_seq(t, 3), 3); /* its bytes are changing */
+    atomic_store(scene_seq(t, 7), 4); /* and these did */
     r = scene_replay(t);
     check(r.flags == (UCM_CUDA_DECODE_UNSERVED | UCM_CUDA_DECODE_NO_SLOT), "%s, %s: flags %u",
           t->spec.name, what, r.flags);

@@ -1,4 +1,5 @@
-/* The gather from memory of the host that changes meanwhile. Bytes say where they belong and in which generation. */
+/* The gather from memory of the host that changes meanwhile. Bytes say where they belong and in which sequence
+ * number. */
 #include "tests/gpu/slots.h"
 
 #include <pthread.h>
@@ -17,22 +18,22 @@
 #define PLANE ((uint64_t)LAYERS * ROWS * HEADS * ROW)
 #define BLOCK (2 * PLANE)
 
-static uint32_t word_of(uint32_t number, uint64_t generation, uint32_t word)
+static uint32_t word_of(uint32_t number, uint64_t seq, uint32_t word)
 {
-    return number * 2654435761u ^ (uint32_t)generation * 40503u ^ word * 97u;
+    return number * 2654435761u ^ (uint32_t)seq * 40503u ^ word * 97u;
 }
 
-static void fill(uint8_t *block, uint32_t number, uint64_t generation)
+static void fill(uint8_t *block, uint32_t number, uint64_t seq)
 {
     for (uint32_t i = 0; i < BLOCK / 4; i++) {
-        uint32_t word = word_of(number, generation, i);
+        uint32_t word = word_of(number, seq, i);
 
         memcpy(block + 4 * i, &word, 4);
     }
 }
 
 struct scene {
-    struct window window, table; /* blocks; generations */
+    struct window window, table; /* blocks; sequence numbers */
     struct ucm_slots_place place[NUMBERS];
     struct ucm_slots_gather gather;
     CUdeviceptr places, pool_bytes;
@@ -41,7 +42,7 @@ struct scene {
     pthread_t writer;
 };
 
-static _Atomic uint64_t *generation_of(struct scene *t, uint32_t number)
+static _Atomic uint64_t *seq_of(struct scene *t, uint32_t number)
 {
     return (_Atomic uint64_t *)(void *)(t->table.bytes + 8 * number);
 }
@@ -59,7 +60,7 @@ static void scene_open(struct scene *t, uint32_t slots)
     window_open(&t->table, 4096);
     for (uint32_t i = 0; i < NUMBERS; i++) {
         fill(t->window.bytes + i * BLOCK, i, 2);
-        *generation_of(t, i) = 2;
+        *seq_of(t, i) = 2;
         t->place[i] = (struct ucm_slots_place){t->window.gpu + i * BLOCK, t->table.gpu + 8 * i, 2};
     }
     t->places = gpu_put(0, t->place, sizeof(t->place));
@@ -136,9 +137,9 @@ static void test_still(const char *kernel, uint32_t blocks)
     struct scene t;
 
     scene_open(&t, 400);
-    t.place[3].bytes = 0;      /* not in the window */
-    t.place[4].told = 4;       /* another generation */
-    *generation_of(&t, 5) = 3; /* its bytes are changing */
+    t.place[3].bytes = 0; /* not in the window */
+    t.place[4].told = 4;  /* another sequence number */
+    *seq_of(&t, 5) = 3;   /* its bytes are changing */
     gpu_put(t.places, t.place, sizeof(t.place));
     pool_next(&t.pool);
     want_numbers(&t, 0, NUMBERS);
@@ -155,19 +156,18 @@ static void test_still(const char *kernel, uint32_t blocks)
 static void *keep_changing(void *arg)
 {
     struct scene *t = arg;
-    uint64_t generation[NUMBERS];
+    uint64_t seq[NUMBERS];
     uint32_t number = 0;
 
     for (uint32_t i = 0; i < NUMBERS; i++)
-        generation[i] = *generation_of(t, i);
+        seq[i] = *seq_of(t, i);
     while (!t->stop) {
         number = (number + 7) % (NUMBERS / 2); /* the other half stays */
-        atomic_store_explicit(generation_of(t, number), generation[number] + 1,
-                              memory_order_relaxed);
+        atomic_store_explicit(seq_of(t, number), seq[number] + 1, memory_order_relaxed);
         atomic_thread_fence(memory_order_seq_cst);
-        generation[number] += 2;
-        fill(t->window.bytes + number * BLOCK, number, generation[number]);
-        atomic_store_explicit(generation_of(t, number), generation[number], memory_order_release);
+        seq[number] += 2;
+        fill(t->window.bytes + number * BLOCK, number, seq[number]);
+        atomic_store_explicit(seq_of(t, number), seq[number], memory_order_release);
     }
     return NULL;
 }
@@ -187,7 +187,7 @@ static void test_changing(const char *kernel, uint32_t rounds)
 
         for (uint32_t i = 0; i < NUMBERS; i++) { /* what the daemon would tell now */
             all[i] = i;
-            t.place[i].told = atomic_load(generation_of(&t, i)) & ~1ull;
+            t.place[i].told = atomic_load(seq_of(&t, i)) & ~1ull;
         }
         gpu_put(t.places, t.place, sizeof(t.place));
         pool_next(&t.pool);

@@ -16,7 +16,7 @@ class Source:
 
     def __init__(self, *answers):
         self.answers, self.asked, self.cuts = list(answers), [], 0
-        self.ns = SimpleNamespace(register=lambda *_, **__: SimpleNamespace(fetch=self.fetch), client=SimpleNamespace(generation=1))
+        self.ns = SimpleNamespace(register=lambda *_, **__: SimpleNamespace(fetch=self.fetch), client=SimpleNamespace(connection_epoch=1))
 
     def ask(self, call, *args, **named):
         return call(*args, **named)

@@ -447,7 +447,7 @@ class Served(unittest.TestCase):
             decoder._repin()
             decoder._come()
             self.assertEqual((a.pinned, a.coming), (0, None), "what left the window meanwhile is asked for again")
-            source.ns.client.generation += 1
+            source.ns.client.connection_epoch += 1
             self.assertFalse(decoder.keep_beside(0.006), "another connection, which update() takes notice of")
 
     def test_no_row(self):

@@ -442,8 +442,8 @@ class Decoders(unittest.TestCase):
         """It serves a new sequence, but not behind a reconnect."""
         decoder, _ = self.windowed()
         decoder.close("b")
-        generation = decoder.source.ns.client.generation
-        for of, kept in ((generation, 2), (generation - 1, 0)):
+        connection_epoch = decoder.source.ns.client.connection_epoch
+        for of, kept in ((connection_epoch, 2), (connection_epoch - 1, 0)):
             c, registered = decoder.open("c"), mock.MagicMock(client=decoder.source.ns.client, __len__=lambda _: 2)
             decoder.adopt(c, registered, of)
             self.assertEqual((c.kept, c.registered is registered, registered.close.call_count), (kept, kept > 0, kept == 0))

@@ -213,11 +213,11 @@ static int number_of(struct engine *e, uint8_t *ns)
 static int purge(struct engine *e, uint32_t range)
 {
     uint8_t params[] = {0x81, 0xa2, 'n', 's', 0}, *answer;
-    uint64_t generation;
+    uint64_t connection_epoch;
     size_t n;
     int rc = dump(e, range, false);
 
-    generation = ucm_generation(e->w.client);
+    connection_epoch = ucm_connection_epoch(e->w.client);
     if (rc == 0)
         rc = number_of(e, &params[4]);
     if (rc == 0)
@@ -225,7 +225,7 @@ static int purge(struct engine *e, uint32_t range)
     if (rc == 0)
         free(answer);
     /* The daemon was another one by then: the number is nobody's there, or another's. */
-    if (ucm_generation(e->w.client) == generation)
+    if (ucm_connection_epoch(e->w.client) == connection_epoch)
         return rc;
     purged_another = purged_another || rc == 0;
     return rc == -UCM_ENOTFOUND ? -UCM_EDISCONNECTED : rc;

@@ -223,11 +223,11 @@ class Blocks(Case):
 
 
 class Manners(Case):
-    def test_server_info_and_generation(self):
+    def test_server_info_and_connection_epoch(self):
         client = self.client()
         info = client.server_info()
         self.assertTrue(info.server.startswith("ucmd "))
-        self.assertEqual((client.generation, len(info.instance)), (1, 16))
+        self.assertEqual((client.connection_epoch, len(info.instance)), (1, 16))
         self.assertGreaterEqual(info.max_keys, 8192)
         self.assertRegex(ucmclient.__version__, r"^\d+\.\d+\.\d+$")
 
@@ -506,7 +506,7 @@ class Restart(Case):
         restarted = Daemon(**{"socket": self.daemon.socket, "nvme.paths": self.daemon.store})
         self.addCleanup(restarted.stop)
         until(lambda: ns.lookup_prefix(key("r")).blocks, "the block's return")
-        self.assertEqual(ns.client.generation, 2)
+        self.assertEqual(ns.client.connection_epoch, 2)
         self.assertTrue(region.load(key("r"), [4]).wait().all_ok)
         self.assertEqual(self.bytes(shared, 4), stored)
 

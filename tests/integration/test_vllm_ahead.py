@@ -33,7 +33,7 @@ class Daemon:
     away = False
 
     def __init__(self, room=10**6, each=10**6):
-        self.summaries = SimpleNamespace(client=SimpleNamespace(generation=3), identity=SimpleNamespace(key_bytes=1))
+        self.summaries = SimpleNamespace(client=SimpleNamespace(connection_epoch=3), identity=SimpleNamespace(key_bytes=1))
         self.room, self.each, self.go, self.there, self.pins = room, each, threading.Event(), {}, 0
 
     def ask(self, call, *args, **named):
@@ -76,8 +76,8 @@ class Thread(unittest.TestCase):
         self.assertEqual(ahead.arrived(set()), set())
         self.daemon.go.set()
         self.until(ahead, {"a"})
-        sequence, generation = ahead.take("a")
-        self.assertEqual((len(self.daemon.there[sequence]), generation, sequence.closed), (3000, 3, False))
+        sequence, connection_epoch = ahead.take("a")
+        self.assertEqual((len(self.daemon.there[sequence]), connection_epoch, sequence.closed), (3000, 3, False))
         self.assertIsNone(ahead.take("a"))
 
     def test_a_window_that_is_too_small_keeps_nobody(self):

@@ -82,7 +82,7 @@ class Windowed(Together):
             forget_slots(e)
             for decoder in windows:
                 for row in list(decoder._places)[::2]:
-                    decoder._places[row].generation += 2
+                    decoder._places[row].seq += 2
         request = e.request("some", self.KNOWN, outputs=10)
         self.check(e, request, between=between)
         counts = self.counts(e)

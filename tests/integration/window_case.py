@@ -86,16 +86,16 @@ class Window:
             places += self.take(self.last)
         return places
 
-    def generation(self, place):
+    def seq(self, place):
         at = 4096 + 8 * (place[0] * self.slots + place[1])
         return struct.unpack("<Q", self.table[at:at + 8])[0]
 
     def read(self, place):
-        if place is None or place[0] not in self.slabs or self.generation(place) != place[2]:
+        if place is None or place[0] not in self.slabs or self.seq(place) != place[2]:
             return None
         at = place[1] * self.slot_bytes
         data = self.slabs[place[0]][at:at + self.part]
-        return data if self.generation(place) == place[2] else None
+        return data if self.seq(place) == place[2] else None
 
     def release(self, *slabs):
         for slab in slabs:

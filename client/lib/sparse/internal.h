@@ -77,9 +77,9 @@ struct client_maps {
     pthread_rwlock_t lock;
     _Atomic uint64_t opened; /* whose places may be read; 0: none */
     struct client_geometry geometry;
-    const _Atomic uint64_t *generations; /* in the table */
-    const uint8_t **slabs;               /* geometry.slabs; NULL: not mapped */
-    struct client_mapping *mappings;     /* n of room */
+    const _Atomic uint64_t *seqs;    /* in the table */
+    const uint8_t **slabs;           /* geometry.slabs; NULL: not mapped */
+    struct client_mapping *mappings; /* n of room */
     uint32_t n, room;
 };
 

@@ -76,7 +76,7 @@ void client_maps_end(struct client_maps *m, bool keep)
         mapping_drop(m, &m->mappings[m->n - 1]);
     free(m->slabs);
     m->slabs = NULL;
-    m->generations = NULL;
+    m->seqs = NULL;
     pthread_rwlock_unlock(&m->lock);
 }
 
@@ -113,7 +113,7 @@ int client_maps_open(struct client_maps *m, uint64_t opened, const struct client
     }
     if (r == 0) {
         m->geometry = *g;
-        m->generations = (const _Atomic uint64_t *)(table + UCM_WINDOW_HEADER_BYTES);
+        m->seqs = (const _Atomic uint64_t *)(table + UCM_WINDOW_HEADER_BYTES);
         atomic_store(&m->opened, opened);
     } else {
         free(m->slabs);
@@ -174,7 +174,7 @@ void client_maps_unmap(struct client_maps *m, struct client_mapping *mapping)
 
 /* The caller holds the lock. False: a miss. */
 static bool place_find(const struct client_maps *m, const struct ucm_place *place,
-                       const uint8_t **p, const _Atomic uint64_t **generation)
+                       const uint8_t **p, const _Atomic uint64_t **seq)
 {
     const struct client_geometry *g = &m->geometry;
     uint64_t opened = atomic_load(&m->opened);
@@ -183,26 +183,26 @@ static bool place_find(const struct client_maps *m, const struct ucm_place *plac
         place->slot >= g->slots || !m->slabs[place->slab])
         return false;
     *p = m->slabs[place->slab] + place->slot * g->slot_bytes;
-    *generation = &m->generations[place->slab * (g->slab_bytes / UCM_WINDOW_ALIGN) + place->slot];
+    *seq = &m->seqs[place->slab * (g->slab_bytes / UCM_WINDOW_ALIGN) + place->slot];
     return true;
 }
 
 int ucm_window_read(struct ucm_window *w, const struct ucm_place *place, uint64_t offset,
                     uint64_t bytes, void *out)
 {
-    const _Atomic uint64_t *generation;
+    const _Atomic uint64_t *seq;
     const uint8_t *p;
     int r = UCM_WINDOW_MISS;
 
     if (!w || !place || !out)
         return client_fail(UCM_EINVALID, "window, place or out is NULL");
     pthread_rwlock_rdlock(&w->maps.lock);
-    if (place_find(&w->maps, place, &p, &generation)) {
+    if (place_find(&w->maps, place, &p, &seq)) {
         if (offset > w->maps.geometry.part_bytes || bytes > w->maps.geometry.part_bytes - offset) {
             r = -UCM_EINVALID;
-        } else if (ucm_window_begin(generation, place->generation)) {
+        } else if (ucm_window_begin(seq, place->seq)) {
             memcpy(out, p + offset, bytes);
-            r = ucm_window_end(generation, place->generation) ? 0 : UCM_WINDOW_MISS;
+            r = ucm_window_end(seq, place->seq) ? 0 : UCM_WINDOW_MISS;
         }
     }
     pthread_rwlock_unlock(&w->maps.lock);
@@ -213,14 +213,14 @@ int ucm_window_read(struct ucm_window *w, const struct ucm_place *place, uint64_
 }
 
 int ucm_window_address(struct ucm_window *w, const struct ucm_place *place, const void **address,
-                       const uint64_t **generation)
+                       const uint64_t **seq)
 {
     const _Atomic uint64_t *g;
     const uint8_t *p;
     bool found;
 
-    if (!w || !place || !address || !generation)
-        return client_fail(UCM_EINVALID, "window, place, address or generation is NULL");
+    if (!w || !place || !address || !seq)
+        return client_fail(UCM_EINVALID, "window, place, address or seq is NULL");
     if (!(w->flags & UCM_WINDOW_ADDRESSES))
         return client_fail(UCM_EINVALID, "the window was opened without UCM_WINDOW_ADDRESSES: the "
                                          "library may unmap it at any time");
@@ -230,6 +230,6 @@ int ucm_window_address(struct ucm_window *w, const struct ucm_place *place, cons
     if (!found)
         return UCM_WINDOW_MISS;
     *address = p;
-    *generation = (const uint64_t *)g;
+    *seq = (const uint64_t *)g;
     return 0;
 }

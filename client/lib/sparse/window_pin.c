@@ -40,7 +40,7 @@ static struct ucm_place place_take(const struct ucm_window *w, const uint8_t *fr
     memcpy(&place, from, sizeof place);
     if (!client_maps_has(&w->maps, place.slab) || place.slot >= w->maps.geometry.slots)
         return (struct ucm_place){.slab = UCM_PLACE_NONE};
-    return (struct ucm_place){place.slab, place.slot, place.generation, w->openings};
+    return (struct ucm_place){place.slab, place.slot, place.seq, w->openings};
 }
 
 static int pin_take_cb(struct client_call *call, const union proto_any *any)

@@ -208,7 +208,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_connect": (c_int, [POINTER(Options), c_int, POINTER(c_void_p)]),
     "ucm_close": (None, [c_void_p]),
     "ucm_disconnect": (None, [c_void_p]),
-    "ucm_generation": (c_uint64, [c_void_p]),
+    "ucm_connection_epoch": (c_uint64, [c_void_p]),
     "ucm_fd": (c_int, [c_void_p]),
     "ucm_process": (c_int, [c_void_p]),
     "ucm_server_info": (c_int, [c_void_p, POINTER(ServerInfo)]),

@@ -189,9 +189,9 @@ class Client(_Handle):
         return os.getpid() != self._process
 
     @property
-    def generation(self) -> int:
+    def connection_epoch(self) -> int:
         """How many connections this client has had. When it changes, all leases have ended."""
-        return lib.ucm_generation(self.handle)
+        return lib.ucm_connection_epoch(self.handle)
 
     def fileno(self) -> int:
         """A descriptor that polls readable when process() has something to do."""

@@ -73,7 +73,7 @@ int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms)
 {
     (void)timeout_ms;
     called('C');
-    if (cuda->regions > 0 || ucm_generation(cuda->client) == 0)
+    if (cuda->regions > 0 || ucm_connection_epoch(cuda->client) == 0)
         abort();
     fake_companions--;
     free(cuda);
@@ -84,7 +84,7 @@ int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms)
 void ucm_cuda_abandon(struct ucm_cuda *cuda)
 {
     called('A');
-    if (ucm_generation(cuda->client) == 0)
+    if (ucm_connection_epoch(cuda->client) == 0)
         abort();
     fake_companions--;
     free(cuda);

@@ -461,8 +461,8 @@ class World:
         self.call(peer, "window.pin", {"window": window.number if window else NOTHING, "sequence": self.value(op["sequence"]),
                                        "first": op["first"], "n": op["n"]}, check=check)
 
-    def pinned(self, peer, window, key, slab, slot, generation):
-        """A worker's read: what it copied counts if the generation stands."""
+    def pinned(self, peer, window, key, slab, slot, seq):
+        """A worker's read: what it copied counts if the sequence number stands."""
         if slab not in window.slabs or not window.op["exact"]:
             return
         entry = 4096 + 8 * (slab * (window.answer["slab_bytes"] // 4096) + slot)
@@ -470,7 +470,7 @@ class World:
         for layer in range(window.op["layers"]):
             data = window.slabs[slab][at + layer * n:at + (layer + 1) * n]
             want = pattern.content(peer.tenant, window.op["label"], key, window.op["part"] * 1024 + layer, n)
-            if struct.unpack("<Q", window.table[entry:entry + 8])[0] != generation:
+            if struct.unpack("<Q", window.table[entry:entry + 8])[0] != seq:
                 return
             self.count("read in a window")
             if data != want:

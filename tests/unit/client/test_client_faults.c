@@ -55,7 +55,7 @@ Test(client_absent, the_daemon_starts_meanwhile, .timeout = 20)
     cr_assert_eq(pthread_create(&t, NULL, up_soon, &f), 0);
     c = rig_connect(&f);
     pthread_join(t, NULL);
-    cr_expect_eq(ucm_generation(c), 1);
+    cr_expect_eq(ucm_connection_epoch(c), 1);
     ucm_close(c);
     fake_down(&f);
     fake_close(&f);
@@ -127,7 +127,7 @@ Test(client_faults, an_idle_break_is_not_seen)
 {
     fake_hang_up(&rig.fake);
     cr_expect_eq(rig_lookup(&rig, -1), 0, "%s", ucm_errmsg());
-    cr_expect_eq(ucm_generation(rig.client), 2);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 2);
 }
 
 /* Answers that came before the break count. */
@@ -211,7 +211,7 @@ Test(client_faults, garbage)
         rig.fake.hook = FAKE_NO_HOOK;
         cr_expect_eq(rig_lookup(&rig, -1), 0, "case %zu: %s", i, ucm_errmsg());
     }
-    cr_expect_eq(ucm_generation(rig.client), 1 + sizeof cases / sizeof *cases);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 1 + sizeof cases / sizeof *cases);
 }
 
 /* Answers to nobody and unknown notifications are let pass. */
@@ -224,7 +224,7 @@ Test(client_faults, unknown_is_not_garbage)
     fake_raw(&rig.fake, rig.fake.conns[0], frames, sizeof frames - 1);
     pthread_mutex_unlock(&rig.fake.lock);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
-    cr_expect_eq(ucm_generation(rig.client), 1);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 1);
 }
 
 static bool drip(struct fake *f, int conn, int method, struct proto_envelope *env)
@@ -288,10 +288,10 @@ Test(client_faults, a_daemon_that_does_not_read)
         n++;
     cr_assert_eq(r, -UCM_EDEADLINE);
     cr_assert(n > 0 && n < 100000);
-    cr_expect_eq(ucm_generation(rig.client), 1);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 1);
     pause_daemon(false);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
-    cr_expect_eq(ucm_generation(rig.client), 1);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 1);
 
     /* One that is cut short ends the connection. */
     pause_daemon(true);
@@ -303,7 +303,7 @@ Test(client_faults, a_daemon_that_does_not_read)
     cr_expect_eq(ucm_task_wait(task[1], -1, &result), 0);
     cr_expect_eq(result.n_ok, BIG);
     cr_expect_eq(ucm_task_wait(task[0], -1, &result), 0);
-    cr_expect_eq(ucm_generation(rig.client), 2);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 2);
     ucm_task_free(task[0]);
     ucm_task_free(task[1]);
 }
@@ -321,7 +321,7 @@ Test(client_faults, both_directions_full)
         cr_expect_eq(result.n_ok, BIG);
         ucm_task_free(task[i]);
     }
-    cr_expect_eq(ucm_generation(rig.client), 1);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 1);
 }
 
 /* A task freed while the socket is full: its cancel goes out later. */

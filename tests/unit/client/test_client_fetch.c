@@ -155,7 +155,7 @@ Test(client_fetch, by_keys_over_a_restart)
     fake_down(&rig.fake);
     fake_up(&rig.fake);
     cr_expect_eq(fetch(&spec, &result), 0, "%s", ucm_errmsg());
-    cr_expect_eq(ucm_generation(rig.client), 2);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 2);
 }
 
 Test(client_fetch, wrong_arguments_and_answers)

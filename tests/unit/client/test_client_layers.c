@@ -68,7 +68,7 @@ Test(client_layers, of_a_freed_task_are_dropped)
     ucm_task_free(load_in_steps(1));
     report(1, NULL, 0);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
-    cr_expect_eq(ucm_generation(rig.client), 1);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 1);
 }
 
 static void assert_broken(struct ucm_task *task)

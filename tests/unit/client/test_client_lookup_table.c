@@ -381,5 +381,5 @@ Test(client_lookup_table, told_lookups_leave_a_place_to_a_late_registration)
     cr_expect_eq(ucm_region_unregister(rig.region, -1), 0);
     rig.region = NULL;
     fake_await(&rig.fake, &rig.fake.count[UCM_METHOD_REGION_UNREGISTER], 2);
-    cr_expect_eq(ucm_generation(rig.client), 1u, "the connection goes on");
+    cr_expect_eq(ucm_connection_epoch(rig.client), 1u, "the connection goes on");
 }

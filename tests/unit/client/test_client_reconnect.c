@@ -35,7 +35,7 @@ Test(client_reconnect, registers_again_with_the_same_memory)
     cr_expect_eq(FAKE_GET(&rig.fake, regions[0].ino[0]), inode(rig.fd));
     cr_expect(FAKE_GET(&rig.fake, regions[0].id) != id,
               "the daemon counts on; the handle is mapped");
-    cr_expect_eq(ucm_generation(rig.client), 2);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 2);
 }
 
 /* A call that needs no region brings all of them back all the same. */
@@ -92,7 +92,7 @@ Test(client_reconnect, old_leases_mean_nothing)
     pthread_mutex_lock(&rig.fake.lock);
     rig.fake.next_lease = 1000; /* numbers from the beginning, as a new daemon would */
     pthread_mutex_unlock(&rig.fake.lock);
-    while (ucm_generation(rig.client) == 1)
+    while (ucm_connection_epoch(rig.client) == 1)
         rig_lookup(&rig, -1);
     cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, &fresh), 0);
     cr_assert_eq(ucm_release(rig.client, old, -1), 0);
@@ -239,7 +239,7 @@ Test(client_reconnect, short_deadlines_make_progress)
     cr_assert_not_null(task);
     cr_expect(tries > 4, "%u", tries);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_REGISTER), 2);
-    cr_expect_eq(ucm_generation(rig.client), 2);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 2);
 }
 
 /* Closed while its registration is on its way again: nothing of it stays in the daemon. */
@@ -302,7 +302,7 @@ Test(client_reconnect, threads_over_restarts)
     atomic_store(&over, false);
     for (unsigned i = 0; i < THREADS; i++)
         cr_assert_eq(pthread_create(&t[i], NULL, call_on, &bad[i]), 0);
-    for (unsigned i = 0; i < 20 || (i < 2000 && ucm_generation(rig.client) <= 5); i++) {
+    for (unsigned i = 0; i < 20 || (i < 2000 && ucm_connection_epoch(rig.client) <= 5); i++) {
         fake_sleep_ms(10);
         if (i % 2)
             restart();
@@ -315,7 +315,7 @@ Test(client_reconnect, threads_over_restarts)
         cr_expect_eq(bad[i], 0, "thread %u", i);
     }
     cr_expect_eq(rig_lookup(&rig, -1), 0);
-    cr_expect(ucm_generation(rig.client) > 5);
+    cr_expect(ucm_connection_epoch(rig.client) > 5);
 }
 
 /* Handles come and go in one thread while another brings the connection back. */

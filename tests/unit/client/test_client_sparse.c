@@ -84,7 +84,7 @@ Test(client_sparse, they_are_opened_again_after_a_reconnect)
     uint32_t hits;
 
     fake_hang_up(&rig.fake);
-    while (ucm_generation(rig.client) == 1)
+    while (ucm_connection_epoch(rig.client) == 1)
         (void)ucm_lookup_prefix(summaries, &l, -1, &hits, NULL, NULL);
     cr_expect_eq(ucm_lookup_prefix(summaries, &l, -1, &hits, NULL, NULL), 0, "%s", ucm_errmsg());
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_SUMMARY_OPEN), 2);
@@ -367,10 +367,10 @@ Test(client_sparse, wrong_selections)
 
 static void reconnect(void)
 {
-    uint64_t generation = ucm_generation(rig.client);
+    uint64_t epoch = ucm_connection_epoch(rig.client);
 
     fake_hang_up(&rig.fake);
-    while (ucm_generation(rig.client) == generation)
+    while (ucm_connection_epoch(rig.client) == epoch)
         (void)rig_lookup(&rig, -1);
 }
 

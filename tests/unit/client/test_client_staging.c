@@ -78,7 +78,7 @@ static void order_end(uint32_t slice)
 static void lose_connection(void)
 {
     fake_hang_up(&rig.fake);
-    while (ucm_generation(rig.client) == 1)
+    while (ucm_connection_epoch(rig.client) == 1)
         rig_lookup(&rig, -1);
 }
 
@@ -278,7 +278,7 @@ Test(client_staging, a_claimed_turn_holds_nobody_beyond_its_deadline)
     while (atomic_load(&memory->words.dead) == 0) /* the thread has found the break */
         fake_sleep_ms(1);
     cr_assert_eq(ucm_process(rig.client), 0);
-    cr_assert_eq(ucm_generation(rig.client), 1);
+    cr_assert_eq(ucm_connection_epoch(rig.client), 1);
     cr_assert_eq(ucm_ring_alive(ring), 0);
     cr_assert_eq(ucm_task_check(task, &result), -UCM_EPENDING);
     cr_assert_eq(ucm_task_wait(task, 5, &result), -UCM_EDEADLINE);

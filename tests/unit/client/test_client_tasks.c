@@ -107,7 +107,7 @@ Test(client_tasks, an_answer_that_does_not_fit)
     cr_expect_eq(rig_lookup(&rig, -1), -UCM_EPROTOCOL);
     rig.fake.hook = FAKE_NO_HOOK;
     cr_expect_eq(rig_lookup(&rig, -1), 0);
-    cr_expect_eq(ucm_generation(rig.client), 1);
+    cr_expect_eq(ucm_connection_epoch(rig.client), 1);
 }
 
 Test(client_tasks, cancel)

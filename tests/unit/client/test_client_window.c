@@ -64,12 +64,12 @@ Test(client_window, a_piece_of_a_block)
     cr_expect_eq(ucm_window_read(window, &places[9], 8, UINT64_MAX, bytes), -UCM_EINVALID);
 }
 
-Test(client_window, another_generation_is_a_miss)
+Test(client_window, another_sequence_number_is_a_miss)
 {
     open_and_pin(0);
-    ucm_window_retract(window_generation(5));
+    ucm_window_retract(window_seq(5));
     cr_expect_eq(read_block(5), UCM_WINDOW_MISS);
-    ucm_window_publish(window_generation(5), 1000);
+    ucm_window_publish(window_seq(5), 1000);
     cr_expect_eq(read_block(5), UCM_WINDOW_MISS);
     cr_assert_eq(pin(5, 1, NULL), 0);
     cr_expect_eq(read_block(5), 0);
@@ -86,7 +86,7 @@ Test(client_window, places_that_lead_out_of_it_are_misses)
         place = places[0];
         place.slab = i == 0 ? WINDOW_SLABS : i == 1 ? UCM_PLACE_NONE : place.slab;
         place.slot = i == 2 ? WINDOW_SLOTS : i == 3 ? UINT32_MAX : place.slot;
-        place.generation = i == 4 ? 0 : place.generation;
+        place.seq = i == 4 ? 0 : place.seq;
         cr_expect_eq(ucm_window_read(window, &place, 0, 1, &byte), UCM_WINDOW_MISS, "%u", i);
     }
     /* What the daemon's header says later has no effect. */
@@ -202,14 +202,14 @@ Test(client_window, addresses_stay_mapped_until_they_are_released)
 {
     static const uint32_t slab = 2;
     struct ucm_window_mapping all[WINDOW_SLABS + 1], *wanted = NULL;
-    const uint64_t *generation;
+    const uint64_t *seq;
     const void *address;
     uint32_t n;
 
     open_and_pin(UCM_WINDOW_ADDRESSES);
-    cr_assert_eq(ucm_window_address(window, &places[16], &address, &generation), 0);
+    cr_assert_eq(ucm_window_address(window, &places[16], &address, &seq), 0);
     cr_expect_eq(*(const uint8_t *)address, 16);
-    cr_expect_eq(*generation, places[16].generation);
+    cr_expect_eq(*seq, places[16].seq);
     window_ask_back(&slab, 1);
     while (!wanted) {
         cr_assert_eq(ucm_window_mappings(window, all, WINDOW_SLABS + 1, &n), 0);
@@ -225,7 +225,7 @@ Test(client_window, addresses_stay_mapped_until_they_are_released)
     cr_assert_eq(ucm_window_release(window, address), 0, "%s", ucm_errmsg());
     until(one_released);
     cr_expect_eq(ucm_window_release(window, address), -UCM_ENOTFOUND);
-    cr_expect_eq(ucm_window_address(window, &places[16], &address, &generation), UCM_WINDOW_MISS);
+    cr_expect_eq(ucm_window_address(window, &places[16], &address, &seq), UCM_WINDOW_MISS);
     for (uint32_t i = 0; i < n; i++)
         if (all[i].slab == UCM_PLACE_NONE)
             cr_expect_eq(ucm_window_release(window, all[i].address), -UCM_EINVALID);
@@ -233,11 +233,11 @@ Test(client_window, addresses_stay_mapped_until_they_are_released)
 
 Test(client_window, without_addresses_there_are_none)
 {
-    const uint64_t *generation;
+    const uint64_t *seq;
     const void *address;
 
     open_and_pin(0);
-    cr_expect_eq(ucm_window_address(window, &places[0], &address, &generation), -UCM_EINVALID);
+    cr_expect_eq(ucm_window_address(window, &places[0], &address, &seq), -UCM_EINVALID);
     cr_expect_eq(ucm_window_release(window, places), -UCM_EINVALID);
 }
 
@@ -259,7 +259,7 @@ Test(client_window, after_a_break_all_places_are_misses)
         fake_sleep_ms(1);
     cr_expect_eq(read_block(0), UCM_WINDOW_MISS);
     cr_expect_eq(mappings(), 0u, "nothing stays mapped");
-    /* The next daemon may give the same generations. */
+    /* The next daemon may give the same sequence numbers. */
     cr_assert_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(read_block(0), UCM_WINDOW_MISS);
     cr_assert_eq(pin(1, 3, NULL), 0, "%s", ucm_errmsg());
@@ -271,12 +271,12 @@ Test(client_window, after_a_break_all_places_are_misses)
 Test(client_window, after_a_break_addresses_wait_for_their_release)
 {
     struct ucm_window_mapping all[2 * WINDOW_SLABS + 2];
-    const uint64_t *generation;
+    const uint64_t *seq;
     const void *address;
     uint32_t n, old = 0;
 
     open_and_pin(UCM_WINDOW_ADDRESSES);
-    cr_assert_eq(ucm_window_address(window, &places[0], &address, &generation), 0);
+    cr_assert_eq(ucm_window_address(window, &places[0], &address, &seq), 0);
     fake_hang_up(&rig.fake);
     cr_assert_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(*(const uint8_t *)address, 0, "still mapped");

@@ -18,15 +18,15 @@ static void *reader(void *arg)
         struct ucm_place place;
         int r;
 
-        /* The writer below gives block 0 a new fill with each generation: generation / 2. */
+        /* The writer below gives block 0 a new fill with each sequence number: seq / 2. */
         pthread_mutex_lock(&rig.fake.lock);
         place = places[block];
         pthread_mutex_unlock(&rig.fake.lock);
-        place.generation = atomic_load(window_generation(block)) & ~UINT64_C(1);
+        place.seq = atomic_load(window_seq(block)) & ~UINT64_C(1);
         r = ucm_window_read(window, &place, 0, sizeof bytes, bytes);
         cr_assert(r == 0 || r == UCM_WINDOW_MISS);
         for (size_t i = 0; r == 0 && i < sizeof bytes; i++)
-            cr_assert_eq(bytes[i], (uint8_t)(place.generation / 2), "wrong bytes");
+            cr_assert_eq(bytes[i], (uint8_t)(place.seq / 2), "wrong bytes");
         atomic_fetch_add(r == 0 ? &good : &missed, 1);
     }
     return NULL;
@@ -39,18 +39,18 @@ Test(client_window_threads, a_slot_that_is_reused_under_a_reader_is_a_miss)
 
     open_and_pin(0);
     for (uint64_t i = 0; i < 2; i++) {
-        uint64_t generation = 2 * (i + 1);
+        uint64_t seq = 2 * (i + 1);
 
-        ucm_window_retract(window_generation((uint32_t)i));
-        memset(window_slot((uint32_t)i), (int)(generation / 2), WINDOW_SLOT_BYTES);
-        ucm_window_publish(window_generation((uint32_t)i), generation);
+        ucm_window_retract(window_seq((uint32_t)i));
+        memset(window_slot((uint32_t)i), (int)(seq / 2), WINDOW_SLOT_BYTES);
+        ucm_window_publish(window_seq((uint32_t)i), seq);
         cr_assert_eq(pthread_create(&threads[i], NULL, reader, (void *)(uintptr_t)i), 0);
     }
     for (uint64_t round = 2; round < 5000 || atomic_load(&good) < 100; round++)
         for (uint32_t b = 0; b < 2; b++) {
-            ucm_window_retract(window_generation(b));
+            ucm_window_retract(window_seq(b));
             memset(window_slot(b), (int)(uint8_t)round, WINDOW_SLOT_BYTES);
-            ucm_window_publish(window_generation(b), 2 * round);
+            ucm_window_publish(window_seq(b), 2 * round);
         }
     atomic_store(&stop, true);
     for (int i = 0; i < 2; i++)

@@ -85,7 +85,7 @@ FAKE_FN uint64_t window_table_bytes(void)
     return ucm_window_table_bytes(WINDOW_SLABS, WINDOW_SLAB_BYTES / UCM_WINDOW_ALIGN);
 }
 
-FAKE_FN _Atomic uint64_t *window_generation(uint32_t block)
+FAKE_FN _Atomic uint64_t *window_seq(uint32_t block)
 {
     _Atomic uint64_t *first = (_Atomic uint64_t *)((uint8_t *)win.header + UCM_WINDOW_HEADER_BYTES);
 
@@ -112,7 +112,7 @@ FAKE_FN void window_make(void)
         win.slabs[i] = window_memfd(WINDOW_SLAB_BYTES, true, (void **)&win.memory[i]);
     for (uint32_t b = 0; b < WINDOW_BLOCKS; b++) {
         memset(window_slot(b), (int)b, WINDOW_SLOT_BYTES);
-        atomic_store(window_generation(b), 2 * (uint64_t)(b + 1));
+        atomic_store(window_seq(b), 2 * (uint64_t)(b + 1));
     }
 }
 
@@ -205,8 +205,8 @@ FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
                              : spoil == SPOIL_SLAB_TWICE ? 0
                                                          : slab;
         }
-        places[done] = (struct ucm_wire_place){slab, block % WINDOW_SLOTS,
-                                               atomic_load(window_generation(block))};
+        places[done] =
+            (struct ucm_wire_place){slab, block % WINDOW_SLOTS, atomic_load(window_seq(block))};
         if (spoil == SPOIL_PLACE_SLOT)
             places[done].slot = WINDOW_SLOTS;
         if (spoil == SPOIL_PLACE_SLAB)

@@ -28,7 +28,7 @@ int __wrap_ucm_window_mappings(struct ucm_window *w, struct ucm_window_mapping *
                                uint32_t *n);
 int __wrap_ucm_window_release(struct ucm_window *w, const void *address);
 int __wrap_ucm_window_address(struct ucm_window *w, const struct ucm_place *place,
-                              const void **address, const uint64_t **generation);
+                              const void **address, const uint64_t **seq);
 
 int __wrap_ucm_window_info(struct ucm_window *w, struct ucm_window_info *out)
 {
@@ -62,7 +62,7 @@ int __wrap_ucm_window_release(struct ucm_window *w, const void *address)
         i++;
     cr_assert_lt(i, n_maps, "nothing is mapped there");
     for (uint32_t k = 0; k < NUMBERS; k++)
-        cr_expect(!lies_in(places[k].bytes, &maps[i]) && !lies_in(places[k].generation, &maps[i]),
+        cr_expect(!lies_in(places[k].bytes, &maps[i]) && !lies_in(places[k].seq, &maps[i]),
                   "number %u has a place in it", k);
     for (uint32_t k = 0; k < d->n_mappings; k++)
         cr_expect_neq((const void *)d->mapping[k].host, address, "the driver knows it");
@@ -74,13 +74,13 @@ int __wrap_ucm_window_release(struct ucm_window *w, const void *address)
 }
 
 int __wrap_ucm_window_address(struct ucm_window *w, const struct ucm_place *place,
-                              const void **address, const uint64_t **generation)
+                              const void **address, const uint64_t **seq)
 {
     cr_expect_eq(w, window);
     if (place->opened != opened)
         return UCM_WINDOW_MISS;
     *address = memory[1 + place->slab] + place->slot * SLOT;
-    *generation = (const uint64_t *)(const void *)memory[0] + place->slab * 100 + place->slot;
+    *seq = (const uint64_t *)(const void *)memory[0] + place->slab * 100 + place->slot;
     return 0;
 }
 
@@ -96,8 +96,7 @@ static void map(uint32_t slab)
 
 static struct ucm_place place(uint32_t slab, uint32_t slot)
 {
-    return (struct ucm_place){
-        .slab = slab, .slot = slot, .generation = 2 * slot + 2, .opened = opened};
+    return (struct ucm_place){.slab = slab, .slot = slot, .seq = 2 * slot + 2, .opened = opened};
 }
 
 /* ---- a handle ---- */
@@ -165,7 +164,7 @@ Test(cuda_decode_window, places)
                  ucm_cuda_errmsg());
     cr_expect_eq(fake_cuda_registered(), 2);
     cr_expect_eq(has(30).bytes, (uintptr_t)memory[1] + 5 * SLOT);
-    cr_expect_eq(has(30).generation, (uintptr_t)memory[0] + 5 * 8);
+    cr_expect_eq(has(30).seq, (uintptr_t)memory[0] + 5 * 8);
     cr_expect_eq(has(30).told, 12);
     cr_expect_eq(has(0).bytes, (uintptr_t)memory[1] + 7 * SLOT);
     cr_expect_eq(has(4).bytes, 0);
@@ -208,7 +207,7 @@ Test(cuda_decode_window, another_connection)
     maps[n_maps - 1].slab = UCM_PLACE_NONE; /* its table */
     cr_expect_eq(put(9, (struct ucm_place){.slab = 0, .opened = 1}), 0);
     cr_expect_eq(has(9).bytes, 0, "a place of the old one");
-    cr_expect_neq(has(3).bytes, 0, "its memory is still mapped, and its generations tell");
+    cr_expect_neq(has(3).bytes, 0, "its memory is still mapped, and its sequence numbers tell");
     cr_expect_eq(update(0), 6);
     cr_expect_eq(released, 2);
     cr_expect_eq(has(3).bytes, 0);

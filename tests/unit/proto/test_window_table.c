@@ -1,5 +1,5 @@
-/* The generations of a window: every order in which a writer's and a reader's steps may take effect, with what
- * the fences leave open; and the functions of proto/memory/window.h, between threads. */
+/* The sequence numbers of a window: every order in which a writer's and a reader's steps may take effect, with
+ * what the fences leave open; and the functions of proto/memory/window.h, between threads. */
 /* Sanitizers: thread */
 #include "proto/memory/window.h"
 
@@ -14,7 +14,7 @@
  * or compiler. The model runs all of them, and counts those in which the reader believes what it must not. */
 
 enum { GENERATION, WORD_0, WORD_1, VARIABLES };
-#define TOLD 2 /* the generation of the bytes 1 1 */
+#define TOLD 2 /* the sequence number of the bytes 1 1 */
 
 struct step {
     int variable;
@@ -35,7 +35,7 @@ struct model {
 
 static void judge(struct model *m)
 {
-    const int *seen = m->seen + m->writer; /* generation, words, generation */
+    const int *seen = m->seen + m->writer; /* seq, words, seq */
 
     m->runs++;
     if (seen[0] != TOLD || seen[3] != TOLD)
@@ -110,14 +110,14 @@ Test(window_table, no_order_shows_other_bytes)
     cr_expect_gt(m.runs, 1000u);
 }
 
-/* Release and acquire matter to a reader that is told the generation which is being published: below. */
+/* Release and acquire matter to a reader that is told the sequence number which is being published: below. */
 Test(window_table, each_fence_is_needed)
 {
     cr_expect_gt(run(ALL & ~FENCE_RETRACT).wrong, 0u);
     cr_expect_gt(run(ALL & ~FENCE_END).wrong, 0u);
 }
 
-/* The reader is told the place that will be filled: its bytes must be there when the generation is. */
+/* The reader is told the place that will be filled: its bytes must be there when the sequence number is. */
 Test(window_table, release_and_acquire_are_needed)
 {
     for (unsigned drop = 0; drop <= ACQUIRE; drop += 2) { /* none, RELEASE, ACQUIRE */
@@ -145,36 +145,36 @@ Test(window_table, release_and_acquire_are_needed)
 
 Test(window_table, what_is_never_right)
 {
-    _Atomic uint64_t generation = 0;
+    _Atomic uint64_t seq = 0;
 
-    cr_expect_not(ucm_window_begin(&generation, 0), "an entry that was never used");
-    ucm_window_retract(&generation);
-    cr_expect_eq(generation, 1u);
-    cr_expect_not(ucm_window_begin(&generation, 1), "odd");
-    ucm_window_publish(&generation, 10);
-    cr_expect(ucm_window_begin(&generation, 10));
-    cr_expect(ucm_window_end(&generation, 10));
-    cr_expect_not(ucm_window_begin(&generation, 8));
-    ucm_window_retract(&generation);
-    ucm_window_retract(&generation);
-    cr_expect_eq(generation, 11u);
-    cr_expect_not(ucm_window_end(&generation, 10));
+    cr_expect_not(ucm_window_begin(&seq, 0), "an entry that was never used");
+    ucm_window_retract(&seq);
+    cr_expect_eq(seq, 1u);
+    cr_expect_not(ucm_window_begin(&seq, 1), "odd");
+    ucm_window_publish(&seq, 10);
+    cr_expect(ucm_window_begin(&seq, 10));
+    cr_expect(ucm_window_end(&seq, 10));
+    cr_expect_not(ucm_window_begin(&seq, 8));
+    ucm_window_retract(&seq);
+    ucm_window_retract(&seq);
+    cr_expect_eq(seq, 11u);
+    cr_expect_not(ucm_window_end(&seq, 10));
 }
 
 #define WORDS 64u
 #define FILLS 2000u
 
-static _Atomic uint64_t generation, told;
+static _Atomic uint64_t seq, told;
 static _Atomic uint64_t words[WORDS]; /* what the writer's memcpy and the reader's would touch */
 
 static void *writer(void *arg)
 {
     (void)arg;
     for (uint64_t fill = 1; fill <= FILLS; fill++) {
-        ucm_window_retract(&generation);
+        ucm_window_retract(&seq);
         for (unsigned i = 0; i < WORDS; i++)
             atomic_store_explicit(&words[i], 2 * fill, memory_order_relaxed);
-        ucm_window_publish(&generation, 2 * fill);
+        ucm_window_publish(&seq, 2 * fill);
         atomic_store_explicit(&told, 2 * fill, memory_order_release);
     }
     return NULL;
@@ -188,11 +188,11 @@ Test(window_table, a_reader_beside_a_writer)
     cr_assert_eq(pthread_create(&thread, NULL, writer, NULL), 0);
     do {
         place = atomic_load_explicit(&told, memory_order_acquire);
-        if (!ucm_window_begin(&generation, place))
+        if (!ucm_window_begin(&seq, place))
             continue;
         for (unsigned i = 0; i < WORDS; i++)
             copy[i] = atomic_load_explicit(&words[i], memory_order_relaxed);
-        if (!ucm_window_end(&generation, place))
+        if (!ucm_window_end(&seq, place))
             continue;
         right++;
         for (unsigned i = 0; i < WORDS; i++)

@@ -1,5 +1,5 @@
 /* What the tests of relocations share: a cache with windows, a copier that copies when a test says so, and a worker
- * that looks at the table of generations. */
+ * that looks at the table of sequence numbers. */
 #ifndef UCMD_TESTS_RELOCATE_RIG_H
 #define UCMD_TESTS_RELOCATE_RIG_H
 
@@ -140,7 +140,7 @@ static inline bool readable(struct arena_group *g, const struct lend_place *plac
 
     cr_assert_neq((void *)p, MAP_FAILED);
     right = ucm_window_begin(&table[ucm_window_entry(h.slots_per_slab, place->window, place->slot)],
-                             place->generation);
+                             place->seq);
     munmap(p, bytes);
     return right;
 }

@@ -185,7 +185,7 @@ Test(lend, a_budget_of_nothing)
     cr_expect_eq(lend_used_bytes(arena), 0u);
 }
 
-Test(lend, generations_of_a_place)
+Test(lend, sequence_numbers_of_a_place)
 {
     struct ucm_window_header h;
     const _Atomic uint64_t *table;
@@ -208,18 +208,18 @@ Test(lend, generations_of_a_place)
     arena_slot_publish(arena, slot);
     p = place_of(slot);
     entry = ucm_window_entry(h.slots_per_slab, p.window, p.slot);
-    cr_expect_eq(p.generation % 2, 0u);
-    cr_expect_neq(p.generation, 0u);
-    cr_expect(ucm_window_begin(&table[entry], p.generation));
-    cr_expect(ucm_window_end(&table[entry], p.generation));
+    cr_expect_eq(p.seq % 2, 0u);
+    cr_expect_neq(p.seq, 0u);
+    cr_expect(ucm_window_begin(&table[entry], p.seq));
+    cr_expect(ucm_window_end(&table[entry], p.seq));
     arena_slot_publish(arena, other);
     q = place_of(other);
-    cr_expect_neq(q.generation, p.generation);
+    cr_expect_neq(q.seq, p.seq);
 
     arena_slot_retract(arena, slot);
     cr_expect_eq(table[entry] % 2, 1u);
-    cr_expect_gt(table[entry], p.generation);
-    cr_expect_not(ucm_window_end(&table[entry], p.generation));
+    cr_expect_gt(table[entry], p.seq);
+    cr_expect_not(ucm_window_end(&table[entry], p.seq));
     cr_expect_not(lend_place(arena, slot, &q));
     arena_slot_retract(arena, slot);
     cr_expect_eq(table[entry] % 2, 1u, "twice is once");
@@ -230,9 +230,9 @@ Test(lend, generations_of_a_place)
     cr_expect_eq(table[entry] % 2, 1u, "while it is filled");
     arena_slot_publish(arena, slot);
     q = place_of(slot);
-    cr_expect_gt(q.generation, p.generation);
-    cr_expect_not(ucm_window_begin(&table[entry], p.generation));
-    cr_expect(ucm_window_begin(&table[entry], q.generation));
+    cr_expect_gt(q.seq, p.seq);
+    cr_expect_not(ucm_window_begin(&table[entry], p.seq));
+    cr_expect(ucm_window_begin(&table[entry], q.seq));
     arena_slot_free(arena, slot); /* without retract */
     cr_expect_eq(table[entry] % 2, 1u);
     arena_slot_free(arena, other);

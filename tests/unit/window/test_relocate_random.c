@@ -1,5 +1,5 @@
 /* Everything that happens to parts in windows, at random: whoever was told a place finds its bytes there, or
- * another generation; and nothing is left over. UCM_SEED repeats a run. */
+ * another seq; and nothing is left over. UCM_SEED repeats a run. */
 #include "tests/unit/random.h"
 #include "tests/unit/window/relocate_rig.h"
 

@@ -143,7 +143,7 @@ class Supply:
         self.rows, self._numbers = Rows(rows, self._forget), list(range(requests))
         self.sequences: dict[str, Sequence] = {}
         self._ns: Optional[Namespace] = None
-        self._generation = 0
+        self._connection_epoch = 0
         self._landing_region: Optional[Region] = None
         self._summary_region: Optional[Region] = None
         self._window: Optional[Window] = None
@@ -183,10 +183,10 @@ class Supply:
         ns, summaries = self.source.ns, self.source.summaries
         if ns is None or summaries is None:
             return False
-        if ns is not self._ns or ns.client.generation != self._generation:
+        if ns is not self._ns or ns.client.connection_epoch != self._connection_epoch:
             for sequence in self.sequences.values():
                 sequence.forsake()
-            self._generation = ns.client.generation
+            self._connection_epoch = ns.client.connection_epoch
         if ns is not self._ns:
             self._landing_region = self._summary_region = self._window = None
             self._ns = ns if self._registered(ns, summaries) else None
@@ -267,11 +267,11 @@ class Supply:
             self.rows.release(row)
         sequence.forsake()
 
-    def adopt(self, sequence: Sequence, registered: BlockSequence, generation: int) -> None:
-        """The sequence is new, and `registered` has its first blocks; it is the sequence's from now on. generation: the client's when that was
+    def adopt(self, sequence: Sequence, registered: BlockSequence, connection_epoch: int) -> None:
+        """The sequence is new, and `registered` has its first blocks; it is the sequence's from now on. connection_epoch: the client's when that was
         made. One of an older connection is closed."""
         ns = self._ns if self._connected() else None
-        if ns is None or registered.client is not ns.client or generation != self._generation:
+        if ns is None or registered.client is not ns.client or connection_epoch != self._connection_epoch:
             registered.close()
             return
         sequence.registered, sequence.kept, sequence.asked = registered, len(registered), len(registered)
@@ -372,7 +372,7 @@ class Supply:
         """What keep() asks for, of all sequences, while a step runs: about so long, and nothing that a step reads changes before the
         next _come(). Whether it asked for anything."""
         until, ns, asked = time.monotonic() + seconds, self.source.ns, False
-        if ns is None or ns is not self._ns or ns.client.generation != self._generation:
+        if ns is None or ns is not self._ns or ns.client.connection_epoch != self._connection_epoch:
             return False
         for sequence in sorted(self.sequences.values(), key=lambda sequence: sequence.again):
             now = time.monotonic()

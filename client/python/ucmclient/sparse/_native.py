@@ -225,7 +225,7 @@ class Place(Structure):
     _fields_ = [
         ("slab", c_uint32),
         ("slot", c_uint32),
-        ("generation", c_uint64),
+        ("seq", c_uint64),
         ("opened", c_uint64),
     ]
 

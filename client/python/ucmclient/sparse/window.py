@@ -44,7 +44,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Mapping:
-    """Memory of the window: a slab, or the table of generations (slab None). wanted: Window.release it."""
+    """Memory of the window: a slab, or the table of sequence numbers (slab None). wanted: Window.release it."""
 
     address: int
     bytes: int
@@ -127,10 +127,10 @@ class Window(_Handle):
         return None if rc == MISS else out
 
     def address(self, place: native.Place) -> Optional[tuple[int, int]]:
-        """Where the block's bytes and its generation lie, for a kernel; None: a miss."""
-        where, generation = c_void_p(), c_void_p()
-        rc = check(lib.ucm_window_address(self.handle, byref(place), byref(where), byref(generation)))
-        return None if rc == MISS else (where.value or 0, generation.value or 0)
+        """Where the block's bytes and its sequence number lie, for a kernel; None: a miss."""
+        where, seq = c_void_p(), c_void_p()
+        rc = check(lib.ucm_window_address(self.handle, byref(place), byref(where), byref(seq)))
+        return None if rc == MISS else (where.value or 0, seq.value or 0)
 
     def mappings(self) -> list[Mapping]:
         room, n = 16, c_uint32()

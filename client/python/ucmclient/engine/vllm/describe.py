@@ -89,7 +89,7 @@ class Describer:
         ns = self._ns_of()
         if ns is None or time.monotonic() < self._not_before:
             return
-        connection = ns, ns.client.generation
+        connection = ns, ns.client.connection_epoch
         if connection != self._known_of:
             self._known_of, self._known = connection, OrderedDict()
         end = min(end, tracked.own_from)  # what only this request may read stands for more than its tokens

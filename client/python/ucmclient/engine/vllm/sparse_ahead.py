@@ -26,7 +26,7 @@ _LOOK, _LONGEST = 0.25, 10.0
 
 
 class _Coming:
-    """A request's. sequence keeps its blocks and their pins, and is its own until take(); with it the generation of its connection."""
+    """A request's. sequence keeps its blocks and their pins, and is its own until take(); with it the epoch of its connection."""
 
     def __init__(self, keys: bytes):
         self.keys = keys
@@ -68,7 +68,7 @@ class Ahead:
         return ready
 
     def take(self, name: str) -> Optional[tuple[BlockSequence, int]]:
-        """The sequence of all the keys, for the caller to close, and the generation of its connection; None: it has not come."""
+        """The sequence of all the keys, for the caller to close, and the epoch of its connection; None: it has not come."""
         coming = self._coming.pop(name, None)
         if coming is None:
             return None
@@ -116,7 +116,7 @@ class Ahead:
         ask, summaries, left = self._source.ask, self._source.summaries, self._deadline
         if summaries is None:
             return None
-        generation = summaries.client.generation
+        connection_epoch = summaries.client.connection_epoch
         sequence: Optional[BlockSequence] = ask(BlockSequence, summaries, self._part, timeout=left)
         if sequence is None:
             return None
@@ -129,7 +129,7 @@ class Ahead:
         except BaseException:  # what nobody closes, the daemon keeps: its blocks could neither go nor be stored again
             sequence.close()
             raise
-        return sequence, generation
+        return sequence, connection_epoch
 
     def _pin_all(self, sequence: BlockSequence, blocks: int, coming: _Coming) -> None:
         """Until all are in the window that will be: when none comes for a while, there is no room, or it takes too long."""

@@ -333,7 +333,7 @@ class WorkerHalf:
         """Stores of these copies, without a layer yet. None if there is no daemon, or it can't wait for events."""
         if self.link.region is None or self._events_refused:
             return []
-        until, of = time.monotonic() + self.settings.transfer_deadline, self.link.region.client.generation
+        until, of = time.monotonic() + self.settings.transfer_deadline, self.link.region.client.connection_epoch
         stores = [_Store(copies, None, until, Tasks(), layers_of=of) for copies in groups]
         self._stores += stores
         return stores
@@ -341,7 +341,7 @@ class WorkerHalf:
     def dump_layers(self, store: _Store, first: int, n: int) -> None:
         """Hands over n layers of a store, whose KV is there when its event has come."""
         region, task = self.link.region, None
-        if region is not None and region.client.generation == store.layers_of and store.task.broken is None:
+        if region is not None and region.client.connection_epoch == store.layers_of and store.task.broken is None:
             region.computes(True)
             task = self._dump(region, store, layer=first, layers=n)
         if task is None:
