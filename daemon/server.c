@@ -17,7 +17,7 @@
 #include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
 #include "daemon/snapshot/snapshot.h"
-#include "daemon/window/lend.h"
+#include "daemon/window/grant.h"
 #include "proto/build.h"
 
 #include <assert.h>
@@ -81,14 +81,14 @@ static void slab_ready_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes)
 /* The tier reads and writes it unregistered, a few per cent dearer: registered, the kernel would
  * hold the memory after it was given back, and another tenant could not have it before all reads
  * have ended. */
-static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, void *base,
+static void window_cb(void *ctx, enum arena_granted_event event, uint32_t window, void *base,
                       uint64_t bytes)
 {
     struct server *s = ctx;
 
-    if (event == LENT_GOES)
+    if (event == GRANTED_GOES)
         device_set_memory_remove(s->devices, base, bytes);
-    else if (event == LENT_READY && device_set_memory_add(s->devices, base, bytes) != 0)
+    else if (event == GRANTED_READY && device_set_memory_add(s->devices, base, bytes) != 0)
         log_warn("server", "unpinned", "window=%u reason=\"%s\"", window, "no memory to note it");
 }
 
@@ -97,7 +97,7 @@ static void memory_removed_cb(void *ctx, void *base, uint64_t bytes)
     struct server *s = ctx;
 
     (void)bytes;
-    lend_let_go(s->arena, lend_at(s->arena, base));
+    grant_let_go(s->arena, grant_at(s->arena, base));
 }
 
 static void arena_ended_cb(void *ctx)
@@ -189,9 +189,9 @@ static int arena_init(struct server *s, struct ucm_error *e)
         .numa = numa_used(s),
         .deadlines = &s->deadlines,
         .ended_cb = arena_ended_cb,
-        .lent = c->window_size,
-        .lent_max = memory_total(),
-        .lent_cb = window_cb,
+        .granted = c->window_size,
+        .granted_max = memory_total(),
+        .granted_cb = window_cb,
         .ctx = s,
     };
     int rc = 0;

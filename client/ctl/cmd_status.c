@@ -73,13 +73,13 @@ static void print_cache(const msgpack_object *m)
 /* DRAM that workers read by themselves: what they map, and how much of that is pinned. */
 static void print_windows(const msgpack_object *m)
 {
-    char lent[HUMAN_BYTES], pinned[HUMAN_BYTES], budget[HUMAN_BYTES];
+    char granted[HUMAN_BYTES], pinned[HUMAN_BYTES], budget[HUMAN_BYTES];
 
     if (answer_u64(m, "window_bytes_configured") == 0 && answer_u64(m, "windows") == 0)
         return;
-    printf("windows    %" PRIu64 " open, %s of %s lent, %s pinned; %" PRIu64
+    printf("windows    %" PRIu64 " open, %s of %s granted, %s pinned; %" PRIu64
            " slabs wanted back, %" PRIu64 " blocks left out\n",
-           answer_u64(m, "windows"), human_bytes(lent, answer_u64(m, "window_bytes")),
+           answer_u64(m, "windows"), human_bytes(granted, answer_u64(m, "window_bytes")),
            human_bytes(budget, answer_u64(m, "window_bytes_configured")),
            human_bytes(pinned, answer_u64(m, "window_pinned_bytes")),
            answer_u64(m, "window_revocations"), answer_u64(m, "window_full"));

@@ -247,7 +247,7 @@ struct ucm_sparse_selected {
     float *scores;    /* receives their scores; NULL: not wanted */
     uint32_t counts_room, index_room; /* elements; ucm_sparse_room tells how many are enough */
     uint32_t n_lists, n_blocks;       /* written: elements of counts and of index */
-    uint32_t gone; /* chosen, but evicted by name meanwhile, and so left out: recompute them */
+    uint32_t evicted; /* chosen, but evicted by name meanwhile, and so left out: recompute them */
     uint64_t no_summary; /* blocks of the rows without a summary: always chosen, up to `limit` */
 };
 /* How much room the answer takes at most while each block has a summary that is not poisoned;

@@ -217,7 +217,7 @@ static void key_change(struct keys_sweep *k, const uint8_t *key)
     if (how == CACHE_EVICT_NONE)
         change->result.missing += !ref || change->tier == 0;
     /* One that stays, because it is pinned, say, keeps its files, too. */
-    if (k->removes && (how != CACHE_EVICT_LATER || cache_doomed(modules->cache, ref)))
+    if (k->removes && (how != CACHE_EVICT_LATER || cache_deleting(modules->cache, ref)))
         key_removes(k, key, roots);
 }
 
@@ -264,7 +264,7 @@ static void keys_step_cb(struct sweep *w)
         else
             key_change(k, key_at(k, k->at));
     }
-    windows_doomed(w->r.s->rq);
+    windows_deleting(w->r.s->rq);
     if (k->at < n)
         sweep_go_on(w);
     else
@@ -386,7 +386,7 @@ static void all_step_cb(struct sweep *w)
     a->cursor = index_scan(rq->modules.index, w->ns, a->cursor, page_of(w), refs, &n);
     for (uint32_t i = 0; i < n; i++)
         change_apply(rq->modules.cache, &w->change, refs[i]);
-    windows_doomed(rq);
+    windows_deleting(rq);
     if (a->cursor != 0)
         return;
     a->swept = true;

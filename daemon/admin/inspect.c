@@ -193,7 +193,7 @@ int method_inspect(struct call *call)
     proto_pack_flag(&pb.pk, "complete", block_complete(b, ns));
     proto_pack_u64(&pb.pk, "ready", b->whole_parts);
     proto_pack_flag(&pb.pk, "pinned", b->flags & BLOCK_PINNED);
-    proto_pack_flag(&pb.pk, "doomed", b->flags & BLOCK_DOOMED);
+    proto_pack_flag(&pb.pk, "deleting", b->flags & BLOCK_DELETING);
     proto_pack_u64(&pb.pk, "leases", b->leases);
     proto_pack_u64(&pb.pk, "heat", policy_heat(index_block(rq->modules.index, ref)));
     proto_pack_str(&pb.pk, "parts");

@@ -36,7 +36,7 @@ static bool slab_is_ready(const struct arena *a, const struct slab *e)
 {
     uint32_t slab = (uint32_t)(e - a->slab);
 
-    return arena_slab_lent(a, slab) || slab < a->ready;
+    return arena_slab_granted(a, slab) || slab < a->ready;
 }
 
 void arena_slab_unpoison(const struct arena *a, uint32_t slab)
@@ -219,8 +219,8 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     if (slab_is_ready(a, e))
         poison(memory, e->slot_bytes, 0);
     slot_push_free(e, slot);
-    if (arena_slab_lent(a, slab)) {
-        a->lent_freed(a, e, slot);
+    if (arena_slab_granted(a, slab)) {
+        a->granted_freed(a, e, slot);
         return;
     }
     a->used_slots--;
@@ -239,7 +239,7 @@ void *arena_memory(struct arena *a, slot_ref ref, uint64_t *slot_bytes)
     uint32_t slab = (ref - 1) >> a->slot_bits, slot = (ref - 1) & ((1u << a->slot_bits) - 1);
     struct slab *e = &a->slab[slab];
 
-    assert(ref != 0 && slab < a->slabs + a->lent && slot < e->slots &&
+    assert(ref != 0 && slab < a->slabs + a->granted && slot < e->slots &&
            !(e->owner[slot] & SLOT_FREE));
     if (slot_bytes)
         *slot_bytes = e->slot_bytes;
@@ -302,7 +302,7 @@ bool arena_slab_closed(const struct arena *a, uint32_t slab)
 
 uint64_t arena_slab_slot_bytes(const struct arena *a, uint32_t slab)
 {
-    return arena_slab_lent(a, slab) || slab >= a->ready ? 0 : a->slab[slab].slot_bytes;
+    return arena_slab_granted(a, slab) || slab >= a->ready ? 0 : a->slab[slab].slot_bytes;
 }
 
 /* ---- slots of an earlier run ---- */
@@ -385,7 +385,7 @@ uint64_t arena_slab_bytes(const struct arena *a)
 
 uint32_t arena_slabs(const struct arena *a)
 {
-    return a->slabs + a->lent;
+    return a->slabs + a->granted;
 }
 
 uint32_t arena_nodes(const struct arena *a)

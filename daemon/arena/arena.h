@@ -32,15 +32,15 @@ struct uv_loop_s;
 
 struct arena_group;
 
-/* Of a slab that may be lent to a group (daemon/window/lend.h). */
-enum arena_lent_event {
-    LENT_READY,  /* it has memory, and no slot was handed out */
-    LENT_FAILED, /* there was no memory for it */
-    /* It has no slots any more. Whoever registered its memory undoes that; then lend_let_go, which
+/* Of a slab that may be granted to a group (daemon/window/grant.h). */
+enum arena_granted_event {
+    GRANTED_READY,  /* it has memory, and no slot was handed out */
+    GRANTED_FAILED, /* there was no memory for it */
+    /* It has no slots any more. Whoever registered its memory undoes that; then grant_let_go, which
      * may be called at once. */
-    LENT_GOES,
-    LENT_KEPT, /* a worker did not let go of it: nobody waits for it any more */
-    LENT_GONE, /* its memory was given back */
+    GRANTED_GOES,
+    GRANTED_KEPT, /* a worker did not let go of it: nobody waits for it any more */
+    GRANTED_GONE, /* its memory was given back */
 };
 
 struct arena_config {
@@ -61,12 +61,13 @@ struct arena_config {
     void (*slab_ready_cb)(void *ctx, uint32_t slab, void *base, uint64_t bytes);
     /* Runs when the file system was full: the arena has less than configured. May be NULL. */
     void (*ended_cb)(void *ctx);
-    /* Bytes that may be lent at first; and that ever may, for which address space is reserved. */
-    uint64_t lent, lent_max;
-    /* Something happened to the slab with that number of those that may be lent. On the event
-     * loop. May be NULL if lent_max is 0. */
-    void (*lent_cb)(void *ctx, enum arena_lent_event event, uint32_t number, void *base,
-                    uint64_t bytes);
+    /* Bytes that may be granted at first; and that ever may, for which address space is
+     * reserved. */
+    uint64_t granted, granted_max;
+    /* Something happened to the slab with that number of those that may be granted. On the event
+     * loop. May be NULL if granted_max is 0. */
+    void (*granted_cb)(void *ctx, enum arena_granted_event event, uint32_t number, void *base,
+                       uint64_t bytes);
     void *ctx;
 };
 
@@ -99,7 +100,7 @@ bool arena_slab_owners(struct arena *a, uint32_t slab, bool (*visit)(void *ctx, 
  * The slab has slots in use. */
 void arena_slab_close(struct arena *a, uint32_t slab, bool closed);
 bool arena_slab_closed(const struct arena *a, uint32_t slab);
-/* 0: it has no slots, is not ready, or is lent. */
+/* 0: it has no slots, is not ready, or is granted. */
 uint64_t arena_slab_slot_bytes(const struct arena *a, uint32_t slab);
 
 /* Takes a slot of an earlier run, before arena_grow. It is in use from then on; its memory may be
@@ -119,10 +120,11 @@ uint64_t arena_bytes_configured(const struct arena *a); /* when it has grown */
  * earlier run. */
 bool arena_space_comes(const struct arena *a, uint64_t bytes);
 uint64_t arena_slab_bytes(const struct arena *a);
-uint32_t arena_slabs(const struct arena *a); /* numbers of slabs, those that may be lent included */
+/* numbers of slabs, those that may be granted included */
+uint32_t arena_slabs(const struct arena *a);
 
-/* ---- groups: some slabs are lent to a tenant, whose workers read their slots by themselves
- * (daemon/window/lend.h) ----
+/* ---- groups: some slabs are granted to a tenant, whose workers read their slots by themselves
+ * (daemon/window/grant.h) ----
  *
  * They are numbered from 0 and, where this header says `slab`, follow the ordinary ones. A slot
  * of one is a slot as any other, and the daemon tells readers what it holds. */

@@ -1,5 +1,5 @@
 /* Shared by the files of this module only: arena.c has the slots, life.c makes slabs ready, and
- * begins and ends all; daemon/window/lend_internal.h has what lends slabs to groups. */
+ * begins and ends all; daemon/window/grant_internal.h has what grants slabs to groups. */
 #ifndef UCMD_ARENA_INTERNAL_H
 #define UCMD_ARENA_INTERNAL_H
 
@@ -14,8 +14,8 @@
 #define SLOT_FREE (UINT64_C(1) << 63)
 
 struct slab {
-    /* In its home's free list, in `partial`, or (full, closed, not ready) in none. One that is lent
-     * may be in its group's empty list. */
+    /* In its home's free list, in `partial`, or (full, closed, not ready) in none. One that is
+     * granted may be in its group's empty list. */
     struct list link;
     char *base;
     uint64_t *owner;            /* by slot */
@@ -26,7 +26,7 @@ struct slab {
     /* The first one that was not handed out since it has slots of this size; slots: none. */
     uint32_t fresh;
     uint32_t home;
-    struct arena_group *group; /* that it is lent to */
+    struct arena_group *group; /* that it is granted to */
     bool closed;               /* it is being emptied: not in arena.partial */
 };
 
@@ -58,10 +58,12 @@ struct arena {
     bool threaded;
     bool unplaced; /* the thread's: placing failed, and was logged */
 
-    struct lender *lender; /* daemon/window/lend_internal.h */
-    uint32_t lent;         /* slabs that may be lent to groups, behind `slabs` */
-    uint32_t lent_used; /* the first ones, which have been: no memory is touched for the others */
-    void (*lent_freed)(struct arena *a, struct slab *e, uint32_t slot); /* one of theirs is free */
+    struct granter *granter; /* daemon/window/grant_internal.h */
+    uint32_t granted;        /* slabs that may be granted to groups, behind `slabs` */
+    /* the first ones, which have been: no memory is touched for the others */
+    uint32_t granted_used;
+    /* one of theirs is free */
+    void (*granted_freed)(struct arena *a, struct slab *e, uint32_t slot);
     unsigned handles; /* of the event loop, to be closed */
 };
 
@@ -76,7 +78,7 @@ slot_ref arena_slot_hand_out(struct arena *a, struct slab *e, uint64_t bytes, ui
 /* Its memory goes to somebody else. */
 void arena_slab_unpoison(const struct arena *a, uint32_t slab);
 
-static inline bool arena_slab_lent(const struct arena *a, uint32_t slab)
+static inline bool arena_slab_granted(const struct arena *a, uint32_t slab)
 {
     return slab >= a->slabs;
 }
@@ -86,12 +88,12 @@ static inline bool arena_slot_used(const struct slab *e, uint32_t slot)
     return !(e->owner[slot] & SLOT_FREE);
 }
 
-/* daemon/window/lend.c: address space for config.lent_max, or what there is. 0 or -errno. */
-int arena_lent_init(struct arena *a);
+/* daemon/window/grant.c: address space for config.granted_max, or what there is. 0 or -errno. */
+int arena_granted_init(struct arena *a);
 /* The thread has ended, and nobody uses or maps anything. */
-void arena_lent_close(struct arena *a);
+void arena_granted_close(struct arena *a);
 /* The handle of the event loop that is to be closed; NULL: none. */
-uv_async_t *arena_lent_handle(struct arena *a);
-void arena_lent_stop(struct arena *a);
+uv_async_t *arena_granted_handle(struct arena *a);
+void arena_granted_stop(struct arena *a);
 
 #endif

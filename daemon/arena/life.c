@@ -164,8 +164,8 @@ static int slabs_count(struct arena *a)
     if (n == 0 || n >= names)
         return -EINVAL;
     a->slabs = a->limit = (uint32_t)n;
-    n = a->config.lent_max / a->config.slab;
-    a->lent = (uint32_t)(n < names - 1 - a->slabs ? n : names - 1 - a->slabs);
+    n = a->config.granted_max / a->config.slab;
+    a->granted = (uint32_t)(n < names - 1 - a->slabs ? n : names - 1 - a->slabs);
     return 0;
 }
 
@@ -200,7 +200,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
         goto err_after_arena;
     rc = -ENOMEM;
     pthread_mutex_init(&a->lock, NULL);
-    a->slab = calloc((size_t)a->slabs + a->lent, sizeof(*a->slab));
+    a->slab = calloc((size_t)a->slabs + a->granted, sizeof(*a->slab));
     a->partial = calloc(config->slab / ARENA_ALIGN * (a->nodes + 1), sizeof(*a->partial));
     if (!a->slab || !a->partial)
         goto err_after_lock;
@@ -221,19 +221,19 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
     /* A core dump would be as large as the host's memory, and hold tenants' data. */
     if (madvise(a->base, a->slabs * config->slab, MADV_DONTDUMP) != 0)
         log_info("arena", "in-core-dumps", "errno=%d", errno);
-    rc = arena_lent_init(a);
+    rc = arena_granted_init(a);
     if (rc != 0)
         goto err_after_map;
     rc = config->file ? 0 : arena_grow(a);
     if (rc != 0)
-        goto err_after_lent;
+        goto err_after_granted;
     *out = a;
     return 0;
 
-err_after_lent:
-    arena_lent_close(a);
+err_after_granted:
+    arena_granted_close(a);
 err_after_map:
-    free(a->lender);
+    free(a->granter);
     munmap(a->base, a->slabs * config->slab);
 err_after_lock:
     pthread_mutex_destroy(&a->lock);
@@ -247,12 +247,12 @@ err_after_arena:
 
 static void arena_release(struct arena *a)
 {
-    for (uint32_t i = 0; i < a->slabs + a->lent_used; i++)
+    for (uint32_t i = 0; i < a->slabs + a->granted_used; i++)
         free(a->slab[i].owner);
     free(a->slab);
     free(a->partial);
     free(a->home);
-    free(a->lender);
+    free(a->granter);
     pthread_mutex_destroy(&a->lock);
     free(a);
 }
@@ -273,21 +273,21 @@ static void handle_close(struct arena *a, uv_async_t *handle)
 
 void arena_free(struct arena *a)
 {
-    uv_async_t *lent;
+    uv_async_t *granted;
 
     if (!a)
         return;
-    lent = arena_lent_handle(a);
+    granted = arena_granted_handle(a);
     grow_stop(a);
-    arena_lent_stop(a);
-    for (uint32_t i = 0; i < a->slabs + a->lent_used; i++)
+    arena_granted_stop(a);
+    for (uint32_t i = 0; i < a->slabs + a->granted_used; i++)
         arena_slab_unpoison(a, i);
-    arena_lent_close(a);
+    arena_granted_close(a);
     munmap(a->base, a->slabs * a->config.slab);
     if (a->threaded)
         handle_close(a, &a->grown);
-    if (lent)
-        handle_close(a, lent);
+    if (granted)
+        handle_close(a, granted);
     if (a->handles == 0)
         arena_release(a);
 }

@@ -58,10 +58,10 @@ int memfd_share(int fd)
 {
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)
         return -errno;
-    return memfd_lend(fd);
+    return memfd_grant(fd);
 }
 
-int memfd_lend(int own)
+int memfd_grant(int own)
 {
     char path[40];
     int fd;
@@ -72,7 +72,7 @@ int memfd_lend(int own)
 }
 
 /* The kernel grants a lease for writing to who alone has the file open (fcntl(2), F_SETLEASE). */
-int memfd_lent(int own)
+int memfd_granted(int own)
 {
     if (fcntl(own, F_SETLEASE, F_WRLCK) < 0)
         return errno == EAGAIN ? 1 : -errno;

@@ -14,11 +14,11 @@ int memfd_populate(int fd, uint64_t offset, char *p, uint64_t bytes);
  * own descriptor to read it, or -errno. */
 int memfd_share(int fd);
 /* From that one, a descriptor for a client: one with a file description of its own, so that
- * memfd_lent can tell. Or -errno. */
-int memfd_lend(int own);
-/* Does anybody still have the memory open or mapped by a descriptor of memfd_lend? 1 or 0, or
+ * memfd_granted can tell. Or -errno. */
+int memfd_grant(int own);
+/* Does anybody still have the memory open or mapped by a descriptor of memfd_grant? 1 or 0, or
  * -errno: the kernel can't tell (fs.leases-enable is 0). Pages that a process holds by other means,
  * in a pipe or pinned for a device, are not seen. */
-int memfd_lent(int own);
+int memfd_granted(int own);
 
 #endif

@@ -223,7 +223,7 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
         pending_writes_break(c, ref);
     if (b->leases > 0 || !block_idle(b, ns)) {
         if (all)
-            block_doom(c, ref);
+            block_mark_deleting(c, ref);
         return CACHE_EVICT_LATER;
     }
     if (tiers & CACHE_SHARE)
@@ -238,7 +238,7 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
     return CACHE_EVICT_DONE;
 }
 
-uint64_t cache_dooms(const struct cache *c)
+uint64_t cache_deletions(const struct cache *c)
 {
-    return c->dooms;
+    return c->deletions;
 }

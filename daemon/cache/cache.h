@@ -99,7 +99,7 @@ void cache_purge_end(struct cache *c, struct cache_purge *p);
 
 /* ---- blocks ---- */
 
-/* Complete, and not doomed: what a lookup may promise. */
+/* Complete, and not marked for deletion: what a lookup may promise. */
 bool cache_found(struct cache *c, block_ref ref);
 /* Complete and every part in DRAM. */
 bool cache_in_dram(struct cache *c, block_ref ref);
@@ -147,14 +147,14 @@ enum { CACHE_DRAM = 1, CACHE_NVME = 2, CACHE_SHARE = 4 };
 enum cache_evicted {
     CACHE_EVICT_NONE, /* nothing of it was there */
     CACHE_EVICT_DONE,
-    CACHE_EVICT_LATER, /* in use (with CACHE_ALL it is doomed, and goes with its last user), pinned,
+    CACHE_EVICT_LATER, /* in use (of CACHE_ALL: marked for deletion until then), pinned,
                         * or, with CACHE_DRAM alone, nowhere else */
 };
 enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers);
-/* How many blocks were doomed since the start: while it stays, no block that somebody holds became
- * doomed. */
-uint64_t cache_dooms(const struct cache *c);
-bool cache_doomed(struct cache *c, block_ref ref);
+/* How many blocks were marked for deletion since the start: while it stays, no block that somebody
+ * holds became marked for deletion. */
+uint64_t cache_deletions(const struct cache *c);
+bool cache_deleting(struct cache *c, block_ref ref);
 /* Returns whether it changed something. */
 bool cache_pin(struct cache *c, block_ref ref, bool pinned);
 

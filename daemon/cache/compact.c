@@ -52,7 +52,7 @@ static const struct part *part_at(struct cache *c, uint64_t owner, const struct 
     const struct block *b = index_peek(c->config.index, owner_block(owner));
 
     *ns = b ? index_ns(c->config.index, b->ns) : NULL;
-    if (!b || b->flags & BLOCK_DOOMED || owner_part(owner) >= (*ns)->identity.parts)
+    if (!b || b->flags & BLOCK_DELETING || owner_part(owner) >= (*ns)->identity.parts)
         return NULL;
     return &b->part[owner_part(owner)];
 }
@@ -91,7 +91,7 @@ static void move_go_on(struct compact_move *cm, bool give_up)
 {
     struct cache_move *m = &cm->move;
     struct cache *c = m->cache;
-    bool wanted = !cache_part(c, m->ref, m->part)->moving && !cache_doomed(c, m->ref);
+    bool wanted = !cache_part(c, m->ref, m->part)->moving && !cache_deleting(c, m->ref);
 
     if (wanted && cache_move_exchange(m)) {
         c->config.metrics->arena_parts_moved++;

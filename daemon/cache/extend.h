@@ -32,7 +32,7 @@ bool cache_restore(struct cache *c, const struct cache_restored *r);
 
 /* Blocks leave for it as for any. 0; -EBUSY, -EFBIG: see cache_slot. Until it is given back, after
  * which the caller calls cache_released, space may come. */
-int cache_slot_lend(struct cache *c, uint64_t bytes, int node, slot_ref *out);
+int cache_slot_grant(struct cache *c, uint64_t bytes, int node, slot_ref *out);
 void cache_slot_return(struct cache *c, slot_ref slot);
 
 /* ---- moving parts ----

@@ -52,12 +52,12 @@ struct cache {
     uint32_t tier_busy, share_busy; /* operations under way */
     /* of parts: copies, reads and writes, whose end may free a slot; no lasting ones */
     uint32_t users;
-    uint32_t lent; /* slots that are nobody's part, by cache_slot_lend */
+    uint32_t granted; /* slots that are nobody's part, by cache_slot_grant */
     struct table pending_writes, pending_reads;
     struct list pending_writes_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;
     struct cache_leased leased;
-    uint64_t dooms;
+    uint64_t deletions;
     uint64_t releases; /* how often something was released */
     struct cache_watchers watch;
     struct list followers; /* struct cache_follower */
@@ -144,8 +144,8 @@ static inline void part_unref(struct cache *c, struct part *p)
     c->users--;
 }
 
-/* It is found no more, and readers of slots that are lent miss its parts from now on. */
-void block_doom(struct cache *c, block_ref ref);
+/* It is found no more, and readers of slots that are granted miss its parts from now on. */
+void block_mark_deleting(struct cache *c, block_ref ref);
 
 /* ---- wait.c ---- */
 
@@ -184,8 +184,8 @@ struct pending_write {
 
 /* ---- ref.c ---- */
 
-/* After a reference or lease ended: removes a block that is doomed, or of which too little is left.
- * Who calls it calls cache_released, once for all. */
+/* After a reference or lease ended: removes a block that is marked for deletion, or of which too
+ * little is left. Who calls it calls cache_released, once for all. */
 void cache_settle(struct cache *c, block_ref ref, const struct block *b);
 
 /* Drops it; no copy is writing it. The caller calls cache_released. */

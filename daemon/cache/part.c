@@ -42,9 +42,9 @@ struct ns *cache_ns(struct cache *c, block_ref ref)
 
 /* ---- where they are ---- */
 
-bool cache_doomed(struct cache *c, block_ref ref)
+bool cache_deleting(struct cache *c, block_ref ref)
 {
-    return index_block(c->config.index, ref)->flags & BLOCK_DOOMED;
+    return index_block(c->config.index, ref)->flags & BLOCK_DELETING;
 }
 
 bool cache_found(struct cache *c, block_ref ref)
@@ -374,13 +374,13 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
     const struct part_view was = part_view(c, ref, part);
     struct part *p = was.p;
 
-    /* Readers of a slot that is lent read it by themselves: they miss it before anything may change
-     * it. */
+    /* Readers of a slot that is granted read it by themselves: they miss it before anything may
+     * change it. */
     if (was.in_dram && !was.slot)
         arena_slot_retract(c->arena, part_slot(p));
     p->dram = dram;
     p->dram_at.number = number; /* or slot */
-    if (dram == PART_DRAM_READY && !(was.b->flags & BLOCK_DOOMED) &&
+    if (dram == PART_DRAM_READY && !(was.b->flags & BLOCK_DELETING) &&
         arena_slot_group(c->arena, number))
         arena_slot_publish(c->arena, number);
     if (dram == PART_DRAM_NONE && p->nvme == PART_NVME_NONE)
@@ -391,14 +391,14 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
         policy_insert(c->config.policy, ref);
 }
 
-void block_doom(struct cache *c, block_ref ref)
+void block_mark_deleting(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
     uint8_t was = cache_status(c, ref);
 
-    c->dooms += !(b->flags & BLOCK_DOOMED);
-    b->flags |= BLOCK_DOOMED;
+    c->deletions += !(b->flags & BLOCK_DELETING);
+    b->flags |= BLOCK_DELETING;
     if (ns->follower || ns->tenant->follower)
         status_changed(c, ns, ref, was);
     for (uint32_t i = 0; i < ns->identity.parts; i++)

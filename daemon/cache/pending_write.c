@@ -89,7 +89,7 @@ int pending_write_claim(struct cache *c, struct pending_writes *pending_writes, 
     int rc;
 
     assert(n > 0 && layer + n <= ns->identity.layers[part]);
-    if (b->flags & BLOCK_DOOMED)
+    if (b->flags & BLOCK_DELETING)
         return -EINPROGRESS;
     /* A pending write goes on when recovery finds the part in the meantime. A part that is only
      * PRESUMED is taken: the worker that computed it anew may have missed it there. */

@@ -196,7 +196,7 @@ void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    if (part == ns->identity.parts - 1 || b->flags & (BLOCK_SHARE_QUEUED | BLOCK_DOOMED) ||
+    if (part == ns->identity.parts - 1 || b->flags & (BLOCK_SHARE_QUEUED | BLOCK_DELETING) ||
         share_writing(b, ns))
         return;
     /* In front: the block's other parts are in DRAM now, and may not be later. */

@@ -93,10 +93,10 @@ void cache_settle(struct cache *c, block_ref ref, const struct block *b)
 
     if (b->policy_data & POLICY_ASIDE)
         cache_reconsider(c, ref);
-    if (b->leases > 0 || (!(b->flags & BLOCK_DOOMED) && b->dram_parts > 0))
+    if (b->leases > 0 || (!(b->flags & BLOCK_DELETING) && b->dram_parts > 0))
         return;
     ns = index_ns(c->config.index, b->ns);
-    if ((b->flags & BLOCK_DOOMED || !block_complete(b, ns)) && block_idle(b, ns))
+    if ((b->flags & BLOCK_DELETING || !block_complete(b, ns)) && block_idle(b, ns))
         block_remove(c, ref);
 }
 
@@ -315,7 +315,7 @@ uint32_t cache_ref_ready(struct cache *c, const block_ref *refs, uint32_t n, uin
         struct part *p = b ? &b->part[part] : NULL;
 
         memory[i] = NULL;
-        if (held == most || !p || b->flags & BLOCK_DOOMED || p->dram != PART_DRAM_READY ||
+        if (held == most || !p || b->flags & BLOCK_DELETING || p->dram != PART_DRAM_READY ||
             p->users >= PART_USERS_MAX)
             continue;
         p->users++;

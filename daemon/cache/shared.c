@@ -22,7 +22,7 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
     if (ref == 0)
         return;
     b = index_block(c->config.index, ref);
-    if (b->flags & BLOCK_DOOMED)
+    if (b->flags & BLOCK_DELETING)
         return;
     for (uint32_t i = 0; i <= last; i++)
         if (b->part[i].share == PART_SHARE_NONE ||

@@ -511,16 +511,16 @@ int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool k
     return 0;
 }
 
-int cache_slot_lend(struct cache *c, uint64_t bytes, int node, slot_ref *out)
+int cache_slot_grant(struct cache *c, uint64_t bytes, int node, slot_ref *out)
 {
     int rc = cache_slot(c, bytes, 0, node, false, out);
 
-    c->lent += rc == 0;
+    c->granted += rc == 0;
     return rc;
 }
 
 void cache_slot_return(struct cache *c, slot_ref slot)
 {
-    c->lent--;
+    c->granted--;
     arena_slot_free(c->arena, slot);
 }

@@ -70,7 +70,8 @@ enum {
     LIST_KEPT,
     /* Of another slot size than was wanted, in a slab that could not be emptied. */
     LIST_STUCK,
-    /* In slots that are lent only: these are of no use to others. Who lends them empties them. */
+    /* In slots that are granted only: these are of no use to others. Who grants them empties
+     * them. */
     LIST_GROUPS,
 };
 _Static_assert((int)LIST_GROUPS < (int)POLICY_LISTS, "the policy has too few lists");

@@ -32,7 +32,7 @@ static bool part_wanted(struct cache *c, block_ref ref, const struct tier_found 
     const struct part *p = &b->part[f->name->part];
     uint64_t known = 0;
 
-    if (b->flags & BLOCK_DOOMED)
+    if (b->flags & BLOCK_DELETING)
         return false;
     if (p->nvme == PART_NVME_READY) {
         known = c->tier_ops->sequence(c->tier, part_loc(p));
@@ -109,7 +109,7 @@ static bool restored_wanted(const struct block *b, const struct cache_restored *
 {
     const struct part *p = &b->part[r->part];
 
-    return !(b->flags & BLOCK_DOOMED) && p->dram == PART_DRAM_NONE &&
+    return !(b->flags & BLOCK_DELETING) && p->dram == PART_DRAM_NONE &&
            (p->nvme == PART_NVME_NONE ||
             (p->nvme == PART_NVME_READY && (p->sealed || p->checksum == r->checksum)));
 }
@@ -151,7 +151,7 @@ static bool describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
     struct ns *ns;
     const struct block *b = cache_block(c, owner_block(owner), &ns);
 
-    if (b->part[part].nvme != PART_NVME_READY || b->flags & BLOCK_DOOMED)
+    if (b->part[part].nvme != PART_NVME_READY || b->flags & BLOCK_DELETING)
         return false;
     out->name = cache_tier_name(c, owner_block(owner), part);
     out->bytes = ns_part_bytes(ns, part);

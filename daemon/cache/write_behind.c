@@ -54,7 +54,7 @@ static bool share_lacks(const struct block *b, const struct ns *ns)
 static bool writable(const struct cache *c, enum write_to to, const struct block *b,
                      const struct ns *ns)
 {
-    if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
+    if (!block_complete(b, ns) || b->flags & BLOCK_DELETING)
         return false;
     if (to == WRITE_NVME)
         return c->tier && cache_block_dirty(b, ns) > 0;
@@ -212,12 +212,12 @@ static bool block_take(struct cache *c, enum write_to to, block_ref ref, unsigne
     struct block_queue *stalled;
     unsigned before = *left;
     struct ns *ns;
-    bool doomed, over;
+    bool deleting, over;
 
     if (!cache_still_waits(c, to, ref))
         return true;
-    doomed = index_block(c->config.index, ref)->flags & BLOCK_DOOMED;
-    stalled = doomed ? NULL : stalled_in(c, cache_ns(c, ref), to);
+    deleting = index_block(c->config.index, ref)->flags & BLOCK_DELETING;
+    stalled = deleting ? NULL : stalled_in(c, cache_ns(c, ref), to);
     if (stalled) {
         if (queue_push(stalled, ref) != 0)
             cache_write_give_up(c, to, ref);
@@ -226,7 +226,7 @@ static bool block_take(struct cache *c, enum write_to to, block_ref ref, unsigne
         return true;
     }
     cache_queued_set(c, to, ref, false);
-    if (doomed)
+    if (deleting)
         return true;
     ns = cache_ns(c, ref);
     over = block_write(c, to, ref, left) != -EAGAIN;
@@ -265,7 +265,7 @@ void cache_writes_abandon(struct cache *c)
             if (!cache_still_waits(c, to, ref))
                 continue;
             b = cache_block(c, ref, &ns);
-            parts = b->flags & BLOCK_DOOMED ? 0 : cache_parts_missing(b, ns, to);
+            parts = b->flags & BLOCK_DELETING ? 0 : cache_parts_missing(b, ns, to);
             cache_queued_set(c, to, ref, false);
             *write_dropped(c, to) += parts;
             blocks[to] += parts > 0;

@@ -42,7 +42,7 @@ static void share_cb(struct part_op *w, int status)
     cache_released(c);
     /* A file that was written while its block was evicted by name came too late for the removal of
      * the others; a write that failed may have left it, too. */
-    if (cache_doomed(c, w->ref))
+    if (cache_deleting(c, w->ref))
         share_remove(c->share, &w->io.share.id, &w->io.share.who);
     cache_put(c, w->ref, w->part);
     free(w);

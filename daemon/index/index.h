@@ -138,7 +138,7 @@ struct block {
 enum {
     BLOCK_PINNED = 1,    /* an operator pinned it: it is not evicted from the cache */
     BLOCK_IN_POLICY = 2, /* in the eviction policy of DRAM */
-    BLOCK_DOOMED = 4,    /* evicted while in use: not found any more, freed with its last user */
+    BLOCK_DELETING = 4,  /* evicted while in use: not found any more, freed with its last user */
     BLOCK_QUEUED = 8,    /* in the write-behind queue of NVMe */
     BLOCK_SHARE_QUEUED = 16, /* in the write-behind queue of the shared tier */
     BLOCK_SHARED_ONLY = 32,  /* listed: no part is in DRAM or on NVMe */
@@ -348,10 +348,10 @@ static inline bool block_complete(const struct block *b, const struct ns *ns)
     return b->whole_parts == ns->identity.parts;
 }
 
-/* Also not doomed: what a lookup may promise. */
+/* Also not marked for deletion: what a lookup may promise. */
 static inline bool block_found(const struct block *b, const struct ns *ns)
 {
-    return block_complete(b, ns) && !(b->flags & BLOCK_DOOMED);
+    return block_complete(b, ns) && !(b->flags & BLOCK_DELETING);
 }
 
 static inline bool part_on_share(const struct part *p)

@@ -244,7 +244,7 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
     if (!evicted)
         return;
     p->full = true;
-    learner_gone(p->learner, hash_of(p, b), b->policy_data & DATA_USES, p->count);
+    learner_evicted(p->learner, hash_of(p, b), b->policy_data & DATA_USES, p->count);
 }
 
 /* ---- which goes ---- */

@@ -42,7 +42,7 @@ void learner_reference(struct learner *l, uint64_t hash, uint32_t uses, uint64_t
 const int32_t *learner_bonus(const struct learner *l);
 /* A block was evicted: some of its hash and its uses are remembered, as its ghost. Without memory
  * for ghosts it goes on without. */
-void learner_gone(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram);
+void learner_evicted(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram);
 /* Forgets the block's ghosts, as it is back, or will be: the uses that it had, or -1. *late: it
  * left long ago. */
 int learner_back(struct learner *l, uint64_t hash, bool *late);

@@ -391,7 +391,7 @@ static int ghost_take(struct ghosts *g, uint64_t hash)
     return -1;
 }
 
-void learner_gone(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram)
+void learner_evicted(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram)
 {
     if (!l->remembers || in_dram > 2 * l->ghost_for) {
         uint64_t late = in_dram * LATE_FACTOR;

@@ -144,7 +144,7 @@ int method_lookup_table_open(struct call *call)
             &call->error, UCM_WIRE_UNSUPPORTED,
             "lookup tables need a kernel that seals memory against writers: Linux 5.1");
     if (rc == 0) {
-        fd = memfd_lend(lookup_tables_fd(ns, &r.bytes));
+        fd = memfd_grant(lookup_tables_fd(ns, &r.bytes));
         rc = fd < 0 ? fd : 0;
     }
     if (rc < 0)

@@ -104,7 +104,7 @@ static void ending_settle(struct ending *e)
     }
 }
 
-static void unlent_cb(struct loan *l)
+static void ungranted_cb(struct loan *l)
 {
     struct ending *e = LIST_ENTRY(l, struct ending, loan);
     struct lookup_tables *t = l->ctx;
@@ -125,7 +125,7 @@ static void kept_cb(struct loan *l)
              (unsigned long long)lookup_table_bytes(e->table));
 }
 
-static const struct loan_calls loan_calls = {unlent_cb, kept_cb};
+static const struct loan_calls loan_calls = {ungranted_cb, kept_cb};
 
 static void table_end(struct lookup_tables *t, const struct ns_lookup_table *h,
                       struct lookup_table *table, enum ucm_lookup_table_state last)

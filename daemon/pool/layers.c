@@ -74,7 +74,7 @@ static bool worth(struct layer_reads *r, block_ref ref, uint32_t part, uint32_t 
 static int stage_new(struct layer_reads *r, uint64_t part_bytes, int node)
 {
     struct layer_stage *g = calloc(1, sizeof(*g));
-    int rc = g ? cache_slot_lend(r->cache, part_bytes, node, &g->slot) : -ENOMEM;
+    int rc = g ? cache_slot_grant(r->cache, part_bytes, node, &g->slot) : -ENOMEM;
 
     if (rc != 0) {
         free(g);

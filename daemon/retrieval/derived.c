@@ -322,7 +322,7 @@ int derived_get(struct derived_space *space, block_ref base, block_ref derived, 
     struct derived_build *b = NULL;
     int rc;
 
-    if (cache_doomed(cache_at(space), derived))
+    if (cache_deleting(cache_at(space), derived))
         return -EINPROGRESS;
     rc = cache_get(cache_at(space), derived, part, priority, NUMA_NONE, w);
     if (rc != -ENOENT)

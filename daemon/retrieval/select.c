@@ -226,7 +226,7 @@ static uint32_t list_pack(const struct selection *s, const struct sequence *ch,
     uint32_t begin = l->first, end = begin + l->n;
 
     l->first = to;
-    if (!sequence_doomed(ch)) {
+    if (!sequence_deleting(ch)) {
         memmove(s->index + to, s->index + begin, l->n * sizeof(s->index[0]));
         if (s->chosen)
             memmove(s->chosen + to, s->chosen + begin, l->n * sizeof(s->chosen[0]));
@@ -249,15 +249,15 @@ static uint32_t list_pack(const struct selection *s, const struct sequence *ch,
 static uint32_t lists_pack(struct select_request *sr, uint32_t *total)
 {
     struct selection *s = &sr->s;
-    uint32_t per_row = selection_lists(s), to = 0, gone = 0;
+    uint32_t per_row = selection_lists(s), to = 0, evicted = 0;
 
     for (uint32_t i = 0; i < lists_of(s); i++) {
-        gone += list_pack(s, sr->sequences[i / per_row], &s->lists[i], to);
+        evicted += list_pack(s, sr->sequences[i / per_row], &s->lists[i], to);
         sr->counts[i] = s->lists[i].n;
         to += s->lists[i].n;
     }
     *total = to;
-    return gone;
+    return evicted;
 }
 
 /* Blocks that all lists of a row have in the answer. */
@@ -337,7 +337,7 @@ static void select_answer(struct select_request *sr)
     struct msg_select_r r = {.no_summary = sr->no_summary};
     uint32_t total;
 
-    r.gone = lists_pack(sr, &total);
+    r.evicted = lists_pack(sr, &total);
     r.counts = (struct proto_bin){(const uint8_t *)sr->counts, lists_of(s) * 4};
     r.index = (struct proto_bin){(const uint8_t *)s->index, total * 4};
     if (s->chosen)

@@ -308,14 +308,14 @@ struct sequence *call_sequence(struct call *call, uint64_t name)
     return NULL;
 }
 
-bool sequence_doomed(const struct sequence *ch)
+bool sequence_deleting(const struct sequence *ch)
 {
-    return cache_dooms(modules_of(ch)->cache) != ch->dooms;
+    return cache_deletions(modules_of(ch)->cache) != ch->deletions;
 }
 
 bool sequence_has(const struct sequence *ch, uint32_t block)
 {
-    return !sequence_doomed(ch) || !cache_doomed(modules_of(ch)->cache, ch->blocks[block].base);
+    return !sequence_deleting(ch) || !cache_deleting(modules_of(ch)->cache, ch->blocks[block].base);
 }
 
 static struct sequence *sequence_new(struct call *call, struct derived_space *space)
@@ -365,7 +365,7 @@ int method_sequence_open(struct call *call)
     if (!ch)
         return -call->error.code;
     ch->part = (uint32_t)m->part;
-    ch->dooms = cache_dooms(call->s->rq->modules.cache);
+    ch->deletions = cache_deletions(call->s->rq->modules.cache);
     ch->lease_ms = m->lease_ms && m->lease_ms < most_ms ? m->lease_ms : most_ms;
     sequence_renew(ch);
     return call_reply(call, &(struct msg_sequence){ch->name});

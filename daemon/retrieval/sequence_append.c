@@ -61,7 +61,7 @@ static void summaries_take(struct summary_walk *d, uint32_t from, uint32_t found
         if (memory[i]) {
             ch->blocks[ch->appended + i].summary = *ref;
             *ref = 0;
-        } else if (*ref != 0 && !cache_doomed(c, *ref)) {
+        } else if (*ref != 0 && !cache_deleting(c, *ref)) {
             cache_lease(c, *ref);
         } else {
             *ref = 0;

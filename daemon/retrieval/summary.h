@@ -58,7 +58,7 @@ struct sequence {
     struct sequence_block *blocks;
     struct sequence_summaries *summaries;
     uint32_t n_summaries; /* below n */
-    uint64_t dooms;       /* cache_dooms when it was opened */
+    uint64_t deletions;   /* cache_deletions when it was opened */
     uint64_t lease_ms;
     uint32_t users; /* requests that use it */
     struct walk *append;
@@ -78,7 +78,7 @@ void sequence_unref(struct sequence *ch);
  * loop may. True: none is left; otherwise session.settle_cb runs again. */
 bool sequences_close_all(struct session *s);
 /* Whether any block was evicted by name since the sequence was opened. */
-bool sequence_doomed(const struct sequence *ch);
+bool sequence_deleting(const struct sequence *ch);
 /* Whether the block may be used: it was not. */
 bool sequence_has(const struct sequence *ch, uint32_t block);
 

@@ -224,7 +224,7 @@ static void build_open(struct walk *w)
 /* A copy that this host has, or knows of. */
 static bool summary_exists(const struct walk *w, const struct walk_item *it)
 {
-    return !cache_doomed(w->modules->cache, it->ref) &&
+    return !cache_deleting(w->modules->cache, it->ref) &&
            (it->p->dram == PART_DRAM_READY || it->p->nvme == PART_NVME_READY ||
             it->p->share == PART_SHARE_KNOWN);
 }

@@ -30,19 +30,19 @@ static uint32_t slab_choose(const struct requests *rq, const struct window_tenan
     return best;
 }
 
-static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t *lent)
+static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t *granted)
 {
     const struct list *tenants = &windows_at(rq)->tenants;
     struct window_tenant *most = NULL;
 
-    *lent = 0;
+    *granted = 0;
     for (struct list *node = tenants->next; node != tenants; node = node->next) {
         struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
-        uint64_t bytes = lend_bytes(rq->modules.arena, t->group);
+        uint64_t bytes = grant_bytes(rq->modules.arena, t->group);
 
-        if (!most || bytes > *lent) {
+        if (!most || bytes > *granted) {
             most = t;
-            *lent = bytes;
+            *granted = bytes;
         }
     }
     return most;
@@ -52,22 +52,22 @@ bool window_claim(const struct window *w)
 {
     struct requests *rq = w->s->rq;
     struct arena *a = rq->modules.arena;
-    uint64_t part = lend_budget(a) / windows_at(rq)->n_tenants, lent;
-    uint64_t mine = lend_bytes(a, w->tenant->group) + lend_kept_bytes(a, w->tenant->group);
-    struct window_tenant *from = tenant_largest(rq, &lent);
+    uint64_t part = grant_budget(a) / windows_at(rq)->n_tenants, granted;
+    uint64_t mine = grant_bytes(a, w->tenant->group) + grant_kept_bytes(a, w->tenant->group);
+    struct window_tenant *from = tenant_largest(rq, &granted);
     struct windows *ws = windows_at(rq);
     uint64_t now_ms = uv_now(rq->modules.loop);
     uint32_t slab;
 
-    if (mine + w->tenant->header.slab_bytes > part || lent <= part || from == w->tenant)
+    if (mine + w->tenant->header.slab_bytes > part || granted <= part || from == w->tenant)
         return false;
-    if (ws->taking.from == from && ws->taking.until_ms > now_ms && lent >= ws->taking.lent)
+    if (ws->taking.from == from && ws->taking.until_ms > now_ms && granted >= ws->taking.granted)
         return true; /* one at a time */
     slab = slab_choose(rq, from);
     if (slab == UINT32_MAX)
         return false; /* nothing of it is pinned, and the cache could not empty any */
     ws->taking.from = from;
-    ws->taking.lent = lent;
+    ws->taking.granted = granted;
     ws->taking.until_ms = now_ms + TAKEN_MS;
     slab_take(rq, slab);
     return true;
@@ -112,10 +112,10 @@ void windows_reload(struct requests *rq)
     uint64_t budget = rq->modules.config->window_size, pinned;
     bool enough;
 
-    lend_budget_set(a, budget);
+    grant_budget_set(a, budget);
     window_slots_changed(&windows_at(rq)->relocations);
     pinned = pinned_count(rq);
-    enough = lend_bytes(a, NULL) <= budget;
+    enough = grant_bytes(a, NULL) <= budget;
     for (uint32_t i = 0; enough && i < windows_at(rq)->n_slabs; i++)
         windows_at(rq)->slabs[i].taken_ms = 0;
     for (; pinned > budget / arena_slab_bytes(a); pinned--) {

@@ -74,7 +74,7 @@ static int open_cb(struct requests *rq)
                                            .index = rq->modules.index,
                                            .metrics = rq->modules.metrics};
     relocations_open(&ws->relocations);
-    lend_watch(rq->modules.arena, &(struct lend_watcher){window_revoke_cb, changed_cb, rq});
+    grant_watch(rq->modules.arena, &(struct grant_watcher){window_revoke_cb, changed_cb, rq});
     return 0;
 }
 
@@ -82,7 +82,7 @@ static void close_cb(struct requests *rq)
 {
     cache_retry_cancel(&windows_at(rq)->sweeper);
     if (windows_at(rq)->relocations.arena) {
-        lend_watch(rq->modules.arena, NULL);
+        grant_watch(rq->modules.arena, NULL);
         relocations_close(&windows_at(rq)->relocations);
     }
     free(windows_at(rq)->slabs);
@@ -103,8 +103,8 @@ static void observe_cb(struct requests *rq, struct exposition *x)
 {
     const struct arena *a = rq->modules.arena;
 
-    x->metrics.window_bytes = lend_bytes(a, NULL) + lend_kept_bytes(a, NULL);
-    x->metrics.window_bytes_configured = lend_budget(a);
+    x->metrics.window_bytes = grant_bytes(a, NULL) + grant_kept_bytes(a, NULL);
+    x->metrics.window_bytes_configured = grant_budget(a);
 }
 
 const struct feature windows_feature = {.requests_bytes = sizeof(struct windows),

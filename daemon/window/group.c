@@ -1,7 +1,7 @@
-/* Groups: tenants that window slabs are lent to, and the tables that tell their workers which
+/* Groups: tenants that window slabs are granted to, and the tables that tell their workers which
  * slots hold what they were told. */
 #include "daemon/base/memfd.h"
-#include "daemon/window/lend_internal.h"
+#include "daemon/window/grant_internal.h"
 #include "proto/memory/window.h"
 
 #include <stdlib.h>
@@ -19,14 +19,14 @@ static void table_close(struct arena *a, struct arena_group *g)
 {
     if (g->header)
         munmap(g->header,
-               ucm_window_table_bytes(a->lent, (uint32_t)(a->config.slab / ARENA_ALIGN)));
+               ucm_window_table_bytes(a->granted, (uint32_t)(a->config.slab / ARENA_ALIGN)));
     if (g->read_fd >= 0)
         close(g->read_fd);
     if (g->fd >= 0)
         close(g->fd);
 }
 
-void lend_group_free(struct arena *a, struct arena_group *g)
+void grant_group_free(struct arena *a, struct arena_group *g)
 {
     struct list *node;
 
@@ -42,7 +42,7 @@ void lend_group_free(struct arena *a, struct arena_group *g)
 static int table_open(struct arena *a, struct arena_group *g)
 {
     uint32_t slots = (uint32_t)(a->config.slab / ARENA_ALIGN);
-    uint64_t bytes = ucm_window_table_bytes(a->lent, slots);
+    uint64_t bytes = ucm_window_table_bytes(a->granted, slots);
     void *p;
     int rc = memfd_new("ucmd-window-table", bytes, &g->fd);
 
@@ -58,7 +58,7 @@ static int table_open(struct arena *a, struct arena_group *g)
     g->header->version = UCM_WINDOW_VERSION;
     g->header->slot_align = UCM_WINDOW_ALIGN;
     g->header->slab_bytes = a->config.slab;
-    g->header->slabs = a->lent;
+    g->header->slabs = a->granted;
     g->header->slots_per_slab = slots;
     g->read_fd = memfd_share(g->fd);
     return g->read_fd < 0 ? g->read_fd : 0;
@@ -81,17 +81,17 @@ static int group_new(struct arena *a, const char *tenant, struct arena_group **o
     if (g->tenant)
         rc = table_open(a, g);
     if (rc < 0) {
-        lend_group_free(a, g);
+        grant_group_free(a, g);
         return rc;
     }
-    list_push_back(&a->lender->groups, &g->link);
+    list_push_back(&a->granter->groups, &g->link);
     *out = g;
     return 0;
 }
 
 static struct arena_group *group_find(const struct arena *a, const char *tenant)
 {
-    const struct list *groups = &a->lender->groups;
+    const struct list *groups = &a->granter->groups;
 
     for (struct list *node = groups->next; node != groups; node = node->next) {
         struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
@@ -102,12 +102,12 @@ static struct arena_group *group_find(const struct arena *a, const char *tenant)
     return NULL;
 }
 
-int lend_group_open(struct arena *a, const char *tenant, struct arena_group **out)
+int grant_group_open(struct arena *a, const char *tenant, struct arena_group **out)
 {
     struct arena_group *g;
     int rc = 0;
 
-    if (a->lent == 0)
+    if (a->granted == 0)
         return -EOPNOTSUPP;
     g = group_find(a, tenant);
     if (!g)
@@ -120,30 +120,30 @@ int lend_group_open(struct arena *a, const char *tenant, struct arena_group **ou
     return 0;
 }
 
-void lend_group_ref(struct arena_group *g)
+void grant_group_ref(struct arena_group *g)
 {
     g->opens++;
 }
 
-static void unlent_cb(struct loan *l)
+static void ungranted_cb(struct loan *l)
 {
-    lend_group_free(l->ctx, LIST_ENTRY(l, struct arena_group, loan));
+    grant_group_free(l->ctx, LIST_ENTRY(l, struct arena_group, loan));
 }
 
-static const struct loan_calls loan_calls = {unlent_cb, NULL};
+static const struct loan_calls loan_calls = {ungranted_cb, NULL};
 
-void lend_group_settle(struct arena *a, struct arena_group *g)
+void grant_group_settle(struct arena *a, struct arena_group *g)
 {
-    if (g->opens == 0 && g->lent == 0 && g->kept == 0)
+    if (g->opens == 0 && g->granted == 0 && g->kept == 0)
         loan_end(&g->loan, a->config.deadlines, g->read_fd, &loan_calls, a);
 }
 
-const char *lend_group_tenant(const struct arena_group *g)
+const char *grant_group_tenant(const struct arena_group *g)
 {
     return g->tenant;
 }
 
-int lend_group_table(const struct arena_group *g, struct ucm_window_header *out)
+int grant_group_table(const struct arena_group *g, struct ucm_window_header *out)
 {
     memcpy(out->magic, g->header->magic, sizeof(out->magic));
     out->version = g->header->version;
@@ -166,18 +166,18 @@ static struct window *window_behind(struct arena_group *g, struct window *w)
     return next == &g->windows ? NULL : LIST_ENTRY(next, struct window, link);
 }
 
-slot_ref lend_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner)
+slot_ref grant_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner)
 {
     uint64_t slot_bytes = arena_padded(bytes);
 
     /* Once more than there are, as the hand may stand amid its slab. */
-    for (uint32_t looks = 0; looks <= g->lent; looks++) {
+    for (uint32_t looks = 0; looks <= g->granted; looks++) {
         struct window *w = g->hand ? g->hand : window_behind(g, NULL);
         struct slab *e;
 
         if (!w)
             return 0;
-        e = lend_slab(a, w);
+        e = grant_slab(a, w);
         g->hand = w;
         while (e->slot_bytes == slot_bytes && g->hand_slot < e->slots) {
             uint32_t slot = g->hand_slot++;
@@ -193,7 +193,7 @@ slot_ref lend_group_next(struct arena *a, struct arena_group *g, uint64_t bytes,
     return 0;
 }
 
-struct lend_round *lend_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes)
+struct grant_round *grant_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes)
 {
     uint64_t slot_bytes = arena_padded(bytes);
 
@@ -208,42 +208,42 @@ struct lend_round *lend_group_round(const struct arena *a, struct arena_group *g
     return NULL;
 }
 
-struct arena_group *lend_group_most(struct arena *a, const struct arena_group *but,
-                                    const struct arena_group *behind)
+struct arena_group *grant_group_most(struct arena *a, const struct arena_group *but,
+                                     const struct arena_group *behind)
 {
-    struct list *groups = &a->lender->groups;
+    struct list *groups = &a->granter->groups;
     struct arena_group *most = NULL;
     bool passed = false;
 
     for (struct list *node = groups->next; node != groups; node = node->next) {
         struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
 
-        if (g != but && g->lent > 0 && (!most || g->lent > most->lent) &&
-            (!behind || g->lent < behind->lent || (passed && g->lent == behind->lent)))
+        if (g != but && g->granted > 0 && (!most || g->granted > most->granted) &&
+            (!behind || g->granted < behind->granted || (passed && g->granted == behind->granted)))
             most = g;
         passed = passed || g == behind;
     }
     return most;
 }
 
-uint32_t lend_group_slab(struct arena *a, const struct arena_group *g, uint32_t i)
+uint32_t grant_group_slab(struct arena *a, const struct arena_group *g, uint32_t i)
 {
     const struct list *node = g->windows.next;
     const struct slab *e;
 
-    if (g->lent == 0)
+    if (g->granted == 0)
         return UINT32_MAX;
-    for (i %= g->lent; i > 0; i--)
+    for (i %= g->granted; i > 0; i--)
         node = node->next;
-    e = lend_slab(a, LIST_ENTRY(node, struct window, link));
+    e = grant_slab(a, LIST_ENTRY(node, struct window, link));
     return e->slots > 0 && !e->closed ? (uint32_t)(e - a->slab) : UINT32_MAX;
 }
 
-uint32_t lend_groups(const struct arena *a)
+uint32_t grant_groups(const struct arena *a)
 {
     uint32_t n = 0;
 
-    for (const struct list *node = a->lender->groups.next; node != &a->lender->groups;
+    for (const struct list *node = a->granter->groups.next; node != &a->granter->groups;
          node = node->next)
         n++;
     return n;
@@ -252,7 +252,7 @@ uint32_t lend_groups(const struct arena *a)
 /* ---- sequence numbers ---- */
 
 /* The entry of a slot in a window; NULL: it lies elsewhere. */
-static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct lend_place *place)
+static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct grant_place *place)
 {
     const struct arena_group *g = arena_slot_group(a, ref);
     uint32_t slab, slot;
@@ -260,29 +260,29 @@ static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct lend_pla
     if (!g)
         return NULL;
     arena_slot_position(a, ref, &slab, &slot);
-    *place = (struct lend_place){.window = slab - a->slabs, .slot = slot};
+    *place = (struct grant_place){.window = slab - a->slabs, .slot = slot};
     return &g->seq[ucm_window_entry((uint32_t)(a->config.slab / ARENA_ALIGN), place->window, slot)];
 }
 
 void arena_slot_publish(struct arena *a, slot_ref slot)
 {
-    struct lend_place place;
+    struct grant_place place;
     _Atomic uint64_t *entry = entry_of(a, slot, &place);
 
     if (entry)
-        ucm_window_publish(entry, a->lender->seq += 2);
+        ucm_window_publish(entry, a->granter->seq += 2);
 }
 
 void arena_slot_retract(struct arena *a, slot_ref slot)
 {
-    struct lend_place place;
+    struct grant_place place;
     _Atomic uint64_t *entry = entry_of(a, slot, &place);
 
     if (entry)
         ucm_window_retract(entry);
 }
 
-bool lend_place(struct arena *a, slot_ref slot, struct lend_place *out)
+bool grant_place(struct arena *a, slot_ref slot, struct grant_place *out)
 {
     _Atomic uint64_t *entry = entry_of(a, slot, out);
 

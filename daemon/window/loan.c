@@ -16,7 +16,7 @@ static void look(struct loan *l)
 {
     struct deadlines *ds = l->deadlines;
 
-    if (!ds || memfd_lent(l->fd) <= 0) {
+    if (!ds || memfd_granted(l->fd) <= 0) {
         l->calls->free_cb(l);
         return;
     }

@@ -31,7 +31,7 @@ struct loan {
     void *ctx;
 };
 
-/* fd: from memfd_share, and given to others by memfd_lend only; it stays the caller's. deadlines
+/* fd: from memfd_share, and given to others by memfd_grant only; it stays the caller's. deadlines
  * may be NULL: then nobody is waited for. */
 void loan_end(struct loan *l, struct deadlines *deadlines, int fd, const struct loan_calls *calls,
               void *ctx);

@@ -15,7 +15,7 @@ bool window_map_has(const struct window_map *m, uint32_t slab)
     return slab < m->slabs && m->state[slab] != UNMAPPED;
 }
 
-bool window_map_lend(struct window_map *m, uint32_t slab)
+bool window_map_grant(struct window_map *m, uint32_t slab)
 {
     assert(slab < m->slabs);
     if (m->state[slab] != UNMAPPED)

@@ -1,7 +1,7 @@
 /* Which slabs of a window its client maps, and which of them are wanted back by when. Nothing
  * here reads a clock or waits: whoever owns the map has one timer, for map.due_ms.
  *
- *   UNMAPPED --lend--> MAPPED --revoke--> REVOKED --the timer--> DUE --the timer--> overdue
+ *   UNMAPPED --grant--> MAPPED --revoke--> REVOKED --the timer--> DUE --the timer--> overdue
  *   any but UNMAPPED --release--> UNMAPPED
  *
  * One timer serves all: a slab that is wanted back while it runs is due at its next end. So a
@@ -25,7 +25,7 @@ struct window_map {
 void window_map_init(struct window_map *m, uint8_t *state, uint32_t slabs);
 bool window_map_has(const struct window_map *m, uint32_t slab);
 /* False: it is mapped, and perhaps wanted back. */
-bool window_map_lend(struct window_map *m, uint32_t slab);
+bool window_map_grant(struct window_map *m, uint32_t slab);
 /* False: it is not mapped, or is wanted back already. */
 bool window_map_revoke(struct window_map *m, uint32_t slab, uint64_t now_ms);
 /* Of a slab that it has. */

@@ -67,12 +67,12 @@ static void pin_pump(struct pin_request *q);
 
 /* ---- the answer ---- */
 
-struct lent {
+struct granted {
     uint32_t slabs[UCM_MAX_FRAME_FDS], n;
     int fds[UCM_MAX_FRAME_FDS];
 };
 
-static void lent_close(struct lent *l)
+static void granted_close(struct granted *l)
 {
     for (uint32_t i = 0; i < l->n; i++)
         close(l->fds[i]);
@@ -80,7 +80,7 @@ static void lent_close(struct lent *l)
 
 /* Adds that slab, if the window does not map it and it is not there yet. 1: it is; 0: there is no
  * room for it in this answer; -EMFILE. */
-static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, uint32_t slab)
+static int granted_add(const struct pin_request *q, struct granted *l, uint32_t room, uint32_t slab)
 {
     int fd;
 
@@ -91,7 +91,7 @@ static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, 
             return 1;
     if (l->n == room)
         return 0;
-    fd = memfd_lend(lend_fd(modules_of(q)->arena, slab));
+    fd = memfd_grant(grant_fd(modules_of(q)->arena, slab));
     if (fd < 0)
         return -EMFILE;
     l->slabs[l->n] = slab;
@@ -101,7 +101,7 @@ static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, 
 
 static bool place_of(const struct pin_request *q, uint32_t block, struct ucm_wire_place *out)
 {
-    struct lend_place place;
+    struct grant_place place;
 
     *out = (struct ucm_wire_place){.slab = UCM_PLACE_NONE};
     if (q->p->slab[block] == UCM_PLACE_NONE ||
@@ -113,7 +113,7 @@ static bool place_of(const struct pin_request *q, uint32_t block, struct ucm_wir
 
 /* The first places of the answer, as many as have their slabs' descriptors: how many. *none: of
  * them are not in the window. Or -errno. */
-static int64_t places_list(struct pin_request *q, struct lent *l, uint32_t *none)
+static int64_t places_list(struct pin_request *q, struct granted *l, uint32_t *none)
 {
     uint32_t room = conn_fds_room(q->r.s->conn);
 
@@ -122,7 +122,7 @@ static int64_t places_list(struct pin_request *q, struct lent *l, uint32_t *none
         int rc = 1;
 
         if (place_of(q, q->first + i, &q->places[i]))
-            rc = lent_add(q, l, room, q->places[i].slab);
+            rc = granted_add(q, l, room, q->places[i].slab);
         else
             ++*none;
         if (rc < 0)
@@ -146,23 +146,23 @@ static void answer_error(int64_t rc, struct ucm_error *e)
 static bool pin_answer(struct pin_request *q, struct ucm_error *e)
 {
     struct msg_window_pin_r r = {.moved = q->moved, .read = q->read, .missing = q->missing};
-    struct lent l = {.n = 0};
+    struct granted l = {.n = 0};
     uint32_t none = 0;
     int64_t n = places_list(q, &l, &none);
 
     if (n <= 0) {
-        lent_close(&l);
+        granted_close(&l);
         answer_error(n, e);
         return false;
     }
     for (uint32_t i = 0; i < l.n; i++) {
-        window_map_lend(&q->w->map, l.slabs[i]);
-        lend_map(modules_of(q)->arena, l.slabs[i]);
+        window_map_grant(&q->w->map, l.slabs[i]);
+        grant_map(modules_of(q)->arena, l.slabs[i]);
     }
     if (n == q->n && none > q->missing)
         modules_of(q)->metrics->window_full += none - q->missing;
     r.places = (struct proto_bin){(const uint8_t *)q->places, (uint32_t)n * UCM_PLACE_BYTES};
-    r.lent = (struct proto_u32s){l.slabs, l.n};
+    r.granted = (struct proto_u32s){l.slabs, l.n};
     r.more = n < q->n;
     session_reply_fds(q->r.s, q->r.msgid, q->r.method, &r, l.fds, l.n);
     return true;
@@ -255,7 +255,7 @@ static bool spare_reserve(struct pin_request *q)
 /* 0: begun, or ended; -EBUSY: no slot now. */
 static int block_begin(struct pin_request *q, uint32_t block)
 {
-    struct lend_place place;
+    struct grant_place place;
     struct pin_wait *pw;
     int rc;
 

@@ -104,8 +104,8 @@ uint64_t window_slot_bytes(const struct window *w)
 bool window_may_pin(const struct window *w)
 {
     const struct arena *a = w->s->rq->modules.arena;
-    uint64_t budget = lend_budget(a), part = budget / windows_at(w->s->rq)->n_tenants;
-    uint64_t others = lend_bytes(a, NULL) - lend_bytes(a, w->tenant->group);
+    uint64_t budget = grant_budget(a), part = budget / windows_at(w->s->rq)->n_tenants;
+    uint64_t others = grant_bytes(a, NULL) - grant_bytes(a, w->tenant->group);
     uint64_t most = budget > others + part ? budget - others : part;
 
     return limit_room_within(w->s->peer.owner, LIMIT_PINNED, most) >= window_slot_bytes(w);
@@ -116,7 +116,7 @@ bool pins_add(struct window_pins *p, uint32_t block)
     struct windows *ws = windows_of(p->w);
     block_ref ref = p->ch->blocks[block].base;
     struct window_slab *e;
-    struct lend_place place;
+    struct grant_place place;
 
     assert(p->slab[block] == UCM_PLACE_NONE);
     if (!window_may_pin(p->w) ||
@@ -228,7 +228,7 @@ void pins_sweep_cb(struct cache_retry *r)
         list_push_back(&ws->pins, &p->link);
         pins_put(p);
     }
-    windows_doomed(rq); /* others may have been evicted meanwhile */
+    windows_deleting(rq); /* others may have been evicted meanwhile */
 }
 
 void pins_sweep(struct requests *rq)
@@ -242,15 +242,15 @@ void pins_sweep(struct requests *rq)
         (void)cache_wait_for(rq->modules.cache, &ws->sweeper, WAIT_TURN);
 }
 
-void windows_doomed(struct requests *rq)
+void windows_deleting(struct requests *rq)
 {
     struct windows *ws = windows_at(rq);
-    uint64_t dooms = cache_dooms(rq->modules.cache);
+    uint64_t deletions = cache_deletions(rq->modules.cache);
 
     /* A sweep under way is finished first: one who evicts without end would keep it at the
      * beginning. */
-    if (dooms == ws->dooms || list_empty(&ws->pins) || !list_empty(&ws->sweeper.link))
+    if (deletions == ws->deletions || list_empty(&ws->pins) || !list_empty(&ws->sweeper.link))
         return;
-    ws->dooms = dooms;
+    ws->deletions = deletions;
     pins_sweep(rq);
 }

@@ -74,7 +74,7 @@ static void relocation_end(struct relocation *r, int status)
     if (status == 0)
         cache_put(c, r->ref, r->part);
     cache_unlease(c, r->ref);
-    lend_group_close(rs->arena, r->group);
+    grant_group_close(rs->arena, r->group);
     free(r);
     cache_released(c); /* a slot, or a place among the relocations */
 }
@@ -83,7 +83,7 @@ static void relocation_end(struct relocation *r, int status)
 
 static bool wanted(const struct relocation *r)
 {
-    return !list_empty(&r->waiters) && !cache_doomed(r->of->cache, r->ref);
+    return !list_empty(&r->waiters) && !cache_deleting(r->of->cache, r->ref);
 }
 
 static void try_switch(struct relocation *r)
@@ -260,7 +260,7 @@ static struct relocation *relocation_of(const struct relocations *rs, block_ref 
 /* Tenants have equal parts of the bound: what one waits for keeps no other from its own. */
 static bool may_begin(const struct relocations *rs, const struct arena_group *group)
 {
-    uint32_t part = rs->most / lend_groups(rs->arena), mine = 0;
+    uint32_t part = rs->most / grant_groups(rs->arena), mine = 0;
 
     part = part > 0 ? part : 1;
     if (rs->n < part)
@@ -296,7 +296,7 @@ static int relocation_new(struct relocations *rs, block_ref ref, uint32_t part,
         free(r);
         return rc;
     }
-    lend_group_ref(group);
+    grant_group_ref(group);
     list_push_back(&rs->all, &r->link);
     rs->n++;
     rs->mover.waits = true;
@@ -310,10 +310,10 @@ int window_move(struct relocations *rs, block_ref ref, uint32_t part, struct are
     struct cache *c = rs->cache;
     int rc;
 
-    assert(strcmp(lend_group_tenant(group), cache_ns(c, ref)->identity.tenant) == 0);
+    assert(strcmp(grant_group_tenant(group), cache_ns(c, ref)->identity.tenant) == 0);
     list_init(&m->link);
     m->read = m->copied = false;
-    if (cache_doomed(c, ref))
+    if (cache_deleting(c, ref))
         return -ENOENT;
     if (!cache_move_claim(c, ref, part)) {
         list_push_back(&relocation_of(rs, ref, part)->waiters, &m->link);
@@ -335,10 +335,10 @@ void window_move_cancel(struct relocations *rs, struct window_move *m)
 }
 
 bool window_place(const struct relocations *rs, block_ref ref, uint32_t part,
-                  struct lend_place *out)
+                  struct grant_place *out)
 {
     const struct part *p = part_at(rs, ref, part);
 
-    return p->dram == PART_DRAM_READY && !cache_doomed(rs->cache, ref) &&
-           lend_place(rs->arena, part_slot(p), out);
+    return p->dram == PART_DRAM_READY && !cache_deleting(rs->cache, ref) &&
+           grant_place(rs->arena, part_slot(p), out);
 }

@@ -7,7 +7,7 @@
 #define UCMD_WINDOW_RELOCATE_H
 
 #include "daemon/cache/extend.h"
-#include "daemon/window/lend.h"
+#include "daemon/window/grant.h"
 
 struct index;
 struct metrics;
@@ -20,7 +20,7 @@ struct window_search {
     const struct arena_group *group;
     uint32_t taking; /* 1 + the slab that is emptied for another group, or 0 */
     uint32_t taken;  /* where the search for such a slab goes on */
-    bool over;       /* more is lent than the budget */
+    bool over;       /* more is granted than the budget */
 };
 
 /* All of them. */
@@ -65,19 +65,19 @@ void window_move_cancel(struct relocations *rs, struct window_move *m);
 /* Where workers read the part, to which the caller has a reference. False: it lies in no window
  * slot, or was evicted by name. */
 bool window_place(const struct relocations *rs, block_ref ref, uint32_t part,
-                  struct lend_place *out);
+                  struct grant_place *out);
 
 /* ---- slots.c ---- */
 
 /* A slot of the group's window; blocks that nobody uses leave it, or make a slab of another
- * group free, if they must. -EAGAIN: a slab comes, see lend_slot. -ENOSPC: none may be had. Or
+ * group free, if they must. -EAGAIN: a slab comes, see grant_slot. -ENOSPC: none may be had. Or
  * another -errno. */
 int window_slot(struct relocations *rs, struct arena_group *group, uint64_t bytes, uint64_t owner,
                 slot_ref *out);
 /* A slab that is taken from its group is emptied. True: there is more for the next iteration of
  * the event loop. */
 bool window_slots_step(struct relocations *rs);
-/* There is more space to lend, or less, or a loan failed. */
+/* There is more space to grant, or less, or a loan failed. */
 void window_slots_changed(struct relocations *rs);
 
 #endif

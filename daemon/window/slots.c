@@ -33,7 +33,7 @@ static uint64_t changes(const struct relocations *rs)
  * the event loop. */
 static int evict_one(struct relocations *rs, struct arena_group *group, uint64_t bytes)
 {
-    struct lend_round *round = lend_group_round(rs->arena, group, bytes);
+    struct grant_round *round = grant_group_round(rs->arena, group, bytes);
     uint64_t best = 0, owner;
     unsigned best_heat = 0, found = 0;
 
@@ -44,7 +44,7 @@ static int evict_one(struct relocations *rs, struct arena_group *group, uint64_t
 
         round->looks++;
         rs->search.looks++;
-        if (lend_group_next(rs->arena, group, bytes, &owner) == 0) {
+        if (grant_group_next(rs->arena, group, bytes, &owner) == 0) {
             round->looks = round->slots;
             break;
         }
@@ -123,7 +123,7 @@ static bool take_from(struct relocations *rs, struct arena_group *from, struct o
     struct arena *a = rs->arena;
 
     for (uint32_t i = 0; i < SLABS && o->all < OWNERS_ALL; i++) {
-        uint32_t slab = lend_group_slab(a, from, rs->search.taken++);
+        uint32_t slab = grant_group_slab(a, from, rs->search.taken++);
 
         if (slab == UINT32_MAX)
             continue;
@@ -143,7 +143,7 @@ static bool take_from(struct relocations *rs, struct arena_group *from, struct o
 
 static uint64_t has(const struct arena *a, const struct arena_group *group)
 {
-    return lend_bytes(a, group) + lend_kept_bytes(a, group);
+    return grant_bytes(a, group) + grant_kept_bytes(a, group);
 }
 
 /* A slab of a group that has more, those that have most first, is being emptied, or will be from
@@ -158,8 +158,8 @@ static bool take_from_most(struct relocations *rs, const struct arena_group *gro
         return true;
     if (rs->search.untaken == changes(rs) && rs->search.group == group)
         return false;
-    while (o.all < OWNERS_ALL && (from = lend_group_most(a, group, from)) != NULL &&
-           (!group || lend_bytes(a, from) > has(a, group)))
+    while (o.all < OWNERS_ALL && (from = grant_group_most(a, group, from)) != NULL &&
+           (!group || grant_bytes(a, from) > has(a, group)))
         if (take_from(rs, from, &o))
             return true;
     rs->search.untaken = changes(rs);
@@ -173,26 +173,26 @@ int window_slot(struct relocations *rs, struct arena_group *group, uint64_t byte
                 slot_ref *out)
 {
     struct arena *a = rs->arena;
-    int rc = lend_slot(a, group, bytes, owner, out);
+    int rc = grant_slot(a, group, bytes, owner, out);
 
     /* A group below its share of the budget gets what others don't use before its own blocks
      * leave. */
-    if (rc == -ENOSPC && has(a, group) + arena_slab_bytes(a) <= lend_budget(a) / lend_groups(a) &&
+    if (rc == -ENOSPC && has(a, group) + arena_slab_bytes(a) <= grant_budget(a) / grant_groups(a) &&
         take_from_most(rs, group))
         return -EAGAIN;
     for (uint32_t i = 0; rc == -ENOSPC && i < EVICTIONS; i++) {
         rc = evict_one(rs, group, bytes);
         if (rc != 0)
             break;
-        rc = lend_slot(a, group, bytes, owner, out);
+        rc = grant_slot(a, group, bytes, owner, out);
     }
     return rc == -ENOSPC && take_from_most(rs, group) ? -EAGAIN : rc;
 }
 
-/* If more is lent than the budget: begins to empty a slab. */
+/* If more is granted than the budget: begins to empty a slab. */
 static void trim(struct relocations *rs)
 {
-    rs->search.over = lend_over(rs->arena);
+    rs->search.over = grant_over(rs->arena);
     if (!rs->search.over)
         return;
     rs->mover.waits = true;

@@ -28,7 +28,7 @@ static void window_tenant_unref(struct requests *rq, struct window_tenant *t)
             windows_at(rq)->slabs[i].tenant = NULL;
     if (windows_at(rq)->taking.from == t)
         windows_at(rq)->taking.from = NULL;
-    lend_group_close(rq->modules.arena, t->group);
+    grant_group_close(rq->modules.arena, t->group);
     list_remove(&t->link);
     windows_at(rq)->n_tenants--;
     free(t);
@@ -53,15 +53,15 @@ static struct window_tenant *tenant_new(struct requests *rq, const char *name, i
 {
     struct window_tenant *t = calloc(1, sizeof(*t));
 
-    *rc = t ? lend_group_open(rq->modules.arena, name, &t->group) : -ENOMEM;
+    *rc = t ? grant_group_open(rq->modules.arena, name, &t->group) : -ENOMEM;
     if (*rc != 0) {
         free(t);
         return NULL;
     }
-    if (lend_group_table(t->group, &t->header) < 0 ||
+    if (grant_group_table(t->group, &t->header) < 0 ||
         !slabs_reserve(windows_at(rq), t->header.slabs)) {
         *rc = -ENOMEM;
-        lend_group_close(rq->modules.arena, t->group);
+        grant_group_close(rq->modules.arena, t->group);
         free(t);
         return NULL;
     }
@@ -77,7 +77,7 @@ static struct window_tenant *window_tenant_ref(struct requests *rq, const char *
 
     for (struct list *node = tenants->next; node != tenants && !t; node = node->next) {
         t = LIST_ENTRY(node, struct window_tenant, link);
-        if (strcmp(lend_group_tenant(t->group), name) != 0)
+        if (strcmp(grant_group_tenant(t->group), name) != 0)
             t = NULL;
     }
     if (!t)
@@ -119,7 +119,7 @@ static void slab_unmap(struct window *w, uint32_t slab)
 {
     window_map_release(&w->map, slab);
     revoke_time(w);
-    lend_release(modules_of(w)->arena, slab);
+    grant_release(modules_of(w)->arena, slab);
 }
 
 /* The arena wants a slab that has no slot in use, and that somebody still maps. */
@@ -153,7 +153,7 @@ static int release_check(struct call *call, struct window *w)
     if (window_map_names(&w->map, m->slabs.p, m->slabs.n, &bad, &twice))
         return 0;
     return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                         twice ? "slab %u is named twice" : "slab %u is not lent to this window",
+                         twice ? "slab %u is named twice" : "slab %u is not granted to this window",
                          m->slabs.p[bad]);
 }
 
@@ -316,11 +316,11 @@ int method_window_open(struct call *call)
     if (conn_fds_room(call->s->conn) == 0)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY, "read the answers before this one");
     rc = -EOPNOTSUPP;
-    t = lend_budget(rq->modules.arena) > 0 ? window_tenant_ref(rq, call->s->peer.tenant, &rc)
-                                           : NULL;
+    t = grant_budget(rq->modules.arena) > 0 ? window_tenant_ref(rq, call->s->peer.tenant, &rc)
+                                            : NULL;
     if (!t)
         return open_refused(call, rc);
-    fd = memfd_lend(lend_group_table(t->group, &header));
+    fd = memfd_grant(grant_group_table(t->group, &header));
     w = fd >= 0 ? window_alloc(call, t) : NULL;
     if (!w) {
         if (fd < 0)
@@ -336,7 +336,7 @@ int method_window_open(struct call *call)
                                    .slab_bytes = t->header.slab_bytes,
                                    .slot_bytes = window_slot_bytes(w),
                                    .slabs = t->header.slabs,
-                                   .budget = lend_budget(rq->modules.arena)};
+                                   .budget = grant_budget(rq->modules.arena)};
     session_reply_fds(call->s, call->msgid, call->method, &r, &fd, 1);
     return 0;
 }

@@ -4,8 +4,8 @@
  * end of windows): each calls those before it.
  *
  * A window is of one part of one namespace. Its slabs belong to the tenant, not to it: two
- * connections of a tenant read the same slots. Which memory is lent, and to whom, is the arena's to
- * count; here is who maps what, who pins what, and who has to give some back.
+ * connections of a tenant read the same slots. Which memory is granted, and to whom, is the arena's
+ * to count; here is who maps what, who pins what, and who has to give some back.
  *
  * A pin is a lasting reference to a part that lies in a window slot of its tenant. Its sequence
  * leases the block. */
@@ -33,10 +33,11 @@ struct windows {
     /* A slab is being taken from a tenant that had so much; until then it is waited for. */
     struct {
         const struct window_tenant *from;
-        uint64_t lent, until_ms;
+        uint64_t granted, until_ms;
     } taking;
-    uint64_t dooms; /* cache_dooms when the last sweep for them began */
-    /* A sweep looks at every pin, to end those of doomed blocks and in slabs that are taken. */
+    uint64_t deletions; /* cache_deletions when the last sweep for them began */
+    /* A sweep looks at every pin, to end those of blocks that are marked for deletion and in slabs
+     * that are taken. */
     uint64_t sweep;
     struct cache_retry sweeper;
 };
@@ -125,12 +126,12 @@ struct window *call_window(struct call *call, uint64_t name);
 /* A request of the window has ended. The last one of a window that is closing frees it, once its
  * pins have ended. */
 void window_unref(struct window *w);
-/* For lend_watch; ctx: the requests. */
+/* For grant_watch; ctx: the requests. */
 void window_revoke_cb(void *ctx, struct arena_group *group, uint32_t slab);
 
 /* ---- budget.c ---- */
 
-/* The arena lends less or more than before: pins that do not fit any more end. */
+/* The arena grants less or more than before: pins that do not fit any more end. */
 void windows_reload(struct requests *rq);
 
 /* Begins to take a slab from a tenant that has more than its part of the budget, if the window's
@@ -160,7 +161,7 @@ bool pins_end(struct window_pins *p, uint32_t *at, uint32_t end, uint32_t *most)
 bool window_pins_end_all(struct window *w);
 bool sequence_pins_end_all(struct sequence *ch);
 /* Blocks may have been evicted by name: their pins end. */
-void windows_doomed(struct requests *rq);
+void windows_deleting(struct requests *rq);
 /* Begins a sweep. */
 void pins_sweep(struct requests *rq);
 void pins_sweep_cb(struct cache_retry *r);

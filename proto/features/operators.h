@@ -86,7 +86,7 @@
  * complete, bool: all parts are published.
  * ready, uint: how many parts are published.
  * pinned, bool: an operator pinned it.
- * doomed, bool: evicted while in use: not found any more, goes with its last reference.
+ * deleting, bool: evicted while in use: not found any more, goes with its last reference.
  * leases, uint: leases and requests that keep it.
  * heat, uint: 0 (seen once) to 3: how much it deserves to stay.
  * parts, array of map: one for each part.

@@ -203,13 +203,13 @@
 /* counts: u32 a list: how many blocks are chosen. Lists follow by row, then by KV head.
  * index: u32 a chosen block: its place in the sequence, ascending in a list; lists concatenated.
  * scores: float32 for each of `index`.
- * gone: chosen blocks left out because they were evicted by name or purged since.
+ * evicted: chosen blocks left out because they were evicted by name or purged since.
  * no_summary: blocks of the rows without a summary, which are chosen before others. */
 #define UCM_MSG_SELECT_R(F, m)                                                                     \
     F(m, bin, counts, REQ, 4, UCM_MAX_FRAME_BYTES)                                                 \
     F(m, bin, index, REQ, 0, UCM_MAX_FRAME_BYTES)                                                  \
     F(m, bin, scores, OPT, 0, UCM_MAX_FRAME_BYTES)                                                 \
-    F(m, u64, gone, OPT, 0, UCM_U32)                                                               \
+    F(m, u64, evicted, OPT, 0, UCM_U32)                                                            \
     F(m, u64, no_summary, OPT, 0, UINT64_MAX)
 
 /* Method sequence.prefetch. Brings the sequence's part of blocks from NVMe or the shared tier into

@@ -78,7 +78,7 @@
  * does not fit, that the uid may not pin, or that has not come by the timeout has slab 0xffffffff;
  * that is no error.
  *
- * The answer brings a descriptor for each of `lent`: slabs that this mapping has not got yet, or
+ * The answer brings a descriptor for each of `granted`: slabs that this mapping has not got yet, or
  * has released. With more than 64, `more` says that the answer covers only as many blocks as
  * `places` has.
  * Errors: INVALID: the sequence is not of the mapping's namespace and part, or has no such blocks.
@@ -97,14 +97,14 @@
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
 
 /* places: 16 bytes for each block: docs/design/mappings.md, "Shared mappings".
- * lent: slabs whose descriptors come with the answer, in this order.
+ * granted: slabs whose descriptors come with the answer, in this order.
  * more: ask for the rest again.
  * moved: blocks that were copied within DRAM.
  * read: blocks that were read from a lower tier.
  * missing: blocks that are not cached any more, or can't be read. */
 #define UCM_MSG_WINDOW_PIN_R(F, m)                                                                 \
     F(m, bin, places, REQ, 0, UCM_PLACES_BYTES)                                                    \
-    F(m, u32s, lent, OPT, 0, UCM_MAX_FRAME_FDS)                                                    \
+    F(m, u32s, granted, OPT, 0, UCM_MAX_FRAME_FDS)                                                 \
     F(m, flag, more, OPT, 0, 0)                                                                    \
     F(m, u64, moved, OPT, 0, UCM_MAX_KEYS)                                                         \
     F(m, u64, read, OPT, 0, UCM_MAX_KEYS)                                                          \

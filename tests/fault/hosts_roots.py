@@ -166,13 +166,13 @@ class S3(Plain):
 
 
 class Mooncake(Plain):
-    """A master and a process that lends it memory, from PyPI. What they forget is lost: that is allowed."""
+    """A master and a process that grants it memory, from PyPI. What they forget is lost: that is allowed."""
 
     files = None
 
     def begin(self):
         self.accidents = {"master killed": self.ends("master", 1), "master stopped": self.stops("away", "back"),
-                          "lender killed": self.ends("lender", 1), "lender stopped": self.stops("hang-lender", "wake-lender"),
+                          "granter killed": self.ends("granter", 1), "granter stopped": self.stops("hang-granter", "wake-granter"),
                           "objects damaged": self.damaged, "objects removed": self.removed}
         argv = [MOONCAKE, "-B", os.path.join(TESTS, "integration/mooncake_server.py"), self.folder, MOONCAKE]
         with open(os.path.join(self.folder, "store.log"), "wb") as log:

@@ -47,7 +47,7 @@ class BlockSequence:
         self.blocks = []            # (name, has summary)
         self.lengths = [0]          # after each append that was answered
         self.appends = []           # those begun and not answered yet
-        self.doomed, self.may_be_doomed = set(), set()
+        self.deleting, self.may_be_deleting = set(), set()
 
 
 class Actor:
@@ -214,7 +214,7 @@ class Actor:
             for at in range(first, first + n):
                 if any(model == sequence.model and (end is None or end > began)
                        for _, end, uid, model in self.play.evictions if uid == self.uid):
-                    sequence.may_be_doomed.add(at)
+                    sequence.may_be_deleting.add(at)
         msgid = self.begin("sequence.append", check, sequence=sequence.number, keys=keys(*names), build=self.random.random() < 0.7)
         sequence.appends.append(msgid)
 
@@ -239,7 +239,7 @@ class Actor:
         q = np.random.default_rng(self.random.getrandbits(32)).standard_normal((len(rows), queries, heads, HEAD_DIM))
         dtype = self.random.choice((0, 1))
         q = q.astype((np.float32, np.float16)[dtype])
-        seen = [(len(c.lengths) - 1, list(c.appends), set(c.doomed)) for c in rows]
+        seen = [(len(c.lengths) - 1, list(c.appends), set(c.deleting)) for c in rows]
 
         def check(result, code):
             for row, (_, appends, _) in zip(rows, seen):
@@ -260,18 +260,18 @@ class Actor:
             for count in counts[row * lists:(row + 1) * lists]:
                 mine.append((index[at:at + count].tolist(), scores[at:at + count]))
                 at += count
-            first, appends, doomed = seen[row]
+            first, appends, deleting = seen[row]
             lengths = sequence.lengths[first:first + len(appends) + 1]
-            said = [self.row_wrong(sequence, n, layers[row], ask, q[row].astype(np.float32), mine, doomed)
+            said = [self.row_wrong(sequence, n, layers[row], ask, q[row].astype(np.float32), mine, deleting)
                     for n in dict.fromkeys(lengths)]
             gone = [number for number in said if isinstance(number, int)]
             assert gone, (sequence.model, sequence.method, sequence.part, sequence.number, ask, q.shape, lengths, said)
             least, most = least + min(gone), most + max(gone)
         slack = ask["policy"] * len(counts)  # see near()
-        assert least - slack <= result.get("gone", 0) <= most + slack, (result.get("gone", 0), least, most, ask)
+        assert least - slack <= result.get("evicted", 0) <= most + slack, (result.get("evicted", 0), least, most, ask)
         self.play.count("rows checked", len(rows))
 
-    def row_wrong(self, sequence, n, layer, ask, q, mine, doomed):
+    def row_wrong(self, sequence, n, layer, ask, q, mine, deleting):
         """How many blocks were left out; or what is wrong."""
         blocks = sequence.blocks[:n]
         if n == 0:
@@ -285,12 +285,12 @@ class Actor:
             if ask["policy"] == 0:
                 if set(chosen) - set(best) or chosen != sorted(chosen):
                     return f"{chosen} instead of {best}"
-                if left_out - sequence.may_be_doomed:
+                if left_out - sequence.may_be_deleting:
                     return f"{left_out} left out"
-            elif chosen and max(chosen) >= n or not self.near(chosen, best, row, left_out & sequence.may_be_doomed):
+            elif chosen and max(chosen) >= n or not self.near(chosen, best, row, left_out & sequence.may_be_deleting):
                 return f"{chosen} instead of about {best}"
-            if doomed & set(chosen):
-                return f"{doomed & set(chosen)} are purged"
+            if deleting & set(chosen):
+                return f"{deleting & set(chosen)} are purged"
             if sequence.method == "rest":
                 same = np.allclose(row[chosen], scores, ROUNDED, ROUNDED)
             else:
@@ -370,7 +370,7 @@ class Actor:
             touched = []
             for sequence in self.play.sequences_of(self.uid, model):
                 hit = {at for at, (name, _) in enumerate(sequence.blocks) if name in names}
-                sequence.may_be_doomed |= hit
+                sequence.may_be_deleting |= hit
                 touched.append((sequence, hit))
 
         def check(result, code):
@@ -378,7 +378,7 @@ class Actor:
             # A block that lost its copies is missing, and may be stored again.
             if purge and result is not None and not all_of_it and not result.get("missing", 0):
                 for sequence, hit in touched:
-                    sequence.doomed |= hit
+                    sequence.deleting |= hit
         params = {} if all_of_it else {"keys": keys(*names)}
         if purge:
             self.begin("namespace.purge", check, ns=self.ns[model], **params)

@@ -230,7 +230,7 @@ class FallThrough(EncodingCase):
         lease = engine.client.call("lookup", ns=engine.ns, keys=keys(*range(7)), lease_ms=60000)["lease"]
         for ns in (engine.base, engine.ns):
             self.assertEqual(engine.client.call("namespace.purge", ns=ns, keys=keys(*range(9)))["busy"] > 0, True)
-        self.assertEqual(engine.hits(*range(7)), 0, "doomed")
+        self.assertEqual(engine.hits(*range(7)), 0, "marked for deletion")
         self.assertEqual(engine.load(range(7), range(7)), [MISS] * 7)
         self.assertEqual(engine.load(range(7), range(7), lease=lease), [MISS] * 7)
 

@@ -221,7 +221,7 @@ class Blocks(Case):
         third = lease("a", "b")
         self.settled(client, ns)  # what is being written is busy, too
         self.assertEqual(client.call("evict", ns=ns, keys=keys("a", "c")), {"blocks": 1, "busy": 1})
-        self.assertEqual((client.hits(ns, "a"), client.call("inspect", ns=ns, key=keys("a"))["doomed"]), (0, True))
+        self.assertEqual((client.hits(ns, "a"), client.call("inspect", ns=ns, key=keys("a"))["deleting"]), (0, True))
         self.assertEqual(region.load("ab", [8, 9], lease=third), [MISS, OK])
         self.refused(NOT_FOUND, client.call, "inspect", ns=ns, key=keys("a"))
         other.call("lookup", ns=ns, keys=keys("d"), lease_ms=60000)

@@ -106,7 +106,7 @@ class Sequences(Retrieval):
                 pool = Pool(client, ns, IDENTITY["layer_bytes"], BLOCKS)
                 client.call(method, ns=ns, **more)
                 answer = self.select(client, sequence, self.query())
-                self.assertEqual((sum(map(len, lists_of(answer))), answer["gone"] > 0), (0, True))
+                self.assertEqual((sum(map(len, lists_of(answer))), answer["evicted"] > 0), (0, True))
                 self.assertEqual(pool.fetch([(i, 0, i) for i in NAMES], sequence=sequence), [MISS] * BLOCKS)
                 self.assertEqual(list(client.call("sequence.prefetch", sequence=sequence, index=u32(*NAMES))["status"]), [MISS] * BLOCKS)
                 places = window.take(window.client.call("window.pin", window=window.number, sequence=sequence, first=0, n=BLOCKS))

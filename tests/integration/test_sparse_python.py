@@ -286,7 +286,7 @@ class Selections(Case):
             worker.ns.evict(names()[: 32 * 4])
             everything = sparse.TopK(sparse_ratio=1)
             chosen = sequence.select(0, query(), everything, sparse.Score(heads="max"))
-            self.assertEqual((chosen.gone, list(chosen.lists[0])), (4, list(range(4, BLOCKS))))
+            self.assertEqual((chosen.evicted, list(chosen.lists[0])), (4, list(range(4, BLOCKS))))
 
     def test_a_tensor_like_torchs(self):
         class Torch:

@@ -64,7 +64,7 @@ class Windowed(Together):
                     e = self.engine(of, window=True, apart=apart)
                     self.check(e, e.request("some", self.KNOWN, outputs=10))
                     counts = self.counts(e)
-                    self.assertEqual((e.replays, counts.fetched, counts.gone, counts.misses), (0, 0, 0, counts.windowed))
+                    self.assertEqual((e.replays, counts.fetched, counts.evicted, counts.misses), (0, 0, 0, counts.windowed))
                     self.assertGreater(counts.windowed, 0)
 
     def test_prefill_reads_it_too(self):
@@ -86,7 +86,7 @@ class Windowed(Together):
         request = e.request("some", self.KNOWN, outputs=10)
         self.check(e, request, between=between)
         counts = self.counts(e)
-        self.assertTrue(counts.windowed and counts.gone and counts.fetched and e.replays, counts)
+        self.assertTrue(counts.windowed and counts.evicted and counts.fetched and e.replays, counts)
 
     def test_a_daemon_without_windows(self):
         own, self.daemon = self.daemon, daemon(nvme=False)

@@ -265,7 +265,7 @@ class Trouble(SparseCase):
                 for rank, before in enumerate(counts[0]):
                     after = self.counts(e, rank)
                     lost = happens is evicted
-                    self.assertEqual((before.gone, after.gone > 0, after.failed > before.failed), (0, True, lost), (before, after))
+                    self.assertEqual((before.evicted, after.evicted > 0, after.failed > before.failed), (0, True, lost), (before, after))
                     self.assertTrue(lost or after.fetched > before.fetched, (before, after))
                 self.assertEqual((e.errors, e.recomputed), (0, happens is evicted))
                 e.close()

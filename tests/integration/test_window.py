@@ -28,7 +28,7 @@ class Pins(Case):
         self.assertGreaterEqual(metrics["window_bytes"], metrics["window_pinned_bytes"])
         again = window.pin(sequence, self.blocks)
         self.assertEqual(again, places, "a pin that stands tells its place")
-        self.assertEqual((window.last.get("moved", 0), window.last.get("lent", [])), (0, []))
+        self.assertEqual((window.last.get("moved", 0), window.last.get("granted", [])), (0, []))
         client.call("window.close", window=window.number)
         self.assertEqual(client.metrics()["window_pins"], 0)
 
@@ -67,7 +67,7 @@ class Pins(Case):
                 os.ftruncate(again, 0)
             os.close(again)
             os.close(fd)
-        self.assertTrue(answer["lent"])
+        self.assertTrue(answer["granted"])
 
     def test_evicted_by_name_and_purged(self):
         client, ns, window, sequence, kv = self.pinned(12)
@@ -166,7 +166,7 @@ class Hostile(Case):
         self.refused(INVALID, summaries.pin, sequence, 8)
         self.assert_read(window, places, random_kv(8, 1))
 
-    def test_releases_of_what_is_not_lent(self):
+    def test_releases_of_what_is_not_granted(self):
         client, _, window, sequence, kv = self.pinned(8)
         places = window.pin(sequence, 8)
         (slab,) = window.slabs
@@ -243,7 +243,7 @@ class Tenants(OwnDaemons, Case):
         window.part = part
         first = client.call("window.pin", window=window.number, sequence=sequence, n=blocks, deadline_ms=20000)
         places = window.take(first)
-        self.assertEqual((first["more"], len(first["lent"]), len(places)), (True, 64, 64))
+        self.assertEqual((first["more"], len(first["granted"]), len(places)), (True, 64, 64))
         places += window.pin(sequence, blocks - 64, 64, deadline_ms=20000)
         self.assertEqual((window.last.get("more", False), len(window.slabs), len({p[0] for p in places})), (False, blocks, blocks))
         for place, block in zip(places, kv):
@@ -389,7 +389,7 @@ class Tenants(OwnDaemons, Case):
         self.assert_read(window, places, kv)
 
     def lower(self, config, how, *windows):
-        """What they still map, once no more than `config` says is lent."""
+        """What they still map, once no more than `config` says is granted."""
         self.daemon.configure(config)
         how()
         size = int(config.split()[-1].removesuffix("MiB"))

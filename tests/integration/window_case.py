@@ -70,8 +70,8 @@ class Window:
     def take(self, answer):
         """[place or None]"""
         fds = self.client.take_fds()
-        assert len(fds) == len(answer.get("lent", ())), (fds, answer)
-        for slab, fd in zip(answer.get("lent", ()), fds):
+        assert len(fds) == len(answer.get("granted", ())), (fds, answer)
+        for slab, fd in zip(answer.get("granted", ()), fds):
             assert slab not in self.slabs and os.fstat(fd).st_size == self.slab_bytes
             self.slabs[slab] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
             os.close(fd)

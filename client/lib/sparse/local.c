@@ -468,7 +468,7 @@ int ucm_sparse_select_local(const struct ucm_sparse_summary *summary,
         r = choose_lists(&chooser, scores, s.lists, summaries->n, out);
     }
     if (r == 0) {
-        out->gone = 0;
+        out->evicted = 0;
         out->no_summary = count_missing(summaries);
     }
     free(scores);

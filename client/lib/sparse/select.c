@@ -19,7 +19,7 @@ struct selection {
     uint32_t lists;             /* of the piece */
     uint32_t *ids;              /* of its sequences: room for all rows */
     uint32_t n_lists, n_blocks; /* of the pieces before */
-    uint32_t gone;
+    uint32_t evicted;
     uint64_t no_summary;
 };
 
@@ -226,7 +226,7 @@ static int select_take_cb(struct client_call *call, const union proto_any *any)
         return refuse(call);
     sel->n_lists += (uint32_t)lists;
     sel->n_blocks += (uint32_t)blocks;
-    sel->gone += (uint32_t)m->gone;
+    sel->evicted += (uint32_t)m->evicted;
     sel->no_summary += m->no_summary;
     return 0;
 }
@@ -345,7 +345,7 @@ int ucm_sparse_select(struct ucm_client *c, const struct ucm_sparse_select *s, i
     if (r == 0) {
         out->n_lists = sel.n_lists;
         out->n_blocks = sel.n_blocks;
-        out->gone = sel.gone;
+        out->evicted = sel.evicted;
         out->no_summary = sel.no_summary;
     }
     return client_leave(c, r);

@@ -27,7 +27,7 @@ static bool keeps(const struct ucm_window *w)
     return w->flags & UCM_WINDOW_ADDRESSES && !w->closed;
 }
 
-/* What the daemon pinned and lent is unknown, or the user has done: that window ends. */
+/* What the daemon pinned and granted is unknown, or the user has done: that window ends. */
 void client_window_abandon(struct ucm_window *w)
 {
     if (client_window_known(w) && client_link_live(w->client))

@@ -17,16 +17,16 @@ struct pin_call {
     struct ucm_window_pinned sum;
 };
 
-static int lent_map(struct client_call *call, struct ucm_window *w,
-                    const struct msg_window_pin_r *m)
+static int granted_map(struct client_call *call, struct ucm_window *w,
+                       const struct msg_window_pin_r *m)
 {
-    int r = client_window_fds_check(call, m->lent.n);
+    int r = client_window_fds_check(call, m->granted.n);
 
-    for (uint32_t i = 0; r == 0 && i < m->lent.n; i++) {
-        uint32_t slab = m->lent.p[i];
+    for (uint32_t i = 0; r == 0 && i < m->granted.n; i++) {
+        uint32_t slab = m->granted.p[i];
 
         if (slab >= w->maps.geometry.slabs || client_maps_has(&w->maps, slab))
-            return ucm_error_set(&call->error, UCM_EPROTOCOL, "ucmd lent slab %u %s", slab,
+            return ucm_error_set(&call->error, UCM_EPROTOCOL, "ucmd granted slab %u %s", slab,
                                  slab < w->maps.geometry.slabs ? "twice" : "of none such");
         r = client_maps_add(&w->maps, slab, call->fds->fd[i], &call->error);
     }
@@ -56,7 +56,7 @@ static int pin_take_cb(struct client_call *call, const union proto_any *any)
                              "ucmd's answer to window.pin does not fit the question");
     if (pin->w->closed) /* meanwhile, and nothing is mapped any more */
         return ucm_error_set(&call->error, UCM_EINVALID, "the window was closed");
-    r = lent_map(call, pin->w, m);
+    r = granted_map(call, pin->w, m);
     if (r)
         return r;
     for (uint32_t i = 0; i < n; i++) {

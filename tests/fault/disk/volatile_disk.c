@@ -407,7 +407,7 @@ static int sync_any(int fd)
         usleep((useconds_t)(start * UINT64_C(0x9e3779b97f4a7c15) % most_us));
     if (!take(&journal->syncs_spared) && take(&journal->syncs_failing)) {
         pthread_mutex_lock(&journal_lock);
-        records_doom(st.st_dev, st.st_ino, start);
+        records_mark_deleting(st.st_dev, st.st_ino, start);
         pthread_mutex_unlock(&journal_lock);
         errno = EIO;
         return -1;

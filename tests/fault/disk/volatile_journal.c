@@ -62,7 +62,7 @@ static void records_trim(void)
 }
 
 /* What is final now lies over what was given up before, and so is the file's length. */
-static void doomed_cover(const struct volatile_record *r)
+static void deleting_cover(const struct volatile_record *r)
 {
     uint64_t used = atomic_load(&journal->used);
 
@@ -82,7 +82,7 @@ static void record_final(struct volatile_record *r)
 {
     atomic_store(&r->live, 0);
     if (atomic_load(&journal->doomed) > 0)
-        doomed_cover(r);
+        deleting_cover(r);
     if (r->kind >= VOLATILE_MADE && r->saved[0] && unlink(r->saved) < 0 && errno != ENOENT)
         volatile_refuse("this folder for names");
 }
@@ -105,7 +105,7 @@ void records_sync(uint64_t dev, uint64_t ino, uint64_t before)
     records_trim();
 }
 
-void records_doom(uint64_t dev, uint64_t ino, uint64_t before)
+void records_mark_deleting(uint64_t dev, uint64_t ino, uint64_t before)
 {
     uint64_t used = atomic_load(&journal->used);
 

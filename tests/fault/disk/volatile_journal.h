@@ -28,7 +28,7 @@ void record_add(const struct volatile_record *r);
 /* A sync of a file or a folder that began at `before` has succeeded, */
 void records_sync(uint64_t dev, uint64_t ino, uint64_t before);
 /* or has failed. */
-void records_doom(uint64_t dev, uint64_t ino, uint64_t before);
+void records_mark_deleting(uint64_t dev, uint64_t ino, uint64_t before);
 /* A new file may have the number of one that is gone. */
 void records_drop(uint64_t dev, uint64_t ino);
 

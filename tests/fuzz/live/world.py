@@ -449,7 +449,7 @@ class World:
         def check(result, fds):
             if not (result and window):
                 return
-            for slab, fd in zip(result.get("lent", ()), fds):
+            for slab, fd in zip(result.get("granted", ()), fds):
                 if slab in window.slabs:
                     window.slabs[slab].close()
                 window.slabs[slab] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)

@@ -1,6 +1,6 @@
 /* The arena's memory spread over two NUMA nodes. */
 /* Sanitizers: thread */
-#include "daemon/window/lend.h"
+#include "daemon/window/grant.h"
 #include "tests/unit/arena/arena_rig.h"
 #include "tests/unit/fake_numa.h"
 #include "tests/unit/random.h"
@@ -72,13 +72,13 @@ Test(arena_nodes, a_full_node_borrows_and_nothing_is_refused_while_there_is_room
 
 static unsigned windows_ready;
 
-static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, void *base,
+static void window_cb(void *ctx, enum arena_granted_event event, uint32_t window, void *base,
                       uint64_t bytes)
 {
     (void)ctx, (void)base, (void)bytes;
-    windows_ready += event == LENT_READY;
-    if (event == LENT_GOES)
-        lend_let_go(arena, window);
+    windows_ready += event == GRANTED_READY;
+    if (event == GRANTED_GOES)
+        grant_let_go(arena, window);
 }
 
 /* Windows are spread as the arena is, and count in no node's memory of it. */
@@ -87,9 +87,9 @@ Test(arena_nodes, windows_are_spread_too)
     struct arena_config c = {.size = 2 * MIB,
                              .prefault = true,
                              .numa = &fake_numa,
-                             .lent = 4 * MIB,
-                             .lent_max = 4 * MIB,
-                             .lent_cb = window_cb};
+                             .granted = 4 * MIB,
+                             .granted_max = 4 * MIB,
+                             .granted_cb = window_cb};
     unsigned on[2] = {0, 0};
     struct arena_group *g;
     uv_async_t awake;
@@ -97,22 +97,22 @@ Test(arena_nodes, windows_are_spread_too)
 
     open_arena_as(c);
     await_ready(2 * MIB);
-    cr_assert_eq(lend_group_open(arena, "a", &g), 0);
+    cr_assert_eq(grant_group_open(arena, "a", &g), 0);
     cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
     for (unsigned i = 0; i < 4; i++) {
-        cr_assert_eq(lend_slot(arena, g, MIB, 1, &slot), -EAGAIN);
+        cr_assert_eq(grant_slot(arena, g, MIB, 1, &slot), -EAGAIN);
         for (int turns = 0; turns < 5000 && windows_ready == i; turns++) {
             uv_run(&loop, UV_RUN_NOWAIT);
             uv_sleep(1);
         }
-        cr_assert_eq(lend_slot(arena, g, MIB, 1, &slot), 0);
+        cr_assert_eq(grant_slot(arena, g, MIB, 1, &slot), 0);
         on[arena_slot_node(arena, slot) == NODE_B]++;
     }
     cr_expect(on[0] == 2 && on[1] == 2);
     cr_expect(node_at(0).ready_bytes == MIB && node_at(0).used_bytes == 0);
     uv_close((uv_handle_t *)&awake, NULL);
     uv_run(&loop, UV_RUN_NOWAIT);
-    lend_group_close(arena, g);
+    grant_group_close(arena, g);
 }
 
 /* A slab that is not full comes before a fresh one, wherever it lies. */

@@ -64,9 +64,9 @@ static void run_until(const unsigned *count)
     cr_assert_eq(*count, 1u);
 }
 
-static int lent(void)
+static int granted(void)
 {
-    int fd = memfd_lend(own);
+    int fd = memfd_grant(own);
 
     cr_assert_geq(fd, 0);
     return fd;
@@ -81,7 +81,7 @@ Test(loan, nobody_has_it)
 
 Test(loan, a_descriptor_is_waited_for)
 {
-    int fd = lent();
+    int fd = granted();
 
     loan_end(&loan, &deadlines, own, &calls, &frees);
     cr_expect_eq(frees, 0u);
@@ -93,7 +93,7 @@ Test(loan, a_descriptor_is_waited_for)
 
 Test(loan, a_mapping_is_waited_for)
 {
-    int fd = lent();
+    int fd = granted();
     void *theirs = mmap(NULL, BYTES, PROT_READ, MAP_SHARED, fd, 0);
 
     cr_assert_neq(theirs, MAP_FAILED);
@@ -108,17 +108,17 @@ Test(loan, a_mapping_is_waited_for)
 
 Test(loan, a_copy_of_a_descriptor_is_waited_for)
 {
-    int fd = lent(), copy = dup(fd);
+    int fd = granted(), copy = dup(fd);
 
     close(fd);
-    cr_expect_eq(memfd_lent(own), 1);
+    cr_expect_eq(memfd_granted(own), 1);
     close(copy);
-    cr_expect_eq(memfd_lent(own), 0);
+    cr_expect_eq(memfd_granted(own), 0);
 }
 
 Test(loan, is_taken_back_before_it_ends)
 {
-    int fd = lent();
+    int fd = granted();
 
     loan_end(&loan, &deadlines, own, &calls, &frees);
     loan_cancel(&loan);

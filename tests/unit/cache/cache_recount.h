@@ -58,7 +58,7 @@ static void recount(struct recount *r, block_ref ref)
     cr_assert_eq(!!(b->flags & BLOCK_IN_POLICY), dram > 0);
     cr_assert(b->leases > 0 || !block_idle(b, ns) || dram > 0 || ready == ns->identity.parts,
               "a block that nobody would ever find");
-    cr_assert(b->leases > 0 || !block_idle(b, ns) || !(b->flags & BLOCK_DOOMED));
+    cr_assert(b->leases > 0 || !block_idle(b, ns) || !(b->flags & BLOCK_DELETING));
     /* What went aside has come back if it may leave. */
     aside = policy_list(index_block(rig.index, ref));
     cache_reconsider(rig.cache, ref);

@@ -569,7 +569,7 @@ Test(cache, what_is_found_is_leased)
     cr_expect(found[2] == refs[2] && found[3] == 0 && found[4] == 0 && found[5] == refs[4]);
     cr_expect(block_of(refs[0])->leases == 2 && block_of(refs[3])->leases == 1);
     cr_expect_eq(cache_evict(rig.cache, refs[2], CACHE_ALL), CACHE_EVICT_LATER);
-    cr_expect_eq(cache_lease_many(rig.cache, found, 6, true), 3u, "3 is doomed");
+    cr_expect_eq(cache_lease_many(rig.cache, found, 6, true), 3u, "3 is marked for deletion");
     for (unsigned i = 0; i < 5; i++)
         for (uint32_t leases = block_of(refs[i])->leases; leases > 0; leases--)
             drop(refs[i]);

@@ -66,15 +66,15 @@ Test(admission, durable_blocks_are_always_written)
 
 Test(admission, what_is_incomplete_or_goes_is_not_written)
 {
-    block_ref half = open_block(rig.two, 1), doomed = store(rig.one, 2);
+    block_ref half = open_block(rig.two, 1), deleting = store(rig.one, 2);
 
     cr_assert_eq(dump(half, 0, 0, LAYERS), 0);
-    cr_assert_eq(cache_evict(rig.cache, doomed, CACHE_ALL), CACHE_EVICT_LATER);
+    cr_assert_eq(cache_evict(rig.cache, deleting, CACHE_ALL), CACHE_EVICT_LATER);
     cache_touch(rig.cache, rig.two, &half, 1);
-    cache_touch(rig.cache, rig.one, &doomed, 1);
+    cache_touch(rig.cache, rig.one, &deleting, 1);
     cr_expect_eq(submitted(), 0u);
     drop(half);
-    drop(doomed);
+    drop(deleting);
 }
 
 static void open_learned(void)

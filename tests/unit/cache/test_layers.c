@@ -59,7 +59,7 @@ static enum part_dram dram(block_ref ref)
 
 static void all_ended(block_ref ref)
 {
-    cr_expect_eq(rig.cache->lent, 0u);
+    cr_expect_eq(rig.cache->granted, 0u);
     cr_expect_null(pool.stage);
     cr_expect_eq(arena_slots_used(rig.arena), dram(ref) == PART_DRAM_READY ? 1u : 0u);
     drop(ref);
@@ -159,7 +159,7 @@ Test(layers, a_bad_copy_is_dropped)
     cr_expect_eq(w.calls, 1);
     cr_expect_eq(w.status, -EBADMSG);
     cr_expect_eq(rig.tier.n_live, 0u);
-    cr_expect_eq(rig.cache->lent, 0u);
+    cr_expect_eq(rig.cache->granted, 0u);
     drop(ref);
     expect_nothing_held();
 }
@@ -337,7 +337,7 @@ Test(layers, a_place_that_is_gone_is_a_miss)
     rig.tier.refuse = -ESTALE;
     rig.tier.refuse_n = 2;
     cr_expect_eq(some(&w, ref, 1, 1), -ENOENT);
-    cr_expect_eq(rig.cache->lent, 0u);
+    cr_expect_eq(rig.cache->granted, 0u);
     drop(ref);
     expect_nothing_held();
 }

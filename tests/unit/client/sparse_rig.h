@@ -147,7 +147,7 @@ FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struc
     pthread_mutex_unlock(&f->lock);
     r = (struct msg_select_r){.counts = {(uint8_t *)counts, lists * 4},
                               .index = {(uint8_t *)index, blocks * 4},
-                              .gone = 1,
+                              .evicted = 1,
                               .no_summary = 2};
     if (m->scores)
         r.scores = (struct proto_bin){(uint8_t *)scores, blocks * 4};

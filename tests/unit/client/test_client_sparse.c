@@ -261,7 +261,7 @@ Test(client_sparse, a_selection_of_several_rows)
     cr_expect_eq(a.counts[2], 2);
     cr_expect_eq(a.index[3], 1);
     cr_expect_eq(a.scores[3], -1.0f);
-    cr_expect_eq(a.out.gone, 1);
+    cr_expect_eq(a.out.evicted, 1);
     cr_expect_eq(a.out.no_summary, 2);
     cr_expect_eq(GET(selects), 1);
     s.score.heads = UCM_SPARSE_HEADS_SUM;
@@ -289,7 +289,7 @@ Test(client_sparse, too_many_rows_for_a_frame_take_several_requests)
     cr_expect_eq(out.n_lists, ROWS * 2);
     cr_expect_eq(out.n_blocks, ROWS * 4);
     cr_expect_eq(GET(selects), 4);
-    cr_expect_eq(out.gone, 4);
+    cr_expect_eq(out.evicted, 4);
     free(q);
 }
 

@@ -102,7 +102,7 @@ Test(client_window, many_slabs_come_with_several_answers)
 {
     struct ucm_window_pinned result;
 
-    WSET(most_lent, 3);
+    WSET(most_granted, 3);
     open_window(0);
     cr_assert_eq(pin(0, WINDOW_BLOCKS, &result), 0, "%s", ucm_errmsg());
     cr_expect_eq(result.placed, WINDOW_BLOCKS);
@@ -186,7 +186,7 @@ static bool one_released(void)
 
 Test(client_window, what_the_daemon_wants_back_is_unmapped)
 {
-    static const uint32_t slabs[] = {2, 77}; /* the second was never lent */
+    static const uint32_t slabs[] = {2, 77}; /* the second was never granted */
 
     open_and_pin(0);
     window_ask_back(slabs, 2);
@@ -195,7 +195,7 @@ Test(client_window, what_the_daemon_wants_back_is_unmapped)
     cr_expect_eq(read_block(16), UCM_WINDOW_MISS);
     cr_expect_eq(read_block(15), 0);
     cr_assert_eq(pin(0, WINDOW_BLOCKS, NULL), 0, "%s", ucm_errmsg());
-    cr_expect_eq(read_block(16), 0, "it was lent again");
+    cr_expect_eq(read_block(16), 0, "it was granted again");
 }
 
 Test(client_window, addresses_stay_mapped_until_they_are_released)
@@ -356,12 +356,12 @@ Test(client_window, answers_of_pin_that_do_not_fit)
 Test(client_window, places_out_of_the_window_are_none)
 {
     open_window(0);
-    for (enum window_spoil s = SPOIL_PLACE_SLOT; s <= SPOIL_PLACE_UNLENT; s++) {
+    for (enum window_spoil s = SPOIL_PLACE_SLOT; s <= SPOIL_PLACE_UNGRANTED; s++) {
         struct ucm_window_pinned result;
 
-        /* What was lent stays so. */
-        WSET(spoil, s == SPOIL_PLACE_UNLENT ? SPOIL_NOTHING : s);
-        if (s == SPOIL_PLACE_UNLENT) {
+        /* What was granted stays so. */
+        WSET(spoil, s == SPOIL_PLACE_UNGRANTED ? SPOIL_NOTHING : s);
+        if (s == SPOIL_PLACE_UNGRANTED) {
             ucm_window_close(window);
             open_window(0);
             WSET(spoil, s);
@@ -409,7 +409,7 @@ Test(client_window, without_room_for_descriptors_nothing_leaks)
             few.rlim_cur = (rlim_t)fd + 3;
     few.rlim_max = limit.rlim_max;
     /* The fake, in this process, dups what it sends first. */
-    WSET(most_lent, 2);
+    WSET(most_granted, 2);
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
     (void)pin(0, WINDOW_BLOCKS, NULL);
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);

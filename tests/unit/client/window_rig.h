@@ -40,7 +40,7 @@ enum window_spoil {
     /* Not refused, and never read. */
     SPOIL_PLACE_SLOT,
     SPOIL_PLACE_SLAB,
-    SPOIL_PLACE_UNLENT,
+    SPOIL_PLACE_UNGRANTED,
 };
 
 /* Under the fake's lock. */
@@ -51,7 +51,7 @@ static struct {
     enum window_spoil spoil;
     bool sent[WINDOW_SLABS]; /* to the present window */
     uint32_t id;             /* 0: none is open */
-    uint32_t most_lent;      /* descriptors of one answer */
+    uint32_t most_granted;   /* descriptors of one answer */
     uint32_t opens, pins, unpins, releases, closes;
     uint32_t last_first, last_n;
     bool hold;        /* pins are not answered */
@@ -180,7 +180,7 @@ FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
                                const struct msg_window_pin *m)
 {
     struct ucm_wire_place *places = calloc(UCM_MAX_KEYS + 1, sizeof *places);
-    uint32_t lent[UCM_MAX_FRAME_FDS], n_lent = 0, n_fds, done = 0;
+    uint32_t granted[UCM_MAX_FRAME_FDS], n_granted = 0, n_fds, done = 0;
     struct msg_window_pin_r r = {.moved = 1, .read = 2};
     int fds[UCM_MAX_FRAME_FDS];
     enum window_spoil spoil;
@@ -196,14 +196,14 @@ FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
         places[done] = (struct ucm_wire_place){.slab = UCM_PLACE_NONE};
         if (block >= WINDOW_BLOCKS)
             continue;
-        if (!win.sent[slab] && spoil != SPOIL_PLACE_UNLENT) {
-            if (n_lent == win.most_lent)
+        if (!win.sent[slab] && spoil != SPOIL_PLACE_UNGRANTED) {
+            if (n_granted == win.most_granted)
                 break;
             win.sent[slab] = true;
-            fds[n_lent] = window_slab_fd(spoil, slab);
-            lent[n_lent++] = spoil == SPOIL_SLAB_BEYOND  ? WINDOW_SLABS
-                             : spoil == SPOIL_SLAB_TWICE ? 0
-                                                         : slab;
+            fds[n_granted] = window_slab_fd(spoil, slab);
+            granted[n_granted++] = spoil == SPOIL_SLAB_BEYOND  ? WINDOW_SLABS
+                                   : spoil == SPOIL_SLAB_TWICE ? 0
+                                                               : slab;
         }
         places[done] =
             (struct ucm_wire_place){slab, block % WINDOW_SLOTS, atomic_load(window_seq(block))};
@@ -213,7 +213,7 @@ FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
             places[done].slab = WINDOW_SLABS;
     }
     pthread_mutex_unlock(&f->lock);
-    n_fds = n_lent;
+    n_fds = n_granted;
     if (spoil == SPOIL_PIN_NO_FD && n_fds > 0)
         close(fds[--n_fds]);
     if (spoil == SPOIL_PIN_TOO_MANY_FDS)
@@ -227,7 +227,7 @@ FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
         r.places.n += UCM_PLACE_BYTES;
     if (spoil == SPOIL_PLACES_HALF)
         r.places.n -= 8;
-    r.lent = (struct proto_u32s){lent, n_lent};
+    r.granted = (struct proto_u32s){granted, n_granted};
     fake_reply_fds(conn, msgid, &proto_window_pin_r, &r, fds, n_fds);
     free(places);
 }
@@ -278,7 +278,7 @@ FAKE_FN bool window_hook(struct fake *f, int conn, int method, struct proto_enve
 FAKE_FN void window_up(void)
 {
     memset(&win, 0, sizeof win);
-    win.most_lent = UCM_MAX_FRAME_FDS;
+    win.most_granted = UCM_MAX_FRAME_FDS;
     window_make();
     sparse_up();
     rig.fake.hook = window_hook;

@@ -192,7 +192,7 @@ Test(cuda_decode_window, what_is_wanted_back)
     for (uint32_t i = 0; i < 6; i++)
         cr_expect_eq(has(i).bytes != 0, i % 2 == 1, "%u", i);
     cr_expect_eq(update(0), 0);
-    map(0); /* lent again, and wanted before anybody pinned in it */
+    map(0); /* granted again, and wanted before anybody pinned in it */
     maps[n_maps - 1].wanted = 1;
     cr_expect_eq(update(0), 0);
     cr_expect_eq(released, 2);

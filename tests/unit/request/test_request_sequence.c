@@ -101,7 +101,7 @@ Test(summary_sequence, a_block_evicted_by_name_is_left_out)
     cr_assert_eq(r.index.n, sizeof(index));
     memcpy(index, r.index.p, sizeof(index));
     cr_expect(index[0] == 0 && index[1] == 2);
-    cr_expect_eq(r.gone, 1u);
+    cr_expect_eq(r.evicted, 1u);
     cr_expect_eq(appended(append(open_sequence(), 1, 3, false)).missing, 2u);
 }
 

@@ -366,7 +366,7 @@ Test(request_share, what_is_stored_while_its_files_go_stays)
     share.refuse_n = 0;
 }
 
-/* A lease dooms it: it goes with its last user, its files at once. A pin keeps it, with its files. */
+/* A lease deletions it: it goes with its last user, its files at once. A pin keeps it, with its files. */
 Test(request_share, blocks_in_use_lose_their_files_and_pinned_ones_do_not)
 {
     struct msg_evict m = {.ns = rig.one->id, .keys = chain(1, 2)};

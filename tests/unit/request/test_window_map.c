@@ -14,18 +14,18 @@ static void open_all(void)
     memset(state, 0, sizeof state);
     window_map_init(&map, state, SLABS);
     for (uint32_t i = 0; i < SLABS; i++)
-        cr_assert(window_map_lend(&map, i));
+        cr_assert(window_map_grant(&map, i));
 }
 
 TestSuite(window_map, .init = open_all);
 
-Test(window_map, lent_once)
+Test(window_map, granted_once)
 {
-    cr_expect_not(window_map_lend(&map, 3));
+    cr_expect_not(window_map_grant(&map, 3));
     window_map_release(&map, 3);
     cr_expect_not(window_map_has(&map, 3));
     cr_expect_not(window_map_revoke(&map, 3, 1000), "nobody maps it");
-    cr_expect(window_map_lend(&map, 3));
+    cr_expect(window_map_grant(&map, 3));
     cr_expect_not(window_map_has(&map, SLABS));
     cr_expect_eq(map.due_ms, 0u);
 }
@@ -86,7 +86,7 @@ Test(window_map, random_times)
             for (uint32_t k = 0; k < SLABS && late > 0; k++)
                 if (since[k] > 0 && at >= since[k] + WINDOW_REVOKE_MS) {
                     window_map_release(&map, k);
-                    cr_assert(window_map_lend(&map, k));
+                    cr_assert(window_map_grant(&map, k));
                     since[k] = 0;
                     late--;
                 }
@@ -96,7 +96,7 @@ Test(window_map, random_times)
             since[i] = now;
         } else if (rand_r(&seed) % 2) {
             window_map_release(&map, i);
-            cr_assert(window_map_lend(&map, i));
+            cr_assert(window_map_grant(&map, i));
             since[i] = 0;
         }
     }

@@ -53,10 +53,10 @@ static inline void relocate_open_with(uint32_t slabs)
     relocations = (struct relocations){
         .cache = rig.cache, .arena = rig.arena, .index = rig.index, .metrics = &rig.metrics};
     relocations_open(&relocations);
-    lend_watch(rig.arena, &(struct lend_watcher){.changed_cb = changed_cb, .ctx = &relocations});
+    grant_watch(rig.arena, &(struct grant_watcher){.changed_cb = changed_cb, .ctx = &relocations});
     other = space_of("other", "one", 1, MIB / 4 / LAYERS);
-    cr_assert_eq(lend_group_open(rig.arena, "t", &group), 0);
-    cr_assert_eq(lend_group_open(rig.arena, "other", &other_group), 0);
+    cr_assert_eq(grant_group_open(rig.arena, "t", &group), 0);
+    cr_assert_eq(grant_group_open(rig.arena, "other", &other_group), 0);
     cache_copier_attach(rig.cache, copy_cb, &rig);
     cr_assert_eq(uv_async_init(&rig.loop, &awake, NULL), 0);
 }
@@ -71,9 +71,9 @@ static inline void relocate_close(void)
     iterate(); /* cancelled ones end */
     cr_expect_eq(cache_moves(rig.cache), 0u);
     cr_expect_eq(n_copies, 0u);
-    lend_group_close(rig.arena, group);
-    lend_group_close(rig.arena, other_group);
-    lend_watch(rig.arena, NULL);
+    grant_group_close(rig.arena, group);
+    grant_group_close(rig.arena, other_group);
+    grant_watch(rig.arena, NULL);
     relocations_close(&relocations);
     uv_close((uv_handle_t *)&awake, NULL);
     rig_close();
@@ -91,7 +91,7 @@ static inline block_ref stored(struct ns *ns, uint64_t number)
 }
 
 /* Until so many events of that kind have come. */
-static inline void await(enum arena_lent_event event, unsigned n)
+static inline void await(enum arena_granted_event event, unsigned n)
 {
     for (int i = 0; i < 10000 && rig.window_events[event] < n; i++) {
         iterate();
@@ -102,15 +102,15 @@ static inline void await(enum arena_lent_event event, unsigned n)
 }
 
 /* Moves a part of a block in DRAM that nobody else uses; the mover has a reference. */
-static inline struct lend_place moved(block_ref ref, uint32_t part)
+static inline struct grant_place moved(block_ref ref, uint32_t part)
 {
-    unsigned ready = rig.window_events[LENT_READY];
-    struct lend_place place;
+    unsigned ready = rig.window_events[GRANTED_READY];
+    struct grant_place place;
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, part), CACHE_PENDING);
     if (n_copies == 0)
-        await(LENT_READY, ready + 1);
+        await(GRANTED_READY, ready + 1);
     copy_next();
     cr_assert_eq(mv.calls, 1);
     cr_assert_eq(mv.status, 0);
@@ -129,10 +129,10 @@ static inline bool in_dram(struct ns *ns, uint64_t number)
 }
 
 /* Does a worker that was told the place find its bytes there? */
-static inline bool readable(struct arena_group *g, const struct lend_place *place)
+static inline bool readable(struct arena_group *g, const struct grant_place *place)
 {
     struct ucm_window_header h;
-    int fd = lend_group_table(g, &h);
+    int fd = grant_group_table(g, &h);
     uint64_t bytes = ucm_window_table_bytes(h.slabs, h.slots_per_slab);
     char *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
     const _Atomic uint64_t *table = (const _Atomic uint64_t *)(p + UCM_WINDOW_HEADER_BYTES);

@@ -16,11 +16,11 @@ TestSuite(relocate, .init = relocate_open, .fini = relocate_close);
 Test(relocate, one_copy_in_dram)
 {
     block_ref ref = stored(rig.one, 1);
-    struct lend_place place = moved(ref, 0), again;
+    struct grant_place place = moved(ref, 0), again;
     struct mover mv;
 
     cr_expect_eq(arena_bytes_used(rig.arena), 0u, "the ordinary slot is free");
-    cr_expect_eq(lend_used_bytes(rig.arena), MIB / 4);
+    cr_expect_eq(grant_used_bytes(rig.arena), MIB / 4);
     cr_expect(readable(group, &place));
     cr_expect_eq(move(&mv, ref, 0), CACHE_READY);
     cr_expect(window_place(&relocations, ref, 0, &again));
@@ -34,20 +34,20 @@ Test(relocate, one_copy_in_dram)
     cr_expect_not(window_place(&relocations, ref, 0, &again));
     drop(ref);
     expect_nothing_held();
-    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
-    await(LENT_GONE, 1);
+    cr_expect_eq(grant_used_bytes(rig.arena), 0u);
+    await(GRANTED_GONE, 1);
 }
 
 Test(relocate, it_waits_for_other_users)
 {
     block_ref ref = stored(rig.one, 1);
     struct cache_wait w = {.done_cb = NULL};
-    struct lend_place place;
+    struct grant_place place;
     struct mover mv;
 
     cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(LENT_READY, 1);
+    await(GRANTED_READY, 1);
     copy_next();
     iterate();
     cr_expect_eq(mv.calls, 0);
@@ -73,7 +73,7 @@ Test(relocate, a_hold_keeps_it_where_it_is)
 
     cr_assert_eq(cache_ref_ready(rig.cache, &ref, 1, 0, 1, &memory), 1u);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(LENT_READY, 1);
+    await(GRANTED_READY, 1);
     copy_next();
     for (int i = 0; i < 5; i++)
         iterate();
@@ -82,7 +82,7 @@ Test(relocate, a_hold_keeps_it_where_it_is)
     iterate();
     cr_expect_eq(mv.calls, 0);
     cr_expect_eq(cache_moves(rig.cache), 0u);
-    cr_expect_eq(lend_used_bytes(rig.arena), 0u, "the slot is given back");
+    cr_expect_eq(grant_used_bytes(rig.arena), 0u, "the slot is given back");
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4);
     cr_expect_eq(block_of(ref)->part[0].users, 1u);
     cache_unref_lasting(rig.cache, ref, 0);
@@ -96,7 +96,7 @@ Test(relocate, all_who_ask_get_it)
 
     cr_assert_eq(move(&mv[0], ref, 0), CACHE_PENDING);
     cr_assert_eq(move(&mv[1], ref, 0), CACHE_PENDING);
-    await(LENT_READY, 1);
+    await(GRANTED_READY, 1);
     cr_assert_eq(move(&mv[2], ref, 0), CACHE_PENDING);
     cr_assert_eq(n_copies, 1u);
     window_move_cancel(&relocations, &mv[1].m);
@@ -119,7 +119,7 @@ Test(relocate, nobody_waits_any_more)
     window_move_cancel(&relocations, &mv.m);
     iterate();
     cr_expect_eq(cache_moves(rig.cache), 0u);
-    await(LENT_READY, 1);
+    await(GRANTED_READY, 1);
     /* For the copy, which goes on. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     window_move_cancel(&relocations, &mv.m);
@@ -129,12 +129,12 @@ Test(relocate, nobody_waits_any_more)
     copy_next();
     cr_expect_eq(cache_moves(rig.cache), 0u);
     cr_expect_eq(mv.calls, 0);
-    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
+    cr_expect_eq(grant_used_bytes(rig.arena), 0u);
     cr_expect_eq(block_of(ref)->part[0].users, 0u);
     /* Somebody else asks while the copy goes on. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     if (n_copies == 0)
-        await(LENT_READY, 2);
+        await(GRANTED_READY, 2);
     window_move_cancel(&relocations, &mv.m);
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     iterate();
@@ -150,7 +150,7 @@ Test(relocate, evicted_by_name_meanwhile)
     struct mover mv, late;
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(LENT_READY, 1);
+    await(GRANTED_READY, 1);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     cr_expect_eq(move(&late, ref, 0), -ENOENT);
     iterate();
@@ -160,7 +160,7 @@ Test(relocate, evicted_by_name_meanwhile)
     cr_expect_eq(mv.status, -ENOENT);
     drop(ref);
     expect_nothing_held();
-    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
+    cr_expect_eq(grant_used_bytes(rig.arena), 0u);
 }
 
 Test(relocate, what_is_not_whole)
@@ -182,12 +182,12 @@ Test(relocate, what_is_not_whole)
 Test(relocate, read_straight_into_the_window)
 {
     block_ref ref = store_below(rig.one, 1);
-    struct lend_place place;
+    struct grant_place place;
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     cr_expect_eq(rig.tier.n_pending, 0u, "there is no slot yet");
-    await(LENT_READY, 1);
+    await(GRANTED_READY, 1);
     cr_assert_eq(rig.tier.n_pending, 1u);
     cr_expect_eq(arena_bytes_used(rig.arena), 0u);
     fake_next(&rig.tier, 0);
@@ -203,7 +203,7 @@ Test(relocate, read_straight_into_the_window)
     drop(ref);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cr_expect_not(readable(group, &place));
-    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
+    cr_expect_eq(grant_used_bytes(rig.arena), 0u);
 }
 
 static int got_status;
@@ -226,7 +226,7 @@ Test(relocate, somebody_else_reads_it_elsewhere)
     fake_next(&rig.tier, 0);
     cr_expect_eq(got_status, 0);
     cr_expect_eq(mv.calls, 0);
-    await(LENT_READY, 1);
+    await(GRANTED_READY, 1);
     copy_next();
     cr_expect_eq(mv.calls, 0);
     cache_put(rig.cache, ref, 0); /* the reader's */
@@ -244,11 +244,11 @@ Test(relocate, a_read_that_fails)
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(LENT_READY, 1);
+    await(GRANTED_READY, 1);
     fake_next(&rig.tier, -EIO);
     cr_expect_eq(mv.calls, 1);
     cr_expect_eq(mv.status, -EIO);
-    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
+    cr_expect_eq(grant_used_bytes(rig.arena), 0u);
     drop(ref);
     expect_nothing_held();
 }
@@ -259,7 +259,7 @@ Test(relocate, a_read_that_nobody_waits_for)
     struct mover mv;
 
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(LENT_READY, 1);
+    await(GRANTED_READY, 1);
     window_move_cancel(&relocations, &mv.m);
     iterate();
     cr_expect_eq(cache_moves(rig.cache), 0u);
@@ -318,12 +318,12 @@ Test(relocate, a_snapshot_leaves_them_out)
 Test(relocate, one_part_of_two)
 {
     block_ref ref = stored(rig.two, 1);
-    struct lend_place place;
+    struct grant_place place;
 
     settle();
     place = moved(ref, 1);
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 8);
-    cr_expect_eq(lend_used_bytes(rig.arena), MIB / 8);
+    cr_expect_eq(grant_used_bytes(rig.arena), MIB / 8);
     cr_expect(cache_in_dram(rig.cache, ref));
     put_and_drop(ref, 1);
     for (uint64_t i = 100; i < 140 && in_dram(rig.two, 1); i++) {
@@ -332,13 +332,13 @@ Test(relocate, one_part_of_two)
     }
     cr_expect_not(in_dram(rig.two, 1), "for its ordinary slot");
     cr_expect_not(readable(group, &place));
-    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
+    cr_expect_eq(grant_used_bytes(rig.arena), 0u);
 }
 
 /* A full index drops blocks of windows, too, if there are no others. */
 Test(relocate, the_index_needs_their_place)
 {
-    struct lend_place place;
+    struct grant_place place;
     block_ref ref = stored(rig.one, 1);
 
     place = moved(ref, 0);

@@ -33,7 +33,7 @@ static struct {
     } load;
     struct told {
         struct arena_group *group;
-        struct lend_place place;
+        struct grant_place place;
         const uint8_t *memory;
         uint64_t mark;
     } told[TOLD];
@@ -92,12 +92,12 @@ static void tell(block_ref ref)
 
     *t = (struct told){.memory = memory_of(ref, 0), .mark = mark_of(block_of(ref), 0, 0)};
     if (!window_place(&relocations, ref, 0, &t->place)) {
-        cr_assert(cache_doomed(rig.cache, ref));
+        cr_assert(cache_deleting(rig.cache, ref));
         t->memory = NULL;
         return;
     }
     t->group = arena_slot_group(rig.arena, part_slot(&block_of(ref)->part[0]));
-    cr_assert_str_eq(lend_group_tenant(t->group), cache_ns(rig.cache, ref)->identity.tenant);
+    cr_assert_str_eq(grant_group_tenant(t->group), cache_ns(rig.cache, ref)->identity.tenant);
 }
 
 static void told_check(void)
@@ -120,7 +120,7 @@ static void some_store(void)
 {
     block_ref ref = open_block(some_ns(), below(KEYS));
 
-    if (!cache_doomed(rig.cache, ref))
+    if (!cache_deleting(rig.cache, ref))
         (void)dump(ref, 0, 0, LAYERS);
     drop(ref);
 }
@@ -210,7 +210,7 @@ static void some_evict(void)
 
 static void some_budget(void)
 {
-    lend_budget_set(rig.arena, below(WINDOWS + 1) * MIB);
+    grant_budget_set(rig.arena, below(WINDOWS + 1) * MIB);
     window_slots_changed(&relocations);
 }
 
@@ -268,7 +268,7 @@ Test(relocate_random, nobody_reads_other_bytes)
         if (i % 64 == 0)
             usleep(50); /* for the arena's thread */
     }
-    lend_budget_set(rig.arena, WINDOWS * MIB);
+    grant_budget_set(rig.arena, WINDOWS * MIB);
     window_slots_changed(&relocations);
     for (unsigned i = 0; i < USES; i++)
         use_end(&chaos.use[i]);
@@ -309,7 +309,7 @@ Test(relocate_random, nobody_reads_other_bytes)
                 (void)cache_evict(rig.cache, ref, CACHE_ALL);
         }
     expect_nothing_held();
-    cr_expect_eq(lend_used_bytes(rig.arena), 0u);
+    cr_expect_eq(grant_used_bytes(rig.arena), 0u);
     cr_expect(chaos.copied > 0 && chaos.read > 0 && chaos.stale > 0 && chaos.right > 0,
               "copied %u read %u failed %u stale %u right %u", chaos.copied, chaos.read,
               chaos.failed, chaos.stale, chaos.right);

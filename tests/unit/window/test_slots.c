@@ -107,7 +107,7 @@ Test(window_slots, but_not_what_is)
     for (uint64_t i = 0; i < 8; i++)
         drop(ref[i]);
     cr_assert_eq(move(&mv, late, 0), CACHE_PENDING);
-    await(LENT_READY, 3);
+    await(GRANTED_READY, 3);
     copy_next();
     cr_expect_eq(mv.status, 0);
     cache_put(rig.cache, late, 0);
@@ -118,18 +118,18 @@ Test(window_slots, but_not_what_is)
 Test(window_slots, a_lower_budget_waits_for_users)
 {
     block_ref ref = stored(rig.one, 1);
-    struct lend_place place;
+    struct grant_place place;
 
     settle();
     place = moved(ref, 0);
-    lend_budget_set(rig.arena, 0);
+    grant_budget_set(rig.arena, 0);
     window_slots_changed(&relocations);
     for (int i = 0; i < 5; i++)
         iterate();
     cr_expect(readable(group, &place));
     drop(ref);
     cache_put(rig.cache, ref, 0);
-    await(LENT_GONE, 1);
+    await(GRANTED_GONE, 1);
     cr_expect_not(readable(group, &place));
     cr_expect_not(in_dram(rig.one, 1));
 }
@@ -188,7 +188,7 @@ Test(window_slots, tenants_have_equal_parts_of_the_relocations)
     for (unsigned i = 0; i < 2; i++)
         cr_expect_eq(move(&others[i], other_ref[i], 0), CACHE_PENDING);
     cr_expect_eq(move(&others[2], other_ref[2], 0), -EBUSY);
-    await(LENT_READY, 2);
+    await(GRANTED_READY, 2);
     cr_assert_eq(n_copies, 4u);
     copy_next();
     cr_expect_eq(mine[0].calls + mine[1].calls, 1);

@@ -233,7 +233,7 @@ class Decoder(Supply):
             data = None
         if data is None:
             del self._places[row]
-            self.counts.gone += 1
+            self.counts.evicted += 1
             self._pin_later()
         return data
 

@@ -67,7 +67,7 @@ class Lost(Exception):
 
 @dataclass
 class Counts:
-    """hits, misses: of slots. windowed: of the misses, those that were read from the window. gone: reads of the window that found
+    """hits, misses: of slots. windowed: of the misses, those that were read from the window. evicted: reads of the window that found
     the block not there any more. fetched: slots that the daemon filled. streamed: layers of blocks that prefill
     read, on either lane. computed, loaded: summaries of blocks, by this worker or from the daemon. failed: what the daemon was asked for and did not
     come. full: found no slot."""
@@ -75,7 +75,7 @@ class Counts:
     hits: int = 0
     misses: int = 0
     windowed: int = 0
-    gone: int = 0
+    evicted: int = 0
     fetched: int = 0
     streamed: int = 0
     computed: int = 0

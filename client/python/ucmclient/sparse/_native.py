@@ -125,7 +125,7 @@ class Selected(Structure):
         ("index_room", c_uint32),
         ("n_lists", c_uint32),
         ("n_blocks", c_uint32),
-        ("gone", c_uint32),
+        ("evicted", c_uint32),
         ("no_summary", c_uint64),
     ]
 

@@ -99,12 +99,12 @@ class Mass(Choice):
 @dataclass(frozen=True)
 class Selection:
     """Of one row. lists: for each list the chosen blocks' numbers, ascending, as memoryviews of uint32, which
-    numpy.asarray and torch.frombuffer take without a copy; scores: the same in float32. gone, no_summary: of the whole
+    numpy.asarray and torch.frombuffer take without a copy; scores: the same in float32. evicted, no_summary: of the whole
     call, blocks that were evicted by name meanwhile (recompute them), and blocks without a summary (always chosen)."""
 
     lists: list[memoryview]
     scores: list[memoryview]
-    gone: int = 0
+    evicted: int = 0
     no_summary: int = 0
 
     def union(self) -> list[int]:
@@ -137,7 +137,7 @@ def split(
             values.append(scores.view[begin : begin + count])
             begin += count
         at += n
-        rows.append(Selection(lists, values, out.gone, out.no_summary))
+        rows.append(Selection(lists, values, out.evicted, out.no_summary))
     return rows
 
 

@@ -1,11 +1,11 @@
-/* Windows: slabs that are lent to one tenant each.
+/* Windows: slabs that are granted to one tenant each.
  *
- *   FREE --asked for--> MAKING --thread: has memory--> LENT --no slots, all released it--> GOING
+ *   FREE --asked for--> MAKING --thread: has memory--> GRANTED --no slots, all released it--> GOING
  *        <--thread: given back-- ENDING: until nobody has it mapped <----devices let go----'
  *
  * A group has one slab in MAKING at a time. A slab without slots that workers still map stays
  * with its group, which may use it again; it is revoked when another group wants memory. */
-#include "daemon/window/lend_internal.h"
+#include "daemon/window/grant_internal.h"
 
 #include "daemon/base/log.h"
 #include "proto/memory/window.h"
@@ -22,42 +22,43 @@
 
 static char *window_base(const struct arena *a, const struct window *w)
 {
-    return lend_slab(a, w)->base;
+    return grant_slab(a, w)->base;
 }
 
-static void report(struct arena *a, const struct window *w, enum arena_lent_event event)
+static void report(struct arena *a, const struct window *w, enum arena_granted_event event)
 {
-    a->config.lent_cb(a->config.ctx, event, lend_number(a, w), window_base(a, w), a->config.slab);
-    if (a->lender->watcher.changed_cb)
-        a->lender->watcher.changed_cb(a->lender->watcher.ctx);
+    a->config.granted_cb(a->config.ctx, event, grant_number(a, w), window_base(a, w),
+                         a->config.slab);
+    if (a->granter->watcher.changed_cb)
+        a->granter->watcher.changed_cb(a->granter->watcher.ctx);
 }
 
 static void slot_freed(struct arena *a, struct slab *e, uint32_t slot);
 
 /* ---- life ---- */
 
-int arena_lent_init(struct arena *a)
+int arena_granted_init(struct arena *a)
 {
     uint64_t bytes, skip;
-    struct lender *l;
+    struct granter *l;
     char *p;
     int rc;
 
-    a->lent = a->lent < UCM_MAX_WINDOW_SLABS ? a->lent : UCM_MAX_WINDOW_SLABS;
-    bytes = a->lent * a->config.slab;
-    l = a->lender = calloc(1, sizeof(*l));
+    a->granted = a->granted < UCM_MAX_WINDOW_SLABS ? a->granted : UCM_MAX_WINDOW_SLABS;
+    bytes = a->granted * a->config.slab;
+    l = a->granter = calloc(1, sizeof(*l));
     if (!l)
         return -ENOMEM;
-    a->lent_freed = slot_freed;
+    a->granted_freed = slot_freed;
     list_init(&l->free);
     list_init(&l->groups);
     list_init(&l->revokes);
     list_init(&l->keeps);
     list_init(&l->jobs);
     list_init(&l->ended);
-    if (a->lent == 0)
+    if (a->granted == 0)
         return 0;
-    l->window = calloc(a->lent, sizeof(*l->window));
+    l->window = calloc(a->granted, sizeof(*l->window));
     if (!l->window)
         return -ENOMEM;
     p = mmap(NULL, bytes + HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
@@ -66,17 +67,17 @@ int arena_lent_init(struct arena *a)
         rc = -errno;
         free(l->window);
         l->window = NULL;
-        a->lent = 0;
+        a->granted = 0;
         log_warn("arena", "no-windows", "bytes=%llu error=%s", (unsigned long long)bytes,
                  strerror(-rc));
-        return a->config.lent > 0 ? rc : 0; /* a limit on address space, and nobody wants any */
+        return a->config.granted > 0 ? rc : 0; /* a limit on address space, and nobody wants any */
     }
     skip = HUGE_BYTES - (uintptr_t)p % HUGE_BYTES;
     munmap(p, skip);
     if (skip < HUGE_BYTES)
         munmap(p + skip + bytes, HUGE_BYTES - skip);
     l->base = p + skip;
-    l->budget = a->config.lent;
+    l->budget = a->config.granted;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->more, NULL);
     return 0;
@@ -95,19 +96,19 @@ static void windows_forget(struct list *windows)
     }
 }
 
-void arena_lent_close(struct arena *a)
+void arena_granted_close(struct arena *a)
 {
-    struct lender *l = a->lender;
+    struct granter *l = a->granter;
 
     if (!l || !l->base)
         return;
-    munmap(l->base, a->lent * a->config.slab);
+    munmap(l->base, a->granted * a->config.slab);
     windows_forget(&l->keeps);
     while (!list_empty(&l->groups)) {
         struct arena_group *g = LIST_ENTRY(l->groups.next, struct arena_group, link);
 
         windows_forget(&g->windows);
-        lend_group_free(a, g);
+        grant_group_free(a, g);
     }
     free(l->window);
     pthread_cond_destroy(&l->more);
@@ -119,46 +120,46 @@ void arena_lent_close(struct arena *a)
 
 static void window_returns(struct arena *a, struct window *w)
 {
-    a->lender->returning += !w->returning;
+    a->granter->returning += !w->returning;
     w->returning = true;
 }
 
 static void window_go(struct arena *a, struct window *w)
 {
     window_returns(a, w);
-    list_remove(&lend_slab(a, w)->link);
+    list_remove(&grant_slab(a, w)->link);
     list_remove(&w->job);
     w->state = WINDOW_GOING;
-    report(a, w, LENT_GOES);
+    report(a, w, GRANTED_GOES);
 }
 
 static void window_revoke(struct arena *a, struct window *w)
 {
-    struct arena_group *g = lend_group(a, w);
+    struct arena_group *g = grant_group(a, w);
 
     w->revoked = true;
     window_returns(a, w);
-    list_remove(&lend_slab(a, w)->link);
-    list_push_back(&a->lender->revokes, &w->job);
+    list_remove(&grant_slab(a, w)->link);
+    list_push_back(&a->granter->revokes, &w->job);
     atomic_fetch_add_explicit(&g->header->epoch, 1, memory_order_release);
-    (void)uv_async_send(&a->lender->done);
+    (void)uv_async_send(&a->granter->done);
 }
 
 /* The window has no slots: who wants it now? */
 static void window_settle(struct arena *a, struct window *w)
 {
-    struct slab *e = lend_slab(a, w);
+    struct slab *e = grant_slab(a, w);
 
-    assert(w->state == WINDOW_LENT && e->slots == 0);
+    assert(w->state == WINDOW_GRANTED && e->slots == 0);
     if (w->mapped == 0)
         window_go(a, w);
-    else if (!w->revoked && lend_over(a))
+    else if (!w->revoked && grant_over(a))
         window_revoke(a, w);
     else if (!w->revoked && list_empty(&e->link))
-        list_push_front(&lend_group(a, w)->empty, &e->link);
+        list_push_front(&grant_group(a, w)->empty, &e->link);
 }
 
-void lend_group_close(struct arena *a, struct arena_group *g)
+void grant_group_close(struct arena *a, struct arena_group *g)
 {
     struct list *node;
 
@@ -170,10 +171,10 @@ void lend_group_close(struct arena *a, struct arena_group *g)
         struct slab *e = LIST_ENTRY(node, struct slab, link);
 
         node = node->next;
-        window_settle(a, lend_window(a, e));
+        window_settle(a, grant_window(a, e));
     }
     g->opens = 0;
-    lend_group_settle(a, g);
+    grant_group_settle(a, g);
 }
 
 static void class_leave(struct window *w)
@@ -187,11 +188,11 @@ static void class_leave(struct window *w)
 
 static void slot_freed(struct arena *a, struct slab *e, uint32_t slot)
 {
-    struct window *w = lend_window(a, e);
+    struct window *w = grant_window(a, e);
 
     arena_slot_retract(a, 1 + ((uint32_t)(e - a->slab) << a->slot_bits | slot));
 
-    a->lender->used_bytes -= e->slot_bytes;
+    a->granter->used_bytes -= e->slot_bytes;
     if (e->n_free == 1 && !e->closed)
         list_push_back(&w->class->partial, &e->link);
     if (e->n_free < e->slots)
@@ -206,30 +207,30 @@ static void slot_freed(struct arena *a, struct slab *e, uint32_t slot)
     window_settle(a, w);
 }
 
-uint32_t lend_at(const struct arena *a, const void *base)
+uint32_t grant_at(const struct arena *a, const void *base)
 {
-    return (uint32_t)((uint64_t)((const char *)base - a->lender->base) / a->config.slab);
+    return (uint32_t)((uint64_t)((const char *)base - a->granter->base) / a->config.slab);
 }
 
 /* It is no more one of its group's. */
 static void window_leave(struct arena *a, struct window *w)
 {
-    struct arena_group *g = lend_group(a, w);
+    struct arena_group *g = grant_group(a, w);
 
     list_remove(&w->link);
     if (g->hand == w)
         g->hand = NULL;
-    a->lender->returning -= w->returning;
+    a->granter->returning -= w->returning;
     w->returning = false;
-    a->lender->lent--;
-    g->lent--;
+    a->granter->granted--;
+    g->granted--;
 }
 
-static void unlent_cb(struct loan *l)
+static void ungranted_cb(struct loan *l)
 {
     struct window *w = LIST_ENTRY(l, struct window, loan);
 
-    if (lend_submit(l->ctx, w) < 0)
+    if (grant_submit(l->ctx, w) < 0)
         abort(); /* the thread that got the memory is there */
 }
 
@@ -239,21 +240,21 @@ static void kept_cb(struct loan *l)
     struct window *w = LIST_ENTRY(l, struct window, loan);
     struct arena *a = l->ctx;
 
-    log_warn("arena", "window-kept", "tenant=%s bytes=%llu", lend_group(a, w)->tenant,
+    log_warn("arena", "window-kept", "tenant=%s bytes=%llu", grant_group(a, w)->tenant,
              (unsigned long long)a->config.slab);
     window_leave(a, w);
     w->kept = true;
-    lend_group(a, w)->kept++;
-    a->lender->kept++;
-    list_push_back(&a->lender->keeps, &w->link);
-    report(a, w, LENT_KEPT);
+    grant_group(a, w)->kept++;
+    a->granter->kept++;
+    list_push_back(&a->granter->keeps, &w->link);
+    report(a, w, GRANTED_KEPT);
 }
 
-static const struct loan_calls loan_calls = {unlent_cb, kept_cb};
+static const struct loan_calls loan_calls = {ungranted_cb, kept_cb};
 
-void lend_let_go(struct arena *a, uint32_t window)
+void grant_let_go(struct arena *a, uint32_t window)
 {
-    struct window *w = &a->lender->window[window];
+    struct window *w = &a->granter->window[window];
 
     assert(w->state == WINDOW_GOING);
     arena_slab_unpoison(a, a->slabs + window);
@@ -261,10 +262,10 @@ void lend_let_go(struct arena *a, uint32_t window)
     loan_end(&w->loan, a->config.deadlines, w->fd, &loan_calls, a);
 }
 
-/* Something that another group has lent and does not use. */
+/* Something that another group has granted and does not use. */
 static bool reclaim(struct arena *a, const struct arena_group *but)
 {
-    struct list *groups = &a->lender->groups;
+    struct list *groups = &a->granter->groups;
 
     for (struct list *node = groups->next; node != groups; node = node->next) {
         struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
@@ -273,49 +274,49 @@ static bool reclaim(struct arena *a, const struct arena_group *but)
         if (g == but || list_empty(&g->empty))
             continue;
         e = LIST_ENTRY(g->empty.next, struct slab, link);
-        if (lend_window(a, e)->mapped > 0)
-            window_revoke(a, lend_window(a, e));
+        if (grant_window(a, e)->mapped > 0)
+            window_revoke(a, grant_window(a, e));
         else
-            window_go(a, lend_window(a, e));
+            window_go(a, grant_window(a, e));
         return true;
     }
     return false;
 }
 
-/* ---- lending ---- */
+/* ---- granting ---- */
 
 /* What a worker keeps is its group's of the budget, and nobody else's, up to the budget once more
  * for all that is kept. */
 static bool affordable(const struct arena *a, const struct arena_group *g)
 {
-    const struct lender *l = a->lender;
+    const struct granter *l = a->granter;
     uint64_t most = l->budget / a->config.slab;
 
-    return l->lent + g->kept + 1 <= most && l->lent + l->kept + 1 <= 2 * most &&
-           (!list_empty(&l->free) || a->lent_used < a->lent);
+    return l->granted + g->kept + 1 <= most && l->granted + l->kept + 1 <= 2 * most &&
+           (!list_empty(&l->free) || a->granted_used < a->granted);
 }
 
 static void window_free(struct arena *a, struct window *w)
 {
-    struct arena_group *g = lend_group(a, w);
+    struct arena_group *g = grant_group(a, w);
 
     if (w->kept) {
         list_remove(&w->link);
-        a->lender->kept--;
+        a->granter->kept--;
         g->kept--;
     } else {
         window_leave(a, w);
     }
     w->state = WINDOW_FREE;
     w->revoked = w->kept = false;
-    lend_slab(a, w)->group = NULL;
-    list_push_front(&a->lender->free, &w->link);
-    lend_group_settle(a, g);
+    grant_slab(a, w)->group = NULL;
+    list_push_front(&a->granter->free, &w->link);
+    grant_group_settle(a, g);
 }
 
 static void window_made(struct arena *a, struct window *w)
 {
-    struct arena_group *g = lend_group(a, w);
+    struct arena_group *g = grant_group(a, w);
 
     g->making = false;
     if (w->status < 0) {
@@ -324,15 +325,15 @@ static void window_made(struct arena *a, struct window *w)
         log_warn("arena", "window-failed", "bytes=%llu error=%s",
                  (unsigned long long)a->config.slab, strerror(-w->status));
         window_free(a, w);
-        report(a, w, LENT_FAILED);
+        report(a, w, GRANTED_FAILED);
         return;
     }
     backoff_reset(&g->failed);
-    w->state = WINDOW_LENT;
-    list_push_front(&g->empty, &lend_slab(a, w)->link);
-    report(a, w, LENT_READY);
+    w->state = WINDOW_GRANTED;
+    list_push_front(&g->empty, &grant_slab(a, w)->link);
+    report(a, w, GRANTED_READY);
     /* Who asked for it has gone, or it is too much by now. */
-    if ((g->opens == 0 || lend_over(a)) && lend_slab(a, w)->slots == 0)
+    if ((g->opens == 0 || grant_over(a)) && grant_slab(a, w)->slots == 0)
         window_settle(a, w);
 }
 
@@ -342,34 +343,34 @@ static void done_cb(uv_async_t *async)
     struct window *w;
     struct list *node;
 
-    while ((w = lend_ended(a)) != NULL) {
+    while ((w = grant_ended(a)) != NULL) {
         if (w->state == WINDOW_MAKING) {
             window_made(a, w);
         } else {
             if (w->status < 0)
                 log_warn("arena", "window-not-unmapped", "error=%s", strerror(-w->status));
             window_free(a, w);
-            report(a, w, LENT_GONE);
+            report(a, w, GRANTED_GONE);
         }
     }
-    while ((node = list_pop_front(&a->lender->revokes)) != NULL) {
+    while ((node = list_pop_front(&a->granter->revokes)) != NULL) {
         w = LIST_ENTRY(node, struct window, job);
-        if (a->lender->watcher.revoke_cb)
-            a->lender->watcher.revoke_cb(a->lender->watcher.ctx, lend_group(a, w),
-                                         lend_number(a, w));
+        if (a->granter->watcher.revoke_cb)
+            a->granter->watcher.revoke_cb(a->granter->watcher.ctx, grant_group(a, w),
+                                          grant_number(a, w));
     }
 }
 
 /* One that affordable() found. */
 static struct window *free_window(struct arena *a)
 {
-    struct lender *l = a->lender;
+    struct granter *l = a->granter;
 
     if (list_empty(&l->free)) {
-        struct window *w = &l->window[a->lent_used++];
+        struct window *w = &l->window[a->granted_used++];
 
-        list_init(&lend_slab(a, w)->link);
-        lend_slab(a, w)->base = l->base + lend_number(a, w) * a->config.slab;
+        list_init(&grant_slab(a, w)->link);
+        grant_slab(a, w)->base = l->base + grant_number(a, w) * a->config.slab;
         list_init(&w->job);
         w->fd = -1;
         list_push_front(&l->free, &w->link);
@@ -377,37 +378,37 @@ static struct window *free_window(struct arena *a)
     return LIST_ENTRY(l->free.next, struct window, link);
 }
 
-static int lend(struct arena *a, struct arena_group *g)
+static int grant(struct arena *a, struct arena_group *g)
 {
     struct window *w = free_window(a);
     int rc = 0;
 
-    if (!a->lender->open) {
-        rc = uv_async_init(a->loop, &a->lender->done, done_cb);
+    if (!a->granter->open) {
+        rc = uv_async_init(a->loop, &a->granter->done, done_cb);
         if (rc != 0)
             return rc;
-        a->lender->done.data = a;
-        uv_unref((uv_handle_t *)&a->lender->done);
-        a->lender->open = true;
+        a->granter->done.data = a;
+        uv_unref((uv_handle_t *)&a->granter->done);
+        a->granter->open = true;
     }
     w->state = WINDOW_MAKING;
-    lend_slab(a, w)->group = g;
-    rc = lend_submit(a, w);
+    grant_slab(a, w)->group = g;
+    rc = grant_submit(a, w);
     if (rc < 0) {
         w->state = WINDOW_FREE;
-        lend_slab(a, w)->group = NULL;
+        grant_slab(a, w)->group = NULL;
         return rc;
     }
     list_remove(&w->link);
     list_push_back(&g->windows, &w->link);
     g->making = true;
-    g->lent++;
-    a->lender->lent++;
+    g->granted++;
+    a->granter->granted++;
     return 0;
 }
 
 /* Why there is no slot, after whatever can be done about it was begun. */
-static int lend_or_wait(struct arena *a, struct arena_group *g)
+static int grant_or_wait(struct arena *a, struct arena_group *g)
 {
     int rc;
 
@@ -416,12 +417,12 @@ static int lend_or_wait(struct arena *a, struct arena_group *g)
     if (!backoff_ready(&g->failed, uv_now(a->loop)))
         return g->failed_rc;
     if (affordable(a, g)) {
-        rc = lend(a, g);
+        rc = grant(a, g);
         return rc < 0 ? rc : -EAGAIN;
     }
-    if (a->lender->returning > 0)
+    if (a->granter->returning > 0)
         return -EAGAIN;
-    if ((uint64_t)(g->lent + g->kept + 1) * a->config.slab > a->lender->budget)
+    if ((uint64_t)(g->granted + g->kept + 1) * a->config.slab > a->granter->budget)
         return -ENOSPC; /* what others don't use is of no help */
     return reclaim(a, g) ? -EAGAIN : -ENOSPC;
 }
@@ -446,9 +447,9 @@ static struct window_class *class_of(struct arena_group *g, uint64_t slot_bytes,
 
 static int carve(struct arena *a, struct slab *e, uint64_t slot_bytes)
 {
-    struct window *w = lend_window(a, e);
+    struct window *w = grant_window(a, e);
 
-    w->class = class_of(lend_group(a, w), slot_bytes, true);
+    w->class = class_of(grant_group(a, w), slot_bytes, true);
     if (!w->class)
         return -ENOMEM;
     w->class->slabs++;
@@ -462,7 +463,8 @@ static int carve(struct arena *a, struct slab *e, uint64_t slot_bytes)
     return 0;
 }
 
-int lend_slot(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t owner, slot_ref *out)
+int grant_slot(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t owner,
+               slot_ref *out)
 {
     uint64_t slot_bytes = arena_padded(bytes);
     struct window_class *k;
@@ -471,88 +473,88 @@ int lend_slot(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t o
     assert(bytes > 0 && !(owner & SLOT_FREE));
     if (slot_bytes > a->config.slab)
         return -EFBIG;
-    if (lend_over(a))
+    if (grant_over(a))
         return -ENOSPC;
     k = class_of(g, slot_bytes, false);
     if (!k || list_empty(&k->partial)) {
         if (list_empty(&g->empty))
-            return lend_or_wait(a, g);
+            return grant_or_wait(a, g);
         e = LIST_ENTRY(g->empty.next, struct slab, link);
         if (carve(a, e, slot_bytes) < 0)
             return -ENOMEM;
     } else {
         e = LIST_ENTRY(k->partial.next, struct slab, link);
     }
-    a->lender->used_bytes += slot_bytes;
+    a->granter->used_bytes += slot_bytes;
     *out = arena_slot_hand_out(a, e, bytes, owner);
     return 0;
 }
 
 /* ---- workers ---- */
 
-int lend_fd(struct arena *a, uint32_t window)
+int grant_fd(struct arena *a, uint32_t window)
 {
-    assert(a->lender->window[window].state == WINDOW_LENT);
-    return a->lender->window[window].fd;
+    assert(a->granter->window[window].state == WINDOW_GRANTED);
+    return a->granter->window[window].fd;
 }
 
-void lend_map(struct arena *a, uint32_t window)
+void grant_map(struct arena *a, uint32_t window)
 {
-    struct window *w = &a->lender->window[window];
+    struct window *w = &a->granter->window[window];
 
-    assert(w->state == WINDOW_LENT && w->mapped < UINT32_MAX);
+    assert(w->state == WINDOW_GRANTED && w->mapped < UINT32_MAX);
     w->mapped++;
 }
 
-void lend_release(struct arena *a, uint32_t window)
+void grant_release(struct arena *a, uint32_t window)
 {
-    struct window *w = &a->lender->window[window];
+    struct window *w = &a->granter->window[window];
 
     assert(w->mapped > 0);
-    if (--w->mapped == 0 && lend_slab(a, w)->slots == 0)
+    if (--w->mapped == 0 && grant_slab(a, w)->slots == 0)
         window_settle(a, w);
 }
 
-void lend_watch(struct arena *a, const struct lend_watcher *w)
+void grant_watch(struct arena *a, const struct grant_watcher *w)
 {
-    a->lender->watcher = w ? *w : (struct lend_watcher){.ctx = NULL};
+    a->granter->watcher = w ? *w : (struct grant_watcher){.ctx = NULL};
 }
 
 /* ---- the budget ---- */
 
-bool lend_over(const struct arena *a)
+bool grant_over(const struct arena *a)
 {
-    return (a->lender->lent - a->lender->returning) * a->config.slab > a->lender->budget;
+    return (a->granter->granted - a->granter->returning) * a->config.slab > a->granter->budget;
 }
 
-void lend_budget_set(struct arena *a, uint64_t bytes)
+void grant_budget_set(struct arena *a, uint64_t bytes)
 {
-    a->lender->budget = bytes;
-    while (lend_over(a) && reclaim(a, NULL))
+    a->granter->budget = bytes;
+    while (grant_over(a) && reclaim(a, NULL))
         ;
 }
 
-uint64_t lend_budget(const struct arena *a)
+uint64_t grant_budget(const struct arena *a)
 {
-    return a->lender->budget;
+    return a->granter->budget;
 }
 
-uint64_t lend_bytes(const struct arena *a, const struct arena_group *g)
+uint64_t grant_bytes(const struct arena *a, const struct arena_group *g)
 {
-    return (g ? g->lent : a->lender->lent) * a->config.slab;
+    return (g ? g->granted : a->granter->granted) * a->config.slab;
 }
 
-uint64_t lend_kept_bytes(const struct arena *a, const struct arena_group *g)
+uint64_t grant_kept_bytes(const struct arena *a, const struct arena_group *g)
 {
-    return (g ? g->kept : a->lender->kept) * a->config.slab;
+    return (g ? g->kept : a->granter->kept) * a->config.slab;
 }
 
-uint64_t lend_used_bytes(const struct arena *a)
+uint64_t grant_used_bytes(const struct arena *a)
 {
-    return a->lender->used_bytes;
+    return a->granter->used_bytes;
 }
 
-uv_async_t *arena_lent_handle(struct arena *a)
+uv_async_t *arena_granted_handle(struct arena *a)
 {
-    return a->lender->open ? &a->lender->done : NULL;
+    return a->granter->open ? &a->granter->done : NULL;
 }

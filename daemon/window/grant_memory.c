@@ -1,7 +1,7 @@
 /* The memory of window slabs: a thread gets it and gives it back, since both take the kernel some
  * 10 ms and more a 64 MiB. It has others beside it while it gets memory, as one alone is slower
  * than the copies that wait for it. Nobody else touches the slab meanwhile. */
-#include "daemon/window/lend_internal.h"
+#include "daemon/window/grant_internal.h"
 
 #include "daemon/base/log.h"
 #include "daemon/base/memfd.h"
@@ -65,30 +65,30 @@ static int slab_populate(const struct arena *a, int fd, char *base)
 /* The sequence numbers of all slots that the slab may have. */
 static int table_populate(struct arena *a, const struct window *w)
 {
-    const struct arena_group *g = lend_group(a, w);
+    const struct arena_group *g = grant_group(a, w);
     uint64_t slots = a->config.slab / ARENA_ALIGN;
-    uint64_t from = UCM_WINDOW_HEADER_BYTES + lend_number(a, w) * slots * sizeof(uint64_t);
+    uint64_t from = UCM_WINDOW_HEADER_BYTES + grant_number(a, w) * slots * sizeof(uint64_t);
     uint64_t upto = arena_padded(from + slots * sizeof(uint64_t));
 
     from -= from % ARENA_ALIGN;
-    if (upto > ucm_window_table_bytes(a->lent, (uint32_t)slots))
-        upto = ucm_window_table_bytes(a->lent, (uint32_t)slots); /* it may not grow */
+    if (upto > ucm_window_table_bytes(a->granted, (uint32_t)slots))
+        upto = ucm_window_table_bytes(a->granted, (uint32_t)slots); /* it may not grow */
     return fallocate(g->fd, 0, (off_t)from, (off_t)(upto - from)) < 0 ? -errno : 0;
 }
 
 static void place(struct arena *a, const struct window *w)
 {
     const struct numa *numa = a->config.numa;
-    int rc = a->nodes > 0 ? numa->prefer(numa->node[lend_number(a, w) % a->nodes]) : 0;
+    int rc = a->nodes > 0 ? numa->prefer(numa->node[grant_number(a, w) % a->nodes]) : 0;
 
-    if (rc < 0 && !a->lender->unplaced)
-        log_warn("arena", "not-placed", "window=%u error=%s", lend_number(a, w), strerror(-rc));
-    a->lender->unplaced |= rc < 0;
+    if (rc < 0 && !a->granter->unplaced)
+        log_warn("arena", "not-placed", "window=%u error=%s", grant_number(a, w), strerror(-rc));
+    a->granter->unplaced |= rc < 0;
 }
 
 static int unmap(struct arena *a, const struct window *w)
 {
-    void *p = mmap(lend_slab(a, w)->base, a->config.slab, PROT_NONE,
+    void *p = mmap(grant_slab(a, w)->base, a->config.slab, PROT_NONE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 
     return p == MAP_FAILED ? -errno : 0;
@@ -97,7 +97,7 @@ static int unmap(struct arena *a, const struct window *w)
 /* Maps and fills the file; the descriptor for workers, or -errno. */
 static int window_map(struct arena *a, const struct window *w, int fd)
 {
-    uint32_t slab = a->slabs + lend_number(a, w);
+    uint32_t slab = a->slabs + grant_number(a, w);
     char *base = a->slab[slab].base;
     int rc;
 
@@ -147,7 +147,7 @@ static int window_unmake(struct arena *a, struct window *w)
 static void *windows_thread(void *arg)
 {
     struct arena *a = arg;
-    struct lender *l = a->lender;
+    struct granter *l = a->granter;
 
     pthread_mutex_lock(&l->lock);
     while (!l->stop) {
@@ -169,9 +169,9 @@ static void *windows_thread(void *arg)
     return NULL;
 }
 
-int lend_submit(struct arena *a, struct window *w)
+int grant_submit(struct arena *a, struct window *w)
 {
-    struct lender *l = a->lender;
+    struct granter *l = a->granter;
     int rc = l->threaded ? 0 : pthread_create(&l->thread, NULL, windows_thread, a);
 
     if (rc != 0)
@@ -184,9 +184,9 @@ int lend_submit(struct arena *a, struct window *w)
     return 0;
 }
 
-struct window *lend_ended(struct arena *a)
+struct window *grant_ended(struct arena *a)
 {
-    struct lender *l = a->lender;
+    struct granter *l = a->granter;
     struct list *node;
 
     pthread_mutex_lock(&l->lock);
@@ -195,9 +195,9 @@ struct window *lend_ended(struct arena *a)
     return node ? LIST_ENTRY(node, struct window, job) : NULL;
 }
 
-void arena_lent_stop(struct arena *a)
+void arena_granted_stop(struct arena *a)
 {
-    struct lender *l = a->lender;
+    struct granter *l = a->granter;
 
     if (!l || !l->threaded)
         return;

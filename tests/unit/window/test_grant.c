@@ -1,6 +1,6 @@
-/* Windows of the arena: memory that is lent to a tenant, who has it, and when it comes back. */
+/* Windows of the arena: memory that is granted to a tenant, who has it, and when it comes back. */
 /* Sanitizers: thread */
-#include "daemon/window/lend.h"
+#include "daemon/window/grant.h"
 #include "proto/memory/window.h"
 #include "tests/unit/arena/arena_rig.h"
 
@@ -42,28 +42,28 @@ int fallocate(int fd, int mode, off_t offset, off_t length)
 /* ---- the rig ---- */
 
 static struct arena_group *a, *b;
-static unsigned events[LENT_GONE + 1];
+static unsigned events[GRANTED_GONE + 1];
 static uint64_t failed_ms; /* when memory could last not be had */
 static bool keep_going;    /* the device takes its time */
 static unsigned revokes;
 static uint32_t revoked, going;
 static uint32_t slabs = SLABS;
 
-static void window_cb(void *ctx, enum arena_lent_event event, uint32_t window, void *base,
+static void window_cb(void *ctx, enum arena_granted_event event, uint32_t window, void *base,
                       uint64_t bytes)
 {
     cr_assert_eq(ctx, &loop);
     cr_assert_eq(bytes, MIB);
     cr_assert_lt(window, SLABS);
     events[event]++;
-    if (event == LENT_FAILED)
+    if (event == GRANTED_FAILED)
         failed_ms = uv_now(&loop);
-    if (event == LENT_READY)
+    if (event == GRANTED_READY)
         memset(base, 0, 64); /* a device reads and writes it from now on */
-    if (event == LENT_GOES) {
+    if (event == GRANTED_GOES) {
         going = window;
         if (!keep_going)
-            lend_let_go(arena, window);
+            grant_let_go(arena, window);
     }
 }
 
@@ -78,13 +78,13 @@ static void revoke_cb(void *ctx, struct arena_group *g, uint32_t window)
 static void open_arena(uint64_t budget)
 {
     open_arena_as((struct arena_config){.size = 2 * MIB,
-                                        .lent = budget,
-                                        .lent_max = slabs * MIB,
-                                        .lent_cb = window_cb,
+                                        .granted = budget,
+                                        .granted_max = slabs * MIB,
+                                        .granted_cb = window_cb,
                                         .ctx = &loop});
-    cr_assert_eq(lend_group_open(arena, "a", &a), 0);
-    cr_assert_eq(lend_group_open(arena, "b", &b), 0);
-    lend_watch(arena, &(struct lend_watcher){.revoke_cb = revoke_cb, .ctx = &revoked});
+    cr_assert_eq(grant_group_open(arena, "a", &a), 0);
+    cr_assert_eq(grant_group_open(arena, "b", &b), 0);
+    grant_watch(arena, &(struct grant_watcher){.revoke_cb = revoke_cb, .ctx = &revoked});
 }
 
 /* Iterations of the event loop until *count is n. */
@@ -106,34 +106,34 @@ static void await(const unsigned *count, unsigned n)
 static void teardown(void)
 {
     if (a)
-        lend_group_close(arena, a);
+        grant_group_close(arena, a);
     if (b)
-        lend_group_close(arena, b);
+        grant_group_close(arena, b);
     end();
 }
 
-TestSuite(lend, .init = begin, .fini = teardown);
+TestSuite(grant, .init = begin, .fini = teardown);
 
-/* A slot of a group, whose slab may have to be lent first. */
+/* A slot of a group, whose slab may have to be granted first. */
 static slot_ref slot_of(struct arena_group *g, uint64_t bytes)
 {
     slot_ref slot = 0;
-    int rc = lend_slot(arena, g, bytes, 7, &slot);
+    int rc = grant_slot(arena, g, bytes, 7, &slot);
 
     if (rc == -EAGAIN) {
-        await(&events[LENT_READY], events[LENT_READY] + 1);
-        rc = lend_slot(arena, g, bytes, 7, &slot);
+        await(&events[GRANTED_READY], events[GRANTED_READY] + 1);
+        rc = grant_slot(arena, g, bytes, 7, &slot);
     }
     cr_assert_eq(rc, 0);
     cr_assert_eq(arena_slot_group(arena, slot), g);
     return slot;
 }
 
-static struct lend_place place_of(slot_ref slot)
+static struct grant_place place_of(slot_ref slot)
 {
-    struct lend_place p;
+    struct grant_place p;
 
-    cr_assert(lend_place(arena, slot, &p));
+    cr_assert(grant_place(arena, slot, &p));
     return p;
 }
 
@@ -149,7 +149,7 @@ static const void *worker_map(int fd, uint64_t bytes)
 static const _Atomic uint64_t *worker_table(const struct arena_group *g,
                                             struct ucm_window_header *header)
 {
-    int fd = lend_group_table(g, header);
+    int fd = grant_group_table(g, header);
     const char *p = worker_map(fd, ucm_window_table_bytes(header->slabs, header->slots_per_slab));
 
     return (const _Atomic uint64_t *)(p + UCM_WINDOW_HEADER_BYTES);
@@ -157,39 +157,39 @@ static const _Atomic uint64_t *worker_table(const struct arena_group *g,
 
 /* ---- tests ---- */
 
-Test(lend, none_without_address_space)
+Test(grant, none_without_address_space)
 {
     struct arena_group *g;
 
     open_arena_as((struct arena_config){.size = MIB});
-    cr_expect_eq(lend_group_open(arena, "a", &g), -EOPNOTSUPP);
+    cr_expect_eq(grant_group_open(arena, "a", &g), -EOPNOTSUPP);
 }
 
-Test(lend, a_budget_of_nothing)
+Test(grant, a_budget_of_nothing)
 {
     slot_ref slot;
 
     open_arena(0);
-    cr_expect_eq(lend_slot(arena, a, 4096, 1, &slot), -ENOSPC);
-    cr_expect_eq(lend_slot(arena, a, MIB + 1, 1, &slot), -EFBIG);
-    lend_budget_set(arena, MIB);
+    cr_expect_eq(grant_slot(arena, a, 4096, 1, &slot), -ENOSPC);
+    cr_expect_eq(grant_slot(arena, a, MIB + 1, 1, &slot), -EFBIG);
+    grant_budget_set(arena, MIB);
     slot = slot_of(a, 4096);
-    cr_expect_eq(lend_bytes(arena, NULL), MIB);
-    cr_expect_eq(lend_bytes(arena, a), MIB);
-    cr_expect_eq(lend_bytes(arena, b), 0u);
-    cr_expect_eq(lend_used_bytes(arena), 4096u);
+    cr_expect_eq(grant_bytes(arena, NULL), MIB);
+    cr_expect_eq(grant_bytes(arena, a), MIB);
+    cr_expect_eq(grant_bytes(arena, b), 0u);
+    cr_expect_eq(grant_used_bytes(arena), 4096u);
     cr_expect_eq(arena_bytes_used(arena), 0u, "ordinary slots");
     arena_slot_free(arena, slot);
-    await(&events[LENT_GONE], 1);
-    cr_expect_eq(lend_bytes(arena, NULL), 0u);
-    cr_expect_eq(lend_used_bytes(arena), 0u);
+    await(&events[GRANTED_GONE], 1);
+    cr_expect_eq(grant_bytes(arena, NULL), 0u);
+    cr_expect_eq(grant_used_bytes(arena), 0u);
 }
 
-Test(lend, sequence_numbers_of_a_place)
+Test(grant, sequence_numbers_of_a_place)
 {
     struct ucm_window_header h;
     const _Atomic uint64_t *table;
-    struct lend_place p, q;
+    struct grant_place p, q;
     slot_ref slot, other;
     uint64_t entry;
 
@@ -204,7 +204,7 @@ Test(lend, sequence_numbers_of_a_place)
 
     slot = slot_of(a, 3 * 4096);
     other = slot_of(a, 3 * 4096);
-    cr_expect_not(lend_place(arena, slot, &p), "nothing is in it");
+    cr_expect_not(grant_place(arena, slot, &p), "nothing is in it");
     arena_slot_publish(arena, slot);
     p = place_of(slot);
     entry = ucm_window_entry(h.slots_per_slab, p.window, p.slot);
@@ -220,7 +220,7 @@ Test(lend, sequence_numbers_of_a_place)
     cr_expect_eq(table[entry] % 2, 1u);
     cr_expect_gt(table[entry], p.seq);
     cr_expect_not(ucm_window_end(&table[entry], p.seq));
-    cr_expect_not(lend_place(arena, slot, &q));
+    cr_expect_not(grant_place(arena, slot, &q));
     arena_slot_retract(arena, slot);
     cr_expect_eq(table[entry] % 2, 1u, "twice is once");
 
@@ -238,9 +238,9 @@ Test(lend, sequence_numbers_of_a_place)
     arena_slot_free(arena, other);
 }
 
-Test(lend, ordinary_slots_have_none)
+Test(grant, ordinary_slots_have_none)
 {
-    struct lend_place p;
+    struct grant_place p;
     slot_ref slot;
 
     open_arena(MIB);
@@ -248,12 +248,12 @@ Test(lend, ordinary_slots_have_none)
     cr_assert_neq(slot, 0u);
     cr_expect_null(arena_slot_group(arena, slot));
     arena_slot_publish(arena, slot);
-    cr_expect_not(lend_place(arena, slot, &p));
+    cr_expect_not(grant_place(arena, slot, &p));
     arena_slot_retract(arena, slot);
     arena_slot_free(arena, slot);
 }
 
-Test(lend, a_worker_reads_and_never_writes)
+Test(grant, a_worker_reads_and_never_writes)
 {
     slot_ref slot;
     struct stat st;
@@ -263,8 +263,8 @@ Test(lend, a_worker_reads_and_never_writes)
 
     open_arena(MIB);
     slot = slot_of(a, MIB);
-    fds[0] = lend_fd(arena, 0);
-    fds[1] = lend_group_table(a, &(struct ucm_window_header){.epoch = 0});
+    fds[0] = grant_fd(arena, 0);
+    fds[1] = grant_group_table(a, &(struct ucm_window_header){.epoch = 0});
     memcpy(arena_memory(arena, slot, NULL), "secret of a", 12);
     seen = worker_map(fds[0], MIB);
     cr_expect_str_eq(seen, "secret of a");
@@ -294,8 +294,8 @@ Test(lend, a_worker_reads_and_never_writes)
     arena_slot_free(arena, slot);
 }
 
-/* A slab of a is given back and lent to b, at the same number and the same address. */
-Test(lend, no_tenant_sees_another_ones_bytes)
+/* A slab of a is given back and granted to b, at the same number and the same address. */
+Test(grant, no_tenant_sees_another_ones_bytes)
 {
     struct stat of_a, of_b;
     const char *seen_a, *seen_b;
@@ -305,19 +305,19 @@ Test(lend, no_tenant_sees_another_ones_bytes)
     open_arena(MIB);
     slot = slot_of(a, MIB);
     memset(arena_memory(arena, slot, NULL), 'a', MIB);
-    fd = fcntl(lend_fd(arena, 0), F_DUPFD_CLOEXEC, 0);
+    fd = fcntl(grant_fd(arena, 0), F_DUPFD_CLOEXEC, 0);
     seen_a = worker_map(fd, MIB);
     cr_assert_eq(fstat(fd, &of_a), 0);
     arena_slot_free(arena, slot); /* the worker keeps what it has, and says nothing */
-    await(&events[LENT_GONE], 1);
+    await(&events[GRANTED_GONE], 1);
 
     slot = slot_of(b, MIB);
     for (uint64_t i = 64; i < MIB; i++)
         cr_assert_eq(((char *)arena_memory(arena, slot, NULL))[i], 0);
     memset(arena_memory(arena, slot, NULL), 'b', MIB);
-    cr_assert_eq(fstat(lend_fd(arena, 0), &of_b), 0);
+    cr_assert_eq(fstat(grant_fd(arena, 0), &of_b), 0);
     cr_expect_neq(of_a.st_ino, of_b.st_ino);
-    seen_b = worker_map(lend_fd(arena, 0), MIB);
+    seen_b = worker_map(grant_fd(arena, 0), MIB);
     for (uint64_t i = 0; i < MIB; i++)
         cr_assert(seen_a[i] == 'a' && seen_b[i] == 'b');
     cr_assert_eq(munmap((void *)(uintptr_t)seen_a, MIB), 0);
@@ -327,50 +327,50 @@ Test(lend, no_tenant_sees_another_ones_bytes)
     arena_slot_free(arena, slot);
 }
 
-Test(lend, the_budget_holds)
+Test(grant, the_budget_holds)
 {
     slot_ref slot[3], none;
 
     open_arena(2 * MIB);
     slot[0] = slot_of(a, MIB);
     slot[1] = slot_of(b, MIB);
-    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -ENOSPC);
-    cr_expect_eq(lend_slot(arena, b, 4096, 1, &none), -ENOSPC);
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &none), -ENOSPC);
+    cr_expect_eq(grant_slot(arena, b, 4096, 1, &none), -ENOSPC);
     arena_slot_free(arena, slot[1]);
-    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -EAGAIN, "it comes back");
-    await(&events[LENT_GONE], 1);
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &none), -EAGAIN, "it comes back");
+    await(&events[GRANTED_GONE], 1);
     slot[1] = slot_of(a, MIB);
-    cr_expect_eq(lend_bytes(arena, a), 2 * MIB);
+    cr_expect_eq(grant_bytes(arena, a), 2 * MIB);
 
-    lend_budget_set(arena, MIB);
-    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -ENOSPC);
+    grant_budget_set(arena, MIB);
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &none), -ENOSPC);
     arena_slot_free(arena, slot[1]);
-    await(&events[LENT_GONE], 2);
-    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -ENOSPC);
-    lend_budget_set(arena, 3 * MIB);
+    await(&events[GRANTED_GONE], 2);
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &none), -ENOSPC);
+    grant_budget_set(arena, 3 * MIB);
     slot[1] = slot_of(a, MIB);
     slot[2] = slot_of(b, MIB);
-    cr_expect_eq(lend_bytes(arena, NULL), 3 * MIB);
+    cr_expect_eq(grant_bytes(arena, NULL), 3 * MIB);
     for (int i = 0; i < 3; i++)
         arena_slot_free(arena, slot[i]);
-    await(&events[LENT_GONE], 5);
+    await(&events[GRANTED_GONE], 5);
 }
 
 /* Address space for SLABS, whatever the budget says. */
-Test(lend, no_more_than_there_are_numbers)
+Test(grant, no_more_than_there_are_numbers)
 {
     slot_ref slot[SLABS], none;
 
     open_arena(100 * MIB);
     for (uint32_t i = 0; i < SLABS; i++)
         slot[i] = slot_of(i % 2 ? a : b, MIB);
-    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -ENOSPC);
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &none), -ENOSPC);
     for (uint32_t i = 0; i < SLABS; i++)
         arena_slot_free(arena, slot[i]);
 }
 
 /* Of so small slabs the table ends within a page. */
-Test(lend, the_last_of_an_odd_number)
+Test(grant, the_last_of_an_odd_number)
 {
     slot_ref slot[SLABS - 1];
 
@@ -382,36 +382,36 @@ Test(lend, the_last_of_an_odd_number)
         arena_slot_free(arena, slot[i]);
 }
 
-Test(lend, a_mapped_slab_stays_with_its_group)
+Test(grant, a_mapped_slab_stays_with_its_group)
 {
     slot_ref slot, none;
 
     open_arena(MIB);
     slot = slot_of(a, MIB);
-    lend_map(arena, 0);
-    lend_map(arena, 0);
+    grant_map(arena, 0);
+    grant_map(arena, 0);
     arena_slot_free(arena, slot);
-    cr_expect_eq(lend_bytes(arena, a), MIB, "two workers map it");
-    cr_expect_eq(lend_slot(arena, a, 4096, 1, &slot), 0, "and use it again");
+    cr_expect_eq(grant_bytes(arena, a), MIB, "two workers map it");
+    cr_expect_eq(grant_slot(arena, a, 4096, 1, &slot), 0, "and use it again");
     arena_slot_free(arena, slot);
-    cr_expect_eq(events[LENT_GOES], 0u);
+    cr_expect_eq(events[GRANTED_GOES], 0u);
 
-    cr_expect_eq(lend_slot(arena, b, MIB, 1, &none), -EAGAIN, "revoked");
+    cr_expect_eq(grant_slot(arena, b, MIB, 1, &none), -EAGAIN, "revoked");
     cr_expect_eq(revokes, 0u, "not inside the call");
     await(&revokes, 1);
     cr_expect_eq(revoked, 0u);
-    cr_expect_eq(lend_slot(arena, a, MIB, 1, &none), -EAGAIN, "no more for a");
-    cr_expect_eq(lend_slot(arena, b, MIB, 1, &none), -EAGAIN);
-    lend_release(arena, 0);
-    cr_expect_eq(events[LENT_GOES], 0u);
-    lend_release(arena, 0);
-    await(&events[LENT_GONE], 1);
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &none), -EAGAIN, "no more for a");
+    cr_expect_eq(grant_slot(arena, b, MIB, 1, &none), -EAGAIN);
+    grant_release(arena, 0);
+    cr_expect_eq(events[GRANTED_GOES], 0u);
+    grant_release(arena, 0);
+    await(&events[GRANTED_GONE], 1);
     slot = slot_of(b, MIB);
-    cr_expect_eq(lend_bytes(arena, a), 0u);
+    cr_expect_eq(grant_bytes(arena, a), 0u);
     arena_slot_free(arena, slot);
 }
 
-Test(lend, devices_let_go_before_the_memory_does)
+Test(grant, devices_let_go_before_the_memory_does)
 {
     slot_ref slot;
 
@@ -419,52 +419,52 @@ Test(lend, devices_let_go_before_the_memory_does)
     keep_going = true;
     slot = slot_of(a, MIB);
     arena_slot_free(arena, slot);
-    cr_expect_eq(events[LENT_GOES], 1u);
-    cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -EAGAIN);
+    cr_expect_eq(events[GRANTED_GOES], 1u);
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &slot), -EAGAIN);
     uv_run(&loop, UV_RUN_NOWAIT);
-    cr_expect_eq(events[LENT_GONE], 0u);
-    cr_expect_eq(lend_bytes(arena, NULL), MIB);
-    lend_let_go(arena, going);
-    await(&events[LENT_GONE], 1);
+    cr_expect_eq(events[GRANTED_GONE], 0u);
+    cr_expect_eq(grant_bytes(arena, NULL), MIB);
+    grant_let_go(arena, going);
+    await(&events[GRANTED_GONE], 1);
 }
 
-Test(lend, who_asked_has_gone)
+Test(grant, who_asked_has_gone)
 {
     struct arena_group *c;
     slot_ref slot;
 
     open_arena(2 * MIB);
-    cr_assert_eq(lend_group_open(arena, "c", &c), 0);
-    cr_expect_eq(lend_slot(arena, c, MIB, 1, &slot), -EAGAIN);
-    lend_group_close(arena, c);
-    await(&events[LENT_GONE], 1);
-    cr_expect_eq(lend_bytes(arena, NULL), 0u);
+    cr_assert_eq(grant_group_open(arena, "c", &c), 0);
+    cr_expect_eq(grant_slot(arena, c, MIB, 1, &slot), -EAGAIN);
+    grant_group_close(arena, c);
+    await(&events[GRANTED_GONE], 1);
+    cr_expect_eq(grant_bytes(arena, NULL), 0u);
 
-    cr_assert_eq(lend_group_open(arena, "c", &c), 0);
+    cr_assert_eq(grant_group_open(arena, "c", &c), 0);
     slot = slot_of(c, MIB / 2);
-    lend_group_close(arena, c);
-    cr_expect_eq(lend_bytes(arena, NULL), MIB, "its slot lives on");
-    cr_assert_eq(lend_group_open(arena, "c", &c), 0);
+    grant_group_close(arena, c);
+    cr_expect_eq(grant_bytes(arena, NULL), MIB, "its slot lives on");
+    cr_assert_eq(grant_group_open(arena, "c", &c), 0);
     cr_expect_eq(arena_slot_group(arena, slot), c);
-    cr_expect_str_eq(lend_group_tenant(c), "c");
-    lend_group_close(arena, c);
+    cr_expect_str_eq(grant_group_tenant(c), "c");
+    grant_group_close(arena, c);
     arena_slot_free(arena, slot);
-    await(&events[LENT_GONE], 2);
+    await(&events[GRANTED_GONE], 2);
 }
 
-Test(lend, the_budget_is_lowered_while_memory_comes)
+Test(grant, the_budget_is_lowered_while_memory_comes)
 {
     slot_ref slot;
 
     open_arena(MIB);
-    cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -EAGAIN);
-    lend_budget_set(arena, 0);
-    await(&events[LENT_GONE], 1);
-    cr_expect_eq(lend_bytes(arena, NULL), 0u);
-    cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -ENOSPC);
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &slot), -EAGAIN);
+    grant_budget_set(arena, 0);
+    await(&events[GRANTED_GONE], 1);
+    cr_expect_eq(grant_bytes(arena, NULL), 0u);
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &slot), -ENOSPC);
 }
 
-Test(lend, other_sizes_and_the_hand)
+Test(grant, other_sizes_and_the_hand)
 {
     slot_ref slot[5], next;
     uint64_t owner;
@@ -474,79 +474,79 @@ Test(lend, other_sizes_and_the_hand)
         slot[i] = slot_of(a, MIB / 4);
     slot[3] = slot_of(a, MIB / 2);
     slot[4] = slot_of(a, MIB / 4);
-    cr_expect_eq(lend_bytes(arena, a), 2 * MIB);
+    cr_expect_eq(grant_bytes(arena, a), 2 * MIB);
     for (int i = 0; i < 8; i++) {
-        next = lend_group_next(arena, a, MIB / 4, &owner);
+        next = grant_group_next(arena, a, MIB / 4, &owner);
         cr_expect_eq(owner, 7u);
         cr_expect_eq(next, i % 4 == 3 ? slot[4] : slot[i % 4]);
     }
-    cr_expect_eq(lend_group_next(arena, a, MIB / 2, &owner), slot[3]);
-    cr_expect_eq(lend_group_next(arena, a, MIB, &owner), 0u);
-    cr_expect_eq(lend_group_next(arena, b, MIB / 4, &owner), 0u);
+    cr_expect_eq(grant_group_next(arena, a, MIB / 2, &owner), slot[3]);
+    cr_expect_eq(grant_group_next(arena, a, MIB, &owner), 0u);
+    cr_expect_eq(grant_group_next(arena, b, MIB / 4, &owner), 0u);
     for (int i = 0; i < 5; i++)
         arena_slot_free(arena, slot[i]);
-    await(&events[LENT_GONE], 2);
+    await(&events[GRANTED_GONE], 2);
 }
 
 /* What asking says once it says that no more. */
 static int tried_again(int error, slot_ref *out)
 {
-    int rc = lend_slot(arena, a, MIB, 1, out);
+    int rc = grant_slot(arena, a, MIB, 1, out);
 
     for (int i = 0; i < 10000 && rc == error; i++) {
         uv_sleep(1);
         uv_update_time(&loop);
-        rc = lend_slot(arena, a, MIB, 1, out);
+        rc = grant_slot(arena, a, MIB, 1, out);
     }
     return rc;
 }
 
-Test(lend, memory_that_cannot_be_had)
+Test(grant, memory_that_cannot_be_had)
 {
     slot_ref slot;
 
     open_arena(MIB);
     fault.memfd_error = EMFILE;
-    cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -EAGAIN);
-    await(&events[LENT_FAILED], 1);
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &slot), -EAGAIN);
+    await(&events[GRANTED_FAILED], 1);
     cr_expect_eq(fault.calls, 1u);
-    cr_expect_eq(lend_bytes(arena, NULL), 0u);
+    cr_expect_eq(grant_bytes(arena, NULL), 0u);
     if (uv_now(&loop) - failed_ms < 100) /* else this host stood still */
-        cr_expect_eq(lend_slot(arena, a, MIB, 1, &slot), -EMFILE, "not again at once");
-    cr_expect_eq(lend_slot(arena, b, MIB, 1, &slot), -EAGAIN, "another one's trouble");
-    await(&events[LENT_FAILED], 2);
+        cr_expect_eq(grant_slot(arena, a, MIB, 1, &slot), -EMFILE, "not again at once");
+    cr_expect_eq(grant_slot(arena, b, MIB, 1, &slot), -EAGAIN, "another one's trouble");
+    await(&events[GRANTED_FAILED], 2);
 
     fault.memfd_error = 0;
     fault.allocate_error = ENOSPC; /* of the table */
     cr_expect_eq(tried_again(-EMFILE, &slot), -EAGAIN);
-    await(&events[LENT_FAILED], 3);
-    cr_expect_eq(lend_bytes(arena, NULL), 0u);
+    await(&events[GRANTED_FAILED], 3);
+    cr_expect_eq(grant_bytes(arena, NULL), 0u);
 
     fault.allocate_error = 0;
     cr_expect_eq(tried_again(-ENOSPC, &slot), -EAGAIN);
-    await(&events[LENT_READY], 1);
+    await(&events[GRANTED_READY], 1);
     slot = slot_of(a, MIB);
     memset(arena_memory(arena, slot, NULL), 1, MIB);
     arena_slot_free(arena, slot);
 }
 
-Test(lend, a_table_that_cannot_be_had)
+Test(grant, a_table_that_cannot_be_had)
 {
     struct arena_group *c;
 
     open_arena(MIB);
     fault.memfd_error = EMFILE;
-    cr_expect_eq(lend_group_open(arena, "c", &c), -EMFILE);
+    cr_expect_eq(grant_group_open(arena, "c", &c), -EMFILE);
 }
 
-Test(lend, closing_while_memory_comes_and_goes)
+Test(grant, closing_while_memory_comes_and_goes)
 {
     slot_ref slot, none;
 
     open_arena(3 * MIB);
     slot = slot_of(a, MIB);
     arena_slot_free(arena, slot);
-    cr_expect_eq(lend_slot(arena, b, MIB, 1, &none), -EAGAIN);
+    cr_expect_eq(grant_slot(arena, b, MIB, 1, &none), -EAGAIN);
     slot = slot_of(b, MIB);
-    lend_map(arena, arena_slab_of(arena, slot) - 2);
+    grant_map(arena, arena_slab_of(arena, slot) - 2);
 }
