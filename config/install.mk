@@ -34,7 +34,7 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 	    install -m 644 client/include/$${lib#lib}.h $(D)$(INCLUDEDIR) && \
 	    sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
 	        client/$$lib.pc.in > $(D)$(LIBDIR)/pkgconfig/$$lib.pc || exit 1; done
-	install -m 644 client/include/ucmclient_sparse.h client/include/ucmclient_window.h $(D)$(INCLUDEDIR)
+	install -m 644 client/include/ucmclient_sparse.h client/include/ucmclient_mapping.h $(D)$(INCLUDEDIR)
 	$(if $(HAVE_CUDA),install -m 644 client/include/ucmclient_cuda_sparse.h client/include/ucmclient_cuda_decode.h $(D)$(INCLUDEDIR))
 	for page in $(MAN_PAGES); do \
 	    install -D -m 644 $O/pages/$${page#*/} $(D)$(MANDIR)/$$page || exit 1; done
@@ -66,7 +66,7 @@ uninstall: ## what install put there, but for the configuration
 	rm -f $(addprefix $(D)$(BINDIR)/,$(notdir $(BINS))) \
 	    $(addprefix $(D)$(LIBEXECDIR)/,$(notdir $(BACKENDS) $(SCRIPTS))) \
 	    $(addprefix $(D)$(LIBDIR)/,$(SO) $(SO).$(SO_VERSION) $(SO).$(VERSION) libucmclient.a) \
-	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient.h ucmclient_sparse.h ucmclient_window.h) \
+	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient.h ucmclient_sparse.h ucmclient_mapping.h) \
 	    $(addprefix $(D)$(LIBDIR)/libucmclient_cuda.,so so.$(SO_VERSION) so.$(VERSION) a) \
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient_cuda.h ucmclient_cuda_sparse.h ucmclient_cuda_decode.h) \
 	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket $(D)$(SYSTEMDUNITDIR)/ucmevents@.service $(D)$(GENERATORDIR)/ucmd-generator \

@@ -4,7 +4,7 @@
 
 const struct feature *const daemon_features[FEATURES] = {
     [FEATURE_RETRIEVAL] = &retrieval_feature,
-    [FEATURE_WINDOWS] = &windows_feature,
+    [FEATURE_MAPPINGS] = &mappings_feature,
     [FEATURE_LOOKUP_TABLES] = &lookup_tables_feature,
     [FEATURE_EVENTS] = &events_feature,
     [FEATURE_TRACE] = &trace_feature,

@@ -4,10 +4,10 @@
 
 #include "daemon/request/feature.h"
 
-/* Windows end before the sequences that they name. */
+/* Shared mappings end before the sequences that they name. */
 enum feature_id {
     FEATURE_RETRIEVAL,
-    FEATURE_WINDOWS,
+    FEATURE_MAPPINGS,
     FEATURE_LOOKUP_TABLES,
     FEATURE_EVENTS,
     FEATURE_TRACE,
@@ -18,7 +18,7 @@ enum feature_id {
 };
 _Static_assert(FEATURE_ADMIN + 1 == FEATURES, "each feature has a number");
 
-extern const struct feature retrieval_feature, windows_feature, lookup_tables_feature,
+extern const struct feature retrieval_feature, mappings_feature, lookup_tables_feature,
     events_feature, trace_feature, encoding_feature, blend_feature, pool_feature, admin_feature;
 
 extern const struct feature *const daemon_features[FEATURES];

@@ -11,13 +11,13 @@
 #include "daemon/front/front.h"
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
+#include "daemon/mapping/grant.h"
 #include "daemon/modules.h"
 #include "daemon/observe/observe.h"
 #include "daemon/request/request.h"
 #include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
 #include "daemon/snapshot/snapshot.h"
-#include "daemon/window/grant.h"
 #include "proto/build.h"
 
 #include <assert.h>
@@ -81,15 +81,15 @@ static void slab_ready_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes)
 /* The tier reads and writes it unregistered, a few per cent dearer: registered, the kernel would
  * hold the memory after it was given back, and another tenant could not have it before all reads
  * have ended. */
-static void window_cb(void *ctx, enum arena_granted_event event, uint32_t window, void *base,
-                      uint64_t bytes)
+static void mapping_cb(void *ctx, enum arena_granted_event event, uint32_t mapping, void *base,
+                       uint64_t bytes)
 {
     struct server *s = ctx;
 
     if (event == GRANTED_GOES)
         device_set_memory_remove(s->devices, base, bytes);
     else if (event == GRANTED_READY && device_set_memory_add(s->devices, base, bytes) != 0)
-        log_warn("server", "unpinned", "window=%u reason=\"%s\"", window, "no memory to note it");
+        log_warn("server", "unpinned", "mapping=%u reason=\"%s\"", mapping, "no memory to note it");
 }
 
 static void memory_removed_cb(void *ctx, void *base, uint64_t bytes)
@@ -189,9 +189,9 @@ static int arena_init(struct server *s, struct ucm_error *e)
         .numa = numa_used(s),
         .deadlines = &s->deadlines,
         .ended_cb = arena_ended_cb,
-        .granted = c->window_size,
+        .granted = c->mapping_size,
         .granted_max = memory_total(),
-        .granted_cb = window_cb,
+        .granted_cb = mapping_cb,
         .ctx = s,
     };
     int rc = 0;

@@ -41,7 +41,7 @@
 #define UCM_MAX_SELECT_ROWS 4096 /* layers of sequences that one selection asks for */
 #define UCM_MAX_QUERY_BYTES (UCM_MAX_FRAME_BYTES - 4096) /* of all rows */
 #define UCM_MAX_SEQUENCE_BLOCKS (1u << 20)
-#define UCM_MAX_WINDOW_SLABS (1u << 20)
+#define UCM_MAX_MAPPING_SLABS (1u << 20)
 #define UCM_MAX_REVOKED 4096 /* slabs that one release or revocation names */
 #define UCM_PLACE_BYTES 16   /* struct ucm_wire_place */
 #define UCM_UUID_BYTES 16    /* a GPU's UUID, as cuDeviceGetUuid gives it */

@@ -497,11 +497,11 @@ enum ucm_durability {
     M(SELECT, select, "select", select, select_r)                                                  \
     M(SEQUENCE_PREFETCH, sequence_prefetch, "sequence.prefetch", sequence_prefetch, blocks_r)      \
     M(ENCODING_OPEN, encoding_open, "encoding.open", encoding_open, encoding_open_r)               \
-    M(WINDOW_OPEN, window_open, "window.open", window_open, window_open_r)                         \
-    M(WINDOW_PIN, window_pin, "window.pin", window_pin, window_pin_r)                              \
-    M(WINDOW_UNPIN, window_unpin, "window.unpin", window_unpin, none)                              \
-    M(WINDOW_RELEASE, window_release, "window.release", window_release, none)                      \
-    M(WINDOW_CLOSE, window_close, "window.close", window, none)                                    \
+    M(MAPPING_OPEN, mapping_open, "mapping.open", mapping_open, mapping_open_r)                    \
+    M(MAPPING_REF, mapping_ref, "mapping.ref", mapping_ref, mapping_ref_r)                         \
+    M(MAPPING_UNREF, mapping_unref, "mapping.unref", mapping_unref, none)                          \
+    M(MAPPING_RELEASE, mapping_release, "mapping.release", mapping_release, none)                  \
+    M(MAPPING_CLOSE, mapping_close, "mapping.close", mapping, none)                                \
     M(CONFIG_RELOAD, config_reload, "config.reload", none, free_map)                               \
     M(CONFIG_GET, config_get, "config.get", none, free_map)                                        \
     M(BYPASS, bypass, "bypass", bypass, free_map)                                                  \
@@ -662,14 +662,14 @@ struct proto_planes {
     S(sequence_prefetch, UCM_MSG_SEQUENCE_PREFETCH)                                                \
     S(encoding_open, UCM_MSG_ENCODING_OPEN)                                                        \
     S(encoding_open_r, UCM_MSG_ENCODING_OPEN_R)                                                    \
-    S(window_open, UCM_MSG_WINDOW_OPEN)                                                            \
-    S(window_open_r, UCM_MSG_WINDOW_OPEN_R)                                                        \
-    S(window, UCM_MSG_WINDOW)                                                                      \
-    S(window_pin, UCM_MSG_WINDOW_PIN)                                                              \
-    S(window_pin_r, UCM_MSG_WINDOW_PIN_R)                                                          \
-    S(window_unpin, UCM_MSG_WINDOW_UNPIN)                                                          \
-    S(window_release, UCM_MSG_WINDOW_RELEASE)                                                      \
-    S(window_revoke, UCM_MSG_WINDOW_REVOKE)                                                        \
+    S(mapping_open, UCM_MSG_MAPPING_OPEN)                                                          \
+    S(mapping_open_r, UCM_MSG_MAPPING_OPEN_R)                                                      \
+    S(mapping, UCM_MSG_MAPPING)                                                                    \
+    S(mapping_ref, UCM_MSG_MAPPING_REF)                                                            \
+    S(mapping_ref_r, UCM_MSG_MAPPING_REF_R)                                                        \
+    S(mapping_unref, UCM_MSG_MAPPING_UNREF)                                                        \
+    S(mapping_release, UCM_MSG_MAPPING_RELEASE)                                                    \
+    S(mapping_revoke, UCM_MSG_MAPPING_REVOKE)                                                      \
     S(lookup_table_open, UCM_MSG_LOOKUP_TABLE_OPEN)                                                \
     S(lookup_table_open_r, UCM_MSG_LOOKUP_TABLE_OPEN_R)                                            \
     S(load_prefix, UCM_MSG_LOAD_PREFIX)                                                            \

@@ -258,8 +258,8 @@ environment() {
 # pythons PHASE: the longest first. A sanitizer sees the daemon beside clients that mean no good; ThreadSanitizer where it has most threads.
 pythons() {
     local topic name file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,turns,proof,share_hangs,share_attempts}.py
-        integration/test_{window,events_zmq}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
-    local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{window,fetch_nvme,encoding_life,share_hangs}.py)
+        integration/test_{mapping,events_zmq}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
+    local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{mapping,fetch_nvme,encoding_life,share_hangs}.py)
     case $1 in
     asan) printf 'tests/%s\n' "${hostile[@]}" && return ;;
     tsan) printf 'tests/%s\n' "${threads[@]}" && return ;;
@@ -271,7 +271,7 @@ pythons() {
         ;;
     esac
     for file in tests/integration/test_{share_s3_hosts,share_roots,plugins_trouble,health,bench_serve,encryption_share,vllm_trouble,install,turns}.py \
-        tests/integration/test_{forms,encryption,encryption_keys,tenants,share_hangs,window,vllm_connector,purge,trtllm,observe,service,vllm_layer_stores,events,limits,vllm_stages,ucmctl_host}.py \
+        tests/integration/test_{forms,encryption,encryption_keys,tenants,share_hangs,mapping,vllm_connector,purge,trtllm,observe,service,vllm_layer_stores,events,limits,vllm_stages,ucmctl_host}.py \
         tests/fault/test_hosts.py tests/integration/test_{vllm_hybrid,fairness,few_files,vllm_encoding}.py \
         tests/integration/*.py tests/fault/*.py; do
         ! grep -qs 'unittest\.main' "$file" || echo "$file"

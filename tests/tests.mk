@@ -182,7 +182,7 @@ TEST_OBJ_request := $(TEST_OBJ_cache)
 TEST_OBJ_share := $(call obj,daemon/backend/folder/folder.c daemon/backend/folder/uncached.c)
 TEST_OBJ_cuda := $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ)
 TEST_OBJ_fault := $(call obj,tests/integration/harness.c)
-TEST_LIBS_cuda := -Wl,--wrap=job_clock_ms $(addprefix -Wl$(comma)--wrap=ucm_window_,info mappings release address)
+TEST_LIBS_cuda := -Wl,--wrap=job_clock_ms $(addprefix -Wl$(comma)--wrap=ucm_mapping_,info ranges release address)
 TEST_LIBS_s3 := -lcurl
 TEST_LIBS_mooncake := -lcurl
 

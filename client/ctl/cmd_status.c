@@ -71,18 +71,18 @@ static void print_cache(const msgpack_object *m)
 }
 
 /* DRAM that workers read by themselves: what they map, and how much of that is pinned. */
-static void print_windows(const msgpack_object *m)
+static void print_mappings(const msgpack_object *m)
 {
     char granted[HUMAN_BYTES], pinned[HUMAN_BYTES], budget[HUMAN_BYTES];
 
-    if (answer_u64(m, "window_bytes_configured") == 0 && answer_u64(m, "windows") == 0)
+    if (answer_u64(m, "mapping_bytes_configured") == 0 && answer_u64(m, "mappings") == 0)
         return;
-    printf("windows    %" PRIu64 " open, %s of %s granted, %s pinned; %" PRIu64
+    printf("mappings   %" PRIu64 " open, %s of %s granted, %s pinned; %" PRIu64
            " slabs wanted back, %" PRIu64 " blocks left out\n",
-           answer_u64(m, "windows"), human_bytes(granted, answer_u64(m, "window_bytes")),
-           human_bytes(budget, answer_u64(m, "window_bytes_configured")),
-           human_bytes(pinned, answer_u64(m, "window_pinned_bytes")),
-           answer_u64(m, "window_revocations"), answer_u64(m, "window_full"));
+           answer_u64(m, "mappings"), human_bytes(granted, answer_u64(m, "mapping_bytes")),
+           human_bytes(budget, answer_u64(m, "mapping_bytes_configured")),
+           human_bytes(pinned, answer_u64(m, "mapping_referenced_bytes")),
+           answer_u64(m, "mapping_revocations"), answer_u64(m, "mapping_full"));
 }
 
 /* Where the daemon spreads its memory over NUMA nodes. */
@@ -217,7 +217,7 @@ static void print_status(const struct args *a, const msgpack_object *stats,
         answer_u64(m, "connections"), answer_u64(m, "regions"), answer_u64(m, "requests_active"));
     print_cache(m);
     print_nodes(stats);
-    print_windows(m);
+    print_mappings(m);
     print_tiers(stats);
     print_shares(stats);
     print_reuse(stats);

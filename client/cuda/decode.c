@@ -254,7 +254,7 @@ static CUresult fill(void *at, uint8_t byte, uint64_t bytes, CUstream stream)
     return cuMemsetD8Async((CUdeviceptr)(uintptr_t)at, byte, bytes, stream);
 }
 
-/* As ucm_slots_init: nobody is resident, no block is in the window. */
+/* As ucm_slots_init: nobody is resident, no block is in the mapping. */
 static CUresult tables_init(struct ucm_cuda_decode *d, CUstream stream)
 {
     const struct ucm_slots_shape *n = &d->slots.shape;
@@ -330,7 +330,7 @@ static CUresult prepare(struct ucm_cuda_decode *d)
 /* With the context entered; leaves it. */
 static void release(struct ucm_cuda_decode *d)
 {
-    decode_window_end(d);
+    decode_mapping_end(d);
     if (d->word)
         (void)cuMemFreeHost(d->word);
     if (d->workspace)
@@ -401,7 +401,7 @@ int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decode_option
     if (!gpu || !options || !out)
         return cuda_fail(UCM_EINVALID, "gpu, options or out is NULL");
     d = calloc(1, sizeof *d);
-    if (!d || pthread_mutex_init(&d->window_lock, NULL) != 0) {
+    if (!d || pthread_mutex_init(&d->mapping_lock, NULL) != 0) {
         free(d);
         return cuda_fail(UCM_ENOMEMORY, "no memory for decode steps");
     }
@@ -414,7 +414,7 @@ int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decode_option
                       : cuda_fail(UCM_ENOMEMORY, "no memory for the floors of requests");
     }
     if (r != 0) {
-        pthread_mutex_destroy(&d->window_lock);
+        pthread_mutex_destroy(&d->mapping_lock);
         free(d->floors);
         free(d);
         return r;
@@ -430,8 +430,8 @@ void ucm_cuda_decode_close(struct ucm_cuda_decode *d)
     if (decode_enter(d) == 0)
         release(d);
     (void)cuDevicePrimaryCtxRelease(d->dev);
-    pthread_mutex_destroy(&d->window_lock);
-    free(d->mapping);
+    pthread_mutex_destroy(&d->mapping_lock);
+    free(d->range);
     free(d->floors);
     free(d);
 }

@@ -66,8 +66,8 @@ struct decode_scratch {
     CUdeviceptr from_gpu, key_gpu, request_gpu;
 };
 
-/* Memory of the window that the GPU knows. */
-struct decode_mapping {
+/* Memory of the mapping that the GPU knows. */
+struct decode_range {
     const uint8_t *host;
     CUdeviceptr gpu;
     uint64_t bytes, opened;
@@ -89,10 +89,10 @@ struct ucm_cuda_decode {
     uint32_t *floors; /* [requests] */
     uint64_t floors_sum;
     pthread_mutex_t
-        window_lock; /* of the rest: ucm_cuda_decode_window_register runs beside other calls */
-    struct ucm_window *window;
-    struct decode_mapping *mapping;
-    uint32_t n_mappings, mappings_room;
+        mapping_lock; /* of the rest: ucm_cuda_decode_mapping_register runs beside other calls */
+    struct ucm_mapping *mapping;
+    struct decode_range *range;
+    uint32_t n_ranges, ranges_room;
 };
 
 /* decode_launch.c. Enters the context; after an error there is nothing to leave. */
@@ -125,10 +125,10 @@ int decode_rounds_layer_check(const struct ucm_cuda_decode_options *options,
 CUresult decode_rounds_launch(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *layer,
                               uint32_t strand, CUstream stream);
 
-/* decode_window.c, with the context entered. Puts what `place` has from number `first` to `last` on the GPU, and waits. */
+/* decode_mapping.c, with the context entered. Puts what `place` has from number `first` to `last` on the GPU, and waits. */
 CUresult decode_places_upload(struct ucm_cuda_decode *d, uint32_t first, uint32_t last,
                               CUstream stream);
 /* Takes everything from the GPU; no kernel reads it any more. */
-void decode_window_end(struct ucm_cuda_decode *d);
+void decode_mapping_end(struct ucm_cuda_decode *d);
 
 #endif

@@ -1,10 +1,11 @@
 /* libucmclient_cuda: decode steps whose KV is mostly not on the GPU. ucmclient_sparse.h has summaries and sequences,
- * ucmclient_window.h windows, ucmclient_cuda_sparse.h the selection, docs/sparse.md the whole.
+ * ucmclient_mapping.h shared mappings, ucmclient_cuda_sparse.h the selection, docs/sparse.md the
+ * whole.
  *
  * A worker has a *pool*: GPU memory in slots of one size. A slot holds a *strand* of a block: K and V of one KV head
  * of one layer, or of all KV heads of one layer. A block has a *number*, its row in the worker's summaries, and requests with
  * a common prefix have the same numbers. What a step's selections chose has to be in slots before it is attended;
- * what is not, a *miss*, is copied by the GPU itself from the daemon's memory (a window) into a slot that no block of
+ * what is not, a *miss*, is copied by the GPU itself from the daemon's memory (a shared mapping) into a slot that no block of
  * this step has. A step is
  *
  *   ucm_cuda_decode_begin
@@ -12,7 +13,7 @@
  *   ucm_cuda_decode_end
  *
  * launches on one stream without any decision of the host, so all of it can be one CUDA graph. When the step has
- * run, ucm_cuda_decode_result tells whether it counts. If a block came neither from a slot nor through the window, it
+ * run, ucm_cuda_decode_result tells whether it counts. If a block came neither from a slot nor through the mapping, it
  * doesn't: its outputs are to be thrown away. The worker then asks what was missing (ucm_cuda_decode_unserved), has the
  * daemon copy it to its memory (ucm_fetch), puts it into slots (ucm_cuda_decode_put), and runs the same step again: the
  * same graph over the same inputs. What a step used stays in its slots for the next one, so each run gets at least one
@@ -25,12 +26,12 @@
  * Ownership: the pool is the caller's memory. Tables and workspace are the handle's; ucm_cuda_decode_info tells how
  * large. ucm_cuda_decode_open brings a pool in which nobody is resident, whatever its bytes are.
  *
- * Threads: calls for one handle one at a time, but for ucm_cuda_decode_window_register. All launches of a handle follow each other, in one stream or by events.
+ * Threads: calls for one handle one at a time, but for ucm_cuda_decode_mapping_register. All launches of a handle follow each other, in one stream or by events.
  *
  * Capture: begin, layer and end only launch kernels. Everything in their structs is copied into the graph; what
  * addresses lead to is read when the graph runs, so contents (lists, tables, lengths, queries, pages) may change
  * between replays, addresses and counts may not. All other calls wait for their stream: not in a stream
- * that captures, and never while a step runs, but for ucm_cuda_decode_window_register.
+ * that captures, and never while a step runs, but for ucm_cuda_decode_mapping_register.
  *
  * Errors: 0 or a negative enum ucm_status; ucm_cuda_errmsg has the sentence. -UCM_EINVALID names the field. Outputs
  * are untouched on failure. */
@@ -161,14 +162,14 @@ UCM_API int ucm_cuda_decode_slot_bytes(const struct ucm_cuda_decode_options *opt
 /* For the GPU with that UUID (16 bytes). Options are copied. The caller owns *out. */
 UCM_API int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decode_options *options,
                                  struct ucm_cuda_decode **out);
-/* After its last launch has run, and no graph will replay one. Takes the window from the GPU as
- * ucm_cuda_decode_window_leave does: so before ucm_window_close, and before ucm_close of its client. NULL is allowed. */
+/* After its last launch has run, and no graph will replay one. Takes the mapping from the GPU as
+ * ucm_cuda_decode_mapping_leave does: so before ucm_mapping_close, and before ucm_close of its client. NULL is allowed. */
 UCM_API void ucm_cuda_decode_close(struct ucm_cuda_decode *decode);
 
 struct ucm_cuda_decode_info {
     uint64_t slot_bytes;
     uint64_t
-        table_bytes; /* on the GPU: who lies in which slot, and where blocks lie in the window */
+        table_bytes; /* on the GPU: who lies in which slot, and where blocks lie in the mapping */
     uint64_t workspace_bytes; /* on the GPU: of attention */
     uint64_t host_bytes;      /* pinned */
     /* How a list is cut for thread blocks: into so many runs of so many tiles of 16 tokens, at most. Results depend on it in
@@ -275,29 +276,29 @@ UCM_API int ucm_cuda_decode_enter(struct ucm_cuda_decode *decode, uint32_t reque
                                   void *stream);
 /* It goes. Its blocks stay resident, and count for the next request that uses them. */
 UCM_API int ucm_cuda_decode_leave(struct ucm_cuda_decode *decode, uint32_t request, void *stream);
-/* Other blocks get these numbers: nothing of them is resident any more, and they are in no window. */
+/* Other blocks get these numbers: nothing of them is resident any more, and they are in no mapping. */
 UCM_API int ucm_cuda_decode_forget(struct ucm_cuda_decode *decode, const uint32_t *numbers,
                                    uint32_t n, void *stream);
 
-/* Where blocks lie in the daemon's memory: places[i], of ucm_window_pin, of number numbers[i]. places NULL: these are in no
- * window. The window is of UCM_WINDOW_ADDRESSES, and one a handle. Memory of it that the GPU does not know yet is registered with
+/* Where blocks lie in the daemon's memory: places[i], of ucm_mapping_ref, of number numbers[i]. places NULL: these are in no
+ * mapping. The mapping is of UCM_MAPPING_ADDRESSES, and one a handle. Memory of it that the GPU does not know yet is registered with
  * the driver, which pins its pages: 70 ms a GiB. A place that is worth nothing any more is none. */
-UCM_API int ucm_cuda_decode_places(struct ucm_cuda_decode *decode, struct ucm_window *window,
+UCM_API int ucm_cuda_decode_places(struct ucm_cuda_decode *decode, struct ucm_mapping *mapping,
                                    const uint32_t *numbers, const struct ucm_place *places,
                                    uint32_t n, void *stream);
-/* Registers memory of the window with the driver before places() needs it: at most `most` mappings that the GPU does not know yet,
+/* Registers memory of the mapping with the driver before places() needs it: at most `most` ranges that the GPU does not know yet,
  * each a slab of the daemon's. *left receives how many others there are. Any thread may call it beside steps and beside other
- * calls for the handle, which may wait for the registration under way; so ask for one at a time. The caller keeps the window open. */
-UCM_API int ucm_cuda_decode_window_register(struct ucm_cuda_decode *decode,
-                                            struct ucm_window *window, uint32_t most,
-                                            uint32_t *left);
+ * calls for the handle, which may wait for the registration under way; so ask for one at a time. The caller keeps the mapping open. */
+UCM_API int ucm_cuda_decode_mapping_register(struct ucm_cuda_decode *decode,
+                                             struct ucm_mapping *mapping, uint32_t most,
+                                             uint32_t *left);
 /* Gives back what the daemon wants back, and everything of an earlier connection: places there are none from now on.
  * Call it between steps when ucm_fd was readable, and at least every second. *lost receives how many places became
  * none; NULL is allowed. */
-UCM_API int ucm_cuda_decode_window_update(struct ucm_cuda_decode *decode, uint32_t *lost,
-                                          void *stream);
-/* All places become none, and the GPU knows nothing of the window any more: before ucm_window_close, and before ucm_close of its client. */
-UCM_API int ucm_cuda_decode_window_leave(struct ucm_cuda_decode *decode, void *stream);
+UCM_API int ucm_cuda_decode_mapping_update(struct ucm_cuda_decode *decode, uint32_t *lost,
+                                           void *stream);
+/* All places become none, and the GPU knows nothing of the mapping any more: before ucm_mapping_close, and before ucm_close of its client. */
+UCM_API int ucm_cuda_decode_mapping_leave(struct ucm_cuda_decode *decode, void *stream);
 
 /* A strand of a block. head: 0 if slots are of a layer. */
 struct ucm_cuda_decode_key {

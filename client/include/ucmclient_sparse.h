@@ -20,7 +20,7 @@
 #define UCMCLIENT_SPARSE_H
 
 #include <ucmclient.h>
-#include <ucmclient_window.h>
+#include <ucmclient_mapping.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -224,7 +224,7 @@ void client_prove_settle(struct client_handle *h);
 
 /* ---- what features and others keep of a client: door.c ---- */
 
-/* An object whose life ends with the connection or the client, such as a window, has a door as a
+/* An object whose life ends with the connection or the client, such as a mapping, has a door as a
  * member. Callbacks may be NULL, and hold the lock. */
 struct client_door;
 struct client_feature {
@@ -436,7 +436,7 @@ int client_request_wait(struct client_call *call, const struct client_request *q
 int client_undo_cb(struct client_call *call, const union proto_any *m);
 /* Gives up on an answer, and undoes what it brings if it comes later. -UCM_EDEADLINE. */
 int client_call_orphan(struct client_call *call, const struct client_request *q);
-/* method: CANCEL, RELEASE, REGION_UNREGISTER, RING_UNREGISTER, SEQUENCE_CLOSE or WINDOW_CLOSE. */
+/* method: CANCEL, RELEASE, REGION_UNREGISTER, RING_UNREGISTER, SEQUENCE_CLOSE or MAPPING_CLOSE. */
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);
 /* The same of any method without an answer that matters. */
 void client_followup_params(struct ucm_client *c, enum ucm_method method, const void *params);

@@ -63,8 +63,8 @@ int client_undo_cb(struct client_call *call, const union proto_any *m)
         client_followup(c, UCM_METHOD_RING_UNREGISTER, (uint32_t)m->ring.ring);
     else if (call->method == UCM_METHOD_SEQUENCE_OPEN)
         client_followup(c, UCM_METHOD_SEQUENCE_CLOSE, (uint32_t)m->sequence.sequence);
-    else if (call->method == UCM_METHOD_WINDOW_OPEN)
-        client_followup(c, UCM_METHOD_WINDOW_CLOSE, (uint32_t)m->window_open_r.window);
+    else if (call->method == UCM_METHOD_MAPPING_OPEN)
+        client_followup(c, UCM_METHOD_MAPPING_CLOSE, (uint32_t)m->mapping_open_r.mapping);
     else if (m->lookup_r.lease != 0)
         client_followup(c, UCM_METHOD_RELEASE, (uint32_t)m->lookup_r.lease);
     return 0;
@@ -99,7 +99,7 @@ int client_call_orphan(struct client_call *call, const struct client_request *q)
 {
     bool registers = call->method == UCM_METHOD_REGION_REGISTER ||
                      call->method == UCM_METHOD_RING_REGISTER ||
-                     call->method == UCM_METHOD_WINDOW_OPEN;
+                     call->method == UCM_METHOD_MAPPING_OPEN;
     bool leases = call->method == UCM_METHOD_LOOKUP || call->method == UCM_METHOD_SEQUENCE_OPEN;
 
     client_call_unlink(call);
@@ -109,7 +109,8 @@ int client_call_orphan(struct client_call *call, const struct client_request *q)
                        q->name ? q->name : proto_methods[q->method].name.p);
 }
 
-/* A cancel may be lost, and a lease or a sequence runs out; a mapping or a window would stay. */
+/* A cancel may be lost, and a lease or a sequence runs out; a registration or a mapping would
+ * stay. */
 void client_followup_params(struct ucm_client *c, enum ucm_method method, const void *params)
 {
     struct ucm_error e;
@@ -119,7 +120,7 @@ void client_followup_params(struct ucm_client *c, enum ucm_method method, const 
     if (proto_request(&c->followups, client_msgid(c), method, proto_methods[method].params, params,
                       &e) != 0 &&
         (method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER ||
-         method == UCM_METHOD_WINDOW_CLOSE || method == UCM_METHOD_WINDOW_RELEASE))
+         method == UCM_METHOD_MAPPING_CLOSE || method == UCM_METHOD_MAPPING_RELEASE))
         client_link_break(c, UCM_EDISCONNECTED, "ucmd does not read");
 }
 
@@ -140,8 +141,8 @@ void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
     case UCM_METHOD_SEQUENCE_CLOSE:
         params.sequence.sequence = id;
         break;
-    case UCM_METHOD_WINDOW_CLOSE:
-        params.window.window = id;
+    case UCM_METHOD_MAPPING_CLOSE:
+        params.mapping.mapping = id;
         break;
     default:
         params.region.region = id;

@@ -3,7 +3,7 @@
  * the first page goes at once, and files on shared roots go behind the last. Meanwhile lookups may
  * find such a file, and loads read it: so all keys have a second look once the files are gone. */
 #include "daemon/admin/admin.h"
-#include "daemon/window/window.h"
+#include "daemon/mapping/mapping.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -32,7 +32,7 @@ struct uv_loop_s;
 
 struct arena_group;
 
-/* Of a slab that may be granted to a group (daemon/window/grant.h). */
+/* Of a slab that may be granted to a group (daemon/mapping/grant.h). */
 enum arena_granted_event {
     GRANTED_READY,  /* it has memory, and no slot was handed out */
     GRANTED_FAILED, /* there was no memory for it */
@@ -54,8 +54,8 @@ struct arena_config {
     /* Nodes to spread the memory over, borrowed; NULL: do not. Needs prefault or file: memory is
      * placed by its first touch, which otherwise is another thread's. */
     const struct numa *numa;
-    /* Borrowed: a slab or table of windows ends when no worker has its memory any more
-     * (daemon/window/loan.h). NULL: at once. */
+    /* Borrowed: a slab or table of a shared mapping ends when no worker has its memory any more
+     * (daemon/mapping/loan.h). NULL: at once. */
     struct deadlines *deadlines;
     /* Runs on the event loop when a slab is ready, before any slot of it is handed out. */
     void (*slab_ready_cb)(void *ctx, uint32_t slab, void *base, uint64_t bytes);
@@ -124,7 +124,7 @@ uint64_t arena_slab_bytes(const struct arena *a);
 uint32_t arena_slabs(const struct arena *a);
 
 /* ---- groups: some slabs are granted to a tenant, whose workers read their slots by themselves
- * (daemon/window/grant.h) ----
+ * (daemon/mapping/grant.h) ----
  *
  * They are numbered from 0 and, where this header says `slab`, follow the ordinary ones. A slot
  * of one is a slot as any other, and the daemon tells readers what it holds. */

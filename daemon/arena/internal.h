@@ -1,5 +1,5 @@
 /* Shared by the files of this module only: arena.c has the slots, life.c makes slabs ready, and
- * begins and ends all; daemon/window/grant_internal.h has what grants slabs to groups. */
+ * begins and ends all; daemon/mapping/grant_internal.h has what grants slabs to groups. */
 #ifndef UCMD_ARENA_INTERNAL_H
 #define UCMD_ARENA_INTERNAL_H
 
@@ -58,7 +58,7 @@ struct arena {
     bool threaded;
     bool unplaced; /* the thread's: placing failed, and was logged */
 
-    struct granter *granter; /* daemon/window/grant_internal.h */
+    struct granter *granter; /* daemon/mapping/grant_internal.h */
     uint32_t granted;        /* slabs that may be granted to groups, behind `slabs` */
     /* the first ones, which have been: no memory is touched for the others */
     uint32_t granted_used;
@@ -88,7 +88,7 @@ static inline bool arena_slot_used(const struct slab *e, uint32_t slot)
     return !(e->owner[slot] & SLOT_FREE);
 }
 
-/* daemon/window/grant.c: address space for config.granted_max, or what there is. 0 or -errno. */
+/* daemon/mapping/grant.c: address space for config.granted_max, or what there is. 0 or -errno. */
 int arena_granted_init(struct arena *a);
 /* The thread has ended, and nobody uses or maps anything. */
 void arena_granted_close(struct arena *a);

@@ -50,7 +50,7 @@
     X(MAPPED, "bytes of workers' memory that the daemon maps", "the address space", NULL)          \
     X(TOUCHED, "bytes of workers' host memory", "eight times the host's", NULL)                    \
     X(MOVES, "parts being copied into shared mappings", "the daemon's bound", NULL)                \
-    X(PINNED, "bytes pinned in shared mappings", "window.size", NULL)                              \
+    X(REFERENCED, "bytes referenced in shared mappings", "mapping.size", NULL)                     \
     X(SHARED_LOOKUPS, "lookups that wait for the shared tier", "the daemon's bound", NULL)         \
     X(BUILDS, "builds in progress", "the daemon's bound", NULL)                                    \
     X(BUILDS_WAITING, "parts that wait for their builds", "the daemon's bound", NULL)              \

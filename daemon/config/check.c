@@ -326,9 +326,9 @@ static uint64_t arena_there(const struct config *c)
  * twentieth stays free. */
 static int check_memory(const struct config *c, struct config_error *e)
 {
-    uint64_t there = arena_there(c), beside = beside_arena(c) + c->window_size;
+    uint64_t there = arena_there(c), beside = beside_arena(c) + c->mapping_size;
     uint64_t wanted = c->arena_size - there + beside, room, usable, fits;
-    char windows[64] = "";
+    char mappings[64] = "";
     struct memory_room r;
     bool cgroup;
 
@@ -339,14 +339,14 @@ static int check_memory(const struct config *c, struct config_error *e)
     usable = room - room / 20;
     if (wanted <= usable)
         return 0;
-    if (c->window_size > 0)
-        snprintf(windows, sizeof(windows), " with window.size, %s,", SHOWN(c, "window.size"));
+    if (c->mapping_size > 0)
+        snprintf(mappings, sizeof(mappings), " with mapping.size, %s,", SHOWN(c, "mapping.size"));
     fits = usable + there > beside ? (usable + there - beside) / MIB : 0;
     return config_fail(
         c, e, "arena.size",
         "arena.size is %s,%s with the index and requests %llu MiB, and %s %llu MiB of "
         "memory available, of which a twentieth stays free; at most %lluMiB fit",
-        SHOWN(c, "arena.size"), windows, (unsigned long long)(wanted / MIB),
+        SHOWN(c, "arena.size"), mappings, (unsigned long long)(wanted / MIB),
         cgroup ? "this cgroup's limit leaves" : "this host has", (unsigned long long)(room / MIB),
         (unsigned long long)fits);
 }

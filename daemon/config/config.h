@@ -78,7 +78,7 @@ struct config {
     bool arena_prefault;
     char *arena_keep; /* "": none */
     enum config_numa arena_numa;
-    uint64_t window_size; /* bytes; 0: no windows */
+    uint64_t mapping_size; /* bytes; 0: no shared mappings */
 
     unsigned index_max_blocks;
 

@@ -170,7 +170,7 @@ const struct config_section config_sections[] = {
     {"metrics", "HTTP for monitoring: /metrics for Prometheus, /live and /ready for probes "
                 "(docs/monitoring.md)."},
     {"arena", "DRAM: the staging buffers of all transfers, and the first tier of the cache."},
-    {"window", "DRAM that workers map and read without a copy."},
+    {"mapping", "DRAM that workers map and read without a copy."},
     {"index", "The index of all cached blocks."},
     {"nvme", "The tier on local disks. Without paths there is none."},
     {"share",
@@ -276,7 +276,7 @@ const struct config_key config_keys[] = {
              "the kernel. auto does the same when the daemon was given a memory policy (numactl, "
              "NUMAPolicy=)."},
 
-    {KEY("window.size", SIZE, window_size, "0"), RANGE(0, 15 * TIB), .reloadable = true,
+    {KEY("mapping.size", SIZE, mapping_size, "0"), RANGE(0, 15 * TIB), .reloadable = true,
      .help = "DRAM, in addition to arena.size and in whole slabs, for shared mappings: tenants "
              "whose workers read blocks in place get it. Never more than the host's memory. 0: "
              "such workers are refused."},

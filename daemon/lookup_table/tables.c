@@ -10,7 +10,7 @@
 #include "daemon/base/chore.h"
 #include "daemon/base/log.h"
 #include "daemon/lookup_table/table.h"
-#include "daemon/window/loan.h"
+#include "daemon/mapping/loan.h"
 #include "proto/messages.h"
 
 #include <assert.h>

@@ -11,7 +11,7 @@ struct lookup_tables;
 /* All of it is borrowed. */
 struct lookup_tables_config {
     struct uv_loop_s *loop;
-    struct deadlines *deadlines; /* NULL: a table ends at once (daemon/window/loan.h) */
+    struct deadlines *deadlines; /* NULL: a table ends at once (daemon/mapping/loan.h) */
     struct index *index;
     struct cache *cache;
 };

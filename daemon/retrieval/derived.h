@@ -33,10 +33,10 @@ struct summaries {
     struct cache_retry published_retry;
 };
 
-/* Pins of sequences' blocks: the windows' own. */
+/* References of sequences' blocks: the mappings' own. */
 struct sequence;
-struct sequence_pins {
-    void (*stop_cb)(struct sequence *ch); /* requests that pin or unpin blocks of it */
+struct sequence_refs {
+    void (*stop_cb)(struct sequence *ch); /* requests that take or end references to its blocks */
     bool (*end_cb)(struct sequence *ch);  /* ends some. True: it has none left */
 };
 
@@ -44,7 +44,7 @@ struct sequence_pins {
 struct retrieval {
     struct requests *rq;
     struct summary_pool *pool;
-    struct sequence_pins pins;
+    struct sequence_refs refs;
     struct derived derived;
     struct summaries summaries;
     struct list users; /* struct user */

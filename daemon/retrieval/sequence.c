@@ -215,7 +215,7 @@ static void sequence_drain(struct sequence *ch)
 {
     if (ch->users > 0 || !list_empty(&ch->retry.link))
         return;
-    if (retrieval_of(ch->s->rq)->pins.end_cb(ch) && blocks_drop(ch))
+    if (retrieval_of(ch->s->rq)->refs.end_cb(ch) && blocks_drop(ch))
         sequence_free(ch);
     else
         (void)cache_wait_for(modules_of(ch)->cache, &ch->retry, WAIT_TURN);
@@ -235,7 +235,7 @@ static void sequence_end(struct sequence *ch)
     ch->users++;
     if (ch->append)
         walk_stop_cb(&ch->append->r);
-    retrieval_of(ch->s->rq)->pins.stop_cb(ch);
+    retrieval_of(ch->s->rq)->refs.stop_cb(ch);
     ch->users--;
     sequence_drain(ch);
 }
@@ -252,7 +252,7 @@ static void sequence_expired_cb(struct deadline *d)
 {
     struct sequence *ch = LIST_ENTRY(d, struct sequence, deadline);
 
-    if (ch->users > 0 || !list_empty(&ch->pins)) {
+    if (ch->users > 0 || !list_empty(&ch->refs)) {
         sequence_renew(ch);
         return;
     }
@@ -339,7 +339,7 @@ static struct sequence *sequence_new(struct call *call, struct derived_space *sp
     ch->s = s;
     ch->name = session_name(&session_retrieval(s)->sequence_names, ch->number);
     ch->space = space_ref(space);
-    list_init(&ch->pins);
+    list_init(&ch->refs);
     list_init(&ch->retry.link);
     ch->retry.retry_cb = drain_cb;
     session_retrieval(s)->n_sequences++;

@@ -62,7 +62,7 @@ struct sequence {
     uint64_t lease_ms;
     uint32_t users; /* requests that use it */
     struct walk *append;
-    struct list pins; /* struct window_pins: while there are any, it does not run out */
+    struct list refs; /* struct mapping_refs: while there are any, it does not run out */
     bool closing;
     uint32_t row; /* of the selection that is being answered: the first that chose blocks of it */
     struct deadline deadline;

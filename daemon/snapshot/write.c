@@ -19,7 +19,7 @@ struct snapshot_write {
     uint8_t *snapshot, *parts; /* parts: behind the namespaces */
     struct sums_part *memory;  /* by part: where its bytes are */
     uint64_t n, cap, start_ns;
-    uint64_t in_groups, lost; /* parts in windows; of these, those that lie nowhere else */
+    uint64_t in_groups, lost; /* parts in shared mappings; of these, those that lie nowhere else */
     struct sums sums;
 };
 
@@ -235,7 +235,7 @@ void snapshot_finish(struct snapshot *s)
     rc = persist_commit(s->persist);
     if (rc == 0)
         log_info(MODULE, "snapshot-written",
-                 "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " in_windows=%" PRIu64
+                 "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " in_mappings=%" PRIu64
                  " lost=%" PRIu64 " seconds=%.3f",
                  head.parts, w->n, bytes, w->in_groups, w->lost,
                  (double)(uv_hrtime() - w->start_ns) / 1e9);

@@ -33,7 +33,7 @@ struct tenant {
     struct metrics_tenant *metrics;
     struct tenant_times *times;
     /* The cache's own: cache/quota.c. */
-    /* Of slots of its blocks, in windows not, those that are being filled too. */
+    /* Of slots of its blocks, in shared mappings not, those that are being filled too. */
     uint64_t dram_bytes;
     uint64_t nvme_bytes, share_bytes; /* of its parts there */
     uint64_t nvme_writing_bytes;      /* of its parts on their way there */

@@ -44,52 +44,52 @@
     F(m, bin, status, REQ, 1, UCM_MAX_FETCH_ITEMS)                                                 \
     F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
-/* ---- windows ---- */
+/* ---- mappings ---- */
 
-/* Method window.open. Opens a shared mapping of a part of a namespace (docs/design/mappings.md,
+/* Method mapping.open. Opens a shared mapping of a part of a namespace (docs/design/mappings.md,
  * "Shared mappings"). The answer brings one descriptor: the table of sequence numbers.
- * Errors: INVALID: the connection has one already; UNSUPPORTED: `window.size` is 0, or the
+ * Errors: INVALID: the connection has one already; UNSUPPORTED: `mapping.size` is 0, or the
  *   namespace is encoded; DENIED: another tenant's namespace; BUSY: the connection has 256.
  * ns: from `namespace.open`.
  * part: the rank's part of each block. */
-#define UCM_MSG_WINDOW_OPEN(F, m)                                                                  \
+#define UCM_MSG_MAPPING_OPEN(F, m)                                                                 \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)
 
-/* window: the shared mapping's number.
+/* mapping: the shared mapping's number.
  * slab_bytes: of each slab: the size of its memfd.
  * slot_bytes: from a slot to the next: the part's bytes, padded to 4096.
  * slabs: slabs' numbers are below this.
- * budget: `window.size` now, for all tenants. */
-#define UCM_MSG_WINDOW_OPEN_R(F, m)                                                                \
-    F(m, u64, window, REQ, 1, UCM_U32)                                                             \
+ * budget: `mapping.size` now, for all tenants. */
+#define UCM_MSG_MAPPING_OPEN_R(F, m)                                                               \
+    F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
     F(m, u64, slab_bytes, REQ, 4096, 1ull << 40)                                                   \
     F(m, u64, slot_bytes, REQ, 4096, 1ull << 40)                                                   \
-    F(m, u64, slabs, REQ, 1, UCM_MAX_WINDOW_SLABS)                                                 \
+    F(m, u64, slabs, REQ, 1, UCM_MAX_MAPPING_SLABS)                                                \
     F(m, u64, budget, OPT, 0, UINT64_MAX)
 
-/* Method window.close. Ends a shared mapping with its pins. Unmap it first. */
+/* Method mapping.close. Ends a shared mapping with its references. Unmap it first. */
 
-/* window: from `window.open`. */
-#define UCM_MSG_WINDOW(F, m) F(m, u64, window, REQ, 1, UCM_U32)
+/* mapping: from `mapping.open`. */
+#define UCM_MSG_MAPPING(F, m) F(m, u64, mapping, REQ, 1, UCM_U32)
 
-/* Method window.pin. Brings blocks `first` to `first` + `n` - 1 of a sequence into the shared
+/* Method mapping.ref. Brings blocks `first` to `first` + `n` - 1 of a sequence into the shared
  * mapping and keeps them there. It answers when each has a place or can't get one. A block that
- * does not fit, that the uid may not pin, or that has not come by the timeout has slab 0xffffffff;
- * that is no error.
+ * does not fit, that the uid may not reference, or that has not come by the timeout has slab
+ * 0xffffffff; that is no error.
  *
  * The answer brings a descriptor for each of `granted`: slabs that this mapping has not got yet, or
  * has released. With more than 64, `more` says that the answer covers only as many blocks as
  * `places` has.
  * Errors: INVALID: the sequence is not of the mapping's namespace and part, or has no such blocks.
- * window: from `window.open`.
+ * mapping: from `mapping.open`.
  * sequence: the sequence, from `sequence.open`.
  * first: a block's place in the sequence.
  * n: so many blocks, all of the sequence.
  * priority: of reads; higher first.
  * deadline_ms: as in `load`. */
-#define UCM_MSG_WINDOW_PIN(F, m)                                                                   \
-    F(m, u64, window, REQ, 1, UCM_U32)                                                             \
+#define UCM_MSG_MAPPING_REF(F, m)                                                                  \
+    F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
     F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
     F(m, u64, first, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS - 1)                                          \
     F(m, u64, n, REQ, 1, UCM_MAX_KEYS)                                                             \
@@ -102,7 +102,7 @@
  * moved: blocks that were copied within DRAM.
  * read: blocks that were read from a lower tier.
  * missing: blocks that are not cached any more, or can't be read. */
-#define UCM_MSG_WINDOW_PIN_R(F, m)                                                                 \
+#define UCM_MSG_MAPPING_REF_R(F, m)                                                                \
     F(m, bin, places, REQ, 0, UCM_PLACES_BYTES)                                                    \
     F(m, u32s, granted, OPT, 0, UCM_MAX_FRAME_FDS)                                                 \
     F(m, flag, more, OPT, 0, 0)                                                                    \
@@ -110,38 +110,39 @@
     F(m, u64, read, OPT, 0, UCM_MAX_KEYS)                                                          \
     F(m, u64, missing, OPT, 0, UCM_MAX_KEYS)
 
-/* Method window.unpin. Ends pins. Blocks of the range that are not pinned are passed over.
- * window: from `window.open`.
+/* Method mapping.unref. Ends references. Blocks of the range that are not referenced are passed
+ * over.
+ * mapping: from `mapping.open`.
  * sequence: the sequence, from `sequence.open`.
  * first: a block's place in the sequence.
  * n: so many blocks; those beyond the sequence's end are passed over. */
-#define UCM_MSG_WINDOW_UNPIN(F, m)                                                                 \
-    F(m, u64, window, REQ, 1, UCM_U32)                                                             \
+#define UCM_MSG_MAPPING_UNREF(F, m)                                                                \
+    F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
     F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
     F(m, u64, first, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS - 1)                                          \
     F(m, u64, n, REQ, 1, UCM_MAX_SEQUENCE_BLOCKS)
 
-/* Method window.release. Says that the client has unmapped these slabs, so that they no longer
- * count as granted to it. A later pin may bring a descriptor again.
+/* Method mapping.release. Says that the client has unmapped these slabs, so that they no longer
+ * count as granted to it. A later reference may bring a descriptor again.
  * Errors: INVALID: one of them was not granted to this mapping, or was released before; nothing is
  *   released.
- * window: from `window.open`.
+ * mapping: from `mapping.open`.
  * slabs: slabs, each once. */
-#define UCM_MSG_WINDOW_RELEASE(F, m)                                                               \
-    F(m, u64, window, REQ, 1, UCM_U32)                                                             \
+#define UCM_MSG_MAPPING_RELEASE(F, m)                                                              \
+    F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
     F(m, u32s, slabs, REQ, 1, UCM_MAX_REVOKED)
 
-/* Notification window.revoke of window.release. The daemon wants slabs back. It has ended their
- * pins, and readers miss their blocks. Unmap them, then call `window.release`. After the timeout,
- * `window_overdue_bytes` counts them, and the daemon ends the connection.
- * window: from `window.open`.
+/* Notification mapping.revoke of mapping.release. The daemon wants slabs back. It has ended their
+ * references, and readers miss their blocks. Unmap them, then call `mapping.release`. After the
+ * timeout, `mapping_overdue_bytes` counts them, and the daemon ends the connection.
+ * mapping: from `mapping.open`.
  * slabs: the slabs.
  * deadline_ms: so much time is left. */
-#define UCM_MSG_WINDOW_REVOKE(F, m)                                                                \
-    F(m, u64, window, REQ, 1, UCM_U32)                                                             \
+#define UCM_MSG_MAPPING_REVOKE(F, m)                                                               \
+    F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
     F(m, u32s, slabs, REQ, 1, UCM_MAX_REVOKED)                                                     \
     F(m, u64, deadline_ms, REQ, 1, UCM_DEADLINE_MS)
-#define UCM_WINDOW_REVOKE "window.revoke"
+#define UCM_MAPPING_REVOKE "mapping.revoke"
 
 /* ---- lookup tables ---- */
 

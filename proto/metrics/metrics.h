@@ -192,18 +192,20 @@
     X(events_described, gauge, "blocks", "blocks whose tokens are kept for cache events")          \
     X(events_undescribed, counter, "blocks",                                                       \
       "blocks whose metadata was not kept for lack of memory (events.memory)")                     \
-    X(windows, gauge, "mappings", "shared mappings open now")                                      \
-    X(window_bytes_configured, gauge, "bytes",                                                     \
-      "the most that shared mappings may take: `window.size`")                                     \
-    X(window_bytes, gauge, "bytes",                                                                \
+    X(mappings, gauge, "mappings", "shared mappings open now")                                     \
+    X(mapping_bytes_configured, gauge, "bytes",                                                    \
+      "the most that shared mappings may take: `mapping.size`")                                    \
+    X(mapping_bytes, gauge, "bytes",                                                               \
       "DRAM granted to shared mappings, including what workers still map")                         \
-    X(window_pins, gauge, "blocks", "blocks pinned in shared mappings, counted for each mapping")  \
-    X(window_pinned_bytes, gauge, "bytes", "bytes of the slots of these")                          \
-    X(window_moves, counter, "blocks", "blocks copied within DRAM into a shared mapping")          \
-    X(window_full, counter, "blocks",                                                              \
-      "blocks that a pin left out: no space in the shared mapping, or not in time")                \
-    X(window_revocations, counter, "slabs", "slabs of shared mappings that the daemon asked back") \
-    X(window_overdue_bytes, counter, "bytes",                                                      \
+    X(mapping_refs, gauge, "blocks",                                                               \
+      "blocks referenced in shared mappings, counted for each mapping")                            \
+    X(mapping_referenced_bytes, gauge, "bytes", "bytes of the slots of these")                     \
+    X(mapping_moves, counter, "blocks", "blocks copied within DRAM into a shared mapping")         \
+    X(mapping_full, counter, "blocks",                                                             \
+      "blocks that a reference left out: no space in the shared mapping, or not in time")          \
+    X(mapping_revocations, counter, "slabs",                                                       \
+      "slabs of shared mappings that the daemon asked back")                                       \
+    X(mapping_overdue_bytes, counter, "bytes",                                                     \
       "bytes that clients did not release in time; their connections were ended")                  \
     X(slot_waiters, gauge, "requests", "transfers that wait for a free slot in DRAM")              \
     X(slot_wait_oldest_us, gauge, "us",                                                            \

@@ -24,7 +24,7 @@ GROUPS = (
     ("Encryption", "", r"seal_.*"),
     ("Shared tier", "", r"share_.*|blocks_shared"),
     ("Retrieval", "", r"summary.*|sequence.*|select.*"),
-    ("Shared mappings", "", r"window.*"),
+    ("Shared mappings", "", r"mapping.*"),
     ("Lookup tables", "", r"lookup_table_.*"),
     ("Cache events", "", r"events_.*"),
     ("Connections and requests", "", r"connections.*|limit_refusals|client_descriptors|frame_bytes|request.*|device_.*"),

@@ -19,7 +19,7 @@ struct beside {
     struct ucm_slots_lists lists;
     struct ucm_slots_gather gather;
     struct ucm_slots_place *place;
-    uint8_t *window; /* of the host: [numbers][kv_heads] of what a slot holds */
+    uint8_t *mapping; /* of the host: [numbers][kv_heads] of what a slot holds */
     CUdeviceptr memory, requests, places, forgotten;
     uint32_t misses; /* numbers that a replay forgets first */
 };
@@ -32,7 +32,7 @@ static void launch(const char *name, uint32_t blocks, uint32_t threads, void **a
     must(cuLaunchKernel(f, blocks, 1, 1, threads, 1, 1, 0, gpu_stream, arguments, NULL), name);
 }
 
-/* ---- a pool, and a window that has all blocks ---- */
+/* ---- a pool, and a mapping that has all blocks ---- */
 
 static void pool_open(struct beside *b)
 {
@@ -58,7 +58,7 @@ static void pool_open(struct beside *b)
     free(memory);
 }
 
-static void window_open(struct beside *b)
+static void mapping_open(struct beside *b)
 {
     struct problem *p = &b->p;
     uint64_t block = p->shape.kv_heads * p->slot, size = p->n_numbers * block, piece = 2000006;
@@ -67,12 +67,12 @@ static void window_open(struct beside *b)
     CUdeviceptr at;
 
     problem_draw_bytes(p, from, piece);
-    must(cuMemHostAlloc((void **)&b->window, size + 8 * p->n_numbers, CU_MEMHOSTALLOC_DEVICEMAP),
-         "a window");
-    must(cuMemHostGetDevicePointer(&at, b->window, 0), "its address");
+    must(cuMemHostAlloc((void **)&b->mapping, size + 8 * p->n_numbers, CU_MEMHOSTALLOC_DEVICEMAP),
+         "a mapping");
+    must(cuMemHostGetDevicePointer(&at, b->mapping, 0), "its address");
     for (uint64_t i = 0; i < size; i += piece)
-        memcpy(b->window + i, from, size - i < piece ? size - i : piece);
-    seqs = (uint64_t *)(void *)(b->window + size);
+        memcpy(b->mapping + i, from, size - i < piece ? size - i : piece);
+    seqs = (uint64_t *)(void *)(b->mapping + size);
     b->place = fresh(p->n_numbers * sizeof(*b->place));
     for (uint32_t i = 0; i < p->n_numbers; i++) {
         seqs[i] = 2;
@@ -99,7 +99,7 @@ static void beside_open(struct beside *b, const struct attend_shape *shape)
     problem_open(&b->p, shape);
     problem_draw(&b->p);
     pool_open(b);
-    window_open(b);
+    mapping_open(b);
     gpu_free(a->slot_of);
     a->slot_of = (CUdeviceptr)b->pool.slot_of;
     b->requests = gpu_put(0, requests, shape->sequences * 4);
@@ -123,7 +123,7 @@ static void beside_close(struct beside *b)
     gpu_free(b->requests);
     gpu_free(b->places);
     gpu_free(b->forgotten);
-    must(cuMemFreeHost(b->window), "the window");
+    must(cuMemFreeHost(b->mapping), "the mapping");
     free(b->place);
     problem_close(&b->p);
 }
@@ -183,7 +183,7 @@ static void read_pool(struct beside *b)
     gpu_get(p->pool, p->args.pool.base, p->shape.slots * p->slot);
 }
 
-/* A block that comes by no window ends the wait, and raises the flag. */
+/* A block that comes by no mapping ends the wait, and raises the flag. */
 static void lose(struct beside *b)
 {
     struct ucm_slots_place none = {0};

@@ -1,4 +1,4 @@
-/* test_decode [--few]: decode steps of libucmclient_cuda beside the C of kernels/attend, over a window that this program plays. */
+/* test_decode [--few]: decode steps of libucmclient_cuda beside the C of kernels/attend, over a mapping that this program plays. */
 #include "tests/gpu/decode.h"
 
 #include "client/cuda/error.h"
@@ -67,7 +67,7 @@ struct ucm_encoding_spec scene_coding(const struct scene *t, uint32_t heads)
 /* Rows of different sizes, and an infinity in a block that no sequence has. */
 static void blocks_vary(struct scene *t)
 {
-    uint16_t *row = (uint16_t *)(void *)t->window.bytes;
+    uint16_t *row = (uint16_t *)(void *)t->mapping.bytes;
     uint32_t sign = t->spec.dtype == UCM_SPARSE_BF16 ? 7 : 10, d = t->spec.d;
 
     for (uint64_t i = 0; i < NUMBERS * t->block / t->row; i++, row += d) {
@@ -77,7 +77,7 @@ static void blocks_vary(struct scene *t)
             if ((row[c] & 0x7fffu) >> sign > by)
                 row[c] = (uint16_t)(row[c] - (by << sign));
     }
-    row = (uint16_t *)(void *)(t->window.bytes + STRANGER * t->block);
+    row = (uint16_t *)(void *)(t->mapping.bytes + STRANGER * t->block);
     row[3] = (uint16_t)(t->spec.dtype == UCM_SPARSE_BF16 ? 0xff80 : 0xfc00);
 }
 
@@ -89,7 +89,7 @@ static void blocks_code(struct scene *t)
 
     blocks_vary(t);
     for (uint64_t at = 0; at < NUMBERS * t->block; at += half) {
-        ucm_encode(&spec, 0, t->window.bytes + at, coded);
+        ucm_encode(&spec, 0, t->mapping.bytes + at, coded);
         ucm_decode(&spec, 0, coded, t->attended + at);
     }
     free(coded);
@@ -97,13 +97,13 @@ static void blocks_code(struct scene *t)
 
 static void blocks_make(struct scene *t)
 {
-    draw_bytes(t, t->window.bytes, NUMBERS * t->block);
+    draw_bytes(t, t->mapping.bytes, NUMBERS * t->block);
     t->attended = fresh(NUMBERS * t->block);
     if (t->spec.coded)
         blocks_code(t);
     else
-        memcpy(t->attended, t->window.bytes, NUMBERS * t->block);
-    t->blocks = gpu_put(0, t->window.bytes, NUMBERS * t->block);
+        memcpy(t->attended, t->mapping.bytes, NUMBERS * t->block);
+    t->blocks = gpu_put(0, t->mapping.bytes, NUMBERS * t->block);
 }
 
 /* The other order of tokens and heads. */
@@ -229,8 +229,8 @@ void scene_open(struct scene *t, const struct scene_spec *spec)
     t->block = LAYERS * t->layer_bytes;
     options_make(t);
     plan_make(t);
-    window_open(&t->window, NUMBERS * t->block);
-    window_open(&t->table, 4096);
+    mapping_open(&t->mapping, NUMBERS * t->block);
+    mapping_open(&t->table, 4096);
     blocks_make(t);
     pages_make(t);
     input_fixed(t);
@@ -251,13 +251,13 @@ void scene_close(struct scene *t)
     gpu_free(t->gpu_pages);
     gpu_free(t->gpu_input);
     gpu_free(t->gpu_output);
-    window_close(&t->window);
-    window_close(&t->table);
+    mapping_close(&t->mapping);
+    mapping_close(&t->table);
     free(t->attended);
     free(t->pages);
 }
 
-/* ---- the window ---- */
+/* ---- the mapping ---- */
 
 _Atomic uint64_t *scene_seq(struct scene *t, uint32_t number)
 {
@@ -269,7 +269,7 @@ void scene_places(struct scene *t)
     for (uint32_t i = 0; i < NUMBERS; i++) {
         *scene_seq(t, i) = 2;
         t->decode->place[i] =
-            (struct ucm_slots_place){t->window.gpu + i * t->block, t->table.gpu + 8 * i, 2};
+            (struct ucm_slots_place){t->mapping.gpu + i * t->block, t->table.gpu + 8 * i, 2};
     }
     must(decode_places_upload(t->decode, 0, NUMBERS - 1, gpu_stream), "places");
 }

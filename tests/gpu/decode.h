@@ -5,7 +5,7 @@
 #include "client/cuda/decode.h"
 #include "kernels/attend/attend.h"
 #include "kernels/encoding/encoding.h"
-#include "tests/gpu/window.h"
+#include "tests/gpu/mapping.h"
 
 #define LAYERS 3u
 #define HEADS 2u
@@ -60,7 +60,7 @@ struct scene {
     struct ucm_attend_plan plan;      /* of layers */
     uint32_t heads, group, v;         /* KV heads, query heads of one, channels of V */
     uint64_t row, layer_bytes, block; /* bytes; row: of a token and KV head */
-    struct window window, table;      /* blocks; sequence numbers */
+    struct mapping mapping, table;    /* blocks; sequence numbers */
     CUdeviceptr blocks;               /* the same blocks in the GPU's memory */
     uint8_t *attended;                /* the same blocks as slots hold them */
     uint8_t *pages;                   /* [LAYERS][PAGES], as layers are */
@@ -86,7 +86,7 @@ void scene_draw(struct scene *t);
 struct ucm_cuda_decode_result scene_step(struct scene *t);
 struct ucm_cuda_decode_result scene_replay(struct scene *t);
 void scene_output(struct scene *t, struct output *out);
-/* Nothing is resident any more, and all is in the window. */
+/* Nothing is resident any more, and all is in the mapping. */
 void scene_forget(struct scene *t);
 /* Puts what is not served from the GPU's memory; how many keys that were. */
 uint32_t scene_serve(struct scene *t);

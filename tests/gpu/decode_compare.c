@@ -144,7 +144,7 @@ static bool coded_wrong(const struct scene *t, const uint8_t *slot, const uint8_
 static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t strand, uint32_t number)
 {
     const struct ucm_cuda_decode_layout *l = &t->options.stored;
-    const uint8_t *stored = t->window.bytes + number * t->block;
+    const uint8_t *stored = t->mapping.bytes + number * t->block;
     uint64_t row = t->row, half = TOKENS * row;
 
     if (t->spec.slot == UCM_CUDA_DECODE_LAYER)

@@ -77,7 +77,7 @@ static void check_served(struct scene *t, const char *what)
     struct ucm_cuda_decode_result r;
 
     scene_places(t);
-    check(scene_replay(t).flags == 0, "%s, %s: all are in the window", t->spec.name, what);
+    check(scene_replay(t).flags == 0, "%s, %s: all are in the mapping", t->spec.name, what);
     scene_output(t, want);
     scene_forget(t);
     for (uint32_t i = 0; i < NUMBERS; i += 5)

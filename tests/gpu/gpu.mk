@@ -46,7 +46,7 @@ $O/gpu/test_rope: $(ROPE_TEST_OBJ) $(CUDA_OBJ) $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -Wl,--as-needed -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
-SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/slots*.c) $(wildcard kernels/slots/*.c))
+SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/mapping.c $(wildcard tests/gpu/slots*.c) $(wildcard kernels/slots/*.c))
 $O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
 	@mkdir -p $(@D)
 	$(call say,LINK)
@@ -56,7 +56,7 @@ $O/gpu/test_attend: $(ATTEND_TEST_OBJ) $(ATTEND_CUDA_OBJ) $(ATTEND_OBJ) $O/obj/k
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
-DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/decode*.c)) \
+DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/mapping.c $(wildcard tests/gpu/decode*.c)) \
                    $(patsubst %.c,$O/obj/%.o,kernels/slots/verify.c)
 $O/gpu/test_decode: $(DECODE_TEST_OBJ) $(ATTEND_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)

@@ -4,7 +4,7 @@
 
 #include "kernels/slots/slots_cuda.h"
 #include "tests/gpu/compare.h"
-#include "tests/gpu/window.h"
+#include "tests/gpu/mapping.h"
 
 struct pool {
     struct ucm_slots gpu, host; /* the same arrays at two places */

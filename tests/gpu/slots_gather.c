@@ -33,7 +33,7 @@ static void fill(uint8_t *block, uint32_t number, uint64_t seq)
 }
 
 struct scene {
-    struct window window, table; /* blocks; sequence numbers */
+    struct mapping mapping, table; /* blocks; sequence numbers */
     struct ucm_slots_place place[NUMBERS];
     struct ucm_slots_gather gather;
     CUdeviceptr places, pool_bytes;
@@ -56,12 +56,12 @@ static void scene_open(struct scene *t, uint32_t slots)
                                     .misses = 1024};
 
     memset(t, 0, sizeof(*t));
-    window_open(&t->window, NUMBERS * BLOCK);
-    window_open(&t->table, 4096);
+    mapping_open(&t->mapping, NUMBERS * BLOCK);
+    mapping_open(&t->table, 4096);
     for (uint32_t i = 0; i < NUMBERS; i++) {
-        fill(t->window.bytes + i * BLOCK, i, 2);
+        fill(t->mapping.bytes + i * BLOCK, i, 2);
         *seq_of(t, i) = 2;
-        t->place[i] = (struct ucm_slots_place){t->window.gpu + i * BLOCK, t->table.gpu + 8 * i, 2};
+        t->place[i] = (struct ucm_slots_place){t->mapping.gpu + i * BLOCK, t->table.gpu + 8 * i, 2};
     }
     t->places = gpu_put(0, t->place, sizeof(t->place));
     t->pool_bytes = gpu_new(slots * 2ull * ROWS * ROW);
@@ -83,8 +83,8 @@ static void scene_close(struct scene *t)
     pool_close(&t->pool);
     gpu_free(t->places);
     gpu_free(t->pool_bytes);
-    window_close(&t->window);
-    window_close(&t->table);
+    mapping_close(&t->mapping);
+    mapping_close(&t->table);
 }
 
 /* All keys of these numbers. */
@@ -137,7 +137,7 @@ static void test_still(const char *kernel, uint32_t blocks)
     struct scene t;
 
     scene_open(&t, 400);
-    t.place[3].bytes = 0; /* not in the window */
+    t.place[3].bytes = 0; /* not in the mapping */
     t.place[4].told = 4;  /* another sequence number */
     *seq_of(&t, 5) = 3;   /* its bytes are changing */
     gpu_put(t.places, t.place, sizeof(t.place));
@@ -166,7 +166,7 @@ static void *keep_changing(void *arg)
         atomic_store_explicit(seq_of(t, number), seq[number] + 1, memory_order_relaxed);
         atomic_thread_fence(memory_order_seq_cst);
         seq[number] += 2;
-        fill(t->window.bytes + number * BLOCK, number, seq[number]);
+        fill(t->mapping.bytes + number * BLOCK, number, seq[number]);
         atomic_store_explicit(seq_of(t, number), seq[number], memory_order_release);
     }
     return NULL;

@@ -378,7 +378,7 @@ class Served(unittest.TestCase):
         """What is copied within DRAM is waited for; what is read comes beside the steps, some blocks in each."""
         asked, answers = [], []
 
-        def pin(registered, first, n, *, priority, deadline, timeout):
+        def ref(registered, first, n, *, priority, deadline, timeout):
             came, moved, read, missing = answers.pop(0)
             asked.append((first, n, priority))
             places = [None if i in missing else "place" for i in range(came)] + [None] * (n - came)
@@ -386,30 +386,30 @@ class Served(unittest.TestCase):
 
         decoder = Decoder(Source([OK]), SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=1, layer_bytes=64)
         a = decoder.open("a")
-        a.rows, a.kept, a.registered, decoder._window = list(range(800)), 800, mock.Mock(), mock.Mock(pin=pin)
+        a.rows, a.kept, a.registered, decoder._mapping = list(range(800)), 800, mock.Mock(), mock.Mock(ref=ref)
         answers += [(500, 500, 0, ()), (800 - 500, 300, 0, ())]
         decoder._pin(a)
-        self.assertEqual((asked, a.pinned, a.below, len(decoder._places)), ([(0, 800, 7), (500, 300, 7)], 800, False, 800))
+        self.assertEqual((asked, a.referenced, a.below, len(decoder._places)), ([(0, 800, 7), (500, 300, 7)], 800, False, 800))
         decoder._places.clear()
-        asked[:], a.pinned, answers[:] = [], 0, [(100, 0, 100, ()), (90, 0, 60, (2,))]
+        asked[:], a.referenced, answers[:] = [], 0, [(100, 0, 100, ()), (90, 0, 60, (2,))]
         with mock.patch("ucmclient.decode.supply._BESIDE_PAUSE", 0):
             decoder._pin(a)
-            self.assertEqual((asked, a.pinned, a.below), ([(0, 800, 7), (100, 256, 0)], 102, True), "up to the one that is missing")
+            self.assertEqual((asked, a.referenced, a.below), ([(0, 800, 7), (100, 256, 0)], 102, True), "up to the one that is missing")
             self.assertEqual(len(decoder._places), 100 + 89)
             answers[:] = [(256, 0, 200, (0,)), (256, 0, 40, ()), (186, 0, 0, ())]
             for end, below in ((358, True), (614, True), (800, False)):
                 decoder._pin(a)
-                self.assertEqual((a.pinned, a.below), (end, below))
+                self.assertEqual((a.referenced, a.below), (end, below))
             answers[:] = [(0, 0, 0, ())]
-            a.pinned = 700
+            a.referenced = 700
             decoder._pin(a)
-            self.assertEqual((a.pinned, a.below, asked[-1]), (800, False, (700, 100, 7)), "no room: whoever misses them asks again")
+            self.assertEqual((a.referenced, a.below, asked[-1]), (800, False, (700, 100, 7)), "no room: whoever misses them asks again")
 
     def test_pins_beside_a_step(self):
         """Nothing is waited for longer than was said, nothing counts before the step is over, and in vain is asked less and less often."""
         asked, answers = [], []
 
-        def pin(registered, first, n, *, priority, deadline, timeout):
+        def ref(registered, first, n, *, priority, deadline, timeout):
             came = answers.pop(0)
             asked.append((first, n, round(deadline, 6)))
             return SimplePinned(["place"] * came + [None] * (n - came), came, 0, 0, 0)
@@ -420,25 +420,25 @@ class Served(unittest.TestCase):
         decoder._connected()
         for one, first, n in (a, 0, 600), (b, 600, 40):
             one.rows, one.keys, one.kept, one.asked, one.registered = list(range(first, first + n)), [b""] * n, n, n, mock.Mock()
-        decoder._window = mock.Mock(pin=pin)
+        decoder._mapping = mock.Mock(ref=ref)
         with mock.patch("ucmclient.decode.supply.time.monotonic") as now:
             now.return_value = 10.0
             self.assertFalse(decoder.keep_beside(0.0005), "no time is left")
             answers[:] = [256, 40]
             self.assertTrue(decoder.keep_beside(0.006))
-            self.assertEqual((asked, a.pinned, len(decoder._places)), ([(0, 256, 0.006), (0, 40, 0.006)], 0, 0))
+            self.assertEqual((asked, a.referenced, len(decoder._places)), ([(0, 256, 0.006), (0, 40, 0.006)], 0, 0))
             self.assertFalse(decoder.keep_beside(0.006), "what was told was not looked at yet")
             decoder._come()
-            self.assertEqual((a.pinned, b.pinned, len(decoder._places)), (256, 40, 296))
+            self.assertEqual((a.referenced, b.referenced, len(decoder._places)), (256, 40, 296))
             answers[:] = [100]
             decoder.keep_beside(0.006)
             decoder._come()
-            self.assertEqual((a.pinned, asked[-1]), (356, (256, 256, 0.006)))
+            self.assertEqual((a.referenced, asked[-1]), (356, (256, 256, 0.006)))
             for at, tries in (10.0, 1), (10.04, 0), (10.06, 1), (10.15, 0), (10.17, 1), (10.36, 0), (10.38, 1):
                 now.return_value, answers[:] = at, [0]
                 self.assertEqual((decoder.keep_beside(0.006), len(answers)), (tries == 1, 1 - tries), at)
                 decoder._come()
-            self.assertEqual(a.pinned, 356)
+            self.assertEqual(a.referenced, 356)
             now.return_value, answers[:] = 10.8, [244]
             decoder.keep_beside(0.006)
             decoder.close("b")
@@ -446,7 +446,7 @@ class Served(unittest.TestCase):
             now.return_value = 11.2
             decoder._repin()
             decoder._come()
-            self.assertEqual((a.pinned, a.coming), (0, None), "what left the window meanwhile is asked for again")
+            self.assertEqual((a.referenced, a.coming), (0, None), "what left the mapping meanwhile is asked for again")
             source.ns.client.connection_epoch += 1
             self.assertFalse(decoder.keep_beside(0.006), "another connection, which update() takes notice of")
 

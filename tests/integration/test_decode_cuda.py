@@ -239,7 +239,7 @@ class Checks(unittest.TestCase):
         with self.assertRaisesRegex(UcmError, "a floor of 9 slots"):
             steps.enter(0, 9, stream=0)
         with self.assertRaisesRegex(ValueError, "1 places for 2 numbers"):
-            steps.places([1, 2], cuda.Pinned((native.Place * 1)(), 0, 0, 0, 0), None, stream=0)
+            steps.places([1, 2], cuda.Referenced((native.Place * 1)(), 0, 0, 0, 0), None, stream=0)
 
 
 class FakeSteps:
@@ -249,16 +249,16 @@ class FakeSteps:
 
     def __init__(self):
         self.calls, self.flags, self.missed, self.keys, self.lost = [], 0, 0, [], 0
-        #: Slabs of the window that the driver does not know, and the windows for which one was registered.
+        #: Slabs of the mapping that the driver does not know, and the mappings for which one was registered.
         self.unregistered, self.registered = 0, []
 
-    def register_window(self, window):
-        self.registered.append(window)
+    def register_mapping(self, mapping):
+        self.registered.append(mapping)
         self.unregistered = max(0, self.unregistered - 1)
         return self.unregistered
 
     def __getattr__(self, name):
-        if name not in ("enter", "leave", "forget", "leave_window", "places"):
+        if name not in ("enter", "leave", "forget", "leave_mapping", "places"):
             raise AttributeError(name)
         return lambda *arguments: self.calls.append((name, *arguments))
 
@@ -272,7 +272,7 @@ class FakeSteps:
         self.calls.append(("put", items))
         return len(items)
 
-    def update_window(self):
+    def update_mapping(self):
         return self.lost
 
 
@@ -284,7 +284,7 @@ class Decoders(unittest.TestCase):
         fake.zeros = fake.empty = lambda shape, **_: Fake("uint8", *shape, at=0x100000)
         self.steps, self.source, self.built = FakeSteps(), Source(*answers), []
         with mock.patch.dict(sys.modules, torch=fake):
-            decoder = GpuDecoder(self.source, sparse.mean(SHAPE), self.steps, layer_bytes=0x100, landing=2, window=False,
+            decoder = GpuDecoder(self.source, sparse.mean(SHAPE), self.steps, layer_bytes=0x100, landing=2, mapping=False,
                                  register=lambda ns, *_: ns.register(), build=lambda *what: self.built.append(what),
                                  **{"deadline": 5.0, **more})
         return decoder
@@ -322,7 +322,7 @@ class Decoders(unittest.TestCase):
         self.steps.flags, self.steps.keys, self.steps.missed = 0, [], 6 + 4
         self.assertTrue(decoder.counted())
         counts = decoder.counts
-        self.assertEqual((counts.misses, counts.windowed, counts.fetched, counts.failed), (6, 2, 4, 0))
+        self.assertEqual((counts.misses, counts.mapped, counts.fetched, counts.failed), (6, 2, 4, 0))
 
     def test_much_that_is_missing_is_served_by_layer(self):
         decoder = self.decoder([OK], [OK])
@@ -400,13 +400,13 @@ class Decoders(unittest.TestCase):
         decoder.end()
         self.assertEqual([region.unregister.call_count for region in regions], [1, 1, 1])
 
-    def windowed(self):
-        """With a sequence of three blocks in a window, whose fourth is about to be."""
+    def mapped(self):
+        """With a sequence of three blocks in a mapping, whose fourth is about to be."""
         decoder = self.decoder([OK])
         a, _ = self.two(decoder)
         decoder._connected()
-        pinned = mock.Mock(moved=0, read=0)
-        decoder._window, a.registered, a.kept = mock.Mock(**{"client.closed": False, "pin.return_value": pinned}), mock.Mock(), 3
+        referenced = mock.Mock(moved=0, read=0)
+        decoder._mapping, a.registered, a.kept = mock.Mock(**{"client.closed": False, "ref.return_value": referenced}), mock.Mock(), 3
         self.source.ask = self.asked
         return decoder, a
 
@@ -416,31 +416,31 @@ class Decoders(unittest.TestCase):
         except UcmError:
             return None
 
-    def test_a_window_that_the_driver_refuses(self):
-        decoder, a = self.windowed()
-        window, self.steps.places = decoder._window, mock.Mock(side_effect=UcmError(Status.DEVICE, "not supported"))
+    def test_a_mapping_that_the_driver_refuses(self):
+        decoder, a = self.mapped()
+        mapping, self.steps.places = decoder._mapping, mock.Mock(side_effect=UcmError(Status.DEVICE, "not supported"))
         decoder.keep(a, a.keys)
-        self.assertEqual(self.steps.calls[-1], ("leave_window",))
-        window.close.assert_called_once_with()
+        self.assertEqual(self.steps.calls[-1], ("leave_mapping",))
+        mapping.close.assert_called_once_with()
         decoder.keep(a, a.keys)
         self.steps.places.assert_called_once()
-        window.pin.assert_called_once()
+        mapping.ref.assert_called_once()
 
-    def test_a_step_takes_of_the_window_what_is_there(self):
+    def test_a_step_takes_of_the_mapping_what_is_there(self):
         """With beside, extend() of blocks whose summaries are loaded waits for nothing to come there."""
-        decoder, a = self.windowed()
+        decoder, a = self.mapped()
         decoder._beside, a.registered.__len__ = True, lambda _: 3
         a.registered.append.return_value = mock.Mock(blocks=4)
         places = mock.MagicMock(placed=3, missing=0, moved=1, read=0, __len__=lambda _: 4, __iter__=lambda _: iter([1, 1, 1, None]))
-        decoder._window.pin.return_value = places
+        decoder._mapping.ref.return_value = places
         decoder._load_some = lambda wanted: 0
         decoder.extend(a, [bytes([9]) * 32], lambda block: None)
-        decoder._window.pin.assert_called_once_with(a.registered, 0, 4, priority=7, deadline=GLANCE, timeout=5.0)
-        self.assertEqual((self.steps.calls[-1][0], self.steps.calls[-1][1], a.pinned, a.below), ("places", [0, 1, 2, 5], 3, False))
+        decoder._mapping.ref.assert_called_once_with(a.registered, 0, 4, priority=7, deadline=GLANCE, timeout=5.0)
+        self.assertEqual((self.steps.calls[-1][0], self.steps.calls[-1][1], a.referenced, a.below), ("places", [0, 1, 2, 5], 3, False))
 
     def test_a_sequence_that_another_thread_brought(self):
         """It serves a new sequence, but not behind a reconnect."""
-        decoder, _ = self.windowed()
+        decoder, _ = self.mapped()
         decoder.close("b")
         connection_epoch = decoder.source.ns.client.connection_epoch
         for of, kept in ((connection_epoch, 2), (connection_epoch - 1, 0)):
@@ -449,36 +449,36 @@ class Decoders(unittest.TestCase):
             self.assertEqual((c.kept, c.registered is registered, registered.close.call_count), (kept, kept > 0, kept == 0))
             decoder.close("c")
         self.steps.unregistered = 3
-        self.assertIs(decoder.pin_beside(registered, 0, 2, 0.5), decoder._window.pin.return_value)
-        self.assertEqual(self.steps.registered, [decoder._window] * 3, "one slab a call: a step may wait for it")
-        self.assertEqual(decoder._window.pin.call_args, mock.call(registered, 0, 2, priority=7, deadline=0.5, timeout=5.0))
-        decoder._window = None
-        self.assertIsNone(decoder.pin_beside(registered, 0, 2, 0.5))
+        self.assertIs(decoder.ref_beside(registered, 0, 2, 0.5), decoder._mapping.ref.return_value)
+        self.assertEqual(self.steps.registered, [decoder._mapping] * 3, "one slab a call: a step may wait for it")
+        self.assertEqual(decoder._mapping.ref.call_args, mock.call(registered, 0, 2, priority=7, deadline=0.5, timeout=5.0))
+        decoder._mapping = None
+        self.assertIsNone(decoder.ref_beside(registered, 0, 2, 0.5))
 
     def test_an_update_asks_for_what_is_new(self):
-        decoder, a = self.windowed()
-        b, window, decoder.source.summaries = decoder.sequences["b"], decoder._window, mock.Mock()
+        decoder, a = self.mapped()
+        b, mapping, decoder.source.summaries = decoder.sequences["b"], decoder._mapping, mock.Mock()
         a.asked, b.registered = 3, mock.Mock(__len__=lambda _: 0, **{"append.return_value": mock.Mock(blocks=2)})
         for _ in range(3):
             decoder.update()
         b.registered.append.assert_called_once()
-        self.assertEqual([call.args[1:] for call in window.pin.call_args_list], [(0, 3), (0, 2)])
+        self.assertEqual([call.args[1:] for call in mapping.ref.call_args_list], [(0, 3), (0, 2)])
         decoder._repin_at = time.monotonic()
         decoder.update()
-        self.assertEqual([call.args[1:] for call in window.pin.call_args_list[2:]], [(0, 3), (0, 2)], "it had left the window")
+        self.assertEqual([call.args[1:] for call in mapping.ref.call_args_list[2:]], [(0, 3), (0, 2)], "it had left the mapping")
         b.forsake()
         with mock.patch("ucmclient.decode.supply.BlockSequence", lambda *_, **__: a.registered):
             a.registered.append.return_value, a.registered.__len__ = mock.Mock(blocks=0), lambda _: 0
             decoder.update()
         a.registered.append.assert_called_once()
 
-    def test_a_silent_daemon_gets_its_window_back(self):
-        decoder, _ = self.windowed()
-        self.source.ns, self.steps.update_window = None, mock.Mock(side_effect=[2, UcmError(Status.DEVICE, "busy")])
+    def test_a_silent_daemon_gets_its_mapping_back(self):
+        decoder, _ = self.mapped()
+        self.source.ns, self.steps.update_mapping = None, mock.Mock(side_effect=[2, UcmError(Status.DEVICE, "busy")])
         decoder.update()
         self.assertGreater(decoder._repin_at, 0)
         decoder.update()
-        self.assertEqual(self.steps.update_window.call_count, 2)
+        self.assertEqual(self.steps.update_mapping.call_count, 2)
 
     def test_mistakes(self):
         decoder = self.decoder([OK])

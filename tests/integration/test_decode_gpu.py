@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""GpuDecoder on a GPU, against a real daemon: what is attended comes from the window, by fetches, or is a miss, and is never wrong.
+"""GpuDecoder on a GPU, against a real daemon: what is attended comes from the mapping, by fetches, or is a miss, and is never wrong.
 Skipped where torch has no GPU."""
 
 import os
@@ -202,7 +202,7 @@ class Latents(Together):
 
 @unittest.skipUnless(GPU, "there is no torch with a GPU")
 class OnGpu(unittest.TestCase):
-    CONFIG = "window:\n  size: {}MiB\n"
+    CONFIG = "mapping:\n  size: {}MiB\n"
 
     def setUp(self):
         torch.manual_seed(1)
@@ -215,10 +215,10 @@ class OnGpu(unittest.TestCase):
         self.addCleanup(lambda: self.daemon.stop())
         self.store()
 
-    def start(self, window=16):
+    def start(self, mapping=16):
         from daemon import Daemon
 
-        self.daemon = Daemon(folder=self.folder, config=self.CONFIG.format(window), **{"device.cuda": "required"})
+        self.daemon = Daemon(folder=self.folder, config=self.CONFIG.format(mapping), **{"device.cuda": "required"})
 
     def store(self):
         memory, base, gpu = cuda_allocation(self.kv.data_ptr())
@@ -239,11 +239,11 @@ class OnGpu(unittest.TestCase):
 
     eventually = staticmethod(until)
 
-    def windowed(self, both):
-        """All blocks are in the window now: the daemon copies them there beside what others ask of it."""
+    def mapped(self, both):
+        """All blocks are in the mapping now: the daemon copies them there beside what others ask of it."""
         def all_pinned():
             both.decoder.update()
-            return all(sequence.pinned == CANDIDATES for sequence in both.decoder.sequences.values())
+            return all(sequence.referenced == CANDIDATES for sequence in both.decoder.sequences.values())
         self.eventually(all_pinned)
 
     def served(self, both, runs=LAYERS + 1, within=0.03):
@@ -255,7 +255,7 @@ class OnGpu(unittest.TestCase):
             self.assertEqual(len(both.decoder.serve()), 0, "sequences that are lost")
         self.fail("the step does not come to its end")
 
-    def test_from_the_window_by_launches_and_by_a_graph(self):
+    def test_from_the_mapping_by_launches_and_by_a_graph(self):
         both = self.together()
         for step in range(6):
             both.draw()
@@ -264,8 +264,8 @@ class OnGpu(unittest.TestCase):
             if step == 2:
                 both.capture()
         counts, again = both.decoder.counts, both.out.clone()
-        self.assertEqual((counts.fetched, counts.windowed), (0, counts.misses))
-        self.assertGreater(counts.windowed, 100)
+        self.assertEqual((counts.fetched, counts.mapped), (0, counts.misses))
+        self.assertGreater(counts.mapped, 100)
         self.assertTrue(both.run())
         self.assertTrue(torch.equal(again, both.out))
         self.assertEqual(both.decoder.counts.misses, counts.misses)
@@ -296,13 +296,13 @@ class OnGpu(unittest.TestCase):
         self.assertLess(both.decoder.counts.misses, LAYERS * HEADS * CANDIDATES + 1)
 
     def test_lists_that_stop_with_the_same_bits_by_fetches(self):
-        window, fetch = self.stopping(), self.stopping(window=False)
+        mapped, fetch = self.stopping(), self.stopping(mapping=False)
         for _ in range(2):
-            window.draw()
-            fetch.q.copy_(window.q)
-            self.assertEqual(self.served(window), 0)
+            mapped.draw()
+            fetch.q.copy_(mapped.q)
+            self.assertEqual(self.served(mapped), 0)
             self.assertGreater(self.served(fetch, runs=5 * LAYERS + 1), 0)
-            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.select.reports, fetch.select.reports))
+            self.assertTrue(torch.equal(mapped.out, fetch.out) and torch.equal(mapped.select.reports, fetch.select.reports))
 
     def test_layers_that_are_dense(self):
         both = self.stopping(self.STOPS + ",dense_first=1")
@@ -339,69 +339,69 @@ class OnGpu(unittest.TestCase):
         self.assertGreater(shares[-1], shares[0])
 
     def test_by_fetches_with_the_same_bits(self):
-        window, fetch = self.together(), self.together(window=False)
+        mapped, fetch = self.together(), self.together(mapping=False)
         fetch.capture()
-        self.windowed(window)
+        self.mapped(mapped)
         for _ in range(3):
-            window.draw()
-            fetch.q.copy_(window.q)
-            self.assertEqual(self.served(window), 0)
+            mapped.draw()
+            fetch.q.copy_(mapped.q)
+            self.assertEqual(self.served(mapped), 0)
             self.assertGreater(self.served(fetch), 0)
-            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.lse, fetch.lse))
-        self.assertEqual(fetch.decoder.counts.windowed, 0)
+            self.assertTrue(torch.equal(mapped.out, fetch.out) and torch.equal(mapped.lse, fetch.lse))
+        self.assertEqual(fetch.decoder.counts.mapped, 0)
         self.assertGreater(fetch.decoder.counts.fetched, 100)
 
     def test_coded_slots(self):
-        """Blocks are coded on their way, by the window or by fetches: the same bits, near those of blocks as they are."""
-        plain, fetch = self.together(window=False), self.together(encoding="fp8", window=False)
-        window = self.together(encoding="fp8")  # a connection has one of a part
+        """Blocks are coded on their way, by the mapping or by fetches: the same bits, near those of blocks as they are."""
+        plain, fetch = self.together(mapping=False), self.together(encoding="fp8", mapping=False)
+        mapped = self.together(encoding="fp8")  # a connection has one of a part
         fetch.capture()
-        self.windowed(window)
-        self.assertLess(window.steps.slot_bytes, plain.steps.slot_bytes * 0.52)
+        self.mapped(mapped)
+        self.assertLess(mapped.steps.slot_bytes, plain.steps.slot_bytes * 0.52)
         for _ in range(3):
             plain.draw()
-            for both in (plain, window, fetch):
+            for both in (plain, mapped, fetch):
                 both.q.copy_(plain.q)
                 self.served(both, within=0.03 if both is plain else 0.2)
-            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.lse, fetch.lse))
-            off = (window.out.float() - plain.out.float()).norm() / plain.out.float().norm()
+            self.assertTrue(torch.equal(mapped.out, fetch.out) and torch.equal(mapped.lse, fetch.lse))
+            off = (mapped.out.float() - plain.out.float()).norm() / plain.out.float().norm()
             self.assertTrue(1e-4 < off < 0.05, off)
-        self.assertEqual((window.decoder.counts.fetched, fetch.decoder.counts.windowed), (0, 0))
+        self.assertEqual((mapped.decoder.counts.fetched, fetch.decoder.counts.mapped), (0, 0))
 
-    def test_latents_from_the_window_and_by_fetches(self):
+    def test_latents_from_the_mapping_and_by_fetches(self):
         self.link.cut()
         self.kv = torch.randn(LAYERS, BLOCKS, TOKENS, 576, device="cuda").bfloat16()
         self.link = Link(self.daemon.socket, sparse.mean(LATENT), TOKENS * 576 * 2)
         self.addCleanup(self.link.cut)
         self.store()
-        window, fetch = self.together(Latents), self.together(Latents, window=False)
-        window.capture()
+        mapped, fetch = self.together(Latents), self.together(Latents, mapping=False)
+        mapped.capture()
         for _ in range(3):
-            window.draw()
-            fetch.q.copy_(window.q)
-            self.assertEqual(self.served(window), 0)
+            mapped.draw()
+            fetch.q.copy_(mapped.q)
+            self.assertEqual(self.served(mapped), 0)
             self.assertGreater(self.served(fetch), 0)
-            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.lse, fetch.lse))
-        self.assertEqual(window.decoder.counts.fetched, 0)
+            self.assertTrue(torch.equal(mapped.out, fetch.out) and torch.equal(mapped.lse, fetch.lse))
+        self.assertEqual(mapped.decoder.counts.fetched, 0)
 
     def test_from_pages_with_the_same_bits(self):
-        """Neither the window nor a fetch is needed for what the engine still has."""
-        window, pages = self.together(), self.together(window=False)
+        """Neither the mapping nor a fetch is needed for what the engine still has."""
+        mapped, pages = self.together(), self.together(mapping=False)
         pages.of = torch.full((pages.steps.numbers,), -1, dtype=torch.int32, device="cuda")
         for sequence in pages.decoder.sequences.values():
             rows = torch.tensor(sequence.rows, device="cuda")
             pages.of[rows] = torch.arange(len(rows), dtype=torch.int32, device="cuda")
         pages.capture()
         for _ in range(3):
-            window.draw()
-            pages.q.copy_(window.q)
-            self.assertEqual((self.served(window), self.served(pages)), (0, 0))
-            self.assertTrue(torch.equal(window.out, pages.out) and torch.equal(window.lse, pages.lse))
+            mapped.draw()
+            pages.q.copy_(mapped.q)
+            self.assertEqual((self.served(mapped), self.served(pages)), (0, 0))
+            self.assertTrue(torch.equal(mapped.out, pages.out) and torch.equal(mapped.lse, pages.lse))
         pages.of.fill_(-1)
         pages.draw()
         self.assertGreater(self.served(pages), 0)
 
-    def test_the_daemon_takes_the_window_back(self):
+    def test_the_daemon_takes_the_mapping_back(self):
         both = self.together()
         both.draw()
         self.assertEqual(self.served(both), 0)
@@ -410,14 +410,14 @@ class OnGpu(unittest.TestCase):
 
         def given_back():
             both.decoder.update()
-            return self.stats()["window_bytes"] == 0
+            return self.stats()["mapping_bytes"] == 0
         self.eventually(given_back)
         both.draw()
         self.assertGreater(self.served(both), 0)
         self.assertGreater(both.decoder.counts.fetched, 0)
 
     def test_evicted_by_name(self):
-        """The window's places are worth nothing, though they are still mapped, and a sequence's lease brings nothing back."""
+        """The mapping's places are worth nothing, though they are still mapped, and a sequence's lease brings nothing back."""
         both = self.together()
         both.draw()
         self.assertEqual(self.served(both), 0)
@@ -444,14 +444,14 @@ class OnGpu(unittest.TestCase):
         self.start()
         self.link.open()
         both.decoder.deadline = 5.0
-        before = both.decoder.counts.windowed
+        before = both.decoder.counts.mapped
         for _ in range(3):
             both.draw()
             both.decoder.update()
             self.served(both)
-        self.assertGreater(both.decoder.counts.windowed, before)
+        self.assertGreater(both.decoder.counts.mapped, before)
 
-    def test_cut_while_the_window_is_in_use(self):
+    def test_cut_while_the_mapping_is_in_use(self):
         both = self.together()
         for _ in range(2):
             both.draw()
@@ -477,10 +477,10 @@ class OnGpu(unittest.TestCase):
     def test_the_example(self):
         self.assertIn(" 0 by fetches", self.example())
 
-    def test_the_example_without_a_window(self):
+    def test_the_example_without_a_mapping(self):
         self.daemon.stop()
-        self.start(window=0)
-        self.assertIn(" 0 strands came through the window", self.example())
+        self.start(mapping=0)
+        self.assertIn(" 0 strands came through the mapping", self.example())
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class Install(unittest.TestCase):
                 "usr/lib/pkgconfig/libucmclient.pc",
                 "usr/include/ucmclient.h",
                 "usr/include/ucmclient_sparse.h",
-                "usr/include/ucmclient_window.h",
+                "usr/include/ucmclient_mapping.h",
                 "usr/lib/systemd/system/ucmd.service",
                 "usr/lib/systemd/system/ucmd.socket",
                 "usr/lib/sysusers.d/ucmd.conf",
@@ -133,7 +133,7 @@ class Install(unittest.TestCase):
         self.assertLessEqual(needs - {"build-essential"}, named)
 
     def test_only_the_interface_is_exported(self):
-        header = "".join((TOP / "client/include" / name).read_text() for name in ("ucmclient.h", "ucmclient_sparse.h", "ucmclient_window.h"))
+        header = "".join((TOP / "client/include" / name).read_text() for name in ("ucmclient.h", "ucmclient_sparse.h", "ucmclient_mapping.h"))
         declared = set(re.findall(r"UCM_API\s[^;(]*?\b(ucm_\w+)\s*\(", header))
         listing = run("nm", "-D", "--defined-only", str(self.root / "usr/lib/libucmclient.so"))
         exported = {line.split()[2].split("@")[0] for line in listing.splitlines() if line.split()[1] in "TDBR"}

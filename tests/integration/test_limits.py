@@ -7,7 +7,7 @@ import threading
 import unittest
 
 from second_client import BUSY, DEMO, OK, Case, Client, Closed, Refused, Region, keys, memfd
-from window_case import Reader
+from mapping_case import Reader
 
 FLOOD, OTHER, FIRST, SECOND, FEW = 2001, 2002, 2003, 2004, 2005  # uids; two of them are of one tenant
 TENANT = "team"

@@ -16,7 +16,7 @@ import unittest
 import client_paths  # noqa: F401  sets the paths of the others
 from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, Case, Daemon, OwnDaemons, Refused, Region, keys, u32,
                            until)
-from window_case import Reader
+from mapping_case import Reader
 from ucmclient import Client as Library, Identity, Plane, SharedMemory, UcmError
 
 SUITE_TIMEOUT_S = 240

@@ -249,9 +249,9 @@ class Requests(Case):
             "sequence.append": {"sequence": sequence, "keys": keys(1)}, "sequence.prefetch": {"sequence": sequence, "index": u32(0)},
             "select": {"sequences": [sequence], "layers": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},
             "sequence.close": {"sequence": sequence},
-            "window.open": {"ns": ns}, "window.pin": {"window": 1, "sequence": sequence, "n": 1},
-            "window.unpin": {"window": 1, "sequence": sequence, "n": 1}, "window.release": {"window": 1, "slabs": [0]},
-            "window.close": {"window": 1}, "lookup_table.open": {"ns": ns},
+            "mapping.open": {"ns": ns}, "mapping.ref": {"mapping": 1, "sequence": sequence, "n": 1},
+            "mapping.unref": {"mapping": 1, "sequence": sequence, "n": 1}, "mapping.release": {"mapping": 1, "slabs": [0]},
+            "mapping.close": {"mapping": 1}, "lookup_table.open": {"ns": ns},
             "events": {}, "events.list": {"ns": ns}, "events.describe": {"ns": ns, "keys": keys(1), "tokens": bytes(64)}}
 
     def wrong(self, params, table):
@@ -278,8 +278,8 @@ class Requests(Case):
         self.assertEqual(sorted(good), sorted(PAGE.methods))
         lacking = {"ring.register": DEVICE, "ring.unregister": NOT_FOUND, "share.collect": UNSUPPORTED,
                    "config.reload": UNSUPPORTED,  # GPU, share, file
-                   "window.open": UNSUPPORTED, "window.pin": NOT_FOUND, "window.unpin": NOT_FOUND,
-                   "window.release": NOT_FOUND, "window.close": NOT_FOUND}  # window.size
+                   "mapping.open": UNSUPPORTED, "mapping.ref": NOT_FOUND, "mapping.unref": NOT_FOUND,
+                   "mapping.release": NOT_FOUND, "mapping.close": NOT_FOUND}  # mapping.size
         for method, params in good.items():
             fds = [fd] if method in ("region.register", "ring.register") else []
             wrongs = list(self.wrong(params, PAGE.tables[method, "param"]))

@@ -11,7 +11,7 @@ from retrieval_case import IDENTITY, Retrieval, lists_of
 from second_client import DEMO, IN_PROGRESS, MISS, OK, OTHER_UID, Case, Client, Pool, Region, keys, u32
 from share_case import ABSENT, ON_SHARE, ShareCase
 from test_lookup_table import LIVE, Table
-from window_case import WINDOWS, Reader, Window
+from mapping_case import MAPPINGS, Reader, Mapping
 
 SUITE_TIMEOUT_S = 240
 BLOCKS = 8
@@ -92,9 +92,9 @@ class Held(Case):
 
 
 class Sequences(Retrieval):
-    options = WINDOWS
+    options = MAPPINGS
 
-    def test_nor_do_sequences_windows_and_summaries(self):
+    def test_nor_do_sequences_mappings_and_summaries(self):
         for number, (method, more) in enumerate(GONE):
             with self.subTest(method=method, more=more):
                 client, ns, region, _ = self.stored(BLOCKS, client=Reader(self.daemon), salt=bytes([number]))
@@ -102,14 +102,14 @@ class Sequences(Retrieval):
                 derived = self.summaries(client, ns)
                 self.build(client, derived, NAMES)
                 sequence, _ = self.sequence(client, derived, NAMES, build=True)
-                window = Window(client, ns)
+                mapping = Mapping(client, ns)
                 pool = Pool(client, ns, IDENTITY["layer_bytes"], BLOCKS)
                 client.call(method, ns=ns, **more)
                 answer = self.select(client, sequence, self.query())
                 self.assertEqual((sum(map(len, lists_of(answer))), answer["evicted"] > 0), (0, True))
                 self.assertEqual(pool.fetch([(i, 0, i) for i in NAMES], sequence=sequence), [MISS] * BLOCKS)
                 self.assertEqual(list(client.call("sequence.prefetch", sequence=sequence, index=u32(*NAMES))["status"]), [MISS] * BLOCKS)
-                places = window.take(window.client.call("window.pin", window=window.number, sequence=sequence, first=0, n=BLOCKS))
+                places = mapping.take(mapping.client.call("mapping.ref", mapping=mapping.number, sequence=sequence, first=0, n=BLOCKS))
                 self.assertEqual(places, [None] * BLOCKS)
                 _, appended = self.sequence(client, derived, NAMES)
                 self.assertEqual((appended["blocks"], appended["missing"]), (0, BLOCKS))

@@ -26,7 +26,7 @@ TIMEOUT_S = 120
 
 def start(**more):
     """A daemon whose DRAM is all there."""
-    daemon = Daemon(**{"arena.slab": "4MiB", "nvme.size": "128MiB", "window.size": "8MiB"} | more)
+    daemon = Daemon(**{"arena.slab": "4MiB", "nvme.size": "128MiB", "mapping.size": "8MiB"} | more)
     until(lambda: "growing" not in ctl(daemon.socket, "status").stdout, "the arena")
     return daemon
 

@@ -28,21 +28,21 @@ class BlockSequence:
 
 
 class Daemon:
-    """Has room for so many blocks in its window; a pin brings `each` of them, when `go` is set."""
+    """Has room for so many blocks in its mapping; a reference brings `each` of them, when `go` is set."""
 
     away = False
 
     def __init__(self, room=10**6, each=10**6):
         self.summaries = SimpleNamespace(client=SimpleNamespace(connection_epoch=3), identity=SimpleNamespace(key_bytes=1))
-        self.room, self.each, self.go, self.there, self.pins = room, each, threading.Event(), {}, 0
+        self.room, self.each, self.go, self.there, self.refs = room, each, threading.Event(), {}, 0
 
     def ask(self, call, *args, **named):
         return call(*args, **named)
 
-    def pin(self, sequence, first, n, wait):
+    def ref(self, sequence, first, n, wait):
         if not self.go.wait(60):
             raise AssertionError("a thread that nobody waits for, and that nobody ends")
-        self.pins += 1
+        self.refs += 1
         there = self.there.setdefault(sequence, set())
         coming = [i for i in range(first, first + n) if i not in there][: max(0, min(self.each, self.room - len(there)))]
         there.update(coming)
@@ -57,7 +57,7 @@ class Thread(unittest.TestCase):
 
     def ahead(self, daemon, deadline=1e6):
         self.daemon = daemon
-        ahead = Ahead(daemon, daemon.pin, 0, deadline)
+        ahead = Ahead(daemon, daemon.ref, 0, deadline)
         self.addCleanup(ahead.end)
         self.addCleanup(daemon.go.set)
         return ahead
@@ -69,7 +69,7 @@ class Thread(unittest.TestCase):
             got |= ahead.arrived(set())
         self.assertEqual(got, wanted)
 
-    def test_a_load_is_reported_when_the_window_has_its_blocks(self):
+    def test_a_load_is_reported_when_the_mapping_has_its_blocks(self):
         ahead = self.ahead(Daemon(each=700))
         ahead.begin("a", bytes(3000))
         self.assertEqual(ahead.arrived({"a", "dense"}), {"dense"}, "others go on meanwhile")
@@ -80,7 +80,7 @@ class Thread(unittest.TestCase):
         self.assertEqual((len(self.daemon.there[sequence]), connection_epoch, sequence.closed), (3000, 3, False))
         self.assertIsNone(ahead.take("a"))
 
-    def test_a_window_that_is_too_small_keeps_nobody(self):
+    def test_a_mapping_that_is_too_small_keeps_nobody(self):
         ahead = self.ahead(Daemon(room=100))
         self.daemon.go.set()
         ahead.begin("a", bytes(3000))
@@ -114,7 +114,7 @@ class Thread(unittest.TestCase):
     def test_a_mistake_behind_the_sequence_keeps_no_block(self):
         """A sequence that stayed open would keep its blocks in the daemon: evicted or purged, they could not be stored again."""
         daemon = Daemon()
-        daemon.pin = None
+        daemon.ref = None
         ahead = self.ahead(daemon)
         with self.assertLogs("ucmclient.engine.vllm"):
             ahead.begin("a", bytes(10))

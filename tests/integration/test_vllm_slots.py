@@ -49,52 +49,52 @@ class Apart(Together):
         self.check(e, e.request("some", self.KNOWN, outputs=6))
 
 
-class Windowed(Together):
-    """What the daemon's window has is read in the middle of a layer: no step is repeated for it."""
+class Mapped(Together):
+    """What the daemon's mapping has is read in the middle of a layer: no step is repeated for it."""
 
     @classmethod
     def setUpClass(cls):
-        cls.daemon = daemon(nvme=False, **{"window.size": "8MiB"})
+        cls.daemon = daemon(nvme=False, **{"mapping.size": "8MiB"})
         cls.addClassCleanup(cls.daemon.stop)
 
     def test_no_step_is_repeated(self):
         for apart in (False, True):
             for of in (QUARTER, ALL, policy(sparse.TopK(sparse_ratio=0.25, min_blocks=1), sparse.Score(heads="max"))):
                 with self.subTest(apart=apart, policy=of):
-                    e = self.engine(of, window=True, apart=apart)
+                    e = self.engine(of, mapping=True, apart=apart)
                     self.check(e, e.request("some", self.KNOWN, outputs=10))
                     counts = self.counts(e)
-                    self.assertEqual((e.replays, counts.fetched, counts.evicted, counts.misses), (0, 0, 0, counts.windowed))
-                    self.assertGreater(counts.windowed, 0)
+                    self.assertEqual((e.replays, counts.fetched, counts.evicted, counts.misses), (0, 0, 0, counts.mapped))
+                    self.assertGreater(counts.mapped, 0)
 
     def test_prefill_reads_it_too(self):
-        e, before = self.engine(window=True, salt=self.id(), blocks=8, budget=24, slots=36, ranks=2), self.stats()["fetch_items"]
+        e, before = self.engine(mapping=True, salt=self.id(), blocks=8, budget=24, slots=36, ranks=2), self.stats()["fetch_items"]
         self.check(e, e.request("cold", prompt(601, 150), outputs=15))
         self.assertGreater(self.counts(e).streamed, 0)
         self.assertEqual(self.stats()["fetch_items"] - before, sum(self.counts(e, r).fetched for r in (0, 1)))
 
     def test_blocks_that_left_it(self):
-        """Whatever the window lost comes by fetch, in the same step."""
-        e = self.engine(ALL, window=True)
-        windows = [rank.decoder for rank in e.sparse]
+        """Whatever the mapping lost comes by fetch, in the same step."""
+        e = self.engine(ALL, mapping=True)
+        mapped = [rank.decoder for rank in e.sparse]
 
         def between(e):
             forget_slots(e)
-            for decoder in windows:
+            for decoder in mapped:
                 for row in list(decoder._places)[::2]:
                     decoder._places[row].seq += 2
         request = e.request("some", self.KNOWN, outputs=10)
         self.check(e, request, between=between)
         counts = self.counts(e)
-        self.assertTrue(counts.windowed and counts.evicted and counts.fetched and e.replays, counts)
+        self.assertTrue(counts.mapped and counts.evicted and counts.fetched and e.replays, counts)
 
-    def test_a_daemon_without_windows(self):
+    def test_a_daemon_without_mappings(self):
         own, self.daemon = self.daemon, daemon(nvme=False)
         self.addCleanup(setattr, self, "daemon", own)
         self.addCleanup(self.daemon.stop)
-        e = self.known(self.engine(window=True))
+        e = self.known(self.engine(mapping=True))
         self.check(e, e.request("some", self.KNOWN, outputs=5))
-        self.assertEqual(self.counts(e).windowed, 0)
+        self.assertEqual(self.counts(e).mapped, 0)
         self.assertGreater(self.counts(e).fetched, 0)
 
 

@@ -224,18 +224,18 @@ class Trouble(SparseCase):
         self.check(e, e.request("later", tokens, outputs=2))
         self.assertEqual((e.recomputed, e.loaded_tokens), (1, 96))
 
-    def test_the_window_goes_between_steps(self):
+    def test_the_mapping_goes_between_steps(self):
         """Evicted by name, wanted back by the daemon, or gone with it: misses, which are counted, and the right bytes. What was evicted
         nobody brings back, so the request is computed again."""
         self.stop()
-        config = "window:\n  size: {}MiB\n"
+        config = "mapping:\n  size: {}MiB\n"
 
         def evicted(e):
             for rank in e.ranks:
                 rank.connector._worker.link.ns.evict()
 
         def revoked(e):
-            before = self.stats()["window_revocations"]
+            before = self.stats()["mapping_revocations"]
             self.daemon.configure(config.format(0))
             os.kill(self.daemon.process.pid, signal.SIGHUP)
 
@@ -243,7 +243,7 @@ class Trouble(SparseCase):
                 for rank in e.sparse:
                     rank.decoder.begin()
                 stats = self.stats()
-                return stats["window_revocations"] > before and stats["window_bytes"] == 0
+                return stats["mapping_revocations"] > before and stats["mapping_bytes"] == 0
             self.eventually(given_back)
 
         def killed(e):
@@ -255,7 +255,7 @@ class Trouble(SparseCase):
                 shutil.rmtree(self.folder, True)
                 os.mkdir(self.folder)
                 self.daemon = daemon(folder=self.folder, config=config.format(8))
-                e, counts = self.engine(ALL, ranks=2, window=True, apart=apart, fetch_deadline=20.0), []
+                e, counts = self.engine(ALL, ranks=2, mapping=True, apart=apart, fetch_deadline=20.0), []
 
                 def happen():
                     counts.append([replace(self.counts(e, r)) for r in (0, 1)])

@@ -18,7 +18,7 @@ SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 FEATURES = {
     "retrieval": ["daemon/retrieval/", "kernels/sparse/", "kernels/attend/"],
     "pool": ["daemon/pool/", "kernels/slots/"],
-    "window": ["daemon/window/", "proto/memory/window.*"],
+    "mapping": ["daemon/mapping/", "proto/memory/mapping.*"],
     "encoding": ["daemon/encoding/", "daemon/cuda/convert.c", "kernels/encoding/"],
     "blend": ["daemon/blend/", "kernels/rope/"],
     "lookup tables": ["daemon/lookup_table/", "proto/memory/lookup_table.*"],
@@ -81,7 +81,7 @@ APART = ("daemon/features.", "daemon/backend/")
 #: Of a subject: the module that it has, the words of C that name it outside of that, and words that look like these and mean something else.
 NAMES = {
     "encodings": ("encoding", r"\w*(?:encoding|encoded|codec|(?<!de)coded|coding)\w*|mixed_\w+", r"yaml\w*"),
-    "windows": ("window", r"windows?_\w+|\w+_windows?(?:_\w+)?|\w*relocat\w*", r"(?:init|local)_window_sz|window_(?:ms|sampled|fraction|bytes)|\w*(?:fair|write)_window|drops_window_ms"),
+    "shared mappings": ("mapping", r"mappings?_\w+|\w+_mappings?(?:_\w+)?|\w*relocat\w*", r"mappings_max"),
     "summaries and sequences": ("retrieval", r"summaries?_\w+|sequences?_\w+|\w+_(?:summary|sequence)s?(?:_\w+)?|derived_\w+|summaries|sequences",
                            r"(?:\w+_)?(?:from|segment|record|records|last|first|nvme|fake)_sequence\w*|derived_(?:drop|find|free|n|new|max)|(?:evp|xxh|ossl|yaml)\w*"),
     "lookup_table": ("lookup_table", r"lookup_table?_\w+|\w+_lookup_table?(?:_\w+)?|lookup_table", r"\w*_table_read"),

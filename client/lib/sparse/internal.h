@@ -51,12 +51,12 @@ int client_sequence_task(struct ucm_sequence *sequence, uint64_t *sequence_id,
 /* ---- memory of the daemon: map.c ---- */
 
 /* Maps a descriptor that the daemon sent, read-only, after it has checked that reading there can't
- * kill this process. what: "a window". 0 or -code with *e. Without the lock. */
+ * kill this process. what: "a mapping". 0 or -code with *e. Without the lock. */
 int client_memory_map(int fd, uint64_t bytes, const char *what, void **out, struct ucm_error *e);
 
-/* ---- windows: window.c, window_pin.c, window_map.c ---- */
+/* ---- mappings: mapping.c, mapping_ref.c, mapping_ranges.c ---- */
 
-struct client_mapping {
+struct client_range {
     uint8_t *p;
     size_t bytes;
     uint32_t slab; /* UCM_PLACE_NONE: a table */
@@ -64,7 +64,7 @@ struct client_mapping {
     uint64_t opened;
 };
 
-/* What an opening of a window says, checked. */
+/* What an opening of a mapping says, checked. */
 struct client_geometry {
     uint64_t slab_bytes, slot_bytes, part_bytes;
     uint32_t slabs, slots; /* slots of a slab */
@@ -77,9 +77,9 @@ struct client_maps {
     pthread_rwlock_t lock;
     _Atomic uint64_t opened; /* whose places may be read; 0: none */
     struct client_geometry geometry;
-    const _Atomic uint64_t *seqs;    /* in the table */
-    const uint8_t **slabs;           /* geometry.slabs; NULL: not mapped */
-    struct client_mapping *mappings; /* n of room */
+    const _Atomic uint64_t *seqs; /* in the table */
+    const uint8_t **slabs;        /* geometry.slabs; NULL: not mapped */
+    struct client_range *ranges;  /* n of room */
     uint32_t n, room;
 };
 
@@ -92,23 +92,24 @@ int client_maps_open(struct client_maps *m, uint64_t opened, const struct client
 /* Maps a slab of the present opening, which must not be mapped. */
 int client_maps_add(struct client_maps *m, uint32_t slab, int fd, struct ucm_error *e);
 bool client_maps_has(const struct client_maps *m, uint32_t slab);
-/* No place is worth anything any more. keep: the mappings stay until each is released; else they go
+/* No place is worth anything any more. keep: the ranges stay until each is released; else they go
  * now. */
 void client_maps_end(struct client_maps *m, bool keep);
 /* Unmaps a slab of the present opening. */
 void client_maps_remove(struct client_maps *m, uint32_t slab);
 void client_maps_want(struct client_maps *m, uint32_t slab);
 /* NULL: nothing is mapped there. */
-struct client_mapping *client_maps_find(struct client_maps *m, const void *address);
-void client_maps_unmap(struct client_maps *m, struct client_mapping *mapping);
+struct client_range *client_maps_find(struct client_maps *m, const void *address);
+void client_maps_unmap(struct client_maps *m, struct client_range *range);
 
-struct ucm_window {
+struct ucm_mapping {
     struct client_door door;
     struct ucm_client *client;
     struct ucm_namespace *ns; /* referenced */
     unsigned refs;            /* of the user, of threads that use it */
-    bool busy;                /* a thread opens it, pins or unpins: others wait for client->idle */
-    bool closed;              /* by the user */
+    /* a thread opens it, takes or ends references: others wait for client->idle */
+    bool busy;
+    bool closed; /* by the user */
     uint32_t part, flags;
     uint32_t id;       /* on the wire ... */
     uint64_t attempts; /* ... of this connection; 0: the daemon does not know it */
@@ -117,16 +118,16 @@ struct ucm_window {
 };
 
 /* The daemon of the present connection knows it. */
-bool client_window_known(const struct ucm_window *w);
+bool client_mapping_known(const struct ucm_mapping *w);
 /* Nothing that the daemon said of it is worth anything any more. */
-void client_window_abandon(struct ucm_window *w);
+void client_mapping_abandon(struct ucm_mapping *w);
 /* One try to open it at the daemon; CLIENT_AGAIN as client_request_wait. */
-int client_window_send_open(struct ucm_window *w, int64_t deadline_ns);
+int client_mapping_send_open(struct ucm_mapping *w, int64_t deadline_ns);
 /* Whether n descriptors came with the answer. 0 or -code with call->error. */
-int client_window_fds_check(struct client_call *call, uint32_t n);
-/* 0: the caller has entered the client and has its turn, until client_window_leave, which returns
+int client_mapping_fds_check(struct client_call *call, uint32_t n);
+/* 0: the caller has entered the client and has its turn, until client_mapping_leave, which returns
  * the status. */
-int client_window_enter(struct ucm_window *w, int timeout_ms, int64_t *deadline_ns);
-int client_window_leave(struct ucm_window *w, int status);
+int client_mapping_enter(struct ucm_mapping *w, int timeout_ms, int64_t *deadline_ns);
+int client_mapping_leave(struct ucm_mapping *w, int status);
 
 #endif

@@ -23,7 +23,7 @@ from .region import BlockResult, Region, Rope, Task, TaskResult, region_spec, tr
 
 if TYPE_CHECKING:
     from .companion import Companion
-    from .sparse.window import Window
+    from .sparse.mapping import SharedMapping
 
 
 class Found(enum.IntEnum):
@@ -267,11 +267,11 @@ class Namespace(_Handle):
         """The namespace of these blocks in a smaller form: EncodedNamespace says what `form` may hold."""
         return EncodedNamespace(self, encoding, **form)
 
-    def window(self, part: int = 0, **options: Any) -> "Window":
-        """Memory in which this process reads pinned blocks by itself: ucmclient.sparse.Window."""
-        from .sparse.window import Window
+    def mapping(self, part: int = 0, **options: Any) -> "SharedMapping":
+        """Memory in which this process reads referenced blocks by itself: ucmclient.sparse.SharedMapping."""
+        from .sparse.mapping import SharedMapping
 
-        return Window(self, part, **options)
+        return SharedMapping(self, part, **options)
 
     @property
     def fingerprint(self) -> bytes:

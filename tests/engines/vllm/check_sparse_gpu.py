@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Sparse decoding in a real vLLM on a GPU (`make check-vllm-gpu`, for who has both): small models with random weights, and a real daemon
-with a window. GPU kernels of different shapes round differently, so answers are compared by their log probabilities, and by their
+with a mapping. GPU kernels of different shapes round differently, so answers are compared by their log probabilities, and by their
 tokens where steps were alike."""
 
 import os
@@ -31,10 +31,10 @@ class Sparse(Scenarios, unittest.TestCase):
         "pieces": (256, {"sparse": ALL, "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 16 << 20, **OLDER}),
         "few": (0, {"sparse": ALL, "kv_cache_memory_bytes": 10 << 20, **OLDER}),
         "short": (8, {"sparse": ALL, **OLDER}),
-        "windowless": (0, {"sparse": SOME, **OLDER}),
+        "unmapped": (0, {"sparse": SOME, **OLDER}),
     }
     #: Not "some": that one has memory for fewer requests at once, so its batches have other shapes.
-    REFERENCES = {"eager": ("newer", CLOSE), "newer": ("eager", CLOSE), "windowless": ("eager", CLOSE)}
+    REFERENCES = {"eager": ("newer", CLOSE), "newer": ("eager", CLOSE), "unmapped": ("eager", CLOSE)}
     SOME = 400
     PROMPTS = [prompt(i, 1500 + 333 * i) for i in range(3)] + [prompt(9, 200)]
     MORE = [prompt(40 + i, 2500) for i in range(6)]
@@ -57,7 +57,7 @@ class Sparse(Scenarios, unittest.TestCase):
         for i, (one, two) in enumerate(zip(alone, again)):  # steps of the same shapes: the same bits
             self.alike({name: one[name] * (i + 1) for name in ("tokens", "logprobs")}, first, [i])
             self.assertEqual((one["tokens"], one["logprobs"]), (two["tokens"], two["logprobs"]), f"prompt {i}")
-        self.assertGreater(again[-1]["counts"]["windowed"], others["counts"]["windowed"])
+        self.assertGreater(again[-1]["counts"]["mapped"], others["counts"]["mapped"])
         self.assertLessEqual(again[-1]["counts"]["sequences"], 1)  # the last one's is closed by the next step
         self.alike(said(e.generate(self.PROMPTS, reset=True)), first)
 
@@ -104,13 +104,13 @@ class Sparse(Scenarios, unittest.TestCase):
         self.dies("newer")
         self.dies("newer, all", loses=False)
 
-    def test_a_window_that_is_too_small(self):
+    def test_a_mapping_that_is_too_small(self):
         self.fetches("short")
 
-    def test_without_a_window(self):
+    def test_without_a_mapping(self):
         """Pages stay; what hits brought is fetched, and steps are computed again."""
-        first, e = self.of("windowless"), self.engine("windowless")
-        self.right("windowless", first)
+        first, e = self.of("unmapped"), self.engine("unmapped")
+        self.right("unmapped", first)
         for again in False, True:
             self.alike(said(e.generate(self.PROMPTS, reset=again)), first)
 

@@ -91,10 +91,10 @@ class FakeDecoder:
     """No daemon."""
 
     def __init__(self, link, summary, steps, *, build, summarised, **more):
-        self.steps, self._build, self.rows, self.windowed = steps, build, Rows(steps.numbers, lambda row: None), False
+        self.steps, self._build, self.rows, self.mapped = steps, build, Rows(steps.numbers, lambda row: None), False
         self.summarised, self.summaries = summarised, torch.zeros((LAYERS, steps.numbers, 1), dtype=torch.uint8)
         self.sequences, self.crowded, self.gone, self.numbers = {}, set(), set(), list(range(6))
-        self.pin_beside = None
+        self.ref_beside = None
 
     def open(self, name, floor):
         self.sequences[name] = Sequence(name, self.numbers.pop())

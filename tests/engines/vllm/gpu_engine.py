@@ -88,7 +88,7 @@ def plugin(folder):
 def counts():
     found = {"preempted": _preempted[0]}
     for of in {of for of, _ in sys.modules["ucmclient.engine.vllm.sparse_gpu"]._by_address.values()}:
-        found.update(vars(of.decoder.counts), sequences=len(of.decoder.sequences), windowed_now=of.decoder.windowed)
+        found.update(vars(of.decoder.counts), sequences=len(of.decoder.sequences), mapped_now=of.decoder.mapped)
     for of in sys.modules["ucmclient.engine.vllm.sparse_spec"]._schedulers.values():
         found.update(vars(of.counts), requests=len(of._of))
     return found

@@ -13,7 +13,7 @@ of the position: not of what is resident, in pages, or in the batch. So a reques
 hits, ranks, or on the daemon's death, and every test compares bits.
 
 A step. Every candidate gets a row: its summaries come from its page, if it has one, else from the daemon. Layer by layer, each rank chooses
-with its own heads' queries, and resolves choices to pages or slots. What is in neither is read from the daemon's window, before the layer
+with its own heads' queries, and resolves choices to pages or slots. What is in neither is read from the daemon's mapping, before the layer
 attends. What is not there either is *missing*: the layer goes on without it, as a CUDA graph would, and what the step computes is
 worthless. Then all ranks fetch what is missing and the step is repeated with the same tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
 must be agreed upon, as everything behind the first layer that lacked a block is wrong on all of them.) A request whose blocks did not come
@@ -69,12 +69,12 @@ class SparseRequest(Request):
 class SparseRank:
     """What a rank of the engine has beside its pages."""
 
-    def __init__(self, rank, number, policy, room, requests, deadline, apart, window):
+    def __init__(self, rank, number, policy, room, requests, deadline, apart, mapping):
         self.rank, self.heads, self.memory, self.room, self.requests = rank, rank.heads, rank.memory, room, requests
         worker = rank.connector._worker
         summary, self.layout, self.apart = worker._summary, worker._layout, apart
         self.decoder = Decoder(worker.link, summary, policy, room, self.new_slots(), requests=requests, layer_bytes=self.layout.layer_bytes,
-                               part=number, apart=apart, window=window, deadline=deadline, timeout=worker.settings.lookup_timeout)
+                               part=number, apart=apart, mapping=mapping, deadline=deadline, timeout=worker.settings.lookup_timeout)
         self.shape = summary.shape
         self.slot_plan = kernels.Plan(HeadBytes(self.shape).shape if apart else self.shape, M.PER_KV)
         self.page_plans = [kernels.Plan(self.shape, M.PER_KV, self._in_pages(fragments)) for fragments in self.layout.layers]
@@ -159,16 +159,16 @@ def of_policy(text, dtype, heads):
 
 
 class SparseEngine(Engine):
-    def __init__(self, model, connector, *, sparse, slots=256, rows=256, stream=8, apart=False, window=False, fetch_deadline=2.0,
+    def __init__(self, model, connector, *, sparse, slots=256, rows=256, stream=8, apart=False, mapping=False, fetch_deadline=2.0,
                  patience=2.0, wait=None, **more):
-        """sparse: a policy's text, or Choices of ucmclient.decode over means. apart: slots of a KV head. window: read the daemon's. patience: seconds for which a request
+        """sparse: a policy's text, or Choices of ucmclient.decode over means. apart: slots of a KV head. mapping: read the daemon's. patience: seconds for which a request
         waits for its own pages, wait: for slots and rows, None: for ever."""
         summaries = "mean"
         if isinstance(sparse, str):
             sparse, summaries = of_policy(sparse, more.get("dtype", "float32"), M.KV_HEADS // more.get("ranks", 1))
         self.policy, self.room, self.patience, self.wait = sparse, Room(slots, rows, stream), patience, wait
         super().__init__(model, connector, **{"summaries": summaries, **more})
-        self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, fetch_deadline, apart, window)
+        self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, fetch_deadline, apart, mapping)
                        for i, rank in enumerate(self.ranks)]
         heads = len(self.ranks[0].heads)
         self.admission = Admission(self.room, sparse, lists=heads if sparse.score.heads == "each" else 1, block_tokens=BLOCK,

@@ -1,5 +1,5 @@
 """A GPU for ucmclient.engine.vllm.sparse_gpu where there is none: its kernels by torch, on the blocks of vLLM's kernels for CPUs. Slots, misses, reads of
-the daemon's window and what a step did not get are as ucmclient_cuda_decode.h says, so all around the kernels is the real one: the worker's
+the daemon's mapping and what a step did not get are as ucmclient_cuda_decode.h says, so all around the kernels is the real one: the worker's
 half, GpuDecoder, the daemon. The selection takes all blocks."""
 
 import ctypes
@@ -15,7 +15,7 @@ from ucmclient.engine.vllm import backend_cpu, sparse_gpu, sparse_rules, sparse_
 
 class Steps:
     """Slots of a layer of a block. There are enough; others take every so manyth meanwhile. short: each so manyth step finds a block
-    not in the window any more."""
+    not in the mapping any more."""
 
     table_bytes = workspace_bytes = 0
     device = "cpu"
@@ -24,7 +24,7 @@ class Steps:
 
     def __init__(self, pool, shape, *, layers, layer_bytes, numbers, requests, **more):
         self.layers, self.numbers, self.requests, self.layer_bytes = layers, numbers, requests, layer_bytes
-        self._slots, self._places, self._window = {}, {}, None
+        self._slots, self._places, self._mapping = {}, {}, None
         self._begun, self._missed, self._lacks, self._flags, self._unserved = 0, 0, False, Flag(0), []
         self._last = self._made()
 
@@ -67,7 +67,7 @@ class Steps:
         return (weights @ v).reshape(q.shape).to(q.dtype)
 
     def _block(self, layer, row, pages):
-        """Out of its slot, a page, or the window; None: the step did not get it."""
+        """Out of its slot, a page, or the mapping; None: the step did not get it."""
         key = layer, row
         if key not in self._slots:
             self._missed += 1
@@ -81,10 +81,10 @@ class Steps:
         return self._slots[key]
 
     def _read(self, layer, row, like):
-        window, place, self._lacks, lacks = self._window, self._places.get(row), False, self._lacks
+        mapping, place, self._lacks, lacks = self._mapping, self._places.get(row), False, self._lacks
         if lacks:
             return None
-        read = None if window is None or place is None else window.read(place, layer * self.layer_bytes, self.layer_bytes)
+        read = None if mapping is None or place is None else mapping.read(place, layer * self.layer_bytes, self.layer_bytes)
         return None if read is None else self._tensor(read, like)
 
     @staticmethod
@@ -105,24 +105,24 @@ class Steps:
             for layer in range(self.layers):
                 self._slots.pop((layer, number), None)
 
-    def places(self, numbers, pinned, window=None):
-        self._window = window
-        self._places.update(zip(numbers, pinned))
+    def places(self, numbers, referenced, mapping=None):
+        self._mapping = mapping
+        self._places.update(zip(numbers, referenced))
 
-    def register_window(self, window, most=1):
+    def register_mapping(self, mapping, most=1):
         """There is no driver to register with: nothing is left."""
         return 0
 
-    def update_window(self):
+    def update_mapping(self):
         before = len(self._places)
-        for mapping in self._window.mappings() if self._window is not None else ():
+        for mapping in self._mapping.ranges() if self._mapping is not None else ():
             if mapping.wanted:
                 self._places = {row: place for row, place in self._places.items() if place is None or place.slab != mapping.slab}
-                self._window.release(mapping)
+                self._mapping.release(mapping)
         return before - len(self._places)
 
-    def leave_window(self):
-        self._window, self._places = None, {}
+    def leave_mapping(self):
+        self._mapping, self._places = None, {}
 
     def unserved(self, *, first_layer=False):
         return [key for key in self._unserved if not first_layer or key.layer == min(self._unserved).layer]

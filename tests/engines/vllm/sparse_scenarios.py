@@ -34,7 +34,7 @@ def said(answer):
 
 
 class Scenarios:
-    """Of a TestCase. ENGINES: of each the window of its daemon in MiB, None: no daemon, and what it is started with, beside SIZES."""
+    """Of a TestCase. ENGINES: of each the mappings' size of its daemon in MiB, None: no daemon, and what it is started with, beside SIZES."""
 
     ENGINES, SIZES = {}, {}
     #: Whether engines start beside each other, or when they are needed.
@@ -58,19 +58,19 @@ class Scenarios:
 
     @classmethod
     def start(cls, name):
-        window, options = cls.ENGINES[name]
-        if window is not None:
-            cls.daemons[name] = cls.daemon(window)
+        mapping, options = cls.ENGINES[name]
+        if mapping is not None:
+            cls.daemons[name] = cls.daemon(mapping)
             cls.addClassCleanup(lambda: cls.daemons[name].stop())
             options = {**options, "socket": cls.daemons[name].socket}
         cls.engines[name] = Engine(cls.model, name=name, **{**cls.SIZES, **options})
         cls.addClassCleanup(cls.engines[name].close)
 
     @staticmethod
-    def daemon(window, **more):
+    def daemon(mapping, **more):
         from daemon import Daemon
 
-        return Daemon(nvme=False, **{"arena.size": "512MiB", "arena.slab": "8MiB", "window.size": f"{window}MiB", **more})
+        return Daemon(nvme=False, **{"arena.size": "512MiB", "arena.slab": "8MiB", "mapping.size": f"{mapping}MiB", **more})
 
     def engine(self, name):
         if name not in self.engines:
@@ -193,7 +193,7 @@ class Scenarios:
         return self.losses(answer) - self.losses(before)
 
     def fetches(self, name):
-        """Blocks for which there is no place in the window keep their pages; those that hits brought are fetched, if others have had their
+        """Blocks for which there is no place in the mapping keep their pages; those that hits brought are fetched, if others have had their
         slots meanwhile."""
         e = self.engine(name)
         self.right(name, e.generate(self.PROMPTS))

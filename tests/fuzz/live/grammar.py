@@ -35,7 +35,7 @@ class Generator:
     def daemon_options(self):
         some = self.some
         options = {"arena.size": some("4MiB", "8MiB", "16MiB"), "arena.slab": some("1MiB", "2MiB"),
-                   "window.size": some("0", "2MiB", "4MiB"), "events.memory": some("0", "1MiB"), "lease.max": some("2s", "10min"),
+                   "mapping.size": some("0", "2MiB", "4MiB"), "events.memory": some("0", "1MiB"), "lease.max": some("2s", "10min"),
                    "device.cpu_threads": some("1", "2", "4"), "limits.namespaces": some("64", "4096")}
         nvme = self.chance(0.5)
         if nvme:
@@ -60,7 +60,7 @@ class Generator:
     def weights(self):
         """Each program likes other things."""
         acts = {self.act_dump: 14, self.act_load: 8, self.act_fetch: 8, self.act_append: 6, self.act_build: 5, self.act_reopen: 8,
-                self.act_summary_load: 4, self.act_region: 3, self.act_sequence: 3, self.act_select: 3, self.act_window: 3,
+                self.act_summary_load: 4, self.act_region: 3, self.act_sequence: 3, self.act_select: 3, self.act_mapping: 3,
                 self.act_lookup: 2, self.act_prefetch: 2, self.act_evict: 3, self.act_space: 3, self.act_end: 2, self.act_vanish: 1.5,
                 self.act_connect: 1.5, self.act_operator: 2, self.act_look: 2, self.act_lookup_table: 1, self.act_events: 1,
                 self.act_cancel: 1, self.act_restart: 0.7, self.act_odd: 2, self.act_keys: 0.5, self.act_ring: 0.2, self.act_settle: 1}
@@ -455,29 +455,29 @@ class Generator:
                  more={"metric": some(0, 0, 1, 2), "reduce": some(0, 1, 2), "heads": some(0, 1, 2), "policy": some(0, 1), "sparse_ratio": 1.0,
                        "min_blocks": some(0, 4), "eps": 0.9, "scores": True, "prefetch": some(0, 0, 8), "limit": some(0, 2)})
 
-    def act_window(self, conn):
-        if self.options["set"]["window.size"] == "0" and self.chance(0.9):
+    def act_mapping(self, conn):
+        if self.options["set"]["mapping.size"] == "0" and self.chance(0.9):
             return
-        if not conn.windows or self.chance(0.2):
+        if not conn.mappings or self.chance(0.2):
             bases = conn.of(PLAIN) if self.chance(0.85) else conn.of(BYTES, ENCODED, SUMMARY)
-            fresh = [ns for ns in bases if all(w.ns.identity != ns.identity for w in conn.windows)]
+            fresh = [ns for ns in bases if all(w.ns.identity != ns.identity for w in conn.mappings)]
             ns = self.random.choice(fresh) if fresh else self.base(conn)
-            window = Region(self.name("w"), ns, self.part(ns), 0, False)
-            conn.windows.append(window)
-            self.add("window", conn, **{"as": window.name}, ns=ns.ref, part=window.part, label=ns.label, layer_bytes=ns.layer_bytes,
+            mapping = Region(self.name("w"), ns, self.part(ns), 0, False)
+            conn.mappings.append(mapping)
+            self.add("mapping", conn, **{"as": mapping.name}, ns=ns.ref, part=mapping.part, label=ns.label, layer_bytes=ns.layer_bytes,
                      layers=ns.identity["layers"][0], exact=ns.form == PLAIN)
-        window = self.random.choice(conn.windows)
-        sequence = self.filled_sequence(conn, window)
+        mapping = self.random.choice(conn.mappings)
+        sequence = self.filled_sequence(conn, mapping)
         n = self.likely(sequence)
         first = self.random.randrange(n)
-        self.add("pin", conn, window=window.name, sequence=of(sequence, "sequence"), first=first, n=self.random.randint(1, n - first))
+        self.add("pin", conn, mapping=mapping.name, sequence=of(sequence, "sequence"), first=first, n=self.random.randint(1, n - first))
         if self.chance(0.3):
-            self.call(conn, "window.unpin", window=of(window, "window"), sequence=of(sequence, "sequence"), first=0, n=n)
+            self.call(conn, "mapping.unref", mapping=of(mapping, "mapping"), sequence=of(sequence, "sequence"), first=0, n=n)
         if self.chance(0.2):
-            self.add("release", conn, window=window.name)
+            self.add("release", conn, mapping=mapping.name)
         if self.chance(0.1):
-            conn.windows.remove(window)
-            self.add("close", conn, window=window.name)
+            conn.mappings.remove(mapping)
+            self.add("close", conn, mapping=mapping.name)
 
     def act_lookup(self, conn):
         ns = self.space(conn)

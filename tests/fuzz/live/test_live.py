@@ -24,7 +24,7 @@ from world import World
 SECONDS = float(os.environ.get("UCM_LIVE_SECONDS", "20"))
 OUT = os.path.join(subject.TOP, "build/fuzz/live")
 FIXED = 12
-OPTIONS = {"set": {"arena.size": "8MiB", "arena.slab": "1MiB", "window.size": "2MiB"}, "nvme": False, "share": False, "keep": False,
+OPTIONS = {"set": {"arena.size": "8MiB", "arena.slab": "1MiB", "mapping.size": "2MiB"}, "nvme": False, "share": False, "keep": False,
            "sealed": False}
 
 
@@ -46,13 +46,13 @@ def as_long(right, opened, look):
     generator.add("region", conn, **region, **{"as": "to"}, ns=two, pool=False, form="bytes", label=2)
     generator.add("dump", conn, region="to", keys=[3, 4], at=[0, 1], more={"plain": True})
     label = 1 if right else 2
-    if look == "window":
+    if look == "mapping":
         generator.call(conn, "summary.open", "summary", 0, ns=one, method=1, kind=0, dtype=2, kv_heads=2, head_dim=16, k_token_stride=64,
                        k_head_stride=32)
         generator.call(conn, "sequence.open", "sequence", 0, ns={"of": "summary", "field": "ns"}, part=0)
         generator.call(conn, "sequence.append", "append", 0, sequence={"of": "sequence", "field": "sequence"}, keys={"keys": [3, 4]})
-        generator.add("window", conn, **{"as": "window"}, ns=one, part=0, label=label, layer_bytes=shape.plain, layers=1, exact=True)
-        generator.add("pin", conn, window="window", sequence={"of": "sequence", "field": "sequence"}, first=0, n=2)
+        generator.add("mapping", conn, **{"as": "mapping"}, ns=one, part=0, label=label, layer_bytes=shape.plain, layers=1, exact=True)
+        generator.add("pin", conn, mapping="mapping", sequence={"of": "sequence", "field": "sequence"}, first=0, n=2)
     else:
         generator.add("region", conn, **region, **{"as": "from"}, ns=one, pool=look == "fetch", form="plain", label=label)
         found = {"keys": [3, 4], "at": [2, 0], "more": {}} if look == "load" else {"source": {"keys": {"keys": [3, 4]}}, "items": [[0, 0, 2], [1, 0, 0]]}
@@ -88,14 +88,14 @@ class Live(unittest.TestCase):
     def test_a_region_holds_what_it_was_registered_for(self):
         """The coded form is as long as the plain one here. What its namespace's base holds then is found wrong if it is."""
         for stored in "right", "wrong":
-            for opened, look in itertools.product((1, 2), ("load", "fetch", "window")):
+            for opened, look in itertools.product((1, 2), ("load", "fetch", "mapping")):
                 with self.subTest(stored=stored, opened=opened, look=look):
                     finding, counts = shrink.find(as_long(stored == "right", opened, look))
                     if stored == "right":
                         self.assertIsNone(finding)
-                        self.assertGreater(counts[{"load": "loaded plain", "fetch": "fetched plain", "window": "read in a window"}[look]], 0)
+                        self.assertGreater(counts[{"load": "loaded plain", "fetch": "fetched plain", "mapping": "read in a mapping"}[look]], 0)
                     else:
-                        self.assertEqual(finding and finding.kind, "wrong bytes in a window" if look == "window" else "wrong bytes")
+                        self.assertEqual(finding and finding.kind, "wrong bytes in a mapping" if look == "mapping" else "wrong bytes")
 
     @unittest.skipIf(os.getuid() != 0, "tenants are uids")
     def test_a_daemon_that_ends_behind_the_last_call_is_found(self):

@@ -42,7 +42,7 @@ class BlockSequence:
 class Connection:
     def __init__(self, number, tenant):
         self.number, self.tenant = number, tenant
-        self.spaces, self.regions, self.sequences, self.windows, self.leases, self.pending = [], [], [], [], [], []
+        self.spaces, self.regions, self.sequences, self.mappings, self.leases, self.pending = [], [], [], [], [], []
         self.encoded = set()            # (family, spec) that it opened by encoding.open
 
     def of(self, *forms):
@@ -67,7 +67,7 @@ def of(thing, field):
 
 
 OPS = {"connect": "hello", "region": "region.register", "unregister": "region.unregister", "dump": "dump", "load": "load", "fetch": "fetch",
-       "select": "select", "window": "window.open", "pin": "window.pin", "release": "window.release", "close": "window.close",
+       "select": "select", "mapping": "mapping.open", "pin": "mapping.ref", "release": "mapping.release", "close": "mapping.close",
        "cancel": "cancel", "rekey": "key.reload"}
 
 
@@ -82,7 +82,7 @@ METHODS = {
     "hello", "namespace.open", "region.register", "region.unregister", "region.challenge", "ring.register", "ring.unregister", "lookup", "release",
     "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
     "inspect", "verify", "share.collect", "trace", "summary.open", "summary.build", "sequence.open", "sequence.append", "sequence.close",
-    "select", "sequence.prefetch", "encoding.open", "window.open", "window.pin", "window.unpin", "window.release", "window.close",
+    "select", "sequence.prefetch", "encoding.open", "mapping.open", "mapping.ref", "mapping.unref", "mapping.release", "mapping.close",
     "config.reload", "config.get", "bypass", "fetch", "lookup_table.open", "load_prefix", "key.list", "key.reload", "tenant.list",
     "tenant.set", "tenant.reset", "events", "events.list", "events.describe"}
 assert set(ENCODINGS) == {"fp8", "int8", "q4", "lossless"} and TENANTS <= 3

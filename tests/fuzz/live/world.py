@@ -1,6 +1,6 @@
 """Runs a program against a daemon of its own, and sees what no tenant may see and what no cache may say.
 
-A Finding is: another tenant's grain in anything that a tenant can read (regions, pools, windows, answers), or in files where it is
+A Finding is: another tenant's grain in anything that a tenant can read (regions, pools, mappings, answers), or in files where it is
 to be encrypted; bytes of a block that are not those that were stored; a report of a sanitizer; a daemon that ends, or that does not answer."""
 
 import mmap
@@ -20,20 +20,20 @@ from wire import HANDSHAKE, WAIT_S, Broken, Gone, Hung, Memory, Wire
 
 OK = 0
 NOTHING = 0x7ffffff0                     # a number that names nothing
-GAUGES = ("sequences", "sequence_blocks", "summary_held_bytes", "requests_active", "leases", "window_pins")
+GAUGES = ("sequences", "sequence_blocks", "summary_held_bytes", "requests_active", "leases", "mapping_refs")
 
 
 class Peer:
     def __init__(self, wire, tenant):
-        self.wire, self.tenant, self.regions, self.late, self.windows = wire, tenant, {}, [], {}
+        self.wire, self.tenant, self.regions, self.late, self.mappings = wire, tenant, {}, [], {}
         self.encoded = set()              # fingerprints that encoding.open answered
 
     def close(self):
         self.wire.close()
         for region in self.regions.values():
             region.memory.close()
-        for window in self.windows.values():
-            window.close()
+        for mapping in self.mappings.values():
+            mapping.close()
 
 
 class Region:
@@ -44,7 +44,7 @@ class Region:
         self.memory, self.op, self.size, self.form, self.holder, self.number = memory, op, size, form, holder, NOTHING
 
 
-class Window:
+class Mapping:
     def __init__(self, op):
         self.op, self.number, self.table, self.slabs, self.answer = op, NOTHING, None, {}, {}
 
@@ -128,7 +128,7 @@ class World:
     def finish(self, how):
         self.daemon.stop(how)
         for peer in self.peers.values():
-            self.windows(peer)
+            self.mappings(peer)
             for region in peer.regions.values():
                 self.look(peer, bytes(region.memory.map), "a region")
             peer.close()
@@ -140,7 +140,7 @@ class World:
     def left(self):
         """Of connections that have ended, the daemon keeps nothing."""
         for peer in self.peers.values():
-            self.windows(peer)
+            self.mappings(peer)
             peer.wire.close()
         deadline, stats = time.monotonic() + WAIT_S, None
         while stats is None or any(stats.values()):
@@ -252,7 +252,7 @@ class World:
         self.call(peer, "hello", HANDSHAKE)
 
     def do_vanish(self, peer, op):
-        self.windows(peer)
+        self.mappings(peer)
         del self.peers[op["c"]]
         peer.close()
 
@@ -431,73 +431,73 @@ class World:
         self.call(peer, "select", {"sequences": self.value(op["sequences"]), "layers": op["layers"], "q": q, "q_heads": op["heads"],
                                    "rows": op["rows"], **op["more"]})
 
-    # ---- windows ----
+    # ---- mappings ----
 
-    def do_window(self, peer, op):
-        window = Window(op)
+    def do_mapping(self, peer, op):
+        mapping = Mapping(op)
 
         def check(result, fds):
             if result:
-                window.number, window.answer = result["window"], result
-                window.table = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
-                peer.windows[op["as"]] = window
-        self.call(peer, "window.open", {"ns": self.value(op["ns"]), "part": op["part"]}, name=op["as"], check=check)
+                mapping.number, mapping.answer = result["mapping"], result
+                mapping.table = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+                peer.mappings[op["as"]] = mapping
+        self.call(peer, "mapping.open", {"ns": self.value(op["ns"]), "part": op["part"]}, name=op["as"], check=check)
 
     def do_pin(self, peer, op):
-        window = peer.windows.get(op["window"])
+        mapping = peer.mappings.get(op["mapping"])
 
         def check(result, fds):
-            if not (result and window):
+            if not (result and mapping):
                 return
             for slab, fd in zip(result.get("granted", ()), fds):
-                if slab in window.slabs:
-                    window.slabs[slab].close()
-                window.slabs[slab] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+                if slab in mapping.slabs:
+                    mapping.slabs[slab].close()
+                mapping.slabs[slab] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
             self.count("pinned")
-            self.windows(peer)
+            self.mappings(peer)
             keys = self.sequences.get((peer, op["sequence"]["of"]), [])[op["first"]:]
             for key, place in zip(keys, struct.iter_unpack("<IIQ", result["places"])):
-                self.pinned(peer, window, key, *place)
-        self.call(peer, "window.pin", {"window": window.number if window else NOTHING, "sequence": self.value(op["sequence"]),
+                self.pinned(peer, mapping, key, *place)
+        self.call(peer, "mapping.ref", {"mapping": mapping.number if mapping else NOTHING, "sequence": self.value(op["sequence"]),
                                        "first": op["first"], "n": op["n"]}, check=check)
 
-    def pinned(self, peer, window, key, slab, slot, seq):
+    def pinned(self, peer, mapping, key, slab, slot, seq):
         """A worker's read: what it copied counts if the sequence number stands."""
-        if slab not in window.slabs or not window.op["exact"]:
+        if slab not in mapping.slabs or not mapping.op["exact"]:
             return
-        entry = 4096 + 8 * (slab * (window.answer["slab_bytes"] // 4096) + slot)
-        at, n = slot * window.answer["slot_bytes"], window.op["layer_bytes"]
-        for layer in range(window.op["layers"]):
-            data = window.slabs[slab][at + layer * n:at + (layer + 1) * n]
-            want = pattern.content(peer.tenant, window.op["label"], key, window.op["part"] * 1024 + layer, n)
-            if struct.unpack("<Q", window.table[entry:entry + 8])[0] != seq:
+        entry = 4096 + 8 * (slab * (mapping.answer["slab_bytes"] // 4096) + slot)
+        at, n = slot * mapping.answer["slot_bytes"], mapping.op["layer_bytes"]
+        for layer in range(mapping.op["layers"]):
+            data = mapping.slabs[slab][at + layer * n:at + (layer + 1) * n]
+            want = pattern.content(peer.tenant, mapping.op["label"], key, mapping.op["part"] * 1024 + layer, n)
+            if struct.unpack("<Q", mapping.table[entry:entry + 8])[0] != seq:
                 return
-            self.count("read in a window")
+            self.count("read in a mapping")
             if data != want:
-                raise Finding("wrong bytes in a window", f"tenant {peer.tenant}, key {key}, layer {layer}: {difference(data, want)}")
+                raise Finding("wrong bytes in a mapping", f"tenant {peer.tenant}, key {key}, layer {layer}: {difference(data, want)}")
 
-    def windows(self, peer):
-        for window in peer.windows.values():
-            for slab in window.slabs.values():
-                self.look(peer, bytes(slab), "a window")
+    def mappings(self, peer):
+        for mapping in peer.mappings.values():
+            for slab in mapping.slabs.values():
+                self.look(peer, bytes(slab), "a mapping")
 
     def do_release(self, peer, op):
-        window = peer.windows.get(op["window"])
-        if window and window.slabs:
-            self.windows(peer)
-            slabs = sorted(window.slabs)
-            for slab in window.slabs.values():
+        mapping = peer.mappings.get(op["mapping"])
+        if mapping and mapping.slabs:
+            self.mappings(peer)
+            slabs = sorted(mapping.slabs)
+            for slab in mapping.slabs.values():
                 slab.close()
-            window.slabs = {}
-            self.call(peer, "window.release", {"window": window.number, "slabs": slabs})
+            mapping.slabs = {}
+            self.call(peer, "mapping.release", {"mapping": mapping.number, "slabs": slabs})
 
     def do_close(self, peer, op):
-        window = peer.windows.pop(op["window"], None)
-        if window:
-            self.call(peer, "window.close", {"window": window.number})
-            for slab in window.slabs.values():
-                self.look(peer, bytes(slab), "a window")
-            window.close()
+        mapping = peer.mappings.pop(op["mapping"], None)
+        if mapping:
+            self.call(peer, "mapping.close", {"mapping": mapping.number})
+            for slab in mapping.slabs.values():
+                self.look(peer, bytes(slab), "a mapping")
+            mapping.close()
 
     # ---- files ----
 

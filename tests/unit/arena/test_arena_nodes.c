@@ -1,6 +1,6 @@
 /* The arena's memory spread over two NUMA nodes. */
 /* Sanitizers: thread */
-#include "daemon/window/grant.h"
+#include "daemon/mapping/grant.h"
 #include "tests/unit/arena/arena_rig.h"
 #include "tests/unit/fake_numa.h"
 #include "tests/unit/random.h"
@@ -70,26 +70,26 @@ Test(arena_nodes, a_full_node_borrows_and_nothing_is_refused_while_there_is_room
     cr_expect_eq(arena_bytes_used(arena), 4 * MIB);
 }
 
-static unsigned windows_ready;
+static unsigned mappings_ready;
 
-static void window_cb(void *ctx, enum arena_granted_event event, uint32_t window, void *base,
-                      uint64_t bytes)
+static void mapping_cb(void *ctx, enum arena_granted_event event, uint32_t mapping, void *base,
+                       uint64_t bytes)
 {
     (void)ctx, (void)base, (void)bytes;
-    windows_ready += event == GRANTED_READY;
+    mappings_ready += event == GRANTED_READY;
     if (event == GRANTED_GOES)
-        grant_let_go(arena, window);
+        grant_let_go(arena, mapping);
 }
 
-/* Windows are spread as the arena is, and count in no node's memory of it. */
-Test(arena_nodes, windows_are_spread_too)
+/* Shared mappings are spread as the arena is, and count in no node's memory of it. */
+Test(arena_nodes, mappings_are_spread_too)
 {
     struct arena_config c = {.size = 2 * MIB,
                              .prefault = true,
                              .numa = &fake_numa,
                              .granted = 4 * MIB,
                              .granted_max = 4 * MIB,
-                             .granted_cb = window_cb};
+                             .granted_cb = mapping_cb};
     unsigned on[2] = {0, 0};
     struct arena_group *g;
     uv_async_t awake;
@@ -101,7 +101,7 @@ Test(arena_nodes, windows_are_spread_too)
     cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
     for (unsigned i = 0; i < 4; i++) {
         cr_assert_eq(grant_slot(arena, g, MIB, 1, &slot), -EAGAIN);
-        for (int turns = 0; turns < 5000 && windows_ready == i; turns++) {
+        for (int turns = 0; turns < 5000 && mappings_ready == i; turns++) {
             uv_run(&loop, UV_RUN_NOWAIT);
             uv_sleep(1);
         }

@@ -1,7 +1,7 @@
-/* Memory that is over here, and that others may still have: daemon/window/loan.h. */
+/* Memory that is over here, and that others may still have: daemon/mapping/loan.h. */
 #include "daemon/base/list.h"
 #include "daemon/base/memfd.h"
-#include "daemon/window/loan.h"
+#include "daemon/mapping/loan.h"
 
 #include <criterion/criterion.h>
 #include <sys/mman.h>

@@ -5,7 +5,7 @@
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 #include "daemon/lookup_table/tables.h"
-#include "daemon/window/grant.h"
+#include "daemon/mapping/grant.h"
 #include "proto/errors.h"
 #include "tests/unit/index/index_secret.h"
 
@@ -180,8 +180,8 @@ static struct {
     uint64_t max_blocks;     /* set before rig_open: of the index; 0: 1000 */
     uint64_t slab;           /* set before rig_open: bytes of each of the two; 0: MIB */
     bool apart;              /* set before rig_open: `two` is tenant "u"'s */
-    uint32_t windows;        /* set before rig_open: slabs that may be granted */
-    unsigned window_events[GRANTED_GONE + 1];
+    uint32_t mappings;       /* set before rig_open: slabs that may be granted */
+    unsigned mapping_events[GRANTED_GONE + 1];
 } rig;
 
 static inline void slab_ready_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes)
@@ -192,15 +192,15 @@ static inline void slab_ready_cb(void *ctx, uint32_t slab, void *base, uint64_t 
     (void)bytes;
 }
 
-static inline void window_cb(void *ctx, enum arena_granted_event event, uint32_t window, void *base,
-                             uint64_t bytes)
+static inline void mapping_cb(void *ctx, enum arena_granted_event event, uint32_t mapping,
+                              void *base, uint64_t bytes)
 {
     (void)ctx;
     (void)base;
     (void)bytes;
-    rig.window_events[event]++;
+    rig.mapping_events[event]++;
     if (event == GRANTED_GOES)
-        grant_let_go(rig.arena, window);
+        grant_let_go(rig.arena, mapping);
 }
 
 static inline struct ns *space_of(const char *tenant, const char *model, uint32_t parts,
@@ -245,9 +245,9 @@ static inline void rig_open(void)
                               .prefault = rig.numa != NULL,
                               .numa = rig.numa,
                               .slab_ready_cb = slab_ready_cb,
-                              .granted = rig.windows * slab,
-                              .granted_max = 2 * rig.windows * slab,
-                              .granted_cb = window_cb};
+                              .granted = rig.mappings * slab,
+                              .granted_max = 2 * rig.mappings * slab,
+                              .granted_cb = mapping_cb};
 
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
     cr_assert_eq(index_new(rig.max_blocks > 0 ? rig.max_blocks : 1000, 32, &rig.index), 0);

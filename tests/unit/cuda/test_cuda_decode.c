@@ -367,10 +367,10 @@ Test(cuda_decode, between_steps)
     refused(ucm_cuda_decode_forget(d, numbers, 2, stream), "number 1000 of 1000");
     cr_expect_eq(ucm_cuda_decode_places(d, NULL, numbers, NULL, 1, stream), 0, "%s",
                  ucm_cuda_errmsg());
-    refused(ucm_cuda_decode_places(d, NULL, numbers, &place, 1, stream), "window is");
+    refused(ucm_cuda_decode_places(d, NULL, numbers, &place, 1, stream), "mapping is");
     refused(ucm_cuda_decode_places(d, NULL, numbers, NULL, 2, stream), "number 1000 of 1000");
-    cr_expect_eq(ucm_cuda_decode_window_update(d, &n, stream), 0, "there is none");
+    cr_expect_eq(ucm_cuda_decode_mapping_update(d, &n, stream), 0, "there is none");
     cr_expect_eq(n, 0);
-    cr_expect_eq(ucm_cuda_decode_window_leave(d, stream), 0);
+    cr_expect_eq(ucm_cuda_decode_mapping_leave(d, stream), 0);
     ucm_cuda_decode_close(d);
 }

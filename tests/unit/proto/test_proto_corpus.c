@@ -72,9 +72,9 @@ Test(proto_corpus, seeds_are_fresh)
     cr_assert_eq(
         proto_notification(&b, UCM_PROGRESS, &proto_progress, sample_of(&proto_progress), &e), 0);
     seed(UCM_PROGRESS, "notification", &b);
-    cr_assert_eq(proto_notification(&b, UCM_WINDOW_REVOKE, &proto_window_revoke,
-                                    sample_of(&proto_window_revoke), &e),
+    cr_assert_eq(proto_notification(&b, UCM_MAPPING_REVOKE, &proto_mapping_revoke,
+                                    sample_of(&proto_mapping_revoke), &e),
                  0);
-    seed(UCM_WINDOW_REVOKE, "notification", &b);
+    seed(UCM_MAPPING_REVOKE, "notification", &b);
     proto_buf_free(&b);
 }

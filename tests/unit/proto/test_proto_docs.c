@@ -134,7 +134,7 @@ Test(proto_docs, every_method_and_field_is_told)
     assert_inner("region.register", "handles", &proto_handle);
     assert_inner("region.register", "planes", &proto_plane);
     assert_inner("load", UCM_PROGRESS, &proto_progress);
-    assert_inner("window.release", UCM_WINDOW_REVOKE, &proto_window_revoke);
+    assert_inner("mapping.release", UCM_MAPPING_REVOKE, &proto_mapping_revoke);
 }
 
 Test(proto_docs, every_error_is_told)

@@ -141,9 +141,9 @@ PROTOTYPES = {
     "ucm_cuda_decode_leave": (c_int, [_HANDLE, c_uint32, _STREAM]),
     "ucm_cuda_decode_forget": (c_int, [_HANDLE, c_void_p, c_uint32, _STREAM]),
     "ucm_cuda_decode_places": (c_int, [_HANDLE, c_void_p, c_void_p, POINTER(Place), c_uint32, _STREAM]),
-    "ucm_cuda_decode_window_register": (c_int, [_HANDLE, c_void_p, c_uint32, _COUNT]),
-    "ucm_cuda_decode_window_update": (c_int, [_HANDLE, _COUNT, _STREAM]),
-    "ucm_cuda_decode_window_leave": (c_int, [_HANDLE, _STREAM]),
+    "ucm_cuda_decode_mapping_register": (c_int, [_HANDLE, c_void_p, c_uint32, _COUNT]),
+    "ucm_cuda_decode_mapping_update": (c_int, [_HANDLE, _COUNT, _STREAM]),
+    "ucm_cuda_decode_mapping_leave": (c_int, [_HANDLE, _STREAM]),
     "ucm_cuda_decode_unserved": (c_int, [_HANDLE, POINTER(Key), c_uint32, _COUNT, _STREAM]),
     "ucm_cuda_decode_put": (c_int, [_HANDLE, POINTER(Put), c_uint32, _COUNT, _STREAM]),
 }

@@ -32,7 +32,7 @@ from ..buffers import Blocks, uint32s
 from ..sparse.cuda import Chosen, Selector, _dtype, _OnGpu, _step
 from ..sparse.summary import Shape
 from ..sparse.tensors import DTYPES, SIZES, dtype_number
-from ..sparse.window import Pinned, Window
+from ..sparse.mapping import Referenced, SharedMapping
 from . import _native_cuda as native
 from .choices import Rounds
 
@@ -265,37 +265,37 @@ class Steps(_OnGpu):
         native.check(native.library().ucm_cuda_decode_forget(self.handle, borrowed.address, n, self._stream(stream)))
 
     def places(
-        self, numbers: Blocks, pinned: Optional[Pinned], window: Optional[Window] = None, stream: Any = None
+        self, numbers: Blocks, referenced: Optional[Referenced], mapping: Optional[SharedMapping] = None, stream: Any = None
     ) -> None:
-        """Where the daemon has these blocks: what Window.pin of a window with addresses=True told of as many blocks. None: in no
-        window."""
+        """Where the daemon has these blocks: what SharedMapping.ref of a mapping with addresses=True told of as many blocks. None: in no
+        mapping."""
         borrowed, n = uint32s(numbers)
-        if pinned is not None and len(pinned) != n:
-            raise ValueError(f"{len(pinned)} places for {n} numbers")
+        if referenced is not None and len(referenced) != n:
+            raise ValueError(f"{len(referenced)} places for {n} numbers")
         native.check(
             native.library().ucm_cuda_decode_places(
-                self.handle, None if window is None else window.handle, borrowed.address,
-                None if pinned is None else pinned.places, n, self._stream(stream),
+                self.handle, None if mapping is None else mapping.handle, borrowed.address,
+                None if referenced is None else referenced.places, n, self._stream(stream),
             )
         )
 
-    def register_window(self, window: Window, most: int = 1) -> int:
-        """Registers at most so many of the window's slabs that the GPU does not know yet with the driver, which takes milliseconds each;
+    def register_mapping(self, mapping: SharedMapping, most: int = 1) -> int:
+        """Registers at most so many of the mapping's slabs that the GPU does not know yet with the driver, which takes milliseconds each;
         how many are left. Any thread may call it beside steps; places() registers what is left."""
         left = c_uint32()
-        native.check(native.library().ucm_cuda_decode_window_register(self.handle, window.handle, most, byref(left)))
+        native.check(native.library().ucm_cuda_decode_mapping_register(self.handle, mapping.handle, most, byref(left)))
         return left.value
 
-    def update_window(self, stream: Any = None) -> int:
+    def update_mapping(self, stream: Any = None) -> int:
         """Gives back what the daemon wants back, and everything of an earlier connection; how many places became none. Call it
         between steps when the client's descriptor was readable, and at least every second."""
         lost = c_uint32()
-        native.check(native.library().ucm_cuda_decode_window_update(self.handle, byref(lost), self._stream(stream)))
+        native.check(native.library().ucm_cuda_decode_mapping_update(self.handle, byref(lost), self._stream(stream)))
         return lost.value
 
-    def leave_window(self, stream: Any = None) -> None:
-        """All places become none: before Window.close()."""
-        native.check(native.library().ucm_cuda_decode_window_leave(self.handle, self._stream(stream)))
+    def leave_mapping(self, stream: Any = None) -> None:
+        """All places become none: before SharedMapping.close()."""
+        native.check(native.library().ucm_cuda_decode_mapping_leave(self.handle, self._stream(stream)))
 
     def unserved(self, stream: Any = None, *, first_layer: bool = False) -> list[Key]:
         """What the last step did not get, each strand once, by layers; or a part of it, if LIST_FULL. first_layer: only what the first

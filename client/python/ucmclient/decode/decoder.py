@@ -1,7 +1,7 @@
 """A worker's half of sparse decoding: slots, rows of summaries, and the daemon behind them.
 
-What a token takes and is in no slot comes on one of two lanes. The *window* is read by the worker itself, in the middle of a
-layer, so that the step goes on with it. What the window doesn't have is fetched by the daemon when the step is over, and the step is
+What a token takes and is in no slot comes on one of two lanes. The *shared mapping* is read by the worker itself, in the middle of a
+layer, so that the step goes on with it. What the mapping doesn't have is fetched by the daemon when the step is over, and the step is
 repeated."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import UcmError
 from ..memory import SharedMemory
 from ..sparse.sequence import SummaryNamespace
 from ..sparse.summary import Summary, Summaries
-from ..sparse.window import Pinned, Window
+from ..sparse.mapping import Referenced, SharedMapping
 from .choices import Choices, Room
 from .heads import HeadBytes
 from .supply import AT_ONCE, Item, Lost, Sequence, Source, Supply
@@ -85,16 +85,16 @@ class Decoder(Supply):
         layer_bytes: int,
         part: int = 0,
         apart: bool = False,
-        window: bool = False,
+        mapping: bool = False,
         deadline: float = 2.0,
         timeout: float = 1.0,
     ):
-        """slots: empty, for as many strands, rows, slots and requests. window: read from the daemon's window, if it has one."""
+        """slots: empty, for as many strands, rows, slots and requests. mapping: read from the daemon's mapping, if it has one."""
         self.slots = slots
         self._places: dict[int, Any] = {}
         super().__init__(source, summary, len(choices.layers), choices.choosing, room.rows, requests, part, deadline, timeout)
         self._summary_of = {layer: i for i, layer in enumerate(self.summarised)}
-        self.choices, self.room, self.layer_bytes, self._windows = choices, room, layer_bytes, window
+        self.choices, self.room, self.layer_bytes, self._maps = choices, room, layer_bytes, mapping
         self._heads = HeadBytes(summary.shape) if apart else None
         self.strands, self.slot_bytes = (summary.shape.kv_heads, self._heads.bytes) if self._heads else (1, layer_bytes)
         self.pool = SharedMemory(room.slots * self.slot_bytes)
@@ -121,12 +121,12 @@ class Decoder(Supply):
         self.slots.forget(row)
         self._places.pop(row, None)
 
-    def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:
-        self._places.update({row: place for row, place in zip(rows, pinned) if place is not None})
+    def _placed(self, rows: abc.Sequence[int], referenced: Referenced, mapping: SharedMapping) -> None:
+        self._places.update({row: place for row, place in zip(rows, referenced) if place is not None})
 
     def _registered(self, ns: Namespace, summaries: SummaryNamespace) -> bool:
         self._pool_region = None
-        self._places.clear()  # they mean something to one window
+        self._places.clear()  # they mean something to one mapping
         plane = Plane(0, 0, self.layer_bytes, self.layer_bytes, 0)
         for name, memory, n in (("_pool_region", self.pool, self.room.slots), ("_landing_region", self.landing, self.room.stream)):
             if memory is self.pool and self._heads:
@@ -142,8 +142,8 @@ class Decoder(Supply):
         self._summary_region = self.source.ask(
             summaries.register, [self._summaries.memory()], planes, blocks=n, part=self.part, timeout=self.timeout
         )
-        if self._windows and self._summary_region is not None:
-            self._window = self.source.ask(Window, ns, self.part, timeout=self.timeout)
+        if self._maps and self._summary_region is not None:
+            self._mapping = self.source.ask(SharedMapping, ns, self.part, timeout=self.timeout)
         return self._summary_region is not None
 
     def _regions(self) -> list[Optional[Region]]:
@@ -168,8 +168,8 @@ class Decoder(Supply):
         for sequence in self.sequences.values():
             sequence.taken = 0
         self.slots.begin()
-        if self._window is not None and self._connected():  # the daemon may want some of the window back
-            self.source.ask(self._window.client.process)
+        if self._mapping is not None and self._connected():  # the daemon may want some of the mapping back
+            self.source.ask(self._mapping.client.process)
 
     def choose(self, sequence: Sequence, layer: int, candidates: int, q: Any, dtype: Any = None) -> list[list[int]]:
         """Of the first `candidates` blocks, lists as Summaries.select has them."""
@@ -185,14 +185,14 @@ class Decoder(Supply):
     def resolve(
         self, layer: int, chosen: abc.Sequence[tuple[Sequence, abc.Sequence[abc.Sequence[int]]]]
     ) -> list[list[dict[int, int]]]:
-        """Of each list of each sequence, the slots of those blocks that are in one, after reading from the window what is there. The
+        """Of each list of each sequence, the slots of those blocks that are in one, after reading from the mapping what is there. The
         others are `missing`. With `apart` there is a list for each KV head."""
         if self._careful and self.missing:
             return [[{} for _ in lists] for _, lists in chosen]
         first, apart = layer * self.strands, self._heads is not None
         self.slots.resolve(first, [(sequence.number, sequence.rows, lists) for sequence, lists in chosen], apart)
         misses = self.slots.take()
-        arrived = self._from_window(misses)
+        arrived = self._from_mapping(misses)
         self.slots.publish(arrived)
         found, keys = [], set()
         for sequence, lists in chosen:
@@ -206,35 +206,35 @@ class Decoder(Supply):
             found.append([{block: slot for block, slot in of.items() if slot is not None} for of in at])
         self.counts.hits += len(keys) - len(misses)
         self.counts.misses += len(misses)
-        self.counts.windowed += sum(arrived)
+        self.counts.mapped += sum(arrived)
         return found
 
-    def _from_window(self, misses: abc.Sequence[tuple[int, int, Optional[int]]]) -> list[bool]:
+    def _from_mapping(self, misses: abc.Sequence[tuple[int, int, Optional[int]]]) -> list[bool]:
         """Of each, whether its slot has its bytes now."""
         read: dict[_Key, Optional[bytearray]] = {}
         arrived = []
         for strand, row, slot in misses:
             layer, head = divmod(strand, self.strands)
             if slot is not None and (layer, row) not in read:
-                read[layer, row] = self._window_bytes(layer, row)
+                read[layer, row] = self._mapping_bytes(layer, row)
             data = read.get((layer, row)) if slot is not None else None
             if data is not None:
                 self._fill(slot, head, data)
             arrived.append(data is not None)
         return arrived
 
-    def _window_bytes(self, layer: int, row: int) -> Optional[bytearray]:
-        place, window = self._places.get(row), self._window
-        if place is None or window is None:
+    def _mapping_bytes(self, layer: int, row: int) -> Optional[bytearray]:
+        place, mapping = self._places.get(row), self._mapping
+        if place is None or mapping is None:
             return None
         try:
-            data = window.read(place, layer * self.layer_bytes, self.layer_bytes)
+            data = mapping.read(place, layer * self.layer_bytes, self.layer_bytes)
         except UcmError:  # the client was closed
             data = None
         if data is None:
             del self._places[row]
             self.counts.evicted += 1
-            self._pin_later()
+            self._ref_later()
         return data
 
     def _fill(self, slot: int, head: int, data: Any) -> None:
@@ -283,7 +283,7 @@ class Decoder(Supply):
         for."""
         for at in range(0, len(blocks), self.room.stream):
             some = blocks[at : at + self.room.stream]
-            found: dict[int, Any] = {block: self._window_bytes(layer, sequence.rows[block]) for block in some}
+            found: dict[int, Any] = {block: self._mapping_bytes(layer, sequence.rows[block]) for block in some}
             away = [block for block in some if found[block] is None]
             if self._fetch([(layer, sequence.rows[block], i) for i, block in enumerate(away)], lambda: self._landing_region):
                 raise Lost("blocks did not come")

@@ -14,7 +14,7 @@ from ..errors import UcmError
 from ..memory import cuda_allocation
 from ..sparse.sequence import BlockSequence, SummaryNamespace
 from ..sparse.summary import Summary
-from ..sparse.window import Pinned, Window
+from ..sparse.mapping import Referenced, SharedMapping
 from .cuda import Flag, Key, Result, Steps
 from .supply import AT_ONCE, URGENT, Item, Sequence, Source, Supply
 
@@ -49,7 +49,7 @@ class GpuDecoder(Supply):
         landing: int = 128,
         build: Optional[Callable[[abc.Sequence[Any], abc.Sequence[int]], None]] = None,
         register: Optional[Register] = None,
-        window: bool = True,
+        mapping: bool = True,
         beside: bool = False,
         part: int = 0,
         summarised: Optional[Iterable[int]] = None,
@@ -59,19 +59,19 @@ class GpuDecoder(Supply):
         """steps: nobody has entered it. landing: layers of blocks that are fetched at once. summarised: layers that choose
         (Choices.choosing), the others need no summaries; None: all. build(pages, rows): summaries of blocks that extend() finds in the engine's
         pages, by cuda.Builder, into self.summaries of these layers. register: by default the daemon maps the memory, and
-        no companion helps. window: read from the daemon's window, if it has one. beside: extend() waits for no blocks to come
+        no companion helps. mapping: read from the daemon's mapping, if it has one. beside: extend() waits for no blocks to come
         there; the caller has keep_beside() called while steps run."""
         import torch
 
         #: Rows that stand for other blocks now, and whose slots don't know it yet.
         self._forgotten: list[int] = []
-        #: Held while another thread pins, and while the window is closed.
-        self._pinning = threading.Lock()
+        #: Held while another thread takes references, and while the mapping is closed.
+        self._referencing = threading.Lock()
         super().__init__(
             source, summary, steps.layers, range(steps.layers) if summarised is None else summarised, steps.numbers, steps.requests, part,
             deadline, timeout,
         )
-        self.steps, self.layer_bytes, self._build, self._windows, self._beside = steps, layer_bytes, build, window, beside
+        self.steps, self.layer_bytes, self._build, self._maps, self._beside = steps, layer_bytes, build, mapping, beside
         self._register = register or _register
         self._tensor = torch.tensor
         #: [summarised][rows][bytes of a summary], for the daemon
@@ -89,9 +89,9 @@ class GpuDecoder(Supply):
     # ---- what the supply asks ----
 
     def _registered(self, ns: Namespace, summaries: SummaryNamespace) -> bool:
-        with self._pinning:
-            self.steps.leave_window()  # of a client before
-            self._window = None
+        with self._referencing:
+            self.steps.leave_mapping()  # of a client before
+            self._mapping = None
         size, n = self.summary.bytes, self.steps.numbers
         planes = [Plane(0, i * n * size, size, size, layer) for i, layer in enumerate(self.summarised)]
         whole = [Plane(0, 0, self.layer_bytes, self.layer_bytes, 0)]
@@ -100,8 +100,8 @@ class GpuDecoder(Supply):
         self._summary_region = ask(self._register, summaries, self._summaries, planes, n, False, part, timeout)
         if self._landing_region is None or self._summary_region is None:
             return False
-        if self._windows:
-            self._window = ask(Window, ns, part, addresses=True, timeout=timeout)
+        if self._maps:
+            self._mapping = ask(SharedMapping, ns, part, addresses=True, timeout=timeout)
         return True
 
     def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
@@ -109,18 +109,18 @@ class GpuDecoder(Supply):
             raise ValueError("extend() got pages, and this decoder has no build to make summaries of them")
         self._build([page for _, page in wanted], [row for row, _ in wanted])
 
-    def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:
+    def _placed(self, rows: abc.Sequence[int], referenced: Referenced, mapping: SharedMapping) -> None:
         self._forget_all()  # it takes places away
 
         def places() -> bool:
-            self.steps.places(rows, pinned, window)
+            self.steps.places(rows, referenced, mapping)
             return True
 
         if not self.source.ask(places):  # the driver can't register it: what misses is fetched
-            with self._pinning:
-                self.steps.leave_window()
-                self._window = None
-                window.close()
+            with self._referencing:
+                self.steps.leave_mapping()
+                self._mapping = None
+                mapping.close()
 
     def _enter(self, request: int, floor: int) -> None:
         self.steps.enter(request, floor)
@@ -137,7 +137,7 @@ class GpuDecoder(Supply):
             self._forgotten = []  # now that the slots know it
 
     def _cut(self) -> None:
-        self.steps.leave_window()  # while it is mapped
+        self.steps.leave_mapping()  # while it is mapped
         self.source.cut()
 
     # ---- a step ----
@@ -159,55 +159,55 @@ class GpuDecoder(Supply):
         rows = self._tensor(sequence.rows[first:], dtype=table.dtype)
         table[first : first + len(rows)].copy_(rows)
 
-    def pin_beside(self, registered: BlockSequence, first: int, n: int, wait: float) -> Optional[Pinned]:
-        """For another thread than the steps': has these blocks brought into the window, so long, and its memory made known to the driver. It
-        may keep the steps' thread from the window so long. None: there is none, or no daemon."""
-        with self._pinning:
-            if self._window is None:
+    def ref_beside(self, registered: BlockSequence, first: int, n: int, wait: float) -> Optional[Referenced]:
+        """For another thread than the steps': has these blocks brought into the mapping, so long, and its memory made known to the driver. It
+        may keep the steps' thread from the mapping so long. None: there is none, or no daemon."""
+        with self._referencing:
+            if self._mapping is None:
                 return None
-            pinned = self.source.ask(self._window.pin, registered, first, n, priority=URGENT, deadline=wait, timeout=self.deadline)
+            referenced = self.source.ask(self._mapping.ref, registered, first, n, priority=URGENT, deadline=wait, timeout=self.deadline)
         while self._register_beside():
             pass
-        return pinned
+        return referenced
 
     def _register_beside(self) -> bool:
         """The driver pins a slab's memory for milliseconds, and all of a long prompt's for more than a second: in one step, all requests
         would wait for it."""
-        with self._pinning:
-            return self._window is not None and bool(self.source.ask(self.steps.register_window, self._window))
+        with self._referencing:
+            return self._mapping is not None and bool(self.source.ask(self.steps.register_mapping, self._mapping))
 
     @property
-    def windowed(self) -> bool:
-        """Whether it reads from a window now, so that a block is there when it is pinned."""
-        return self._window is not None
+    def mapped(self) -> bool:
+        """Whether it reads from a mapping now, so that a block is there when it is referenced."""
+        return self._mapping is not None
 
     def update(self, keep: bool = True) -> None:
-        """Between steps: gives the daemon what it wants back of the window, and takes what keep_beside() has found there. keep: has pinned
+        """Between steps: gives the daemon what it wants back of the mapping, and takes what keep_beside() has found there. keep: has referenced
         again what left it, and has kept what is new, which the daemon may have to copy first: the caller waits. Without, keep_beside()
         does that while a step runs."""
-        window = self._window
-        if window is not None and (window.client is None or window.client.closed):
-            with self._pinning:
-                self.steps.leave_window()
-                self._window = self._ns = None
+        mapping = self._mapping
+        if mapping is not None and (mapping.client is None or mapping.client.closed):
+            with self._referencing:
+                self.steps.leave_mapping()
+                self._mapping = self._ns = None
         if not self._connected():
             self._give_back()
             return
-        if self._window is not None:
-            self.source.ask(self._window.client.process)
-            if self.source.ask(self.steps.update_window):
-                self._pin_later()
+        if self._mapping is not None:
+            self.source.ask(self._mapping.client.process)
+            if self.source.ask(self.steps.update_mapping):
+                self._ref_later()
         self._come()
         if keep:
             self._keep_all()
         else:
-            self._repin()
+            self._ref_again()
 
     def _give_back(self) -> None:
         """To a daemon that is not asked for anything now: it ends the connection of who keeps its memory all the same."""
         with contextlib.suppress(UcmError):
-            if self._window is not None and self.steps.update_window():
-                self._pin_later()
+            if self._mapping is not None and self.steps.update_mapping():
+                self._ref_later()
 
     def counted(self) -> bool:
         """Whether the step that ran last counts. Its end has run."""
@@ -225,7 +225,7 @@ class GpuDecoder(Supply):
     def _count(self, result: Result) -> None:
         missed, self._missed = result.missed - self._missed, result.missed
         self.counts.misses += missed
-        self.counts.windowed += max(0, missed - result.unserved)
+        self.counts.mapped += max(0, missed - result.unserved)
 
     def serve(self) -> set[Sequence]:
         """Fetches what the step did not get, for another run. Those whose blocks did not come: compute them again; they are closed by
@@ -234,8 +234,8 @@ class GpuDecoder(Supply):
         self.crowded, self._full = (set(self.sequences.values()) if full and self._full else set()), full
         self.counts.full += full
         wanted = self._wanted(self.steps.unserved(first_layer=self.steps.result().unserved > AT_ONCE * len(self._landing)))
-        if self._window is not None:
-            self._pin_later()
+        if self._mapping is not None:
+            self._ref_later()
         users = self._users({row for _, row in wanted})
         lost: set[Sequence] = set()
         rest, until = list(wanted), time.monotonic() + self.deadline
@@ -277,7 +277,7 @@ class GpuDecoder(Supply):
 
     def end(self) -> None:
         """Nothing is decoded here any more. The stream is at rest; steps is the caller's to close."""
-        self.steps.leave_window()
+        self.steps.leave_mapping()
         super().end()
 
 

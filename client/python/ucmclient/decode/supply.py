@@ -1,4 +1,4 @@
-"""What a worker that decodes sparsely has from the daemon, wherever its slots are: sequences as the daemon registered them, with their pins, rows with
+"""What a worker that decodes sparsely has from the daemon, wherever its slots are: sequences as the daemon registered them, with their references, rows with
 their summaries, and layers of blocks that are fetched, with deadlines."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..client import BlockResult, Namespace, Region, Task
 from ..errors import Status, UcmError
 from ..sparse.sequence import BlockSequence, SummaryNamespace
 from ..sparse.summary import Summary
-from ..sparse.window import Pinned, Window
+from ..sparse.mapping import Referenced, SharedMapping
 from .rows import Rows
 
 #: Pause before asking a daemon again that is away, or has no room now.
@@ -28,14 +28,14 @@ URGENT = 7
 AT_ONCE = 16
 #: Of one fetch, and keys of one load (proto/limits.h).
 _MAX_ITEMS = 16384
-#: So long keep() waits before it pins again what has left the window.
-_REPIN = 0.25
-#: So long a pin waits at first, to see whether blocks have to be read from below DRAM.
+#: So long keep() waits before it references again what has left the mapping.
+_REF_AGAIN = 0.25
+#: So long a reference waits at first, to see whether blocks have to be read from below DRAM.
 _LOOK = 0.25
-#: Such blocks come beside the steps, which fetch what they need meanwhile. A pin asks for so many, its step waits so long for it, and none
+#: Such blocks come beside the steps, which fetch what they need meanwhile. A reference asks for so many, its step waits so long for it, and none
 #: begins sooner after the one before.
 _BESIDE, _BESIDE_WAIT, _BESIDE_PAUSE = 256, 0.01, 0.05
-#: Keys that keep_beside() asks for at once; and the shortest wait of a pin, which the daemon counts in ms.
+#: Keys that keep_beside() asks for at once; and the shortest wait of a reference, which the daemon counts in ms.
 _APPENDED, GLANCE = 2048, 0.001
 _ALL = 1 << 20
 #: A layer or strand, a row, and a slot.
@@ -67,14 +67,14 @@ class Lost(Exception):
 
 @dataclass
 class Counts:
-    """hits, misses: of slots. windowed: of the misses, those that were read from the window. evicted: reads of the window that found
+    """hits, misses: of slots. mapped: of the misses, those that were read from the mapping. evicted: reads of the mapping that found
     the block not there any more. fetched: slots that the daemon filled. streamed: layers of blocks that prefill
     read, on either lane. computed, loaded: summaries of blocks, by this worker or from the daemon. failed: what the daemon was asked for and did not
     come. full: found no slot."""
 
     hits: int = 0
     misses: int = 0
-    windowed: int = 0
+    mapped: int = 0
     evicted: int = 0
     fetched: int = 0
     streamed: int = 0
@@ -87,8 +87,8 @@ class Counts:
 @dataclass(eq=False)
 class Sequence:
     """Of one request. number: for Slots. keys, rows: of its candidates from the first block on. kept: so many of its first
-    blocks are in the daemon, and stay there; asked: of so many it was asked whether it has them. pinned: of so many it was asked to have
-    them in the window. coming: what keep_beside() was told of the blocks behind these, and update() has not seen yet; it asks nothing
+    blocks are in the daemon, and stay there; asked: of so many it was asked whether it has them. referenced: of so many it was asked to have
+    them in the mapping. coming: what keep_beside() was told of the blocks behind these, and update() has not seen yet; it asks nothing
     before `again`, `pause` behind an answer that brought nothing. taken: slots that the last run of a step used for it."""
 
     name: str
@@ -98,16 +98,16 @@ class Sequence:
     registered: Optional[BlockSequence] = None
     kept: int = 0
     asked: int = 0
-    pinned: int = 0
+    referenced: int = 0
     below: bool = False
-    coming: Optional[tuple[Window, Pinned]] = None
+    coming: Optional[tuple[SharedMapping, Referenced]] = None
     again: float = 0.0
     pause: float = 0.0
     taken: int = 0
 
     def forsake(self) -> None:
         """The daemon keeps nothing for it any more."""
-        registered, self.registered, self.kept, self.asked, self.pinned, self.below = self.registered, None, 0, 0, 0, False
+        registered, self.registered, self.kept, self.asked, self.referenced, self.below = self.registered, None, 0, 0, 0, False
         self.coming, self.again, self.pause = None, 0.0, 0.0
         if registered is not None:
             registered.close()
@@ -126,7 +126,7 @@ def _runs(layers: abc.Sequence[int]) -> list[tuple[int, int]]:
 
 class Supply:
     """Derived from by who has the memory: `_registered` says where the daemon finds it, `_compute` makes summaries of blocks that have
-    pages, `_placed` takes places in the window, `_enter`, `_leave` and `_forget` go to the slots."""
+    pages, `_placed` takes places in the mapping, `_enter`, `_leave` and `_forget` go to the slots."""
 
     def __init__(
         self, source: Source, summary: Summary, layers: int, summarised: abc.Iterable[int], rows: int, requests: int, part: int,
@@ -146,13 +146,13 @@ class Supply:
         self._connection_epoch = 0
         self._landing_region: Optional[Region] = None
         self._summary_region: Optional[Region] = None
-        self._window: Optional[Window] = None
-        #: extend() waits for nothing to come into the window: who calls it has keep_beside() called while steps run.
+        self._mapping: Optional[SharedMapping] = None
+        #: extend() waits for nothing to come into the mapping: who calls it has keep_beside() called while steps run.
         self._beside = False
-        self._repin_at = self._beside_at = 0.0
+        self._ref_again_at = self._beside_at = 0.0
 
     def _registered(self, ns: Namespace, summaries: SummaryNamespace) -> bool:
-        """Sets the regions and the window, of a connection that has none of them yet."""
+        """Sets the regions and the mapping, of a connection that has none of them yet."""
         raise NotImplementedError
 
     def _regions(self) -> list[Optional[Region]]:
@@ -162,8 +162,8 @@ class Supply:
         """Summaries of blocks into rows: the row, and what extend() got for the block."""
         raise NotImplementedError
 
-    def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:
-        """Where the blocks of these rows lie in the window."""
+    def _placed(self, rows: abc.Sequence[int], referenced: Referenced, mapping: SharedMapping) -> None:
+        """Where the blocks of these rows lie in the mapping."""
         raise NotImplementedError
 
     def _enter(self, request: int, floor: int) -> None:
@@ -188,7 +188,7 @@ class Supply:
                 sequence.forsake()
             self._connection_epoch = ns.client.connection_epoch
         if ns is not self._ns:
-            self._landing_region = self._summary_region = self._window = None
+            self._landing_region = self._summary_region = self._mapping = None
             self._ns = ns if self._registered(ns, summaries) else None
             if self._ns is None:
                 self._unregister()  # the next call registers all of them
@@ -354,19 +354,19 @@ class Supply:
             return sequence.kept
         if sequence.kept < len(keys):
             self._append(sequence, keys, build)
-        self._repin()
-        self._pin(sequence)
+        self._ref_again()
+        self._ref(sequence)
         return sequence.kept
 
     def _keep_all(self) -> None:
         """Of each sequence what the daemon was not asked for yet, or would say otherwise now; nothing, at most steps."""
-        self._repin()
+        self._ref_again()
         for sequence in self.sequences.values():
-            if self._unpinned(sequence) or sequence.asked < len(sequence.keys):
+            if self._unreferenced(sequence) or sequence.asked < len(sequence.keys):
                 self.keep(sequence, sequence.keys)
 
-    def _unpinned(self, sequence: Sequence) -> bool:
-        return self._window is not None and sequence.pinned < min(sequence.kept, len(sequence.rows))
+    def _unreferenced(self, sequence: Sequence) -> bool:
+        return self._mapping is not None and sequence.referenced < min(sequence.kept, len(sequence.rows))
 
     def keep_beside(self, seconds: float) -> bool:
         """What keep() asks for, of all sequences, while a step runs: about so long, and nothing that a step reads changes before the
@@ -378,46 +378,46 @@ class Supply:
             now = time.monotonic()
             if until - now < GLANCE:
                 break
-            wants = self._unpinned(sequence) or sequence.kept < len(sequence.keys)
+            wants = self._unreferenced(sequence) or sequence.kept < len(sequence.keys)
             if wants and sequence.coming is None and sequence.again <= now:
                 self._ask_beside(sequence, until)
                 asked = True
         return asked
 
     def _ask_beside(self, sequence: Sequence, until: float) -> None:
-        """Behind an answer that brought nothing is a pause, which doubles: blocks are not stored yet, or the window is full."""
-        window, kept = self._window, sequence.kept
+        """Behind an answer that brought nothing is a pause, which doubles: blocks are not stored yet, or the mapping is full."""
+        mapping, kept = self._mapping, sequence.kept
         if kept < len(sequence.keys):
             self._append(sequence, sequence.keys[: kept + _APPENDED], False)
-        end = min(sequence.kept, len(sequence.rows), sequence.pinned + _BESIDE)
-        pinned = self._ask_window(sequence, end, 0, max(GLANCE, until - time.monotonic()))
-        if window is not None and pinned is not None:
-            sequence.coming = window, pinned
-        if sequence.kept > kept or (pinned is not None and next(iter(pinned)) is not None):
+        end = min(sequence.kept, len(sequence.rows), sequence.referenced + _BESIDE)
+        referenced = self._ask_mapping(sequence, end, 0, max(GLANCE, until - time.monotonic()))
+        if mapping is not None and referenced is not None:
+            sequence.coming = mapping, referenced
+        if sequence.kept > kept or (referenced is not None and next(iter(referenced)) is not None):
             sequence.again = sequence.pause = 0.0
         else:
-            sequence.pause = min(max(_BESIDE_PAUSE, 2 * sequence.pause), _REPIN)
+            sequence.pause = min(max(_BESIDE_PAUSE, 2 * sequence.pause), _REF_AGAIN)
             sequence.again = time.monotonic() + sequence.pause
 
     def _come(self) -> None:
         """What keep_beside() has found counts from now on."""
         for sequence in self.sequences.values():
             coming, sequence.coming = sequence.coming, None
-            if coming is not None and coming[0] is self._window:
+            if coming is not None and coming[0] is self._mapping:
                 self._came(sequence, *coming)
 
-    def _came(self, sequence: Sequence, window: Window, pinned: Pinned) -> None:
-        first = sequence.pinned
-        self._placed(sequence.rows[first : first + len(pinned)], pinned, window)
-        all_of_it = pinned.placed + pinned.missing == len(pinned)
-        sequence.pinned = first + (len(pinned) if all_of_it else self._placeless(pinned))
+    def _came(self, sequence: Sequence, mapping: SharedMapping, referenced: Referenced) -> None:
+        first = sequence.referenced
+        self._placed(sequence.rows[first : first + len(referenced)], referenced, mapping)
+        all_of_it = referenced.placed + referenced.missing == len(referenced)
+        sequence.referenced = first + (len(referenced) if all_of_it else self._placeless(referenced))
 
     def _take(self, sequence: Sequence) -> None:
-        """What of it lies in the window already. The rest comes beside steps."""
-        window = self._window
-        pinned = self._ask_window(sequence, min(sequence.kept, len(sequence.rows)), URGENT, GLANCE)
-        if window is not None and pinned is not None:
-            self._came(sequence, window, pinned)
+        """What of it lies in the mapping already. The rest comes beside steps."""
+        mapping = self._mapping
+        referenced = self._ask_mapping(sequence, min(sequence.kept, len(sequence.rows)), URGENT, GLANCE)
+        if mapping is not None and referenced is not None:
+            self._came(sequence, mapping, referenced)
 
     def _append(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool) -> None:
         if sequence.registered is None:
@@ -431,56 +431,56 @@ class Supply:
             if appended is not None:
                 sequence.kept, sequence.asked = appended.blocks, len(keys)
 
-    def _repin(self) -> None:
-        """When it is time for what has left the window."""
-        if self._repin_at and time.monotonic() >= self._repin_at:
-            self._repin_at = 0.0
+    def _ref_again(self) -> None:
+        """When it is time for what has left the mapping."""
+        if self._ref_again_at and time.monotonic() >= self._ref_again_at:
+            self._ref_again_at = 0.0
             for sequence in self.sequences.values():
                 if not sequence.below:
-                    sequence.pinned, sequence.coming = 0, None
+                    sequence.referenced, sequence.coming = 0, None
 
-    def _pin(self, sequence: Sequence) -> None:
-        """Asks the daemon to bring what it keeps into the window. For a block that is pinned already it answers the place again. What is
+    def _ref(self, sequence: Sequence) -> None:
+        """Asks the daemon to bring what it keeps into the mapping. For a block that is referenced already it answers the place again. What is
         copied within DRAM is waited for; what has to be read comes in parts, beside the steps."""
         left, until = self.deadline, time.monotonic() + self.deadline
-        while left > 0 and not sequence.below and self._pin_some(sequence, _ALL, URGENT, min(_LOOK, left)):
+        while left > 0 and not sequence.below and self._ref_some(sequence, _ALL, URGENT, min(_LOOK, left)):
             left = until - time.monotonic()
         if sequence.below and time.monotonic() >= self._beside_at:
-            self._pin_some(sequence, _BESIDE, 0, _BESIDE_WAIT)
+            self._ref_some(sequence, _BESIDE, 0, _BESIDE_WAIT)
             self._beside_at = time.monotonic() + _BESIDE_PAUSE
 
-    def _pin_some(self, sequence: Sequence, most: int, priority: int, wait: float) -> bool:
-        """So many of those that are not pinned. False: asking for more at once would be in vain."""
-        window, first, kept = self._window, sequence.pinned, min(sequence.kept, len(sequence.rows))
+    def _ref_some(self, sequence: Sequence, most: int, priority: int, wait: float) -> bool:
+        """So many of those that are not referenced. False: asking for more at once would be in vain."""
+        mapping, first, kept = self._mapping, sequence.referenced, min(sequence.kept, len(sequence.rows))
         end = min(kept, first + most)
-        pinned = self._ask_window(sequence, end, priority, wait)
-        if window is None or pinned is None:
+        referenced = self._ask_mapping(sequence, end, priority, wait)
+        if mapping is None or referenced is None:
             return False
-        self._placed(sequence.rows[first:end], pinned, window)
-        late = pinned.moved + pinned.read > 0 and pinned.placed + pinned.missing < end - first
-        if late:  # those that came are pinned; more come
-            end = first + self._placeless(pinned)
-        sequence.pinned, sequence.below = end, (sequence.below or (late and pinned.read > 0)) and end < kept
+        self._placed(sequence.rows[first:end], referenced, mapping)
+        late = referenced.moved + referenced.read > 0 and referenced.placed + referenced.missing < end - first
+        if late:  # those that came are referenced; more come
+            end = first + self._placeless(referenced)
+        sequence.referenced, sequence.below = end, (sequence.below or (late and referenced.read > 0)) and end < kept
         return late
 
-    def _ask_window(self, sequence: Sequence, end: int, priority: int, wait: float) -> Optional[Pinned]:
-        """For its blocks up to `end` that are not pinned: where those are that have come in so many seconds."""
-        first = sequence.pinned
-        if self._window is None or sequence.registered is None or first >= end:
+    def _ask_mapping(self, sequence: Sequence, end: int, priority: int, wait: float) -> Optional[Referenced]:
+        """For its blocks up to `end` that are not referenced: where those are that have come in so many seconds."""
+        first = sequence.referenced
+        if self._mapping is None or sequence.registered is None or first >= end:
             return None
-        pinned: Optional[Pinned] = self.source.ask(
-            self._window.pin, sequence.registered, first, end - first, priority=priority, deadline=wait, timeout=self.deadline
+        referenced: Optional[Referenced] = self.source.ask(
+            self._mapping.ref, sequence.registered, first, end - first, priority=priority, deadline=wait, timeout=self.deadline
         )
-        return pinned
+        return referenced
 
     @staticmethod
-    def _placeless(pinned: Pinned) -> int:
+    def _placeless(referenced: Referenced) -> int:
         """The first block that has no place."""
-        return next(i for i, place in enumerate(pinned) if place is None)
+        return next(i for i, place in enumerate(referenced) if place is None)
 
-    def _pin_later(self) -> None:
-        """Behind a pause, the next keep() pins again what has left the window."""
-        self._repin_at = self._repin_at or time.monotonic() + _REPIN
+    def _ref_later(self) -> None:
+        """Behind a pause, the next keep() references again what has left the mapping."""
+        self._ref_again_at = self._ref_again_at or time.monotonic() + _REF_AGAIN
 
     def _fetch(self, items: abc.Sequence[Item], region: Callable[[], Optional[Region]]) -> list[Item]:
         """Layers of rows into slots of a pool; those that did not come. region: the pool, on the connection that there is."""
@@ -504,7 +504,7 @@ class Supply:
         """Nothing is decoded here any more, and the memory may go."""
         for name in list(self.sequences):
             self.close(name)
-        window, self._window = self._window, None
-        if window is not None:
-            window.close()
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            mapping.close()
         self._unregister()

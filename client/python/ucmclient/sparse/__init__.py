@@ -16,7 +16,7 @@ from .summary import Summary, Summaries, Shape, box, hash_ as hash, mean, stats,
 from .policy import Budget, Policy
 from .prefetch import Prefetch, Prefetched, Prefetcher, PrefetcherStats, Priority
 from .schedule import LayerMode, Schedule, Step
-from .window import Pinned, Window
+from .mapping import Referenced, SharedMapping
 
 #: In a status of Appended: the block's summary is held.
 HAS_SUMMARY = 4
@@ -32,7 +32,7 @@ __all__ = [
     "Summaries",
     "LayerMode",
     "Mass",
-    "Pinned",
+    "Referenced",
     "Policy",
     "Prefetch",
     "Prefetched",
@@ -45,7 +45,7 @@ __all__ = [
     "Shape",
     "Step",
     "TopK",
-    "Window",
+    "SharedMapping",
     "box",
     "choose",
     "hash",

@@ -230,7 +230,7 @@ class Place(Structure):
     ]
 
 
-class WindowPin(Structure):
+class MappingRef(Structure):
     _fields_ = [
         ("sequence", c_void_p),
         ("first", c_uint32),
@@ -241,7 +241,7 @@ class WindowPin(Structure):
     ]
 
 
-class WindowPinned(Structure):
+class MappingReferenced(Structure):
     _fields_ = [
         ("placed", c_uint32),
         ("moved", c_uint32),
@@ -250,7 +250,7 @@ class WindowPinned(Structure):
     ]
 
 
-class WindowMapping(Structure):
+class MappedRange(Structure):
     _fields_ = [
         ("address", c_void_p),
         ("bytes", c_uint64),
@@ -260,7 +260,7 @@ class WindowMapping(Structure):
     ]
 
 
-class WindowInfo(Structure):
+class MappingInfo(Structure):
     _fields_ = [
         ("opened", c_uint64),
         ("slab_bytes", c_uint64),
@@ -315,15 +315,15 @@ PROTOTYPES = {
     "ucm_policy_choose": (c_int, [POINTER(Policy), c_uint32, c_uint32, POINTER(PolicyBudget), POINTER(Choose)]),
     "ucm_policy_budget_begin": (c_int, [POINTER(Policy), c_uint32, c_uint32, POINTER(PolicyBudget)]),
     "ucm_policy_budget_next": (c_int, [POINTER(Policy), c_uint32, c_float, POINTER(PolicyBudget)]),
-    "ucm_window_open": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
-    "ucm_window_close": (None, [c_void_p]),
-    "ucm_window_pin": (c_int, [c_void_p, POINTER(WindowPin), c_int, POINTER(WindowPinned)]),
-    "ucm_window_unpin": (c_int, [c_void_p, c_void_p, c_uint32, c_uint32, c_int]),
-    "ucm_window_read": (c_int, [c_void_p, POINTER(Place), c_uint64, c_uint64, c_void_p]),
-    "ucm_window_address": (c_int, [c_void_p, POINTER(Place), POINTER(c_void_p), POINTER(c_void_p)]),
-    "ucm_window_mappings": (c_int, [c_void_p, POINTER(WindowMapping), c_uint32, POINTER(c_uint32)]),
-    "ucm_window_release": (c_int, [c_void_p, c_void_p]),
-    "ucm_window_info": (c_int, [c_void_p, POINTER(WindowInfo)]),
+    "ucm_mapping_open": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
+    "ucm_mapping_close": (None, [c_void_p]),
+    "ucm_mapping_ref": (c_int, [c_void_p, POINTER(MappingRef), c_int, POINTER(MappingReferenced)]),
+    "ucm_mapping_unref": (c_int, [c_void_p, c_void_p, c_uint32, c_uint32, c_int]),
+    "ucm_mapping_read": (c_int, [c_void_p, POINTER(Place), c_uint64, c_uint64, c_void_p]),
+    "ucm_mapping_address": (c_int, [c_void_p, POINTER(Place), POINTER(c_void_p), POINTER(c_void_p)]),
+    "ucm_mapping_ranges": (c_int, [c_void_p, POINTER(MappedRange), c_uint32, POINTER(c_uint32)]),
+    "ucm_mapping_release": (c_int, [c_void_p, c_void_p]),
+    "ucm_mapping_info": (c_int, [c_void_p, POINTER(MappingInfo)]),
 }
 
 for _name, (_result, _arguments) in PROTOTYPES.items():

@@ -1,4 +1,4 @@
-"""What a hit without pages needs of the daemon, brought by a thread while the request still waits for its load: its blocks into the window,
+"""What a hit without pages needs of the daemon, brought by a thread while the request still waits for its load: its blocks into the mapping,
 and summaries of those that have none. So the engine waits for neither, and its other requests go on. Imports nothing of vLLM."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Optional
 
 from ...decode.supply import PAUSE, URGENT, Source
 from ...sparse.sequence import BlockSequence
-from ...sparse.window import Pinned
+from ...sparse.mapping import Referenced
 
 logger = logging.getLogger("ucmclient.engine.vllm")
 
 #: Asks for blocks of a sequence: from the first one on, so many, for so many seconds. As GpuDecoder.pin_beside.
-Pin = Callable[[BlockSequence, int, int, float], Optional[Pinned]]
-#: Blocks that are asked for at once, and for so long, in seconds: who calls the window meanwhile may wait so long.
+Ref = Callable[[BlockSequence, int, int, float], Optional[Referenced]]
+#: Blocks that are asked for at once, and for so long, in seconds: who calls the mapping meanwhile may wait so long.
 _AT_ONCE, _WAIT = 1024, 0.01
 #: So long it goes on when none has come, and at most so long. Moving blocks within DRAM takes a quarter of a second a GiB; to compute them
 #: takes longer.
@@ -26,7 +26,7 @@ _LOOK, _LONGEST = 0.25, 10.0
 
 
 class _Coming:
-    """A request's. sequence keeps its blocks and their pins, and is its own until take(); with it the epoch of its connection."""
+    """A request's. sequence keeps its blocks and their references, and is its own until take(); with it the epoch of its connection."""
 
     def __init__(self, keys: bytes):
         self.keys = keys
@@ -37,10 +37,10 @@ class _Coming:
 class Ahead:
     """One thread for all requests. It ends with end(); all methods are the engine's thread's."""
 
-    def __init__(self, source: Source, pin: Pin, part: int, deadline: float):
+    def __init__(self, source: Source, ref: Ref, part: int, deadline: float):
         """deadline: in seconds, of the sequence and its summaries, each. Behind it, and when no blocks come any more, the request goes on with what
         there is."""
-        self._source, self._pin, self._part, self._deadline = source, pin, part, deadline
+        self._source, self._ref, self._part, self._deadline = source, ref, part, deadline
         self._coming: dict[str, _Coming] = {}
         self._arrived: set[str] = set()
         self._queue: deque[_Coming] = deque()
@@ -104,7 +104,7 @@ class Ahead:
             try:
                 brought = None if coming.dropped else self._brought(coming)
             except Exception:  # the request must not wait for ever
-                logger.exception("blocks of a request can't be brought into the window before it begins")
+                logger.exception("blocks of a request can't be brought into the mapping before it begins")
             with self._lock:
                 coming.done = True
                 if not coming.dropped:
@@ -125,22 +125,22 @@ class Ahead:
             if appended is None or appended.missing:
                 sequence.close()
                 return None
-            self._pin_all(sequence, len(coming.keys) // summaries.identity.key_bytes, coming)
+            self._ref_all(sequence, len(coming.keys) // summaries.identity.key_bytes, coming)
         except BaseException:  # what nobody closes, the daemon keeps: its blocks could neither go nor be stored again
             sequence.close()
             raise
         return sequence, connection_epoch
 
-    def _pin_all(self, sequence: BlockSequence, blocks: int, coming: _Coming) -> None:
-        """Until all are in the window that will be: when none comes for a while, there is no room, or it takes too long."""
+    def _ref_all(self, sequence: BlockSequence, blocks: int, coming: _Coming) -> None:
+        """Until all are in the mapping that will be: when none comes for a while, there is no room, or it takes too long."""
         at, placed, came = 0, 0, time.monotonic()
         until = came + _LONGEST
         while at < blocks and time.monotonic() < min(until, came + _LOOK) and not (coming.dropped or self._ended):
             n = min(_AT_ONCE, blocks - at)
-            pinned = self._pin(sequence, at, n, _WAIT)
-            if pinned is None:
+            referenced = self._ref(sequence, at, n, _WAIT)
+            if referenced is None:
                 return
-            here = pinned.placed + pinned.missing
+            here = referenced.placed + referenced.missing
             if here > placed:
                 came = time.monotonic()
             else:

@@ -42,7 +42,7 @@ _DEADLINE = 2.0
 #: So often the daemon is asked for what has changed, in seconds, if nothing else is new; without steps, by a thread.
 _UPDATE = 0.1
 _IDLE = 0.5
-#: It may have to copy what it is asked to keep into the window. Nobody waits for that: it is asked while the GPU runs a step, up to so long
+#: It may have to copy what it is asked to keep into the mapping. Nobody waits for that: it is asked while the GPU runs a step, up to so long
 #: before the step's end; of a step of so many tokens, which takes far longer, so long at once. Where steps are too short, it is asked
 #: behind one, each _UPDATE, for so long.
 _MARGIN, _MANY, _ASK, _BEHIND = 0.001, 512, 0.004, 0.002
@@ -124,7 +124,7 @@ class SparseGpuWorker:
             worker.link, summary, self._steps, layer_bytes=layout.layer_bytes, build=self._summaries, part=part,
             beside=True, summarised=choices.choosing, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
         )
-        self._ahead = Ahead(worker.link, self.decoder.pin_beside, part, _DEADLINE)
+        self._ahead = Ahead(worker.link, self.decoder.ref_beside, part, _DEADLINE)
 
     def _tables(self, shape: Any, heads: int) -> None:
         """What launches name: their addresses never change."""
@@ -164,7 +164,7 @@ class SparseGpuWorker:
         )
 
     def _idling(self) -> None:
-        """Gives the daemon what it wants back of the window while the engine has no steps: it waits for no more than seconds."""
+        """Gives the daemon what it wants back of the mapping while the engine has no steps: it waits for no more than seconds."""
         self._use_device()
         while not self._stop.wait(_IDLE):
             with self._lock:
@@ -181,7 +181,7 @@ class SparseGpuWorker:
         try:
             self.decoder.update(keep=False)
         except UcmError as error:
-            logger.error("the daemon's window can't be used any more: %s", error)
+            logger.error("the daemon's mapping can't be used any more: %s", error)
             self.decoder.source.cut()
         self._updated = time.monotonic()
 
@@ -347,7 +347,7 @@ class SparseGpuWorker:
         for request in self._step:
             if request.name not in self.spoiled:
                 n, sequence = min(request.whole, self.rules.candidates(request.end)), request.sequence
-                self.kept[request.name] = min(n, sequence.kept, sequence.pinned) if self.decoder.windowed else 0
+                self.kept[request.name] = min(n, sequence.kept, sequence.referenced) if self.decoder.mapped else 0
         self._step = []
 
     def _keep_beside(self) -> bool:
