@@ -264,7 +264,7 @@ static void keys_step_cb(struct sweep *w)
         else
             key_change(k, key_at(k, k->at));
     }
-    windows_deleting(w->r.s->rq);
+    mappings_deleting(w->r.s->rq);
     if (k->at < n)
         sweep_go_on(w);
     else
@@ -386,7 +386,7 @@ static void all_step_cb(struct sweep *w)
     a->cursor = index_scan(rq->modules.index, w->ns, a->cursor, page_of(w), refs, &n);
     for (uint32_t i = 0; i < n; i++)
         change_apply(rq->modules.cache, &w->change, refs[i]);
-    windows_deleting(rq);
+    mappings_deleting(rq);
     if (a->cursor != 0)
         return;
     a->swept = true;
