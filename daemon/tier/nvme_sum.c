@@ -33,6 +33,6 @@ uint64_t nvme_sum(const struct tier_io *io)
     if (io->op == TIER_READ_LAYERS)
         return nvme_layers_wrong(io);
     if (io->scratch[NVME_IO_SUMS])
-        return checksum_pieces(io->data, io->bytes, io->layer_bytes, io->scratch[NVME_IO_SUMS]);
+        return checksum_fragments(io->data, io->bytes, io->layer_bytes, io->scratch[NVME_IO_SUMS]);
     return checksum_of(io->data, io->bytes);
 }

@@ -74,7 +74,7 @@ Test(nvme_format, checksums_of_pieces)
     for (unsigned piece = 5000; piece <= sizeof(data); piece *= 2) {
         if (sizeof(data) % piece != 0)
             continue;
-        cr_assert_eq(checksum_pieces(data, sizeof(data), piece, sums),
+        cr_assert_eq(checksum_fragments(data, sizeof(data), piece, sums),
                      checksum_of(data, sizeof(data)));
         for (unsigned i = 0; i < sizeof(data) / piece; i++)
             cr_assert_eq(sums[i], checksum_of(data + i * piece, piece));
