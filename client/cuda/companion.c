@@ -38,9 +38,9 @@ static uint32_t plane_fragment(const void *ctx, uint32_t plane)
     return ((const struct companion_region *)ctx)->spec[plane].block_bytes;
 }
 
-static uint32_t plane_coded(const void *ctx, uint32_t plane)
+static uint32_t plane_encoded(const void *ctx, uint32_t plane)
 {
-    return ((const struct companion_region *)ctx)->coded_spec[plane].bytes;
+    return ((const struct companion_region *)ctx)->encoded_spec[plane].bytes;
 }
 
 static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_bytes)
@@ -49,7 +49,7 @@ static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_
     const struct ucm_staging_order *o = &s->order;
     const struct ucm_copy_plane *first = &s->region->spec[o->first_plane];
     uint64_t offset =
-        o->converts ? s->region->coded_spec[o->first_plane].slot_offset : first->slot_offset;
+        o->converts ? s->region->encoded_spec[o->first_plane].slot_offset : first->slot_offset;
     uint64_t begin = c->base + slice * c->slice_bytes - offset;
     bool alone = o->converts && ucm_encoding_alone(&s->region->encoding, o->direction);
     CUstream stream = c->streams[o->direction][alone ? 0 : slice];
@@ -87,9 +87,9 @@ static bool slice_begin(struct companion *c, uint32_t slice)
     if (s->order.region < 1 || s->order.region > COMPANION_REGIONS)
         return false;
     s->region = c->regions[s->order.region - 1];
-    if (!s->region || (s->order.converts && !s->region->coded_spec))
+    if (!s->region || (s->order.converts && !s->region->encoded_spec))
         return false;
-    bytes = s->order.converts ? plane_coded : plane_fragment;
+    bytes = s->order.converts ? plane_encoded : plane_fragment;
     if (atomic_load(&c->served->words.dead) ||
         !ucm_staging_order_sound(&s->order, c->slice_bytes, s->region->blocks, s->region->n_planes,
                                  bytes, s->region, &item_bytes) ||

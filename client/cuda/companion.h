@@ -35,10 +35,10 @@ struct companion_region {
     struct ucm_copy_plane *spec;
     uint32_t n_planes, blocks;
     /* Of a region that is encoded: how, its sections, those in GPU memory, and the kernels by enum
-     * ucm_copy_direction. coded_spec NULL: it is not, and coded orders are refused. */
+     * ucm_copy_direction. encoded_spec NULL: it is not, and encoded orders are refused. */
     struct ucm_encoding_spec encoding;
-    struct ucm_encoding_plane *coded_spec;
-    CUdeviceptr coded;
+    struct ucm_encoding_plane *encoded_spec;
+    CUdeviceptr encoded;
     CUmodule module;
     CUfunction coders[2];
     /* Of a region whose loads turn K: how, where K lies in each plane, in GPU memory, and the kernel. turner NULL:

@@ -11,7 +11,7 @@ CUresult companion_encoding_launch(const struct companion_region *region, uint32
                                    uint32_t n_planes, struct ucm_copy_item *items, uint32_t n_items,
                                    uint32_t direction, CUstream stream)
 {
-    CUdeviceptr planes = region->coded + first_plane * sizeof(*region->coded_spec);
+    CUdeviceptr planes = region->encoded + first_plane * sizeof(*region->encoded_spec);
     struct ucm_encoding_spec spec = region->encoding;
     uint32_t tiles = ucm_encoding_tiles(&spec);
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &spec, &tiles};
@@ -42,7 +42,7 @@ static CUresult coders_load(struct companion *c, struct companion_region *r)
 CUresult companion_encoding_open(struct companion *c, struct companion_region *r,
                                  const struct ucm_encoding_spec *encoding)
 {
-    size_t bytes = r->n_planes * sizeof(*r->coded_spec);
+    size_t bytes = r->n_planes * sizeof(*r->encoded_spec);
     char why[UCM_ENCODING_WHY];
     uint64_t slot_offset = 0;
     CUresult rc;
@@ -50,32 +50,32 @@ CUresult companion_encoding_open(struct companion *c, struct companion_region *r
     if (ucm_encoding_check(encoding, why) != 0)
         return CUDA_ERROR_INVALID_VALUE;
     r->encoding = *encoding;
-    r->coded_spec = malloc(bytes);
-    if (!r->coded_spec)
+    r->encoded_spec = malloc(bytes);
+    if (!r->encoded_spec)
         return CUDA_ERROR_OUT_OF_MEMORY;
     for (uint32_t p = 0; p < r->n_planes; p++) {
         uint32_t section = p % encoding->n_sections;
-        uint64_t coded = ucm_encoding_bytes(encoding, section);
+        uint64_t encoded = ucm_encoding_bytes(encoding, section);
 
         if (r->spec[p].block_bytes != ucm_encoding_plain_bytes(encoding, section) ||
             (r->spec[p].base | r->spec[p].stride) % UCM_ENCODING_PAGE_ALIGN != 0)
             return CUDA_ERROR_INVALID_VALUE;
-        r->coded_spec[p] = (struct ucm_encoding_plane){.base = r->spec[p].base,
-                                                       .stride = r->spec[p].stride,
-                                                       .slot_offset = slot_offset,
-                                                       .bytes = (uint32_t)coded,
-                                                       .section = section};
-        slot_offset += coded;
+        r->encoded_spec[p] = (struct ucm_encoding_plane){.base = r->spec[p].base,
+                                                         .stride = r->spec[p].stride,
+                                                         .slot_offset = slot_offset,
+                                                         .bytes = (uint32_t)encoded,
+                                                         .section = section};
+        slot_offset += encoded;
     }
-    rc = ucm_upload(r->coded_spec, bytes, c->streams[0][0], &r->coded);
+    rc = ucm_upload(r->encoded_spec, bytes, c->streams[0][0], &r->encoded);
     return rc == CUDA_SUCCESS ? coders_load(c, r) : rc;
 }
 
 void companion_encoding_close(struct companion_region *r)
 {
-    if (r->coded)
-        (void)cuMemFree(r->coded);
+    if (r->encoded)
+        (void)cuMemFree(r->encoded);
     if (r->module)
         (void)cuModuleUnload(r->module);
-    free(r->coded_spec);
+    free(r->encoded_spec);
 }

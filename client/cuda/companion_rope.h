@@ -11,9 +11,9 @@ CUresult companion_rope_open(struct companion *c, struct companion_region *r,
 void companion_rope_close(struct companion_region *r); /* harmless when it is not open */
 /* Are the order's turns the region's, and sound? */
 bool companion_rope_sound(const struct companion_region *r, const struct ucm_staging_order *order);
-/* Copies items of a slice to pages and turns their K; of a coded order only turns it, behind the decoding. The
- * items are those of the order, whose numbers of tables go into them; its tables go to pinned memory, where the
- * kernel reads them. */
+/* Copies items of a slice to pages and turns their K; of an encoded order only turns it, behind the decoding.
+ * The items are those of the order, whose numbers of tables go into them; its tables go to pinned memory, where
+ * the kernel reads them. */
 CUresult companion_rope_launch(const struct companion_region *r,
                                const struct ucm_staging_order *order, struct ucm_copy_item *items,
                                struct ucm_rope_angle *tables, CUstream stream);

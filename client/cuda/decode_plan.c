@@ -20,7 +20,7 @@ static uint32_t row_bytes(const struct ucm_cuda_decode_options *o)
     return o->head_dim * element_bytes(o);
 }
 
-static bool is_coded(const struct ucm_cuda_decode_options *o)
+static bool is_encoded(const struct ucm_cuda_decode_options *o)
 {
     return o->encoding == UCM_CUDA_DECODE_FP8;
 }
@@ -28,7 +28,7 @@ static bool is_coded(const struct ucm_cuda_decode_options *o)
 /* Bytes of an element of K and V in slots; and of a row there. */
 static uint32_t slot_element_bytes(const struct ucm_cuda_decode_options *o)
 {
-    return is_coded(o) ? 1 : element_bytes(o);
+    return is_encoded(o) ? 1 : element_bytes(o);
 }
 
 static uint32_t slot_row_bytes(const struct ucm_cuda_decode_options *o)
@@ -130,7 +130,7 @@ static int encoding_check(const struct ucm_cuda_decode_options *o)
 {
     if (o->encoding == UCM_CUDA_DECODE_AS_STORED)
         return 0;
-    if (!is_coded(o))
+    if (!is_encoded(o))
         return cuda_fail(UCM_EINVALID, "encoding is %u, which is no enum ucm_cuda_decode_encoding",
                          o->encoding);
     if (o->kv_dtype == UCM_SPARSE_FP8_E4M3)
@@ -279,7 +279,7 @@ static void gather_plan(struct decode_plan *p)
 
     if (o->slot == UCM_CUDA_DECODE_HEAD) {
         *g = (struct ucm_slots_gather){.heads = o->kv_heads, .planes = p->latent ? 1 : 2};
-        p->info.slot_bytes = g->planes * (half + (is_coded(o) ? o->tokens : 0));
+        p->info.slot_bytes = g->planes * (half + (is_encoded(o) ? o->tokens : 0));
         g->plane[0] = head_plane(o, l->k_offset, l->k_token_stride, l->k_head_stride);
         g->plane[1] = head_plane(o, l->v_offset, l->v_token_stride, l->v_head_stride);
     } else {
@@ -292,7 +292,7 @@ static void gather_plan(struct decode_plan *p)
         g->plane[i].slots = o->pool + i * half;
         g->plane[i].slot_stride = p->info.slot_bytes;
     }
-    if (is_coded(o))
+    if (is_encoded(o))
         gather_code(g, o, half);
 }
 
@@ -354,8 +354,8 @@ static void attend_plan(struct decode_plan *p)
     if (heads) {
         a->pool.k.token_stride = a->pool.v.token_stride = row;
         a->pool.v.offset = o->tokens * row;
-        a->pool.scales = is_coded(o) ? 2 * o->tokens * o->head_dim : 0;
-        a->plain_pages = is_coded(o);
+        a->pool.scales = is_encoded(o) ? 2 * o->tokens * o->head_dim : 0;
+        a->plain_pages = is_encoded(o);
     } else {
         memory_layout(&a->pool, &o->stored);
     }

@@ -213,7 +213,7 @@ UCM_API int ucm_encoding_open(struct ucm_namespace *base, const struct ucm_encod
 struct ucm_encoding_info {
     struct ucm_encoded_form form; /* its strings live as long as the namespace */
     uint64_t plain_bytes;         /* of a block, all parts, as it is */
-    uint64_t coded_bytes;         /* and encoded */
+    uint64_t encoded_bytes;       /* and encoded */
 };
 /* -UCM_ENOTFOUND: ns was not opened by ucm_encoding_open. */
 UCM_API int ucm_encoding_describe(const struct ucm_namespace *ns, struct ucm_encoding_info *out);

@@ -56,7 +56,7 @@ enum ucm_cuda_decode_slot {
 enum ucm_cuda_decode_encoding {
     UCM_CUDA_DECODE_AS_STORED = 0,
     /* As the encoding `fp8` has them (docs/design/encodings.md): a code of 8 bits for each element and a scale byte for each row,
-     * [tokens][head_dim] codes of K, those of V, [tokens] scales of K, those of V. Rows are coded on their way into
+     * [tokens][head_dim] codes of K, those of V, [tokens] scales of K, those of V. Rows are encoded on their way into
      * a slot, and attended as what they decode to, with an infinity as NaN. The local window stays as it is. */
     UCM_CUDA_DECODE_FP8 = 1,
 };

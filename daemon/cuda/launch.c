@@ -67,7 +67,7 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
     const struct costs *c = &g->costs.of[direction];
     enum copy_strategy pick;
 
-    if (extents == 0) /* the engines can't; of coded slots never */
+    if (extents == 0) /* the engines can't; of encoded slots never */
         return COPY_SM;
     if (g->config.strategy == COPY_DMA || g->config.strategy == COPY_SM)
         return g->config.strategy;

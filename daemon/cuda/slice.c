@@ -253,7 +253,7 @@ static bool companion_knows(const struct gpu_staging *s, const struct device_job
     return (atomic_load(&s->shared->words.knows) & asks) == asks;
 }
 
-/* The other way of a coded job is the daemon's own kernel, over the bus: hardly faster than the
+/* The other way of an encoded job is the daemon's own kernel, over the bus: hardly faster than the
  * engines on an idle GPU, and hopeless beside others. Only narrow items of loads go there, which
  * kernels of the driver would move to a slice. */
 static bool conversion_pays(const struct device_job *job)

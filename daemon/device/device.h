@@ -95,7 +95,7 @@ struct device_region {
     uint32_t *layer_first;
     /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
     struct ucm_copy_plane *planes;
-    /* With a codec, when each plane is one section: where the sections lie in a coded slot
+    /* With a codec, when each plane is one section: where the sections lie in an encoded slot
      * (n_planes of them). NULL: blocks are copied as they are. A region serves both forms, by
      * device_job.converts. */
     struct ucm_encoding_plane *sections;
@@ -192,7 +192,7 @@ struct device_job {
     enum device_beside beside;
     bool straight; /* never through a staging ring */
     bool converts; /* slots hold the region's codec's form, and the device encodes or decodes */
-    /* Out, of a coded dump: set where a section of the item did not fit (ucm_encoding_fits), so
+    /* Out, of an encoded dump: set where a section of the item did not fit (ucm_encoding_fits), so
      * that the slot holds nothing of use. n_items, 0 at first; NULL: the encoding fits always. */
     atomic_uchar *unfit;
     struct fair_got got;    /* out, of a copy */

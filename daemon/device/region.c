@@ -284,11 +284,11 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
     struct device_region *r;
     const struct codec *kept = codec ? codec : pages->codec;
     size_t handles = n_handles * sizeof(*r->handles), planes = n_planes * sizeof(*r->planes);
-    size_t coded = codec ? n_planes * sizeof(*r->sections) : 0,
+    size_t encoded = codec ? n_planes * sizeof(*r->sections) : 0,
            kept_bytes = kept ? sizeof(*kept) : 0;
     char *at;
 
-    r = calloc(1, sizeof(*r) + handles + planes + coded + kept_bytes +
+    r = calloc(1, sizeof(*r) + handles + planes + encoded + kept_bytes +
                       (pages->layers + (size_t)1) * sizeof(*r->layer_first));
     if (!r)
         return NULL;
@@ -298,7 +298,7 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
     at += planes;
     if (codec)
         r->sections = (struct ucm_encoding_plane *)at;
-    at += coded;
+    at += encoded;
     if (kept)
         kept = memcpy(at, kept, kept_bytes);
     at += kept_bytes;

@@ -95,9 +95,9 @@ static bool item_fits(const struct device_job *job, const struct job_piece *piec
 
     for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++) {
         const struct ucm_encoding_plane *c = &r->sections[p];
-        const void *coded = (const void *)(uintptr_t)(job->items[item].slot + c->slot_offset);
+        const void *encoded = (const void *)(uintptr_t)(job->items[item].slot + c->slot_offset);
 
-        if (!ucm_encoding_fits(&r->codec->spec, c->section, coded))
+        if (!ucm_encoding_fits(&r->codec->spec, c->section, encoded))
             return false;
     }
     return true;

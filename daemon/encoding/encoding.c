@@ -2,7 +2,7 @@
  *
  * An encoded namespace's identity is a function of the base's and of the encoding's spec, so
  * whoever opens the same spec finds the same blocks, and no others. Its geometry is that of the
- * coded form: index, cache and tiers hold, move and check coded bytes and know nothing of
+ * encoded form: index, cache and tiers hold, move and check encoded bytes and know nothing of
  * encodings. Devices encode and decode (device_job.converts). */
 #include "daemon/index/ns_form.h"
 #include "daemon/request/internal.h"
@@ -122,8 +122,8 @@ static int base_check(struct call *call, const struct ns *base)
     return 0;
 }
 
-static int coded_open(struct call *call, const struct ns *base,
-                      const struct ucm_encoding_spec *spec, struct ns **out)
+static int encoded_open(struct call *call, const struct ns *base,
+                        const struct ucm_encoding_spec *spec, struct ns **out)
 {
     struct requests *rq = call->s->rq;
     struct ns_encoded_memory memory;
@@ -133,7 +133,7 @@ static int coded_open(struct call *call, const struct ns *base,
     for (uint32_t part = 0; part < id.parts; part++)
         if (id.layers[part] * id.layer_bytes > arena_slab_bytes(rq->modules.arena))
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                                 "%u layers of %llu coded bytes are longer than arena.slab, %llu",
+                                 "%u layers of %llu encoded bytes are longer than arena.slab, %llu",
                                  id.layers[part], (unsigned long long)id.layer_bytes,
                                  (unsigned long long)arena_slab_bytes(rq->modules.arena));
     return index_ns_open(rq->modules.index, &id, call->s->peer.owner, out, &call->error);
@@ -143,7 +143,7 @@ int method_encoding_open(struct call *call)
 {
     const struct msg_encoding_open *m = &call->params.encoding_open;
     struct session *s = call->s;
-    struct ns *base = call_namespace(call, m->ns), *coded;
+    struct ns *base = call_namespace(call, m->ns), *encoded;
     struct ucm_encoding_spec spec;
     struct msg_encoding_open_r r;
     int rc = base ? base_check(call, base) : -call->error.code;
@@ -151,19 +151,19 @@ int method_encoding_open(struct call *call)
     if (rc == 0)
         rc = spec_take(call, m, base, &spec);
     if (rc == 0)
-        rc = coded_open(call, base, &spec, &coded);
+        rc = encoded_open(call, base, &spec, &encoded);
     if (rc == 0)
-        rc = session_ns_open(call, coded);
+        rc = session_ns_open(call, encoded);
     if (rc != 0)
         return rc;
-    assert(ns_codec(coded)); /* it was made by a spec that this daemon knows */
-    if (!coded->base)
-        index_ns_derive(call->s->rq->modules.index, coded, base);
-    session_ns_with_base(s, coded, base);
-    r = (struct msg_encoding_open_r){.ns = coded->id,
-                                     .fingerprint = {coded->fingerprint, UCM_FINGERPRINT_BYTES},
+    assert(ns_codec(encoded)); /* it was made by a spec that this daemon knows */
+    if (!encoded->base)
+        index_ns_derive(call->s->rq->modules.index, encoded, base);
+    session_ns_with_base(s, encoded, base);
+    r = (struct msg_encoding_open_r){.ns = encoded->id,
+                                     .fingerprint = {encoded->fingerprint, UCM_FINGERPRINT_BYTES},
                                      .version = spec.version,
-                                     .coded_bytes = coded->block_bytes,
+                                     .encoded_bytes = encoded->block_bytes,
                                      .plain_bytes = base->block_bytes};
     return call_reply(call, &r);
 }

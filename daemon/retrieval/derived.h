@@ -113,7 +113,7 @@ static inline const struct part *space_part(const struct derived_space *space, b
     return &index_block(space->rq->modules.index, ref)->part[part];
 }
 
-/* Whether the daemon can build summaries of that base's blocks: of those that are plain, or coded
+/* Whether the daemon can build summaries of that base's blocks: of those that are plain, or encoded
  * without loss. */
 bool space_decodes(const struct ns *base);
 /* As cache_get of part `part` of the held block `derived`, with one more source: if the part is

@@ -5,14 +5,14 @@
 #define PIECE_BYTES (256u << 10) /* of KV, so that selections overtake builds */
 #define SLOW_BYTES (1u << 20)    /* of one layer, which is a piece at least */
 
-static const uint8_t *layer_decode(const struct ucm_encoding_spec *spec, const uint8_t *coded,
+static const uint8_t *layer_decode(const struct ucm_encoding_spec *spec, const uint8_t *encoded,
                                    uint8_t *to)
 {
     uint8_t *plain = to;
 
     for (uint32_t i = 0; i < spec->n_sections; i++) {
-        ucm_decode(spec, i, coded, plain);
-        coded += ucm_encoding_bytes(spec, i);
+        ucm_decode(spec, i, encoded, plain);
+        encoded += ucm_encoding_bytes(spec, i);
         plain += ucm_encoding_plain_bytes(spec, i);
     }
     return to;

@@ -1,4 +1,4 @@
-/* What is made of one part, layer by layer: its summary, of its coded form too; or of that the
+/* What is made of one part, layer by layer: its summary, of its encoded form too; or of that the
  * plain one.
  * Threads of the pool compute.
  * Thread: the event loop. */
@@ -24,7 +24,7 @@ struct part_build {
  * or none. */
 int part_build_init(struct part_build *b, const struct ucm_summary_plan *summary,
                     const struct form *from, const struct form *to);
-/* What it needs of memory: for a summary of a coded part, whose layers are decoded one after the
+/* What it needs of memory: for a summary of an encoded part, whose layers are decoded one after the
  * other. */
 uint64_t part_build_scratch(const struct part_build *b);
 /* From one whole part into another, of these forms. The caller has set scratch and done_cb, and

@@ -8,9 +8,9 @@
  * kernels/encoding/arith.h.
  *
  * Promise: nothing here allocates, locks, keeps state or fails, so any number of threads may encode
- * and decode. Encoding reads the section's plain bytes and writes all of its coded bytes; any value
- * is allowed, NaN and infinities too. Decoding writes all of the plain bytes whatever the coded
- * bytes are, and reads and writes nothing else. Any alignment. */
+ * and decode. Encoding reads the section's plain bytes and writes all of its encoded bytes; any
+ * value is allowed, NaN and infinities too. Decoding writes all of the plain bytes whatever the
+ * encoded bytes are, and reads and writes nothing else. Any alignment. */
 #ifndef UCM_KERNELS_ENCODING_H
 #define UCM_KERNELS_ENCODING_H
 
@@ -87,7 +87,7 @@ int ucm_encoding_check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODI
 /* ---- bytes ---- */
 
 uint64_t ucm_encoding_plain_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
-uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t section); /* coded */
+uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t section); /* encoded */
 
 /* Of all sections. */
 uint64_t ucm_encoding_plain_layer_bytes(const struct ucm_encoding_spec *spec);
@@ -116,15 +116,15 @@ int ucm_encoding_parse(const uint8_t bytes[UCM_ENCODING_IDENTITY_BYTES],
 
 /* ---- encoding and decoding ---- */
 
-/* One section. Memory of plain and coded does not overlap. */
+/* One section. Memory of plain and encoded does not overlap. */
 void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *plain,
-                void *coded);
-void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *coded,
+                void *encoded);
+void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded,
                 void *plain);
 
 /* Whether the encoding could hold what was encoded. Only lossless can say no, of contents that it
  * would not make smaller; what such a section decodes to is not what was encoded. */
-bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, const void *coded);
+bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded);
 
 /* ---- encodings ---- */
 
@@ -134,18 +134,18 @@ struct ucm_encoding_method {
     uint32_t number, version;
     const char *name;
     uint32_t dtypes; /* bit d: plain elements may be of enum ucm_encoding_dtype d */
-    /* Which fields of a spec change the coded bytes, beside the sizes. */
+    /* Which fields of a spec change the encoded bytes, beside the sizes. */
     bool (*uses_order)(const struct ucm_encoding_spec *spec, uint32_t section);
     bool uses_axis, uses_seed;
     /* Refuses parameters; NULL: none to refuse. Fills in why as ucm_encoding_check does. */
     int (*check)(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY]);
     uint64_t (*bytes)(const struct ucm_encoding_spec *spec, uint32_t section);
     void (*encode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
-                   uint8_t *coded);
-    void (*decode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+                   uint8_t *encoded);
+    void (*decode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
                    uint8_t *plain);
     bool (*fits)(const struct ucm_encoding_spec *spec, uint32_t section,
-                 const uint8_t *coded); /* NULL: always */
+                 const uint8_t *encoded); /* NULL: always */
 };
 
 /* Ends with NULL. */
@@ -158,10 +158,10 @@ const struct ucm_encoding_method *ucm_encoding_method_named(const char *name);
 /* ---- planes ---- */
 
 /* A section in the pages of a region, and in the slots of its namespace: block b's plain form is at
- * base + b * stride, its coded form at slot_offset in the slot. */
+ * base + b * stride, its encoded form at slot_offset in the slot. */
 struct ucm_encoding_plane {
     uint64_t base, stride, slot_offset;
-    uint32_t bytes;   /* coded */
+    uint32_t bytes;   /* encoded */
     uint32_t section; /* of the spec */
 };
 

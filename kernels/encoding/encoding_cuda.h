@@ -1,6 +1,6 @@
-/* The CUDA form of the encodings: kernels that encode a dump's pages into coded sections and decode
- * a load's coded sections into pages, block by block and plane by plane as copy.cu walks them. The
- * coded side is a slot in pinned memory or an item of a slice in the GPU's own; the plain side is a
+/* The CUDA form of the encodings: kernels that encode a dump's pages into encoded sections and decode
+ * a load's encoded sections into pages, block by block and plane by plane as copy.cu walks them. The
+ * encoded side is a slot in pinned memory or an item of a slice in the GPU's own; the plain side is a
  * worker's paged KV memory. Bits equal those of ucm_encode and ucm_decode.
  *
  * Promise, as copy.h's: of the given items and planes a kernel touches only [slot + slot_offset, +

@@ -36,7 +36,7 @@ static uint32_t encode_row(uint32_t dtype, uint32_t dim, const uint8_t *plain, u
 }
 
 static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
-                   uint8_t *coded)
+                   uint8_t *encoded)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     uint32_t rows = encoding_rows(s);
@@ -45,14 +45,14 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
     for (uint32_t row = 0; row < rows; row++) {
         uint64_t first = (uint64_t)row * s->dim;
 
-        coded[scales + row] =
-            (uint8_t)encode_row(spec->dtype, s->dim, plain + 2 * first, coded + first);
+        encoded[scales + row] =
+            (uint8_t)encode_row(spec->dtype, s->dim, plain + 2 * first, encoded + first);
     }
-    encoding_pad(coded, encoding_elements(s), scales);
-    encoding_pad(coded, scales + rows, bytes(spec, section));
+    encoding_pad(encoded, encoding_elements(s), scales);
+    encoding_pad(encoded, scales + rows, bytes(spec, section));
 }
 
-static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
                    uint8_t *plain)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
@@ -60,11 +60,11 @@ static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const
     uint64_t scales = scales_at(s);
 
     for (uint32_t row = 0; row < rows; row++) {
-        float power = ucm_fp8_power(coded[scales + row]);
+        float power = ucm_fp8_power(encoded[scales + row]);
         uint64_t first = (uint64_t)row * s->dim;
 
         for (uint64_t i = first; i < first + s->dim; i++)
-            encoding_put16(plain + 2 * i, ucm_fp8_decode(spec->dtype, coded[i], power));
+            encoding_put16(plain + 2 * i, ucm_fp8_decode(spec->dtype, encoded[i], power));
     }
 }
 

@@ -80,7 +80,7 @@ static uint32_t encode_group(uint32_t dtype, const struct group *g, const uint8_
 }
 
 static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
-                   uint8_t *coded)
+                   uint8_t *encoded)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     uint32_t n = scales(spec, section);
@@ -89,13 +89,13 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
     for (uint32_t i = 0; i < n; i++) {
         struct group g = group_of(spec, section, i);
 
-        encoding_put16(coded + at + 2 * i, encode_group(spec->dtype, &g, plain, coded));
+        encoding_put16(encoded + at + 2 * i, encode_group(spec->dtype, &g, plain, encoded));
     }
-    encoding_pad(coded, encoding_elements(s), at);
-    encoding_pad(coded, at + UINT64_C(2) * n, bytes(spec, section));
+    encoding_pad(encoded, encoding_elements(s), at);
+    encoding_pad(encoded, at + UINT64_C(2) * n, bytes(spec, section));
 }
 
-static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
                    uint8_t *plain)
 {
     uint32_t n = scales(spec, section);
@@ -103,10 +103,10 @@ static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const
 
     for (uint32_t i = 0; i < n; i++) {
         struct group g = group_of(spec, section, i);
-        float scale = ucm_bf16_decode(encoding_get16(coded + at + 2 * i));
+        float scale = ucm_bf16_decode(encoding_get16(encoded + at + 2 * i));
 
         for (uint64_t e = g.first; e < g.first + g.n * g.step; e += g.step)
-            encoding_put16(plain + 2 * e, ucm_int8_decode(spec->dtype, (int8_t)coded[e], scale));
+            encoding_put16(plain + 2 * e, ucm_int8_decode(spec->dtype, (int8_t)encoded[e], scale));
     }
 }
 

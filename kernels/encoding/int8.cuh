@@ -119,7 +119,7 @@ template <uint32_t D> struct int8 {
 /* Columns: channel c of head h is column h * dim + c. A tile has UCM_ENCODING_TILE_COLUMNS of them, over
  * the tokens of a run; a lane has eight, or one after another if rows are not aligned. */
 struct columns {
-    uint64_t plain, coded, scales;    /* scales: the run's */
+    uint64_t plain, encoded, scales;    /* scales: the run's */
     uint32_t tokens, from, of_head;   /* of the run; its first; of the section */
     uint32_t heads, dim, first, n, lane;
     bool hnd;
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void encode_columns_vector(const struct column
 
         if (element_special<D>(x))
             c = int8<D>::encode_rare(x, scales, 1);
-        __stcs((uint2 *)(t.coded + at + token * step), c);
+        __stcs((uint2 *)(t.encoded + at + token * step), c);
     }
 }
 
@@ -193,7 +193,7 @@ static __device__ __forceinline__ void decode_columns_vector(const struct column
 #pragma unroll
         for (uint32_t u = 0; u < 8; u++)
             if (token + u < t.tokens)
-                c[u] = __ldcs((const uint2 *)(t.coded + at + (token + u) * step));
+                c[u] = __ldcs((const uint2 *)(t.encoded + at + (token + u) * step));
 #pragma unroll
         for (uint32_t u = 0; u < 8; u++)
             if (token + u < t.tokens)
@@ -214,7 +214,7 @@ template <uint32_t D> static __device__ void encode_columns(const struct columns
         scale = int8<D>::scale(largest);
         __stcs((uint16_t *)(t.scales + i * 2), (uint16_t)scale);
         for (uint32_t token = 0; token < t.tokens; token++)
-            __stcs((uint8_t *)(t.coded + at + token * step),
+            __stcs((uint8_t *)(t.encoded + at + token * step),
                    (uint8_t)int8<D>::encode_one(element_load(t.plain + (at + token * step) * 2),
                                                 scale));
     }
@@ -229,24 +229,24 @@ template <uint32_t D> static __device__ void decode_columns(const struct columns
         for (uint32_t token = 0; token < t.tokens; token++)
             element_store(
                 t.plain + (at + token * step) * 2,
-                int8<D>::decode_one(__ldcs((const uint8_t *)(t.coded + at + token * step)), scale));
+                int8<D>::decode_one(__ldcs((const uint8_t *)(t.encoded + at + token * step)), scale));
     }
 }
 
 template <uint32_t D, bool ENCODE>
 static __device__ __forceinline__ void columns_tile(const struct ucm_encoding_section &s,
-                                                    uint32_t run, uint64_t plain, uint64_t coded,
+                                                    uint32_t run, uint64_t plain, uint64_t encoded,
                                                     uint32_t number, uint32_t lane)
 {
     uint32_t all = s.heads * s.dim, runs = (s.tokens + run - 1) / run;
     uint32_t chunks = (all + UCM_ENCODING_TILE_COLUMNS - 1) / UCM_ENCODING_TILE_COLUMNS;
-    uint64_t elements = (uint64_t)s.tokens * all, scales = coded + aligned16(elements);
+    uint64_t elements = (uint64_t)s.tokens * all, scales = encoded + aligned16(elements);
     struct columns t;
 
     if (number >= runs * chunks)
         return;
     t.plain = plain;
-    t.coded = coded;
+    t.encoded = encoded;
     t.scales = scales + (uint64_t)(number / chunks) * all * 2;
     t.from = number / chunks * run;
     t.tokens = min(run, s.tokens - t.from);
@@ -258,7 +258,7 @@ static __device__ __forceinline__ void columns_tile(const struct ucm_encoding_se
     t.lane = lane;
     t.hnd = s.order == UCM_ENCODING_HND;
     if (ENCODE && number == 0) {
-        pad16(coded, elements, lane);
+        pad16(encoded, elements, lane);
         pad16(scales, (uint64_t)runs * all * 2, lane);
     }
     if (s.dim % 8 == 0 && plain % 16 == 0)

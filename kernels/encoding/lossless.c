@@ -32,7 +32,7 @@ static uint32_t base_of(const struct ucm_encoding_section *s, uint32_t tile, uin
 }
 
 static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
-                   uint8_t *coded)
+                   uint8_t *encoded)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     struct lossless_layout l = lossless_layout(s);
@@ -40,45 +40,45 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
 
     for (uint32_t tile = 0; tile < encoding_tiles(s); tile++)
         for (uint32_t head = 0; head < s->heads; head++)
-            coded[l.bases + tile * s->heads + head] = (uint8_t)base_of(s, tile, head, plain);
-    memset(coded + l.codes, 0, l.codes_end - l.codes);
+            encoded[l.bases + tile * s->heads + head] = (uint8_t)base_of(s, tile, head, plain);
+    memset(encoded + l.codes, 0, l.codes_end - l.codes);
     for (uint32_t i = 0; i < l.elements; i++) {
         uint32_t h = encoding_get16(plain + UINT64_C(2) * i), e = ucm_lossless_exponent(h);
-        uint32_t code = ucm_lossless_code(e, coded[l.bases + encoding_tile_of(s, i / s->dim)]);
+        uint32_t code = ucm_lossless_code(e, encoded[l.bases + encoding_tile_of(s, i / s->dim)]);
 
-        coded[i] = (uint8_t)ucm_lossless_rest(h);
-        coded[l.codes + i / 2] |= (uint8_t)(code << 4 * (i % 2));
+        encoded[i] = (uint8_t)ucm_lossless_rest(h);
+        encoded[l.codes + i / 2] |= (uint8_t)(code << 4 * (i % 2));
         if (code != UCM_LOSSLESS_ESCAPE)
             continue;
         if (count == l.room) {
-            lossless_unfit(&l, coded);
+            lossless_unfit(&l, encoded);
             return;
         }
-        encoding_put32(coded + l.list + 4 + UINT64_C(4) * count++, i << 8 | e);
+        encoding_put32(encoded + l.list + 4 + UINT64_C(4) * count++, i << 8 | e);
     }
-    lossless_pad(&l, count, coded);
+    lossless_pad(&l, count, encoded);
 }
 
-static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
                    uint8_t *plain)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     struct lossless_layout l = lossless_layout(s);
 
     for (uint32_t i = 0; i < l.elements; i++) {
-        uint32_t code = coded[l.codes + i / 2] >> 4 * (i % 2) & 15u;
-        uint32_t e = ucm_lossless_decode(code, coded[l.bases + encoding_tile_of(s, i / s->dim)]);
+        uint32_t code = encoded[l.codes + i / 2] >> 4 * (i % 2) & 15u;
+        uint32_t e = ucm_lossless_decode(code, encoded[l.bases + encoding_tile_of(s, i / s->dim)]);
 
-        encoding_put16(plain + UINT64_C(2) * i, ucm_lossless_element(e, coded[i]));
+        encoding_put16(plain + UINT64_C(2) * i, ucm_lossless_element(e, encoded[i]));
     }
-    lossless_apply(&l, coded, plain);
+    lossless_apply(&l, encoded, plain);
 }
 
-static bool fits(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded)
+static bool fits(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded)
 {
     struct lossless_layout l = lossless_layout(&spec->section[section]);
 
-    return encoding_get32(coded + l.list) != UCM_LOSSLESS_UNFIT;
+    return encoding_get32(encoded + l.list) != UCM_LOSSLESS_UNFIT;
 }
 
 const struct ucm_encoding_method encoding_lossless = {

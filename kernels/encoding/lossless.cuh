@@ -24,18 +24,18 @@ struct divisor {
 struct lossless_section {
     uint32_t elements, room, heads, tokens, dim, n_bases;
     bool nhd;
-    uint64_t plain, coded, codes, bases, list, end;
+    uint64_t plain, encoded, codes, bases, list, end;
     struct divisor dim_of, inner;
 
     __device__ __forceinline__ lossless_section(const struct ucm_encoding_section &s,
-                                                uint64_t plain_at, uint64_t coded_at)
+                                                uint64_t plain_at, uint64_t encoded_at)
         : elements(s.tokens * s.heads * s.dim), heads(s.heads), tokens(s.tokens), dim(s.dim),
-          nhd(s.order == UCM_ENCODING_NHD), plain(plain_at), coded(coded_at), dim_of(s.dim),
+          nhd(s.order == UCM_ENCODING_NHD), plain(plain_at), encoded(encoded_at), dim_of(s.dim),
           inner(s.order == UCM_ENCODING_NHD ? s.heads : s.tokens)
     {
         room = (elements + 127) / 128;
         n_bases = (tokens + UCM_LOSSLESS_TILE - 1) / UCM_LOSSLESS_TILE * heads;
-        codes = coded + aligned16(elements);
+        codes = encoded + aligned16(elements);
         bases = codes + aligned16((elements + 1) / 2);
         list = bases + aligned16(n_bases);
         end = list + aligned16(4 + 4ull * room);
@@ -83,7 +83,7 @@ static __device__ __forceinline__ uint4 lossless_vector(uint2 rest, uint32_t cod
 static __device__ void lossless_element(const struct lossless_section &s, uint32_t i)
 {
     uint32_t byte = __ldcs((const uint8_t *)s.codes + i / 2),
-             rest = __ldcs((const uint8_t *)s.coded + i);
+             rest = __ldcs((const uint8_t *)s.encoded + i);
     uint32_t base = __ldg((const uint8_t *)s.bases + s.base_of(i));
     uint32_t e = ucm_lossless_decode(byte >> 4 * (i % 2) & 15u, base);
 
@@ -108,7 +108,7 @@ static __device__ __forceinline__ void lossless_apply(const struct lossless_sect
         if (mine && lane == 31 - __clz(same))
             __stcs((uint16_t *)s.plain + at,
                    (uint16_t)ucm_lossless_element(entry & 0xffu,
-                                                  __ldg((const uint8_t *)s.coded + at)));
+                                                  __ldg((const uint8_t *)s.encoded + at)));
         __syncwarp();
     }
 }
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void lossless_decode(const struct lossless_sec
             uint32_t i = at + u * LANES * 8;
 
             if (s.dim % 8 == 0 && i < end) {
-                rest[u] = __ldcs((const uint2 *)(s.coded + i));
+                rest[u] = __ldcs((const uint2 *)(s.encoded + i));
                 codes[u] = __ldcs((const uint32_t *)(s.codes + i / 2));
                 base[u] = __ldg((const uint8_t *)s.bases + s.base_of(i));
             }
@@ -337,7 +337,7 @@ static __device__ __forceinline__ void lossless_zero(uint64_t from, uint64_t to)
 /* What lies between the arrays of a section that fits, and behind its entries. Vectors were written whole. */
 static __device__ __forceinline__ void lossless_pad(const struct lossless_section &s, uint32_t count)
 {
-    lossless_zero(s.coded + (s.elements + 7ull) / 8 * 8, s.codes);
+    lossless_zero(s.encoded + (s.elements + 7ull) / 8 * 8, s.codes);
     lossless_zero(s.codes + (s.elements + 7ull) / 8 * 4, s.bases);
     lossless_zero(s.bases + s.n_bases, s.list);
     for (uint64_t at = s.list + 4 + 4ull * (count + threadIdx.x); at < s.end; at += 4 * blockDim.x)
@@ -370,7 +370,7 @@ static __device__ __forceinline__ uint32_t lossless_encode_range(const PART &par
             if (i < end) {
                 escapes = lossless_encode(part, i, x[u], &rest, &codes);
                 if (write) {
-                    __stcs((uint2 *)(s.coded + i), rest);
+                    __stcs((uint2 *)(s.encoded + i), rest);
                     __stcs((uint32_t *)(s.codes + i / 2), codes);
                 }
             }
@@ -451,7 +451,7 @@ static __device__ __forceinline__ void lossless_encode_section(const struct loss
     count = lossless_encode_part(lossless_all(s, shared), shared);
     if (count > s.room) {
         __syncthreads(); /* after what others have written of it */
-        lossless_zero(s.coded, s.end);
+        lossless_zero(s.encoded, s.end);
         __syncthreads();
     } else {
         lossless_pad(s, count);

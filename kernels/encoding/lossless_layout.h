@@ -25,34 +25,34 @@ static inline struct lossless_layout lossless_layout(const struct ucm_encoding_s
 }
 
 /* What an encoder did not write: between the arrays, and behind `count` entries of the list. */
-static inline void lossless_pad(const struct lossless_layout *l, uint32_t count, uint8_t *coded)
+static inline void lossless_pad(const struct lossless_layout *l, uint32_t count, uint8_t *encoded)
 {
     uint64_t used = l->list + 4 + UINT64_C(4) * count;
 
-    encoding_pad(coded, l->elements, l->codes);
-    encoding_pad(coded, l->codes_end, l->bases);
-    encoding_pad(coded, l->bases_end, l->list);
-    encoding_pad(coded, used, encoding_align(l->end));
-    encoding_put32(coded + l->list, count);
+    encoding_pad(encoded, l->elements, l->codes);
+    encoding_pad(encoded, l->codes_end, l->bases);
+    encoding_pad(encoded, l->bases_end, l->list);
+    encoding_pad(encoded, used, encoding_align(l->end));
+    encoding_put32(encoded + l->list, count);
 }
 
 /* The section has more escapes than room. */
-static inline void lossless_unfit(const struct lossless_layout *l, uint8_t *coded)
+static inline void lossless_unfit(const struct lossless_layout *l, uint8_t *encoded)
 {
-    memset(coded, 0, encoding_align(l->end));
-    encoding_put32(coded + l->list, UCM_LOSSLESS_UNFIT);
+    memset(encoded, 0, encoding_align(l->end));
+    encoding_put32(encoded + l->list, UCM_LOSSLESS_UNFIT);
 }
 
 /* The exponents of escapes, over what their codes gave. */
-static inline void lossless_apply(const struct lossless_layout *l, const uint8_t *coded,
+static inline void lossless_apply(const struct lossless_layout *l, const uint8_t *encoded,
                                   uint8_t *plain)
 {
-    uint32_t count = encoding_get32(coded + l->list);
+    uint32_t count = encoding_get32(encoded + l->list);
 
     if (count == UCM_LOSSLESS_UNFIT)
         return;
     for (uint32_t i = 0; i < count && i < l->room; i++) {
-        uint32_t entry = encoding_get32(coded + l->list + 4 + UINT64_C(4) * i);
+        uint32_t entry = encoding_get32(encoded + l->list + 4 + UINT64_C(4) * i);
         uint8_t *element = plain + UINT64_C(2) * (entry >> 8);
 
         if (entry >> 8 < l->elements)

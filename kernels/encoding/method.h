@@ -10,7 +10,7 @@
 int encoding_refuse(char why[UCM_ENCODING_WHY], const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Each array of a section's coded form begins at a multiple of this; what lies between is 0. */
+/* Each array of a section's encoded form begins at a multiple of this; what lies between is 0. */
 #define ENCODING_ALIGN 16u
 
 static inline uint64_t encoding_align(uint64_t bytes)
@@ -28,10 +28,10 @@ static inline uint32_t encoding_elements(const struct ucm_encoding_section *s)
     return encoding_rows(s) * s->dim;
 }
 
-/* Zeroes [from, to) of the coded form, which is less than ENCODING_ALIGN bytes. */
-static inline void encoding_pad(uint8_t *coded, uint64_t from, uint64_t to)
+/* Zeroes [from, to) of the encoded form, which is less than ENCODING_ALIGN bytes. */
+static inline void encoding_pad(uint8_t *encoded, uint64_t from, uint64_t to)
 {
-    memset(coded + from, 0, to - from);
+    memset(encoded + from, 0, to - from);
 }
 
 static inline uint32_t encoding_get16(const uint8_t *p)

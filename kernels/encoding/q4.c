@@ -179,7 +179,7 @@ static uint32_t centre(float y[][GROUP], uint32_t rows, uint32_t n, uint8_t *cod
 }
 
 static void encode_v(const struct ucm_encoding_spec *spec, const struct q4_layout *l,
-                     const struct ucm_encoding_section *s, const uint8_t *plain, uint8_t *coded)
+                     const struct ucm_encoding_section *s, const uint8_t *plain, uint8_t *encoded)
 {
     float y[GROUP];
 
@@ -189,18 +189,18 @@ static void encode_v(const struct ucm_encoding_spec *spec, const struct q4_layou
             uint64_t at = (uint64_t)row * s->dim + group.first;
 
             rotate(&group, spec->dtype, plain + 2 * at, y);
-            encoding_put16(coded + l->scales + UINT64_C(2) * (row * l->groups + g),
-                           quantise(y, group.n, coded + at / 2));
+            encoding_put16(encoded + l->scales + UINT64_C(2) * (row * l->groups + g),
+                           quantise(y, group.n, encoded + at / 2));
         }
 }
 
 static void encode_tile(const struct ucm_encoding_spec *spec, const struct q4_layout *l,
                         const struct ucm_encoding_section *s, uint32_t tile, uint32_t head,
-                        uint32_t g, const uint8_t *plain, uint8_t *coded)
+                        uint32_t g, const uint8_t *plain, uint8_t *encoded)
 {
     uint32_t n = l->rotation, first = g * n, tokens = encoding_tile_tokens(s, tile);
     uint64_t c = (uint64_t)tile * s->heads + head, number[UCM_Q4_TILE];
-    uint8_t *shifts = coded + l->shifts + c * l->row_bytes + first / 2;
+    uint8_t *shifts = encoded + l->shifts + c * l->row_bytes + first / 2;
     const uint8_t *row[UCM_Q4_TILE];
     float y[UCM_Q4_TILE][GROUP];
     struct group group;
@@ -213,27 +213,27 @@ static void encode_tile(const struct ucm_encoding_spec *spec, const struct q4_la
     group = group_of(spec, first, n, shifts);
     for (uint32_t t = 0; t < tokens; t++)
         rotate(&group, spec->dtype, row[t], y[t]);
-    encoding_put16(coded + l->centre_scales + 2 * (c * l->groups + g),
-                   centre(y, tokens, n, coded + l->centres + c * l->row_bytes + first / 2));
+    encoding_put16(encoded + l->centre_scales + 2 * (c * l->groups + g),
+                   centre(y, tokens, n, encoded + l->centres + c * l->row_bytes + first / 2));
     for (uint32_t t = 0; t < tokens; t++)
-        encoding_put16(coded + l->scales + 2 * (number[t] * l->groups + g),
-                       quantise(y[t], n, coded + (number[t] * s->dim + first) / 2));
+        encoding_put16(encoded + l->scales + 2 * (number[t] * l->groups + g),
+                       quantise(y[t], n, encoded + (number[t] * s->dim + first) / 2));
 }
 
 static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
-                   uint8_t *coded)
+                   uint8_t *encoded)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     struct q4_layout l = q4_layout(s);
 
     if (s->kind == UCM_ENCODING_V)
-        encode_v(spec, &l, s, plain, coded);
+        encode_v(spec, &l, s, plain, encoded);
     else
         for (uint32_t tile = 0; tile < encoding_tiles(s); tile++)
             for (uint32_t head = 0; head < s->heads; head++)
                 for (uint32_t g = 0; g < l.groups; g++)
-                    encode_tile(spec, &l, s, tile, head, g, plain, coded);
-    q4_pad(&l, coded);
+                    encode_tile(spec, &l, s, tile, head, g, plain, encoded);
+    q4_pad(&l, encoded);
 }
 
 /* ---- decoding ---- */
@@ -267,18 +267,19 @@ static float scale_at(const uint8_t *scales, uint64_t i)
 /* tile: the number of the row's tile and head. */
 static void decode_group(const struct ucm_encoding_spec *spec, uint32_t section,
                          const struct q4_layout *l, uint32_t row, uint64_t tile, uint32_t g,
-                         const uint8_t *coded, uint8_t *plain)
+                         const uint8_t *encoded, uint8_t *plain)
 {
     uint32_t n = l->rotation, first = g * n, dim = spec->section[section].dim;
     uint64_t at = (uint64_t)row * dim + first, of_tile = tile * l->row_bytes + first / 2;
     bool k = spec->section[section].kind == UCM_ENCODING_K;
-    struct group group = group_of(spec, first, n, k ? coded + l->shifts + of_tile : NULL);
+    struct group group = group_of(spec, first, n, k ? encoded + l->shifts + of_tile : NULL);
     float u[GROUP], w[GROUP];
 
-    rotate_back(coded + at / 2, n, scale_at(coded + l->scales, (uint64_t)row * l->groups + g), u);
+    rotate_back(encoded + at / 2, n, scale_at(encoded + l->scales, (uint64_t)row * l->groups + g),
+                u);
     if (k)
-        rotate_back(coded + l->centres + of_tile, n,
-                    scale_at(coded + l->centre_scales, tile * l->groups + g), w);
+        rotate_back(encoded + l->centres + of_tile, n,
+                    scale_at(encoded + l->centre_scales, tile * l->groups + g), w);
     for (uint32_t i = 0; i < n; i++) {
         float x = (k ? u[i] + w[i] : u[i]) * group.factor[i];
 
@@ -286,7 +287,7 @@ static void decode_group(const struct ucm_encoding_spec *spec, uint32_t section,
     }
 }
 
-static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
                    uint8_t *plain)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
@@ -294,7 +295,7 @@ static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const
 
     for (uint32_t row = 0; row < encoding_rows(s); row++)
         for (uint32_t g = 0; g < l.groups; g++)
-            decode_group(spec, section, &l, row, encoding_tile_of(s, row), g, coded, plain);
+            decode_group(spec, section, &l, row, encoding_tile_of(s, row), g, encoded, plain);
 }
 
 const struct ucm_encoding_method encoding_q4 = {

@@ -22,7 +22,7 @@ struct q4_matrix {
 };
 
 /* What is read of a unit. Scales are of tokens 2q and 2q + 1, for the vectors 0 and 1 written. */
-struct q4_coded {
+struct q4_encoded {
     uint4 codes[2], centre; /* codes: [tokens below 8 or not] */
     uint32_t scales[2][2][2], centre_scale[2], shifts[2];
 };
@@ -110,7 +110,7 @@ static __device__ __forceinline__ uint4 q4_read_codes(uint64_t codes, const stru
 
 template <bool K, bool BLOCKS>
 static __device__ __forceinline__ void
-q4_read(struct q4_coded *c, const struct q4_shared *shared, const struct q4_unit &u,
+q4_read(struct q4_encoded *c, const struct q4_shared *shared, const struct q4_unit &u,
         const struct q4_spot &spot, const struct q4_lane &l)
 {
     const struct q4_section *s = &shared->section[u.section];
@@ -120,11 +120,11 @@ q4_read(struct q4_coded *c, const struct q4_shared *shared, const struct q4_unit
     for (uint32_t o = 0; o < 2; o++) {
         uint32_t t = 8 * o + l.g, step = t * u.row_step;
 
-        c->codes[o] = q4_read_codes<BLOCKS>(u.coded, in, in[0].element + step,
+        c->codes[o] = q4_read_codes<BLOCKS>(u.encoded, in, in[0].element + step,
                                             in[1].element + step, t < u.tokens);
     }
     if (K)
-        c->centre = q4_read_codes<BLOCKS>(u.coded + s->centres, in, q4_centre_of(shared, u, in[0]),
+        c->centre = q4_read_codes<BLOCKS>(u.encoded + s->centres, in, q4_centre_of(shared, u, in[0]),
                                           q4_centre_of(shared, u, in[1]), true);
 #pragma unroll
     for (uint32_t v = 0; v < 2; v++) {
@@ -132,8 +132,8 @@ q4_read(struct q4_coded *c, const struct q4_shared *shared, const struct q4_unit
 
         c->centre_scale[v] = c->shifts[v] = 0;
         if (K && out[v].there) {
-            c->centre_scale[v] = q4_scale_at(u.coded + s->centre_scales, centre, u.group);
-            c->shifts[v] = __ldcs((const uint32_t *)(u.coded + s->shifts + centre / 2));
+            c->centre_scale[v] = q4_scale_at(u.encoded + s->centre_scales, centre, u.group);
+            c->shifts[v] = __ldcs((const uint32_t *)(u.encoded + s->shifts + centre / 2));
         }
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
@@ -144,7 +144,7 @@ q4_read(struct q4_coded *c, const struct q4_shared *shared, const struct q4_unit
                 c->scales[1][i / 2][i % 2] = c->scales[0][i / 2][i % 2];
             else if (out[v].there && t < u.tokens)
                 c->scales[v][i / 2][i % 2] = q4_scale_at(
-                    u.coded + s->scales, out[v].element + t * u.row_step, u.group);
+                    u.encoded + s->scales, out[v].element + t * u.row_step, u.group);
         }
     }
 }
@@ -359,7 +359,7 @@ static __device__ __forceinline__ void q4_write(const uint4 out[2][2], const str
 
 template <uint32_t D, bool K, bool BLOCKS>
 static __device__ __forceinline__ void
-q4_decode(const struct q4_coded &c, const struct q4_shared *shared, const struct q4_unit &u,
+q4_decode(const struct q4_encoded &c, const struct q4_shared *shared, const struct q4_unit &u,
           const struct q4_vector at[2], const struct q4_lane &l)
 {
     const float of = __uint_as_float((127 - u.group) << 23);

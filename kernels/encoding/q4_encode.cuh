@@ -168,7 +168,7 @@ static __device__ __forceinline__ void q4_level(const struct q4_unit &u, const s
     *(float4 *)&scratch->divisors[column] =
         make_float4(divisors[0], divisors[1], divisors[2], divisors[3]);
     if (at.there)
-        __stcs((uint16_t *)(u.coded + shared->section[u.section].shifts) + q4_centre_of(shared, u, at) / 4, (uint16_t)shifts);
+        __stcs((uint16_t *)(u.encoded + shared->section[u.section].shifts) + q4_centre_of(shared, u, at) / 4, (uint16_t)shifts);
 }
 
 /* ---- K: the centre ---- */
@@ -349,9 +349,9 @@ static __device__ __forceinline__ void q4_store_centre(const struct q4_centre &c
 
     if (!at.there)
         return;
-    __stcs((uint16_t *)(u.coded + s->centres) + number / 4, (uint16_t)centre.codes);
+    __stcs((uint16_t *)(u.encoded + s->centres) + number / 4, (uint16_t)centre.codes);
     if ((at.channel & ((1u << q4_group<G>(u.group)) - 1)) == 0)
-        __stcs((uint16_t *)(u.coded + s->centre_scales) + (number >> q4_group<G>(u.group)),
+        __stcs((uint16_t *)(u.encoded + s->centre_scales) + (number >> q4_group<G>(u.group)),
                (uint16_t)centre.scale);
 }
 
@@ -404,11 +404,11 @@ static __device__ __forceinline__ void q4_pad(const struct q4_shared *shared,
 {
     const struct q4_section *s = &shared->section[u.section];
 
-    pad16(u.coded, s->codes_end, lane);
-    pad16(u.coded, s->scales_end, lane);
-    pad16(u.coded, s->centres_end, lane);
-    pad16(u.coded, s->centre_scales_end, lane);
-    pad16(u.coded, s->end, lane);
+    pad16(u.encoded, s->codes_end, lane);
+    pad16(u.encoded, s->scales_end, lane);
+    pad16(u.encoded, s->centres_end, lane);
+    pad16(u.encoded, s->centre_scales_end, lane);
+    pad16(u.encoded, s->end, lane);
 }
 
 template <uint32_t D, uint32_t G>

@@ -33,13 +33,13 @@ static inline struct q4_layout q4_layout(const struct ucm_encoding_section *s)
     return l;
 }
 
-static inline void q4_pad(const struct q4_layout *l, uint8_t *coded)
+static inline void q4_pad(const struct q4_layout *l, uint8_t *encoded)
 {
-    encoding_pad(coded, l->codes_end, l->scales);
-    encoding_pad(coded, l->scales_end, l->centres);
-    encoding_pad(coded, l->centres_end, l->centre_scales);
-    encoding_pad(coded, l->centre_scales_end, l->shifts);
-    encoding_pad(coded, l->end, encoding_align(l->end));
+    encoding_pad(encoded, l->codes_end, l->scales);
+    encoding_pad(encoded, l->scales_end, l->centres);
+    encoding_pad(encoded, l->centres_end, l->centre_scales);
+    encoding_pad(encoded, l->centre_scales_end, l->shifts);
+    encoding_pad(encoded, l->end, encoding_align(l->end));
 }
 
 #endif

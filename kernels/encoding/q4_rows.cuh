@@ -205,9 +205,9 @@ static __device__ __forceinline__ void q4_store_row(const struct q4_shared *shar
         codes = q4_codes(y[k], reciprocal);
         if (!l.at[k].there || token >= u.tokens)
             continue;
-        __stcs((uint32_t *)(u.coded + element / 2), codes);
+        __stcs((uint32_t *)(u.encoded + element / 2), codes);
         if ((l.at[k].channel & ((1u << q4_group<G>(u.group)) - 1)) == 0)
-            __stcs((uint16_t *)(u.coded + s->scales) + (element >> q4_group<G>(u.group)), (uint16_t)scale);
+            __stcs((uint16_t *)(u.encoded + s->scales) + (element >> q4_group<G>(u.group)), (uint16_t)scale);
     }
 }
 

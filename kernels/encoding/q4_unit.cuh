@@ -34,7 +34,7 @@ struct q4_shared {
 };
 
 struct q4_unit {
-    uint64_t plain, coded;
+    uint64_t plain, encoded;
     uint32_t section, number;     /* of the unit in it: of tile and chunk */
     uint32_t tile, chunk, tokens; /* tokens: of the tile; 0: there is no such unit */
     uint32_t row_step, group;              /* the section's */
@@ -95,10 +95,10 @@ static __device__ __forceinline__ void q4_prepare(const struct ucm_encoding_spec
 
 static __device__ __forceinline__ struct q4_unit q4_unit(const struct q4_shared *shared,
                                                          uint32_t section, uint64_t plain,
-                                                         uint64_t coded, uint32_t number)
+                                                         uint64_t encoded, uint32_t number)
 {
     const struct q4_section *s = &shared->section[section];
-    struct q4_unit u = {plain, coded, section, number,      0,
+    struct q4_unit u = {plain, encoded, section, number,      0,
                         number, 0,     s->row_step, s->group, s->k};
 
     if (number >= s->chunks) {

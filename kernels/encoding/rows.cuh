@@ -116,9 +116,9 @@ template <uint32_t L> static __device__ __forceinline__ uint32_t group_max(uint3
     return x;
 }
 
-/* One tile: rows first .. first + n of a section. coded: its first code; scales: its first scale. */
+/* One tile: rows first .. first + n of a section. encoded: its first code; scales: its first scale. */
 struct tile {
-    uint64_t plain, coded, scales;
+    uint64_t plain, encoded, scales;
     uint32_t dim, first, n, lane;
 };
 
@@ -128,7 +128,7 @@ static __device__ __forceinline__ void encode_vectors(const struct tile &t)
     constexpr uint32_t rows = LANES / L;
     uint32_t vectors = t.dim / 8, group = t.lane / L, at = t.lane % L, mine = 0;
     const uint4 *plain = (const uint4 *)t.plain + (uint64_t)t.first * vectors;
-    typename M::code *coded = (typename M::code *)t.coded + (uint64_t)t.first * vectors;
+    typename M::code *encoded = (typename M::code *)t.encoded + (uint64_t)t.first * vectors;
 
     for (uint32_t row = 0; row < t.n; row += rows * U) {
         uint4 x[U][V];
@@ -156,7 +156,7 @@ static __device__ __forceinline__ void encode_vectors(const struct tile &t)
 #pragma unroll
             for (uint32_t v = 0; v < V; v++)
                 if (r < t.n && at + v * L < vectors)
-                    __stcs(coded + r * vectors + at + v * L, M::encode(x[u][v], scale));
+                    __stcs(encoded + r * vectors + at + v * L, M::encode(x[u][v], scale));
         }
     }
     if (t.lane < t.n)
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void decode_vectors(const struct tile &t)
     constexpr uint32_t rows = LANES / L;
     uint32_t vectors = t.dim / 8, group = t.lane / L, at = t.lane % L, mine = 0;
     uint4 *plain = (uint4 *)t.plain + (uint64_t)t.first * vectors;
-    const typename M::code *coded = (const typename M::code *)t.coded + (uint64_t)t.first * vectors;
+    const typename M::code *encoded = (const typename M::code *)t.encoded + (uint64_t)t.first * vectors;
 
     if (t.lane < t.n)
         mine = __ldcs((const typename M::scale_t *)t.scales + t.first + t.lane);
@@ -183,7 +183,7 @@ static __device__ __forceinline__ void decode_vectors(const struct tile &t)
                 uint32_t r = row + u * rows + group, i = at + v * L;
 
                 if (r < t.n && i < vectors)
-                    x[u][v] = __ldcs(coded + r * vectors + i);
+                    x[u][v] = __ldcs(encoded + r * vectors + i);
             }
 #pragma unroll
         for (uint32_t u = 0; u < U; u++) {
@@ -201,14 +201,14 @@ static __device__ __forceinline__ void decode_vectors(const struct tile &t)
 template <class M> static __device__ void encode_elements(const struct tile &t)
 {
     for (uint32_t r = t.first; r < t.first + t.n; r++) {
-        uint64_t plain = t.plain + (uint64_t)r * t.dim * 2, coded = t.coded + (uint64_t)r * t.dim;
+        uint64_t plain = t.plain + (uint64_t)r * t.dim * 2, encoded = t.encoded + (uint64_t)r * t.dim;
         uint32_t largest = 0, scale;
 
         for (uint32_t i = t.lane; i < t.dim; i += LANES)
             largest = max(largest, element_finite<M::DTYPE>(element_load(plain + i * 2)));
         scale = M::scale(group_max<LANES>(largest));
         for (uint32_t i = t.lane; i < t.dim; i += LANES)
-            __stcs((uint8_t *)coded + i,
+            __stcs((uint8_t *)encoded + i,
                    (uint8_t)M::encode_one(element_load(plain + i * 2), scale));
         if (t.lane == 0)
             __stcs((typename M::scale_t *)t.scales + r, (typename M::scale_t)scale);
@@ -218,11 +218,11 @@ template <class M> static __device__ void encode_elements(const struct tile &t)
 template <class M> static __device__ void decode_elements(const struct tile &t)
 {
     for (uint32_t r = t.first; r < t.first + t.n; r++) {
-        uint64_t plain = t.plain + (uint64_t)r * t.dim * 2, coded = t.coded + (uint64_t)r * t.dim;
+        uint64_t plain = t.plain + (uint64_t)r * t.dim * 2, encoded = t.encoded + (uint64_t)r * t.dim;
         uint32_t scale = __ldcs((const typename M::scale_t *)t.scales + r);
 
         for (uint32_t i = t.lane; i < t.dim; i += LANES)
-            element_store(plain + i * 2, M::decode_one(__ldcs((const uint8_t *)coded + i), scale));
+            element_store(plain + i * 2, M::decode_one(__ldcs((const uint8_t *)encoded + i), scale));
     }
 }
 
@@ -245,18 +245,18 @@ static __device__ __forceinline__ void tile_vectors(const struct tile &t)
 /* Methods of one code byte an element and one scale a row, scales behind the codes. */
 template <class M, bool ENCODE>
 static __device__ __forceinline__ void rows_tile(const struct ucm_encoding_section &s,
-                                                 uint64_t plain, uint64_t coded, uint32_t number,
+                                                 uint64_t plain, uint64_t encoded, uint32_t number,
                                                  uint32_t lane)
 {
     uint32_t rows = s.tokens * s.heads, most = ucm_encoding_tile_rows(s.dim);
-    uint64_t codes = (uint64_t)rows * s.dim, scales = coded + aligned16(codes);
-    struct tile t = {plain, coded, scales, s.dim, number * most, 0, lane};
+    uint64_t codes = (uint64_t)rows * s.dim, scales = encoded + aligned16(codes);
+    struct tile t = {plain, encoded, scales, s.dim, number * most, 0, lane};
 
     if (t.first >= rows)
         return;
     t.n = min(most, rows - t.first);
     if (ENCODE && number == 0) {
-        pad16(coded, codes, lane);
+        pad16(encoded, codes, lane);
         pad16(scales, rows * sizeof(typename M::scale_t), lane);
     }
     if (s.dim % 8 == 0 && s.dim <= UCM_ENCODING_DIM_VECTOR && plain % 16 == 0)

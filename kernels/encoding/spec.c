@@ -245,20 +245,20 @@ static struct encoding_form form_of(uint32_t encoding)
 }
 
 void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *plain,
-                void *coded)
+                void *encoded)
 {
-    form_of(spec->encoding).encode(spec, section, plain, coded);
+    form_of(spec->encoding).encode(spec, section, plain, encoded);
 }
 
-void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *coded,
+void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded,
                 void *plain)
 {
-    form_of(spec->encoding).decode(spec, section, coded, plain);
+    form_of(spec->encoding).decode(spec, section, encoded, plain);
 }
 
-bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, const void *coded)
+bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded)
 {
     const struct ucm_encoding_method *m = ucm_encoding_method(spec->encoding);
 
-    return m->fits == NULL || m->fits(spec, section, coded);
+    return m->fits == NULL || m->fits(spec, section, encoded);
 }

@@ -238,7 +238,7 @@ static __device__ __forceinline__ void code_vector(uint4 x, uint32_t row_vectors
         *scale = (uint8_t)k;
 }
 
-/* As copy_plane, coded. Warps are whole: vectors is a multiple of 32. */
+/* As copy_plane, encoded. Warps are whole: vectors is a multiple of 32. */
 template <uint32_t TEAM, bool STRONG, uint32_t D>
 static __device__ __forceinline__ void code_plane(const struct ucm_slots_plane &p, uint64_t from,
                                                   uint64_t to, uint64_t scales, uint32_t thread)

@@ -57,7 +57,7 @@ struct ucm_slots_plane {
     uint64_t layer_stride, head_stride; /* strand = layer * heads + head */
     uint64_t pitch;
     uint32_t rows, row_bytes; /* row_bytes and all strides are multiples of 16 */
-    /* Not 0: rows are coded on their way, as the encoding `fp8` does it (docs/design/encodings.md), but an infinity as NaN.
+    /* Not 0: rows are encoded on their way, as the encoding `fp8` does it (docs/design/encodings.md), but an infinity as NaN.
      * Their elements are of enum ucm_encoding_dtype `dtype`; row_bytes is 128, 256 or 512, and rows a multiple of 4. A slot's
      * codes are at slots + s * slot_stride, its scale bytes at scales + s * slot_stride. */
     uint64_t scales;

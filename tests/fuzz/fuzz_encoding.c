@@ -1,5 +1,5 @@
 /* Any bytes as an encoding's spec, and the rest as a section: first plain, which is encoded and
- * decoded, then coded, which is decoded. Every form gives the bits of the reference and stays
+ * decoded, then encoded, which is decoded. Every form gives the bits of the reference and stays
  * within the section's memory; what is lossless and fits comes back as it was; fp8 encodes what it
  * decoded to the same bytes. Traps on any break of these promises. */
 #include "kernels/encoding/encoding.h"
@@ -55,33 +55,34 @@ static uint8_t *repeat(const uint8_t *data, size_t n, uint64_t bytes)
 static uint8_t *encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain)
 {
     uint64_t bytes = ucm_encoding_bytes(spec, section);
-    uint8_t *reference = malloc(bytes), *coded = malloc(bytes);
+    uint8_t *reference = malloc(bytes), *encoded = malloc(bytes);
 
-    must(reference != NULL && coded != NULL && bytes % 16 == 0);
+    must(reference != NULL && encoded != NULL && bytes % 16 == 0);
     memset(reference, 0x5a, bytes);
     ucm_encoding_method(spec->encoding)->encode(spec, section, plain, reference);
     for (int isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
-        memset(coded, 0xa5, bytes);
-        ucm_encode(spec, section, plain, coded);
-        must(memcmp(coded, reference, bytes) == 0);
+        memset(encoded, 0xa5, bytes);
+        ucm_encode(spec, section, plain, encoded);
+        must(memcmp(encoded, reference, bytes) == 0);
     }
-    free(coded);
+    free(encoded);
     return reference;
 }
 
-static uint8_t *decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded)
+static uint8_t *decode(const struct ucm_encoding_spec *spec, uint32_t section,
+                       const uint8_t *encoded)
 {
     uint64_t bytes = ucm_encoding_plain_bytes(spec, section);
     uint8_t *reference = malloc(bytes), *plain = malloc(bytes);
 
     must(reference != NULL && plain != NULL);
     memset(reference, 0x5a, bytes);
-    ucm_encoding_method(spec->encoding)->decode(spec, section, coded, reference);
+    ucm_encoding_method(spec->encoding)->decode(spec, section, encoded, reference);
     for (int isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
         memset(plain, 0xa5, bytes);
-        ucm_decode(spec, section, coded, plain);
+        ucm_decode(spec, section, encoded, plain);
         must(memcmp(plain, reference, bytes) == 0);
     }
     free(plain);
@@ -90,17 +91,18 @@ static uint8_t *decode(const struct ucm_encoding_spec *spec, uint32_t section, c
 
 static void round_trip(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain)
 {
-    uint8_t *coded = encode(spec, section, plain), *again = decode(spec, section, coded), *second;
+    uint8_t *encoded = encode(spec, section, plain), *again = decode(spec, section, encoded),
+            *second;
 
-    if (spec->encoding == UCM_ENCODING_LOSSLESS && ucm_encoding_fits(spec, section, coded))
+    if (spec->encoding == UCM_ENCODING_LOSSLESS && ucm_encoding_fits(spec, section, encoded))
         must(memcmp(again, plain, ucm_encoding_plain_bytes(spec, section)) == 0);
     if (spec->encoding == UCM_ENCODING_FP8) {
         second = encode(spec, section, again);
-        must(memcmp(second, coded, ucm_encoding_bytes(spec, section)) == 0);
+        must(memcmp(second, encoded, ucm_encoding_bytes(spec, section)) == 0);
         free(second);
     }
     free(again);
-    free(coded);
+    free(encoded);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
@@ -117,12 +119,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     }
     for (uint32_t section = 0; section < spec.n_sections; section++) {
         uint8_t *plain = repeat(data + HEAD, n - HEAD, ucm_encoding_plain_bytes(&spec, section));
-        uint8_t *coded = repeat(data + HEAD, n - HEAD, ucm_encoding_bytes(&spec, section));
+        uint8_t *encoded = repeat(data + HEAD, n - HEAD, ucm_encoding_bytes(&spec, section));
 
         round_trip(&spec, section, plain);
-        free(decode(&spec, section, coded));
+        free(decode(&spec, section, encoded));
         free(plain);
-        free(coded);
+        free(encoded);
     }
     return 0;
 }

@@ -193,7 +193,7 @@ static void latent_plans(struct problem *p, struct ucm_attend_spec *spec)
     check(ucm_attend_plan_init(&p->pool_plan, spec, why) == 0, "a plan: %s", why);
 }
 
-/* ---- coded slots ---- */
+/* ---- encoded slots ---- */
 
 /* Largest scale bytes that are drawn. Without a window beside them V is small: float16 must hold its weights all the same. */
 #define K_SCALE 127u
@@ -206,10 +206,10 @@ float problem_v(const struct problem *p)
 {
     float v = 6 * p->plan.spec.v_scale;
 
-    return p->shape.narrow == CODED ? v * ucm_fp8_power(v_scale(p)) : v;
+    return p->shape.narrow == ENCODED ? v * ucm_fp8_power(v_scale(p)) : v;
 }
 
-static uint64_t coded_bytes(const struct problem *p)
+static uint64_t encoded_bytes(const struct problem *p)
 {
     return 2ull * p->shape.tokens * (p->shape.d + 1);
 }
@@ -217,24 +217,25 @@ static uint64_t coded_bytes(const struct problem *p)
 void problem_decode(struct problem *p, uint32_t slot)
 {
     const struct attend_shape *s = &p->shape;
-    const uint8_t *codes = p->coded + slot * coded_bytes(p), *scales = codes + 2 * s->tokens * s->d;
+    const uint8_t *codes = p->encoded + slot * encoded_bytes(p),
+                  *scales = codes + 2 * s->tokens * s->d;
     uint16_t *to = (uint16_t *)(void *)(p->pool + slot * p->slot);
 
     for (uint32_t i = 0; i < 2 * s->tokens * s->d; i++)
         to[i] = (uint16_t)ucm_fp8_decode(s->dtype, codes[i], ucm_fp8_power(scales[i / s->d]));
-    gpu_put(p->args.pool.base + slot * coded_bytes(p), codes, coded_bytes(p));
+    gpu_put(p->args.pool.base + slot * encoded_bytes(p), codes, encoded_bytes(p));
 }
 
 /* Codes of normal numbers, with scales from the largest to 2^-6 of it. */
-static void coded_draw(struct problem *p)
+static void encoded_draw(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;
     uint32_t codes = 2 * s->tokens * s->d;
 
-    p->coded = fresh(s->slots * coded_bytes(p));
-    p->args.pool.base = gpu_new(s->slots * coded_bytes(p));
+    p->encoded = fresh(s->slots * encoded_bytes(p));
+    p->args.pool.base = gpu_new(s->slots * encoded_bytes(p));
     for (uint32_t slot = 0; slot < s->slots; slot++) {
-        uint8_t *to = p->coded + slot * coded_bytes(p);
+        uint8_t *to = p->encoded + slot * encoded_bytes(p);
 
         for (uint32_t i = 0; i < codes; i++) {
             float x = rnd_normal();
@@ -300,13 +301,13 @@ static struct ucm_attend_cuda_memory memory_of(const struct ucm_attend_plan *pla
 }
 
 /* Slots of a KV head, rows in 8 bits. */
-static void pool_coded(struct problem *p)
+static void pool_encoded(struct problem *p)
 {
     struct ucm_attend_cuda_memory *m = &p->args.pool;
     uint64_t codes = (uint64_t)p->shape.tokens * p->shape.d;
 
     *m = (struct ucm_attend_cuda_memory){.base = m->base,
-                                         .stride = coded_bytes(p),
+                                         .stride = encoded_bytes(p),
                                          .blocks = p->shape.slots,
                                          .scales = (uint32_t)(2 * codes),
                                          .k = {0, p->shape.d, 0},
@@ -332,7 +333,7 @@ static void memory_new(struct problem *p)
 
     p->pool = fresh(s->slots * p->slot);
     p->pages = fresh(s->pages * p->page + 16);
-    if (s->narrow != CODED)
+    if (s->narrow != ENCODED)
         problem_draw_bytes(p, p->pool, s->slots * p->slot);
     problem_draw_bytes(p, p->pages, s->pages * p->page);
     p->q16 = fresh(p->rows * s->d * 2);
@@ -397,9 +398,9 @@ void problem_open(struct problem *p, const struct attend_shape *s)
     p->rows = (uint64_t)s->sequences * s->kv_heads * s->group;
     memory_new(p);
     args_new(p);
-    if (s->narrow == CODED) {
-        coded_draw(p);
-        pool_coded(p);
+    if (s->narrow == ENCODED) {
+        encoded_draw(p);
+        pool_encoded(p);
     } else {
         p->args.pool =
             memory_of(&p->pool_plan, gpu_put(0, p->pool, s->slots * p->slot), p->slot, s->slots);
@@ -413,7 +414,7 @@ void problem_close(struct problem *p)
                           a->slot_of, a->pool.base, a->pages.base, a->table,
                           a->first,   a->length,    a->out,        a->lse,
                           a->flags,   a->done,      a->partial,    a->partial_sum};
-    void *here[] = {p->pool,    p->coded,   p->pages, p->q16,   p->q,      p->list,
+    void *here[] = {p->pool,    p->encoded, p->pages, p->q16,   p->q,      p->list,
                     p->numbers, p->slot_of, p->count, p->first, p->length, p->table};
 
     for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++)
@@ -513,7 +514,7 @@ void problem_cut(struct problem *p, uint32_t tiles)
     uint32_t in_block = s->tokens / UCM_ATTEND_CUDA_TILE, room = s->room * in_block;
     uint64_t rows;
 
-    if (s->narrow == CODED) /* the window begins with a split */
+    if (s->narrow == ENCODED) /* the window begins with a split */
         room = (room + tiles - 1) / tiles * tiles;
     p->args.split_tiles = tiles;
     p->args.splits = (room + s->window * in_block + tiles - 1) / tiles;

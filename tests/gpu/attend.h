@@ -28,18 +28,18 @@ struct attend_shape {
     uint32_t sequences, lists, room;            /* lists of a sequence: kv_heads or 1 */
     uint32_t slots, pages, window; /* window: blocks of a table, 0: there is no window */
     uint32_t apart;  /* 1: a slot holds one KV head, and lists have tables of their own */
-    uint32_t narrow; /* 1: K and V are FP8 E4M3; CODED: those in slots are, with a scale a row */
+    uint32_t narrow; /* 1: K and V are FP8 E4M3; ENCODED: those in slots are, with a scale a row */
     uint32_t latent; /* 1: MLA; kv_heads 1, V is the first channels of K */
 };
-#define CODED 2u
+#define ENCODED 2u
 
 struct problem {
     struct attend_shape shape;
     struct ucm_attend_plan plan, pool_plan; /* of pages, and of slots: their layouts differ */
     uint64_t page, slot;                    /* bytes */
     uint32_t v;                             /* channels of V and of results */
-    uint8_t *pool, *pages;                  /* of coded slots, what they decode to */
-    uint8_t *coded;                         /* NULL, or as the GPU has them, with its stride */
+    uint8_t *pool, *pages;                  /* of encoded slots, what they decode to */
+    uint8_t *encoded;                       /* NULL, or as the GPU has them, with its stride */
     uint16_t *q16;
     float *q;
     int32_t *list, *numbers, *slot_of; /* entry -> number -> slot */
@@ -53,7 +53,7 @@ struct problem {
 void problem_open(struct problem *p, const struct attend_shape *shape);
 void problem_close(struct problem *p);
 uint32_t problem_element(const struct problem *p); /* bytes, of K and V */
-/* CODED: slot `slot` again, from its coded bytes, here and on the GPU. */
+/* ENCODED: slot `slot` again, from its encoded bytes, here and on the GPU. */
 void problem_decode(struct problem *p, uint32_t slot);
 /* The largest |v|, about. */
 float problem_v(const struct problem *p);

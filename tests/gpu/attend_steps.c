@@ -120,13 +120,13 @@ static void poison(struct problem *p)
 }
 
 /* The same, and NaN for a row's scale; then for one of V, which reaches all channels. */
-static void poison_coded(struct problem *p)
+static void poison_encoded(struct problem *p)
 {
     struct answer want = answer_new(p), got = answer_new(p);
     uint32_t slot = (uint32_t)problem_slot(p, 0, p->list[0]), tokens = p->shape.tokens;
     uint32_t codes = 2 * tokens * p->shape.d,
              at[] = {3 * p->shape.d + 8, codes + 5, codes + tokens};
-    uint8_t *bytes = p->coded + slot * p->args.pool.stride;
+    uint8_t *bytes = p->encoded + slot * p->args.pool.stride;
 
     problem_cut(p, 4);
     for (uint32_t i = 0; i < 3; i++) {
@@ -136,8 +136,8 @@ static void poison_coded(struct problem *p)
         problem_decode(p, slot);
         answer_reference(p, &want);
         step(p, &got);
-        check(isnan(i < 2 ? got.lse[0] : got.out[0]), "NaN in a coded slot");
-        answer_compare(p, &want, &got, "coded, with NaN");
+        check(isnan(i < 2 ? got.lse[0] : got.out[0]), "NaN in an encoded slot");
+        answer_compare(p, &want, &got, "encoded, with NaN");
         bytes[at[i]] = before;
         problem_decode(p, slot);
     }
@@ -162,10 +162,10 @@ static const struct attend_shape shapes[] = {
     {UCM_KV_F16, 64, 1, 8, 128, 2, 1, 12, 20, 9, 3, 0, 1, 0},
     {UCM_KV_BF16, 16, 2, 12, 256, 2, 2, 30, 40, 9, 3, 1, 0, 0},
     {UCM_KV_F16, 16, 2, 16, 256, 2, 1, 30, 40, 9, 3, 0, 1, 0},
-    {UCM_KV_BF16, 16, 8, 4, 128, 3, 8, 37, 60, 20, 5, 1, CODED, 0},
-    {UCM_KV_F16, 32, 2, 16, 64, 2, 2, 20, 33, 9, 3, 1, CODED, 0},
-    {UCM_KV_F16, 16, 2, 4, 128, 2, 2, 90, 99, 0, 0, 1, CODED, 0},
-    {UCM_KV_BF16, 16, 2, 5, 256, 2, 2, 30, 40, 9, 3, 1, CODED, 0},
+    {UCM_KV_BF16, 16, 8, 4, 128, 3, 8, 37, 60, 20, 5, 1, ENCODED, 0},
+    {UCM_KV_F16, 32, 2, 16, 64, 2, 2, 20, 33, 9, 3, 1, ENCODED, 0},
+    {UCM_KV_F16, 16, 2, 4, 128, 2, 2, 90, 99, 0, 0, 1, ENCODED, 0},
+    {UCM_KV_BF16, 16, 2, 5, 256, 2, 2, 30, 40, 9, 3, 1, ENCODED, 0},
 };
 
 void test_steps_of(const struct attend_shape *shape)
@@ -177,8 +177,8 @@ void test_steps_of(const struct attend_shape *shape)
         compare_cuts(&p);
         compare_places(&p);
         miss(&p);
-        if (shape->narrow == CODED)
-            poison_coded(&p);
+        if (shape->narrow == ENCODED)
+            poison_encoded(&p);
         else
             poison(&p);
     }

@@ -85,21 +85,21 @@ static void blocks_code(struct scene *t)
 {
     struct ucm_encoding_spec spec = scene_coding(t, HEADS);
     uint64_t half = t->layer_bytes / 2;
-    uint8_t *coded = fresh(ucm_encoding_bytes(&spec, 0));
+    uint8_t *encoded = fresh(ucm_encoding_bytes(&spec, 0));
 
     blocks_vary(t);
     for (uint64_t at = 0; at < NUMBERS * t->block; at += half) {
-        ucm_encode(&spec, 0, t->mapping.bytes + at, coded);
-        ucm_decode(&spec, 0, coded, t->attended + at);
+        ucm_encode(&spec, 0, t->mapping.bytes + at, encoded);
+        ucm_decode(&spec, 0, encoded, t->attended + at);
     }
-    free(coded);
+    free(encoded);
 }
 
 static void blocks_make(struct scene *t)
 {
     draw_bytes(t, t->mapping.bytes, NUMBERS * t->block);
     t->attended = fresh(NUMBERS * t->block);
-    if (t->spec.coded)
+    if (t->spec.encoded)
         blocks_code(t);
     else
         memcpy(t->attended, t->mapping.bytes, NUMBERS * t->block);
@@ -195,7 +195,7 @@ static void options_make(struct scene *t)
         .every = 2,
         .first = 2,
         .windows = 1,
-        .encoding = s->coded ? UCM_CUDA_DECODE_FP8 : UCM_CUDA_DECODE_AS_STORED,
+        .encoding = s->encoded ? UCM_CUDA_DECODE_FP8 : UCM_CUDA_DECODE_AS_STORED,
     };
     check(ucm_cuda_decode_slot_bytes(&t->options, &bytes) == 0, "%s", ucm_cuda_errmsg());
     t->pool = t->options.pool = gpu_new(bytes * s->slots);
@@ -444,10 +444,10 @@ int main(int argc, char **argv)
          false, false},
         {"layers, FP8", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, true, 0, 0,
          false, false},
-        {"coded, tokens first", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 200, false,
+        {"encoded, tokens first", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 200, false,
          false, 0, 0, true, false},
-        {"coded, heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 200, true, false, 0,
-         0, true, false},
+        {"encoded, heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 200, true, false,
+         0, 0, true, false},
         {"latents", UCM_CUDA_DECODE_HEAD, 1, 576, UCM_SPARSE_BF16, 120, false, false, 0, 0, false,
          true},
         {"latents in layers", UCM_CUDA_DECODE_LAYER, 1, 576, UCM_SPARSE_F16, 120, false, false, 0,
@@ -466,9 +466,9 @@ int main(int argc, char **argv)
          true, UCM_CUDA_DECODE_ESTIMATED, 0.9f, false, false},
         {"rounds, all", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, false, false,
          UCM_CUDA_DECODE_ESTIMATED, 1.0f, false, false},
-        {"rounds, estimated, coded", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, true,
+        {"rounds, estimated, encoded", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, true,
          false, UCM_CUDA_DECODE_ESTIMATED, 0.9f, true, false},
-        {"rounds, certified, coded", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, false,
+        {"rounds, certified, encoded", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, false,
          false, UCM_CUDA_DECODE_CERTIFIED, 0.3f, true, false},
     };
 

@@ -31,8 +31,8 @@ struct scene_spec {
     bool narrow;      /* K and V are FP8 E4M3 */
     uint32_t rule;    /* enum ucm_cuda_decode_rule */
     float eps;
-    bool coded;  /* slots are, as the encoding fp8 has them */
-    bool latent; /* MLA: one latent for all HEADS * GROUP query heads */
+    bool encoded; /* slots are, as the encoding fp8 has them */
+    bool latent;  /* MLA: one latent for all HEADS * GROUP query heads */
 };
 
 /* Of a step, at fixed addresses on the GPU. */
@@ -72,7 +72,7 @@ struct scene {
 void scene_open(struct scene *t, const struct scene_spec *spec);
 void scene_close(struct scene *t);
 
-/* What codes a layer of so many KV heads, where slots are coded. */
+/* What codes a layer of so many KV heads, where slots are encoded. */
 struct ucm_encoding_spec scene_coding(const struct scene *t, uint32_t heads);
 
 /* All blocks' places, or none of this number's. */

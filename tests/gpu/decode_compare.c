@@ -119,23 +119,23 @@ void scene_compare(struct scene *t, const char *what)
 }
 
 /* Codes of K, codes of V, scales of K, scales of V. */
-static bool coded_wrong(const struct scene *t, const uint8_t *slot, const uint8_t *stored)
+static bool encoded_wrong(const struct scene *t, const uint8_t *slot, const uint8_t *stored)
 {
     const struct ucm_cuda_decode_layout *l = &t->options.stored;
     struct ucm_encoding_spec spec = scene_coding(t, 1);
     uint32_t half = TOKENS * t->spec.d, wrong = 0;
-    uint8_t plain[2 * TOKENS * D_MAX], coded[TOKENS * (D_MAX + 1)];
+    uint8_t plain[2 * TOKENS * D_MAX], encoded[TOKENS * (D_MAX + 1)];
 
     for (uint32_t v = 0; v < 2; v++) {
         uint64_t pitch = v ? l->v_token_stride : l->k_token_stride;
 
         for (uint32_t token = 0; token < TOKENS; token++)
             memcpy(plain + token * t->row, stored + v * l->v_offset + token * pitch, t->row);
-        ucm_encode(&spec, 0, plain, coded);
+        ucm_encode(&spec, 0, plain, encoded);
         for (uint32_t i = 0; i < half; i++) /* an infinity is NaN in a slot */
-            coded[i] |= (coded[i] & 0x7f) == 0x7e;
-        wrong |= memcmp(slot + v * half, coded, half) != 0;
-        wrong |= memcmp(slot + 2 * half + v * TOKENS, coded + half, TOKENS) != 0;
+            encoded[i] |= (encoded[i] & 0x7f) == 0x7e;
+        wrong |= memcmp(slot + v * half, encoded, half) != 0;
+        wrong |= memcmp(slot + 2 * half + v * TOKENS, encoded + half, TOKENS) != 0;
     }
     return wrong;
 }
@@ -150,8 +150,8 @@ static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t stra
     if (t->spec.slot == UCM_CUDA_DECODE_LAYER)
         return memcmp(slot, stored + strand * t->layer_bytes, t->layer_bytes) != 0;
     stored += strand / t->heads * t->layer_bytes + strand % t->heads * l->k_head_stride;
-    if (t->spec.coded)
-        return coded_wrong(t, slot, stored);
+    if (t->spec.encoded)
+        return encoded_wrong(t, slot, stored);
     for (uint32_t token = 0; token < TOKENS; token++)
         if (memcmp(slot + token * row, stored + token * l->k_token_stride, row) != 0 ||
             (!t->spec.latent && memcmp(slot + half + token * row,

@@ -168,7 +168,7 @@ static void check_aborted(struct scene *t)
     gpu_free(keys);
 }
 
-/* A block with an infinity, where slots are coded. */
+/* A block with an infinity, where slots are encoded. */
 static void check_stranger(struct scene *t)
 {
     struct ucm_cuda_decode_put put = {.key = {0, 0, STRANGER},

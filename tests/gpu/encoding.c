@@ -59,7 +59,7 @@ struct ucm_encoding_spec encoding_spec(uint32_t encoding, uint32_t dtype, uint32
 
 struct rig {
     struct ucm_encoding_spec spec;
-    uint64_t plain[2], coded[2], slot_bytes, stride, page_bytes, slots_bytes;
+    uint64_t plain[2], encoded[2], slot_bytes, stride, page_bytes, slots_bytes;
     uint32_t n_planes, shift;
     struct ucm_encoding_plane planes[2 * LAYERS]; /* base counts from the pages' first byte */
     uint32_t blocks[ITEMS];
@@ -83,15 +83,15 @@ static void rig_open(struct rig *r, const struct ucm_encoding_spec *spec, uint32
     *r = (struct rig){.spec = *spec, .shift = shift, .n_planes = spec->n_sections * LAYERS};
     for (uint32_t i = 0; i < spec->n_sections; i++) {
         r->plain[i] = ucm_encoding_plain_bytes(spec, i);
-        r->coded[i] = ucm_encoding_bytes(spec, i);
+        r->encoded[i] = ucm_encoding_bytes(spec, i);
     }
     r->stride = place(r->plain[0], shift) + place(r->plain[1], shift) + (shift ? 6 : 32);
     for (uint32_t p = 0; p < r->n_planes; p++) {
         uint32_t section = p % spec->n_sections;
 
         r->planes[p] = (struct ucm_encoding_plane){at, r->stride, r->slot_bytes,
-                                                   (uint32_t)r->coded[section], section};
-        r->slot_bytes += r->coded[section];
+                                                   (uint32_t)r->encoded[section], section};
+        r->slot_bytes += r->encoded[section];
         if (section + 1 < spec->n_sections)
             at += place(r->plain[0], shift);
         else
@@ -158,7 +158,7 @@ static uint8_t *page_of(const struct rig *r, uint32_t item, uint32_t plane)
     return r->pages + r->planes[plane].base + r->blocks[item] * r->planes[plane].stride;
 }
 
-static uint8_t *coded_of(const struct rig *r, uint32_t item, uint32_t plane)
+static uint8_t *encoded_of(const struct rig *r, uint32_t item, uint32_t plane)
 {
     return r->slots + item * r->slot_bytes + r->planes[plane].slot_offset;
 }
@@ -200,7 +200,7 @@ static void dump(struct rig *r)
     slots_get(r, found);
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++)
-            ucm_encode(&r->spec, r->planes[p].section, page_of(r, i, p), coded_of(r, i, p));
+            ucm_encode(&r->spec, r->planes[p].section, page_of(r, i, p), encoded_of(r, i, p));
     same(r, "a dump", found, r->slots, r->slots_bytes);
     free(found);
 }
@@ -219,7 +219,7 @@ static void load(struct rig *r)
     gpu_get(found, r->gpu_pages, r->page_bytes);
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++)
-            ucm_decode(&r->spec, r->planes[p].section, coded_of(r, i, p), page_of(r, i, p));
+            ucm_decode(&r->spec, r->planes[p].section, encoded_of(r, i, p), page_of(r, i, p));
     same(r, "a load", found, r->pages, r->page_bytes);
     free(found);
 }
@@ -303,13 +303,13 @@ static void fill_pages(struct rig *r)
 }
 
 /* A list of escapes that no encoder makes: not sorted, some elements twice. */
-static void fill_list(const struct rig *r, uint32_t section, uint8_t *coded)
+static void fill_list(const struct rig *r, uint32_t section, uint8_t *encoded)
 {
     const struct ucm_encoding_section *s = &r->spec.section[section];
     uint32_t elements = s->tokens * s->heads * s->dim, room = (elements + 127) / 128, at = 0;
     uint32_t count = rnd_below(room + 3);
     uint8_t *list =
-        coded + ucm_encoding_bytes(&r->spec, section) - (4 + 4 * (uint64_t)room + 15) / 16 * 16;
+        encoded + ucm_encoding_bytes(&r->spec, section) - (4 + 4 * (uint64_t)room + 15) / 16 * 16;
 
     memcpy(list, &count, 4);
     for (uint32_t i = 0; i < room; i++) {
@@ -327,7 +327,7 @@ static void fill_slots(struct rig *r)
         r->slots[i] = (uint8_t)rnd();
     for (uint32_t i = 0; r->spec.encoding == UCM_ENCODING_LOSSLESS && i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++)
-            fill_list(r, r->planes[p].section, coded_of(r, i, p));
+            fill_list(r, r->planes[p].section, encoded_of(r, i, p));
 }
 
 static void test_spec(const struct ucm_encoding_spec *spec, uint32_t shift, bool host)
@@ -482,10 +482,10 @@ static void test_codes(uint32_t encoding, uint32_t dtype)
     rig_open(&r, &spec, 0, false);
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < r.n_planes; p++) {
-            uint8_t *coded = coded_of(&r, i, p), *scales = coded + rows * 256;
+            uint8_t *encoded = encoded_of(&r, i, p), *scales = encoded + rows * 256;
 
             for (uint32_t e = 0; e < rows * 256; e++)
-                coded[e] = (uint8_t)e;
+                encoded[e] = (uint8_t)e;
             for (uint32_t row = 0; row < rows; row++) {
                 scales[row * bytes] = bytes == 1 ? (uint8_t)row : (uint8_t)(rnd() * (p > 0));
                 scales[row * bytes + bytes - 1] = (uint8_t)row;

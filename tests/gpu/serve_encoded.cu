@@ -102,7 +102,7 @@ static void move(struct worker *w, const struct ucm_transfer *t, bool load, bool
 static size_t differ(struct worker *w, std::vector<uint16_t> &kv, uint32_t encoding)
 {
     struct ucm_encoding_spec spec = spec_of(encoding);
-    std::vector<uint8_t> coded(ucm_encoding_bytes(&spec, 0)), want(FRAGMENT), is(w->bytes);
+    std::vector<uint8_t> encoded(ucm_encoding_bytes(&spec, 0)), want(FRAGMENT), is(w->bytes);
     size_t n = 0;
 
     need(cudaMemcpy(is.data(), w->kv, w->bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "copy back");
@@ -110,8 +110,8 @@ static size_t differ(struct worker *w, std::vector<uint16_t> &kv, uint32_t encod
         for (unsigned b = 0; b < N; b++) {
             memcpy(want.data(), fragment_of(kv, p, b), FRAGMENT);
             if (b >= PLAIN) {
-                ucm_encode(&spec, p % 2, fragment_of(kv, p, b), coded.data());
-                ucm_decode(&spec, p % 2, coded.data(), want.data());
+                ucm_encode(&spec, p % 2, fragment_of(kv, p, b), encoded.data());
+                ucm_decode(&spec, p % 2, encoded.data(), want.data());
             }
             for (unsigned i = 0; i < FRAGMENT; i++)
                 n += is[((size_t)p * BLOCKS + b) * FRAGMENT + i] != want[i];

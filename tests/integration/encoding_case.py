@@ -57,7 +57,7 @@ class Reference:
         for i, sizes in enumerate((k, v)[:self.spec.n_sections]):
             self.spec.section[i] = Section(i, *sizes, order)
         sections = range(self.spec.n_sections)
-        self.coded = [LIB.test_bytes(ctypes.byref(self.spec), i) for i in sections]
+        self.encoded = [LIB.test_bytes(ctypes.byref(self.spec), i) for i in sections]
         size = 1 if dtype == "fp8_e4m3" else 2
         self.plain = [size * sizes[0] * sizes[1] * sizes[2] for sizes in (k, v)[:self.spec.n_sections]]
 
@@ -76,10 +76,10 @@ class Reference:
         return out
 
     def encode(self, block):
-        return self.run(LIB.test_encode, self.plain, self.coded, block)
+        return self.run(LIB.test_encode, self.plain, self.encoded, block)
 
-    def decode(self, coded):
-        return self.run(LIB.test_decode, self.coded, self.plain, coded)
+    def decode(self, encoded):
+        return self.run(LIB.test_decode, self.encoded, self.plain, encoded)
 
 
 def random_kv(size):
@@ -183,11 +183,11 @@ class EncodingCase(Case):
         self.addCleanup(engine.client.close)
         return engine
 
-    def spoil(self, coded):
+    def spoil(self, encoded):
         """Flips a bit of it on NVMe."""
         for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
             with open(path, "r+b") as file:
-                at = file.read().find(coded)
+                at = file.read().find(encoded)
                 if at >= 0:
                     file.seek(at + 99)
-                    file.write(bytes([coded[99] ^ 4]))
+                    file.write(bytes([encoded[99] ^ 4]))

@@ -122,9 +122,9 @@ class Checks(unittest.TestCase):
                            layer_bytes=LAYER // 2, numbers=9, requests=1, sequences=1, room=20, window=5, q_dtype="bf16", v_scale=0.5)
         o = self.library.options
         self.assertEqual((small.slots, small.slot_bytes, o.dtype, o.kv_dtype, o.k_scale, o.v_scale), (50, HEAD_SLOT // 2, 2, 3, 0, 0.5))
-        coded = self.steps(Fake("uint8", 50, HEAD_SLOT // 2 + 2 * TOKENS), encoding="fp8")
-        self.assertEqual((coded.slots, self.library.options.encoding), (50, 1))
-        self.assertEqual(cuda.Steps.bytes_of(SHAPE, LAYER, 10, encoding="fp8"), 10 * coded.slot_bytes)
+        encoded = self.steps(Fake("uint8", 50, HEAD_SLOT // 2 + 2 * TOKENS), encoding="fp8")
+        self.assertEqual((encoded.slots, self.library.options.encoding), (50, 1))
+        self.assertEqual(cuda.Steps.bytes_of(SHAPE, LAYER, 10, encoding="fp8"), 10 * encoded.slot_bytes)
         steps.close(), steps.close()
         self.assertEqual(self.library.closed, 1)
         with self.assertRaisesRegex(UcmError, "closed"):

@@ -351,8 +351,8 @@ class OnGpu(unittest.TestCase):
         self.assertEqual(fetch.decoder.counts.mapped, 0)
         self.assertGreater(fetch.decoder.counts.fetched, 100)
 
-    def test_coded_slots(self):
-        """Blocks are coded on their way, by the mapping or by fetches: the same bits, near those of blocks as they are."""
+    def test_encoded_slots(self):
+        """Blocks are encoded on their way, by the mapping or by fetches: the same bits, near those of blocks as they are."""
         plain, fetch = self.together(mapping=False), self.together(encoding="fp8", mapping=False)
         mapped = self.together(encoding="fp8")  # a connection has one of a part
         fetch.capture()

@@ -33,9 +33,9 @@ class Encodings(EncodingCase):
                     self.assertEqual(engine.dump(names, range(4)), [OK] * 4)
                     raw = self.client()
                     raw_ns = raw.open(self.identity_of(engine))
-                    coded = Region(raw, raw_ns, {"layers": [LAYERS], "layer_bytes": sum(engine.reference.coded)}, 4)
-                    self.assertEqual(coded.load(names, range(4)), [OK] * 4)
-                    self.assertEqual([coded.bytes(i) for i in range(4)], [engine.reference.encode(p) for p in plain])
+                    encoded = Region(raw, raw_ns, {"layers": [LAYERS], "layer_bytes": sum(engine.reference.encoded)}, 4)
+                    self.assertEqual(encoded.load(names, range(4)), [OK] * 4)
+                    self.assertEqual([encoded.bytes(i) for i in range(4)], [engine.reference.encode(p) for p in plain])
                     engine.pages.clear()
                     self.assertEqual(engine.load(names, [5, 0, 7, 2]), [OK] * 4)
                     self.assertEqual([engine.pages.bytes(i) for i in (5, 0, 7, 2)], [engine.through(p) for p in plain])
@@ -45,8 +45,8 @@ class Encodings(EncodingCase):
         client = self.client()
         sizes = {"dtype": "bf16", "k": [TOKENS, 1, 576]}
         ns = client.open(dict(IDENTITY, model=self.id(), layer_bytes=TOKENS * 576 * 2))
-        coded = client.call("encoding.open", ns=ns, encoding="fp8", **sizes)["ns"]
-        pages, reference = Pages(client, coded, 4, sections=(TOKENS * 576 * 2,)), Reference("fp8", **sizes)
+        encoded = client.call("encoding.open", ns=ns, encoding="fp8", **sizes)["ns"]
+        pages, reference = Pages(client, encoded, 4, sections=(TOKENS * 576 * 2,)), Reference("fp8", **sizes)
         plain = pages.fill(0)
         self.assertEqual(pages.dump(["x"], [0]), [OK])
         self.assertEqual(pages.load(["x"], [3]), [OK])
@@ -59,7 +59,7 @@ class Encodings(EncodingCase):
         self.assertEqual(self.engine("fp8", seed=5, axis=1).opened["fingerprint"], again["fingerprint"], "what fp8 ignores")
         form = fingerprint_form(engine.client.limits["tenant"], self.identity_of(engine))
         self.assertEqual(hashlib.sha256(form).digest(), again["fingerprint"], "as the page says")
-        self.assertEqual((again["plain_bytes"], again["coded_bytes"]), (BLOCK, LAYERS * sum(engine.reference.coded)))
+        self.assertEqual((again["plain_bytes"], again["encoded_bytes"]), (BLOCK, LAYERS * sum(engine.reference.encoded)))
         prints = {self.engine(name).opened["fingerprint"] for name in ENCODINGS}
         prints |= {self.engine("int8", axis=1, run=run).opened["fingerprint"] for run in (0, 4, TOKENS)}
         prints.add(engine.listed(engine.base)["fingerprint"])
@@ -70,7 +70,7 @@ class Encodings(EncodingCase):
         listed, base = engine.listed(), engine.listed(engine.base)
         self.assertEqual((listed["encoding"], listed["encoding_version"], listed["plain_layer_bytes"]), ("fp8", 1, LAYER))
         self.assertEqual((listed["base"], listed["base_fingerprint"]), (engine.base, base["fingerprint"]))
-        self.assertEqual(listed["layer_bytes"], sum(engine.reference.coded))
+        self.assertEqual(listed["layer_bytes"], sum(engine.reference.encoded))
         self.assertEqual((base["encoding"], base["plain_layer_bytes"], base["base"], base["base_fingerprint"]), ("", LAYER, 0, b""))
 
     def test_ucmctl_shows_base_and_ratio(self):
@@ -101,8 +101,8 @@ class Encodings(EncodingCase):
         for words, (code, wrong) in sentences.items():
             with self.subTest(**wrong):
                 self.assertIn(words, str(self.refused(code, client.call, "encoding.open", **dict(good, **wrong))))
-        coded = client.call("encoding.open", **good)["ns"]
-        error = self.refused(INVALID, client.call, "encoding.open", **dict(good, ns=coded))
+        encoded = client.call("encoding.open", **good)["ns"]
+        error = self.refused(INVALID, client.call, "encoding.open", **dict(good, ns=encoded))
         self.assertIn("is encoded already (fp8); name its base", str(error))
         summaries = client.call("summary.open", ns=ns, method=1, dtype=2, kv_heads=1, head_dim=DIM,
                               k_token_stride=HEADS * DIM * 2)["ns"]
@@ -113,8 +113,8 @@ class Encodings(EncodingCase):
     def test_pages_of_an_encoded_region_are_sections(self):
         client = self.client()
         ns = client.open(dict(IDENTITY, model=self.id()))
-        coded = client.call("encoding.open", ns=ns, encoding="fp8", **SIZES)["ns"]
-        error = self.refused(INVALID, Region, client, coded, IDENTITY, 4)
+        encoded = client.call("encoding.open", ns=ns, encoding="fp8", **SIZES)["ns"]
+        error = self.refused(INVALID, Region, client, encoded, IDENTITY, 4)
         self.assertIn(f"a layer has 2 planes, and here its K of {SECTION} bytes belongs", str(error))
 
     def test_layer_by_layer(self):
@@ -137,16 +137,16 @@ class Encodings(EncodingCase):
         engine.pages.fill(0)
         engine.pages.fill(1)
         before = engine.metrics()
-        self.assertEqual(engine.pages.call("dump", [0], [0])["bytes"], engine.opened["coded_bytes"])
+        self.assertEqual(engine.pages.call("dump", [0], [0])["bytes"], engine.opened["encoded_bytes"])
         engine.dump([1], [1], plain=True)
-        self.assertEqual(engine.pages.call("load", [0, 1], [2, 3])["bytes"], engine.opened["coded_bytes"] + BLOCK)
+        self.assertEqual(engine.pages.call("load", [0, 1], [2, 3])["bytes"], engine.opened["encoded_bytes"] + BLOCK)
         engine.hits(0, 1)
         after = engine.metrics()
         moved = {name: after[name] - before[name] for name in before}
-        coded = engine.opened["coded_bytes"]
+        encoded = engine.opened["encoded_bytes"]
         self.assertEqual([moved[name] for name in ("encode_plain_bytes", "encode_bytes", "decode_plain_bytes", "decode_bytes",
                                                    "lookup_hits_plain", "encode_unfit", "dump_bytes", "load_bytes")],
-                         [BLOCK, coded, BLOCK, coded, 1, 0, coded + BLOCK, coded + BLOCK])
+                         [BLOCK, encoded, BLOCK, encoded, 1, 0, encoded + BLOCK, encoded + BLOCK])
 
     @unittest.skipUnless("lossless" in ENCODINGS, "there is no lossless encoding")
     def test_what_does_not_fit_is_dumped_plain(self):
@@ -267,7 +267,7 @@ class FallThrough(EncodingCase):
         self.assertEqual(engine.each(*range(9)), [ON_NVME] * 7 + [0, ON_NVME])
         answer = engine.client.call("prefetch", ns=engine.ns, keys=keys(*range(9)))
         self.assertEqual(list(answer["status"]), [OK] * 7 + [MISS, OK])
-        self.assertEqual(answer["bytes"], 4 * BLOCK + 4 * engine.opened["coded_bytes"])
+        self.assertEqual(answer["bytes"], 4 * BLOCK + 4 * engine.opened["encoded_bytes"])
         self.assertEqual(engine.each(*range(9)), [IN_DRAM] * 7 + [0, IN_DRAM])
 
     def test_load_from_nvme(self):
@@ -381,7 +381,7 @@ class Fleet(EncodingCase):
         engine.pages.fill(0)
         self.assertEqual(engine.dump([0], [0]), [OK])
         self.assertEqual(engine.dump([1], [0], plain=True), [OK])
-        identity = dict(IDENTITY, model=self.id(), dtype="encoded", layout="encoding/1/fp8", layer_bytes=sum(engine.reference.coded),
+        identity = dict(IDENTITY, model=self.id(), dtype="encoded", layout="encoding/1/fp8", layer_bytes=sum(engine.reference.encoded),
                         salt=engine.listed()["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
         raw = self.client()
         ns = raw.open(identity)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Encoded namespaces against clients that mean no good, or have bad luck: specs, identities that nobody derived, counts of namespaces,
-coded bytes that no encoder wrote, what does not fit in the middle of a block, connections that die."""
+encoded bytes that no encoder wrote, what does not fit in the middle of a block, connections that die."""
 
 import faulthandler
 import os
@@ -21,8 +21,8 @@ class Mixed(EncodingCase):
         """A connection for each worker of one engine, and what of an encoding lies in its namespaces and counters."""
         clients = [self.client() for _ in range(parts)]
         bases = [client.open(dict(IDENTITY, model=self.id() + model, parts=parts, layers=[LAYERS])) for client in clients]
-        coded = [client.call("encoding.open", ns=base, encoding=encoding, **SIZES)["ns"] for client, base in zip(clients, bases)]
-        return clients[0], bases[0], coded[0], [Pages(c, ns, 8, part=i) for i, (c, ns) in enumerate(zip(clients, coded))]
+        encoded = [client.call("encoding.open", ns=base, encoding=encoding, **SIZES)["ns"] for client, base in zip(clients, bases)]
+        return clients[0], bases[0], encoded[0], [Pages(c, ns, 8, part=i) for i, (c, ns) in enumerate(zip(clients, encoded))]
 
     def count(self, client):
         metrics = client.metrics()
@@ -60,48 +60,48 @@ class Hostile(Mixed):
         self.assertGreater(opened, 5)
 
     def test_rows_of_one_element_grow(self):
-        """The coded form may be the longer one."""
+        """The encoded form may be the longer one."""
         client = self.client()
         sizes = {"dtype": "bf16", "k": [16, 8, 1]}
         ns = client.open(dict(IDENTITY, model=self.id(), layer_bytes=256))
         for name in ("fp8", "int8", "lossless"):
-            coded = client.call("encoding.open", ns=ns, encoding=name, **sizes)
-            pages = Pages(client, coded["ns"], 4, sections=(256,))
+            encoded = client.call("encoding.open", ns=ns, encoding=name, **sizes)
+            pages = Pages(client, encoded["ns"], 4, sections=(256,))
             pages.fill(0)
             self.assertEqual(pages.dump([name], [0]), [OK])
             self.assertEqual(pages.load([name], [1]), [OK])
 
-    def test_any_coded_bytes_decode(self):
+    def test_any_encoded_bytes_decode(self):
         for name in ENCODINGS:
             for more in ({}, {"order": 1, "axis": 1, "seed": 5}):
                 with self.subTest(encoding=name, **more):
                     engine = self.engine(name, **more)
                     raw = self.bytes_of(self.client(), engine)
                     names = [f"{name}{more}{i}" for i in range(16)]
-                    coded = [raw.fill(i) for i in range(12)]
+                    encoded = [raw.fill(i) for i in range(12)]
                     for i, byte in enumerate((0, 0x7f, 0x80, 0xff), 12):
-                        coded.append(bytes([byte]) * raw.size)
-                        raw.memory[i * raw.size:(i + 1) * raw.size] = coded[i]
+                        encoded.append(bytes([byte]) * raw.size)
+                        raw.memory[i * raw.size:(i + 1) * raw.size] = encoded[i]
                     self.assertEqual(raw.dump(names, range(16)), [OK] * 16)
                     self.assertEqual(engine.load(names, range(16)), [OK] * 16)
-                    for i, data in enumerate(coded):
+                    for i, data in enumerate(encoded):
                         self.assertEqual(engine.pages.bytes(i), engine.reference.decode(data))
 
     def test_both_ways_to_open_in_one_connection(self):
         """A region of bytes stays one, and one of sections stays one."""
         engine, client = self.engine("fp8"), self.client()
-        reference, coded = engine.reference, engine.ns
+        reference, encoded = engine.reference, engine.ns
         base = client.open(dict(IDENTITY, model=self.id()))
         before = self.bytes_of(client, engine)
         plain = engine.pages.fill(0)
         self.assertEqual(engine.dump(["x"], [0]), [OK])
         self.assertEqual(engine.dump(["y"], [0], plain=True), [OK])
-        lease = client.call("lookup", ns=coded, keys=keys("x", "y"), lease_ms=60000)
+        lease = client.call("lookup", ns=encoded, keys=keys("x", "y"), lease_ms=60000)
         self.assertEqual(lease["hits"], 1)
-        self.assertEqual(client.call("encoding.open", ns=base, encoding="fp8", **SIZES)["ns"], coded)
-        self.assertEqual(client.open(self.identity_of(engine)), coded)
-        pages = Pages(client, coded, 4)
-        both = client.call("lookup", ns=coded, keys=keys("x", "y"), lease_ms=60000)
+        self.assertEqual(client.call("encoding.open", ns=base, encoding="fp8", **SIZES)["ns"], encoded)
+        self.assertEqual(client.open(self.identity_of(engine)), encoded)
+        pages = Pages(client, encoded, 4)
+        both = client.call("lookup", ns=encoded, keys=keys("x", "y"), lease_ms=60000)
         self.assertEqual(both["hits"], 2)
         self.assertEqual(before.load(["x", "y"], [0, 1], lease=both["lease"]), [OK, MISS])
         self.assertEqual(before.bytes(0), reference.encode(plain))
@@ -286,8 +286,8 @@ class Stopped(Mixed):
         identity = dict(IDENTITY, model=self.id(), block_tokens=1024, parts=2, layers=[1], layer_bytes=16 << 20)
         client = Client(self.daemon)
         base = client.open(identity)
-        coded = client.call("encoding.open", ns=base, encoding="lossless", **sizes)["ns"]
-        parts = [Pages(client, coded, 1, sections=(8 << 20, 8 << 20), layers=1, part=part) for part in range(2)]
+        encoded = client.call("encoding.open", ns=base, encoding="lossless", **sizes)["ns"]
+        parts = [Pages(client, encoded, 1, sections=(8 << 20, 8 << 20), layers=1, part=part) for part in range(2)]
         self.assertEqual(parts[0].dump(["x"], [0]), [OK])
         self.assertEqual(parts[1].dump(["x"], [0], plain=True), [OK])
         client.close()

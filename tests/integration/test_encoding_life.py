@@ -153,17 +153,17 @@ class Library(Life):
         identity = dict(IDENTITY, model=self.id())
         identity["layers"] = tuple(identity["layers"])
         base = client.namespace(ucmclient.Identity(**identity))
-        coded = base.encoded(encoding, k=SIZES["k"], v=SIZES["v"])
+        encoded = base.encoded(encoding, k=SIZES["k"], v=SIZES["v"])
         shared = ucmclient.SharedMemory(16 * BLOCK)
         planes = [ucmclient.Plane(0, at * SECTION, BLOCK, SECTION, at // 2) for at in range(2 * LAYERS)]
-        return base, coded, shared, coded.register([shared.memory()], planes, blocks=16)
+        return base, encoded, shared, encoded.register([shared.memory()], planes, blocks=16)
 
     def test_the_client_goes_on_after_a_kill(self):
         self.daemon = Daemon(folder=self.folder)
-        base, coded, shared, region = self.worker("fp8")
+        base, encoded, shared, region = self.worker("fp8")
         reference, key = Reference("fp8", **SIZES), keys("x", size=16)
-        self.assertEqual(coded.block_bytes, (BLOCK, LAYERS * sum(reference.coded)))
-        self.assertNotEqual(coded.fingerprint, base.fingerprint)
+        self.assertEqual(encoded.block_bytes, (BLOCK, LAYERS * sum(reference.encoded)))
+        self.assertNotEqual(encoded.fingerprint, base.fingerprint)
         plain = random_kv(2 * BLOCK)
         shared.buffer[:2 * BLOCK] = plain
         self.assertTrue(region.dump(key, [0], durable=True).wait().all_ok)
@@ -172,28 +172,28 @@ class Library(Life):
         self.assertEqual(base.lookup_prefix(keys("y")).blocks, 1)
         self.daemon.kill()
         again = Daemon(folder=self.folder)
-        self.until(lambda: self.looked(coded) == 2)
+        self.until(lambda: self.looked(encoded) == 2)
         self.assertTrue(region.load(keys("y", "x"), [5, 4]).wait().all_ok)
         self.assertEqual(bytes(shared.buffer[4 * BLOCK:6 * BLOCK]), reference.decode(reference.encode(plain[:BLOCK])) + plain[BLOCK:])
         region.close()
-        coded.close()
+        encoded.close()
         base.close()
         self.assertEqual(again.stop(), 0)
 
-    def looked(self, coded):
+    def looked(self, encoded):
         try:
-            return coded.lookup_prefix(keys("x", "y")).blocks
+            return encoded.lookup_prefix(keys("x", "y")).blocks
         except ucmclient.UcmError as error:
             self.assertTrue(error.away, error)
             return 0
 
     def test_refused(self):
         self.daemon = Daemon(folder=self.folder)
-        base, coded, _, _ = self.worker("fp8")
+        base, encoded, _, _ = self.worker("fp8")
         for status, call in ((ucmclient.Status.UNSUPPORTED, lambda: base.encoded("fp9", k=[1, 1, 1])),
                              (ucmclient.Status.UNSUPPORTED, lambda: base.encoded("fp8", version=9, k=SIZES["k"])),
                              (ucmclient.Status.INVALID, lambda: base.encoded("fp8", k=[TOKENS, HEADS, DIM])),
-                             (ucmclient.Status.INVALID, lambda: coded.encoded("fp8", k=SIZES["k"], v=SIZES["v"]))):
+                             (ucmclient.Status.INVALID, lambda: encoded.encoded("fp8", k=SIZES["k"], v=SIZES["v"]))):
             with self.assertRaises(ucmclient.UcmError) as caught:
                 call()
             self.assertEqual(caught.exception.status, status, caught.exception)

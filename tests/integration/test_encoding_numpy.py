@@ -54,8 +54,8 @@ def numpy_encode(s, raw):
     return methods.pack(s, methods.encode(s, methods.rows_of(s, raw.reshape(page))))[0]
 
 
-def numpy_decode(s, coded):
-    return methods.rows_of(s, methods.decode(s, methods.unpack(s, coded[None]))).reshape(-1, s.dim)
+def numpy_decode(s, encoded):
+    return methods.rows_of(s, methods.decode(s, methods.unpack(s, encoded[None]))).reshape(-1, s.dim)
 
 
 def rows_of(rng, dtype, shape, kind):
@@ -90,27 +90,27 @@ class Encodings(unittest.TestCase):
         what = f"{s} {kind} {ISAS[isa]}"
         rng = np.random.default_rng(zlib.crc32(what.encode()))
         raw = np.ascontiguousarray(rows_of(rng, s.dtype, (s.tokens * s.heads, s.dim), kind).astype(np.uint16))
-        coded = self.compare_encode(s, raw, isa, what)
-        self.compare_decode(s, coded, what)
-        at = rng.integers(0, len(coded), 1 + len(coded) // 16)
-        coded[at] = rng.integers(0, 256, len(at))
-        self.compare_decode(s, coded, what + ", changed")
-        self.compare_decode(s, rng.integers(0, 256, len(coded), np.uint8), what + ", random")
+        encoded = self.compare_encode(s, raw, isa, what)
+        self.compare_decode(s, encoded, what)
+        at = rng.integers(0, len(encoded), 1 + len(encoded) // 16)
+        encoded[at] = rng.integers(0, 256, len(at))
+        self.compare_decode(s, encoded, what + ", changed")
+        self.compare_decode(s, rng.integers(0, 256, len(encoded), np.uint8), what + ", random")
 
     def compare_encode(self, s, raw, isa, what):
         spec = c_spec(s)
-        coded = np.full(LIB.test_bytes(ctypes.byref(spec), s.kind), 0xA5, np.uint8)
+        encoded = np.full(LIB.test_bytes(ctypes.byref(spec), s.kind), 0xA5, np.uint8)
         LIB.test_isa(isa)
-        LIB.test_encode(ctypes.byref(spec), s.kind, raw.ctypes, coded.ctypes)
+        LIB.test_encode(ctypes.byref(spec), s.kind, raw.ctypes, encoded.ctypes)
         with np.errstate(all="ignore"):
-            np.testing.assert_array_equal(coded, numpy_encode(s, raw), what)
-        return coded
+            np.testing.assert_array_equal(encoded, numpy_encode(s, raw), what)
+        return encoded
 
-    def compare_decode(self, s, coded, what):
+    def compare_decode(self, s, encoded, what):
         plain = np.full((s.tokens * s.heads, s.dim), 0xA5A5, np.uint16)
-        LIB.test_decode(ctypes.byref(c_spec(s)), s.kind, coded.ctypes, plain.ctypes)
+        LIB.test_decode(ctypes.byref(c_spec(s)), s.kind, encoded.ctypes, plain.ctypes)
         with np.errstate(all="ignore"):
-            np.testing.assert_array_equal(plain, numpy_decode(s, coded), what)
+            np.testing.assert_array_equal(plain, numpy_decode(s, encoded), what)
 
     def specs(self, name):
         """Sizes, orders, kinds, types, axes and runs, not each with each."""

@@ -8,7 +8,7 @@ import signal
 import time
 import unittest
 
-from encoding_case import LAYERS as CODED_LAYERS, LAYER as CODED_LAYER, EncodingCase
+from encoding_case import LAYERS as ENCODED_LAYERS, LAYER as ENCODED_LAYER, EncodingCase
 from second_client import (CANCELLED, DEMO, FAILED, INVALID, MISS, NOT_FOUND, OK, Case, Client, Closed, Pool, Refused,
                            Region, keys, u32)
 from share_case import ON_SHARE, ShareCase
@@ -304,7 +304,7 @@ class Drained(FetchCase):
 
 
 class Encoded(EncodingCase):
-    def test_coded_blocks_and_plain_ones(self):
+    def test_encoded_blocks_and_plain_ones(self):
         for encoding in ("fp8", "lossless"):
             with self.subTest(encoding=encoding):
                 plain, engine = self.engine(None), self.engine(encoding)
@@ -315,13 +315,13 @@ class Encoded(EncodingCase):
                 self.assertEqual(engine.dump(names[:4], range(4)), [OK] * 4)
                 self.assertEqual(plain.dump(names[4:], range(4, 8)), [OK] * 4)
                 blocks[:4] = [engine.through(block) for block in blocks[:4]]
-                pool = Pool(engine.client, engine.ns, CODED_LAYER, 40, sections=2)
-                items = [(i % 8, random.randrange(CODED_LAYERS), slot) for i, slot in enumerate(random.sample(range(40), 30))]
+                pool = Pool(engine.client, engine.ns, ENCODED_LAYER, 40, sections=2)
+                items = [(i % 8, random.randrange(ENCODED_LAYERS), slot) for i, slot in enumerate(random.sample(range(40), 30))]
                 before = engine.metrics()["decode_plain_bytes"]
                 self.assertEqual(pool.fetch(items, keys=keys(*names)), [OK] * 30)
                 for index, layer, slot in items:
-                    self.assertEqual(pool.bytes(slot), blocks[index][layer * CODED_LAYER:(layer + 1) * CODED_LAYER])
-                self.assertEqual(engine.metrics()["decode_plain_bytes"] - before, CODED_LAYER * sum(item[0] < 4 for item in items))
+                    self.assertEqual(pool.bytes(slot), blocks[index][layer * ENCODED_LAYER:(layer + 1) * ENCODED_LAYER])
+                self.assertEqual(engine.metrics()["decode_plain_bytes"] - before, ENCODED_LAYER * sum(item[0] < 4 for item in items))
 
 
 class Shared(ShareCase):

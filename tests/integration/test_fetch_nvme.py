@@ -7,7 +7,7 @@ import random
 import signal
 import unittest
 
-import encoding_case as coded
+import encoding_case as encoded
 from daemon import Daemon
 from second_client import CANCELLED, DEMO, FAILED, OK, Case, Client, OwnDaemons, Pool, Region, keys
 
@@ -145,23 +145,23 @@ class Layers(OwnDaemons, Case):
         status, grown = self.grown(lambda: self.fetch((4, 6)))
         self.assertEqual((status, grown["fetch_reads_partial"]), ([OK], 1))
 
-    def test_coded_layers(self):
-        """A coded layer is read, and decoded on its way."""
+    def test_encoded_layers(self):
+        """An encoded layer is read, and decoded on its way."""
         self.start()
-        identity = dict(coded.IDENTITY, layers=[LAYERS])
-        opened = self.client.call("encoding.open", ns=self.client.open(identity), encoding="fp8", **coded.SIZES)
-        reference = coded.Reference("fp8", **coded.SIZES)
-        pages = coded.Pages(self.client, opened["ns"], 4, layers=LAYERS)
+        identity = dict(encoded.IDENTITY, layers=[LAYERS])
+        opened = self.client.call("encoding.open", ns=self.client.open(identity), encoding="fp8", **encoded.SIZES)
+        reference = encoded.Reference("fp8", **encoded.SIZES)
+        pages = encoded.Pages(self.client, opened["ns"], 4, layers=LAYERS)
         blocks = [pages.fill(i) for i in range(4)]
         self.assertEqual(pages.dump(range(4), range(4)), [OK] * 4)
         self.settled(self.client, opened["ns"])
         self.client.call("evict", ns=opened["ns"], tier=1)
-        pool = Pool(self.client, opened["ns"], coded.LAYER, 4, sections=2)
+        pool = Pool(self.client, opened["ns"], encoded.LAYER, 4, sections=2)
         items = [(i, 3 * i + 1, i) for i in range(4)]
         status, grown = self.grown(lambda: pool.fetch(items, keys=keys(*range(4))))
         self.assertEqual((status, grown["fetch_reads_partial"]), ([OK] * 4, 4))
         for index, layer, slot in items:
-            data = blocks[index][layer * coded.LAYER:(layer + 1) * coded.LAYER]
+            data = blocks[index][layer * encoded.LAYER:(layer + 1) * encoded.LAYER]
             self.assertEqual(pool.bytes(slot), reference.decode(reference.encode(data)))
 
     def test_a_client_that_dies(self):

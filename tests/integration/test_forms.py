@@ -61,25 +61,25 @@ class Form:
         self.case, self.name = case, name
         self.how = {"encoding": name, "dtype": "bf16", "k": [TOKENS, HEADS, DIM], **FORMS[name]}
         self.reference = Reference(**self.how)
-        self.coded_bytes = self.reference.coded[0]
+        self.encoded_bytes = self.reference.encoded[0]
         self.identity = dict(IDENTITY, model=f"{case.id()} {name}")
         owner = self.owner = case.client()
         opened = owner.call("namespace.open", **self.identity)
         self.base = opened["ns"]
-        self.coded_identity = dict(
-            self.identity, dtype="encoded", layout=f"encoding/{self.reference.spec.version}/{self.how['encoding']}", layer_bytes=self.coded_bytes,
+        self.encoded_identity = dict(
+            self.identity, dtype="encoded", layout=f"encoding/{self.reference.spec.version}/{self.how['encoding']}", layer_bytes=self.encoded_bytes,
             salt=opened["fingerprint"] + struct.pack("<Q", PLAIN) + self.reference.identity())
         self.ns = self.view(owner)
         self.pages, self.names = Blocks(owner, self.ns, PLAIN, BLOCKS, self.reference.spec), []
-        self.holds = {}  # by name: the plain form that a load gives, and the coded one
+        self.holds = {}  # by name: the plain form that a load gives, and the encoded one
         for i in range(BLOCKS):
             case.neighbour()
             for kind in "bc":
                 kv = random_kv(self.pages.size)
                 self.pages.memory[:len(kv)] = kv
                 case.assertEqual(self.pages.dump([f"{kind}{i}"], [0], plain=kind == "b"), [OK])
-                coded = self.reference.encode(kv) if kind == "c" else None
-                self.holds[f"{kind}{i}"] = (self.reference.decode(coded) if coded else kv, coded)
+                encoded = self.reference.encode(kv) if kind == "c" else None
+                self.holds[f"{kind}{i}"] = (self.reference.decode(encoded) if encoded else kv, encoded)
                 self.names.append(f"{kind}{i}")
         case.neighbour()
         self.summaries = owner.call("summary.open", ns=self.ns, **SUMMARIES)
@@ -109,7 +109,7 @@ class Stranger:
             self.opened.add(step)
 
     def step_bytes(self):
-        self.form.case.assertEqual(self.client.open(self.form.coded_identity), self.form.ns)
+        self.form.case.assertEqual(self.client.open(self.form.encoded_identity), self.form.ns)
 
     def step_view(self):
         self.form.case.assertEqual(self.form.view(self.client), self.form.ns)
@@ -117,10 +117,10 @@ class Stranger:
     def registered(self, kind, n):
         """With pages of plain KV if the view is open by now: the other size is refused."""
         plain = "view" in self.opened
-        sizes = (PLAIN, self.form.reference.spec) if plain else (self.form.coded_bytes, None)
-        if not GPU and PLAIN != self.form.coded_bytes:
+        sizes = (PLAIN, self.form.reference.spec) if plain else (self.form.encoded_bytes, None)
+        if not GPU and PLAIN != self.form.encoded_bytes:
             with self.form.case.assertRaises(Refused):
-                kind(self.client, self.form.ns, PLAIN + self.form.coded_bytes - sizes[0], n)
+                kind(self.client, self.form.ns, PLAIN + self.form.encoded_bytes - sizes[0], n)
         return kind(self.client, self.form.ns, sizes[0], n, sizes[1]), plain
 
     def step_pool(self):
@@ -173,8 +173,8 @@ class Stranger:
     def check_dump(self, key):
         """What it stores is what the owner then finds in that form."""
         region, plain = self.region
-        form, kv, coded = self.form, *self.form.holds["c0"]
-        region.memory[:region.size] = kv if plain else coded
+        form, kv, encoded = self.form, *self.form.holds["c0"]
+        region.memory[:region.size] = kv if plain else encoded
         form.case.assertEqual(region.dump([key], [0]), [OK])
         form.case.assertEqual(region.dump([key + "p"], [0], plain=True), [OK])
         for name, decoded in ((key, form.reference.decode(form.reference.encode(kv)) if plain else kv), (key + "p", kv)):
@@ -202,10 +202,10 @@ class Orders(Case):
     options = {"arena.size": "256MiB" if GPU else "32MiB"}
 
     def setUp(self):
-        """Blocks of another tenant lie around all others: each as long as a plain one, and as a coded one of each form."""
+        """Blocks of another tenant lie around all others: each as long as a plain one, and as an encoded one of each form."""
         self.other = self.client(uid=OTHER_UID)
         self.around, self.others = [], 0
-        for size in {PLAIN, *(Reference(**{"encoding": name, "dtype": "bf16", "k": [TOKENS, HEADS, DIM], **FORMS[name]}).coded[0]
+        for size in {PLAIN, *(Reference(**{"encoding": name, "dtype": "bf16", "k": [TOKENS, HEADS, DIM], **FORMS[name]}).encoded[0]
                               for name in FORMS)}:
             identity = dict(IDENTITY, model=f"{self.id()} {size}", layer_bytes=size)
             region = Region(self.other, self.other.open(identity), identity, 1)

@@ -324,7 +324,7 @@ class ByLibrary(OwnDaemons, Case):
         self.assertEqual(advice.blocks, 9)
 
     def test_an_encoded_namespace_has_the_blocks_of_both_forms(self):
-        client = Library(socket=self.start().socket, name="coded")
+        client = Library(socket=self.start().socket, name="encoded")
         self.addCleanup(client.close)
         rows = (16, 2, 64)
         layer = 2 * 16 * 2 * 64 * 2

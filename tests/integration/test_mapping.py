@@ -196,11 +196,11 @@ class Hostile(Case):
             os.close(fd)
         self.assertLess(len(os.listdir(f"/proc/{self.daemon.process.pid}/fd")), 300)
 
-    def test_no_mappings_for_coded_blocks(self):
+    def test_no_mappings_for_encoded_blocks(self):
         client, ns, _, _ = self.stored(2)
         shape = [IDENTITY["block_tokens"], SHAPE["kv_heads"], SHAPE["head_dim"]]
-        coded = client.call("encoding.open", ns=ns, encoding="int8", dtype="f16", k=shape, v=shape)["ns"]
-        self.refused(UNSUPPORTED, client.call, "mapping.open", ns=coded)
+        encoded = client.call("encoding.open", ns=ns, encoding="int8", dtype="f16", k=shape, v=shape)["ns"]
+        self.refused(UNSUPPORTED, client.call, "mapping.open", ns=encoded)
 
 
 class NoMappings(Retrieval):

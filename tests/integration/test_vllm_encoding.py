@@ -48,9 +48,9 @@ class Lossless(Bfloat16):
                 before = self.stats()
                 self.share(layout=layout, salt=layout)
                 after = self.stats()
-                plain, coded = (after[name] - before[name] for name in ("encode_plain_bytes", "encode_bytes"))
-                self.assertGreater(plain, 1.2 * coded)
-                self.assertGreater(coded, 0)
+                plain, encoded = (after[name] - before[name] for name in ("encode_plain_bytes", "encode_bytes"))
+                self.assertGreater(plain, 1.2 * encoded)
+                self.assertGreater(encoded, 0)
                 self.assertEqual(after["encode_unfit"], 0)
 
     def test_loads_within_the_step(self):

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Blocks of the vLLM connector of which some parts are coded and some plain, in the small engine of tests/engines/vllm against a real
+"""Blocks of the vLLM connector of which some parts are encoded and some plain, in the small engine of tests/engines/vllm against a real
 daemon: ranks of which one can't hold its part."""
 
 import unittest

@@ -80,7 +80,7 @@ APART = ("daemon/features.", "daemon/backend/")
 
 #: Of a subject: the module that it has, the words of C that name it outside of that, and words that look like these and mean something else.
 NAMES = {
-    "encodings": ("encoding", r"\w*(?:encoding|encoded|codec|(?<!de)coded|coding)\w*|mixed_\w+", r"yaml\w*"),
+    "encodings": ("encoding", r"\w*(?:encoding|encoded|codec|(?<!de)encoded|coding)\w*|mixed_\w+", r"yaml\w*"),
     "shared mappings": ("mapping", r"mappings?_\w+|\w+_mappings?(?:_\w+)?|\w*relocat\w*", r"mappings_max"),
     "summaries and sequences": ("retrieval", r"summaries?_\w+|sequences?_\w+|\w+_(?:summary|sequence)s?(?:_\w+)?|derived_\w+|summaries|sequences",
                            r"(?:\w+_)?(?:from|segment|record|records|last|first|nvme|fake)_sequence\w*|derived_(?:drop|find|free|n|new|max)|(?:evp|xxh|ossl|yaml)\w*"),

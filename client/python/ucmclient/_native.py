@@ -71,7 +71,7 @@ class EncodedForm(Structure):
 
 
 class EncodingInfo(Structure):
-    _fields_ = [("form", EncodedForm), ("plain_bytes", c_uint64), ("coded_bytes", c_uint64)]
+    _fields_ = [("form", EncodedForm), ("plain_bytes", c_uint64), ("encoded_bytes", c_uint64)]
 
 
 #: ucm_prove_cb

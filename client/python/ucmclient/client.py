@@ -475,4 +475,4 @@ class EncodedNamespace(Namespace):
     def block_bytes(self) -> tuple[int, int]:
         """A block's bytes with all parts: as they are, and encoded."""
         info = self._info()
-        return info.plain_bytes, info.coded_bytes
+        return info.plain_bytes, info.encoded_bytes

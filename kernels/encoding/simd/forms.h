@@ -7,8 +7,8 @@
 
 struct encoding_form {
     void (*encode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
-                   uint8_t *coded);
-    void (*decode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+                   uint8_t *encoded);
+    void (*decode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
                    uint8_t *plain);
 };
 

@@ -1,5 +1,5 @@
 /* q4, VEC values at a time: kernels/encoding/q4.c is the reference. The rows of a tile and head are
- * coded together, a group of channels after the other; V's as K's, but for shifts of 0 and no
+ * encoded together, a group of channels after the other; V's as K's, but for shifts of 0 and no
  * centre. */
 #include "kernels/encoding/q4_layout.h"
 #include "kernels/encoding/simd/nibbles.h"
@@ -350,7 +350,7 @@ VEC_INLINE void unlevel(const uint8_t *shifts, uint32_t n, const uint32_t *signs
 
 static void encode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
                         const struct q4_layout *l, const struct signs *signs, uint32_t c,
-                        uint32_t g, const uint8_t *plain, uint8_t *coded)
+                        uint32_t g, const uint8_t *plain, uint8_t *encoded)
 {
     uint32_t first = g * l->rotation;
     uint64_t at = (uint64_t)c * l->row_bytes + first / 2;
@@ -362,16 +362,16 @@ static void encode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
     if (s->kind == UCM_ENCODING_V)
         memcpy(t.factor, signs->one + first, t.n * sizeof(float));
     else if (dtype == UCM_ENCODING_F16)
-        level(UCM_ENCODING_F16, &t, signs->bit + first, plain, coded + l->shifts + at);
+        level(UCM_ENCODING_F16, &t, signs->bit + first, plain, encoded + l->shifts + at);
     else
-        level(UCM_ENCODING_BF16, &t, signs->bit + first, plain, coded + l->shifts + at);
+        level(UCM_ENCODING_BF16, &t, signs->bit + first, plain, encoded + l->shifts + at);
     size_of(t.n)->rotate[dtype == UCM_ENCODING_BF16](&t, plain);
     if (s->kind == UCM_ENCODING_K)
-        encoding_put16(coded + l->centre_scales + UINT64_C(2) * (c * l->groups + g),
-                       centre(&t, coded + l->centres + at, &has));
+        encoding_put16(encoded + l->centre_scales + UINT64_C(2) * (c * l->groups + g),
+                       centre(&t, encoded + l->centres + at, &has));
     for (uint32_t i = 0; i < t.rows; i++)
-        encoding_put16(coded + l->scales + 2 * (t.row[i] * l->groups + g),
-                       quantise(has ? t.less[i] : t.y[i], t.n, t.most[i], coded + t.codes[i]));
+        encoding_put16(encoded + l->scales + 2 * (t.row[i] * l->groups + g),
+                       quantise(has ? t.less[i] : t.y[i], t.n, t.most[i], encoded + t.codes[i]));
 }
 
 FORM(q4_encode)
@@ -402,7 +402,7 @@ static bool is_clean(uint32_t dtype, float part, float centre, float factor)
 
 static void decode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
                         const struct q4_layout *l, const struct signs *signs, uint32_t c,
-                        uint32_t g, const uint8_t *coded, uint8_t *plain)
+                        uint32_t g, const uint8_t *encoded, uint8_t *plain)
 {
     uint32_t n = l->rotation, first = g * n;
     uint64_t at = (uint64_t)c * l->row_bytes + first / 2;
@@ -412,9 +412,9 @@ static void decode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
 
     find_rows(&t, s, c / s->heads, c % s->heads, first);
     if (s->kind == UCM_ENCODING_K) {
-        part = part_at(coded + l->centre_scales, (uint64_t)c * l->groups + g, n);
-        size->restore_centre(coded + l->centres + at, part, w);
-        unlevel(coded + l->shifts + at, n, signs->bit + first, t.factor);
+        part = part_at(encoded + l->centre_scales, (uint64_t)c * l->groups + g, n);
+        size->restore_centre(encoded + l->centres + at, part, w);
+        unlevel(encoded + l->shifts + at, n, signs->bit + first, t.factor);
         factor = ucm_f32(largest(t.factor, n));
     } else {
         memcpy(t.factor, signs->one + first, n * sizeof(float));
@@ -422,9 +422,9 @@ static void decode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
             vec_store(w + i, vec_all_f(-0.0f));
     }
     for (uint32_t i = 0; i < t.rows; i++) {
-        float of_row = part_at(coded + l->scales, t.row[i] * l->groups + g, n);
+        float of_row = part_at(encoded + l->scales, t.row[i] * l->groups + g, n);
 
-        size->restore[dtype == UCM_ENCODING_BF16](coded + t.codes[i], of_row, w, t.factor,
+        size->restore[dtype == UCM_ENCODING_BF16](encoded + t.codes[i], of_row, w, t.factor,
                                                   is_clean(dtype, of_row, part, factor),
                                                   plain + 4 * t.codes[i]);
     }

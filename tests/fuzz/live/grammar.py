@@ -10,7 +10,7 @@ A value {"of": NAME, "field": F} is what the answer named NAME has as F. {"hex":
 
 import random
 
-from shapes import (Shape, coded_bytes, summary_end, summary_identity, summary_within, encoded_identity, encoding_params,
+from shapes import (Shape, encoded_bytes, summary_end, summary_identity, summary_within, encoded_identity, encoding_params,
                     fingerprint, padded)
 from things import BYTES, SUMMARY, ENCODED, KEYS, PLAIN, SPECS, SPEC_WEIGHTS, TIMED, BlockSequence, Connection, Family, Ns, Region, of
 
@@ -222,9 +222,9 @@ class Generator:
         params = dict(method, dtype=some(0, 1, 2, 2, 3), kv_heads=some(1, 2, 8, 64, 1024), head_dim=some(4, 16, 64, 128, 1024))
         params["k_head_stride"] = params["head_dim"] * ((4, 2, 2, 1)[params["dtype"]] if self.chance(0.8) else 8)
         params["k_token_stride"] = params["kv_heads"] * params["k_head_stride"]
-        coded = [coded_bytes(shape, SPECS[spec]) for spec in self.specs]
-        ends = [shape.plain, shape.plain, ns.layer_bytes, ns.layer_bytes] + coded + [padded(n) for n in coded]
-        ends += [min(padded(n) + 4096, shape.plain) for n in coded]
+        encoded = [encoded_bytes(shape, SPECS[spec]) for spec in self.specs]
+        ends = [shape.plain, shape.plain, ns.layer_bytes, ns.layer_bytes] + encoded + [padded(n) for n in encoded]
+        ends += [min(padded(n) + 4096, shape.plain) for n in encoded]
         params["k_offset"] = max(some(*ends) + some(0, 0, 0, 4, -4) - summary_end(params, tokens), 0) & ~3
         return params
 
@@ -350,8 +350,8 @@ class Generator:
     def act_odd(self, conn):
         """Somebody's blocks of a size that others' slots have."""
         family = self.some_family()
-        coded = [coded_bytes(family.shape, SPECS[spec]) for spec in self.specs]
-        sizes = [padded(n) for n in coded] + coded + [padded(family.shape.plain), family.shape.plain + 16]
+        encoded = [encoded_bytes(family.shape, SPECS[spec]) for spec in self.specs]
+        sizes = [padded(n) for n in encoded] + encoded + [padded(family.shape.plain), family.shape.plain + 16]
         ns = self.open_base(conn, family, min(self.some(*sizes), 1 << 18))
         self.dump(conn, self.open_region(conn, ns, False))
 

@@ -43,7 +43,7 @@ class Shape:
         self.plain = self.section_bytes * sections
 
 
-def section_coded(shape, spec, section):
+def section_encoded(shape, spec, section):
     rows, dim, elements = shape.tokens * shape.heads, shape.dim, shape.tokens * shape.heads * shape.dim
     tiles = -(-shape.tokens // 16)
     if spec["encoding"] == "fp8":
@@ -63,8 +63,8 @@ def section_coded(shape, spec, section):
     return sum(padded(n, 16) for n in arrays)
 
 
-def coded_bytes(shape, spec):
-    return sum(section_coded(shape, spec, section) for section in range(shape.sections))
+def encoded_bytes(shape, spec):
+    return sum(section_encoded(shape, spec, section) for section in range(shape.sections))
 
 
 def spec_identity(shape, spec):
@@ -90,7 +90,7 @@ def encoded_identity(tenant, base, shape, spec, lie=None, **wrong):
     version = ENCODINGS[spec["encoding"]][1]
     salt = fingerprint(tenant, base) + struct.pack("<Q", wrong.pop("plain", base["layer_bytes"])) + spec_identity(lie or shape, spec)
     return {**base, "dtype": "encoded", "layout": f"encoding/{version}/{spec['encoding']}", "salt": salt,
-            "layer_bytes": coded_bytes(shape, spec), **wrong}
+            "layer_bytes": encoded_bytes(shape, spec), **wrong}
 
 
 def encoding_params(shape, spec):

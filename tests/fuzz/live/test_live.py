@@ -33,14 +33,14 @@ def as_long(right, opened, look):
     them in the base, which believes in others if they are not to be right."""
     shape, spec = Shape(16, 2, 16, 1, 1, 1, 16), {"encoding": "int8", "dtype": "f16", "axis": 1, "run": 2}
     base = things.Family(0, shape).identity(0)
-    coded = encoded_identity(f"uid:{subject.FIRST_UID}", base, shape, spec)
-    assert coded["layer_bytes"] == base["layer_bytes"] == shape.plain
+    encoded = encoded_identity(f"uid:{subject.FIRST_UID}", base, shape, spec)
+    assert encoded["layer_bytes"] == base["layer_bytes"] == shape.plain
     generator = grammar.Generator(1)
     conn = generator.connect(0)
     one, two = ({"of": name, "field": "ns"} for name in ("base", ("view", "bytes")[opened - 1]))
     generator.call(conn, "namespace.open", "base", 0, **base)
     if opened == 2:
-        generator.call(conn, "namespace.open", "bytes", 0, **dict(coded, salt={"hex": coded["salt"].hex()}))
+        generator.call(conn, "namespace.open", "bytes", 0, **dict(encoded, salt={"hex": encoded["salt"].hex()}))
     generator.call(conn, "encoding.open", "view", 0, ns=one, **encoding_params(shape, spec))
     region = {"part": 0, "blocks": 4, "fragments": [shape.plain], "layers": 1, "base": None, "lossless": False, "plain": 1}
     generator.add("region", conn, **region, **{"as": "to"}, ns=two, pool=False, form="bytes", label=2)
@@ -86,7 +86,7 @@ class Live(unittest.TestCase):
 
     @unittest.skipIf(os.getuid() != 0, "tenants are uids")
     def test_a_region_holds_what_it_was_registered_for(self):
-        """The coded form is as long as the plain one here. What its namespace's base holds then is found wrong if it is."""
+        """The encoded form is as long as the plain one here. What its namespace's base holds then is found wrong if it is."""
         for stored in "right", "wrong":
             for opened, look in itertools.product((1, 2), ("load", "fetch", "mapping")):
                 with self.subTest(stored=stored, opened=opened, look=look):

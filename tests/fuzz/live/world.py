@@ -37,7 +37,7 @@ class Peer:
 
 
 class Region:
-    """form: what its pages hold, as docs/protocol.md has it, whatever its planes look like: those of a coded form can be those of
+    """form: what its pages hold, as docs/protocol.md has it, whatever its planes look like: those of an encoded form can be those of
     the plain one. holder: its namespace's fingerprint; of summaries, their base's."""
 
     def __init__(self, memory, op, size, form, holder):
@@ -385,10 +385,10 @@ class World:
                   check=check, late=op.get("late"))
 
     def right(self, peer, region, key, layer, data):
-        """Plain blocks are what was stored. Where nobody stored coded bytes by hand, what was encoded has numbers of the tenant's own
+        """Plain blocks are what was stored. Where nobody stored encoded bytes by hand, what was encoded has numbers of the tenant's own
         range, and a summary is always the same. What a region by hand holds, only the daemon knows."""
         op, want = region.op, self.layer(peer, region, key, layer)
-        holders = {region.holder} | self.forms.get(region.holder, set())  # a base's loads find its coded blocks
+        holders = {region.holder} | self.forms.get(region.holder, set())  # a base's loads find its encoded blocks
         if data == want or region.form == "bytes" or holders & self.rawly:
             return
         where = f"tenant {peer.tenant}, key {key}, layer {layer}"

@@ -15,9 +15,9 @@ VISIBLE int test_check(const struct ucm_encoding_spec *spec, char *why);
 VISIBLE uint64_t test_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
 VISIBLE void test_identity(const struct ucm_encoding_spec *spec, uint8_t *out);
 VISIBLE void test_encode(const struct ucm_encoding_spec *spec, uint32_t section,
-                         const uint8_t *plain, uint8_t *coded);
+                         const uint8_t *plain, uint8_t *encoded);
 VISIBLE void test_decode(const struct ucm_encoding_spec *spec, uint32_t section,
-                         const uint8_t *coded, uint8_t *plain);
+                         const uint8_t *encoded, uint8_t *plain);
 
 /* Sets the instruction set of later calls and returns what this host then uses. */
 uint32_t test_isa(uint32_t most)
@@ -63,13 +63,13 @@ void test_identity(const struct ucm_encoding_spec *spec, uint8_t *out)
 }
 
 void test_encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
-                 uint8_t *coded)
+                 uint8_t *encoded)
 {
-    ucm_encode(spec, section, plain, coded);
+    ucm_encode(spec, section, plain, encoded);
 }
 
-void test_decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+void test_decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
                  uint8_t *plain)
 {
-    ucm_decode(spec, section, coded, plain);
+    ucm_decode(spec, section, encoded, plain);
 }

@@ -365,7 +365,7 @@ def sizes(spec):
         yield (-(-count // 2) if packed else count * np.dtype(dtype).itemsize), shape == ()
 
 
-def coded_bytes(spec):
+def encoded_bytes(spec):
     at = 0
     for size, joined in sizes(spec):
         at += size if joined else align(size) if at % 16 == 0 else align(at + size) - at
@@ -373,7 +373,7 @@ def coded_bytes(spec):
 
 
 def pack(spec, arrays):
-    """-> uint8[n, coded_bytes]"""
+    """-> uint8[n, encoded_bytes]"""
     parts, at = [], 0
     for a, (_, _, rows, packed), (size, joined) in zip(arrays, layout(spec), sizes(spec)):
         a = np.ascontiguousarray(rows_of(spec, a) if rows else a)
@@ -384,16 +384,16 @@ def pack(spec, arrays):
     return np.concatenate(parts, 1)
 
 
-def unpack(spec, coded):
+def unpack(spec, encoded):
     out, at = [], 0
     for (dtype, shape, rows, packed), (size, joined) in zip(layout(spec), sizes(spec)):
-        flat = np.ascontiguousarray(coded[:, at:at + size])
+        flat = np.ascontiguousarray(encoded[:, at:at + size])
         wanted = (shape[1], shape[0], *shape[2:]) if rows and spec.order else shape
         count = 1
         for n in shape:
             count *= n
         flat = from_nibbles(flat, count) if packed else flat.view(dtype)
-        a = flat.reshape((len(coded), *wanted))
+        a = flat.reshape((len(encoded), *wanted))
         out.append(rows_of(spec, a) if rows else a)
         at = at + size if joined else align(at + size)
     return out

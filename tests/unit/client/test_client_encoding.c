@@ -25,7 +25,7 @@ static bool hook(struct fake *f, int conn, int method, struct proto_envelope *en
                    &(struct msg_encoding_open_r){.ns = 9,
                                                  .fingerprint = {fingerprint, sizeof fingerprint},
                                                  .version = 1,
-                                                 .coded_bytes = 60,
+                                                 .encoded_bytes = 60,
                                                  .plain_bytes = 100});
     }
     return true;
@@ -61,7 +61,7 @@ Test(client_encoding, says_what_was_opened)
     cr_expect_neq(info.form.encoding, f.encoding, "a copy");
     cr_expect_eq(info.form.version, 1);
     cr_expect_eq(info.plain_bytes, 100);
-    cr_expect_eq(info.coded_bytes, 60);
+    cr_expect_eq(info.encoded_bytes, 60);
     ucm_namespace_fingerprint(ns, fingerprint);
     cr_expect_eq(fingerprint[0], 7);
     cr_expect_eq(ucm_encoding_describe(rig.ns, &info), -UCM_ENOTFOUND);

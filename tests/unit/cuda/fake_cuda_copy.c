@@ -18,13 +18,13 @@ static void code(const struct op *o)
 
     for (uint32_t i = 0; i < o->n_items; i++)
         for (uint32_t p = 0; p < o->n_planes; p++) {
-            void *coded = (void *)(uintptr_t)(items[i].slot + planes[p].slot_offset);
+            void *encoded = (void *)(uintptr_t)(items[i].slot + planes[p].slot_offset);
             void *page = (void *)(uintptr_t)(planes[p].base + items[i].block * planes[p].stride);
 
             if (o->direction == UCM_COPY_LOAD)
-                ucm_decode(&o->spec, planes[p].section, coded, page);
+                ucm_decode(&o->spec, planes[p].section, encoded, page);
             else
-                ucm_encode(&o->spec, planes[p].section, page, coded);
+                ucm_encode(&o->spec, planes[p].section, page, encoded);
         }
 }
 
@@ -50,7 +50,7 @@ static void turn(const struct op *o)
 
 void fake_op_run(const struct op *o)
 {
-    if (o->coded)
+    if (o->encoded)
         code(o);
     else if (o->turned)
         turn(o);
@@ -148,7 +148,7 @@ static void turn_take(struct op *o, void **arguments)
 
 static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companion)
 {
-    bool coded = f == (CUfunction)(uintptr_t)&coders[0] || f == (CUfunction)(uintptr_t)&coders[1];
+    bool encoded = f == (CUfunction)(uintptr_t)&coders[0] || f == (CUfunction)(uintptr_t)&coders[1];
     bool turned = f == fake_cuda_turner();
     struct op *o = fake_op_new(0);
 
@@ -156,15 +156,15 @@ static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companio
     o->n_planes = *(uint32_t *)arguments[1];
     o->items = *(uint64_t *)arguments[2];
     o->n_items = *(uint32_t *)arguments[3];
-    o->coded = coded && o->n_items > 0;
-    if (coded)
+    o->encoded = encoded && o->n_items > 0;
+    if (encoded)
         memcpy(&o->spec, arguments[4], sizeof(o->spec));
     o->turned = turned && o->n_items > 0;
     if (turned)
         turn_take(o, arguments);
-    o->direction = turned  ? UCM_COPY_LOAD
-                   : coded ? f == (CUfunction)(uintptr_t)&coders[1]
-                           : *(uint32_t *)arguments[5];
+    o->direction = turned    ? UCM_COPY_LOAD
+                   : encoded ? f == (CUfunction)(uintptr_t)&coders[1]
+                             : *(uint32_t *)arguments[5];
     o->companion = companion;
     o->slow_us = companion ? fake_cuda_slow_us() : 0;
     return fake_op_send(s, o);

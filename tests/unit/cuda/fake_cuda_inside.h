@@ -28,7 +28,7 @@ struct op {
     uint64_t planes, items;       /* a kernel, when n_items is not 0 */
     uint32_t n_planes, n_items, direction, slow_us;
     bool companion; /* a kernel of the companion's */
-    bool coded;     /* it encodes or decodes */
+    bool encoded;   /* it encodes or decodes */
     struct ucm_encoding_spec spec;
     bool turned, in_place; /* it turns K */
     struct ucm_rope_spec rope;

@@ -344,7 +344,7 @@ Test(cuda_forms, orders_that_do_not_fit_are_refused, .timeout = 60)
     begin(COPY_AUTO, ENCODED);
     worker_companion(&w, 64 << 10, 2);
     o = &w.shared->orders[0];
-    /* One item of all planes, coded, is longer than a slice; one plane of it fits. */
+    /* One item of all planes, encoded, is longer than a slice; one plane of it fits. */
     *o = (struct ucm_staging_order){.direction = 1,
                                     .region = w.region->ring_region,
                                     .n_planes = 1,

@@ -48,7 +48,7 @@ static bool encodes(struct fake *f, int conn, int method, struct proto_envelope 
                    &(struct msg_encoding_open_r){.ns = 9,
                                                  .fingerprint = {fingerprint, sizeof fingerprint},
                                                  .version = 1,
-                                                 .coded_bytes = 60,
+                                                 .encoded_bytes = 60,
                                                  .plain_bytes = 100});
     return method == UCM_METHOD_ENCODING_OPEN;
 }

@@ -1,4 +1,4 @@
-/* Regions of encoded namespaces, and copies of coded slots on the cpu device. */
+/* Regions of encoded namespaces, and copies of encoded slots on the cpu device. */
 #include "tests/unit/device/kv_rig.h"
 
 static struct ucm_encoding_spec spec;
@@ -34,13 +34,13 @@ static void expect(uint32_t first, uint32_t n_planes, const struct ucm_copy_item
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t p = first; p < first + n_planes; p++) {
             uint8_t *page = want_memory + planes[p].offset + items[i].block * planes[p].stride;
-            uint8_t *coded = slot_of(want_slots, i) + p / 2 * ucm_encoding_layer_bytes(&spec) +
-                             p % 2 * ucm_encoding_bytes(&spec, 0);
+            uint8_t *encoded = slot_of(want_slots, i) + p / 2 * ucm_encoding_layer_bytes(&spec) +
+                               p % 2 * ucm_encoding_bytes(&spec, 0);
 
             if (load)
-                ucm_encoding_method(spec.encoding)->decode(&spec, p % 2, coded, page);
+                ucm_encoding_method(spec.encoding)->decode(&spec, p % 2, encoded, page);
             else
-                ucm_encoding_method(spec.encoding)->encode(&spec, p % 2, page, coded);
+                ucm_encoding_method(spec.encoding)->encode(&spec, p % 2, page, encoded);
         }
 }
 
@@ -138,8 +138,8 @@ Test(device_encoded, a_region_serves_plain_blocks_too)
     close_ok(r);
 }
 
-/* What moved is the coded form. */
-Test(device_encoded, stats_count_coded_bytes)
+/* What moved is the encoded form. */
+Test(device_encoded, stats_count_encoded_bytes)
 {
     struct device_region *r = kv_region(&spec);
     struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots};
@@ -155,7 +155,7 @@ Test(device_encoded, stats_count_coded_bytes)
     close_ok(r);
 }
 
-Test(device_encoded, only_an_encoded_region_takes_coded_jobs)
+Test(device_encoded, only_an_encoded_region_takes_encoded_jobs)
 {
     struct device_region *r = region_flat(memfd, 0, MEMORY);
     struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots};
@@ -212,11 +212,11 @@ Test(device_encoded, planes_are_aligned)
 
 #define ADDED 4u
 
-static struct device_job any_job(struct device_region *r, enum device_op op, bool coded,
+static struct device_job any_job(struct device_region *r, enum device_op op, bool encoded,
                                  uint32_t layer, uint32_t n, struct ucm_copy_item items[ADDED])
 {
     struct device_job job = {
-        .op = op, .region = r, .converts = coded, .items = items, .cap_items = ADDED};
+        .op = op, .region = r, .converts = encoded, .items = items, .cap_items = ADDED};
 
     device_job_layers(&job, layer, n);
     return job;
@@ -229,7 +229,7 @@ static struct span any_span(const struct form *form, uint32_t first, uint32_t n,
                          .n = n,
                          .origin = slots + first * form->layer_bytes,
                          .len = n * form->layer_bytes,
-                         .fill = fill};
+                         .pending = fill};
 }
 
 /* A block's form, the range, the block's number and the direction decide, each alone. */
@@ -237,20 +237,20 @@ Test(device_encoded, a_job_takes_spans_of_its_own_kind)
 {
     struct device_region *r = kv_region(&spec);
     struct form plain = r->pages,
-                coded = {.layer_bytes = ucm_encoding_layer_bytes(&spec), .layers = LAYERS},
-                bytes = coded, other = coded, fewer = plain;
+                encoded = {.layer_bytes = ucm_encoding_layer_bytes(&spec), .layers = LAYERS},
+                bytes = encoded, other = encoded, fewer = plain;
     struct ucm_copy_item items[ADDED];
     struct device_job job;
     struct codec codec;
     struct span span;
 
-    coded.codec = r->codec;
+    encoded.codec = r->codec;
     spec.encoding = UCM_ENCODING_INT8;
     codec_init(&codec, &spec);
     other.codec = &codec;
     fewer.layers--;
     for (int way = 0; way < 2; way++) {
-        const struct form *right = way ? &coded : &plain, *wrong = way ? &plain : &coded;
+        const struct form *right = way ? &encoded : &plain, *wrong = way ? &plain : &encoded;
         const struct form *never[] = {&bytes, &other, &fewer, wrong};
 
         job = any_job(r, DEVICE_LOAD, way, 1, 2, items);

@@ -16,7 +16,7 @@ static void turned_setup(void)
     m.rope_base = 10000;
 }
 
-static void load_check(struct device_region *r, bool coded)
+static void load_check(struct device_region *r, bool encoded)
 {
     static struct ucm_rope_angle tables[2][32];
     const struct ucm_rope_angle *turns[BLOCKS];
@@ -33,7 +33,7 @@ static void load_check(struct device_region *r, bool coded)
         turns[i] = i % 3 == 2 ? NULL : tables[i % 3];
     }
     job_init(&plain, DEVICE_LOAD, r, items, BLOCKS);
-    plain.job.converts = coded;
+    plain.job.converts = encoded;
     cr_assert_eq(job_run(&plain), 0, "%s", plain.job.error.text);
     memcpy(want_memory, memory, MEMORY);
     for (uint32_t i = 0; i < BLOCKS; i++)
@@ -44,7 +44,7 @@ static void load_check(struct device_region *r, bool coded)
                 ucm_rope_apply(&spec, turns[i], k, k);
         }
     job_init(&turned, DEVICE_LOAD, r, items, BLOCKS);
-    turned.job.converts = coded;
+    turned.job.converts = encoded;
     turned.job.turns = turns;
     cr_assert_eq(job_run(&turned), 0, "%s", turned.job.error.text);
     cr_assert_eq(memcmp(memory, want_memory, MEMORY), 0);

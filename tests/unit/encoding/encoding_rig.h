@@ -112,7 +112,7 @@ struct rig_section {
     struct ucm_encoding_spec spec;
     uint32_t section, odd;
     uint64_t plain_bytes, bytes;
-    uint8_t *plain, *coded, *again; /* again: decoded */
+    uint8_t *plain, *encoded, *again; /* again: decoded */
 };
 
 RIG_FN struct rig_section rig_section(const struct ucm_encoding_spec *spec, uint32_t section,
@@ -123,9 +123,9 @@ RIG_FN struct rig_section rig_section(const struct ucm_encoding_spec *spec, uint
     r.plain_bytes = ucm_encoding_plain_bytes(spec, section);
     r.bytes = ucm_encoding_bytes(spec, section);
     r.plain = (uint8_t *)malloc(r.plain_bytes + odd) + odd;
-    r.coded = (uint8_t *)malloc(r.bytes + odd) + odd;
+    r.encoded = (uint8_t *)malloc(r.bytes + odd) + odd;
     r.again = (uint8_t *)malloc(r.plain_bytes + odd) + odd;
-    memset(r.coded, 0xa5, r.bytes);
+    memset(r.encoded, 0xa5, r.bytes);
     memset(r.again, 0xa5, r.plain_bytes);
     return r;
 }
@@ -133,7 +133,7 @@ RIG_FN struct rig_section rig_section(const struct ucm_encoding_spec *spec, uint
 RIG_FN void rig_free(struct rig_section *r)
 {
     free(r->plain - r->odd);
-    free(r->coded - r->odd);
+    free(r->encoded - r->odd);
     free(r->again - r->odd);
 }
 

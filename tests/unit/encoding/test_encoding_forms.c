@@ -1,5 +1,5 @@
 /* What ucm_encode and ucm_decode run for each instruction set gives the bits of the reference:
- * every encoding, element, size, and any coded bytes. */
+ * every encoding, element, size, and any encoded bytes. */
 #include "kernels/simd/isa.h"
 #include "tests/unit/encoding/encoding_rig.h"
 
@@ -9,18 +9,18 @@ static const char *const isas[UCM_ISA_COUNT] = {"base", "avx2", "avx512"};
 static void compare_encode(const struct rig_section *r, const char *what)
 {
     const struct ucm_encoding_method *m = ucm_encoding_method(r->spec.encoding);
-    uint8_t *coded = (uint8_t *)malloc(r->bytes + r->odd) + r->odd;
+    uint8_t *encoded = (uint8_t *)malloc(r->bytes + r->odd) + r->odd;
 
-    m->encode(&r->spec, r->section, r->plain, r->coded);
+    m->encode(&r->spec, r->section, r->plain, r->encoded);
     for (int isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
-        memset(coded, 0x5a, r->bytes);
-        ucm_encode(&r->spec, r->section, r->plain, coded);
+        memset(encoded, 0x5a, r->bytes);
+        ucm_encode(&r->spec, r->section, r->plain, encoded);
         for (uint64_t i = 0; i < r->bytes; i++)
-            cr_assert_eq(coded[i], r->coded[i], "%s %s in %s: byte %u is %02x, not %02x", m->name,
-                         what, isas[isa], (unsigned)i, coded[i], r->coded[i]);
+            cr_assert_eq(encoded[i], r->encoded[i], "%s %s in %s: byte %u is %02x, not %02x",
+                         m->name, what, isas[isa], (unsigned)i, encoded[i], r->encoded[i]);
     }
-    free(coded - r->odd);
+    free(encoded - r->odd);
 }
 
 static void compare_decode(const struct rig_section *r, const char *what)
@@ -28,11 +28,11 @@ static void compare_decode(const struct rig_section *r, const char *what)
     const struct ucm_encoding_method *m = ucm_encoding_method(r->spec.encoding);
     uint8_t *plain = (uint8_t *)malloc(r->plain_bytes + r->odd) + r->odd;
 
-    m->decode(&r->spec, r->section, r->coded, r->again);
+    m->decode(&r->spec, r->section, r->encoded, r->again);
     for (int isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
         memset(plain, 0x5a, r->plain_bytes);
-        ucm_decode(&r->spec, r->section, r->coded, plain);
+        ucm_decode(&r->spec, r->section, r->encoded, plain);
         for (uint64_t i = 0; i < r->plain_bytes; i++)
             cr_assert_eq(plain[i], r->again[i], "%s %s in %s: byte %u is %02x, not %02x", m->name,
                          what, isas[isa], (unsigned)i, plain[i], r->again[i]);
@@ -40,15 +40,15 @@ static void compare_decode(const struct rig_section *r, const char *what)
     free(plain - r->odd);
 }
 
-/* Random bytes, and such as nearly fit: some bytes of a coded form changed. */
+/* Random bytes, and such as nearly fit: some bytes of an encoded form changed. */
 static void compare_hostile(struct rig_section *r)
 {
-    compare_decode(r, "coded");
+    compare_decode(r, "encoded");
     for (uint32_t i = 0; i < 1 + r->bytes / 16; i++)
-        r->coded[rig_below((uint32_t)r->bytes)] = (uint8_t)rig_random();
+        r->encoded[rig_below((uint32_t)r->bytes)] = (uint8_t)rig_random();
     compare_decode(r, "changed");
     for (uint64_t i = 0; i < r->bytes; i++)
-        r->coded[i] = (uint8_t)rig_random();
+        r->encoded[i] = (uint8_t)rig_random();
     compare_decode(r, "random");
 }
 
@@ -126,11 +126,11 @@ Test(encoding_forms, every_code)
         uint32_t elements = 256 * (fp8 ? 256 : 256 * 33);
 
         for (uint32_t k = 0; k < elements; k++)
-            r.coded[k] = (uint8_t)(fp8 ? k : k % 33 < 9 ? k % 33 - 4 + 128 : k * 7);
+            r.encoded[k] = (uint8_t)(fp8 ? k : k % 33 < 9 ? k % 33 - 4 + 128 : k * 7);
         for (uint32_t k = elements; k < r.bytes; k++)
-            r.coded[k] = (uint8_t)(fp8          ? k - elements
-                                   : k % 2 == 0 ? (k - elements) / 2
-                                                : (k - elements) / 512);
+            r.encoded[k] = (uint8_t)(fp8          ? k - elements
+                                     : k % 2 == 0 ? (k - elements) / 2
+                                                  : (k - elements) / 512);
         compare_decode(&r, "every code");
         rig_free(&r);
     }

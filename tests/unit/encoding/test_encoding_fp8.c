@@ -53,7 +53,7 @@ static void check_row(const struct rig_section *r, uint32_t row)
 {
     const struct ucm_encoding_section *s = &r->spec.section[r->section];
     uint64_t scales = ((uint64_t)s->tokens * s->heads * s->dim + 15) / 16 * 16;
-    float power = ucm_fp8_power(r->coded[scales + row]);
+    float power = ucm_fp8_power(r->encoded[scales + row]);
 
     for (uint64_t i = (uint64_t)row * s->dim; i < (uint64_t)(row + 1) * s->dim; i++) {
         float x = rig_value(&r->spec, r->plain, i), y = rig_value(&r->spec, r->again, i);
@@ -74,11 +74,11 @@ static void check_row(const struct rig_section *r, uint32_t row)
 /* Encoding what was decoded gives the same bytes. */
 static void check_again(const struct rig_section *r)
 {
-    uint8_t *coded = malloc(r->bytes);
+    uint8_t *encoded = malloc(r->bytes);
 
-    ucm_encode(&r->spec, r->section, r->again, coded);
-    cr_assert_arr_eq(coded, r->coded, r->bytes);
-    free(coded);
+    ucm_encode(&r->spec, r->section, r->again, encoded);
+    cr_assert_arr_eq(encoded, r->encoded, r->bytes);
+    free(encoded);
 }
 
 Test(encoding_fp8, the_stated_error_holds_and_a_second_round_changes_nothing)
@@ -92,9 +92,9 @@ Test(encoding_fp8, the_stated_error_holds_and_a_second_round_changes_nothing)
             struct rig_section r = rig_section(&spec, 1, i % 3);
 
             rig_fill(&spec, 1, (enum rig_values)values, r.plain);
-            ucm_encode(&spec, 1, r.plain, r.coded);
-            cr_assert(ucm_encoding_fits(&spec, 1, r.coded));
-            ucm_decode(&spec, 1, r.coded, r.again);
+            ucm_encode(&spec, 1, r.plain, r.encoded);
+            cr_assert(ucm_encoding_fits(&spec, 1, r.encoded));
+            ucm_decode(&spec, 1, r.encoded, r.again);
             for (uint32_t row = 0; row < 15; row++)
                 check_row(&r, row);
             check_again(&r);

@@ -40,7 +40,7 @@ static float scale_of(const struct rig_section *r, uint64_t element)
 
         i = (run * s->heads + head) * s->dim + element % s->dim;
     }
-    return ucm_bf16_decode(rig_get(r->coded + at, i));
+    return ucm_bf16_decode(rig_get(r->encoded + at, i));
 }
 
 static void check_section(const struct rig_section *r)
@@ -67,9 +67,9 @@ static void round_trip(const struct ucm_encoding_spec *spec, uint32_t section,
     struct rig_section r = rig_section(spec, section, odd);
 
     rig_fill(spec, section, values, r.plain);
-    ucm_encode(spec, section, r.plain, r.coded);
-    cr_assert(ucm_encoding_fits(spec, section, r.coded));
-    ucm_decode(spec, section, r.coded, r.again);
+    ucm_encode(spec, section, r.plain, r.encoded);
+    cr_assert(ucm_encoding_fits(spec, section, r.encoded));
+    ucm_decode(spec, section, r.encoded, r.again);
     check_section(&r);
     rig_free(&r);
 }
@@ -107,11 +107,11 @@ Test(encoding_int8, channels_do_not_share_a_scale)
 
             memcpy(r.plain + 2 * i, &h, sizeof(h));
         }
-        ucm_encode(&spec, 0, r.plain, r.coded);
+        ucm_encode(&spec, 0, r.plain, r.encoded);
         for (uint32_t i = 0; i < 64; i++)
-            cr_assert_eq(r.coded[i], 126);
+            cr_assert_eq(r.encoded[i], 126);
         for (uint32_t i = 0; i < 16; i++)
-            cr_assert_eq(ucm_bf16_decode(rig_get(r.coded + 64, i)), ldexpf(1, (int)i));
+            cr_assert_eq(ucm_bf16_decode(rig_get(r.encoded + 64, i)), ldexpf(1, (int)i));
         rig_free(&r);
     }
 }
@@ -130,7 +130,7 @@ Test(encoding_int8, runs_are_sections_side_by_side)
         r = rig_section(&whole, 0, 0);
         cr_assert_eq(r.bytes, codes + 3 * 24 * 2);
         rig_fill(&whole, 0, RIG_VALUES, r.plain);
-        ucm_encode(&whole, 0, r.plain, r.coded);
+        ucm_encode(&whole, 0, r.plain, r.encoded);
         for (uint32_t run = 0; run < 3; run++) {
             struct ucm_encoding_spec one = whole;
             uint32_t tokens = run < 2 ? 5 : 3;
@@ -138,9 +138,9 @@ Test(encoding_int8, runs_are_sections_side_by_side)
             one.section[0].tokens = tokens;
             one.run = 0;
             part = rig_section(&one, 0, 0);
-            ucm_encode(&one, 0, r.plain + 2 * at, part.coded);
-            cr_assert_arr_eq(part.coded, r.coded + at, tokens * 24);
-            cr_assert_arr_eq(part.coded + part.bytes - 48, r.coded + codes + 48 * run, 48);
+            ucm_encode(&one, 0, r.plain + 2 * at, part.encoded);
+            cr_assert_arr_eq(part.encoded, r.encoded + at, tokens * 24);
+            cr_assert_arr_eq(part.encoded + part.bytes - 48, r.encoded + codes + 48 * run, 48);
             at += tokens * 24;
             rig_free(&part);
         }

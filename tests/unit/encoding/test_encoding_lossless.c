@@ -18,9 +18,9 @@ static bool round_trip(struct rig_section *r)
 {
     bool fits;
 
-    ucm_encode(&r->spec, r->section, r->plain, r->coded);
-    ucm_decode(&r->spec, r->section, r->coded, r->again);
-    fits = ucm_encoding_fits(&r->spec, r->section, r->coded);
+    ucm_encode(&r->spec, r->section, r->plain, r->encoded);
+    ucm_decode(&r->spec, r->section, r->encoded, r->again);
+    fits = ucm_encoding_fits(&r->spec, r->section, r->encoded);
     if (fits)
         cr_assert_arr_eq(r->again, r->plain, r->plain_bytes);
     return fits;
@@ -69,7 +69,7 @@ Test(encoding_lossless, zeros_and_denormals_cost_no_escape)
     for (uint64_t k = 0; k < r.plain_bytes / 2; k++)
         put_element(&r, k, k % 3 == 0 ? 0x3f80 + k % 64 : k % 3 == 1 ? 0x8000 : 0x8001 + k % 64);
     cr_assert(round_trip(&r));
-    cr_assert_eq(encoding_get32(r.coded + lossless_layout(&r.spec.section[0]).list), 0);
+    cr_assert_eq(encoding_get32(r.encoded + lossless_layout(&r.spec.section[0]).list), 0);
     rig_free(&r);
 }
 
@@ -83,11 +83,11 @@ Test(encoding_lossless, one_escape_too_many_does_not_fit)
         for (uint32_t k = 0; k < 16 * 2 * 128; k++)
             put_element(&r, k, k % 100 == 0 && k / 100 < escapes ? 0x7f80 : 0x3f80);
         cr_assert_eq(round_trip(&r), escapes <= room);
-        cr_assert_eq(encoding_get32(r.coded + l.list),
+        cr_assert_eq(encoding_get32(r.encoded + l.list),
                      escapes <= room ? escapes : UCM_LOSSLESS_UNFIT);
     }
     for (uint64_t i = 0; i < r.bytes; i++)
-        cr_assert_eq(r.coded[i], i >= l.list && i < l.list + 4 ? 0xff : 0);
+        cr_assert_eq(r.encoded[i], i >= l.list && i < l.list + 4 ? 0xff : 0);
     rig_free(&r);
 }
 
@@ -97,19 +97,19 @@ Test(encoding_lossless, hostile_lists_decode)
     struct rig_section r = section_of(16, 1, 64, 0);
     struct lossless_layout l = lossless_layout(&r.spec.section[0]);
 
-    memset(r.coded, 0xff, r.bytes); /* codes: escapes. Not yet the mark: */
-    encoding_put32(r.coded + l.list, UCM_LOSSLESS_UNFIT - 1);
+    memset(r.encoded, 0xff, r.bytes); /* codes: escapes. Not yet the mark: */
+    encoding_put32(r.encoded + l.list, UCM_LOSSLESS_UNFIT - 1);
     for (uint32_t i = 0; i < l.room; i++)
-        encoding_put32(r.coded + l.list + 4 + 4 * i,
+        encoding_put32(r.encoded + l.list + 4 + 4 * i,
                        (i % 2 == 0 ? 1024 + i : 1023 - i) << 8 | (i + 1));
-    ucm_decode(&r.spec, 0, r.coded, r.again);
+    ucm_decode(&r.spec, 0, r.encoded, r.again);
     for (uint32_t k = 0; k < 1024; k++) {
         uint32_t i = 1023 - k, e = i < l.room && i % 2 == 1 ? i + 1 : 0;
 
         cr_assert_eq(rig_get(r.again, k), 0x807fu | e << 7);
     }
-    encoding_put32(r.coded + l.list, UCM_LOSSLESS_UNFIT);
-    ucm_decode(&r.spec, 0, r.coded, r.again);
+    encoding_put32(r.encoded + l.list, UCM_LOSSLESS_UNFIT);
+    ucm_decode(&r.spec, 0, r.encoded, r.again);
     for (uint32_t k = 0; k < 1024; k++)
         cr_assert_eq(rig_get(r.again, k), 0x807f);
     rig_free(&r);

@@ -80,7 +80,7 @@ static uint32_t shift_of(const struct rig_section *r, uint64_t first, uint32_t c
 
     if (s->kind == UCM_ENCODING_V)
         return 0;
-    return r->coded[l.shifts + at / 2] >> 4 * (at % 2) & 15u;
+    return r->encoded[l.shifts + at / 2] >> 4 * (at % 2) & 15u;
 }
 
 struct found { /* of a group of a row: values as they are levelled */
@@ -115,7 +115,7 @@ static void check_section(const struct rig_section *r)
         for (uint32_t g = 0; g < l.groups; g++) {
             uint64_t first = (uint64_t)row * s->dim + g * l.rotation;
             struct found f = find(r, first, l.rotation);
-            uint32_t bits = rig_get(r->coded + l.scales, (uint64_t)row * l.groups + g);
+            uint32_t bits = rig_get(r->encoded + l.scales, (uint64_t)row * l.groups + g);
             double scale = (double)ucm_bf16_decode(bits), bound;
 
             cr_assert_eq(bits == UCM_BF16_NAN, f.nan);
@@ -144,9 +144,9 @@ Test(encoding_q4, the_stated_error_holds)
             spec.section[0].order = spec.section[1].order = i / 2 % 2;
             r = rig_section(&spec, i / 4 % 2, i % 3);
             rig_fill(&spec, r.section, (enum rig_values)values, r.plain);
-            ucm_encode(&spec, r.section, r.plain, r.coded);
-            cr_assert(ucm_encoding_fits(&spec, r.section, r.coded));
-            ucm_decode(&spec, r.section, r.coded, r.again);
+            ucm_encode(&spec, r.section, r.plain, r.encoded);
+            cr_assert(ucm_encoding_fits(&spec, r.section, r.encoded));
+            ucm_decode(&spec, r.section, r.encoded, r.again);
             check_section(&r);
             rig_free(&r);
         }
@@ -169,8 +169,8 @@ Test(encoding_q4, centres_make_keys_better)
 
             memcpy(r.plain + 2 * i, &h, sizeof(h));
         }
-        ucm_encode(&spec, section, r.plain, r.coded);
-        ucm_decode(&spec, section, r.coded, r.again);
+        ucm_encode(&spec, section, r.plain, r.encoded);
+        ucm_decode(&spec, section, r.encoded, r.again);
         for (uint32_t row = 0; row < 64; row++) {
             struct found f = find(&r, (uint64_t)row * 128, 128);
 
@@ -214,7 +214,7 @@ Test(encoding_q4, shifts_are_octaves_above_the_median_channel)
                      row == 3 ? ucm_element_inf(dtypes[i]) : ucm_element_nan(dtypes[i]));
         put(&r, 2 * 32 + 9, 3);
         put(&r, 20, 0);
-        ucm_encode(&r.spec, 0, r.plain, r.coded);
+        ucm_encode(&r.spec, 0, r.plain, r.encoded);
         for (uint32_t c = 0; c < 32; c++)
             cr_assert_eq(shift_of(&r, 0, c), c == 9 || c <= 2 || c >= 16 ? 0 : c - 2, "channel %u",
                          c);
@@ -228,7 +228,7 @@ Test(encoding_q4, shifts_are_15_at_most)
 
     for (uint32_t c = 17; c < 32; c++)
         put(&r, c, ldexpf(1, (int)c));
-    ucm_encode(&r.spec, 0, r.plain, r.coded);
+    ucm_encode(&r.spec, 0, r.plain, r.encoded);
     /* 2^0 to 2^14, two more of 2^0, then 2^17 to 2^31: the 16th smallest is 2^13. */
     for (uint32_t c = 0; c < 32; c++)
         cr_assert_eq(shift_of(&r, 0, c), c <= 16 ? 0 : c - 15 < 15 ? c - 15 : 15, "channel %u", c);
@@ -243,8 +243,8 @@ Test(encoding_q4, shifts_of_zeros)
 
     for (uint32_t i = 0; i < 16 * 64; i++)
         put(&r, i, i % 64 < 20 ? rig_normal() : 0);
-    ucm_encode(&spec, 0, r.plain, r.coded);
-    ucm_decode(&spec, 0, r.coded, r.again);
+    ucm_encode(&spec, 0, r.plain, r.encoded);
+    ucm_decode(&spec, 0, r.encoded, r.again);
     for (uint32_t c = 0; c < 64; c++)
         cr_assert_eq(shift_of(&r, 0, c), c < 20 ? 15 : 0);
     check_section(&r);
@@ -264,8 +264,8 @@ Test(encoding_q4, outliers_do_not_set_the_scale)
         rig_state = 9;
         for (uint32_t e = 0; e < 64 * 2 * 128; e++)
             put(&r, e, rig_normal() * (e % 64 == 17 ? larger : 1.0f));
-        ucm_encode(&spec, 0, r.plain, r.coded);
-        ucm_decode(&spec, 0, r.coded, r.again);
+        ucm_encode(&spec, 0, r.plain, r.encoded);
+        ucm_decode(&spec, 0, r.encoded, r.again);
         lost[i] = 0;
         for (uint32_t e = 0; e < 64 * 2 * 128; e++)
             if (e % 64 != 17)
@@ -306,11 +306,11 @@ Test(encoding_q4, order_is_where_rows_lie)
     for (uint32_t t = 0; t < 20; t++)
         for (uint32_t h = 0; h < 3; h++)
             memcpy(b.plain + 128 * (h * 20 + t), a.plain + 128 * (t * 3 + h), 128);
-    ucm_encode(&nhd, 0, a.plain, a.coded);
-    ucm_encode(&hnd, 0, b.plain, b.coded);
+    ucm_encode(&nhd, 0, a.plain, a.encoded);
+    ucm_encode(&hnd, 0, b.plain, b.encoded);
     for (uint32_t t = 0; t < 20; t++)
         for (uint32_t h = 0; h < 3; h++)
-            cr_assert_arr_eq(b.coded + 32 * (h * 20 + t), a.coded + 32 * (t * 3 + h), 32);
+            cr_assert_arr_eq(b.encoded + 32 * (h * 20 + t), a.encoded + 32 * (t * 3 + h), 32);
     rig_free(&a);
     rig_free(&b);
 }

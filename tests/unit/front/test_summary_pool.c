@@ -344,25 +344,25 @@ Test(summary_pool, a_build_takes_its_own_forms_only)
     char why[UCM_SPARSE_WHY];
     uint8_t memory[1];
     struct codec codec;
-    struct form plain, built, coded, half;
+    struct form plain, built, encoded, half;
     struct span from, to, odd;
 
     cr_assert_eq(ucm_summary_plan_init(&plan, &spec, why), 0, "%s", why);
     codec_init(&codec, &fp8);
     plain = (struct form){.layer_bytes = 4 * 2 * DIM * 4, .layers = 2};
     built = (struct form){.layer_bytes = plan.bytes, .layers = 2};
-    coded =
+    encoded =
         (struct form){.layer_bytes = ucm_encoding_layer_bytes(&fp8), .layers = 2, .codec = &codec};
     half = (struct form){.layer_bytes = codec.plain_layer_bytes, .layers = 2};
     cr_expect_eq(part_build_init(&b, &plan, &half, &built), -EINVAL, "the plan reaches behind it");
-    cr_expect_eq(part_build_init(&b, &plan, &coded, &built), -EINVAL, "it lost something");
+    cr_expect_eq(part_build_init(&b, &plan, &encoded, &built), -EINVAL, "it lost something");
     cr_expect_eq(part_build_init(&b, &plan, &plain, &half), -EINVAL, "no summary's length");
-    cr_expect_eq(part_build_init(&b, NULL, &coded, &plain), -EINVAL, "other sizes");
-    cr_expect_eq(part_build_init(&b, NULL, &half, &half), -EINVAL, "neither is coded");
-    cr_expect_eq(part_build_init(&b, NULL, &half, &coded), -EINVAL, "nobody asks for it");
-    cr_expect_eq(part_build_init(&b, NULL, &coded, &half), 0);
+    cr_expect_eq(part_build_init(&b, NULL, &encoded, &plain), -EINVAL, "other sizes");
+    cr_expect_eq(part_build_init(&b, NULL, &half, &half), -EINVAL, "neither is encoded");
+    cr_expect_eq(part_build_init(&b, NULL, &half, &encoded), -EINVAL, "nobody asks for it");
+    cr_expect_eq(part_build_init(&b, NULL, &encoded, &half), 0);
     half.layers = 3;
-    cr_expect_eq(part_build_init(&b, NULL, &coded, &half), -EINVAL, "more layers");
+    cr_expect_eq(part_build_init(&b, NULL, &encoded, &half), -EINVAL, "more layers");
     cr_expect_eq(part_build_init(&b, &plan, &plain, &built), 0);
     from = (struct span){.form = &plain, .n = 2, .origin = memory};
     to = (struct span){.form = &built, .n = 2, .origin = memory, .pending = true};

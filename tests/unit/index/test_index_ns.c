@@ -262,18 +262,18 @@ Test(index_ns, an_identity_has_a_form)
     struct ns_identity plain = identity(), id, other;
     struct ns_encoded_memory memory;
     uint8_t salt[NS_ENCODED_SALT_BYTES];
-    struct ns *base, *coded;
+    struct ns *base, *encoded;
 
     plain.parts = 2;
     base = open_ns(&plain);
     cr_assert_null(ns_codec(base));
     cr_assert_eq(ns_form(base, 1)->layer_bytes, 4096);
     ns_encoded_identity(base, &fp8, &memory, &id);
-    coded = open_ns(&id);
-    cr_assert(ns_codec(coded));
-    cr_assert_eq(ns_form(coded, 1)->layer_bytes, 2048 + 16);
-    cr_assert_eq(ns_form(coded, 1)->layers, 32);
-    cr_assert_eq(form_plain_layer_bytes(ns_form(coded, 1)), 4096);
+    encoded = open_ns(&id);
+    cr_assert(ns_codec(encoded));
+    cr_assert_eq(ns_form(encoded, 1)->layer_bytes, 2048 + 16);
+    cr_assert_eq(ns_form(encoded, 1)->layers, 32);
+    cr_assert_eq(form_plain_layer_bytes(ns_form(encoded, 1)), 4096);
     other = id;
     other.layer_bytes++;
     cr_assert_null(ns_codec(open_ns(&other)));
@@ -288,7 +288,7 @@ Test(index_ns, an_identity_has_a_form)
     other = id;
     other.salt = memcpy(salt, id.salt, sizeof(salt));
     salt[0] ^= 1; /* another base */
-    cr_assert(codec_same(ns_codec(open_ns(&other)), ns_codec(coded)));
+    cr_assert(codec_same(ns_codec(open_ns(&other)), ns_codec(encoded)));
     salt[UCM_FINGERPRINT_BYTES] ^= 1; /* with other layers */
     cr_assert_null(ns_codec(open_ns(&other)));
 }
@@ -298,13 +298,13 @@ Test(index_ns, a_restored_one_has_it_too)
     struct ns_encoded_memory memory;
     struct ns_identity id, plain = identity();
     struct ns *restored = NULL;
-    struct codec coded;
+    struct codec encoded;
     struct left left;
 
     ns_encoded_identity(open_ns(&plain), &fp8, &memory, &id);
-    coded = *ns_codec(open_ns(&id));
+    encoded = *ns_codec(open_ns(&id));
     left = left_of(&id);
     index_again(100, 4096);
     cr_assert_eq(restore(&left, &restored), 0);
-    cr_assert(codec_same(ns_codec(restored), &coded));
+    cr_assert(codec_same(ns_codec(restored), &encoded));
 }

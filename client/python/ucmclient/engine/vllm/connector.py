@@ -273,11 +273,11 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
 
     def _layout(self, kv_caches: dict[str, Any]) -> tuple[Layout, Optional[Summary]]:
         settings, blocks = self._settings, self._kv_config.num_blocks
-        coded = heads_of(self._kv_config, "encoding") if settings.encoding != "none" else None
+        encoded = heads_of(self._kv_config, "encoding") if settings.encoding != "none" else None
         apart = self._apart(kv_caches) or settings.summaries is not None or self._rules is not None
         # An encoding takes whole layers, of which stages may have different numbers.
-        apart = apart or (coded is not None and stages_of(self._config) > 1)
-        layout = layout_of(kv_caches, blocks, apart, coded)
+        apart = apart or (encoded is not None and stages_of(self._config) > 1)
+        layout = layout_of(kv_caches, blocks, apart, encoded)
         if self._rules is not None and not self._rules.on_gpu:
             return layout, summary_by(self._rules, self._kv_config)
         if self._rules is None and settings.summaries is None:

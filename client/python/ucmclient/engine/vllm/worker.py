@@ -196,8 +196,8 @@ class WorkerHalf:
             return f"blocks will be stored as {self.settings.encoding} once ucmd is there"
         if not isinstance(ns, EncodedNamespace):
             return f"blocks are stored as they are, not as {self.settings.encoding}"
-        plain, coded = ns.block_bytes
-        return f"blocks are stored as {ns.encoding}: {coded} bytes for {plain}, {plain / coded:.2f} times less"
+        plain, encoded = ns.block_bytes
+        return f"blocks are stored as {ns.encoding}: {encoded} bytes for {plain}, {plain / encoded:.2f} times less"
 
     @property
     def summarised_as(self) -> str:
