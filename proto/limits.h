@@ -14,9 +14,9 @@
 #define UCM_MIN_KEY_BYTES 16
 #define UCM_MAX_KEY_BYTES 32
 #define UCM_MAX_KEYS 16384 /* keys of one request */
-#define UCM_MAX_FETCH_ITEMS 65536
+#define UCM_MAX_GATHER_ITEMS 65536
 #define UCM_MAX_DESCRIBED 1024 /* keys of one events.describe */
-#define UCM_FETCH_ITEM_BYTES 12
+#define UCM_GATHER_ITEM_BYTES 12
 
 #define UCM_MAX_TURNS 512  /* runs of blocks that one load turns */
 #define UCM_TURN_NUMBERS 5 /* of each */

@@ -172,7 +172,7 @@ enum ucm_handle_kind {
  * region may leave layers out; then `load` and `dump` name a range without them. A region of an
  * encoded namespace has the planes of the raw form.
  *
- * With `pool` the region is a GPU block pool for `fetch`: each of its `blocks` entries takes one
+ * With `pool` the region is a GPU block pool for `gather`: each of its `blocks` entries takes one
  * layer of any block. Its planes are those of one layer, with `layer` 0. `load` and `dump` refuse
  * it.
  * Errors: INVALID: handles or planes are wrong; DEVICE: a handle can't be opened; DENIED: a handle
@@ -451,7 +451,7 @@ enum ucm_durability {
     F(m, bin, status, REQ, 1, UCM_MAX_KEYS)                                                        \
     F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
-/* Method cancel. Stops a `load`, `load_prefix`, `fetch`, `dump`, `prefetch`, `summary.build`,
+/* Method cancel. Stops a `load`, `load_prefix`, `gather`, `dump`, `prefetch`, `summary.build`,
  * `sequence.append`, `sequence.prefetch`, `select` or waiting `lookup` of this connection. That
  * request still answers, with status 6 for what was not moved; a `select` answers CANCELLED. Copies
  * that a device has begun finish.
@@ -505,7 +505,7 @@ enum ucm_durability {
     M(CONFIG_RELOAD, config_reload, "config.reload", none, free_map)                               \
     M(CONFIG_GET, config_get, "config.get", none, free_map)                                        \
     M(BYPASS, bypass, "bypass", bypass, free_map)                                                  \
-    M(FETCH, fetch, "fetch", fetch, fetch_r)                                                       \
+    M(GATHER, gather, "gather", gather, gather_r)                                                  \
     M(LOOKUP_TABLE_OPEN, lookup_table_open, "lookup_table.open", lookup_table_open,                \
       lookup_table_open_r)                                                                         \
     M(LOAD_PREFIX, load_prefix, "load_prefix", load_prefix, blocks_r)                              \
@@ -632,8 +632,8 @@ struct proto_planes {
     S(dump, UCM_MSG_DUMP)                                                                          \
     S(prefetch, UCM_MSG_PREFETCH)                                                                  \
     S(blocks_r, UCM_MSG_BLOCKS_R)                                                                  \
-    S(fetch, UCM_MSG_FETCH)                                                                        \
-    S(fetch_r, UCM_MSG_FETCH_R)                                                                    \
+    S(gather, UCM_MSG_GATHER)                                                                      \
+    S(gather_r, UCM_MSG_GATHER_R)                                                                  \
     S(cancel, UCM_MSG_CANCEL)                                                                      \
     S(cancel_r, UCM_MSG_CANCEL_R)                                                                  \
     S(keys, UCM_MSG_KEYS)                                                                          \

@@ -259,7 +259,7 @@ environment() {
 pythons() {
     local topic name file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,turns,proof,share_hangs,share_attempts}.py
         integration/test_{mapping,events_zmq}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
-    local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{mapping,fetch_nvme,encoding_life,share_hangs}.py)
+    local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{mapping,gather_nvme,encoding_life,share_hangs}.py)
     case $1 in
     asan) printf 'tests/%s\n' "${hostile[@]}" && return ;;
     tsan) printf 'tests/%s\n' "${threads[@]}" && return ;;

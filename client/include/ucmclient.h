@@ -305,7 +305,7 @@ struct ucm_region_spec {
     uint32_t n_planes;    /* 1 to 2048 */
     uint32_t ring_region; /* its number in orders on the staging ring; 0: none */
     /* Not 0: a pool. Its blocks are slots, each for one layer of any block, and `planes` are those of one
-     * layer, of layer 0: for ucm_fetch alone. */
+     * layer, of layer 0: for ucm_gather alone. */
     uint32_t pool;
     const struct ucm_rope *rope; /* NULL: its loads turn nothing */
 };
@@ -473,7 +473,7 @@ struct ucm_description {
 /* Describes blocks, stored already or later. -UCM_EUNSUPPORTED: this daemon keeps no events. */
 UCM_API int ucm_describe(struct ucm_namespace *ns, const struct ucm_description *d, int timeout_ms);
 
-/* ---- tasks: load, fetch, dump, prefetch ---- */
+/* ---- tasks: load, gather, dump, prefetch ---- */
 
 /* What became of one block. */
 enum ucm_block_result {
@@ -547,18 +547,19 @@ UCM_API int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *tr
 
 struct ucm_sequence; /* ucmclient_sparse.h */
 
-struct ucm_fetch_item {
+struct ucm_gather_item {
     uint32_t block; /* its place in the sequence, or in keys */
     uint32_t layer; /* layer */
     uint32_t slot;  /* of the pool; no two items may have one */
 };
-enum { UCM_FETCH_ITEMS_MAX = 65536 };
-struct ucm_fetch_spec {
+enum { UCM_GATHER_ITEMS_MAX = 65536 };
+struct ucm_gather_spec {
     struct ucm_sequence *sequence; /* of the pool's namespace and part; NULL: keys */
     const void *keys;              /* n_keys * key_bytes */
     uint32_t n_keys;
-    const struct ucm_fetch_item *items;
-    uint32_t n_items; /* 1 to UCM_FETCH_ITEMS_MAX, of as many different blocks as a load may have */
+    const struct ucm_gather_item *items;
+    /* 1 to UCM_GATHER_ITEMS_MAX, of as many different blocks as a load may have */
+    uint32_t n_items;
     uint32_t priority;    /* 0 to 7; 7 for what a decode step waits for */
     uint32_t deadline_ms; /* as in ucm_transfer */
 };
@@ -567,12 +568,12 @@ struct ucm_fetch_spec {
  * library sends the items of one call in one request: many small copies cost little that way. So what several
  * sequences of a batch miss goes into one call, by keys. A sequence that the daemon does not know any more is
  * opened again first. -UCM_ENOTFOUND from the task: as for ucm_sequence_prefetch. */
-UCM_API int ucm_fetch(struct ucm_region *pool, const struct ucm_fetch_spec *fetch, int timeout_ms,
-                      struct ucm_task **out);
+UCM_API int ucm_gather(struct ucm_region *pool, const struct ucm_gather_spec *gather,
+                       int timeout_ms, struct ucm_task **out);
 
 struct ucm_result {
     uint64_t bytes; /* moved for this task */
-    uint32_t n_ok;  /* blocks with UCM_BLOCK_IS_OK or UCM_BLOCK_IS_EXISTS; of a fetch, items */
+    uint32_t n_ok;  /* blocks with UCM_BLOCK_IS_OK or UCM_BLOCK_IS_EXISTS; of a gather, items */
     uint32_t n_keys;
     const uint8_t *result; /* n_keys of enum ucm_block_result; valid until ucm_task_free */
 };

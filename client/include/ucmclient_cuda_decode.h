@@ -15,7 +15,7 @@
  * launches on one stream without any decision of the host, so all of it can be one CUDA graph. When the step has
  * run, ucm_cuda_decode_result tells whether it counts. If a block came neither from a slot nor through the mapping, it
  * doesn't: its outputs are to be thrown away. The worker then asks what was missing (ucm_cuda_decode_unserved), has the
- * daemon copy it to its memory (ucm_fetch), puts it into slots (ucm_cuda_decode_put), and runs the same step again: the
+ * daemon copy it to its memory (ucm_gather), puts it into slots (ucm_cuda_decode_put), and runs the same step again: the
  * same graph over the same inputs. What a step used stays in its slots for the next one, so each run gets at least one
  * layer, or one round of it, further than the one before it. Where a block was does not change one bit of what is attended.
  *

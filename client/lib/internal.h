@@ -356,7 +356,7 @@ struct ucm_client {
     bool polled;                /* the user asked for ucm_fd */
     bool signalled;             /* event_fd is readable */
     unsigned tasks_done;        /* since the last ucm_process */
-    struct client_spin spin[3]; /* of loads, of dumps, of fetches */
+    struct client_spin spin[3]; /* of loads, of dumps, of gathers */
 };
 
 /* enter.c: every API function goes in by enter, which locks and counts the caller, and out by

@@ -16,15 +16,15 @@ struct ucm_task {
     const struct client_task_kind *kind; /* NULL: of keys alone */
     void *of;
     uint64_t bytes;
-    uint32_t n_ok, n_keys; /* keys; of a fetch, items */
+    uint32_t n_ok, n_keys; /* keys; of a gather, items */
     uint8_t result[];      /* n_keys */
 };
 
 static int task_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct ucm_task *task = (struct ucm_task *)call;
-    bool fetch = call->method == UCM_METHOD_FETCH;
-    struct proto_bin status = fetch ? any->fetch_r.status : any->blocks_r.status;
+    bool gather = call->method == UCM_METHOD_GATHER;
+    struct proto_bin status = gather ? any->gather_r.status : any->blocks_r.status;
 
     if (status.n != task->n_keys)
         return ucm_error_set(&call->error, UCM_EPROTOCOL, "ucmd answered for %u blocks of %u",
@@ -32,7 +32,7 @@ static int task_take_cb(struct client_call *call, const union proto_any *any)
     memcpy(task->result, status.p, status.n);
     for (uint32_t i = 0; i < task->n_keys; i++)
         task->n_ok += task->result[i] == UCM_BLOCK_IS_OK || task->result[i] == UCM_BLOCK_IS_EXISTS;
-    task->bytes = fetch ? any->fetch_r.bytes : any->blocks_r.bytes;
+    task->bytes = gather ? any->gather_r.bytes : any->blocks_r.bytes;
     if (task->spin && task->n_ok > 0)
         client_spin_learn(task->spin, task->n_keys, client_now_ns() - task->sent_ns);
     return 0;
@@ -116,7 +116,7 @@ static void task_sent(struct ucm_task *task, enum ucm_method method)
     struct ucm_client *c = task->call.client;
     int spin = method == UCM_METHOD_LOAD || method == UCM_METHOD_LOAD_PREFIX ? 0
                : method == UCM_METHOD_DUMP                                   ? 1
-               : method == UCM_METHOD_FETCH                                  ? 2
+               : method == UCM_METHOD_GATHER                                 ? 2
                                                                              : -1;
 
     if (spin >= 0) {

@@ -40,7 +40,7 @@ void gpu_beside_forget(struct gpu *g, const struct device_region *region)
         *s = (struct gpu_said){.region = NULL};
 }
 
-/* A fetch is what a step waits for. */
+/* A gather is what a step waits for. */
 static bool urgent(const struct device_job *job, uint64_t now_ms)
 {
     return job->beside == DEVICE_BESIDE_AWAITED ||

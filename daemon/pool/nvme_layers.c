@@ -1,4 +1,4 @@
-/* Reads of some layers of a record of the NVMe tier: what a fetch needs of it.
+/* Reads of some layers of a record of the NVMe tier: what a gather needs of it.
  *
  * Such a read is two operations, side by side: the record's header, and the pages that the layers
  * lie in. They are one where these pages follow the header. What is read counts if the header is

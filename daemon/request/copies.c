@@ -68,7 +68,7 @@ struct registered *copies_check(struct call *call, const struct copy_params *p, 
 
     if (region && region->region->pool) {
         ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                      "region %llu is a pool, whose slots hold single layers: use fetch",
+                      "region %llu is a pool, whose slots hold single layers: use gather",
                       (unsigned long long)p->region);
         return NULL;
     }

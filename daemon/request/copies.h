@@ -1,4 +1,4 @@
-/* Walks whose items a device copies: load, dump and fetch. An item that has its slot joins an open
+/* Walks whose items a device copies: load, dump and gather. An item that has its slot joins an open
  * batch of its form; a batch becomes one device job, or of a load in steps several; when the job
  * ends, the slots are given back.
  *
@@ -36,7 +36,7 @@ struct copies {
     uint32_t layer, layers;
     uint32_t step;           /* layers that a job moves of a load in steps; 0: all of them */
     uint32_t n_copies, jobs; /* of all items; under way */
-    uint32_t *blocks; /* of each key: to where, or from where; pool/fetch.c has its own there */
+    uint32_t *blocks; /* of each key: to where, or from where; pool/gather.c has its own there */
     enum device_beside beside;
     struct copy_batch *open[2];          /* filling up; of blocks that go straight last */
     const uint8_t *event;                /* jobs wait for it; or NULL */
@@ -48,7 +48,7 @@ struct batch_item {
     uint32_t at;
     union {
         struct pending_write *pending_write; /* of a dump; NULL: it has ended */
-        struct cache_layers *layers; /* of a fetch: what was read of the part; NULL: the part */
+        struct cache_layers *layers; /* of a gather: what was read of the part; NULL: the part */
     } held;
     uint64_t slot; /* as in its copy */
 };

@@ -1,4 +1,4 @@
-/* Walks: load, dump, prefetch, fetch, summary.build and sequence.append go through their items, a
+/* Walks: load, dump, prefetch, gather, summary.build and sequence.append go through their items, a
  * part of a block each, in order, with a cursor. An item that is not in DRAM waits for its read
  * while later ones begin. The bytes under way are bounded, so that a walk larger than the arena
  * flows through it. Without a slot a walk waits until somebody releases one; if nobody has one that

@@ -100,9 +100,9 @@ static bool call_about(struct call *call, struct trace_about *a, struct proto_bi
         a->request = m->load_prefix.request;
         region = m->load_prefix.region;
         break;
-    case UCM_METHOD_FETCH: /* of many requests of the engine, so of none */
-        *keys = m->fetch.keys;
-        region = m->fetch.region;
+    case UCM_METHOD_GATHER: /* of many requests of the engine, so of none */
+        *keys = m->gather.keys;
+        region = m->gather.region;
         break;
     case UCM_METHOD_DUMP:
         *keys = m->dump.keys;
@@ -122,8 +122,8 @@ static bool call_about(struct call *call, struct trace_about *a, struct proto_bi
     space = index_ns(call->s->rq->modules.index, (uint32_t)ns);
     if (!space || keys->n % space->identity.key_bytes != 0)
         return false;
-    a->n_keys = call->method == UCM_METHOD_FETCH ? m->fetch.items.n / UCM_FETCH_ITEM_BYTES
-                                                 : keys->n / space->identity.key_bytes;
+    a->n_keys = call->method == UCM_METHOD_GATHER ? m->gather.items.n / UCM_GATHER_ITEM_BYTES
+                                                  : keys->n / space->identity.key_bytes;
     a->ns = (uint32_t)ns;
     a->part = (uint32_t)part;
     return true;

@@ -11,13 +11,13 @@
  *   resolve  looks up what the layer's lists chose. What is resident gets the step's stamp. What is not is put on
  *            the list of misses, once, however many lists want it.
  *   take     gives each miss a slot, whose old owner is then not resident.
- *   (copy)   somebody brings the bytes, through a window or by a fetch.
+ *   (copy)   somebody brings the bytes, through a mapping or by a gather.
  *   publish  ends each miss: its bytes are there, and from now on the key is resident; or they are not, and the key is
  *            not resident, its slot free and the key on the step's list of what was not served.
  * All stamps of a layer are there before the first slot is taken, and all slots of a layer are published before its
  * attention begins. Everything else (enter, leave, want, forget) happens between steps.
  *
- * A step that did not serve everything is thrown away. Its caller brings what is on the list (want, take, fetch,
+ * A step that did not serve everything is thrown away. Its caller brings what is on the list (want, take, gather,
  * publish) and runs the step again, under the same number or a higher one. Under the same number everything that it
  * used before is still there. So it is under a higher one for all layers up to the first that was not
  * served: they choose the same blocks again, so they stamp them before a later layer takes a slot. Each run therefore

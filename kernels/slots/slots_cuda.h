@@ -9,7 +9,7 @@
  *     attention over slot_of            behind the gather, or beside it: kernels/attend/attend_cuda.h
  *   ucm_slots_end                     one thread: the word in pinned memory
  * Between steps: ucm_slots_want_keys, and behind it either ucm_slots_put, for bytes that the GPU's memory has, or
- * ucm_slots_take_all, a fetch into these slots, ucm_slots_publish_all; ucm_slots_forget_numbers; ucm_slots_leave_request.
+ * ucm_slots_take_all, a gather into these slots, ucm_slots_publish_all; ucm_slots_forget_numbers; ucm_slots_leave_request.
  * A request enters by a copy to floor[request].
  *
  * What the device does otherwise than slots.c, and may: misses are in any order, so slots are taken in any order. With one

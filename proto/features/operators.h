@@ -137,7 +137,7 @@
     F(m, u64, busy, OPT, 0, UCM_MAX_ROOTS)
 
 /* Method bypass. Takes the cache out of the way in an incident. With loads bypassed, `lookup` and
- * `sequence.append` find nothing, and `load`, `load_prefix`, `fetch`, `prefetch` and
+ * `sequence.append` find nothing, and `load`, `load_prefix`, `gather`, `prefetch` and
  * `sequence.prefetch` are misses. With stores bypassed, `dump` answers status 3; parts that it has
  * begun are finished. Requests under way go on, and cached blocks stay. It holds for every
  * connection until it is turned off or the daemon ends. Without `load` and `store` it only lists.
@@ -352,7 +352,7 @@ enum ucm_bypass {
  * method, str: of the request.
  * request, tenant, str: the engine's id, if it sent one; the tenant.
  * uid, pid, uint: of the process that connected.
- * ns, part, n_keys, uint: what it asked for; `fetch` counts items in place of keys.
+ * ns, part, n_keys, uint: what it asked for; `gather` counts items in place of keys.
  * start_us, us, uint: when the daemon found the frame; how long until the answer was queued.
  * code, uint: 0, or the error's.
  * ok, bytes, uint: keys found or moved; bytes moved.

@@ -9,9 +9,9 @@
 
 #define UCM_PLACES_BYTES ((uint64_t)UCM_MAX_KEYS * UCM_PLACE_BYTES)
 
-/* ---- fetches ---- */
+/* ---- gathers ---- */
 
-/* Method fetch. Gathers single layers of blocks into entries of a GPU block pool, and answers when
+/* Method gather. Gathers single layers of blocks into entries of a GPU block pool, and answers when
  * every item has its status. No entry may be named twice; a layer may go to several. Until the
  * answer neither read nor write these entries; afterwards only those with status 0 hold what was
  * asked for.
@@ -30,18 +30,18 @@
  * items: three u32, little-endian, an item: index (in the sequence or in `keys`), layer, entry.
  * priority: higher first.
  * deadline_ms: as in `load`. */
-#define UCM_MSG_FETCH(F, m)                                                                        \
+#define UCM_MSG_GATHER(F, m)                                                                       \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, u64, sequence, OPT, 0, UCM_U32)                                                           \
     F(m, bin, keys, OPT, 0, UCM_KEYS_BYTES)                                                        \
-    F(m, bin, items, REQ, UCM_FETCH_ITEM_BYTES, UCM_MAX_FETCH_ITEMS *UCM_FETCH_ITEM_BYTES)         \
+    F(m, bin, items, REQ, UCM_GATHER_ITEM_BYTES, UCM_MAX_GATHER_ITEMS *UCM_GATHER_ITEM_BYTES)      \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
 
 /* status: one byte an item: enum ucm_block_status.
  * bytes: copied for this request; of encoded blocks, as stored. */
-#define UCM_MSG_FETCH_R(F, m)                                                                      \
-    F(m, bin, status, REQ, 1, UCM_MAX_FETCH_ITEMS)                                                 \
+#define UCM_MSG_GATHER_R(F, m)                                                                     \
+    F(m, bin, status, REQ, 1, UCM_MAX_GATHER_ITEMS)                                                \
     F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
 /* ---- mappings ---- */

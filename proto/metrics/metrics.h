@@ -51,14 +51,14 @@
       "dumps answered late because of back-pressure (nvme.pressure)")                              \
     X(dump_bytes, counter, "bytes", "bytes copied out of workers' memory")                         \
     X(prefetch_blocks, counter, "parts", "parts brought into DRAM by prefetch")                    \
-    X(fetches, counter, "requests", "gathers of single layers of blocks")                          \
-    X(fetch_items, counter, "items", "layers of blocks that gathers copied into GPU block pools")  \
-    X(fetch_items_missed, counter, "items",                                                        \
+    X(gathers, counter, "requests", "gathers of single layers of blocks")                          \
+    X(gather_items, counter, "items", "layers of blocks that gathers copied into GPU block pools") \
+    X(gather_items_missed, counter, "items",                                                       \
       "items of gathers whose block was not cached or could not be read")                          \
-    X(fetch_reads, counter, "parts", "parts that gathers read from NVMe or the shared tier")       \
-    X(fetch_reads_partial, counter, "parts",                                                       \
+    X(gather_reads, counter, "parts", "parts that gathers read from NVMe or the shared tier")      \
+    X(gather_reads_partial, counter, "parts",                                                      \
       "of those, parts of which only some layers were read from NVMe")                             \
-    X(fetch_bytes, counter, "bytes", "bytes of load_bytes that gathers copied")                    \
+    X(gather_bytes, counter, "bytes", "bytes of load_bytes that gathers copied")                   \
     X(span_refused, counter, "refusals",                                                           \
       "copies, reads, writes and builds refused because they would leave their part's bytes; "     \
       "above 0 is a bug of the daemon")                                                            \
@@ -232,7 +232,7 @@ enum metric_size { METRIC_LE_1MIB, METRIC_LE_64MIB, METRIC_GT_64MIB, METRIC_SIZE
 #define UCMD_HISTOGRAMS(X)                                                                         \
     X(lookup, 1, 1, "time from a lookup's frame to its answer")                                    \
     X(load, METRIC_TIERS, METRIC_SIZES, "time from a load's frame to its answer")                  \
-    X(fetch, METRIC_TIERS, 1, "time from a gather's frame to its answer")                          \
+    X(gather, METRIC_TIERS, 1, "time from a gather's frame to its answer")                         \
     X(dump, 1, METRIC_SIZES, "time from a dump's frame to its answer")                             \
     X(slot_wait, 1, 1, "time that a transfer waited for a free slot in DRAM, if it waited")        \
     X(nvme_read, 1, 1, "time from the request for a part on NVMe to its verified bytes")           \

@@ -15,7 +15,7 @@ TASKS = {
     "Connect": "hello namespace.open encoding.open",
     "Register memory": "region.register region.unregister region.challenge ring.register ring.unregister",
     "Find blocks": "lookup release lookup_table.open",
-    "Move blocks": "load load_prefix dump prefetch fetch cancel",
+    "Move blocks": "load load_prefix dump prefetch gather cancel",
     "Select blocks": "summary.open summary.build sequence.open sequence.append sequence.close select sequence.prefetch",
     "Read blocks in place": "mapping.open mapping.ref mapping.unref mapping.release mapping.close",
     "Follow the cache": "events events.list events.describe",

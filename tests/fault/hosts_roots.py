@@ -246,5 +246,5 @@ def why_not(kind):
         except RuntimeError as e:
             return str(e)
     if kind == "mooncake" and not os.access(MOONCAKE, os.X_OK):
-        return "Mooncake's client is not installed: make check-hosts KIND=mooncake fetches it"
+        return "Mooncake's client is not installed: make check-hosts KIND=mooncake gathers it"
     return None

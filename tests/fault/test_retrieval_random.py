@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Connections of two tenants do with summaries, sequences, selections and fetches whatever comes to mind, while blocks are evicted and
+"""Connections of two tenants do with summaries, sequences, selections and gathers whatever comes to mind, while blocks are evicted and
 purged, disks fill and lie, connections end and the daemon is killed.
 
 The oracle: a block's bytes follow from its name, so numpy (tests/reference/sparse/methods.py) knows every summary and every choice. A
@@ -66,7 +66,7 @@ class Actor:
     def begin(self, method, check, **params):
         """check(result or None, code) runs when the answer is looked at."""
         if self.random.random() < 0.08 and method in ("load", "dump", "prefetch", "summary.build", "sequence.append", "select",
-                                                      "sequence.prefetch", "fetch"):
+                                                      "sequence.prefetch", "gather"):
             params["deadline_ms"] = self.random.choice((1, 1, 2, 5, 20))
         msgid = self.client.begin(method, **params)
         self.pending.append((msgid, method, params, check))
@@ -315,11 +315,11 @@ class Actor:
             assert result is None or len(result["status"]) == len(index)
         self.begin("sequence.prefetch", check, sequence=sequence.number, index=u32(*index), priority=self.random.randrange(8))
 
-    def fetch(self):
+    def gather(self):
         sequence = self.random.choice(self.sequences)
         if not sequence.blocks:
             return
-        if any(p[1] == "fetch" for p in self.pending):  # its slots are still written
+        if any(p[1] == "gather" for p in self.pending):  # its slots are still written
             self.finish_all()
         at, names = (sequence.model, sequence.part), [name for name, _ in sequence.blocks]
         if at not in self.pools:
@@ -330,9 +330,9 @@ class Actor:
 
         def check(result, code):
             for status, (index, layer, slot) in zip(result["status"] if result else (), items):
-                self.play.count("layers fetched", status == OK)
+                self.play.count("layers gathered", status == OK)
                 assert status != OK or pool.bytes(slot) == kv[names[index], layer].tobytes(), (at, names[index], layer)
-        self.begin("fetch", check, region=pool.number, items=u32(*(n for item in items for n in item)), priority=self.random.randrange(8),
+        self.begin("gather", check, region=pool.number, items=u32(*(n for item in items for n in item)), priority=self.random.randrange(8),
                    **({"sequence": sequence.number} if self.random.random() < 0.7 else {"keys": keys(*names)}))
 
     def close_sequence(self):
@@ -395,7 +395,7 @@ class Actor:
         acts = [(self.dump, 10), (self.load, 6), (self.open_summaries, 3), (self.build, 4), (self.summary_bytes, 2),
                 (self.open_sequence, 6), (self.cancel, 3), (self.lookup, 3), (self.evict, 3), (self.pin, 1)]
         if self.sequences:
-            acts += [(self.append, 16), (self.select, 30), (self.prefetch, 4), (self.fetch, 6), (self.close_sequence, 3)]
+            acts += [(self.append, 16), (self.select, 30), (self.prefetch, 4), (self.gather, 6), (self.close_sequence, 3)]
         self.random.choices([act for act, _ in acts], [weight for _, weight in acts])[0]()
         while len(self.pending) > PENDING or (self.pending and self.random.random() < 0.4):
             self.finish(self.random.randrange(len(self.pending)))
@@ -524,7 +524,7 @@ class Play:
     until = staticmethod(until)
 
     def enough(self):
-        return all(self.counts.get(what, 0) > 10 for what in ("rows checked", "layers fetched"))
+        return all(self.counts.get(what, 0) > 10 for what in ("rows checked", "layers gathered"))
 
     def run(self, seconds):
         """For so long; on a busy host until enough was checked, at most 60 s longer."""

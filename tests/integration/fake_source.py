@@ -9,14 +9,14 @@ OK, MISS, NO_ROOM = BlockResult.OK, BlockResult.MISS, BlockResult.NO_ROOM
 
 
 class Source:
-    """A daemon that answers fetches as it is told: statuses, an error, or None for no answer."""
+    """A daemon that answers gathers as it is told: statuses, an error, or None for no answer."""
 
     away = False
     summaries = SimpleNamespace(register=lambda *_, **__: True)
 
     def __init__(self, *answers):
         self.answers, self.asked, self.cuts = list(answers), [], 0
-        self.ns = SimpleNamespace(register=lambda *_, **__: SimpleNamespace(fetch=self.fetch), client=SimpleNamespace(connection_epoch=1))
+        self.ns = SimpleNamespace(register=lambda *_, **__: SimpleNamespace(gather=self.gather), client=SimpleNamespace(connection_epoch=1))
 
     def ask(self, call, *args, **named):
         return call(*args, **named)
@@ -24,7 +24,7 @@ class Source:
     def cut(self):
         self.cuts += 1
 
-    def fetch(self, keys, items, **_):
+    def gather(self, keys, items, **_):
         self.asked.append(items)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer is None:

@@ -339,9 +339,9 @@ class Pool:
 
     def begin(self, items, **source):
         """items: (index, layer, slot) each."""
-        return self.client.begin("fetch", region=self.number, items=u32(*(n for item in items for n in item)), **source)
+        return self.client.begin("gather", region=self.number, items=u32(*(n for item in items for n in item)), **source)
 
-    def fetch(self, items, **source):
+    def gather(self, items, **source):
         return list(self.client.wait(self.begin(items, **source))["status"])
 
 

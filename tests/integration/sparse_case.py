@@ -99,7 +99,7 @@ def forget_slots(e):
 
 class SparseCase(Case):
     def engine(self, policy=QUARTER, **more):
-        more = {"socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, "dtype": self.DTYPE, "fetch_deadline": 20.0,
+        more = {"socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, "dtype": self.DTYPE, "gather_deadline": 20.0,
                 "patience": 20.0, **more}
         e = SparseEngine(MODEL, UcmConnector, sparse=policy, **more)
         self.addCleanup(e.close)
@@ -142,7 +142,7 @@ class Together(SparseCase):
             type(self).stored = self.known(self.engine())
 
     def known(self, e):
-        """From now on the engine has no pages of the prompt's blocks, and so fetches what it chooses."""
+        """From now on the engine has no pages of the prompt's blocks, and so gathers what it chooses."""
         self.check(e, e.request("known", self.KNOWN, outputs=1))
         e.pool = Pool(e.blocks)
         return e

@@ -313,7 +313,7 @@ class Served(unittest.TestCase):
         source = Source([OK] * 3)
         self.assertEqual(self.step(source), set())
         self.assertEqual(source.asked, [[(0, 1, 0), (1, 1, 1), (2, 1, 2)]])
-        self.assertEqual((self.slots.arrived, self.decoder.counts.fetched), ([True] * 3, 3))
+        self.assertEqual((self.slots.arrived, self.decoder.counts.gathered), ([True] * 3, 3))
 
     def test_whoever_misses_it_loses(self):
         self.assertEqual(self.step(Source([MISS, OK, OK])), {"a", "b"})
@@ -337,7 +337,7 @@ class Served(unittest.TestCase):
         self.assertEqual(self.step(source, deadline=1e6), {"a", "b"})
         self.assertEqual(len(source.asked), 1, "it is asked once: it may be there again")
 
-    def test_a_fetch_that_does_not_end_is_cut(self):
+    def test_a_gather_that_does_not_end_is_cut(self):
         source = Source(UcmError(Status.DEADLINE, "late"))
         self.assertEqual(self.step(source, deadline=0.1), {"a", "b"})
         self.assertEqual(source.cuts, 1)

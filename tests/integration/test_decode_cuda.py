@@ -322,7 +322,7 @@ class Decoders(unittest.TestCase):
         self.steps.flags, self.steps.keys, self.steps.missed = 0, [], 6 + 4
         self.assertTrue(decoder.counted())
         counts = decoder.counts
-        self.assertEqual((counts.misses, counts.mapped, counts.fetched, counts.failed), (6, 2, 4, 0))
+        self.assertEqual((counts.misses, counts.mapped, counts.gathered, counts.failed), (6, 2, 4, 0))
 
     def test_much_that_is_missing_is_served_by_layer(self):
         decoder = self.decoder([OK], [OK])

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""GpuDecoder on a GPU, against a real daemon: what is attended comes from the mapping, by fetches, or is a miss, and is never wrong.
+"""GpuDecoder on a GPU, against a real daemon: what is attended comes from the mapping, by gathers, or is a miss, and is never wrong.
 Skipped where torch has no GPU."""
 
 import os
@@ -264,7 +264,7 @@ class OnGpu(unittest.TestCase):
             if step == 2:
                 both.capture()
         counts, again = both.decoder.counts, both.out.clone()
-        self.assertEqual((counts.fetched, counts.mapped), (0, counts.misses))
+        self.assertEqual((counts.gathered, counts.mapped), (0, counts.misses))
         self.assertGreater(counts.mapped, 100)
         self.assertTrue(both.run())
         self.assertTrue(torch.equal(again, both.out))
@@ -295,14 +295,14 @@ class OnGpu(unittest.TestCase):
         self.assertLess(attended, 0.9 * 6 * LAYERS * SEQUENCES * HEADS * CANDIDATES)
         self.assertLess(both.decoder.counts.misses, LAYERS * HEADS * CANDIDATES + 1)
 
-    def test_lists_that_stop_with_the_same_bits_by_fetches(self):
-        mapped, fetch = self.stopping(), self.stopping(mapping=False)
+    def test_lists_that_stop_with_the_same_bits_by_gathers(self):
+        mapped, gather = self.stopping(), self.stopping(mapping=False)
         for _ in range(2):
             mapped.draw()
-            fetch.q.copy_(mapped.q)
+            gather.q.copy_(mapped.q)
             self.assertEqual(self.served(mapped), 0)
-            self.assertGreater(self.served(fetch, runs=5 * LAYERS + 1), 0)
-            self.assertTrue(torch.equal(mapped.out, fetch.out) and torch.equal(mapped.select.reports, fetch.select.reports))
+            self.assertGreater(self.served(gather, runs=5 * LAYERS + 1), 0)
+            self.assertTrue(torch.equal(mapped.out, gather.out) and torch.equal(mapped.select.reports, gather.select.reports))
 
     def test_layers_that_are_dense(self):
         both = self.stopping(self.STOPS + ",dense_first=1")
@@ -338,54 +338,54 @@ class OnGpu(unittest.TestCase):
         self.assertTrue(torch.all(both.select.most >= before) and torch.any(both.select.most > before))
         self.assertGreater(shares[-1], shares[0])
 
-    def test_by_fetches_with_the_same_bits(self):
-        mapped, fetch = self.together(), self.together(mapping=False)
-        fetch.capture()
+    def test_by_gathers_with_the_same_bits(self):
+        mapped, gather = self.together(), self.together(mapping=False)
+        gather.capture()
         self.mapped(mapped)
         for _ in range(3):
             mapped.draw()
-            fetch.q.copy_(mapped.q)
+            gather.q.copy_(mapped.q)
             self.assertEqual(self.served(mapped), 0)
-            self.assertGreater(self.served(fetch), 0)
-            self.assertTrue(torch.equal(mapped.out, fetch.out) and torch.equal(mapped.lse, fetch.lse))
-        self.assertEqual(fetch.decoder.counts.mapped, 0)
-        self.assertGreater(fetch.decoder.counts.fetched, 100)
+            self.assertGreater(self.served(gather), 0)
+            self.assertTrue(torch.equal(mapped.out, gather.out) and torch.equal(mapped.lse, gather.lse))
+        self.assertEqual(gather.decoder.counts.mapped, 0)
+        self.assertGreater(gather.decoder.counts.gathered, 100)
 
     def test_encoded_slots(self):
-        """Blocks are encoded on their way, by the mapping or by fetches: the same bits, near those of blocks as they are."""
-        plain, fetch = self.together(mapping=False), self.together(encoding="fp8", mapping=False)
+        """Blocks are encoded on their way, by the mapping or by gathers: the same bits, near those of blocks as they are."""
+        plain, gather = self.together(mapping=False), self.together(encoding="fp8", mapping=False)
         mapped = self.together(encoding="fp8")  # a connection has one of a part
-        fetch.capture()
+        gather.capture()
         self.mapped(mapped)
         self.assertLess(mapped.steps.slot_bytes, plain.steps.slot_bytes * 0.52)
         for _ in range(3):
             plain.draw()
-            for both in (plain, mapped, fetch):
+            for both in (plain, mapped, gather):
                 both.q.copy_(plain.q)
                 self.served(both, within=0.03 if both is plain else 0.2)
-            self.assertTrue(torch.equal(mapped.out, fetch.out) and torch.equal(mapped.lse, fetch.lse))
+            self.assertTrue(torch.equal(mapped.out, gather.out) and torch.equal(mapped.lse, gather.lse))
             off = (mapped.out.float() - plain.out.float()).norm() / plain.out.float().norm()
             self.assertTrue(1e-4 < off < 0.05, off)
-        self.assertEqual((mapped.decoder.counts.fetched, fetch.decoder.counts.mapped), (0, 0))
+        self.assertEqual((mapped.decoder.counts.gathered, gather.decoder.counts.mapped), (0, 0))
 
-    def test_latents_from_the_mapping_and_by_fetches(self):
+    def test_latents_from_the_mapping_and_by_gathers(self):
         self.link.cut()
         self.kv = torch.randn(LAYERS, BLOCKS, TOKENS, 576, device="cuda").bfloat16()
         self.link = Link(self.daemon.socket, sparse.mean(LATENT), TOKENS * 576 * 2)
         self.addCleanup(self.link.cut)
         self.store()
-        mapped, fetch = self.together(Latents), self.together(Latents, mapping=False)
+        mapped, gather = self.together(Latents), self.together(Latents, mapping=False)
         mapped.capture()
         for _ in range(3):
             mapped.draw()
-            fetch.q.copy_(mapped.q)
+            gather.q.copy_(mapped.q)
             self.assertEqual(self.served(mapped), 0)
-            self.assertGreater(self.served(fetch), 0)
-            self.assertTrue(torch.equal(mapped.out, fetch.out) and torch.equal(mapped.lse, fetch.lse))
-        self.assertEqual(mapped.decoder.counts.fetched, 0)
+            self.assertGreater(self.served(gather), 0)
+            self.assertTrue(torch.equal(mapped.out, gather.out) and torch.equal(mapped.lse, gather.lse))
+        self.assertEqual(mapped.decoder.counts.gathered, 0)
 
     def test_from_pages_with_the_same_bits(self):
-        """Neither the mapping nor a fetch is needed for what the engine still has."""
+        """Neither the mapping nor a gather is needed for what the engine still has."""
         mapped, pages = self.together(), self.together(mapping=False)
         pages.of = torch.full((pages.steps.numbers,), -1, dtype=torch.int32, device="cuda")
         for sequence in pages.decoder.sequences.values():
@@ -414,7 +414,7 @@ class OnGpu(unittest.TestCase):
         self.eventually(given_back)
         both.draw()
         self.assertGreater(self.served(both), 0)
-        self.assertGreater(both.decoder.counts.fetched, 0)
+        self.assertGreater(both.decoder.counts.gathered, 0)
 
     def test_evicted_by_name(self):
         """The mapping's places are worth nothing, though they are still mapped, and a sequence's lease brings nothing back."""
@@ -475,7 +475,7 @@ class OnGpu(unittest.TestCase):
         return said[0]
 
     def test_the_example(self):
-        self.assertIn(" 0 by fetches", self.example())
+        self.assertIn(" 0 by gathers", self.example())
 
     def test_the_example_without_a_mapping(self):
         self.daemon.stop()

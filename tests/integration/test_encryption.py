@@ -101,13 +101,13 @@ class Layers(Encrypted):
         self.restart()
         pool = Pool(self.client, self.ns, LAYER, 64)
         before = self.metrics()
-        self.assertEqual(pool.fetch([(0, 4, 0), (1, 0, 1), (2, 5, 2)], keys=keys(*range(BLOCKS))), [OK] * 3)
+        self.assertEqual(pool.gather([(0, 4, 0), (1, 0, 1), (2, 5, 2)], keys=keys(*range(BLOCKS))), [OK] * 3)
         for slot, (block, layer) in enumerate([(0, 4), (1, 0), (2, 5)]):
             self.assertEqual(pool.bytes(slot), kv[block][layer * LAYER:(layer + 1) * LAYER])
         after = self.metrics()
-        self.assertEqual(after["fetch_reads_partial"] - before["fetch_reads_partial"], 3)
+        self.assertEqual(after["gather_reads_partial"] - before["gather_reads_partial"], 3)
         self.flip(self.records()[3] + PAGE + 2 * LAYER + 77)
-        self.assertEqual(pool.fetch([(3, 1, 0), (3, 2, 1)], keys=keys(*range(BLOCKS))), [FAILED, FAILED])
+        self.assertEqual(pool.gather([(3, 1, 0), (3, 2, 1)], keys=keys(*range(BLOCKS))), [FAILED, FAILED])
         self.assertEqual(self.client.tiers(self.ns, 3), [MISSING])
 
 

@@ -148,7 +148,7 @@ class Stranger:
         for name, more in [(name, {"sequence": sequence}) for name, sequence in self.sequences] + [(name, {"keys": keys(name)}) for name in self.form.names]:
             for layers in ((LAYERS - 1,), (LAYERS - 1, 0), range(LAYERS)):
                 pool.memory[:] = b"\xa5" * len(pool.memory)
-                status = pool.fetch([(0, layer, slot) for slot, layer in enumerate(layers)], **more)
+                status = pool.gather([(0, layer, slot) for slot, layer in enumerate(layers)], **more)
                 wanted = self.wanted(name, plain)
                 self.form.case.assertEqual(status, [OK if wanted else MISS] * len(layers), (name, more))
                 for slot in range(LAYERS):

@@ -245,7 +245,7 @@ class Requests(Case):
             "ring.unregister": {"ring": 1},
             "encoding.open": {"ns": ns, "encoding": "fp8", "dtype": "bf16", "k": [16, 1, 64], "v": [16, 1, 64]},
             "summary.open": summary, "summary.build": {"ns": derived, "keys": keys(1)}, "sequence.open": {"ns": derived},
-            "fetch": {"region": Pool(client, ns, 4096, 1).number, "sequence": sequence, "items": u32(0, 1, 0)},
+            "gather": {"region": Pool(client, ns, 4096, 1).number, "sequence": sequence, "items": u32(0, 1, 0)},
             "sequence.append": {"sequence": sequence, "keys": keys(1)}, "sequence.prefetch": {"sequence": sequence, "index": u32(0)},
             "select": {"sequences": [sequence], "layers": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},
             "sequence.close": {"sequence": sequence},

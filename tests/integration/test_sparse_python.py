@@ -389,7 +389,7 @@ def pool_of(worker, slots):
     return view, worker.ns.register([shared.memory()], [Plane(0, 0, LAYER, LAYER, 0)], blocks=slots, pool=True)
 
 
-class Fetches(Case):
+class Gathers(Case):
     def test_what_a_selection_chose(self):
         worker = self.worker()
         worker.dump()
@@ -397,14 +397,14 @@ class Fetches(Case):
         with worker.summaries() as summaries, summaries.sequence(names(), build=True) as sequence:
             chosen = sequence.select(1, query()).union()
             items = np.array([(block, 1, slot) for slot, block in enumerate(chosen)], np.uint32)
-            result = pool.fetch(sequence, items, priority=7, deadline=5).wait()
+            result = pool.gather(sequence, items, priority=7, deadline=5).wait()
             self.assertTrue(result.all_ok)
             self.assertEqual((result.ok, len(result.blocks), result.bytes), (len(chosen), len(chosen), len(chosen) * LAYER))
             np.testing.assert_array_equal(slots[: len(chosen)], worker.pages[1, list(chosen)])
             slots[:] = 0
-            self.assertTrue(pool.fetch(sequence, [(3, 0, 7), (3, 1, 0)]).wait().all_ok)
+            self.assertTrue(pool.gather(sequence, [(3, 0, 7), (3, 1, 0)]).wait().all_ok)
             np.testing.assert_array_equal(slots[[7, 0]], worker.pages[:, 3])
-        self.assertEqual(list(pool.fetch([names(1), b"x" * 32], [(0, 1, 5), (1, 1, 6)]).wait().blocks),
+        self.assertEqual(list(pool.gather([names(1), b"x" * 32], [(0, 1, 5), (1, 1, 6)]).wait().blocks),
                          [BlockResult.OK, BlockResult.MISS])
         np.testing.assert_array_equal(slots[5], worker.pages[1, 0])
         pool.close()
@@ -415,16 +415,16 @@ class Fetches(Case):
         _, pool = pool_of(worker, 8)
         with worker.summaries() as summaries, summaries.sequence(names(3)) as sequence, other.summaries() as theirs, theirs.sequence(names(3)) as foreign:
             for items in ([(0, 0, 8)], [(3, 0, 0)], [(0, LAYERS, 0)], [(0, 0, 1), (1, 0, 1)]):
-                self.refused(Status.INVALID, pool.fetch(sequence, items).wait)
-            self.refused(Status.INVALID, pool.fetch, sequence, [])
-            self.refused(Status.INVALID, pool.fetch, foreign, [(0, 0, 0)])
-            self.refused(Status.INVALID, pool.fetch, b"", [(0, 0, 0)])
-            self.refused(Status.INVALID, worker.region.fetch(sequence, [(0, 0, 0)]).wait)
+                self.refused(Status.INVALID, pool.gather(sequence, items).wait)
+            self.refused(Status.INVALID, pool.gather, sequence, [])
+            self.refused(Status.INVALID, pool.gather, foreign, [(0, 0, 0)])
+            self.refused(Status.INVALID, pool.gather, b"", [(0, 0, 0)])
+            self.refused(Status.INVALID, worker.region.gather(sequence, [(0, 0, 0)]).wait)
             self.refused(Status.INVALID, pool.load(names(1), [0]).wait)
-            self.assertRaises(ValueError, pool.fetch, sequence, [(0, 0)])
-            self.assertRaises(ValueError, pool.fetch, sequence, np.zeros((2, 3)))
-            self.assertRaises(ValueError, pool.fetch, sequence, [(-1, 0, 0)])
-        self.refused(Status.INVALID, pool.fetch, sequence, [(0, 0, 0)])
+            self.assertRaises(ValueError, pool.gather, sequence, [(0, 0)])
+            self.assertRaises(ValueError, pool.gather, sequence, np.zeros((2, 3)))
+            self.assertRaises(ValueError, pool.gather, sequence, [(-1, 0, 0)])
+        self.refused(Status.INVALID, pool.gather, sequence, [(0, 0, 0)])
 
 
 class Restart(unittest.TestCase):
@@ -467,10 +467,10 @@ class Restart(unittest.TestCase):
             self.start()
             items = [(9, 1, 3), (8, 0, 2)]
             try:  # as above
-                result = pool.fetch(sequence, items).wait()
+                result = pool.gather(sequence, items).wait()
             except UcmError as error:
                 self.assertTrue(error.away)
-                result = pool.fetch(sequence, items).wait()
+                result = pool.gather(sequence, items).wait()
             self.assertTrue(result.all_ok)
             np.testing.assert_array_equal(slots[2:], [worker.pages[0, 8], worker.pages[1, 9]])
 

@@ -26,12 +26,12 @@ class Apart(Together):
                 e = self.known(self.engine(layout=layout, apart=True, slots=100, stream=3))
                 request = e.request("some", self.KNOWN, outputs=6)
                 self.check(e, request)
-                self.assertGreater(self.counts(e).fetched, 0)
+                self.assertGreater(self.counts(e).gathered, 0)
 
     def test_one_list_for_all_heads(self):
         e = self.engine(policy(sparse.TopK(sparse_ratio=0.25, min_blocks=1), sparse.Score(heads="max")), apart=True)
         self.check(e, e.request("some", self.KNOWN, outputs=6))
-        self.assertEqual(self.counts(e).fetched % model.KV_HEADS, 0)
+        self.assertEqual(self.counts(e).gathered % model.KV_HEADS, 0)
 
     def test_less_memory_holds_the_same(self):
         """A slot of a layer holds heads that did not choose its block."""
@@ -64,17 +64,17 @@ class Mapped(Together):
                     e = self.engine(of, mapping=True, apart=apart)
                     self.check(e, e.request("some", self.KNOWN, outputs=10))
                     counts = self.counts(e)
-                    self.assertEqual((e.replays, counts.fetched, counts.evicted, counts.misses), (0, 0, 0, counts.mapped))
+                    self.assertEqual((e.replays, counts.gathered, counts.evicted, counts.misses), (0, 0, 0, counts.mapped))
                     self.assertGreater(counts.mapped, 0)
 
     def test_prefill_reads_it_too(self):
-        e, before = self.engine(mapping=True, salt=self.id(), blocks=8, budget=24, slots=36, ranks=2), self.stats()["fetch_items"]
+        e, before = self.engine(mapping=True, salt=self.id(), blocks=8, budget=24, slots=36, ranks=2), self.stats()["gather_items"]
         self.check(e, e.request("cold", prompt(601, 150), outputs=15))
         self.assertGreater(self.counts(e).streamed, 0)
-        self.assertEqual(self.stats()["fetch_items"] - before, sum(self.counts(e, r).fetched for r in (0, 1)))
+        self.assertEqual(self.stats()["gather_items"] - before, sum(self.counts(e, r).gathered for r in (0, 1)))
 
     def test_blocks_that_left_it(self):
-        """Whatever the mapping lost comes by fetch, in the same step."""
+        """Whatever the mapping lost comes by gather, in the same step."""
         e = self.engine(ALL, mapping=True)
         mapped = [rank.decoder for rank in e.sparse]
 
@@ -86,7 +86,7 @@ class Mapped(Together):
         request = e.request("some", self.KNOWN, outputs=10)
         self.check(e, request, between=between)
         counts = self.counts(e)
-        self.assertTrue(counts.mapped and counts.evicted and counts.fetched and e.replays, counts)
+        self.assertTrue(counts.mapped and counts.evicted and counts.gathered and e.replays, counts)
 
     def test_a_daemon_without_mappings(self):
         own, self.daemon = self.daemon, daemon(nvme=False)
@@ -95,7 +95,7 @@ class Mapped(Together):
         e = self.known(self.engine(mapping=True))
         self.check(e, e.request("some", self.KNOWN, outputs=5))
         self.assertEqual(self.counts(e).mapped, 0)
-        self.assertGreater(self.counts(e).fetched, 0)
+        self.assertGreater(self.counts(e).gathered, 0)
 
 
 class Admitted(Together):

@@ -24,7 +24,7 @@ class Attended(Together):
         e, tokens = self.engine(ALL), self.KNOWN
         request = e.request("all", tokens, outputs=15)
         self.check(e, request)
-        self.assertGreater(self.counts(e).fetched, 0)
+        self.assertGreater(self.counts(e).gathered, 0)
         for a, b, near in zip(request.logits, reference(tokens, 15, None).logits, expected(tokens, 15)):
             self.assertTrue(numpy.array_equal(a, b))
             numpy.testing.assert_allclose(a, near, rtol=1e-3, atol=1e-4)
@@ -38,10 +38,10 @@ class Attended(Together):
             with self.subTest(of):
                 e = self.engine(of)
                 self.check(e, e.request("some", self.KNOWN, outputs=10))
-                self.assertGreater(self.counts(e).fetched, 0)
+                self.assertGreater(self.counts(e).gathered, 0)
 
     def test_a_prompt_that_is_longer_than_all_pages(self):
-        e, before = self.cold(blocks=8, budget=24, slots=36), self.stats()["fetch_items"]
+        e, before = self.cold(blocks=8, budget=24, slots=36), self.stats()["gather_items"]
         cold, warm = (e.request(name, prompt(601, 150), outputs=15) for name in ("cold", "warm"))
         self.check(e, cold)
         self.assertGreater(self.counts(e).streamed, 0)
@@ -49,7 +49,7 @@ class Attended(Together):
         self.check(e, warm)
         self.assertGreater(e.loaded_tokens, 0)
         of = self.counts(e)
-        self.assertEqual((of.failed, of.fetched + of.streamed), (0, self.stats()["fetch_items"] - before))
+        self.assertEqual((of.failed, of.gathered + of.streamed), (0, self.stats()["gather_items"] - before))
 
     def test_generated_tokens(self):
         """A block of them is summarised and stored when it is complete, and chosen later."""
@@ -77,21 +77,21 @@ class Attended(Together):
         chosen = [{(layer, b) for (_, layer, head), blocks in request.choices.items() if head in rank.heads for b in blocks} for rank in e.sparse]
         self.assertNotEqual(*chosen)
         for rank in (0, 1):
-            self.assertGreater(self.counts(e, rank).fetched, 0)
+            self.assertGreater(self.counts(e, rank).gathered, 0)
 
     def test_prefixes_are_shared(self):
-        e, held, fetched = self.cold(), [], []
+        e, held, gathered = self.cold(), [], []
         prompts = [prompt(604 + i, 100, shared=84) for i in range(2)]
 
         def between(e):
             held.append(e.sparse[0].decoder.rows.in_use)
         for name, these in (("stored", prompts), ("first", prompts[:1]), ("second", prompts[1:]), ("both", prompts)):
-            e.pool, before = Pool(e.blocks), self.counts(e).fetched
+            e.pool, before = Pool(e.blocks), self.counts(e).gathered
             forget_slots(e)
             self.check(e, *(e.request(f"{name}{i}", tokens, outputs=12) for i, tokens in enumerate(these)), between=between)
-            fetched.append(self.counts(e).fetched - before)
+            gathered.append(self.counts(e).gathered - before)
         self.assertEqual(max(held), 5, "of twice 5 blocks, which are the same")
-        self.assertTrue(0 < fetched[3] < fetched[1] + fetched[2], fetched)
+        self.assertTrue(0 < gathered[3] < gathered[1] + gathered[2], gathered)
 
     def test_a_second_engine_computes_nothing(self):
         a, tokens = self.cold(), prompt(601, 100)
@@ -114,7 +114,7 @@ class Layouts(Together):
             with self.subTest(layout):
                 e = self.known(self.engine(layout=layout))
                 self.check(e, e.request("some", self.KNOWN, outputs=6))
-                self.assertGreater(self.counts(e).fetched, 0)
+                self.assertGreater(self.counts(e).gathered, 0)
 
 
 class Scheduled(Together):
@@ -194,7 +194,7 @@ class Trouble(SparseCase):
 
     def test_killed_and_back_with_its_disk(self):
         """Nothing is computed again, and the new daemon keeps the blocks from then on."""
-        e, sequences = self.engine(ranks=2, fetch_deadline=20.0), []
+        e, sequences = self.engine(ranks=2, gather_deadline=20.0), []
 
         def kill():
             self.eventually(lambda: self.stats()["nvme_writes"] >= 2 * 7)
@@ -255,7 +255,7 @@ class Trouble(SparseCase):
                 shutil.rmtree(self.folder, True)
                 os.mkdir(self.folder)
                 self.daemon = daemon(folder=self.folder, config=config.format(8))
-                e, counts = self.engine(ALL, ranks=2, mapping=True, apart=apart, fetch_deadline=20.0), []
+                e, counts = self.engine(ALL, ranks=2, mapping=True, apart=apart, gather_deadline=20.0), []
 
                 def happen():
                     counts.append([replace(self.counts(e, r)) for r in (0, 1)])
@@ -266,7 +266,7 @@ class Trouble(SparseCase):
                     after = self.counts(e, rank)
                     lost = happens is evicted
                     self.assertEqual((before.evicted, after.evicted > 0, after.failed > before.failed), (0, True, lost), (before, after))
-                    self.assertTrue(lost or after.fetched > before.fetched, (before, after))
+                    self.assertTrue(lost or after.gathered > before.gathered, (before, after))
                 self.assertEqual((e.errors, e.recomputed), (0, happens is evicted))
                 e.close()
                 self.stop()
@@ -290,7 +290,7 @@ class Trouble(SparseCase):
         self.assertGreater(e.recomputed, 0)
 
     def test_stalled(self):
-        e, pid = self.engine(fetch_deadline=0.2), self.daemon.process.pid
+        e, pid = self.engine(gather_deadline=0.2), self.daemon.process.pid
 
         def stall():
             halt(pid)
@@ -304,7 +304,7 @@ class Trouble(SparseCase):
         self.assertGreater(e.recomputed, 0)
 
     def gone_for_good(self, blocks):
-        e = self.engine(blocks=blocks, fetch_deadline=0.1, patience=0.1, retry_interval=10.0, lookup_timeout=0.2)
+        e = self.engine(blocks=blocks, gather_deadline=0.1, patience=0.1, retry_interval=10.0, lookup_timeout=0.2)
         request = e.request("r", prompt(600, 100), outputs=15)
         self.addCleanup(setattr, self, "daemon", None)
 

@@ -2,7 +2,7 @@
 """Decode steps of a sequence whose KV is not on the GPU: slots, the daemon's mapping, and a CUDA graph.
 
 The KV of one sequence is stored with the daemon, and its pages are given back but for the last blocks. A step then chooses by
-summaries, reads what it misses out of the daemon's memory, and attends to it; what the mapping does not have is fetched, and the step
+summaries, reads what it misses out of the daemon's memory, and attends to it; what the mapping does not have is gathered, and the step
 runs again. There is no model here: queries are made up, and one of them is about a block in the middle.
 
     python3 decode_on_gpu.py [--socket PATH]
@@ -130,7 +130,7 @@ def decode(client: Client, steps_wanted: int = 3, out=print) -> torch.Tensor:
         q[:, :, 1::GROUP].normal_()  # one query head of each KV head asks for something else
         run(graph.replay)
     counts = decoder.counts
-    out(f"{counts.misses} misses: {counts.mapped} strands came through the mapping, {counts.fetched} by fetches")
+    out(f"{counts.misses} misses: {counts.mapped} strands came through the mapping, {counts.gathered} by gathers")
     out(f"block {NEEDLE} was {'' if NEEDLE in lists[0].lists()[0][0] else 'not '}chosen; attended there: {result[0, 0, 0, 0]:.2f}")
     del graph
     decoder.end()

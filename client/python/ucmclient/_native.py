@@ -185,7 +185,7 @@ class Transfer(Structure):
     ]
 
 
-class FetchSpec(Structure):
+class GatherSpec(Structure):
     _fields_ = [
         ("sequence", c_void_p),
         ("keys", c_void_p),
@@ -237,7 +237,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_release_soon": (c_int, [c_void_p, c_uint32]),
     "ucm_load": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_load_prefix": (c_int, [c_void_p, POINTER(Transfer), c_uint32, c_int, POINTER(c_void_p)]),
-    "ucm_fetch": (c_int, [c_void_p, POINTER(FetchSpec), c_int, POINTER(c_void_p)]),
+    "ucm_gather": (c_int, [c_void_p, POINTER(GatherSpec), c_int, POINTER(c_void_p)]),
     "ucm_dump": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_dump_plain": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_encoding_open": (c_int, [c_void_p, POINTER(EncodedForm), c_int, POINTER(c_void_p)]),

@@ -426,7 +426,7 @@ class Namespace(_Handle):
         timeout: Optional[float] = None,
     ) -> "Region":
         """Registers paged KV memory of this worker. gpu: the UUID of its GPU, None for host memory. pool: its blocks are
-        slots for Region.fetch, each for one layer of any block, and planes are those of one layer, of layer 0. rope: where K lies, for
+        slots for Region.gather, each for one layer of any block, and planes are those of one layer, of layer 0. rope: where K lies, for
         loads that turn it."""
         spec, out = region_spec(memory, planes, blocks, part, gpu, pool, rope), c_void_p()
         check(lib.ucm_region_register(self.handle, byref(spec), _timeout(timeout), byref(out)))

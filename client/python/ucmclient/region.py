@@ -38,7 +38,7 @@ class BlockResult(enum.IntEnum):
 
 @dataclass(frozen=True)
 class TaskResult:
-    """`bytes` moved; `ok`: how many blocks are OK or EXISTS; `blocks`: a BlockResult's number for each key, or item of a fetch."""
+    """`bytes` moved; `ok`: how many blocks are OK or EXISTS; `blocks`: a BlockResult's number for each key, or item of a gather."""
 
     bytes: int
     ok: int
@@ -229,7 +229,7 @@ class Region(_Handle):
 
         return transfer(call, self, self.ns, keys, blocks, timeout, deadline, **fields)
 
-    def fetch(
+    def gather(
         self,
         source: Union[BlockSequence, Keys],
         items: Items,
@@ -242,13 +242,13 @@ class Region(_Handle):
         slot) each; packed as three uint32, such as numpy's uint32[n][3], or tuples. Blocks count from the beginning of
         source, a ucmclient.sparse.BlockSequence of this namespace or keys. The result has a BlockResult's number for each item."""
         packed, n = triples(items)
-        spec = native.FetchSpec(items=packed.address, n_items=n, priority=priority, deadline_ms=_timeout(deadline))
+        spec = native.GatherSpec(items=packed.address, n_items=n, priority=priority, deadline_ms=_timeout(deadline))
         if isinstance(source, _Handle):
             spec.sequence = source.handle
         else:
             borrowed, spec.n_keys = borrow_keys(source, self.ns.identity.key_bytes)
             spec.keys = borrowed.address
-        return Task(self.client, n, lambda out: lib.ucm_fetch(self.handle, byref(spec), _timeout(timeout), out))
+        return Task(self.client, n, lambda out: lib.ucm_gather(self.handle, byref(spec), _timeout(timeout), out))
 
     def dump(
         self,
@@ -276,7 +276,7 @@ class Region(_Handle):
 
 
 class Task(_Handle):
-    """A load, fetch, dump or prefetch under way. Closing one that is not done cancels it."""
+    """A load, gather, dump or prefetch under way. Closing one that is not done cancels it."""
 
     _free = lib.ucm_task_free
 

@@ -87,7 +87,7 @@ class Sparse(unittest.TestCase):
         self.assertEqual(self.expected(ALL, self.PROMPTS, 100), dense)
         counts = self.same(a, self.PROMPTS, policy=ALL)["sparse"]
         self.assertGreater(counts["given_back"], 60)
-        self.assertGreater(counts["fetched"], 0)
+        self.assertGreater(counts["gathered"], 0)
         a.close()
         b = self.engine(ALL)
         answer = self.same(b, self.PROMPTS, policy=ALL)
@@ -140,11 +140,11 @@ class Sparse(unittest.TestCase):
             tokens, cached = complete(server.url, self.model, asked, 40)
             self.assertEqual([tokens], self.expected(SOME, [asked], 40))
             self.assertEqual(cached or 0, hit)
-        self.assertGreater(self.fetched(), 0)
+        self.assertGreater(self.gathered(), 0)
 
-    def fetched(self):
+    def gathered(self):
         ucmctl = [os.path.join(os.path.dirname(os.environ["UCMD"]), "ucmctl"), "--socket", self.daemon.socket, "--json", "stats"]
-        return json.loads(subprocess.run(ucmctl, capture_output=True, check=True).stdout)["metrics"]["fetch_items"]
+        return json.loads(subprocess.run(ucmctl, capture_output=True, check=True).stdout)["metrics"]["gather_items"]
 
     def test_two_ranks(self):
         ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}

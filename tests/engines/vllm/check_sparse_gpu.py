@@ -105,10 +105,10 @@ class Sparse(Scenarios, unittest.TestCase):
         self.dies("newer, all", loses=False)
 
     def test_a_mapping_that_is_too_small(self):
-        self.fetches("short")
+        self.gathers("short")
 
     def test_without_a_mapping(self):
-        """Pages stay; what hits brought is fetched, and steps are computed again."""
+        """Pages stay; what hits brought is gathered, and steps are computed again."""
         first, e = self.of("unmapped"), self.engine("unmapped")
         self.right("unmapped", first)
         for again in False, True:

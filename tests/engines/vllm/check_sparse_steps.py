@@ -39,7 +39,7 @@ class Steps(Scenarios, unittest.TestCase):
         self.preempts("few")
 
     def test_steps_that_came_short_are_computed_again(self):
-        self.fetches("short")
+        self.gathers("short")
         counts = said(self.engines["short"].generate(self.PROMPTS))["counts"]
         self.assertGreater(counts["repeated"], 20)
         self.assertEqual(counts["lost"], 0)

@@ -15,7 +15,7 @@ hits, ranks, or on the daemon's death, and every test compares bits.
 A step. Every candidate gets a row: its summaries come from its page, if it has one, else from the daemon. Layer by layer, each rank chooses
 with its own heads' queries, and resolves choices to pages or slots. What is in neither is read from the daemon's mapping, before the layer
 attends. What is not there either is *missing*: the layer goes on without it, as a CUDA graph would, and what the step computes is
-worthless. Then all ranks fetch what is missing and the step is repeated with the same tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
+worthless. Then all ranks gather what is missing and the step is repeated with the same tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
 must be agreed upon, as everything behind the first layer that lacked a block is wrong on all of them.) A request whose blocks did not come
 by the deadline is dropped from the step. Nothing of the step is stored for it, and it loses its pages and is computed again, as after a
 preemption; after the third time it ends with an error.
@@ -159,7 +159,7 @@ def of_policy(text, dtype, heads):
 
 
 class SparseEngine(Engine):
-    def __init__(self, model, connector, *, sparse, slots=256, rows=256, stream=8, apart=False, mapping=False, fetch_deadline=2.0,
+    def __init__(self, model, connector, *, sparse, slots=256, rows=256, stream=8, apart=False, mapping=False, gather_deadline=2.0,
                  patience=2.0, wait=None, **more):
         """sparse: a policy's text, or Choices of ucmclient.decode over means. apart: slots of a KV head. mapping: read the daemon's. patience: seconds for which a request
         waits for its own pages, wait: for slots and rows, None: for ever."""
@@ -168,14 +168,14 @@ class SparseEngine(Engine):
             sparse, summaries = of_policy(sparse, more.get("dtype", "float32"), M.KV_HEADS // more.get("ranks", 1))
         self.policy, self.room, self.patience, self.wait = sparse, Room(slots, rows, stream), patience, wait
         super().__init__(model, connector, **{"summaries": summaries, **more})
-        self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, fetch_deadline, apart, mapping)
+        self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, gather_deadline, apart, mapping)
                        for i, rank in enumerate(self.ranks)]
         heads = len(self.ranks[0].heads)
         self.admission = Admission(self.room, sparse, lists=heads if sparse.score.heads == "each" else 1, block_tokens=BLOCK,
                                    strands=heads if apart else 1)
         self.replays = self.errors = self.given_back = self.left_out = 0
         self._spoiled, self._left, self._kept, self._read_once = set(), set(), {}, {}
-        #: Runs before what is missing is fetched.
+        #: Runs before what is missing is gathered.
         self.in_the_middle = lambda: None
 
     def request(self, name, prompt, outputs=8, **more):

@@ -192,8 +192,8 @@ class Scenarios:
         said(again)
         return self.losses(answer) - self.losses(before)
 
-    def fetches(self, name):
-        """Blocks for which there is no place in the mapping keep their pages; those that hits brought are fetched, if others have had their
+    def gathers(self, name):
+        """Blocks for which there is no place in the mapping keep their pages; those that hits brought are gathered, if others have had their
         slots meanwhile."""
         e = self.engine(name)
         self.right(name, e.generate(self.PROMPTS))
@@ -201,4 +201,4 @@ class Scenarios:
             e.generate(self.MORE)
             answer = said(e.generate(self.PROMPTS, reset=True))
             self.right(name, answer)
-        self.assertGreater(answer["counts"]["fetched"], 0)
+        self.assertGreater(answer["counts"]["gathered"], 0)

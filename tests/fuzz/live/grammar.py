@@ -59,7 +59,7 @@ class Generator:
 
     def weights(self):
         """Each program likes other things."""
-        acts = {self.act_dump: 14, self.act_load: 8, self.act_fetch: 8, self.act_append: 6, self.act_build: 5, self.act_reopen: 8,
+        acts = {self.act_dump: 14, self.act_load: 8, self.act_gather: 8, self.act_append: 6, self.act_build: 5, self.act_reopen: 8,
                 self.act_summary_load: 4, self.act_region: 3, self.act_sequence: 3, self.act_select: 3, self.act_mapping: 3,
                 self.act_lookup: 2, self.act_prefetch: 2, self.act_evict: 3, self.act_space: 3, self.act_end: 2, self.act_vanish: 1.5,
                 self.act_connect: 1.5, self.act_operator: 2, self.act_look: 2, self.act_lookup_table: 1, self.act_events: 1,
@@ -343,7 +343,7 @@ class Generator:
                  self.open_bytes(conn, ns.family, ns.spec, 0.05))
         for _ in range(self.some(1, 1, 2)):
             self.dump(conn, self.region(conn, self.some(base, base, ns, again)))
-        for use in self.random.sample((lambda: self.fetch(conn, self.region(conn, ns, pool=True)), lambda: self.load(conn, self.region(conn, ns)),
+        for use in self.random.sample((lambda: self.gather(conn, self.region(conn, ns, pool=True)), lambda: self.load(conn, self.region(conn, ns)),
                                        lambda: self.build(conn, self.summary(conn, ns))), self.some(1, 2, 3)):
             use()
 
@@ -415,10 +415,10 @@ class Generator:
         at = self.to(region, len(keys))
         self.add(self.some("load", "load", "load", "dump"), conn, region=region.name, keys=keys[:len(at)], at=at, more={})
 
-    def act_fetch(self, conn):
-        self.fetch(conn, self.region(conn, pool=True))
+    def act_gather(self, conn):
+        self.gather(conn, self.region(conn, pool=True))
 
-    def fetch(self, conn, pool):
+    def gather(self, conn, pool):
         layers, items = pool.ns.identity["layers"][0], []
         if self.chance(0.7):
             sequence = self.filled_sequence(conn, pool)
@@ -429,7 +429,7 @@ class Generator:
             source, n = {"keys": {"keys": keys}}, len(keys)
         for slot in self.to(pool, self.random.randint(1, 16)):
             items.append([self.random.randrange(n), self.random.randrange(layers), slot])
-        self.add("fetch", conn, region=pool.name, source=source, items=items, **({"late": 1} if self.chance(0.1) else {}))
+        self.add("gather", conn, region=pool.name, source=source, items=items, **({"late": 1} if self.chance(0.1) else {}))
 
     def act_sequence(self, conn):
         self.sequence(conn, self.summary(conn))

@@ -54,7 +54,7 @@ def as_long(right, opened, look):
         generator.add("mapping", conn, **{"as": "mapping"}, ns=one, part=0, label=label, layer_bytes=shape.plain, layers=1, exact=True)
         generator.add("pin", conn, mapping="mapping", sequence={"of": "sequence", "field": "sequence"}, first=0, n=2)
     else:
-        generator.add("region", conn, **region, **{"as": "from"}, ns=one, pool=look == "fetch", form="plain", label=label)
+        generator.add("region", conn, **region, **{"as": "from"}, ns=one, pool=look == "gather", form="plain", label=label)
         found = {"keys": [3, 4], "at": [2, 0], "more": {}} if look == "load" else {"source": {"keys": {"keys": [3, 4]}}, "items": [[0, 0, 2], [1, 0, 0]]}
         generator.add(look, conn, region="from", **found)
     return {"options": OPTIONS, "ops": generator.ops}
@@ -88,12 +88,12 @@ class Live(unittest.TestCase):
     def test_a_region_holds_what_it_was_registered_for(self):
         """The encoded form is as long as the plain one here. What its namespace's base holds then is found wrong if it is."""
         for stored in "right", "wrong":
-            for opened, look in itertools.product((1, 2), ("load", "fetch", "mapping")):
+            for opened, look in itertools.product((1, 2), ("load", "gather", "mapping")):
                 with self.subTest(stored=stored, opened=opened, look=look):
                     finding, counts = shrink.find(as_long(stored == "right", opened, look))
                     if stored == "right":
                         self.assertIsNone(finding)
-                        self.assertGreater(counts[{"load": "loaded plain", "fetch": "fetched plain", "mapping": "read in a mapping"}[look]], 0)
+                        self.assertGreater(counts[{"load": "loaded plain", "gather": "gathered plain", "mapping": "read in a mapping"}[look]], 0)
                     else:
                         self.assertEqual(finding and finding.kind, "wrong bytes in a mapping" if look == "mapping" else "wrong bytes")
 
@@ -114,7 +114,7 @@ class Live(unittest.TestCase):
                 self.report(seed, program, finding)
             runs += 1
             seed = runs + 1 if runs < FIXED else random.SystemRandom().randrange(1, 1 << 40)
-        for moved in ("loaded plain", "fetched plain"):
+        for moved in ("loaded plain", "gathered plain"):
             self.assertGreater(counts[moved], 0, "programs that move nothing find nothing")
 
     def report(self, seed, program, finding):

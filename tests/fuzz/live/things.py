@@ -66,7 +66,7 @@ def of(thing, field):
     return {"of": thing.name, "field": field}
 
 
-OPS = {"connect": "hello", "region": "region.register", "unregister": "region.unregister", "dump": "dump", "load": "load", "fetch": "fetch",
+OPS = {"connect": "hello", "region": "region.register", "unregister": "region.unregister", "dump": "dump", "load": "load", "gather": "gather",
        "select": "select", "mapping": "mapping.open", "pin": "mapping.ref", "release": "mapping.release", "close": "mapping.close",
        "cancel": "cancel", "rekey": "key.reload"}
 
@@ -83,6 +83,6 @@ METHODS = {
     "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
     "inspect", "verify", "share.collect", "trace", "summary.open", "summary.build", "sequence.open", "sequence.append", "sequence.close",
     "select", "sequence.prefetch", "encoding.open", "mapping.open", "mapping.ref", "mapping.unref", "mapping.release", "mapping.close",
-    "config.reload", "config.get", "bypass", "fetch", "lookup_table.open", "load_prefix", "key.list", "key.reload", "tenant.list",
+    "config.reload", "config.get", "bypass", "gather", "lookup_table.open", "load_prefix", "key.list", "key.reload", "tenant.list",
     "tenant.set", "tenant.reset", "events", "events.list", "events.describe"}
 assert set(ENCODINGS) == {"fp8", "int8", "q4", "lossless"} and TENANTS <= 3

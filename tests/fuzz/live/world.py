@@ -403,7 +403,7 @@ class World:
             if wrong:
                 raise Finding("wrong numbers", f"{where}: {wrong}, op {self.at}")
 
-    def do_fetch(self, peer, op):
+    def do_gather(self, peer, op):
         region = peer.regions.get(op["region"])
         if not region or not region.op["pool"]:
             return
@@ -417,10 +417,10 @@ class World:
             keys = source["keys"]["keys"] if "keys" in source else self.sequences.get((peer, source["sequence"]["of"]), [])
             for (index, layer, slot), status in zip(op["items"], result["status"] if result else ()):
                 if status == OK:
-                    self.count(f"fetched {region.form}")
+                    self.count(f"gathered {region.form}")
                     if index < len(keys):
                         self.right(peer, region, keys[index], layer, region.memory.map[slot * region.size:(slot + 1) * region.size])
-        self.call(peer, "fetch", {"region": region.number, "items": u32(*items),
+        self.call(peer, "gather", {"region": region.number, "items": u32(*items),
                                   **{key: self.value(value) for key, value in op["source"].items()}}, check=check, late=op.get("late"))
 
     def do_select(self, peer, op):

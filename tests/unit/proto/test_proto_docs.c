@@ -164,7 +164,7 @@ Test(proto_docs, every_limit_is_told)
         {"bytes of a key, at least", UCM_MIN_KEY_BYTES},
         {"bytes of a key, at most", UCM_MAX_KEY_BYTES},
         {"keys of a request", UCM_MAX_KEYS},
-        {"items of a gather", UCM_MAX_FETCH_ITEMS},
+        {"items of a gather", UCM_MAX_GATHER_ITEMS},
         {"bytes of a name", UCM_MAX_NAME_BYTES},
         {"bytes of a salt", UCM_MAX_SALT_BYTES},
         {"parts of a block", UCM_MAX_PARTS},

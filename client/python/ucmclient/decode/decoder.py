@@ -1,7 +1,7 @@
 """A worker's half of sparse decoding: slots, rows of summaries, and the daemon behind them.
 
 What a token takes and is in no slot comes on one of two lanes. The *shared mapping* is read by the worker itself, in the middle of a
-layer, so that the step goes on with it. What the mapping doesn't have is fetched by the daemon when the step is over, and the step is
+layer, so that the step goes on with it. What the mapping doesn't have is gathered by the daemon when the step is over, and the step is
 repeated."""
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class Decoder(Supply):
         self.bytes_of(slot)[:] = self._heads.of(head, data) if self._heads else data
 
     def serve(self) -> set[Sequence]:
-        """Fetches what is missing. Those whose blocks did not come: compute them again. They are closed by the caller. `crowded`
+        """Gathers what is missing. Those whose blocks did not come: compute them again. They are closed by the caller. `crowded`
         are others, for which a step has too few slots: repeat it without some sequence."""
         missing = self.missing
         if len(missing) > AT_ONCE * self.room.stream:
@@ -251,25 +251,25 @@ class Decoder(Supply):
         self.slots.want([(strand, row, by[0].number) for (strand, row), by in missing.items()])
         taken = self.slots.take()
         items = [(strand, row, slot) for strand, row, slot in taken if slot is not None]
-        landed = set(items).difference(self._fetch_slots(items))
+        landed = set(items).difference(self._gather_slots(items))
         self.slots.publish([item in landed for item in taken])
-        self.counts.fetched += len(landed)
+        self.counts.gathered += len(landed)
         self.counts.full += len(taken) - len(items)
         full = {sequence for strand, row, slot in taken if slot is None for sequence in self.missing[strand, row]}
         self.crowded, self._careful = (full if self._careful else set()), self._careful or bool(full)
         return {sequence for strand, row, slot in set(items) - landed for sequence in self.missing[strand, row]}
 
-    def _fetch_slots(self, items: abc.Sequence[Item]) -> list[Item]:
+    def _gather_slots(self, items: abc.Sequence[Item]) -> list[Item]:
         """Those that did not come."""
         if self._heads is None:
-            return self._fetch(items, lambda: self._pool_region)
+            return self._gather(items, lambda: self._pool_region)
         slots: dict[_Key, list[Item]] = {}
         for item in items:
             slots.setdefault((item[0] // self.strands, item[1]), []).append(item)
         failed, wanted = [], list(slots)
         for at in range(0, len(wanted), self.room.stream):
             some = [(layer, row, i) for i, (layer, row) in enumerate(wanted[at : at + self.room.stream])]
-            late = set(self._fetch(some, lambda: self._landing_region))
+            late = set(self._gather(some, lambda: self._landing_region))
             for layer, row, i in some:
                 for strand, _, slot in slots[layer, row]:
                     if (layer, row, i) in late:
@@ -285,7 +285,7 @@ class Decoder(Supply):
             some = blocks[at : at + self.room.stream]
             found: dict[int, Any] = {block: self._mapping_bytes(layer, sequence.rows[block]) for block in some}
             away = [block for block in some if found[block] is None]
-            if self._fetch([(layer, sequence.rows[block], i) for i, block in enumerate(away)], lambda: self._landing_region):
+            if self._gather([(layer, sequence.rows[block], i) for i, block in enumerate(away)], lambda: self._landing_region):
                 raise Lost("blocks did not come")
             found.update({block: self.landed(i) for i, block in enumerate(away)})
             self.counts.streamed += len(some)

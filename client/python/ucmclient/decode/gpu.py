@@ -19,7 +19,7 @@ from .cuda import Flag, Key, Result, Steps
 from .supply import AT_ONCE, URGENT, Item, Sequence, Source, Supply
 
 #: Registers a tensor's memory with the daemon: of which namespace, its planes from the tensor's first byte on, blocks, whether it is a
-#: pool for fetches, the part, and a timeout.
+#: pool for gathers, the part, and a timeout.
 Register = Callable[[Namespace, Any, abc.Sequence[Plane], int, bool, int, float], Region]
 
 
@@ -56,7 +56,7 @@ class GpuDecoder(Supply):
         deadline: float = 2.0,
         timeout: float = 1.0,
     ):
-        """steps: nobody has entered it. landing: layers of blocks that are fetched at once. summarised: layers that choose
+        """steps: nobody has entered it. landing: layers of blocks that are gathered at once. summarised: layers that choose
         (Choices.choosing), the others need no summaries; None: all. build(pages, rows): summaries of blocks that extend() finds in the engine's
         pages, by cuda.Builder, into self.summaries of these layers. register: by default the daemon maps the memory, and
         no companion helps. mapping: read from the daemon's mapping, if it has one. beside: extend() waits for no blocks to come
@@ -116,7 +116,7 @@ class GpuDecoder(Supply):
             self.steps.places(rows, referenced, mapping)
             return True
 
-        if not self.source.ask(places):  # the driver can't register it: what misses is fetched
+        if not self.source.ask(places):  # the driver can't register it: what misses is gathered
             with self._referencing:
                 self.steps.leave_mapping()
                 self._mapping = None
@@ -228,7 +228,7 @@ class GpuDecoder(Supply):
         self.counts.mapped += max(0, missed - result.unserved)
 
     def serve(self) -> set[Sequence]:
-        """Fetches what the step did not get, for another run. Those whose blocks did not come: compute them again; they are closed by
+        """Gathers what the step did not get, for another run. Those whose blocks did not come: compute them again; they are closed by
         the caller. If two runs behind each other found too few slots, all sequences are `crowded`: run without some of them."""
         full = bool(self.steps.result().flags & Flag.FULL)
         self.crowded, self._full = (set(self.sequences.values()) if full and self._full else set()), full
@@ -242,14 +242,14 @@ class GpuDecoder(Supply):
         for at in range(0, len(rest), len(self._landing)):
             items = [(layer, row, i) for i, (layer, row) in enumerate(rest[at : at + len(self._landing)])]
             in_time = at == 0 or time.monotonic() < until
-            late = set(self._fetch(items, lambda: self._landing_region) if in_time else items)
+            late = set(self._gather(items, lambda: self._landing_region) if in_time else items)
             lost.update(sequence for _, row, _ in late for sequence in users.get(row, ()))
             self._put([item for item in items if item not in late], wanted, users)
         return lost
 
     @staticmethod
     def _wanted(keys: Iterable[Key]) -> dict[tuple[int, int], list[Key]]:
-        """By layer and row, which are fetched as a whole."""
+        """By layer and row, which are gathered as a whole."""
         wanted: dict[tuple[int, int], list[Key]] = {}
         for key in keys:
             wanted.setdefault((key.layer, key.number), []).append(key)
@@ -272,7 +272,7 @@ class GpuDecoder(Supply):
             for key in wanted[layer, row]
         ]
         if known:
-            self.counts.fetched += self.steps.put(known)
+            self.counts.gathered += self.steps.put(known)
             self._missed += len(known)  # put() counts them again
 
     def end(self) -> None:

@@ -1,5 +1,5 @@
 """What a worker that decodes sparsely has from the daemon, wherever its slots are: sequences as the daemon registered them, with their references, rows with
-their summaries, and layers of blocks that are fetched, with deadlines."""
+their summaries, and layers of blocks that are gathered, with deadlines."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _GRACE = 0.5
 #: A later try may find the block.
 _PASSING = frozenset((BlockResult.NO_ROOM, BlockResult.IN_PROGRESS, BlockResult.CANCELLED))
 URGENT = 7
-#: A step that lacks more than so many times what is fetched at once is served layer by layer: what its later layers chose is worthless.
+#: A step that lacks more than so many times what is gathered at once is served layer by layer: what its later layers chose is worthless.
 #: Where it lacks less, most of what layers attend is there, and they choose nearly as they will.
 AT_ONCE = 16
-#: Of one fetch, and keys of one load (proto/limits.h).
+#: Of one gather, and keys of one load (proto/limits.h).
 _MAX_ITEMS = 16384
 #: So long keep() waits before it references again what has left the mapping.
 _REF_AGAIN = 0.25
 #: So long a reference waits at first, to see whether blocks have to be read from below DRAM.
 _LOOK = 0.25
-#: Such blocks come beside the steps, which fetch what they need meanwhile. A reference asks for so many, its step waits so long for it, and none
+#: Such blocks come beside the steps, which gather what they need meanwhile. A reference asks for so many, its step waits so long for it, and none
 #: begins sooner after the one before.
 _BESIDE, _BESIDE_WAIT, _BESIDE_PAUSE = 256, 0.01, 0.05
 #: Keys that keep_beside() asks for at once; and the shortest wait of a reference, which the daemon counts in ms.
@@ -68,7 +68,7 @@ class Lost(Exception):
 @dataclass
 class Counts:
     """hits, misses: of slots. mapped: of the misses, those that were read from the mapping. evicted: reads of the mapping that found
-    the block not there any more. fetched: slots that the daemon filled. streamed: layers of blocks that prefill
+    the block not there any more. gathered: slots that the daemon filled. streamed: layers of blocks that prefill
     read, on either lane. computed, loaded: summaries of blocks, by this worker or from the daemon. failed: what the daemon was asked for and did not
     come. full: found no slot."""
 
@@ -76,7 +76,7 @@ class Counts:
     misses: int = 0
     mapped: int = 0
     evicted: int = 0
-    fetched: int = 0
+    gathered: int = 0
     streamed: int = 0
     computed: int = 0
     loaded: int = 0
@@ -482,7 +482,7 @@ class Supply:
         """Behind a pause, the next keep() references again what has left the mapping."""
         self._ref_again_at = self._ref_again_at or time.monotonic() + _REF_AGAIN
 
-    def _fetch(self, items: abc.Sequence[Item], region: Callable[[], Optional[Region]]) -> list[Item]:
+    def _gather(self, items: abc.Sequence[Item], region: Callable[[], Optional[Region]]) -> list[Item]:
         """Layers of rows into slots of a pool; those that did not come. region: the pool, on the connection that there is."""
 
         def begin(some: abc.Sequence[Item], left: float) -> Optional[Task]:
@@ -490,7 +490,7 @@ class Supply:
             pool = region()
             assert pool is not None
             return self.source.ask(
-                pool.fetch, b"".join(map(self.rows.key, keys)),
+                pool.gather, b"".join(map(self.rows.key, keys)),
                 [(keys[row], layer, slot) for layer, row, slot in some], priority=URGENT, deadline=left, timeout=self.timeout,
             )
 

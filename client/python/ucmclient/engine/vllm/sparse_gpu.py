@@ -361,7 +361,7 @@ class SparseGpuWorker:
         return asked
 
     def _short(self) -> None:
-        """What a step did not get is fetched, and the step is computed again."""
+        """What a step did not get is gathered, and the step is computed again."""
         lost = self.decoder.serve()
         crowded = self._step[-1:] if self.decoder.crowded else []
         for request in self._step:

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""fetch of single layers that lie on NVMe, after a restart too: what is read, what damage does, and who is killed."""
+"""gather of single layers that lie on NVMe, after a restart too: what is read, what damage does, and who is killed."""
 
 import faulthandler
 import os
@@ -22,7 +22,7 @@ def room(first, n=1):
 
 
 def begin_many(pool):
-    """8 fetches, each into slots of its own: the daemon writes them by threads, in any order."""
+    """8 gathers, each into slots of its own: the daemon writes them by threads, in any order."""
     for first in range(0, 8 * BLOCKS, BLOCKS):
         pool.begin([(block, random.randrange(LAYERS), first + block) for block in range(BLOCKS)], keys=keys(*range(BLOCKS)))
 
@@ -54,9 +54,9 @@ class Layers(OwnDaemons, Case):
         self.daemon.stop()  # and its client
         self.start(**options)
 
-    def fetch(self, *items):
+    def gather(self, *items):
         """(block, layer) each, into slots 0, 1, ...: the statuses."""
-        return self.pool.fetch([(block, layer, slot) for slot, (block, layer) in enumerate(items)], keys=keys(*range(BLOCKS)))
+        return self.pool.gather([(block, layer, slot) for slot, (block, layer) in enumerate(items)], keys=keys(*range(BLOCKS)))
 
     def nothing_is_held(self):
         self.client.call("evict", ns=self.ns, tier=1)
@@ -86,21 +86,21 @@ class Layers(OwnDaemons, Case):
         kv = self.stored()
         for items in ([(3, 0)], [(3, 11)], [(5, 4), (6, 4), (7, 4)], [(8, 3), (8, 5)], [(random.randrange(9, 14), 7)]):
             self.pool.clear()
-            status, grown = self.grown(lambda: self.fetch(*items))  # noqa: B023
+            status, grown = self.grown(lambda: self.gather(*items))  # noqa: B023
             self.assertEqual(status, [OK] * len(items))
             self.right(kv, *items)
             blocks = {block for block, _ in items}
             first, last = min(layer for _, layer in items), max(layer for _, layer in items)
-            self.assertEqual([grown[name] for name in ("fetch_reads", "fetch_reads_partial", "nvme_reads")], [len(blocks)] * 3)
+            self.assertEqual([grown[name] for name in ("gather_reads", "gather_reads_partial", "nvme_reads")], [len(blocks)] * 3)
             known = PAGE if items == [(3, 11)] else 0  # its header was read before
             self.assertEqual(grown["nvme_read_bytes"], len(blocks) * (room(first, last - first + 1) - known))
             self.assertEqual(self.client.tiers(self.ns, *blocks), [2] * len(blocks), "no part came to DRAM")
         most = [(15, layer) for layer in range(7)]
-        status, grown = self.grown(lambda: self.fetch(*most))
+        status, grown = self.grown(lambda: self.gather(*most))
         self.right(kv, *most)
-        self.assertEqual((grown["fetch_reads"], grown["fetch_reads_partial"], grown["nvme_read_bytes"]), (1, 0, LAYERS * LAYER))
+        self.assertEqual((grown["gather_reads"], grown["gather_reads_partial"], grown["nvme_read_bytes"]), (1, 0, LAYERS * LAYER))
         self.assertEqual(self.client.tiers(self.ns, 15), [1])
-        status, grown = self.grown(lambda: self.fetch((15, 9)))
+        status, grown = self.grown(lambda: self.gather((15, 9)))
         self.assertEqual((status, grown["nvme_read_bytes"]), ([OK], 0))
         self.assertEqual(self.client.metrics()["nvme_corrupt"], 0)
 
@@ -108,19 +108,19 @@ class Layers(OwnDaemons, Case):
         kv = self.stored()
         whole = 0
         for layer in range(LAYERS):
-            status, grown = self.grown(lambda: self.fetch((2, layer)))  # noqa: B023
+            status, grown = self.grown(lambda: self.gather((2, layer)))  # noqa: B023
             self.assertEqual(status, [OK])
             self.right(kv, (2, layer))
-            whole += grown["fetch_reads"] - grown["fetch_reads_partial"]
+            whole += grown["gather_reads"] - grown["gather_reads_partial"]
         self.assertEqual((whole, self.client.tiers(self.ns, 2)), (1, [1]))
 
     def test_a_damaged_layer_fails_and_others_do_not(self):
         kv = self.stored()
         self.spoil(kv, 4, 6)
         self.spoil(kv, 9, 6)
-        self.assertEqual(self.fetch((4, 2), (5, 6)), [OK, OK])
+        self.assertEqual(self.gather((4, 2), (5, 6)), [OK, OK])
         self.right(kv, (4, 2), (5, 6))
-        status, grown = self.grown(lambda: self.fetch((4, 6), (5, 6), (9, 11)))
+        status, grown = self.grown(lambda: self.gather((4, 6), (5, 6), (9, 11)))
         self.assertEqual(status, [FAILED, OK, OK])
         self.assertEqual(self.pool.bytes(1), kv[5][6 * LAYER:7 * LAYER])
         self.assertEqual(self.pool.bytes(2), kv[9][11 * LAYER:12 * LAYER])
@@ -130,10 +130,10 @@ class Layers(OwnDaemons, Case):
     def test_a_damaged_header_costs_a_whole_read(self):
         kv = self.stored()
         self.spoil(kv, 4, 0, -200)
-        status, grown = self.grown(lambda: self.fetch((4, 6)))
+        status, grown = self.grown(lambda: self.gather((4, 6)))
         self.assertEqual(status, [OK])
         self.right(kv, (4, 6))
-        self.assertEqual((grown["fetch_reads"], grown["fetch_reads_partial"], grown["nvme_corrupt"]), (1, 0, 0))
+        self.assertEqual((grown["gather_reads"], grown["gather_reads_partial"], grown["nvme_corrupt"]), (1, 0, 0))
 
     def test_headers_are_right_with_and_without(self):
         """A part of an earlier run is called durable once its headers are what they should be."""
@@ -142,8 +142,8 @@ class Layers(OwnDaemons, Case):
         region.memory[:] = b"".join(kv)
         _, grown = self.grown(lambda: region.dump(range(BLOCKS), range(BLOCKS), durability=1))
         self.assertEqual((grown["nvme_bad_headers"], grown["nvme_writes"]), (0, 0))
-        status, grown = self.grown(lambda: self.fetch((4, 6)))
-        self.assertEqual((status, grown["fetch_reads_partial"]), ([OK], 1))
+        status, grown = self.grown(lambda: self.gather((4, 6)))
+        self.assertEqual((status, grown["gather_reads_partial"]), ([OK], 1))
 
     def test_encoded_layers(self):
         """An encoded layer is read, and decoded on its way."""
@@ -158,8 +158,8 @@ class Layers(OwnDaemons, Case):
         self.client.call("evict", ns=opened["ns"], tier=1)
         pool = Pool(self.client, opened["ns"], encoded.LAYER, 4, sections=2)
         items = [(i, 3 * i + 1, i) for i in range(4)]
-        status, grown = self.grown(lambda: pool.fetch(items, keys=keys(*range(4))))
-        self.assertEqual((status, grown["fetch_reads_partial"]), ([OK] * 4, 4))
+        status, grown = self.grown(lambda: pool.gather(items, keys=keys(*range(4))))
+        self.assertEqual((status, grown["gather_reads_partial"]), ([OK] * 4, 4))
         for index, layer, slot in items:
             data = blocks[index][layer * encoded.LAYER:(layer + 1) * encoded.LAYER]
             self.assertEqual(pool.bytes(slot), reference.decode(reference.encode(data)))
@@ -172,9 +172,9 @@ class Layers(OwnDaemons, Case):
             begin_many(pool)
             other.close()
         self.until(self.nothing_is_held, "the end of all uses")  # the daemon reads what such a client has sent when it is that one's turn
-        self.assertEqual(self.fetch((1, 3)), [OK])
+        self.assertEqual(self.gather((1, 3)), [OK])
 
-    def test_killed_while_it_fetches(self):
+    def test_killed_while_it_gathers(self):
         """What it had acknowledged is there, layer by layer, however often it dies."""
         kv = self.stored()
         for _ in range(4):
@@ -184,7 +184,7 @@ class Layers(OwnDaemons, Case):
             self.client.close()
             self.start()
         items = [(block, random.randrange(LAYERS)) for block in range(BLOCKS)]
-        self.assertEqual(self.fetch(*items), [OK] * BLOCKS)
+        self.assertEqual(self.gather(*items), [OK] * BLOCKS)
         self.right(kv, *items)
 
     def test_more_than_the_arena(self):
@@ -192,7 +192,7 @@ class Layers(OwnDaemons, Case):
         kv = self.stored(**{"arena.size": "1MiB"})
         for _ in range(20):
             items = [(random.randrange(BLOCKS), random.randrange(LAYERS)) for _ in range(64)]
-            self.assertEqual(self.fetch(*items), [OK] * 64)
+            self.assertEqual(self.gather(*items), [OK] * 64)
             self.right(kv, *items)
 
     def test_many_at_once_want_more_than_the_arena(self):
@@ -200,12 +200,12 @@ class Layers(OwnDaemons, Case):
         kv, everything = self.stored(**{"arena.size": "1MiB"}), keys(*range(BLOCKS))
         for cancelled in (range(0), range(0, BLOCKS, 2)) * 3:
             self.client.call("evict", ns=self.ns, tier=1)
-            fetches = [self.pool.begin([(block, layer, 8 * block + layer % 2) for layer in (0, LAYERS - 1)], keys=everything)
+            gathers = [self.pool.begin([(block, layer, 8 * block + layer % 2) for layer in (0, LAYERS - 1)], keys=everything)
                        for block in range(BLOCKS)]
             for block in cancelled:
-                self.client.call("cancel", msgid=fetches[block])
-            for block, fetch in enumerate(fetches):
-                status = list(self.client.wait(fetch)["status"])
+                self.client.call("cancel", msgid=gathers[block])
+            for block, gather in enumerate(gathers):
+                status = list(self.client.wait(gather)["status"])
                 self.assertIn(status, ([OK, OK], [CANCELLED] * 2) if block in cancelled else ([OK, OK],))
                 if status == [OK, OK]:
                     self.assertEqual(self.pool.bytes(8 * block), kv[block][:LAYER])

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""fetch: single layers of blocks into slots of a pool, against real daemons through second_client.py."""
+"""gather: single layers of blocks into slots of a pool, against real daemons through second_client.py."""
 
 import faulthandler
 import os
@@ -19,7 +19,7 @@ IDENTITY = dict(DEMO, layers=[LAYERS], layer_bytes=LAYER)
 SUMMARY = {"method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
 
 
-class FetchCase(Case):
+class GatherCase(Case):
     def stored(self, client=None, identity=IDENTITY, blocks=BLOCKS, slots=SLOTS):
         """A client, its namespace with blocks 0 to n, a pool, and what the blocks hold."""
         client, identity = client or self.client(), dict(identity, model=self.id())
@@ -47,7 +47,7 @@ class FetchCase(Case):
         return [(random.randrange(blocks), random.randrange(layers), slot) for slot in slots]
 
 
-class Fetch(FetchCase):
+class Gather(GatherCase):
     def test_scattered_layers_by_sequence_and_by_keys(self):
         client, ns, pool, kv = self.stored()
         sequence = self.sequence(client, ns, range(BLOCKS))
@@ -56,14 +56,14 @@ class Fetch(FetchCase):
             for items in (self.scattered(40), sorted(self.scattered(40)), [(7, 3, 60)], [(2, layer, layer) for layer in range(LAYERS)],
                           [(2, 4, 0), (2, 4, 9), (3, 4, 1)]):
                 pool.clear()
-                self.assertEqual(pool.fetch(items, **source), [OK] * len(items))
+                self.assertEqual(pool.gather(items, **source), [OK] * len(items))
                 self.right(pool, items, kv)
         after = client.metrics()
         grown = {name: after[name] - before[name] for name in after if isinstance(after[name], int)}
         count = 3 * (40 + 40 + 1 + LAYERS + 3)
-        self.assertEqual((grown["fetches"], grown["fetch_items"], grown["fetch_bytes"], grown["load_bytes"]),
+        self.assertEqual((grown["gathers"], grown["gather_items"], grown["gather_bytes"], grown["load_bytes"]),
                          (15, count, count * LAYER, count * LAYER))
-        self.assertEqual((grown["fetch_items_missed"], grown["fetch_reads"], grown["load_blocks_dram"]), (0, 0, 0))
+        self.assertEqual((grown["gather_items_missed"], grown["gather_reads"], grown["load_blocks_dram"]), (0, 0, 0))
 
     def test_from_nvme_a_part_is_read_once(self):
         client, ns, pool, kv = self.stored()
@@ -73,10 +73,10 @@ class Fetch(FetchCase):
         before = client.metrics()
         items = [(index, layer, (index - 4) * LAYERS + layer) for index in range(4, 12) for layer in range(LAYERS)]
         random.shuffle(items)
-        self.assertEqual(pool.fetch(items, sequence=sequence), [OK] * len(items))
+        self.assertEqual(pool.gather(items, sequence=sequence), [OK] * len(items))
         self.right(pool, items, kv)
         after = client.metrics()
-        self.assertEqual([after[name] - before[name] for name in ("nvme_reads", "fetch_reads", "fetch_items")], [8, 8, len(items)])
+        self.assertEqual([after[name] - before[name] for name in ("nvme_reads", "gather_reads", "gather_items")], [8, 8, len(items)])
         self.assertEqual(client.tiers(ns, 3, 4, 11, 12), [2, 1, 1, 2], "what was read stays in DRAM")
 
     def test_some_are_missing(self):
@@ -86,18 +86,18 @@ class Fetch(FetchCase):
         client.call("evict", ns=ns, keys=keys(6))
         items = [(index, layer, index * LAYERS + layer) for index in range(5) for layer in range(LAYERS)]
         random.shuffle(items)
-        missed = client.metrics()["fetch_items_missed"]
-        status = pool.fetch(items, keys=keys(*names))
+        missed = client.metrics()["gather_items_missed"]
+        status = pool.gather(items, keys=keys(*names))
         self.assertEqual(status, [OK if index in (0, 2) else MISS for index, _, _ in items])
         self.right(pool, items, [kv[name] if name in (3, 5) else None for name in names], status)
-        self.assertEqual(client.metrics()["fetch_items_missed"] - missed, 3 * LAYERS)
+        self.assertEqual(client.metrics()["gather_items_missed"] - missed, 3 * LAYERS)
 
     def test_evicted_by_name_in_between(self):
         client, ns, pool, kv = self.stored()
         sequence = self.sequence(client, ns, range(BLOCKS))
         client.call("evict", ns=ns, keys=keys(4, 9))
         items = self.scattered(60)
-        status = pool.fetch(items, sequence=sequence)
+        status = pool.gather(items, sequence=sequence)
         self.assertEqual(status, [MISS if index in (4, 9) else OK for index, _, _ in items])
         self.right(pool, items, kv, status)
 
@@ -107,11 +107,11 @@ class Fetch(FetchCase):
         sequence = self.sequence(client, ns, range(BLOCKS))
         operator = self.client()
         operator.call("trace", op=1)
-        pool.fetch([(2, layer, layer) for layer in range(LAYERS)], sequence=sequence)
-        pool.fetch([(0, 1, 0), (1, 1, 1), (1, 2, 2)], keys=keys(3, "nowhere"))
+        pool.gather([(2, layer, layer) for layer in range(LAYERS)], sequence=sequence)
+        pool.gather([(0, 1, 0), (1, 1, 1), (1, 2, 2)], keys=keys(3, "nowhere"))
         records = operator.call("trace", op=2)["records"]
         self.assertEqual([(r["method"], r["n_keys"], r["ok"], r["bytes"], r["request"]) for r in records],
-                         [("fetch", LAYERS, LAYERS, LAYERS * LAYER, ""), ("fetch", 3, 1, LAYER, "")])
+                         [("gather", LAYERS, LAYERS, LAYERS * LAYER, ""), ("gather", 3, 1, LAYER, "")])
         self.assertTrue(all("copy" in [span["name"] for span in r["spans"]] for r in records), records)
 
     def test_the_sequence_is_closed_meanwhile(self):
@@ -120,11 +120,11 @@ class Fetch(FetchCase):
         client.call("evict", ns=ns, tier=1)
         sequence = self.sequence(client, ns, range(BLOCKS))
         items = self.scattered(SLOTS)
-        fetch = client.begin("fetch", _more=True, region=pool.number, sequence=sequence, items=u32(*(n for item in items for n in item)))
+        gather = client.begin("gather", _more=True, region=pool.number, sequence=sequence, items=u32(*(n for item in items for n in item)))
         client.call("sequence.close", sequence=sequence)
-        self.assertEqual(list(client.wait(fetch)["status"]), [OK] * len(items))
+        self.assertEqual(list(client.wait(gather)["status"]), [OK] * len(items))
         self.right(pool, items, kv)
-        self.refused(NOT_FOUND, pool.fetch, items, sequence=sequence)
+        self.refused(NOT_FOUND, pool.gather, items, sequence=sequence)
 
     def test_cancelled_and_unregistered(self):
         client, ns, pool, kv = self.stored()
@@ -132,25 +132,25 @@ class Fetch(FetchCase):
         everything, items = keys(*range(BLOCKS)), [(i, 0, i) for i in range(BLOCKS)]
         for method in ("cancel", "region.unregister"):
             client.call("evict", ns=ns, tier=1)
-            fetch = client.begin("fetch", _more=True, region=pool.number, keys=everything, items=u32(*(n for i in items for n in i)))
-            client.call(method, **({"msgid": fetch} if method == "cancel" else {"region": pool.number}))
-            self.assertLessEqual(set(client.wait(fetch)["status"]), {OK, CANCELLED})
-        self.refused(NOT_FOUND, pool.fetch, items, keys=everything)
+            gather = client.begin("gather", _more=True, region=pool.number, keys=everything, items=u32(*(n for i in items for n in i)))
+            client.call(method, **({"msgid": gather} if method == "cancel" else {"region": pool.number}))
+            self.assertLessEqual(set(client.wait(gather)["status"]), {OK, CANCELLED})
+        self.refused(NOT_FOUND, pool.gather, items, keys=everything)
 
     def test_a_client_that_dies(self):
         other = self.client()
         regions = other.metrics()["regions"]
-        fetches = 20
-        client, ns, pool, kv = self.stored(client=Client(self.daemon), slots=fetches * SLOTS)
+        gathers = 20
+        client, ns, pool, kv = self.stored(client=Client(self.daemon), slots=gathers * SLOTS)
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
-        for i in range(fetches):  # each into slots of its own: threads write them, in any order
+        for i in range(gathers):  # each into slots of its own: threads write them, in any order
             pool.begin([(block, layer, i * SLOTS + slot) for block, layer, slot in self.scattered(SLOTS)], keys=keys(*range(BLOCKS)))
         client.close()
         self.until(lambda: other.metrics()["regions"] == regions and other.metrics()["requests_active"] == 0)
         pool = Pool(other, other.open(dict(IDENTITY, model=self.id())), LAYER, SLOTS)
         items = self.scattered(SLOTS)
-        self.assertEqual(set(pool.fetch(items, keys=keys(*range(BLOCKS)))), {OK})
+        self.assertEqual(set(pool.gather(items, keys=keys(*range(BLOCKS)))), {OK})
         self.right(pool, items, kv)
 
     def test_bypassed(self):
@@ -158,9 +158,9 @@ class Fetch(FetchCase):
         sequence = self.sequence(client, ns, range(BLOCKS))
         client.call("bypass", ns=ns, load=1)
         for source in ({"sequence": sequence}, {"keys": keys(*range(BLOCKS))}):
-            self.assertEqual(pool.fetch([(1, 0, 0), (2, 0, 1)], **source), [MISS, MISS])
+            self.assertEqual(pool.gather([(1, 0, 0), (2, 0, 1)], **source), [MISS, MISS])
         client.call("bypass", ns=ns, load=2)
-        self.assertEqual(pool.fetch([(1, 0, 0)], sequence=sequence), [OK])
+        self.assertEqual(pool.gather([(1, 0, 0)], sequence=sequence), [OK])
 
     def test_wrong_numbers(self):
         client, ns, pool, _ = self.stored()
@@ -168,11 +168,11 @@ class Fetch(FetchCase):
         huge = (1 << 32) - 1
         for source in ({"sequence": sequence}, {"keys": everything}):
             for item in ((BLOCKS, 0, 0), (huge, 0, 0), (0, LAYERS, 0), (0, huge, 0), (0, 0, SLOTS), (0, 0, huge)):
-                error = self.refused(INVALID, pool.fetch, [(0, 0, 5), item], **source)
+                error = self.refused(INVALID, pool.gather, [(0, 0, 5), item], **source)
                 self.assertIn("items[1]", str(error))
-            error = self.refused(INVALID, pool.fetch, [(0, 0, 5), (1, 1, 6), (2, 2, 5)], **source)
+            error = self.refused(INVALID, pool.gather, [(0, 0, 5), (1, 1, 6), (2, 2, 5)], **source)
             self.assertIn("slot 5 is named twice", str(error))
-        call = lambda **params: client.call("fetch", **params)  # noqa: E731
+        call = lambda **params: client.call("gather", **params)  # noqa: E731
         self.refused(INVALID, call, region=pool.number, sequence=sequence, items=bytes(13))
         self.refused(INVALID, call, region=pool.number, items=u32(0, 0, 0))
         self.refused(INVALID, call, region=pool.number, sequence=sequence, keys=everything, items=u32(0, 0, 0))
@@ -181,7 +181,7 @@ class Fetch(FetchCase):
         self.refused(NOT_FOUND, call, region=pool.number + 1, sequence=sequence, items=u32(0, 0, 0))
         empty = self.sequence(client, ns, ["nothing"])
         self.refused(INVALID, call, region=pool.number, sequence=empty, items=u32(0, 0, 0))
-        self.assertEqual(pool.fetch([(0, 0, 0)], sequence=sequence), [OK], "the connection goes on")
+        self.assertEqual(pool.gather([(0, 0, 0)], sequence=sequence), [OK], "the connection goes on")
 
     def test_more_blocks_than_a_request_has_keys(self):
         client, ns, _, _ = self.stored()
@@ -190,11 +190,11 @@ class Fetch(FetchCase):
             client.call("sequence.append", sequence=sequence, keys=keys(*range(16)) * 1024)
         pool = Pool(client, ns, LAYER, 65536)
         items = [(i, i % LAYERS, i) for i in range(16385)]
-        self.assertIn("16384", str(self.refused(INVALID, pool.fetch, items, sequence=sequence)))
+        self.assertIn("16384", str(self.refused(INVALID, pool.gather, items, sequence=sequence)))
         items = [(i // 4, i % LAYERS, 65535 - i) for i in range(65536)]
-        self.assertEqual(set(pool.fetch(items, sequence=sequence)), {OK})
+        self.assertEqual(set(pool.gather(items, sequence=sequence)), {OK})
         items += [(0, 0, 0)]
-        self.refused(INVALID, pool.fetch, items, sequence=sequence)
+        self.refused(INVALID, pool.gather, items, sequence=sequence)
 
     def test_pools_and_other_regions(self):
         client, ns, pool, _ = self.stored()
@@ -202,19 +202,19 @@ class Fetch(FetchCase):
         move = {"region": pool.number, "keys": keys(0), "blocks": u32(0)}
         self.assertIn("pool", str(self.refused(INVALID, client.call, "load", **move)))
         self.assertIn("pool", str(self.refused(INVALID, client.call, "dump", **move)))
-        self.assertIn("pool", str(self.refused(INVALID, client.call, "fetch", region=region.number, sequence=sequence, items=u32(0, 0, 0))))
+        self.assertIn("pool", str(self.refused(INVALID, client.call, "gather", region=region.number, sequence=sequence, items=u32(0, 0, 0))))
         other = client.open(dict(IDENTITY, model=self.id() + "other"))
         elsewhere = Pool(client, other, LAYER, 4)
-        self.assertIn("namespace", str(self.refused(INVALID, elsewhere.fetch, [(0, 0, 0)], sequence=sequence)))
+        self.assertIn("namespace", str(self.refused(INVALID, elsewhere.gather, [(0, 0, 0)], sequence=sequence)))
         two = client.open(dict(IDENTITY, model=self.id() + "two", parts=2, layers=[LAYERS, 2]))
         parts = Region(client, two, dict(IDENTITY, layers=[LAYERS, 2]), 1, part=1)
         whole = Region(client, two, dict(IDENTITY, layers=[LAYERS, 2]), 1)
         kv, _ = parts.fill(0), whole.fill(0)
         self.assertEqual((parts.dump([1], [0]), whole.dump([1], [0])), ([OK], [OK]))
         small = Pool(client, two, LAYER, 4, part=1)
-        self.assertEqual(small.fetch([(0, 1, 3)], keys=keys(1)), [OK])
+        self.assertEqual(small.gather([(0, 1, 3)], keys=keys(1)), [OK])
         self.assertEqual(small.bytes(3), kv[LAYER:])
-        self.refused(INVALID, small.fetch, [(0, 2, 3)], keys=keys(1))
+        self.refused(INVALID, small.gather, [(0, 2, 3)], keys=keys(1))
 
     def test_slots_of_one_kv_head(self):
         """A layer for each KV head of each of the model's; K and V of all slots apart."""
@@ -222,7 +222,7 @@ class Fetch(FetchCase):
         half, slots = LAYER // 4, 40
         pool = Pool(client, ns, 2 * half, slots, sections=2, apart=True)
         items = self.scattered(slots, layers=LAYERS * 2, slots=slots)
-        self.assertEqual(pool.fetch(items, sequence=self.sequence(client, ns, range(BLOCKS))), [OK] * slots)
+        self.assertEqual(pool.gather(items, sequence=self.sequence(client, ns, range(BLOCKS))), [OK] * slots)
         for index, layer, slot in items:
             k, v = (pool.memory[at:at + half] for at in (slot * half, (slots + slot) * half))
             self.assertEqual(k + v, kv[index][2 * half * layer:2 * half * (layer + 1)])
@@ -244,7 +244,7 @@ class Fetch(FetchCase):
         client.call("region.unregister", region=pool.number)
 
 
-class Small(FetchCase):
+class Small(GatherCase):
     options = {"arena.size": "8MiB", "nvme.size": "64MiB"}
 
     def test_more_than_a_job_and_more_than_the_arena(self):
@@ -258,7 +258,7 @@ class Small(FetchCase):
             self.settled(client, ns)
         sequence = self.sequence(client, ns, range(3 * BLOCKS))
         items = self.scattered(900, blocks=3 * BLOCKS, slots=1000)
-        self.assertEqual(set(pool.fetch(items, sequence=sequence)), {OK})
+        self.assertEqual(set(pool.gather(items, sequence=sequence)), {OK})
         self.right(pool, items, kv)
 
     def test_damaged_on_nvme(self):
@@ -274,12 +274,12 @@ class Small(FetchCase):
                     spoiled = True
         self.assertTrue(spoiled)
         items = [(8, 1, 0), (7, 1, 1), (8, 4, 2)]
-        status = pool.fetch(items, keys=keys(*range(BLOCKS)))
+        status = pool.gather(items, keys=keys(*range(BLOCKS)))
         self.assertEqual(status, [FAILED, OK, FAILED])
         self.right(pool, items, kv, status)
 
 
-class Drained(FetchCase):
+class Drained(GatherCase):
     @classmethod
     def tearDownClass(cls):
         pass
@@ -289,14 +289,14 @@ class Drained(FetchCase):
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
         everything, items = keys(*range(BLOCKS)), self.scattered(SLOTS)
-        fetch = pool.begin(items, keys=everything)
-        client.call("health")  # the fetch was taken
+        gather = pool.begin(items, keys=everything)
+        client.call("health")  # the gather was taken
         self.daemon.process.send_signal(signal.SIGTERM)
-        self.assertEqual(list(client.wait(fetch)["status"]), [OK] * len(items))
+        self.assertEqual(list(client.wait(gather)["status"]), [OK] * len(items))
         self.right(pool, items, kv)
         try:
             while True:
-                pool.fetch(items, keys=everything)
+                pool.gather(items, keys=everything)
                 time.sleep(0.01)
         except (Refused, Closed) as end:
             self.assertTrue(isinstance(end, Closed) or end.code in (11, NOT_FOUND), end)
@@ -318,7 +318,7 @@ class Encoded(EncodingCase):
                 pool = Pool(engine.client, engine.ns, ENCODED_LAYER, 40, sections=2)
                 items = [(i % 8, random.randrange(ENCODED_LAYERS), slot) for i, slot in enumerate(random.sample(range(40), 30))]
                 before = engine.metrics()["decode_plain_bytes"]
-                self.assertEqual(pool.fetch(items, keys=keys(*names)), [OK] * 30)
+                self.assertEqual(pool.gather(items, keys=keys(*names)), [OK] * 30)
                 for index, layer, slot in items:
                     self.assertEqual(pool.bytes(slot), blocks[index][layer * ENCODED_LAYER:(layer + 1) * ENCODED_LAYER])
                 self.assertEqual(engine.metrics()["decode_plain_bytes"] - before, ENCODED_LAYER * sum(item[0] < 4 for item in items))
@@ -333,7 +333,7 @@ class Shared(ShareCase):
         self.assertEqual(second.tiers(*range(8)), [ON_SHARE] * 8)
         pool = Pool(second.client, second.ns, LAYER, 8)
         items = [(index, 4 - index % LAYERS, 7 - index) for index in range(8)]
-        self.assertEqual(pool.fetch(items, keys=keys(*range(8))), [OK] * 8)
+        self.assertEqual(pool.gather(items, keys=keys(*range(8))), [OK] * 8)
         for index, layer, slot in items:
             self.assertEqual(pool.bytes(slot), kv[index][layer * LAYER:(layer + 1) * LAYER])
 

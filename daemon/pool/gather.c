@@ -1,4 +1,4 @@
-/* fetch: single layers of blocks into slots of a worker's pool.
+/* gather: single layers of blocks into slots of a worker's pool.
  *
  * The items of one block are the pieces of one item of the walk: one read brings the part into
  * DRAM, or from the first to the last of the layers that they name, if that is little of it
@@ -13,28 +13,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A fetch takes this fraction of the arena at most. More than a load may: of each part that it
+/* A gather takes this fraction of the arena at most. More than a load may: of each part that it
  * holds it copies little. */
 #define HELD_FRACTION 4
 #define JOB_ITEMS 4096u /* as many as a device launches at once: pieces are small */
 
 /* One item of the request. */
-struct fetch_piece {
+struct gather_piece {
     uint32_t index, layer, slot; /* as the client named them */
     uint32_t place;              /* in the request */
 };
 
 /* A key is a block, whose pieces follow one another from c.blocks[key] on. */
-struct fetch {
+struct gather {
     struct copies c;
-    struct fetch_piece *pieces; /* c.n_copies */
-    uint8_t *status;            /* of each, as the client named them */
-    uint8_t slowest;            /* enum metric_tier that a part came from */
+    struct gather_piece *pieces; /* c.n_copies */
+    uint8_t *status;             /* of each, as the client named them */
+    uint8_t slowest;             /* enum metric_tier that a part came from */
 };
 
-static struct fetch *fetch_of(struct walk *w)
+static struct gather *gather_of(struct walk *w)
 {
-    return LIST_ENTRY(w, struct fetch, c.w);
+    return LIST_ENTRY(w, struct gather, c.w);
 }
 
 /* Pieces of an item. */
@@ -52,13 +52,14 @@ static uint32_t get32(const uint8_t *p)
     return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-/* What the items of a fetch count. */
-struct fetch_bounds {
+/* What the items of a gather count. */
+struct gather_bounds {
     const char *of; /* "this sequence" */
     uint32_t blocks, layers, slots;
 };
 
-static int piece_check(struct call *call, const struct fetch_piece *p, const struct fetch_bounds *b)
+static int piece_check(struct call *call, const struct gather_piece *p,
+                       const struct gather_bounds *b)
 {
     if (p->index >= b->blocks)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -76,26 +77,26 @@ static int piece_check(struct call *call, const struct fetch_piece *p, const str
 }
 
 /* Fills f->pieces. 0 or -code with call->error. */
-static int pieces_take(struct call *call, struct fetch *f, struct proto_bin items,
-                       const struct fetch_bounds *b)
+static int pieces_take(struct call *call, struct gather *f, struct proto_bin items,
+                       const struct gather_bounds *b)
 {
     for (uint32_t i = 0; i < f->c.n_copies; i++) {
-        const uint8_t *p = items.p + (size_t)i * UCM_FETCH_ITEM_BYTES;
+        const uint8_t *p = items.p + (size_t)i * UCM_GATHER_ITEM_BYTES;
 
-        f->pieces[i] = (struct fetch_piece){get32(p), get32(p + 4), get32(p + 8), i};
+        f->pieces[i] = (struct gather_piece){get32(p), get32(p + 4), get32(p + 8), i};
         if (piece_check(call, &f->pieces[i], b) != 0)
             return -call->error.code;
     }
     return numbers_distinct(call, &f->pieces->slot, f->c.n_copies,
                             sizeof(*f->pieces) / sizeof(uint32_t), "items: slot",
-                            "item of a fetch");
+                            "item of a gather");
 }
 
 #define DIGIT_BITS 11u /* two digits count the blocks of any sequence */
 _Static_assert(UCM_MAX_SEQUENCE_BLOCKS <= 1u << 2 * DIGIT_BITS,
                "an index has more than two digits");
 
-static void sort_digit(const struct fetch_piece *from, struct fetch_piece *to, uint32_t n,
+static void sort_digit(const struct gather_piece *from, struct gather_piece *to, uint32_t n,
                        unsigned shift)
 {
     uint32_t at[1u << DIGIT_BITS] = {0}, mask = (1u << DIGIT_BITS) - 1, sum = 0;
@@ -113,9 +114,9 @@ static void sort_digit(const struct fetch_piece *from, struct fetch_piece *to, u
 }
 
 /* By index. 0 or -code with call->error. */
-static int pieces_sort(struct call *call, struct fetch *f)
+static int pieces_sort(struct call *call, struct gather *f)
 {
-    struct fetch_piece *other;
+    struct gather_piece *other;
     uint32_t i = 1;
 
     while (i < f->c.n_copies && f->pieces[i - 1].index <= f->pieces[i].index)
@@ -133,7 +134,7 @@ static int pieces_sort(struct call *call, struct fetch *f)
 
 /* Makes a key of each block that the sorted pieces name; there is room for `most`. 0 or -code with
  * call->error. */
-static int pieces_group(struct call *call, struct fetch *f, uint32_t most)
+static int pieces_group(struct call *call, struct gather *f, uint32_t most)
 {
     f->c.w.n_keys = 0;
     for (uint32_t i = 0; i < f->c.n_copies; i++) {
@@ -171,9 +172,9 @@ const struct feature pool_feature = {.requests_bytes = sizeof(struct layer_reads
                                      .open_cb = pool_open};
 
 /* From the first to the last of the layers that its pieces name. As layers_get. */
-static int item_get(struct fetch *f, const struct walk_item *it)
+static int item_get(struct gather *f, const struct walk_item *it)
 {
-    const struct fetch_piece *p = &f->pieces[f->c.blocks[it->at]];
+    const struct gather_piece *p = &f->pieces[f->c.blocks[it->at]];
     struct walk *w = &f->c.w;
     uint32_t first = p->layer, last = first;
 
@@ -185,9 +186,9 @@ static int item_get(struct fetch *f, const struct walk_item *it)
                       read_priority(w), f->c.region->region->device->node, &w->spare->w);
 }
 
-static int fetch_begin(struct walk *w, const struct walk_item *it)
+static int gather_begin(struct walk *w, const struct walk_item *it)
 {
-    struct fetch *f = fetch_of(w);
+    struct gather *f = gather_of(w);
     struct copy_batch *b;
     int rc = walk_reserve(w);
 
@@ -205,15 +206,15 @@ static int fetch_begin(struct walk *w, const struct walk_item *it)
     return 0;
 }
 
-static int fetch_ready(struct walk *w, struct item_wait *iw, int status)
+static int gather_ready(struct walk *w, struct item_wait *iw, int status)
 {
-    struct fetch *f = fetch_of(w);
+    struct gather *f = gather_of(w);
     uint8_t tier = iw->w.shared ? METRIC_SHARED : METRIC_NVME;
 
     if (status != 0)
         return status;
-    w->modules->metrics->fetch_reads++;
-    w->modules->metrics->fetch_reads_partial += iw->w.layers != NULL;
+    w->modules->metrics->gather_reads++;
+    w->modules->metrics->gather_reads_partial += iw->w.layers != NULL;
     f->slowest = tier > f->slowest ? tier : f->slowest;
     return 1;
 }
@@ -227,18 +228,18 @@ static void item_put(struct walk *w, uint32_t at, struct cache_layers *layers)
         cache_unref(w->modules->cache, w->refs[at], w->part);
 }
 
-static void fetch_drop(struct walk *w, struct item_wait *iw)
+static void gather_drop(struct walk *w, struct item_wait *iw)
 {
     item_put(w, iw->it.at, iw->w.layers);
     cache_released(w->modules->cache);
 }
 
 /* The copies of its pieces, each of one layer. */
-static int fetch_add(struct copy_batch *b, const struct batch_item *item)
+static int gather_add(struct copy_batch *b, const struct batch_item *item)
 {
-    const struct fetch *f = LIST_ENTRY(b->c, const struct fetch, c);
+    const struct gather *f = LIST_ENTRY(b->c, const struct gather, c);
     const struct walk *w = &f->c.w;
-    const struct fetch_piece *p = &f->pieces[f->c.blocks[item->at]];
+    const struct gather_piece *p = &f->pieces[f->c.blocks[item->at]];
     uint32_t before = b->job.n_items;
     struct span span, layer;
     int rc = item->held.layers ? layers_span(item->held.layers, &span)
@@ -254,36 +255,36 @@ static int fetch_add(struct copy_batch *b, const struct batch_item *item)
     return rc;
 }
 
-static void fetch_put(struct copies *c, const struct copy_batch *b, const struct batch_item *i,
-                      bool ok)
+static void gather_put(struct copies *c, const struct copy_batch *b, const struct batch_item *i,
+                       bool ok)
 {
     uint64_t pieces = ok ? pieces_of(&c->w, i->at) : 0;
 
     item_put(&c->w, i->at, i->held.layers);
-    c->w.modules->metrics->fetch_items += pieces;
-    c->w.modules->metrics->fetch_bytes += pieces * b->form->layer_bytes;
+    c->w.modules->metrics->gather_items += pieces;
+    c->w.modules->metrics->gather_bytes += pieces * b->form->layer_bytes;
 }
 
 /* ---- the answer ---- */
 
-static void fetch_count(struct fetch *f)
+static void gather_count(struct gather *f)
 {
     struct walk *w = &f->c.w;
 
     w->ns->tenant->metrics->load_bytes += w->bytes;
     w->ns->traffic.load_bytes += w->bytes;
-    histogram_add(&w->modules->metrics->histograms.fetch[f->slowest], uv_hrtime() - w->r.begun_ns,
+    histogram_add(&w->modules->metrics->histograms.gather[f->slowest], uv_hrtime() - w->r.begun_ns,
                   1);
 }
 
-static void fetch_finish(struct walk *w)
+static void gather_finish(struct walk *w)
 {
-    struct fetch *f = fetch_of(w);
-    struct msg_fetch_r r = {.status = {f->status, f->c.n_copies}, .bytes = w->bytes};
+    struct gather *f = gather_of(w);
+    struct msg_gather_r r = {.status = {f->status, f->c.n_copies}, .bytes = w->bytes};
     uint32_t items_ok = 0;
 
     if (w->bytes > 0)
-        fetch_count(f);
+        gather_count(f);
     (void)copies_end(&f->c, NULL);
     for (uint32_t i = 0; i < w->n_keys; i++) {
         uint32_t first = f->c.blocks[i], n = pieces_of(w, i);
@@ -292,32 +293,32 @@ static void fetch_finish(struct walk *w)
             f->status[f->pieces[p].place] = w->status[i];
         items_ok += w->status[i] == UCM_BLOCK_OK ? n : 0;
         if (w->status[i] == UCM_BLOCK_MISS || w->status[i] == UCM_BLOCK_FAILED)
-            w->modules->metrics->fetch_items_missed += n;
+            w->modules->metrics->gather_items_missed += n;
     }
     if (w->r.trace)
         w->r.trace->ok = items_ok;
     walk_end(w, &r);
 }
 
-static const struct copy_kind fetch_kind = {.walk = {.weight = pieces_of,
-                                                     .begin = fetch_begin,
-                                                     .ready = fetch_ready,
-                                                     .again = copies_again,
-                                                     .drop = fetch_drop,
-                                                     .send = copies_send,
-                                                     .stop = copies_stop,
-                                                     .finish = fetch_finish},
-                                            .op = DEVICE_LOAD,
-                                            .job_items = JOB_ITEMS,
-                                            .add = fetch_add,
-                                            .put = fetch_put};
+static const struct copy_kind gather_kind = {.walk = {.weight = pieces_of,
+                                                      .begin = gather_begin,
+                                                      .ready = gather_ready,
+                                                      .again = copies_again,
+                                                      .drop = gather_drop,
+                                                      .send = copies_send,
+                                                      .stop = copies_stop,
+                                                      .finish = gather_finish},
+                                             .op = DEVICE_LOAD,
+                                             .job_items = JOB_ITEMS,
+                                             .add = gather_add,
+                                             .put = gather_put};
 
 /* ---- the request ---- */
 
-/* Whose blocks a fetch names. 0 or -code with call->error. */
-static int source_check(struct call *call, const struct msg_fetch *m,
+/* Whose blocks a gather names. 0 or -code with call->error. */
+static int source_check(struct call *call, const struct msg_gather *m,
                         const struct registered *region, struct sequence **ch,
-                        struct fetch_bounds *b)
+                        struct gather_bounds *b)
 {
     if (!region->region->pool)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -325,7 +326,7 @@ static int source_check(struct call *call, const struct msg_fetch *m,
                              (unsigned long long)m->region);
     if ((m->sequence == 0) == (m->keys.n == 0))
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "a fetch names its blocks by a sequence or by keys, one of the two");
+                             "a gather names its blocks by a sequence or by keys, one of the two");
     *ch = m->sequence ? call_sequence(call, m->sequence) : NULL;
     b->blocks = *ch ? (*ch)->n : m->sequence ? 0 : call_keys(call, region->ns, m->keys);
     if (!*ch && b->blocks == 0)
@@ -337,14 +338,14 @@ static int source_check(struct call *call, const struct msg_fetch *m,
             "namespace %u; they must be the same",
             (unsigned long long)m->sequence, (*ch)->part, (*ch)->space->base->id,
             (unsigned long long)m->region, region->region->part, region->ns->id);
-    b->of = *ch ? "this sequence has" : "this fetch has keys:";
+    b->of = *ch ? "this sequence has" : "this gather has keys:";
     b->layers = region->ns->identity.layers[region->region->part];
     b->slots = region->region->blocks;
     return 0;
 }
 
 /* Finds and holds the blocks of the keys that pieces name. 0 or -code with call->error. */
-static int keys_find(struct call *call, struct fetch *f, const uint8_t *keys)
+static int keys_find(struct call *call, struct gather *f, const uint8_t *keys)
 {
     uint32_t key_bytes = f->c.w.ns->identity.key_bytes;
     uint8_t *named = malloc((size_t)f->c.w.n_keys * key_bytes);
@@ -360,7 +361,7 @@ static int keys_find(struct call *call, struct fetch *f, const uint8_t *keys)
 }
 
 /* The same of a sequence's blocks. */
-static void sequence_find(struct fetch *f, struct sequence *ch)
+static void sequence_find(struct gather *f, struct sequence *ch)
 {
     struct walk *w = &f->c.w;
 
@@ -374,23 +375,23 @@ static void sequence_find(struct fetch *f, struct sequence *ch)
 
 /* Everything that is checked before anything moves; blocks are not looked for yet. NULL with
  * call->error. */
-static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
-                               struct registered *region, const struct fetch_bounds *b)
+static struct gather *gather_new(struct call *call, const struct msg_gather *m,
+                                 struct registered *region, const struct gather_bounds *b)
 {
     struct view view = m->sequence ? view_whole(region->ns) : region->view;
-    uint32_t n = m->items.n / UCM_FETCH_ITEM_BYTES, most = n < UCM_MAX_KEYS ? n : UCM_MAX_KEYS;
-    struct fetch *f;
+    uint32_t n = m->items.n / UCM_GATHER_ITEM_BYTES, most = n < UCM_MAX_KEYS ? n : UCM_MAX_KEYS;
+    struct gather *f;
 
-    if (m->items.n % UCM_FETCH_ITEM_BYTES != 0) {
+    if (m->items.n % UCM_GATHER_ITEM_BYTES != 0) {
         ucm_error_set(&call->error, UCM_WIRE_INVALID, "items: %u bytes; give %u for each item",
-                      m->items.n, UCM_FETCH_ITEM_BYTES);
+                      m->items.n, UCM_GATHER_ITEM_BYTES);
         return NULL;
     }
-    f = walk_new(call, &fetch_kind.walk, &view, most, m->deadline_ms,
+    f = walk_new(call, &gather_kind.walk, &view, most, m->deadline_ms,
                  sizeof(*f) + n * (sizeof(*f->pieces) + 1) + most * sizeof(*f->c.blocks));
     if (!f)
         return NULL;
-    f->pieces = (struct fetch_piece *)(f + 1);
+    f->pieces = (struct gather_piece *)(f + 1);
     f->c.blocks = (uint32_t *)(f->pieces + n);
     f->status = (uint8_t *)(f->c.blocks + most);
     f->c.n_copies = n;
@@ -399,7 +400,7 @@ static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
         request_refuse(&f->c.w.r, call);
         return NULL;
     }
-    f->c.kind = &fetch_kind;
+    f->c.kind = &gather_kind;
     f->c.w.part = region->region->part;
     f->c.w.priority = (uint8_t)m->priority;
     f->c.beside = DEVICE_BESIDE_AWAITED;
@@ -408,17 +409,17 @@ static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
     return f;
 }
 
-int method_fetch(struct call *call)
+int method_gather(struct call *call)
 {
-    const struct msg_fetch *m = &call->params.fetch;
+    const struct msg_gather *m = &call->params.gather;
     struct registered *region = call_region(call, m->region);
-    struct fetch_bounds bounds = {0};
+    struct gather_bounds bounds = {0};
     struct sequence *ch = NULL;
-    struct fetch *f;
+    struct gather *f;
 
     if (!region || source_check(call, m, region, &ch, &bounds) != 0)
         return -call->error.code;
-    f = fetch_new(call, m, region, &bounds);
+    f = gather_new(call, m, region, &bounds);
     if (!f)
         return -call->error.code;
     if (ch) {
@@ -429,7 +430,7 @@ int method_fetch(struct call *call)
     }
     f->c.region = region;
     list_push_back(&region->users, &f->c.link);
-    f->c.w.modules->metrics->fetches++;
+    f->c.w.modules->metrics->gathers++;
     walk_pump(&f->c.w);
     return 0;
 }

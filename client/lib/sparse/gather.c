@@ -1,41 +1,41 @@
-/* Fetches into a pool's slots, of blocks that keys or a sequence name. */
+/* Gathers into a pool's slots, of blocks that keys or a sequence name. */
 #include "client/lib/sparse/internal.h"
 
-_Static_assert(sizeof(struct ucm_fetch_item) == UCM_FETCH_ITEM_BYTES &&
-                   (int)UCM_FETCH_ITEMS_MAX == (int)UCM_MAX_FETCH_ITEMS,
-               "a fetch's items are sent as they lie in memory");
+_Static_assert(sizeof(struct ucm_gather_item) == UCM_GATHER_ITEM_BYTES &&
+                   (int)UCM_GATHER_ITEMS_MAX == (int)UCM_MAX_GATHER_ITEMS,
+               "a gather's items are sent as they lie in memory");
 
-static int fetch_check(const struct ucm_region *pool, const struct ucm_fetch_spec *f)
+static int gather_check(const struct ucm_region *pool, const struct ucm_gather_spec *f)
 {
-    if (!f->items || f->n_items == 0 || f->n_items > UCM_FETCH_ITEMS_MAX)
-        return client_fail(UCM_EINVALID, "a fetch has 1 to %d items, not %u%s", UCM_FETCH_ITEMS_MAX,
-                           f->n_items, f->items ? "" : " at NULL");
+    if (!f->items || f->n_items == 0 || f->n_items > UCM_GATHER_ITEMS_MAX)
+        return client_fail(UCM_EINVALID, "a gather has 1 to %d items, not %u%s",
+                           UCM_GATHER_ITEMS_MAX, f->n_items, f->items ? "" : " at NULL");
     if (f->sequence && (f->keys || f->n_keys != 0))
         return client_fail(UCM_EINVALID,
-                           "a fetch names its blocks by a sequence or by keys, not both");
+                           "a gather names its blocks by a sequence or by keys, not both");
     if (f->sequence && f->sequence->client != pool->handle.client)
         return client_fail(UCM_EINVALID, "the sequence is another client's than the pool");
     return 0;
 }
 
 /* The answer has a byte an item. */
-int ucm_fetch(struct ucm_region *pool, const struct ucm_fetch_spec *f, int timeout_ms,
-              struct ucm_task **out)
+int ucm_gather(struct ucm_region *pool, const struct ucm_gather_spec *f, int timeout_ms,
+               struct ucm_task **out)
 {
-    struct msg_fetch m = {0};
-    struct client_request q = {UCM_METHOD_FETCH, &m, .handle_id = &m.region};
+    struct msg_gather m = {0};
+    struct client_request q = {UCM_METHOD_GATHER, &m, .handle_id = &m.region};
     struct ucm_client *c;
     int64_t deadline_ns;
     int r;
 
     if (!pool || !f || !out)
-        return client_fail(UCM_EINVALID, "pool, fetch or out is NULL");
+        return client_fail(UCM_EINVALID, "pool, gather or out is NULL");
     c = pool->handle.client;
     q.handle = &pool->handle;
     r = client_enter(c);
     if (r)
         return r;
-    r = fetch_check(pool, f);
+    r = gather_check(pool, f);
     if (r == 0 && !f->sequence)
         r = client_keys_check(c, client_namespace_of(pool), f->keys, f->n_keys, &m.keys);
     if (r)

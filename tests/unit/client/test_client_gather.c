@@ -1,21 +1,21 @@
-/* ucm_fetch: what is sent, what is refused here, and restarts of the daemon. */
+/* ucm_gather: what is sent, what is refused here, and restarts of the daemon. */
 #include "tests/unit/client/sparse_rig.h"
 
 #include <string.h>
 
-/* Of the last fetch, under the fake's lock. */
+/* Of the last gather, under the fake's lock. */
 static struct {
-    struct msg_fetch m;
-    struct ucm_fetch_item items[4];
+    struct msg_gather m;
+    struct ucm_gather_item items[4];
     bool short_of_one, pool; /* pool: of the last registration */
 } seen;
 
-static void fetch_reply(struct fake *f, int conn, uint32_t msgid, uint32_t n)
+static void gather_reply(struct fake *f, int conn, uint32_t msgid, uint32_t n)
 {
-    static const uint8_t status[UCM_FETCH_ITEMS_MAX] = {UCM_BLOCK_OK, UCM_BLOCK_MISS};
-    struct msg_fetch_r r = {.status = {status, n}, .bytes = 4096};
+    static const uint8_t status[UCM_GATHER_ITEMS_MAX] = {UCM_BLOCK_OK, UCM_BLOCK_MISS};
+    struct msg_gather_r r = {.status = {status, n}, .bytes = 4096};
 
-    fake_reply(f, conn, msgid, &proto_fetch_r, &r);
+    fake_reply(f, conn, msgid, &proto_gather_r, &r);
 }
 
 static void note_pool(struct fake *f, struct proto_envelope *env)
@@ -29,24 +29,24 @@ static void note_pool(struct fake *f, struct proto_envelope *env)
     pthread_mutex_unlock(&f->lock);
 }
 
-static bool fetch_hook(struct fake *f, int conn, int method, struct proto_envelope *env)
+static bool gather_hook(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
-    struct msg_fetch m;
+    struct msg_gather m;
     struct ucm_error e;
     bool known;
 
     if (method == UCM_METHOD_REGION_REGISTER)
         note_pool(f, env);
-    if (method != UCM_METHOD_FETCH)
+    if (method != UCM_METHOD_GATHER)
         return sparse_hook(f, conn, method, env);
-    cr_assert_eq(proto_decode(&proto_fetch, env, &m, &e), 0, "%s", e.text);
+    cr_assert_eq(proto_decode(&proto_gather, env, &m, &e), 0, "%s", e.text);
     pthread_mutex_lock(&f->lock);
     seen.m = m;
     memcpy(seen.items, m.items.p, m.items.n < sizeof seen.items ? m.items.n : sizeof seen.items);
     known = m.sequence == 0 || sparse_sequence((uint32_t)m.sequence, conn) >= 0;
     pthread_mutex_unlock(&f->lock);
     if (known)
-        fetch_reply(f, conn, env->msgid, m.items.n / UCM_FETCH_ITEM_BYTES - seen.short_of_one);
+        gather_reply(f, conn, env->msgid, m.items.n / UCM_GATHER_ITEM_BYTES - seen.short_of_one);
     else
         sparse_unknown(f, conn, env->msgid);
     return true;
@@ -56,17 +56,17 @@ static void setup(void)
 {
     memset(&seen, 0, sizeof seen);
     sparse_up();
-    rig.fake.hook = fetch_hook;
+    rig.fake.hook = gather_hook;
 }
 
-TestSuite(client_fetch, .init = setup, .fini = sparse_down, .timeout = 60);
+TestSuite(client_gather, .init = setup, .fini = sparse_down, .timeout = 60);
 
-static const struct ucm_fetch_item items[3] = {{7, 1, 5}, {0, 0, 2}, {7, 0, 0}};
+static const struct ucm_gather_item items[3] = {{7, 1, 5}, {0, 0, 2}, {7, 0, 0}};
 
-static int fetch(const struct ucm_fetch_spec *spec, struct ucm_result *result)
+static int gather(const struct ucm_gather_spec *spec, struct ucm_result *result)
 {
     struct ucm_task *task;
-    int r = ucm_fetch(rig.region, spec, -1, &task);
+    int r = ucm_gather(rig.region, spec, -1, &task);
 
     if (r == 0) {
         r = ucm_task_wait(task, -1, result);
@@ -75,18 +75,18 @@ static int fetch(const struct ucm_fetch_spec *spec, struct ucm_result *result)
     return r;
 }
 
-Test(client_fetch, what_is_sent_and_what_comes)
+Test(client_gather, what_is_sent_and_what_comes)
 {
-    struct ucm_fetch_spec spec = {.keys = rig.keys,
-                                  .n_keys = RIG_KEYS,
-                                  .items = items,
-                                  .n_items = 3,
-                                  .priority = 7,
-                                  .deadline_ms = 250};
+    struct ucm_gather_spec spec = {.keys = rig.keys,
+                                   .n_keys = RIG_KEYS,
+                                   .items = items,
+                                   .n_items = 3,
+                                   .priority = 7,
+                                   .deadline_ms = 250};
     struct ucm_task *task;
     struct ucm_result result;
 
-    cr_assert_eq(ucm_fetch(rig.region, &spec, -1, &task), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_gather(rig.region, &spec, -1, &task), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_task_wait(task, -1, &result), 0, "%s", ucm_errmsg());
     cr_expect_eq(result.bytes, 4096);
     cr_expect_eq(result.n_keys, 3);
@@ -101,7 +101,7 @@ Test(client_fetch, what_is_sent_and_what_comes)
     cr_expect_arr_eq(seen.items, items, sizeof items);
 }
 
-Test(client_fetch, a_pool_is_registered_as_one)
+Test(client_gather, a_pool_is_registered_as_one)
 {
     struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD, .bytes = 65536, .fd = rig.fd};
     struct ucm_plane plane = {.stride = 4096, .block_bytes = 4096};
@@ -125,75 +125,76 @@ Test(client_fetch, a_pool_is_registered_as_one)
     cr_expect_eq(ucm_region_unregister(pool, -1), 0, "%s", ucm_errmsg());
 }
 
-Test(client_fetch, by_a_sequence_that_is_opened_again)
+Test(client_gather, by_a_sequence_that_is_opened_again)
 {
     struct ucm_sequence *sequence = sequence_of(8);
-    struct ucm_fetch_spec spec = {.sequence = sequence, .items = items, .n_items = 3};
+    struct ucm_gather_spec spec = {.sequence = sequence, .items = items, .n_items = 3};
     struct ucm_result result;
 
-    cr_expect_eq(fetch(&spec, &result), 0, "%s", ucm_errmsg());
+    cr_expect_eq(gather(&spec, &result), 0, "%s", ucm_errmsg());
     pthread_mutex_lock(&rig.fake.lock);
     memset(sparse.sequences, 0, sizeof sparse.sequences);
     pthread_mutex_unlock(&rig.fake.lock);
-    cr_expect_eq(fetch(&spec, &result), -UCM_ENOTFOUND, "a task can't be sent again");
-    cr_expect_eq(fetch(&spec, &result), 0, "%s", ucm_errmsg());
+    cr_expect_eq(gather(&spec, &result), -UCM_ENOTFOUND, "a task can't be sent again");
+    cr_expect_eq(gather(&spec, &result), 0, "%s", ucm_errmsg());
     fake_down(&rig.fake);
     fake_up(&rig.fake);
-    cr_expect_eq(fetch(&spec, &result), 0, "region and sequence are there again: %s", ucm_errmsg());
+    cr_expect_eq(gather(&spec, &result), 0, "region and sequence are there again: %s",
+                 ucm_errmsg());
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_SEQUENCE_OPEN), 3);
     cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 1);
     cr_expect_eq(seen.m.region, FAKE_GET(&rig.fake, regions[0].id));
     ucm_sequence_close(sequence);
 }
 
-Test(client_fetch, by_keys_over_a_restart)
+Test(client_gather, by_keys_over_a_restart)
 {
-    struct ucm_fetch_spec spec = {
+    struct ucm_gather_spec spec = {
         .keys = rig.keys, .n_keys = RIG_KEYS, .items = items, .n_items = 3};
     struct ucm_result result;
 
     fake_down(&rig.fake);
     fake_up(&rig.fake);
-    cr_expect_eq(fetch(&spec, &result), 0, "%s", ucm_errmsg());
+    cr_expect_eq(gather(&spec, &result), 0, "%s", ucm_errmsg());
     cr_expect_eq(ucm_connection_epoch(rig.client), 2);
 }
 
-Test(client_fetch, wrong_arguments_and_answers)
+Test(client_gather, wrong_arguments_and_answers)
 {
     struct ucm_client *other = rig_connect(&rig.fake);
-    struct ucm_fetch_spec good = {
+    struct ucm_gather_spec good = {
         .keys = rig.keys, .n_keys = RIG_KEYS, .items = items, .n_items = 3};
-    struct ucm_fetch_spec none = {.keys = rig.keys, .n_keys = RIG_KEYS, .items = items},
-                          null = {.keys = rig.keys, .n_keys = RIG_KEYS, .n_items = 3}, many = good,
-                          keyless = good, both = good;
+    struct ucm_gather_spec none = {.keys = rig.keys, .n_keys = RIG_KEYS, .items = items},
+                           null = {.keys = rig.keys, .n_keys = RIG_KEYS, .n_items = 3}, many = good,
+                           keyless = good, both = good;
     struct ucm_result result;
     struct ucm_task *task;
 
-    many.n_items = UCM_FETCH_ITEMS_MAX + 1;
+    many.n_items = UCM_GATHER_ITEMS_MAX + 1;
     keyless.n_keys = 0;
     both.sequence = sequence_of(1);
-    cr_expect_eq(ucm_fetch(NULL, &good, -1, &task), -UCM_EINVALID);
-    cr_expect_eq(ucm_fetch(rig.region, NULL, -1, &task), -UCM_EINVALID);
-    cr_expect_eq(ucm_fetch(rig.region, &good, -1, NULL), -UCM_EINVALID);
-    cr_expect_eq(fetch(&none, &result), -UCM_EINVALID);
-    cr_expect_eq(fetch(&null, &result), -UCM_EINVALID);
-    cr_expect_eq(fetch(&many, &result), -UCM_EINVALID);
-    cr_expect_eq(fetch(&keyless, &result), -UCM_EINVALID);
-    cr_expect_eq(fetch(&both, &result), -UCM_EINVALID);
-    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_FETCH), 0);
+    cr_expect_eq(ucm_gather(NULL, &good, -1, &task), -UCM_EINVALID);
+    cr_expect_eq(ucm_gather(rig.region, NULL, -1, &task), -UCM_EINVALID);
+    cr_expect_eq(ucm_gather(rig.region, &good, -1, NULL), -UCM_EINVALID);
+    cr_expect_eq(gather(&none, &result), -UCM_EINVALID);
+    cr_expect_eq(gather(&null, &result), -UCM_EINVALID);
+    cr_expect_eq(gather(&many, &result), -UCM_EINVALID);
+    cr_expect_eq(gather(&keyless, &result), -UCM_EINVALID);
+    cr_expect_eq(gather(&both, &result), -UCM_EINVALID);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_GATHER), 0);
     seen.short_of_one = true;
-    cr_expect_eq(fetch(&good, &result), -UCM_EPROTOCOL);
+    cr_expect_eq(gather(&good, &result), -UCM_EPROTOCOL);
     ucm_close(other);
 }
 
-Test(client_fetch, as_many_items_as_one_request_takes)
+Test(client_gather, as_many_items_as_one_request_takes)
 {
-    struct ucm_fetch_item *all = calloc(UCM_FETCH_ITEMS_MAX, sizeof *all);
-    struct ucm_fetch_spec spec = {
-        .keys = rig.keys, .n_keys = RIG_KEYS, .items = all, .n_items = UCM_FETCH_ITEMS_MAX};
+    struct ucm_gather_item *all = calloc(UCM_GATHER_ITEMS_MAX, sizeof *all);
+    struct ucm_gather_spec spec = {
+        .keys = rig.keys, .n_keys = RIG_KEYS, .items = all, .n_items = UCM_GATHER_ITEMS_MAX};
     struct ucm_result result;
 
-    cr_assert_eq(fetch(&spec, &result), 0, "%s", ucm_errmsg());
-    cr_expect_eq(result.n_ok, UCM_FETCH_ITEMS_MAX - 1);
+    cr_assert_eq(gather(&spec, &result), 0, "%s", ucm_errmsg());
+    cr_expect_eq(result.n_ok, UCM_GATHER_ITEMS_MAX - 1);
     free(all);
 }
