@@ -14,7 +14,7 @@ GROUPS = (
     ("Lookups", "The hit rate is `lookup_hits` by `lookup_keys`, as rates over time. A hit on NVMe is one that is neither in DRAM nor shared.",
      r"lookup(?!_hits_plain).*"),
     ("Loads and prefetches", "", r"load_.*|prefetch_.*|single_flight|span_refused|regions"),
-    ("Gathers", "", r"gather(es|_.*)"),
+    ("Gathers", "", r"gather(s|_.*)"),
     ("Dumps", "", r"dumps?_.*"),
     ("Encodings", "Raw bytes by encoded bytes are the compression ratio. All other metrics count encoded bytes.",
      r"lookup_hits_plain|encode_.*|decode_.*|encode_unfit|unfit_.*"),
