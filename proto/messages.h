@@ -50,6 +50,8 @@
 
 /* ---- parts of messages ---- */
 
+/* a day */
+
 /* In handles:
  * kind: enum ucm_handle_kind.
  * bytes: how far planes may reach, from the start; kind 1: at least 16.
@@ -74,12 +76,12 @@ enum ucm_handle_kind {
     UCM_HANDLE_CUDA_FD = 2,
 };
 
-/* In planes: the bytes of block b are `fragment` bytes at handle + `offset` + b * `stride`.
+/* In planes: block b is the `block_bytes` bytes at handle + `offset` + b * `stride`.
  * handle: index in `handles`, from 0.
  * offset: from the handle's start to block 0.
- * stride: from a block to the next; at least `fragment`.
+ * stride: from a block to the next; at least `block_bytes`.
  * block_bytes: bytes of this plane in one block.
- * layer: layer, from 0. */
+ * layer: from 0. */
 #define UCM_MSG_PLANE(F, m)                                                                        \
     F(m, u64, handle, OPT, 0, UCM_MAX_HANDLES - 1)                                                 \
     F(m, u64, offset, OPT, 0, UINT64_MAX / 2)                                                      \
@@ -89,8 +91,8 @@ enum ucm_handle_kind {
 
 /* ---- requests and their results ---- */
 
-/* Method hello. Agrees on the protocol's version, the highest that both sides speak, and answers
- * this connection's limits. It is the first request of a connection, and may be repeated.
+/* Method hello. Agrees on the highest version that both sides speak, and answers this connection's
+ * limits. It is the first request of a connection, and may be repeated.
  * Errors: UNSUPPORTED: no common version; the sentence names the daemon's.
  * version_min: lowest version that the client speaks.
  * version_max: highest version; not below `version_min`.
@@ -126,9 +128,8 @@ enum ucm_handle_kind {
     F(m, u64, max_lease_ms, REQ, 1, UCM_U32)                                                       \
     F(m, u64, max_deadline_ms, REQ, 1, UCM_U32)
 
-/* Method namespace.open. Opens a namespace for this connection and answers its number, the same
- * when it is opened again. At the tenant's or the daemon's limit, it replaces the least recently
- * used namespace that is not open and holds no blocks.
+/* Method namespace.open. Opens a namespace for this connection and answers its number. At a limit,
+ * it replaces the least recently used namespace that is not open and holds no blocks.
  * Errors: INVALID: a part is too large for the arena; DENIED: another tenant's; BUSY: the
  *   connection, the tenant or the daemon has too many.
  * tenant: absent: the caller's own.
@@ -142,8 +143,8 @@ enum ucm_handle_kind {
  * layers: layers of each part, 1 to 1024: one number for all parts, or `parts` numbers.
  * layer_bytes: KV bytes of one layer of one part of one block.
  * salt: whatever else must separate namespaces.
- * durability: of this connection's dumps that name none: 0: DRAM, 1: NVMe. Not part of the
- *   identity; opening again sets it again. */
+ * durability: of this connection's dumps that name none: 0: DRAM, 1: NVMe. Opening again sets it
+ *   again. */
 #define UCM_MSG_NS_OPEN(F, m)                                                                      \
     F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                  \
     F(m, str, model, REQ, 1, UCM_MAX_NAME_BYTES)                                                   \
@@ -165,7 +166,7 @@ enum ucm_handle_kind {
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
 
 /* Method region.register. Registers memory that blocks are loaded into and dumped from: one part of
- * each block. It answers when the daemon has mapped the memory.
+ * each block.
  *
  * Planes are sorted by layer. The fragments of a layer's planes, in list order, are its bytes and
  * add up to `layer_bytes`. Every block ends inside its handle, and no two fragments share a byte. A
@@ -220,9 +221,8 @@ enum ucm_handle_kind {
     F(m, f64, rope_slow, OPT, 0, 1000000)                                                          \
     F(m, flag, rope_whole, OPT, 0, 0)
 
-/* Method region.unregister. Ends a region, after its loads, dumps and gathers are cancelled and
- * answered. Free the memory only after the answer: then the daemon has closed its mapping. A second
- * request for the region is answered at the same time.
+/* Method region.unregister. Ends a region; its loads, dumps and gathers are cancelled first. Free
+ * the memory only after the answer: then the daemon has closed its mapping.
  * Errors: NOT_FOUND: this connection has nothing of that number mapped.
  * region: its number, from `region.register`. */
 #define UCM_MSG_REGION(F, m) F(m, u64, region, REQ, 1, UCM_U32)
@@ -237,9 +237,9 @@ enum ucm_handle_kind {
  * 3. Send the registration.
  * 4. After its answer restore the bytes, in reverse order where two handles name the same ones.
  *
- * The daemon compares the bytes before anybody can load or dump. If they differ, or there is no
- * nonce, the registration is DENIED. A nonce serves the connection's next such registration, within
- * 10 s. Let a handle begin at a block that is not in use, so that no copy sees the nonce.
+ * The daemon compares the bytes before anybody can load or dump. A nonce serves the connection's
+ * next such registration, within 10 s. Let a handle begin at a block that is not in use, so that no
+ * copy sees the nonce.
  * nonce: random bytes. */
 #define UCM_MSG_CHALLENGE_R(F, m) F(m, bin, nonce, REQ, UCM_NONCE_BYTES, UCM_NONCE_BYTES)
 
@@ -272,17 +272,15 @@ enum ucm_handle_kind {
 /* Method lookup. Says which blocks are complete. Without `each` it counts hits from the first key
  * to the first miss: the cached prefix.
  *
- * With a shared tier the daemon asks it for keys that this host lacks, and answers when it has, or
- * after `wait_ms`; what is unknown by then is a miss. For a prefix it samples keys, and takes those
- * between two found ones as found; of the last 64 keys, and with `each` of all, it asks for every
- * part. It answers at once if nothing is missing, if earlier answers suffice, or at `max_requests`.
- * A cancelled lookup answers with what this host has.
+ * With a shared tier the daemon asks it for keys that this host lacks, for `wait_ms` at most; what
+ * is unknown by then is a miss. For a prefix it samples keys, and takes those between two found
+ * ones as found. It answers at once if nothing is missing, if earlier answers suffice, or at
+ * `max_requests`. A cancelled lookup answers with what this host has.
  *
- * With `nowait` 1 the answer is immediate, and `pending` says that the shared tier is being asked.
- * Repeat the same keys in the same order until `pending` is absent. An answer with `pending` takes
- * no lease, counts in no hit rate, and makes no block stay. The daemon keeps the shared tier's
- * answer for a second. Beyond 64 such searches of a connection, it answers as without a shared
- * tier.
+ * With `nowait` 1 it answers at once, with `pending` while the shared tier is being asked. Repeat
+ * the same keys in the same order until `pending` is absent; the daemon keeps the shared tier's
+ * answer for a second. An answer with `pending` takes no lease, counts in no hit rate, and keeps no
+ * block. Beyond 64 such searches of a connection, it answers as without a shared tier.
  *
  * A lease does not keep other hosts from removing a block that only the shared tier has.
  * Errors: BUSY: the connection has `max_leases`; nothing is leased.
@@ -332,8 +330,8 @@ enum ucm_handle_kind {
  * deadline_ms: timeout, from when the daemon reads the request; 0: the daemon's default (30 s).
  * step: send `progress` after every so many layers; 0: never.
  * request: the engine's id of its request, for `trace`.
- * computes: the worker's GPU computes meanwhile, so its copies leave gaps; until a load or dump of
- *   the region says otherwise, or 0.3 s. */
+ * computes: the worker's GPU computes meanwhile: its copies leave gaps, for 0.3 s or until the
+ *   region's next load or dump. */
 #define UCM_LOADED_FIELDS(F, m)                                                                    \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -350,10 +348,9 @@ enum ucm_handle_kind {
  * has its status. Until then neither read nor write these blocks. Afterwards only blocks with
  * status 0 hold the requested bytes.
  *
- * With `step` the daemon copies that many layers of all blocks at a time and sends `progress`, so
- * that the worker computes on the first layers while others arrive. A block on NVMe is read whole,
- * so the first `progress` comes when all blocks are in DRAM. Blocks that exceed half of the
- * daemon's DRAM are loaded in portions, and the first `progress` comes late.
+ * With `step` the daemon copies that many layers of all blocks at a time and sends `progress`. The
+ * first comes when all blocks are in DRAM: a block on NVMe is read whole. Blocks that exceed half
+ * of the daemon's DRAM are loaded in portions, and it comes late.
  * lease: ends when this load ends; 0: none.
  * turns: runs of keys whose K is re-rotated, five numbers each (docs/protocol.md, "Position
  *   shifts"); none: K stays. */
@@ -370,9 +367,8 @@ enum ucm_handle_kind {
     UCM_LOADED_FIELDS(F, m)                                                                        \
     F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)
 
-/* Notification progress of load. So many layers of a `load` or `load_prefix` have arrived. One may
- * report several steps; the answer alone reports the last. After the first, a status changes only
- * if the device fails, or by a cancel or timeout, which the answer reports.
+/* Notification progress of load. So many layers have arrived. One may report several steps; the
+ * answer alone reports the last.
  * msgid: of the request.
  * layers: layers, counted from its `layer`, that are loaded in every block with status 0.
  * status: one byte a key, as known now; absent: unchanged since the last one, at first all 0. */
@@ -383,19 +379,17 @@ enum ucm_handle_kind {
 #define UCM_PROGRESS "progress"
 
 /* Method dump. Copies blocks out of a region and stores them, and answers when every key has its
- * status. Until then do not write to these blocks. A block that is answered OK is in DRAM, and
- * reaches NVMe later. With durability 1, OK and EXISTS mean that the part is on stable storage;
- * otherwise its status is 8. The dump that brings the last layer answers for the whole part.
+ * status. Until then do not write to these blocks. OK means in DRAM; with durability 1, OK and
+ * EXISTS mean on stable storage, else the status is 8. The dump that brings a part's last layer
+ * answers for the whole part.
  *
- * The bytes must be final: either the worker's writes are done, or `event` names a CUDA event
- * recorded after the last write, for which the daemon waits. If the daemon can't open it, or the
- * worker has another user, PID namespace or `/dev/shm`, the status is 7: wait for the event, then
- * dump without it. Record the event before you send the request: CUDA reports an unrecorded one as
- * signalled.
+ * The worker's writes are done, or `event` names a CUDA event recorded after the last one, for
+ * which the daemon waits. If it can't open the event, or the worker has another user, PID namespace
+ * or `/dev/shm`, the status is 7: wait for the event, then dump without it. CUDA reports an event
+ * that was never recorded as signalled.
  *
- * Layer-wise: dump each layer once, in any order, on one connection, each request with its own
- * event. The last layer publishes the part. A dump of all layers begins the part again if none of
- * it is being copied.
+ * Layer-wise: dump each layer once, in any order, on one connection. The last one publishes the
+ * part. A dump of all layers begins the part again if none of it is being copied.
  * region: from `region.register`.
  * keys: `key_bytes` each, concatenated.
  * blocks: u32, little-endian, for each key: below the region's `blocks`.
@@ -451,10 +445,9 @@ enum ucm_durability {
     F(m, bin, status, REQ, 1, UCM_MAX_KEYS)                                                        \
     F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
-/* Method cancel. Stops a `load`, `load_prefix`, `gather`, `dump`, `prefetch`, `summary.build`,
- * `sequence.append`, `sequence.prefetch`, `select` or waiting `lookup` of this connection. That
- * request still answers, with status 6 for what was not moved; a `select` answers CANCELLED. Copies
- * that a device has begun finish.
+/* Method cancel. Stops a waiting `lookup` of this connection, or a request that moves, builds or
+ * selects blocks. It still answers, with status 6 for what was not moved; a `select` answers
+ * CANCELLED. Copies that a device has begun finish.
  * msgid: of the request to stop. */
 #define UCM_MSG_CANCEL(F, m) F(m, u64, msgid, REQ, 0, UCM_U32)
 

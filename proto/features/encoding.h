@@ -8,9 +8,8 @@
  * (docs/protocol.md, "Encoded namespaces"). Dumps that name no durability are as durable as the
  * base was opened when this was first called. Errors of `namespace.open` apply.
  * Errors: UNSUPPORTED: the daemon lacks the encoding or this version: go on with the base; INVALID:
- *   the encoding does not take these sizes or this dtype, the tensors are not the base's
- *   `layer_bytes`, the base is encoded or holds summaries, or an encoded part is too large for the
- *   arena.
+ *   sizes or dtype do not fit the encoding or the base, the base is encoded or holds summaries, or
+ *   an encoded part is too large for the arena.
  * ns: the base, from `namespace.open`.
  * encoding: `fp8`, `int8`, `q4` or `lossless`.
  * version: of the encoding's definition; 0: the daemon's.

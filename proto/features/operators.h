@@ -15,13 +15,11 @@
 
 /* Method namespace.purge. Drops blocks from every tier, pinned ones too; from the shared tier for
  * all hosts. Blocks in use count as busy: no later request gets them, and they go with their last
- * reference. Without `keys` it answers when the purge is on stable storage, so no block comes back
- * after a restart; blocks purged by key may. Block summaries lie in namespaces of their own: purge
- * these too.
+ * reference. Without `keys` none comes back after a restart; blocks purged by key may. Block
+ * summaries lie in namespaces of their own: purge these too.
  * Callers: the namespace's tenant.
- * Errors: IO: blocks are gone, but storage failed to record it, or a root is down or lists no
- *   files: some may come back; CANCELLED, DEADLINE, SHUTDOWN: it was stopped, and may have dropped
- *   some. */
+ * Errors: IO: storage failed to record it, or a root is down or lists no files: blocks may come
+ *   back; CANCELLED, DEADLINE, SHUTDOWN: it was stopped, and may have dropped some. */
 
 /* ns: from `namespace.open` or `namespace.list`.
  * keys: `key_bytes` each, concatenated; absent: every block of the namespace. */
@@ -29,11 +27,11 @@
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, OPT, 0, UCM_KEYS_BYTES)
 
-/* Method evict. Drops blocks from one tier or from all. On the shared tier it drops them for all
- * hosts, also blocks that this host does not know, and answers when their files are gone from every
- * writable root. Pinned blocks and blocks in use stay and count as busy; with `tier` 0 no later
- * request finds one in use, and it goes with its last reference. A part that is being dumped is
- * left alone, unless its block has a published part.
+/* Method evict. Drops blocks from one tier or from all; from the shared tier for all hosts, also
+ * blocks that this host does not know, and until their files are gone from every writable root.
+ * Pinned blocks and blocks in use count as busy; with `tier` 0 no later request finds one in use,
+ * and it goes with its last reference. A part that is being dumped stays, unless its block has a
+ * published part.
  * Callers: the namespace's tenant.
  * Errors: IO: blocks are gone from this host, but some files may be left; CANCELLED, DEADLINE,
  *   SHUTDOWN: it was stopped, and may have dropped some.
@@ -53,8 +51,7 @@
     F(m, u64, busy, OPT, 0, UINT64_MAX)                                                            \
     F(m, u64, missing, OPT, 0, UINT64_MAX)
 
-/* Method ls. Answers a page of a namespace's blocks, complete or not, in no order; at most 1,024.
- * Repeat with `cursor` = `next` until that is 0; earlier pages may be short or empty. Blocks that
+/* Method ls. Answers a page of a namespace's blocks, complete or not; at most 1,024. Blocks that
  * come or go meanwhile may be missed; none is listed twice.
  * Callers: the namespace's tenant. */
 
@@ -107,7 +104,7 @@
     F(m, bin, key, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES)
 
 /* Method verify. Reads the parts of a page of blocks from NVMe, at most 8,192, and drops copies
- * that disagree with their checksum. Repeat with `cursor` = `next` until that is 0.
+ * that disagree with their checksum.
  * Callers: the namespace's tenant. */
 
 /* checked: parts that were read and agreed.
@@ -136,11 +133,10 @@
     F(m, u64, roots, REQ, 0, UCM_MAX_ROOTS)                                                        \
     F(m, u64, busy, OPT, 0, UCM_MAX_ROOTS)
 
-/* Method bypass. Takes the cache out of the way in an incident. With loads bypassed, `lookup` and
- * `sequence.append` find nothing, and `load`, `load_prefix`, `gather`, `prefetch` and
- * `sequence.prefetch` are misses. With stores bypassed, `dump` answers status 3; parts that it has
- * begun are finished. Requests under way go on, and cached blocks stay. It holds for every
- * connection until it is turned off or the daemon ends. Without `load` and `store` it only lists.
+/* Method bypass. Takes the cache out of the way in an incident. With loads bypassed, lookups, loads,
+ * gathers and prefetches are misses. With stores bypassed, `dump` answers status 3; parts that it
+ * has begun are finished. Cached blocks stay. It holds for every connection until it is turned off
+ * or the daemon ends. Without `load` and `store` it only lists.
  * Callers: operators.
  * Errors: BUSY: there are 64; NOT_FOUND: nobody is or could be this tenant. */
 
@@ -276,7 +272,7 @@ enum ucm_bypass {
 };
 
 /* Method namespace.list. Answers a page of namespaces: those of the caller's tenant, or all for
- * operators. Repeat with `cursor` = `next` until that is 0; earlier pages may be short. */
+ * operators. */
 
 /* Result of namespace.list.
  * namespaces, array of map: the page's namespaces.
@@ -300,7 +296,7 @@ enum ucm_bypass {
  * base_fingerprint, bin: its base's; empty: not encoded. */
 
 /* Method tenant.list. Answers a page of tenants: the caller's own, or for operators all that have a
- * namespace or settings. Repeat with `cursor` = `next` until that is 0. */
+ * namespace or settings. */
 
 /* Result of tenant.list.
  * tenants, array of map: the page's tenants.
@@ -328,16 +324,14 @@ enum ucm_bypass {
     F(m, u64, limit, OPT, 0, 4096)
 
 /* Method trace. Records what requests of all connections wait for. A connection begins a trace,
- * reads its records, and ends it; records written until then can still be read. A trace ends by
- * itself after `limit_ms`, and with its connection. A request's record is written when it is
- * answered, into a ring of `bytes`, and read once; one that does not fit is lost. Times are
+ * reads its records, each once, and ends it. A trace ends by itself after `limit_ms`, and with its
+ * connection. Records wait in a ring of `bytes`; one that does not fit is lost. Times are
  * microseconds since the trace began.
  *
- * Spans: `queue` is the wait after other frames of the iteration. `lookup` is in the index, `shared
- * lookup` at the roots. `read turn` is a transfer of more than 16 parts, while small ones read.
- * `slot wait` is for DRAM or the device's queue. `NVMe read` and `shared read` include the
- * checksum. `copy` includes the device's queue and a dump's event. `durable`, `back-pressure` (of
- * write-back) and `answer` are the others.
+ * Spans are waits: `queue` for the event loop, `lookup` for the index, `shared lookup` for the
+ * roots, `slot wait` for DRAM or the device's queue, `read turn` for smaller reads. `NVMe read` and
+ * `shared read` include the checksum, `copy` a dump's event. `durable` ends on stable storage,
+ * `back-pressure` with write-back, `answer` at the socket.
  * Callers: operators.
  * Errors: BUSY: another connection traces; NOT_FOUND: this connection began none. */
 
@@ -405,15 +399,13 @@ enum ucm_trace_op {
  * shares, array of map: roots of the shared tier.
  * devices, array of map: GPUs and the CPU.
  * nodes, array of map: NUMA nodes, where DRAM is spread over them.
- * tenants, array of map: counters by tenant: operators get all, at most 64 and `other`; others
- *   their own.
+ * tenants, array of map: counters of the caller's tenant; for operators, of 64 tenants and `other`.
  * histograms, array of map: durations.
- * reuse, map: hits at other sizes: `references`, keys looked up; `sampled`, of these;
- *   `factor_permille`, sizes, 1000: today's; `curves`: `tiers` (`dram`, `dram_nvme`), `bytes`
- *   today, `hit_permille` at each size.
+ * reuse, map: hits at other sizes: keys looked up (`references`) and `sampled`; sizes
+ *   (`factor_permille`, 1000: today's); `curves`: `tiers` (`dram`, `dram_nvme`), `bytes` today,
+ *   `hit_permille` at each size.
  * policy, str: how blocks are chosen for eviction.
- * bypassed, array of map: what is bypassed for the caller's tenant; for operators, all. As in
- *   `bypass`.
+ * bypassed, array of map: for the caller's tenant; for operators, all. As in `bypass`.
  * In tiers:
  * name, str: `nvme`.
  * engine, str: how it does I/O: `io_uring` or `threads`.

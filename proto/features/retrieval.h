@@ -111,7 +111,7 @@
  * of one uid in three quarters of that, operators excepted.
  * Errors: BUSY: the sequence has an append under way, or the connection's leases and sequences
  *   cover 2^20 keys; INVALID: the sequence would have more than 2^20 blocks.
- * sequence: the sequence, from `sequence.open`.
+ * sequence: from `sequence.open`.
  * keys: `key_bytes` each, concatenated, as the sequence goes on.
  * build: build summaries that are nowhere.
  * priority: of reads; higher first.
@@ -124,9 +124,9 @@
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
 
 /* blocks: that the sequence has now.
- * dram: of these keys: blocks wholly in DRAM.
- * nvme: of these keys: blocks that must be read from NVMe.
- * shared: of these keys: blocks that must be read from the shared tier.
+ * dram: of these keys, wholly in DRAM.
+ * nvme: of these keys, that must be read from NVMe.
+ * shared: of these keys, that must be read from the shared tier.
  * missing: of these keys: not appended.
  * summaries: of these keys: summaries that the sequence holds.
  * built: how many of these were built meanwhile.
@@ -173,8 +173,8 @@
  * init_window_sz: first blocks, always chosen.
  * local_window_sz: last blocks, always chosen.
  * scores: answer the chosen blocks' scores too.
- * prefetch: not 0: afterwards prefetch the chosen blocks (16384 at most) with this priority plus 1;
- *   `cancel` stops it.
+ * prefetch: 0: none; else afterwards prefetch the chosen blocks (16384 at most), with priority
+ *   `prefetch` - 1; `cancel` stops it.
  * deadline_ms: as in `load`. */
 #define UCM_MSG_SELECT(F, m)                                                                       \
     F(m, u32s, sequences, REQ, 1, UCM_MAX_SELECT_ROWS)                                             \
@@ -215,7 +215,7 @@
 /* Method sequence.prefetch. Brings the sequence's part of blocks from NVMe or the shared tier into
  * DRAM. A block that was evicted by name is a MISS. `prefetch_useful` and `prefetch_useless` count
  * the outcome.
- * sequence: the sequence, from `sequence.open`.
+ * sequence: from `sequence.open`.
  * index: u32, little-endian, a block: its place in the sequence.
  * priority: higher first.
  * deadline_ms: as in `load`. */

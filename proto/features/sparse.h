@@ -25,7 +25,7 @@
  * and once gathers have read as many bytes as it has, it is read whole and stays in DRAM.
  * Errors: INVALID: there is no such index, layer or entry, or more than 16384 different blocks.
  * region: a GPU block pool, from `region.register`.
- * sequence: the sequence, from `sequence.open`; 0: none.
+ * sequence: from `sequence.open`; 0: none.
  * keys: `key_bytes` each, concatenated.
  * items: three u32, little-endian, an item: index (in the sequence or in `keys`), layer, entry.
  * priority: higher first.
@@ -83,7 +83,7 @@
  * `places` has.
  * Errors: INVALID: the sequence is not of the mapping's namespace and part, or has no such blocks.
  * mapping: from `mapping.open`.
- * sequence: the sequence, from `sequence.open`.
+ * sequence: from `sequence.open`.
  * first: a block's place in the sequence.
  * n: so many blocks, all of the sequence.
  * priority: of reads; higher first.
@@ -113,7 +113,7 @@
 /* Method mapping.unref. Ends references. Blocks of the range that are not referenced are passed
  * over.
  * mapping: from `mapping.open`.
- * sequence: the sequence, from `sequence.open`.
+ * sequence: from `sequence.open`.
  * first: a block's place in the sequence.
  * n: so many blocks; those beyond the sequence's end are passed over. */
 #define UCM_MSG_MAPPING_UNREF(F, m)                                                                \

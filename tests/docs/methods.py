@@ -26,14 +26,16 @@ KINDS = {"u64": "uint", "str": "str", "bin": "bin", "flag": "bool", "f64": "floa
          "planes": "array of map"}
 FREE_TYPES = ("uint", "str", "bin", "bool", "map", "array of map", "array of uint", "array of str")
 CALLERS = {"operators": "Operators only.",
-           "the namespace's tenant": "Any connection of the namespace's tenant, by its number, and operators."}
+           "the namespace's tenant": "The namespace's tenant, and operators."}
 
 ABOUT = """For authors of clients: every request that ucmd answers, with its fields, bounds and errors. [protocol.md](protocol.md) says how
 frames carry them, and what blocks, leases and sequences are.
 
 A `?` after a type marks an optional field; an absent one reads as 0, false or empty. After a number's type stand its bounds; after
 other types, those of its length: bytes of a str or bin, entries of an array. Times are in milliseconds, sizes in bytes. A method
-without a table of params or results has none. Unless it says who may call it, every client may. Each method may also answer the
+without a table of params or results has none. A method with `cursor` answers a page: repeat it with `cursor` = `next` until that
+is 0; earlier pages may be short or empty. Every client may call a method that does not name its callers. A namespace's tenant
+needs only the number that `namespace.list` shows. Each method may also answer the
 [errors of every request](protocol.md#errors)."""
 
 
