@@ -400,7 +400,7 @@ enum ucm_handle_kind {
  * deadline_ms: as in `load`.
  * durability: enum ucm_durability.
  * request: the engine's id of its request, for `trace`.
- * plain: store in the base of an encoded namespace, raw; elsewhere no effect.
+ * raw: store in the base of an encoded namespace, raw; elsewhere no effect.
  * computes: as in `load`. */
 #define UCM_MSG_DUMP(F, m)                                                                         \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
@@ -413,7 +413,7 @@ enum ucm_handle_kind {
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
     F(m, u64, durability, OPT, 0, 2)                                                               \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
-    F(m, flag, plain, OPT, 0, 0)                                                                   \
+    F(m, flag, raw, OPT, 0, 0)                                                                     \
     F(m, flag, computes, OPT, 0, 0)
 
 /* Values of `durability` in `dump`. */
@@ -560,7 +560,7 @@ enum ucm_block_status {
      * damaged and is gone. */
     UCM_BLOCK_NOT_DURABLE = 8,
     /* Dump: the encoding (`lossless`) can't hold these bytes; nothing is stored. Dump again with
-     * `plain`. */
+     * `raw`. */
     UCM_BLOCK_UNFIT = 9,
 };
 

@@ -23,8 +23,8 @@ struct sealed {
 struct found {
     struct sealed key[KEYS_MAX];
     unsigned n;
-    struct sealed plain, others; /* encrypted by none; by keys beyond KEYS_MAX */
-    uint64_t damaged, unread;    /* files */
+    struct sealed plaintext, others; /* encrypted by none; by keys beyond KEYS_MAX */
+    uint64_t damaged, unread;        /* files */
     uint64_t passed_over; /* buckets: whoever may write to the root puts there what he likes */
 };
 
@@ -44,7 +44,7 @@ static void file_look(struct found *f, int bucket, const char *name)
     uint8_t bytes[BLOCK_FILE_HEADER_BYTES + BLOCK_FILE_SEAL_BYTES];
     struct block_file_header h;
     struct block_file_seal seal;
-    struct sealed *key = &f->plain;
+    struct sealed *key = &f->plaintext;
     struct stat st;
     int fd = openat(bucket, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     ssize_t n = fd >= 0 ? pread(fd, bytes, sizeof bytes, 0) : -1;
@@ -146,7 +146,7 @@ static void table_show(const struct found *f)
         row(&t, id, &f->key[i]);
     }
     row(&t, "other keys", &f->others);
-    row(&t, "not encrypted", &f->plain);
+    row(&t, "not encrypted", &f->plaintext);
     (void)table_end(&t, stdout);
     if (f->damaged > 0)
         printf("%" PRIu64 " files are damaged, or no block files\n", f->damaged);
@@ -173,7 +173,7 @@ static int json_show(const struct found *f)
         cJSON_AddItemToArray(keys, sealed_json(id, &f->key[i]));
     }
     cJSON_AddItemToObject(j, "other_keys", sealed_json(NULL, &f->others));
-    cJSON_AddItemToObject(j, "plain", sealed_json(NULL, &f->plain));
+    cJSON_AddItemToObject(j, "plaintext", sealed_json(NULL, &f->plaintext));
     cJSON_AddItemToObject(j, "damaged", answer_json_u64(f->damaged));
     cJSON_AddItemToObject(j, "unread", answer_json_u64(f->unread));
     cJSON_AddItemToObject(j, "folders_passed_over", answer_json_u64(f->passed_over));

@@ -125,12 +125,12 @@ void ctl_table_begin(struct table *t, const struct ctl_column *columns)
     table_begin(t, titles);
 }
 
-static void ratio_cell(struct table *t, uint64_t plain, uint64_t stored)
+static void ratio_cell(struct table *t, uint64_t raw, uint64_t stored)
 {
-    if (plain == 0 || stored == 0 || plain == stored)
+    if (raw == 0 || stored == 0 || raw == stored)
         table_cell(t, "-");
     else
-        table_cell(t, "%.2f", (double)plain / (double)stored);
+        table_cell(t, "%.2f", (double)raw / (double)stored);
 }
 
 static void cell(struct table *t, const struct ctl_column *column, const msgpack_object *o)
@@ -150,7 +150,7 @@ static void cell(struct table *t, const struct ctl_column *column, const msgpack
         table_cell(t, "%" PRIu64, v);
         break;
     case SHOW_RATIO:
-        ratio_cell(t, answer_u64(o, "plain_layer_bytes"), v);
+        ratio_cell(t, answer_u64(o, "raw_layer_bytes"), v);
         break;
     case SHOW_BYTES:
     case SHOW_BOUND:

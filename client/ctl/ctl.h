@@ -55,7 +55,7 @@ void ctl_json_counts(cJSON *object, const msgpack_object *map, const char *const
 enum ctl_format {
     SHOW_TEXT,
     SHOW_PREFIX, /* 12 characters of a text */
-    SHOW_RATIO,  /* plain_layer_bytes by this field; "-": they are the same */
+    SHOW_RATIO,  /* raw_layer_bytes by this field; "-": they are the same */
     SHOW_NUMBER,
     SHOW_BYTES,
     SHOW_BOUND, /* bytes; "-" for 0 */

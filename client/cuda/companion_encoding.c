@@ -57,7 +57,7 @@ CUresult companion_encoding_open(struct companion *c, struct companion_region *r
         uint32_t section = p % encoding->n_sections;
         uint64_t encoded = ucm_encoding_bytes(encoding, section);
 
-        if (r->spec[p].block_bytes != ucm_encoding_plain_bytes(encoding, section) ||
+        if (r->spec[p].block_bytes != ucm_encoding_raw_bytes(encoding, section) ||
             (r->spec[p].base | r->spec[p].stride) % UCM_ENCODING_PAGE_ALIGN != 0)
             return CUDA_ERROR_INVALID_VALUE;
         r->encoded_spec[p] = (struct ucm_encoding_plane){.base = r->spec[p].base,

@@ -201,7 +201,7 @@ struct ucm_encoded_form {
 /* Opens the namespace of the base's blocks in that form. It is used as any other, with these rules:
  * - In its regions each plane is a layer's whole K, or its whole V, in this order, as the worker has
  *   it. offset and stride are multiples of 16 bytes.
- * - ucm_dump stores the form, ucm_dump_plain the bytes as they are, in the base.
+ * - ucm_dump stores the form, ucm_dump_raw the bytes as they are, in the base.
  * - Lookups, loads and prefetches find a block in either, key by key: in DRAM first, and where both are,
  *   the form.
  * - Pinning and evicting concern the one namespace that is named.
@@ -212,7 +212,7 @@ UCM_API int ucm_encoding_open(struct ucm_namespace *base, const struct ucm_encod
 
 struct ucm_encoding_info {
     struct ucm_encoded_form form; /* its strings live as long as the namespace */
-    uint64_t plain_bytes;         /* of a block, all parts, as it is */
+    uint64_t raw_bytes;           /* of a block, all parts, as it is */
     uint64_t encoded_bytes;       /* and encoded */
 };
 /* -UCM_ENOTFOUND: ns was not opened by ucm_encoding_open. */
@@ -487,7 +487,7 @@ enum ucm_block_result {
     UCM_BLOCK_IS_CANCELLED = 6,   /* a cancel or the deadline came before it was moved */
     UCM_BLOCK_IS_DEVICE = 7,      /* the copy failed on the device */
     UCM_BLOCK_IS_NOT_DURABLE = 8, /* dump: stored, but not on stable storage in time */
-    UCM_BLOCK_IS_UNFIT = 9, /* dump: the encoding can't hold these bytes; use ucm_dump_plain */
+    UCM_BLOCK_IS_UNFIT = 9,       /* dump: the encoding can't hold these bytes; use ucm_dump_raw */
 };
 
 struct ucm_task;
@@ -540,8 +540,8 @@ UCM_API int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer
 UCM_API int ucm_dump(struct ucm_region *region, const struct ucm_transfer *transfer, int timeout_ms,
                      struct ucm_task **out);
 /* As ucm_dump. In a region of an encoded namespace, stores the blocks in the base, as they are. */
-UCM_API int ucm_dump_plain(struct ucm_region *region, const struct ucm_transfer *transfer,
-                           int timeout_ms, struct ucm_task **out);
+UCM_API int ucm_dump_raw(struct ucm_region *region, const struct ucm_transfer *transfer,
+                         int timeout_ms, struct ucm_task **out);
 UCM_API int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *transfer,
                          int timeout_ms, struct ucm_task **out);
 

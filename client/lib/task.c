@@ -260,7 +260,7 @@ int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uin
                       out);
 }
 
-static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool plain, int timeout_ms,
+static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool raw, int timeout_ms,
                 struct ucm_task **out)
 {
     struct msg_dump m;
@@ -279,7 +279,7 @@ static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool pl
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,
         .durability = t->durability,
-        .plain = plain && client_namespace_of(region)->encoding,
+        .raw = raw && client_namespace_of(region)->encoding,
         .computes = atomic_load(&region->computes),
     };
     return client_task_start(&q, client_namespace_of(region), &m.keys, t, timeout_ms, out);
@@ -291,8 +291,8 @@ int ucm_dump(struct ucm_region *region, const struct ucm_transfer *t, int timeou
     return dump(region, t, false, timeout_ms, out);
 }
 
-int ucm_dump_plain(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
-                   struct ucm_task **out)
+int ucm_dump_raw(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
+                 struct ucm_task **out)
 {
     return dump(region, t, true, timeout_ms, out);
 }

@@ -19,7 +19,7 @@
 /* What an encoded namespace says; of others nothing. */
 static void pack_encoding(msgpack_packer *pk, struct index *ix, const struct ns *ns)
 {
-    struct ns_encoded encoded = {.encoding = "", .plain_layer_bytes = ns->identity.layer_bytes};
+    struct ns_encoded encoded = {.encoding = "", .raw_layer_bytes = ns->identity.layer_bytes};
     const struct ns *base = NULL;
 
     if (ns_encoded(&ns->identity, &encoded))
@@ -30,7 +30,7 @@ static void pack_encoding(msgpack_packer *pk, struct index *ix, const struct ns 
         base = NULL;
     proto_pack_text(pk, "encoding", encoded.encoding);
     proto_pack_u64(pk, "encoding_version", encoded.version);
-    proto_pack_u64(pk, "plain_layer_bytes", encoded.plain_layer_bytes);
+    proto_pack_u64(pk, "raw_layer_bytes", encoded.raw_layer_bytes);
     proto_pack_u64(pk, "base", base ? base->id : 0);
     proto_pack_bin(pk, "base_fingerprint", encoded.base, encoded.base ? UCM_FINGERPRINT_BYTES : 0);
 }

@@ -14,7 +14,7 @@ struct codec {
     struct ucm_encoding_spec spec;
     /* Of spec: the same for all that give the same bytes. */
     uint8_t identity[UCM_ENCODING_IDENTITY_BYTES];
-    uint64_t plain_layer_bytes;
+    uint64_t raw_layer_bytes;
 };
 
 /* spec: one that ucm_encoding_check accepts. */
@@ -22,7 +22,7 @@ static inline void codec_init(struct codec *c, const struct ucm_encoding_spec *s
 {
     c->spec = *spec;
     ucm_encoding_identity(spec, c->identity);
-    c->plain_layer_bytes = ucm_encoding_plain_layer_bytes(spec);
+    c->raw_layer_bytes = ucm_encoding_raw_layer_bytes(spec);
 }
 
 struct form {
@@ -38,9 +38,9 @@ static inline bool codec_same(const struct codec *a, const struct codec *b)
 }
 
 /* Of a layer as KV was computed. */
-static inline uint64_t form_plain_layer_bytes(const struct form *f)
+static inline uint64_t form_raw_layer_bytes(const struct form *f)
 {
-    return f->codec ? f->codec->plain_layer_bytes : f->layer_bytes;
+    return f->codec ? f->codec->raw_layer_bytes : f->layer_bytes;
 }
 
 /* A reader gets what the engine computed, bit for bit. */

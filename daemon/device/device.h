@@ -86,7 +86,7 @@ struct device_region {
     uint32_t part, blocks;
     struct form pages;         /* what its pages hold */
     bool pool;                 /* its blocks are slots that take any layer: pages.layers is 1 */
-    const struct codec *codec; /* plain pages: how copies may encode and decode; NULL: they don't */
+    const struct codec *codec; /* raw pages: how copies may encode and decode; NULL: they don't */
     uint32_t ring_region;      /* what orders of a staging ring call it; 0: never staged */
     uint32_t n_handles, n_planes;
     struct device_handle *handles;
@@ -135,7 +135,7 @@ enum copy_way region_way(const struct device_region *r, const struct form *f);
  * - planes are sorted by layer, and the fragments of each layer that has some add up to
  *   pages->layer_bytes;
  * - no byte belongs to two fragments; planes of one allocation may interleave with one stride only;
- * - with a codec (pages are plain then; NULL: none): every plane is one section, in order, and
+ * - with a codec (pages are raw then; NULL: none): every plane is one section, in order, and
  *   begins at a multiple of DEVICE_SECTION_ALIGN in every block;
  * - with `rope`: the K of each layer lies whole in one plane's fragment.
  * Takes the descriptors that handles name out of fds and sets their entries to -1. Returns 0 and

@@ -17,7 +17,7 @@ static int check_section(const struct msg_region_register *m, uint32_t i,
                          struct ucm_error *e)
 {
     const struct msg_plane *p = &m->planes.p[i];
-    uint64_t bytes = ucm_encoding_plain_bytes(encoding, section);
+    uint64_t bytes = ucm_encoding_raw_bytes(encoding, section);
 
     if (p->block_bytes != bytes)
         return ucm_error_set(
@@ -37,7 +37,7 @@ static int check_section(const struct msg_region_register *m, uint32_t i,
     return 0;
 }
 
-/* Sections follow one another in a slot, as fragments do in a plain one. */
+/* Sections follow one another in a slot, as fragments do in a raw one. */
 int region_sections(const struct msg_region_register *m, struct device_region *r,
                     struct ucm_error *e)
 {

@@ -79,7 +79,7 @@ static int spec_take(struct call *call, const struct msg_encoding_open *m, const
                      struct ucm_encoding_spec *spec)
 {
     char why[UCM_ENCODING_WHY];
-    uint64_t plain;
+    uint64_t raw;
     int rc;
 
     *spec = (struct ucm_encoding_spec){
@@ -97,12 +97,12 @@ static int spec_take(struct call *call, const struct msg_encoding_open *m, const
         section_take(m->v, UCM_ENCODING_V, m->order, spec);
     if (ucm_encoding_check(spec, why) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
-    plain = ucm_encoding_plain_layer_bytes(spec);
-    if (plain != base->identity.layer_bytes)
+    raw = ucm_encoding_raw_layer_bytes(spec);
+    if (raw != base->identity.layer_bytes)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "k and v: %llu bytes a layer; the base namespace's have %llu "
                              "(layer_bytes)",
-                             (unsigned long long)plain,
+                             (unsigned long long)raw,
                              (unsigned long long)base->identity.layer_bytes);
     return 0;
 }
@@ -164,6 +164,6 @@ int method_encoding_open(struct call *call)
                                      .fingerprint = {encoded->fingerprint, UCM_FINGERPRINT_BYTES},
                                      .version = spec.version,
                                      .encoded_bytes = encoded->block_bytes,
-                                     .plain_bytes = base->block_bytes};
+                                     .raw_bytes = base->block_bytes};
     return call_reply(call, &r);
 }

@@ -1,7 +1,7 @@
-/* Mixed blocks: some parts of a block did not fit its encoding and were dumped plain, the others
+/* Mixed blocks: some parts of a block did not fit its encoding and were dumped raw, the others
  * are encoded. No form has the block then, and the workers know nothing of each other. So the
  * encoded parts are decoded into the base, by a build like any other: after it the block is there,
- * plain. A build that can't be had leaves the block a miss, which is counted.
+ * raw. A build that can't be had leaves the block a miss, which is counted.
  *
  * The workers could dump the block again instead, if their scheduler told them to. That takes as
  * many messages as there are steps between a dump and its answer, keeps the pages of requests that
@@ -15,24 +15,23 @@
 static void complete(struct requests *rq, const struct view *v, block_ref ref, uint32_t part)
 {
     struct index *ix = rq->modules.index;
-    const struct block *stored = index_block(ix, ref), *plain = stored, *encoded = stored;
-    bool is_plain = stored->ns == v->ns[1]->id;
-    block_ref other = index_find(ix, is_plain ? v->ns[0] : v->ns[1], stored->key);
+    const struct block *stored = index_block(ix, ref), *raw = stored, *encoded = stored;
+    bool is_raw = stored->ns == v->ns[1]->id;
+    block_ref other = index_find(ix, is_raw ? v->ns[0] : v->ns[1], stored->key);
 
     if (other == 0)
         return;
-    if (is_plain)
+    if (is_raw)
         encoded = index_block(ix, other);
     else
-        plain = index_block(ix, other);
-    if (plain->whole_parts == 0 || block_complete(plain, v->ns[1]) ||
-        block_complete(encoded, v->ns[0]))
+        raw = index_block(ix, other);
+    if (raw->whole_parts == 0 || block_complete(raw, v->ns[1]) || block_complete(encoded, v->ns[0]))
         return;
     for (uint32_t i = 0; i < v->ns[1]->identity.parts; i++)
-        if ((is_plain || i == part) && encoded->part[i].dram == PART_DRAM_READY &&
-            plain->part[i].dram == PART_DRAM_NONE && plain->part[i].nvme == PART_NVME_NONE)
+        if ((is_raw || i == part) && encoded->part[i].dram == PART_DRAM_READY &&
+            raw->part[i].dram == PART_DRAM_NONE && raw->part[i].nvme == PART_NVME_NONE)
             rq->modules.metrics->unfit_decode_failed +=
-                !build_plain(rq, v->ns[0], v->ns[1], stored->key, i);
+                !build_raw(rq, v->ns[0], v->ns[1], stored->key, i);
 }
 
 /* Where other parts lie in the other form only, those that are encoded are decoded into the

@@ -166,7 +166,7 @@ void nvme_layer_sum_set(uint8_t page[NVME_PAGE], uint32_t layer, uint64_t sum)
     put64(page + LAYER_SUMS_AT + (size_t)8 * layer, sum);
 }
 
-/* The fields that plain and sealed records have in one place. */
+/* The fields that plaintext and sealed records have in one place. */
 static void record_begin(const struct nvme_record_header *in, const char *magic, uint8_t *page)
 {
     page_begin(page, magic, in->uuid);

@@ -190,7 +190,7 @@ struct ns {
     uint64_t slot_bytes;                          /* of a block's slots; 0: not summed up yet */
     struct admission admission;                   /* to NVMe */
     struct admission *admits; /* what decides: this, or its base's, as both forms of a block count
-                                 for the plain one's */
+                                 for the raw one's */
     uint32_t purges;          /* under way */
     uint64_t purged;          /* how many began, and how many ended */
     uint64_t wiped;           /* how many began that spare no tier */

@@ -44,7 +44,7 @@ bool ns_encoded(const struct ns_identity *id, struct ns_encoded *out)
     *out = (struct ns_encoded){.encoding = name,
                                .version = version,
                                .base = id->salt,
-                               .plain_layer_bytes = get64(id->salt + UCM_FINGERPRINT_BYTES)};
+                               .raw_layer_bytes = get64(id->salt + UCM_FINGERPRINT_BYTES)};
     return true;
 }
 
@@ -57,7 +57,7 @@ static bool codec_read(const struct ns_identity *id, struct codec *out)
     if (!ns_encoded(id, &said) || ucm_encoding_parse(id->salt + SPEC_AT, &spec) != 0 ||
         strcmp(said.encoding, ucm_encoding_method(spec.encoding)->name) != 0 ||
         said.version != spec.version || ucm_encoding_layer_bytes(&spec) != id->layer_bytes ||
-        ucm_encoding_plain_layer_bytes(&spec) != said.plain_layer_bytes)
+        ucm_encoding_raw_layer_bytes(&spec) != said.raw_layer_bytes)
         return false;
     codec_init(out, &spec);
     return true;

@@ -25,7 +25,7 @@ struct ns_encoded {
     const char *encoding; /* name */
     uint32_t version;
     const uint8_t *base; /* fingerprint */
-    uint64_t plain_layer_bytes;
+    uint64_t raw_layer_bytes;
 };
 /* False: it is none. */
 bool ns_encoded(const struct ns_identity *identity, struct ns_encoded *out);

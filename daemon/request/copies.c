@@ -93,7 +93,7 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
     struct copies *c;
     int rc = 0;
 
-    if (p->plain)
+    if (p->raw)
         view = (struct view){.ns = {view.ns[view.n - 1]}, .n = 1};
     c = walk_new(call, &kind->walk, &view, n_keys, p->deadline_ms,
                  blocks_at + n_keys * sizeof(*c->blocks));
@@ -274,8 +274,8 @@ void batch_end(struct copy_batch *b, enum ucm_block_status status)
     *(load ? &m->load_bytes : &m->dump_bytes) += bytes;
     if (b->job.converts) {
         *(load ? &m->decode_bytes : &m->encode_bytes) += bytes;
-        *(load ? &m->decode_plain_bytes : &m->encode_plain_bytes) +=
-            copies * form_plain_layer_bytes(b->form);
+        *(load ? &m->decode_raw_bytes : &m->encode_raw_bytes) +=
+            copies * form_raw_layer_bytes(b->form);
     }
     free(b);
 }

@@ -70,7 +70,7 @@ struct copy_batch {
 struct copy_params {
     uint64_t region, layer, layers, priority, deadline_ms;
     struct proto_bin keys, blocks;
-    bool plain; /* a dump */
+    bool raw; /* a dump */
     bool computes;
 };
 /* Checks what a load or dump says, before anything moves: the region, or NULL with call->error. */

@@ -294,7 +294,7 @@ int method_dump(struct call *call)
                             .deadline_ms = m->deadline_ms,
                             .keys = m->keys,
                             .blocks = m->blocks,
-                            .plain = m->plain,
+                            .raw = m->raw,
                             .computes = m->computes};
     struct registered *region;
     struct dump *d;

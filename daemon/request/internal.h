@@ -265,10 +265,10 @@ void lease_end(struct session *s, uint32_t name);
  * none left. */
 bool leases_end(struct session *s);
 
-/* What a lookup of n keys found, for the counts of the daemon and of ns; plain: in an encoded
+/* What a lookup of n keys found, for the counts of the daemon and of ns; raw: in an encoded
  * namespace's base. */
 struct lookup_counts {
-    uint32_t n, hits, dram, shared, plain;
+    uint32_t n, hits, dram, shared, raw;
 };
 void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
                        const struct lookup_counts *f);

@@ -185,7 +185,7 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
         counts.dram += tier == CACHE_DRAM;
         counts.shared += tier == CACHE_SHARE;
         if (f->view.n > 1)
-            counts.plain += index_block(rq->modules.index, f->refs[i])->ns != f->view.ns[0]->id;
+            counts.raw += index_block(rq->modules.index, f->refs[i])->ns != f->view.ns[0]->id;
     }
     f->counts = counts;
 }
@@ -201,7 +201,7 @@ void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
     m->lookup_hits += f->hits;
     m->lookup_hits_dram += f->dram;
     m->lookup_hits_shared += f->shared;
-    m->lookup_hits_plain += f->plain;
+    m->lookup_hits_raw += f->raw;
     t->lookups++;
     t->lookup_keys += f->n;
     t->lookup_hits += f->hits;

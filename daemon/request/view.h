@@ -23,8 +23,8 @@ static inline struct ns *view_ns(const struct view *v, const struct block *b)
     return b->ns == v->ns[0]->id ? v->ns[0] : v->ns[1];
 }
 
-/* The block of each key, or 0: of two namespaces encoded in DRAM, else plain in DRAM, else encoded
- * below, else plain below. A block need not be complete where the view has one namespace. With
+/* The block of each key, or 0: of two namespaces encoded in DRAM, else raw in DRAM, else encoded
+ * below, else raw below. A block need not be complete where the view has one namespace. With
  * stop_at_gap the search may end soon after a key that is nowhere. False: the view's loads are
  * bypassed, and there are none. */
 bool view_find(struct requests *rq, const struct view *v, const uint8_t *keys, uint32_t n,
@@ -33,7 +33,7 @@ bool view_find(struct requests *rq, const struct view *v, const uint8_t *keys, u
 void view_touch(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n);
 
 /* Shared lookups for a view: of two namespaces each in turn while it finds more of the chain, for a
- * chain's head may be plain and its middle encoded. With `each` one of either. */
+ * chain's head may be raw and its middle encoded. With `each` one of either. */
 struct view_look {
     struct session *s;
     struct view view;

@@ -91,7 +91,7 @@ static void prefix_take(struct walk *w, const uint8_t *keys)
         found.hits++;
         found.dram += tier == CACHE_DRAM;
         found.shared += tier == CACHE_SHARE;
-        found.plain += ns != w->ns;
+        found.raw += ns != w->ns;
     }
     (void)cache_lease_many(w->modules->cache, w->refs, w->n_keys, false);
     if (w->part == 0) /* other ranks look the same blocks up */

@@ -113,7 +113,7 @@ static inline const struct part *space_part(const struct derived_space *space, b
     return &index_block(space->rq->modules.index, ref)->part[part];
 }
 
-/* Whether the daemon can build summaries of that base's blocks: of those that are plain, or encoded
+/* Whether the daemon can build summaries of that base's blocks: of those that are raw, or encoded
  * without loss. */
 bool space_decodes(const struct ns *base);
 /* As cache_get of part `part` of the held block `derived`, with one more source: if the part is
@@ -131,8 +131,8 @@ int derived_build(struct derived_space *space, block_ref base, block_ref derived
  * DRAM by then there is none. False: too many wait. */
 bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part);
 /* The same of a part that is decoded into the base of its namespace. False also without memory. */
-bool build_plain(struct requests *rq, struct ns *from, struct ns *base, const uint8_t *key,
-                 uint32_t part);
+bool build_raw(struct requests *rq, struct ns *from, struct ns *base, const uint8_t *key,
+               uint32_t part);
 
 void derived_init(struct requests *rq);
 /* Builds end soon, without their results. */

@@ -8,12 +8,12 @@
 static const uint8_t *layer_decode(const struct ucm_encoding_spec *spec, const uint8_t *encoded,
                                    uint8_t *to)
 {
-    uint8_t *plain = to;
+    uint8_t *raw = to;
 
     for (uint32_t i = 0; i < spec->n_sections; i++) {
-        ucm_decode(spec, i, encoded, plain);
+        ucm_decode(spec, i, encoded, raw);
         encoded += ucm_encoding_bytes(spec, i);
-        plain += ucm_encoding_plain_bytes(spec, i);
+        raw += ucm_encoding_raw_bytes(spec, i);
     }
     return to;
 }
@@ -58,13 +58,13 @@ static bool summary_fits(const struct ucm_summary_plan *plan, const struct form 
                          const struct form *to)
 {
     return form_exact(from) && !to->codec && to->layer_bytes == plan->bytes &&
-           ucm_summary_extent(&plan->spec) <= form_plain_layer_bytes(from);
+           ucm_summary_extent(&plan->spec) <= form_raw_layer_bytes(from);
 }
 
 int part_build_init(struct part_build *b, const struct ucm_summary_plan *summary,
                     const struct form *from, const struct form *to)
 {
-    bool decodes = from->codec && !to->codec && form_plain_layer_bytes(from) == to->layer_bytes;
+    bool decodes = from->codec && !to->codec && form_raw_layer_bytes(from) == to->layer_bytes;
 
     if (from->layers != to->layers || !(summary ? summary_fits(summary, from, to) : decodes))
         return -EINVAL;
@@ -76,7 +76,7 @@ int part_build_init(struct part_build *b, const struct ucm_summary_plan *summary
 
 uint64_t part_build_scratch(const struct part_build *b)
 {
-    return b->summary && b->from_form->codec ? b->from_form->codec->plain_layer_bytes : 0;
+    return b->summary && b->from_form->codec ? b->from_form->codec->raw_layer_bytes : 0;
 }
 
 static bool whole(const struct span *span, const struct form *form)

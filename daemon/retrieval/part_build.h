@@ -1,5 +1,5 @@
 /* What is made of one part, layer by layer: its summary, of its encoded form too; or of that the
- * plain one.
+ * raw one.
  * Threads of the pool compute.
  * Thread: the event loop. */
 #ifndef UCMD_RETRIEVAL_PART_BUILD_H
@@ -11,7 +11,7 @@
 
 struct part_build {
     struct summary_job job;                 /* job.done_cb is the caller's */
-    const struct ucm_summary_plan *summary; /* NULL: the plain form is made */
+    const struct ucm_summary_plan *summary; /* NULL: the raw form is made */
     const struct form *from_form, *to_form;
     uint8_t *scratch; /* the caller's, of part_build_scratch bytes */
     struct span from, to;

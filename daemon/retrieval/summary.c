@@ -93,7 +93,7 @@ static void spec_take(const struct msg_summary_open *m, const struct ns *base,
 static int plan_make(struct call *call, const struct msg_summary_open *m, const struct ns *base,
                      struct ucm_summary_plan *plan)
 {
-    struct ns_encoded encoded = {.plain_layer_bytes = base->identity.layer_bytes};
+    struct ns_encoded encoded = {.raw_layer_bytes = base->identity.layer_bytes};
     struct ucm_summary_spec spec;
     char why[UCM_SPARSE_WHY];
     uint64_t extent;
@@ -103,12 +103,12 @@ static int plan_make(struct call *call, const struct msg_summary_open *m, const 
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
     extent = ucm_summary_extent(&spec);
     (void)ns_encoded(&base->identity, &encoded); /* summaries describe KV as it was computed */
-    if (extent > encoded.plain_layer_bytes)
+    if (extent > encoded.raw_layer_bytes)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "the shape reaches to byte %llu of a layer; the base namespace's have "
                              "%llu (layer_bytes)",
                              (unsigned long long)extent,
-                             (unsigned long long)encoded.plain_layer_bytes);
+                             (unsigned long long)encoded.raw_layer_bytes);
     return 0;
 }
 

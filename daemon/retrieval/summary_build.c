@@ -39,8 +39,8 @@ bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part)
     return true;
 }
 
-bool build_plain(struct requests *rq, struct ns *from, struct ns *base, const uint8_t *key,
-                 uint32_t part)
+bool build_raw(struct requests *rq, struct ns *from, struct ns *base, const uint8_t *key,
+               uint32_t part)
 {
     struct derived_space *space = space_open(rq, from, base, NULL);
     bool queued = space && build_queue(space, key, part);
@@ -75,20 +75,20 @@ static void published_remove(struct summaries *ds, struct derived_tenant *tenant
 
 /* What is stored in an encoded base's own base is found in the encoded one, too. NULL: there is
  * none. */
-static const struct ns *plain_base(const struct derived_space *space)
+static const struct ns *raw_base(const struct derived_space *space)
 {
     return space->summaries && space_decodes(space->base) ? space->base->base : NULL;
 }
 
 static bool stores_for(const struct derived_space *space, const struct ns *ns)
 {
-    return space->summaries && (ns == space->base || ns == plain_base(space));
+    return space->summaries && (ns == space->base || ns == raw_base(space));
 }
 
 /* The block of that key that has the part in DRAM; 0: none. */
 static block_ref stored_block(const struct derived_space *space, const uint8_t *key, uint32_t part)
 {
-    const struct ns *ns[] = {space->base, plain_base(space)};
+    const struct ns *ns[] = {space->base, raw_base(space)};
 
     for (unsigned i = 0; i < 2 && ns[i]; i++) {
         block_ref ref = index_find(space->rq->modules.index, ns[i], key);

@@ -116,9 +116,9 @@ bool nvme_key_awaited(const struct tier *t, const uint8_t *fingerprint)
     return r && seal_awaited_by(t->callbacks.seal, r->identity, r->identity_bytes);
 }
 
-bool nvme_plain_allowed(const struct tier *t, const struct nvme_ns_record *r)
+bool nvme_plaintext_allowed(const struct tier *t, const struct nvme_ns_record *r)
 {
-    return seal_plain_allowed(t->callbacks.seal) ||
+    return seal_plaintext_allowed(t->callbacks.seal) ||
            !seal_wanted_by(t->callbacks.seal, r->identity, r->identity_bytes);
 }
 

@@ -43,7 +43,7 @@ struct seal {
     struct metrics *metrics;
     struct seal_origin *origin, *others; /* by name; others: of "*", or NULL */
     unsigned n;
-    bool plain, closing;
+    bool plaintext, closing;
     struct seal_key *derived[BUCKETS];
     unsigned derived_n;
     unsigned busy; /* sources being read */
@@ -219,9 +219,9 @@ bool seal_awaited_by(const struct seal *s, const uint8_t *identity, uint32_t ide
     return o && o->n == 0 && o->source.busy;
 }
 
-bool seal_plain_allowed(const struct seal *s)
+bool seal_plaintext_allowed(const struct seal *s)
 {
-    return !s || s->plain;
+    return !s || s->plaintext;
 }
 
 static int missing(struct seal_origin *o, const uint8_t *id)
@@ -467,7 +467,7 @@ int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metr
         return -ENOMEM;
     s->loop = loop;
     s->metrics = metrics;
-    s->plain = config->encryption_plain;
+    s->plaintext = config->encryption_plain;
     s->origin = calloc(list->n, sizeof(*s->origin));
     for (size_t i = 0; s->origin && i < list->n && rc == 0; i++, s->n++)
         rc = origin_init(s, &s->origin[i], list->item[i], config->encryption_deadline_ms);

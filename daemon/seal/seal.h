@@ -42,7 +42,7 @@ bool seal_wanted_by(const struct seal *s, const uint8_t *identity, uint32_t iden
 /* Is its source being read for the first time, so that it has no key yet? */
 bool seal_awaited_by(const struct seal *s, const uint8_t *identity, uint32_t identity_bytes);
 /* May records in the clear of such a tenant be read? */
-bool seal_plain_allowed(const struct seal *s);
+bool seal_plaintext_allowed(const struct seal *s);
 
 /* A namespace's key, derived of one of its tenant's. */
 struct seal_key {

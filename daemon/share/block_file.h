@@ -29,7 +29,7 @@ struct block_file_id {
 #define BLOCK_FILE_SEED_BYTES 16u
 
 /* The fingerprint that the files of an encrypted namespace have in their names, so that they are
- * never taken for plain ones. seed: 16 bytes, or NULL: there is none.
+ * never taken for plaintext ones. seed: 16 bytes, or NULL: there is none.
  * Returns 0 or -ENOMEM. */
 int block_file_sealed_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                                   const uint8_t *seed, uint8_t out[UCM_FINGERPRINT_BYTES]);

@@ -33,7 +33,7 @@ static void device_init(struct tier *t, struct nvme_device *d)
 {
     int rc = uv_mutex_init(&d->sync_lock);
 
-    assert(rc == 0); /* a plain one needs nothing that could fail */
+    assert(rc == 0); /* a plaintext one needs nothing that could fail */
     (void)rc;
     d->tier = t;
     d->file.fd = -1;

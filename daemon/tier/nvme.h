@@ -158,7 +158,7 @@ struct nvme_recovery {
     struct list duplicates;        /* found twice, to be compared */
     unsigned duplicates_n, duplicate_reads;
     uint64_t segments, segments_done, refused;
-    uint64_t plain; /* refused: in the clear, of tenants with keys */
+    uint64_t plaintext; /* refused: in the clear, of tenants with keys */
     uint64_t start_ms, progress_ms;
 };
 
@@ -398,7 +398,7 @@ bool nvme_seal_wanted(const struct tier *t, const uint8_t *fingerprint);
 /* Has it no key yet, because that is being read? */
 bool nvme_key_awaited(const struct tier *t, const uint8_t *fingerprint);
 /* May a record of it in the clear be taken over? */
-bool nvme_plain_allowed(const struct tier *t, const struct nvme_ns_record *r);
+bool nvme_plaintext_allowed(const struct tier *t, const struct nvme_ns_record *r);
 /* The io's record is encrypted, and one of the two begin succeeded. */
 bool nvme_sealed(const struct tier_io *io);
 /* 0, -ENOKEY, -ENOMEM. The io has its sequence. */

@@ -44,8 +44,8 @@ static bool record_offer(struct tier *t, struct segment *s, uint32_t record,
     *other = (struct tier_duplicate){.owner = 0};
     KILL_POINT("recover-record");
     s->unknown |= !known && t->ns_records.unread;
-    if (known && !h->sealed && !nvme_plain_allowed(t, known)) {
-        t->recovery.plain++;
+    if (known && !h->sealed && !nvme_plaintext_allowed(t, known)) {
+        t->recovery.plaintext++;
     } else if (known && h->sequence >= known->from_sequence) {
         memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
         memcpy(name.key, h->key, h->key_bytes);

@@ -58,12 +58,12 @@ static void recover_end(struct tier *t)
     log_info(MODULE, "recovered",
              "parts=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64 " seconds=%.3f",
              t->metrics->nvme_recovered_parts, r->segments, r->refused, seconds(t));
-    if (r->plain > 0)
-        log_warn(MODULE, "plain-left-out",
+    if (r->plaintext > 0)
+        log_warn(MODULE, "plaintext-left-out",
                  "parts=%" PRIu64
                  " reason=\"their tenants have keys, and encryption.plain is false: "
                  "somebody may have planted them\"",
-                 r->plain);
+                 r->plaintext);
     t->callbacks.recovered_cb(t->callbacks.ctx);
     nvme_writes_go_on(t);
 }

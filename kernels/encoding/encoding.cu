@@ -8,7 +8,7 @@
 template <class M> struct by_rows {
     template <bool ENCODE>
     static __device__ __forceinline__ void unit(const struct ucm_encoding_spec &spec,
-                                                uint32_t section, uint64_t plain, uint64_t encoded,
+                                                uint32_t section, uint64_t raw, uint64_t encoded,
                                                 uint32_t number, uint32_t lane)
     {
         const struct ucm_encoding_section &s = spec.section[section];
@@ -16,19 +16,19 @@ template <class M> struct by_rows {
         uint32_t run = M::CHANNELS ? ucm_int8_run(&spec, section) : 0;
 
         if (M::CHANNELS && run > 0)
-            columns_tile<M::DTYPE, ENCODE>(s, run, plain, encoded, number, lane);
+            columns_tile<M::DTYPE, ENCODE>(s, run, raw, encoded, number, lane);
         else
-            rows_tile<M, ENCODE>(s, plain, encoded, number, lane);
+            rows_tile<M, ENCODE>(s, raw, encoded, number, lane);
     }
 };
 
 struct lossless {
     template <bool ENCODE>
     static __device__ __forceinline__ void unit(const struct ucm_encoding_spec &spec,
-                                                uint32_t section, uint64_t plain, uint64_t encoded,
+                                                uint32_t section, uint64_t raw, uint64_t encoded,
                                                 uint32_t number, uint32_t lane)
     {
-        lossless_decode(lossless_section(spec.section[section], plain, encoded), number, lane);
+        lossless_decode(lossless_section(spec.section[section], raw, encoded), number, lane);
     }
 };
 
@@ -95,7 +95,7 @@ static __device__ __forceinline__ void cursor_add(struct cursor *c, const struct
 /* One section of one block. */
 struct place {
     uint32_t section;
-    uint64_t plain, encoded;
+    uint64_t raw, encoded;
 };
 
 static __device__ __forceinline__ struct place place_of(const struct kept *kept,
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void walk(const struct job &job, struct kept *
     for (; at.item < job.n_items; cursor_add(&at, step, job.n_planes, tiles)) {
         struct place p = place_of(kept, job, at);
 
-        METHOD::template unit<ENCODE>(spec, p.section, p.plain, p.encoded, at.tile, lane);
+        METHOD::template unit<ENCODE>(spec, p.section, p.raw, p.encoded, at.tile, lane);
     }
 }
 
@@ -143,7 +143,7 @@ static __device__ __forceinline__ struct q4_unit q4_at(const struct job &job,
     if (at.item >= job.n_items)
         return {};
     p = place_of(kept, job, at);
-    return q4_unit(shared, uniform(p.section), p.plain, p.encoded, at.tile);
+    return q4_unit(shared, uniform(p.section), p.raw, p.encoded, at.tile);
 }
 
 static __device__ __forceinline__ void q4_read_any(struct q4_encoded *c, struct q4_spot *spot,
@@ -297,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
     for (; at.item < n_items; cursor_add(&at, step, n_planes, 1)) {
         struct place p = place_of(&kept, job, at);
 
-        lossless_encode_section(lossless_section(spec.section[p.section], p.plain, p.encoded),
+        lossless_encode_section(lossless_section(spec.section[p.section], p.raw, p.encoded),
                                 &shared);
     }
 }
@@ -321,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
     step = cursor_of(gridDim.x, n_planes, units);
     for (; at.item < n_items; cursor_add(&at, step, n_planes, units)) {
         struct place p = place_of(&kept, job, at);
-        struct lossless_section s(spec.section[p.section], p.plain, p.encoded);
+        struct lossless_section s(spec.section[p.section], p.raw, p.encoded);
         uint32_t number = at.item * n_planes + at.plane;
 
         if (units == 1)

@@ -8,8 +8,8 @@
  * kernels/encoding/arith.h.
  *
  * Promise: nothing here allocates, locks, keeps state or fails, so any number of threads may encode
- * and decode. Encoding reads the section's plain bytes and writes all of its encoded bytes; any
- * value is allowed, NaN and infinities too. Decoding writes all of the plain bytes whatever the
+ * and decode. Encoding reads the section's raw bytes and writes all of its encoded bytes; any
+ * value is allowed, NaN and infinities too. Decoding writes all of the raw bytes whatever the
  * encoded bytes are, and reads and writes nothing else. Any alignment. */
 #ifndef UCM_KERNELS_ENCODING_H
 #define UCM_KERNELS_ENCODING_H
@@ -69,7 +69,7 @@ struct ucm_encoding_section {
 struct ucm_encoding_spec {
     uint32_t encoding;   /* enum ucm_encoding */
     uint32_t version;    /* of that encoding's definition */
-    uint32_t dtype;      /* enum ucm_encoding_dtype, of the plain form */
+    uint32_t dtype;      /* enum ucm_encoding_dtype, of the raw form */
     uint32_t n_sections; /* 1 or 2 */
     struct ucm_encoding_section section[UCM_ENCODING_SECTIONS_MAX];
     uint32_t axis; /* int8: enum ucm_encoding_axis */
@@ -86,11 +86,11 @@ int ucm_encoding_check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODI
 
 /* ---- bytes ---- */
 
-uint64_t ucm_encoding_plain_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
+uint64_t ucm_encoding_raw_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
 uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t section); /* encoded */
 
 /* Of all sections. */
-uint64_t ucm_encoding_plain_layer_bytes(const struct ucm_encoding_spec *spec);
+uint64_t ucm_encoding_raw_layer_bytes(const struct ucm_encoding_spec *spec);
 uint64_t ucm_encoding_layer_bytes(const struct ucm_encoding_spec *spec);
 
 /* The spec in fixed-width little-endian fields, which encoding.open hashes into a namespace's
@@ -116,11 +116,11 @@ int ucm_encoding_parse(const uint8_t bytes[UCM_ENCODING_IDENTITY_BYTES],
 
 /* ---- encoding and decoding ---- */
 
-/* One section. Memory of plain and encoded does not overlap. */
-void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *plain,
+/* One section. Memory of raw and encoded does not overlap. */
+void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *raw,
                 void *encoded);
 void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded,
-                void *plain);
+                void *raw);
 
 /* Whether the encoding could hold what was encoded. Only lossless can say no, of contents that it
  * would not make smaller; what such a section decodes to is not what was encoded. */
@@ -133,17 +133,17 @@ bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, c
 struct ucm_encoding_method {
     uint32_t number, version;
     const char *name;
-    uint32_t dtypes; /* bit d: plain elements may be of enum ucm_encoding_dtype d */
+    uint32_t dtypes; /* bit d: raw elements may be of enum ucm_encoding_dtype d */
     /* Which fields of a spec change the encoded bytes, beside the sizes. */
     bool (*uses_order)(const struct ucm_encoding_spec *spec, uint32_t section);
     bool uses_axis, uses_seed;
     /* Refuses parameters; NULL: none to refuse. Fills in why as ucm_encoding_check does. */
     int (*check)(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY]);
     uint64_t (*bytes)(const struct ucm_encoding_spec *spec, uint32_t section);
-    void (*encode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+    void (*encode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
                    uint8_t *encoded);
     void (*decode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
-                   uint8_t *plain);
+                   uint8_t *raw);
     bool (*fits)(const struct ucm_encoding_spec *spec, uint32_t section,
                  const uint8_t *encoded); /* NULL: always */
 };
@@ -157,7 +157,7 @@ const struct ucm_encoding_method *ucm_encoding_method_named(const char *name);
 
 /* ---- planes ---- */
 
-/* A section in the pages of a region, and in the slots of its namespace: block b's plain form is at
+/* A section in the pages of a region, and in the slots of its namespace: block b's raw form is at
  * base + b * stride, its encoded form at slot_offset in the slot. */
 struct ucm_encoding_plane {
     uint64_t base, stride, slot_offset;

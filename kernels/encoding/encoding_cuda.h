@@ -1,10 +1,10 @@
 /* The CUDA form of the encodings: kernels that encode a dump's pages into encoded sections and decode
  * a load's encoded sections into pages, block by block and plane by plane as copy.cu walks them. The
- * encoded side is a slot in pinned memory or an item of a slice in the GPU's own; the plain side is a
+ * encoded side is a slot in pinned memory or an item of a slice in the GPU's own; the raw side is a
  * worker's paged KV memory. Bits equal those of ucm_encode and ucm_decode.
  *
  * Promise, as copy.h's: of the given items and planes a kernel touches only [slot + slot_offset, +
- * bytes) and [base + block * stride, + the section's plain bytes). Any bytes decode to something.
+ * bytes) and [base + block * stride, + the section's raw bytes). Any bytes decode to something.
  * Pages, slots, items and slot_offset are multiples of 16; fp8 and int8 take any pages.
  *
  * A kernel is named ucm_encoding_METHOD_DTYPE_load or _dump by ucm_encoding_kernel_name. Launch it

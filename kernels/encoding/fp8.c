@@ -14,13 +14,13 @@ static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
     return scales_at(s) + encoding_align(encoding_rows(s));
 }
 
-static uint32_t encode_row(uint32_t dtype, uint32_t dim, const uint8_t *plain, uint8_t *codes)
+static uint32_t encode_row(uint32_t dtype, uint32_t dim, const uint8_t *raw, uint8_t *codes)
 {
     uint32_t largest = 0, scale;
     float multiplier;
 
     for (uint32_t c = 0; c < dim; c++) {
-        float x = ucm_element_decode(dtype, encoding_get16(plain + 2 * c));
+        float x = ucm_element_decode(dtype, encoding_get16(raw + 2 * c));
         uint32_t magnitude = ucm_magnitude(x);
 
         largest = magnitude > largest ? magnitude : largest;
@@ -28,14 +28,14 @@ static uint32_t encode_row(uint32_t dtype, uint32_t dim, const uint8_t *plain, u
     scale = ucm_fp8_scale(dtype, largest);
     multiplier = ucm_fp8_multiplier(scale);
     for (uint32_t c = 0; c < dim; c++) {
-        float x = ucm_element_decode(dtype, encoding_get16(plain + 2 * c));
+        float x = ucm_element_decode(dtype, encoding_get16(raw + 2 * c));
 
         codes[c] = (uint8_t)ucm_fp8_encode(x, multiplier);
     }
     return scale;
 }
 
-static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
                    uint8_t *encoded)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
@@ -46,14 +46,14 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
         uint64_t first = (uint64_t)row * s->dim;
 
         encoded[scales + row] =
-            (uint8_t)encode_row(spec->dtype, s->dim, plain + 2 * first, encoded + first);
+            (uint8_t)encode_row(spec->dtype, s->dim, raw + 2 * first, encoded + first);
     }
     encoding_pad(encoded, encoding_elements(s), scales);
     encoding_pad(encoded, scales + rows, bytes(spec, section));
 }
 
 static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
-                   uint8_t *plain)
+                   uint8_t *raw)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     uint32_t rows = encoding_rows(s);
@@ -64,7 +64,7 @@ static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const
         uint64_t first = (uint64_t)row * s->dim;
 
         for (uint64_t i = first; i < first + s->dim; i++)
-            encoding_put16(plain + 2 * i, ucm_fp8_decode(spec->dtype, encoded[i], power));
+            encoding_put16(raw + 2 * i, ucm_fp8_decode(spec->dtype, encoded[i], power));
     }
 }
 

@@ -78,7 +78,7 @@ template <uint32_t D> struct fp8 {
         return (rest - 0x01010101u) & ~rest & 0x80808080u;
     }
 
-    static __device__ __forceinline__ bool plain_scale(uint32_t scale)
+    static __device__ __forceinline__ bool raw_scale(uint32_t scale)
     {
         return scale <= 134 && (D == UCM_ENCODING_BF16 || scale >= 105);
     }
@@ -100,7 +100,7 @@ template <uint32_t D> struct fp8 {
         uint32_t factor = D == UCM_ENCODING_BF16 ? (scale + 120u) << 7 : (scale - 104u) << 10;
 
         factor |= factor << 16;
-        if (!plain_scale(scale) || special(c.x) | special(c.y))
+        if (!raw_scale(scale) || special(c.x) | special(c.y))
             return decode_rare(c, scale);
         return make_uint4(pair_decode(__byte_perm(c.x, 0, 0x1404), factor),
                           pair_decode(__byte_perm(c.x, 0, 0x3424), factor),

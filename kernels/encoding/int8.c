@@ -58,7 +58,7 @@ static struct group group_of(const struct ucm_encoding_spec *spec, uint32_t sect
                           run < s->tokens - token ? run : s->tokens - token};
 }
 
-static uint32_t encode_group(uint32_t dtype, const struct group *g, const uint8_t *plain,
+static uint32_t encode_group(uint32_t dtype, const struct group *g, const uint8_t *raw,
                              uint8_t *codes)
 {
     uint64_t end = g->first + g->n * g->step;
@@ -66,20 +66,19 @@ static uint32_t encode_group(uint32_t dtype, const struct group *g, const uint8_
     float reciprocal;
 
     for (uint64_t i = g->first; i < end; i += g->step) {
-        uint32_t magnitude =
-            ucm_magnitude(ucm_element_decode(dtype, encoding_get16(plain + 2 * i)));
+        uint32_t magnitude = ucm_magnitude(ucm_element_decode(dtype, encoding_get16(raw + 2 * i)));
 
         largest = magnitude > largest ? magnitude : largest;
     }
     scale = ucm_int8_scale(largest);
     reciprocal = 1.0f / ucm_bf16_decode(scale);
     for (uint64_t i = g->first; i < end; i += g->step)
-        codes[i] = (uint8_t)ucm_int8_encode(
-            ucm_element_decode(dtype, encoding_get16(plain + 2 * i)), reciprocal);
+        codes[i] = (uint8_t)ucm_int8_encode(ucm_element_decode(dtype, encoding_get16(raw + 2 * i)),
+                                            reciprocal);
     return scale;
 }
 
-static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
                    uint8_t *encoded)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
@@ -89,14 +88,14 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
     for (uint32_t i = 0; i < n; i++) {
         struct group g = group_of(spec, section, i);
 
-        encoding_put16(encoded + at + 2 * i, encode_group(spec->dtype, &g, plain, encoded));
+        encoding_put16(encoded + at + 2 * i, encode_group(spec->dtype, &g, raw, encoded));
     }
     encoding_pad(encoded, encoding_elements(s), at);
     encoding_pad(encoded, at + UINT64_C(2) * n, bytes(spec, section));
 }
 
 static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
-                   uint8_t *plain)
+                   uint8_t *raw)
 {
     uint32_t n = scales(spec, section);
     uint64_t at = scales_at(&spec->section[section]);
@@ -106,7 +105,7 @@ static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const
         float scale = ucm_bf16_decode(encoding_get16(encoded + at + 2 * i));
 
         for (uint64_t e = g.first; e < g.first + g.n * g.step; e += g.step)
-            encoding_put16(plain + 2 * e, ucm_int8_decode(spec->dtype, (int8_t)encoded[e], scale));
+            encoding_put16(raw + 2 * e, ucm_int8_decode(spec->dtype, (int8_t)encoded[e], scale));
     }
 }
 

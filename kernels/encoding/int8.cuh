@@ -71,7 +71,7 @@ template <uint32_t D> struct int8 {
         return __uint_as_float(__byte_perm(flipped, 0x4b000000u, 0x7540 + B)) - 8388736.0f;
     }
 
-    static __device__ __forceinline__ bool plain_scale(uint32_t scale)
+    static __device__ __forceinline__ bool raw_scale(uint32_t scale)
     {
         return scale < (D == UCM_ENCODING_BF16 ? 0x7b00u : 0x4400u);
     }
@@ -94,15 +94,15 @@ template <uint32_t D> struct int8 {
         float x[8] = {code_float<0>(a), code_float<1>(a), code_float<2>(a), code_float<3>(a),
                       code_float<0>(b), code_float<1>(b), code_float<2>(b), code_float<3>(b)};
         float most = 0;
-        bool plain = true;
+        bool raw = true;
 
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) {
             most = fmaxf(most, fabsf(x[i]));
             x[i] *= ucm_bf16_decode(scales[i * STEP]);
-            plain &= plain_scale(scales[i * STEP]);
+            raw &= raw_scale(scales[i * STEP]);
         }
-        if (most >= 127.0f || !plain)
+        if (most >= 127.0f || !raw)
             return decode_rare(c, scales, STEP);
         return make_uint4(element_pack<D>(x[0], x[1]), element_pack<D>(x[2], x[3]),
                           element_pack<D>(x[4], x[5]), element_pack<D>(x[6], x[7]));
@@ -119,7 +119,7 @@ template <uint32_t D> struct int8 {
 /* Columns: channel c of head h is column h * dim + c. A tile has UCM_ENCODING_TILE_COLUMNS of them, over
  * the tokens of a run; a lane has eight, or one after another if rows are not aligned. */
 struct columns {
-    uint64_t plain, encoded, scales;    /* scales: the run's */
+    uint64_t raw, encoded, scales;    /* scales: the run's */
     uint32_t tokens, from, of_head;   /* of the run; its first; of the section */
     uint32_t heads, dim, first, n, lane;
     bool hnd;
@@ -146,7 +146,7 @@ static __device__ __forceinline__ void encode_columns_vector(const struct column
         return;
 #pragma unroll 8
     for (uint32_t token = 0; token < t.tokens; token++) {
-        uint4 x = __ldg((const uint4 *)(t.plain + (at + token * step) * 2));
+        uint4 x = __ldg((const uint4 *)(t.raw + (at + token * step) * 2));
 
         largest[0] = __vmaxu2(largest[0], element_finite<D>(x.x));
         largest[1] = __vmaxu2(largest[1], element_finite<D>(x.y));
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void encode_columns_vector(const struct column
                       scales[4] | scales[5] << 16, scales[6] | scales[7] << 16));
 #pragma unroll 8
     for (uint32_t token = 0; token < t.tokens; token++) {
-        uint4 x = __ldcs((const uint4 *)(t.plain + (at + token * step) * 2));
+        uint4 x = __ldcs((const uint4 *)(t.raw + (at + token * step) * 2));
         uint2 c = make_uint2(int8<D>::encode_word(x.x, x.y, r[0], r[1], r[2], r[3]),
                              int8<D>::encode_word(x.z, x.w, r[4], r[5], r[6], r[7]));
 
@@ -197,7 +197,7 @@ static __device__ __forceinline__ void decode_columns_vector(const struct column
 #pragma unroll
         for (uint32_t u = 0; u < 8; u++)
             if (token + u < t.tokens)
-                __stcs((uint4 *)(t.plain + (at + (token + u) * step) * 2),
+                __stcs((uint4 *)(t.raw + (at + (token + u) * step) * 2),
                        int8<D>::template decode_with<1>(c[u], scales));
     }
 }
@@ -210,12 +210,12 @@ template <uint32_t D> static __device__ void encode_columns(const struct columns
 
         for (uint32_t token = 0; token < t.tokens; token++)
             largest =
-                max(largest, element_finite<D>(element_load(t.plain + (at + token * step) * 2)));
+                max(largest, element_finite<D>(element_load(t.raw + (at + token * step) * 2)));
         scale = int8<D>::scale(largest);
         __stcs((uint16_t *)(t.scales + i * 2), (uint16_t)scale);
         for (uint32_t token = 0; token < t.tokens; token++)
             __stcs((uint8_t *)(t.encoded + at + token * step),
-                   (uint8_t)int8<D>::encode_one(element_load(t.plain + (at + token * step) * 2),
+                   (uint8_t)int8<D>::encode_one(element_load(t.raw + (at + token * step) * 2),
                                                 scale));
     }
 }
@@ -228,14 +228,14 @@ template <uint32_t D> static __device__ void decode_columns(const struct columns
 
         for (uint32_t token = 0; token < t.tokens; token++)
             element_store(
-                t.plain + (at + token * step) * 2,
+                t.raw + (at + token * step) * 2,
                 int8<D>::decode_one(__ldcs((const uint8_t *)(t.encoded + at + token * step)), scale));
     }
 }
 
 template <uint32_t D, bool ENCODE>
 static __device__ __forceinline__ void columns_tile(const struct ucm_encoding_section &s,
-                                                    uint32_t run, uint64_t plain, uint64_t encoded,
+                                                    uint32_t run, uint64_t raw, uint64_t encoded,
                                                     uint32_t number, uint32_t lane)
 {
     uint32_t all = s.heads * s.dim, runs = (s.tokens + run - 1) / run;
@@ -245,7 +245,7 @@ static __device__ __forceinline__ void columns_tile(const struct ucm_encoding_se
 
     if (number >= runs * chunks)
         return;
-    t.plain = plain;
+    t.raw = raw;
     t.encoded = encoded;
     t.scales = scales + (uint64_t)(number / chunks) * all * 2;
     t.from = number / chunks * run;
@@ -261,7 +261,7 @@ static __device__ __forceinline__ void columns_tile(const struct ucm_encoding_se
         pad16(encoded, elements, lane);
         pad16(scales, (uint64_t)runs * all * 2, lane);
     }
-    if (s.dim % 8 == 0 && plain % 16 == 0)
+    if (s.dim % 8 == 0 && raw % 16 == 0)
         ENCODE ? encode_columns_vector<D>(t) : decode_columns_vector<D>(t);
     else
         ENCODE ? encode_columns<D>(t) : decode_columns<D>(t);

@@ -14,7 +14,7 @@ static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t section)
 }
 
 static uint32_t base_of(const struct ucm_encoding_section *s, uint32_t tile, uint32_t head,
-                        const uint8_t *plain)
+                        const uint8_t *raw)
 {
     uint32_t base = 0;
 
@@ -22,7 +22,7 @@ static uint32_t base_of(const struct ucm_encoding_section *s, uint32_t tile, uin
         uint64_t row = encoding_row(s, tile * ENCODING_TILE + t, head);
 
         for (uint64_t i = row * s->dim; i < (row + 1) * s->dim; i++) {
-            uint32_t e = ucm_lossless_exponent(encoding_get16(plain + 2 * i));
+            uint32_t e = ucm_lossless_exponent(encoding_get16(raw + 2 * i));
 
             if (e != 255 && e > base)
                 base = e;
@@ -31,7 +31,7 @@ static uint32_t base_of(const struct ucm_encoding_section *s, uint32_t tile, uin
     return base;
 }
 
-static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
                    uint8_t *encoded)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
@@ -40,10 +40,10 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
 
     for (uint32_t tile = 0; tile < encoding_tiles(s); tile++)
         for (uint32_t head = 0; head < s->heads; head++)
-            encoded[l.bases + tile * s->heads + head] = (uint8_t)base_of(s, tile, head, plain);
+            encoded[l.bases + tile * s->heads + head] = (uint8_t)base_of(s, tile, head, raw);
     memset(encoded + l.codes, 0, l.codes_end - l.codes);
     for (uint32_t i = 0; i < l.elements; i++) {
-        uint32_t h = encoding_get16(plain + UINT64_C(2) * i), e = ucm_lossless_exponent(h);
+        uint32_t h = encoding_get16(raw + UINT64_C(2) * i), e = ucm_lossless_exponent(h);
         uint32_t code = ucm_lossless_code(e, encoded[l.bases + encoding_tile_of(s, i / s->dim)]);
 
         encoded[i] = (uint8_t)ucm_lossless_rest(h);
@@ -60,7 +60,7 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
 }
 
 static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
-                   uint8_t *plain)
+                   uint8_t *raw)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     struct lossless_layout l = lossless_layout(s);
@@ -69,9 +69,9 @@ static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const
         uint32_t code = encoded[l.codes + i / 2] >> 4 * (i % 2) & 15u;
         uint32_t e = ucm_lossless_decode(code, encoded[l.bases + encoding_tile_of(s, i / s->dim)]);
 
-        encoding_put16(plain + UINT64_C(2) * i, ucm_lossless_element(e, encoded[i]));
+        encoding_put16(raw + UINT64_C(2) * i, ucm_lossless_element(e, encoded[i]));
     }
-    lossless_apply(&l, encoded, plain);
+    lossless_apply(&l, encoded, raw);
 }
 
 static bool fits(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded)

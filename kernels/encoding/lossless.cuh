@@ -24,13 +24,13 @@ struct divisor {
 struct lossless_section {
     uint32_t elements, room, heads, tokens, dim, n_bases;
     bool nhd;
-    uint64_t plain, encoded, codes, bases, list, end;
+    uint64_t raw, encoded, codes, bases, list, end;
     struct divisor dim_of, inner;
 
     __device__ __forceinline__ lossless_section(const struct ucm_encoding_section &s,
-                                                uint64_t plain_at, uint64_t encoded_at)
+                                                uint64_t raw_at, uint64_t encoded_at)
         : elements(s.tokens * s.heads * s.dim), heads(s.heads), tokens(s.tokens), dim(s.dim),
-          nhd(s.order == UCM_ENCODING_NHD), plain(plain_at), encoded(encoded_at), dim_of(s.dim),
+          nhd(s.order == UCM_ENCODING_NHD), raw(raw_at), encoded(encoded_at), dim_of(s.dim),
           inner(s.order == UCM_ENCODING_NHD ? s.heads : s.tokens)
     {
         room = (elements + 127) / 128;
@@ -87,7 +87,7 @@ static __device__ void lossless_element(const struct lossless_section &s, uint32
     uint32_t base = __ldg((const uint8_t *)s.bases + s.base_of(i));
     uint32_t e = ucm_lossless_decode(byte >> 4 * (i % 2) & 15u, base);
 
-    __stcs((uint16_t *)s.plain + i, (uint16_t)ucm_lossless_element(e, rest));
+    __stcs((uint16_t *)s.raw + i, (uint16_t)ucm_lossless_element(e, rest));
 }
 
 /* Applies the entries for elements first .. end, which this warp has written, in their order. */
@@ -106,7 +106,7 @@ static __device__ __forceinline__ void lossless_apply(const struct lossless_sect
         uint32_t same = __match_any_sync(ALL, mine ? at : UINT32_MAX - lane);
 
         if (mine && lane == 31 - __clz(same))
-            __stcs((uint16_t *)s.plain + at,
+            __stcs((uint16_t *)s.raw + at,
                    (uint16_t)ucm_lossless_element(entry & 0xffu,
                                                   __ldg((const uint8_t *)s.encoded + at)));
         __syncwarp();
@@ -141,7 +141,7 @@ static __device__ __forceinline__ void lossless_decode(const struct lossless_sec
             uint32_t i = at + u * LANES * 8;
 
             if (s.dim % 8 == 0 && i < end)
-                __stcs((uint4 *)(s.plain + 2ull * i), lossless_vector(rest[u], codes[u], base[u]));
+                __stcs((uint4 *)(s.raw + 2ull * i), lossless_vector(rest[u], codes[u], base[u]));
             for (uint32_t k = i; s.dim % 8 != 0 && k < min(end, i + 8); k++)
                 lossless_element(s, k);
         }
@@ -177,12 +177,12 @@ static __device__ __forceinline__ uint32_t lossless_base(const struct lossless_s
             (k - t * wide);
 
         if (s.dim % 8 == 0) {
-            uint4 x = __ldg((const uint4 *)s.plain + at);
+            uint4 x = __ldg((const uint4 *)s.raw + at);
 
             most = lossless_larger(lossless_larger(most, x.x), x.y);
             most = lossless_larger(lossless_larger(most, x.z), x.w);
         } else {
-            most = lossless_larger(most, __ldg((const uint16_t *)s.plain + at));
+            most = lossless_larger(most, __ldg((const uint16_t *)s.raw + at));
         }
     }
     return group_max<LANES>(max(most & 0xffffu, most >> 16));
@@ -321,10 +321,10 @@ static __device__ __forceinline__ uint4 lossless_load(const struct lossless_sect
     uint32_t two[4] = {0, 0, 0, 0};
 
     if (i + 8 <= s.elements)
-        return __ldcs((const uint4 *)(s.plain + 2ull * i));
+        return __ldcs((const uint4 *)(s.raw + 2ull * i));
     for (uint32_t k = 0; k < 8; k++)
         if (i + k < s.elements)
-            two[k / 2] |= (uint32_t)__ldcs((const uint16_t *)s.plain + i + k) << k % 2 * 16;
+            two[k / 2] |= (uint32_t)__ldcs((const uint16_t *)s.raw + i + k) << k % 2 * 16;
     return make_uint4(two[0], two[1], two[2], two[3]);
 }
 

@@ -45,7 +45,7 @@ static inline void lossless_unfit(const struct lossless_layout *l, uint8_t *enco
 
 /* The exponents of escapes, over what their codes gave. */
 static inline void lossless_apply(const struct lossless_layout *l, const uint8_t *encoded,
-                                  uint8_t *plain)
+                                  uint8_t *raw)
 {
     uint32_t count = encoding_get32(encoded + l->list);
 
@@ -53,7 +53,7 @@ static inline void lossless_apply(const struct lossless_layout *l, const uint8_t
         return;
     for (uint32_t i = 0; i < count && i < l->room; i++) {
         uint32_t entry = encoding_get32(encoded + l->list + 4 + UINT64_C(4) * i);
-        uint8_t *element = plain + UINT64_C(2) * (entry >> 8);
+        uint8_t *element = raw + UINT64_C(2) * (entry >> 8);
 
         if (entry >> 8 < l->elements)
             encoding_put16(element, ucm_lossless_element(

@@ -55,9 +55,9 @@ static struct group group_of(const struct ucm_encoding_spec *spec, uint32_t firs
 
 /* ---- encoding ---- */
 
-static float element(uint32_t dtype, const uint8_t *plain, uint32_t i)
+static float element(uint32_t dtype, const uint8_t *raw, uint32_t i)
 {
-    return ucm_element_decode(dtype, encoding_get16(plain + 2 * i));
+    return ucm_element_decode(dtype, encoding_get16(raw + 2 * i));
 }
 
 /* The least number that at least half of n are not above. */
@@ -96,10 +96,10 @@ static void find_shifts(uint32_t dtype, const uint8_t *const *row, uint32_t rows
         shifts[i / 2] |= (uint8_t)(ucm_q4_shift(exponent[i], m) << 4 * (i % 2));
 }
 
-static void rotate(const struct group *g, uint32_t dtype, const uint8_t *plain, float *y)
+static void rotate(const struct group *g, uint32_t dtype, const uint8_t *raw, float *y)
 {
     for (uint32_t i = 0; i < g->n; i++)
-        y[i] = element(dtype, plain, i) / g->factor[i];
+        y[i] = element(dtype, raw, i) / g->factor[i];
     for (uint32_t stride = 1; stride < g->n; stride *= 2)
         for (uint32_t i = 0; i < g->n; i++)
             if ((i & stride) == 0) {
@@ -179,7 +179,7 @@ static uint32_t centre(float y[][GROUP], uint32_t rows, uint32_t n, uint8_t *cod
 }
 
 static void encode_v(const struct ucm_encoding_spec *spec, const struct q4_layout *l,
-                     const struct ucm_encoding_section *s, const uint8_t *plain, uint8_t *encoded)
+                     const struct ucm_encoding_section *s, const uint8_t *raw, uint8_t *encoded)
 {
     float y[GROUP];
 
@@ -188,7 +188,7 @@ static void encode_v(const struct ucm_encoding_spec *spec, const struct q4_layou
             struct group group = group_of(spec, g * l->rotation, l->rotation, NULL);
             uint64_t at = (uint64_t)row * s->dim + group.first;
 
-            rotate(&group, spec->dtype, plain + 2 * at, y);
+            rotate(&group, spec->dtype, raw + 2 * at, y);
             encoding_put16(encoded + l->scales + UINT64_C(2) * (row * l->groups + g),
                            quantise(y, group.n, encoded + at / 2));
         }
@@ -196,7 +196,7 @@ static void encode_v(const struct ucm_encoding_spec *spec, const struct q4_layou
 
 static void encode_tile(const struct ucm_encoding_spec *spec, const struct q4_layout *l,
                         const struct ucm_encoding_section *s, uint32_t tile, uint32_t head,
-                        uint32_t g, const uint8_t *plain, uint8_t *encoded)
+                        uint32_t g, const uint8_t *raw, uint8_t *encoded)
 {
     uint32_t n = l->rotation, first = g * n, tokens = encoding_tile_tokens(s, tile);
     uint64_t c = (uint64_t)tile * s->heads + head, number[UCM_Q4_TILE];
@@ -207,7 +207,7 @@ static void encode_tile(const struct ucm_encoding_spec *spec, const struct q4_la
 
     for (uint32_t t = 0; t < tokens; t++) {
         number[t] = encoding_row(s, tile * UCM_Q4_TILE + t, head);
-        row[t] = plain + 2 * (number[t] * s->dim + first);
+        row[t] = raw + 2 * (number[t] * s->dim + first);
     }
     find_shifts(spec->dtype, row, tokens, n, shifts);
     group = group_of(spec, first, n, shifts);
@@ -220,19 +220,19 @@ static void encode_tile(const struct ucm_encoding_spec *spec, const struct q4_la
                        quantise(y[t], n, encoded + (number[t] * s->dim + first) / 2));
 }
 
-static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
                    uint8_t *encoded)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     struct q4_layout l = q4_layout(s);
 
     if (s->kind == UCM_ENCODING_V)
-        encode_v(spec, &l, s, plain, encoded);
+        encode_v(spec, &l, s, raw, encoded);
     else
         for (uint32_t tile = 0; tile < encoding_tiles(s); tile++)
             for (uint32_t head = 0; head < s->heads; head++)
                 for (uint32_t g = 0; g < l.groups; g++)
-                    encode_tile(spec, &l, s, tile, head, g, plain, encoded);
+                    encode_tile(spec, &l, s, tile, head, g, raw, encoded);
     q4_pad(&l, encoded);
 }
 
@@ -267,7 +267,7 @@ static float scale_at(const uint8_t *scales, uint64_t i)
 /* tile: the number of the row's tile and head. */
 static void decode_group(const struct ucm_encoding_spec *spec, uint32_t section,
                          const struct q4_layout *l, uint32_t row, uint64_t tile, uint32_t g,
-                         const uint8_t *encoded, uint8_t *plain)
+                         const uint8_t *encoded, uint8_t *raw)
 {
     uint32_t n = l->rotation, first = g * n, dim = spec->section[section].dim;
     uint64_t at = (uint64_t)row * dim + first, of_tile = tile * l->row_bytes + first / 2;
@@ -283,19 +283,19 @@ static void decode_group(const struct ucm_encoding_spec *spec, uint32_t section,
     for (uint32_t i = 0; i < n; i++) {
         float x = (k ? u[i] + w[i] : u[i]) * group.factor[i];
 
-        encoding_put16(plain + 2 * (at + i), ucm_element_encode(spec->dtype, x));
+        encoding_put16(raw + 2 * (at + i), ucm_element_encode(spec->dtype, x));
     }
 }
 
 static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
-                   uint8_t *plain)
+                   uint8_t *raw)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     struct q4_layout l = q4_layout(s);
 
     for (uint32_t row = 0; row < encoding_rows(s); row++)
         for (uint32_t g = 0; g < l.groups; g++)
-            decode_group(spec, section, &l, row, encoding_tile_of(s, row), g, encoded, plain);
+            decode_group(spec, section, &l, row, encoding_tile_of(s, row), g, encoded, raw);
 }
 
 const struct ucm_encoding_method encoding_q4 = {

@@ -194,7 +194,7 @@ static __device__ __forceinline__ float q4_float(int32_t sum)
 
 /* Scales for which the quick way gives the bits: no NaN, no 0 in V, nothing overflows or is a denormal
  * before the factor. */
-template <uint32_t D, bool K> static __device__ __forceinline__ bool q4_plain(float part)
+template <uint32_t D, bool K> static __device__ __forceinline__ bool q4_raw(float part)
 {
     const uint32_t least = 20u << 23, most = D == UCM_ENCODING_BF16 ? 217u << 23 : 127u << 23;
     uint32_t u = __float_as_uint(part);
@@ -353,7 +353,7 @@ static __device__ __forceinline__ void q4_write(const uint4 out[2][2], const str
         uint32_t v = i / 2, token = first + i % 2;
 
         if (at[v].there && token < u.tokens)
-            __stcs((uint4 *)(u.plain + 2 * (at[v].element + token * u.row_step)), out[v][i % 2]);
+            __stcs((uint4 *)(u.raw + 2 * (at[v].element + token * u.row_step)), out[v][i % 2]);
     }
 }
 
@@ -365,21 +365,21 @@ q4_decode(const struct q4_encoded &c, const struct q4_shared *shared, const stru
     const float of = __uint_as_float((127 - u.group) << 23);
     struct q4_factored f = {};
     float of_centre[2];
-    bool plain = true;
+    bool raw = true;
 
 #pragma unroll
     for (uint32_t v = 0; v < 2; v++) {
         q4_factors<D>(f.factors[v], c.shifts[v],
                       shared->signs[at[v].there ? at[v].channel / 8 : 0]);
         of_centre[v] = ucm_bf16_decode(c.centre_scale[v]) * of;
-        plain = plain && (!K || q4_plain<D, K>(of_centre[v]));
+        raw = raw && (!K || q4_raw<D, K>(of_centre[v]));
     }
     if (K)
         q4_decode_centre<BLOCKS>(f.w, l, c.centre, of_centre);
 #pragma unroll
     for (uint32_t o = 0; o < 2; o++) {
         float part[2][2];
-        bool quick = plain;
+        bool quick = raw;
 
         if (8 * o >= u.tokens)
             break;
@@ -389,7 +389,7 @@ q4_decode(const struct q4_encoded &c, const struct q4_shared *shared, const stru
 
             part[v][t] = ucm_bf16_decode(c.scales[v][o][t]) * of;
             if (v == 0 || BLOCKS)
-                quick = quick && (q4_plain<D, K>(part[v][t]) || !at[v].there ||
+                quick = quick && (q4_raw<D, K>(part[v][t]) || !at[v].there ||
                                   8 * o + 2 * l.q + t >= u.tokens);
         }
         if (__all_sync(ALL, quick)) {

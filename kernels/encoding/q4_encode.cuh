@@ -6,12 +6,12 @@
 
 /* ---- V ---- */
 
-static __device__ __forceinline__ uint4 q4_plain_at(const struct q4_unit &u,
+static __device__ __forceinline__ uint4 q4_raw_at(const struct q4_unit &u,
                                                     const struct q4_vector &v, uint32_t token)
 {
     if (!v.there || token >= u.tokens)
         return make_uint4(0, 0, 0, 0);
-    return __ldcs((const uint4 *)(u.plain + 2 * (v.element + token * u.row_step)));
+    return __ldcs((const uint4 *)(u.raw + 2 * (v.element + token * u.row_step)));
 }
 
 template <uint32_t D>
@@ -38,7 +38,7 @@ static __device__ __forceinline__ void q4_encode_v(const struct q4_unit &u, cons
     for (uint32_t p = 0; p < 2; p++)
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++)
-            x[p][k] = q4_plain_at(u, l.at[k], 8 * p + l.r);
+            x[p][k] = q4_raw_at(u, l.at[k], 8 * p + l.r);
 #pragma unroll
     for (uint32_t p = 0; p < 2; p++) {
         uint32_t most[4];
@@ -373,7 +373,7 @@ static __device__ __forceinline__ void q4_encode_k(const struct q4_unit &u, cons
         for (uint32_t p = 0; p < 2; p++)
 #pragma unroll
             for (uint32_t k = 0; k < 4; k++)
-                x[p][k] = q4_plain_at(u, l.at[k], 8 * p + l.r);
+                x[p][k] = q4_raw_at(u, l.at[k], 8 * p + l.r);
         if (first)
             q4_level<D, G>(u, l, x, lane, shared, scratch);
         __syncwarp();

@@ -34,7 +34,7 @@ struct q4_shared {
 };
 
 struct q4_unit {
-    uint64_t plain, encoded;
+    uint64_t raw, encoded;
     uint32_t section, number;     /* of the unit in it: of tile and chunk */
     uint32_t tile, chunk, tokens; /* tokens: of the tile; 0: there is no such unit */
     uint32_t row_step, group;              /* the section's */
@@ -94,11 +94,11 @@ static __device__ __forceinline__ void q4_prepare(const struct ucm_encoding_spec
 }
 
 static __device__ __forceinline__ struct q4_unit q4_unit(const struct q4_shared *shared,
-                                                         uint32_t section, uint64_t plain,
+                                                         uint32_t section, uint64_t raw,
                                                          uint64_t encoded, uint32_t number)
 {
     const struct q4_section *s = &shared->section[section];
-    struct q4_unit u = {plain, encoded, section, number,      0,
+    struct q4_unit u = {raw, encoded, section, number,      0,
                         number, 0,     s->row_step, s->group, s->k};
 
     if (number >= s->chunks) {
@@ -157,13 +157,13 @@ static __device__ __forceinline__ uint32_t q4_permute(uint32_t a, uint32_t b, ui
 /* The levels of eight codes: of channels 0 to 3, and 4 to 7. */
 static __device__ __forceinline__ uint2 q4_levels(uint32_t codes, const struct q4_table &table)
 {
-    uint32_t plain = codes & 0x77777777u;
+    uint32_t raw = codes & 0x77777777u;
     /* A selector of 8 gives the sign of byte 0, one of 1 byte 1. */
     uint32_t select = (codes & 0x88888888u) | (~codes & 0x88888888u) >> 3;
-    uint32_t a = q4_permute(table.positive[0], table.positive[1], plain);
-    uint32_t b = q4_permute(table.positive[0], table.positive[1], plain >> 16);
-    uint32_t na = q4_permute(table.negative[0], table.negative[1], plain);
-    uint32_t nb = q4_permute(table.negative[0], table.negative[1], plain >> 16);
+    uint32_t a = q4_permute(table.positive[0], table.positive[1], raw);
+    uint32_t b = q4_permute(table.positive[0], table.positive[1], raw >> 16);
+    uint32_t na = q4_permute(table.negative[0], table.negative[1], raw);
+    uint32_t nb = q4_permute(table.negative[0], table.negative[1], raw >> 16);
     uint32_t p = q4_permute(0x80u, 0, select), q = q4_permute(0x80u, 0, select >> 16);
 
     return make_uint2((a & ~p) | (na & p), (b & ~q) | (nb & q));

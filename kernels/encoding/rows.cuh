@@ -118,7 +118,7 @@ template <uint32_t L> static __device__ __forceinline__ uint32_t group_max(uint3
 
 /* One tile: rows first .. first + n of a section. encoded: its first code; scales: its first scale. */
 struct tile {
-    uint64_t plain, encoded, scales;
+    uint64_t raw, encoded, scales;
     uint32_t dim, first, n, lane;
 };
 
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void encode_vectors(const struct tile &t)
 {
     constexpr uint32_t rows = LANES / L;
     uint32_t vectors = t.dim / 8, group = t.lane / L, at = t.lane % L, mine = 0;
-    const uint4 *plain = (const uint4 *)t.plain + (uint64_t)t.first * vectors;
+    const uint4 *raw = (const uint4 *)t.raw + (uint64_t)t.first * vectors;
     typename M::code *encoded = (typename M::code *)t.encoded + (uint64_t)t.first * vectors;
 
     for (uint32_t row = 0; row < t.n; row += rows * U) {
@@ -139,7 +139,7 @@ static __device__ __forceinline__ void encode_vectors(const struct tile &t)
             for (uint32_t v = 0; v < V; v++) {
                 uint32_t r = row + u * rows + group, i = at + v * L;
 
-                x[u][v] = r < t.n && i < vectors ? __ldcs(plain + r * vectors + i)
+                x[u][v] = r < t.n && i < vectors ? __ldcs(raw + r * vectors + i)
                                                  : make_uint4(0, 0, 0, 0);
             }
 #pragma unroll
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void decode_vectors(const struct tile &t)
 {
     constexpr uint32_t rows = LANES / L;
     uint32_t vectors = t.dim / 8, group = t.lane / L, at = t.lane % L, mine = 0;
-    uint4 *plain = (uint4 *)t.plain + (uint64_t)t.first * vectors;
+    uint4 *raw = (uint4 *)t.raw + (uint64_t)t.first * vectors;
     const typename M::code *encoded = (const typename M::code *)t.encoded + (uint64_t)t.first * vectors;
 
     if (t.lane < t.n)
@@ -193,7 +193,7 @@ static __device__ __forceinline__ void decode_vectors(const struct tile &t)
 #pragma unroll
             for (uint32_t v = 0; v < V; v++)
                 if (r < t.n && at + v * L < vectors)
-                    __stcs(plain + r * vectors + at + v * L, M::decode(x[u][v], scale));
+                    __stcs(raw + r * vectors + at + v * L, M::decode(x[u][v], scale));
         }
     }
 }
@@ -201,15 +201,15 @@ static __device__ __forceinline__ void decode_vectors(const struct tile &t)
 template <class M> static __device__ void encode_elements(const struct tile &t)
 {
     for (uint32_t r = t.first; r < t.first + t.n; r++) {
-        uint64_t plain = t.plain + (uint64_t)r * t.dim * 2, encoded = t.encoded + (uint64_t)r * t.dim;
+        uint64_t raw = t.raw + (uint64_t)r * t.dim * 2, encoded = t.encoded + (uint64_t)r * t.dim;
         uint32_t largest = 0, scale;
 
         for (uint32_t i = t.lane; i < t.dim; i += LANES)
-            largest = max(largest, element_finite<M::DTYPE>(element_load(plain + i * 2)));
+            largest = max(largest, element_finite<M::DTYPE>(element_load(raw + i * 2)));
         scale = M::scale(group_max<LANES>(largest));
         for (uint32_t i = t.lane; i < t.dim; i += LANES)
             __stcs((uint8_t *)encoded + i,
-                   (uint8_t)M::encode_one(element_load(plain + i * 2), scale));
+                   (uint8_t)M::encode_one(element_load(raw + i * 2), scale));
         if (t.lane == 0)
             __stcs((typename M::scale_t *)t.scales + r, (typename M::scale_t)scale);
     }
@@ -218,11 +218,11 @@ template <class M> static __device__ void encode_elements(const struct tile &t)
 template <class M> static __device__ void decode_elements(const struct tile &t)
 {
     for (uint32_t r = t.first; r < t.first + t.n; r++) {
-        uint64_t plain = t.plain + (uint64_t)r * t.dim * 2, encoded = t.encoded + (uint64_t)r * t.dim;
+        uint64_t raw = t.raw + (uint64_t)r * t.dim * 2, encoded = t.encoded + (uint64_t)r * t.dim;
         uint32_t scale = __ldcs((const typename M::scale_t *)t.scales + r);
 
         for (uint32_t i = t.lane; i < t.dim; i += LANES)
-            element_store(plain + i * 2, M::decode_one(__ldcs((const uint8_t *)encoded + i), scale));
+            element_store(raw + i * 2, M::decode_one(__ldcs((const uint8_t *)encoded + i), scale));
     }
 }
 
@@ -245,12 +245,12 @@ static __device__ __forceinline__ void tile_vectors(const struct tile &t)
 /* Methods of one code byte an element and one scale a row, scales behind the codes. */
 template <class M, bool ENCODE>
 static __device__ __forceinline__ void rows_tile(const struct ucm_encoding_section &s,
-                                                 uint64_t plain, uint64_t encoded, uint32_t number,
+                                                 uint64_t raw, uint64_t encoded, uint32_t number,
                                                  uint32_t lane)
 {
     uint32_t rows = s.tokens * s.heads, most = ucm_encoding_tile_rows(s.dim);
     uint64_t codes = (uint64_t)rows * s.dim, scales = encoded + aligned16(codes);
-    struct tile t = {plain, encoded, scales, s.dim, number * most, 0, lane};
+    struct tile t = {raw, encoded, scales, s.dim, number * most, 0, lane};
 
     if (t.first >= rows)
         return;
@@ -259,7 +259,7 @@ static __device__ __forceinline__ void rows_tile(const struct ucm_encoding_secti
         pad16(encoded, codes, lane);
         pad16(scales, rows * sizeof(typename M::scale_t), lane);
     }
-    if (s.dim % 8 == 0 && s.dim <= UCM_ENCODING_DIM_VECTOR && plain % 16 == 0)
+    if (s.dim % 8 == 0 && s.dim <= UCM_ENCODING_DIM_VECTOR && raw % 16 == 0)
         tile_vectors<M, ENCODE>(t);
     else if (ENCODE)
         encode_elements<M>(t);

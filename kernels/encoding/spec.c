@@ -111,7 +111,7 @@ int ucm_encoding_check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODI
 
 /* ---- sizes ---- */
 
-uint64_t ucm_encoding_plain_bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+uint64_t ucm_encoding_raw_bytes(const struct ucm_encoding_spec *spec, uint32_t section)
 {
     uint64_t elements = encoding_elements(&spec->section[section]);
 
@@ -125,12 +125,12 @@ uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t secti
     return ucm_encoding_method(spec->encoding)->bytes(spec, section);
 }
 
-uint64_t ucm_encoding_plain_layer_bytes(const struct ucm_encoding_spec *spec)
+uint64_t ucm_encoding_raw_layer_bytes(const struct ucm_encoding_spec *spec)
 {
     uint64_t sum = 0;
 
     for (uint32_t i = 0; i < spec->n_sections; i++)
-        sum += ucm_encoding_plain_bytes(spec, i);
+        sum += ucm_encoding_raw_bytes(spec, i);
     return sum;
 }
 
@@ -244,16 +244,16 @@ static struct encoding_form form_of(uint32_t encoding)
     return form;
 }
 
-void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *plain,
+void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *raw,
                 void *encoded)
 {
-    form_of(spec->encoding).encode(spec, section, plain, encoded);
+    form_of(spec->encoding).encode(spec, section, raw, encoded);
 }
 
 void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded,
-                void *plain)
+                void *raw)
 {
-    form_of(spec->encoding).decode(spec, section, encoded, plain);
+    form_of(spec->encoding).decode(spec, section, encoded, raw);
 }
 
 bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded)

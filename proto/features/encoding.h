@@ -36,12 +36,12 @@
  * fingerprint: docs/protocol.md, "Fingerprint".
  * version: of the encoding.
  * encoded_bytes: of an encoded block, all parts.
- * plain_bytes: of a block of the base, all parts. */
+ * raw_bytes: of a block of the base, all parts. */
 #define UCM_MSG_ENCODING_OPEN_R(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                      \
     F(m, u64, version, REQ, 1, UCM_U32)                                                            \
     F(m, u64, encoded_bytes, REQ, 1, UINT64_MAX)                                                   \
-    F(m, u64, plain_bytes, REQ, 1, UINT64_MAX)
+    F(m, u64, raw_bytes, REQ, 1, UINT64_MAX)
 
 #endif

@@ -291,7 +291,7 @@ enum ucm_bypass {
  * evicted_blocks, uint: evicted from DRAM to make space.
  * encoding, str: of an encoded namespace; else empty.
  * encoding_version, uint: its version; 0: not encoded.
- * plain_layer_bytes, uint: `layer_bytes` of the raw form.
+ * raw_layer_bytes, uint: `layer_bytes` of the raw form.
  * base, uint: its base's number; 0: not known, or not encoded.
  * base_fingerprint, bin: its base's; empty: not encoded. */
 

@@ -154,9 +154,9 @@
     X(share_gc_failed, counter, "passes", "garbage collections given up because the root failed")  \
     X(share_gc_removed, counter, "files", "files that garbage collection removed from a root")     \
     X(share_gc_demoted, counter, "files", "files copied to the next root before their removal")    \
-    X(lookup_hits_plain, counter, "blocks",                                                        \
+    X(lookup_hits_raw, counter, "blocks",                                                          \
       "keys of lookups in encoded namespaces whose block is in the raw namespace")                 \
-    X(encode_plain_bytes, counter, "bytes", "bytes of dumped blocks before they were encoded")     \
+    X(encode_raw_bytes, counter, "bytes", "bytes of dumped blocks before they were encoded")       \
     X(encode_bytes, counter, "bytes", "bytes of dumped blocks as they were encoded")               \
     X(encode_unfit, counter, "parts",                                                              \
       "dumped parts whose bytes their encoding cannot hold; the worker dumps them raw")            \
@@ -164,7 +164,7 @@
       "stored parts decoded because another part of their block stayed raw")                       \
     X(unfit_decode_failed, counter, "parts",                                                       \
       "such parts not decoded: no space, or evicted before; their block is a miss")                \
-    X(decode_plain_bytes, counter, "bytes", "bytes of loaded blocks after they were decoded")      \
+    X(decode_raw_bytes, counter, "bytes", "bytes of loaded blocks after they were decoded")        \
     X(decode_bytes, counter, "bytes", "bytes of loaded blocks as they were encoded")               \
     X(summary_builds, counter, "parts", "block summaries that the daemon built")                   \
     X(summary_bytes, counter, "bytes", "bytes of block summaries that the daemon built")           \

@@ -1,4 +1,4 @@
-/* Any bytes as an encoding's spec, and the rest as a section: first plain, which is encoded and
+/* Any bytes as an encoding's spec, and the rest as a section: first raw, which is encoded and
  * decoded, then encoded, which is decoded. Every form gives the bits of the reference and stays
  * within the section's memory; what is lossless and fits comes back as it was; fp8 encodes what it
  * decoded to the same bytes. Traps on any break of these promises. */
@@ -52,18 +52,18 @@ static uint8_t *repeat(const uint8_t *data, size_t n, uint64_t bytes)
     return out;
 }
 
-static uint8_t *encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain)
+static uint8_t *encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw)
 {
     uint64_t bytes = ucm_encoding_bytes(spec, section);
     uint8_t *reference = malloc(bytes), *encoded = malloc(bytes);
 
     must(reference != NULL && encoded != NULL && bytes % 16 == 0);
     memset(reference, 0x5a, bytes);
-    ucm_encoding_method(spec->encoding)->encode(spec, section, plain, reference);
+    ucm_encoding_method(spec->encoding)->encode(spec, section, raw, reference);
     for (int isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
         memset(encoded, 0xa5, bytes);
-        ucm_encode(spec, section, plain, encoded);
+        ucm_encode(spec, section, raw, encoded);
         must(memcmp(encoded, reference, bytes) == 0);
     }
     free(encoded);
@@ -73,29 +73,28 @@ static uint8_t *encode(const struct ucm_encoding_spec *spec, uint32_t section, c
 static uint8_t *decode(const struct ucm_encoding_spec *spec, uint32_t section,
                        const uint8_t *encoded)
 {
-    uint64_t bytes = ucm_encoding_plain_bytes(spec, section);
-    uint8_t *reference = malloc(bytes), *plain = malloc(bytes);
+    uint64_t bytes = ucm_encoding_raw_bytes(spec, section);
+    uint8_t *reference = malloc(bytes), *raw = malloc(bytes);
 
-    must(reference != NULL && plain != NULL);
+    must(reference != NULL && raw != NULL);
     memset(reference, 0x5a, bytes);
     ucm_encoding_method(spec->encoding)->decode(spec, section, encoded, reference);
     for (int isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
-        memset(plain, 0xa5, bytes);
-        ucm_decode(spec, section, encoded, plain);
-        must(memcmp(plain, reference, bytes) == 0);
+        memset(raw, 0xa5, bytes);
+        ucm_decode(spec, section, encoded, raw);
+        must(memcmp(raw, reference, bytes) == 0);
     }
-    free(plain);
+    free(raw);
     return reference;
 }
 
-static void round_trip(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain)
+static void round_trip(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw)
 {
-    uint8_t *encoded = encode(spec, section, plain), *again = decode(spec, section, encoded),
-            *second;
+    uint8_t *encoded = encode(spec, section, raw), *again = decode(spec, section, encoded), *second;
 
     if (spec->encoding == UCM_ENCODING_LOSSLESS && ucm_encoding_fits(spec, section, encoded))
-        must(memcmp(again, plain, ucm_encoding_plain_bytes(spec, section)) == 0);
+        must(memcmp(again, raw, ucm_encoding_raw_bytes(spec, section)) == 0);
     if (spec->encoding == UCM_ENCODING_FP8) {
         second = encode(spec, section, again);
         must(memcmp(second, encoded, ucm_encoding_bytes(spec, section)) == 0);
@@ -118,12 +117,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         return 0;
     }
     for (uint32_t section = 0; section < spec.n_sections; section++) {
-        uint8_t *plain = repeat(data + HEAD, n - HEAD, ucm_encoding_plain_bytes(&spec, section));
+        uint8_t *raw = repeat(data + HEAD, n - HEAD, ucm_encoding_raw_bytes(&spec, section));
         uint8_t *encoded = repeat(data + HEAD, n - HEAD, ucm_encoding_bytes(&spec, section));
 
-        round_trip(&spec, section, plain);
+        round_trip(&spec, section, raw);
         free(decode(&spec, section, encoded));
-        free(plain);
+        free(raw);
         free(encoded);
     }
     return 0;

@@ -124,14 +124,14 @@ static bool encoded_wrong(const struct scene *t, const uint8_t *slot, const uint
     const struct ucm_cuda_decode_layout *l = &t->options.stored;
     struct ucm_encoding_spec spec = scene_coding(t, 1);
     uint32_t half = TOKENS * t->spec.d, wrong = 0;
-    uint8_t plain[2 * TOKENS * D_MAX], encoded[TOKENS * (D_MAX + 1)];
+    uint8_t raw[2 * TOKENS * D_MAX], encoded[TOKENS * (D_MAX + 1)];
 
     for (uint32_t v = 0; v < 2; v++) {
         uint64_t pitch = v ? l->v_token_stride : l->k_token_stride;
 
         for (uint32_t token = 0; token < TOKENS; token++)
-            memcpy(plain + token * t->row, stored + v * l->v_offset + token * pitch, t->row);
-        ucm_encode(&spec, 0, plain, encoded);
+            memcpy(raw + token * t->row, stored + v * l->v_offset + token * pitch, t->row);
+        ucm_encode(&spec, 0, raw, encoded);
         for (uint32_t i = 0; i < half; i++) /* an infinity is NaN in a slot */
             encoded[i] |= (encoded[i] & 0x7f) == 0x7e;
         wrong |= memcmp(slot + v * half, encoded, half) != 0;

@@ -59,7 +59,7 @@ struct ucm_encoding_spec encoding_spec(uint32_t encoding, uint32_t dtype, uint32
 
 struct rig {
     struct ucm_encoding_spec spec;
-    uint64_t plain[2], encoded[2], slot_bytes, stride, page_bytes, slots_bytes;
+    uint64_t raw[2], encoded[2], slot_bytes, stride, page_bytes, slots_bytes;
     uint32_t n_planes, shift;
     struct ucm_encoding_plane planes[2 * LAYERS]; /* base counts from the pages' first byte */
     uint32_t blocks[ITEMS];
@@ -82,10 +82,10 @@ static void rig_open(struct rig *r, const struct ucm_encoding_spec *spec, uint32
 
     *r = (struct rig){.spec = *spec, .shift = shift, .n_planes = spec->n_sections * LAYERS};
     for (uint32_t i = 0; i < spec->n_sections; i++) {
-        r->plain[i] = ucm_encoding_plain_bytes(spec, i);
+        r->raw[i] = ucm_encoding_raw_bytes(spec, i);
         r->encoded[i] = ucm_encoding_bytes(spec, i);
     }
-    r->stride = place(r->plain[0], shift) + place(r->plain[1], shift) + (shift ? 6 : 32);
+    r->stride = place(r->raw[0], shift) + place(r->raw[1], shift) + (shift ? 6 : 32);
     for (uint32_t p = 0; p < r->n_planes; p++) {
         uint32_t section = p % spec->n_sections;
 
@@ -93,9 +93,9 @@ static void rig_open(struct rig *r, const struct ucm_encoding_spec *spec, uint32
                                                    (uint32_t)r->encoded[section], section};
         r->slot_bytes += r->encoded[section];
         if (section + 1 < spec->n_sections)
-            at += place(r->plain[0], shift);
+            at += place(r->raw[0], shift);
         else
-            at += r->stride * BLOCKS - (section > 0 ? place(r->plain[0], shift) : 0);
+            at += r->stride * BLOCKS - (section > 0 ? place(r->raw[0], shift) : 0);
     }
     r->slot_bytes += 16;
     r->page_bytes = at + r->stride;
@@ -426,7 +426,7 @@ static void test_long(uint32_t encoding)
         for (uint32_t turn = 0; turn < 2; turn++) {
             for (uint32_t i = 0; i < ITEMS; i++)
                 for (uint32_t p = 0; p < r.n_planes; p++)
-                    fill_long(page_of(&r, i, p), r.plain[0] / 2, (i + p + turn) % 3);
+                    fill_long(page_of(&r, i, p), r.raw[0] / 2, (i + p + turn) % 3);
             dump(&r);
             load(&r);
         }
@@ -441,7 +441,7 @@ static void put_all(struct rig *r, uint32_t how)
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++) {
             uint8_t *page = page_of(r, i, p);
-            uint64_t n = r->plain[r->planes[p].section] / 2;
+            uint64_t n = r->raw[r->planes[p].section] / 2;
 
             for (uint64_t e = 0; e < n; e++) {
                 uint64_t row = e / r->spec.section[0].dim;

@@ -191,7 +191,7 @@ static void test_daemon_killed(struct ucm_client *c)
     check(role_ends(survivor), "it survives the daemon: nothing is written late, and loads go on");
     for (start = now_s(); !staged_moved(c) && now_s() < start + 1;)
         usleep(20000);
-    if (!plans()) /* these are plain */
+    if (!plans()) /* these are raw */
         check(staged_moved(c) == staged(), staged() ? "through a new ring" : "through none");
     close(out);
 }

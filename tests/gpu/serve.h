@@ -51,7 +51,7 @@ struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &
                              unsigned first, unsigned n, bool reversed);
 void key_make(unsigned number, uint8_t *out);
 /* Of the test's strategy: does a worker have a companion; do copies go through its ring; does the daemon's planner decide
- * whether plain ones do? */
+ * whether raw ones do? */
 bool companion(void);
 bool staged(void);
 bool plans(void);

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define N 48u    /* blocks */
-#define PLAIN 8u /* of them are dumped as they are */
+#define RAW 8u /* of them are dumped as they are */
 
 static const char *const encodings[] = {"fp8", "int8", "q4", "lossless"};
 
@@ -82,12 +82,12 @@ static void put(struct worker *w, std::vector<uint16_t> &kv)
     need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
 }
 
-static void move(struct worker *w, const struct ucm_transfer *t, bool load, bool plain)
+static void move(struct worker *w, const struct ucm_transfer *t, bool load, bool raw)
 {
     struct ucm_task *task;
     struct ucm_result r;
     int rc = load    ? ucm_load(w->region, t, -1, &task)
-             : plain ? ucm_dump_plain(w->region, t, -1, &task)
+             : raw ? ucm_dump_raw(w->region, t, -1, &task)
                      : ucm_dump(w->region, t, -1, &task);
 
     need(rc == 0, load ? "load" : "dump");
@@ -109,7 +109,7 @@ static size_t differ(struct worker *w, std::vector<uint16_t> &kv, uint32_t encod
     for (unsigned p = 0; p < 2 * LAYERS; p++)
         for (unsigned b = 0; b < N; b++) {
             memcpy(want.data(), fragment_of(kv, p, b), FRAGMENT);
-            if (b >= PLAIN) {
+            if (b >= RAW) {
                 ucm_encode(&spec, p % 2, fragment_of(kv, p, b), encoded.data());
                 ucm_decode(&spec, p % 2, encoded.data(), want.data());
             }
@@ -146,7 +146,7 @@ static uint32_t found(struct ucm_namespace *ns, unsigned first)
 }
 
 /* As a forward pass stores them: each layer's event and dump behind the layer. */
-static void dump_layers(struct worker *w, unsigned first, uint32_t n_plain)
+static void dump_layers(struct worker *w, unsigned first, uint32_t n_raw)
 {
     std::vector<uint8_t> keys;
     std::vector<uint32_t> blocks;
@@ -155,10 +155,10 @@ static void dump_layers(struct worker *w, unsigned first, uint32_t n_plain)
     struct ucm_result r;
 
     for (unsigned i = 0; i < 2 * LAYERS; i++) {
-        bool plain = i % 2 == 0;
+        bool raw = i % 2 == 0;
         struct ucm_transfer part = t;
 
-        if (plain) {
+        if (raw) {
             need(cudaEventRecord(w->event, w->stream) == cudaSuccess, "record");
             if (i == 2 * (LAYERS - 1))
                 need(found(w->ns, first) == 0, "no block before its last layer");
@@ -166,13 +166,13 @@ static void dump_layers(struct worker *w, unsigned first, uint32_t n_plain)
         part.event = (const uint8_t *)&w->handle;
         part.layer = i / 2;
         part.n_layers = 1;
-        part.n_keys = plain ? n_plain : N - n_plain;
-        part.keys = keys.data() + (plain ? 0 : n_plain * KEY_BYTES);
-        part.blocks += plain ? 0 : n_plain;
-        need((plain ? ucm_dump_plain : ucm_dump)(w->region, &part, -1, &task[i]) == 0, "a layer's dump");
+        part.n_keys = raw ? n_raw : N - n_raw;
+        part.keys = keys.data() + (raw ? 0 : n_raw * KEY_BYTES);
+        part.blocks += raw ? 0 : n_raw;
+        need((raw ? ucm_dump_raw : ucm_dump)(w->region, &part, -1, &task[i]) == 0, "a layer's dump");
     }
     for (unsigned i = 0; i < 2 * LAYERS; i++) {
-        need(ucm_task_wait(task[i], 30000, &r) == 0 && r.n_ok == (i % 2 == 0 ? n_plain : N - n_plain),
+        need(ucm_task_wait(task[i], 30000, &r) == 0 && r.n_ok == (i % 2 == 0 ? n_raw : N - n_raw),
              "a layer's dump ends");
         ucm_task_free(task[i]);
     }
@@ -190,18 +190,18 @@ static void encoded(struct worker *w, uint32_t encoding)
     encode_open(w, encoding);
     put(w, kv);
     t = transfer(keys, blocks, first, N, false);
-    t.n_keys = PLAIN;
+    t.n_keys = RAW;
     move(w, &t, false, true);
-    t.keys = keys.data() + PLAIN * KEY_BYTES;
-    t.blocks = blocks.data() + PLAIN;
-    t.n_keys = N - PLAIN;
+    t.keys = keys.data() + RAW * KEY_BYTES;
+    t.blocks = blocks.data() + RAW;
+    t.n_keys = N - RAW;
     move(w, &t, false, false);
     load_all(w, first, 0);
     need(differ(w, kv, encoding) == 0, encodings[encoding - 1]);
     load_all(w, first, 1);
     need(differ(w, kv, encoding) == 0, "layer by layer");
     put(w, kv);
-    dump_layers(w, first + 500, PLAIN);
+    dump_layers(w, first + 500, RAW);
     load_all(w, first + 500, 0);
     need(differ(w, kv, encoding) == 0, "dumped layer by layer");
     load_all(w, first + 500, 3);
@@ -271,9 +271,9 @@ int role_encoded_dies(void)
     delay_ms<<<prop.multiProcessorCount * prop.maxThreadsPerMultiProcessor / 1024, 1024, 0, w.stream>>>(20000);
     need(cudaPeekAtLastError() == cudaSuccess, "launch");
     usleep(50000);
-    stored.n_keys = N - PLAIN;
-    stored.keys = stored_keys.data() + PLAIN * KEY_BYTES;
-    stored.blocks += PLAIN;
+    stored.n_keys = N - RAW;
+    stored.keys = stored_keys.data() + RAW * KEY_BYTES;
+    stored.blocks += RAW;
     need(ucm_dump(w.region, &t, -1, &dump) == 0, "dump");
     need(ucm_load(w.region, &stored, -1, &load) == 0, "load");
     for (double end = now_s() + 5; (ring_claimed(0) == 0 || ring_claimed(1) == 0) && now_s() < end;)
@@ -296,11 +296,11 @@ int role_encoded_after(void)
     encode_open(&w, UCM_ENCODING_FP8);
     need(found(w.ns, ORPHANS) == 0 && found(w.base, ORPHANS) == 0, "nothing of the dead worker's dump");
     put(&w, kv);
-    t.n_keys = PLAIN;
+    t.n_keys = RAW;
     move(&w, &t, false, true);
-    t.keys = keys.data() + PLAIN * KEY_BYTES;
-    t.blocks += PLAIN;
-    t.n_keys = N - PLAIN;
+    t.keys = keys.data() + RAW * KEY_BYTES;
+    t.blocks += RAW;
+    t.n_keys = N - RAW;
     move(&w, &t, false, false);
     load_all(&w, ORPHANS, 0);
     need(differ(&w, kv, UCM_ENCODING_FP8) == 0, "the same keys, stored by another");

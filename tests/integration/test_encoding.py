@@ -59,7 +59,7 @@ class Encodings(EncodingCase):
         self.assertEqual(self.engine("fp8", seed=5, axis=1).opened["fingerprint"], again["fingerprint"], "what fp8 ignores")
         form = fingerprint_form(engine.client.limits["tenant"], self.identity_of(engine))
         self.assertEqual(hashlib.sha256(form).digest(), again["fingerprint"], "as the page says")
-        self.assertEqual((again["plain_bytes"], again["encoded_bytes"]), (BLOCK, LAYERS * sum(engine.reference.encoded)))
+        self.assertEqual((again["raw_bytes"], again["encoded_bytes"]), (BLOCK, LAYERS * sum(engine.reference.encoded)))
         prints = {self.engine(name).opened["fingerprint"] for name in ENCODINGS}
         prints |= {self.engine("int8", axis=1, run=run).opened["fingerprint"] for run in (0, 4, TOKENS)}
         prints.add(engine.listed(engine.base)["fingerprint"])
@@ -68,10 +68,10 @@ class Encodings(EncodingCase):
     def test_the_list_tells_base_and_ratio(self):
         engine = self.engine("fp8")
         listed, base = engine.listed(), engine.listed(engine.base)
-        self.assertEqual((listed["encoding"], listed["encoding_version"], listed["plain_layer_bytes"]), ("fp8", 1, LAYER))
+        self.assertEqual((listed["encoding"], listed["encoding_version"], listed["raw_layer_bytes"]), ("fp8", 1, LAYER))
         self.assertEqual((listed["base"], listed["base_fingerprint"]), (engine.base, base["fingerprint"]))
         self.assertEqual(listed["layer_bytes"], sum(engine.reference.encoded))
-        self.assertEqual((base["encoding"], base["plain_layer_bytes"], base["base"], base["base_fingerprint"]), ("", LAYER, 0, b""))
+        self.assertEqual((base["encoding"], base["raw_layer_bytes"], base["base"], base["base_fingerprint"]), ("", LAYER, 0, b""))
 
     def test_ucmctl_shows_base_and_ratio(self):
         engine = self.engine("fp8")
@@ -138,18 +138,18 @@ class Encodings(EncodingCase):
         engine.pages.fill(1)
         before = engine.metrics()
         self.assertEqual(engine.pages.call("dump", [0], [0])["bytes"], engine.opened["encoded_bytes"])
-        engine.dump([1], [1], plain=True)
+        engine.dump([1], [1], raw=True)
         self.assertEqual(engine.pages.call("load", [0, 1], [2, 3])["bytes"], engine.opened["encoded_bytes"] + BLOCK)
         engine.hits(0, 1)
         after = engine.metrics()
         moved = {name: after[name] - before[name] for name in before}
         encoded = engine.opened["encoded_bytes"]
-        self.assertEqual([moved[name] for name in ("encode_plain_bytes", "encode_bytes", "decode_plain_bytes", "decode_bytes",
-                                                   "lookup_hits_plain", "encode_unfit", "dump_bytes", "load_bytes")],
+        self.assertEqual([moved[name] for name in ("encode_raw_bytes", "encode_bytes", "decode_raw_bytes", "decode_bytes",
+                                                   "lookup_hits_raw", "encode_unfit", "dump_bytes", "load_bytes")],
                          [BLOCK, encoded, BLOCK, encoded, 1, 0, encoded + BLOCK, encoded + BLOCK])
 
     @unittest.skipUnless("lossless" in ENCODINGS, "there is no lossless encoding")
-    def test_what_does_not_fit_is_dumped_plain(self):
+    def test_what_does_not_fit_is_dumped_raw(self):
         engine = self.engine("lossless")
         plain = [engine.pages.fill(0), os.urandom(BLOCK), engine.pages.fill(2)]
         engine.pages.put(1, plain[1])
@@ -157,7 +157,7 @@ class Encodings(EncodingCase):
         self.assertEqual(engine.dump(range(3), range(3)), [OK, UNFIT, OK])
         self.assertEqual(engine.metrics()["encode_unfit"] - before, 1)
         self.assertEqual(engine.each(0, 1, 2), [IN_DRAM, 0, IN_DRAM])
-        self.assertEqual(engine.dump([1], [1], plain=True), [OK])
+        self.assertEqual(engine.dump([1], [1], raw=True), [OK])
         engine.pages.clear()
         self.assertEqual(engine.load(range(3), range(3)), [OK] * 3)
         self.assertEqual([engine.pages.bytes(i) for i in range(3)], plain)
@@ -190,7 +190,7 @@ class FallThrough(EncodingCase):
         engine, self.plain = self.engine("fp8"), {}
         for name in (0, 1, 2, 3, 4, 5, 6, 8):
             self.plain[name] = engine.pages.fill(name)
-        self.assertEqual(engine.dump([0, 1, 2, 6], [0, 1, 2, 6], plain=True), [OK] * 4)
+        self.assertEqual(engine.dump([0, 1, 2, 6], [0, 1, 2, 6], raw=True), [OK] * 4)
         self.assertEqual(engine.dump([3, 4, 5, 8], [3, 4, 5, 8]), [OK] * 4)
         engine.pages.clear()
         return engine
@@ -237,9 +237,9 @@ class FallThrough(EncodingCase):
     def test_the_encoded_form_goes_first(self):
         engine = self.engine("fp8")
         one, other = engine.pages.fill(0), engine.pages.fill(1)
-        self.assertEqual(engine.dump(["x"], [0], plain=True), [OK])
+        self.assertEqual(engine.dump(["x"], [0], raw=True), [OK])
         self.assertEqual(engine.dump(["x"], [1]), [OK])
-        self.assertEqual(engine.dump(["x", "x"], [0, 0], plain=True), [EXISTS] * 2)
+        self.assertEqual(engine.dump(["x", "x"], [0, 0], raw=True), [EXISTS] * 2)
         self.assertEqual(engine.load(["x"], [2]), [OK])
         self.assertEqual(engine.pages.bytes(2), engine.through(other))
         engine.client.call("namespace.purge", ns=engine.ns, keys=keys("x"))
@@ -323,7 +323,7 @@ class FallThrough(EncodingCase):
         self.assertEqual(list(plain.client.call("summary.build", ns=right["ns"], keys=keys(*names))["status"]), [OK] * 12)
         want = self.summaries(plain, right, names)
         self.assertEqual(engine.dump(range(6), range(6)), [OK] * 6)
-        self.assertEqual(engine.dump([6, 7], [6, 7], plain=True), [OK] * 2)
+        self.assertEqual(engine.dump([6, 7], [6, 7], raw=True), [OK] * 2)
         built = call("summary.open", ns=engine.ns, method=1, **shape)
         self.assertEqual(list(call("summary.build", ns=built["ns"], keys=keys(*range(4)))["status"]), [OK] * 4)
         sequence = call("sequence.open", ns=built["ns"])["sequence"]
@@ -332,7 +332,7 @@ class FallThrough(EncodingCase):
         call("sequence.close", sequence=sequence)
         call("summary.open", ns=engine.ns, method=1, build=True, **shape)
         self.assertEqual(engine.dump([8, 9], [8, 9]), [OK] * 2)
-        self.assertEqual(engine.dump([10, 11], [10, 11], plain=True), [OK] * 2)
+        self.assertEqual(engine.dump([10, 11], [10, 11], raw=True), [OK] * 2)
         self.until(lambda: engine.client.hits(built["ns"], *range(12)) == 12)
         self.assertEqual(self.summaries(engine, built, range(12)), want)
 
@@ -380,7 +380,7 @@ class Fleet(EncodingCase):
         engine = self.engine("fp8")
         engine.pages.fill(0)
         self.assertEqual(engine.dump([0], [0]), [OK])
-        self.assertEqual(engine.dump([1], [0], plain=True), [OK])
+        self.assertEqual(engine.dump([1], [0], raw=True), [OK])
         identity = dict(IDENTITY, model=self.id(), dtype="encoded", layout="encoding/1/fp8", layer_bytes=sum(engine.reference.encoded),
                         salt=engine.listed()["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
         raw = self.client()
@@ -411,7 +411,7 @@ class Random(EncodingCase):
     def dump(self, rng, engine, engines, names):
         plain = [engine.pages.fill(i) for i in range(len(names))]
         to_base = engine.reference is None or rng.random() < 0.4
-        status = engine.dump(names, range(len(names)), plain=to_base and engine.reference is not None)
+        status = engine.dump(names, range(len(names)), raw=to_base and engine.reference is not None)
         for name, data, ended in zip(names, plain, status):
             self.assertIn(ended, (OK, EXISTS, 5))
             if ended == OK:
@@ -468,7 +468,7 @@ class Random(EncodingCase):
             some = [i for i in range(700) if forms[i] == form]
             for first in range(0, len(some), 16):
                 names = some[first:first + 16]
-                self.assertEqual(engine.dump(names, range(len(names)), plain=form), [OK] * len(names))
+                self.assertEqual(engine.dump(names, range(len(names)), raw=form), [OK] * len(names))
         for gap in (None, 699, 512, 511, 256, 255, 1):
             names = [i if i != gap else "gap" for i in range(700)]
             self.assertEqual(engine.hits(*names), 700 if gap is None else gap)
@@ -486,7 +486,7 @@ class Small(EncodingCase):
             for i, name in enumerate(names):
                 plain[name] = engine.pages.fill(i)
             for form in (False, True):
-                status = engine.dump(names[form::2], range(form, 64, 2), plain=form)
+                status = engine.dump(names[form::2], range(form, 64, 2), raw=form)
                 self.assertTrue(set(status) <= {OK, 3})
         found = [name for name in plain if engine.each(name) != [0]]
         self.assertGreater(len(found), 10)

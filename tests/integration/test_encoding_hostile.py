@@ -95,7 +95,7 @@ class Hostile(Mixed):
         before = self.bytes_of(client, engine)
         plain = engine.pages.fill(0)
         self.assertEqual(engine.dump(["x"], [0]), [OK])
-        self.assertEqual(engine.dump(["y"], [0], plain=True), [OK])
+        self.assertEqual(engine.dump(["y"], [0], raw=True), [OK])
         lease = client.call("lookup", ns=encoded, keys=keys("x", "y"), lease_ms=60000)
         self.assertEqual(lease["hits"], 1)
         self.assertEqual(client.call("encoding.open", ns=base, encoding="fp8", **SIZES)["ns"], encoded)
@@ -107,7 +107,7 @@ class Hostile(Mixed):
         self.assertEqual(before.bytes(0), reference.encode(plain))
         self.assertEqual(pages.load(["x", "y"], [0, 1], lease=lease["lease"]), [OK, OK])
         self.assertEqual([pages.bytes(0), pages.bytes(1)], [reference.decode(reference.encode(plain)), plain])
-        self.assertEqual(before.dump(["z"], [0], plain=True), [OK])
+        self.assertEqual(before.dump(["z"], [0], raw=True), [OK])
         self.assertEqual(client.hits(base, "z"), 0)
 
     def test_a_base_that_is_anothers_is_not_told(self):
@@ -125,7 +125,7 @@ class Hostile(Mixed):
         call, every = engine.client.call, u32(*range(4))
         for i in range(4):
             engine.pages.fill(i)
-        self.assertEqual(engine.dump([0, 1], [0, 1], plain=True), [OK] * 2)
+        self.assertEqual(engine.dump([0, 1], [0, 1], raw=True), [OK] * 2)
         self.assertEqual(engine.dump([2, 3], [2, 3]), [OK] * 2)
         summaries = call("summary.open", ns=engine.ns, method=1, dtype=2, kv_heads=HEADS, head_dim=DIM, v_head_dim=DIM, v_offset=SECTION,
                        k_token_stride=HEADS * DIM * 2, k_head_stride=DIM * 2, v_token_stride=HEADS * DIM * 2, v_head_stride=DIM * 2)
@@ -151,7 +151,7 @@ class Hostile(Mixed):
         engine.pages.put(0, good[:LAYER] + bad + good[2 * LAYER:])
         self.assertEqual([engine.dump(["x"], [0], layer=layer, layers=1) for layer in range(LAYERS)], [[OK], [UNFIT], [OK]])
         self.assertEqual(engine.each("x"), [0])
-        self.assertEqual(engine.dump(["x"], [0], plain=True), [OK])
+        self.assertEqual(engine.dump(["x"], [0], raw=True), [OK])
         self.assertEqual(engine.load(["x"], [1]), [OK])
         self.assertEqual(engine.pages.bytes(1), engine.pages.bytes(0))
         other = self.engine("lossless")
@@ -162,7 +162,7 @@ class Hostile(Mixed):
         self.assertEqual(other.load(["x"], [2]), [OK])
         self.assertEqual(other.pages.bytes(2), good)
 
-    def test_parts_of_two_forms_become_plain(self):
+    def test_parts_of_two_forms_become_raw(self):
         """Workers of one engine, of which some dump plain what did not fit: the daemon decodes the others' parts, in whatever order
         they came."""
         for unfit, order in (((1,), (0, 1)), ((1,), (1, 0)), ((0, 2), (0, 1, 2)), ((0, 2), (1, 2, 0)), ((2,), (2, 1, 0))):
@@ -177,7 +177,7 @@ class Hostile(Mixed):
                         continue
                     self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (0, 0))
                     self.assertEqual(parts[i].dump(["x"], [0]), [UNFIT])
-                    self.assertEqual(parts[i].dump(["x"], [0], plain=True), [OK])
+                    self.assertEqual(parts[i].dump(["x"], [0], raw=True), [OK])
                 self.until(lambda: client.hits(ns, "x") == 1, "the block")
                 self.assertEqual(client.hits(base, "x"), 1)
                 self.assertEqual([part.load(["x"], [2]) for part in parts], [[OK]] * len(parts))
@@ -187,7 +187,7 @@ class Hostile(Mixed):
                 self.assertEqual(after["unfit_decode_failed"], before["unfit_decode_failed"])
                 self.settled(client, base)
                 for i, part in enumerate(parts):  # as workers do who don't know of it
-                    self.assertEqual(part.dump(["x"], [0], plain=i in unfit), [EXISTS])
+                    self.assertEqual(part.dump(["x"], [0], raw=i in unfit), [EXISTS])
                 client.call("namespace.purge", ns=base)
                 self.until(lambda: client.hits(ns, "x") == 0, "the end of the base's block")
 
@@ -199,7 +199,7 @@ class Hostile(Mixed):
             part.put(0, os.urandom(part.size))
             part.fill(1)
         self.assertEqual(parts[0].dump(["x"], [1]), [OK])
-        self.assertEqual(parts[2].dump(["x"], [0], plain=True), [OK])
+        self.assertEqual(parts[2].dump(["x"], [0], raw=True), [OK])
         self.until(lambda: self.count(client) == before + 1, "the first part")
         self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (0, 0))
         self.assertEqual(parts[1].dump(["x"], [1], layer=0, layers=LAYERS - 1), [OK])
@@ -215,7 +215,7 @@ class Hostile(Mixed):
         before = self.count(client)
         for part in parts:
             part.fill(0)
-        self.assertEqual([parts[0].dump(["x"], [0]), parts[1].dump(["x"], [0], plain=True)], [[OK]] * 2)
+        self.assertEqual([parts[0].dump(["x"], [0]), parts[1].dump(["x"], [0], raw=True)], [[OK]] * 2)
         self.assertEqual((client.hits(ns, "x"), client.hits(base, "x"), self.count(client)), (0, 0, before))
         self.assertEqual(parts[1].dump(["x"], [0]), [OK])
         self.assertEqual((client.hits(ns, "x"), client.hits(base, "x"), self.count(client)), (1, 0, before))
@@ -224,7 +224,7 @@ class Hostile(Mixed):
         engine = self.engine("fp8")
         for i in range(8):
             engine.pages.fill(i)
-            self.assertEqual(engine.dump([i], [i], plain=i % 2 == 0), [OK])
+            self.assertEqual(engine.dump([i], [i], raw=i % 2 == 0), [OK])
         before = engine.metrics()["leases"]
         for how in ("close", "release", "time", "load"):
             other = self.engine("fp8")
@@ -258,7 +258,7 @@ class LittleDram(Mixed):
         for first in range(0, n, 100):
             names = [f"{first + i}" for i in range(100)]
             self.assertEqual(set(parts[0].dump(names, [0] * 100)), {OK})
-            self.assertLessEqual(set(parts[1].dump(names, [0] * 100, plain=True)), {OK, NO_ROOM})
+            self.assertLessEqual(set(parts[1].dump(names, [0] * 100, raw=True)), {OK, NO_ROOM})
         found = set()
 
         def enough():
@@ -289,7 +289,7 @@ class Stopped(Mixed):
         encoded = client.call("encoding.open", ns=base, encoding="lossless", **sizes)["ns"]
         parts = [Pages(client, encoded, 1, sections=(8 << 20, 8 << 20), layers=1, part=part) for part in range(2)]
         self.assertEqual(parts[0].dump(["x"], [0]), [OK])
-        self.assertEqual(parts[1].dump(["x"], [0], plain=True), [OK])
+        self.assertEqual(parts[1].dump(["x"], [0], raw=True), [OK])
         client.close()
 
 

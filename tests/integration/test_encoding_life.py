@@ -34,7 +34,7 @@ class Life(OwnDaemons, EncodingCase):
         engine = self.engine(encoding)
         plain = [engine.pages.fill(i) for i in range(6)]
         self.assertEqual(engine.dump(range(4), range(4)), [OK] * 4)
-        self.assertTrue(set(engine.dump([4, 5], [4, 5], plain=True)) <= {OK, EXISTS})
+        self.assertTrue(set(engine.dump([4, 5], [4, 5], raw=True)) <= {OK, EXISTS})
         return engine, [engine.through(p) for p in plain[:4]] + plain[4:]
 
     def assert_loaded(self, engine, right):
@@ -60,7 +60,7 @@ class Restart(Life):
         listed = {e["encoding"]: e for e in operator.call("namespace.list", limit=4096)["namespaces"]}
         self.assertEqual(set(listed), {"", *ENCODINGS}, "before anybody opens one")
         for name in ENCODINGS:
-            self.assertEqual((listed[name]["base"], listed[name]["plain_layer_bytes"]), (listed[""]["ns"], LAYER))
+            self.assertEqual((listed[name]["base"], listed[name]["raw_layer_bytes"]), (listed[""]["ns"], LAYER))
             engine = self.engine(name)
             self.until(lambda engine=engine: engine.hits(*range(6)) == 6)
             engine.pages.clear()
@@ -104,7 +104,7 @@ class Damage(Life):
         engine = self.engine("fp8")
         plain = [engine.pages.fill(i) for i in range(2)]
         self.assertEqual(engine.dump([0, 1], [0, 1]), [OK] * 2)
-        self.assertEqual(engine.dump([0], [0], plain=True), [OK])
+        self.assertEqual(engine.dump([0], [0], raw=True), [OK])
         self.settled(engine, "nvme")
         for ns in (engine.base, engine.ns):
             engine.client.call("evict", ns=ns, tier=1)
@@ -126,7 +126,7 @@ class Share(Life):
         one, other, third = self.daemon, _, _ = [Daemon(**options) for _ in range(3)]
         engine = self.engine("fp8")
         plain = [engine.pages.fill(i) for i in range(9)]
-        self.assertEqual(engine.dump([0, 1, 7, 8], [0, 1, 7, 8], plain=True), [OK] * 4)
+        self.assertEqual(engine.dump([0, 1, 7, 8], [0, 1, 7, 8], raw=True), [OK] * 4)
         self.assertEqual(engine.dump(range(2, 7), range(2, 7)), [OK] * 5)
         self.settled(engine, "shared")
         right = [engine.through(p) if 2 <= i < 7 else p for i, p in enumerate(plain)]
@@ -167,7 +167,7 @@ class Library(Life):
         plain = random_kv(2 * BLOCK)
         shared.buffer[:2 * BLOCK] = plain
         self.assertTrue(region.dump(key, [0], durable=True).wait().all_ok)
-        self.assertTrue(region.dump(keys("y"), [1], durable=True, plain=True).wait().all_ok)
+        self.assertTrue(region.dump(keys("y"), [1], durable=True, raw=True).wait().all_ok)
         self.assertEqual(base.lookup_prefix(key).blocks, 0)
         self.assertEqual(base.lookup_prefix(keys("y")).blocks, 1)
         self.daemon.kill()

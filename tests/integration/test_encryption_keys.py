@@ -338,7 +338,7 @@ class Keys(Encrypted):
         self.loads({**plain, **sealed})
         self.restart()
         self.assertEqual(self.load(list(range(8))), [MISS] * 4 + [OK] * 4)
-        self.assertIn("plain-left-out parts=4", self.daemon.log())
+        self.assertIn("plaintext-left-out parts=4", self.daemon.log())
         self.restart(tenants=[])
         self.assertEqual(self.load(list(range(8)))[4:], [FAILED] * 4)
 
@@ -449,7 +449,7 @@ class Keys(Encrypted):
             os.unlink(os.path.join(self.daemon.store, "ucmd.index"))
             self.start(more={"plain": allowed})
             self.assertEqual(self.load(list(kv)), [status] * BLOCKS)
-            self.assertEqual(f"plain-left-out parts={BLOCKS}" in self.daemon.log().rsplit("serving", 1)[1], allowed == "false")
+            self.assertEqual(f"plaintext-left-out parts={BLOCKS}" in self.daemon.log().rsplit("serving", 1)[1], allowed == "false")
             self.assertEqual(self.daemon.stop(), 0)
         self.start()
 

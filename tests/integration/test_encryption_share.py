@@ -197,7 +197,7 @@ class Shared(Sealed):
         ids = host.client.call("key.list")["keys"][0]["ids"]
         listed = json.loads(self.key_files("--json").stdout)
         self.assertEqual({ids.index(key["key"]): key["files"] for key in listed["keys"]}, files)
-        self.assertEqual([listed[what] for what in ("damaged", "unread")] + [listed["plain"]["files"]], [0, 0, 0])
+        self.assertEqual([listed[what] for what in ("damaged", "unread")] + [listed["plaintext"]["files"]], [0, 0, 0])
 
     def key_files(self, *more, folder=None):
         return subprocess.run([UCMCTL, "key", "files", folder or self.root, *more], capture_output=True, text=True, timeout=60)

@@ -77,7 +77,7 @@ class Form:
             for kind in "bc":
                 kv = random_kv(self.pages.size)
                 self.pages.memory[:len(kv)] = kv
-                case.assertEqual(self.pages.dump([f"{kind}{i}"], [0], plain=kind == "b"), [OK])
+                case.assertEqual(self.pages.dump([f"{kind}{i}"], [0], raw=kind == "b"), [OK])
                 encoded = self.reference.encode(kv) if kind == "c" else None
                 self.holds[f"{kind}{i}"] = (self.reference.decode(encoded) if encoded else kv, encoded)
                 self.names.append(f"{kind}{i}")
@@ -176,7 +176,7 @@ class Stranger:
         form, kv, encoded = self.form, *self.form.holds["c0"]
         region.memory[:region.size] = kv if plain else encoded
         form.case.assertEqual(region.dump([key], [0]), [OK])
-        form.case.assertEqual(region.dump([key + "p"], [0], plain=True), [OK])
+        form.case.assertEqual(region.dump([key + "p"], [0], raw=True), [OK])
         for name, decoded in ((key, form.reference.decode(form.reference.encode(kv)) if plain else kv), (key + "p", kv)):
             form.case.assertEqual(form.pages.load([name], [0]), [OK], name)
             form.case.assertEqual(form.pages.bytes(0), decoded)

@@ -304,7 +304,7 @@ class Drained(GatherCase):
 
 
 class Encoded(EncodingCase):
-    def test_encoded_blocks_and_plain_ones(self):
+    def test_encoded_blocks_and_raw_ones(self):
         for encoding in ("fp8", "lossless"):
             with self.subTest(encoding=encoding):
                 plain, engine = self.engine(None), self.engine(encoding)
@@ -317,11 +317,11 @@ class Encoded(EncodingCase):
                 blocks[:4] = [engine.through(block) for block in blocks[:4]]
                 pool = Pool(engine.client, engine.ns, ENCODED_LAYER, 40, sections=2)
                 items = [(i % 8, random.randrange(ENCODED_LAYERS), slot) for i, slot in enumerate(random.sample(range(40), 30))]
-                before = engine.metrics()["decode_plain_bytes"]
+                before = engine.metrics()["decode_raw_bytes"]
                 self.assertEqual(pool.gather(items, keys=keys(*names)), [OK] * 30)
                 for index, layer, slot in items:
                     self.assertEqual(pool.bytes(slot), blocks[index][layer * ENCODED_LAYER:(layer + 1) * ENCODED_LAYER])
-                self.assertEqual(engine.metrics()["decode_plain_bytes"] - before, ENCODED_LAYER * sum(item[0] < 4 for item in items))
+                self.assertEqual(engine.metrics()["decode_raw_bytes"] - before, ENCODED_LAYER * sum(item[0] < 4 for item in items))
 
 
 class Shared(ShareCase):

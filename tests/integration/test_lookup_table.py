@@ -334,7 +334,7 @@ class ByLibrary(OwnDaemons, Case):
         planes = [Plane(0, 0, layer, layer // 2, 0), Plane(0, layer // 2, layer, layer // 2, 0)]
         region = ns.register([shared.memory()], planes, blocks=8)
         region.dump(self.names(0, 1), [0, 1]).wait()
-        region.dump(self.names(2, 3), [2, 3], plain=True).wait()
+        region.dump(self.names(2, 3), [2, 3], raw=True).wait()
         region.dump(self.names(4), [4]).wait()
         advice = self.advice(ns, self.names(*range(6)))
         self.assertEqual((advice.blocks, ns.lookup_prefix(self.names(*range(6))).blocks), (5, 5))

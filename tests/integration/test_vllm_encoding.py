@@ -48,7 +48,7 @@ class Lossless(Bfloat16):
                 before = self.stats()
                 self.share(layout=layout, salt=layout)
                 after = self.stats()
-                plain, encoded = (after[name] - before[name] for name in ("encode_plain_bytes", "encode_bytes"))
+                plain, encoded = (after[name] - before[name] for name in ("encode_raw_bytes", "encode_bytes"))
                 self.assertGreater(plain, 1.2 * encoded)
                 self.assertGreater(encoded, 0)
                 self.assertEqual(after["encode_unfit"], 0)
@@ -176,7 +176,7 @@ class Fleet(Bfloat16):
                 run(again, Request("warm", tokens))
                 self.assertEqual(again.loaded_tokens, self.whole(150))
 
-    def test_plain_blocks_serve_all(self):
+    def test_raw_blocks_serve_all(self):
         for layout in LAYOUTS:
             plain = self.engine(layout=layout, salt=layout)
             tokens = prompt(451, 150)
@@ -201,7 +201,7 @@ class Fleet(Bfloat16):
 
 
 class Policy(Bfloat16):
-    """plain_first."""
+    """raw_first."""
 
     def forms(self, e, request):
         """Of each block of a request that was stored: p plain, e encoded, - not at all."""
@@ -217,14 +217,14 @@ class Policy(Bfloat16):
 
     def test_first(self):
         self.assertEqual(self.stored(100), "eeeeee")
-        self.assertEqual(self.stored(100, plain_first=1), "peeeee")
-        self.assertEqual(self.stored(100, plain_first=16), "peeeee")
-        self.assertEqual(self.stored(100, plain_first=17), "ppeeee")
-        self.assertEqual(self.stored(100, plain_first=40, budget=32), "pppeee", "in chunks, too")
-        self.assertEqual(self.stored(100, plain_first=1000), "pppppp")
+        self.assertEqual(self.stored(100, raw_first=1), "peeeee")
+        self.assertEqual(self.stored(100, raw_first=16), "peeeee")
+        self.assertEqual(self.stored(100, raw_first=17), "ppeeee")
+        self.assertEqual(self.stored(100, raw_first=40, budget=32), "pppeee", "in chunks, too")
+        self.assertEqual(self.stored(100, raw_first=1000), "pppppp")
 
     def test_they_are_what_a_plain_engine_has(self):
-        e, plain = self.engine(encoding="fp8", plain_first=40), self.engine()
+        e, plain = self.engine(encoding="fp8", raw_first=40), self.engine()
         tokens = prompt(461, 100)
         self.check(e, Request("cold", tokens))
         self.check(plain, Request("warm", tokens))

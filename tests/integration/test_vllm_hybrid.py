@@ -179,7 +179,7 @@ class Trouble(HybridCase):
 
                 def lose(tracked, group, blocks, load=load, number=number):
                     if group.number == number:  # a lease keeps what it found: other keys stand for blocks that went
-                        tracked = dataclasses.replace(tracked, prefix=b"other", plain=False)
+                        tracked = dataclasses.replace(tracked, prefix=b"other", raw=False)
                     return load(tracked, group, blocks)
                 scheduler._load = lose
                 self.check(b, Request("warm", tokens))

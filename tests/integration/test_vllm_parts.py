@@ -386,7 +386,7 @@ class Moves(unittest.TestCase):
                           name="test", part=0, writes=True, on_gpu=False, event=lambda: None)
         half.close()
         half.link = Link()
-        half.start_stores(Plan(stores=[Copy("a", b"a", [0]), Copy("b", b"bb", [1, 2]), Copy("c", b"c", [3], plain=True),
+        half.start_stores(Plan(stores=[Copy("a", b"a", [0]), Copy("b", b"bb", [1, 2]), Copy("c", b"c", [3], raw=True),
                                        Copy("d", b"d" * 9, list(range(9)))]))
         self.assertEqual(given, [(b"d" * 9, list(range(9)), "d", False), (b"abb", [0, 1, 2], "", False), (b"c", [3], "c", True)])
         given.clear()
@@ -535,7 +535,7 @@ class Refusals(unittest.TestCase):
         for extra, words in (({"sockt": "x"}, "there are .*socket"), ({"advanced": {"lease": "long"}}, "must be a number"),
                              ({"advanced": {"lease": -1}}, "at least 0"), ({"layerwise": True}, "async_load false"),
                              ({"load": 1}, "must be a bool"), ({"advanced": {"companion": "yes"}}, "one of auto, on, off"),
-                             ({"encoding": "fp4"}, "one of none, fp8, int8, q4, lossless"), ({"advanced": {"plain_first": 16}}, "set encoding, too"),
+                             ({"encoding": "fp4"}, "one of none, fp8, int8, q4, lossless"), ({"advanced": {"raw_first": 16}}, "set encoding, too"),
                              ({"advanced": {"companion": True}}, "must be a str"), ({"advanced": {"lookup_table": False}}, "has no setting 'lookup_table'"),
                              ({"lease": 1.0}, 'lease stands in the object "advanced"'), ({"advanced": {"load": True}}, "load stands among the others"),
                              ({"advanced": True}, "must be an object")):

@@ -137,7 +137,7 @@ class Bfloat16(Summarised):
 
     def test_of_lossless_blocks(self):
         """The same, whatever form a block has, and where."""
-        for more in ({}, {"layout": "content"}, {"plain_first": 40}):
+        for more in ({}, {"layout": "content"}, {"raw_first": 40}):
             with self.subTest(**more):
                 a, request = self.right(encoding="lossless", **more)
                 before = self.stats()["summary_builds"]

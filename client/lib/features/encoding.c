@@ -11,7 +11,7 @@ static int open_take_cb(struct client_call *call, const union proto_any *any)
 
     ns->handle.id = (uint32_t)m->ns;
     memcpy(ns->fingerprint, m->fingerprint.p, sizeof ns->fingerprint);
-    ns->encoding->info.plain_bytes = m->plain_bytes;
+    ns->encoding->info.raw_bytes = m->raw_bytes;
     ns->encoding->info.encoded_bytes = m->encoded_bytes;
     return 0;
 }

@@ -71,7 +71,7 @@ class EncodedForm(Structure):
 
 
 class EncodingInfo(Structure):
-    _fields_ = [("form", EncodedForm), ("plain_bytes", c_uint64), ("encoded_bytes", c_uint64)]
+    _fields_ = [("form", EncodedForm), ("raw_bytes", c_uint64), ("encoded_bytes", c_uint64)]
 
 
 #: ucm_prove_cb
@@ -239,7 +239,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_load_prefix": (c_int, [c_void_p, POINTER(Transfer), c_uint32, c_int, POINTER(c_void_p)]),
     "ucm_gather": (c_int, [c_void_p, POINTER(GatherSpec), c_int, POINTER(c_void_p)]),
     "ucm_dump": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
-    "ucm_dump_plain": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
+    "ucm_dump_raw": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_encoding_open": (c_int, [c_void_p, POINTER(EncodedForm), c_int, POINTER(c_void_p)]),
     "ucm_encoding_describe": (c_int, [c_void_p, POINTER(EncodingInfo)]),
     "ucm_prefetch": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),

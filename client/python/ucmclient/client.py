@@ -435,7 +435,7 @@ class Namespace(_Handle):
 
 class EncodedNamespace(Namespace):
     """Blocks of a base namespace in a smaller form ("fp8", "int8", "q4", "lossless"), under the same keys. In its regions each
-    plane is a layer's whole K or V, as the worker has it. Region.dump stores the form, with plain=True the bytes as they are;
+    plane is a layer's whole K or V, as the worker has it. Region.dump stores the form, with raw=True the bytes as they are;
     lookups, loads and prefetches find a block in either. Close the base after it.
 
     k, v: tokens, heads and elements of a row of a layer in a block; without v (MLA) a layer is one section. heads_first: rows come
@@ -475,4 +475,4 @@ class EncodedNamespace(Namespace):
     def block_bytes(self) -> tuple[int, int]:
         """A block's bytes with all parts: as they are, and encoded."""
         info = self._info()
-        return info.plain_bytes, info.encoded_bytes
+        return info.raw_bytes, info.encoded_bytes

@@ -33,7 +33,7 @@ class BlockResult(enum.IntEnum):
     CANCELLED = 6
     DEVICE = 7
     NOT_DURABLE = 8
-    UNFIT = 9  # the encoding can't hold these bytes: dump them with plain=True
+    UNFIT = 9  # the encoding can't hold these bytes: dump them with raw=True
 
 
 @dataclass(frozen=True)
@@ -261,17 +261,17 @@ class Region(_Handle):
         deadline: float = 0.0,
         event: Optional[bytes] = None,
         durable: Optional[bool] = None,
-        plain: bool = False,
+        raw: bool = False,
         timeout: Optional[float] = None,
     ) -> "Task":
         """Stores blocks of the region's pages. event: the 64 bytes of a CUDA IPC event, recorded after the last write.
-        durable: done when on NVMe (True) or in DRAM (False); None: as the namespace was opened. plain: as they are, in an
+        durable: done when on NVMe (True) or in DRAM (False); None: as the namespace was opened. raw: as they are, in an
         encoded namespace's base."""
         if event is not None and len(event) != 64:
             raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(event)} were given")
         fields = {"layer": layer, "n_layers": layers, "priority": priority, "event": event}
         durability = 0 if durable is None else 1 if durable else 2
-        call = lib.ucm_dump_plain if plain else lib.ucm_dump
+        call = lib.ucm_dump_raw if raw else lib.ucm_dump
         return transfer(call, self, self.ns, keys, blocks, timeout, deadline, durability=durability, **fields)
 
 

@@ -6,10 +6,10 @@
 #include "kernels/encoding/encoding.h"
 
 struct encoding_form {
-    void (*encode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+    void (*encode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
                    uint8_t *encoded);
     void (*decode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
-                   uint8_t *plain);
+                   uint8_t *raw);
 };
 
 #define ENCODING_FORMS (UCM_ENCODING_LOSSLESS + 1)

@@ -30,24 +30,24 @@ VEC_INLINE vec_u decode_lanes(uint32_t dtype, vec_u code, vec_f power, bool exac
     return vec_select(vec_less(rest, UCM_FP8_NAN), h, vec_all(ucm_element_nan(dtype)));
 }
 
-VEC_INLINE uint32_t encode_row(uint32_t dtype, uint32_t dim, const uint8_t *plain, uint8_t *codes)
+VEC_INLINE uint32_t encode_row(uint32_t dtype, uint32_t dim, const uint8_t *raw, uint8_t *codes)
 {
-    uint32_t scale = ucm_fp8_scale(dtype, row_largest(dtype, dim, plain));
+    uint32_t scale = ucm_fp8_scale(dtype, row_largest(dtype, dim, raw));
     vec_f multiplier = vec_all_f(ucm_fp8_multiplier(scale));
 
 #define STEP(c, in, out) vec_store_u8(out, encode_lanes(element_load(dtype, in), multiplier))
-    ROW_EACH(dim, plain, 2, codes, 1, STEP);
+    ROW_EACH(dim, raw, 2, codes, 1, STEP);
 #undef STEP
     return scale;
 }
 
 VEC_INLINE void decode_row(uint32_t dtype, uint32_t dim, const uint8_t *codes, uint32_t scale,
-                           bool exact, uint8_t *plain)
+                           bool exact, uint8_t *raw)
 {
     vec_f power = vec_all_f(ucm_fp8_power(scale));
 
 #define STEP(c, in, out) vec_store_u16(out, decode_lanes(dtype, vec_load_u8(in), power, exact))
-    ROW_EACH(dim, codes, 1, plain, 2, STEP);
+    ROW_EACH(dim, codes, 1, raw, 2, STEP);
 #undef STEP
 }
 
@@ -57,21 +57,21 @@ VEC_INLINE bool is_exact(uint32_t dtype, uint32_t scale)
     return dtype == UCM_ENCODING_F16 ? scale <= 134 : scale >= 3 && scale <= 246;
 }
 
-VEC_INLINE void encode_rows(uint32_t dtype, uint32_t rows, uint32_t dim, const uint8_t *plain,
+VEC_INLINE void encode_rows(uint32_t dtype, uint32_t rows, uint32_t dim, const uint8_t *raw,
                             uint8_t *codes, uint8_t *scales)
 {
-    for (uint32_t row = 0; row < rows; row++, plain += 2 * dim, codes += dim)
-        scales[row] = (uint8_t)encode_row(dtype, dim, plain, codes);
+    for (uint32_t row = 0; row < rows; row++, raw += 2 * dim, codes += dim)
+        scales[row] = (uint8_t)encode_row(dtype, dim, raw, codes);
 }
 
 VEC_INLINE void decode_rows(uint32_t dtype, uint32_t rows, uint32_t dim, const uint8_t *codes,
-                            const uint8_t *scales, uint8_t *plain)
+                            const uint8_t *scales, uint8_t *raw)
 {
-    for (uint32_t row = 0; row < rows; row++, plain += 2 * dim, codes += dim)
+    for (uint32_t row = 0; row < rows; row++, raw += 2 * dim, codes += dim)
         if (is_exact(dtype, scales[row]))
-            decode_row(dtype, dim, codes, scales[row], true, plain);
+            decode_row(dtype, dim, codes, scales[row], true, raw);
         else
-            decode_row(dtype, dim, codes, scales[row], false, plain);
+            decode_row(dtype, dim, codes, scales[row], false, raw);
 }
 
 FORM(fp8_encode)

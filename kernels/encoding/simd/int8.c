@@ -30,40 +30,40 @@ VEC_INLINE bool is_clean(uint32_t dtype, uint32_t scale)
 
 /* ---- a scale a row ---- */
 
-VEC_INLINE void encode_rows(uint32_t dtype, uint32_t rows, uint32_t dim, const uint8_t *plain,
+VEC_INLINE void encode_rows(uint32_t dtype, uint32_t rows, uint32_t dim, const uint8_t *raw,
                             uint8_t *codes, uint8_t *scales)
 {
-    for (uint32_t row = 0; row < rows; row++, plain += 2 * dim, codes += dim) {
-        uint32_t scale = ucm_int8_scale(row_largest(dtype, dim, plain));
+    for (uint32_t row = 0; row < rows; row++, raw += 2 * dim, codes += dim) {
+        uint32_t scale = ucm_int8_scale(row_largest(dtype, dim, raw));
         vec_f reciprocal = vec_all_f(1.0f / ucm_bf16_decode(scale));
 
         encoding_put16(scales + 2 * row, scale);
 #define STEP(c, in, out) vec_store_u8(out, encode_lanes(element_load(dtype, in), reciprocal))
-        ROW_EACH(dim, plain, 2, codes, 1, STEP);
+        ROW_EACH(dim, raw, 2, codes, 1, STEP);
 #undef STEP
     }
 }
 
 VEC_INLINE void decode_row(uint32_t dtype, uint32_t dim, const uint8_t *codes, uint32_t scale,
-                           bool clean, uint8_t *plain)
+                           bool clean, uint8_t *raw)
 {
     vec_f s = vec_all_f(ucm_bf16_decode(scale));
 
 #define STEP(c, in, out) vec_store_u16(out, decode_lanes(dtype, vec_load_i8(in), s, clean))
-    ROW_EACH(dim, codes, 1, plain, 2, STEP);
+    ROW_EACH(dim, codes, 1, raw, 2, STEP);
 #undef STEP
 }
 
 VEC_INLINE void decode_rows(uint32_t dtype, uint32_t rows, uint32_t dim, const uint8_t *codes,
-                            const uint8_t *scales, uint8_t *plain)
+                            const uint8_t *scales, uint8_t *raw)
 {
-    for (uint32_t row = 0; row < rows; row++, plain += 2 * dim, codes += dim) {
+    for (uint32_t row = 0; row < rows; row++, raw += 2 * dim, codes += dim) {
         uint32_t scale = encoding_get16(scales + 2 * row);
 
         if (is_clean(dtype, scale))
-            decode_row(dtype, dim, codes, scale, true, plain);
+            decode_row(dtype, dim, codes, scale, true, raw);
         else
-            decode_row(dtype, dim, codes, scale, false, plain);
+            decode_row(dtype, dim, codes, scale, false, raw);
     }
 }
 
@@ -92,12 +92,12 @@ static uint32_t heads_of(const struct ucm_encoding_section *s, uint32_t run)
     return (s->tokens + run - 1) / run * s->heads;
 }
 
-VEC_INLINE void channels_largest(uint32_t dtype, const struct head *h, const uint8_t *plain,
+VEC_INLINE void channels_largest(uint32_t dtype, const struct head *h, const uint8_t *raw,
                                  float *most)
 {
     memset(most, 0, CHANNELS * sizeof(*most));
     for (uint32_t t = 0; t < h->tokens; t++) {
-        const uint8_t *row = plain + 2 * (h->first + t * h->step);
+        const uint8_t *row = raw + 2 * (h->first + t * h->step);
         uint8_t part[2 * VEC];
 
 #define STEP(c, in)                                                                                \
@@ -113,12 +113,12 @@ VEC_INLINE void channels_largest(uint32_t dtype, const struct head *h, const uin
     }
 }
 
-VEC_INLINE void encode_head(uint32_t dtype, const struct head *h, const uint8_t *plain,
+VEC_INLINE void encode_head(uint32_t dtype, const struct head *h, const uint8_t *raw,
                             uint8_t *codes, uint8_t *scales)
 {
     float reciprocal[CHANNELS];
 
-    channels_largest(dtype, h, plain, reciprocal);
+    channels_largest(dtype, h, raw, reciprocal);
     for (uint32_t c = 0; c < h->dim; c++) {
         uint32_t scale = ucm_int8_scale(ucm_f32_bits(reciprocal[c]));
 
@@ -130,36 +130,36 @@ VEC_INLINE void encode_head(uint32_t dtype, const struct head *h, const uint8_t 
 
 #define STEP(c, in, out)                                                                           \
     vec_store_u8(out, encode_lanes(element_load(dtype, in), vec_load(reciprocal + (c))))
-        ROW_EACH(h->dim, plain + 2 * row, 2, codes + row, 1, STEP);
+        ROW_EACH(h->dim, raw + 2 * row, 2, codes + row, 1, STEP);
 #undef STEP
     }
 }
 
 VEC_INLINE void decode_head(uint32_t dtype, const struct head *h, const uint8_t *codes,
-                            const float *scales, bool clean, uint8_t *plain)
+                            const float *scales, bool clean, uint8_t *raw)
 {
     for (uint32_t t = 0; t < h->tokens; t++) {
         uint64_t row = h->first + t * h->step;
 
 #define STEP(c, in, out)                                                                           \
     vec_store_u16(out, decode_lanes(dtype, vec_load_i8(in), vec_load(scales + (c)), clean))
-        ROW_EACH(h->dim, codes + row, 1, plain + 2 * row, 2, STEP);
+        ROW_EACH(h->dim, codes + row, 1, raw + 2 * row, 2, STEP);
 #undef STEP
     }
 }
 
 VEC_INLINE void encode_heads(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
-                             const uint8_t *plain, uint8_t *codes, uint8_t *scales)
+                             const uint8_t *raw, uint8_t *codes, uint8_t *scales)
 {
     for (uint32_t i = 0; i < heads_of(s, run); i++) {
         struct head h = head_of(s, run, i);
 
-        encode_head(dtype, &h, plain, codes, scales + 2 * (size_t)i * s->dim);
+        encode_head(dtype, &h, raw, codes, scales + 2 * (size_t)i * s->dim);
     }
 }
 
 VEC_INLINE void decode_heads(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
-                             const uint8_t *codes, const uint8_t *scales, uint8_t *plain)
+                             const uint8_t *codes, const uint8_t *scales, uint8_t *raw)
 {
     for (uint32_t i = 0; i < heads_of(s, run); i++, scales += 2 * (size_t)s->dim) {
         struct head h = head_of(s, run, i);
@@ -173,9 +173,9 @@ VEC_INLINE void decode_heads(uint32_t dtype, const struct ucm_encoding_section *
             clean &= is_clean(dtype, bits);
         }
         if (clean)
-            decode_head(dtype, &h, codes, scale, true, plain);
+            decode_head(dtype, &h, codes, scale, true, raw);
         else
-            decode_head(dtype, &h, codes, scale, false, plain);
+            decode_head(dtype, &h, codes, scale, false, raw);
     }
 }
 
@@ -183,21 +183,21 @@ VEC_INLINE void decode_heads(uint32_t dtype, const struct ucm_encoding_section *
 
 /* run: of ucm_int8_run. */
 VEC_INLINE void encode_section(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
-                               const uint8_t *plain, uint8_t *codes, uint8_t *scales)
+                               const uint8_t *raw, uint8_t *codes, uint8_t *scales)
 {
     if (run > 0)
-        encode_heads(dtype, s, run, plain, codes, scales);
+        encode_heads(dtype, s, run, raw, codes, scales);
     else
-        encode_rows(dtype, encoding_rows(s), s->dim, plain, codes, scales);
+        encode_rows(dtype, encoding_rows(s), s->dim, raw, codes, scales);
 }
 
 VEC_INLINE void decode_section(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
-                               const uint8_t *codes, const uint8_t *scales, uint8_t *plain)
+                               const uint8_t *codes, const uint8_t *scales, uint8_t *raw)
 {
     if (run > 0)
-        decode_heads(dtype, s, run, codes, scales, plain);
+        decode_heads(dtype, s, run, codes, scales, raw);
     else
-        decode_rows(dtype, encoding_rows(s), s->dim, codes, scales, plain);
+        decode_rows(dtype, encoding_rows(s), s->dim, codes, scales, raw);
 }
 
 FORM(int8_encode)

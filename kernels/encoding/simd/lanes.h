@@ -151,17 +151,17 @@ VEC_INLINE const uint8_t *row_part(uint8_t part[2 * VEC], const uint8_t *from, u
         }                                                                                          \
     } while (0)
 
-VEC_INLINE uint32_t row_largest(uint32_t dtype, uint32_t dim, const uint8_t *plain)
+VEC_INLINE uint32_t row_largest(uint32_t dtype, uint32_t dim, const uint8_t *raw)
 {
     vec_u most = vec_all(0);
     uint8_t part[2 * VEC];
     uint32_t c = 0;
 
     for (; c + VEC <= dim; c += VEC)
-        most = vec_max_u(most, element_magnitude(element_load(dtype, plain + 2 * c)));
+        most = vec_max_u(most, element_magnitude(element_load(dtype, raw + 2 * c)));
     if (c < dim)
-        most = vec_max_u(most, element_magnitude(
-                                   element_load(dtype, row_part(part, plain + 2 * c, dim - c, 2))));
+        most = vec_max_u(
+            most, element_magnitude(element_load(dtype, row_part(part, raw + 2 * c, dim - c, 2))));
     return vec_largest(most);
 }
 

@@ -13,26 +13,26 @@ VEC_INLINE words step_exponents(words most, words h)
     return words_max(most, words_if_equal(e, words_all(0x7f80), words_all(0), e));
 }
 
-static uint32_t row_base(const uint8_t *plain, uint32_t dim)
+static uint32_t row_base(const uint8_t *raw, uint32_t dim)
 {
     words most = words_all(0);
     uint8_t part[2 * WORDS] = {0};
     uint32_t c = 0;
 
     for (; c + WORDS <= dim; c += WORDS)
-        most = step_exponents(most, words_load(plain + 2 * c));
+        most = step_exponents(most, words_load(raw + 2 * c));
     if (c < dim) {
-        memcpy(part, plain + 2 * c, 2 * (size_t)(dim - c));
+        memcpy(part, raw + 2 * c, 2 * (size_t)(dim - c));
         most = step_exponents(most, words_load(part));
     }
     return words_largest(most) >> 7;
 }
 
-static void find_bases(const struct ucm_encoding_section *s, const uint8_t *plain, uint8_t *bases)
+static void find_bases(const struct ucm_encoding_section *s, const uint8_t *raw, uint8_t *bases)
 {
     memset(bases, 0, (size_t)encoding_tiles(s) * s->heads);
     for (uint32_t row = 0; row < encoding_rows(s); row++) {
-        uint32_t base = row_base(plain + UINT64_C(2) * row * s->dim, s->dim);
+        uint32_t base = row_base(raw + UINT64_C(2) * row * s->dim, s->dim);
         uint8_t *at = bases + encoding_tile_of(s, row);
 
         *at = (uint8_t)(base > *at ? base : *at);
@@ -63,7 +63,7 @@ struct list {
 };
 
 /* False: there is no room. */
-static bool list_add(struct list *l, uint32_t escapes, uint32_t first, const uint8_t *plain)
+static bool list_add(struct list *l, uint32_t escapes, uint32_t first, const uint8_t *raw)
 {
     for (; escapes != 0; escapes &= escapes - 1) {
         uint32_t i = (uint32_t)__builtin_ctz(escapes);
@@ -71,29 +71,29 @@ static bool list_add(struct list *l, uint32_t escapes, uint32_t first, const uin
         if (l->count == l->room)
             return false;
         encoding_put32(l->entries + 4 * (size_t)l->count++,
-                       (first + i) << 8 | ucm_lossless_exponent(encoding_get16(plain + 2 * i)));
+                       (first + i) << 8 | ucm_lossless_exponent(encoding_get16(raw + 2 * i)));
     }
     return true;
 }
 
-static bool encode_row(uint32_t base, uint32_t first, uint32_t dim, const uint8_t *plain,
+static bool encode_row(uint32_t base, uint32_t first, uint32_t dim, const uint8_t *raw,
                        uint8_t *rests, uint8_t *codes, struct list *l)
 {
     uint8_t part[2 * WORDS] = {0}, part_rests[WORDS], part_codes[WORDS / 2];
     uint32_t c = 0, escapes;
 
     for (; c + WORDS <= dim; c += WORDS) {
-        escapes = encode_step(words_load(plain + 2 * c), base, rests + c, codes + c / 2);
-        if (escapes != 0 && !list_add(l, escapes, first + c, plain + 2 * c))
+        escapes = encode_step(words_load(raw + 2 * c), base, rests + c, codes + c / 2);
+        if (escapes != 0 && !list_add(l, escapes, first + c, raw + 2 * c))
             return false;
     }
     if (c == dim)
         return true;
-    memcpy(part, plain + 2 * c, 2 * (size_t)(dim - c));
+    memcpy(part, raw + 2 * c, 2 * (size_t)(dim - c));
     escapes = encode_step(words_load(part), base, part_rests, part_codes);
     memcpy(rests + c, part_rests, dim - c);
     memcpy(codes + c / 2, part_codes, (dim - c) / 2);
-    return list_add(l, escapes, first + c, plain + 2 * c);
+    return list_add(l, escapes, first + c, raw + 2 * c);
 }
 
 FORM(lossless_encode)
@@ -131,7 +131,7 @@ VEC_INLINE words decode_step(codes_t codes, codes_t rests, __m128i exponents)
 }
 
 static void decode_row(uint32_t base, uint32_t dim, const uint8_t *rests, const uint8_t *codes,
-                       uint8_t *plain)
+                       uint8_t *raw)
 {
     uint8_t table[16], part[2 * WORDS], part_rests[WORDS] = {0}, part_codes[WORDS / 2] = {0};
     uint32_t c = 0;
@@ -141,14 +141,14 @@ static void decode_row(uint32_t base, uint32_t dim, const uint8_t *rests, const 
         table[code] = (uint8_t)ucm_lossless_decode(code, base);
     exponents = _mm_loadu_si128((const __m128i *)table);
     for (; c + WORDS <= dim; c += WORDS)
-        words_store(plain + 2 * c,
+        words_store(raw + 2 * c,
                     decode_step(codes_load(codes + c / 2), codes_load_bytes(rests + c), exponents));
     if (c == dim)
         return;
     memcpy(part_rests, rests + c, dim - c);
     memcpy(part_codes, codes + c / 2, (dim - c) / 2);
     words_store(part, decode_step(codes_load(part_codes), codes_load_bytes(part_rests), exponents));
-    memcpy(plain + 2 * c, part, 2 * (size_t)(dim - c));
+    memcpy(raw + 2 * c, part, 2 * (size_t)(dim - c));
 }
 
 FORM(lossless_decode)

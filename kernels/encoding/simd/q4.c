@@ -79,10 +79,10 @@ VEC_INLINE void hadamard(vec_f *v, uint32_t n)
     }
 }
 
-VEC_INLINE void rotate(uint32_t dtype, uint32_t n, struct tile *t, const uint8_t *plain)
+VEC_INLINE void rotate(uint32_t dtype, uint32_t n, struct tile *t, const uint8_t *raw)
 {
     for (uint32_t row = 0; row < t->rows; row++) {
-        const uint8_t *from = plain + 4 * t->codes[row];
+        const uint8_t *from = raw + 4 * t->codes[row];
         vec_u most = vec_all(0);
         vec_f v[GROUP / VEC];
 
@@ -118,7 +118,7 @@ VEC_INLINE void restore_centre(uint32_t n, const uint8_t *codes, float part, flo
 /* w: what the centre adds, or -0, which adds nothing. clean: what comes out is neither NaN nor past
  * the dtype's largest. */
 VEC_INLINE void restore(uint32_t dtype, uint32_t n, const uint8_t *codes, float part,
-                        const float *w, const float *factor, bool clean, uint8_t *plain)
+                        const float *w, const float *factor, bool clean, uint8_t *raw)
 {
     vec_f v[GROUP / VEC];
 
@@ -127,36 +127,36 @@ VEC_INLINE void restore(uint32_t dtype, uint32_t n, const uint8_t *codes, float 
         (v[i] + vec_load(w + i * VEC)) * vec_load(factor + i * VEC);
     if (clean) {
         UNROLL for (uint32_t i = 0; i < n / VEC; i++)
-            vec_store_u16(plain + 2 * i * VEC, element_round(dtype, v[i]));
+            vec_store_u16(raw + 2 * i * VEC, element_round(dtype, v[i]));
     } else {
         UNROLL for (uint32_t i = 0; i < n / VEC; i++)
-            vec_store_u16(plain + 2 * i * VEC, element_encode(dtype, v[i]));
+            vec_store_u16(raw + 2 * i * VEC, element_encode(dtype, v[i]));
     }
 }
 
 /* Each size and type by itself. */
 #define SIZE(N)                                                                                    \
-    static void rotate_f16_##N(struct tile *t, const uint8_t *plain)                               \
+    static void rotate_f16_##N(struct tile *t, const uint8_t *raw)                                 \
     {                                                                                              \
-        rotate(UCM_ENCODING_F16, N, t, plain);                                                     \
+        rotate(UCM_ENCODING_F16, N, t, raw);                                                       \
     }                                                                                              \
-    static void rotate_bf16_##N(struct tile *t, const uint8_t *plain)                              \
+    static void rotate_bf16_##N(struct tile *t, const uint8_t *raw)                                \
     {                                                                                              \
-        rotate(UCM_ENCODING_BF16, N, t, plain);                                                    \
+        rotate(UCM_ENCODING_BF16, N, t, raw);                                                      \
     }                                                                                              \
     static void restore_centre_##N(const uint8_t *codes, float part, float *w)                     \
     {                                                                                              \
         restore_centre(N, codes, part, w);                                                         \
     }                                                                                              \
     static void restore_f16_##N(const uint8_t *codes, float part, const float *w,                  \
-                                const float *factor, bool clean, uint8_t *plain)                   \
+                                const float *factor, bool clean, uint8_t *raw)                     \
     {                                                                                              \
-        restore(UCM_ENCODING_F16, N, codes, part, w, factor, clean, plain);                        \
+        restore(UCM_ENCODING_F16, N, codes, part, w, factor, clean, raw);                          \
     }                                                                                              \
     static void restore_bf16_##N(const uint8_t *codes, float part, const float *w,                 \
-                                 const float *factor, bool clean, uint8_t *plain)                  \
+                                 const float *factor, bool clean, uint8_t *raw)                    \
     {                                                                                              \
-        restore(UCM_ENCODING_BF16, N, codes, part, w, factor, clean, plain);                       \
+        restore(UCM_ENCODING_BF16, N, codes, part, w, factor, clean, raw);                         \
     }
 
 SIZE(16)
@@ -165,9 +165,9 @@ SIZE(64)
 SIZE(128)
 
 struct size {
-    void (*rotate[2])(struct tile *t, const uint8_t *plain); /* F16, BF16 */
+    void (*rotate[2])(struct tile *t, const uint8_t *raw); /* F16, BF16 */
     void (*restore[2])(const uint8_t *codes, float part, const float *w, const float *factor,
-                       bool clean, uint8_t *plain);
+                       bool clean, uint8_t *raw);
     void (*restore_centre)(const uint8_t *codes, float part, float *w);
 };
 
@@ -299,7 +299,7 @@ static uint32_t median(const uint8_t *x, uint32_t n)
 }
 
 /* The largest finite magnitudes of the group's channels, elements of 16 bits. */
-static void channels_largest(const struct tile *t, uint32_t inf, const uint8_t *plain, uint8_t *out)
+static void channels_largest(const struct tile *t, uint32_t inf, const uint8_t *raw, uint8_t *out)
 {
     const __m256i rest = _mm256_set1_epi16(0x7fff), first = _mm256_set1_epi16((short)inf);
 
@@ -307,7 +307,7 @@ static void channels_largest(const struct tile *t, uint32_t inf, const uint8_t *
         __m256i most = _mm256_setzero_si256();
 
         for (uint32_t row = 0; row < t->rows; row++) {
-            __m256i x = _mm256_loadu_si256((const __m256i *)(plain + 4 * t->codes[row] + i)) & rest;
+            __m256i x = _mm256_loadu_si256((const __m256i *)(raw + 4 * t->codes[row] + i)) & rest;
 
             most = _mm256_max_epi16(most, _mm256_cmpgt_epi16(first, x) & x);
         }
@@ -316,13 +316,13 @@ static void channels_largest(const struct tile *t, uint32_t inf, const uint8_t *
 }
 
 /* The shifts of the group's channels, and the factors that undo them. */
-VEC_INLINE void level(uint32_t dtype, struct tile *t, const uint32_t *signs, const uint8_t *plain,
+VEC_INLINE void level(uint32_t dtype, struct tile *t, const uint32_t *signs, const uint8_t *raw,
                       uint8_t *shifts)
 {
     uint8_t most[2 * GROUP], exponents[GROUP], bytes[GROUP];
     vec_u above;
 
-    channels_largest(t, ucm_element_inf(dtype), plain, most);
+    channels_largest(t, ucm_element_inf(dtype), raw, most);
     for (uint32_t i = 0; i < t->n; i += VEC)
         vec_store_u8(exponents + i, (vec_u)element_load(dtype, most + 2 * i) >> 23);
     above = vec_all(median(exponents, t->n) + 2);
@@ -350,7 +350,7 @@ VEC_INLINE void unlevel(const uint8_t *shifts, uint32_t n, const uint32_t *signs
 
 static void encode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
                         const struct q4_layout *l, const struct signs *signs, uint32_t c,
-                        uint32_t g, const uint8_t *plain, uint8_t *encoded)
+                        uint32_t g, const uint8_t *raw, uint8_t *encoded)
 {
     uint32_t first = g * l->rotation;
     uint64_t at = (uint64_t)c * l->row_bytes + first / 2;
@@ -362,10 +362,10 @@ static void encode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
     if (s->kind == UCM_ENCODING_V)
         memcpy(t.factor, signs->one + first, t.n * sizeof(float));
     else if (dtype == UCM_ENCODING_F16)
-        level(UCM_ENCODING_F16, &t, signs->bit + first, plain, encoded + l->shifts + at);
+        level(UCM_ENCODING_F16, &t, signs->bit + first, raw, encoded + l->shifts + at);
     else
-        level(UCM_ENCODING_BF16, &t, signs->bit + first, plain, encoded + l->shifts + at);
-    size_of(t.n)->rotate[dtype == UCM_ENCODING_BF16](&t, plain);
+        level(UCM_ENCODING_BF16, &t, signs->bit + first, raw, encoded + l->shifts + at);
+    size_of(t.n)->rotate[dtype == UCM_ENCODING_BF16](&t, raw);
     if (s->kind == UCM_ENCODING_K)
         encoding_put16(encoded + l->centre_scales + UINT64_C(2) * (c * l->groups + g),
                        centre(&t, encoded + l->centres + at, &has));
@@ -402,7 +402,7 @@ static bool is_clean(uint32_t dtype, float part, float centre, float factor)
 
 static void decode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
                         const struct q4_layout *l, const struct signs *signs, uint32_t c,
-                        uint32_t g, const uint8_t *encoded, uint8_t *plain)
+                        uint32_t g, const uint8_t *encoded, uint8_t *raw)
 {
     uint32_t n = l->rotation, first = g * n;
     uint64_t at = (uint64_t)c * l->row_bytes + first / 2;
@@ -426,7 +426,7 @@ static void decode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
 
         size->restore[dtype == UCM_ENCODING_BF16](encoded + t.codes[i], of_row, w, t.factor,
                                                   is_clean(dtype, of_row, part, factor),
-                                                  plain + 4 * t.codes[i]);
+                                                  raw + 4 * t.codes[i]);
     }
 }
 

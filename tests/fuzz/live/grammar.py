@@ -12,7 +12,7 @@ import random
 
 from shapes import (Shape, encoded_bytes, summary_end, summary_identity, summary_within, encoded_identity, encoding_params,
                     fingerprint, padded)
-from things import BYTES, SUMMARY, ENCODED, KEYS, PLAIN, SPECS, SPEC_WEIGHTS, TIMED, BlockSequence, Connection, Family, Ns, Region, of
+from things import BYTES, SUMMARY, ENCODED, KEYS, RAW, SPECS, SPEC_WEIGHTS, TIMED, BlockSequence, Connection, Family, Ns, Region, of
 
 
 class Generator:
@@ -120,25 +120,25 @@ class Generator:
 
     def base(self, conn, family=None):
         family = family or self.some_family()
-        found = [ns for ns in conn.of(PLAIN) if ns.family is family and ns.layer_bytes == family.shape.plain]
+        found = [ns for ns in conn.of(RAW) if ns.family is family and ns.layer_bytes == family.shape.raw]
         return self.random.choice(found) if found and self.chance(0.9) else self.open_base(conn, family)
 
     def space(self, conn):
         """Any that holds blocks, opened in any way."""
-        if conn.of(PLAIN, BYTES, ENCODED) and self.chance(0.8):
-            return self.random.choice(conn.of(PLAIN, BYTES, ENCODED))
+        if conn.of(RAW, BYTES, ENCODED) and self.chance(0.8):
+            return self.random.choice(conn.of(RAW, BYTES, ENCODED))
         return self.random.choice((self.open_base, self.open_bytes, self.open_encoded))(conn, self.some_family())
 
     def open_base(self, conn, family, layer_bytes=None):
         identity = family.identity(conn.tenant, layer_bytes)
-        return self.opened(conn, PLAIN, family, None, identity)
+        return self.opened(conn, RAW, family, None, identity)
 
     def open_bytes(self, conn, family, spec=None, wrong_of_1=0.2):
         """An encoded namespace as a namespace of bytes."""
         spec = self.some_spec() if spec is None else spec
         shape, lie, wrong = family.shape, None, {}
         if self.chance(wrong_of_1):
-            wrong = self.some({"plain": shape.plain * 2}, {"plain": shape.plain // 2}, {"block_tokens": 1}, {"plain": 1 << 40}, {"parts": 1},
+            wrong = self.some({"raw": shape.raw * 2}, {"raw": shape.raw // 2}, {"block_tokens": 1}, {"raw": 1 << 40}, {"parts": 1},
                               {"layout": "encoding/9/int8"}, {"layout": "encoding/1/none"}, {"layout": "encoding/1/int8"})
         elif self.chance(wrong_of_1):
             # What the salt says of a layer is another one.
@@ -147,7 +147,7 @@ class Generator:
         if self.chance(0.03):
             identity["salt"] = identity["salt"][:self.some(0, 32, 40, 135)]
         if self.chance(wrong_of_1 / 2):
-            identity["layer_bytes"] = self.some(family.shape.plain, padded(identity["layer_bytes"]), identity["layer_bytes"] + 16, 64)
+            identity["layer_bytes"] = self.some(family.shape.raw, padded(identity["layer_bytes"]), identity["layer_bytes"] + 16, 64)
         return self.opened(conn, BYTES, family, spec, identity)
 
     def tenant_name(self, conn):
@@ -198,7 +198,7 @@ class Generator:
     def open_summary(self, conn, ns):
         params = self.summary_params(ns)
         if self.chance(0.9):
-            summary_within(params, ns.identity["block_tokens"], ns.family.shape.plain if ns.form in (BYTES, ENCODED) else ns.layer_bytes)
+            summary_within(params, ns.identity["block_tokens"], ns.family.shape.raw if ns.form in (BYTES, ENCODED) else ns.layer_bytes)
         summary = Ns(self.name("d"), SUMMARY, ns.family, None, dict(ns.identity, dtype="summary", layer_bytes=0, params=params), ns)
         summary.params = params
         conn.spaces.append(summary)
@@ -223,8 +223,8 @@ class Generator:
         params["k_head_stride"] = params["head_dim"] * ((4, 2, 2, 1)[params["dtype"]] if self.chance(0.8) else 8)
         params["k_token_stride"] = params["kv_heads"] * params["k_head_stride"]
         encoded = [encoded_bytes(shape, SPECS[spec]) for spec in self.specs]
-        ends = [shape.plain, shape.plain, ns.layer_bytes, ns.layer_bytes] + encoded + [padded(n) for n in encoded]
-        ends += [min(padded(n) + 4096, shape.plain) for n in encoded]
+        ends = [shape.raw, shape.raw, ns.layer_bytes, ns.layer_bytes] + encoded + [padded(n) for n in encoded]
+        ends += [min(padded(n) + 4096, shape.raw) for n in encoded]
         params["k_offset"] = max(some(*ends) + some(0, 0, 0, 4, -4) - summary_end(params, tokens), 0) & ~3
         return params
 
@@ -252,8 +252,8 @@ class Generator:
         rope = self.rope(ns, pool)
         region.turns = bool(rope)
         self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, fragments=fragments, layers=layers,
-                 pool=pool, form=ns.form if ns.form in (PLAIN, SUMMARY) else BYTES, label=ns.label, crc=ns.crc,
-                 plain=self.label_of(ns.family, conn), base=ns.base.ref if ns.form == SUMMARY else None,
+                 pool=pool, form=ns.form if ns.form in (RAW, SUMMARY) else BYTES, label=ns.label, crc=ns.crc,
+                 raw=self.label_of(ns.family, conn), base=ns.base.ref if ns.form == SUMMARY else None,
                  lossless=ns.spec is not None and SPECS[ns.spec]["encoding"] == "lossless", **rope)
         return region
 
@@ -268,7 +268,7 @@ class Generator:
 
     @staticmethod
     def label_of(family, conn):
-        return Ns("", PLAIN, family, None, family.identity(conn.tenant)).label
+        return Ns("", RAW, family, None, family.identity(conn.tenant)).label
 
     def sequence(self, conn, summary=None, part=None):
         found = [c for c in conn.sequences if summary is None or c.summary is summary]
@@ -290,7 +290,7 @@ class Generator:
         if found and self.chance(0.85):
             sequence = self.random.choice(found)
         else:
-            spaces = [ns for ns in conn.of(PLAIN, BYTES, ENCODED) if same(ns)]
+            spaces = [ns for ns in conn.of(RAW, BYTES, ENCODED) if same(ns)]
             summary = self.summary(conn, self.random.choice(spaces)) if of and spaces else self.summary(conn)
             sequence = self.sequence(conn, summary, of.part if of and strict else None)
         if sequence.blocks == 0 or self.chance(0.3):
@@ -351,12 +351,12 @@ class Generator:
         """Somebody's blocks of a size that others' slots have."""
         family = self.some_family()
         encoded = [encoded_bytes(family.shape, SPECS[spec]) for spec in self.specs]
-        sizes = [padded(n) for n in encoded] + encoded + [padded(family.shape.plain), family.shape.plain + 16]
+        sizes = [padded(n) for n in encoded] + encoded + [padded(family.shape.raw), family.shape.raw + 16]
         ns = self.open_base(conn, family, min(self.some(*sizes), 1 << 18))
         self.dump(conn, self.open_region(conn, ns, False))
 
     def act_region(self, conn):
-        spaces = conn.of(PLAIN, BYTES, ENCODED, SUMMARY)
+        spaces = conn.of(RAW, BYTES, ENCODED, SUMMARY)
         ns = self.random.choice(spaces) if spaces else self.space(conn)
         self.open_region(conn, ns, self.chance(0.5))
 
@@ -375,9 +375,9 @@ class Generator:
         if self.chance(0.15):
             more["durability"] = self.some(0, 1, 2)
         if ns.form in (ENCODED, BYTES) and self.chance(0.25):
-            more["plain"] = True
+            more["raw"] = True
         if ns.form != SUMMARY:
-            spec = None if more.get("plain") or ns.form == PLAIN else ns.spec
+            spec = None if more.get("raw") or ns.form == RAW else ns.spec
             stored = ns.family.stored.setdefault((tenant, spec), [])
             stored += [key for key in keys if key not in stored]
         self.add("dump", conn, region=region.name, keys=keys, at=at, more=more, **({"late": 1} if self.chance(0.15) else {}))
@@ -459,13 +459,13 @@ class Generator:
         if self.options["set"]["mapping.size"] == "0" and self.chance(0.9):
             return
         if not conn.mappings or self.chance(0.2):
-            bases = conn.of(PLAIN) if self.chance(0.85) else conn.of(BYTES, ENCODED, SUMMARY)
+            bases = conn.of(RAW) if self.chance(0.85) else conn.of(BYTES, ENCODED, SUMMARY)
             fresh = [ns for ns in bases if all(w.ns.identity != ns.identity for w in conn.mappings)]
             ns = self.random.choice(fresh) if fresh else self.base(conn)
             mapping = Region(self.name("w"), ns, self.part(ns), 0, False)
             conn.mappings.append(mapping)
             self.add("mapping", conn, **{"as": mapping.name}, ns=ns.ref, part=mapping.part, label=ns.label, layer_bytes=ns.layer_bytes,
-                     layers=ns.identity["layers"][0], exact=ns.form == PLAIN)
+                     layers=ns.identity["layers"][0], exact=ns.form == RAW)
         mapping = self.random.choice(conn.mappings)
         sequence = self.filled_sequence(conn, mapping)
         n = self.likely(sequence)
@@ -500,7 +500,7 @@ class Generator:
             self.call(conn, "prefetch", ns=ns.ref, keys={"keys": self.keys(conn.tenant, ns.family, ns.spec)}, part=self.some(0, 1))
 
     def act_evict(self, conn):
-        spaces = conn.of(PLAIN, BYTES, ENCODED, SUMMARY)
+        spaces = conn.of(RAW, BYTES, ENCODED, SUMMARY)
         if not spaces:
             return
         ns = self.random.choice(spaces)

@@ -40,7 +40,7 @@ class Shape:
         self.tokens, self.heads, self.dim, self.sections = tokens, heads, dim, sections
         self.layers, self.parts, self.block_tokens = layers, parts, block_tokens
         self.section_bytes = tokens * heads * dim * 2
-        self.plain = self.section_bytes * sections
+        self.raw = self.section_bytes * sections
 
 
 def section_encoded(shape, spec, section):
@@ -88,7 +88,7 @@ def encoded_identity(tenant, base, shape, spec, lie=None, **wrong):
     """The identity that encoding.open would open, made by hand. lie: the shape that its salt names; wrong: fields that say something
     else."""
     version = ENCODINGS[spec["encoding"]][1]
-    salt = fingerprint(tenant, base) + struct.pack("<Q", wrong.pop("plain", base["layer_bytes"])) + spec_identity(lie or shape, spec)
+    salt = fingerprint(tenant, base) + struct.pack("<Q", wrong.pop("raw", base["layer_bytes"])) + spec_identity(lie or shape, spec)
     return {**base, "dtype": "encoded", "layout": f"encoding/{version}/{spec['encoding']}", "salt": salt,
             "layer_bytes": encoded_bytes(shape, spec), **wrong}
 

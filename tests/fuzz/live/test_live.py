@@ -29,12 +29,12 @@ OPTIONS = {"set": {"arena.size": "8MiB", "arena.slab": "1MiB", "mapping.size": "
 
 
 def as_long(right, opened, look):
-    """Stores plain bytes by a region of the encoded namespace, which encoding.open named, or namespace.open before it; and looks at
+    """Stores raw bytes by a region of the encoded namespace, which encoding.open named, or namespace.open before it; and looks at
     them in the base, which believes in others if they are not to be right."""
     shape, spec = Shape(16, 2, 16, 1, 1, 1, 16), {"encoding": "int8", "dtype": "f16", "axis": 1, "run": 2}
     base = things.Family(0, shape).identity(0)
     encoded = encoded_identity(f"uid:{subject.FIRST_UID}", base, shape, spec)
-    assert encoded["layer_bytes"] == base["layer_bytes"] == shape.plain
+    assert encoded["layer_bytes"] == base["layer_bytes"] == shape.raw
     generator = grammar.Generator(1)
     conn = generator.connect(0)
     one, two = ({"of": name, "field": "ns"} for name in ("base", ("view", "bytes")[opened - 1]))
@@ -42,19 +42,19 @@ def as_long(right, opened, look):
     if opened == 2:
         generator.call(conn, "namespace.open", "bytes", 0, **dict(encoded, salt={"hex": encoded["salt"].hex()}))
     generator.call(conn, "encoding.open", "view", 0, ns=one, **encoding_params(shape, spec))
-    region = {"part": 0, "blocks": 4, "fragments": [shape.plain], "layers": 1, "base": None, "lossless": False, "plain": 1}
+    region = {"part": 0, "blocks": 4, "fragments": [shape.raw], "layers": 1, "base": None, "lossless": False, "raw": 1}
     generator.add("region", conn, **region, **{"as": "to"}, ns=two, pool=False, form="bytes", label=2)
-    generator.add("dump", conn, region="to", keys=[3, 4], at=[0, 1], more={"plain": True})
+    generator.add("dump", conn, region="to", keys=[3, 4], at=[0, 1], more={"raw": True})
     label = 1 if right else 2
     if look == "mapping":
         generator.call(conn, "summary.open", "summary", 0, ns=one, method=1, kind=0, dtype=2, kv_heads=2, head_dim=16, k_token_stride=64,
                        k_head_stride=32)
         generator.call(conn, "sequence.open", "sequence", 0, ns={"of": "summary", "field": "ns"}, part=0)
         generator.call(conn, "sequence.append", "append", 0, sequence={"of": "sequence", "field": "sequence"}, keys={"keys": [3, 4]})
-        generator.add("mapping", conn, **{"as": "mapping"}, ns=one, part=0, label=label, layer_bytes=shape.plain, layers=1, exact=True)
+        generator.add("mapping", conn, **{"as": "mapping"}, ns=one, part=0, label=label, layer_bytes=shape.raw, layers=1, exact=True)
         generator.add("pin", conn, mapping="mapping", sequence={"of": "sequence", "field": "sequence"}, first=0, n=2)
     else:
-        generator.add("region", conn, **region, **{"as": "from"}, ns=one, pool=look == "gather", form="plain", label=label)
+        generator.add("region", conn, **region, **{"as": "from"}, ns=one, pool=look == "gather", form="raw", label=label)
         found = {"keys": [3, 4], "at": [2, 0], "more": {}} if look == "load" else {"source": {"keys": {"keys": [3, 4]}}, "items": [[0, 0, 2], [1, 0, 0]]}
         generator.add(look, conn, region="from", **found)
     return {"options": OPTIONS, "ops": generator.ops}
@@ -86,14 +86,14 @@ class Live(unittest.TestCase):
 
     @unittest.skipIf(os.getuid() != 0, "tenants are uids")
     def test_a_region_holds_what_it_was_registered_for(self):
-        """The encoded form is as long as the plain one here. What its namespace's base holds then is found wrong if it is."""
+        """The encoded form is as long as the raw one here. What its namespace's base holds then is found wrong if it is."""
         for stored in "right", "wrong":
             for opened, look in itertools.product((1, 2), ("load", "gather", "mapping")):
                 with self.subTest(stored=stored, opened=opened, look=look):
                     finding, counts = shrink.find(as_long(stored == "right", opened, look))
                     if stored == "right":
                         self.assertIsNone(finding)
-                        self.assertGreater(counts[{"load": "loaded plain", "gather": "gathered plain", "mapping": "read in a mapping"}[look]], 0)
+                        self.assertGreater(counts[{"load": "loaded raw", "gather": "gathered raw", "mapping": "read in a mapping"}[look]], 0)
                     else:
                         self.assertEqual(finding and finding.kind, "wrong bytes in a mapping" if look == "mapping" else "wrong bytes")
 
@@ -114,7 +114,7 @@ class Live(unittest.TestCase):
                 self.report(seed, program, finding)
             runs += 1
             seed = runs + 1 if runs < FIXED else random.SystemRandom().randrange(1, 1 << 40)
-        for moved in ("loaded plain", "gathered plain"):
+        for moved in ("loaded raw", "gathered raw"):
             self.assertGreater(counts[moved], 0, "programs that move nothing find nothing")
 
     def report(self, seed, program, finding):

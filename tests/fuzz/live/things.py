@@ -6,7 +6,7 @@ from shapes import ENCODINGS
 
 TENANTS = 3                              # and the operator, who is the last
 KEYS = 24
-PLAIN, BYTES, ENCODED, SUMMARY = "plain", "bytes", "encoded", "summary"
+RAW, BYTES, ENCODED, SUMMARY = "raw", "bytes", "encoded", "summary"
 SPECS = [{"encoding": "lossless", "dtype": "bf16"}, {"encoding": "int8", "dtype": "bf16"}, {"encoding": "fp8", "dtype": "bf16"},
          {"encoding": "q4", "dtype": "bf16", "seed": 5}, {"encoding": "int8", "dtype": "bf16", "axis": 1},
          {"encoding": "int8", "dtype": "bf16", "axis": 1, "run": 1}, {"encoding": "int8", "dtype": "f16", "axis": 1, "run": 2},
@@ -59,7 +59,7 @@ class Family:
     def identity(self, tenant, layer_bytes=None):
         shape = self.shape
         return {"model": f"model-{'abcd'[tenant]}-{self.number}", "dtype": "bf16", "layout": "l/1", "block_tokens": shape.block_tokens,
-                "key_bytes": 16, "parts": shape.parts, "layers": [shape.layers], "layer_bytes": layer_bytes or shape.plain}
+                "key_bytes": 16, "parts": shape.parts, "layers": [shape.layers], "layer_bytes": layer_bytes or shape.raw}
 
 
 def of(thing, field):

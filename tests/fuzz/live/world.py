@@ -38,7 +38,7 @@ class Peer:
 
 class Region:
     """form: what its pages hold, as docs/protocol.md has it, whatever its planes look like: those of an encoded form can be those of
-    the plain one. holder: its namespace's fingerprint; of summaries, their base's."""
+    the raw one. holder: its namespace's fingerprint; of summaries, their base's."""
 
     def __init__(self, memory, op, size, form, holder):
         self.memory, self.op, self.size, self.form, self.holder, self.number = memory, op, size, form, holder, NOTHING
@@ -336,7 +336,7 @@ class World:
         op = region.op
         if region.form == "bytes" and key % 3 == 0:
             return pattern.hostile(key, layer, region.layer_bytes)
-        label = op["plain" if region.form == "encoded" else "label"]
+        label = op["raw" if region.form == "encoded" else "label"]
         return pattern.content(peer.tenant, label, key, op["part"] * 1024 + layer, region.layer_bytes)
 
     def do_dump(self, peer, op):
@@ -385,7 +385,7 @@ class World:
                   check=check, late=op.get("late"))
 
     def right(self, peer, region, key, layer, data):
-        """Plain blocks are what was stored. Where nobody stored encoded bytes by hand, what was encoded has numbers of the tenant's own
+        """Raw blocks are what was stored. Where nobody stored encoded bytes by hand, what was encoded has numbers of the tenant's own
         range, and a summary is always the same. What a region by hand holds, only the daemon knows."""
         op, want = region.op, self.layer(peer, region, key, layer)
         holders = {region.holder} | self.forms.get(region.holder, set())  # a base's loads find its encoded blocks
@@ -396,7 +396,7 @@ class World:
             first = self.summaries.setdefault((peer.tenant, op["crc"], op["part"], key, layer), data)
             if data != first:
                 raise Finding("another summary", f"{where}: {difference(data, first)}, op {self.at}")
-        elif region.form == "plain" or op["lossless"]:
+        elif region.form == "raw" or op["lossless"]:
             raise Finding("wrong bytes", f"{where}: {difference(data, want)}, op {self.at}")
         elif not pattern.is_wild(key):
             wrong = out_of_range(data, peer.tenant)

@@ -14,10 +14,10 @@ VISIBLE const char *test_name(uint32_t i);
 VISIBLE int test_check(const struct ucm_encoding_spec *spec, char *why);
 VISIBLE uint64_t test_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
 VISIBLE void test_identity(const struct ucm_encoding_spec *spec, uint8_t *out);
-VISIBLE void test_encode(const struct ucm_encoding_spec *spec, uint32_t section,
-                         const uint8_t *plain, uint8_t *encoded);
+VISIBLE void test_encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
+                         uint8_t *encoded);
 VISIBLE void test_decode(const struct ucm_encoding_spec *spec, uint32_t section,
-                         const uint8_t *encoded, uint8_t *plain);
+                         const uint8_t *encoded, uint8_t *raw);
 
 /* Sets the instruction set of later calls and returns what this host then uses. */
 uint32_t test_isa(uint32_t most)
@@ -62,14 +62,14 @@ void test_identity(const struct ucm_encoding_spec *spec, uint8_t *out)
     ucm_encoding_identity(spec, out);
 }
 
-void test_encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+void test_encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
                  uint8_t *encoded)
 {
-    ucm_encode(spec, section, plain, encoded);
+    ucm_encode(spec, section, raw, encoded);
 }
 
 void test_decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
-                 uint8_t *plain)
+                 uint8_t *raw)
 {
-    ucm_decode(spec, section, encoded, plain);
+    ucm_decode(spec, section, encoded, raw);
 }

@@ -2,7 +2,7 @@
 #include "tests/unit/client/client_rig.h"
 
 static struct msg_encoding_open asked;
-static unsigned plain_dumps;
+static unsigned raw_dumps;
 
 static bool hook(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
@@ -14,7 +14,7 @@ static bool hook(struct fake *f, int conn, int method, struct proto_envelope *en
         return false;
     cr_assert_eq(proto_decode(proto_methods[method].params, env, &m, &e), 0, "%s", e.text);
     if (method == UCM_METHOD_DUMP) {
-        plain_dumps += m.dump.plain;
+        raw_dumps += m.dump.raw;
         fake_reply_blocks(f, conn, env->msgid, m.dump.keys.n / 16, UCM_BLOCK_UNFIT);
     } else {
         asked = m.encoding_open;
@@ -26,7 +26,7 @@ static bool hook(struct fake *f, int conn, int method, struct proto_envelope *en
                                                  .fingerprint = {fingerprint, sizeof fingerprint},
                                                  .version = 1,
                                                  .encoded_bytes = 60,
-                                                 .plain_bytes = 100});
+                                                 .raw_bytes = 100});
     }
     return true;
 }
@@ -60,7 +60,7 @@ Test(client_encoding, says_what_was_opened)
     cr_expect_str_eq(info.form.encoding, "fp8");
     cr_expect_neq(info.form.encoding, f.encoding, "a copy");
     cr_expect_eq(info.form.version, 1);
-    cr_expect_eq(info.plain_bytes, 100);
+    cr_expect_eq(info.raw_bytes, 100);
     cr_expect_eq(info.encoded_bytes, 60);
     ucm_namespace_fingerprint(ns, fingerprint);
     cr_expect_eq(fingerprint[0], 7);
@@ -112,17 +112,17 @@ Test(client_encoding, is_opened_again_after_a_reconnect)
 }
 
 /* A daemon that knows no encodings would refuse the field. */
-Test(client_encoding, plain_is_said_of_encoded_regions_only)
+Test(client_encoding, raw_is_said_of_encoded_regions_only)
 {
     uint32_t block = 0;
     struct ucm_transfer t = {.keys = rig.keys, .blocks = &block, .n_keys = 1};
     struct ucm_result result;
     struct ucm_task *task;
 
-    cr_assert_eq(ucm_dump_plain(rig.region, &t, -1, &task), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_dump_raw(rig.region, &t, -1, &task), 0, "%s", ucm_errmsg());
     cr_expect_eq(ucm_task_wait(task, -1, &result), 0);
     cr_expect_eq(result.result[0], UCM_BLOCK_IS_UNFIT);
     cr_expect_eq(result.n_ok, 0);
     ucm_task_free(task);
-    cr_expect_eq(plain_dumps, 0);
+    cr_expect_eq(raw_dumps, 0);
 }

@@ -215,7 +215,7 @@ Test(cuda_forms, narrow_loads_go_straight, .timeout = 60)
 }
 
 /* Blocks of the base: a region of an encoded namespace takes them as they are. */
-Test(cuda_forms, plain_jobs_of_the_same_region, .timeout = 60)
+Test(cuda_forms, raw_jobs_of_the_same_region, .timeout = 60)
 {
     begin(COPY_STAGED, ENCODED);
     worker_companion(&w, 256 << 10, 4);
@@ -244,7 +244,7 @@ Test(cuda_forms, more_tables_than_a_launch_has, .timeout = 60)
 }
 
 /* Nothing of it turns: no kernel runs. */
-Test(cuda_forms, what_stays_is_a_plain_copy, .timeout = 60)
+Test(cuda_forms, what_stays_is_a_raw_copy, .timeout = 60)
 {
     static struct test_job j;
 

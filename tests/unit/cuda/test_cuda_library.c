@@ -49,7 +49,7 @@ static bool encodes(struct fake *f, int conn, int method, struct proto_envelope 
                                                  .fingerprint = {fingerprint, sizeof fingerprint},
                                                  .version = 1,
                                                  .encoded_bytes = 60,
-                                                 .plain_bytes = 100});
+                                                 .raw_bytes = 100});
     return method == UCM_METHOD_ENCODING_OPEN;
 }
 

@@ -40,7 +40,7 @@ static inline struct ucm_encoding_spec kv_encoding(void)
     return spec;
 }
 
-/* spec: of an encoded namespace; NULL: of a plain one. */
+/* spec: of an encoded namespace; NULL: of a raw one. */
 static inline int kv_ask(const struct ucm_encoding_spec *spec, int *fds, struct device_region **r)
 {
     struct form pages = {.layer_bytes = 2 * SECTION, .layers = LAYERS};
@@ -48,7 +48,7 @@ static inline int kv_ask(const struct ucm_encoding_spec *spec, int *fds, struct 
 
     if (spec) {
         codec_init(&codec, spec);
-        pages.layer_bytes = codec.plain_layer_bytes;
+        pages.layer_bytes = codec.raw_layer_bytes;
     }
     return region_check(&m, &pages, spec ? &codec : NULL, fds, 1, r, &e);
 }

@@ -121,7 +121,7 @@ Test(device_encoded, what_does_not_fit_is_marked)
     close_ok(r);
 }
 
-Test(device_encoded, a_region_serves_plain_blocks_too)
+Test(device_encoded, a_region_serves_raw_blocks_too)
 {
     struct device_region *r = kv_region(&spec);
     struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots, .block = 7};
@@ -236,9 +236,9 @@ static struct span any_span(const struct form *form, uint32_t first, uint32_t n,
 Test(device_encoded, a_job_takes_spans_of_its_own_kind)
 {
     struct device_region *r = kv_region(&spec);
-    struct form plain = r->pages,
+    struct form raw = r->pages,
                 encoded = {.layer_bytes = ucm_encoding_layer_bytes(&spec), .layers = LAYERS},
-                bytes = encoded, other = encoded, fewer = plain;
+                bytes = encoded, other = encoded, fewer = raw;
     struct ucm_copy_item items[ADDED];
     struct device_job job;
     struct codec codec;
@@ -250,7 +250,7 @@ Test(device_encoded, a_job_takes_spans_of_its_own_kind)
     other.codec = &codec;
     fewer.layers--;
     for (int way = 0; way < 2; way++) {
-        const struct form *right = way ? &encoded : &plain, *wrong = way ? &plain : &encoded;
+        const struct form *right = way ? &encoded : &raw, *wrong = way ? &raw : &encoded;
         const struct form *never[] = {&bytes, &other, &fewer, wrong};
 
         job = any_job(r, DEVICE_LOAD, way, 1, 2, items);
@@ -284,7 +284,7 @@ Test(device_encoded, a_job_takes_spans_of_its_own_kind)
 Test(device_encoded, a_pool_takes_single_layers)
 {
     struct device_region *r = kv_region(&spec);
-    struct form plain = r->pages;
+    struct form raw = r->pages;
     struct ucm_copy_item items[ADDED];
     struct device_job job;
     struct span span;
@@ -292,9 +292,9 @@ Test(device_encoded, a_pool_takes_single_layers)
     r->pool = true;
     r->pages.layers = 1;
     job = any_job(r, DEVICE_LOAD, false, 0, 1, items);
-    span = any_span(&plain, 2, 2, false);
+    span = any_span(&raw, 2, 2, false);
     cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL);
-    span = any_span(&plain, 3, 1, false);
+    span = any_span(&raw, 3, 1, false);
     cr_expect_eq(device_job_add(&job, &span, 7), 0);
     cr_expect_eq(items[0].slot, (uint64_t)(uintptr_t)span.origin);
     region_free(r);

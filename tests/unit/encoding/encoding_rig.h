@@ -90,7 +90,7 @@ RIG_FN uint32_t rig_element(uint32_t dtype, enum rig_values values, uint32_t cha
 /* Of the section's elements; values of each row from `values`, or of a kind for each row by chance
  * if that is RIG_VALUES. */
 RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t section, enum rig_values values,
-                     uint8_t *plain)
+                     uint8_t *raw)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
 
@@ -101,7 +101,7 @@ RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t section, enu
         for (uint32_t c = 0; c < s->dim; c++) {
             uint16_t h = (uint16_t)rig_element(spec->dtype, kind, c);
 
-            memcpy(plain + 2 * ((size_t)row * s->dim + c), &h, sizeof(h));
+            memcpy(raw + 2 * ((size_t)row * s->dim + c), &h, sizeof(h));
         }
     }
 }
@@ -111,8 +111,8 @@ RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t section, enu
 struct rig_section {
     struct ucm_encoding_spec spec;
     uint32_t section, odd;
-    uint64_t plain_bytes, bytes;
-    uint8_t *plain, *encoded, *again; /* again: decoded */
+    uint64_t raw_bytes, bytes;
+    uint8_t *raw, *encoded, *again; /* again: decoded */
 };
 
 RIG_FN struct rig_section rig_section(const struct ucm_encoding_spec *spec, uint32_t section,
@@ -120,31 +120,31 @@ RIG_FN struct rig_section rig_section(const struct ucm_encoding_spec *spec, uint
 {
     struct rig_section r = {.spec = *spec, .section = section, .odd = odd};
 
-    r.plain_bytes = ucm_encoding_plain_bytes(spec, section);
+    r.raw_bytes = ucm_encoding_raw_bytes(spec, section);
     r.bytes = ucm_encoding_bytes(spec, section);
-    r.plain = (uint8_t *)malloc(r.plain_bytes + odd) + odd;
+    r.raw = (uint8_t *)malloc(r.raw_bytes + odd) + odd;
     r.encoded = (uint8_t *)malloc(r.bytes + odd) + odd;
-    r.again = (uint8_t *)malloc(r.plain_bytes + odd) + odd;
+    r.again = (uint8_t *)malloc(r.raw_bytes + odd) + odd;
     memset(r.encoded, 0xa5, r.bytes);
-    memset(r.again, 0xa5, r.plain_bytes);
+    memset(r.again, 0xa5, r.raw_bytes);
     return r;
 }
 
 RIG_FN void rig_free(struct rig_section *r)
 {
-    free(r->plain - r->odd);
+    free(r->raw - r->odd);
     free(r->encoded - r->odd);
     free(r->again - r->odd);
 }
 
-RIG_FN uint32_t rig_get(const uint8_t *plain, uint64_t i)
+RIG_FN uint32_t rig_get(const uint8_t *raw, uint64_t i)
 {
-    return (uint32_t)plain[2 * i] | (uint32_t)plain[2 * i + 1] << 8;
+    return (uint32_t)raw[2 * i] | (uint32_t)raw[2 * i + 1] << 8;
 }
 
-RIG_FN float rig_value(const struct ucm_encoding_spec *spec, const uint8_t *plain, uint64_t i)
+RIG_FN float rig_value(const struct ucm_encoding_spec *spec, const uint8_t *raw, uint64_t i)
 {
-    return ucm_element_decode(spec->dtype, rig_get(plain, i));
+    return ucm_element_decode(spec->dtype, rig_get(raw, i));
 }
 
 #endif

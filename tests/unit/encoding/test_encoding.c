@@ -76,7 +76,7 @@ Test(encoding, sizes_are_multiples_of_16)
 {
     struct ucm_encoding_spec s = good();
 
-    cr_assert_eq(ucm_encoding_plain_layer_bytes(&s), 2 * 16 * 8 * 128 * 2);
+    cr_assert_eq(ucm_encoding_raw_layer_bytes(&s), 2 * 16 * 8 * 128 * 2);
     cr_assert_eq(ucm_encoding_layer_bytes(&s), 2 * (16 * 8 * 128 + 16 * 8));
     for (uint32_t dim = 1; dim <= 64; dim++) {
         s = rig_spec(UCM_ENCODING_FP8, UCM_ENCODING_F16, 3, 3, dim);

@@ -11,11 +11,11 @@ static void compare_encode(const struct rig_section *r, const char *what)
     const struct ucm_encoding_method *m = ucm_encoding_method(r->spec.encoding);
     uint8_t *encoded = (uint8_t *)malloc(r->bytes + r->odd) + r->odd;
 
-    m->encode(&r->spec, r->section, r->plain, r->encoded);
+    m->encode(&r->spec, r->section, r->raw, r->encoded);
     for (int isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
         memset(encoded, 0x5a, r->bytes);
-        ucm_encode(&r->spec, r->section, r->plain, encoded);
+        ucm_encode(&r->spec, r->section, r->raw, encoded);
         for (uint64_t i = 0; i < r->bytes; i++)
             cr_assert_eq(encoded[i], r->encoded[i], "%s %s in %s: byte %u is %02x, not %02x",
                          m->name, what, isas[isa], (unsigned)i, encoded[i], r->encoded[i]);
@@ -26,18 +26,18 @@ static void compare_encode(const struct rig_section *r, const char *what)
 static void compare_decode(const struct rig_section *r, const char *what)
 {
     const struct ucm_encoding_method *m = ucm_encoding_method(r->spec.encoding);
-    uint8_t *plain = (uint8_t *)malloc(r->plain_bytes + r->odd) + r->odd;
+    uint8_t *raw = (uint8_t *)malloc(r->raw_bytes + r->odd) + r->odd;
 
     m->decode(&r->spec, r->section, r->encoded, r->again);
     for (int isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
-        memset(plain, 0x5a, r->plain_bytes);
-        ucm_decode(&r->spec, r->section, r->encoded, plain);
-        for (uint64_t i = 0; i < r->plain_bytes; i++)
-            cr_assert_eq(plain[i], r->again[i], "%s %s in %s: byte %u is %02x, not %02x", m->name,
-                         what, isas[isa], (unsigned)i, plain[i], r->again[i]);
+        memset(raw, 0x5a, r->raw_bytes);
+        ucm_decode(&r->spec, r->section, r->encoded, raw);
+        for (uint64_t i = 0; i < r->raw_bytes; i++)
+            cr_assert_eq(raw[i], r->again[i], "%s %s in %s: byte %u is %02x, not %02x", m->name,
+                         what, isas[isa], (unsigned)i, raw[i], r->again[i]);
     }
-    free(plain - r->odd);
+    free(raw - r->odd);
 }
 
 /* Random bytes, and such as nearly fit: some bytes of an encoded form changed. */
@@ -57,7 +57,7 @@ static void compare_all(const struct ucm_encoding_spec *spec, uint32_t section, 
     for (uint32_t values = 0; values <= RIG_VALUES; values++) {
         struct rig_section r = rig_section(spec, section, odd);
 
-        rig_fill(spec, section, (enum rig_values)values, r.plain);
+        rig_fill(spec, section, (enum rig_values)values, r.raw);
         compare_encode(&r, "values");
         compare_hostile(&r);
         rig_free(&r);
@@ -106,7 +106,7 @@ Test(encoding_forms, every_element)
             for (uint32_t h = 0; h < 65536; h++) {
                 uint32_t x = i / 4 ? (h * 37 & 0xffff) : h;
 
-                memcpy(r.plain + 2 * h, &(uint16_t){(uint16_t)x}, 2);
+                memcpy(r.raw + 2 * h, &(uint16_t){(uint16_t)x}, 2);
             }
             compare_encode(&r, "every element");
             compare_hostile(&r);

@@ -56,13 +56,13 @@ static void check_row(const struct rig_section *r, uint32_t row)
     float power = ucm_fp8_power(r->encoded[scales + row]);
 
     for (uint64_t i = (uint64_t)row * s->dim; i < (uint64_t)(row + 1) * s->dim; i++) {
-        float x = rig_value(&r->spec, r->plain, i), y = rig_value(&r->spec, r->again, i);
+        float x = rig_value(&r->spec, r->raw, i), y = rig_value(&r->spec, r->again, i);
         float bound = fmaxf(fabsf(x) / 16, power * 0x1p-10f);
 
         if (ucm_is_nan(x))
             cr_assert_eq(rig_get(r->again, i), ucm_element_nan(r->spec.dtype));
         else if (ucm_not_finite(x))
-            cr_assert_eq(rig_get(r->again, i), rig_get(r->plain, i));
+            cr_assert_eq(rig_get(r->again, i), rig_get(r->raw, i));
         else {
             cr_assert_leq(fabsf(x - y), bound, "%a became %a, scale %a", (double)x, (double)y,
                           (double)power);
@@ -91,8 +91,8 @@ Test(encoding_fp8, the_stated_error_holds_and_a_second_round_changes_nothing)
                 rig_spec(UCM_ENCODING_FP8, dtypes[i % 2], 5, 3, dims[i / 2]);
             struct rig_section r = rig_section(&spec, 1, i % 3);
 
-            rig_fill(&spec, 1, (enum rig_values)values, r.plain);
-            ucm_encode(&spec, 1, r.plain, r.encoded);
+            rig_fill(&spec, 1, (enum rig_values)values, r.raw);
+            ucm_encode(&spec, 1, r.raw, r.encoded);
             cr_assert(ucm_encoding_fits(&spec, 1, r.encoded));
             ucm_decode(&spec, 1, r.encoded, r.again);
             for (uint32_t row = 0; row < 15; row++)

@@ -47,15 +47,15 @@ static void check_section(const struct rig_section *r)
 {
     bool f16 = r->spec.dtype == UCM_ENCODING_F16;
 
-    for (uint64_t i = 0; i < r->plain_bytes / 2; i++) {
-        float x = rig_value(&r->spec, r->plain, i), y = rig_value(&r->spec, r->again, i);
+    for (uint64_t i = 0; i < r->raw_bytes / 2; i++) {
+        float x = rig_value(&r->spec, r->raw, i), y = rig_value(&r->spec, r->again, i);
         float bound =
             0.51f * scale_of(r, i) + fabsf(y) * (f16 ? 0x1p-11f : 0x1p-8f) + (f16 ? 0x1p-25f : 0);
 
         if (ucm_is_nan(x))
             cr_assert_eq(rig_get(r->again, i), ucm_element_nan(r->spec.dtype));
         else if (ucm_not_finite(x))
-            cr_assert_eq(rig_get(r->again, i), rig_get(r->plain, i));
+            cr_assert_eq(rig_get(r->again, i), rig_get(r->raw, i));
         else
             cr_assert_leq(fabsf(x - y), bound, "%a became %a", (double)x, (double)y);
     }
@@ -66,8 +66,8 @@ static void round_trip(const struct ucm_encoding_spec *spec, uint32_t section,
 {
     struct rig_section r = rig_section(spec, section, odd);
 
-    rig_fill(spec, section, values, r.plain);
-    ucm_encode(spec, section, r.plain, r.encoded);
+    rig_fill(spec, section, values, r.raw);
+    ucm_encode(spec, section, r.raw, r.encoded);
     cr_assert(ucm_encoding_fits(spec, section, r.encoded));
     ucm_decode(spec, section, r.encoded, r.again);
     check_section(&r);
@@ -105,9 +105,9 @@ Test(encoding_int8, channels_do_not_share_a_scale)
             uint32_t head = order == 0 ? i / 8 % 2 : i / 32;
             uint16_t h = (uint16_t)ucm_bf16_encode(ldexpf(126, (int)(head * 8 + i % 8)));
 
-            memcpy(r.plain + 2 * i, &h, sizeof(h));
+            memcpy(r.raw + 2 * i, &h, sizeof(h));
         }
-        ucm_encode(&spec, 0, r.plain, r.encoded);
+        ucm_encode(&spec, 0, r.raw, r.encoded);
         for (uint32_t i = 0; i < 64; i++)
             cr_assert_eq(r.encoded[i], 126);
         for (uint32_t i = 0; i < 16; i++)
@@ -129,8 +129,8 @@ Test(encoding_int8, runs_are_sections_side_by_side)
         whole.section[0].order = order;
         r = rig_section(&whole, 0, 0);
         cr_assert_eq(r.bytes, codes + 3 * 24 * 2);
-        rig_fill(&whole, 0, RIG_VALUES, r.plain);
-        ucm_encode(&whole, 0, r.plain, r.encoded);
+        rig_fill(&whole, 0, RIG_VALUES, r.raw);
+        ucm_encode(&whole, 0, r.raw, r.encoded);
         for (uint32_t run = 0; run < 3; run++) {
             struct ucm_encoding_spec one = whole;
             uint32_t tokens = run < 2 ? 5 : 3;
@@ -138,7 +138,7 @@ Test(encoding_int8, runs_are_sections_side_by_side)
             one.section[0].tokens = tokens;
             one.run = 0;
             part = rig_section(&one, 0, 0);
-            ucm_encode(&one, 0, r.plain + 2 * at, part.encoded);
+            ucm_encode(&one, 0, r.raw + 2 * at, part.encoded);
             cr_assert_arr_eq(part.encoded, r.encoded + at, tokens * 24);
             cr_assert_arr_eq(part.encoded + part.bytes - 48, r.encoded + codes + 48 * run, 48);
             at += tokens * 24;

@@ -18,17 +18,17 @@ static bool round_trip(struct rig_section *r)
 {
     bool fits;
 
-    ucm_encode(&r->spec, r->section, r->plain, r->encoded);
+    ucm_encode(&r->spec, r->section, r->raw, r->encoded);
     ucm_decode(&r->spec, r->section, r->encoded, r->again);
     fits = ucm_encoding_fits(&r->spec, r->section, r->encoded);
     if (fits)
-        cr_assert_arr_eq(r->again, r->plain, r->plain_bytes);
+        cr_assert_arr_eq(r->again, r->raw, r->raw_bytes);
     return fits;
 }
 
 static void put_element(struct rig_section *r, uint64_t i, uint32_t h)
 {
-    memcpy(r->plain + 2 * i, &(uint16_t){(uint16_t)h}, 2);
+    memcpy(r->raw + 2 * i, &(uint16_t){(uint16_t)h}, 2);
 }
 
 Test(encoding_lossless, sizes_and_dtypes)
@@ -49,7 +49,7 @@ Test(encoding_lossless, kv_comes_back_bit_for_bit)
     for (uint32_t i = 0; i < 200; i++) {
         struct rig_section r =
             section_of(1 + rig_below(40), 1 + rig_below(5), 1 + rig_below(200), i % 2);
-        uint64_t elements = r.plain_bytes / 2;
+        uint64_t elements = r.raw_bytes / 2;
 
         for (uint64_t k = 0; k < elements; k++) { /* about normal, down to 2^-13 of the largest */
             float x = rig_normal();
@@ -66,7 +66,7 @@ Test(encoding_lossless, zeros_and_denormals_cost_no_escape)
 {
     struct rig_section r = section_of(16, 2, 64, 0);
 
-    for (uint64_t k = 0; k < r.plain_bytes / 2; k++)
+    for (uint64_t k = 0; k < r.raw_bytes / 2; k++)
         put_element(&r, k, k % 3 == 0 ? 0x3f80 + k % 64 : k % 3 == 1 ? 0x8000 : 0x8001 + k % 64);
     cr_assert(round_trip(&r));
     cr_assert_eq(encoding_get32(r.encoded + lossless_layout(&r.spec.section[0]).list), 0);

@@ -95,7 +95,7 @@ static struct found find(const struct rig_section *r, uint64_t first, uint32_t n
     for (uint32_t i = 0; i < n; i++) {
         float divisor = ucm_q4_divisor(shift_of(r, first, i), 0);
 
-        f.x[i] = rig_value(&r->spec, r->plain, first + i) * divisor;
+        f.x[i] = rig_value(&r->spec, r->raw, first + i) * divisor;
         f.y[i] = rig_value(&r->spec, r->again, first + i) * divisor;
         f.error[i] = f.x[i] - f.y[i];
         f.finite = f.finite && !ucm_not_finite(f.x[i]);
@@ -143,8 +143,8 @@ Test(encoding_q4, the_stated_error_holds)
             spec.seed = i;
             spec.section[0].order = spec.section[1].order = i / 2 % 2;
             r = rig_section(&spec, i / 4 % 2, i % 3);
-            rig_fill(&spec, r.section, (enum rig_values)values, r.plain);
-            ucm_encode(&spec, r.section, r.plain, r.encoded);
+            rig_fill(&spec, r.section, (enum rig_values)values, r.raw);
+            ucm_encode(&spec, r.section, r.raw, r.encoded);
             cr_assert(ucm_encoding_fits(&spec, r.section, r.encoded));
             ucm_decode(&spec, r.section, r.encoded, r.again);
             check_section(&r);
@@ -167,9 +167,9 @@ Test(encoding_q4, centres_make_keys_better)
             float direction = (float)(i % 256 * 37 % 17) - 8.0f;
             uint16_t h = (uint16_t)ucm_bf16_encode(direction + rig_normal() * 0.5f);
 
-            memcpy(r.plain + 2 * i, &h, sizeof(h));
+            memcpy(r.raw + 2 * i, &h, sizeof(h));
         }
-        ucm_encode(&spec, section, r.plain, r.encoded);
+        ucm_encode(&spec, section, r.raw, r.encoded);
         ucm_decode(&spec, section, r.encoded, r.again);
         for (uint32_t row = 0; row < 64; row++) {
             struct found f = find(&r, (uint64_t)row * 128, 128);
@@ -185,7 +185,7 @@ Test(encoding_q4, centres_make_keys_better)
 
 static void put_bits(const struct rig_section *r, uint64_t i, uint32_t bits)
 {
-    memcpy(r->plain + 2 * i, &(uint16_t){(uint16_t)bits}, 2);
+    memcpy(r->raw + 2 * i, &(uint16_t){(uint16_t)bits}, 2);
 }
 
 static void put(const struct rig_section *r, uint64_t i, float x)
@@ -214,7 +214,7 @@ Test(encoding_q4, shifts_are_octaves_above_the_median_channel)
                      row == 3 ? ucm_element_inf(dtypes[i]) : ucm_element_nan(dtypes[i]));
         put(&r, 2 * 32 + 9, 3);
         put(&r, 20, 0);
-        ucm_encode(&r.spec, 0, r.plain, r.encoded);
+        ucm_encode(&r.spec, 0, r.raw, r.encoded);
         for (uint32_t c = 0; c < 32; c++)
             cr_assert_eq(shift_of(&r, 0, c), c == 9 || c <= 2 || c >= 16 ? 0 : c - 2, "channel %u",
                          c);
@@ -228,7 +228,7 @@ Test(encoding_q4, shifts_are_15_at_most)
 
     for (uint32_t c = 17; c < 32; c++)
         put(&r, c, ldexpf(1, (int)c));
-    ucm_encode(&r.spec, 0, r.plain, r.encoded);
+    ucm_encode(&r.spec, 0, r.raw, r.encoded);
     /* 2^0 to 2^14, two more of 2^0, then 2^17 to 2^31: the 16th smallest is 2^13. */
     for (uint32_t c = 0; c < 32; c++)
         cr_assert_eq(shift_of(&r, 0, c), c <= 16 ? 0 : c - 15 < 15 ? c - 15 : 15, "channel %u", c);
@@ -243,7 +243,7 @@ Test(encoding_q4, shifts_of_zeros)
 
     for (uint32_t i = 0; i < 16 * 64; i++)
         put(&r, i, i % 64 < 20 ? rig_normal() : 0);
-    ucm_encode(&spec, 0, r.plain, r.encoded);
+    ucm_encode(&spec, 0, r.raw, r.encoded);
     ucm_decode(&spec, 0, r.encoded, r.again);
     for (uint32_t c = 0; c < 64; c++)
         cr_assert_eq(shift_of(&r, 0, c), c < 20 ? 15 : 0);
@@ -264,13 +264,13 @@ Test(encoding_q4, outliers_do_not_set_the_scale)
         rig_state = 9;
         for (uint32_t e = 0; e < 64 * 2 * 128; e++)
             put(&r, e, rig_normal() * (e % 64 == 17 ? larger : 1.0f));
-        ucm_encode(&spec, 0, r.plain, r.encoded);
+        ucm_encode(&spec, 0, r.raw, r.encoded);
         ucm_decode(&spec, 0, r.encoded, r.again);
         lost[i] = 0;
         for (uint32_t e = 0; e < 64 * 2 * 128; e++)
             if (e % 64 != 17)
                 lost[i] +=
-                    fabs((double)(rig_value(&spec, r.plain, e) - rig_value(&spec, r.again, e)));
+                    fabs((double)(rig_value(&spec, r.raw, e) - rig_value(&spec, r.again, e)));
         rig_free(&r);
     }
     for (uint32_t i = 1; i < 4; i++)
@@ -302,12 +302,12 @@ Test(encoding_q4, order_is_where_rows_lie)
     hnd = nhd;
     hnd.section[0].order = UCM_ENCODING_HND;
     b = rig_section(&hnd, 0, 0);
-    rig_fill(&nhd, 0, RIG_NORMAL, a.plain);
+    rig_fill(&nhd, 0, RIG_NORMAL, a.raw);
     for (uint32_t t = 0; t < 20; t++)
         for (uint32_t h = 0; h < 3; h++)
-            memcpy(b.plain + 128 * (h * 20 + t), a.plain + 128 * (t * 3 + h), 128);
-    ucm_encode(&nhd, 0, a.plain, a.encoded);
-    ucm_encode(&hnd, 0, b.plain, b.encoded);
+            memcpy(b.raw + 128 * (h * 20 + t), a.raw + 128 * (t * 3 + h), 128);
+    ucm_encode(&nhd, 0, a.raw, a.encoded);
+    ucm_encode(&hnd, 0, b.raw, b.encoded);
     for (uint32_t t = 0; t < 20; t++)
         for (uint32_t h = 0; h < 3; h++)
             cr_assert_arr_eq(b.encoded + 32 * (h * 20 + t), a.encoded + 32 * (t * 3 + h), 32);

@@ -1,5 +1,5 @@
 /* The pool's threads: every piece once, phases in order, turns among jobs, stops; and selections, which
- * choose the same on any number of threads as the plain functions do on one. */
+ * choose the same on any number of threads as the raw functions do on one. */
 /* Sanitizers: thread */
 #include "daemon/retrieval/part_build.h"
 #include "daemon/retrieval/pool.h"
@@ -344,27 +344,27 @@ Test(summary_pool, a_build_takes_its_own_forms_only)
     char why[UCM_SPARSE_WHY];
     uint8_t memory[1];
     struct codec codec;
-    struct form plain, built, encoded, half;
+    struct form raw, built, encoded, half;
     struct span from, to, odd;
 
     cr_assert_eq(ucm_summary_plan_init(&plan, &spec, why), 0, "%s", why);
     codec_init(&codec, &fp8);
-    plain = (struct form){.layer_bytes = 4 * 2 * DIM * 4, .layers = 2};
+    raw = (struct form){.layer_bytes = 4 * 2 * DIM * 4, .layers = 2};
     built = (struct form){.layer_bytes = plan.bytes, .layers = 2};
     encoded =
         (struct form){.layer_bytes = ucm_encoding_layer_bytes(&fp8), .layers = 2, .codec = &codec};
-    half = (struct form){.layer_bytes = codec.plain_layer_bytes, .layers = 2};
+    half = (struct form){.layer_bytes = codec.raw_layer_bytes, .layers = 2};
     cr_expect_eq(part_build_init(&b, &plan, &half, &built), -EINVAL, "the plan reaches behind it");
     cr_expect_eq(part_build_init(&b, &plan, &encoded, &built), -EINVAL, "it lost something");
-    cr_expect_eq(part_build_init(&b, &plan, &plain, &half), -EINVAL, "no summary's length");
-    cr_expect_eq(part_build_init(&b, NULL, &encoded, &plain), -EINVAL, "other sizes");
+    cr_expect_eq(part_build_init(&b, &plan, &raw, &half), -EINVAL, "no summary's length");
+    cr_expect_eq(part_build_init(&b, NULL, &encoded, &raw), -EINVAL, "other sizes");
     cr_expect_eq(part_build_init(&b, NULL, &half, &half), -EINVAL, "neither is encoded");
     cr_expect_eq(part_build_init(&b, NULL, &half, &encoded), -EINVAL, "nobody asks for it");
     cr_expect_eq(part_build_init(&b, NULL, &encoded, &half), 0);
     half.layers = 3;
     cr_expect_eq(part_build_init(&b, NULL, &encoded, &half), -EINVAL, "more layers");
-    cr_expect_eq(part_build_init(&b, &plan, &plain, &built), 0);
-    from = (struct span){.form = &plain, .n = 2, .origin = memory};
+    cr_expect_eq(part_build_init(&b, &plan, &raw, &built), 0);
+    from = (struct span){.form = &raw, .n = 2, .origin = memory};
     to = (struct span){.form = &built, .n = 2, .origin = memory, .pending = true};
     odd = from;
     odd.form = &half;
@@ -432,7 +432,7 @@ static void run_select(struct run *r)
     free(memory);
 }
 
-/* Row i as the plain functions have it. */
+/* Row i as the raw functions have it. */
 static void expect_row(struct run *r, uint32_t i)
 {
     struct selection *s = &r->s;

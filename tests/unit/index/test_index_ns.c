@@ -259,13 +259,13 @@ static const struct ucm_encoding_spec fp8 = {.encoding = UCM_ENCODING_FP8,
 /* Whoever made the identity: what it says decides, and only as a whole. */
 Test(index_ns, an_identity_has_a_form)
 {
-    struct ns_identity plain = identity(), id, other;
+    struct ns_identity raw = identity(), id, other;
     struct ns_encoded_memory memory;
     uint8_t salt[NS_ENCODED_SALT_BYTES];
     struct ns *base, *encoded;
 
-    plain.parts = 2;
-    base = open_ns(&plain);
+    raw.parts = 2;
+    base = open_ns(&raw);
     cr_assert_null(ns_codec(base));
     cr_assert_eq(ns_form(base, 1)->layer_bytes, 4096);
     ns_encoded_identity(base, &fp8, &memory, &id);
@@ -273,7 +273,7 @@ Test(index_ns, an_identity_has_a_form)
     cr_assert(ns_codec(encoded));
     cr_assert_eq(ns_form(encoded, 1)->layer_bytes, 2048 + 16);
     cr_assert_eq(ns_form(encoded, 1)->layers, 32);
-    cr_assert_eq(form_plain_layer_bytes(ns_form(encoded, 1)), 4096);
+    cr_assert_eq(form_raw_layer_bytes(ns_form(encoded, 1)), 4096);
     other = id;
     other.layer_bytes++;
     cr_assert_null(ns_codec(open_ns(&other)));
@@ -296,12 +296,12 @@ Test(index_ns, an_identity_has_a_form)
 Test(index_ns, a_restored_one_has_it_too)
 {
     struct ns_encoded_memory memory;
-    struct ns_identity id, plain = identity();
+    struct ns_identity id, raw = identity();
     struct ns *restored = NULL;
     struct codec encoded;
     struct left left;
 
-    ns_encoded_identity(open_ns(&plain), &fp8, &memory, &id);
+    ns_encoded_identity(open_ns(&raw), &fp8, &memory, &id);
     encoded = *ns_codec(open_ns(&id));
     left = left_of(&id);
     index_again(100, 4096);

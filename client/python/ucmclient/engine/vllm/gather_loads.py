@@ -101,7 +101,7 @@ class GatheringWorker(WorkerHalf):
         if not mine:
             self._arrived[copy.number] = 1, frozenset()
             return None
-        return replace(copy.some(list(mine), copy.plain), number=copy.number)
+        return replace(copy.some(list(mine), copy.raw), number=copy.number)
 
     def _report(self, load: _Load) -> None:
         if not load.number:

@@ -103,7 +103,7 @@ class HybridScheduler(SchedulerHalf):
         some = hashes[first:end] if per == 1 else [hashes[(i + 1) * per - 1] for i in range(first, end)]
         if not some:
             return b""
-        if not tracked.plain:
+        if not tracked.raw:
             some = [tracked._hashed((first + i + 1) * per - 1, key) for i, key in enumerate(some)]
         return marked(b"".join(some), self._members[group.number].mark, len(some[0]))
 

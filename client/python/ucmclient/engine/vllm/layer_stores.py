@@ -72,12 +72,12 @@ class LayerStores:
         self._seen = self._sent = 0
         self._stores, self._copies = [], []
         layered = [copy for copy in plan.stores if copy.layered and plan.computes and right(copy.adapter)]
-        for copy in sorted(layered, key=lambda copy: copy.plain):
+        for copy in sorted(layered, key=lambda copy: copy.raw):
             self._add(copy)
 
     def _add(self, copy: Copy) -> None:
         last = self._copies[-1] if self._copies else None
-        if last and last[0].plain == copy.plain and sum(len(one.blocks) for one in last) + len(copy.blocks) <= _MAX_KEYS:
+        if last and last[0].raw == copy.raw and sum(len(one.blocks) for one in last) + len(copy.blocks) <= _MAX_KEYS:
             last.append(copy)
         else:
             self._copies.append([copy])

@@ -16,7 +16,7 @@ class Copy:
     keys: bytes
     blocks: list[int]
     #: A store of an engine that encodes: these blocks are stored as they are.
-    plain: bool = False
+    raw: bool = False
     #: A store of what this step computes, large enough to go by layers.
     layered: bool = False
     #: A load that ranks with the same bytes share out; 0: it is not.
@@ -26,11 +26,11 @@ class Copy:
     #: What the keys stand for beside tokens.
     adapter: Optional[Adapter] = None
 
-    def some(self, indexes: list[int], plain: bool) -> "Copy":
+    def some(self, indexes: list[int], raw: bool) -> "Copy":
         """Of its blocks those with these indexes."""
         size = len(self.keys) // len(self.blocks)
         keys = b"".join(self.keys[i * size : (i + 1) * size] for i in indexes)
-        return Copy(self.request, keys, [self.blocks[i] for i in indexes], plain, adapter=self.adapter)
+        return Copy(self.request, keys, [self.blocks[i] for i in indexes], raw, adapter=self.adapter)
 
 
 @dataclass

@@ -71,7 +71,7 @@ class SchedulerHalf(HeldPages):
         self._nvme = NvmeRate(settings)
         #: Stores of so many blocks go by layers.
         self._layered = -(-settings.layer_stores // block_tokens) or NEVER
-        self._plain_blocks = -(-settings.plain_first // block_tokens)
+        self._raw_blocks = -(-settings.raw_first // block_tokens)
         #: Of an engine whose ranks share loads out.
         self.gathers: Optional[GatherPlanner] = None
         self.lookup_table = LookupTable(settings)
@@ -207,7 +207,7 @@ class SchedulerHalf(HeldPages):
         tracked.prefix = self._epoch + self._adapter(tracked) + more_of(tracked.vllm)
         tracked.hash_tokens, mask = self.hash_tokens, mask_of(tracked.vllm)
         tracked.mask, tracked.items = Mask(mask, self.hash_tokens) if mask is not None else None, chosen_items(tracked.vllm)
-        tracked.plain = not (tracked.prefix or tracked.reads_next or tracked.items or mask is not None)
+        tracked.raw = not (tracked.prefix or tracked.reads_next or tracked.items or mask is not None)
 
     def _adapter(self, tracked: Request) -> bytes:
         return tracked.adapter.digest if tracked.adapter is not None else b""
@@ -388,9 +388,9 @@ class SchedulerHalf(HeldPages):
         self.describer.stored(tracked, tracked.stored, end)
         while tracked.stored < end:
             first = tracked.stored
-            plain = first < self._plain_blocks  # as it is, though the engine encodes
-            tracked.stored = min(end, self._plain_blocks if plain else end, first + _MAX_KEYS)
-            copy = self._copy(tracked, first, tracked.stored, plain)
+            raw = first < self._raw_blocks  # as it is, though the engine encodes
+            tracked.stored = min(end, self._raw_blocks if raw else end, first + _MAX_KEYS)
+            copy = self._copy(tracked, first, tracked.stored, raw)
             if not copy.blocks:
                 continue
             if self._risky > self._known:
@@ -415,13 +415,13 @@ class SchedulerHalf(HeldPages):
         self._stores = self.settings.store and self.link is not None and self.link.ns is not None
 
     @staticmethod
-    def _copy(tracked: Request, first: int, end: int, plain: bool = False) -> Copy:
+    def _copy(tracked: Request, first: int, end: int, raw: bool = False) -> Copy:
         """Of these blocks, but for those that have no pages."""
         if end == first + 1 and tracked.blocks[first] != NULL_BLOCK:  # nearly all are of one block
-            return Copy(tracked.vllm.request_id, tracked.key(first), [tracked.blocks[first]], plain, adapter=tracked.adapter)
+            return Copy(tracked.vllm.request_id, tracked.key(first), [tracked.blocks[first]], raw, adapter=tracked.adapter)
         there = [i for i in range(first, end) if tracked.blocks[i] != NULL_BLOCK]
         keys = b"".join(tracked.keys(i, i + 1) for i in there) if len(there) < end - first else tracked.keys(first, end)
-        return Copy(tracked.vllm.request_id, keys, [tracked.blocks[i] for i in there], plain, adapter=tracked.adapter)
+        return Copy(tracked.vllm.request_id, keys, [tracked.blocks[i] for i in there], raw, adapter=tracked.adapter)
 
     def received(self, finished: Any, invalid: Any, number: int) -> None:
         """The workers' report. finished: requests whose loads ended. invalid: blocks that failed, which are computed

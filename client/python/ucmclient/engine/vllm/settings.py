@@ -57,7 +57,7 @@ class Settings:
     #: where that is possible and pays; "on": refuse to start where it is impossible; "off".
     companion: str = _advanced("auto")
     #: With an encoding: as many tokens from a request's first one on are stored as they are, in whole blocks.
-    plain_first: int = _advanced(0)
+    raw_first: int = _advanced(0)
     #: With sparse: GPU memory is taken for so many requests of the model's full length.
     sparse_room: int = _advanced(4)
     #: Of a request of which a step completes so many tokens, the blocks are stored by layer while the step computes. 0: all are stored after
@@ -140,8 +140,8 @@ class Settings:
                 "kv_connector_extra_config: layer_stores hands over what a step computes before it is known whether the step counts, "
                 "which sparse leaves open until its end: remove one of them"
             )
-        if settings.encoding == "none" and settings.plain_first:
-            raise ValueError("kv_connector_extra_config: plain_first says what is not encoded: set encoding, too")
+        if settings.encoding == "none" and settings.raw_first:
+            raise ValueError("kv_connector_extra_config: raw_first says what is not encoded: set encoding, too")
         if settings.encoding not in ("none", "lossless") and settings.summaries is not None:
             raise ValueError(
                 "kv_connector_extra_config: summaries describe KV as it was computed, and ucmd builds them from what is stored: "

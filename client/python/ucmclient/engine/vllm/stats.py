@@ -1,6 +1,6 @@
 """What vLLM asks the connector for its log and for Prometheus: what loads and stores did since it asked last.
 
-The worker's half counts (Counts); vLLM sends what counts() gives, as plain numbers, to the process that logs, and adds up the ranks'.
+The worker's half counts (Counts); vLLM sends what counts() gives, as raw numbers, to the process that logs, and adds up the ranks'.
 So loads and stores count once a rank.
 """
 

@@ -42,7 +42,7 @@ class Request:
     items: list[tuple[int, bytes]] = field(default_factory=list)
     hash_tokens: int = 1
     #: The engine's hashes say all of it.
-    plain: bool = True
+    raw: bool = True
     #: Tokens of a block, if the token behind a block is hashed into its key, too. 0: it is not.
     reads_next: int = 0
     #: vLLM's count of its preemptions when it got its blocks.
@@ -81,11 +81,11 @@ class Request:
 
     def key(self, block: int) -> bytes:
         key = self.vllm.block_hashes[block]
-        return key if self.plain and block < self.own_from else self._hashed(block, key)
+        return key if self.raw and block < self.own_from else self._hashed(block, key)
 
     def keys(self, first: int, end: int) -> bytes:
         hashes = self.vllm.block_hashes[first:end]
-        if not self.plain or first + len(hashes) > self.own_from:
+        if not self.raw or first + len(hashes) > self.own_from:
             hashes = [self._hashed(first + i, key) for i, key in enumerate(hashes)]
         return b"".join(hashes)
 

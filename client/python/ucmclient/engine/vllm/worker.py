@@ -109,7 +109,7 @@ def together(copies: list[Copy]) -> list[list[Copy]]:
         if len(copy.blocks) > _FEW:
             groups.append([copy])
         else:
-            few[copy.plain].append(copy)
+            few[copy.raw].append(copy)
     return groups + [of[i : i + _TOGETHER] for of in few for i in range(0, len(of), _TOGETHER)]
 
 
@@ -196,8 +196,8 @@ class WorkerHalf:
             return f"blocks will be stored as {self.settings.encoding} once ucmd is there"
         if not isinstance(ns, EncodedNamespace):
             return f"blocks are stored as they are, not as {self.settings.encoding}"
-        plain, encoded = ns.block_bytes
-        return f"blocks are stored as {ns.encoding}: {encoded} bytes for {plain}, {plain / encoded:.2f} times less"
+        raw, encoded = ns.block_bytes
+        return f"blocks are stored as {ns.encoding}: {encoded} bytes for {raw}, {raw / encoded:.2f} times less"
 
     @property
     def summarised_as(self) -> str:
@@ -357,7 +357,7 @@ class WorkerHalf:
         blocks = [block for copy in store.copies for block in copy.blocks] if more else first.blocks
         return self.link.ask(
             region.dump, keys, blocks, event=handle, deadline=self.settings.transfer_deadline, durable=self.settings.durable,
-            plain=first.plain, timeout=self.settings.lookup_timeout, request="" if more else first.request, **layers,
+            raw=first.raw, timeout=self.settings.lookup_timeout, request="" if more else first.request, **layers,
         )
 
     def discard(self, requests: set[str]) -> None:
@@ -445,7 +445,7 @@ class WorkerHalf:
         unfit, first = [], 0
         for copy in store.copies:
             results = result.blocks[first : first + len(copy.blocks)]
-            unfit.append(copy.some([i for i, status in enumerate(results) if status == BlockResult.UNFIT], plain=True))
+            unfit.append(copy.some([i for i, status in enumerate(results) if status == BlockResult.UNFIT], raw=True))
             first += len(results)
         store.copies = [copy for copy in unfit if copy.blocks]
         store.event = store.task = None
