@@ -8,7 +8,7 @@
 #define TOKENS 16u
 #define HEADS 8u
 #define DIM 128u
-#define SECTION (TOKENS * HEADS * DIM * 2) /* K or V of a layer, bf16 */
+#define TENSOR (TOKENS * HEADS * DIM * 2) /* K or V of a layer, bf16 */
 #define FILL_BYTES (8u << 20)
 
 static const struct aims {
@@ -64,9 +64,9 @@ static int rig_encoded(struct copy_bench *b, struct rig *rig, const char *encodi
                             .name = program_name(),
                             .model = encoding,
                             .parts = 1,
-                            .block_bytes = (uint64_t)2 * LAYERS * SECTION,
-                            .fragment = SECTION,
-                            .blocks = (uint32_t)(COPY_TOTAL / ((uint64_t)2 * LAYERS * SECTION)),
+                            .block_bytes = (uint64_t)2 * LAYERS * TENSOR,
+                            .fragment = TENSOR,
+                            .blocks = (uint32_t)(COPY_TOTAL / ((uint64_t)2 * LAYERS * TENSOR)),
                             .timeout_ms = (int)args_number(b->args, "timeout"),
                             .gpu = 1,
                             .companion = b->ring,
@@ -117,7 +117,7 @@ static void report_encoding(struct copy_bench *b, const char *encoding, const st
 
 static int measure_encoding(struct copy_bench *b, const char *encoding)
 {
-    struct copy_row row = {.fragment = SECTION};
+    struct copy_row row = {.fragment = TENSOR};
     struct rig rig;
     int rc = rig_encoded(b, &rig, encoding);
 

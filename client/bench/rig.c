@@ -60,7 +60,7 @@ static int open_encoded(struct rig *rig, const struct rig_encoding *e)
 
 static int open_namespace(struct rig *rig, const struct rig_options *o)
 {
-    uint32_t layers = rig->planes / rig->sections;
+    uint32_t layers = rig->planes / rig->tensors;
     struct ucm_identity identity = {
         .model = o->model,
         .dtype = "u8",
@@ -70,7 +70,7 @@ static int open_namespace(struct rig *rig, const struct rig_options *o)
         .parts = o->parts,
         .layers = &layers,
         .n_layers = 1,
-        .layer_bytes = (uint64_t)rig->fragment * rig->sections,
+        .layer_bytes = (uint64_t)rig->fragment * rig->tensors,
     };
     int rc = ucm_namespace_open(rig->client, &identity, rig->timeout_ms, &rig->ns);
 
@@ -101,7 +101,7 @@ static int register_region(struct rig *rig, const struct ucm_memory *memory)
         planes[p].stride = (uint64_t)rig->fragment * rig->spread;
         planes[p].offset = p * rig->blocks * planes[p].stride;
         planes[p].block_bytes = rig->fragment;
-        planes[p].layer = p / rig->sections;
+        planes[p].layer = p / rig->tensors;
     }
     if (rig->cuda)
         rc = rig->companion->region_register(rig->cuda, rig->ns, &spec, &place, rig->timeout_ms,
@@ -226,7 +226,7 @@ int rig_open(struct rig *rig, const struct rig_options *o)
     rig->block_bytes = o->block_bytes;
     rig->fragment = (uint32_t)o->fragment;
     rig->planes = (uint32_t)(o->block_bytes / o->fragment);
-    rig->sections = o->encoding ? 2 : 1;
+    rig->tensors = o->encoding ? 2 : 1;
     rig->timeout_ms = o->timeout_ms;
     rig->spread = o->gpu && o->spread > 1 ? o->spread : 1;
     rig->memory_bytes = (size_t)o->block_bytes * o->blocks;

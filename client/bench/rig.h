@@ -56,7 +56,7 @@ struct rig {
     uint8_t *memory;
     size_t memory_bytes;
     uint32_t blocks, planes, fragment, part, spread;
-    uint32_t sections; /* planes of a layer */
+    uint32_t tensors; /* planes of a layer */
     uint64_t block_bytes;
     int timeout_ms;
     char error[320];

@@ -34,7 +34,7 @@ struct companion_region {
     CUdeviceptr planes; /* struct ucm_copy_plane of all planes, in GPU memory */
     struct ucm_copy_plane *spec;
     uint32_t n_planes, blocks;
-    /* Of a region that is encoded: how, its sections, those in GPU memory, and the kernels by enum
+    /* Of a region that is encoded: how, its tensors, those in GPU memory, and the kernels by enum
      * ucm_copy_direction. encoded_spec NULL: it is not, and encoded orders are refused. */
     struct ucm_encoding_spec encoding;
     struct ucm_encoding_plane *encoded_spec;
@@ -110,14 +110,14 @@ struct companion_rope {
 };
 
 /* What orders of a region may ask besides copies. encoding: how its namespace's blocks are encoded, where each
- * plane is one section, in order; NULL: they are not. rope NULL: K does not turn. */
+ * plane is one tensor, in order; NULL: they are not. rope NULL: K does not turn. */
 struct companion_skills {
     const struct ucm_encoding_spec *encoding;
     const struct companion_rope *rope;
 };
 
 /* Adds a region; planes' bases are addresses in this process. Orders call it *number. A CUDA error;
- * OUT_OF_MEMORY also when there are COMPANION_REGIONS already, INVALID_VALUE when the planes are no sections,
+ * OUT_OF_MEMORY also when there are COMPANION_REGIONS already, INVALID_VALUE when the planes are no tensors,
  * or K does not lie in them. */
 CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,
                               uint32_t n_planes, uint32_t blocks, struct companion_skills skills,

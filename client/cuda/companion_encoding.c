@@ -38,7 +38,7 @@ static CUresult coders_load(struct companion *c, struct companion_region *r)
     return rc;
 }
 
-/* Every plane is one section, in order: a region that the daemon would refuse gets no kernel here. */
+/* Every plane is one tensor, in order: a region that the daemon would refuse gets no kernel here. */
 CUresult companion_encoding_open(struct companion *c, struct companion_region *r,
                                  const struct ucm_encoding_spec *encoding)
 {
@@ -54,17 +54,17 @@ CUresult companion_encoding_open(struct companion *c, struct companion_region *r
     if (!r->encoded_spec)
         return CUDA_ERROR_OUT_OF_MEMORY;
     for (uint32_t p = 0; p < r->n_planes; p++) {
-        uint32_t section = p % encoding->n_sections;
-        uint64_t encoded = ucm_encoding_bytes(encoding, section);
+        uint32_t tensor = p % encoding->n_tensors;
+        uint64_t encoded = ucm_encoding_bytes(encoding, tensor);
 
-        if (r->spec[p].block_bytes != ucm_encoding_raw_bytes(encoding, section) ||
+        if (r->spec[p].block_bytes != ucm_encoding_raw_bytes(encoding, tensor) ||
             (r->spec[p].base | r->spec[p].stride) % UCM_ENCODING_PAGE_ALIGN != 0)
             return CUDA_ERROR_INVALID_VALUE;
         r->encoded_spec[p] = (struct ucm_encoding_plane){.base = r->spec[p].base,
                                                          .stride = r->spec[p].stride,
                                                          .slot_offset = slot_offset,
                                                          .bytes = (uint32_t)encoded,
-                                                         .section = section};
+                                                         .tensor = tensor};
         slot_offset += encoded;
     }
     rc = ucm_upload(r->encoded_spec, bytes, c->streams[0][0], &r->encoded);

@@ -5,7 +5,7 @@
 #include "client/cuda/companion.h"
 
 /* A region that has its planes learns how they are encoded; its kernels are loaded and have run once. An
- * error of CUDA; INVALID_VALUE when the planes are no sections. What it has done by then, close undoes. */
+ * error of CUDA; INVALID_VALUE when the planes are no tensors. What it has done by then, close undoes. */
 CUresult companion_encoding_open(struct companion *c, struct companion_region *r,
                                  const struct ucm_encoding_spec *encoding);
 void companion_encoding_close(struct companion_region *r); /* harmless when it is not open */

@@ -27,25 +27,25 @@ int gpu_convert_open(struct gpu *g, struct device_job *job)
 {
     const struct device_region *region = job->region;
     struct gpu_region *mapping = region->mapping;
-    size_t size = region->n_planes * sizeof(*region->sections);
+    size_t size = region->n_planes * sizeof(*region->tensors);
     CUresult r = kernels_find(g, &region->codec->spec, mapping);
 
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EINVAL, r, "no kernel encodes this namespace's blocks");
-    r = cuda.cuMemAlloc(&mapping->sections, size);
+    r = cuda.cuMemAlloc(&mapping->tensors, size);
     if (r == CUDA_SUCCESS) /* not cuMemcpyHtoD: see planes_upload */
-        r = cuda.cuMemcpyHtoDAsync(mapping->sections, region->sections, size, g->uploads);
+        r = cuda.cuMemcpyHtoDAsync(mapping->tensors, region->tensors, size, g->uploads);
     if (r == CUDA_SUCCESS)
         r = cuda.cuStreamSynchronize(g->uploads);
     if (r != CUDA_SUCCESS)
-        return gpu_refuse(g, job, -EIO, r, "no GPU memory for the region's sections");
+        return gpu_refuse(g, job, -EIO, r, "no GPU memory for the region's tensors");
     return 0;
 }
 
 void gpu_convert_close(struct gpu_region *mapping)
 {
-    if (mapping->sections)
-        (void)cuda.cuMemFree(mapping->sections);
+    if (mapping->tensors)
+        (void)cuda.cuMemFree(mapping->tensors);
 }
 
 CUresult gpu_convert_launch(struct gpu *g, const struct device_job *job,
@@ -53,7 +53,7 @@ CUresult gpu_convert_launch(struct gpu *g, const struct device_job *job,
 {
     const struct gpu_region *mapping = job->region->mapping;
     enum ucm_copy_direction direction = job_direction(job);
-    CUdeviceptr planes = mapping->sections + piece->first_plane * sizeof(*job->region->sections);
+    CUdeviceptr planes = mapping->tensors + piece->first_plane * sizeof(*job->region->tensors);
     uint32_t n_planes = piece->n_planes, n_items = piece->n_items;
     struct ucm_encoding_spec spec = job->region->codec->spec;
     uint32_t tiles = ucm_encoding_tiles(&spec);

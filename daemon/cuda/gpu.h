@@ -311,9 +311,9 @@ struct gpu_region {
     struct worker worker;
     const char *events_foreign; /* worker_events_foreign */
     CUdeviceptr planes;         /* struct ucm_copy_plane of all planes, in GPU memory */
-    /* Of a region whose copies may convert: where its sections lie, and the kernels by enum
+    /* Of a region whose copies may convert: where its tensors lie, and the kernels by enum
      * ucm_copy_direction. */
-    CUdeviceptr sections;
+    CUdeviceptr tensors;
     CUfunction converts[2];
     /* Of a region whose loads can turn K: device_rope.at in GPU memory, and the kernel. */
     CUdeviceptr rope_at;
@@ -336,7 +336,7 @@ void gpu_event_close(struct device_job *job); /* harmless when none is open */
 
 /* ---- convert.c ---- */
 
-/* For a region with sections, as a part of its OPEN. 0 or -errno, job->error filled. */
+/* For a region with tensors, as a part of its OPEN. 0 or -errno, job->error filled. */
 int gpu_convert_open(struct gpu *g, struct device_job *job);
 void gpu_convert_close(struct gpu_region *mapping); /* harmless when it is not open */
 /* Launches a piece that converts straight between its slots and pages. */

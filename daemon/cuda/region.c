@@ -157,7 +157,7 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
         region_mapped(region);
         rc = planes_upload(g, job, mapping);
     }
-    if (rc == 0 && region->sections)
+    if (rc == 0 && region->tensors)
         rc = gpu_convert_open(g, job);
     if (rc == 0 && region->rope)
         rc = gpu_rope_open(g, job);

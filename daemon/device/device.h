@@ -71,7 +71,7 @@ struct device_rope {
 };
 #define DEVICE_NO_K UINT32_MAX
 
-#define DEVICE_SECTION_ALIGN 16u /* where a section begins in a page */
+#define DEVICE_TENSOR_ALIGN 16u /* where a tensor begins in a page */
 
 /* A worker's registered memory. region_check fills it; the caller adds device, pid, connection,
  * peer_fd, proof and stranger before OPEN; the device adds addresses. */
@@ -95,10 +95,10 @@ struct device_region {
     uint32_t *layer_first;
     /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
     struct ucm_copy_plane *planes;
-    /* With a codec, when each plane is one section: where the sections lie in an encoded slot
+    /* With a codec, when each plane is one tensor: where the tensors lie in an encoded slot
      * (n_planes of them). NULL: blocks are copied as they are. A region serves both forms, by
      * device_job.converts. */
-    struct ucm_encoding_plane *sections;
+    struct ucm_encoding_plane *tensors;
     struct device_rope *rope; /* NULL: loads can't turn K */
     struct device_users users;
     void *mapping; /* device's own */
@@ -135,8 +135,8 @@ enum copy_way region_way(const struct device_region *r, const struct form *f);
  * - planes are sorted by layer, and the fragments of each layer that has some add up to
  *   pages->layer_bytes;
  * - no byte belongs to two fragments; planes of one allocation may interleave with one stride only;
- * - with a codec (pages are raw then; NULL: none): every plane is one section, in order, and
- *   begins at a multiple of DEVICE_SECTION_ALIGN in every block;
+ * - with a codec (pages are raw then; NULL: none): every plane is one tensor, in order, and
+ *   begins at a multiple of DEVICE_TENSOR_ALIGN in every block;
  * - with `rope`: the K of each layer lies whole in one plane's fragment.
  * Takes the descriptors that handles name out of fds and sets their entries to -1. Returns 0 and
  * *out; or -code with *e, and then takes nothing. */
@@ -192,7 +192,7 @@ struct device_job {
     enum device_beside beside;
     bool straight; /* never through a staging ring */
     bool converts; /* slots hold the region's codec's form, and the device encodes or decodes */
-    /* Out, of an encoded dump: set where a section of the item did not fit (ucm_encoding_fits), so
+    /* Out, of an encoded dump: set where a tensor of the item did not fit (ucm_encoding_fits), so
      * that the slot holds nothing of use. n_items, 0 at first; NULL: the encoding fits always. */
     atomic_uchar *unfit;
     struct fair_got got;    /* out, of a copy */

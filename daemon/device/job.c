@@ -109,7 +109,7 @@ int job_check(struct device_job *job, uint64_t now_ms)
         return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
                           "the copy names planes %u to %u; the region has %u", job->first_plane,
                           job->first_plane + job->n_planes, r->n_planes);
-    if (job->converts && !r->sections)
+    if (job->converts && !r->tensors)
         return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "the region's blocks are not encoded");
     for (uint32_t i = 0; i < job->n_items; i++)
         if (job->items[i].block >= r->blocks)
@@ -131,13 +131,13 @@ bool peer_hung_up(const int *peer_fd)
 
 uint64_t job_plane_at(const struct device_job *job, uint32_t plane)
 {
-    return job->converts ? job->region->sections[plane].slot_offset
+    return job->converts ? job->region->tensors[plane].slot_offset
                          : job->region->planes[plane].slot_offset;
 }
 
 uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane)
 {
-    return job->converts ? job->region->sections[plane].bytes
+    return job->converts ? job->region->tensors[plane].bytes
                          : job->region->planes[plane].block_bytes;
 }
 
@@ -148,8 +148,8 @@ uint64_t job_item_bytes(const struct device_job *job, uint64_t *cost)
     uint64_t least = (uint64_t)job->n_planes * JOB_FRAGMENT_COST, bytes;
 
     if (job->converts)
-        bytes = r->sections[last].slot_offset + r->sections[last].bytes -
-                r->sections[first].slot_offset;
+        bytes =
+            r->tensors[last].slot_offset + r->tensors[last].bytes - r->tensors[first].slot_offset;
     else
         bytes = r->planes[last].slot_offset + r->planes[last].block_bytes -
                 r->planes[first].slot_offset;

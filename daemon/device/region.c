@@ -284,7 +284,7 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
     struct device_region *r;
     const struct codec *kept = codec ? codec : pages->codec;
     size_t handles = n_handles * sizeof(*r->handles), planes = n_planes * sizeof(*r->planes);
-    size_t encoded = codec ? n_planes * sizeof(*r->sections) : 0,
+    size_t encoded = codec ? n_planes * sizeof(*r->tensors) : 0,
            kept_bytes = kept ? sizeof(*kept) : 0;
     char *at;
 
@@ -297,7 +297,7 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
     r->planes = (struct ucm_copy_plane *)(at += handles);
     at += planes;
     if (codec)
-        r->sections = (struct ucm_encoding_plane *)at;
+        r->tensors = (struct ucm_encoding_plane *)at;
     at += encoded;
     if (kept)
         kept = memcpy(at, kept, kept_bytes);
@@ -381,7 +381,7 @@ int region_check(const struct msg_region_register *m, const struct form *pages,
     r->pool = m->pool;
     fill_handles(r, m);
     fill_planes(r, m);
-    rc = codec ? region_sections(m, r, e) : 0;
+    rc = codec ? region_tensors(m, r, e) : 0;
     if (rc == 0)
         rc = check_overlap(m, fds, e);
     if (rc == 0)
@@ -412,8 +412,8 @@ void region_mapped(struct device_region *r)
 
         p->base += r->handles[p->memory].address;
         p->memory = mapping_of(r, p->memory);
-        if (r->sections)
-            r->sections[i].base = p->base;
+        if (r->tensors)
+            r->tensors[i].base = p->base;
     }
 }
 

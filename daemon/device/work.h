@@ -108,13 +108,13 @@ bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_item
 
 /* ---- daemon/encoding/convert.c ---- */
 
-/* Of a region with a codec: each plane must be one section, in order and aligned. Fills in where
+/* Of a region with a codec: each plane must be one tensor, in order and aligned. Fills in where
  * they lie in slots. 0, or -code with *e. r has its planes. */
-int region_sections(const struct msg_region_register *m, struct device_region *r,
-                    struct ucm_error *e);
+int region_tensors(const struct msg_region_register *m, struct device_region *r,
+                   struct ucm_error *e);
 /* On the CPU: encodes or decodes a piece between slots and pages. */
 void job_convert(struct device_job *job, const struct job_piece *piece);
-/* Any thread that has encoded a piece: sets job->unfit where a section did not fit. */
+/* Any thread that has encoded a piece: sets job->unfit where a tensor did not fit. */
 void job_mark_unfit(struct device_job *job, const struct job_piece *piece);
 
 /* ---- work: the part of a device that all kinds have ---- */

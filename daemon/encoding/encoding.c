@@ -65,14 +65,14 @@ static int dtype_take(struct call *call, struct proto_str dtype, struct ucm_enco
                          "dtype: \"%s\"; f32, f16, bf16 and fp8_e4m3 are known", quoted);
 }
 
-static void section_take(struct proto_u32s from, uint32_t kind, uint64_t order,
-                         struct ucm_encoding_spec *spec)
+static void tensor_take(struct proto_u32s from, uint32_t kind, uint64_t order,
+                        struct ucm_encoding_spec *spec)
 {
-    spec->section[spec->n_sections++] = (struct ucm_encoding_section){.kind = kind,
-                                                                      .tokens = from.p[0],
-                                                                      .heads = from.p[1],
-                                                                      .dim = from.p[2],
-                                                                      .order = (uint32_t)order};
+    spec->tensor[spec->n_tensors++] = (struct ucm_encoding_tensor){.kind = kind,
+                                                                   .tokens = from.p[0],
+                                                                   .heads = from.p[1],
+                                                                   .dim = from.p[2],
+                                                                   .order = (uint32_t)order};
 }
 
 static int spec_take(struct call *call, const struct msg_encoding_open *m, const struct ns *base,
@@ -92,9 +92,9 @@ static int spec_take(struct call *call, const struct msg_encoding_open *m, const
     if (m->v.n != 0 && m->v.n != 3)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "v: %u numbers; tokens, heads and elements of a row, or none", m->v.n);
-    section_take(m->k, UCM_ENCODING_K, m->order, spec);
+    tensor_take(m->k, UCM_ENCODING_K, m->order, spec);
     if (m->v.n > 0)
-        section_take(m->v, UCM_ENCODING_V, m->order, spec);
+        tensor_take(m->v, UCM_ENCODING_V, m->order, spec);
     if (ucm_encoding_check(spec, why) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
     raw = ucm_encoding_raw_layer_bytes(spec);

@@ -10,7 +10,7 @@ static const uint8_t *layer_decode(const struct ucm_encoding_spec *spec, const u
 {
     uint8_t *raw = to;
 
-    for (uint32_t i = 0; i < spec->n_sections; i++) {
+    for (uint32_t i = 0; i < spec->n_tensors; i++) {
         ucm_decode(spec, i, encoded, raw);
         encoded += ucm_encoding_bytes(spec, i);
         raw += ucm_encoding_raw_bytes(spec, i);

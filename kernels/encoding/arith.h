@@ -138,10 +138,10 @@ UCM_HD uint32_t ucm_int8_scale(uint32_t largest)
     return s < 0x80u ? 0x80u : s;
 }
 
-/* Tokens of the section that share a channel's scale; 0: a row has one scale. */
-UCM_HD uint32_t ucm_int8_run(const struct ucm_encoding_spec *spec, uint32_t section)
+/* Tokens of the tensor that share a channel's scale; 0: a row has one scale. */
+UCM_HD uint32_t ucm_int8_run(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
 
     if (spec->axis != UCM_ENCODING_AXIS_CHANNEL || s->kind != UCM_ENCODING_K)
         return 0;

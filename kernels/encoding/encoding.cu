@@ -1,4 +1,4 @@
-/* The kernels: each warp takes tiles of sections, in the order in which they lie in the slots. */
+/* The kernels: each warp takes tiles of tensors, in the order in which they lie in the slots. */
 #include "kernels/encoding/fp8.cuh"
 #include "kernels/encoding/int8.cuh"
 #include "kernels/encoding/lossless_units.cuh"
@@ -8,12 +8,12 @@
 template <class M> struct by_rows {
     template <bool ENCODE>
     static __device__ __forceinline__ void unit(const struct ucm_encoding_spec &spec,
-                                                uint32_t section, uint64_t raw, uint64_t encoded,
+                                                uint32_t tensor, uint64_t raw, uint64_t encoded,
                                                 uint32_t number, uint32_t lane)
     {
-        const struct ucm_encoding_section &s = spec.section[section];
+        const struct ucm_encoding_tensor &s = spec.tensor[tensor];
 
-        uint32_t run = M::CHANNELS ? ucm_int8_run(&spec, section) : 0;
+        uint32_t run = M::CHANNELS ? ucm_int8_run(&spec, tensor) : 0;
 
         if (M::CHANNELS && run > 0)
             columns_tile<M::DTYPE, ENCODE>(s, run, raw, encoded, number, lane);
@@ -25,10 +25,10 @@ template <class M> struct by_rows {
 struct lossless {
     template <bool ENCODE>
     static __device__ __forceinline__ void unit(const struct ucm_encoding_spec &spec,
-                                                uint32_t section, uint64_t raw, uint64_t encoded,
+                                                uint32_t tensor, uint64_t raw, uint64_t encoded,
                                                 uint32_t number, uint32_t lane)
     {
-        lossless_decode(lossless_section(spec.section[section], raw, encoded), number, lane);
+        lossless_decode(lossless_tensor(spec.tensor[tensor], raw, encoded), number, lane);
     }
 };
 
@@ -63,7 +63,7 @@ static __device__ __forceinline__ uint32_t uniform(uint32_t x)
     return __shfl_sync(ALL, x, 0);
 }
 
-/* Where a warp is among the tiles of all sections: it goes on by a step that has the same digits. */
+/* Where a warp is among the tiles of all tensors: it goes on by a step that has the same digits. */
 struct cursor {
     uint32_t tile, plane, item;
 };
@@ -92,9 +92,9 @@ static __device__ __forceinline__ void cursor_add(struct cursor *c, const struct
     }
 }
 
-/* One section of one block. */
+/* One tensor of one block. */
 struct place {
-    uint32_t section;
+    uint32_t tensor;
     uint64_t raw, encoded;
 };
 
@@ -106,7 +106,7 @@ static __device__ __forceinline__ struct place place_of(const struct kept *kept,
         c.plane < KEPT_PLANES ? &kept->planes[c.plane] : &job.planes[c.plane];
     const struct ucm_copy_item *item =
         c.item < KEPT_ITEMS ? &kept->items[c.item] : &job.items[c.item];
-    struct place at = {plane->section, plane->base + item->block * plane->stride,
+    struct place at = {plane->tensor, plane->base + item->block * plane->stride,
                        item->slot + plane->slot_offset};
 
     return at;
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void walk(const struct job &job, struct kept *
     for (; at.item < job.n_items; cursor_add(&at, step, job.n_planes, tiles)) {
         struct place p = place_of(kept, job, at);
 
-        METHOD::template unit<ENCODE>(spec, p.section, p.raw, p.encoded, at.tile, lane);
+        METHOD::template unit<ENCODE>(spec, p.tensor, p.raw, p.encoded, at.tile, lane);
     }
 }
 
@@ -143,7 +143,7 @@ static __device__ __forceinline__ struct q4_unit q4_at(const struct job &job,
     if (at.item >= job.n_items)
         return {};
     p = place_of(kept, job, at);
-    return q4_unit(shared, uniform(p.section), p.raw, p.encoded, at.tile);
+    return q4_unit(shared, uniform(p.tensor), p.raw, p.encoded, at.tile);
 }
 
 static __device__ __forceinline__ void q4_read_any(struct q4_encoded *c, struct q4_spot *spot,
@@ -151,7 +151,7 @@ static __device__ __forceinline__ void q4_read_any(struct q4_encoded *c, struct 
                                                    const struct q4_unit &u,
                                                    const struct q4_lane &l)
 {
-    if (u.section != spot->section || u.number != spot->number)
+    if (u.tensor != spot->tensor || u.number != spot->number)
         q4_spot(spot, shared, u, l);
     if (u.tokens == 0)
         return;
@@ -188,7 +188,7 @@ static __device__ __forceinline__ void q4_load(const struct job &job,
     l.table = shared.table;
     l.g = lane / 4;
     l.q = lane % 4;
-    spot.section = UCM_ENCODING_SECTIONS_MAX; /* none */
+    spot.tensor = UCM_ENCODING_TENSORS_MAX; /* none */
     u = q4_at(job, &kept, &shared, at);
     q4_read_any(&next, &spot, &shared, u, l);
     while (at.item < job.n_items) {
@@ -297,12 +297,12 @@ extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
     for (; at.item < n_items; cursor_add(&at, step, n_planes, 1)) {
         struct place p = place_of(&kept, job, at);
 
-        lossless_encode_section(lossless_section(spec.section[p.section], p.raw, p.encoded),
+        lossless_encode_tensor(lossless_tensor(spec.tensor[p.tensor], p.raw, p.encoded),
                                 &shared);
     }
 }
 
-/* The same of long sections: several CTAs each. */
+/* The same of long tensors: several CTAs each. */
 extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
     ucm_encoding_lossless_bf16_dump_long(const struct ucm_encoding_plane *planes, uint32_t n_planes,
                                          const struct ucm_copy_item *items, uint32_t n_items,
@@ -321,13 +321,13 @@ extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
     step = cursor_of(gridDim.x, n_planes, units);
     for (; at.item < n_items; cursor_add(&at, step, n_planes, units)) {
         struct place p = place_of(&kept, job, at);
-        struct lossless_section s(spec.section[p.section], p.raw, p.encoded);
+        struct lossless_tensor s(spec.tensor[p.tensor], p.raw, p.encoded);
         uint32_t number = at.item * n_planes + at.plane;
 
         if (units == 1)
             lossless_encode_alone(s, &shared);
-        else if (at.tile < ucm_lossless_units(&spec.section[p.section]))
+        else if (at.tile < ucm_lossless_units(&spec.tensor[p.tensor]))
             lossless_encode_split(s, &shared, number, lossless_counts + number * units, at.tile,
-                                  ucm_lossless_units(&spec.section[p.section]));
+                                  ucm_lossless_units(&spec.tensor[p.tensor]));
     }
 }

@@ -1,14 +1,14 @@
-/* Encodings: smaller forms of KV, a section of a layer at a time.
+/* Encodings: smaller forms of KV, a K/V tensor of a layer at a time.
  *
- * A layer is one or two sections, K then V (MLA: one). A section is tokens x heads rows of dim
- * elements, contiguous. Its encoded form is contiguous, as long for any contents, and a multiple of
- * 16 bytes; the forms of a layer's sections follow one another. docs/design/encodings.md defines
- * every byte and every rounding, so that this code, its SIMD and CUDA forms and implementations by
- * others give the same bits. The scalar arithmetic that C and CUDA share is in
+ * A layer is one or two K/V tensors, K then V (MLA: one). A K/V tensor is tokens x heads rows of
+ * dim elements, contiguous. Its encoded form is contiguous, as long for any contents, and a
+ * multiple of 16 bytes; the forms of a layer's tensors follow one another. docs/design/encodings.md
+ * defines every byte and every rounding, so that this code, its SIMD and CUDA forms and
+ * implementations by others give the same bits. The scalar arithmetic that C and CUDA share is in
  * kernels/encoding/arith.h.
  *
  * Promise: nothing here allocates, locks, keeps state or fails, so any number of threads may encode
- * and decode. Encoding reads the section's raw bytes and writes all of its encoded bytes; any
+ * and decode. Encoding reads the tensor's raw bytes and writes all of its encoded bytes; any
  * value is allowed, NaN and infinities too. Decoding writes all of the raw bytes whatever the
  * encoded bytes are, and reads and writes nothing else. Any alignment. */
 #ifndef UCM_KERNELS_ENCODING_H
@@ -23,10 +23,10 @@ extern "C" {
 
 /* ---- what is encoded, and how ---- */
 
-#define UCM_ENCODING_TOKENS_MAX 65536 /* several layers side by side can be one section */
+#define UCM_ENCODING_TOKENS_MAX 65536 /* several layers side by side can be one tensor */
 #define UCM_ENCODING_HEADS_MAX 1024
 #define UCM_ENCODING_DIM_MAX 1024
-#define UCM_ENCODING_ELEMENTS_MAX (UINT64_C(1) << 22) /* of a section: some ms of a thread */
+#define UCM_ENCODING_ELEMENTS_MAX (UINT64_C(1) << 22) /* of a tensor: some ms of a thread */
 
 /* On the wire and in identities: numbers keep their meaning. */
 enum ucm_encoding {
@@ -57,24 +57,24 @@ enum ucm_encoding_axis { /* int8: what has a scale in K */
                              1, /* a channel of a head, over a run of tokens */
 };
 
-#define UCM_ENCODING_SECTIONS_MAX 2
+#define UCM_ENCODING_TENSORS_MAX 2
 
-struct ucm_encoding_section {
-    uint32_t kind; /* enum ucm_encoding_kind; section 0 is K, section 1 is V */
+struct ucm_encoding_tensor {
+    uint32_t kind; /* enum ucm_encoding_kind; tensor 0 is K, tensor 1 is V */
     uint32_t tokens, heads, dim;
     uint32_t order; /* enum ucm_encoding_order */
 };
 
 /* Fields that the encoding does not use are ignored; zero them. */
 struct ucm_encoding_spec {
-    uint32_t encoding;   /* enum ucm_encoding */
-    uint32_t version;    /* of that encoding's definition */
-    uint32_t dtype;      /* enum ucm_encoding_dtype, of the raw form */
-    uint32_t n_sections; /* 1 or 2 */
-    struct ucm_encoding_section section[UCM_ENCODING_SECTIONS_MAX];
+    uint32_t encoding;  /* enum ucm_encoding */
+    uint32_t version;   /* of that encoding's definition */
+    uint32_t dtype;     /* enum ucm_encoding_dtype, of the raw form */
+    uint32_t n_tensors; /* 1 or 2 */
+    struct ucm_encoding_tensor tensor[UCM_ENCODING_TENSORS_MAX];
     uint32_t axis; /* int8: enum ucm_encoding_axis */
     uint32_t run;  /* int8, a scale a channel: tokens of K that share it, those of a layer where a
-                      section has several; the last run can be shorter. 0: the section's */
+                      tensor has several; the last run can be shorter. 0: the tensor's */
     uint64_t seed; /* q4: of the signs */
 };
 
@@ -86,10 +86,10 @@ int ucm_encoding_check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODI
 
 /* ---- bytes ---- */
 
-uint64_t ucm_encoding_raw_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
-uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t section); /* encoded */
+uint64_t ucm_encoding_raw_bytes(const struct ucm_encoding_spec *spec, uint32_t tensor);
+uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t tensor); /* encoded */
 
-/* Of all sections. */
+/* Of all tensors. */
 uint64_t ucm_encoding_raw_layer_bytes(const struct ucm_encoding_spec *spec);
 uint64_t ucm_encoding_layer_bytes(const struct ucm_encoding_spec *spec);
 
@@ -99,11 +99,11 @@ uint64_t ucm_encoding_layer_bytes(const struct ucm_encoding_spec *spec);
  *   0   1, the version of this list
  *   4   number of the encoding, and 8 its version
  *   12  dtype of raw elements
- *   16  sections: 1 or 2
+ *   16  tensors: 1 or 2
  *   20  axis (int8)
  *   24  u64 seed (q4)
- *   32  section 0: kind, tokens, heads, dim, order (5 fields)
- *   52  section 1: the same, or 0
+ *   32  tensor 0: kind, tokens, heads, dim, order (5 fields)
+ *   52  tensor 1: the same, or 0
  *   72  run (int8 with axis 1), if it is less than K's tokens
  *   76  0 up to the end */
 #define UCM_ENCODING_IDENTITY_BYTES 96
@@ -116,15 +116,15 @@ int ucm_encoding_parse(const uint8_t bytes[UCM_ENCODING_IDENTITY_BYTES],
 
 /* ---- encoding and decoding ---- */
 
-/* One section. Memory of raw and encoded does not overlap. */
-void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *raw,
+/* One tensor. Memory of raw and encoded does not overlap. */
+void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const void *raw,
                 void *encoded);
-void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded,
+void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t tensor, const void *encoded,
                 void *raw);
 
 /* Whether the encoding could hold what was encoded. Only lossless can say no, of contents that it
- * would not make smaller; what such a section decodes to is not what was encoded. */
-bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded);
+ * would not make smaller; what such a tensor decodes to is not what was encoded. */
+bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t tensor, const void *encoded);
 
 /* ---- encodings ---- */
 
@@ -135,16 +135,16 @@ struct ucm_encoding_method {
     const char *name;
     uint32_t dtypes; /* bit d: raw elements may be of enum ucm_encoding_dtype d */
     /* Which fields of a spec change the encoded bytes, beside the sizes. */
-    bool (*uses_order)(const struct ucm_encoding_spec *spec, uint32_t section);
+    bool (*uses_order)(const struct ucm_encoding_spec *spec, uint32_t tensor);
     bool uses_axis, uses_seed;
     /* Refuses parameters; NULL: none to refuse. Fills in why as ucm_encoding_check does. */
     int (*check)(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY]);
-    uint64_t (*bytes)(const struct ucm_encoding_spec *spec, uint32_t section);
-    void (*encode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
+    uint64_t (*bytes)(const struct ucm_encoding_spec *spec, uint32_t tensor);
+    void (*encode)(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw,
                    uint8_t *encoded);
-    void (*decode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
+    void (*decode)(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *encoded,
                    uint8_t *raw);
-    bool (*fits)(const struct ucm_encoding_spec *spec, uint32_t section,
+    bool (*fits)(const struct ucm_encoding_spec *spec, uint32_t tensor,
                  const uint8_t *encoded); /* NULL: always */
 };
 
@@ -157,12 +157,12 @@ const struct ucm_encoding_method *ucm_encoding_method_named(const char *name);
 
 /* ---- planes ---- */
 
-/* A section in the pages of a region, and in the slots of its namespace: block b's raw form is at
+/* A tensor in the pages of a region, and in the slots of its namespace: block b's raw form is at
  * base + b * stride, its encoded form at slot_offset in the slot. */
 struct ucm_encoding_plane {
     uint64_t base, stride, slot_offset;
-    uint32_t bytes;   /* encoded */
-    uint32_t section; /* of the spec */
+    uint32_t bytes;  /* encoded */
+    uint32_t tensor; /* of the spec */
 };
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
-/* The CUDA form of the encodings: kernels that encode a dump's pages into encoded sections and decode
- * a load's encoded sections into pages, block by block and plane by plane as copy.cu walks them. The
+/* The CUDA form of the encodings: kernels that encode a dump's pages into encoded tensors and decode
+ * a load's encoded tensors into pages, block by block and plane by plane as copy.cu walks them. The
  * encoded side is a slot in pinned memory or an item of a slice in the GPU's own; the raw side is a
  * worker's paged KV memory. Bits equal those of ucm_encode and ucm_decode.
  *
  * Promise, as copy.h's: of the given items and planes a kernel touches only [slot + slot_offset, +
- * bytes) and [base + block * stride, + the section's raw bytes). Any bytes decode to something.
+ * bytes) and [base + block * stride, + the tensor's raw bytes). Any bytes decode to something.
  * Pages, slots, items and slot_offset are multiples of 16; fp8 and int8 take any pages.
  *
  * A kernel is named ucm_encoding_METHOD_DTYPE_load or _dump by ucm_encoding_kernel_name. Launch it
@@ -42,11 +42,11 @@ UCM_HD uint32_t ucm_encoding_tile_rows(uint32_t dim)
     return rows;
 }
 
-UCM_HD uint32_t ucm_encoding_section_tiles(const struct ucm_encoding_spec *spec, uint32_t section)
+UCM_HD uint32_t ucm_encoding_tensor_tiles(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     uint32_t rows = s->tokens * s->heads, channels = s->heads * s->dim;
-    uint32_t tile = ucm_encoding_tile_rows(s->dim), run = ucm_int8_run(spec, section);
+    uint32_t tile = ucm_encoding_tile_rows(s->dim), run = ucm_int8_run(spec, tensor);
 
     if (spec->encoding == UCM_ENCODING_INT8 && run > 0)
         return (s->tokens + run - 1) / run *
@@ -59,38 +59,38 @@ UCM_HD uint32_t ucm_encoding_section_tiles(const struct ucm_encoding_spec *spec,
     return (rows + tile - 1) / tile;
 }
 
-/* Of the section that has most. */
+/* Of the tensor that has most. */
 UCM_HD uint32_t ucm_encoding_tiles(const struct ucm_encoding_spec *spec)
 {
     uint32_t most = 0;
 
-    for (uint32_t i = 0; i < spec->n_sections; i++) {
-        uint32_t tiles = ucm_encoding_section_tiles(spec, i);
+    for (uint32_t i = 0; i < spec->n_tensors; i++) {
+        uint32_t tiles = ucm_encoding_tensor_tiles(spec, i);
 
         most = tiles > most ? tiles : most;
     }
     return most;
 }
 
-/* lossless: parts of a section that CTAs can encode each by itself, since no base is of two of them. */
+/* lossless: parts of a tensor that CTAs can encode each by itself, since no base is of two of them. */
 #define UCM_LOSSLESS_RUN 128u /* tokens, of a part of one head */
-UCM_HD uint32_t ucm_lossless_units(const struct ucm_encoding_section *s)
+UCM_HD uint32_t ucm_lossless_units(const struct ucm_encoding_tensor *s)
 {
     if (s->order == UCM_ENCODING_NHD)
         return (s->tokens + UCM_LOSSLESS_TILE - 1) / UCM_LOSSLESS_TILE;
     return s->heads * ((s->tokens + UCM_LOSSLESS_RUN - 1) / UCM_LOSSLESS_RUN);
 }
 
-/* Is a section too much for one CTA? Vectors of 8 elements must not reach over a unit's end. */
+/* Is a tensor too much for one CTA? Vectors of 8 elements must not reach over a unit's end. */
 static inline bool ucm_lossless_long(const struct ucm_encoding_spec *spec)
 {
     bool is_long = false;
 
-    for (uint32_t i = 0; i < spec->n_sections; i++) {
-        if (spec->section[i].dim % 8 != 0)
+    for (uint32_t i = 0; i < spec->n_tensors; i++) {
+        if (spec->tensor[i].dim % 8 != 0)
             return false;
-        is_long |= spec->section[i].tokens > UCM_LOSSLESS_TILE &&
-                   ucm_lossless_units(&spec->section[i]) > 1;
+        is_long |=
+            spec->tensor[i].tokens > UCM_LOSSLESS_TILE && ucm_lossless_units(&spec->tensor[i]) > 1;
     }
     return is_long;
 }
@@ -105,7 +105,7 @@ UCM_HD uint32_t ucm_encoding_ctas(const struct ucm_encoding_spec *spec,
     return spec->encoding == UCM_ENCODING_LOSSLESS && direction == UCM_COPY_DUMP ? 384 : 192;
 }
 
-/* Dumps of long lossless sections keep notes in the module. */
+/* Dumps of long lossless tensors keep notes in the module. */
 static inline bool ucm_encoding_alone(const struct ucm_encoding_spec *spec,
                                       enum ucm_copy_direction direction)
 {

@@ -2,14 +2,14 @@
 #include "kernels/encoding/arith.h"
 #include "kernels/encoding/method.h"
 
-static uint64_t scales_at(const struct ucm_encoding_section *s)
+static uint64_t scales_at(const struct ucm_encoding_tensor *s)
 {
     return encoding_align(encoding_elements(s));
 }
 
-static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
 
     return scales_at(s) + encoding_align(encoding_rows(s));
 }
@@ -35,10 +35,10 @@ static uint32_t encode_row(uint32_t dtype, uint32_t dim, const uint8_t *raw, uin
     return scale;
 }
 
-static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
+static void encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw,
                    uint8_t *encoded)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     uint32_t rows = encoding_rows(s);
     uint64_t scales = scales_at(s);
 
@@ -49,13 +49,13 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
             (uint8_t)encode_row(spec->dtype, s->dim, raw + 2 * first, encoded + first);
     }
     encoding_pad(encoded, encoding_elements(s), scales);
-    encoding_pad(encoded, scales + rows, bytes(spec, section));
+    encoding_pad(encoded, scales + rows, bytes(spec, tensor));
 }
 
-static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
+static void decode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *encoded,
                    uint8_t *raw)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     uint32_t rows = encoding_rows(s);
     uint64_t scales = scales_at(s);
 

@@ -3,27 +3,27 @@
 #include "kernels/encoding/arith.h"
 #include "kernels/encoding/method.h"
 
-static uint64_t scales_at(const struct ucm_encoding_section *s)
+static uint64_t scales_at(const struct ucm_encoding_tensor *s)
 {
     return encoding_align(encoding_elements(s));
 }
 
-static uint32_t scales(const struct ucm_encoding_spec *spec, uint32_t section)
+static uint32_t scales(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
-    uint32_t run = ucm_int8_run(spec, section);
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
+    uint32_t run = ucm_int8_run(spec, tensor);
 
     return run > 0 ? (s->tokens + run - 1) / run * s->heads * s->dim : encoding_rows(s);
 }
 
-static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    return scales_at(&spec->section[section]) + encoding_align(UINT64_C(2) * scales(spec, section));
+    return scales_at(&spec->tensor[tensor]) + encoding_align(UINT64_C(2) * scales(spec, tensor));
 }
 
-static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t section)
+static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    return ucm_int8_run(spec, section) > 0 && encoding_order_matters(&spec->section[section]);
+    return ucm_int8_run(spec, tensor) > 0 && encoding_order_matters(&spec->tensor[tensor]);
 }
 
 static int check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY])
@@ -32,9 +32,9 @@ static int check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY
         return encoding_refuse(
             why, "axis is %u; 0 (a scale a row) and 1 (a scale a channel of K) are allowed",
             spec->axis);
-    if (spec->axis == UCM_ENCODING_AXIS_CHANNEL && spec->run > spec->section[0].tokens)
-        return encoding_refuse(why, "run is %u tokens; section 0 (K) has %u (0: all)", spec->run,
-                               spec->section[0].tokens);
+    if (spec->axis == UCM_ENCODING_AXIS_CHANNEL && spec->run > spec->tensor[0].tokens)
+        return encoding_refuse(why, "run is %u tokens; tensor 0 (K) has %u (0: all)", spec->run,
+                               spec->tensor[0].tokens);
     return 0;
 }
 
@@ -44,10 +44,10 @@ struct group {
     uint32_t n;
 };
 
-static struct group group_of(const struct ucm_encoding_spec *spec, uint32_t section, uint32_t i)
+static struct group group_of(const struct ucm_encoding_spec *spec, uint32_t tensor, uint32_t i)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
-    uint32_t run = ucm_int8_run(spec, section), channel = i % s->dim, head, token;
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
+    uint32_t run = ucm_int8_run(spec, tensor), channel = i % s->dim, head, token;
 
     if (run == 0)
         return (struct group){(uint64_t)i * s->dim, 1, s->dim};
@@ -78,30 +78,30 @@ static uint32_t encode_group(uint32_t dtype, const struct group *g, const uint8_
     return scale;
 }
 
-static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
+static void encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw,
                    uint8_t *encoded)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
-    uint32_t n = scales(spec, section);
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
+    uint32_t n = scales(spec, tensor);
     uint64_t at = scales_at(s);
 
     for (uint32_t i = 0; i < n; i++) {
-        struct group g = group_of(spec, section, i);
+        struct group g = group_of(spec, tensor, i);
 
         encoding_put16(encoded + at + 2 * i, encode_group(spec->dtype, &g, raw, encoded));
     }
     encoding_pad(encoded, encoding_elements(s), at);
-    encoding_pad(encoded, at + UINT64_C(2) * n, bytes(spec, section));
+    encoding_pad(encoded, at + UINT64_C(2) * n, bytes(spec, tensor));
 }
 
-static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
+static void decode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *encoded,
                    uint8_t *raw)
 {
-    uint32_t n = scales(spec, section);
-    uint64_t at = scales_at(&spec->section[section]);
+    uint32_t n = scales(spec, tensor);
+    uint64_t at = scales_at(&spec->tensor[tensor]);
 
     for (uint32_t i = 0; i < n; i++) {
-        struct group g = group_of(spec, section, i);
+        struct group g = group_of(spec, tensor, i);
         float scale = ucm_bf16_decode(encoding_get16(encoded + at + 2 * i));
 
         for (uint64_t e = g.first; e < g.first + g.n * g.step; e += g.step)

@@ -120,7 +120,7 @@ template <uint32_t D> struct int8 {
  * the tokens of a run; a lane has eight, or one after another if rows are not aligned. */
 struct columns {
     uint64_t raw, encoded, scales;    /* scales: the run's */
-    uint32_t tokens, from, of_head;   /* of the run; its first; of the section */
+    uint32_t tokens, from, of_head;   /* of the run; its first; of the tensor */
     uint32_t heads, dim, first, n, lane;
     bool hnd;
 
@@ -234,7 +234,7 @@ template <uint32_t D> static __device__ void decode_columns(const struct columns
 }
 
 template <uint32_t D, bool ENCODE>
-static __device__ __forceinline__ void columns_tile(const struct ucm_encoding_section &s,
+static __device__ __forceinline__ void columns_tile(const struct ucm_encoding_tensor &s,
                                                     uint32_t run, uint64_t raw, uint64_t encoded,
                                                     uint32_t number, uint32_t lane)
 {

@@ -3,17 +3,17 @@
 
 _Static_assert(ENCODING_TILE == UCM_LOSSLESS_TILE, "a tile is a tile");
 
-static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    return encoding_align(lossless_layout(&spec->section[section]).end);
+    return encoding_align(lossless_layout(&spec->tensor[tensor]).end);
 }
 
-static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t section)
+static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    return encoding_order_matters(&spec->section[section]);
+    return encoding_order_matters(&spec->tensor[tensor]);
 }
 
-static uint32_t base_of(const struct ucm_encoding_section *s, uint32_t tile, uint32_t head,
+static uint32_t base_of(const struct ucm_encoding_tensor *s, uint32_t tile, uint32_t head,
                         const uint8_t *raw)
 {
     uint32_t base = 0;
@@ -31,10 +31,10 @@ static uint32_t base_of(const struct ucm_encoding_section *s, uint32_t tile, uin
     return base;
 }
 
-static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
+static void encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw,
                    uint8_t *encoded)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     struct lossless_layout l = lossless_layout(s);
     uint32_t count = 0;
 
@@ -59,10 +59,10 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
     lossless_pad(&l, count, encoded);
 }
 
-static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
+static void decode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *encoded,
                    uint8_t *raw)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     struct lossless_layout l = lossless_layout(s);
 
     for (uint32_t i = 0; i < l.elements; i++) {
@@ -74,9 +74,9 @@ static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const
     lossless_apply(&l, encoded, raw);
 }
 
-static bool fits(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded)
+static bool fits(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *encoded)
 {
-    struct lossless_layout l = lossless_layout(&spec->section[section]);
+    struct lossless_layout l = lossless_layout(&spec->tensor[tensor]);
 
     return encoding_get32(encoded + l.list) != UCM_LOSSLESS_UNFIT;
 }

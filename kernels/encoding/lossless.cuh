@@ -1,5 +1,5 @@
-/* lossless: a warp decodes UCM_ENCODING_TILE_ELEMENTS elements of a section and applies the escapes among
- * them; a CTA encodes a whole section, because its list of escapes is in the elements' order
+/* lossless: a warp decodes UCM_ENCODING_TILE_ELEMENTS elements of a tensor and applies the escapes among
+ * them; a CTA encodes a whole tensor, because its list of escapes is in the elements' order
  * (lossless_units.cuh: or a part of it). Pages begin at multiples of 16. */
 #ifndef UCM_KERNELS_ENCODING_LOSSLESS_CUH
 #define UCM_KERNELS_ENCODING_LOSSLESS_CUH
@@ -21,13 +21,13 @@ struct divisor {
     }
 };
 
-struct lossless_section {
+struct lossless_tensor {
     uint32_t elements, room, heads, tokens, dim, n_bases;
     bool nhd;
     uint64_t raw, encoded, codes, bases, list, end;
     struct divisor dim_of, inner;
 
-    __device__ __forceinline__ lossless_section(const struct ucm_encoding_section &s,
+    __device__ __forceinline__ lossless_tensor(const struct ucm_encoding_tensor &s,
                                                 uint64_t raw_at, uint64_t encoded_at)
         : elements(s.tokens * s.heads * s.dim), heads(s.heads), tokens(s.tokens), dim(s.dim),
           nhd(s.order == UCM_ENCODING_NHD), raw(raw_at), encoded(encoded_at), dim_of(s.dim),
@@ -80,7 +80,7 @@ static __device__ __forceinline__ uint4 lossless_vector(uint2 rest, uint32_t cod
 }
 
 /* An element by itself: where a vector has several bases, or is cut off. */
-static __device__ void lossless_element(const struct lossless_section &s, uint32_t i)
+static __device__ void lossless_element(const struct lossless_tensor &s, uint32_t i)
 {
     uint32_t byte = __ldcs((const uint8_t *)s.codes + i / 2),
              rest = __ldcs((const uint8_t *)s.encoded + i);
@@ -91,7 +91,7 @@ static __device__ void lossless_element(const struct lossless_section &s, uint32
 }
 
 /* Applies the entries for elements first .. end, which this warp has written, in their order. */
-static __device__ __forceinline__ void lossless_apply(const struct lossless_section &s,
+static __device__ __forceinline__ void lossless_apply(const struct lossless_tensor &s,
                                                       uint32_t first, uint32_t end, uint32_t lane)
 {
     uint32_t count = __ldg((const uint32_t *)s.list);
@@ -113,7 +113,7 @@ static __device__ __forceinline__ void lossless_apply(const struct lossless_sect
     }
 }
 
-static __device__ __forceinline__ void lossless_decode(const struct lossless_section &s,
+static __device__ __forceinline__ void lossless_decode(const struct lossless_tensor &s,
                                                        uint32_t number, uint32_t lane)
 {
     const uint32_t unroll = 4;
@@ -161,7 +161,7 @@ static __device__ __forceinline__ uint32_t lossless_larger(uint32_t most, uint32
 }
 
 /* The base of a head in a tile of tokens: a warp's work. */
-static __device__ __forceinline__ uint32_t lossless_base(const struct lossless_section &s,
+static __device__ __forceinline__ uint32_t lossless_base(const struct lossless_tensor &s,
                                                          uint32_t base, uint32_t lane)
 {
     uint32_t tile = base / s.heads, head = base % s.heads, most = 0;
@@ -198,14 +198,14 @@ struct lossless_shared {
     uint32_t last;
 };
 
-/* Which elements a CTA encodes: of a whole section. */
+/* Which elements a CTA encodes: of a whole tensor. */
 struct lossless_all {
-    const struct lossless_section &s;
+    const struct lossless_tensor &s;
     const struct lossless_shared *shared;
     uint32_t first, end;   /* elements */
     uint32_t entry, room;  /* of the list: where theirs begin, and how many there may be */
 
-    __device__ __forceinline__ lossless_all(const struct lossless_section &of,
+    __device__ __forceinline__ lossless_all(const struct lossless_tensor &of,
                                             const struct lossless_shared *kept)
         : s(of), shared(kept), first(0), end(of.elements), entry(0), room(of.room)
     {
@@ -256,7 +256,7 @@ template <class PART>
 static __device__ __forceinline__ uint32_t lossless_encode(const PART &part, uint32_t i, uint4 x,
                                                            uint2 *rest, uint32_t *codes)
 {
-    const struct lossless_section &s = part.s;
+    const struct lossless_tensor &s = part.s;
     const uint32_t two[4] = {x.x, x.y, x.z, x.w};
     uint32_t escapes = 0;
 
@@ -316,7 +316,7 @@ static __device__ __forceinline__ uint32_t lossless_append(uint32_t *list, uint3
     return count + __shfl_sync(ALL, before, LANES - 1);
 }
 
-static __device__ __forceinline__ uint4 lossless_load(const struct lossless_section &s, uint32_t i)
+static __device__ __forceinline__ uint4 lossless_load(const struct lossless_tensor &s, uint32_t i)
 {
     uint32_t two[4] = {0, 0, 0, 0};
 
@@ -334,8 +334,8 @@ static __device__ __forceinline__ void lossless_zero(uint64_t from, uint64_t to)
         __stcs((uint8_t *)at, (uint8_t)0);
 }
 
-/* What lies between the arrays of a section that fits, and behind its entries. Vectors were written whole. */
-static __device__ __forceinline__ void lossless_pad(const struct lossless_section &s, uint32_t count)
+/* What lies between the arrays of a tensor that fits, and behind its entries. Vectors were written whole. */
+static __device__ __forceinline__ void lossless_pad(const struct lossless_tensor &s, uint32_t count)
 {
     lossless_zero(s.encoded + (s.elements + 7ull) / 8 * 8, s.codes);
     lossless_zero(s.codes + (s.elements + 7ull) / 8 * 4, s.bases);
@@ -352,7 +352,7 @@ static __device__ __forceinline__ uint32_t lossless_encode_range(const PART &par
                                                                  uint32_t *list, uint32_t room,
                                                                  bool write)
 {
-    const struct lossless_section &s = part.s;
+    const struct lossless_tensor &s = part.s;
     const uint32_t unroll = 4;
     uint32_t count = 0;
 
@@ -432,12 +432,12 @@ static __device__ __forceinline__ uint32_t lossless_encode_part(const PART &part
 }
 
 /* The whole CTA. */
-static __device__ __forceinline__ void lossless_encode_section(const struct lossless_section &s,
+static __device__ __forceinline__ void lossless_encode_tensor(const struct lossless_tensor &s,
                                                                struct lossless_shared *shared)
 {
     uint32_t lane = threadIdx.x % LANES, count;
 
-    __syncthreads(); /* the section before is done with the shared bases */
+    __syncthreads(); /* the tensor before is done with the shared bases */
     for (uint32_t b = threadIdx.x / LANES; b < s.n_bases; b += UCM_ENCODING_THREADS / LANES) {
         uint32_t base = lossless_base(s, b, lane);
 

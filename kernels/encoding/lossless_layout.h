@@ -1,4 +1,4 @@
-/* Where the arrays of a section's lossless form begin. For lossless.c and its SIMD form. */
+/* Where the arrays of a tensor's lossless form begin. For lossless.c and its SIMD form. */
 #ifndef UCM_KERNELS_ENCODING_LOSSLESS_LAYOUT_H
 #define UCM_KERNELS_ENCODING_LOSSLESS_LAYOUT_H
 
@@ -10,7 +10,7 @@ struct lossless_layout {
     uint64_t codes, codes_end, bases, bases_end, list, end;
 };
 
-static inline struct lossless_layout lossless_layout(const struct ucm_encoding_section *s)
+static inline struct lossless_layout lossless_layout(const struct ucm_encoding_tensor *s)
 {
     struct lossless_layout l = {.elements = encoding_elements(s)};
 
@@ -36,7 +36,7 @@ static inline void lossless_pad(const struct lossless_layout *l, uint32_t count,
     encoding_put32(encoded + l->list, count);
 }
 
-/* The section has more escapes than room. */
+/* The tensor has more escapes than room. */
 static inline void lossless_unfit(const struct lossless_layout *l, uint8_t *encoded)
 {
     memset(encoded, 0, encoding_align(l->end));

@@ -1,7 +1,7 @@
-/* lossless: sections of many tokens, by several CTAs. An engine may keep all layers of a block side by side, which is one
- * section then. Of such a section a CTA encodes a unit: neighbouring elements that share no base with others'. Their
+/* lossless: tensors of many tokens, by several CTAs. An engine may keep all layers of a block side by side, which is one
+ * tensor then. Of such a tensor a CTA encodes a unit: neighbouring elements that share no base with others'. Their
  * escapes go where they would begin if each 128 elements before had one, which is the unit's share of the list; the
- * last of the section's CTAs moves them together. If a share is too small, that one encodes the section again, by
+ * last of the tensor's CTAs moves them together. If a share is too small, that one encodes the tensor again, by
  * itself. */
 #ifndef UCM_KERNELS_ENCODING_LOSSLESS_UNITS_CUH
 #define UCM_KERNELS_ENCODING_LOSSLESS_UNITS_CUH
@@ -9,22 +9,22 @@
 #include "kernels/encoding/lossless.cuh"
 
 #define LOSSLESS_KEPT 8u /* entries that a lane moves at once */
-#define LOSSLESS_SECTIONS 1024u
+#define LOSSLESS_TENSORS 1024u
 #define LOSSLESS_UNITS 16384u
 
-/* Of a launch's sections: CTAs that are done, 0 before and after it; escapes of each unit. A module's dumps run one after
+/* Of a launch's tensors: CTAs that are done, 0 before and after it; escapes of each unit. A module's dumps run one after
  * another, so one launch has them. */
-static __device__ uint32_t lossless_done[LOSSLESS_SECTIONS];
+static __device__ uint32_t lossless_done[LOSSLESS_TENSORS];
 static __device__ uint32_t lossless_counts[LOSSLESS_UNITS];
 
 /* The tokens of a tile, or a run of a head's. */
 struct lossless_unit {
-    const struct lossless_section &s;
+    const struct lossless_tensor &s;
     const struct lossless_shared *shared;
     uint32_t first, end, entry, room; /* as lossless_all has them */
     uint32_t tile, head, n_bases;     /* its first base, and how many */
 
-    __device__ __forceinline__ lossless_unit(const struct lossless_section &of,
+    __device__ __forceinline__ lossless_unit(const struct lossless_tensor &of,
                                              const struct lossless_shared *kept, uint32_t number)
         : s(of), shared(kept)
     {
@@ -40,7 +40,7 @@ struct lossless_unit {
         entry = (first + 127) / 128;
         room = min(LOSSLESS_KEPT * LANES, (end + 127) / 128 - entry);
     }
-    /* Base b of the unit among the section's. */
+    /* Base b of the unit among the tensor's. */
     __device__ __forceinline__ uint32_t base(uint32_t b) const
     {
         return s.nhd ? tile * s.heads + b : (tile + b) * s.heads + head;
@@ -73,15 +73,15 @@ static __device__ __forceinline__ uint32_t lossless_encode_unit(const struct los
 }
 
 /* What is rare must not cost the others registers. */
-static __device__ __noinline__ void lossless_encode_alone(const struct lossless_section &s,
+static __device__ __noinline__ void lossless_encode_alone(const struct lossless_tensor &s,
                                                           struct lossless_shared *shared)
 {
-    lossless_encode_section(s, shared);
+    lossless_encode_tensor(s, shared);
 }
 
 /* Moves the units' entries together, in place, WARPS units at a time: none begins before those in front of it end, so
  * what is read before it is written over is in registers. */
-static __device__ __noinline__ void lossless_join(const struct lossless_section &s,
+static __device__ __noinline__ void lossless_join(const struct lossless_tensor &s,
                                                      struct lossless_shared *shared,
                                                      const uint32_t *counts, uint32_t n_units)
 {
@@ -122,10 +122,10 @@ static __device__ __noinline__ void lossless_join(const struct lossless_section 
         __stcs((uint32_t *)s.list, total);
 }
 
-/* Unit `number` of the launch's section `section`; the last of its units joins them. */
-static __device__ __forceinline__ void lossless_encode_split(const struct lossless_section &s,
+/* Unit `number` of the launch's tensor `tensor`; the last of its units joins them. */
+static __device__ __forceinline__ void lossless_encode_split(const struct lossless_tensor &s,
                                                              struct lossless_shared *shared,
-                                                             uint32_t section, uint32_t *counts,
+                                                             uint32_t tensor, uint32_t *counts,
                                                              uint32_t number, uint32_t n_units)
 {
     uint32_t count = lossless_encode_unit(lossless_unit(s, shared, number), shared);
@@ -135,27 +135,27 @@ static __device__ __forceinline__ void lossless_encode_split(const struct lossle
     if (threadIdx.x == 0) {
         __stcg(counts + number, count);
         __threadfence();
-        shared->last = atomicAdd(&lossless_done[section], 1) == n_units - 1;
+        shared->last = atomicAdd(&lossless_done[tensor], 1) == n_units - 1;
     }
     __syncthreads();
     if (!shared->last)
         return;
     __threadfence();
     if (threadIdx.x == 0)
-        lossless_done[section] = 0;
+        lossless_done[tensor] = 0;
     lossless_join(s, shared, counts, n_units);
 }
 
-/* How many units the largest of the launch's sections has; 1: what units tell each other has no place, each section is one
+/* How many units the largest of the launch's tensors has; 1: what units tell each other has no place, each tensor is one
  * CTA's. */
 static __device__ __forceinline__ uint32_t lossless_split(const struct ucm_encoding_spec &spec,
-                                                          uint64_t sections)
+                                                          uint64_t tensors)
 {
     uint32_t most = 1;
 
-    for (uint32_t i = 0; i < spec.n_sections; i++)
-        most = max(most, ucm_lossless_units(&spec.section[i]));
-    return sections <= LOSSLESS_SECTIONS && sections * most <= LOSSLESS_UNITS ? most : 1;
+    for (uint32_t i = 0; i < spec.n_tensors; i++)
+        most = max(most, ucm_lossless_units(&spec.tensor[i]));
+    return tensors <= LOSSLESS_TENSORS && tensors * most <= LOSSLESS_UNITS ? most : 1;
 }
 
 #endif

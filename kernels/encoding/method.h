@@ -10,7 +10,7 @@
 int encoding_refuse(char why[UCM_ENCODING_WHY], const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Each array of a section's encoded form begins at a multiple of this; what lies between is 0. */
+/* Each array of a tensor's encoded form begins at a multiple of this; what lies between is 0. */
 #define ENCODING_ALIGN 16u
 
 static inline uint64_t encoding_align(uint64_t bytes)
@@ -18,12 +18,12 @@ static inline uint64_t encoding_align(uint64_t bytes)
     return (bytes + ENCODING_ALIGN - 1) / ENCODING_ALIGN * ENCODING_ALIGN;
 }
 
-static inline uint32_t encoding_rows(const struct ucm_encoding_section *s)
+static inline uint32_t encoding_rows(const struct ucm_encoding_tensor *s)
 {
     return s->tokens * s->heads;
 }
 
-static inline uint32_t encoding_elements(const struct ucm_encoding_section *s)
+static inline uint32_t encoding_elements(const struct ucm_encoding_tensor *s)
 {
     return encoding_rows(s) * s->dim;
 }
@@ -60,12 +60,12 @@ static inline void encoding_put32(uint8_t *p, uint32_t x)
 
 #define ENCODING_TILE 16u
 
-static inline uint32_t encoding_tiles(const struct ucm_encoding_section *s)
+static inline uint32_t encoding_tiles(const struct ucm_encoding_tensor *s)
 {
     return (s->tokens + ENCODING_TILE - 1) / ENCODING_TILE;
 }
 
-static inline uint32_t encoding_tile_tokens(const struct ucm_encoding_section *s, uint32_t tile)
+static inline uint32_t encoding_tile_tokens(const struct ucm_encoding_tensor *s, uint32_t tile)
 {
     uint32_t left = s->tokens - tile * ENCODING_TILE;
 
@@ -73,20 +73,20 @@ static inline uint32_t encoding_tile_tokens(const struct ucm_encoding_section *s
 }
 
 /* The row of a token of a head. */
-static inline uint32_t encoding_row(const struct ucm_encoding_section *s, uint32_t token,
+static inline uint32_t encoding_row(const struct ucm_encoding_tensor *s, uint32_t token,
                                     uint32_t head)
 {
     return s->order == UCM_ENCODING_NHD ? token * s->heads + head : head * s->tokens + token;
 }
 
 /* Elements from a token to the next one of the same head. */
-static inline uint64_t encoding_token_step(const struct ucm_encoding_section *s)
+static inline uint64_t encoding_token_step(const struct ucm_encoding_tensor *s)
 {
     return (uint64_t)s->dim * (s->order == UCM_ENCODING_NHD ? s->heads : 1);
 }
 
 /* The number of a row's tile and head, tiles first. */
-static inline uint32_t encoding_tile_of(const struct ucm_encoding_section *s, uint32_t row)
+static inline uint32_t encoding_tile_of(const struct ucm_encoding_tensor *s, uint32_t row)
 {
     bool nhd = s->order == UCM_ENCODING_NHD;
     uint32_t token = nhd ? row / s->heads : row % s->tokens;
@@ -95,7 +95,7 @@ static inline uint32_t encoding_tile_of(const struct ucm_encoding_section *s, ui
 }
 
 /* Whether it matters which rows are of one head. */
-static inline bool encoding_order_matters(const struct ucm_encoding_section *s)
+static inline bool encoding_order_matters(const struct ucm_encoding_tensor *s)
 {
     return s->tokens > 1 && s->heads > 1;
 }

@@ -8,21 +8,21 @@ _Static_assert(ENCODING_TILE == UCM_Q4_TILE, "a tile is a tile");
 
 static int check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY])
 {
-    for (uint32_t i = 0; i < spec->n_sections; i++)
-        if (spec->section[i].dim % UCM_Q4_ROTATION_MIN != 0)
-            return encoding_refuse(why, "dim of section %u is %u; q4 rotates multiples of %u", i,
-                                   spec->section[i].dim, UCM_Q4_ROTATION_MIN);
+    for (uint32_t i = 0; i < spec->n_tensors; i++)
+        if (spec->tensor[i].dim % UCM_Q4_ROTATION_MIN != 0)
+            return encoding_refuse(why, "dim of tensor %u is %u; q4 rotates multiples of %u", i,
+                                   spec->tensor[i].dim, UCM_Q4_ROTATION_MIN);
     return 0;
 }
 
-static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    return encoding_align(q4_layout(&spec->section[section]).end);
+    return encoding_align(q4_layout(&spec->tensor[tensor]).end);
 }
 
-static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t section)
+static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
 
     return s->kind == UCM_ENCODING_K && encoding_order_matters(s);
 }
@@ -179,7 +179,7 @@ static uint32_t centre(float y[][GROUP], uint32_t rows, uint32_t n, uint8_t *cod
 }
 
 static void encode_v(const struct ucm_encoding_spec *spec, const struct q4_layout *l,
-                     const struct ucm_encoding_section *s, const uint8_t *raw, uint8_t *encoded)
+                     const struct ucm_encoding_tensor *s, const uint8_t *raw, uint8_t *encoded)
 {
     float y[GROUP];
 
@@ -195,7 +195,7 @@ static void encode_v(const struct ucm_encoding_spec *spec, const struct q4_layou
 }
 
 static void encode_tile(const struct ucm_encoding_spec *spec, const struct q4_layout *l,
-                        const struct ucm_encoding_section *s, uint32_t tile, uint32_t head,
+                        const struct ucm_encoding_tensor *s, uint32_t tile, uint32_t head,
                         uint32_t g, const uint8_t *raw, uint8_t *encoded)
 {
     uint32_t n = l->rotation, first = g * n, tokens = encoding_tile_tokens(s, tile);
@@ -220,10 +220,10 @@ static void encode_tile(const struct ucm_encoding_spec *spec, const struct q4_la
                        quantise(y[t], n, encoded + (number[t] * s->dim + first) / 2));
 }
 
-static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
+static void encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw,
                    uint8_t *encoded)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     struct q4_layout l = q4_layout(s);
 
     if (s->kind == UCM_ENCODING_V)
@@ -265,13 +265,13 @@ static float scale_at(const uint8_t *scales, uint64_t i)
 }
 
 /* tile: the number of the row's tile and head. */
-static void decode_group(const struct ucm_encoding_spec *spec, uint32_t section,
+static void decode_group(const struct ucm_encoding_spec *spec, uint32_t tensor,
                          const struct q4_layout *l, uint32_t row, uint64_t tile, uint32_t g,
                          const uint8_t *encoded, uint8_t *raw)
 {
-    uint32_t n = l->rotation, first = g * n, dim = spec->section[section].dim;
+    uint32_t n = l->rotation, first = g * n, dim = spec->tensor[tensor].dim;
     uint64_t at = (uint64_t)row * dim + first, of_tile = tile * l->row_bytes + first / 2;
-    bool k = spec->section[section].kind == UCM_ENCODING_K;
+    bool k = spec->tensor[tensor].kind == UCM_ENCODING_K;
     struct group group = group_of(spec, first, n, k ? encoded + l->shifts + of_tile : NULL);
     float u[GROUP], w[GROUP];
 
@@ -287,15 +287,15 @@ static void decode_group(const struct ucm_encoding_spec *spec, uint32_t section,
     }
 }
 
-static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
+static void decode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *encoded,
                    uint8_t *raw)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     struct q4_layout l = q4_layout(s);
 
     for (uint32_t row = 0; row < encoding_rows(s); row++)
         for (uint32_t g = 0; g < l.groups; g++)
-            decode_group(spec, section, &l, row, encoding_tile_of(s, row), g, encoded, raw);
+            decode_group(spec, tensor, &l, row, encoding_tile_of(s, row), g, encoded, raw);
 }
 
 const struct ucm_encoding_method encoding_q4 = {

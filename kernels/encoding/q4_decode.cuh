@@ -27,9 +27,9 @@ struct q4_encoded {
     uint32_t scales[2][2][2], centre_scale[2], shifts[2];
 };
 
-/* Where a lane's codes and vectors lie in a section; many units have the same. */
+/* Where a lane's codes and vectors lie in a tensor; many units have the same. */
 struct q4_spot {
-    uint32_t section, number; /* of the unit in the section */
+    uint32_t tensor, number; /* of the unit in the tensor */
     struct q4_vector in[2], out[2];
 };
 
@@ -76,7 +76,7 @@ static __device__ __forceinline__ void q4_spot(struct q4_spot *spot,
                                                const struct q4_shared *shared,
                                                const struct q4_unit &u, const struct q4_lane &l)
 {
-    spot->section = u.section;
+    spot->tensor = u.tensor;
     spot->number = u.number;
 #pragma unroll
     for (uint32_t v = 0; v < 2; v++) {
@@ -113,7 +113,7 @@ static __device__ __forceinline__ void
 q4_read(struct q4_encoded *c, const struct q4_shared *shared, const struct q4_unit &u,
         const struct q4_spot &spot, const struct q4_lane &l)
 {
-    const struct q4_section *s = &shared->section[u.section];
+    const struct q4_tensor *s = &shared->tensor[u.tensor];
     const struct q4_vector *in = spot.in, *out = spot.out;
 
 #pragma unroll

@@ -168,7 +168,7 @@ static __device__ __forceinline__ void q4_level(const struct q4_unit &u, const s
     *(float4 *)&scratch->divisors[column] =
         make_float4(divisors[0], divisors[1], divisors[2], divisors[3]);
     if (at.there)
-        __stcs((uint16_t *)(u.encoded + shared->section[u.section].shifts) + q4_centre_of(shared, u, at) / 4, (uint16_t)shifts);
+        __stcs((uint16_t *)(u.encoded + shared->tensor[u.tensor].shifts) + q4_centre_of(shared, u, at) / 4, (uint16_t)shifts);
 }
 
 /* ---- K: the centre ---- */
@@ -343,7 +343,7 @@ static __device__ __forceinline__ void q4_store_centre(const struct q4_centre &c
                                                        const struct q4_shared *shared,
                                                        const struct q4_unit &u, uint32_t lane)
 {
-    const struct q4_section *s = &shared->section[u.section];
+    const struct q4_tensor *s = &shared->tensor[u.tensor];
     struct q4_vector at = q4_vector(shared, u, 4 * lane);
     uint32_t number = q4_centre_of(shared, u, at);
 
@@ -398,11 +398,11 @@ static __device__ __forceinline__ void q4_encode_k(const struct q4_unit &u, cons
 
 /* ---- a unit ---- */
 
-/* Zeroes what lies between the arrays: of the first unit of a section. */
+/* Zeroes what lies between the arrays: of the first unit of a tensor. */
 static __device__ __forceinline__ void q4_pad(const struct q4_shared *shared,
                                               const struct q4_unit &u, uint32_t lane)
 {
-    const struct q4_section *s = &shared->section[u.section];
+    const struct q4_tensor *s = &shared->tensor[u.tensor];
 
     pad16(u.encoded, s->codes_end, lane);
     pad16(u.encoded, s->scales_end, lane);

@@ -1,4 +1,4 @@
-/* Where the arrays of a section's q4 form begin. For q4.c and its SIMD form. */
+/* Where the arrays of a tensor's q4 form begin. For q4.c and its SIMD form. */
 #ifndef UCM_KERNELS_ENCODING_Q4_LAYOUT_H
 #define UCM_KERNELS_ENCODING_Q4_LAYOUT_H
 
@@ -13,7 +13,7 @@ struct q4_layout {
 };
 
 /* Centres and shifts are those of K; without them the last three arrays are empty. */
-static inline struct q4_layout q4_layout(const struct ucm_encoding_section *s)
+static inline struct q4_layout q4_layout(const struct ucm_encoding_tensor *s)
 {
     uint32_t rows = encoding_rows(s), tiles = encoding_tiles(s) * s->heads;
     struct q4_layout l = {.rotation = ucm_q4_rotation(s->dim), .row_bytes = s->dim / 2};

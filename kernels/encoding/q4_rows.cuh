@@ -192,7 +192,7 @@ static __device__ __forceinline__ void q4_store_row(const struct q4_shared *shar
                                                     const struct q4_tile &l, const float y[4][8],
                                                     const uint32_t most[4], uint32_t token)
 {
-    const struct q4_section *s = &shared->section[u.section];
+    const struct q4_tensor *s = &shared->tensor[u.tensor];
     uint32_t scale = 0;
     float reciprocal = 0;
 

@@ -9,8 +9,8 @@
 #define Q4_COLUMNS UCM_ENCODING_TILE_COLUMNS_Q4
 #define Q4_VECTORS (UCM_ENCODING_DIM_MAX / 8)
 
-/* Where a section's columns and arrays lie. Elements count from the section's first. */
-struct q4_section {
+/* Where a tensor's columns and arrays lie. Elements count from the tensor's first. */
+struct q4_tensor {
     uint32_t dim, tokens, columns, chunks, tiles; /* chunks: units side by side */
     uint32_t per_dim;                             /* 2^32 / dim, up: c / dim is of their product */
     uint32_t head_step, row_step;                 /* elements: from a head, and a token, to the next */
@@ -29,22 +29,22 @@ struct q4_table {
  * registers instead of moving constants there for each use. */
 struct q4_shared {
     struct q4_table table;
-    struct q4_section section[UCM_ENCODING_SECTIONS_MAX];
+    struct q4_tensor tensor[UCM_ENCODING_TENSORS_MAX];
     uint4 signs[Q4_VECTORS]; /* of 8 channels, as their elements' signs */
 };
 
 struct q4_unit {
     uint64_t raw, encoded;
-    uint32_t section, number;     /* of the unit in it: of tile and chunk */
+    uint32_t tensor, number;     /* of the unit in it: of tile and chunk */
     uint32_t tile, chunk, tokens; /* tokens: of the tile; 0: there is no such unit */
-    uint32_t row_step, group;              /* the section's */
+    uint32_t row_step, group;              /* the tensor's */
     bool k;
 };
 
-static __device__ __forceinline__ struct q4_section q4_section(const struct ucm_encoding_section &s)
+static __device__ __forceinline__ struct q4_tensor q4_tensor(const struct ucm_encoding_tensor &s)
 {
     uint32_t rows = s.tokens * s.heads, groups = s.dim / ucm_q4_rotation(s.dim), centres;
-    struct q4_section q;
+    struct q4_tensor q;
 
     q.k = s.kind == UCM_ENCODING_K;
     q.dim = s.dim;
@@ -83,8 +83,8 @@ static __device__ __forceinline__ uint4 q4_signs(uint32_t byte)
 static __device__ __forceinline__ void q4_prepare(const struct ucm_encoding_spec &spec,
                                                   struct q4_shared *shared)
 {
-    if (threadIdx.x < UCM_ENCODING_SECTIONS_MAX && threadIdx.x < spec.n_sections)
-        shared->section[threadIdx.x] = q4_section(spec.section[threadIdx.x]);
+    if (threadIdx.x < UCM_ENCODING_TENSORS_MAX && threadIdx.x < spec.n_tensors)
+        shared->tensor[threadIdx.x] = q4_tensor(spec.tensor[threadIdx.x]);
     if (threadIdx.x == 0)
         shared->table = {{0x2c1f1206u, 0x7f614c3bu}, {0xd4e1eefau, 0x819fb4c5u}};
     for (uint32_t i = threadIdx.x; i < Q4_VECTORS; i += blockDim.x)
@@ -94,11 +94,11 @@ static __device__ __forceinline__ void q4_prepare(const struct ucm_encoding_spec
 }
 
 static __device__ __forceinline__ struct q4_unit q4_unit(const struct q4_shared *shared,
-                                                         uint32_t section, uint64_t raw,
+                                                         uint32_t tensor, uint64_t raw,
                                                          uint64_t encoded, uint32_t number)
 {
-    const struct q4_section *s = &shared->section[section];
-    struct q4_unit u = {raw, encoded, section, number,      0,
+    const struct q4_tensor *s = &shared->tensor[tensor];
+    struct q4_unit u = {raw, encoded, tensor, number,      0,
                         number, 0,     s->row_step, s->group, s->k};
 
     if (number >= s->chunks) {
@@ -114,7 +114,7 @@ static __device__ __forceinline__ struct q4_unit q4_unit(const struct q4_shared 
 
 /* Eight columns of a unit, one vector of an element's row or four bytes of codes. */
 struct q4_vector {
-    uint32_t column;  /* of all the section's */
+    uint32_t column;  /* of all the tensor's */
     uint32_t channel; /* of its head */
     uint32_t element; /* of the tile's first token */
     bool there;
@@ -123,7 +123,7 @@ struct q4_vector {
 static __device__ __forceinline__ struct q4_vector q4_vector(const struct q4_shared *shared,
                                                              const struct q4_unit &u, uint32_t at)
 {
-    const struct q4_section *s = &shared->section[u.section];
+    const struct q4_tensor *s = &shared->tensor[u.tensor];
     struct q4_vector v;
     uint32_t head;
 
@@ -140,7 +140,7 @@ static __device__ __forceinline__ uint32_t q4_centre_of(const struct q4_shared *
                                                         const struct q4_unit &u,
                                                         const struct q4_vector &v)
 {
-    return u.tile * shared->section[u.section].columns + v.column;
+    return u.tile * shared->tensor[u.tensor].columns + v.column;
 }
 
 /* ---- levels ---- */

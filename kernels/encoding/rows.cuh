@@ -116,7 +116,7 @@ template <uint32_t L> static __device__ __forceinline__ uint32_t group_max(uint3
     return x;
 }
 
-/* One tile: rows first .. first + n of a section. encoded: its first code; scales: its first scale. */
+/* One tile: rows first .. first + n of a tensor. encoded: its first code; scales: its first scale. */
 struct tile {
     uint64_t raw, encoded, scales;
     uint32_t dim, first, n, lane;
@@ -244,7 +244,7 @@ static __device__ __forceinline__ void tile_vectors(const struct tile &t)
 
 /* Methods of one code byte an element and one scale a row, scales behind the codes. */
 template <class M, bool ENCODE>
-static __device__ __forceinline__ void rows_tile(const struct ucm_encoding_section &s,
+static __device__ __forceinline__ void rows_tile(const struct ucm_encoding_tensor &s,
                                                  uint64_t raw, uint64_t encoded, uint32_t number,
                                                  uint32_t lane)
 {

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #define IDENTITY_VERSION 1
-#define RUN_AT 72 /* behind the sections; 0 in identities of before it was there */
+#define RUN_AT 72 /* behind the tensors; 0 in identities of before it was there */
 
 const struct ucm_encoding_method *const ucm_encoding_methods[] = {
     &encoding_fp8, &encoding_int8, &encoding_q4, &encoding_lossless, NULL,
@@ -51,34 +51,34 @@ static void dtype_list(uint32_t dtypes, char out[64])
             n += (size_t)snprintf(out + n, 64 - n, "%s%s", n > 0 ? " or " : "", dtype_name(d));
 }
 
-static int check_size(uint32_t section, const char *name, uint32_t value, uint32_t most,
+static int check_size(uint32_t tensor, const char *name, uint32_t value, uint32_t most,
                       char why[UCM_ENCODING_WHY])
 {
     if (value >= 1 && value <= most)
         return 0;
-    return encoding_refuse(why, "%s of section %u (%s) is %u; 1 to %u are allowed", name, section,
-                           section == 0 ? "K" : "V", value, most);
+    return encoding_refuse(why, "%s of tensor %u (%s) is %u; 1 to %u are allowed", name, tensor,
+                           tensor == 0 ? "K" : "V", value, most);
 }
 
-static int check_section(const struct ucm_encoding_spec *spec, uint32_t section,
-                         char why[UCM_ENCODING_WHY])
+static int check_tensor(const struct ucm_encoding_spec *spec, uint32_t tensor,
+                        char why[UCM_ENCODING_WHY])
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     int r;
 
-    if (s->kind != section)
-        return encoding_refuse(why, "section %u has kind %u; section 0 is K (0), section 1 V (1)",
-                               section, s->kind);
+    if (s->kind != tensor)
+        return encoding_refuse(why, "tensor %u has kind %u; tensor 0 is K (0), tensor 1 V (1)",
+                               tensor, s->kind);
     if (s->order > UCM_ENCODING_HND)
         return encoding_refuse(why,
-                               "order of section %u is %u; 0 (token after token) and 1 (head after "
+                               "order of tensor %u is %u; 0 (token after token) and 1 (head after "
                                "head) are allowed",
-                               section, s->order);
-    r = check_size(section, "tokens", s->tokens, UCM_ENCODING_TOKENS_MAX, why);
+                               tensor, s->order);
+    r = check_size(tensor, "tokens", s->tokens, UCM_ENCODING_TOKENS_MAX, why);
     if (r == 0)
-        r = check_size(section, "heads", s->heads, UCM_ENCODING_HEADS_MAX, why);
+        r = check_size(tensor, "heads", s->heads, UCM_ENCODING_HEADS_MAX, why);
     if (r == 0)
-        r = check_size(section, "dim", s->dim, UCM_ENCODING_DIM_MAX, why);
+        r = check_size(tensor, "dim", s->dim, UCM_ENCODING_DIM_MAX, why);
     if (r == 0 && (uint64_t)s->tokens * s->heads * s->dim > UCM_ENCODING_ELEMENTS_MAX)
         r = encoding_refuse(why, "%u tokens of %u heads of %u are more than %u elements", s->tokens,
                             s->heads, s->dim, (unsigned)UCM_ENCODING_ELEMENTS_MAX);
@@ -101,35 +101,35 @@ int ucm_encoding_check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODI
         return encoding_refuse(why, "dtype %u (%s) can't be encoded as %s; %s can", spec->dtype,
                                dtype_name(spec->dtype), m->name, list);
     }
-    if (spec->n_sections < 1 || spec->n_sections > UCM_ENCODING_SECTIONS_MAX)
-        return encoding_refuse(why, "%u sections; 1 (MLA) and 2 (K, V) are allowed",
-                               spec->n_sections);
-    for (uint32_t i = 0; r == 0 && i < spec->n_sections; i++)
-        r = check_section(spec, i, why);
+    if (spec->n_tensors < 1 || spec->n_tensors > UCM_ENCODING_TENSORS_MAX)
+        return encoding_refuse(why, "%u tensors; 1 (MLA) and 2 (K, V) are allowed",
+                               spec->n_tensors);
+    for (uint32_t i = 0; r == 0 && i < spec->n_tensors; i++)
+        r = check_tensor(spec, i, why);
     return r == 0 && m->check != NULL ? m->check(spec, why) : r;
 }
 
 /* ---- sizes ---- */
 
-uint64_t ucm_encoding_raw_bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+uint64_t ucm_encoding_raw_bytes(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    uint64_t elements = encoding_elements(&spec->section[section]);
+    uint64_t elements = encoding_elements(&spec->tensor[tensor]);
 
     return spec->dtype == UCM_ENCODING_FP8_E4M3 ? elements
            : spec->dtype == UCM_ENCODING_F32    ? 4 * elements
                                                 : 2 * elements;
 }
 
-uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    return ucm_encoding_method(spec->encoding)->bytes(spec, section);
+    return ucm_encoding_method(spec->encoding)->bytes(spec, tensor);
 }
 
 uint64_t ucm_encoding_raw_layer_bytes(const struct ucm_encoding_spec *spec)
 {
     uint64_t sum = 0;
 
-    for (uint32_t i = 0; i < spec->n_sections; i++)
+    for (uint32_t i = 0; i < spec->n_tensors; i++)
         sum += ucm_encoding_raw_bytes(spec, i);
     return sum;
 }
@@ -138,7 +138,7 @@ uint64_t ucm_encoding_layer_bytes(const struct ucm_encoding_spec *spec)
 {
     uint64_t sum = 0;
 
-    for (uint32_t i = 0; i < spec->n_sections; i++)
+    for (uint32_t i = 0; i < spec->n_tensors; i++)
         sum += ucm_encoding_bytes(spec, i);
     return sum;
 }
@@ -163,11 +163,11 @@ void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
     to = put(to, spec->encoding, 4);
     to = put(to, spec->version, 4);
     to = put(to, spec->dtype, 4);
-    to = put(to, spec->n_sections, 4);
+    to = put(to, spec->n_tensors, 4);
     to = put(to, m->uses_axis ? spec->axis : 0, 4);
     to = put(to, m->uses_seed ? spec->seed : 0, 8);
-    for (uint32_t i = 0; i < spec->n_sections; i++) {
-        const struct ucm_encoding_section *s = &spec->section[i];
+    for (uint32_t i = 0; i < spec->n_tensors; i++) {
+        const struct ucm_encoding_tensor *s = &spec->tensor[i];
         bool order = m->uses_order != NULL && m->uses_order(spec, i);
 
         to = put(to, s->kind, 4);
@@ -176,7 +176,7 @@ void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
         to = put(to, s->dim, 4);
         to = put(to, order ? s->order : 0, 4);
     }
-    if (m->uses_axis && ucm_int8_run(spec, 0) < spec->section[0].tokens)
+    if (m->uses_axis && ucm_int8_run(spec, 0) < spec->tensor[0].tokens)
         put(out + RUN_AT, ucm_int8_run(spec, 0), 4);
 }
 
@@ -199,12 +199,12 @@ int ucm_encoding_parse(const uint8_t bytes[UCM_ENCODING_IDENTITY_BYTES],
     spec.encoding = get32(&at);
     spec.version = get32(&at);
     spec.dtype = get32(&at);
-    spec.n_sections = get32(&at);
+    spec.n_tensors = get32(&at);
     spec.axis = get32(&at);
     spec.seed = get32(&at);
     spec.seed |= (uint64_t)get32(&at) << 32;
-    for (uint32_t i = 0; i < UCM_ENCODING_SECTIONS_MAX; i++) {
-        struct ucm_encoding_section *s = &spec.section[i];
+    for (uint32_t i = 0; i < UCM_ENCODING_TENSORS_MAX; i++) {
+        struct ucm_encoding_tensor *s = &spec.tensor[i];
 
         s->kind = get32(&at);
         s->tokens = get32(&at);
@@ -244,21 +244,21 @@ static struct encoding_form form_of(uint32_t encoding)
     return form;
 }
 
-void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *raw,
+void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const void *raw,
                 void *encoded)
 {
-    form_of(spec->encoding).encode(spec, section, raw, encoded);
+    form_of(spec->encoding).encode(spec, tensor, raw, encoded);
 }
 
-void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded,
+void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t tensor, const void *encoded,
                 void *raw)
 {
-    form_of(spec->encoding).decode(spec, section, encoded, raw);
+    form_of(spec->encoding).decode(spec, tensor, encoded, raw);
 }
 
-bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, const void *encoded)
+bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t tensor, const void *encoded)
 {
     const struct ucm_encoding_method *m = ucm_encoding_method(spec->encoding);
 
-    return m->fits == NULL || m->fits(spec, section, encoded);
+    return m->fits == NULL || m->fits(spec, tensor, encoded);
 }

@@ -9,7 +9,7 @@
  * form give the same bits. Angles are computed here, on the host; kernels read tables of them.
  *
  * Promise: nothing here allocates, locks or keeps state, so any number of threads may call it.
- * Turning reads and writes the rows of one section and nothing else; any value is allowed, NaN and
+ * Turning reads and writes the rows of one tensor and nothing else; any value is allowed, NaN and
  * infinities too. Any alignment. */
 #ifndef UCM_KERNELS_ROPE_H
 #define UCM_KERNELS_ROPE_H
@@ -47,7 +47,7 @@ enum ucm_rope_scaling {
     UCM_ROPE_LLAMA3 = 4,  /* that of Llama 3.1's models */
 };
 
-/* A section is `rows` rows of `dim` channels, contiguous; of each, channels [first, first + rotary)
+/* A tensor is `rows` rows of `dim` channels, contiguous; of each, channels [first, first + rotary)
  * turn, and the others stay. A row is a token of a KV head (MLA: a token, whose rotary part lies
  * behind the latent). With `run` above 1 it is `run` tokens of a head, and holds those of a channel side by
  * side: channel c of token t is its element c run + t. */
@@ -99,9 +99,9 @@ bool ucm_rope_table(const struct ucm_rope_spec *spec, const struct ucm_rope_turn
                     struct ucm_rope_angle *out);
 
 uint32_t ucm_rope_element_bytes(const struct ucm_rope_spec *spec);
-uint64_t ucm_rope_bytes(const struct ucm_rope_spec *spec); /* of a section */
+uint64_t ucm_rope_bytes(const struct ucm_rope_spec *spec); /* of a tensor */
 
-/* Turns a section by a table. `to` is `from`, or memory that does not overlap with it. */
+/* Turns a tensor by a table. `to` is `from`, or memory that does not overlap with it. */
 void ucm_rope_apply(const struct ucm_rope_spec *spec, const struct ucm_rope_angle *table,
                     const void *from, void *to);
 

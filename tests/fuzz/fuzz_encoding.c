@@ -1,6 +1,6 @@
-/* Any bytes as an encoding's spec, and the rest as a section: first raw, which is encoded and
+/* Any bytes as an encoding's spec, and the rest as a tensor: first raw, which is encoded and
  * decoded, then encoded, which is decoded. Every form gives the bits of the reference and stays
- * within the section's memory; what is lossless and fits comes back as it was; fp8 encodes what it
+ * within the tensor's memory; what is lossless and fits comes back as it was; fp8 encodes what it
  * decoded to the same bytes. Traps on any break of these promises. */
 #include "kernels/encoding/encoding.h"
 #include "kernels/simd/isa.h"
@@ -24,14 +24,14 @@ static struct ucm_encoding_spec spec_of(const uint8_t head[HEAD])
         .encoding = head[0] % 6,
         .version = 1 + (head[0] % 6 == UCM_ENCODING_Q4) + head[0] / 250,
         .dtype = head[1] % 5,
-        .n_sections = 1 + head[2] % 2,
+        .n_tensors = 1 + head[2] % 2,
         .axis = head[3] % 3,
         .run = head[3] / 3 % 20,
         .seed = head[4] * UINT64_C(0x0101010101010101),
     };
 
     for (uint32_t i = 0; i < 2; i++)
-        spec.section[i] = (struct ucm_encoding_section){
+        spec.tensor[i] = (struct ucm_encoding_tensor){
             .kind = i,
             .tokens = head[5] % 41,
             .heads = head[6] % 6,
@@ -52,52 +52,52 @@ static uint8_t *repeat(const uint8_t *data, size_t n, uint64_t bytes)
     return out;
 }
 
-static uint8_t *encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw)
+static uint8_t *encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw)
 {
-    uint64_t bytes = ucm_encoding_bytes(spec, section);
+    uint64_t bytes = ucm_encoding_bytes(spec, tensor);
     uint8_t *reference = malloc(bytes), *encoded = malloc(bytes);
 
     must(reference != NULL && encoded != NULL && bytes % 16 == 0);
     memset(reference, 0x5a, bytes);
-    ucm_encoding_method(spec->encoding)->encode(spec, section, raw, reference);
+    ucm_encoding_method(spec->encoding)->encode(spec, tensor, raw, reference);
     for (int isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
         memset(encoded, 0xa5, bytes);
-        ucm_encode(spec, section, raw, encoded);
+        ucm_encode(spec, tensor, raw, encoded);
         must(memcmp(encoded, reference, bytes) == 0);
     }
     free(encoded);
     return reference;
 }
 
-static uint8_t *decode(const struct ucm_encoding_spec *spec, uint32_t section,
+static uint8_t *decode(const struct ucm_encoding_spec *spec, uint32_t tensor,
                        const uint8_t *encoded)
 {
-    uint64_t bytes = ucm_encoding_raw_bytes(spec, section);
+    uint64_t bytes = ucm_encoding_raw_bytes(spec, tensor);
     uint8_t *reference = malloc(bytes), *raw = malloc(bytes);
 
     must(reference != NULL && raw != NULL);
     memset(reference, 0x5a, bytes);
-    ucm_encoding_method(spec->encoding)->decode(spec, section, encoded, reference);
+    ucm_encoding_method(spec->encoding)->decode(spec, tensor, encoded, reference);
     for (int isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
         memset(raw, 0xa5, bytes);
-        ucm_decode(spec, section, encoded, raw);
+        ucm_decode(spec, tensor, encoded, raw);
         must(memcmp(raw, reference, bytes) == 0);
     }
     free(raw);
     return reference;
 }
 
-static void round_trip(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw)
+static void round_trip(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw)
 {
-    uint8_t *encoded = encode(spec, section, raw), *again = decode(spec, section, encoded), *second;
+    uint8_t *encoded = encode(spec, tensor, raw), *again = decode(spec, tensor, encoded), *second;
 
-    if (spec->encoding == UCM_ENCODING_LOSSLESS && ucm_encoding_fits(spec, section, encoded))
-        must(memcmp(again, raw, ucm_encoding_raw_bytes(spec, section)) == 0);
+    if (spec->encoding == UCM_ENCODING_LOSSLESS && ucm_encoding_fits(spec, tensor, encoded))
+        must(memcmp(again, raw, ucm_encoding_raw_bytes(spec, tensor)) == 0);
     if (spec->encoding == UCM_ENCODING_FP8) {
-        second = encode(spec, section, again);
-        must(memcmp(second, encoded, ucm_encoding_bytes(spec, section)) == 0);
+        second = encode(spec, tensor, again);
+        must(memcmp(second, encoded, ucm_encoding_bytes(spec, tensor)) == 0);
         free(second);
     }
     free(again);
@@ -116,12 +116,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         must(why[0] != '\0');
         return 0;
     }
-    for (uint32_t section = 0; section < spec.n_sections; section++) {
-        uint8_t *raw = repeat(data + HEAD, n - HEAD, ucm_encoding_raw_bytes(&spec, section));
-        uint8_t *encoded = repeat(data + HEAD, n - HEAD, ucm_encoding_bytes(&spec, section));
+    for (uint32_t tensor = 0; tensor < spec.n_tensors; tensor++) {
+        uint8_t *raw = repeat(data + HEAD, n - HEAD, ucm_encoding_raw_bytes(&spec, tensor));
+        uint8_t *encoded = repeat(data + HEAD, n - HEAD, ucm_encoding_bytes(&spec, tensor));
 
-        round_trip(&spec, section, raw);
-        free(decode(&spec, section, encoded));
+        round_trip(&spec, tensor, raw);
+        free(decode(&spec, tensor, encoded));
         free(raw);
         free(encoded);
     }

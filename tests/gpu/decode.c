@@ -54,14 +54,14 @@ static void draw_bytes(const struct scene *t, uint8_t *at, uint64_t bytes)
 /* K or V of a layer of a block, in either order: a row has a scale of its own. */
 struct ucm_encoding_spec scene_coding(const struct scene *t, uint32_t heads)
 {
-    struct ucm_encoding_section section = {
+    struct ucm_encoding_tensor tensor = {
         .tokens = TOKENS, .heads = heads, .dim = t->spec.d, .order = UCM_ENCODING_HND};
 
     return (struct ucm_encoding_spec){.encoding = UCM_ENCODING_FP8,
                                       .version = 1,
                                       .dtype = t->spec.dtype,
-                                      .n_sections = 1,
-                                      .section = {section}};
+                                      .n_tensors = 1,
+                                      .tensor = {tensor}};
 }
 
 /* Rows of different sizes, and an infinity in a block that no sequence has. */

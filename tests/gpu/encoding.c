@@ -43,13 +43,13 @@ struct ucm_encoding_spec encoding_spec(uint32_t encoding, uint32_t dtype, uint32
     struct ucm_encoding_spec s = {.encoding = encoding,
                                   .version = ucm_encoding_method(encoding)->version,
                                   .dtype = dtype,
-                                  .n_sections = 2,
+                                  .n_tensors = 2,
                                   .axis = axis,
                                   .seed = 7};
     char why[UCM_ENCODING_WHY] = "";
 
     for (uint32_t i = 0; i < 2; i++)
-        s.section[i] = (struct ucm_encoding_section){i, tokens, heads, dim, order};
+        s.tensor[i] = (struct ucm_encoding_tensor){i, tokens, heads, dim, order};
     if (!check(ucm_encoding_check(&s, why) == 0, "a spec: %s", why))
         must(CUDA_ERROR_INVALID_VALUE, "a test's spec");
     return s;
@@ -80,22 +80,22 @@ static void rig_open(struct rig *r, const struct ucm_encoding_spec *spec, uint32
     struct ucm_copy_item items[ITEMS];
     uint64_t at = shift;
 
-    *r = (struct rig){.spec = *spec, .shift = shift, .n_planes = spec->n_sections * LAYERS};
-    for (uint32_t i = 0; i < spec->n_sections; i++) {
+    *r = (struct rig){.spec = *spec, .shift = shift, .n_planes = spec->n_tensors * LAYERS};
+    for (uint32_t i = 0; i < spec->n_tensors; i++) {
         r->raw[i] = ucm_encoding_raw_bytes(spec, i);
         r->encoded[i] = ucm_encoding_bytes(spec, i);
     }
     r->stride = place(r->raw[0], shift) + place(r->raw[1], shift) + (shift ? 6 : 32);
     for (uint32_t p = 0; p < r->n_planes; p++) {
-        uint32_t section = p % spec->n_sections;
+        uint32_t tensor = p % spec->n_tensors;
 
         r->planes[p] = (struct ucm_encoding_plane){at, r->stride, r->slot_bytes,
-                                                   (uint32_t)r->encoded[section], section};
-        r->slot_bytes += r->encoded[section];
-        if (section + 1 < spec->n_sections)
+                                                   (uint32_t)r->encoded[tensor], tensor};
+        r->slot_bytes += r->encoded[tensor];
+        if (tensor + 1 < spec->n_tensors)
             at += place(r->raw[0], shift);
         else
-            at += r->stride * BLOCKS - (section > 0 ? place(r->raw[0], shift) : 0);
+            at += r->stride * BLOCKS - (tensor > 0 ? place(r->raw[0], shift) : 0);
     }
     r->slot_bytes += 16;
     r->page_bytes = at + r->stride;
@@ -175,7 +175,7 @@ static size_t first_difference(const uint8_t *a, const uint8_t *b, size_t n)
 static void same(const struct rig *r, const char *what, const uint8_t *is, const uint8_t *should,
                  size_t n)
 {
-    const struct ucm_encoding_section *s = &r->spec.section[0];
+    const struct ucm_encoding_tensor *s = &r->spec.tensor[0];
     size_t at = memcmp(is, should, n) == 0 ? n : first_difference(is, should, n);
 
     check(at == n,
@@ -186,7 +186,7 @@ static void same(const struct rig *r, const char *what, const uint8_t *is, const
           at < n ? is[at] : 0, at < n ? should[at] : 0);
 }
 
-/* Encodes the pages and compares all slots, what lies between sections too. */
+/* Encodes the pages and compares all slots, what lies between tensors too. */
 static void dump(struct rig *r)
 {
     uint8_t *found = fresh(r->slots_bytes);
@@ -200,7 +200,7 @@ static void dump(struct rig *r)
     slots_get(r, found);
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++)
-            ucm_encode(&r->spec, r->planes[p].section, page_of(r, i, p), encoded_of(r, i, p));
+            ucm_encode(&r->spec, r->planes[p].tensor, page_of(r, i, p), encoded_of(r, i, p));
     same(r, "a dump", found, r->slots, r->slots_bytes);
     free(found);
 }
@@ -219,7 +219,7 @@ static void load(struct rig *r)
     gpu_get(found, r->gpu_pages, r->page_bytes);
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++)
-            ucm_decode(&r->spec, r->planes[p].section, encoded_of(r, i, p), page_of(r, i, p));
+            ucm_decode(&r->spec, r->planes[p].tensor, encoded_of(r, i, p), page_of(r, i, p));
     same(r, "a load", found, r->pages, r->page_bytes);
     free(found);
 }
@@ -292,7 +292,7 @@ static void fill_pages(struct rig *r)
     memset(r->pages, GUARD, r->page_bytes);
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++) {
-            const struct ucm_encoding_section *s = &r->spec.section[r->planes[p].section];
+            const struct ucm_encoding_tensor *s = &r->spec.tensor[r->planes[p].tensor];
             uint64_t elements = (uint64_t)s->tokens * s->heads * s->dim;
 
             if (r->spec.encoding == UCM_ENCODING_LOSSLESS && rnd_below(6) > 0)
@@ -303,13 +303,13 @@ static void fill_pages(struct rig *r)
 }
 
 /* A list of escapes that no encoder makes: not sorted, some elements twice. */
-static void fill_list(const struct rig *r, uint32_t section, uint8_t *encoded)
+static void fill_list(const struct rig *r, uint32_t tensor, uint8_t *encoded)
 {
-    const struct ucm_encoding_section *s = &r->spec.section[section];
+    const struct ucm_encoding_tensor *s = &r->spec.tensor[tensor];
     uint32_t elements = s->tokens * s->heads * s->dim, room = (elements + 127) / 128, at = 0;
     uint32_t count = rnd_below(room + 3);
     uint8_t *list =
-        encoded + ucm_encoding_bytes(&r->spec, section) - (4 + 4 * (uint64_t)room + 15) / 16 * 16;
+        encoded + ucm_encoding_bytes(&r->spec, tensor) - (4 + 4 * (uint64_t)room + 15) / 16 * 16;
 
     memcpy(list, &count, 4);
     for (uint32_t i = 0; i < room; i++) {
@@ -327,7 +327,7 @@ static void fill_slots(struct rig *r)
         r->slots[i] = (uint8_t)rnd();
     for (uint32_t i = 0; r->spec.encoding == UCM_ENCODING_LOSSLESS && i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++)
-            fill_list(r, r->planes[p].section, encoded_of(r, i, p));
+            fill_list(r, r->planes[p].tensor, encoded_of(r, i, p));
 }
 
 static void test_spec(const struct ucm_encoding_spec *spec, uint32_t shift, bool host)
@@ -383,21 +383,21 @@ static void test_shapes(uint32_t encoding)
         }
 }
 
-/* MLA: one section; K and V of different sizes. */
-static void test_sections(uint32_t encoding)
+/* MLA: one tensor; K and V of different sizes. */
+static void test_tensors(uint32_t encoding)
 {
     struct ucm_encoding_spec one = encoding_spec(encoding, UCM_ENCODING_BF16, 16, 1, 576, 0, 0),
                              two;
 
-    one.n_sections = 1;
+    one.n_tensors = 1;
     test_spec(&one, 0, false);
     two = encoding_spec(encoding, UCM_ENCODING_BF16, 16, 2, 192, 0, 0);
-    two.section[1].dim = 128;
-    two.section[1].heads = 5;
+    two.tensor[1].dim = 128;
+    two.tensor[1].heads = 5;
     test_spec(&two, 0, true);
 }
 
-/* A block whose layers lie side by side is one section. Of lossless some fit, some have a part with more escapes than
+/* A block whose layers lie side by side is one tensor. Of lossless some fit, some have a part with more escapes than
  * its share, and some do not fit. */
 static void fill_long(uint8_t *to, uint64_t elements, uint32_t kind)
 {
@@ -421,7 +421,7 @@ static void test_long(uint32_t encoding)
             encoding_spec(encoding, UCM_ENCODING_BF16, how < 2 ? 1024 : 600, 8, 128, how % 2, 0);
         struct rig r;
 
-        spec.n_sections = 1;
+        spec.n_tensors = 1;
         rig_open(&r, &spec, 0, how == 3);
         for (uint32_t turn = 0; turn < 2; turn++) {
             for (uint32_t i = 0; i < ITEMS; i++)
@@ -441,10 +441,10 @@ static void put_all(struct rig *r, uint32_t how)
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++) {
             uint8_t *page = page_of(r, i, p);
-            uint64_t n = r->raw[r->planes[p].section] / 2;
+            uint64_t n = r->raw[r->planes[p].tensor] / 2;
 
             for (uint64_t e = 0; e < n; e++) {
-                uint64_t row = e / r->spec.section[0].dim;
+                uint64_t row = e / r->spec.tensor[0].dim;
                 /* One value a row; neighbours; values far apart. */
                 uint16_t h = (uint16_t)(how == 0   ? (e % 8 == row % 8 ? row : 0)
                                         : how == 1 ? e
@@ -502,7 +502,7 @@ int main(int argc, char **argv)
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
     for (uint32_t i = 0; i < sizeof(methods) / sizeof(*methods); i++) {
         test_shapes(methods[i]);
-        test_sections(methods[i]);
+        test_tensors(methods[i]);
         if (!few || methods[i] == UCM_ENCODING_LOSSLESS)
             test_long(methods[i]);
         for (uint32_t dtype = UCM_ENCODING_F16; !few && dtype <= UCM_ENCODING_BF16; dtype++) {

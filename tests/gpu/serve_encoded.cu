@@ -23,12 +23,12 @@ static struct ucm_encoding_spec spec_of(uint32_t encoding)
     s.encoding = encoding;
     s.version = ucm_encoding_method(encoding)->version;
     s.dtype = UCM_ENCODING_BF16;
-    s.n_sections = 2;
+    s.n_tensors = 2;
     for (uint32_t i = 0; i < 2; i++) {
-        s.section[i].kind = i;
-        s.section[i].tokens = 16;
-        s.section[i].heads = 8;
-        s.section[i].dim = 128;
+        s.tensor[i].kind = i;
+        s.tensor[i].tokens = 16;
+        s.tensor[i].heads = 8;
+        s.tensor[i].dim = 128;
     }
     return s;
 }

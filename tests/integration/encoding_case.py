@@ -14,8 +14,8 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 SUITE_TIMEOUT_S = 300
 GPU = os.environ.get("UCM_ENCODING_GPU")
 TOKENS, HEADS, DIM, LAYERS = (16, 8, 128, 3) if GPU else (16, 2, 64, 3)
-SECTION = TOKENS * HEADS * DIM * 2  # K's bytes, and V's
-LAYER = 2 * SECTION
+TENSOR = TOKENS * HEADS * DIM * 2  # K's bytes, and V's
+LAYER = 2 * TENSOR
 BLOCK = LAYERS * LAYER
 IDENTITY = {"model": "encoding", "dtype": "bf16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "parts": 1,
             "layers": [LAYERS], "layer_bytes": LAYER}
@@ -30,13 +30,13 @@ LIB.test_name.restype = ctypes.c_char_p
 LIB.test_bytes.restype = ctypes.c_uint64
 
 
-class Section(ctypes.Structure):
+class Tensor(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint32) for name in ("kind", "tokens", "heads", "dim", "order")]
 
 
 class Spec(ctypes.Structure):
     _fields_ = [("encoding", ctypes.c_uint32), ("version", ctypes.c_uint32), ("dtype", ctypes.c_uint32),
-                ("n_sections", ctypes.c_uint32), ("section", Section * 2), ("axis", ctypes.c_uint32),
+                ("n_tensors", ctypes.c_uint32), ("tensor", Tensor * 2), ("axis", ctypes.c_uint32),
                 ("run", ctypes.c_uint32), ("seed", ctypes.c_uint64)]
 
 
@@ -54,12 +54,12 @@ class Reference:
     def __init__(self, encoding, dtype="bf16", k=(), v=(), order=0, axis=0, run=0, seed=0):
         self.spec = Spec(ENCODINGS[encoding], LIB.test_version(encoding.encode()), DTYPES[dtype], 2 if v else 1, axis=axis, run=run,
                          seed=seed)
-        for i, sizes in enumerate((k, v)[:self.spec.n_sections]):
-            self.spec.section[i] = Section(i, *sizes, order)
-        sections = range(self.spec.n_sections)
-        self.encoded = [LIB.test_bytes(ctypes.byref(self.spec), i) for i in sections]
+        for i, sizes in enumerate((k, v)[:self.spec.n_tensors]):
+            self.spec.tensor[i] = Tensor(i, *sizes, order)
+        tensors = range(self.spec.n_tensors)
+        self.encoded = [LIB.test_bytes(ctypes.byref(self.spec), i) for i in tensors]
         size = 1 if dtype == "fp8_e4m3" else 2
-        self.plain = [size * sizes[0] * sizes[1] * sizes[2] for sizes in (k, v)[:self.spec.n_sections]]
+        self.plain = [size * sizes[0] * sizes[1] * sizes[2] for sizes in (k, v)[:self.spec.n_tensors]]
 
     def identity(self):
         out = ctypes.create_string_buffer(96)
@@ -104,11 +104,11 @@ class Pages:
     """Blocks in a memfd, or on a GPU; K and V of a layer side by side, each a plane of its own. spec: how the namespace's blocks
     are encoded, for a companion. ring_region: for a ring that there is not; nobody offers it."""
 
-    def __init__(self, client, ns, blocks, sections=(SECTION, SECTION), layers=LAYERS, part=0, spec=None, ring_region=0):
-        self.client, self.size = client, layers * sum(sections)
+    def __init__(self, client, ns, blocks, tensors=(TENSOR, TENSOR), layers=LAYERS, part=0, spec=None, ring_region=0):
+        self.client, self.size = client, layers * sum(tensors)
         planes, at = [], 0
         for layer in range(layers):
-            for fragment in sections:
+            for fragment in tensors:
                 planes.append({"layer": layer, "offset": at, "stride": self.size, "block_bytes": fragment})
                 at += fragment
         size, region = blocks * self.size, {"ns": ns, "part": part, "blocks": blocks, "planes": planes}

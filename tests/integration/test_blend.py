@@ -180,7 +180,7 @@ def rotated(raw, position, base):
 class Turning(unittest.TestCase):
     """Through the daemon: K of a chunk at other positions, V as it was."""
 
-    BASE, SECTION = 10000.0, B * HEADS * DIM * 2
+    BASE, TENSOR = 10000.0, B * HEADS * DIM * 2
 
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="blend.")
@@ -191,16 +191,16 @@ class Turning(unittest.TestCase):
 
     def open(self):
         self.client = Client(socket=self.daemon.socket, name="turning")
-        identity = Identity(model="turning", dtype="bf16", layout="nhd/1", block_tokens=B, layers=(1,), layer_bytes=2 * self.SECTION)
+        identity = Identity(model="turning", dtype="bf16", layout="nhd/1", block_tokens=B, layers=(1,), layer_bytes=2 * self.TENSOR)
         self.chunks = blend.Chunks(self.client, identity)
-        self.shared = SharedMemory(2 * self.SECTION * BLOCKS)
-        self.planes = [Plane(0, i * self.SECTION, 2 * self.SECTION, self.SECTION, 0) for i in range(2)]
+        self.shared = SharedMemory(2 * self.TENSOR * BLOCKS)
+        self.planes = [Plane(0, i * self.TENSOR, 2 * self.TENSOR, self.TENSOR, 0) for i in range(2)]
         self.pages = self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS,
                                           rope=Rope(rows=B * HEADS, dim=DIM, rotary=DIM, base=self.BASE))
 
-    def section(self, block, which):
-        start = (2 * block + which) * self.SECTION
-        return self.shared.buffer[start:start + self.SECTION]
+    def tensor(self, block, which):
+        start = (2 * block + which) * self.TENSOR
+        return self.shared.buffer[start:start + self.TENSOR]
 
     def put(self, tokens):
         """Stores a chunk as it was computed at its own start. -> its raw K, block by block."""
@@ -208,9 +208,9 @@ class Turning(unittest.TestCase):
         n = len(tokens) // B
         raw = [[[[rng.uniform(-2, 2) for _ in range(DIM)] for _ in range(HEADS)] for _ in range(B)] for _ in range(n)]
         for j in range(n):
-            self.section(j, 0)[:] = rotated(raw[j], j * B, self.BASE).tobytes()
-            self.section(j, 1)[:] = rng.randbytes(self.SECTION)
-        self.values = [bytes(self.section(j, 1)) for j in range(n)]
+            self.tensor(j, 0)[:] = rotated(raw[j], j * B, self.BASE).tobytes()
+            self.tensor(j, 1)[:] = rng.randbytes(self.TENSOR)
+        self.values = [bytes(self.tensor(j, 1)) for j in range(n)]
         plan = blend.plan(self.chunks.lookup(tokens, [Span(0, len(tokens))]), Nothing())
         self.assertTrue(self.pages.store(plan, tokens, 0, range(n)).wait().all_ok)
         return raw
@@ -226,10 +226,10 @@ class Turning(unittest.TestCase):
         for i, load in enumerate(plan.loads):
             if load.chunk != chunk:
                 continue
-            want, got = rotated(raw[load.block], load.position, self.BASE), array.array("H", bytes(self.section(i, 0)))
+            want, got = rotated(raw[load.block], load.position, self.BASE), array.array("H", bytes(self.tensor(i, 0)))
             for a, b in zip(want, got):
                 self.assertLess(abs(value(a) - value(b)), 0.03, (load, value(a), value(b)))
-            self.assertEqual(bytes(self.section(i, 1)), values[load.block], "V stays")
+            self.assertEqual(bytes(self.tensor(i, 1)), values[load.block], "V stays")
 
     def test_a_chunk_at_two_positions_and_across_a_restart(self):
         raw_a, values_a = self.put(A), self.values
@@ -252,9 +252,9 @@ class Turning(unittest.TestCase):
 
     def test_a_chunk_where_it_was_computed_keeps_its_bits(self):
         self.put(A)
-        before = [bytes(self.section(j, 0)) for j in range(3)]
+        before = [bytes(self.tensor(j, 0)) for j in range(3)]
         plan = self.get(A + QUESTION, [Span(0, 50)])
-        self.assertEqual([bytes(self.section(j, 0)) for j in range(3)], before)
+        self.assertEqual([bytes(self.tensor(j, 0)) for j in range(3)], before)
         self.assertEqual(plan.exact, 60)
 
     def test_loads_that_can_not_be_are_refused(self):

@@ -9,7 +9,7 @@ import random
 import struct
 import unittest
 
-from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, LAYER, SIZES, SUITE_TIMEOUT_S,
+from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, TENSOR, LAYER, SIZES, SUITE_TIMEOUT_S,
                            TOKENS, UNFIT, EncodingCase, Pages, Reference)
 from second_client import (EXISTS, INVALID, MISS, NOT_FOUND, OK, OTHER_UID, UNSUPPORTED, Region, fingerprint_form, keys)
 
@@ -40,13 +40,13 @@ class Encodings(EncodingCase):
                     self.assertEqual(engine.load(names, [5, 0, 7, 2]), [OK] * 4)
                     self.assertEqual([engine.pages.bytes(i) for i in (5, 0, 7, 2)], [engine.through(p) for p in plain])
 
-    def test_one_section(self):
+    def test_one_tensor(self):
         """MLA: a latent of 576 elements."""
         client = self.client()
         sizes = {"dtype": "bf16", "k": [TOKENS, 1, 576]}
         ns = client.open(dict(IDENTITY, model=self.id(), layer_bytes=TOKENS * 576 * 2))
         encoded = client.call("encoding.open", ns=ns, encoding="fp8", **sizes)["ns"]
-        pages, reference = Pages(client, encoded, 4, sections=(TOKENS * 576 * 2,)), Reference("fp8", **sizes)
+        pages, reference = Pages(client, encoded, 4, tensors=(TOKENS * 576 * 2,)), Reference("fp8", **sizes)
         plain = pages.fill(0)
         self.assertEqual(pages.dump(["x"], [0]), [OK])
         self.assertEqual(pages.load(["x"], [3]), [OK])
@@ -90,11 +90,11 @@ class Encodings(EncodingCase):
             "version: 2 of fp8; this daemon knows version 1": (UNSUPPORTED, {"version": 2}),
             "dtype: \"bf17\"": (INVALID, {"dtype": "bf17"}),
             "f32": (INVALID, {"dtype": "f32"}),
-            f"k and v: {3 * SECTION} bytes a layer; the base namespace's have {LAYER}": (INVALID, {"v": [2 * TOKENS, HEADS, DIM]}),
-            f"k and v: {SECTION} bytes": (INVALID, {"v": []}),
+            f"k and v: {3 * TENSOR} bytes a layer; the base namespace's have {LAYER}": (INVALID, {"v": [2 * TOKENS, HEADS, DIM]}),
+            f"k and v: {TENSOR} bytes": (INVALID, {"v": []}),
             "v: 2 numbers": (INVALID, {"v": [1, 2]}),
-            "tokens of section 0": (INVALID, {"k": [0, HEADS, DIM]}),
-            "dim of section 1": (INVALID, {"v": [TOKENS, HEADS, 1 << 31]}),
+            "tokens of tensor 0": (INVALID, {"k": [0, HEADS, DIM]}),
+            "dim of tensor 1": (INVALID, {"v": [TOKENS, HEADS, 1 << 31]}),
             f"run is {TOKENS + 1} tokens": (INVALID, {"encoding": "int8", "axis": 1, "run": TOKENS + 1}),
             "is not open": (NOT_FOUND, {"ns": 4000000000}),
         }
@@ -110,12 +110,12 @@ class Encodings(EncodingCase):
         other = self.client(uid=OTHER_UID)
         self.refused(NOT_FOUND, other.call, "encoding.open", **good)
 
-    def test_pages_of_an_encoded_region_are_sections(self):
+    def test_pages_of_an_encoded_region_are_tensors(self):
         client = self.client()
         ns = client.open(dict(IDENTITY, model=self.id()))
         encoded = client.call("encoding.open", ns=ns, encoding="fp8", **SIZES)["ns"]
         error = self.refused(INVALID, Region, client, encoded, IDENTITY, 4)
-        self.assertIn(f"a layer has 2 planes, and here its K of {SECTION} bytes belongs", str(error))
+        self.assertIn(f"a layer has 2 planes, and here its K of {TENSOR} bytes belongs", str(error))
 
     def test_layer_by_layer(self):
         engine = self.engine("fp8")
@@ -338,7 +338,7 @@ class FallThrough(EncodingCase):
 
     def shape(self):
         return {"dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "v_head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
-                "k_head_stride": DIM * 2, "v_offset": SECTION, "v_token_stride": HEADS * DIM * 2, "v_head_stride": DIM * 2}
+                "k_head_stride": DIM * 2, "v_offset": TENSOR, "v_token_stride": HEADS * DIM * 2, "v_head_stride": DIM * 2}
 
     def summaries(self, engine, opened, names):
         region = Region(engine.client, opened["ns"], {"layers": [LAYERS], "layer_bytes": opened["layer_bytes"]}, 16)

@@ -8,7 +8,7 @@ import random
 import struct
 import unittest
 
-from encoding_case import (DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, LAYER, SIZES, SUITE_TIMEOUT_S, TOKENS, UNFIT,
+from encoding_case import (DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, TENSOR, LAYER, SIZES, SUITE_TIMEOUT_S, TOKENS, UNFIT,
                            EncodingCase, Pages)
 from second_client import (BUSY, EXISTS, IN_PROGRESS, INVALID, MISS, NO_ROOM, OK, OTHER_UID, Client, Refused, Region, keys,
                            u32)
@@ -66,7 +66,7 @@ class Hostile(Mixed):
         ns = client.open(dict(IDENTITY, model=self.id(), layer_bytes=256))
         for name in ("fp8", "int8", "lossless"):
             encoded = client.call("encoding.open", ns=ns, encoding=name, **sizes)
-            pages = Pages(client, encoded["ns"], 4, sections=(256,))
+            pages = Pages(client, encoded["ns"], 4, tensors=(256,))
             pages.fill(0)
             self.assertEqual(pages.dump([name], [0]), [OK])
             self.assertEqual(pages.load([name], [1]), [OK])
@@ -88,7 +88,7 @@ class Hostile(Mixed):
                         self.assertEqual(engine.pages.bytes(i), engine.reference.decode(data))
 
     def test_both_ways_to_open_in_one_connection(self):
-        """A region of bytes stays one, and one of sections stays one."""
+        """A region of bytes stays one, and one of tensors stays one."""
         engine, client = self.engine("fp8"), self.client()
         reference, encoded = engine.reference, engine.ns
         base = client.open(dict(IDENTITY, model=self.id()))
@@ -127,7 +127,7 @@ class Hostile(Mixed):
             engine.pages.fill(i)
         self.assertEqual(engine.dump([0, 1], [0, 1], raw=True), [OK] * 2)
         self.assertEqual(engine.dump([2, 3], [2, 3]), [OK] * 2)
-        summaries = call("summary.open", ns=engine.ns, method=1, dtype=2, kv_heads=HEADS, head_dim=DIM, v_head_dim=DIM, v_offset=SECTION,
+        summaries = call("summary.open", ns=engine.ns, method=1, dtype=2, kv_heads=HEADS, head_dim=DIM, v_head_dim=DIM, v_offset=TENSOR,
                        k_token_stride=HEADS * DIM * 2, k_head_stride=DIM * 2, v_token_stride=HEADS * DIM * 2, v_head_stride=DIM * 2)
         sequences = [call("sequence.open", ns=summaries["ns"])["sequence"] for _ in range(4)]
         self.assertEqual(call("sequence.append", sequence=sequences[0], keys=keys(*range(4)))["blocks"], 4)
@@ -287,7 +287,7 @@ class Stopped(Mixed):
         client = Client(self.daemon)
         base = client.open(identity)
         encoded = client.call("encoding.open", ns=base, encoding="lossless", **sizes)["ns"]
-        parts = [Pages(client, encoded, 1, sections=(8 << 20, 8 << 20), layers=1, part=part) for part in range(2)]
+        parts = [Pages(client, encoded, 1, tensors=(8 << 20, 8 << 20), layers=1, part=part) for part in range(2)]
         self.assertEqual(parts[0].dump(["x"], [0]), [OK])
         self.assertEqual(parts[1].dump(["x"], [0], raw=True), [OK])
         client.close()

@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.join(TOP, "client/python"))
 if os.path.exists(os.path.join(TOP, "build/libucmclient.so")):
     os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
 
-from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, LAYER, SUITE_TIMEOUT_S, TOKENS, EncodingCase,
+from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, TENSOR, LAYER, SUITE_TIMEOUT_S, TOKENS, EncodingCase,
                            Reference, SIZES, random_kv)
 from second_client import EXISTS, FAILED, MISS, OK, Daemon, OwnDaemons, keys
 import ucmclient  # noqa: E402
@@ -155,7 +155,7 @@ class Library(Life):
         base = client.namespace(ucmclient.Identity(**identity))
         encoded = base.encoded(encoding, k=SIZES["k"], v=SIZES["v"])
         shared = ucmclient.SharedMemory(16 * BLOCK)
-        planes = [ucmclient.Plane(0, at * SECTION, BLOCK, SECTION, at // 2) for at in range(2 * LAYERS)]
+        planes = [ucmclient.Plane(0, at * TENSOR, BLOCK, TENSOR, at // 2) for at in range(2 * LAYERS)]
         return base, encoded, shared, encoded.register([shared.memory()], planes, blocks=16)
 
     def test_the_client_goes_on_after_a_kill(self):

@@ -24,13 +24,13 @@ ISAS = ["base", "avx2", "avx512"]
 KINDS = ["normal", "bits", "finite", "tiny", "huge", "special", "zero", "mixed"]
 
 
-class CSection(ctypes.Structure):
+class CTensor(ctypes.Structure):
     _fields_ = [(n, u32) for n in ("kind", "tokens", "heads", "dim", "order")]
 
 
 class CSpec(ctypes.Structure):
-    _fields_ = [(n, u32) for n in ("encoding", "version", "dtype", "n_sections")] + \
-               [("section", CSection * 2), ("axis", u32), ("run", u32), ("seed", ctypes.c_uint64)]
+    _fields_ = [(n, u32) for n in ("encoding", "version", "dtype", "n_tensors")] + \
+               [("tensor", CTensor * 2), ("axis", u32), ("run", u32), ("seed", ctypes.c_uint64)]
 
 
 LIB.test_bytes.restype = ctypes.c_uint64
@@ -38,11 +38,11 @@ assert LIB.test_spec_bytes() == ctypes.sizeof(CSpec)
 
 
 def c_spec(s):
-    """Both sections are s, but for their kinds."""
-    spec = CSpec(encoding=LIB.test_number(s.encoding.encode()), version=LIB.test_version(s.encoding.encode()), dtype=DTYPES[s.dtype], n_sections=2, axis=s.axis, run=s.run,
+    """Both tensors are s, but for their kinds."""
+    spec = CSpec(encoding=LIB.test_number(s.encoding.encode()), version=LIB.test_version(s.encoding.encode()), dtype=DTYPES[s.dtype], n_tensors=2, axis=s.axis, run=s.run,
                  seed=s.seed)
     for i in range(2):
-        spec.section[i] = CSection(i, s.tokens, s.heads, s.dim, s.order)
+        spec.tensor[i] = CTensor(i, s.tokens, s.heads, s.dim, s.order)
     why = ctypes.create_string_buffer(200)
     assert LIB.test_check(ctypes.byref(spec), why) == 0, why.value
     return spec

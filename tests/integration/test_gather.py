@@ -220,7 +220,7 @@ class Gather(GatherCase):
         """A layer for each KV head of each of the model's; K and V of all slots apart."""
         client, ns, _, kv = self.stored(identity=dict(IDENTITY, layers=[LAYERS * 2], layer_bytes=LAYER // 2))
         half, slots = LAYER // 4, 40
-        pool = Pool(client, ns, 2 * half, slots, sections=2, apart=True)
+        pool = Pool(client, ns, 2 * half, slots, tensors=2, apart=True)
         items = self.scattered(slots, layers=LAYERS * 2, slots=slots)
         self.assertEqual(pool.gather(items, sequence=self.sequence(client, ns, range(BLOCKS))), [OK] * slots)
         for index, layer, slot in items:
@@ -230,7 +230,7 @@ class Gather(GatherCase):
     def test_what_a_pools_planes_may_be(self):
         client = self.client()
         ns = client.open(dict(IDENTITY, model=self.id()))
-        pool = Pool(client, ns, LAYER, 4, sections=2)
+        pool = Pool(client, ns, LAYER, 4, tensors=2)
         for sizes, layers, words in (((LAYER // 2,), (0,), "2048 bytes"), ((LAYER // 2, LAYER), (0, 0), "add up"),
                                      ((LAYER // 2, LAYER // 2), (0, 1), "hold any layer"), ((LAYER, LAYER), (0, 1), "hold any layer")):
             planes = [{"offset": i * LAYER, "stride": 2 * LAYER, "block_bytes": size, "layer": layer}
@@ -315,7 +315,7 @@ class Encoded(EncodingCase):
                 self.assertEqual(engine.dump(names[:4], range(4)), [OK] * 4)
                 self.assertEqual(plain.dump(names[4:], range(4, 8)), [OK] * 4)
                 blocks[:4] = [engine.through(block) for block in blocks[:4]]
-                pool = Pool(engine.client, engine.ns, ENCODED_LAYER, 40, sections=2)
+                pool = Pool(engine.client, engine.ns, ENCODED_LAYER, 40, tensors=2)
                 items = [(i % 8, random.randrange(ENCODED_LAYERS), slot) for i, slot in enumerate(random.sample(range(40), 30))]
                 before = engine.metrics()["decode_raw_bytes"]
                 self.assertEqual(pool.gather(items, keys=keys(*names)), [OK] * 30)

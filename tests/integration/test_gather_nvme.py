@@ -156,7 +156,7 @@ class Layers(OwnDaemons, Case):
         self.assertEqual(pages.dump(range(4), range(4)), [OK] * 4)
         self.settled(self.client, opened["ns"])
         self.client.call("evict", ns=opened["ns"], tier=1)
-        pool = Pool(self.client, opened["ns"], encoded.LAYER, 4, sections=2)
+        pool = Pool(self.client, opened["ns"], encoded.LAYER, 4, tensors=2)
         items = [(i, 3 * i + 1, i) for i in range(4)]
         status, grown = self.grown(lambda: pool.gather(items, keys=keys(*range(4))))
         self.assertEqual((status, grown["gather_reads_partial"]), ([OK] * 4, 4))

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Where the tensors of vLLM's attention backends keep blocks, and which sections a block's bytes are. No daemon."""
+"""Where the tensors of vLLM's attention backends keep blocks, and which kv_tensors a block's bytes are. No daemon."""
 
 import os
 import unittest
@@ -132,7 +132,7 @@ class Layouts(Tensors, unittest.TestCase):
             layout.tensor_fragments(view, 2)
 
 
-class Sections(Tensors, unittest.TestCase):
+class KvTensors(Tensors, unittest.TestCase):
     """What encodings are told: each fragment is rows of one head each, and they are the tensor's, in this order."""
 
     HEADS, TOKENS, DIM = 4, 16, 8
@@ -145,14 +145,14 @@ class Sections(Tensors, unittest.TestCase):
             view.dtype = dtype
         got, without = (layout.layout_of(views, self.BLOCKS, layerwise, heads) for heads in (of, None))
         self.assertEqual((got.name, len(got.layers), got.layer_bytes), (without.name, len(without.layers), without.layer_bytes))
-        self.assertIsNone(without.sections)
-        sections = (got.sections.k, got.sections.v) if got.sections.v else (got.sections.k,)
+        self.assertIsNone(without.kv_tensors)
+        kv_tensors = (got.kv_tensors.k, got.kv_tensors.v) if got.kv_tensors.v else (got.kv_tensors.k,)
         for layer in got.layers:
-            self.assertEqual([2 * numpy.prod(rows) for rows in sections], [fragment.size for fragment in layer])
+            self.assertEqual([2 * numpy.prod(rows) for rows in kv_tensors], [fragment.size for fragment in layer])
         return got
 
     def of(self, views, **more):
-        got = self.layout(views, **more).sections
+        got = self.layout(views, **more).kv_tensors
         return got.k, got.v, got.order
 
     def test_keys_and_values_apart(self):
@@ -189,17 +189,17 @@ class Sections(Tensors, unittest.TestCase):
             views = {str(i): engine_pages.Tensor(layer) for i, layer in enumerate(whole.array)}
             with self.subTest(name):
                 self.assertEqual(self.of(views), (right, None, 0))
-                self.assertEqual(self.layout(views).sections.run, 0 if name == "LBNHC" else 16)
+                self.assertEqual(self.layout(views).kv_tensors.run, 0 if name == "LBNHC" else 16)
                 one = (right[0] // (3 if name[0] == "B" else 1), *right[1:])
                 self.assertEqual(self.of(views, layerwise=True), (one, None, 0))
 
     def test_all_layers_side_by_side(self):
         view, _ = self.tensor((6, 3, 2, 16, 4, 8), (0, 1, 2, 3, 4, 5), dtype=numpy.uint16)
         self.assertEqual(self.of(view), ((96, 4, 8), None, 0))
-        self.assertEqual(self.layout(view).sections.run, 16)
+        self.assertEqual(self.layout(view).kv_tensors.run, 16)
         view, _ = self.tensor((6, 3, 2, 4, 16, 8), (0, 1, 2, 4, 3, 5), dtype=numpy.uint16)
         self.assertEqual(self.of(view), ((16, 24, 8), None, 1))
-        self.assertEqual(self.layout(view).sections.run, 0, "heads of each layer are heads of their own")
+        self.assertEqual(self.layout(view).kv_tensors.run, 0, "heads of each layer are heads of their own")
         whole, _ = self.tensor((6, 3, 2, 16, 4, 8), (1, 0, 2, 3, 4, 5), dtype=numpy.uint16)
         views = {str(i): engine_pages.Tensor(layer) for i, layer in enumerate(whole.array)}
         self.assertEqual(self.of(views), ((96, 4, 8), None, 0))
@@ -213,7 +213,7 @@ class Sections(Tensors, unittest.TestCase):
         views = {str(i): engine_pages.Tensor(layer, "bfloat16") for i, layer in enumerate(whole.array)}
         of = layout.Heads(1024, 4, 512)
         got = layout.layout_of(views, 6, False, of)
-        self.assertEqual((len(got.layers), got.sections.k), (2, (1024, 8, 512)))
+        self.assertEqual((len(got.layers), got.kv_tensors.k), (2, (1024, 8, 512)))
         view, _ = self.tensor((6, 2, 1024, 4, 1024), (0, 1, 2, 3, 4), dtype=numpy.uint16)
         view.dtype = "bfloat16"
         with self.assertRaisesRegex(ValueError, "set block_layout to false"):
@@ -222,20 +222,20 @@ class Sections(Tensors, unittest.TestCase):
     def test_kernels_with_smaller_blocks(self):
         view, _ = self.tensor((2, 12, 8, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
         self.assertEqual(self.of(view), ((16, 4, 8), (16, 4, 8), 0))
-        self.assertEqual(self.layout(view).sections.run, 0)
+        self.assertEqual(self.layout(view).kv_tensors.run, 0)
         view, _ = self.tensor((12, 2, 8, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
         self.assertEqual(self.of(view), ((32, 4, 8), None, 0), "K and V take turns")
-        self.assertEqual(self.layout(view).sections.run, 8)
+        self.assertEqual(self.layout(view).kv_tensors.run, 8)
 
     def test_types(self):
         view, _ = self.tensor((6, 2, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
         for dtype, name in (("torch.bfloat16", "bf16"), ("torch.float16", "f16")):
-            self.assertEqual(self.layout(view, dtype=dtype).sections.dtype, name)
+            self.assertEqual(self.layout(view, dtype=dtype).kv_tensors.dtype, name)
 
     def test_as_many_tokens_as_heads(self):
         view, _ = self.tensor((6, 2, 16, 16, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
         got = self.layout(view, of=layout.Heads(16, 16, 8))
-        self.assertTrue(got.sections.alike)
+        self.assertTrue(got.kv_tensors.alike)
         config, kv_config = engine.configuration(8, 1, False, {})
         for encoding in ("fp8", "int8", "lossless", "q4"):
             with self.subTest(encoding):
@@ -244,7 +244,7 @@ class Sections(Tensors, unittest.TestCase):
                 if encoding in ("q4", "int8"):
                     self.assertRaisesRegex(identity.Unsupported, "--block-size", make)
                 else:
-                    self.assertEqual(make().sections, got.sections)
+                    self.assertEqual(make().kv_tensors, got.kv_tensors)
 
     def test_refused_with_what_to_change(self):
         fits = ((6, 2, 16, 4, 8), (0, 1, 2, 3, 4))

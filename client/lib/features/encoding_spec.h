@@ -25,12 +25,12 @@ static inline bool encoding_dtype(const char *name, uint32_t *out)
     return false;
 }
 
-static inline void encoding_section(const struct ucm_encoded_form *f,
-                                    const struct ucm_kv_rows *rows, struct ucm_encoding_spec *out)
+static inline void encoding_tensor(const struct ucm_encoded_form *f, const struct ucm_kv_rows *rows,
+                                   struct ucm_encoding_spec *out)
 {
-    out->section[out->n_sections] = (struct ucm_encoding_section){out->n_sections, rows->tokens,
-                                                                  rows->heads, rows->dim, f->order};
-    out->n_sections++;
+    out->tensor[out->n_tensors] = (struct ucm_encoding_tensor){out->n_tensors, rows->tokens,
+                                                               rows->heads, rows->dim, f->order};
+    out->n_tensors++;
 }
 
 /* 0, or -UCM_EINVALID or -UCM_EUNSUPPORTED with why. */
@@ -52,9 +52,9 @@ static inline int encoding_spec(const struct ucm_encoded_form *f, struct ucm_enc
                  f->dtype);
         return -UCM_EINVALID;
     }
-    encoding_section(f, &f->k, out);
+    encoding_tensor(f, &f->k, out);
     if (f->v.tokens != 0)
-        encoding_section(f, &f->v, out);
+        encoding_tensor(f, &f->v, out);
     return ucm_encoding_check(out, why) == 0 ? 0 : -UCM_EINVALID;
 }
 

@@ -6,9 +6,9 @@
 #include "kernels/encoding/encoding.h"
 
 struct encoding_form {
-    void (*encode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
+    void (*encode)(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw,
                    uint8_t *encoded);
-    void (*decode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
+    void (*decode)(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *encoded,
                    uint8_t *raw);
 };
 

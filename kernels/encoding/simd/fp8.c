@@ -76,7 +76,7 @@ VEC_INLINE void decode_rows(uint32_t dtype, uint32_t rows, uint32_t dim, const u
 
 FORM(fp8_encode)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     uint32_t rows = encoding_rows(s);
     uint64_t elements = encoding_elements(s), scales = encoding_align(elements);
 
@@ -90,7 +90,7 @@ FORM(fp8_encode)
 
 FORM(fp8_decode)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     const uint8_t *scales = from + encoding_align(encoding_elements(s));
 
     if (spec->dtype == UCM_ENCODING_F16)

@@ -78,7 +78,7 @@ struct head {
 };
 
 /* Heads of all runs are numbered one run after the other. */
-static struct head head_of(const struct ucm_encoding_section *s, uint32_t run, uint32_t i)
+static struct head head_of(const struct ucm_encoding_tensor *s, uint32_t run, uint32_t i)
 {
     uint32_t token = i / s->heads * run, left = s->tokens - token;
 
@@ -87,7 +87,7 @@ static struct head head_of(const struct ucm_encoding_section *s, uint32_t run, u
                          encoding_token_step(s)};
 }
 
-static uint32_t heads_of(const struct ucm_encoding_section *s, uint32_t run)
+static uint32_t heads_of(const struct ucm_encoding_tensor *s, uint32_t run)
 {
     return (s->tokens + run - 1) / run * s->heads;
 }
@@ -148,7 +148,7 @@ VEC_INLINE void decode_head(uint32_t dtype, const struct head *h, const uint8_t 
     }
 }
 
-VEC_INLINE void encode_heads(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
+VEC_INLINE void encode_heads(uint32_t dtype, const struct ucm_encoding_tensor *s, uint32_t run,
                              const uint8_t *raw, uint8_t *codes, uint8_t *scales)
 {
     for (uint32_t i = 0; i < heads_of(s, run); i++) {
@@ -158,7 +158,7 @@ VEC_INLINE void encode_heads(uint32_t dtype, const struct ucm_encoding_section *
     }
 }
 
-VEC_INLINE void decode_heads(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
+VEC_INLINE void decode_heads(uint32_t dtype, const struct ucm_encoding_tensor *s, uint32_t run,
                              const uint8_t *codes, const uint8_t *scales, uint8_t *raw)
 {
     for (uint32_t i = 0; i < heads_of(s, run); i++, scales += 2 * (size_t)s->dim) {
@@ -179,11 +179,11 @@ VEC_INLINE void decode_heads(uint32_t dtype, const struct ucm_encoding_section *
     }
 }
 
-/* ---- sections ---- */
+/* ---- tensors ---- */
 
 /* run: of ucm_int8_run. */
-VEC_INLINE void encode_section(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
-                               const uint8_t *raw, uint8_t *codes, uint8_t *scales)
+VEC_INLINE void encode_tensor(uint32_t dtype, const struct ucm_encoding_tensor *s, uint32_t run,
+                              const uint8_t *raw, uint8_t *codes, uint8_t *scales)
 {
     if (run > 0)
         encode_heads(dtype, s, run, raw, codes, scales);
@@ -191,8 +191,8 @@ VEC_INLINE void encode_section(uint32_t dtype, const struct ucm_encoding_section
         encode_rows(dtype, encoding_rows(s), s->dim, raw, codes, scales);
 }
 
-VEC_INLINE void decode_section(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
-                               const uint8_t *codes, const uint8_t *scales, uint8_t *raw)
+VEC_INLINE void decode_tensor(uint32_t dtype, const struct ucm_encoding_tensor *s, uint32_t run,
+                              const uint8_t *codes, const uint8_t *scales, uint8_t *raw)
 {
     if (run > 0)
         decode_heads(dtype, s, run, codes, scales, raw);
@@ -202,27 +202,27 @@ VEC_INLINE void decode_section(uint32_t dtype, const struct ucm_encoding_section
 
 FORM(int8_encode)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
-    uint32_t run = ucm_int8_run(spec, section);
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
+    uint32_t run = ucm_int8_run(spec, tensor);
     uint64_t elements = encoding_elements(s), scales = encoding_align(elements);
     uint64_t end = scales + UINT64_C(2) * (run > 0 ? heads_of(s, run) * s->dim : encoding_rows(s));
 
     if (spec->dtype == UCM_ENCODING_F16)
-        encode_section(UCM_ENCODING_F16, s, run, from, to, to + scales);
+        encode_tensor(UCM_ENCODING_F16, s, run, from, to, to + scales);
     else
-        encode_section(UCM_ENCODING_BF16, s, run, from, to, to + scales);
+        encode_tensor(UCM_ENCODING_BF16, s, run, from, to, to + scales);
     encoding_pad(to, elements, scales);
     encoding_pad(to, end, encoding_align(end));
 }
 
 FORM(int8_decode)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     const uint8_t *scales = from + encoding_align(encoding_elements(s));
-    uint32_t run = ucm_int8_run(spec, section);
+    uint32_t run = ucm_int8_run(spec, tensor);
 
     if (spec->dtype == UCM_ENCODING_F16)
-        decode_section(UCM_ENCODING_F16, s, run, from, scales, to);
+        decode_tensor(UCM_ENCODING_F16, s, run, from, scales, to);
     else
-        decode_section(UCM_ENCODING_BF16, s, run, from, scales, to);
+        decode_tensor(UCM_ENCODING_BF16, s, run, from, scales, to);
 }

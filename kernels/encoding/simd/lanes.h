@@ -9,7 +9,7 @@
 #include "kernels/simd/vec.h"
 
 #define FORM(name)                                                                                 \
-    void UCM_ISA_NAME(name)(const struct ucm_encoding_spec *spec, uint32_t section,                \
+    void UCM_ISA_NAME(name)(const struct ucm_encoding_spec *spec, uint32_t tensor,                 \
                             const uint8_t *from, uint8_t *to)
 
 FORM(fp8_encode);

@@ -1,5 +1,5 @@
 /* lossless, 2 * VEC elements at a time: kernels/encoding/lossless.c is the reference, and codes
- * sections of an odd dim, whose rows begin within a byte of codes. */
+ * tensors of an odd dim, whose rows begin within a byte of codes. */
 #include "kernels/encoding/lossless_layout.h"
 #include "kernels/encoding/simd/words.h"
 
@@ -28,7 +28,7 @@ static uint32_t row_base(const uint8_t *raw, uint32_t dim)
     return words_largest(most) >> 7;
 }
 
-static void find_bases(const struct ucm_encoding_section *s, const uint8_t *raw, uint8_t *bases)
+static void find_bases(const struct ucm_encoding_tensor *s, const uint8_t *raw, uint8_t *bases)
 {
     memset(bases, 0, (size_t)encoding_tiles(s) * s->heads);
     for (uint32_t row = 0; row < encoding_rows(s); row++) {
@@ -98,12 +98,12 @@ static bool encode_row(uint32_t base, uint32_t first, uint32_t dim, const uint8_
 
 FORM(lossless_encode)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     struct lossless_layout l = lossless_layout(s);
     struct list list = {to + l.list + 4, 0, l.room};
 
     if (s->dim % 2 != 0) {
-        encoding_lossless.encode(spec, section, from, to);
+        encoding_lossless.encode(spec, tensor, from, to);
         return;
     }
     find_bases(s, from, to + l.bases);
@@ -153,11 +153,11 @@ static void decode_row(uint32_t base, uint32_t dim, const uint8_t *rests, const 
 
 FORM(lossless_decode)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     struct lossless_layout l = lossless_layout(s);
 
     if (s->dim % 2 != 0) {
-        encoding_lossless.decode(spec, section, from, to);
+        encoding_lossless.decode(spec, tensor, from, to);
         return;
     }
     for (uint32_t row = 0; row < encoding_rows(s); row++) {

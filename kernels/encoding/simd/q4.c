@@ -42,7 +42,7 @@ VEC_INLINE vec_u load_bits(const uint32_t *p)
 /* The rows of a tile and head, one group of them. */
 struct tile {
     uint32_t rows, n;
-    uint64_t row[UCM_Q4_TILE];      /* their numbers in the section */
+    uint64_t row[UCM_Q4_TILE];      /* their numbers in the tensor */
     uint64_t codes[UCM_Q4_TILE];    /* and where their group is in it: bytes of codes */
     uint32_t most[UCM_Q4_TILE];     /* the bits of the largest magnitude of what is quantised */
     float factor[GROUP];            /* encoding: what undoes it */
@@ -50,7 +50,7 @@ struct tile {
     float less[UCM_Q4_TILE][GROUP]; /* and less the centre */
 };
 
-static void find_rows(struct tile *t, const struct ucm_encoding_section *s, uint32_t tile,
+static void find_rows(struct tile *t, const struct ucm_encoding_tensor *s, uint32_t tile,
                       uint32_t head, uint32_t first)
 {
     t->rows = encoding_tile_tokens(s, tile);
@@ -346,9 +346,9 @@ VEC_INLINE void unlevel(const uint8_t *shifts, uint32_t n, const uint32_t *signs
     }
 }
 
-/* ---- sections ---- */
+/* ---- tensors ---- */
 
-static void encode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
+static void encode_tile(uint32_t dtype, const struct ucm_encoding_tensor *s,
                         const struct q4_layout *l, const struct signs *signs, uint32_t c,
                         uint32_t g, const uint8_t *raw, uint8_t *encoded)
 {
@@ -376,7 +376,7 @@ static void encode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
 
 FORM(q4_encode)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     struct q4_layout l = q4_layout(s);
     struct signs signs;
 
@@ -400,7 +400,7 @@ static bool is_clean(uint32_t dtype, float part, float centre, float factor)
     return most < (dtype == UCM_ENCODING_F16 ? 65504.0f : 0x1p127f);
 }
 
-static void decode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
+static void decode_tile(uint32_t dtype, const struct ucm_encoding_tensor *s,
                         const struct q4_layout *l, const struct signs *signs, uint32_t c,
                         uint32_t g, const uint8_t *encoded, uint8_t *raw)
 {
@@ -432,7 +432,7 @@ static void decode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
 
 FORM(q4_decode)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
     struct q4_layout l = q4_layout(s);
     struct signs signs;
 

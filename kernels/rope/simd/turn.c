@@ -169,8 +169,8 @@ INLINE void turn_columns(const struct ucm_rope_spec *s, uint32_t dtype,
     }
 }
 
-INLINE void turn_section(const struct ucm_rope_spec *s, uint32_t dtype,
-                         const struct ucm_rope_angle *table, const uint8_t *from, uint8_t *to)
+INLINE void turn_tensor(const struct ucm_rope_spec *s, uint32_t dtype,
+                        const struct ucm_rope_angle *table, const uint8_t *from, uint8_t *to)
 {
     if (s->run > 1)
         turn_columns(s, dtype, table, from, to);
@@ -183,16 +183,16 @@ void UCM_ISA_NAME(rope_apply)(const struct ucm_rope_spec *spec, const struct ucm
 {
     switch ((enum ucm_rope_dtype)spec->dtype) {
     case UCM_ROPE_F32:
-        turn_section(spec, UCM_ROPE_F32, table, from, to);
+        turn_tensor(spec, UCM_ROPE_F32, table, from, to);
         break;
     case UCM_ROPE_F16:
-        turn_section(spec, UCM_ROPE_F16, table, from, to);
+        turn_tensor(spec, UCM_ROPE_F16, table, from, to);
         break;
     case UCM_ROPE_BF16:
-        turn_section(spec, UCM_ROPE_BF16, table, from, to);
+        turn_tensor(spec, UCM_ROPE_BF16, table, from, to);
         break;
     case UCM_ROPE_FP8_E4M3:
-        turn_section(spec, UCM_ROPE_FP8_E4M3, table, from, to);
+        turn_tensor(spec, UCM_ROPE_FP8_E4M3, table, from, to);
         break;
     }
 }

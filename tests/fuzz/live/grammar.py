@@ -50,10 +50,10 @@ class Generator:
             some = self.some
             tokens, heads, dim = some(1, 4, 16, 16, 17, 64), some(1, 2, 4, 8), some(16, 32, 48, 64, 128)
             layers, parts = some(1, 1, 2, 3, 8, 16), some(1, 1, 1, 2)
-            sections = some(1, 1, 2)
-            while tokens * heads * dim * 2 * sections * layers > 1 << 18:
+            tensors = some(1, 1, 2)
+            while tokens * heads * dim * 2 * tensors * layers > 1 << 18:
                 tokens, layers = max(tokens // 2, 1), max(layers // 2, 1)
-            shape = Shape(tokens, heads, dim, sections, layers, parts, some(tokens, tokens, tokens, 1))
+            shape = Shape(tokens, heads, dim, tensors, layers, parts, some(tokens, tokens, tokens, 1))
         self.families_shape = shape
         return Family(number, shape)
 
@@ -235,7 +235,7 @@ class Generator:
         return self.open_region(conn, ns or self.space(conn), pool)
 
     def open_region(self, conn, ns, pool, part=None):
-        """Planes as the namespace is believed to want them, for the most part: sections where it is encoded on this connection."""
+        """Planes as the namespace is believed to want them, for the most part: tensors where it is encoded on this connection."""
         encoded = ns.form == ENCODED or (ns.form == BYTES and (ns.family, ns.spec) in conn.encoded)
         if ns.form in (ENCODED, BYTES) and self.chance(0.15):
             encoded = not encoded
@@ -243,7 +243,7 @@ class Generator:
         if ns.form == SUMMARY:
             fragments = [{"of": ns.name, "field": "layer_bytes"}]
         elif encoded:
-            fragments = [shape.section_bytes] * shape.sections
+            fragments = [shape.tensor_bytes] * shape.tensors
         else:
             fragments = [ns.layer_bytes]
         layers = 1 if pool else ns.identity["layers"][0]

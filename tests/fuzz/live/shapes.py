@@ -34,29 +34,29 @@ def fingerprint(tenant, identity):
 
 
 class Shape:
-    """A layer: sections of tokens, heads, dim."""
+    """A layer: tensors of tokens, heads, dim."""
 
-    def __init__(self, tokens, heads, dim, sections, layers, parts, block_tokens):
-        self.tokens, self.heads, self.dim, self.sections = tokens, heads, dim, sections
+    def __init__(self, tokens, heads, dim, tensors, layers, parts, block_tokens):
+        self.tokens, self.heads, self.dim, self.tensors = tokens, heads, dim, tensors
         self.layers, self.parts, self.block_tokens = layers, parts, block_tokens
-        self.section_bytes = tokens * heads * dim * 2
-        self.raw = self.section_bytes * sections
+        self.tensor_bytes = tokens * heads * dim * 2
+        self.raw = self.tensor_bytes * tensors
 
 
-def section_encoded(shape, spec, section):
+def tensor_encoded(shape, spec, tensor):
     rows, dim, elements = shape.tokens * shape.heads, shape.dim, shape.tokens * shape.heads * shape.dim
     tiles = -(-shape.tokens // 16)
     if spec["encoding"] == "fp8":
         arrays = [elements, rows]
     elif spec["encoding"] == "int8":
         run = spec.get("run", 0) or shape.tokens
-        by_channel = spec.get("axis", 0) == 1 and section == 0
+        by_channel = spec.get("axis", 0) == 1 and tensor == 0
         arrays = [elements, 2 * -(-shape.tokens // run) * shape.heads * dim if by_channel else 2 * rows]
     elif spec["encoding"] == "q4":
         group = min(dim & -dim, 128)
         groups = dim // group
         arrays = [elements // 2, 2 * rows * groups]
-        if section == 0:
+        if tensor == 0:
             arrays += [tiles * shape.heads * dim // 2, 2 * tiles * shape.heads * groups, tiles * shape.heads * dim // 2]
     else:
         arrays = [elements, -(-elements // 2), tiles * shape.heads, 4 * (1 + -(-elements // 128))]
@@ -64,21 +64,21 @@ def section_encoded(shape, spec, section):
 
 
 def encoded_bytes(shape, spec):
-    return sum(section_encoded(shape, spec, section) for section in range(shape.sections))
+    return sum(tensor_encoded(shape, spec, tensor) for tensor in range(shape.tensors))
 
 
 def spec_identity(shape, spec):
     """The 96 bytes."""
     encoding, version = ENCODINGS[spec["encoding"]]
     axis = spec.get("axis", 0) if encoding == 2 else 0
-    out = u32(1, encoding, version, DTYPES[spec["dtype"]], shape.sections, axis)
+    out = u32(1, encoding, version, DTYPES[spec["dtype"]], shape.tensors, axis)
     out += struct.pack("<Q", spec.get("seed", 0) if encoding == 3 else 0)
-    for section in range(2):
-        used = section < shape.sections
+    for tensor in range(2):
+        used = tensor < shape.tensors
         order = spec.get("order", 0) if encoding in (2, 3, 4) and used else 0
-        if encoding == 2 and (section == 1 or axis == 0):
+        if encoding == 2 and (tensor == 1 or axis == 0):
             order = 0
-        out += u32(section, shape.tokens, shape.heads, shape.dim, order) if used else bytes(20)
+        out += u32(tensor, shape.tokens, shape.heads, shape.dim, order) if used else bytes(20)
     run = spec.get("run", 0)
     out += u32(run if axis and 0 < run < shape.tokens else 0)
     return out.ljust(96, b"\0")
@@ -95,7 +95,7 @@ def encoded_identity(tenant, base, shape, spec, lie=None, **wrong):
 
 def encoding_params(shape, spec):
     rows = [shape.tokens, shape.heads, shape.dim]
-    return dict(spec, k=rows, **({"v": rows} if shape.sections == 2 else {}))
+    return dict(spec, k=rows, **({"v": rows} if shape.tensors == 2 else {}))
 
 
 def summary_end(params, tokens):

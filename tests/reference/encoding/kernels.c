@@ -12,11 +12,11 @@ VISIBLE uint32_t test_number(const char *name);
 VISIBLE uint32_t test_version(const char *name);
 VISIBLE const char *test_name(uint32_t i);
 VISIBLE int test_check(const struct ucm_encoding_spec *spec, char *why);
-VISIBLE uint64_t test_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
+VISIBLE uint64_t test_bytes(const struct ucm_encoding_spec *spec, uint32_t tensor);
 VISIBLE void test_identity(const struct ucm_encoding_spec *spec, uint8_t *out);
-VISIBLE void test_encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
+VISIBLE void test_encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw,
                          uint8_t *encoded);
-VISIBLE void test_decode(const struct ucm_encoding_spec *spec, uint32_t section,
+VISIBLE void test_decode(const struct ucm_encoding_spec *spec, uint32_t tensor,
                          const uint8_t *encoded, uint8_t *raw);
 
 /* Sets the instruction set of later calls and returns what this host then uses. */
@@ -52,9 +52,9 @@ int test_check(const struct ucm_encoding_spec *spec, char *why)
     return ucm_encoding_check(spec, why);
 }
 
-uint64_t test_bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+uint64_t test_bytes(const struct ucm_encoding_spec *spec, uint32_t tensor)
 {
-    return ucm_encoding_bytes(spec, section);
+    return ucm_encoding_bytes(spec, tensor);
 }
 
 void test_identity(const struct ucm_encoding_spec *spec, uint8_t *out)
@@ -62,14 +62,14 @@ void test_identity(const struct ucm_encoding_spec *spec, uint8_t *out)
     ucm_encoding_identity(spec, out);
 }
 
-void test_encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *raw,
+void test_encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw,
                  uint8_t *encoded)
 {
-    ucm_encode(spec, section, raw, encoded);
+    ucm_encode(spec, tensor, raw, encoded);
 }
 
-void test_decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *encoded,
+void test_decode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *encoded,
                  uint8_t *raw)
 {
-    ucm_decode(spec, section, encoded, raw);
+    ucm_decode(spec, tensor, encoded, raw);
 }

@@ -1,7 +1,7 @@
 """The encodings of docs/design/encodings.md in numpy, written from that page and not from our C, so that the two can be compared bit by bit.
 
-x is the plain form of n sections, uint16[n, tokens, heads, dim], whatever the order of rows in a page. encode() gives the arrays of a
-section's form, decode() takes them; pack() and unpack() make bytes of them and back, in a page's order. cupy may stand in for numpy: set
+x is the plain form of n tensors, uint16[n, tokens, heads, dim], whatever the order of rows in a page. encode() gives the arrays of a
+tensor's form, decode() takes them; pack() and unpack() make bytes of them and back, in a page's order. cupy may stand in for numpy: set
 methods.np.
 
 Works with numpy 1.24 and newer."""
@@ -27,7 +27,7 @@ class Spec:
     dim: int = 64
     order: int = 0  # 0: NHD, 1: HND
     axis: int = 0   # int8: 1 is a scale a channel of K
-    run: int = 0    # int8, axis 1: over so many tokens; 0: the section's
+    run: int = 0    # int8, axis 1: over so many tokens; 0: the tensor's
     seed: int = 0   # q4
 
 
@@ -341,7 +341,7 @@ def align(n):
 
 
 def layout(spec):
-    """Of each array of a section's form: dtype, shape, whether it has rows in the page's order, whether two codes are a byte."""
+    """Of each array of a tensor's form: dtype, shape, whether it has rows in the page's order, whether two codes are a byte."""
     T, H, D, n_tiles = spec.tokens, spec.heads, spec.dim, -(-spec.tokens // TILE)
     if spec.encoding == "fp8":
         return [(u8, (T, H, D), True, False), (u8, (T, H), True, False)]

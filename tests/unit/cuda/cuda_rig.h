@@ -273,14 +273,14 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
 {
     struct msg_handle handle = {
         .kind = UCM_HANDLE_CUDA_IPC, .bytes = w->bytes, .ipc = {w->ipc, sizeof(w->ipc)}};
-    uint32_t sections = w->encoding ? w->encoding->n_sections : 1;
+    uint32_t tensors = w->encoding ? w->encoding->n_tensors : 1;
     struct msg_plane planes[64];
     struct msg_region_register m = {.ns = 1,
                                     .blocks = BLOCKS,
                                     .device = {"cuda", 4},
                                     .handles = {&handle, 1},
                                     .planes = {planes, w->n_planes}};
-    struct form pages = {.layer_bytes = w->fragment * sections, .layers = w->n_planes / sections};
+    struct form pages = {.layer_bytes = w->fragment * tensors, .layers = w->n_planes / tensors};
     struct device_region *r = NULL;
     struct ucm_error e = {0};
     struct codec codec;
@@ -292,7 +292,7 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
         planes[p] = (struct msg_plane){.offset = (uint64_t)p * BLOCKS * (w->fragment + gap),
                                        .stride = w->fragment + gap,
                                        .block_bytes = w->fragment,
-                                       .layer = p / sections};
+                                       .layer = p / tensors};
     if (w->encoding)
         codec_init(&codec, w->encoding);
     cr_assert_eq(region_check(&m, &pages, w->encoding ? &codec : NULL, NULL, 0, &r, &e), 0, "%s",

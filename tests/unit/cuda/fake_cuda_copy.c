@@ -22,9 +22,9 @@ static void code(const struct op *o)
             void *page = (void *)(uintptr_t)(planes[p].base + items[i].block * planes[p].stride);
 
             if (o->direction == UCM_COPY_LOAD)
-                ucm_decode(&o->spec, planes[p].section, encoded, page);
+                ucm_decode(&o->spec, planes[p].tensor, encoded, page);
             else
-                ucm_encode(&o->spec, planes[p].section, page, encoded);
+                ucm_encode(&o->spec, planes[p].tensor, page, encoded);
         }
 }
 

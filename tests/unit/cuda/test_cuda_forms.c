@@ -8,7 +8,7 @@
 #define LAYERS 2u
 #define PLANES (2 * LAYERS)
 #define TABLES 3u
-#define SECTION 32768u /* of 16 tokens and 8 heads of 128 */
+#define TENSOR 32768u /* of 16 tokens and 8 heads of 128 */
 
 static struct worker_side w;
 static struct ucm_encoding_spec spec;
@@ -26,11 +26,11 @@ static void begin_with(enum copy_strategy strategy, unsigned does, uint32_t head
 {
     daemon_begin(strategy, 9 * MIB);
     spec = (struct ucm_encoding_spec){
-        .encoding = UCM_ENCODING_FP8, .version = 1, .dtype = UCM_ENCODING_BF16, .n_sections = 2};
+        .encoding = UCM_ENCODING_FP8, .version = 1, .dtype = UCM_ENCODING_BF16, .n_tensors = 2};
     for (uint32_t s = 0; s < 2; s++)
-        spec.section[s] = (struct ucm_encoding_section){s, 16, heads, 128, UCM_ENCODING_NHD};
+        spec.tensor[s] = (struct ucm_encoding_tensor){s, 16, heads, 128, UCM_ENCODING_NHD};
     rope.spec = (struct ucm_rope_spec){.dtype = UCM_ROPE_BF16,
-                                       .rows = SECTION / (2 * dim),
+                                       .rows = TENSOR / (2 * dim),
                                        .dim = dim,
                                        .rotary = dim,
                                        .base = 10000};
@@ -40,7 +40,7 @@ static void begin_with(enum copy_strategy strategy, unsigned does, uint32_t head
     rope.at = rope_at;
     w.encoding = does & ENCODED ? &spec : NULL;
     w.rope = does & TURNED ? &rope : NULL;
-    worker_begin(&w, getpid(), PLANES, SECTION / 8 * heads, 64);
+    worker_begin(&w, getpid(), PLANES, TENSOR / 8 * heads, 64);
     want_slots = bytes_pages(slots_bytes);
     want_memory = bytes_pages(w.bytes);
 }
@@ -75,12 +75,12 @@ static void expect_fragment(const struct test_job *j, uint32_t i, uint32_t p)
     bool loads = j->job.op == DEVICE_LOAD;
 
     if (j->job.converts) {
-        const struct ucm_encoding_plane *c = &w.region->sections[p];
+        const struct ucm_encoding_plane *c = &w.region->tensors[p];
 
         if (loads)
-            ucm_decode(&spec, c->section, of(slot + c->slot_offset), page);
+            ucm_decode(&spec, c->tensor, of(slot + c->slot_offset), page);
         else
-            ucm_encode(&spec, c->section, page, of(slot + c->slot_offset));
+            ucm_encode(&spec, c->tensor, page, of(slot + c->slot_offset));
     } else {
         slot += plane->slot_offset;
         memcpy(loads ? page : of(slot), loads ? of(slot) : page, plane->block_bytes);
@@ -389,7 +389,7 @@ static void refuses(const struct ucm_copy_plane *planes, struct companion_skills
                  CUDA_ERROR_INVALID_VALUE);
 }
 
-Test(cuda_forms, planes_that_are_no_sections_or_have_no_k_get_no_companion, .timeout = 60)
+Test(cuda_forms, planes_that_are_no_tensors_or_have_no_k_get_no_companion, .timeout = 60)
 {
     struct ucm_copy_plane planes[PLANES];
     uint8_t uuid[UCM_UUID_BYTES];

@@ -7,7 +7,7 @@
 
 #define LAYERS 4u
 #define BLOCKS 32u
-#define SECTION 8192u
+#define TENSOR 8192u
 
 static struct msg_plane planes[2 * LAYERS];
 static struct msg_handle handle;
@@ -18,9 +18,9 @@ static inline void kv_setup(void)
 {
     setup();
     for (uint32_t p = 0; p < 2 * LAYERS; p++)
-        planes[p] = (struct msg_plane){.offset = p / 2 * (BLOCKS * 2 * SECTION) + p % 2 * SECTION,
-                                       .stride = 2 * SECTION,
-                                       .block_bytes = SECTION,
+        planes[p] = (struct msg_plane){.offset = p / 2 * (BLOCKS * 2 * TENSOR) + p % 2 * TENSOR,
+                                       .stride = 2 * TENSOR,
+                                       .block_bytes = TENSOR,
                                        .layer = p / 2};
     handle = (struct msg_handle){.kind = UCM_HANDLE_MEMFD, .bytes = MEMORY};
     m = (struct msg_region_register){.ns = 1,
@@ -33,17 +33,17 @@ static inline void kv_setup(void)
 static inline struct ucm_encoding_spec kv_encoding(void)
 {
     struct ucm_encoding_spec spec = {
-        .encoding = UCM_ENCODING_FP8, .version = 1, .dtype = UCM_ENCODING_BF16, .n_sections = 2};
+        .encoding = UCM_ENCODING_FP8, .version = 1, .dtype = UCM_ENCODING_BF16, .n_tensors = 2};
 
     for (uint32_t s = 0; s < 2; s++)
-        spec.section[s] = (struct ucm_encoding_section){s, 16, 4, 64, UCM_ENCODING_NHD};
+        spec.tensor[s] = (struct ucm_encoding_tensor){s, 16, 4, 64, UCM_ENCODING_NHD};
     return spec;
 }
 
 /* spec: of an encoded namespace; NULL: of a raw one. */
 static inline int kv_ask(const struct ucm_encoding_spec *spec, int *fds, struct device_region **r)
 {
-    struct form pages = {.layer_bytes = 2 * SECTION, .layers = LAYERS};
+    struct form pages = {.layer_bytes = 2 * TENSOR, .layers = LAYERS};
     struct codec codec;
 
     if (spec) {

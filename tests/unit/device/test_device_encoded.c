@@ -110,7 +110,7 @@ Test(device_encoded, what_does_not_fit_is_marked)
         items[i] =
             (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slot_of(slots, i), .block = i};
         if (i % 3 == 0)
-            bytes_random(memory + planes[plane].offset + i * planes[plane].stride, SECTION, i + 9);
+            bytes_random(memory + planes[plane].offset + i * planes[plane].stride, TENSOR, i + 9);
     }
     job_init(&j, DEVICE_DUMP, r, items, BLOCKS);
     j.job.converts = true;
@@ -133,7 +133,7 @@ Test(device_encoded, a_region_serves_raw_blocks_too)
     cr_assert_eq(job_run(&j), 0);
     for (uint32_t p = 0; p < 2 * LAYERS; p++)
         cr_assert_eq(
-            memcmp(slots + p * SECTION, memory + planes[p].offset + 7 * planes[p].stride, SECTION),
+            memcmp(slots + p * TENSOR, memory + planes[p].offset + 7 * planes[p].stride, TENSOR),
             0);
     close_ok(r);
 }
@@ -169,12 +169,12 @@ Test(device_encoded, only_an_encoded_region_takes_encoded_jobs)
     close_ok(r);
 }
 
-Test(device_encoded, every_plane_is_one_section)
+Test(device_encoded, every_plane_is_one_tensor)
 {
     for (uint32_t p = 0; p < LAYERS; p++)
-        planes[p] = (struct msg_plane){.offset = p * (BLOCKS * 2ull * SECTION),
-                                       .stride = 2 * SECTION,
-                                       .block_bytes = 2 * SECTION,
+        planes[p] = (struct msg_plane){.offset = p * (BLOCKS * 2ull * TENSOR),
+                                       .stride = 2 * TENSOR,
+                                       .block_bytes = 2 * TENSOR,
                                        .layer = p};
     m.planes.n = LAYERS;
     kv_refused(&spec, "plane 0: block_bytes is 16384 bytes; in this encoded namespace a layer has "
@@ -182,24 +182,24 @@ Test(device_encoded, every_plane_is_one_section)
                       "its K of 8192 bytes belongs");
 }
 
-Test(device_encoded, sections_of_different_sizes_are_in_order)
+Test(device_encoded, tensors_of_different_sizes_are_in_order)
 {
-    spec.section[1].dim = 32;
+    spec.tensor[1].dim = 32;
     for (uint32_t p = 0; p < 2 * LAYERS; p++)
-        planes[p].block_bytes = p % 2 ? SECTION / 2 : SECTION;
+        planes[p].block_bytes = p % 2 ? TENSOR / 2 : TENSOR;
     region_free(kv_region(&spec));
-    planes[2].block_bytes = SECTION / 2;
-    planes[3].block_bytes = SECTION;
+    planes[2].block_bytes = TENSOR / 2;
+    planes[3].block_bytes = TENSOR;
     kv_refused(&spec, "plane 2: block_bytes is 4096 bytes");
 }
 
 Test(device_encoded, planes_are_aligned)
 {
     planes[0].offset = 8;
-    planes[1].offset = SECTION + 8;
+    planes[1].offset = TENSOR + 8;
     kv_refused(&spec, "multiples of 16");
     planes[0].offset = 0;
-    planes[1].offset = SECTION;
+    planes[1].offset = TENSOR;
     handle.offset = 4;
     handle.bytes -= 4;
     planes[2 * LAYERS - 1].offset -= 8;

@@ -93,7 +93,7 @@ Test(device_turned, refuses_what_can_not_be)
     rope[0] = 2;
     kv_refused(NULL, "rope: K is bytes 2 to 8194 of a layer, but the fragment of plane 0 "
                      "ends at 8192; K must lie in one plane");
-    rope[0] = 2 * SECTION;
+    rope[0] = 2 * TENSOR;
     kv_refused(NULL, "rope: K begins at byte 16384 of a layer, which has 16384");
     rope[0] = 0;
     m.pool = true;
@@ -112,17 +112,17 @@ Test(device_turned, refuses_rows_of_several_tokens_on_a_gpu)
     kv_refused(NULL, "rope: a row holds 2 tokens of each channel; on a GPU a row is one token");
 }
 
-/* The second section of a layer, or a part of one plane, may be K as well. */
+/* The second tensor of a layer, or a part of one plane, may be K as well. */
 Test(device_turned, k_lies_where_the_registration_says)
 {
     struct device_region *r;
 
-    rope[0] = SECTION;
+    rope[0] = TENSOR;
     r = kv_region(NULL);
     cr_assert_eq(r->rope->at[0], DEVICE_NO_K);
     cr_assert_eq(r->rope->at[1], 0);
     region_free(r);
-    rope[0] = SECTION + 128;
+    rope[0] = TENSOR + 128;
     rope[1] = 8;
     r = kv_region(NULL);
     cr_assert_eq(r->rope->at[3], 128);

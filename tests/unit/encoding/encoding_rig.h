@@ -1,4 +1,4 @@
-/* Sections of all sizes and rows of hostile values, for the tests of kernels/encoding. */
+/* Tensors of all sizes and rows of hostile values, for the tests of kernels/encoding. */
 #ifndef UCM_TESTS_ENCODING_RIG_H
 #define UCM_TESTS_ENCODING_RIG_H
 
@@ -42,9 +42,9 @@ RIG_FN struct ucm_encoding_spec rig_spec(uint32_t encoding, uint32_t dtype, uint
         .encoding = encoding,
         .version = ucm_encoding_method(encoding)->version,
         .dtype = dtype,
-        .n_sections = 2,
-        .section = {{.kind = UCM_ENCODING_K, .tokens = tokens, .heads = heads, .dim = dim},
-                    {.kind = UCM_ENCODING_V, .tokens = tokens, .heads = heads, .dim = dim}},
+        .n_tensors = 2,
+        .tensor = {{.kind = UCM_ENCODING_K, .tokens = tokens, .heads = heads, .dim = dim},
+                   {.kind = UCM_ENCODING_V, .tokens = tokens, .heads = heads, .dim = dim}},
     };
 }
 
@@ -87,12 +87,12 @@ RIG_FN uint32_t rig_element(uint32_t dtype, enum rig_values values, uint32_t cha
     return ucm_element_encode(dtype, rig_normal() * (channel == 3 ? 30.0f : 1.0f));
 }
 
-/* Of the section's elements; values of each row from `values`, or of a kind for each row by chance
+/* Of the tensor's elements; values of each row from `values`, or of a kind for each row by chance
  * if that is RIG_VALUES. */
-RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t section, enum rig_values values,
+RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t tensor, enum rig_values values,
                      uint8_t *raw)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
+    const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
 
     for (uint32_t row = 0; row < s->tokens * s->heads; row++) {
         enum rig_values kind =
@@ -106,22 +106,22 @@ RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t section, enu
     }
 }
 
-/* A section in memory of exactly its size, so that a sanitizer sees what goes past it; at an odd
+/* A tensor in memory of exactly its size, so that a sanitizer sees what goes past it; at an odd
  * address if that is asked for. */
-struct rig_section {
+struct rig_tensor {
     struct ucm_encoding_spec spec;
-    uint32_t section, odd;
+    uint32_t tensor, odd;
     uint64_t raw_bytes, bytes;
     uint8_t *raw, *encoded, *again; /* again: decoded */
 };
 
-RIG_FN struct rig_section rig_section(const struct ucm_encoding_spec *spec, uint32_t section,
-                                      uint32_t odd)
+RIG_FN struct rig_tensor rig_tensor(const struct ucm_encoding_spec *spec, uint32_t tensor,
+                                    uint32_t odd)
 {
-    struct rig_section r = {.spec = *spec, .section = section, .odd = odd};
+    struct rig_tensor r = {.spec = *spec, .tensor = tensor, .odd = odd};
 
-    r.raw_bytes = ucm_encoding_raw_bytes(spec, section);
-    r.bytes = ucm_encoding_bytes(spec, section);
+    r.raw_bytes = ucm_encoding_raw_bytes(spec, tensor);
+    r.bytes = ucm_encoding_bytes(spec, tensor);
     r.raw = (uint8_t *)malloc(r.raw_bytes + odd) + odd;
     r.encoded = (uint8_t *)malloc(r.bytes + odd) + odd;
     r.again = (uint8_t *)malloc(r.raw_bytes + odd) + odd;
@@ -130,7 +130,7 @@ RIG_FN struct rig_section rig_section(const struct ucm_encoding_spec *spec, uint
     return r;
 }
 
-RIG_FN void rig_free(struct rig_section *r)
+RIG_FN void rig_free(struct rig_tensor *r)
 {
     free(r->raw - r->odd);
     free(r->encoded - r->odd);

@@ -38,28 +38,27 @@ Test(encoding, refuses_with_a_sentence)
     s.dtype = 9;
     REFUSED(s, "dtype 9 (unknown) can't be encoded as fp8; f16 or bf16 can");
     s = good();
-    s.n_sections = 3;
-    REFUSED(s, "3 sections; 1 (MLA) and 2 (K, V) are allowed");
+    s.n_tensors = 3;
+    REFUSED(s, "3 tensors; 1 (MLA) and 2 (K, V) are allowed");
 }
 
-Test(encoding, refuses_sections_with_a_sentence)
+Test(encoding, refuses_tensors_with_a_sentence)
 {
     struct ucm_encoding_spec s = good();
 
-    s.section[1].kind = UCM_ENCODING_K;
-    REFUSED(s, "section 1 has kind 0; section 0 is K (0), section 1 V (1)");
+    s.tensor[1].kind = UCM_ENCODING_K;
+    REFUSED(s, "tensor 1 has kind 0; tensor 0 is K (0), tensor 1 V (1)");
     s = good();
-    s.section[0].order = 2;
-    REFUSED(s,
-            "order of section 0 is 2; 0 (token after token) and 1 (head after head) are allowed");
+    s.tensor[0].order = 2;
+    REFUSED(s, "order of tensor 0 is 2; 0 (token after token) and 1 (head after head) are allowed");
     s = good();
-    s.section[1].tokens = 0;
-    REFUSED(s, "tokens of section 1 (V) is 0; 1 to 65536 are allowed");
+    s.tensor[1].tokens = 0;
+    REFUSED(s, "tokens of tensor 1 (V) is 0; 1 to 65536 are allowed");
     s = good();
-    s.section[0].dim = 1025;
-    REFUSED(s, "dim of section 0 (K) is 1025; 1 to 1024 are allowed");
+    s.tensor[0].dim = 1025;
+    REFUSED(s, "dim of tensor 0 (K) is 1025; 1 to 1024 are allowed");
     s = good();
-    s.section[0].tokens = s.section[0].heads = 1024;
+    s.tensor[0].tokens = s.tensor[0].heads = 1024;
     REFUSED(s, "1024 tokens of 1024 heads of 128 are more than 4194304 elements");
 }
 
@@ -96,8 +95,8 @@ static bool same_identity(const struct ucm_encoding_spec *a, const struct ucm_en
 Test(encoding, identity_is_of_what_changes_the_bytes)
 {
     struct ucm_encoding_spec a = good(), b;
-    uint32_t *matters[] = {&b.dtype, &b.n_sections, &b.section[0].tokens, &b.section[0].dim,
-                           &b.section[1].heads};
+    uint32_t *matters[] = {&b.dtype, &b.n_tensors, &b.tensor[0].tokens, &b.tensor[0].dim,
+                           &b.tensor[1].heads};
 
     for (size_t i = 0; i < sizeof(matters) / sizeof(matters[0]); i++) {
         b = a;
@@ -107,12 +106,12 @@ Test(encoding, identity_is_of_what_changes_the_bytes)
     b = a;
     b.axis = 1;
     b.seed = 7;
-    b.section[0].order = UCM_ENCODING_HND;
+    b.tensor[0].order = UCM_ENCODING_HND;
     cr_assert(same_identity(&a, &b), "fp8 has no axis, seed or order");
     b = a;
-    a.n_sections = b.n_sections = 1;
-    b.section[1].dim = 64;
-    cr_assert(same_identity(&a, &b), "a section that is not there");
+    a.n_tensors = b.n_tensors = 1;
+    b.tensor[1].dim = 64;
+    cr_assert(same_identity(&a, &b), "a tensor that is not there");
 }
 
 /* Against the nearest of all finite values, found by looking at each. */
@@ -144,12 +143,12 @@ static struct ucm_encoding_spec any_spec(void)
     struct ucm_encoding_spec s = rig_spec(1 + rig_below(4), UCM_ENCODING_BF16, 1 + rig_below(32),
                                           1 + rig_below(4), 64 * (1 + rig_below(3)));
 
-    s.n_sections = 1 + rig_below(2);
-    if (s.n_sections == 1)
-        s.section[1] = (struct ucm_encoding_section){0};
-    s.section[0].order = s.section[1].order = s.n_sections == 2 ? rig_below(2) : 0;
+    s.n_tensors = 1 + rig_below(2);
+    if (s.n_tensors == 1)
+        s.tensor[1] = (struct ucm_encoding_tensor){0};
+    s.tensor[0].order = s.tensor[1].order = s.n_tensors == 2 ? rig_below(2) : 0;
     s.axis = rig_below(2);
-    s.run = s.axis ? rig_below(s.section[0].tokens + 1) : 0;
+    s.run = s.axis ? rig_below(s.tensor[0].tokens + 1) : 0;
     s.seed = rig_random();
     return s;
 }

@@ -6,16 +6,16 @@
 static const char *const isas[UCM_ISA_COUNT] = {"base", "avx2", "avx512"};
 
 /* In every form, to memory of its exact size: the same bytes. */
-static void compare_encode(const struct rig_section *r, const char *what)
+static void compare_encode(const struct rig_tensor *r, const char *what)
 {
     const struct ucm_encoding_method *m = ucm_encoding_method(r->spec.encoding);
     uint8_t *encoded = (uint8_t *)malloc(r->bytes + r->odd) + r->odd;
 
-    m->encode(&r->spec, r->section, r->raw, r->encoded);
+    m->encode(&r->spec, r->tensor, r->raw, r->encoded);
     for (int isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
         memset(encoded, 0x5a, r->bytes);
-        ucm_encode(&r->spec, r->section, r->raw, encoded);
+        ucm_encode(&r->spec, r->tensor, r->raw, encoded);
         for (uint64_t i = 0; i < r->bytes; i++)
             cr_assert_eq(encoded[i], r->encoded[i], "%s %s in %s: byte %u is %02x, not %02x",
                          m->name, what, isas[isa], (unsigned)i, encoded[i], r->encoded[i]);
@@ -23,16 +23,16 @@ static void compare_encode(const struct rig_section *r, const char *what)
     free(encoded - r->odd);
 }
 
-static void compare_decode(const struct rig_section *r, const char *what)
+static void compare_decode(const struct rig_tensor *r, const char *what)
 {
     const struct ucm_encoding_method *m = ucm_encoding_method(r->spec.encoding);
     uint8_t *raw = (uint8_t *)malloc(r->raw_bytes + r->odd) + r->odd;
 
-    m->decode(&r->spec, r->section, r->encoded, r->again);
+    m->decode(&r->spec, r->tensor, r->encoded, r->again);
     for (int isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
         memset(raw, 0x5a, r->raw_bytes);
-        ucm_decode(&r->spec, r->section, r->encoded, raw);
+        ucm_decode(&r->spec, r->tensor, r->encoded, raw);
         for (uint64_t i = 0; i < r->raw_bytes; i++)
             cr_assert_eq(raw[i], r->again[i], "%s %s in %s: byte %u is %02x, not %02x", m->name,
                          what, isas[isa], (unsigned)i, raw[i], r->again[i]);
@@ -41,7 +41,7 @@ static void compare_decode(const struct rig_section *r, const char *what)
 }
 
 /* Random bytes, and such as nearly fit: some bytes of an encoded form changed. */
-static void compare_hostile(struct rig_section *r)
+static void compare_hostile(struct rig_tensor *r)
 {
     compare_decode(r, "encoded");
     for (uint32_t i = 0; i < 1 + r->bytes / 16; i++)
@@ -52,12 +52,12 @@ static void compare_hostile(struct rig_section *r)
     compare_decode(r, "random");
 }
 
-static void compare_all(const struct ucm_encoding_spec *spec, uint32_t section, uint32_t odd)
+static void compare_all(const struct ucm_encoding_spec *spec, uint32_t tensor, uint32_t odd)
 {
     for (uint32_t values = 0; values <= RIG_VALUES; values++) {
-        struct rig_section r = rig_section(spec, section, odd);
+        struct rig_tensor r = rig_tensor(spec, tensor, odd);
 
-        rig_fill(spec, section, (enum rig_values)values, r.raw);
+        rig_fill(spec, tensor, (enum rig_values)values, r.raw);
         compare_encode(&r, "values");
         compare_hostile(&r);
         rig_free(&r);
@@ -83,7 +83,7 @@ Test(encoding_forms, every_size)
             spec.axis = i % 2;
             spec.run = i % 3 == 0 ? 0 : 1 + i % 4;
             spec.seed = i;
-            spec.section[0].order = spec.section[1].order = i / 2 % 2;
+            spec.tensor[0].order = spec.tensor[1].order = i / 2 % 2;
             if (!accepted(&spec))
                 continue;
             compare_all(&spec, i / 4 % 2, i % 3);
@@ -97,12 +97,12 @@ Test(encoding_forms, every_element)
         for (uint32_t i = 0; i < 8; i++) {
             struct ucm_encoding_spec spec =
                 rig_spec((*m)->number, UCM_ENCODING_F16 + i % 2, 16, 32, 128);
-            struct rig_section r;
+            struct rig_tensor r;
 
             spec.axis = i / 2 % 2;
             if (!accepted(&spec))
                 continue;
-            r = rig_section(&spec, 0, 0);
+            r = rig_tensor(&spec, 0, 0);
             for (uint32_t h = 0; h < 65536; h++) {
                 uint32_t x = i / 4 ? (h * 37 & 0xffff) : h;
 
@@ -122,7 +122,7 @@ Test(encoding_forms, every_code)
         struct ucm_encoding_spec spec =
             rig_spec(fp8 ? UCM_ENCODING_FP8 : UCM_ENCODING_INT8, UCM_ENCODING_F16 + i % 2,
                      fp8 ? 16 : 256, fp8 ? 16 : 256, fp8 ? 256 : 33);
-        struct rig_section r = rig_section(&spec, 0, 0);
+        struct rig_tensor r = rig_tensor(&spec, 0, 0);
         uint32_t elements = 256 * (fp8 ? 256 : 256 * 33);
 
         for (uint32_t k = 0; k < elements; k++)

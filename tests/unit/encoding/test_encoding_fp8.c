@@ -49,9 +49,9 @@ Test(encoding_fp8, scales_are_the_least)
 
 /* The stated error: half of E4M3's step, at least 2^-10 of the scale's power; no more than the
  * largest finite value. */
-static void check_row(const struct rig_section *r, uint32_t row)
+static void check_row(const struct rig_tensor *r, uint32_t row)
 {
-    const struct ucm_encoding_section *s = &r->spec.section[r->section];
+    const struct ucm_encoding_tensor *s = &r->spec.tensor[r->tensor];
     uint64_t scales = ((uint64_t)s->tokens * s->heads * s->dim + 15) / 16 * 16;
     float power = ucm_fp8_power(r->encoded[scales + row]);
 
@@ -72,11 +72,11 @@ static void check_row(const struct rig_section *r, uint32_t row)
 }
 
 /* Encoding what was decoded gives the same bytes. */
-static void check_again(const struct rig_section *r)
+static void check_again(const struct rig_tensor *r)
 {
     uint8_t *encoded = malloc(r->bytes);
 
-    ucm_encode(&r->spec, r->section, r->again, encoded);
+    ucm_encode(&r->spec, r->tensor, r->again, encoded);
     cr_assert_arr_eq(encoded, r->encoded, r->bytes);
     free(encoded);
 }
@@ -89,7 +89,7 @@ Test(encoding_fp8, the_stated_error_holds_and_a_second_round_changes_nothing)
         for (uint32_t values = 0; values <= RIG_VALUES; values++) {
             struct ucm_encoding_spec spec =
                 rig_spec(UCM_ENCODING_FP8, dtypes[i % 2], 5, 3, dims[i / 2]);
-            struct rig_section r = rig_section(&spec, 1, i % 3);
+            struct rig_tensor r = rig_tensor(&spec, 1, i % 3);
 
             rig_fill(&spec, 1, (enum rig_values)values, r.raw);
             ucm_encode(&spec, 1, r.raw, r.encoded);

@@ -26,13 +26,13 @@ Test(encoding_int8, scales_are_the_least)
         }
 }
 
-static float scale_of(const struct rig_section *r, uint64_t element)
+static float scale_of(const struct rig_tensor *r, uint64_t element)
 {
-    const struct ucm_encoding_section *s = &r->spec.section[r->section];
+    const struct ucm_encoding_tensor *s = &r->spec.tensor[r->tensor];
     uint64_t at = ((uint64_t)s->tokens * s->heads * s->dim + 15) / 16 * 16;
     uint64_t row = element / s->dim, i = row;
 
-    if (r->spec.axis == UCM_ENCODING_AXIS_CHANNEL && r->section == 0) {
+    if (r->spec.axis == UCM_ENCODING_AXIS_CHANNEL && r->tensor == 0) {
         bool nhd = s->order == UCM_ENCODING_NHD;
         uint64_t head = nhd ? row % s->heads : row / s->tokens;
         uint64_t token = nhd ? row / s->heads : row % s->tokens;
@@ -43,7 +43,7 @@ static float scale_of(const struct rig_section *r, uint64_t element)
     return ucm_bf16_decode(rig_get(r->encoded + at, i));
 }
 
-static void check_section(const struct rig_section *r)
+static void check_tensor(const struct rig_tensor *r)
 {
     bool f16 = r->spec.dtype == UCM_ENCODING_F16;
 
@@ -61,16 +61,16 @@ static void check_section(const struct rig_section *r)
     }
 }
 
-static void round_trip(const struct ucm_encoding_spec *spec, uint32_t section,
+static void round_trip(const struct ucm_encoding_spec *spec, uint32_t tensor,
                        enum rig_values values, uint32_t odd)
 {
-    struct rig_section r = rig_section(spec, section, odd);
+    struct rig_tensor r = rig_tensor(spec, tensor, odd);
 
-    rig_fill(spec, section, values, r.raw);
-    ucm_encode(spec, section, r.raw, r.encoded);
-    cr_assert(ucm_encoding_fits(spec, section, r.encoded));
-    ucm_decode(spec, section, r.encoded, r.again);
-    check_section(&r);
+    rig_fill(spec, tensor, values, r.raw);
+    ucm_encode(spec, tensor, r.raw, r.encoded);
+    cr_assert(ucm_encoding_fits(spec, tensor, r.encoded));
+    ucm_decode(spec, tensor, r.encoded, r.again);
+    check_tensor(&r);
     rig_free(&r);
 }
 
@@ -85,7 +85,7 @@ Test(encoding_int8, the_stated_error_holds)
 
             spec.axis = i / 2 % 2;
             spec.run = values % 4;
-            spec.section[0].order = i / 4 % 2;
+            spec.tensor[0].order = i / 4 % 2;
             round_trip(&spec, 0, (enum rig_values)values, i % 3);
             round_trip(&spec, 1, (enum rig_values)values, i % 3);
         }
@@ -96,11 +96,11 @@ Test(encoding_int8, channels_do_not_share_a_scale)
 {
     for (uint32_t order = 0; order < 2; order++) {
         struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 4, 2, 8);
-        struct rig_section r;
+        struct rig_tensor r;
 
         spec.axis = UCM_ENCODING_AXIS_CHANNEL;
-        spec.section[0].order = order;
-        r = rig_section(&spec, 0, 0);
+        spec.tensor[0].order = order;
+        r = rig_tensor(&spec, 0, 0);
         for (uint32_t i = 0; i < 64; i++) {
             uint32_t head = order == 0 ? i / 8 % 2 : i / 32;
             uint16_t h = (uint16_t)ucm_bf16_encode(ldexpf(126, (int)(head * 8 + i % 8)));
@@ -116,18 +116,18 @@ Test(encoding_int8, channels_do_not_share_a_scale)
     }
 }
 
-/* A section of several layers with runs of a layer's tokens: the scales of each layer by itself. */
-Test(encoding_int8, runs_are_sections_side_by_side)
+/* A tensor of several layers with runs of a layer's tokens: the scales of each layer by itself. */
+Test(encoding_int8, runs_are_tensors_side_by_side)
 {
     for (uint32_t order = 0; order < 2; order++) {
         struct ucm_encoding_spec whole = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 13, 1, 24);
-        struct rig_section r, part;
+        struct rig_tensor r, part;
         uint64_t codes = 13 * 24 + 8, at = 0;
 
         whole.axis = UCM_ENCODING_AXIS_CHANNEL;
         whole.run = 5;
-        whole.section[0].order = order;
-        r = rig_section(&whole, 0, 0);
+        whole.tensor[0].order = order;
+        r = rig_tensor(&whole, 0, 0);
         cr_assert_eq(r.bytes, codes + 3 * 24 * 2);
         rig_fill(&whole, 0, RIG_VALUES, r.raw);
         ucm_encode(&whole, 0, r.raw, r.encoded);
@@ -135,9 +135,9 @@ Test(encoding_int8, runs_are_sections_side_by_side)
             struct ucm_encoding_spec one = whole;
             uint32_t tokens = run < 2 ? 5 : 3;
 
-            one.section[0].tokens = tokens;
+            one.tensor[0].tokens = tokens;
             one.run = 0;
-            part = rig_section(&one, 0, 0);
+            part = rig_tensor(&one, 0, 0);
             ucm_encode(&one, 0, r.raw + 2 * at, part.encoded);
             cr_assert_arr_eq(part.encoded, r.encoded + at, tokens * 24);
             cr_assert_arr_eq(part.encoded + part.bytes - 48, r.encoded + codes + 48 * run, 48);
@@ -167,7 +167,7 @@ Test(encoding_int8, identity_of_runs)
         }
     a.run = 17;
     cr_assert_eq(ucm_encoding_check(&a, why), -EINVAL);
-    cr_assert_str_eq(why, "run is 17 tokens; section 0 (K) has 16 (0: all)");
+    cr_assert_str_eq(why, "run is 17 tokens; tensor 0 (K) has 16 (0: all)");
 }
 
 Test(encoding_int8, axis_and_order)
@@ -184,7 +184,7 @@ Test(encoding_int8, axis_and_order)
     ucm_encoding_identity(&b, y);
     cr_assert_arr_neq(x, y, sizeof(x));
     b = a;
-    b.section[0].order = b.section[1].order = UCM_ENCODING_HND;
+    b.tensor[0].order = b.tensor[1].order = UCM_ENCODING_HND;
     ucm_encoding_identity(&b, y);
     cr_assert_eq(y[48], 1, "K's order");
     cr_assert_eq(y[68], 0, "V has a scale a row");

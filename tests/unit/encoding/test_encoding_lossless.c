@@ -4,29 +4,29 @@
 
 #include <errno.h>
 
-static struct rig_section section_of(uint32_t tokens, uint32_t heads, uint32_t dim, uint32_t order)
+static struct rig_tensor tensor_of(uint32_t tokens, uint32_t heads, uint32_t dim, uint32_t order)
 {
     struct ucm_encoding_spec spec =
         rig_spec(UCM_ENCODING_LOSSLESS, UCM_ENCODING_BF16, tokens, heads, dim);
 
-    spec.section[0].order = spec.section[1].order = order;
-    return rig_section(&spec, 0, 0);
+    spec.tensor[0].order = spec.tensor[1].order = order;
+    return rig_tensor(&spec, 0, 0);
 }
 
 /* Whether it fits; what fits comes back bit for bit. */
-static bool round_trip(struct rig_section *r)
+static bool round_trip(struct rig_tensor *r)
 {
     bool fits;
 
-    ucm_encode(&r->spec, r->section, r->raw, r->encoded);
-    ucm_decode(&r->spec, r->section, r->encoded, r->again);
-    fits = ucm_encoding_fits(&r->spec, r->section, r->encoded);
+    ucm_encode(&r->spec, r->tensor, r->raw, r->encoded);
+    ucm_decode(&r->spec, r->tensor, r->encoded, r->again);
+    fits = ucm_encoding_fits(&r->spec, r->tensor, r->encoded);
     if (fits)
         cr_assert_arr_eq(r->again, r->raw, r->raw_bytes);
     return fits;
 }
 
-static void put_element(struct rig_section *r, uint64_t i, uint32_t h)
+static void put_element(struct rig_tensor *r, uint64_t i, uint32_t h)
 {
     memcpy(r->raw + 2 * i, &(uint16_t){(uint16_t)h}, 2);
 }
@@ -47,8 +47,8 @@ Test(encoding_lossless, sizes_and_dtypes)
 Test(encoding_lossless, kv_comes_back_bit_for_bit)
 {
     for (uint32_t i = 0; i < 200; i++) {
-        struct rig_section r =
-            section_of(1 + rig_below(40), 1 + rig_below(5), 1 + rig_below(200), i % 2);
+        struct rig_tensor r =
+            tensor_of(1 + rig_below(40), 1 + rig_below(5), 1 + rig_below(200), i % 2);
         uint64_t elements = r.raw_bytes / 2;
 
         for (uint64_t k = 0; k < elements; k++) { /* about normal, down to 2^-13 of the largest */
@@ -64,19 +64,19 @@ Test(encoding_lossless, kv_comes_back_bit_for_bit)
 
 Test(encoding_lossless, zeros_and_denormals_cost_no_escape)
 {
-    struct rig_section r = section_of(16, 2, 64, 0);
+    struct rig_tensor r = tensor_of(16, 2, 64, 0);
 
     for (uint64_t k = 0; k < r.raw_bytes / 2; k++)
         put_element(&r, k, k % 3 == 0 ? 0x3f80 + k % 64 : k % 3 == 1 ? 0x8000 : 0x8001 + k % 64);
     cr_assert(round_trip(&r));
-    cr_assert_eq(encoding_get32(r.encoded + lossless_layout(&r.spec.section[0]).list), 0);
+    cr_assert_eq(encoding_get32(r.encoded + lossless_layout(&r.spec.tensor[0]).list), 0);
     rig_free(&r);
 }
 
 Test(encoding_lossless, one_escape_too_many_does_not_fit)
 {
-    struct rig_section r = section_of(16, 2, 128, 1);
-    struct lossless_layout l = lossless_layout(&r.spec.section[0]);
+    struct rig_tensor r = tensor_of(16, 2, 128, 1);
+    struct lossless_layout l = lossless_layout(&r.spec.tensor[0]);
     uint32_t room = 32;
 
     for (uint32_t escapes = room - 1; escapes <= room + 1; escapes++) {
@@ -94,8 +94,8 @@ Test(encoding_lossless, one_escape_too_many_does_not_fit)
 /* Whatever the list says: elements outside are skipped, a count past the room is cut off. */
 Test(encoding_lossless, hostile_lists_decode)
 {
-    struct rig_section r = section_of(16, 1, 64, 0);
-    struct lossless_layout l = lossless_layout(&r.spec.section[0]);
+    struct rig_tensor r = tensor_of(16, 1, 64, 0);
+    struct lossless_layout l = lossless_layout(&r.spec.tensor[0]);
 
     memset(r.encoded, 0xff, r.bytes); /* codes: escapes. Not yet the mark: */
     encoding_put32(r.encoded + l.list, UCM_LOSSLESS_UNFIT - 1);

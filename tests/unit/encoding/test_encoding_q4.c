@@ -19,7 +19,7 @@ Test(encoding_q4, rotates_the_largest_power_of_two)
         cr_assert_eq(ucm_q4_rotation(dims[i][0]), dims[i][1]);
     spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 8, 72);
     cr_assert_eq(ucm_encoding_check(&spec, why), -EINVAL);
-    cr_assert_str_eq(why, "dim of section 0 is 72; q4 rotates multiples of 16");
+    cr_assert_str_eq(why, "dim of tensor 0 is 72; q4 rotates multiples of 16");
 }
 
 Test(encoding_q4, sizes)
@@ -29,7 +29,7 @@ Test(encoding_q4, sizes)
 
     cr_assert_eq(ucm_encoding_bytes(&spec, 1), rows * 64 + rows * 2);
     cr_assert_eq(ucm_encoding_bytes(&spec, 0), (rows + 8) * 64 + (rows + 8) * 2 + 8 * 64);
-    spec.section[0].tokens = 17;
+    spec.tensor[0].tokens = 17;
     cr_assert_eq(ucm_encoding_bytes(&spec, 0), (17 * 8 + 2 * 8) * 66 + 2 * 8 * 64);
 }
 
@@ -71,9 +71,9 @@ static double norm(const float *x, uint32_t n)
 }
 
 /* The shift of a channel of the group that begins with element `first`; that group is of one tile. */
-static uint32_t shift_of(const struct rig_section *r, uint64_t first, uint32_t channel)
+static uint32_t shift_of(const struct rig_tensor *r, uint64_t first, uint32_t channel)
 {
-    const struct ucm_encoding_section *s = &r->spec.section[r->section];
+    const struct ucm_encoding_tensor *s = &r->spec.tensor[r->tensor];
     struct q4_layout l = q4_layout(s);
     uint64_t tile = encoding_tile_of(s, (uint32_t)(first / s->dim));
     uint64_t at = tile * s->dim + first % s->dim + channel;
@@ -88,7 +88,7 @@ struct found { /* of a group of a row: values as they are levelled */
     bool finite, nan; /* all of x are; all of y are NaN */
 };
 
-static struct found find(const struct rig_section *r, uint64_t first, uint32_t n)
+static struct found find(const struct rig_tensor *r, uint64_t first, uint32_t n)
 {
     struct found f = {.finite = true, .nan = true};
 
@@ -106,9 +106,9 @@ static struct found find(const struct rig_section *r, uint64_t first, uint32_t n
 
 /* A group with NaN or an infinity is NaN throughout, and so is one whose sums overflow. Of any
  * other the error's length is at most 15.2 scales, and what rounding to the dtype adds. */
-static void check_section(const struct rig_section *r)
+static void check_tensor(const struct rig_tensor *r)
 {
-    const struct ucm_encoding_section *s = &r->spec.section[r->section];
+    const struct ucm_encoding_tensor *s = &r->spec.tensor[r->tensor];
     struct q4_layout l = q4_layout(s);
 
     for (uint32_t row = 0; row < s->tokens * s->heads; row++)
@@ -138,16 +138,16 @@ Test(encoding_q4, the_stated_error_holds)
         for (uint32_t values = 0; values <= RIG_VALUES; values++) {
             struct ucm_encoding_spec spec =
                 rig_spec(UCM_ENCODING_Q4, dtypes[i % 2], tokens[(i + values) % 5], 3, dims[i / 8]);
-            struct rig_section r;
+            struct rig_tensor r;
 
             spec.seed = i;
-            spec.section[0].order = spec.section[1].order = i / 2 % 2;
-            r = rig_section(&spec, i / 4 % 2, i % 3);
-            rig_fill(&spec, r.section, (enum rig_values)values, r.raw);
-            ucm_encode(&spec, r.section, r.raw, r.encoded);
-            cr_assert(ucm_encoding_fits(&spec, r.section, r.encoded));
-            ucm_decode(&spec, r.section, r.encoded, r.again);
-            check_section(&r);
+            spec.tensor[0].order = spec.tensor[1].order = i / 2 % 2;
+            r = rig_tensor(&spec, i / 4 % 2, i % 3);
+            rig_fill(&spec, r.tensor, (enum rig_values)values, r.raw);
+            ucm_encode(&spec, r.tensor, r.raw, r.encoded);
+            cr_assert(ucm_encoding_fits(&spec, r.tensor, r.encoded));
+            ucm_decode(&spec, r.tensor, r.encoded, r.again);
+            check_tensor(&r);
             rig_free(&r);
         }
 }
@@ -158,9 +158,9 @@ Test(encoding_q4, centres_make_keys_better)
 {
     double lost[2] = {0, 0}, length = 0;
 
-    for (uint32_t section = 0; section < 2; section++) {
+    for (uint32_t tensor = 0; tensor < 2; tensor++) {
         struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 32, 2, 128);
-        struct rig_section r = rig_section(&spec, section, 0);
+        struct rig_tensor r = rig_tensor(&spec, tensor, 0);
 
         rig_state = 5;
         for (uint32_t i = 0; i < 32 * 2 * 128; i++) {
@@ -169,12 +169,12 @@ Test(encoding_q4, centres_make_keys_better)
 
             memcpy(r.raw + 2 * i, &h, sizeof(h));
         }
-        ucm_encode(&spec, section, r.raw, r.encoded);
-        ucm_decode(&spec, section, r.encoded, r.again);
+        ucm_encode(&spec, tensor, r.raw, r.encoded);
+        ucm_decode(&spec, tensor, r.encoded, r.again);
         for (uint32_t row = 0; row < 64; row++) {
             struct found f = find(&r, (uint64_t)row * 128, 128);
 
-            lost[section] += norm(f.error, 128);
+            lost[tensor] += norm(f.error, 128);
             length += norm(f.x, 128);
         }
         rig_free(&r);
@@ -183,21 +183,21 @@ Test(encoding_q4, centres_make_keys_better)
     cr_assert_lt(lost[0], 0.3 * lost[1]);
 }
 
-static void put_bits(const struct rig_section *r, uint64_t i, uint32_t bits)
+static void put_bits(const struct rig_tensor *r, uint64_t i, uint32_t bits)
 {
     memcpy(r->raw + 2 * i, &(uint16_t){(uint16_t)bits}, 2);
 }
 
-static void put(const struct rig_section *r, uint64_t i, float x)
+static void put(const struct rig_tensor *r, uint64_t i, float x)
 {
     put_bits(r, i, ucm_element_encode(r->spec.dtype, x));
 }
 
 /* Of a tile of 5 rows channel c is 2^c in one row, if it is below `channels`, and 1 elsewhere. */
-static struct rig_section stairs(uint32_t dtype, uint32_t channels)
+static struct rig_tensor stairs(uint32_t dtype, uint32_t channels)
 {
     struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, dtype, 5, 1, 32);
-    struct rig_section r = rig_section(&spec, 0, 0);
+    struct rig_tensor r = rig_tensor(&spec, 0, 0);
 
     for (uint32_t i = 0; i < 5 * 32; i++)
         put(&r, i, i / 32 == i % 5 && i % 32 < channels ? ldexpf(1, (int)(i % 32)) : 1);
@@ -207,7 +207,7 @@ static struct rig_section stairs(uint32_t dtype, uint32_t channels)
 Test(encoding_q4, shifts_are_octaves_above_the_median_channel)
 {
     for (uint32_t i = 0; i < 2; i++) {
-        struct rig_section r = stairs(dtypes[i], 16); /* the median channel is 1 */
+        struct rig_tensor r = stairs(dtypes[i], 16); /* the median channel is 1 */
 
         for (uint32_t row = 0; row < 5; row++) /* of channel 9 only one row counts */
             put_bits(&r, row * 32 + 9,
@@ -224,7 +224,7 @@ Test(encoding_q4, shifts_are_octaves_above_the_median_channel)
 
 Test(encoding_q4, shifts_are_15_at_most)
 {
-    struct rig_section r = stairs(UCM_ENCODING_BF16, 15);
+    struct rig_tensor r = stairs(UCM_ENCODING_BF16, 15);
 
     for (uint32_t c = 17; c < 32; c++)
         put(&r, c, ldexpf(1, (int)c));
@@ -239,7 +239,7 @@ Test(encoding_q4, shifts_are_15_at_most)
 Test(encoding_q4, shifts_of_zeros)
 {
     struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 1, 64);
-    struct rig_section r = rig_section(&spec, 0, 0);
+    struct rig_tensor r = rig_tensor(&spec, 0, 0);
 
     for (uint32_t i = 0; i < 16 * 64; i++)
         put(&r, i, i % 64 < 20 ? rig_normal() : 0);
@@ -247,7 +247,7 @@ Test(encoding_q4, shifts_of_zeros)
     ucm_decode(&spec, 0, r.encoded, r.again);
     for (uint32_t c = 0; c < 64; c++)
         cr_assert_eq(shift_of(&r, 0, c), c < 20 ? 15 : 0);
-    check_section(&r);
+    check_tensor(&r);
     rig_free(&r);
 }
 
@@ -258,7 +258,7 @@ Test(encoding_q4, outliers_do_not_set_the_scale)
 
     for (uint32_t i = 0; i < 4; i++) {
         struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 64, 2, 128);
-        struct rig_section r = rig_section(&spec, 0, 0);
+        struct rig_tensor r = rig_tensor(&spec, 0, 0);
         float larger = ldexpf(1, (int)(5 * i));
 
         rig_state = 9;
@@ -284,7 +284,7 @@ Test(encoding_q4, identity)
     uint8_t x[UCM_ENCODING_IDENTITY_BYTES], y[UCM_ENCODING_IDENTITY_BYTES];
 
     b.seed = 7;
-    b.section[0].order = b.section[1].order = UCM_ENCODING_HND;
+    b.tensor[0].order = b.tensor[1].order = UCM_ENCODING_HND;
     ucm_encoding_identity(&a, x);
     ucm_encoding_identity(&b, y);
     cr_assert_eq(y[24], 7);
@@ -297,11 +297,11 @@ Test(encoding_q4, identity)
 Test(encoding_q4, order_is_where_rows_lie)
 {
     struct ucm_encoding_spec nhd = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 20, 3, 64), hnd;
-    struct rig_section a = rig_section(&nhd, 0, 0), b;
+    struct rig_tensor a = rig_tensor(&nhd, 0, 0), b;
 
     hnd = nhd;
-    hnd.section[0].order = UCM_ENCODING_HND;
-    b = rig_section(&hnd, 0, 0);
+    hnd.tensor[0].order = UCM_ENCODING_HND;
+    b = rig_tensor(&hnd, 0, 0);
     rig_fill(&nhd, 0, RIG_NORMAL, a.raw);
     for (uint32_t t = 0; t < 20; t++)
         for (uint32_t h = 0; h < 3; h++)

@@ -313,7 +313,7 @@ Test(rope, a_turn_by_nothing_is_told)
     cr_assert(ucm_rope_table(&s, &(struct ucm_rope_turn){77, 78, 0, 0}, table));
 }
 
-/* Each instruction set's form of a section, and the definition in kernels/rope/arith.h. */
+/* Each instruction set's form of a tensor, and the definition in kernels/rope/arith.h. */
 static void check_bits(const struct ucm_rope_spec *s, const struct ucm_rope_angle *table,
                        const uint8_t *k, const uint8_t *out)
 {

@@ -334,12 +334,11 @@ static void summaries_build(void)
  * plan stays within the first. */
 Test(summary_pool, a_build_takes_its_own_forms_only)
 {
-    static const struct ucm_encoding_spec fp8 = {
-        .encoding = UCM_ENCODING_FP8,
-        .version = 1,
-        .dtype = UCM_ENCODING_BF16,
-        .n_sections = 1,
-        .section = {{.tokens = 4, .heads = 2, .dim = DIM}}};
+    static const struct ucm_encoding_spec fp8 = {.encoding = UCM_ENCODING_FP8,
+                                                 .version = 1,
+                                                 .dtype = UCM_ENCODING_BF16,
+                                                 .n_tensors = 1,
+                                                 .tensor = {{.tokens = 4, .heads = 2, .dim = DIM}}};
     struct part_build b = {0};
     char why[UCM_SPARSE_WHY];
     uint8_t memory[1];

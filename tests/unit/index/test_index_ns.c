@@ -253,8 +253,8 @@ Test(index_ns, refuses_what_is_out_of_bounds)
 static const struct ucm_encoding_spec fp8 = {.encoding = UCM_ENCODING_FP8,
                                              .version = 1,
                                              .dtype = UCM_ENCODING_BF16,
-                                             .n_sections = 1,
-                                             .section = {{.tokens = 16, .heads = 1, .dim = 128}}};
+                                             .n_tensors = 1,
+                                             .tensor = {{.tokens = 16, .heads = 1, .dim = 128}}};
 
 /* Whoever made the identity: what it says decides, and only as a whole. */
 Test(index_ns, an_identity_has_a_form)

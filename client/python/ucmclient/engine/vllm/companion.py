@@ -49,7 +49,7 @@ class Accompaniment:
         if self._setting == "on" and self._obstacle is not None:
             raise _refusal(self._obstacle)
         self._largest = _largest(layout) if self._obstacle is None else 0
-        self._encoded = self._obstacle is None and layout.sections is not None
+        self._encoded = self._obstacle is None and layout.kv_tensors is not None
         self._ring = _RINGS.get(settings.encoding, (0, 0))
         self._refused: Optional[UcmError] = None
 
@@ -114,7 +114,7 @@ def _obstacle(settings: Settings, layout: Layout, on_gpu: bool, writes: bool) ->
         return 'the setting is "off"'
     if not on_gpu:
         return "the KV cache does not lie on a CUDA GPU"
-    if settings.companion == "auto" and layout.sections is None and _largest(layout) >= _LARGE:
+    if settings.companion == "auto" and layout.kv_tensors is None and _largest(layout) >= _LARGE:
         return f"fragments of {_largest(layout) >> 10} KiB need none"
     if settings.companion == "auto" and not (settings.load and not settings.layerwise) and not (settings.store and writes):
         return "this rank stores nothing, and loads nothing or layer by layer, which goes straight"

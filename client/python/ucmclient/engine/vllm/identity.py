@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from ...client import Identity
 from ..weights import Weights, weights_at
-from .layout import Heads, Layout, Sections
+from .layout import Heads, Layout, KvTensors
 from .settings import Settings
 
 #: Hash algorithms on which processes can agree, with the bytes of a key.
@@ -45,7 +45,7 @@ class EngineIdentity(Identity):
     #: int8: K has a scale for each channel, not for each row.
     per_channel: bool = False
     #: None: the blocks are stored as they are.
-    sections: Optional[Sections] = None
+    kv_tensors: Optional[KvTensors] = None
     #: Of the engine's chunks; None: it has none.
     chunks: Optional["EngineIdentity"] = None
 
@@ -198,7 +198,7 @@ def identity_of(
 ) -> EngineIdentity:
     """engine: anything else that arranges the bytes. draft: what is known of draft layers, whose KV lies in the blocks, too. read: model_weights()."""
     per_channel = settings.encoding == "int8"
-    if settings.encoding in ("q4", "int8") and layout.sections is not None and layout.sections.alike:
+    if settings.encoding in ("q4", "int8") and layout.kv_tensors is not None and layout.kv_tensors.alike:
         raise Unsupported(
             "encoding: blocks of as many tokens as the rank has heads, which q4 and int8 can't tell apart: set --block-size to another "
             "number, or take fp8"
@@ -220,7 +220,7 @@ def identity_of(
         salt=salt.encode(),
         encoding=settings.encoding,
         per_channel=per_channel,
-        sections=layout.sections,
+        kv_tensors=layout.kv_tensors,
     )
 
 

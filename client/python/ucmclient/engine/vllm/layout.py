@@ -36,9 +36,9 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Sections:
+class KvTensors:
     """The fragments of each layer as encodings see them (docs/design/encodings.md): tokens, heads, dim of the first one, and
-    of the second one. A section may hold more than one layer's K, or K and V, as long as its rows are of one head each."""
+    of the second one. A K/V tensor may hold more than one layer's K, or K and V, as long as its rows are of one head each."""
 
     dtype: str
     k: tuple[int, int, int]
@@ -47,7 +47,7 @@ class Sections:
     order: int = 0
     #: A block has as many tokens as heads, so that they may be mistaken for each other.
     alike: bool = False
-    #: Rows of so many tokens, one head's of one layer, follow one another; 0: those of the whole section do.
+    #: Rows of so many tokens, one head's of one layer, follow one another; 0: those of the whole K/V tensor do.
     run: int = 0
 
 
@@ -62,7 +62,7 @@ class Layout:
     #: From the engine's name of a layer to its number.
     numbers: Mapping[str, int]
     #: If they were asked for: what the fragments of a layer hold.
-    sections: Optional[Sections] = None
+    kv_tensors: Optional[KvTensors] = None
 
 
 def _block_dimension(shape: Sequence[int], blocks: int) -> int:
@@ -131,7 +131,7 @@ def _joined(fragments: Sequence[Fragment]) -> list[Fragment]:
 
 # ---- what encodings need to know ----
 
-#: Limits of a section (kernels/encoding/encoding.h).
+#: Limits of a K/V tensor (kernels/encoding/encoding.h).
 _MAX_TOKENS, _MAX_HEADS, _MAX_DIM, _MAX_ELEMENTS = 65536, 1024, 1024, 1 << 22
 _DTYPES = {"bfloat16": "bf16", "float16": "f16"}
 
@@ -279,8 +279,8 @@ def _halved(fragments: Sequence[Fragment]) -> tuple[Fragment, ...]:
     )
 
 
-def _sections(layers: Sequence[Sequence[Fragment]], cells: Sequence[_Cell]) -> Sections:
-    """Raises ValueError if the fragments are no sections, or other ones in each layer."""
+def _kv_tensors(layers: Sequence[Sequence[Fragment]], cells: Sequence[_Cell]) -> KvTensors:
+    """Raises ValueError if the fragments are no K/V tensors, or other ones in each layer."""
     cell, fragments = cells[0], {tuple(fragment.size for fragment in layer) for layer in layers}
     if len(set(cells)) > 1 or len(fragments) > 1:
         raise _not_encoded("layers keep their KV in different ways", 'remove the setting "encoding"')
@@ -296,7 +296,7 @@ def _sections(layers: Sequence[Sequence[Fragment]], cells: Sequence[_Cell]) -> S
             f"a block's {'x'.join(map(str, rows))} elements lie side by side, more than an encoding takes at once",
             f"set block_layout to false, {_OR_NONE}",
         )
-    return Sections(cell.dtype, rows, rows if len(sizes) == 2 else None, cell.order, cell.alike, cell.run_in(rows))
+    return KvTensors(cell.dtype, rows, rows if len(sizes) == 2 else None, cell.order, cell.alike, cell.run_in(rows))
 
 
 def layers_alike(kv_caches: Mapping[str, Any], blocks: int) -> bool:
@@ -309,8 +309,8 @@ def layout_of(
 ) -> Layout:
     """Layers are in the mapping's order, which is the model's. Layers that share a tensor count as one. If all layers
     of a block lie side by side, or layers differ in size, they form one layer. apart: they don't, because
-    they are loaded layer by layer, or summarised. heads: fragments are cut so that an encoding takes them, and the layout has sections. Name and sizes are then the
-    same as without, but for models with so many layers that all of a block are too much for one section."""
+    they are loaded layer by layer, or summarised. heads: fragments are cut so that an encoding takes them, and the layout has kv_tensors. Name and sizes are then the
+    same as without, but for models with so many layers that all of a block are too much for one tensor."""
     layers: list[tuple[Fragment, ...]] = []
     descriptions: list[str] = []
     cells: list[_Cell] = []
@@ -342,9 +342,9 @@ def layout_of(
         raise ValueError(f"the KV tensors keep a block in {sum(map(len, layers))} pieces, more than {_MAX_PLANES}")
     order = hashlib.sha256("\n".join(descriptions).encode()).hexdigest()[:16]
     name = f"vllm/2:{len(layers)}of{len(descriptions)}:{order}:{descriptions[0]}"
-    sections = None
+    kv_tensors = None
     if heads is not None:
         if len(layers) == len(cells) and cells[0].halves and all(len(layer) == 1 for layer in layers):
             layers = [_halved(layer) for layer in layers]
-        sections = _sections(layers, cells)
-    return Layout(tuple(layers), blocks, sizes.pop(), name[:256], numbers, sections)
+        kv_tensors = _kv_tensors(layers, cells)
+    return Layout(tuple(layers), blocks, sizes.pop(), name[:256], numbers, kv_tensors)

@@ -101,7 +101,7 @@ class Link:
 
     def _encoded(self, base: Namespace, timeout: float) -> Namespace:
         """The namespace of the engine's encoded blocks."""
-        of = self.identity.sections
+        of = self.identity.kv_tensors
         if of is None:
             return base
         return base.encoded(

@@ -14,7 +14,7 @@ from math import gcd
 from typing import Any, Optional
 
 from .identity import Ranks, Unsupported
-from .layout import Fragment, Layout, Sections
+from .layout import Fragment, Layout, KvTensors
 from .settings import Settings
 
 #: Layers of a part, and parts of a block (proto/limits.h).
@@ -29,7 +29,7 @@ class Stage:
     parts: int = 1
     layers: int = 1
     layer_bytes: int = 1
-    sections: Optional[Sections] = None
+    kv_tensors: Optional[KvTensors] = None
     #: JSON of whatever else arranges the bytes.
     engine: str = "{}"
     #: Why this rank can't be served; the rest means nothing then.
@@ -70,7 +70,7 @@ def staged(
     once, also one that has no layout, so that no other waits for it."""
     try:
         mine = layout()
-        stage = Stage(mine.name, ranks.parts, len(mine.layers), mine.layer_bytes, mine.sections, json.dumps(engine, sort_keys=True))
+        stage = Stage(mine.name, ranks.parts, len(mine.layers), mine.layer_bytes, mine.kv_tensors, json.dumps(engine, sort_keys=True))
     except Exception as error:
         gather(Stage(error=str(error) or repr(error)))
         raise
@@ -84,7 +84,7 @@ def staged(
 def _joined(mine: Layout, ranks: Ranks, number: int, stages: Sequence[Stage]) -> Staged:
     size = gcd(*(stage.layer_bytes for stage in stages))
     layers = [stage.layers * (stage.layer_bytes // size) for stage in stages]
-    if len({stage.sections for stage in stages}) > 1 or (mine.sections is not None and size != mine.layer_bytes):
+    if len({stage.kv_tensors for stage in stages}) > 1 or (mine.kv_tensors is not None and size != mine.layer_bytes):
         raise Unsupported('encoding: the stages of the pipeline keep their layers in different ways: remove the setting "encoding"')
     if max(layers) > _MAX_LAYERS:
         raise Unsupported(
