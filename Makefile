@@ -6,14 +6,14 @@
 #   sudo make install     what `make` built; `make deb` makes packages instead
 #   make help             all that can be made
 #
-#   SAN=address,undefined | thread   with sanitizers, into a folder of its own
-#   CC=, CFLAGS=, BUILD=             compiler, optimisation, folder
+#   SAN=address,undefined | thread   with sanitizers, into a directory of its own
+#   CC=, CFLAGS=, BUILD=             compiler, optimisation, directory
 #   GPU=no                           without GPU support, though there is nvcc
 #   PREFIX=, DESTDIR=, SYSCONFDIR=   for install
 #   SETUP=no                         never install packages
 #   V=1                              show whole command lines
 #
-# Sources are found by folder: a new .c or test needs no change here. This file has the settings, the programs and the
+# Sources are found by directory: a new .c or test needs no change here. This file has the settings, the programs and the
 # libraries; the rest is beside what it is about:
 #
 #   kernels/kernels.mk       C for each instruction set      tests/tests.mk             tests and what they run
@@ -135,7 +135,7 @@ all: $(LIBS) $(BINS) $(BACKENDS) $(EXAMPLES) $(PAGES) | missing-packages ## daem
 	@$(if $(silent)$(filter-out 0,$(MAKELEVEL)),,echo \
 	    'Built $(notdir $(BINS)) and libucmclient in $O/$(NO_GPU). Next: sudo make install, or make demo.')
 
-# In a folder of its own: what it runs, kernels for a GPU only where this host has one, and those that it does not run anyway for one
+# In a directory of its own: what it runs, kernels for a GPU only where this host has one, and those that it does not run anyway for one
 # instruction set. All of them take longer than all the rest.
 demo: setup-build ## the main job, end to end on this machine (TRACE=file replays another trace)
 	+@$(SUBMAKE) BUILD=$(BUILD)/demo FATBINS=$(FATBINS) SYMBOLS=-g1 KERNEL_ISA=base $(if $(wildcard /dev/nvidiactl),,GPU=no) run-demo
@@ -148,7 +148,7 @@ build-demo: $O/ucm-demo $O/ucmd $O/ucmctl $(if $(HAVE_CUDA),$(LIBS))
 format: ## clang-format over the C files
 	git ls-files -co --exclude-standard '*.c' '*.h' | xargs clang-format -i
 
-clean: ## remove the build folder
+clean: ## remove the build directory
 	rm -rf $(BUILD)
 
 # ---- rules ----

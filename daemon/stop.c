@@ -1,4 +1,4 @@
-/* How the daemon ends: in order, and all the same where a disk or a mounted folder does not
+/* How the daemon ends: in order, and all the same where a disk or a mounted directory does not
  * answer. */
 #include "daemon/arena/arena.h"
 #include "daemon/base/log.h"

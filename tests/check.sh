@@ -3,7 +3,7 @@
 # programs), long (gcc, long suites only), asan (clang), tsan (gcc) and fuzz (clang). Unit tests run in asan or in plain: one of them tells all. tests.mk says
 # what else asan and tsan have.
 # One line a program; what failed is shown with its output. The last line sums up, and the exit status
-# is 0 only when nothing failed. `make check` and its relatives call it, from the top folder.
+# is 0 only when nothing failed. `make check` and its relatives call it, from the top directory.
 set -u
 shopt -s extglob
 read -ra make <<<"$1"
@@ -79,25 +79,25 @@ without_kernels() {
     "${make[@]}" -sq FATBINS="$fatbins" fatbins 2>/dev/null || touch $files
 }
 
-# build_of PHASE: the arguments with which make builds it, the folder that this comes into, and what is built.
+# build_of PHASE: the arguments with which make builds it, the directory that this comes into, and what is built.
 build_of() {
     case $1 in
     # What takes a compiler a minute comes first: it must not be alone at the end.
     plain | system | long)
         arguments=(BUILD="$plain" FATBINS="$fatbins" SYMBOLS="$symbols")
-        folder=$plain targets=(fatbins all build-tests)
+        directory=$plain targets=(fatbins all build-tests)
         ;;
     # Fuzz targets are of the same objects.
     # -g1: the lines that a report names. -O0: a sanitizer's checks take a compiler longer to optimise than tests to run.
     asan | fuzz)
         arguments=(BUILD=build/clang FATBINS="$fatbins" "CC=${CLANG:-clang}" 'SAN=address,undefined,fuzzer-no-link' 'CFLAGS=-O0 -g1' SUITES=marked)
-        folder=build/clang/san-address targets=(build-daemon build-tests)
+        directory=build/clang/san-address targets=(build-daemon build-tests)
         [ "$1" = asan ] || targets=(build-fuzz)
         ;;
     # Kernels have no threads of their own: one instruction set.
     tsan)
         arguments=(BUILD=build/tsan SAN=thread FATBINS="$fatbins" KERNEL_ISA=base 'CFLAGS=-O0 -g1' SUITES=marked)
-        folder=build/tsan/san-thread targets=(build-daemon build-tests)
+        directory=build/tsan/san-thread targets=(build-daemon build-tests)
         ;;
     esac
 }
@@ -113,10 +113,10 @@ leave_out() {
 
 # start_build PHASE [WORD...]: in the background, behind these words. Tests of all phases use some of the plain build.
 start_build() {
-    local phase=$1 arguments folder targets used=("$plain"/{libucmclient.so,ucmctl,ucm-bench,encoding_kernels.so})
+    local phase=$1 arguments directory targets used=("$plain"/{libucmclient.so,ucmctl,ucm-bench,encoding_kernels.so})
     shift
     build_of "$phase"
-    [ "$folder" != "$plain" ] || used=()
+    [ "$directory" != "$plain" ] || used=()
     [[ " ${targets[*]} " != *" build-tests "* ]] || leave_out "$phase"
     mkdir -p "$results/$phase"
     {
@@ -235,7 +235,7 @@ together() {
 
 # ---- phases ----
 
-# environment PHASE FOLDER NAME: what a test knows of the build that it belongs to.
+# environment PHASE DIRECTORY NAME: what a test knows of the build that it belongs to.
 environment() {
     local label=${1/@(system|long)/plain} o=$PWD/$2 log=$results/$1/$3.san
     export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCMEVENTS=$o/ucmevents UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
@@ -286,7 +286,7 @@ shorten() {
         { print $0 tests[$0] }' tests/long_suites -
 }
 
-# one LABEL FOLDER TEST
+# one LABEL DIRECTORY TEST
 one() {
     local file=${3%% *}
     environment "$1" "$2" "${file##*/}"
@@ -308,7 +308,7 @@ mix() {
 
 # suite PHASE: programs that wait for disks, deadlines and servers begin, and Python does so beside what computes.
 suite() {
-    local phase=$1 arguments folder targets program work=() waits=() tests workers=$((2 * $(nproc)))
+    local phase=$1 arguments directory targets program work=() waits=() tests workers=$((2 * $(nproc)))
     build_of "$phase"
     for program in $("${make[@]}" -s "${arguments[@]}" list-tests); do
         runs "$phase" "$program" || continue
@@ -321,7 +321,7 @@ suite() {
     mapfile -t tests < <(printf '%s\n' ${work[@]+"${work[@]}"} | grep . | mix "${waits[@]}")
     # Without a sanitizer they wait more than they work.
     [[ $phase != @(plain|system|long) ]] || workers=$((4 * $(nproc)))
-    together "$phase/workers" "$workers" "one $phase $folder" "${tests[@]}"
+    together "$phase/workers" "$workers" "one $phase $directory" "${tests[@]}"
 }
 
 # fuzz PROGRAM
@@ -341,7 +341,7 @@ fuzz() {
 }
 
 fuzzers() {
-    local arguments folder targets names
+    local arguments directory targets names
     build_of fuzz
     read -ra names < <("${make[@]}" -s "${arguments[@]}" list-fuzz)
     together fuzz/workers 2 fuzz "${names[@]}"

@@ -1,14 +1,14 @@
 #!/bin/bash
-# check_kill.sh FOLDER: 2,000 rounds of kills and, beside them, 2,000 of power failures and then 400
-# of kills while parts are moved (ROUNDS=N: N, N and N/5) with the programs of FOLDER, in slices of
+# check_kill.sh DIRECTORY: 2,000 rounds of kills and, beside them, 2,000 of power failures and then 400
+# of kills while parts are moved (ROUNDS=N: N, N and N/5) with the programs of DIRECTORY, in slices of
 # SLICE rounds (100), from SEED on (the time). One line a slice: its seed, which runs it again, its
 # seconds, and what the test counted. `make check-kill` calls it. The exit status is 0 only when
 # nothing was lost.
 set -u
-folder=$1
+directory=$1
 rounds=${ROUNDS:-2000} slice=${SLICE:-100}
-results=$folder/results/kill
-export UCMD=$folder/ucmd
+results=$directory/results/kill
+export UCMD=$directory/ucmd
 rm -rf "$results"
 mkdir -p "$results"
 
@@ -19,7 +19,7 @@ slices() {
     while [ "$done" -lt "$rounds" ]; do
         n=$((rounds - done < slice ? rounds - done : slice)) start=$SECONDS log=$results/$name-$seed
         if env "UCM_${upper}_SEED=$seed" "UCM_${upper}_ROUNDS=$n" "UCM_KILL_REPORT=$log.txt" \
-            timeout -k 10 "${SLICE_SECONDS:-1200}" "$folder/check/fault" \
+            timeout -k 10 "${SLICE_SECONDS:-1200}" "$directory/check/fault" \
             --filter "$name/*survives" >"$log.log" 2>&1 </dev/null; then
             printf '%-5s seed %s, %d s: %s\n' "$name" "$seed" $((SECONDS - start)) "$(cat "$log.txt")"
         else

@@ -1,4 +1,4 @@
-"""Lines and branches that tests ran, by folder: of the objects below a folder, which gcc counts with --coverage.
+"""Lines and branches that tests ran, by directory: of the objects below a directory, which gcc counts with --coverage.
 
     python3 tests/coverage.py build/coverage [--files]
 
@@ -15,9 +15,9 @@ import sys
 AT_ONCE = 100
 
 
-def counts(folder):
+def counts(directory):
     """{(file, line, branch): times}, with None for the line itself; what several objects have of a file is one."""
-    found = glob.glob(os.path.join(folder, "**/obj/**/*.gcno"), recursive=True)
+    found = glob.glob(os.path.join(directory, "**/obj/**/*.gcno"), recursive=True)
     merged = collections.Counter()
     for at in range(0, len(found), AT_ONCE):
         objects = [os.path.abspath(path) for path in found[at:at + AT_ONCE]]
@@ -38,9 +38,9 @@ def counts(folder):
     return merged
 
 
-def main(folder, *options):
+def main(directory, *options):
     modules = collections.defaultdict(lambda: [0] * 4)
-    for (name, _line, branch), times in counts(folder).items():
+    for (name, _line, branch), times in counts(directory).items():
         kind = 0 if branch is None else 2
         for module in (name if options else os.path.dirname(name), "all"):
             modules[module][kind] += 1

@@ -2,8 +2,8 @@
 # tests/check.sh has the phases.
 
 FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
-# A folder with test_*.c is a module, and one program, build/check/MODULE, of all its sources; a test is run by name:
-# build/check/cache --filter cache_space/. A new file, or a new folder, needs no change here.
+# A directory with test_*.c is a module, and one program, build/check/MODULE, of all its sources; a test is run by name:
+# build/check/cache --filter cache_space/. A new file, or a new directory, needs no change here.
 TEST_SRC := $(wildcard tests/unit/*/test_*.c tests/integration/test_*.c tests/integration/*/test_*.c tests/fault/test_*.c)
 # Those of GPU code run over a driver that they bring.
 TEST_SRC := $(if $(HAVE_CUDA),$(TEST_SRC),$(filter-out tests/unit/cuda/%,$(TEST_SRC)))
@@ -42,9 +42,9 @@ check-tsan: setup-check ## the tests under TSan only
 check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N)
 	+@$(SUBMAKE) all build-tests && tests/check_kill.sh $O
 
-check-hosts: setup ## three hosts and what they share (KIND='nfs folder s3 mooncake') die at random under load, ten minutes each (SECONDS_LONG=N)
+check-hosts: setup ## three hosts and what they share (KIND='nfs directory s3 mooncake') die at random under load, ten minutes each (SECONDS_LONG=N)
 	+@$(SUBMAKE) all
-	set -e; for kind in $(or $(KIND),nfs folder s3 mooncake); do \
+	set -e; for kind in $(or $(KIND),nfs directory s3 mooncake); do \
 	    UCMD=$O/ucmd UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_HOSTS_KIND=$$kind UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) /usr/bin/python3 -B tests/fault/test_hosts.py; done
 
 check-mooncake: setup ## roots that are Mooncake stores, with a real master; its client is fetched from PyPI (46 MB) into MOONCAKE_VENV
@@ -84,12 +84,12 @@ fuzz-live: setup ## tenants of daemons under AddressSanitizer look for each othe
 
 # gcc knows less of kernels that are counted.
 COUNTED := --coverage -Wno-maybe-uninitialized
-coverage: setup-check ## lines and branches that check-plain runs with all long suites, by folder (FILES=yes: by file)
+coverage: setup-check ## lines and branches that check-plain runs with all long suites, by directory (FILES=yes: by file)
 	@mkdir -p $(BUILD)/coverage && find $(BUILD)/coverage -name '*.gcda' -delete
 	-+@$(SUBMAKE) BUILD=$(BUILD)/coverage LONG='$(TOPICS)' CFLAGS='-O0 -g $(COUNTED)' LDFLAGS=--coverage check-plain
 	@/usr/bin/python3 -B tests/coverage.py $(BUILD)/coverage $(if $(FILES),--files)
 
-# Functions are counted in a daemon without CUDA, in a folder of its own.
+# Functions are counted in a daemon without CUDA, in a directory of its own.
 SHAPE_BUILD := BUILD=$(BUILD)/shape NVCC= CFLAGS='-O0 -fno-inline $(COUNTED)' LDFLAGS=--coverage
 shape: setup-build ## the tree's measures: what a request runs, who knows which feature, circles of files, sizes
 	+@$(SUBMAKE) -s all
@@ -179,7 +179,7 @@ TEST_OBJ_tools := $(BENCH_OBJ)
 TEST_OBJ_sparse := $(ATTEND_OBJ) $(call obj,$(SLOTS_SRC))
 TEST_OBJ_cache := $(call obj,tests/unit/share_fake.c)
 TEST_OBJ_request := $(TEST_OBJ_cache)
-TEST_OBJ_share := $(call obj,daemon/backend/folder/folder.c daemon/backend/folder/uncached.c)
+TEST_OBJ_share := $(call obj,daemon/backend/directory/directory.c daemon/backend/directory/uncached.c)
 TEST_OBJ_cuda := $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ)
 TEST_OBJ_fault := $(call obj,tests/integration/harness.c)
 TEST_LIBS_cuda := -Wl,--wrap=job_clock_ms $(addprefix -Wl$(comma)--wrap=ucm_mapping_,info ranges release address)
@@ -187,7 +187,7 @@ TEST_LIBS_s3 := -lcurl
 TEST_LIBS_mooncake := -lcurl
 
 # Sources of a module that are no tests are their helpers.
-# test_program FOLDER MODULE
+# test_program DIRECTORY MODULE
 define test_program
 $(TEST_DIR)/$(2): $(call obj,$(filter-out tests/$(1)/test_%,$(wildcard tests/$(1)/*.c)) $(filter tests/$(1)/test_%,$(TEST_SRC))) \
                   $(TEST_OBJ_$(2)) $(RUNNER) $O/libucmclient.a $O/libucmdaemon.a

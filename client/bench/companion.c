@@ -8,8 +8,8 @@
 #define CLIENT_SO "libucmclient.so." UCM_SO_VERSION
 #define COMPANION_SO "libucmclient_cuda.so." UCM_SO_VERSION
 
-/* A build folder is in nobody's library path: the library is opened there by its path, and before
- * it the one that it names. */
+/* A build directory is in nobody's library path: the library is opened there by its path, and
+ * before it the one that it names. */
 static void *open_beside(void)
 {
     char path[4096];

@@ -203,7 +203,7 @@ static int measure_strategies(struct copy_bench *b, char *names)
 
 static int measure_cases(struct copy_bench *b)
 {
-    const char *folder = args_text(b->args, "nvme-dir");
+    const char *directory = args_text(b->args, "nvme-dir");
     int rc, stopped;
 
     copy_report_aims(b);
@@ -218,7 +218,7 @@ static int measure_cases(struct copy_bench *b)
     stopped = copy_daemon_stop(b);
     if (rc == 0)
         rc = stopped;
-    return rc == 0 && folder ? copy_from_nvme(b, folder) : rc;
+    return rc == 0 && directory ? copy_from_nvme(b, directory) : rc;
 }
 
 static int measure_all(struct copy_bench *b)
@@ -254,7 +254,7 @@ static int measure_on_gpu(struct copy_bench *b)
     return rc;
 }
 
-static int measure_in_folder(struct copy_bench *b)
+static int measure_in_directory(struct copy_bench *b)
 {
     char dir[] = "/tmp/ucm-bench-XXXXXX";
     int rc;
@@ -264,9 +264,9 @@ static int measure_in_folder(struct copy_bench *b)
         return program_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
                             b->daemon.path, strerror(errno));
     if (!mkdtemp(dir))
-        return program_fail(BENCH_FAILED, "no temporary folder: %s", strerror(errno));
+        return program_fail(BENCH_FAILED, "no temporary directory: %s", strerror(errno));
     rc = measure_on_gpu(b);
-    if (daemon_folder_remove(dir) < 0)
+    if (daemon_directory_remove(dir) < 0)
         program_fail(0, "%s is left behind", dir);
     return rc;
 }
@@ -284,7 +284,7 @@ int bench_copy(const struct args *a)
     if (echo_start(&b.echo, 128, 32) < 0)
         return program_fail(BENCH_FAILED, "no echo");
     report_begin(&b.report, "copy", args_given(a, "json"));
-    rc = measure_in_folder(&b);
+    rc = measure_in_directory(&b);
     echo_stop(&b.echo);
     return report_end(&b.report) < 0 ? BENCH_FAILED : rc;
 }

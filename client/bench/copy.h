@@ -84,6 +84,6 @@ int copy_encodings(struct copy_bench *b, char *names);
 int copy_one_after_another(struct copy_bench *b);
 int copy_latency(struct copy_bench *b);
 int copy_two_gpus(struct copy_bench *b);
-int copy_from_nvme(struct copy_bench *b, const char *folder);
+int copy_from_nvme(struct copy_bench *b, const char *directory);
 
 #endif

@@ -244,14 +244,14 @@ static int nvme_round(struct from_nvme *f)
     return 0;
 }
 
-static int nvme_rounds(struct from_nvme *f, const char *folder)
+static int nvme_rounds(struct from_nvme *f, const char *directory)
 {
     double disk, bus = f->b->dma.to_gpu;
     int rc;
 
     f->disk = (struct disk){
         .bytes = f->rig.memory_bytes, .block_bytes = f->rig.block_bytes, .depth = NVME_DEPTH};
-    if (disk_make(&f->disk, folder, "baseline") < 0)
+    if (disk_make(&f->disk, directory, "baseline") < 0)
         return program_fail(BENCH_FAILED, "%s", f->disk.why);
     rc = nvme_store(f);
     for (unsigned i = 0; i < NVME_ROUNDS && rc == 0; i++)
@@ -269,7 +269,7 @@ static int nvme_rounds(struct from_nvme *f, const char *folder)
     return rc;
 }
 
-static int nvme_measure(struct copy_bench *b, const char *folder)
+static int nvme_measure(struct copy_bench *b, const char *directory)
 {
     struct from_nvme f = {.b = b};
     int rc = copy_rig_open(b, &f.rig, NVME_FRAGMENT, 0);
@@ -280,7 +280,7 @@ static int nvme_measure(struct copy_bench *b, const char *folder)
     f.move = (struct rig_move){.keys = f.keys, .n = f.rig.blocks, .batch = 32, .in_flight = 4};
     if (f.keys) {
         bench_keys(b->run, 1, f.rig.blocks, f.keys);
-        rc = nvme_rounds(&f, folder);
+        rc = nvme_rounds(&f, directory);
     } else {
         rc = program_fail(BENCH_FAILED, "memory ran out");
     }
@@ -291,14 +291,14 @@ static int nvme_measure(struct copy_bench *b, const char *folder)
     return rc;
 }
 
-int copy_from_nvme(struct copy_bench *b, const char *folder)
+int copy_from_nvme(struct copy_bench *b, const char *directory)
 {
     char dir[160], paths[192];
     int rc, stopped;
 
-    snprintf(dir, sizeof dir, "%s/ucm-bench-XXXXXX", folder);
+    snprintf(dir, sizeof dir, "%s/ucm-bench-XXXXXX", directory);
     if (!mkdtemp(dir))
-        return program_fail(BENCH_FAILED, "no folder in %s", folder);
+        return program_fail(BENCH_FAILED, "no directory in %s", directory);
     snprintf(paths, sizeof paths, "nvme.paths=%s", dir);
     rc = copy_daemon_start(b, (const char *const[]){paths, "nvme.size=2GiB", NULL});
     if (rc == 0) {
@@ -307,7 +307,7 @@ int copy_from_nvme(struct copy_bench *b, const char *folder)
         if (rc == 0)
             rc = stopped;
     }
-    if (daemon_folder_remove(dir) < 0)
+    if (daemon_directory_remove(dir) < 0)
         program_fail(0, "%s is left behind", dir);
     return rc;
 }

@@ -122,7 +122,7 @@ double daemon_cpu_s(const struct daemon *d)
     return all;
 }
 
-int daemon_folder_remove(const char *dir)
+int daemon_directory_remove(const char *dir)
 {
     return nftw(dir, remove_cb, 16, FTW_DEPTH | FTW_PHYS) == 0 ? 0 : -errno;
 }

@@ -1,4 +1,4 @@
-/* A daemon of the benchmark's own, in a temporary folder. It dies with the benchmark. */
+/* A daemon of the benchmark's own, in a temporary directory. It dies with the benchmark. */
 #ifndef UCM_BENCH_DAEMON_H
 #define UCM_BENCH_DAEMON_H
 
@@ -7,7 +7,7 @@
 #define DAEMON_MAX_SETS 12
 
 struct daemon {
-    const char *path, *dir; /* the program, and an existing folder; borrowed */
+    const char *path, *dir; /* the program, and an existing directory; borrowed */
     char socket[160];
     pid_t pid;
 };
@@ -20,7 +20,7 @@ int daemon_wait(const struct daemon *d, int timeout_ms);
 int daemon_stop(struct daemon *d);
 /* Processor time that it and its children (backends of roots) have had, in seconds, without children that have ended. 0: can't be read. */
 double daemon_cpu_s(const struct daemon *d);
-/* The folder and what is in it. 0 or -errno. */
-int daemon_folder_remove(const char *dir);
+/* The directory and what is in it. 0 or -errno. */
+int daemon_directory_remove(const char *dir);
 
 #endif

@@ -126,13 +126,13 @@ int disk_run(struct disk *d, bool write, double seconds, double *rate)
     return rc < 0 ? disk_fail(d, rc, d->path) : 0;
 }
 
-int disk_make(struct disk *d, const char *folder, const char *name)
+int disk_make(struct disk *d, const char *directory, const char *name)
 {
     const size_t piece = 4u << 20;
     char *memory = malloc(piece);
     int fd, rc = 0;
 
-    snprintf(d->path, sizeof(d->path), "%s/%s", folder, name);
+    snprintf(d->path, sizeof(d->path), "%s/%s", directory, name);
     fd = open(d->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0 || !memory) {
         rc = fd < 0 ? -errno : -ENOMEM;

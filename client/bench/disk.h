@@ -19,8 +19,8 @@ struct disk {
     char why[DISK_PATH_BYTES + 128]; /* of a failure */
 };
 
-/* Makes a file of `bytes` in `folder`, every byte of it written. 0 or -errno with d->why. */
-int disk_make(struct disk *d, const char *folder, const char *name);
+/* Makes a file of `bytes` in `directory`, every byte of it written. 0 or -errno with d->why. */
+int disk_make(struct disk *d, const char *directory, const char *name);
 /* 0 and bytes a second, or -errno with d->why. */
 int disk_run(struct disk *d, bool write, double seconds, double *rate);
 

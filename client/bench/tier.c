@@ -1,5 +1,6 @@
 /* tier: the NVMe tier of a daemon against the disk below it, reads and writes, in short slices by turns: disks
- * of virtual machines have bursts, and others use them too. The daemon is started here, on an empty folder of the disk. */
+ * of virtual machines have bursts, and others use them too. The daemon is started here, on an empty directory of the
+ * disk. */
 #include "client/bench/bench.h"
 #include "client/bench/daemon.h"
 #include "client/bench/disk.h"
@@ -26,7 +27,7 @@ struct tier {
     const struct args *args;
     struct report report;
     struct progress progress;
-    char folder[DISK_PATH_BYTES / 2]; /* ours, under --dir */
+    char directory[DISK_PATH_BYTES / 2]; /* ours, under --dir */
     struct daemon daemon;
     uint64_t total_bytes;
     unsigned rounds, depth;
@@ -72,16 +73,16 @@ static void pair_report(struct tier *t, struct pair *p, const char *what, double
                                                .more_is_better = true});
 }
 
-/* ---- the daemon and its folder ---- */
+/* ---- the daemon and its directory ---- */
 
-static void folder_empty(struct tier *t)
+static void directory_empty(struct tier *t)
 {
     char path[DISK_PATH_BYTES + 256];
-    DIR *d = opendir(t->folder);
+    DIR *d = opendir(t->directory);
     struct dirent *e;
 
     while (d && (e = readdir(d)) != NULL) {
-        snprintf(path, sizeof(path), "%s/%s", t->folder, e->d_name);
+        snprintf(path, sizeof(path), "%s/%s", t->directory, e->d_name);
         if (e->d_name[0] != '.')
             unlink(path);
     }
@@ -96,11 +97,11 @@ static int daemon_close(struct tier *t)
 
     rig_close(&t->rig);
     rc = daemon_stop(&t->daemon);
-    folder_empty(t);
+    directory_empty(t);
     return rc == 0 ? 0 : program_fail(BENCH_FAILED, "the daemon did not end well");
 }
 
-/* Starts a daemon on the empty folder, waits until it has its whole arena, and opens the rig on it. 0 or an exit
+/* Starts a daemon on the empty directory, waits until it has its whole arena, and opens the rig on it. 0 or an exit
  * code, everything stopped. */
 static int daemon_open(struct tier *t, struct rig_options *o)
 {
@@ -111,7 +112,7 @@ static int daemon_open(struct tier *t, struct rig_options *o)
 
     snprintf(arena, sizeof(arena), "arena.size=%llu", arena_bytes);
     snprintf(size, sizeof(size), "nvme.size=%llu", arena_bytes + t->total_bytes / 2);
-    snprintf(paths, sizeof(paths), "nvme.paths=%s", t->folder);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s", t->directory);
     snprintf(depth, sizeof(depth), "nvme.depth=%u", t->depth);
     snprintf(backlog, sizeof(backlog), "nvme.backlog=%llu", arena_bytes);
     rc = daemon_start(&t->daemon, sets);
@@ -254,7 +255,7 @@ static int measure_size(struct tier *t, uint64_t block_bytes)
     memset(t->rig.memory, 1, t->rig.memory_bytes);
     if (!t->keys)
         rc = program_fail(BENCH_FAILED, "memory ran out");
-    else if (disk_make(&t->disk, t->folder, "baseline") < 0)
+    else if (disk_make(&t->disk, t->directory, "baseline") < 0)
         rc = program_fail(BENCH_FAILED, "%s", t->disk.why);
     else
         rc = measure_rounds(t);
@@ -297,16 +298,16 @@ int bench_tier(const struct args *a)
     if (access(t.daemon.path, X_OK) != 0)
         return program_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
                             t.daemon.path, strerror(errno));
-    snprintf(t.folder, sizeof(t.folder), "%s/ucm-bench-XXXXXX", args_text(a, "dir"));
-    if (!mkdtemp(t.folder))
-        return program_fail(BENCH_FAILED, "%s: %s; name a folder on the disk with --dir", t.folder,
-                            strerror(errno));
-    t.daemon.dir = t.folder;
+    snprintf(t.directory, sizeof(t.directory), "%s/ucm-bench-XXXXXX", args_text(a, "dir"));
+    if (!mkdtemp(t.directory))
+        return program_fail(BENCH_FAILED, "%s: %s; name a directory on the disk with --dir",
+                            t.directory, strerror(errno));
+    t.daemon.dir = t.directory;
     progress_begin(&t.progress, args_given(a, "quiet"));
     report_begin(&t.report, "tier", args_given(a, "json"));
     rc = measure(&t);
     progress_end(&t.progress);
-    folder_empty(&t);
-    rmdir(t.folder);
+    directory_empty(&t);
+    rmdir(t.directory);
     return report_end(&t.report) < 0 ? BENCH_FAILED : rc;
 }

@@ -1,5 +1,5 @@
-/* key files: which keys have sealed the files of a root that is a folder here. A file names its key in its header alone, so this reads the
- * beginning of each file. It asks no daemon, changes nothing, and needs no key. */
+/* key files: which keys have sealed the files of a root that is a directory here. A file names its key in its header alone, so this reads
+ * the beginning of each file. It asks no daemon, changes nothing, and needs no key. */
 #include "client/ctl/ctl.h"
 #include "daemon/format/block_header.h"
 
@@ -93,12 +93,12 @@ static int bucket_look(struct found *f, int blocks, const char *name)
     return rc;
 }
 
-static int root_look(struct found *f, const char *folder)
+static int root_look(struct found *f, const char *directory)
 {
     char path[4096], name[3];
     int blocks, rc;
 
-    if (snprintf(path, sizeof path, "%s/blocks", folder) >= (int)sizeof path)
+    if (snprintf(path, sizeof path, "%s/blocks", directory) >= (int)sizeof path)
         return -ENAMETOOLONG;
     blocks = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (blocks < 0)
@@ -176,19 +176,19 @@ static int json_show(const struct found *f)
     cJSON_AddItemToObject(j, "plaintext", sealed_json(NULL, &f->plaintext));
     cJSON_AddItemToObject(j, "damaged", answer_json_u64(f->damaged));
     cJSON_AddItemToObject(j, "unread", answer_json_u64(f->unread));
-    cJSON_AddItemToObject(j, "folders_passed_over", answer_json_u64(f->passed_over));
+    cJSON_AddItemToObject(j, "directories_passed_over", answer_json_u64(f->passed_over));
     return ctl_print_json(j, false);
 }
 
-int key_files(const struct args *a, const char *folder)
+int key_files(const struct args *a, const char *directory)
 {
     struct found *f = calloc(1, sizeof *f);
-    int rc = f ? root_look(f, folder) : -ENOMEM;
+    int rc = f ? root_look(f, directory) : -ENOMEM;
 
     if (rc < 0) {
         fprintf(stderr,
-                "ucmctl: %s: %s; name the folder of a root (share.roots), where it is mounted\n",
-                folder, strerror(-rc));
+                "ucmctl: %s: %s; name the directory of a root (share.roots), where it is mounted\n",
+                directory, strerror(-rc));
         free(f);
         return CTL_ERROR;
     }
@@ -206,7 +206,8 @@ int key_files(const struct args *a, const char *folder)
     }
     if (f->passed_over > 0) {
         fprintf(stderr,
-                "ucmctl: %" PRIu64 " folders were passed over: keys may have sealed files there "
+                "ucmctl: %" PRIu64
+                " directories were passed over: keys may have sealed files there "
                 "that are not counted\n",
                 f->passed_over);
         rc = CTL_CORRUPT;

@@ -182,7 +182,7 @@ static void salvage_spaces(struct offline *o)
     if (!o->spaces_rewritten)
         unlink(fresh);
     else
-        (void)worked(o, io_folder_sync(o->folder));
+        (void)worked(o, io_directory_sync(o->directory));
 }
 
 /* A checkpoint saves time only; one that lists what has been changed here must go. */
@@ -196,7 +196,7 @@ static void salvage_index(struct offline *o)
     offline_path(o, NVME_INDEX_FILE, path);
     o->index_removed = worked(o, errno_of(unlink(path)));
     if (o->index_removed)
-        (void)worked(o, io_folder_sync(o->folder));
+        (void)worked(o, io_directory_sync(o->directory));
 }
 
 void salvage_rest(struct offline *o)

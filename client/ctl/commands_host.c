@@ -81,7 +81,7 @@ static const struct program_command commands[] = {
      "  ucmctl verify --offline /dev/nvme1n1 --state /var/lib/ucmd/state\n",
      PROGRAM_OPTIONS(verify_options), 0, 1, cmd_verify},
     {"format", "PATH", "Prepare a block device, or a file, for ucmd",
-     "PATH is an entry of nvme.paths that is no directory, and no daemon may use it. A device\n"
+     "PATH is an entry of nvme.paths that is not a directory, and no daemon may use it. A device\n"
      "that holds something is refused; --force destroys the contents, after asking.\n\n"
      "Example:\n"
      "  ucmctl format /dev/nvme1n1\n",

@@ -129,7 +129,7 @@ int cmd_reload(const struct args *a);
 int cmd_bypass(const struct args *a);
 int cmd_key(const struct args *a);
 /* cmd_key_files.c: which keys have sealed the files of a root, which is mounted there. */
-int key_files(const struct args *a, const char *folder);
+int key_files(const struct args *a, const char *directory);
 int cmd_config(const struct args *a);
 int cmd_format(const struct args *a);
 int cmd_plan(const struct args *a);
@@ -138,7 +138,7 @@ int cmd_trace(const struct args *a);
 int cmd_events(const struct args *a);
 
 /* verify --offline: the files of an entry of nvme.paths, read without a daemon; state: nvme.state,
- * for one that is no folder, or NULL. salvage: and repaired; lift: and taken out of quarantine. An
+ * for one that is not a directory, or NULL. salvage: and repaired; lift: and taken out of quarantine. An
  * exit status: of what was found, also where it was repaired. */
 int offline_verify(const char *path, const char *state, bool json, bool salvage, bool lift);
 

@@ -47,7 +47,7 @@ double doctor_now(void);
 void doctor_keys(struct doctor *d);   /* of tenants whose blocks are encrypted */
 void doctor_host(struct doctor *d);   /* limits, io_uring, NUMA, huge pages */
 void doctor_memory(struct doctor *d); /* what there is, and what the cgroup allows */
-void doctor_disks(struct doctor *d);  /* DRAM's and folders' bandwidth and space */
+void doctor_disks(struct doctor *d);  /* DRAM's and directories' bandwidth and space */
 void doctor_trip_cpu(struct doctor *d);
 void doctor_gpus(struct doctor *d); /* driver, bus, and the trip through each */
 

@@ -1,4 +1,4 @@
-/* Bandwidth of DRAM and of folders, space in folders. */
+/* Bandwidth of DRAM and of directories, space in directories. */
 #include "client/ctl/doctor.h"
 
 #include <dirent.h>
@@ -19,7 +19,7 @@
 #define DISK_CHUNK (1u << 20)
 #define DISK_FILE (512u << 20)
 #define DISK_FREE_MIN (128u << 20)
-#define FOLDERS 16
+#define DIRECTORIES 16
 #define DRAM_BYTES (256u << 20)
 
 /* Below this a tier gives less than many a GPU computes anew. */
@@ -53,7 +53,7 @@ static void measure_dram(struct doctor *d)
     free(to);
 }
 
-/* ---- a folder ---- */
+/* ---- a directory ---- */
 
 struct disk {
     int fd;
@@ -114,21 +114,21 @@ static double disk_run(struct disk *k, bool write)
 
 /* A file without a name, so that it goes with its descriptor whatever happens. direct: past the page
  * cache, where the file system can. A descriptor or -errno. */
-static int file_without_name(const char *folder, bool *direct)
+static int file_without_name(const char *directory, bool *direct)
 {
     static const int flags[] = {O_TMPFILE | O_DIRECT, O_TMPFILE};
     char name[4096];
     int fd = -1;
 
     for (int i = 0; fd < 0 && i < 2; i++) {
-        fd = open(folder, flags[i] | O_RDWR | O_CLOEXEC, 0600);
+        fd = open(directory, flags[i] | O_RDWR | O_CLOEXEC, 0600);
         *direct = i == 0;
     }
     if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL))
         return fd >= 0 ? fd : -errno;
     /* An older file system: the name is there for a moment. */
     *direct = false;
-    snprintf(name, sizeof name, "%s/.ucmctl-doctor-XXXXXX", folder);
+    snprintf(name, sizeof name, "%s/.ucmctl-doctor-XXXXXX", directory);
     fd = mkostemp(name, O_CLOEXEC);
     if (fd < 0)
         return -errno;
@@ -136,17 +136,17 @@ static int file_without_name(const char *folder, bool *direct)
     return fd;
 }
 
-static void measure_folder(struct doctor *d, const char *folder, uint64_t free_bytes)
+static void measure_directory(struct doctor *d, const char *directory, uint64_t free_bytes)
 {
     uint64_t size = free_bytes / 10 < DISK_FILE ? free_bytes / 10 : DISK_FILE;
     double written, read = 0;
     struct disk k = {.chunks = size / DISK_CHUNK};
     bool direct, slow;
 
-    k.fd = file_without_name(folder, &direct);
+    k.fd = file_without_name(directory, &direct);
     if (k.fd < 0) {
         doctor_add(d, DOCTOR_SKIP, "disk speed", "run it as root, or as the daemon's user",
-                   "%s: a file can't be made: %s", folder, strerror(-k.fd));
+                   "%s: a file can't be made: %s", directory, strerror(-k.fd));
         return;
     }
     written = disk_run(&k, true);
@@ -155,25 +155,25 @@ static void measure_folder(struct doctor *d, const char *folder, uint64_t free_b
     close(k.fd);
     if (written < 0 || read < 0) {
         doctor_add(d, DOCTOR_FAIL, "disk speed", "look at the disk: dmesg, smartctl -a", "%s: %s",
-                   folder, strerror((int)-(written < 0 ? written : read)));
+                   directory, strerror((int)-(written < 0 ? written : read)));
         return;
     }
     slow = read < SLOW_DISK || written < SLOW_DISK;
     doctor_add(d, slow ? DOCTOR_WARN : DOCTOR_OK, "disk speed",
                slow ? "a faster disk: a load from this one may take longer than to compute" : NULL,
-               "%s: %.2f GB/s read, %.2f GB/s written%s", folder, read / 1e9, written / 1e9,
+               "%s: %.2f GB/s read, %.2f GB/s written%s", directory, read / 1e9, written / 1e9,
                direct ? "" : ", through the page cache");
 }
 
-static void check_folder(struct doctor *d, const char *folder)
+static void check_directory(struct doctor *d, const char *directory)
 {
     char a[HUMAN_BYTES], b[HUMAN_BYTES];
     uint64_t free_bytes, total;
     struct statvfs fs;
 
-    if (statvfs(folder, &fs) != 0) {
-        doctor_add(d, DOCTOR_FAIL, "space", "mount the disk, or correct the path", "%s: %s", folder,
-                   strerror(errno));
+    if (statvfs(directory, &fs) != 0) {
+        doctor_add(d, DOCTOR_FAIL, "space", "mount the disk, or correct the path", "%s: %s",
+                   directory, strerror(errno));
         return;
     }
     free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
@@ -181,21 +181,21 @@ static void check_folder(struct doctor *d, const char *folder)
     if (free_bytes < DISK_FREE_MIN) {
         doctor_add(d, DOCTOR_WARN, "space",
                    "nothing, if the cache file has taken it; else make space",
-                   "%s: %s free of %s; too little to measure", folder, human_bytes(a, free_bytes),
-                   human_bytes(b, total));
+                   "%s: %s free of %s; too little to measure", directory,
+                   human_bytes(a, free_bytes), human_bytes(b, total));
         return;
     }
-    doctor_add(d, DOCTOR_OK, "space", NULL, "%s: %s free of %s", folder, human_bytes(a, free_bytes),
-               human_bytes(b, total));
+    doctor_add(d, DOCTOR_OK, "space", NULL, "%s: %s free of %s", directory,
+               human_bytes(a, free_bytes), human_bytes(b, total));
     if (d->measure)
-        measure_folder(d, folder, free_bytes);
+        measure_directory(d, directory, free_bytes);
 }
 
-/* ---- which folders ---- */
+/* ---- which directories ---- */
 
-/* The folders in which the daemon has ucmd.cache open, as /proc shows them. Entries that are devices or
- * files have no folder to measure in: *others counts them. */
-static unsigned cache_folders(pid_t pid, char folder[FOLDERS][4096])
+/* The directories in which the daemon has ucmd.cache open, as /proc shows them. Entries that are
+ * devices or files have no directory to measure in: *others counts them. */
+static unsigned cache_directories(pid_t pid, char directory[DIRECTORIES][4096])
 {
     static const char name[] = "/ucmd.cache";
     char fds[64], path[4096];
@@ -205,7 +205,7 @@ static unsigned cache_folders(pid_t pid, char folder[FOLDERS][4096])
 
     snprintf(fds, sizeof fds, "/proc/%d/fd", (int)pid);
     dir = opendir(fds);
-    while (dir != NULL && n < FOLDERS && (e = readdir(dir)) != NULL) {
+    while (dir != NULL && n < DIRECTORIES && (e = readdir(dir)) != NULL) {
         ssize_t bytes = readlinkat(dirfd(dir), e->d_name, path, sizeof path - 1);
         size_t tail = sizeof name - 1;
         bool known = false;
@@ -214,9 +214,9 @@ static unsigned cache_folders(pid_t pid, char folder[FOLDERS][4096])
             continue;
         path[bytes - (ssize_t)tail] = '\0';
         for (unsigned i = 0; i < n; i++)
-            known = known || strcmp(folder[i], path) == 0;
+            known = known || strcmp(directory[i], path) == 0;
         if (!known)
-            snprintf(folder[n++], sizeof folder[0], "%s", path);
+            snprintf(directory[n++], sizeof directory[0], "%s", path);
     }
     if (dir != NULL)
         closedir(dir);
@@ -238,27 +238,27 @@ static void check_roots(struct doctor *d)
             doctor_add(d, DOCTOR_OK, "shared root", NULL, "%s: up, %.1f ms", name,
                        (double)answer_u64(o, "latency_us") / 1000);
         if (name[0] == '/' && strcmp(health, "up") == 0)
-            check_folder(d, name);
+            check_directory(d, name);
     }
 }
 
 void doctor_disks(struct doctor *d)
 {
-    static char folder[FOLDERS][4096];
+    static char directory[DIRECTORIES][4096];
     const char *named = args_text(d->a, "dir");
-    unsigned n = named == NULL && d->pid > 0 ? cache_folders(d->pid, folder) : 0;
+    unsigned n = named == NULL && d->pid > 0 ? cache_directories(d->pid, directory) : 0;
 
     if (d->measure)
         measure_dram(d);
     if (named != NULL)
-        check_folder(d, named);
+        check_directory(d, named);
     else if (n == 0)
-        doctor_add(d, DOCTOR_SKIP, "disk speed", "name a folder on it with --dir",
-                   "no folder of the NVMe tier is known%s",
+        doctor_add(d, DOCTOR_SKIP, "disk speed", "name a directory on it with --dir",
+                   "no directory of the NVMe tier is known%s",
                    answer_count(d->stats, "tiers") > 0
                        ? ": it may be a device, or this user may not look at the daemon"
                        : "");
     for (unsigned i = 0; i < n; i++)
-        check_folder(d, folder[i]);
+        check_directory(d, directory[i]);
     check_roots(d);
 }

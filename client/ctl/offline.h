@@ -19,9 +19,9 @@ struct space {
 
 struct offline {
     char file[PATH_BYTES];
-    char folder[PATH_BYTES]; /* of what belongs to it; empty: not known */
+    char directory[PATH_BYTES]; /* of what belongs to it; empty: not known */
     int fd;
-    bool as_it_is, device; /* an entry that is no folder; a block device */
+    bool as_it_is, device; /* an entry that is not a directory; a block device */
     bool salvage, lift;
     uint64_t size;
     struct nvme_super super;
@@ -54,11 +54,11 @@ static inline uint64_t offline_segment_at(const struct offline *o, uint32_t numb
 /* Opens a file or device to change it: locked, and not mounted. Waits a few seconds for a daemon
  * that was killed. A descriptor, or -errno; -EWOULDBLOCK, -EBUSY: somebody has it. */
 int offline_take(const char *path, bool device);
-/* state: the daemon's nvme.state, for an entry that is no folder; may be NULL. An exit status; after
- * it offline_close, whatever it was. */
+/* state: the daemon's nvme.state, for an entry that is not a directory; may be NULL. An exit status;
+ * after it offline_close, whatever it was. */
 int offline_open(struct offline *o, const char *path, const char *state);
 void offline_close(struct offline *o);
-/* A path in the folder. */
+/* A path in the directory. */
 void offline_path(const struct offline *o, const char *name, char out[PATH_BYTES]);
 
 /* ---- cmd_salvage.c: each does nothing unless `salvage` ---- */

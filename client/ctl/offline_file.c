@@ -1,5 +1,5 @@
-/* verify --offline: the file that is looked at, which may be a block device, and the folder of what
- * belongs to it. */
+/* verify --offline: the file that is looked at, which may be a block device, and the directory of
+ * what belongs to it. */
 #include "client/ctl/ctl.h"
 #include "client/ctl/offline.h"
 #include "daemon/format/io.h"
@@ -18,9 +18,9 @@
 
 void offline_path(const struct offline *o, const char *name, char out[PATH_BYTES])
 {
-    int n = snprintf(out, PATH_BYTES, "%s/%s", o->folder, name);
+    int n = snprintf(out, PATH_BYTES, "%s/%s", o->directory, name);
 
-    if (o->folder[0] == '\0' || n >= (int)PATH_BYTES)
+    if (o->directory[0] == '\0' || n >= (int)PATH_BYTES)
         out[0] = '\0'; /* opens nothing */
 }
 
@@ -75,7 +75,8 @@ static int super_read(struct offline *o)
             "%s: the superblock is damaged, and without it nothing can be found: %s "
             "to start empty",
             o->file,
-            o->as_it_is ? "run 'ucmctl format --force' on it" : "delete the folder's three files");
+            o->as_it_is ? "run 'ucmctl format --force' on it"
+                        : "delete the directory's three files");
     if (rc < 0)
         return program_fail(CTL_ERROR, "%s is not a file of ucmd's NVMe tier", o->file);
     if ((o->size - o->super.data_offset) / o->super.segment_bytes > SEGMENTS_MAX)
@@ -84,25 +85,27 @@ static int super_read(struct offline *o)
     return o->payload ? CTL_OK : program_fail(CTL_ERROR, "no memory");
 }
 
-/* nvme.state has a folder for it, named after its UUID. */
-static int folder_find(struct offline *o, const char *state)
+/* nvme.state has a directory for it, named after its UUID. */
+static int directory_find(struct offline *o, const char *state)
 {
     char name[NVME_UUID_TEXT];
 
     if (!state)
         return CTL_OK;
     nvme_uuid_text(o->super.uuid, name);
-    if (snprintf(o->folder, sizeof(o->folder), "%s/%s", state, name) >= (int)sizeof(o->folder))
-        return program_fail(CTL_USAGE, "the name of the folder is too long");
-    if (access(o->folder, F_OK) == 0)
+    if (snprintf(o->directory, sizeof(o->directory), "%s/%s", state, name) >=
+        (int)sizeof(o->directory))
+        return program_fail(CTL_USAGE, "the name of the directory is too long");
+    if (access(o->directory, F_OK) == 0)
         return CTL_OK;
     if (o->salvage)
-        return program_fail(CTL_ERROR, "%s: %s; nothing was changed", o->folder, strerror(errno));
-    fprintf(stderr, "%s: %s\n", o->folder, strerror(errno));
+        return program_fail(CTL_ERROR, "%s: %s; nothing was changed", o->directory,
+                            strerror(errno));
+    fprintf(stderr, "%s: %s\n", o->directory, strerror(errno));
     return CTL_OK;
 }
 
-/* A folder has everything in it; anything else is an entry that ucmd uses as it is. */
+/* A directory has everything in it; anything else is an entry that ucmd uses as it is. */
 static int entry_find(struct offline *o, const char *path, const char *state)
 {
     struct stat st;
@@ -115,9 +118,9 @@ static int entry_find(struct offline *o, const char *path, const char *state)
     if (n >= (int)sizeof(o->file))
         return program_fail(CTL_USAGE, "the path is too long");
     if (!o->as_it_is)
-        memcpy(o->folder, path, strlen(path) + 1);
+        memcpy(o->directory, path, strlen(path) + 1);
     if (!o->as_it_is && state)
-        return program_fail(CTL_USAGE, "%s is a folder, and needs no --state", path);
+        return program_fail(CTL_USAGE, "%s is a directory, and needs no --state", path);
     if (!o->as_it_is && stat(o->file, &st) < 0)
         return program_fail(CTL_ERROR, "%s: %s", o->file, strerror(errno));
     o->device = S_ISBLK(st.st_mode);
@@ -125,7 +128,7 @@ static int entry_find(struct offline *o, const char *path, const char *state)
         return program_fail(CTL_ERROR, "%s is neither a regular file nor a block device", o->file);
     if (o->as_it_is && !state && o->salvage)
         return program_fail(CTL_USAGE,
-                            "%s is no folder: --salvage needs --state FOLDER, "
+                            "%s is not a directory: --salvage needs --state DIRECTORY, "
                             "the nvme.state of its daemon",
                             path);
     return CTL_OK;
@@ -141,7 +144,7 @@ int offline_open(struct offline *o, const char *path, const char *state)
         rc = file_open(o);
     if (rc == CTL_OK)
         rc = super_read(o);
-    return rc == CTL_OK && o->as_it_is ? folder_find(o, state) : rc;
+    return rc == CTL_OK && o->as_it_is ? directory_find(o, state) : rc;
 }
 
 void offline_close(struct offline *o)

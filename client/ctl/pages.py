@@ -1,4 +1,4 @@
-"""pages.py FOLDER CONFIG PROGRAM...: writes manual pages and completion for bash, zsh and fish, of what each program's --help says
+"""pages.py DIRECTORY CONFIG PROGRAM...: writes manual pages and completion for bash, zsh and fish, of what each program's --help says
 and of the shipped configuration. What is in a program's tables is in its page; nobody edits the pages. Runs while building."""
 
 import os
@@ -179,7 +179,7 @@ def man_config(about, sections, version):
 
 # ---- completion: what a shell may offer, for all shells alike ----
 
-NOTHING, WORDS, FILES, FOLDERS, SOURCE = range(5)
+NOTHING, WORDS, FILES, DIRECTORIES, SOURCE = range(5)
 
 
 class Value:
@@ -194,8 +194,8 @@ class Value:
             self.kind, self.words = SOURCE, SOURCES[p.name, self.name]
         elif any(part in self.name for part in ("PATH", "FILE", ".json", ".yaml")):
             self.kind = FILES
-        elif any(part in self.name for part in ("FOLDER", "DIR")):
-            self.kind = FOLDERS
+        elif any(part in self.name for part in ("DIR",)):
+            self.kind = DIRECTORIES
 
 
 def of_option(p, o):
@@ -249,7 +249,7 @@ _@id@()
     fi
     case $may in
     @files) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$cur") ;;
-    @folders) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;
+    @directories) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;
     @run*)
         # shellcheck disable=SC2086
         may=$("${COMP_WORDS[0]}" "${given[@]}" ${may#@run} 2>/dev/null |
@@ -273,7 +273,7 @@ def bash(p):
         return template(f"\n_@id@_{name}()\n{{\n    case $1 in\n{lines}    *) return 1 ;;\n    esac\n}}\n", p)
 
     def say(value):
-        return {NOTHING: "@none", FILES: "@files", FOLDERS: "@folders", WORDS: value.words, SOURCE: f"@run {value.words}"}[value.kind]
+        return {NOTHING: "@none", FILES: "@files", DIRECTORIES: "@directories", WORDS: value.words, SOURCE: f"@run {value.words}"}[value.kind]
 
     def names(of):
         return " ".join(f"--{o.name}" for o in of)
@@ -328,7 +328,7 @@ def zsh(p):
             return f'{{compadd -S "" -- {value.words}}}' if "=" in value.words else f"({value.words})"
         if value.kind == SOURCE:
             return f"{{compadd -- ${{(f)\"$($program $given {value.words} 2>/dev/null | awk '\\''NR > 1 {{print $1}}'\\'')\"}}}}"
-        return {NOTHING: "", FILES: "_files", FOLDERS: "_files -/"}[value.kind]
+        return {NOTHING: "", FILES: "_files", DIRECTORIES: "_files -/"}[value.kind]
 
     def words(value):
         return f"{quoted(value.name)}:{action(value)}"
@@ -402,13 +402,13 @@ def fish(p):
     none = at('""')
 
     def offers(value):
-        return {NOTHING: "", FILES: " -F", FOLDERS: " -a '(__fish_complete_directories)'", WORDS: f" -a '{value.words}'",
+        return {NOTHING: "", FILES: " -F", DIRECTORIES: " -a '(__fish_complete_directories)'", WORDS: f" -a '{value.words}'",
                 SOURCE: f" -a '(__{p.name}_run {value.words})'"}[value.kind]
 
     def opts(before, of):
         for o in of:  # an option's value is required
             value = of_option(p, o) if o.value else None
-            how = (" -r" if value.kind in (FILES, FOLDERS) else " -x") + offers(value) if value else ""
+            how = (" -r" if value.kind in (FILES, DIRECTORIES) else " -x") + offers(value) if value else ""
             yield f"{before} -l {o.name} -d {quoted(o.text)}{how}\n"
 
     def valued(of):
@@ -427,7 +427,7 @@ def fish(p):
         yield f"\n{none} -a help -d 'Show what a command can do'\n"
 
 
-def main(folder, config, *paths):
+def main(directory, config, *paths):
     about, sections = read_config(config)
     keys = [key.name for _, _, of in sections for key in of]
     programs = [Program(path, keys) for path in paths]
@@ -435,7 +435,7 @@ def main(folder, config, *paths):
     for p in programs:
         pages.update({f"{p.name}.{SECTIONS.get(p.name, '1')}": man(p), f"{p.name}.bash": bash(p), f"_{p.name}": zsh(p), f"{p.name}.fish": fish(p)})
     for name, parts in pages.items():
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
             file.writelines(parts)
 
 

@@ -128,10 +128,11 @@ char *tenants_kept_text(const struct tenant_set *set)
     return text;
 }
 
-static int text_write(int folder, const char *text)
+static int text_write(int directory, const char *text)
 {
     size_t n = strlen(text);
-    int fd = openat(folder, NEW_NAME, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
+    int fd =
+        openat(directory, NEW_NAME, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     ssize_t written;
     int rc = 0;
 
@@ -146,16 +147,16 @@ static int text_write(int folder, const char *text)
         rc = -errno;
     if (close(fd) < 0 && rc == 0)
         rc = -errno;
-    if (rc == 0 && renameat(folder, NEW_NAME, folder, FILE_NAME) < 0)
+    if (rc == 0 && renameat(directory, NEW_NAME, directory, FILE_NAME) < 0)
         rc = -errno;
     if (rc != 0)
-        (void)unlinkat(folder, NEW_NAME, 0);
+        (void)unlinkat(directory, NEW_NAME, 0);
     return rc;
 }
 
-int tenants_kept_write(const char *folder, const char *text)
+int tenants_kept_write(const char *directory, const char *text)
 {
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc;
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc;
 
     if (fd < 0)
         return -errno;

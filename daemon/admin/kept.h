@@ -17,9 +17,9 @@ int tenant_configure_check(const struct tenant_set *set, const struct config *ru
                            const struct config *fresh, char why[TENANT_WHY_BYTES]);
 /* What was given to all tenants, as a text from malloc; NULL: no memory. */
 char *tenants_kept_text(const struct tenant_set *set);
-/* Writes such a text into the folder: whole, or not at all. 0 or -errno. Waits for the disk; any
+/* Writes such a text into the directory: whole, or not at all. 0 or -errno. Waits for the disk; any
  * thread. */
-int tenants_kept_write(const char *folder, const char *text);
+int tenants_kept_write(const char *directory, const char *text);
 /* Takes over what an earlier run has written there. What can't be had, or does not hold with the
  * configuration any more, is left out, and the log says so. */
 void tenants_kept_read(struct tenant_set *set, const struct config *c);

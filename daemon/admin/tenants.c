@@ -99,7 +99,7 @@ int method_tenant_list(struct call *call)
 struct keeping {
     struct request r;
     uv_work_t work;
-    const char *folder;
+    const char *directory;
     char *text;
     int rc;
 };
@@ -108,7 +108,7 @@ static void keep_work_cb(uv_work_t *work)
 {
     struct keeping *k = LIST_ENTRY(work, struct keeping, work);
 
-    k->rc = tenants_kept_write(k->folder, k->text);
+    k->rc = tenants_kept_write(k->directory, k->text);
 }
 
 static void keep_done_cb(uv_work_t *work, int status)
@@ -122,7 +122,7 @@ static void keep_done_cb(uv_work_t *work, int status)
         ucm_error_set(&e, UCM_WIRE_IO,
                       "it is in force, but ends with the daemon: %.100s can't be written: %s; see "
                       "`state` in the configuration",
-                      k->folder, strerror(-rc));
+                      k->directory, strerror(-rc));
     free(k->text);
     request_end(&k->r, rc != 0 ? &e : NULL, NULL);
 }
@@ -178,7 +178,7 @@ static int change(struct call *call, const char *name, const struct tenant_setti
     cache_tenants_changed(rq->modules.cache);
     audit(call->s, call->method, "of_tenant=%s settings=\"%s\"", name,
           s ? tenant_settings_text(s, text) : "");
-    k->folder = rq->modules.config->state;
+    k->directory = rq->modules.config->state;
     k->text = keeps ? tenants_kept_text(set) : NULL;
     if (!keeps)
         request_end(&k->r, NULL, NULL);

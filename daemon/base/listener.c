@@ -58,8 +58,9 @@ static int path_lock(struct listener *l, const char *key, struct ucm_error *e)
     snprintf(lock, sizeof(lock), "%s.lock", l->path);
     l->lock_fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (l->lock_fd < 0) {
-        ucm_error_set(e, UCM_WIRE_IO, "cannot open %s: %s; its folder must exist and be writable",
-                      lock, strerror(errno));
+        ucm_error_set(e, UCM_WIRE_IO,
+                      "cannot open %s: %s; its directory must exist and be writable", lock,
+                      strerror(errno));
         return -EACCES;
     }
     if (flock(l->lock_fd, LOCK_EX | LOCK_NB) != 0) {

@@ -4,9 +4,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-ssize_t text_file_read(int folder, const char *path, int flags, char *text, size_t cap)
+ssize_t text_file_read(int directory, const char *path, int flags, char *text, size_t cap)
 {
-    int fd = openat(folder, path, O_RDONLY | O_CLOEXEC | flags);
+    int fd = openat(directory, path, O_RDONLY | O_CLOEXEC | flags);
     size_t have = 0;
     ssize_t n = 0;
 

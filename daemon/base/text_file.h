@@ -5,9 +5,9 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/* Reads at most `cap` - 1 bytes, and a zero byte ends them. folder: openat's; flags: of open,
+/* Reads at most `cap` - 1 bytes, and a zero byte ends them. directory: openat's; flags: of open,
  * beside those for reading. Returns how many they are, cap - 1 also of a file that has more; or
  * -errno. */
-ssize_t text_file_read(int folder, const char *path, int flags, char *text, size_t cap);
+ssize_t text_file_read(int directory, const char *path, int flags, char *text, size_t cap);
 
 #endif

@@ -20,8 +20,8 @@ struct cache_record {
 
 static_assert(NS_CANONICAL_MAX <= TIER_IDENTITY_BYTES, "the tier takes every identity");
 
-/* A folder that was full may have space again. One failure counts a pause, however many namespaces
- * had it. */
+/* A directory that was full may have space again. One failure counts a pause, however many
+ * namespaces had it. */
 static void retry_cb(uv_timer_t *timer);
 
 static void record_failed(struct cache *c)

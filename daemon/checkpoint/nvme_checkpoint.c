@@ -29,7 +29,7 @@
 
 static void path_make(const struct nvme_checkpoint *k, const char *suffix, char out[PATH_BYTES])
 {
-    snprintf(out, PATH_BYTES, "%s/%s%s", k->tier->devices[k->file].file.folder, NVME_INDEX_FILE,
+    snprintf(out, PATH_BYTES, "%s/%s%s", k->tier->devices[k->file].file.directory, NVME_INDEX_FILE,
              suffix);
 }
 
@@ -116,7 +116,7 @@ static int file_publish(struct nvme_checkpoint *k)
     if (fsync(k->fd) < 0 || rename(from, to) < 0)
         return -errno;
     KILL_POINT("checkpoint-named");
-    return io_folder_sync(d->file.folder);
+    return io_directory_sync(d->file.directory);
 }
 
 static void buffer_write(struct nvme_checkpoint *k)
@@ -156,7 +156,7 @@ static bool file_ended(struct nvme_checkpoint *k)
     k->tier->metrics->nvme_checkpoint_bytes += k->status < 0 ? 0 : k->n;
     if (k->status < 0)
         log_warn(MODULE, "checkpoint-failed", "path=%s error=%s",
-                 k->tier->devices[k->file].file.folder, strerror(-k->status));
+                 k->tier->devices[k->file].file.directory, strerror(-k->status));
     else if (!k->last)
         return false;
     else

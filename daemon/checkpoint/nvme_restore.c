@@ -51,7 +51,7 @@ static void checkpoint_read_run(struct nvme_job *job)
 
     if (r->reader.fd < 0) {
         snprintf(path, sizeof(path), "%s/" NVME_INDEX_FILE,
-                 job->tier->devices[r->file].file.folder);
+                 job->tier->devices[r->file].file.directory);
         r->reader.fd = open(path, O_RDONLY | O_CLOEXEC);
         r->reader.offset = 0;
     }
@@ -64,7 +64,7 @@ static void checkpoint_end(struct tier *t, struct nvme_restore *r)
     t->metrics->nvme_damaged_pages += r->reader.damaged;
     if (r->reader.damaged)
         log_warn(MODULE, "checkpoint-damaged", "path=%s offset=%" PRIu64 ": scanning instead",
-                 t->devices[r->file].file.folder, r->reader.offset);
+                 t->devices[r->file].file.directory, r->reader.offset);
     if (r->reader.fd >= 0)
         close(r->reader.fd);
     r->reader = (struct checkpoint_reader){

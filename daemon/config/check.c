@@ -178,7 +178,7 @@ static int check_encryption(const struct config *c, struct config_error *e)
     if (c->encryption_seeds[0] != '\0' && c->encryption_seeds[0] != '/')
         return config_fail(c, e, "encryption.seeds",
                            "encryption.seeds: \"%.160s\" is wrong; write the absolute path of a "
-                           "folder that all hosts of the shared roots have in common",
+                           "directory that all hosts of the shared roots have in common",
                            c->encryption_seeds);
 
     for (size_t i = 0; i < t->n; i++)
@@ -226,24 +226,24 @@ static int check_tenants(const struct config *c, struct config_error *e)
 
 /* ---- paths ---- */
 
-/* A folder that this process may make files in. */
-static int check_folder(const struct config *c, struct config_error *e, const char *key,
-                        const char *path, struct stat *st)
+/* A directory that this process may make files in. */
+static int check_directory(const struct config *c, struct config_error *e, const char *key,
+                           const char *path, struct stat *st)
 {
     int err = stat(path, st) < 0 ? errno : 0;
 
     if (err == ENOENT)
         return config_fail(c, e, key,
-                           "%s: folder %.160s does not exist; make it, or name one that does", key,
-                           path);
+                           "%s: directory %.160s does not exist; make it, or name one that does",
+                           key, path);
     if (err != 0)
-        return config_fail(c, e, key, "%s: %.160s: %s; name a folder that the daemon may use", key,
-                           path, strerror(err));
+        return config_fail(c, e, key, "%s: %.160s: %s; name a directory that the daemon may use",
+                           key, path, strerror(err));
     if (!S_ISDIR(st->st_mode))
-        return config_fail(c, e, key, "%s: %.160s is not a folder; name one", key, path);
+        return config_fail(c, e, key, "%s: %.160s is not a directory; name one", key, path);
     if (faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) < 0)
         return config_fail(c, e, key,
-                           "%s: folder %.160s: %s for uid %u; give it to the daemon's user", key,
+                           "%s: directory %.160s: %s for uid %u; give it to the daemon's user", key,
                            path, strerror(errno), (unsigned)geteuid());
     return 0;
 }
@@ -259,7 +259,7 @@ static int check_socket(const struct config *c, struct config_error *e)
         return config_fail(c, e, "socket", "socket: %s exists and is no socket; name another path",
                            c->socket);
     snprintf(copy, sizeof(copy), "%s", c->socket);
-    return check_folder(c, e, "socket", dirname(copy), &st);
+    return check_directory(c, e, "socket", dirname(copy), &st);
 }
 
 /* Unless systemd makes the socket, the daemon gives it to this group. */
@@ -282,13 +282,13 @@ static int check_group(const struct config *c, struct config_error *e)
                        (unsigned)geteuid(), c->socket_group);
 }
 
-/* What the file that an earlier run left in the folder takes already. */
-static uint64_t bytes_there(const char *folder, const char *name)
+/* What the file that an earlier run left in the directory takes already. */
+static uint64_t bytes_there(const char *directory, const char *name)
 {
     char path[CONFIG_ITEM_BYTES + 32];
     struct stat st;
 
-    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    snprintf(path, sizeof(path), "%s/%s", directory, name);
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : 0;
 }
 
@@ -397,13 +397,13 @@ static int check_keep(const struct config *c, struct config_error *e)
 
     if (path[0] == '\0')
         return 0;
-    rc = check_folder(c, e, "arena.keep", path, &st);
+    rc = check_directory(c, e, "arena.keep", path, &st);
     if (rc < 0)
         return rc;
     if (statfs(path, &fs) < 0 || (fs.f_type != TMPFS_MAGIC && fs.f_type != HUGETLBFS_MAGIC))
         return config_fail(
             c, e, "arena.keep",
-            "arena.keep: %.160s is not on a tmpfs or hugetlbfs; name a folder that is, "
+            "arena.keep: %.160s is not on a tmpfs or hugetlbfs; name a directory that is, "
             "e.g. /dev/shm/ucmd",
             path);
     if (c->arena_slab % (uint64_t)fs.f_bsize != 0)
@@ -427,10 +427,10 @@ static int check_as_it_is(const struct config *c, struct config_error *e, const 
     if (c->nvme_state[0] == '\0')
         return config_fail(
             c, e, "nvme.paths",
-            "nvme.paths: %.160s is no folder; set nvme.state to a folder for what belongs "
+            "nvme.paths: %.160s is not a directory; set nvme.state to a directory for what belongs "
             "to it",
             path);
-    return check_folder(c, e, "nvme.state", c->nvme_state, &st);
+    return check_directory(c, e, "nvme.state", c->nvme_state, &st);
 }
 
 static bool is_as_it_is(const char *path, struct stat *st)
@@ -459,31 +459,31 @@ static bool is_left_out(const struct config *c, const char *path)
     return take_failed(rc) || (rc == -ENOENT && config_nvme_there(c));
 }
 
-struct folder {
+struct directory {
     dev_t device;
     ino_t inode;
     uint64_t there;
 };
 
-/* Folders on one file system have its space in common. */
-static int check_folders_space(const struct config *c, struct config_error *e,
-                               const struct folder *folders, size_t i)
+/* Directories on one file system have its space in common. */
+static int check_directories_space(const struct config *c, struct config_error *e,
+                                   const struct directory *directories, size_t i)
 {
     uint64_t file = nvme_file_bytes(c->nvme_size, c->nvme_segment);
     uint64_t wanted = 0, there = 0;
 
     for (size_t j = 0; j <= i; j++) {
-        if (folders[j].device != folders[i].device)
+        if (directories[j].device != directories[i].device)
             continue;
         wanted += file;
-        there += folders[j].there < file ? folders[j].there : file;
+        there += directories[j].there < file ? directories[j].there : file;
     }
     return check_space(c, e, "nvme.size", c->nvme_paths.item[i], wanted, there);
 }
 
 static int check_nvme(const struct config *c, struct config_error *e)
 {
-    struct folder folders[CONFIG_MAX_PATHS];
+    struct directory directories[CONFIG_MAX_PATHS];
     struct stat st;
 
     for (size_t i = 0; i < c->nvme_paths.n && i < CONFIG_MAX_PATHS; i++) {
@@ -491,20 +491,21 @@ static int check_nvme(const struct config *c, struct config_error *e)
         bool as_it_is = is_as_it_is(path, &st);
         int rc;
 
-        folders[i] = (struct folder){0};
+        directories[i] = (struct directory){0};
         if (is_left_out(c, path))
             continue;
-        rc = as_it_is ? check_as_it_is(c, e, path) : check_folder(c, e, "nvme.paths", path, &st);
+        rc = as_it_is ? check_as_it_is(c, e, path) : check_directory(c, e, "nvme.paths", path, &st);
         if (rc < 0)
             return rc;
         for (size_t j = 0; j < i; j++)
-            if (folders[j].device == st.st_dev && folders[j].inode == st.st_ino)
+            if (directories[j].device == st.st_dev && directories[j].inode == st.st_ino)
                 return config_fail(c, e, "nvme.paths",
                                    "nvme.paths: %.100s and %.100s are one; name each once",
                                    c->nvme_paths.item[j], path);
-        folders[i] = (struct folder){st.st_dev, st.st_ino, bytes_there(path, NVME_CACHE_FILE)};
+        directories[i] =
+            (struct directory){st.st_dev, st.st_ino, bytes_there(path, NVME_CACHE_FILE)};
         if (!as_it_is)
-            rc = check_folders_space(c, e, folders, i);
+            rc = check_directories_space(c, e, directories, i);
         if (rc < 0)
             return rc;
     }

@@ -170,15 +170,16 @@ int config_environment(struct config *c, char *const *environment, struct config
 #define CONFIG_VARIABLE_BYTES 64
 const char *config_variable(const char *key, char buf[CONFIG_VARIABLE_BYTES]);
 /* What no key shows alone: sizes against each other and against this host, the socket's group,
- * folders that must exist and be writable, space on the file system. Changes nothing on disk. 0 or
+ * directories that must exist and be writable, space on the file system. Changes nothing on disk. 0
+ * or
  * -EINVAL with *e. */
 int config_check(const struct config *c, struct config_error *e);
 /* The part of config_check that asks nothing of this host: values against each other. For a reload,
  * which must not wait for a disk, and whose daemon holds the memory that a start asks for. */
 int config_check_values(const struct config *c, struct config_error *e);
-/* What lies at the paths of shared roots, for after config_check: -EINVAL when one is not a folder;
- * warn_cb with where and why for each that is missing or does not answer. Blocks up to 2 s for each
- * root: not for the event loop. */
+/* What lies at the paths of shared roots, for after config_check: -EINVAL when one is not a
+ * directory; warn_cb with where and why for each that is missing or does not answer. Blocks up to 2
+ * s for each root: not for the event loop. */
 int config_check_roots(const struct config *c, void (*warn_cb)(const char *text),
                        struct config_error *e);
 /* Begins *e with the location where the key was set. Returns -EINVAL. For what modules find

@@ -152,18 +152,18 @@ static const struct cgroup_files version1 = {"/sys/fs/cgroup/memory",
                                              {"total_inactive_file", "total_active_file"}};
 
 /* What one cgroup leaves; its page cache gives way. */
-static uint64_t cgroup_room(const char *folder, const struct cgroup_files *files, uint64_t own)
+static uint64_t cgroup_room(const char *directory, const struct cgroup_files *files, uint64_t own)
 {
     char path[PATH_MAX];
     uint64_t limit, used, cache;
 
-    snprintf(path, sizeof(path), "%s/%s", folder, files->limit);
+    snprintf(path, sizeof(path), "%s/%s", directory, files->limit);
     limit = number_read(path, "");
     if (limit == UINT64_MAX || limit >= INT64_MAX / 2)
         return UINT64_MAX;
-    snprintf(path, sizeof(path), "%s/%s", folder, files->used);
+    snprintf(path, sizeof(path), "%s/%s", directory, files->used);
     used = number_or_0(path, "");
-    snprintf(path, sizeof(path), "%s/memory.stat", folder);
+    snprintf(path, sizeof(path), "%s/memory.stat", directory);
     cache = number_or_0(path, files->cache[0]) + number_or_0(path, files->cache[1]);
     used = used > cache + own ? used - cache - own : 0;
     return limit > used ? limit - used : 0;
@@ -175,14 +175,14 @@ static uint64_t cgroups_room(const char *root, const struct cgroup_files *files,
                              uint64_t own)
 {
     uint64_t least = UINT64_MAX;
-    char folder[2048];
+    char directory[2048];
 
     for (;;) {
         char *slash = strrchr(group, '/');
         uint64_t room;
 
-        snprintf(folder, sizeof(folder), "%s%s%s", root, files->mount, group);
-        room = cgroup_room(folder, files, own);
+        snprintf(directory, sizeof(directory), "%s%s%s", root, files->mount, group);
+        room = cgroup_room(directory, files, own);
         least = room < least ? room : least;
         if (!slash)
             return least;

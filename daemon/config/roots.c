@@ -24,7 +24,7 @@
 #define CAPACITY "capacity="
 #define BUFFER "buffer="
 #define MEMORY "memory="
-#define FOLDER "write="
+#define DIRECTORY "write="
 #define READ "read="
 
 static bool is_nfs(const char *text)
@@ -103,21 +103,21 @@ static int target_take(const char *text, struct config_root *out, struct config_
 /* Where ucmd's own backends lie: beside it, or where `make install` puts them. */
 static void backend_path(const char *name, char *path, size_t n)
 {
-    char folder[PATH_MAX];
-    ssize_t length = readlink("/proc/self/exe", folder, sizeof(folder) - 1);
+    char directory[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", directory, sizeof(directory) - 1);
     char *slash;
 
-    folder[length > 0 ? length : 0] = '\0';
-    slash = strrchr(folder, '/');
+    directory[length > 0 ? length : 0] = '\0';
+    slash = strrchr(directory, '/');
     if (slash)
         *slash = '\0';
-    snprintf(path, n, "%s/ucmd-backend-%s", folder, name);
+    snprintf(path, n, "%s/ucmd-backend-%s", directory, name);
     if (access(path, X_OK) == 0)
         return;
-    slash = strrchr(folder, '/');
+    slash = strrchr(directory, '/');
     if (slash)
         *slash = '\0';
-    snprintf(path, n, "%s/libexec/ucmd/ucmd-backend-%s", folder, name);
+    snprintf(path, n, "%s/libexec/ucmd/ucmd-backend-%s", directory, name);
 }
 
 /* One of ucmd's own. */
@@ -166,17 +166,17 @@ static int mooncake_process(const struct config *c, struct config_root *r, struc
 }
 
 /* What it reads it may write to, too: a root that is "ro" gets no writes from the daemon. */
-static int folder_process(const struct config *c, struct config_root *r, struct config_error *e)
+static int directory_process(const struct config *c, struct config_root *r, struct config_error *e)
 {
     uint64_t parts = c->share_threads * (c->arena_slab + 8192); /* one for each thread */
     char words[16];
 
     /* The health check finds one that no other has. */
     snprintf(words, sizeof(words), " %u", (unsigned)c->share_threads + 1);
-    strcpy(r->process.folder, r->target);
+    strcpy(r->process.directory, r->target);
     if (parts < CONFIG_BUFFER)
         r->process.buffer_bytes = parts;
-    return own_process(c, r, "folder", words, e);
+    return own_process(c, r, "directory", words, e);
 }
 
 /* "NAME=SIZE"; which may be there once. */
@@ -222,8 +222,8 @@ static bool process_word_take(const char *word, struct config_root *out, int *rc
         *rc = size_take(word, &out->process.buffer_bytes, out, e);
     else if (word_is(word, MEMORY))
         *rc = size_take(word, &out->process.memory_bytes, out, e);
-    else if (word_is(word, FOLDER))
-        *rc = path_take(word, out->process.folder, out, e);
+    else if (word_is(word, DIRECTORY))
+        *rc = path_take(word, out->process.directory, out, e);
     else if (word_is(word, READ))
         *rc = path_take(word, out->process.read, out, e);
     else if (strcmp(word, "network") == 0)
@@ -248,7 +248,7 @@ static int word_take(const char *word, struct config_root *out, struct config_er
                                    "write one of them, or leave it out",
                              word, out->target,
                              process ? " nor buffer=SIZE, memory=SIZE, network, read=PATH or "
-                                       "write=FOLDER; a command stands behind --"
+                                       "write=DIRECTORY; a command stands behind --"
                                      : "");
     if (out->read_only)
         return config_refuse(e, ROOTS ": ro is given twice behind %.80s; leave one out",
@@ -311,7 +311,7 @@ static int process_make(const struct config *c, struct config_root *r, struct co
     int rc = is_nfs(r->target)        ? nfs_process(c, r, e)
              : is_s3(r->target)       ? s3_process(c, r, e)
              : is_mooncake(r->target) ? mooncake_process(c, r, e)
-             : r->target[0] == '/'    ? folder_process(c, r, e)
+             : r->target[0] == '/'    ? directory_process(c, r, e)
                                       : 0;
 
     return rc < 0 ? rc : buffer_check(c, r, e);
@@ -336,9 +336,9 @@ int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], 
     return rc;
 }
 
-/* ---- what lies at a folder's path ---- */
+/* ---- what lies at a directory's path ---- */
 
-#define LOOK_S 2 /* of each folder; a mount that hangs does not answer at all */
+#define LOOK_S 2 /* of each directory; a mount that hangs does not answer at all */
 
 struct look {
     char path[CONFIG_ITEM_BYTES];
@@ -360,7 +360,7 @@ static void *look_main(void *arg)
     return NULL;
 }
 
-int config_root_look(const char *folder, bool write)
+int config_root_look(const char *directory, bool write)
 {
     struct look *l = calloc(1, sizeof(*l));
     struct timespec until;
@@ -369,7 +369,7 @@ int config_root_look(const char *folder, bool write)
 
     if (!l)
         return -ENOMEM;
-    snprintf(l->path, sizeof(l->path), "%s", folder);
+    snprintf(l->path, sizeof(l->path), "%s", directory);
     l->write = write;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += LOOK_S;
@@ -420,7 +420,7 @@ static const char *status_text(int status)
     return status == -EAFNOSUPPORT ? "this process may not use the network" : strerror(-status);
 }
 
-/* A folder that is missing may be a mount that comes later: it must not stop a start for ever. A
+/* A directory that is missing may be a mount that comes later: it must not stop a start for ever. A
  * file in its place is a mistake that no mount mends. */
 int config_check_roots(const struct config *c, void (*warn_cb)(const char *text),
                        struct config_error *e)
@@ -441,8 +441,9 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
 
         if (status == -ENOTDIR)
             return config_refuse(e,
-                                 ROOTS ": %.120s is not a folder; name the folder of a file system "
-                                       "that hosts share",
+                                 ROOTS
+                                 ": %.120s is not a directory; name the directory of a file system "
+                                 "that hosts share",
                                  r->target);
         if (status == 0)
             continue;

@@ -15,13 +15,13 @@ struct config_process {
     uint64_t memory_bytes; /* of its own, at most; 0: no bound */
     bool network;          /* it may use it */
     /* Absolute paths that it may write to and read besides; "": none. */
-    char folder[CONFIG_ITEM_BYTES], read[CONFIG_ITEM_BYTES];
+    char directory[CONFIG_ITEM_BYTES], read[CONFIG_ITEM_BYTES];
     /* Not to be configured; 0: as docs/backends.md says. How long it may be silent beyond what is
      * due; the shortest pause between starts. */
     unsigned patience_ms, pause_ms;
 };
 struct config_root {
-    /* Absolute path of a folder, nfs://SERVER/EXPORT[?OPTIONS], s3://BUCKET[/PREFIX][?OPTIONS],
+    /* Absolute path of a directory, nfs://SERVER/EXPORT[?OPTIONS], s3://BUCKET[/PREFIX][?OPTIONS],
      * mooncake://MASTER:PORT[/PREFIX][?OPTIONS], or process:NAME. */
     char target[CONFIG_ITEM_BYTES];
     uint64_t capacity_bytes; /* 0: no bound */
@@ -52,10 +52,10 @@ struct config_root {
 int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
                  struct config_error *e);
 
-/* What lies at the path of a folder's root: 0: a folder that this process may read or, with
+/* What lies at the path of a directory's root: 0: a directory that this process may read or, with
  * `write`, make files in; -ENOTDIR: something else; -ENOENT: nothing; -EACCES, -EROFS; -ETIMEDOUT:
  * the file system does not answer within 2 s; -errno. Blocks; a thread makes the calls and, after a
  * timeout, stays behind until the file system answers. */
-int config_root_look(const char *folder, bool write);
+int config_root_look(const char *directory, bool write);
 
 #endif

@@ -83,9 +83,10 @@ static const char *item_address(const char *text)
                  "port of 127.0.0.1";
 }
 
-static const char *item_folder(const char *text)
+static const char *item_directory(const char *text)
 {
-    return text[0] == '/' ? NULL : "write the absolute path of a folder, e.g. /var/lib/ucmd/nvme0";
+    return text[0] == '/' ? NULL
+                          : "write the absolute path of a directory, e.g. /var/lib/ucmd/nvme0";
 }
 
 static const char *item_admin(const char *text)
@@ -288,7 +289,7 @@ const struct config_key config_keys[] = {
              "arena.size, plus 65536. A full index drops the least recently used blocks, from NVMe "
              "too (index_evicted in the stats)."},
 
-    {KEY("nvme.paths", LIST, nvme_paths, ""), RANGE(0, CONFIG_MAX_PATHS), .item_cb = item_folder,
+    {KEY("nvme.paths", LIST, nvme_paths, ""), RANGE(0, CONFIG_MAX_PATHS), .item_cb = item_directory,
      .help = "Directories, best one a disk, in each of which the daemon makes one file: "
              "[/var/lib/ucmd/nvme0, ...]; or block devices, and files, on which 'ucmctl format' "
              "was run."},

@@ -5,17 +5,17 @@
 #include <libgen.h>
 #include <string.h>
 
-static bool is_below(const char *path, const char *folder)
+static bool is_below(const char *path, const char *directory)
 {
-    size_t n = strlen(folder);
+    size_t n = strlen(directory);
 
-    return strncmp(path, folder, n) == 0 && (path[n] == '/' || path[n] == '\0');
+    return strncmp(path, directory, n) == 0 && (path[n] == '/' || path[n] == '\0');
 }
 
-static bool is_below_any(const char *path, const char *const *folders)
+static bool is_below_any(const char *path, const char *const *directories)
 {
-    for (; *folders; folders++)
-        if (is_below(path, *folders))
+    for (; *directories; directories++)
+        if (is_below(path, *directories))
             return true;
     return false;
 }
@@ -44,9 +44,9 @@ static void print_path(FILE *out, const char *setting, const char *path)
     fputc('\n', out);
 }
 
-/* What a folder needs that the daemon writes to. "-": one that is missing stops no start; what is
- * mounted later comes into the sandbox with the rights of its mount. */
-static void print_folder(FILE *out, const char *path)
+/* What a directory needs that the daemon writes to. "-": one that is missing stops no start; what
+ * is mounted later comes into the sandbox with the rights of its mount. */
+static void print_directory(FILE *out, const char *path)
 {
     static const char *const homes[] = {"/home", "/root", "/run/user", NULL};
     static const char *const temporary[] = {"/tmp", "/var/tmp", NULL};
@@ -69,14 +69,14 @@ static void print_nvme(const struct config *c, FILE *out)
     for (size_t i = 0; i < c->nvme_paths.n; i++) {
         const char *path = c->nvme_paths.item[i];
 
-        print_folder(out, path);
+        print_directory(out, path);
         if (is_below(path, "/dev") && !is_below(path, "/dev/shm")) {
             fputs("DeviceAllow=", out);
             print_word(out, path);
             fputs(" rw\n", out);
         }
     }
-    print_folder(out, c->nvme_state);
+    print_directory(out, c->nvme_state);
 }
 
 int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
@@ -91,18 +91,18 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
         return rc;
     fputs("[Service]\n", out);
     print_nvme(c, out);
-    print_folder(out, c->arena_keep);
-    print_folder(out, c->state);
-    print_folder(out, c->encryption_seeds);
-    print_folder(out, c->copy_calibration);
+    print_directory(out, c->arena_keep);
+    print_directory(out, c->state);
+    print_directory(out, c->encryption_seeds);
+    print_directory(out, c->copy_calibration);
     snprintf(socket, sizeof(socket), "%s", c->metrics_socket);
-    print_folder(out, dirname(socket));
+    print_directory(out, dirname(socket));
     for (uint32_t i = 0; i < n; i++) {
         const struct config_process *process = &roots[i].process;
 
         network = network || process->network;
-        if (process->folder[0] && !(roots[i].target[0] == '/' && roots[i].read_only))
-            print_folder(out, process->folder);
+        if (process->directory[0] && !(roots[i].target[0] == '/' && roots[i].read_only))
+            print_directory(out, process->directory);
     }
     if (c->socket_group[0]) {
         fputs("# For the socket that is given to socket_group\nSupplementaryGroups=", out);

@@ -1,6 +1,6 @@
 /* The contract of a device: it holds workers' KV memory and copies between that and slots.
  * `cpu` maps shared memory and copies with memcpy; `cuda` opens IPC handles and launches copies.
- * README.md in this folder describes how.
+ * README.md in this directory describes how.
  *
  * Promises:
  * - IPC memory is open only while a worker has it that could write there (struct device_proof).
@@ -271,7 +271,8 @@ struct device_config {
     enum copy_strategy strategy;
     /* Of the bus, for loads beside a worker that computes; 100: as if it did not. */
     unsigned beside_percent;
-    const char *calibration; /* folder for the measured costs of GPUs; NULL or "": none; borrowed */
+    /* directory for the measured costs of GPUs; NULL or "": none; borrowed */
+    const char *calibration;
     const struct numa *numa; /* looks up GPUs' nodes, borrowed; NULL: they have none */
     /* Runs on the event loop, once a device, when the device failed for good (a sticky CUDA
      * error). */

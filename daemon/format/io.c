@@ -62,9 +62,9 @@ int io_length(int fd, uint64_t *out)
     return 0;
 }
 
-int io_folder_sync(const char *folder)
+int io_directory_sync(const char *directory)
 {
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int rc;
 
     if (fd < 0)

@@ -15,7 +15,7 @@ ssize_t io_read_some(int fd, void *p, size_t bytes, uint64_t at);
 int io_write(int fd, const void *p, size_t bytes, uint64_t at);
 /* Length of a file, or size of a block device. */
 int io_length(int fd, uint64_t *out);
-/* Makes the names in a folder durable. */
-int io_folder_sync(const char *folder);
+/* Makes the names in a directory durable. */
+int io_directory_sync(const char *directory);
 
 #endif

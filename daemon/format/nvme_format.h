@@ -21,7 +21,7 @@
 #define NVME_SEED_BYTES 16
 #define NVME_EPOCH_BITS 24 /* of a sequence; the rest counts within the epoch */
 
-/* What a folder of nvme.paths holds. */
+/* What a directory of nvme.paths holds. */
 #define NVME_CACHE_FILE "ucmd.cache"
 #define NVME_NS_FILE "ucmd.namespaces"
 #define NVME_INDEX_FILE "ucmd.index"
@@ -159,7 +159,7 @@ static inline uint32_t nvme_sealed_fragments(const struct nvme_record_header *h)
 int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine *out);
 int nvme_ns_record_decode(const uint8_t page[NVME_PAGE], struct nvme_ns_record *out);
 
-/* In hexadecimal: the name of a device's folder in nvme.state. */
+/* In hexadecimal: the name of a device's directory in nvme.state. */
 #define NVME_UUID_TEXT (2 * NVME_UUID_BYTES + 1)
 void nvme_uuid_text(const uint8_t uuid[NVME_UUID_BYTES], char out[NVME_UUID_TEXT]);
 

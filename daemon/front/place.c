@@ -20,23 +20,23 @@
 
 #define FILE_BYTES 16384
 
-/* Reads a file of a process's folder in /proc, as one text. Its length; 0: it is not there, or
+/* Reads a file of a process's directory in /proc, as one text. Its length; 0: it is not there, or
  * longer. */
-static size_t file_read(int folder, const char *name, char text[FILE_BYTES])
+static size_t file_read(int directory, const char *name, char text[FILE_BYTES])
 {
-    ssize_t n = text_file_read(folder, name, 0, text, FILE_BYTES);
+    ssize_t n = text_file_read(directory, name, 0, text, FILE_BYTES);
 
     return n > 0 && n < FILE_BYTES - 1 ? (size_t)n : 0;
 }
 
 /* The process's own number, and how many PID namespaces deep it lies below that of this /proc; 0:
  * not known. */
-static unsigned pid_depth(int folder, pid_t *pid)
+static unsigned pid_depth(int directory, pid_t *pid)
 {
     char text[FILE_BYTES], *line, *end;
     unsigned depth = 0;
 
-    if (file_read(folder, "status", text) == 0 || !(line = strstr(text, "\nNSpid:")))
+    if (file_read(directory, "status", text) == 0 || !(line = strstr(text, "\nNSpid:")))
         return 0;
     line += strlen("\nNSpid:");
     for (long v = strtol(line, &end, 10); end != line && *end != '\0';
@@ -63,18 +63,18 @@ static const char *const map_names[2] = {"uid_map", "gid_map"};
 static const struct own *own_read(void)
 {
     static struct own own;
-    int folder = own.depth == 0 ? open("/proc/self", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int directory = own.depth == 0 ? open("/proc/self", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     pid_t pid = 0;
 
-    if (folder < 0)
+    if (directory < 0)
         return &own;
     for (int i = 0; i < 2; i++)
-        own.map_bytes[i] = file_read(folder, map_names[i], own.map[i]);
-    own.has_ns = fstatat(folder, "ns/user", &own.ns, 0) == 0;
-    own.depth = pid_depth(folder, &pid);
+        own.map_bytes[i] = file_read(directory, map_names[i], own.map[i]);
+    own.has_ns = fstatat(directory, "ns/user", &own.ns, 0) == 0;
+    own.depth = pid_depth(directory, &pid);
     if (pid != getpid())
         own.depth = 0;
-    close(folder);
+    close(directory);
     return &own;
 }
 
@@ -108,13 +108,13 @@ static const char *line_path(const char *line, const char *hierarchy)
 }
 
 /* Of cgroup v1's named hierarchy where there is one, else of v2. */
-static void cgroup_read(int folder, char out[PLACE_CGROUP_BYTES])
+static void cgroup_read(int directory, char out[PLACE_CGROUP_BYTES])
 {
     const char *v1 = NULL, *v2 = NULL;
     char text[FILE_BYTES], *rest = text, *line;
 
     out[0] = '\0';
-    if (file_read(folder, "cgroup", text) == 0)
+    if (file_read(directory, "cgroup", text) == 0)
         return;
     while ((line = strsep(&rest, "\n"))) {
         v1 = v1 ? v1 : line_path(line, "name=systemd");
@@ -152,7 +152,7 @@ static bool process_alive(int process)
     return poll(&p, 1, 0) == 0;
 }
 
-static enum peer_place folder_place(int peer, pid_t pid, char cgroup[PLACE_CGROUP_BYTES])
+static enum peer_place directory_place(int peer, pid_t pid, char cgroup[PLACE_CGROUP_BYTES])
 {
     const struct own *own = own_read();
     pid_t peer_pid = 0;
@@ -169,7 +169,7 @@ static enum peer_place folder_place(int peer, pid_t pid, char cgroup[PLACE_CGROU
 
 enum peer_place place_read(int fd, pid_t pid, char cgroup[PLACE_CGROUP_BYTES])
 {
-    int process = pid > 0 ? process_open(fd, pid) : -1, folder;
+    int process = pid > 0 ? process_open(fd, pid) : -1, directory;
     enum peer_place place = PLACE_UNKNOWN;
     char path[32];
 
@@ -177,15 +177,16 @@ enum peer_place place_read(int fd, pid_t pid, char cgroup[PLACE_CGROUP_BYTES])
     if (process < 0)
         return PLACE_UNKNOWN;
     snprintf(path, sizeof(path), "/proc/%d", (int)pid);
-    folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder >= 0) {
-        /* An open folder stays its process's. That lives still, so nobody else had its number. */
-        place = folder_place(folder, pid, cgroup);
+    directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory >= 0) {
+        /* An open directory stays its process's. That lives still, so nobody else had its
+         * number. */
+        place = directory_place(directory, pid, cgroup);
         if (!process_alive(process) || hung_up(fd)) {
             place = PLACE_UNKNOWN;
             cgroup[0] = '\0';
         }
-        close(folder);
+        close(directory);
     }
     close(process);
     return place;
@@ -193,11 +194,11 @@ enum peer_place place_read(int fd, pid_t pid, char cgroup[PLACE_CGROUP_BYTES])
 
 void place_own_cgroup(char cgroup[PLACE_CGROUP_BYTES])
 {
-    int folder = open("/proc/self", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int directory = open("/proc/self", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     cgroup[0] = '\0';
-    if (folder < 0)
+    if (directory < 0)
         return;
-    cgroup_read(folder, cgroup);
-    close(folder);
+    cgroup_read(directory, cgroup);
+    close(directory);
 }

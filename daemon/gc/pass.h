@@ -26,7 +26,7 @@ struct gc_pass {
     uint64_t pending; /* bytes of files that are being removed */
     uint64_t used_bytes, used_files;
     uint64_t removed, removed_bytes;
-    int partly; /* why a folder or a file was left as it is; 0: none was */
+    int partly; /* why a directory or a file was left as it is; 0: none was */
     struct {
         uint64_t bytes;
         uint32_t files;

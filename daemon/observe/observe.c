@@ -61,13 +61,13 @@ static void ask_cb(void *ctx)
 
 /* ---- listening ---- */
 
-/* A name without a folder lies beside the socket of the workers. */
+/* A name without a directory lies beside the socket of the workers. */
 static int socket_path(const struct config *c, char *buf, size_t n)
 {
     const char *slash = strrchr(c->socket, '/');
-    int folder = strchr(c->metrics_socket, '/') || !slash ? 0 : (int)(slash + 1 - c->socket);
+    int directory = strchr(c->metrics_socket, '/') || !slash ? 0 : (int)(slash + 1 - c->socket);
 
-    return snprintf(buf, n, "%.*s%s", folder, c->socket, c->metrics_socket);
+    return snprintf(buf, n, "%.*s%s", directory, c->socket, c->metrics_socket);
 }
 
 /* -ENOENT: none is configured. */
@@ -291,7 +291,7 @@ static void check_unix(const struct config *c, void (*warn_cb)(const char *text)
     }
     *strrchr(path, '/') = '\0';
     if (access(path[0] ? path : "/", W_OK | X_OK) != 0)
-        warn(warn_cb, "metrics.socket: folder %s: %s; the daemon runs without it", path,
+        warn(warn_cb, "metrics.socket: directory %s: %s; the daemon runs without it", path,
              strerror(errno));
 }
 

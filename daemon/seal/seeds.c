@@ -13,7 +13,7 @@
 #define WAYS 4u
 #define SETS 256u
 #define BATCH 64u
-#define TROUBLE_MS 1000u /* then a folder that can't be used is looked at again */
+#define TROUBLE_MS 1000u /* then a directory that can't be used is looked at again */
 #define IDLE_MS 60000u   /* one that nobody asked for is forgotten */
 
 enum state { NONE, AWAITED, KNOWN, FAILED };
@@ -26,10 +26,10 @@ struct entry {
     uint64_t used_ms;
 };
 
-/* One call to the folder: a purge, seeds to be read, or with neither a look at the folder
+/* One call to the directory: a purge, seeds to be read, or with neither a look at the directory
  * itself. */
 struct job {
-    char *folder;
+    char *directory;
     bool replace;
     int checked; /* with n == 0 */
     unsigned n;
@@ -46,7 +46,7 @@ struct seeds {
     uint64_t deadline_ms;
     void (*changed_cb)(void *ctx);
     void *ctx;
-    char *folder;
+    char *directory;
     struct aside aside;
     bool busy, closing, news;  /* news: changed_cb is due */
     struct list purges;        /* that wait */
@@ -54,7 +54,7 @@ struct seeds {
     struct entry entry[SETS][WAYS];
     uint64_t tell_ms; /* when the log may say so again */
     bool check_due;
-    /* Of the last look at the folder (seeds_file_check), and of the last seeds: 0 or -errno. */
+    /* Of the last look at the directory (seeds_file_check), and of the last seeds: 0 or -errno. */
     int checked, read;
     char problem[320];
 };
@@ -128,24 +128,24 @@ int seeds_find(struct seeds *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES]
     return e->state == KNOWN ? 0 : e->state == AWAITED ? -EAGAIN : -ENOKEY;
 }
 
-/* ---- calls to the folder ---- */
+/* ---- calls to the directory ---- */
 
 static void run_cb(void *job)
 {
     struct job *j = job;
 
     if (j->n == 0)
-        j->checked = seeds_file_check(j->folder);
+        j->checked = seeds_file_check(j->directory);
     for (unsigned i = 0; i < j->n; i++)
         j->item[i].status = (j->replace ? seeds_file_replace : seeds_file_get)(
-            j->folder, j->item[i].fingerprint, j->item[i].seed);
+            j->directory, j->item[i].fingerprint, j->item[i].seed);
 }
 
 static void free_cb(void *job)
 {
     struct job *j = job;
 
-    free(j->folder);
+    free(j->directory);
     OPENSSL_cleanse(j, sizeof(*j));
     free(j);
 }
@@ -159,8 +159,8 @@ static void tell(struct seeds *s, int status)
     s->tell_ms = now_ms + 2 * SEEDS_CHECK_MS;
     log_warn(
         MODULE, "seed-not-read",
-        "folder=%s error=\"%s\": encrypted blocks of its namespaces are misses on shared roots",
-        s->folder, strerror(-status));
+        "directory=%s error=\"%s\": encrypted blocks of its namespaces are misses on shared roots",
+        s->directory, strerror(-status));
 }
 
 static const char *words(int status)
@@ -177,7 +177,7 @@ static void problem_find(struct seeds *s)
 
     s->problem[0] = '\0';
     if (now)
-        snprintf(s->problem, sizeof(s->problem), "encryption.seeds %.160s: %s%s", s->folder,
+        snprintf(s->problem, sizeof(s->problem), "encryption.seeds %.160s: %s%s", s->directory,
                  words(s->checked ? s->checked : s->read),
                  s->checked > 0
                      ? ""
@@ -185,7 +185,7 @@ static void problem_find(struct seeds *s)
     if (now && !before)
         log_warn(MODULE, "seeds-trouble", "%s", s->problem);
     else if (before && !now)
-        log_info(MODULE, "seeds-well", "folder=%s", s->folder);
+        log_info(MODULE, "seeds-well", "directory=%s", s->directory);
     if (now && !s->closing && !uv_is_active((uv_handle_t *)&s->timer))
         (void)uv_timer_start(&s->timer, timer_cb, TROUBLE_MS, 0);
 }
@@ -319,8 +319,8 @@ static void pump(struct seeds *s)
         return;
     j = calloc(1, sizeof(*j));
     if (j && job_fill(s, j)) {
-        j->folder = strdup(s->folder);
-        rc = j->folder ? aside_start(&s->aside, s->loop, &call, s, j, s->deadline_ms) : -ENOMEM;
+        j->directory = strdup(s->directory);
+        rc = j->directory ? aside_start(&s->aside, s->loop, &call, s, j, s->deadline_ms) : -ENOMEM;
     } else if (j) {
         free(j);
         return;
@@ -399,15 +399,15 @@ void seeds_cancel(struct seeds *s, struct seeds_purge *p)
 
 /* ---- opening and closing ---- */
 
-int seeds_open(uv_loop_t *loop, const char *folder, uint64_t deadline_ms,
+int seeds_open(uv_loop_t *loop, const char *directory, uint64_t deadline_ms,
                void (*changed_cb)(void *ctx), void *ctx, struct seeds **out)
 {
     struct seeds *s = calloc(1, sizeof(*s));
 
     if (!s)
         return -ENOMEM;
-    s->folder = strdup(folder);
-    if (!s->folder) {
+    s->directory = strdup(directory);
+    if (!s->directory) {
         free(s);
         return -ENOMEM;
     }
@@ -430,7 +430,7 @@ static void closed_cb(uv_handle_t *handle)
     struct seeds *s = handle->data;
 
     OPENSSL_cleanse(s->entry, sizeof(s->entry));
-    free(s->folder);
+    free(s->directory);
     free(s);
 }
 

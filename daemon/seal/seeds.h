@@ -1,13 +1,14 @@
 /* Seeds of encrypted namespaces on the shared tier: without a namespace's seed nobody can derive
- * the keys of its files, and a purge puts a new one in its place. They lie in a folder of their
+ * the keys of its files, and a purge puts a new one in its place. They lie in a directory of their
  * own, encryption.seeds, which hosts have in common and of which no snapshots are kept
  * (docs/security.md, "Purge").
  *
  * Promises:
- * - All hosts that use the folder get the same seed of a namespace. One that another host has
- *   replaced is given up within SEEDS_FRESH_MS, also where the folder does not answer any more.
- * - No call waits for the folder: calls to it run in a thread, one at a time, with a deadline.
- * - A folder that can't be used is told of from the start on, whether anybody needs a seed or not,
+ * - All hosts that use the directory get the same seed of a namespace. One that another host has
+ *   replaced is given up within SEEDS_FRESH_MS, also where the directory does not answer any more.
+ * - No call waits for the directory: calls to it run in a thread, one at a time, with a deadline.
+ * - A directory that can't be used is told of from the start on, whether anybody needs a seed or
+ * not,
  *   until it can.
  *
  * Thread: the event loop. */
@@ -24,9 +25,9 @@
 
 struct seeds;
 
-/* changed_cb: a seed has come, or another one. The folder is looked at soon. It is copied. 0 or
+/* changed_cb: a seed has come, or another one. The directory is looked at soon. It is copied. 0 or
  * -ENOMEM. */
-int seeds_open(uv_loop_t *loop, const char *folder, uint64_t deadline_ms,
+int seeds_open(uv_loop_t *loop, const char *directory, uint64_t deadline_ms,
                void (*changed_cb)(void *ctx), void *ctx, struct seeds **out);
 /* Calls back for what is under way, with -ECANCELED. Its handles end on the event loop.
  * NULL-safe. */
@@ -37,7 +38,7 @@ void seeds_close(struct seeds *s);
 int seeds_find(struct seeds *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                const uint8_t **seed);
 
-/* What is wrong with the folder, or was when it was last used, for health; NULL: nothing. */
+/* What is wrong with the directory, or was when it was last used, for health; NULL: nothing. */
 const char *seeds_problem(const struct seeds *s);
 
 /* A purge: memory of the caller until done_cb or seeds_cancel. */

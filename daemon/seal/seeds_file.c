@@ -45,17 +45,17 @@ static int decode(const uint8_t in[FILE_BYTES], const uint8_t *fingerprint, uint
     return 0;
 }
 
-static int seed_read(int folder, const char *name, const uint8_t *fingerprint, uint8_t *seed)
+static int seed_read(int directory, const char *name, const uint8_t *fingerprint, uint8_t *seed)
 {
     uint8_t bytes[FILE_BYTES];
     struct stat st;
     int fd, rc;
 
-    if (fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+    if (fstatat(directory, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return -errno;
     if (!S_ISREG(st.st_mode))
         return -EBADMSG;
-    fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return -errno;
     rc = io_read(fd, bytes, sizeof(bytes), 0);
@@ -64,7 +64,7 @@ static int seed_read(int folder, const char *name, const uint8_t *fingerprint, u
 }
 
 /* A new seed, whole and on stable storage, under a name of its own. */
-static int temp_write(int folder, const uint8_t *fingerprint, char temp[TEMP_BYTES])
+static int temp_write(int directory, const uint8_t *fingerprint, char temp[TEMP_BYTES])
 {
     uint8_t bytes[FILE_BYTES], seed[SHARE_SEED_BYTES];
     uint64_t number;
@@ -76,7 +76,7 @@ static int temp_write(int folder, const uint8_t *fingerprint, char temp[TEMP_BYT
         return rc;
     snprintf(temp, TEMP_BYTES, ".tmp-%016" PRIx64, number);
     encode(fingerprint, seed, bytes);
-    fd = openat(folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    fd = openat(directory, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return -errno;
     rc = io_write(fd, bytes, sizeof(bytes), 0);
@@ -85,59 +85,59 @@ static int temp_write(int folder, const uint8_t *fingerprint, char temp[TEMP_BYT
     if (close(fd) < 0 && rc == 0)
         rc = -errno;
     if (rc < 0)
-        unlinkat(folder, temp, 0);
+        unlinkat(directory, temp, 0);
     return rc;
 }
 
-static int folder_open(const char *path)
+static int directory_open(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     return fd < 0 ? -errno : fd;
 }
 
-static int names_sync(int folder)
+static int names_sync(int directory)
 {
-    return fsync(folder) < 0 && errno != EINVAL ? -errno : 0;
+    return fsync(directory) < 0 && errno != EINVAL ? -errno : 0;
 }
 
 /* Of hosts that come at once the first one's link succeeds. */
-static int seed_make(int folder, const char *name, const uint8_t *fingerprint)
+static int seed_make(int directory, const char *name, const uint8_t *fingerprint)
 {
     char temp[TEMP_BYTES];
-    int rc = temp_write(folder, fingerprint, temp);
+    int rc = temp_write(directory, fingerprint, temp);
 
     if (rc < 0)
         return rc;
     KILL_POINT("seed-written");
-    if (linkat(folder, temp, folder, name, 0) < 0 && errno != EEXIST)
+    if (linkat(directory, temp, directory, name, 0) < 0 && errno != EEXIST)
         rc = -errno;
     KILL_POINT("seed-linked");
-    unlinkat(folder, temp, 0);
-    return rc == 0 ? names_sync(folder) : rc;
+    unlinkat(directory, temp, 0);
+    return rc == 0 ? names_sync(directory) : rc;
 }
 
 int seeds_file_get(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                    uint8_t seed[SHARE_SEED_BYTES])
 {
-    int folder = folder_open(path), rc;
+    int directory = directory_open(path), rc;
     char name[NAME_BYTES];
 
-    if (folder < 0)
-        return folder;
+    if (directory < 0)
+        return directory;
     name_make(fingerprint, name);
-    rc = seed_read(folder, name, fingerprint, seed);
+    rc = seed_read(directory, name, fingerprint, seed);
     if (rc == -ENOENT) {
-        rc = seed_make(folder, name, fingerprint);
+        rc = seed_make(directory, name, fingerprint);
         if (rc == 0)
-            rc = seed_read(folder, name, fingerprint, seed);
+            rc = seed_read(directory, name, fingerprint, seed);
     }
-    close(folder);
+    close(directory);
     return rc;
 }
 
-/* Only what has a seed's length: whoever may write to the folder could have linked something else
- * there. */
+/* Only what has a seed's length: whoever may write to the directory could have linked something
+ * else there. */
 static int old_wipe(int fd)
 {
     static const uint8_t zeros[FILE_BYTES];
@@ -153,35 +153,35 @@ static int old_wipe(int fd)
 int seeds_file_replace(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                        uint8_t seed[SHARE_SEED_BYTES])
 {
-    int folder = folder_open(path), old, rc;
+    int directory = directory_open(path), old, rc;
     char name[NAME_BYTES], temp[TEMP_BYTES];
 
-    if (folder < 0)
-        return folder;
+    if (directory < 0)
+        return directory;
     name_make(fingerprint, name);
-    rc = temp_write(folder, fingerprint, temp);
+    rc = temp_write(directory, fingerprint, temp);
     if (rc < 0) {
-        close(folder);
+        close(directory);
         return rc;
     }
     KILL_POINT("seed-written");
-    old = openat(folder, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    old = openat(directory, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     rc = old < 0 && errno != ENOENT ? -errno : 0;
-    if (rc == 0 && renameat(folder, temp, folder, name) < 0)
+    if (rc == 0 && renameat(directory, temp, directory, name) < 0)
         rc = -errno;
     KILL_POINT("seed-replaced");
     if (rc < 0)
-        unlinkat(folder, temp, 0);
+        unlinkat(directory, temp, 0);
     if (rc == 0)
-        rc = names_sync(folder);
+        rc = names_sync(directory);
     if (rc == 0 && old >= 0)
         rc = old_wipe(old);
     KILL_POINT("seed-wiped");
     if (old >= 0)
         close(old);
     if (rc == 0)
-        rc = seed_read(folder, name, fingerprint, seed);
-    close(folder);
+        rc = seed_read(directory, name, fingerprint, seed);
+    close(directory);
     return rc;
 }
 
@@ -189,17 +189,17 @@ int seeds_file_replace(const char *path, const uint8_t fingerprint[UCM_FINGERPRI
 int seeds_file_check(const char *path)
 {
     static const uint8_t nobody[UCM_FINGERPRINT_BYTES];
-    int folder = folder_open(path), rc;
+    int directory = directory_open(path), rc;
     char temp[TEMP_BYTES];
     struct stat st;
 
-    if (folder < 0)
-        return folder;
-    rc = fstat(folder, &st) < 0 ? -errno : 0;
+    if (directory < 0)
+        return directory;
+    rc = fstat(directory, &st) < 0 ? -errno : 0;
     if (rc == 0)
-        rc = temp_write(folder, nobody, temp);
-    if (rc == 0 && unlinkat(folder, temp, 0) < 0)
+        rc = temp_write(directory, nobody, temp);
+    if (rc == 0 && unlinkat(directory, temp, 0) < 0)
         rc = -errno;
-    close(folder);
+    close(directory);
     return rc == 0 ? (st.st_mode & S_IWOTH) != 0 : rc;
 }

@@ -1,6 +1,6 @@
-/* Seeds of namespaces in a folder that hosts have in common: one file each, named by the
+/* Seeds of namespaces in a directory that hosts have in common: one file each, named by the
  * fingerprint (docs/design/storage-format.md, "Secrets of namespaces"). Any thread; all of it
- * blocks for as long as the folder's file system does. */
+ * blocks for as long as the directory's file system does. */
 #ifndef UCMD_SEAL_SEEDS_FILE_H
 #define UCMD_SEAL_SEEDS_FILE_H
 
@@ -10,14 +10,14 @@
 
 /* The namespace's seed; of several hosts that make it at once all get the same. 0; -EBADMSG: what
  * lies there is no seed; -errno. */
-int seeds_file_get(const char *folder, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+int seeds_file_get(const char *directory, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                    uint8_t seed[SHARE_SEED_BYTES]);
 /* Puts a new seed in the place of the one that is there, and overwrites that. 0 and the new one, or
  * another host's that came between; -errno: the former one may still be there. */
-int seeds_file_replace(const char *folder, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+int seeds_file_replace(const char *directory, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                        uint8_t seed[SHARE_SEED_BYTES]);
-/* Whether seeds can be made there. 0: they can; 1: they can, but users other than the folder's
+/* Whether seeds can be made there. 0: they can; 1: they can, but users other than the directory's
  * owner and group may write to it, too; -errno. */
-int seeds_file_check(const char *folder);
+int seeds_file_check(const char *directory);
 
 #endif

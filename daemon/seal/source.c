@@ -218,10 +218,10 @@ static void file_read(struct source *s)
 
 static void credential_read(struct source *s, const char *name)
 {
-    const char *folder = getenv("CREDENTIALS_DIRECTORY");
+    const char *directory = getenv("CREDENTIALS_DIRECTORY");
 
-    if (folder &&
-        snprintf(s->path, sizeof(s->path), "%s/%s", folder, name) < (int)sizeof(s->path)) {
+    if (directory &&
+        snprintf(s->path, sizeof(s->path), "%s/%s", directory, name) < (int)sizeof(s->path)) {
         file_read(s);
         return;
     }

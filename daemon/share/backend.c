@@ -146,7 +146,8 @@ void share_temp_init(struct share_temp *t, const char *host)
 
 void share_temp_next(const struct share_temp *t, char out[BLOCK_FILE_TEMP_CAP])
 {
-    static atomic_uint_fast64_t number; /* of the process, so that two roots in one folder differ */
+    /* of the process, so that two roots in one directory differ */
+    static atomic_uint_fast64_t number;
 
     snprintf(out, BLOCK_FILE_TEMP_CAP, "%.*s%016" PRIx64, BLOCK_FILE_TEMP_CAP - 17, t->prefix,
              atomic_fetch_add_explicit(&number, 1, memory_order_relaxed));

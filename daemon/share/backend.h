@@ -115,7 +115,7 @@ struct share_process_stats;
 struct share_backend_config {
     uv_loop_t *loop;
     struct deadlines *deadlines;
-    const char *target; /* a folder, nfs://server/export?options, or process:name */
+    const char *target; /* a directory, nfs://server/export?options, or process:name */
     const char *host;   /* for temporary names */
     unsigned depth;     /* operations, or requests of a server, under way */
     bool read_only;

@@ -70,7 +70,7 @@ static const char *status_text(const struct share_root *r, int status)
 
     if (known)
         return known;
-    return status == -ENODEV ? "the folder or export does not exist" : strerror(-status);
+    return status == -ENODEV ? "the directory or export does not exist" : strerror(-status);
 }
 
 static void reason_note(struct share_root *r, int status)

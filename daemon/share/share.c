@@ -90,7 +90,7 @@ static const char *kind_of(const struct config_root *r)
     if (strncmp(r->target, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) == 0)
         return "process";
     if (r->target[0] == '/')
-        return "folder";
+        return "directory";
     if (strncmp(r->target, "mooncake://", 11) == 0)
         return "mooncake";
     return strncmp(r->target, "s3://", 5) == 0 ? "s3" : "nfs";

@@ -10,7 +10,7 @@
  * - Each callback runs once, on the event loop, never from inside the call that asked.
  * - Several hosts do all this at once without talking to each other.
  *
- * README.md of this folder has the rest. Threads: every function on the event loop. */
+ * README.md of this directory has the rest. Threads: every function on the event loop. */
 #ifndef UCMD_SHARE_SHARE_H
 #define UCMD_SHARE_SHARE_H
 
@@ -94,7 +94,7 @@ struct share_io {
  * can't be had now. */
 int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                const uint8_t **seed);
-/* Why the folder of seeds can't be used, for health; NULL: it can, or there is none. */
+/* Why the directory of seeds can't be used, for health; NULL: it can, or there is none. */
 const char *share_seeds_problem(const struct share *s);
 /* 0: accepted. -EAGAIN: the queue is full, or reads wait (write): try again when ready_cb runs.
  * -ENOENT: a read, and no root that could have the part is usable now. -EROFS: no root takes writes

@@ -21,7 +21,7 @@ struct share_settings {
     struct deadlines *deadlines;
     struct metrics *metrics;
     struct seal *seal;
-    const char *seeds; /* a folder, borrowed during share_new; NULL or "": none */
+    const char *seeds; /* a directory, borrowed during share_new; NULL or "": none */
     uint64_t seeds_ms; /* that a call to it may take */
     const char *host;  /* borrowed during share_new */
     enum config_spread spread;
@@ -146,7 +146,7 @@ void share_seal_end(struct share_seal *x);
 
 /* seal/share_seed.c */
 
-/* Opens the folder of seeds, where the settings have one; changed_cb(s): a seed has come, or
+/* Opens the directory of seeds, where the settings have one; changed_cb(s): a seed has come, or
  * another one. 0 or -ENOMEM. */
 int share_seeds_open(struct share *s, void (*changed_cb)(void *ctx));
 void share_seeds_close(struct share *s);

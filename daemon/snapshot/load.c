@@ -57,7 +57,7 @@ static bool snapshot_fits(struct persist *k, uint64_t arena_bytes, uint64_t slab
     return false;
 }
 
-int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t slab, struct snapshot **out,
+int snapshot_open(const char *directory, uint64_t arena_bytes, uint64_t slab, struct snapshot **out,
                   char why[PERSIST_WHY_BYTES])
 {
     struct snapshot *s = calloc(1, sizeof(*s));
@@ -66,7 +66,7 @@ int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t slab, struc
     why[0] = '\0';
     if (!s)
         return -ENOMEM;
-    rc = persist_open(folder, &s->persist, why);
+    rc = persist_open(directory, &s->persist, why);
     if (rc < 0) {
         free(s);
         return rc;
@@ -75,7 +75,7 @@ int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t slab, struc
     rc = s->warm ? 0 : persist_reset(s->persist, arena_bytes);
     if (rc < 0) {
         snprintf(why, PERSIST_WHY_BYTES, "arena.keep: %.200s: no new file for the arena: %s",
-                 folder, strerror(-rc));
+                 directory, strerror(-rc));
         snapshot_close(s);
         return rc;
     }

@@ -24,7 +24,7 @@ struct map {
 };
 
 struct persist {
-    int folder, fd; /* folder: holds the lock; fd: the arena's file, -1 for none */
+    int directory, fd; /* directory: holds the lock; fd: the arena's file, -1 for none */
     sd_id128_t boot;
     struct map snapshot, fresh; /* of the run before; that this run writes */
     bool ours;                  /* persist_take or persist_reset succeeded */
@@ -40,10 +40,10 @@ static void map_close(struct map *m)
 
 /* ---- opening ---- */
 
-/* A file of this user in the folder, or -1. */
+/* A file of this user in the directory, or -1. */
 static int own_open(const struct persist *k, const char *name, struct stat *st)
 {
-    int fd = openat(k->folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    int fd = openat(k->directory, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
 
     if (fd < 0)
         return -1;
@@ -70,7 +70,7 @@ static void snapshot_map(struct persist *k)
     close(fd);
 }
 
-int persist_open(const char *folder, struct persist **out, char why[PERSIST_WHY_BYTES])
+int persist_open(const char *directory, struct persist **out, char why[PERSIST_WHY_BYTES])
 {
     struct persist *k = calloc(1, sizeof(*k));
     struct stat st;
@@ -80,20 +80,20 @@ int persist_open(const char *folder, struct persist **out, char why[PERSIST_WHY_
     if (!k)
         return rc;
     k->fd = -1;
-    k->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    rc = k->folder < 0 ? -errno : take_lock(k->folder, TAKE_WAIT_MS);
+    k->directory = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    rc = k->directory < 0 ? -errno : take_lock(k->directory, TAKE_WAIT_MS);
     if (rc == 0)
         rc = sd_id128_get_boot(&k->boot);
     if (rc < 0) {
-        snprintf(why, PERSIST_WHY_BYTES, "arena.keep: %.200s: %s", folder,
-                 rc == -EWOULDBLOCK ? "another daemon uses it; stop it, or name another folder"
+        snprintf(why, PERSIST_WHY_BYTES, "arena.keep: %.200s: %s", directory,
+                 rc == -EWOULDBLOCK ? "another daemon uses it; stop it, or name another directory"
                                     : strerror(-rc));
-        if (k->folder >= 0)
-            close(k->folder);
+        if (k->directory >= 0)
+            close(k->directory);
         free(k);
         return rc;
     }
-    (void)unlinkat(k->folder, NEW_SNAPSHOT, 0); /* of a run that was killed while it wrote it */
+    (void)unlinkat(k->directory, NEW_SNAPSHOT, 0); /* of a run that was killed while it wrote it */
     k->fd = own_open(k, CONFIG_KEEP_ARENA, &st);
     if (k->fd >= 0)
         snapshot_map(k);
@@ -109,10 +109,10 @@ const uint8_t *persist_snapshot(const struct persist *k, size_t *n)
 
 bool persist_removed(const struct persist *k)
 {
-    struct stat file, folder;
+    struct stat file, directory;
 
-    return k->fd >= 0 && fstat(k->fd, &file) == 0 && fstat(k->folder, &folder) == 0 &&
-           (file.st_nlink == 0 || folder.st_nlink == 0);
+    return k->fd >= 0 && fstat(k->fd, &file) == 0 && fstat(k->directory, &directory) == 0 &&
+           (file.st_nlink == 0 || directory.st_nlink == 0);
 }
 
 struct persist_identity persist_identity(const struct persist *k)
@@ -133,7 +133,7 @@ struct persist_identity persist_identity(const struct persist *k)
 int persist_take(struct persist *k)
 {
     KILL_POINT("persist-take");
-    if (unlinkat(k->folder, CONFIG_KEEP_SNAPSHOT, 0) < 0 && errno != ENOENT)
+    if (unlinkat(k->directory, CONFIG_KEEP_SNAPSHOT, 0) < 0 && errno != ENOENT)
         return -errno;
     k->ours = true;
     KILL_POINT("persist-taken");
@@ -156,9 +156,9 @@ int persist_reset(struct persist *k, uint64_t bytes)
     if (k->fd >= 0)
         close(k->fd);
     k->fd = -1;
-    if (unlinkat(k->folder, CONFIG_KEEP_ARENA, 0) < 0 && errno != ENOENT)
+    if (unlinkat(k->directory, CONFIG_KEEP_ARENA, 0) < 0 && errno != ENOENT)
         return -errno;
-    k->fd = openat(k->folder, CONFIG_KEEP_ARENA, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    k->fd = openat(k->directory, CONFIG_KEEP_ARENA, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (k->fd < 0 || ftruncate(k->fd, (off_t)bytes) < 0)
         return -errno;
     return 0;
@@ -178,8 +178,8 @@ int persist_create(struct persist *k, size_t n, uint8_t **out)
     struct map m = {.n = n};
     struct stat st;
     int rc = 0;
-    int fd =
-        openat(k->folder, NEW_SNAPSHOT, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int fd = openat(k->directory, NEW_SNAPSHOT, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
+                    0600);
 
     if (fd < 0)
         return -errno;
@@ -196,7 +196,7 @@ int persist_create(struct persist *k, size_t n, uint8_t **out)
     }
     close(fd);
     if (rc < 0) {
-        (void)unlinkat(k->folder, NEW_SNAPSHOT, 0);
+        (void)unlinkat(k->directory, NEW_SNAPSHOT, 0);
         return rc;
     }
     k->fresh = m;
@@ -208,7 +208,7 @@ int persist_commit(struct persist *k)
 {
     map_close(&k->fresh);
     KILL_POINT("persist-written");
-    if (renameat(k->folder, NEW_SNAPSHOT, k->folder, CONFIG_KEEP_SNAPSHOT) < 0)
+    if (renameat(k->directory, NEW_SNAPSHOT, k->directory, CONFIG_KEEP_SNAPSHOT) < 0)
         return -errno;
     KILL_POINT("persist-named");
     k->committed = true;
@@ -222,11 +222,11 @@ void persist_close(struct persist *k)
     map_close(&k->fresh);
     map_close(&k->snapshot);
     if (k->ours && !k->committed) {
-        (void)unlinkat(k->folder, NEW_SNAPSHOT, 0);
-        (void)unlinkat(k->folder, CONFIG_KEEP_ARENA, 0); /* gives its memory back */
+        (void)unlinkat(k->directory, NEW_SNAPSHOT, 0);
+        (void)unlinkat(k->directory, CONFIG_KEEP_ARENA, 0); /* gives its memory back */
     }
     if (k->fd >= 0)
         close(k->fd);
-    close(k->folder); /* and the lock with it */
+    close(k->directory); /* and the lock with it */
     free(k);
 }

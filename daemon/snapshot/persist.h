@@ -1,11 +1,11 @@
-/* The persistent arena (config key arena.keep): a folder on a tmpfs or hugetlbfs, which are memory,
- * whose files survive a planned restart of the daemon. It holds two files:
+/* The persistent arena (config key arena.keep): a directory on a tmpfs or hugetlbfs, which are
+ * memory, whose files survive a planned restart of the daemon. It holds two files:
  * - `ucmd.arena`, the file that the arena maps;
  * - `ucmd.kept`, the snapshot: a list of the parts in it. The snapshot exists only after an orderly
  *   stop and until the next start. docs/design/storage-format.md has its format.
  *
  * Promises:
- * - One process at a time has the folder: it holds a lock, which ends with the process.
+ * - One process at a time has the directory: it holds a lock, which ends with the process.
  * - A snapshot is whole, and is used at most once: persist_take removes it before anything in the
  *   arena may change, so a run that was killed leaves none.
  * - A file that no later start can use is removed.
@@ -30,7 +30,7 @@ struct persist_identity {
 #define PERSIST_WHY_BYTES 400
 /* Takes the lock; waits some seconds for another daemon that is ending. 0, or -errno with a
  * sentence in `why`. */
-int persist_open(const char *folder, struct persist **out, char why[PERSIST_WHY_BYTES]);
+int persist_open(const char *directory, struct persist **out, char why[PERSIST_WHY_BYTES]);
 /* Call it after the arena is unmapped; NULL-safe. Removes the arena's file, unless persist_commit
  * succeeded, or neither persist_take nor persist_reset was called (the next start may use it). */
 void persist_close(struct persist *k);

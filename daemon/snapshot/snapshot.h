@@ -29,10 +29,10 @@ struct snapshot_modules {
 
 /* ---- at the start ---- */
 
-/* Takes the folder, and decides what the arena's file is, for an arena of this size: the one of the
- * run before when that left a snapshot which fits, else a new one. 0, or -errno with a sentence in
- * `why`, which may be empty. */
-int snapshot_open(const char *folder, uint64_t arena_bytes, uint64_t slab, struct snapshot **out,
+/* Takes the directory, and decides what the arena's file is, for an arena of this size: the one of
+ * the run before when that left a snapshot which fits, else a new one. 0, or -errno with a sentence
+ * in `why`, which may be empty. */
+int snapshot_open(const char *directory, uint64_t arena_bytes, uint64_t slab, struct snapshot **out,
                   char why[PERSIST_WHY_BYTES]);
 int snapshot_fd(const struct snapshot *s); /* of the arena's file */
 /* After cache_arena_attach and before arena_grow: takes the slots of the run before, if it left

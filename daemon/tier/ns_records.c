@@ -288,13 +288,13 @@ static void rewrite_remove(const struct ns_file *f)
     free(path);
 }
 
-static int file_init(struct ns_records *n, struct ns_file *f, const char *folder)
+static int file_init(struct ns_records *n, struct ns_file *f, const char *directory)
 {
     int fd, rc;
 
     f->check_at = SPARE_PAGES;
-    f->folder = strdup(folder);
-    if (!f->folder || asprintf(&f->path, "%s/" NVME_NS_FILE, folder) < 0) {
+    f->directory = strdup(directory);
+    if (!f->directory || asprintf(&f->path, "%s/" NVME_NS_FILE, directory) < 0) {
         f->path = NULL;
         return -ENOMEM;
     }
@@ -310,7 +310,7 @@ static int file_init(struct ns_records *n, struct ns_file *f, const char *folder
     f->linked = true;
     rc = file_read(n, f, fd);
     /* The run that wrote the last of them may have ended before they were synced. */
-    if (rc == 0 && (fdatasync(fd) < 0 || io_folder_sync(folder) < 0)) {
+    if (rc == 0 && (fdatasync(fd) < 0 || io_directory_sync(directory) < 0)) {
         log_error("tier", "ns-records-not-synced", "path=%s error=%s", f->path, strerror(errno));
         n->unsynced = true;
     }
@@ -318,7 +318,7 @@ static int file_init(struct ns_records *n, struct ns_file *f, const char *folder
     return rc;
 }
 
-int ns_records_open(struct ns_records *n, const char *const *folders, unsigned count)
+int ns_records_open(struct ns_records *n, const char *const *directories, unsigned count)
 {
     int rc = 0;
 
@@ -327,8 +327,8 @@ int ns_records_open(struct ns_records *n, const char *const *folders, unsigned c
     if (!n->files)
         return -ENOMEM;
     for (unsigned i = 0; i < count && rc == 0; i++)
-        if (folders[i])
-            rc = file_init(n, &n->files[i], folders[i]);
+        if (directories[i])
+            rc = file_init(n, &n->files[i], directories[i]);
     for (unsigned i = 0; i < count && rc == 0; i++) {
         int one = n->files[i].linked ? path_wipe(n, n->files[i].path, false) : 0;
 
@@ -344,7 +344,7 @@ int ns_records_open(struct ns_records *n, const char *const *folders, unsigned c
 void ns_records_close(struct ns_records *n)
 {
     for (unsigned i = 0; n->files && i < n->n_files; i++) {
-        free(n->files[i].folder);
+        free(n->files[i].directory);
         free(n->files[i].path);
     }
     for (uint32_t i = 0; i < n->count; i++)
@@ -359,7 +359,7 @@ void ns_records_close(struct ns_records *n)
 /* The file is under its name, also after a power failure. */
 static int file_link(struct ns_file *f)
 {
-    int rc = f->linked ? 0 : io_folder_sync(f->folder);
+    int rc = f->linked ? 0 : io_directory_sync(f->directory);
 
     if (rc == 0)
         f->linked = true;

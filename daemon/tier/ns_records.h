@@ -1,5 +1,5 @@
 /* Namespace records: the namespaces whose parts lie in the files of a tier, since a record's header
- * has the fingerprint only. Each folder has a copy, ucmd.namespaces, with one page a record.
+ * has the fingerprint only. Each directory has a copy, ucmd.namespaces, with one page a record.
  *
  * Promises:
  * - Every later start finds what ns_records_write has written, whatever dies in between.
@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 struct ns_file {
-    char *folder, *path;
+    char *directory, *path;
     uint64_t pages;      /* where the next record goes */
     uint64_t check_at;   /* from so many pages on it may be worth rewriting */
     bool rewrite;        /* by the next ns_records_write */
@@ -40,9 +40,9 @@ struct ns_records {
     bool unread;   /* a file could not be read: there may be others */
 };
 
-/* folders[i] NULL: a device that is not there. A file that can't be read is logged and left out. 0
- * or -ENOMEM. */
-int ns_records_open(struct ns_records *n, const char *const *folders, unsigned count);
+/* directories[i] NULL: a device that is not there. A file that can't be read is logged and left
+ * out. 0 or -ENOMEM. */
+int ns_records_open(struct ns_records *n, const char *const *directories, unsigned count);
 void ns_records_close(struct ns_records *n);
 
 const struct nvme_ns_record *ns_records_find(const struct ns_records *n,
@@ -70,12 +70,12 @@ bool ns_records_crowded(const struct ns_records *n);
  * twice of what is left to be rewritten. */
 void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint),
                       void *ctx);
-/* `count` records, each of another namespace, to stable storage in every folder with one sync, and
- * then former seeds of these namespaces are overwritten there; blocks. 0, or -errno when a folder
- * has failed. *any: a folder has all of them, and the next start will go by it. */
+/* `count` records, each of another namespace, to stable storage in every directory with one sync,
+ * and then former seeds of these namespaces are overwritten there; blocks. 0, or -errno when a
+ * directory has failed. *any: a directory has all of them, and the next start will go by it. */
 int ns_records_write(struct ns_records *n, const struct nvme_ns_record *const *r, unsigned count,
                      bool *any);
-/* The file in this folder was removed, or there has been none yet. */
+/* The file in this directory was removed, or there has been none yet. */
 bool ns_records_removed(const struct ns_records *n, unsigned file);
 /* Which file can't be read or written, and why; false: none. The event loop, also while a write
  * runs. */

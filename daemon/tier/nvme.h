@@ -172,7 +172,7 @@ struct nvme_ns_one {
 struct nvme_ns_writer {
     struct tier *tier;
     struct fair_queue queue; /* of tier_ns_record that wait */
-    bool busy, any;          /* any: a folder has the records, whatever the status */
+    bool busy, any;          /* any: a directory has the records, whatever the status */
     int status;              /* of those that are written */
     struct nvme_job job;
     struct nvme_ns_one batch[NVME_NS_BATCH];

@@ -32,7 +32,7 @@ static int entry_kind(const char *path, struct nvme_file *f, struct ucm_error *e
     if (rc == 0 && !S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
         rc = -EINVAL;
     if (rc < 0) {
-        ucm_error_set(e, UCM_WIRE_IO, "%s can't be used (%s): name a folder, a file or a device",
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be used (%s): name a directory, a file or a device",
                       path, strerror(-rc));
         return rc;
     }
@@ -199,7 +199,7 @@ static int file_make(struct nvme_file *f, uint64_t segments, uint64_t segment_by
             unlink(path);
     }
     if (rc == 0)
-        rc = io_folder_sync(f->folder);
+        rc = io_directory_sync(f->directory);
     if (rc < 0 && e->code == 0)
         ucm_error_set(e, UCM_WIRE_IO, "%s of %" PRIu64 " MiB can't be made: %s%s", f->path,
                       file_bytes(segments, segment_bytes) >> 20, strerror(-rc),
@@ -377,7 +377,7 @@ static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_byte
     if (rc < 0)
         return rc;
     /* The daemon that made the file may have died before its name was synced. */
-    rc = f->as_it_is ? 0 : io_folder_sync(f->folder);
+    rc = f->as_it_is ? 0 : io_directory_sync(f->directory);
     if (rc == 0)
         rc = state_load(f, segment_bytes);
     if (rc == 0)
@@ -390,11 +390,11 @@ static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_byte
 
 /* ---- the module's interface ---- */
 
-static int folder_open(struct nvme_file *f, const char *folder, uint64_t wanted,
-                       uint64_t segment_bytes, struct ucm_error *e)
+static int directory_open(struct nvme_file *f, const char *directory, uint64_t wanted,
+                          uint64_t segment_bytes, struct ucm_error *e)
 {
-    f->folder = strdup(folder);
-    if (!f->folder || asprintf(&f->path, "%s/" NVME_CACHE_FILE, folder) < 0) {
+    f->directory = strdup(directory);
+    if (!f->directory || asprintf(&f->path, "%s/" NVME_CACHE_FILE, directory) < 0) {
         f->path = NULL;
         return -ENOMEM;
     }
@@ -452,31 +452,32 @@ static int as_it_is_open(struct nvme_file *f, const char *path, uint64_t *wanted
     return rc == 0 ? as_it_is_format(f, *wanted, segment_bytes, e) : rc;
 }
 
-static int state_folder(const char *path, const char *state, const uint8_t uuid[NVME_UUID_BYTES],
-                        char **out, struct ucm_error *e)
+static int state_directory(const char *path, const char *state, const uint8_t uuid[NVME_UUID_BYTES],
+                           char **out, struct ucm_error *e)
 {
-    char name[NVME_UUID_TEXT], *folder;
+    char name[NVME_UUID_TEXT], *directory;
     int rc = 0;
 
     if (state[0] == '\0') {
         ucm_error_set(e, UCM_WIRE_INVALID,
-                      "%s is no folder: set nvme.state to a folder for what belongs to it", path);
+                      "%s is not a directory: set nvme.state to a directory for what belongs to it",
+                      path);
         return -EINVAL;
     }
     nvme_uuid_text(uuid, name);
-    if (asprintf(&folder, "%s/%s", state, name) < 0)
+    if (asprintf(&directory, "%s/%s", state, name) < 0)
         return -ENOMEM;
-    if (mkdir(folder, 0700) == 0)
-        rc = io_folder_sync(state);
+    if (mkdir(directory, 0700) == 0)
+        rc = io_directory_sync(state);
     else if (errno != EEXIST)
         rc = -errno;
     if (rc < 0) {
-        ucm_error_set(e, UCM_WIRE_IO, "nvme.state: %.100s can't be made: %s", folder,
+        ucm_error_set(e, UCM_WIRE_IO, "nvme.state: %.100s can't be made: %s", directory,
                       strerror(-rc));
-        free(folder);
+        free(directory);
         return rc;
     }
-    *out = folder;
+    *out = directory;
     return 0;
 }
 
@@ -492,11 +493,11 @@ int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
     if (f.as_it_is)
         rc = as_it_is_open(&f, entry, &wanted, segment_bytes, e);
     else
-        rc = folder_open(&f, entry, wanted, segment_bytes, e);
+        rc = directory_open(&f, entry, wanted, segment_bytes, e);
     if (rc == 0)
         rc = file_take(&f, wanted, segment_bytes, e);
     if (rc == 0 && f.as_it_is)
-        rc = state_folder(entry, state, f.uuid, &f.folder, e);
+        rc = state_directory(entry, state, f.uuid, &f.directory, e);
     if (rc < 0) {
         nvme_file_close(&f);
         return rc;
@@ -564,7 +565,7 @@ void nvme_file_close(struct nvme_file *f)
         close(f->fd);
     }
     free(f->path);
-    free(f->folder);
+    free(f->directory);
     f->fd = -1;
-    f->path = f->folder = NULL;
+    f->path = f->directory = NULL;
 }

@@ -2,8 +2,8 @@
  * matter.
  *
  * An entry of nvme.paths is:
- * - a folder: the tier makes a file in it, with its namespace records and checkpoint beside it;
- * - a block device or a file: the tier uses it as it is. The rest lies in a folder of nvme.state
+ * - a directory: the tier makes a file in it, with its namespace records and checkpoint beside it;
+ * - a block device or a file: the tier uses it as it is. The rest lies in a directory of nvme.state
  *   that has its UUID for a name. Before anything is written to it, it was empty or marked by
  *   `ucmctl format`. A device that is mounted, or part of something else, is refused.
  *
@@ -27,8 +27,8 @@ struct ucm_error;
 struct nvme_file {
     int fd; /* O_DIRECT where the file system has it */
     char *path;
-    char *folder;  /* of what belongs to it: its names, its checkpoint */
-    bool as_it_is; /* a device, or a file that was named itself */
+    char *directory; /* of what belongs to it: its names, its checkpoint */
+    bool as_it_is;   /* a device, or a file that was named itself */
     bool device;
     uint8_t uuid[NVME_UUID_BYTES];
     uint64_t segments; /* to be used now, by the configured size */
@@ -40,7 +40,7 @@ struct nvme_file {
 };
 
 /* Opens an entry of nvme.paths for segments of segment_bytes in size_bytes: makes NVME_CACHE_FILE
- * in a folder, or takes a file or device as it is (`state` is nvme.state, and a device may be
+ * in a directory, or takes a file or device as it is (`state` is nvme.state, and a device may be
  * smaller than size_bytes). 0, or -errno with *e saying what would be right; see
  * take_failed for what speaks of a failing device. */
 int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,

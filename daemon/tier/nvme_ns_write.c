@@ -25,7 +25,7 @@ static int one_done(struct tier *t, const struct nvme_ns_one *one, bool written)
 
     if (rc == 0)
         rc = ns_records_set(&t->ns_records, &one->record);
-    /* Where one of several folders has a purge's new seed, the next start goes by that. */
+    /* Where one of several directories has a purge's new seed, the next start goes by that. */
     if (rc == 0 || (written && n->any && one->asked->forget))
         ns_records_seed(&t->ns_records, one->record.fingerprint, one->record.seed);
     return rc;
@@ -219,13 +219,13 @@ static bool ns_records_renew(struct tier *t)
 
 int nvme_ns_records_open(struct tier *t)
 {
-    const char *folders[NVME_LOC_FILES]; /* NULL: of a device that is not there */
+    const char *directories[NVME_LOC_FILES]; /* NULL: of a device that is not there */
     int rc;
 
     t->ns_writer.tier = t;
     for (unsigned i = 0; i < t->files; i++)
-        folders[i] = t->devices[i].file.folder;
-    rc = ns_records_open(&t->ns_records, folders, t->files);
+        directories[i] = t->devices[i].file.directory;
+    rc = ns_records_open(&t->ns_records, directories, t->files);
     if (rc == 0 && t->ns_records.unsynced)
         t->ns_records.unsynced = !ns_records_renew(t);
     if (rc == 0 && t->callbacks.seal)

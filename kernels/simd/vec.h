@@ -1,5 +1,5 @@
 /* Vectors of channels, in every instruction set: the compiler's vector types, and intrinsics for
- * what these lack. Each lane's arithmetic is arith.h's. For the files of simd/ folders only. */
+ * what these lack. Each lane's arithmetic is arith.h's. For the files of simd/ directories only. */
 #ifndef UCM_KERNELS_SIMD_VEC_H
 #define UCM_KERNELS_SIMD_VEC_H
 

@@ -416,7 +416,7 @@ enum ucm_trace_op {
  * reason, str: why it is degraded.
  * In shares:
  * name, str: directory or URL, without secrets.
- * backend, str: `folder`, `nfs`, `s3`, `mooncake` or `process`.
+ * backend, str: `directory`, `nfs`, `s3`, `mooncake` or `process`.
  * health, str: `up`; `read-only` or `full`: takes no writes; `down`: not used, checks go on.
  * reason, str: of its last failure.
  * capacity_bytes, uint: what it may hold; 0: no bound.

@@ -1,4 +1,4 @@
-/* The demo: a private ucmd on a temporary folder, two engines of two ranks each, and a multi-turn
+/* The demo: a private ucmd on a temporary directory, two engines of two ranks each, and a multi-turn
  * workload whose every loaded byte is checked.
  *
  * - ucm_demo.c: the order of events
@@ -28,7 +28,7 @@
 struct demo_options {
     double seconds;
     const char *trace; /* NULL: generated */
-    bool keep;         /* the temporary folder */
+    bool keep;         /* the temporary directory */
     bool gpu;          /* the engines keep their blocks on one; found out, not asked for */
     uint64_t arena_bytes, nvme_bytes;
     uint64_t part_bytes, fragment_bytes; /* of one part of a block; of one layer in it */
@@ -51,8 +51,8 @@ struct demo_shared {
 
 struct demo {
     struct demo_options options;
-    char folder[DEMO_PATH];   /* temporary */
-    char programs[DEMO_PATH]; /* where this program lies, and ucmd and ucmctl beside it */
+    char directory[DEMO_PATH]; /* temporary */
+    char programs[DEMO_PATH];  /* where this program lies, and ucmd and ucmctl beside it */
     char socket[DEMO_PATH + 16], log[DEMO_PATH + 16];
     char device[DEMO_PATH + 256]; /* what the daemon copies with */
     pid_t daemon, engine[DEMO_ENGINES];
@@ -62,9 +62,9 @@ struct demo {
 
 /* ---- daemon ---- */
 
-/* Makes the folder, starts ucmd and waits until it answers. 0, or -1 with a sentence printed. */
+/* Makes the directory, starts ucmd and waits until it answers. 0, or -1 with a sentence printed. */
 int demo_daemon_start(struct demo *d);
-/* Stops it and removes the folder. */
+/* Stops it and removes the directory. */
 void demo_daemon_stop(struct demo *d);
 /* True when it has exited though it should not have; says so. */
 bool demo_daemon_died(struct demo *d);

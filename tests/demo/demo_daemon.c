@@ -32,7 +32,7 @@ static void pause_ms(long ms)
     nanosleep(&t, NULL);
 }
 
-/* ---- the folder ---- */
+/* ---- the directory ---- */
 
 static uint64_t memory_available(void)
 {
@@ -55,21 +55,21 @@ static int fit_sizes(struct demo *d)
     uint64_t memory = memory_available(), room;
     struct statvfs fs;
 
-    if (statvfs(d->folder, &fs) < 0) {
-        fprintf(stderr, "ucm-demo: %s: %s\n", d->folder, strerror(errno));
+    if (statvfs(d->directory, &fs) < 0) {
+        fprintf(stderr, "ucm-demo: %s: %s\n", d->directory, strerror(errno));
         return -1;
     }
     room = (uint64_t)fs.f_bavail * fs.f_frsize;
     if (room < o->nvme_bytes + 512 * MIB) {
         o->nvme_bytes = room / 2 / (64 * MIB) * (64 * MIB);
         printf("note: %llu MiB are free in %s; the NVMe tier gets %llu MiB of them\n",
-               (unsigned long long)(room / MIB), d->folder,
+               (unsigned long long)(room / MIB), d->directory,
                (unsigned long long)(o->nvme_bytes / MIB));
     }
     if (o->nvme_bytes < MIN_NVME) {
         fprintf(stderr,
-                "ucm-demo: %s is too full; set TMPDIR to a folder with 1 GiB free or more\n",
-                d->folder);
+                "ucm-demo: %s is too full; set TMPDIR to a directory with 1 GiB free or more\n",
+                d->directory);
         return -1;
     }
     if (memory > 0 && memory < 3 * o->arena_bytes) {
@@ -89,30 +89,30 @@ static void tell_direct(const struct demo *d)
     char path[DEMO_PATH + 32];
     int fd;
 
-    snprintf(path, sizeof path, "%s/direct", d->folder);
+    snprintf(path, sizeof path, "%s/direct", d->directory);
     fd = open(path, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
     if (fd < 0 && errno == EINVAL)
         printf("note: the file system of %s has no O_DIRECT; the NVMe tier does without\n",
-               d->folder);
+               d->directory);
     if (fd >= 0)
         close(fd);
     unlink(path);
 }
 
-static int make_folder(struct demo *d)
+static int make_directory(struct demo *d)
 {
     const char *base = getenv("TMPDIR");
 
-    snprintf(d->folder, sizeof d->folder, "%s/ucm-demo.XXXXXX",
+    snprintf(d->directory, sizeof d->directory, "%s/ucm-demo.XXXXXX",
              base != NULL && base[0] != '\0' ? base : "/tmp");
-    if (mkdtemp(d->folder) == NULL) {
-        fprintf(stderr, "ucm-demo: %s: %s; set TMPDIR to a folder that can be written\n", d->folder,
-                strerror(errno));
-        d->folder[0] = '\0';
+    if (mkdtemp(d->directory) == NULL) {
+        fprintf(stderr, "ucm-demo: %s: %s; set TMPDIR to a directory that can be written\n",
+                d->directory, strerror(errno));
+        d->directory[0] = '\0';
         return -1;
     }
-    snprintf(d->socket, sizeof d->socket, "%s/s", d->folder);
-    snprintf(d->log, sizeof d->log, "%s/ucmd.log", d->folder);
+    snprintf(d->socket, sizeof d->socket, "%s/s", d->directory);
+    snprintf(d->log, sizeof d->log, "%s/ucmd.log", d->directory);
     return 0;
 }
 
@@ -124,15 +124,15 @@ static int remove_cb(const char *path, const struct stat *st, int type, struct F
     return remove(path);
 }
 
-static void remove_folder(struct demo *d)
+static void remove_directory(struct demo *d)
 {
-    if (d->folder[0] == '\0')
+    if (d->directory[0] == '\0')
         return;
     if (d->options.keep)
-        printf("kept: %s\n", d->folder);
-    else if (nftw(d->folder, remove_cb, 16, FTW_DEPTH | FTW_PHYS) < 0)
-        fprintf(stderr, "ucm-demo: %s could not be removed: %s\n", d->folder, strerror(errno));
-    d->folder[0] = '\0';
+        printf("kept: %s\n", d->directory);
+    else if (nftw(d->directory, remove_cb, 16, FTW_DEPTH | FTW_PHYS) < 0)
+        fprintf(stderr, "ucm-demo: %s could not be removed: %s\n", d->directory, strerror(errno));
+    d->directory[0] = '\0';
 }
 
 /* ---- the process ---- */
@@ -154,7 +154,7 @@ static void exec_daemon(const struct demo *d, const char *path)
     int log = open(d->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
 
     snprintf(socket, sizeof socket, "socket=%s", d->socket);
-    snprintf(paths, sizeof paths, "nvme.paths=%s", d->folder);
+    snprintf(paths, sizeof paths, "nvme.paths=%s", d->directory);
     snprintf(arena, sizeof arena, "arena.size=%lluMiB",
              (unsigned long long)(d->options.arena_bytes / MIB));
     snprintf(nvme, sizeof nvme, "nvme.size=%lluMiB",
@@ -305,7 +305,7 @@ int demo_daemon_start(struct demo *d)
                 path, strerror(errno));
         return -1;
     }
-    if (make_folder(d) < 0 || fit_sizes(d) < 0)
+    if (make_directory(d) < 0 || fit_sizes(d) < 0)
         return -1;
     tell_direct(d);
     fflush(NULL);
@@ -339,7 +339,7 @@ void demo_daemon_stop(struct demo *d)
         }
         d->daemon = 0;
     }
-    remove_folder(d);
+    remove_directory(d);
 }
 
 int demo_run_ucmctl(const struct demo *d, const char *const *words)

@@ -30,14 +30,15 @@ static void on_signal(int number)
 static const char usage[] =
     "Usage: ucm-demo [OPTIONS] [TRACE]\n"
     "\n"
-    "Starts a private ucmd on a temporary folder, plays a multi-turn workload on it as two engines "
+    "Starts a private ucmd on a temporary directory, plays a multi-turn workload on it as two "
+    "engines "
     "of\n"
     "two ranks each, checks every loaded byte and says what came of it.\n"
     "\n"
     "TRACE                 requests in Mooncake's format, one JSON object a line ($TRACE);\n"
     "                      without one, conversations are generated\n"
     "--seconds N           play for so long (25); 0: until the trace ends\n"
-    "--keep                keep the temporary folder (made in $TMPDIR, else /tmp)\n"
+    "--keep                keep the temporary directory (made in $TMPDIR, else /tmp)\n"
     "--help                this text\n"
     "\n"
     "$UCMD and $UCMCTL name other programs than those beside this one.\n"
@@ -198,7 +199,7 @@ static int play(struct demo *d)
     printf("device: %s\n", d->device);
     printf("daemon: arena %llu MiB, NVMe tier %llu MiB in %s\n",
            (unsigned long long)(d->options.arena_bytes / MIB),
-           (unsigned long long)(d->options.nvme_bytes / MIB), d->folder);
+           (unsigned long long)(d->options.nvme_bytes / MIB), d->directory);
     printf("workload: %s\n\n", d->options.trace != NULL
                                    ? d->options.trace
                                    : "40 conversations at a time that share 3 system "
@@ -223,7 +224,7 @@ static int play(struct demo *d)
 
 int main(int argc, char **argv)
 {
-    /* SIGPIPE too: a reader that has seen enough must not leave a daemon and a folder behind. */
+    /* SIGPIPE too: a reader that has seen enough must not leave a daemon and a directory behind. */
     static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     struct sigaction action = {.sa_handler = on_signal};
     static struct demo d;

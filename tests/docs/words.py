@@ -13,7 +13,7 @@ def kind(name):
 
 
 def names():
-    """README, CONTRIBUTING, CHANGELOG and all of docs, from the top folder."""
+    """README, CONTRIBUTING, CHANGELOG and all of docs, from the top directory."""
     paths = [md.TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((md.TOP / "docs").rglob("*.md"))
     return [path.relative_to(md.TOP).as_posix() for path in paths]
 

@@ -1,4 +1,4 @@
-# Checks inside real engines and routers, which come from PyPI or a folder that a variable names
+# Checks inside real engines and routers, which come from PyPI or a directory that a variable names
 
 # Where `make check-vllm` keeps its virtual environment.
 VLLM_VENV ?= $O/vllm-venv
@@ -42,7 +42,7 @@ check-lmcache: setup-build ## the adapter in LMCache's own code, which is fetche
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
 	    $(or $(LMCACHE_PYTHON),$(abspath $(LMCACHE_VENV))/bin/python) -B tests/engines/lmcache/check_lmcache.py
 
-check-ucm: setup-build ## the stores in UCM's own code, from PyPI; UCM_SOURCE=FOLDER: a checkout, with its programs for stores; VLLM_PYTHON=python names a Python that has vLLM
+check-ucm: setup-build ## the stores in UCM's own code, from PyPI; UCM_SOURCE=DIRECTORY: a checkout, with its programs for stores; VLLM_PYTHON=python names a Python that has vLLM
 	+@$(SUBMAKE) all
 	$(if $(VLLM_PYTHON),,tests/setup/vllm.sh $(VLLM_VENV))
 	$(if $(UCM_SOURCE),,tests/setup/ucm.sh $O/ucm)

@@ -39,7 +39,7 @@ enum { HARM_PAYLOAD, HARM_HEADER, HARM_MAGIC, HARM_SWAP };
 enum { HARM_CUT = 6, HARM_SEGMENT, HARM_SEGMENT_MAGIC };
 extern const struct harm harms[HARMS];
 
-/* Opens a file in the daemon's folder; whole reads and writes; a bit of the byte at `at`. */
+/* Opens a file in the daemon's directory; whole reads and writes; a bit of the byte at `at`. */
 int harm_file(const struct host *h, const char *name);
 void harm_get(int fd, void *p, size_t n, off_t at);
 void harm_put(int fd, const void *p, size_t n, off_t at);

@@ -1,4 +1,4 @@
-"""Fleets of hosts for test_hosts.py, by the kind of root that they share: each has `hosts`, `files` (the folder that blocks lie in, if there is one),
+"""Fleets of hosts for test_hosts.py, by the kind of root that they share: each has `hosts`, `files` (the directory that blocks lie in, if there is one),
 `accidents` (what else may happen, by name: functions of a host and a random.Random), stored() and close()."""
 
 import http.client
@@ -23,8 +23,8 @@ from swift_case import Swift, key_write  # noqa: E402
 MOONCAKE = os.environ.get("UCM_MOONCAKE_PYTHON", os.path.join(TESTS, "../build/mooncake-venv/bin/mooncake-python"))
 
 
-def named(folder, names):
-    there = {name.split("-")[0] for _, _, found in os.walk(folder) for name in found}
+def named(directory, names):
+    there = {name.split("-")[0] for _, _, found in os.walk(directory) for name in found}
     return all(keys(name).hex() in there for name in names)
 
 
@@ -65,12 +65,12 @@ class Here:
 
 class Plain:
     def __init__(self, count, **options):
-        self.folder, self.hosts = tempfile.mkdtemp(prefix="hosts.", dir=os.environ.get("UCM_TEST_DISK")), []
-        os.chmod(self.folder, 0o755)
+        self.directory, self.hosts = tempfile.mkdtemp(prefix="hosts.", dir=os.environ.get("UCM_TEST_DISK")), []
+        os.chmod(self.directory, 0o755)
         try:
             self.begin()
             for number in range(1, count + 1):
-                self.hosts.append(hosts.Host(Here(), number, os.path.join(self.folder, f"host{number}"), self.root(number), **options))
+                self.hosts.append(hosts.Host(Here(), number, os.path.join(self.directory, f"host{number}"), self.root(number), **options))
         except BaseException:
             self.close()
             raise
@@ -82,15 +82,15 @@ class Plain:
         for host in self.hosts:
             host.stop()
         self.end()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
-class Folder(Plain):
+class Directory(Plain):
 
     def begin(self):
-        self.files, self.mount = os.path.join(self.folder, "kv"), None
+        self.files, self.mount = os.path.join(self.directory, "kv"), None
         os.mkdir(self.files)
-        self.accidents = {"folder away": self.away, "mount hangs": self.hangs}
+        self.accidents = {"directory away": self.away, "mount hangs": self.hangs}
 
     def root(self, _):
         return self.files
@@ -124,7 +124,7 @@ class S3(Plain):
         self.files = self.server.objects
         self.accidents = {"server killed": self.killed, "server stopped": self.stopped, "cable pulled": self.cable,
                           "server overloaded": self.overloaded, "answers cut": self.cut}
-        self.secret = os.path.join(self.folder, "keys")
+        self.secret = os.path.join(self.directory, "keys")
         os.mkdir(self.secret)
         key_write(self.secret)
         if self.server.bucket("kv-hosts") != 200:
@@ -174,13 +174,13 @@ class Mooncake(Plain):
         self.accidents = {"master killed": self.ends("master", 1), "master stopped": self.stops("away", "back"),
                           "granter killed": self.ends("granter", 1), "granter stopped": self.stops("hang-granter", "wake-granter"),
                           "objects damaged": self.damaged, "objects removed": self.removed}
-        argv = [MOONCAKE, "-B", os.path.join(TESTS, "integration/mooncake_server.py"), self.folder, MOONCAKE]
-        with open(os.path.join(self.folder, "store.log"), "wb") as log:
+        argv = [MOONCAKE, "-B", os.path.join(TESTS, "integration/mooncake_server.py"), self.directory, MOONCAKE]
+        with open(os.path.join(self.directory, "store.log"), "wb") as log:
             self.server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                                            env={**os.environ, "UCM_MOONCAKE_TTL_S": "3"})
         line = self.server.stdout.readline().decode().split()
         if len(line) != 3:
-            raise RuntimeError(f"Mooncake does not start: see {self.folder}")
+            raise RuntimeError(f"Mooncake does not start: see {self.directory}")
         self.port, self.target, self.options = int(line[0]), line[1], line[2]
 
     def root(self, _):
@@ -233,7 +233,7 @@ class Mooncake(Plain):
         self.server.stdout.close()
 
 
-KINDS = {"nfs": Nfs, "folder": Folder, "s3": S3, "mooncake": Mooncake}
+KINDS = {"nfs": Nfs, "directory": Directory, "s3": S3, "mooncake": Mooncake}
 
 
 def why_not(kind):

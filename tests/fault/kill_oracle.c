@@ -54,12 +54,12 @@ struct file {
     uint64_t bytes;
 };
 
-static bool file_open(struct file *f, const char *folder, const char *name)
+static bool file_open(struct file *f, const char *directory, const char *name)
 {
     char path[160];
     struct stat st;
 
-    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    snprintf(path, sizeof(path), "%s/%s", directory, name);
     f->fd = open(path, O_RDWR | O_CLOEXEC);
     if (f->fd < 0)
         return false;
@@ -148,14 +148,14 @@ static const char *cache_damage(struct oracle *o, const struct file *f)
     }
 }
 
-static const char *small_damage(struct oracle *o, const struct file *f, const char *folder,
+static const char *small_damage(struct oracle *o, const struct file *f, const char *directory,
                                 const char *name)
 {
     char path[160];
 
     switch (f->bytes > 0 ? oracle_below(o, 3) : 0) {
     case 0:
-        snprintf(path, sizeof(path), "%s/%s", folder, name);
+        snprintf(path, sizeof(path), "%s/%s", directory, name);
         cr_assert_eq(unlink(path), 0);
         return "removed";
     case 1:
@@ -167,7 +167,7 @@ static const char *small_damage(struct oracle *o, const struct file *f, const ch
     }
 }
 
-bool damage(struct oracle *o, const char *folder, const char **what)
+bool damage(struct oracle *o, const char *directory, const char **what)
 {
     static const char *const names[] = {"ucmd.cache", "ucmd.cache", "ucmd.cache", "ucmd.index",
                                         "ucmd.namespaces"};
@@ -177,10 +177,10 @@ bool damage(struct oracle *o, const char *folder, const char **what)
     struct file f;
 
     *what = "nothing";
-    if (!file_open(&f, folder, name))
+    if (!file_open(&f, directory, name))
         return false;
     snprintf(text, sizeof(text), "%s: %s", name,
-             cache ? cache_damage(o, &f) : small_damage(o, &f, folder, name));
+             cache ? cache_damage(o, &f) : small_damage(o, &f, directory, name));
     /* Out of the page cache: where the daemon's direct writes meet dirty pages the kernel reports
      * an error that no disk had. */
     cr_assert_eq(fsync(f.fd), 0);

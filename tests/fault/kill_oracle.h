@@ -36,8 +36,8 @@ bool oracle_load_proves(const struct oracle *o, uint32_t key);
 /* The run has ended; in order: what it held it has kept. */
 void oracle_run_ended(struct oracle *o, bool in_order);
 
-/* Damages one of the daemon's files in `folder`, while it does not run, and says how. Returns
+/* Damages one of the daemon's files in `directory`, while it does not run, and says how. Returns
  * whether parts may be lost by it. */
-bool damage(struct oracle *o, const char *folder, const char **what);
+bool damage(struct oracle *o, const char *directory, const char **what);
 
 #endif

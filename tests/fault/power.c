@@ -19,7 +19,7 @@
 
 void power_open(struct power *p, const char *dir, unsigned n, const char *library)
 {
-    char list[POWER_FOLDERS * (VOLATILE_NAME + 1)] = "", fd[16];
+    char list[POWER_DIRECTORIES * (VOLATILE_NAME + 1)] = "", fd[16];
 
     *p = (struct power){.n = n, .fd = memfd_create("journal", 0)};
     cr_assert_geq(p->fd, 0);
@@ -27,16 +27,16 @@ void power_open(struct power *p, const char *dir, unsigned n, const char *librar
     p->journal = mmap(NULL, VOLATILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
     cr_assert_neq(p->journal, MAP_FAILED);
     for (unsigned i = 0; i < n; i++) {
-        snprintf(p->folders[i], sizeof(p->folders[i]), "%s/disk%u", dir, i);
-        cr_assert_eq(mkdir(p->folders[i], 0700), 0);
+        snprintf(p->directories[i], sizeof(p->directories[i]), "%s/disk%u", dir, i);
+        cr_assert_eq(mkdir(p->directories[i], 0700), 0);
         strcat(list, i ? ":" : "");
-        strcat(list, p->folders[i]);
+        strcat(list, p->directories[i]);
     }
     snprintf(p->saved, sizeof(p->saved), "%s/saved", dir);
     cr_assert_eq(mkdir(p->saved, 0700), 0);
     snprintf(fd, sizeof(fd), "%d", p->fd);
     setenv(VOLATILE_JOURNAL, fd, 1);
-    setenv(VOLATILE_FOLDERS, list, 1);
+    setenv(VOLATILE_DIRECTORIES, list, 1);
     setenv(VOLATILE_SAVED, p->saved, 1);
     setenv("LD_PRELOAD", library, 1);
 }
@@ -68,7 +68,7 @@ static struct volatile_record **records_live(struct power *p, unsigned *n)
     return list;
 }
 
-/* ---- names: those of a folder are lost from some moment on ---- */
+/* ---- names: those of a directory are lost from some moment on ---- */
 
 static bool is_name(const struct volatile_record *r)
 {
@@ -95,7 +95,7 @@ static void names_fail(struct power *p, struct oracle *o, struct volatile_record
         unsigned all = 0, keep;
         struct stat st;
 
-        cr_assert_eq(stat(p->folders[f], &st), 0);
+        cr_assert_eq(stat(p->directories[f], &st), 0);
         for (unsigned i = 0; i < n; i++)
             all += is_name(list[i]) && list[i]->ino == st.st_ino;
         keep = o ? oracle_below(o, all + 1) : 0;
@@ -119,15 +119,15 @@ static void names_fail(struct power *p, struct oracle *o, struct volatile_record
 static int file_find(const struct power *p, uint64_t ino)
 {
     for (unsigned i = 0; i < p->n; i++) {
-        DIR *folder = opendir(p->folders[i]);
+        DIR *directory = opendir(p->directories[i]);
         struct dirent *e;
         int fd = -1;
 
-        cr_assert(folder);
-        while (fd < 0 && (e = readdir(folder)) != NULL)
+        cr_assert(directory);
+        while (fd < 0 && (e = readdir(directory)) != NULL)
             if (e->d_ino == ino && e->d_name[0] != '.')
-                fd = openat(dirfd(folder), e->d_name, O_RDWR | O_CLOEXEC);
-        closedir(folder);
+                fd = openat(dirfd(directory), e->d_name, O_RDWR | O_CLOEXEC);
+        closedir(directory);
         if (fd >= 0)
             return fd;
     }

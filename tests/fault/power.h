@@ -7,12 +7,12 @@
 
 #include <stdbool.h>
 
-#define POWER_FOLDERS 3u
+#define POWER_DIRECTORIES 3u
 
 struct power {
     struct volatile_journal *journal;
     int fd; /* of the journal; daemons inherit it */
-    char folders[POWER_FOLDERS][VOLATILE_NAME];
+    char directories[POWER_DIRECTORIES][VOLATILE_NAME];
     char saved[VOLATILE_NAME];
     unsigned n;
 };
@@ -21,7 +21,7 @@ struct power_loss {
     unsigned writes, sectors, kept, sizes, names; /* in doubt; sectors: and lost; kept: and kept */
 };
 
-/* Makes n folders below `dir` and has every daemon that is started from now on use them. The
+/* Makes n directories below `dir` and has every daemon that is started from now on use them. The
  * library lies beside the tests' build. */
 void power_open(struct power *p, const char *dir, unsigned n, const char *library);
 void power_close(struct power *p);

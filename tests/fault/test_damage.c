@@ -226,12 +226,12 @@ Test(damage, the_scrub_finds_it_before_anybody_reads)
 /* The next start finds what it finds by headers alone. */
 static void start_without_checkpoint(void)
 {
-    int folder = open(host.dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int directory = open(host.dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-    cr_assert_geq(folder, 0);
+    cr_assert_geq(directory, 0);
     stop(false);
-    (void)unlinkat(folder, "ucmd.index", 0); /* there or not */
-    close(folder);
+    (void)unlinkat(directory, "ucmd.index", 0); /* there or not */
+    close(directory);
     start_again();
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Hosts and what they share die at random under load, and every byte that anybody loads is right.
 
-UCM_HOSTS_KIND is what they share: nfs, folder, s3 or mooncake (hosts_roots.py). UCM_HOSTS_SECONDS=600 makes it ten minutes (`make check-hosts`), UCM_SEED
+UCM_HOSTS_KIND is what they share: nfs, directory, s3 or mooncake (hosts_roots.py). UCM_HOSTS_SECONDS=600 makes it ten minutes (`make check-hosts`), UCM_SEED
 repeats a run's choices. The oracle: a
 block's bytes follow from its key, so that any host can tell whether what another stored came back whole.
 """
@@ -121,7 +121,7 @@ def metrics(client):
 
 def damage(export, chance):
     """Somebody else's software, or the server's disk: a file gets other bytes, or fewer."""
-    files = [os.path.join(folder, name) for folder, _, found in os.walk(export) for name in found
+    files = [os.path.join(directory, name) for directory, _, found in os.walk(export) for name in found
              if not name.startswith(".")]
     for path in chance.sample(files, min(3, len(files))):
         try:
@@ -162,10 +162,10 @@ class Hosts(unittest.TestCase):
         elif what == "files damaged":
             damage(fleet.files, chance)
         elif what == "files removed":
-            for folder, _, found in os.walk(fleet.files):
+            for directory, _, found in os.walk(fleet.files):
                 for name in chance.sample(found, len(found) // 8):
                     with contextlib.suppress(FileNotFoundError):
-                        os.unlink(os.path.join(folder, name))
+                        os.unlink(os.path.join(directory, name))
         else:
             fleet.accidents[what](host, chance)
 

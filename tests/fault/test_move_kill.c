@@ -202,7 +202,7 @@ static bool disk_begin(void)
                                   "nvme.io=threads", "log.level=error", paths}};
     host_prepare(&host);
     power_open(&power, host.dir, 1, disk);
-    snprintf(paths, sizeof(paths), "nvme.paths=%s", power.folders[0]);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s", power.directories[0]);
     return true;
 }
 

@@ -45,7 +45,7 @@ TestSuite(place, .fini = close_host, .timeout = 90);
 
 /* The first notices nothing, the second says why it ends; when the first is gone, by a kill,
  * another one takes over what it left. */
-Test(place, of_two_daemons_on_one_folder_the_second_refuses)
+Test(place, of_two_daemons_on_one_directory_the_second_refuses)
 {
     struct host second;
 
@@ -55,7 +55,7 @@ Test(place, of_two_daemons_on_one_folder_the_second_refuses)
     worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     second = host;
     snprintf(second.socket, sizeof(second.socket), "%s/t", host.dir);
-    cr_assert_not(host_try_restart(&second), "both run on one folder");
+    cr_assert_not(host_try_restart(&second), "both run on one directory");
     cr_expect(WIFEXITED(second.status) && WEXITSTATUS(second.status) != 0, "status %#x",
               second.status);
     worker_expect(&w, 0, BLOCKS);

@@ -180,9 +180,9 @@ static void host_make(unsigned disks, bool tmpfile)
         unsetenv(VOLATILE_NO_TMPFILE);
     else
         setenv(VOLATILE_NO_TMPFILE, "1", 1);
-    snprintf(paths, sizeof(paths), "nvme.paths=%s", power.folders[0]);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s", power.directories[0]);
     for (unsigned i = 1; i < disks; i++)
-        snprintf(paths + strlen(paths), sizeof(paths) - strlen(paths), ",%s", power.folders[i]);
+        snprintf(paths + strlen(paths), sizeof(paths) - strlen(paths), ",%s", power.directories[i]);
     snprintf(size, sizeof(size), "nvme.size=%s", small ? "6MiB" : "96MiB");
     const char *sets[] = {paths,
                           size,
@@ -222,7 +222,7 @@ static void group_begin(uint64_t seed)
     bool tmpfile;
 
     oracle = (struct oracle){.seed = seed};
-    disks = 1 + oracle_below(&oracle, POWER_FOLDERS);
+    disks = 1 + oracle_below(&oracle, POWER_DIRECTORIES);
     small = oracle_below(&oracle, 4) == 0;
     tmpfile = oracle_below(&oracle, 2);
     host_make(disks, tmpfile);
@@ -311,7 +311,7 @@ Test(power, a_name_in_doubt_is_written_once_more, .timeout = 60)
     cr_assert_eq(power.journal->syncs_failing, 0u);
     worker_drop(&w.w);
     host_kill(&host);
-    power.journal->syncs_spared = 2; /* of the folder and of the state page */
+    power.journal->syncs_spared = 2; /* of the directory and of the state page */
     power.journal->syncs_failing = 2;
     memset(oracle.held, 0, sizeof(oracle.held));
     run_and_check();

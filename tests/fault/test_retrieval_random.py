@@ -407,11 +407,11 @@ class Play:
     def __init__(self, case, seed):
         self.random, self.case = random.Random(seed), case
         self.oracle, self.prints, self.counts, self.ticks = Oracle(), {}, {}, 0
-        self.folder = tempfile.mkdtemp(prefix="retrieval.")
-        self.share = os.path.join(self.folder, "share")
+        self.directory = tempfile.mkdtemp(prefix="retrieval.")
+        self.share = os.path.join(self.directory, "share")
         os.makedirs(self.share)
         os.chmod(self.share, 0o777)
-        self.fault_file = os.path.join(self.folder, "faults")
+        self.fault_file = os.path.join(self.directory, "faults")
         with open(self.fault_file, "wb") as file:
             file.truncate(4096)
             self.faults = mmap.mmap(os.open(self.fault_file, os.O_RDWR), 4096)
@@ -433,7 +433,7 @@ class Play:
         library = UCMD + "-inject.so"
         asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
         before = ("env", f"LD_PRELOAD={library}", f"UCM_INJECT={self.fault_file}", f"ASAN_OPTIONS={asan}")
-        self.daemon = Daemon(folder=self.folder, before=before, recovered=False, **OPTIONS, **{"share.roots": self.share})
+        self.daemon = Daemon(directory=self.directory, before=before, recovered=False, **OPTIONS, **{"share.roots": self.share})
         self.evictions, self.actors = [], []
 
     def inject(self, read=0, write=0, reads=0, writes=0, no_room=0):
@@ -542,7 +542,7 @@ class Play:
         self.case.assertEqual(self.daemon.stop(), 0)
 
     def log(self):
-        with open(os.path.join(self.folder, "log"), errors="replace") as file:
+        with open(os.path.join(self.directory, "log"), errors="replace") as file:
             return file.read()
 
 
@@ -558,7 +558,7 @@ class RetrievalRandom(unittest.TestCase):
             sys.stderr.write(f"UCM_SEED={SEED}\n{play.log()[-8000:]}\n")
             raise broken
         finally:
-            shutil.rmtree(play.folder, ignore_errors=True)
+            shutil.rmtree(play.directory, ignore_errors=True)
             if os.environ.get("UCM_RETRIEVAL_COUNTS"):
                 sys.stderr.write("".join(f"{what} {n}\n" for what, n in sorted(play.counts.items())))
 

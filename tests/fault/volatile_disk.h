@@ -1,11 +1,11 @@
 /* A disk with a volatile cache beneath a real daemon, and its power failing.
  *
  * volatile_disk.so is preloaded into the daemon. It sees what the daemon does to the files of some
- * folders and keeps in a journal, which lives in memory that the test holds and so outlives the
+ * directories and keeps in a journal, which lives in memory that the test holds and so outlives the
  * daemon, how to take back everything that no fsync has made final: the bytes that a write
  * replaced, sizes, names. The files themselves always have the newest contents, as the page cache
  * has them. power_fail decides, by a seed, what of it the disk had: every sector by itself, so
- * writes are lost, torn and reordered; sizes and the names of a folder are lost from some moment
+ * writes are lost, torn and reordered; sizes and the names of a directory are lost from some moment
  * on, since file systems keep those in a journal.
  *
  * What it is strict about: fsync of a file says nothing of its name; only what was complete when a
@@ -19,11 +19,11 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* In the daemon's environment: the journal's descriptor, the folders with ':' between them, a
- * folder on the same file system for names that may have to come back, and whether O_TMPFILE is to
- * be refused. */
+/* In the daemon's environment: the journal's descriptor, the directories with ':' between them, a
+ * directory on the same file system for names that may have to come back, and whether O_TMPFILE is
+ * to be refused. */
 #define VOLATILE_JOURNAL "UCM_VOLATILE_JOURNAL"
-#define VOLATILE_FOLDERS "UCM_VOLATILE_FOLDERS"
+#define VOLATILE_DIRECTORIES "UCM_VOLATILE_DIRECTORIES"
 #define VOLATILE_SAVED "UCM_VOLATILE_SAVED"
 #define VOLATILE_NO_TMPFILE "UCM_VOLATILE_NO_TMPFILE"
 
@@ -45,7 +45,7 @@ struct volatile_record {
     _Atomic uint32_t live; /* not final yet */
     uint32_t doomed;       /* a sync of it failed: no later one makes it final */
     _Atomic uint64_t done; /* when it was complete; 0: it is not */
-    uint64_t dev, ino;     /* the file, or of a name the folder */
+    uint64_t dev, ino;     /* the file, or of a name the directory */
     uint64_t offset, length, old_size, other;
     char from[VOLATILE_NAME], to[VOLATILE_NAME], saved[VOLATILE_NAME];
     uint8_t old[];

@@ -1,6 +1,6 @@
-/* Any bytes as a block file's header and as a name in its folder. What decodes is what would have
- * been encoded; a name that passes is one that a part has, or a temporary file in the same folder.
- * Traps on any break of these promises. */
+/* Any bytes as a block file's header and as a name in its directory. What decodes is what would
+ * have been encoded; a name that passes is one that a part has, or a temporary file in the same
+ * directory. Traps on any break of these promises. */
 #include "daemon/format/bytes.h"
 #include "daemon/format/checksum.h"
 #include "daemon/share/block_file.h"

@@ -22,7 +22,7 @@ struct page_recipe {
     uint8_t kind, fingerprint, identity_bytes, sequence, at, value;
 };
 
-static char folder[64], path[128];
+static char directory[64], path[128];
 
 static void must(bool right)
 {
@@ -30,24 +30,24 @@ static void must(bool right)
         abort();
 }
 
-static void folder_remove(void)
+static void directory_remove(void)
 {
     unlink(path);
-    rmdir(folder);
+    rmdir(directory);
 }
 
-static void folder_make(void)
+static void directory_make(void)
 {
-    if (folder[0])
+    if (directory[0])
         return;
     log_set_level(LOG_ERROR);
-    snprintf(folder, sizeof(folder), "%s", "/dev/shm/ucm-fuzz-XXXXXX");
-    if (!mkdtemp(folder)) {
-        snprintf(folder, sizeof(folder), "%s", "/tmp/ucm-fuzz-XXXXXX");
-        must(mkdtemp(folder) != NULL);
+    snprintf(directory, sizeof(directory), "%s", "/dev/shm/ucm-fuzz-XXXXXX");
+    if (!mkdtemp(directory)) {
+        snprintf(directory, sizeof(directory), "%s", "/tmp/ucm-fuzz-XXXXXX");
+        must(mkdtemp(directory) != NULL);
     }
-    snprintf(path, sizeof(path), "%s/%s", folder, NVME_NS_FILE);
-    must(atexit(folder_remove) == 0);
+    snprintf(path, sizeof(path), "%s/%s", directory, NVME_NS_FILE);
+    must(atexit(directory_remove) == 0);
 }
 
 /* A whole record; one with a byte changed under a right checksum, or under a wrong one. */
@@ -109,21 +109,21 @@ static void ns_records_expect(const struct ns_records *n, const uint64_t *newest
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    const char *folders[1] = {folder};
+    const char *directories[1] = {directory};
     struct nvme_ns_record one = {.identity_bytes = 3, .from_sequence = 5, .identity = "new"};
     const struct nvme_ns_record *writes = &one;
     bool any;
     uint64_t newest[256] = {0};
     struct ns_records n;
 
-    folder_make();
+    directory_make();
     file_make(data, size, newest);
-    must(ns_records_open(&n, folders, 1) == 0);
+    must(ns_records_open(&n, directories, 1) == 0);
     ns_records_expect(&n, newest);
     must(ns_records_write(&n, &writes, 1, &any) == 0 && any);
     ns_records_close(&n);
     newest[0] = newest[0] > 6 ? newest[0] : 6;
-    must(ns_records_open(&n, folders, 1) == 0);
+    must(ns_records_open(&n, directories, 1) == 0);
     ns_records_expect(&n, newest);
     ns_records_close(&n);
     return 0;

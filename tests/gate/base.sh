@@ -1,11 +1,11 @@
 #!/bin/sh
 # Builds the daemon and the client library of the commit that `make bench-gate` compares with, as make
-# would here, in a folder of its own, once. Prints the folder that holds them.
-#   base.sh MAKE FOLDER [COMMIT]
+# would here, in a directory of its own, once. Prints the directory that holds them.
+#   base.sh MAKE DIRECTORY [COMMIT]
 # Without COMMIT: the one that the file base names; where the checkout lacks that (a shallow clone, an export of
 # one commit), the last commit's parent.
 set -eu
-make=$1 folder=$2 name=${3:-}
+make=$1 directory=$2 name=${3:-}
 here=$(dirname "$0")
 
 say() {
@@ -21,7 +21,7 @@ if [ -z "$name" ]; then
 fi
 commit=$(git rev-parse --verify --quiet "$name^{commit}") ||
     { say "there is no commit $name; name one with BASE=COMMIT"; exit 1; }
-base=$folder/$commit
+base=$directory/$commit
 say "the baseline is $(git log -1 --format='%h of %cs, %s' "$commit")"
 if [ ! -e "$base/ucmd" ]; then
     say "building it in $base"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """make bench-gate: is this build of ucmd slower than another one?
 
-    gate.py --old FOLDER --new FOLDER [--gate PERCENT] [--rounds N] [--only TEXT] [--json]
+    gate.py --old DIRECTORY --new DIRECTORY [--gate PERCENT] [--rounds N] [--only TEXT] [--json]
 
-Both folders hold `ucmd` and `libucmclient.so`. Old and new take turns in one run, in random order, on the same two
+Both directories hold `ucmd` and `libucmclient.so`. Old and new take turns in one run, in random order, on the same two
 processors. A round gives each case a pair of repetitions a few milliseconds apart, and so the ratio new / old: of the
 time by the clock, and of the processor time. Whatever else the machine does hits both.
 
@@ -45,12 +45,12 @@ class Failed(Exception):
 
 
 class Worker:
-    """A process of gate_worker with the build in `folder`."""
+    """A process of gate_worker with the build in `directory`."""
 
-    def __init__(self, program, build, folder):
-        os.mkdir(folder)
+    def __init__(self, program, build, directory):
+        os.mkdir(directory)
         self.build = build
-        self.process = subprocess.Popen([program, os.path.join(build, "ucmd"), folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        self.process = subprocess.Popen([program, os.path.join(build, "ucmd"), directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True, env={**os.environ, "LD_LIBRARY_PATH": build})
 
     def cases(self):
@@ -146,8 +146,8 @@ class Case:
 
 
 class Gate:
-    def __init__(self, args, folder):
-        self.args, self.folder = args, folder
+    def __init__(self, args, directory):
+        self.args, self.directory = args, directory
         self.gate = 1 + args.gate / 100
         self.cases, self.starts, self.rounds = [], 0, 0
         self.began = time.monotonic()
@@ -164,7 +164,7 @@ class Gate:
         sides = {}
         try:
             for name, build in order:
-                worker = Worker(self.args.worker, build, os.path.join(self.folder, f"{name}{self.starts}"))
+                worker = Worker(self.args.worker, build, os.path.join(self.directory, f"{name}{self.starts}"))
                 workers.append(worker)
                 sides[name] = worker
                 names = worker.cases()
@@ -182,7 +182,7 @@ class Gate:
         for worker in workers:
             worker.close()
         for name in ("old", "new"):
-            shutil.rmtree(os.path.join(self.folder, f"{name}{self.starts}"), ignore_errors=True)
+            shutil.rmtree(os.path.join(self.directory, f"{name}{self.starts}"), ignore_errors=True)
 
     def run(self):
         while self.rounds < self.args.rounds and (self.left() or not self.cases):
@@ -245,10 +245,10 @@ def document(gate):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--old", required=True, metavar="FOLDER", help="the build to compare with")
-    parser.add_argument("--new", required=True, metavar="FOLDER", help="the build in question")
+    parser.add_argument("--old", required=True, metavar="DIRECTORY", help="the build to compare with")
+    parser.add_argument("--new", required=True, metavar="DIRECTORY", help="the build in question")
     parser.add_argument("--worker", default=os.path.join(TOP, "build/gate-worker"), metavar="PROGRAM")
-    parser.add_argument("--dir", default="/var/tmp", metavar="FOLDER", help="on the disk; takes 1 GiB")
+    parser.add_argument("--dir", default="/var/tmp", metavar="DIRECTORY", help="on the disk; takes 1 GiB")
     parser.add_argument("--gate", type=float, default=10, metavar="PERCENT", help="how much slower is too slow")
     parser.add_argument("--rounds", type=int, default=LOOKS[-1], metavar="N", help="at most")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their names")
@@ -261,15 +261,15 @@ def main():
     except OSError:
         pass
     args.old, args.new = os.path.abspath(args.old), os.path.abspath(args.new)
-    folder = tempfile.mkdtemp(prefix="ucm-gate.", dir=args.dir)
+    directory = tempfile.mkdtemp(prefix="ucm-gate.", dir=args.dir)
     try:
-        gate = Gate(args, folder)
+        gate = Gate(args, directory)
         gate.run()
     except Failed as why:
         print(f"gate.py: {why}", file=sys.stderr)
         return 1
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     if args.json:

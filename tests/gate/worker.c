@@ -3,7 +3,7 @@
  * through the libucmclient that the loader finds (LD_LIBRARY_PATH), and repeats a case when it is told
  * to. So a case costs what this daemon and this library cost together.
  *
- *   gate_worker UCMD FOLDER
+ *   gate_worker UCMD DIRECTORY
  *
  * Standard output has a line for each case, its name, and an empty one. Then, for each number of a case on standard
  * input, a line "WALL CPU": seconds of one operation, by the clock (the median over the repetition)
@@ -40,7 +40,7 @@
 #define HASH_TOKENS 16u
 
 static struct worker {
-    char memory_folder[200], disk_folder[200], again_folder[200];
+    char memory_directory[200], disk_directory[200], again_directory[200];
     struct daemon memory, disk, again; /* again: started anew each time */
     struct place large, small, tiny, new_large, new_small, on_disk;
     uint8_t *found_keys;
@@ -299,9 +299,9 @@ static int again_start(void)
                                 "nvme.size=128MiB",   paths,
                                 "nvme.segment=16MiB", NULL};
 
-    snprintf(paths, sizeof paths, "nvme.paths=%s/nvme", w.again_folder);
+    snprintf(paths, sizeof paths, "nvme.paths=%s/nvme", w.again_directory);
     if (daemon_start(&w.again, sets) < 0 || daemon_wait(&w.again, GATE_TIMEOUT_MS) < 0)
-        return gate_fail("%s could not be started in %s", w.again.path, w.again_folder);
+        return gate_fail("%s could not be started in %s", w.again.path, w.again_directory);
     return 0;
 }
 
@@ -379,11 +379,11 @@ static int daemons_start(void)
                                    "nvme.size=128MiB",   paths,
                                    "nvme.segment=16MiB", NULL};
 
-    snprintf(paths, sizeof paths, "nvme.paths=%s/nvme", w.disk_folder);
+    snprintf(paths, sizeof paths, "nvme.paths=%s/nvme", w.disk_directory);
     if (daemon_start(&w.memory, in_memory) < 0 || daemon_wait(&w.memory, GATE_TIMEOUT_MS) < 0)
-        return gate_fail("%s could not be started in %s", w.memory.path, w.memory_folder);
+        return gate_fail("%s could not be started in %s", w.memory.path, w.memory_directory);
     if (daemon_start(&w.disk, on_disk) < 0 || daemon_wait(&w.disk, GATE_TIMEOUT_MS) < 0)
-        return gate_fail("%s could not be started in %s", w.disk.path, w.disk_folder);
+        return gate_fail("%s could not be started in %s", w.disk.path, w.disk_directory);
     return 0;
 }
 
@@ -406,11 +406,11 @@ static int found_store(void)
     return rc;
 }
 
-static int folder_make(char *out, size_t n, const char *folder, const char *name)
+static int directory_make(char *out, size_t n, const char *directory, const char *name)
 {
     char nvme[240];
 
-    snprintf(out, n, "%.150s/%s", folder, name);
+    snprintf(out, n, "%.150s/%s", directory, name);
     snprintf(nvme, sizeof nvme, "%s/nvme", out);
     return mkdir(out, 0755) == 0 && mkdir(nvme, 0755) == 0
                ? 0
@@ -442,7 +442,7 @@ static int places_open(void)
     return 0;
 }
 
-static int worker_open(const char *ucmd, const char *folder)
+static int worker_open(const char *ucmd, const char *directory)
 {
     int rc;
 
@@ -451,13 +451,13 @@ static int worker_open(const char *ucmd, const char *folder)
     w.hashed = malloc((size_t)HASH_BLOCKS * 32);
     if (w.found_keys == NULL || w.tokens == NULL || w.hashed == NULL)
         return gate_fail("memory ran out");
-    if (folder_make(w.memory_folder, sizeof w.memory_folder, folder, "memory") < 0 ||
-        folder_make(w.disk_folder, sizeof w.disk_folder, folder, "disk") < 0 ||
-        folder_make(w.again_folder, sizeof w.again_folder, folder, "again") < 0)
+    if (directory_make(w.memory_directory, sizeof w.memory_directory, directory, "memory") < 0 ||
+        directory_make(w.disk_directory, sizeof w.disk_directory, directory, "disk") < 0 ||
+        directory_make(w.again_directory, sizeof w.again_directory, directory, "again") < 0)
         return -1;
-    w.memory = (struct daemon){.path = ucmd, .dir = w.memory_folder};
-    w.disk = (struct daemon){.path = ucmd, .dir = w.disk_folder};
-    w.again = (struct daemon){.path = ucmd, .dir = w.again_folder};
+    w.memory = (struct daemon){.path = ucmd, .dir = w.memory_directory};
+    w.disk = (struct daemon){.path = ucmd, .dir = w.disk_directory};
+    w.again = (struct daemon){.path = ucmd, .dir = w.again_directory};
     processor_take();
     rc = daemons_start();
     if (rc == 0)
@@ -483,7 +483,7 @@ int main(int argc, char **argv)
     int rc;
 
     if (argc != 3)
-        return gate_fail("usage: gate_worker UCMD FOLDER") < 0 ? 2 : 0;
+        return gate_fail("usage: gate_worker UCMD DIRECTORY") < 0 ? 2 : 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
     rc = worker_open(argv[1], argv[2]);
     for (size_t i = 0; rc == 0 && i < WORKS; i++)

@@ -1,4 +1,4 @@
-# Tests that need an NVIDIA GPU and nvcc, and the folder that runs them on another host
+# Tests that need an NVIDIA GPU and nvcc, and the directory that runs them on another host
 
 check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU tests can't be built"; exit 1)
@@ -70,16 +70,16 @@ $(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libuc
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 
-# A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
+# A directory that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.
-# The daemon starts itself, and processes for folders, with an environment of their own: these find the bundle's libraries.
+# The daemon starts itself, and processes for directories, with an environment of their own: these find the bundle's libraries.
 BESIDE     := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib'
-GPU_DAEMON := $O/gpu/ucmd $O/gpu/ucmd-backend-folder
+GPU_DAEMON := $O/gpu/ucmd $O/gpu/ucmd-backend-directory
 $O/gpu/ucmd: $(call obj,daemon/main.c) $(DAEMON_OBJ) $(BUILD_OBJ)
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $(BESIDE) $^ $(DAEMON_LIBS) -o $@
-$O/gpu/ucmd-backend-folder: $(call obj,$(wildcard daemon/backend/folder/*.c)) $O/libucmbackend.a
+$O/gpu/ucmd-backend-directory: $(call obj,$(wildcard daemon/backend/directory/*.c)) $O/libucmbackend.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $(BESIDE) $^ -lmsgpackc -o $@

@@ -3,7 +3,7 @@
 under the shipped unit's sandbox: which way works where, and what is said where it does not.
 
 usage: isolation.py [--json FILE]
-Needs root, a GPU, and the bundle around it ($UCM_BUNDLE; default three folders up). Exit status: 0 when all is as
+Needs root, a GPU, and the bundle around it ($UCM_BUNDLE; default three directories up). Exit status: 0 when all is as
 docs/containers.md says.
 """
 
@@ -44,7 +44,7 @@ def sandbox(kind, *options, before=()):
     return (*before, sys.executable, "-B", str(HERE / "sandbox.py"), kind, "--bundle", BUNDLE, *options, "--")
 
 
-# What comes before a worker's command. RUN is the folder of its daemon's socket.
+# What comes before a worker's command. RUN is the directory of its daemon's socket.
 RUN = "@RUN@"
 STATE = "@STATE@"
 WORKERS = {
@@ -103,17 +103,17 @@ def wrong(daemon, worker, way, said):
 
 
 class Daemon:
-    """One of the bundle's. Sandboxes have its folders elsewhere than the host."""
+    """One of the bundle's. Sandboxes have its directories elsewhere than the host."""
 
     def __init__(self, name, before, calibration):
         self.name = name
-        self.folder = tempfile.mkdtemp(prefix="ucm-isolation.")
-        self.run, self.state = f"{self.folder}/run", f"{self.folder}/state"
+        self.directory = tempfile.mkdtemp(prefix="ucm-isolation.")
+        self.run, self.state = f"{self.directory}/run", f"{self.directory}/state"
         inside = "sandbox.py" in " ".join(before)
         for path in (self.run, self.state):
             os.mkdir(path)
             os.chown(path, 900 if inside else 0, -1)
-        os.chmod(self.folder, 0o755)
+        os.chmod(self.directory, 0o755)
         for path in calibration:
             shutil.copy(path, self.state)
             os.chmod(f"{self.state}/{os.path.basename(path)}", 0o644)
@@ -125,7 +125,7 @@ class Daemon:
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         libraries = ":".join(filter(None, (f"{bundle}/lib", os.environ.get("LD_LIBRARY_PATH"))))
         command = [*self.fit(before), "env", f"LD_LIBRARY_PATH={libraries}", f"{bundle}/ucmd", *sets]
-        self.log = f"{self.folder}/log"
+        self.log = f"{self.directory}/log"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL))
@@ -231,7 +231,7 @@ def tell(played):
         if not foreign or not all("wait for the event in the worker" in why for why in foreign):
             failures += 1
             print(f"FAIL  {daemon.name}: the log says why no event was opened: {foreign}")
-        report = pathlib.Path(daemon.folder) / "report"
+        report = pathlib.Path(daemon.directory) / "report"
         if report.exists():
             print(f"{daemon.name}: {report.read_text()}", end="")
     for sentence in sorted(sentences):
@@ -254,7 +254,7 @@ def main():
         found = {daemon.name: seen for daemon, seen, _ in played}
         pathlib.Path(options.json).write_text(json.dumps(found, indent=1))
     for daemon, _, _ in played:
-        shutil.rmtree(daemon.folder, ignore_errors=True)
+        shutil.rmtree(daemon.directory, ignore_errors=True)
     for path in filter(os.path.isdir, made):
         os.rmdir(path)
     print(f"{checks - failures} passed, {failures} failed, in {time.monotonic() - begin:.1f} s")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the GPU tests of this folder with the libraries beside them, what copies once for each strategy,
+# Runs the GPU tests of this directory with the libraries beside them, what copies once for each strategy,
 # and then measures (UCM_TEST_BENCH=no: does not). Exit status: 0 when all tests passed.
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs a program of the bundle as a container runtime or systemd would, where neither is.
 
-usage: sandbox.py unit --bundle FOLDER --run FOLDER --state FOLDER [--report FILE] [--unit FILE] [--set X=Y]... -- COMMAND...
-       sandbox.py pod --bundle FOLDER --run FOLDER [--state FOLDER] [--uid N] -- COMMAND...
-       sandbox.py user --bundle FOLDER [--uid N] -- COMMAND...
+usage: sandbox.py unit --bundle DIRECTORY --run DIRECTORY --state DIRECTORY [--report FILE] [--unit FILE] [--set X=Y]... -- COMMAND...
+       sandbox.py pod --bundle DIRECTORY --run DIRECTORY [--state DIRECTORY] [--uid N] -- COMMAND...
+       sandbox.py user --bundle DIRECTORY [--uid N] -- COMMAND...
 
 unit: the sandbox of systemd/ucmd.service, line by line. A line that this program does not know is an error; what can't
 be done without systemd it says in the report.
@@ -55,7 +55,7 @@ def mount(source, target, kind=None, flags=0, data=None):
 
 
 def bind(source, target):
-    """Files on files, folders on folders; the target is made."""
+    """Files on files, directories on directories; the target is made."""
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     elif os.path.exists(source) and not os.path.exists(target):
@@ -89,10 +89,10 @@ def build(target, mode, fill):
     mount(BUNDLE_AT, target, None, MS_MOVE)
 
 
-def devices(nodes, folders):
+def devices(nodes, directories):
     """A /dev with nothing else in it."""
     def fill(path):
-        for name in nodes + [folder for folder in folders if os.path.isdir(f"/dev/{folder}")]:
+        for name in nodes + [directory for directory in directories if os.path.isdir(f"/dev/{directory}")]:
             os.makedirs(os.path.dirname(f"{path}/{name}"), exist_ok=True)
             bind(f"/dev/{name}", f"{path}/{name}")
         for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
@@ -253,8 +253,8 @@ class Unit:
 
     # Mounts; ProtectSystem=strict comes last, so that it can go round what the others made writable.
 
-    def mounts(self, folders):
-        """folders: what is opened, as a mount of this namespace, and where it goes; others may hide it meanwhile."""
+    def mounts(self, directories):
+        """directories: what is opened, as a mount of this namespace, and where it goes; others may hide it meanwhile."""
         self.on("PrivateMounts")
         if self.on("PrivateTmp"):
             self.private_tmp()
@@ -268,8 +268,8 @@ class Unit:
             hide("/proc/kmsg")
             hide("/dev/kmsg")
         self.device_nodes()
-        for folder, at in folders:
-            bind(folder, at)
+        for directory, at in directories:
+            bind(directory, at)
         self.protect_system()
         if self.on("ProtectKernelTunables"):
             for path in HIDDEN_TUNABLES:
@@ -283,12 +283,12 @@ class Unit:
 
     def private_tmp(self):
         kept = [value.removeprefix("-") for value in self.all("BindPaths")]
-        for folder in ("/tmp", "/var/tmp"):
-            def fill(path, folder=folder):
+        for directory in ("/tmp", "/var/tmp"):
+            def fill(path, directory=directory):
                 for one in kept:
-                    if one.startswith(folder + "/") and os.path.exists(one):
-                        bind(one, path + one[len(folder):])
-            build(folder, "1777", fill)
+                    if one.startswith(directory + "/") and os.path.exists(one):
+                        bind(one, path + one[len(directory):])
+            build(directory, "1777", fill)
 
     def device_nodes(self):
         """The cgroup's list as a /dev that has no others: their names in /proc/devices are what char- is about."""
@@ -472,9 +472,9 @@ def unit(options):
     sandbox = Unit(parse(options.unit, options.set))
     report = os.open(options.report, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644) if options.report else None
     sandbox.namespaces()
-    folders = [(f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_CLOEXEC)}", at) for folder, at in
+    directories = [(f"/proc/self/fd/{os.open(directory, os.O_PATH | os.O_CLOEXEC)}", at) for directory, at in
                ((options.run, RUN_AT), (options.state, STATE_AT), (options.bundle, BUNDLE_AT))]
-    sandbox.mounts(folders)
+    sandbox.mounts(directories)
     sandbox.limits()
     sandbox.rights()
     sandbox.filters()
@@ -494,12 +494,12 @@ def pod(options):
     private_mounts()
     devices(present(STANDARD_DEVICES) + nvidia_nodes(), [])
     tmpfs("/dev/shm")
-    for folder, at in ((options.run, RUN_AT), (options.state, STATE_AT)):
-        build(os.path.dirname(at), "755", lambda path: bind(folder, f"{path}/ucmd") if folder else None)
+    for directory, at in ((options.run, RUN_AT), (options.state, STATE_AT)):
+        build(os.path.dirname(at), "755", lambda path: bind(directory, f"{path}/ucmd") if directory else None)
     tmpfs("/tmp")
     bind(options.bundle, BUNDLE_AT)
     read_only("/")
-    for path in ["/dev", "/proc", "/tmp"] + [at for folder, at in ((options.run, RUN_AT), (options.state, STATE_AT)) if folder]:
+    for path in ["/dev", "/proc", "/tmp"] + [at for directory, at in ((options.run, RUN_AT), (options.state, STATE_AT)) if directory]:
         read_only(path, False)
     user(options)
 

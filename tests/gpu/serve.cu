@@ -70,7 +70,7 @@ static size_t free_bytes(void)
     return role_ends(pid) && n > 0 ? strtoull(text, NULL, 10) : 0;
 }
 
-/* The socket's folder stays the same from one daemon to the next. */
+/* The socket's directory stays the same from one daemon to the next. */
 static void daemon_start(void)
 {
     const char *ucmd = getenv("UCMD");

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What a compromised backend may try on those outside of its sandbox, and what any program needs: attempts.py FOLDER SOCKET, as a
-backend that never says hello. FOLDER/attempts.json is what came of it: {name: "done", or the error's name}. SOCKET is that of somebody
+"""What a compromised backend may try on those outside of its sandbox, and what any program needs: attempts.py DIRECTORY SOCKET, as a
+backend that never says hello. DIRECTORY/attempts.json is what came of it: {name: "done", or the error's name}. SOCKET is that of somebody
 who takes datagrams. Standard library only."""
 
 import ctypes
@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 
-folder, outside = sys.argv[1], sys.argv[2]
+directory, outside = sys.argv[1], sys.argv[2]
 daemon = os.getppid()
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t] + 3 * [ctypes.c_int] + [ctypes.c_long]
@@ -150,7 +150,7 @@ FORBIDDEN = {
     "open_tree": lambda: call(428, 428, -100, b"/", 1),
     "fsopen": lambda: call(430, 430, b"tmpfs", 0),
     "mount_setattr": lambda: call(442, 442, -100, b"/", 0, bytes(32), 32),
-    "chroot": lambda: os.chroot(folder),
+    "chroot": lambda: os.chroot(directory),
     "open_by_handle_at": lambda: call(304, 265, -100, bytes(136), 0),
     "fanotify": lambda: call(300, 262, 0, 0),
     "personality": lambda: call(135, 92, 0x0040000),
@@ -169,7 +169,7 @@ def raising():
 
 
 def file():
-    with tempfile.NamedTemporaryFile(dir=folder) as f:
+    with tempfile.NamedTemporaryFile(dir=directory) as f:
         os.posix_fallocate(f.fileno(), 0, 3 * PAGE)
         f.flush()
         os.fsync(f.fileno())
@@ -216,9 +216,9 @@ results = {name: outcome(attempt) for name, attempt in {**NEEDED, **FORBIDDEN}.i
 stays = os.fork()
 if stays == 0:
     time.sleep(600)
-with open(folder + "/attempts.new", "w") as f:
+with open(directory + "/attempts.new", "w") as f:
     json.dump({"daemon": daemon, "child": stays, "needed": {n: results[n] for n in NEEDED}, "forbidden": {n: results[n] for n in FORBIDDEN}}, f)
-os.rename(folder + "/attempts.new", folder + "/attempts.json")
+os.rename(directory + "/attempts.new", directory + "/attempts.json")
 sock = socket.socket(fileno=int(os.environ["UCM_BACKEND_FD"]))
 while sock.recv(1 << 16):
     pass

@@ -1,4 +1,4 @@
-"""A daemon for a test, in a folder of its own. $UCMD names another one than build/ucmd, $UCM_TEST_CUDA what it does with GPUs."""
+"""A daemon for a test, in a directory of its own. $UCMD names another one than build/ucmd, $UCM_TEST_CUDA what it does with GPUs."""
 
 import ctypes
 import importlib.machinery
@@ -50,16 +50,16 @@ def halt(pid):
     """Stops it by SIGSTOP, and returns when none of its threads runs. Behind kill() alone they go on for as long as the one that the signal
     was given to waits for a core."""
     os.kill(pid, signal.SIGSTOP)
-    until, folder = time.monotonic() + TIMEOUT_S, f"/proc/{pid}/task"
-    while not all(state_of(folder, thread) in "TXZ" for thread in os.listdir(folder)):
+    until, directory = time.monotonic() + TIMEOUT_S, f"/proc/{pid}/task"
+    while not all(state_of(directory, thread) in "TXZ" for thread in os.listdir(directory)):
         if time.monotonic() > until:
             raise RuntimeError(f"process {pid} does not stop")
         time.sleep(0.001)
 
 
-def state_of(folder, thread):
+def state_of(directory, thread):
     try:
-        with open(os.path.join(folder, thread, "stat"), encoding="utf-8", errors="replace") as stat:
+        with open(os.path.join(directory, thread, "stat"), encoding="utf-8", errors="replace") as stat:
             return stat.read().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"
@@ -68,18 +68,18 @@ def state_of(folder, thread):
 def logged(pid):
     """Returns when the daemon has written all that it has logged by now: a thread of its own writes, and sleeps when there is nothing. That
     thread has its name from when it first runs; before, the process's. What starts a daemon has another name, and none such."""
-    until, folder, sleeps = time.monotonic() + TIMEOUT_S, f"/proc/{pid}/task", 0
-    while sleeps < 3 and state_of(folder, str(pid)) not in "XZ" and time.monotonic() < until:
-        threads = list(threads_named(folder, "log"))
-        threads = threads or list(threads_named(folder, "ucmd"))[1:]
-        sleeps = sleeps + 1 if all(state_of(folder, thread) in "SXZ" for thread in threads) else 0
+    until, directory, sleeps = time.monotonic() + TIMEOUT_S, f"/proc/{pid}/task", 0
+    while sleeps < 3 and state_of(directory, str(pid)) not in "XZ" and time.monotonic() < until:
+        threads = list(threads_named(directory, "log"))
+        threads = threads or list(threads_named(directory, "ucmd"))[1:]
+        sleeps = sleeps + 1 if all(state_of(directory, thread) in "SXZ" for thread in threads) else 0
         time.sleep(0.0005)
 
 
-def threads_named(folder, name):
-    for thread in os.listdir(folder) if os.path.isdir(folder) else []:
+def threads_named(directory, name):
+    for thread in os.listdir(directory) if os.path.isdir(directory) else []:
         try:
-            with open(os.path.join(folder, thread, "comm"), encoding="utf-8") as comm:
+            with open(os.path.join(directory, thread, "comm"), encoding="utf-8") as comm:
                 if comm.read().strip() == name:
                     yield thread
         except (FileNotFoundError, ProcessLookupError):
@@ -93,28 +93,28 @@ def ctl(socket, *words, **options):
 
 
 class Daemon:
-    """stderr: in place of its log. before: words before its command. folder: one that is to outlive it, and may hold what another left; with
+    """stderr: in place of its log. before: words before its command. directory: one that is to outlive it, and may hold what another left; with
     recovered, the daemon has found all of that when this returns. config: the text of its configuration file, which
     `more` goes over."""
 
-    def __init__(self, nvme=True, before=(), folder=None, recovered=True, config=None, stderr=None, **more):
-        self.folder, self.clients, self.kept = folder or tempfile.mkdtemp(prefix="protocol."), [], folder is not None
-        os.chmod(self.folder, 0o755)
-        self.socket = more.get("socket", os.path.join(self.folder, "s"))
-        self.store = os.path.join(self.folder, "nvme")
+    def __init__(self, nvme=True, before=(), directory=None, recovered=True, config=None, stderr=None, **more):
+        self.directory, self.clients, self.kept = directory or tempfile.mkdtemp(prefix="protocol."), [], directory is not None
+        os.chmod(self.directory, 0o755)
+        self.socket = more.get("socket", os.path.join(self.directory, "s"))
+        self.store = os.path.join(self.directory, "nvme")
         earlier = os.path.exists(self.store)
         os.makedirs(self.store, exist_ok=True)
         options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "16MiB", "arena.slab": "1MiB",
-                   "device.cuda": os.environ.get("UCM_TEST_CUDA", "off"), "shutdown.drain": "10s", "state": self.folder}
+                   "device.cuda": os.environ.get("UCM_TEST_CUDA", "off"), "shutdown.drain": "10s", "state": self.directory}
         if nvme:
             options.update({"nvme.paths": self.store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
         options.update(more)
-        self.config = os.path.join(self.folder, "ucmd.yaml")
+        self.config = os.path.join(self.directory, "ucmd.yaml")
         if config is not None:
             self.configure(config)
         argv = [*before, UCMD, *(["--config", self.config] if config is not None else [])] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
         libc = ctypes.CDLL(None)
-        with open(os.path.join(self.folder, "log"), "ab") as log:
+        with open(os.path.join(self.directory, "log"), "ab") as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log if stderr is None else stderr,
                                             preexec_fn=lambda: libc.prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
         self.deadline = time.monotonic() + TIMEOUT_S
@@ -152,7 +152,7 @@ class Daemon:
     def log(self):
         if self.process.poll() is None:
             logged(self.process.pid)
-        with open(os.path.join(self.folder, "log"), encoding="utf-8", errors="replace") as log:
+        with open(os.path.join(self.directory, "log"), encoding="utf-8", errors="replace") as log:
             return log.read()
 
     def kill(self):
@@ -171,7 +171,7 @@ class Daemon:
             return self.process.wait()
         finally:
             if not self.kept:
-                shutil.rmtree(self.folder, ignore_errors=True)
+                shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class DaemonCase(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""What the tests of encryption have in common: a daemon whose tenants have their keys in a file of the test's folder."""
+"""What the tests of encryption have in common: a daemon whose tenants have their keys in a file of the test's directory."""
 
 import os
 import secrets
@@ -27,16 +27,16 @@ def name_at(data, at):
 
 
 class Encrypted(OwnDaemons, Case):
-    """A daemon whose tenants have their keys in a file of the test's folder."""
+    """A daemon whose tenants have their keys in a file of the test's directory."""
 
     identity = LAYERED
 
     def setUp(self):
         super().setUp()
-        os.chmod(self.folder, 0o755)
+        os.chmod(self.directory, 0o755)
         self.daemon, self.marks = None, []
         self.addCleanup(lambda: self.daemon and self.daemon.stop())
-        self.key_file = os.path.join(self.folder, "keys")
+        self.key_file = os.path.join(self.directory, "keys")
         self.keys = [secrets.token_hex(32)]
         self.write_keys()
 
@@ -49,7 +49,7 @@ class Encrypted(OwnDaemons, Case):
     def start(self, tenants=None, more=None, identity=None, **options):
         self.identity = identity or self.identity
         tenants = [f"* file:{self.key_file}"] if tenants is None else tenants
-        self.daemon = Daemon(folder=self.folder, config=config(*tenants, **(more or {})),
+        self.daemon = Daemon(directory=self.directory, config=config(*tenants, **(more or {})),
                              **{"arena.size": "16MiB", "nvme.size": "20MiB", "nvme.segment": "1MiB", **options})
         self.client = Client(self.daemon)
         self.ns = self.client.open(self.identity)

@@ -20,9 +20,9 @@ def named(path):
 class Fake:
     def __init__(self, case):
         """For as long as that test runs."""
-        folder = tempfile.TemporaryDirectory()
-        case.addCleanup(folder.cleanup)
-        path = os.path.join(folder.name, companion.SONAME)
+        directory = tempfile.TemporaryDirectory()
+        case.addCleanup(directory.cleanup)
+        path = os.path.join(directory.name, companion.SONAME)
         subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-I", os.path.join(TOP, "client/include"),
                         os.path.join(TOP, "tests/engines/vllm/fake_companion.c"), os.path.realpath(_native.lib._name), "-o", path],
                        check=True)

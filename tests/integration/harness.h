@@ -1,4 +1,4 @@
-/* What integration and fault tests share: a private daemon in a temporary folder, a worker with
+/* What integration and fault tests share: a private daemon in a temporary directory, a worker with
  * shared memory, and a raw socket for what the client library would never send. Failures abort the
  * test. */
 #ifndef UCM_TESTS_HARNESS_H
@@ -20,13 +20,13 @@ struct host {
     const char *sets[16]; /* more --set values, NULL-terminated; set before host_start */
 };
 
-/* The folder and the socket's name only. */
+/* The directory and the socket's name only. */
 void host_prepare(struct host *h);
 /* Starts $UCMD (default build/ucmd) with a 16 MiB arena of 1 MiB slabs, and with nvme a 256 MiB
  * file tier, and waits until it answers. */
 void host_start(struct host *h);
-/* The same folder and options again, after host_stop or host_kill; returns when the daemon has found all that an
- * earlier one stored. */
+/* The same directory and options again, after host_stop or host_kill; returns when the daemon has found all that
+ * an earlier one stored. */
 void host_restart(struct host *h);
 /* Returns as soon as the daemon answers: what was stored may not be found yet. */
 void host_restart_at_once(struct host *h);
@@ -37,7 +37,7 @@ void host_kill(struct host *h);
 /* It has been killed by another, or by itself. */
 void host_killed(struct host *h);
 uint64_t host_rss_bytes(const struct host *h);
-void host_remove(struct host *h); /* stops it if need be and removes the folder */
+void host_remove(struct host *h); /* stops it if need be and removes the directory */
 
 /* Built with AddressSanitizer or ThreadSanitizer: gcc says so by macros, clang by __has_feature. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3 -IS
-"""A backend that misbehaves: hostile_backend.py FOLDER [VERB:HOW]. It keeps files in FOLDER, flat, and behaves, but when the
-verb (or `hello`) comes for the first time ever: FOLDER/done says that it came."""
+"""A backend that misbehaves: hostile_backend.py DIRECTORY [VERB:HOW]. It keeps files in DIRECTORY, flat, and behaves, but when the
+verb (or `hello`) comes for the first time ever: DIRECTORY/done says that it came."""
 
 import mmap
 import os
@@ -13,13 +13,13 @@ import time
 sys.path.append("/usr/lib/python3/dist-packages")  # without -S the interpreter's start takes half as long again
 import msgpack  # noqa: E402
 
-folder = sys.argv[1]
+directory = sys.argv[1]
 verb, _, how = (sys.argv[2] if len(sys.argv) > 2 else "").partition(":")
 sock = socket.socket(fileno=int(os.environ["UCM_BACKEND_FD"]))
 
 
 def path(key):
-    return os.path.join(folder, key.replace("/", "+"))
+    return os.path.join(directory, key.replace("/", "+"))
 
 
 def send(*answers):
@@ -28,8 +28,8 @@ def send(*answers):
 
 def listing(prefix):
     start = prefix.replace("/", "+")
-    return [[n[len(start):], os.stat(os.path.join(folder, n)).st_size, 1600000000000000000]
-            for n in os.listdir(folder) if n.startswith(start)]
+    return [[n[len(start):], os.stat(os.path.join(directory, n)).st_size, 1600000000000000000]
+            for n in os.listdir(directory) if n.startswith(start)]
 
 
 def answer(r, buffer):
@@ -80,7 +80,7 @@ def linger(good):
         time.sleep(60)  # the test ends it
         os._exit(0)
     os.read(left, 1)
-    with open(os.path.join(folder, "holder"), "w") as f:
+    with open(os.path.join(directory, "holder"), "w") as f:
         f.write(str(pid))
     sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
     sender.setblocking(False)
@@ -160,9 +160,9 @@ def misbehave(r, buffer):
 
 
 def first_time(r):
-    if r["verb"] != verb or os.path.exists(os.path.join(folder, "done")):
+    if r["verb"] != verb or os.path.exists(os.path.join(directory, "done")):
         return False
-    open(os.path.join(folder, "done"), "w").close()
+    open(os.path.join(directory, "done"), "w").close()
     return True
 
 

@@ -20,7 +20,7 @@ NFS_PORT, MOUNT_PORT = 22049, 22048
 SERVER_IP = "10.77.0.1"
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin"
 GANESHA, RPCBIND = shutil.which("ganesha.nfsd", path=PATH), shutil.which("rpcbind", path=PATH)
-# Ganesha's way to folders, if it was brought along beside it.
+# Ganesha's way to directories, if it was brought along beside it.
 PLUGINS = os.path.dirname(GANESHA) if GANESHA and os.path.exists(os.path.join(os.path.dirname(GANESHA), "libfsalvfs.so")) else None
 CONFIG = """
 NFS_CORE_PARAM {{
@@ -31,7 +31,7 @@ NFS_CORE_PARAM {{
 NFSv4 {{ UseGetpwnam = true; }}
 NFS_KRB5 {{ Active_krb5 = false; }}
 EXPORT_DEFAULTS {{ Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 3; }}
-EXPORT {{ Export_Id = 1; Path = {folder}; Pseudo = /kv; FSAL {{ Name = VFS; }} }}
+EXPORT {{ Export_Id = 1; Path = {directory}; Pseudo = /kv; FSAL {{ Name = VFS; }} }}
 LOG {{ Default_Log_Level = WARN; }}
 """
 
@@ -54,11 +54,11 @@ def why_not():
         return "ip (iproute2) is missing"
     if not GANESHA or not RPCBIND:
         return "nfs-ganesha or rpcbind is not installed"
-    folder, network = tempfile.mkdtemp(prefix="hosts.", dir=os.environ.get("UCM_TEST_DISK")), None
+    directory, network = tempfile.mkdtemp(prefix="hosts.", dir=os.environ.get("UCM_TEST_DISK")), None
     try:
         network = Network(1)
         run(*network.inside(1), "true")
-        Server(network, folder).close()
+        Server(network, directory).close()
     except subprocess.CalledProcessError as e:
         return f"network namespaces: {' '.join(e.cmd)}: {e.stdout.strip()}"
     except RuntimeError as e:
@@ -66,7 +66,7 @@ def why_not():
     finally:
         if network:
             network.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     return None
 
 
@@ -107,14 +107,14 @@ class Network:
 class Server:
     """nfs-ganesha in the server's namespace; its export outlives it."""
 
-    def __init__(self, network, folder):
-        self.network, self.folder, self.process = network, folder, None
-        self.export = os.path.join(folder, "export")
-        self.config, self.log = os.path.join(folder, "ganesha.conf"), os.path.join(folder, "ganesha.log")
+    def __init__(self, network, directory):
+        self.network, self.directory, self.process = network, directory, None
+        self.export = os.path.join(directory, "export")
+        self.config, self.log = os.path.join(directory, "ganesha.conf"), os.path.join(directory, "ganesha.log")
         os.mkdir(self.export)
         open(self.log, "w").close()
         with open(self.config, "w") as file:
-            file.write(CONFIG.format(plugins=f'Plugins_Dir = "{PLUGINS}";' if PLUGINS else "", nfs=NFS_PORT, mount=MOUNT_PORT, folder=self.export))
+            file.write(CONFIG.format(plugins=f'Plugins_Dir = "{PLUGINS}";' if PLUGINS else "", nfs=NFS_PORT, mount=MOUNT_PORT, directory=self.export))
         # Ganesha does not start without; the machine's own, if it has one, is in another namespace and keeps its /run.
         words = f"mount -t tmpfs run /run && exec {RPCBIND} -f -w -s"  # as `daemon`, whom every machine has
         self.names = self.begin(["unshare", "-m", "sh", "-c", words])
@@ -133,7 +133,7 @@ class Server:
         return f"nfs://{SERVER_IP}/kv?version=3&nfsport={NFS_PORT}&mountport={MOUNT_PORT}"
 
     def start(self):
-        argv = [GANESHA, "-F", "-f", self.config, "-L", self.log, "-p", os.path.join(self.folder, "ganesha.pid")]
+        argv = [GANESHA, "-F", "-f", self.config, "-L", self.log, "-p", os.path.join(self.directory, "ganesha.pid")]
         self.process = self.begin(argv)
         self.await_port(self.process, NFS_PORT)
 
@@ -166,14 +166,14 @@ class Server:
 class Host:
     """A ucmd in a namespace, with a disk of its own."""
 
-    def __init__(self, network, number, folder, roots, **options):
-        self.network, self.number, self.folder, self.daemon = network, number, folder, None
+    def __init__(self, network, number, directory, roots, **options):
+        self.network, self.number, self.directory, self.daemon = network, number, directory, None
         self.options = {"share.roots": roots, **options}
-        os.mkdir(folder)
+        os.mkdir(directory)
         self.start()
 
     def start(self):
-        self.daemon = Daemon(before=self.network.inside(self.number), folder=self.folder, **self.options)
+        self.daemon = Daemon(before=self.network.inside(self.number), directory=self.directory, **self.options)
 
     def client(self):
         return Client(self.daemon)
@@ -186,18 +186,18 @@ class Host:
 
     def forget(self):
         """Between two runs: its disk is lost."""
-        shutil.rmtree(os.path.join(self.folder, "nvme"))
+        shutil.rmtree(os.path.join(self.directory, "nvme"))
 
 
 class Fleet:
     """A network, its server, and hosts 1 to n that share its export."""
 
     def __init__(self, hosts, **options):
-        self.folder = tempfile.mkdtemp(prefix="hosts.", dir=os.environ.get("UCM_TEST_DISK"))
+        self.directory = tempfile.mkdtemp(prefix="hosts.", dir=os.environ.get("UCM_TEST_DISK"))
         self.hosts, self.server, self.network = [], None, None
         try:
             self.network = Network(hosts)
-            self.server = Server(self.network, self.folder)
+            self.server = Server(self.network, self.directory)
             for _ in range(hosts):
                 self.add(**options)
         except BaseException:
@@ -206,7 +206,7 @@ class Fleet:
 
     def add(self, **options):
         number = len(self.hosts) + 1
-        self.hosts.append(Host(self.network, number, os.path.join(self.folder, f"host{number}"), self.server.url(),
+        self.hosts.append(Host(self.network, number, os.path.join(self.directory, f"host{number}"), self.server.url(),
                                **options))
         return self.hosts[-1]
 
@@ -217,4 +217,4 @@ class Fleet:
             self.server.close()
         if self.network:
             self.network.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)

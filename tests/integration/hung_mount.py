@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """A file system that hangs: FUSE, whose server does not answer. Needs root and /dev/fuse; HungMount raises OSError without them.
 
-As a program, FOLDER takes|leaves|opens: that server."""
+As a program, DIRECTORY takes|leaves|opens: that server."""
 
 import ctypes
 import os
@@ -14,13 +14,13 @@ LOOKUP, OPEN, INIT, DETACH = 1, 14, 26, 2
 
 
 class HungMount:
-    """Over a folder that may be in use; what is opened there from now on hangs. takes: the server takes each request, so that not even
+    """Over a directory that may be in use; what is opened there from now on hangs. takes: the server takes each request, so that not even
     SIGKILL ends who made it; else it does not even read them, and SIGKILL does, as in most file systems of the kernel's. opens: the server
     takes them, and only lets files be opened: each name is one, whose close() hangs."""
 
-    def __init__(self, folder, takes=True, opens=False):
-        self.folder = folder
-        self.server = subprocess.Popen([sys.executable, __file__, folder, "opens" if opens else "takes" if takes else "leaves"], stdin=subprocess.DEVNULL,
+    def __init__(self, directory, takes=True, opens=False):
+        self.directory = directory
+        self.server = subprocess.Popen([sys.executable, __file__, directory, "opens" if opens else "takes" if takes else "leaves"], stdin=subprocess.DEVNULL,
                                        stdout=subprocess.PIPE, text=True)
         said = self.server.stdout.readline().strip()
         if said != "mounted":
@@ -29,21 +29,21 @@ class HungMount:
             raise OSError(said)
 
     @classmethod
-    def within(cls, test, folder, **how):
+    def within(cls, test, directory, **how):
         """Until the end of a test, which is skipped where there can be none."""
         try:
-            mount = cls(folder, **how)
+            mount = cls(directory, **how)
         except OSError as e:
             test.skipTest(str(e))
         test.addCleanup(mount.close)
         return mount
 
     @classmethod
-    def file_within(cls, test, folder):
+    def file_within(cls, test, directory):
         """Also a file of it, whose close() hangs."""
-        os.makedirs(folder, exist_ok=True)
-        mount = cls.within(test, folder, opens=True)
-        return mount, os.open(os.path.join(folder, "file"), os.O_RDWR)
+        os.makedirs(directory, exist_ok=True)
+        mount = cls.within(test, directory, opens=True)
+        return mount, os.open(os.path.join(directory, "file"), os.O_RDWR)
 
     def close(self):
         """Who hangs there gets an error."""
@@ -51,7 +51,7 @@ class HungMount:
             self.server.kill()
             self.server.wait()
             self.server.stdout.close()
-            ctypes.CDLL(None).umount2(self.folder.encode(), DETACH)
+            ctypes.CDLL(None).umount2(self.directory.encode(), DETACH)
 
 
 def answer(fd, number, *parts):
@@ -60,7 +60,7 @@ def answer(fd, number, *parts):
 
 
 def main():
-    folder, takes, opens = sys.argv[1], sys.argv[2] != "leaves", sys.argv[2] == "opens"
+    directory, takes, opens = sys.argv[1], sys.argv[2] != "leaves", sys.argv[2] == "opens"
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(1, 9)  # PR_SET_PDEATHSIG
     try:
@@ -68,7 +68,7 @@ def main():
     except OSError as e:
         return print(f"/dev/fuse: {e.strerror}", flush=True)
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other"
-    if libc.mount(b"hung", folder.encode(), b"fuse", 0, options.encode()) != 0:
+    if libc.mount(b"hung", directory.encode(), b"fuse", 0, options.encode()) != 0:
         return print(f"mount: {os.strerror(ctypes.get_errno())}", flush=True)
     while takes:
         request = os.read(fd, 1 << 20)

@@ -1,4 +1,4 @@
-"""A Mooncake store for tests: mooncake_server.py FOLDER [PYTHON]. Prints the backend's target, without its prefix, and a port of HTTP where the
+"""A Mooncake store for tests: mooncake_server.py DIRECTORY [PYTHON]. Prints the backend's target, without its prefix, and a port of HTTP where the
 objects can be seen and changed by another client than the backend's. Ends with its standard input.
 
 With PYTHON, one that has Mooncake's client, there are a real master and a process that lends 512 MiB to the store. Without, the client is played
@@ -44,8 +44,8 @@ def held_port():
 class Real:
     """A master, and a process whose memory it hands out. `python` has Mooncake's client."""
 
-    def __init__(self, folder, python, segment=SEGMENT, lease_ms=LEASE_MS, client_ttl_s=int(os.environ.get("UCM_MOONCAKE_TTL_S", "60"))):
-        self.folder, self.python, self.segment, self.lease_ms, self.client_ttl_s = folder, python, segment, lease_ms, client_ttl_s
+    def __init__(self, directory, python, segment=SEGMENT, lease_ms=LEASE_MS, client_ttl_s=int(os.environ.get("UCM_MOONCAKE_TTL_S", "60"))):
+        self.directory, self.python, self.segment, self.lease_ms, self.client_ttl_s = directory, python, segment, lease_ms, client_ttl_s
         self.held = held_port(), held_port()
         self.port, self.admin = (s.getsockname()[1] for s in self.held)
         self.metadata = "P2PHANDSHAKE"
@@ -57,7 +57,7 @@ class Real:
                                check=True, timeout=WAIT_S).stdout.strip()
         argv = [self.python, "--exec", f"{where}/mooncake_master", f"-rpc_port={self.port}", f"-metrics_port={self.admin}",
                 "-rpc_address=127.0.0.1", f"-default_kv_lease_ttl={self.lease_ms}", f"-client_ttl={self.client_ttl_s}"]
-        with open(os.path.join(self.folder, "master.log"), "a", encoding="utf-8") as log:
+        with open(os.path.join(self.directory, "master.log"), "a", encoding="utf-8") as log:
             self.master = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until and self.master.poll() is None:
@@ -69,7 +69,7 @@ class Real:
         raise RuntimeError("the master does not start: see master.log")
 
     def lend(self):
-        with open(os.path.join(self.folder, "lender.log"), "a", encoding="utf-8") as log:
+        with open(os.path.join(self.directory, "lender.log"), "a", encoding="utf-8") as log:
             lender = subprocess.Popen([self.python, "-c", LEND, f"127.0.0.1:{self.port}", str(self.segment)], stdin=subprocess.PIPE,
                                       stdout=subprocess.PIPE, stderr=log, text=True)
         if lender.stdout.readline().strip() != "0":
@@ -130,19 +130,19 @@ class Real:
 class Played:
     port = 1
 
-    def __init__(self, folder):
-        self.folder = self.metadata = folder
+    def __init__(self, directory):
+        self.directory = self.metadata = directory
 
     def away(self, prefix):
-        with open(os.path.join(self.folder, f"away-{prefix}"), "w", encoding="ascii"):
+        with open(os.path.join(self.directory, f"away-{prefix}"), "w", encoding="ascii"):
             pass
 
     def back(self, prefix):
-        os.unlink(os.path.join(self.folder, f"away-{prefix}"))
+        os.unlink(os.path.join(self.directory, f"away-{prefix}"))
 
     def keys(self):
-        folder = os.path.join(self.folder, "objects")
-        return [name.replace("%", "/") for name in os.listdir(folder)] if os.path.isdir(folder) else []
+        directory = os.path.join(self.directory, "objects")
+        return [name.replace("%", "/") for name in os.listdir(directory)] if os.path.isdir(directory) else []
 
     def close(self):
         pass
@@ -224,8 +224,8 @@ def handler(server, objects):
 
 
 def main():
-    folder, python = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
-    server = Real(folder, python) if python else Played(folder)
+    directory, python = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+    server = Real(directory, python) if python else Played(directory)
     try:
         web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler(server, Objects(server)))
         threading.Thread(target=web.serve_forever, daemon=True).start()

@@ -58,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "DELETE":
             self.server.objects.pop(self.path, None)
             return 204, now, b"", None
-        if "list-type=2" in self.path:  # a garbage collection's, of each of 256 folders; it has no work here
+        if "list-type=2" in self.path:  # a garbage collection's, of each of 256 directories; it has no work here
             return 200, xml, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", None
         if kept is None:
             return 404, xml, ERROR.format("NoSuchKey").encode(), None

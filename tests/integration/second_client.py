@@ -392,7 +392,7 @@ class Case(DaemonCase):
 
 
 class OwnDaemons:
-    """In front of a Case whose tests start daemons themselves, over a folder of each test's own."""
+    """In front of a Case whose tests start daemons themselves, over a directory of each test's own."""
 
     @classmethod
     def setUpClass(cls):
@@ -403,5 +403,5 @@ class OwnDaemons:
         pass
 
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="own.")
-        self.addCleanup(shutil.rmtree, self.folder, True)
+        self.directory = tempfile.mkdtemp(prefix="own.")
+        self.addCleanup(shutil.rmtree, self.directory, True)

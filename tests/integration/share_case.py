@@ -1,4 +1,4 @@
-"""Hosts of a test over folders that they share: daemons on this machine, each with a client, a namespace and regions."""
+"""Hosts of a test over directories that they share: daemons on this machine, each with a client, a namespace and regions."""
 
 import os
 import shutil
@@ -14,8 +14,8 @@ SMALL = {"arena.size": "8MiB", "arena.slab": "1MiB"}
 class Host:
     """One daemon, a connection to it, a namespace and a region for each of its parts."""
 
-    def __init__(self, folder, identity, blocks, **options):
-        self.daemon = Daemon(nvme=False, **{"share.roots": folder, "share.negative": "50ms",
+    def __init__(self, directory, identity, blocks, **options):
+        self.daemon = Daemon(nvme=False, **{"share.roots": directory, "share.negative": "50ms",
                                             "share.lookup_deadline": "10s", "share.deadline": "30s", **options})
         self.client = Client(self.daemon)
         self.ns = self.client.open(identity)
@@ -65,23 +65,23 @@ class Host:
 
 
 class ShareCase(OwnDaemons, Case):
-    """One folder, and hosts over it that end in order."""
+    """One directory, and hosts over it that end in order."""
 
     def setUp(self):
-        self.folder, self.identity, self.hosts = tempfile.mkdtemp(prefix="share."), dict(DEMO, model=self.id()), []
+        self.directory, self.identity, self.hosts = tempfile.mkdtemp(prefix="share."), dict(DEMO, model=self.id()), []
 
     def tearDown(self):
         statuses = [host.daemon.stop() for host in self.hosts]
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
         self.assertEqual(statuses, [0] * len(statuses))
 
     def host(self, blocks=16, **options):
-        self.hosts.append(Host(self.folder, self.identity, blocks, **options))
+        self.hosts.append(Host(self.directory, self.identity, blocks, **options))
         return self.hosts[-1]
 
     def files(self):
         """Parts. The marker of garbage collection, whose name is all zeros, comes some seconds after a host's start."""
-        return sorted(os.path.join(at, name) for at, _, names in os.walk(self.folder) for name in names
+        return sorted(os.path.join(at, name) for at, _, names in os.walk(self.directory) for name in names
                       if not name.startswith(".") and name.strip("0-") and os.path.basename(os.path.dirname(at)) == "blocks")
 
     def stored(self, host, count):

@@ -20,7 +20,7 @@ struct store_bytes {
 /* The test program's own. */
 struct store_kind {
     const char *name, *backend; /* ucmd-backend-NAME */
-    /* Sets the server up in store.folder and becomes it: what it says in one line, on standard output, is store.said;
+    /* Sets the server up in store.directory and becomes it: what it says in one line, on standard output, is store.said;
      * it ends with its standard input. */
     bool (*ready)(void); /* false: not here, for store.why */
     void (*serve)(void);
@@ -33,7 +33,7 @@ static const struct store_kind store_kind;
 
 static struct {
     pid_t parent, pid;
-    char folder[128], why[160], said[1024];
+    char directory[128], why[160], said[1024];
     int in;
     char part[64];                 /* of this test: a bucket, or a prefix */
     struct config_process process; /* its backend */
@@ -65,10 +65,10 @@ static void __attribute__((constructor)) store_start(void)
     const char *disk = getenv("UCM_TEST_DISK");
 
     store.parent = getpid();
-    snprintf(store.folder, sizeof(store.folder), "%s/ucm-store-XXXXXX", disk ? disk : "/tmp");
-    if (!mkdtemp(store.folder)) {
-        store.folder[0] = '\0';
-        snprintf(store.why, sizeof(store.why), "no folder for %s", store_kind.name);
+    snprintf(store.directory, sizeof(store.directory), "%s/ucm-store-XXXXXX", disk ? disk : "/tmp");
+    if (!mkdtemp(store.directory)) {
+        store.directory[0] = '\0';
+        snprintf(store.why, sizeof(store.why), "no directory for %s", store_kind.name);
     } else if (store_kind.ready()) {
         store_fork();
     }
@@ -82,8 +82,8 @@ static void __attribute__((destructor)) store_stop(void)
         close(store.in); /* its end */
         (void)waitpid(store.pid, NULL, 0);
     }
-    if (store.folder[0])
-        (void)contract_wipe(store.folder);
+    if (store.directory[0])
+        (void)contract_wipe(store.directory);
 }
 
 /* ---- its files, seen by another client ---- */

@@ -22,10 +22,10 @@ class Swift:
     def __init__(self, before=()):
         self.before = before
         disk = os.environ.get("UCM_TEST_DISK", "/tmp")
-        self.folder, self.port, self.process = tempfile.mkdtemp(prefix="ucm-swift-", dir=disk), 0, None
-        self.objects = os.path.join(self.folder, "devices", "d", "objects")
+        self.directory, self.port, self.process = tempfile.mkdtemp(prefix="ucm-swift-", dir=disk), 0, None
+        self.objects = os.path.join(self.directory, "devices", "d", "objects")
         try:
-            os.setxattr(self.folder, "user.swift", b"x")
+            os.setxattr(self.directory, "user.swift", b"x")
             self.start()
         except OSError as e:
             self.close()
@@ -35,7 +35,7 @@ class Swift:
             raise
 
     def start(self):
-        self.process = subprocess.Popen([*self.before, "/usr/bin/python3", "-B", SERVER, self.folder, str(self.port)], stdin=subprocess.PIPE,
+        self.process = subprocess.Popen([*self.before, "/usr/bin/python3", "-B", SERVER, self.directory, str(self.port)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE)
         line = self.process.stdout.readline()
         if not line:
@@ -61,7 +61,7 @@ class Swift:
     def close(self):
         if self.process:
             self.ended()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def bucket(self, name):
         """Makes one. What the server answered: 200."""
@@ -71,9 +71,9 @@ class Swift:
         return int(subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True).stdout)
 
 
-def key_write(folder, key="test:tester", secret="testing"):
+def key_write(directory, key="test:tester", secret="testing"):
     """In the place of what is there, as a tool that rotates keys does it. The file's path."""
-    path = os.path.join(folder, "credentials")
+    path = os.path.join(directory, "credentials")
     with open(path + ".new", "w", encoding="ascii") as f:
         f.write(f"# of a test\n[other]\naws_access_key_id = none\n[default]\naws_access_key_id={key}\naws_secret_access_key = {secret}\n")
     os.rename(path + ".new", path)

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""OpenStack Swift with its S3 API on loopback: swift_server.py FOLDER [PORT]. All of its servers run in this one process, over one folder
+"""OpenStack Swift with its S3 API on loopback: swift_server.py DIRECTORY [PORT]. All of its servers run in this one process, over one directory
 that holds one copy of each object. Prints its port when it serves, and ends with its standard input.
 
-A file FOLDER/away-BUCKET makes that bucket look as if nobody had made it."""
+A file DIRECTORY/away-BUCKET makes that bucket look as if nobody had made it."""
 
 import json
 import os
@@ -18,12 +18,12 @@ from swift.common.ring import RingBuilder  # noqa: E402
 
 SERVERS = ("account", "container", "object")
 BACK = """[DEFAULT]
-devices = {folder}/devices
+devices = {directory}/devices
 mount_check = false
-swift_dir = {folder}
+swift_dir = {directory}
 bind_ip = 127.0.0.1
 bind_port = {port}
-log_address = {folder}/none
+log_address = {directory}/none
 log_level = CRITICAL
 disk_chunk_size = 262144
 network_chunk_size = 262144
@@ -35,10 +35,10 @@ pipeline = {name}-server
 use = egg:swift#{name}
 """
 FRONT = """[DEFAULT]
-swift_dir = {folder}
+swift_dir = {directory}
 bind_ip = 127.0.0.1
 bind_port = {port}
-log_address = {folder}/none
+log_address = {directory}/none
 log_level = CRITICAL
 client_chunk_size = 262144
 object_chunk_size = 262144
@@ -51,7 +51,7 @@ account_autocreate = true
 use = egg:swift#catch_errors
 [filter:cache]
 paste.filter_factory = swift_server:cache_factory
-folder = {folder}
+directory = {directory}
 [filter:listing_formats]
 use = egg:swift#listing_formats
 [filter:s3api]
@@ -69,7 +69,7 @@ user_test_tester3 = testing3 .admin
 use = egg:swift#copy
 [filter:away]
 paste.filter_factory = swift_server:away_factory
-folder = {folder}
+directory = {directory}
 """
 
 
@@ -95,27 +95,27 @@ class Cache:
     decr = incr
 
 
-def is_away(folder, bucket):
-    return os.path.exists(os.path.join(folder, "away-" + bucket))
+def is_away(directory, bucket):
+    return os.path.exists(os.path.join(directory, "away-" + bucket))
 
 
-def cache_factory(_, folder, **__):
+def cache_factory(_, directory, **__):
     cache = Cache()
 
     def made(app):
         def call(env, start):
             bucket = env["PATH_INFO"].split("/")[1]
-            env["swift.cache"] = Cache() if is_away(folder, bucket) else cache
+            env["swift.cache"] = Cache() if is_away(directory, bucket) else cache
             return app(env, start)
         return call
     return made
 
 
-def away_factory(_, folder, **__):
+def away_factory(_, directory, **__):
     def made(app):
         def call(env, start):
             words = env["PATH_INFO"].split("/")
-            if len(words) > 3 and is_away(folder, words[3]):
+            if len(words) > 3 and is_away(directory, words[3]):
                 words[3] = "gone"
                 env["PATH_INFO"] = "/".join(words)
             return app(env, start)
@@ -123,35 +123,35 @@ def away_factory(_, folder, **__):
     return made
 
 
-def write(folder, name, text):
-    with open(os.path.join(folder, name), "w") as f:
+def write(directory, name, text):
+    with open(os.path.join(directory, name), "w") as f:
         f.write(text)
 
 
-def lay(folder, ports):
-    os.makedirs(os.path.join(folder, "devices", "d"), exist_ok=True)
-    write(folder, "swift.conf", "[swift-hash]\nswift_hash_path_suffix = test\nswift_hash_path_prefix = test\n"
+def lay(directory, ports):
+    os.makedirs(os.path.join(directory, "devices", "d"), exist_ok=True)
+    write(directory, "swift.conf", "[swift-hash]\nswift_hash_path_suffix = test\nswift_hash_path_prefix = test\n"
                                 "[storage-policy:0]\nname = only\ndefault = yes\n")
     for name in SERVERS:
         ring = RingBuilder(6, 1, 1)
         ring.add_dev({"region": 1, "zone": 1, "ip": "127.0.0.1", "port": ports[name], "device": "d", "weight": 1})
         ring.rebalance()
-        ring.get_ring().save(os.path.join(folder, name + ".ring.gz"))
-        write(folder, name + ".conf", BACK.format(folder=folder, name=name, port=ports[name]))
-    write(folder, "proxy.conf", FRONT.format(folder=folder, port=ports["proxy"]))
+        ring.get_ring().save(os.path.join(directory, name + ".ring.gz"))
+        write(directory, name + ".conf", BACK.format(directory=directory, name=name, port=ports[name]))
+    write(directory, "proxy.conf", FRONT.format(directory=directory, port=ports["proxy"]))
 
 
 def main():
-    folder, said = os.path.realpath(sys.argv[1]), os.dup(1)
+    directory, said = os.path.realpath(sys.argv[1]), os.dup(1)
     os.dup2(2, 1)  # libraries print, too
     sys.modules["swift_server"] = sys.modules["__main__"]
     sockets = {name: eventlet.listen(("127.0.0.1", 0), backlog=4096, reuse_port=False) for name in SERVERS}
     sockets["proxy"] = eventlet.listen(("127.0.0.1", int(sys.argv[2]) if len(sys.argv) > 2 else 0), backlog=4096, reuse_port=False)
-    lay(folder, {name: s.getsockname()[1] for name, s in sockets.items()})
-    utils.SWIFT_CONF_FILE = os.path.join(folder, "swift.conf")
+    lay(directory, {name: s.getsockname()[1] for name, s in sockets.items()})
+    utils.SWIFT_CONF_FILE = os.path.join(directory, "swift.conf")
     utils.validate_configuration()
     for name, s in sockets.items():
-        app = wsgi.loadapp(os.path.join(folder, name + ".conf"), global_conf={"log_name": name})
+        app = wsgi.loadapp(os.path.join(directory, name + ".conf"), global_conf={"log_name": name})
         eventlet.spawn(eventlet.wsgi.server, s, app, log_output=False, max_size=1024, debug=False)
     os.write(said, b"%d\n" % sockets["proxy"].getsockname()[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -64,19 +64,19 @@ class Judging(unittest.TestCase):
 
 class Running(unittest.TestCase):
     def run_gate(self, old, new, *words):
-        with tempfile.TemporaryDirectory(prefix="gate.") as folder:
-            run = subprocess.run([sys.executable, "-B", PROGRAM, "--json", "--old", old, "--new", new, "--dir", folder, "--worker",
+        with tempfile.TemporaryDirectory(prefix="gate.") as directory:
+            run = subprocess.run([sys.executable, "-B", PROGRAM, "--json", "--old", old, "--new", new, "--dir", directory, "--worker",
                                   os.path.join(BUILD, "gate-worker"), *words], capture_output=True, text=True, timeout=280)
-            self.assertEqual(os.listdir(folder), [], run.stderr)
+            self.assertEqual(os.listdir(directory), [], run.stderr)
         return run, json.loads(run.stdout) if run.stdout else None
 
-    def delayed(self, folder):
+    def delayed(self, directory):
         """A build whose daemon takes 60 us more for each answer."""
-        with open(os.path.join(folder, "ucmd"), "w", encoding="utf-8") as file:
+        with open(os.path.join(directory, "ucmd"), "w", encoding="utf-8") as file:
             file.write(f'#!/bin/sh\nUCM_DELAY_NS=60000 LD_PRELOAD={BUILD}/delay.so exec {UCMD} "$@"\n')
         os.chmod(file.name, 0o755)
-        os.symlink(os.path.join(BUILD, "libucmclient.so.0"), os.path.join(folder, "libucmclient.so.0"))
-        return folder
+        os.symlink(os.path.join(BUILD, "libucmclient.so.0"), os.path.join(directory, "libucmclient.so.0"))
+        return directory
 
     def test_same(self):
         """All cases of a build against itself: none is slower."""
@@ -89,11 +89,11 @@ class Running(unittest.TestCase):
             self.assertLessEqual(case["clock"]["ratio"], case["clock"]["high"])
 
     def test_slower(self):
-        with tempfile.TemporaryDirectory(prefix="delayed.") as folder:
-            self.delayed(folder)
-            run, said = self.run_gate(BUILD, folder, "--only", LOOKUP, "--rounds", "16")
+        with tempfile.TemporaryDirectory(prefix="delayed.") as directory:
+            self.delayed(directory)
+            run, said = self.run_gate(BUILD, directory, "--only", LOOKUP, "--rounds", "16")
             self.assertEqual((run.returncode, said and said["verdict"]), (6, "SLOWER"), run.stderr + run.stdout)
-            run, said = self.run_gate(folder, BUILD, "--only", LOOKUP, "--rounds", "16")
+            run, said = self.run_gate(directory, BUILD, "--only", LOOKUP, "--rounds", "16")
             self.assertEqual((run.returncode, said and said["verdict"]), (0, "fine"), run.stderr + run.stdout)
 
     def test_mistakes(self):
@@ -102,16 +102,16 @@ class Running(unittest.TestCase):
             run, _ = self.run_gate(BUILD, BUILD, *words)
             self.assertEqual(run.returncode, status)
             self.assertIn(sentence, run.stderr)
-        with tempfile.TemporaryDirectory(prefix="empty.") as folder:
-            run, _ = self.run_gate(folder, BUILD)
+        with tempfile.TemporaryDirectory(prefix="empty.") as directory:
+            run, _ = self.run_gate(directory, BUILD)
             self.assertEqual(run.returncode, 1)
-            self.assertIn(f"the worker of {folder} ended", run.stderr)
+            self.assertIn(f"the worker of {directory} ended", run.stderr)
 
     def test_base(self):
         """A commit that is not there is named, and nothing is built."""
-        with tempfile.TemporaryDirectory(prefix="base.") as folder:
-            run = subprocess.run([BASE, "make", folder, "no-such-commit"], cwd=TOP, capture_output=True, text=True, timeout=60)
-            self.assertEqual((run.returncode, run.stdout, os.listdir(folder)), (1, "", []))
+        with tempfile.TemporaryDirectory(prefix="base.") as directory:
+            run = subprocess.run([BASE, "make", directory, "no-such-commit"], cwd=TOP, capture_output=True, text=True, timeout=60)
+            self.assertEqual((run.returncode, run.stdout, os.listdir(directory)), (1, "", []))
             self.assertIn("there is no commit no-such-commit", run.stderr)
 
 

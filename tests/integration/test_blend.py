@@ -183,9 +183,9 @@ class Turning(unittest.TestCase):
     BASE, TENSOR = 10000.0, B * HEADS * DIM * 2
 
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="blend.")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.daemon = Daemon(folder=self.folder)
+        self.directory = tempfile.mkdtemp(prefix="blend.")
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.daemon = Daemon(directory=self.directory)
         self.addCleanup(lambda: self.daemon.stop())
         self.open()
 
@@ -246,7 +246,7 @@ class Turning(unittest.TestCase):
         check()
         self.client.close()
         self.assertEqual(self.daemon.stop(), 0)
-        self.daemon = Daemon(folder=self.folder)
+        self.daemon = Daemon(directory=self.directory)
         self.open()
         check()
 

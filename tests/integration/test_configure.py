@@ -213,10 +213,10 @@ class AuditWithRoots(Audit):
     test_what_operators_and_tenants_change = None  # a block that is being written is busy, and not counted as purged
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="root.")
-        self.addCleanup(folder.cleanup)
-        os.chmod(folder.name, 0o777)
-        self.options = {"nvme": False, "share.roots": folder.name}
+        directory = tempfile.TemporaryDirectory(prefix="root.")
+        self.addCleanup(directory.cleanup)
+        os.chmod(directory.name, 0o777)
+        self.options = {"nvme": False, "share.roots": directory.name}
         super().setUp()
 
     @unittest.skipUnless(os.geteuid() == 0, "takes another uid")
@@ -445,12 +445,12 @@ def cgroup_make(name):
     for line in mounts:
         fields, kind = line.split(" - ")[0].split(), line.split(" - ")[1].split()
         if kind[0] == ("cgroup" if named else "cgroup2") and (not named or "name=systemd" in kind[2]):
-            folder = os.path.join(fields[4] + (path if fields[3] == "/" else ""), name)
+            directory = os.path.join(fields[4] + (path if fields[3] == "/" else ""), name)
             try:
-                os.mkdir(folder)
+                os.mkdir(directory)
             except OSError:
                 return None
-            return folder, os.path.join(path, name)
+            return directory, os.path.join(path, name)
     return None
 
 
@@ -462,10 +462,10 @@ class Containers(Configured):
     pid_ns = ("unshare", "--pid", "--fork", "--mount-proc")
 
     def setUp(self):
-        folder = tempfile.mkdtemp(prefix="containers.")
-        self.addCleanup(shutil.rmtree, folder)
-        os.chown(folder, 1003, 1003)
-        self.daemon = Daemon(config=self.config, nvme=False, folder=folder,
+        directory = tempfile.mkdtemp(prefix="containers.")
+        self.addCleanup(shutil.rmtree, directory)
+        os.chown(directory, 1003, 1003)
+        self.daemon = Daemon(config=self.config, nvme=False, directory=directory,
                              before=("setpriv", "--reuid=1003", "--regid=1003", "--clear-groups"))
         self.addCleanup(self.end)
 
@@ -537,9 +537,9 @@ class Containers(Configured):
         made = cgroup_make("ucmd-test-a")
         if not made:
             self.skipTest("this process may not make cgroups")
-        folder, path = made
-        inner = os.path.join(folder, "inner")
-        self.addCleanup(os.rmdir, folder)
+        directory, path = made
+        inner = os.path.join(directory, "inner")
+        self.addCleanup(os.rmdir, directory)
         os.mkdir(inner)
         self.addCleanup(os.rmdir, inner)
 
@@ -553,7 +553,7 @@ class Containers(Configured):
                 return self.skipTest("this process may not enter cgroups")
         self.reload(f"tenants: [by-uid uid:0, 'team-a cgroup:{path}', 'team-b cgroup:{path}/inner', 'near cgroup:{path}x']\n")
         self.assertEqual(self.seen()[0], "by-uid")
-        self.assertEqual(within(folder)[0], "team-a")
+        self.assertEqual(within(directory)[0], "team-a")
         self.assertEqual(within(inner)[0], "team-b")
         self.assertIn("is in", self.reload(f"tenants: ['a cgroup:{path}', 'b cgroup:{path}']\n")["refused"])
 

@@ -206,8 +206,8 @@ class OnGpu(unittest.TestCase):
 
     def setUp(self):
         torch.manual_seed(1)
-        self.folder = tempfile.mkdtemp(prefix="protocol.")
-        self.addCleanup(shutil.rmtree, self.folder, True)
+        self.directory = tempfile.mkdtemp(prefix="protocol.")
+        self.addCleanup(shutil.rmtree, self.directory, True)
         self.start()
         self.kv = torch.randn(LAYERS, BLOCKS, 2, TOKENS, HEADS, DIM, device="cuda").bfloat16()
         self.link = Link(self.daemon.socket, sparse.tokens(SHAPE, chosen=4, rest=True))
@@ -218,7 +218,7 @@ class OnGpu(unittest.TestCase):
     def start(self, mapping=16):
         from daemon import Daemon
 
-        self.daemon = Daemon(folder=self.folder, config=self.CONFIG.format(mapping), **{"device.cuda": "required"})
+        self.daemon = Daemon(directory=self.directory, config=self.CONFIG.format(mapping), **{"device.cuda": "required"})
 
     def store(self):
         memory, base, gpu = cuda_allocation(self.kv.data_ptr())

@@ -27,8 +27,8 @@ MADE = {"build/check", "build/demo", "build/results", "build/san-address", "buil
         "build/bench-bundle/run.sh", "build/deb", "build/deb/ucmd_*.deb", "build/deb/libucmclient0_*.deb", "build/gpu",
         "build/gpu/run.sh"}
 TEXT_LANGUAGES = {"c", "cpp", "json", "text", "python", "ini", "svg"}
-SOURCES = [p for folder in ("proto", "kernels", "client", "daemon", "config", "tests")
-           for kind in ("*.c", "*.h", "*.cu", "*.py", "*.sh", "*.S", "*.md", "*.map", "*.mk") for p in (TOP / folder).rglob(kind)]
+SOURCES = [p for directory in ("proto", "kernels", "client", "daemon", "config", "tests")
+           for kind in ("*.c", "*.h", "*.cu", "*.py", "*.sh", "*.S", "*.md", "*.map", "*.mk") for p in (TOP / directory).rglob(kind)]
 
 
 def run(*command, **options):
@@ -48,7 +48,7 @@ def makefile():
 
 @functools.cache
 def make_names():
-    """Every target and prerequisite that make knows when it reads the Makefile, and runs nothing: with the folder that documents
+    """Every target and prerequisite that make knows when it reads the Makefile, and runs nothing: with the directory that documents
     name, whatever the tests were built in."""
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SAN")}
     rules = run("make", "-C", str(TOP), "-pq", "list-fuzz", env=environment).stdout
@@ -84,9 +84,9 @@ def tree():
 
 
 def named_file_exists(name, beside=TOP):
-    """A path from the top, from the folder of the file that names it, or the end of one, such as cache/cache.c."""
+    """A path from the top, from the directory of the file that names it, or the end of one, such as cache/cache.c."""
     name = name.rstrip("/")
-    if any(list(folder.glob(name + end)) for folder in (TOP, beside) for end in ("", ".c")):
+    if any(list(directory.glob(name + end)) for directory in (TOP, beside) for end in ("", ".c")):
         return True
     paths, bases = tree()
     return name in bases or any(p.endswith("/" + name) for p in paths)
@@ -94,7 +94,7 @@ def named_file_exists(name, beside=TOP):
 
 def documents():
     files = [TOP / "README.md", TOP / "CONTRIBUTING.md", *TOP.glob("docs/*.md"), *TOP.glob("docs/design/*.md")]
-    return files + [p for folder in ("client", "daemon", "kernels", "proto", "tests") for p in (TOP / folder).rglob("*.md")]
+    return files + [p for directory in ("client", "daemon", "kernels", "proto", "tests") for p in (TOP / directory).rglob("*.md")]
 
 
 class Document:
@@ -255,24 +255,24 @@ class Docs(unittest.TestCase):
         self.assertGreater(seen, 20)
 
     def test_configuration(self):
-        """Blocks of YAML pass --check, with folders of the test's for theirs and small sizes; keys in the text exist."""
+        """Blocks of YAML pass --check, with directories of the test's for theirs and small sizes; keys in the text exist."""
         sections = {key.partition(".")[0] for key in config_keys() if "." in key}
         for document in map(Document, documents()):
             for _, text in [b for b in document.blocks if b[0] == "yaml"]:
-                with tempfile.TemporaryDirectory(prefix="ucmd-docs-") as folder, self.subTest(document.name):
+                with tempfile.TemporaryDirectory(prefix="ucmd-docs-") as directory, self.subTest(document.name):
                     memory = tempfile.mkdtemp(prefix="ucmd-docs-", dir="/dev/shm")
                     self.addCleanup(shutil.rmtree, memory)
 
                     def local(found):
-                        path = pathlib.Path((memory if found[1].startswith("/dev/shm/") else folder) + found[1])
+                        path = pathlib.Path((memory if found[1].startswith("/dev/shm/") else directory) + found[1])
                         (path.parent if "." in path.name else path).mkdir(parents=True, exist_ok=True)
                         return str(path)
 
-                    file = pathlib.Path(folder, "ucmd.yaml")
+                    file = pathlib.Path(directory, "ucmd.yaml")
                     small = re.sub(r"\b(dram\.\w+=\d+)GiB", r"\1MiB", text)  # of what tenants are guaranteed, and get at most
                     file.write_text(re.sub(r"(?<![\w/:.])(/\w[\w/.-]+)", local, small))
                     sizes = ["arena.size=64MiB"] + ["nvme.size=256MiB"] * ("nvme:" in text)
-                    done = run(UCMD, "--config", str(file), "--set", f"socket={folder}/s",
+                    done = run(UCMD, "--config", str(file), "--set", f"socket={directory}/s",
                                *[word for size in sizes for word in ("--set", size)], "--check")
                     self.assertEqual(done.returncode, 0, f"{text}\n{done.stderr}")
             for span in document.spans:
@@ -298,8 +298,8 @@ class Comments(unittest.TestCase):
             for comment in comments(path):
                 for name in re.findall(r"(?<![\w/.<-])((?:[a-z_]+/)*[a-z][a-z0-9_]*\.(?:c|h|cu|md))\b(?![.(\w])", comment):
                     seen += 1
-                    folder = path.parent
-                    if not (named_file_exists(name, folder) or pathlib.Path("/usr/include", name).exists()):
+                    directory = path.parent
+                    if not (named_file_exists(name, directory) or pathlib.Path("/usr/include", name).exists()):
                         wrong.append(f"{path.relative_to(TOP)}: no file {name}")
         self.assertGreater(seen, 100)
         self.assertEqual(wrong, [], "comments name files that are not there")

@@ -71,7 +71,7 @@ static void expect_hits(uint64_t first, uint32_t n)
 
 /* Not durable, as a later start would not find them; and they are, once it can, with what was
  * stored meanwhile. */
-Test(durability, a_folder_that_took_no_name_is_asked_again)
+Test(durability, a_directory_that_took_no_name_is_asked_again)
 {
     char path[96];
 
@@ -83,7 +83,7 @@ Test(durability, a_folder_that_took_no_name_is_asked_again)
     dump_as(0, UCM_DURABLE_ON_NVME, UCM_BLOCK_IS_NOT_DURABLE);
     cr_assert(metric_reaches(w.client, "nvme_writes", BLOCKS, 10000));
     cr_assert_eq(rmdir(path), 0);
-    wait_ok(w.client); /* the folder was asked again */
+    wait_ok(w.client); /* the directory was asked again */
     dump_as(100, UCM_DURABLE_ON_NVME, UCM_BLOCK_IS_OK);
     worker_close(&w);
     host_kill(&host);

@@ -15,7 +15,7 @@ SMALL = {"nvme.size": "25MiB", "nvme.segment": "1MiB", "arena.size": "16MiB", "n
 
 class Age(OwnDaemons, Case):
     def begun(self, **more):
-        self.daemon = Daemon(folder=self.folder, **SMALL, **more)
+        self.daemon = Daemon(directory=self.directory, **SMALL, **more)
         self.addCleanup(self.daemon.stop)
         client = Client(self.daemon)
         spaces = []

@@ -45,7 +45,7 @@ class Life(OwnDaemons, EncodingCase):
 
 class Restart(Life):
     def run_twice(self, how, **options):
-        first = self.daemon = Daemon(folder=self.folder, **options)
+        first = self.daemon = Daemon(directory=self.directory, **options)
         right = {}
         for name in ENCODINGS:
             engine, right[name] = self.stored(name)
@@ -55,7 +55,7 @@ class Restart(Life):
             first.kill()
         else:
             self.assertEqual(first.stop(), 0)
-        again = self.daemon = Daemon(folder=self.folder, **options)
+        again = self.daemon = Daemon(directory=self.directory, **options)
         operator = self.client()
         listed = {e["encoding"]: e for e in operator.call("namespace.list", limit=4096)["namespaces"]}
         self.assertEqual(set(listed), {"", *ENCODINGS}, "before anybody opens one")
@@ -81,11 +81,11 @@ class Restart(Life):
 
     def test_with_another_encoding_configured(self):
         """An engine comes back with int8 where it had fp8: it finds the plain blocks, and none of fp8."""
-        self.daemon = Daemon(folder=self.folder)
+        self.daemon = Daemon(directory=self.directory)
         engine, right = self.stored("fp8")
         self.settled(engine, "nvme")
         self.assertEqual(self.daemon.stop(), 0)
-        self.daemon = Daemon(folder=self.folder)
+        self.daemon = Daemon(directory=self.directory)
         other = self.engine("int8")
         self.until(lambda: other.each(*range(6)) == [0, 0, 0, 0, ON_NVME, ON_NVME])
         self.assertEqual(other.load([0, 4], [0, 4]), [MISS, OK])
@@ -100,7 +100,7 @@ class Restart(Life):
 
 class Damage(Life):
     def test_a_flipped_bit_is_a_miss_and_falls_through_after(self):
-        self.daemon = Daemon(folder=self.folder)
+        self.daemon = Daemon(directory=self.directory)
         engine = self.engine("fp8")
         plain = [engine.pages.fill(i) for i in range(2)]
         self.assertEqual(engine.dump([0, 1], [0, 1]), [OK] * 2)
@@ -122,7 +122,7 @@ class Damage(Life):
 class Share(Life):
     def test_another_host_finds_either_form(self):
         """A chain whose head and tail are plain."""
-        options = {"nvme": False, "share.roots": self.folder, **SHARE}
+        options = {"nvme": False, "share.roots": self.directory, **SHARE}
         one, other, third = self.daemon, _, _ = [Daemon(**options) for _ in range(3)]
         engine = self.engine("fp8")
         plain = [engine.pages.fill(i) for i in range(9)]
@@ -159,7 +159,7 @@ class Library(Life):
         return base, encoded, shared, encoded.register([shared.memory()], planes, blocks=16)
 
     def test_the_client_goes_on_after_a_kill(self):
-        self.daemon = Daemon(folder=self.folder)
+        self.daemon = Daemon(directory=self.directory)
         base, encoded, shared, region = self.worker("fp8")
         reference, key = Reference("fp8", **SIZES), keys("x", size=16)
         self.assertEqual(encoded.block_bytes, (BLOCK, LAYERS * sum(reference.encoded)))
@@ -171,7 +171,7 @@ class Library(Life):
         self.assertEqual(base.lookup_prefix(key).blocks, 0)
         self.assertEqual(base.lookup_prefix(keys("y")).blocks, 1)
         self.daemon.kill()
-        again = Daemon(folder=self.folder)
+        again = Daemon(directory=self.directory)
         self.until(lambda: self.looked(encoded) == 2)
         self.assertTrue(region.load(keys("y", "x"), [5, 4]).wait().all_ok)
         self.assertEqual(bytes(shared.buffer[4 * BLOCK:6 * BLOCK]), reference.decode(reference.encode(plain[:BLOCK])) + plain[BLOCK:])
@@ -188,7 +188,7 @@ class Library(Life):
             return 0
 
     def test_refused(self):
-        self.daemon = Daemon(folder=self.folder)
+        self.daemon = Daemon(directory=self.directory)
         base, encoded, _, _ = self.worker("fp8")
         for status, call in ((ucmclient.Status.UNSUPPORTED, lambda: base.encoded("fp9", k=[1, 1, 1])),
                              (ucmclient.Status.UNSUPPORTED, lambda: base.encoded("fp8", version=9, k=SIZES["k"])),

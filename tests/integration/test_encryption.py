@@ -163,7 +163,7 @@ class Restored(Encrypted):
         self.start()
         self.store(range(2))
         self.assertEqual(self.daemon.stop(), 0)
-        backup, written = os.path.join(self.folder, "backup"), []
+        backup, written = os.path.join(self.directory, "backup"), []
         shutil.copytree(self.daemon.store, backup)
         for _ in range(3):
             shutil.rmtree(self.daemon.store)
@@ -186,9 +186,9 @@ class Restored(Encrypted):
 
 class TwoDisks(Encrypted):
     def test_a_purge_that_one_disk_refuses_costs_nothing_that_is_stored_later(self):
-        second = os.path.join(self.folder, "second")
+        second = os.path.join(self.directory, "second")
         os.mkdir(second)
-        paths = os.path.join(self.folder, "nvme") + "," + second
+        paths = os.path.join(self.directory, "nvme") + "," + second
         self.start(**{"nvme.paths": paths})
         before = self.store(range(4))
         names = os.path.join(second, "ucmd.namespaces")

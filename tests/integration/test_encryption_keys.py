@@ -301,7 +301,7 @@ class Keys(Encrypted):
         self.assertIn("regular file", self.daemon.health())
 
     def test_a_credential(self):
-        os.environ["CREDENTIALS_DIRECTORY"] = self.folder
+        os.environ["CREDENTIALS_DIRECTORY"] = self.directory
         self.addCleanup(os.environ.pop, "CREDENTIALS_DIRECTORY")
         self.start(tenants=["* credential:keys"])
         kv = self.store()
@@ -309,7 +309,7 @@ class Keys(Encrypted):
         self.loads(kv)
 
     def test_a_command_that_takes_its_time_after_a_start_loses_nothing(self):
-        fifo = os.path.join(self.folder, "fifo")
+        fifo = os.path.join(self.directory, "fifo")
         os.mkfifo(fifo)
         tenants, more = [f"* command:/bin/cat {fifo}"], {"deadline": "1min"}
 
@@ -359,7 +359,7 @@ class Keys(Encrypted):
 
     @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
     def test_health_says_nothing_of_another_tenant_s_keys(self):
-        lost = os.path.join(self.folder, "keys-of-project-x")
+        lost = os.path.join(self.directory, "keys-of-project-x")
         self.start(tenants=[f"uid:1001 file:{self.key_file}", f"uid:1002 file:{lost}"])
 
         def told(**who):
@@ -385,7 +385,7 @@ class Keys(Encrypted):
             self.skipTest(f"core dumps go to {pattern}")
         self.key_file = os.path.abspath(self.key_file)
         program, daemon.UCMD, here = daemon.UCMD, os.path.abspath(daemon.UCMD), os.getcwd()
-        os.chdir(self.folder)
+        os.chdir(self.directory)
         try:
             self.start(before=("prlimit", "--core=unlimited"), nvme=False)
         finally:
@@ -402,8 +402,8 @@ class Keys(Encrypted):
         self.region.memory.close()
         self.daemon.process.send_signal(signal.SIGABRT)
         self.daemon.process.wait(60)
-        (core,) = [name for name in os.listdir(self.folder) if name.startswith("core")]
-        with open(os.path.join(self.folder, core), "rb") as file:
+        (core,) = [name for name in os.listdir(self.directory) if name.startswith("core")]
+        with open(os.path.join(self.directory, core), "rb") as file:
             data = file.read()
         self.assertIn(b"uid:", data, "it is a dump of the heap")
         for what in (bytes.fromhex(self.keys[0]), self.keys[0].encode(), *self.marks):
@@ -422,7 +422,7 @@ class Keys(Encrypted):
 
     def test_kept_dram_is_refused_unless_it_is_allowed(self):
         """What arena.keep keeps is in the clear."""
-        kept = os.path.join("/dev/shm", os.path.basename(self.folder))
+        kept = os.path.join("/dev/shm", os.path.basename(self.directory))
         os.mkdir(kept)
         self.addCleanup(shutil.rmtree, kept)
         with self.assertRaisesRegex(RuntimeError, "encryption.kept: true"):

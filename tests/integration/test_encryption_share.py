@@ -25,13 +25,13 @@ BIG = dict(DEMO, layers=[4], layer_bytes=9000)
 class Keyed(Host):
     """A host whose tenants have their keys in a file."""
 
-    def __init__(self, folder, identity, blocks, key_file, seeds=None, **options):
+    def __init__(self, directory, identity, blocks, key_file, seeds=None, **options):
         self.key_file = key_file
         tenants = f'encryption:\n  tenants: ["* file:{key_file}"]\n' if key_file else "{}\n"
         if seeds:
             tenants += f"  seeds: {seeds}\n  deadline: 3s\n"
         self.daemon = Daemon(nvme=False, config=tenants,
-                             **{"share.roots": folder, "share.negative": "50ms", "share.lookup_deadline": "10s",
+                             **{"share.roots": directory, "share.negative": "50ms", "share.lookup_deadline": "10s",
                                 "share.deadline": "30s", **options})
         self.client = Client(self.daemon)
         self.ns = self.client.open(identity)
@@ -55,15 +55,15 @@ class Keyed(Host):
 class Sealed(ShareCase):
     def setUp(self):
         super().setUp()
-        os.chmod(self.folder, 0o755)
+        os.chmod(self.directory, 0o755)
         self.identity = dict(BIG, model=self.id())
-        self.keys = os.path.join(self.folder, "keys")
-        self.root = os.path.join(self.folder, "root")
+        self.keys = os.path.join(self.directory, "keys")
+        self.root = os.path.join(self.directory, "root")
         os.mkdir(self.root)
         self.one = self.key_file("one")
 
     def key_file(self, name, *lines):
-        path = os.path.join(self.folder, name)
+        path = os.path.join(self.directory, name)
         with open(os.open(path + ".new", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
             file.write("".join(line + "\n" for line in lines or [secrets.token_hex(32)]))
         os.rename(path + ".new", path)
@@ -199,8 +199,8 @@ class Shared(Sealed):
         self.assertEqual({ids.index(key["key"]): key["files"] for key in listed["keys"]}, files)
         self.assertEqual([listed[what] for what in ("damaged", "unread")] + [listed["plaintext"]["files"]], [0, 0, 0])
 
-    def key_files(self, *more, folder=None):
-        return subprocess.run([UCMCTL, "key", "files", folder or self.root, *more], capture_output=True, text=True, timeout=60)
+    def key_files(self, *more, directory=None):
+        return subprocess.run([UCMCTL, "key", "files", directory or self.root, *more], capture_output=True, text=True, timeout=60)
 
     def test_what_else_lies_on_a_root_is_counted_apart(self):
         """By an operator who counts what a key has sealed: plain and damaged files; and what is no root."""
@@ -229,12 +229,12 @@ class Shared(Sealed):
         for name in free:
             self.assertIn(f"blocks/{name}: Not a directory; passed over", done.stderr)
         done = self.key_files("--json")
-        self.assertEqual((done.returncode, json.loads(done.stdout)["folders_passed_over"]), (5, 2))
+        self.assertEqual((done.returncode, json.loads(done.stdout)["directories_passed_over"]), (5, 2))
         for name in free:
             os.unlink(os.path.join(blocks, name))
-        done = self.key_files(folder=self.folder)
+        done = self.key_files(directory=self.directory)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("name the folder of a root", done.stderr)
+        self.assertIn("name the directory of a root", done.stderr)
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_a_kill_at_every_step_of_a_rotation(self):
@@ -296,11 +296,11 @@ class Shared(Sealed):
 
 
 class Seeded(Sealed):
-    """Two hosts with a folder of seeds, beside the root, of which no snapshots are kept."""
+    """Two hosts with a directory of seeds, beside the root, of which no snapshots are kept."""
 
     def setUp(self):
         super().setUp()
-        self.seeds = os.path.join(self.folder, "seeds")
+        self.seeds = os.path.join(self.directory, "seeds")
         os.mkdir(self.seeds)
 
     def host(self, key_file=None, identity=None, **options):
@@ -357,7 +357,7 @@ class Seeded(Sealed):
         self.assertEqual(len([name for name in os.listdir(self.seeds) if not name.startswith(".")]), 9)
         self.assertEqual([name for name in os.listdir(self.seeds) if name.startswith(".")], [])
 
-    def test_a_folder_of_seeds_that_is_away_shows_in_health(self):
+    def test_a_directory_of_seeds_that_is_away_shows_in_health(self):
         """Before anybody needs a seed, until it is there."""
         away = self.seeds + ".away"
         os.rename(self.seeds, away)
@@ -375,7 +375,7 @@ class Seeded(Sealed):
         self.until(lambda: health().returncode == 0, "health to be well")
         self.loads(self.host(self.one), self.stored_by(host))
 
-    def test_a_folder_of_seeds_that_hangs(self):
+    def test_a_directory_of_seeds_that_hangs(self):
         """Costs encrypted blocks on shared roots, while it hangs, and nothing else."""
         kv = self.stored_by(self.host(self.one))
         (name,) = os.listdir(self.seeds)

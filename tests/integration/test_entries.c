@@ -291,7 +291,7 @@ Test(entries, a_device_that_was_a_cache_before)
 /* Where the first slot of the first segment has its payload. */
 #define FIRST_PAYLOAD (MIB + 3 * 4096)
 
-static void offline_is_as_good_as_in_a_folder(const char *path)
+static void offline_is_as_good_as_in_a_directory(const char *path)
 {
     char out[512], with_state[192], salvage[224];
 
@@ -327,17 +327,17 @@ Test(entries, a_device_is_verified_and_salvaged_without_a_daemon)
 
     device_make("");
     cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
-    offline_is_as_good_as_in_a_folder(device);
+    offline_is_as_good_as_in_a_directory(device);
 }
 
 Test(entries, a_file_is_verified_and_salvaged_without_a_daemon)
 {
     image_make(0);
-    offline_is_as_good_as_in_a_folder(image);
+    offline_is_as_good_as_in_a_directory(image);
 }
 
-/* Beside a folder; another name of the device is the same device. */
-Test(entries, with_a_folder_and_under_another_name)
+/* Beside a directory; another name of the device is the same device. */
+Test(entries, with_a_directory_and_under_another_name)
 {
     char out[256], link[96];
 

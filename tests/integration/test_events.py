@@ -167,7 +167,7 @@ class Events(Case):
 
 class Daemons(OwnDaemons, Case):
     def start(self, **more):
-        self.daemon = Daemon(folder=self.folder, **more)
+        self.daemon = Daemon(directory=self.directory, **more)
         self.addCleanup(self.daemon.stop)
         return self.client()
 

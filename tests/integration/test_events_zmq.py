@@ -37,7 +37,7 @@ class Publisher(OwnDaemons, Case):
         self.worker_of(self.id())
 
     def start(self, **more):
-        self.daemon = Daemon(folder=self.folder, **{"events.memory": "4MiB"}, **more)
+        self.daemon = Daemon(directory=self.directory, **{"events.memory": "4MiB"}, **more)
         self.addCleanup(self.daemon.stop)
 
     def worker_of(self, model):
@@ -46,7 +46,7 @@ class Publisher(OwnDaemons, Case):
         self.region = Region(self.engine, self.ns, DEMO, 16)
 
     def endpoint(self, name):
-        return f"ipc://{self.folder}/{name}"
+        return f"ipc://{self.directory}/{name}"
 
     def publish(self, *words):
         argv = [UCMEVENTS, "publish", "--socket", self.daemon.socket, "--endpoint", self.endpoint("pub"), "--replay", self.endpoint("replay")]

@@ -159,7 +159,7 @@ class Few(Case):
 
     def test_of_a_file_whose_server_does_not_answer(self):
         """None of them is closed while the flood lasts."""
-        _, file = HungMount.file_within(self, self.daemon.folder + "/mount")
+        _, file = HungMount.file_within(self, self.daemon.directory + "/mount")
         self.flooded(8, file)
 
 

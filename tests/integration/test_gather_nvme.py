@@ -34,7 +34,7 @@ class Layers(OwnDaemons, Case):
         self.addCleanup(lambda: self.daemon and self.daemon.stop())
 
     def start(self, **options):
-        self.daemon = Daemon(folder=self.folder, **{"arena.size": "16MiB", "nvme.size": "64MiB", **options})
+        self.daemon = Daemon(directory=self.directory, **{"arena.size": "16MiB", "nvme.size": "64MiB", **options})
         self.client = Client(self.daemon)
         self.daemon.clients.append(self.client)
         self.ns = self.client.open(IDENTITY)

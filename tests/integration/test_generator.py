@@ -12,9 +12,9 @@ from daemon import TOP, UCMD
 
 class Generator(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="generator.")
-        self.addCleanup(folder.cleanup)
-        self.root = folder.name
+        directory = tempfile.TemporaryDirectory(prefix="generator.")
+        self.addCleanup(directory.cleanup)
+        self.root = directory.name
         self.write("etc/ucmd/ucmd.yaml", "nvme: {paths: [/srv/file], size: 1GiB}\n")
         with open(os.path.join(TOP, "systemd/ucmd-generator"), encoding="utf-8") as file:
             text = file.read().replace("/usr/bin/ucmd", os.path.abspath(UCMD))

@@ -21,7 +21,7 @@ BLOCKS = 16
 
 class Health(OwnDaemons, Case):
     def start(self, **options):
-        self.daemon = Daemon(folder=self.folder, **options)
+        self.daemon = Daemon(directory=self.directory, **options)
         self.addCleanup(self.daemon.stop)
         client = Client(self.daemon)
         return client
@@ -61,7 +61,7 @@ class Health(OwnDaemons, Case):
     # ---- namespaces' records ----
 
     def records_refused(self):
-        """A folder has the name of the file."""
+        """A directory has the name of the file."""
         client = self.start()
         self.path = os.path.join(self.daemon.store, "ucmd.namespaces")
         os.mkdir(self.path)
@@ -184,7 +184,7 @@ class Health(OwnDaemons, Case):
         fault.read_delay_ms = 2000
         asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
         client = self.start(recovered=False, before=["env", "LD_PRELOAD=" + library, "UCM_INJECT=" + file.name, "ASAN_OPTIONS=" + asan],
-                            **{"nvme.io": "threads", "share.roots": os.path.join(self.folder, "not-there")})
+                            **{"nvme.io": "threads", "share.roots": os.path.join(self.directory, "not-there")})
         self.until(lambda: self.health(client)[0] == "degraded", "the root's health check")
         answer = client.call("health")
         self.assertTrue(answer["recovering"])

@@ -233,7 +233,7 @@ class Descriptors(Closing):
 
     def test_a_file_whose_server_does_not_answer(self):
         """Tenants with descriptors to close, all but one with such a file: its close() goes on, the other's is done."""
-        mount, file = HungMount.file_within(self, self.daemon.folder + "/mount")
+        mount, file = HungMount.file_within(self, self.daemon.directory + "/mount")
         clients, other = [self.client(uid=1010 + i) for i in range(40)], self.client(uid=1002)
         n, before = len(clients), self.descriptors()
         for client in clients:
@@ -316,7 +316,7 @@ class MonitoringBefore616(Monitoring):
 
     @unittest.skipUnless(os.geteuid() == 0, "a file system needs root")
     def test_a_file_whose_server_does_not_answer(self):
-        mount, file = HungMount.file_within(self, self.daemon.folder + "/mount")
+        mount, file = HungMount.file_within(self, self.daemon.directory + "/mount")
         for _ in range(6):  # each has one of the socket's 8 places until the server's end
             self.assertTrue(self.given([], lambda one: socket.send_fds(one, [b"x"], [file])))
         mount.close()

@@ -37,41 +37,41 @@ class Build(unittest.TestCase):
         self.assertIn("make check ", make("help"))
 
     def test_install_compiles_nothing(self):
-        with tempfile.TemporaryDirectory(prefix="ucmd-test-") as folder:
-            make("install", f"DESTDIR={folder}/root", "CC=false")
-            done = subprocess.run(["make", "-C", str(TOP), "install", f"BUILD={folder}/none", f"DESTDIR={folder}/none",
+        with tempfile.TemporaryDirectory(prefix="ucmd-test-") as directory:
+            make("install", f"DESTDIR={directory}/root", "CC=false")
+            done = subprocess.run(["make", "-C", str(TOP), "install", f"BUILD={directory}/none", f"DESTDIR={directory}/none",
                                    "CC=false"], capture_output=True, text=True, timeout=120)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn("run 'make' as yourself, then 'sudo make install'", done.stderr)
-            self.assertFalse(os.path.exists(f"{folder}/none"))
+            self.assertFalse(os.path.exists(f"{directory}/none"))
 
     def test_install_and_uninstall_leave_the_loader_a_fresh_cache(self):
         for target in ("install", "uninstall"):
             self.assertIn("; then ldconfig; fi", make("-n", target).splitlines()[-1], target)
 
     def test_install_refuses_what_is_older_than_its_sources(self):
-        with tempfile.TemporaryDirectory(prefix="ucmd-test-") as folder:
-            old = pathlib.Path(folder) / "built"
+        with tempfile.TemporaryDirectory(prefix="ucmd-test-") as directory:
+            old = pathlib.Path(directory) / "built"
             old.touch()
             os.utime(old, (0, 0))
-            done = subprocess.run(["make", "-C", str(TOP), "install", f"DESTDIR={folder}/root", f"BUILT={old}"],
+            done = subprocess.run(["make", "-C", str(TOP), "install", f"DESTDIR={directory}/root", f"BUILT={old}"],
                                   capture_output=True, text=True, timeout=120)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn("is newer than what is built", done.stderr)
-            self.assertFalse(os.path.exists(folder + "/root"))
+            self.assertFalse(os.path.exists(directory + "/root"))
 
 
 class Install(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory(prefix="ucmd-test-")
-        cls.addClassCleanup(folder.cleanup)
-        cls.root = pathlib.Path(folder.name) / "root"
+        directory = tempfile.TemporaryDirectory(prefix="ucmd-test-")
+        cls.addClassCleanup(directory.cleanup)
+        cls.root = pathlib.Path(directory.name) / "root"
         make("install", f"DESTDIR={cls.root}", "PREFIX=/usr")
 
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory(prefix="ucmd-test-")
-        self.addCleanup(self.folder.cleanup)
+        self.directory = tempfile.TemporaryDirectory(prefix="ucmd-test-")
+        self.addCleanup(self.directory.cleanup)
 
     def files(self):
         return {
@@ -116,13 +116,13 @@ class Install(unittest.TestCase):
         """As config/debian/rules installs. Building packages takes minutes, and fails on a file that none takes."""
         rules = (TOP / "config/debian/rules").read_text()
         self.assertIn("SYSTEMDUNITDIR=$(UNITS)", rules)
-        folder = pathlib.Path(self.folder.name) / "packages"
+        directory = pathlib.Path(self.directory.name) / "packages"
         places = dict(re.findall(r"\b([A-Z]+DIR)=(/\S+)", rules), LIBDIR="/usr/lib/triplet", SYSTEMDUNITDIR="/lib/systemd/system")
-        make("install", f"DESTDIR={folder}", "PREFIX=/usr", *(f"{name}={place}" for name, place in places.items()))
+        make("install", f"DESTDIR={directory}", "PREFIX=/usr", *(f"{name}={place}" for name, place in places.items()))
         patterns = [line for list_ in (TOP / "config/debian").glob("*.install") for line in list_.read_text().splitlines()]
-        for path in folder.rglob("*"):
+        for path in directory.rglob("*"):
             if path.is_file():
-                name = str(path.relative_to(folder))
+                name = str(path.relative_to(directory))
                 taken = [p for p in patterns if fnmatch.fnmatch(name, p) or fnmatch.fnmatch(name, p + "/*")]
                 self.assertTrue(taken, f"{name} is in no config/debian/*.install")
 
@@ -140,12 +140,12 @@ class Install(unittest.TestCase):
         self.assertEqual(declared, exported)
 
     def test_units_name_the_prefix(self):
-        make("install", f"DESTDIR={self.folder.name}", "PREFIX=/opt/ucm", "SYSCONFDIR=/opt/etc")
-        unit = (pathlib.Path(self.folder.name) / "opt/ucm/lib/systemd/system/ucmd.service").read_text()
+        make("install", f"DESTDIR={self.directory.name}", "PREFIX=/opt/ucm", "SYSCONFDIR=/opt/etc")
+        unit = (pathlib.Path(self.directory.name) / "opt/ucm/lib/systemd/system/ucmd.service").read_text()
         self.assertIn("ExecStart=/opt/ucm/bin/ucmd --config /opt/etc/ucmd/ucmd.yaml\n", unit)
 
     def test_a_changed_configuration_is_kept(self):
-        self.root = pathlib.Path(self.folder.name) / "root"  # of its own
+        self.root = pathlib.Path(self.directory.name) / "root"  # of its own
         config = self.root / "etc/ucmd/ucmd.yaml"
         config.parent.mkdir(parents=True)
         config.write_text("# mine\n")
@@ -180,11 +180,11 @@ class Install(unittest.TestCase):
         self.assertEqual(second, "4 of 4 blocks were cached; loaded 32768 bytes\n")
 
     def test_the_example_as_make_builds_it(self):
-        folder = pathlib.Path(UCMD).parent
-        self.run_example_twice(str(folder / "examples/load_or_dump"), f"{self.folder.name}/ucmd.sock")
+        directory = pathlib.Path(UCMD).parent
+        self.run_example_twice(str(directory / "examples/load_or_dump"), f"{self.directory.name}/ucmd.sock")
 
     def test_the_example_against_the_installed_library(self):
-        program = f"{self.folder.name}/example"
+        program = f"{self.directory.name}/example"
         environment = dict(
             os.environ,
             PKG_CONFIG_SYSROOT_DIR=str(self.root),
@@ -192,7 +192,7 @@ class Install(unittest.TestCase):
         )
         flags = run("pkg-config", "--cflags", "--libs", "libucmclient", env=environment).split()
         run("cc", "-Wall", "-Wextra", "-Werror", str(EXAMPLE), *flags, "-o", program)
-        self.run_example_twice(program, f"{self.folder.name}/ucmd.sock")
+        self.run_example_twice(program, f"{self.directory.name}/ucmd.sock")
 
     def test_readme_quotes_the_example(self):
         (quoted,) = re.findall(r"```c\n(.*?)```", (TOP / "README.md").read_text(), re.DOTALL)

@@ -18,7 +18,7 @@ from second_client import DEMO, OK, TIMEOUT_S, UCMD, Client, Daemon, Region
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
-# What a container runtime makes: its own /proc, and the socket's folder under another path.
+# What a container runtime makes: its own /proc, and the socket's directory under another path.
 MOUNT = ("--mount",)
 PID = ("--pid", "--fork", "--kill-child", "--mount-proc")
 WORKERS = {"none": (), "pid": PID, "ipc": ("--ipc",), "net": ("--net",), "mount": MOUNT, "uts": ("--uts",),
@@ -58,7 +58,7 @@ def worker(path, mine, others):
 @unittest.skipUnless(os.geteuid() == 0 and allowed(*ISOLATED[1:]), "namespaces of one's own need root here")
 class Isolation(unittest.TestCase):
     def play(self, daemon):
-        """Each worker in namespaces of its own; they and the daemon share nothing but the socket's folder."""
+        """Each worker in namespaces of its own; they and the daemon share nothing but the socket's directory."""
         stored = []
         for number, (name, flags) in enumerate(WORKERS.items()):
             if not allowed(*flags):
@@ -68,7 +68,7 @@ class Isolation(unittest.TestCase):
                 path = daemon.socket
                 command = [sys.executable, "-B", __file__, "worker", path, str(number), *map(str, stored)]
                 if "--mount" in flags:
-                    inside = f"mkdir /run/ucmd-test && mount --bind {daemon.folder} /run/ucmd-test && exec \"$@\""
+                    inside = f"mkdir /run/ucmd-test && mount --bind {daemon.directory} /run/ucmd-test && exec \"$@\""
                     command = ["sh", "-c", f"mount -t tmpfs none /run && {inside}", "sh", *command]
                     command[command.index(path)] = "/run/ucmd-test/s"
                 if flags:

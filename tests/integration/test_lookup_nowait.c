@@ -21,7 +21,7 @@
 
 static struct host host;
 static struct worker worker;
-static char folder[64], roots[2][96];
+static char directory[64], roots[2][96];
 static pid_t backend; /* 0: it runs */
 static const struct worker_options OPTIONS = {.layers = 2, .blocks = 8, .layer_bytes = 4096};
 
@@ -94,10 +94,10 @@ static struct answer look(uint32_t nowait, uint64_t first, uint32_t n, uint32_t 
 /* Another host has stored blocks 0 to STORED, and 50. Of these this one knows 50 alone. */
 static void begin(void)
 {
-    snprintf(folder, sizeof(folder), "/tmp/ucm-nowait-XXXXXX");
-    cr_assert(mkdtemp(folder));
-    snprintf(roots[0], sizeof(roots[0]), "share.roots=%s", folder);
-    snprintf(roots[1], sizeof(roots[1]), "share.roots=%s", folder);
+    snprintf(directory, sizeof(directory), "/tmp/ucm-nowait-XXXXXX");
+    cr_assert(mkdtemp(directory));
+    snprintf(roots[0], sizeof(roots[0]), "share.roots=%s", directory);
+    snprintf(roots[1], sizeof(roots[1]), "share.roots=%s", directory);
     host = (struct host){.sets = {roots[0], NULL}};
     host_start(&host);
     worker_open(&worker, &host, &OPTIONS);
@@ -124,7 +124,7 @@ static void end(void)
     worker_close(&worker);
     cr_expect_eq(host_stop(&host), 0);
     host_remove(&host);
-    cr_assert_eq(nftw(folder, wipe_cb, 16, FTW_DEPTH | FTW_PHYS), 0);
+    cr_assert_eq(nftw(directory, wipe_cb, 16, FTW_DEPTH | FTW_PHYS), 0);
 }
 
 TestSuite(lookup_nowait, .init = begin, .fini = end, .timeout = 120);

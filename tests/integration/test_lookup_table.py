@@ -266,7 +266,7 @@ class Prefix(Case):
 
 class Descriptors(OwnDaemons, Case):
     def test_tables_leave_descriptors_for_others(self):
-        daemon = Daemon(nvme=False, folder=self.folder, before=("prlimit", "--nofile=128"))
+        daemon = Daemon(nvme=False, directory=self.directory, before=("prlimit", "--nofile=128"))
         self.addCleanup(daemon.stop)
         client = Reader(daemon)
         for i in range(32):
@@ -280,7 +280,7 @@ class ByLibrary(OwnDaemons, Case):
     BLOCK = 4096
 
     def start(self):
-        daemon = Daemon(nvme=False, folder=self.folder)
+        daemon = Daemon(nvme=False, directory=self.directory)
         self.addCleanup(daemon.stop)
         return daemon
 

@@ -213,7 +213,7 @@ class Tenants(OwnDaemons, Case):
     """Two tenants, one after the other, of a daemon of each test's own."""
 
     def start(self, **more):
-        self.daemon = Daemon(folder=self.folder, **dict(self.options, **more))
+        self.daemon = Daemon(directory=self.directory, **dict(self.options, **more))
         self.addCleanup(self.daemon.stop)
 
     def of(self, uid, blocks, seed, model=""):
@@ -456,7 +456,7 @@ class Padding(Case):
 class Stops(OwnDaemons, Case):
     def test_what_ends_refs_whose_reads_last(self):
         """Of blocks on a root whose process stands still."""
-        self.daemon = Daemon(nvme=False, **MAPPINGS, **{"share.roots": self.folder, "share.deadline": "600s"})
+        self.daemon = Daemon(nvme=False, **MAPPINGS, **{"share.roots": self.directory, "share.deadline": "600s"})
         self.addCleanup(self.daemon.stop)
         client, ns, _, kv = self.stored(8)
         names = range(8)

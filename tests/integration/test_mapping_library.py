@@ -48,7 +48,7 @@ class Worker:
 
 class ByLibrary(OwnDaemons, Case):
     def start(self, **more):
-        self.daemon = Daemon(folder=self.folder, **dict(self.options, **more))
+        self.daemon = Daemon(directory=self.directory, **dict(self.options, **more))
         self.addCleanup(self.daemon.stop)
         return self.daemon
 

@@ -85,7 +85,7 @@ class Listener(unittest.TestCase):
 
     def test_both_sockets_say_the_same(self):
         daemon = self.daemon(**{"metrics.listen": "0", "metrics.socket_mode": "0600"})
-        path = os.path.join(daemon.folder, "metrics.sock")
+        path = os.path.join(daemon.directory, "metrics.sock")
         self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
         for where in (path, address_of(daemon)):
             self.assertIn("/ready", get(where, "/")[1])
@@ -105,7 +105,7 @@ class Listener(unittest.TestCase):
     def test_none_is_none(self):
         daemon = self.daemon(**{"metrics.socket": ""})
         self.assertNotIn("http", [line.split()[2] for line in daemon.log().splitlines()])
-        self.assertFalse(os.path.exists(os.path.join(daemon.folder, "metrics.sock")))
+        self.assertFalse(os.path.exists(os.path.join(daemon.directory, "metrics.sock")))
         self.assertEqual(list(threads_named(f"/proc/{daemon.process.pid}/task", "http")), [])
 
     def test_what_the_loop_counts_is_on_the_page(self):
@@ -126,13 +126,13 @@ class Listener(unittest.TestCase):
             address = "127.0.0.1:%d" % taken.getsockname()[1]
             daemon = self.daemon(**{"metrics.listen": address})
             self.assertRegex(daemon.log(), r"warn http no-listener key=metrics.listen .*Address already in use")
-            self.assertEqual(get(os.path.join(daemon.folder, "metrics.sock"), "/live")[0], 200)
+            self.assertEqual(get(os.path.join(daemon.directory, "metrics.sock"), "/live")[0], 200)
             check = self.check(daemon, address)
         self.assertEqual(check.returncode, 0)
         self.assertRegex(check.stderr, rf"warning: metrics\.listen: cannot listen on {address}: .*; the daemon runs without it")
 
     def check(self, daemon, address):
-        return subprocess.run([UCMD, "--check", "--set", f"socket={daemon.folder}/other", "--set", "arena.size=64MiB", "--set",
+        return subprocess.run([UCMD, "--check", "--set", f"socket={daemon.directory}/other", "--set", "arena.size=64MiB", "--set",
                                f"metrics.listen={address}", "--set", "device.cuda=off"], capture_output=True, text=True,
                               timeout=TIMEOUT_S, check=False)
 
@@ -161,15 +161,15 @@ class Listener(unittest.TestCase):
         daemon.process.send_signal(signal.SIGTERM)
         self.assertEqual(daemon.process.wait(TIMEOUT_S), 0)
         self.assertLess(time.monotonic() - begun, 15)
-        self.assertFalse(os.path.exists(os.path.join(daemon.folder, "metrics.sock")))
+        self.assertFalse(os.path.exists(os.path.join(daemon.directory, "metrics.sock")))
 
     def test_a_killed_daemons_socket_is_taken_over(self):
-        folder = tempfile.mkdtemp(prefix="observe.")
-        self.addCleanup(shutil.rmtree, folder, True)
-        first = self.daemon(folder=folder)
+        directory = tempfile.mkdtemp(prefix="observe.")
+        self.addCleanup(shutil.rmtree, directory, True)
+        first = self.daemon(directory=directory)
         first.kill()
-        second = self.daemon(folder=folder)
-        self.assertEqual(get(os.path.join(folder, "metrics.sock"), "/live")[0], 200)
+        second = self.daemon(directory=directory)
+        self.assertEqual(get(os.path.join(directory, "metrics.sock"), "/live")[0], 200)
         self.assertEqual(second.stop(), 0)
 
 
@@ -207,16 +207,16 @@ class Prometheus:
     """A real one, with the shipped files, which asks `address` four times a second."""
 
     def __init__(self, address):
-        self.folder = tempfile.mkdtemp(prefix="prometheus.")
+        self.directory = tempfile.mkdtemp(prefix="prometheus.")
         text = (OBSERVE / "prometheus.yml").read_text()
         assert "127.0.0.1:9471" in text
         text = text.replace("127.0.0.1:9471", address).replace(": 15s", ": 250ms")
-        pathlib.Path(self.folder, "prometheus.yml").write_text(text)
-        shutil.copy(OBSERVE / "alerts.yml", self.folder)
-        self.log = open(os.path.join(self.folder, "log"), "wb")
+        pathlib.Path(self.directory, "prometheus.yml").write_text(text)
+        shutil.copy(OBSERVE / "alerts.yml", self.directory)
+        self.log = open(os.path.join(self.directory, "log"), "wb")
         self.process = subprocess.Popen(
             ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data", "--web.listen-address=127.0.0.1:0"],
-            cwd=self.folder, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+            cwd=self.directory, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         try:
             self.address = until(self.listening, self.said)
             until(self.ready, self.said)
@@ -225,7 +225,7 @@ class Prometheus:
             raise
 
     def said(self):
-        return pathlib.Path(self.folder, "log").read_text(errors="replace")
+        return pathlib.Path(self.directory, "log").read_text(errors="replace")
 
     def listening(self):
         """Where the kernel let it listen; its own log may say port 0 only."""
@@ -264,7 +264,7 @@ class Prometheus:
             self.process.kill()
             self.process.wait()
         self.log.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 @unittest.skipUnless(HAVE_PROMETHEUS, WITHOUT)

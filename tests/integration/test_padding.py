@@ -19,15 +19,15 @@ MARK = b"the other one's!"
 
 class Padding(OwnDaemons, Case):
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="padding.")
-        self.root = os.path.join(self.folder, "root")
+        self.directory = tempfile.mkdtemp(prefix="padding.")
+        self.root = os.path.join(self.directory, "root")
         os.mkdir(self.root)
-        self.addCleanup(shutil.rmtree, self.folder, True)
+        self.addCleanup(shutil.rmtree, self.directory, True)
         self.daemon = None
         self.addCleanup(lambda: self.daemon and self.daemon.stop())
 
     def start(self, nvme, **options):
-        self.daemon = Daemon(nvme=nvme, folder=self.folder, **{"arena.size": "1MiB", "arena.slab": "1MiB", "nvme.size": "32MiB", **options})
+        self.daemon = Daemon(nvme=nvme, directory=self.directory, **{"arena.size": "1MiB", "arena.slab": "1MiB", "nvme.size": "32MiB", **options})
         return self.open(None)
 
     def open(self, uid):

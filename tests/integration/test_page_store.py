@@ -88,10 +88,10 @@ class Ranks:
             return list(threads.map(in_thread, range(len(self.said))))
 
     @contextlib.contextmanager
-    def in_doubt(self, doubtful, folder="files"):
+    def in_doubt(self, doubtful, directory="files"):
         """These ranks don't know which weights they have read."""
         def look(name, revision=None):
-            return Weights(folder, "they changed" if self.rank() in doubtful else "")
+            return Weights(directory, "they changed" if self.rank() in doubtful else "")
         with mock.patch("ucmclient.engine.pages.weights_at", look):
             yield self
 
@@ -258,15 +258,15 @@ class SGLang(Case):
 
     def test_the_name_that_is_served_does_not_name_weights(self):
         """--served-model-name may be the same for models that have nothing in common but the shape of their KV."""
-        names, folder = [f"{i:064x}" for i in range(2)], tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, folder)
+        names, directory = [f"{i:064x}" for i in range(2)], tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
         self.addCleanup(sys.modules.pop, "sglang.srt.runtime_context", None)
 
         def of(pool=None, **told):
-            told = {"model_path": folder, "revision": None, "dtype": "auto", "quantization": None, **told}
+            told = {"model_path": directory, "revision": None, "dtype": "auto", "quantization": None, **told}
             module("sglang.srt.runtime_context", get_server_args=lambda: types.SimpleNamespace(**told))
             return self.storage(pool or Pool(), ucm={"revision": None})
-        weights = os.path.join(folder, "model.safetensors")
+        weights = os.path.join(directory, "model.safetensors")
         with open(weights, "w", encoding="utf-8") as file:
             file.write("as they are read")
         self.enterContext(mock.patch("ucmclient.engine.weights.process_began", return_value=time.time() + 3600))
@@ -282,12 +282,12 @@ class SGLang(Case):
 
     def test_weights_that_may_be_others_are_shared_with_nobody(self):
         """Files that changed when this process ran already, names that nobody knows, and an engine that does not say what it serves."""
-        names, folder = [f"{i:064x}" for i in range(2)], tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, folder)
+        names, directory = [f"{i:064x}" for i in range(2)], tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
         self.addCleanup(sys.modules.pop, "sglang.srt.runtime_context", None)
-        with open(os.path.join(folder, "model.safetensors"), "w", encoding="utf-8") as file:
+        with open(os.path.join(directory, "model.safetensors"), "w", encoding="utf-8") as file:
             file.write("written while it was read")
-        for path in (folder, "a/name", None):
+        for path in (directory, "a/name", None):
             say = mock.Mock(side_effect=ValueError("not set yet")) if path is None else lambda: types.SimpleNamespace(model_path=path)
             module("sglang.srt.runtime_context", get_server_args=say)
             with self.assertLogs("ucmclient", "WARNING"):

@@ -129,7 +129,7 @@ class Completion(unittest.TestCase):
     def test_fish(self):
         def ask(program, line):
             script = f"source {PAGES / (program + '.fish')}; complete -C '{program} {line}'"
-            done = run("fish", "--no-config", "-c", script, env={**self.environment(), "HOME": self.daemon.folder})
+            done = run("fish", "--no-config", "-c", script, env={**self.environment(), "HOME": self.daemon.directory})
             return {line.partition("\t")[0] for line in done.stdout.splitlines()}
         self.ask_all(ask)
 

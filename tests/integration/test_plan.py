@@ -152,10 +152,10 @@ class TheDaemonsOwn(Case):
 class Plan(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory(prefix="ucmctl.")
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = folder.name
-        cls.config = os.path.join(folder.name, "config.json")
+        directory = tempfile.TemporaryDirectory(prefix="ucmctl.")
+        cls.addClassCleanup(directory.cleanup)
+        cls.directory = directory.name
+        cls.config = os.path.join(directory.name, "config.json")
         with open(cls.config, "w") as file:
             json.dump(LLAMA, file)
 
@@ -173,7 +173,7 @@ class Plan(unittest.TestCase):
         self.assertEqual((plan["parts"], plan["bytes"]["part"]), (4, 16 * 81920))
         self.assertNotIn("holds", plan)
         self.assertEqual(self.json("--kv-dtype", "fp8")["bytes"]["token"], 163840)
-        text = self.plan(self.folder, "--tp", 4).stdout
+        text = self.plan(self.directory, "--tp", 4).stdout
         self.assertIn("80 layers, 8 KV heads of 128, bfloat16, up to 131072 tokens", text)
         self.assertIn("320 KiB (327680 bytes), 80.0 KiB in each rank's GPU", text)
 
@@ -207,7 +207,7 @@ class Plan(unittest.TestCase):
         self.assertRegex(text, rf"index: {{max_blocks: {20482048 * (160 + 32) // 128}}}")
 
     def test_a_model_s_words_reach_no_terminal_as_they_are(self):
-        path = os.path.join(self.folder, "odd.json")
+        path = os.path.join(self.directory, "odd.json")
         with open(path, "w") as file:
             json.dump({**LLAMA, "torch_dtype": "\x1b[31m\ud800", "model_type": "\x1b]0;"}, file)
         self.assertIn("?[31m?", self.plan(path).stdout)
@@ -224,7 +224,7 @@ class Plan(unittest.TestCase):
     def test_mistakes_are_named(self):
         for text, sentence in (("{", "no JSON"), ("[1]", "no JSON object"), ("{}", "num_hidden_layers is missing"),
                                ('{"num_hidden_layers": 2}', "num_attention_heads is missing")):
-            path = os.path.join(self.folder, "wrong.json")
+            path = os.path.join(self.directory, "wrong.json")
             with open(path, "w") as file:
                 file.write(text)
             done = self.plan(path, code=ERROR)
@@ -236,7 +236,7 @@ class Plan(unittest.TestCase):
         self.assertIn("wanted auto, fp32", self.plan(self.config, "--kv-dtype", "fp9", code=USAGE).stderr)
 
     def write_trace(self, lines):
-        path = os.path.join(self.folder, "site.jsonl")
+        path = os.path.join(self.directory, "site.jsonl")
         with open(path, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         return path

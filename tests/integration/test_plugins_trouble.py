@@ -290,10 +290,10 @@ class Trouble(test_page_store.Case):
 
     def again(self, **more):
         """A daemon in the place of one that was killed, or stopped."""
-        self.daemon.kept, folder = True, self.daemon.folder
-        os.makedirs(folder, exist_ok=True)
-        self.addCleanup(shutil.rmtree, folder, True)
-        self.daemon = Daemon(folder=folder, **more)
+        self.daemon.kept, directory = True, self.daemon.directory
+        os.makedirs(directory, exist_ok=True)
+        self.addCleanup(shutil.rmtree, directory, True)
+        self.daemon = Daemon(directory=directory, **more)
         self.addCleanup(self.daemon.stop)
 
     def test_killed_between_and_started_again(self):

@@ -22,8 +22,8 @@ PLANES = [{"stride": SIZE, "block_bytes": SIZE}]
 GPU = bytes([7] * 16)
 NONCE_S = 10
 
-FOLDER = tempfile.mkdtemp(prefix="proof.")
-SO = os.path.join(FOLDER, "libcuda.so.1")
+DIRECTORY = tempfile.mkdtemp(prefix="proof.")
+SO = os.path.join(DIRECTORY, "libcuda.so.1")
 
 
 def setUpModule():
@@ -32,7 +32,7 @@ def setUpModule():
 
 
 def tearDownModule():
-    shutil.rmtree(FOLDER)
+    shutil.rmtree(DIRECTORY)
 
 
 class Memory:
@@ -53,7 +53,7 @@ class Memory:
 
 
 def with_driver(**more):
-    return Daemon(before=("env", f"LD_LIBRARY_PATH={FOLDER}"), nvme=False, **{"device.cuda": "auto", "copy.strategy": "dma", **more})
+    return Daemon(before=("env", f"LD_LIBRARY_PATH={DIRECTORY}"), nvme=False, **{"device.cuda": "auto", "copy.strategy": "dma", **more})
 
 
 def ready(daemon):
@@ -177,7 +177,7 @@ class Proof(Case):
 
 class Library(unittest.TestCase):
     def daemon(self):
-        daemon = with_driver(folder=self.folder)
+        daemon = with_driver(directory=self.directory)
         self.addCleanup(daemon.stop)
         if "built without CUDA" in daemon.log():
             self.skipTest("ucmd was built without CUDA")
@@ -190,8 +190,8 @@ class Library(unittest.TestCase):
         ctypes.CDLL(SO)  # it is libcuda.so.1 from now on
         from ucmclient import Client as Ucm, Identity, Plane, cuda_allocation
 
-        self.folder = tempfile.mkdtemp(prefix="proof.")
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.directory = tempfile.mkdtemp(prefix="proof.")
+        self.addCleanup(shutil.rmtree, self.directory)
         daemon, own = self.daemon(), Memory()
         first = os.urandom(own.size)
         own.write(first)

@@ -242,7 +242,7 @@ class Pages(Case):
             self.assertLessEqual(len(rows) - tables, TERMS, "docs/terms.md defines too many terms")
 
 
-def folders(path):
+def directories(path):
     """That git has, or that have a file with source in them."""
     return {p.name for p in (TOP / path).iterdir() if p.is_dir() and not p.name.startswith((".", "build", "__")) and any(p.rglob("*.*"))}
 
@@ -259,7 +259,7 @@ class Facts(Case):
         self.assertGreater(seen, 0)
 
     def test_trees(self):
-        """A page that lists the folders of the tree, in a table or a picture, lists all of them. What it lists below is there."""
+        """A page that lists the directories of the tree, in a table or a picture, lists all of them. What it lists below is there."""
         seen = 0
         for name in {"README.md", *pages()}:
             named = collections.defaultdict(set)
@@ -271,8 +271,8 @@ class Facts(Case):
             for parent, of in named.items():
                 if len(of) > 2 and (TOP / parent).is_dir():
                     seen += 1
-                    self.none(sorted(of - folders(parent)), f"folders of {parent or 'the tree'} that {name} lists are not there")
-                    self.none(sorted(folders("") - of) if not parent else [], f"folders of the tree that {name} lacks")
+                    self.none(sorted(of - directories(parent)), f"directories of {parent or 'the tree'} that {name} lists are not there")
+                    self.none(sorted(directories("") - of) if not parent else [], f"directories of the tree that {name} lacks")
         self.assertGreater(seen, 0, "README has the tree")
 
     def test_programs(self):
@@ -291,7 +291,7 @@ class Facts(Case):
     def test_kinds_of_backends(self):
         """A root is served by a program of ours, or by one of the operator's own."""
         kinds = {p.parent.name for p in (TOP / "daemon/backend").glob("*/main.*")}
-        say = {"folder": r"mounted|director", "nfs": r"\bNFS\b", "s3": r"\bS3\b", "mooncake": r"\bMooncake\b"}
+        say = {"directory": r"mounted|director", "nfs": r"\bNFS\b", "s3": r"\bS3\b", "mooncake": r"\bMooncake\b"}
         self.assertEqual(set(say), kinds, "a new kind of backend: say here how pages call it")
         for name in ("docs/shared-tier.md", "docs/backends.md", "docs/configuration.md"):
             if name in pages():

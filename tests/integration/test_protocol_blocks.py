@@ -35,7 +35,7 @@ class Blocks(Case):
 
     def spoil(self, *blocks):
         """Changes a byte of each on NVMe."""
-        for path in [os.path.join(folder, name) for folder, _, names in os.walk(self.daemon.store) for name in names]:
+        for path in [os.path.join(directory, name) for directory, _, names in os.walk(self.daemon.store) for name in names]:
             with open(path, "r+b") as file:
                 data = file.read()
                 for at in (data.find(block) for block in blocks):

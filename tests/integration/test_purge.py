@@ -177,11 +177,11 @@ class Shared(ShareCase):
     def test_a_root_that_is_away_is_told_of(self):
         host = self.host()
         self.stored(host, 2)
-        os.rename(self.folder, self.folder + ".away")
+        os.rename(self.directory, self.directory + ".away")
         try:
             self.refused(IO, host.client.call, "evict", ns=host.ns, keys=keys(0))
         finally:
-            os.rename(self.folder + ".away", self.folder)
+            os.rename(self.directory + ".away", self.directory)
         host.client.call("evict", ns=host.ns, keys=keys(0))
         self.assertEqual(len(self.files()), 1)
 

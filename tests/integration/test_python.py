@@ -475,8 +475,8 @@ class Companions(Case):
             self.skipTest("this host has a driver")
 
     def test_where_it_is_looked_for(self):
-        with tempfile.TemporaryDirectory() as folder:
-            package, beside = os.path.join(folder, "package"), os.path.join(folder, "lib")
+        with tempfile.TemporaryDirectory() as directory:
+            package, beside = os.path.join(directory, "package"), os.path.join(directory, "lib")
             for one in (package, beside):
                 os.mkdir(one)
                 open(os.path.join(one, companions.SONAME), "wb").close()
@@ -531,8 +531,8 @@ class Structures(unittest.TestCase):
             lines += [f'printf("%zu ", {number});' for number in numbers] + ['puts("");']
         source = ('#include <ucmclient_cuda.h>\n#include <stddef.h>\n#include <stdio.h>\n'
                   "int main(void) {" + "\n".join(lines) + "}")
-        with tempfile.TemporaryDirectory() as folder:
-            program = os.path.join(folder, "sizes")
+        with tempfile.TemporaryDirectory() as directory:
+            program = os.path.join(directory, "sizes")
             subprocess.run(["cc", "-I", str(TOP / "client/include"), "-x", "c", "-", "-o", program], input=source.encode(), check=True)
             told = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
         for name, line in zip(self.NAMES.values(), told):

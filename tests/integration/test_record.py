@@ -18,9 +18,9 @@ UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 
 class Record(Case):
     def recorded(self, work, *words):
-        folder = tempfile.TemporaryDirectory(prefix="record.")
-        self.addCleanup(folder.cleanup)
-        path = os.path.join(folder.name, "site.jsonl")
+        directory = tempfile.TemporaryDirectory(prefix="record.")
+        self.addCleanup(directory.cleanup)
+        path = os.path.join(directory.name, "site.jsonl")
         process = subprocess.Popen([UCM_BENCH, "--socket", self.daemon.socket, "--json", "--quiet", "record", "--out", path,
                                     *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.until(lambda: os.path.exists(path) or process.poll() is not None, "the recording")

@@ -12,7 +12,7 @@ from second_client import OK, SHUTDOWN, TIMEOUT_S, Daemon, OwnDaemons, keys, u32
 
 class Restart(OwnDaemons, Retrieval):
     def run_twice(self, how, **options):
-        first = Daemon(folder=self.folder, **options)
+        first = Daemon(directory=self.directory, **options)
         self.daemon = first
         client, ns, _, _ = self.stored()
         derived = self.summaries(client, ns)
@@ -26,7 +26,7 @@ class Restart(OwnDaemons, Retrieval):
             first.kill()
         else:
             self.assertEqual(first.stop(), 0)
-        again = self.daemon = Daemon(folder=self.folder, **options)
+        again = self.daemon = Daemon(directory=self.directory, **options)
         client, ns = self.again()
         derived = self.summaries(client, ns)
         self.until(lambda: client.hits(derived, *range(self.blocks)) == self.blocks)
@@ -48,7 +48,7 @@ class Restart(OwnDaemons, Retrieval):
             self.run_twice("stop", nvme=False, **{"arena.keep": keep})
 
     def test_drain_with_sequences_selections_and_builds(self):
-        daemon = self.daemon = Daemon(folder=self.folder)
+        daemon = self.daemon = Daemon(directory=self.directory)
         client, ns, _, _ = self.stored()
         derived = self.summaries(client, ns, build=True)
         sequence, _ = self.sequence(client, derived, range(self.blocks), build=True)
@@ -68,8 +68,8 @@ class Share(Retrieval):
     options = {"nvme": False}
 
     def test_another_host_finds_the_summaries(self):
-        with tempfile.TemporaryDirectory(prefix="share.") as folder:
-            hosts = [Daemon(nvme=False, **{"share.roots": folder, "share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"})
+        with tempfile.TemporaryDirectory(prefix="share.") as directory:
+            hosts = [Daemon(nvme=False, **{"share.roots": directory, "share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"})
                      for _ in range(2)]
             try:
                 self.two_hosts(*hosts)

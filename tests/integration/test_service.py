@@ -176,21 +176,21 @@ class Service(unittest.TestCase):
         self.assertFalse(os.path.exists(self.socket))
 
     def test_check_refuses_what_the_start_refuses(self):
-        folder = self.dir + "/nvme"
-        os.mkdir(folder)
-        nvme = f"nvme:\n  size: 64MiB\n  segment: 4MiB\n  paths: [{folder}]\n"
+        directory = self.dir + "/nvme"
+        os.mkdir(directory)
+        nvme = f"nvme:\n  size: 64MiB\n  segment: 4MiB\n  paths: [{directory}]\n"
         self.refused_alike("log:\n  level: info\nsocket_group: nosuchgroup\n", 3, "no group")
         self.refused_alike("arena:\n  keep: /\n", 2, "not on a tmpfs")
         self.refused_alike("arena:\n  keep: /nowhere\n", 2, "does not exist")
         self.refused_alike(nvme.replace("nvme]", "none]"), 4, "does not exist")
-        self.refused_alike(nvme.replace("]", f", {folder}/]"), 4, "name each once")
+        self.refused_alike(nvme.replace("]", f", {directory}/]"), 4, "name each once")
         try:
             ctypes.CDLL("libcuda.so.1")
         except OSError:  # no driver
             done = subprocess.run([UCMD, "--check", "--set", "socket=" + self.socket, "--set", "arena.size=64MiB",
                                    "--set", "device.cuda=required"], capture_output=True, text=True, timeout=TIMEOUT_S)
             self.assertIn("--set: device.cuda is required, but", done.stderr)
-        cache = folder + "/ucmd.cache"
+        cache = directory + "/ucmd.cache"
         with open(cache, "wb") as other:
             other.write(b"x" * 65536)
         self.refused_alike(nvme, 4, "is not a file of ucmd")

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Two daemons over one folder that they share, through second_client.py: what one stores the other finds and loads, and
+"""Two daemons over one directory that they share, through second_client.py: what one stores the other finds and loads, and
 what is not there any more, or is not what it should be, is a miss. The other host is a second daemon here.
 """
 
@@ -141,7 +141,7 @@ class Share(Halves, ShareCase):
         self.assertEqual(other.parts(0)[0]["shared"], "ready")
         self.assertEqual(other.parts(0)[0]["root"], 1)
 
-    def test_evicted_by_name_they_go_from_the_folder(self):
+    def test_evicted_by_name_they_go_from_the_directory(self):
         one, other = self.host(), self.host()
         self.stored(one, 3)
         other.client.call("evict", ns=other.ns, keys=keys(0), tier=3)
@@ -163,24 +163,24 @@ class Share(Halves, ShareCase):
         self.assertEqual(len(self.files()), 3)
         self.assertEqual(one.look(*range(3)), {"hits": 3, "dram": 3})
 
-    def test_with_the_folder_gone_it_goes_on_with_what_it_has(self):
+    def test_with_the_directory_gone_it_goes_on_with_what_it_has(self):
         one = self.host()
         self.stored(one, 2)
-        os.rename(self.folder, self.folder + ".away")
+        os.rename(self.directory, self.directory + ".away")
         try:
             self.assertEqual(one.look(0, 1, "x"), {"hits": 2, "dram": 2})
             one.regions[0].fill(3)
             self.assertEqual(one.regions[0].dump("z", [3]), [OK])
             self.assertEqual(one.look("z"), {"hits": 1, "dram": 1})
         finally:
-            os.rename(self.folder + ".away", self.folder)
+            os.rename(self.directory + ".away", self.directory)
 
     def test_stats_tell_of_the_roots(self):
         one = self.host()
         self.stored(one, 2)
         roots = one.client.call("stats")["shares"]
         self.assertEqual([(root["name"], root["backend"], root["health"]) for root in roots],
-                         [(self.folder, "folder", "up")])
+                         [(self.directory, "directory", "up")])
         self.assertEqual(roots[0]["writes"], 2)
         listed = one.client.call("namespace.list")["namespaces"][0]
         self.assertEqual(listed["shared_bytes"], 2 * one.regions[0].size)

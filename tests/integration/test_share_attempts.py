@@ -31,23 +31,23 @@ def runs(pid):
 class Attempts(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.mkdtemp(prefix="attempts.")
-        run, inside, cls.name = (os.path.join(cls.folder, name) for name in ("run", "in", "log.sock"))
-        shutil.copy(os.path.join(TOP, "tests/integration/attempts.py"), cls.folder)
+        cls.directory = tempfile.mkdtemp(prefix="attempts.")
+        run, inside, cls.name = (os.path.join(cls.directory, name) for name in ("run", "in", "log.sock"))
+        shutil.copy(os.path.join(TOP, "tests/integration/attempts.py"), cls.directory)
         os.makedirs(run)
         os.makedirs(inside)
         cls.listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         cls.listener.bind(cls.name)
         os.chmod(cls.name, 0o666)
-        os.chmod(cls.folder, 0o755)
+        os.chmod(cls.directory, 0o755)
         cls.user, cls.uid = [], os.geteuid()
         if cls.uid == 0:
             cls.uid = USER
             for name in (run, inside):
                 os.chown(name, USER, USER)
             cls.user = ["/usr/bin/setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
-        command = f"{cls.folder}/attempts.py {inside} {cls.name}"
-        cls.daemon = Daemon(folder=run, recovered=False, nvme=False, before=cls.user,
+        command = f"{cls.directory}/attempts.py {inside} {cls.name}"
+        cls.daemon = Daemon(directory=run, recovered=False, nvme=False, before=cls.user,
                             **{"share.roots": f"process:evil network write={inside} -- {command}"})
         result = os.path.join(inside, "attempts.json")
         until(lambda: os.path.exists(result), "the attempts")
@@ -60,7 +60,7 @@ class Attempts(unittest.TestCase):
         for pid in filter(cls.of_backend, filter(str.isdigit, os.listdir("/proc"))):
             os.kill(int(pid), signal.SIGKILL)
         cls.listener.close()
-        shutil.rmtree(cls.folder)
+        shutil.rmtree(cls.directory)
 
     @staticmethod
     def state(daemon):
@@ -82,10 +82,10 @@ class Attempts(unittest.TestCase):
         self.assertRaises(BlockingIOError, self.listener.recv, 100)
 
     def test_1_the_daemon_is_what_it_was(self):
-        run = os.path.join(self.folder, "other")
+        run = os.path.join(self.directory, "other")
         os.makedirs(run)
         os.chown(run, self.uid, -1)
-        other = Daemon(folder=run, nvme=False, before=self.user)
+        other = Daemon(directory=run, nvme=False, before=self.user)
         self.addCleanup(other.stop)
         self.assertEqual(self.state(self.daemon), self.state(other))
         client = Client(self.daemon)
@@ -105,7 +105,7 @@ class Attempts(unittest.TestCase):
     def of_backend(cls, pid):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as f:
-                return f"{cls.folder}/attempts.py".encode() in f.read().split(b"\0")
+                return f"{cls.directory}/attempts.py".encode() in f.read().split(b"\0")
         except OSError:
             return False
 
@@ -136,9 +136,9 @@ class Hungry(unittest.TestCase):
         except OSError as e:
             self.skipTest(f"no memory cgroup can be made here: {e}")
         self.addCleanup(group.remove)
-        folder = tempfile.mkdtemp(prefix="hungry.")
-        self.addCleanup(shutil.rmtree, folder)
-        with open(os.path.join(folder, "hungry.py"), "w", encoding="utf-8") as f:
+        directory = tempfile.mkdtemp(prefix="hungry.")
+        self.addCleanup(shutil.rmtree, directory)
+        with open(os.path.join(directory, "hungry.py"), "w", encoding="utf-8") as f:
             f.write(program)
         os.chmod(f.name, 0o755)
         root = f"process:hungry memory={memory} -- {f.name}"

@@ -13,7 +13,7 @@ from daemon import UCMD
 from second_client import OK
 from share_case import SMALL, Host, ShareCase
 
-FOLDER = os.path.join(os.path.dirname(os.path.realpath(UCMD)), "ucmd-backend-folder")
+DIRECTORY = os.path.join(os.path.dirname(os.path.realpath(UCMD)), "ucmd-backend-directory")
 FIRST = """# What a backend has open when it starts, before it opens files of its own.
 import json, os
 opened = {}
@@ -46,7 +46,7 @@ def runs(pid):
 
 class Backends(ShareCase):
     def host(self, blocks=16, command=None, **options):
-        root = f"process:cold read={os.path.dirname(FOLDER)} write={self.folder} buffer=4MiB -- {command or f'{FOLDER} {self.folder}'}"
+        root = f"process:cold read={os.path.dirname(DIRECTORY)} write={self.directory} buffer=4MiB -- {command or f'{DIRECTORY} {self.directory}'}"
         self.hosts.append(Host(root, self.identity, blocks, **{**SMALL, **options}))
         return self.hosts[-1]
 
@@ -60,16 +60,16 @@ class Backends(ShareCase):
         other = self.host()
         self.assertEqual(other.loaded(self.right), 8)
         root = other.root()
-        self.assertEqual((root["backend"], root["program"], root["health"]), ("process", "folder", "up"))
+        self.assertEqual((root["backend"], root["program"], root["health"]), ("process", "directory", "up"))
         self.assertEqual((root["backend_starts"], root["backend_ends"]), (1, 0))
-        self.assertRegex(other.daemon.ctl("status").stdout, rf"share +process:cold: up, .*, folder with pid {root['pid']}\n")
+        self.assertRegex(other.daemon.ctl("status").stdout, rf"share +process:cold: up, .*, directory with pid {root['pid']}\n")
         self.assertIn(str(root["pid"]), other.daemon.ctl("share").stdout)
 
     def test_what_the_process_inherits(self):
         pid = self.until_up(self.host(command=self.program(FIRST)))
         with open(f"/proc/{pid}/environ") as f:
             self.assertEqual({word.split("=")[0] for word in f.read().split("\0") if word}, {"PATH", "LANG", "UCM_BACKEND_FD"})
-        with open(os.path.join(self.folder, "program.py.opened")) as f:
+        with open(os.path.join(self.directory, "program.py.opened")) as f:
             opened = json.load(f)
         self.assertEqual(sorted(opened), ["0", "1", "2", "3"])
         self.assertEqual(opened["0"], "/dev/null")
@@ -79,11 +79,11 @@ class Backends(ShareCase):
         self.assertEqual(os.readlink(f"/proc/{pid}/cwd"), "/")
 
     def program(self, *first):
-        """The folder backend, behind lines of Python."""
-        program = os.path.join(self.folder, "program.py")
+        """The directory backend, behind lines of Python."""
+        program = os.path.join(self.directory, "program.py")
         with open(program, "w") as f:
-            f.write("".join(first) + f"os.execv({FOLDER!r}, {[FOLDER, self.folder]!r})\n")
-        return f"/usr/bin/python3 {program} {self.folder}"
+            f.write("".join(first) + f"os.execv({DIRECTORY!r}, {[DIRECTORY, self.directory]!r})\n")
+        return f"/usr/bin/python3 {program} {self.directory}"
 
     def said(self, host):
         return [line for line in host.daemon.log().splitlines() if " share backend-says root=process:cold " in line]

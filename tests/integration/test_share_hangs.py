@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The daemon's end while a folder hangs: in time, with everything else saved, and the next one starts."""
+"""The daemon's end while a directory hangs: in time, with everything else saved, and the next one starts."""
 
 import contextlib
 import faulthandler
@@ -29,7 +29,7 @@ class Hangs(OwnDaemons, Case):
     def start(self, **more):
         if self.kept:
             more["arena.keep"] = self.kept
-        daemon = Daemon(folder=self.folder, **{"share.roots": self.root, "share.deadline": "1s", "share.threads": "2",
+        daemon = Daemon(directory=self.directory, **{"share.roots": self.root, "share.deadline": "1s", "share.threads": "2",
                                                "shutdown.drain": "600s"} | more)
         self.addCleanup(daemon.stop)
         client = Client(daemon)
@@ -69,7 +69,7 @@ class Hangs(OwnDaemons, Case):
         return bytes_of
 
     def all_is_there(self, bytes_of):
-        daemon, client, ns, region = self.start(**{"share.roots": self.folder})  # a root that is well
+        daemon, client, ns, region = self.start(**{"share.roots": self.directory})  # a root that is well
         self.assertEqual(client.hits(ns, *bytes_of), len(bytes_of))
         self.assertEqual(region.load(list(bytes_of), range(len(bytes_of))), [OK] * len(bytes_of))
         self.assertEqual([region.bytes(i) for i in range(len(bytes_of))], list(bytes_of.values()))

@@ -26,9 +26,9 @@ store = {}
 
 
 def setUpModule():
-    store["folder"] = tempfile.mkdtemp(prefix="ucm-mooncake-")
-    os.chmod(store["folder"], 0o777)
-    store["process"] = subprocess.Popen([PYTHON, "-B", os.path.join(HERE, "mooncake_server.py"), store["folder"], *([REAL] if REAL else [])],
+    store["directory"] = tempfile.mkdtemp(prefix="ucm-mooncake-")
+    os.chmod(store["directory"], 0o777)
+    store["process"] = subprocess.Popen([PYTHON, "-B", os.path.join(HERE, "mooncake_server.py"), store["directory"], *([REAL] if REAL else [])],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "UCM_MOONCAKE_TTL_S": "3"})
     port, store["target"], store["options"] = store["process"].stdout.readline().decode().split()
     store["port"] = int(port)
@@ -38,7 +38,7 @@ def tearDownModule():
     store["process"].stdin.close()
     store["process"].wait(TIMEOUT_S)
     store["process"].stdout.close()
-    shutil.rmtree(store["folder"], ignore_errors=True)
+    shutil.rmtree(store["directory"], ignore_errors=True)
 
 
 def ask(method, path, data=None):
@@ -60,7 +60,7 @@ class Stores(OwnDaemons, Case):
 
     def host(self, options=None, **settings):
         reads = os.path.dirname(os.path.dirname(PYTHON)) if REAL else os.path.dirname(PYTHON)
-        words = f"read={reads} buffer=4MiB" + ("" if REAL else f" write={store['folder']}")
+        words = f"read={reads} buffer=4MiB" + ("" if REAL else f" write={store['directory']}")
         root = f"{store['target']}/{self.prefix}?{options or store['options']} {words}"
         host = Host(root, self.identity, 16, **{**SMALL, **settings})
         self.addCleanup(lambda: self.assertEqual(host.daemon.stop(), 0))
@@ -142,12 +142,12 @@ class Stores(OwnDaemons, Case):
         self.until(lambda: "protocl= is no option, or there twice" in host.daemon.log(), "its line")
 
     def keys_of(self):
-        """The parts of this test in the folder of a played store. Beside them are a marker, with a name of zeros, and notes."""
-        folder = os.path.join(store["folder"], "objects")
-        return sorted(name.replace("%", "/") for name in os.listdir(folder)
+        """The parts of this test in the directory of a played store. Beside them are a marker, with a name of zeros, and notes."""
+        directory = os.path.join(store["directory"], "objects")
+        return sorted(name.replace("%", "/") for name in os.listdir(directory)
                       if name.startswith(self.prefix) and name.rpartition("%")[2].strip("0-") and "%." not in name)
 
-    @unittest.skipIf(REAL, "it looks into the folder of a played store")
+    @unittest.skipIf(REAL, "it looks into the directory of a played store")
     def test_what_is_evicted_or_damaged_is_a_miss(self):
         right = self.written(self.host())
         host = self.host()
@@ -162,11 +162,11 @@ class Stores(OwnDaemons, Case):
         self.until(lambda: len(self.keys_of()) == BLOCKS - 3 + (ask("GET", short)[0] == 200), "the removal of what was damaged")
 
     def harm(self, name):
-        with open(os.path.join(store["folder"], f"{name}-{self.prefix}"), "w", encoding="ascii"):
+        with open(os.path.join(store["directory"], f"{name}-{self.prefix}"), "w", encoding="ascii"):
             pass
 
     def heal(self, name):
-        os.unlink(os.path.join(store["folder"], f"{name}-{self.prefix}"))
+        os.unlink(os.path.join(store["directory"], f"{name}-{self.prefix}"))
 
     @unittest.skipIf(REAL, "it does not throw")
     def test_a_client_that_throws_is_tried_again(self):
@@ -183,7 +183,7 @@ class Stores(OwnDaemons, Case):
         host = self.host()
         self.harm("lease")
         self.assertEqual(host.loaded(right), BLOCKS)
-        self.assertFalse(os.path.exists(os.path.join(store["folder"], f"lease-{self.prefix}")))
+        self.assertFalse(os.path.exists(os.path.join(store["directory"], f"lease-{self.prefix}")))
 
     @unittest.skipIf(REAL, "its store has room")
     def test_what_was_not_stored_is_not_told_as_stored(self):

@@ -27,15 +27,15 @@ FILE = re.compile(r"[0-9a-f]+-[0-9a-f]{32}-[0-9a-f]{2}$")
 BIG = dict(DEMO, layer_bytes=262144)
 
 
-def block_files(folder):
-    return sorted(os.path.join(at, name) for at, _, names in os.walk(folder) for name in names
+def block_files(directory):
+    return sorted(os.path.join(at, name) for at, _, names in os.walk(directory) for name in names
                   if FILE.match(name) and name.strip("0-"))  # the garbage collection's marker is all zeros
 
 
 class RootsCase(ShareCase):
     def setUp(self):
         super().setUp()
-        self.roots = [os.path.join(self.folder, name) for name in ("a", "b", "c")]
+        self.roots = [os.path.join(self.directory, name) for name in ("a", "b", "c")]
         for root in self.roots:
             os.mkdir(root)
 
@@ -110,11 +110,11 @@ class Missing(RootsCase):
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S)
 
     def test_a_check_refuses_a_file_and_warns_of_what_is_missing(self):
-        with open(os.path.join(self.folder, "file"), "w"):
-            done = self.checked("share.roots=" + os.path.join(self.folder, "file"))
+        with open(os.path.join(self.directory, "file"), "w"):
+            done = self.checked("share.roots=" + os.path.join(self.directory, "file"))
         self.assertEqual(done.returncode, 1, done)
-        self.assertIn("is not a folder", done.stderr)
-        done = self.checked("share.roots=" + os.path.join(self.folder, "later"))
+        self.assertIn("is not a directory", done.stderr)
+        done = self.checked("share.roots=" + os.path.join(self.directory, "later"))
         self.assertEqual(done.returncode, 0, done)
         self.assertIn("warning: --set: share.roots: ", done.stderr)
         self.assertEqual(self.checked("share.roots=nfs://h/x?version=4").returncode, 1)
@@ -182,7 +182,7 @@ class Missing(RootsCase):
         region.begin("dump", range(48), range(48))
         self.until(lambda: len(block_files(self.roots[0])) >= 5, "some of them")
         one.daemon.kill()
-        shutil.rmtree(one.daemon.folder, ignore_errors=True)
+        shutil.rmtree(one.daemon.directory, ignore_errors=True)
         self.hosts.remove(one)
         whole = block_files(self.roots[0])
         self.assertEqual({os.path.getsize(path) for path in whole}, {HEADER + region.size})
@@ -350,8 +350,8 @@ class Room(RootsCase):
         self.until(lambda: one.daemon.ctl("share", "collect", self.roots[1]).stdout == begins, "the end of the pass behind its marker")
         shown = one.daemon.ctl("share").stdout.splitlines()
         self.assertEqual(shown[0].split()[:3], ["ROOT", "KIND", "HEALTH"])
-        self.assertRegex(shown[1], rf"^{self.roots[0]} +folder +up +32\.\d KiB +1\.0 MiB +4 ")
-        self.assertRegex(shown[2], rf"^{self.roots[1]} +folder +up .* - ")
+        self.assertRegex(shown[1], rf"^{self.roots[0]} +directory +up +32\.\d KiB +1\.0 MiB +4 ")
+        self.assertRegex(shown[2], rf"^{self.roots[1]} +directory +up .* - ")
         self.assertIn("has no root 3", one.daemon.ctl("share", "collect", 3).stderr)
         self.assertIn("no root is called /x", one.daemon.ctl("share", "collect", "/x").stderr)
         self.assertIn("no root is called 100", one.daemon.ctl("share", "collect", 100).stderr)
@@ -362,7 +362,7 @@ class Room(RootsCase):
             self.refused(DENIED, other.call, "share.collect")
 
 
-class HungFolder(RootsCase):
+class HungDirectory(RootsCase):
     """A mount over the root that answers nothing: what is in DRAM is served, health says why, and the daemon ends."""
 
     def hung(self, takes):
@@ -422,7 +422,7 @@ class HungFolder(RootsCase):
         mount = self.hung(takes=True)
         self.serves_beside(host, bytes_of)
         pid = host.root()["pid"]
-        self.assertEqual(host.root()["backend"], "folder")
+        self.assertEqual(host.root()["backend"], "directory")
         host.daemon.process.send_signal(signal.SIGTERM)
         self.assertEqual(host.daemon.process.wait(TIMEOUT_S), 0, "it ends while the mount hangs")
         self.assertIn("backend-left", host.daemon.log())

@@ -94,7 +94,7 @@ class Buckets(OwnDaemons, Case):
 
     def certificate(self):
         """A file with a key, and one with what clients trust."""
-        made, trusted = os.path.join(self.folder, "server.pem"), os.path.join(self.secret, "ca.pem")
+        made, trusted = os.path.join(self.directory, "server.pem"), os.path.join(self.secret, "ca.pem")
         subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj",
                         "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", made, "-out", trusted],
                        check=True, capture_output=True, timeout=TIMEOUT_S)

@@ -20,14 +20,14 @@ def landlock():
 
 class Sandbox(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="sandbox.")
-        self.inside, self.outside = os.path.join(self.folder, "in"), os.path.join(self.folder, "out")
+        self.directory = tempfile.mkdtemp(prefix="sandbox.")
+        self.inside, self.outside = os.path.join(self.directory, "in"), os.path.join(self.directory, "out")
         os.mkdir(self.inside)
         with open(self.outside, "w") as f:
             f.write("a tenant's blocks")
 
     def tearDown(self):
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.directory)
 
     def run_in(self, code, *words):
         """What the program prints, or the name of the exception that ended it."""
@@ -50,7 +50,7 @@ class Sandbox(unittest.TestCase):
         self.assertEqual(self.run_in(made, f"write={self.inside}"), "made")
         self.assertEqual(self.run_in(f"os.mkdir({self.inside!r} + '/d')", f"read={self.inside}"), "PermissionError")
 
-    def test_a_folder_that_is_missing(self):
+    def test_a_directory_that_is_missing(self):
         done = subprocess.run([UCMD, "--backend", "write=/nonexistent/kv", "--", "/bin/true"], capture_output=True, text=True, timeout=60)
         if landlock() >= 1:
             self.assertNotEqual(done.returncode, 0)

@@ -428,11 +428,11 @@ class Gathers(Case):
 
 
 class Restart(unittest.TestCase):
-    """Daemons one after the other, over one folder."""
+    """Daemons one after the other, over one directory."""
 
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="sparse.")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.directory = tempfile.mkdtemp(prefix="sparse.")
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
         self.daemon = None
         self.start()
         self.addCleanup(lambda: self.daemon.stop())
@@ -440,7 +440,7 @@ class Restart(unittest.TestCase):
     def start(self):
         if self.daemon:
             self.assertEqual(self.daemon.stop(), 0)
-        self.daemon = Daemon(folder=self.folder)
+        self.daemon = Daemon(directory=self.directory)
 
     def test_a_sequence_goes_on_and_summaries_are_found(self):
         worker = Worker(self, self.daemon, "restart")

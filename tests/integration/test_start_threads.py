@@ -31,10 +31,10 @@ def answers(path):
 @unittest.skipUnless(os.geteuid() == 0, "being another user needs root")
 class Threads(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="threads.")
-        self.addCleanup(shutil.rmtree, self.folder)
-        os.chown(self.folder, UID, UID)
-        self.ucmd = shutil.copy(UCMD, self.folder)  # which that user may run
+        self.directory = tempfile.mkdtemp(prefix="threads.")
+        self.addCleanup(shutil.rmtree, self.directory)
+        os.chown(self.directory, UID, UID)
+        self.ucmd = shutil.copy(UCMD, self.directory)  # which that user may run
 
     def serves(self, threads):
         """Whether a daemon with so many threads serves; else it ended and said why."""
@@ -43,7 +43,7 @@ class Threads(unittest.TestCase):
             os.setgid(UID)
             os.setuid(UID)
 
-        path = os.path.join(self.folder, f"s{threads}")
+        path = os.path.join(self.directory, f"s{threads}")
         sets = (f"socket={path}", "arena.size=16MiB", "arena.slab=1MiB", "device.cuda=off", "device.cpu_threads=1", "log.level=error")
         with subprocess.Popen([self.ucmd, *(word for each in sets for word in ("--set", each))], preexec_fn=limited, text=True,
                               stderr=subprocess.PIPE) as daemon:

@@ -21,11 +21,11 @@ BLOCK = 2 * BIG["layer_bytes"]
 
 
 class Own(OwnDaemons, Case):
-    """A daemon, or several, over a folder of each test's own."""
+    """A daemon, or several, over a directory of each test's own."""
     options = {"arena.size": "16MiB", "nvme.size": "64MiB", "tenants": f"quiet uid:{QUIET},noisy uid:{NOISY}"}
 
     def start(self, **more):
-        self.daemon = Daemon(folder=self.folder, **{**self.options, **more})
+        self.daemon = Daemon(directory=self.directory, **{**self.options, **more})
         self.addCleanup(self.daemon.stop)
         client = self.client()
         self.until(lambda: self.grown(client), "all of DRAM")
@@ -96,15 +96,15 @@ class Settings(Own):
         for words in (("set", "quiet"), ("reset", "quiet", "weight=2"), ("give", "quiet")):
             self.assertEqual(self.ctl("tenant", *words).returncode, 2)
 
-    def test_a_folder_that_takes_no_file(self):
-        self.start(state=os.path.join(self.folder, "none"))
+    def test_a_directory_that_takes_no_file(self):
+        self.start(state=os.path.join(self.directory, "none"))
         done = self.ctl("tenant", "set", "quiet", "weight=2")
         self.assertEqual(done.returncode, 1)
         self.assertIn("it is in force, but ends with the daemon", done.stderr)
         self.assertEqual(self.tenants()["quiet"]["given_weight"], 2)
 
     def test_what_an_earlier_run_kept_and_does_not_hold_any_more(self):
-        with open(os.path.join(self.folder, "tenants"), "w", encoding="utf-8") as file:
+        with open(os.path.join(self.directory, "tenants"), "w", encoding="utf-8") as file:
             file.write("# words\nquiet2 \0\nquiet weight=9\nnoisy dram.guaranteed=1TiB\nquiet2 colour=red\n" + "x" * 3000 + "\n")
         self.start()
         self.assertEqual(self.tenants()["quiet"]["given_weight"], 9)
@@ -124,7 +124,7 @@ class Settings(Own):
     @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
     def test_what_an_operator_sees(self):
         """Of DRAM, NVMe and the shared tier: use, guarantee and bound; the weight; changed live. What each obtained: test_fairness.py."""
-        root = os.path.join(self.folder, "root")
+        root = os.path.join(self.directory, "root")
         os.mkdir(root)
         self.start(**{"share.roots": f"{root} capacity=1GiB", "tenant_settings":
                       "quiet dram.guaranteed=4MiB dram.most=12MiB nvme.guaranteed=8MiB nvme.most=32MiB share.guaranteed=16MiB share.most=64MiB weight=200"})
@@ -250,7 +250,7 @@ class NoisyNeighbour(Own):
 
 @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
 class SharedRoot(Own):
-    """Two hosts over one folder. The quiet one's files are the oldest, and only the first host has ever seen its namespace; the other collects."""
+    """Two hosts over one directory. The quiet one's files are the oldest, and only the first host has ever seen its namespace; the other collects."""
     def files(self):
         return [os.path.join(at, name) for at, _, names in os.walk(self.root) for name in names
                 if len(name) > 64 and not name.startswith((".", "0" * 32))]
@@ -277,8 +277,8 @@ class SharedRoot(Own):
         self.age(10)
         notes = glob.glob(os.path.join(self.root, "blocks", "00", ".tenant-*"))
         self.assertEqual(len(notes), 2)
-        self.folder = tempfile.mkdtemp(prefix="host.")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.directory = tempfile.mkdtemp(prefix="host.")
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
         self.start(**{**hosts, "share.roots": f"{self.root} capacity={blocks * (BLOCK + 64)}"})
         self.until(lambda: self.ctl("share", "collect").returncode == 0, "a collection")
         self.until(lambda: re.search(r"share gc root=1 removed=[1-9]", self.daemon.log()), "its end")

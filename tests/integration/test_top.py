@@ -237,7 +237,7 @@ class Gone(unittest.TestCase):
         daemon.kill()
         terminal.until("does not answer")
         os.unlink(daemon.socket)
-        again = Daemon(folder=daemon.folder)
+        again = Daemon(directory=daemon.directory)
         self.addCleanup(again.stop)
         terminal.until("lookup +")
         terminal.write("q")

@@ -53,9 +53,9 @@ class Traces(Case):
                                 stderr=subprocess.PIPE, text=True)
 
     def file(self):
-        folder = tempfile.mkdtemp(prefix="trace.")
-        path = os.path.join(folder, "trace.json")
-        self.addCleanup(lambda: (os.path.exists(path) and os.unlink(path), os.rmdir(folder)))
+        directory = tempfile.mkdtemp(prefix="trace.")
+        path = os.path.join(directory, "trace.json")
+        self.addCleanup(lambda: (os.path.exists(path) and os.unlink(path), os.rmdir(directory)))
         return path
 
     def traced(self, work, *words):

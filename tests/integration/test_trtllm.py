@@ -262,36 +262,36 @@ class TensorRT(Case):
 
     def test_adapters_are_known_by_their_files(self):
         """Not by their numbers, which mean another adapter in another engine, and not by a path under which other weights lie now."""
-        tokens, folder = list(range(13)), tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, folder)
+        tokens, directory = list(range(13)), tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
 
         def adapter(text):
-            with open(os.path.join(folder, "adapter.safetensors"), "w", encoding="utf-8") as file:
+            with open(os.path.join(directory, "adapter.safetensors"), "w", encoding="utf-8") as file:
                 file.write(text)
-            return {"lora_task_id": 1, "py_lora_path": folder}
+            return {"lora_task_id": 1, "py_lora_path": directory}
 
         def loaded(engine, **more):
             before = engine.loaded
             engine.generate(tokens, **more)
             return engine.loaded - before
-        self.assertEqual((loaded(self.engine(), **adapter("now")), loaded(self.engine(), lora_task_id=1, py_lora_path=folder)), (0, 0), "perhaps read before")
+        self.assertEqual((loaded(self.engine(), **adapter("now")), loaded(self.engine(), lora_task_id=1, py_lora_path=directory)), (0, 0), "perhaps read before")
         self.enterContext(mock.patch("ucmclient.engine.weights.process_began", return_value=time.time() + 3600))
         first, none = self.engine(), self.engine()
         self.assertEqual((loaded(none, lora_task_id=1), loaded(self.engine(), lora_task_id=1)), (0, 0), "a number alone")
         self.assertEqual((loaded(first, **adapter("a")), loaded(self.engine(), **adapter("a other"))), (0, 0), "other files")
-        self.assertEqual(loaded(first, lora_task_id=1, py_lora_path=folder), 0, "this engine may have either version")
-        self.assertEqual(loaded(self.engine(), lora_task_id=2, py_lora_path=folder), 12)
+        self.assertEqual(loaded(first, lora_task_id=1, py_lora_path=directory), 0, "this engine may have either version")
+        self.assertEqual(loaded(self.engine(), lora_task_id=2, py_lora_path=directory), 12)
 
-    def test_weights_of_a_folder_are_known_by_its_files(self):
-        tokens, folder = list(range(13)), tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, folder)
-        weights = os.path.join(folder, "model.safetensors")
+    def test_weights_of_a_directory_are_known_by_its_files(self):
+        tokens, directory = list(range(13)), tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
+        weights = os.path.join(directory, "model.safetensors")
         self.enterContext(mock.patch("ucmclient.engine.weights.process_began", return_value=time.time() + 3600))
         for text, loaded in (("one", 0), (None, 12), ("another", 0)):
             if text is not None:
                 with open(weights, "w", encoding="utf-8") as file:
                     file.write(text)
-            engine = self.engine(model=folder, revision=None)
+            engine = self.engine(model=directory, revision=None)
             engine.generate(tokens)
             self.assertEqual(engine.loaded, loaded)
 

@@ -281,13 +281,13 @@ class Watchdog(Stopping, unittest.TestCase):
         late_s = int(re.search(r"^WatchdogSec=(\d+)s$", unit.read(), re.M)[1]) / 2
 
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="watchdog.")
-        self.addCleanup(shutil.rmtree, self.folder, True)
+        self.directory = tempfile.mkdtemp(prefix="watchdog.")
+        self.addCleanup(shutil.rmtree, self.directory, True)
         self.inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.addCleanup(self.inbox.close)
-        self.inbox.bind(self.folder + "/notify")
+        self.inbox.bind(self.directory + "/notify")
         self.inbox.setblocking(False)
-        before = ["env", f"NOTIFY_SOCKET={self.folder}/notify", "WATCHDOG_USEC=500000"]
+        before = ["env", f"NOTIFY_SOCKET={self.directory}/notify", "WATCHDOG_USEC=500000"]
         self.daemon = Daemon(nvme=False, before=before, **{"limits.connections": "4096", "events.memory": "16MiB"})
         self.addCleanup(self.daemon.stop)
         self.heard = 0

@@ -54,14 +54,14 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(done.stdout, "")
 
     def test_health_from_a_user_who_may_not_connect_is_not_failing(self):
-        folder = tempfile.mkdtemp(prefix="ucmctl.")
-        self.addCleanup(shutil.rmtree, folder)
-        path = os.path.join(folder, "s")
+        directory = tempfile.mkdtemp(prefix="ucmctl.")
+        self.addCleanup(shutil.rmtree, directory)
+        path = os.path.join(directory, "s")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen()
             os.chmod(path, 0)
-            os.chmod(folder, 0o755)
+            os.chmod(directory, 0o755)
             for how in ([], ["--live"], ["--ready"]):
                 done = ctl(path, "health", *how, **({"user": 1001} if os.geteuid() == 0 else {}))
                 self.assertEqual(done.returncode, ERROR, done.stderr)
@@ -374,9 +374,9 @@ class Corruption(unittest.TestCase):
 
     def flip_bits(self):
         """In every 4 KiB page of what was written, headers of the file's start left alone."""
-        for folder, _, names in os.walk(self.daemon.store):
+        for directory, _, names in os.walk(self.daemon.store):
             for name in names:
-                path = os.path.join(folder, name)
+                path = os.path.join(directory, name)
                 if os.path.getsize(path) < 1 << 20:
                     continue
                 with open(path, "r+b") as file:

@@ -89,74 +89,74 @@ class Doctor(unittest.TestCase):
         self.assertNotIn("bypass", self.findings("--quick", socket=daemon.socket))
 
     def driver(self):
-        """The folder of a driver made here."""
-        folder = tempfile.TemporaryDirectory(prefix="ucmctl.")
-        self.addCleanup(folder.cleanup)
-        subprocess.run(["cc", "-w", "-shared", "-fPIC", "-o", os.path.join(folder.name, "libcuda.so.1"), DRIVER], check=True, timeout=TIMEOUT_S)
-        return folder.name
+        """The directory of a driver made here."""
+        directory = tempfile.TemporaryDirectory(prefix="ucmctl.")
+        self.addCleanup(directory.cleanup)
+        subprocess.run(["cc", "-w", "-shared", "-fPIC", "-o", os.path.join(directory.name, "libcuda.so.1"), DRIVER], check=True, timeout=TIMEOUT_S)
+        return directory.name
 
-    def gpu_findings(self, folder, *words, socket=NOWHERE, **more):
-        done = ctl(socket, "doctor", "--json", *words, env={**os.environ, "LD_LIBRARY_PATH": folder, **more})
+    def gpu_findings(self, directory, *words, socket=NOWHERE, **more):
+        done = ctl(socket, "doctor", "--json", *words, env={**os.environ, "LD_LIBRARY_PATH": directory, **more})
         found = [(f["check"], f["verdict"], f["text"]) for f in json.loads(done.stdout)["findings"] if "gpu" in f["check"]]
         return [f for f in found if "/dev/nvidia-uvm" not in f[2]]
 
-    def daemon_with(self, folder, cuda="auto", **environment):
+    def daemon_with(self, directory, cuda="auto", **environment):
         """A daemon that finds the driver made here; None where it was built without CUDA."""
-        words = [f"{key}={value}" for key, value in {"LD_LIBRARY_PATH": folder, **environment}.items()]
+        words = [f"{key}={value}" for key, value in {"LD_LIBRARY_PATH": directory, **environment}.items()]
         daemon = Daemon(before=("env", *words), nvme=False, **{"device.cuda": cuda, "copy.strategy": "dma"})
         self.addCleanup(daemon.stop)
         return None if "built without CUDA" in daemon.log() else daemon
 
     @plainly
     def test_a_gpu(self):
-        folder = self.driver()
-        self.assertIn(("gpu driver", "ok", "of CUDA 12.4, 1 GPU"), self.gpu_findings(folder, "--quick"))
-        self.assertIn(("gpu 0", "skip", "round trip not tried: no daemon"), self.gpu_findings(folder, "--quick"))
-        self.assertRegex(str(self.gpu_findings(folder)), r"'gpu 0', 'ok', 'Made here: the bus carries [\d.]+ GB/s to it'")
-        self.assertEqual(self.gpu_findings(folder, "--quick", DRIVER_GPUS="0"), [("gpu", "skip", "not tried: no GPU (the driver shows none)")])
-        self.assertEqual(self.gpu_findings(folder, "--quick", DRIVER_ERROR="999"), [("gpu", "fail", "the driver can't be used: CUDA_ERROR_MADE_HERE")])
+        directory = self.driver()
+        self.assertIn(("gpu driver", "ok", "of CUDA 12.4, 1 GPU"), self.gpu_findings(directory, "--quick"))
+        self.assertIn(("gpu 0", "skip", "round trip not tried: no daemon"), self.gpu_findings(directory, "--quick"))
+        self.assertRegex(str(self.gpu_findings(directory)), r"'gpu 0', 'ok', 'Made here: the bus carries [\d.]+ GB/s to it'")
+        self.assertEqual(self.gpu_findings(directory, "--quick", DRIVER_GPUS="0"), [("gpu", "skip", "not tried: no GPU (the driver shows none)")])
+        self.assertEqual(self.gpu_findings(directory, "--quick", DRIVER_ERROR="999"), [("gpu", "fail", "the driver can't be used: CUDA_ERROR_MADE_HERE")])
 
     @plainly
     def test_a_gpu_that_the_daemon_was_not_given(self):
-        folder = self.driver()
+        directory = self.driver()
         daemon = Daemon()
         self.addCleanup(daemon.stop)
         why = "the daemon does not use Made here: the daemon has no GPU: CUDA is switched off in the daemon's configuration (device.cuda)"
-        self.assertIn(("gpu 0", "warn", why), self.gpu_findings(folder, "--quick", socket=daemon.socket))
+        self.assertIn(("gpu 0", "warn", why), self.gpu_findings(directory, "--quick", socket=daemon.socket))
 
     def test_the_round_trip_through_a_gpu(self):
         """Right behind the daemon's start, when its list of devices holds no GPU yet."""
-        folder = self.driver()
-        daemon = self.daemon_with(folder, DRIVER_SLOW_MS="3000")
+        directory = self.driver()
+        daemon = self.daemon_with(directory, DRIVER_SLOW_MS="3000")
         if daemon is None:
             self.skipTest("ucmd was built without CUDA")
         self.assertEqual(len(daemon.stats()["devices"]), 1)
-        _driver, (check, verdict, text) = self.gpu_findings(folder, "--quick", socket=daemon.socket)
+        _driver, (check, verdict, text) = self.gpu_findings(directory, "--quick", socket=daemon.socket)
         self.assertEqual((check, verdict), ("gpu 0", "ok"), text)
         self.assertRegex(text, r"16 MiB dumped, found, loaded and equal: [\d.]+ GB/s out")
         (gpu,) = [d for d in daemon.stats()["devices"] if d["cuda"]]
         self.assertGreaterEqual((gpu["dump_bytes"], gpu["load_bytes"]), (16 << 20, 16 << 20))
         self.assertEqual(gpu["regions"], 0)
         # One of two GPUs of the host.
-        found = self.gpu_findings(folder, "--quick", socket=daemon.socket, DRIVER_GPUS="2")
+        found = self.gpu_findings(directory, "--quick", socket=daemon.socket, DRIVER_GPUS="2")
         self.assertEqual([f[:2] for f in found[1:]], [("gpu 0", "ok"), ("gpu 1", "warn")])
         self.assertIn("the daemon does not use Made here: no GPU with UUID 0808", found[2][2])
 
     @plainly
     def test_a_gpu_that_the_daemon_can_not_open(self):
-        folder = self.driver()
-        daemon = self.daemon_with(folder, DRIVER_CONTEXT_ERROR="2")
+        directory = self.driver()
+        daemon = self.daemon_with(directory, DRIVER_CONTEXT_ERROR="2")
         if daemon is None:
             self.skipTest("ucmd was built without CUDA")
-        found = self.gpu_findings(folder, "--quick", socket=daemon.socket)
+        found = self.gpu_findings(directory, "--quick", socket=daemon.socket)
         self.assertEqual(found[1], ("gpu 0", "fail", "registering memory: the GPU gives no context: CUDA_ERROR_MADE_HERE (made here)"))
 
     @plainly
-    def test_a_folder_of_ones_own(self):
-        with tempfile.TemporaryDirectory(prefix="ucmctl.") as folder:
-            found = self.findings("--dir", folder)
-            self.assertRegex(found["disk speed"]["text"], rf"{folder}: [\d.]+ GB/s read, [\d.]+ GB/s written")
-            self.assertEqual(os.listdir(folder), [])
+    def test_a_directory_of_ones_own(self):
+        with tempfile.TemporaryDirectory(prefix="ucmctl.") as directory:
+            found = self.findings("--dir", directory)
+            self.assertRegex(found["disk speed"]["text"], rf"{directory}: [\d.]+ GB/s read, [\d.]+ GB/s written")
+            self.assertEqual(os.listdir(directory), [])
         found = self.findings("--dir", "/nonexistent")
         self.assertEqual(found["space"]["verdict"], "fail")
         self.assertIn("No such file", found["space"]["text"])
@@ -220,7 +220,7 @@ class Json(unittest.TestCase):
         self.addCleanup(daemon.stop)
         subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "5", "--block-bytes", "16KiB", "--fragment", "4KiB"],
                        stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
-        names = {"FILE": os.path.join(daemon.folder, "disk"), "CONFIG": os.path.join(daemon.folder, "config.json"),
+        names = {"FILE": os.path.join(daemon.directory, "disk"), "CONFIG": os.path.join(daemon.directory, "config.json"),
                  "KEY": json.loads(daemon.ctl("ls", "1", "--json").stdout)["blocks"][0]["key"]}
         with open(names["FILE"], "wb") as file:
             file.truncate(64 << 20)

@@ -24,9 +24,9 @@ SPANS = [Span(32, 82), Span(96, 176), Span(192, 242)]
 
 class Case(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="blend.")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.daemon = Daemon(folder=self.folder)
+        self.directory = tempfile.mkdtemp(prefix="blend.")
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.daemon = Daemon(directory=self.directory)
         self.addCleanup(lambda: self.daemon.stop())
         self.client = Client(socket=self.daemon.socket, name="mini")
         first = self.engine()
@@ -108,7 +108,7 @@ class Case(unittest.TestCase):
         before, _ = self.alone(MIXED, SPANS, First(5))
         self.client.close()
         self.assertEqual(self.daemon.stop(), 0)
-        self.daemon = Daemon(folder=self.folder)
+        self.daemon = Daemon(directory=self.directory)
         self.client = Client(socket=self.daemon.socket, name="mini")
         after, engine = self.alone(MIXED, SPANS, First(5))
         self.assertEqual(engine.turned, 11)
@@ -120,7 +120,7 @@ class Case(unittest.TestCase):
         engine.add(request)
         engine.step()
         self.assertEqual(self.daemon.stop(), 0)
-        self.daemon = Daemon(folder=self.folder)
+        self.daemon = Daemon(directory=self.directory)
         request.lease = 0  # leases end with the daemon
         while engine.requests:
             engine.step()

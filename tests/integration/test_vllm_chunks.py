@@ -45,9 +45,9 @@ def table(of, scale=1.0, **changed):
 
 class Chunks(Case):
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="chunks.")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.daemon = daemon(folder=self.folder)
+        self.directory = tempfile.mkdtemp(prefix="chunks.")
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.daemon = daemon(directory=self.directory)
         self.addCleanup(self.stop)
         self.reference = {}
         # The base class that this runs on, a real vLLM's too, has rotated nothing, and has no attention backend.
@@ -345,7 +345,7 @@ class Chunks(Case):
 
     def again(self):
         self.assertEqual(self.daemon.stop(), 0)
-        self.daemon = daemon(folder=self.folder)
+        self.daemon = daemon(directory=self.directory)
 
     def test_across_a_restart_of_the_daemon(self):
         e = self.filled(A, C)

@@ -244,10 +244,10 @@ class TwoProcesses(unittest.TestCase):
     def test_pages_of_both_ranks_are_the_same(self):
         import multiprocessing
         context = multiprocessing.get_context("fork")
-        folder = tempfile.mkdtemp(prefix="gather.")
-        self.addCleanup(shutil.rmtree, folder)
+        directory = tempfile.mkdtemp(prefix="gather.")
+        self.addCleanup(shutil.rmtree, directory)
         ours, theirs = zip(*(context.Pipe() for _ in range(2)))
-        processes = [context.Process(target=_process, args=(rank, os.path.join(folder, "met"), theirs[rank]), daemon=True) for rank in range(2)]
+        processes = [context.Process(target=_process, args=(rank, os.path.join(directory, "met"), theirs[rank]), daemon=True) for rank in range(2)]
         for process in processes:
             process.start()
         self.addCleanup(lambda: [process.kill() for process in processes])

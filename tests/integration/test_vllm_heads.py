@@ -111,13 +111,13 @@ class HeadGroups(Case):
 @unittest.skipIf(GPU, "of another host's daemon the host's memory says enough")
 class TwoHosts(Case):
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="ucm-heads-")
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.directory = tempfile.mkdtemp(prefix="ucm-heads-")
+        self.addCleanup(shutil.rmtree, self.directory)
         self.daemon = self.host()
         self.addCleanup(self.stop)
 
     def host(self):
-        return daemon(**{"share.roots": self.folder, "share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"})
+        return daemon(**{"share.roots": self.directory, "share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"})
 
     def test_prefill_of_two_ranks_serves_decode_of_one_and_of_four(self):
         tokens = prompt(780, 150)

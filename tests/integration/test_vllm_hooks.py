@@ -51,11 +51,11 @@ class Kept(Case):
         e, one = self.engine(), Request("one", prompt(1, 90))
         self.check(e, one)
         self.eventually(lambda: all(block["is"] != 1 or "tokens" in block for block in self.blocks().values()) and self.stats()["nvme_writes"] >= len(self.blocks()))
-        folder = self.daemon
+        directory = self.daemon
         self.reader.close()
-        folder.kept = True
-        folder.stop()
-        self.daemon = daemon(folder=folder.folder, socket=folder.socket, **{"events.memory": "16MiB"})
+        directory.kept = True
+        directory.stop()
+        self.daemon = daemon(directory=directory.directory, socket=directory.socket, **{"events.memory": "16MiB"})
         self.daemon.kept = False
         self.reader = Client(self.daemon.socket)
         self.assertEqual(self.described(), {})

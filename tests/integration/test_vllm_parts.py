@@ -480,12 +480,12 @@ class Refusals(unittest.TestCase):
         def hf(config, **more):
             for key, value in more.items():
                 setattr(config.model_config.hf_config, key, value)
-        with tempfile.TemporaryDirectory() as folder:
-            weights = os.path.join(folder, "model.safetensors")
+        with tempfile.TemporaryDirectory() as directory:
+            weights = os.path.join(directory, "model.safetensors")
             open(weights, "w").close()
-            local = [name(lambda c: setattr(c.model_config, "model", folder))]
+            local = [name(lambda c: setattr(c.model_config, "model", directory))]
             os.utime(weights, (1, 1))
-            local.append(name(lambda c: setattr(c.model_config, "model", folder)))
+            local.append(name(lambda c: setattr(c.model_config, "model", directory)))
         others = [*local, name(backend="FLASHINFER"), name(lambda c: setattr(c.model_config, "max_model_len", 8192)),
                   name(lambda c: hf(c, _commit_hash="abc")), name(lambda c: hf(c, to_dict=lambda: {"rope_theta": 1e6})),
                   name(lambda c: setattr(c.cache_config, "cache_dtype", "fp8")),

@@ -27,16 +27,16 @@ class Slow:
     """self.daemon is one of a host that has stored nothing. TOKENS lie on the shared tier, where another host has stored them."""
 
     KINDS = ()
-    folder = None
+    directory = None
 
     @classmethod
     def tearDownClass(cls):
-        if cls.folder:
-            shutil.rmtree(cls.folder)
+        if cls.directory:
+            shutil.rmtree(cls.directory)
         super().tearDownClass()
 
     def store(self):
-        self.daemon = daemon(nvme=False, **{"share.roots": self.folder})
+        self.daemon = daemon(nvme=False, **{"share.roots": self.directory})
         try:
             self.check(self.engine(*self.KINDS), Request("cold", self.TOKENS))
             self.eventually(lambda: self.stats()["share_writes"] == self.stats()["dump_blocks"])
@@ -44,10 +44,10 @@ class Slow:
             self.stop()
 
     def setUp(self):
-        if self.folder is None:
-            type(self).folder = tempfile.mkdtemp(prefix="ucm-shared-")
+        if self.directory is None:
+            type(self).directory = tempfile.mkdtemp(prefix="ucm-shared-")
             self.store()
-        self.daemon = daemon(nvme=False, **{"share.roots": self.folder, "share.deadline": "60s",
+        self.daemon = daemon(nvme=False, **{"share.roots": self.directory, "share.deadline": "60s",
                                             "share.lookup_deadline": "10s", "share.negative": "0ms"})
         self.addCleanup(self.stop)
         self.eventually(lambda: self.root()["health"] == "up" and self.root()["pid"])

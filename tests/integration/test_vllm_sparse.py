@@ -160,9 +160,9 @@ class Trouble(SparseCase):
     """The daemon dies, stalls, loses blocks."""
 
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="vllm_sparse.")
-        self.addCleanup(shutil.rmtree, self.folder, True)
-        self.daemon = daemon(folder=self.folder)
+        self.directory = tempfile.mkdtemp(prefix="vllm_sparse.")
+        self.addCleanup(shutil.rmtree, self.directory, True)
+        self.daemon = daemon(directory=self.directory)
         self.addCleanup(self.stop)
 
     def at(self, e, output, do, name="r"):
@@ -199,7 +199,7 @@ class Trouble(SparseCase):
         def kill():
             self.eventually(lambda: self.stats()["nvme_writes"] >= 2 * 7)
             self.daemon.kill()
-            self.daemon = daemon(folder=self.folder)
+            self.daemon = daemon(directory=self.directory)
             forget_slots(e)
         killed, later = self.at(e, 5, kill), self.at(e, 9, lambda: sequences.append(self.stats()["sequences"]))
         self.check(e, e.request("r", prompt(600, 100), outputs=15), between=lambda e: (killed(e), later(e)))
@@ -249,12 +249,12 @@ class Trouble(SparseCase):
         def killed(e):
             self.eventually(lambda: self.stats()["nvme_writes"] >= 2 * 7)
             self.daemon.kill()
-            self.daemon = daemon(folder=self.folder, config=config.format(8))
+            self.daemon = daemon(directory=self.directory, config=config.format(8))
         for apart, happens in ((False, evicted), (True, revoked), (False, revoked), (True, killed)):
             with self.subTest(happens.__name__, apart=apart):
-                shutil.rmtree(self.folder, True)
-                os.mkdir(self.folder)
-                self.daemon = daemon(folder=self.folder, config=config.format(8))
+                shutil.rmtree(self.directory, True)
+                os.mkdir(self.directory)
+                self.daemon = daemon(directory=self.directory, config=config.format(8))
                 e, counts = self.engine(ALL, ranks=2, mapping=True, apart=apart, gather_deadline=20.0), []
 
                 def happen():

@@ -155,13 +155,13 @@ class Bfloat16(Summarised):
 @unittest.skipIf(GPU, "nothing here depends on the device")
 class Restarted(Summarised):
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="vllm_summaries.")
-        self.addCleanup(shutil.rmtree, self.folder, True)
-        self.daemon = daemon(folder=self.folder)
+        self.directory = tempfile.mkdtemp(prefix="vllm_summaries.")
+        self.addCleanup(shutil.rmtree, self.directory, True)
+        self.daemon = daemon(directory=self.directory)
         self.addCleanup(self.stop)
 
     def again(self):
-        self.daemon = daemon(folder=self.folder)
+        self.daemon = daemon(directory=self.directory)
 
     def test_a_stop(self):
         e, request = self.stored()

@@ -146,8 +146,8 @@ class Tiers(Case):
             self.assertEqual(self.tier(of).lookup(name, None), Found.MISS, of)
         for more in ({"salt": "x"}, {"revision": "2"}):
             self.assertEqual(self.tier(**more).lookup(name, None), Found.MISS, more)
-        with tempfile.TemporaryDirectory() as folder:
-            of, weights = spec(model=types.SimpleNamespace(name=folder, dtype="bf16")), os.path.join(folder, "model.safetensors")
+        with tempfile.TemporaryDirectory() as directory:
+            of, weights = spec(model=types.SimpleNamespace(name=directory, dtype="bf16")), os.path.join(directory, "model.safetensors")
             for text in ("as they were", "others now"):
                 with open(weights, "w", encoding="utf-8") as file:
                     file.write(text)

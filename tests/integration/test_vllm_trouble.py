@@ -277,7 +277,7 @@ class Trouble(Case):
     def started_again(self, between=lambda store: None):
         """An orderly stop, and another daemon over what the first one stored."""
         store = self.daemon.store
-        self.addCleanup(shutil.rmtree, self.daemon.folder, ignore_errors=True)
+        self.addCleanup(shutil.rmtree, self.daemon.directory, ignore_errors=True)
         self.daemon.process.terminate()
         self.assertEqual(self.daemon.process.wait(), 0)
         between(store)

@@ -30,10 +30,10 @@ class Weights(Case):
         tokens, writer, reader = prompt(9, 100), self.engine(), self.engine()
         old = self.adapter("old weights")
         writer.add_lora(old)
-        new = self.adapter("new", folder=old.lora_path)
+        new = self.adapter("new", directory=old.lora_path)
         self.check(writer, Request("with the old ones", tokens, lora=old))
         with self.assertLogs("ucmclient.engine.vllm", "WARNING"), adapters.reading(reader, new):
-            self.adapter("newer", folder=new.lora_path)
+            self.adapter("newer", directory=new.lora_path)
         reader.adapters.add(1)
         self.check(reader, Request("with either", tokens, lora=new))
         self.assertEqual((reader.loaded_tokens, self.stats()["dump_blocks"]), (0, 0))
@@ -43,7 +43,7 @@ class Weights(Case):
         tokens, lora = prompt(9, 100), self.adapter("old weights")
         a = self.engine()
         self.check(a, Request("old", tokens, lora=lora))
-        self.adapter("new", folder=lora.lora_path)
+        self.adapter("new", directory=lora.lora_path)
         a.adapters.clear()
         a.pool = engine.Pool(a.blocks)
         self.check(a, Request("new", tokens, lora=lora))
@@ -75,7 +75,7 @@ class Weights(Case):
             return f"/hub/models--org--adapter/snapshots/{commit[0]}"
         hub = SimpleNamespace(snapshot_download=snapshot_download)
         with mock.patch.dict(os.environ, HOME=home), mock.patch.dict(sys.modules, huggingface_hub=hub):
-            for path, change in (("~", lambda i: self.adapter(str(i) * (i + 1), folder=home)), ("org/adapter", lambda i: commit.__setitem__(0, "abc"[i]))):
+            for path, change in (("~", lambda i: self.adapter(str(i) * (i + 1), directory=home)), ("org/adapter", lambda i: commit.__setitem__(0, "abc"[i]))):
                 hits = []
                 for i, changed in enumerate((True, False, True)):
                     if changed:
@@ -166,20 +166,20 @@ class Weights(Case):
 
     def test_weights_that_may_be_others_are_shared_with_nobody(self):
         """Files that were replaced while a model was read are named neither as the old ones nor as the new ones."""
-        folder, tokens = tempfile.mkdtemp(), prompt(9, 100)
-        self.addCleanup(shutil.rmtree, folder)
-        path = os.path.join(folder, "model.safetensors")
+        directory, tokens = tempfile.mkdtemp(), prompt(9, 100)
+        self.addCleanup(shutil.rmtree, directory)
+        path = os.path.join(directory, "model.safetensors")
 
         def write(text):
             with open(path, "w", encoding="ascii") as file:
                 file.write(text)
-            self.eventually(lambda: files_at(folder).settled)
+            self.eventually(lambda: files_at(directory).settled)
 
         def loaded(between=lambda: None, begins=weights.begins):
             def configuration(*of):
                 config, kv_config = engine.configuration(*of)
-                config.model_config.model = folder
-                begins(folder)
+                config.model_config.model = directory
+                begins(directory)
                 between()
                 return config, kv_config
             with mock.patch.object(Engine, "_configuration", staticmethod(configuration)):

@@ -18,20 +18,20 @@ from ucmclient.engine import weights
 
 class Weights(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.directory)
         self.addCleanup(weights.forget)
-        self.file = os.path.join(self.folder, "model.safetensors")
+        self.file = os.path.join(self.directory, "model.safetensors")
         self.write("one")
 
     def write(self, text, path=None):
         with open(path or self.file, "w", encoding="ascii") as file:
             file.write(text)
-        folders = [one for one in (self.folder, os.path.join(self.folder, "link")) if os.path.exists(one)]
-        until(lambda: all(weights.files_at(one).settled for one in folders), "the next tick of the file system's clock")
+        directories = [one for one in (self.directory, os.path.join(self.directory, "link")) if os.path.exists(one)]
+        until(lambda: all(weights.files_at(one).settled for one in directories), "the next tick of the file system's clock")
 
     def doubt(self, path=None):
-        return weights.weights_at(path or self.folder).doubt
+        return weights.weights_at(path or self.directory).doubt
 
     def test_this_process_began(self):
         self.assertLess(abs(time.time() - weights.process_began() - time.process_time()), 600)
@@ -47,27 +47,27 @@ class Weights(unittest.TestCase):
             self.assertNotEqual(self.doubt(), "")
 
     def test_names_sizes_and_times_count(self):
-        seen = [weights.weights_at(self.folder).known]
-        for change in (lambda: self.write("longer"), lambda: os.utime(self.file, (1, 1)), lambda: self.write("{}", os.path.join(self.folder, "config.json")),
-                       lambda: self.write("", os.path.join(self.folder, "README.md"))):
+        seen = [weights.weights_at(self.directory).known]
+        for change in (lambda: self.write("longer"), lambda: os.utime(self.file, (1, 1)), lambda: self.write("{}", os.path.join(self.directory, "config.json")),
+                       lambda: self.write("", os.path.join(self.directory, "README.md"))):
             change()
-            seen.append(weights.weights_at(self.folder).known)
+            seen.append(weights.weights_at(self.directory).known)
         self.assertEqual(len(set(seen)), 4)
         self.assertEqual(seen[3], seen[4])
 
     def test_one_file(self):
         """As GGUF models are."""
-        path = os.path.join(self.folder, "model.gguf")
+        path = os.path.join(self.directory, "model.gguf")
         self.write("one", path)
         before = weights.weights_at(path).known
         self.write("other", path)
         self.assertNotEqual(weights.weights_at(path).known, before)
 
     def test_what_happens_while_they_are_read(self):
-        other, link = tempfile.mkdtemp(), os.path.join(self.folder, "link")
+        other, link = tempfile.mkdtemp(), os.path.join(self.directory, "link")
         self.addCleanup(shutil.rmtree, other)
         shutil.copy2(self.file, other)
-        os.symlink(self.folder, link)
+        os.symlink(self.directory, link)
 
         def flip():
             os.symlink(other, link + "2")
@@ -76,7 +76,7 @@ class Weights(unittest.TestCase):
         def replace():
             shutil.copy2(self.file, self.file + ".tmp")
             os.replace(self.file + ".tmp", self.file)
-        for name, change in (("nothing", lambda: None), ("other bytes under the same times", replace), ("another folder under the same name", flip)):
+        for name, change in (("nothing", lambda: None), ("other bytes under the same times", replace), ("another directory under the same name", flip)):
             weights.forget()
             self.write("one")
             weights.begins(link)
@@ -100,14 +100,14 @@ class Weights(unittest.TestCase):
                 file.write("now")
             now = mock.patch.object(weights.time, "time", return_value=os.stat(self.file).st_ctime + 0.001)
             with now, mock.patch.object(weights.time, "sleep", side_effect=waits) as sleep:
-                weights.begins(self.folder)
+                weights.begins(self.directory)
             sleep.assert_called_once()
             self.assertEqual(bool(self.doubt()), change)
 
     def test_a_file_server_has_another_clock(self):
         """However old its files seem."""
-        changed = weights.files_at(self.folder).changed
-        self.assertTrue(weights.files_at(self.folder).own_clock)
+        changed = weights.files_at(self.directory).changed
+        self.assertTrue(weights.files_at(self.directory).own_clock)
         with mock.patch.object(weights, "process_began", return_value=changed + 300):
             self.assertEqual(self.doubt(), "")
         with mock.patch.object(weights, "_own_clock", return_value=False):
@@ -116,12 +116,12 @@ class Weights(unittest.TestCase):
                     self.assertEqual(bool(self.doubt()), doubt, age)
             now = mock.patch.object(weights.time, "time", return_value=changed + 3600)
             with now, mock.patch.object(weights.time, "sleep") as sleep:
-                weights.begins(self.folder)
+                weights.begins(self.directory)
                 sleep.assert_called_once()
                 self.assertEqual(self.doubt(), "")
 
     def test_whose_clock(self):
-        for path, own in ((self.file, True), ("/proc/self", False), (os.path.join(self.folder, "link"), False)):
+        for path, own in ((self.file, True), ("/proc/self", False), (os.path.join(self.directory, "link"), False)):
             if path.endswith("link"):
                 os.symlink("/proc/self", path)
             self.assertEqual(weights.files_at(path, ("",)).own_clock, own, path)
@@ -132,11 +132,11 @@ class Weights(unittest.TestCase):
         for text in ("one " * 5000, "two " * 5000):
             self.write(text)
             with mock.patch.object(weights.os, "fstat", return_value=shown):
-                seen.append(weights.files_at(self.folder, closely=True).exact)
+                seen.append(weights.files_at(self.directory, closely=True).exact)
         self.assertNotEqual(*seen)
 
     def test_a_commit_is_remembered_for_a_while(self):
-        """A look at each request walks through a hub's folders; an engine that reads it looks anew."""
+        """A look at each request walks through a hub's directories; an engine that reads it looks anew."""
         looks = []
 
         def snapshot_download(name, revision=None, local_files_only=False):
@@ -172,7 +172,7 @@ class Weights(unittest.TestCase):
             self.assertNotEqual(weights.weights_at("org/elsewhere").doubt, "")
 
     def test_no_files(self):
-        empty = os.path.join(self.folder, "empty")
+        empty = os.path.join(self.directory, "empty")
         os.mkdir(empty)
         for path in (empty, "", "/nowhere", "~/nowhere"):
             self.assertNotEqual(weights.weights_at(path).doubt, "", path)

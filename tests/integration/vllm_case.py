@@ -96,15 +96,15 @@ class Case(unittest.TestCase):
         self.addCleanup(e.close)
         return e
 
-    def adapter(self, text="weights", number=1, folder=None, path=None):
+    def adapter(self, text="weights", number=1, directory=None, path=None):
         """A LoRA adapter whose files nobody has touched for as long as a file system's clock takes to tick."""
-        if folder is None:
-            folder = tempfile.mkdtemp()
-            self.addCleanup(shutil.rmtree, folder)
-        with open(os.path.join(folder, "adapter_model.safetensors"), "w", encoding="ascii") as file:
+        if directory is None:
+            directory = tempfile.mkdtemp()
+            self.addCleanup(shutil.rmtree, directory)
+        with open(os.path.join(directory, "adapter_model.safetensors"), "w", encoding="ascii") as file:
             file.write(text)
-        self.eventually(lambda: before_reading(folder, ("",)).settled)
-        return SimpleNamespace(lora_name="l", lora_int_id=number, lora_path=path or folder)
+        self.eventually(lambda: before_reading(directory, ("",)).settled)
+        return SimpleNamespace(lora_name="l", lora_int_id=number, lora_path=path or directory)
 
     def same(self, requests, but=()):
         for r in requests.values():
@@ -128,8 +128,8 @@ class Case(unittest.TestCase):
     eventually = staticmethod(until)
 
     def restart(self, **more):
-        socket = self.daemon.socket  # in the folder of the one that is killed
-        self.addCleanup(shutil.rmtree, self.daemon.folder, ignore_errors=True)
+        socket = self.daemon.socket  # in the directory of the one that is killed
+        self.addCleanup(shutil.rmtree, self.daemon.directory, ignore_errors=True)
         self.daemon.process.kill()
         self.daemon.process.wait()
         self.daemon = daemon(socket=socket, nvme=False, **more)

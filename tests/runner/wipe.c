@@ -10,7 +10,7 @@ static int remove_cb(const char *path, const struct stat *st, int type, struct F
     return remove(path);
 }
 
-int wipe(const char *folder)
+int wipe(const char *directory)
 {
-    return access(folder, F_OK) != 0 ? 0 : nftw(folder, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
+    return access(directory, F_OK) != 0 ? 0 : nftw(directory, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# lmcache.sh FOLDER: a virtual environment with the LMCache that the adapter is tried against, without its CUDA packages: what check-lmcache
+# lmcache.sh DIRECTORY: a virtual environment with the LMCache that the adapter is tried against, without its CUDA packages: what check-lmcache
 # uses of it runs on a CPU.
 set -eu
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# mooncake.sh FOLDER: a virtual environment with Mooncake's master and Python client. bin/mooncake-python in it runs its Python, or with --exec another
-# program, with the libraries of RDMA that the client is linked to: the system's, or Debian's packages laid into the folder.
+# mooncake.sh DIRECTORY: a virtual environment with Mooncake's master and Python client. bin/mooncake-python in it runs its Python, or with --exec another
+# program, with the libraries of RDMA that the client is linked to: the system's, or Debian's packages laid into the directory.
 set -eu
 
 venv=$1

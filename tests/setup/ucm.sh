@@ -1,5 +1,5 @@
 #!/bin/sh
-# ucm.sh FOLDER: the UCM that its stores are tried against, from PyPI, without what it needs: check-ucm leaves out what is compiled.
+# ucm.sh DIRECTORY: the UCM that its stores are tried against, from PyPI, without what it needs: check-ucm leaves out what is compiled.
 set -eu
 
 to=$1

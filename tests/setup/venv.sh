@@ -1,5 +1,5 @@
 #!/bin/sh
-# venv.sh FOLDER MODULE PACKAGE...: a virtual environment with these packages of PyPI, in which MODULE can be imported. Made once: it
+# venv.sh DIRECTORY MODULE PACKAGE...: a virtual environment with these packages of PyPI, in which MODULE can be imported. Made once: it
 # stays until the packages change.
 set -eu
 
@@ -14,8 +14,8 @@ python3 -m venv "$venv" || {
 }
 echo "ucmd: fetching $wanted and what it needs"
 "$venv/bin/pip" -q --disable-pip-version-check install "$@" || {
-    echo "ucmd: pip can't install $wanted: it needs PyPI, or a folder with their wheels and those that they name" \
-         "(PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER)" >&2
+    echo "ucmd: pip can't install $wanted: it needs PyPI, or a directory with their wheels and those that they name" \
+         "(PIP_NO_INDEX=1 PIP_FIND_LINKS=DIRECTORY)" >&2
     exit 1
 }
 (cd "$venv" && bin/python -c "import $module") || {

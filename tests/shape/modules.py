@@ -1,7 +1,7 @@
 """Which file belongs to which module: the core, by part, and the features, each with the names that tell of it.
 
-A pattern ends in / for a folder with all that is below it; a * does not go over a /. The first module that matches a file has it; features
-come first, so that a feature's file in a folder of the core is the feature's.
+A pattern ends in / for a directory with all that is below it; a * does not go over a /. The first module that matches a file has it; features
+come first, so that a feature's file in a directory of the core is the feature's.
 """
 
 import fnmatch
@@ -49,8 +49,8 @@ CORE = {
     "arena": ["daemon/arena/"],
     "tenant": ["daemon/tenant/"],
     "tier": ["daemon/tier/"],
-    # A folder root is a process: how the daemon speaks with it, and what it does, are the core's.
-    "folder root": ["daemon/share/process/", "daemon/backend/"],
+    # A directory root is a process: how the daemon speaks with it, and what it does, are the core's.
+    "directory root": ["daemon/share/process/", "daemon/backend/"],
     "share": ["daemon/share/"],
     "device": ["daemon/device/"],
     "format": ["daemon/format/"],
@@ -90,15 +90,15 @@ NAMES = {
 
 
 def listed(*tops, ends=SOURCES):
-    """Files of these folders, and these files."""
+    """Files of these directories, and these files."""
     for top in tops:
         if os.path.isfile(os.path.join(TOP, top)):
             yield top
-        for folder, folders, names in os.walk(os.path.join(TOP, top)):
-            folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for directory, directories, names in os.walk(os.path.join(TOP, top)):
+            directories[:] = sorted(name for name in directories if name != "__pycache__")
             for name in sorted(names):
                 if name.endswith(ends):
-                    yield os.path.relpath(os.path.join(folder, name), TOP)
+                    yield os.path.relpath(os.path.join(directory, name), TOP)
 
 
 def read(file):

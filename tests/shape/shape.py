@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The measures of the tree's shape (`make shape`): what a request runs, which files know which feature, circles, sizes.
 
-    shape.py [--built FOLDER] [--counted FOLDER]
+    shape.py [--built DIRECTORY] [--counted DIRECTORY]
 
 --built: a build, whose objects tell which file calls which. --counted: a build with --coverage, in which requests are followed.
 """
@@ -141,10 +141,10 @@ def print_names():
     print("files of daemon/ that name, outside of its module")
     for subject in modules.NAMES:
         found = naming(subject)
-        print(f"  {subject:<28}{len(found):>6}   {', '.join(f'{folder} {n}' for folder, n in by_folder(found))}")
+        print(f"  {subject:<28}{len(found):>6}   {', '.join(f'{directory} {n}' for directory, n in by_directory(found))}")
 
 
-def by_folder(files):
+def by_directory(files):
     return Counter(os.path.dirname(file).removeprefix("daemon/") for file in files).most_common()
 
 
@@ -155,8 +155,8 @@ def print_circles(built, all_files):
     print(f"  {'number':<28}{len(found):>6}")
     print(f"  {'files of the largest':<28}{max(map(len, found), default=0):>6}")
     for circle in found:
-        folder = os.path.commonpath(circle)
-        print(f"    {len(circle):>3}  {folder}" + (f": {' '.join(os.path.relpath(file, folder) for file in circle)}" if all_files else ""))
+        directory = os.path.commonpath(circle)
+        print(f"    {len(circle):>3}  {directory}" + (f": {' '.join(os.path.relpath(file, directory) for file in circle)}" if all_files else ""))
 
 
 def print_calls(built, names):
@@ -187,10 +187,10 @@ def print_sizes():
     print("lines of features' modules")
     for feature in modules.FEATURES:
         print(f"  {feature:<28}{lines(features[feature]):>6}   {len(features[feature])} files")
-    print(f"  {'around both':<28}{lines(rest):>6}   {', '.join(f'{folder} {n}' for folder, n in by_folder(rest))}")
+    print(f"  {'around both':<28}{lines(rest):>6}   {', '.join(f'{directory} {n}' for directory, n in by_directory(rest))}")
     print("lines")
-    for name, folders in (("product", [*PRODUCT, "Makefile"]), ("tests", ["tests"])):
-        print(f"  {name:<28}{lines(modules.listed(*folders)):>6}")
+    for name, directories in (("product", [*PRODUCT, "Makefile"]), ("tests", ["tests"])):
+        print(f"  {name:<28}{lines(modules.listed(*directories)):>6}")
 
 
 def print_walks(counted):
@@ -201,8 +201,8 @@ def print_walks(counted):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--built", metavar="FOLDER")
-    parser.add_argument("--counted", metavar="FOLDER")
+    parser.add_argument("--built", metavar="DIRECTORY")
+    parser.add_argument("--counted", metavar="DIRECTORY")
     parser.add_argument("--names", action="store_true", help="name the files of each circle, and those of the core that call a feature")
     parser.add_argument("--walk", metavar="NAME", help="name the functions that a request (load, dump, lookup) runs, and no more")
     args = parser.parse_args()

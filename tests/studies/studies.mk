@@ -6,7 +6,7 @@ bench: ## ucm-bench's benchmarks on a private daemon; figures to standard output
 	+@$(SUBMAKE) all
 	tests/studies/bench.sh $O
 
-# A folder that measures the NVMe tier on a host without Debian's packages: programs, the libraries that they need beyond the C
+# A directory that measures the NVMe tier on a host without Debian's packages: programs, the libraries that they need beyond the C
 # library, and run.sh.
 bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by its run.sh
 	@mkdir -p $O/bench-bundle/lib

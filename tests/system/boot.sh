@@ -1,6 +1,6 @@
 #!/bin/bash
 # boot.sh LOWER SCRATCH: becomes systemd, as PID 1 of the namespaces that machine.py has made, over a copy-on-write view of
-# the folders LOWER (as overlayfs lists them). What it writes lies in SCRATCH. Its mounts end with it.
+# the directories LOWER (as overlayfs lists them). What it writes lies in SCRATCH. Its mounts end with it.
 set -euo pipefail
 
 lower=$1 scratch=$2 root=$2/root

@@ -50,7 +50,7 @@ class Day(check_deb.Packages):
 
     def configured(self):
         self.uids = {name: self.user(name) for name in ("alice", "bob", "carol")}
-        self.folder("/disk/nvme")
+        self.directory("/disk/nvme")
         self.m.sh("mkdir /mnt/kv; mount -t tmpfs -o size=2M,mode=700,uid=ucmd,gid=ucmd kv /mnt/kv")
         self.nfs_server()
         self.tenants("alice", "bob")

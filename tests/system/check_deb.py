@@ -16,9 +16,9 @@ PACKAGES = ("ucmd", "libucmclient0", "python3-ucmclient")
 NVME = SMALL + "nvme:\n  paths: [/var/lib/ucmd]\n  size: 64MiB\n  segment: 4MiB\n"
 
 
-def later(package, folder):
+def later(package, directory):
     """The same package under a version that sorts behind it."""
-    raw = os.path.join(folder, "raw")
+    raw = os.path.join(directory, "raw")
     shutil.rmtree(raw, ignore_errors=True)
     subprocess.run(["dpkg-deb", "-R", package, raw], check=True)
     with open(raw + "/DEBIAN/control") as file:
@@ -27,7 +27,7 @@ def later(package, folder):
     with open(raw + "/DEBIAN/control", "w") as file:
         # Packages of one build name each other by their version.
         file.write("\n".join(lines).replace(version[9:], version[9:] + "+later") + "\n")
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", raw, folder], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", raw, directory], check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(raw)
 
 

@@ -43,8 +43,8 @@ class Podman:
     """podman with a store of its own, which ends with it."""
 
     def __init__(self):
-        self.folder = tempfile.mkdtemp(prefix="ucmd-image.", dir="/var/tmp")
-        self.base = ["podman", "--root", self.folder + "/store", "--runroot", self.folder + "/run", "--runtime", "runc",
+        self.directory = tempfile.mkdtemp(prefix="ucmd-image.", dir="/var/tmp")
+        self.base = ["podman", "--root", self.directory + "/store", "--runroot", self.directory + "/run", "--runtime", "runc",
                      "--cgroup-manager", "cgroupfs", "--log-level", "error"]
 
     def __call__(self, *words, check=True, **how):
@@ -55,22 +55,22 @@ class Podman:
 
     def close(self):
         if not shutil.which("podman"):
-            os.rmdir(self.folder)
+            os.rmdir(self.directory)
             return
         self("rm", "--all", "--force", "--time", "0", check=False)
         self("rmi", "--all", "--force", check=False)
-        sh("umount", self.folder + "/store/overlay")
+        sh("umount", self.directory + "/store/overlay")
         # Never through a mount that is left.
-        sh("rm", "-rf", "--one-file-system", self.folder)
+        sh("rm", "-rf", "--one-file-system", self.directory)
 
 
 def debian():
     """Debian as a registry's image has it, or nearly. Made once."""
     if os.path.exists(DEBIAN):
         return
-    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+    with tempfile.TemporaryDirectory(dir=BUILD) as directory:
         done = sh("bash", "-ec", '. "$1/tests/setup/debian.sh"; debian_make "$2/root" ca-certificates; '
-                  'tar -C "$2/root" -cf "$2/tar" . && mv "$2/tar" "$3"', "debian", TOP, folder, DEBIAN)
+                  'tar -C "$2/root" -cf "$2/tar" . && mv "$2/tar" "$3"', "debian", TOP, directory, DEBIAN)
         if done.returncode != 0:
             raise AssertionError(f"debootstrap: {done.stderr[-2000:]}")
 
@@ -78,7 +78,7 @@ def debian():
 def why_not(podman):
     """What this host lacks, as a sentence, or None."""
     if os.geteuid() != 0:
-        return "folders of the image's user need root"
+        return "directories of the image's user need root"
     if yaml is None:
         return "python3-yaml is not installed"
     for program in ("podman", "runc", "debootstrap"):
@@ -104,10 +104,10 @@ class Image(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         # In place of the stage that compiles: what it would copy from there.
-        built = PODMAN.folder + "/built/src/build/deb"
+        built = PODMAN.directory + "/built/src/build/deb"
         shutil.copytree(os.environ["UCM_DEB"], built, ignore=lambda _, names: [n for n in names if not n.endswith(".deb")
                                                                                or "-dbgsym_" in n])
-        PODMAN("build", "--isolation", "chroot", "--pull-never", "--build-context", f"build={PODMAN.folder}/built",
+        PODMAN("build", "--isolation", "chroot", "--pull-never", "--build-context", f"build={PODMAN.directory}/built",
                "-f", CONTAINER + "/Containerfile", "-t", "ucmd", TOP)
         with open(CONTAINER + "/ucmd.yaml") as file:
             config, daemons = yaml.safe_load_all(file)
@@ -118,17 +118,17 @@ class Image(unittest.TestCase):
             cls.engine = yaml.safe_load(file)["spec"]["securityContext"]
 
     def setUp(self):
-        """A node: its folders, as a runtime makes them where they are missing."""
-        self.node = tempfile.mkdtemp(prefix="node.", dir=PODMAN.folder)
+        """A node: its directories, as a runtime makes them where they are missing."""
+        self.node = tempfile.mkdtemp(prefix="node.", dir=PODMAN.directory)
         self.addCleanup(PODMAN, "rm", "--all", "--force", "--time", "0", check=False)
-        for folder in (self.node, PODMAN.folder):
-            os.chmod(folder, 0o755)
+        for directory in (self.node, PODMAN.directory):
+            os.chmod(directory, 0o755)
         self.volumes = {"config": self.node + "/config"}
         for volume in self.pod["volumes"]:
             if "hostPath" in volume:
                 self.volumes[volume["name"]] = self.node + volume["hostPath"]["path"]
-        for folder in self.volumes.values():
-            os.makedirs(folder, mode=0o755)
+        for directory in self.volumes.values():
+            os.makedirs(directory, mode=0o755)
         for name, text in self.config.items():
             with open(f"{self.volumes['config']}/{name}", "w") as file:
                 file.write(text)
@@ -221,9 +221,9 @@ class Image(unittest.TestCase):
         self.assertEqual((status["Uid"].split(), status["Gid"].split()), (["900"] * 4, ["900"] * 4))
         self.assertEqual([int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")], [0] * 4)
         self.assertEqual((status["NoNewPrivs"], status["Seccomp"]), ("1", "0"))
-        for folder in ("/", "/tmp", "/run", "/etc/ucmd"):
-            done = PODMAN("exec", "ucmd", "touch", folder + "/x", check=False)
-            self.assertNotEqual(done.returncode, 0, folder + " is writable")
+        for directory in ("/", "/tmp", "/run", "/etc/ucmd"):
+            done = PODMAN("exec", "ucmd", "touch", directory + "/x", check=False)
+            self.assertNotEqual(done.returncode, 0, directory + " is writable")
         self.stop()
 
     def test_an_image_without_a_command_line_has_the_packages_user_and_file(self):

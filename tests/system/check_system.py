@@ -32,18 +32,18 @@ LOG { Default_Log_Level = WARN; }
 NFS = "nfs://127.0.0.1/kv?nfsport=22049&mountport=22048"
 
 
-def install(folder):
+def install(directory):
     """What `make install` puts into a system, as a layer for a machine, and what tests call there."""
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    subprocess.run(["make", "-s", "-C", TOP, "install", f"DESTDIR={folder}", "PREFIX=/usr"], check=True,
+    subprocess.run(["make", "-s", "-C", TOP, "install", f"DESTDIR={directory}", "PREFIX=/usr"], check=True,
                    env=environment, stdout=subprocess.DEVNULL)
     for name in ("tests/system/worker.py", "tests/integration/second_client.py", "tests/integration/daemon.py",
                  "docs/protocol.md", "docs/methods.md"):
-        target = f"{folder}{TREE}/{name}"
+        target = f"{directory}{TREE}/{name}"
         os.makedirs(os.path.dirname(target), exist_ok=True)
         shutil.copy(os.path.join(TOP, name), target)
-    return folder
+    return directory
 
 
 class Case(unittest.TestCase):
@@ -91,19 +91,19 @@ class Case(unittest.TestCase):
         answer = self.worker("load", **how)
         self.assertEqual((answer["ok"], answer["wrong"]), (answer["of"], 0))
 
-    def files(self, folder):
-        return self.m.sh(f"find {folder}/blocks -type f ! -name '.*' 2>/dev/null | wc -l", check=False).stdout.strip()
+    def files(self, directory):
+        return self.m.sh(f"find {directory}/blocks -type f ! -name '.*' 2>/dev/null | wc -l", check=False).stdout.strip()
 
-    def until_files(self, folder, count):
-        self.m.wait_until(lambda: int(self.files(folder)) >= count, lambda: f"{self.files(folder)} files in {folder}\n" +
+    def until_files(self, directory, count):
+        self.m.wait_until(lambda: int(self.files(directory)) >= count, lambda: f"{self.files(directory)} files in {directory}\n" +
                           self.m.journal()[-3000:])
 
-    def folder(self, path, owner="ucmd"):
+    def directory(self, path, owner="ucmd"):
         self.m.run("install", "-d", "-o", owner, "-g", owner, "-m", "700", path)
 
     def nfs_server(self):
         """Starts nfs-ganesha; the export belongs to ucmd."""
-        self.folder("/disk/export")
+        self.directory("/disk/export")
         self.m.write("/etc/ganesha/ganesha.conf", GANESHA)
         self.serve_nfs()
 
@@ -125,8 +125,8 @@ class Case(unittest.TestCase):
 class Roots(Case):
     """Wrong 1: what the configuration names works under the shipped unit."""
 
-    def test_a_folder_and_an_nfs_server_take_writes(self):
-        self.folder("/disk/kv")
+    def test_a_directory_and_an_nfs_server_take_writes(self):
+        self.directory("/disk/kv")
         self.nfs_server()
         self.start(SMALL + f"share:\n  spread: hashed\n{PATIENT}  roots: [/disk/kv, \"{NFS}\"]\n")
         self.until_health("ok")
@@ -141,8 +141,8 @@ class Roots(Case):
         self.assertLessEqual(self.exposure(), EXPOSURE_NFS)
 
     def test_a_backends_process_works_in_its_sandbox(self):
-        self.folder("/disk/kv")
-        backend = "/usr/libexec/ucmd/ucmd-backend-folder /disk/kv"
+        self.directory("/disk/kv")
+        backend = "/usr/libexec/ucmd/ucmd-backend-directory /disk/kv"
         self.start(SMALL + f"share:\n{PATIENT}  roots: [\"process:kv write=/disk/kv buffer=4MiB -- {backend}\"]\n")
         self.until_health("ok")
         self.dump(count=64)
@@ -150,13 +150,13 @@ class Roots(Case):
         self.m.run("systemctl", "restart", "ucmd")
         self.until_health("ok")
         self.load(count=64)
-        status = self.m.sh("cat /proc/$(pidof ucmd-backend-folder)/status").stdout
+        status = self.m.sh("cat /proc/$(pidof ucmd-backend-directory)/status").stdout
         self.assertIn("Seccomp:\t2", status)
         self.assertNotIn("can't be bound by Landlock", self.m.journal())
         self.assertLessEqual(self.exposure(), EXPOSURE)
 
     def test_the_sandbox_opens_nothing_that_the_configuration_does_not_name(self):
-        self.folder("/disk/kv")
+        self.directory("/disk/kv")
         self.start(SMALL)
         self.until_health("ok")
         self.assertLessEqual(self.exposure(), EXPOSURE)
@@ -165,7 +165,7 @@ class Roots(Case):
         self.assertNotEqual(*self.m.sh(f"readlink /proc/1/ns/net /proc/{pid}/ns/net").stdout.split())
 
     def test_a_configuration_that_the_unit_does_not_fit_is_said(self):
-        self.folder("/disk/kv")
+        self.directory("/disk/kv")
         self.start(SMALL)
         self.m.write("/etc/ucmd/ucmd.yaml", SMALL + f"share:\n  spread: hashed\n  roots: [/disk/kv, \"{NFS}\"]\n")
         warned = self.m.run("systemctl", "restart", "ucmd").stderr
@@ -181,7 +181,7 @@ class Roots(Case):
         self.until_health("ok")
 
     def test_a_file_system_that_is_mounted_later_is_used(self):
-        self.folder("/mnt/kv")
+        self.directory("/mnt/kv")
         self.start(SMALL + "share:\n  roots: [/mnt/kv]\n")
         self.until_health("ok")
         self.m.sh("mount -t tmpfs -o size=64M,mode=700,uid=ucmd,gid=ucmd kv /mnt/kv")
@@ -190,16 +190,16 @@ class Roots(Case):
         self.m.sh("umount -l /mnt/kv")
         self.assertEqual(self.files("/mnt/kv"), "0")
 
-    def test_folders_below_home_and_tmp(self):
-        for folder in ("/home/kv", "/var/tmp/kv"):
-            self.folder(folder)
+    def test_directories_below_home_and_tmp(self):
+        for directory in ("/home/kv", "/var/tmp/kv"):
+            self.directory(directory)
         self.start(SMALL + "share:\n  spread: hashed\n  roots: [/home/kv, /var/tmp/kv]\n")
         self.until_health("ok")
         self.dump(count=64)
         self.until_files("/home/kv", 8)
         self.until_files("/var/tmp/kv", 8)
 
-    def test_a_folder_that_fills_up_is_said(self):
+    def test_a_directory_that_fills_up_is_said(self):
         self.m.sh("mkdir /mnt/kv; mount -t tmpfs -o size=1M,mode=700,uid=ucmd,gid=ucmd kv /mnt/kv")
         self.start(SMALL + "share:\n  roots: [/mnt/kv]\n")
         self.until_health("ok")
@@ -236,8 +236,8 @@ class Beside(Case):
 
 
 class Kinds(Beside):
-    def test_a_folder(self):
-        self.folder("/disk/kv")
+    def test_a_directory(self):
+        self.directory("/disk/kv")
         self.stores_and_finds("/disk/kv", EXPOSURE)
         self.assertEqual(self.files("/disk/kv"), "16")
 
@@ -272,10 +272,10 @@ class Mooncake(Beside):
                         ignore=shutil.ignore_patterns("rdma", "__pycache__"))
 
     def test_a_store(self):
-        folder = tempfile.mkdtemp(prefix="ucm-mooncake-")
-        self.addCleanup(shutil.rmtree, folder)
-        argv = self.beside(MOONCAKE, "-B", os.path.join(TOP, "tests/integration/mooncake_server.py"), folder, MOONCAKE)
-        with open(os.path.join(folder, "log"), "w", encoding="utf-8") as log:
+        directory = tempfile.mkdtemp(prefix="ucm-mooncake-")
+        self.addCleanup(shutil.rmtree, directory)
+        argv = self.beside(MOONCAKE, "-B", os.path.join(TOP, "tests/integration/mooncake_server.py"), directory, MOONCAKE)
+        with open(os.path.join(directory, "log"), "w", encoding="utf-8") as log:
             server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         self.addCleanup(server.stdout.close)
         self.addCleanup(server.wait, TIMEOUT_S)
@@ -333,7 +333,7 @@ class Service(Case):
         self.m.sh("setpriv --reuid ucmd --regid ucmd --clear-groups ucmd --check --config /etc/ucmd/ucmd.yaml")
 
     def test_a_share_says_after_a_restart_what_it_holds(self):
-        self.folder("/disk/kv")
+        self.directory("/disk/kv")
         self.start(SMALL + "share:\n  roots: [/disk/kv]\n  collect: 10s\n")
         self.dump()
         self.until_files("/disk/kv", 16)
@@ -346,7 +346,7 @@ class Service(Case):
         self.assertGreater(used(), 0)
 
     def test_memory_that_may_not_be_locked_is_said_once(self):
-        self.folder("/disk/nvme")
+        self.directory("/disk/nvme")
         self.m.write("/etc/systemd/system/ucmd.service.d/memlock.conf", "[Service]\nLimitMEMLOCK=1M\n")
         self.start(SMALL + "nvme:\n  paths: [/disk/nvme]\n  size: 64MiB\n  segment: 4MiB\n")
         self.until_health("ok")
@@ -356,8 +356,8 @@ class Service(Case):
 
 
 class Nvme(Case):
-    def test_folders_anywhere_and_io_uring(self):
-        self.folder("/disk/nvme")
+    def test_directories_anywhere_and_io_uring(self):
+        self.directory("/disk/nvme")
         self.start(SMALL + "nvme:\n  paths: [/disk/nvme]\n  size: 64MiB\n  segment: 4MiB\n")
         self.until_health("ok")
         self.dump()

@@ -40,7 +40,7 @@ class Failed(AssertionError):
 
 
 class Machine:
-    """layers: folders that lie over the root that root.sh made, the uppermost first."""
+    """layers: directories that lie over the root that root.sh made, the uppermost first."""
 
     def __init__(self, *layers):
         self.scratch = tempfile.mkdtemp(prefix="run.", dir=BUILD)
@@ -123,9 +123,9 @@ class Machine:
                 pass
         self.process.kill()
         self.process.wait()
-        for folder, _, _ in os.walk(self.group, topdown=False):
+        for directory, _, _ in os.walk(self.group, topdown=False):
             try:
-                os.rmdir(folder)
+                os.rmdir(directory)
             except OSError:
                 pass  # its last process is still on its way out; an empty group costs nothing
         shutil.rmtree(self.scratch, ignore_errors=True)

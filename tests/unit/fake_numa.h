@@ -1,5 +1,5 @@
-/* Two NUMA nodes where there may be one: a folder that stands for /sys, and memory that lies where
- * the test says. */
+/* Two NUMA nodes where there may be one: a directory that stands for /sys, and memory that lies
+ * where the test says. */
 #ifndef UCMD_TESTS_FAKE_NUMA_H
 #define UCMD_TESTS_FAKE_NUMA_H
 
@@ -23,7 +23,7 @@ static inline void fake_sys_make(void)
     cr_assert(mkdtemp(fake_sys));
 }
 
-/* path below the folder, whose own folders are made. */
+/* path below the directory, whose own directories are made. */
 static inline void fake_sys_write(const char *path, const char *text)
 {
     char full[320];

@@ -1,4 +1,4 @@
-/* What the files of this folder share. As for client/lib/internal.h, the caller of each function
+/* What the files of this directory share. As for client/lib/internal.h, the caller of each function
  * holds the client's lock unless a comment says otherwise. */
 #ifndef UCM_CLIENT_SPARSE_INTERNAL_H
 #define UCM_CLIENT_SPARSE_INTERNAL_H

@@ -256,12 +256,12 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-def candidates(variable: str, soname: str, folders: Iterable[str]) -> list[str]:
-    """The file that the environment variable names; else the ones in the folders, and the loader's."""
+def candidates(variable: str, soname: str, directories: Iterable[str]) -> list[str]:
+    """The file that the environment variable names; else the ones in the directories, and the loader's."""
     named = os.environ.get(variable)
     if named:
         return [named]
-    beside = [os.path.join(folder, soname) for folder in folders if folder]
+    beside = [os.path.join(directory, soname) for directory in directories if directory]
     return [path for path in beside if os.path.exists(path)] + [soname]
 
 

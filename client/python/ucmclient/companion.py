@@ -54,8 +54,8 @@ class CompanionMissing(UcmError):
 
 
 def _candidates() -> list[str]:
-    folders = dict.fromkeys((os.path.dirname(os.path.abspath(__file__)), os.path.dirname(native.lib._name)))
-    return native.candidates("UCMCLIENT_CUDA_LIB", SONAME, folders)
+    directories = dict.fromkeys((os.path.dirname(os.path.abspath(__file__)), os.path.dirname(native.lib._name)))
+    return native.candidates("UCMCLIENT_CUDA_LIB", SONAME, directories)
 
 
 @lru_cache(maxsize=None)

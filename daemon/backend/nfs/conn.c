@@ -111,7 +111,7 @@ static void step_replied(struct rpc_context *rpc, int status, void *data, void *
     else
         step_over(c, err, NULL);
     if (c->state == NFS_UP) {
-        nfs_folders_forget(n);
+        nfs_directories_forget(n);
         nfs_known_forget_all(n);
         if (c->refused < 0)
             tell(n, "connected", "", "");

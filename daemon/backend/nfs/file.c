@@ -22,7 +22,8 @@ static void removed_cb(struct nfs_task *t, const struct nfs_reply *r)
 void nfs_remove_step(struct nfs_task *t)
 {
     nfs_known_forget(t);
-    nfs_ask(t, NFS_REMOVE, &(struct nfs_args){.handle = &t->folder, .name = t->name}, removed_cb);
+    nfs_ask(t, NFS_REMOVE, &(struct nfs_args){.handle = &t->directory, .name = t->name},
+            removed_cb);
 }
 
 static void touched_cb(struct nfs_task *t, const struct nfs_reply *r)
@@ -100,7 +101,7 @@ void nfs_look_step(struct nfs_task *t)
         if (t->eager)
             nfs_task_next(t, nfs_create_step);
     }
-    nfs_ask(t, NFS_LOOKUP, &(struct nfs_args){.handle = &t->folder, .name = t->name}, look_cb);
+    nfs_ask(t, NFS_LOOKUP, &(struct nfs_args){.handle = &t->directory, .name = t->name}, look_cb);
 }
 
 /* Whether the handle still means the file shows when it is read: a task that fails by it begins
@@ -111,7 +112,7 @@ void nfs_read_step(struct nfs_task *t)
 
     t->by_known = k && t->attempts == 0 && t->turns == 0 && k->bytes == t->request->bytes;
     if (!t->by_known) {
-        nfs_folder_step(t);
+        nfs_directory_step(t);
         return;
     }
     t->file = k->handle;

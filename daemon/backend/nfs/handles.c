@@ -1,5 +1,5 @@
-/* Handles that are kept: of folders, and of files that were found or written. A read of such a file
- * asks for its bytes at once. */
+/* Handles that are kept: of directories, and of files that were found or written. A read of such a
+ * file asks for its bytes at once. */
 #include "daemon/backend/nfs/nfs.h"
 
 #include <string.h>
@@ -49,20 +49,20 @@ void nfs_known_forget_all(struct nfs *n)
         n->known[i].handle.n = 0;
 }
 
-/* ---- folders ---- */
+/* ---- directories ---- */
 
-void nfs_folders_forget(struct nfs *n)
+void nfs_directories_forget(struct nfs *n)
 {
     n->blocks.n = 0;
     for (unsigned i = 0; i < NFS_BUCKETS; i++)
         n->buckets[i].n = 0;
 }
 
-void nfs_folder_stale(struct nfs_task *t)
+void nfs_directory_stale(struct nfs_task *t)
 {
     struct nfs_handle *bucket = &t->nfs->buckets[t->bucket];
 
     t->nfs->blocks.n = 0;
-    if (bucket->n == t->folder.n && memcmp(bucket->bytes, t->folder.bytes, bucket->n) == 0)
+    if (bucket->n == t->directory.n && memcmp(bucket->bytes, t->directory.bytes, bucket->n) == 0)
         bucket->n = 0; /* unless another task has looked it up anew */
 }

@@ -75,7 +75,7 @@ static void blanks_step(struct nfs_task *t)
         return;
     }
     nfs_ask(t, NFS_LOOKUP,
-            &(struct nfs_args){.handle = &t->folder, .name = t->files[t->blank].name}, blank_cb);
+            &(struct nfs_args){.handle = &t->directory, .name = t->files[t->blank].name}, blank_cb);
 }
 
 /* ---- pages ---- */
@@ -83,7 +83,7 @@ static void blanks_step(struct nfs_task *t)
 static void page_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
     const void *at = r->entries;
-    int err = r->err == 0 && r->folder.known && r->folder.links == 0 ? -ESTALE : r->err;
+    int err = r->err == 0 && r->directory.known && r->directory.links == 0 ? -ESTALE : r->err;
 
     while (err == 0 && at) {
         struct entryplus3 e;
@@ -108,8 +108,8 @@ static void page_cb(struct nfs_task *t, const struct nfs_reply *r)
 
 void nfs_list_step(struct nfs_task *t)
 {
-    nfs_ask(
-        t, NFS_READDIRPLUS,
-        &(struct nfs_args){.handle = &t->folder, .at = t->cookie, .verifier = t->cookie_verifier},
-        page_cb);
+    nfs_ask(t, NFS_READDIRPLUS,
+            &(struct nfs_args){
+                .handle = &t->directory, .at = t->cookie, .verifier = t->cookie_verifier},
+            page_cb);
 }

@@ -18,16 +18,16 @@
 #define PACKETS_BYTES (64 << 20) /* that are kept for reuse */
 
 static const struct nfs_verb verbs[WIRE_VERBS] = {
-    [WIRE_FIND] = {.first = nfs_folder_step, .in_folder = nfs_look_step},
-    [WIRE_READ] = {.first = nfs_read_step, .in_folder = nfs_look_step},
-    [WIRE_WRITE] = {.first = nfs_folder_step,
-                    .in_folder = nfs_look_step,
+    [WIRE_FIND] = {.first = nfs_directory_step, .in_directory = nfs_look_step},
+    [WIRE_READ] = {.first = nfs_read_step, .in_directory = nfs_look_step},
+    [WIRE_WRITE] = {.first = nfs_directory_step,
+                    .in_directory = nfs_look_step,
                     .clean = nfs_unlink_temp_step},
-    [WIRE_REMOVE] = {.first = nfs_folder_step, .in_folder = nfs_remove_step},
-    [WIRE_TOUCH] = {.first = nfs_folder_step, .in_folder = nfs_look_step},
-    [WIRE_LIST] = {.first = nfs_folder_step, .in_folder = nfs_list_step},
+    [WIRE_REMOVE] = {.first = nfs_directory_step, .in_directory = nfs_remove_step},
+    [WIRE_TOUCH] = {.first = nfs_directory_step, .in_directory = nfs_look_step},
+    [WIRE_LIST] = {.first = nfs_directory_step, .in_directory = nfs_list_step},
     [WIRE_CHECK] = {.first = nfs_check_step,
-                    .in_folder = nfs_create_step,
+                    .in_directory = nfs_create_step,
                     .clean = nfs_unlink_temp_step},
 };
 

@@ -57,7 +57,7 @@ struct nfs_handle {
 };
 
 struct nfs_attributes {
-    bool known, file, folder;
+    bool known, file, directory;
     uint32_t links;
     uint64_t bytes, mtime_ns;
 };
@@ -71,7 +71,7 @@ enum nfs_proc {
     NFS_CREATE, /* for the owner only, as is MKDIR */
     NFS_MKDIR,
     NFS_REMOVE,
-    NFS_RENAME, /* within one folder */
+    NFS_RENAME, /* within one directory */
     NFS_READDIRPLUS,
     NFS_FSINFO,
     NFS_COMMIT /* of the whole file */
@@ -79,7 +79,7 @@ enum nfs_proc {
 
 /* Each procedure takes some of these. */
 struct nfs_args {
-    const struct nfs_handle *handle; /* of the file, or of the folder that has the name */
+    const struct nfs_handle *handle; /* of the file, or of the directory that has the name */
     const char *name, *new_name;
     uint64_t at;          /* READ, WRITE; READDIRPLUS: the cookie */
     uint32_t n;           /* READ, WRITE: bytes */
@@ -93,11 +93,11 @@ struct nfs_args {
 struct nfs_reply {
     int err; /* 0 or -errno of what the server says; -NFS_LATER: ask again later; -ESTALE */
     struct nfs_attributes attributes;
-    struct nfs_attributes folder; /* of the folder that has the name, or was read */
-    struct nfs_handle handle;     /* LOOKUP with 0: always */
-    uint32_t count;               /* READ, WRITE: at most what was asked for */
-    const char *data;             /* READ */
-    const char *verifier;         /* WRITE, COMMIT, READDIRPLUS */
+    struct nfs_attributes directory; /* of the directory that has the name, or was read */
+    struct nfs_handle handle;        /* LOOKUP with 0: always */
+    uint32_t count;                  /* READ, WRITE: at most what was asked for */
+    const char *data;                /* READ */
+    const char *verifier;            /* WRITE, COMMIT, READDIRPLUS */
     const struct entryplus3 *entries;
     bool last;
     uint32_t read_bytes, write_bytes; /* FSINFO */
@@ -111,7 +111,7 @@ typedef void nfs_replied_cb(struct nfs_task *t, const struct nfs_reply *r);
 /* What a verb's task does: its first step; with its bucket's handle; with a temporary file that is
  * left. */
 struct nfs_verb {
-    nfs_step *first, *in_folder, *clean;
+    nfs_step *first, *in_directory, *clean;
 };
 
 struct nfs_call {
@@ -140,7 +140,7 @@ struct nfs_task {
     struct ucm_backend_result result;
     /* Of this attempt. */
     struct nfs_handle *wanted; /* a handle that is looked up */
-    struct nfs_handle folder, file;
+    struct nfs_handle directory, file;
     bool by_known;      /* READ: `file` is a handle that was kept */
     bool temp_made;     /* a file named `temp` may exist */
     bool eager;         /* WRITE: it is made while the name is looked up */
@@ -214,7 +214,7 @@ struct nfs {
 int nfs_reply_take(enum nfs_proc proc, const void *data, struct nfs_reply *r);
 int nfs_mount_errno(int status);
 bool nfs_handle_take(struct nfs_handle *h, uint32_t n, const char *bytes);
-/* -ENOENT of a folder that was itself removed says nothing about the file: -ESTALE. */
+/* -ENOENT of a directory that was itself removed says nothing about the file: -ESTALE. */
 int nfs_missing_errno(const struct nfs_reply *r);
 /* For calls by a file's handle: a stale one means that another host removed the file. */
 int nfs_gone_errno(const struct nfs_reply *r);
@@ -228,9 +228,9 @@ void nfs_known_put(struct nfs_task *t, const struct nfs_handle *handle, uint64_t
 void nfs_known_forget(struct nfs_task *t);
 /* Those of another connection may be of another export. */
 void nfs_known_forget_all(struct nfs *n);
-void nfs_folders_forget(struct nfs *n);
+void nfs_directories_forget(struct nfs *n);
 /* A handle that the task used is stale. */
-void nfs_folder_stale(struct nfs_task *t);
+void nfs_directory_stale(struct nfs_task *t);
 
 /* ---- conn.c ---- */
 
@@ -267,11 +267,11 @@ void nfs_tasks_watch(struct nfs *n);
 void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_args *args,
              nfs_replied_cb *replied_cb);
 
-/* ---- folder.c ---- */
+/* ---- directory.c ---- */
 
 /* Looks up the bucket's handle, then takes the verb's first step. A missing bucket is made by a
  * WRITE or CHECK; it ends other tasks with -ENOENT, a LIST with 0. */
-void nfs_folder_step(struct nfs_task *t);
+void nfs_directory_step(struct nfs_task *t);
 
 /* ---- what the verbs do in their bucket ---- */
 
@@ -290,7 +290,7 @@ void nfs_check_step(struct nfs_task *t);
 void nfs_unlink_temp_step(struct nfs_task *t);
 /* file.c. FIND, READ, WRITE and TOUCH look the file up first. */
 void nfs_look_step(struct nfs_task *t);
-/* READ: by a handle that is kept, or as nfs_folder_step. What fails by a kept one begins anew
+/* READ: by a handle that is kept, or as nfs_directory_step. What fails by a kept one begins anew
  * without it. */
 void nfs_read_step(struct nfs_task *t);
 void nfs_remove_step(struct nfs_task *t);

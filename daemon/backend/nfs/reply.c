@@ -62,7 +62,7 @@ int nfs_mount_errno(int status)
 
 int nfs_missing_errno(const struct nfs_reply *r)
 {
-    bool gone = r->folder.known && r->folder.links == 0;
+    bool gone = r->directory.known && r->directory.links == 0;
 
     return r->err == -ENOENT && gone ? -ESTALE : r->err;
 }
@@ -87,7 +87,7 @@ static void attributes_take(struct nfs_attributes *out, const fattr3 *a)
 {
     out->known = true;
     out->file = a->type == NF3REG;
-    out->folder = a->type == NF3DIR;
+    out->directory = a->type == NF3DIR;
     out->links = a->nlink;
     out->bytes = a->size;
     out->mtime_ns = (uint64_t)a->mtime.seconds * 1000000000u + a->mtime.nseconds;
@@ -105,11 +105,11 @@ static int lookup_take(const LOOKUP3res *res, struct nfs_reply *r)
 
     r->err = status_errno(res->status);
     if (res->status != NFS3_OK) {
-        post_take(&r->folder, &res->LOOKUP3res_u.resfail.dir_attributes);
+        post_take(&r->directory, &res->LOOKUP3res_u.resfail.dir_attributes);
         return 0;
     }
     post_take(&r->attributes, &ok->obj_attributes);
-    post_take(&r->folder, &ok->dir_attributes);
+    post_take(&r->directory, &ok->dir_attributes);
     return nfs_handle_take(&r->handle, ok->object.data.data_len, ok->object.data.data_val)
                ? 0
                : -EPROTO;
@@ -157,10 +157,10 @@ static int page_take(const READDIRPLUS3res *res, struct nfs_reply *r)
 
     r->err = status_errno(res->status);
     if (res->status != NFS3_OK) {
-        post_take(&r->folder, &res->READDIRPLUS3res_u.resfail.dir_attributes);
+        post_take(&r->directory, &res->READDIRPLUS3res_u.resfail.dir_attributes);
         return 0;
     }
-    post_take(&r->folder, &ok->dir_attributes);
+    post_take(&r->directory, &ok->dir_attributes);
     r->verifier = ok->cookieverf;
     r->entries = ok->reply.entries;
     r->last = ok->reply.eof;
@@ -194,9 +194,9 @@ int nfs_reply_take(enum nfs_proc proc, const void *data, struct nfs_reply *r)
         return 0;
     case NFS_REMOVE:
         r->err = status_errno(removed->status);
-        post_take(&r->folder, removed->status == NFS3_OK
-                                  ? &removed->REMOVE3res_u.resok.dir_wcc.after
-                                  : &removed->REMOVE3res_u.resfail.dir_wcc.after);
+        post_take(&r->directory, removed->status == NFS3_OK
+                                     ? &removed->REMOVE3res_u.resok.dir_wcc.after
+                                     : &removed->REMOVE3res_u.resfail.dir_wcc.after);
         return 0;
     case NFS_FSINFO:
         r->err = status_errno(limits->status);

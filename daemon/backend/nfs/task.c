@@ -46,7 +46,7 @@ static void task_begin(struct nfs_task *t)
 {
     t->over = false;
     t->status = 0;
-    t->folder.n = t->file.n = 0;
+    t->directory.n = t->file.n = 0;
     t->by_known = t->temp_made = t->verifier_known = t->verifier_changed = false;
     t->eager = t->looked = t->made = false;
     t->make_error = 0;
@@ -71,12 +71,12 @@ static bool hex_take(const char *text, uint8_t *out)
 /* "blocks/XX/NAME"; of a list the name is "". */
 static bool key_take(const char *key, uint8_t *bucket, char name[NFS_NAME_CAP])
 {
-    static const char folder[] = "blocks/";
+    static const char directory[] = "blocks/";
 
-    if (strncmp(key, folder, strlen(folder)) != 0 || !hex_take(key + strlen(folder), bucket) ||
-        strchr(key + strlen(folder) + 3, '/'))
+    if (strncmp(key, directory, strlen(directory)) != 0 ||
+        !hex_take(key + strlen(directory), bucket) || strchr(key + strlen(directory) + 3, '/'))
         return false;
-    snprintf(name, NFS_NAME_CAP, "%s", key + strlen(folder) + 3);
+    snprintf(name, NFS_NAME_CAP, "%s", key + strlen(directory) + 3);
     return true;
 }
 
@@ -211,8 +211,8 @@ static bool task_again(struct nfs_task *t)
     if ((t->status != -ESTALE && t->status != -ECONNRESET) || ++t->attempts >= NFS_ATTEMPTS)
         return false;
     if (t->status == -ESTALE) {
-        nfs_folder_stale(t);
-        if (t->attempts > 1) /* fresh folders did not help: the export's own handle is stale */
+        nfs_directory_stale(t);
+        if (t->attempts > 1) /* fresh directories did not help: the export's own handle is stale */
             nfs_conn_drop(n, -ESTALE, NULL);
     }
     task_begin(t);

@@ -6,7 +6,7 @@
 void nfs_unlink_temp_step(struct nfs_task *t)
 {
     t->temp_made = false; /* what can't be removed is left to garbage collection */
-    nfs_ask(t, NFS_REMOVE, &(struct nfs_args){.handle = &t->folder, .name = t->temp}, NULL);
+    nfs_ask(t, NFS_REMOVE, &(struct nfs_args){.handle = &t->directory, .name = t->temp}, NULL);
 }
 
 /* ---- its name ---- */
@@ -20,16 +20,16 @@ static void renamed_cb(struct nfs_task *t, const struct nfs_reply *r)
         nfs_known_put(t, &t->file, t->request->bytes);
     }
     if (err == -EISDIR || err == -EEXIST || err == -ENOTDIR)
-        err = -EBADMSG; /* a folder has the name */
+        err = -EBADMSG; /* a directory has the name */
     else if (err == -ENOENT)
-        err = -ESTALE; /* another host removed the file or the folder: try again */
+        err = -ESTALE; /* another host removed the file or the directory: try again */
     nfs_task_end(t, err);
 }
 
 static void rename_step(struct nfs_task *t)
 {
     nfs_ask(t, NFS_RENAME,
-            &(struct nfs_args){.handle = &t->folder, .name = t->temp, .new_name = t->name},
+            &(struct nfs_args){.handle = &t->directory, .name = t->temp, .new_name = t->name},
             renamed_cb);
 }
 
@@ -68,7 +68,7 @@ static void root_cb(struct nfs_task *t, const struct nfs_reply *r)
     if (r->err < 0)
         nfs_task_end(t, r->err);
     else if (t->request->sync)
-        nfs_task_next(t, nfs_folder_step);
+        nfs_task_next(t, nfs_directory_step);
     else
         nfs_task_end(t, 0);
 }
@@ -127,7 +127,7 @@ static void temp_found_cb(struct nfs_task *t, const struct nfs_reply *r)
 /* For servers whose CREATE returns no handle. */
 static void temp_find_step(struct nfs_task *t)
 {
-    nfs_ask(t, NFS_LOOKUP, &(struct nfs_args){.handle = &t->folder, .name = t->temp},
+    nfs_ask(t, NFS_LOOKUP, &(struct nfs_args){.handle = &t->directory, .name = t->temp},
             temp_found_cb);
 }
 
@@ -155,6 +155,6 @@ void nfs_create_step(struct nfs_task *t)
     t->temp_made = true;
     nfs_ask(t, NFS_CREATE,
             &(struct nfs_args){
-                .handle = &t->folder, .name = t->temp, .anew = t->attempts > 0 || t->turns > 0},
+                .handle = &t->directory, .name = t->temp, .anew = t->attempts > 0 || t->turns > 0},
             created_cb);
 }

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FOLDER "blocks"
+#define DIRECTORY "blocks"
 
 /* ---- ends ---- */
 
@@ -207,10 +207,10 @@ static void request_of(struct process_call *c, struct wire_request *out)
                                  .verb = (enum wire_verb)c->verb,
                                  .sync = op->sync};
     if (c->verb == SHARE_LIST)
-        snprintf(out->key, sizeof(out->key), FOLDER "/%02x/", op->bucket);
+        snprintf(out->key, sizeof(out->key), DIRECTORY "/%02x/", op->bucket);
     else if (c->verb != SHARE_CHECK)
-        snprintf(out->key, sizeof(out->key), FOLDER "/%02x/%s", op->bucket, op->name);
-    snprintf(out->temp, sizeof(out->temp), FOLDER "/%02x/%s", op->bucket, op->temp);
+        snprintf(out->key, sizeof(out->key), DIRECTORY "/%02x/%s", op->bucket, op->name);
+    snprintf(out->temp, sizeof(out->temp), DIRECTORY "/%02x/%s", op->bucket, op->temp);
 }
 
 static void call_asked(struct process_call *c)
@@ -398,7 +398,7 @@ static bool answered(struct process_run *run, const struct wire_answer *a, const
         copy_begin(c, true);
     else
         call_end(c, status);
-    /* Its connections and its sandbox may be of a time that has passed: a folder was mounted
+    /* Its connections and its sandbox may be of a time that has passed: a directory was mounted
      * anew. */
     if (run->checks_failed >= PROCESS_CHECKS)
         process_run_end(run, PROCESS_STOP_MS, "its health check failed %u times in a row",

@@ -127,7 +127,7 @@ struct share_backend {
     uint64_t numbers;             /* of calls */
     uint64_t starts, ends, kills; /* ends: unasked; kills: of these, by the daemon */
     char reason[160];             /* of the last failure; "": none since the last start */
-    bool absent;                  /* the last run ended for that its folder is not there */
+    bool absent;                  /* the last run ended for that its directory is not there */
 };
 
 /* ---- run.c ---- */

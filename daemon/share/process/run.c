@@ -113,7 +113,7 @@ static void reap(struct process_run *run)
         b->absent = WIFEXITED(status) && WEXITSTATUS(status) == PROCESS_ABSENT;
         if (b->absent)
             snprintf(b->reason, sizeof(b->reason),
-                     "the folder that the backend may use does not exist: is it mounted?");
+                     "the directory that the backend may use does not exist: is it mounted?");
     }
     if (!b->closing)
         log_warn(
@@ -176,7 +176,7 @@ void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why
     vsnprintf(run->why, sizeof(run->why), why, args);
     va_end(args);
     /* The socket may tell of an end before the exit status says why: what the run before said of
-     * its folder holds. */
+     * its directory holds. */
     if (!b->absent)
         snprintf(b->reason, sizeof(b->reason), "the backend: %.140s", run->why);
     if (!b->closing) {

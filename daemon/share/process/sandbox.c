@@ -126,15 +126,15 @@ static void rules_add(int rules, const char *const *paths, uint64_t access)
         (void)rule_add(rules, *paths, access); /* what is not there needs no rule */
 }
 
-/* The folder that the command lies in. */
+/* The directory that the command lies in. */
 static int command_rule_add(int rules, const char *command)
 {
-    char folder[4096], *slash;
+    char directory[4096], *slash;
 
-    snprintf(folder, sizeof(folder), "%s", command);
-    slash = strrchr(folder, '/');
-    slash[slash == folder] = '\0';
-    return rule_add(rules, folder, FS_READ);
+    snprintf(directory, sizeof(directory), "%s", command);
+    slash = strrchr(directory, '/');
+    slash[slash == directory] = '\0';
+    return rule_add(rules, directory, FS_READ);
 }
 
 static struct ruleset ruleset_of(int version)

@@ -81,8 +81,8 @@ static int sandbox_words(struct words *w, const struct share_backend *b)
         rc = word_add(w, "memory=%llu", (unsigned long long)c->memory_bytes);
     if (rc == 0 && c->read[0])
         rc = word_add(w, "read=%s", c->read);
-    if (rc == 0 && c->folder[0])
-        rc = word_add(w, "%s=%s", b->read_only ? "read" : "write", c->folder);
+    if (rc == 0 && c->directory[0])
+        rc = word_add(w, "%s=%s", b->read_only ? "read" : "write", c->directory);
     return rc == 0 ? word_add(w, "--") : rc;
 }
 

@@ -108,7 +108,7 @@ class LMCache(unittest.TestCase):
         self.daemon.kept = True
         self.forget(manager, names)
         self.assertEqual(self.prefetch(manager, names).hit_cells[0].popcount(), 0)
-        self.daemon = Daemon(nvme=False, folder=self.daemon.folder, **{"arena.size": "64MiB"})
+        self.daemon = Daemon(nvme=False, directory=self.daemon.directory, **{"arena.size": "64MiB"})
         self.addCleanup(self.daemon.stop)
         self.until(lambda: self.adapter_of(manager).report_status()["is_healthy"])
         again = keys(3, "again")

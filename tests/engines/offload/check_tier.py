@@ -129,7 +129,7 @@ class Tier(unittest.TestCase):
         two = self.engine()
         self.assertEqual(two.look(names), [None] * 3)
         self.assertEqual(one.look(names), self.data[:3], "they are in vLLM's own memory")
-        self.daemon = Daemon(nvme=False, folder=self.daemon.folder, **{"arena.size": "64MiB"})
+        self.daemon = Daemon(nvme=False, directory=self.daemon.directory, **{"arena.size": "64MiB"})
         self.addCleanup(self.daemon.stop)
         until(lambda: two.tier._store.link.ns is not None and one.tier._store.link.ns is not None, "the connections")
         again = keys(2, 9)

@@ -43,7 +43,7 @@ def tokens(*names):
 class Routers(OwnDaemons, Case):
     def setUp(self):
         super().setUp()
-        self.daemon = Daemon(folder=self.folder, **{"arena.size": "64MiB", "events.memory": "16MiB"})
+        self.daemon = Daemon(directory=self.directory, **{"arena.size": "64MiB", "events.memory": "16MiB"})
         self.addCleanup(self.daemon.stop)
         self.engine = self.client()
         self.ns = self.engine.open(DEMO)

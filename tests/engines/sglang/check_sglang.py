@@ -112,12 +112,12 @@ class Storages(unittest.TestCase):
     def test_several_pools_as_the_file_storage(self):
         """SGLang's own storage on files, after the same pages were stored: each question has the same answer."""
         draw, names = random.Random(7), hashes(range(10 * TOKENS))
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as directory:
             for round_ in range(12):
                 pools = {name: pool() for name in (PoolName.KV, PoolName.MAMBA, PoolName.INDEXER)}
                 model = f"{self.id()} {round_}"
                 ours = self.storage(pools[PoolName.KV], model_name=model)
-                files = HiCacheFile(replace(ours._config, extra_config={}), file_path=os.path.join(folder, str(round_)))
+                files = HiCacheFile(replace(ours._config, extra_config={}), file_path=os.path.join(directory, str(round_)))
                 for storage in (ours, files):
                     for name, one in pools.items():
                         storage.register_mem_host_pool_v2(one, name)

@@ -103,7 +103,7 @@ class Tree(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         self._consume_prefetch(other, prompt, CacheRequestHandle("r", 0))
         self.assertEqual(match_prefix(other, prompt).host_hit_length, 0)
         self.daemon.kept = True
-        self.daemon = Daemon(nvme=False, folder=self.daemon.folder, **{"arena.size": "64MiB"})
+        self.daemon = Daemon(nvme=False, directory=self.daemon.directory, **{"arena.size": "64MiB"})
         self.addCleanup(self.daemon.stop)
         self.daemon.until(lambda: all(store.link.ns is not None and store.link.region is not None for store in self.stores), "was not found")
         self._l3_produce("killed", prompt, marker=5)

@@ -44,9 +44,9 @@ class Case(unittest.TestCase):
     companion = False
 
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="runner.")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.daemon = Daemon(folder=self.folder, **{"arena.size": "64MiB"})
+        self.directory = tempfile.mkdtemp(prefix="runner.")
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.daemon = Daemon(directory=self.directory, **{"arena.size": "64MiB"})
         self.addCleanup(lambda: self.daemon.stop())
         self.runner = self.open()
 
@@ -169,7 +169,7 @@ class Case(unittest.TestCase):
         self.runner.close()
         self.client.close()
         self.assertEqual(self.daemon.stop(), 0)
-        self.daemon = Daemon(folder=self.folder, **{"arena.size": "64MiB"})
+        self.daemon = Daemon(directory=self.directory, **{"arena.size": "64MiB"})
         runner = self.open()
         again, _ = runner.prefill(first, spans, First(4), step=32)
         self.assertEqual(runner.last_plan.prefix, 32, "the exact blocks of the first time, and no more")

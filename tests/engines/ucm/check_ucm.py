@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ucmclient.engine.ucm in UCM's own code: `make check-ucm`, of PyPI's package, or `UCM_SOURCE=FOLDER`, a checkout, which has its programs for stores
+"""ucmclient.engine.ucm in UCM's own code: `make check-ucm`, of PyPI's package, or `UCM_SOURCE=DIRECTORY`, a checkout, which has its programs for stores
 (ucm/store/test/e2e), too. Its factories and its connector for vLLM, with a real daemon. UCM's C++ is left out: its log and its own stores. Tensors that those programs
 put on a GPU lie in memory of the host."""
 
@@ -17,7 +17,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.ab
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 SOURCE = os.environ.get("UCM_SOURCE", "")
 if not os.path.exists(os.path.join(SOURCE, "ucm/store/ucmstore_v1.py")):
-    sys.exit("check-ucm: UCM_SOURCE must name a folder with UCM (unified-cache-management): a checkout, or its package's files")
+    sys.exit("check-ucm: UCM_SOURCE must name a directory with UCM (unified-cache-management): a checkout, or its package's files")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -42,7 +42,7 @@ def without_cpp():
 def program(name):
     path = os.path.join(SOURCE, "ucm/store/test/e2e", f"{name}.py")
     if not os.path.exists(path):
-        raise unittest.SkipTest("a package of UCM has no programs for stores: UCM_SOURCE=FOLDER names a checkout")
+        raise unittest.SkipTest("a package of UCM has no programs for stores: UCM_SOURCE=DIRECTORY names a checkout")
     spec = importlib.util.spec_from_file_location(name, path)
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)

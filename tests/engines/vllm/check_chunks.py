@@ -38,28 +38,28 @@ FIRST = First(32)
 SPANS = [Span(64, 204), Span(224, 454), Span(480, 620)]
 
 
-def small_model(folder):
+def small_model(directory):
     """Llama with random weights whose tokens attend to some others by far more than to the rest."""
     torch.manual_seed(1)
     LlamaForCausalLM(LlamaConfig(
         hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=512,
-        max_position_embeddings=4096, initializer_range=0.2, rope_parameters=ROPE)).save_pretrained(folder)
+        max_position_embeddings=4096, initializer_range=0.2, rope_parameters=ROPE)).save_pretrained(directory)
 
 
-def make_plugin(folder):
-    """A package of vLLM's, for processes that have the folder in their path: its attention is that of rows_on_cpu.py."""
-    os.makedirs(os.path.join(folder, "rows_on_cpu-1.dist-info"))
+def make_plugin(directory):
+    """A package of vLLM's, for processes that have the directory in their path: its attention is that of rows_on_cpu.py."""
+    os.makedirs(os.path.join(directory, "rows_on_cpu-1.dist-info"))
     for name, text in ("METADATA", "Metadata-Version: 2.1\nName: rows-on-cpu\nVersion: 1\n"), ("entry_points.txt", "[vllm.general_plugins]\nrows = rows_on_cpu:serve\n"):
-        with open(os.path.join(folder, "rows_on_cpu-1.dist-info", name), "w") as out:
+        with open(os.path.join(directory, "rows_on_cpu-1.dist-info", name), "w") as out:
             out.write(text)
-    shutil.copy(os.path.join(real.TOP, "tests/engines/vllm/rows_on_cpu.py"), folder)
+    shutil.copy(os.path.join(real.TOP, "tests/engines/vllm/rows_on_cpu.py"), directory)
 
 
 class Reference:
     """The same model in `transformers`. An answer is its tokens, and the log probability of each."""
 
-    def __init__(self, folder, socket):
-        self.model = LlamaForCausalLM.from_pretrained(folder).eval()
+    def __init__(self, directory, socket):
+        self.model = LlamaForCausalLM.from_pretrained(directory).eval()
         self.client = Client(socket=socket, name="reference")
         self.runner = Runner(self.model, self.client, name="reference", blocks=64, block_tokens=BLOCK)
 
@@ -87,16 +87,16 @@ class Reference:
 class Chunks(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.model = os.path.join(cls.folder.name, "model")
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.model = os.path.join(cls.directory.name, "model")
         small_model(cls.model)
-        plugin = os.path.join(cls.folder.name, "plugin")
+        plugin = os.path.join(cls.directory.name, "plugin")
         make_plugin(plugin)
         cls.rows = {"PYTHONPATH": f"{real.TOP}/client/python:{plugin}"}
 
     @classmethod
     def tearDownClass(cls):
-        cls.folder.cleanup()
+        cls.directory.cleanup()
 
     def setUp(self):
         self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "4MiB"})

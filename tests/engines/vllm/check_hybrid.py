@@ -22,8 +22,8 @@ RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "envir
 class Hybrid(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        subprocess.run([real.PYTHON, real.ENGINE, "hybrid", cls.folder.name], check=True, stderr=subprocess.DEVNULL, timeout=real.WAIT_S)
+        cls.directory = tempfile.TemporaryDirectory()
+        subprocess.run([real.PYTHON, real.ENGINE, "hybrid", cls.directory.name], check=True, stderr=subprocess.DEVNULL, timeout=real.WAIT_S)
 
         cls.without = {}
 
@@ -31,7 +31,7 @@ class Hybrid(unittest.TestCase):
     def tearDownClass(cls):
         for e in cls.without.values():
             e.close()
-        cls.folder.cleanup()
+        cls.directory.cleanup()
 
     def setUp(self):
         self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
@@ -39,7 +39,7 @@ class Hybrid(unittest.TestCase):
 
     def engines(self, name, n=2, **more):
         more = {**(STATES if name == "qwen3next" else {}), **more}
-        started = [Engine(self.daemon.socket, os.path.join(self.folder.name, name), **more) for _ in range(n)]
+        started = [Engine(self.daemon.socket, os.path.join(self.directory.name, name), **more) for _ in range(n)]
         for e in started:
             self.addCleanup(e.close)
         for e in started:
@@ -50,7 +50,7 @@ class Hybrid(unittest.TestCase):
         """An engine without a connector, which computes each prompt alone."""
         if name not in self.without:
             more = STATES if name == "qwen3next" else {}
-            self.without[name] = Engine(None, os.path.join(self.folder.name, name), connector=False,
+            self.without[name] = Engine(None, os.path.join(self.directory.name, name), connector=False,
                                         **{**more, "enable_prefix_caching": False}).ready()
         return self.without[name]
 
@@ -185,7 +185,7 @@ class Hybrid(unittest.TestCase):
         self.assertEqual(self.same(b, "gemma3", [prompt(1, 1000)])["cached"], [896])
 
     def test_what_is_refused(self):
-        model = os.path.join(self.folder.name, "gemma3")
+        model = os.path.join(self.directory.name, "gemma3")
         for settings, words in (({"encoding": "lossless"}, "remove the setting 'encoding'"), ({"async_load": False}, "async_load")):
             e = Engine(self.daemon.socket, model, settings=settings)
             self.addCleanup(e.close)

@@ -2,7 +2,7 @@
 """The connector in a real vLLM on GPUs (`make check-vllm-gpu`): models that keep their KV in several ways, small and with random weights, and settings
 that a CPU can't try. What an engine generates is the same with the cache and without; a table at the end says how near.
 
-    check_models_gpu.py [--gpus N] [--seconds S] [--logs FOLDER] [CASE...]
+    check_models_gpu.py [--gpus N] [--seconds S] [--logs DIRECTORY] [CASE...]
 
 With two GPUs (--gpus, by default as many as there are) also the cases that need two. --seconds: what has not ended by then counts as failed.
 """
@@ -50,7 +50,7 @@ class Case:
 
     def __init__(self, name, models, logs, gpus, model="llama", least=0.5, near=NEAR, settings=(),
                  prompts=(3000, 2304), shared=(3400, 2400), **options):
-        self.name, self.folder, self.logs, self.least = name, os.path.join(models, model), logs, least
+        self.name, self.directory, self.logs, self.least = name, os.path.join(models, model), logs, least
         self.near, self.prompts, self.shared = near, prompts, shared
         self.settings, self.options, self.graphs = dict(settings), options, GRAPHS
         self.environment = {**QUIET, "CUDA_VISIBLE_DEVICES": gpus}
@@ -66,7 +66,7 @@ class Case:
         if self.over:
             raise Failed("not ended in time")
         options = {**SIZES, **self.graphs, **self.options, **more}
-        e = Engine(self.daemon.socket, self.folder, connector, environment=self.environment, settings={**self.settings, **dict(settings)}, **options)
+        e = Engine(self.daemon.socket, self.directory, connector, environment=self.environment, settings={**self.settings, **dict(settings)}, **options)
         self.engines.append(e)
         return e
 
@@ -293,10 +293,10 @@ TWO = {
 CASES = {**ONE, **TWO}
 
 
-def make_models(folder):
-    subprocess.run([real.PYTHON, os.path.join(os.path.dirname(real.ENGINE), "gpu_engine.py"), "--model", os.path.join(folder, "llama")], check=True,
+def make_models(directory):
+    subprocess.run([real.PYTHON, os.path.join(os.path.dirname(real.ENGINE), "gpu_engine.py"), "--model", os.path.join(directory, "llama")], check=True,
                    timeout=real.WAIT_S)
-    subprocess.run([real.PYTHON, real.ENGINE, "gpu", folder], check=True, stderr=subprocess.DEVNULL, timeout=real.WAIT_S)
+    subprocess.run([real.PYTHON, real.ENGINE, "gpu", directory], check=True, stderr=subprocess.DEVNULL, timeout=real.WAIT_S)
 
 
 def run(name, two, models, logs, rows, running):

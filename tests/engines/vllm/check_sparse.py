@@ -24,11 +24,11 @@ SIZES = {"block_size": 32, "max_model_len": 2048}
 class Sparse(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.model, wild = (os.path.join(cls.folder.name, name) for name in ("model", "wild"))
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.model, wild = (os.path.join(cls.directory.name, name) for name in ("model", "wild"))
         subprocess.run([PYTHON, ENGINE, "models", cls.model, wild], check=True, stderr=subprocess.DEVNULL, timeout=WAIT_S)
         # What pip makes of the wheel's entry point.
-        info = os.path.join(cls.folder.name, "plugin", "ucmclient-0.dist-info")
+        info = os.path.join(cls.directory.name, "plugin", "ucmclient-0.dist-info")
         os.makedirs(info)
         for name, text in (("METADATA", "Metadata-Version: 2.1\nName: ucmclient\nVersion: 0\n"),
                            ("entry_points.txt", "[vllm.general_plugins]\nucmd = ucmclient.engine.vllm.sparse_plugin:register\n")):
@@ -42,7 +42,7 @@ class Sparse(unittest.TestCase):
     def tearDownClass(cls):
         for e in cls.reference.values():
             e.close()
-        cls.folder.cleanup()
+        cls.directory.cleanup()
 
     def setUp(self):
         self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "4MiB"})

@@ -162,15 +162,15 @@ class RealVllm(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.expected = {}
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.model, cls.wild = (os.path.join(cls.folder.name, name) for name in ("model", "wild"))
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.model, cls.wild = (os.path.join(cls.directory.name, name) for name in ("model", "wild"))
         subprocess.run([PYTHON, ENGINE, "models", cls.model, cls.wild], check=True, stderr=subprocess.DEVNULL, timeout=WAIT_S)
         cls.plain = Engine(None, cls.model, connector=False).ready()
 
     @classmethod
     def tearDownClass(cls):
         cls.plain.close()
-        cls.folder.cleanup()
+        cls.directory.cleanup()
 
     def setUp(self):
         self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
@@ -268,9 +268,9 @@ class RealVllm(unittest.TestCase):
 
     def test_summaries(self):
         """Of every block that is stored, once: a second engine and a daemon that was stopped meanwhile build none."""
-        folder = tempfile.mkdtemp(prefix="summaries.")
-        self.addCleanup(shutil.rmtree, folder, True)
-        options = {"folder": folder, "arena.size": "256MiB", "arena.slab": "4MiB"}
+        directory = tempfile.mkdtemp(prefix="summaries.")
+        self.addCleanup(shutil.rmtree, directory, True)
+        options = {"directory": directory, "arena.size": "256MiB", "arena.slab": "4MiB"}
         self.daemon.stop()
         self.daemon = Daemon(**options)
         prompts = [prompt(130 + i, 700) for i in range(3)]
@@ -353,9 +353,9 @@ class RealVllm(unittest.TestCase):
 
     def test_a_pipeline(self):
         """The second engine, of other stages, shares nothing with the first."""
-        folders = ":".join(os.path.join(TOP, folder) for folder in ("client/python", "tests/engines/vllm/workers"))
+        directories = ":".join(os.path.join(TOP, directory) for directory in ("client/python", "tests/engines/vllm/workers"))
         more = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp", "worker_cls": "pipeline_worker.PipelineWorker"}
-        cores = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": folders}
+        cores = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": directories}
         a, b = self.share(environment=cores, **more)
         a.close()
         b.close()
@@ -367,9 +367,9 @@ class RealVllm(unittest.TestCase):
         self.assertEqual(hits, [1500 // BLOCK * BLOCK] * 6)
 
     def test_a_pipeline_that_stores_by_layer(self):
-        folders = ":".join(os.path.join(TOP, folder) for folder in ("client/python", "tests/engines/vllm/workers"))
+        directories = ":".join(os.path.join(TOP, directory) for directory in ("client/python", "tests/engines/vllm/workers"))
         a, b = self.engines(2, pipeline_parallel_size=2, distributed_executor_backend="mp", worker_cls="pipeline_worker.PipelineWorker",
-                            environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": folders}, settings={"layer_stores": 128})
+                            environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": directories}, settings={"layer_stores": 128})
         prompts = [prompt(270, 700)]
         self.same(prompts, a.generate(prompts)[0])
         self.eventually(lambda: self.dumps() == 2 * 2)  # of each stage's two layers one, and one
@@ -400,7 +400,7 @@ class RealVllm(unittest.TestCase):
         self.assertEqual(hits, [0] * 3, "what has no draft's KV is another engine's")
 
     def test_draft_layers(self):
-        eagle = os.path.join(self.folder.name, "eagle")
+        eagle = os.path.join(self.directory.name, "eagle")
         subprocess.run([PYTHON, ENGINE, "eagle", eagle], check=True, stderr=subprocess.DEVNULL, timeout=WAIT_S)
         more = {"speculative_config": {"method": "eagle", "model": eagle, "num_speculative_tokens": 3}, "disable_log_stats": False}
         prompts = [prompt(265 + i, 700) for i in range(2)] + [prompt(268, 5 * BLOCK)]
@@ -409,7 +409,7 @@ class RealVllm(unittest.TestCase):
         self.assertEqual(self.drafts(b, prompts)[0], [640, 640, 4 * BLOCK])
 
     def test_two_ranks_with_the_same_bytes_load_a_half_each(self):
-        model = os.path.join(self.folder.name, "one-head")
+        model = os.path.join(self.directory.name, "one-head")
         subprocess.run([PYTHON, ENGINE, "one-head", model], check=True, stderr=subprocess.DEVNULL, timeout=WAIT_S)
         ranks = {"model": model, "tensor_parallel_size": 2, "distributed_executor_backend": "mp",
                  "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, "settings": {"gather_loads": True}}
@@ -537,10 +537,10 @@ class RealVllm(unittest.TestCase):
 
     def test_a_shared_tier_that_is_slow(self):
         """Its root is a process, which is stopped until the engine has come back for an answer, and answered another prompt."""
-        folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, folder)
+        directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
         asked, options = prompt(97, 700), {"nvme": False, "arena.size": "256MiB", "arena.slab": "4MiB", "share.deadline": "60s"}
-        host = Daemon(**options, **{"share.roots": folder})
+        host = Daemon(**options, **{"share.roots": directory})
         first = Engine(host.socket, self.model)
         try:
             first.ready().generate([asked])
@@ -548,7 +548,7 @@ class RealVllm(unittest.TestCase):
         finally:
             first.close()
             host.stop()
-        host = Daemon(**options, **{"share.roots": folder})
+        host = Daemon(**options, **{"share.roots": directory})
         self.addCleanup(host.stop)
         server = Server(host.socket, self.model, {"shared_wait": float(WAIT_S)})
         self.addCleanup(server.close)

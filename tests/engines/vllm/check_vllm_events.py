@@ -32,13 +32,13 @@ class Events(unittest.TestCase):
     def test_both_tell_of_the_same_blocks(self):
         daemon = Daemon(**{"arena.size": "64MiB", "events.memory": "64MiB"})
         self.addCleanup(daemon.stop)
-        with tempfile.TemporaryDirectory(prefix="events.") as folder, socket.socket() as free:
-            subprocess.run([sys.executable, os.path.join(HERE, "vllm_engine.py"), "models", folder + "/model", folder + "/wild"], check=True, cwd="/")
+        with tempfile.TemporaryDirectory(prefix="events.") as directory, socket.socket() as free:
+            subprocess.run([sys.executable, os.path.join(HERE, "vllm_engine.py"), "models", directory + "/model", directory + "/wild"], check=True, cwd="/")
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
             free.close()
             self.subscribe()
-            engine = self.start(folder + "/model", daemon.socket)
+            engine = self.start(directory + "/model", daemon.socket)
         self.addCleanup(engine.llm_engine.engine_core.shutdown)
         sampling = SamplingParams(temperature=0, max_tokens=4, detokenize=False, ignore_eos=True)
         prompts = [[(7 * i + j) % 500 for j in range(700)] for i in range(3)]

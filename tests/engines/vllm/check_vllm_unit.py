@@ -59,14 +59,14 @@ def tokens(seed, n, shared=0):
 class Case(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory(prefix="unit.")
+        cls.directory = tempfile.TemporaryDirectory(prefix="unit.")
         LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-                    vocab_size=512, max_position_embeddings=8192, architectures=["LlamaForCausalLM"]).save_pretrained(cls.folder.name)
+                    vocab_size=512, max_position_embeddings=8192, architectures=["LlamaForCausalLM"]).save_pretrained(cls.directory.name)
         init_none_hash(get_hash_fn_by_name("sha256"))
 
     @classmethod
     def tearDownClass(cls):
-        cls.folder.cleanup()
+        cls.directory.cleanup()
 
     def setUp(self):
         self.daemon = Daemon(nvme=False, **{"arena.size": "64MiB"})
@@ -80,7 +80,7 @@ class Case(unittest.TestCase):
     def configs(self, policy="recompute", **settings):
         settings = {"socket": self.daemon.socket, "lookup_timeout": 5.0, **settings}
         config = EngineArgs(
-            model=self.folder.name, skip_tokenizer_init=True, dtype="float32", max_model_len=1024, block_size=BLOCK, enforce_eager=True,
+            model=self.directory.name, skip_tokenizer_init=True, dtype="float32", max_model_len=1024, block_size=BLOCK, enforce_eager=True,
             prefix_caching_hash_algo="sha256", max_num_batched_tokens=1024, max_num_seqs=16, async_scheduling=False,
             kv_transfer_config=KVTransferConfig(
                 kv_connector="UcmConnector", kv_connector_module_path="ucmclient.engine.vllm.connector", kv_role="kv_both",

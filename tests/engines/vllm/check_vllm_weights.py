@@ -103,43 +103,43 @@ def changes(socket, model):
     assert e.fresh() == 0, "weights may be others when an engine wakes"
 
 
-def settle(folder):
+def settle(directory):
     """Until a further change would show in a file system whose clock ticks."""
     end = time.monotonic() + 10
-    while not files_at(folder, ("",)).settled:
+    while not files_at(directory, ("",)).settled:
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def adapter(folder, seed):
+def adapter(directory, seed):
     import torch
     from safetensors.torch import save_file
 
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(directory, exist_ok=True)
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for layer in range(4):
         for name, outputs in (("q_proj", 128), ("k_proj", 64), ("v_proj", 64)):
             base = f"base_model.model.model.layers.{layer}.self_attn.{name}"
             for part, shape in (("A", (8, 128)), ("B", (outputs, 8))):
                 tensors[f"{base}.lora_{part}.weight"] = torch.randn(shape, generator=generator) * 0.3
-    save_file(tensors, folder + "/adapter_model.safetensors")
-    with open(folder + "/adapter_config.json", "w", encoding="ascii") as file:
+    save_file(tensors, directory + "/adapter_model.safetensors")
+    with open(directory + "/adapter_config.json", "w", encoding="ascii") as file:
         json.dump({"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "k_proj", "v_proj"], "bias": "none",
                    "task_type": "CAUSAL_LM"}, file)
 
 
-def adapters(socket, model, folder):
+def adapters(socket, model, directory):
     from vllm.lora.request import LoRARequest
 
-    e, lora = Engine(socket, model, enable_lora=True, max_lora_rank=8), LoRARequest("live", 5, folder)
-    adapter(folder, 3)
-    settle(folder)
+    e, lora = Engine(socket, model, enable_lora=True, max_lora_rank=8), LoRARequest("live", 5, directory)
+    adapter(directory, 3)
+    settle(directory)
     e.llm.llm_engine.add_lora(lora)
-    adapter(folder, 9)
+    adapter(directory, 9)
     before = e.tokens(lora_request=lora)[0]
     e.tokens([5, 6, 7], outputs=1)
     assert e.stats()["dump_blocks"] == 0, "KV of the old adapter under the new one's name"
-    settle(folder)
+    settle(directory)
     e.llm.llm_engine.remove_lora(5)
     e.llm.llm_engine.add_lora(lora)
     assert e.llm.reset_prefix_cache()
@@ -148,41 +148,41 @@ def adapters(socket, model, folder):
     assert e.fresh(lora_request=lora) >= 640
 
 
-def weights(folder, model, seed):
+def weights(directory, model, seed):
     import torch
     from safetensors.torch import load_file, save_file
 
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(directory, exist_ok=True)
     for name in ("config.json", "generation_config.json"):
-        shutil.copy(os.path.join(model, name), folder)
+        shutil.copy(os.path.join(model, name), directory)
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: of * (1 + 0.3 * torch.randn(of.shape, generator=generator)) if "proj" in name else of
                for name, of in load_file(model + "/model.safetensors").items()}
-    save_file(tensors, folder + "/tmp", {"format": "pt"})
-    os.replace(folder + "/tmp", folder + "/model.safetensors")
+    save_file(tensors, directory + "/tmp", {"format": "pt"})
+    os.replace(directory + "/tmp", directory + "/model.safetensors")
 
 
-def replaced(socket, model, folder):
-    weights(folder, model, 1)
-    settle(folder)
+def replaced(socket, model, directory):
+    weights(directory, model, 1)
+    settle(directory)
     from vllm.v1.worker import cpu_worker
 
     real = cpu_worker.CPUWorker.load_model
 
     def load_model(self, *args, **more):
         done = real(self, *args, **more)
-        weights(folder, model, 2)
+        weights(directory, model, 2)
         return done
 
     cpu_worker.CPUWorker.load_model = load_model
-    e = Engine(socket, folder)
+    e = Engine(socket, directory)
     e.tokens()
     e.stored(BLOCKS)
     assert e.fresh() >= 640, "it shares with itself"
 
 
-def behind(socket, _, folder, hits):
-    e = Engine(socket, folder)
+def behind(socket, _, directory, hits):
+    e = Engine(socket, directory)
     before = e.stats()["dump_blocks"]
     got, cached = e.tokens()
     assert got == e.cold() and bool(cached) == bool(int(hits)), cached
@@ -193,13 +193,13 @@ def behind(socket, _, folder, hits):
 class Weights(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory(prefix="weights.")
-        cls.model = cls.folder.name + "/model"
-        subprocess.run([sys.executable, os.path.join(HERE, "vllm_engine.py"), "models", cls.model, cls.folder.name + "/wild"], check=True)
+        cls.directory = tempfile.TemporaryDirectory(prefix="weights.")
+        cls.model = cls.directory.name + "/model"
+        subprocess.run([sys.executable, os.path.join(HERE, "vllm_engine.py"), "models", cls.model, cls.directory.name + "/wild"], check=True)
 
     @classmethod
     def tearDownClass(cls):
-        cls.folder.cleanup()
+        cls.directory.cleanup()
 
     def setUp(self):
         self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "4MiB"})
@@ -214,13 +214,13 @@ class Weights(unittest.TestCase):
         self.scene(changes)
 
     def test_adapters_are_what_was_read(self):
-        self.scene(adapters, os.path.join(self.folder.name, "adapter"))
+        self.scene(adapters, os.path.join(self.directory.name, "adapter"))
 
     def test_files_that_are_replaced_while_an_engine_starts(self):
-        folder = os.path.join(self.folder.name, "replaced")
-        self.scene(replaced, folder)
-        self.scene(behind, folder, "0")
-        self.scene(behind, folder, "1")
+        directory = os.path.join(self.directory.name, "replaced")
+        self.scene(replaced, directory)
+        self.scene(behind, directory, "0")
+        self.scene(behind, directory, "1")
 
 
 if __name__ == "__main__":

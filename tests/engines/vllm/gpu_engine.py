@@ -1,7 +1,7 @@
 """An engine of vLLM in a process of its own, for check_sparse_gpu.py and check_sparse_steps.py, that is told by lines of JSON what to generate.
 
     gpu_engine.py --engine OPTIONS    JSON: LLM's options and `started()`'s; answers by lines of JSON
-    gpu_engine.py --model FOLDER      writes a small model there
+    gpu_engine.py --model DIRECTORY      writes a small model there
 """
 
 import contextlib
@@ -21,7 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 #: Of engines.
 PATHS = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
-sys.path += [folder for folder in PATHS if folder not in sys.path]
+sys.path += [directory for directory in PATHS if directory not in sys.path]
 PYTHON = os.environ.get("VLLM_PYTHON", sys.executable)
 WAIT_S = float(os.environ.get("UCM_CHECK_SECONDS", "240"))
 QUIET = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -29,24 +29,24 @@ QUIET = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_
          "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")}
 
 
-def llama(folder, layers, hidden, inner, heads, kv_heads, dim, vocab, longest):
-    os.makedirs(folder, exist_ok=True)
+def llama(directory, layers, hidden, inner, heads, kv_heads, dim, vocab, longest):
+    os.makedirs(directory, exist_ok=True)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "intermediate_size": inner,
               "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim,
               "vocab_size": vocab, "max_position_embeddings": longest, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
               "torch_dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
-    with open(os.path.join(folder, "config.json"), "w") as out:
+    with open(os.path.join(directory, "config.json"), "w") as out:
         json.dump(config, out)
-    return folder
+    return directory
 
 
-def small_model(folder):
+def small_model(directory):
     """Queries that prefer some keys by far."""
     import torch
     from safetensors.torch import save_file
 
     layers, hidden, inner, heads, kv_heads, dim, vocab = 4, 512, 1024, 8, 2, 64, 512
-    llama(folder, layers, hidden, inner, heads, kv_heads, dim, vocab, 16384)
+    llama(directory, layers, hidden, inner, heads, kv_heads, dim, vocab, 16384)
     torch.manual_seed(1)
 
     def random(*shape, by=1.0):
@@ -63,8 +63,8 @@ def small_model(folder):
         weights[name + "mlp.down_proj.weight"] = random(hidden, inner)
         for which in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{name}{which}.weight"] = torch.ones(hidden).bfloat16()
-    save_file(weights, os.path.join(folder, "model.safetensors"), {"format": "pt"})
-    return folder
+    save_file(weights, os.path.join(directory, "model.safetensors"), {"format": "pt"})
+    return directory
 
 
 def prompt(seed, tokens):
@@ -74,15 +74,15 @@ def prompt(seed, tokens):
     return [of.randrange(5, 512) for _ in range(tokens)]
 
 
-def plugin(folder):
+def plugin(directory):
     """What pip makes of the wheel's entry point."""
-    info = os.path.join(folder, "ucmclient-0.dist-info")
+    info = os.path.join(directory, "ucmclient-0.dist-info")
     os.makedirs(info)
     for name, text in (("METADATA", "Metadata-Version: 2.1\nName: ucmclient\nVersion: 0\n"),
                        ("entry_points.txt", "[vllm.general_plugins]\nucmd = ucmclient.engine.vllm.sparse_plugin:register\n")):
         with open(os.path.join(info, name), "w") as out:
             out.write(text)
-    PATHS.append(folder)
+    PATHS.append(directory)
 
 
 def counts():

@@ -47,10 +47,10 @@ class Scenarios:
 
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.folder.cleanup)
-        plugin(os.path.join(cls.folder.name, "plugin"))
-        cls.model = os.path.join(cls.folder.name, "model")
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.directory.cleanup)
+        plugin(os.path.join(cls.directory.name, "plugin"))
+        cls.model = os.path.join(cls.directory.name, "model")
         subprocess.run([PYTHON, "-B", os.path.join(HERE, "gpu_engine.py"), "--model", cls.model], check=True)
         cls.daemons, cls.engines, cls.known = {}, {}, {}
         for name in os.environ.get("UCM_CHECK_ENGINES", ";".join(cls.ENGINES)).split(";") if cls.AT_ONCE else ():

@@ -1,6 +1,6 @@
 """A vLLM that is told by lines of JSON what to generate: check_vllm.py starts one process for each engine.
 
-The argument is JSON, {"model": folder, "connector": settings or null, and LLM's own}. A line in is {"prompts": [[token]],
+The argument is JSON, {"model": directory, "connector": settings or null, and LLM's own}. A line in is {"prompts": [[token]],
 "outputs": n, "more": of each prompt}; a line out {"seconds": it took, "tokens": [[token]], "cached": [tokens found in a cache], "transfer":
 [kv_transfer_params], "sparse": counts, "drafted": counts, "free": pages that nobody has, "logs": of each token, if "more" asks}, or {"error": text} for the start.
 """
@@ -14,7 +14,7 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1"
                   VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", KMP_BLOCKTIME="0")
 
 
-def tiny_models(folder, wild):
+def tiny_models(directory, wild):
     """Llama with random weights, the same for all who ask. wild: the channels of its second KV head's V differ so much in size that
     "lossless" does not hold them."""
     import torch
@@ -24,14 +24,14 @@ def tiny_models(folder, wild):
     config = LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
                          num_key_value_heads=2, head_dim=32, vocab_size=512, max_position_embeddings=8192)
     llama = LlamaForCausalLM(config)
-    llama.save_pretrained(folder)
+    llama.save_pretrained(directory)
     with torch.no_grad():
         for layer in llama.model.layers:
             layer.self_attn.v_proj.weight[32:] *= 2.0 ** (-3.0 * torch.arange(32))[:, None]
     llama.save_pretrained(wild)
 
 
-def eagle_model(folder, hidden=128, inner=256, heads=4, dim=32):
+def eagle_model(directory, hidden=128, inner=256, heads=4, dim=32):
     """A draft layer for tiny_models', or another Llama, with random weights."""
     import torch
     from safetensors.torch import save_file
@@ -41,13 +41,13 @@ def eagle_model(folder, hidden=128, inner=256, heads=4, dim=32):
     llama = LlamaForCausalLM(LlamaConfig(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=1, num_attention_heads=heads,
                                          num_key_value_heads=2, head_dim=dim, vocab_size=512, max_position_embeddings=8192))
     llama.config.architectures = ["LlamaForCausalLM"]
-    llama.config.save_pretrained(folder)
+    llama.config.save_pretrained(directory)
     weights = {name.removeprefix("model."): one.contiguous() for name, one in llama.model.state_dict().items()
                if name.startswith("layers.") and "input_layernorm" not in name}
-    save_file({**weights, "fc.weight": torch.randn(hidden, 2 * hidden) / 16}, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    save_file({**weights, "fc.weight": torch.randn(hidden, 2 * hidden) / 16}, os.path.join(directory, "model.safetensors"), {"format": "pt"})
 
 
-def hybrid_models(folder):
+def hybrid_models(directory):
     """Small models whose layers keep their KV in several ways, with random weights, the same for all who ask: sliding windows beside
     full attention (with and without a remainder of layers, and of one size of heads and of two), and recurrent state."""
     import torch
@@ -74,7 +74,7 @@ def hybrid_models(folder):
         hybrid_override_pattern="M-M*M-*-", num_hidden_layers=8, mamba_num_heads=8, mamba_head_dim=32, ssm_state_size=64, n_groups=2,
         conv_kernel=4, expand=2, **size))
     for name, model in models.items():
-        model.save_pretrained(os.path.join(folder, name))
+        model.save_pretrained(os.path.join(directory, name))
 
 
 def latent_config(of, name, **more):
@@ -84,14 +84,14 @@ def latent_config(of, name, **more):
               num_experts_per_tok=2, n_group=1, topk_group=1, vocab_size=512, initializer_range=0.1, **more)
 
 
-def gpu_models(folder):
+def gpu_models(directory):
     """What only GPUs have kernels for, and hybrid_models()."""
     import torch
     from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, DeepseekV32Config, DeepseekV32ForCausalLM, JambaConfig,
                               JambaForCausalLM)
 
-    hybrid_models(folder)
-    eagle_model(os.path.join(folder, "eagle"), 512, 1024, 8, 64)  # of gpu_engine's small model
+    hybrid_models(directory)
+    eagle_model(os.path.join(directory, "eagle"), 512, 1024, 8, 64)  # of gpu_engine's small model
     torch.manual_seed(1)
     latents = dict(num_hidden_layers=3, first_k_dense_replace=3, max_position_embeddings=8192)
     models = {
@@ -104,7 +104,7 @@ def gpu_models(folder):
             DeepseekV32Config, "DeepseekV32ForCausalLM", mlp_layer_types=["dense"] * 3, **latents)),
     }
     for name, model in models.items():
-        model.bfloat16().save_pretrained(os.path.join(folder, name))
+        model.bfloat16().save_pretrained(os.path.join(directory, name))
 
 
 def split_states():
@@ -115,7 +115,7 @@ def split_states():
     mamba_mixer2.MambaMixer2.get_kv_cache_spec = abstract.MambaBase.get_kv_cache_spec
 
 
-def one_head_model(folder):
+def one_head_model(directory):
     """Llama with one KV head, of which all ranks have a copy, and with random weights, the same for all who ask."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -123,7 +123,7 @@ def one_head_model(folder):
     torch.manual_seed(1)
     LlamaForCausalLM(LlamaConfig(
         hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=1, head_dim=32, vocab_size=512,
-        max_position_embeddings=8192)).save_pretrained(folder)
+        max_position_embeddings=8192)).save_pretrained(directory)
 
 
 def say_replicas():

@@ -19,21 +19,21 @@
 #define EXPORT __attribute__((visibility("default")))
 #define FDS 4096
 #define PAGE 4096
-#define FOLDERS 8
+#define DIRECTORIES 8
 
-static char folders[FOLDERS][VOLATILE_NAME];
-static unsigned n_folders;
-static const char *saved_folder;
+static char directories[DIRECTORIES][VOLATILE_NAME];
+static unsigned n_directories;
+static const char *saved_directory;
 static bool no_tmpfile;
-static _Atomic bool ours[FDS]; /* descriptors of files in the folders */
+static _Atomic bool ours[FDS]; /* descriptors of files in the directories */
 
-static void folders_read(const char *list)
+static void directories_read(const char *list)
 {
-    while (list && *list && n_folders < FOLDERS) {
+    while (list && *list && n_directories < DIRECTORIES) {
         size_t n = strcspn(list, ":");
 
         if (n < VOLATILE_NAME)
-            snprintf(folders[n_folders++], VOLATILE_NAME, "%.*s", (int)n, list);
+            snprintf(directories[n_directories++], VOLATILE_NAME, "%.*s", (int)n, list);
         list += n + (list[n] == ':');
     }
 }
@@ -49,8 +49,8 @@ __attribute__((constructor)) static void begin(void)
     p = real.mmap(NULL, VOLATILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(fd), 0);
     if (p == MAP_FAILED)
         volatile_refuse("this journal");
-    folders_read(getenv(VOLATILE_FOLDERS));
-    saved_folder = getenv(VOLATILE_SAVED);
+    directories_read(getenv(VOLATILE_DIRECTORIES));
+    saved_directory = getenv(VOLATILE_SAVED);
     no_tmpfile = getenv(VOLATILE_NO_TMPFILE) != NULL;
     journal_begin(p);
 }
@@ -59,38 +59,38 @@ __attribute__((constructor)) static void begin(void)
 
 static bool name_is_ours(const char *path)
 {
-    for (unsigned i = 0; journal && i < n_folders; i++) {
-        size_t n = strlen(folders[i]);
+    for (unsigned i = 0; journal && i < n_directories; i++) {
+        size_t n = strlen(directories[i]);
 
-        if (strncmp(path, folders[i], n) == 0 && path[n] == '/' && !strchr(path + n + 1, '/'))
+        if (strncmp(path, directories[i], n) == 0 && path[n] == '/' && !strchr(path + n + 1, '/'))
             return true;
     }
     return false;
 }
 
-static bool is_folder(const char *path)
+static bool is_directory(const char *path)
 {
-    for (unsigned i = 0; journal && i < n_folders; i++)
-        if (strcmp(path, folders[i]) == 0)
+    for (unsigned i = 0; journal && i < n_directories; i++)
+        if (strcmp(path, directories[i]) == 0)
             return true;
     return false;
 }
 
-static struct stat folder_of(const char *path)
+static struct stat directory_of(const char *path)
 {
-    char folder[VOLATILE_NAME];
+    char directory[VOLATILE_NAME];
     struct stat st = {0};
 
-    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(path, '/') - path), path);
-    if (stat(folder, &st) < 0)
-        volatile_refuse("a missing folder");
+    snprintf(directory, sizeof(directory), "%.*s", (int)(strrchr(path, '/') - path), path);
+    if (stat(directory, &st) < 0)
+        volatile_refuse("a missing directory");
     return st;
 }
 
 /* Keeps what is called `path` under another name; false when there is nothing. */
 static bool name_save(const char *path, char out[VOLATILE_NAME])
 {
-    snprintf(out, VOLATILE_NAME, "%s/%llu", saved_folder, (unsigned long long)journal_now());
+    snprintf(out, VOLATILE_NAME, "%s/%llu", saved_directory, (unsigned long long)journal_now());
     if (real.link(path, out) == 0)
         return true;
     out[0] = '\0';
@@ -100,8 +100,8 @@ static bool name_save(const char *path, char out[VOLATILE_NAME])
 static void name_changed(enum volatile_kind kind, const char *from, const char *to,
                          const char *saved)
 {
-    struct stat folder = folder_of(to ? to : from), st = {0};
-    struct volatile_record *r = record_new(kind, &folder, 0);
+    struct stat directory = directory_of(to ? to : from), st = {0};
+    struct volatile_record *r = record_new(kind, &directory, 0);
 
     if (to && stat(to, &st) == 0)
         r->other = st.st_ino;
@@ -181,7 +181,7 @@ EXPORT int open(const char *path, int flags, ...)
         mode = va_arg(args, mode_t);
         va_end(args);
     }
-    if (name_is_ours(path) || (is_folder(path) && (flags & O_TMPFILE) == O_TMPFILE))
+    if (name_is_ours(path) || (is_directory(path) && (flags & O_TMPFILE) == O_TMPFILE))
         return open_ours(path, flags, mode);
     return real.open(path, flags, mode);
 }
@@ -421,15 +421,15 @@ static int sync_any(int fd)
     return 0;
 }
 
-static bool fd_is_folder(int fd)
+static bool fd_is_directory(int fd)
 {
-    struct stat st, folder;
+    struct stat st, directory;
 
     if (!journal || fstat(fd, &st) < 0 || !S_ISDIR(st.st_mode))
         return false;
-    for (unsigned i = 0; i < n_folders; i++)
-        if (stat(folders[i], &folder) == 0 && folder.st_ino == st.st_ino &&
-            folder.st_dev == st.st_dev)
+    for (unsigned i = 0; i < n_directories; i++)
+        if (stat(directories[i], &directory) == 0 && directory.st_ino == st.st_ino &&
+            directory.st_dev == st.st_dev)
             return true;
     return false;
 }
@@ -437,13 +437,13 @@ static bool fd_is_folder(int fd)
 EXPORT int fsync(int fd)
 {
     real_find_all();
-    return fd_is_ours(fd) || fd_is_folder(fd) ? sync_any(fd) : real.fsync(fd);
+    return fd_is_ours(fd) || fd_is_directory(fd) ? sync_any(fd) : real.fsync(fd);
 }
 
 EXPORT int fdatasync(int fd)
 {
     real_find_all();
-    return fd_is_ours(fd) || fd_is_folder(fd) ? sync_any(fd) : real.fdatasync(fd);
+    return fd_is_ours(fd) || fd_is_directory(fd) ? sync_any(fd) : real.fdatasync(fd);
 }
 
 /* ---- changes of names ---- */

@@ -84,7 +84,7 @@ static void record_final(struct volatile_record *r)
     if (atomic_load(&journal->doomed) > 0)
         deleting_cover(r);
     if (r->kind >= VOLATILE_MADE && r->saved[0] && unlink(r->saved) < 0 && errno != ENOENT)
-        volatile_refuse("this folder for names");
+        volatile_refuse("this directory for names");
 }
 
 static bool record_in(const struct volatile_record *r, uint64_t dev, uint64_t ino, uint64_t before)

@@ -25,7 +25,7 @@ void journal_step(void);
 struct volatile_record *record_new(enum volatile_kind kind, const struct stat *st, uint64_t length);
 void record_add(const struct volatile_record *r);
 
-/* A sync of a file or a folder that began at `before` has succeeded, */
+/* A sync of a file or a directory that began at `before` has succeeded, */
 void records_sync(uint64_t dev, uint64_t ino, uint64_t before);
 /* or has failed. */
 void records_mark_deleting(uint64_t dev, uint64_t ino, uint64_t before);

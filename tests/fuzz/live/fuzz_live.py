@@ -6,15 +6,15 @@
     fuzz_live.py --shrink FILE                           makes it shorter
 
 It needs a daemon that is built with clang's AddressSanitizer ($UCMD; `make SAN=address CC=clang` builds one), which poisons what
-no slot's owner may touch, and a Python 3 with msgpack and numpy; nothing else of the tree but this folder. It runs as root: tenants
+no slot's owner may touch, and a Python 3 with msgpack and numpy; nothing else of the tree but this directory. It runs as root: tenants
 are uids from 1000 on. Other environment: FUZZ_WAIT_S (120): seconds after which a daemon hangs; FUZZ_ASAN: more for ASAN_OPTIONS.
 
-On another machine: copy this folder and the daemon (and the libraries that `ldd` names and the machine lacks, into a folder that
+On another machine: copy this directory and the daemon (and the libraries that `ldd` names and the machine lacks, into a directory that
 LD_LIBRARY_PATH names), `pip install msgpack numpy`, and
 
     UCMD=./ucmd python3 fuzz_live.py --seconds 3600 --jobs 16 --out found
 
-What is found is printed, and written as a program of a line a call into the folder --out (build/fuzz/live), first as it ran and then
+What is found is printed, and written as a program of a line a call into the directory --out (build/fuzz/live), first as it ran and then
 shrunk. The same seed gives the same program; the daemon's threads may take another course. A finding whose kind was found
 before is counted and not shrunk again. Exit status: 1 if anything was found."""
 

@@ -27,15 +27,15 @@ class Finding(Exception):
 
 
 class Daemon:
-    def __init__(self, options, folder):
-        self.options, self.folder = options, folder
-        self.socket, self.key_file = os.path.join(folder, "s"), os.path.join(folder, "keys")
-        self.log_path = os.path.join(folder, "log")
-        os.chmod(folder, 0o755)
+    def __init__(self, options, directory):
+        self.options, self.directory = options, directory
+        self.socket, self.key_file = os.path.join(directory, "s"), os.path.join(directory, "keys")
+        self.log_path = os.path.join(directory, "log")
+        os.chmod(directory, 0o755)
         self.keys = [secrets.token_hex(32)]
         self.process = None
         for name in ("nvme", "share"):
-            os.makedirs(os.path.join(folder, name), exist_ok=True)
+            os.makedirs(os.path.join(directory, name), exist_ok=True)
         self.keep = tempfile.mkdtemp(prefix="fuzz.", dir="/dev/shm") if options["keep"] else None
         self.rekey(0)
 
@@ -46,15 +46,15 @@ class Daemon:
         os.rename(self.key_file + ".new", self.key_file)
 
     def start(self):
-        options = {"socket": self.socket, "socket_mode": "0666", "device.cuda": "off", "state": self.folder, "shutdown.drain": "5s",
+        options = {"socket": self.socket, "socket_mode": "0666", "device.cuda": "off", "state": self.directory, "shutdown.drain": "5s",
                    "metrics.socket": "", "share.negative": "50ms", **self.options["set"]}
         if self.options["nvme"]:
-            options["nvme.paths"] = os.path.join(self.folder, "nvme")
+            options["nvme.paths"] = os.path.join(self.directory, "nvme")
         if self.options["share"]:
-            options["share.roots"] = os.path.join(self.folder, "share")
+            options["share.roots"] = os.path.join(self.directory, "share")
         if self.options["keep"]:
             options["arena.keep"] = self.keep
-        config = os.path.join(self.folder, "ucmd.yaml")
+        config = os.path.join(self.directory, "ucmd.yaml")
         with open(config, "w", encoding="ascii") as file:
             if self.options["sealed"]:
                 file.write(f'encryption:\n  tenants: ["uid:{FIRST_UID} file:{self.key_file}"]\n')
@@ -62,9 +62,9 @@ class Daemon:
                     file.write("  kept: true\n")
         argv = [UCMD, "--config", config] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
         environment = dict(os.environ)
-        environment["ASAN_OPTIONS"] = ("detect_leaks=1:abort_on_error=0:symbolize=1:log_path=" + os.path.join(self.folder, "san")
+        environment["ASAN_OPTIONS"] = ("detect_leaks=1:abort_on_error=0:symbolize=1:log_path=" + os.path.join(self.directory, "san")
                                        + ":" + os.environ.get("FUZZ_ASAN", ""))
-        environment["UBSAN_OPTIONS"] = "print_stacktrace=1:log_path=" + os.path.join(self.folder, "san")
+        environment["UBSAN_OPTIONS"] = "print_stacktrace=1:log_path=" + os.path.join(self.directory, "san")
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                                             preexec_fn=lambda: LIBC.prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
@@ -90,9 +90,9 @@ class Daemon:
 
     def reports(self):
         """What a sanitizer said; the first function of the project names it."""
-        for name in sorted(os.listdir(self.folder)):
+        for name in sorted(os.listdir(self.directory)):
             if name.startswith("san."):
-                with open(os.path.join(self.folder, name), encoding="utf-8", errors="replace") as file:
+                with open(os.path.join(self.directory, name), encoding="utf-8", errors="replace") as file:
                     text = file.read()
                 if not text.strip():
                     continue

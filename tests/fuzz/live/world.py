@@ -59,8 +59,8 @@ class World:
 
     def __init__(self, program, trace=None):
         self.program, self.trace = program, trace
-        self.folder = tempfile.mkdtemp(prefix="fuzz.")
-        self.daemon = Daemon(program["options"], self.folder)
+        self.directory = tempfile.mkdtemp(prefix="fuzz.")
+        self.daemon = Daemon(program["options"], self.directory)
         self.forms = {}                   # a base's fingerprint: those of its encoded namespaces
         self.peers, self.answers, self.counts, self.root, self.rawly, self.summaries, self.sequences, self.at = {}, {}, {}, None, set(), {}, {}, None
 
@@ -84,7 +84,7 @@ class World:
             if self.daemon.process and self.daemon.process.poll() is None:
                 self.daemon.process.kill()
                 self.daemon.process.wait()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
             if self.daemon.keep:
                 shutil.rmtree(self.daemon.keep, ignore_errors=True)
 
@@ -506,7 +506,7 @@ class World:
         if not self.program["options"]["sealed"]:
             return
         for name in ("nvme", "share"):
-            for at, _, files in os.walk(os.path.join(self.folder, name)):
+            for at, _, files in os.walk(os.path.join(self.directory, name)):
                 for file in files:
                     with open(os.path.join(at, file), "rb") as opened:
                         data = opened.read()

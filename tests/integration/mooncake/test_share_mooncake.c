@@ -1,5 +1,6 @@
 /* A root that is a Mooncake store: what every backend promises, through ucmd-backend-mooncake. The store is a real master with a process that lends
- * it memory where UCM_MOONCAKE_PYTHON names a Python that has Mooncake's client (one phase of `make check`); else the client is played over a folder. */
+ * it memory where UCM_MOONCAKE_PYTHON names a Python that has Mooncake's client (one phase of `make check`); else the client is played over a
+ * directory. */
 #include "tests/integration/share_store.h"
 
 #define PLAYED "tests/integration/mooncake_played/python"
@@ -15,8 +16,8 @@ static bool ready(void)
     if (real && access(real, X_OK) < 0)
         snprintf(store.why, sizeof(store.why),
                  "no Mooncake client: `make setup` fetches it from PyPI");
-    else if (chmod(store.folder, 0777) < 0)
-        snprintf(store.why, sizeof(store.why), "no folder for the store");
+    else if (chmod(store.directory, 0777) < 0)
+        snprintf(store.why, sizeof(store.why), "no directory for the store");
     return !store.why[0];
 }
 
@@ -25,7 +26,7 @@ static void serve(void)
     const char *real = getenv("UCM_MOONCAKE_PYTHON");
 
     execl(real ? real : PLAYED, real ? real : PLAYED, "-B", "tests/integration/mooncake_server.py",
-          store.folder, real, NULL);
+          store.directory, real, NULL);
 }
 
 static void url(const char *path, char out[700])
@@ -92,10 +93,10 @@ static void begin(struct contract *c)
     python = strstr(options, "python=") + strlen("python=");
     snprintf(p->read, sizeof(p->read), "%s", python);
     *strrchr(p->read, '/') = '\0';
-    if (getenv("UCM_MOONCAKE_PYTHON")) /* FOLDER/bin/python: all of the folder */
+    if (getenv("UCM_MOONCAKE_PYTHON")) /* DIRECTORY/bin/python: all of the directory */
         *strrchr(p->read, '/') = '\0';
     else
-        snprintf(p->folder, sizeof(p->folder), "%s", store.folder);
+        snprintf(p->directory, sizeof(p->directory), "%s", store.directory);
     c->root_away = away;
     c->root_back = back;
     if (getenv("UCM_MOONCAKE_PYTHON"))

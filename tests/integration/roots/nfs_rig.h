@@ -57,7 +57,7 @@ static inline void nfs_rig_begin(struct contract *c)
     nfs_rig_target(c, nfs_rig_server.url);
     c->process = &nfs_rig_process;
     c->ops = &share_process;
-    strcpy(c->folder, nfs_rig_server.export);
+    strcpy(c->directory, nfs_rig_server.export);
     c->root_away = nfs_rig_server_away;
     c->root_back = nfs_rig_server_back;
 }

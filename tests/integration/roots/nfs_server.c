@@ -55,7 +55,7 @@ static bool loopback_up(void)
 }
 
 /* Ganesha's VFS backend keeps files by their handles. */
-static bool handles_work(const char *folder)
+static bool handles_work(const char *directory)
 {
     struct {
         struct file_handle head;
@@ -63,9 +63,9 @@ static bool handles_work(const char *folder)
     } handle = {.head.handle_bytes = MAX_HANDLE_SZ};
     int mount_id, place, fd;
 
-    if (name_to_handle_at(AT_FDCWD, folder, &handle.head, &mount_id, 0) < 0)
+    if (name_to_handle_at(AT_FDCWD, directory, &handle.head, &mount_id, 0) < 0)
         return false;
-    place = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    place = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (place < 0)
         return false;
     fd = open_by_handle_at(place, &handle.head, O_RDONLY | O_CLOEXEC);
@@ -76,7 +76,7 @@ static bool handles_work(const char *folder)
     return true;
 }
 
-static const char *folder_of_tests(void)
+static const char *directory_of_tests(void)
 {
     const char *disk = getenv("UCM_TEST_DISK");
 
@@ -87,8 +87,8 @@ const char *nfs_server_lacks(void)
 {
     if (access(GANESHA, X_OK) < 0 || access(RPCBIND, X_OK) < 0)
         return "nfs-ganesha or rpcbind is not installed";
-    if (!handles_work(folder_of_tests()))
-        return "no open_by_handle_at for the tests' folder: nfs-ganesha could not serve it";
+    if (!handles_work(directory_of_tests()))
+        return "no open_by_handle_at for the tests' directory: nfs-ganesha could not serve it";
     /* rpcbind keeps files in /run: the machine's own are left alone. */
     if (unshare(CLONE_NEWNET | CLONE_NEWNS) < 0)
         return "no network and mount namespaces of its own for the server";
@@ -137,7 +137,7 @@ static void print_log(const struct nfs_server *s)
     char path[256], line[512];
     FILE *file;
 
-    snprintf(path, sizeof(path), "%s/log", s->folder);
+    snprintf(path, sizeof(path), "%s/log", s->directory);
     file = fopen(path, "r");
     while (file && fgets(line, sizeof(line), file))
         fputs(line, stderr);
@@ -161,9 +161,9 @@ void nfs_server_start(struct nfs_server *s)
 {
     char file[160], log[160], pid[160];
 
-    snprintf(file, sizeof(file), "%s/conf", s->folder);
-    snprintf(log, sizeof(log), "%s/log", s->folder);
-    snprintf(pid, sizeof(pid), "%s/pid", s->folder);
+    snprintf(file, sizeof(file), "%s/conf", s->directory);
+    snprintf(log, sizeof(log), "%s/log", s->directory);
+    snprintf(pid, sizeof(pid), "%s/pid", s->directory);
     s->pid = spawn((char *[]){GANESHA, "-F", "-f", file, "-L", log, "-p", pid, NULL});
     await(s, s->pid, NFS_SERVER_PORT);
     await(s, s->pid, NFS_SERVER_MOUNT_PORT);
@@ -175,13 +175,13 @@ void nfs_server_open(struct nfs_server *s)
     FILE *file;
 
     memset(s, 0, sizeof(*s));
-    snprintf(s->folder, sizeof(s->folder), "%s/ucm-nfs-XXXXXX", folder_of_tests());
-    cr_assert_not_null(mkdtemp(s->folder));
-    snprintf(s->export, sizeof(s->export), "%s/export", s->folder);
+    snprintf(s->directory, sizeof(s->directory), "%s/ucm-nfs-XXXXXX", directory_of_tests());
+    cr_assert_not_null(mkdtemp(s->directory));
+    snprintf(s->export, sizeof(s->export), "%s/export", s->directory);
     cr_assert_eq(mkdir(s->export, 0700), 0);
     snprintf(s->url, sizeof(s->url), "nfs://127.0.0.1/kv?nfsport=%d&mountport=%d", NFS_SERVER_PORT,
              NFS_SERVER_MOUNT_PORT);
-    snprintf(path, sizeof(path), "%s/conf", s->folder);
+    snprintf(path, sizeof(path), "%s/conf", s->directory);
     file = fopen(path, "w");
     cr_assert_not_null(file);
     fprintf(file, config, NFS_SERVER_PORT, NFS_SERVER_MOUNT_PORT, s->export);
@@ -220,7 +220,7 @@ void nfs_server_close(struct nfs_server *s)
 
     nfs_server_kill(s);
     end(s->names);
-    pid = spawn((char *[]){"/bin/rm", "-rf", "--", s->folder, NULL});
+    pid = spawn((char *[]){"/bin/rm", "-rf", "--", s->directory, NULL});
     while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
         ;
 }

@@ -11,10 +11,10 @@
 #define NFS_SERVER_MOUNT_PORT 20491
 
 struct nfs_server {
-    char folder[96];  /* of the test; the server's own */
-    char export[128]; /* what lies on the share, seen from the server */
-    char url[160];    /* of the share, with both ports */
-    pid_t names, pid; /* rpcbind; ganesha, or 0 */
+    char directory[96]; /* of the test; the server's own */
+    char export[128];   /* what lies on the share, seen from the server */
+    char url[160];      /* of the share, with both ports */
+    pid_t names, pid;   /* rpcbind; ganesha, or 0 */
 };
 
 /* What this machine lacks for it, in words, or NULL. Moves the process to its own namespace. */

@@ -149,12 +149,12 @@ NFS_CASE(what_servers_say_is_understood, nfs_rig_relay_begin, nfs_rig_relay_end)
     cr_assert_eq(ended_with(c, SHARE_READ, 1, 1, ERR_STALE), -ENOENT, "somebody removed it");
     cr_assert_eq(ended_with(c, SHARE_READ, 1, 1, ERR_IO), -EIO);
     cr_assert_eq(ended_with(c, SHARE_READ, 1, 1, 77777), -EIO);
-    files = contract_files(c->folder);
+    files = contract_files(c->directory);
     cr_assert_eq(ended_with(c, SHARE_WRITE, 2, CREATE, ERR_DQUOT), -ENOSPC);
     cr_assert_eq(ended_with(c, SHARE_WRITE, 2, WRITE, ERR_NOSPC), -ENOSPC);
-    cr_assert_eq(contract_files(c->folder), files + 1, "made, though the server denied it");
+    cr_assert_eq(contract_files(c->directory), files + 1, "made, though the server denied it");
     cr_assert_eq(ended_with(c, SHARE_WRITE, 2, WRITE, ERR_JUKEBOX), 0, "begun anew");
-    cr_assert_eq(contract_files(c->folder), files + 2);
+    cr_assert_eq(contract_files(c->directory), files + 2);
     cr_assert_eq(contract_read(c, 2, 5000), 0);
     cr_assert_eq(contract_do(c, SHARE_REMOVE, 2, NULL, 0), 0);
     free(other);
@@ -229,7 +229,7 @@ NFS_CASE(late_replies_land_nowhere, nfs_rig_begin, nfs_rig_end)
     }
     for (unsigned i = 0; i < N; i++)
         free(ops[i].op.data);
-    cr_assert_eq(contract_files(c->folder), 0, "temporary files");
+    cr_assert_eq(contract_files(c->directory), 0, "temporary files");
 }
 
 enum { LOAD_OPS = 16, LOAD_KEYS = 48, LOAD_BYTES = 200000 };
@@ -309,7 +309,7 @@ NFS_CASE(an_export_is_made_anew, nfs_rig_begin, nfs_rig_end)
     cr_assert_eq(contract_write(c, 1, 5000), 0);
     nfs_server_kill(&nfs_rig_server);
     contract_rename_root(c, true);
-    cr_assert_eq(mkdir(c->folder, 0700), 0);
+    cr_assert_eq(mkdir(c->directory, 0700), 0);
     nfs_server_start(&nfs_rig_server);
     cr_assert_eq(contract_check(c, false, &now), 0);
     cr_assert_eq(contract_do(c, SHARE_FIND, 1, NULL, 5000), -ENOENT);
@@ -317,13 +317,13 @@ NFS_CASE(an_export_is_made_anew, nfs_rig_begin, nfs_rig_end)
     cr_assert_eq(contract_read(c, 1, 5000), 0);
 }
 
-NFS_CASE(a_blocks_folder_is_made_anew, nfs_rig_begin, nfs_rig_end)
+NFS_CASE(a_blocks_directory_is_made_anew, nfs_rig_begin, nfs_rig_end)
 {
     char from[256], to[256];
 
     cr_assert_eq(contract_write(c, 1, 5000), 0);
-    snprintf(from, sizeof(from), "%s/blocks", c->folder);
-    snprintf(to, sizeof(to), "%s/gone", c->folder);
+    snprintf(from, sizeof(from), "%s/blocks", c->directory);
+    snprintf(to, sizeof(to), "%s/gone", c->directory);
     cr_assert_eq(rename(from, to), 0);
     cr_assert_eq(contract_write(c, 2, 5000), 0);
     cr_assert_eq(contract_read(c, 2, 5000), 0);
@@ -375,7 +375,7 @@ static void hosts_lay(struct contract *c)
 {
     char path[160];
 
-    snprintf(path, sizeof(path), "%s.hosts", c->folder);
+    snprintf(path, sizeof(path), "%s.hosts", c->directory);
     contract_put(path, "127.0.0.9 two-addresses.test\n127.0.0.1 two-addresses.test\n", 58);
     cr_assert_eq(mount(path, "/etc/hosts", NULL, MS_BIND, NULL), 0);
 }

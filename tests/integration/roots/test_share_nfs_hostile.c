@@ -11,7 +11,7 @@
 #define FILES 8u  /* that are there */
 #define OP_MS 60u /* an operation that takes longer is taken back, as a root would */
 
-static struct share_backend *beside; /* a folder, on the same loop */
+static struct share_backend *beside; /* a directory, on the same loop */
 
 static void begin(struct contract *c)
 {
@@ -40,17 +40,17 @@ static void other_root_serves(struct contract *c, unsigned number)
 static void beside_open(struct contract *c)
 {
     struct config_process process;
-    char folder[160];
+    char directory[160];
     struct share_backend_config config = {.loop = &c->loop,
                                           .deadlines = &c->deadlines,
-                                          .target = folder,
+                                          .target = directory,
                                           .host = "host",
                                           .depth = 2,
                                           .process = &process};
 
-    snprintf(folder, sizeof(folder), "%s/beside", nfs_rig_server.folder);
-    cr_assert(mkdir(folder, 0700) == 0 || errno == EEXIST);
-    share_folder_process(&process, folder);
+    snprintf(directory, sizeof(directory), "%s/beside", nfs_rig_server.directory);
+    cr_assert(mkdir(directory, 0700) == 0 || errno == EEXIST);
+    share_directory_process(&process, directory);
     cr_assert_eq(share_process.open(&config, &beside), 0);
 }
 

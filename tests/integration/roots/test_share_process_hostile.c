@@ -22,10 +22,10 @@ static void begin(struct contract *c)
     char here[256];
 
     signal(SIGPIPE, SIG_IGN); /* as the daemon does */
-    contract_folder_begin(c, "/tmp");
+    contract_directory_begin(c, "/tmp");
     cr_assert(getcwd(here, sizeof(here)));
     snprintf(process.command, sizeof(process.command),
-             "%s/tests/integration/hostile_backend.py %s %s", here, c->folder, how);
+             "%s/tests/integration/hostile_backend.py %s %s", here, c->directory, how);
     process.buffer_bytes = 4u << 20;
     process.patience_ms = CONTRACT_DEADLINE_MS;
     process.pause_ms = 10;
@@ -107,16 +107,16 @@ static void write_one(struct contract *c)
         cr_assert_lt(i, 10);
 }
 
-/* The file in the folder: path, or "". */
+/* The file in the directory: path, or "". */
 static void only_file(const struct contract *c, char path[512])
 {
-    DIR *d = opendir(c->folder);
+    DIR *d = opendir(c->directory);
 
     cr_assert(d);
     path[0] = '\0';
     for (struct dirent *e; (e = readdir(d)) != NULL;)
         if (e->d_name[0] != '.')
-            snprintf(path, 512, "%s/%s", c->folder, e->d_name);
+            snprintf(path, 512, "%s/%s", c->directory, e->d_name);
     closedir(d);
 }
 
@@ -130,7 +130,7 @@ static void one_is_there(struct contract *c)
 
     contract_close(c);
     if (data) {
-        snprintf(path, sizeof(path), "%s/%s", c->folder, name);
+        snprintf(path, sizeof(path), "%s/%s", c->directory, name);
         contract_put(path, data, bytes);
     } else {
         strcpy(words, "x");
@@ -197,7 +197,7 @@ static void each(const char *const *ways, unsigned n, void (*body)(struct contra
 {
     for (unsigned i = 0; i < n; i++) {
         how = ways[i];
-        contract_case(begin, contract_folder_end, body);
+        contract_case(begin, contract_directory_end, body);
     }
 }
 #define EACH(ways, body) each(ways, sizeof(ways) / sizeof((ways)[0]), body)
@@ -222,7 +222,7 @@ Test(share_process_hostile, its_hello_hangs)
 {
     how = "hello:hang";
     hello_ms = HANG_MS;
-    contract_case(begin, contract_folder_end, hangs_and_comes_back);
+    contract_case(begin, contract_directory_end, hangs_and_comes_back);
 }
 
 Test(share_process_hostile, it_breaks_the_protocol)
@@ -263,7 +263,7 @@ static void scribbles(struct contract *c)
 Test(share_process_hostile, it_writes_to_the_buffer_behind_its_answer)
 {
     how = "read:scribble";
-    contract_case(begin, contract_folder_end, scribbles);
+    contract_case(begin, contract_directory_end, scribbles);
 }
 
 static unsigned descriptors(void)
@@ -296,7 +296,7 @@ static void sends_descriptors(struct contract *c)
 Test(share_process_hostile, its_descriptors_are_dropped)
 {
     how = "find:fds";
-    contract_case(begin, contract_folder_end, sends_descriptors);
+    contract_case(begin, contract_directory_end, sends_descriptors);
 }
 
 static pid_t holder(struct contract *c)
@@ -305,7 +305,7 @@ static pid_t holder(struct contract *c)
     long pid = 0;
     FILE *f;
 
-    snprintf(path, sizeof(path), "%s/holder", c->folder);
+    snprintf(path, sizeof(path), "%s/holder", c->directory);
     f = fopen(path, "r");
     cr_assert(f && fscanf(f, "%ld", &pid) == 1 && pid > 1);
     fclose(f);
@@ -325,7 +325,7 @@ static void sends_what_lingers(struct contract *c)
 Test(share_process_hostile, a_descriptor_that_lingers_does_not_hold_up_the_loop)
 {
     how = "find:linger";
-    contract_case(begin, contract_folder_end, sends_what_lingers);
+    contract_case(begin, contract_directory_end, sends_what_lingers);
 }
 
 /* The child lives on with the socket and the old buffer. */
@@ -342,7 +342,7 @@ static void forks(struct contract *c)
 Test(share_process_hostile, its_child_writes_to_a_buffer_that_nobody_reads)
 {
     how = "read:fork";
-    contract_case(begin, contract_folder_end, forks);
+    contract_case(begin, contract_directory_end, forks);
 }
 
 /* A request that is given up gives its memory back at once, though the process has not answered it. */
@@ -367,7 +367,7 @@ static void is_given_up(struct contract *c)
 Test(share_process_hostile, what_is_given_up_is_free_at_once)
 {
     how = "read:hang";
-    contract_case(begin, contract_folder_end, is_given_up);
+    contract_case(begin, contract_directory_end, is_given_up);
 }
 
 static void is_not_there(struct contract *c)
@@ -387,5 +387,5 @@ static void is_not_there(struct contract *c)
 Test(share_process_hostile, its_command_is_not_there)
 {
     how = "x";
-    contract_case(begin, contract_folder_end, is_not_there);
+    contract_case(begin, contract_directory_end, is_not_there);
 }

@@ -13,15 +13,15 @@ static bool ready(void)
 #ifdef __SANITIZE_THREAD__
     snprintf(store.why, sizeof(store.why), "nothing here has threads");
 #endif
-    if (!store.why[0] && setxattr(store.folder, "user.swift", "x", 1, 0) < 0)
+    if (!store.why[0] && setxattr(store.directory, "user.swift", "x", 1, 0) < 0)
         snprintf(store.why, sizeof(store.why),
-                 "Swift needs extended attributes, which %.80s has not", store.folder);
+                 "Swift needs extended attributes, which %.80s has not", store.directory);
     return !store.why[0];
 }
 
 static void serve(void)
 {
-    execl(PYTHON, PYTHON, "-B", "tests/integration/swift_server.py", store.folder, NULL);
+    execl(PYTHON, PYTHON, "-B", "tests/integration/swift_server.py", store.directory, NULL);
 }
 
 static void url(const char *path, char out[700])
@@ -69,7 +69,7 @@ static const struct contract_remote remote = {.get = store_get,
 
 static void away_path(char path[256])
 {
-    snprintf(path, 256, "%s/away-%s", store.folder, store.part);
+    snprintf(path, 256, "%s/away-%s", store.directory, store.part);
 }
 
 static void away(struct contract *c)
@@ -105,7 +105,7 @@ static void begin(struct contract *c)
 {
     char *target = store_begin(c, &remote), credentials[160];
 
-    snprintf(credentials, sizeof(credentials), "%s/credentials-%d", store.folder, (int)getpid());
+    snprintf(credentials, sizeof(credentials), "%s/credentials-%d", store.directory, (int)getpid());
     credentials_lay(credentials);
     sprintf(target, "s3://%s?endpoint=http://127.0.0.1:%d&credentials=%s", store.part,
             atoi(store.said), credentials);

@@ -11,23 +11,23 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static char folder[64], path[96];
+static char directory[64], path[96];
 
-static void make_folder(void)
+static void make_directory(void)
 {
-    strcpy(folder, "/tmp/ucmd-listener-XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof(path), "%s/s", folder);
+    strcpy(directory, "/tmp/ucmd-listener-XXXXXX");
+    cr_assert_not_null(mkdtemp(directory));
+    snprintf(path, sizeof(path), "%s/s", directory);
 }
 
-static void remove_folder(void)
+static void remove_directory(void)
 {
     char lock[112];
 
     snprintf(lock, sizeof(lock), "%s.lock", path);
     unlink(path); /* there or not */
     unlink(lock);
-    cr_assert_eq(rmdir(folder), 0);
+    cr_assert_eq(rmdir(directory), 0);
 }
 
 static int connect_to_path(void)
@@ -41,7 +41,7 @@ static int connect_to_path(void)
     return rc;
 }
 
-TestSuite(listener, .init = make_folder, .fini = remove_folder);
+TestSuite(listener, .init = make_directory, .fini = remove_directory);
 
 Test(listener, a_path_has_its_mode_and_goes_with_its_owner)
 {
@@ -89,9 +89,9 @@ Test(listener, what_is_wrong_with_a_path_is_said)
     longer[sizeof(longer) - 1] = '\0';
     cr_assert_eq(listener_unix(&l, "socket", longer, 0600, "", 4, &e), -EINVAL);
     cr_assert_str_eq(e.text, "socket: a path has at most 107 bytes");
-    snprintf(missing, sizeof(missing), "%s/none/s", folder);
+    snprintf(missing, sizeof(missing), "%s/none/s", directory);
     cr_assert_eq(listener_unix(&l, "socket", missing, 0600, "", 4, &e), -EACCES);
-    cr_assert_not_null(strstr(e.text, "its folder must exist and be writable"));
+    cr_assert_not_null(strstr(e.text, "its directory must exist and be writable"));
     cr_assert_eq(listener_unix(&l, "socket", path, 0600, "no-such-group", 4, &e), -EACCES);
     cr_assert_not_null(strstr(e.text, "there is no such group"));
     cr_assert_eq(connect_to_path(), -ENOENT, "a failure leaves no path behind");

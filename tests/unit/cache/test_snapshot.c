@@ -1,6 +1,6 @@
-/* DRAM over a restart, each piece by itself: the snapshot's bytes, whole and damaged; the folder's
- * files; slots that are taken before their memory is ready; the policy's order. The whole of it is
- * tests/integration/test_keep.c. */
+/* DRAM over a restart, each piece by itself: the snapshot's bytes, whole and damaged; the
+ * directory's files; slots that are taken before their memory is ready; the policy's order. The
+ * whole of it is tests/integration/test_keep.c. */
 #include "daemon/config/config.h"
 #include "daemon/format/checksum.h"
 #include "daemon/index/policy.h"
@@ -147,27 +147,27 @@ Test(kept, numbers_out_of_bounds_are_refused)
     }
 }
 
-/* ---- the folder ---- */
+/* ---- the directory ---- */
 
-static char folder[64];
+static char directory[64];
 
-static void folder_make(void)
+static void directory_make(void)
 {
-    snprintf(folder, sizeof(folder), "/dev/shm/ucm-keep-XXXXXX");
-    cr_assert(mkdtemp(folder));
+    snprintf(directory, sizeof(directory), "/dev/shm/ucm-keep-XXXXXX");
+    cr_assert(mkdtemp(directory));
 }
 
-static void folder_remove(void)
+static void directory_remove(void)
 {
-    cr_expect_eq(rmdir(folder), 0, "something is left in %s", folder);
+    cr_expect_eq(rmdir(directory), 0, "something is left in %s", directory);
 }
 
-static struct persist *folder_open(void)
+static struct persist *directory_open(void)
 {
     char why[PERSIST_WHY_BYTES];
     struct persist *k;
 
-    cr_assert_eq(persist_open(folder, &k, why), 0, "%s", why);
+    cr_assert_eq(persist_open(directory, &k, why), 0, "%s", why);
     return k;
 }
 
@@ -178,8 +178,8 @@ Test(kept, a_snapshot_is_found_once)
     uint8_t *p;
     size_t n;
 
-    folder_make();
-    k = folder_open();
+    directory_make();
+    k = directory_open();
     cr_expect_null(persist_snapshot(k, &n));
     cr_assert_eq(persist_reset(k, 4 * MIB), 0);
     cr_assert_eq(pwrite(persist_fd(k), "abc", 3, MIB), 3);
@@ -190,11 +190,11 @@ Test(kept, a_snapshot_is_found_once)
     cr_assert_eq(persist_commit(k), 0);
     persist_close(k);
     for (unsigned i = 0; i < 2; i++) { /* not taken: there for another try */
-        k = folder_open();
+        k = directory_open();
         cr_expect_not_null(persist_snapshot(k, &n));
         persist_close(k);
     }
-    k = folder_open();
+    k = directory_open();
     cr_expect_eq(memcmp(persist_snapshot(k, &n) + 4990, "end", 3), 0);
     cr_expect_geq(n, 5000u);
     cr_expect_eq(persist_identity(k).inode, before.inode);
@@ -202,11 +202,11 @@ Test(kept, a_snapshot_is_found_once)
     cr_expect_eq(memcmp(persist_snapshot(k, &n) + 4990, "end", 3), 0, "its bytes stay");
     persist_forget(k);
     persist_close(k); /* without a snapshot: the arena's file goes */
-    k = folder_open();
+    k = directory_open();
     cr_expect_null(persist_snapshot(k, &n));
     cr_expect_eq(persist_identity(k).inode, 0u);
     persist_close(k);
-    folder_remove();
+    directory_remove();
 }
 
 Test(kept, a_file_of_others_is_not_used)
@@ -215,33 +215,33 @@ Test(kept, a_file_of_others_is_not_used)
     struct persist *k;
     size_t n;
 
-    folder_make();
-    snprintf(path, sizeof(path), "%s/" CONFIG_KEEP_ARENA, folder);
+    directory_make();
+    snprintf(path, sizeof(path), "%s/" CONFIG_KEEP_ARENA, directory);
     cr_assert_eq(symlink("/dev/zero", path), 0);
-    k = folder_open();
+    k = directory_open();
     cr_expect_null(persist_snapshot(k, &n));
     cr_assert_eq(persist_reset(k, MIB), 0);
     persist_close(k);
-    folder_remove();
-    cr_expect_eq(persist_open(folder, &k, why), -ENOENT);
-    cr_expect_not_null(strstr(why, folder), "%s", why);
+    directory_remove();
+    cr_expect_eq(persist_open(directory, &k, why), -ENOENT);
+    cr_expect_not_null(strstr(why, directory), "%s", why);
 }
 
-Test(kept, a_folder_that_takes_no_file_is_told_and_given_back)
+Test(kept, a_directory_that_takes_no_file_is_told_and_given_back)
 {
     char path[128], why[PERSIST_WHY_BYTES];
     struct snapshot *kept = NULL;
 
-    folder_make();
-    snprintf(path, sizeof(path), "%s/" CONFIG_KEEP_ARENA, folder);
+    directory_make();
+    snprintf(path, sizeof(path), "%s/" CONFIG_KEEP_ARENA, directory);
     cr_assert_eq(mkdir(path, 0700), 0);
-    cr_expect_lt(snapshot_open(folder, MIB, MIB, &kept, why), 0);
+    cr_expect_lt(snapshot_open(directory, MIB, MIB, &kept, why), 0);
     cr_expect_null(kept);
-    cr_expect_not_null(strstr(why, folder), "%s", why);
+    cr_expect_not_null(strstr(why, directory), "%s", why);
     cr_assert_eq(rmdir(path), 0);
-    cr_assert_eq(snapshot_open(folder, MIB, MIB, &kept, why), 0, "its lock is free: %s", why);
+    cr_assert_eq(snapshot_open(directory, MIB, MIB, &kept, why), 0, "its lock is free: %s", why);
     snapshot_close(kept);
-    folder_remove();
+    directory_remove();
 }
 
 /* ---- slots ---- */
@@ -274,8 +274,8 @@ Test(kept, slots_are_where_they_were)
     slot_ref slots[40], kept[40];
     uint32_t slab[40], number[40];
 
-    folder_make();
-    k = folder_open();
+    directory_make();
+    k = directory_open();
     cr_assert_eq(persist_reset(k, 8 * MIB), 0);
     arena_open(persist_fd(k), 8 * MIB);
     arena_grow_all(8 * MIB);
@@ -317,7 +317,7 @@ Test(kept, slots_are_where_they_were)
     cr_expect_eq(arena_bytes_used(arena), 5 * MIB / 8);
     end();
     persist_close(k);
-    folder_remove();
+    directory_remove();
 }
 
 static void ended_cb(void *ctx)
@@ -334,13 +334,13 @@ Test(kept, where_the_room_ends_the_arena_ends)
     struct persist *k;
     slot_ref slot;
 
-    folder_make();
+    directory_make();
     if (unshare(CLONE_NEWNS) < 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
-        mount("none", folder, "tmpfs", 0, "size=3m") < 0) {
-        folder_remove();
+        mount("none", directory, "tmpfs", 0, "size=3m") < 0) {
+        directory_remove();
         cr_skip_test("no mounts of its own");
     }
-    k = folder_open();
+    k = directory_open();
     cr_assert_eq(persist_reset(k, 8 * MIB), 0);
     c.fd = persist_fd(k);
     begin();
@@ -367,8 +367,8 @@ Test(kept, where_the_room_ends_the_arena_ends)
     uv_close((uv_handle_t *)&awake, NULL);
     end();
     persist_close(k);
-    cr_expect_eq(umount(folder), 0);
-    folder_remove();
+    cr_expect_eq(umount(directory), 0);
+    directory_remove();
 }
 
 /* ---- the order ---- */

@@ -1,4 +1,4 @@
-/* A configuration in a folder of its own, for the tests of configurations. */
+/* A configuration in a directory of its own, for the tests of configurations. */
 #ifndef TESTS_UNIT_CONFIG_RIG_H
 #define TESTS_UNIT_CONFIG_RIG_H
 
@@ -15,13 +15,13 @@
 
 static struct config c;
 static struct config_error e;
-static char folder[] = "/tmp/ucmd-test-config-XXXXXX";
+static char directory[] = "/tmp/ucmd-test-config-XXXXXX";
 static char file[64];
 
 static inline void setup(void)
 {
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(file, sizeof(file), "%s/ucmd.yaml", folder);
+    cr_assert_not_null(mkdtemp(directory));
+    snprintf(file, sizeof(file), "%s/ucmd.yaml", directory);
     config_init(&c);
     unsetenv("LISTEN_FDS");
 }
@@ -35,7 +35,7 @@ static int remove_cb(const char *path, const struct stat *st, int type, struct F
 static inline void teardown(void)
 {
     config_free(&c);
-    nftw(folder, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
+    nftw(directory, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 static inline void write_bytes(const char *text, size_t n)

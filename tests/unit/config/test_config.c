@@ -405,7 +405,7 @@ Test(config, files_that_can_not_be_read)
 {
     cr_assert_eq(config_read(&c, "/nowhere/ucmd.yaml", &e), -ENOENT);
     cr_assert_str_eq(e.text, "/nowhere/ucmd.yaml: can't be opened: No such file or directory");
-    cr_assert_eq(config_read(&c, folder, &e), -EISDIR);
+    cr_assert_eq(config_read(&c, directory, &e), -EISDIR);
     cr_assert_not_null(strstr(e.text, "Is a directory"));
 }
 

@@ -17,9 +17,9 @@ static void set_sound(void)
 {
     char text[128];
 
-    snprintf(text, sizeof(text), "socket=%s/ucmd.sock", folder);
+    snprintf(text, sizeof(text), "socket=%s/ucmd.sock", directory);
     set(text);
-    snprintf(text, sizeof(text), "nvme.paths=%s", folder);
+    snprintf(text, sizeof(text), "nvme.paths=%s", directory);
     set(text);
     set("nvme.size=4MiB");
     set("nvme.segment=1MiB");
@@ -62,13 +62,13 @@ Test(config_check, a_check_names_the_line_of_the_file)
     check_refused(begin, "smaller than arena.slab");
 }
 
-Test(config_check, the_sockets_folder)
+Test(config_check, the_sockets_directory)
 {
     char text[160];
 
     set_sound();
     set("socket=/nowhere/at/all/ucmd.sock");
-    check_refused("--set: socket: folder /nowhere/at/all does not exist", "make it");
+    check_refused("--set: socket: directory /nowhere/at/all does not exist", "make it");
     setenv("LISTEN_FDS", "1", 1);
     cr_assert_eq(config_check(&c, &e), 0, "systemd made the socket: %s", e.text);
     unsetenv("LISTEN_FDS");
@@ -78,7 +78,7 @@ Test(config_check, the_sockets_folder)
     check_refused("--set: socket: ", "is no socket");
     snprintf(text, sizeof(text), "socket=%s/ucmd.sock", file);
     set(text);
-    check_refused("--set: socket: ", "is not a folder");
+    check_refused("--set: socket: ", "is not a directory");
 }
 
 Test(config_check, the_sockets_group)
@@ -96,7 +96,7 @@ Test(config_check, the_sockets_group)
     if (geteuid() != 0)
         cr_skip_test("needs root for the rest");
     cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
-    cr_assert_eq(chmod(folder, 0777), 0);
+    cr_assert_eq(chmod(directory, 0777), 0);
     cr_assert_eq(seteuid(65534), 0);
     check_refused("--set: socket_group: uid 65534 is not in the group \"daemon\"", "add");
     cr_assert_eq(seteuid(0), 0);
@@ -109,36 +109,36 @@ Test(config_check, more_memory_than_the_host_has)
     check_refused("--set: arena.size is 15TiB, with the index and requests ", "MiB fit");
 }
 
-Test(config_check, nvme_folders)
+Test(config_check, nvme_directories)
 {
     char text[200], link[96];
 
     set_sound();
     set("nvme.paths=/nowhere");
-    check_refused("--set: nvme.paths: folder /nowhere does not exist", "make it");
+    check_refused("--set: nvme.paths: directory /nowhere does not exist", "make it");
     write_bytes("", 0);
     snprintf(text, sizeof(text), "nvme.paths=%s", file);
     set(text);
-    check_refused("--set: nvme.paths: ", "is no folder; set nvme.state");
-    snprintf(link, sizeof(link), "%s/link", folder);
-    cr_assert_eq(symlink(folder, link), 0);
-    snprintf(text, sizeof(text), "nvme.paths=%s,%s", folder, link);
+    check_refused("--set: nvme.paths: ", "is not a directory; set nvme.state");
+    snprintf(link, sizeof(link), "%s/link", directory);
+    cr_assert_eq(symlink(directory, link), 0);
+    snprintf(text, sizeof(text), "nvme.paths=%s,%s", directory, link);
     set(text);
     check_refused("--set: nvme.paths: ", "are one; name each once");
 }
 
-Test(config_check, nvme_folder_of_somebody_else)
+Test(config_check, nvme_directory_of_somebody_else)
 {
     char text[96];
 
     if (geteuid() != 0)
         cr_skip_test("needs root");
     set_sound();
-    cr_assert_eq(chmod(folder, 0755), 0);
+    cr_assert_eq(chmod(directory, 0755), 0);
     snprintf(text, sizeof(text), "socket=/tmp/ucmd.sock");
     set(text);
     cr_assert_eq(seteuid(65534), 0);
-    check_refused("--set: nvme.paths: folder ", "give it to the daemon's user");
+    check_refused("--set: nvme.paths: directory ", "give it to the daemon's user");
     cr_assert_eq(seteuid(0), 0);
 }
 
@@ -150,10 +150,10 @@ Test(config_check, room_for_the_nvme_files)
     set("nvme.size=16TiB");
     set("nvme.segment=1GiB");
     check_refused("--set: nvme.size: the file system of ", "lower nvme.size");
-    /* Two folders on one file system share its room. */
-    snprintf(sub, sizeof(sub), "%s/sub", folder);
+    /* Two directories on one file system share its room. */
+    snprintf(sub, sizeof(sub), "%s/sub", directory);
     cr_assert_eq(mkdir(sub, 0700), 0);
-    snprintf(text, sizeof(text), "nvme.paths=%s,%s", folder, sub);
+    snprintf(text, sizeof(text), "nvme.paths=%s,%s", directory, sub);
     set(text);
     set("nvme.size=4MiB");
     set("nvme.segment=1MiB");

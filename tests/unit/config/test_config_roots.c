@@ -51,17 +51,17 @@ static uint32_t roots_read(void)
     return n;
 }
 
-Test(config_roots, a_folder_is_a_process)
+Test(config_roots, a_directory_is_a_process)
 {
     set("share.threads=5");
     set("share.roots=/mnt/kv capacity=1TiB,/b");
     cr_assert_eq(roots_read(), 2);
     cr_assert_str_eq(roots[0].target, "/mnt/kv");
     cr_assert_eq(roots[0].capacity_bytes, 1ull << 40);
-    cr_assert_str_eq(roots[0].process.folder, "/mnt/kv");
+    cr_assert_str_eq(roots[0].process.directory, "/mnt/kv");
     cr_assert_not(roots[0].process.network);
-    cr_assert_not_null(strstr(roots[0].process.command, "/ucmd-backend-folder /mnt/kv 6"));
-    cr_assert_not_null(strstr(roots[1].process.command, "/ucmd-backend-folder /b 6"));
+    cr_assert_not_null(strstr(roots[0].process.command, "/ucmd-backend-directory /mnt/kv 6"));
+    cr_assert_not_null(strstr(roots[1].process.command, "/ucmd-backend-directory /b 6"));
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
     set("arena.slab=1MiB");
     cr_assert_eq(roots_read(), 2);
@@ -92,7 +92,7 @@ Test(config_roots, processes)
     cr_assert_eq(roots_read(), 2);
     cr_assert_str_eq(roots[0].target, "process:cold");
     cr_assert_str_eq(roots[0].process.command, "/usr/x -- y");
-    cr_assert_str_eq(roots[0].process.folder, "/mnt/kv");
+    cr_assert_str_eq(roots[0].process.directory, "/mnt/kv");
     cr_assert(roots[0].process.network && !roots[1].process.network);
     cr_assert_eq(roots[0].capacity_bytes, 1ull << 40);
     cr_assert_eq(roots[0].process.buffer_bytes, 1ull << 30);
@@ -110,7 +110,7 @@ Test(config_roots, processes_that_are_refused)
     set_refused("share.roots=process:a", "", "behind its options stand --");
     set_refused("share.roots=process:a --", "", "behind its options stand --");
     set_refused("share.roots=process:a -- x", "", "an absolute path");
-    set_refused("share.roots=process:a fast -- /x", "", "read=PATH or write=FOLDER");
+    set_refused("share.roots=process:a fast -- /x", "", "read=PATH or write=DIRECTORY");
     set_refused("share.roots=process:a buffer=1MiB -- /x", "", "write buffer=67112960");
     set_refused("share.roots=process:a write=b -- /x", "", "an absolute path");
     set_refused("share.roots=/a network", "", "neither capacity=SIZE nor ro;");
@@ -160,7 +160,7 @@ static void warn_cb(const char *text)
 {
     cr_assert_eq(strncmp(text, "--set: share.roots: /", 21), 0, "%s", text);
     cr_assert_not_null(strstr(text, "No such file"), "%s", text);
-    programs += strstr(text, "ucmd-backend-folder") != NULL;
+    programs += strstr(text, "ucmd-backend-directory") != NULL;
     warnings++;
 }
 
@@ -175,7 +175,7 @@ Test(config_roots, a_file_is_refused_and_what_is_missing_is_warned_of)
     cr_assert_eq(programs, 1, "it does not lie beside this one");
     set("share.roots=/proc/version");
     cr_assert_eq(config_check_roots(&c, warn_cb, &e), -EINVAL);
-    cr_assert_not_null(strstr(e.text, "/proc/version is not a folder"), "%s", e.text);
+    cr_assert_not_null(strstr(e.text, "/proc/version is not a directory"), "%s", e.text);
 }
 
 static char last[512];
@@ -185,7 +185,7 @@ static void keep_cb(const char *text)
     snprintf(last, sizeof(last), "%s", text);
 }
 
-Test(config_roots, a_folder_that_takes_no_writes_is_warned_of)
+Test(config_roots, a_directory_that_takes_no_writes_is_warned_of)
 {
     set("share.roots=/proc/self");
     cr_assert_eq(config_check_roots(&c, keep_cb, &e), 0, "%s", e.text);

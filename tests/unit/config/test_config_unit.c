@@ -38,7 +38,7 @@ Test(config_unit, the_defaults_open_nothing)
     cr_assert_str_eq(unit(), "[Service]\n", "the unit has these already");
 }
 
-Test(config_unit, folders_are_writable_and_read_only_roots_are_not)
+Test(config_unit, directories_are_writable_and_read_only_roots_are_not)
 {
     set("nvme.paths=/mnt/nvme0,/mnt/nvme 1");
     set("share.roots=/srv/kv capacity=1TiB,/srv/old ro");
@@ -57,7 +57,7 @@ Test(config_unit, nfs_opens_the_network)
     check_has("IPAddressAllow=any");
 }
 
-Test(config_unit, monitoring_opens_the_network_and_its_folder)
+Test(config_unit, monitoring_opens_the_network_and_its_directory)
 {
     set("metrics.listen=127.0.0.1:9471");
     set("metrics.socket=/srv/monitoring/ucmd.sock");
@@ -79,7 +79,7 @@ Test(config_unit, a_raw_disk_is_allowed_with_its_state)
     check_has_not("-/dev/nvme1n1");
 }
 
-Test(config_unit, what_lies_below_a_private_folder_comes_into_the_sandbox)
+Test(config_unit, what_lies_below_a_private_directory_comes_into_the_sandbox)
 {
     set("nvme.paths=/home/kv/nvme");
     set("share.roots=/tmp/kv");

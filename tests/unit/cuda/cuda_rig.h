@@ -34,7 +34,7 @@ static struct device_set *set;
 static struct device *gpu;
 static uint8_t *slots;
 static size_t slots_bytes;
-static char folder[64];
+static char directory[64];
 static unsigned failures;
 /* Set before daemon_begin. bus_byte_ns: what a byte over the bus costs, by the calibration; 0: as ever. */
 static unsigned beside_percent = 85;
@@ -72,7 +72,7 @@ static inline void calibration_write(void)
     costs_format(&costs, "13000/", text);
     for (int i = 0; i < FAKE_GPUS; i++) {
         uint8_t uuid[UCM_UUID_BYTES];
-        int n = snprintf(path, sizeof(path), "%s/copy-", folder);
+        int n = snprintf(path, sizeof(path), "%s/copy-", directory);
         FILE *file;
 
         fake_cuda_uuid(i, uuid);
@@ -89,7 +89,7 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
                                    .cuda = CONFIG_CUDA_REQUIRED,
                                    .strategy = strategy,
                                    .beside_percent = beside_percent,
-                                   .calibration = folder,
+                                   .calibration = directory,
                                    .numa = numa,
                                    .failed_cb = failed_cb,
                                    .memory_removed_cb = memory_removed_cb};
@@ -97,8 +97,8 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
     char note[200];
 
     slots_bytes = bytes;
-    snprintf(folder, sizeof(folder), "/tmp/ucm-test-cuda-XXXXXX");
-    cr_assert(mkdtemp(folder));
+    snprintf(directory, sizeof(directory), "/tmp/ucm-test-cuda-XXXXXX");
+    cr_assert(mkdtemp(directory));
     calibration_write();
     fake_cuda_install();
     fake_clock_stop();
@@ -118,7 +118,7 @@ static inline void daemon_end(void)
     cr_assert_eq(uv_run(&loop, UV_RUN_DEFAULT), 0);
     cr_assert_eq(uv_loop_close(&loop), 0);
     free(slots);
-    cr_assert_eq(wipe(folder), 0);
+    cr_assert_eq(wipe(directory), 0);
     cr_assert_eq(fake_cuda_left(), 0);
 }
 

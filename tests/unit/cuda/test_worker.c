@@ -177,7 +177,7 @@ Test(worker, many_groups_hide_no_pid_namespace, .timeout = 60)
     waitpid(pid, NULL, 0);
 }
 
-Test(worker, events_are_found_by_pid_user_and_folder, .timeout = 60)
+Test(worker, events_are_found_by_pid_user_and_directory, .timeout = 60)
 {
     struct worker w;
     pid_t pid = child_new();

@@ -274,7 +274,7 @@ Test(relocate, a_read_that_nobody_waits_for)
 /* Their memory ends with the daemon. */
 Test(relocate, a_snapshot_leaves_them_out)
 {
-    char folder[] = "/dev/shm/ucm-test-relocate-XXXXXX", why[PERSIST_WHY_BYTES];
+    char directory[] = "/dev/shm/ucm-test-relocate-XXXXXX", why[PERSIST_WHY_BYTES];
     struct persist_identity id;
     struct snapshot_head head;
     struct snapshot *s;
@@ -283,8 +283,8 @@ Test(relocate, a_snapshot_leaves_them_out)
     size_t n, at;
     block_ref ref;
 
-    cr_assert(mkdtemp(folder));
-    cr_assert_eq(snapshot_open(folder, 2 * MIB, MIB, &s, why), 0, "%s", why);
+    cr_assert(mkdtemp(directory));
+    cr_assert_eq(snapshot_open(directory, 2 * MIB, MIB, &s, why), 0, "%s", why);
     snapshot_load(s, &(struct snapshot_modules){.loop = &rig.loop,
                                                 .cache = rig.cache,
                                                 .index = rig.index,
@@ -304,14 +304,14 @@ Test(relocate, a_snapshot_leaves_them_out)
     }
     snapshot_finish(s);
     snapshot_close(s);
-    cr_assert_eq(persist_open(folder, &k, why), 0, "%s", why);
+    cr_assert_eq(persist_open(directory, &k, why), 0, "%s", why);
     p = persist_snapshot(k, &n);
     cr_assert(p);
     id = persist_identity(k);
     cr_assert_eq(snapshot_check(p, n, &id, MIB, &head, &at), 0);
     cr_expect_eq(head.parts, 2u);
     persist_close(k);
-    cr_assert_eq(wipe(folder), 0);
+    cr_assert_eq(wipe(directory), 0);
 }
 
 /* Blocks of two parts, of which one lies in a mapping. */

@@ -23,7 +23,7 @@
 
 enum { UNIX, TCP };
 
-static char folder[64], path[96];
+static char directory[64], path[96];
 static union listener_address tcp;
 static struct published *published;
 static struct http *http;
@@ -82,9 +82,9 @@ static void start(void)
     char text[LISTENER_TEXT_BYTES];
     struct ucm_error e;
 
-    strcpy(folder, "/tmp/ucmd-http-XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof(path), "%s/s", folder);
+    strcpy(directory, "/tmp/ucmd-http-XXXXXX");
+    cr_assert_not_null(mkdtemp(directory));
+    snprintf(path, sizeof(path), "%s/s", directory);
     cr_assert_eq(listener_unix(&listeners[UNIX], "metrics.socket", path, 0600, "", 64, &e), 0);
     cr_assert_eq(listener_address_parse("0", &tcp), 0);
     cr_assert_eq(listener_tcp(&listeners[TCP], &tcp, 64, &e), 0);
@@ -108,7 +108,7 @@ static void end(void)
     cr_assert_eq(access(path, F_OK), -1, "the path goes with the listener");
     snprintf(lock, sizeof(lock), "%s.lock", path);
     cr_assert_eq(unlink(lock), 0);
-    cr_assert_eq(rmdir(folder), 0);
+    cr_assert_eq(rmdir(directory), 0);
 }
 
 TestSuite(http, .init = start, .fini = end);

@@ -26,7 +26,7 @@ static inline void contract_round_trip(struct contract *c)
         contract_stored(path, BLOCK_FILE_HEADER_BYTES + sizes[i]);
         free(o.op.data);
     }
-    cr_assert_eq(contract_files(c->folder), sizeof(sizes) / sizeof(sizes[0]), "temporary files");
+    cr_assert_eq(contract_files(c->directory), sizeof(sizes) / sizeof(sizes[0]), "temporary files");
 }
 
 /* A sealed part: its seal comes back with it; a copy by name has the seal in front of its data, and is as sealed as the original. */
@@ -130,7 +130,7 @@ static inline int contract_nothing_removed(void)
     return contract_remote && contract_remote->removes_blind ? 0 : -ENOENT;
 }
 
-/* On a root without any folder, in a bucket without the file, and of another length's file. */
+/* On a root without any directory, in a bucket without the file, and of another length's file. */
 static inline void contract_missing(struct contract *c)
 {
     uint8_t byte;
@@ -141,7 +141,7 @@ static inline void contract_missing(struct contract *c)
         cr_assert_eq(contract_do(c, SHARE_REMOVE, 7, NULL, 0), contract_nothing_removed());
         cr_assert_eq(contract_do(c, SHARE_TOUCH, 7, NULL, 0),
                      contract_objects_only() ? 0 : -ENOENT);
-        cr_assert_eq(contract_files(c->folder), 0, "looking makes nothing");
+        cr_assert_eq(contract_files(c->directory), 0, "looking makes nothing");
         cr_assert_eq(contract_write(c, 7, 100), 0);
         cr_assert_eq(contract_do(c, SHARE_REMOVE, 7, NULL, 0), 0);
     }
@@ -203,7 +203,7 @@ static inline void contract_wrong_length(struct contract *c)
         cr_assert_eq(contract_do(c, SHARE_FIND, 5, NULL, bytes), -EBADMSG);
         cr_assert_eq(contract_read(c, 5, bytes), -EBADMSG, "length %lld", (long long)lengths[i]);
     }
-    cr_assert_eq(contract_files(c->folder), 1);
+    cr_assert_eq(contract_files(c->directory), 1);
 }
 
 static inline void contract_lay_odd(const char *path, const char *beside, unsigned kind)
@@ -230,7 +230,7 @@ static inline void contract_not_a_file(struct contract *c)
 {
     char path[512], beside[512];
 
-    snprintf(beside, sizeof(beside), "%s/beside", c->folder);
+    snprintf(beside, sizeof(beside), "%s/beside", c->directory);
     contract_path(c, 6, path);
     for (unsigned kind = 0; kind < 4; kind++) {
         char name[BLOCK_FILE_NAME_CAP];
@@ -244,11 +244,11 @@ static inline void contract_not_a_file(struct contract *c)
             cr_assert_eq(contract_read(c, 6, 500), 0);
             cr_assert_eq(contract_do(c, SHARE_REMOVE, 6, NULL, 0), 0);
         } else {
-            cr_assert_eq(contract_write(c, 6, 500), -EBADMSG, "a folder stays");
+            cr_assert_eq(contract_write(c, 6, 500), -EBADMSG, "a directory stays");
             cr_assert_eq(contract_do(c, SHARE_REMOVE, 6, NULL, 0), -EBADMSG);
         }
     }
-    cr_assert_eq(contract_files(c->folder), 1, "`beside` is left, and no temporary file");
+    cr_assert_eq(contract_files(c->directory), 1, "`beside` is left, and no temporary file");
 }
 
 /* Nothing is read, written, listed or removed beyond a link that stands in a bucket's place. */
@@ -259,7 +259,7 @@ static inline void contract_linked_bucket(struct contract *c)
     struct share_listing listing;
     int status;
 
-    snprintf(outside, sizeof(outside), "%s/outside", c->folder);
+    snprintf(outside, sizeof(outside), "%s/outside", c->directory);
     cr_assert_eq(mkdir(outside, 0700), 0);
     snprintf(inside, sizeof(inside), "%s/%s", outside, name);
     contract_lay(inside, 8, 8, 500);
@@ -299,7 +299,7 @@ static inline void contract_writers_of_one(struct contract *c)
     }
     cr_assert_geq(wrote, 1);
     cr_assert_eq(contract_read(c, 9, 300000), 0);
-    cr_assert_eq(contract_files(c->folder), 1, "temporary files");
+    cr_assert_eq(contract_files(c->directory), 1, "temporary files");
     free(data);
     free(ops);
 }
@@ -317,7 +317,7 @@ static inline void *contract_renamer_main(void *arg)
     char path[512], beside[512];
 
     contract_path(r->c, r->number, path);
-    snprintf(beside, sizeof(beside), "%s/beside", r->c->folder);
+    snprintf(beside, sizeof(beside), "%s/beside", r->c->directory);
     for (unsigned i = 0; !atomic_load(&r->stop); i++) {
         contract_lay(contract_remote ? path : beside, r->number, r->number + i % 2, r->bytes);
         if (!contract_remote)
@@ -359,7 +359,7 @@ static inline void contract_listing(struct contract *c)
 {
     static const char *const others[] = {"readme", ".tmp", ".nfs0001", "abc-def-00", "UPPER"};
     struct timespec times[2] = {{.tv_sec = 1}, {.tv_sec = 1600000000, .tv_nsec = 123456000}};
-    char name[BLOCK_FILE_NAME_CAP], folder[BLOCK_FILE_NAME_CAP], path[512];
+    char name[BLOCK_FILE_NAME_CAP], directory[BLOCK_FILE_NAME_CAP], path[512];
     uint8_t bucket = contract_bucket(11, name);
     const struct share_file *f;
     struct share_listing l;
@@ -375,13 +375,13 @@ static inline void contract_listing(struct contract *c)
     }
     contract_path_in(c, bucket, CONTRACT_TEMP, path);
     contract_put(path, "12345", 5);
-    strcpy(folder, name);
-    folder[0] ^= 1; /* another digit: a good name, but of a folder, and of a link */
-    contract_path_in(c, bucket, folder, path);
+    strcpy(directory, name);
+    directory[0] ^= 1; /* another digit: a good name, but of a directory, and of a link */
+    contract_path_in(c, bucket, directory, path);
     if (!contract_remote)
         cr_assert_eq(mkdir(path, 0700), 0);
-    folder[0] ^= 2;
-    contract_path_in(c, bucket, folder, path);
+    directory[0] ^= 2;
+    contract_path_in(c, bucket, directory, path);
     if (!contract_remote)
         cr_assert_eq(symlink("readme", path), 0);
     contract_path(c, 11, path);
@@ -495,7 +495,7 @@ static inline void contract_remove(struct contract *c)
     cr_assert_eq(contract_remove_by_name(c, bucket, name), 0);
     cr_assert_eq(contract_remove_by_name(c, bucket, CONTRACT_TEMP), 0);
     cr_assert_eq(contract_remove_by_name(c, bucket, name), contract_nothing_removed());
-    cr_assert_eq(contract_files(c->folder), 0);
+    cr_assert_eq(contract_files(c->directory), 0);
 }
 
 /* A server may say what it likes in a listing. */
@@ -505,17 +505,17 @@ static inline void contract_names_lead_nowhere(struct contract *c)
         "", ".", "..", "../precious", "readme", BLOCK_FILE_TEMP_PREFIX "/../../../precious"};
     char path[512];
 
-    snprintf(path, sizeof(path), "%s/precious", c->folder);
+    snprintf(path, sizeof(path), "%s/precious", c->directory);
     contract_put(path, "x", 1);
     contract_bucket_make(c, 0);
     contract_path_in(c, 0, "readme", path);
     contract_put(path, "x", 1);
     for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         cr_assert_eq(contract_remove_by_name(c, 0, names[i]), -EINVAL, "%s", names[i]);
-    cr_assert_eq(contract_files(c->folder), 2);
+    cr_assert_eq(contract_files(c->directory), 2);
 }
 
-/* On a root without folders, and on one with them. */
+/* On a root without directories, and on one with them. */
 static inline void contract_checks(struct contract *c)
 {
     uint64_t first, second;
@@ -523,12 +523,12 @@ static inline void contract_checks(struct contract *c)
     cr_assert_eq(contract_check(c, false, &first), 0);
     cr_assert_eq(contract_check(c, true, &first), 0);
     contract_near_now(first);
-    cr_assert_eq(contract_files(c->folder), 0, "it leaves nothing");
+    cr_assert_eq(contract_files(c->directory), 0, "it leaves nothing");
     cr_assert_eq(contract_write(c, 14, 10), 0);
     cr_assert_eq(contract_check(c, false, &second), 0);
     cr_assert_eq(contract_check(c, true, &second), 0);
     cr_assert_geq(second, first);
-    cr_assert_eq(contract_files(c->folder), 1);
+    cr_assert_eq(contract_files(c->directory), 1);
 }
 
 /* A server that was away may first have to look at what was sent to it meanwhile. */
@@ -541,7 +541,7 @@ static inline void contract_until_up(struct contract *c)
         cr_assert_lt(uv_hrtime(), end_ns, "still %s", strerror(-status));
 }
 
-/* Operations of which none may be answered, though folders were open before. */
+/* Operations of which none may be answered, though directories were open before. */
 static inline void contract_root_gone(struct contract *c)
 {
     uint64_t now;
@@ -567,8 +567,8 @@ static inline void contract_root_gone(struct contract *c)
     cr_assert_eq(contract_read(c, 15, 700), 0, "noticed by itself");
 }
 
-/* Folders may go while they are in use: somebody empties the root. */
-static inline void contract_folders_gone(struct contract *c)
+/* Directories may go while they are in use: somebody empties the root. */
+static inline void contract_directories_gone(struct contract *c)
 {
     char path[512];
 
@@ -642,8 +642,8 @@ static inline void contract_open_close(struct contract *c)
         contract_case(begin, end, contract_##name);                                                \
     }
 
-/* Of what a folder can have in a file's place. */
-#define SHARE_CONTRACT_FOLDER(suite, begin, end)                                                   \
+/* Of what a directory can have in a file's place. */
+#define SHARE_CONTRACT_DIRECTORY(suite, begin, end)                                                \
     SHARE_CONTRACT_CASE(suite, not_a_file, begin, end)                                             \
     SHARE_CONTRACT_CASE(suite, linked_bucket, begin, end)
 
@@ -663,7 +663,7 @@ static inline void contract_open_close(struct contract *c)
     SHARE_CONTRACT_CASE(suite, by_name, begin, end)                                                \
     SHARE_CONTRACT_CASE(suite, checks, begin, end)                                                 \
     SHARE_CONTRACT_CASE(suite, root_gone, begin, end)                                              \
-    SHARE_CONTRACT_CASE(suite, folders_gone, begin, end)                                           \
+    SHARE_CONTRACT_CASE(suite, directories_gone, begin, end)                                       \
     SHARE_CONTRACT_CASE(suite, cancel, begin, end)                                                 \
     SHARE_CONTRACT_CASE(suite, open_close, begin, end)
 
@@ -678,6 +678,6 @@ static inline void contract_open_close(struct contract *c)
 
 #define SHARE_CONTRACT(suite, begin, end)                                                          \
     SHARE_CONTRACT_STORE(suite, begin, end)                                                        \
-    SHARE_CONTRACT_FOLDER(suite, begin, end)
+    SHARE_CONTRACT_DIRECTORY(suite, begin, end)
 
 #endif

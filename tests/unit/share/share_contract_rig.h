@@ -1,9 +1,10 @@
 /* Beneath share_contract.h: a backend, operations on it one by one, and the files on its root.
  *
- * begin(c) of a test fills in `ops`, `target` and `folder`: the same root as `target`, seen as a
- * folder here, for the tests lay and damage files there directly. A server that stands between must
- * not remember attributes of files. A root that can't be seen as a folder has `contract_remote`, and
- * `folder` is "". Every test is a process, with a begin and an end of its own. */
+ * begin(c) of a test fills in `ops`, `target` and `directory`: the same root as `target`, seen as a
+ * directory here, for the tests lay and damage files there directly. A server that stands between
+ * must not remember attributes of files. A root that can't be seen as a directory has
+ * `contract_remote`, and `directory` is "". Every test is a process, with a begin and an end of its
+ * own. */
 #ifndef UCMD_TESTS_SHARE_CONTRACT_RIG_H
 #define UCMD_TESTS_SHARE_CONTRACT_RIG_H
 
@@ -11,7 +12,7 @@
 #include "daemon/format/checksum.h"
 #include "daemon/share/backend.h"
 #include "tests/runner/bytes.h"
-#include "tests/unit/share/share_folder.h"
+#include "tests/unit/share/share_directory.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -32,7 +33,7 @@
 #define CONTRACT_DEADLINE_MS 60000
 #define PENDING 1 /* no status: 0 and -errno are */
 
-/* Files of a root that is no folder, by their paths. Any thread. */
+/* Files of a root that is not a directory, by their paths. Any thread. */
 struct contract_remote {
     uint8_t *(*get)(const char *path, uint64_t *bytes);              /* NULL: there is none */
     void (*put)(const char *path, const void *data, uint64_t bytes); /* in one step */
@@ -46,11 +47,11 @@ static const struct contract_remote *contract_remote;
 
 struct contract {
     const struct share_backend_ops *ops;
-    char folder[128], target[256];
+    char directory[128], target[256];
     const struct config_process *process; /* NULL: it is none */
     char launcher[256];                   /* its ucmd; "": no sandbox */
     unsigned depth;                       /* 8 unless begin says otherwise; at least 2 */
-    /* The root goes away, as the backend sees it, and comes back. NULL: the folder is renamed. */
+    /* The root goes away, as the backend sees it, and comes back. NULL: the directory is renamed. */
     void (*root_away)(struct contract *c);
     void (*root_back)(struct contract *c);
     uv_loop_t loop;
@@ -76,21 +77,21 @@ static inline int contract_wipe_cb(const char *path, const struct stat *st, int 
     return remove(path);
 }
 
-static inline int contract_wipe(const char *folder)
+static inline int contract_wipe(const char *directory)
 {
-    return nftw(folder, contract_wipe_cb, 16, FTW_DEPTH | FTW_PHYS);
+    return nftw(directory, contract_wipe_cb, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* A folder of the test's own, below that one; contract_folder_end removes it. */
-static inline void contract_folder_begin(struct contract *c, const char *below)
+/* A directory of the test's own, below that one; contract_directory_end removes it. */
+static inline void contract_directory_begin(struct contract *c, const char *below)
 {
-    snprintf(c->folder, sizeof(c->folder), "%s/ucm-test-share-XXXXXX", below);
-    cr_assert(mkdtemp(c->folder));
+    snprintf(c->directory, sizeof(c->directory), "%s/ucm-test-share-XXXXXX", below);
+    cr_assert(mkdtemp(c->directory));
 }
 
-static inline void contract_folder_end(struct contract *c)
+static inline void contract_directory_end(struct contract *c)
 {
-    cr_assert_eq(contract_wipe(c->folder), 0);
+    cr_assert_eq(contract_wipe(c->directory), 0);
 }
 
 /* ---- running operations ---- */
@@ -259,7 +260,7 @@ static inline uint8_t contract_bucket(unsigned number, char name[BLOCK_FILE_NAME
 static inline void contract_path_in(const struct contract *c, uint8_t bucket, const char *name,
                                     char path[512])
 {
-    int n = snprintf(path, 512, "%s/blocks/%02x/%s", c->folder, bucket, name);
+    int n = snprintf(path, 512, "%s/blocks/%02x/%s", c->directory, bucket, name);
 
     cr_assert_lt(n, 512);
 }
@@ -278,7 +279,7 @@ static inline void contract_bucket_make(const struct contract *c, uint8_t bucket
 
     if (contract_remote)
         return;
-    snprintf(path, sizeof(path), "%s/blocks", c->folder);
+    snprintf(path, sizeof(path), "%s/blocks", c->directory);
     cr_assert(mkdir(path, 0700) == 0 || errno == EEXIST);
     contract_path_in(c, bucket, "", path);
     cr_assert(mkdir(path, 0700) == 0 || errno == EEXIST);
@@ -385,7 +386,7 @@ static inline bool contract_age(const char *path, const struct timespec times[2]
 /* What has this length, and the modes that block files have. */
 static inline void contract_stored(const char *path, uint64_t bytes)
 {
-    char folder[512];
+    char directory[512];
     struct stat st;
     uint64_t n;
 
@@ -397,8 +398,8 @@ static inline void contract_stored(const char *path, uint64_t bytes)
     cr_assert_eq(lstat(path, &st), 0);
     cr_assert_eq(st.st_mode, S_IFREG | 0600u);
     cr_assert_eq((uint64_t)st.st_size, bytes);
-    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(path, '/') - path), path);
-    cr_assert_eq(lstat(folder, &st), 0);
+    snprintf(directory, sizeof(directory), "%.*s", (int)(strrchr(path, '/') - path), path);
+    cr_assert_eq(lstat(directory, &st), 0);
     cr_assert_eq(st.st_mode, S_IFDIR | 0700u);
 }
 
@@ -450,13 +451,13 @@ static inline int contract_files_cb(const char *path, const struct stat *st, int
     return 0;
 }
 
-/* All that is no folder below this one, temporary files among it. */
-static inline unsigned contract_files(const char *folder)
+/* All that is not a directory below this one, temporary files among it. */
+static inline unsigned contract_files(const char *directory)
 {
     if (contract_remote)
         return contract_remote->count();
     contract_files_n = 0;
-    cr_assert_eq(nftw(folder, contract_files_cb, 16, FTW_PHYS), 0);
+    cr_assert_eq(nftw(directory, contract_files_cb, 16, FTW_PHYS), 0);
     return contract_files_n;
 }
 
@@ -482,8 +483,8 @@ static inline void contract_rename_root(struct contract *c, bool away)
 {
     char beside[160];
 
-    snprintf(beside, sizeof(beside), "%s.away", c->folder);
-    cr_assert_eq(rename(away ? c->folder : beside, away ? beside : c->folder), 0);
+    snprintf(beside, sizeof(beside), "%s.away", c->directory);
+    cr_assert_eq(rename(away ? c->directory : beside, away ? beside : c->directory), 0);
 }
 
 static inline const struct share_file *contract_listed(const struct share_listing *l,

@@ -1,13 +1,13 @@
-/* What tests of a shared root's garbage collection have in common: roots in folders of their own,
- * files that are laid there with any age, one or two hosts, and a server that fails or has another
- * clock. */
+/* What tests of a shared root's garbage collection have in common: roots in directories of their
+ * own, files that are laid there with any age, one or two hosts, and a server that fails or has
+ * another clock. */
 #ifndef UCMD_TESTS_SHARE_GC_RIG_H
 #define UCMD_TESTS_SHARE_GC_RIG_H
 
 #include "daemon/format/bytes.h"
 #include "daemon/gc/gc.h"
 #include "daemon/share/share_internal.h"
-#include "tests/unit/share/share_folder.h"
+#include "tests/unit/share/share_directory.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -42,7 +42,7 @@ struct rig {
     uv_loop_t *loop, own_loop;
     struct deadlines *deadlines, own_deadlines;
     uv_timer_t timer;
-    char folder[64];
+    char directory[64];
     struct rig_host hosts[RIG_HOSTS];
     struct {
         char path[256];
@@ -61,7 +61,7 @@ static inline uint64_t rig_random(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/* ---- a folder with faults ---- */
+/* ---- a directory with faults ---- */
 
 static struct {
     struct share_backend *b;
@@ -198,16 +198,16 @@ static inline void rig_clock_behind(struct rig *g, unsigned host, uint64_t secon
 
 /* ---- hosts ---- */
 
-static inline void rig_folder(struct rig *g)
+static inline void rig_directory(struct rig *g)
 {
     char path[96];
 
     memset(g, 0, sizeof(*g));
     /* In memory where there is such a place: thousands of files are made and removed. */
-    strcpy(g->folder, access("/dev/shm", W_OK) == 0 ? "/dev/shm/ucm-test-gc-XXXXXX"
-                                                    : "/tmp/ucm-test-gc-XXXXXX");
-    cr_assert_not_null(mkdtemp(g->folder));
-    snprintf(path, sizeof(path), "%s/blocks", g->folder);
+    strcpy(g->directory, access("/dev/shm", W_OK) == 0 ? "/dev/shm/ucm-test-gc-XXXXXX"
+                                                       : "/tmp/ucm-test-gc-XXXXXX");
+    cr_assert_not_null(mkdtemp(g->directory));
+    snprintf(path, sizeof(path), "%s/blocks", g->directory);
     cr_assert_eq(mkdir(path, 0700), 0);
 }
 
@@ -242,14 +242,14 @@ static inline void rig_host(struct rig *g, unsigned host)
                                        .deadlines = g->deadlines,
                                        .metrics = &g->hosts[host].metrics,
                                        .ops = &rig_backend,
-                                       .target = g->folder,
+                                       .target = g->directory,
                                        .host = host ? "b" : "a",
                                        .process = &process,
                                        .depth = 4,
                                        .deadline_ms = 5000,
                                        .ready_cb = rig_ready_cb};
 
-    share_folder_process(&process, g->folder);
+    share_directory_process(&process, g->directory);
     cr_assert_eq(share_root_open(&config, &g->hosts[host].root), 0);
     rig_host_config(g, host, 3600000);
 }
@@ -274,14 +274,14 @@ static inline void rig_open(struct rig *g, uint64_t capacity)
 
 static inline void rig_begin(struct rig *g, uint64_t capacity)
 {
-    rig_folder(g);
+    rig_directory(g);
     rig_open(g, capacity);
 }
 
 /* Another root of the same daemon; ends first. */
 static inline void rig_begin_beside(struct rig *g, struct rig *first)
 {
-    rig_folder(g);
+    rig_directory(g);
     rig_open_on(g, first->loop, first->deadlines, 0);
 }
 
@@ -368,7 +368,7 @@ static inline void rig_end(struct rig *g)
     } else {
         uv_run(g->loop, UV_RUN_NOWAIT); /* what was closed ends in one turn */
     }
-    nftw(g->folder, rig_unlink, 16, FTW_DEPTH | FTW_PHYS);
+    nftw(g->directory, rig_unlink, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 /* ---- files ---- */
@@ -384,9 +384,9 @@ static inline struct block_file_id rig_id(unsigned namespace, unsigned number, u
 
 static inline void rig_path(const struct rig *g, unsigned bucket, const char *name, char path[256])
 {
-    snprintf(path, 256, "%s/blocks/%02x", g->folder, bucket);
+    snprintf(path, 256, "%s/blocks/%02x", g->directory, bucket);
     cr_assert(mkdir(path, 0700) == 0 || errno == EEXIST);
-    snprintf(path, 256, "%s/blocks/%02x/%s", g->folder, bucket, name);
+    snprintf(path, 256, "%s/blocks/%02x/%s", g->directory, bucket, name);
 }
 
 static inline void rig_age(const char *path, uint64_t age_s)
@@ -468,7 +468,7 @@ static inline uint64_t rig_used(const struct rig *g)
         struct stat st;
         DIR *dir;
 
-        snprintf(path, sizeof(path), "%s/blocks/%02x", g->folder, bucket);
+        snprintf(path, sizeof(path), "%s/blocks/%02x", g->directory, bucket);
         dir = opendir(path);
         while (dir && (e = readdir(dir)))
             if (fstatat(dirfd(dir), e->d_name, &st, 0) == 0 && S_ISREG(st.st_mode))

@@ -113,7 +113,7 @@ Test(share_gc_ages, names_say_whose_and_which_part)
     cr_assert(gc_parts_learn(&parts, &other), "the only one of another namespace");
 }
 
-/* ---- passes over a real folder ---- */
+/* ---- passes over a real directory ---- */
 
 static struct rig g, beside; /* `beside` is another root of the same daemon */
 
@@ -253,7 +253,7 @@ static uint64_t marker_mtime_ns(void)
     struct stat st;
 
     cr_assert_eq(block_file_locate(&id, identity, name), 0);
-    snprintf(path, sizeof(path), "%s/blocks/%02x/%s", g.folder, identity[0], name);
+    snprintf(path, sizeof(path), "%s/blocks/%02x/%s", g.directory, identity[0], name);
     cr_assert_eq(stat(path, &st), 0, "%s", path);
     return (uint64_t)st.st_mtim.tv_sec * NS + (uint64_t)st.st_mtim.tv_nsec;
 }
@@ -349,7 +349,7 @@ Test(share_gc, killed_in_a_pass_leaves_nothing_to_repair)
     const uint64_t marker = bytes_with_marker(0);
     uint64_t total = 0, target, left;
 
-    rig_folder(&g);
+    rig_directory(&g);
     for (unsigned i = 0; i < 1000; i++)
         total += rig_put(&g, 1, i / 2, i % 2, 3600 + i * 300, 1064);
     target = total / 2 / 100 * 90;
@@ -419,7 +419,7 @@ static uint64_t bucket_bytes(uint8_t *bucket)
     return bytes;
 }
 
-Test(share_gc, a_folder_that_can_not_be_listed_is_left_out_of_a_pass)
+Test(share_gc, a_directory_that_can_not_be_listed_is_left_out_of_a_pass)
 {
     uint64_t left;
     uint8_t bucket;
@@ -435,7 +435,7 @@ Test(share_gc, a_folder_that_can_not_be_listed_is_left_out_of_a_pass)
     cr_assert_eq(g.hosts[0].metrics.share_gc_failed, 1);
 }
 
-Test(share_gc, purge_tells_of_a_folder_that_can_not_be_listed)
+Test(share_gc, purge_tells_of_a_directory_that_can_not_be_listed)
 {
     uint64_t left;
     uint8_t bucket;

@@ -1,5 +1,5 @@
-/* What tenants are guaranteed of a root, and get there at most: passes of garbage collection over a real folder, and the notes that
- * say whose a namespace is. */
+/* What tenants are guaranteed of a root, and get there at most: passes of garbage collection over a real directory, and the notes
+ * that say whose a namespace is. */
 #include "tests/unit/share/share_gc_rig.h"
 
 #define FILE_BYTES 1064

@@ -238,14 +238,14 @@ Test(share_remove, what_was_found_before_is_not_known_afterwards)
 
 /* ---- names ---- */
 
-static void open_with_seeds(const char *folder)
+static void open_with_seeds(const char *directory)
 {
     struct share_settings s = settings_of(1);
 
-    rig_clock_ns = 0; /* a thread reads the folder */
+    rig_clock_ns = 0; /* a thread reads the directory */
     uv_update_time(&rig.loop);
     s.seal = (struct seal *)&rig;
-    s.seeds = folder;
+    s.seeds = directory;
     s.seeds_ms = 10000;
     open_with(s);
     put(0, 0, 3);
@@ -257,14 +257,14 @@ static void open_with_seeds(const char *folder)
 
 Test(share_remove, a_name_that_is_not_known_yet_is_waited_for)
 {
-    char folder[] = "/tmp/seeds.XXXXXX";
+    char directory[] = "/tmp/seeds.XXXXXX";
 
-    cr_assert(mkdtemp(folder));
-    open_with_seeds(folder);
+    cr_assert(mkdtemp(directory));
+    open_with_seeds(directory);
     cr_expect_eq(outcome(&one, 20000), 0);
     cr_expect_neq(memcmp(one.r.name, one.r.fingerprint, sizeof(one.r.name)), 0);
     cr_expect_eq(left(0), 0u);
-    while (wipe(folder) != 0) /* the thread may still be removing its temporary file there */
+    while (wipe(directory) != 0) /* the thread may still be removing its temporary file there */
         ;
 }
 

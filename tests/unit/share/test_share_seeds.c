@@ -1,4 +1,5 @@
-/* Seeds in a folder: one for all who use it, another one behind a purge, and what becomes of questions when it can't be had. */
+/* Seeds in a directory: one for all who use it, another one behind a purge, and what becomes of questions when it can't be
+ * had. */
 /* Sanitizers: thread */
 #include "daemon/seal/seeds.h"
 #include "tests/runner/wipe.h"
@@ -13,7 +14,7 @@
 
 static uv_loop_t loop;
 static struct seeds *one, *two;
-static char folder[] = "/tmp/seeds.XXXXXX";
+static char directory[] = "/tmp/seeds.XXXXXX";
 static unsigned changes;
 static int purged;
 static const uint8_t space[UCM_FINGERPRINT_BYTES] = "a namespace",
@@ -34,9 +35,9 @@ static void purged_cb(struct seeds_purge *p, int status)
 static void setup(void)
 {
     cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_not_null(mkdtemp(folder));
-    cr_assert_eq(seeds_open(&loop, folder, 60000, changed_cb, NULL, &one), 0);
-    cr_assert_eq(seeds_open(&loop, folder, 60000, changed_cb, NULL, &two), 0);
+    cr_assert_not_null(mkdtemp(directory));
+    cr_assert_eq(seeds_open(&loop, directory, 60000, changed_cb, NULL, &one), 0);
+    cr_assert_eq(seeds_open(&loop, directory, 60000, changed_cb, NULL, &two), 0);
     changes = 0;
     purged = 1;
 }
@@ -47,7 +48,7 @@ static void teardown(void)
     seeds_close(two);
     uv_run(&loop, UV_RUN_DEFAULT);
     cr_expect_eq(uv_loop_close(&loop), 0);
-    while (wipe(folder) != 0) /* a thread that was given up may still be writing there */
+    while (wipe(directory) != 0) /* a thread that was given up may still be writing there */
         ;
 }
 
@@ -91,10 +92,10 @@ Test(share_seeds, a_purge_puts_another_one_in_its_place_and_overwrites_it)
     FILE *f;
 
     cr_assert_eq(found(one, space, before), 0);
-    snprintf(path, sizeof(path), "%s/", folder);
+    snprintf(path, sizeof(path), "%s/", directory);
     for (unsigned i = 0; i < sizeof(space); i++)
         snprintf(path + strlen(path), 3, "%02x", space[i]);
-    snprintf(kept, sizeof(kept), "%s/kept", folder);
+    snprintf(kept, sizeof(kept), "%s/kept", directory);
     cr_assert_eq(link(path, kept), 0);
     memcpy(p.fingerprint, space, sizeof(space));
     seeds_purge(one, &p);
@@ -144,7 +145,7 @@ Test(share_seeds, what_is_no_seed_is_none)
     char path[256];
     FILE *f;
 
-    snprintf(path, sizeof(path), "%s/", folder);
+    snprintf(path, sizeof(path), "%s/", directory);
     for (unsigned i = 0; i < sizeof(space); i++)
         snprintf(path + strlen(path), 3, "%02x", space[i]);
     f = fopen(path, "wb");
@@ -157,7 +158,7 @@ Test(share_seeds, what_is_no_seed_is_none)
 static void told(const char *of, const char *word)
 {
     const char *problem;
-    uv_async_t awake; /* the folder's timer alone keeps no loop alive */
+    uv_async_t awake; /* the directory's timer alone keeps no loop alive */
 
     cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
     while (!(problem = seeds_problem(one)) != !word || (word && !strstr(problem, word)))
@@ -168,26 +169,26 @@ static void told(const char *of, const char *word)
 }
 
 /* Without anybody who asks for a seed. */
-Test(share_seeds, a_folder_that_can_not_be_used_is_told_of_until_it_can)
+Test(share_seeds, a_directory_that_can_not_be_used_is_told_of_until_it_can)
 {
-    char away[sizeof(folder) + 8];
+    char away[sizeof(directory) + 8];
     uint8_t seed[SHARE_SEED_BYTES];
 
     cr_expect_eq(found(one, space, seed), 0);
-    snprintf(away, sizeof(away), "%s.away", folder);
-    cr_assert_eq(rename(folder, away), 0);
+    snprintf(away, sizeof(away), "%s.away", directory);
+    cr_assert_eq(rename(directory, away), 0);
     cr_expect_eq(found(one, other, seed), -ENOKEY);
     cr_expect(strstr(seeds_problem(one), "No such file"), "%s", seeds_problem(one));
     seeds_close(one);
-    cr_assert_eq(seeds_open(&loop, folder, 60000, changed_cb, NULL, &one), 0);
-    told(folder, "No such file or directory; encrypted blocks are misses");
-    cr_assert_eq(rename(away, folder), 0);
-    cr_assert_eq(chmod(folder, 0777), 0);
-    told(folder, "users other than its owner and group may write to it");
+    cr_assert_eq(seeds_open(&loop, directory, 60000, changed_cb, NULL, &one), 0);
+    told(directory, "No such file or directory; encrypted blocks are misses");
+    cr_assert_eq(rename(away, directory), 0);
+    cr_assert_eq(chmod(directory, 0777), 0);
+    told(directory, "users other than its owner and group may write to it");
     cr_expect_eq(found(one, space, seed), 0, "which stops nobody");
     seeds_close(one);
-    cr_assert_eq(seeds_open(&loop, folder, 60000, changed_cb, NULL, &one), 0);
-    told(folder, "users other than its owner and group");
-    cr_assert_eq(chmod(folder, 0700), 0);
-    told(folder, NULL);
+    cr_assert_eq(seeds_open(&loop, directory, 60000, changed_cb, NULL, &one), 0);
+    told(directory, "users other than its owner and group");
+    cr_assert_eq(chmod(directory, 0700), 0);
+    told(directory, NULL);
 }

@@ -1,5 +1,5 @@
-/* What the NVMe tier's tests share: a tier in folders of its own, and a small model of its caller
- * that knows which bytes every part must have. */
+/* What the NVMe tier's tests share: a tier in directories of its own, and a small model of its
+ * caller that knows which bytes every part must have. */
 #ifndef UCMD_TESTS_NVME_RIG_H
 #define UCMD_TESTS_NVME_RIG_H
 
@@ -41,7 +41,7 @@ struct rig {
     struct metrics metrics;
     struct tier *tier;
     struct ucm_error error;
-    char folders[RIG_FILES_MAX][64];
+    char directories[RIG_FILES_MAX][64];
     char *items[RIG_FILES_MAX];
     char *memory; /* one slot a part */
     uint64_t slot_bytes;
@@ -159,15 +159,15 @@ static inline const char *rig_base(void)
     return "build/tmp";
 }
 
-/* Folders and a config; the tier is not open yet. */
+/* Directories and a config; the tier is not open yet. */
 static inline void rig_init(unsigned files, uint64_t size, uint64_t segment, enum config_io io)
 {
     memset(&rig, 0, sizeof(rig));
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
     for (unsigned i = 0; i < files; i++) {
-        snprintf(rig.folders[i], sizeof(rig.folders[i]), "%.40s/nvme-XXXXXX", rig_base());
-        cr_assert_not_null(mkdtemp(rig.folders[i]));
-        rig.items[i] = rig.folders[i];
+        snprintf(rig.directories[i], sizeof(rig.directories[i]), "%.40s/nvme-XXXXXX", rig_base());
+        cr_assert_not_null(mkdtemp(rig.directories[i]));
+        rig.items[i] = rig.directories[i];
     }
     rig.config.nvme_paths = (struct config_list){.item = rig.items, .n = files};
     rig.config.nvme_size = size;
@@ -232,7 +232,7 @@ static inline void rig_close_tier(void)
 
 static inline void rig_path(unsigned file, char out[128])
 {
-    snprintf(out, 128, "%s/%s", rig.folders[file], NVME_CACHE_FILE);
+    snprintf(out, 128, "%s/%s", rig.directories[file], NVME_CACHE_FILE);
 }
 
 /* What is open; also at a test's end, where it says so. */
@@ -247,11 +247,11 @@ static inline void rig_close(void)
     for (unsigned i = 0; i < rig.config.nvme_paths.n; i++) {
         rig_path(i, path);
         unlink(path);
-        snprintf(path, sizeof(path), "%s/%s", rig.folders[i], NVME_INDEX_FILE);
+        snprintf(path, sizeof(path), "%s/%s", rig.directories[i], NVME_INDEX_FILE);
         unlink(path);
-        snprintf(path, sizeof(path), "%s/%s", rig.folders[i], NVME_NS_FILE);
+        snprintf(path, sizeof(path), "%s/%s", rig.directories[i], NVME_NS_FILE);
         unlink(path);
-        rmdir(rig.folders[i]);
+        rmdir(rig.directories[i]);
     }
     free(rig.memory);
     memset(&rig, 0, sizeof(rig));

@@ -494,9 +494,9 @@ Test(nvme, a_damaged_superblock_is_done_without)
 Test(nvme, a_path_that_is_not_there_is_refused)
 {
     rig_init(1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig.items[0] = (char[]){"/nonexistent/folder"};
+    rig.items[0] = (char[]){"/nonexistent/directory"};
     cr_assert_eq(rig_try_open(), -ENOENT);
-    cr_assert(strstr(rig.error.text, "/nonexistent/folder"), "%s", rig.error.text);
+    cr_assert(strstr(rig.error.text, "/nonexistent/directory"), "%s", rig.error.text);
 }
 
 Test(nvme, a_file_grows_and_is_never_truncated)

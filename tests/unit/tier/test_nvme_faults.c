@@ -96,7 +96,7 @@ Test(nvme_faults, what_is_read_late_is_found_in_its_turn)
     rig_memory(12, 50000);
     cr_assert_eq(rig_write(0, 12, 50000), 12);
     rig_close_tier();
-    snprintf(path, sizeof(path), "%s/%s", rig.folders[0], NVME_INDEX_FILE);
+    snprintf(path, sizeof(path), "%s/%s", rig.directories[0], NVME_INDEX_FILE);
     (void)unlink(path); /* so that all headers are read */
     fault.late_from = place_offset(&rig.parts[0].place);
     fault.late_to = place_offset(&rig.parts[11].place) + 1;
@@ -125,7 +125,7 @@ Test(nvme_faults, other_files_go_on)
     cr_assert_geq(rig_verify(), 80);
 }
 
-Test(nvme_faults, under_systemd_a_read_only_folder_may_be_the_sandboxs)
+Test(nvme_faults, under_systemd_a_read_only_directory_may_be_the_sandboxs)
 {
     char text[4096];
     size_t n;
@@ -134,7 +134,7 @@ Test(nvme_faults, under_systemd_a_read_only_folder_may_be_the_sandboxs)
 
     rig_init(2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     fault.open_error = EROFS;
-    fault.open_path = rig.folders[0];
+    fault.open_path = rig.directories[0];
     setenv("INVOCATION_ID", "0", 1);
     cr_assert(log && kept >= 0 && dup2(fileno(log), 2) == 2);
     rig_open();
@@ -157,7 +157,7 @@ Test(nvme_faults, a_read_only_disk_is_done_without)
 
     rig_init(2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     fault.open_error = EROFS;
-    fault.open_path = rig.folders[0];
+    fault.open_path = rig.directories[0];
     rig_open();
     rig_memory(10, 50000);
     stats = rig_stats();

@@ -253,7 +253,7 @@ static uint32_t checkpoint_tells(unsigned file, uint32_t number)
     ssize_t n;
     int fd;
 
-    snprintf(path, sizeof(path), "%s/%s", rig.folders[file], NVME_INDEX_FILE);
+    snprintf(path, sizeof(path), "%s/%s", rig.directories[file], NVME_INDEX_FILE);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     cr_assert_geq(fd, 0);
     n = read(fd, bytes, sizeof(bytes));

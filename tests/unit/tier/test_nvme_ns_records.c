@@ -10,18 +10,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char folder[2][64];
-static const char *const folders[2] = {folder[0], folder[1]};
+static char directory[2][64];
+static const char *const directories[2] = {directory[0], directory[1]};
 static struct ns_records names;
 
 static void path_make(unsigned i, char out[128])
 {
-    snprintf(out, 128, "%.64s/ucmd.namespaces", folder[i]);
+    snprintf(out, 128, "%.64s/ucmd.namespaces", directory[i]);
 }
 
 static void open_names(void)
 {
-    cr_assert_eq(ns_records_open(&names, folders, 2), 0);
+    cr_assert_eq(ns_records_open(&names, directories, 2), 0);
 }
 
 static void open_all(void)
@@ -29,8 +29,8 @@ static void open_all(void)
     const char *base = getenv("TMPDIR");
 
     for (unsigned i = 0; i < 2; i++) {
-        snprintf(folder[i], sizeof(folder[i]), "%.40s/names-XXXXXX", base ? base : "/tmp");
-        cr_assert_not_null(mkdtemp(folder[i]));
+        snprintf(directory[i], sizeof(directory[i]), "%.40s/names-XXXXXX", base ? base : "/tmp");
+        cr_assert_not_null(mkdtemp(directory[i]));
     }
     open_names();
 }
@@ -43,8 +43,8 @@ static void close_all(void)
     for (unsigned i = 0; i < 2; i++) {
         path_make(i, path);
         unlink(path);
-        rmdir(path); /* of the test that put a folder there */
-        cr_expect_eq(rmdir(folder[i]), 0, "something was left in %s", folder[i]);
+        rmdir(path); /* of the test that put a directory there */
+        cr_expect_eq(rmdir(directory[i]), 0, "something was left in %s", directory[i]);
     }
 }
 
@@ -177,8 +177,8 @@ Test(nvme_ns_records, what_waits_for_a_key_is_kept_whoever_wants_it)
     cr_expect_eq(names.count, 51u);
 }
 
-/* The caller goes by the record that one folder has: the next start does. */
-Test(nvme_ns_records, a_record_that_one_folder_takes)
+/* The caller goes by the record that one directory has: the next start does. */
+Test(nvme_ns_records, a_record_that_one_directory_takes)
 {
     struct nvme_ns_record one = name_make(1, 10);
     const struct nvme_ns_record *writes = &one;
@@ -292,7 +292,7 @@ Test(nvme_ns_records, a_damaged_record_is_passed_over_and_a_damaged_tail_written
     expect(7, 7);
 }
 
-Test(nvme_ns_records, each_folder_is_enough)
+Test(nvme_ns_records, each_directory_is_enough)
 {
     char path[128];
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
-#: Files of a model's folder that decide about its KV: weights, code, and how images and videos are processed.
+#: Files of a model's directory that decide about its KV: weights, code, and how images and videos are processed.
 _FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors", ".npz", ".engine", ".json", ".py")
 _libc = ctypes.CDLL(None)
 #: The clock of a file system may be this far behind, in seconds: it ticks. And where its times have no fractions.
@@ -30,7 +30,7 @@ _APART = 600.0
 _OWN = frozenset((0xEF53, 0x58465342, 0x9123683E, 0xCA451A4E, 0xF2F52010, 0x2FC12FC1, 0x794C7630, 0x01021994, 0x858458F6, 0x73717368, 0xE0F5E1E2))
 #: Of the largest files, so many, these bytes count when files are looked at closely.
 _SAMPLED, _SAMPLE = 16, 4096
-#: How long it is remembered that a commit was found, or none, in seconds, and of how many names: a look walks through a hub's folders.
+#: How long it is remembered that a commit was found, or none, in seconds, and of how many names: a look walks through a hub's directories.
 _FOUND, _NOT_FOUND, _NAMES = 60.0, 1.0, 1024
 
 #: For a path: what its files were when each load of it began, since it was last forgotten. Of this process.
@@ -81,7 +81,7 @@ def local(path: str) -> Optional[str]:
 
 
 def files_at(path: str, suffixes: tuple[str, ...] = _FILES, closely: bool = False) -> Optional[Files]:
-    """Of a folder the files with these suffixes, or of a file that one. None: they can't be read, or something is moving them. closely: opens each, as who
+    """Of a directory the files with these suffixes, or of a file that one. None: they can't be read, or something is moving them. closely: opens each, as who
     reads it does: a file server is asked then, where this host may otherwise answer from its memory."""
     at = time.time()
     try:

@@ -1,1 +1,1 @@
-"""Of Mooncake's Python client, what ucmd-backend-mooncake calls, played over a folder (store.py)."""
+"""Of Mooncake's Python client, what ucmd-backend-mooncake calls, played over a directory (store.py)."""

@@ -1,7 +1,7 @@
-"""Mooncake's client as the backend meets it, played over the folder that `metadata_server` names: a file for each object.
+"""Mooncake's client as the backend meets it, played over the directory that `metadata_server` names: a file for each object.
 
 What real clients of version 0.3.13 were seen to do, this does: a put of what is there is told as done and changes nothing, a put of no
-bytes stores nothing, removing what has a lease wants `force`. Files in the folder do harm to keys PREFIX/...: `away-PREFIX` is a master that
+bytes stores nothing, removing what has a lease wants `force`. Files in the directory do harm to keys PREFIX/...: `away-PREFIX` is a master that
 can't be reached, `throws-PREFIX` makes calls throw, `full-PREFIX` a store without room, `half-PREFIX` one where another's put is never done, and `lease-PREFIX`, which goes by that,
 a lease that ends amid a read.
 """
@@ -36,7 +36,7 @@ class _Replica:
 
 class MooncakeDistributedStore:
     def setup(self, config):
-        self.folder, self.spans = config["metadata_server"], []
+        self.directory, self.spans = config["metadata_server"], []
         return 0
 
     def close(self):
@@ -46,7 +46,7 @@ class MooncakeDistributedStore:
         return os.path.exists(self.harm_path(name, key))
 
     def harm_path(self, name, key):
-        return os.path.join(self.folder, f"{name}-{key.partition('/')[0]}")
+        return os.path.join(self.directory, f"{name}-{key.partition('/')[0]}")
 
     def register_buffer(self, at, size):
         self.spans.append((at, size))
@@ -56,7 +56,7 @@ class MooncakeDistributedStore:
         return any(first <= at and at + size <= first + n for first, n in self.spans)
 
     def path(self, key):
-        return os.path.join(self.folder, "objects", key.replace("/", "%"))
+        return os.path.join(self.directory, "objects", key.replace("/", "%"))
 
     def get_size(self, key):
         if self.harm("throws", key):
@@ -121,8 +121,8 @@ class MooncakeDistributedStore:
         return [self.put_from(*one) for one in zip(keys, ats, sizes)]
 
     def remove_by_regex(self, pattern, force=False):
-        folder = os.path.join(self.folder, "objects")
-        keys = [name.replace("%", "/") for name in os.listdir(folder)]
+        directory = os.path.join(self.directory, "objects")
+        keys = [name.replace("%", "/") for name in os.listdir(directory)]
         return sum(self.remove(key, force) == 0 for key in keys if re.search(pattern, key))
 
     def remove(self, key, force=False):

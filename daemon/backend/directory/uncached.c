@@ -1,4 +1,4 @@
-#include "daemon/backend/folder/uncached.h"
+#include "daemon/backend/directory/uncached.h"
 
 #include <errno.h>
 #include <fcntl.h>

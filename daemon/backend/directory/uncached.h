@@ -4,8 +4,8 @@
  * Directly (O_DIRECT, open(2)) where the file system can; else through the page cache, which is
  * told to drop the pages (posix_fadvise(3)). What it keeps of a file is a last page that is not on
  * stable storage yet. Any thread. */
-#ifndef UCM_BACKEND_FOLDER_UNCACHED_H
-#define UCM_BACKEND_FOLDER_UNCACHED_H
+#ifndef UCM_BACKEND_DIRECTORY_UNCACHED_H
+#define UCM_BACKEND_DIRECTORY_UNCACHED_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* Files below a folder of a mounted file system: what ucmd-backend-folder does with them.
+/* Files below a directory of a mounted file system: what ucmd-backend-directory does with them.
  *
  * Promises:
  * - Each call walks from the root, so a mount or an unmount takes effect at once. The root itself
@@ -14,44 +14,45 @@
  * - -ENODEV: the root does not exist
  *
  * Threads: any. */
-#ifndef UCM_BACKEND_FOLDER_FOLDER_H
-#define UCM_BACKEND_FOLDER_FOLDER_H
+#ifndef UCM_BACKEND_DIRECTORY_DIRECTORY_H
+#define UCM_BACKEND_DIRECTORY_DIRECTORY_H
 
 #include "daemon/backend/wire.h"
 
-struct folder_file {
+struct directory_file {
     const char *root;
     const char *bucket; /* "blocks/ab": below the root */
     const char *name;
-    /* folder_write, folder_check: a name of nobody else's, which ends with a digit to the base
-     * of 16 */
+    /* directory_write, directory_check: a name of nobody else's, which ends with a digit to the
+     * base of 16 */
     const char *temp;
     uint64_t bytes; /* its length, header included */
-    void *memory;   /* folder_read, folder_write: as uncached.h says */
-    bool sync; /* folder_write: durable, its name too. folder_check: does the root take writes? */
+    void *memory;   /* directory_read, directory_write: as uncached.h says */
+    /* directory_write: durable, its name too. directory_check: does the root take writes? */
+    bool sync;
     unsigned attempt;  /* the module's own */
-    uint64_t mtime_ns; /* out: folder_read; folder_check with sync: the server's time */
+    uint64_t mtime_ns; /* out: directory_read; directory_check with sync: the server's time */
 };
 
-int folder_find(struct folder_file *f);
-int folder_read(struct folder_file *f);
-int folder_write(struct folder_file *f);
-int folder_remove(struct folder_file *f);
+int directory_find(struct directory_file *f);
+int directory_read(struct directory_file *f);
+int directory_write(struct directory_file *f);
+int directory_remove(struct directory_file *f);
 /* Sets its time to the server's now. */
-int folder_touch(struct folder_file *f);
+int directory_touch(struct directory_file *f);
 /* Does the root answer? */
-int folder_check(struct folder_file *f);
+int directory_check(struct directory_file *f);
 
-#define FOLDER_FILES (1u << 19) /* of a listing; more are left out */
+#define DIRECTORY_FILES (1u << 19) /* of a listing; more are left out */
 
 /* Regular files of a bucket; none of one that does not exist. Zeroes before but for root and
  * bucket; `files` is the caller's, by malloc, whatever is returned. */
-struct folder_listing {
+struct directory_listing {
     const char *root, *bucket;
     struct wire_file *files;
     uint32_t n, cap;
     uint32_t unread; /* files left out because nothing could be learnt of them */
 };
-int folder_list(struct folder_listing *l);
+int directory_list(struct directory_listing *l);
 
 #endif

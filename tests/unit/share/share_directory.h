@@ -1,6 +1,7 @@
-/* A root in a folder, for tests: the program that the build made, beside the daemon that is tested. */
-#ifndef UCMD_TESTS_SHARE_FOLDER_H
-#define UCMD_TESTS_SHARE_FOLDER_H
+/* A root in a directory, for tests: the program that the build made, beside the daemon that is
+ * tested. */
+#ifndef UCMD_TESTS_SHARE_DIRECTORY_H
+#define UCMD_TESTS_SHARE_DIRECTORY_H
 
 #include "daemon/config/roots.h"
 
@@ -22,15 +23,16 @@ static inline void share_built(const char *program, char out[256])
     free(real);
 }
 
-static inline void share_folder_process(struct config_process *p, const char *folder)
+static inline void share_directory_process(struct config_process *p, const char *directory)
 {
     char program[256];
 
-    share_built("ucmd-backend-folder", program);
+    share_built("ucmd-backend-directory", program);
     signal(SIGPIPE, SIG_IGN); /* as the daemon does */
     *p = (struct config_process){.buffer_bytes = 8u << 20, .pause_ms = 10};
-    snprintf(p->command, sizeof(p->command), "%s %s", program, folder);
-    snprintf(p->folder, sizeof(p->folder), "%s", folder); /* what it may write to, and no more */
+    snprintf(p->command, sizeof(p->command), "%s %s", program, directory);
+    /* what it may write to, and no more */
+    snprintf(p->directory, sizeof(p->directory), "%s", directory);
 }
 
 #endif

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A call about the folder whose handle the task lacks: `blocks`, or else its bucket. */
-static void folder_ask(struct nfs_task *t, enum nfs_proc proc, nfs_replied_cb *replied_cb)
+/* A call about the directory whose handle the task lacks: `blocks`, or else its bucket. */
+static void directory_ask(struct nfs_task *t, enum nfs_proc proc, nfs_replied_cb *replied_cb)
 {
     struct nfs *n = t->nfs;
     char name[3];
@@ -25,12 +25,12 @@ static void made_cb(struct nfs_task *t, const struct nfs_reply *r)
     if (r->err < 0 && r->err != -EEXIST)
         nfs_task_end(t, r->err);
     else
-        nfs_task_next(t, nfs_folder_step); /* looks it up: MKDIR need not return the handle */
+        nfs_task_next(t, nfs_directory_step); /* looks it up: MKDIR need not return the handle */
 }
 
 static void make_step(struct nfs_task *t)
 {
-    folder_ask(t, NFS_MKDIR, made_cb);
+    directory_ask(t, NFS_MKDIR, made_cb);
 }
 
 static void found_cb(struct nfs_task *t, const struct nfs_reply *r)
@@ -44,20 +44,20 @@ static void found_cb(struct nfs_task *t, const struct nfs_reply *r)
         nfs_task_end(t, 0);
     } else if (err < 0) {
         nfs_task_end(t, err);
-    } else if (r->attributes.known && !r->attributes.folder) {
+    } else if (r->attributes.known && !r->attributes.directory) {
         nfs_task_end(t, t->verb == WIRE_LIST ? 0 : -EBADMSG); /* a link leads elsewhere */
     } else {
         *t->wanted = r->handle;
-        nfs_task_next(t, nfs_folder_step);
+        nfs_task_next(t, nfs_directory_step);
     }
 }
 
-void nfs_folder_step(struct nfs_task *t)
+void nfs_directory_step(struct nfs_task *t)
 {
     if (t->nfs->buckets[t->bucket].n > 0) {
-        t->folder = t->nfs->buckets[t->bucket];
-        t->nfs->verbs[t->verb].in_folder(t);
+        t->directory = t->nfs->buckets[t->bucket];
+        t->nfs->verbs[t->verb].in_directory(t);
         return;
     }
-    folder_ask(t, NFS_LOOKUP, found_cb);
+    directory_ask(t, NFS_LOOKUP, found_cb);
 }

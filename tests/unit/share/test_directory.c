@@ -1,6 +1,7 @@
-/* What is done in a folder: the page cache, what is durable, and what another host does meanwhile. */
-#include "daemon/backend/folder/folder.h"
-#include "daemon/backend/folder/uncached.h"
+/* What is done in a directory: the page cache, what is durable, and what another host does
+ * meanwhile. */
+#include "daemon/backend/directory/directory.h"
+#include "daemon/backend/directory/uncached.h"
 #include "tests/runner/bytes.h"
 
 #include <criterion/criterion.h>
@@ -31,7 +32,7 @@ static uint8_t *memory;
 
 static void root_make(const char *below)
 {
-    snprintf(root, sizeof(root), "%s/ucm-test-folder-XXXXXX", below);
+    snprintf(root, sizeof(root), "%s/ucm-test-directory-XXXXXX", below);
     cr_assert(mkdtemp(root));
     memory = aligned_alloc(UNCACHED_ALIGN, MEMORY);
     cr_assert(memory);
@@ -54,34 +55,34 @@ static void end(void)
     free(memory);
 }
 
-TestSuite(folder, .init = begin, .fini = end, .timeout = 60);
+TestSuite(directory, .init = begin, .fini = end, .timeout = 60);
 
-static struct folder_file file(const char *name, uint64_t bytes)
+static struct directory_file file(const char *name, uint64_t bytes)
 {
-    return (struct folder_file){.root = root,
-                                .bucket = BUCKET,
-                                .name = name,
-                                .temp = ".tmp-host-000000000000000a",
-                                .bytes = bytes,
-                                .memory = memory};
+    return (struct directory_file){.root = root,
+                                   .bucket = BUCKET,
+                                   .name = name,
+                                   .temp = ".tmp-host-000000000000000a",
+                                   .bytes = bytes,
+                                   .memory = memory};
 }
 
 static int write_it(const char *name, uint64_t bytes, bool sync)
 {
-    struct folder_file f = file(name, bytes);
+    struct directory_file f = file(name, bytes);
 
     f.sync = sync;
     bytes_put(memory, bytes, 7);
-    return folder_write(&f);
+    return directory_write(&f);
 }
 
 static int read_it(const char *name, uint64_t bytes)
 {
-    struct folder_file f = file(name, bytes);
+    struct directory_file f = file(name, bytes);
     int err;
 
     memset(memory, 0xee, bytes);
-    err = folder_read(&f);
+    err = directory_read(&f);
     cr_assert(err < 0 || bytes_are(memory, bytes, 7));
     return err;
 }
@@ -98,10 +99,10 @@ static const char *path_of(const char *name)
 
 static unsigned unreadable;    /* files whose name is below this one */
 static unsigned stale_renames; /* that are still to come, and leave their file behind */
-static unsigned stale_reads;   /* of folders */
-static unsigned folders_synced;
+static unsigned stale_reads;   /* of directories */
+static unsigned directories_synced;
 
-int fstatat(int folder, const char *name, struct stat *st, int flags)
+int fstatat(int directory, const char *name, struct stat *st, int flags)
 {
     unsigned number;
 
@@ -109,26 +110,26 @@ int fstatat(int folder, const char *name, struct stat *st, int flags)
         errno = EIO;
         return -1;
     }
-    return (int)syscall(SYS_newfstatat, folder, name, st, flags);
+    return (int)syscall(SYS_newfstatat, directory, name, st, flags);
 }
 
-int renameat(int from_folder, const char *from, int to_folder, const char *to)
+int renameat(int from_directory, const char *from, int to_directory, const char *to)
 {
     if (stale_renames > 0) {
         errno = ESTALE;
         return -1;
     }
-    return (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, 0);
+    return (int)syscall(SYS_renameat2, from_directory, from, to_directory, to, 0);
 }
 
-int unlinkat(int folder, const char *name, int flags)
+int unlinkat(int directory, const char *name, int flags)
 {
     if (stale_renames > 0) {
         stale_renames--;
         errno = ESTALE;
         return -1;
     }
-    return (int)syscall(SYS_unlinkat, folder, name, flags);
+    return (int)syscall(SYS_unlinkat, directory, name, flags);
 }
 
 /* Ends with an error behind the third entry. */
@@ -152,7 +153,7 @@ int fsync(int fd)
 {
     struct stat st;
 
-    folders_synced += fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
+    directories_synced += fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
     return (int)syscall(SYS_fsync, fd);
 }
 
@@ -166,34 +167,35 @@ static void files_lay(unsigned n)
     }
 }
 
-Test(folder, files_of_which_nothing_can_be_learnt_are_counted)
+Test(directory, files_of_which_nothing_can_be_learnt_are_counted)
 {
-    struct folder_listing l = {.root = root, .bucket = BUCKET};
+    struct directory_listing l = {.root = root, .bucket = BUCKET};
 
     files_lay(20);
     unreadable = 3;
-    cr_assert_eq(folder_list(&l), 0);
+    cr_assert_eq(directory_list(&l), 0);
     cr_assert_eq(l.n, 17);
     cr_assert_eq(l.unread, 3);
     free(l.files);
 }
 
 /* Another host removed the bucket, and made it anew, while it was read: no file is there twice. */
-Test(folder, a_list_that_went_stale_is_read_anew)
+Test(directory, a_list_that_went_stale_is_read_anew)
 {
-    struct folder_listing l = {.root = root, .bucket = BUCKET};
+    struct directory_listing l = {.root = root, .bucket = BUCKET};
 
     files_lay(20);
     stale_reads = 2;
-    cr_assert_eq(folder_list(&l), 0);
+    cr_assert_eq(directory_list(&l), 0);
     cr_assert_eq(l.n, 20);
     stale_reads = 3;
-    cr_assert_eq(folder_list(&l), -ESTALE);
+    cr_assert_eq(directory_list(&l), -ESTALE);
     free(l.files);
 }
 
-/* What an attempt could not remove is not in the next one's way, and no other file's attempts have its name. */
-Test(folder, each_attempt_has_a_temporary_name_of_its_own)
+/* What an attempt could not remove is not in the next one's way, and no other file's attempts have
+ * its name. */
+Test(directory, each_attempt_has_a_temporary_name_of_its_own)
 {
     stale_renames = 2;
     cr_assert_eq(write_it("aa", 5000, false), 0);
@@ -207,17 +209,18 @@ Test(folder, each_attempt_has_a_temporary_name_of_its_own)
 }
 
 /* A file that is synced is lost all the same where its name is not. */
-Test(folder, a_synced_write_syncs_the_name)
+Test(directory, a_synced_write_syncs_the_name)
 {
     cr_assert_eq(write_it("aa", 5000, false), 0);
-    cr_assert_eq(folders_synced, 0);
+    cr_assert_eq(directories_synced, 0);
     cr_assert_eq(write_it("bb", 5000, true), 0);
-    cr_assert_eq(folders_synced, 1);
+    cr_assert_eq(directories_synced, 1);
 }
 
 /* ---- the page cache ---- */
 
-/* What a file system refuses: O_DIRECT itself, or the first transfer with it, as one that wants another alignment does. */
+/* What a file system refuses: O_DIRECT itself, or the first transfer with it, as one that wants
+ * another alignment does. */
 static enum { DIRECT_TAKEN, DIRECT_REFUSED, DIRECT_FAILS } direct;
 static unsigned direct_transfers;
 
@@ -302,20 +305,20 @@ static void nothing_stays_cached(void)
     }
 }
 
-Test(folder, the_page_cache_holds_nothing)
+Test(directory, the_page_cache_holds_nothing)
 {
     nothing_stays_cached();
     cr_assert_gt(direct_transfers, 0);
 }
 
-Test(folder, the_page_cache_holds_nothing_without_o_direct)
+Test(directory, the_page_cache_holds_nothing_without_o_direct)
 {
     direct = DIRECT_REFUSED;
     nothing_stays_cached();
     cr_assert_eq(direct_transfers, 0);
 }
 
-Test(folder, the_page_cache_holds_nothing_where_direct_transfers_fail)
+Test(directory, the_page_cache_holds_nothing_where_direct_transfers_fail)
 {
     direct = DIRECT_FAILS;
     nothing_stays_cached();
@@ -325,9 +328,9 @@ Test(folder, the_page_cache_holds_nothing_where_direct_transfers_fail)
 /* ---- what lies there ---- */
 
 /* Each call walks from the root: a mount or its end takes effect at once. */
-Test(folder, mounted_late)
+Test(directory, mounted_late)
 {
-    struct folder_file f = file("cc", 1000);
+    struct directory_file f = file("cc", 1000);
 
     if (unshare(CLONE_NEWNS) < 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
         cr_skip_test("no mounts of its own");
@@ -336,23 +339,23 @@ Test(folder, mounted_late)
     cr_assert_eq(read_it("aa", 1000), -ENOENT);
     cr_assert_eq(write_it("bb", 1000, false), 0);
     cr_assert_eq(umount2(root, MNT_DETACH), 0);
-    cr_assert_eq(folder_find(&f), -ENOENT);
+    cr_assert_eq(directory_find(&f), -ENOENT);
     cr_assert_eq(read_it("bb", 1000), -ENOENT);
-    cr_assert_eq(read_it("aa", 1000), 0, "the folder below");
+    cr_assert_eq(read_it("aa", 1000), 0, "the directory below");
 }
 
-Test(folder, a_device_is_no_file)
+Test(directory, a_device_is_no_file)
 {
     const mode_t kinds[] = {S_IFCHR, S_IFBLK, S_IFSOCK, S_IFIFO};
-    struct folder_file f = file("aa", 500);
+    struct directory_file f = file("aa", 500);
 
     cr_assert_eq(write_it("bb", 500, false), 0);
     for (unsigned i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         if (mknod(path_of("aa"), kinds[i] | 0600, makedev(240, 0)) < 0)
             continue;
-        cr_assert_eq(folder_find(&f), -EBADMSG);
-        cr_assert_eq(folder_read(&f), -EBADMSG);
+        cr_assert_eq(directory_find(&f), -EBADMSG);
+        cr_assert_eq(directory_read(&f), -EBADMSG);
         cr_assert_eq(write_it("aa", 500, false), 0);
-        cr_assert_eq(folder_remove(&f), 0);
+        cr_assert_eq(directory_remove(&f), 0);
     }
 }

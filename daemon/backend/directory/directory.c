@@ -1,6 +1,6 @@
-#include "daemon/backend/folder/folder.h"
+#include "daemon/backend/directory/directory.h"
 
-#include "daemon/backend/folder/uncached.h"
+#include "daemon/backend/directory/uncached.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -11,9 +11,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define ATTEMPTS 3u /* of a call whose folder or file another host removes */
+#define ATTEMPTS 3u /* of a call whose directory or file another host removes */
 #define NEW_FILE (O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC)
-#define NAME_BYTES 256u /* of one folder */
+#define NAME_BYTES 256u /* of one directory */
 
 static uint64_t mtime_ns(const struct stat *st)
 {
@@ -24,7 +24,7 @@ static uint64_t mtime_ns(const struct stat *st)
     return s * 1000000000u + (uint64_t)st->st_mtim.tv_nsec;
 }
 
-/* ---- folders ---- */
+/* ---- directories ---- */
 
 static int root_open(const char *path)
 {
@@ -43,12 +43,12 @@ static int below_open(int parent, const char *name, bool make)
     fd = openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd >= 0)
         return fd;
-    /* EBADMSG of the file system: it can't read the folder. */
+    /* EBADMSG of the file system: it can't read the directory. */
     return errno == EBADMSG ? -EIO : errno == ENOTDIR || errno == ELOOP ? -EBADMSG : -errno;
 }
 
-/* Makes what is missing if `make`. -ENOTDIR: a folder above the bucket is none, which says nothing
- * about a file. */
+/* Makes what is missing if `make`. -ENOTDIR: a directory above the bucket is none, which says
+ * nothing about a file. */
 static int bucket_open(const char *root, const char *bucket, bool make)
 {
     int fd = root_open(root);
@@ -70,24 +70,24 @@ static int bucket_open(const char *root, const char *bucket, bool make)
 
 /* ---- one file ---- */
 
-static bool fits(const struct folder_file *f, const struct stat *st)
+static bool fits(const struct directory_file *f, const struct stat *st)
 {
     return S_ISREG(st->st_mode) && (uint64_t)st->st_size == f->bytes;
 }
 
-static int find(struct folder_file *f, int folder)
+static int find(struct directory_file *f, int directory)
 {
     struct stat st;
 
-    if (fstatat(folder, f->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+    if (fstatat(directory, f->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return -errno;
     return fits(f, &st) ? 0 : -EBADMSG;
 }
 
-static int read_all(struct folder_file *f, int folder)
+static int read_all(struct directory_file *f, int directory)
 {
     /* O_NONBLOCK: a FIFO may lie there. */
-    int fd = openat(folder, f->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int fd = openat(directory, f->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     int err = -EBADMSG;
     struct stat st;
 
@@ -105,10 +105,10 @@ static int read_all(struct folder_file *f, int folder)
     return err;
 }
 
-/* Not all file systems sync folders. */
-static int folder_sync(int folder)
+/* Not all file systems sync directories. */
+static int directory_sync(int directory)
 {
-    int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), err;
+    int fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), err;
 
     if (fd < 0)
         return -errno;
@@ -119,7 +119,7 @@ static int folder_sync(int folder)
 
 /* What an attempt left behind must not be in the way of the next one: the last digit is of another
  * alphabet then. */
-static void temp_name(const struct folder_file *f, char out[NAME_BYTES])
+static void temp_name(const struct directory_file *f, char out[NAME_BYTES])
 {
     static const char digits[ATTEMPTS][17] = {"0123456789abcdef", "ghijklmnopqrstuv",
                                               "GHIJKLMNOPQRSTUV"};
@@ -131,9 +131,9 @@ static void temp_name(const struct folder_file *f, char out[NAME_BYTES])
 }
 
 /* A descriptor or -errno. */
-static int temp_open(int folder, const char *temp)
+static int temp_open(int directory, const char *temp)
 {
-    int fd = openat(folder, temp, NEW_FILE, 0600);
+    int fd = openat(directory, temp, NEW_FILE, 0600);
 
     if (fd < 0)
         return errno == EEXIST ? -EIO : -errno; /* -EEXIST would mean that the file exists */
@@ -141,7 +141,7 @@ static int temp_open(int folder, const char *temp)
 }
 
 /* A file server may report a full disk as late as at close. */
-static int temp_fill(const struct folder_file *f, int fd)
+static int temp_fill(const struct directory_file *f, int fd)
 {
     int err = uncached_write(fd, f->memory, f->bytes, f->sync);
 
@@ -150,82 +150,82 @@ static int temp_fill(const struct folder_file *f, int fd)
     return err;
 }
 
-static int write_all(struct folder_file *f, int folder)
+static int write_all(struct directory_file *f, int directory)
 {
     char temp[NAME_BYTES];
-    int err = find(f, folder), fd;
+    int err = find(f, directory), fd;
 
     if (err == 0)
         return -EEXIST;
     if (err != -ENOENT && err != -EBADMSG)
         return err;
     temp_name(f, temp);
-    fd = temp_open(folder, temp);
+    fd = temp_open(directory, temp);
     if (fd < 0)
         return fd;
     err = temp_fill(f, fd);
-    if (err == 0 && renameat(folder, temp, folder, f->name) < 0)
+    if (err == 0 && renameat(directory, temp, directory, f->name) < 0)
         err = errno == EISDIR ? -EBADMSG : -errno;
     if (err < 0) {
-        unlinkat(folder, temp, 0); /* on failure garbage collection removes it when it is old */
+        unlinkat(directory, temp, 0); /* on failure garbage collection removes it when it is old */
         return err;
     }
-    return f->sync ? folder_sync(folder) : 0;
+    return f->sync ? directory_sync(directory) : 0;
 }
 
-static int remove_it(struct folder_file *f, int folder)
+static int remove_it(struct directory_file *f, int directory)
 {
-    if (unlinkat(folder, f->name, 0) < 0)
+    if (unlinkat(directory, f->name, 0) < 0)
         return errno == EISDIR ? -EBADMSG : -errno;
     return 0;
 }
 
 /* NULL sets both times to the server's now, and needs no more than the right to write. */
-static int touch(struct folder_file *f, int folder)
+static int touch(struct directory_file *f, int directory)
 {
-    return utimensat(folder, f->name, NULL, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
+    return utimensat(directory, f->name, NULL, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
 }
 
-static int in_bucket(struct folder_file *f, bool make,
-                     int (*run)(struct folder_file *f, int folder))
+static int in_bucket(struct directory_file *f, bool make,
+                     int (*run)(struct directory_file *f, int directory))
 {
     int err = -ESTALE;
 
     for (f->attempt = 0; f->attempt < ATTEMPTS && (err == -ESTALE || (make && err == -ENOENT));
          f->attempt++) {
-        int folder = bucket_open(f->root, f->bucket, make);
+        int directory = bucket_open(f->root, f->bucket, make);
 
-        err = folder < 0 ? folder : run(f, folder);
-        if (folder >= 0)
-            close(folder);
+        err = directory < 0 ? directory : run(f, directory);
+        if (directory >= 0)
+            close(directory);
     }
     return err;
 }
 
-int folder_find(struct folder_file *f)
+int directory_find(struct directory_file *f)
 {
     return in_bucket(f, false, find);
 }
 
-int folder_read(struct folder_file *f)
+int directory_read(struct directory_file *f)
 {
     return in_bucket(f, false, read_all);
 }
 
-int folder_write(struct folder_file *f)
+int directory_write(struct directory_file *f)
 {
     int err = in_bucket(f, true, write_all);
 
-    /* Folders are removed again and again: no answer about the file. */
+    /* Directories are removed again and again: no answer about the file. */
     return err == -ENOENT || err == -ESTALE ? -EIO : err;
 }
 
-int folder_remove(struct folder_file *f)
+int directory_remove(struct directory_file *f)
 {
     return in_bucket(f, false, remove_it);
 }
 
-int folder_touch(struct folder_file *f)
+int directory_touch(struct directory_file *f)
 {
     return in_bucket(f, false, touch);
 }
@@ -233,11 +233,11 @@ int folder_touch(struct folder_file *f)
 /* ---- the root ---- */
 
 /* Makes a file and removes it again. */
-static int check_writes(struct folder_file *f, int folder)
+static int check_writes(struct directory_file *f, int directory)
 {
     size_t bytes = strlen(f->temp);
     struct stat st = {0};
-    int fd = temp_open(folder, f->temp), err;
+    int fd = temp_open(directory, f->temp), err;
     ssize_t wrote;
 
     if (fd < 0)
@@ -254,17 +254,17 @@ static int check_writes(struct folder_file *f, int folder)
         err = -errno;
     if (close(fd) < 0 && err == 0)
         err = -errno;
-    if (unlinkat(folder, f->temp, 0) < 0 && err == 0)
+    if (unlinkat(directory, f->temp, 0) < 0 && err == 0)
         err = -errno;
     if (err == 0)
         f->mtime_ns = mtime_ns(&st);
     return err;
 }
 
-int folder_check(struct folder_file *f)
+int directory_check(struct directory_file *f)
 {
     struct stat st;
-    int root = root_open(f->root), folder, err;
+    int root = root_open(f->root), directory, err;
 
     if (root < 0)
         return root;
@@ -274,26 +274,26 @@ int folder_check(struct folder_file *f)
     close(root);
     if (err < 0)
         return err;
-    folder = bucket_open(f->root, f->bucket, f->sync);
-    if (folder == -EBADMSG) /* would be an answer about a part */
+    directory = bucket_open(f->root, f->bucket, f->sync);
+    if (directory == -EBADMSG) /* would be an answer about a part */
         return -ENOTDIR;
-    if (folder < 0)
-        return folder != -ENOENT ? folder : f->sync ? -ENODEV : 0;
-    err = f->sync ? check_writes(f, folder) : 0;
-    close(folder);
+    if (directory < 0)
+        return directory != -ENOENT ? directory : f->sync ? -ENODEV : 0;
+    err = f->sync ? check_writes(f, directory) : 0;
+    close(directory);
     return err == -ENOENT || err == -ESTALE ? -ENODEV : err;
 }
 
 /* ---- listings ---- */
 
-/* -EBADMSG would mean that the bucket is no folder. */
+/* -EBADMSG would mean that the bucket is not a directory. */
 static int list_error(int error)
 {
     return error == EBADMSG ? -EIO : -error;
 }
 
 /* Unreadable files are left out; any other error fails the list. */
-static int entry_unread(struct folder_listing *l, int error)
+static int entry_unread(struct directory_listing *l, int error)
 {
     bool bad =
         error == EIO || error == EACCES || error == EPERM || error == EUCLEAN || error == EBADMSG;
@@ -305,11 +305,11 @@ static int entry_unread(struct folder_listing *l, int error)
 }
 
 /* 0, also when there are too many; -ENOMEM. */
-static int file_add(struct folder_listing *l, const char *name, const struct stat *st)
+static int file_add(struct directory_listing *l, const char *name, const struct stat *st)
 {
     struct wire_file *f;
 
-    if (l->n == FOLDER_FILES)
+    if (l->n == DIRECTORY_FILES)
         return 0;
     if (l->n == l->cap) {
         uint32_t cap = l->cap ? 2 * l->cap : 256;
@@ -327,18 +327,18 @@ static int file_add(struct folder_listing *l, const char *name, const struct sta
     return 0;
 }
 
-static int entry_add(struct folder_listing *l, int folder, const struct dirent *e)
+static int entry_add(struct directory_listing *l, int directory, const struct dirent *e)
 {
     struct stat st;
 
     if ((e->d_type != DT_REG && e->d_type != DT_UNKNOWN) || strlen(e->d_name) > WIRE_KEY_BYTES)
         return 0;
-    if (fstatat(folder, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+    if (fstatat(directory, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return entry_unread(l, errno);
     return S_ISREG(st.st_mode) ? file_add(l, e->d_name, &st) : 0;
 }
 
-static int entries_add(struct folder_listing *l, int folder, DIR *dir)
+static int entries_add(struct directory_listing *l, int directory, DIR *dir)
 {
     int rc = 0;
 
@@ -349,34 +349,34 @@ static int entries_add(struct folder_listing *l, int folder, DIR *dir)
         e = readdir(dir);
         if (!e)
             return list_error(errno);
-        rc = entry_add(l, folder, e);
+        rc = entry_add(l, directory, e);
     }
     return rc;
 }
 
-static int list_once(struct folder_listing *l)
+static int list_once(struct directory_listing *l)
 {
-    int folder = bucket_open(l->root, l->bucket, false), fd, rc;
+    int directory = bucket_open(l->root, l->bucket, false), fd, rc;
     DIR *dir;
 
-    if (folder < 0)
-        return folder == -ENOENT || folder == -EBADMSG ? 0 : folder;
-    fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory < 0)
+        return directory == -ENOENT || directory == -EBADMSG ? 0 : directory;
+    fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     rc = fd < 0 ? list_error(errno) : 0;
     dir = fd < 0 ? NULL : fdopendir(fd);
     if (dir) {
-        rc = entries_add(l, folder, dir);
+        rc = entries_add(l, directory, dir);
         closedir(dir);
     } else if (fd >= 0) {
         close(fd);
         rc = -ENOMEM;
     }
-    close(folder);
+    close(directory);
     return rc == -ENOENT ? 0 : rc; /* it went meanwhile */
 }
 
 /* Of a bucket that another host removed and made anew while it was read. */
-int folder_list(struct folder_listing *l)
+int directory_list(struct directory_listing *l)
 {
     int rc = -ESTALE;
 
