@@ -10,7 +10,7 @@ const struct feature *const daemon_features[FEATURES] = {
     [FEATURE_TRACE] = &trace_feature,
     [FEATURE_ENCODING] = &encoding_feature,
     [FEATURE_BLEND] = &blend_feature,
-    [FEATURE_POOL] = &pool_feature,
+    [FEATURE_BLOCK_POOL] = &block_pool_feature,
     [FEATURE_ADMIN] = &admin_feature,
 };
 

@@ -13,13 +13,14 @@ enum feature_id {
     FEATURE_TRACE,
     FEATURE_ENCODING,
     FEATURE_BLEND,
-    FEATURE_POOL,
+    FEATURE_BLOCK_POOL,
     FEATURE_ADMIN, /* closes first: no other close_cb calls audit_blocks or requests_observe */
 };
 _Static_assert(FEATURE_ADMIN + 1 == FEATURES, "each feature has a number");
 
 extern const struct feature retrieval_feature, mappings_feature, lookup_tables_feature,
-    events_feature, trace_feature, encoding_feature, blend_feature, pool_feature, admin_feature;
+    events_feature, trace_feature, encoding_feature, blend_feature, block_pool_feature,
+    admin_feature;
 
 extern const struct feature *const daemon_features[FEATURES];
 extern const method_fn daemon_methods[];

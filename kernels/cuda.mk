@@ -56,11 +56,11 @@ CUDA_OBJ := $(foreach path,kernels/copy kernels/rope/rope kernels/encoding/encod
 $(foreach name,summary select,$(eval $(call fatbin,kernels/sparse/$(name),$(EXACT) $(SM90_80))))
 $(foreach name,select_cluster select_stream,$(eval $(call fatbin,kernels/sparse/$(name),$(EXACT) $(SM90) $(PTX90))))
 $(eval $(call fatbin,kernels/sparse/select_rare))
-$(eval $(call fatbin,kernels/slots/slots,$(SM90) $(PTX90) $(PTX80)))
+$(eval $(call fatbin,kernels/entries/entries,$(SM90) $(PTX90) $(PTX80)))
 $(foreach name,attend mla,$(eval $(call fatbin,kernels/attend/$(name),$(EXACT) $(SM90) $(PTX90) $(PTX80))))
 ATTEND_CUDA_OBJ := $(foreach name,attend mla,$(call fatbin_obj,kernels/attend/$(name)))
 SPARSE_CUDA_OBJ := $(foreach name,summary select select_rare select_cluster select_stream,$(call fatbin_obj,kernels/sparse/$(name))) \
-                   $(call fatbin_obj,kernels/slots/slots) $(ATTEND_CUDA_OBJ) $O/obj/kernels/slots/slots.o
+                   $(call fatbin_obj,kernels/entries/entries) $(ATTEND_CUDA_OBJ) $O/obj/kernels/entries/entries.o
 
 # Each of these kernels ends in the same functions. Compiled in one go each would get machine code of its own of them, which takes
 # four times as long; so they are compiled once, and linked. 128 registers are what a thread of 512 has.
@@ -77,7 +77,7 @@ $(FATBINS)/select_rare.fatbin: kernels/sparse/select_rare.cu
 BENCH_FATBIN := $(FATBINS)/bench.fatbin
 $(eval $(call fatbin_rule,$(BENCH_FATBIN),client/bench/kernels.cu,$(SM80) $(SM90) $(PTX80)))
 
-ALL_FATBINS := $(addprefix $(FATBINS)/,$(addsuffix .fatbin,copy rope encoding summary select select_rare select_cluster select_stream slots attend mla bench))
+ALL_FATBINS := $(addprefix $(FATBINS)/,$(addsuffix .fatbin,copy rope encoding summary select select_rare select_cluster select_stream entries attend mla bench))
 fatbins: $(ALL_FATBINS)
 -include $(wildcard $(FATBINS)/*.d)
 

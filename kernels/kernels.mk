@@ -6,7 +6,7 @@ ENCODING_SRC := $(wildcard kernels/encoding/*.c)
 ROPE_SRC     := $(wildcard kernels/rope/*.c)
 # The references of what runs on a GPU only: no library has them, tests and tools do.
 ATTEND_SRC   := $(wildcard kernels/attend/*.c)
-SLOTS_SRC    := $(wildcard kernels/slots/*.c)
+SLOTS_SRC    := $(wildcard kernels/entries/*.c)
 KERNEL_ISA   := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
 # simd_obj MODULE ISA...
 simd_obj = $(foreach isa,$(2),$(patsubst kernels/$(1)/simd/%.c,$O/obj/kernels/$(1)/$(isa)/%.o,$(wildcard kernels/$(1)/simd/*.c)))

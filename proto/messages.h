@@ -173,9 +173,9 @@ enum ucm_handle_kind {
  * region may leave layers out; then `load` and `dump` name a range without them. A region of an
  * encoded namespace has the planes of the raw form.
  *
- * With `pool` the region is a GPU block pool for `gather`: each of its `blocks` entries takes one
- * layer of any block. Its planes are those of one layer, with `layer` 0. `load` and `dump` refuse
- * it.
+ * With `block_pool` the region is a GPU block pool for `gather`: each of its `blocks` entries takes
+ * one layer of any block. Its planes are those of one layer, with `layer` 0. `load` and `dump`
+ * refuse it.
  * Errors: INVALID: handles or planes are wrong; DEVICE: a handle can't be opened; DENIED: a handle
  *   of kind 1 without its proof (`region.challenge`); BUSY: the connection has `max_regions`.
  * ns: from `namespace.open`.
@@ -187,7 +187,7 @@ enum ucm_handle_kind {
  * planes: where the bytes of blocks lie in it.
  * ring_region: cuda: the region's name in orders of this connection's staging ring; 0: never
  *   staged.
- * pool: a GPU block pool.
+ * block_pool: a GPU block pool.
  * rope: where K lies in a layer, for loads that shift positions: first byte, rows, channels of a
  *   row, first channel that rotates, how many rotate, and tokens of a head in a row (1 may be left
  *   out).
@@ -209,7 +209,7 @@ enum ucm_handle_kind {
     F(m, handles, handles, REQ, 1, UCM_MAX_HANDLES)                                                \
     F(m, planes, planes, REQ, 1, UCM_MAX_PLANES)                                                   \
     F(m, u64, ring_region, OPT, 0, UCM_U32)                                                        \
-    F(m, flag, pool, OPT, 0, 0)                                                                    \
+    F(m, flag, block_pool, OPT, 0, 0)                                                              \
     F(m, u32s, rope, OPT, 0, UCM_ROPE_NUMBERS)                                                     \
     F(m, str, rope_dtype, OPT, 0, 16)                                                              \
     F(m, flag, rope_interleaved, OPT, 0, 0)                                                        \

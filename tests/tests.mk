@@ -163,7 +163,7 @@ $O/encoding_kernels.so: $(call obj,$(wildcard tests/reference/encoding/*.c) kern
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 
-# kernels/slots and kernels/attend for the small engine of tests/engines/vllm.
+# kernels/entries and kernels/attend for the small engine of tests/engines/vllm.
 $O/decode_kernels.so: $(call obj,tests/engines/vllm/decode_kernels.c $(SLOTS_SRC) kernels/simd/isa.c) $(ATTEND_OBJ) $(SPARSE_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -lm -o $@

@@ -8,19 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-extern const unsigned char ucm_slots_fatbin[];
+extern const unsigned char ucm_entries_fatbin[];
 extern const unsigned char ucm_attend_fatbin[], ucm_mla_fatbin[];
 
-_Static_assert(sizeof(struct ucm_slots_word) == sizeof(struct ucm_cuda_decode_result) &&
-                   offsetof(struct ucm_slots_word, share) ==
+_Static_assert(sizeof(struct ucm_entries_word) == sizeof(struct ucm_cuda_decode_result) &&
+                   offsetof(struct ucm_entries_word, share) ==
                        offsetof(struct ucm_cuda_decode_result, share),
                "the word is the result");
-_Static_assert(UCM_CUDA_DECODE_UNSERVED == UCM_SLOTS_UNSERVED &&
-                   UCM_CUDA_DECODE_FULL == UCM_SLOTS_FULL &&
-                   UCM_CUDA_DECODE_LIST_FULL == UCM_SLOTS_LIST_FULL &&
-                   UCM_CUDA_DECODE_STRAY == UCM_SLOTS_STRAY &&
-                   UCM_CUDA_DECODE_NO_SLOT == UCM_ATTEND_NO_SLOT << UCM_SLOTS_ATTENDED &&
-                   UCM_CUDA_DECODE_NO_PAGE == UCM_ATTEND_NO_PAGE << UCM_SLOTS_ATTENDED,
+_Static_assert(UCM_CUDA_DECODE_UNSERVED == UCM_ENTRIES_UNSERVED &&
+                   UCM_CUDA_DECODE_FULL == UCM_ENTRIES_FULL &&
+                   UCM_CUDA_DECODE_LIST_FULL == UCM_ENTRIES_LIST_FULL &&
+                   UCM_CUDA_DECODE_STRAY == UCM_ENTRIES_STRAY &&
+                   UCM_CUDA_DECODE_NO_ENTRY == UCM_ATTEND_NO_ENTRY << UCM_ENTRIES_ATTENDED &&
+                   UCM_CUDA_DECODE_NO_PAGE == UCM_ATTEND_NO_PAGE << UCM_ENTRIES_ATTENDED,
                "flags are the kernels'");
 _Static_assert(UCM_CUDA_DECODE_GROUP == UCM_ATTEND_CUDA_ROWS &&
                    UCM_CUDA_DECODE_TOKENS == UCM_ATTEND_CUDA_TOKENS,
@@ -32,14 +32,14 @@ static CUresult launch_next(struct ucm_cuda_decode *d, CUstream stream)
 {
     CUdeviceptr flags = d->plan.attend.flags;
 
-    return decode_launch(d, DECODE_NEXT, 1, 1, (void *[]){&d->slots, &flags}, stream);
+    return decode_launch(d, DECODE_NEXT, 1, 1, (void *[]){&d->entries, &flags}, stream);
 }
 
 static CUresult launch_end(struct ucm_cuda_decode *d, CUstream stream)
 {
     CUdeviceptr flags = d->plan.attend.flags, word = (CUdeviceptr)(uintptr_t)d->word;
 
-    return decode_launch(d, DECODE_END, 1, 1, (void *[]){&d->slots, &flags, &word}, stream);
+    return decode_launch(d, DECODE_END, 1, 1, (void *[]){&d->entries, &flags, &word}, stream);
 }
 
 static CUresult launch_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
@@ -133,7 +133,7 @@ int ucm_cuda_decode_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_decod
 
 int ucm_cuda_decode_result(struct ucm_cuda_decode *d, struct ucm_cuda_decode_result *out)
 {
-    volatile struct ucm_slots_word *w;
+    volatile struct ucm_entries_word *w;
 
     if (!d || !out)
         return cuda_fail(UCM_EINVALID, "decode or out is NULL");
@@ -186,27 +186,27 @@ static CUresult attend_load(struct ucm_cuda_decode *d)
 
 static CUresult kernels_load(struct ucm_cuda_decode *d)
 {
-    static const char *const names[] = {"ucm_slots_next",
-                                        "ucm_slots_resolve",
+    static const char *const names[] = {"ucm_entries_next",
+                                        "ucm_entries_resolve",
                                         NULL,
-                                        "ucm_slots_end",
-                                        "ucm_slots_want_keys",
-                                        "ucm_slots_put",
-                                        "ucm_slots_forget_numbers",
-                                        "ucm_slots_leave_request"};
+                                        "ucm_entries_end",
+                                        "ucm_entries_want_keys",
+                                        "ucm_entries_put",
+                                        "ucm_entries_forget_numbers",
+                                        "ucm_entries_leave_request"};
     const struct ucm_cuda_decode_options *o = &d->plan.options;
-    CUresult r = cuModuleLoadData(&d->slots_module, ucm_slots_fatbin);
+    CUresult r = cuModuleLoadData(&d->entries_module, ucm_entries_fatbin);
 
     if (r == CUDA_SUCCESS)
         r = cuModuleLoadData(&d->attend_module,
                              d->plan.latent ? ucm_mla_fatbin : ucm_attend_fatbin);
     for (int i = 0; r == CUDA_SUCCESS && i < DECODE_ATTEND; i++)
         if (names[i])
-            r = cuModuleGetFunction(&d->kernel[i], d->slots_module, names[i]);
+            r = cuModuleGetFunction(&d->kernel[i], d->entries_module, names[i]);
     if (r == CUDA_SUCCESS)
-        r = cuModuleGetFunction(&d->kernel[DECODE_GATHER], d->slots_module,
-                                o->slot == UCM_CUDA_DECODE_HEAD ? "ucm_slots_gather_warp"
-                                                                : "ucm_slots_gather_block");
+        r = cuModuleGetFunction(&d->kernel[DECODE_GATHER], d->entries_module,
+                                o->entry == UCM_CUDA_DECODE_HEAD ? "ucm_entries_gather_warp"
+                                                                 : "ucm_entries_gather_block");
     return r == CUDA_SUCCESS ? attend_load(d) : r;
 }
 
@@ -215,7 +215,7 @@ static uint64_t aligned(uint64_t n)
     return (n + 255) / 256 * 256;
 }
 
-/* The tables: slots, then places, then the batch. */
+/* The tables: entries, then places, then the batch. */
 static CUresult memory_make(struct ucm_cuda_decode *d)
 {
     struct decode_plan *p = &d->plan;
@@ -231,13 +231,13 @@ static CUresult memory_make(struct ucm_cuda_decode *d)
     if (r != CUDA_SUCCESS)
         return r;
     memset(pinned, 0, p->info.host_bytes);
-    d->word = (struct ucm_slots_word *)(void *)pinned;
-    d->place = (struct ucm_slots_place *)(void *)(d->word + 1);
+    d->word = (struct ucm_entries_word *)(void *)pinned;
+    d->place = (struct ucm_entries_place *)(void *)(d->word + 1);
     s->from = (uint64_t *)(d->place + p->options.numbers);
     s->key = (uint32_t *)(s->from + batch);
     s->request = s->key + batch;
-    ucm_slots_layout(&d->slots, &p->shape, (void *)(uintptr_t)d->tables);
-    p->gather.places = d->tables + aligned(ucm_slots_bytes(&p->shape));
+    ucm_entries_layout(&d->entries, &p->shape, (void *)(uintptr_t)d->tables);
+    p->gather.places = d->tables + aligned(ucm_entries_bytes(&p->shape));
     s->from_gpu = p->gather.places + aligned(places);
     s->key_gpu = s->from_gpu + batch * sizeof(*s->from);
     s->request_gpu = s->key_gpu + batch * sizeof(*s->key);
@@ -254,19 +254,20 @@ static CUresult fill(void *at, uint8_t byte, uint64_t bytes, CUstream stream)
     return cuMemsetD8Async((CUdeviceptr)(uintptr_t)at, byte, bytes, stream);
 }
 
-/* As ucm_slots_init: nobody is resident, no block is in the mapping. */
+/* As ucm_entries_init: nobody is resident, no block is in the mapping. */
 static CUresult tables_init(struct ucm_cuda_decode *d, CUstream stream)
 {
-    const struct ucm_slots_shape *n = &d->slots.shape;
-    struct ucm_slots *s = &d->slots;
+    const struct ucm_entries_shape *n = &d->entries.shape;
+    struct ucm_entries *s = &d->entries;
     CUresult r = cuMemsetD8Async(d->tables, 0, d->plan.info.table_bytes, stream);
 
     if (r == CUDA_SUCCESS)
-        r = fill(s->slot_of, 0xff, (uint64_t)n->strands * n->numbers * sizeof(*s->slot_of), stream);
+        r = fill(s->entry_of, 0xff, (uint64_t)n->strands * n->numbers * sizeof(*s->entry_of),
+                 stream);
     if (r == CUDA_SUCCESS)
-        r = fill(s->key, 0xff, (uint64_t)n->slots * sizeof(*s->key), stream);
+        r = fill(s->key, 0xff, (uint64_t)n->entries * sizeof(*s->key), stream);
     if (r == CUDA_SUCCESS)
-        r = fill(s->request, 0xff, (uint64_t)n->slots * sizeof(*s->request), stream);
+        r = fill(s->request, 0xff, (uint64_t)n->entries * sizeof(*s->request), stream);
     return r;
 }
 
@@ -295,14 +296,14 @@ static CUresult warm(struct ucm_cuda_decode *d, CUstream stream)
     if (r == CUDA_SUCCESS)
         r = launch_end(d, stream);
     if (r == CUDA_SUCCESS)
-        r = decode_launch(d, DECODE_WANT, 1, 32, (void *[]){&d->slots, &at, &at, &none}, stream);
+        r = decode_launch(d, DECODE_WANT, 1, 32, (void *[]){&d->entries, &at, &at, &none}, stream);
     if (r == CUDA_SUCCESS)
-        r = decode_launch(d, DECODE_PUT, 1, UCM_SLOTS_CUDA_GATHER,
-                          (void *[]){&d->slots, &d->plan.gather, &at, &at, &none}, stream);
+        r = decode_launch(d, DECODE_PUT, 1, UCM_ENTRIES_CUDA_GATHER,
+                          (void *[]){&d->entries, &d->plan.gather, &at, &at, &none}, stream);
     if (r == CUDA_SUCCESS)
-        r = decode_launch(d, DECODE_FORGET, 1, 32, (void *[]){&d->slots, &at, &none}, stream);
+        r = decode_launch(d, DECODE_FORGET, 1, 32, (void *[]){&d->entries, &at, &none}, stream);
     if (r == CUDA_SUCCESS)
-        r = decode_launch(d, DECODE_LEAVE, 1, 32, (void *[]){&d->slots, &request}, stream);
+        r = decode_launch(d, DECODE_LEAVE, 1, 32, (void *[]){&d->entries, &request}, stream);
     return r;
 }
 
@@ -339,8 +340,8 @@ static void release(struct ucm_cuda_decode *d)
         (void)cuMemFree(d->tables);
     if (d->attend_module)
         (void)cuModuleUnload(d->attend_module);
-    if (d->slots_module)
-        (void)cuModuleUnload(d->slots_module);
+    if (d->entries_module)
+        (void)cuModuleUnload(d->entries_module);
     decode_leave();
 }
 
@@ -406,8 +407,8 @@ int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decode_option
         return cuda_fail(UCM_ENOMEMORY, "no memory for decode steps");
     }
     r = decode_plan(&d->plan, options);
-    if (r == 0 && (options->pool == 0 || options->pool % 16 != 0))
-        r = cuda_fail(UCM_EINVALID, "pool is 0, or no multiple of 16");
+    if (r == 0 && (options->block_pool == 0 || options->block_pool % 16 != 0))
+        r = cuda_fail(UCM_EINVALID, "block_pool is 0, or no multiple of 16");
     if (r == 0) {
         d->floors = calloc(d->plan.shape.requests, sizeof *d->floors);
         r = d->floors ? decode_make(d, gpu)

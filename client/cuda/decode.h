@@ -5,7 +5,7 @@
 #include "client/include/ucmclient_cuda_decode.h"
 #include "kernels/attend/attend_cuda.h"
 #include "kernels/attend/mla_cuda.h"
-#include "kernels/slots/slots_cuda.h"
+#include "kernels/entries/entries_cuda.h"
 
 #include <cuda.h>
 #include <pthread.h>
@@ -15,13 +15,13 @@
 struct decode_plan {
     struct ucm_cuda_decode_options options; /* the defaults are filled in */
     struct ucm_cuda_decode_info info;
-    struct ucm_slots_shape shape;
-    struct ucm_slots_gather gather;
+    struct ucm_entries_shape shape;
+    struct ucm_entries_gather gather;
     struct ucm_attend_cuda attend;
     struct ucm_attend_cuda_order order; /* with a rule */
     float logit_scale;                  /* attend.scale_log2 in natural logarithms */
     bool latent;                        /* MLA */
-    bool narrow;                        /* slots have FP8, as stored or encoded */
+    bool narrow;                        /* entries have FP8, as stored or encoded */
     uint32_t shared_bytes;
     /* Offsets in the workspace, whose first counters_bytes must be 0 at first. */
     uint64_t done, flags, counters_bytes, partial, partial_sum;
@@ -78,13 +78,13 @@ struct ucm_cuda_decode {
     struct decode_plan plan;
     CUdevice dev;
     CUcontext context;
-    CUmodule slots_module, attend_module;
+    CUmodule entries_module, attend_module;
     CUfunction kernel[DECODE_KERNELS];
     bool beside; /* a layer's launches overlap */
     CUdeviceptr tables, workspace;
-    struct ucm_slots slots;        /* in `tables` */
-    struct ucm_slots_word *word;   /* pinned */
-    struct ucm_slots_place *place; /* [numbers], pinned: what the GPU's table has */
+    struct ucm_entries entries;      /* in `tables` */
+    struct ucm_entries_word *word;   /* pinned */
+    struct ucm_entries_place *place; /* [numbers], pinned: what the GPU's table has */
     struct decode_scratch scratch;
     uint32_t *floors; /* [requests] */
     uint64_t floors_sum;
@@ -112,7 +112,7 @@ struct decode_round {
     struct ucm_attend_cuda_stop stop;
     CUdeviceptr begin, end; /* uint32_t[sequences][lists] */
 };
-/* Slots for them, misses, attention. round NULL: all of the lists. */
+/* Entries for them, misses, attention. round NULL: all of the lists. */
 CUresult decode_launch_lists(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *layer,
                              uint32_t strand, const struct decode_round *round, CUstream stream);
 

@@ -54,15 +54,15 @@ int ucm_cuda_decode_enter(struct ucm_cuda_decode *d, uint32_t request, uint32_t 
     if (r != 0)
         return r;
     sum = d->floors_sum - d->floors[request] + floor;
-    if (sum > d->plan.shape.slots)
+    if (sum > d->plan.shape.entries)
         return cuda_fail(UCM_ENOMEMORY,
-                         "a floor of %u slots: %llu are kept for other requests, of %u", floor,
-                         (unsigned long long)(sum - floor), d->plan.shape.slots);
+                         "a floor of %u entries: %llu are kept for other requests, of %u", floor,
+                         (unsigned long long)(sum - floor), d->plan.shape.entries);
     r = decode_enter(d);
     if (r != 0)
         return r;
     d->scratch.key[0] = floor;
-    rc = upload((CUdeviceptr)(uintptr_t)&d->slots.floor[request], d->scratch.key, sizeof floor,
+    rc = upload((CUdeviceptr)(uintptr_t)&d->entries.floor[request], d->scratch.key, sizeof floor,
                 stream);
     if (rc == CUDA_SUCCESS)
         rc = cuStreamSynchronize(stream);
@@ -82,8 +82,8 @@ int ucm_cuda_decode_leave(struct ucm_cuda_decode *d, uint32_t request, void *str
         r = decode_enter(d);
     if (r != 0)
         return r;
-    rc = decode_launch(d, DECODE_LEAVE, blocks_for(d->plan.shape.slots), THREADS,
-                       (void *[]){&d->slots, &request}, stream);
+    rc = decode_launch(d, DECODE_LEAVE, blocks_for(d->plan.shape.entries), THREADS,
+                       (void *[]){&d->entries, &request}, stream);
     if (rc == CUDA_SUCCESS)
         rc = cuStreamSynchronize(stream);
     if (rc == CUDA_SUCCESS) {
@@ -104,14 +104,14 @@ static CUresult forget_batch(struct ucm_cuda_decode *d, const uint32_t *numbers,
 
     for (uint32_t i = 0; i < n; i++) {
         s->key[i] = numbers[i];
-        d->place[numbers[i]] = (struct ucm_slots_place){0};
+        d->place[numbers[i]] = (struct ucm_entries_place){0};
         first = numbers[i] < first ? numbers[i] : first;
         last = numbers[i] > last ? numbers[i] : last;
     }
     r = upload(s->key_gpu, s->key, n * sizeof *s->key, stream);
     if (r == CUDA_SUCCESS)
         r = decode_launch(d, DECODE_FORGET, blocks_for((uint64_t)n * d->plan.shape.strands),
-                          THREADS, (void *[]){&d->slots, &s->key_gpu, &n}, stream);
+                          THREADS, (void *[]){&d->entries, &s->key_gpu, &n}, stream);
     return r == CUDA_SUCCESS ? decode_places_upload(d, first, last, stream) : r;
 }
 
@@ -154,9 +154,9 @@ static struct ucm_cuda_decode_key key_of(const struct ucm_cuda_decode *d, uint32
 /* *keys: malloc'd, ascending, each once. */
 static CUresult keys_read(struct ucm_cuda_decode *d, uint32_t **keys, uint32_t *n, CUstream stream)
 {
-    struct ucm_slots_step step;
+    struct ucm_entries_step step;
     uint32_t listed, kept = 0;
-    CUresult r = download(&step, d->slots.step, sizeof step, stream);
+    CUresult r = download(&step, d->entries.step, sizeof step, stream);
 
     if (r != CUDA_SUCCESS)
         return r;
@@ -165,7 +165,7 @@ static CUresult keys_read(struct ucm_cuda_decode *d, uint32_t **keys, uint32_t *
     if (!*keys)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (listed > 0)
-        r = download(*keys, d->slots.unserved, listed * sizeof **keys, stream);
+        r = download(*keys, d->entries.unserved, listed * sizeof **keys, stream);
     if (r != CUDA_SUCCESS) {
         free(*keys);
         return r;
@@ -219,8 +219,8 @@ static CUresult launch_put(struct ucm_cuda_decode *d, uint32_t n, CUstream strea
 {
     struct decode_scratch *s = &d->scratch;
 
-    return decode_launch(d, DECODE_PUT, 32, UCM_SLOTS_CUDA_GATHER,
-                         (void *[]){&d->slots, &d->plan.gather, &s->key_gpu, &s->from_gpu, &n},
+    return decode_launch(d, DECODE_PUT, 32, UCM_ENTRIES_CUDA_GATHER,
+                         (void *[]){&d->entries, &d->plan.gather, &s->key_gpu, &s->from_gpu, &n},
                          stream);
 }
 
@@ -235,7 +235,7 @@ static CUresult put_batch(struct ucm_cuda_decode *d, const struct ucm_cuda_decod
 
         s->from[i] = items[i].from;
         s->key[i] =
-            ucm_slots_key(&d->plan.shape, k->layer * d->plan.gather.heads + k->head, k->number);
+            ucm_entries_key(&d->plan.shape, k->layer * d->plan.gather.heads + k->head, k->number);
         s->request[i] = items[i].request;
     }
     r = upload(s->from_gpu, s->from, n * sizeof *s->from, stream);
@@ -245,25 +245,25 @@ static CUresult put_batch(struct ucm_cuda_decode *d, const struct ucm_cuda_decod
         r = upload(s->request_gpu, s->request, n * sizeof *s->request, stream);
     if (r == CUDA_SUCCESS)
         r = decode_launch(d, DECODE_WANT, blocks_for(n), THREADS,
-                          (void *[]){&d->slots, &s->key_gpu, &s->request_gpu, &n}, stream);
+                          (void *[]){&d->entries, &s->key_gpu, &s->request_gpu, &n}, stream);
     if (r == CUDA_SUCCESS)
         r = launch_put(d, n, stream);
     return r == CUDA_SUCCESS ? cuStreamSynchronize(stream) : r;
 }
 
-/* A key that is put and finds no slot counts as not served. Misses of a step that never ended are not among those. */
+/* A key that is put and finds no entry counts as not served. Misses of a step that never ended are not among those. */
 static CUresult put_all(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_put *items,
                         uint32_t n, uint32_t *placed, CUstream stream)
 {
-    struct ucm_slots_step before = {0}, after = {0};
+    struct ucm_entries_step before = {0}, after = {0};
     CUresult r = launch_put(d, 0, stream);
 
     if (r == CUDA_SUCCESS)
-        r = download(&before, d->slots.step, sizeof before, stream);
+        r = download(&before, d->entries.step, sizeof before, stream);
     for (uint32_t at = 0; r == CUDA_SUCCESS && at < n; at += d->plan.batch)
         r = put_batch(d, items + at, n - at < d->plan.batch ? n - at : d->plan.batch, stream);
     if (r == CUDA_SUCCESS)
-        r = download(&after, d->slots.step, sizeof after, stream);
+        r = download(&after, d->entries.step, sizeof after, stream);
     if (r == CUDA_SUCCESS && placed)
         *placed = n - (after.unserved - before.unserved);
     return r;
@@ -280,5 +280,5 @@ int ucm_cuda_decode_put(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_
         r = item_check(d, &items[i]);
     if (r == 0)
         r = decode_enter(d);
-    return r ? r : done(put_all(d, items, n, placed, stream), "keys can't be put into slots");
+    return r ? r : done(put_all(d, items, n, placed, stream), "keys can't be put into entries");
 }

@@ -58,22 +58,22 @@ static CUresult launch_resolve(struct ucm_cuda_decode *d, const struct ucm_cuda_
                                uint32_t strand, const struct decode_round *round, CUstream stream)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
-    struct ucm_slots_lists lists = {.sequences = l->sequences,
-                                    .lists = o->lists,
-                                    .room = o->room,
-                                    .apart = d->plan.attend.apart,
-                                    .index = (const void *)(uintptr_t)l->index,
-                                    .count = (const void *)(uintptr_t)l->count,
-                                    .table = (const void *)(uintptr_t)l->table,
-                                    .table_stride = l->table_stride,
-                                    .request = (const void *)(uintptr_t)l->request};
+    struct ucm_entries_lists lists = {.sequences = l->sequences,
+                                      .lists = o->lists,
+                                      .room = o->room,
+                                      .apart = d->plan.attend.apart,
+                                      .index = (const void *)(uintptr_t)l->index,
+                                      .count = (const void *)(uintptr_t)l->count,
+                                      .table = (const void *)(uintptr_t)l->table,
+                                      .table_stride = l->table_stride,
+                                      .request = (const void *)(uintptr_t)l->request};
 
     if (round) {
         lists.begin = (const void *)(uintptr_t)round->begin;
         lists.end = (const void *)(uintptr_t)round->end;
     }
-    return decode_launch(d, DECODE_RESOLVE, l->sequences * o->lists, UCM_SLOTS_CUDA_RESOLVE,
-                         (void *[]){&d->slots, &strand, &lists}, stream);
+    return decode_launch(d, DECODE_RESOLVE, l->sequences * o->lists, UCM_ENTRIES_CUDA_RESOLVE,
+                         (void *[]){&d->entries, &strand, &lists}, stream);
 }
 
 static CUresult launch_latents(struct ucm_cuda_decode *d, struct ucm_attend_cuda *a,
@@ -102,7 +102,7 @@ static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_d
     a.count = l->count;
     a.numbers = l->table;
     a.numbers_stride = (uint32_t)l->table_stride;
-    a.slot_of = (uint64_t)(uintptr_t)(d->slots.slot_of + (uint64_t)strand * o->numbers);
+    a.entry_of = (uint64_t)(uintptr_t)(d->entries.entry_of + (uint64_t)strand * o->numbers);
     a.pages.base = l->pages;
     a.pages.stride = l->page_stride;
     a.pages.blocks = l->page_bound;
@@ -128,7 +128,7 @@ static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_d
 CUresult decode_launch_lists(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
                              uint32_t strand, const struct decode_round *round, CUstream stream)
 {
-    struct ucm_slots_gather gather = d->plan.gather;
+    struct ucm_entries_gather gather = d->plan.gather;
     CUresult r = launch_resolve(d, l, strand, round, stream);
 
     gather.pages = l->pages;
@@ -137,6 +137,6 @@ CUresult decode_launch_lists(struct ucm_cuda_decode *d, const struct ucm_cuda_de
     gather.page_of = (const void *)(uintptr_t)l->page_of;
     if (r == CUDA_SUCCESS)
         r = launch(d->kernel[DECODE_GATHER], (uint32_t[]){GATHER_BLOCKS, 1, 1},
-                   UCM_SLOTS_CUDA_GATHER, 0, (void *[]){&d->slots, &gather}, stream, d->beside);
+                   UCM_ENTRIES_CUDA_GATHER, 0, (void *[]){&d->entries, &gather}, stream, d->beside);
     return r == CUDA_SUCCESS ? launch_attend(d, l, strand, round, stream) : r;
 }

@@ -176,17 +176,17 @@ int ucm_cuda_decode_mapping_register(struct ucm_cuda_decode *d, struct ucm_mappi
 
 /* ---- places ---- */
 
-static struct ucm_slots_place place_of(struct ucm_cuda_decode *d, const struct ucm_place *place)
+static struct ucm_entries_place place_of(struct ucm_cuda_decode *d, const struct ucm_place *place)
 {
-    struct ucm_slots_place p = {.told = place->seq};
+    struct ucm_entries_place p = {.told = place->seq};
     const uint64_t *seq;
     const void *bytes;
 
     if (place->slab == UCM_PLACE_NONE || ucm_mapping_address(d->mapping, place, &bytes, &seq) != 0)
-        return (struct ucm_slots_place){0};
+        return (struct ucm_entries_place){0};
     p.bytes = address_on_gpu(d, bytes);
     p.seq = address_on_gpu(d, seq);
-    return p.bytes != 0 && p.seq != 0 ? p : (struct ucm_slots_place){0};
+    return p.bytes != 0 && p.seq != 0 ? p : (struct ucm_entries_place){0};
 }
 
 static CUresult places_set(struct ucm_cuda_decode *d, const uint32_t *numbers,
@@ -197,7 +197,7 @@ static CUresult places_set(struct ucm_cuda_decode *d, const uint32_t *numbers,
     for (uint32_t i = 0; i < n; i++) {
         uint32_t number = numbers[i];
 
-        d->place[number] = places ? place_of(d, &places[i]) : (struct ucm_slots_place){0};
+        d->place[number] = places ? place_of(d, &places[i]) : (struct ucm_entries_place){0};
         first = number < first ? number : first;
         last = number > last ? number : last;
     }
@@ -238,7 +238,7 @@ static bool lies_in(uint64_t address, const struct decode_range *m)
     return address - m->gpu < m->bytes;
 }
 
-static bool lies_in_wanted(const struct ucm_cuda_decode *d, const struct ucm_slots_place *p)
+static bool lies_in_wanted(const struct ucm_cuda_decode *d, const struct ucm_entries_place *p)
 {
     for (uint32_t i = 0; i < d->n_ranges; i++)
         if (d->range[i].wanted &&
@@ -252,7 +252,7 @@ static CUresult places_clear(struct ucm_cuda_decode *d, uint32_t *lost, CUstream
 {
     for (uint32_t i = 0; i < d->plan.shape.numbers; i++)
         if (d->place[i].bytes != 0 && lies_in_wanted(d, &d->place[i])) {
-            d->place[i] = (struct ucm_slots_place){0};
+            d->place[i] = (struct ucm_entries_place){0};
             (*lost)++;
         }
     return decode_places_upload(d, 0, d->plan.shape.numbers - 1, stream);

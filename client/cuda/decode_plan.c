@@ -25,15 +25,15 @@ static bool is_encoded(const struct ucm_cuda_decode_options *o)
     return o->encoding == UCM_CUDA_DECODE_FP8;
 }
 
-/* Bytes of an element of K and V in slots; and of a row there. */
-static uint32_t slot_element_bytes(const struct ucm_cuda_decode_options *o)
+/* Bytes of an element of K and V in entries; and of a row there. */
+static uint32_t entry_element_bytes(const struct ucm_cuda_decode_options *o)
 {
     return is_encoded(o) ? 1 : element_bytes(o);
 }
 
-static uint32_t slot_row_bytes(const struct ucm_cuda_decode_options *o)
+static uint32_t entry_row_bytes(const struct ucm_cuda_decode_options *o)
 {
-    return o->head_dim * slot_element_bytes(o);
+    return o->head_dim * entry_element_bytes(o);
 }
 
 /* Of V, and of results. */
@@ -78,7 +78,7 @@ static int latent_check(const struct ucm_cuda_decode_options *o)
         return cuda_fail(UCM_EINVALID, "v_scale is %g and k_scale %g; MLA has one scale, k_scale",
                          (double)o->v_scale, (double)o->k_scale);
     if (o->encoding != UCM_CUDA_DECODE_AS_STORED)
-        return cuda_fail(UCM_EINVALID, "encoding is %u; slots of MLA are as stored", o->encoding);
+        return cuda_fail(UCM_EINVALID, "encoding is %u; entries of MLA are as stored", o->encoding);
     if (o->rule != UCM_CUDA_DECODE_ALL)
         return cuda_fail(UCM_EINVALID, "rule is %u; lists of MLA don't stop", o->rule);
     return 0;
@@ -135,8 +135,8 @@ static int encoding_check(const struct ucm_cuda_decode_options *o)
                          o->encoding);
     if (o->kv_dtype == UCM_SPARSE_FP8_E4M3)
         return cuda_fail(UCM_EINVALID, "encoding fp8 makes 8 bits of 16; kv_dtype is fp8_e4m3");
-    if (o->slot != UCM_CUDA_DECODE_HEAD)
-        return cuda_fail(UCM_EINVALID, "encoding fp8 wants slots of a KV head, not of a layer");
+    if (o->entry != UCM_CUDA_DECODE_HEAD)
+        return cuda_fail(UCM_EINVALID, "encoding fp8 wants entries of a KV head, not of a layer");
     if ((o->k_scale > 0 || o->v_scale > 0) && (o->k_scale != 1 || o->v_scale != 1))
         return cuda_fail(UCM_EINVALID,
                          "k_scale is %g and v_scale %g; with encoding fp8, which has scales of its "
@@ -147,18 +147,18 @@ static int encoding_check(const struct ucm_cuda_decode_options *o)
 
 static int lists_check(const struct ucm_cuda_decode_options *o)
 {
-    if (o->slot > UCM_CUDA_DECODE_LAYER)
-        return cuda_fail(UCM_EINVALID, "slot is %u, which is no enum ucm_cuda_decode_slot",
-                         o->slot);
+    if (o->entry > UCM_CUDA_DECODE_LAYER)
+        return cuda_fail(UCM_EINVALID, "entry is %u, which is no enum ucm_cuda_decode_entry",
+                         o->entry);
     if (o->sequences < 1 || o->sequences > UCM_CUDA_DECODE_SEQUENCES)
         return cuda_fail(UCM_EINVALID, "sequences is %u; 1 to %d are right", o->sequences,
                          UCM_CUDA_DECODE_SEQUENCES);
     if (o->lists != o->kv_heads && o->lists != 1)
         return cuda_fail(UCM_EINVALID, "lists is %u; one a KV head (%u) is right, or 1", o->lists,
                          o->kv_heads);
-    if (o->lists != o->kv_heads && o->slot == UCM_CUDA_DECODE_HEAD)
+    if (o->lists != o->kv_heads && o->entry == UCM_CUDA_DECODE_HEAD)
         return cuda_fail(UCM_EINVALID,
-                         "one list for all KV heads wants slots of a layer, not of a KV head");
+                         "one list for all KV heads wants entries of a layer, not of a KV head");
     if (o->room < 1 || o->room > UCM_CUDA_SELECT_BLOCKS)
         return cuda_fail(UCM_EINVALID, "room is %u; 1 to %d are right", o->room,
                          UCM_CUDA_SELECT_BLOCKS);
@@ -218,45 +218,45 @@ static uint32_t misses_default(const struct ucm_cuda_decode_options *o)
     uint64_t most = layer > MISSES ? layer : MISSES;
 
     most = step < most ? step : most;
-    return most < UCM_SLOTS_MISSES_MAX ? (uint32_t)most : UCM_SLOTS_MISSES_MAX;
+    return most < UCM_ENTRIES_MISSES_MAX ? (uint32_t)most : UCM_ENTRIES_MISSES_MAX;
 }
 
 static int shape_check(struct decode_plan *p)
 {
     struct ucm_cuda_decode_options *o = &p->options;
-    char why[UCM_SLOTS_WHY];
+    char why[UCM_ENTRIES_WHY];
 
     if (o->misses == 0)
         o->misses = misses_default(o);
     p->batch = o->misses < BATCH ? o->misses : BATCH;
-    p->shape = (struct ucm_slots_shape){
-        .strands = o->layers * (o->slot == UCM_CUDA_DECODE_HEAD ? o->kv_heads : 1),
+    p->shape = (struct ucm_entries_shape){
+        .strands = o->layers * (o->entry == UCM_CUDA_DECODE_HEAD ? o->kv_heads : 1),
         .numbers = o->numbers,
-        .slots = o->slots,
+        .entries = o->entries,
         .requests = o->requests,
         .misses = o->misses,
     };
-    return ucm_slots_check(&p->shape, why) == 0 ? 0 : cuda_fail(UCM_EINVALID, "%s", why);
+    return ucm_entries_check(&p->shape, why) == 0 ? 0 : cuda_fail(UCM_EINVALID, "%s", why);
 }
 
-/* ---- the gather: from a layer to a slot ---- */
+/* ---- the gather: from a layer to an entry ---- */
 
-static struct ucm_slots_plane head_plane(const struct ucm_cuda_decode_options *o, uint64_t offset,
-                                         uint64_t token, uint64_t head)
+static struct ucm_entries_plane head_plane(const struct ucm_cuda_decode_options *o, uint64_t offset,
+                                           uint64_t token, uint64_t head)
 {
     uint32_t row = row_bytes(o);
     bool contiguous = token == row;
 
-    return (struct ucm_slots_plane){.first = offset,
-                                    .layer_stride = o->layer_bytes,
-                                    .head_stride = head,
-                                    .pitch = token,
-                                    .rows = contiguous ? 1 : o->tokens,
-                                    .row_bytes = contiguous ? o->tokens * row : row};
+    return (struct ucm_entries_plane){.first = offset,
+                                      .layer_stride = o->layer_bytes,
+                                      .head_stride = head,
+                                      .pitch = token,
+                                      .rows = contiguous ? 1 : o->tokens,
+                                      .row_bytes = contiguous ? o->tokens * row : row};
 }
 
 /* Codes of K, codes of V, scales of K, scales of V. */
-static void gather_code(struct ucm_slots_gather *g, const struct ucm_cuda_decode_options *o,
+static void gather_code(struct ucm_entries_gather *g, const struct ucm_cuda_decode_options *o,
                         uint64_t half)
 {
     uint64_t pitch[] = {o->stored.k_token_stride, o->stored.v_token_stride};
@@ -265,7 +265,7 @@ static void gather_code(struct ucm_slots_gather *g, const struct ucm_cuda_decode
         g->plane[i].pitch = pitch[i];
         g->plane[i].rows = o->tokens;
         g->plane[i].row_bytes = row_bytes(o);
-        g->plane[i].scales = o->pool + 2 * half + (uint64_t)i * o->tokens;
+        g->plane[i].scales = o->block_pool + 2 * half + (uint64_t)i * o->tokens;
         g->plane[i].dtype = o->dtype;
     }
 }
@@ -274,23 +274,23 @@ static void gather_plan(struct decode_plan *p)
 {
     const struct ucm_cuda_decode_options *o = &p->options;
     const struct ucm_cuda_decode_layout *l = &o->stored;
-    struct ucm_slots_gather *g = &p->gather;
-    uint64_t half = (uint64_t)o->tokens * slot_row_bytes(o);
+    struct ucm_entries_gather *g = &p->gather;
+    uint64_t half = (uint64_t)o->tokens * entry_row_bytes(o);
 
-    if (o->slot == UCM_CUDA_DECODE_HEAD) {
-        *g = (struct ucm_slots_gather){.heads = o->kv_heads, .planes = p->latent ? 1 : 2};
-        p->info.slot_bytes = g->planes * (half + (is_encoded(o) ? o->tokens : 0));
+    if (o->entry == UCM_CUDA_DECODE_HEAD) {
+        *g = (struct ucm_entries_gather){.heads = o->kv_heads, .planes = p->latent ? 1 : 2};
+        p->info.entry_bytes = g->planes * (half + (is_encoded(o) ? o->tokens : 0));
         g->plane[0] = head_plane(o, l->k_offset, l->k_token_stride, l->k_head_stride);
         g->plane[1] = head_plane(o, l->v_offset, l->v_token_stride, l->v_head_stride);
     } else {
-        p->info.slot_bytes = o->layer_bytes;
-        *g = (struct ucm_slots_gather){.heads = 1, .planes = 1};
-        g->plane[0] = (struct ucm_slots_plane){
+        p->info.entry_bytes = o->layer_bytes;
+        *g = (struct ucm_entries_gather){.heads = 1, .planes = 1};
+        g->plane[0] = (struct ucm_entries_plane){
             .layer_stride = o->layer_bytes, .rows = 1, .row_bytes = (uint32_t)o->layer_bytes};
     }
     for (uint32_t i = 0; i < g->planes; i++) {
-        g->plane[i].slots = o->pool + i * half;
-        g->plane[i].slot_stride = p->info.slot_bytes;
+        g->plane[i].entries = o->block_pool + i * half;
+        g->plane[i].entry_stride = p->info.entry_bytes;
     }
     if (is_encoded(o))
         gather_code(g, o, half);
@@ -328,15 +328,15 @@ static int tiles_check(const struct ucm_cuda_decode_options *o)
 static void attend_plan(struct decode_plan *p)
 {
     const struct ucm_cuda_decode_options *o = &p->options;
-    bool heads = o->slot == UCM_CUDA_DECODE_HEAD;
+    bool heads = o->entry == UCM_CUDA_DECODE_HEAD;
     struct ucm_attend_cuda *a = &p->attend;
     uint32_t halved = is_halved(o);
     uint32_t groups = p->latent ? ucm_attend_mla_groups(o->q_heads) : o->kv_heads << halved;
-    uint64_t row = slot_row_bytes(o);
+    uint64_t row = entry_row_bytes(o);
     float k_scale = o->k_scale > 0 ? o->k_scale : 1.0f;
     float scale = o->scale > 0 ? o->scale : 1.0f / ucm_sqrt((float)o->head_dim);
 
-    p->narrow = slot_element_bytes(o) == 1;
+    p->narrow = entry_element_bytes(o) == 1;
     p->logit_scale = scale * k_scale;
     *a = (struct ucm_attend_cuda){
         .kv_heads = groups,
@@ -349,7 +349,7 @@ static void attend_plan(struct decode_plan *p)
         .v_scale = p->latent ? o->k_scale : o->v_scale,
         .rows = o->numbers,
         .apart = heads && !p->latent,
-        .pool = {.base = o->pool, .stride = p->info.slot_bytes, .blocks = o->slots},
+        .pool = {.base = o->block_pool, .stride = p->info.entry_bytes, .blocks = o->entries},
     };
     if (heads) {
         a->pool.k.token_stride = a->pool.v.token_stride = row;
@@ -371,7 +371,7 @@ static int splits_plan(struct decode_plan *p, uint32_t multiprocessors, uint32_t
     const struct ucm_cuda_decode_options *o = &p->options;
     struct ucm_attend_cuda *a = &p->attend;
     uint32_t lists = (o->sequences < CUT_SEQUENCES ? o->sequences : CUT_SEQUENCES) * a->kv_heads;
-    uint32_t tiles = (uint32_t)tiles_of(o), element = slot_element_bytes(o);
+    uint32_t tiles = (uint32_t)tiles_of(o), element = entry_element_bytes(o);
     struct ucm_attend_cuda_cut cut;
 
     if (p->latent) {
@@ -389,7 +389,7 @@ static int splits_plan(struct decode_plan *p, uint32_t multiprocessors, uint32_t
                                       ucm_attend_cuda_places(o->head_dim, element, a->group));
     }
     a->split_tiles = p->info.split_tiles = cut.split_tiles;
-    if (a->plain_pages) /* a split has tiles of slots, or of pages */
+    if (a->plain_pages) /* a split has tiles of entries, or of pages */
         cut.splits =
             splits_of(o->room, o, cut.split_tiles) + splits_of(o->window, o, cut.split_tiles);
     a->splits = p->info.splits = cut.splits;
@@ -418,12 +418,12 @@ int decode_plan_memory(struct decode_plan *p, uint32_t multiprocessors, uint32_t
     decode_rounds_plan(p, &end);
     p->info.workspace_bytes = end;
     end = 0;
-    (void)decode_plan_place(&end, ucm_slots_bytes(&p->shape));
-    (void)decode_plan_place(&end, (uint64_t)o->numbers * sizeof(struct ucm_slots_place));
+    (void)decode_plan_place(&end, ucm_entries_bytes(&p->shape));
+    (void)decode_plan_place(&end, (uint64_t)o->numbers * sizeof(struct ucm_entries_place));
     (void)decode_plan_place(&end, p->batch * (sizeof(uint64_t) + 2 * sizeof(uint32_t)));
     p->info.table_bytes = end;
-    p->info.host_bytes = sizeof(struct ucm_slots_word) +
-                         (uint64_t)o->numbers * sizeof(struct ucm_slots_place) +
+    p->info.host_bytes = sizeof(struct ucm_entries_word) +
+                         (uint64_t)o->numbers * sizeof(struct ucm_entries_place) +
                          p->batch * (sizeof(uint64_t) + 2 * sizeof(uint32_t));
     return 0;
 }
@@ -453,7 +453,7 @@ int decode_plan(struct decode_plan *p, const struct ucm_cuda_decode_options *opt
     return 0;
 }
 
-int ucm_cuda_decode_slot_bytes(const struct ucm_cuda_decode_options *options, uint64_t *bytes)
+int ucm_cuda_decode_entry_bytes(const struct ucm_cuda_decode_options *options, uint64_t *bytes)
 {
     struct decode_plan plan;
     int r;
@@ -462,6 +462,6 @@ int ucm_cuda_decode_slot_bytes(const struct ucm_cuda_decode_options *options, ui
         return cuda_fail(UCM_EINVALID, "options or bytes is NULL");
     r = decode_plan(&plan, options);
     if (r == 0)
-        *bytes = plan.info.slot_bytes;
+        *bytes = plan.info.entry_bytes;
     return r;
 }

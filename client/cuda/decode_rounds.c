@@ -19,7 +19,7 @@ _Static_assert((int)UCM_CUDA_DECODE_ESTIMATES == (int)UCM_ATTEND_CUDA_ESTIMATES 
                "estimates and bounds have the kernels' numbers");
 _Static_assert(sizeof(struct ucm_cuda_decode_report) == sizeof(struct ucm_stop_report),
                "the report is the kernels'");
-_Static_assert(sizeof(struct ucm_slots_attended) == sizeof(struct ucm_attend_cuda_told),
+_Static_assert(sizeof(struct ucm_entries_attended) == sizeof(struct ucm_attend_cuda_told),
                "what steps tell is the kernels'");
 _Static_assert(UCM_CUDA_DECODE_ORDER == UCM_ATTEND_CUDA_ORDER, "limits are the kernels'");
 

@@ -304,9 +304,9 @@ struct ucm_region_spec {
     const struct ucm_plane *planes;
     uint32_t n_planes;    /* 1 to 2048 */
     uint32_t ring_region; /* its number in orders on the staging ring; 0: none */
-    /* Not 0: a pool. Its blocks are slots, each for one layer of any block, and `planes` are those of one
+    /* Not 0: a GPU block pool. Its blocks are entries, each for one layer of any block, and `planes` are those of one
      * layer, of layer 0: for ucm_gather alone. */
-    uint32_t pool;
+    uint32_t block_pool;
     const struct ucm_rope *rope; /* NULL: its loads turn nothing */
 };
 
@@ -550,7 +550,7 @@ struct ucm_sequence; /* ucmclient_sparse.h */
 struct ucm_gather_item {
     uint32_t block; /* its place in the sequence, or in keys */
     uint32_t layer; /* layer */
-    uint32_t slot;  /* of the pool; no two items may have one */
+    uint32_t entry; /* of the pool; no two items may have one */
 };
 enum { UCM_GATHER_ITEMS_MAX = 65536 };
 struct ucm_gather_spec {
@@ -564,7 +564,7 @@ struct ucm_gather_spec {
     uint32_t deadline_ms; /* as in ucm_transfer */
 };
 
-/* Copies single layers of blocks into slots of a pool, as ucm_load copies blocks; results are by item. The
+/* Copies single layers of blocks into entries of a block pool, as ucm_load copies blocks; results are by item. The
  * library sends the items of one call in one request: many small copies cost little that way. So what several
  * sequences of a batch miss goes into one call, by keys. A sequence that the daemon does not know any more is
  * opened again first. -UCM_ENOTFOUND from the task: as for ucm_sequence_prefetch. */

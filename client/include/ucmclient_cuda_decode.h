@@ -2,10 +2,10 @@
  * ucmclient_mapping.h shared mappings, ucmclient_cuda_sparse.h the selection, docs/sparse.md the
  * whole.
  *
- * A worker has a *pool*: GPU memory in slots of one size. A slot holds a *strand* of a block: K and V of one KV head
+ * A worker has a *block pool*: GPU memory in entries of one size. An entry holds a *strand* of a block: K and V of one KV head
  * of one layer, or of all KV heads of one layer. A block has a *number*, its row in the worker's summaries, and requests with
- * a common prefix have the same numbers. What a step's selections chose has to be in slots before it is attended;
- * what is not, a *miss*, is copied by the GPU itself from the daemon's memory (a shared mapping) into a slot that no block of
+ * a common prefix have the same numbers. What a step's selections chose has to be in entries before it is attended;
+ * what is not, a *miss*, is copied by the GPU itself from the daemon's memory (a shared mapping) into an entry that no block of
  * this step has. A step is
  *
  *   ucm_cuda_decode_begin
@@ -13,10 +13,10 @@
  *   ucm_cuda_decode_end
  *
  * launches on one stream without any decision of the host, so all of it can be one CUDA graph. When the step has
- * run, ucm_cuda_decode_result tells whether it counts. If a block came neither from a slot nor through the mapping, it
+ * run, ucm_cuda_decode_result tells whether it counts. If a block came neither from an entry nor through the mapping, it
  * doesn't: its outputs are to be thrown away. The worker then asks what was missing (ucm_cuda_decode_unserved), has the
- * daemon copy it to its memory (ucm_gather), puts it into slots (ucm_cuda_decode_put), and runs the same step again: the
- * same graph over the same inputs. What a step used stays in its slots for the next one, so each run gets at least one
+ * daemon copy it to its memory (ucm_gather), puts it into entries (ucm_cuda_decode_put), and runs the same step again: the
+ * same graph over the same inputs. What a step used stays in its entries for the next one, so each run gets at least one
  * layer, or one round of it, further than the one before it. Where a block was does not change one bit of what is attended.
  *
  * Units: sizes, offsets and strides in bytes unless a field says elements. Addresses are those of the GPU's memory
@@ -46,18 +46,18 @@ extern "C" {
 
 struct ucm_cuda_decode;
 
-enum ucm_cuda_decode_slot {
+enum ucm_cuda_decode_entry {
     UCM_CUDA_DECODE_HEAD =
-        0, /* a slot: one KV head of a layer; K, then V, [tokens][head_dim] each; MLA: K */
-    UCM_CUDA_DECODE_LAYER = 1, /* a slot: a layer, as the daemon has it */
+        0, /* an entry: one KV head of a layer; K, then V, [tokens][head_dim] each; MLA: K */
+    UCM_CUDA_DECODE_LAYER = 1, /* an entry: a layer, as the daemon has it */
 };
 
-/* In which form slots hold K and V. */
+/* In which form entries hold K and V. */
 enum ucm_cuda_decode_encoding {
     UCM_CUDA_DECODE_AS_STORED = 0,
     /* As the encoding `fp8` has them (docs/design/encodings.md): a code of 8 bits for each element and a scale byte for each row,
      * [tokens][head_dim] codes of K, those of V, [tokens] scales of K, those of V. Rows are encoded on their way into
-     * a slot, and attended as what they decode to, with an infinity as NaN. The local window stays as it is. */
+     * an entry, and attended as what they decode to, with an infinity as NaN. The local window stays as it is. */
     UCM_CUDA_DECODE_FP8 = 1,
 };
 
@@ -126,16 +126,16 @@ struct ucm_cuda_decode_options {
     uint32_t tokens;   /* of a block: a multiple of 16 */
     float scale; /* of logits; 0: 1 / sqrt(head_dim), which is not MLA's: there it is the model's */
     float k_scale, v_scale; /* what K and V that are stored were divided by; 0: 1 */
-    uint32_t slot;          /* enum ucm_cuda_decode_slot */
-    uint64_t pool;          /* slots * ucm_cuda_decode_slot_bytes, aligned to 16 */
-    uint32_t slots;
+    uint32_t entry;         /* enum ucm_cuda_decode_entry */
+    uint64_t block_pool;    /* entries * ucm_cuda_decode_entry_bytes, aligned to 16 */
+    uint32_t entries;
     uint32_t numbers;  /* block numbers are below this */
     uint32_t requests; /* at once; they are 0 .. requests - 1 */
     /* Room for the misses of one layer, and for the keys that a step did not get; 0: all of a layer's, sequences * lists *
      * room, and of a step's as many as fit 2^20. A further run finds the rest. */
     uint32_t misses;
     uint32_t sequences; /* of a launch, at most */
-    /* of a sequence: kv_heads, or 1 for all KV heads, which wants slots of a layer */
+    /* of a sequence: kv_heads, or 1 for all KV heads, which wants entries of a layer */
     uint32_t lists;
     uint32_t room; /* blocks of a list, at most: ucm_cuda_select_info.room */
     uint32_t
@@ -152,13 +152,14 @@ struct ucm_cuda_decode_options {
     uint32_t every;   /* a round ends behind a multiple of so many blocks of its list; 0: 4 */
     uint32_t first;   /* the first round's blocks, beside the local window; 0: 32 */
     uint32_t windows; /* a sequence's first blocks, which come first whatever their scores */
-    /* enum ucm_cuda_decode_encoding. FP8 wants slots of a KV head, K and V of 16 bits, and no k_scale or v_scale. */
+    /* enum ucm_cuda_decode_encoding. FP8 wants entries of a KV head, K and V of 16 bits, and no k_scale or v_scale. */
     uint32_t encoding;
 };
 
-/* Checks options, and tells how large a slot is. Needs no GPU, and does not look at `pool`. */
-UCM_API int ucm_cuda_decode_slot_bytes(const struct ucm_cuda_decode_options *options,
-                                       uint64_t *bytes);
+/* Checks options, and tells how large an entry is. Needs no GPU, and does not look at
+ * `block_pool`. */
+UCM_API int ucm_cuda_decode_entry_bytes(const struct ucm_cuda_decode_options *options,
+                                        uint64_t *bytes);
 /* For the GPU with that UUID (16 bytes). Options are copied. The caller owns *out. */
 UCM_API int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decode_options *options,
                                  struct ucm_cuda_decode **out);
@@ -167,9 +168,9 @@ UCM_API int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decod
 UCM_API void ucm_cuda_decode_close(struct ucm_cuda_decode *decode);
 
 struct ucm_cuda_decode_info {
-    uint64_t slot_bytes;
+    uint64_t entry_bytes;
     uint64_t
-        table_bytes; /* on the GPU: who lies in which slot, and where blocks lie in the mapping */
+        table_bytes; /* on the GPU: who lies in which entry, and where blocks lie in the mapping */
     uint64_t workspace_bytes; /* on the GPU: of attention */
     uint64_t host_bytes;      /* pinned */
     /* How a list is cut for thread blocks: into so many runs of so many tiles of 16 tokens, at most. Results depend on it in
@@ -194,7 +195,7 @@ struct ucm_cuda_decode_layer {
     uint64_t count; /* uint32_t[sequences][lists] */
     uint64_t table; /* int32_t[sequences][table_stride]: the number of each block of a sequence */
     uint64_t table_stride; /* elements; positions from here on have no number */
-    /* uint32_t[sequences]: whose slots these are; sequences may have one in common */
+    /* uint32_t[sequences]: whose entries these are; sequences may have one in common */
     uint64_t request;
     /* The engine's pages of this layer: page p at pages + p * page_stride. */
     uint64_t pages, page_stride; /* multiples of 16 */
@@ -234,7 +235,7 @@ struct ucm_cuda_decode_report {
     float certificate;       /* that they cover at least, with bounds; 0: nothing is certain */
 };
 
-/* Launches: what the lists chose gets its slots, misses are copied, and all of it is attended. */
+/* Launches: what the lists chose gets its entries, misses are copied, and all of it is attended. */
 UCM_API int ucm_cuda_decode_layer(struct ucm_cuda_decode *decode,
                                   const struct ucm_cuda_decode_layer *layer, void *stream);
 
@@ -243,12 +244,12 @@ UCM_API int ucm_cuda_decode_end(struct ucm_cuda_decode *decode, void *stream);
 
 enum ucm_cuda_decode_flag {
     UCM_CUDA_DECODE_UNSERVED = 1,  /* blocks are missing; the next three say more */
-    UCM_CUDA_DECODE_FULL = 2,      /* the step needs more slots than there are */
+    UCM_CUDA_DECODE_FULL = 2,      /* the step needs more entries than there are */
     UCM_CUDA_DECODE_LIST_FULL = 4, /* a layer had more misses than options.misses */
     UCM_CUDA_DECODE_STRAY = 8, /* a list chose a block without a number: a fault of the caller */
     /* A block was not attended. With UNSERVED it is among those; alone its copy took more than 2 s, and another run
      * finds it there. Alone a second time: a fault of the caller. */
-    UCM_CUDA_DECODE_NO_SLOT = 256,
+    UCM_CUDA_DECODE_NO_ENTRY = 256,
     UCM_CUDA_DECODE_NO_PAGE =
         512, /* a block of a local window has no page, or more than options.window were not all attended: a fault of the caller */
 };
@@ -257,7 +258,8 @@ struct ucm_cuda_decode_result {
     uint64_t step;     /* begins so far, of the step that ended last; 0: none has */
     uint32_t flags;    /* 0: the step counts */
     uint32_t unserved; /* keys; one may count twice */
-    /* Since the handle was opened: misses; slots that they took; of those, in spite of a floor. */
+    /* Since the handle was opened: misses; entries that they took; of those, in spite of a
+     * floor. */
     uint64_t missed, taken, floors_broken;
     /* With a rule, of all lists and layers: */
     uint64_t attended; /* blocks */
@@ -271,7 +273,7 @@ UCM_API int ucm_cuda_decode_result(struct ucm_cuda_decode *decode,
 
 /* ---- between steps: these wait for `stream` ---- */
 
-/* A request comes, and eviction leaves it `floor` slots. -UCM_ENOMEMORY: with it the floors are more than the slots. */
+/* A request comes, and eviction leaves it `floor` entries. -UCM_ENOMEMORY: with it the floors are more than the entries. */
 UCM_API int ucm_cuda_decode_enter(struct ucm_cuda_decode *decode, uint32_t request, uint32_t floor,
                                   void *stream);
 /* It goes. Its blocks stay resident, and count for the next request that uses them. */
@@ -300,7 +302,7 @@ UCM_API int ucm_cuda_decode_mapping_update(struct ucm_cuda_decode *decode, uint3
 /* All places become none, and the GPU knows nothing of the mapping any more: before ucm_mapping_close, and before ucm_close of its client. */
 UCM_API int ucm_cuda_decode_mapping_leave(struct ucm_cuda_decode *decode, void *stream);
 
-/* A strand of a block. head: 0 if slots are of a layer. */
+/* A strand of a block. head: 0 if entries are of a layer. */
 struct ucm_cuda_decode_key {
     uint32_t layer, head, number;
 };
@@ -316,8 +318,8 @@ struct ucm_cuda_decode_put {
     uint32_t request; /* that wants it */
     uint64_t from;    /* its layer of the block, as in `stored` of the options; aligned to 16 */
 };
-/* Copies them into slots; one that is there already stays. *placed receives how many are there now: the others found all
- * slots in use by this step. NULL is allowed. */
+/* Copies them into entries; one that is there already stays. *placed receives how many are there now: the others found all
+ * entries in use by this step. NULL is allowed. */
 UCM_API int ucm_cuda_decode_put(struct ucm_cuda_decode *decode,
                                 const struct ucm_cuda_decode_put *items, uint32_t n,
                                 uint32_t *placed, void *stream);

@@ -376,8 +376,8 @@ struct ucm_policy {
     uint32_t
         reuse; /* of so many selecting layers in a row the first chooses for all; 1: each does */
     uint32_t retrieval_stride, lag;
-    /* The GPU's slots: so many steps' worth of blocks a request keeps against others. */
-    double slots;
+    /* The GPU's entries: so many steps' worth of blocks a request keeps against others. */
+    double entries;
     /* Top k with a budget that follows what steps cover: goal 0 switches it off. */
     double goal;            /* share to cover */
     uint32_t budget_tokens; /* that a request of 2^17 tokens begins with; others by the root */

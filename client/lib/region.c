@@ -134,7 +134,7 @@ static void spec_copy(struct ucm_region *region, const struct ucm_region_spec *s
     region->msg.part = spec->part;
     region->msg.blocks = spec->blocks;
     region->msg.ring_region = spec->ring_region;
-    region->msg.pool = spec->pool != 0;
+    region->msg.block_pool = spec->block_pool != 0;
     region->msg.device = (struct proto_str){region->device, (uint32_t)strlen(spec->device)};
     memcpy(region->device, spec->device, region->msg.device.n);
     if (spec->gpu) {

@@ -94,8 +94,9 @@ static int layer_find(const struct device_region *r, struct device_rope *rope, u
 
 static int rope_allowed(const struct msg_region_register *m, struct ucm_error *e)
 {
-    if (m->pool)
-        return REFUSE(e, "rope: the slots of a pool are filled by gather, which does not turn K");
+    if (m->block_pool)
+        return REFUSE(
+            e, "rope: the entries of a block pool are filled by gather, which does not turn K");
     if (m->rope.n == UCM_ROPE_NUMBERS && m->rope.p[UCM_ROPE_NUMBERS - 1] > 1 &&
         !text_is(m->device, "cpu"))
         return REFUSE(e, "rope: a row holds %u tokens of each channel; on a GPU a row is one token",

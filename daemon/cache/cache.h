@@ -188,7 +188,8 @@ struct cache_wait {
     struct list link;
     bool small;  /* in: the request is for few parts; as tier_io.small */
     bool shared; /* out, in done_cb: the part was read from the shared tier, not from NVMe */
-    /* Of who reads part of it instead (daemon/pool): out: the caller has these, and no reference.
+    /* Of who reads part of it instead (daemon/block_pool): out: the caller has these, and no
+     * reference.
      * cancel_cb: also ends a wait; NULL: nothing. */
     struct cache_layers *layers;
     void (*cancel_cb)(struct cache_wait *w);

@@ -84,8 +84,9 @@ struct device_region {
     struct device_proof proof; /* of its IPC handles */
     bool stranger;             /* of another tenant than the daemon's own user: it gets no events */
     uint32_t part, blocks;
-    struct form pages;         /* what its pages hold */
-    bool pool;                 /* its blocks are slots that take any layer: pages.layers is 1 */
+    struct form pages; /* what its pages hold */
+    /* its blocks are entries that take any layer: pages.layers is 1 */
+    bool block_pool;
     const struct codec *codec; /* raw pages: how copies may encode and decode; NULL: they don't */
     uint32_t ring_region;      /* what orders of a staging ring call it; 0: never staged */
     uint32_t n_handles, n_planes;

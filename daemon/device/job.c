@@ -48,7 +48,7 @@ int device_job_add(struct device_job *job, const struct span *span, uint32_t blo
     if (job->n_items >= job->cap_items || block >= r->blocks || region_way(r, span->form) != way ||
         span->pending != (job->op == DEVICE_DUMP))
         return -EINVAL;
-    if (r->pool) { /* a slot takes any layer */
+    if (r->block_pool) { /* an entry takes any layer */
         if (span->n != 1)
             return -EINVAL;
     } else {

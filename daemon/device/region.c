@@ -378,7 +378,7 @@ int region_check(const struct msg_region_register *m, const struct form *pages,
     r->part = (uint32_t)m->part;
     r->blocks = (uint32_t)m->blocks;
     r->ring_region = (uint32_t)m->ring_region;
-    r->pool = m->pool;
+    r->block_pool = m->block_pool;
     fill_handles(r, m);
     fill_planes(r, m);
     rc = codec ? region_tensors(m, r, e) : 0;

@@ -66,9 +66,9 @@ struct registered *copies_check(struct call *call, const struct copy_params *p, 
 {
     struct registered *region = call_region(call, p->region);
 
-    if (region && region->region->pool) {
+    if (region && region->region->block_pool) {
         ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                      "region %llu is a pool, whose slots hold single layers: use gather",
+                      "region %llu is a block pool, whose entries hold single layers: use gather",
                       (unsigned long long)p->region);
         return NULL;
     }
@@ -150,7 +150,7 @@ static struct copy_batch *batch_new(struct copies *c, const struct form *form, e
                                     uint32_t copies)
 {
     /* A job moves so many layers of a block. */
-    uint64_t job_layers = c->region->region->pool ? 1 : c->step > 0 ? c->step : form->layers;
+    uint64_t job_layers = c->region->region->block_pool ? 1 : c->step > 0 ? c->step : form->layers;
     bool converts = way == WAY_CONVERTED;
     bool refuses = converts && c->kind->op == DEVICE_DUMP && form_refuses(form);
     uint64_t fit = JOB_BYTES / (job_layers * form->layer_bytes), most = c->kind->job_items;

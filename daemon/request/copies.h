@@ -36,7 +36,8 @@ struct copies {
     uint32_t layer, layers;
     uint32_t step;           /* layers that a job moves of a load in steps; 0: all of them */
     uint32_t n_copies, jobs; /* of all items; under way */
-    uint32_t *blocks; /* of each key: to where, or from where; pool/gather.c has its own there */
+    /* of each key: to where, or from where; block_pool/gather.c has its own there */
+    uint32_t *blocks;
     enum device_beside beside;
     struct copy_batch *open[2];          /* filling up; of blocks that go straight last */
     const uint8_t *event;                /* jobs wait for it; or NULL */

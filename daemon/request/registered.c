@@ -324,7 +324,7 @@ static int region_take(struct call *call, struct registered *r)
     return taken_take(call, r, wanted);
 }
 
-/* A slot of a pool takes any layer, so there is one place for all of them. 0, or -code with
+/* An entry of a block pool takes any layer, so there is one place for all of them. 0, or -code with
  * call->error. */
 static int pool_check(struct call *call, const struct msg_region_register *m)
 {
@@ -332,7 +332,7 @@ static int pool_check(struct call *call, const struct msg_region_register *m)
         if (m->planes.p[i].layer != 0)
             return ucm_error_set(
                 &call->error, UCM_WIRE_INVALID,
-                "planes[%u].layer: %llu; the slots of a pool hold any layer, so its "
+                "planes[%u].layer: %llu; the entries of a block pool hold any layer, so its "
                 "planes are those of one, and their layer is 0",
                 i, (unsigned long long)m->planes.p[i].layer);
     return 0;
@@ -354,7 +354,7 @@ int method_region_register(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "part: %llu; this namespace has parts 0 to %u",
                              (unsigned long long)m->part, ns->identity.parts - 1);
-    if (m->pool && pool_check(call, m) != 0)
+    if (m->block_pool && pool_check(call, m) != 0)
         return -call->error.code;
     r = registered_new(call, m->device, m->gpu);
     if (!r)
@@ -363,7 +363,7 @@ int method_region_register(struct call *call)
     r->view = view;
     r->job.who = tenant_who(ns->tenant);
     pages = *ns_form(view.ns[view.n - 1], (uint32_t)m->part);
-    pages.layers = m->pool ? 1 : pages.layers;
+    pages.layers = m->block_pool ? 1 : pages.layers;
     rc = region_check(m, &pages, view.n > 1 ? ns_codec(ns) : NULL, call->fds, call->n_fds,
                       &r->region, &call->error);
     if (rc == 0 && has_ipc(m))

@@ -1,5 +1,5 @@
 /* Inside of the NVMe tier: what its files share. Nobody else includes it, but what features add:
- * daemon/seal/nvme_seal.c, daemon/pool/nvme_layers.c, daemon/scrub and daemon/checkpoint.
+ * daemon/seal/nvme_seal.c, daemon/block_pool/nvme_layers.c, daemon/scrub and daemon/checkpoint.
  *
  * A read:  submit -> its file's queue -> engine -> checksum -> done
  * A write: submit -> checksum -> summed -> a record; with its neighbours one engine operation ->
@@ -426,7 +426,7 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io);
 /* NULL-safe: of an io without one. */
 void nvme_sealed_drop(struct tier *t, struct tier_io *io);
 
-/* ---- daemon/pool/nvme_layers.c ---- */
+/* ---- daemon/block_pool/nvme_layers.c ---- */
 
 /* A read of layers: begin; next for each of its engine operations (false: there is another one);
  * arrived when one has ended (false: another one has not), with the read's status; verify with

@@ -12,8 +12,8 @@
  * V's type (of E4M3 to float16), and results to the query's, so a channel is within 2^-8 (bfloat16) or 2^-10 (float16)
  * of the largest |v|.
  *
- * Slots may hold what the encoding `fp8` made of K and V: E4M3 with a power of two for each row. Then these attend to what
- * ucm_decode gives, but that codes 0x7e and 0xfe are 448 here and not infinities: who fills slots writes none. Pages
+ * Entries may hold what the encoding `fp8` made of K and V: E4M3 with a power of two for each row. Then these attend to what
+ * ucm_decode gives, but that codes 0x7e and 0xfe are 448 here and not infinities: who fills entries writes none. Pages
  * beside them can have elements of the query's type. */
 #include "kernels/attend/attend_cuda.h"
 #include "kernels/attend/attend_merge.cuh"
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void attend_split(args_t a, uint64_t *where, u
     put_warp<KV, D, O>(st, sums);
 }
 
-/* plain: they are of T, whatever slots are of. */
+/* plain: they are of T, whatever entries are of. */
 template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void attend_tiles_of(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
                                                        bool plain, struct block_sums &sums)

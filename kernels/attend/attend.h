@@ -1,7 +1,7 @@
-/* Attention of one decode step over blocks of KV that lie in slots, with the logarithm of what the
- * weights add up to, so that results over different blocks can be merged.
+/* Attention of one decode step over blocks of KV that lie in entries, with the logarithm of what
+ * the weights add up to, so that results over different blocks can be merged.
  *
- * A *list* is a sequence of slots, attended in that order, for the query heads of one KV head. A *tile*
+ * A *list* is a sequence of entries, attended in that order, for the query heads of one KV head. A *tile*
  * is up to 16 consecutive tokens of a block; the last tile of a block, and of the tail block, may have
  * fewer. All arithmetic is IEEE float32 as kernels/arith.h says, in this order:
  *
@@ -16,7 +16,7 @@
  * 4. At the end, out = out / sum * v_scale and lse = top + ucm_log(sum). Of a list without any weight, out is
  *    0 and lse -inf.
  *
- * So the bits depend on the list alone: not on the slots' places, on how many calls added it, on the
+ * So the bits depend on the list alone: not on the entries' places, on how many calls added it, on the
  * instruction set or on other lists. A list of all of a sequence's blocks in their order is dense
  * attention. Against exact arithmetic, lse is off by at most ucm_attend_slack, and a channel by the same,
  * relative to the largest |v|, and 1e-6 of that. A device that multiplies in tensor cores has other bits and says
@@ -38,7 +38,7 @@
 
 /* ---- specs and plans ---- */
 
-/* The shape says where K and V lie in a slot. MLA: V is the first channels of K, its offset and strides
+/* The shape says where K and V lie in an entry. MLA: V is the first channels of K, its offset and strides
  * are K's, and queries are absorbed. Positions must be rotated into K already: attention that looks at
  * distances, such as ALiBi or a sliding window, can't be said here. */
 struct ucm_attend_spec {

@@ -10,7 +10,7 @@
  * the blocks. The last round takes the rest. So lists don't stop at each block at which a rule is fulfilled, but few launches
  * are enough; and what a list attends follows from its queries and its blocks alone.
  *
- * Beside the gather. With `wait`, a chosen block that is on its way (UCM_SLOTS_WANTED) is waited for, by the warp whose
+ * Beside the gather. With `wait`, a chosen block that is on its way (UCM_ENTRIES_WANTED) is waited for, by the warp whose
  * turn it is and nobody else; what is resident is attended meanwhile. No bit of the result depends on who waited. For
  * that the launch is the next one behind the gather's in its stream and has the attribute
  * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, from compute capability 9.0 on: it then begins when all thread
@@ -38,13 +38,13 @@
 
 /* Bits of the word `flags`: what a step met that its answer can't stand for. */
 enum ucm_attend_flag {
-    UCM_ATTEND_NO_SLOT = 1, /* a chosen block has no slot */
+    UCM_ATTEND_NO_ENTRY = 1, /* a chosen block has no entry */
     UCM_ATTEND_NO_PAGE =
         2, /* a block of the window has no page, or splits don't reach to its end */
 };
 
 /* Where K or V of a block's tokens lie, in bytes from the block's begin; multiples of 16. Blocks of one KV head, such
- * as slots of a KV head, have head_stride 0. */
+ * as entries of a KV head, have head_stride 0. */
 struct ucm_attend_cuda_plane {
     uint64_t offset, token_stride, head_stride;
 };
@@ -128,20 +128,20 @@ struct ucm_attend_cuda {
     uint32_t ring;                /* mla_cuda.h */
     /* [sequences][kv_heads][group][head_dim]; elements from sequence to sequence */
     uint64_t q, q_stride;
-    /* The chosen blocks: list entry -> number -> slot. Each table may be 0: then there is no such step. */
+    /* The chosen blocks: list item -> number -> entry. Each table may be 0: then there is no such step. */
     uint64_t list;  /* int32_t[sequences][lists][room] */
     uint64_t count; /* uint32_t[sequences][lists] */
     /* int32_t[sequences][numbers_stride]: of the sequence's blocks */
     uint64_t numbers;
-    uint32_t numbers_stride, rows; /* rows: of slot_of */
+    uint32_t numbers_stride, rows; /* rows: of entry_of */
     uint32_t
-        apart; /* 0: all lists are of one slot_of; 1: list l is of slot_of + l * rows, a KV head's */
-    uint64_t slot_of; /* int32_t[rows], or [lists][rows]: the layer's */
-    uint32_t wait;    /* 1: for blocks that a gather brings meanwhile; 0: they have no slot */
+        apart; /* 0: all lists are of one entry_of; 1: list l is of entry_of + l * rows, a KV head's */
+    uint64_t entry_of; /* int32_t[rows], or [lists][rows]: the layer's */
+    uint32_t wait;     /* 1: for blocks that a gather brings meanwhile; 0: they have no entry */
     struct ucm_attend_cuda_memory pool;
     /* The window: blocks from first[sequence] on, to the last token. length 0: there is none. */
     struct ucm_attend_cuda_memory pages;
-    uint32_t plain_pages;         /* 1: they have elements of q's type beside slots of E4M3 */
+    uint32_t plain_pages;         /* 1: they have elements of q's type beside entries of E4M3 */
     uint64_t table, table_stride; /* int32_t[sequences][table_stride] */
     uint64_t first;               /* uint32_t[sequences]: its first block */
     /* uint32_t[sequences]: tokens of the sequence, the new one included */
@@ -159,7 +159,7 @@ struct ucm_attend_cuda {
     struct ucm_attend_cuda_stop stop;
 };
 
-/* ucm_attend_order, of (query rows of a list, lists of all sequences) thread blocks. Sorts entries, which are blocks of their sequence:
+/* ucm_attend_order, of (query rows of a list, lists of all sequences) thread blocks. Sorts items, which are blocks of their sequence:
  * its first ones, then by score, best first and the earlier of equals. */
 struct ucm_attend_cuda_order {
     uint32_t sequences, lists, room, rows; /* lists: of a sequence; rows: of a list */
@@ -190,7 +190,7 @@ static inline void ucm_attend_cuda_kernel(char name[40], const char *type, int n
 }
 
 /* Dynamic shared memory of a launch: tiles on their way (rows in fours, 32 bytes apart; E4M3 with 32 bytes of scales), then
- * the warps' results, then the splits' weights. element: bytes of an element of K and V in slots. Pages with elements of 16 bits
+ * the warps' results, then the splits' weights. element: bytes of an element of K and V in entries. Pages with elements of 16 bits
  * beside E4M3 have one stage of twice the size. */
 static inline uint32_t ucm_attend_cuda_shared(uint32_t head_dim, uint32_t element, uint32_t group,
                                               uint32_t splits)

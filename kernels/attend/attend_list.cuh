@@ -61,9 +61,9 @@ static __device__ __forceinline__ struct tiles tiles_of(args_t a)
  * bits, which addresses leave, how many tokens count, and whether the block is a page. 0: nowhere. */
 #define VALID_SHIFT 56
 #define IS_PAGE (UINT64_C(1) << 63)
-/* Of a block that is on its way to its slot: there, its row in slot_of is in place of the address, times 16. */
+/* Of a block that is on its way to its entry: there, its row in entry_of is in place of the address, times 16. */
 #define IS_WANTED (UINT64_C(1) << 62)
-#define WANTED (-2) /* UCM_SLOTS_WANTED, in slot_of */
+#define WANTED (-2) /* UCM_ENTRIES_WANTED, in entry_of */
 #define PATIENCE UINT64_C(2000000000) /* ns; a gather that takes longer has failed */
 
 static __device__ __forceinline__ void raise_flag(args_t a, uint32_t flag)
@@ -76,19 +76,19 @@ static __device__ __forceinline__ uint64_t block_at(const struct ucm_attend_cuda
     return (uint32_t)number < m.blocks ? m.base + (uint32_t)number * m.stride : 0;
 }
 
-/* A list entry's number, or what it is itself; -1 if there is none. */
-static __device__ __forceinline__ int32_t number_at(args_t a, int32_t entry)
+/* A list item's number, or what it is itself; -1 if there is none. */
+static __device__ __forceinline__ int32_t number_at(args_t a, int32_t item)
 {
     if (a.numbers == 0)
-        return entry;
-    return (uint32_t)entry < a.numbers_stride
-               ? ((const int32_t *)a.numbers)[(uint64_t)blockIdx.z * a.numbers_stride + (uint32_t)entry]
+        return item;
+    return (uint32_t)item < a.numbers_stride
+               ? ((const int32_t *)a.numbers)[(uint64_t)blockIdx.z * a.numbers_stride + (uint32_t)item]
                : -1;
 }
 
-/* A list entry on its way to a slot. */
+/* A list item on its way to an entry. */
 struct chosen {
-    int32_t number, slot;
+    int32_t number, entry;
 };
 
 static __device__ __forceinline__ uint64_t row_of_number(args_t a, int32_t number)
@@ -96,16 +96,16 @@ static __device__ __forceinline__ uint64_t row_of_number(args_t a, int32_t numbe
     return (uint64_t)(a.apart * head_of(a)) * a.rows + (uint32_t)number;
 }
 
-static __device__ __forceinline__ struct chosen chosen_of(args_t a, int32_t entry)
+static __device__ __forceinline__ struct chosen chosen_of(args_t a, int32_t item)
 {
-    struct chosen c = {number_at(a, entry), -1};
+    struct chosen c = {number_at(a, item), -1};
 
-    if (a.slot_of == 0) {
-        c.slot = c.number;
+    if (a.entry_of == 0) {
+        c.entry = c.number;
     } else if ((uint32_t)c.number < a.rows) {
-        const int32_t *cell = (const int32_t *)a.slot_of + row_of_number(a, c.number);
+        const int32_t *cell = (const int32_t *)a.entry_of + row_of_number(a, c.number);
 
-        c.slot = a.wait ? load_acquire(cell) : *cell;
+        c.entry = a.wait ? load_acquire(cell) : *cell;
     }
     return c;
 }
@@ -122,10 +122,10 @@ static __device__ __forceinline__ struct chosen chosen_early(args_t a, uint32_t 
 
 static __device__ __forceinline__ uint64_t chosen_at(args_t a, const struct chosen &c, uint32_t tile)
 {
-    uint64_t at = a.wait && c.slot == WANTED ? row_of_number(a, c.number) * 16 | IS_WANTED : block_at(a.pool, c.slot);
+    uint64_t at = a.wait && c.entry == WANTED ? row_of_number(a, c.number) * 16 | IS_WANTED : block_at(a.pool, c.entry);
 
     if (at == 0) {
-        raise_flag(a, UCM_ATTEND_NO_SLOT);
+        raise_flag(a, UCM_ATTEND_NO_ENTRY);
         return 0;
     }
     return (at + tile) | (uint64_t)TILE << VALID_SHIFT;
@@ -195,15 +195,15 @@ static __device__ __forceinline__ void tile_await(args_t a, uint64_t *where)
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-        const int32_t *cell = (const int32_t *)a.slot_of + (*where & ((UINT64_C(1) << VALID_SHIFT) - 1)) / 16;
+        const int32_t *cell = (const int32_t *)a.entry_of + (*where & ((UINT64_C(1) << VALID_SHIFT) - 1)) / 16;
         uint64_t began = nanoseconds(), at;
-        int32_t slot;
+        int32_t entry;
 
-        while ((slot = load_acquire(cell)) == WANTED && nanoseconds() - began < PATIENCE)
+        while ((entry = load_acquire(cell)) == WANTED && nanoseconds() - began < PATIENCE)
             pause();
-        at = block_at(a.pool, slot);
+        at = block_at(a.pool, entry);
         if (at == 0)
-            raise_flag(a, UCM_ATTEND_NO_SLOT);
+            raise_flag(a, UCM_ATTEND_NO_ENTRY);
         *where = at == 0 ? 0 : (at + *where % 16) | (uint64_t)TILE << VALID_SHIFT;
     }
     __syncwarp();

@@ -153,7 +153,7 @@ static __device__ __forceinline__ void decide(args_t a, uint32_t list, uint32_t 
     volatile uint32_t *next = (volatile uint32_t *)a.stop.next + list;
     float share = least[0], certificate = least[1];
     bool over = blocks == count || (a.stop.rule != 0 && share >= a.stop.eps) ||
-                (*(volatile uint32_t *)a.flags & UCM_ATTEND_NO_SLOT) != 0;
+                (*(volatile uint32_t *)a.flags & UCM_ATTEND_NO_ENTRY) != 0;
     uint32_t end = over ? blocks : a.round + 2 < a.stop.rounds ? min(*next, count) : count;
 
     for (uint32_t r = a.round + 2; r <= a.stop.rounds; r++)

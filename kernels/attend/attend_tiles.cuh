@@ -415,7 +415,7 @@ static __device__ __forceinline__ void measure_keys(struct warp_state<D, O> &st,
 }
 
 /* Every WARPS-th of n tiles, from the warp's number on; the first `chosen` are of chosen blocks. A tile on its way to
- * its slot is waited for in its turn, behind the arithmetic of the one before it. S: stages, 1 or all. */
+ * its entry is waited for in its turn, behind the arithmetic of the one before it. S: stages, 1 or all. */
 template <typename T, typename KV, int D, int O, uint32_t S>
 static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
                                                     struct warp_state<D, O> &st)

@@ -169,7 +169,7 @@ static float query_size(const struct problem *p)
     return p->shape.narrow == 1 && p->shape.dtype == UCM_KV_BF16 ? 0x1p30f : 1;
 }
 
-/* Slots: contiguous. Pages: rows set apart. */
+/* Entries: contiguous. Pages: rows set apart. */
 static void latent_plans(struct problem *p, struct ucm_attend_spec *spec)
 {
     struct ucm_kv_shape *k = &spec->shape;
@@ -189,11 +189,11 @@ static void latent_plans(struct problem *p, struct ucm_attend_spec *spec)
     p->page = p->shape.tokens * k->k_token_stride;
     check(ucm_attend_plan_init(&p->plan, spec, why) == 0, "a plan: %s", why);
     k->k_token_stride = k->v_token_stride = row;
-    p->slot = p->shape.tokens * row;
+    p->entry = p->shape.tokens * row;
     check(ucm_attend_plan_init(&p->pool_plan, spec, why) == 0, "a plan: %s", why);
 }
 
-/* ---- encoded slots ---- */
+/* ---- encoded entries ---- */
 
 /* Largest scale bytes that are drawn. Without a window beside them V is small: float16 must hold its weights all the same. */
 #define K_SCALE 127u
@@ -214,16 +214,16 @@ static uint64_t encoded_bytes(const struct problem *p)
     return 2ull * p->shape.tokens * (p->shape.d + 1);
 }
 
-void problem_decode(struct problem *p, uint32_t slot)
+void problem_decode(struct problem *p, uint32_t entry)
 {
     const struct attend_shape *s = &p->shape;
-    const uint8_t *codes = p->encoded + slot * encoded_bytes(p),
+    const uint8_t *codes = p->encoded + entry * encoded_bytes(p),
                   *scales = codes + 2 * s->tokens * s->d;
-    uint16_t *to = (uint16_t *)(void *)(p->pool + slot * p->slot);
+    uint16_t *to = (uint16_t *)(void *)(p->pool + entry * p->entry);
 
     for (uint32_t i = 0; i < 2 * s->tokens * s->d; i++)
         to[i] = (uint16_t)ucm_fp8_decode(s->dtype, codes[i], ucm_fp8_power(scales[i / s->d]));
-    gpu_put(p->args.pool.base + slot * encoded_bytes(p), codes, encoded_bytes(p));
+    gpu_put(p->args.pool.base + entry * encoded_bytes(p), codes, encoded_bytes(p));
 }
 
 /* Codes of normal numbers, with scales from the largest to 2^-6 of it. */
@@ -232,10 +232,10 @@ static void encoded_draw(struct problem *p)
     const struct attend_shape *s = &p->shape;
     uint32_t codes = 2 * s->tokens * s->d;
 
-    p->encoded = fresh(s->slots * encoded_bytes(p));
-    p->args.pool.base = gpu_new(s->slots * encoded_bytes(p));
-    for (uint32_t slot = 0; slot < s->slots; slot++) {
-        uint8_t *to = p->encoded + slot * encoded_bytes(p);
+    p->encoded = fresh(s->entries * encoded_bytes(p));
+    p->args.pool.base = gpu_new(s->entries * encoded_bytes(p));
+    for (uint32_t entry = 0; entry < s->entries; entry++) {
+        uint8_t *to = p->encoded + entry * encoded_bytes(p);
 
         for (uint32_t i = 0; i < codes; i++) {
             float x = rnd_normal();
@@ -244,17 +244,17 @@ static void encoded_draw(struct problem *p)
         }
         for (uint32_t i = 0; i < 2 * s->tokens; i++)
             to[codes + i] = (uint8_t)((i < s->tokens ? K_SCALE : v_scale(p)) - rnd_below(7));
-        problem_decode(p, slot);
+        problem_decode(p, entry);
     }
 }
 
 /* ---- plans ---- */
 
-/* Slots: head by head. Pages: token by token, as engines have them. */
+/* Entries: head by head. Pages: token by token, as engines have them. */
 static void plan_of(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;
-    uint64_t row = problem_element(p) * (uint64_t)s->d, slot_heads = s->apart ? 1 : s->kv_heads;
+    uint64_t row = problem_element(p) * (uint64_t)s->d, entry_heads = s->apart ? 1 : s->kv_heads;
     struct ucm_attend_spec spec = {.group = s->group,
                                    .scale = 1 / (query_size(p) * sqrtf((float)s->d)),
                                    .k_scale = s->narrow == 1 ? 0.75f : 0,
@@ -278,11 +278,11 @@ static void plan_of(struct problem *p)
                                .v_head_stride = row};
     p->page = 2 * k->v_offset;
     check(ucm_attend_plan_init(&p->plan, &spec, why) == 0, "a plan: %s", why);
-    k->kv_heads = slot_heads;
+    k->kv_heads = entry_heads;
     k->k_token_stride = k->v_token_stride = row;
     k->k_head_stride = k->v_head_stride = row * s->tokens;
-    k->v_offset = k->k_head_stride * slot_heads;
-    p->slot = 2 * k->v_offset;
+    k->v_offset = k->k_head_stride * entry_heads;
+    p->entry = 2 * k->v_offset;
     check(ucm_attend_plan_init(&p->pool_plan, &spec, why) == 0, "a plan: %s", why);
 }
 
@@ -300,7 +300,7 @@ static struct ucm_attend_cuda_memory memory_of(const struct ucm_attend_plan *pla
         .v = {s->v_offset, s->v_token_stride, heads * s->v_head_stride}};
 }
 
-/* Slots of a KV head, rows in 8 bits. */
+/* Entries of a KV head, rows in 8 bits. */
 static void pool_encoded(struct problem *p)
 {
     struct ucm_attend_cuda_memory *m = &p->args.pool;
@@ -308,7 +308,7 @@ static void pool_encoded(struct problem *p)
 
     *m = (struct ucm_attend_cuda_memory){.base = m->base,
                                          .stride = encoded_bytes(p),
-                                         .blocks = p->shape.slots,
+                                         .blocks = p->shape.entries,
                                          .scales = (uint32_t)(2 * codes),
                                          .k = {0, p->shape.d, 0},
                                          .v = {codes, p->shape.d, 0}};
@@ -331,16 +331,16 @@ static void memory_new(struct problem *p)
     const struct attend_shape *s = &p->shape;
     uint64_t lists = n_lists(p);
 
-    p->pool = fresh(s->slots * p->slot);
+    p->pool = fresh(s->entries * p->entry);
     p->pages = fresh(s->pages * p->page + 16);
     if (s->narrow != ENCODED)
-        problem_draw_bytes(p, p->pool, s->slots * p->slot);
+        problem_draw_bytes(p, p->pool, s->entries * p->entry);
     problem_draw_bytes(p, p->pages, s->pages * p->page);
     p->q16 = fresh(p->rows * s->d * 2);
     p->q = fresh(p->rows * s->d * 4);
     p->list = fresh(lists * s->room * 4);
-    p->numbers = fresh((uint64_t)s->sequences * s->slots * 4);
-    p->slot_of = fresh((uint64_t)p->tables * p->n_numbers * 4);
+    p->numbers = fresh((uint64_t)s->sequences * s->entries * 4);
+    p->entry_of = fresh((uint64_t)p->tables * p->n_numbers * 4);
     p->count = fresh(lists * 4);
     p->first = fresh(s->sequences * 4);
     p->length = fresh(s->sequences * 4);
@@ -368,11 +368,11 @@ static void args_new(struct problem *p)
         .q_stride = (uint64_t)s->kv_heads * s->group * s->d,
         .list = gpu_new(lists * s->room * 4),
         .count = gpu_new(lists * 4),
-        .numbers = gpu_new((uint64_t)s->sequences * s->slots * 4),
-        .numbers_stride = s->slots,
+        .numbers = gpu_new((uint64_t)s->sequences * s->entries * 4),
+        .numbers_stride = s->entries,
         .rows = p->n_numbers,
         .apart = s->latent ? 0 : s->apart,
-        .slot_of = gpu_new((uint64_t)p->tables * p->n_numbers * 4),
+        .entry_of = gpu_new((uint64_t)p->tables * p->n_numbers * 4),
         .pages =
             memory_of(&p->plan, gpu_put(0, p->pages, s->pages * p->page + 16), p->page, s->pages),
         .table = gpu_new((uint64_t)s->sequences * s->window * 4 + 4),
@@ -392,7 +392,7 @@ void problem_open(struct problem *p, const struct attend_shape *s)
 {
     *p = (struct problem){.shape = *s,
                           .v = s->latent ? UCM_ATTEND_MLA_VALUES : s->d,
-                          .n_numbers = s->slots + s->slots / 2,
+                          .n_numbers = s->entries + s->entries / 2,
                           .tables = s->apart ? s->lists : 1};
     plan_of(p);
     p->rows = (uint64_t)s->sequences * s->kv_heads * s->group;
@@ -402,20 +402,20 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         encoded_draw(p);
         pool_encoded(p);
     } else {
-        p->args.pool =
-            memory_of(&p->pool_plan, gpu_put(0, p->pool, s->slots * p->slot), p->slot, s->slots);
+        p->args.pool = memory_of(&p->pool_plan, gpu_put(0, p->pool, s->entries * p->entry),
+                                 p->entry, s->entries);
     }
 }
 
 void problem_close(struct problem *p)
 {
     struct ucm_attend_cuda *a = &p->args;
-    CUdeviceptr mine[] = {a->q,       a->list,      a->count,      a->numbers,
-                          a->slot_of, a->pool.base, a->pages.base, a->table,
-                          a->first,   a->length,    a->out,        a->lse,
-                          a->flags,   a->done,      a->partial,    a->partial_sum};
-    void *here[] = {p->pool,    p->encoded, p->pages, p->q16,   p->q,      p->list,
-                    p->numbers, p->slot_of, p->count, p->first, p->length, p->table};
+    CUdeviceptr mine[] = {a->q,        a->list,      a->count,      a->numbers,
+                          a->entry_of, a->pool.base, a->pages.base, a->table,
+                          a->first,    a->length,    a->out,        a->lse,
+                          a->flags,    a->done,      a->partial,    a->partial_sum};
+    void *here[] = {p->pool,    p->encoded,  p->pages, p->q16,   p->q,      p->list,
+                    p->numbers, p->entry_of, p->count, p->first, p->length, p->table};
 
     for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++)
         if (mine[i])
@@ -435,41 +435,41 @@ static void shuffle(int32_t *x, uint32_t n)
     }
 }
 
-/* Numbers that have slots, in any order, for each sequence; slots in any order, too. */
+/* Numbers that have entries, in any order, for each sequence; entries in any order, too. */
 static void draw_tables(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;
     uint64_t rows = (uint64_t)p->tables * p->n_numbers;
-    int32_t *order = fresh(p->n_numbers * 4), *slots = fresh(s->slots * 4);
+    int32_t *order = fresh(p->n_numbers * 4), *entries = fresh(s->entries * 4);
 
     for (uint32_t i = 0; i < p->n_numbers; i++)
         order[i] = (int32_t)i;
-    for (uint32_t i = 0; i < s->slots; i++)
-        slots[i] = (int32_t)i;
+    for (uint32_t i = 0; i < s->entries; i++)
+        entries[i] = (int32_t)i;
     for (uint64_t i = 0; i < rows; i++)
-        p->slot_of[i] = -1 - (int32_t)rnd_below(2);
+        p->entry_of[i] = -1 - (int32_t)rnd_below(2);
     shuffle(order, p->n_numbers);
     for (uint32_t t = 0; t < p->tables; t++) {
-        shuffle(slots, s->slots);
-        for (uint32_t i = 0; i < s->slots; i++)
-            p->slot_of[(uint64_t)t * p->n_numbers + (uint32_t)order[i]] = slots[i];
+        shuffle(entries, s->entries);
+        for (uint32_t i = 0; i < s->entries; i++)
+            p->entry_of[(uint64_t)t * p->n_numbers + (uint32_t)order[i]] = entries[i];
     }
     for (uint32_t c = 0; c < s->sequences; c++) {
-        memcpy(p->numbers + (uint64_t)c * s->slots, order, s->slots * 4);
-        shuffle(p->numbers + (uint64_t)c * s->slots, s->slots);
+        memcpy(p->numbers + (uint64_t)c * s->entries, order, s->entries * 4);
+        shuffle(p->numbers + (uint64_t)c * s->entries, s->entries);
     }
-    gpu_put(p->args.numbers, p->numbers, (uint64_t)s->sequences * s->slots * 4);
-    gpu_put(p->args.slot_of, p->slot_of, rows * 4);
+    gpu_put(p->args.numbers, p->numbers, (uint64_t)s->sequences * s->entries * 4);
+    gpu_put(p->args.entry_of, p->entry_of, rows * 4);
     free(order);
-    free(slots);
+    free(entries);
 }
 
-int32_t problem_slot(const struct problem *p, uint64_t l, int32_t entry)
+int32_t problem_entry(const struct problem *p, uint64_t l, int32_t item)
 {
     uint64_t sequence = l / p->shape.lists, table = p->shape.apart * (l % p->shape.lists);
 
-    return p->slot_of[table * p->n_numbers +
-                      (uint32_t)p->numbers[sequence * p->shape.slots + (uint32_t)entry]];
+    return p->entry_of[table * p->n_numbers +
+                       (uint32_t)p->numbers[sequence * p->shape.entries + (uint32_t)item]];
 }
 
 uint32_t problem_head(const struct problem *p, uint32_t g)
@@ -488,7 +488,7 @@ void problem_draw(struct problem *p)
     for (uint64_t l = 0; l < lists; l++) {
         p->count[l] = l % 5 == 4 ? 0 : rnd_below(s->room + 1);
         for (uint32_t i = 0; i < s->room; i++)
-            p->list[l * s->room + i] = (int32_t)rnd_below(s->slots);
+            p->list[l * s->room + i] = (int32_t)rnd_below(s->entries);
     }
     p->count[0] = s->room;
     for (uint32_t c = 0; c < s->sequences && s->window > 0; c++) {

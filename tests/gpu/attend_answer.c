@@ -16,14 +16,14 @@ void answer_free(struct answer *a)
     free(a->lse);
 }
 
-/* The C's of one KV head of a sequence, over the slots that the tables lead to. */
+/* The C's of one KV head of a sequence, over the entries that the tables lead to. */
 static void reference_head(const struct problem *p, uint32_t sequence, uint32_t g, float *scratch,
                            struct answer *to)
 {
     const struct attend_shape *s = &p->shape;
     uint64_t l = (uint64_t)sequence * s->lists + (s->lists > 1 ? g : 0);
     uint64_t row = ((uint64_t)sequence * s->kv_heads + g) * s->group;
-    struct ucm_attend_memory pool = {p->pool, p->slot, s->slots},
+    struct ucm_attend_memory pool = {p->pool, p->entry, s->entries},
                              pages = {p->pages, p->page, s->pages};
     float *query = scratch + p->plan.state_floats;
     struct ucm_attend_state state;
@@ -32,9 +32,9 @@ static void reference_head(const struct problem *p, uint32_t sequence, uint32_t 
     ucm_attend_query(&p->plan, p->q + row * s->d, query);
     ucm_attend_begin(&p->plan, &state, scratch);
     for (uint32_t i = 0; i < p->count[l]; i++) {
-        int32_t slot = problem_slot(p, l, p->list[l * s->room + i]);
+        int32_t entry = problem_entry(p, l, p->list[l * s->room + i]);
 
-        r |= ucm_attend_add(&p->pool_plan, &pool, problem_head(p, g), query, &slot, 1, 0, &state,
+        r |= ucm_attend_add(&p->pool_plan, &pool, problem_head(p, g), query, &entry, 1, 0, &state,
                             NULL, 0);
     }
     if (s->window > 0) {

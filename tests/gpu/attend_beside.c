@@ -2,24 +2,24 @@
  * those of attention behind the gather, whatever was resident. */
 #include "tests/gpu/attend.h"
 
-#include "kernels/slots/slots_cuda.h"
+#include "kernels/entries/entries_cuda.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define GATHER_BLOCKS 32u
 
-extern const unsigned char ucm_slots_fatbin[];
+extern const unsigned char ucm_entries_fatbin[];
 
 static CUmodule module;
 
 struct beside {
     struct problem p;
-    struct ucm_slots pool; /* the GPU's */
-    struct ucm_slots_lists lists;
-    struct ucm_slots_gather gather;
-    struct ucm_slots_place *place;
-    uint8_t *mapping; /* of the host: [numbers][kv_heads] of what a slot holds */
+    struct ucm_entries pool; /* the GPU's */
+    struct ucm_entries_lists lists;
+    struct ucm_entries_gather gather;
+    struct ucm_entries_place *place;
+    uint8_t *mapping; /* of the host: [numbers][kv_heads] of what an entry holds */
     CUdeviceptr memory, requests, places, forgotten;
     uint32_t misses; /* numbers that a replay forgets first */
 };
@@ -37,31 +37,31 @@ static void launch(const char *name, uint32_t blocks, uint32_t threads, void **a
 static void pool_open(struct beside *b)
 {
     const struct attend_shape *s = &b->p.shape;
-    struct ucm_slots_shape shape = {.strands = s->kv_heads,
-                                    .numbers = b->p.n_numbers,
-                                    .slots = s->slots,
-                                    .requests = 1,
-                                    .misses = s->sequences * s->lists * s->room};
-    char why[UCM_SLOTS_WHY] = "";
+    struct ucm_entries_shape shape = {.strands = s->kv_heads,
+                                      .numbers = b->p.n_numbers,
+                                      .entries = s->entries,
+                                      .requests = 1,
+                                      .misses = s->sequences * s->lists * s->room};
+    char why[UCM_ENTRIES_WHY] = "";
     size_t bytes;
-    struct ucm_slots host;
+    struct ucm_entries host;
     void *memory;
 
-    check(ucm_slots_check(&shape, why) == 0, "a pool: %s", why);
-    bytes = ucm_slots_bytes(&shape);
+    check(ucm_entries_check(&shape, why) == 0, "a pool: %s", why);
+    bytes = ucm_entries_bytes(&shape);
     memory = fresh(bytes);
-    ucm_slots_layout(&host, &shape, memory);
-    ucm_slots_init(&host);
+    ucm_entries_layout(&host, &shape, memory);
+    ucm_entries_init(&host);
     host.step->now = 1;
     b->memory = gpu_put(0, memory, bytes);
-    ucm_slots_layout(&b->pool, &shape, (void *)b->memory);
+    ucm_entries_layout(&b->pool, &shape, (void *)b->memory);
     free(memory);
 }
 
 static void mapping_open(struct beside *b)
 {
     struct problem *p = &b->p;
-    uint64_t block = p->shape.kv_heads * p->slot, size = p->n_numbers * block, piece = 2000006;
+    uint64_t block = p->shape.kv_heads * p->entry, size = p->n_numbers * block, piece = 2000006;
     uint8_t *from = fresh(piece);
     uint64_t *seqs; /* each its own: reads of one word of the host wait for each other */
     CUdeviceptr at;
@@ -76,17 +76,17 @@ static void mapping_open(struct beside *b)
     b->place = fresh(p->n_numbers * sizeof(*b->place));
     for (uint32_t i = 0; i < p->n_numbers; i++) {
         seqs[i] = 2;
-        b->place[i] = (struct ucm_slots_place){at + i * block, at + size + 8 * i, 2};
+        b->place[i] = (struct ucm_entries_place){at + i * block, at + size + 8 * i, 2};
     }
     b->places = gpu_put(0, b->place, p->n_numbers * sizeof(*b->place));
-    b->gather = (struct ucm_slots_gather){.places = b->places,
-                                          .heads = p->shape.kv_heads,
-                                          .planes = 1,
-                                          .plane[0] = {.slots = p->args.pool.base,
-                                                       .slot_stride = p->slot,
-                                                       .head_stride = p->slot,
-                                                       .rows = 1,
-                                                       .row_bytes = (uint32_t)p->slot}};
+    b->gather = (struct ucm_entries_gather){.places = b->places,
+                                            .heads = p->shape.kv_heads,
+                                            .planes = 1,
+                                            .plane[0] = {.entries = p->args.pool.base,
+                                                         .entry_stride = p->entry,
+                                                         .head_stride = p->entry,
+                                                         .rows = 1,
+                                                         .row_bytes = (uint32_t)p->entry}};
     free(from);
 }
 
@@ -100,25 +100,25 @@ static void beside_open(struct beside *b, const struct attend_shape *shape)
     problem_draw(&b->p);
     pool_open(b);
     mapping_open(b);
-    gpu_free(a->slot_of);
-    a->slot_of = (CUdeviceptr)b->pool.slot_of;
+    gpu_free(a->entry_of);
+    a->entry_of = (CUdeviceptr)b->pool.entry_of;
     b->requests = gpu_put(0, requests, shape->sequences * 4);
     b->forgotten = gpu_new(b->p.n_numbers * 4);
-    b->lists = (struct ucm_slots_lists){.sequences = shape->sequences,
-                                        .lists = shape->lists,
-                                        .room = shape->room,
-                                        .apart = 1,
-                                        .index = (const void *)a->list,
-                                        .count = (const void *)a->count,
-                                        .table = (const void *)a->numbers,
-                                        .table_stride = shape->slots,
-                                        .request = (const void *)b->requests};
+    b->lists = (struct ucm_entries_lists){.sequences = shape->sequences,
+                                          .lists = shape->lists,
+                                          .room = shape->room,
+                                          .apart = 1,
+                                          .index = (const void *)a->list,
+                                          .count = (const void *)a->count,
+                                          .table = (const void *)a->numbers,
+                                          .table_stride = shape->entries,
+                                          .request = (const void *)b->requests};
     free(requests);
 }
 
 static void beside_close(struct beside *b)
 {
-    b->p.args.slot_of = 0;
+    b->p.args.entry_of = 0;
     gpu_free(b->memory);
     gpu_free(b->requests);
     gpu_free(b->places);
@@ -137,10 +137,10 @@ static void layer(struct beside *b, uint32_t wait)
     uint32_t strand = 0;
 
     args.wait = wait;
-    launch("ucm_slots_next", 1, 1, (void *[]){&b->pool, &attended});
-    launch("ucm_slots_resolve", b->lists.sequences * b->lists.lists, UCM_SLOTS_CUDA_RESOLVE,
+    launch("ucm_entries_next", 1, 1, (void *[]){&b->pool, &attended});
+    launch("ucm_entries_resolve", b->lists.sequences * b->lists.lists, UCM_ENTRIES_CUDA_RESOLVE,
            (void *[]){&b->pool, &strand, &b->lists});
-    launch("ucm_slots_gather_warp", GATHER_BLOCKS, UCM_SLOTS_CUDA_GATHER,
+    launch("ucm_entries_gather_warp", GATHER_BLOCKS, UCM_ENTRIES_CUDA_GATHER,
            (void *[]){&b->pool, &b->gather});
     problem_launch_as(&b->p, &args);
 }
@@ -160,9 +160,9 @@ static void forget(struct beside *b)
     int32_t *numbers = fresh(b->misses * 4 + 4);
 
     for (uint32_t i = 0; i < b->misses; i++)
-        numbers[i] = b->p.numbers[rnd_below(b->p.shape.slots)];
+        numbers[i] = b->p.numbers[rnd_below(b->p.shape.entries)];
     gpu_put(b->forgotten, numbers, b->misses * 4);
-    launch("ucm_slots_forget_numbers", 32, 128, (void *[]){&b->pool, &b->forgotten, &b->misses});
+    launch("ucm_entries_forget_numbers", 32, 128, (void *[]){&b->pool, &b->forgotten, &b->misses});
     free(numbers);
 }
 
@@ -171,7 +171,7 @@ static void forget(struct beside *b)
 static void open_module(void)
 {
     if (module == NULL)
-        must(cuModuleLoadData(&module, ucm_slots_fatbin), "the kernels of slots.cu");
+        must(cuModuleLoadData(&module, ucm_entries_fatbin), "the kernels of entries.cu");
 }
 
 /* What is resident now, for the C. */
@@ -179,25 +179,25 @@ static void read_pool(struct beside *b)
 {
     struct problem *p = &b->p;
 
-    gpu_get(p->slot_of, p->args.slot_of, (uint64_t)p->tables * p->n_numbers * 4);
-    gpu_get(p->pool, p->args.pool.base, p->shape.slots * p->slot);
+    gpu_get(p->entry_of, p->args.entry_of, (uint64_t)p->tables * p->n_numbers * 4);
+    gpu_get(p->pool, p->args.pool.base, p->shape.entries * p->entry);
 }
 
 /* A block that comes by no mapping ends the wait, and raises the flag. */
 static void lose(struct beside *b)
 {
-    struct ucm_slots_place none = {0};
+    struct ucm_entries_place none = {0};
     uint32_t number = (uint32_t)b->p.numbers[b->p.list[0]], one = 1;
-    struct ucm_slots_step step;
+    struct ucm_entries_step step;
 
     gpu_put(b->places + number * sizeof(none), &none, sizeof(none));
     gpu_put(b->forgotten, &number, 4);
-    launch("ucm_slots_forget_numbers", 32, 128, (void *[]){&b->pool, &b->forgotten, &one});
+    launch("ucm_entries_forget_numbers", 32, 128, (void *[]){&b->pool, &b->forgotten, &one});
     layer(b, 1);
     gpu_sync();
     gpu_get(&step, (CUdeviceptr)b->pool.step, sizeof(step));
-    check(step.flags == UCM_SLOTS_UNSERVED, "flags of the pool: %u", step.flags);
-    check(problem_flags(&b->p) == UCM_ATTEND_NO_SLOT, "a block that did not come");
+    check(step.flags == UCM_ENTRIES_UNSERVED, "flags of the pool: %u", step.flags);
+    check(problem_flags(&b->p) == UCM_ATTEND_NO_ENTRY, "a block that did not come");
     gpu_put(b->places + number * sizeof(none), &b->place[number], sizeof(none));
 }
 
@@ -205,7 +205,7 @@ void test_beside_of(const struct attend_shape *shape, uint32_t tiles)
 {
     struct beside b;
     struct answer want, behind, got;
-    struct ucm_slots_step step;
+    struct ucm_entries_step step;
     CUgraphExec graph;
     CUgraph made;
 

@@ -26,11 +26,11 @@ struct rounds {
 
 /* ---- scores ---- */
 
-static const uint8_t *key_at(const struct rounds *r, int32_t slot, uint32_t g, uint32_t t)
+static const uint8_t *key_at(const struct rounds *r, int32_t entry, uint32_t g, uint32_t t)
 {
     const struct ucm_kv_shape *s = &r->p.pool_plan.spec.shape;
 
-    return r->p.pool + (uint32_t)slot * r->p.slot + s->k_offset +
+    return r->p.pool + (uint32_t)entry * r->p.entry + s->k_offset +
            problem_head(&r->p, g) * s->k_head_stride + t * s->k_token_stride;
 }
 
@@ -54,7 +54,7 @@ static double logit(const struct rounds *r, const float *q, const uint8_t *k)
 /* Blocks that lists choose from. */
 static uint32_t blocks_of(const struct rounds *r)
 {
-    return r->p.shape.slots;
+    return r->p.shape.entries;
 }
 
 /* The KV head of a row, and its list's number. */
@@ -72,11 +72,11 @@ static uint64_t list_of(const struct rounds *r, uint64_t row)
 static float judge(const struct rounds *r, uint64_t row, uint32_t block)
 {
     const struct attend_shape *s = &r->p.shape;
-    int32_t slot = problem_slot(&r->p, list_of(r, row), (int32_t)block);
+    int32_t entry = problem_entry(&r->p, list_of(r, row), (int32_t)block);
     double scale = (double)r->p.plan.logit_scale, most = -INFINITY, sum = 0;
 
     for (uint32_t t = 0; t < s->tokens; t++) {
-        double x = logit(r, r->p.q + row * s->d, key_at(r, slot, head_of(r, row), t));
+        double x = logit(r, r->p.q + row * s->d, key_at(r, entry, head_of(r, row), t));
 
         most = fmax(most, x);
         sum += exp(x * scale);
@@ -254,23 +254,23 @@ static void rounds_close(struct rounds *r)
 
 static void compare_order(const struct rounds *r)
 {
-    uint64_t entries = r->lists * r->p.shape.room, wrong = 0;
-    int32_t *got = fresh(entries * 4);
+    uint64_t items = r->lists * r->p.shape.room, wrong = 0;
+    int32_t *got = fresh(items * 4);
 
-    gpu_get(got, r->args.to, entries * 4);
+    gpu_get(got, r->args.to, items * 4);
     for (uint64_t l = 0; l < r->lists; l++)
         for (uint32_t i = 0; i < r->p.count[l]; i++) {
             uint64_t at = l * r->p.shape.room;
 
             wrong += got[at + i] != r->p.list[at + (uint32_t)r->order[at + i]];
         }
-    check(wrong == 0, "%lu entries are in another order", (unsigned long)wrong);
+    check(wrong == 0, "%lu items are in another order", (unsigned long)wrong);
     free(got);
 }
 
 /* Of a list, for the C: what its rows make of its blocks and of those that are not in it. */
 struct judged {
-    int32_t *slots;
+    int32_t *entries;
     float *left; /* [rows][count]: estimates or bounds */
     struct ucm_left beyond[UCM_ATTEND_GROUP_MAX];
 };
@@ -286,7 +286,7 @@ static float left_of(const struct rounds *r, uint64_t row, uint32_t block)
 static struct judged judged_new(const struct rounds *r, uint64_t l)
 {
     uint32_t n = r->p.count[l], all = blocks_of(r), room = r->p.shape.room;
-    struct judged j = {.slots = fresh(n * 4 + 4), .left = fresh(r->list_rows * n * 4 + 4)};
+    struct judged j = {.entries = fresh(n * 4 + 4), .left = fresh(r->list_rows * n * 4 + 4)};
     bool *in = calloc(all, sizeof(*in));
     float *out = fresh(all * 4);
 
@@ -294,7 +294,7 @@ static struct judged judged_new(const struct rounds *r, uint64_t l)
         int32_t block = r->p.list[l * room + (uint32_t)r->order[l * room + i]];
 
         in[block] = true;
-        j.slots[i] = problem_slot(&r->p, l, block);
+        j.entries[i] = problem_entry(&r->p, l, block);
         for (uint64_t row = 0; row < r->list_rows; row++)
             j.left[row * n + i] = left_of(r, l * r->list_rows + row, (uint32_t)block);
     }
@@ -313,7 +313,7 @@ static struct judged judged_new(const struct rounds *r, uint64_t l)
 
 static void judged_free(struct judged *j)
 {
-    free(j->slots);
+    free(j->entries);
     free(j->left);
 }
 
@@ -338,8 +338,8 @@ static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint
     struct ucm_stop_list list = {.first = problem_head(&r->p, first),
                                  .heads = heads,
                                  .query = query,
-                                 .memory = {r->p.pool, r->p.slot, s->slots},
-                                 .blocks = j.slots,
+                                 .memory = {r->p.pool, r->p.entry, s->entries},
+                                 .blocks = j.entries,
                                  .n = count,
                                  .beyond = blocks_of(r) - count,
                                  .estimate = bounds ? NULL : j.left,

@@ -37,49 +37,49 @@ static void compare_cuts(struct problem *p)
 static void compare_places(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;
-    uint64_t entries = (uint64_t)s->sequences * s->lists * s->room;
-    struct answer tables = answer_new(p), slots = answer_new(p);
+    uint64_t items = (uint64_t)s->sequences * s->lists * s->room;
+    struct answer tables = answer_new(p), entries = answer_new(p);
     struct ucm_attend_cuda args = p->args;
-    int32_t *direct = fresh(entries * 4);
+    int32_t *direct = fresh(items * 4);
 
     problem_cut(p, 5);
     step(p, &tables);
-    for (uint64_t i = 0; i < entries; i++)
-        direct[i] = problem_slot(p, i / s->room, p->list[i]);
+    for (uint64_t i = 0; i < items; i++)
+        direct[i] = problem_entry(p, i / s->room, p->list[i]);
     args = p->args;
-    p->args.list = gpu_put(0, direct, entries * 4);
-    p->args.numbers = p->args.slot_of = 0; /* entries are slots */
-    step(p, &slots);
-    answer_same(p, &tables, &slots, "lists of slots, not of positions");
+    p->args.list = gpu_put(0, direct, items * 4);
+    p->args.numbers = p->args.entry_of = 0; /* items are entries */
+    step(p, &entries);
+    answer_same(p, &tables, &entries, "lists of entries, not of positions");
     gpu_free(p->args.list);
     p->args = args;
     free(direct);
     answer_free(&tables);
-    answer_free(&slots);
+    answer_free(&entries);
 }
 
 /* A block that is not resident raises the flag, wherever the way to it ends. */
 static void miss(struct problem *p)
 {
     struct answer got = answer_new(p);
-    int32_t entry = p->list[0], number = p->numbers[entry], bad;
+    int32_t item = p->list[0], number = p->numbers[item], bad;
 
     problem_cut(p, 7);
     bad = UCM_ATTEND_CUDA_ORDER * 1000;
     gpu_put(p->args.list, &bad, 4);
     step(p, &got);
-    check(problem_flags(p) == UCM_ATTEND_NO_SLOT, "an entry that has no number");
-    gpu_put(p->args.list, &entry, 4);
+    check(problem_flags(p) == UCM_ATTEND_NO_ENTRY, "an item that has no number");
+    gpu_put(p->args.list, &item, 4);
     bad = -1;
-    gpu_put(p->args.numbers + 4 * (uint32_t)entry, &bad, 4);
+    gpu_put(p->args.numbers + 4 * (uint32_t)item, &bad, 4);
     step(p, &got);
-    check(problem_flags(p) == UCM_ATTEND_NO_SLOT, "a number below 0");
-    gpu_put(p->args.numbers + 4 * (uint32_t)entry, &number, 4);
+    check(problem_flags(p) == UCM_ATTEND_NO_ENTRY, "a number below 0");
+    gpu_put(p->args.numbers + 4 * (uint32_t)item, &number, 4);
     bad = -2;
-    gpu_put(p->args.slot_of + 4 * (uint32_t)number, &bad, 4);
+    gpu_put(p->args.entry_of + 4 * (uint32_t)number, &bad, 4);
     step(p, &got);
-    check(problem_flags(p) == UCM_ATTEND_NO_SLOT, "a block that is wanted");
-    gpu_put(p->args.slot_of + 4 * (uint32_t)number, &p->slot_of[number], 4);
+    check(problem_flags(p) == UCM_ATTEND_NO_ENTRY, "a block that is wanted");
+    gpu_put(p->args.entry_of + 4 * (uint32_t)number, &p->entry_of[number], 4);
     step(p, &got);
     check(problem_flags(p) == 0, "flags when all is there");
     if (p->shape.window > 0) {
@@ -101,9 +101,9 @@ static void miss(struct problem *p)
 static void poison(struct problem *p)
 {
     struct answer want = answer_new(p), got = answer_new(p);
-    uint32_t slot = (uint32_t)problem_slot(p, 0, p->list[0]);
+    uint32_t entry = (uint32_t)problem_entry(p, 0, p->list[0]);
     uint16_t nan = 0x7fff, before; /* E4M3: two */
-    uint64_t at = slot * p->slot + p->pool_plan.spec.shape.k_token_stride * 3 + 8;
+    uint64_t at = entry * p->entry + p->pool_plan.spec.shape.k_token_stride * 3 + 8;
 
     memcpy(&before, p->pool + at, 2);
     memcpy(p->pool + at, &nan, 2);
@@ -123,23 +123,23 @@ static void poison(struct problem *p)
 static void poison_encoded(struct problem *p)
 {
     struct answer want = answer_new(p), got = answer_new(p);
-    uint32_t slot = (uint32_t)problem_slot(p, 0, p->list[0]), tokens = p->shape.tokens;
+    uint32_t entry = (uint32_t)problem_entry(p, 0, p->list[0]), tokens = p->shape.tokens;
     uint32_t codes = 2 * tokens * p->shape.d,
              at[] = {3 * p->shape.d + 8, codes + 5, codes + tokens};
-    uint8_t *bytes = p->encoded + slot * p->args.pool.stride;
+    uint8_t *bytes = p->encoded + entry * p->args.pool.stride;
 
     problem_cut(p, 4);
     for (uint32_t i = 0; i < 3; i++) {
         uint8_t before = bytes[at[i]];
 
         bytes[at[i]] = i == 0 ? 0x7f : 0xff;
-        problem_decode(p, slot);
+        problem_decode(p, entry);
         answer_reference(p, &want);
         step(p, &got);
-        check(isnan(i < 2 ? got.lse[0] : got.out[0]), "NaN in an encoded slot");
+        check(isnan(i < 2 ? got.lse[0] : got.out[0]), "NaN in an encoded entry");
         answer_compare(p, &want, &got, "encoded, with NaN");
         bytes[at[i]] = before;
-        problem_decode(p, slot);
+        problem_decode(p, entry);
     }
     answer_free(&want);
     answer_free(&got);

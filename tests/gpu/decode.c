@@ -176,8 +176,8 @@ static void options_make(struct scene *t)
                    : s->latent ? 0.25f
                                : 0.5f,
         .tokens = TOKENS,
-        .slot = s->slot,
-        .slots = s->slots,
+        .entry = s->entry,
+        .entries = s->entries,
         .numbers = NUMBERS,
         .requests = SEQUENCES,
         .sequences = SEQUENCES,
@@ -197,8 +197,8 @@ static void options_make(struct scene *t)
         .windows = 1,
         .encoding = s->encoded ? UCM_CUDA_DECODE_FP8 : UCM_CUDA_DECODE_AS_STORED,
     };
-    check(ucm_cuda_decode_slot_bytes(&t->options, &bytes) == 0, "%s", ucm_cuda_errmsg());
-    t->pool = t->options.pool = gpu_new(bytes * s->slots);
+    check(ucm_cuda_decode_entry_bytes(&t->options, &bytes) == 0, "%s", ucm_cuda_errmsg());
+    t->pool = t->options.block_pool = gpu_new(bytes * s->entries);
 }
 
 static void input_fixed(struct scene *t)
@@ -269,7 +269,7 @@ void scene_places(struct scene *t)
     for (uint32_t i = 0; i < NUMBERS; i++) {
         *scene_seq(t, i) = 2;
         t->decode->place[i] =
-            (struct ucm_slots_place){t->mapping.gpu + i * t->block, t->table.gpu + 8 * i, 2};
+            (struct ucm_entries_place){t->mapping.gpu + i * t->block, t->table.gpu + 8 * i, 2};
     }
     must(decode_places_upload(t->decode, 0, NUMBERS - 1, gpu_stream), "places");
 }

@@ -25,13 +25,13 @@
 
 struct scene_spec {
     const char *name;
-    uint32_t slot, lists, d, dtype; /* of the options */
-    uint32_t slots;
+    uint32_t entry, lists, d, dtype; /* of the options */
+    uint32_t entries;
     bool heads_first; /* in layers; pages have it the other way around */
     bool narrow;      /* K and V are FP8 E4M3 */
     uint32_t rule;    /* enum ucm_cuda_decode_rule */
     float eps;
-    bool encoded; /* slots are, as the encoding fp8 has them */
+    bool encoded; /* entries are, as the encoding fp8 has them */
     bool latent;  /* MLA: one latent for all HEADS * GROUP query heads */
 };
 
@@ -62,7 +62,7 @@ struct scene {
     uint64_t row, layer_bytes, block; /* bytes; row: of a token and KV head */
     struct mapping mapping, table;    /* blocks; sequence numbers */
     CUdeviceptr blocks;               /* the same blocks in the GPU's memory */
-    uint8_t *attended;                /* the same blocks as slots hold them */
+    uint8_t *attended;                /* the same blocks as entries hold them */
     uint8_t *pages;                   /* [LAYERS][PAGES], as layers are */
     CUdeviceptr pool, gpu_pages, gpu_input, gpu_output;
     struct input input;
@@ -72,7 +72,7 @@ struct scene {
 void scene_open(struct scene *t, const struct scene_spec *spec);
 void scene_close(struct scene *t);
 
-/* What codes a layer of so many KV heads, where slots are encoded. */
+/* What codes a layer of so many KV heads, where entries are encoded. */
 struct ucm_encoding_spec scene_coding(const struct scene *t, uint32_t heads);
 
 /* All blocks' places, or none of this number's. */

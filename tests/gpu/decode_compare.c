@@ -1,4 +1,4 @@
-/* What a step of test_decode should have made: attention by the C of kernels/attend, slots with the bytes of their blocks. */
+/* What a step of test_decode should have made: attention by the C of kernels/attend, entries with the bytes of their blocks. */
 #include "tests/gpu/decode.h"
 
 #include "kernels/arith.h"
@@ -9,7 +9,7 @@
 
 uint32_t scene_strand(const struct scene *t, uint32_t layer, uint32_t list)
 {
-    return t->spec.slot == UCM_CUDA_DECODE_HEAD ? layer * t->heads + list : layer;
+    return t->spec.entry == UCM_CUDA_DECODE_HEAD ? layer * t->heads + list : layer;
 }
 
 /* Whether entry x of a list comes before y. */
@@ -119,7 +119,7 @@ void scene_compare(struct scene *t, const char *what)
 }
 
 /* Codes of K, codes of V, scales of K, scales of V. */
-static bool encoded_wrong(const struct scene *t, const uint8_t *slot, const uint8_t *stored)
+static bool encoded_wrong(const struct scene *t, const uint8_t *entry, const uint8_t *stored)
 {
     const struct ucm_cuda_decode_layout *l = &t->options.stored;
     struct ucm_encoding_spec spec = scene_coding(t, 1);
@@ -132,29 +132,30 @@ static bool encoded_wrong(const struct scene *t, const uint8_t *slot, const uint
         for (uint32_t token = 0; token < TOKENS; token++)
             memcpy(raw + token * t->row, stored + v * l->v_offset + token * pitch, t->row);
         ucm_encode(&spec, 0, raw, encoded);
-        for (uint32_t i = 0; i < half; i++) /* an infinity is NaN in a slot */
+        for (uint32_t i = 0; i < half; i++) /* an infinity is NaN in an entry */
             encoded[i] |= (encoded[i] & 0x7f) == 0x7e;
-        wrong |= memcmp(slot + v * half, encoded, half) != 0;
-        wrong |= memcmp(slot + 2 * half + v * TOKENS, encoded + half, TOKENS) != 0;
+        wrong |= memcmp(entry + v * half, encoded, half) != 0;
+        wrong |= memcmp(entry + 2 * half + v * TOKENS, encoded + half, TOKENS) != 0;
     }
     return wrong;
 }
 
-/* Bytes of a slot that differ from the strand's of its block. */
-static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t strand, uint32_t number)
+/* Bytes of an entry that differ from the strand's of its block. */
+static bool entry_wrong(const struct scene *t, const uint8_t *entry, uint32_t strand,
+                        uint32_t number)
 {
     const struct ucm_cuda_decode_layout *l = &t->options.stored;
     const uint8_t *stored = t->mapping.bytes + number * t->block;
     uint64_t row = t->row, half = TOKENS * row;
 
-    if (t->spec.slot == UCM_CUDA_DECODE_LAYER)
-        return memcmp(slot, stored + strand * t->layer_bytes, t->layer_bytes) != 0;
+    if (t->spec.entry == UCM_CUDA_DECODE_LAYER)
+        return memcmp(entry, stored + strand * t->layer_bytes, t->layer_bytes) != 0;
     stored += strand / t->heads * t->layer_bytes + strand % t->heads * l->k_head_stride;
     if (t->spec.encoded)
-        return encoded_wrong(t, slot, stored);
+        return encoded_wrong(t, entry, stored);
     for (uint32_t token = 0; token < TOKENS; token++)
-        if (memcmp(slot + token * row, stored + token * l->k_token_stride, row) != 0 ||
-            (!t->spec.latent && memcmp(slot + half + token * row,
+        if (memcmp(entry + token * row, stored + token * l->k_token_stride, row) != 0 ||
+            (!t->spec.latent && memcmp(entry + half + token * row,
                                        stored + l->v_offset + token * l->v_token_stride, row) != 0))
             return true;
     return false;
@@ -162,27 +163,27 @@ static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t stra
 
 uint32_t scene_resident(struct scene *t, const char *what)
 {
-    const struct ucm_slots_shape *shape = &t->decode->plan.shape;
-    uint64_t bytes = t->decode->plan.info.slot_bytes, size = ucm_slots_bytes(shape);
-    uint8_t *pool = fresh(bytes * t->spec.slots);
+    const struct ucm_entries_shape *shape = &t->decode->plan.shape;
+    uint64_t bytes = t->decode->plan.info.entry_bytes, size = ucm_entries_bytes(shape);
+    uint8_t *pool = fresh(bytes * t->spec.entries);
     uint32_t there = 0, wrong = 0;
-    char why[UCM_SLOTS_WHY] = "";
-    struct ucm_slots s;
+    char why[UCM_ENTRIES_WHY] = "";
+    struct ucm_entries s;
     void *memory;
 
     if (posix_memalign(&memory, 64, size) != 0)
         must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
     gpu_get(memory, t->decode->tables, size);
-    gpu_get(pool, t->pool, bytes * t->spec.slots);
-    ucm_slots_layout(&s, shape, memory);
-    check(ucm_slots_verify(&s, why) == 0, "%s, %s: %s", t->spec.name, what, why);
+    gpu_get(pool, t->pool, bytes * t->spec.entries);
+    ucm_entries_layout(&s, shape, memory);
+    check(ucm_entries_verify(&s, why) == 0, "%s, %s: %s", t->spec.name, what, why);
     for (uint32_t key = 0; key < shape->strands * NUMBERS; key++)
-        if (s.slot_of[key] >= 0) {
+        if (s.entry_of[key] >= 0) {
             there++;
-            wrong += slot_wrong(t, pool + (uint32_t)s.slot_of[key] * bytes, key / NUMBERS,
-                                key % NUMBERS);
+            wrong += entry_wrong(t, pool + (uint32_t)s.entry_of[key] * bytes, key / NUMBERS,
+                                 key % NUMBERS);
         }
-    check(wrong == 0, "%s, %s: %u of %u slots are wrong", t->spec.name, what, wrong, there);
+    check(wrong == 0, "%s, %s: %u of %u entries are wrong", t->spec.name, what, wrong, there);
     free(memory);
     free(pool);
     return there;

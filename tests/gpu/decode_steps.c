@@ -39,7 +39,7 @@ static void check_bits(struct scene *t)
     check(scene_replay(t).missed == missed + scene_chosen(t, LAYERS), "%s: nothing was resident",
           t->spec.name);
     scene_output(t, b);
-    check(same(a, b), "%s: other slots, other bits", t->spec.name);
+    check(same(a, b), "%s: other entries, other bits", t->spec.name);
     free(a);
     free(b);
 }
@@ -50,7 +50,7 @@ void test_decode_steps(const struct scene_spec *spec)
 
     scene_open(&t, spec);
     for (uint32_t c = 0; c < SEQUENCES; c++)
-        check(ucm_cuda_decode_enter(t.decode, c, spec->slots / 4, gpu_stream) == 0, "%s",
+        check(ucm_cuda_decode_enter(t.decode, c, spec->entries / 4, gpu_stream) == 0, "%s",
               ucm_cuda_errmsg());
     check_first(&t);
     for (uint32_t i = 0; i < (few ? 2u : 30u); i++) {
@@ -85,7 +85,7 @@ static void check_served(struct scene *t, const char *what)
     atomic_store(scene_seq(t, 3), 3); /* its bytes are changing */
     atomic_store(scene_seq(t, 7), 4); /* and these did */
     r = scene_replay(t);
-    check(r.flags == (UCM_CUDA_DECODE_UNSERVED | UCM_CUDA_DECODE_NO_SLOT), "%s, %s: flags %u",
+    check(r.flags == (UCM_CUDA_DECODE_UNSERVED | UCM_CUDA_DECODE_NO_ENTRY), "%s, %s: flags %u",
           t->spec.name, what, r.flags);
     scene_resident(t, "a step that was not served");
     check(scene_serve(t) == r.unserved, "%s, %s: %u keys", t->spec.name, what, r.unserved);
@@ -98,14 +98,14 @@ static void check_served(struct scene *t, const char *what)
     free(got);
 }
 
-/* Of fewer slots than a step needs. */
+/* Of fewer entries than a step needs. */
 static void check_full(const struct scene_spec *spec)
 {
     struct scene_spec small = *spec;
     struct ucm_cuda_decode_result r;
     struct scene t;
 
-    small.slots = 12;
+    small.entries = 12;
     scene_open(&t, &small);
     scene_draw(&t);
     r = scene_replay(&t);
@@ -141,7 +141,7 @@ static void check_strays(struct scene *t)
 /* Steps that began and never ended leave nothing to the next one, nor to what is put between them. */
 static void check_aborted(struct scene *t)
 {
-    const struct ucm_slots *s = &t->decode->slots;
+    const struct ucm_entries *s = &t->decode->entries;
     uint32_t words[6] = {0, 1, 2, 0, 1, 2}, n = 3, flags = UCM_ATTEND_NO_PAGE, placed = 0;
     CUdeviceptr keys = gpu_put(0, words, sizeof(words)), requests = keys + 3 * sizeof(*words);
     struct ucm_cuda_decode_put put = {.key = {0, 0, 5}, .from = t->blocks + 5 * t->block};
@@ -168,7 +168,7 @@ static void check_aborted(struct scene *t)
     gpu_free(keys);
 }
 
-/* A block with an infinity, where slots are encoded. */
+/* A block with an infinity, where entries are encoded. */
 static void check_stranger(struct scene *t)
 {
     struct ucm_cuda_decode_put put = {.key = {0, 0, STRANGER},

@@ -46,23 +46,23 @@ $O/gpu/test_rope: $(ROPE_TEST_OBJ) $(CUDA_OBJ) $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -Wl,--as-needed -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
-SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/mapping.c $(wildcard tests/gpu/slots*.c) $(wildcard kernels/slots/*.c))
-$O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
+ENTRIES_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/mapping.c $(wildcard tests/gpu/entries*.c) $(wildcard kernels/entries/*.c))
+$O/gpu/test_entries: $(ENTRIES_TEST_OBJ) $O/obj/kernels/entries/entries_fatbin.o
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/attend*.c) $(wildcard kernels/slots/*.c))
-$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $(ATTEND_CUDA_OBJ) $(ATTEND_OBJ) $O/obj/kernels/slots/slots_fatbin.o $O/libucmclient.a
+ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/attend*.c) $(wildcard kernels/entries/*.c))
+$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $(ATTEND_CUDA_OBJ) $(ATTEND_OBJ) $O/obj/kernels/entries/entries_fatbin.o $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/mapping.c $(wildcard tests/gpu/decode*.c)) \
-                   $(patsubst %.c,$O/obj/%.o,kernels/slots/verify.c)
+                   $(patsubst %.c,$O/obj/%.o,kernels/entries/verify.c)
 $O/gpu/test_decode: $(DECODE_TEST_OBJ) $(ATTEND_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
-GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_rope $O/gpu/test_slots $O/gpu/test_attend $O/gpu/test_decode
+GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_rope $O/gpu/test_entries $O/gpu/test_attend $O/gpu/test_decode
 # Companions for Python tests that speak the protocol by themselves.
 GPU_COMPANIONS := $O/gpu/companions.so
 $(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libucmclient.a

@@ -326,7 +326,7 @@ class Pool:
         planes = [{"offset": i * fragment * (slots if apart else 1), "stride": fragment if apart else layer_bytes, "block_bytes": fragment}
                   for i in range(sections)]
         try:
-            self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=slots, device="cpu", pool=True,
+            self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=slots, device="cpu", block_pool=True,
                                       handles=[{"kind": 0, "bytes": slots * layer_bytes}], planes=planes)["region"]
         finally:
             os.close(fd)

@@ -91,10 +91,10 @@ def reference(tokens, outputs, policy, dtype="float32"):
     return REFERENCES[key]
 
 
-def forget_slots(e):
+def forget_entries(e):
     for rank in e.sparse:
         for row in range(e.room.rows):
-            rank.decoder.slots.forget(row)
+            rank.decoder.entries.forget(row)
 
 
 class SparseCase(Case):

@@ -37,19 +37,19 @@ class Needs(unittest.TestCase):
             chosen = summaries.select(memoryview(bytes(2 * 8 * 4)).cast("f", (2, 8)), policy.of_candidates(0, n), policy.score)
             room = policy.room(0, n, SHAPE.tokens)
             self.assertLessEqual(max(map(len, chosen.lists)), room, (choice, n))
-            self.assertEqual(policy.slots(n, 2, SHAPE.tokens), 3 * min(n, 2 * room))
+            self.assertEqual(policy.entries(n, 2, SHAPE.tokens), 3 * min(n, 2 * room))
             if isinstance(choice, sparse.TopK):
                 self.assertEqual(max(map(len, chosen.lists)), room, (choice, n))
 
     def test_a_request(self):
         policy = Choices.alike(sparse.TopK(sparse_ratio=0.5, min_blocks=1), 4)
-        admission = Admission(Room(slots=40, rows=20), policy, lists=1, block_tokens=16)
+        admission = Admission(Room(entries=40, rows=20), policy, lists=1, block_tokens=16)
         need = admission.need(200)
-        self.assertEqual((need.slots, need.rows), (4 * 5, 10))
+        self.assertEqual((need.entries, need.rows), (4 * 5, 10))
         admission.check(200)
         self.assertEqual(admission.admit(200, [(200, 20)]), 20)
         self.assertIsNone(admission.admit(200, [(200, 20), (200, 20)]))
-        for less, words in ((Room(19, 20), "a request of 200 tokens needs 20 slots and this worker has 19"),
+        for less, words in ((Room(19, 20), "a request of 200 tokens needs 20 entries and this worker has 19"),
                             (Room(40, 9), "needs 10 rows of summaries and this worker has 9")):
             with self.assertRaisesRegex(Refused, words):
                 Admission(less, policy, lists=1, block_tokens=16).check(200)
@@ -57,22 +57,22 @@ class Needs(unittest.TestCase):
     def test_what_is_expected(self):
         """Floors follow what tokens took of what they might; who did not fit comes back by what all might take."""
         policy = replace(Choices.alike(sparse.TopK(sparse_ratio=0.5, min_blocks=1), 4), floor=2.0)
-        admission = Admission(Room(slots=90, rows=60), policy, lists=1, block_tokens=16)
+        admission = Admission(Room(entries=90, rows=60), policy, lists=1, block_tokens=16)
         self.assertEqual([admission.floor(tokens) for tokens in (200, 1600)], [40, 90], "no more than there is")
         for _ in range(400):
             admission.saw(2, 10)
         self.assertAlmostEqual(admission.expected, 0.1, places=2)
         self.assertEqual((admission.floor(200), admission.floor(200, wary=True)), (5, 20))
         self.assertEqual(admission.admit(200, [(200, 5)] * 3, wary=True), 20)
-        self.assertIsNone(admission.admit(200, [(200, 5)] * 4, wary=True), "rows for more, but not slots for the most of all")
+        self.assertIsNone(admission.admit(200, [(200, 5)] * 4, wary=True), "rows for more, but not entries for the most of all")
         self.assertEqual(admission.admit(200, [(200, 5)] * 5), 5)
         self.assertIsNone(admission.admit(200, [(200, 5)] * 6), "no rows")
         admission.saw(3, 0)
 
-    def test_slots_of_heads(self):
+    def test_entries_of_heads(self):
         each = Choices.alike(sparse.TopK(sparse_ratio=0.2, min_blocks=1), 3)
-        for strands, lists, slots in ((1, 4, 3 * 8), (4, 4, 3 * 4 * 2), (4, 1, 3 * 4 * 2), (1, 1, 3 * 2)):
-            self.assertEqual(each.slots(10, lists, 16, strands), slots)
+        for strands, lists, entries in ((1, 4, 3 * 8), (4, 4, 3 * 4 * 2), (4, 1, 3 * 4 * 2), (1, 1, 3 * 2)):
+            self.assertEqual(each.entries(10, lists, 16, strands), entries)
 
     def test_bytes_of_a_head(self):
         """Whatever the layout, K of all tokens of the head, then V."""
@@ -248,8 +248,8 @@ class Shared(unittest.TestCase):
         self.assertEqual((rows.filled(c), forgotten), (False, [b, c]))
 
 
-class Slots:
-    """Enough of ucmclient.decode.Slots for steps in which nothing was resident before."""
+class Entries:
+    """Enough of ucmclient.decode.Entries for steps in which nothing was resident before."""
 
     def __init__(self):
         self.free, self.at = 0, {}
@@ -274,7 +274,7 @@ class Slots:
         self.at.update({miss[:2]: miss[2] for miss, came in zip(self.misses, arrived) if came})
         self.wanted.clear()
 
-    def slot(self, strand, row):
+    def entry(self, strand, row):
         return self.at.get((strand, row))
 
 
@@ -294,12 +294,12 @@ class SimplePinned:
 
 
 class Served(unittest.TestCase):
-    def step(self, source, slots=4, deadline=5.0):
+    def step(self, source, entries=4, deadline=5.0):
         """Two sequences that miss two blocks of which one is both's; the names of those that lost any."""
         policy = Choices.alike(sparse.TopK(), 2)
-        self.slots = Slots()
-        self.slots.free = slots
-        self.decoder = decoder = Decoder(source, SUMMARY, policy, Room(8, 8), self.slots, requests=2, layer_bytes=64, deadline=deadline)
+        self.entries = Entries()
+        self.entries.free = entries
+        self.decoder = decoder = Decoder(source, SUMMARY, policy, Room(8, 8), self.entries, requests=2, layer_bytes=64, deadline=deadline)
         layers = [bytes(16 * 2 * 8 * 4)] * 2
         a, b = decoder.open("a"), decoder.open("b")
         decoder.extend(a, [b"0" * 32, b"1" * 32], lambda i: layers)
@@ -313,12 +313,12 @@ class Served(unittest.TestCase):
         source = Source([OK] * 3)
         self.assertEqual(self.step(source), set())
         self.assertEqual(source.asked, [[(0, 1, 0), (1, 1, 1), (2, 1, 2)]])
-        self.assertEqual((self.slots.arrived, self.decoder.counts.gathered), ([True] * 3, 3))
+        self.assertEqual((self.entries.arrived, self.decoder.counts.gathered), ([True] * 3, 3))
 
     def test_whoever_misses_it_loses(self):
         self.assertEqual(self.step(Source([MISS, OK, OK])), {"a", "b"})
         self.assertEqual(self.step(Source([OK, OK, MISS])), {"b"})
-        self.assertEqual((self.slots.arrived, self.decoder.counts.failed), ([True, True, False], 1))
+        self.assertEqual((self.entries.arrived, self.decoder.counts.failed), ([True, True, False], 1))
 
     def test_what_may_pass_is_asked_again(self):
         source = Source([NO_ROOM, OK, NO_ROOM], None, [OK, NO_ROOM], [OK])
@@ -342,14 +342,14 @@ class Served(unittest.TestCase):
         self.assertEqual(self.step(source, deadline=0.1), {"a", "b"})
         self.assertEqual(source.cuts, 1)
 
-    def test_no_slot(self):
+    def test_no_entry(self):
         """Nobody is lost. The run is repeated, and if there are too few for the first layer that misses any, it is crowded."""
         source = Source([OK] * 3)
-        self.assertEqual(self.step(source, slots=2), set())
+        self.assertEqual(self.step(source, entries=2), set())
         self.assertEqual((len(source.asked[0]), self.decoder.counts.full, self.decoder.crowded), (2, 1, set()))
         decoder = self.decoder
         a, b = decoder.sequences.values()
-        self.slots.free = 0
+        self.entries.free = 0
         decoder.begin(again=True)
         self.assertEqual(decoder.resolve(0, [(a, [[0]])]), [[{}]])
         self.assertEqual(decoder.resolve(1, [(b, [[0, 1]])]), [[{}]], "it chose by what was not there")
@@ -363,7 +363,7 @@ class Served(unittest.TestCase):
         self.step(source)
         decoder = self.decoder
         a, b = decoder.sequences.values()
-        self.slots.at.clear()
+        self.entries.at.clear()
         decoder.begin()
         for layer in (0, 1):
             decoder.resolve(layer, [(a, [[0, 1]]), (b, [[0]])])
@@ -384,7 +384,7 @@ class Served(unittest.TestCase):
             places = [None if i in missing else "place" for i in range(came)] + [None] * (n - came)
             return SimplePinned(places, n - places.count(None), moved, read, len(missing))
 
-        decoder = Decoder(Source([OK]), SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=1, layer_bytes=64)
+        decoder = Decoder(Source([OK]), SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 800), Entries(), requests=1, layer_bytes=64)
         a = decoder.open("a")
         a.rows, a.kept, a.registered, decoder._mapping = list(range(800)), 800, mock.Mock(), mock.Mock(ref=ref)
         answers += [(500, 500, 0, ()), (800 - 500, 300, 0, ())]
@@ -415,7 +415,7 @@ class Served(unittest.TestCase):
             return SimplePinned(["place"] * came + [None] * (n - came), came, 0, 0, 0)
 
         source = Source([OK])
-        decoder = Decoder(source, SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=2, layer_bytes=64)
+        decoder = Decoder(source, SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 800), Entries(), requests=2, layer_bytes=64)
         a, b = decoder.open("a"), decoder.open("b")
         decoder._connected()
         for one, first, n in (a, 0, 600), (b, 600, 40):
@@ -452,7 +452,7 @@ class Served(unittest.TestCase):
 
     def test_no_row(self):
         source = Source([OK])
-        decoder = Decoder(source, SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 1), Slots(), requests=1, layer_bytes=64)
+        decoder = Decoder(source, SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 1), Entries(), requests=1, layer_bytes=64)
         with self.assertRaisesRegex(Lost, "all rows"):
             decoder.extend(decoder.open("a"), [b"0" * 32, b"1" * 32], lambda i: [bytes(16 * 2 * 8 * 4)])
         decoder.close("a")

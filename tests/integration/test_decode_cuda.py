@@ -19,7 +19,7 @@ from ucmclient.sparse.cuda import Chosen
 TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
 SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
 LAYER = 2 * TOKENS * HEADS * DIM * 2
-HEAD_SLOT = 2 * TOKENS * DIM * 2
+HEAD_ENTRY = 2 * TOKENS * DIM * 2
 LATENT = sparse.Shape("bf16", TOKENS, 1, 576, rope_dim=64)
 
 
@@ -77,7 +77,7 @@ class Library:
         return -Status.NO_MEMORY
 
     def ucm_cuda_errmsg(self):
-        return b"a floor of 9 slots"
+        return b"a floor of 9 entries"
 
 
 class Checks(unittest.TestCase):
@@ -91,7 +91,7 @@ class Checks(unittest.TestCase):
     def steps(self, pool=None, **more):
         options = {"layers": 3, "q_heads": GROUP * HEADS, "layer_bytes": LAYER, "numbers": 1000, "requests": 4, "sequences": 3, "room": 20,
                    "window": 5}
-        return cuda.Steps(pool or Fake("uint8", 50, HEAD_SLOT), SHAPE, **{**options, **more})
+        return cuda.Steps(pool or Fake("uint8", 50, HEAD_ENTRY), SHAPE, **{**options, **more})
 
     def arguments(self, sequences=2, room=20, q=None):
         chosen = Chosen(Fake("int32", sequences, HEADS, at=0x1000), Fake("int32", sequences, HEADS, room, at=0x2000))
@@ -110,21 +110,21 @@ class Checks(unittest.TestCase):
     def test_options(self):
         steps = self.steps(page_shape=sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM, v_offset=1 << 20))
         o = self.library.options
-        self.assertEqual((o.layers, o.q_heads, o.kv_heads, o.head_dim, o.tokens, o.slot, o.slots, o.lists, o.room, o.window, o.pool),
+        self.assertEqual((o.layers, o.q_heads, o.kv_heads, o.head_dim, o.tokens, o.entry, o.entries, o.lists, o.room, o.window, o.pool),
                          (3, 8, 2, DIM, TOKENS, native.HEAD, 50, 2, 20, 5, 0x10000))
         self.assertEqual((o.stored.v_offset, o.page.v_offset), (LAYER // 2, 1 << 20))
-        self.assertEqual((steps.slots, steps.slot_bytes, steps.splits), (50, HEAD_SLOT, 3))
-        self.assertEqual(self.steps(Fake("uint8", 7, LAYER), whole=True, lists=1).slots, 7)
-        self.assertEqual((self.library.options.slot, self.library.options.lists), (native.LAYER, 1))
-        self.assertEqual(cuda.Steps.bytes_of(SHAPE, LAYER, 10), 10 * HEAD_SLOT)
+        self.assertEqual((steps.entries, steps.entry_bytes, steps.splits), (50, HEAD_ENTRY, 3))
+        self.assertEqual(self.steps(Fake("uint8", 7, LAYER), whole=True, lists=1).entries, 7)
+        self.assertEqual((self.library.options.entry, self.library.options.lists), (native.LAYER, 1))
+        self.assertEqual(cuda.Steps.bytes_of(SHAPE, LAYER, 10), 10 * HEAD_ENTRY)
         self.assertEqual((o.dtype, o.kv_dtype), (2, 2))
-        small = cuda.Steps(Fake("uint8", 50, HEAD_SLOT // 2), sparse.Shape("fp8", TOKENS, HEADS, DIM, v_head_dim=DIM), layers=3, q_heads=8,
+        small = cuda.Steps(Fake("uint8", 50, HEAD_ENTRY // 2), sparse.Shape("fp8", TOKENS, HEADS, DIM, v_head_dim=DIM), layers=3, q_heads=8,
                            layer_bytes=LAYER // 2, numbers=9, requests=1, sequences=1, room=20, window=5, q_dtype="bf16", v_scale=0.5)
         o = self.library.options
-        self.assertEqual((small.slots, small.slot_bytes, o.dtype, o.kv_dtype, o.k_scale, o.v_scale), (50, HEAD_SLOT // 2, 2, 3, 0, 0.5))
-        encoded = self.steps(Fake("uint8", 50, HEAD_SLOT // 2 + 2 * TOKENS), encoding="fp8")
-        self.assertEqual((encoded.slots, self.library.options.encoding), (50, 1))
-        self.assertEqual(cuda.Steps.bytes_of(SHAPE, LAYER, 10, encoding="fp8"), 10 * encoded.slot_bytes)
+        self.assertEqual((small.entries, small.entry_bytes, o.dtype, o.kv_dtype, o.k_scale, o.v_scale), (50, HEAD_ENTRY // 2, 2, 3, 0, 0.5))
+        encoded = self.steps(Fake("uint8", 50, HEAD_ENTRY // 2 + 2 * TOKENS), encoding="fp8")
+        self.assertEqual((encoded.entries, self.library.options.encoding), (50, 1))
+        self.assertEqual(cuda.Steps.bytes_of(SHAPE, LAYER, 10, encoding="fp8"), 10 * encoded.entry_bytes)
         steps.close(), steps.close()
         self.assertEqual(self.library.closed, 1)
         with self.assertRaisesRegex(UcmError, "closed"):
@@ -133,7 +133,7 @@ class Checks(unittest.TestCase):
     def test_options_refused(self):
         with self.assertRaisesRegex(ValueError, "pool has 100 bytes"):
             self.steps(Fake("uint8", 100))
-        with self.assertRaisesRegex(ValueError, "encoding 'q4' of slots: 'fp8' is known"):
+        with self.assertRaisesRegex(ValueError, "encoding 'q4' of entries: 'fp8' is known"):
             self.steps(encoding="q4")
         with self.assertRaisesRegex(ValueError, "V has 0 channels"):
             cuda._layout(sparse.Shape("bf16", TOKENS, HEADS, DIM), TOKENS, HEADS, DIM, 2)
@@ -147,7 +147,7 @@ class Checks(unittest.TestCase):
         steps = cuda.Steps(Fake("uint8", 50, size), LATENT, layers=3, q_heads=128, layer_bytes=size, numbers=9, requests=1, sequences=2,
                            room=20, window=5, scale=0.07)
         o = self.library.options
-        self.assertEqual((steps.slots, steps.lists, o.kv_heads, o.q_heads, o.head_dim, o.v_head_dim), (50, 1, 1, 128, 576, 512))
+        self.assertEqual((steps.entries, steps.lists, o.kv_heads, o.q_heads, o.head_dim, o.v_head_dim), (50, 1, 1, 128, 576, 512))
         self.assertEqual((o.stored.k_token_stride, o.stored.v_token_stride, o.page.k_token_stride), (1152, 0, 1152))
         chosen = Chosen(Fake("int32", 2, 1), Fake("int32", 2, 1, 20))
         rest = (Fake("int32", 2, 300), Fake("int32", 2))
@@ -228,7 +228,7 @@ class Checks(unittest.TestCase):
     def test_between_steps(self):
         steps, self.library.unserved = self.steps(), [(1, 0, 7), (2, 1, 8)]
         result = steps.result()
-        self.assertEqual((result.step, result.flags, result.unserved), (5, cuda.Flag.UNSERVED | cuda.Flag.NO_SLOT, 2))
+        self.assertEqual((result.step, result.flags, result.unserved), (5, cuda.Flag.UNSERVED | cuda.Flag.NO_ENTRY, 2))
         self.assertEqual((result.attended, result.rounds, result.share), (900, 3, 0.5))
         keys = steps.unserved(stream=0)
         self.assertEqual(keys, [cuda.Key(1, 0, 7), cuda.Key(2, 1, 8)])
@@ -236,7 +236,7 @@ class Checks(unittest.TestCase):
         self.assertEqual(steps.put([(key, 3, 0x100 * i) for i, key in enumerate(keys, 1)], stream=0), 2)
         steps.forget([4, 5], stream=0)
         self.assertEqual(self.library.calls, [[(1, 0, 7, 3, 0x100), (2, 1, 8, 3, 0x200)], ("forget", [4, 5])])
-        with self.assertRaisesRegex(UcmError, "a floor of 9 slots"):
+        with self.assertRaisesRegex(UcmError, "a floor of 9 entries"):
             steps.enter(0, 9, stream=0)
         with self.assertRaisesRegex(ValueError, "1 places for 2 numbers"):
             steps.places([1, 2], cuda.Referenced((native.Place * 1)(), 0, 0, 0, 0), None, stream=0)
@@ -312,7 +312,7 @@ class Decoders(unittest.TestCase):
         decoder = self.decoder([OK] * 2)
         self.two(decoder)
         self.steps.keys = [cuda.Key(0, 0, 0), cuda.Key(0, 1, 0), cuda.Key(0, 0, 3), cuda.Key(1, 1, 2)]
-        self.steps.flags, self.steps.missed = cuda.Flag.UNSERVED | cuda.Flag.NO_SLOT, 6
+        self.steps.flags, self.steps.missed = cuda.Flag.UNSERVED | cuda.Flag.NO_ENTRY, 6
         self.assertFalse(decoder.counted())
         self.assertEqual(decoder.serve(), set())
         self.assertEqual(self.source.asked, [[(0, 0, 0), (1, 0, 1)], [(0, 1, 0)]], "layers of blocks, two at a time")
@@ -351,7 +351,7 @@ class Decoders(unittest.TestCase):
         self.assertEqual({len(items) for items in self.source.asked}, {2}, "the second batch was not asked for")
         self.assertNotIn("put", [name for name, *_ in self.steps.calls])
 
-    def test_too_few_slots(self):
+    def test_too_few_entries(self):
         decoder = self.decoder([OK] * 2)
         both = set(self.two(decoder))
         self.steps.keys, self.steps.flags = [cuda.Key(0, 0, 0)], cuda.Flag.UNSERVED | cuda.Flag.FULL
@@ -362,7 +362,7 @@ class Decoders(unittest.TestCase):
         self.steps.flags = cuda.Flag.UNSERVED | cuda.Flag.FULL
         self.assertEqual((decoder.serve(), decoder.crowded), (set(), set()), "another step")
 
-    def test_rows_are_forgotten_until_the_slots_know_it(self):
+    def test_rows_are_forgotten_until_the_entries_know_it(self):
         decoder = self.decoder([OK])
         self.two(decoder)
         decoder.close("a")
@@ -489,7 +489,7 @@ class Decoders(unittest.TestCase):
 
     def test_a_copy_that_took_too_long(self):
         decoder = self.decoder([OK])
-        for flags in (cuda.Flag.NO_SLOT, 0, cuda.Flag.NO_SLOT):
+        for flags in (cuda.Flag.NO_ENTRY, 0, cuda.Flag.NO_ENTRY):
             self.steps.flags = flags
             self.assertEqual(decoder.counted(), not flags)
         with self.assertRaisesRegex(RuntimeError, "lists or pages are wrong"):

@@ -64,10 +64,10 @@ class Together:
         return Selector(self.summary, pool, GROUP * HEADS, CANDIDATES, sequences=SEQUENCES,
                         choose=sparse.TopK(sparse_ratio=0.15, init_window_sz=0, local_window_sz=0))
 
-    def __init__(self, link, kv, slots=200, encoding="", **more):
+    def __init__(self, link, kv, entries=200, encoding="", **more):
         self.kv, self.summary = kv, link.summary
         shape, layer_bytes, lists = self.SHAPE, link.layer_bytes, self.SHAPE.kv_heads
-        pool = torch.empty(cuda.Steps.bytes_of(shape, layer_bytes, slots, encoding=encoding), dtype=torch.uint8, device="cuda")
+        pool = torch.empty(cuda.Steps.bytes_of(shape, layer_bytes, entries, encoding=encoding), dtype=torch.uint8, device="cuda")
         self.select = self.selector(pool)
         self.steps = cuda.Steps(pool, shape, layers=LAYERS, q_heads=GROUP * HEADS, layer_bytes=layer_bytes, numbers=80, requests=SEQUENCES,
                                 sequences=SEQUENCES, room=self.select.room, window=WINDOW, scale=self.SCALE, rounds=self.rounds,
@@ -160,7 +160,7 @@ class Stopping(Together):
 
     def __init__(self, link, kv, policy, follow=False, **more):
         self.policy, self.follow = policy, follow
-        super().__init__(link, kv, slots=LAYERS * HEADS * 80, **more)
+        super().__init__(link, kv, entries=LAYERS * HEADS * 80, **more)
 
     def selector(self, pool):
         choices = Choices.from_policy(self.policy, SHAPE, LAYERS, stops=True)
@@ -351,13 +351,13 @@ class OnGpu(unittest.TestCase):
         self.assertEqual(gather.decoder.counts.mapped, 0)
         self.assertGreater(gather.decoder.counts.gathered, 100)
 
-    def test_encoded_slots(self):
+    def test_encoded_entries(self):
         """Blocks are encoded on their way, by the mapping or by gathers: the same bits, near those of blocks as they are."""
         plain, gather = self.together(mapping=False), self.together(encoding="fp8", mapping=False)
         mapped = self.together(encoding="fp8")  # a connection has one of a part
         gather.capture()
         self.mapped(mapped)
-        self.assertLess(mapped.steps.slot_bytes, plain.steps.slot_bytes * 0.52)
+        self.assertLess(mapped.steps.entry_bytes, plain.steps.entry_bytes * 0.52)
         for _ in range(3):
             plain.draw()
             for both in (plain, mapped, gather):

@@ -50,7 +50,7 @@ class Blocks(Region):
 class Slots(Pool):
     def __init__(self, client, ns, layer_bytes, slots, spec=None):
         self.client, self.size = client, layer_bytes
-        self.memory, self.number = register(client, ns, slots * layer_bytes, spec, blocks=slots, pool=True,
+        self.memory, self.number = register(client, ns, slots * layer_bytes, spec, blocks=slots, block_pool=True,
                                             planes=[{"offset": 0, "stride": layer_bytes, "block_bytes": layer_bytes}])
 
 

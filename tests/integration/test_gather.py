@@ -237,7 +237,7 @@ class Gather(GatherCase):
                       for i, (size, layer) in enumerate(zip(sizes, layers))]
             fd = os.memfd_create("x", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, 8 * LAYER)
-            error = self.refused(INVALID, client.call, "region.register", [fd], ns=ns, blocks=4, device="cpu", pool=True,
+            error = self.refused(INVALID, client.call, "region.register", [fd], ns=ns, blocks=4, device="cpu", block_pool=True,
                                  handles=[{"kind": 0, "bytes": 8 * LAYER}], planes=planes)
             os.close(fd)
             self.assertIn(words, str(error))

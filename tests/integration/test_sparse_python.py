@@ -386,7 +386,7 @@ def pool_of(worker, slots):
     """Slots for single layers, and their region."""
     shared = SharedMemory(slots * LAYER)
     view = np.frombuffer(shared.buffer, np.float32).reshape(slots, 2, TOKENS, HEADS, DIM)
-    return view, worker.ns.register([shared.memory()], [Plane(0, 0, LAYER, LAYER, 0)], blocks=slots, pool=True)
+    return view, worker.ns.register([shared.memory()], [Plane(0, 0, LAYER, LAYER, 0)], blocks=slots, block_pool=True)
 
 
 class Gathers(Case):

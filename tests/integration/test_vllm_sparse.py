@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from vllm_case import BLOCK, Request, daemon, expected, prompt, run, watch  # sets the paths
 from daemon import halt
-from sparse_case import ALL, SparseCase, Together, forget_slots, policy, reference
+from sparse_case import ALL, SparseCase, Together, forget_entries, policy, reference
 import numpy
 from engine import Pool
 from sparse_engine import LOSSES
@@ -41,7 +41,7 @@ class Attended(Together):
                 self.assertGreater(self.counts(e).gathered, 0)
 
     def test_a_prompt_that_is_longer_than_all_pages(self):
-        e, before = self.cold(blocks=8, budget=24, slots=36), self.stats()["gather_items"]
+        e, before = self.cold(blocks=8, budget=24, entries=36), self.stats()["gather_items"]
         cold, warm = (e.request(name, prompt(601, 150), outputs=15) for name in ("cold", "warm"))
         self.check(e, cold)
         self.assertGreater(self.counts(e).streamed, 0)
@@ -87,7 +87,7 @@ class Attended(Together):
             held.append(e.sparse[0].decoder.rows.in_use)
         for name, these in (("stored", prompts), ("first", prompts[:1]), ("second", prompts[1:]), ("both", prompts)):
             e.pool, before = Pool(e.blocks), self.counts(e).gathered
-            forget_slots(e)
+            forget_entries(e)
             self.check(e, *(e.request(f"{name}{i}", tokens, outputs=12) for i, tokens in enumerate(these)), between=between)
             gathered.append(self.counts(e).gathered - before)
         self.assertEqual(max(held), 5, "of twice 5 blocks, which are the same")
@@ -151,7 +151,7 @@ class Scheduled(Together):
                 if len(seen) == nth:
                     e.abort(gone.request_id)
             e.in_the_middle = abort
-            self.check(e, gone, e.request(f"stays{nth}", prompt(610, 40), outputs=4), but=(gone.request_id,), between=forget_slots)
+            self.check(e, gone, e.request(f"stays{nth}", prompt(610, 40), outputs=4), but=(gone.request_id,), between=forget_entries)
             self.assertLess(len(gone.logits), gone.outputs)
         self.nothing_held()
 
@@ -187,7 +187,7 @@ class Trouble(SparseCase):
 
         def kill():
             self.restart()
-            forget_slots(e)
+            forget_entries(e)
         self.check(e, e.request("r", prompt(600, 100), outputs=15), between=self.at(e, 5, kill))
         self.assertGreater(e.recomputed, 0)
         self.nothing_held()
@@ -200,7 +200,7 @@ class Trouble(SparseCase):
             self.eventually(lambda: self.stats()["nvme_writes"] >= 2 * 7)
             self.daemon.kill()
             self.daemon = daemon(directory=self.directory)
-            forget_slots(e)
+            forget_entries(e)
         killed, later = self.at(e, 5, kill), self.at(e, 9, lambda: sequences.append(self.stats()["sequences"]))
         self.check(e, e.request("r", prompt(600, 100), outputs=15), between=lambda e: (killed(e), later(e)))
         self.assertEqual((e.recomputed, e.errors, sequences), (0, 0, [2]))
@@ -216,7 +216,7 @@ class Trouble(SparseCase):
             ns.evict()
             self.assertEqual(ns.lookup_prefix(b"".join(e.requests["r"].block_hashes)).blocks, 0)
             self.assertEqual(self.stats()["sequences"], 1)
-            forget_slots(e)
+            forget_entries(e)
         self.check(e, e.request("r", tokens, outputs=15), between=self.at(e, 5, evict))
         self.assertEqual((e.recomputed, e.errors, e.loaded_tokens), (1, 0, 0))
         self.assertGreater(self.counts(e).failed, 0)
@@ -260,7 +260,7 @@ class Trouble(SparseCase):
                 def happen():
                     counts.append([replace(self.counts(e, r)) for r in (0, 1)])
                     happens(e)
-                    forget_slots(e)
+                    forget_entries(e)
                 self.check(e, e.request("r", prompt(600, 100), outputs=15), between=self.at(e, 5, happen))
                 for rank, before in enumerate(counts[0]):
                     after = self.counts(e, rank)
@@ -294,7 +294,7 @@ class Trouble(SparseCase):
 
         def stall():
             halt(pid)
-            forget_slots(e)
+            forget_entries(e)
 
         def go_on():
             if e.recomputed:
@@ -310,7 +310,7 @@ class Trouble(SparseCase):
 
         def kill():
             self.daemon.kill()
-            forget_slots(e)
+            forget_entries(e)
         return e, request, run(e, request, between=self.at(e, 5, kill))
 
     def test_gone_for_good(self):

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Sparse decoding in vLLM, the parts that need none: which requests are sparse and when they are admitted, which blocks have no pages, the
-keys of what sparse tokens computed, slots in host memory, what ranks report. No daemon. tests/engines/vllm/check_sparse.py has the rest."""
+keys of what sparse tokens computed, entries in host memory, what ranks report. No daemon. tests/engines/vllm/check_sparse.py has the rest."""
 
 import unittest
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from ucmclient.engine.vllm.identity import Unsupported
 from ucmclient.engine.vllm.scheduler import SchedulerHalf
 from ucmclient.engine.vllm.sparse_rules import Rules, rules_of
 from ucmclient.engine.vllm.sparse_scheduler import SparseScheduler
-from ucmclient.engine.vllm.sparse_slots import HostSlots
+from ucmclient.engine.vllm.sparse_entries import HostEntries
 
 BLOCK = 16
 
@@ -118,12 +118,12 @@ class Requests(unittest.TestCase):
         half = SchedulerHalf(settings.Settings(), BLOCK, SparseScheduler(rules(), budget=64))
         return half, half.sparse
 
-    def test_admission_by_slots_and_rows(self):
+    def test_admission_by_entries_and_rows(self):
         half, s = self.half()
         self.assertEqual(half.matched_tokens(request("a"), 0), (0, False))
         self.assertEqual(half.matched_tokens(request("b"), 0), (0, False))
         third = request("c")
-        self.assertEqual(half.matched_tokens(third, 0), (None, False), "12 slots are two requests' floors")
+        self.assertEqual(half.matched_tokens(third, 0), (None, False), "12 entries are two requests' floors")
         self.assertEqual(half.matched_tokens(request("dense", prompt=99), 0), (0, False))
         half.finished(request("a"), [])
         self.assertEqual(half.matched_tokens(third, 0), (0, False))
@@ -142,38 +142,38 @@ class Requests(unittest.TestCase):
         self.assertNotIn(keys[161][10], (dense[10], keys[160][10], keys[162][10]))
 
 
-class Slots(unittest.TestCase):
-    def test_a_step_keeps_its_slots_and_a_request_its_floor(self):
-        slots = HostSlots(strands=2, slots=4)
+class Entries(unittest.TestCase):
+    def test_a_step_keeps_its_entries_and_a_request_its_floor(self):
+        entries = HostEntries(strands=2, entries=4)
 
         def take(*wanted):
-            slots.want(wanted)
-            taken = slots.take()
+            entries.want(wanted)
+            taken = entries.take()
             self.assertEqual([one[:2] for one in taken], [one[:2] for one in wanted])
-            return [slot for _, _, slot in taken]
+            return [entry for _, _, entry in taken]
 
-        slots.enter(1, 2)
-        slots.enter(2, 0)
-        slots.begin()
-        slots.resolve(0, [(1, [0, 1], [[0, 1], [0]]), (2, [2], [[0]])], apart=False)
-        self.assertEqual([one[:2] for one in slots.take()], [(0, 0), (0, 1), (0, 2)])
-        slots.publish([True] * 3)
+        entries.enter(1, 2)
+        entries.enter(2, 0)
+        entries.begin()
+        entries.resolve(0, [(1, [0, 1], [[0, 1], [0]]), (2, [2], [[0]])], apart=False)
+        self.assertEqual([one[:2] for one in entries.take()], [(0, 0), (0, 1), (0, 2)])
+        entries.publish([True] * 3)
         self.assertNotIn(None, take((1, 2, 2)))
-        slots.publish([True])
+        entries.publish([True])
         self.assertEqual(take((0, 3, 2)), [None], "all are this step's")
-        slots.publish([False])
-        slots.begin()
-        used = slots.slot(0, 2)
-        slots.want([(0, 2, 2)])
-        self.assertEqual([slot is None for slot in take((1, 3, 2), (0, 3, 2))], [False, True], "request 1 has no more than its floor")
-        slots.publish([False, False])
-        self.assertIsNone(slots.slot(1, 3))
-        self.assertEqual(slots.slot(0, 2), used)
-        slots.leave(1)
+        entries.publish([False])
+        entries.begin()
+        used = entries.entry(0, 2)
+        entries.want([(0, 2, 2)])
+        self.assertEqual([entry is None for entry in take((1, 3, 2), (0, 3, 2))], [False, True], "request 1 has no more than its floor")
+        entries.publish([False, False])
+        self.assertIsNone(entries.entry(1, 3))
+        self.assertEqual(entries.entry(0, 2), used)
+        entries.leave(1)
         self.assertNotIn(None, take((1, 3, 2), (0, 3, 2), (1, 4, 2)))
-        slots.publish([True] * 3)
-        slots.forget(3)
-        self.assertEqual([slots.slot(strand, 3) for strand in (0, 1)], [None, None])
+        entries.publish([True] * 3)
+        entries.forget(3)
+        self.assertEqual([entries.entry(strand, 3) for strand in (0, 1)], [None, None])
         self.assertNotIn(None, take((0, 9, 2), (1, 9, 2)))
 
 
@@ -197,7 +197,7 @@ class Refusals(unittest.TestCase):
 
     def test_room_is_of_so_many_requests(self):
         one, four = self.rules({"sparse_room": 1}), self.rules()
-        self.assertEqual((one.room.slots * 4, one.room.rows * 4), (four.room.slots, four.room.rows))
+        self.assertEqual((one.room.entries * 4, one.room.rows * 4), (four.room.entries, four.room.rows))
         self.assertEqual(one.room.rows, 8192 // BLOCK - 1 - 2)
         self.assertFalse(one.sparse(4096))
         self.assertTrue(one.sparse(4096 + BLOCK))

@@ -17,7 +17,7 @@ SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 #: Modules of features.
 FEATURES = {
     "retrieval": ["daemon/retrieval/", "kernels/sparse/", "kernels/attend/"],
-    "pool": ["daemon/pool/", "kernels/slots/"],
+    "block pool": ["daemon/block_pool/", "kernels/entries/"],
     "mapping": ["daemon/mapping/", "proto/memory/mapping.*"],
     "encoding": ["daemon/encoding/", "daemon/cuda/convert.c", "kernels/encoding/"],
     "blend": ["daemon/blend/", "kernels/rope/"],

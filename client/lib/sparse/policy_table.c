@@ -83,7 +83,7 @@ const struct policy_key policy_keys[] = {
     COUNT(retrieval_stride, "1", 1, 1024, "steps that share a choice"),
     COUNT(lag, "0", 0, 1024, "steps until a choice serves"),
     /* With twice what a step needs 2 to 4 % of the accesses miss. */
-    REAL(slots, "2", 1024, "a request's floor in the pool, in steps' worth of blocks"),
+    REAL(entries, "2", 1024, "a request's floor in the pool, in steps' worth of blocks"),
     /* These five were measured on a decoder that recalls values, and on SmolLM2-135M with text. */
     REAL(goal, "0", 1, "share that budgets follow; 0: fixed top k", .choices = CHOICE(TOPK)),
     COUNT(budget_tokens, "4096", 1, TOKENS, "of 2^17 tokens at first; other lengths by the root",
@@ -114,7 +114,7 @@ const struct policy_preset policy_presets[] = {
     {"esa", "ESA: means, one list for all heads, 0.3 of the blocks, every 5 steps, a step late",
      "summary=mean,reduce=mean,heads=sum,retrieval_stride=5,lag=1"},
     /* Chapter 9: minus the L2 distance, summed over the heads (9.2.1; here of squares), windows of
-     * 9.3; not the eviction of 9.4, which is no policy's: kernels/slots/slots.h. How many
+     * 9.3; not the eviction of 9.4, which is no policy's: kernels/entries/entries.h. How many
      * means a block has it doesn't say. The engine predicts (seed 000, 1.2): a step ahead. */
     {"gsa", "GSA: two means a block by distance, one list, 0.3 of the blocks, a step ahead",
      "summary=submean,run=8,metric=l2,reduce=mean,heads=sum,init_window_sz=4,local_window_sz=8,"

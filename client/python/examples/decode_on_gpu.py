@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Decode steps of a sequence whose KV is not on the GPU: slots, the daemon's mapping, and a CUDA graph.
+"""Decode steps of a sequence whose KV is not on the GPU: entries, the daemon's mapping, and a CUDA graph.
 
 The KV of one sequence is stored with the daemon, and its pages are given back but for the last blocks. A step then chooses by
 summaries, reads what it misses out of the daemon's memory, and attends to it; what the mapping does not have is gathered, and the step
@@ -75,8 +75,8 @@ def decode(client: Client, steps_wanted: int = 3, out=print) -> torch.Tensor:
     kv[:, NEEDLE, 1] = 7
     store(link, kv, names)
 
-    # The worker's memory: slots for a few steps' worth of blocks, and tables.
-    pool = torch.empty(Steps.bytes_of(SHAPE, LAYER, slots=1024), dtype=torch.uint8, device="cuda")
+    # The worker's memory: entries for a few steps' worth of blocks, and tables.
+    pool = torch.empty(Steps.bytes_of(SHAPE, LAYER, entries=1024), dtype=torch.uint8, device="cuda")
     some = sparse.TopK(topk_tokens=16 * TOKENS, init_window_sz=0, local_window_sz=0)
     select = Selector(summary, pool, GROUP * HEADS, CANDIDATES, choose=some)
     steps = Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, layer_bytes=LAYER, numbers=BLOCKS, requests=1, sequences=1,

@@ -131,7 +131,7 @@ class RegionSpec(Structure):
         ("planes", POINTER(Plane)),
         ("n_planes", c_uint32),
         ("ring_region", c_uint32),
-        ("pool", c_uint32),
+        ("block_pool", c_uint32),
         ("rope", POINTER(Rope)),
     ]
 

@@ -103,7 +103,7 @@ class Companion(_Handle):
         *,
         blocks: int,
         part: int = 0,
-        pool: bool = False,
+        block_pool: bool = False,
         rope: Optional[Rope] = None,
         timeout: Optional[float] = None,
     ) -> CompanionRegion:
@@ -113,7 +113,7 @@ class Companion(_Handle):
             raise ValueError("the namespace is another client's than the companion")
         if len(addresses) != len(memory):
             raise ValueError(f"{len(memory)} memories and {len(addresses)} addresses were given; each memory needs one")
-        spec, out = region_spec(memory, planes, blocks, part, self.gpu, pool, rope), c_void_p()
+        spec, out = region_spec(memory, planes, blocks, part, self.gpu, block_pool, rope), c_void_p()
         bases, register = (c_uint64 * len(addresses))(*addresses), _library().ucm_cuda_region_register
         _check(register(self.handle, ns.handle, byref(spec), bases, _timeout(timeout), byref(out)))
         return CompanionRegion(self, ns, out.value, memory)

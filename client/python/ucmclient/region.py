@@ -127,7 +127,7 @@ def region_spec(
     blocks: int,
     part: int,
     gpu: Optional[bytes],
-    pool: bool = False,
+    block_pool: bool = False,
     rope: Optional[Rope] = None,
 ) -> native.RegionSpec:
     if gpu is not None:
@@ -146,7 +146,7 @@ def region_spec(
     device = b"cpu" if gpu is None else b"cuda"
     turned = None if rope is None else ctypes.pointer(rope.native())
     return native.RegionSpec(
-        part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes), 0, int(pool), turned
+        part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes), 0, int(block_pool), turned
     )
 
 
@@ -238,8 +238,8 @@ class Region(_Handle):
         deadline: float = 0.0,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Copies single layers of blocks into slots of a pool (Namespace.register with pool=True). items: (block, layer,
-        slot) each; packed as three uint32, such as numpy's uint32[n][3], or tuples. Blocks count from the beginning of
+        """Copies single layers of blocks into entries of a pool (Namespace.register with block_pool=True). items: (block, layer,
+        entry) each; packed as three uint32, such as numpy's uint32[n][3], or tuples. Blocks count from the beginning of
         source, a ucmclient.sparse.BlockSequence of this namespace or keys. The result has a BlockResult's number for each item."""
         packed, n = triples(items)
         spec = native.GatherSpec(items=packed.address, n_items=n, priority=priority, deadline_ms=_timeout(deadline))

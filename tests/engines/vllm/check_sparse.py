@@ -109,7 +109,7 @@ class Sparse(unittest.TestCase):
         self.assertEqual(counts["lost"], 0)
 
     def test_preemption(self):
-        """Requests that need all pages until their prompts are computed, and slots for two of them at most."""
+        """Requests that need all pages until their prompts are computed, and entries for two of them at most."""
         e = self.engine(num_gpu_blocks_override=70, settings={"sparse_room": 2})
         prompts = [prompt(40 + i, 1000 + 100 * i) for i in range(5)]
         counts = self.same(e, prompts, 150)["sparse"]

@@ -51,7 +51,7 @@ class Sparse(Scenarios, unittest.TestCase):
         self.giving_back(e, 500, lambda answer: self.alike(answer, first))
         self.alike(first, self.of("dense"), [3])
         alone = [e.generate([p]) for p in self.PROMPTS[:3]]
-        others = e.generate([prompt(20 + i, 3000 + 100 * i) for i in range(6)])  # they take the slots
+        others = e.generate([prompt(20 + i, 3000 + 100 * i) for i in range(6)])  # they take the entries
         again = [e.generate([p]) for p in self.PROMPTS[:3]]
         said(again[-1])
         for i, (one, two) in enumerate(zip(alone, again)):  # steps of the same shapes: the same bits

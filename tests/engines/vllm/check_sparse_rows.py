@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Sparse decoding's half of a GPU worker without a GPU, a part of `make check-vllm`, which has torch: a batch's requests and their blocks
-are found, and attended as dense attention would, in both forms of a layer. The kernels are torch's here: slots hold what has a page."""
+are found, and attended as dense attention would, in both forms of a layer. The kernels are torch's here: entries hold what has a page."""
 
 import os
 import sys
@@ -267,7 +267,7 @@ class Batches(unittest.TestCase):
         self.engine.step(("a", 30, 28, 29))
         self.assertEqual(self.worker.lost, frozenset("a"), "what is before them is dense")
 
-    def test_slots_for_one_token_at_a_time(self):
+    def test_entries_for_one_token_at_a_time(self):
         self.right(("a", 30, 0, 13))
         self.worker._steps.lacks = [Flag.UNSERVED | Flag.FULL]
         self.right(("a", 30, 13, 30))

@@ -1,6 +1,6 @@
-/* kernels/slots and kernels/attend for decode_kernels.py: functions that a ctypes call finds by name. */
+/* kernels/entries and kernels/attend for decode_kernels.py: functions that a ctypes call finds by name. */
 #include "kernels/attend/attend.h"
-#include "kernels/slots/slots.h"
+#include "kernels/entries/entries.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -17,21 +17,21 @@ struct piece {
     uint32_t head; /* of this memory */
 };
 
-VISIBLE struct ucm_slots *test_slots(const struct ucm_slots_shape *shape, char *why);
-VISIBLE void test_slots_free(struct ucm_slots *s);
-VISIBLE int test_slots_enter(struct ucm_slots *s, uint32_t request, uint32_t floor);
-VISIBLE void test_slots_leave(struct ucm_slots *s, uint32_t request);
-VISIBLE void test_slots_forget(struct ucm_slots *s, uint32_t number);
-VISIBLE void test_slots_begin(struct ucm_slots *s);
-VISIBLE void test_slots_resolve(struct ucm_slots *s, uint32_t strand,
-                                const struct ucm_slots_lists *lists);
-VISIBLE void test_slots_want(struct ucm_slots *s, uint32_t strand, uint32_t number,
-                             uint32_t request);
-VISIBLE int32_t test_slots_slot(const struct ucm_slots *s, uint32_t strand, uint32_t number);
-VISIBLE void test_slots_take(struct ucm_slots *s);
-VISIBLE uint32_t test_slots_missed(const struct ucm_slots *s, struct ucm_slots_miss *out);
-VISIBLE void test_slots_publish(struct ucm_slots *s, const uint8_t *arrived);
-VISIBLE int test_slots_verify(const struct ucm_slots *s, char *why);
+VISIBLE struct ucm_entries *test_entries(const struct ucm_entries_shape *shape, char *why);
+VISIBLE void test_entries_free(struct ucm_entries *s);
+VISIBLE int test_entries_enter(struct ucm_entries *s, uint32_t request, uint32_t floor);
+VISIBLE void test_entries_leave(struct ucm_entries *s, uint32_t request);
+VISIBLE void test_entries_forget(struct ucm_entries *s, uint32_t number);
+VISIBLE void test_entries_begin(struct ucm_entries *s);
+VISIBLE void test_entries_resolve(struct ucm_entries *s, uint32_t strand,
+                                  const struct ucm_entries_lists *lists);
+VISIBLE void test_entries_want(struct ucm_entries *s, uint32_t strand, uint32_t number,
+                               uint32_t request);
+VISIBLE int32_t test_entries_entry(const struct ucm_entries *s, uint32_t strand, uint32_t number);
+VISIBLE void test_entries_take(struct ucm_entries *s);
+VISIBLE uint32_t test_entries_missed(const struct ucm_entries *s, struct ucm_entries_miss *out);
+VISIBLE void test_entries_publish(struct ucm_entries *s, const uint8_t *arrived);
+VISIBLE int test_entries_verify(const struct ucm_entries *s, char *why);
 VISIBLE struct ucm_attend_plan *test_attend_plan(const struct ucm_kv_shape *shape, uint32_t group,
                                                  char *why);
 VISIBLE int test_attend(const struct piece *pieces, uint32_t n, const float *q, float *out);
@@ -41,89 +41,90 @@ static void *aligned(size_t bytes)
     return aligned_alloc(64, (bytes + 63) / 64 * 64);
 }
 
-/* ---- slots ---- */
+/* ---- entries ---- */
 
-struct ucm_slots *test_slots(const struct ucm_slots_shape *shape, char *why)
+struct ucm_entries *test_entries(const struct ucm_entries_shape *shape, char *why)
 {
-    struct ucm_slots *s;
+    struct ucm_entries *s;
     void *memory;
 
-    if (ucm_slots_check(shape, why) < 0)
+    if (ucm_entries_check(shape, why) < 0)
         return NULL;
     s = malloc(sizeof(*s));
-    memory = aligned(ucm_slots_bytes(shape));
+    memory = aligned(ucm_entries_bytes(shape));
     if (s == NULL || memory == NULL) {
         free(s);
         free(memory);
         return NULL;
     }
-    ucm_slots_layout(s, shape, memory);
-    ucm_slots_init(s);
+    ucm_entries_layout(s, shape, memory);
+    ucm_entries_init(s);
     return s;
 }
 
-void test_slots_free(struct ucm_slots *s)
+void test_entries_free(struct ucm_entries *s)
 {
     free(s->stamp); /* the first array of all */
     free(s);
 }
 
-int test_slots_enter(struct ucm_slots *s, uint32_t request, uint32_t floor)
+int test_entries_enter(struct ucm_entries *s, uint32_t request, uint32_t floor)
 {
-    return ucm_slots_enter(s, request, floor);
+    return ucm_entries_enter(s, request, floor);
 }
 
-void test_slots_leave(struct ucm_slots *s, uint32_t request)
+void test_entries_leave(struct ucm_entries *s, uint32_t request)
 {
-    ucm_slots_leave(s, request);
+    ucm_entries_leave(s, request);
 }
 
-void test_slots_forget(struct ucm_slots *s, uint32_t number)
+void test_entries_forget(struct ucm_entries *s, uint32_t number)
 {
-    ucm_slots_forget(s, &number, 1);
+    ucm_entries_forget(s, &number, 1);
 }
 
 /* Always under a higher number: each run of a step gets one layer further. */
-void test_slots_begin(struct ucm_slots *s)
+void test_entries_begin(struct ucm_entries *s)
 {
-    ucm_slots_begin(s, s->step->now + 1);
+    ucm_entries_begin(s, s->step->now + 1);
 }
 
-void test_slots_resolve(struct ucm_slots *s, uint32_t strand, const struct ucm_slots_lists *lists)
+void test_entries_resolve(struct ucm_entries *s, uint32_t strand,
+                          const struct ucm_entries_lists *lists)
 {
-    ucm_slots_resolve(s, strand, lists);
+    ucm_entries_resolve(s, strand, lists);
 }
 
-void test_slots_want(struct ucm_slots *s, uint32_t strand, uint32_t number, uint32_t request)
+void test_entries_want(struct ucm_entries *s, uint32_t strand, uint32_t number, uint32_t request)
 {
-    ucm_slots_want(s, ucm_slots_key(&s->shape, strand, number), request);
+    ucm_entries_want(s, ucm_entries_key(&s->shape, strand, number), request);
 }
 
 /* Below 0: why it has none. */
-int32_t test_slots_slot(const struct ucm_slots *s, uint32_t strand, uint32_t number)
+int32_t test_entries_entry(const struct ucm_entries *s, uint32_t strand, uint32_t number)
 {
-    return s->slot_of[ucm_slots_key(&s->shape, strand, number)];
+    return s->entry_of[ucm_entries_key(&s->shape, strand, number)];
 }
 
-void test_slots_take(struct ucm_slots *s)
+void test_entries_take(struct ucm_entries *s)
 {
-    ucm_slots_take(s);
+    ucm_entries_take(s);
 }
 
-uint32_t test_slots_missed(const struct ucm_slots *s, struct ucm_slots_miss *out)
+uint32_t test_entries_missed(const struct ucm_entries *s, struct ucm_entries_miss *out)
 {
     memcpy(out, s->miss, s->step->misses * sizeof(*out));
     return s->step->misses;
 }
 
-void test_slots_publish(struct ucm_slots *s, const uint8_t *arrived)
+void test_entries_publish(struct ucm_entries *s, const uint8_t *arrived)
 {
-    ucm_slots_publish(s, arrived);
+    ucm_entries_publish(s, arrived);
 }
 
-int test_slots_verify(const struct ucm_slots *s, char *why)
+int test_entries_verify(const struct ucm_entries *s, char *why)
 {
-    return ucm_slots_verify(s, why);
+    return ucm_entries_verify(s, why);
 }
 
 /* ---- attention ---- */

@@ -1,4 +1,4 @@
-"""The C of kernels/slots and kernels/attend, as the small engine's "GPU" runs it: `make build/decode_kernels.so`."""
+"""The C of kernels/entries and kernels/attend, as the small engine's "GPU" runs it: `make build/decode_kernels.so`."""
 
 import ctypes
 import os
@@ -13,8 +13,8 @@ LIB = ctypes.CDLL(os.environ.get("UCM_DECODE_KERNELS", os.path.join(TOP, "build/
 WHY = 256
 
 
-class SlotsShape(Structure):
-    _fields_ = [(name, c_uint32) for name in ("strands", "numbers", "slots", "requests", "misses")]
+class EntriesShape(Structure):
+    _fields_ = [(name, c_uint32) for name in ("strands", "numbers", "entries", "requests", "misses")]
 
 
 class Lists(Structure):
@@ -24,7 +24,7 @@ class Lists(Structure):
 
 
 class Miss(Structure):
-    _fields_ = [("key", c_uint32), ("slot", c_int32), ("request", c_uint32)]
+    _fields_ = [("key", c_uint32), ("entry", c_int32), ("request", c_uint32)]
 
 
 class KvShape(Structure):
@@ -41,43 +41,43 @@ class Piece(Structure):
 
 
 for name, result, arguments in (
-        ("slots", c_void_p, [POINTER(SlotsShape), c_char_p]), ("slots_free", None, [c_void_p]),
-        ("slots_enter", c_int, [c_void_p, c_uint32, c_uint32]), ("slots_leave", None, [c_void_p, c_uint32]),
-        ("slots_forget", None, [c_void_p, c_uint32]), ("slots_begin", None, [c_void_p]),
-        ("slots_resolve", None, [c_void_p, c_uint32, POINTER(Lists)]), ("slots_want", None, [c_void_p, c_uint32, c_uint32, c_uint32]),
-        ("slots_slot", c_int32, [c_void_p, c_uint32, c_uint32]), ("slots_take", None, [c_void_p]),
-        ("slots_missed", c_uint32, [c_void_p, POINTER(Miss)]),
-        ("slots_publish", None, [c_void_p, POINTER(c_uint8)]), ("slots_verify", c_int, [c_void_p, c_char_p]),
+        ("entries", c_void_p, [POINTER(EntriesShape), c_char_p]), ("entries_free", None, [c_void_p]),
+        ("entries_enter", c_int, [c_void_p, c_uint32, c_uint32]), ("entries_leave", None, [c_void_p, c_uint32]),
+        ("entries_forget", None, [c_void_p, c_uint32]), ("entries_begin", None, [c_void_p]),
+        ("entries_resolve", None, [c_void_p, c_uint32, POINTER(Lists)]), ("entries_want", None, [c_void_p, c_uint32, c_uint32, c_uint32]),
+        ("entries_entry", c_int32, [c_void_p, c_uint32, c_uint32]), ("entries_take", None, [c_void_p]),
+        ("entries_missed", c_uint32, [c_void_p, POINTER(Miss)]),
+        ("entries_publish", None, [c_void_p, POINTER(c_uint8)]), ("entries_verify", c_int, [c_void_p, c_char_p]),
         ("attend_plan", c_void_p, [POINTER(KvShape), c_uint32, c_char_p]),
         ("attend", c_int, [POINTER(Piece), c_uint32, c_void_p, c_void_p])):
     function = getattr(LIB, "test_" + name)
     function.restype, function.argtypes = result, arguments
 
 
-class Slots:
-    """ucmclient.decode.Slots."""
+class Entries:
+    """ucmclient.decode.Entries."""
 
-    def __init__(self, strands, rows, slots, requests):
+    def __init__(self, strands, rows, entries, requests):
         why = ctypes.create_string_buffer(WHY)
-        self.rows, self.slots, self.misses = rows, slots, strands * rows
-        self._s = LIB.test_slots(byref(SlotsShape(strands, rows, slots, requests, self.misses)), why)
+        self.rows, self.entries, self.misses = rows, entries, strands * rows
+        self._s = LIB.test_entries(byref(EntriesShape(strands, rows, entries, requests, self.misses)), why)
         assert self._s, why.value
 
     def __del__(self):
         if self._s:
-            LIB.test_slots_free(self._s)
+            LIB.test_entries_free(self._s)
 
     def enter(self, request, floor):
-        assert LIB.test_slots_enter(self._s, request, floor) == 0
+        assert LIB.test_entries_enter(self._s, request, floor) == 0
 
     def leave(self, request):
-        LIB.test_slots_leave(self._s, request)
+        LIB.test_entries_leave(self._s, request)
 
     def forget(self, row):
-        LIB.test_slots_forget(self._s, row)
+        LIB.test_entries_forget(self._s, row)
 
     def begin(self):
-        LIB.test_slots_begin(self._s)
+        LIB.test_entries_begin(self._s)
 
     def resolve(self, strand, sequences, apart):
         """The arrays are a GPU's: [sequences][lists][room], and a table of rows for each sequence."""
@@ -92,27 +92,27 @@ class Slots:
             for l, blocks in enumerate(of):
                 index[sequence, l, : len(blocks)] = blocks
         requests = np.array([request for request, _, _ in sequences], np.uint32)
-        LIB.test_slots_resolve(self._s, strand, byref(Lists(
+        LIB.test_entries_resolve(self._s, strand, byref(Lists(
             *index.shape, int(apart), index.ctypes.data, count.ctypes.data, None, None, table.ctypes.data, table.shape[1], requests.ctypes.data)))
 
     def want(self, wanted):
         for strand, row, request in wanted:
-            LIB.test_slots_want(self._s, strand, row, request)
+            LIB.test_entries_want(self._s, strand, row, request)
 
     def take(self):
-        LIB.test_slots_take(self._s)
+        LIB.test_entries_take(self._s)
         misses = (Miss * self.misses)()
-        n = LIB.test_slots_missed(self._s, misses)
-        return [(*divmod(miss.key, self.rows), miss.slot if miss.slot >= 0 else None) for miss in misses[:n]]
+        n = LIB.test_entries_missed(self._s, misses)
+        return [(*divmod(miss.key, self.rows), miss.entry if miss.entry >= 0 else None) for miss in misses[:n]]
 
     def publish(self, arrived):
-        LIB.test_slots_publish(self._s, (c_uint8 * max(1, len(arrived)))(*arrived))
+        LIB.test_entries_publish(self._s, (c_uint8 * max(1, len(arrived)))(*arrived))
         why = ctypes.create_string_buffer(WHY)
-        assert LIB.test_slots_verify(self._s, why) == 0, why.value
+        assert LIB.test_entries_verify(self._s, why) == 0, why.value
 
-    def slot(self, strand, row):
-        slot = LIB.test_slots_slot(self._s, strand, row)
-        return slot if slot >= 0 else None
+    def entry(self, strand, row):
+        entry = LIB.test_entries_entry(self._s, strand, row)
+        return entry if entry >= 0 else None
 
 
 class Plan:

@@ -1,9 +1,9 @@
 """The engine with `sparse=`: decoded tokens attend what matters, the rest stays in the daemon.
 
 What a rank holds. *Pages*, as every engine: of a sparse request those of its window, of what prefill is computing, and of blocks that the
-daemon does not keep yet. *Slots*, equal ones, each for one layer of one block, K and V of the rank's KV heads or (`apart`) of one of them. *Rows* of summaries, one a
-block. Rows are named by the blocks' keys and slots by rows, so requests with a common prefix share both. ucmclient.decode keeps rows and
-brings what is missing; kernels/slots says which slot holds what, kernels/attend attends: their C stands for what runs on a GPU.
+daemon does not keep yet. *Entries*, equal ones, each for one layer of one block, K and V of the rank's KV heads or (`apart`) of one of them. *Rows* of summaries, one a
+block. Rows are named by the blocks' keys and entries by rows, so requests with a common prefix share both. ucmclient.decode keeps rows and
+brings what is missing; kernels/entries says which entry holds what, kernels/attend attends: their C stands for what runs on a GPU.
 
 Which tokens are sparse. Those from a prompt's last one on, so all whose logits count; the others are prefill and dense. A token in the
 t-th block attends its *window*, the policy's last blocks up to its own, from the engine's pages, and what its layer chooses of its
@@ -13,7 +13,7 @@ of the position: not of what is resident, in pages, or in the batch. So a reques
 hits, ranks, or on the daemon's death, and every test compares bits.
 
 A step. Every candidate gets a row: its summaries come from its page, if it has one, else from the daemon. Layer by layer, each rank chooses
-with its own heads' queries, and resolves choices to pages or slots. What is in neither is read from the daemon's mapping, before the layer
+with its own heads' queries, and resolves choices to pages or entries. What is in neither is read from the daemon's mapping, before the layer
 attends. What is not there either is *missing*: the layer goes on without it, as a CUDA graph would, and what the step computes is
 worthless. Then all ranks gather what is missing and the step is repeated with the same tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
 must be agreed upon, as everything behind the first layer that lacked a block is wrong on all of them.) A request whose blocks did not come
@@ -21,12 +21,12 @@ by the deadline is dropped from the step. Nothing of the step is stored for it, 
 preemption; after the third time it ends with an error.
 
 Pages that go back. When a candidate is in the daemon, and a sequence of every rank keeps it there, its page is free: so a prompt may be longer
-than all pages. Prefill then reads these blocks through a few slots apart, layer by layer. A request that has no page for its next token,
+than all pages. Prefill then reads these blocks through a few entries apart, layer by layer. A request that has no page for its next token,
 and blocks which the daemon is still storing, waits for that.
 
-Admission. What no slots or rows could ever hold is refused with a sentence. Others are admitted by what is expected of them
-(ucmclient.decode.Admission), so a step can need more slots than there are: then the request that came last is preempted, without blame, and comes
-back when the most that it may need fits beside those that run. One that waits for slots or rows longer than `wait` ends with an error.
+Admission. What no entries or rows could ever hold is refused with a sentence. Others are admitted by what is expected of them
+(ucmclient.decode.Admission), so a step can need more entries than there are: then the request that came last is preempted, without blame, and comes
+back when the most that it may need fits beside those that run. One that waits for entries or rows longer than `wait` ends with an error.
 
 Keys. KV of a sparse token is not what a dense engine computes. So the keys of the blocks that hold any are those of the policy and the
 prompt's length, too, and only a request with the same ones finds them.
@@ -51,7 +51,7 @@ class SparseRequest(Request):
     def __init__(self, name, prompt, outputs=8, policy=None, **more):
         self.policy, self.losses, self.error = policy, 0, None
         self.waits_since = None
-        #: Of slots; admitted by the most; one token a step; since when it waits for slots or rows.
+        #: Of entries; admitted by the most; one token a step; since when it waits for entries or rows.
         self.floor, self.wary, self.alone, self.unfit_since = 0, False, False, None
         #: {(position, layer, KV head): blocks that were chosen}
         self.choices = {}
@@ -73,14 +73,14 @@ class SparseRank:
         self.rank, self.heads, self.memory, self.room, self.requests = rank, rank.heads, rank.memory, room, requests
         worker = rank.connector._worker
         summary, self.layout, self.apart = worker._summary, worker._layout, apart
-        self.decoder = Decoder(worker.link, summary, policy, room, self.new_slots(), requests=requests, layer_bytes=self.layout.layer_bytes,
+        self.decoder = Decoder(worker.link, summary, policy, room, self.new_entries(), requests=requests, layer_bytes=self.layout.layer_bytes,
                                part=number, apart=apart, mapping=mapping, deadline=deadline, timeout=worker.settings.lookup_timeout)
         self.shape = summary.shape
-        self.slot_plan = kernels.Plan(HeadBytes(self.shape).shape if apart else self.shape, M.PER_KV)
+        self.entry_plan = kernels.Plan(HeadBytes(self.shape).shape if apart else self.shape, M.PER_KV)
         self.page_plans = [kernels.Plan(self.shape, M.PER_KV, self._in_pages(fragments)) for fragments in self.layout.layers]
 
-    def new_slots(self):
-        return kernels.Slots(M.LAYERS * (len(self.heads) if self.apart else 1), self.room.rows, self.room.slots, self.requests)
+    def new_entries(self):
+        return kernels.Entries(M.LAYERS * (len(self.heads) if self.apart else 1), self.room.rows, self.room.entries, self.requests)
 
     @staticmethod
     def _in_pages(fragments):
@@ -93,7 +93,7 @@ class SparseRank:
         return at
 
     def layers(self, page):
-        """The bytes of a block's layers, as slots and the daemon have them."""
+        """The bytes of a block's layers, as entries and the daemon have them."""
         return [b"".join(ctypes.string_at(c.address + page * c.stride, c.size) for c in fragments) for fragments in self.layout.layers]
 
     def kv(self, data):
@@ -109,10 +109,10 @@ class SparseRank:
         lists = self.decoder.choose(sequence, layer, n, np.concatenate([q[M.heads_of(head)] for head in self.heads]))
         return lists * (len(self.heads) // len(lists))
 
-    def attended(self, layer, lists, slots, pages, position, q):
-        """For each head its attention over what it chose and the window. slots: of each list, those of blocks without pages."""
+    def attended(self, layer, lists, entries, pages, position, q):
+        """For each head its attention over what it chose and the window. entries: of each list, those of blocks without pages."""
         window = (True, pages[self.decoder.choices.candidates(position // BLOCK): position // BLOCK + 1])
-        for i, (head, chosen, at) in enumerate(zip(self.heads, lists, slots)):
+        for i, (head, chosen, at) in enumerate(zip(self.heads, lists, entries)):
             runs = []
             for b in chosen:
                 if pages[b] != HOLE or b in at:
@@ -134,8 +134,8 @@ class SparseRank:
         if in_pages:
             fragment = self.layout.layers[layer][0]
             return self.page_plans[layer], fragment.address, fragment.stride, self.layout.blocks, which, tail, head
-        pool = self.decoder.pool.address, self.decoder.slot_bytes, self.room.slots
-        return self.slot_plan, *pool, which, tail, 0 if self.apart else head
+        pool = self.decoder.pool.address, self.decoder.entry_bytes, self.room.entries
+        return self.entry_plan, *pool, which, tail, 0 if self.apart else head
 
     def all_of(self, layer, sequence, pages):
         """K and V of all blocks, [block][2][BLOCK][heads][HEAD], also of those whose pages are gone: for dense tokens."""
@@ -159,14 +159,14 @@ def of_policy(text, dtype, heads):
 
 
 class SparseEngine(Engine):
-    def __init__(self, model, connector, *, sparse, slots=256, rows=256, stream=8, apart=False, mapping=False, gather_deadline=2.0,
+    def __init__(self, model, connector, *, sparse, entries=256, rows=256, stream=8, apart=False, mapping=False, gather_deadline=2.0,
                  patience=2.0, wait=None, **more):
-        """sparse: a policy's text, or Choices of ucmclient.decode over means. apart: slots of a KV head. mapping: read the daemon's. patience: seconds for which a request
-        waits for its own pages, wait: for slots and rows, None: for ever."""
+        """sparse: a policy's text, or Choices of ucmclient.decode over means. apart: entries of a KV head. mapping: read the daemon's. patience: seconds for which a request
+        waits for its own pages, wait: for entries and rows, None: for ever."""
         summaries = "mean"
         if isinstance(sparse, str):
             sparse, summaries = of_policy(sparse, more.get("dtype", "float32"), M.KV_HEADS // more.get("ranks", 1))
-        self.policy, self.room, self.patience, self.wait = sparse, Room(slots, rows, stream), patience, wait
+        self.policy, self.room, self.patience, self.wait = sparse, Room(entries, rows, stream), patience, wait
         super().__init__(model, connector, **{"summaries": summaries, **more})
         self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, gather_deadline, apart, mapping)
                        for i, rank in enumerate(self.ranks)]
@@ -316,7 +316,7 @@ class SparseEngine(Engine):
         return SimpleNamespace(num_scheduled_tokens=left)
 
     def _leave_out(self, out):
-        """A step has too few slots: the one that came last goes; if it is the only one, it had too many tokens."""
+        """A step has too few entries: the one that came last goes; if it is the only one, it had too many tokens."""
         step = self._but_gone(out).num_scheduled_tokens
         there = [r for r in self.running if isinstance(r, SparseRequest) and r.request_id in step]
         if there:
@@ -344,16 +344,16 @@ class SparseEngine(Engine):
                 self._spoiled.add(name)
 
     def _attend_all(self, layer, work):
-        """First all choices of the layer, then all slots for them, then attention."""
+        """First all choices of the layer, then all entries for them, then attention."""
         work_sparse = [item for item in work if self._is_sparse(*item[:2])]
         queries = self.model.queries(layer, *self._batch(work_sparse))
         lists = [self._choose(layer, rank, work_sparse, queries) for rank in self.sparse]
-        slots = [rank.decoder.resolve(layer, [(rank.decoder.open(r.request_id), self._away(r, of)) for (r, _, _), of in zip(work_sparse, chosen)])
+        entries = [rank.decoder.resolve(layer, [(rank.decoder.open(r.request_id), self._away(r, of)) for (r, _, _), of in zip(work_sparse, chosen)])
                  for rank, chosen in zip(self.sparse, lists)]
         for i, (item, q) in enumerate(zip(work_sparse, queries)):
             request, position, hidden = item
             outputs, pages = {}, self.pool.requests[request.request_id]
-            for rank, chosen, at in zip(self.sparse, lists, slots):
+            for rank, chosen, at in zip(self.sparse, lists, entries):
                 outputs.update(rank.attended(layer, chosen[i], at[i], pages, position, q))
             item[2] = self.model.after(layer, hidden, np.concatenate([outputs[head] for head in range(M.KV_HEADS)]))
         for item in work:
@@ -415,7 +415,7 @@ class SparseEngine(Engine):
         for request in [r for r in self.waiting if isinstance(r, SparseRequest)]:
             late = self.wait is not None and request.unfit_since is not None and time.monotonic() > request.unfit_since + self.wait
             if late or request.losses >= LOSSES:
-                request.error = (f"{request.request_id} waited {self.wait} s for slots" if late else
+                request.error = (f"{request.request_id} waited {self.wait} s for entries" if late else
                                  f"blocks of {request.request_id} did not come, {request.losses} times")
                 self.waiting.remove(request)
                 self.errors += 1

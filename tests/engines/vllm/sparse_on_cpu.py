@@ -1,4 +1,4 @@
-"""A GPU for ucmclient.engine.vllm.sparse_gpu where there is none: its kernels by torch, on the blocks of vLLM's kernels for CPUs. Slots, misses, reads of
+"""A GPU for ucmclient.engine.vllm.sparse_gpu where there is none: its kernels by torch, on the blocks of vLLM's kernels for CPUs. Entries, misses, reads of
 the daemon's mapping and what a step did not get are as ucmclient_cuda_decode.h says, so all around the kernels is the real one: the worker's
 half, GpuDecoder, the daemon. The selection takes all blocks."""
 
@@ -14,7 +14,7 @@ from ucmclient.engine.vllm import backend_cpu, sparse_gpu, sparse_rules, sparse_
 
 
 class Steps:
-    """Slots of a layer of a block. There are enough; others take every so manyth meanwhile. short: each so manyth step finds a block
+    """Entries of a layer of a block. There are enough; others take every so manyth meanwhile. short: each so manyth step finds a block
     not in the mapping any more."""
 
     table_bytes = workspace_bytes = 0
@@ -24,7 +24,7 @@ class Steps:
 
     def __init__(self, pool, shape, *, layers, layer_bytes, numbers, requests, **more):
         self.layers, self.numbers, self.requests, self.layer_bytes = layers, numbers, requests, layer_bytes
-        self._slots, self._places, self._mapping = {}, {}, None
+        self._entries, self._places, self._mapping = {}, {}, None
         self._begun, self._missed, self._lacks, self._flags, self._unserved = 0, 0, False, Flag(0), []
         self._last = self._made()
 
@@ -33,7 +33,7 @@ class Steps:
 
     def begin(self):
         if self.others and not self._flags:
-            self._slots = {(layer, row): of for (layer, row), of in self._slots.items() if (row + layer + self._begun) % self.others}
+            self._entries = {(layer, row): of for (layer, row), of in self._entries.items() if (row + layer + self._begun) % self.others}
         self._begun, self._flags, self._unserved = self._begun + 1, Flag(0), []
         self._lacks = self.short > 0 and self._begun % self.short == 5
 
@@ -67,9 +67,9 @@ class Steps:
         return (weights @ v).reshape(q.shape).to(q.dtype)
 
     def _block(self, layer, row, pages):
-        """Out of its slot, a page, or the mapping; None: the step did not get it."""
+        """Out of its entry, a page, or the mapping; None: the step did not get it."""
         key = layer, row
-        if key not in self._slots:
+        if key not in self._entries:
             self._missed += 1
             page, like = int(pages.of[row]), pages.kv[0]
             of = pages.kv[page].clone() if page > 0 else self._read(layer, row, like)
@@ -77,8 +77,8 @@ class Steps:
                 self._flags |= Flag.UNSERVED
                 self._unserved.append(Key(layer, 0, row))
                 return None
-            self._slots[key] = of
-        return self._slots[key]
+            self._entries[key] = of
+        return self._entries[key]
 
     def _read(self, layer, row, like):
         mapping, place, self._lacks, lacks = self._mapping, self._places.get(row), False, self._lacks
@@ -103,7 +103,7 @@ class Steps:
         for number in numbers:
             self._places.pop(number, None)
             for layer in range(self.layers):
-                self._slots.pop((layer, number), None)
+                self._entries.pop((layer, number), None)
 
     def places(self, numbers, referenced, mapping=None):
         self._mapping = mapping
@@ -130,7 +130,7 @@ class Steps:
     def put(self, items):
         for (layer, _, row), _, at in items:
             bytes_of = bytearray(ctypes.string_at(at, self.layer_bytes))
-            self._slots[layer, row] = self._tensor(bytes_of, self.like)
+            self._entries[layer, row] = self._tensor(bytes_of, self.like)
         self._missed += len(items)
         return len(items)
 
@@ -151,7 +151,7 @@ class Decoder(GpuDecoder):
 
     def _of_host(self, ns, tensor, planes, blocks, pool, part, timeout):
         memory = self._shared[tensor.data_ptr()].memory()
-        return ns.register([memory], planes, blocks=blocks, part=part, pool=pool, timeout=timeout)
+        return ns.register([memory], planes, blocks=blocks, part=part, block_pool=block_pool, timeout=timeout)
 
 
 def forward(self, layer, query, key, value, kv_cache, batch, output, *args, **named):

@@ -136,7 +136,7 @@ class Scenarios:
 
     def goes_on(self, name, loses=True):
         """Evictions while requests hit and decode; then all is purged, of which no page has some any more. loses: not all of that is in
-        slots."""
+        entries."""
         e, evict, purge = self.engine(name), self.ucmctl(name, "evict", "1", "--yes"), self.ucmctl(name, "purge", "1", "--yes")
         e.generate(self.PROMPTS)
         for _ in range(2):
@@ -171,7 +171,7 @@ class Scenarios:
         self.assertGreater(answer["counts"]["preempted"], answer["counts"]["lost"])  # what loses blocks is preempted, too
 
     def dies(self, name, loses=True):
-        """The daemon, while requests decode whose blocks it alone has, but for slots; then another comes."""
+        """The daemon, while requests decode whose blocks it alone has, but for entries; then another comes."""
         self.losing(loses, lambda: self.killed(name))
 
     def killed(self, name):
@@ -194,7 +194,7 @@ class Scenarios:
 
     def gathers(self, name):
         """Blocks for which there is no place in the mapping keep their pages; those that hits brought are gathered, if others have had their
-        slots meanwhile."""
+        entries meanwhile."""
         e = self.engine(name)
         self.right(name, e.generate(self.PROMPTS))
         for _ in range(2):

@@ -312,7 +312,7 @@ class World:
             peer.regions[op["as"]].memory.close()
         peer.regions[op["as"]] = region
         result = self.call(peer, "region.register", {"ns": self.value(op["ns"]), "part": op["part"], "blocks": op["blocks"], "device": "cpu",
-                                                     "pool": op["pool"], "handles": [{"kind": 0, "bytes": size}], "planes": planes,
+                                                     "block_pool": op["pool"], "handles": [{"kind": 0, "bytes": size}], "planes": planes,
                                                      **op.get("more", {})},
                            [region.memory.fd], op["as"])
         if result:

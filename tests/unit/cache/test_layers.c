@@ -1,5 +1,5 @@
 /* Reads of some layers of a part that lies on NVMe alone. */
-#include "daemon/pool/layers.h"
+#include "daemon/block_pool/layers.h"
 
 #include "tests/unit/cache/cache_rig.h"
 

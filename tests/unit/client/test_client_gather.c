@@ -25,7 +25,7 @@ static void note_pool(struct fake *f, struct proto_envelope *env)
 
     cr_assert_eq(proto_decode(&proto_region_register, env, &m, &e), 0, "%s", e.text);
     pthread_mutex_lock(&f->lock);
-    seen.pool = m.region_register.pool;
+    seen.pool = m.region_register.block_pool;
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -111,7 +111,7 @@ Test(client_gather, a_pool_is_registered_as_one)
                                    .n_memory = 1,
                                    .planes = &plane,
                                    .n_planes = 1,
-                                   .pool = 1};
+                                   .block_pool = 1};
     struct ucm_region *pool;
 
     cr_expect_not(seen.pool);

@@ -133,7 +133,7 @@ Test(client_policy, a_text_gives_the_policy_back)
         "psa:microbatch=8,eps=0.98",
         "kvstar:keep=0.250001",
         "psa-estimated:dense_below=0",
-        "auto:dense_below=4294967295,dense_first=2,dense_last=1,reuse=2,slots=2.5",
+        "auto:dense_below=4294967295,dense_first=2,dense_last=1,reuse=2,entries=2.5",
     };
     char out[UCM_POLICY_TEXT];
 

@@ -29,8 +29,8 @@ static void setup(void)
         .head_dim = 64,
         .dtype = UCM_SPARSE_BF16,
         .tokens = 16,
-        .pool = 4096,
-        .slots = 100,
+        .block_pool = 4096,
+        .entries = 100,
         .numbers = 1000,
         .requests = 4,
         .sequences = 2,
@@ -59,30 +59,30 @@ Test(cuda_decode, sizes)
     struct ucm_cuda_decode_info info;
     uint64_t bytes;
 
-    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
     cr_expect_eq(bytes, 2 * 16 * ROW, "K and V of a KV head");
     cr_expect_eq(ucm_cuda_decode_info(d, &info), 0);
-    cr_expect_eq(info.slot_bytes, bytes);
+    cr_expect_eq(info.entry_bytes, bytes);
     cr_expect_geq(info.table_bytes, 3 * 2 * 1000 * 4 + 1000 * 24);
     cr_expect_geq(info.host_bytes, 1000 * 24);
     cr_expect_geq(info.splits * info.split_tiles, 23);
     ucm_cuda_decode_close(d);
     ucm_cuda_decode_close(NULL);
     options.kv_dtype = UCM_SPARSE_FP8_E4M3;
-    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
     cr_expect_eq(bytes, 16 * ROW, "a byte an element");
     ucm_cuda_decode_close(opened());
     options.kv_dtype = UCM_SPARSE_BF16;
     options.encoding = UCM_CUDA_DECODE_FP8;
-    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
     cr_expect_eq(bytes, 16 * ROW + 2 * 16, "a byte an element, and a row");
     d = opened();
     cr_expect_eq(ucm_cuda_decode_info(d, &info), 0);
     cr_expect_geq(info.splits * info.split_tiles, 23);
     ucm_cuda_decode_close(d);
     options.encoding = UCM_CUDA_DECODE_AS_STORED;
-    options.slot = UCM_CUDA_DECODE_LAYER;
-    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    options.entry = UCM_CUDA_DECODE_LAYER;
+    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
     cr_expect_eq(bytes, options.layer_bytes);
     options.lists = 1;
     ucm_cuda_decode_close(opened());
@@ -109,7 +109,7 @@ static void option_refused(const struct ucm_cuda_decode_options *o, const char *
     struct ucm_cuda_decode *d = NULL;
     uint64_t bytes = 7;
 
-    refused(ucm_cuda_decode_slot_bytes(o, &bytes), part);
+    refused(ucm_cuda_decode_entry_bytes(o, &bytes), part);
     cr_expect_eq(bytes, 7);
     refused(ucm_cuda_decode_open(uuid, o, &d), part);
     cr_expect_null(d);
@@ -137,8 +137,8 @@ static struct ucm_cuda_decode_layer layer_right(void)
                                           .out = 4096};
 }
 
-/* A kernel for another type reads beyond the slots. */
-Test(cuda_decode, kernels_of_the_type_of_slots)
+/* A kernel for another type reads beyond the entries. */
+Test(cuda_decode, kernels_of_the_type_of_entries)
 {
     static const struct {
         uint32_t kv_dtype, encoding;
@@ -165,19 +165,19 @@ Test(cuda_decode, latents)
     uint64_t bytes;
 
     options = latent_options();
-    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0, "%s", ucm_cuda_errmsg());
     cr_expect_eq(bytes, 16 * 1152, "K alone");
     ucm_cuda_decode_close(opened());
-    options.slot = UCM_CUDA_DECODE_LAYER;
+    options.entry = UCM_CUDA_DECODE_LAYER;
     options.layer_bytes = 2 * 16 * 1152;
-    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
     cr_expect_eq(bytes, 2 * 16 * 1152);
     ucm_cuda_decode_close(opened());
     options = latent_options();
-    options.slot = UCM_CUDA_DECODE_HEAD;
+    options.entry = UCM_CUDA_DECODE_HEAD;
     options.kv_dtype = UCM_SPARSE_FP8_E4M3;
     options.k_scale = options.v_scale = 0.5f;
-    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
     cr_expect_eq(bytes, 16 * 576);
     ucm_cuda_decode_close(opened());
 }
@@ -194,7 +194,7 @@ Test(cuda_decode, latents_that_are_wrong)
     REFUSED(head_dim, 256, "q_heads is 128; 1 to 16 times kv_heads");
     REFUSED(scale, 0, "MLA's must be given");
     REFUSED(v_scale, 0.5f, "v_scale is 0.5 and k_scale 0; MLA has one scale");
-    REFUSED(encoding, UCM_CUDA_DECODE_FP8, "slots of MLA are as stored");
+    REFUSED(encoding, UCM_CUDA_DECODE_FP8, "entries of MLA are as stored");
     REFUSED(rule, UCM_CUDA_DECODE_PSA, "lists of MLA don't stop");
     REFUSED(layer_bytes, 15 * 1152, "stored reaches byte 18432 of 17280");
 }
@@ -218,10 +218,10 @@ Test(cuda_decode, options_that_are_wrong)
     REFUSED(v_scale, INFINITY, "v_scale is inf");
     REFUSED(tokens, 24, "tokens is 24; multiples of 16 up to 256");
     REFUSED(scale, -1, "scale is -1");
-    REFUSED(slot, 2, "slot is 2");
+    REFUSED(entry, 2, "entry is 2");
     REFUSED(sequences, 1025, "sequences is 1025; 1 to 1024");
     REFUSED(lists, 3, "lists is 3; one a KV head (2)");
-    REFUSED(lists, 1, "one list for all KV heads wants slots of a layer");
+    REFUSED(lists, 1, "one list for all KV heads wants entries of a layer");
     REFUSED(room, 0, "room is 0");
     REFUSED(window, 1 << 20, "window is 1048576 blocks");
     REFUSED(stored.k_head_stride, 8, "of stored is no multiple of 16");
@@ -232,16 +232,16 @@ Test(cuda_decode, options_that_are_wrong)
     REFUSED(encoding, 2, "encoding is 2, which is no");
     options.encoding = UCM_CUDA_DECODE_FP8;
     REFUSED(kv_dtype, UCM_SPARSE_FP8_E4M3, "encoding fp8 makes 8 bits of 16");
-    REFUSED(slot, UCM_CUDA_DECODE_LAYER, "wants slots of a KV head");
+    REFUSED(entry, UCM_CUDA_DECODE_LAYER, "wants entries of a KV head");
     REFUSED(v_scale, 0.5f, "v_scale 0.5; with encoding fp8");
     options.encoding = UCM_CUDA_DECODE_AS_STORED;
-    REFUSED(slots, 0, "slots is 0; 1 to");
+    REFUSED(entries, 0, "entries is 0; 1 to");
     REFUSED(numbers, 1u << 31, "numbers is 2147483648");
     REFUSED(requests, 0, "requests is 0");
-    options.pool = 8;
-    refused(ucm_cuda_decode_open(uuid, &options, &d), "pool is 0, or no multiple of 16");
+    options.block_pool = 8;
+    refused(ucm_cuda_decode_open(uuid, &options, &d), "block_pool is 0, or no multiple of 16");
     refused(ucm_cuda_decode_open(NULL, &options, &d), "NULL");
-    options.pool = 4096;
+    options.block_pool = 4096;
     memset(uuid, 0xee, sizeof uuid);
     cr_expect_eq(ucm_cuda_decode_open(uuid, &options, &d), -UCM_EDEVICE);
     cr_expect_null(d);
@@ -257,13 +257,13 @@ Test(cuda_decode, rounds)
     l.candidates = l.score = l.head_scores = 4096;
     l.head_pitch = 300;
 
-    cr_assert_eq(ucm_cuda_decode_slot_bytes(&options, &plain), 0);
+    cr_assert_eq(ucm_cuda_decode_entry_bytes(&options, &plain), 0);
     REFUSED(rule, 4, "rule is 4");
     options.rule = UCM_CUDA_DECODE_ESTIMATED;
     options.eps = 0.9f;
     option_refused(&options, "known is 0; rule 2 wants 1");
     options.known = UCM_CUDA_DECODE_ESTIMATES;
-    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
     cr_expect_eq(bytes, plain);
     REFUSED(known, 3, "known is 3");
     REFUSED(rule, UCM_CUDA_DECODE_CERTIFIED, "known is 1; rule 3 wants 2");
@@ -331,7 +331,7 @@ Test(cuda_decode, requests_and_floors)
     cr_expect_eq(ucm_cuda_decode_enter(d, 0, 60, stream), 0, "%s", ucm_cuda_errmsg());
     cr_expect_eq(ucm_cuda_decode_enter(d, 1, 41, stream), -UCM_ENOMEMORY);
     cr_expect_not_null(
-        strstr(ucm_cuda_errmsg(), "41 slots: 60 are kept for other requests, of 100"));
+        strstr(ucm_cuda_errmsg(), "41 entries: 60 are kept for other requests, of 100"));
     cr_expect_eq(ucm_cuda_decode_enter(d, 1, 40, stream), 0);
     cr_expect_eq(ucm_cuda_decode_leave(d, 0, stream), 0);
     cr_expect_eq(ucm_cuda_decode_enter(d, 2, 60, stream), 0, "%s", ucm_cuda_errmsg());

@@ -11,14 +11,14 @@
 
 #define NUMBERS 40u
 #define SLAB (64u << 10)
-#define SLOT 4096u
+#define ENTRY 4096u
 
 /* ---- the mapping ---- */
 
 static struct ucm_mapping *const mapping = (struct ucm_mapping *)(void *)0x1000;
 static struct ucm_mapped_range maps[8];
 static uint32_t n_maps, released;
-static uint64_t opened, part_bytes = SLOT;
+static uint64_t opened, part_bytes = ENTRY;
 static uint8_t memory[4][SLAB];
 static int release_fails;
 static struct ucm_cuda_decode *d;
@@ -32,7 +32,7 @@ int __wrap_ucm_mapping_address(struct ucm_mapping *w, const struct ucm_place *pl
 
 int __wrap_ucm_mapping_info(struct ucm_mapping *w, struct ucm_mapping_info *out)
 {
-    cr_expect(w == mapping || part_bytes != SLOT);
+    cr_expect(w == mapping || part_bytes != ENTRY);
     *out = (struct ucm_mapping_info){.opened = opened, .part_bytes = part_bytes};
     return 0;
 }
@@ -54,7 +54,7 @@ static bool lies_in(uint64_t at, const struct ucm_mapped_range *m)
 /* Nobody has it any more: neither a place on the GPU, nor the driver. */
 int __wrap_ucm_mapping_release(struct ucm_mapping *w, const void *address)
 {
-    const struct ucm_slots_place *places = (const void *)(uintptr_t)d->plan.gather.places;
+    const struct ucm_entries_place *places = (const void *)(uintptr_t)d->plan.gather.places;
     uint32_t i = 0;
 
     cr_expect_eq(w, mapping);
@@ -79,7 +79,7 @@ int __wrap_ucm_mapping_address(struct ucm_mapping *w, const struct ucm_place *pl
     cr_expect_eq(w, mapping);
     if (place->opened != opened)
         return UCM_MAPPING_MISS;
-    *address = memory[1 + place->slab] + place->slot * SLOT;
+    *address = memory[1 + place->slab] + place->slot * ENTRY;
     *seq = (const uint64_t *)(const void *)memory[0] + place->slab * 100 + place->slot;
     return 0;
 }
@@ -110,15 +110,15 @@ static void setup(void)
         .head_dim = 64,
         .dtype = UCM_SPARSE_BF16,
         .tokens = 16,
-        .pool = 4096,
-        .slots = 8,
+        .block_pool = 4096,
+        .entries = 8,
         .numbers = NUMBERS,
         .requests = 1,
         .sequences = 1,
         .lists = 1,
         .room = 4,
         .stored = {.k_token_stride = 128, .v_offset = 2048, .v_token_stride = 128},
-        .layer_bytes = SLOT};
+        .layer_bytes = ENTRY};
 
     rig_open();
     cr_assert_eq(ucm_cuda_decode_open(uuid, &options, &d), 0, "%s", ucm_cuda_errmsg());
@@ -141,9 +141,9 @@ static int put(uint32_t number, struct ucm_place at)
 }
 
 /* What the GPU has of a number. */
-static struct ucm_slots_place has(uint32_t number)
+static struct ucm_entries_place has(uint32_t number)
 {
-    return ((const struct ucm_slots_place *)(uintptr_t)d->plan.gather.places)[number];
+    return ((const struct ucm_entries_place *)(uintptr_t)d->plan.gather.places)[number];
 }
 
 static uint32_t update(int wanted)
@@ -163,10 +163,10 @@ Test(cuda_decode_mapping, places)
     cr_assert_eq(ucm_cuda_decode_places(d, mapping, numbers, places, 3, stream), 0, "%s",
                  ucm_cuda_errmsg());
     cr_expect_eq(fake_cuda_registered(), 2);
-    cr_expect_eq(has(30).bytes, (uintptr_t)memory[1] + 5 * SLOT);
+    cr_expect_eq(has(30).bytes, (uintptr_t)memory[1] + 5 * ENTRY);
     cr_expect_eq(has(30).seq, (uintptr_t)memory[0] + 5 * 8);
     cr_expect_eq(has(30).told, 12);
-    cr_expect_eq(has(0).bytes, (uintptr_t)memory[1] + 7 * SLOT);
+    cr_expect_eq(has(0).bytes, (uintptr_t)memory[1] + 7 * ENTRY);
     cr_expect_eq(has(4).bytes, 0);
     cr_expect_eq(has(5).bytes, 0);
     map(1);
@@ -232,12 +232,12 @@ Test(cuda_decode_mapping, of_smaller_blocks)
     struct ucm_place at = place(0, 1);
     uint32_t number = 2;
 
-    part_bytes = SLOT - 16;
+    part_bytes = ENTRY - 16;
     cr_expect_eq(ucm_cuda_decode_places(d, other, &number, &at, 1, stream), -UCM_EINVALID);
     cr_expect_not_null(strstr(ucm_cuda_errmsg(), "has 4080 bytes; 1 layers have 4096"));
     cr_expect_eq(fake_cuda_registered(), 0);
     cr_expect_eq(update(0), 0, "it is not asked any more");
-    part_bytes = SLOT;
+    part_bytes = ENTRY;
     cr_expect_eq(put(2, at), 0);
 }
 

@@ -1,4 +1,4 @@
-/* For the tests of attention: random slots of any dtype, and exact arithmetic. */
+/* For the tests of attention: random entries of any dtype, and exact arithmetic. */
 #ifndef UCM_TESTS_UNIT_ATTEND_RIG_H
 #define UCM_TESTS_UNIT_ATTEND_RIG_H
 
@@ -84,7 +84,7 @@ static inline void rig_give_back(void)
     rig_taken = NULL;
 }
 
-/* ---- slots ---- */
+/* ---- entries ---- */
 
 struct rig_pool {
     struct ucm_attend_plan plan;
@@ -121,21 +121,21 @@ static inline void rig_pool_open(struct rig_pool *p, const struct ucm_attend_spe
     uint64_t extent = ucm_kv_shape_extent(&spec->shape, true);
 
     cr_assert_eq(ucm_attend_plan_init(&p->plan, spec, why), 0, "%s", why);
-    /* The last slot ends where its shape does: who reads more is seen by a sanitizer. */
+    /* The last entry ends where its shape does: who reads more is seen by a sanitizer. */
     p->memory = (struct ucm_attend_memory){.stride = extent + 64, .blocks = n};
     p->bytes = rig_take((n - 1) * p->memory.stride + extent);
     memset(p->bytes, 0xff, (n - 1) * p->memory.stride + extent); /* NaN, where nothing is named */
     p->memory.base = p->bytes;
 }
 
-static inline uint8_t *rig_at(const struct rig_pool *p, int32_t slot, uint32_t g, uint32_t t,
+static inline uint8_t *rig_at(const struct rig_pool *p, int32_t entry, uint32_t g, uint32_t t,
                               bool value, uint32_t c)
 {
     const struct ucm_kv_shape *s = &p->plan.spec.shape;
     uint64_t at = value ? s->v_offset + t * s->v_token_stride + g * s->v_head_stride
                         : s->k_offset + t * s->k_token_stride + g * s->k_head_stride;
 
-    return p->bytes + (uint32_t)slot * p->memory.stride + at + (uint64_t)c * rig_element(s->dtype);
+    return p->bytes + (uint32_t)entry * p->memory.stride + at + (uint64_t)c * rig_element(s->dtype);
 }
 
 static inline void rig_pool_fill(const struct rig_pool *p, float size)
@@ -161,30 +161,30 @@ struct rig_exact {
     double out[RIG_CHANNELS], top, sum, largest; /* largest: of |v| */
 };
 
-static inline double rig_exact_logit(const struct rig_pool *p, const float *q, int32_t slot,
+static inline double rig_exact_logit(const struct rig_pool *p, const float *q, int32_t entry,
                                      uint32_t g, uint32_t t)
 {
     const struct ucm_kv_shape *s = &p->plan.spec.shape;
     double x = 0;
 
     for (uint32_t c = 0; c < s->head_dim; c++)
-        x += (double)q[c] * (double)rig_decode(s->dtype, rig_at(p, slot, g, t, false, c));
+        x += (double)q[c] * (double)rig_decode(s->dtype, rig_at(p, entry, g, t, false, c));
     return x * (double)p->plan.logit_scale;
 }
 
-static inline void rig_exact_add(const struct rig_pool *p, const float *q, int32_t slot, uint32_t g,
-                                 uint32_t tokens, struct rig_exact *r)
+static inline void rig_exact_add(const struct rig_pool *p, const float *q, int32_t entry,
+                                 uint32_t g, uint32_t tokens, struct rig_exact *r)
 {
     const struct ucm_kv_shape *s = &p->plan.spec.shape;
 
     for (uint32_t t = 0; t < tokens; t++) {
-        double x = rig_exact_logit(p, q, slot, g, t), top = fmax(x, r->top);
+        double x = rig_exact_logit(p, q, entry, g, t), top = fmax(x, r->top);
         double keep = exp(r->top - top), w = exp(x - top);
 
         r->sum = r->sum * keep + w;
         r->top = top;
         for (uint32_t c = 0; c < s->v_head_dim; c++) {
-            double v = (double)rig_decode(s->dtype, rig_at(p, slot, g, t, true, c));
+            double v = (double)rig_decode(s->dtype, rig_at(p, entry, g, t, true, c));
 
             r->out[c] = r->out[c] * keep + w * v;
             r->largest = fmax(r->largest, fabs(v));

@@ -1,9 +1,9 @@
-/* Attention over slots: exact arithmetic within its bound, lists, what is no number, scales, what is refused. */
+/* Attention over entries: exact arithmetic within its bound, lists, what is no number, scales, what is refused. */
 #include "tests/unit/sparse/attend_rig.h"
 
 #include <errno.h>
 
-#define SLOTS 24u
+#define ENTRIES 24u
 
 TestSuite(attend, .fini = rig_give_back);
 
@@ -28,14 +28,14 @@ static void open_form(struct rig_pool *p, const struct form *f, float size)
 {
     struct ucm_attend_spec spec = spec_of(f);
 
-    rig_pool_open(p, &spec, SLOTS);
+    rig_pool_open(p, &spec, ENTRIES);
     rig_pool_fill(p, size);
 }
 
-static void random_list(int32_t *slots, uint32_t n)
+static void random_list(int32_t *entries, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
-        slots[i] = (int32_t)rig_below(SLOTS);
+        entries[i] = (int32_t)rig_below(ENTRIES);
 }
 
 static uint32_t tail_tokens(uint32_t i, uint32_t n, uint32_t tail, uint32_t tokens)
@@ -45,7 +45,7 @@ static uint32_t tail_tokens(uint32_t i, uint32_t n, uint32_t tail, uint32_t toke
 
 /* A list of one KV head by ucm_attend_add, in pieces of `step`: [group] rows of out, then lse. */
 static float *attend_list(const struct rig_pool *p, uint32_t g, const float *q,
-                          const int32_t *slots, uint32_t n, uint32_t tail, uint32_t step)
+                          const int32_t *entries, uint32_t n, uint32_t tail, uint32_t step)
 {
     const struct ucm_attend_plan *plan = &p->plan;
     uint32_t rows = plan->spec.group, v_d = plan->spec.shape.v_head_dim;
@@ -58,7 +58,7 @@ static float *attend_list(const struct rig_pool *p, uint32_t g, const float *q,
     for (uint32_t i = 0; i < n; i += step) {
         uint32_t more = n - i < step ? n - i : step;
 
-        cr_assert_eq(ucm_attend_add(plan, &p->memory, g, query, slots + i, more,
+        cr_assert_eq(ucm_attend_add(plan, &p->memory, g, query, entries + i, more,
                                     i + more == n ? tail : 0, &state, NULL, 0),
                      0);
     }
@@ -76,7 +76,7 @@ static void expect_same(const float *a, const float *b, uint64_t n)
 /* ---- the arithmetic ---- */
 
 /* How far lse may be off by the slack that is told, and out by twice that and the division. */
-static void compare_with_exact(const struct rig_pool *p, const float *q, const int32_t *slots,
+static void compare_with_exact(const struct rig_pool *p, const float *q, const int32_t *entries,
                                uint32_t n, uint32_t tail)
 {
     const struct ucm_attend_plan *plan = &p->plan;
@@ -89,7 +89,7 @@ static void compare_with_exact(const struct rig_pool *p, const float *q, const i
     ucm_attend_query(plan, q, query);
     ucm_attend_begin(plan, &state, floats);
     state.measure = true;
-    cr_assert_eq(ucm_attend_add(plan, &p->memory, 0, query, slots, n, tail, &state, NULL, 0), 0);
+    cr_assert_eq(ucm_attend_add(plan, &p->memory, 0, query, entries, n, tail, &state, NULL, 0), 0);
     ucm_attend_end(plan, &state, out, out + rows * v_d);
     for (uint32_t h = 0; h < rows; h++) {
         const float *one = q + h * s->head_dim;
@@ -97,7 +97,7 @@ static void compare_with_exact(const struct rig_pool *p, const float *q, const i
         double slack, exact;
 
         for (uint32_t i = 0; i < n; i++)
-            rig_exact_add(p, one, slots[i], 0, tail_tokens(i, n, tail, s->tokens), &r);
+            rig_exact_add(p, one, entries[i], 0, tail_tokens(i, n, tail, s->tokens), &r);
         slack = (double)ucm_attend_slack(plan, &state, rig_abs_sum(one, s->head_dim));
         exact = r.top + log(r.sum);
         cr_assert_float_eq((double)state.top[h] + log((double)state.sum[h]), exact, slack);
@@ -114,13 +114,13 @@ Test(attend, exact_arithmetic_within_the_bound)
     for (uint32_t round = 0; round < 24; round++) {
         const struct form *f = &forms[round % FORMS];
         struct rig_pool p;
-        int32_t slots[12];
+        int32_t entries[12];
         float *q;
 
         open_form(&p, f, round % 3 == 2 ? 12.0f : 1.0f);
         q = rig_normals((uint64_t)f->group * f->d, round % 3 == 1 ? 4.0f : 1.0f);
-        random_list(slots, 12);
-        compare_with_exact(&p, q, slots, 1 + rig_below(12), rig_below(f->tokens));
+        random_list(entries, 12);
+        compare_with_exact(&p, q, entries, 1 + rig_below(12), rig_below(f->tokens));
     }
 }
 
@@ -128,7 +128,7 @@ Test(attend, exact_arithmetic_within_the_bound)
 Test(attend, weights_of_blocks)
 {
     struct rig_pool p;
-    int32_t slots[6] = {3, 1, 2, 0, 5, 4};
+    int32_t entries[6] = {3, 1, 2, 0, 5, 4};
     float *q = rig_normals(4 * 64, 1), weight[4][8];
     struct ucm_attend_state state;
     float *query, *floats;
@@ -138,14 +138,14 @@ Test(attend, weights_of_blocks)
     floats = rig_floats(p.plan.state_floats);
     ucm_attend_query(&p.plan, q, query);
     ucm_attend_begin(&p.plan, &state, floats);
-    ucm_attend_add(&p.plan, &p.memory, 1, query, slots, 6, 7, &state, weight[0], 8);
+    ucm_attend_add(&p.plan, &p.memory, 1, query, entries, 6, 7, &state, weight[0], 8);
     for (uint32_t h = 0; h < 4; h++) {
         double all = 0;
 
         for (uint32_t i = 0; i < 6; i++) {
             struct rig_exact r = {.top = -INFINITY};
 
-            rig_exact_add(&p, q + h * 64, slots[i], 1, i == 5 ? 7 : 16, &r);
+            rig_exact_add(&p, q + h * 64, entries[i], 1, i == 5 ? 7 : 16, &r);
             cr_assert_float_eq((double)weight[h][i], r.top + log(r.sum), 1e-4);
             all += exp((double)weight[h][i] - (double)state.top[h]);
         }
@@ -155,46 +155,46 @@ Test(attend, weights_of_blocks)
 
 /* ---- lists ---- */
 
-/* 100 % of the budget: whatever slots the blocks lie in, and however they came, it is dense attention. */
+/* 100 % of the budget: whatever entries the blocks lie in, and however they came, it is dense attention. */
 Test(attend, all_blocks_through_lists_are_dense_attention)
 {
     for (uint32_t f = 0; f < FORMS; f++) {
         const struct ucm_attend_spec spec = spec_of(&forms[f]);
         struct rig_pool dense, sparse;
-        int32_t in_order[SLOTS], anywhere[SLOTS];
+        int32_t in_order[ENTRIES], anywhere[ENTRIES];
         uint32_t tail = rig_below(forms[f].tokens);
         float *q = rig_normals((uint64_t)forms[f].group * forms[f].d, 1), *a, *b;
         uint64_t n = (uint64_t)forms[f].group * (forms[f].v_d + 1);
 
         open_form(&dense, &forms[f], 1);
-        rig_pool_open(&sparse, &spec, SLOTS);
-        for (uint32_t i = 0; i < SLOTS; i++)
+        rig_pool_open(&sparse, &spec, ENTRIES);
+        for (uint32_t i = 0; i < ENTRIES; i++)
             in_order[i] = anywhere[i] = (int32_t)i;
-        for (uint32_t i = SLOTS - 1; i > 0; i--) {
+        for (uint32_t i = ENTRIES - 1; i > 0; i--) {
             uint32_t j = rig_below(i + 1);
             int32_t t = anywhere[i];
 
             anywhere[i] = anywhere[j];
             anywhere[j] = t;
         }
-        for (uint32_t i = 0; i < SLOTS; i++)
+        for (uint32_t i = 0; i < ENTRIES; i++)
             memcpy(sparse.bytes + (uint32_t)anywhere[i] * sparse.memory.stride,
                    dense.bytes + i * dense.memory.stride, ucm_kv_shape_extent(&spec.shape, true));
-        a = attend_list(&dense, 0, q, in_order, SLOTS, tail, SLOTS);
-        b = attend_list(&sparse, 0, q, anywhere, SLOTS, tail, 1 + rig_below(SLOTS));
+        a = attend_list(&dense, 0, q, in_order, ENTRIES, tail, ENTRIES);
+        b = attend_list(&sparse, 0, q, anywhere, ENTRIES, tail, 1 + rig_below(ENTRIES));
         expect_same(a, b, n);
     }
 }
 
 Test(attend, an_empty_list_and_a_block_that_is_not_there)
 {
-    int32_t slots[] = {0, SLOTS, -1};
+    int32_t entries[] = {0, ENTRIES, -1};
     float *q = rig_normals(4 * 64, 1), *out, *query, *floats;
     struct ucm_attend_state state;
     struct rig_pool p;
 
     open_form(&p, &forms[0], 1);
-    out = attend_list(&p, 0, q, slots, 0, 0, 1);
+    out = attend_list(&p, 0, q, entries, 0, 0, 1);
     for (uint32_t i = 0; i < 4 * 64; i++)
         cr_assert_eq(out[i], 0.0f);
     for (uint32_t i = 0; i < 4; i++)
@@ -205,7 +205,7 @@ Test(attend, an_empty_list_and_a_block_that_is_not_there)
     ucm_attend_begin(&p.plan, &state, floats);
     for (uint32_t first = 0; first < 2; first++)
         cr_assert_eq(
-            ucm_attend_add(&p.plan, &p.memory, 0, query, slots + first, 2, 0, &state, NULL, 0),
+            ucm_attend_add(&p.plan, &p.memory, 0, query, entries + first, 2, 0, &state, NULL, 0),
             -ENOENT);
     cr_assert(state.tiles == 0 && state.sum[0] == 0, "none is skipped");
 }
@@ -214,19 +214,19 @@ Test(attend, logits_far_apart)
 {
     struct ucm_attend_spec spec = rig_attend(UCM_KV_F32, 16, 1, 1, 64, 64, 0);
     float *q = rig_normals(64, 0), *out;
-    int32_t slots[] = {0, 1, 2};
+    int32_t entries[] = {0, 1, 2};
     struct rig_pool p;
 
     q[0] = 8;
-    rig_pool_open(&p, &spec, SLOTS);
+    rig_pool_open(&p, &spec, ENTRIES);
     rig_pool_fill(&p, 1);
-    for (uint32_t t = 0; t < 16; t++) /* logits of 10,000 in slot 1, and -10,000 in slot 2 */
+    for (uint32_t t = 0; t < 16; t++) /* logits of 10,000 in entry 1, and -10,000 in entry 2 */
         for (int32_t b = 0; b < 3; b++) {
             float k = b == 0 ? 0 : b == 1 ? 1e4f : -1e4f;
 
             memcpy(rig_at(&p, b, 0, t, false, 0), &k, 4);
         }
-    out = attend_list(&p, 0, q, slots, 3, 0, 3);
+    out = attend_list(&p, 0, q, entries, 3, 0, 3);
     cr_assert_float_eq(out[64], 1e4f + logf(16), 1e-2);
     for (uint32_t c = 0; c < 64; c++) {
         float x;
@@ -247,20 +247,20 @@ Test(attend, keys_and_values_that_are_no_numbers)
     struct ucm_attend_spec spec = rig_attend(UCM_KV_F32, 16, 2, 2, 64, 64, 0);
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     float *q = rig_normals(2 * 64, 1), *key, *value, *other;
-    int32_t slots[] = {4, 5, 6};
+    int32_t entries[] = {4, 5, 6};
     struct rig_pool p;
 
     q[3] = 1;
     q[64 + 3] = -1;
-    rig_pool_open(&p, &spec, SLOTS);
+    rig_pool_open(&p, &spec, ENTRIES);
     for (uint32_t i = 0; i < 3; i++) {
         rig_pool_fill(&p, 1);
         memcpy(rig_at(&p, 5, 1, 2, false, 3), &bad[i], 4);
-        key = attend_list(&p, 1, q, slots, 3, 0, 3);
-        other = attend_list(&p, 0, q, slots, 3, 0, 3); /* of the other KV head */
+        key = attend_list(&p, 1, q, entries, 3, 0, 3);
+        other = attend_list(&p, 0, q, entries, 3, 0, 3); /* of the other KV head */
         rig_pool_fill(&p, 1);
         memcpy(rig_at(&p, 5, 1, 2, true, 3), &bad[i], 4);
-        value = attend_list(&p, 1, q, slots, 3, 0, 3);
+        value = attend_list(&p, 1, q, entries, 3, 0, 3);
         for (uint32_t h = 0; h < 2; h++) { /* an infinite logit on one side weighs nothing */
             bool nan = i == 0 || (i == 1) == (h == 0);
 
@@ -280,18 +280,18 @@ Test(attend, scales_of_keys_and_values)
 {
     struct ucm_attend_spec spec = rig_attend(UCM_KV_FP8_E4M3, 16, 1, 2, 64, 64, 0);
     float *q = rig_normals(2 * 64, 1), *plain, *scaled;
-    int32_t slots[] = {0, 1, 2, 3};
+    int32_t entries[] = {0, 1, 2, 3};
     struct rig_pool p;
     char why[UCM_SPARSE_WHY];
 
-    rig_pool_open(&p, &spec, SLOTS);
+    rig_pool_open(&p, &spec, ENTRIES);
     rig_pool_fill(&p, 1);
-    plain = attend_list(&p, 0, q, slots, 4, 5, 4);
+    plain = attend_list(&p, 0, q, entries, 4, 5, 4);
     spec.k_scale = 0.5f;
     spec.v_scale = 4;
     spec.scale = 0.25f; /* twice 1 / sqrt(64) */
     cr_assert_eq(ucm_attend_plan_init(&p.plan, &spec, why), 0);
-    scaled = attend_list(&p, 0, q, slots, 4, 5, 4);
+    scaled = attend_list(&p, 0, q, entries, 4, 5, 4);
     for (uint32_t i = 0; i < 2 * 64; i++)
         cr_assert_eq(scaled[i], 4 * plain[i]);
     expect_same(scaled + 128, plain + 128, 2);

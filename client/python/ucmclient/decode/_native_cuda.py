@@ -39,9 +39,9 @@ class Options(Structure):
         ("scale", c_float),
         ("k_scale", c_float),
         ("v_scale", c_float),
-        ("slot", c_uint32),
-        ("pool", c_uint64),
-        ("slots", c_uint32),
+        ("entry", c_uint32),
+        ("block_pool", c_uint64),
+        ("entries", c_uint32),
         ("numbers", c_uint32),
         ("requests", c_uint32),
         ("misses", c_uint32),
@@ -65,7 +65,7 @@ class Options(Structure):
 
 class Info(Structure):
     _fields_ = [
-        ("slot_bytes", c_uint64),
+        ("entry_bytes", c_uint64),
         ("table_bytes", c_uint64),
         ("workspace_bytes", c_uint64),
         ("host_bytes", c_uint64),
@@ -129,7 +129,7 @@ class Put(Structure):
 _HANDLE, _STREAM, _COUNT = c_void_p, c_void_p, POINTER(c_uint32)
 PROTOTYPES = {
     "ucm_cuda_errmsg": (c_char_p, []),
-    "ucm_cuda_decode_slot_bytes": (c_int, [POINTER(Options), POINTER(c_uint64)]),
+    "ucm_cuda_decode_entry_bytes": (c_int, [POINTER(Options), POINTER(c_uint64)]),
     "ucm_cuda_decode_open": (c_int, [c_char_p, POINTER(Options), POINTER(c_void_p)]),
     "ucm_cuda_decode_close": (None, [_HANDLE]),
     "ucm_cuda_decode_info": (c_int, [_HANDLE, POINTER(Info)]),

@@ -15,22 +15,22 @@ _NEWEST = 1 / 32
 
 @dataclass(frozen=True)
 class Need:
-    """Of a request at its full length. slots: the most that one token of it takes, of all layers. rows: of summaries."""
+    """Of a request at its full length. entries: the most that one token of it takes, of all layers. rows: of summaries."""
 
-    slots: int
+    entries: int
     rows: int
 
 
 class Admission:
     """Every request gets a floor in the pool, by what its tokens are *expected* to take: as large a part of the most that they may
     take as tokens took here before, times the policy's `floor`. The floors of all that run fit the pool, and their rows the
-    summaries. So a step can need more slots than there are. Then the request that came last leaves it (ucmclient.decode.Decoder says
+    summaries. So a step can need more entries than there are. Then the request that came last leaves it (ucmclient.decode.Decoder says
     when), and is admitted again as *wary*: by the most that it and the others may take. The oldest one never leaves: what no pool of this
     size could hold was refused before it began. Nothing of this decides what a token attends."""
 
     def __init__(self, room: Room, choices: Choices, *, lists: int, block_tokens: int, strands: int = 1):
-        """lists: of a selection of this worker, 1 or its KV heads. strands: 1 if a slot holds a layer of a block, its KV heads if a
-        slot holds one of them."""
+        """lists: of a selection of this worker, 1 or its KV heads. strands: 1 if an entry holds a layer of a block, its KV heads if a
+        entry holds one of them."""
         self.room, self.choices = room, choices
         self._lists, self._tokens, self._strands = lists, block_tokens, strands
         #: The part of the most that tokens took, until any did: all of it.
@@ -45,12 +45,12 @@ class Admission:
         return self._needs[tokens]
 
     def most(self, candidates: int) -> int:
-        return self.choices.slots(candidates, self._lists, self._tokens, self._strands)
+        return self.choices.entries(candidates, self._lists, self._tokens, self._strands)
 
     def check(self, tokens: int) -> None:
         """Raises Refused if this room could never decode it."""
         need = self.need(tokens)
-        for name, has, wants in (("slots", self.room.slots, need.slots), ("rows of summaries", self.room.rows, need.rows)):
+        for name, has, wants in (("entries", self.room.entries, need.entries), ("rows of summaries", self.room.rows, need.rows)):
             if wants > has:
                 raise Refused(
                     f"a request of {tokens} tokens needs {wants} {name} and this worker has {has}: give it more, "
@@ -58,7 +58,7 @@ class Admission:
                 )
 
     def saw(self, taken: int, candidates: int) -> None:
-        """A token with so many candidates took so many slots."""
+        """A token with so many candidates took so many entries."""
         most = self.most(candidates)
         if most > 0:
             self.expected += _NEWEST * (min(1.0, taken / most) - self.expected)
@@ -66,13 +66,13 @@ class Admission:
     def floor(self, tokens: int, wary: bool = False) -> int:
         """Never more than there can be blocks of it."""
         need = self.need(tokens)
-        floor = math.ceil(self.choices.floor * self.expected * need.slots)
+        floor = math.ceil(self.choices.floor * self.expected * need.entries)
         everything = need.rows * self._strands * len(self.choices.layers)
-        return min(max(floor, need.slots if wary else 0), everything, self.room.slots)
+        return min(max(floor, need.entries if wary else 0), everything, self.room.entries)
 
     def admit(self, tokens: int, beside: Iterable[tuple[int, int]], wary: bool = False) -> Optional[int]:
         """beside: tokens and floor of each request that runs. The floor of one more, or None: it waits."""
         floor, running = self.floor(tokens, wary), list(beside)
-        slots = floor + sum(max(kept, self.need(other).slots if wary else 0) for other, kept in running)
+        entries = floor + sum(max(kept, self.need(other).entries if wary else 0) for other, kept in running)
         rows = sum(self.need(one).rows for one in [tokens, *(other for other, _ in running)])
-        return floor if slots <= self.room.slots and rows <= self.room.rows else None
+        return floor if entries <= self.room.entries and rows <= self.room.rows else None

@@ -41,7 +41,7 @@ class Choices:
 
     layers: tuple[Choice, ...]
     score: Score = Score()
-    #: Steps' worth of blocks that a request keeps in slots against others. Results do not depend on it.
+    #: Steps' worth of blocks that a request keeps in entries against others. Results do not depend on it.
     floor: float = field(default=1.0, repr=False, compare=False)
     #: What attention itself decides; None: it attends to all that was chosen.
     rounds: Optional[Rounds] = None
@@ -80,7 +80,7 @@ class Choices:
         sources = tuple(schedule.step(layer, 0, policy.dense_below).layer if not dense[layer] else layer for layer in range(layers))
         nominal = TopK(local_window_sz=window)
         rounds = _rounds(policy, shape) if stops else None
-        return _OfPolicy((nominal,) * layers, score, policy.slots, rounds, str(policy), shape.tokens, dense, sources)
+        return _OfPolicy((nominal,) * layers, score, policy.entries, rounds, str(policy), shape.tokens, dense, sources)
 
     @property
     def window(self) -> int:
@@ -124,7 +124,7 @@ class Choices:
             most = min(candidates, max(choice.min_blocks, choice.init_window_sz, wanted))
         return min(most, choice.limit or most)
 
-    def slots(self, candidates: int, lists: int, block_tokens: int, strands: int = 1) -> int:
+    def entries(self, candidates: int, lists: int, block_tokens: int, strands: int = 1) -> int:
         """What a token needs at once, of all layers, if its lists have nothing in common. strands: of a layer."""
         of_strand = max(1, lists // strands)
         rooms = (self.room(layer, candidates, block_tokens) for layer in range(len(self.layers)))
@@ -208,9 +208,9 @@ class _OfPolicy(Choices):
 
 @dataclass(frozen=True)
 class Room:
-    """A worker's memory for sparse decoding. slots: of the pool; rows: of summaries. stream: places for whole layers of blocks
+    """A worker's memory for sparse decoding. entries: of the pool; rows: of summaries. stream: places for whole layers of blocks
     beside these, through which prefill reads blocks that have no pages any more."""
 
-    slots: int
+    entries: int
     rows: int
     stream: int = 8

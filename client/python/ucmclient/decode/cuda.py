@@ -40,21 +40,21 @@ _RULES, _KNOWN = ("", "psa", "estimated", "certified"), ("", "estimates", "bound
 
 
 class Flag(enum.IntFlag):
-    """enum ucm_cuda_decode_flag: UNSERVED and NO_SLOT say that a block is not there, FULL that the step needs more slots than there
+    """enum ucm_cuda_decode_flag: UNSERVED and NO_ENTRY say that a block is not there, FULL that the step needs more entries than there
     are. STRAY and NO_PAGE are mistakes of the caller."""
 
     UNSERVED = 1
     FULL = 2
     LIST_FULL = 4
     STRAY = 8
-    NO_SLOT = 256
+    NO_ENTRY = 256
     NO_PAGE = 512
 
 
 @dataclass(frozen=True)
 class Result:
     """Of the step that ended last. flags 0: it counts. unserved: strands of blocks that did not come. Since the handle was opened:
-    missed, strands that were in no slot; taken, slots that they took; floors_broken, of those in spite of a floor. With rounds, of
+    missed, strands that were in no entry; taken, entries that they took; floors_broken, of those in spite of a floor. With rounds, of
     all lists and layers: attended, blocks; rounds, the most that one had; share, the least that one covers."""
 
     step: int
@@ -80,7 +80,7 @@ class Ranked(NamedTuple):
 
 
 class Key(NamedTuple):
-    """A strand of a block: one KV head of a layer of it, or if slots are of a layer, the layer, with head 0."""
+    """A strand of a block: one KV head of a layer of it, or if entries are of a layer, the layer, with head 0."""
 
     layer: int
     head: int
@@ -113,12 +113,12 @@ def _layout(shape: Shape, tokens: int, kv_heads: int, head_dim: int, dtype: int)
 
 
 class Steps(_OnGpu):
-    """A pool of slots, who lies in which of them, and the launches of steps over it.
+    """A pool of entries, who lies in which of them, and the launches of steps over it.
 
-    pool: a contiguous tensor on the GPU, of bytes_of() so many slots. shape: of one layer of a block in the daemon, with
+    pool: a contiguous tensor on the GPU, of bytes_of() so many entries. shape: of one layer of a block in the daemon, with
     layer_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
     below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a sequence in the engine's pages that a layer
-    attends, at most. A shape with rope_dim is a latent (MLA): 576 channels, of which 512 are V, up to 128 q_heads, and a scale. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: slots are of a layer, not of a KV head of it. encoding: of slots: "fp8", which halves them (docs/encodings.md), or none. misses: room for those of a layer, and for what a step did
+    attends, at most. A shape with rope_dim is a latent (MLA): 576 channels, of which 512 are V, up to 128 q_heads, and a scale. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: entries are of a layer, not of a KV head of it. encoding: of entries: "fp8", which halves them (docs/encodings.md), or none. misses: room for those of a layer, and for what a step did
     not get; 0: for all. rounds: how lists stop while attention runs; None: all that was chosen is attended."""
 
     _close = "ucm_cuda_decode_close"
@@ -149,7 +149,7 @@ class Steps(_OnGpu):
     ):
         super().__init__(pool)
         if encoding not in native.ENCODINGS:
-            raise ValueError(f"encoding {encoding!r} of slots: 'fp8' is known, and '' for K and V as they are")
+            raise ValueError(f"encoding {encoding!r} of entries: 'fp8' is known, and '' for K and V as they are")
         self.shape, self.q_heads, self.sequences, self.window = shape, q_heads, sequences, window
         self.layers, self.numbers, self.requests, self.room = layers, numbers, requests, room
         self.lists, self.rounds = shape.kv_heads if lists is None else lists, rounds
@@ -157,15 +157,15 @@ class Steps(_OnGpu):
         dtype = dtype_number(shape.dtype if q_dtype is None else q_dtype)
         self._dtype, self._kv_dtype = (next(name for name, number in DTYPES.items() if number == n) for n in (dtype, known[3]))
         self._q, self._out = (q_heads, shape.head_dim), (q_heads, shape.head_dim - shape.rope_dim)
-        self.slot_bytes = self._slot_bytes(shape, layer_bytes, whole, encoding)
+        self.entry_bytes = self._entry_bytes(shape, layer_bytes, whole, encoding)
         self.pool = self._check(pool, "pool")
         size = pool.numel() * pool.element_size()
-        if not pool.is_contiguous() or size < self.slot_bytes:
-            raise ValueError(f"pool has {size} bytes: a contiguous tensor of slots of {self.slot_bytes} bytes is wanted")
-        self.slots = size // self.slot_bytes
+        if not pool.is_contiguous() or size < self.entry_bytes:
+            raise ValueError(f"pool has {size} bytes: a contiguous tensor of entries of {self.entry_bytes} bytes is wanted")
+        self.entries = size // self.entry_bytes
         options = native.Options(
             layers, q_heads, shape.kv_heads, shape.head_dim, self._out[1], dtype, known[3], shape.tokens, scale, k_scale, v_scale, int(whole), pool.data_ptr(),
-            self.slots, numbers, requests, misses, sequences, self.lists, room, window, _layout(shape, *known), layer_bytes,
+            self.entries, numbers, requests, misses, sequences, self.lists, room, window, _layout(shape, *known), layer_bytes,
             _layout(page_shape or shape, *known), *self._options(rounds), encoding=native.ENCODINGS[encoding],
         )
         out, info, lib = c_void_p(), native.Info(), native.library()
@@ -184,16 +184,16 @@ class Steps(_OnGpu):
         return _RULES.index(rounds.rule), _KNOWN.index(rounds.known), rounds.eps, rounds.rounds, every, first, rounds.windows
 
     @staticmethod
-    def _slot_bytes(shape: Shape, layer_bytes: int, whole: bool, encoding: str) -> int:
+    def _entry_bytes(shape: Shape, layer_bytes: int, whole: bool, encoding: str) -> int:
         if whole:
             return layer_bytes
         row = shape.head_dim + 1 if encoding else shape.head_dim * SIZES[dtype_number(shape.dtype)]
         return (1 if shape.rope_dim else 2) * shape.tokens * row
 
     @classmethod
-    def bytes_of(cls, shape: Shape, layer_bytes: int, slots: int, whole: bool = False, encoding: str = "") -> int:
-        """Of a pool of so many slots."""
-        return slots * cls._slot_bytes(shape, layer_bytes, whole, encoding)
+    def bytes_of(cls, shape: Shape, layer_bytes: int, entries: int, whole: bool = False, encoding: str = "") -> int:
+        """Of a pool of so many entries."""
+        return entries * cls._entry_bytes(shape, layer_bytes, whole, encoding)
 
     def close(self) -> None:
         handle = self._take()
@@ -253,7 +253,7 @@ class Steps(_OnGpu):
     # ---- between steps ----
 
     def enter(self, request: int, floor: int = 0, stream: Any = None) -> None:
-        """floor: slots that others leave it. UcmError NO_MEMORY: the floors are more than the slots."""
+        """floor: entries that others leave it. UcmError NO_MEMORY: the floors are more than the entries."""
         native.check(native.library().ucm_cuda_decode_enter(self.handle, request, floor, self._stream(stream)))
 
     def leave(self, request: int, stream: Any = None) -> None:
@@ -313,7 +313,7 @@ class Steps(_OnGpu):
             room = n.value
 
     def put(self, items: Iterable[tuple[Key, int, int]], stream: Any = None) -> int:
-        """Copies strands into slots; how many are there now. items: strand, request, and the address on the GPU of that layer of
+        """Copies strands into entries; how many are there now. items: strand, request, and the address on the GPU of that layer of
         the block, as the daemon has it."""
         packed = array.array("Q")  # struct ucm_cuda_decode_put, three words each
         for (layer, head, number), request, at in items:

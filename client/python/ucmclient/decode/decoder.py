@@ -1,6 +1,6 @@
-"""A worker's half of sparse decoding: slots, rows of summaries, and the daemon behind them.
+"""A worker's half of sparse decoding: entries, rows of summaries, and the daemon behind them.
 
-What a token takes and is in no slot comes on one of two lanes. The *shared mapping* is read by the worker itself, in the middle of a
+What a token takes and is in no entry comes on one of two lanes. The *shared mapping* is read by the worker itself, in the middle of a
 layer, so that the step goes on with it. What the mapping doesn't have is gathered by the daemon when the step is over, and the step is
 repeated."""
 
@@ -24,8 +24,8 @@ from .supply import AT_ONCE, Item, Lost, Sequence, Source, Supply
 _Key = tuple[int, int]
 
 
-class Slots(Protocol):
-    """Which slot holds which strand of which row, as kernels/slots/slots.h defines it. A request is a small number. So a layer goes:
+class Entries(Protocol):
+    """Which entry holds which strand of which row, as kernels/entries/entries.h defines it. A request is a small number. So a layer goes:
     resolve, take, copies, publish."""
 
     def enter(self, request: int, floor: int) -> None: ...
@@ -44,13 +44,13 @@ class Slots(Protocol):
         """Between two runs: as if a list had chosen them; strand, row and request of each."""
 
     def take(self) -> list[tuple[int, int, Optional[int]]]:
-        """Strand, row and slot of all misses; without a slot: all slots are this run's."""
+        """Strand, row and entry of all misses; without an entry: all entries are this run's."""
 
     def publish(self, arrived: abc.Sequence[bool]) -> None:
         """Of those of take(), whether the bytes are there."""
 
-    def slot(self, strand: int, row: int) -> Optional[int]:
-        """None: it is in no slot."""
+    def entry(self, strand: int, row: int) -> Optional[int]:
+        """None: it is in no entry."""
 
 
 #: A request, the row of each of its blocks, and blocks by lists.
@@ -65,13 +65,13 @@ class Decoder(Supply):
         decoder.begin()
         for each layer:
             lists = decoder.choose(sequence, layer, candidates, q)  # of each sequence
-            slots = decoder.resolve(layer, [(sequence, lists), ...])  # and attend what is in slots
+            entries = decoder.resolve(layer, [(sequence, lists), ...])  # and attend what is in entries
         if decoder.missing:
             lost = decoder.serve()
             # throw away what the step computed, and repeat it from begin() on without the lost ones
 
     A repeated step finds everything that it chose in its first layers, so it is repeated as often as it has layers at the most.
-    With `apart`, a slot holds one KV head of a layer of a block, else a layer of it."""
+    With `apart`, an entry holds one KV head of a layer of a block, else a layer of it."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Decoder(Supply):
         summary: Summary,
         choices: Choices,
         room: Room,
-        slots: Slots,
+        entries: Entries,
         *,
         requests: int,
         layer_bytes: int,
@@ -89,36 +89,36 @@ class Decoder(Supply):
         deadline: float = 2.0,
         timeout: float = 1.0,
     ):
-        """slots: empty, for as many strands, rows, slots and requests. mapping: read from the daemon's mapping, if it has one."""
-        self.slots = slots
+        """entries: empty, for as many strands, rows, entries and requests. mapping: read from the daemon's mapping, if it has one."""
+        self.entries = entries
         self._places: dict[int, Any] = {}
         super().__init__(source, summary, len(choices.layers), choices.choosing, room.rows, requests, part, deadline, timeout)
         self._summary_of = {layer: i for i, layer in enumerate(self.summarised)}
         self.choices, self.room, self.layer_bytes, self._maps = choices, room, layer_bytes, mapping
         self._heads = HeadBytes(summary.shape) if apart else None
-        self.strands, self.slot_bytes = (summary.shape.kv_heads, self._heads.bytes) if self._heads else (1, layer_bytes)
-        self.pool = SharedMemory(room.slots * self.slot_bytes)
+        self.strands, self.entry_bytes = (summary.shape.kv_heads, self._heads.bytes) if self._heads else (1, layer_bytes)
+        self.pool = SharedMemory(room.entries * self.entry_bytes)
         #: Whole layers of blocks on their way.
         self.landing = SharedMemory(room.stream * layer_bytes)
         self._summaries = SharedMemory(room.rows * len(self.summarised) * summary.bytes)
         self._pool_region: Optional[Region] = None
-        #: Strands of rows that this run chose and that are in no slot, with who chose them.
+        #: Strands of rows that this run chose and that are in no entry, with who chose them.
         self.missing: dict[_Key, list[Sequence]] = {}
-        #: Of serve(): sequences for whose blocks there were too few slots.
+        #: Of serve(): sequences for whose blocks there were too few entries.
         self.crowded: set[Sequence] = set()
-        #: What is behind a layer that misses blocks gets no slots: its choices are worthless.
+        #: What is behind a layer that misses blocks gets no entries: its choices are worthless.
         self._careful = False
 
     # ---- what the supply asks ----
 
     def _enter(self, request: int, floor: int) -> None:
-        self.slots.enter(request, floor)
+        self.entries.enter(request, floor)
 
     def _leave(self, request: int) -> None:
-        self.slots.leave(request)
+        self.entries.leave(request)
 
     def _forget(self, row: int) -> None:
-        self.slots.forget(row)
+        self.entries.forget(row)
         self._places.pop(row, None)
 
     def _placed(self, rows: abc.Sequence[int], referenced: Referenced, mapping: SharedMapping) -> None:
@@ -128,11 +128,11 @@ class Decoder(Supply):
         self._pool_region = None
         self._places.clear()  # they mean something to one mapping
         plane = Plane(0, 0, self.layer_bytes, self.layer_bytes, 0)
-        for name, memory, n in (("_pool_region", self.pool, self.room.slots), ("_landing_region", self.landing, self.room.stream)):
+        for name, memory, n in (("_pool_region", self.pool, self.room.entries), ("_landing_region", self.landing, self.room.stream)):
             if memory is self.pool and self._heads:
                 continue  # the daemon writes whole layers
             region = self.source.ask(
-                ns.register, [memory.memory()], [plane], blocks=n, part=self.part, pool=True, timeout=self.timeout
+                ns.register, [memory.memory()], [plane], blocks=n, part=self.part, block_pool=True, timeout=self.timeout
             )
             setattr(self, name, region)
             if region is None:
@@ -167,7 +167,7 @@ class Decoder(Supply):
         self.missing.clear()
         for sequence in self.sequences.values():
             sequence.taken = 0
-        self.slots.begin()
+        self.entries.begin()
         if self._mapping is not None and self._connected():  # the daemon may want some of the mapping back
             self.source.ask(self._mapping.client.process)
 
@@ -185,41 +185,41 @@ class Decoder(Supply):
     def resolve(
         self, layer: int, chosen: abc.Sequence[tuple[Sequence, abc.Sequence[abc.Sequence[int]]]]
     ) -> list[list[dict[int, int]]]:
-        """Of each list of each sequence, the slots of those blocks that are in one, after reading from the mapping what is there. The
+        """Of each list of each sequence, the entries of those blocks that are in one, after reading from the mapping what is there. The
         others are `missing`. With `apart` there is a list for each KV head."""
         if self._careful and self.missing:
             return [[{} for _ in lists] for _, lists in chosen]
         first, apart = layer * self.strands, self._heads is not None
-        self.slots.resolve(first, [(sequence.number, sequence.rows, lists) for sequence, lists in chosen], apart)
-        misses = self.slots.take()
+        self.entries.resolve(first, [(sequence.number, sequence.rows, lists) for sequence, lists in chosen], apart)
+        misses = self.entries.take()
         arrived = self._from_mapping(misses)
-        self.slots.publish(arrived)
+        self.entries.publish(arrived)
         found, keys = [], set()
         for sequence, lists in chosen:
             own = {(first + apart * l, sequence.rows[block]) for l, blocks in enumerate(lists) for block in blocks}
             sequence.taken += len(own)
             keys |= own
             for strand, row in own:
-                if self.slots.slot(strand, row) is None:
+                if self.entries.entry(strand, row) is None:
                     self.missing.setdefault((strand, row), []).append(sequence)
-            at = [{block: self.slots.slot(first + apart * l, sequence.rows[block]) for block in blocks} for l, blocks in enumerate(lists)]
-            found.append([{block: slot for block, slot in of.items() if slot is not None} for of in at])
+            at = [{block: self.entries.entry(first + apart * l, sequence.rows[block]) for block in blocks} for l, blocks in enumerate(lists)]
+            found.append([{block: entry for block, entry in of.items() if entry is not None} for of in at])
         self.counts.hits += len(keys) - len(misses)
         self.counts.misses += len(misses)
         self.counts.mapped += sum(arrived)
         return found
 
     def _from_mapping(self, misses: abc.Sequence[tuple[int, int, Optional[int]]]) -> list[bool]:
-        """Of each, whether its slot has its bytes now."""
+        """Of each, whether its entry has its bytes now."""
         read: dict[_Key, Optional[bytearray]] = {}
         arrived = []
-        for strand, row, slot in misses:
+        for strand, row, entry in misses:
             layer, head = divmod(strand, self.strands)
-            if slot is not None and (layer, row) not in read:
+            if entry is not None and (layer, row) not in read:
                 read[layer, row] = self._mapping_bytes(layer, row)
-            data = read.get((layer, row)) if slot is not None else None
+            data = read.get((layer, row)) if entry is not None else None
             if data is not None:
-                self._fill(slot, head, data)
+                self._fill(entry, head, data)
             arrived.append(data is not None)
         return arrived
 
@@ -237,45 +237,45 @@ class Decoder(Supply):
             self._ref_later()
         return data
 
-    def _fill(self, slot: int, head: int, data: Any) -> None:
-        """Copies what the slot holds of a layer of a block."""
-        self.bytes_of(slot)[:] = self._heads.of(head, data) if self._heads else data
+    def _fill(self, entry: int, head: int, data: Any) -> None:
+        """Copies what the entry holds of a layer of a block."""
+        self.bytes_of(entry)[:] = self._heads.of(head, data) if self._heads else data
 
     def serve(self) -> set[Sequence]:
         """Gathers what is missing. Those whose blocks did not come: compute them again. They are closed by the caller. `crowded`
-        are others, for which a step has too few slots: repeat it without some sequence."""
+        are others, for which a step has too few entries: repeat it without some sequence."""
         missing = self.missing
         if len(missing) > AT_ONCE * self.room.stream:
             first = min(missing)[0] // self.strands
             missing = {key: by for key, by in missing.items() if key[0] // self.strands == first}
-        self.slots.want([(strand, row, by[0].number) for (strand, row), by in missing.items()])
-        taken = self.slots.take()
-        items = [(strand, row, slot) for strand, row, slot in taken if slot is not None]
-        landed = set(items).difference(self._gather_slots(items))
-        self.slots.publish([item in landed for item in taken])
+        self.entries.want([(strand, row, by[0].number) for (strand, row), by in missing.items()])
+        taken = self.entries.take()
+        items = [(strand, row, entry) for strand, row, entry in taken if entry is not None]
+        landed = set(items).difference(self._gather_entries(items))
+        self.entries.publish([item in landed for item in taken])
         self.counts.gathered += len(landed)
         self.counts.full += len(taken) - len(items)
-        full = {sequence for strand, row, slot in taken if slot is None for sequence in self.missing[strand, row]}
+        full = {sequence for strand, row, entry in taken if entry is None for sequence in self.missing[strand, row]}
         self.crowded, self._careful = (full if self._careful else set()), self._careful or bool(full)
-        return {sequence for strand, row, slot in set(items) - landed for sequence in self.missing[strand, row]}
+        return {sequence for strand, row, entry in set(items) - landed for sequence in self.missing[strand, row]}
 
-    def _gather_slots(self, items: abc.Sequence[Item]) -> list[Item]:
+    def _gather_entries(self, items: abc.Sequence[Item]) -> list[Item]:
         """Those that did not come."""
         if self._heads is None:
             return self._gather(items, lambda: self._pool_region)
-        slots: dict[_Key, list[Item]] = {}
+        entries: dict[_Key, list[Item]] = {}
         for item in items:
-            slots.setdefault((item[0] // self.strands, item[1]), []).append(item)
-        failed, wanted = [], list(slots)
+            entries.setdefault((item[0] // self.strands, item[1]), []).append(item)
+        failed, wanted = [], list(entries)
         for at in range(0, len(wanted), self.room.stream):
             some = [(layer, row, i) for i, (layer, row) in enumerate(wanted[at : at + self.room.stream])]
             late = set(self._gather(some, lambda: self._landing_region))
             for layer, row, i in some:
-                for strand, _, slot in slots[layer, row]:
+                for strand, _, entry in entries[layer, row]:
                     if (layer, row, i) in late:
-                        failed.append((strand, row, slot))
+                        failed.append((strand, row, entry))
                     else:
-                        self._fill(slot, strand % self.strands, self.landed(i))
+                        self._fill(entry, strand % self.strands, self.landed(i))
         return failed
 
     def stream(self, sequence: Sequence, layer: int, blocks: abc.Sequence[int]) -> Iterator[dict[int, Any]]:
@@ -291,8 +291,8 @@ class Decoder(Supply):
             self.counts.streamed += len(some)
             yield found
 
-    def bytes_of(self, slot: int) -> memoryview:
-        return self.pool.buffer[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+    def bytes_of(self, entry: int) -> memoryview:
+        return self.pool.buffer[entry * self.entry_bytes : (entry + 1) * self.entry_bytes]
 
     def landed(self, i: int) -> memoryview:
         return self.landing.buffer[i * self.layer_bytes : (i + 1) * self.layer_bytes]

@@ -1,4 +1,4 @@
-"""A sparse decoder whose slots are on a GPU: Supply around cuda.Steps."""
+"""A sparse decoder whose entries are on a GPU: Supply around cuda.Steps."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GpuDecoder(Supply):
         there; the caller has keep_beside() called while steps run."""
         import torch
 
-        #: Rows that stand for other blocks now, and whose slots don't know it yet.
+        #: Rows that stand for other blocks now, and whose entries don't know it yet.
         self._forgotten: list[int] = []
         #: Held while another thread takes references, and while the mapping is closed.
         self._referencing = threading.Lock()
@@ -81,7 +81,7 @@ class GpuDecoder(Supply):
         for i, layer in enumerate(self.summarised):
             self.summaries[layer] = self._summaries[i]
         self._landing = torch.empty((landing, layer_bytes), dtype=torch.uint8, device=steps.device)
-        #: Of serve(): sequences of a step that needs more slots than there are.
+        #: Of serve(): sequences of a step that needs more entries than there are.
         self.crowded: set[Sequence] = set()
         self._missed = 0
         self._full = self._late = False
@@ -134,7 +134,7 @@ class GpuDecoder(Supply):
     def _forget_all(self) -> None:
         if self._forgotten:
             self.steps.forget(self._forgotten)
-            self._forgotten = []  # now that the slots know it
+            self._forgotten = []  # now that the entries know it
 
     def _cut(self) -> None:
         self.steps.leave_mapping()  # while it is mapped
@@ -214,7 +214,7 @@ class GpuDecoder(Supply):
         result = self.steps.result()
         self._count(result)
         mistakes = result.flags & (Flag.STRAY | Flag.NO_PAGE)
-        late = bool(result.flags & Flag.NO_SLOT and not result.flags & Flag.UNSERVED)
+        late = bool(result.flags & Flag.NO_ENTRY and not result.flags & Flag.UNSERVED)
         if mistakes or (late and self._late):  # once, its copy may have taken too long: another run finds it
             raise RuntimeError(f"the step's lists or pages are wrong: {mistakes or result.flags!r}")
         self._late = late
@@ -229,7 +229,7 @@ class GpuDecoder(Supply):
 
     def serve(self) -> set[Sequence]:
         """Gathers what the step did not get, for another run. Those whose blocks did not come: compute them again; they are closed by
-        the caller. If two runs behind each other found too few slots, all sequences are `crowded`: run without some of them."""
+        the caller. If two runs behind each other found too few entries, all sequences are `crowded`: run without some of them."""
         full = bool(self.steps.result().flags & Flag.FULL)
         self.crowded, self._full = (set(self.sequences.values()) if full and self._full else set()), full
         self.counts.full += full
@@ -282,9 +282,9 @@ class GpuDecoder(Supply):
 
 
 def _register(
-    ns: Namespace, tensor: Any, planes: abc.Sequence[Plane], blocks: int, pool: bool, part: int, timeout: float
+    ns: Namespace, tensor: Any, planes: abc.Sequence[Plane], blocks: int, block_pool: bool, part: int, timeout: float
 ) -> Region:
     memory, base, gpu = cuda_allocation(tensor.data_ptr())
     first = tensor.data_ptr() - base
     at = [Plane(0, first + p.offset, p.stride, p.block_bytes, p.layer) for p in planes]
-    return ns.register([memory], at, blocks=blocks, part=part, gpu=gpu, pool=pool, timeout=timeout)
+    return ns.register([memory], at, blocks=blocks, part=part, gpu=gpu, block_pool=block_pool, timeout=timeout)

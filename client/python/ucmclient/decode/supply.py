@@ -1,4 +1,4 @@
-"""What a worker that decodes sparsely has from the daemon, wherever its slots are: sequences as the daemon registered them, with their references, rows with
+"""What a worker that decodes sparsely has from the daemon, wherever its entries are: sequences as the daemon registered them, with their references, rows with
 their summaries, and layers of blocks that are gathered, with deadlines."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BESIDE, _BESIDE_WAIT, _BESIDE_PAUSE = 256, 0.01, 0.05
 #: Keys that keep_beside() asks for at once; and the shortest wait of a reference, which the daemon counts in ms.
 _APPENDED, GLANCE = 2048, 0.001
 _ALL = 1 << 20
-#: A layer or strand, a row, and a slot.
+#: A layer or strand, a row, and an entry.
 Item = tuple[int, int, int]
 
 
@@ -67,10 +67,10 @@ class Lost(Exception):
 
 @dataclass
 class Counts:
-    """hits, misses: of slots. mapped: of the misses, those that were read from the mapping. evicted: reads of the mapping that found
-    the block not there any more. gathered: slots that the daemon filled. streamed: layers of blocks that prefill
+    """hits, misses: of entries. mapped: of the misses, those that were read from the mapping. evicted: reads of the mapping that found
+    the block not there any more. gathered: entries that the daemon filled. streamed: layers of blocks that prefill
     read, on either lane. computed, loaded: summaries of blocks, by this worker or from the daemon. failed: what the daemon was asked for and did not
-    come. full: found no slot."""
+    come. full: found no entry."""
 
     hits: int = 0
     misses: int = 0
@@ -86,10 +86,10 @@ class Counts:
 
 @dataclass(eq=False)
 class Sequence:
-    """Of one request. number: for Slots. keys, rows: of its candidates from the first block on. kept: so many of its first
+    """Of one request. number: for Entries. keys, rows: of its candidates from the first block on. kept: so many of its first
     blocks are in the daemon, and stay there; asked: of so many it was asked whether it has them. referenced: of so many it was asked to have
     them in the mapping. coming: what keep_beside() was told of the blocks behind these, and update() has not seen yet; it asks nothing
-    before `again`, `pause` behind an answer that brought nothing. taken: slots that the last run of a step used for it."""
+    before `again`, `pause` behind an answer that brought nothing. taken: entries that the last run of a step used for it."""
 
     name: str
     number: int
@@ -126,7 +126,7 @@ def _runs(layers: abc.Sequence[int]) -> list[tuple[int, int]]:
 
 class Supply:
     """Derived from by who has the memory: `_registered` says where the daemon finds it, `_compute` makes summaries of blocks that have
-    pages, `_placed` takes places in the mapping, `_enter`, `_leave` and `_forget` go to the slots."""
+    pages, `_placed` takes places in the mapping, `_enter`, `_leave` and `_forget` go to the entries."""
 
     def __init__(
         self, source: Source, summary: Summary, layers: int, summarised: abc.Iterable[int], rows: int, requests: int, part: int,
@@ -178,7 +178,7 @@ class Supply:
     # ---- the daemon ----
 
     def _connected(self) -> bool:
-        """Registers the memory with each new client, and drops what an old connection registered: keep() makes new ones. Slots
+        """Registers the memory with each new client, and drops what an old connection registered: keep() makes new ones. Entries
         and rows keep what they hold: keys name contents."""
         ns, summaries = self.source.ns, self.source.summaries
         if ns is None or summaries is None:
@@ -237,7 +237,7 @@ class Supply:
         try:
             return task.wait(left + PAUSE).blocks
         except UcmError as error:
-            if error.status == Status.DEADLINE:  # nothing may write to these slots any more
+            if error.status == Status.DEADLINE:  # nothing may write to these entries any more
                 self._cut()
             time.sleep(_GRACE)
             return None
@@ -250,7 +250,7 @@ class Supply:
     # ---- sequences ----
 
     def open(self, name: str, floor: int = 0) -> Sequence:
-        """floor: slots that it keeps against others."""
+        """floor: entries that it keeps against others."""
         if name not in self.sequences:
             self._enter(self._numbers[-1], floor)  # if it raises, nothing was opened
             self.sequences[name] = Sequence(name, self._numbers.pop())
@@ -483,7 +483,7 @@ class Supply:
         self._ref_again_at = self._ref_again_at or time.monotonic() + _REF_AGAIN
 
     def _gather(self, items: abc.Sequence[Item], region: Callable[[], Optional[Region]]) -> list[Item]:
-        """Layers of rows into slots of a pool; those that did not come. region: the pool, on the connection that there is."""
+        """Layers of rows into entries of a pool; those that did not come. region: the pool, on the connection that there is."""
 
         def begin(some: abc.Sequence[Item], left: float) -> Optional[Task]:
             keys = {row: i for i, row in enumerate(dict.fromkeys(row for _, row, _ in some))}
@@ -491,7 +491,7 @@ class Supply:
             assert pool is not None
             return self.source.ask(
                 pool.gather, b"".join(map(self.rows.key, keys)),
-                [(keys[row], layer, slot) for layer, row, slot in some], priority=URGENT, deadline=left, timeout=self.timeout,
+                [(keys[row], layer, entry) for layer, row, entry in some], priority=URGENT, deadline=left, timeout=self.timeout,
             )
 
         failed = []

@@ -204,7 +204,7 @@ class Policy(Structure):
         ("reuse", c_uint32),
         ("retrieval_stride", c_uint32),
         ("lag", c_uint32),
-        ("slots", c_double),
+        ("entries", c_double),
         ("goal", c_double),
         ("budget_tokens", c_uint32),
         ("grow", c_double),
@@ -224,7 +224,7 @@ class PolicyBudget(Structure):
 class Place(Structure):
     _fields_ = [
         ("slab", c_uint32),
-        ("slot", c_uint32),
+        ("entry", c_uint32),
         ("seq", c_uint64),
         ("opened", c_uint64),
     ]

@@ -78,14 +78,14 @@ class SparseGpuWorker:
             self._open(rules, worker, layout, summary, heads, part)
         except torch.cuda.OutOfMemoryError:
             raise Unsupported(
-                f"sparse: {self._pool_bytes >> 20} MiB of slots and {self._summary_bytes >> 20} MiB of summaries do not fit the GPU beside "
+                f"sparse: {self._pool_bytes >> 20} MiB of entries and {self._summary_bytes >> 20} MiB of summaries do not fit the GPU beside "
                 "vLLM's memory: lower --gpu-memory-utilization, sparse_room, --max-model-len or --max-num-seqs"
             ) from None
         self._tables(shape, heads)
         self._requests: dict[str, SparseRequest] = {}
         self._step: list[SparseRequest] = []
         self._live = False
-        #: The number of the last step of slots that was looked at.
+        #: The number of the last step of entries that was looked at.
         self._seen = 0
         self._rows_of: tuple[Any, Optional[Rows]] = (None, None)
         self._updated = 0.0
@@ -106,7 +106,7 @@ class SparseGpuWorker:
     def _open(self, rules: Rules, worker: WorkerHalf, layout: Layout, summary: Summary, heads: int, part: int) -> None:
         torch, shape, choices = self._torch, summary.shape, rules.choices
         whole = rules.lists == 1 and shape.kv_heads > 1
-        self._pool_bytes = Steps.bytes_of(shape, layout.layer_bytes, rules.room.slots, whole)
+        self._pool_bytes = Steps.bytes_of(shape, layout.layer_bytes, rules.room.entries, whole)
         self._summary_bytes = rules.room.rows * len(choices.choosing) * summary.bytes
         self._pool = torch.empty(self._pool_bytes, dtype=torch.uint8, device=self._device)
         most = choices.candidates(self._blocks)
@@ -158,7 +158,7 @@ class SparseGpuWorker:
         """A sentence for the log, after the start."""
         room = self.rules.room
         return (
-            f"requests whose prompts have {self.rules.prompt} tokens and more decode sparsely, by {self.rules.policy}: {room.slots} slots, "
+            f"requests whose prompts have {self.rules.prompt} tokens and more decode sparsely, by {self.rules.policy}: {room.entries} entries, "
             f"{self._pool_bytes >> 20} MiB, {room.rows} rows of summaries, {self._summary_bytes >> 20} MiB, and "
             f"{(self._steps.table_bytes + self._steps.workspace_bytes + self._select.workspace_bytes) >> 20} MiB of tables"
         )
@@ -366,7 +366,7 @@ class SparseGpuWorker:
         crowded = self._step[-1:] if self.decoder.crowded else []
         for request in self._step:
             if request.first >= request.own and request.name not in self.spoiled:
-                why = "did not come" if request.sequence in lost else "have too few slots" if request in crowded else "came late"
+                why = "did not come" if request.sequence in lost else "have too few entries" if request in crowded else "came late"
                 self._spoil(request, f"blocks {why}", lost=request.sequence in lost or request in crowded)
 
     def close(self, names: Iterable[str]) -> None:
@@ -537,7 +537,7 @@ class SparseGpuWorker:
             some.candidates[gone], some.most[gone], some.length[gone] = 0, self._most_of[0], 0
 
     def _one_by_one(self, layer: int, some: Slice, q: Any, chosen: Chosen, out: Any) -> Any:
-        """What the tokens of a slice need together are more slots than there are."""
+        """What the tokens of a slice need together are more entries than there are."""
         for i in range(some.n):
             at = slice(i, i + 1)
             one = Slice(

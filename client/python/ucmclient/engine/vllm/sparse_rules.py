@@ -32,10 +32,10 @@ class Rules:
     prompt: int
     #: Lists of blocks that a layer chooses for a token on each rank.
     lists: int
-    #: Each rank's memory for slots and summaries, and what requests are admitted by.
+    #: Each rank's memory for entries and summaries, and what requests are admitted by.
     room: Room
     max_tokens: int
-    #: Slots are on a GPU, one for each KV head of a layer of a block, and no dense token attends what has no page.
+    #: Entries are on a GPU, one for each KV head of a layer of a block, and no dense token attends what has no page.
     on_gpu: bool = False
 
     def own(self, prompt_tokens: int) -> int:
@@ -82,7 +82,7 @@ def rules_of(settings: Settings, config: Any, kv_cache_config: Any) -> Rules:
             f"sparse: with --max-model-len {longest}, blocks of {of.tokens} tokens, dense_below={policy.dense_below} and a window of "
             f"{choices.window} blocks no request would ever be sparse: allow longer ones, or remove the setting"
         )
-    room = Room(most.slots * settings.sparse_room, most.rows * settings.sparse_room, _STREAM)
+    room = Room(most.entries * settings.sparse_room, most.rows * settings.sparse_room, _STREAM)
     return Rules(str(policy), choices, of.tokens, prompt, lists, room, longest, on_gpu)
 
 

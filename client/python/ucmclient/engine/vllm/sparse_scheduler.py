@@ -27,7 +27,7 @@ class _Of:
     prompt_tokens: int
     #: It becomes so long.
     tokens: int
-    #: Slots that it keeps against others; None: it is not admitted yet.
+    #: Entries that it keeps against others; None: it is not admitted yet.
     floor: Optional[int] = None
     #: Its first blocks that the daemon keeps, of all ranks.
     kept: int = 0
@@ -80,7 +80,7 @@ class SparseScheduler:
         return f"/{self.rules.policy}/{request.num_prompt_tokens}/".encode()
 
     def admit(self, request: Any) -> bool:
-        """Whether there are slots and rows of summaries for the most that it can need, beside those that were admitted."""
+        """Whether there are entries and rows of summaries for the most that it can need, beside those that were admitted."""
         of = self._of.get(request.request_id)
         if of is None:
             prompt = request.num_prompt_tokens

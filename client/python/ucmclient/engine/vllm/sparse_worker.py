@@ -1,7 +1,7 @@
 """The worker's half of sparse decoding: what a step's tokens attend, and where it lies. Imports nothing of vLLM.
 
 What a worker holds of a sparse request: the engine's *pages* of its window and of blocks that the daemon does not keep yet;
-*slots*, each for one layer of one block; *rows* of summaries, one for each block that may be chosen. ucmclient.decode keeps slots
+*entries*, each for one layer of one block; *rows* of summaries, one for each block that may be chosen. ucmclient.decode keeps entries
 and rows by the blocks' keys. vLLM's own table of a request's blocks is not read: it still names pages that went back.
 
 A step of the engine goes so: begin() learns what the scheduler planned, rows() finds the batch's sparse requests, attend()
@@ -27,7 +27,7 @@ from .identity import Unsupported, heads_of
 from .layout import Layout
 from .plan import Plan, SparseStep
 from .sparse_rules import Rules
-from .sparse_slots import HostSlots
+from .sparse_entries import HostEntries
 from .worker import WorkerHalf
 
 logger = logging.getLogger("ucmclient.engine.vllm")
@@ -95,12 +95,12 @@ class SparseWorker:
         self._caches = [next(kv_caches[name] for name, n in layout.numbers.items() if n == i) for i in range(self._layers)]
         if self._layers != len(rules.choices.layers) or any(cache.shape[0] != layout.blocks for cache in self._caches):
             raise Unsupported("sparse: the engine keeps its KV in other blocks or layers than it says: take another --block-size")
-        slots = HostSlots(self._layers, rules.room.slots)
+        entries = HostEntries(self._layers, rules.room.entries)
         self.decoder = _Decoder(
-            worker.link, summary, rules.choices, rules.room, slots, requests=requests, layer_bytes=layout.layer_bytes,
+            worker.link, summary, rules.choices, rules.room, entries, requests=requests, layer_bytes=layout.layer_bytes,
             part=part, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
         )
-        self._slots = _tensor(self.decoder.pool.buffer, self._caches[0])
+        self._entries = _tensor(self.decoder.pool.buffer, self._caches[0])
         self.decoder.keys_in = lambda data: self._keys_in(self._block(data))
         self._requests: dict[str, _Request] = {}
         #: Of this step, by the page of its last token, which no other request has.
@@ -122,10 +122,10 @@ class SparseWorker:
     def chosen_as(self) -> str:
         """A sentence for the log, after the start."""
         room = self.rules.room
-        slots, summaries = len(self.decoder.pool.buffer) >> 20, room.rows * len(self.decoder.summarised) * self.decoder.summary.bytes >> 20
+        entries, summaries = len(self.decoder.pool.buffer) >> 20, room.rows * len(self.decoder.summarised) * self.decoder.summary.bytes >> 20
         return (
-            f"requests whose prompts have {self.rules.prompt} tokens and more decode sparsely, by {self.rules.policy}: {room.slots} slots, "
-            f"{slots} MiB, and {room.rows} rows of summaries, {summaries} MiB"
+            f"requests whose prompts have {self.rules.prompt} tokens and more decode sparsely, by {self.rules.policy}: {room.entries} entries, "
+            f"{entries} MiB, and {room.rows} rows of summaries, {summaries} MiB"
         )
 
     def shutdown(self) -> None:
@@ -241,11 +241,11 @@ class SparseWorker:
             self._fill(layer, row.of)
             for position in range(row.dense_end, row.end):
                 lists = self._lists(layer, row.of, position, query[row.q + position - row.first])
-                slots = self._bring(layer, row.of, lists)
-                if slots is None:
+                entries = self._bring(layer, row.of, lists)
+                if entries is None:
                     break
                 at = row.q + position - row.first
-                output[at] = self._attended(layer, row.of, position, lists, slots, query[at], scale)
+                output[at] = self._attended(layer, row.of, position, lists, entries, query[at], scale)
 
     def _lists(self, layer: int, request: _Request, position: int, q: Any) -> list[list[int]]:
         """What the layer takes for the token, or the layer before it whose choice it shares."""
@@ -262,21 +262,21 @@ class SparseWorker:
             self.decoder.summary_layer(request.sequence.rows[block], layer, self._keys_in(self._caches[layer][request.pages[block]]))
 
     def _bring(self, layer: int, request: _Request, lists: Sequence[Sequence[int]]) -> Optional[dict[int, int]]:
-        """The slots of those blocks that have no pages; None: it is spoiled. They are the token's until the next one is attended, so
-        slots for one layer of one token would do."""
+        """The entries of those blocks that have no pages; None: it is spoiled. They are the token's until the next one is attended, so
+        entries for one layer of one token would do."""
         away = [sorted(block for block in set().union(*lists) if not request.pages[block])]
         for _ in range(2):
             self.decoder.begin()
-            ((slots,),) = self.decoder.resolve(layer, [(request.sequence, away)])
+            ((entries,),) = self.decoder.resolve(layer, [(request.sequence, away)])
             if not self.decoder.missing:
-                return slots
+                return entries
             if self.decoder.serve():
                 break
         self._spoil(request, "blocks did not come")
         return None
 
     def _attended(
-        self, layer: int, request: _Request, position: int, lists: Sequence[Sequence[int]], slots: dict[int, int], q: Any, scale: float
+        self, layer: int, request: _Request, position: int, lists: Sequence[Sequence[int]], entries: dict[int, int], q: Any, scale: float
     ) -> Any:
         import torch
 
@@ -286,7 +286,7 @@ class SparseWorker:
         tokens = position + 1 - last * self.rules.block_tokens
         for head in range(heads):
             chosen = lists[head * len(lists) // heads]
-            blocks = [(cache[request.pages[b]] if request.pages[b] else self._slots[slots[b]])[head] for b in [*chosen, *window]]
+            blocks = [(cache[request.pages[b]] if request.pages[b] else self._entries[entries[b]])[head] for b in [*chosen, *window]]
             k, v = _split(torch.stack(blocks).float())
             k, v = k.flatten(0, 1), v.flatten(0, 1)
             valid = len(k) - self.rules.block_tokens + tokens

@@ -1,6 +1,6 @@
 /* The gather from memory of the host that changes meanwhile. Bytes say where they belong and in which sequence
  * number. */
-#include "tests/gpu/slots.h"
+#include "tests/gpu/entries.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -34,8 +34,8 @@ static void fill(uint8_t *block, uint32_t number, uint64_t seq)
 
 struct scene {
     struct mapping mapping, table; /* blocks; sequence numbers */
-    struct ucm_slots_place place[NUMBERS];
-    struct ucm_slots_gather gather;
+    struct ucm_entries_place place[NUMBERS];
+    struct ucm_entries_gather gather;
     CUdeviceptr places, pool_bytes;
     struct pool pool;
     _Atomic bool stop;
@@ -47,13 +47,13 @@ static _Atomic uint64_t *seq_of(struct scene *t, uint32_t number)
     return (_Atomic uint64_t *)(void *)(t->table.bytes + 8 * number);
 }
 
-static void scene_open(struct scene *t, uint32_t slots)
+static void scene_open(struct scene *t, uint32_t entries)
 {
-    struct ucm_slots_shape shape = {.strands = LAYERS * HEADS,
-                                    .numbers = NUMBERS,
-                                    .slots = slots,
-                                    .requests = 1,
-                                    .misses = 1024};
+    struct ucm_entries_shape shape = {.strands = LAYERS * HEADS,
+                                      .numbers = NUMBERS,
+                                      .entries = entries,
+                                      .requests = 1,
+                                      .misses = 1024};
 
     memset(t, 0, sizeof(*t));
     mapping_open(&t->mapping, NUMBERS * BLOCK);
@@ -61,20 +61,21 @@ static void scene_open(struct scene *t, uint32_t slots)
     for (uint32_t i = 0; i < NUMBERS; i++) {
         fill(t->mapping.bytes + i * BLOCK, i, 2);
         *seq_of(t, i) = 2;
-        t->place[i] = (struct ucm_slots_place){t->mapping.gpu + i * BLOCK, t->table.gpu + 8 * i, 2};
+        t->place[i] =
+            (struct ucm_entries_place){t->mapping.gpu + i * BLOCK, t->table.gpu + 8 * i, 2};
     }
     t->places = gpu_put(0, t->place, sizeof(t->place));
-    t->pool_bytes = gpu_new(slots * 2ull * ROWS * ROW);
-    t->gather = (struct ucm_slots_gather){.places = t->places, .heads = HEADS, .planes = 2};
+    t->pool_bytes = gpu_new(entries * 2ull * ROWS * ROW);
+    t->gather = (struct ucm_entries_gather){.places = t->places, .heads = HEADS, .planes = 2};
     for (uint32_t i = 0; i < 2; i++)
-        t->gather.plane[i] = (struct ucm_slots_plane){.slots = t->pool_bytes + i * ROWS * ROW,
-                                                      .slot_stride = 2 * ROWS * ROW,
-                                                      .first = i * PLANE,
-                                                      .layer_stride = ROWS * HEADS * ROW,
-                                                      .head_stride = ROW,
-                                                      .pitch = HEADS * ROW,
-                                                      .rows = ROWS,
-                                                      .row_bytes = ROW};
+        t->gather.plane[i] = (struct ucm_entries_plane){.entries = t->pool_bytes + i * ROWS * ROW,
+                                                        .entry_stride = 2 * ROWS * ROW,
+                                                        .first = i * PLANE,
+                                                        .layer_stride = ROWS * HEADS * ROW,
+                                                        .head_stride = ROW,
+                                                        .pitch = HEADS * ROW,
+                                                        .rows = ROWS,
+                                                        .row_bytes = ROW};
     pool_open(&t->pool, &shape);
 }
 
@@ -98,7 +99,7 @@ static void want_numbers(struct scene *t, uint32_t first, uint32_t n)
             keys[all++] = strand * NUMBERS + i;
     at = gpu_put(0, keys, all * sizeof(*keys));
     zero = gpu_put(0, requests, all * sizeof(*requests));
-    launch("ucm_slots_want_keys", 2, 128, (void *[]){&t->pool.gpu, &at, &zero, &all});
+    launch("ucm_entries_want_keys", 2, 128, (void *[]){&t->pool.gpu, &at, &zero, &all});
     gpu_sync();
     gpu_free(at);
     gpu_free(zero);
@@ -107,15 +108,15 @@ static void want_numbers(struct scene *t, uint32_t first, uint32_t n)
 /* -> keys that are resident; their bytes are those that were promised. */
 static uint32_t check_resident(struct scene *t, const char *when)
 {
-    struct ucm_slots *s = &t->pool.host;
-    size_t bytes = s->shape.slots * 2ull * ROWS * ROW;
+    struct ucm_entries *s = &t->pool.host;
+    size_t bytes = s->shape.entries * 2ull * ROWS * ROW;
     uint32_t *pool = fresh(bytes), there = 0, wrong = 0;
 
     gpu_get(pool, t->pool_bytes, bytes);
     for (uint32_t key = 0; key < LAYERS * HEADS * NUMBERS; key++) {
         uint32_t number = key % NUMBERS, strand = key / NUMBERS;
 
-        if (s->slot_of[key] < 0)
+        if (s->entry_of[key] < 0)
             continue;
         there++;
         for (uint32_t i = 0; i < 2 * ROWS * ROW / 4; i++) {
@@ -123,11 +124,11 @@ static uint32_t check_resident(struct scene *t, const char *when)
             uint64_t at = plane * PLANE + strand / HEADS * (ROWS * HEADS * ROW) +
                           row * (HEADS * ROW) + strand % HEADS * ROW + i % (ROW / 4) * 4;
 
-            wrong += pool[(size_t)s->slot_of[key] * (2 * ROWS * ROW / 4) + i] !=
+            wrong += pool[(size_t)s->entry_of[key] * (2 * ROWS * ROW / 4) + i] !=
                      word_of(number, t->place[number].told, (uint32_t)(at / 4));
         }
     }
-    check(wrong == 0, "%s: %u words of %u slots are wrong", when, wrong, there);
+    check(wrong == 0, "%s: %u words of %u entries are wrong", when, wrong, there);
     free(pool);
     return there;
 }
@@ -147,7 +148,7 @@ static void test_still(const char *kernel, uint32_t blocks)
     pool_read(&t.pool, kernel);
     check(check_resident(&t, kernel) == (NUMBERS - 3) * LAYERS * HEADS, "%s: resident", kernel);
     check(t.pool.host.step->unserved == 3 * LAYERS * HEADS, "%s: not served", kernel);
-    check(t.pool.host.step->flags == UCM_SLOTS_UNSERVED, "%s: flags", kernel);
+    check(t.pool.host.step->flags == UCM_ENTRIES_UNSERVED, "%s: flags", kernel);
     scene_close(&t);
 }
 
@@ -197,7 +198,7 @@ static void test_changing(const char *kernel, uint32_t rounds)
         served += check_resident(&t, "what changes");
         lost += t.pool.host.step->unserved;
         numbers = gpu_put(0, all, sizeof(all));
-        launch("ucm_slots_forget_numbers", 2, 64, (void *[]){&t.pool.gpu, &numbers, &n});
+        launch("ucm_entries_forget_numbers", 2, 64, (void *[]){&t.pool.gpu, &numbers, &n});
         gpu_sync();
         gpu_free(numbers);
     }

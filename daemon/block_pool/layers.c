@@ -9,7 +9,7 @@
  * read of a part in this way is summed up, and once that would be as much as the part has, the
  * whole part is read: at most twice its bytes. The sums are few, and parts may share one, which
  * costs a read of a whole part now and then. */
-#include "daemon/pool/layers.h"
+#include "daemon/block_pool/layers.h"
 
 #include "daemon/cache/extend.h"
 #include "daemon/tier/tier.h"

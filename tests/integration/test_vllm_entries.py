@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Slots of the small engine with sparse decoding: what one holds, the lane on which it is filled, and who gets how many. sparse_case.py has
+"""Entries of the small engine with sparse decoding: what one holds, the lane on which it is filled, and who gets how many. sparse_case.py has
 what outputs are compared with."""
 
 import time
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from vllm_case import BLOCK, Request, daemon, prompt, run, watch  # sets the paths
-from sparse_case import ALL, QUARTER, Together, forget_slots, policy
+from sparse_case import ALL, QUARTER, Together, forget_entries, policy
 import model
 from engine import Pool
 from ucmclient import sparse
@@ -16,14 +16,14 @@ from ucmclient.decode import Choices, Refused
 
 
 class Apart(Together):
-    """Slots of one KV head of a layer: the daemon brings whole layers, and the worker keeps what its heads chose."""
+    """Entries of one KV head of a layer: the daemon brings whole layers, and the worker keeps what its heads chose."""
 
     DTYPE = "bfloat16"
 
     def test_layouts(self):
         for layout in ("split", "packed", "content"):
             with self.subTest(layout):
-                e = self.known(self.engine(layout=layout, apart=True, slots=100, stream=3))
+                e = self.known(self.engine(layout=layout, apart=True, entries=100, stream=3))
                 request = e.request("some", self.KNOWN, outputs=6)
                 self.check(e, request)
                 self.assertGreater(self.counts(e).gathered, 0)
@@ -34,13 +34,13 @@ class Apart(Together):
         self.assertEqual(self.counts(e).gathered % model.KV_HEADS, 0)
 
     def test_less_memory_holds_the_same(self):
-        """A slot of a layer holds heads that did not choose its block."""
+        """An entry of a layer holds heads that did not choose its block."""
         held = {}
         for apart in (False, True):
             e = self.engine(policy(sparse.TopK(sparse_ratio=0.2, min_blocks=1, init_window_sz=0)), apart=apart)
             self.check(e, e.request("some", self.KNOWN, outputs=6))
             decoder = e.sparse[0].decoder
-            held[apart] = decoder.slot_bytes * sum(decoder.slots.slot(strand, row) is not None for strand in range(model.LAYERS * decoder.strands)
+            held[apart] = decoder.entry_bytes * sum(decoder.entries.entry(strand, row) is not None for strand in range(model.LAYERS * decoder.strands)
                                                    for row in range(e.room.rows))
         self.assertLess(held[True], held[False])
 
@@ -68,7 +68,7 @@ class Mapped(Together):
                     self.assertGreater(counts.mapped, 0)
 
     def test_prefill_reads_it_too(self):
-        e, before = self.engine(mapping=True, salt=self.id(), blocks=8, budget=24, slots=36, ranks=2), self.stats()["gather_items"]
+        e, before = self.engine(mapping=True, salt=self.id(), blocks=8, budget=24, entries=36, ranks=2), self.stats()["gather_items"]
         self.check(e, e.request("cold", prompt(601, 150), outputs=15))
         self.assertGreater(self.counts(e).streamed, 0)
         self.assertEqual(self.stats()["gather_items"] - before, sum(self.counts(e, r).gathered for r in (0, 1)))
@@ -79,7 +79,7 @@ class Mapped(Together):
         mapped = [rank.decoder for rank in e.sparse]
 
         def between(e):
-            forget_slots(e)
+            forget_entries(e)
             for decoder in mapped:
                 for row in list(decoder._places)[::2]:
                     decoder._places[row].seq += 2
@@ -100,7 +100,7 @@ class Mapped(Together):
 
 class Admitted(Together):
     def test_what_no_memory_would_hold_is_refused(self):
-        for more, words in (({"slots": 20}, "needs 36 slots and this worker has 20: give it more, choose fewer blocks"),
+        for more, words in (({"entries": 20}, "needs 36 entries and this worker has 20: give it more, choose fewer blocks"),
                             ({"rows": 5}, "needs 13 rows of summaries and this worker has 5"),
                             ({"blocks": 7}, "need 7 pages, and there are 6")):
             e = self.engine(**more)
@@ -110,7 +110,7 @@ class Admitted(Together):
             self.check(e, Request("dense", prompt(610, 40), outputs=2))
 
     def test_others_wait(self):
-        e, most = self.engine(slots=20), []
+        e, most = self.engine(entries=20), []
 
         def between(e):
             most.append(sum(hasattr(r, "choices") for r in e.running + e.loading))
@@ -119,7 +119,7 @@ class Admitted(Together):
 
     def test_more_than_fits(self):
         """Both were expected to take little, and take all: the one that came last waits until the first is over."""
-        e = self.engine(ALL, slots=20)
+        e = self.engine(ALL, entries=20)
         e.admission.expected = 0.1
         first, last = e.request("first", self.KNOWN, outputs=10), e.request("last", prompt(610, 100), outputs=10)
         self.check(e, first, last)
@@ -129,7 +129,7 @@ class Admitted(Together):
     def test_more_tokens_than_fit(self):
         """A step computes many sparse tokens of one request again, whose choices differ."""
         of = policy(sparse.TopK(sparse_ratio=0.2, min_blocks=1, init_window_sz=0, local_window_sz=1), sparse.Score(heads="max"))
-        e = self.cold(of, blocks=12, budget=48, slots=model.LAYERS * 2, stream=4)
+        e = self.cold(of, blocks=12, budget=48, entries=model.LAYERS * 2, stream=4)
         request = e.request("r", prompt(619, 140), outputs=40)
         evicted = []
 
@@ -142,7 +142,7 @@ class Admitted(Together):
         self.assertEqual((request.alone, e.errors), (True, 0))
 
     def test_for_so_long(self):
-        e, now = self.engine(slots=12, wait=0.05), 1.0
+        e, now = self.engine(entries=12, wait=0.05), 1.0
         first, last = e.request("first", self.KNOWN, outputs=40), e.request("last", prompt(610, 100), outputs=10)
 
         def between(e):
@@ -152,7 +152,7 @@ class Admitted(Together):
         with mock.patch("sparse_engine.time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep)):
             done = run(e, first, last, between=between)
         late = [r.request_id for r in (first, last) if r.error is not None]
-        self.assertEqual([done[name].error for name in late], [f"{name} waited 0.05 s for slots" for name in late])
+        self.assertEqual([done[name].error for name in late], [f"{name} waited 0.05 s for entries" for name in late])
         self.assertEqual(len(late), 1)
         self.same(done, late)
         e.step()

@@ -1,30 +1,30 @@
-/* test_slots [--few]: the pool's kernels beside the C reference; a part of the cases only. */
-#include "tests/gpu/slots.h"
+/* test_entries [--few]: the pool's kernels beside the C reference; a part of the cases only. */
+#include "tests/gpu/entries.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-extern const unsigned char ucm_slots_fatbin[];
+extern const unsigned char ucm_entries_fatbin[];
 
 static CUmodule module;
 
 /* ---- a pool ---- */
 
-void pool_open(struct pool *p, const struct ucm_slots_shape *shape)
+void pool_open(struct pool *p, const struct ucm_entries_shape *shape)
 {
-    char why[UCM_SLOTS_WHY] = "";
+    char why[UCM_ENTRIES_WHY] = "";
     void *memory;
 
-    check(ucm_slots_check(shape, why) == 0, "a shape: %s", why);
-    p->bytes = ucm_slots_bytes(shape);
+    check(ucm_entries_check(shape, why) == 0, "a shape: %s", why);
+    p->bytes = ucm_entries_bytes(shape);
     if (posix_memalign(&memory, 64, p->bytes) != 0)
         must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
     memset(memory, 0, p->bytes); /* lists too: what is not used is compared */
-    ucm_slots_layout(&p->host, shape, memory);
-    ucm_slots_init(&p->host);
+    ucm_entries_layout(&p->host, shape, memory);
+    ucm_entries_init(&p->host);
     p->memory = gpu_new(p->bytes);
-    ucm_slots_layout(&p->gpu, shape, (void *)(uintptr_t)p->memory);
+    ucm_entries_layout(&p->gpu, shape, (void *)(uintptr_t)p->memory);
     pool_write(p);
 }
 
@@ -41,10 +41,10 @@ void pool_write(struct pool *p)
 
 void pool_read(struct pool *p, const char *when)
 {
-    char why[UCM_SLOTS_WHY] = "";
+    char why[UCM_ENTRIES_WHY] = "";
 
     gpu_get(p->host.stamp, p->memory, p->bytes);
-    check(ucm_slots_verify(&p->host, why) == 0, "%s: %s", when, why);
+    check(ucm_entries_verify(&p->host, why) == 0, "%s: %s", when, why);
     check(p->host.step->done == 0, "%s: done is %u", when, p->host.step->done);
 }
 
@@ -61,25 +61,25 @@ void pool_next(struct pool *p)
 {
     CUdeviceptr attended = 0;
 
-    launch("ucm_slots_next", 1, 1, (void *[]){&p->gpu, &attended});
+    launch("ucm_entries_next", 1, 1, (void *[]){&p->gpu, &attended});
 }
 
-void pool_resolve(struct pool *p, uint32_t strand, const struct ucm_slots_lists *lists)
+void pool_resolve(struct pool *p, uint32_t strand, const struct ucm_entries_lists *lists)
 {
-    struct ucm_slots_lists by_value = *lists;
+    struct ucm_entries_lists by_value = *lists;
 
-    launch("ucm_slots_resolve", lists->sequences * lists->lists, UCM_SLOTS_CUDA_RESOLVE,
+    launch("ucm_entries_resolve", lists->sequences * lists->lists, UCM_ENTRIES_CUDA_RESOLVE,
            (void *[]){&p->gpu, &strand, &by_value});
 }
 
 void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
-                 const struct ucm_slots_gather *g)
+                 const struct ucm_entries_gather *g)
 {
-    struct ucm_slots_gather by_value = *g;
+    struct ucm_entries_gather by_value = *g;
     char name[64];
 
-    snprintf(name, sizeof(name), "ucm_slots_gather_%s", kernel);
-    launch(name, blocks, UCM_SLOTS_CUDA_GATHER, (void *[]){&p->gpu, &by_value});
+    snprintf(name, sizeof(name), "ucm_entries_gather_%s", kernel);
+    launch(name, blocks, UCM_ENTRIES_CUDA_GATHER, (void *[]){&p->gpu, &by_value});
 }
 
 /* ---- one miss at a time: the same arrays as in C ---- */
@@ -88,60 +88,60 @@ void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
 #define STRANDS 3u
 #define REQUESTS 4u
 
-static const struct ucm_slots_shape small = {
-    .strands = STRANDS, .numbers = NUMBERS, .slots = 70, .requests = REQUESTS, .misses = 256};
+static const struct ucm_entries_shape small = {
+    .strands = STRANDS, .numbers = NUMBERS, .entries = 70, .requests = REQUESTS, .misses = 256};
 
-static void same(struct pool *p, const struct ucm_slots *model, const char *when)
+static void same(struct pool *p, const struct ucm_entries *model, const char *when)
 {
     pool_read(p, when);
     check(memcmp(p->host.stamp, model->stamp, p->bytes) == 0, "%s: other arrays than in C", when);
 }
 
-static void want_both(struct pool *p, struct ucm_slots *model, CUdeviceptr words)
+static void want_both(struct pool *p, struct ucm_entries *model, CUdeviceptr words)
 {
     uint32_t key_request[2] = {rnd_below(STRANDS * NUMBERS), rnd_below(REQUESTS)}, n = 1;
     CUdeviceptr request = words + 4;
     uint8_t arrived = rnd_below(8) > 0;
 
     gpu_put(words, key_request, sizeof(key_request));
-    launch("ucm_slots_want_keys", 1, 32, (void *[]){&p->gpu, &words, &request, &n});
-    ucm_slots_want(model, key_request[0], key_request[1]);
+    launch("ucm_entries_want_keys", 1, 32, (void *[]){&p->gpu, &words, &request, &n});
+    ucm_entries_want(model, key_request[0], key_request[1]);
     same(p, model, "want");
-    launch("ucm_slots_take_all", 2, 64, (void *[]){&p->gpu});
-    ucm_slots_take(model);
+    launch("ucm_entries_take_all", 2, 64, (void *[]){&p->gpu});
+    ucm_entries_take(model);
     same(p, model, "take");
     gpu_put(words, &arrived, 1);
-    launch("ucm_slots_publish_all", 2, 64, (void *[]){&p->gpu, &words});
-    ucm_slots_publish(model, &arrived);
+    launch("ucm_entries_publish_all", 2, 64, (void *[]){&p->gpu, &words});
+    ucm_entries_publish(model, &arrived);
     same(p, model, "publish");
 }
 
-static void between_both(struct pool *p, struct ucm_slots *model, CUdeviceptr words)
+static void between_both(struct pool *p, struct ucm_entries *model, CUdeviceptr words)
 {
     uint32_t request = rnd_below(REQUESTS), floor = rnd_below(25), n = 2;
     uint32_t numbers[2] = {rnd_below(NUMBERS), rnd_below(NUMBERS)};
 
     if (rnd_below(3) == 0) {
-        launch("ucm_slots_leave_request", 2, 32, (void *[]){&p->gpu, &request});
-        ucm_slots_leave(model, request);
+        launch("ucm_entries_leave_request", 2, 32, (void *[]){&p->gpu, &request});
+        ucm_entries_leave(model, request);
         same(p, model, "leave");
-        if (ucm_slots_enter(model, request, floor) == 0)
+        if (ucm_entries_enter(model, request, floor) == 0)
             gpu_put((CUdeviceptr)(uintptr_t)&p->gpu.floor[request], &floor, 4);
     }
     if (rnd_below(3) == 0) {
         gpu_put(words, numbers, sizeof(numbers));
-        launch("ucm_slots_forget_numbers", 2, 32, (void *[]){&p->gpu, &words, &n});
-        ucm_slots_forget(model, numbers, 2);
+        launch("ucm_entries_forget_numbers", 2, 32, (void *[]){&p->gpu, &words, &n});
+        ucm_entries_forget(model, numbers, 2);
         same(p, model, "forget");
     }
     pool_next(p);
-    ucm_slots_begin(model, model->step->now + 1);
+    ucm_entries_begin(model, model->step->now + 1);
     same(p, model, "next");
 }
 
 static void test_one_by_one(void)
 {
-    struct ucm_slots model;
+    struct ucm_entries model;
     struct pool p, q;
     CUdeviceptr words = gpu_new(64);
 
@@ -149,7 +149,7 @@ static void test_one_by_one(void)
     pool_open(&q, &small); /* its host copy is the model's memory */
     model = q.host;
     pool_next(&p);
-    ucm_slots_begin(&model, 1);
+    ucm_entries_begin(&model, 1);
     for (uint32_t step = 0; step < (few ? 6u : 60u); step++) {
         for (uint32_t i = rnd_below(40); i > 0; i--)
             want_both(&p, &model, words);
@@ -185,41 +185,41 @@ static void choose(struct choice *c, uint32_t numbers)
     }
 }
 
-static struct ucm_slots_lists lists_at(const void *memory, uint32_t apart)
+static struct ucm_entries_lists lists_at(const void *memory, uint32_t apart)
 {
     const struct choice *c = memory;
 
-    return (struct ucm_slots_lists){.sequences = SEQUENCES,
-                                    .lists = LISTS,
-                                    .room = ROOM,
-                                    .apart = apart,
-                                    .index = &c->index[0][0][0],
-                                    .count = &c->count[0][0],
-                                    .table = &c->table[0][0],
-                                    .table_stride = 64,
-                                    .request = c->request};
+    return (struct ucm_entries_lists){.sequences = SEQUENCES,
+                                      .lists = LISTS,
+                                      .room = ROOM,
+                                      .apart = apart,
+                                      .index = &c->index[0][0][0],
+                                      .count = &c->count[0][0],
+                                      .table = &c->table[0][0],
+                                      .table_stride = 64,
+                                      .request = c->request};
 }
 
 static int by_key(const void *a, const void *b)
 {
-    uint32_t x = ((const struct ucm_slots_miss *)a)->key,
-             y = ((const struct ucm_slots_miss *)b)->key;
+    uint32_t x = ((const struct ucm_entries_miss *)a)->key,
+             y = ((const struct ucm_entries_miss *)b)->key;
 
     return (x > y) - (x < y);
 }
 
-/* model: from the same arrays, in C. Who wanted a miss first may differ, and so whom an unclaimed slot counts for. */
-static void same_resolve(struct pool *p, struct ucm_slots *model)
+/* model: from the same arrays, in C. Who wanted a miss first may differ, and so whom an unclaimed entry counts for. */
+static void same_resolve(struct pool *p, struct ucm_entries *model)
 {
-    struct ucm_slots *s = &p->host;
+    struct ucm_entries *s = &p->host;
     uint32_t n = model->step->misses, keys = s->shape.strands * s->shape.numbers;
 
     pool_read(p, "resolve");
     check(s->step->misses == n && s->step->flags == model->step->flags, "resolve: %u misses, C %u",
           s->step->misses, n);
-    check(memcmp(s->slot_of, model->slot_of, keys * sizeof(*s->slot_of)) == 0,
+    check(memcmp(s->entry_of, model->entry_of, keys * sizeof(*s->entry_of)) == 0,
           "resolve: the table");
-    check(memcmp(s->stamp, model->stamp, s->shape.slots * sizeof(*s->stamp)) == 0,
+    check(memcmp(s->stamp, model->stamp, s->shape.entries * sizeof(*s->stamp)) == 0,
           "resolve: stamps");
     if (n != s->step->misses || n > s->shape.misses)
         return;
@@ -230,21 +230,21 @@ static void same_resolve(struct pool *p, struct ucm_slots *model)
 }
 
 /* before: after the resolve. */
-static void check_taken(const struct ucm_slots *before, const struct ucm_slots *s,
+static void check_taken(const struct ucm_entries *before, const struct ucm_entries *s,
                         const uint8_t *lost)
 {
     uint64_t now = s->step->now;
     uint32_t unserved = 0;
 
-    for (uint32_t slot = 0; slot < s->shape.slots; slot++)
-        if (before->stamp[slot] == now)
-            check(s->key[slot] == before->key[slot], "slot %u of this step was taken", slot);
+    for (uint32_t entry = 0; entry < s->shape.entries; entry++)
+        if (before->stamp[entry] == now)
+            check(s->key[entry] == before->key[entry], "entry %u of this step was taken", entry);
     for (uint32_t i = 0; i < before->step->misses; i++) {
         uint32_t key = before->miss[i].key;
-        bool there = s->slot_of[key] >= 0;
+        bool there = s->entry_of[key] >= 0;
 
         unserved += !there;
-        if ((s->step->flags & UCM_SLOTS_FULL) == 0)
+        if ((s->step->flags & UCM_ENTRIES_FULL) == 0)
             check(there == !lost[key % s->shape.numbers], "key %u: there %d", key, there);
     }
     check(s->step->unserved == before->step->unserved + unserved, "%u not served, %u counted",
@@ -253,7 +253,7 @@ static void check_taken(const struct ucm_slots *before, const struct ucm_slots *
         for (uint32_t r = 0; r < s->shape.requests; r++) {
             uint32_t least = before->held[r] < s->floor[r] ? before->held[r] : s->floor[r];
 
-            check(s->held[r] >= least || unserved > 0, "request %u has %u slots, floor %u", r,
+            check(s->held[r] >= least || unserved > 0, "request %u has %u entries, floor %u", r,
                   s->held[r], s->floor[r]);
         }
 }
@@ -263,8 +263,8 @@ static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_
     static struct choice choice;
     uint32_t apart = rnd_below(2), n = p->host.shape.numbers;
     uint8_t *lost = fresh(n), *arrived = fresh(p->host.shape.misses);
-    struct ucm_slots_lists there = lists_at((const void *)(uintptr_t)lists, apart),
-                           here = lists_at(&choice, apart);
+    struct ucm_entries_lists there = lists_at((const void *)(uintptr_t)lists, apart),
+                             here = lists_at(&choice, apart);
     CUdeviceptr flags;
 
     choose(&choice, n);
@@ -272,7 +272,7 @@ static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_
     memcpy(q->host.stamp, p->host.stamp, p->bytes); /* the model begins where the GPU does */
     strand = apart ? 0 : strand;
     pool_resolve(p, strand, &there);
-    ucm_slots_resolve(&q->host, strand, &here);
+    ucm_entries_resolve(&q->host, strand, &here);
     same_resolve(p, &q->host);
     gpu_get(q->host.stamp, p->memory, p->bytes);
     for (uint32_t i = 0; i < n; i++)
@@ -280,9 +280,9 @@ static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_
     for (uint32_t i = 0; i < q->host.step->misses && i < p->host.shape.misses; i++)
         arrived[i] = !lost[q->host.miss[i].key % n];
     flags = gpu_put(0, arrived, p->host.shape.misses);
-    launch("ucm_slots_take_all", 4, 256, (void *[]){&p->gpu});
+    launch("ucm_entries_take_all", 4, 256, (void *[]){&p->gpu});
     pool_read(p, "take");
-    launch("ucm_slots_publish_all", 4, 64, (void *[]){&p->gpu, &flags});
+    launch("ucm_entries_publish_all", 4, 64, (void *[]){&p->gpu, &flags});
     pool_read(p, "publish");
     check_taken(&q->host, &p->host, lost);
     gpu_free(flags);
@@ -290,17 +290,20 @@ static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_
     free(arrived);
 }
 
-static void test_at_once(uint32_t slots, uint32_t floor)
+static void test_at_once(uint32_t entries, uint32_t floor)
 {
-    struct ucm_slots_shape shape = {
-        .strands = LISTS, .numbers = 200, .slots = slots, .requests = SEQUENCES, .misses = 1024};
+    struct ucm_entries_shape shape = {.strands = LISTS,
+                                      .numbers = 200,
+                                      .entries = entries,
+                                      .requests = SEQUENCES,
+                                      .misses = 1024};
     CUdeviceptr lists = gpu_new(sizeof(struct choice));
     struct pool p, q;
 
     pool_open(&p, &shape);
     pool_open(&q, &shape);
     for (uint32_t r = 0; r < SEQUENCES; r++)
-        check(ucm_slots_enter(&p.host, r, floor) == 0, "floors fit");
+        check(ucm_entries_enter(&p.host, r, floor) == 0, "floors fit");
     pool_write(&p);
     for (uint32_t step = 0; step < (few ? 5u : 100u); step++) {
         pool_next(&p);
@@ -317,7 +320,7 @@ int main(int argc, char **argv)
 {
     gpu_begin();
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
-    must(cuModuleLoadData(&module, ucm_slots_fatbin), "the kernels");
+    must(cuModuleLoadData(&module, ucm_entries_fatbin), "the kernels");
     test_one_by_one();
     test_at_once(2000, 300); /* there is room for all */
     test_at_once(700, 200);

@@ -1,9 +1,9 @@
-/* A pool's steps on the GPU: slots_cuda.h has the order of launches and what memory order they rest on. */
+/* A pool's steps on the GPU: entries_cuda.h has the order of launches and what memory order they rest on. */
 #include "kernels/encoding/fp8.cuh"
-#include "kernels/slots/slots.cuh"
-#include "kernels/slots/slots_cuda.h"
+#include "kernels/entries/entries.cuh"
+#include "kernels/entries/entries_cuda.h"
 
-typedef const struct ucm_slots &pool_t;
+typedef const struct ucm_entries &pool_t;
 
 /* ---- the host's memory ---- */
 
@@ -66,15 +66,15 @@ static __device__ __forceinline__ void await_last(void)
 /* ---- a step ---- */
 
 /* By one thread. Of a step that never ended, misses are forgotten. attended: or NULL. */
-extern "C" __global__ void ucm_slots_next(const __grid_constant__ struct ucm_slots s,
-                                          struct ucm_slots_attended *attended)
+extern "C" __global__ void ucm_entries_next(const __grid_constant__ struct ucm_entries s,
+                                          struct ucm_entries_attended *attended)
 {
-    uint32_t n = slots_listed(s);
+    uint32_t n = entries_listed(s);
 
     for (uint32_t i = 0; i < n; i++)
-        slots_end_miss(s, s.miss[i], s.miss[i].slot, false);
+        entries_end_miss(s, s.miss[i], s.miss[i].entry, false);
     if (attended)
-        *attended = ucm_slots_attended{0, 0, 1.0f, 0, 0};
+        *attended = ucm_entries_attended{0, 0, 1.0f, 0, 0};
     s.step->misses = 0;
     s.step->done = 0;
     s.step->now++;
@@ -83,9 +83,9 @@ extern "C" __global__ void ucm_slots_next(const __grid_constant__ struct ucm_slo
 }
 
 /* A thread block is a list. */
-extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_RESOLVE)
-    ucm_slots_resolve(const __grid_constant__ struct ucm_slots s, uint32_t strand,
-                      const __grid_constant__ struct ucm_slots_lists lists)
+extern "C" __global__ void __launch_bounds__(UCM_ENTRIES_CUDA_RESOLVE)
+    ucm_entries_resolve(const __grid_constant__ struct ucm_entries s, uint32_t strand,
+                      const __grid_constant__ struct ucm_entries_lists lists)
 {
     uint32_t sequence = blockIdx.x / lists.lists, l = blockIdx.x % lists.lists;
     uint32_t n = min(lists.count[blockIdx.x], lists.room), begin = lists.begin ? lists.begin[blockIdx.x] : 0;
@@ -96,20 +96,20 @@ extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_RESOLVE)
     let_next_begin();
     if (lists.end)
         n = min(n, lists.end[blockIdx.x]);
-    for (uint32_t i = begin + threadIdx.x; i < n; i += UCM_SLOTS_CUDA_RESOLVE)
-        slots_chosen(s, now, strand + lists.apart * l, table, lists.table_stride, index[i],
+    for (uint32_t i = begin + threadIdx.x; i < n; i += UCM_ENTRIES_CUDA_RESOLVE)
+        entries_chosen(s, now, strand + lists.apart * l, table, lists.table_stride, index[i],
                      lists.request[sequence]);
 }
 
 /* The step's last launch, by one thread. Who reads the word's step sees what belongs to it. */
-extern "C" __global__ void ucm_slots_end(const __grid_constant__ struct ucm_slots s,
-                                         const struct ucm_slots_attended *attended,
-                                         struct ucm_slots_word *word)
+extern "C" __global__ void ucm_entries_end(const __grid_constant__ struct ucm_entries s,
+                                         const struct ucm_entries_attended *attended,
+                                         struct ucm_entries_word *word)
 {
-    volatile struct ucm_slots_word *w = word;
-    const struct ucm_slots_step *step = s.step;
+    volatile struct ucm_entries_word *w = word;
+    const struct ucm_entries_step *step = s.step;
 
-    w->flags = step->flags | attended->flags << UCM_SLOTS_ATTENDED;
+    w->flags = step->flags | attended->flags << UCM_ENTRIES_ATTENDED;
     w->unserved = step->unserved;
     w->missed = step->missed;
     w->taken = step->taken;
@@ -154,45 +154,45 @@ template <uint32_t TEAM> static __device__ __forceinline__ void team_sync(void)
 }
 
 struct arriving {
-    struct ucm_slots_miss miss;
-    struct ucm_slots_place place;
+    struct ucm_entries_miss miss;
+    struct ucm_entries_place place;
     bool there;
 };
 
 /* Where a miss is copied from. In a page only one layer of the block lies, so the place is that of a block whose layer lies
  * there. */
-static __device__ __forceinline__ struct ucm_slots_place
-place_of(pool_t s, const struct ucm_slots_gather &g, uint32_t key)
+static __device__ __forceinline__ struct ucm_entries_place
+place_of(pool_t s, const struct ucm_entries_gather &g, uint32_t key)
 {
     uint32_t number = key % s.shape.numbers, layer = key / s.shape.numbers / g.heads;
     int32_t page = g.page_of ? __ldcg(&g.page_of[number]) : -1;
 
     if (page < 0 || (uint32_t)page >= g.page_bound)
-        return ((const struct ucm_slots_place *)g.places)[number];
-    return ucm_slots_place{
+        return ((const struct ucm_entries_place *)g.places)[number];
+    return ucm_entries_place{
         g.pages + (uint32_t)page * g.page_stride - layer * g.plane[0].layer_stride, 0, 0};
 }
 
 /* By the team's first warp. */
-static __device__ __forceinline__ void begin_arriving(pool_t s, const struct ucm_slots_gather &g,
+static __device__ __forceinline__ void begin_arriving(pool_t s, const struct ucm_entries_gather &g,
                                                       uint32_t i, struct arriving *a)
 {
-    struct ucm_slots_miss miss = s.miss[i];
-    int32_t slot = slots_take(s, s.step->now, miss);
+    struct ucm_entries_miss miss = s.miss[i];
+    int32_t entry = entries_take(s, s.step->now, miss);
 
     if (threadIdx.x % 32 != 0)
         return;
-    miss.slot = slot;
+    miss.entry = entry;
     a->miss = miss;
     a->place = place_of(s, g, miss.key);
-    a->there = slot != UCM_SLOTS_NONE && a->place.bytes != 0 &&
+    a->there = entry != UCM_ENTRIES_NONE && a->place.bytes != 0 &&
                (a->place.seq == 0 || load_acquire(a->place.seq) == a->place.told);
 }
 
 #define IN_FLIGHT 8u
 
 template <uint32_t TEAM, bool STRONG>
-static __device__ __forceinline__ void copy_plane(const struct ucm_slots_plane &p, uint64_t from,
+static __device__ __forceinline__ void copy_plane(const struct ucm_entries_plane &p, uint64_t from,
                                                   uint64_t to, uint32_t thread)
 {
     uint32_t row_vectors = p.row_bytes / 16, vectors = p.rows * row_vectors;
@@ -230,7 +230,7 @@ static __device__ __forceinline__ void code_vector(uint4 x, uint32_t row_vectors
     uint2 c;
 
     for (uint32_t lanes = row_vectors / 2; lanes > 0; lanes /= 2)
-        most = max(most, __shfl_xor_sync(SLOTS_ALL, most, lanes));
+        most = max(most, __shfl_xor_sync(ENTRIES_ALL, most, lanes));
     k = fp8<D>::scale(most);
     c = fp8<D>::encode(x, k);
     *codes = make_uint2(finite_codes(c.x), finite_codes(c.y));
@@ -240,7 +240,7 @@ static __device__ __forceinline__ void code_vector(uint4 x, uint32_t row_vectors
 
 /* As copy_plane, encoded. Warps are whole: vectors is a multiple of 32. */
 template <uint32_t TEAM, bool STRONG, uint32_t D>
-static __device__ __forceinline__ void code_plane(const struct ucm_slots_plane &p, uint64_t from,
+static __device__ __forceinline__ void code_plane(const struct ucm_entries_plane &p, uint64_t from,
                                                   uint64_t to, uint64_t scales, uint32_t thread)
 {
     uint32_t row_vectors = p.row_bytes / 16, vectors = p.rows * row_vectors;
@@ -266,32 +266,32 @@ static __device__ __forceinline__ void code_plane(const struct ucm_slots_plane &
     }
 }
 
-/* A strand's plane into a slot. */
+/* A strand's plane into an entry. */
 template <uint32_t TEAM, bool STRONG>
-static __device__ __forceinline__ void bring_plane(const struct ucm_slots_plane &p, uint64_t from,
-                                                   int32_t slot, uint32_t thread)
+static __device__ __forceinline__ void bring_plane(const struct ucm_entries_plane &p, uint64_t from,
+                                                   int32_t entry, uint32_t thread)
 {
-    uint64_t at = (uint64_t)slot * p.slot_stride;
+    uint64_t at = (uint64_t)entry * p.entry_stride;
 
     if (p.scales == 0)
-        copy_plane<TEAM, STRONG>(p, from, p.slots + at, thread);
+        copy_plane<TEAM, STRONG>(p, from, p.entries + at, thread);
     else if (p.dtype == UCM_ENCODING_F16)
-        code_plane<TEAM, STRONG, UCM_ENCODING_F16>(p, from, p.slots + at, p.scales + at, thread);
+        code_plane<TEAM, STRONG, UCM_ENCODING_F16>(p, from, p.entries + at, p.scales + at, thread);
     else
-        code_plane<TEAM, STRONG, UCM_ENCODING_BF16>(p, from, p.slots + at, p.scales + at, thread);
+        code_plane<TEAM, STRONG, UCM_ENCODING_BF16>(p, from, p.entries + at, p.scales + at, thread);
 }
 
 template <uint32_t TEAM, bool STRONG>
-static __device__ __forceinline__ void gather(pool_t s, const struct ucm_slots_gather &g)
+static __device__ __forceinline__ void gather(pool_t s, const struct ucm_entries_gather &g)
 {
-    __shared__ struct arriving arriving[UCM_SLOTS_CUDA_GATHER / TEAM];
-    uint32_t thread = threadIdx.x % TEAM, teams = gridDim.x * (UCM_SLOTS_CUDA_GATHER / TEAM);
+    __shared__ struct arriving arriving[UCM_ENTRIES_CUDA_GATHER / TEAM];
+    uint32_t thread = threadIdx.x % TEAM, teams = gridDim.x * (UCM_ENTRIES_CUDA_GATHER / TEAM);
     struct arriving *a = &arriving[threadIdx.x / TEAM];
     uint32_t n;
 
     await_last();     /* the list of misses is complete, and what else attention reads */
     let_next_begin(); /* attention, which then can't take the places of thread blocks that it waits for */
-    n = slots_listed(s);
+    n = entries_listed(s);
     for (uint32_t i = blockIdx.x + gridDim.x * (threadIdx.x / TEAM); i < n; i += teams) {
         if (thread < 32)
             begin_arriving(s, g, i, a);
@@ -300,19 +300,19 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_slots_g
             uint32_t strand = a->miss.key / s.shape.numbers;
 
             for (uint32_t j = 0; j < g.planes; j++) {
-                const struct ucm_slots_plane &p = g.plane[j];
+                const struct ucm_entries_plane &p = g.plane[j];
 
                 bring_plane<TEAM, STRONG>(p,
                                           a->place.bytes + p.first +
                                               strand / g.heads * p.layer_stride +
                                               strand % g.heads * p.head_stride,
-                                          a->miss.slot, thread);
+                                          a->miss.entry, thread);
             }
             fence_system();
         }
         team_sync<TEAM>();
         if (thread == 0)
-            slots_end_miss(s, a->miss, a->miss.slot,
+            entries_end_miss(s, a->miss, a->miss.entry,
                            a->there && (a->place.seq == 0 ||
                                         load_relaxed(a->place.seq) == a->place.told));
         team_sync<TEAM>();
@@ -321,52 +321,52 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_slots_g
 }
 
 #define GATHER(name, team, strong)                                                                 \
-    extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_GATHER, 1)                          \
-    ucm_slots_gather_##name(const __grid_constant__ struct ucm_slots s,                            \
-                            const __grid_constant__ struct ucm_slots_gather g)                     \
+    extern "C" __global__ void __launch_bounds__(UCM_ENTRIES_CUDA_GATHER, 1)                          \
+    ucm_entries_gather_##name(const __grid_constant__ struct ucm_entries s,                            \
+                            const __grid_constant__ struct ucm_entries_gather g)                     \
     {                                                                                              \
         gather<team, strong>(s, g);                                                                \
     }
 
 GATHER(warp, 32, true)
-GATHER(block, UCM_SLOTS_CUDA_GATHER, true)
+GATHER(block, UCM_ENTRIES_CUDA_GATHER, true)
 /* To be measured beside the others, not to be used: its loads may be answered by a cache. */
 GATHER(warp_weak, 32, false)
-GATHER(block_weak, UCM_SLOTS_CUDA_GATHER, false)
+GATHER(block_weak, UCM_ENTRIES_CUDA_GATHER, false)
 
 /* ---- between steps ---- */
 
-extern "C" __global__ void ucm_slots_want_keys(const __grid_constant__ struct ucm_slots s,
+extern "C" __global__ void ucm_entries_want_keys(const __grid_constant__ struct ucm_entries s,
                                                const uint32_t *keys, const uint32_t *requests,
                                                uint32_t n)
 {
     for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
-        slots_want(s, s.step->now, keys[i], requests[i]);
+        entries_want(s, s.step->now, keys[i], requests[i]);
 }
 
 /* A warp has a miss. */
-extern "C" __global__ void ucm_slots_take_all(const __grid_constant__ struct ucm_slots s)
+extern "C" __global__ void ucm_entries_take_all(const __grid_constant__ struct ucm_entries s)
 {
-    uint32_t n = slots_listed(s), warps = gridDim.x * blockDim.x / 32;
+    uint32_t n = entries_listed(s), warps = gridDim.x * blockDim.x / 32;
 
     for (uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) / 32; i < n; i += warps) {
-        struct ucm_slots_miss miss = s.miss[i];
+        struct ucm_entries_miss miss = s.miss[i];
 
-        if (miss.slot != UCM_SLOTS_NONE)
+        if (miss.entry != UCM_ENTRIES_NONE)
             continue;
-        miss.slot = slots_take(s, s.step->now, miss);
+        miss.entry = entries_take(s, s.step->now, miss);
         if (threadIdx.x % 32 == 0)
-            s.miss[i].slot = miss.slot;
+            s.miss[i].entry = miss.entry;
     }
 }
 
-extern "C" __global__ void ucm_slots_publish_all(const __grid_constant__ struct ucm_slots s,
+extern "C" __global__ void ucm_entries_publish_all(const __grid_constant__ struct ucm_entries s,
                                                  const uint8_t *arrived)
 {
-    uint32_t n = slots_listed(s);
+    uint32_t n = entries_listed(s);
 
     for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
-        slots_end_miss(s, s.miss[i], s.miss[i].slot, arrived[i] != 0);
+        entries_end_miss(s, s.miss[i], s.miss[i].entry, arrived[i] != 0);
     end_misses(s);
 }
 
@@ -378,7 +378,7 @@ static __device__ __forceinline__ uint64_t source_of(const uint32_t *keys, const
 
     for (uint32_t first = 0; first < n; first += 32) {
         uint32_t i = first + lane;
-        uint32_t found = __ballot_sync(SLOTS_ALL, i < n && keys[i] == key);
+        uint32_t found = __ballot_sync(ENTRIES_ALL, i < n && keys[i] == key);
 
         if (found != 0)
             return from[first + (uint32_t)__ffs((int)found) - 1];
@@ -386,63 +386,64 @@ static __device__ __forceinline__ uint64_t source_of(const uint32_t *keys, const
     return 0;
 }
 
-/* Takes a slot for each miss, and fills it with bytes that the GPU's memory has: of key keys[i] at from[i], one
+/* Takes an entry for each miss, and fills it with bytes that the GPU's memory has: of key keys[i] at from[i], one
  * layer of its block. A warp has a miss. */
-extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_GATHER, 1)
-    ucm_slots_put(const __grid_constant__ struct ucm_slots s,
-                  const __grid_constant__ struct ucm_slots_gather g, const uint32_t *keys,
+extern "C" __global__ void __launch_bounds__(UCM_ENTRIES_CUDA_GATHER, 1)
+    ucm_entries_put(const __grid_constant__ struct ucm_entries s,
+                  const __grid_constant__ struct ucm_entries_gather g, const uint32_t *keys,
                   const uint64_t *from, uint32_t n)
 {
-    uint32_t misses = slots_listed(s), teams = gridDim.x * (UCM_SLOTS_CUDA_GATHER / 32);
+    uint32_t misses = entries_listed(s), teams = gridDim.x * (UCM_ENTRIES_CUDA_GATHER / 32);
 
     for (uint32_t i = blockIdx.x + gridDim.x * (threadIdx.x / 32); i < misses; i += teams) {
-        struct ucm_slots_miss miss = s.miss[i];
-        int32_t slot = slots_take(s, s.step->now, miss);
+        struct ucm_entries_miss miss = s.miss[i];
+        int32_t entry = entries_take(s, s.step->now, miss);
         uint64_t at = source_of(keys, from, n, miss.key);
         uint32_t head = miss.key / s.shape.numbers % g.heads;
 
-        for (uint32_t j = 0; j < g.planes && slot != UCM_SLOTS_NONE && at != 0; j++) {
-            const struct ucm_slots_plane &p = g.plane[j];
+        for (uint32_t j = 0; j < g.planes && entry != UCM_ENTRIES_NONE && at != 0; j++) {
+            const struct ucm_entries_plane &p = g.plane[j];
 
-            bring_plane<32, false>(p, at + p.first + head * p.head_stride, slot, threadIdx.x % 32);
+            bring_plane<32, false>(p, at + p.first + head * p.head_stride, entry, threadIdx.x % 32);
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0)
-            slots_end_miss(s, miss, slot, at != 0);
+            entries_end_miss(s, miss, entry, at != 0);
         __syncwarp();
     }
     end_misses(s);
 }
 
 /* A thread has a number in a strand. */
-extern "C" __global__ void ucm_slots_forget_numbers(const __grid_constant__ struct ucm_slots s,
+extern "C" __global__ void ucm_entries_forget_numbers(const __grid_constant__ struct ucm_entries s,
                                                     const uint32_t *numbers, uint32_t n)
 {
     uint64_t all = (uint64_t)n * s.shape.strands, step = (uint64_t)gridDim.x * blockDim.x;
 
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += step) {
         uint32_t key = (uint32_t)(i / n) * s.shape.numbers + numbers[i % n];
-        int32_t at = atomicExch(&s.slot_of[key], UCM_SLOTS_NONE); /* a number may be there twice */
+        /* a number may be there twice */
+        int32_t at = atomicExch(&s.entry_of[key], UCM_ENTRIES_NONE);
 
         if (at >= 0) {
-            uint32_t holder = atomicExch(&s.request[at], UCM_SLOTS_NOBODY);
+            uint32_t holder = atomicExch(&s.request[at], UCM_ENTRIES_NOBODY);
 
-            if (holder != UCM_SLOTS_NOBODY)
+            if (holder != UCM_ENTRIES_NOBODY)
                 atomicSub(&s.held[holder], 1);
-            s.key[at] = UCM_SLOTS_NO_KEY;
+            s.key[at] = UCM_ENTRIES_NO_KEY;
             s.stamp[at] = 0;
         }
     }
 }
 
-/* held[request] is 0 when all of its slots count for nobody. */
-extern "C" __global__ void ucm_slots_leave_request(const __grid_constant__ struct ucm_slots s,
+/* held[request] is 0 when all of its entries count for nobody. */
+extern "C" __global__ void ucm_entries_leave_request(const __grid_constant__ struct ucm_entries s,
                                                    uint32_t request)
 {
-    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < s.shape.slots;
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < s.shape.entries;
          i += gridDim.x * blockDim.x)
         if (s.request[i] == request) {
-            s.request[i] = UCM_SLOTS_NOBODY;
+            s.request[i] = UCM_ENTRIES_NOBODY;
             atomicSub(&s.held[request], 1);
         }
     if (blockIdx.x == 0 && threadIdx.x == 0)

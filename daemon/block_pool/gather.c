@@ -1,11 +1,11 @@
-/* gather: single layers of blocks into slots of a worker's pool.
+/* gather: single layers of blocks into entries of a worker's block pool.
  *
  * The items of one block are the pieces of one item of the walk: one read brings the part into
  * DRAM, or from the first to the last of the layers that they name, if that is little of it
  * (layers_get); and its pieces go in one batch. To a device a piece is a copy as any, of a
  * span of one layer, and the pool's planes are those of a part with one layer. */
+#include "daemon/block_pool/layers.h"
 #include "daemon/features.h"
-#include "daemon/pool/layers.h"
 #include "daemon/request/copies.h"
 #include "daemon/retrieval/summary.h"
 #include "proto/histogram.h"
@@ -20,8 +20,8 @@
 
 /* One item of the request. */
 struct gather_piece {
-    uint32_t index, layer, slot; /* as the client named them */
-    uint32_t place;              /* in the request */
+    uint32_t index, layer, entry; /* as the client named them */
+    uint32_t place;               /* in the request */
 };
 
 /* A key is a block, whose pieces follow one another from c.blocks[key] on. */
@@ -55,7 +55,7 @@ static uint32_t get32(const uint8_t *p)
 /* What the items of a gather count. */
 struct gather_bounds {
     const char *of; /* "this sequence" */
-    uint32_t blocks, layers, slots;
+    uint32_t blocks, layers, entries;
 };
 
 static int piece_check(struct call *call, const struct gather_piece *p,
@@ -69,10 +69,10 @@ static int piece_check(struct call *call, const struct gather_piece *p,
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "items[%u]: layer %u; this part has %u, counted from 0", p->place,
                              p->layer, b->layers);
-    if (p->slot >= b->slots)
+    if (p->entry >= b->entries)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "items[%u]: slot %u; this pool has %u, counted from 0", p->place,
-                             p->slot, b->slots);
+                             "items[%u]: entry %u; this block pool has %u, counted from 0",
+                             p->place, p->entry, b->entries);
     return 0;
 }
 
@@ -87,8 +87,8 @@ static int pieces_take(struct call *call, struct gather *f, struct proto_bin ite
         if (piece_check(call, &f->pieces[i], b) != 0)
             return -call->error.code;
     }
-    return numbers_distinct(call, &f->pieces->slot, f->c.n_copies,
-                            sizeof(*f->pieces) / sizeof(uint32_t), "items: slot",
+    return numbers_distinct(call, &f->pieces->entry, f->c.n_copies,
+                            sizeof(*f->pieces) / sizeof(uint32_t), "items: entry",
                             "item of a gather");
 }
 
@@ -154,7 +154,7 @@ static int pieces_group(struct call *call, struct gather *f, uint32_t most)
 
 static struct layer_reads *reads_at(struct requests *rq)
 {
-    return rq->ext[FEATURE_POOL];
+    return rq->ext[FEATURE_BLOCK_POOL];
 }
 
 static int pool_open(struct requests *rq)
@@ -168,8 +168,8 @@ static int pool_open(struct requests *rq)
     return 0;
 }
 
-const struct feature pool_feature = {.requests_bytes = sizeof(struct layer_reads),
-                                     .open_cb = pool_open};
+const struct feature block_pool_feature = {.requests_bytes = sizeof(struct layer_reads),
+                                           .open_cb = pool_open};
 
 /* From the first to the last of the layers that its pieces name. As layers_get. */
 static int item_get(struct gather *f, const struct walk_item *it)
@@ -248,7 +248,7 @@ static int gather_add(struct copy_batch *b, const struct batch_item *item)
     for (uint32_t i = 0, n = pieces_of(w, item->at); rc == 0 && i < n; i++) {
         rc = span_cut(w->modules->cache, &span, p[i].layer, 1, &layer);
         if (rc == 0)
-            rc = device_job_add(&b->job, &layer, p[i].slot);
+            rc = device_job_add(&b->job, &layer, p[i].entry);
     }
     if (rc != 0)
         b->job.n_items = before;
@@ -320,9 +320,9 @@ static int source_check(struct call *call, const struct msg_gather *m,
                         const struct registered *region, struct sequence **ch,
                         struct gather_bounds *b)
 {
-    if (!region->region->pool)
+    if (!region->region->block_pool)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "region %llu is no pool; register one with pool: true",
+                             "region %llu is no block pool; register one with block_pool: true",
                              (unsigned long long)m->region);
     if ((m->sequence == 0) == (m->keys.n == 0))
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -340,7 +340,7 @@ static int source_check(struct call *call, const struct msg_gather *m,
             (unsigned long long)m->region, region->region->part, region->ns->id);
     b->of = *ch ? "this sequence has" : "this gather has keys:";
     b->layers = region->ns->identity.layers[region->region->part];
-    b->slots = region->region->blocks;
+    b->entries = region->region->blocks;
     return 0;
 }
 

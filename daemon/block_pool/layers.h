@@ -1,7 +1,7 @@
 /* Reads of some layers of a part that lies on NVMe alone, into pieces of slots that are nobody's
  * part. Thread: the event loop only. */
-#ifndef UCMD_POOL_LAYERS_H
-#define UCMD_POOL_LAYERS_H
+#ifndef UCMD_BLOCK_POOL_LAYERS_H
+#define UCMD_BLOCK_POOL_LAYERS_H
 
 #include "daemon/cache/cache.h"
 #include "daemon/cache/span.h"

@@ -1,18 +1,18 @@
-/* What the files of test_slots have in common: a pool on the GPU, and its copy that the host reads. */
-#ifndef UCM_TESTS_GPU_SLOTS_H
-#define UCM_TESTS_GPU_SLOTS_H
+/* What the files of test_entries have in common: a pool on the GPU, and its copy that the host reads. */
+#ifndef UCM_TESTS_GPU_ENTRIES_H
+#define UCM_TESTS_GPU_ENTRIES_H
 
-#include "kernels/slots/slots_cuda.h"
+#include "kernels/entries/entries_cuda.h"
 #include "tests/gpu/compare.h"
 #include "tests/gpu/mapping.h"
 
 struct pool {
-    struct ucm_slots gpu, host; /* the same arrays at two places */
+    struct ucm_entries gpu, host; /* the same arrays at two places */
     CUdeviceptr memory;
     size_t bytes;
 };
 
-void pool_open(struct pool *p, const struct ucm_slots_shape *shape);
+void pool_open(struct pool *p, const struct ucm_entries_shape *shape);
 void pool_close(struct pool *p);
 /* Copies all arrays from the GPU, and checks that they are whole. */
 void pool_read(struct pool *p, const char *when);
@@ -20,10 +20,10 @@ void pool_write(struct pool *p);
 
 void launch(const char *kernel, uint32_t blocks, uint32_t threads, void **arguments);
 void pool_next(struct pool *p);
-void pool_resolve(struct pool *p, uint32_t strand, const struct ucm_slots_lists *lists);
+void pool_resolve(struct pool *p, uint32_t strand, const struct ucm_entries_lists *lists);
 /* kernel: warp, block, warp_weak, block_weak. */
 void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
-                 const struct ucm_slots_gather *g);
+                 const struct ucm_entries_gather *g);
 
 void test_gather(void);
 

@@ -1,4 +1,4 @@
-"""Which slot of a pool in host memory holds what: for workers without a GPU."""
+"""Which entry of a pool in host memory holds what: for workers without a GPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ...decode import Chosen
 _Key = tuple[int, int]
 
 
-class HostSlots:
-    """ucmclient.decode.Slots. A slot that this step has used is never given up; of the others the longest unused one, unless it
+class HostEntries:
+    """ucmclient.decode.Entries. An entry that this step has used is never given up; of the others the longest unused one, unless it
     belongs to a request that would then have fewer than its floor."""
 
-    def __init__(self, strands: int, slots: int):
+    def __init__(self, strands: int, entries: int):
         self._strands = strands
-        self._free = list(range(slots))
+        self._free = list(range(entries))
         #: The longest unused first.
-        self._slot: OrderedDict[_Key, int] = OrderedDict()
+        self._entry: OrderedDict[_Key, int] = OrderedDict()
         self._used: dict[_Key, int] = {}
-        #: Whose slots these are, if it still runs.
+        #: Whose entries these are, if it still runs.
         self._owner: dict[_Key, int] = {}
         self._floor: dict[int, int] = {}
         self._owned: dict[int, int] = {}
@@ -41,7 +41,7 @@ class HostSlots:
 
     def forget(self, row: int) -> None:
         for strand in range(self._strands):
-            if (strand, row) in self._slot:
+            if (strand, row) in self._entry:
                 self._free.append(self._drop((strand, row)))
 
     def _drop(self, key: _Key) -> int:
@@ -49,7 +49,7 @@ class HostSlots:
         if owner is not None:
             self._owned[owner] -= 1
         del self._used[key]
-        return self._slot.pop(key)
+        return self._entry.pop(key)
 
     def begin(self) -> None:
         self._step += 1
@@ -63,27 +63,27 @@ class HostSlots:
     def want(self, wanted: Sequence[tuple[int, int, int]]) -> None:
         for strand, row, request in wanted:
             key = (strand, row)
-            if key in self._slot:
+            if key in self._entry:
                 self._used[key] = self._step
-                self._slot.move_to_end(key)
+                self._entry.move_to_end(key)
             else:
                 self._missed.setdefault(key, request)
 
     def take(self) -> list[tuple[int, int, Optional[int]]]:
         missed, self._taken = list(self._missed.items()), []
         self._missed.clear()
-        slots = []
+        entries = []
         for key, request in missed:
-            slot = self._free.pop() if self._free else self._give_up(request)
-            slots.append((*key, slot))
-            self._taken.append(None if slot is None else key)
-            if slot is not None:
-                self._slot[key], self._used[key], self._owner[key] = slot, self._step, request
+            entry = self._free.pop() if self._free else self._give_up(request)
+            entries.append((*key, entry))
+            self._taken.append(None if entry is None else key)
+            if entry is not None:
+                self._entry[key], self._used[key], self._owner[key] = entry, self._step, request
                 self._owned[request] += 1
-        return slots
+        return entries
 
     def _give_up(self, taker: int) -> Optional[int]:
-        for key in self._slot:
+        for key in self._entry:
             owner = self._owner.get(key)
             keeps = owner is not None and owner != taker and self._owned[owner] <= self._floor[owner]
             if self._used[key] != self._step and not keeps:
@@ -96,5 +96,5 @@ class HostSlots:
                 self._free.append(self._drop(key))
         self._taken = []
 
-    def slot(self, strand: int, row: int) -> Optional[int]:
-        return self._slot.get((strand, row))
+    def entry(self, strand: int, row: int) -> Optional[int]:
+        return self._entry.get((strand, row))

@@ -1,5 +1,5 @@
-/* Random steps on kernels/slots beside a model that keeps no table, no counts and no free slots, and searches for everything. */
-#include "kernels/slots/slots.h"
+/* Random steps on kernels/entries beside a model that keeps no table, no counts and no free entries, and searches for everything. */
+#include "kernels/entries/entries.h"
 
 #include <criterion/criterion.h>
 #include <stdbool.h>
@@ -8,7 +8,7 @@
 
 #define STRANDS 3u
 #define NUMBERS 40u
-#define SLOTS 40u /* a step may want more, */
+#define ENTRIES 40u /* a step may want more, */
 #define REQUESTS 4u
 #define LIST 16u /* and a strand may miss more */
 #define NOBODY (-1)
@@ -21,20 +21,20 @@ struct place {
 };
 
 struct model {
-    struct place place[SLOTS];
+    struct place place[ENTRIES];
     int floor[REQUESTS];
     uint64_t now;
     uint32_t hand, misses, unserved, flags, broken;
     struct {
         uint32_t strand, number;
-        int slot, request;
+        int entry, request;
     } miss[LIST];
     uint32_t lost[LIST];
 };
 
 static int find(const struct model *m, uint32_t strand, uint32_t number)
 {
-    for (int i = 0; i < (int)SLOTS; i++)
+    for (int i = 0; i < (int)ENTRIES; i++)
         if (m->place[i].used && m->place[i].published && m->place[i].strand == strand &&
             m->place[i].number == number)
             return i;
@@ -58,7 +58,7 @@ static int has(const struct model *m, int request)
 {
     int n = 0;
 
-    for (uint32_t i = 0; i < SLOTS; i++)
+    for (uint32_t i = 0; i < ENTRIES; i++)
         n += m->place[i].used && m->place[i].request == request;
     return n;
 }
@@ -68,7 +68,7 @@ static void lose(struct model *m, uint32_t strand, uint32_t number, uint32_t fla
     if (m->unserved < LIST)
         m->lost[m->unserved] = strand * NUMBERS + number;
     m->unserved++;
-    m->flags |= UCM_SLOTS_UNSERVED | flag;
+    m->flags |= UCM_ENTRIES_UNSERVED | flag;
 }
 
 static void model_want(struct model *m, uint32_t strand, uint32_t number, int request)
@@ -82,9 +82,9 @@ static void model_want(struct model *m, uint32_t strand, uint32_t number, int re
     } else if (!wanted(m, strand, number)) {
         if (m->misses < LIST) {
             m->miss[m->misses].strand = strand, m->miss[m->misses].number = number;
-            m->miss[m->misses].slot = -1, m->miss[m->misses].request = request;
+            m->miss[m->misses].entry = -1, m->miss[m->misses].request = request;
         } else {
-            lose(m, strand, number, UCM_SLOTS_LIST_FULL);
+            lose(m, strand, number, UCM_ENTRIES_LIST_FULL);
         }
         m->misses++;
     }
@@ -95,15 +95,15 @@ static uint64_t age_of(const struct place *p)
     return p->used ? p->stamp : 0;
 }
 
-static int model_find_slot(struct model *m, int request)
+static int model_find_entry(struct model *m, int request)
 {
-    uint32_t groups = (SLOTS + 31) / 32;
+    uint32_t groups = (ENTRIES + 31) / 32;
 
     for (uint32_t turn = 0; turn < 2 * groups; turn++) {
         uint32_t group = m->hand++ % groups;
         int best = -1;
 
-        for (uint32_t i = 32 * group; i < 32 * group + 32 && i < SLOTS; i++) {
+        for (uint32_t i = 32 * group; i < 32 * group + 32 && i < ENTRIES; i++) {
             const struct place *p = &m->place[i];
             bool kept = p->used && p->request != NOBODY && p->request != request &&
                         has(m, p->request) <= m->floor[p->request];
@@ -123,48 +123,48 @@ static int model_find_slot(struct model *m, int request)
 static void model_take(struct model *m)
 {
     for (uint32_t i = 0; i < listed(m); i++) {
-        if (m->miss[i].slot >= 0)
+        if (m->miss[i].entry >= 0)
             continue;
-        m->miss[i].slot = model_find_slot(m, m->miss[i].request);
-        if (m->miss[i].slot < 0)
-            m->flags |= UCM_SLOTS_FULL;
+        m->miss[i].entry = model_find_entry(m, m->miss[i].request);
+        if (m->miss[i].entry < 0)
+            m->flags |= UCM_ENTRIES_FULL;
         else
-            m->place[m->miss[i].slot] = (struct place){.used = true,
-                                                       .strand = m->miss[i].strand,
-                                                       .number = m->miss[i].number,
-                                                       .stamp = m->now,
-                                                       .request = m->miss[i].request};
+            m->place[m->miss[i].entry] = (struct place){.used = true,
+                                                        .strand = m->miss[i].strand,
+                                                        .number = m->miss[i].number,
+                                                        .stamp = m->now,
+                                                        .request = m->miss[i].request};
     }
 }
 
 static void model_publish(struct model *m, const uint8_t *arrived)
 {
     for (uint32_t i = 0; i < listed(m); i++) {
-        int slot = m->miss[i].slot;
+        int entry = m->miss[i].entry;
 
-        if (slot >= 0 && arrived[i])
-            m->place[slot].published = true;
-        else if (slot >= 0)
-            m->place[slot].used = false;
-        if (slot < 0 || !arrived[i])
+        if (entry >= 0 && arrived[i])
+            m->place[entry].published = true;
+        else if (entry >= 0)
+            m->place[entry].used = false;
+        if (entry < 0 || !arrived[i])
             lose(m, m->miss[i].strand, m->miss[i].number, 0);
     }
     m->misses = 0;
 }
 
-static void compare(const struct model *m, const struct ucm_slots *s)
+static void compare(const struct model *m, const struct ucm_entries *s)
 {
-    char why[UCM_SLOTS_WHY] = "";
+    char why[UCM_ENTRIES_WHY] = "";
 
-    cr_assert_eq(ucm_slots_verify(s, why), 0, "%s", why);
+    cr_assert_eq(ucm_entries_verify(s, why), 0, "%s", why);
     for (uint32_t k = 0; k < STRANDS * NUMBERS; k++) {
         int at = find(m, k / NUMBERS, k % NUMBERS);
 
         if (at < 0 && wanted(m, k / NUMBERS, k % NUMBERS))
-            at = UCM_SLOTS_WANTED;
-        cr_assert_eq(s->slot_of[k], at);
+            at = UCM_ENTRIES_WANTED;
+        cr_assert_eq(s->entry_of[k], at);
     }
-    for (uint32_t i = 0; i < SLOTS; i++)
+    for (uint32_t i = 0; i < ENTRIES; i++)
         cr_assert_eq(s->stamp[i], age_of(&m->place[i]));
     for (uint32_t r = 0; r < REQUESTS; r++)
         cr_assert_eq((int)s->held[r], has(m, (int)r));
@@ -178,7 +178,7 @@ static void compare(const struct model *m, const struct ucm_slots *s)
 
 /* ---- the operations, on both ---- */
 
-static void strand_of_both(struct model *m, struct ucm_slots *s, unsigned *seed, uint32_t strand)
+static void strand_of_both(struct model *m, struct ucm_entries *s, unsigned *seed, uint32_t strand)
 {
     uint8_t arrived[LIST];
 
@@ -187,49 +187,50 @@ static void strand_of_both(struct model *m, struct ucm_slots *s, unsigned *seed,
         int request = rand_r(seed) % (int)REQUESTS;
 
         model_want(m, strand, number, request);
-        ucm_slots_want(s, ucm_slots_key(&s->shape, strand, number), (uint32_t)request);
+        ucm_entries_want(s, ucm_entries_key(&s->shape, strand, number), (uint32_t)request);
     }
     if (rand_r(seed) % 8 == 0)
         compare(m, s);
     model_take(m);
-    ucm_slots_take(s);
+    ucm_entries_take(s);
     compare(m, s);
     for (uint32_t i = 0; i < LIST; i++)
         arrived[i] = rand_r(seed) % 12 != 0;
     model_publish(m, arrived);
-    ucm_slots_publish(s, arrived);
+    ucm_entries_publish(s, arrived);
     compare(m, s);
 }
 
-static void leave_both(struct model *m, struct ucm_slots *s, int request)
+static void leave_both(struct model *m, struct ucm_entries *s, int request)
 {
-    for (uint32_t i = 0; i < SLOTS; i++)
+    for (uint32_t i = 0; i < ENTRIES; i++)
         if (m->place[i].request == request)
             m->place[i].request = NOBODY;
     m->floor[request] = 0;
-    ucm_slots_leave(s, (uint32_t)request);
+    ucm_entries_leave(s, (uint32_t)request);
 }
 
-static void enter_both(struct model *m, struct ucm_slots *s, int request, int floor)
+static void enter_both(struct model *m, struct ucm_entries *s, int request, int floor)
 {
     int sum = floor;
 
     for (uint32_t r = 0; r < REQUESTS; r++)
         sum += m->floor[r];
-    cr_assert_eq(ucm_slots_enter(s, (uint32_t)request, (uint32_t)floor) == 0, sum <= (int)SLOTS);
-    if (sum <= (int)SLOTS)
+    cr_assert_eq(ucm_entries_enter(s, (uint32_t)request, (uint32_t)floor) == 0,
+                 sum <= (int)ENTRIES);
+    if (sum <= (int)ENTRIES)
         m->floor[request] = floor;
 }
 
-static void forget_both(struct model *m, struct ucm_slots *s, uint32_t number)
+static void forget_both(struct model *m, struct ucm_entries *s, uint32_t number)
 {
-    for (uint32_t i = 0; i < SLOTS; i++)
+    for (uint32_t i = 0; i < ENTRIES; i++)
         if (m->place[i].number == number)
             m->place[i].used = false;
-    ucm_slots_forget(s, &number, 1);
+    ucm_entries_forget(s, &number, 1);
 }
 
-static void between_steps(struct model *m, struct ucm_slots *s, unsigned *seed)
+static void between_steps(struct model *m, struct ucm_entries *s, unsigned *seed)
 {
     int request = rand_r(seed) % (int)REQUESTS;
 
@@ -240,7 +241,7 @@ static void between_steps(struct model *m, struct ucm_slots *s, unsigned *seed)
     if (rand_r(seed) % 3 == 0)
         forget_both(m, s, (uint32_t)rand_r(seed) % NUMBERS);
     m->now += rand_r(seed) % 4 != 0; /* or a replay */
-    ucm_slots_begin(s, m->now);
+    ucm_entries_begin(s, m->now);
     m->unserved = m->flags = 0;
     compare(m, s);
 }
@@ -249,21 +250,21 @@ static void between_steps(struct model *m, struct ucm_slots *s, unsigned *seed)
 static uint32_t random_steps(unsigned seed, uint32_t steps, uint32_t *broken)
 {
     uint32_t flags = 0;
-    struct ucm_slots_shape shape = {.strands = STRANDS,
-                                    .numbers = NUMBERS,
-                                    .slots = SLOTS,
-                                    .requests = REQUESTS,
-                                    .misses = LIST};
-    void *memory = aligned_alloc(64, ucm_slots_bytes(&shape));
+    struct ucm_entries_shape shape = {.strands = STRANDS,
+                                      .numbers = NUMBERS,
+                                      .entries = ENTRIES,
+                                      .requests = REQUESTS,
+                                      .misses = LIST};
+    void *memory = aligned_alloc(64, ucm_entries_bytes(&shape));
     struct model m = {.now = 1};
-    struct ucm_slots s;
+    struct ucm_entries s;
 
-    memset(memory, 0xa5, ucm_slots_bytes(&shape));
-    ucm_slots_layout(&s, &shape, memory);
-    ucm_slots_init(&s);
-    for (uint32_t i = 0; i < SLOTS; i++)
+    memset(memory, 0xa5, ucm_entries_bytes(&shape));
+    ucm_entries_layout(&s, &shape, memory);
+    ucm_entries_init(&s);
+    for (uint32_t i = 0; i < ENTRIES; i++)
         m.place[i].request = NOBODY;
-    ucm_slots_begin(&s, 1);
+    ucm_entries_begin(&s, 1);
     for (uint32_t step = 0; step < steps; step++) {
         for (uint32_t strand = 0; strand < STRANDS; strand++)
             strand_of_both(&m, &s, &seed, strand);
@@ -275,12 +276,13 @@ static uint32_t random_steps(unsigned seed, uint32_t steps, uint32_t *broken)
     return flags;
 }
 
-Test(slots_random, as_a_model_that_searches_for_everything)
+Test(entries_random, as_a_model_that_searches_for_everything)
 {
     uint32_t flags = 0, broken = 0;
 
     for (unsigned seed = 1; seed <= 10; seed++)
         flags |= random_steps(seed, 60, &broken);
-    cr_assert_eq(flags, UCM_SLOTS_UNSERVED | UCM_SLOTS_LIST_FULL | UCM_SLOTS_FULL, "%x", flags);
+    cr_assert_eq(flags, UCM_ENTRIES_UNSERVED | UCM_ENTRIES_LIST_FULL | UCM_ENTRIES_FULL, "%x",
+                 flags);
     cr_assert_gt(broken, 0);
 }

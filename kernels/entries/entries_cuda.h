@@ -1,25 +1,25 @@
-/* What the kernels of slots.cu take. The arrays of struct ucm_slots lie in the GPU's memory; kernels take it by value, so a
+/* What the kernels of entries.cu take. The arrays of struct ucm_entries lie in the GPU's memory; kernels take it by value, so a
  * captured launch keeps its own copy and a graph can be replayed: what changes from step to step lies in the arrays.
  *
  * Launches on the same arrays are in one stream, or ordered by events. A step is
- *   ucm_slots_next                      one thread
+ *   ucm_entries_next                      one thread
  *   for each layer:
- *     ucm_slots_resolve                 (sequences * lists) thread blocks; or the tail of the selection, by slots.cuh
- *     ucm_slots_gather                  any number of thread blocks: they share the misses
- *     attention over slot_of            behind the gather, or beside it: kernels/attend/attend_cuda.h
- *   ucm_slots_end                     one thread: the word in pinned memory
- * Between steps: ucm_slots_want_keys, and behind it either ucm_slots_put, for bytes that the GPU's memory has, or
- * ucm_slots_take_all, a gather into these slots, ucm_slots_publish_all; ucm_slots_forget_numbers; ucm_slots_leave_request.
+ *     ucm_entries_resolve                 (sequences * lists) thread blocks; or the tail of the selection, by entries.cuh
+ *     ucm_entries_gather                  any number of thread blocks: they share the misses
+ *     attention over entry_of            behind the gather, or beside it: kernels/attend/attend_cuda.h
+ *   ucm_entries_end                     one thread: the word in pinned memory
+ * Between steps: ucm_entries_want_keys, and behind it either ucm_entries_put, for bytes that the GPU's memory has, or
+ * ucm_entries_take_all, a gather into these entries, ucm_entries_publish_all; ucm_entries_forget_numbers; ucm_entries_leave_request.
  * A request enters by a copy to floor[request].
  *
- * What the device does otherwise than slots.c, and may: misses are in any order, so slots are taken in any order. With one
- * miss at a time the arrays are the same. FULL can be set while another warp only looks at the last slot that could be
+ * What the device does otherwise than entries.c, and may: misses are in any order, so entries are taken in any order. With one
+ * miss at a time the arrays are the same. FULL can be set while another warp only looks at the last entry that could be
  * taken, and floors_broken can count for the same reason; both are safe.
  *
  * Memory order. State is read and written by atomics or by loads that pass the L1 cache. A thread block that takes a
- * slot has claimed it by a compare-and-swap on its stamp, from an old one to this step's. From then on it alone touches
- * the slot's key, request and bytes, until it publishes, or frees the slot by setting the stamp to 0 behind a fence.
- * Attention sees bytes and table in a later launch; or beside the gather by a load of slot_of that acquires: the entry is
+ * entry has claimed it by a compare-and-swap on its stamp, from an old one to this step's. From then on it alone touches
+ * the entry's key, request and bytes, until it publishes, or frees the entry by setting the stamp to 0 behind a fence.
+ * Attention sees bytes and table in a later launch; or beside the gather by a load of entry_of that acquires: the item is
  * written behind a fence by each thread that copied.
  *
  * Windows. The host (or a DMA engine that the host starts) changes a place's bytes between making its sequence number odd, a
@@ -32,40 +32,40 @@
  * the bus, that a read's answer is not older than a read whose answer came before it was issued, and that the bytes that
  * a DMA engine writes are not seen before what the CPU had made visible before it started the engine. x86 and PCIe give
  * all three; a bus with relaxed ordering of reads does too, because the fence waits for the answers. */
-#ifndef UCM_KERNELS_SLOTS_CUDA_H
-#define UCM_KERNELS_SLOTS_CUDA_H
+#ifndef UCM_KERNELS_ENTRIES_CUDA_H
+#define UCM_KERNELS_ENTRIES_CUDA_H
 
-#include "kernels/slots/slots.h"
+#include "kernels/entries/entries.h"
 
-#define UCM_SLOTS_CUDA_RESOLVE 256u /* threads of a thread block */
-#define UCM_SLOTS_CUDA_GATHER 512u
-#define UCM_SLOTS_CUDA_PLANES 2u /* K, V */
+#define UCM_ENTRIES_CUDA_RESOLVE 256u /* threads of a thread block */
+#define UCM_ENTRIES_CUDA_GATHER 512u
+#define UCM_ENTRIES_CUDA_PLANES 2u /* K, V */
 
 /* Where a block lies in the worker's window, by number. */
-struct ucm_slots_place {
+struct ucm_entries_place {
     uint64_t bytes; /* the GPU's address of the block; 0: not in the window */
     uint64_t seq;   /* the GPU's address of a uint64_t */
     uint64_t told;  /* its value when the bytes were promised */
 };
 
-/* A strand of a plane: `rows` runs of row_bytes, `pitch` apart in the block, one behind the other in a slot. A contiguous
+/* A strand of a plane: `rows` runs of row_bytes, `pitch` apart in the block, one behind the other in an entry. A contiguous
  * piece is one row. */
-struct ucm_slots_plane {
-    uint64_t slots; /* the pool: slot s at slots + s * slot_stride */
-    uint64_t slot_stride;
+struct ucm_entries_plane {
+    uint64_t entries; /* the pool: entry s at entries + s * entry_stride */
+    uint64_t entry_stride;
     uint64_t first;                     /* in a block, of strand 0 */
     uint64_t layer_stride, head_stride; /* strand = layer * heads + head */
     uint64_t pitch;
     uint32_t rows, row_bytes; /* row_bytes and all strides are multiples of 16 */
     /* Not 0: rows are encoded on their way, as the encoding `fp8` does it (docs/design/encodings.md), but an infinity as NaN.
-     * Their elements are of enum ucm_encoding_dtype `dtype`; row_bytes is 128, 256 or 512, and rows a multiple of 4. A slot's
-     * codes are at slots + s * slot_stride, its scale bytes at scales + s * slot_stride. */
+     * Their elements are of enum ucm_encoding_dtype `dtype`; row_bytes is 128, 256 or 512, and rows a multiple of 4. An entry's
+     * codes are at entries + s * entry_stride, its scale bytes at scales + s * entry_stride. */
     uint64_t scales;
     uint32_t dtype;
 };
 
 /* What attention met in a step, and its rounds: struct ucm_attend_cuda_told. */
-struct ucm_slots_attended {
+struct ucm_entries_attended {
     uint32_t flags, rounds;
     float share;
     uint32_t pad;
@@ -73,8 +73,8 @@ struct ucm_slots_attended {
 };
 
 /* What the host reads of a step, in pinned memory. */
-struct ucm_slots_word {
-    uint64_t step;  /* struct ucm_slots_step.now; written last */
+struct ucm_entries_word {
+    uint64_t step;  /* struct ucm_entries_step.now; written last */
     uint32_t flags; /* of the step; those of attention above them */
     uint32_t unserved;
     uint64_t missed, taken, floors_broken;
@@ -82,13 +82,13 @@ struct ucm_slots_word {
     uint32_t rounds;
     float share;
 };
-#define UCM_SLOTS_ATTENDED 8 /* bits from which on flags are attention's */
+#define UCM_ENTRIES_ATTENDED 8 /* bits from which on flags are attention's */
 
-struct ucm_slots_gather {
-    uint64_t places; /* struct ucm_slots_place[numbers], the GPU's memory */
+struct ucm_entries_gather {
+    uint64_t places; /* struct ucm_entries_place[numbers], the GPU's memory */
     uint32_t heads;  /* strands of a layer */
     uint32_t planes;
-    struct ucm_slots_plane plane[UCM_SLOTS_CUDA_PLANES];
+    struct ucm_entries_plane plane[UCM_ENTRIES_CUDA_PLANES];
     /* Of the launch's layer: the engine's pages, which hold a block's layer as the window does, and which of them has a
      * number's block. Such a block is copied from there. Nobody writes to a complete block's page, so there is no sequence
      * number. */

@@ -1,0 +1,173 @@
+/* Who lies in which entry of a worker's pool on the GPU. entries.c is the reference; the same steps run on the device, in any
+ * number of threads, on the same arrays. Nothing here allocates, locks or copies KV: the caller brings memory, and says
+ * when bytes are there.
+ *
+ * A *strand* is what all entries hold of a block: the K and V of one layer, or of one KV head of one layer. A *number* stands
+ * for a block: its row in the worker's summaries region. Requests with a common prefix have the same numbers, and so the
+ * same entries. A *key* is a number in a strand. The table entry_of has an item for each key.
+ *
+ * A step is one decode of a batch. It has a number, above those of the steps before, and goes through the layers
+ * in order. In each of them:
+ *   resolve  looks up what the layer's lists chose. What is resident gets the step's stamp. What is not is put on
+ *            the list of misses, once, however many lists want it.
+ *   take     gives each miss an entry, whose old owner is then not resident.
+ *   (copy)   somebody brings the bytes, through a mapping or by a gather.
+ *   publish  ends each miss: its bytes are there, and from now on the key is resident; or they are not, and the key is
+ *            not resident, its entry free and the key on the step's list of what was not served.
+ * All stamps of a layer are there before the first entry is taken, and all entries of a layer are published before its
+ * attention begins. Everything else (enter, leave, want, forget) happens between steps.
+ *
+ * A step that did not serve everything is thrown away. Its caller brings what is on the list (want, take, gather,
+ * publish) and runs the step again, under the same number or a higher one. Under the same number everything that it
+ * used before is still there. So it is under a higher one for all layers up to the first that was not
+ * served: they choose the same blocks again, so they stamp them before a later layer takes an entry. Each run therefore
+ * gets at least one layer further, and a step ends after as many runs as it has layers, however large the pool is.
+ *
+ * Which entry is taken. A hand goes around the pool in groups of UCM_ENTRIES_GROUP. A miss takes, of the group at
+ * the hand, the entry with the oldest stamp, free ones first, the first of equals; and the hand goes on to the next
+ * group. An entry is passed over
+ * - always if it has this step's stamp;
+ * - at first, if another request has it and no more than its floor. When the hand has gone around and found
+ *   nothing, floors no longer count: a step that fits the pool is never stopped by one.
+ * This rule misses at most 3 % more often than LRU, looks at one stamp an entry, and writes nothing
+ * to entries that it passes. A sum of score and age keeps what scored well long ago: up to twice
+ * the misses. A step at 1/32 of the context misses 2.1 % with entries of one KV head in 2.6 steps'
+ * worth of memory, and 6.1 % with entries of a layer.
+ *
+ * An entry counts for the request that brought its block. After that one has left, it counts for the next request
+ * that uses it.
+ *
+ * What always holds, between any two calls:
+ * 1. entry_of[k] = s >= 0 exactly if key[s] = k and s is published. So no two keys have an entry in common, and no key
+ *    has two.
+ * 2. entry_of[k] is UCM_ENTRIES_WANTED exactly if k is on the list of misses, once, and not yet published.
+ * 3. held[r] is the number of entries that count for r.
+ * 4. Nothing that has the stamp of the step under way is taken.
+ * 5. A request that has no more than its floor loses an entry only by publish and forget, or when every other entry is
+ *    stamped or kept by a floor, which counts in floors_broken. It doesn't happen while the floors together are at most
+ *    the entries, no request uses more entries in a step than its floor, and none uses another's.
+ * 6. UCM_ENTRIES_FULL is set only if all entries have the stamp of this step. */
+#ifndef UCM_KERNELS_ENTRIES_H
+#define UCM_KERNELS_ENTRIES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define UCM_ENTRIES_GROUP 32u /* a warp */
+#define UCM_ENTRIES_STRANDS_MAX (1u << 16)
+#define UCM_ENTRIES_NUMBERS_MAX (1u << 26)
+#define UCM_ENTRIES_MAX (1u << 28)
+#define UCM_ENTRIES_REQUESTS_MAX (1u << 16)
+#define UCM_ENTRIES_MISSES_MAX (1u << 24)
+#define UCM_ENTRIES_WHY 200
+
+/* In entry_of. */
+#define UCM_ENTRIES_NONE (-1)   /* not resident */
+#define UCM_ENTRIES_WANTED (-2) /* on the list of misses */
+
+#define UCM_ENTRIES_NO_KEY 0xffffffffu   /* of a free entry */
+#define UCM_ENTRIES_NOBODY 0xffffffffu   /* the request of an entry that counts for none */
+#define UCM_ENTRIES_NO_INDEX 0xffffffffu /* in a list, behind what was chosen */
+
+/* Flags of a step. */
+#define UCM_ENTRIES_UNSERVED 1u  /* some miss was not served: the step does not count */
+#define UCM_ENTRIES_FULL 2u      /* because all entries are this step's */
+#define UCM_ENTRIES_LIST_FULL 4u /* because a layer had more misses than the list has room for */
+#define UCM_ENTRIES_STRAY                                                                          \
+    8u /* a chosen block has no number, or one that the table has no row for; or its request is none */
+
+struct ucm_entries_shape {
+    uint32_t strands, numbers; /* of the table */
+    uint32_t entries;
+    uint32_t requests; /* at most so many at once, 0 .. requests - 1 */
+    uint32_t misses;   /* room of the list of misses and of that of keys not served */
+};
+
+struct ucm_entries_miss {
+    uint32_t key;
+    int32_t entry;    /* UCM_ENTRIES_NONE until it is taken, or if none was found */
+    uint32_t request; /* that wanted it first */
+};
+
+/* What steps keep for themselves and tell the host. */
+struct ucm_entries_step {
+    uint64_t now;    /* the step's number, from 1 on */
+    uint32_t hand;   /* turns so far; groups are counted around */
+    uint32_t misses; /* since the last publish; may be more than the list has room for */
+    uint32_t
+        unserved; /* of this step, the same; a key for which there was no room may count twice */
+    uint32_t flags;
+    uint32_t done; /* on the device: thread blocks of a launch that are done; 0 between launches */
+    uint64_t missed, taken, floors_broken; /* since init */
+};
+
+/* Plain arrays in one piece of memory, the host's or the GPU's. */
+struct ucm_entries {
+    struct ucm_entries_shape shape;
+    uint32_t groups;
+    uint64_t *stamp;               /* [entries] the last step that used it; 0: free, or none did */
+    struct ucm_entries_step *step; /* [1] */
+    int32_t *entry_of;             /* [strands][numbers] */
+    uint32_t *key;                 /* [entries] */
+    uint32_t *request;             /* [entries] */
+    uint32_t *held, *floor;        /* [requests] */
+    struct ucm_entries_miss *miss; /* [misses] */
+    uint32_t *unserved;            /* [misses] keys */
+};
+
+/* 0; or -EINVAL, and why says which field is wrong. */
+int ucm_entries_check(const struct ucm_entries_shape *shape, char why[UCM_ENTRIES_WHY]);
+
+/* Of a shape that ucm_entries_check accepts. memory: aligned to 64; only its address is used. */
+size_t ucm_entries_bytes(const struct ucm_entries_shape *shape);
+void ucm_entries_layout(struct ucm_entries *s, const struct ucm_entries_shape *shape, void *memory);
+
+static inline uint32_t ucm_entries_key(const struct ucm_entries_shape *shape, uint32_t strand,
+                                       uint32_t number)
+{
+    return strand * shape->numbers + number;
+}
+
+/* Nobody is resident, no request is there, the next step is any from 1 on. */
+void ucm_entries_init(struct ucm_entries *s);
+
+/* Request r, which is not there, gets a floor. -ENOSPC: with it the floors are more than the entries. Nothing is
+ * allocated by it: it is kept from what others take. */
+int ucm_entries_enter(struct ucm_entries *s, uint32_t request, uint32_t floor);
+/* What counts for it stays resident and counts for nobody. */
+void ucm_entries_leave(struct ucm_entries *s, uint32_t request);
+/* Numbers that are given back: other blocks may get them, so nothing of them is resident in any strand. */
+void ucm_entries_forget(struct ucm_entries *s, const uint32_t *numbers, uint32_t n);
+
+/* now: at least that of the step before; the same for a replay. If that step never ended, its misses have not arrived. */
+void ucm_entries_begin(struct ucm_entries *s, uint64_t now);
+
+/* What a selection wrote, sequence by sequence; sequences that are one request may have the same
+ * one. */
+struct ucm_entries_lists {
+    uint32_t sequences, lists, room;
+    uint32_t apart; /* 0: all lists are of one strand; 1: list l is of strand + l, a KV head's */
+    const uint32_t
+        *index; /* [sequences][lists][room] of the sequence's blocks; UCM_ENTRIES_NO_INDEX: none */
+    const uint32_t *count;       /* [sequences][lists] */
+    const uint32_t *begin, *end; /* [sequences][lists]: only these of a list's items; NULL: all */
+    /* [sequences][table_stride]: the number of each block of a sequence */
+    const int32_t *table;
+    uint64_t table_stride;
+    const uint32_t *request; /* [sequences] */
+};
+
+void ucm_entries_resolve(struct ucm_entries *s, uint32_t strand,
+                         const struct ucm_entries_lists *lists);
+/* As if a list had chosen a key: for blocks that the step made, and for those that were not served. */
+void ucm_entries_want(struct ucm_entries *s, uint32_t key, uint32_t request);
+/* For the misses that have no entry yet, in the order of the list. The device takes in any
+ * order. */
+void ucm_entries_take(struct ucm_entries *s);
+/* Ends all misses; arrived[i], of miss i, is 0 if its bytes are not there. A miss without an entry has none. */
+void ucm_entries_publish(struct ucm_entries *s, const uint8_t *arrived);
+
+/* Whether 1, 2 and 3 above hold; if not, -EUCLEAN, and why says what does not. Reads everything: for tests. */
+int ucm_entries_verify(const struct ucm_entries *s, char why[UCM_ENTRIES_WHY]);
+
+#endif
