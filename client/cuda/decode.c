@@ -46,10 +46,10 @@ static CUresult launch_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_de
                              CUstream stream)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
-    uint32_t strand = l->layer * (d->plan.attend.apart ? o->kv_heads : 1);
+    uint32_t layer_head = l->layer * (d->plan.attend.apart ? o->kv_heads : 1);
 
-    return o->rule == UCM_CUDA_DECODE_ALL ? decode_launch_lists(d, l, strand, NULL, stream)
-                                          : decode_rounds_launch(d, l, strand, stream);
+    return o->rule == UCM_CUDA_DECODE_ALL ? decode_launch_lists(d, l, layer_head, NULL, stream)
+                                          : decode_rounds_launch(d, l, layer_head, stream);
 }
 
 static int launched(struct ucm_cuda_decode *d, CUresult r, const char *what)
@@ -262,7 +262,7 @@ static CUresult tables_init(struct ucm_cuda_decode *d, CUstream stream)
     CUresult r = cuMemsetD8Async(d->tables, 0, d->plan.info.table_bytes, stream);
 
     if (r == CUDA_SUCCESS)
-        r = fill(s->entry_of, 0xff, (uint64_t)n->strands * n->numbers * sizeof(*s->entry_of),
+        r = fill(s->entry_of, 0xff, (uint64_t)n->layer_heads * n->numbers * sizeof(*s->entry_of),
                  stream);
     if (r == CUDA_SUCCESS)
         r = fill(s->key, 0xff, (uint64_t)n->entries * sizeof(*s->key), stream);

@@ -114,7 +114,8 @@ struct decode_round {
 };
 /* Entries for them, misses, attention. round NULL: all of the lists. */
 CUresult decode_launch_lists(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *layer,
-                             uint32_t strand, const struct decode_round *round, CUstream stream);
+                             uint32_t layer_head, const struct decode_round *round,
+                             CUstream stream);
 
 /* decode_rounds.c. The options' defaults are filled in; offsets in the workspace become addresses. */
 int decode_rounds_check(struct ucm_cuda_decode_options *options);
@@ -123,7 +124,7 @@ void decode_rounds_place(struct decode_plan *plan, CUdeviceptr workspace);
 int decode_rounds_layer_check(const struct ucm_cuda_decode_options *options,
                               const struct ucm_cuda_decode_layer *layer);
 CUresult decode_rounds_launch(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *layer,
-                              uint32_t strand, CUstream stream);
+                              uint32_t layer_head, CUstream stream);
 
 /* decode_mapping.c, with the context entered. Puts what `place` has from number `first` to `last` on the GPU, and waits. */
 CUresult decode_places_upload(struct ucm_cuda_decode *d, uint32_t first, uint32_t last,

@@ -110,7 +110,7 @@ static CUresult forget_batch(struct ucm_cuda_decode *d, const uint32_t *numbers,
     }
     r = upload(s->key_gpu, s->key, n * sizeof *s->key, stream);
     if (r == CUDA_SUCCESS)
-        r = decode_launch(d, DECODE_FORGET, blocks_for((uint64_t)n * d->plan.shape.strands),
+        r = decode_launch(d, DECODE_FORGET, blocks_for((uint64_t)n * d->plan.shape.layer_heads),
                           THREADS, (void *[]){&d->entries, &s->key_gpu, &n}, stream);
     return r == CUDA_SUCCESS ? decode_places_upload(d, first, last, stream) : r;
 }
@@ -145,9 +145,9 @@ static int by_key(const void *a, const void *b)
 
 static struct ucm_cuda_decode_key key_of(const struct ucm_cuda_decode *d, uint32_t key)
 {
-    uint32_t strand = key / d->plan.shape.numbers, heads = d->plan.gather.heads;
+    uint32_t layer_head = key / d->plan.shape.numbers, heads = d->plan.gather.heads;
 
-    return (struct ucm_cuda_decode_key){strand / heads, strand % heads,
+    return (struct ucm_cuda_decode_key){layer_head / heads, layer_head % heads,
                                         key % d->plan.shape.numbers};
 }
 

@@ -55,7 +55,8 @@ CUresult decode_launch(struct ucm_cuda_decode *d, enum decode_kernel kernel, uin
 /* ---- lists of a layer ---- */
 
 static CUresult launch_resolve(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
-                               uint32_t strand, const struct decode_round *round, CUstream stream)
+                               uint32_t layer_head, const struct decode_round *round,
+                               CUstream stream)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
     struct ucm_entries_lists lists = {.sequences = l->sequences,
@@ -73,7 +74,7 @@ static CUresult launch_resolve(struct ucm_cuda_decode *d, const struct ucm_cuda_
         lists.end = (const void *)(uintptr_t)round->end;
     }
     return decode_launch(d, DECODE_RESOLVE, l->sequences * o->lists, UCM_ENTRIES_CUDA_RESOLVE,
-                         (void *[]){&d->entries, &strand, &lists}, stream);
+                         (void *[]){&d->entries, &layer_head, &lists}, stream);
 }
 
 static CUresult launch_latents(struct ucm_cuda_decode *d, struct ucm_attend_cuda *a,
@@ -92,7 +93,8 @@ static CUresult launch_latents(struct ucm_cuda_decode *d, struct ucm_attend_cuda
 
 /* The next launch behind the gather: it begins beside it, and waits for what is on its way. */
 static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
-                              uint32_t strand, const struct decode_round *round, CUstream stream)
+                              uint32_t layer_head, const struct decode_round *round,
+                              CUstream stream)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
     struct ucm_attend_cuda a = d->plan.attend;
@@ -102,7 +104,7 @@ static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_d
     a.count = l->count;
     a.numbers = l->table;
     a.numbers_stride = (uint32_t)l->table_stride;
-    a.entry_of = (uint64_t)(uintptr_t)(d->entries.entry_of + (uint64_t)strand * o->numbers);
+    a.entry_of = (uint64_t)(uintptr_t)(d->entries.entry_of + (uint64_t)layer_head * o->numbers);
     a.pages.base = l->pages;
     a.pages.stride = l->page_stride;
     a.pages.blocks = l->page_bound;
@@ -126,10 +128,10 @@ static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_d
 }
 
 CUresult decode_launch_lists(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
-                             uint32_t strand, const struct decode_round *round, CUstream stream)
+                             uint32_t layer_head, const struct decode_round *round, CUstream stream)
 {
     struct ucm_entries_gather gather = d->plan.gather;
-    CUresult r = launch_resolve(d, l, strand, round, stream);
+    CUresult r = launch_resolve(d, l, layer_head, round, stream);
 
     gather.pages = l->pages;
     gather.page_stride = l->page_stride;
@@ -138,5 +140,5 @@ CUresult decode_launch_lists(struct ucm_cuda_decode *d, const struct ucm_cuda_de
     if (r == CUDA_SUCCESS)
         r = launch(d->kernel[DECODE_GATHER], (uint32_t[]){GATHER_BLOCKS, 1, 1},
                    UCM_ENTRIES_CUDA_GATHER, 0, (void *[]){&d->entries, &gather}, stream, d->beside);
-    return r == CUDA_SUCCESS ? launch_attend(d, l, strand, round, stream) : r;
+    return r == CUDA_SUCCESS ? launch_attend(d, l, layer_head, round, stream) : r;
 }

@@ -230,7 +230,7 @@ static int shape_check(struct decode_plan *p)
         o->misses = misses_default(o);
     p->batch = o->misses < BATCH ? o->misses : BATCH;
     p->shape = (struct ucm_entries_shape){
-        .strands = o->layers * (o->entry == UCM_CUDA_DECODE_HEAD ? o->kv_heads : 1),
+        .layer_heads = o->layers * (o->entry == UCM_CUDA_DECODE_HEAD ? o->kv_heads : 1),
         .numbers = o->numbers,
         .entries = o->entries,
         .requests = o->requests,

@@ -137,7 +137,7 @@ int decode_rounds_layer_check(const struct ucm_cuda_decode_options *o,
 }
 
 CUresult decode_rounds_launch(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
-                              uint32_t strand, CUstream stream)
+                              uint32_t layer_head, CUstream stream)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
     struct ucm_attend_cuda_order order = d->plan.order;
@@ -165,7 +165,7 @@ CUresult decode_rounds_launch(struct ucm_cuda_decode *d, const struct ucm_cuda_d
     for (; r == CUDA_SUCCESS && round.number < o->rounds; round.number++) {
         round.begin = round.stop.ends + (uint64_t)round.number * lists * sizeof(uint32_t);
         round.end = round.begin + lists * sizeof(uint32_t);
-        r = decode_launch_lists(d, &ordered, strand, &round, stream);
+        r = decode_launch_lists(d, &ordered, layer_head, &round, stream);
     }
     return r;
 }

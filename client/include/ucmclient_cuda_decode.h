@@ -2,7 +2,7 @@
  * ucmclient_mapping.h shared mappings, ucmclient_cuda_sparse.h the selection, docs/sparse.md the
  * whole.
  *
- * A worker has a *block pool*: GPU memory in entries of one size. An entry holds a *strand* of a block: K and V of one KV head
+ * A worker has a *block pool*: GPU memory in entries of one size. An entry holds a *layer head* of a block: K and V of one KV head
  * of one layer, or of all KV heads of one layer. A block has a *number*, its row in the worker's summaries, and requests with
  * a common prefix have the same numbers. What a step's selections chose has to be in entries before it is attended;
  * what is not, a *miss*, is copied by the GPU itself from the daemon's memory (a shared mapping) into an entry that no block of
@@ -302,7 +302,7 @@ UCM_API int ucm_cuda_decode_mapping_update(struct ucm_cuda_decode *decode, uint3
 /* All places become none, and the GPU knows nothing of the mapping any more: before ucm_mapping_close, and before ucm_close of its client. */
 UCM_API int ucm_cuda_decode_mapping_leave(struct ucm_cuda_decode *decode, void *stream);
 
-/* A strand of a block. head: 0 if entries are of a layer. */
+/* A layer head of a block. head: 0 if entries are of a layer. */
 struct ucm_cuda_decode_key {
     uint32_t layer, head, number;
 };
@@ -312,7 +312,7 @@ struct ucm_cuda_decode_key {
 UCM_API int ucm_cuda_decode_unserved(struct ucm_cuda_decode *decode,
                                      struct ucm_cuda_decode_key *out, uint32_t room, uint32_t *n,
                                      void *stream);
-/* A strand whose bytes the caller has. */
+/* A layer head whose bytes the caller has. */
 struct ucm_cuda_decode_put {
     struct ucm_cuda_decode_key key;
     uint32_t request; /* that wants it */

@@ -20,13 +20,13 @@ static int refuse(char why[UCM_ENTRIES_WHY], const char *field, uint64_t value, 
 
 int ucm_entries_check(const struct ucm_entries_shape *shape, char why[UCM_ENTRIES_WHY])
 {
-    if (shape->strands < 1 || shape->strands > UCM_ENTRIES_STRANDS_MAX)
-        return refuse(why, "strands", shape->strands, UCM_ENTRIES_STRANDS_MAX);
+    if (shape->layer_heads < 1 || shape->layer_heads > UCM_ENTRIES_LAYER_HEADS_MAX)
+        return refuse(why, "layer_heads", shape->layer_heads, UCM_ENTRIES_LAYER_HEADS_MAX);
     if (shape->numbers < 1 || shape->numbers > UCM_ENTRIES_NUMBERS_MAX)
         return refuse(why, "numbers", shape->numbers, UCM_ENTRIES_NUMBERS_MAX);
-    if ((uint64_t)shape->strands * shape->numbers > UCM_ENTRIES_NO_KEY)
-        return refuse(why, "strands times numbers", (uint64_t)shape->strands * shape->numbers,
-                      UCM_ENTRIES_NO_KEY);
+    if ((uint64_t)shape->layer_heads * shape->numbers > UCM_ENTRIES_NO_KEY)
+        return refuse(why, "layer_heads times numbers",
+                      (uint64_t)shape->layer_heads * shape->numbers, UCM_ENTRIES_NO_KEY);
     if (shape->entries < 1 || shape->entries > UCM_ENTRIES_MAX)
         return refuse(why, "entries", shape->entries, UCM_ENTRIES_MAX);
     if (shape->requests < 1 || shape->requests > UCM_ENTRIES_REQUESTS_MAX)
@@ -38,7 +38,7 @@ int ucm_entries_check(const struct ucm_entries_shape *shape, char why[UCM_ENTRIE
 
 static size_t keys_of(const struct ucm_entries_shape *shape)
 {
-    return (size_t)shape->strands * shape->numbers;
+    return (size_t)shape->layer_heads * shape->numbers;
 }
 
 /* The next array of so many elements, in memory from base on. */
@@ -143,8 +143,8 @@ void ucm_entries_forget(struct ucm_entries *s, const uint32_t *numbers, uint32_t
 {
     assert(s->step->misses == 0);
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t strand = 0; strand < s->shape.strands; strand++) {
-            int32_t *at = &s->entry_of[ucm_entries_key(&s->shape, strand, numbers[i])];
+        for (uint32_t layer_head = 0; layer_head < s->shape.layer_heads; layer_head++) {
+            int32_t *at = &s->entry_of[ucm_entries_key(&s->shape, layer_head, numbers[i])];
 
             if (*at >= 0)
                 free_entry(s, (uint32_t)*at);
@@ -186,8 +186,8 @@ void ucm_entries_want(struct ucm_entries *s, uint32_t key, uint32_t request)
     }
 }
 
-static void resolve_list(struct ucm_entries *s, uint32_t strand, const uint32_t *index, uint32_t n,
-                         const int32_t *table, uint64_t length, uint32_t request)
+static void resolve_list(struct ucm_entries *s, uint32_t layer_head, const uint32_t *index,
+                         uint32_t n, const int32_t *table, uint64_t length, uint32_t request)
 {
     for (uint32_t i = 0; i < n && index[i] != UCM_ENTRIES_NO_INDEX; i++) {
         int32_t number = index[i] < length ? table[index[i]] : -1;
@@ -195,14 +195,14 @@ static void resolve_list(struct ucm_entries *s, uint32_t strand, const uint32_t 
         if (number < 0 || (uint32_t)number >= s->shape.numbers || request >= s->shape.requests)
             s->step->flags |= UCM_ENTRIES_UNSERVED | UCM_ENTRIES_STRAY;
         else
-            ucm_entries_want(s, ucm_entries_key(&s->shape, strand, (uint32_t)number), request);
+            ucm_entries_want(s, ucm_entries_key(&s->shape, layer_head, (uint32_t)number), request);
     }
 }
 
-void ucm_entries_resolve(struct ucm_entries *s, uint32_t strand,
+void ucm_entries_resolve(struct ucm_entries *s, uint32_t layer_head,
                          const struct ucm_entries_lists *lists)
 {
-    assert(strand + (lists->apart ? lists->lists - 1 : 0) < s->shape.strands);
+    assert(layer_head + (lists->apart ? lists->lists - 1 : 0) < s->shape.layer_heads);
     for (uint32_t sequence = 0; sequence < lists->sequences; sequence++)
         for (uint32_t l = 0; l < lists->lists; l++) {
             size_t list = (size_t)sequence * lists->lists + l;
@@ -210,10 +210,10 @@ void ucm_entries_resolve(struct ucm_entries *s, uint32_t strand,
 
             count = lists->end && lists->end[list] < count ? lists->end[list] : count;
             count = count < lists->room ? count : lists->room;
-            resolve_list(s, strand + lists->apart * l, lists->index + list * lists->room + begin,
-                         count > begin ? count - begin : 0,
-                         lists->table + sequence * lists->table_stride, lists->table_stride,
-                         lists->request[sequence]);
+            resolve_list(
+                s, layer_head + lists->apart * l, lists->index + list * lists->room + begin,
+                count > begin ? count - begin : 0, lists->table + sequence * lists->table_stride,
+                lists->table_stride, lists->request[sequence]);
         }
 }
 

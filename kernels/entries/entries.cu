@@ -84,7 +84,7 @@ extern "C" __global__ void ucm_entries_next(const __grid_constant__ struct ucm_e
 
 /* A thread block is a list. */
 extern "C" __global__ void __launch_bounds__(UCM_ENTRIES_CUDA_RESOLVE)
-    ucm_entries_resolve(const __grid_constant__ struct ucm_entries s, uint32_t strand,
+    ucm_entries_resolve(const __grid_constant__ struct ucm_entries s, uint32_t layer_head,
                       const __grid_constant__ struct ucm_entries_lists lists)
 {
     uint32_t sequence = blockIdx.x / lists.lists, l = blockIdx.x % lists.lists;
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(UCM_ENTRIES_CUDA_RESOLVE)
     if (lists.end)
         n = min(n, lists.end[blockIdx.x]);
     for (uint32_t i = begin + threadIdx.x; i < n; i += UCM_ENTRIES_CUDA_RESOLVE)
-        entries_chosen(s, now, strand + lists.apart * l, table, lists.table_stride, index[i],
+        entries_chosen(s, now, layer_head + lists.apart * l, table, lists.table_stride, index[i],
                      lists.request[sequence]);
 }
 
@@ -266,7 +266,7 @@ static __device__ __forceinline__ void code_plane(const struct ucm_entries_plane
     }
 }
 
-/* A strand's plane into an entry. */
+/* A layer head's plane into an entry. */
 template <uint32_t TEAM, bool STRONG>
 static __device__ __forceinline__ void bring_plane(const struct ucm_entries_plane &p, uint64_t from,
                                                    int32_t entry, uint32_t thread)
@@ -297,15 +297,15 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_entries
             begin_arriving(s, g, i, a);
         team_sync<TEAM>();
         if (a->there) {
-            uint32_t strand = a->miss.key / s.shape.numbers;
+            uint32_t layer_head = a->miss.key / s.shape.numbers;
 
             for (uint32_t j = 0; j < g.planes; j++) {
                 const struct ucm_entries_plane &p = g.plane[j];
 
                 bring_plane<TEAM, STRONG>(p,
                                           a->place.bytes + p.first +
-                                              strand / g.heads * p.layer_stride +
-                                              strand % g.heads * p.head_stride,
+                                              layer_head / g.heads * p.layer_stride +
+                                              layer_head % g.heads * p.head_stride,
                                           a->miss.entry, thread);
             }
             fence_system();
@@ -414,11 +414,11 @@ extern "C" __global__ void __launch_bounds__(UCM_ENTRIES_CUDA_GATHER, 1)
     end_misses(s);
 }
 
-/* A thread has a number in a strand. */
+/* A thread has a number in a layer head. */
 extern "C" __global__ void ucm_entries_forget_numbers(const __grid_constant__ struct ucm_entries s,
                                                     const uint32_t *numbers, uint32_t n)
 {
-    uint64_t all = (uint64_t)n * s.shape.strands, step = (uint64_t)gridDim.x * blockDim.x;
+    uint64_t all = (uint64_t)n * s.shape.layer_heads, step = (uint64_t)gridDim.x * blockDim.x;
 
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += step) {
         uint32_t key = (uint32_t)(i / n) * s.shape.numbers + numbers[i % n];

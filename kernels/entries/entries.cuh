@@ -63,7 +63,7 @@ static __device__ __forceinline__ void entries_want(const struct ucm_entries &s,
 
 /* One item of a list. table: of the list's sequence, `length` items. */
 static __device__ __forceinline__ void entries_chosen(const struct ucm_entries &s, uint64_t now,
-                                                    uint32_t strand, const int32_t *table,
+                                                    uint32_t layer_head, const int32_t *table,
                                                     uint64_t length, uint32_t index,
                                                     uint32_t request)
 {
@@ -74,7 +74,7 @@ static __device__ __forceinline__ void entries_chosen(const struct ucm_entries &
     if (number < 0 || (uint32_t)number >= s.shape.numbers || request >= s.shape.requests)
         atomicOr(&s.step->flags, UCM_ENTRIES_UNSERVED | UCM_ENTRIES_STRAY);
     else
-        entries_want(s, now, strand * s.shape.numbers + (uint32_t)number, request);
+        entries_want(s, now, layer_head * s.shape.numbers + (uint32_t)number, request);
 }
 
 /* ---- taking an entry: by a warp, a lane looks at one entry of the group ---- */

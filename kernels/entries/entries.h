@@ -2,9 +2,9 @@
  * number of threads, on the same arrays. Nothing here allocates, locks or copies KV: the caller brings memory, and says
  * when bytes are there.
  *
- * A *strand* is what all entries hold of a block: the K and V of one layer, or of one KV head of one layer. A *number* stands
+ * A *layer head* is what all entries hold of a block: the K and V of one layer, or of one KV head of one layer. A *number* stands
  * for a block: its row in the worker's summaries region. Requests with a common prefix have the same numbers, and so the
- * same entries. A *key* is a number in a strand. The table entry_of has an item for each key.
+ * same entries. A *key* is a number in a layer head. The table entry_of has an item for each key.
  *
  * A step is one decode of a batch. It has a number, above those of the steps before, and goes through the layers
  * in order. In each of them:
@@ -54,7 +54,7 @@
 #include <stdint.h>
 
 #define UCM_ENTRIES_GROUP 32u /* a warp */
-#define UCM_ENTRIES_STRANDS_MAX (1u << 16)
+#define UCM_ENTRIES_LAYER_HEADS_MAX (1u << 16)
 #define UCM_ENTRIES_NUMBERS_MAX (1u << 26)
 #define UCM_ENTRIES_MAX (1u << 28)
 #define UCM_ENTRIES_REQUESTS_MAX (1u << 16)
@@ -77,7 +77,7 @@
     8u /* a chosen block has no number, or one that the table has no row for; or its request is none */
 
 struct ucm_entries_shape {
-    uint32_t strands, numbers; /* of the table */
+    uint32_t layer_heads, numbers; /* of the table */
     uint32_t entries;
     uint32_t requests; /* at most so many at once, 0 .. requests - 1 */
     uint32_t misses;   /* room of the list of misses and of that of keys not served */
@@ -107,7 +107,7 @@ struct ucm_entries {
     uint32_t groups;
     uint64_t *stamp;               /* [entries] the last step that used it; 0: free, or none did */
     struct ucm_entries_step *step; /* [1] */
-    int32_t *entry_of;             /* [strands][numbers] */
+    int32_t *entry_of;             /* [layer_heads][numbers] */
     uint32_t *key;                 /* [entries] */
     uint32_t *request;             /* [entries] */
     uint32_t *held, *floor;        /* [requests] */
@@ -122,10 +122,10 @@ int ucm_entries_check(const struct ucm_entries_shape *shape, char why[UCM_ENTRIE
 size_t ucm_entries_bytes(const struct ucm_entries_shape *shape);
 void ucm_entries_layout(struct ucm_entries *s, const struct ucm_entries_shape *shape, void *memory);
 
-static inline uint32_t ucm_entries_key(const struct ucm_entries_shape *shape, uint32_t strand,
+static inline uint32_t ucm_entries_key(const struct ucm_entries_shape *shape, uint32_t layer_head,
                                        uint32_t number)
 {
-    return strand * shape->numbers + number;
+    return layer_head * shape->numbers + number;
 }
 
 /* Nobody is resident, no request is there, the next step is any from 1 on. */
@@ -136,7 +136,7 @@ void ucm_entries_init(struct ucm_entries *s);
 int ucm_entries_enter(struct ucm_entries *s, uint32_t request, uint32_t floor);
 /* What counts for it stays resident and counts for nobody. */
 void ucm_entries_leave(struct ucm_entries *s, uint32_t request);
-/* Numbers that are given back: other blocks may get them, so nothing of them is resident in any strand. */
+/* Numbers that are given back: other blocks may get them, so nothing of them is resident in any layer head. */
 void ucm_entries_forget(struct ucm_entries *s, const uint32_t *numbers, uint32_t n);
 
 /* now: at least that of the step before; the same for a replay. If that step never ended, its misses have not arrived. */
@@ -146,7 +146,8 @@ void ucm_entries_begin(struct ucm_entries *s, uint64_t now);
  * one. */
 struct ucm_entries_lists {
     uint32_t sequences, lists, room;
-    uint32_t apart; /* 0: all lists are of one strand; 1: list l is of strand + l, a KV head's */
+    /* 0: all lists are of one layer head; 1: list l is of layer_head + l, a KV head's */
+    uint32_t apart;
     const uint32_t
         *index; /* [sequences][lists][room] of the sequence's blocks; UCM_ENTRIES_NO_INDEX: none */
     const uint32_t *count;       /* [sequences][lists] */
@@ -157,7 +158,7 @@ struct ucm_entries_lists {
     const uint32_t *request; /* [sequences] */
 };
 
-void ucm_entries_resolve(struct ucm_entries *s, uint32_t strand,
+void ucm_entries_resolve(struct ucm_entries *s, uint32_t layer_head,
                          const struct ucm_entries_lists *lists);
 /* As if a list had chosen a key: for blocks that the step made, and for those that were not served. */
 void ucm_entries_want(struct ucm_entries *s, uint32_t key, uint32_t request);

@@ -48,13 +48,13 @@ struct ucm_entries_place {
     uint64_t told;  /* its value when the bytes were promised */
 };
 
-/* A strand of a plane: `rows` runs of row_bytes, `pitch` apart in the block, one behind the other in an entry. A contiguous
+/* A layer head of a plane: `rows` runs of row_bytes, `pitch` apart in the block, one behind the other in an entry. A contiguous
  * piece is one row. */
 struct ucm_entries_plane {
     uint64_t entries; /* the pool: entry s at entries + s * entry_stride */
     uint64_t entry_stride;
-    uint64_t first;                     /* in a block, of strand 0 */
-    uint64_t layer_stride, head_stride; /* strand = layer * heads + head */
+    uint64_t first;                     /* in a block, of layer head 0 */
+    uint64_t layer_stride, head_stride; /* layer_head = layer * heads + head */
     uint64_t pitch;
     uint32_t rows, row_bytes; /* row_bytes and all strides are multiples of 16 */
     /* Not 0: rows are encoded on their way, as the encoding `fp8` does it (docs/design/encodings.md), but an infinity as NaN.
@@ -86,7 +86,7 @@ struct ucm_entries_word {
 
 struct ucm_entries_gather {
     uint64_t places; /* struct ucm_entries_place[numbers], the GPU's memory */
-    uint32_t heads;  /* strands of a layer */
+    uint32_t heads;  /* layer heads of a layer */
     uint32_t planes;
     struct ucm_entries_plane plane[UCM_ENTRIES_CUDA_PLANES];
     /* Of the launch's layer: the engine's pages, which hold a block's layer as the window does, and which of them has a

@@ -25,7 +25,7 @@ static uint32_t listed(const struct ucm_entries *s)
 
 static int verify_table(const struct ucm_entries *s, char why[UCM_ENTRIES_WHY])
 {
-    uint32_t keys = s->shape.strands * s->shape.numbers, wanted = 0;
+    uint32_t keys = s->shape.layer_heads * s->shape.numbers, wanted = 0;
 
     for (uint32_t k = 0; k < keys; k++) {
         int32_t at = s->entry_of[k];
@@ -47,7 +47,7 @@ static int verify_misses(const struct ucm_entries *s, char why[UCM_ENTRIES_WHY])
     for (uint32_t i = 0; i < listed(s); i++) {
         const struct ucm_entries_miss *m = &s->miss[i];
 
-        if (m->key >= s->shape.strands * s->shape.numbers ||
+        if (m->key >= s->shape.layer_heads * s->shape.numbers ||
             s->entry_of[m->key] != UCM_ENTRIES_WANTED)
             return wrong(why, "miss %u is key %u, which is not wanted", i, m->key);
         if (m->entry != UCM_ENTRIES_NONE &&
@@ -81,7 +81,7 @@ static int verify_entries(const struct ucm_entries *s, char why[UCM_ENTRIES_WHY]
         if (key == UCM_ENTRIES_NO_KEY) {
             if (request != UCM_ENTRIES_NOBODY || s->stamp[entry] != 0)
                 return wrong(why, "entry %u is free, and has a request or a stamp", entry);
-        } else if (key >= s->shape.strands * s->shape.numbers) {
+        } else if (key >= s->shape.layer_heads * s->shape.numbers) {
             return wrong(why, "entry %u has key %u, which the table has not", entry, key);
         } else if (s->entry_of[key] != (int32_t)entry &&
                    !(s->entry_of[key] == UCM_ENTRIES_WANTED && on_list(s, entry))) {

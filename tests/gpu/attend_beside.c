@@ -37,7 +37,7 @@ static void launch(const char *name, uint32_t blocks, uint32_t threads, void **a
 static void pool_open(struct beside *b)
 {
     const struct attend_shape *s = &b->p.shape;
-    struct ucm_entries_shape shape = {.strands = s->kv_heads,
+    struct ucm_entries_shape shape = {.layer_heads = s->kv_heads,
                                       .numbers = b->p.n_numbers,
                                       .entries = s->entries,
                                       .requests = 1,
@@ -134,12 +134,12 @@ static void layer(struct beside *b, uint32_t wait)
 {
     struct ucm_attend_cuda args = b->p.args;
     CUdeviceptr attended = 0;
-    uint32_t strand = 0;
+    uint32_t layer_head = 0;
 
     args.wait = wait;
     launch("ucm_entries_next", 1, 1, (void *[]){&b->pool, &attended});
     launch("ucm_entries_resolve", b->lists.sequences * b->lists.lists, UCM_ENTRIES_CUDA_RESOLVE,
-           (void *[]){&b->pool, &strand, &b->lists});
+           (void *[]){&b->pool, &layer_head, &b->lists});
     launch("ucm_entries_gather_warp", GATHER_BLOCKS, UCM_ENTRIES_CUDA_GATHER,
            (void *[]){&b->pool, &b->gather});
     problem_launch_as(&b->p, &args);

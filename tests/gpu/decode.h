@@ -97,11 +97,11 @@ uint32_t scene_attended(struct scene *t, const struct output *out, uint32_t laye
 
 /* What the step attended, beside the C's. */
 void scene_compare(struct scene *t, const char *what);
-/* Whether the tables are whole, and each resident strand has its block's bytes; how many there are. */
+/* Whether the tables are whole, and each resident layer head has its block's bytes; how many there are. */
 uint32_t scene_resident(struct scene *t, const char *what);
-/* Strands that lists attended, each once; of layers up to `layers`. */
+/* Layer heads that lists attended, each once; of layers up to `layers`. */
 uint32_t scene_chosen(struct scene *t, uint32_t layers);
-uint32_t scene_strand(const struct scene *t, uint32_t layer, uint32_t list);
+uint32_t scene_layer_head(const struct scene *t, uint32_t layer, uint32_t list);
 
 void test_decode_steps(const struct scene_spec *spec);
 void test_decode_between(const struct scene_spec *spec);

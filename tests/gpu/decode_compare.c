@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint32_t scene_strand(const struct scene *t, uint32_t layer, uint32_t list)
+uint32_t scene_layer_head(const struct scene *t, uint32_t layer, uint32_t list)
 {
     return t->spec.entry == UCM_CUDA_DECODE_HEAD ? layer * t->heads + list : layer;
 }
@@ -51,7 +51,7 @@ uint32_t scene_chosen(struct scene *t, uint32_t layers)
 
             for (uint32_t i = 0; i < attended; i++) {
                 uint32_t number = (uint32_t)t->input.table[l / t->spec.lists * BLOCKS + index[i]];
-                bool *one = &in[scene_strand(t, layer, l % t->spec.lists) * NUMBERS + number];
+                bool *one = &in[scene_layer_head(t, layer, l % t->spec.lists) * NUMBERS + number];
 
                 n += !*one;
                 *one = true;
@@ -140,8 +140,8 @@ static bool encoded_wrong(const struct scene *t, const uint8_t *entry, const uin
     return wrong;
 }
 
-/* Bytes of an entry that differ from the strand's of its block. */
-static bool entry_wrong(const struct scene *t, const uint8_t *entry, uint32_t strand,
+/* Bytes of an entry that differ from the layer head's of its block. */
+static bool entry_wrong(const struct scene *t, const uint8_t *entry, uint32_t layer_head,
                         uint32_t number)
 {
     const struct ucm_cuda_decode_layout *l = &t->options.stored;
@@ -149,8 +149,8 @@ static bool entry_wrong(const struct scene *t, const uint8_t *entry, uint32_t st
     uint64_t row = t->row, half = TOKENS * row;
 
     if (t->spec.entry == UCM_CUDA_DECODE_LAYER)
-        return memcmp(entry, stored + strand * t->layer_bytes, t->layer_bytes) != 0;
-    stored += strand / t->heads * t->layer_bytes + strand % t->heads * l->k_head_stride;
+        return memcmp(entry, stored + layer_head * t->layer_bytes, t->layer_bytes) != 0;
+    stored += layer_head / t->heads * t->layer_bytes + layer_head % t->heads * l->k_head_stride;
     if (t->spec.encoded)
         return encoded_wrong(t, entry, stored);
     for (uint32_t token = 0; token < TOKENS; token++)
@@ -177,7 +177,7 @@ uint32_t scene_resident(struct scene *t, const char *what)
     gpu_get(pool, t->pool, bytes * t->spec.entries);
     ucm_entries_layout(&s, shape, memory);
     check(ucm_entries_verify(&s, why) == 0, "%s, %s: %s", t->spec.name, what, why);
-    for (uint32_t key = 0; key < shape->strands * NUMBERS; key++)
+    for (uint32_t key = 0; key < shape->layer_heads * NUMBERS; key++)
         if (s.entry_of[key] >= 0) {
             there++;
             wrong += entry_wrong(t, pool + (uint32_t)s.entry_of[key] * bytes, key / NUMBERS,

@@ -64,12 +64,12 @@ void pool_next(struct pool *p)
     launch("ucm_entries_next", 1, 1, (void *[]){&p->gpu, &attended});
 }
 
-void pool_resolve(struct pool *p, uint32_t strand, const struct ucm_entries_lists *lists)
+void pool_resolve(struct pool *p, uint32_t layer_head, const struct ucm_entries_lists *lists)
 {
     struct ucm_entries_lists by_value = *lists;
 
     launch("ucm_entries_resolve", lists->sequences * lists->lists, UCM_ENTRIES_CUDA_RESOLVE,
-           (void *[]){&p->gpu, &strand, &by_value});
+           (void *[]){&p->gpu, &layer_head, &by_value});
 }
 
 void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
@@ -85,11 +85,14 @@ void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
 /* ---- one miss at a time: the same arrays as in C ---- */
 
 #define NUMBERS 40u
-#define STRANDS 3u
+#define LAYER_HEADS 3u
 #define REQUESTS 4u
 
-static const struct ucm_entries_shape small = {
-    .strands = STRANDS, .numbers = NUMBERS, .entries = 70, .requests = REQUESTS, .misses = 256};
+static const struct ucm_entries_shape small = {.layer_heads = LAYER_HEADS,
+                                               .numbers = NUMBERS,
+                                               .entries = 70,
+                                               .requests = REQUESTS,
+                                               .misses = 256};
 
 static void same(struct pool *p, const struct ucm_entries *model, const char *when)
 {
@@ -99,7 +102,7 @@ static void same(struct pool *p, const struct ucm_entries *model, const char *wh
 
 static void want_both(struct pool *p, struct ucm_entries *model, CUdeviceptr words)
 {
-    uint32_t key_request[2] = {rnd_below(STRANDS * NUMBERS), rnd_below(REQUESTS)}, n = 1;
+    uint32_t key_request[2] = {rnd_below(LAYER_HEADS * NUMBERS), rnd_below(REQUESTS)}, n = 1;
     CUdeviceptr request = words + 4;
     uint8_t arrived = rnd_below(8) > 0;
 
@@ -212,7 +215,7 @@ static int by_key(const void *a, const void *b)
 static void same_resolve(struct pool *p, struct ucm_entries *model)
 {
     struct ucm_entries *s = &p->host;
-    uint32_t n = model->step->misses, keys = s->shape.strands * s->shape.numbers;
+    uint32_t n = model->step->misses, keys = s->shape.layer_heads * s->shape.numbers;
 
     pool_read(p, "resolve");
     check(s->step->misses == n && s->step->flags == model->step->flags, "resolve: %u misses, C %u",
@@ -258,7 +261,7 @@ static void check_taken(const struct ucm_entries *before, const struct ucm_entri
         }
 }
 
-static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_t strand)
+static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_t layer_head)
 {
     static struct choice choice;
     uint32_t apart = rnd_below(2), n = p->host.shape.numbers;
@@ -270,9 +273,9 @@ static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_
     choose(&choice, n);
     gpu_put(lists, &choice, sizeof(choice));
     memcpy(q->host.stamp, p->host.stamp, p->bytes); /* the model begins where the GPU does */
-    strand = apart ? 0 : strand;
-    pool_resolve(p, strand, &there);
-    ucm_entries_resolve(&q->host, strand, &here);
+    layer_head = apart ? 0 : layer_head;
+    pool_resolve(p, layer_head, &there);
+    ucm_entries_resolve(&q->host, layer_head, &here);
     same_resolve(p, &q->host);
     gpu_get(q->host.stamp, p->memory, p->bytes);
     for (uint32_t i = 0; i < n; i++)
@@ -292,7 +295,7 @@ static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_
 
 static void test_at_once(uint32_t entries, uint32_t floor)
 {
-    struct ucm_entries_shape shape = {.strands = LISTS,
+    struct ucm_entries_shape shape = {.layer_heads = LISTS,
                                       .numbers = 200,
                                       .entries = entries,
                                       .requests = SEQUENCES,
@@ -308,8 +311,8 @@ static void test_at_once(uint32_t entries, uint32_t floor)
     for (uint32_t step = 0; step < (few ? 5u : 100u); step++) {
         pool_next(&p);
         pool_read(&p, "next");
-        for (uint32_t strand = 0; strand < LISTS; strand++)
-            one_layer(&p, &q, lists, strand);
+        for (uint32_t layer_head = 0; layer_head < LISTS; layer_head++)
+            one_layer(&p, &q, lists, layer_head);
     }
     gpu_free(lists);
     pool_close(&p);

@@ -49,7 +49,7 @@ static _Atomic uint64_t *seq_of(struct scene *t, uint32_t number)
 
 static void scene_open(struct scene *t, uint32_t entries)
 {
-    struct ucm_entries_shape shape = {.strands = LAYERS * HEADS,
+    struct ucm_entries_shape shape = {.layer_heads = LAYERS * HEADS,
                                       .numbers = NUMBERS,
                                       .entries = entries,
                                       .requests = 1,
@@ -94,9 +94,9 @@ static void want_numbers(struct scene *t, uint32_t first, uint32_t n)
     uint32_t keys[LAYERS * HEADS * NUMBERS], requests[LAYERS * HEADS * NUMBERS] = {0}, all = 0;
     CUdeviceptr at, zero;
 
-    for (uint32_t strand = 0; strand < LAYERS * HEADS; strand++)
+    for (uint32_t layer_head = 0; layer_head < LAYERS * HEADS; layer_head++)
         for (uint32_t i = first; i < first + n; i++)
-            keys[all++] = strand * NUMBERS + i;
+            keys[all++] = layer_head * NUMBERS + i;
     at = gpu_put(0, keys, all * sizeof(*keys));
     zero = gpu_put(0, requests, all * sizeof(*requests));
     launch("ucm_entries_want_keys", 2, 128, (void *[]){&t->pool.gpu, &at, &zero, &all});
@@ -114,15 +114,15 @@ static uint32_t check_resident(struct scene *t, const char *when)
 
     gpu_get(pool, t->pool_bytes, bytes);
     for (uint32_t key = 0; key < LAYERS * HEADS * NUMBERS; key++) {
-        uint32_t number = key % NUMBERS, strand = key / NUMBERS;
+        uint32_t number = key % NUMBERS, layer_head = key / NUMBERS;
 
         if (s->entry_of[key] < 0)
             continue;
         there++;
         for (uint32_t i = 0; i < 2 * ROWS * ROW / 4; i++) {
             uint32_t plane = i / (ROWS * ROW / 4), row = i % (ROWS * ROW / 4) / (ROW / 4);
-            uint64_t at = plane * PLANE + strand / HEADS * (ROWS * HEADS * ROW) +
-                          row * (HEADS * ROW) + strand % HEADS * ROW + i % (ROW / 4) * 4;
+            uint64_t at = plane * PLANE + layer_head / HEADS * (ROWS * HEADS * ROW) +
+                          row * (HEADS * ROW) + layer_head % HEADS * ROW + i % (ROW / 4) * 4;
 
             wrong += pool[(size_t)s->entry_of[key] * (2 * ROWS * ROW / 4) + i] !=
                      word_of(number, t->place[number].told, (uint32_t)(at / 4));

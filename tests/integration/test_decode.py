@@ -71,8 +71,8 @@ class Needs(unittest.TestCase):
 
     def test_entries_of_heads(self):
         each = Choices.alike(sparse.TopK(sparse_ratio=0.2, min_blocks=1), 3)
-        for strands, lists, entries in ((1, 4, 3 * 8), (4, 4, 3 * 4 * 2), (4, 1, 3 * 4 * 2), (1, 1, 3 * 2)):
-            self.assertEqual(each.entries(10, lists, 16, strands), entries)
+        for layer_heads, lists, entries in ((1, 4, 3 * 8), (4, 4, 3 * 4 * 2), (4, 1, 3 * 4 * 2), (1, 1, 3 * 2)):
+            self.assertEqual(each.entries(10, lists, 16, layer_heads), entries)
 
     def test_bytes_of_a_head(self):
         """Whatever the layout, K of all tokens of the head, then V."""
@@ -259,11 +259,11 @@ class Entries:
     def begin(self):
         self.wanted, self.arrived = {}, None
 
-    def resolve(self, strand, sequences, apart):
-        self.want([(strand + apart * i, rows[block], 0) for _, rows, lists in sequences for i, blocks in enumerate(lists) for block in blocks])
+    def resolve(self, layer_head, sequences, apart):
+        self.want([(layer_head + apart * i, rows[block], 0) for _, rows, lists in sequences for i, blocks in enumerate(lists) for block in blocks])
 
     def want(self, wanted):
-        self.wanted.update({(strand, row): None for strand, row, _ in wanted if (strand, row) not in self.at})
+        self.wanted.update({(layer_head, row): None for layer_head, row, _ in wanted if (layer_head, row) not in self.at})
 
     def take(self):
         self.misses = [(*key, i if i < self.free else None) for i, key in enumerate(self.wanted)]
@@ -274,8 +274,8 @@ class Entries:
         self.at.update({miss[:2]: miss[2] for miss, came in zip(self.misses, arrived) if came})
         self.wanted.clear()
 
-    def entry(self, strand, row):
-        return self.at.get((strand, row))
+    def entry(self, layer_head, row):
+        return self.at.get((layer_head, row))
 
 
 @dataclass

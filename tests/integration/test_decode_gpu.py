@@ -480,7 +480,7 @@ class OnGpu(unittest.TestCase):
     def test_the_example_without_a_mapping(self):
         self.daemon.stop()
         self.start(mapping=0)
-        self.assertIn(" 0 strands came through the mapping", self.example())
+        self.assertIn(" 0 layer heads came through the mapping", self.example())
 
 
 if __name__ == "__main__":

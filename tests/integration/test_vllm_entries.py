@@ -40,7 +40,7 @@ class Apart(Together):
             e = self.engine(policy(sparse.TopK(sparse_ratio=0.2, min_blocks=1, init_window_sz=0)), apart=apart)
             self.check(e, e.request("some", self.KNOWN, outputs=6))
             decoder = e.sparse[0].decoder
-            held[apart] = decoder.entry_bytes * sum(decoder.entries.entry(strand, row) is not None for strand in range(model.LAYERS * decoder.strands)
+            held[apart] = decoder.entry_bytes * sum(decoder.entries.entry(layer_head, row) is not None for layer_head in range(model.LAYERS * decoder.layer_heads)
                                                    for row in range(e.room.rows))
         self.assertLess(held[True], held[False])
 

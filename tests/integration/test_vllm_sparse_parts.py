@@ -144,7 +144,7 @@ class Requests(unittest.TestCase):
 
 class Entries(unittest.TestCase):
     def test_a_step_keeps_its_entries_and_a_request_its_floor(self):
-        entries = HostEntries(strands=2, entries=4)
+        entries = HostEntries(layer_heads=2, entries=4)
 
         def take(*wanted):
             entries.want(wanted)
@@ -173,7 +173,7 @@ class Entries(unittest.TestCase):
         self.assertNotIn(None, take((1, 3, 2), (0, 3, 2), (1, 4, 2)))
         entries.publish([True] * 3)
         entries.forget(3)
-        self.assertEqual([entries.entry(strand, 3) for strand in (0, 1)], [None, None])
+        self.assertEqual([entries.entry(layer_head, 3) for layer_head in (0, 1)], [None, None])
         self.assertNotIn(None, take((0, 9, 2), (1, 9, 2)))
 
 

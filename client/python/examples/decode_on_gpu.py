@@ -130,7 +130,7 @@ def decode(client: Client, steps_wanted: int = 3, out=print) -> torch.Tensor:
         q[:, :, 1::GROUP].normal_()  # one query head of each KV head asks for something else
         run(graph.replay)
     counts = decoder.counts
-    out(f"{counts.misses} misses: {counts.mapped} strands came through the mapping, {counts.gathered} by gathers")
+    out(f"{counts.misses} misses: {counts.mapped} layer heads came through the mapping, {counts.gathered} by gathers")
     out(f"block {NEEDLE} was {'' if NEEDLE in lists[0].lists()[0][0] else 'not '}chosen; attended there: {result[0, 0, 0, 0]:.2f}")
     del graph
     decoder.end()

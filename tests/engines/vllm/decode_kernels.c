@@ -23,11 +23,12 @@ VISIBLE int test_entries_enter(struct ucm_entries *s, uint32_t request, uint32_t
 VISIBLE void test_entries_leave(struct ucm_entries *s, uint32_t request);
 VISIBLE void test_entries_forget(struct ucm_entries *s, uint32_t number);
 VISIBLE void test_entries_begin(struct ucm_entries *s);
-VISIBLE void test_entries_resolve(struct ucm_entries *s, uint32_t strand,
+VISIBLE void test_entries_resolve(struct ucm_entries *s, uint32_t layer_head,
                                   const struct ucm_entries_lists *lists);
-VISIBLE void test_entries_want(struct ucm_entries *s, uint32_t strand, uint32_t number,
+VISIBLE void test_entries_want(struct ucm_entries *s, uint32_t layer_head, uint32_t number,
                                uint32_t request);
-VISIBLE int32_t test_entries_entry(const struct ucm_entries *s, uint32_t strand, uint32_t number);
+VISIBLE int32_t test_entries_entry(const struct ucm_entries *s, uint32_t layer_head,
+                                   uint32_t number);
 VISIBLE void test_entries_take(struct ucm_entries *s);
 VISIBLE uint32_t test_entries_missed(const struct ucm_entries *s, struct ucm_entries_miss *out);
 VISIBLE void test_entries_publish(struct ucm_entries *s, const uint8_t *arrived);
@@ -89,21 +90,22 @@ void test_entries_begin(struct ucm_entries *s)
     ucm_entries_begin(s, s->step->now + 1);
 }
 
-void test_entries_resolve(struct ucm_entries *s, uint32_t strand,
+void test_entries_resolve(struct ucm_entries *s, uint32_t layer_head,
                           const struct ucm_entries_lists *lists)
 {
-    ucm_entries_resolve(s, strand, lists);
+    ucm_entries_resolve(s, layer_head, lists);
 }
 
-void test_entries_want(struct ucm_entries *s, uint32_t strand, uint32_t number, uint32_t request)
+void test_entries_want(struct ucm_entries *s, uint32_t layer_head, uint32_t number,
+                       uint32_t request)
 {
-    ucm_entries_want(s, ucm_entries_key(&s->shape, strand, number), request);
+    ucm_entries_want(s, ucm_entries_key(&s->shape, layer_head, number), request);
 }
 
 /* Below 0: why it has none. */
-int32_t test_entries_entry(const struct ucm_entries *s, uint32_t strand, uint32_t number)
+int32_t test_entries_entry(const struct ucm_entries *s, uint32_t layer_head, uint32_t number)
 {
-    return s->entry_of[ucm_entries_key(&s->shape, strand, number)];
+    return s->entry_of[ucm_entries_key(&s->shape, layer_head, number)];
 }
 
 void test_entries_take(struct ucm_entries *s)

@@ -14,7 +14,7 @@ WHY = 256
 
 
 class EntriesShape(Structure):
-    _fields_ = [(name, c_uint32) for name in ("strands", "numbers", "entries", "requests", "misses")]
+    _fields_ = [(name, c_uint32) for name in ("layer_heads", "numbers", "entries", "requests", "misses")]
 
 
 class Lists(Structure):
@@ -57,10 +57,10 @@ for name, result, arguments in (
 class Entries:
     """ucmclient.decode.Entries."""
 
-    def __init__(self, strands, rows, entries, requests):
+    def __init__(self, layer_heads, rows, entries, requests):
         why = ctypes.create_string_buffer(WHY)
-        self.rows, self.entries, self.misses = rows, entries, strands * rows
-        self._s = LIB.test_entries(byref(EntriesShape(strands, rows, entries, requests, self.misses)), why)
+        self.rows, self.entries, self.misses = rows, entries, layer_heads * rows
+        self._s = LIB.test_entries(byref(EntriesShape(layer_heads, rows, entries, requests, self.misses)), why)
         assert self._s, why.value
 
     def __del__(self):
@@ -79,7 +79,7 @@ class Entries:
     def begin(self):
         LIB.test_entries_begin(self._s)
 
-    def resolve(self, strand, sequences, apart):
+    def resolve(self, layer_head, sequences, apart):
         """The arrays are a GPU's: [sequences][lists][room], and a table of rows for each sequence."""
         if not sequences:
             return
@@ -92,12 +92,12 @@ class Entries:
             for l, blocks in enumerate(of):
                 index[sequence, l, : len(blocks)] = blocks
         requests = np.array([request for request, _, _ in sequences], np.uint32)
-        LIB.test_entries_resolve(self._s, strand, byref(Lists(
+        LIB.test_entries_resolve(self._s, layer_head, byref(Lists(
             *index.shape, int(apart), index.ctypes.data, count.ctypes.data, None, None, table.ctypes.data, table.shape[1], requests.ctypes.data)))
 
     def want(self, wanted):
-        for strand, row, request in wanted:
-            LIB.test_entries_want(self._s, strand, row, request)
+        for layer_head, row, request in wanted:
+            LIB.test_entries_want(self._s, layer_head, row, request)
 
     def take(self):
         LIB.test_entries_take(self._s)
@@ -110,8 +110,8 @@ class Entries:
         why = ctypes.create_string_buffer(WHY)
         assert LIB.test_entries_verify(self._s, why) == 0, why.value
 
-    def entry(self, strand, row):
-        entry = LIB.test_entries_entry(self._s, strand, row)
+    def entry(self, layer_head, row):
+        entry = LIB.test_entries_entry(self._s, layer_head, row)
         return entry if entry >= 0 else None
 
 

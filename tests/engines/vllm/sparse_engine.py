@@ -172,7 +172,7 @@ class SparseEngine(Engine):
                        for i, rank in enumerate(self.ranks)]
         heads = len(self.ranks[0].heads)
         self.admission = Admission(self.room, sparse, lists=heads if sparse.score.heads == "each" else 1, block_tokens=BLOCK,
-                                   strands=heads if apart else 1)
+                                   layer_heads=heads if apart else 1)
         self.replays = self.errors = self.given_back = self.left_out = 0
         self._spoiled, self._left, self._kept, self._read_once = set(), set(), {}, {}
         #: Runs before what is missing is gathered.

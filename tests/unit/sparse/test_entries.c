@@ -11,7 +11,7 @@
 static struct ucm_entries_shape small(void)
 {
     return (struct ucm_entries_shape){
-        .strands = 3, .numbers = 40, .entries = 70, .requests = 4, .misses = 256};
+        .layer_heads = 3, .numbers = 40, .entries = 70, .requests = 4, .misses = 256};
 }
 
 static struct ucm_entries make(struct ucm_entries_shape shape)
@@ -79,14 +79,16 @@ Test(entries, a_shape_that_does_not_fit_is_refused)
 {
     struct ucm_entries_shape good = small(), bad;
 
-    bad = good, bad.strands = 0, refused(bad, "strands is 0");
-    bad = good, bad.strands = UCM_ENTRIES_STRANDS_MAX + 1, refused(bad, "strands is 65537");
+    bad = good, bad.layer_heads = 0, refused(bad, "layer_heads is 0");
+    bad = good, bad.layer_heads = UCM_ENTRIES_LAYER_HEADS_MAX + 1,
+    refused(bad, "layer_heads is 65537");
     bad = good, bad.numbers = 0, refused(bad, "numbers is 0");
     bad = good, bad.entries = 0, refused(bad, "entries is 0");
     bad = good, bad.entries = UINT32_MAX, refused(bad, "entries is 4294967295");
     bad = good, bad.requests = 0, refused(bad, "requests is 0");
     bad = good, bad.misses = 0, refused(bad, "misses is 0");
-    bad = good, bad.strands = 512, bad.numbers = 1u << 23, refused(bad, "strands times numbers is");
+    bad = good, bad.layer_heads = 512, bad.numbers = 1u << 23,
+    refused(bad, "layer_heads times numbers is");
 }
 
 /* Each array lies in the memory, aligned and behind the one before. */
@@ -100,7 +102,7 @@ static void check_layout(struct ucm_entries_shape n)
     } array[] = {
         {&s.stamp, 8ull * n.entries},
         {&s.step, sizeof(struct ucm_entries_step)},
-        {&s.entry_of, 4ull * n.strands * n.numbers},
+        {&s.entry_of, 4ull * n.layer_heads * n.numbers},
         {&s.key, 4ull * n.entries},
         {&s.request, 4ull * n.entries},
         {&s.held, 4ull * n.requests},
@@ -124,7 +126,7 @@ static void check_layout(struct ucm_entries_shape n)
 Test(entries, arrays_of_any_size_lie_behind_one_another)
 {
     char why[UCM_ENTRIES_WHY];
-    struct ucm_entries_shape large = {.strands = 80,
+    struct ucm_entries_shape large = {.layer_heads = 80,
                                       .numbers = 1u << 20,
                                       .entries = 1u << 24,
                                       .requests = 1u << 16,
@@ -133,18 +135,19 @@ Test(entries, arrays_of_any_size_lie_behind_one_another)
     check_layout(small());
     cr_assert_eq(ucm_entries_check(&large, why), 0);
     check_layout(large);
-    large.strands = 63, large.numbers = 1u << 26, large.entries = UCM_ENTRIES_MAX;
+    large.layer_heads = 63, large.numbers = 1u << 26, large.entries = UCM_ENTRIES_MAX;
     cr_assert_eq(ucm_entries_check(&large, why), 0);
     check_layout(large);
     cr_assert(ucm_entries_bytes(&large) > UINT32_MAX);
     cr_assert_eq(ucm_entries_key(&large, 62, (1u << 26) - 1), 63u * (1u << 26) - 1);
 }
 
-/* 2^20 numbers in each of 80 strands: a table of 320 MiB, of which a test touches some pages. */
+/* 2^20 numbers in each of 80 layer heads: a table of 320 MiB, of which a test touches some
+ * pages. */
 Test(entries, the_last_key_of_a_large_table_is_like_any_other)
 {
     struct ucm_entries_shape shape = {
-        .strands = 80, .numbers = 1u << 20, .entries = 64, .requests = 1, .misses = 8};
+        .layer_heads = 80, .numbers = 1u << 20, .entries = 64, .requests = 1, .misses = 8};
     size_t bytes = ucm_entries_bytes(&shape);
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -155,7 +158,7 @@ Test(entries, the_last_key_of_a_large_table_is_like_any_other)
     ucm_entries_layout(&s, &shape, memory);
     memset(s.key, 0xff, shape.entries * sizeof(*s.key));
     memset(s.request, 0xff, shape.entries * sizeof(*s.request));
-    for (uint32_t layer = 0; layer < shape.strands; layer++)
+    for (uint32_t layer = 0; layer < shape.layer_heads; layer++)
         s.entry_of[(size_t)layer * shape.numbers + number] = UCM_ENTRIES_NONE;
     ucm_entries_begin(&s, 1);
     for (size_t i = 0; i < 3; i++)
@@ -202,7 +205,7 @@ Test(entries, a_miss_is_listed_once_and_resident_when_published)
     cr_assert(s.step->misses == 0 && s.step->flags == 0 && s.step->missed == 4);
     for (uint32_t i = 30; i < 34; i++)
         cr_assert_eq(s.stamp[s.entry_of[ucm_entries_key(&s.shape, 2, i)]], 2);
-    lists.apart = 1; /* the second list of each sequence is of the next strand */
+    lists.apart = 1; /* the second list of each sequence is of the next layer head */
     ucm_entries_resolve(&s, 0, &lists);
     serve(&s);
     cr_assert(resident(&s, 0, 30, 4) == 4 && resident(&s, 1, 30, 4) == 3);
@@ -309,8 +312,11 @@ static void bring(struct ucm_entries *s)
 
 Test(entries, a_replay_gets_further_each_time_in_a_pool_of_one_step)
 {
-    struct ucm_entries_shape shape = {
-        .strands = LAYERS, .numbers = 64, .entries = LAYERS * CHOSEN, .requests = 1, .misses = 256};
+    struct ucm_entries_shape shape = {.layer_heads = LAYERS,
+                                      .numbers = 64,
+                                      .entries = LAYERS * CHOSEN,
+                                      .requests = 1,
+                                      .misses = 256};
     struct ucm_entries s = make(shape);
     unsigned seed = 17;
     uint64_t now = 0;
@@ -335,7 +341,7 @@ Test(entries, a_replay_gets_further_each_time_in_a_pool_of_one_step)
 
 Test(entries, a_replay_under_the_same_number_keeps_everything)
 {
-    struct ucm_entries_shape shape = {.strands = LAYERS,
+    struct ucm_entries_shape shape = {.layer_heads = LAYERS,
                                       .numbers = 64,
                                       .entries = 3 * LAYERS * CHOSEN,
                                       .requests = 1,

@@ -6,16 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STRANDS 3u
+#define LAYER_HEADS 3u
 #define NUMBERS 40u
 #define ENTRIES 40u /* a step may want more, */
 #define REQUESTS 4u
-#define LIST 16u /* and a strand may miss more */
+#define LIST 16u /* and a layer head may miss more */
 #define NOBODY (-1)
 
 struct place {
     bool used, published;
-    uint32_t strand, number;
+    uint32_t layer_head, number;
     uint64_t stamp;
     int request;
 };
@@ -26,16 +26,16 @@ struct model {
     uint64_t now;
     uint32_t hand, misses, unserved, flags, broken;
     struct {
-        uint32_t strand, number;
+        uint32_t layer_head, number;
         int entry, request;
     } miss[LIST];
     uint32_t lost[LIST];
 };
 
-static int find(const struct model *m, uint32_t strand, uint32_t number)
+static int find(const struct model *m, uint32_t layer_head, uint32_t number)
 {
     for (int i = 0; i < (int)ENTRIES; i++)
-        if (m->place[i].used && m->place[i].published && m->place[i].strand == strand &&
+        if (m->place[i].used && m->place[i].published && m->place[i].layer_head == layer_head &&
             m->place[i].number == number)
             return i;
     return -1;
@@ -46,10 +46,10 @@ static uint32_t listed(const struct model *m)
     return m->misses < LIST ? m->misses : LIST;
 }
 
-static bool wanted(const struct model *m, uint32_t strand, uint32_t number)
+static bool wanted(const struct model *m, uint32_t layer_head, uint32_t number)
 {
     for (uint32_t i = 0; i < listed(m); i++)
-        if (m->miss[i].strand == strand && m->miss[i].number == number)
+        if (m->miss[i].layer_head == layer_head && m->miss[i].number == number)
             return true;
     return false;
 }
@@ -63,28 +63,28 @@ static int has(const struct model *m, int request)
     return n;
 }
 
-static void lose(struct model *m, uint32_t strand, uint32_t number, uint32_t flag)
+static void lose(struct model *m, uint32_t layer_head, uint32_t number, uint32_t flag)
 {
     if (m->unserved < LIST)
-        m->lost[m->unserved] = strand * NUMBERS + number;
+        m->lost[m->unserved] = layer_head * NUMBERS + number;
     m->unserved++;
     m->flags |= UCM_ENTRIES_UNSERVED | flag;
 }
 
-static void model_want(struct model *m, uint32_t strand, uint32_t number, int request)
+static void model_want(struct model *m, uint32_t layer_head, uint32_t number, int request)
 {
-    int at = find(m, strand, number);
+    int at = find(m, layer_head, number);
 
     if (at >= 0) {
         m->place[at].stamp = m->now;
         if (m->place[at].request == NOBODY)
             m->place[at].request = request;
-    } else if (!wanted(m, strand, number)) {
+    } else if (!wanted(m, layer_head, number)) {
         if (m->misses < LIST) {
-            m->miss[m->misses].strand = strand, m->miss[m->misses].number = number;
+            m->miss[m->misses].layer_head = layer_head, m->miss[m->misses].number = number;
             m->miss[m->misses].entry = -1, m->miss[m->misses].request = request;
         } else {
-            lose(m, strand, number, UCM_ENTRIES_LIST_FULL);
+            lose(m, layer_head, number, UCM_ENTRIES_LIST_FULL);
         }
         m->misses++;
     }
@@ -130,7 +130,7 @@ static void model_take(struct model *m)
             m->flags |= UCM_ENTRIES_FULL;
         else
             m->place[m->miss[i].entry] = (struct place){.used = true,
-                                                        .strand = m->miss[i].strand,
+                                                        .layer_head = m->miss[i].layer_head,
                                                         .number = m->miss[i].number,
                                                         .stamp = m->now,
                                                         .request = m->miss[i].request};
@@ -147,7 +147,7 @@ static void model_publish(struct model *m, const uint8_t *arrived)
         else if (entry >= 0)
             m->place[entry].used = false;
         if (entry < 0 || !arrived[i])
-            lose(m, m->miss[i].strand, m->miss[i].number, 0);
+            lose(m, m->miss[i].layer_head, m->miss[i].number, 0);
     }
     m->misses = 0;
 }
@@ -157,7 +157,7 @@ static void compare(const struct model *m, const struct ucm_entries *s)
     char why[UCM_ENTRIES_WHY] = "";
 
     cr_assert_eq(ucm_entries_verify(s, why), 0, "%s", why);
-    for (uint32_t k = 0; k < STRANDS * NUMBERS; k++) {
+    for (uint32_t k = 0; k < LAYER_HEADS * NUMBERS; k++) {
         int at = find(m, k / NUMBERS, k % NUMBERS);
 
         if (at < 0 && wanted(m, k / NUMBERS, k % NUMBERS))
@@ -178,7 +178,8 @@ static void compare(const struct model *m, const struct ucm_entries *s)
 
 /* ---- the operations, on both ---- */
 
-static void strand_of_both(struct model *m, struct ucm_entries *s, unsigned *seed, uint32_t strand)
+static void layer_head_of_both(struct model *m, struct ucm_entries *s, unsigned *seed,
+                               uint32_t layer_head)
 {
     uint8_t arrived[LIST];
 
@@ -186,8 +187,8 @@ static void strand_of_both(struct model *m, struct ucm_entries *s, unsigned *see
         uint32_t number = (uint32_t)rand_r(seed) % (rand_r(seed) % 3 ? 20 : NUMBERS);
         int request = rand_r(seed) % (int)REQUESTS;
 
-        model_want(m, strand, number, request);
-        ucm_entries_want(s, ucm_entries_key(&s->shape, strand, number), (uint32_t)request);
+        model_want(m, layer_head, number, request);
+        ucm_entries_want(s, ucm_entries_key(&s->shape, layer_head, number), (uint32_t)request);
     }
     if (rand_r(seed) % 8 == 0)
         compare(m, s);
@@ -250,7 +251,7 @@ static void between_steps(struct model *m, struct ucm_entries *s, unsigned *seed
 static uint32_t random_steps(unsigned seed, uint32_t steps, uint32_t *broken)
 {
     uint32_t flags = 0;
-    struct ucm_entries_shape shape = {.strands = STRANDS,
+    struct ucm_entries_shape shape = {.layer_heads = LAYER_HEADS,
                                       .numbers = NUMBERS,
                                       .entries = ENTRIES,
                                       .requests = REQUESTS,
@@ -266,8 +267,8 @@ static uint32_t random_steps(unsigned seed, uint32_t steps, uint32_t *broken)
         m.place[i].request = NOBODY;
     ucm_entries_begin(&s, 1);
     for (uint32_t step = 0; step < steps; step++) {
-        for (uint32_t strand = 0; strand < STRANDS; strand++)
-            strand_of_both(&m, &s, &seed, strand);
+        for (uint32_t layer_head = 0; layer_head < LAYER_HEADS; layer_head++)
+            layer_head_of_both(&m, &s, &seed, layer_head);
         flags |= s.step->flags;
         *broken += s.step->floors_broken;
         between_steps(&m, &s, &seed);

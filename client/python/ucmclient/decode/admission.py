@@ -28,11 +28,11 @@ class Admission:
     when), and is admitted again as *wary*: by the most that it and the others may take. The oldest one never leaves: what no pool of this
     size could hold was refused before it began. Nothing of this decides what a token attends."""
 
-    def __init__(self, room: Room, choices: Choices, *, lists: int, block_tokens: int, strands: int = 1):
-        """lists: of a selection of this worker, 1 or its KV heads. strands: 1 if an entry holds a layer of a block, its KV heads if a
+    def __init__(self, room: Room, choices: Choices, *, lists: int, block_tokens: int, layer_heads: int = 1):
+        """lists: of a selection of this worker, 1 or its KV heads. layer_heads: 1 if an entry holds a layer of a block, its KV heads if a
         entry holds one of them."""
         self.room, self.choices = room, choices
-        self._lists, self._tokens, self._strands = lists, block_tokens, strands
+        self._lists, self._tokens, self._layer_heads = lists, block_tokens, layer_heads
         #: The part of the most that tokens took, until any did: all of it.
         self.expected = 1.0
         self._needs: dict[int, Need] = {}
@@ -45,7 +45,7 @@ class Admission:
         return self._needs[tokens]
 
     def most(self, candidates: int) -> int:
-        return self.choices.entries(candidates, self._lists, self._tokens, self._strands)
+        return self.choices.entries(candidates, self._lists, self._tokens, self._layer_heads)
 
     def check(self, tokens: int) -> None:
         """Raises Refused if this room could never decode it."""
@@ -67,7 +67,7 @@ class Admission:
         """Never more than there can be blocks of it."""
         need = self.need(tokens)
         floor = math.ceil(self.choices.floor * self.expected * need.entries)
-        everything = need.rows * self._strands * len(self.choices.layers)
+        everything = need.rows * self._layer_heads * len(self.choices.layers)
         return min(max(floor, need.entries if wary else 0), everything, self.room.entries)
 
     def admit(self, tokens: int, beside: Iterable[tuple[int, int]], wary: bool = False) -> Optional[int]:

@@ -124,11 +124,11 @@ class Choices:
             most = min(candidates, max(choice.min_blocks, choice.init_window_sz, wanted))
         return min(most, choice.limit or most)
 
-    def entries(self, candidates: int, lists: int, block_tokens: int, strands: int = 1) -> int:
-        """What a token needs at once, of all layers, if its lists have nothing in common. strands: of a layer."""
-        of_strand = max(1, lists // strands)
+    def entries(self, candidates: int, lists: int, block_tokens: int, layer_heads: int = 1) -> int:
+        """What a token needs at once, of all layers, if its lists have nothing in common. layer_heads: of a layer."""
+        of_layer_head = max(1, lists // layer_heads)
         rooms = (self.room(layer, candidates, block_tokens) for layer in range(len(self.layers)))
-        return strands * sum(min(candidates, of_strand * room) for room in rooms)
+        return layer_heads * sum(min(candidates, of_layer_head * room) for room in rooms)
 
 
 @lru_cache(maxsize=64)

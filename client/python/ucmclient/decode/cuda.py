@@ -53,8 +53,8 @@ class Flag(enum.IntFlag):
 
 @dataclass(frozen=True)
 class Result:
-    """Of the step that ended last. flags 0: it counts. unserved: strands of blocks that did not come. Since the handle was opened:
-    missed, strands that were in no entry; taken, entries that they took; floors_broken, of those in spite of a floor. With rounds, of
+    """Of the step that ended last. flags 0: it counts. unserved: layer heads of blocks that did not come. Since the handle was opened:
+    missed, layer heads that were in no entry; taken, entries that they took; floors_broken, of those in spite of a floor. With rounds, of
     all lists and layers: attended, blocks; rounds, the most that one had; share, the least that one covers."""
 
     step: int
@@ -80,7 +80,7 @@ class Ranked(NamedTuple):
 
 
 class Key(NamedTuple):
-    """A strand of a block: one KV head of a layer of it, or if entries are of a layer, the layer, with head 0."""
+    """A layer head of a block: one KV head of a layer of it, or if entries are of a layer, the layer, with head 0."""
 
     layer: int
     head: int
@@ -298,7 +298,7 @@ class Steps(_OnGpu):
         native.check(native.library().ucm_cuda_decode_mapping_leave(self.handle, self._stream(stream)))
 
     def unserved(self, stream: Any = None, *, first_layer: bool = False) -> list[Key]:
-        """What the last step did not get, each strand once, by layers; or a part of it, if LIST_FULL. first_layer: only what the first
+        """What the last step did not get, each layer head once, by layers; or a part of it, if LIST_FULL. first_layer: only what the first
         layer that lacked something did not get: the layers behind it chose by queries that the next run will not have."""
         room, n, where = max(self.result().unserved, 1), c_uint32(), self._stream(stream)
         while True:
@@ -313,7 +313,7 @@ class Steps(_OnGpu):
             room = n.value
 
     def put(self, items: Iterable[tuple[Key, int, int]], stream: Any = None) -> int:
-        """Copies strands into entries; how many are there now. items: strand, request, and the address on the GPU of that layer of
+        """Copies layer heads into entries; how many are there now. items: layer head, request, and the address on the GPU of that layer of
         the block, as the daemon has it."""
         packed = array.array("Q")  # struct ucm_cuda_decode_put, three words each
         for (layer, head, number), request, at in items:

@@ -20,12 +20,12 @@ from .choices import Choices, Room
 from .heads import HeadBytes
 from .supply import AT_ONCE, Item, Lost, Sequence, Source, Supply
 
-#: Strand, row.
+#: Layer head, row.
 _Key = tuple[int, int]
 
 
 class Entries(Protocol):
-    """Which entry holds which strand of which row, as kernels/entries/entries.h defines it. A request is a small number. So a layer goes:
+    """Which entry holds which layer head of which row, as kernels/entries/entries.h defines it. A request is a small number. So a layer goes:
     resolve, take, copies, publish."""
 
     def enter(self, request: int, floor: int) -> None: ...
@@ -37,19 +37,19 @@ class Entries(Protocol):
     def begin(self) -> None:
         """A step, or another run of it."""
 
-    def resolve(self, strand: int, sequences: abc.Sequence[Chosen], apart: bool) -> None:
-        """apart: the l-th list of each sequence is of strand + l; else all are of this one."""
+    def resolve(self, layer_head: int, sequences: abc.Sequence[Chosen], apart: bool) -> None:
+        """apart: the l-th list of each sequence is of layer_head + l; else all are of this one."""
 
     def want(self, wanted: abc.Sequence[tuple[int, int, int]]) -> None:
-        """Between two runs: as if a list had chosen them; strand, row and request of each."""
+        """Between two runs: as if a list had chosen them; layer head, row and request of each."""
 
     def take(self) -> list[tuple[int, int, Optional[int]]]:
-        """Strand, row and entry of all misses; without an entry: all entries are this run's."""
+        """Layer head, row and entry of all misses; without an entry: all entries are this run's."""
 
     def publish(self, arrived: abc.Sequence[bool]) -> None:
         """Of those of take(), whether the bytes are there."""
 
-    def entry(self, strand: int, row: int) -> Optional[int]:
+    def entry(self, layer_head: int, row: int) -> Optional[int]:
         """None: it is in no entry."""
 
 
@@ -89,20 +89,20 @@ class Decoder(Supply):
         deadline: float = 2.0,
         timeout: float = 1.0,
     ):
-        """entries: empty, for as many strands, rows, entries and requests. mapping: read from the daemon's mapping, if it has one."""
+        """entries: empty, for as many layer heads, rows, entries and requests. mapping: read from the daemon's mapping, if it has one."""
         self.entries = entries
         self._places: dict[int, Any] = {}
         super().__init__(source, summary, len(choices.layers), choices.choosing, room.rows, requests, part, deadline, timeout)
         self._summary_of = {layer: i for i, layer in enumerate(self.summarised)}
         self.choices, self.room, self.layer_bytes, self._maps = choices, room, layer_bytes, mapping
         self._heads = HeadBytes(summary.shape) if apart else None
-        self.strands, self.entry_bytes = (summary.shape.kv_heads, self._heads.bytes) if self._heads else (1, layer_bytes)
+        self.layer_heads, self.entry_bytes = (summary.shape.kv_heads, self._heads.bytes) if self._heads else (1, layer_bytes)
         self.pool = SharedMemory(room.entries * self.entry_bytes)
         #: Whole layers of blocks on their way.
         self.landing = SharedMemory(room.stream * layer_bytes)
         self._summaries = SharedMemory(room.rows * len(self.summarised) * summary.bytes)
         self._pool_region: Optional[Region] = None
-        #: Strands of rows that this run chose and that are in no entry, with who chose them.
+        #: Layer heads of rows that this run chose and that are in no entry, with who chose them.
         self.missing: dict[_Key, list[Sequence]] = {}
         #: Of serve(): sequences for whose blocks there were too few entries.
         self.crowded: set[Sequence] = set()
@@ -189,7 +189,7 @@ class Decoder(Supply):
         others are `missing`. With `apart` there is a list for each KV head."""
         if self._careful and self.missing:
             return [[{} for _ in lists] for _, lists in chosen]
-        first, apart = layer * self.strands, self._heads is not None
+        first, apart = layer * self.layer_heads, self._heads is not None
         self.entries.resolve(first, [(sequence.number, sequence.rows, lists) for sequence, lists in chosen], apart)
         misses = self.entries.take()
         arrived = self._from_mapping(misses)
@@ -199,9 +199,9 @@ class Decoder(Supply):
             own = {(first + apart * l, sequence.rows[block]) for l, blocks in enumerate(lists) for block in blocks}
             sequence.taken += len(own)
             keys |= own
-            for strand, row in own:
-                if self.entries.entry(strand, row) is None:
-                    self.missing.setdefault((strand, row), []).append(sequence)
+            for layer_head, row in own:
+                if self.entries.entry(layer_head, row) is None:
+                    self.missing.setdefault((layer_head, row), []).append(sequence)
             at = [{block: self.entries.entry(first + apart * l, sequence.rows[block]) for block in blocks} for l, blocks in enumerate(lists)]
             found.append([{block: entry for block, entry in of.items() if entry is not None} for of in at])
         self.counts.hits += len(keys) - len(misses)
@@ -213,8 +213,8 @@ class Decoder(Supply):
         """Of each, whether its entry has its bytes now."""
         read: dict[_Key, Optional[bytearray]] = {}
         arrived = []
-        for strand, row, entry in misses:
-            layer, head = divmod(strand, self.strands)
+        for layer_head, row, entry in misses:
+            layer, head = divmod(layer_head, self.layer_heads)
             if entry is not None and (layer, row) not in read:
                 read[layer, row] = self._mapping_bytes(layer, row)
             data = read.get((layer, row)) if entry is not None else None
@@ -246,18 +246,18 @@ class Decoder(Supply):
         are others, for which a step has too few entries: repeat it without some sequence."""
         missing = self.missing
         if len(missing) > AT_ONCE * self.room.stream:
-            first = min(missing)[0] // self.strands
-            missing = {key: by for key, by in missing.items() if key[0] // self.strands == first}
-        self.entries.want([(strand, row, by[0].number) for (strand, row), by in missing.items()])
+            first = min(missing)[0] // self.layer_heads
+            missing = {key: by for key, by in missing.items() if key[0] // self.layer_heads == first}
+        self.entries.want([(layer_head, row, by[0].number) for (layer_head, row), by in missing.items()])
         taken = self.entries.take()
-        items = [(strand, row, entry) for strand, row, entry in taken if entry is not None]
+        items = [(layer_head, row, entry) for layer_head, row, entry in taken if entry is not None]
         landed = set(items).difference(self._gather_entries(items))
         self.entries.publish([item in landed for item in taken])
         self.counts.gathered += len(landed)
         self.counts.full += len(taken) - len(items)
-        full = {sequence for strand, row, entry in taken if entry is None for sequence in self.missing[strand, row]}
+        full = {sequence for layer_head, row, entry in taken if entry is None for sequence in self.missing[layer_head, row]}
         self.crowded, self._careful = (full if self._careful else set()), self._careful or bool(full)
-        return {sequence for strand, row, entry in set(items) - landed for sequence in self.missing[strand, row]}
+        return {sequence for layer_head, row, entry in set(items) - landed for sequence in self.missing[layer_head, row]}
 
     def _gather_entries(self, items: abc.Sequence[Item]) -> list[Item]:
         """Those that did not come."""
@@ -265,17 +265,17 @@ class Decoder(Supply):
             return self._gather(items, lambda: self._pool_region)
         entries: dict[_Key, list[Item]] = {}
         for item in items:
-            entries.setdefault((item[0] // self.strands, item[1]), []).append(item)
+            entries.setdefault((item[0] // self.layer_heads, item[1]), []).append(item)
         failed, wanted = [], list(entries)
         for at in range(0, len(wanted), self.room.stream):
             some = [(layer, row, i) for i, (layer, row) in enumerate(wanted[at : at + self.room.stream])]
             late = set(self._gather(some, lambda: self._landing_region))
             for layer, row, i in some:
-                for strand, _, entry in entries[layer, row]:
+                for layer_head, _, entry in entries[layer, row]:
                     if (layer, row, i) in late:
-                        failed.append((strand, row, entry))
+                        failed.append((layer_head, row, entry))
                     else:
-                        self._fill(entry, strand % self.strands, self.landed(i))
+                        self._fill(entry, layer_head % self.layer_heads, self.landed(i))
         return failed
 
     def stream(self, sequence: Sequence, layer: int, blocks: abc.Sequence[int]) -> Iterator[dict[int, Any]]:

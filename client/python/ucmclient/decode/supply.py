@@ -38,7 +38,7 @@ _BESIDE, _BESIDE_WAIT, _BESIDE_PAUSE = 256, 0.01, 0.05
 #: Keys that keep_beside() asks for at once; and the shortest wait of a reference, which the daemon counts in ms.
 _APPENDED, GLANCE = 2048, 0.001
 _ALL = 1 << 20
-#: A layer or strand, a row, and an entry.
+#: A layer or layer head, a row, and an entry.
 Item = tuple[int, int, int]
 
 

@@ -8,7 +8,7 @@ from typing import Optional
 
 from ...decode import Chosen
 
-#: Strand, row.
+#: Layer head, row.
 _Key = tuple[int, int]
 
 
@@ -16,8 +16,8 @@ class HostEntries:
     """ucmclient.decode.Entries. An entry that this step has used is never given up; of the others the longest unused one, unless it
     belongs to a request that would then have fewer than its floor."""
 
-    def __init__(self, strands: int, entries: int):
-        self._strands = strands
+    def __init__(self, layer_heads: int, entries: int):
+        self._layer_heads = layer_heads
         self._free = list(range(entries))
         #: The longest unused first.
         self._entry: OrderedDict[_Key, int] = OrderedDict()
@@ -40,9 +40,9 @@ class HostEntries:
         del self._floor[request], self._owned[request]
 
     def forget(self, row: int) -> None:
-        for strand in range(self._strands):
-            if (strand, row) in self._entry:
-                self._free.append(self._drop((strand, row)))
+        for layer_head in range(self._layer_heads):
+            if (layer_head, row) in self._entry:
+                self._free.append(self._drop((layer_head, row)))
 
     def _drop(self, key: _Key) -> int:
         owner = self._owner.pop(key, None)
@@ -55,14 +55,14 @@ class HostEntries:
         self._step += 1
         self._missed.clear()
 
-    def resolve(self, strand: int, sequences: Sequence[Chosen], apart: bool) -> None:
+    def resolve(self, layer_head: int, sequences: Sequence[Chosen], apart: bool) -> None:
         for request, rows, lists in sequences:
             for i, blocks in enumerate(lists):
-                self.want([(strand + i * apart, rows[block], request) for block in blocks])
+                self.want([(layer_head + i * apart, rows[block], request) for block in blocks])
 
     def want(self, wanted: Sequence[tuple[int, int, int]]) -> None:
-        for strand, row, request in wanted:
-            key = (strand, row)
+        for layer_head, row, request in wanted:
+            key = (layer_head, row)
             if key in self._entry:
                 self._used[key] = self._step
                 self._entry.move_to_end(key)
@@ -96,5 +96,5 @@ class HostEntries:
                 self._free.append(self._drop(key))
         self._taken = []
 
-    def entry(self, strand: int, row: int) -> Optional[int]:
-        return self._entry.get((strand, row))
+    def entry(self, layer_head: int, row: int) -> Optional[int]:
+        return self._entry.get((layer_head, row))

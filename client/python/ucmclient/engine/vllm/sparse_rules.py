@@ -59,7 +59,7 @@ class Rules:
 
 
 def _admission(room: Room, choices: Choices, lists: int, block_tokens: int, on_gpu: bool) -> Admission:
-    return Admission(room, choices, lists=lists, block_tokens=block_tokens, strands=lists if on_gpu else 1)
+    return Admission(room, choices, lists=lists, block_tokens=block_tokens, layer_heads=lists if on_gpu else 1)
 
 
 def rules_of(settings: Settings, config: Any, kv_cache_config: Any) -> Rules:
