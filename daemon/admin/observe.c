@@ -262,10 +262,10 @@ static void report_tier(struct observe_snapshot *o, struct requests *rq)
 /* Without a root there is less cache, and nothing else is slower. */
 static void report_shares(struct observe_snapshot *o, const struct request_modules *modules)
 {
-    const char *seeds = share_seeds_problem(modules->share);
+    const char *secrets = share_secrets_problem(modules->share);
 
-    if (seeds)
-        report(o, HEALTH_DEGRADED, "%s", seeds);
+    if (secrets)
+        report(o, HEALTH_DEGRADED, "%s", secrets);
     for (uint32_t i = 0; i < share_roots(modules->share); i++) {
         struct share_root_stats stats = {0};
 

@@ -19,7 +19,7 @@ static const struct {
     [CHORE_SPACE] = {cache_space_run, cache_space_ready},
     [CHORE_OTHER] = {cache_other_run, cache_other_ready},
     [CHORE_WAITERS] = {cache_iteration_run, cache_iteration_ready},
-    [CHORE_SEEDS] = {cache_seeds_run, cache_seeds_ready},
+    [CHORE_SECRETS] = {cache_secrets_run, cache_secrets_ready},
     [CHORE_WRITE_NVME] = {cache_write_nvme_run, cache_write_nvme_ready},
     [CHORE_WRITE_SHARE] = {cache_write_share_run, cache_write_share_ready},
     [CHORE_SWEEP] = {cache_list_sweep_run, cache_list_sweep_ready},
@@ -83,7 +83,7 @@ static void closed_cb(uv_handle_t *handle)
     table_close(&c->pending_reads);
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         writes_free(&c->write[to]);
-    free(c->unseeded.entries);
+    free(c->without_secret.entries);
     free(c->space.blockers);
     free(c);
 }
@@ -125,7 +125,8 @@ bool cache_written(const struct cache *c)
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (c->write[to].n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
             return false;
-    return c->unseeded.n == 0 && c->durables.unverified == 0 && c->records.n == 0 && !c->restoring;
+    return c->without_secret.n == 0 && c->durables.unverified == 0 && c->records.n == 0 &&
+           !c->restoring;
 }
 
 void cache_stop_writing(struct cache *c)
@@ -133,8 +134,8 @@ void cache_stop_writing(struct cache *c)
     c->no_writes = true;
     cache_writes_unstall(c);
     cache_durables_retry(c); /* they fail now */
-    cache_writes_seeded(c);
-    while (cache_writes_seed(c))
+    cache_writes_with_secret(c);
+    while (cache_writes_secret(c))
         ;
     cache_writes_abandon(c);
 }

@@ -25,7 +25,7 @@ enum cache_chore {
     CHORE_SPACE, /* who waits for space tries again */
     CHORE_OTHER, /* who waits for something else does */
     CHORE_WAITERS,
-    CHORE_SEEDS,
+    CHORE_SECRETS,
     CHORE_WRITE_NVME, /* + enum write_to */
     CHORE_WRITE_SHARE,
     CHORE_SWEEP,
@@ -71,8 +71,9 @@ struct cache {
     unsigned handles;          /* that are open */
     /* To the tiers below. */
     struct write_target write[WRITE_TARGETS];
-    struct block_queue unseeded; /* blocks for the shared tier whose namespace's seed is awaited */
-    uint32_t seeded;             /* of them, those to look at again: the last ones */
+    /* blocks for the shared tier whose namespace's secret is awaited */
+    struct block_queue without_secret;
+    uint32_t with_secret; /* of them, those to look at again: the last ones */
     bool no_writes;
     uint64_t dirty_bytes; /* in DRAM, not on NVMe, and waiting to be written there */
     struct cache_durables durables;

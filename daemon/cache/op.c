@@ -26,26 +26,26 @@ bool cache_sealed(const struct cache *c, const struct ns *ns)
     return seal_wanted(c->config.seal, ns->identity.tenant);
 }
 
-bool cache_seed_awaited(const struct cache *c, const struct ns *ns)
+bool cache_secret_awaited(const struct cache *c, const struct ns *ns)
 {
-    const uint8_t *seed;
+    const uint8_t *secret;
 
-    return cache_sealed(c, ns) && share_seed(c->share, ns->fingerprint, &seed) == -EAGAIN;
+    return cache_sealed(c, ns) && share_secret(c->share, ns->fingerprint, &secret) == -EAGAIN;
 }
 
 bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
                               uint8_t out[UCM_FINGERPRINT_BYTES])
 {
-    const uint8_t *seed = NULL;
+    const uint8_t *secret = NULL;
     int rc = 0;
 
     memcpy(out, ns->fingerprint, UCM_FINGERPRINT_BYTES);
     if (!cache_sealed(c, ns))
         return true;
     if (c->share)
-        rc = share_seed(c->share, ns->fingerprint, &seed);
+        rc = share_secret(c->share, ns->fingerprint, &secret);
     if (rc == 0)
-        rc = block_file_sealed_fingerprint(ns->fingerprint, seed, out);
+        rc = block_file_sealed_fingerprint(ns->fingerprint, secret, out);
     if (rc < 0)
         memset(out, 0, UCM_FINGERPRINT_BYTES); /* a name that no file has */
     return rc == 0;

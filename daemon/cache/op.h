@@ -55,7 +55,7 @@ void op_read_count(const struct part_op *op, uint64_t bytes);
 bool cache_recovering(const struct cache *c);
 /* What the tier stores beside a part. */
 struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
-/* Its files have no names yet: cache_writes_seeded says when that is over. */
-bool cache_seed_awaited(const struct cache *c, const struct ns *ns);
+/* Its files have no names yet: cache_writes_with_secret says when that is over. */
+bool cache_secret_awaited(const struct cache *c, const struct ns *ns);
 
 #endif

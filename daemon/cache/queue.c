@@ -226,9 +226,9 @@ void cache_writes_unstall(struct cache *c)
         cache_wake(c, CHORE_WRITE_NVME);
 }
 
-void cache_writes_seeded(struct cache *c)
+void cache_writes_with_secret(struct cache *c)
 {
-    c->seeded = c->unseeded.n;
-    cache_wake(c, CHORE_SEEDS);
+    c->with_secret = c->without_secret.n;
+    cache_wake(c, CHORE_SECRETS);
     cache_released(c);
 }

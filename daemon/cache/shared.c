@@ -54,9 +54,9 @@ void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part)
 
 /* ---- attaching ---- */
 
-static void seeds_cb(void *ctx)
+static void secrets_cb(void *ctx)
 {
-    cache_writes_seeded(ctx);
+    cache_writes_with_secret(ctx);
 }
 
 static void ready_cb(void *ctx)
@@ -71,5 +71,5 @@ void cache_share_attach(struct cache *c, struct share *share)
 {
     c->share = share;
     c->used_cb = cache_write_touched;
-    share_on_ready(share, ready_cb, seeds_cb, c);
+    share_on_ready(share, ready_cb, secrets_cb, c);
 }

@@ -18,7 +18,7 @@ static bool anybody_waits(const struct cache *c)
 static bool space_may_come(const struct cache *c)
 {
     return c->space.searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
-           c->granted > 0 || c->write[WRITE_SHARE].full || c->unseeded.n > 0 ||
+           c->granted > 0 || c->write[WRITE_SHARE].full || c->without_secret.n > 0 ||
            ((c->chore[CHORE_WRITE_NVME].due || c->chore[CHORE_WRITE_SHARE].due) && !c->no_writes) ||
            c->moving > 0 || c->compact.slot_bytes > 0 ||
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);

@@ -90,8 +90,8 @@ uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum wr
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
 /* A namespace may be written again: what was stalled waits in front of its queue. */
 void cache_writes_unstall(struct cache *c);
-/* A seed has come, or can't be had: its blocks are put back in the next iterations. */
-void cache_writes_seeded(struct cache *c);
+/* A secret has come, or can't be had: its blocks are put back in the next iterations. */
+void cache_writes_with_secret(struct cache *c);
 /* What was stalled waits in front of its queue again. */
 void cache_write_unstall(struct cache *c, enum write_to to, block_ref ref);
 
@@ -112,9 +112,9 @@ bool cache_write_nvme_run(void *ctx);
 bool cache_write_nvme_ready(const void *ctx);
 bool cache_write_share_run(void *ctx);
 bool cache_write_share_ready(const void *ctx);
-bool cache_writes_seed(struct cache *c); /* some of these; are there more? */
-bool cache_seeds_run(void *ctx);
-bool cache_seeds_ready(const void *ctx);
+bool cache_writes_secret(struct cache *c); /* some of these; are there more? */
+bool cache_secrets_run(void *ctx);
+bool cache_secrets_ready(const void *ctx);
 /* Empties the queues at a stop. Unstall first. */
 void cache_writes_abandon(struct cache *c);
 

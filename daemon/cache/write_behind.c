@@ -6,7 +6,7 @@
  * A namespace may be closed to writes for a while (its record is not on stable storage yet, or it
  * is purged, which may take as long as the shared tier does). Its blocks and durable parts are
  * stalled: they step aside, so that no other namespace waits for them. So do blocks for the shared
- * tier while the seed of their namespace is being read.
+ * tier while the secret of their namespace is being read.
  *
  * The shared tier gets a block's last part when it has all others: a host that finds the last part
  * may count on them. */
@@ -21,8 +21,8 @@
  * a queue of small blocks must not hold up lookups. */
 #define PUMP_PARTS 4
 #define PUMP_BLOCKS 16
-/* Blocks without a seed that one iteration of the event loop looks at. */
-#define SEED_LOOKS 256
+/* Blocks without a secret that one iteration of the event loop looks at. */
+#define SECRET_LOOKS 256
 
 /* ---- which blocks are written ---- */
 
@@ -194,7 +194,7 @@ static struct block_queue *stalled_in(struct cache *c, const struct ns *ns, enum
 {
     if (to == WRITE_NVME ? !cache_ns_writable(ns) : ns->purges > 0)
         return &c->write[to].stalled;
-    return to == WRITE_SHARE && cache_seed_awaited(c, ns) ? &c->unseeded : NULL;
+    return to == WRITE_SHARE && cache_secret_awaited(c, ns) ? &c->without_secret : NULL;
 }
 
 /* What `begun` parts of a block are charged: its parts differ little in size. */
@@ -221,8 +221,8 @@ static bool block_take(struct cache *c, enum write_to to, block_ref ref, unsigne
     if (stalled) {
         if (queue_push(stalled, ref) != 0)
             cache_write_give_up(c, to, ref);
-        else if (stalled == &c->unseeded && c->seeded > 0)
-            c->seeded++; /* it is the last one, where the look goes on */
+        else if (stalled == &c->without_secret && c->with_secret > 0)
+            c->with_secret++; /* it is the last one, where the look goes on */
         return true;
     }
     cache_queued_set(c, to, ref, false);
@@ -332,31 +332,31 @@ bool cache_write_share_ready(const void *ctx)
 }
 
 /* From the last one on, so that each comes to be in front of those that came behind it. */
-bool cache_writes_seed(struct cache *c)
+bool cache_writes_secret(struct cache *c)
 {
-    struct block_queue *q = &c->unseeded;
+    struct block_queue *q = &c->without_secret;
 
-    for (int i = 0; i < SEED_LOOKS && c->seeded > 0; i++, c->seeded--) {
+    for (int i = 0; i < SECRET_LOOKS && c->with_secret > 0; i++, c->with_secret--) {
         block_ref ref = queue_pop_last(q);
 
         if (!c->no_writes && cache_still_waits(c, WRITE_SHARE, ref) &&
-            cache_seed_awaited(c, cache_ns(c, ref)))
+            cache_secret_awaited(c, cache_ns(c, ref)))
             (void)queue_push_front(q, ref); /* there is a place */
         else
             cache_write_unstall(c, WRITE_SHARE, ref);
     }
     cache_released(c);
-    return c->seeded > 0;
+    return c->with_secret > 0;
 }
 
-bool cache_seeds_run(void *ctx)
+bool cache_secrets_run(void *ctx)
 {
     struct cache *c = ctx;
 
-    return c->seeded > 0 && cache_writes_seed(c);
+    return c->with_secret > 0 && cache_writes_secret(c);
 }
 
-bool cache_seeds_ready(const void *ctx)
+bool cache_secrets_ready(const void *ctx)
 {
-    return ((const struct cache *)ctx)->seeded > 0;
+    return ((const struct cache *)ctx)->with_secret > 0;
 }

@@ -175,11 +175,11 @@ static int check_encryption(const struct config *c, struct config_error *e)
             "arena.keep would keep blocks of the tenants of encryption.tenants in the "
             "clear, in memory that outlives the daemon; leave it empty, or write "
             "encryption.kept: true");
-    if (c->encryption_seeds[0] != '\0' && c->encryption_seeds[0] != '/')
-        return config_fail(c, e, "encryption.seeds",
-                           "encryption.seeds: \"%.160s\" is wrong; write the absolute path of a "
+    if (c->encryption_secrets[0] != '\0' && c->encryption_secrets[0] != '/')
+        return config_fail(c, e, "encryption.secrets",
+                           "encryption.secrets: \"%.160s\" is wrong; write the absolute path of a "
                            "directory that all hosts of the shared roots have in common",
-                           c->encryption_seeds);
+                           c->encryption_secrets);
 
     for (size_t i = 0; i < t->n; i++)
         for (size_t j = 0; j < i; j++)

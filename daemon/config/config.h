@@ -66,7 +66,7 @@ struct config {
     struct config_list encryption_tenants;
     bool encryption_plain;
     bool encryption_kept;
-    char *encryption_seeds; /* "": none */
+    char *encryption_secrets; /* "": none */
     uint64_t encryption_deadline_ms;
     enum log_level log_level;
 

@@ -236,7 +236,7 @@ const struct config_key config_keys[] = {
     {KEY("encryption.kept", BOOL, encryption_kept, "false"), .names = bool_names,
      .help = "Whether arena.keep may keep blocks of such tenants in memory that outlives the "
              "daemon, where they are not encrypted. With false the daemon refuses both together."},
-    {KEY("encryption.seeds", STRING, encryption_seeds, ""), RANGE(0, 1024),
+    {KEY("encryption.secrets", STRING, encryption_secrets, ""), RANGE(0, 1024),
      .help = "Directory for the secrets of namespaces on shared roots. A purge replaces the "
              "secret, so that what a server keeps of the files can never be decrypted. Give all "
              "hosts the same directory, on storage that keeps no snapshots. \"\": no secrets, and "

@@ -93,7 +93,7 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
     print_nvme(c, out);
     print_directory(out, c->arena_keep);
     print_directory(out, c->state);
-    print_directory(out, c->encryption_seeds);
+    print_directory(out, c->encryption_secrets);
     print_directory(out, c->copy_calibration);
     snprintf(socket, sizeof(socket), "%s", c->metrics_socket);
     print_directory(out, dirname(socket));

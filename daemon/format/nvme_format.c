@@ -40,8 +40,8 @@ _Static_assert(SALT_AT + NVME_SALT_BYTES == PAGE_TAG_AT &&
                    TAGS_AT + NVME_TAG_BYTES * NVME_FRAGMENTS_MAX <= CHECKSUM_AT,
                "tags fit into a header's page");
 
-#define SEED_AT (72 + NVME_IDENTITY_BYTES)
-_Static_assert(SEED_AT + NVME_SEED_BYTES == CHECKSUM_AT, "the seed fills a namespace's page");
+#define SECRET_AT (72 + NVME_IDENTITY_BYTES)
+_Static_assert(SECRET_AT + NVME_SECRET_BYTES == CHECKSUM_AT, "the secret fills a namespace's page");
 
 /* magic of 4 or 8 bytes at 0, version right after it, the file's UUID at 16 in all of them */
 static void page_begin(uint8_t *page, const char *magic, const uint8_t *uuid)
@@ -316,7 +316,7 @@ void nvme_ns_record_encode(const struct nvme_ns_record *in, uint8_t page[NVME_PA
     memcpy(page + 32, in->fingerprint, UCM_FINGERPRINT_BYTES);
     put64(page + 64, in->from_sequence);
     memcpy(page + 72, in->identity, in->identity_bytes);
-    memcpy(page + SEED_AT, in->seed, NVME_SEED_BYTES);
+    memcpy(page + SECRET_AT, in->secret, NVME_SECRET_BYTES);
     page_end(page);
 }
 
@@ -333,6 +333,6 @@ int nvme_ns_record_decode(const uint8_t page[NVME_PAGE], struct nvme_ns_record *
     out->from_sequence = get64(page + 64);
     out->identity_bytes = bytes;
     memcpy(out->identity, page + 72, bytes);
-    memcpy(out->seed, page + SEED_AT, NVME_SEED_BYTES);
+    memcpy(out->secret, page + SECRET_AT, NVME_SECRET_BYTES);
     return 0;
 }

@@ -18,7 +18,7 @@
 #define NVME_TAG_BYTES 16
 #define NVME_KEY_ID_BYTES 8
 #define NVME_SALT_BYTES 24
-#define NVME_SEED_BYTES 16
+#define NVME_SECRET_BYTES 16
 #define NVME_EPOCH_BITS 24 /* of a sequence; the rest counts within the epoch */
 
 /* What a directory of nvme.paths holds. */
@@ -102,14 +102,14 @@ struct nvme_ns_record {
     uint64_t from_sequence; /* records with a lower sequence are forgotten */
     uint32_t identity_bytes;
     uint8_t identity[NVME_IDENTITY_BYTES];
-    uint8_t seed[NVME_SEED_BYTES]; /* of the namespace's keys; zeros: it has none */
+    uint8_t secret[NVME_SECRET_BYTES]; /* of the namespace's keys; zeros: it has none */
 };
 
-static inline bool nvme_ns_seeded(const struct nvme_ns_record *r)
+static inline bool nvme_ns_has_secret(const struct nvme_ns_record *r)
 {
-    static const uint8_t none[NVME_SEED_BYTES];
+    static const uint8_t none[NVME_SECRET_BYTES];
 
-    return memcmp(r->seed, none, sizeof(none)) != 0;
+    return memcmp(r->secret, none, sizeof(none)) != 0;
 }
 
 void nvme_super_encode(const struct nvme_super *in, uint8_t page[NVME_PAGE]);

@@ -1,7 +1,7 @@
 /* An operator's purge: removes all files of a namespace from every root, side by side. A root that
  * is down or refuses is reported, and the others are swept all the same. */
 #include "daemon/gc/sweep.h"
-#include "daemon/seal/seeds.h"
+#include "daemon/seal/secrets.h"
 #include "daemon/share/share_internal.h"
 
 #include <errno.h>
@@ -22,8 +22,8 @@ struct purge {
     uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
     uint8_t sealed[BLOCK_FILE_NAMESPACE_BYTES]; /* what its encrypted files have for it */
     struct share *share;
-    struct seeds_purge seed; /* while it is queued it counts in `active` */
-    struct deadline stall;   /* when no root has made progress for STALL_MS */
+    struct secrets_purge secret; /* while it is queued it counts in `active` */
+    struct deadline stall;       /* when no root has made progress for STALL_MS */
     uint64_t files;
     int status;
     uint32_t n, active;
@@ -58,7 +58,7 @@ static void sweep_ended(struct purge *p)
         return;
     report(p, p->status);
     list_remove(&p->link);
-    p->share->seed++; /* and those that are on their way */
+    p->share->random++; /* and those that are on their way */
     free(p);
 }
 
@@ -66,8 +66,8 @@ static void sweep_ended(struct purge *p)
 static void purge_stop(struct purge *p)
 {
     p->active++; /* keeps the last sweep that ends from freeing it too early */
-    if (p->seed.queued) {
-        seeds_cancel(p->share->seeds, &p->seed);
+    if (p->secret.queued) {
+        secrets_cancel(p->share->secrets, &p->secret);
         p->active--;
     }
     for (uint32_t i = 0; i < p->n; i++)
@@ -133,25 +133,25 @@ static void sweep_done_cb(struct gc_sweep *s, int status)
     sweep_ended(p);
 }
 
-static void seed_replaced_cb(struct seeds_purge *seed, int status)
+static void secret_replaced_cb(struct secrets_purge *secret, int status)
 {
-    struct purge *p = LIST_ENTRY(seed, struct purge, seed);
+    struct purge *p = LIST_ENTRY(secret, struct purge, secret);
 
     p->status = first_failure(p->status, status);
     sweep_ended(p);
 }
 
-/* First of all: without its seed a file that is still there, or that a server has a copy of, can't
- * be opened. */
-static void seed_replace(struct purge *p, const struct share_purge *request)
+/* First of all: without its secret a file that is still there, or that a server has a copy of,
+ * can't be opened. */
+static void secret_replace(struct purge *p, const struct share_purge *request)
 {
-    if (!p->share->seeds || memcmp(request->fingerprint, request->sealed_fingerprint,
-                                   sizeof(request->fingerprint)) == 0)
+    if (!p->share->secrets || memcmp(request->fingerprint, request->sealed_fingerprint,
+                                     sizeof(request->fingerprint)) == 0)
         return;
     p->active++;
-    p->seed.done_cb = seed_replaced_cb;
-    memcpy(p->seed.fingerprint, request->fingerprint, sizeof(p->seed.fingerprint));
-    seeds_purge(p->share->seeds, &p->seed);
+    p->secret.done_cb = secret_replaced_cb;
+    memcpy(p->secret.fingerprint, request->fingerprint, sizeof(p->secret.fingerprint));
+    secrets_purge(p->share->secrets, &p->secret);
 }
 
 static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
@@ -180,12 +180,12 @@ int share_purge(struct share *s, struct share_purge *request)
         p->active++;
     }
     if (!s->stopped)
-        seed_replace(p, request);
+        secret_replace(p, request);
     if (p->active == 0) {
         free(p);
         return s->stopped ? -ECANCELED : -EROFS;
     }
-    s->seed++; /* invalidates all answers in the cache, */
+    s->secret++; /* invalidates all answers in the cache, */
     stall_arm(p);
     p->request = request;
     request->op = p;

@@ -204,14 +204,14 @@ static void pump(struct share *s, uint32_t root)
 /* 0; -EAGAIN: it is not known yet. */
 static int name_find(struct share_removal *r)
 {
-    const uint8_t *seed = NULL;
+    const uint8_t *secret = NULL;
     int rc;
 
     memcpy(r->name, r->fingerprint, sizeof(r->name));
     if (!r->sealed)
         return 0;
-    rc = share_seed(r->share, r->fingerprint, &seed);
-    return rc < 0 ? rc : block_file_sealed_fingerprint(r->fingerprint, seed, r->name);
+    rc = share_secret(r->share, r->fingerprint, &secret);
+    return rc < 0 ? rc : block_file_sealed_fingerprint(r->fingerprint, secret, r->name);
 }
 
 static void removal_start(struct share_removal *r)

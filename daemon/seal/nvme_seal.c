@@ -83,21 +83,22 @@ static int key_take(struct tier *t, const uint8_t *fingerprint, const uint8_t *i
     const struct nvme_ns_record *r = ns_records_find(&t->ns_records, fingerprint);
     uint64_t now_ms = uv_now(t->loop);
 
-    if (t->callbacks.seal && r && nvme_ns_seeded(r))
+    if (t->callbacks.seal && r && nvme_ns_has_secret(r))
         return seal_key_take(t->callbacks.seal,
                              &(struct seal_space){.fingerprint = r->fingerprint,
                                                   .identity = r->identity,
                                                   .identity_bytes = r->identity_bytes,
-                                                  .salt = r->seed,
-                                                  .salt_bytes = sizeof(r->seed)},
+                                                  .salt = r->secret,
+                                                  .salt_bytes = sizeof(r->secret)},
                              id, out);
     t->metrics->seal_key_missing++;
     if (now_ms >= t->tell_no_keys_ms) {
         t->tell_no_keys_ms = now_ms + NO_KEYS_MS;
-        log_warn(MODULE, "key-missing", "reason=\"%s\"",
-                 t->callbacks.seal
-                     ? "the namespace's record has no seed: it was purged, or could not be written"
-                     : "encryption.tenants is empty, and there are encrypted parts");
+        log_warn(
+            MODULE, "key-missing", "reason=\"%s\"",
+            t->callbacks.seal
+                ? "the namespace's record has no secret: it was purged, or could not be written"
+                : "encryption.tenants is empty, and there are encrypted parts");
     }
     return -ENOKEY;
 }
@@ -290,7 +291,7 @@ static void record_keep(struct tier *t, const struct tier_io *io)
     s->owners[record] = 0;
     s->unknown = true;
     ns_records_keep(&t->ns_records,
-                    io->name.fingerprint); /* or its seed may go before the key comes */
+                    io->name.fingerprint); /* or its secret may go before the key comes */
 }
 
 int nvme_sealed_arrived(struct tier *t, struct tier_io *io)
@@ -301,7 +302,7 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io)
     if (rc < 0 || !nvme_record_is(t, io, &x->header))
         return -EBADMSG;
     if (ns_records_purged(&t->ns_records, x->header.fingerprint, x->header.sequence))
-        return -ESTALE; /* the seed of its key is gone, or goes now: its bytes are not wrong */
+        return -ESTALE; /* the secret of its key is gone, or goes now: its bytes are not wrong */
     rc = key_take(t, x->header.fingerprint, x->header.key_id, &x->key);
     if (rc == -ENOKEY && io->op == TIER_READ && !io->check)
         record_keep(t, io);

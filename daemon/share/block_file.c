@@ -149,17 +149,17 @@ void block_file_temp_prefix(const char *host, uint32_t pid, uint64_t started,
 }
 
 int block_file_sealed_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                                  const uint8_t *seed, uint8_t out[UCM_FINGERPRINT_BYTES])
+                                  const uint8_t *secret, uint8_t out[UCM_FINGERPRINT_BYTES])
 {
-    uint8_t bytes[16 + UCM_FINGERPRINT_BYTES + BLOCK_FILE_SEED_BYTES] = {0},
+    uint8_t bytes[16 + UCM_FINGERPRINT_BYTES + BLOCK_FILE_SECRET_BYTES] = {0},
                                                digest[EVP_MAX_MD_SIZE];
     size_t n = 16 + UCM_FINGERPRINT_BYTES;
 
-    memcpy(bytes, seed ? "ucmd sealed 2" : "ucmd sealed 1", 13);
+    memcpy(bytes, secret ? "ucmd sealed 2" : "ucmd sealed 1", 13);
     memcpy(bytes + 16, fingerprint, UCM_FINGERPRINT_BYTES);
-    if (seed) {
-        memcpy(bytes + n, seed, BLOCK_FILE_SEED_BYTES);
-        n += BLOCK_FILE_SEED_BYTES;
+    if (secret) {
+        memcpy(bytes + n, secret, BLOCK_FILE_SECRET_BYTES);
+        n += BLOCK_FILE_SECRET_BYTES;
     }
     if (EVP_Digest(bytes, n, digest, NULL, EVP_sha256(), NULL) != 1)
         return -ENOMEM;

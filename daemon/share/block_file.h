@@ -26,13 +26,13 @@ struct block_file_id {
     uint32_t key_bytes, part;
 };
 
-#define BLOCK_FILE_SEED_BYTES 16u
+#define BLOCK_FILE_SECRET_BYTES 16u
 
 /* The fingerprint that the files of an encrypted namespace have in their names, so that they are
- * never taken for plaintext ones. seed: 16 bytes, or NULL: there is none.
+ * never taken for plaintext ones. secret: 16 bytes, or NULL: there is none.
  * Returns 0 or -ENOMEM. */
 int block_file_sealed_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                                  const uint8_t *seed, uint8_t out[UCM_FINGERPRINT_BYTES]);
+                                  const uint8_t *secret, uint8_t out[UCM_FINGERPRINT_BYTES]);
 
 /* The part's identity, whose first byte is its bucket, and its name. 0, or -EINVAL for an id that
  * no namespace has. */

@@ -22,14 +22,14 @@ static void ready_cb(void *ctx)
 }
 
 /* Encrypted parts have other names now, or may be written. */
-static void seeds_changed_cb(void *ctx)
+static void secrets_changed_cb(void *ctx)
 {
     struct share *s = ctx;
 
     if (s->stopped)
         return;
-    if (s->seeds_cb)
-        s->seeds_cb(s->ready_ctx);
+    if (s->secrets_cb)
+        s->secrets_cb(s->ready_ctx);
     ready_cb(s);
 }
 
@@ -65,13 +65,13 @@ int share_new(const struct share_settings *settings, struct share **out)
     list_init(&s->lookups);
     list_init(&s->purges);
     list_init(&s->sealed);
-    if (getrandom(&s->seed, sizeof(s->seed), 0) != sizeof(s->seed))
-        s->seed = uv_hrtime();
+    if (getrandom(&s->random, sizeof(s->random), 0) != sizeof(s->random))
+        s->random = uv_hrtime();
     err = share_removals_init(s, settings->n);
     if (err == 0)
         err = answer_cache_init(&s->answers, SHARE_ANSWERS);
     if (err == 0)
-        err = share_seeds_open(s, seeds_changed_cb);
+        err = share_secrets_open(s, secrets_changed_cb);
     for (uint32_t i = 0; err == 0 && i < settings->n; i++)
         err = root_open(s, &s->settings.roots[i]);
     if (err == 0)
@@ -119,8 +119,8 @@ int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct
                                       .deadlines = deadlines,
                                       .metrics = metrics,
                                       .seal = seal,
-                                      .seeds = c->encryption_seeds,
-                                      .seeds_ms = c->encryption_deadline_ms,
+                                      .secrets = c->encryption_secrets,
+                                      .secrets_ms = c->encryption_deadline_ms,
                                       .spread = c->share_spread,
                                       .sync = c->share_sync,
                                       .low = CONFIG_SHARE_LOW,
@@ -189,16 +189,17 @@ void share_close(struct share *s)
     share_collectors_close(s);
     for (uint32_t i = 0; i < s->n; i++)
         share_root_close(s->roots[i]);
-    share_seeds_close(s);
+    share_secrets_close(s);
     answer_cache_close(&s->answers);
     free(s->removers);
     free(s);
 }
 
-void share_on_ready(struct share *s, void (*cb)(void *ctx), void (*seeds_cb)(void *ctx), void *ctx)
+void share_on_ready(struct share *s, void (*cb)(void *ctx), void (*secrets_cb)(void *ctx),
+                    void *ctx)
 {
     s->ready_cb = cb;
-    s->seeds_cb = seeds_cb;
+    s->secrets_cb = secrets_cb;
     s->ready_ctx = ctx;
 }
 

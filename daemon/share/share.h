@@ -36,7 +36,7 @@ struct uv_loop_s;
 typedef uint8_t share_root_id;
 
 #define SHARE_LOOKUPS_MAX 512u /* under way */
-#define SHARE_SEED_BYTES 16u   /* of an encrypted namespace */
+#define SHARE_SECRET_BYTES 16u /* of an encrypted namespace */
 
 /* What the tenant of that name is guaranteed of each root, and gets at most there (0: no bound).
  * tenant NULL: nothing is set. Returns whether it is given either; NULL: whether anybody may be. */
@@ -89,20 +89,20 @@ struct share_io {
     void *op;
 };
 
-/* The seed of an encrypted namespace's names and keys here. 0 and *seed, until the next iteration
- * of the event loop, or NULL where seeds are not in use; -EAGAIN: it is being read; -ENOKEY: it
- * can't be had now. */
-int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-               const uint8_t **seed);
-/* Why the directory of seeds can't be used, for health; NULL: it can, or there is none. */
-const char *share_seeds_problem(const struct share *s);
+/* The secret of an encrypted namespace's names and keys here. 0 and *secret, until the next
+ * iteration of the event loop, or NULL where secrets are not in use; -EAGAIN: it is being read;
+ * -ENOKEY: it can't be had now. */
+int share_secret(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                 const uint8_t **secret);
+/* Why the directory of secrets can't be used, for health; NULL: it can, or there is none. */
+const char *share_secrets_problem(const struct share *s);
 /* 0: accepted. -EAGAIN: the queue is full, or reads wait (write): try again when ready_cb runs.
  * -ENOENT: a read, and no root that could have the part is usable now. -EROFS: no root takes writes
  * now. -ENOKEY: a write, and there is no key. -ENOMEM. */
 int share_submit(struct share *s, struct share_io *io);
-/* ready_cb runs when a submit that returned -EAGAIN may be accepted; seeds_cb before it, when a
- * seed that share_seed was asked for has been read, or can't be had. One caller: the cache. */
-void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void (*seeds_cb)(void *ctx),
+/* ready_cb runs when a submit that returned -EAGAIN may be accepted; secrets_cb before it, when a
+ * secret that share_secret was asked for has been read, or can't be had. One caller: the cache. */
+void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void (*secrets_cb)(void *ctx),
                     void *ctx);
 
 /* ---- which of these keys exist? ---- */

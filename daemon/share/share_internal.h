@@ -21,9 +21,9 @@ struct share_settings {
     struct deadlines *deadlines;
     struct metrics *metrics;
     struct seal *seal;
-    const char *seeds; /* a directory, borrowed during share_new; NULL or "": none */
-    uint64_t seeds_ms; /* that a call to it may take */
-    const char *host;  /* borrowed during share_new */
+    const char *secrets; /* a directory, borrowed during share_new; NULL or "": none */
+    uint64_t secrets_ms; /* that a call to it may take */
+    const char *host;    /* borrowed during share_new */
     enum config_spread spread;
     bool sync;
     unsigned low; /* 0: no garbage collection */
@@ -46,24 +46,24 @@ struct share {
     struct share_root *roots[UCM_MAX_ROOTS];
 
     bool stopped;
-    uint64_t seed;
+    uint64_t random;
     struct answer_cache answers;
     struct list lookups; /* of lookup.c: done_cb has not run */
     struct list purges;  /* of gc/purge.c; each until the last of its operations has ended */
     uint32_t n_lookups;
     struct remover *removers; /* of gc/remove.c, by root */
     struct list removals;     /* of share_removal.link: done_cb has not run */
-    struct list unnamed;      /* of them, those that wait for a seed */
+    struct list unnamed;      /* of them, those that wait for a secret */
     uint32_t alone;           /* of share_remove, under way */
     uint64_t removed;         /* removals that have ended */
     void (*ready_cb)(void *ctx);
-    void (*seeds_cb)(void *ctx);
+    void (*secrets_cb)(void *ctx);
     void *ready_ctx;
-    struct list sealed;    /* writes of share_io.c that are sealed and wait for a root */
-    uint32_t sealing;      /* parts that are being sealed, opened, or wait in `sealed` */
-    uint64_t sealed_bytes; /* of memory that was sealed into */
-    struct seeds *seeds;   /* NULL: keys here have none */
-    bool seal_full;        /* a write was refused for it */
+    struct list sealed;      /* writes of share_io.c that are sealed and wait for a root */
+    uint32_t sealing;        /* parts that are being sealed, opened, or wait in `sealed` */
+    uint64_t sealed_bytes;   /* of memory that was sealed into */
+    struct secrets *secrets; /* NULL: keys here have none */
+    bool seal_full;          /* a write was refused for it */
     struct share_noted noted[SHARE_NOTED];
     uint32_t noting; /* under way */
 };
@@ -98,7 +98,7 @@ void share_purges_stop(struct share *s);
 /* gc/remove.c */
 
 int share_removals_init(struct share *s, uint32_t roots);
-/* A root may take some again, or a seed has come. */
+/* A root may take some again, or a secret has come. */
 void share_removals_go_on(struct share *s);
 /* Ends all of them: done_cb will run with -ECANCELED. */
 void share_removals_stop(struct share *s);
@@ -131,8 +131,8 @@ struct share_seal {
     struct share *share;
     const struct share_io *io;
     struct seal_key *key;
-    struct seal_space space; /* whose salt is `seed`, or none */
-    uint8_t seed[SHARE_SEED_BYTES];
+    struct seal_space space; /* whose salt is `secret`, or none */
+    uint8_t secret[SHARE_SECRET_BYTES];
     void *cipher;  /* of a write: what goes to the root */
     uint8_t *seal; /* the file's second header: BLOCK_FILE_SEAL_BYTES, of the operation */
     int status;
@@ -144,12 +144,12 @@ int share_seal_begin(struct share_seal *x);
 /* Gives up its memory and key; of one of zeroes, too. */
 void share_seal_end(struct share_seal *x);
 
-/* seal/share_seed.c */
+/* seal/share_secret.c */
 
-/* Opens the directory of seeds, where the settings have one; changed_cb(s): a seed has come, or
+/* Opens the directory of secrets, where the settings have one; changed_cb(s): a secret has come, or
  * another one. 0 or -ENOMEM. */
-int share_seeds_open(struct share *s, void (*changed_cb)(void *ctx));
-void share_seeds_close(struct share *s);
+int share_secrets_open(struct share *s, void (*changed_cb)(void *ctx));
+void share_secrets_close(struct share *s);
 
 /* gc/notes.c */
 

@@ -278,17 +278,17 @@ static int refusal(const struct share_io *io, int err)
 }
 
 /* Of this moment: the part's name comes of it, too. */
-static int seed_take(struct share_seal *x)
+static int secret_take(struct share_seal *x)
 {
-    const uint8_t *seed;
-    int rc = share_seed(x->share, x->io->space.fingerprint, &seed);
+    const uint8_t *secret;
+    int rc = share_secret(x->share, x->io->space.fingerprint, &secret);
 
     x->space = x->io->space;
-    if (rc < 0 || !seed)
+    if (rc < 0 || !secret)
         return rc < 0 && !x->io->write ? -ENOENT : rc;
-    memcpy(x->seed, seed, sizeof(x->seed));
-    x->space.salt = x->seed;
-    x->space.salt_bytes = sizeof(x->seed);
+    memcpy(x->secret, secret, sizeof(x->secret));
+    x->space.salt = x->secret;
+    x->space.salt_bytes = sizeof(x->secret);
     return 0;
 }
 
@@ -319,7 +319,7 @@ int share_submit(struct share *s, struct share_io *io)
                                   .io = io,
                                   .seal = m->task.op.header + BLOCK_FILE_HEADER_BYTES,
                                   .done_cb = sealed_cb};
-    err = io->sealed ? seed_take(&m->seal) : 0;
+    err = io->sealed ? secret_take(&m->seal) : 0;
     if (err < 0) {
         s->seal_full |= io->write && err == -EAGAIN;
         s->settings.metrics->seal_key_missing += err != -EAGAIN;

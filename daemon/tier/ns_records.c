@@ -94,13 +94,13 @@ void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_
     e->kept = false;
 }
 
-void ns_records_seed(struct ns_records *n, const uint8_t *fingerprint,
-                     const uint8_t seed[NVME_SEED_BYTES])
+void ns_records_secret(struct ns_records *n, const uint8_t *fingerprint,
+                       const uint8_t secret[NVME_SECRET_BYTES])
 {
     struct nvme_ns_record *known = record_of(n, fingerprint);
 
     if (known)
-        memcpy(known->seed, seed, NVME_SEED_BYTES);
+        memcpy(known->secret, secret, NVME_SECRET_BYTES);
 }
 
 int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r)
@@ -110,10 +110,10 @@ int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r)
     struct ns_entry *fresh;
 
     if (known) {
-        /* A later record without a seed is of a purge, when the tenant had no keys any more. */
+        /* A later record without a secret is of a purge, when the tenant had no keys any more. */
         if (r->from_sequence > known->from_sequence ||
-            (r->from_sequence == known->from_sequence && nvme_ns_seeded(r)))
-            memcpy(known->seed, r->seed, NVME_SEED_BYTES);
+            (r->from_sequence == known->from_sequence && nvme_ns_has_secret(r)))
+            memcpy(known->secret, r->secret, NVME_SECRET_BYTES);
         ns_records_forget(n, r->fingerprint, r->from_sequence);
         return 0;
     }
@@ -209,7 +209,7 @@ static int record_write(int fd, const uint8_t page[NVME_PAGE], uint64_t i)
     return io_write(fd, page, NVME_PAGE, i * NVME_PAGE);
 }
 
-/* ---- seeds ---- */
+/* ---- secrets ---- */
 
 /* Records that are written together. */
 struct batch {
@@ -225,20 +225,20 @@ static const struct nvme_ns_record *batch_find(const struct batch *b, const uint
     return NULL;
 }
 
-static bool seed_current(const struct ns_records *n, const struct batch *written,
-                         const struct nvme_ns_record *r)
+static bool secret_current(const struct ns_records *n, const struct batch *written,
+                           const struct nvme_ns_record *r)
 {
     const struct nvme_ns_record *known = batch_find(written, r->fingerprint);
 
     if (!known)
         known = ns_records_find(n, r->fingerprint);
-    return known && memcmp(known->seed, r->seed, NVME_SEED_BYTES) == 0;
+    return known && memcmp(known->secret, r->secret, NVME_SECRET_BYTES) == 0;
 }
 
-/* Overwrites seeds that are not current any more, or all. Each such page is of no use but for its
+/* Overwrites secrets that are not current any more, or all. Each such page is of no use but for its
  * sequence, which a later page has, too: one that is cut off is a damaged page, and is skipped.
  * written: counts more than what is known in memory. */
-static int seeds_wipe(const struct ns_records *n, int fd, const struct batch *written, bool all)
+static int secrets_wipe(const struct ns_records *n, int fd, const struct batch *written, bool all)
 {
     struct nvme_ns_record r;
     uint8_t page[NVME_PAGE];
@@ -247,9 +247,9 @@ static int seeds_wipe(const struct ns_records *n, int fd, const struct batch *wr
 
     for (uint64_t i = 0; i < NVME_NS_RECORDS_MAX && (rc == 0 || rc == -EBADMSG); i++) {
         rc = nvme_ns_record_read(fd, i, &r);
-        if (rc < 0 || !nvme_ns_seeded(&r) || (!all && seed_current(n, written, &r)))
+        if (rc < 0 || !nvme_ns_has_secret(&r) || (!all && secret_current(n, written, &r)))
             continue;
-        memset(r.seed, 0, sizeof(r.seed));
+        memset(r.secret, 0, sizeof(r.secret));
         nvme_ns_record_encode(&r, page);
         KILL_POINT_WITH("ns-wipe-torn",
                         if (pwrite(fd, page, 512, (off_t)(i * NVME_PAGE)) < 0) abort());
@@ -270,7 +270,7 @@ static int path_wipe(const struct ns_records *n, const char *path, bool all)
 
     if (fd < 0)
         return errno == ENOENT ? 0 : -errno;
-    rc = seeds_wipe(n, fd, &(struct batch){.n = 0}, all);
+    rc = secrets_wipe(n, fd, &(struct batch){.n = 0}, all);
     close(fd);
     return rc;
 }
@@ -282,7 +282,7 @@ static void rewrite_remove(const struct ns_file *f)
 
     if (asprintf(&path, "%s" REWRITE_SUFFIX, f->path) < 0)
         return;
-    (void)path_wipe(NULL, path, true); /* a file that can't be read has no seed that can be */
+    (void)path_wipe(NULL, path, true); /* a file that can't be read has no secret that can be */
     if (unlink(path) < 0 && errno != ENOENT)
         log_warn("tier", "ns-records-left", "path=%s error=%s", path, strerror(errno));
     free(path);
@@ -333,7 +333,7 @@ int ns_records_open(struct ns_records *n, const char *const *directories, unsign
         int one = n->files[i].linked ? path_wipe(n, n->files[i].path, false) : 0;
 
         if (one < 0)
-            log_error("tier", "seeds-not-wiped", "path=%s error=%s", n->files[i].path,
+            log_error("tier", "secrets-not-wiped", "path=%s error=%s", n->files[i].path,
                       strerror(-one));
     }
     if (rc < 0)
@@ -410,7 +410,7 @@ static int64_t all_write(const struct ns_records *n, const struct batch *b, int 
         one.identity_bytes = own->identity_bytes;
         memcpy(one.identity, own->identity, one.identity_bytes);
         one.from_sequence = fresh && fresh->from_sequence > from ? fresh->from_sequence : from;
-        memcpy(one.seed, fresh ? fresh->seed : own->seed, sizeof(one.seed));
+        memcpy(one.secret, fresh ? fresh->secret : own->secret, sizeof(one.secret));
         nvme_ns_record_encode(&one, page);
         KILL_POINT_WITH("ns-rewrite-torn",
                         if (pwrite(fd, page, 512, (off_t)i * NVME_PAGE) < 0) abort());
@@ -488,7 +488,7 @@ static int file_put(const struct ns_records *n, struct ns_file *f, const struct 
     return file_append(f, b);
 }
 
-/* The new records are on stable storage before a former seed goes. */
+/* The new records are on stable storage before a former secret goes. */
 static int file_write(const struct ns_records *n, struct ns_file *f, const struct batch *b,
                       bool *any)
 {
@@ -499,7 +499,7 @@ static int file_write(const struct ns_records *n, struct ns_file *f, const struc
     *any |= rc == 0;
     KILL_POINT("ns-wipe-begin");
     if (rc == 0 && old >= 0)
-        rc = seeds_wipe(n, old, b, rewritten);
+        rc = secrets_wipe(n, old, b, rewritten);
     if (old >= 0)
         close(old);
     return rc;

@@ -5,7 +5,8 @@
  * - Every later start finds what ns_records_write has written, whatever dies in between.
  * - Records are appended; a torn or damaged one is skipped.
  * - When most of a file is of no use any more, it is rewritten beside and renamed when it is whole.
- * - A seed that was replaced, as a purge does it, is overwritten in every file that has it, also in
+ * - A secret that was replaced, as a purge does it, is overwritten in every file that has it, also
+ * in
  *   one that is being left behind by a rewrite. What a killed daemon did not come to, the next
  *   start does.
  * - A file that somebody removed or cut is rewritten, too: the records are in memory.
@@ -53,8 +54,8 @@ bool ns_records_purged(const struct ns_records *n, const uint8_t *fingerprint, u
 const struct nvme_ns_record *ns_records_at(const struct ns_records *n, uint32_t i);
 /* In memory: adds the record, or raises from_sequence of the one that is there. 0 or -ENOMEM. */
 int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r);
-/* In memory, of a namespace that has a record: the seed of its keys from now on. */
-void ns_records_seed(struct ns_records *n, const uint8_t *fingerprint, const uint8_t seed[16]);
+/* In memory, of a namespace that has a record: the secret of its keys from now on. */
+void ns_records_secret(struct ns_records *n, const uint8_t *fingerprint, const uint8_t secret[16]);
 /* In memory, of a namespace that has a record: records of it wait on the disk for a key, so it is
  * wanted until it is purged. */
 void ns_records_keep(struct ns_records *n, const uint8_t *fingerprint);
@@ -71,7 +72,7 @@ bool ns_records_crowded(const struct ns_records *n);
 void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint),
                       void *ctx);
 /* `count` records, each of another namespace, to stable storage in every directory with one sync,
- * and then former seeds of these namespaces are overwritten there; blocks. 0, or -errno when a
+ * and then former secrets of these namespaces are overwritten there; blocks. 0, or -errno when a
  * directory has failed. *any: a directory has all of them, and the next start will go by it. */
 int ns_records_write(struct ns_records *n, const struct nvme_ns_record *const *r, unsigned count,
                      bool *any);

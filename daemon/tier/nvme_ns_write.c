@@ -25,9 +25,9 @@ static int one_done(struct tier *t, const struct nvme_ns_one *one, bool written)
 
     if (rc == 0)
         rc = ns_records_set(&t->ns_records, &one->record);
-    /* Where one of several directories has a purge's new seed, the next start goes by that. */
+    /* Where one of several directories has a purge's new secret, the next start goes by that. */
     if (rc == 0 || (written && n->any && one->asked->forget))
-        ns_records_seed(&t->ns_records, one->record.fingerprint, one->record.seed);
+        ns_records_secret(&t->ns_records, one->record.fingerprint, one->record.secret);
     return rc;
 }
 
@@ -72,18 +72,18 @@ static void restore_run(struct nvme_job *job)
     n->status = ns_records_restore(&n->tier->ns_records);
 }
 
-/* A purge replaces the seed, so that the keys of what was stored before can't be derived any
+/* A purge replaces the secret, so that the keys of what was stored before can't be derived any
  * more. */
-static int seed_choose(struct tier *t, const struct tier_ns_record *asked,
-                       const struct nvme_ns_record *known, uint8_t seed[NVME_SEED_BYTES])
+static int secret_choose(struct tier *t, const struct tier_ns_record *asked,
+                         const struct nvme_ns_record *known, uint8_t secret[NVME_SECRET_BYTES])
 {
-    if (known && nvme_ns_seeded(known) && !asked->forget) {
-        memcpy(seed, known->seed, NVME_SEED_BYTES);
+    if (known && nvme_ns_has_secret(known) && !asked->forget) {
+        memcpy(secret, known->secret, NVME_SECRET_BYTES);
         return 0;
     }
-    memset(seed, 0, NVME_SEED_BYTES);
+    memset(secret, 0, NVME_SECRET_BYTES);
     return seal_wanted_by(t->callbacks.seal, asked->identity, asked->identity_bytes)
-               ? seal_random(seed, NVME_SEED_BYTES)
+               ? seal_random(secret, NVME_SECRET_BYTES)
                : 0;
 }
 
@@ -121,9 +121,9 @@ static void record_make(struct tier *t, struct nvme_ns_one *one)
     memcpy(one->record.identity, asked->identity, asked->identity_bytes);
     one->record.identity_bytes = asked->identity_bytes;
     one->record.from_sequence = known ? known->from_sequence : asked->from_sequence;
-    one->status = seed_choose(t, asked, known, one->record.seed);
+    one->status = secret_choose(t, asked, known, one->record.secret);
     if (one->status == 0 && (!known || t->ns_records.unsynced ||
-                             memcmp(known->seed, one->record.seed, NVME_SEED_BYTES) != 0))
+                             memcmp(known->secret, one->record.secret, NVME_SECRET_BYTES) != 0))
         n->writes[n->n_writes++] = &one->record;
 }
 
@@ -181,9 +181,9 @@ void nvme_ns_restore(struct tier *t, struct tier_ns_record *asked)
     push(t, asked);
 }
 
-/* Namespaces from before their tenant had keys get their seed. Where it can't be written, nothing
+/* Namespaces from before their tenant had keys get their secret. Where it can't be written, nothing
  * of them is stored. */
-static void seeds_add(struct tier *t)
+static void secrets_add(struct tier *t)
 {
     for (uint32_t i = 0; i < t->ns_records.count; i++) {
         struct nvme_ns_record r = *ns_records_at(&t->ns_records, i);
@@ -191,15 +191,16 @@ static void seeds_add(struct tier *t)
         bool any;
         int rc;
 
-        if (nvme_ns_seeded(&r) || !seal_wanted_by(t->callbacks.seal, r.identity, r.identity_bytes))
+        if (nvme_ns_has_secret(&r) ||
+            !seal_wanted_by(t->callbacks.seal, r.identity, r.identity_bytes))
             continue;
-        rc = seal_random(r.seed, sizeof(r.seed));
+        rc = seal_random(r.secret, sizeof(r.secret));
         if (rc == 0)
             rc = ns_records_write(&t->ns_records, &one, 1, &any);
         if (rc == 0)
-            ns_records_seed(&t->ns_records, r.fingerprint, r.seed);
+            ns_records_secret(&t->ns_records, r.fingerprint, r.secret);
         else
-            log_error("tier", "seed-not-written", "error=%s", strerror(-rc));
+            log_error("tier", "secret-not-written", "error=%s", strerror(-rc));
     }
 }
 
@@ -229,7 +230,7 @@ int nvme_ns_records_open(struct tier *t)
     if (rc == 0 && t->ns_records.unsynced)
         t->ns_records.unsynced = !ns_records_renew(t);
     if (rc == 0 && t->callbacks.seal)
-        seeds_add(t);
+        secrets_add(t);
     t->metrics->nvme_damaged_pages += t->ns_records.damaged;
     return rc;
 }

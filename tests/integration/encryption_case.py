@@ -93,8 +93,8 @@ class Encrypted(OwnDaemons, Case):
         with open(os.path.join(self.daemon.store, "ucmd.cache"), "rb") as file:
             return file.read()
 
-    def seeds(self):
-        """Of ucmd.namespaces: each page's fingerprint and seed."""
+    def secrets(self):
+        """Of ucmd.namespaces: each page's fingerprint and secret."""
         with open(os.path.join(self.daemon.store, "ucmd.namespaces"), "rb") as file:
             data = file.read()
         return [(data[at + 32:at + 64], data[at + 4072:at + 4088]) for at in range(0, len(data), PAGE)]

@@ -42,9 +42,9 @@ class Thief(Encrypted):
         self.assertIn(f"{BLOCKS} records live are encrypted", done.stdout)
         stolen = self.disk()
         self.start()
-        seeds = {seed for _, seed in self.seeds()}
+        secrets = {secret for _, secret in self.secrets()}
         self.client.call("namespace.purge", ns=self.ns)
-        self.assertFalse(seeds & {seed for _, seed in self.seeds()} - {bytes(16)}, "the seed is overwritten")
+        self.assertFalse(secrets & {secret for _, secret in self.secrets()} - {bytes(16)}, "the secret is overwritten")
         self.assertEqual(self.daemon.stop(), 0)
         # A thief with today's list and yesterday's disk, and even the keys.
         with open(os.path.join(self.daemon.store, "ucmd.cache"), "r+b") as file:
@@ -82,7 +82,7 @@ class Thief(Encrypted):
         self.restart(tenants=[f"other file:{self.key_file}"])
         self.loads(kv)
         self.assertIn(b"is known to me", self.disk())
-        self.assertEqual({seed for _, seed in self.seeds()}, {bytes(16)})
+        self.assertEqual({secret for _, secret in self.secrets()}, {bytes(16)})
 
     def test_small_parts_and_single_layers(self):
         self.identity = DEMO
@@ -159,7 +159,7 @@ class Damage(Encrypted):
 
 class Restored(Encrypted):
     def test_a_backup_that_is_restored_repeats_no_nonce(self):
-        """Disk, seeds and counters go back, and the daemon writes the same blocks anew, with the same numbers: under other keys."""
+        """Disk, secrets and counters go back, and the daemon writes the same blocks anew, with the same numbers: under other keys."""
         self.start()
         self.store(range(2))
         self.assertEqual(self.daemon.stop(), 0)
@@ -229,17 +229,17 @@ class Killed(Encrypted):
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_at_every_step_of_a_purge(self):
-        """The seed of before is there with all blocks, or there is none of either."""
+        """The secret of before is there with all blocks, or there is none of either."""
         self.start()
         for point in ("ns-append-begin:1", "ns-append-torn:1", "ns-append-done:1", "ns-wipe-begin:1", "ns-wipe-torn:1", "ns-wipe-done:2"):
             kv = self.store()
-            before = {seed for _, seed in self.seeds()} - {bytes(16)}
+            before = {secret for _, secret in self.secrets()} - {bytes(16)}
             self.assertEqual(self.daemon.stop(), 0)
             self.start_for(point)
             self.killed_at(point, lambda: self.client.call("namespace.purge", ns=self.ns))
             status = set(self.load(list(kv)))
             self.assertIn(status, ({OK}, {MISS}), point)
-            self.assertEqual(status == {OK}, bool(before & {seed for _, seed in self.seeds()}), point)
+            self.assertEqual(status == {OK}, bool(before & {secret for _, secret in self.secrets()}), point)
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_at_every_step_of_a_rotation(self):

@@ -154,7 +154,7 @@ class Keys(Encrypted):
         self.assertEqual(self.sealed(), [0, 0])
 
     def test_what_waits_for_a_key_outlives_its_namespace_s_place(self):
-        """Nobody has the namespace open, others take its place, the list of namespaces is written anew: its seed stays."""
+        """Nobody has the namespace open, others take its place, the list of namespaces is written anew: its secret stays."""
         few = {"limits.namespaces": 4, "limits.namespaces_per_tenant": 4}
         self.start(**few)
         kv = self.store()

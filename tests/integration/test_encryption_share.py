@@ -25,11 +25,11 @@ BIG = dict(DEMO, layers=[4], layer_bytes=9000)
 class Keyed(Host):
     """A host whose tenants have their keys in a file."""
 
-    def __init__(self, directory, identity, blocks, key_file, seeds=None, **options):
+    def __init__(self, directory, identity, blocks, key_file, secrets=None, **options):
         self.key_file = key_file
         tenants = f'encryption:\n  tenants: ["* file:{key_file}"]\n' if key_file else "{}\n"
-        if seeds:
-            tenants += f"  seeds: {seeds}\n  deadline: 3s\n"
+        if secrets:
+            tenants += f"  secrets: {secrets}\n  deadline: 3s\n"
         self.daemon = Daemon(nvme=False, config=tenants,
                              **{"share.roots": directory, "share.negative": "50ms", "share.lookup_deadline": "10s",
                                 "share.deadline": "30s", **options})
@@ -295,37 +295,37 @@ class Shared(Sealed):
         self.assertEqual(other.metrics()["share_damaged"], 0)
 
 
-class Seeded(Sealed):
-    """Two hosts with a directory of seeds, beside the root, of which no snapshots are kept."""
+class Secrets(Sealed):
+    """Two hosts with a directory of secrets, beside the root, of which no snapshots are kept."""
 
     def setUp(self):
         super().setUp()
-        self.seeds = os.path.join(self.directory, "seeds")
-        os.mkdir(self.seeds)
+        self.secrets = os.path.join(self.directory, "secrets")
+        os.mkdir(self.secrets)
 
     def host(self, key_file=None, identity=None, **options):
         if key_file:
-            options.setdefault("seeds", self.seeds)
+            options.setdefault("secrets", self.secrets)
         return super().host(key_file, identity, **options)
 
     def loads(self, host, kv):
-        self.until(lambda: host.tiers(*range(len(kv))) == [ON_SHARE] * len(kv), "the seed")
+        self.until(lambda: host.tiers(*range(len(kv))) == [ON_SHARE] * len(kv), "the secret")
         super().loads(host, kv)
 
-    def seed(self):
-        (name,) = [name for name in os.listdir(self.seeds) if not name.startswith(".")]
-        with open(os.path.join(self.seeds, name), "rb") as file:
+    def secret(self):
+        (name,) = [name for name in os.listdir(self.secrets) if not name.startswith(".")]
+        with open(os.path.join(self.secrets, name), "rb") as file:
             return file.read()[40:56]
 
     def test_a_snapshot_of_a_purged_namespace_is_worth_nothing(self):
-        """Not to another host, which still had the old seed, nor to a new one, with the tenant's key and all files as they were."""
+        """Not to another host, which still had the old secret, nor to a new one, with the tenant's key and all files as they were."""
         first, second = self.host(self.one), self.host(self.one)
         kv = self.stored_by(first)
         self.loads(second, kv)
-        snapshot, old = self.contents(), self.seed()
+        snapshot, old = self.contents(), self.secret()
         first.client.call("namespace.purge", ns=first.ns)
         self.until(lambda: not self.files(), "files to go")
-        self.assertNotEqual(self.seed(), old)
+        self.assertNotEqual(self.secret(), old)
         for path, data in snapshot.items():
             with open(path, "wb") as file:
                 file.write(data)
@@ -334,7 +334,7 @@ class Seeded(Sealed):
             second.client.call("evict", ns=second.ns, keys=keys(*range(BLOCKS)), tier=1)
             return OK not in second.load(*range(BLOCKS))
 
-        self.until(given_up, "the second host to give up the old seed")
+        self.until(given_up, "the second host to give up the old secret")
         for host in (first, second, self.host(self.one)):
             self.assertEqual(host.load(*range(BLOCKS)), [MISS] * BLOCKS)
         first.client.call("share.collect")  # as it does by itself, some seconds after its start
@@ -344,7 +344,7 @@ class Seeded(Sealed):
         self.loads(second, fresh)
         self.assertEqual({path: data for path, data in self.contents().items() if path in snapshot}, snapshot)
 
-    def test_hosts_that_make_a_seed_at_once_agree(self):
+    def test_hosts_that_make_a_secret_at_once_agree(self):
         one, two = self.host(self.one), self.host(self.one)
         for round_ in range(8):
             identity = dict(BIG, model=f"{self.id()} {round_}")
@@ -354,32 +354,32 @@ class Seeded(Sealed):
                 host.region = Region(host.client, host.ns, identity, 16)
             kv = self.stored_by(one, 2)
             self.loads(two, kv)
-        self.assertEqual(len([name for name in os.listdir(self.seeds) if not name.startswith(".")]), 9)
-        self.assertEqual([name for name in os.listdir(self.seeds) if name.startswith(".")], [])
+        self.assertEqual(len([name for name in os.listdir(self.secrets) if not name.startswith(".")]), 9)
+        self.assertEqual([name for name in os.listdir(self.secrets) if name.startswith(".")], [])
 
-    def test_a_directory_of_seeds_that_is_away_shows_in_health(self):
-        """Before anybody needs a seed, until it is there."""
-        away = self.seeds + ".away"
-        os.rename(self.seeds, away)
+    def test_a_directory_of_secrets_that_is_away_shows_in_health(self):
+        """Before anybody needs a secret, until it is there."""
+        away = self.secrets + ".away"
+        os.rename(self.secrets, away)
         host = self.host(self.one)
 
         def health():
             return host.daemon.ctl("health")
-        self.until(lambda: f"encryption.seeds {self.seeds}: No such file or directory" in health().stdout, "health to say it")
+        self.until(lambda: f"encryption.secrets {self.secrets}: No such file or directory" in health().stdout, "health to say it")
         self.assertIn("degraded", health().stdout)
         self.assertNotEqual(health().returncode, 0)
-        os.rename(away, self.seeds)
-        os.chmod(self.seeds, 0o777)
+        os.rename(away, self.secrets)
+        os.chmod(self.secrets, 0o777)
         self.until(lambda: "users other than its owner and group may write to it" in health().stdout, "health to say the mode")
-        os.chmod(self.seeds, 0o700)
+        os.chmod(self.secrets, 0o700)
         self.until(lambda: health().returncode == 0, "health to be well")
         self.loads(self.host(self.one), self.stored_by(host))
 
-    def test_a_directory_of_seeds_that_hangs(self):
+    def test_a_directory_of_secrets_that_hangs(self):
         """Costs encrypted blocks on shared roots, while it hangs, and nothing else."""
         kv = self.stored_by(self.host(self.one))
-        (name,) = os.listdir(self.seeds)
-        held = os.open(os.path.join(self.seeds, name), os.O_RDWR)
+        (name,) = os.listdir(self.secrets)
+        held = os.open(os.path.join(self.secrets, name), os.O_RDWR)
         before = signal.signal(signal.SIGIO, signal.SIG_IGN)
         self.addCleanup(signal.signal, signal.SIGIO, before)
         fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -388,29 +388,29 @@ class Seeded(Sealed):
         host.fill(1)
         self.assertEqual(host.region.dump([50], [0]), [OK])
         self.assertEqual(host.region.load([50], [0]), [OK])
-        self.until(lambda: "seed-not-read" in host.daemon.log(), "its deadline")
+        self.until(lambda: "secret-not-read" in host.daemon.log(), "its deadline")
         os.close(held)
         self.loads(host, kv)
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_a_kill_at_every_step_of_a_purge(self):
-        """The seed of before is there, or a new one; with it all files, or none."""
-        for point in ("seed-written:1", "seed-replaced:1", "seed-wiped:1"):
+        """The secret of before is there, or a new one; with it all files, or none."""
+        for point in ("secret-written:1", "secret-replaced:1", "secret-wiped:1"):
             first = self.host(self.one)
-            kv, old = self.stored_by(first), self.seed()
+            kv, old = self.stored_by(first), self.secret()
             host = self.killed_host(point)
-            self.until(lambda: host.tiers(0) == [ON_SHARE], "the seed")  # noqa: B023
+            self.until(lambda: host.tiers(0) == [ON_SHARE], "the secret")  # noqa: B023
             with self.assertRaises(Closed):
                 host.client.call("namespace.purge", ns=host.ns)
                 host.client.call("stats")
             self.ended(host, point)
-            self.assertEqual(self.seed() == old, point.startswith("seed-written"), point)
+            self.assertEqual(self.secret() == old, point.startswith("secret-written"), point)
             other = self.host(self.one)
-            if self.seed() == old and len(self.files()) == BLOCKS:
+            if self.secret() == old and len(self.files()) == BLOCKS:
                 self.loads(other, kv)
-            elif self.seed() != old:
+            elif self.secret() != old:
                 other.fill(1)
-                self.assertEqual(other.region.dump([50], [0]), [OK])  # behind its seed
+                self.assertEqual(other.region.dump([50], [0]), [OK])  # behind its secret
                 self.assertNotIn(OK, other.load(*range(BLOCKS)))
             other.client.call("namespace.purge", ns=other.ns)
             for writer in (first, other):

@@ -3,7 +3,7 @@
 int share_submit(struct share *s, struct share_io *io)
 {
     s->submits++;
-    if (io->sealed && fake_unseeded(s, io->space.fingerprint))
+    if (io->sealed && fake_without_secret(s, io->space.fingerprint))
         return io->write ? -EAGAIN : -ENOENT;
     if (s->refuse_n > 0) {
         s->refuse_n--;
@@ -15,18 +15,18 @@ int share_submit(struct share *s, struct share_io *io)
     return 0;
 }
 
-int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-               const uint8_t **seed)
+int share_secret(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                 const uint8_t **secret)
 {
-    *seed = NULL;
-    return fake_unseeded(s, fingerprint) ? -EAGAIN : 0;
+    *secret = NULL;
+    return fake_without_secret(s, fingerprint) ? -EAGAIN : 0;
 }
 
-void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void (*seeds_cb)(void *ctx),
+void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void (*secrets_cb)(void *ctx),
                     void *ctx)
 {
     s->ready_cb = ready_cb;
-    s->seeds_cb = seeds_cb;
+    s->secrets_cb = secrets_cb;
     s->ctx = ctx;
 }
 
@@ -78,7 +78,7 @@ void share_purge_cancel(struct share *s, struct share_purge *p)
     s->purge = NULL;
 }
 
-const char *share_seeds_problem(const struct share *s)
+const char *share_secrets_problem(const struct share *s)
 {
     (void)s;
     return NULL;

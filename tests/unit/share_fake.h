@@ -33,9 +33,10 @@ struct share {
     int lookup_error;
     struct share_purge *purge;
     struct share_removal *removal;
-    const uint8_t *unseeded; /* the fingerprint of a namespace whose seed is being read, or NULL */
+    /* the fingerprint of a namespace whose secret is being read, or NULL */
+    const uint8_t *without_secret;
     void (*ready_cb)(void *ctx);
-    void (*seeds_cb)(void *ctx);
+    void (*secrets_cb)(void *ctx);
     void *ctx;
 };
 
@@ -81,16 +82,16 @@ static inline void fake_file_remove(struct fake_file *f)
     *f = (struct fake_file){0};
 }
 
-static inline bool fake_unseeded(const struct share *s, const uint8_t *fingerprint)
+static inline bool fake_without_secret(const struct share *s, const uint8_t *fingerprint)
 {
-    return s->unseeded && memcmp(s->unseeded, fingerprint, UCM_FINGERPRINT_BYTES) == 0;
+    return s->without_secret && memcmp(s->without_secret, fingerprint, UCM_FINGERPRINT_BYTES) == 0;
 }
 
-/* Its seed has been read, and that of another one is being read. */
-static inline void fake_share_seeded(struct share *s, const uint8_t *unseeded)
+/* Its secret has been read, and that of another one is being read. */
+static inline void fake_share_has_secret(struct share *s, const uint8_t *without_secret)
 {
-    s->unseeded = unseeded;
-    s->seeds_cb(s->ctx);
+    s->without_secret = without_secret;
+    s->secrets_cb(s->ctx);
     s->ready_cb(s->ctx);
 }
 

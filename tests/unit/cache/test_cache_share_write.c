@@ -198,10 +198,10 @@ Test(cache_share_write, the_last_part_is_not_written_after_a_stop_and_counted)
     drop(ref);
 }
 
-/* ---- seeds of encrypted namespaces ---- */
+/* ---- secrets of encrypted namespaces ---- */
 
-/* The blocks of all tenants are encrypted, and the seed of that namespace is being read. */
-static void await_seed(const struct ns *ns)
+/* The blocks of all tenants are encrypted, and the secret of that namespace is being read. */
+static void await_secret(const struct ns *ns)
 {
     static char *tenants[] = {"* file:/nonexistent/keys"};
     static const struct config config = {.encryption_tenants = {tenants, 1},
@@ -210,7 +210,7 @@ static void await_seed(const struct ns *ns)
 
     cr_assert_eq(seal_open(&rig.loop, &config, &rig.metrics, &seal), 0);
     rig.cache->config.seal = seal;
-    share.unseeded = ns->fingerprint;
+    share.without_secret = ns->fingerprint;
 }
 
 static void seal_end(void)
@@ -227,12 +227,12 @@ static uint64_t number_at(unsigned i)
     return number;
 }
 
-Test(cache_share_write, blocks_without_a_seed_hold_up_no_others)
+Test(cache_share_write, blocks_without_a_secret_hold_up_no_others)
 {
     struct ns *third = space_of("u", "three", 1, MIB / 4 / LAYERS);
     block_ref refs[4];
 
-    await_seed(rig.one);
+    await_secret(rig.one);
     for (uint64_t i = 0; i < 2; i++)
         refs[i] = store(rig.one, 10 + i);
     refs[2] = store(third, 20);
@@ -246,12 +246,12 @@ Test(cache_share_write, blocks_without_a_seed_hold_up_no_others)
         fake_share_next(&share, 0);
     iterate();
     fake_share_next(&share, 0); /* the last part of 30 */
-    fake_share_seeded(&share, rig.one->fingerprint);
+    fake_share_has_secret(&share, rig.one->fingerprint);
     for (int i = 0; i < 4; i++)
         iterate();
-    cr_expect_eq(share.n_pending, 0u, "the seed that has come is another one's");
+    cr_expect_eq(share.n_pending, 0u, "the secret that has come is another one's");
     cr_expect_not(cache_written(rig.cache));
-    fake_share_seeded(&share, rig.two->fingerprint);
+    fake_share_has_secret(&share, rig.two->fingerprint);
     for (int i = 0; i < 4; i++)
         iterate();
     cr_assert_eq(share.n_pending, 2u);
@@ -265,11 +265,11 @@ Test(cache_share_write, blocks_without_a_seed_hold_up_no_others)
     seal_end();
 }
 
-Test(cache_share_write, blocks_without_a_seed_are_counted_at_a_stop)
+Test(cache_share_write, blocks_without_a_secret_are_counted_at_a_stop)
 {
     block_ref ref;
 
-    await_seed(rig.one);
+    await_secret(rig.one);
     ref = store_dram(rig.one, 1);
     cr_expect_eq(rig.metrics.share_write_dropped, 0u);
     cache_stop_writing(rig.cache);

@@ -72,10 +72,10 @@ Test(config_unit, a_raw_disk_is_allowed_with_its_state)
 {
     set("nvme.paths=/dev/nvme1n1");
     set("nvme.state=/srv/state");
-    set("encryption.seeds=/srv/seeds");
+    set("encryption.secrets=/srv/secrets");
     check_has("DeviceAllow=\"/dev/nvme1n1\" rw");
     check_has("ReadWritePaths=\"-/srv/state\"");
-    check_has("ReadWritePaths=\"-/srv/seeds\"");
+    check_has("ReadWritePaths=\"-/srv/secrets\"");
     check_has_not("-/dev/nvme1n1");
 }
 

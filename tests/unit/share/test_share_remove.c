@@ -238,29 +238,29 @@ Test(share_remove, what_was_found_before_is_not_known_afterwards)
 
 /* ---- names ---- */
 
-static void open_with_seeds(const char *directory)
+static void open_with_secrets(const char *directory)
 {
     struct share_settings s = settings_of(1);
 
     rig_clock_ns = 0; /* a thread reads the directory */
     uv_update_time(&rig.loop);
     s.seal = (struct seal *)&rig;
-    s.seeds = directory;
-    s.seeds_ms = 10000;
+    s.secrets = directory;
+    s.secrets_ms = 10000;
     open_with(s);
     put(0, 0, 3);
     job_init(&one, 1, 0, 3, 1);
     one.r.sealed = true;
     share_removal_begin(share, &one.r);
-    cr_expect_eq(asked(0), 0u, "the seed is being read");
+    cr_expect_eq(asked(0), 0u, "the secret is being read");
 }
 
 Test(share_remove, a_name_that_is_not_known_yet_is_waited_for)
 {
-    char directory[] = "/tmp/seeds.XXXXXX";
+    char directory[] = "/tmp/secrets.XXXXXX";
 
     cr_assert(mkdtemp(directory));
-    open_with_seeds(directory);
+    open_with_secrets(directory);
     cr_expect_eq(outcome(&one, 20000), 0);
     cr_expect_neq(memcmp(one.r.name, one.r.fingerprint, sizeof(one.r.name)), 0);
     cr_expect_eq(left(0), 0u);
@@ -270,7 +270,7 @@ Test(share_remove, a_name_that_is_not_known_yet_is_waited_for)
 
 Test(share_remove, a_name_that_can_not_be_known_is_told_of)
 {
-    open_with_seeds("/nonexistent/seeds");
+    open_with_secrets("/nonexistent/secrets");
     cr_expect_eq(outcome(&one, 20000), -ENOKEY);
     cr_expect_eq(left(0), 3u);
 }

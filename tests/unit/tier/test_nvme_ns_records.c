@@ -185,20 +185,21 @@ Test(nvme_ns_records, a_record_that_one_directory_takes)
     char path[128];
     bool any;
 
-    memset(one.seed, 1, sizeof(one.seed));
+    memset(one.secret, 1, sizeof(one.secret));
     cr_assert_eq(ns_records_write(&names, &writes, 1, &any), 0);
     cr_assert(any);
     cr_assert_eq(ns_records_set(&names, &one), 0);
     path_make(1, path);
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(mkdir(path, 0700), 0); /* nothing can be written there */
-    memset(one.seed, 2, sizeof(one.seed));
+    memset(one.secret, 2, sizeof(one.secret));
     one.from_sequence = 20;
     cr_assert_lt(ns_records_write(&names, &writes, 1, &any), 0);
     cr_assert(any);
     cr_assert_eq(rmdir(path), 0);
     reopen();
-    cr_assert_arr_eq(ns_records_find(&names, one.fingerprint)->seed, one.seed, sizeof(one.seed));
+    cr_assert_arr_eq(ns_records_find(&names, one.fingerprint)->secret, one.secret,
+                     sizeof(one.secret));
 }
 
 static bool holds(unsigned i, const uint8_t *bytes, size_t n)
@@ -217,30 +218,31 @@ static bool holds(unsigned i, const uint8_t *bytes, size_t n)
     return memmem(file, (size_t)got, bytes, n) != NULL;
 }
 
-/* One that is new, one whose seed is replaced, one that is known; at the end of a file, and in one that is rewritten. */
+/* One that is new, one whose secret is replaced, one that is known; at the end of a file, and in one that is
+ * rewritten. */
 Test(nvme_ns_records, several_are_written_at_once)
 {
     struct nvme_ns_record batch[3] = {name_make(1, 10), name_make(2, 20), name_make(3, 30)};
     const struct nvme_ns_record *writes[3] = {&batch[0], &batch[1], &batch[2]};
-    uint8_t old[NVME_SEED_BYTES];
+    uint8_t old[NVME_SECRET_BYTES];
     bool any;
 
     memset(old, 0xa5, sizeof(old));
-    memcpy(batch[1].seed, old, sizeof(old));
+    memcpy(batch[1].secret, old, sizeof(old));
     cr_assert_eq(ns_records_write(&names, &writes[1], 2, &any), 0);
     for (unsigned i = 1; i < 3; i++)
         cr_assert_eq(ns_records_set(&names, &batch[i]), 0);
     cr_assert(holds(0, old, sizeof(old)) && holds(1, old, sizeof(old)));
     for (unsigned i = 0; i < 3; i++)
         batch[i].from_sequence += 100;
-    memset(batch[1].seed, 0x5a, sizeof(batch[1].seed));
+    memset(batch[1].secret, 0x5a, sizeof(batch[1].secret));
     names.files[1].rewrite = true;
     cr_assert_eq(ns_records_write(&names, writes, 3, &any), 0);
     cr_expect(any);
     cr_expect_eq(file_pages(0), 5u);
     cr_expect_eq(file_pages(1), 3u);
     for (unsigned i = 0; i < 2; i++)
-        cr_expect(!holds(i, old, sizeof(old)) && holds(i, batch[1].seed, sizeof(old)));
+        cr_expect(!holds(i, old, sizeof(old)) && holds(i, batch[1].secret, sizeof(old)));
     reopen();
     cr_expect_eq(names.count, 3u);
     for (unsigned i = 0; i < 3; i++)

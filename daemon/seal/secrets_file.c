@@ -1,4 +1,4 @@
-#include "daemon/seal/seeds_file.h"
+#include "daemon/seal/secrets_file.h"
 
 #include "daemon/base/kill_point.h"
 #include "daemon/format/bytes.h"
@@ -14,10 +14,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAGIC "UCMSEED1"
+#define MAGIC "UCMSECR1"
 #define FILE_BYTES 64u
 #define AT_FINGERPRINT 8u
-#define AT_SEED 40u
+#define AT_SECRET 40u
 #define AT_SUM 56u
 #define NAME_BYTES (2 * UCM_FINGERPRINT_BYTES + 1)
 #define TEMP_BYTES 32u
@@ -28,24 +28,24 @@ static void name_make(const uint8_t *fingerprint, char out[NAME_BYTES])
         snprintf(out + 2 * (size_t)i, 3, "%02x", fingerprint[i]);
 }
 
-static void encode(const uint8_t *fingerprint, const uint8_t *seed, uint8_t out[FILE_BYTES])
+static void encode(const uint8_t *fingerprint, const uint8_t *secret, uint8_t out[FILE_BYTES])
 {
     memcpy(out, MAGIC, 8);
     memcpy(out + AT_FINGERPRINT, fingerprint, UCM_FINGERPRINT_BYTES);
-    memcpy(out + AT_SEED, seed, SHARE_SEED_BYTES);
+    memcpy(out + AT_SECRET, secret, SHARE_SECRET_BYTES);
     put64(out + AT_SUM, checksum_of(out, AT_SUM));
 }
 
-static int decode(const uint8_t in[FILE_BYTES], const uint8_t *fingerprint, uint8_t *seed)
+static int decode(const uint8_t in[FILE_BYTES], const uint8_t *fingerprint, uint8_t *secret)
 {
     if (memcmp(in, MAGIC, 8) != 0 || get64(in + AT_SUM) != checksum_of(in, AT_SUM) ||
         memcmp(in + AT_FINGERPRINT, fingerprint, UCM_FINGERPRINT_BYTES) != 0)
         return -EBADMSG;
-    memcpy(seed, in + AT_SEED, SHARE_SEED_BYTES);
+    memcpy(secret, in + AT_SECRET, SHARE_SECRET_BYTES);
     return 0;
 }
 
-static int seed_read(int directory, const char *name, const uint8_t *fingerprint, uint8_t *seed)
+static int secret_read(int directory, const char *name, const uint8_t *fingerprint, uint8_t *secret)
 {
     uint8_t bytes[FILE_BYTES];
     struct stat st;
@@ -60,22 +60,22 @@ static int seed_read(int directory, const char *name, const uint8_t *fingerprint
         return -errno;
     rc = io_read(fd, bytes, sizeof(bytes), 0);
     close(fd);
-    return rc == -ENODATA ? -EBADMSG : rc < 0 ? rc : decode(bytes, fingerprint, seed);
+    return rc == -ENODATA ? -EBADMSG : rc < 0 ? rc : decode(bytes, fingerprint, secret);
 }
 
-/* A new seed, whole and on stable storage, under a name of its own. */
+/* A new secret, whole and on stable storage, under a name of its own. */
 static int temp_write(int directory, const uint8_t *fingerprint, char temp[TEMP_BYTES])
 {
-    uint8_t bytes[FILE_BYTES], seed[SHARE_SEED_BYTES];
+    uint8_t bytes[FILE_BYTES], secret[SHARE_SECRET_BYTES];
     uint64_t number;
     int rc = seal_random(&number, sizeof(number)), fd;
 
     if (rc == 0)
-        rc = seal_random(seed, sizeof(seed));
+        rc = seal_random(secret, sizeof(secret));
     if (rc < 0)
         return rc;
     snprintf(temp, TEMP_BYTES, ".tmp-%016" PRIx64, number);
-    encode(fingerprint, seed, bytes);
+    encode(fingerprint, secret, bytes);
     fd = openat(directory, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return -errno;
@@ -102,23 +102,23 @@ static int names_sync(int directory)
 }
 
 /* Of hosts that come at once the first one's link succeeds. */
-static int seed_make(int directory, const char *name, const uint8_t *fingerprint)
+static int secret_make(int directory, const char *name, const uint8_t *fingerprint)
 {
     char temp[TEMP_BYTES];
     int rc = temp_write(directory, fingerprint, temp);
 
     if (rc < 0)
         return rc;
-    KILL_POINT("seed-written");
+    KILL_POINT("secret-written");
     if (linkat(directory, temp, directory, name, 0) < 0 && errno != EEXIST)
         rc = -errno;
-    KILL_POINT("seed-linked");
+    KILL_POINT("secret-linked");
     unlinkat(directory, temp, 0);
     return rc == 0 ? names_sync(directory) : rc;
 }
 
-int seeds_file_get(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                   uint8_t seed[SHARE_SEED_BYTES])
+int secrets_file_get(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                     uint8_t secret[SHARE_SECRET_BYTES])
 {
     int directory = directory_open(path), rc;
     char name[NAME_BYTES];
@@ -126,17 +126,17 @@ int seeds_file_get(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_B
     if (directory < 0)
         return directory;
     name_make(fingerprint, name);
-    rc = seed_read(directory, name, fingerprint, seed);
+    rc = secret_read(directory, name, fingerprint, secret);
     if (rc == -ENOENT) {
-        rc = seed_make(directory, name, fingerprint);
+        rc = secret_make(directory, name, fingerprint);
         if (rc == 0)
-            rc = seed_read(directory, name, fingerprint, seed);
+            rc = secret_read(directory, name, fingerprint, secret);
     }
     close(directory);
     return rc;
 }
 
-/* Only what has a seed's length: whoever may write to the directory could have linked something
+/* Only what has a secret's length: whoever may write to the directory could have linked something
  * else there. */
 static int old_wipe(int fd)
 {
@@ -150,8 +150,8 @@ static int old_wipe(int fd)
     return rc == 0 && fsync(fd) < 0 ? -errno : rc;
 }
 
-int seeds_file_replace(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                       uint8_t seed[SHARE_SEED_BYTES])
+int secrets_file_replace(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                         uint8_t secret[SHARE_SECRET_BYTES])
 {
     int directory = directory_open(path), old, rc;
     char name[NAME_BYTES], temp[TEMP_BYTES];
@@ -164,29 +164,29 @@ int seeds_file_replace(const char *path, const uint8_t fingerprint[UCM_FINGERPRI
         close(directory);
         return rc;
     }
-    KILL_POINT("seed-written");
+    KILL_POINT("secret-written");
     old = openat(directory, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     rc = old < 0 && errno != ENOENT ? -errno : 0;
     if (rc == 0 && renameat(directory, temp, directory, name) < 0)
         rc = -errno;
-    KILL_POINT("seed-replaced");
+    KILL_POINT("secret-replaced");
     if (rc < 0)
         unlinkat(directory, temp, 0);
     if (rc == 0)
         rc = names_sync(directory);
     if (rc == 0 && old >= 0)
         rc = old_wipe(old);
-    KILL_POINT("seed-wiped");
+    KILL_POINT("secret-wiped");
     if (old >= 0)
         close(old);
     if (rc == 0)
-        rc = seed_read(directory, name, fingerprint, seed);
+        rc = secret_read(directory, name, fingerprint, secret);
     close(directory);
     return rc;
 }
 
 /* A file that comes and goes: permissions alone do not say what a server makes of them. */
-int seeds_file_check(const char *path)
+int secrets_file_check(const char *path)
 {
     static const uint8_t nobody[UCM_FINGERPRINT_BYTES];
     int directory = directory_open(path), rc;

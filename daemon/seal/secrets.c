@@ -1,4 +1,4 @@
-#include "daemon/seal/seeds.h"
+#include "daemon/seal/secrets.h"
 
 #include "daemon/base/log.h"
 #include "daemon/seal/aside.h"
@@ -19,14 +19,14 @@
 enum state { NONE, AWAITED, KNOWN, FAILED };
 
 struct entry {
-    uint8_t fingerprint[UCM_FINGERPRINT_BYTES], seed[SHARE_SEED_BYTES];
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES], secret[SHARE_SECRET_BYTES];
     enum state state;
     bool due;         /* to be read, or looked at again */
     uint64_t read_ms; /* when the last reading that succeeded began; of FAILED: when it failed */
     uint64_t used_ms;
 };
 
-/* One call to the directory: a purge, seeds to be read, or with neither a look at the directory
+/* One call to the directory: a purge, secrets to be read, or with neither a look at the directory
  * itself. */
 struct job {
     char *directory;
@@ -35,12 +35,12 @@ struct job {
     unsigned n;
     uint64_t began_ms;
     struct item {
-        uint8_t fingerprint[UCM_FINGERPRINT_BYTES], seed[SHARE_SEED_BYTES];
+        uint8_t fingerprint[UCM_FINGERPRINT_BYTES], secret[SHARE_SECRET_BYTES];
         int status;
     } item[BATCH];
 };
 
-struct seeds {
+struct secrets {
     uv_loop_t *loop;
     uv_timer_t timer;
     uint64_t deadline_ms;
@@ -48,23 +48,24 @@ struct seeds {
     void *ctx;
     char *directory;
     struct aside aside;
-    bool busy, closing, news;  /* news: changed_cb is due */
-    struct list purges;        /* that wait */
-    struct seeds_purge *purge; /* under way; NULL: none, or it was cancelled */
+    bool busy, closing, news;    /* news: changed_cb is due */
+    struct list purges;          /* that wait */
+    struct secrets_purge *purge; /* under way; NULL: none, or it was cancelled */
     struct entry entry[SETS][WAYS];
     uint64_t tell_ms; /* when the log may say so again */
     bool check_due;
-    /* Of the last look at the directory (seeds_file_check), and of the last seeds: 0 or -errno. */
+    /* Of the last look at the directory (secrets_file_check), and of the last secrets: 0 or
+     * -errno. */
     int checked, read;
     char problem[320];
 };
 
-static void pump(struct seeds *s);
+static void pump(struct secrets *s);
 static void timer_cb(uv_timer_t *timer);
 
 /* ---- the table ---- */
 
-static struct entry *entry_find(struct seeds *s, const uint8_t *fingerprint)
+static struct entry *entry_find(struct secrets *s, const uint8_t *fingerprint)
 {
     struct entry *set = s->entry[fingerprint[0]];
 
@@ -81,7 +82,7 @@ static void entry_drop(struct entry *e)
 }
 
 /* In the place of the one that nobody has used for longest. */
-static struct entry *entry_new(struct seeds *s, const uint8_t *fingerprint)
+static struct entry *entry_new(struct secrets *s, const uint8_t *fingerprint)
 {
     struct entry *set = s->entry[fingerprint[0]], *e = &set[0];
 
@@ -95,14 +96,14 @@ static struct entry *entry_new(struct seeds *s, const uint8_t *fingerprint)
     return e;
 }
 
-static void changed(struct seeds *s)
+static void changed(struct secrets *s)
 {
     if (!s->closing)
         s->changed_cb(s->ctx);
 }
 
-int seeds_find(struct seeds *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-               const uint8_t **seed)
+int secrets_find(struct secrets *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                 const uint8_t **secret)
 {
     uint64_t now_ms = uv_now(s->loop);
     struct entry *e = entry_find(s, fingerprint);
@@ -112,19 +113,19 @@ int seeds_find(struct seeds *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES]
     if (!e)
         e = entry_new(s, fingerprint);
     e->used_ms = now_ms;
-    if (e->state == FAILED && now_ms - e->read_ms >= SEEDS_CHECK_MS) {
+    if (e->state == FAILED && now_ms - e->read_ms >= SECRETS_CHECK_MS) {
         e->state = AWAITED;
         e->due = true;
     }
-    if (e->state == KNOWN && now_ms - e->read_ms >= SEEDS_FRESH_MS) {
+    if (e->state == KNOWN && now_ms - e->read_ms >= SECRETS_FRESH_MS) {
         e->state = AWAITED; /* another host may have replaced it */
         e->due = true;
     }
     if (e->due)
         pump(s);
     if (!uv_is_active((uv_handle_t *)&s->timer))
-        (void)uv_timer_start(&s->timer, timer_cb, SEEDS_CHECK_MS, 0);
-    *seed = e->seed;
+        (void)uv_timer_start(&s->timer, timer_cb, SECRETS_CHECK_MS, 0);
+    *secret = e->secret;
     return e->state == KNOWN ? 0 : e->state == AWAITED ? -EAGAIN : -ENOKEY;
 }
 
@@ -135,10 +136,10 @@ static void run_cb(void *job)
     struct job *j = job;
 
     if (j->n == 0)
-        j->checked = seeds_file_check(j->directory);
+        j->checked = secrets_file_check(j->directory);
     for (unsigned i = 0; i < j->n; i++)
-        j->item[i].status = (j->replace ? seeds_file_replace : seeds_file_get)(
-            j->directory, j->item[i].fingerprint, j->item[i].seed);
+        j->item[i].status = (j->replace ? secrets_file_replace : secrets_file_get)(
+            j->directory, j->item[i].fingerprint, j->item[i].secret);
 }
 
 static void free_cb(void *job)
@@ -150,15 +151,15 @@ static void free_cb(void *job)
     free(j);
 }
 
-static void tell(struct seeds *s, int status)
+static void tell(struct secrets *s, int status)
 {
     uint64_t now_ms = uv_now(s->loop);
 
     if (now_ms < s->tell_ms)
         return;
-    s->tell_ms = now_ms + 2 * SEEDS_CHECK_MS;
+    s->tell_ms = now_ms + 2 * SECRETS_CHECK_MS;
     log_warn(
-        MODULE, "seed-not-read",
+        MODULE, "secret-not-read",
         "directory=%s error=\"%s\": encrypted blocks of its namespaces are misses on shared roots",
         s->directory, strerror(-status));
 }
@@ -166,37 +167,37 @@ static void tell(struct seeds *s, int status)
 static const char *words(int status)
 {
     return status > 0 ? "users other than its owner and group may write to it, and make misses"
-           : status == -EBADMSG ? "a seed in it is damaged"
+           : status == -EBADMSG ? "a secret in it is damaged"
                                 : strerror(-status);
 }
 
 /* The sentence of health. */
-static void problem_find(struct seeds *s)
+static void problem_find(struct secrets *s)
 {
     bool before = s->problem[0] != '\0', now = s->checked != 0 || s->read != 0;
 
     s->problem[0] = '\0';
     if (now)
-        snprintf(s->problem, sizeof(s->problem), "encryption.seeds %.160s: %s%s", s->directory,
+        snprintf(s->problem, sizeof(s->problem), "encryption.secrets %.160s: %s%s", s->directory,
                  words(s->checked ? s->checked : s->read),
                  s->checked > 0
                      ? ""
                      : "; encrypted blocks are misses on shared roots, and can't be purged there");
     if (now && !before)
-        log_warn(MODULE, "seeds-trouble", "%s", s->problem);
+        log_warn(MODULE, "secrets-trouble", "%s", s->problem);
     else if (before && !now)
-        log_info(MODULE, "seeds-well", "directory=%s", s->directory);
+        log_info(MODULE, "secrets-well", "directory=%s", s->directory);
     if (now && !s->closing && !uv_is_active((uv_handle_t *)&s->timer))
         (void)uv_timer_start(&s->timer, timer_cb, TROUBLE_MS, 0);
 }
 
-const char *seeds_problem(const struct seeds *s)
+const char *secrets_problem(const struct secrets *s)
 {
     return s->problem[0] ? s->problem : NULL;
 }
 
 /* Of a call that has ended: job NULL: it hangs. */
-static void health_take(struct seeds *s, const struct job *j, int status)
+static void health_take(struct secrets *s, const struct job *j, int status)
 {
     int worst = status;
 
@@ -209,13 +210,13 @@ static void health_take(struct seeds *s, const struct job *j, int status)
     problem_find(s);
 }
 
-/* status: 0 with the seed that was read, or why there is none. True: who asked has something new to
- * see. */
-static bool entry_settle(struct seeds *s, struct entry *e, int status, const uint8_t *seed,
+/* status: 0 with the secret that was read, or why there is none. True: who asked has something new
+ * to see. */
+static bool entry_settle(struct secrets *s, struct entry *e, int status, const uint8_t *secret,
                          uint64_t began_ms)
 {
-    bool same =
-        e->state == KNOWN && status == 0 && seed && memcmp(e->seed, seed, SHARE_SEED_BYTES) == 0;
+    bool same = e->state == KNOWN && status == 0 && secret &&
+                memcmp(e->secret, secret, SHARE_SECRET_BYTES) == 0;
 
     if (status < 0 && !s->closing)
         tell(s, status);
@@ -224,13 +225,13 @@ static bool entry_settle(struct seeds *s, struct entry *e, int status, const uin
     e->state = status == 0 ? KNOWN : FAILED;
     e->read_ms = status == 0 ? began_ms : uv_now(s->loop);
     if (status == 0)
-        memcpy(e->seed, seed, SHARE_SEED_BYTES);
+        memcpy(e->secret, secret, SHARE_SECRET_BYTES);
     return !same;
 }
 
-static void purge_end(struct seeds *s, int status)
+static void purge_end(struct secrets *s, int status)
 {
-    struct seeds_purge *p = s->purge;
+    struct secrets_purge *p = s->purge;
 
     s->purge = NULL;
     if (!p)
@@ -242,7 +243,7 @@ static void purge_end(struct seeds *s, int status)
 static void ended_cb(void *ctx, void *job, int status)
 {
     struct job *j = job;
-    struct seeds *s = ctx;
+    struct secrets *s = ctx;
     bool any = false;
 
     s->busy = false;
@@ -252,7 +253,7 @@ static void ended_cb(void *ctx, void *job, int status)
         struct entry *e = entry_find(s, j->item[i].fingerprint);
 
         if (e)
-            any |= entry_settle(s, e, j->item[i].status, j->item[i].seed, j->began_ms);
+            any |= entry_settle(s, e, j->item[i].status, j->item[i].secret, j->began_ms);
     }
     /* A call that hangs: all that wait for one. */
     for (unsigned i = 0; !j && i < SETS * WAYS; i++) {
@@ -276,7 +277,7 @@ static void job_add(struct job *j, const uint8_t *fingerprint)
 }
 
 /* What is to be done next; false: nothing. */
-static bool job_fill(struct seeds *s, struct job *j)
+static bool job_fill(struct secrets *s, struct job *j)
 {
     struct list *node = list_pop_front(&s->purges);
 
@@ -284,7 +285,7 @@ static bool job_fill(struct seeds *s, struct job *j)
     if (node) {
         struct entry *e;
 
-        s->purge = LIST_ENTRY(node, struct seeds_purge, link);
+        s->purge = LIST_ENTRY(node, struct secrets_purge, link);
         e = entry_find(s, s->purge->fingerprint);
         if (!e)
             e = entry_new(s, s->purge->fingerprint);
@@ -309,7 +310,7 @@ static bool job_fill(struct seeds *s, struct job *j)
     return true;
 }
 
-static void pump(struct seeds *s)
+static void pump(struct secrets *s)
 {
     static const struct aside_call call = {run_cb, ended_cb, free_cb};
     struct job *j;
@@ -331,7 +332,7 @@ static void pump(struct seeds *s)
     if (j)
         free_cb(j);
     problem_find(s);
-    /* The call before hangs still. A later seeds_find tries again; who waits hears of it in the
+    /* The call before hangs still. A later secrets_find tries again; who waits hears of it in the
      * next iteration. */
     for (unsigned i = 0; i < SETS * WAYS; i++) {
         struct entry *e = &s->entry[i / WAYS][i % WAYS];
@@ -344,10 +345,10 @@ static void pump(struct seeds *s)
         (void)uv_timer_start(&s->timer, timer_cb, 0, 0);
 }
 
-/* A purge that could not begin ends here: done_cb never runs inside seeds_purge. */
+/* A purge that could not begin ends here: done_cb never runs inside secrets_purge. */
 static void timer_cb(uv_timer_t *timer)
 {
-    struct seeds *s = timer->data;
+    struct secrets *s = timer->data;
     uint64_t now_ms = uv_now(s->loop);
     bool any = false;
 
@@ -370,10 +371,10 @@ static void timer_cb(uv_timer_t *timer)
     }
     pump(s);
     if ((any || s->check_due) && !uv_is_active((uv_handle_t *)timer))
-        (void)uv_timer_start(&s->timer, timer_cb, SEEDS_CHECK_MS, 0);
+        (void)uv_timer_start(&s->timer, timer_cb, SECRETS_CHECK_MS, 0);
 }
 
-void seeds_purge(struct seeds *s, struct seeds_purge *p)
+void secrets_purge(struct secrets *s, struct secrets_purge *p)
 {
     struct entry *e = entry_find(s, p->fingerprint);
 
@@ -386,7 +387,7 @@ void seeds_purge(struct seeds *s, struct seeds_purge *p)
     pump(s);
 }
 
-void seeds_cancel(struct seeds *s, struct seeds_purge *p)
+void secrets_cancel(struct secrets *s, struct secrets_purge *p)
 {
     if (!p->queued)
         return;
@@ -399,10 +400,10 @@ void seeds_cancel(struct seeds *s, struct seeds_purge *p)
 
 /* ---- opening and closing ---- */
 
-int seeds_open(uv_loop_t *loop, const char *directory, uint64_t deadline_ms,
-               void (*changed_cb)(void *ctx), void *ctx, struct seeds **out)
+int secrets_open(uv_loop_t *loop, const char *directory, uint64_t deadline_ms,
+                 void (*changed_cb)(void *ctx), void *ctx, struct secrets **out)
 {
-    struct seeds *s = calloc(1, sizeof(*s));
+    struct secrets *s = calloc(1, sizeof(*s));
 
     if (!s)
         return -ENOMEM;
@@ -427,14 +428,14 @@ int seeds_open(uv_loop_t *loop, const char *directory, uint64_t deadline_ms,
 
 static void closed_cb(uv_handle_t *handle)
 {
-    struct seeds *s = handle->data;
+    struct secrets *s = handle->data;
 
     OPENSSL_cleanse(s->entry, sizeof(s->entry));
     free(s->directory);
     free(s);
 }
 
-void seeds_close(struct seeds *s)
+void secrets_close(struct secrets *s)
 {
     struct list *node;
 
@@ -444,7 +445,7 @@ void seeds_close(struct seeds *s)
     aside_stop(&s->aside);
     purge_end(s, -ECANCELED); /* of one that could not begin */
     while ((node = list_pop_front(&s->purges)) != NULL) {
-        s->purge = LIST_ENTRY(node, struct seeds_purge, link);
+        s->purge = LIST_ENTRY(node, struct secrets_purge, link);
         purge_end(s, -ECANCELED);
     }
     uv_close((uv_handle_t *)&s->timer, closed_cb);

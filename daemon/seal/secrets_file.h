@@ -1,0 +1,23 @@
+/* Secrets of namespaces in a directory that hosts have in common: one file each, named by the
+ * fingerprint (docs/design/storage-format.md, "Secrets of namespaces"). Any thread; all of it
+ * blocks for as long as the directory's file system does. */
+#ifndef UCMD_SEAL_SECRETS_FILE_H
+#define UCMD_SEAL_SECRETS_FILE_H
+
+#include "daemon/share/share.h"
+
+#include <stdint.h>
+
+/* The namespace's secret; of several hosts that make it at once all get the same. 0; -EBADMSG: what
+ * lies there is no secret; -errno. */
+int secrets_file_get(const char *directory, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                     uint8_t secret[SHARE_SECRET_BYTES]);
+/* Puts a new secret in the place of the one that is there, and overwrites that. 0 and the new one,
+ * or another host's that came between; -errno: the former one may still be there. */
+int secrets_file_replace(const char *directory, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                         uint8_t secret[SHARE_SECRET_BYTES]);
+/* Whether secrets can be made there. 0: they can; 1: they can, but users other than the directory's
+ * owner and group may write to it, too; -errno. */
+int secrets_file_check(const char *directory);
+
+#endif
