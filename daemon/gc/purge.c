@@ -58,7 +58,7 @@ static void sweep_ended(struct purge *p)
         return;
     report(p, p->status);
     list_remove(&p->link);
-    p->share->random++; /* and those that are on their way */
+    p->share->hash_seed++; /* and those that are on their way */
     free(p);
 }
 
@@ -185,7 +185,7 @@ int share_purge(struct share *s, struct share_purge *request)
         free(p);
         return s->stopped ? -ECANCELED : -EROFS;
     }
-    s->secret++; /* invalidates all answers in the cache, */
+    s->hash_seed++; /* invalidates all answers in the cache, */
     stall_arm(p);
     p->request = request;
     request->op = p;

@@ -54,9 +54,9 @@ struct find {
     struct share *share;
     struct lookup *lookup; /* NULL: the lookup has ended */
     struct list link;
-    uint64_t random, removed; /* as in share when it began: purges and removals change them */
-    uint32_t root, key;       /* key: of lookup.keys */
-    share_roots_mask others;  /* roots to ask next, if this one does not have the part */
+    uint64_t hash_seed, removed; /* as in share when it began: purges and removals change them */
+    uint32_t root, key;          /* key: of lookup.keys */
+    share_roots_mask others;     /* roots to ask next, if this one does not have the part */
 };
 
 static bool lookup_step(struct lookup *p);
@@ -220,7 +220,7 @@ static void find_remember(const struct find *f, int status)
     struct share *s = f->share;
     const struct block_file_id *id = &f->task.op.id;
 
-    if (status == 0 && f->random == s->random)
+    if (status == 0 && f->hash_seed == s->hash_seed)
         share_remember_found(s, id, f->root, f->removed);
     else if (status == -ENOENT && share_recall(s, id, f->root) != SHARE_KNOWN_MISSING)
         share_remember(s, id, f->root, false, s->settings.negative_ms);
@@ -250,7 +250,7 @@ static bool find_begin(struct lookup *p, uint32_t key, uint32_t root, share_root
         return false;
     f->share = s;
     f->lookup = p;
-    f->random = s->random;
+    f->hash_seed = s->hash_seed;
     f->removed = s->removed;
     f->root = root;
     f->key = key;

@@ -65,8 +65,8 @@ int share_new(const struct share_settings *settings, struct share **out)
     list_init(&s->lookups);
     list_init(&s->purges);
     list_init(&s->sealed);
-    if (getrandom(&s->random, sizeof(s->random), 0) != sizeof(s->random))
-        s->random = uv_hrtime();
+    if (getrandom(&s->hash_seed, sizeof(s->hash_seed), 0) != sizeof(s->hash_seed))
+        s->hash_seed = uv_hrtime();
     err = share_removals_init(s, settings->n);
     if (err == 0)
         err = answer_cache_init(&s->answers, SHARE_ANSWERS);

@@ -46,7 +46,7 @@ struct share {
     struct share_root *roots[UCM_MAX_ROOTS];
 
     bool stopped;
-    uint64_t random;
+    uint64_t hash_seed;
     struct answer_cache answers;
     struct list lookups; /* of lookup.c: done_cb has not run */
     struct list purges;  /* of gc/purge.c; each until the last of its operations has ended */

@@ -16,7 +16,7 @@ static uint64_t block_hash(const struct block_file_id *id, uint64_t seed)
 /* The key of the answer cache for a part on a root. */
 static uint64_t answer_tag(const struct share *s, const struct block_file_id *id, uint32_t root)
 {
-    return block_hash(id, s->random * 0x9e3779b97f4a7c15ull + id->part * UCM_MAX_ROOTS + root);
+    return block_hash(id, s->hash_seed * 0x9e3779b97f4a7c15ull + id->part * UCM_MAX_ROOTS + root);
 }
 
 void share_remember(struct share *s, const struct block_file_id *id, uint32_t root, bool found,
