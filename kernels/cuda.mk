@@ -46,7 +46,7 @@ $(1): $(2)
 	$$(Q)$$(NVCC) -I. -O3 $(3) -MMD -MP -MF $(1:.fatbin=.d) -MT $$@ -fatbin $$< -o $$@
 endef
 
-# For the daemon and for workers: copies, turns, encodings.
+# For the daemon and for workers: copies, re-rotation, encodings.
 $(eval $(call fatbin,kernels/copy,$(SM80) $(SM90) $(PTX80)))
 $(eval $(call fatbin,kernels/rope/rope,$(EXACT) $(SM90) $(PTX80)))
 $(eval $(call fatbin,kernels/encoding/encoding,$(EXACT) $(SM90) $(PTX80)))

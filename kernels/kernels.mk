@@ -1,4 +1,4 @@
-# Kernels in C: summaries and selection, encodings, turns and attention. A simd/ is compiled for each instruction set.
+# Kernels in C: summaries and selection, encodings, re-rotation and attention. A simd/ is compiled for each instruction set.
 
 KERNEL_SRC   := $(wildcard kernels/*.c kernels/simd/*.c)
 SPARSE_SRC   := $(wildcard kernels/sparse/*.c)
@@ -46,5 +46,5 @@ UNDEFINED := $(if $(findstring undefined,$(SAN)),-fno-sanitize=undefined)
 UNCOUNTED := $(if $(findstring fuzzer,$(SAN)),-fno-sanitize=fuzzer-no-link)
 $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,sparse,$(isa),$(KERNEL_CFLAGS_$(isa)) $(UNCOUNTED) $(if $(filter avx%,$(isa)),$(UNDEFINED)))))
 $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,encoding,$(isa),$(KERNEL_CFLAGS_$(isa)) $(if $(filter avx512,$(isa)),$(UNDEFINED)))))
-# No instruction to fuse with: gcc 12 makes vfmaddsub of a pair's turn, whatever -ffp-contract says.
+# No instruction to fuse with: gcc 12 makes vfmaddsub of a pair's rotation, whatever -ffp-contract says.
 $(foreach isa,$(filter-out avx512,$(KERNEL_ISA)),$(eval $(call simd_rule,rope,$(isa),$(KERNEL_CFLAGS_$(isa)) $(if $(filter avx%,$(isa)),-mno-fma) $(UNCOUNTED))))

@@ -18,9 +18,9 @@
 #define UCM_MAX_DESCRIBED 1024 /* keys of one events.describe */
 #define UCM_GATHER_ITEM_BYTES 12
 
-#define UCM_MAX_TURNS 512  /* runs of blocks that one load turns */
-#define UCM_TURN_NUMBERS 5 /* of each */
-#define UCM_ROPE_NUMBERS 6 /* that say where K lies in a layer; the last may be left out */
+#define UCM_MAX_SHIFTS 512  /* runs of blocks that one load re-rotates */
+#define UCM_SHIFT_NUMBERS 5 /* of each */
+#define UCM_ROPE_NUMBERS 6  /* that say where K lies in a layer; the last may be left out */
 
 #define UCM_MAX_SETTINGS_BYTES 512 /* of tenant.set */
 #define UCM_MAX_NAME_BYTES 256     /* model, revision, dtype, layout, client, tenant */

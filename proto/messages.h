@@ -352,12 +352,12 @@ enum ucm_handle_kind {
  * first comes when all blocks are in DRAM: a block on NVMe is read whole. Blocks that exceed half
  * of the daemon's DRAM are loaded in portions, and it comes late.
  * lease: ends when this load ends; 0: none.
- * turns: runs of keys whose K is re-rotated, five numbers each (docs/protocol.md, "Position
+ * shifts: runs of keys whose K is re-rotated, five numbers each (docs/protocol.md, "Position
  *   shifts"); none: K stays. */
 #define UCM_MSG_LOAD(F, m)                                                                         \
     UCM_LOADED_FIELDS(F, m)                                                                        \
     F(m, u64, lease, OPT, 0, UCM_U32)                                                              \
-    F(m, u32s, turns, OPT, 0, UCM_MAX_TURNS *UCM_TURN_NUMBERS)
+    F(m, u32s, shifts, OPT, 0, UCM_MAX_SHIFTS *UCM_SHIFT_NUMBERS)
 
 /* Method load_prefix. Does a `lookup` without `each`, its lease and a `load` in one request. It
  * loads the blocks from the first key to the first miss; later keys have status 1. It counts as a

@@ -206,7 +206,7 @@ void companion_serve(struct companion *c, struct ucm_staging *staging)
 {
     if (staging)
         atomic_store(&staging->words.knows,
-                     UCM_STAGING_KNOWS_CONVERSION | UCM_STAGING_KNOWS_TURNED);
+                     UCM_STAGING_KNOWS_CONVERSION | UCM_STAGING_KNOWS_SHIFTED);
     pthread_mutex_lock(&c->mutex);
     if (c->served) {
         atomic_store(&c->served->words.dead, 1);

@@ -41,12 +41,12 @@ struct companion_region {
     CUdeviceptr encoded;
     CUmodule module;
     CUfunction coders[2];
-    /* Of a region whose loads turn K: how, where K lies in each plane, in GPU memory, and the kernel. turner NULL:
-     * they don't, and orders that turn are refused. */
+    /* Of a region whose loads re-rotate K: how, where K lies in each plane, in GPU memory, and the kernel. rerotator NULL:
+     * they don't, and orders that do are refused. */
     struct ucm_rope_spec rope;
     CUdeviceptr rope_at;
     CUmodule rope_module;
-    CUfunction turner;
+    CUfunction rerotator;
     uint32_t kernels; /* under way */
     void *user;       /* companion_region_mark */
 };
@@ -56,7 +56,7 @@ struct companion_slice {
     uint32_t tag;
     CUevent moved;
     struct ucm_copy_item *items;   /* pinned; the kernel reads them */
-    struct ucm_rope_angle *tables; /* the same, of an order that turns */
+    struct ucm_rope_angle *tables; /* the same, of an order that re-rotates */
     struct companion_region *region;
     struct ucm_staging_order order; /* a copy that the daemon can't change */
 };
@@ -103,14 +103,14 @@ CUresult companion_prove(struct companion *c, const uint8_t nonce[UCM_NONCE_BYTE
  * previous one is dead on return and may be unmapped. */
 void companion_serve(struct companion *c, struct ucm_staging *staging);
 
-/* Where K lies in a region, and how it turns. */
+/* Where K lies in a region, and how it is rotated. */
 struct companion_rope {
     struct ucm_rope_spec spec;
     uint32_t *at; /* of each plane, where K begins in its fragment; UCM_ROPE_NO_K: not there */
 };
 
 /* What orders of a region may ask besides copies. encoding: how its namespace's blocks are encoded, where each
- * plane is one tensor, in order; NULL: they are not. rope NULL: K does not turn. */
+ * plane is one tensor, in order; NULL: they are not. rope NULL: K is not re-rotated. */
 struct companion_skills {
     const struct ucm_encoding_spec *encoding;
     const struct companion_rope *rope;

@@ -11,7 +11,7 @@ extern const unsigned char ucm_rope_fatbin[];
 
 bool companion_rope_sound(const struct companion_region *r, const struct ucm_staging_order *order)
 {
-    return ucm_staging_turns_sound(order, r->turner ? r->rope.rotary : 0);
+    return ucm_staging_shifts_sound(order, r->rerotator ? r->rope.rotary : 0);
 }
 
 CUresult companion_rope_launch(const struct companion_region *r,
@@ -30,14 +30,14 @@ CUresult companion_rope_launch(const struct companion_region *r,
 
     for (uint32_t i = 0; i < n_items; i++)
         items[i].memory = order->blocks[n_items + i];
-    memcpy(tables, order->blocks + (size_t)n_items * UCM_STAGING_TURN_WORDS,
+    memcpy(tables, order->blocks + (size_t)n_items * UCM_STAGING_SHIFT_WORDS,
            ucm_rope_tables_bytes(&spec, n_tables));
-    return cuLaunchKernel(r->turner, ucm_rope_ctas(in_place), 1, 1, UCM_COPY_THREADS, 1, 1,
+    return cuLaunchKernel(r->rerotator, ucm_rope_ctas(in_place), 1, 1, UCM_COPY_THREADS, 1, 1,
                           ucm_rope_tables_bytes(&spec, n_tables), stream, arguments, NULL);
 }
 
 /* Finds the kernel, and launches it once over nothing: see kernel_warm in companion.c. */
-static CUresult turner_load(struct companion *c, struct companion_region *r)
+static CUresult rerotator_load(struct companion *c, struct companion_region *r)
 {
     static const struct ucm_staging_order nothing;
     CUstream stream = c->streams[UCM_COPY_LOAD][0];
@@ -46,7 +46,7 @@ static CUresult turner_load(struct companion *c, struct companion_region *r)
 
     ucm_rope_kernel_name(&r->rope, name);
     if (rc == CUDA_SUCCESS)
-        rc = cuModuleGetFunction(&r->turner, r->rope_module, name);
+        rc = cuModuleGetFunction(&r->rerotator, r->rope_module, name);
     if (rc == CUDA_SUCCESS)
         rc = companion_rope_launch(r, &nothing, NULL, c->tables, stream);
     return rc == CUDA_SUCCESS ? cuStreamSynchronize(stream) : rc;
@@ -66,7 +66,7 @@ CUresult companion_rope_open(struct companion *c, struct companion_region *r,
             return CUDA_ERROR_INVALID_VALUE;
     r->rope = rope->spec;
     rc = ucm_upload(rope->at, r->n_planes * sizeof(rope->at[0]), c->streams[0][0], &r->rope_at);
-    return rc == CUDA_SUCCESS ? turner_load(c, r) : rc;
+    return rc == CUDA_SUCCESS ? rerotator_load(c, r) : rc;
 }
 
 void companion_rope_close(struct companion_region *r)

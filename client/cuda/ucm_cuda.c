@@ -320,7 +320,7 @@ static int rope_of(const struct ucm_region_spec *spec, struct companion_rope *ou
                                .base = r->base};
     if (!rope_dtype(r->dtype, &out->spec.dtype))
         return cuda_fail(UCM_EINVALID,
-                         "rope: dtype is \"%.40s\"; f32, f16, bf16 and fp8_e4m3 can be turned",
+                         "rope: dtype is \"%.40s\"; f32, f16, bf16 and fp8_e4m3 can be re-rotated",
                          r->dtype ? r->dtype : "");
     if (ucm_rope_check(&out->spec, why) != 0)
         return cuda_fail(UCM_EINVALID, "rope: %s", why);

@@ -274,9 +274,9 @@ struct ucm_plane {
     uint32_t layer;
 };
 
-/* Where K lies in a layer, and how the model rotates it: for loads that turn K to other positions (struct
- * ucm_turn). K is `rows` rows of `dim` elements, contiguous, from byte `offset` of the layer on, and lies in
- * one plane; of a row, elements [first, first + rotary) turn. A row is a token of a KV head; of MLA a token,
+/* Where K lies in a layer, and how the model rotates it: for loads that re-rotate K for other positions (struct
+ * ucm_shift). K is `rows` rows of `dim` elements, contiguous, from byte `offset` of the layer on, and lies in
+ * one plane; of a row, elements [first, first + rotary) are rotated. A row is a token of a KV head; of MLA a token,
  * with the latent before the rotary part; where K and V of a token and head lie side by side, both. With `run`
  * above 1 a row is `run` tokens of a head, and has those of a channel side by side: `dim` times `run` elements.
  * docs/design/blend.md defines the arithmetic and says what the kinds of scaling are. */
@@ -307,7 +307,7 @@ struct ucm_region_spec {
     /* Not 0: a GPU block pool. Its blocks are entries, each for one layer of any block, and `planes` are those of one
      * layer, of layer 0: for ucm_gather alone. */
     uint32_t block_pool;
-    const struct ucm_rope *rope; /* NULL: its loads turn nothing */
+    const struct ucm_rope *rope; /* NULL: its loads re-rotate nothing */
 };
 
 /* The memory must stay allocated until ucm_region_unregister has returned 0 or
@@ -492,15 +492,15 @@ enum ucm_block_result {
 
 struct ucm_task;
 
-/* A run of blocks whose K turns: of so many keys, the first of which was computed with its first token at
+/* A run of blocks whose K is re-rotated: of so many keys, the first of which was computed with its first token at
  * old_position, and now has it at new_position. Lengths are those that dynamic scaling computed its
  * frequencies for; 0 where the model has another kind. */
-struct ucm_turn {
+struct ucm_shift {
     uint32_t keys;
     uint32_t old_position, new_position;
     uint32_t old_length, new_length;
 };
-enum { UCM_TURNS_MAX = 512 };
+enum { UCM_SHIFTS_MAX = 512 };
 
 struct ucm_transfer {
     const void *keys;       /* n_keys * key_bytes */
@@ -522,8 +522,8 @@ struct ucm_transfer {
     uint32_t step;
     /* Load, of a region with `rope`: runs that together have n_keys keys, in the order of `keys`, by new
      * position and without overlap. NULL: K stays as it was stored. */
-    const struct ucm_turn *turns;
-    uint32_t n_turns; /* at most UCM_TURNS_MAX */
+    const struct ucm_shift *shifts;
+    uint32_t n_shifts; /* at most UCM_SHIFTS_MAX */
 };
 
 /* Each sends a request and returns without waiting for the answer; *out receives a task, for

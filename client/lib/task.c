@@ -192,9 +192,9 @@ int client_task_start(const struct client_request *q, const struct ucm_namespace
     return task_start(q, ns, keys, NULL, false, t, timeout_ms, out);
 }
 
-_Static_assert(sizeof(struct ucm_turn) == UCM_TURN_NUMBERS * sizeof(uint32_t) &&
-                   (int)UCM_TURNS_MAX == (int)UCM_MAX_TURNS,
-               "turns are sent as they lie in memory");
+_Static_assert(sizeof(struct ucm_shift) == UCM_SHIFT_NUMBERS * sizeof(uint32_t) &&
+                   (int)UCM_SHIFTS_MAX == (int)UCM_MAX_SHIFTS,
+               "shifts are sent as they lie in memory");
 
 static int transfer_check(const struct ucm_region *region, const struct ucm_transfer *t,
                           struct ucm_task **out)
@@ -214,8 +214,9 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
                                .request_id = &m.request};
     int r = transfer_check(region, t, out);
 
-    if (r == 0 && t->turns && t->n_turns > UCM_TURNS_MAX)
-        r = client_fail(UCM_EINVALID, "%u turns; a load has at most %d", t->n_turns, UCM_TURNS_MAX);
+    if (r == 0 && t->shifts && t->n_shifts > UCM_SHIFTS_MAX)
+        r = client_fail(UCM_EINVALID, "%u shifts; a load has at most %d", t->n_shifts,
+                        UCM_SHIFTS_MAX);
     if (r)
         return r;
     q.handle = &region->handle;
@@ -227,7 +228,7 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
         .deadline_ms = t->deadline_ms,
         .step = t->step,
         .computes = atomic_load(&region->computes),
-        .turns = {(const uint32_t *)t->turns, t->turns ? t->n_turns * UCM_TURN_NUMBERS : 0},
+        .shifts = {(const uint32_t *)t->shifts, t->shifts ? t->n_shifts * UCM_SHIFT_NUMBERS : 0},
     };
     return task_start(&q, client_namespace_of(region), &m.keys, &m, m.step != 0, t, timeout_ms,
                       out);

@@ -21,7 +21,7 @@ static int dtype_take(struct proto_str name, uint32_t *out, struct ucm_error *e)
             return 0;
         }
     proto_quote(name, quoted, sizeof quoted);
-    return REFUSE(e, "rope_dtype is \"%s\"; f32, f16, bf16 and fp8_e4m3 can be turned", quoted);
+    return REFUSE(e, "rope_dtype is \"%s\"; f32, f16, bf16 and fp8_e4m3 can be re-rotated", quoted);
 }
 
 static int spec_take(const struct msg_region_register *m, struct ucm_rope_spec *out,
@@ -34,7 +34,7 @@ static int spec_take(const struct msg_region_register *m, struct ucm_rope_spec *
         return REFUSE(
             e,
             "rope has %u numbers; it has %d: K's first byte in a layer, rows, channels of "
-            "a row, the first that turns, how many do, and tokens of a row, if more than one",
+            "a row, the first that is rotated, how many are, and tokens of a row, if more than one",
             m->rope.n, UCM_ROPE_NUMBERS);
     *out = (struct ucm_rope_spec){
         .rows = m->rope.p[1],
@@ -58,7 +58,7 @@ static int spec_take(const struct msg_region_register *m, struct ucm_rope_spec *
         return REFUSE(
             e,
             "rope_scaling is \"%s\"; default, linear, dynamic, yarn and llama3 are known: "
-            "fragments of a model of another kind can't be turned",
+            "fragments of a model of another kind can't be re-rotated",
             quoted);
     }
     if (ucm_rope_check(out, why) < 0)
@@ -96,7 +96,8 @@ static int rope_allowed(const struct msg_region_register *m, struct ucm_error *e
 {
     if (m->block_pool)
         return REFUSE(
-            e, "rope: the entries of a block pool are filled by gather, which does not turn K");
+            e,
+            "rope: the entries of a block pool are filled by gather, which does not re-rotate K");
     if (m->rope.n == UCM_ROPE_NUMBERS && m->rope.p[UCM_ROPE_NUMBERS - 1] > 1 &&
         !text_is(m->device, "cpu"))
         return REFUSE(e, "rope: a row holds %u tokens of each channel; on a GPU a row is one token",

@@ -121,7 +121,7 @@ void gpu_context_close(struct gpu *g)
     event_destroy(g->probe.done);
     stream_destroy(g->probe.stream);
     stream_destroy(g->uploads);
-    stream_destroy(g->turns);
+    stream_destroy(g->shifts);
     if (g->items)
         (void)cuda.cuMemFreeHost(g->items);
     if (g->module)
@@ -135,7 +135,7 @@ void gpu_context_close(struct gpu *g)
     (void)cuda.cuCtxSetCurrent(NULL);
     (void)cuda.cuDevicePrimaryCtxRelease(g->dev);
     g->probe = (struct gpu_probe){0};
-    g->uploads = g->turns = NULL;
+    g->uploads = g->shifts = NULL;
     g->items = NULL;
     g->tables = NULL;
     g->module = g->convert_module = g->rope_module = NULL;

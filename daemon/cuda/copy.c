@@ -24,8 +24,8 @@ void gpu_abandon(struct gpu *g)
            (job = job_queue_first(&g->queued, DEVICE_DUMP)) != NULL)
         gpu_job_fail(g, job, gpu_refuse_failed(g, job));
     gpu_stagings_abandon(g);
-    if (g->turns)
-        (void)cuda.cuStreamSynchronize(g->turns);
+    if (g->shifts)
+        (void)cuda.cuStreamSynchronize(g->shifts);
     for (unsigned i = 0; i < GPU_STREAMS; i++) {
         struct gpu_stream *s = &g->streams[i];
 
@@ -206,7 +206,7 @@ bool gpu_reap(struct gpu *g, unsigned stream)
             return true;
         }
         if (l->strategy == COPY_SM && g->config.strategy == COPY_AUTO && !l->job->converts &&
-            !l->job->turns && stream != GPU_EXPRESS)
+            !l->job->shifts && stream != GPU_EXPRESS)
             gpu_kernel_seen(g, (enum ucm_copy_direction)stream, l);
         s->done_ns = uv_hrtime();
         s->oldest = (s->oldest + 1) % GPU_LAUNCHES;

@@ -42,7 +42,7 @@ struct gpu_launch {
     struct device_job *job;
     struct job_piece piece; /* of the job, unless a slice has it */
     struct ucm_copy_item *items;
-    struct ucm_rope_angle *tables; /* of a load that turns K; pinned as well */
+    struct ucm_rope_angle *tables; /* of a load that re-rotates K; pinned as well */
     uint64_t cost;                 /* as job_item_bytes has it */
     enum copy_strategy strategy;
     uint64_t begun_ns, cost_ns; /* cost_ns: estimated from the measured costs */
@@ -131,10 +131,11 @@ struct gpu {
     CUcontext context; /* NULL until the first OPEN */
     CUmodule module;
     CUfunction kernel;
-    CUmodule convert_module;     /* NULL until the first region whose copies may convert */
-    CUmodule rope_module;        /* NULL until the first region whose loads can turn K; the same: */
-    CUstream turns;              /* turns K in pages that launches have filled */
-    struct ucm_copy_item *items; /* of all launches */
+    CUmodule convert_module; /* NULL until the first region whose copies may convert */
+    /* NULL until the first region whose loads can re-rotate K; the same: */
+    CUmodule rope_module;
+    CUstream shifts;               /* re-rotates K in pages that launches have filled */
+    struct ucm_copy_item *items;   /* of all launches */
     struct ucm_rope_angle *tables; /* the same */
     struct gpu_stream streams[GPU_STREAMS];
     struct job_queue queued;
@@ -315,7 +316,7 @@ struct gpu_region {
      * ucm_copy_direction. */
     CUdeviceptr tensors;
     CUfunction converts[2];
-    /* Of a region whose loads can turn K: device_rope.at in GPU memory, and the kernel. */
+    /* Of a region whose loads can re-rotate K: device_rope.at in GPU memory, and the kernel. */
     CUdeviceptr rope_at;
     CUfunction rope;
     uint32_t n; /* maps made so far */
@@ -350,19 +351,19 @@ struct ucm_staging_order;
 /* For a region with `rope`, as a part of its OPEN. 0 or -errno, job->error filled. */
 int gpu_rope_open(struct gpu *g, struct device_job *job);
 void gpu_rope_close(struct gpu_region *mapping); /* harmless when it is not open */
-/* Does K of any item turn? */
-bool gpu_rope_turns(const struct device_job *job, const struct job_piece *piece);
+/* Is K of any item re-rotated? */
+bool gpu_rope_shifts(const struct device_job *job, const struct job_piece *piece);
 /* How many of the job's next items, at most `most`, have tables that fit: into a launch, or an
  * order, where each item takes so many words beside them. */
 uint32_t gpu_rope_items(const struct device_job *job, uint32_t most, uint32_t words);
-/* Launches a kernel that copies a piece and turns it. Writes the launch's items and tables. */
+/* Launches a kernel that copies a piece and re-rotates it. Writes the launch's items and tables. */
 CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                          struct gpu_launch *l);
-/* The same for a piece whose copy, or decoding, was launched: K turns behind that, and the launch
- * ends there. After an error nothing of the piece is under way. */
+/* The same for a piece whose copy, or decoding, was launched: K is re-rotated after that, and the
+ * launch ends there. After an error nothing of the piece is under way. */
 CUresult gpu_rope_behind(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                          struct gpu_launch *l);
-/* What an order says of a piece's turns, tables and all. */
+/* What an order says of a piece's shifts, tables and all. */
 void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
                     struct ucm_staging_order *order);
 

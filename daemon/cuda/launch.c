@@ -94,11 +94,11 @@ CUresult gpu_piece_kernel(struct gpu *g, unsigned stream, struct gpu_launch *l,
 /* Where the engines can't, or are slower. */
 static CUresult launch_kernels(struct gpu *g, struct gpu_launch *l, const struct device_job *job,
                                const struct job_piece *piece, enum ucm_copy_direction direction,
-                               bool turned)
+                               bool shifted)
 {
     if (job->converts)
         return gpu_convert_launch(g, job, piece, l->items);
-    if (turned)
+    if (shifted)
         return gpu_rope_launch(g, job, piece, l);
     return gpu_piece_kernel(g, direction, l, job, piece);
 }
@@ -107,7 +107,7 @@ static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct d
                              const struct job_piece *piece, enum ucm_copy_direction direction)
 {
     const struct costs *costs = &g->costs.of[direction];
-    bool turned = gpu_rope_turns(job, piece);
+    bool shifted = gpu_rope_shifts(job, piece);
     uint32_t extents = 0;
     double cost_ns;
     CUresult r;
@@ -122,8 +122,8 @@ static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct d
     if (l->strategy == COPY_DMA)
         r = gpu_dma_launch(g, direction, extents);
     else
-        r = launch_kernels(g, l, job, piece, direction, turned);
-    if (r == CUDA_SUCCESS && turned && (job->converts || l->strategy == COPY_DMA))
+        r = launch_kernels(g, l, job, piece, direction, shifted);
+    if (r == CUDA_SUCCESS && shifted && (job->converts || l->strategy == COPY_DMA))
         r = gpu_rope_behind(g, job, piece, l);
     if (r == CUDA_SUCCESS) {
         atomic_fetch_add(&g->strategy_bytes[l->strategy], piece->bytes);

@@ -1,6 +1,7 @@
-/* Turned loads. Copy engines don't compute: the daemon's own kernel turns K in the pages that
- * engines, or a decoding, have just filled, while the next launch is under way; or it turns as it
- * copies, where engines can't; or a companion does, whose orders hold the tables of angles. */
+/* Loads with position shifts. Copy engines don't compute: the daemon's own kernel re-rotates K in
+ * the pages that engines, or a decoding, have just filled, while the next launch is under way; or
+ * it re-rotates as it copies, where engines can't; or a companion does, whose orders hold the
+ * tables of angles. */
 #include "daemon/cuda/gpu.h"
 
 #include "proto/memory/staging.h"
@@ -10,8 +11,8 @@
 
 extern const unsigned char ucm_rope_fatbin[];
 
-/* A table has a cosine and a sine for each pair of channels, so as many words as channels turn. An
- * order and a launch have room for as many tables. */
+/* A table has a cosine and a sine for each pair of channels, so as many words as channels are
+ * rotated. An order and a launch have room for as many tables. */
 #define TABLES_WORDS (UCM_ROPE_TABLES_BYTES / sizeof(uint32_t))
 
 _Static_assert(TABLES_WORDS == UCM_STAGING_ITEMS, "what an order has beside its items are words");
@@ -25,10 +26,10 @@ struct walk {
     uint32_t n; /* tables so far */
 };
 
-/* The number of the table by which an item turns. */
+/* The number of the table by which an item is re-rotated. */
 static uint32_t number(struct walk *w, const struct device_job *job, uint32_t item)
 {
-    const struct ucm_rope_angle *table = job->turns[item];
+    const struct ucm_rope_angle *table = job->shifts[item];
 
     if (!table)
         return UCM_ROPE_STAYS;
@@ -37,10 +38,10 @@ static uint32_t number(struct walk *w, const struct device_job *job, uint32_t it
     return w->n - 1;
 }
 
-bool gpu_rope_turns(const struct device_job *job, const struct job_piece *piece)
+bool gpu_rope_shifts(const struct device_job *job, const struct job_piece *piece)
 {
-    for (uint32_t i = 0; job->turns && i < piece->n_items; i++)
-        if (job->turns[piece->first_item + i])
+    for (uint32_t i = 0; job->shifts && i < piece->n_items; i++)
+        if (job->shifts[piece->first_item + i])
             return true;
     return false;
 }
@@ -50,7 +51,7 @@ uint32_t gpu_rope_items(const struct device_job *job, uint32_t most, uint32_t wo
     struct walk w = {0};
     uint32_t left = job->n_items - job->next_item, i = 0;
 
-    if (!job->turns)
+    if (!job->shifts)
         return most;
     while (i < left && i < most) {
         (void)number(&w, job, job->next_item + i);
@@ -79,14 +80,14 @@ static uint32_t tables_copy(const struct device_job *job, const struct job_piece
 /* ---- straight ---- */
 
 static CUresult kernel_launch(const struct device_job *job, const struct job_piece *piece,
-                              struct gpu_launch *l, CUstream stream, bool turns_in_place)
+                              struct gpu_launch *l, CUstream stream, bool rerotates_in_place)
 {
     const struct gpu_region *mapping = job->region->mapping;
     const struct ucm_copy_plane *first = &job->region->planes[piece->first_plane];
     struct ucm_rope_spec spec = job->region->rope->spec;
     CUdeviceptr planes = mapping->planes + piece->first_plane * sizeof(*first);
     CUdeviceptr at = mapping->rope_at + piece->first_plane * sizeof(uint32_t);
-    uint32_t n_planes = piece->n_planes, n_items = piece->n_items, in_place = turns_in_place;
+    uint32_t n_planes = piece->n_planes, n_items = piece->n_items, in_place = rerotates_in_place;
     uint32_t n_tables = tables_copy(job, piece, l->tables);
     uint32_t tiles = ucm_rope_tiles(&spec, ucm_copy_largest_fragment(first, n_planes));
     void *arguments[] = {&planes,    &n_planes, &l->items, &n_items, &at,
@@ -95,9 +96,9 @@ static CUresult kernel_launch(const struct device_job *job, const struct job_pie
 
     for (uint32_t i = 0; i < n_items; i++)
         l->items[i].memory = number(&w, job, piece->first_item + i);
-    return cuda.cuLaunchKernel(mapping->rope, ucm_rope_ctas(turns_in_place), 1, 1, UCM_COPY_THREADS,
-                               1, 1, ucm_rope_tables_bytes(&spec, n_tables), stream, arguments,
-                               NULL);
+    return cuda.cuLaunchKernel(mapping->rope, ucm_rope_ctas(rerotates_in_place), 1, 1,
+                               UCM_COPY_THREADS, 1, 1, ucm_rope_tables_bytes(&spec, n_tables),
+                               stream, arguments, NULL);
 }
 
 CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
@@ -114,11 +115,11 @@ CUresult gpu_rope_behind(struct gpu *g, const struct device_job *job, const stru
         cuda.cuEventRecord(l->done, load); /* the wait goes by this record, whatever follows */
 
     if (r == CUDA_SUCCESS)
-        r = cuda.cuStreamWaitEvent(g->turns, l->done, 0);
+        r = cuda.cuStreamWaitEvent(g->shifts, l->done, 0);
     if (r == CUDA_SUCCESS)
-        r = kernel_launch(job, piece, l, g->turns, true);
+        r = kernel_launch(job, piece, l, g->shifts, true);
     if (r == CUDA_SUCCESS)
-        l->behind = g->turns;
+        l->behind = g->shifts;
     else
         (void)cuda.cuStreamSynchronize(
             load); /* what filled the pages runs, and no event will follow it */
@@ -134,7 +135,7 @@ void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
     struct walk w = {0};
 
     order->tables = 0;
-    if (!gpu_rope_turns(job, piece))
+    if (!gpu_rope_shifts(job, piece))
         return;
     for (uint32_t i = 0; i < piece->n_items; i++)
         numbers[i] = number(&w, job, piece->first_item + i);
@@ -143,8 +144,8 @@ void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
 
 /* ---- regions ---- */
 
-/* With the first region that turns: the kernels, and pinned memory for the tables of each load's
- * launch. */
+/* With the first region that re-rotates: the kernels, and pinned memory for the tables of each
+ * load's launch. */
 static CUresult tables_create(struct gpu *g)
 {
     size_t angles = UCM_ROPE_TABLES_BYTES / sizeof(*g->tables);
@@ -152,8 +153,8 @@ static CUresult tables_create(struct gpu *g)
 
     if (!g->rope_module)
         r = cuda.cuModuleLoadData(&g->rope_module, ucm_rope_fatbin);
-    if (r == CUDA_SUCCESS && !g->turns)
-        r = cuda.cuStreamCreateWithPriority(&g->turns, CU_STREAM_NON_BLOCKING, 0);
+    if (r == CUDA_SUCCESS && !g->shifts)
+        r = cuda.cuStreamCreateWithPriority(&g->shifts, CU_STREAM_NON_BLOCKING, 0);
     if (r != CUDA_SUCCESS || g->tables)
         return r;
     r = cuda.cuMemHostAlloc((void **)&g->tables, GPU_LAUNCHES * UCM_ROPE_TABLES_BYTES,
@@ -175,7 +176,8 @@ int gpu_rope_open(struct gpu *g, struct device_job *job)
     if (r == CUDA_SUCCESS)
         r = cuda.cuModuleGetFunction(&mapping->rope, g->rope_module, name);
     if (r != CUDA_SUCCESS)
-        return gpu_refuse(g, job, -EIO, r, "the GPU can't be prepared for turned loads");
+        return gpu_refuse(g, job, -EIO, r,
+                          "the GPU can't be prepared for loads with position shifts");
     r = cuda.cuMemAlloc(&mapping->rope_at, size);
     if (r == CUDA_SUCCESS) /* not cuMemcpyHtoD: see planes_upload */
         r = cuda.cuMemcpyHtoDAsync(mapping->rope_at, region->rope->at, size, g->uploads);

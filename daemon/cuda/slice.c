@@ -181,7 +181,7 @@ static bool slice_next_piece(struct device_job *job, const struct gpu_staging *s
 {
     uint32_t most = items_left(job, s, had);
 
-    return job_next_piece(job, bytes, gpu_rope_items(job, most, UCM_STAGING_TURN_WORDS), out);
+    return job_next_piece(job, bytes, gpu_rope_items(job, most, UCM_STAGING_SHIFT_WORDS), out);
 }
 
 /* ---- whether it pays ---- */
@@ -220,8 +220,8 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     memcpy(items, job->items, piece.n_items * sizeof(*items));
     n = gpu_dma_plan(g, job, &piece, items);
     idle_ns = times * costs_direct_ns(costs, extents, n, piece.bytes, g->slices > 0);
-    /* K turns by a kernel, which would take turns with others'. */
-    busy_ns = times * costs_direct_ns(costs, extents, job->turns ? 0 : n, piece.bytes, true);
+    /* K is re-rotated by a kernel, which would take turns with others'. */
+    busy_ns = times * costs_direct_ns(costs, extents, job->shifts ? 0 : n, piece.bytes, true);
     n = gpu_dma_plan_slice(g, job, &piece, items, s->base);
     staged_ns = times * costs_dma_ns(costs, extents, n);
     if (g->slices == 0 && g->streams[direction].n == 0)
@@ -248,7 +248,7 @@ static uint32_t largest_plane(const struct device_job *job)
 static bool companion_knows(const struct gpu_staging *s, const struct device_job *job)
 {
     uint32_t asks = (job->converts ? UCM_STAGING_KNOWS_CONVERSION : 0) |
-                    (job->turns ? UCM_STAGING_KNOWS_TURNED : 0);
+                    (job->shifts ? UCM_STAGING_KNOWS_SHIFTED : 0);
 
     return (atomic_load(&s->shared->words.knows) & asks) == asks;
 }
@@ -335,7 +335,7 @@ static bool slice_add(struct gpu_slice *slice, struct device_job *job, uint64_t 
     return last;
 }
 
-/* May a piece of the job join those in the slice? Whoever has a region has its ring, too. Turned
+/* May a piece of the job join those in the slice? Whoever has a region has its ring, too. Shifted
  * loads stay alone: their tables take the room that others' items would have. */
 static bool slice_joins(const struct gpu_slice *slice, const struct device_job *job, uint64_t room)
 {
@@ -343,8 +343,8 @@ static bool slice_joins(const struct gpu_slice *slice, const struct device_job *
 
     return job->region == first->region && job->staging == first->staging &&
            job->converts == first->converts && job->first_plane == slice->all.first_plane &&
-           job->n_planes == slice->all.n_planes && job->next_plane == 0 && !job->turns &&
-           !first->turns && job_item_bytes(job, NULL) <= room &&
+           job->n_planes == slice->all.n_planes && job->next_plane == 0 && !job->shifts &&
+           !first->shifts && job_item_bytes(job, NULL) <= room &&
            items_left(job, slice->staging, slice->all.n_items) > 0;
 }
 

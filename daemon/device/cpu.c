@@ -230,7 +230,7 @@ static void run_control(struct cpu *c, struct device_job *job)
 /* ---- copies; called with the mutex held ---- */
 
 /* Turns K where it lies, in pages that the copy has just written. */
-static void turn_piece(struct device_job *job, const struct job_piece *piece)
+static void rerotate_piece(struct device_job *job, const struct job_piece *piece)
 {
     const struct device_rope *rope = job->region->rope;
 
@@ -240,8 +240,8 @@ static void turn_piece(struct device_job *job, const struct job_piece *piece)
             void *k = (void *)(uintptr_t)(plane->base + job->items[i].block * plane->stride +
                                           rope->at[p]);
 
-            if (job->turns[i] && rope->at[p] != DEVICE_NO_K)
-                ucm_rope_apply(&rope->spec, job->turns[i], k, k);
+            if (job->shifts[i] && rope->at[p] != DEVICE_NO_K)
+                ucm_rope_apply(&rope->spec, job->shifts[i], k, k);
         }
 }
 
@@ -262,8 +262,8 @@ static void copy_cb(void *ctx)
         ucm_copy_ref(&job->region->planes[piece->first_plane], piece->n_planes,
                      &job->items[piece->first_item], piece->n_items,
                      job->op == DEVICE_DUMP ? UCM_COPY_DUMP : UCM_COPY_LOAD);
-    if (job->turns)
-        turn_piece(job, piece);
+    if (job->shifts)
+        rerotate_piece(job, piece);
 }
 
 static int refuse_hole(struct device_job *job)

@@ -64,7 +64,7 @@ struct device_proof {
     uint8_t nonce[UCM_NONCE_BYTES];
 };
 
-/* Where K lies in the planes of a region, and how it turns. */
+/* Where K lies in the planes of a region, and how it is rotated. */
 struct device_rope {
     struct ucm_rope_spec spec;
     uint32_t at[]; /* n_planes: where K begins in the plane's fragment; DEVICE_NO_K: not there */
@@ -100,7 +100,7 @@ struct device_region {
      * (n_planes of them). NULL: blocks are copied as they are. A region serves both forms, by
      * device_job.converts. */
     struct ucm_encoding_plane *tensors;
-    struct device_rope *rope; /* NULL: loads can't turn K */
+    struct device_rope *rope; /* NULL: loads can't re-rotate K */
     struct device_users users;
     void *mapping; /* device's own */
 };
@@ -182,9 +182,9 @@ struct device_job {
     uint32_t n_items, cap_items;
     uint32_t first_layer, n_layers; /* of the blocks: those that are copied */
     uint32_t first_plane, n_planes; /* theirs */
-    /* Load: the table by which K of each item turns (NULL: it stays); NULL: all stays. Alive until
-     * done. */
-    const struct ucm_rope_angle *const *turns;
+    /* Load: the table by which K of each item is re-rotated (NULL: it stays); NULL: all stays.
+     * Alive until done. */
+    const struct ucm_rope_angle *const *shifts;
     const uint8_t *event; /* dump: 64 bytes of an IPC event handle, or NULL; alive until done */
     uint64_t deadline_ms; /* uv_now() time at which a job fails that has not begun; 0: none, but a
                                dump with an event must have one */

@@ -155,13 +155,13 @@ static struct copy_batch *batch_new(struct copies *c, const struct form *form, e
     bool refuses = converts && c->kind->op == DEVICE_DUMP && form_refuses(form);
     uint64_t fit = JOB_BYTES / (job_layers * form->layer_bytes), most = c->kind->job_items;
     uint32_t cap;
-    size_t turns = c->turns ? sizeof(*c->turns) : 0, unfit = refuses ? sizeof(atomic_uchar) : 0;
+    size_t shifts = c->shifts ? sizeof(*c->shifts) : 0, unfit = refuses ? sizeof(atomic_uchar) : 0;
     struct copy_batch *b;
 
     most = fit > most ? most : fit == 0 ? 1 : fit;
     most = most < c->n_copies ? most : c->n_copies;
     cap = most > copies ? (uint32_t)most : copies;
-    b = calloc(1, sizeof(*b) + cap * (sizeof(*b->job.items) + sizeof(*b->item) + turns + unfit));
+    b = calloc(1, sizeof(*b) + cap * (sizeof(*b->job.items) + sizeof(*b->item) + shifts + unfit));
     if (!b)
         return NULL;
     b->c = c;
@@ -175,8 +175,8 @@ static struct copy_batch *batch_new(struct copies *c, const struct form *form, e
     b->job.items = (struct ucm_copy_item *)(b + 1);
     b->job.cap_items = cap;
     b->item = (struct batch_item *)(b->job.items + cap);
-    if (c->turns)
-        b->job.turns = b->turns = (const struct ucm_rope_angle **)(b->item + cap);
+    if (c->shifts)
+        b->job.shifts = b->shifts = (const struct ucm_rope_angle **)(b->item + cap);
     if (refuses)
         b->job.unfit = (atomic_uchar *)(b->item + cap);
     return b;
@@ -219,8 +219,8 @@ void batch_add(struct copy_batch *b, const struct batch_item *item)
         cache_released(c->w.modules->cache);
         return;
     }
-    if (b->turns)
-        b->turns[copy] = c->turns[item->at];
+    if (b->shifts)
+        b->shifts[copy] = c->shifts[item->at];
     added->slot = b->job.items[copy].slot;
     b->n++;
 }
@@ -289,7 +289,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     /* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
      * become one run of the copy to the worker's slices, where blocks may come in any order. The
      * batch's items stay: they are looked at when all of them end alike. */
-    if (c->step == 0 && c->region->region->ring_region != 0 && !b->turns)
+    if (c->step == 0 && c->region->region->ring_region != 0 && !b->shifts)
         device_job_sort(job);
     job->event = c->event;
     job->deadline_ms = c->w.r.deadline.at_ms;

@@ -39,10 +39,10 @@ struct copies {
     /* of each key: to where, or from where; block_pool/gather.c has its own there */
     uint32_t *blocks;
     enum device_beside beside;
-    struct copy_batch *open[2];          /* filling up; of blocks that go straight last */
-    const uint8_t *event;                /* jobs wait for it; or NULL */
-    struct steps *steps;                 /* of a load in steps, else NULL */
-    const struct ucm_rope_angle **turns; /* a load: n_keys tables, NULL where K stays; NULL: all */
+    struct copy_batch *open[2];           /* filling up; of blocks that go straight last */
+    const uint8_t *event;                 /* jobs wait for it; or NULL */
+    struct steps *steps;                  /* of a load in steps, else NULL */
+    const struct ucm_rope_angle **shifts; /* a load: n_keys tables, NULL where K stays; NULL: all */
 };
 
 struct batch_item {
@@ -57,11 +57,11 @@ struct batch_item {
 struct copy_batch {
     struct device_job job;
     struct copies *c;
-    const struct form *form;             /* of what its slots hold, all alike */
-    uint64_t slot_bytes;                 /* of each */
-    uint32_t n;                          /* items */
-    struct batch_item *item;             /* n; this and the job's arrays are behind the struct */
-    const struct ucm_rope_angle **turns; /* of copies; or NULL */
+    const struct form *form;              /* of what its slots hold, all alike */
+    uint64_t slot_bytes;                  /* of each */
+    uint32_t n;                           /* items */
+    struct batch_item *item;              /* n; this and the job's arrays are behind the struct */
+    const struct ucm_rope_angle **shifts; /* of copies; or NULL */
     /* Of a load in steps, and load_steps.c's. */
     struct list link;         /* in steps->batches while a step of it is to be sent */
     uint32_t next_step, jobs; /* jobs: under way */
@@ -109,14 +109,14 @@ enum ucm_block_status job_ended(struct copies *c, const struct device_job *job, 
 /* Ends all its items, counts what it copied, and frees it. */
 void batch_end(struct copy_batch *b, enum ucm_block_status status);
 
-/* A load whose K turns: requests.turns. */
-struct load_turns {
+/* A load that re-rotates K: requests.shifts. */
+struct load_shifts {
     /* Checks what a load of n keys says. 0 with *memory, the bytes that its tables take, or -code
      * with call->error. */
-    int (*check)(struct call *call, const struct registered *region, struct proto_u32s turns,
+    int (*check)(struct call *call, const struct registered *region, struct proto_u32s shifts,
                  uint32_t n_keys, size_t *memory);
-    /* Fills in zeroed memory of so many bytes, as c->turns. */
-    void (*init)(struct copies *c, struct proto_u32s turns, void *memory);
+    /* Fills in zeroed memory of so many bytes, as c->shifts. */
+    void (*init)(struct copies *c, struct proto_u32s shifts, void *memory);
 };
 
 /* ---- load_steps.c: a load that goes layer by layer and reports progress ---- */

@@ -11,7 +11,7 @@
 #include "daemon/request/request.h"
 #include "daemon/request/spans.h"
 
-struct load_turns;
+struct load_shifts;
 struct registered;
 struct reuse;
 
@@ -71,7 +71,7 @@ struct requests {
     struct reuse *reuse;
     void (*looked_up_cb)(struct reuse *r, uint32_t ns, const uint8_t *keys, uint32_t key_bytes,
                          uint32_t n, uint64_t block_bytes, uint64_t now_ms);
-    const struct load_turns *turns; /* daemon/blend */
+    const struct load_shifts *shifts; /* daemon/blend */
     /* daemon/encoding: a dump by that region, which has two forms, has stored its part of the held
      * block. */
     void (*part_stored_cb)(const struct registered *r, block_ref ref);

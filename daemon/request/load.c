@@ -111,23 +111,23 @@ static struct load *load_new(struct call *call, const struct msg_load *m)
                             .keys = m->keys,
                             .blocks = m->blocks,
                             .computes = m->computes};
-    const struct load_turns *turns = m->turns.n > 0 ? call->s->rq->turns : NULL;
-    size_t steps_bytes = 0, turns_bytes = 0;
+    const struct load_shifts *shifts = m->shifts.n > 0 ? call->s->rq->shifts : NULL;
+    size_t steps_bytes = 0, shifts_bytes = 0;
     struct registered *region;
     struct load *l;
     uint32_t n;
 
     region = copies_check(call, &p, &n);
-    if (!region || (turns && turns->check(call, region, m->turns, n, &turns_bytes) != 0))
+    if (!region || (shifts && shifts->check(call, region, m->shifts, n, &shifts_bytes) != 0))
         return NULL;
     if (m->step > 0)
         steps_bytes = steps_memory(region->region->pages.layers);
     l = copies_new(call, m->step > 0 ? &steps_kind : &load_kind, &p, region, n,
-                   sizeof(*l) + steps_bytes + turns_bytes);
+                   sizeof(*l) + steps_bytes + shifts_bytes);
     if (!l)
         return NULL;
-    if (turns)
-        turns->init(&l->c, m->turns, (uint8_t *)(l + 1) + steps_bytes);
+    if (shifts)
+        shifts->init(&l->c, m->shifts, (uint8_t *)(l + 1) + steps_bytes);
     if (m->step > 0) {
         steps_init(&l->c, l + 1, (uint32_t)m->step);
         /* Layer 0 of all blocks can go first only if all blocks are in DRAM at once. */

@@ -1,4 +1,5 @@
-/* Scalar arithmetic of turns, one text for C and CUDA: kernels/arith.h says under which rules. */
+/* Scalar arithmetic of re-rotation, one text for C and CUDA: kernels/arith.h says under which
+ * rules. */
 #ifndef UCM_KERNELS_ROPE_ARITH_H
 #define UCM_KERNELS_ROPE_ARITH_H
 

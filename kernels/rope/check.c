@@ -1,4 +1,4 @@
-/* What a spec and a turn may say. */
+/* What a spec and a shift may say. */
 #include "kernels/rope/rope.h"
 
 #include <errno.h>
@@ -22,7 +22,8 @@ static int refuse(char why[UCM_ROPE_WHY], const char *format, ...)
 static int check_rows(const struct ucm_rope_spec *s, char why[UCM_ROPE_WHY])
 {
     if (s->dtype > UCM_ROPE_FP8_E4M3)
-        return refuse(why, "dtype is %u; f32 (0), f16 (1), bf16 (2) and fp8_e4m3 (3) can be turned",
+        return refuse(why,
+                      "dtype is %u; f32 (0), f16 (1), bf16 (2) and fp8_e4m3 (3) can be re-rotated",
                       s->dtype);
     if (s->rows < 1 || s->rows > UCM_ROPE_ROWS_MAX)
         return refuse(why, "%u rows; 1 to %u are allowed", s->rows, UCM_ROPE_ROWS_MAX);
@@ -86,15 +87,15 @@ static int check_position(const char *what, uint64_t value, char why[UCM_ROPE_WH
                   (unsigned long long)UCM_ROPE_POSITION_MAX);
 }
 
-int ucm_rope_check_turn(const struct ucm_rope_turn *turn, char why[UCM_ROPE_WHY])
+int ucm_rope_check_shift(const struct ucm_rope_shift *shift, char why[UCM_ROPE_WHY])
 {
-    int r = check_position("the old position", turn->old_position, why);
+    int r = check_position("the old position", shift->old_position, why);
 
     if (r == 0)
-        r = check_position("the new position", turn->new_position, why);
+        r = check_position("the new position", shift->new_position, why);
     if (r == 0)
-        r = check_position("the old length", turn->old_length, why);
-    return r == 0 ? check_position("the new length", turn->new_length, why) : r;
+        r = check_position("the old length", shift->old_length, why);
+    return r == 0 ? check_position("the new length", shift->new_length, why) : r;
 }
 
 int ucm_rope_scaling_named(const char *name, uint32_t n, uint32_t *out)

@@ -1,5 +1,5 @@
-/* Turned loads: see rope_cuda.h. A warp takes tiles of fragments, as copy.cu's do: rows of K, or bytes around it. Where
- * rows allow it, a tile of K moves as one run of vectors whatever of it turns, for the bus likes runs: each lane then has
+/* Loads with position shifts: see rope_cuda.h. A warp takes tiles of fragments, as copy.cu's do: rows of K, or bytes around it. Where
+ * rows allow it, a tile of K moves as one run of vectors whatever of it is rotated, for the bus likes runs: each lane then has
  * the same channels of all its rows, keeps their angles in registers, and asks a neighbour for the other half of its
  * pairs. */
 extern "C" {
@@ -36,7 +36,7 @@ static __device__ __forceinline__ void element_put(unsigned char *p, float x)
 }
 
 template <uint32_t DTYPE>
-static __device__ void turn_slowly(unsigned char *to, const unsigned char *from, uint32_t rows,
+static __device__ void rerotate_slowly(unsigned char *to, const unsigned char *from, uint32_t rows,
                                    const struct ucm_rope_spec *s,
                                    const struct ucm_rope_angle *table, uint32_t lane)
 {
@@ -63,12 +63,12 @@ union vector {
 
 /* One vector of pairs of neighbours. A pair of float32 takes two words. */
 template <uint32_t DTYPE>
-static __device__ __forceinline__ union vector turn_neighbours(const union vector &v,
+static __device__ __forceinline__ union vector rerotate_neighbours(const union vector &v,
                                                                const struct ucm_rope_angle *angle)
 {
     constexpr uint32_t n = words<DTYPE>::n;
     float x[4 * n], out[4 * n];
-    union vector turned;
+    union vector rerotated;
 
 #pragma unroll
     for (uint32_t w = 0; w < 4; w++)
@@ -80,8 +80,8 @@ static __device__ __forceinline__ union vector turn_neighbours(const union vecto
     }
 #pragma unroll
     for (uint32_t w = 0; w < 4; w++)
-        turned.words[w] = words<DTYPE>::encode(out + w * n);
-    return turned;
+        rerotated.words[w] = words<DTYPE>::encode(out + w * n);
+    return rerotated;
 }
 
 /* A lane's channels of a row: two vectors whose elements are pairs, or one of neighbours. */
@@ -102,7 +102,7 @@ template <uint32_t DTYPE, bool HALVES> struct part {
         if (HALVES)
             __stcs((uint4 *)(p + apart), v[HALVES].all);
     }
-    __device__ __forceinline__ void turn_halves(const struct ucm_rope_angle *angle)
+    __device__ __forceinline__ void rerotate_halves(const struct ucm_rope_angle *angle)
     {
 #pragma unroll
         for (uint32_t w = 0; w < 4; w++) {
@@ -120,12 +120,12 @@ template <uint32_t DTYPE, bool HALVES> struct part {
             v[HALVES].words[w] = words<DTYPE>::encode(out);
         }
     }
-    __device__ __forceinline__ void turn(const struct ucm_rope_angle *angle)
+    __device__ __forceinline__ void rerotate(const struct ucm_rope_angle *angle)
     {
         if (HALVES)
-            turn_halves(angle);
+            rerotate_halves(angle);
         else
-            v[0].all = turn_neighbours<DTYPE>(v[0], angle).all;
+            v[0].all = rerotate_neighbours<DTYPE>(v[0], angle).all;
     }
 };
 
@@ -144,7 +144,7 @@ static __device__ __forceinline__ uint32_t lanes_of_row(const struct ucm_rope_sp
 }
 
 template <uint32_t DTYPE, bool HALVES>
-static __device__ void turn_fast(unsigned char *to, const unsigned char *from, uint32_t rows,
+static __device__ void rerotate_fast(unsigned char *to, const unsigned char *from, uint32_t rows,
                                  uint32_t lanes, const struct ucm_rope_spec *s,
                                  const struct ucm_rope_angle *table, uint32_t lane)
 {
@@ -163,7 +163,7 @@ static __device__ void turn_fast(unsigned char *to, const unsigned char *from, u
 #pragma unroll
         for (uint32_t u = 0; u < ROWS_AHEAD; u++)
             if (row + u * step < rows) {
-                parts[u].turn(angle);
+                parts[u].rerotate(angle);
                 parts[u].store(to + (row + u * step) * row_bytes + at, apart);
             }
     }
@@ -187,7 +187,7 @@ static __device__ void rows_stay(uint64_t to, uint64_t from, uint32_t rows, uint
 /* A lane's channels, the same in all its rows. */
 template <uint32_t DTYPE, bool HALVES> struct column {
     static constexpr uint32_t n = words<DTYPE>::n, pairs = HALVES ? 4 * n : 2 * n;
-    bool turns;
+    bool rotates;
     uint32_t partner; /* the lane with the other half of its pairs */
     struct ucm_rope_angle angle[pairs];
 
@@ -199,9 +199,9 @@ template <uint32_t DTYPE, bool HALVES> struct column {
         uint32_t span = s->rotary * B / VECTOR, apart = span / 2;
         bool second = HALVES && at < span && at >= apart; /* it has y of its pairs */
 
-        turns = at < span; /* not where it wrapped */
-        partner = !HALVES || !turns ? lane : second ? lane - apart : lane + apart;
-        at = !turns ? 0 : second ? at - apart : at;
+        rotates = at < span; /* not where it wrapped */
+        partner = !HALVES || !rotates ? lane : second ? lane - apart : lane + apart;
+        at = !rotates ? 0 : second ? at - apart : at;
 #pragma unroll
         for (uint32_t i = 0; i < pairs; i++)
             angle[i] = table[at * pairs + i];
@@ -210,7 +210,7 @@ template <uint32_t DTYPE, bool HALVES> struct column {
             for (uint32_t i = 0; i < pairs; i++)
                 angle[i].sin = -angle[i].sin;
     }
-    __device__ __forceinline__ uint32_t turn_half(uint32_t own, uint32_t other, uint32_t w) const
+    __device__ __forceinline__ uint32_t rerotate_half(uint32_t own, uint32_t other, uint32_t w) const
     {
         float a[n], b[n], c[n];
 
@@ -222,7 +222,7 @@ template <uint32_t DTYPE, bool HALVES> struct column {
         return words<DTYPE>::encode(c);
     }
     /* All lanes of a warp call it. */
-    __device__ __forceinline__ union vector turn(const union vector &v) const
+    __device__ __forceinline__ union vector rerotate(const union vector &v) const
     {
         union vector out = v;
 
@@ -231,10 +231,10 @@ template <uint32_t DTYPE, bool HALVES> struct column {
             for (uint32_t w = 0; w < 4; w++) {
                 uint32_t other = __shfl_sync(ALL_LANES, v.words[w], partner);
 
-                out.words[w] = turns ? turn_half(v.words[w], other, w) : v.words[w];
+                out.words[w] = rotates ? rerotate_half(v.words[w], other, w) : v.words[w];
             }
-        } else if (turns) {
-            out = turn_neighbours<DTYPE>(v, angle);
+        } else if (rotates) {
+            out = rerotate_neighbours<DTYPE>(v, angle);
         }
         return out;
     }
@@ -251,7 +251,7 @@ static __device__ __forceinline__ bool rows_are_runs(const struct ucm_rope_spec 
 }
 
 template <uint32_t DTYPE, bool HALVES>
-static __device__ __forceinline__ void turn_runs(uint4 *to, const uint4 *from, uint32_t rows,
+static __device__ __forceinline__ void rerotate_runs(uint4 *to, const uint4 *from, uint32_t rows,
                                                  const struct ucm_rope_spec *s,
                                                  const struct ucm_rope_angle *table, uint32_t lane)
 {
@@ -269,16 +269,16 @@ static __device__ __forceinline__ void turn_runs(uint4 *to, const uint4 *from, u
                 piece[u].all = make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (uint32_t u = 0; u < UNROLL; u++) {
-            union vector turned = own.turn(piece[u]);
+            union vector rerotated = own.rerotate(piece[u]);
 
             if (first + u * LANES + lane < n)
-                __stcs(to + first + u * LANES + lane, turned.all);
+                __stcs(to + first + u * LANES + lane, rerotated.all);
         }
     }
 }
 
 template <uint32_t DTYPE, bool HALVES>
-static __device__ void turn_odd_rows(uint64_t to, uint64_t from, uint32_t rows,
+static __device__ void rerotate_odd_rows(uint64_t to, uint64_t from, uint32_t rows,
                                      const struct ucm_rope_spec *s,
                                      const struct ucm_rope_angle *table, uint32_t lane)
 {
@@ -288,21 +288,21 @@ static __device__ void turn_odd_rows(uint64_t to, uint64_t from, uint32_t rows,
     rows_stay(to, from, rows, s->dim * B, 0, s->first * B, lane);
     rows_stay(to, from, rows, s->dim * B, (s->first + s->rotary) * B, s->dim * B, lane);
     if (lanes > 0)
-        turn_fast<DTYPE, HALVES>((unsigned char *)to, (const unsigned char *)from, rows, lanes, s,
+        rerotate_fast<DTYPE, HALVES>((unsigned char *)to, (const unsigned char *)from, rows, lanes, s,
                                  table, lane);
     else
-        turn_slowly<DTYPE>((unsigned char *)to, (const unsigned char *)from, rows, s, table, lane);
+        rerotate_slowly<DTYPE>((unsigned char *)to, (const unsigned char *)from, rows, s, table, lane);
 }
 
 template <uint32_t DTYPE, bool HALVES>
-static __device__ __forceinline__ void turn_rows(uint64_t to, uint64_t from, uint32_t rows,
+static __device__ __forceinline__ void rerotate_rows(uint64_t to, uint64_t from, uint32_t rows,
                                                  const struct ucm_rope_spec *s,
                                                  const struct ucm_rope_angle *table, uint32_t lane)
 {
     if (rows_are_runs<DTYPE, HALVES>(s, to | from))
-        turn_runs<DTYPE, HALVES>((uint4 *)to, (const uint4 *)from, rows, s, table, lane);
+        rerotate_runs<DTYPE, HALVES>((uint4 *)to, (const uint4 *)from, rows, s, table, lane);
     else
-        turn_odd_rows<DTYPE, HALVES>(to, from, rows, s, table, lane);
+        rerotate_odd_rows<DTYPE, HALVES>(to, from, rows, s, table, lane);
 }
 
 /* ---- tiles ---- */
@@ -359,7 +359,7 @@ load_all(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
             uint32_t row = t * tile_rows;
             uint64_t byte = k + (uint64_t)row * row_bytes;
 
-            turn_rows<DTYPE, HALVES>(to + byte, from + byte, min(s->rows - row, tile_rows), s,
+            rerotate_rows<DTYPE, HALVES>(to + byte, from + byte, min(s->rows - row, tile_rows), s,
                                      tables + (uint64_t)item.memory * (s->rotary / 2), lane);
         } else {
             tile_around(to, from, t - k_tiles, k, behind, plane->fragment, lane);

@@ -1,16 +1,16 @@
-/* Turning K to another position.
+/* Re-rotating K to another position.
  *
- * Rotary embedding turns each pair of a key's channels by its frequency times the token's position
- * (Su et al., "RoFormer", arXiv 2104.09864). Rotations add: K of one position becomes that of
- * another by a turn through the difference, so a block's K serves at any position, V at all of them.
+ * Rotary embedding rotates each pair of a key's channels by its frequency times the token's
+ * position (Su et al., "RoFormer", arXiv 2104.09864). Rotations add: K of one position becomes that
+ * of another by a rotation through the difference, so a block's K serves at any position, V at all of them.
  * A factor that the model multiplies rotated K with (YaRN's) stays in it.
  *
  * docs/design/blend.md defines the angles, every rounding, and the error. This code and its CUDA
  * form give the same bits. Angles are computed here, on the host; kernels read tables of them.
  *
  * Promise: nothing here allocates, locks or keeps state, so any number of threads may call it.
- * Turning reads and writes the rows of one tensor and nothing else; any value is allowed, NaN and
- * infinities too. Any alignment. */
+ * Re-rotating reads and writes the rows of one tensor and nothing else; any value is allowed, NaN
+ * and infinities too. Any alignment. */
 #ifndef UCM_KERNELS_ROPE_H
 #define UCM_KERNELS_ROPE_H
 
@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 #define UCM_ROPE_DIM_MAX 4096    /* channels of a row */
-#define UCM_ROPE_ROTARY_MAX 1024 /* of which turn */
+#define UCM_ROPE_ROTARY_MAX 1024 /* of which are rotated */
 #define UCM_ROPE_PAIRS_MAX (UCM_ROPE_ROTARY_MAX / 2)
 #define UCM_ROPE_ROWS_MAX (1u << 22)
 #define UCM_ROPE_RUN_MAX 65536 /* tokens of a row */
@@ -48,8 +48,8 @@ enum ucm_rope_scaling {
 };
 
 /* A tensor is `rows` rows of `dim` channels, contiguous; of each, channels [first, first + rotary)
- * turn, and the others stay. A row is a token of a KV head (MLA: a token, whose rotary part lies
- * behind the latent). With `run` above 1 it is `run` tokens of a head, and holds those of a channel side by
+ * are rotated, and the others stay. A row is a token of a KV head (MLA: a token, whose rotary part
+ * lies behind the latent). With `run` above 1 it is `run` tokens of a head, and holds those of a channel side by
  * side: channel c of token t is its element c run + t. */
 struct ucm_rope_spec {
     uint32_t dtype; /* enum ucm_rope_dtype */
@@ -72,7 +72,7 @@ struct ucm_rope_spec {
  * dynamic scaling computed its frequencies for, at most UCM_ROPE_POSITION_MAX; up to `trained` they
  * all mean the same, and other kinds ignore them. Where two lengths give different frequencies a table is that
  * of the first token alone. */
-struct ucm_rope_turn {
+struct ucm_rope_shift {
     uint64_t old_position, new_position;
     uint64_t old_length, new_length;
 };
@@ -82,7 +82,7 @@ struct ucm_rope_turn {
 /* 0; or -EINVAL, and why says in a sentence which field is wrong and what would be right. All other
  * functions take what these accept. */
 int ucm_rope_check(const struct ucm_rope_spec *spec, char why[UCM_ROPE_WHY]);
-int ucm_rope_check_turn(const struct ucm_rope_turn *turn, char why[UCM_ROPE_WHY]);
+int ucm_rope_check_shift(const struct ucm_rope_shift *shift, char why[UCM_ROPE_WHY]);
 
 /* The number of "linear" and so on, "default" and no name (n is 0) being plain; -EINVAL: no such kind. */
 int ucm_rope_scaling_named(const char *name, uint32_t n, uint32_t *out);
@@ -94,14 +94,14 @@ struct ucm_rope_angle {
     float cos, sin;
 };
 
-/* rotary / 2 angles of a turn. False: the turn leaves every bit as it is, and the table is unused. */
-bool ucm_rope_table(const struct ucm_rope_spec *spec, const struct ucm_rope_turn *turn,
+/* rotary / 2 angles of a shift. False: the shift leaves every bit as it is, and the table is unused. */
+bool ucm_rope_table(const struct ucm_rope_spec *spec, const struct ucm_rope_shift *shift,
                     struct ucm_rope_angle *out);
 
 uint32_t ucm_rope_element_bytes(const struct ucm_rope_spec *spec);
 uint64_t ucm_rope_bytes(const struct ucm_rope_spec *spec); /* of a tensor */
 
-/* Turns a tensor by a table. `to` is `from`, or memory that does not overlap with it. */
+/* Re-rotates a tensor by a table. `to` is `from`, or memory that does not overlap with it. */
 void ucm_rope_apply(const struct ucm_rope_spec *spec, const struct ucm_rope_angle *table,
                     const void *from, void *to);
 

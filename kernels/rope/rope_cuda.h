@@ -1,5 +1,5 @@
-/* The CUDA form of a turned load: it copies blocks from slots to pages, block by block and plane by plane as
- * copy.cu does, and turns K as it writes. Bits equal those of ucm_copy_ref and ucm_rope_apply.
+/* The CUDA form of a load with position shifts: it copies blocks from slots to pages, block by block and plane by plane as
+ * copy.cu does, and re-rotates K as it writes. Bits equal those of ucm_copy_ref and ucm_rope_apply.
  *
  * Promise, as copy.h's: of the given items and planes it touches only [slot + slot_offset, + fragment) and
  * [base + block * stride, + fragment). Any alignment; pages, slots, rows and the rotary part at multiples of
@@ -8,14 +8,14 @@
  * ucm_rope_kernel_name names a kernel. Launch it with ucm_rope_ctas CTAs of UCM_COPY_THREADS,
  * ucm_rope_tables_bytes of shared memory, and these arguments, the arrays in memory that the GPU can read:
  * - const struct ucm_copy_plane *planes, uint32_t n_planes
- * - const struct ucm_copy_item *items, uint32_t n_items; `memory` says which of the tables turns the item's K;
+ * - const struct ucm_copy_item *items, uint32_t n_items; `memory` says which of the tables re-rotates the item's K;
  *   UCM_ROPE_STAYS: none
  * - const uint32_t *at: n_planes; where K begins in the plane's fragment; UCM_ROPE_NO_K: not there
  * - const struct ucm_rope_angle *tables: rotary / 2 angles each, at a multiple of 8 bytes
  * - uint32_t n_tables, at most ucm_rope_tables_most
  * - struct ucm_rope_spec spec, which ucm_rope_check has accepted
  * - uint32_t tiles: ucm_rope_tiles(&spec, the largest fragment)
- * - uint32_t in_place: not 0: K turns in the pages where it lies, and slots are not read */
+ * - uint32_t in_place: not 0: K is re-rotated in the pages where it lies, and slots are not read */
 #ifndef UCM_KERNELS_ROPE_CUDA_H
 #define UCM_KERNELS_ROPE_CUDA_H
 
@@ -34,7 +34,7 @@ UCM_HD uint32_t ucm_rope_row_bytes(const struct ucm_rope_spec *s)
     return s->dim * (s->dtype == UCM_ROPE_F32 ? 4u : s->dtype == UCM_ROPE_FP8_E4M3 ? 1u : 2u);
 }
 
-/* Rows that one warp turns at a time. */
+/* Rows that one warp re-rotates at a time. */
 UCM_HD uint32_t ucm_rope_tile_rows(const struct ucm_rope_spec *s)
 {
     uint32_t rows = UCM_COPY_TILE_BYTES / ucm_rope_row_bytes(s);

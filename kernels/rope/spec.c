@@ -36,7 +36,7 @@ static double yarn_pair(const struct ucm_rope_spec *s, double rotations)
     return s->rotary * log(s->trained / (rotations * TWO_PI)) / (2 * log(s->base));
 }
 
-/* What share of a pair's frequency is divided by factor: 0 of those that turn often. */
+/* What share of a pair's frequency is divided by factor: 0 of those that rotate often. */
 static double yarn_share(const struct ucm_rope_spec *s, uint32_t i)
 {
     double low = yarn_pair(s, s->fast), high = yarn_pair(s, s->slow), share;
@@ -151,17 +151,17 @@ static struct ucm_rope_angle angle_of(uint64_t rotation)
     }
 }
 
-bool ucm_rope_table(const struct ucm_rope_spec *spec, const struct ucm_rope_turn *turn,
+bool ucm_rope_table(const struct ucm_rope_spec *spec, const struct ucm_rope_shift *shift,
                     struct ucm_rope_angle *out)
 {
     float old[UCM_ROPE_PAIRS_MAX], new[UCM_ROPE_PAIRS_MAX];
     uint64_t any = 0;
 
-    ucm_rope_frequencies(spec, turn->old_length, old);
-    ucm_rope_frequencies(spec, turn->new_length, new);
+    ucm_rope_frequencies(spec, shift->old_length, old);
+    ucm_rope_frequencies(spec, shift->new_length, new);
     for (uint32_t i = 0; i < spec->rotary / 2; i++) {
-        uint64_t rotation = rotations_a_position(new[i]) * turn->new_position -
-                            rotations_a_position(old[i]) * turn->old_position;
+        uint64_t rotation = rotations_a_position(new[i]) * shift->new_position -
+                            rotations_a_position(old[i]) * shift->old_position;
 
         any |= rotation;
         out[i] = angle_of(rotation);

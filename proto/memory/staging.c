@@ -111,10 +111,10 @@ bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t sli
     return true;
 }
 
-bool ucm_staging_turns_sound(const struct ucm_staging_order *order, uint32_t table_words)
+bool ucm_staging_shifts_sound(const struct ucm_staging_order *order, uint32_t table_words)
 {
     uint64_t words =
-        (uint64_t)order->n_items * UCM_STAGING_TURN_WORDS + (uint64_t)order->tables * table_words;
+        (uint64_t)order->n_items * UCM_STAGING_SHIFT_WORDS + (uint64_t)order->tables * table_words;
 
     if (order->tables == 0)
         return true;

@@ -49,19 +49,19 @@ struct ucm_staging_order {
     uint32_t first_plane, n_planes, n_items;
     /* Not 0: items are in the encoding of the region's namespace, pages are not */
     uint32_t converts;
-    /* Not 0: K of the items turns, by so many tables of angles. Block ids are then followed by a
-     * number for each item: which of the tables its K turns by, or none (UCM_STAGING_STAYS); and
-     * these by the tables. */
+    /* Not 0: K of the items is re-rotated, by so many tables of angles. Block ids are then followed
+     * by a number for each item: which of the tables its K is re-rotated by, or none
+     * (UCM_STAGING_STAYS); and these by the tables. */
     uint32_t tables;
     uint32_t unused[9];
     uint32_t blocks[UCM_STAGING_ITEMS]; /* item i begins at i * ucm_staging_pitch() */
 };
 
-#define UCM_STAGING_TURN_WORDS 2u /* of an item in an order that turns */
+#define UCM_STAGING_SHIFT_WORDS 2u /* of an item in an order that re-rotates */
 #define UCM_STAGING_STAYS UINT32_MAX
 
 #define UCM_STAGING_KNOWS_CONVERSION 1u /* orders with `converts` */
-#define UCM_STAGING_KNOWS_TURNED 2u     /* and with `tables` */
+#define UCM_STAGING_KNOWS_SHIFTED 2u    /* and with `tables` */
 
 struct ucm_staging_words {
     _Atomic uint32_t generation; /* of this registration, 1 to 4095; by the daemon */
@@ -140,7 +140,8 @@ bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t sli
                              uint32_t (*fragment)(const void *ctx, uint32_t plane), const void *ctx,
                              uint64_t *item_bytes);
 /* The same of an order that is sound so far, and its turns: do the tables, of so many words each,
- * fit behind their numbers, and are these right? table_words 0: the region's K does not turn. */
-bool ucm_staging_turns_sound(const struct ucm_staging_order *order, uint32_t table_words);
+ * fit behind their numbers, and are these right? table_words 0: the region's K is not
+ * re-rotated. */
+bool ucm_staging_shifts_sound(const struct ucm_staging_order *order, uint32_t table_words);
 
 #endif

@@ -38,7 +38,7 @@ find_sanitizer() {
     [ -n "$sanitizer" ] || echo '== sanitizers: skipped, there is no compute-sanitizer'
 }
 
-# sanitize_kernels TOOL: summaries and selections, encodings, turned loads, slots, attention, decode steps; some of each kind.
+# sanitize_kernels TOOL: summaries and selections, encodings, loads with position shifts, slots, attention, decode steps; some of each kind.
 sanitize_kernels() {
     [ -n "$sanitizer" ] || return
     for kernels in sparse encoding rope slots attend decode; do

@@ -94,7 +94,7 @@ gpu-bundle: $(BINS) $(GPU_DAEMON) $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/port
 	cp docs/protocol.md docs/methods.md $O/gpu/python/docs
 	cp $O/encoding_kernels.so $O/gpu
 	@mkdir -p $O/gpu/python/tests/gpu $O/gpu/python/systemd
-	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py tests/gpu/theft.py tests/gpu/turned.py $O/gpu/python/tests/gpu
+	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py tests/gpu/theft.py tests/gpu/shifted.py $O/gpu/python/tests/gpu
 	cp systemd/ucmd.service $O/gpu/python/systemd
 	-systemd-analyze syscall-filter --no-pager >$O/gpu/python/tests/gpu/syscall-groups.txt
 	-cp -L $$(/sbin/ldconfig -p | awk '/libseccomp.so.2/ {print $$NF; exit}') $O/gpu/lib

@@ -1,4 +1,4 @@
-/* test_rope [--few]: turned loads on a GPU beside the same in C. */
+/* test_rope [--few]: loads with position shifts on a GPU beside the same in C. */
 #include "kernels/rope/rope_cuda.h"
 #include "tests/gpu/compare.h"
 
@@ -72,9 +72,9 @@ static void fill_rows(const struct ucm_rope_spec *spec, uint8_t *at, uint64_t by
 }
 
 /* By the reference, in pages that lie here. */
-static void turn_pages(const struct ucm_rope_spec *spec, const struct ucm_copy_plane *planes,
-                       const uint32_t *at, const struct ucm_copy_item *items,
-                       const struct ucm_rope_angle *tables)
+static void rerotate_pages(const struct ucm_rope_spec *spec, const struct ucm_copy_plane *planes,
+                           const uint32_t *at, const struct ucm_copy_item *items,
+                           const struct ucm_rope_angle *tables)
 {
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < 2 * LAYERS; p += 2) {
@@ -148,7 +148,7 @@ static void load_new(struct load *l, const struct ucm_rope_spec *spec, const str
     fill_rows(spec, l->slots + shift, l->slots_bytes - shift);
     l->tables = fresh(TABLES * half * sizeof *l->tables);
     for (uint32_t i = 0; i < TABLES; i++)
-        ucm_rope_table(spec, &(struct ucm_rope_turn){i * 70000u, 5 + rnd_below(1000000), 0, 0},
+        ucm_rope_table(spec, &(struct ucm_rope_shift){i * 70000u, 5 + rnd_below(1000000), 0, 0},
                        l->tables + i * half);
     l->w.planes = gpu_put(0, l->planes, sizeof l->planes);
     l->w.items = gpu_put(0, l->items, sizeof l->items);
@@ -178,7 +178,7 @@ static void check_load(const struct ucm_rope_spec *spec, const struct shape *sha
     gpu_sync();
     gpu_get(l.found, l.gpu_pages, l.page_bytes);
     ucm_copy_ref(l.host, 2 * LAYERS, l.on_host, ITEMS, UCM_COPY_LOAD);
-    turn_pages(spec, l.host, l.at, l.items, l.tables);
+    rerotate_pages(spec, l.host, l.at, l.items, l.tables);
     check(memcmp(l.found, l.pages, l.page_bytes) == 0,
           "dtype %u, pairs %u, %u rows of %u, [%u, +%u), %u and %u bytes around, shifted by %u",
           spec->dtype, spec->pairs, spec->rows, spec->dim, spec->first, spec->rotary, shape->before,
@@ -186,7 +186,7 @@ static void check_load(const struct ucm_rope_spec *spec, const struct shape *sha
     launch(&l.w, spec, 5, 1);
     gpu_sync();
     gpu_get(l.found, l.gpu_pages, l.page_bytes);
-    turn_pages(spec, l.host, l.at, l.items, l.tables);
+    rerotate_pages(spec, l.host, l.at, l.items, l.tables);
     check(memcmp(l.found, l.pages, l.page_bytes) == 0, "in place: dtype %u, pairs %u, rows of %u",
           spec->dtype, spec->pairs, spec->dim);
     load_free(&l);
@@ -229,7 +229,7 @@ int main(int argc, char **argv)
 {
     gpu_begin();
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
-    must(cuModuleLoadFatBinary(&rope_module, ucm_rope_fatbin), "the turning kernels");
+    must(cuModuleLoadFatBinary(&rope_module, ucm_rope_fatbin), "the re-rotating kernels");
     test_bits();
     return gpu_end();
 }

@@ -177,7 +177,7 @@ def rotated(raw, position, base):
     return array.array("H", out)
 
 
-class Turning(unittest.TestCase):
+class Rerotation(unittest.TestCase):
     """Through the daemon: K of a chunk at other positions, V as it was."""
 
     BASE, TENSOR = 10000.0, B * HEADS * DIM * 2
@@ -190,8 +190,8 @@ class Turning(unittest.TestCase):
         self.open()
 
     def open(self):
-        self.client = Client(socket=self.daemon.socket, name="turning")
-        identity = Identity(model="turning", dtype="bf16", layout="nhd/1", block_tokens=B, layers=(1,), layer_bytes=2 * self.TENSOR)
+        self.client = Client(socket=self.daemon.socket, name="rerotation")
+        identity = Identity(model="rerotation", dtype="bf16", layout="nhd/1", block_tokens=B, layers=(1,), layer_bytes=2 * self.TENSOR)
         self.chunks = blend.Chunks(self.client, identity)
         self.shared = SharedMemory(2 * self.TENSOR * BLOCKS)
         self.planes = [Plane(0, i * self.TENSOR, 2 * self.TENSOR, self.TENSOR, 0) for i in range(2)]
@@ -260,7 +260,7 @@ class Turning(unittest.TestCase):
     def test_loads_that_can_not_be_are_refused(self):
         self.put(A)
         region, names = self.pages._region, blend.chunk_keys(A, B)
-        for words, turns in (
+        for words, shifts in (
             ("the runs have 2 keys, the load has 3", [(2, 0, 16)]),
             ("run 1 begins at position 40, the one before ends at 48", [(2, 0, 16), (1, 32, 40)]),
             ("run 0 has no keys", [(0, 0, 16), (3, 0, 16)]),
@@ -268,10 +268,10 @@ class Turning(unittest.TestCase):
             ("of run 0's last token the old position", [(3, 2147483640, 0)]),
         ):
             with self.assertRaisesRegex(UcmError, words):
-                region.load(names, range(3), turns=turns).wait()
+                region.load(names, range(3), shifts=shifts).wait()
         plain = self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS)
         with self.assertRaisesRegex(UcmError, "was registered without rope"):
-            plain._region.load(names, range(3), turns=[(3, 0, 16)]).wait()
+            plain._region.load(names, range(3), shifts=[(3, 0, 16)]).wait()
         with self.assertRaisesRegex(UcmError, 'rope_scaling is "longrope"; default, linear, dynamic, yarn and llama3 are known'):
             self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS,
                                  rope=Rope(rows=B * HEADS, dim=DIM, rotary=DIM, base=1e4, scaling="longrope"))
@@ -284,9 +284,9 @@ class Turning(unittest.TestCase):
             pages.store(plan, A, 0, range(3))
         self.put(A)
         names = blend.chunk_keys(A, B)
-        self.assertTrue(pages._region.load(names, range(3), turns=[(3, 0, 16, 20, 40)]).wait().all_ok, "both within what it was trained for")
+        self.assertTrue(pages._region.load(names, range(3), shifts=[(3, 0, 16, 20, 40)]).wait().all_ok, "both within what it was trained for")
         with self.assertRaisesRegex(UcmError, "run 0 goes from a length of 0 to 66, past the trained 40: dynamic scaling then gives each token an angle"):
-            pages._region.load(names, range(3), turns=[(3, 0, 16, 0, 66)]).wait()
+            pages._region.load(names, range(3), shifts=[(3, 0, 16, 0, 66)]).wait()
 
 
 class Storing(DaemonCase):

@@ -68,7 +68,7 @@ class Case(unittest.TestCase):
             logits, engine = self.alone(MIXED, SPANS, policy)
             off[name] = float(numpy.abs(logits[0] - right).max())
             self.assertLess(engine.computed, 3 * len(MIXED))
-        self.assertEqual(engine.turned, 11)
+        self.assertEqual(engine.shifted, 11)
         self.assertGreater(off["none"], 0)
         self.assertLess(off["hkvd"], off["none"])
 
@@ -94,14 +94,14 @@ class Case(unittest.TestCase):
         full, = self.run_all(engine, BlendRequest("full", MIXED))
         self.same(full, expected(MIXED, 8))
         # Now all of it is cached, exactly: a prefix hit goes before chunks.
-        turned = engine.turned
+        shifted = engine.shifted
         again, = self.run_all(engine, BlendRequest("again", MIXED, SPANS, Nothing()))
         self.same(again, full)
-        self.assertEqual(engine.turned, turned)
-        # Behind the first 5 blocks another question: the chunk in them is exact, the others are turned.
+        self.assertEqual(engine.shifted, shifted)
+        # Behind the first 5 blocks another question: the chunk in them is exact, the others are re-rotated.
         tail = MIXED[:80] + prompt(9, 16) + MIXED[96:]
         self.run_all(engine, BlendRequest("tail", tail, SPANS, Nothing()))
-        self.assertEqual(engine.turned, turned + 5 + 3)
+        self.assertEqual(engine.shifted, shifted + 5 + 3)
         engine.close()
 
     def test_across_a_restart_of_the_daemon(self):
@@ -111,7 +111,7 @@ class Case(unittest.TestCase):
         self.daemon = Daemon(directory=self.directory)
         self.client = Client(socket=self.daemon.socket, name="mini")
         after, engine = self.alone(MIXED, SPANS, First(5))
-        self.assertEqual(engine.turned, 11)
+        self.assertEqual(engine.shifted, 11)
         self.same(before, after)
 
     def test_a_restart_in_the_middle_registers_the_pages_again(self):
@@ -140,7 +140,7 @@ class Case(unittest.TestCase):
 
         engine.chunks.lookup = loses
         logits, = self.run_all(engine, request)
-        self.assertEqual(engine.turned, 0)
+        self.assertEqual(engine.shifted, 0)
         self.same(logits, expected(MIXED, 8))
         engine.close()
 

@@ -51,7 +51,7 @@ class Chunks(Case):
         self.addCleanup(self.stop)
         self.reference = {}
         # The base class that this runs on, a real vLLM's too, has rotated nothing, and has no attention backend.
-        rotated = [table(chunk_rope.turning_of(configuration(8, 1, False, {"chunks": True})[0]))]
+        rotated = [table(chunk_rope.rerotation_of(configuration(8, 1, False, {"chunks": True})[0]))]
         for name, of in ("_rotary_embeddings", lambda: rotated), ("_k_in_columns", lambda *_: False):
             patched = mock.patch(f"ucmclient.engine.vllm.connector.{name}", of)
             patched.start()
@@ -308,11 +308,11 @@ class Chunks(Case):
         run(e, request("first", first))
         load, calls = Region.load, []
 
-        def refused(region, *args, turns=None, **named):
-            calls.append(turns)
-            if turns is not None:
+        def refused(region, *args, shifts=None, **named):
+            calls.append(shifts)
+            if shifts is not None:
                 raise UcmError(Status.NO_MEMORY, "none is left")
-            return load(region, *args, turns=turns, **named)
+            return load(region, *args, shifts=shifts, **named)
         with mock.patch.object(Region, "load", refused):
             self.check(e, request("last", last))
         self.assertEqual((len(calls), e.recomputed), (1, 1))
@@ -322,9 +322,9 @@ class Chunks(Case):
         run(e, request("first", first))
         load = Region.load
 
-        def late(region, *args, turns=None, **named):
+        def late(region, *args, shifts=None, **named):
             self.daemon.until(lambda: region.ns.evict()[1] == 0, "keeps blocks")
-            return load(region, *args, turns=turns, **named)
+            return load(region, *args, shifts=shifts, **named)
         with mock.patch.object(Region, "load", late):
             self.check(e, request("last", last))
         self.assertEqual(e.recomputed, 1)
@@ -353,7 +353,7 @@ class Chunks(Case):
         self.again()
         self.equal(self.answer(self.engine(), MIXED, SPANS, First(16)), want)
         # The engine that saw it go registers its pages again.
-        self.eventually(lambda: e.ranks[0].connector._worker.turning.link.region is not None and e.connector._scheduler.reuse.link.ns is not None)
+        self.eventually(lambda: e.ranks[0].connector._worker.shifting.link.region is not None and e.connector._scheduler.reuse.link.ns is not None)
         self.eventually(lambda: self.found_again(e))
         e.pool, computed = small.Pool(e.blocks), e.recomputed
         self.equal(self.answer(e, MIXED, SPANS, First(16), salt="again"), want)
@@ -424,7 +424,7 @@ class Rules(unittest.TestCase):
         return config
 
     def rope(self, *names, **of):
-        return chunk_rope.turning_of(self.config(names or ("LlamaForCausalLM",), **of)).rope
+        return chunk_rope.rerotation_of(self.config(names or ("LlamaForCausalLM",), **of)).rope
 
     def test_what_the_configuration_says(self):
         plain = self.rope()
@@ -438,21 +438,21 @@ class Rules(unittest.TestCase):
         old = self.config()
         old.model_config.hf_text_config = SimpleNamespace(
             hidden_size=512, num_attention_heads=8, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 2.0}, max_position_embeddings=2048)
-        of = chunk_rope.turning_of(old).rope
+        of = chunk_rope.rerotation_of(old).rope
         self.assertEqual((of.dim, of.base, of.scaling, of.factor), (64, 1e4, "linear", 2.0))
 
     def test_vllm_computes_dynamic_scaling_for_one_length(self):
-        of = chunk_rope.turning_of(self.config(rope_type="dynamic", factor=2.0, max_trained_positions=1024))
+        of = chunk_rope.rerotation_of(self.config(rope_type="dynamic", factor=2.0, max_trained_positions=1024))
         self.assertEqual((of.rope.trained, of.length), (1024, 4096))
 
     def test_an_engine_that_rotates_otherwise_is_refused(self):
-        of, other = (chunk_rope.turning_of(self.config(rope_type="yarn", factor=4.0, original_max_position_embeddings=n)) for n in (2048, 4096))
+        of, other = (chunk_rope.rerotation_of(self.config(rope_type="yarn", factor=4.0, original_max_position_embeddings=n)) for n in (2048, 4096))
         chunk_rope.check_tables(of, [table(of), table(of, scale=1.14)])
         for tables in ([table(of), table(other)], [table(of, is_neox_style=False)], [table(of, rotary_dim=64)], [SimpleNamespace()]):
             with self.assertRaisesRegex(Unsupported, "does not rotate K as the model's configuration says"):
                 chunk_rope.check_tables(of, tables)
 
-    def test_kinds_that_can_not_be_turned(self):
+    def test_kinds_that_can_not_be_shifted(self):
         for why, names, more in (
             ("rope_type is 'longrope'; default, linear", (), {"rope_type": "longrope"}), ("'default' with mrope_section", (), {"mrope_section": [1, 2]}),
             ("'dynamic' with alpha", (), {"rope_type": "dynamic", "alpha": 1000.0}), ("rotate K in 2 ways", (), {"full": {}, "sliding": {}}),
@@ -491,13 +491,13 @@ class Rules(unittest.TestCase):
         halves = {"k first": (2, 2 * blocks, BLOCK // 2, heads, dim), "k and v of each": (2 * blocks, 2, BLOCK // 2, heads, dim)}
         kernels = {name: {"layers.0": Tensor(numpy.zeros(shape, numpy.float32), "torch.float32")} for name, shape in halves.items()}
         of = SimpleNamespace(**{**vars(kv_config), "num_blocks": blocks})
-        self.assertEqual(chunk_rules.turned(config, of, kernels["k first"], False).rope.rows, BLOCK * heads)
+        self.assertEqual(chunk_rules.shifted(config, of, kernels["k first"], False).rope.rows, BLOCK * heads)
         with self.assertRaisesRegex(Unsupported, "can't tell where K lies"):  # blocks of two of the kernel's, each with K and V
-            chunk_rules.turned(config, of, kernels["k and v of each"], False)
+            chunk_rules.shifted(config, of, kernels["k and v of each"], False)
         for layout, columns in ("heads", False), ("heads", True), ("split", True):
             e = small.Engine(MODEL, layout=layout)
             with self.assertRaisesRegex(Unsupported, "can't tell where K lies"):
-                chunk_rules.turned(config, SimpleNamespace(**{**vars(kv_config), "num_blocks": 64}), e.ranks[0].tensors, columns)
+                chunk_rules.shifted(config, SimpleNamespace(**{**vars(kv_config), "num_blocks": 64}), e.ranks[0].tensors, columns)
 
 
 if __name__ == "__main__":

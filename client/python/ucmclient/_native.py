@@ -180,8 +180,8 @@ class Transfer(Structure):
         ("part", c_uint32),
         ("durability", c_uint32),
         ("step", c_uint32),
-        ("turns", c_void_p),
-        ("n_turns", c_uint32),
+        ("shifts", c_void_p),
+        ("n_shifts", c_uint32),
     ]
 
 

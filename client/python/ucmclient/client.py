@@ -427,7 +427,7 @@ class Namespace(_Handle):
     ) -> "Region":
         """Registers paged KV memory of this worker. gpu: the UUID of its GPU, None for host memory. block_pool: its blocks are
         entries for Region.gather, each for one layer of any block, and planes are those of one layer, of layer 0. rope: where K lies, for
-        loads that turn it."""
+        loads that re-rotate it."""
         spec, out = region_spec(memory, planes, blocks, part, gpu, block_pool, rope), c_void_p()
         check(lib.ucm_region_register(self.handle, byref(spec), _timeout(timeout), byref(out)))
         return Region(self, out.value, memory)

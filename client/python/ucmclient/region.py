@@ -52,7 +52,7 @@ class TaskResult:
 @dataclass(frozen=True)
 class Rope:
     """struct ucm_rope: where K lies in a layer of a block, and how the model rotates it. rows of dim elements from byte `offset` of the layer
-    on; elements [first, first + rotary) of a row turn. run: a row is so many tokens of a head, and has those of a channel side by side."""
+    on; elements [first, first + rotary) of a row are rotated. run: a row is so many tokens of a head, and has those of a channel side by side."""
 
     rows: int
     dim: int
@@ -144,9 +144,9 @@ def region_spec(
         *((p.memory, p.offset, p.stride, p.block_bytes, p.layer) for p in planes)
     )
     device = b"cpu" if gpu is None else b"cuda"
-    turned = None if rope is None else ctypes.pointer(rope.native())
+    shifted = None if rope is None else ctypes.pointer(rope.native())
     return native.RegionSpec(
-        part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes), 0, int(block_pool), turned
+        part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes), 0, int(block_pool), shifted
     )
 
 
@@ -195,16 +195,16 @@ class Region(_Handle):
         deadline: float = 0.0,
         lease: int = 0,
         step: int = 0,
-        turns: Optional[Sequence[Sequence[int]]] = None,
+        shifts: Optional[Sequence[Sequence[int]]] = None,
         timeout: Optional[float] = None,
     ) -> "Task":
         """Copies blocks into the region's pages. layers 0: every layer from `layer` on. step: copies layer by layer,
-        with a report every `step` layers, for Task.wait_layers. turns: of a region with `rope`, runs of keys whose K turns, as (keys, old
+        with a report every `step` layers, for Task.wait_layers. shifts: of a region with `rope`, runs of keys whose K is re-rotated, as (keys, old
         position, new position, old length, new length); the lengths, of dynamic scaling, may be left out."""
         fields: dict[str, Any] = {"layer": layer, "n_layers": layers, "priority": priority, "lease": lease, "step": step}
-        if turns is not None:
+        if shifts is not None:
             packed, n = uint32s([number for run in turns for number in (*run, 0, 0)[:5]])
-            fields.update(turns=packed.address, n_turns=n // 5)
+            fields.update(shifts=packed.address, n_shifts=n // 5)
         return transfer(lib.ucm_load, self, self.ns, keys, blocks, timeout, deadline, **fields)
 
     def load_prefix(

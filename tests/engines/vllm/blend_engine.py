@@ -1,4 +1,4 @@
-"""The small engine with chunks (ucmclient.blend): K of a chunk's blocks is turned by the daemon into the engine's pages, and of the prompt
+"""The small engine with chunks (ucmclient.blend): K of a chunk's blocks is re-rotated by the daemon into the engine's pages, and of the prompt
 only what the plan says is computed. A request is planned when it is admitted, so again after a preemption, behind what the
 local prefix cache then has; its blocks are loaded in the step that their first token falls into."""
 
@@ -36,7 +36,7 @@ class BlendEngine(Engine):
     def __init__(self, model, client, **options):
         super().__init__(model, **options)
         self.pool, self.client = BlendPool(self.blocks), client
-        self.turned = self.computed = 0  # blocks; tokens of prompts, a layer each
+        self.shifted = self.computed = 0  # blocks; tokens of prompts, a layer each
         self._open_chunks(self.ranks[0])
 
     def _open_chunks(self, rank):
@@ -83,7 +83,7 @@ class BlendEngine(Engine):
         for load, r in zip(loads, result.blocks):
             if r != BlockResult.OK:
                 request.lost.update(range(load.position, load.position + BLOCK))
-        self.turned += result.ok
+        self.shifted += result.ok
 
     def _forward(self, out, connectors):
         work = []

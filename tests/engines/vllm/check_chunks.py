@@ -236,7 +236,7 @@ class Chunks(unittest.TestCase):
         self.assertEqual(n, [0, 192, 448, 608])
 
     def test_a_model_that_can_not_be_turned_is_refused(self):
-        with self.assertRaisesRegex(Refused, "chunks: the model's rope_type is 'longrope'; default, linear, dynamic, yarn and llama3 can be turned"):
+        with self.assertRaisesRegex(Refused, "chunks: the model's rope_type is 'longrope'; default, linear, dynamic, yarn and llama3 can be re-rotated"):
             factors = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 512}
             self.engine(hf_overrides={"rope_parameters": factors})
 
@@ -261,16 +261,16 @@ class Tables(unittest.TestCase):
             of = SimpleNamespace(head_dim=128, max_position_embeddings=4096, rope_parameters=found)
             for name, neox in (("LlamaForCausalLM", True), ("Glm4ForCausalLM", False)):
                 for dtype in torch.float32, torch.bfloat16:
-                    turning = chunk_rope.turning_of(SimpleNamespace(model_config=SimpleNamespace(architectures=[name], hf_text_config=of)))
+                    rerotation = chunk_rope.rerotation_of(SimpleNamespace(model_config=SimpleNamespace(architectures=[name], hf_text_config=of)))
                     with set_current_vllm_config(VllmConfig()):
                         table = get_rope(128, 4096, neox, dict(found), dtype)
-                    chunk_rope.check_tables(turning, [table])
-                    tables.append((turning, table, found, neox))
-        for turning, _, found, neox in tables:
+                    chunk_rope.check_tables(rerotation, [table])
+                    tables.append((rerotation, table, found, neox))
+        for rerotation, _, found, neox in tables:
             for _, table, other, pairs in tables:
                 if (found, neox) != (other, pairs) and found.get("rope_type") != "dynamic" and other.get("rope_type") != "dynamic":
                     with self.assertRaises(Unsupported):
-                        chunk_rope.check_tables(turning, [table])
+                        chunk_rope.check_tables(rerotation, [table])
 
 
 class Columns(unittest.TestCase):

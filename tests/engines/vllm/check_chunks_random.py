@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The promise of the connector's setting `chunks` under vLLM's own scheduler, with random requests, preemptions, aborts, failures, evictions and resets:
-nothing blended is stored, or met by a request that did not ask for it, and K turns by as much as its place differs. What a page holds is made up here: a
+nothing blended is stored, or met by a request that did not ask for it, and K is re-rotated by as much as its place differs. What a page holds is made up here: a
 token's KV is a hash of all KV before it, so that it says what it was computed behind. A part of `make check-vllm`; $UCM_SEED and $UCM_ROUNDS choose another
 run."""
 
@@ -104,9 +104,9 @@ class Random(unit.Case):
     def load(self, kind, copy):
         table, request = self.blocks_of(self.engine, self.requests[copy.request]), self.requests[copy.request]
         moved = [0] * len(copy.blocks)
-        if copy.turns:
+        if copy.shifts:
             self.assertTrue(kind == "chunk" and salted(request))
-            runs = [(new + i * BLOCK, new - old) for n, old, new, *_ in copy.turns for i in range(n)]
+            runs = [(new + i * BLOCK, new - old) for n, old, new, *_ in copy.shifts for i in range(n)]
             self.assertEqual([first for first, _ in runs], [table.index(block) * BLOCK for block in copy.blocks])
             moved = [by for _, by in runs]
         self.loading[copy.request] = [self.random.randrange(4), kind, copy, moved]
@@ -122,7 +122,7 @@ class Random(unit.Case):
         if not salted(request):
             self.assertEqual(kv, exact(tokens), f"{name} met blended KV")
         for p, one in enumerate(kv):
-            if one[0] == "turned":
+            if one[0] == "shifted":
                 self.assertEqual(one[1], exact(tokens[one[2] : p + 1])[-1], f"{name} has another token's KV at {p}")
         self.seen["blended"] += kv != exact(tokens)
 
@@ -149,8 +149,8 @@ class Random(unit.Case):
             received.add(name)
             for key, block, by in zip(split(copy.keys), copy.blocks, moved):
                 lost = self.random.random() < 0.06
-                self.pages[block] = [LOST] * BLOCK if lost else [("turned", kv, by) if by else kv for kv in self.kept[kind][key]]
-                self.seen["lost" if lost else "turned" if by else "loaded"] += 1
+                self.pages[block] = [LOST] * BLOCK if lost else [("shifted", kv, by) if by else kv for kv in self.kept[kind][key]]
+                self.seen["lost" if lost else "shifted" if by else "loaded"] += 1
                 if lost:
                     invalid.add(block)
         return received, invalid
@@ -210,7 +210,7 @@ class Random(unit.Case):
                 self.assertFalse(self.engine.requests)
                 self.assertEqual(self.engine.kv_cache_manager.block_pool.get_num_free_blocks(), POOL - 1)
                 self.assertEqual(self.metric("leases"), 0)
-        self.assertTrue(all(self.seen[what] for what in ("blended", "stored", "turned", "loaded", "lost", "preempted")), self.seen)
+        self.assertTrue(all(self.seen[what] for what in ("blended", "stored", "shifted", "loaded", "lost", "preempted")), self.seen)
 
 
 if __name__ == "__main__":

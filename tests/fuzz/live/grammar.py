@@ -250,7 +250,7 @@ class Generator:
         region = Region(self.name("p" if pool else "r"), ns, part, self.some(2, 4, 8) * (2 if pool else 1), pool)
         conn.regions.append(region)
         rope = self.rope(ns, pool)
-        region.turns = bool(rope)
+        region.shifts = bool(rope)
         self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, fragments=fragments, layers=layers,
                  pool=pool, form=ns.form if ns.form in (RAW, SUMMARY) else BYTES, label=ns.label, crc=ns.crc,
                  raw=self.label_of(ns.family, conn), base=ns.base.ref if ns.form == SUMMARY else None,
@@ -258,7 +258,7 @@ class Generator:
         return region
 
     def rope(self, ns, pool):
-        """Where K lies, for loads that turn it."""
+        """Where K lies, for loads that re-rotate it."""
         if ns.form == SUMMARY or pool or self.chance(0.9):
             return {}
         shape = ns.family.shape
@@ -398,9 +398,9 @@ class Generator:
         more = self.layers(region.ns)
         if self.chance(0.2):
             more["step"] = 1
-        if region.turns:
+        if region.shifts:
             old = self.some(0, 7, 100)
-            more["turns"] = [len(at), old, old + self.some(0, 1, 64), 0, 0]
+            more["shifts"] = [len(at), old, old + self.some(0, 1, 64), 0, 0]
         if conn.leases and self.chance(0.2):
             more["lease"] = {"of": conn.leases.pop(), "field": "lease"}
         self.add("load", conn, region=region.name, keys=keys[:len(at)], at=at, more=more, m=self.some("load", "load", "load_prefix"),

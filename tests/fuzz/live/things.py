@@ -31,7 +31,7 @@ class Ns:
 class Region:
     def __init__(self, name, ns, part, blocks, pool):
         self.name, self.ns, self.part, self.blocks, self.pool = name, ns, part, blocks, pool
-        self.turns = False              # K of its blocks
+        self.shifts = False              # K of its blocks
 
 
 class BlockSequence:

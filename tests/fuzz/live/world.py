@@ -368,15 +368,15 @@ class World:
                 region.memory.map[at * region.size:(at + 1) * region.size] = bytes(region.size)
         more, method = self.more(op), op.get("m", "load")
         if method == "load_prefix":
-            more = {key: value for key, value in more.items() if key not in ("lease", "turns")}
+            more = {key: value for key, value in more.items() if key not in ("lease", "shifts")}
 
         def check(result, _):
             for key, at, status in zip(op["keys"], op["at"], result["status"] if result else ()):
                 data = region.memory.map[at * region.size:(at + 1) * region.size]
                 self.look(peer, data, f"a {region.form} region")
                 if status == OK:
-                    self.count(f"loaded {region.form}" + (" turned" if "turns" in more else ""))
-                if status == OK and "turns" not in more:
+                    self.count(f"loaded {region.form}" + (" re-rotated" if "shifts" in more else ""))
+                if status == OK and "shifts" not in more:
                     first = more.get("layer", 0)
                     n = more.get("layers", 0) or region.op["layers"] - first
                     for layer in range(first, first + n):

@@ -29,7 +29,7 @@ static void code(const struct op *o)
 }
 
 /* Tables are read now, as late as a kernel would. */
-static void turn(const struct op *o)
+static void shift(const struct op *o)
 {
     const struct ucm_copy_plane *planes = (const struct ucm_copy_plane *)(uintptr_t)o->planes;
     const struct ucm_copy_item *items = (const struct ucm_copy_item *)(uintptr_t)o->items;
@@ -52,8 +52,8 @@ void fake_op_run(const struct op *o)
 {
     if (o->encoded)
         code(o);
-    else if (o->turned)
-        turn(o);
+    else if (o->shifted)
+        shift(o);
     else if (o->n_items > 0)
         ucm_copy_ref((const struct ucm_copy_plane *)(uintptr_t)o->planes, o->n_planes,
                      (const struct ucm_copy_item *)(uintptr_t)o->items, o->n_items,
@@ -75,11 +75,11 @@ CUfunction fake_cuda_coder(const char *name)
     return (CUfunction)(uintptr_t)&coders[end && strcmp(end, "_dump") == 0];
 }
 
-static const char turner;
+static const char rerotator;
 
-CUfunction fake_cuda_turner(void)
+CUfunction fake_cuda_rerotator(void)
 {
-    return (CUfunction)(uintptr_t)&turner;
+    return (CUfunction)(uintptr_t)&rerotator;
 }
 
 /* ---- kernels that do nothing ---- */
@@ -138,7 +138,7 @@ static bool idle_launch(CUfunction f)
 
 /* ---- kernels that copy ---- */
 
-static void turn_take(struct op *o, void **arguments)
+static void rerotate_take(struct op *o, void **arguments)
 {
     o->at = *(uint64_t *)arguments[4];
     o->tables = *(uint64_t *)arguments[5];
@@ -149,7 +149,7 @@ static void turn_take(struct op *o, void **arguments)
 static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companion)
 {
     bool encoded = f == (CUfunction)(uintptr_t)&coders[0] || f == (CUfunction)(uintptr_t)&coders[1];
-    bool turned = f == fake_cuda_turner();
+    bool shifted = f == fake_cuda_rerotator();
     struct op *o = fake_op_new(0);
 
     o->planes = *(uint64_t *)arguments[0];
@@ -159,10 +159,10 @@ static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companio
     o->encoded = encoded && o->n_items > 0;
     if (encoded)
         memcpy(&o->spec, arguments[4], sizeof(o->spec));
-    o->turned = turned && o->n_items > 0;
-    if (turned)
-        turn_take(o, arguments);
-    o->direction = turned    ? UCM_COPY_LOAD
+    o->shifted = shifted && o->n_items > 0;
+    if (shifted)
+        rerotate_take(o, arguments);
+    o->direction = shifted   ? UCM_COPY_LOAD
                    : encoded ? f == (CUfunction)(uintptr_t)&coders[1]
                              : *(uint32_t *)arguments[5];
     o->companion = companion;

@@ -433,7 +433,7 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
 {
     *out = strcmp(name, UCM_COPY_KERNEL) == 0                             ? (CUfunction)module
            : strncmp(name, "ucm_encoding_", strlen("ucm_encoding_")) == 0 ? fake_cuda_coder(name)
-           : strncmp(name, "ucm_rope_", strlen("ucm_rope_")) == 0         ? fake_cuda_turner()
+           : strncmp(name, "ucm_rope_", strlen("ucm_rope_")) == 0         ? fake_cuda_rerotator()
                                                                           : fake_cuda_idle(name);
     return CUDA_SUCCESS;
 }

@@ -30,7 +30,7 @@ struct op {
     bool companion; /* a kernel of the companion's */
     bool encoded;   /* it encodes or decodes */
     struct ucm_encoding_spec spec;
-    bool turned, in_place; /* it turns K */
+    bool shifted, in_place; /* it re-rotates K */
     struct ucm_rope_spec rope;
     uint64_t at, tables; /* of uint32_t, of struct ucm_rope_angle */
     size_t n;            /* or copies */
@@ -51,7 +51,7 @@ CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigne
                                  unsigned by, unsigned bz, unsigned shared, CUstream s,
                                  void **arguments, void **extra);
 CUfunction fake_cuda_coder(const char *name); /* a kernel of kernels/encoding */
-CUfunction fake_cuda_turner(void);            /* of kernels/rope */
+CUfunction fake_cuda_rerotator(void);         /* of kernels/rope */
 CUfunction fake_cuda_idle(const char *name);  /* a kernel that does nothing */
 CUresult fake_cuda_daemon_record(CUevent e, CUstream s);
 void fake_cuda_handle_fill(uint8_t handle[64], uint32_t kind, void *what);

@@ -1,4 +1,4 @@
-/* Copies on a GPU that do more than move: that encode or decode, and loads that turn K. Through slices that a companion fills or
+/* Copies on a GPU that do more than move: that encode or decode, and loads that re-rotate K. Through slices that a companion fills or
  * empties, or straight by the daemon's own kernels: the reference's bits, and nothing else. What a companion can't or won't do
  * goes straight or fails, and is never wrong. */
 #include "tests/unit/cuda/cuda_rig.h"
@@ -15,11 +15,11 @@ static struct ucm_encoding_spec spec;
 static struct companion_rope rope;
 static uint32_t rope_at[PLANES];
 static struct ucm_rope_angle tables[BLOCKS][UCM_ROPE_PAIRS_MAX];
-static const struct ucm_rope_angle *turns[BLOCKS];
+static const struct ucm_rope_angle *shifts[BLOCKS];
 static uint8_t *want_slots, *want_memory;
 
 /* Of the region; both may be. */
-enum { ENCODED = 1, TURNED = 2 };
+enum { ENCODED = 1, SHIFTED = 2 };
 
 /* heads 8: a layer is wide enough to pass through slices; 1: it is not, in loads. */
 static void begin_with(enum copy_strategy strategy, unsigned does, uint32_t heads, uint32_t dim)
@@ -39,7 +39,7 @@ static void begin_with(enum copy_strategy strategy, unsigned does, uint32_t head
         rope_at[p] = does & ENCODED && p % 2 ? UCM_ROPE_NO_K : 0;
     rope.at = rope_at;
     w.encoding = does & ENCODED ? &spec : NULL;
-    w.rope = does & TURNED ? &rope : NULL;
+    w.rope = does & SHIFTED ? &rope : NULL;
     worker_begin(&w, getpid(), PLANES, TENSOR / 8 * heads, 64);
     want_slots = bytes_pages(slots_bytes);
     want_memory = bytes_pages(w.bytes);
@@ -85,8 +85,8 @@ static void expect_fragment(const struct test_job *j, uint32_t i, uint32_t p)
         slot += plane->slot_offset;
         memcpy(loads ? page : of(slot), loads ? of(slot) : page, plane->block_bytes);
     }
-    if (j->job.turns && turns[i] && rope_at[p] != UCM_ROPE_NO_K)
-        ucm_rope_apply(&rope.spec, turns[i], page, page);
+    if (j->job.shifts && shifts[i] && rope_at[p] != UCM_ROPE_NO_K)
+        ucm_rope_apply(&rope.spec, shifts[i], page, page);
 }
 
 static void expect(const struct test_job *j)
@@ -97,12 +97,12 @@ static void expect(const struct test_job *j)
 }
 
 /* Of `kinds` tables in runs, and blocks between that stay. */
-static void turns_make(const struct test_job *j, uint32_t kinds)
+static void shifts_make(const struct test_job *j, uint32_t kinds)
 {
     for (uint32_t i = 0; i < kinds; i++)
-        ucm_rope_table(&rope.spec, &(struct ucm_rope_turn){i * 1000, 70000, 0, 0}, tables[i]);
+        ucm_rope_table(&rope.spec, &(struct ucm_rope_shift){i * 1000, 70000, 0, 0}, tables[i]);
     for (uint32_t i = 0; i < j->job.n_items; i++)
-        turns[i] = i % 7 == 6 ? NULL : tables[i * kinds / j->job.n_items];
+        shifts[i] = i % 7 == 6 ? NULL : tables[i * kinds / j->job.n_items];
 }
 
 /* Every second block. */
@@ -114,8 +114,8 @@ static void job_begin(struct test_job *j, enum device_op op, uint32_t first, uin
     memcpy(want_slots, slots, slots_bytes);
     memcpy(want_memory, of(w.memory), w.bytes);
     copy_half(j, &w, op);
-    turns_make(j, kinds);
-    j->job.turns = kinds > 0 && op == DEVICE_LOAD ? turns : NULL;
+    shifts_make(j, kinds);
+    j->job.shifts = kinds > 0 && op == DEVICE_LOAD ? shifts : NULL;
     j->job.converts = converts;
     j->job.first_plane = first;
     j->job.n_planes = n;
@@ -134,7 +134,7 @@ static void run(enum device_op op, uint32_t first, uint32_t n, unsigned does)
 {
     static struct test_job j;
 
-    job_begin(&j, op, first, n, does & TURNED ? TABLES : 0, does & ENCODED);
+    job_begin(&j, op, first, n, does & SHIFTED ? TABLES : 0, does & ENCODED);
     right(&j, job_wait(&j));
 }
 
@@ -142,7 +142,7 @@ static void run_passing(enum device_op op, unsigned does)
 {
     static struct test_job j;
 
-    job_begin(&j, op, 0, PLANES, does & TURNED ? TABLES : 0, does & ENCODED);
+    job_begin(&j, op, 0, PLANES, does & SHIFTED ? TABLES : 0, does & ENCODED);
     right(&j, job_wait_passing(&j));
 }
 
@@ -164,7 +164,7 @@ static uint64_t moved(enum copy_strategy strategy)
 }
 
 /* Engines can't encode or decode, so a kernel does, or a companion. Engines and kernels have streams of their own: on a GPU that is
- * late K must turn when it is there, and not before. */
+ * late K must be re-rotated when it is there, and not before. */
 static const struct {
     enum copy_strategy strategy;
     unsigned does;
@@ -176,15 +176,15 @@ static const struct {
     {COPY_DMA, ENCODED, COPY_SM, 0, 1},
     {COPY_AUTO, ENCODED, COPY_STAGED, 0, 1},
     {COPY_STAGED, ENCODED, COPY_STAGED, 300, 1},
-    {COPY_AUTO, TURNED, COPY_DMA, 0, 1},
-    {COPY_DMA, TURNED, COPY_DMA, 0, 1},
-    {COPY_DMA, TURNED, COPY_DMA, 300, 10},
-    {COPY_SM, TURNED, COPY_SM, 0, 1},
-    {COPY_AUTO, ENCODED | TURNED, COPY_SM, 0, 1},
-    {COPY_AUTO, ENCODED | TURNED, COPY_SM, 300, 1},
-    {COPY_STAGED, TURNED, COPY_STAGED, 0, 1},
-    {COPY_STAGED, TURNED, COPY_STAGED, 300, 1},
-    {COPY_STAGED, ENCODED | TURNED, COPY_STAGED, 0, 1},
+    {COPY_AUTO, SHIFTED, COPY_DMA, 0, 1},
+    {COPY_DMA, SHIFTED, COPY_DMA, 0, 1},
+    {COPY_DMA, SHIFTED, COPY_DMA, 300, 10},
+    {COPY_SM, SHIFTED, COPY_SM, 0, 1},
+    {COPY_AUTO, ENCODED | SHIFTED, COPY_SM, 0, 1},
+    {COPY_AUTO, ENCODED | SHIFTED, COPY_SM, 300, 1},
+    {COPY_STAGED, SHIFTED, COPY_STAGED, 0, 1},
+    {COPY_STAGED, SHIFTED, COPY_STAGED, 300, 1},
+    {COPY_STAGED, ENCODED | SHIFTED, COPY_STAGED, 0, 1},
 };
 
 Test(cuda_forms, every_way, .timeout = 120)
@@ -232,7 +232,7 @@ Test(cuda_forms, more_tables_than_a_launch_has, .timeout = 60)
     static struct test_job j;
 
     for (unsigned ring = 0; ring < 2; ring++) {
-        begin_with(ring ? COPY_STAGED : COPY_SM, TURNED, 8, 512);
+        begin_with(ring ? COPY_STAGED : COPY_SM, SHIFTED, 8, 512);
         cr_assert_eq(ucm_rope_tables_most(&rope.spec), 8);
         if (ring)
             worker_companion(&w, 1 << 20, 4);
@@ -243,15 +243,15 @@ Test(cuda_forms, more_tables_than_a_launch_has, .timeout = 60)
     }
 }
 
-/* Nothing of it turns: no kernel runs. */
+/* Nothing of it is re-rotated: no kernel runs. */
 Test(cuda_forms, what_stays_is_a_raw_copy, .timeout = 60)
 {
     static struct test_job j;
 
-    begin(COPY_DMA, TURNED);
+    begin(COPY_DMA, SHIFTED);
     job_begin(&j, DEVICE_LOAD, 0, PLANES, TABLES, false);
     right(&j, job_wait(&j));
-    memset(turns, 0, sizeof(turns));
+    memset(shifts, 0, sizeof(shifts));
     expect(&j);
     j.done = false;
     job_submit(&j, gpu);
@@ -265,7 +265,7 @@ Test(cuda_forms, what_stays_is_a_raw_copy, .timeout = 60)
 /* It does not say that it knows such orders, so it gets none, which it would take for others. */
 Test(cuda_forms, an_old_companion_gets_no_such_orders, .timeout = 60)
 {
-    for (unsigned does = ENCODED; does <= TURNED; does++) {
+    for (unsigned does = ENCODED; does <= SHIFTED; does++) {
         begin(COPY_STAGED, does);
         worker_companion(&w, 256 << 10, 4);
         atomic_store(&w.shared->words.knows, does == ENCODED ? 0 : UCM_STAGING_KNOWS_CONVERSION);
@@ -282,7 +282,7 @@ Test(cuda_forms, an_old_companion_gets_no_such_orders, .timeout = 60)
 /* The worker registered the region here without its encoding, or its rope: its companion refuses. */
 Test(cuda_forms, refused_where_the_companion_knows_nothing_of_it, .timeout = 60)
 {
-    for (unsigned does = ENCODED; does <= TURNED; does++) {
+    for (unsigned does = ENCODED; does <= SHIFTED; does++) {
         begin(COPY_STAGED, does);
         w.encoding = NULL;
         w.rope = NULL;
@@ -360,7 +360,7 @@ Test(cuda_forms, orders_whose_tables_do_not_fit_are_refused, .timeout = 60)
 {
     struct ucm_staging_order *o;
 
-    begin(COPY_AUTO, TURNED);
+    begin(COPY_AUTO, SHIFTED);
     worker_companion(&w, 64 << 10, 2);
     o = &w.shared->orders[0];
     *o = (struct ucm_staging_order){
@@ -394,7 +394,7 @@ Test(cuda_forms, planes_that_are_no_tensors_or_have_no_k_get_no_companion, .time
     struct ucm_copy_plane planes[PLANES];
     uint8_t uuid[UCM_UUID_BYTES];
 
-    begin(COPY_AUTO, ENCODED | TURNED);
+    begin(COPY_AUTO, ENCODED | SHIFTED);
     fake_cuda_uuid(0, uuid);
     cr_assert_eq(companion_init(&w.companion, uuid, 65536, 2), CUDA_SUCCESS);
     memcpy(planes, w.region->planes, sizeof(planes));

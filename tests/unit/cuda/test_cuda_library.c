@@ -114,7 +114,7 @@ static void rope_refused(struct ucm_rope rope, CUdeviceptr memory, const char *s
     cr_expect(strstr(ucm_cuda_errmsg(), sentence), "%s", ucm_cuda_errmsg());
 }
 
-/* The companion turns K, too, so it must know where K lies before the daemon is asked. */
+/* The companion re-rotates K, too, so it must know where K lies before the daemon is asked. */
 Test(cuda_library, knows_where_k_lies)
 {
     struct ucm_rope rope = {.rows = 16, .dim = 64, .rotary = 64, .dtype = "bf16", .base = 10000};

@@ -10,7 +10,7 @@ static struct worker_side w;
 static struct companion_rope rope;
 static uint32_t rope_at[PLANES];
 static struct ucm_rope_angle table[UCM_ROPE_PAIRS_MAX];
-static const struct ucm_rope_angle *turns[BLOCKS];
+static const struct ucm_rope_angle *shifts[BLOCKS];
 static uint8_t *want, *seen;
 
 static struct cuda_api real;
@@ -128,13 +128,13 @@ static void loaded(struct test_job *j)
 
             memcpy(to, (void *)(uintptr_t)(j->items[i].slot + w.region->planes[p].slot_offset),
                    FRAGMENT);
-            if (j->job.turns && turns[i])
-                ucm_rope_apply(&rope.spec, turns[i], to, to);
+            if (j->job.shifts && shifts[i])
+                ucm_rope_apply(&rope.spec, shifts[i], to, to);
             cr_assert_eq(memcmp(to, page((uint8_t *)(uintptr_t)w.memory, j, i, p), FRAGMENT), 0);
         }
 }
 
-/* Loads of two tenants; every second one turns. What is small and does not turn may overtake. */
+/* Loads of two tenants; every second one re-rotates. What is small and does not may overtake. */
 static void copies(void)
 {
     static struct test_job j[4];
@@ -143,7 +143,7 @@ static void copies(void)
         copy_init(&j[k], &w, DEVICE_LOAD);
         for (uint32_t i = k; i < BLOCKS; i += 4)
             copy_add(&j[k], &w, i, i);
-        j[k].job.turns = k % 2 ? turns : NULL;
+        j[k].job.shifts = k % 2 ? shifts : NULL;
         j[k].job.who = (struct fair_who){.tenant = 1 + k / 2, .weight = 100};
         job_submit(&j[k], gpu);
     }
@@ -192,9 +192,9 @@ static void each(enum copy_strategy strategy, bool open)
     ucm_rope_table(
         &(struct ucm_rope_spec){
             .dtype = UCM_ROPE_BF16, .rows = 1, .dim = 128, .rotary = 128, .base = 10000},
-        &(struct ucm_rope_turn){16, 70000, 0, 0}, table);
+        &(struct ucm_rope_shift){16, 70000, 0, 0}, table);
     for (uint32_t i = 0; i < BLOCKS; i++)
-        turns[i] = i % 3 == 2 ? NULL : table;
+        shifts[i] = i % 3 == 2 ? NULL : table;
     fake_cuda_delay(1000);
     for (unsigned n = 1; run(strategy, n, open); n++)
         cr_assert_lt(n, 1000);

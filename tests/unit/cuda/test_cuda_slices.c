@@ -269,7 +269,8 @@ Test(cuda_slices, a_lost_context_ends_all_in_them)
     fake_cuda_lose(CUDA_SUCCESS);
 }
 
-/* Requests of other planes, and those whose K turns or whose region is another, are passed over. */
+/* Requests of other planes, and those whose K is re-rotated or whose region is another, are passed
+ * over. */
 Test(cuda_slices, only_what_one_order_can_say_shares_one)
 {
     uint32_t held[HELD], slice;

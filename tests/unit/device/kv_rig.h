@@ -1,4 +1,4 @@
-/* What the tests of encoded and of turned regions share: a registration of K and V of 16 tokens, 4 heads of 64, BF16: 8 KiB each,
+/* What the tests of encoded and of regions with position shifts share: a registration of K and V of 16 tokens, 4 heads of 64, BF16: 8 KiB each,
  * side by side in a page of 16 KiB; 4 layers. */
 #ifndef UCM_TESTS_DEVICE_KV_RIG_H
 #define UCM_TESTS_DEVICE_KV_RIG_H

@@ -156,7 +156,7 @@ static struct ucm_encoding_spec any_spec(void)
 /* A spec that is read back gives the same bytes, and no other identity gives it. */
 Test(encoding, an_identity_is_read_back)
 {
-    for (uint32_t turn = 0; turn < 2000; turn++) {
+    for (uint32_t shift = 0; shift < 2000; shift++) {
         struct ucm_encoding_spec s = any_spec(), back;
         uint8_t bytes[UCM_ENCODING_IDENTITY_BYTES], again[UCM_ENCODING_IDENTITY_BYTES];
         char why[UCM_ENCODING_WHY];

@@ -127,8 +127,8 @@ static void check_pair(const struct ucm_rope_spec *s, struct pair raw, struct pa
                   (double)y, bound);
 }
 
-static void check_turn(const struct ucm_rope_spec *s, const struct ucm_rope_turn *t,
-                       uint64_t *state)
+static void check_shift(const struct ucm_rope_spec *s, const struct ucm_rope_shift *t,
+                        uint64_t *state)
 {
     uint64_t bytes = ucm_rope_bytes(s);
     uint8_t *k = malloc(bytes), *out = malloc(bytes);
@@ -170,7 +170,7 @@ static void check_turn(const struct ucm_rope_spec *s, const struct ucm_rope_turn
 /* Each dtype, shape and scaling, at positions up to the last one that there is. */
 Test(rope, a_turn_is_a_rotation_from_scratch)
 {
-    static const struct ucm_rope_turn turns[] = {
+    static const struct ucm_rope_shift shifts[] = {
         {0, 1, 0, 0},
         {0, 512, 0, 3000},
         {4096, 16, 5000, 0},
@@ -184,10 +184,10 @@ Test(rope, a_turn_is_a_rotation_from_scratch)
     for (uint32_t dtype = 0; dtype <= UCM_ROPE_FP8_E4M3; dtype++)
         for (size_t shape = 0; shape < COUNT(shapes); shape++)
             for (size_t scaling = 0; scaling < COUNT(scalings); scaling++)
-                for (size_t t = 0; t < COUNT(turns); t++) {
+                for (size_t t = 0; t < COUNT(shifts); t++) {
                     struct ucm_rope_spec s = join(&shapes[shape], &scalings[scaling], dtype);
 
-                    check_turn(&s, &turns[t], &state);
+                    check_shift(&s, &shifts[t], &state);
                 }
 }
 
@@ -197,7 +197,7 @@ static void check_columns(const struct ucm_rope_spec *s, uint32_t run, bool in_p
                           uint64_t *state)
 {
     struct ucm_rope_spec rows = *s, columns = *s;
-    struct ucm_rope_turn turn = {.old_position = 48, .new_position = 7000};
+    struct ucm_rope_shift shift = {.old_position = 48, .new_position = 7000};
     struct ucm_rope_angle table[UCM_ROPE_PAIRS_MAX];
     uint64_t bytes = ucm_rope_bytes(s) * run, n = bytes / ucm_rope_element_bytes(s);
     uint8_t *k = malloc(bytes), *t = malloc(bytes), *out = malloc(bytes);
@@ -212,7 +212,7 @@ static void check_columns(const struct ucm_rope_spec *s, uint32_t run, bool in_p
         element_put(s, k, i, x);
         element_put(s, t, place + token % run, x);
     }
-    cr_assert(ucm_rope_table(s, &turn, table));
+    cr_assert(ucm_rope_table(s, &shift, table));
     ucm_rope_apply(&rows, table, k, k);
     ucm_rope_apply(&columns, table, t, in_place ? t : out);
     for (uint64_t i = 0; i < n; i++) {
@@ -245,8 +245,8 @@ Test(rope, angles_are_exact_at_a_million)
 
     for (int n = 0; n < 2000; n++) {
         struct ucm_rope_spec s = join(&shapes[0], &scalings[(size_t)n % COUNT(scalings)], 0);
-        struct ucm_rope_turn t = {random_next(&state) % 2000000, random_next(&state) % 2000000, 0,
-                                  0};
+        struct ucm_rope_shift t = {random_next(&state) % 2000000, random_next(&state) % 2000000, 0,
+                                   0};
         struct ucm_rope_angle table[UCM_ROPE_PAIRS_MAX];
 
         ucm_rope_table(&s, &t, table);
@@ -301,16 +301,16 @@ Test(rope, frequencies_are_those_of_engines)
     }
 }
 
-Test(rope, a_turn_by_nothing_is_told)
+Test(rope, a_rerotate_by_nothing_is_told)
 {
     struct ucm_rope_angle table[UCM_ROPE_PAIRS_MAX];
     struct ucm_rope_spec s = join(&shapes[0], &scalings[5], 0);
     struct ucm_rope_spec dynamic = join(&shapes[0], &scalings[2], 0);
 
-    cr_assert_not(ucm_rope_table(&s, &(struct ucm_rope_turn){77, 77, 100, 9000}, table));
-    cr_assert_not(ucm_rope_table(&dynamic, &(struct ucm_rope_turn){77, 77, 100, 4096}, table));
-    cr_assert(ucm_rope_table(&dynamic, &(struct ucm_rope_turn){77, 77, 100, 4097}, table));
-    cr_assert(ucm_rope_table(&s, &(struct ucm_rope_turn){77, 78, 0, 0}, table));
+    cr_assert_not(ucm_rope_table(&s, &(struct ucm_rope_shift){77, 77, 100, 9000}, table));
+    cr_assert_not(ucm_rope_table(&dynamic, &(struct ucm_rope_shift){77, 77, 100, 4096}, table));
+    cr_assert(ucm_rope_table(&dynamic, &(struct ucm_rope_shift){77, 77, 100, 4097}, table));
+    cr_assert(ucm_rope_table(&s, &(struct ucm_rope_shift){77, 78, 0, 0}, table));
 }
 
 /* Each instruction set's form of a tensor, and the definition in kernels/rope/arith.h. */
@@ -335,7 +335,7 @@ static void check_bits(const struct ucm_rope_spec *s, const struct ucm_rope_angl
 }
 
 /* NaN stays NaN; what has no room is the largest value, never infinity; nothing else is touched. */
-Test(rope, any_bits_can_be_turned)
+Test(rope, any_bits_can_be_shifted)
 {
     uint64_t state = 3;
 
@@ -349,7 +349,7 @@ Test(rope, any_bits_can_be_turned)
             for (uint64_t i = 0; i < bytes; i++)
                 k[i] = (uint8_t)random_next(&state);
             out[0] = out[bytes + 1] = 0xa5;
-            ucm_rope_table(&s, &(struct ucm_rope_turn){0, 1 + (uint64_t)n, 0, 0}, table);
+            ucm_rope_table(&s, &(struct ucm_rope_shift){0, 1 + (uint64_t)n, 0, 0}, table);
             ucm_isa_limit(n % 2 ? UCM_ISA_AVX512 : UCM_ISA_BASE);
             ucm_rope_apply(&s, table, k, out + 1);
             check_bits(&s, table, k, out + 1);
@@ -396,7 +396,7 @@ Test(rope, refuses_with_a_sentence)
     char why[UCM_ROPE_WHY];
     uint32_t scaling;
 
-    REFUSED(dtype, 4, "fp8_e4m3 (3) can be turned");
+    REFUSED(dtype, 4, "fp8_e4m3 (3) can be re-rotated");
     REFUSED(rotary, 63, "an even number");
     REFUSED(rotary, 0, "an even number");
     REFUSED(first, 8, "channels 8 to 71 turn, but a row has 64");
@@ -414,7 +414,8 @@ Test(rope, refuses_with_a_sentence)
     right.scaling = UCM_ROPE_DYNAMIC;
     right.rotary = 2;
     refused(&right, "more than 2 rotary channels");
-    cr_assert_lt(ucm_rope_check_turn(&(struct ucm_rope_turn){0, UINT64_C(1) << 31, 0, 0}, why), 0);
+    cr_assert_lt(ucm_rope_check_shift(&(struct ucm_rope_shift){0, UINT64_C(1) << 31, 0, 0}, why),
+                 0);
     cr_assert(strstr(why, "the new position is 2147483648; 0 to 2147483647 are allowed"), "%s",
               why);
     cr_assert_eq(ucm_rope_scaling_named("llama3", 6, &scaling), 0);

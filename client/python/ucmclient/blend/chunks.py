@@ -116,7 +116,7 @@ class Chunks:
 
 
 class ChunkPages:
-    """Pages that chunks are loaded to, turned, and stored from."""
+    """Pages that chunks are loaded to, re-rotated, and stored from."""
 
     def __init__(self, chunks: Chunks, region: Region, rope: Optional[Rope]):
         self.chunks, self._region, self._rope = chunks, region, rope
@@ -131,12 +131,12 @@ class ChunkPages:
         self.close()
 
     def load(self, plan: Plan, blocks: Blocks, *, lease: int = 0, **options: Any) -> Task:
-        """Loads what the plan says, K turned: blocks[i] of the pages takes plan.loads[i]. The plan has loads. A block whose result is not OK is
+        """Loads what the plan says, K re-rotated: blocks[i] of the pages takes plan.loads[i]. The plan has loads. A block whose result is not OK is
         missing: its tokens are to be computed. lease: the lookup's. options: as for Region.load."""
         dynamic = self._rope is not None and self._rope.scaling == "dynamic"
         length = plan.n_tokens if dynamic else 0
-        turns = [(s.count, s.old, s.new, 0, length) for s in plan.segments]
-        return self._region.load([load.key for load in plan.loads], blocks, lease=lease, turns=turns, **options)
+        shifts = [(s.count, s.old, s.new, 0, length) for s in plan.segments]
+        return self._region.load([load.key for load in plan.loads], blocks, lease=lease, shifts=shifts, **options)
 
     def store(self, plan: Plan, tokens: Sequence[int], chunk: int, blocks: Blocks, **options: Any) -> Task:
         """Stores the whole blocks of a chunk that a request computed at the chunk's own start: the plan's chunk of that number, whose KV lies in
@@ -154,7 +154,7 @@ class ChunkPages:
 
 
 def store_prefix(plan: Plan, region: Region, keys: Sequence[bytes], blocks: Blocks, *, first_block: int = 0, **options: Any) -> Task:
-    """Stores blocks of a request under prefix keys, from its block first_block on. Raises BlendedError where one of them is behind a turned
+    """Stores blocks of a request under prefix keys, from its block first_block on. Raises BlendedError where one of them is behind a re-rotated
     block. options: as for Region.dump."""
     plan.check_prefix(first_block, len(keys))
     return region.dump(list(keys), blocks, **options)

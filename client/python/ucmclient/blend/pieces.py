@@ -16,7 +16,7 @@ from typing import Any
 from .policy import First, Nothing, Policy
 from .spans import Span, check_spans
 
-#: What the cache salt of each request begins with that may load turned blocks. Nothing of such a request is stored.
+#: What the cache salt of each request begins with that may load re-rotated blocks. Nothing of such a request is stored.
 SALT = "ucmd-chunks:"
 #: In kv_transfer_params: a request's chunks, as [begin, end] of the prompt; how many first tokens of each are computed anew; and that the prompt is a
 #: chunk by itself, to be stored as one.

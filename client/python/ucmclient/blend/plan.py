@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BlendedError(ValueError):
-    """KV that was computed beside turned blocks, or not at a chunk's own start, was to be stored."""
+    """KV that was computed beside re-rotated blocks, or not at a chunk's own start, was to be stored."""
 
 
 class Load(NamedTuple):
@@ -93,15 +93,15 @@ class Plan:
             raise BlendedError(f"chunk {chunk} reaches to token {whole}, but from token {self.exact} on KV is blended")
 
 
-def _first_positions(spans: Sequence[Span], turned: set[int], tokens: int) -> set[int]:
+def _first_positions(spans: Sequence[Span], shifted: set[int], tokens: int) -> set[int]:
     out: set[int] = set()
-    for i in turned:
+    for i in shifted:
         out.update(range(spans[i].start, min(spans[i].end, spans[i].start + tokens)))
     return out
 
 
 def _beginning(policy: Policy) -> int:
-    """How many of the first tokens of each turned chunk are computed in any case."""
+    """How many of the first tokens of each re-rotated chunk are computed in any case."""
     if isinstance(policy, First):
         return policy.tokens
     return policy.first if isinstance(policy, Asked) else 0
@@ -124,8 +124,8 @@ def plan(found: Found, policy: Policy, *, paged: bool = True) -> Plan:
         for j, key in enumerate(keys):
             if there[j] and span.start + j * B >= found.prefix:
                 loads.append(Load(key, i, j, j * B, span.start + j * B))
-    turned = {load.chunk for load in loads if load.old != load.position}
-    again = _first_positions(found.spans, turned, _beginning(policy))
+    shifted = {load.chunk for load in loads if load.old != load.position}
+    again = _first_positions(found.spans, shifted, _beginning(policy))
     again.add(found.n_tokens - 1)
     # Marks of positions, not sets of them: a long request has a million, and its first token waits.
     computed, reuse = bytearray(found.n_tokens), bytearray(found.n_tokens)

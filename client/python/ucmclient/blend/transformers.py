@@ -38,13 +38,13 @@ _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 def rope_of(config: Any, block_tokens: int, dtype: str = "bf16") -> Rope:
-    """The Rope of a model's config, for K whose layer begins with it as [block_tokens][KV heads][head_dim]. Refuses kinds that can't be turned."""
+    """The Rope of a model's config, for K whose layer begins with it as [block_tokens][KV heads][head_dim]. Refuses kinds that can't be re-rotated."""
     settings = getattr(config, "rope_parameters", None)
     if settings is None:  # before transformers 5
         settings = {"rope_theta": config.rope_theta, **(getattr(config, "rope_scaling", None) or {})}
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in ("default", "linear", "dynamic", "yarn", "llama3"):
-        raise ValueError(f"rope_type is {kind!r}; default, linear, dynamic, yarn and llama3 can be turned")
+        raise ValueError(f"rope_type is {kind!r}; default, linear, dynamic, yarn and llama3 can be re-rotated")
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotary = int(dim * settings.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None) or 1.0))
     trained = config.max_position_embeddings if kind == "dynamic" else settings.get("original_max_position_embeddings", 0)
@@ -133,7 +133,7 @@ class BlendCache(Cache):
 
 class Runner:
     """A model, its pages, and the namespaces of its chunks and prefixes. name, revision: of the weights, for the identity. blocks: so many move at once.
-    companion: of the client and the model's GPU, which the caller closes; without it the daemon's own kernels turn K. One thread at a time."""
+    companion: of the client and the model's GPU, which the caller closes; without it the daemon's own kernels re-rotate K. One thread at a time."""
 
     def __init__(
         self,
@@ -340,9 +340,9 @@ class Runner:
             self.model.config._attn_implementation = kind
         if attended.layers < self.layers:
             raise ValueError(f"{type(self.model).__name__} hands nothing on to its attention, so the question can't say what it attends to")
-        turned = plan.reused[bisect.bisect_left(plan.reused, plan.exact) :]
-        chosen = policy.choose(attended.sums[self._tensor(turned)].tolist())
-        plan = dataclasses.replace(plan, compute=(*(turned[i] for i in chosen), *question), reused=())
+        shifted = plan.reused[bisect.bisect_left(plan.reused, plan.exact) :]
+        chosen = policy.choose(attended.sums[self._tensor(shifted)].tolist())
+        plan = dataclasses.replace(plan, compute=(*(shifted[i] for i in chosen), *question), reused=())
         return self._steps(tokens, plan, cache, step, leaving=(policy.layers(self.layers), behind))
 
     def _compute(
@@ -431,7 +431,7 @@ def _check_model(model: Any) -> None:
     if kinds != {"full_attention"} or (getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)):
         raise ValueError(f"{name} attends through a window in some layers; chunks need attention to all tokens")
     if model.dtype not in _DTYPES:
-        raise ValueError(f"{name} computes in {model.dtype}; float32, float16 and bfloat16 can be turned")
+        raise ValueError(f"{name} computes in {model.dtype}; float32, float16 and bfloat16 can be re-rotated")
     if config._attn_implementation not in ("sdpa", "eager"):
         raise ValueError(f"{name} attends by {config._attn_implementation!r}, which takes no mask of chosen positions; load it with sdpa or eager")
     devices = sorted({str(p.device) for p in model.parameters()})

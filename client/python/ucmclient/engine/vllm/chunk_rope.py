@@ -25,7 +25,7 @@ _LOOKED, _NEAR = (1, 10, 100, 1000), 0.01
 
 
 @dataclass(frozen=True)
-class Turning:
+class Rerotation:
     """rope: without rows, which the engine's pages have. length: what the engine computes dynamic scaling's frequencies for, whatever a request's is; 0
     of other kinds."""
 
@@ -39,8 +39,8 @@ class Turning:
         return f"chunks: {of.rotary} channels of a head turn, base {of.base:g}, scaling {of.scaling}"
 
 
-def turning_of(config: Any) -> Turning:
-    """Refuses what can't be turned."""
+def rerotation_of(config: Any) -> Rerotation:
+    """Refuses what can't be re-rotated."""
     model = config.model_config
     of = getattr(model, "hf_text_config", None) or getattr(model, "hf_config", None)
     names = getattr(model, "architectures", None) or getattr(getattr(model, "hf_config", None), "architectures", None) or ["this model"]
@@ -48,7 +48,7 @@ def turning_of(config: Any) -> Turning:
         raise Unsupported(
             f"chunks: how {names[0]} rotates K is not known (known are {', '.join(sorted(_INTERLEAVED))}): take another model, {REMEDY}"
         )
-    return _turning(of, _parameters(of), _INTERLEAVED[names[0]])
+    return _rerotation(of, _parameters(of), _INTERLEAVED[names[0]])
 
 
 def _parameters(of: Any) -> Mapping[str, Any]:
@@ -61,13 +61,13 @@ def _parameters(of: Any) -> Mapping[str, Any]:
     return found
 
 
-def _turning(of: Any, found: Mapping[str, Any], interleaved: bool) -> Turning:
+def _rerotation(of: Any, found: Mapping[str, Any], interleaved: bool) -> Rerotation:
     kind = found.get("rope_type", found.get("type")) or "default"
     strange = [name for name in ("mrope_section", "alpha", "use_fope", "rope_dim", "extrapolation_factor") if found.get(name)]
     if kind not in _KINDS or strange:
         what = f"{kind!r} with {strange[0]}" if strange else repr(kind)
         raise Unsupported(
-            f"chunks: the model's rope_type is {what}; default, linear, dynamic, yarn and llama3 can be turned: take another model, {REMEDY}"
+            f"chunks: the model's rope_type is {what}; default, linear, dynamic, yarn and llama3 can be re-rotated: take another model, {REMEDY}"
         )
     dim = getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads
     share = found.get("partial_rotary_factor") or getattr(of, "partial_rotary_factor", None) or 1.0
@@ -80,13 +80,13 @@ def _turning(of: Any, found: Mapping[str, Any], interleaved: bool) -> Turning:
         factor=float(found.get("factor") or 1.0), trained=int(trained), fast=float(found.get(fast) or 32.0), slow=float(found.get(slow) or 1.0),
         whole=found.get("truncate", True),
     )
-    return Turning(rope, int(of.max_position_embeddings) if kind == "dynamic" else 0)
+    return Rerotation(rope, int(of.max_position_embeddings) if kind == "dynamic" else 0)
 
 
 # ---- what vLLM rotates by ----
 
 
-def check_tables(of: Turning, tables: Iterable[Any]) -> None:
+def check_tables(of: Rerotation, tables: Iterable[Any]) -> None:
     """tables: vLLM's rotary embeddings of this process. Refuses an engine that rotates otherwise than its configuration says, as where a vLLM of another
     version understands a kind of scaling otherwise, or that does not say."""
     there = list(tables)
@@ -99,7 +99,7 @@ def check_tables(of: Turning, tables: Iterable[Any]) -> None:
         )
 
 
-def _alike(of: Turning, table: Any) -> bool:
+def _alike(of: Rerotation, table: Any) -> bool:
     cache = getattr(table, "cos_sin_cache", None)
     said = getattr(table, "head_size", 0), getattr(table, "rotary_dim", 0), not getattr(table, "is_neox_style", True)
     if cache is None or said != (of.rope.dim, of.rope.rotary, of.rope.interleaved):
@@ -114,7 +114,7 @@ def _alike(of: Turning, table: Any) -> bool:
     return True
 
 
-def frequencies(of: Turning) -> list[float]:
+def frequencies(of: Rerotation) -> list[float]:
     """Radians a position of each pair, as docs/design/blend.md has them."""
     rope, d = of.rope, of.rope.rotary
     base = rope.base
@@ -138,7 +138,7 @@ def _of_llama3(rope: Rope, f: float) -> float:
 
 def _ramp(rope: Rope) -> list[float]:
     d = rope.rotary
-    low, high = (d * math.log(rope.trained / (turns * 2 * math.pi)) / (2 * math.log(rope.base)) for turns in (rope.fast, rope.slow))
+    low, high = (d * math.log(rope.trained / (rotations * 2 * math.pi)) / (2 * math.log(rope.base)) for rotations in (rope.fast, rope.slow))
     if rope.whole:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, d - 1)

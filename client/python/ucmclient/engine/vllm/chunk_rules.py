@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from ...blend.chunks import LAYOUT
 from ...region import Rope
-from .chunk_rope import REMEDY, Turning, turning_of
+from .chunk_rope import REMEDY, Rerotation, rerotation_of
 from .drafts import drafts_of
 from .identity import EngineIdentity, Unsupported, heads_of
 from .layout import Fragment, Heads, Layout, axes_of, kind_of, layout_of
@@ -61,11 +61,11 @@ def chunk_settings(settings: Settings) -> Settings:
 
 
 @dataclass(frozen=True)
-class Turned:
+class Rerotated:
     """How a worker's pages hold chunks. rope: the model's, with the rows of a block."""
 
     layout: Layout
-    turning: Turning
+    rerotation: Rerotation
     rope: Rope
 
 
@@ -86,19 +86,19 @@ def in_columns(backends: Sequence[str], instructions: str) -> bool:
     return False
 
 
-def turned(config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], columns: bool) -> Turned:
+def shifted(config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], columns: bool) -> Rerotated:
     """columns: in_columns(). Each layer is stored apart, since K lies in each of them."""
-    of, blocks, turning = heads_of(kv_cache_config, "chunks"), kv_cache_config.num_blocks, turning_of(config)
+    of, blocks, rerotation = heads_of(kv_cache_config, "chunks"), kv_cache_config.num_blocks, rerotation_of(config)
     try:
         layout = layout_of(kv_caches, blocks, apart=True)
     except ValueError as error:
         raise Unsupported(f"chunks: {error}: take another model, {REMEDY}") from None
     tensors = {layout.numbers[name]: tensor for name, tensor in kv_caches.items()}
     place = _in_columns if columns else _in_rows
-    ropes = {place(turning.rope, tensors[number], layout.layers[number], blocks, of) for number in tensors}
+    ropes = {place(rerotation.rope, tensors[number], layout.layers[number], blocks, of) for number in tensors}
     if len(ropes) > 1:
         raise Unsupported(f"chunks: layers keep K in different ways: take another model, {REMEDY}")
-    return Turned(layout, turning, ropes.pop())
+    return Rerotated(layout, rerotation, ropes.pop())
 
 
 def _not_found(tensor: Any, of: Heads) -> Unsupported:
@@ -137,7 +137,7 @@ def _in_rows(rope: Rope, tensor: Any, fragments: Sequence[Fragment], blocks: int
     return replace(rope, rows=rows, dim=row, dtype=_DTYPES[kind])
 
 
-def with_chunks(identity: EngineIdentity, of: Turned) -> EngineIdentity:
+def with_chunks(identity: EngineIdentity, of: Rerotated) -> EngineIdentity:
     """The engine's identity, with that of its chunks: their own layout, and keys of 32 bytes."""
     layout = of.layout
     chunks = replace(

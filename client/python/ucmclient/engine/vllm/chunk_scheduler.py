@@ -1,6 +1,6 @@
 """The scheduler's half for chunks (docs/blend.md): which requests load or store them, and which blocks of a chunk stand where in a prompt.
 
-Promises: only a request whose cache salt begins with SALT loads turned blocks, and nothing of such a request is stored under any key. So vLLM's own
+Promises: only a request whose cache salt begins with SALT loads re-rotated blocks, and nothing of such a request is stored under any key. So vLLM's own
 prefix cache has blended KV under such salts alone, and a chunk is stored only of a request that has another salt, or none, and is the chunk from its
 first token on.
 """
@@ -27,7 +27,7 @@ from .tracked import Promise, Request
 logger = logging.getLogger("ucmclient.engine.vllm")
 
 #: Runs of one load (proto/limits.h).
-_MAX_TURNS = 512
+_MAX_SHIFTS = 512
 
 
 def _params(request: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class _ChunkRequest(Request):
     def keys(self, first: int, end: int) -> bytes:
         return b"".join(self.key(block) for block in range(first, end))
 
-    def turns(self, first: int, most: int, length: int) -> list[tuple[int, ...]]:
+    def shifts(self, first: int, most: int, length: int) -> list[tuple[int, ...]]:
         """Of the run of blocks from `first` on, `most` of them: (blocks, old position, new position, and twice the length of dynamic scaling)."""
         out: list[list[int]] = []
         for block in range(first, first + most):
@@ -96,7 +96,7 @@ class _ChunkRequest(Request):
                 break
             if out and out[-1][1] + out[-1][0] * self.block_tokens == found[1]:
                 out[-1][0] += 1
-            elif len(out) == _MAX_TURNS:
+            elif len(out) == _MAX_SHIFTS:
                 break
             else:
                 out.append([1, found[1], block * self.block_tokens, length, length])
@@ -114,7 +114,7 @@ class ChunkScheduler(SchedulerHalf):
     """For the requests that `takes` says."""
 
     def __init__(self, settings: Settings, block_tokens: int, length: int, workers: int):
-        """length: Turning's."""
+        """length: Rerotation's."""
         super().__init__(chunk_settings(settings), block_tokens, workers=workers)
         self._length = length
         #: Sentences that were logged.
@@ -184,7 +184,7 @@ class ChunkScheduler(SchedulerHalf):
         if promise and time.monotonic() < promise.until and promise.first == first:
             return promise
         self._release(tracked)
-        run = sum(turn[0] for turn in tracked.turns(first, _MAX_KEYS, 0))
+        run = sum(shift[0] for shift in tracked.shifts(first, _MAX_KEYS, 0))
         if not run or self.link is None or self.link.ns is None:
             return None
         hits = self.shared.prefix(self.link, tracked.vllm.request_id, tracked.keys(first, first + run))
@@ -210,8 +210,8 @@ class ChunkScheduler(SchedulerHalf):
         tracked = self._tracked(request)
         for copy in self._plan.loads[before:]:
             assert tracked.promise is not None
-            turns = tracked.turns(tracked.promise.start, len(copy.blocks), self._length)
-            copy.turns = turns if any(old != new for _, old, new, *_ in turns) else None
+            shifts = tracked.shifts(tracked.promise.start, len(copy.blocks), self._length)
+            copy.shifts = shifts if any(old != new for _, old, new, *_ in shifts) else None
 
 
 class ChunkingScheduler(SchedulerHalf):

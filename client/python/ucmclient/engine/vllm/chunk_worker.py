@@ -1,10 +1,10 @@
-"""The worker's half of an engine with the setting `chunks`: beside that of prefixes one whose loads turn K, over the same pages."""
+"""The worker's half of an engine with the setting `chunks`: beside that of prefixes one whose loads re-rotate K, over the same pages."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .chunk_rules import Turned, chunk_settings
+from .chunk_rules import Rerotated, chunk_settings
 from .identity import EngineIdentity
 from .layout import Layout
 from .plan import Plan
@@ -13,51 +13,51 @@ from .worker import WorkerHalf
 
 
 class ChunkingWorker(WorkerHalf):
-    def __init__(self, settings: Settings, identity: EngineIdentity, layout: Layout, *, turned: Turned, name: str, part: int, writes: bool, on_gpu: bool,
+    def __init__(self, settings: Settings, identity: EngineIdentity, layout: Layout, *, shifted: Rerotated, name: str, part: int, writes: bool, on_gpu: bool,
                  event: Any, **named: Any):
         """named: WorkerHalf's, about prefixes."""
         of = {"part": part, "writes": writes, "on_gpu": on_gpu, "event": event}
         super().__init__(settings, identity, layout, name=name, **of, **named)
         assert identity.chunks is not None
         try:
-            self.turning = WorkerHalf(chunk_settings(settings), identity.chunks, turned.layout, name=f"{name}-chunks", rope=turned.rope, **of)
+            self.shifting = WorkerHalf(chunk_settings(settings), identity.chunks, shifted.layout, name=f"{name}-chunks", rope=shifted.rope, **of)
         except BaseException:
             super().close()
             raise
         #: For statistics.
-        self.kinds: list[WorkerHalf] = [self, self.turning]
+        self.kinds: list[WorkerHalf] = [self, self.shifting]
 
     def start_loads(self, plan: Plan) -> None:
         super().start_loads(plan)
         if plan.chunks is not None:
-            self.turning.start_loads(plan.chunks)
+            self.shifting.start_loads(plan.chunks)
 
     def start_stores(self, plan: Plan) -> None:
         super().start_stores(plan)
         if plan.chunks is not None:
-            self.turning.start_stores(plan.chunks)
+            self.shifting.start_stores(plan.chunks)
 
     def preempted(self, plan: Plan) -> None:
         super().preempted(plan)
         if plan.chunks is not None:
-            self.turning.preempted(plan.chunks)
+            self.shifting.preempted(plan.chunks)
 
     def finished(self) -> tuple[set[str], set[str]]:
         sent, received = super().finished()
-        more_sent, more_received = self.turning.finished()
+        more_sent, more_received = self.shifting.finished()
         return sent | more_sent, received | more_received
 
     def failed_blocks(self) -> set[int]:
-        return super().failed_blocks() | self.turning.failed_blocks()
+        return super().failed_blocks() | self.shifting.failed_blocks()
 
     def unregister(self) -> None:
         super().unregister()
-        self.turning.unregister()
+        self.shifting.unregister()
 
     def restore(self) -> None:
         super().restore()
-        self.turning.restore()
+        self.shifting.restore()
 
     def close(self) -> None:
         super().close()
-        self.turning.close()
+        self.shifting.close()

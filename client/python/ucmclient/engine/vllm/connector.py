@@ -26,8 +26,8 @@ from vllm.logger import init_logger
 from ...sparse.policy import Policy
 from ..weights import Weights, forget
 from . import adapters, watching
-from .chunk_rope import check_tables, turning_of
-from .chunk_rules import Turned, check_chunks, in_columns, turned, with_chunks
+from .chunk_rope import check_tables, rerotation_of
+from .chunk_rules import Rerotated, check_chunks, in_columns, shifted, with_chunks
 from .chunk_scheduler import ChunkingScheduler
 from .chunk_worker import ChunkingWorker
 from .context import Context, check_context, context_of, context_ranks
@@ -124,7 +124,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
             reads_next = self._drafts is not None and self._drafts.reads_next
             tokens = block_tokens(self._kv_config) * self._context.ranks
             if self._settings.chunks:
-                return ChunkingScheduler(self._settings, tokens, turning_of(self._config).length, workers)
+                return ChunkingScheduler(self._settings, tokens, rerotation_of(self._config).length, workers)
             scheduler = SchedulerHalf(self._settings, tokens, self._sparse_scheduler(), reads_next, workers)
             ranks = ranks_with_the_same(self._config, self._kv_config, self._settings)
             scheduler.gathers = GatherPlanner(ranks) if ranks else None
@@ -182,7 +182,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
             self._identity = self._named(layout, ranks, self._engine())
         make_worker, gathered, of_chunks = WorkerHalf, "", self._chunks(kv_caches)
         if of_chunks is not None:
-            make_worker = functools.partial(ChunkingWorker, turned=of_chunks)
+            make_worker = functools.partial(ChunkingWorker, shifted=of_chunks)
         sharing = ranks_with_the_same(self._config, self._kv_config, self._settings)
         if sharing:
             exchange = _exchange(self._config, layout, kv_caches, tp_rank, sharing)
@@ -229,13 +229,13 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
     def _engine(self) -> dict[str, Any]:
         return {**_engine(self._config), **self._alone}
 
-    def _chunks(self, kv_caches: dict[str, Any]) -> Optional[Turned]:
+    def _chunks(self, kv_caches: dict[str, Any]) -> Optional[Rerotated]:
         if not self._settings.chunks:
             return None
-        of = turned(self._config, self._kv_config, kv_caches, _k_in_columns(self._config, self._kv_config, kv_caches))
-        check_tables(of.turning, _rotary_embeddings())
+        of = shifted(self._config, self._kv_config, kv_caches, _k_in_columns(self._config, self._kv_config, kv_caches))
+        check_tables(of.rerotation, _rotary_embeddings())
         self._identity = with_chunks(self._identity, of)
-        logger.info("%s", of.turning.sentence)
+        logger.info("%s", of.rerotation.sentence)
         return of
 
     def _register_groups(self, groups: list[Group], kv_caches: dict[str, Any], on_gpu: bool) -> None:

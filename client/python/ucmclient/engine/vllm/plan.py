@@ -21,8 +21,8 @@ class Copy:
     layered: bool = False
     #: A load that ranks with the same bytes share out; 0: it is not.
     number: int = 0
-    #: A load that turns K: runs of blocks, as Region.load has them.
-    turns: Optional[list[tuple[int, ...]]] = None
+    #: A load that re-rotates K: runs of blocks, as Region.load has them.
+    shifts: Optional[list[tuple[int, ...]]] = None
     #: What the keys stand for beside tokens.
     adapter: Optional[Adapter] = None
 

@@ -130,7 +130,7 @@ class WorkerHalf:
         more: Sequence[Layout] = (),
         rope: Optional[Rope] = None,
     ):
-        """rope: loads may turn K. more: of the parts behind `part` that this rank holds, too. writes: this rank stores. build: the daemon builds the summaries of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
+        """rope: loads may re-rotate K. more: of the parts behind `part` that this rank holds, too. writes: this rank stores. build: the daemon builds the summaries of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
         self.settings = settings
         self._numbers = layout.numbers
         self.writes = writes
@@ -240,7 +240,7 @@ class WorkerHalf:
             return None
         region.computes(self._computes and self.settings.async_load)
         return self.link.ask(
-            region.load, copy.keys, copy.blocks, step=int(self.settings.layerwise), priority=6, turns=copy.turns,
+            region.load, copy.keys, copy.blocks, step=int(self.settings.layerwise), priority=6, shifts=copy.shifts,
             deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout, request=copy.request,
         )
 

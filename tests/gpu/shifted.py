@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Loads that turn K into GPU memory, through a daemon and its clients: bits beside those of a region in host memory.
+"""Loads that re-rotate K into GPU memory, through a daemon and its clients: bits beside those of a region in host memory.
 
-turned.py [staged|sm|dma|auto]
+shifted.py [staged|sm|dma|auto]
 
-Each case stores random blocks and loads them as they are and turned, without a companion ("straight": by the daemon's own kernel) and with
+Each case stores random blocks and loads them as they are and re-rotated, without a companion ("straight": by the daemon's own kernel) and with
 one. The word is the daemon's copy.strategy. $UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the companion's. Needs
 PyTorch with CUDA. Exit status: 0 when all bits are equal."""
 
@@ -43,7 +43,7 @@ class Case:
         self.torch, self.layer = torch, size * (2 if v else 1)
         self.blocks = max(8, MIB // (self.layer * LAYERS))
         bytes_ = self.blocks * self.layer * LAYERS
-        self.ns = client.namespace(Identity(model=f"turned {name} {encoding}", dtype=dtype, layout="turned", block_tokens=TOKENS,
+        self.ns = client.namespace(Identity(model=f"re-rotated {name} {encoding}", dtype=dtype, layout="shifted", block_tokens=TOKENS,
                                             layers=(LAYERS,), layer_bytes=self.layer))
         if encoding:
             self.ns = self.ns.encoded(encoding, dtype=dtype, k=(TOKENS, heads, dim), v=(TOKENS, heads, dim) if v else ())
@@ -68,7 +68,7 @@ class Case:
         draw.shuffle(self.table)
         # Three runs: far ahead, back, and one that stays.
         third = self.blocks // 3
-        self.turns = [(third, 0, 5), (third, 1 << 20, 100000), (self.blocks - 2 * third, 200000, 200000)]
+        self.shifts = [(third, 0, 5), (third, 1 << 20, 100000), (self.blocks - 2 * third, 200000, 200000)]
 
     def store(self, finite):
         """Random bits; finite: normal numbers, as an encoding of activations has them."""
@@ -80,11 +80,11 @@ class Case:
         torch.cuda.synchronize()
         assert self.straight.dump(self.keys, self.table).wait(120).all_ok
 
-    def load(self, region, turned):
-        assert region.load(self.keys, self.table, turns=self.turns if turned else None).wait(120).all_ok
+    def load(self, region, shifted):
+        assert region.load(self.keys, self.table, shifts=self.shifts if shifted else None).wait(120).all_ok
 
     def wrong(self):
-        """Of each way on the GPU: its bytes aren't those of the turned load into host memory. Or a plain load has these."""
+        """Of each way on the GPU: its bytes aren't those of the load with position shifts into host memory. Or a plain load has these."""
         torch, wrong = self.torch, []
         self.load(self.cpu, True)
         want = torch.frombuffer(self.host.buffer, dtype=torch.uint8).cuda()
@@ -111,7 +111,7 @@ def main():
     torch.zeros(1, device="cuda")
     strategy, failed = sys.argv[1] if len(sys.argv) > 1 else "staged", False
     daemon = Daemon(nvme=False, **{"arena.size": "4GiB", "arena.slab": "64MiB", "device.cuda": "required", "copy.strategy": strategy})
-    client = Client(daemon.socket, "turned")
+    client = Client(daemon.socket, "shifted")
     companion = Companion(client, gpu_uuid(0), timeout=60)
     for name, encoding in [*((name, None) for name in CASES), (next(iter(CASES)), "fp8")]:
         case = Case(client, companion, name, encoding)

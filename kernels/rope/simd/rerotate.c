@@ -1,4 +1,4 @@
-/* Rows, a run of channels at a time: to float32, turned, and back. Each loop is without a branch, so
+/* Rows, a run of channels at a time: to float32, re-rotated, and back. Each loop is without a branch, so
  * that compilers make vectors of it; its bits are those of kernels/rope/arith.h. */
 #include "kernels/rope/arith.h"
 #include "kernels/rope/simd/forms.h"
@@ -103,8 +103,8 @@ INLINE void store_run(uint32_t dtype, const float *restrict from, uint32_t n, ui
 }
 
 /* The rotary part of a row. x of pair i is in[step * i], y lies `apart` behind it. */
-INLINE void turn_run(const struct ucm_rope_angle *restrict table, uint32_t half, uint32_t step,
-                     uint32_t apart, const float *restrict in, float *restrict out)
+INLINE void rerotate_run(const struct ucm_rope_angle *restrict table, uint32_t half, uint32_t step,
+                         uint32_t apart, const float *restrict in, float *restrict out)
 {
     for (uint32_t i = 0; i < half; i++) {
         float x = in[step * i], y = in[step * i + apart];
@@ -114,8 +114,8 @@ INLINE void turn_run(const struct ucm_rope_angle *restrict table, uint32_t half,
     }
 }
 
-INLINE void turn_rows(const struct ucm_rope_spec *s, uint32_t dtype,
-                      const struct ucm_rope_angle *table, const uint8_t *from, uint8_t *to)
+INLINE void rerotate_rows(const struct ucm_rope_spec *s, uint32_t dtype,
+                          const struct ucm_rope_angle *table, const uint8_t *from, uint8_t *to)
 {
     float in[UCM_ROPE_ROTARY_MAX], out[UCM_ROPE_ROTARY_MAX];
     uint32_t element = ucm_rope_element_bytes(s), half = s->rotary / 2;
@@ -127,16 +127,16 @@ INLINE void turn_rows(const struct ucm_rope_spec *s, uint32_t dtype,
             memcpy(to, from, bytes);
         load_run(dtype, from + first, s->rotary, in);
         if (s->pairs == UCM_ROPE_HALVES)
-            turn_run(table, half, 1, half, in, out);
+            rerotate_run(table, half, 1, half, in, out);
         else
-            turn_run(table, half, 2, 1, in, out);
+            rerotate_run(table, half, 2, 1, in, out);
         store_run(dtype, out, s->rotary, to + first);
     }
 }
 
 /* One pair of channels of a row that holds `run` tokens of each. */
-INLINE void turn_pair(uint32_t dtype, uint32_t element, uint32_t run, struct ucm_rope_angle angle,
-                      uint8_t *x, uint8_t *y)
+INLINE void rerotate_pair(uint32_t dtype, uint32_t element, uint32_t run,
+                          struct ucm_rope_angle angle, uint8_t *x, uint8_t *y)
 {
     float in[UCM_ROPE_ROTARY_MAX], out[UCM_ROPE_ROTARY_MAX];
     const uint32_t most = UCM_ROPE_ROTARY_MAX / 2;
@@ -154,8 +154,8 @@ INLINE void turn_pair(uint32_t dtype, uint32_t element, uint32_t run, struct ucm
     }
 }
 
-INLINE void turn_columns(const struct ucm_rope_spec *s, uint32_t dtype,
-                         const struct ucm_rope_angle *table, const uint8_t *from, uint8_t *to)
+INLINE void rerotate_columns(const struct ucm_rope_spec *s, uint32_t dtype,
+                             const struct ucm_rope_angle *table, const uint8_t *from, uint8_t *to)
 {
     uint32_t element = ucm_rope_element_bytes(s);
     uint64_t channel = (uint64_t)s->run * element, bytes = s->dim * channel;
@@ -164,18 +164,18 @@ INLINE void turn_columns(const struct ucm_rope_spec *s, uint32_t dtype,
         if (from != to)
             memcpy(to, from, bytes);
         for (uint32_t i = 0; i < s->rotary / 2; i++)
-            turn_pair(dtype, element, s->run, table[i], to + ucm_rope_channel_x(s, i) * channel,
-                      to + ucm_rope_channel_y(s, i) * channel);
+            rerotate_pair(dtype, element, s->run, table[i], to + ucm_rope_channel_x(s, i) * channel,
+                          to + ucm_rope_channel_y(s, i) * channel);
     }
 }
 
-INLINE void turn_tensor(const struct ucm_rope_spec *s, uint32_t dtype,
-                        const struct ucm_rope_angle *table, const uint8_t *from, uint8_t *to)
+INLINE void rerotate_tensor(const struct ucm_rope_spec *s, uint32_t dtype,
+                            const struct ucm_rope_angle *table, const uint8_t *from, uint8_t *to)
 {
     if (s->run > 1)
-        turn_columns(s, dtype, table, from, to);
+        rerotate_columns(s, dtype, table, from, to);
     else
-        turn_rows(s, dtype, table, from, to);
+        rerotate_rows(s, dtype, table, from, to);
 }
 
 void UCM_ISA_NAME(rope_apply)(const struct ucm_rope_spec *spec, const struct ucm_rope_angle *table,
@@ -183,16 +183,16 @@ void UCM_ISA_NAME(rope_apply)(const struct ucm_rope_spec *spec, const struct ucm
 {
     switch ((enum ucm_rope_dtype)spec->dtype) {
     case UCM_ROPE_F32:
-        turn_tensor(spec, UCM_ROPE_F32, table, from, to);
+        rerotate_tensor(spec, UCM_ROPE_F32, table, from, to);
         break;
     case UCM_ROPE_F16:
-        turn_tensor(spec, UCM_ROPE_F16, table, from, to);
+        rerotate_tensor(spec, UCM_ROPE_F16, table, from, to);
         break;
     case UCM_ROPE_BF16:
-        turn_tensor(spec, UCM_ROPE_BF16, table, from, to);
+        rerotate_tensor(spec, UCM_ROPE_BF16, table, from, to);
         break;
     case UCM_ROPE_FP8_E4M3:
-        turn_tensor(spec, UCM_ROPE_FP8_E4M3, table, from, to);
+        rerotate_tensor(spec, UCM_ROPE_FP8_E4M3, table, from, to);
         break;
     }
 }

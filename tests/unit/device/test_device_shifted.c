@@ -1,4 +1,4 @@
-/* Regions that say where K lies, and loads that turn it, on the cpu device: the reference's bits, and nothing
+/* Regions that say where K lies, and loads that re-rotate it, on the cpu device: the reference's bits, and nothing
  * but K. */
 #include "tests/unit/device/kv_rig.h"
 
@@ -7,7 +7,7 @@ static uint32_t rope[] = {0, 64, 64, 0, 64, 1};
 static const struct ucm_rope_spec spec = {
     .dtype = UCM_ROPE_BF16, .rows = 64, .dim = 64, .rotary = 64, .base = 10000};
 
-static void turned_setup(void)
+static void shifted_setup(void)
 {
     kv_setup();
     m.rope.p = rope;
@@ -19,18 +19,18 @@ static void turned_setup(void)
 static void load_check(struct device_region *r, bool encoded)
 {
     static struct ucm_rope_angle tables[2][32];
-    const struct ucm_rope_angle *turns[BLOCKS];
+    const struct ucm_rope_angle *shifts[BLOCKS];
     struct ucm_copy_item items[BLOCKS];
-    struct test_job plain, turned;
+    struct test_job plain, shifted;
 
-    ucm_rope_table(&spec, &(struct ucm_rope_turn){0, 1000000, 0, 0}, tables[0]);
-    ucm_rope_table(&spec, &(struct ucm_rope_turn){512, 16, 0, 0}, tables[1]);
+    ucm_rope_table(&spec, &(struct ucm_rope_shift){0, 1000000, 0, 0}, tables[0]);
+    ucm_rope_table(&spec, &(struct ucm_rope_shift){512, 16, 0, 0}, tables[1]);
     bytes_random(slots, SLOTS, 2);
     for (uint32_t i = 0; i < BLOCKS; i++) {
         items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots +
                                                   i * (SLOTS / BLOCKS / 16 * 16),
                                           .block = (i * 11 + 3) % BLOCKS};
-        turns[i] = i % 3 == 2 ? NULL : tables[i % 3];
+        shifts[i] = i % 3 == 2 ? NULL : tables[i % 3];
     }
     job_init(&plain, DEVICE_LOAD, r, items, BLOCKS);
     plain.job.converts = encoded;
@@ -40,19 +40,19 @@ static void load_check(struct device_region *r, bool encoded)
         for (uint32_t p = 0; p < 2 * LAYERS; p += 2) {
             uint8_t *k = want_memory + planes[p].offset + items[i].block * planes[p].stride;
 
-            if (turns[i])
-                ucm_rope_apply(&spec, turns[i], k, k);
+            if (shifts[i])
+                ucm_rope_apply(&spec, shifts[i], k, k);
         }
-    job_init(&turned, DEVICE_LOAD, r, items, BLOCKS);
-    turned.job.converts = encoded;
-    turned.job.turns = turns;
-    cr_assert_eq(job_run(&turned), 0, "%s", turned.job.error.text);
+    job_init(&shifted, DEVICE_LOAD, r, items, BLOCKS);
+    shifted.job.converts = encoded;
+    shifted.job.shifts = shifts;
+    cr_assert_eq(job_run(&shifted), 0, "%s", shifted.job.error.text);
     cr_assert_eq(memcmp(memory, want_memory, MEMORY), 0);
 }
 
-TestSuite(device_turned, .init = turned_setup, .fini = teardown, .timeout = 60);
+TestSuite(device_shifted, .init = shifted_setup, .fini = teardown, .timeout = 60);
 
-Test(device_turned, a_load_turns_k_alone)
+Test(device_shifted, a_load_turns_k_alone)
 {
     struct device_region *r = kv_region(NULL);
 
@@ -61,7 +61,7 @@ Test(device_turned, a_load_turns_k_alone)
     close_ok(r);
 }
 
-Test(device_turned, what_was_decoded_is_turned)
+Test(device_shifted, what_was_decoded_is_shifted)
 {
     struct ucm_encoding_spec encoding = kv_encoding();
     struct device_region *r = kv_region(&encoding);
@@ -71,7 +71,7 @@ Test(device_turned, what_was_decoded_is_turned)
     close_ok(r);
 }
 
-Test(device_turned, refuses_what_can_not_be)
+Test(device_shifted, refuses_what_can_not_be)
 {
     m.rope.n = 4;
     kv_refused(NULL, "rope has 4 numbers; it has 6");
@@ -82,7 +82,7 @@ Test(device_turned, refuses_what_can_not_be)
     kv_refused(NULL, "rope: K is bytes 0 to 16384 of a layer, but the fragment of plane 0");
     rope[5] = 1;
     m.rope_dtype = (struct proto_str){"fp8_e5m2", 8};
-    kv_refused(NULL, "rope_dtype is \"fp8_e5m2\"; f32, f16, bf16 and fp8_e4m3 can be turned");
+    kv_refused(NULL, "rope_dtype is \"fp8_e5m2\"; f32, f16, bf16 and fp8_e4m3 can be re-rotated");
     m.rope_dtype = (struct proto_str){"bf16", 4};
     m.rope_scaling = (struct proto_str){"longrope", 8};
     kv_refused(NULL,
@@ -96,11 +96,11 @@ Test(device_turned, refuses_what_can_not_be)
     rope[0] = 2 * TENSOR;
     kv_refused(NULL, "rope: K begins at byte 16384 of a layer, which has 16384");
     rope[0] = 0;
-    m.pool = true;
-    kv_refused(NULL, "which does not turn K");
+    m.block_pool = true;
+    kv_refused(NULL, "which does not re-rotate K");
 }
 
-Test(device_turned, refuses_rows_of_several_tokens_on_a_gpu)
+Test(device_shifted, refuses_rows_of_several_tokens_on_a_gpu)
 {
     static const uint8_t id[64];
 
@@ -113,7 +113,7 @@ Test(device_turned, refuses_rows_of_several_tokens_on_a_gpu)
 }
 
 /* The second tensor of a layer, or a part of one plane, may be K as well. */
-Test(device_turned, k_lies_where_the_registration_says)
+Test(device_shifted, k_lies_where_the_registration_says)
 {
     struct device_region *r;
 
