@@ -129,16 +129,16 @@ Test(limit, uids_share_what_their_tenant_is_given)
     struct limit_owner *a = user("team", 1), *b = user("team", 2), *only = user("uid:3", 3),
                        *root = limits_uid(limits, "team", 0, true);
 
-    cr_expect_eq(limit_room_within(a, LIMIT_PINNED, 400), 300u);
-    limit_add(a, LIMIT_PINNED, 300);
-    limit_add(only, LIMIT_PINNED, 1000);
-    cr_expect_eq(limit_room_within(a, LIMIT_PINNED, 400), 0u);
-    cr_expect_eq(limit_room_within(b, LIMIT_PINNED, 400), 75u);
-    cr_expect_eq(limit_room_within(b, LIMIT_PINNED, 200), 0u, "nothing is left");
-    cr_expect_eq(limit_room_within(only, LIMIT_PINNED, 400), UINT64_MAX);
-    cr_expect_eq(limit_room_within(root, LIMIT_PINNED, 400), UINT64_MAX);
-    limit_give(a, LIMIT_PINNED, 300);
-    limit_give(only, LIMIT_PINNED, 1000);
+    cr_expect_eq(limit_room_within(a, LIMIT_REFERENCED, 400), 300u);
+    limit_add(a, LIMIT_REFERENCED, 300);
+    limit_add(only, LIMIT_REFERENCED, 1000);
+    cr_expect_eq(limit_room_within(a, LIMIT_REFERENCED, 400), 0u);
+    cr_expect_eq(limit_room_within(b, LIMIT_REFERENCED, 400), 75u);
+    cr_expect_eq(limit_room_within(b, LIMIT_REFERENCED, 200), 0u, "nothing is left");
+    cr_expect_eq(limit_room_within(only, LIMIT_REFERENCED, 400), UINT64_MAX);
+    cr_expect_eq(limit_room_within(root, LIMIT_REFERENCED, 400), UINT64_MAX);
+    limit_give(a, LIMIT_REFERENCED, 300);
+    limit_give(only, LIMIT_REFERENCED, 1000);
     limit_owner_unref(a);
     limit_owner_unref(b);
     limit_owner_unref(only);
